@@ -11,27 +11,27 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// claims is what workers say of their caches without events: router groups in their
-// summaries, and workers in their heartbeats.
+// claims are reports of caches without events: by router groups in their summaries, and by
+// workers in their heartbeats.
 type claims struct {
-	some atomic.Bool // there are any, so that other fleets pay nothing
+	some atomic.Bool // whether there are claims: without them match is free
 
 	mu sync.RWMutex
 	// mu guards the field below.
 	of map[int]claim // by ordinal
 }
 
-// claim is what one worker says.
+// claim is the report of one worker.
 type claim struct {
-	// filter has what a router group holds: checkpoints every stride blocks. Nil if it
-	// does not say.
+	// filter has the blocks of a router group: checkpoints every stride blocks. Nil if
+	// unknown.
 	filter *indexer.Filter
 	stride int
-	// cached are tokens by the hash of a whole beginning of a prompt. It is never changed.
+	// cached has the number of cached tokens by the hash of a prefix. It is never changed.
 	cached map[uint64]int
 }
 
-// change replaces what a worker says. Nothing is left of a claim that is empty.
+// change replaces the claim of a worker, and removes an empty one.
 func (x *claims) change(ord int, change func(*claim)) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -48,9 +48,8 @@ func (x *claims) change(ord int, change func(*claim)) {
 	x.some.Store(len(x.of) > 0)
 }
 
-// match raises overlaps to what workers claim of a prompt. plain says that nothing sets
-// the prompt's blocks apart, neither adapter nor salt: then the hashes of beginnings in
-// heartbeats are of its tokens.
+// match raises overlaps to the claims about a prompt. plain says that the prompt has neither
+// adapter nor salt: only then the hashes of prefixes in heartbeats apply.
 func (x *claims) match(overlap []int32, sequence []uint64, tokens []uint32, plain bool, blockSize int) {
 	if !x.some.Load() {
 		return
@@ -71,7 +70,7 @@ func (x *claims) match(overlap []int32, sequence []uint64, tokens []uint32, plai
 		if hashes == nil {
 			hashes = prefixHashes(tokens)
 		}
-		most := 0 // tokens: a beginning is worth its own length at most
+		most := 0 // cached tokens
 		for i, h := range hashes {
 			if n, held := c.cached[h]; held {
 				most = max(most, min(n, (i+1)*prefixStep))
@@ -81,11 +80,10 @@ func (x *claims) match(overlap []int32, sequence []uint64, tokens []uint32, plai
 	}
 }
 
-// prefixStep is how many tokens lie between the beginnings of a prompt that workers
-// may name.
+// prefixStep is the number of tokens between two prefixes that workers may report.
 const prefixStep = 16
 
-// prefixHashes returns the hash of each beginning of a prompt that workers may name.
+// prefixHashes returns the hash of each prefix of a prompt that workers may report.
 func prefixHashes(tokens []uint32) []uint64 {
 	hashes := make([]uint64, 0, len(tokens)/prefixStep)
 	h := sha256.New()
@@ -101,10 +99,10 @@ func prefixHashes(tokens []uint32) []uint64 {
 	return hashes
 }
 
-// SetCachedPrefixes replaces all that a worker was said to hold in this form: tokens by
-// the first 8 bytes, big endian, of the SHA-256 of a beginning of a prompt (token ids as
-// u32, little endian) of a multiple of 16 tokens. All ranks of the worker hold it. It
-// returns false if the worker is not known. The map is kept and must not be changed.
+// SetCachedPrefixes replaces the cached prefixes of a worker: the number of cached tokens by
+// the first 8 bytes, big endian, of the SHA-256 of a prefix (token ids as u32, little
+// endian) of a multiple of 16 tokens. It applies to all ranks of the worker. It returns
+// false if the worker is not known. The map is kept and must not be changed.
 func (r *Router) SetCachedPrefixes(id uint64, cached map[uint64]int) (known bool) {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()

@@ -17,27 +17,27 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// Mode is a way of choosing.
+// Mode is a way of choosing a worker.
 type Mode string
 
-// The modes. In all of them requests in flight are counted, and thresholds, pins,
-// sessions and the queue work; prompts are read by KV, and by the others only
-// where a threshold or the queue asks for it.
+// The modes. In all modes requests in flight are counted, and thresholds, pins, sessions
+// and the queue work. KV reads prompts; the other modes read them only for a threshold or
+// the queue.
 const (
 	// KV chooses the lowest cost of cached blocks and load.
 	KV Mode = "kv"
 	// Random draws one of the candidates.
 	Random Mode = "random"
-	// RoundRobin takes the candidates in turn, whatever they cache or do.
+	// RoundRobin takes the candidates in turn.
 	RoundRobin Mode = "round-robin"
-	// Direct takes the worker that the request names, and refuses others.
+	// Direct takes the worker that the request names, and refuses requests that name none.
 	Direct Mode = "direct"
 	// LeastLoaded takes a candidate with the fewest requests in flight.
 	LeastLoaded Mode = "least-loaded"
 	// PowerOfTwo draws two candidates and takes the one with fewer requests.
 	PowerOfTwo Mode = "power-of-two"
-	// DeviceAware takes a candidate with the fewest requests of the class of
-	// devices, CPU or not, that has fewer for its strength.
+	// DeviceAware chooses the class of devices, CPU or GPU, with fewer requests for its
+	// speed, and in it a candidate with the fewest requests.
 	DeviceAware Mode = "device-aware-weighted"
 )
 
@@ -46,33 +46,32 @@ func Modes() []Mode {
 	return []Mode{KV, Random, RoundRobin, Direct, LeastLoaded, PowerOfTwo, DeviceAware}
 }
 
-// Config says how a [Router] decides. The zero value of each field means its
-// default.
+// Config says how a [Router] decides. The zero value of a field is its default.
 type Config struct {
 	// Mode is the way of choosing. Default [KV].
 	Mode Mode
 
-	// Scoring says what a worker costs in the mode KV. Without a policy it is
-	// [scorer.Defaults]. Settings that look at no overlap keep no index; an
-	// override that would need one is refused.
+	// Scoring is the cost of a worker in the mode KV. Without a policy it is
+	// [scorer.Defaults]. With settings that ignore overlap the router keeps no index, and
+	// refuses an override that needs one.
 	Scoring scorer.Settings
 	// Rule, if not nil, chooses in the mode KV instead of Scoring. It is called under the
 	// pool's lock, with candidates in worker order.
 	Rule scorer.Rule
-	// DeviceRatio is how many CPUs do the work of one other device, in the mode
+	// DeviceRatio is the number of CPUs that do the work of one GPU, in the mode
 	// DeviceAware. Default 8.
 	DeviceRatio float64
 
-	// Thresholds say when a worker is too busy to be a candidate, for models
-	// that have none of their own by [Router.SetThresholds]. Default: never.
+	// Thresholds say when a worker is too busy to be a candidate, for models without
+	// thresholds by [Router.SetThresholds]. Default: never.
 	Thresholds scorer.Thresholds
 	// Queue says which requests wait, and how.
 	Queue QueueConfig
-	// Sessions says whether a conversation stays with its worker.
+	// Sessions says whether a conversation stays on its worker.
 	Sessions SessionConfig
 
-	// NoActiveBlocks leaves the blocks of requests in flight out of the account;
-	// their prefill tokens and their number stay.
+	// NoActiveBlocks ignores the blocks of requests in flight. Their prefill tokens and
+	// their number count as before.
 	NoActiveBlocks bool
 	// EstimateOutput estimates the length of outputs that are not reported by
 	// [Router.AddOutputTokens]: each request makes OutputRate tokens a second after its
@@ -85,42 +84,39 @@ type Config struct {
 	// booked on the same worker later has its first token, or when the worker should have
 	// computed the prompt at the rate that was measured. See package scorer.
 	InferFirstTokens bool
-	// PrefillThroughput is what a worker computes, in tokens per second, for
-	// [Decision.CoarseTTFT]. Default 50,000.
+	// PrefillThroughput is the number of prompt tokens that a worker computes in a second,
+	// for [Decision.CoarseTTFT]. Default 50,000.
 	PrefillThroughput float64
 
-	// BlockSize is the number of tokens in a block of workers that do not say.
-	// 0 takes that of the model's other workers, or 16 if there are none.
+	// BlockSize is the number of tokens in a block of workers that do not register it.
+	// 0 takes the size of the model's other workers, or 16 if there are none.
 	BlockSize int
 
-	// MaxBlocks bounds the (block, worker) pairs that a pool remembers from events.
-	// At the bound the ends of the chains go first that were asked for longest
-	// ago. A worker's own TotalKVBlocks bounds its share. Default 1<<24.
+	// MaxBlocks bounds the (block, worker) pairs that a pool remembers from events. At the
+	// bound the least recently used ends of chains are removed. A worker's TotalKVBlocks
+	// bounds its part. Default 1<<24.
 	MaxBlocks int
 
-	// NoEvents is for fleets that do not tell what they cache: the router
-	// guesses from the requests that it sent, and takes no events.
+	// NoEvents is for fleets without events: the router predicts the caches from the
+	// requests that it sent, and ignores events.
 	NoEvents bool
-	// GuessTTL is how long such a guess counts after the last request that
-	// confirms it. Default 120 s.
+	// GuessTTL is how long such a prediction counts after the last request that confirms
+	// it. Default 120 s.
 	GuessTTL time.Duration
-	// PredictTTL is how long a worker counts as holding the blocks of a request
-	// sent there before its events say so. It should exceed the wait in the
-	// worker's queue, the prefill and the delay of events. Default 10 s; negative
-	// for not at all.
+	// PredictTTL is how long a worker with events counts as holding the blocks of a request
+	// before its events confirm them. It should exceed the wait in the worker's queue, the
+	// prefill and the delay of events. Default 10 s; negative turns it off.
 	PredictTTL time.Duration
 
-	// AvoidFailing is for how long a worker is kept out of decisions that refused
-	// a request or failed, while others can take them; longer if it fails again.
-	// Default 0: for no time.
+	// AvoidFailing is the initial time for which a worker that refused or failed a request
+	// gets no requests, while other workers can take them. Default 0: off.
 	AvoidFailing time.Duration
 
 	// Cards are the models known beforehand; see [Router.SetCards].
 	Cards []Card
 
-	// Observe, if not nil, is told of each booked request whose prompt was
-	// tokenized exactly, before the decision returns: it must be quick, and must
-	// copy what it keeps.
+	// Observe, if not nil, is called for each booked request whose prompt was tokenized
+	// exactly, before the decision returns. It must be quick, and must copy what it keeps.
 	Observe func(Observation)
 
 	// Remote, if not nil, asks a worker for the ids of a prompt whose model has no
@@ -128,28 +124,27 @@ type Config struct {
 	// ends, and keep nothing of the prompt.
 	Remote func(ctx context.Context, worker netip.AddrPort, model string, p Prompt) ([]uint32, error)
 
-	// Probe, if not nil, asks router groups what a request would find there, and returns
-	// the answers that came in time. The decision waits for it: it must return soon, and
-	// keep nothing of the question.
+	// Probe, if not nil, asks router groups about a request, and returns the answers that
+	// came in time. The decision waits for it: it must return soon, and keep nothing of the
+	// question.
 	Probe func(context.Context, Probe) []ProbeAnswer
 
-	// Tell, if not nil, is told of each change of the slots of the router's own
-	// requests, and of first tokens of others' that were noticed here. It must not
-	// block nor call the router, and must copy what it keeps; see [Change].
+	// Tell, if not nil, is called for each change of the slots of the router's own
+	// requests, and for first tokens of other replicas' requests that were noticed here. It
+	// must not block, and must copy what it keeps; see [Change].
 	Tell func(Change)
 
-	// TellSession, if not nil, is told of each use of a session of the router's own
-	// requests that binds it, or goes where it is bound, and of its end, as Tell is.
+	// TellSession, if not nil, is called when a request of the router binds a session or
+	// uses its binding, and at the session's end. The conditions of Tell apply.
 	TellSession func(SessionBinding)
 
-	// StrictModels refuses models without a card that makes exact prompts, as
-	// if they did not exist.
+	// StrictModels refuses models without a tokenizer, as if they did not exist.
 	StrictModels bool
 
 	// Seed makes ties and draws reproducible. Any value.
 	Seed uint64
 
-	// KeepDecisions is how many recent decisions can be asked for, each of some 270
+	// KeepDecisions is the number of recent decisions that are kept, each of some 400
 	// bytes for each worker of its pool. Default 1,024; negative keeps none.
 	KeepDecisions int
 
@@ -162,14 +157,13 @@ type Config struct {
 
 // QueueConfig says which requests wait for a worker, and in which order.
 type QueueConfig struct {
-	// Threshold is how many batches of pending prefill tokens each candidate
-	// must have, more than this, for a request to wait instead of being sent to
-	// one. nil means that no request waits; with the queue, requests for which all
-	// workers are above a busy threshold wait, too.
+	// Threshold is a number of batches of pending prefill tokens. A request waits while
+	// every candidate has more, or is above a busy threshold. nil means that no request
+	// waits.
 	Threshold *float64
 	// Policy is the order. Default [scorer.FCFS].
 	Policy scorer.QueuePolicy
-	// Limit is the largest number that waits, by pool. Default 10,000.
+	// Limit is the largest number of waiting requests, by pool. Default 10,000.
 	Limit int
 }
 
@@ -178,13 +172,13 @@ type QueueConfig struct {
 // stays so while it is used.
 type SessionConfig struct {
 	// TTL is how long a session stays bound without a request, from 1 s to
-	// 31,536,000 s. 0 means that sessions do not matter.
+	// 31,536,000 s. 0 turns sessions off.
 	TTL time.Duration
 	// Hard refuses a request whose session's worker cannot take it, instead of
 	// binding the session to another one. A worker that leaves ends its sessions.
 	Hard bool
-	// Limit is the largest number of sessions remembered, by pool; the one unused
-	// for the longest goes first. Default 100,000.
+	// Limit is the largest number of sessions, by pool; the least recently used session is
+	// removed first. Default 100,000.
 	Limit int
 }
 
@@ -235,24 +229,22 @@ func check(field string, value any, ok bool, want string) error {
 const (
 	minSessionTTL = time.Second
 	maxSessionTTL = 31_536_000 * time.Second
-	// maxBlockSize is far above any engine's; it guards against a typing error
-	// that would make every prompt shorter than a block.
+	// maxBlockSize is far above any engine's. It guards against a typing error that makes
+	// every prompt shorter than a block.
 	maxBlockSize = 1 << 16
-	// maxPools bounds what registrations can make us keep, and the values of
-	// the label "model".
+	// maxPools bounds the memory for registrations, and the values of the label "model".
 	maxPools = 1024
 	// maxRanks bounds the ranks of one worker process.
 	maxRanks = 1024
-	// maxID bounds the ids of requests, which are kept for as long as they are in
-	// flight.
+	// maxID bounds the ids of requests, which are kept in memory.
 	maxID = 1024
-	// mostWeight is what a preferred taint weighs at most, either way: the effect is
-	// the same from 20 on, and a sum of such weights is finite.
+	// mostWeight bounds the weight of a preferred taint: the effect is the same from 20 on,
+	// and a sum of such weights is finite.
 	mostWeight = 1e6
-	// maxTaints bounds those of one worker, and those that a request names of a kind:
-	// each candidate is held against them under the pool's lock.
+	// maxTaints bounds the taints of a worker, and those of a request: each candidate is
+	// compared with them under the pool's lock.
 	maxTaints = 256
 )
 
-// indexed says whether what workers hold can change a decision.
+// indexed says whether cached blocks can change a decision.
 func (c *Config) indexed() bool { return c.Mode != KV || c.Rule != nil || c.Scoring.UsesOverlap() }

@@ -15,8 +15,8 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// SetCards replaces what is known of models. Decisions in progress go on with
-// what they began with. Of two cards with one name the first counts.
+// SetCards replaces the configuration of models. Decisions in progress keep the old cards.
+// Of two cards with the same name the first counts.
 func (r *Router) SetCards(cards []Card) {
 	known := make(map[string]*Card, len(cards))
 	for i := range cards {
@@ -34,8 +34,8 @@ func (r *Router) SetCards(cards []Card) {
 	r.renameLocked()
 }
 
-// cardLocked returns what is known of a model, or nil. name is what its workers
-// call the card.
+// cardLocked returns the card of a model, or nil. name is the card's name that its workers
+// registered.
 func (r *Router) cardLocked(model, name string) *Card {
 	if c := r.cards[model]; c != nil {
 		return c
@@ -81,8 +81,8 @@ func (r *Router) Knows(id uint64) bool {
 // ErrBadWorker is wrapped by the errors of [Router.SetWorker].
 var ErrBadWorker = errors.New("worker refused")
 
-// Check refuses what no request can be routed by, as [Router.SetWorker] does, with an
-// error that names the field.
+// Check returns an error that names the first field that is out of range. [Router.SetWorker]
+// refuses such a worker.
 func (i *WorkerInfo) Check() error {
 	bad := func(field string, value any, want string) error {
 		return fmt.Errorf("router: %w: worker %d: %s is %v, want %s", ErrBadWorker, i.ID, field, value, want)
@@ -106,10 +106,9 @@ func (i *WorkerInfo) Check() error {
 	return nil
 }
 
-// SetWorker adds a worker process or changes what is known of it. A worker that changed its
-// base model or its block size leaves its old pool. Worker information that
-// nothing can be routed by is refused with an error that names the field, and
-// whatever was known before stays.
+// SetWorker adds or changes a worker process. A worker that changed its base model or its
+// block size leaves its old pool. If [WorkerInfo.Check] fails, SetWorker changes nothing
+// and returns that error.
 func (r *Router) SetWorker(info WorkerInfo) error {
 	if err := info.Check(); err != nil {
 		return err
@@ -159,7 +158,7 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 	return changed, nil
 }
 
-// infoOf returns what is known of a worker of the pool.
+// infoOf returns the information of a worker of the pool.
 func (p *pool) infoOf(id uint64) *WorkerInfo {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -189,8 +188,8 @@ func (p *pool) countNames(info *WorkerInfo, by int) (changed bool) {
 	return changed
 }
 
-// blockSizeLocked returns the block size of the pool that a worker belongs to. One
-// that does not say goes with the others of its model.
+// blockSizeLocked returns the block size of the pool that a worker belongs to. A worker
+// without a block size joins the other workers of its model.
 func (r *Router) blockSizeLocked(info *WorkerInfo) int {
 	card := 0
 	if c := r.cardLocked(info.Models[0], info.ModelCard); c != nil {
@@ -211,7 +210,7 @@ func (r *Router) blockSizeLocked(info *WorkerInfo) int {
 	return cmp.Or(size, 16)
 }
 
-// RemoveWorker forgets a worker process with all its blocks, slots and sessions.
+// RemoveWorker removes a worker process with all its blocks, slots and sessions.
 func (r *Router) RemoveWorker(id uint64) {
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
@@ -288,7 +287,7 @@ type ModelThresholds struct {
 	scorer.Thresholds
 }
 
-// Thresholds returns those of every model with workers so far, by name.
+// Thresholds returns the thresholds of all models, by name.
 func (r *Router) Thresholds() (all []ModelThresholds) {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
@@ -307,10 +306,9 @@ func (r *Router) thresholdsLocked(model string) scorer.Thresholds {
 	return r.conf.Thresholds
 }
 
-// SetThresholds changes the thresholds of the model with this name, from the next
-// decision on: change gets the present ones, and returns the new ones. It fails
-// if the model is not known or a threshold is out of range, and returns what is
-// then in force.
+// SetThresholds changes the thresholds of the model with this name, from the next decision
+// on: change gets the present thresholds and returns the new ones. It returns the
+// thresholds in force. It fails if the model is not known or a threshold is out of range.
 func (r *Router) SetThresholds(model string, change func(scorer.Thresholds) scorer.Thresholds) (ModelThresholds, error) {
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
@@ -338,10 +336,9 @@ func (p *pool) setThresholds(now time.Time, t scorer.Thresholds) {
 	})
 }
 
-// renameLocked works out which pools answer to which name. The name of a
-// pool stays when its last worker leaves: its model is away, not unknown. Where
-// two models claim a name, the base model's own goes first. A pool without workers
-// goes if its model has one with workers.
+// renameLocked sets the pools of each model name. A pool without workers keeps its name: its
+// model is unavailable, not unknown. It is removed if its model has a pool with workers. If
+// two models have the same name, the name of a base model comes first.
 func (r *Router) renameLocked() {
 	full := make(map[string]bool)
 	for key, p := range r.pools {
@@ -389,5 +386,5 @@ func (r *Router) renameLocked() {
 	r.names.Store(&names)
 }
 
-// bounded cuts a name that came from a client to what a log line can bear.
+// bounded shortens a name that came from a client for log lines and errors.
 func bounded(s string) string { return s[:min(len(s), 128)] }

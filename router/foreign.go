@@ -28,16 +28,16 @@ import (
 //   - An engine that reports only what the router sent changes no cost.
 type Foreign struct {
 	Requests int `json:"requests"`
-	Waiting  int `json:"waiting"` // those of them in the engine's queue, at least
-	// Tokens estimates the prefill of the waiting ones: each takes as much as the pool's
-	// own requests do on average.
+	Waiting  int `json:"waiting"` // part of Requests that is in the engine's queue, at least
+	// Tokens estimates the prefill of the waiting requests by the average prefill of the
+	// pool's own requests.
 	Tokens int `json:"tokens"`
-	// Blocks are in use by them. Where the engine does not report its cache they are
-	// estimated in the same way.
+	// Blocks are in use by these requests. If the engine does not report its cache, they
+	// are estimated in the same way.
 	Blocks int `json:"blocks"`
 }
 
-// typical is what the requests of a pool are like on average, newer ones counting more.
+// typical has the average lengths of a pool's requests; newer requests count more.
 type typical struct{ prompt, prefill float64 }
 
 func (t *typical) note(prompt, prefill int) {
@@ -50,7 +50,7 @@ func (t *typical) note(prompt, prefill int) {
 	t.prefill += (float64(prefill) - t.prefill) * weight
 }
 
-// engineReport is what an engine reported last, and what of it is foreign.
+// engineReport is the last report of an engine, and its foreign part.
 type engineReport struct {
 	usedBlocks int
 	usage      float64 // share of the cache in use
@@ -62,8 +62,8 @@ type engineReport struct {
 	foreignBlocks, foreignRequests, foreignWaiting int
 }
 
-// mostReported is the largest number that a report counts as, far above that of any engine:
-// no sum overflows.
+// mostReported bounds the numbers of a report, far above those of any engine, so that no
+// sum overflows.
 const mostReported = 1 << 24
 
 func fresh(now, at time.Time) bool { return !at.IsZero() && now.Sub(at) <= reportLife }

@@ -12,58 +12,56 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// A router may route to router groups instead of workers: each is a set of workers
-// behind a router of its own, and stands in a pool as one candidate
-// ([WorkerInfo.Group]). What it does and holds it says itself: the group's router makes
-// a [Summary] now and then ([Router.Summarize], [Router.Checkpoints]), this one takes it
-// ([Router.SetSummary]). The router does not carry summaries
-// (package fleet does).
+// A router may route to router groups instead of workers. A group is a set of workers behind
+// a router of its own, and one candidate of a pool ([WorkerInfo.Group]). The group's router
+// makes a [Summary] of its load and its caches at an interval ([Router.Summarize],
+// [Router.Checkpoints]). The upper router takes it ([Router.SetSummary]). Package replicas
+// carries summaries.
 //
 // # Invariants
 //
-//   - The load of a group is that of its latest summary by [Summary.Taken], its slots
-//     taken here after that, less what of its slots here has ended after that. Where the
-//     summary is stale it is the slots here, and nothing else: what was true long ago says
-//     nothing of now.
-//   - What a group holds of a prompt is the most of what its filter has and what this
-//     router lately sent there.
-//   - A group is a candidate of the second rank, as a degraded worker is, while its
-//     summary is stale or missing, and while all of its workers are busy; one without
-//     workers is none. So the lack of summaries takes nothing away that is there.
-//   - A summary changes candidates' inputs, never slots.
+//   - The load of a group is the load of its latest summary by [Summary.Taken], plus its
+//     slots taken here after that, minus its slots here that have ended after that. If the
+//     summary is stale, the load is only the slots here.
+//   - The overlap of a group is the larger one of its filter and the predictions of this
+//     router.
+//   - A group counts as a degraded worker while its summary is stale or missing, and while
+//     all of its workers are busy. So a lack of summaries does not make groups unusable. A
+//     group without workers is no candidate.
+//   - A summary changes the inputs of costs, never slots.
 
-// Summary is what a group of workers that serve one base model with blocks of one size
-// does. Its counts of load are sums over [Summary.Members].
+// Summary is the load, and optionally the caches, of a group's workers that serve one base
+// model with blocks of one size. Loads are sums over [Summary.Members].
 type Summary struct {
 	Model     string
 	BlockSize int
-	// Taken is when, by the clock of the router that takes it; Interval how often there
-	// is another one: it is stale after three. Default 1 s.
+	// Taken is the time of the summary by the clock of the router that takes it. Interval is
+	// the time between two summaries, default 1 s. A summary is stale after three intervals.
 	Taken    time.Time
 	Interval time.Duration
 
-	Healthy        int // workers that are, by rank
-	Degraded       int // workers that stand in for these
-	Busy           int // of the healthy ones, or if there are none of the degraded: above a threshold
+	Healthy        int // healthy workers, by rank
+	Degraded       int // degraded workers
+	Busy           int // workers above a threshold: healthy ones, or degraded ones if there are no healthy ones
 	PendTokens     int // prefill tokens of requests before their first token
 	ActiveRequests int
 	ActiveBlocks   int
-	TotalBlocks    int // that they can hold; 0 if that is not known of all
-	// Queued are the requests that wait for a worker, QueuedTokens what they have to
-	// compute.
+	TotalBlocks    int // capacity; 0 if it is not known of all workers
+	// Queued is the number of requests that wait for a worker, QueuedTokens their prefill
+	// tokens.
 	Queued, QueuedTokens int
 
-	// Silent says that no worker reports what it holds.
+	// Silent says that no worker publishes events of its cache.
 	Silent bool
-	// Filter, if not nil, is what the workers hold from now on: checkpoints every Stride
-	// blocks. It belongs to the router then; its maker must not add to it. Added are sequence
-	// hashes of further checkpoints, to be added to the filter.
+	// Filter, if not nil, replaces the group's filter: checkpoints every Stride blocks of
+	// the workers' caches. The router owns it; the caller must not change it. Added are
+	// sequence hashes of further checkpoints, to be added to the filter.
 	Filter *indexer.Filter
 	Stride int
 	Added  []uint64
 }
 
-// candidates is how many workers may take requests, whether or not they are busy.
+// candidates is the number of workers that may take requests, busy or not.
 func (s *Summary) candidates() int {
 	if s.Healthy > 0 {
 		return s.Healthy
@@ -71,8 +69,8 @@ func (s *Summary) candidates() int {
 	return max(0, s.Degraded)
 }
 
-// Members is how many workers the load is of: those that may take requests and are not
-// busy, or all that are, if there are no others.
+// Members is the number of workers that the load is the sum of: those that may take
+// requests and are not busy, or all of them if all are busy.
 func (s *Summary) Members() int {
 	n := s.candidates()
 	if s.Busy < n {
@@ -81,29 +79,31 @@ func (s *Summary) Members() int {
 	return n
 }
 
-// defaultInterval is that of a summary that does not say, staleAfter after how many a
-// summary is stale.
+// defaultInterval is the interval of a summary without one. staleAfter is the number of
+// intervals after which a summary is stale.
 const (
 	defaultInterval = time.Second
 	staleAfter      = 3
 )
 
-// GroupTransit is how long a request is under way to a group before its router has booked
-// it: what was sent so shortly before a group said what it does is not in there.
+// GroupTransit is the time from the decision for a group until the group's router has booked
+// the request. The summary of a group does not contain requests that were sent so shortly
+// before.
 const GroupTransit = 20 * time.Millisecond
 
-// group is what the core knows of a router group. It is replaced, never changed.
+// group is the latest report of a router group. It is replaced, never changed.
 type group struct {
-	load     Summary // without what it holds
-	filtered bool    // what it holds is known
+	load     Summary // without the filter
+	filtered bool    // there is a filter
 }
 
-// stale says whether a summary is too old to say something of now.
+// stale says whether the summary is too old or missing.
 func (g *group) stale(now time.Time) bool {
 	return g == nil || now.Sub(g.load.Taken) > staleAfter*g.load.Interval
 }
 
-// standing says how well a worker is for a decision, and why no better.
+// standing returns the health of a worker for a decision, and the reason if it is not
+// healthy.
 func (c *core) standing(now time.Time, e *entry) (Health, Exclusion) {
 	switch {
 	case e.info.Health != Healthy:
@@ -131,15 +131,15 @@ func (c *core) silent(e *entry) bool {
 	return c.conf.NoEvents || e.info.NoEvents || e.info.BlockSize == 0 || e.unheard()
 }
 
-// unheard says whether no event of a worker has come that may publish none.
+// unheard says whether a worker may publish no events and has published none yet.
 func (e *entry) unheard() bool { return e.info.EventsUnsure && !e.hasEvents }
 
-// unknown says whether neither events nor the filter of a group say what a worker holds.
+// unknown says whether neither events nor the filter of a group report a worker's cache.
 func (c *core) unknown(e *entry) bool {
 	return c.silent(e) && (e.group == nil || !e.group.filtered)
 }
 
-// age returns how old a group's summary is; below 0 there is none.
+// age returns the age of a group's summary; below 0 if there is none.
 func (g *group) age(now time.Time) time.Duration {
 	if g == nil {
 		return -1
@@ -147,7 +147,7 @@ func (g *group) age(now time.Time) time.Duration {
 	return max(0, now.Sub(g.load.Taken))
 }
 
-// groupLoad fills in what a group does.
+// groupLoad fills in the load of a group.
 func (c *core) groupLoad(now time.Time, ord int, in *scorer.Input) {
 	g := c.entries[ord].group
 	in.Members = max(1, c.entries[ord].info.Members)
@@ -159,7 +159,7 @@ func (c *core) groupLoad(now time.Time, ord int, in *scorer.Input) {
 		return
 	}
 	reported := [2]int{g.load.ActiveRequests + g.load.Queued, g.load.PendTokens + g.load.QueuedTokens}
-	if g.load.Busy == 0 { // or they may have been where the report does not count them
+	if g.load.Busy == 0 { // else ended requests may have been on busy workers, which the report does not contain
 		requests, pend := c.slots.Over(ord)
 		reported[0], reported[1] = max(0, reported[0]-requests), max(0, reported[1]-pend)
 	}
@@ -192,21 +192,21 @@ func (c *core) groupState(now time.Time, ord int, s *WorkerState) {
 	}
 }
 
-// shownHealth is the health that people are shown.
+// shownHealth is the health in the API and in metrics.
 func (c *core) shownHealth(now time.Time, e *entry) Health {
 	if e.info.Group == "" {
 		return e.info.Health
 	}
 	h, why := c.standing(now, e)
 	if why == ExcludedFailing || why == ExcludedBusy {
-		return Healthy // said elsewhere
+		return Healthy // other fields show the reason
 	}
 	return h
 }
 
-// SetSummary takes what a router group says. It returns false, and does nothing, if
-// there is no such group; see [WorkerInfo.Group]. An older one than the last changes no
-// load. Summaries of one group must come one at a time.
+// SetSummary takes the summary of a router group. It returns false, and does nothing, if
+// there is no such group; see [WorkerInfo.Group]. A summary that is older than the last one
+// changes no load. Summaries of one group must come one at a time.
 func (r *Router) SetSummary(id uint64, s Summary) (known bool) {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
@@ -259,11 +259,11 @@ func (r *Router) SetSummary(id uint64, s Summary) (known bool) {
 	return known
 }
 
-// ErrNoModel says that nothing is known of a model.
+// ErrNoModel says that a model is unknown.
 var ErrNoModel = errors.New("router: no worker serves the model")
 
-// Summarize returns what the workers of a base model do, for each size of their blocks:
-// without what they hold; see [Router.Checkpoints]. It is as cheap as a decision.
+// Summarize returns the load of a base model's workers, for each block size. It does not
+// contain their caches; see [Router.Checkpoints]. It is as cheap as a decision.
 func (r *Router) Summarize(model string) (all []Summary) {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
@@ -332,10 +332,10 @@ func (c *core) summarize(now time.Time) Summary {
 	return s
 }
 
-// Checkpoints yields the sequence hashes of the blocks that workers of a base model hold
-// at depths, counted from 1, that are divisible by stride, as far as events tell: each
-// once. Its errors, and what it costs others, are those of [indexer.Index.Checkpoints];
-// [ErrNoModel] if no worker has the model and blocks of this size.
+// Checkpoints yields the sequence hashes of the blocks that workers of a base model hold by
+// their events, at depths (counted from 1) that are divisible by stride: each once. Its
+// errors and its costs are those of [indexer.Index.Checkpoints]; [ErrNoModel] if no worker
+// has the model and blocks of this size.
 func (r *Router) Checkpoints(model string, blockSize, stride int) iter.Seq2[uint64, error] {
 	return func(yield func(uint64, error) bool) {
 		r.fleet.RLock()

@@ -9,22 +9,21 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// known is what a pool knows of its workers' caches. What a worker holds of a
-// prompt is the most that one of the indexes says. A nil known knows nothing, and
-// learns nothing.
+// known is what a pool knows of its workers' caches. The overlap of a worker is the largest
+// one of all indexes. A nil known is empty and stays empty.
 type known struct {
 	events atomic.Pointer[eventIndex] // replaced by [Router.Restore]
-	// history is what was routed, for workers without events and for prompts
-	// whose hashes no engine has; predicted is what was routed and is about to
-	// come as an event; nil for none.
+	// history has routed requests to workers without events, and requests whose hashes no
+	// engine has. predicted has routed requests whose events are still to come; it is nil if
+	// nothing is predicted.
 	history, predicted *indexer.Approx
 
-	claims claims       // what router groups and heartbeats say
-	shrunk atomic.Int64 // blocks forgotten since a worker's cache turned out to be smaller
+	claims claims       // of router groups and heartbeats
+	shrunk atomic.Int64 // blocks removed because a worker's cache became smaller
 }
 
-// eventIndex is an index of what events say, with what waits in front of it: all events
-// come this way.
+// eventIndex is the index of events, with the events that wait for their parent block. All
+// events pass through parked.
 type eventIndex struct {
 	index  *indexer.Index
 	parked *indexer.Parked
@@ -62,7 +61,7 @@ func (k *known) match(now time.Time, local, sequence []uint64, plain bool, block
 		s.guessed = resize(s.guessed, len(s.overlap))
 		a.Match(now, s.guessed, sequence)
 		for i, n := range s.guessed {
-			// What is guessed to be on the device is not counted below it again.
+			// A block that is predicted on the device does not count on a lower tier, too.
 			more := max(0, n-s.overlap[i])
 			s.overlap[i] += more
 			for t := range m.Lower {
@@ -74,7 +73,7 @@ func (k *known) match(now time.Time, local, sequence []uint64, plain bool, block
 	}
 }
 
-// begin makes room for guesses about the ranks of a worker.
+// begin makes room for predictions about the ranks of a worker.
 func (k *known) begin(c *core, info *WorkerInfo) {
 	if k == nil {
 		return
@@ -140,8 +139,8 @@ func (k *known) apply(now time.Time, ord int, ev indexer.Event) indexer.Outcome 
 	return k.events.Load().parked.Apply(now, ord, ev)
 }
 
-// eventBlocks returns how many blocks events say that a worker holds, guessedBlocks how many
-// it is taken to hold without having been told.
+// eventBlocks returns the number of blocks that a worker holds by its events, guessedBlocks
+// the number that is predicted without events.
 func (k *known) eventBlocks(ord int) int {
 	if k == nil {
 		return 0
@@ -156,7 +155,7 @@ func (k *known) guessedBlocks(ord int) int {
 	return k.history.WorkerBlocks(ord)
 }
 
-// guess is what a booking left in an index of guesses.
+// guess is the prediction that a booking added to an index.
 type guess struct {
 	in         *indexer.Approx // nil for nothing
 	ordinal    int
@@ -165,7 +164,7 @@ type guess struct {
 	last       uint64 // sequence hash of the last block that counts
 }
 
-// guess remembers a booking as something that its worker will hold.
+// guess predicts that the worker of a booking will hold the prompt.
 func (k *known) guess(now time.Time, q *question) guess {
 	if k == nil || len(q.sequence) == 0 {
 		return guess{}
@@ -183,7 +182,7 @@ func (k *known) guess(now time.Time, q *question) guess {
 	return g
 }
 
-// withdraw forgets what a booking left.
+// withdraw removes the prediction.
 func (g *guess) withdraw() {
 	if g.in != nil {
 		g.in.Withdraw(g.ordinal, g.generation, g.stamp, g.last)

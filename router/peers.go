@@ -10,32 +10,30 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// Router replicas that tell each other what they book see each other's load. This
-// file is the router's side of it: [Config.Tell] says what happened to the router's
-// own requests, [Router.PeerChanged] takes what others say of theirs. Who carries the
-// one to the other is not the router's business (package fleet does).
+// Router replicas send each other the changes of their slots, so each one knows the whole
+// load. [Config.Tell] gets the changes of the router's own requests; [Router.PeerChanged]
+// takes the changes of other replicas. Package replicas carries them.
 //
 // # Invariants
 //
-//   - Of each own request that got a slot SlotTaken is told once, before anything else
-//     of it, and SlotFreed once, whoever or whatever ended it. What stands between the
-//     two is told in the order in which it happened, but for a first token that is
-//     noticed, or inferred, while the request begins or ends: that may be told outside.
-//     One that was inferred is told again when it is noticed.
-//   - A peer's request is a flight like an own one, under its key, which no other
-//     peer's request has; it has at most one slot. Only its peer moves or frees it.
-//   - What a peer tells of requests changes load, and what is guessed of caches: never a
-//     request of our own, a session, or the turn of workers. What it tells of sessions
-//     ([Router.PeerSession]) changes nothing else.
+//   - For each own request with a slot, Tell gets SlotTaken once, first, and SlotFreed once.
+//     The changes between them come in the order in which they happened. Only a first token
+//     that is noticed or inferred while the request begins or ends may come before or
+//     after. An inferred first token is told again when it is noticed.
+//   - A peer's request is a flight like an own one. Its key is unique, and it has at most
+//     one slot. Only its peer moves or frees it.
+//   - Changes of a peer's requests change load and predictions of caches: never an own
+//     request, a session, or the turn of workers. Sessions of a peer
+//     ([Router.PeerSession]) change nothing else.
 
-// ChangeKind is what happened to a slot.
+// ChangeKind is the kind of a [Change].
 type ChangeKind uint8
 
 // The kinds of changes.
 const (
 	SlotTaken  ChangeKind = iota + 1
 	FirstToken            // its prompt is computed
-	SlotMoved             // to another worker, which served the request
+	SlotMoved             // another worker serves the request
 	SlotFreed
 )
 
@@ -48,46 +46,46 @@ func (k ChangeKind) String() string {
 	return names[k]
 }
 
-// Change is something that happened to the slot of a request.
+// Change is a change of a request's slot.
 type Change struct {
 	Kind ChangeKind
 	ID   string // of the request, at the replica that booked it
-	// Owner is the replica whose request had its first token, if it was noticed here
-	// and the request is not ours; 0 otherwise.
+	// Owner is the replica that booked the request, if the first token of its request was
+	// noticed here; 0 otherwise.
 	Owner uint64
-	// Worker has the slot from now on: of SlotTaken and SlotMoved, and of the first
+	// Worker has the slot after the change: for SlotTaken and SlotMoved, and for the first
 	// token of a peer's request.
 	Worker Worker
-	// Abandoned says of SlotFreed that no worker served the request.
+	// Abandoned is for SlotFreed: no worker served the request.
 	Abandoned bool
 
-	// CachedTokens is how much of the prompt the worker need not compute: of SlotTaken
-	// and SlotMoved.
+	// CachedTokens is the part of the prompt that the worker has cached: for SlotTaken and
+	// SlotMoved.
 	CachedTokens int
 
-	// The rest is about SlotTaken. Sequence are the sequence hashes of the prompt's full
-	// blocks; good during the call only.
+	// The rest is for SlotTaken. Sequence are the sequence hashes of the prompt's full
+	// blocks, valid during the call only.
 	Sequence         []uint64
 	PromptTokens     int
 	OverlapBlocks    int
 	ExpectedOutput   int // tokens; 0 = unknown
 	PrefillUntracked bool
-	// Guessed says that the hashes are such that no engine has.
+	// Guessed says that no engine has these hashes.
 	Guessed bool
-	// Expires says of a peer's request that nobody will tell if the peer is gone, nor
-	// whether its changes are in order: it ends after 300 s without a sign of life, and
-	// an end that comes before its beginning is remembered for 60 s.
+	// Expires says that the peer's death will not be reported, and that its changes may come
+	// in any order: the request ends after 300 s without a sign of life, and an end that
+	// comes before its beginning is remembered for 60 s.
 	Expires bool
 }
 
-// tellPeers tells other replicas of a change. No lock is held.
+// tellPeers passes a change to other replicas. No lock is held.
 func (r *Router) tellPeers(c Change) {
 	if r.conf.Tell != nil {
 		r.conf.Tell(c)
 	}
 }
 
-// slotTaken is what other replicas are told of a booking.
+// slotTaken returns the change of a booking.
 func (q *question) slotTaken(d *Decision) Change {
 	return Change{
 		Kind: SlotTaken, ID: q.ID, Worker: d.Worker, Sequence: q.sequence,
@@ -96,8 +94,8 @@ func (q *question) slotTaken(d *Decision) Change {
 	}
 }
 
-// peerKey is the id of a peer's request among all, as two replicas may see one id:
-// behind the peer's number in 16 hex digits, where it does not begin with that.
+// peerKey makes the id of a peer's request unique, because two replicas may use the same id:
+// it adds the peer's number in 16 hex digits, unless the id begins with it.
 func peerKey(peer uint64, id string) string {
 	prefix := fmt.Sprintf("%016x", peer)
 	if strings.HasPrefix(id, prefix+"-") {
@@ -106,22 +104,20 @@ func peerKey(peer uint64, id string) string {
 	return prefix + ":" + id // behind "-" it could be another request's id
 }
 
-// peerNumbers is where the numbers of peers' flights begin: above those of all
-// decisions.
+// peerNumbers is the first number of peers' flights: above those of all decisions.
 const peerNumbers = 1 << 63
 
-// PeerChanged takes what another router replica tells of one of its requests. It
-// returns false, and keeps nothing but that a request has ended, if the worker is not
-// known, or not the request that the change is about; a request that moves to such a
-// worker has no slot any more. Of a slot that is taken already it changes nothing. Changes of one peer must come in their order, one at a time;
-// peers do not wait for each other.
+// PeerChanged takes a change of another router replica's request. It returns false if the
+// worker or the request is not known; then it keeps nothing, except that the request has
+// ended. A request that moves to an unknown worker loses its slot. A slot that is taken
+// already does not change. Changes of one peer must come in order, one at a time.
 func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 	if peer == 0 || c.ID == "" || len(c.ID) > maxID {
 		return false
 	}
 	key := peerKey(peer, c.ID)
 	now := r.conf.Now()
-	// A worker cannot leave, and come back as another one's, meanwhile.
+	// Under the lock a worker cannot be removed, and its ordinal cannot be reused.
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
 	if c.Kind == SlotTaken {
@@ -226,7 +222,7 @@ func (r *Router) peerMoved(now time.Time, key string, fl flight, c *Change) (kno
 	return known
 }
 
-// RemovePeer drops the slots of another router replica, which is gone.
+// RemovePeer removes all requests of another router replica.
 func (r *Router) RemovePeer(peer uint64) {
 	if peer == 0 {
 		return

@@ -9,23 +9,23 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// Where there are few router groups, each of them can be asked what a request would find
-// there, instead of going by its summary: it is exact, and takes a round trip. Nothing is
-// booked by a probe, so its answer is as old as the round trip: what was sent to the
-// group since counts on top of it, and then the group's own choice is not insisted on.
+// If there are few router groups, the router can ask each of them about a request. The
+// answer is exact, and takes a round trip. A probe books nothing, so other requests may
+// reach the group meanwhile: their load is added to the answer, and then the request does
+// not prefer the worker that the group named.
 
-// Probe asks a router group what a request would find there.
+// Probe asks router groups for the load and overlap of a request.
 type Probe struct {
 	ID        string // of the request
 	Model     string // base model
 	BlockSize int
 	Tokens    int      // length of the prompt
 	Local     []uint64 // local hashes of its full blocks; good during the call only
-	Groups    []string // who is asked
+	Groups    []string // names of the groups
 }
 
-// ProbeAnswer is what a group says to a [Probe]: the worker that it would choose, with
-// its load, the request not included.
+// ProbeAnswer is the answer of a group to a [Probe]: the worker that it would choose, and
+// the load there without the request.
 type ProbeAnswer struct {
 	Group          string
 	Worker         Worker // of the group
@@ -38,9 +38,8 @@ type ProbeAnswer struct {
 	Busy bool
 }
 
-// Answer says what a request would find here, as [Config.Probe] asks others. It books
-// nothing. The errors are those of [Router.BestWorker], but that all are busy is an
-// answer.
+// Answer answers a probe of another router's [Config.Probe]. It books nothing. The errors
+// are those of [Router.BestWorker], but if all workers are busy, that is the answer.
 func (r *Router) Answer(ctx context.Context, p Probe) (ProbeAnswer, error) {
 	d, err := r.BestWorker(ctx, Request{
 		Model: p.Model, Explain: true,
@@ -61,7 +60,7 @@ func (r *Router) Answer(ctx context.Context, p Probe) (ProbeAnswer, error) {
 	return a, nil
 }
 
-// probe asks the groups of a pool, if that is wanted and can change anything.
+// probe asks the groups of a pool, if the answers can change the decision.
 func (r *Router) probe(ctx context.Context, p *pool, s *scratch) {
 	q := &s.question
 	groups := p.view.Load().groups
@@ -77,7 +76,7 @@ func (r *Router) probe(ctx context.Context, p *pool, s *scratch) {
 	s.decision.ProbeTime = s.hashed.Sub(q.probed)
 }
 
-// probeAnswer returns what a group said to the probe, nil if it said nothing.
+// probeAnswer returns a group's answer to the probe, nil if there is none.
 func (q *question) probeAnswer(e *entry) *ProbeAnswer {
 	if len(q.answers) == 0 || e.info.Group == "" {
 		return nil
@@ -89,7 +88,8 @@ func (q *question) probeAnswer(e *entry) *ProbeAnswer {
 	return &q.answers[at]
 }
 
-// probeOf returns what a group said to the probe, if that says what the request would find.
+// probeOf returns a group's answer to the probe, nil if there is none or all workers are
+// busy.
 func (q *question) probeOf(e *entry) *ProbeAnswer {
 	if a := q.probeAnswer(e); a != nil && !a.Busy {
 		return a
@@ -97,8 +97,8 @@ func (q *question) probeOf(e *entry) *ProbeAnswer {
 	return nil
 }
 
-// applyProbe fills in what a group said to the probe, in the place of its summary: the load of
-// the worker that it would choose, with a member's share of what was sent there since.
+// applyProbe replaces a group's summary by its answer to the probe: the load of the worker
+// that it would choose, and that worker's share of the requests sent to the group since.
 func (c *core) applyProbe(q *question, ord, at int) {
 	a := q.probeOf(&c.entries[ord])
 	if a == nil {
@@ -113,8 +113,8 @@ func (c *core) applyProbe(q *question, ord, at int) {
 	in.Members = 1
 }
 
-// member returns the worker of a group that a request is to have there: the one that the
-// group named, unless something was sent there since.
+// member returns the worker of a group that a request prefers there: the one that the group
+// named, unless other requests were sent to the group since.
 func (c *core) member(q *question, ord int) *Worker {
 	a := q.probeOf(&c.entries[ord])
 	if a == nil {

@@ -21,9 +21,8 @@ type Request struct {
 	// most 1,024 bytes. With no ID
 	// the decision is read-only: no slot, no record, no waiting.
 	ID string
-	// Owned says that the caller will call [Router.Free] for certain, whenever
-	// the request ends. The slot of a request that is not owned is freed
-	// after 300 s without a sign of life.
+	// Owned says that the caller will certainly call [Router.Free] when the request ends.
+	// The slot of a request that is not owned is freed after 300 s without a sign of life.
 	Owned bool
 
 	// Model is the model name of the request: a base model or an adapter.
@@ -35,41 +34,39 @@ type Request struct {
 	Tokens []uint32
 	Blocks *Blocks
 
-	// Unread says that nothing is known of the request but that it came. Where
-	// there is a single model it is taken for one to that, and routed by load.
+	// Unread says that the request could not be read. If there is only one model, the
+	// request goes to it by load.
 	Unread bool
 
-	// Salt keeps the request's blocks apart from those of other salts.
+	// Salt separates the request's blocks from those of other salts.
 	Salt string
 
-	// Unseen says that the first token will not be noticed when it comes, as that of a
-	// response that is no stream; see [Config.InferFirstTokens].
+	// Unseen says that the first token will not be noticed when it comes, because the
+	// response is no stream; see [Config.InferFirstTokens].
 	Unseen bool
 	// ExpectedOutput is how many tokens the response will have; 0 = unknown.
 	ExpectedOutput int
-	// EmbeddingHit says that nothing is left to encode; see [DeviceAware].
+	// EmbeddingHit says that all embeddings of the request are cached; see [DeviceAware].
 	EmbeddingHit bool
 
-	// Pinned, if not nil, is the worker that must take the request: nothing is
-	// compared, and only that worker is waited for.
-	// AnyRank leaves the rank of that worker open.
+	// Pinned, if not nil, is the worker that must take the request: no costs are compared,
+	// and the request waits only for that worker. AnyRank allows all ranks of the worker.
 	Pinned  *Worker
 	AnyRank bool
-	// Preferred, if not nil, is the worker that takes the request if it is a candidate, as
-	// if it were the cheapest; see [Decision.Member].
+	// Preferred, if not nil, is the worker that takes the request if it is a candidate;
+	// see [Decision.Member].
 	Preferred *Worker
 	// Allowed, if not nil, are the only workers that may take it; AllowedAddresses,
 	// if not nil, the only addresses, port 0 standing for all ports.
 	Allowed          []Worker
 	AllowedAddresses []netip.AddrPort
-	// RequiredTaints are those that a worker must have, all of them.
-	// PreferredTaints are weighed: the cost of a worker is multiplied by
-	// e^−tanh(sum of the weights that it has).
+	// A worker must have all of RequiredTaints. PreferredTaints have weights: the cost of a
+	// worker is multiplied by e^−tanh(sum of the weights of its taints).
 	RequiredTaints  []string
 	PreferredTaints map[string]float64
 
 	// Session names the conversation that the request belongs to; see
-	// [SessionConfig]. SessionFinal says that it is the last one.
+	// [SessionConfig]. SessionFinal says that this is its last request.
 	Session      string
 	SessionFinal bool
 
@@ -77,20 +74,20 @@ type Request struct {
 	// is seconds (or weight) that the request is put ahead; see [scorer.QueuePolicy].
 	StrictPriority int
 	Priority       float64
-	// TTFTTarget, if above 0, is how long after its arrival the first token is
-	// still wanted. QueueWait, if above 0, is how long the request may wait. A request
-	// that has waited for the shorter of the two leaves the queue with [ErrTooLate].
+	// TTFTTarget, if above 0, is the wanted time from the arrival to the first token.
+	// QueueWait, if above 0, is how long the request may wait. A request that has waited
+	// for the shorter of the two leaves the queue with [ErrTooLate].
 	TTFTTarget, QueueWait time.Duration
 	// DecisionTimeout, if above 0, is how long the decision may take, without the time in
 	// the queue. The error is then [ErrDecisionTimeout].
 	DecisionTimeout time.Duration
-	// Labels are kept with the decision, and mean nothing to it.
+	// Labels are kept with the decision. They have no effect on it.
 	Labels Labels
 	// Waiting, if not nil, is called once if the request has to wait, before it
 	// does, by the goroutine that called [Router.BestWorker].
 	Waiting func()
 
-	// Override changes how this one decision is made; mode [KV] only.
+	// Override changes the settings of this decision; mode [KV] only.
 	Override *Override
 
 	// Explain asks for [Decision.Candidates].
@@ -99,12 +96,12 @@ type Request struct {
 	WantTokens, WantSecond bool
 }
 
-// Labels are what is known of a request beside what it asks for.
+// Labels describe a request to people.
 type Labels struct {
-	RequestID string        `json:"request_id,omitempty"`    // the client's; it may not be the only one
-	Class     string        `json:"policy_class,omitempty"`  // of requests
-	Fairness  string        `json:"fairness_id,omitempty"`   // whose it is
-	ITLTarget time.Duration `json:"itl_target_ns,omitempty"` // time between two tokens that is wanted
+	RequestID string        `json:"request_id,omitempty"`    // the client's; not always unique
+	Class     string        `json:"policy_class,omitempty"`  // class of requests
+	Fairness  string        `json:"fairness_id,omitempty"`   // tenant
+	ITLTarget time.Duration `json:"itl_target_ns,omitempty"` // wanted time between two tokens
 }
 
 // Blocks is a prompt that its caller has hashed, in blocks of the pool's size and
@@ -113,17 +110,17 @@ type Blocks struct {
 	Local    []uint64 // local hash of each full block
 	Sequence []uint64 // sequence hashes of the same blocks
 	Tokens   int      // length of the prompt
-	// BlockSize is needed if the model's workers have blocks of several sizes:
-	// with those of others no overlap is found. 0 fits all.
+	// BlockSize is needed if the model's workers have blocks of several sizes: only workers
+	// with this size have an overlap. 0 fits all.
 	BlockSize int
 }
 
-// check refuses what contradicts itself.
+// check refuses requests with fields that are out of range or contradict each other.
 func (req *Request) check() error {
 	if b := req.Blocks; b != nil && (len(b.Local) != len(b.Sequence) || b.Tokens < 0 || b.Tokens > scorer.MostTokens) {
 		return fmt.Errorf("%w: %d local and %d sequence hashes of %d tokens", ErrBadBlocks, len(b.Local), len(b.Sequence), b.Tokens)
 	}
-	if len(req.PreferredTaints) > 0 { // to begin such a loop costs more than all else here
+	if len(req.PreferredTaints) > 0 { // the loop over an empty map is slow
 		for name, weight := range req.PreferredTaints {
 			if math.IsNaN(weight) || math.IsInf(weight, 0) {
 				return fmt.Errorf("%w: weight of the preferred taint %q is %v, want a finite number", ErrBadRequest, bounded(name), weight)
@@ -145,7 +142,7 @@ func (req *Request) check() error {
 	return nil
 }
 
-// timed returns a context that ends with the time for the decision.
+// timed returns a context that ends after the request's DecisionTimeout.
 func (req *Request) timed(ctx context.Context) (context.Context, context.CancelFunc) {
 	if req.DecisionTimeout == 0 {
 		return ctx, func() {}
@@ -161,7 +158,7 @@ func (req *Request) mayWait() time.Duration {
 	return min(req.TTFTTarget, req.QueueWait)
 }
 
-// question is a request, prepared for the core: what the locks need not cover.
+// question is a request with all that is computed before the pool's lock is taken.
 type question struct {
 	*Request
 
@@ -175,15 +172,15 @@ type question struct {
 	cached   []int         // blocks held of whatever prompt, by ordinal; only for rules
 	version  uint64        // value of core.changes when overlap was counted
 	matched  time.Time     // when that was
-	session  uint64        // hash of the session's name; 0 = none that matters
-	rebind   bool          // it is bound, to a worker that is not to take this request
+	session  uint64        // hash of the session's name; 0 = none
+	rebind   bool          // the session is bound to a worker that does not take this request
 	taints   []taint       // Request.PreferredTaints, sorted
 	reason   Reason        // of the decision, unless there is a better one
-	number   uint64        // of a booking, in the ring
+	number   uint64        // of the decision; see keptDecisions
 	explain  bool          // fill in workspace.seen
-	guessed  bool          // hashes that no engine has
-	answers  []ProbeAnswer // of router groups that were asked
-	probed   time.Time     // when they were
+	guessed  bool          // no engine has these hashes
+	answers  []ProbeAnswer // of router groups
+	probed   time.Time     // when the router groups were asked
 
 	workspace *workspace
 
@@ -198,18 +195,18 @@ type question struct {
 // freed says whether a request that is being decided was freed already.
 func (q *question) freed() bool { return q.flights != nil && q.flights.get(q.ID).number != q.number }
 
-// taint is one of Request.PreferredTaints. They are added up in one order, or the
-// same request could round to another cost.
+// taint is one of Request.PreferredTaints. Weights are added in a fixed order, because
+// another order could round to another cost.
 type taint struct {
 	name   string
 	weight float64
 }
 
-// errMustWait is an outcome of a decision that is not told to anybody.
+// errMustWait is the outcome of a decision that puts the request into the queue.
 var errMustWait = errors.New("the request must wait")
 
-// workspace is the memory of one decision. It is the request's and not the pool's, so
-// that it stays near the processor that the request is on.
+// workspace is the memory of one decision. It belongs to the request and not to the pool,
+// so that it stays in the cache of the request's processor.
 type workspace struct {
 	request    scorer.Request
 	verdicts   []Exclusion // along core.order; empty for candidates

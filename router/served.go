@@ -9,23 +9,23 @@ import (
 	"time"
 )
 
-// Second is where a request goes that its worker does not take.
+// Second is the worker that gets a request if the chosen worker does not take it.
 type Second struct {
 	Worker        Worker         `json:"worker"`
 	WorkerName    string         `json:"worker_name,omitempty"`
 	Address       netip.AddrPort `json:"address"`
-	OverlapBlocks int            `json:"overlap_blocks"` // leading blocks of the prompt that it holds
+	OverlapBlocks int            `json:"overlap_blocks"` // leading blocks of the prompt that the worker holds
 }
 
 // Response is what the proxy knows when the response to a booked request begins.
 type Response struct {
-	// Address is that of the worker that was asked last; invalid if unknown.
+	// Address is the address of the last worker that the proxy tried; invalid if unknown.
 	Address netip.AddrPort
-	// Asked is how many workers the proxy has asked, that one included; 0 if unknown.
+	// Asked is the number of workers that the proxy tried; 0 if unknown.
 	Asked int
 	// Status is the response's HTTP status.
 	Status int
-	// Local says that no worker sent the response: it is the proxy's own.
+	// Local says that the proxy made the response, not a worker.
 	Local bool
 }
 
@@ -42,8 +42,8 @@ type avoidance struct {
 const (
 	strikesForgotten = time.Minute
 	mostStrikes      = 5 // 2⁴ times the first period
-	// errorsInRow is how many responses of 500 and above, one after the other, are
-	// the worker's fault. One alone may be the request's.
+	// errorsInRow is the number of consecutive responses of 500 and above that count as a
+	// failure of the worker. A single one may be caused by its request.
 	errorsInRow = 5
 )
 
@@ -62,11 +62,11 @@ func (a *avoidance) fail(now time.Time, first time.Duration) bool {
 	return true
 }
 
-// answer notes a response that the worker sent. It reports as fail does.
+// answer notes a response of the worker. It returns the same as fail.
 func (a *avoidance) answer(now time.Time, status int, first time.Duration) bool {
 	switch {
 	case status == 502 || status == 503 || status == 504:
-		return a.fail(now, first) // it says itself that it cannot serve
+		return a.fail(now, first) // the worker cannot serve
 	case status >= 500:
 		if a.errors++; a.errors >= errorsInRow {
 			return a.fail(now, first)
@@ -94,7 +94,7 @@ func (c *core) second(chosen int) (s Second) {
 		switch {
 		case e.worker.ID == first.ID:
 		case named && (e.worker.DPRank != first.DPRank || !e.info.wantsRank(e.worker.DPRank)):
-			// The request says which rank is meant, once for both.
+			// The request names one rank for both workers.
 		case best < 0 || less(i, best):
 			best = i
 		}
@@ -129,9 +129,9 @@ func (c *core) moveSlot(now time.Time, id string, to, cached, blocks int, s *ser
 
 // served notes which worker answered a request. The slot follows that worker.
 //
-// A worker that has answered another request since this one was booked is not blamed for
-// a connection that was refused, lost or too slow: then the machine between is busy. If
-// the worker did fail, the next request shows it.
+// A worker that has answered another request since this one was booked is not blamed for a
+// connection that was refused, lost or too slow: on a busy machine this happens to healthy
+// workers. If the worker did fail, the next request shows it.
 func (c *core) served(now time.Time, id string, fl *flight, r Response) (s serving) {
 	age, _ := c.slots.Age(now, id)
 	strike := func(ord int, local bool) {
@@ -152,12 +152,12 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 		return s
 	}
 	if c.entries[ord].worker != fl.first {
-		return s // it moved before
+		return s // the slot moved before
 	}
 	at := c.at(ord, r.Address, fl.second)
 	if at == ord || at < 0 {
 		if at < 0 && r.Asked == 1 {
-			return s // somebody else was asked in its place
+			return s // the proxy tried an unknown worker instead
 		}
 		if r.Local || r.Address.IsValid() {
 			strike(ord, r.Local)
@@ -165,8 +165,8 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 		return s
 	}
 	if r.Asked != 1 {
-		strike(ord, true) // another one was asked after it
-	} // else the proxy could not ask it, which is not its fault
+		strike(ord, true) // the proxy tried another worker after it
+	} // else the proxy did not try it
 	strike(at, r.Local)
 	cached := 0
 	if c.entries[at].worker == fl.second {
@@ -178,8 +178,8 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 	return s
 }
 
-// at returns the ordinal of the worker with an address: ord if that is its own,
-// −1 if no worker has the address.
+// at returns the ordinal of the worker with an address: ord if it has that address, −1 if
+// no worker has it.
 func (c *core) at(ord int, a netip.AddrPort, second Worker) int {
 	has := func(ord int) bool {
 		e := &c.entries[ord]
@@ -199,11 +199,11 @@ func (c *core) at(ord int, a netip.AddrPort, second Worker) int {
 	return -1
 }
 
-// Served notes what answered a booked request, when its response begins. If the
-// request was served by another worker than the decision's (its second choice, or
-// any other of the fleet), its slot moves there, and it reports true. Workers that
-// refuse or fail are avoided for a while (see [Config.AvoidFailing]); those that
-// begin to be are returned. Unknown ids are no error.
+// Served notes which worker answered a booked request, when its response begins. If it is
+// not the chosen worker but the second choice, or another worker of the fleet, the slot
+// moves there, and Served returns true. Workers that refuse or fail are avoided for a while
+// (see [Config.AvoidFailing]); Served returns those that are avoided from now on. Unknown
+// ids are no error.
 func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker) {
 	fl := r.flights.get(id)
 	if fl.pool == nil || fl.peer != 0 {

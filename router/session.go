@@ -27,16 +27,16 @@ type sessionSeat struct {
 
 // SessionBinding says where a session is bound.
 type SessionBinding struct {
-	Session string // its name
+	Session string // name
 	Worker  Worker
-	// Over says that it is bound no more: it has ended, or moves.
+	// Over says that the binding has ended.
 	Over bool
 }
 
-// PeerSession takes what another router replica tells of a session. The first binding
-// that lives wins: one that is bound here stays where it is, and for as long, unless it
-// is over. It reports whether anything changed: not, if the worker is not known or
-// sessions do not matter here.
+// PeerSession takes the binding of a session from another router replica. The first binding
+// wins: a session that is bound here stays bound, unless the message ends it. PeerSession
+// reports whether anything changed. Nothing changes if the worker is not known or sessions
+// are off.
 func (r *Router) PeerSession(b SessionBinding) (news bool) {
 	if r.conf.Sessions.TTL == 0 || b.Session == "" {
 		return false
@@ -64,7 +64,7 @@ func (r *Router) PeerSession(b SessionBinding) (news bool) {
 	}
 }
 
-// sessionKey is how a session is remembered: never 0.
+// sessionKey is the hash of a session's name: never 0.
 func sessionKey(name string) uint64 { return max(1, scorer.DrawKey(name)) }
 
 func newSessions(c SessionConfig) sessions {
@@ -88,13 +88,13 @@ func (s *sessions) touch(now time.Time, key uint64, final bool) {
 	}
 }
 
-// bind binds a session to a worker. One that is bound stays where it is, unless
-// anew is set.
-func (s *sessions) bind(now time.Time, key uint64, ord int, anew bool) {
+// bind binds a session to a worker. A session that is bound already keeps its worker, unless
+// rebind is set.
+func (s *sessions) bind(now time.Time, key uint64, ord int, rebind bool) {
 	if s.ttl == 0 {
 		return
 	}
-	if old, bound := s.worker(now, key); bound && !anew {
+	if old, bound := s.worker(now, key); bound && !rebind {
 		ord = old
 	}
 	s.byKey.Add(key, sessionSeat{ord, now.Add(s.ttl)})

@@ -26,20 +26,19 @@ func (w Worker) Compare(v Worker) int {
 	return cmp.Or(cmp.Compare(w.ID, v.ID), cmp.Compare(w.DPRank, v.DPRank))
 }
 
-// Health is what the fleet believes of a worker process.
+// Health is the state of a worker process.
 type Health uint8
 
-// The states of health. Only healthy workers are candidates; degraded ones
-// stand in while no worker of the pool is healthy. An expired worker is about to be
-// forgotten.
+// The states of health. Only healthy workers are candidates; degraded workers are if no
+// worker of the pool is healthy. An expired worker is about to be removed.
 const (
 	Healthy Health = iota
 	Degraded
 	Unhealthy
 	Expired
 
-	// expected is the health of a worker that is known from a restoration only;
-	// it is not shown to people.
+	// expected is the health of a worker that is known from a restoration only. No status
+	// shows it.
 	expected
 )
 
@@ -57,18 +56,17 @@ func (h Health) String() string {
 	}
 }
 
-// EventSource says how the events of a worker's cache come. The router does not
-// look at it: it passes it on to the readers of events.
+// EventSource says how the events of a worker's cache arrive. The router only passes it on
+// to the readers of events.
 type EventSource struct {
-	Transport string // "nats", "jetstream", "zmq", "http_poll", "heartbeat", "none"; empty = not said
+	Transport string // "nats", "jetstream", "zmq", "http_poll", "heartbeat", "none"; empty = unknown
 	// LocalIndexer says that the worker answers queries about its events.
 	LocalIndexer bool
-	// PublisherID is the only publisher of events of the worker's ranks; 0 = not said.
+	// PublisherID is the only publisher of events of the worker's ranks; 0 = unknown.
 	PublisherID uint64
 }
 
-// WorkerInfo is what the router is told about one worker process, whatever
-// source it was found by. Each of its DPSize ranks is a [Worker] of its own.
+// WorkerInfo describes one worker process. Each of its DPSize ranks is a [Worker].
 type WorkerInfo struct {
 	ID      uint64
 	Name    string         // the operator's name for it; may be empty
@@ -77,7 +75,7 @@ type WorkerInfo struct {
 	RankAddresses map[uint32]netip.AddrPort
 
 	Models []string // names of the base model; the first one names the pool
-	LoRA   []string // adapters it serves besides
+	LoRA   []string // adapters that it serves
 	Role   Role
 
 	BlockSize int    // tokens in a block of its KV cache; 0 = publishes no blocks
@@ -88,33 +86,33 @@ type WorkerInfo struct {
 	MaxNumSeqs       int // 0 = unknown
 	MaxBatchedTokens int // 0 = unknown
 
-	GPUType           string  // for people, such as "H100"
+	GPUType           string  // such as "H100"; only shown
 	PrefillThroughput float64 // prompt tokens computed a second; 0 = [Config.PrefillThroughput]
 
-	// EventsUnsure says that the configuration does not name the worker's events. Until
-	// its first event the worker counts as one that publishes none.
+	// EventsUnsure says that the configuration does not say whether the worker publishes
+	// events. Until its first event the worker counts as one that publishes none.
 	EventsUnsure bool
-	// NoEvents says that it does not tell what it caches; so does no BlockSize.
-	// The router guesses from the requests that it sends there.
+	// NoEvents says that the worker publishes no events of its cache, as a BlockSize of 0
+	// does. The router predicts its cache from the requests that it sends there.
 	NoEvents bool
 
 	// Taints are words that requests may require or prefer.
 	Taints []string
-	// CPU says that it computes on CPUs; see [DeviceAware].
+	// CPU says that the worker computes on CPUs; see [DeviceAware].
 	CPU bool
-	// Reorders says that it computes prompts in an order of its own, so that nothing
-	// follows from it; see [Config.InferFirstTokens].
+	// Reorders says that the worker does not compute prompts in the order of their arrival,
+	// so the order of first tokens proves nothing; see [Config.InferFirstTokens].
 	Reorders bool
 
 	Engine        string // "vllm", "sglang", …
 	EngineVersion string
-	// ModelCard names the [Card] of its model. Default: that of its model's name.
+	// ModelCard names the [Card] of its model. Default: the model's name.
 	ModelCard string
-	// KVEvents is how well its cache is known, in a word for people; "" = well.
+	// KVEvents says in one word how well the worker's cache is known; "" = well. Only shown.
 	KVEvents string
-	// Group, if not empty, makes this a router group of that name: Address is its
-	// gateway's, and what it does and holds it says itself; see [Router.SetSummary].
-	// Members is how many workers it has, as far as that is known before it says so.
+	// Group, if not empty, makes this a router group of that name. Address is the group's
+	// gateway. The group reports its load and its cache; see [Router.SetSummary].
+	// Members is the number of its workers until the first report.
 	Group     string
 	Members   int
 	Draining  bool  // gets no new requests, keeps its blocks
@@ -134,8 +132,8 @@ func (i *WorkerInfo) rankAddress(rank uint32) netip.AddrPort {
 	return i.Address
 }
 
-// wantsRank says whether requests for a rank have to name it: it has the address of
-// others, and an engine that can be told.
+// wantsRank says whether requests for a rank must name the rank: other ranks have the same
+// address, and the engine reads the rank of a request.
 func (i *WorkerInfo) wantsRank(rank uint32) bool {
 	_, own := i.RankAddresses[rank]
 	return i.DPSize > 1 && !own && strings.EqualFold(i.Engine, "vllm")
@@ -151,30 +149,27 @@ const (
 	Decode     Role = "decode"
 )
 
-// Card is what is known of a model beforehand: how its prompts are made, and its
-// names.
+// Card is the configuration of a model: its names and its tokenizer.
 type Card struct {
-	// Name is the name of the base model, or one that workers name in their
-	// registration.
+	// Name is the name of the base model, or a name of the card that workers register.
 	Name string
-	// Aliases are other names of the model, LoRA those of its adapters: they are
+	// Aliases are other names of the model, LoRA the names of its adapters. They are
 	// served as soon as a worker serves the model.
 	Aliases []string
 	LoRA    []string
-	// BlockSize is the number of tokens in a block for workers that do not say;
+	// BlockSize is the number of tokens in a block for workers that do not register it;
 	// 0 takes [Config.BlockSize].
 	BlockSize int
 	// Attention, if not nil, is the model's attention weight for the tokens
 	// policy, instead of the configured one.
 	Attention *float64
-	// Prompts makes token ids. Nil means text-block mode: prompts meet only
-	// each other, and are found in no worker's cache. Why says to people why there
-	// is none.
+	// Prompts makes token ids. Nil means text-block mode: blocks are of text, and match
+	// only blocks of earlier prompts, not events. Why says why there is no tokenizer.
 	Prompts *tokenizer.Model
 	Why     string
 }
 
-// Observation is what [Config.Observe] is told of.
+// Observation is the argument of [Config.Observe].
 type Observation struct {
 	ID        string // of the request
 	Card      *Card
@@ -199,13 +194,13 @@ type Reason string
 
 // The reasons of a decision.
 const (
-	ReasonKV         Reason = "kv"          // lowest cost, with cached blocks known on some candidate
-	ReasonLoad       Reason = "load"        // lowest cost; nobody holds a block of the prompt
-	ReasonRoundRobin Reason = "round-robin" // the next one in turn
-	ReasonMode       Reason = "mode"        // as the mode says, which looks at load or at nothing
+	ReasonKV         Reason = "kv"          // lowest cost; some candidate holds blocks of the prompt
+	ReasonLoad       Reason = "load"        // lowest cost; no candidate holds a block of the prompt
+	ReasonRoundRobin Reason = "round-robin" // the next candidate in turn
+	ReasonMode       Reason = "mode"        // chosen by a mode that ignores caches
 	ReasonPinned     Reason = "pinned"      // the request named the worker
-	ReasonPreferred  Reason = "preferred"   // a router above us named it
-	ReasonSession    Reason = "session"     // its session is bound to the worker
+	ReasonPreferred  Reason = "preferred"   // an upper router named the worker
+	ReasonSession    Reason = "session"     // the session is bound to the worker
 	// ReasonUnread: the request had to be routed before it could be read, so the
 	// choice was made by load.
 	ReasonUnread Reason = "fallback:unread"
@@ -225,55 +220,55 @@ type Decision struct {
 	WorkerName string         `json:"worker_name,omitempty"`
 	Address    netip.AddrPort `json:"address"`
 	Labels     Labels         `json:"labels,omitzero"`
-	// Engine is the worker's, as it registered. NameRank says that the request has to
-	// name the rank: others of the worker have the same address.
+	// Engine is the worker's registered engine. NameRank says that the request must name the
+	// rank, because other ranks of the worker have the same address.
 	Engine   string `json:"engine,omitempty"`
 	NameRank bool   `json:"name_rank,omitempty"`
-	// Group is the router group that the worker stands for.
-	// Member is the worker that it chose itself, if it was asked.
+	// Group is the router group that the worker stands for. Member is the worker that the
+	// group chose, if it was probed.
 	Group  string  `json:"group,omitempty"`
 	Member *Worker `json:"member,omitempty"`
 
-	// Second is where the request goes if the worker does not take it, for requests
-	// that ask for it: without an address if there is no other candidate, or none
-	// that may stand in for a pinned worker or a hard session's.
+	// Second is where the request goes if the worker does not take it, if the request asked
+	// for it. It has no address if there is no other candidate, if the worker is pinned, or
+	// if a hard session is bound to it.
 	Second Second `json:"second,omitzero"`
 
-	// How the prompt was tokenized, and why not exactly.
+	// How the prompt was tokenized, and the reason if its ids are not exact.
 	TokenMode   tokenizer.Mode `json:"token_mode,omitempty"`
 	TokenReason string         `json:"token_reason,omitempty"`
 	TextBytes   int            `json:"text_bytes,omitempty"`   // of text that was encoded
-	ReusedBytes int            `json:"reused_bytes,omitempty"` // of these, those whose ids were known
+	ReusedBytes int            `json:"reused_bytes,omitempty"` // part of TextBytes whose ids were known
 
 	PromptTokens  int     `json:"prompt_tokens"`  // length of the prompt
 	PromptBlocks  int     `json:"prompt_blocks"`  // full blocks in it
-	OverlapBlocks int     `json:"overlap_blocks"` // leading ones that the worker holds
+	OverlapBlocks int     `json:"overlap_blocks"` // leading blocks that the worker holds
 	CachedTokens  int     `json:"cached_tokens"`  // OverlapBlocks in tokens
 	PrefillTokens int     `json:"prefill_tokens"` // left to compute
-	Cost          float64 `json:"cost"`           // in the policy's unit; lower is better; 0 where nothing is compared
+	Cost          float64 `json:"cost"`           // in the policy's unit; lower is better; 0 if no costs were compared
 
-	// Policy is what the cost is counted by, empty where nothing is compared.
-	// Equal says how many candidates had the same cost as the worker.
+	// Policy is the policy of the cost, empty if no costs were compared. Equal is the number
+	// of candidates with the same cost, the worker included.
 	Policy scorer.Policy `json:"policy,omitempty"`
 	Equal  int           `json:"equal,omitempty"`
 
-	// When the first token is expected, in ms from now: coarsely, from what is
-	// always known, and by the model of the engine.
+	// Estimates of the time to the first token, in ms: by the number of tokens, and by the
+	// model of the engine.
 	CoarseTTFT    float64 `json:"coarse_ttft_ms"`
 	EstimatedTTFT float64 `json:"estimated_ttft_ms"`
 
-	// What is needed to work the decision out again from Candidates: the one random
-	// number of the decision, the requests booked before it, which say whose turn
-	// it is, the settings with the request's override in them, and the thresholds.
+	// The inputs that repeat the decision, together with Candidates: the random number, the
+	// number of requests booked before (for round-robin), the settings with the request's
+	// override, and the thresholds.
 	BlockSize  int                `json:"block_size"`
 	Draw       float64            `json:"draw"`
 	Turn       uint64             `json:"turn"`
 	Settings   *scorer.Settings   `json:"settings,omitempty"`   // not to be changed
 	Thresholds *scorer.Thresholds `json:"thresholds,omitempty"` // not to be changed
-	// DeviceRatio is that of the mode DeviceAware.
+	// DeviceRatio is [Config.DeviceRatio], in the mode DeviceAware.
 	DeviceRatio float64 `json:"device_ratio,omitempty"`
 
-	// Where the time went.
+	// Durations of the steps.
 	QueueTime    time.Duration `json:"queue_ns"`
 	TokenizeTime time.Duration `json:"tokenize_ns"`
 	HashTime     time.Duration `json:"hash_ns"`
@@ -281,34 +276,33 @@ type Decision struct {
 	PickTime     time.Duration `json:"pick_ns"`            // waiting for the pool's lock included
 	ProbeTime    time.Duration `json:"probe_ns,omitempty"` // asking router groups
 
-	// Tokens is what is needed to hand the prompt on as ids, for a request that asked
-	// for it.
+	// Tokens is set if the request asked for it.
 	Tokens *Tokens `json:"-"`
 
 	// Candidates are all workers of the pool with the inputs of the choice, in worker
-	// order, if the request asked to explain, and of kept decisions.
+	// order. They are set if the request asked to explain, and in kept decisions.
 	Candidates []Candidate `json:"candidates,omitempty"`
 
-	// What became of a kept decision: zero until it happens.
+	// Later events of a kept decision; zero until then.
 	FirstToken time.Time `json:"first_token,omitzero"`
 	Freed      time.Time `json:"freed,omitzero"`
-	// FirstTokenBy is how the first token was noticed, or inferred. [SignEnd] without a
-	// time: not at all.
+	// FirstTokenBy is how the first token was noticed or inferred. With [SignEnd] and no
+	// time, it was not noticed.
 	FirstTokenBy Sign `json:"first_token_by,omitempty"`
-	// Served is the worker that answered, if it was not the decision's.
+	// Served is the worker that answered, if it is not the chosen one.
 	Served netip.AddrPort `json:"served,omitzero"`
 }
 
-// Candidate is one worker that a decision could have gone to. What is known of the
-// request on it, and the cost, is 0 if it was excluded.
+// Candidate is one worker that a decision looked at. If the worker was excluded, its cost
+// and the fields about the prompt are 0.
 type Candidate struct {
 	Worker     Worker         `json:"worker"`
 	WorkerName string         `json:"worker_name,omitempty"`
 	Address    netip.AddrPort `json:"address"`
 
-	// Of a router group: its name, and how old its summary is; below 0 there is none.
-	// Probed says that it was asked: load and overlap are those of the worker that it would
-	// choose.
+	// Of a router group: its name and the age of its summary, below 0 if there is none.
+	// Probed says that the group answered a probe: load and overlap are of the worker that
+	// it would choose.
 	Group      string        `json:"group,omitempty"`
 	SummaryAge time.Duration `json:"summary_age_ns,omitempty"`
 	Probed     bool          `json:"probed,omitempty"`
@@ -330,36 +324,36 @@ type Exclusion string
 
 // The exclusions.
 const (
-	ExcludedHealth   Exclusion = "health"      // not healthy, while others are
-	ExcludedFailing  Exclusion = "failing"     // failed lately, while others did not
-	ExcludedStale    Exclusion = "stale"       // a router group that was not heard of lately, while others were
+	ExcludedHealth   Exclusion = "health"      // not healthy, while other workers are
+	ExcludedFailing  Exclusion = "failing"     // failed lately, while other workers did not
+	ExcludedStale    Exclusion = "stale"       // a router group without a recent summary, while others have one
 	ExcludedDraining Exclusion = "draining"    // takes no new requests
 	ExcludedRole     Exclusion = "role"        // for prefill only
 	ExcludedAdapter  Exclusion = "adapter"     // does not have the adapter
-	ExcludedPin      Exclusion = "pin"         // the request is for another one
-	ExcludedAllowed  Exclusion = "not_allowed" // not among those that the request allows
+	ExcludedPin      Exclusion = "pin"         // the request names another worker
+	ExcludedAllowed  Exclusion = "not_allowed" // not among the workers that the request allows
 	ExcludedTaint    Exclusion = "taint"       // lacks a taint that the request requires
 	ExcludedBusy     Exclusion = "busy"        // above a threshold
-	ExcludedSession  Exclusion = "session"     // the session is bound to another one
+	ExcludedSession  Exclusion = "session"     // the session is bound to another worker
 )
 
-// Errors of [Router.BestWorker]. They come wrapped with what they are about.
+// Errors of [Router.BestWorker]. They are wrapped in errors that name the model or worker.
 var (
 	// ErrNoWorkers: the model is known, but none of its workers can take a request.
 	ErrNoWorkers = errors.New("no worker is available")
-	// ErrUnknownModel: workers are known, and none serves the model.
+	// ErrUnknownModel: there are workers, and none of them serves the model.
 	ErrUnknownModel = errors.New("the model does not exist")
 	// ErrBadBlocks: Request.Blocks contradicts itself.
 	ErrBadBlocks = errors.New("blocks do not fit together")
-	// ErrBadRequest: a field of the request makes no sense.
+	// ErrBadRequest: a field of the request is out of range.
 	ErrBadRequest = errors.New("bad request")
 	// ErrDuplicate: a request with this id is in flight.
 	ErrDuplicate = errors.New("a request with this id is in flight")
 	// ErrFreed: the request was freed while it waited; it holds no slot.
 	ErrFreed = errors.New("the request was freed while it waited")
-	// ErrAllBusy: workers could take the request, and all are above a threshold.
+	// ErrAllBusy: all workers that could take the request are above a threshold.
 	ErrAllBusy = errors.New("all workers are busy")
-	// ErrQueueFull: the request would have to wait, and too many do.
+	// ErrQueueFull: the request would have to wait, and the queue is full.
 	ErrQueueFull = scorer.ErrQueueFull
 	// ErrDecisionTimeout: the decision took longer than the request's DecisionTimeout.
 	ErrDecisionTimeout = errors.New("the decision took too long")
@@ -369,11 +363,11 @@ var (
 	ErrPinMissing = errors.New("the request names no worker")
 	// ErrPinnedUnknown: there is no such worker of the model.
 	ErrPinnedUnknown = errors.New("the worker does not exist")
-	// ErrPinnedNotAllowed: it is not among those that may take the request.
+	// ErrPinnedNotAllowed: the pinned worker may not take the request.
 	ErrPinnedNotAllowed = errors.New("the worker may not take the request")
-	// ErrPinnedBusy: it is above a threshold.
+	// ErrPinnedBusy: the pinned worker is above a threshold.
 	ErrPinnedBusy = errors.New("the worker is busy")
-	// ErrBadOverride: Request.Override makes no sense. It also wraps the
+	// ErrBadOverride: Request.Override is refused. The error also wraps the
 	// [*scorer.SettingError] that names the field.
 	ErrBadOverride = errors.New("override refused")
 )
