@@ -11,13 +11,13 @@ import (
 	"github.com/kvroute/kvroute/internal/msgpack"
 )
 
-// RouterEvent is one event of a worker's cache as it travels.
+// RouterEvent is one event of a worker's cache in a message.
 type RouterEvent struct {
 	WorkerID uint64
 	DPRank   uint32
 	// EventID grows by one with each event of a (worker, rank, publisher).
 	EventID uint64
-	// Foreign events carry an id and concern blocks that are not the worker's.
+	// Foreign events have an id, and are about blocks that are not the worker's.
 	Foreign bool
 	Event   indexer.Event
 }
@@ -132,20 +132,19 @@ func appendData(dst []byte, ev *indexer.Event) []byte {
 	}
 }
 
-// DecodeEvents reads a payload: an array of events. Each event is read by itself: one that cannot be read is
-// counted in bad and does not take the others along. An error means that the
-// payload as a whole is no such thing.
+// DecodeEvents reads a payload: an array of events. It counts an event that it cannot read in
+// bad, and reads the others. An error means that the payload is no array.
 func DecodeEvents(data []byte) (evs []RouterEvent, bad int, err error) {
 	n, rest, err := msgp.ReadArrayHeaderBytes(data)
 	if err != nil {
 		return nil, 0, fmt.Errorf("events: decode payload: %w", err)
 	}
-	// An event takes 40 bytes at least; do not believe the header beyond that.
+	// An event takes at least 40 bytes, which bounds the number in a false header.
 	evs = make([]RouterEvent, 0, min(int(n), len(data)/40+1))
 	for i := range n {
 		element := rest
 		if rest, err = msgp.Skip(rest); err != nil {
-			// Nothing behind this element can be found.
+			// The beginning of the next element is unknown.
 			return evs, bad + int(n-i), nil //nolint:nilerr // counted in bad
 		}
 		ev, err := decodeEvent(element[:len(element)-len(rest)])
@@ -209,8 +208,8 @@ func decodeEvent(data []byte) (r RouterEvent, err error) {
 	return r, err
 }
 
-// decodeData reads what happened. Of an unknown kind only the name is known to be
-// right, so the event keeps the zero Kind: its id counts, it does nothing.
+// decodeData reads the kind of an event and its blocks. An event of an unknown kind keeps the
+// zero Kind: its id counts, and it has no effect.
 func decodeData(data []byte, ev *indexer.Event) (rest []byte, err error) {
 	if msgp.NextType(data) == msgp.StrType {
 		kind, rest, err := msgp.ReadStringZC(data)
@@ -256,14 +255,14 @@ func decodeStored(data []byte, ev *indexer.Event) (rest []byte, err error) {
 	})
 }
 
-// decodeBlocks reads the blocks of a stored event. Most bytes of the bus are these,
-// so those that look as we and Dynamo write them are read at once.
+// decodeBlocks reads the blocks of a stored event. Most bytes on NATS are blocks, so there is a
+// fast path for the form that kvroute and Dynamo write.
 func decodeBlocks(data []byte) ([]indexer.Block, []byte, error) {
 	n, rest, err := msgp.ReadArrayHeaderBytes(data)
 	if err != nil {
 		return nil, rest, err
 	}
-	// A block takes 20 bytes at least; do not believe the header beyond that.
+	// A block takes at least 20 bytes, which bounds the number in a false header.
 	blocks := make([]indexer.Block, 0, min(int(n), len(rest)/20+1))
 	for range n {
 		b, after, ok := plainBlock(rest)

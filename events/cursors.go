@@ -11,8 +11,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// Cursor is the last event that counted of a publisher of a rank. Of several
-// publishers of one rank, the newest is the last.
+// Cursor is the last applied event of a publisher of a rank. Of several publishers of one
+// rank, the newest is the last.
 type Cursor struct {
 	WorkerID    uint64
 	DPRank      uint32
@@ -20,7 +20,7 @@ type Cursor struct {
 	EventID     uint64
 }
 
-// RankState is a rank that is not known well, and since when something is missing.
+// RankState is a rank that is partial or suspect, and the time of its last loss.
 type RankState struct {
 	WorkerID uint64
 	DPRank   uint32
@@ -28,8 +28,8 @@ type RankState struct {
 	Missed   time.Time // to the ms
 }
 
-// Waiting is an event that waits for its worker, with its publisher. It has touched
-// no cursor.
+// Waiting is an event that waits for its worker, with its publisher. It has changed no
+// cursor.
 type Waiting struct {
 	PublisherID uint64
 	Event       RouterEvent
@@ -68,7 +68,7 @@ func (t *tracker) export(streamed bool) (k knowledge) {
 		}
 		state, missed := r.state, r.missed
 		if rp := r.repair; rp != nil && rp.dump && heard && !rp.passing {
-			state = StateSuspect // until the dump is there
+			state = StateSuspect // until the dump arrives
 		}
 		if state != StateOK {
 			k.states = append(k.states, RankState{key.worker, key.rank, state, missed})
@@ -85,9 +85,8 @@ func (t *tracker) export(streamed bool) (k knowledge) {
 	return k
 }
 
-// restored replaces what the tracker knows by the stream.
-// That two publishers speak for one rank is noticed anew when the older one is heard
-// again. What waits has come now.
+// restored replaces what the tracker knows by the stream. Two publishers of one rank are
+// noticed again when the older one sends. Waiting events count as if they arrived now.
 func (t *tracker) restored(now time.Time, k knowledge) {
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
 		if t.streamed(r.key.worker) {
@@ -118,7 +117,7 @@ func (t *tracker) restored(now time.Time, k knowledge) {
 		}
 	}
 	for _, w := range k.waiting {
-		if _, told := t.workers[w.Event.WorkerID]; told {
+		if _, registered := t.workers[w.Event.WorkerID]; registered {
 			t.accept(now, FeedDurable, w.PublisherID, w.Event, true)
 		} else {
 			t.wait(now, FeedDurable, w.PublisherID, w.Event)
@@ -171,13 +170,13 @@ func (t *tracker) setStates(now time.Time, k knowledge, known func(worker uint64
 	}
 }
 
-// settleUnsure begins anew with the workers that changed while the snapshot was read: the
-// sink may have what the snapshot says of them, or have lost what came since.
+// settleUnsure clears the workers that changed while the snapshot was read: the sink may have
+// their state in the snapshot, or may have lost later events.
 func (t *tracker) settleUnsure(now time.Time) {
 	unsure := t.unsure
 	t.unsure = nil
 	for _, id := range slices.Sorted(maps.Keys(unsure)) {
-		src, told := t.workers[id]
+		src, registered := t.workers[id]
 		for n := range src.DPSize {
 			t.sink(id, src.DPStart+n, indexer.Event{Kind: indexer.Cleared})
 		}
@@ -185,16 +184,16 @@ func (t *tracker) settleUnsure(now time.Time) {
 			t.sink(id, r.key.rank, indexer.Event{Kind: indexer.Cleared})
 			t.drop(r)
 		}
-		if told {
+		if registered {
 			delete(t.workers, id)
 			t.setWorker(now, id, src)
 		}
 	}
 }
 
-// caughtUp takes the news that the stream has been read to its end. What it did not
-// bring, since it was lost or is older than the stream, is asked for now, where
-// somebody can be asked; elsewhere, if there was anything, ranks may lack something.
+// caughtUp notes that the stream was read to its end. Workers with a local indexer are queried
+// for events that the stream has lost, or that are older than the stream. If messages may be
+// lost, ranks of other workers become partial.
 func (t *tracker) caughtUp(now time.Time, lost bool) {
 	t.current = true
 	for _, id := range slices.Sorted(maps.Keys(t.workers)) {

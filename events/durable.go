@@ -23,52 +23,52 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// DurableConfig says how a [Durable] reads the stream. Holdings is required; the zero
-// value of each other field means its default.
+// DurableConfig configures a [Durable]. Holdings is required; the zero value of each other
+// field means its default.
 type DurableConfig struct {
-	// Replica names this process among the router replicas. It should be the same
-	// after a restart, and must not be that of another one. Default: random.
+	// Replica is the name of this process among the router replicas. It should be the same
+	// after a restart, and no other replica may have it. Default: random.
 	Replica string
 	// Holdings is what the subscriber's sink makes of the events.
 	Holdings Holdings
-	// Replicas is how many servers of a NATS cluster keep what this process
-	// creates; what is there already stays as it is. Default 1.
+	// Replicas is how many servers of a NATS cluster store what this process creates.
+	// Existing streams and buckets stay as they are. Default 1.
 	Replicas int
-	// Memory keeps it in the servers' memory instead of files.
+	// Memory has the servers store it in memory instead of in files.
 	Memory bool
-	// SnapshotThreshold is the number of messages in the stream above which a
-	// snapshot is taken and the stream shortened. Default 1,000,000.
+	// SnapshotThreshold is the number of messages in the stream above which the replica
+	// takes a snapshot and purges the stream. Default 1,000,000.
 	SnapshotThreshold int
-	// Retention is how long the stream keeps messages, 30 min to a year. Default: as the
-	// stream that is there, or 1 h.
+	// Retention is how long the stream keeps messages, 30 min to a year. Default: that of the
+	// existing stream, or 1 h.
 	Retention time.Duration
-	// ResetStates begins a new epoch: this and all other replicas forget what they
-	// know and what is stored.
+	// ResetStates begins a new epoch: this replica and all others drop their state and what
+	// is stored.
 	ResetStates bool
 	// Drain is how long the last snapshot may take. Default 10 s.
 	Drain time.Duration
-	// Log takes a line for what goes wrong. Default none.
+	// Log gets a line for each fault. Default none.
 	Log *slog.Logger
-	// Meter makes the instruments listed in docs/metrics.md. Default none.
+	// Meter creates the instruments listed in docs/metrics.md. Default none.
 	Meter metric.Meter
 }
 
-// timing is what tests shorten.
+// timing has the periods that tests shorten.
 type timing struct {
 	maxAge       time.Duration // of messages in the stream
 	duplicates   time.Duration // how far back the stream looks for repeated messages
-	inactive     time.Duration // how long a replica may be away before its consumer goes
+	inactive     time.Duration // how long a replica may be away before the server deletes its consumer
 	lockTTL      time.Duration
 	lockEvery    time.Duration
 	keepEvery    time.Duration
-	snapshotAge  time.Duration // a newer one is due behind which there are messages
-	snapshotRest time.Duration // least time between two
+	snapshotAge  time.Duration // age of a snapshot at which a new one is due, if there are new messages
+	snapshotRest time.Duration // least time between two snapshots
 	retry        time.Duration
 	call         time.Duration // for a request to NATS
-	probe        time.Duration // between two looks whether JetStream stores anything
-	audit        time.Duration // between two questions to the workers while it does not
-	stall        time.Duration // without a message although there are some
-	fetch        int           // messages that are fetched ahead
+	probe        time.Duration // between two checks whether JetStream stores messages
+	audit        time.Duration // between two queries to the workers while it does not
+	stall        time.Duration // longest time without a message although there are some
+	fetch        int           // messages requested ahead
 }
 
 func defaultTiming() timing {
@@ -80,45 +80,40 @@ func defaultTiming() timing {
 }
 
 const (
-	// caughtUp is the number of messages that do not yet count as a backlog.
+	// caughtUp is the number of messages below which the stream counts as read to its end.
 	caughtUp = 1000
-	// What is fetched ahead: enough to keep busy, little enough to keep in memory.
+	// The messages requested ahead are bounded by number and by bytes.
 	fetchMessages = 8192
 	fetchBytes    = 64 << 20
 )
 
-// Durable reads the events from a stream that keeps them, in the place of
-// [Subscriber.Run]. Nothing that the stream has acknowledged is missing from what
-// the sink gets, whatever happens to connections, servers and replicas, and what
-// comes twice counts once. What a replica knows is kept in snapshots, from which
-// another one starts; see docs/protocol.md.
+// Durable reads the events from a JetStream stream. The sink gets every event that the stream
+// acknowledged to its publisher, once and in order, whatever happens to connections, servers
+// and replicas. Replicas keep their state in snapshots, from which other replicas start; see
+// docs/protocol.md.
 //
 // # Invariants
 //
-//   - The tracker has got exactly the messages up to the position, of those that the
-//     stream kept. Both change together, under one lock: a snapshot is a cut
-//     between two messages, taken when the sink has got all events before it. What it says of a rank is what the rank's events make up to
-//     its cursor, which an answer of the worker may have brought beyond the position:
-//     messages behind the position that say no more are dropped by their ids.
-//   - After each restoration, once the stream is read to its end, all are asked that can
-//     be; of the others it is known whether messages may be missing.
-//   - Messages are applied in the order of the stream. One that is missing in what
-//     the consumer delivers, by the consumer's own numbers, is asked for again
-//     before anything behind it is applied.
-//   - What the messages up to the position said is all in a snapshot of it: in its
-//     runs, as an event that waits for its worker, or as one that waits for its
-//     parent, which the index lets wait although the cursor has passed it.
-//   - The consumer outlives a session. A message that was delivered to it counts as read: at
-//     most fetchMessages of fetchBytes are delivered and not applied. If others purge
-//     these they are in a snapshot, from which a replica goes on that loses them unapplied
-//     because it dies or its session ends (see overtaken).
-//   - A message is purged only after it was delivered to every consumer of the subject, and
-//     when the two newest snapshots contain it: each of them, with the stream, makes
-//     everything.
+//   - The tracker has got exactly the stream's messages up to the position. Both change
+//     together, under one lock. A snapshot is taken between two messages, when the sink has
+//     got all events before it. It has the result of a rank's events up to the rank's cursor.
+//     After an answer of the worker the cursor may be beyond the position: the tracker then
+//     drops later messages up to the cursor by their ids.
+//   - After each restore, when the stream is read to its end, workers with a local indexer
+//     are queried; ranks of other workers are partial if messages may be missing.
+//   - Messages are applied in the order of the stream. The consumer numbers what it delivers:
+//     a missing message is requested again before a later one is applied.
+//   - A snapshot has every event up to its position: in its runs, as an event that waits for
+//     its worker, or as one that waits for the parent of its blocks.
+//   - A delivered message counts as read, although up to fetchMessages or fetchBytes are not
+//     applied yet. A replica that loses them, because it dies or its session ends, restores a
+//     snapshot if they were purged meanwhile (see overtaken).
+//   - A message is purged only after it was delivered to every consumer of the subject, and if
+//     the two newest snapshots contain it. Each of them, with the stream, has the whole state.
 //   - What another program purges before this replica has got it is lost, unless a snapshot
 //     of a later position has it. Ranks with a gap are suspect.
-//   - The newest snapshot is replaced only by one of a later position, by
-//     compare-and-set, by the one who holds the lock.
+//   - Only the holder of the lock replaces the newest snapshot, by compare-and-set, and only
+//     by one of a later position.
 type Durable struct {
 	conf     DurableConfig
 	scope    wire.Scope
@@ -126,47 +121,46 @@ type Durable struct {
 	js       jetstream.JetStream
 	metrics  *durableMetrics
 	timing   timing
-	instance string // tells two processes with one name apart
+	instance string // distinguishes two processes with one name
 
 	// pending is the number of messages in the stream that are not applied.
 	pending atomic.Int64
 	live    atomic.Bool // a session is open, and has been up to date
-	wanted  atomic.Bool // a snapshot, in the place of one that is of no use
-	// review is to be done at the stream's end: what it did not bring is asked for.
+	wanted  atomic.Bool // a snapshot is wanted in place of a damaged one, or because only this replica has the state
+	// review: at the stream's end workers are queried for what the stream did not bring.
 	review atomic.Bool
-	lost   atomic.Bool // messages, before the position or behind it
-	// refuses says that JetStream does not store events.
+	lost   atomic.Bool // messages of the stream may be missing
+	// refuses: JetStream does not store events.
 	refuses atomic.Bool
 
-	// The mutex of sub guards these fields, too.
+	// The mutex of sub guards the fields below.
 	at     position
 	loaded bool
-	// inherited says that what is known goes back to before the stream was made: it is
-	// nowhere else if the store was deleted.
+	// inherited: the state is older than the stream. After a deletion of the store only
+	// replicas with such a state have it.
 	inherited bool
 
-	// The fields below belong to Run, and while a session is open to those who look
-	// after it.
+	// The fields below belong to Run, and to keep while a session is open.
 	consumer   string
-	base       head     // the snapshot that was restored; zero if none
-	damaged    []string // snapshots that could not be
-	subscribed bool     // there has been one
+	base       head     // the restored snapshot; zero if none
+	damaged    []string // snapshots that could not be restored
+	subscribed bool     // the consumer was created once
 	reset      bool
 	lastTaken  time.Time
 	lastExpire time.Time
 	lastProbe  time.Time
 	lastAudit  time.Time
-	refusals   int // of probes, one after the other
+	refusals   int // failed probes in a row
 }
 
 // position is a place in a stream.
 type position struct {
-	stream int64 // when the stream was made, unix ns
+	stream int64 // creation time of the stream, unix ns
 	seq    uint64
 	epoch  uint64
 }
 
-// NewDurable returns one that feeds a subscriber whose Run is not called.
+// NewDurable returns a reader of the stream that passes the events to a subscriber.
 func NewDurable(sub *Subscriber, conf DurableConfig) (*Durable, error) {
 	instance := strconv.FormatUint(rand.Uint64(), 16)
 	if conf.Replica == "" {
@@ -205,7 +199,7 @@ func NewDurable(sub *Subscriber, conf DurableConfig) (*Durable, error) {
 	return d, err
 }
 
-// consumerName makes a replica's name fit for a consumer.
+// consumerName replaces the characters that a consumer's name may not have.
 func consumerName(replica string) string {
 	return strings.Map(func(r rune) rune {
 		if r <= ' ' || r > '~' || strings.ContainsRune(`.*>/\`, r) {
@@ -215,11 +209,10 @@ func consumerName(replica string) string {
 	}, replica)
 }
 
-// Ready reports whether the stream is being read and, but for some messages, has
-// been read to its end.
+// Ready reports whether the stream is read, and was read nearly to its end.
 func (d *Durable) Ready() bool { return d.live.Load() && d.sub.nc.IsConnected() }
 
-// Stores reports whether JetStream stores events, as far as is known.
+// Stores reports whether JetStream stores events, by the last probes.
 func (d *Durable) Stores() bool { return !d.refuses.Load() }
 
 // Position returns the number of the last message applied.
@@ -233,8 +226,8 @@ func (d *Durable) position() position {
 	return d.at
 }
 
-// Run reads the stream until ctx ends, then takes a last snapshot. Whatever goes
-// wrong with NATS, it tries again: what is known stays known meanwhile.
+// Run reads the stream until ctx ends, then takes a last snapshot. After any fault of NATS it
+// tries again, and keeps its state meanwhile.
 func (d *Durable) Run(ctx context.Context) error {
 	var last *opened
 	var retry bus.Retry
@@ -264,7 +257,7 @@ func (d *Durable) Run(ctx context.Context) error {
 	return nil
 }
 
-// leave takes a last snapshot, if that would be of use.
+// leave takes a last snapshot, if there are new messages.
 func (d *Durable) leave(ctx context.Context, o *opened) {
 	if !d.sub.nc.IsConnected() {
 		return
@@ -276,7 +269,7 @@ func (d *Durable) leave(ctx context.Context, o *opened) {
 	}
 }
 
-// Reasons to end a session.
+// Reasons for the end of a session.
 var (
 	errMissed    = errors.New("messages of the stream did not arrive")
 	errEpoch     = errors.New("another replica began a new epoch")
@@ -286,7 +279,7 @@ var (
 	errInherited = errors.New("another replica knows what was before the stream")
 )
 
-// opened is what a session works with.
+// opened is what a session has opened in NATS.
 type opened struct {
 	stream    jetstream.Stream
 	subject   string // of the scope
@@ -302,7 +295,7 @@ type opened struct {
 	since    time.Time // and when that was
 }
 
-// session opens everything, and reads until it cannot go on.
+// session opens everything, and reads the stream until a fault.
 func (d *Durable) session(ctx context.Context) (*opened, error) {
 	o, err := d.open(ctx)
 	if err != nil {
@@ -319,8 +312,8 @@ func (d *Durable) session(ctx context.Context) (*opened, error) {
 	return o, context.Cause(ctx)
 }
 
-// open finds or makes all that is needed in NATS, brings the state to a position of
-// the stream, and makes the consumer that goes on from there.
+// open opens or creates all that is needed in NATS, brings the state to a position of the
+// stream, and creates the consumer that continues from there.
 func (d *Durable) open(ctx context.Context) (*opened, error) {
 	o := &opened{subject: d.scope.Topic(Topic), component: d.scope.StreamSubjects(Topic)}
 	err := d.limited(ctx, func(ctx context.Context) (err error) {
@@ -367,168 +360,7 @@ func (d *Durable) open(ctx context.Context) (*opened, error) {
 	}
 }
 
-// limited gives do the time of a few requests.
-func (d *Durable) limited(ctx context.Context, do func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, d.timing.call)
-	defer cancel()
-	return do(ctx)
-}
-
-// OpenStream returns the stream of a scope's component, and makes it with the default
-// retention if it is not there.
-func OpenStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, replicas int) (jetstream.Stream, error) {
-	t := defaultTiming()
-	return openStream(ctx, js, scope, replicas, false, &t)
-}
-
-// openStream returns the stream of a scope's component, and makes it if it is not
-// there. Publishers and routers do this, whoever comes first. A stream that is
-// there stays as its owner configured it.
-func openStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, replicas int, memory bool, t *timing) (jetstream.Stream, error) {
-	name := scope.Stream()
-	storage := jetstream.FileStorage
-	if memory {
-		storage = jetstream.MemoryStorage
-	}
-	stream, err := openOrCreate(jetstream.ErrStreamNotFound, jetstream.ErrStreamNameAlreadyInUse,
-		func() (jetstream.Stream, error) { return js.Stream(ctx, name) },
-		func() (jetstream.Stream, error) {
-			return js.CreateStream(ctx, jetstream.StreamConfig{
-				Name:        name,
-				Description: "kvroute: what happens in the caches of workers",
-				Subjects:    []string{scope.StreamSubjects(Topic)},
-				Retention:   jetstream.LimitsPolicy,
-				Discard:     jetstream.DiscardOld,
-				MaxAge:      t.maxAge,
-				Duplicates:  min(t.duplicates, t.maxAge),
-				Storage:     storage,
-				Replicas:    replicas,
-			})
-		})
-	if err != nil {
-		return nil, fmt.Errorf("events: open stream %s: %w", name, bus.Explain(err))
-	}
-	return stream, nil
-}
-
-// retain applies the configured retention to a stream that another process created.
-func (d *Durable) retain(ctx context.Context, o *opened) (err error) {
-	conf := o.stream.CachedInfo().Config
-	if conf.MaxAge == d.conf.Retention {
-		return nil
-	}
-	conf.MaxAge, conf.Duplicates = d.conf.Retention, min(conf.Duplicates, d.conf.Retention)
-	if o.stream, err = d.js.UpdateStream(ctx, conf); err != nil {
-		return fmt.Errorf("events: change the retention of stream %s: %w", conf.Name, bus.Explain(err))
-	}
-	return nil
-}
-
-func (d *Durable) storage() jetstream.StorageType {
-	if d.conf.Memory {
-		return jetstream.MemoryStorage
-	}
-	return jetstream.FileStorage
-}
-
-func (d *Durable) bucket(ctx context.Context, kind string, ttl time.Duration) (jetstream.KeyValue, error) {
-	name := d.scope.Bucket(kind)
-	bucket, err := openOrCreate(jetstream.ErrBucketNotFound, jetstream.ErrBucketExists,
-		func() (jetstream.KeyValue, error) { return d.js.KeyValue(ctx, name) },
-		func() (jetstream.KeyValue, error) {
-			return d.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
-				Bucket: name, Description: "kvroute: " + kind + " of the events", TTL: ttl, History: 1,
-				Replicas: d.conf.Replicas, Storage: d.storage(), MaxValueSize: 64 << 10,
-			})
-		})
-	if err != nil {
-		return nil, fmt.Errorf("events: open bucket %s: %w", name, err)
-	}
-	return bucket, nil
-}
-
-func (d *Durable) objectStore(ctx context.Context) (jetstream.ObjectStore, error) {
-	name := d.scope.Bucket("snap")
-	objects, err := openOrCreate(jetstream.ErrBucketNotFound, jetstream.ErrBucketExists,
-		func() (jetstream.ObjectStore, error) { return d.js.ObjectStore(ctx, name) },
-		func() (jetstream.ObjectStore, error) {
-			return d.js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
-				Bucket: name, Description: "kvroute: snapshots of the index",
-				Replicas: d.conf.Replicas, Storage: d.storage(),
-			})
-		})
-	if err != nil {
-		return nil, fmt.Errorf("events: open object store %s: %w", name, err)
-	}
-	return objects, nil
-}
-
-// openOrCreate opens what may have to be created, or be created by another process.
-func openOrCreate[T any](missing, exists error, open, create func() (T, error)) (T, error) {
-	v, err := open()
-	if errors.Is(err, missing) {
-		if v, err = create(); errors.Is(err, exists) {
-			v, err = open()
-		}
-	}
-	return v, err
-}
-
-// epoch returns the epoch to be in, and raises it once if that was asked for.
-func (d *Durable) epoch(ctx context.Context, o *opened) (e epoch, err error) {
-	err = d.limited(ctx, func(ctx context.Context) error {
-		if d.reset {
-			if e, err = o.raiseEpoch(ctx, d.conf.Replica); err != nil {
-				return fmt.Errorf("events: reset states: %w", err)
-			}
-			d.reset = false
-			d.conf.Log.Warn("states are reset: all replicas forget what the workers cache", "epoch", e.N)
-			return nil
-		}
-		if _, err = readKey(ctx, o.state, keyEpoch, &e); err != nil {
-			return fmt.Errorf("events: %w", err)
-		}
-		return nil
-	})
-	return e, err
-}
-
-// subscribe makes the consumer anew, behind the position: one of this name that is
-// there belongs to a memory that is gone.
-func (d *Durable) subscribe(ctx context.Context, o *opened) error {
-	if was, err := o.stream.Consumer(ctx, d.consumer); err == nil {
-		if by := was.CachedInfo().Config.Metadata["instance"]; d.subscribed && by != "" && by != d.instance {
-			// It was made after ours, so its owner lives.
-			d.consumer += "-" + d.instance
-			d.conf.Log.Error("another process has this replica's name; this one goes on under a name of its own", "replica", d.conf.Replica, "consumer", d.consumer)
-		}
-	}
-	if err := o.stream.DeleteConsumer(ctx, d.consumer); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
-		return fmt.Errorf("events: delete consumer %s: %w", d.consumer, err)
-	}
-	var err error
-	// Acknowledgements would only tell the server what was applied. What was delivered and is
-	// purged before it is applied is in a snapshot.
-	o.consumer, err = o.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
-		Name:              d.consumer,
-		Durable:           d.consumer,
-		Description:       "kvroute replica " + d.conf.Replica,
-		Metadata:          map[string]string{"instance": d.instance},
-		FilterSubjects:    []string{o.subject},
-		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
-		OptStartSeq:       d.Position() + 1,
-		AckPolicy:         jetstream.AckNonePolicy,
-		InactiveThreshold: d.timing.inactive,
-	})
-	if err != nil {
-		return fmt.Errorf("events: make consumer %s: %w", d.consumer, err)
-	}
-	d.subscribed = true
-	d.pending.Store(int64(o.consumer.CachedInfo().NumPending))
-	return nil
-}
-
-// behind notes how many messages are still to be applied.
+// behind notes how many messages are not applied yet.
 func (d *Durable) behind(n int64) {
 	d.pending.Store(n)
 	if n >= caughtUp {

@@ -45,7 +45,10 @@ func TestLocalIndexersMendTheStream(t *testing.T) {
 		},
 		"gone before the first router came": func(n *natsd, e *enginePool) {
 			e.workFor(200 * time.Millisecond)
-			eventually(n.t, func() bool { return n.streamInfo().State.LastSeq > 0 })
+			eventually(n.t, func() bool {
+				s, err := n.jetStream().Stream(n.t.Context(), wire.Scope{}.Stream())
+				return err == nil && s.CachedInfo().State.LastSeq > 0
+			})
 			n.purge()
 		},
 		"snapshots damaged, the stream purged": func(n *natsd, e *enginePool) {

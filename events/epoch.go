@@ -12,18 +12,18 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// epoch says from where on the stream counts. All replicas of an epoch forget what
-// they knew when it began, and read the stream from the same message on.
+// epoch is the number of times that the states were reset. When it begins, all replicas drop
+// their state, and read the stream from the same message on.
 type epoch struct {
-	N uint64 `json:"epoch"` // 0: nobody ever raised it
-	// Start is the first message that counts, in the stream that was made at the
-	// time Stream (unix ns); in a later stream all do.
+	N uint64 `json:"epoch"` // 0: never raised
+	// Start is the first message of the epoch, in the stream that was created at the
+	// time Stream (unix ns). All messages of a later stream belong to the epoch.
 	Start   uint64 `json:"start"`
 	Stream  int64  `json:"stream"`
 	Replica string `json:"replica"` // that raised it
 }
 
-// start returns the position before the first message that counts in a stream.
+// start returns the position before the epoch's first message in a stream.
 func (e *epoch) start(stream int64) uint64 {
 	if e.Stream != stream || e.Start == 0 {
 		return 0
@@ -31,7 +31,7 @@ func (e *epoch) start(stream int64) uint64 {
 	return e.Start - 1
 }
 
-// head names the newest snapshot, and the one to take if that turns out damaged.
+// head names the newest snapshot, and the one to restore if the newest is damaged.
 type head struct {
 	Object    string `json:"object"`
 	LastSeq   uint64 `json:"last_seq"`
@@ -40,17 +40,17 @@ type head struct {
 	XXH3      string `json:"xxh3"`
 	Epoch     uint64 `json:"epoch"`
 	Stream    int64  `json:"stream"`
-	// Inherited says that the snapshot has what its writer knew before the stream was
-	// made. A replica that began with the stream takes it in the place of what it knows.
+	// Inherited: the snapshot has state that is older than the stream. A replica without such
+	// state restores it in place of its own.
 	Inherited bool `json:"inherited,omitempty"`
-	// Previous is the snapshot before, "" if there is no good one. The stream goes
-	// on from PreviousSeq, its position; 0 if that is of another stream.
+	// Previous is the snapshot before, "" if there is no good one. PreviousSeq is its position,
+	// 0 if that is of another stream.
 	Previous    string `json:"previous,omitempty"`
 	PreviousSeq uint64 `json:"previous_seq,omitempty"`
 }
 
-// before returns the snapshot that a new one is to fall back on, as a head's Previous
-// and PreviousSeq: the newest of those known that is not damaged.
+// before returns Previous and PreviousSeq of a new head: the newest known snapshot that is not
+// damaged.
 func (d *Durable) before(h *head, o *opened, object string, epoch uint64) (previous string, seq uint64) {
 	known := []head{d.base}
 	if h.Epoch == epoch {
@@ -75,8 +75,8 @@ const (
 	keyProbe = "probe" // in the bucket of locks, whose entries expire
 )
 
-// readKey reads a key into v. revision is 0 if it is not there, or was deleted.
-// What cannot be read counts as not there, but keeps its revision.
+// readKey reads a key into v. revision is 0 if the key is missing or was deleted. A value that
+// cannot be decoded counts as missing, but keeps its revision.
 func readKey[T any](ctx context.Context, bucket jetstream.KeyValue, key string, v *T) (revision uint64, err error) {
 	e, err := bucket.Get(ctx, key)
 	switch {
@@ -91,7 +91,7 @@ func readKey[T any](ctx context.Context, bucket jetstream.KeyValue, key string, 
 	return e.Revision(), nil
 }
 
-// writeKey writes a key if it still has the revision.
+// writeKey writes a key if its revision is unchanged.
 func writeKey[T any](ctx context.Context, bucket jetstream.KeyValue, key string, v T, revision uint64) error {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -108,8 +108,8 @@ func writeKey[T any](ctx context.Context, bucket jetstream.KeyValue, key string,
 	return nil
 }
 
-// raiseEpoch begins a new epoch behind the last message of the stream, and removes
-// what belongs to the one before.
+// raiseEpoch begins a new epoch behind the last message of the stream, and removes the state
+// of the one before.
 func (o *opened) raiseEpoch(ctx context.Context, replica string) (epoch, error) {
 	var e epoch
 	revision, err := readKey(ctx, o.state, keyEpoch, &e)
@@ -124,7 +124,7 @@ func (o *opened) raiseEpoch(ctx context.Context, replica string) (epoch, error) 
 	if err := writeKey(ctx, o.state, keyEpoch, e, revision); err != nil {
 		return e, err
 	}
-	// From here on nobody reads any of it; what is left over harms nobody.
+	// From here on no replica reads the old state. Leftovers do no harm.
 	if err := o.state.Delete(ctx, keyHead); err != nil {
 		return e, fmt.Errorf("delete %s: %w", keyHead, err)
 	}

@@ -66,24 +66,24 @@ import (
 // Topic is the name of the event plane's topic for cache events.
 const Topic = "kv-events"
 
-// Sink takes an event of a worker's rank. It does nothing if it does not know the worker.
+// Sink applies an event of a worker's rank. It ignores events of unknown workers.
 type Sink func(workerID uint64, dpRank uint32, ev indexer.Event)
 
 const (
 	maxWaitingEvents  = 1024
 	maxWaitingWorkers = 256
 	maxWait           = 60 * time.Second
-	// maxRanks is far above any fleet; it bounds what liars can make us keep.
+	// maxRanks is far above any fleet. It bounds the memory that forged events can take.
 	maxRanks = 1 << 18
-	// partialFor is how long a rank that we came late to counts as partial if
-	// nothing of it is missed: what it held before is mostly evicted by then.
+	// partialFor is how long a rank whose first events are unknown is partial if no later
+	// event is missing: by then its worker has evicted most of the unknown blocks.
 	partialFor = 10 * time.Minute
 )
 
-// tracker keeps the cursors of all ranks, the events that wait, and the repairs. It
-// is the subscriber without NATS, clock and lock: events, answers, failures and the
-// time go in, events for the sink and queries to send come out. The same inputs
-// give the same outputs.
+// tracker has the cursors of all ranks, the waiting events, and the repairs. It is the
+// subscriber without NATS, clock and lock: its inputs are events, answers, failures and the
+// time, its outputs are events for the sink and queries. The same inputs give the same
+// outputs.
 type tracker struct {
 	sink Sink
 	// changed is called when the state of a rank changes, gaveUp when a repair of a rank
@@ -94,13 +94,13 @@ type tracker struct {
 
 	ranks   map[rankKey]*rank
 	owned   map[uint64]owned   // the same, by worker
-	workers map[uint64]Source  // as told
+	workers map[uint64]Source  // by setWorker or load
 	waiting map[waitKey]*queue // never empty
 	repairs repairs
-	current bool // the stream has been read to its end since it was opened
-	stalled bool // the stream takes no events: ranks that it brings are suspect
-	// unsure are the workers that left, or came to count as another feed's or another
-	// process, while a snapshot is read; nil while none is.
+	current bool // the stream was read to its end since it was opened
+	stalled bool // the stream stores no events: its ranks are suspect
+	// unsure are the workers that left, or changed their feed or process, while a snapshot is
+	// read. It is nil while no snapshot is read.
 	unsure map[uint64]struct{}
 }
 
@@ -114,31 +114,31 @@ type waitKey struct {
 	feed   Feed
 }
 
-// owned are the ranks of a worker, in no order. Liars can give one worker all that
-// there is room for, so nothing that an event does may look at each of them.
+// owned are the ranks of a worker, in no order. Forged events can give one worker the
+// maximum number of ranks, so the work for an event must not grow with their number.
 type owned struct {
 	ranks    []*rank
-	restored int // so many are known from a snapshot
+	restored int // how many are known from a snapshot of the stream
 }
 
 type rank struct {
-	key     rankKey
-	at      int               // place among its worker's
-	cursors map[uint64]uint64 // by publisher
-	newest  uint64            // the publisher that counts, or was heard first last; 0 = of no name, or not known
-	many    bool              // two publishers at a time: nothing is cleared any more
-	state   State
-	told    State     // what was told of it: worse than state while the stream takes no events
-	missed  time.Time // when something was missed last
+	key      rankKey
+	at       int               // index in owned.ranks
+	cursors  map[uint64]uint64 // by publisher
+	newest   uint64            // the current publisher: the last one that was new; 0 = unknown, or without an id
+	many     bool              // two publishers send at the same time: the rank is not cleared any more
+	state    State
+	reported State     // worse than state while the stream takes no events
+	missed   time.Time // when the last loss was noticed
 	// restored says that it is known from a snapshot of the stream.
 	restored bool
 
 	// Of ranks with a local indexer:
 	repair   *repair              // nil if steady
-	rejected map[uint64]time.Time // publishers that do not speak for the rank, until when
+	rejected map[uint64]time.Time // publishers that are ignored, and until when
 }
 
-// maxPublishers bounds the cursors of a rank. More than two are somebody's mistake.
+// maxPublishers bounds the cursors of a rank. More than two are a mistake in the fleet.
 const maxPublishers = 8
 
 type queue struct {
@@ -150,21 +150,21 @@ type queue struct {
 type heldEvent struct {
 	publisher uint64
 	ev        RouterEvent
-	after     uint64 // number of the last query sent before it was heard
+	after     uint64 // number of the last query sent before the event arrived
 }
 
-// verdict says what became of an event.
+// verdict is the result of an event.
 type verdict struct {
 	duplicate bool // dropped
 	gap       bool // events before it are missing
 	restart   bool // of a new publisher: its rank is cleared, or read anew
 	many      bool // an older publisher of the rank was heard again
-	rejected  bool // of a publisher that does not speak for the rank
-	stranger  bool // the first of such that waits for its worker's record to change
-	waiting   bool // the worker, or its publisher, is not known yet
-	held      bool // until what is missing before it is there
-	dropped   bool // there was no room to wait
-	other     bool // dropped: the worker's events are taken from another feed
+	rejected  bool // dropped: its publisher is ignored, see rank.rejected
+	stranger  bool // waits for its worker's record to name its publisher; the first such event
+	waiting   bool // its worker or publisher is unknown
+	held      bool // waits for the missing events before it
+	dropped   bool // too many events wait
+	other     bool // dropped: the worker has another feed
 }
 
 func newTracker(sink Sink) *tracker {
@@ -182,21 +182,21 @@ func newTracker(sink Sink) *tracker {
 	return t
 }
 
-// accept takes one event of a feed from a publisher. sinkKnows says that the sink knows the
-// worker, which matters while the tracker was not told of the worker.
+// accept takes one event of a feed from a publisher. sinkKnows reports whether the sink knows
+// the worker; it matters for workers without a call of setWorker.
 func (t *tracker) accept(now time.Time, feed Feed, publisher uint64, ev RouterEvent, sinkKnows bool) verdict {
-	src, told := t.workers[ev.WorkerID]
+	src, registered := t.workers[ev.WorkerID]
 	switch {
 	case src.Feed == feedSaved:
 		return t.wait(now, feed, publisher, ev)
-	case told && !src.takes(feed):
+	case registered && !src.takes(feed):
 		return verdict{other: true}
-	case !told:
+	case !registered:
 		if q := t.waiting[waitKey{ev.WorkerID, feed}]; q != nil || t.waits(ev.WorkerID) {
 			return t.wait(now, feed, publisher, ev)
 		}
 		if feed != FeedDurable && t.owned[ev.WorkerID].restored > 0 {
-			return verdict{other: true} // the stream brings it, in its place
+			return verdict{other: true} // the stream brings it, too
 		}
 		if !sinkKnows {
 			return t.wait(now, feed, publisher, ev)
@@ -219,14 +219,14 @@ func (t *tracker) accept(now time.Time, feed Feed, publisher uint64, ev RouterEv
 	return t.pass(now, r, publisher, ev)
 }
 
-// past reports whether a message is of a process that its worker's record does not
-// name any more: one before it, as the clock of its publisher says.
+// past reports whether a message is from a publisher that the worker's record does not name,
+// and older than the worker's process, by the publisher's clock.
 func (t *tracker) past(e Envelope, worker uint64) bool {
-	src, told := t.workers[worker]
-	return told && !src.hears(e.PublisherID) && e.PublishedAt > 0 && e.PublishedAt < uint64(max(0, src.StartedMS))
+	src, registered := t.workers[worker]
+	return registered && !src.hears(e.PublisherID) && e.PublishedAt > 0 && e.PublishedAt < uint64(max(0, src.StartedMS))
 }
 
-// rank returns what is kept of a rank, or nil if there are too many.
+// rank returns a rank, which it creates if needed, or nil if there are too many.
 func (t *tracker) rank(key rankKey) *rank {
 	r := t.ranks[key]
 	if r == nil && len(t.ranks) < maxRanks {
@@ -235,15 +235,15 @@ func (t *tracker) rank(key rankKey) *rank {
 		t.ranks[key] = r
 		o.ranks = append(o.ranks, r)
 		t.owned[key.worker] = o
-		t.tell(r)
+		t.report(r)
 	}
 	return r
 }
 
-// drop forgets a rank.
+// drop removes a rank.
 func (t *tracker) drop(r *rank) {
 	t.settle(r)
-	if r.state = StateOK; r.told != StateOK {
+	if r.state = StateOK; r.reported != StateOK {
 		t.changed(r.key.worker, r.key.rank, StateOK)
 	}
 	delete(t.ranks, r.key)
@@ -262,7 +262,7 @@ func (t *tracker) drop(r *rank) {
 	t.owned[r.key.worker] = o
 }
 
-// fromSnapshot notes that a rank is known from a snapshot of the stream.
+// fromSnapshot marks a rank as known from a snapshot of the stream.
 func (t *tracker) fromSnapshot(r *rank) {
 	if r.restored {
 		return
@@ -273,22 +273,22 @@ func (t *tracker) fromSnapshot(r *rank) {
 	t.owned[r.key.worker] = o
 }
 
-// pass lets an event through if it is new, whatever is missing before it.
+// pass applies a new event, even if events before it are missing.
 func (t *tracker) pass(now time.Time, r *rank, publisher uint64, ev RouterEvent) (v verdict) {
 	cursor, heard := r.cursors[publisher]
 	switch {
 	case heard && ev.EventID <= cursor:
 		v.duplicate = true
-		return v // of whichever publisher
+		return v
 	case heard:
 		v.gap = ev.EventID > cursor+1
 		if publisher != r.newest && !r.many {
-			// So it was wrong to clear the rank.
+			// The older publisher is alive, so it was wrong to clear the rank.
 			r.many, v.many = true, true
 			t.miss(now, r, StateSuspect)
 		}
 	case len(r.cursors) == 0:
-		v.gap = ev.EventID > 1 // we came late
+		v.gap = ev.EventID > 1 // its first events are unknown
 	case !r.many:
 		v.restart = true
 	}
@@ -314,14 +314,14 @@ func (t *tracker) pass(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 	return v
 }
 
-// give gives an event to the sink, unless it does nothing.
+// give passes an event to the sink, unless the event has no effect.
 func (t *tracker) give(r *rank, ev *RouterEvent) {
 	if !ev.Foreign && ev.Event.Kind != 0 {
 		t.sink(r.key.worker, r.key.rank, ev.Event)
 	}
 }
 
-// miss notes that something was missed. Suspect is worse than partial.
+// miss notes a loss. A suspect rank does not become partial.
 func (t *tracker) miss(now time.Time, r *rank, s State) {
 	r.missed = now
 	t.set(r, max(s, r.state))
@@ -330,24 +330,24 @@ func (t *tracker) miss(now time.Time, r *rank, s State) {
 func (t *tracker) set(r *rank, s State) {
 	if r.state != s {
 		r.state = s
-		t.tell(r)
+		t.report(r)
 	}
 }
 
-// tell tells of a rank's state, if that is news.
-func (t *tracker) tell(r *rank) {
+// report calls changed if the state to report is a new one.
+func (t *tracker) report(r *rank) {
 	s := r.state
 	if t.stalled && t.streamed(r.key.worker) {
 		s = StateSuspect
 	}
-	if r.told != s {
-		r.told = s
+	if r.reported != s {
+		r.reported = s
 		t.changed(r.key.worker, r.key.rank, s)
 	}
 }
 
-// stall takes the news that the stream takes no events, or does again. Ranks that were
-// never heard of count as well: they may hold anything.
+// stall notes whether the stream stores no events. Ranks without any event count as well:
+// their content is unknown.
 func (t *tracker) stall(now bool) {
 	t.stalled = now
 	if now {
@@ -360,11 +360,11 @@ func (t *tracker) stall(now bool) {
 		}
 	}
 	for _, r := range t.ranks {
-		t.tell(r)
+		t.report(r)
 	}
 }
 
-// waits reports whether events of a worker wait.
+// waits reports whether events wait for a worker.
 func (t *tracker) waits(worker uint64) bool {
 	for _, feed := range feeds {
 		if t.waiting[waitKey{worker, feed}] != nil {
@@ -374,7 +374,7 @@ func (t *tracker) waits(worker uint64) bool {
 	return false
 }
 
-// wait lets an event wait for its worker.
+// wait keeps an event until its worker is known.
 func (t *tracker) wait(now time.Time, feed Feed, publisher uint64, ev RouterEvent) verdict {
 	key := waitKey{ev.WorkerID, feed}
 	q := t.waiting[key]
@@ -392,7 +392,7 @@ func (t *tracker) wait(now time.Time, feed Feed, publisher uint64, ev RouterEven
 	return verdict{waiting: true}
 }
 
-// known takes the events that waited for a worker.
+// known applies the events that waited for a worker.
 func (t *tracker) known(now time.Time, worker uint64) {
 	for _, feed := range feeds {
 		q := t.waiting[waitKey{worker, feed}]
@@ -414,14 +414,13 @@ func (t *tracker) known(now time.Time, worker uint64) {
 			case src.Queries:
 				t.follow(now, r, h.publisher, h.ev)
 			default:
-				// A rank that the worker does not have keeps nobody waiting.
 				t.pass(now, r, h.publisher, h.ev)
 			}
 		}
 	}
 }
 
-// forget drops all that is kept of a worker.
+// forget removes a worker.
 func (t *tracker) forget(worker uint64) {
 	t.doubtSnapshot(worker)
 	for _, feed := range feeds {
@@ -433,17 +432,16 @@ func (t *tracker) forget(worker uint64) {
 	delete(t.workers, worker)
 }
 
-// doubtSnapshot notes that what a snapshot that is being read says of a worker does not
-// count.
+// doubtSnapshot notes that the state of a worker in the snapshot that is read must not be
+// used.
 func (t *tracker) doubtSnapshot(worker uint64) {
 	if t.unsure != nil {
 		t.unsure[worker] = struct{}{}
 	}
 }
 
-// expire drops the events of workers that nobody got to know in time, and returns
-// how many these are. Ranks that nothing was missed of for long are no longer
-// partial.
+// expire drops the events that waited too long for their worker, and returns their number.
+// It ends the state partial of ranks without a recent loss.
 func (t *tracker) expire(now time.Time) (dropped int) {
 	for key, q := range t.waiting {
 		if now.Sub(q.since) >= maxWait {

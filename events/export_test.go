@@ -92,7 +92,7 @@ func (t Tracker) Answer(now time.Time, id, publisher uint64, a Answer) {
 // Told returns what was told of a worker's rank.
 func (t Tracker) Told(id uint64, dpRank uint32) (s State) {
 	if r := t.t.ranks[rankKey{id, dpRank}]; r != nil {
-		s = r.told
+		s = r.reported
 	}
 	return s
 }

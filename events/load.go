@@ -28,16 +28,16 @@ func AppendUsedBlocks(dst []byte, worker uint64, dpRank uint32, blocks uint64) [
 	return msgp.AppendUint64(msgp.AppendString(dst, "kv_used_blocks"), blocks)
 }
 
-// UsedBlocks is how many blocks of a rank's cache are used, as its engine says.
+// UsedBlocks is the number of used blocks of a rank's cache, as its engine reports it.
 type UsedBlocks struct {
 	WorkerID  uint64
 	DPRank    uint32
 	Blocks    int
-	Publisher uint64 // who says it, if it came in an envelope
+	Publisher uint64 // of the envelope; 0 without one
 }
 
-// ReadUsedBlocks reads the payload of a message of [LoadTopic]. It returns false for one
-// that says nothing of the blocks used.
+// ReadUsedBlocks reads the payload of a message of [LoadTopic]. said is false if the message
+// has no number of used blocks.
 func ReadUsedBlocks(payload []byte) (u UsedBlocks, said bool, err error) {
 	_, err = msgpack.EachField(payload, func(key, value []byte) (err error) {
 		switch string(key) {
@@ -62,8 +62,8 @@ func ReadUsedBlocks(payload []byte) (u UsedBlocks, said bool, err error) {
 	return u, said, nil
 }
 
-// FollowUsedBlocks tells of what the engines of a scope say on the bus about their
-// caches' use, one message at a time, until ctx ends. What cannot be read is left out.
+// FollowUsedBlocks calls tell for each message of the engines of a scope with a number of used
+// blocks, until ctx ends. It ignores other messages.
 func FollowUsedBlocks(ctx context.Context, nc *nats.Conn, scope wire.Scope, tell func(UsedBlocks)) error {
 	messages := make(chan *nats.Msg, 4096)
 	sub, err := nc.ChanSubscribe(scope.Topic(LoadTopic), messages)

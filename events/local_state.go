@@ -96,6 +96,6 @@ func (s *Subscriber) Load(in io.Reader, h Holdings) (ranks int, err error) {
 func (s *Subscriber) unknown(worker uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, told := s.tracker.workers[worker]
-	return !told
+	_, registered := s.tracker.workers[worker]
+	return !registered
 }

@@ -15,10 +15,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// lock is a right that at most one process has at a time: an entry of a bucket
-// whose entries expire. Whoever made it has the right, as long as it replaces the
-// entry in time; each replacement names the revision that it replaces, so one that
-// comes too late fails.
+// lock is held by at most one process at a time: it is an entry of a bucket whose entries
+// expire. The process that created the entry holds the lock while it replaces the entry in
+// time. Each replacement names the replaced revision, so a late one fails.
 type lock struct {
 	bucket   jetstream.KeyValue
 	key      string
@@ -29,11 +28,11 @@ type lock struct {
 	done sync.WaitGroup
 }
 
-// errLockLost ends the context of a lock's holder.
+// errLockLost is the cause of the end of a holder's context.
 var errLockLost = errors.New("the lock is lost")
 
-// takeLock takes the lock if it is free; else it returns nil. The context that it
-// returns ends with the lock, which is refreshed every so often until release.
+// takeLock takes the lock if it is free; otherwise it returns nil. The returned context ends
+// when the lock is lost. The lock is refreshed with this period until release.
 func takeLock(ctx context.Context, bucket jetstream.KeyValue, key, holder string, every time.Duration) (*lock, context.Context, error) {
 	value, err := json.Marshal(struct {
 		Replica string `json:"replica"`
@@ -53,7 +52,7 @@ func takeLock(ctx context.Context, bucket jetstream.KeyValue, key, holder string
 	case errors.Is(err, jetstream.ErrKeyExists):
 		return nil, nil, nil
 	case err != nil:
-		l.remove(ctx) // it may be ours: not every answer arrives
+		l.remove(ctx) // it may be ours: the answer may be lost
 		return nil, nil, fmt.Errorf("take the lock: %w", err)
 	}
 	held, end := context.WithCancelCause(ctx)
@@ -73,7 +72,7 @@ func (l *lock) refresh(ctx context.Context, end context.CancelCauseFunc, every t
 		revision, err := l.bucket.Update(limited, l.key, l.value, l.revision)
 		cancel()
 		if err != nil {
-			// Whether it arrived or not: what we know of the revision is of no use.
+			// The revision is unknown now.
 			end(fmt.Errorf("%w: %w", errLockLost, err))
 			return
 		}
@@ -81,20 +80,19 @@ func (l *lock) refresh(ctx context.Context, end context.CancelCauseFunc, every t
 	}
 }
 
-// release gives the lock back, if it is still held. If that fails it expires.
+// release deletes the lock, if it is still held. If that fails, the lock expires.
 func (l *lock) release(ctx context.Context) {
 	l.stop()
 	l.done.Wait()
 	l.remove(ctx)
 }
 
-// remove deletes the entry if it is ours, as its value says: of a replacement that was
-// interrupted the revision is not known, and an entry that nobody deletes keeps all
-// from the lock until it expires.
+// remove deletes the entry if its value is ours. The revision is unknown after an interrupted
+// replacement, and a leftover entry would block the lock until it expires.
 func (l *lock) remove(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	for range 3 { // a replacement that is still under way comes between
+	for range 3 { // a late replacement may change the revision
 		e, err := l.bucket.Get(ctx, l.key)
 		if err != nil || !bytes.Equal(e.Value(), l.value) ||
 			l.bucket.Delete(ctx, l.key, jetstream.LastRevision(e.Revision())) == nil {

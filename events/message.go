@@ -15,8 +15,7 @@ var ErrMessage = errors.New("not a message of cache events")
 // Message is one message of the event plane: an envelope with an array of events.
 type Message struct {
 	Envelope Envelope // without its payload
-	// Events are those that can be read. One of an unknown kind is among them without a
-	// kind, since its id counts.
+	// Events are the readable events. An event of an unknown kind has the zero Kind.
 	Events []RouterEvent
 	Bad    int // events that cannot be read
 }

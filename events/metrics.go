@@ -13,21 +13,21 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// What becomes of events.
+// The outcomes of events.
 const (
 	outcomeAccepted  = "accepted"
 	outcomeDuplicate = "duplicate"
-	outcomeGap       = "gap"     // with some missing before it
-	outcomeRestart   = "restart" // accepted, the rank cleared before it
+	outcomeGap       = "gap"     // events before it are missing
+	outcomeRestart   = "restart" // accepted after the rank was cleared
 	outcomeMany      = "multi_publisher"
-	outcomeWaiting   = "waiting"    // for their worker
-	outcomeDropped   = "dropped"    // nobody knew their worker in time, or too many waited
-	outcomeForeign   = "foreign"    // of blocks that are not the worker's
-	outcomeUnknown   = "unknown"    // of a kind that this version does not know
-	outcomeBad       = "bad"        // not readable
-	outcomeSlow      = "slow"       // messages dropped since we were too slow
-	outcomeHeld      = "held"       // until what is missing before them is there
-	outcomeOther     = "other_feed" // dropped: its worker's events are taken from elsewhere
+	outcomeWaiting   = "waiting"    // waits for its worker
+	outcomeDropped   = "dropped"    // its worker did not register in time, or too many events wait
+	outcomeForeign   = "foreign"    // about blocks that are not the worker's
+	outcomeUnknown   = "unknown"    // of an unknown kind
+	outcomeBad       = "bad"        // unreadable
+	outcomeSlow      = "slow"       // messages dropped because kvroute was too slow
+	outcomeHeld      = "held"       // waits for the missing events before it
+	outcomeOther     = "other_feed" // dropped: its worker has another feed
 )
 
 // metrics are the package's instruments. docs/metrics.md lists them.
@@ -47,7 +47,7 @@ func newMetrics(meter metric.Meter, s *Subscriber) (*metrics, error) {
 		metric.WithUnit("{event}"), metric.WithDescription("Events of workers' caches, by outcome."))
 	m.late, errs[1] = meter.Float64Histogram("kvroute.events.delay",
 		metric.WithUnit("s"), metric.WithDescription("Time from a message's publication to its arrival, by the two clocks."),
-		// From loopback to an index that is too old to be worth much.
+		// From loopback to an index that is too old to be of use.
 		metric.WithExplicitBucketBoundaries(.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5, 30))
 	m.queries, errs[2] = meter.Int64Counter("kvroute.events.queries",
 		metric.WithUnit("{query}"), metric.WithDescription("Queries to workers' local indexers, by what they ask for."))
@@ -81,7 +81,7 @@ func (s *Subscriber) observe(o metric.Observer, held, ranks metric.Int64Observab
 		if r.repair != nil && !r.repair.passing {
 			n[repairing]++
 		} else {
-			n[r.told]++
+			n[r.reported]++
 		}
 	}
 	s.mu.Unlock()
@@ -95,7 +95,7 @@ func (s *Subscriber) observe(o metric.Observer, held, ranks metric.Int64Observab
 	}
 }
 
-// happened counts what a tracker says.
+// happened counts what a tracker reports.
 func (m *metrics) happened(what string, n int) {
 	ctx := context.Background()
 	if kind, ok := strings.CutPrefix(what, "ask_"); ok {

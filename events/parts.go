@@ -8,12 +8,11 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// maxEventBlocks is how many blocks an event of ours has at most: one that is
-// longer is told in parts, because a bus refuses messages of a megabyte.
+// maxEventBlocks is the largest number of blocks in an event. Longer ones are split, because
+// NATS refuses messages above 1 MiB.
 const maxEventBlocks = 4096
 
-// Parts calls do for an event, or one after the other for the parts of one that
-// would be too long a message.
+// Parts calls do for an event, or for each part of an event that is too long.
 func Parts(ev indexer.Event, do func(indexer.Event)) {
 	for len(ev.Blocks) > maxEventBlocks {
 		first := ev
@@ -31,10 +30,10 @@ func Parts(ev indexer.Event, do func(indexer.Event)) {
 	do(ev)
 }
 
-// maxJoinedBlocks is how many blocks joined events have at most.
+// maxJoinedBlocks is the largest number of blocks in joined events.
 const maxJoinedBlocks = 128
 
-// Join makes ev part of the event before it, if together they say the same.
+// Join appends ev to the event before it, if one event can have the effect of both.
 func Join(last *RouterEvent, dpRank uint32, ev *indexer.Event) bool {
 	before := &last.Event
 	if last.DPRank != dpRank || before.Kind != ev.Kind || before.Tier != ev.Tier {
@@ -59,5 +58,5 @@ func Join(last *RouterEvent, dpRank uint32, ev *indexer.Event) bool {
 	}
 }
 
-// Weight is what an event weighs in memory, in blocks.
+// Weight is the memory of an event, in blocks.
 func Weight(ev *indexer.Event) int { return 1 + len(ev.Blocks) + len(ev.Externals) }

@@ -11,32 +11,30 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// Query asks the local indexer of a worker for the events of a rank from Start on.
-// Up to which id is the answerer's choice, at least to End; without Start it asks
-// for all that the worker holds.
+// Query requests from the local indexer of a worker the events of a rank from Start on, at
+// least up to End. Without Start it requests the whole content of the rank.
 type Query struct {
 	WorkerID uint64
 	DPRank   uint32
 	HasStart bool
 	Start    uint64
 	End      uint64 // 0 = the newest
-	// Kind says what for; a kind that is not known is not answered. Empty counts
-	// as "recovery".
+	// Kind is [RecoveryKind]; empty counts as the same. Queries of other kinds get no answer.
 	Kind string
 }
 
-// RecoveryKind is the [Query.Kind] that asks for events.
+// RecoveryKind is the [Query.Kind] that requests events.
 const RecoveryKind = "recovery"
 
-// AnswerKind is what a local indexer answers.
+// AnswerKind is the kind of an answer.
 type AnswerKind uint8
 
 // The answers.
 const (
-	AnswerError        AnswerKind = iota // of any other kind; Message says what
-	AnswerEvents                         // Events from the first one asked for, up to LastEventID
-	AnswerDump                           // Events make what the worker holds after LastEventID
-	AnswerDumpFailed                     // it could not make a dump
+	AnswerError        AnswerKind = iota // any other answer; Message describes it
+	AnswerEvents                         // Events from the first requested one to LastEventID
+	AnswerDump                           // Events make the content of the rank after LastEventID
+	AnswerDumpFailed                     // the worker could not make a dump
 	AnswerTooNew                         // Start is above LastEventID, the newest
 	AnswerInvalidRange                   // End is below Start
 )
@@ -50,12 +48,11 @@ func (k AnswerKind) String() string {
 type Answer struct {
 	Kind   AnswerKind
 	Events []RouterEvent
-	// LastEventID is the id of the newest event that the answer knows of; 0 if
-	// there is none.
+	// LastEventID is the id of the newest event in the answer; 0 if there is none.
 	LastEventID uint64
 	// Bad counts events that cannot be read.
 	Bad        int
-	Start, End uint64 // what was asked, of AnswerTooNew and AnswerInvalidRange
+	Start, End uint64 // those of the query, in AnswerTooNew and AnswerInvalidRange
 	Message    string
 }
 
@@ -145,7 +142,7 @@ func AppendAnswer(dst []byte, a *Answer) []byte {
 	}
 }
 
-// DecodeAnswer reads an answer. One of a kind that nobody knows is an [AnswerError].
+// DecodeAnswer reads an answer. An answer of an unknown kind is an [AnswerError].
 func DecodeAnswer(data []byte) (Answer, error) {
 	a, known := Answer{}, 0
 	rest, err := msgpack.EachField(data, func(key, value []byte) error {
@@ -219,14 +216,14 @@ func (a *Answer) readFields(data []byte) error {
 	return nil
 }
 
-// QuerySubject is where the local indexer of a worker's rank is asked.
+// QuerySubject is the subject of queries to the local indexer of a worker's rank.
 func QuerySubject(scope wire.Scope, worker uint64, rank string) string {
 	return scope.Own("query", wire.WorkerKey(worker), rank)
 }
 
 // Headers of an answer.
 const (
-	HeaderPublisher = "Kvr-Publisher" // whose event ids they are, 16 hex digits
+	HeaderPublisher = "Kvr-Publisher" // publisher of the event ids, 16 hex digits
 	HeaderPart      = "Kvr-Part"      // number of the part, from 0
 	HeaderParts     = "Kvr-Parts"     // how many there are; absent: one
 )

@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	// quietFor is how long a line keeps its likes out of the log.
+	// quietFor is how long equal lines are left out after a line.
 	quietFor = 10 * time.Second
 	// maxQuiet bounds the lines that are remembered.
 	maxQuiet = 1024
 )
 
-// quiet is a log in which each line appears at most once in [quietFor] for each worker.
-// The next one says in "repeated" how many were left out: a hostile or broken peer
-// could else write as much into the log as it can send.
+// quiet is a log handler that writes each line at most once in [quietFor] for each worker. The
+// attribute "repeated" of the next line is the number of lines left out. Without it a hostile
+// or broken peer could fill the log.
 type quiet struct {
 	slog.Handler
 
@@ -33,7 +33,7 @@ type quietLines struct {
 
 type quietLine struct {
 	message string
-	worker  string // as the line says
+	worker  string // its attribute "worker"
 }
 
 type quietState struct {
@@ -47,7 +47,7 @@ func QuietLog(log *slog.Logger) *slog.Logger {
 	return slog.New(quiet{log.Handler(), &quietLines{seen: make(map[quietLine]*quietState)}})
 }
 
-// Handle hands on a record, unless it is left out.
+// Handle passes a record on, unless it is left out.
 func (q quiet) Handle(ctx context.Context, r slog.Record) error {
 	line := quietLine{message: r.Message}
 	r.Attrs(func(a slog.Attr) bool {
@@ -67,7 +67,7 @@ func (q quiet) Handle(ctx context.Context, r slog.Record) error {
 	return q.Handler.Handle(ctx, r)
 }
 
-// pass reports whether a line may pass, and how many of its likes did not.
+// pass reports whether a line is written, and how many equal lines were left out before.
 func (l *quietLines) pass(line quietLine, now time.Time) (leftOut int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,7 +79,7 @@ func (l *quietLines) pass(line quietLine, now time.Time) (leftOut int, ok bool) 
 			}
 		}
 		if len(l.seen) >= maxQuiet {
-			line.worker = "" // too many workers, real or not: they share a line
+			line.worker = "" // too many workers: they share a line
 			s = l.seen[line]
 		}
 	}
@@ -95,7 +95,7 @@ func (l *quietLines) pass(line quietLine, now time.Time) (leftOut int, ok bool) 
 	return leftOut, true
 }
 
-// WithAttrs and WithGroup keep what was seen.
+// WithAttrs and WithGroup share the counts.
 func (q quiet) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return quiet{q.Handler.WithAttrs(attrs), q.lines}
 }

@@ -11,13 +11,13 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// State is how far what is known of a rank can be trusted.
+// State is how far the index of a rank can be trusted.
 type State uint8
 
 // The states, the better ones first.
 const (
 	StateOK      State = iota
-	StatePartial       // we came late and cannot ask: what was there before is not known
+	StatePartial       // the first events are unknown, and the worker cannot be queried
 	StateSuspect       // events are missing
 )
 
@@ -30,46 +30,46 @@ func (s State) String() string {
 const (
 	maxQueries = 64
 	maxDumps   = 8
-	// maxTries times, doubling from firstBackoff to lastBackoff, are 17 s in all;
-	// each may wait for queryTimeout in addition.
+	// The back-off doubles from firstBackoff to lastBackoff: 17 s for maxTries, and up to
+	// queryTimeout for each query.
 	maxTries     = 8
 	firstBackoff = 200 * time.Millisecond
 	lastBackoff  = 5 * time.Second
 	queryTimeout = 30 * time.Second
 	suspectEvery = time.Minute // a suspect rank is read again
 
-	// Delays of queries: replicas that see the same gap do not ask at the same
-	// time, and an event that was merely overtaken comes before it is asked for.
+	// Random delays of queries. Replicas that see the same gap do not send queries at the same
+	// time, and an event that is only late arrives before the query.
 	gapSpread       = 50 * time.Millisecond
 	discoverySpread = 100 * time.Millisecond
 	auditSpread     = 2 * time.Second
 
-	// maxHeldEvents and maxHeldBlocks bound what waits behind a gap of one rank,
-	// maxAllHeld of all.
+	// maxHeldEvents and maxHeldBlocks bound the events behind a gap of one rank, maxAllHeld
+	// those of all ranks.
 	maxHeldEvents = 4096
 	maxHeldBlocks = 1 << 20
 	maxAllHeld    = 8 << 20 // blocks: 128 MB
 
-	// rejectFor is how long a publisher is not listened to after the worker said
-	// that another one is its own. The worker may yet be replaced by it.
+	// rejectFor is how long a publisher is ignored after an answer of the worker named
+	// another one. A later process of the worker may have the ignored one.
 	rejectFor   = 10 * time.Second
 	maxRejected = 8
 )
 
-// repair is the way of a rank back to what its worker holds. Its steps:
+// repair brings the index of a rank back to the content of its worker. Its steps:
 //
 //	waiting ──time──► ready ──a query is free──► asked ──answer──► done, or waiting again
 //	   ▲                                           │
 //	   └──────────── failure, backoff ─────────────┘   after maxTries: given up
 //
-// A range becomes a dump when the answer does not continue what is known, when
-// another publisher is heard, and when too much waits.
+// A range becomes a dump when the answer does not continue behind the cursor, when another
+// publisher sends, and when too many events wait.
 type repair struct {
-	dump    bool // all is asked for, else what is behind the cursor
+	dump    bool // a query for the whole content, else for the events behind the cursor
 	step    step
 	id      uint64 // of the query, if asked
 	tries   int
-	passing bool // events do not wait meanwhile: they are applied and, after a dump, once more
+	passing bool // events do not wait: they are applied at once, and again after a dump
 	held    []heldEvent
 	blocks  int // in held
 }
@@ -82,14 +82,14 @@ const (
 	stepAsked
 )
 
-// repairs is what the repairs of all ranks have in common.
+// repairs is the state of all repairs.
 type repairs struct {
 	rng    *rand.Rand
-	timers map[*rank]time.Time // when a rank is to be looked at
-	ranges []*rank             // ready; some are so no more
+	timers map[*rank]time.Time // when the next step of a rank is due
+	ranges []*rank             // ready, or no longer
 	dumps  []*rank
 	asked  map[uint64]*rank // by query
-	queued int              // dumps among asked
+	queued int              // number of dumps in asked
 	last   uint64           // id of a query
 	blocks int              // held
 }
@@ -98,7 +98,7 @@ func (p *repairs) init(rng *rand.Rand) {
 	p.rng, p.timers, p.asked = rng, make(map[*rank]time.Time), make(map[uint64]*rank)
 }
 
-// busy reports whether anything is to be asked, now or later, or has been.
+// busy reports whether a query is due, planned or sent.
 func (p *repairs) busy() bool {
 	return len(p.timers)+len(p.ranges)+len(p.dumps)+len(p.asked) > 0
 }
@@ -107,7 +107,7 @@ func (p *repairs) jitter(spread time.Duration) time.Duration {
 	return time.Duration(p.rng.Int64N(int64(spread)))
 }
 
-// ask is a query to be sent.
+// ask is a query to send.
 type ask struct {
 	id    uint64
 	query Query
@@ -124,7 +124,7 @@ func (r *rank) cursor() cursor {
 	return cursor{id, set}
 }
 
-// next reports whether id follows at once. The first id is 1, or 0.
+// next reports whether no event is missing before id. The first id is 1, or 0.
 func (c cursor) next(id uint64) bool {
 	if c.set {
 		return id == c.id+1
@@ -132,14 +132,14 @@ func (c cursor) next(id uint64) bool {
 	return id <= 1
 }
 
-// follow takes an event of a rank whose worker answers queries.
+// follow accepts an event of a rank whose worker answers queries.
 func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEvent) (v verdict) {
 	rp := r.repair
 	if rp != nil && !rp.passing {
 		return t.hold(now, r, publisher, ev)
 	}
 	if r.state == StateSuspect {
-		// Nobody answers, so it is as if nobody could.
+		// The worker does not answer: treat it like a worker without a local indexer.
 		v = t.pass(now, r, publisher, ev)
 		switch {
 		case r.state == StateOK:
@@ -152,7 +152,7 @@ func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEven
 		return v
 	}
 	if r.newest == 0 && publisher != 0 {
-		// The dump did not say whose ids it counts.
+		// The dump did not name the publisher whose ids it counts.
 		if id, ok := r.cursors[0]; ok {
 			r.cursors[publisher] = id
 			delete(r.cursors, 0)
@@ -164,7 +164,7 @@ func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEven
 	case publisher != r.newest && now.Before(r.rejected[publisher]):
 		return verdict{rejected: true}
 	case publisher != r.newest:
-		// Whether the worker started anew, or somebody lies, its answer tells.
+		// The answer shows whether the worker restarted, or the event is forged.
 		t.want(now, r, true, t.repairs.jitter(gapSpread))
 		v = t.hold(now, r, publisher, ev)
 		v.restart = true
@@ -187,8 +187,7 @@ func (t *tracker) advance(r *rank, ev *RouterEvent) {
 	t.give(r, ev)
 }
 
-// hold lets an event wait for the end of the repair, or for what is missing before
-// it.
+// hold keeps an event until the end of the repair, or until no event is missing before it.
 func (t *tracker) hold(now time.Time, r *rank, publisher uint64, ev RouterEvent) verdict {
 	rp := r.repair
 	if !rp.dump {
@@ -203,7 +202,7 @@ func (t *tracker) hold(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 		case ev.EventID == c.id+1:
 			t.advance(r, &ev)
 			if t.drain(r) == 0 {
-				t.done(now, r) // it was only late
+				t.done(now, r) // the missing event was only late
 			}
 			return verdict{}
 		}
@@ -212,12 +211,12 @@ func (t *tracker) hold(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 	return verdict{held: true}
 }
 
-// keep holds an event.
+// keep adds a held event.
 func (t *tracker) keep(now time.Time, r *rank, publisher uint64, ev RouterEvent) {
 	rp, w := r.repair, Weight(&ev.Event)
 	if len(rp.held) >= maxHeldEvents || rp.blocks+w > maxHeldBlocks || t.repairs.blocks+w > maxAllHeld {
 		t.count("spilled", len(rp.held))
-		t.release(rp) // this event shows that they are missing
+		t.release(rp) // this event shows later that they are missing
 		t.turn(now, r)
 	}
 	rp.held = append(rp.held, heldEvent{publisher, ev, t.repairs.last})
@@ -230,7 +229,7 @@ func (t *tracker) release(rp *repair) {
 	rp.held, rp.blocks = nil, 0
 }
 
-// want begins a repair of a rank, or makes one that is under way ask for all.
+// want begins a repair of a rank, or turns a running one into a dump.
 func (t *tracker) want(now time.Time, r *rank, dump bool, delay time.Duration) {
 	switch {
 	case r.repair == nil:
@@ -241,7 +240,7 @@ func (t *tracker) want(now time.Time, r *rank, dump bool, delay time.Duration) {
 	}
 }
 
-// turn makes a repair ask for all instead of a range.
+// turn makes a repair request a dump instead of a range.
 func (t *tracker) turn(now time.Time, r *rank) {
 	rp := r.repair
 	if rp.dump {
@@ -252,7 +251,7 @@ func (t *tracker) turn(now time.Time, r *rank) {
 	t.repairs.timers[r] = now.Add(t.repairs.jitter(gapSpread))
 }
 
-// unask gives up waiting for an answer.
+// unask drops the query of a repair.
 func (t *tracker) unask(r *rank) {
 	rp := r.repair
 	if rp.step != stepAsked {
@@ -265,7 +264,7 @@ func (t *tracker) unask(r *rank) {
 	rp.step = stepWaiting
 }
 
-// settle ends a repair, whatever it still waits for.
+// settle ends a repair in any step.
 func (t *tracker) settle(r *rank) {
 	if rp := r.repair; rp != nil {
 		t.unask(r)
@@ -283,7 +282,7 @@ func (t *tracker) done(now time.Time, r *rank) {
 	}
 }
 
-// drain applies what waited and follows, and returns how many events still wait.
+// drain applies the held events that follow the cursor, and returns how many still wait.
 func (t *tracker) drain(r *rank) int {
 	rp := r.repair
 	held := slices.DeleteFunc(rp.held, func(h heldEvent) bool { return h.publisher != r.newest })
@@ -308,8 +307,8 @@ func (t *tracker) drain(r *rank) int {
 	return len(held)
 }
 
-// tick looks at the clock: repairs whose time has come get ready, queries that were
-// not answered have failed, and suspect ranks are to be read again.
+// tick does what is due: repairs become ready, queries without an answer fail, and suspect
+// ranks are read again.
 func (t *tracker) tick(now time.Time) {
 	var due []*rank
 	for r, at := range t.repairs.timers {
@@ -346,14 +345,14 @@ func (t *tracker) ready(r *rank) {
 	}
 }
 
-// queries returns the queries to send now, to workers that can be reached.
+// queries returns the queries to send now to reachable workers.
 func (t *tracker) queries(now time.Time, reached func(worker uint64) bool) (asks []ask) {
 	p := &t.repairs
 	take := func(ready []*rank, dump bool, room func() bool) (left []*rank) {
 		for i, r := range ready {
 			rp := r.repair
 			switch {
-			case rp == nil || rp.step != stepReady || rp.dump != dump: // no more
+			case rp == nil || rp.step != stepReady || rp.dump != dump: // no longer
 			case !room():
 				return append(left, ready[i:]...)
 			case !reached(r.key.worker):
@@ -389,7 +388,7 @@ func (t *tracker) ask(now time.Time, r *rank) ask {
 	return ask{rp.id, q}
 }
 
-// failed takes the news that a query will not be answered.
+// failed ends a query without an answer.
 func (t *tracker) failed(now time.Time, id uint64, why string) {
 	if r := t.repairs.asked[id]; r != nil {
 		t.count(why, 1)
@@ -398,7 +397,7 @@ func (t *tracker) failed(now time.Time, id uint64, why string) {
 	}
 }
 
-// fail lets a repair try again later, or gives it up.
+// fail plans the next try of a repair, or gives the repair up.
 func (t *tracker) fail(now time.Time, r *rank) {
 	rp := r.repair
 	if rp.passing {
@@ -415,18 +414,18 @@ func (t *tracker) fail(now time.Time, r *rank) {
 	t.repairs.timers[r] = now.Add(backoff*3/4 + t.repairs.jitter(backoff/2))
 }
 
-// again has a suspect rank read later.
+// again plans the next reading of a suspect rank.
 func (t *tracker) again(now time.Time, r *rank) {
 	t.repairs.timers[r] = now.Add(suspectEvery*3/4 + t.repairs.jitter(suspectEvery/2))
 }
 
-// giveUp applies what waits, across the gap.
+// giveUp applies the held events across the gap. The rank is suspect then.
 func (t *tracker) giveUp(now time.Time, r *rank) {
 	held := r.repair.held
 	t.settle(r)
 	for _, h := range slices.Backward(held) {
 		if h.publisher != r.newest && !now.Before(r.rejected[h.publisher]) {
-			// A new one, and nobody says no.
+			// A new publisher, and no answer contradicts it.
 			clear(r.cursors)
 			r.newest = h.publisher
 			t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})
@@ -445,8 +444,8 @@ func (t *tracker) giveUp(now time.Time, r *rank) {
 	t.again(now, r)
 }
 
-// answer takes the answer to a query, all its parts together, and whose event ids
-// it counts, 0 if it does not say. It says what came of it.
+// answer applies the whole answer to a query. publisher is the one whose event ids it counts,
+// or 0 if it does not name one.
 func (t *tracker) answer(now time.Time, id, publisher uint64, a *Answer) {
 	r := t.repairs.asked[id]
 	if r == nil {
@@ -458,7 +457,7 @@ func (t *tracker) answer(now time.Time, id, publisher uint64, a *Answer) {
 	t.honest(r, a)
 	t.count(a.Kind.String(), 1)
 	if src := t.workers[r.key.worker]; publisher != 0 && !src.hears(publisher) {
-		t.count("foreign", 1) // the record will name it, or somebody else answers
+		t.count("foreign", 1) // the record does not name it yet, or another process answers
 		t.fail(now, r)
 		return
 	}
@@ -473,7 +472,7 @@ func (t *tracker) answer(now time.Time, id, publisher uint64, a *Answer) {
 		t.fail(now, r)
 	case foreign && (a.Kind == AnswerEvents || a.Kind == AnswerTooNew),
 		a.Kind == AnswerTooNew && a.LastEventID < c.id:
-		// Its publisher is another one, or the same that lost its memory.
+		// The publisher restarted.
 		t.turn(now, r)
 	case a.Kind == AnswerTooNew && a.LastEventID == c.id:
 		t.progress(now, r, false)
@@ -493,7 +492,7 @@ func (t *tracker) answer(now time.Time, id, publisher uint64, a *Answer) {
 	}
 }
 
-// honest leaves out the events of an answer that are not of the rank asked for.
+// honest removes the events of other ranks from an answer.
 func (t *tracker) honest(r *rank, a *Answer) {
 	n := len(a.Events)
 	a.Events = slices.DeleteFunc(a.Events, func(ev RouterEvent) bool { return ev.WorkerID != r.key.worker || ev.DPRank != r.key.rank })
@@ -503,8 +502,8 @@ func (t *tracker) honest(r *rank, a *Answer) {
 	}
 }
 
-// continues reports whether an answer has all events from the cursor on. Those
-// before a clear may be left out.
+// continues reports whether an answer has all events behind the cursor. Events before a
+// clear may be missing.
 func (c cursor) continues(a *Answer) bool {
 	next := c.id + 1
 	for i := range a.Events {
@@ -519,8 +518,7 @@ func (c cursor) continues(a *Answer) bool {
 	return a.Bad == 0 && a.LastEventID == next-1
 }
 
-// progress ends a repair if nothing waits any more. If something does, more was
-// missed meanwhile.
+// progress ends a repair if no event waits any more. Waiting events show another gap.
 func (t *tracker) progress(now time.Time, r *rank, moved bool) {
 	before := r.cursor()
 	if t.drain(r) == 0 {
@@ -537,7 +535,7 @@ func (t *tracker) progress(now time.Time, r *rank, moved bool) {
 	t.repairs.timers[r] = now.Add(t.repairs.jitter(gapSpread))
 }
 
-// replace makes the dump that answers a query what is known of a rank.
+// replace makes a dump the content of a rank.
 func (t *tracker) replace(now time.Time, r *rank, id, publisher uint64, a *Answer) {
 	rp := r.repair
 	if publisher != 0 && rp.overtaken(id, publisher) {
@@ -572,9 +570,8 @@ func (t *tracker) replace(now time.Time, r *rank, id, publisher uint64, a *Answe
 	t.progress(now, r, r.cursor() != before)
 }
 
-// overtaken reports whether a publisher other than that of the answer to a query was
-// heard for the first time after the query was sent: the one who answered may have
-// ended since.
+// overtaken reports whether another publisher than that of the answer first sent after the
+// query: the process that answered may have ended since.
 func (rp *repair) overtaken(id, publisher uint64) bool {
 	for i, h := range rp.held {
 		if h.publisher != publisher && h.after >= id &&
@@ -585,8 +582,7 @@ func (rp *repair) overtaken(id, publisher uint64) bool {
 	return false
 }
 
-// reject remembers, of all publishers that were heard of a rank, that they do not
-// speak for it: only the given one does.
+// reject ignores all publishers of a rank except the given one, for some time.
 func (t *tracker) reject(now time.Time, r *rank, publisher uint64) {
 	if r.rejected == nil {
 		r.rejected = make(map[uint64]time.Time)
@@ -607,7 +603,7 @@ func (t *tracker) reject(now time.Time, r *rank, publisher uint64) {
 	delete(r.rejected, publisher)
 }
 
-// audit has all ranks that can be asked about asked: anything may have been lost.
+// audit queries all ranks: any event may have been lost.
 func (t *tracker) audit(now time.Time) {
 	var steady []*rank
 	for _, r := range t.ranks {
@@ -623,8 +619,8 @@ func (t *tracker) audit(now time.Time) {
 	}
 }
 
-// missed has a rank asked at once: it can be reached again, and anything may have
-// been lost before.
+// missed queries a rank at once: it is reachable again, and events may have been lost
+// before.
 func (t *tracker) missed(now time.Time, worker uint64, dpRank uint32) {
 	r := t.ranks[rankKey{worker, dpRank}]
 	if r == nil || !t.workers[worker].Queries {
@@ -642,7 +638,7 @@ func (t *tracker) missed(now time.Time, worker uint64, dpRank uint32) {
 	}
 }
 
-// doubt has a rank read anew, since the sink could not do with what it got.
+// doubt reads a rank again: the sink could not apply an event.
 func (t *tracker) doubt(now time.Time, worker uint64, dpRank uint32) {
 	r := t.ranks[rankKey{worker, dpRank}]
 	switch {

@@ -9,17 +9,17 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// Feed is a way for events to come.
+// Feed is a way by which events arrive.
 type Feed uint8
 
-// The feeds. The zero one stands for all of them.
+// The feeds. The zero value stands for all of them.
 const (
 	FeedAny     Feed = iota
 	FeedCore         // NATS core
 	FeedDurable      // JetStream
 	FeedZMQ
 	FeedPoll  // HTTP
-	FeedPlane // Dynamo's event plane, as its workers' records say
+	FeedPlane // Dynamo's event plane, at the addresses in its workers' records
 	FeedNone  // events are not wanted
 	feedSaved // none yet: the worker is known from an earlier process only, see [Subscriber.Load]
 )
@@ -27,27 +27,26 @@ const (
 //nolint:gochecknoglobals // a table: the feeds that events come from, in the order in which waiting events are taken
 var feeds = [...]Feed{FeedAny, FeedDurable, FeedCore, FeedZMQ, FeedPoll, FeedPlane}
 
-// Source says where the events of a worker are taken from. The zero Source takes
-// them all, of any rank.
+// Source is where the events of a worker come from. The zero Source accepts every feed and
+// rank.
 type Source struct {
 	Feed Feed
-	// Queries says that a local indexer of the worker answers queries.
+	// Queries: a local indexer of the worker answers queries.
 	Queries bool
-	// DPStart and DPSize are the worker's ranks. A DPSize of 0 stands for any, and
-	// is not for workers that answer queries.
+	// DPStart and DPSize are the worker's ranks. A DPSize of 0 stands for any rank. Workers
+	// with Queries need a DPSize.
 	DPStart, DPSize uint32
-	// StartedMS and Home name an incarnation of the worker and the place where
-	// its blocks are counted. If either changes, the sink has forgotten them.
+	// StartedMS identifies the worker's process, and Home the index that its blocks are in. If
+	// either changes, the sink has removed the blocks.
 	StartedMS int64
 	Home      string
-	// Publisher is the one that speaks for all of the worker's ranks, as its record
-	// says; 0 if that does not say. Of any other the events wait, for the record to
-	// name it: see the package's promises.
+	// Publisher is the publisher that the worker's record names, or 0. Events of any other
+	// publisher wait for the record to name it: see the package comment.
 	Publisher uint64
 }
 
-// asked reports whether workers of a feed are asked by [SubscriberConfig].Ask, not over
-// the bus.
+// asked reports whether queries to workers of a feed go to [SubscriberConfig].Ask instead of
+// NATS.
 func (f Feed) asked() bool { return f == FeedZMQ || f == FeedPlane }
 
 func (s Source) takes(feed Feed) bool {
@@ -61,30 +60,29 @@ func (s Source) continues(saved Source) bool {
 	return s.Home == saved.Home && s.StartedMS == saved.StartedMS && (s.StartedMS != 0 || s.Queries) && s.Feed != FeedDurable
 }
 
-// hears reports whether a publisher may speak for the worker.
+// hears reports whether events of a publisher are accepted.
 func (s Source) hears(publisher uint64) bool { return s.Publisher == 0 || s.Publisher == publisher }
 
 func (s Source) has(rank uint32) bool {
 	return s.DPSize == 0 || rank >= s.DPStart && rank-s.DPStart < s.DPSize
 }
 
-// setWorker takes what is known of a worker. Whoever calls it has told the sink
-// first.
+// setWorker sets the source of a worker. The sink knows the worker already.
 func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
-	old, told := t.workers[id]
+	old, registered := t.workers[id]
 	t.workers[id] = src
-	if told && old == src {
+	if registered && old == src {
 		return
 	}
-	saved := told && old.Feed == feedSaved
-	told = told && !saved
-	restarted := told && (old.StartedMS != src.StartedMS || old.Home != src.Home)
+	saved := registered && old.Feed == feedSaved
+	registered = registered && !saved
+	restarted := registered && (old.StartedMS != src.StartedMS || old.Home != src.Home)
 	if restarted || old.takes(FeedDurable) != src.takes(FeedDurable) {
 		t.doubtSnapshot(id)
 	}
 	// The tracker forgets what the sink has forgotten, or never got in order. A stream
 	// brings everything in order, whether the worker is known or not.
-	forgotten := restarted || !told && !saved && src.Queries && src.Feed != FeedDurable
+	forgotten := restarted || !registered && !saved && src.Queries && src.Feed != FeedDurable
 	for _, r := range slices.Clone(t.owned[id].ranks) {
 		switch {
 		case forgotten || !src.has(r.key.rank) || src.Feed == FeedNone:
@@ -104,8 +102,8 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 		return
 	}
 	for _, r := range t.owned[id].ranks {
-		if t.tell(r); !told && r.told != StateOK {
-			t.changed(id, r.key.rank, r.told) // who did not know the worker forgot it
+		if t.report(r); !registered && r.reported != StateOK {
+			t.changed(id, r.key.rank, r.reported) // an unknown worker's state was not kept
 		}
 	}
 	if t.stalled && src.Feed == FeedDurable {
@@ -119,8 +117,8 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 	t.known(now, id)
 }
 
-// only reports whether all that is known of a rank is by the publisher that its worker
-// names, if it names one. What others said before that did not count.
+// only reports whether everything known of a rank is from the publisher that the worker's
+// record names, if it names one.
 func (r *rank) only(publisher uint64) bool {
 	if publisher == 0 || len(r.cursors) == 0 {
 		return true
@@ -134,12 +132,12 @@ func (r *rank) only(publisher uint64) bool {
 	return false
 }
 
-// setRank begins or goes on with one rank of a worker that changed.
+// setRank updates one rank after a change of its worker.
 func (t *tracker) setRank(now time.Time, key rankKey, src Source) {
 	r := t.ranks[key]
 	if r != nil && !src.Queries {
 		if r.repair != nil {
-			t.giveUp(now, r) // nobody will answer
+			t.giveUp(now, r) // the worker does not answer any more
 		}
 		delete(t.repairs.timers, r)
 		return
@@ -158,13 +156,15 @@ func (t *tracker) setRank(now time.Time, key rankKey, src Source) {
 	}
 }
 
-// ChooseFeed says how to get the events of a worker that registered with a
-// transport, and perhaps a local indexer: by the stream, if there is one, from a
-// worker that publishes into it; by the bus from another one that can be asked for
-// what the bus loses; else by the stream if there is one, else by the bus all the
-// same; from where the record says if it names another place. Whoever has a local
-// indexer is asked, whatever the feed: a stream loses events too, to its bounds, to
-// whoever purges it, and with its store.
+// ChooseFeed returns the feed of a worker by the transport in its record, and whether the
+// worker is queried. durable says that there is a stream:
+//
+//   - A record that names another source than NATS decides.
+//   - A worker that publishes into the stream is read from the stream, if there is one.
+//   - Otherwise a worker with a local indexer is read from NATS core, which may lose events.
+//   - Otherwise the stream is read, or NATS core without a stream.
+//
+// A worker with a local indexer is queried whatever its feed is: a stream loses events, too.
 func ChooseFeed(transport string, localIndexer, durable bool) (feed Feed, queries bool) {
 	switch transport {
 	case "none", "heartbeat":

@@ -22,53 +22,53 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// SubscriberConfig says what a [Subscriber] listens to. Sink is required; the zero
-// value of each other field means its default.
+// SubscriberConfig configures a [Subscriber]. Sink is required; the zero value of each other
+// field means its default.
 type SubscriberConfig struct {
 	Scope wire.Scope
 	Sink  Sink
 	// Knows reports whether the sink knows a worker. Events of a worker that neither the
 	// sink nor [Subscriber.SetWorker] knows wait. Default: it knows every worker.
 	Knows func(workerID uint64) bool
-	// Changed, if not nil, is told when the state of a rank changes, one call at a
-	// time and in order. It must not call back.
+	// Changed, if not nil, is called when the state of a rank changes, one call at a
+	// time and in order. It must not call methods of the subscriber.
 	Changed func(workerID uint64, dpRank uint32, s State)
-	// Ask puts a query to a worker of [FeedZMQ] or [FeedPlane], and hands on the parts of the
-	// answer until part says that it was the last one. The error says why no more
-	// come. Default: nobody answers.
+	// Ask sends a query to a worker of [FeedZMQ] or [FeedPlane], and calls part with the parts
+	// of the answer until it returns false. The error is the reason why no more parts come.
+	// Default: [ErrNobody].
 	Ask func(ctx context.Context, q Query, part func(AnswerPart) (more bool)) error
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
-	// Log takes a line for each loss. Default none.
+	// Log gets a line for each loss. Default none.
 	Log *slog.Logger
-	// Meter makes the instruments listed in docs/metrics.md. Default none.
+	// Meter creates the instruments listed in docs/metrics.md. Default none.
 	Meter metric.Meter
 }
 
-// Subscriber brings the events of a scope's workers to a sink.
+// Subscriber passes the events of a scope's workers to a sink.
 type Subscriber struct {
 	conf    SubscriberConfig
 	nc      *nats.Conn
 	metrics *metrics
-	inbox   string         // subject that answers come to, without the query's id
-	pending int            // messages that may wait to be taken
-	asking  sync.WaitGroup // queries that Ask puts
+	inbox   string         // subject of answers, without the query's id
+	pending int            // how many messages may wait in a subscription
+	asking  sync.WaitGroup // calls of Ask
 
 	mu sync.Mutex
 	// mu guards the fields below. Nothing that may wait happens while it is held.
 	tracker *tracker
 	answers map[uint64]*collected // by query
-	resting bool                  // Run looks at the clock less often
-	wake    chan struct{}         // has room for one: there is something to ask again
+	resting bool                  // Run ticks less often
+	wake    chan struct{}         // with room for one: Run has to tick more often
 
-	// queue is what to do while mu is free, in order: events for the sink, publishing,
-	// logging and callbacks. One goroutine at a time does it, which owns delivering.
+	// queue is what to do after mu is unlocked, in order: events for the sink, publishing,
+	// logging and callbacks. One goroutine at a time does it; it has set delivering.
 	queue      []delivery
 	delivering bool
 	delivered  sync.Cond // on mu: delivering is false, or the queue is empty
 	waiters    int       // goroutines that wait for delivered
-	// Goroutines that bring messages wait while the queue has more deliveries than maxQueue,
-	// or more than maxQueuedBlocks blocks in its events.
+	// Goroutines with messages wait while the queue has more deliveries than maxQueue, or more
+	// blocks than maxQueuedBlocks in its events.
 	maxQueue, queuedBlocks int
 }
 
@@ -83,14 +83,14 @@ type delivery struct {
 	ev     indexer.Event
 }
 
-// unlock frees mu and makes the deliveries, unless another goroutine is at it.
+// unlock unlocks mu and makes the deliveries, unless another goroutine makes them.
 func (s *Subscriber) unlock() {
 	if !s.delivering {
 		s.delivering = true
 		for len(s.queue) > 0 {
 			s.deliverLocked()
 			if s.waiters > 0 {
-				break // one of them goes on
+				break // a waiter continues
 			}
 		}
 		s.endLocked()
@@ -98,7 +98,7 @@ func (s *Subscriber) unlock() {
 	s.mu.Unlock()
 }
 
-// deliverLocked makes the deliveries that are queued now. Its caller owns delivering.
+// deliverLocked makes the deliveries that are queued now. Its caller has set delivering.
 func (s *Subscriber) deliverLocked() {
 	list := s.queue
 	s.queue, s.queuedBlocks = nil, 0
@@ -118,7 +118,7 @@ func (s *Subscriber) endLocked() {
 	s.delivered.Broadcast()
 }
 
-// settle frees mu like unlock, and returns when the queue is short.
+// settle unlocks mu like unlock, and returns when the queue is short.
 func (s *Subscriber) settle() {
 	for s.delivering && (len(s.queue) > s.maxQueue || s.queuedBlocks > maxQueuedBlocks) {
 		s.waiters++
@@ -128,8 +128,8 @@ func (s *Subscriber) settle() {
 	s.unlock()
 }
 
-// pause calls at while mu is held, makes the deliveries queued so far, and keeps further
-// ones back until resume is called: what the sink then has is what the tracker had in at.
+// pause calls at with mu locked, makes the deliveries queued so far, and makes no more until
+// resume is called. Until then the sink has what the tracker had during the call of at.
 func (s *Subscriber) pause(at func()) (resume func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,10 +148,10 @@ func (s *Subscriber) pause(at func()) (resume func()) {
 	}
 }
 
-// laterLocked calls do as soon as mu is free.
+// laterLocked calls do after mu is unlocked.
 func (s *Subscriber) laterLocked(do func()) { s.queue = append(s.queue, delivery{do: do}) }
 
-// NewSubscriber returns a subscriber on a connection that stays its caller's.
+// NewSubscriber returns a subscriber. The caller closes the connection.
 func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
@@ -194,7 +194,7 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	return s, nil
 }
 
-// inbox is a subject for answers, below the prefix that the connection is given.
+// inbox returns a subject for answers, below the connection's prefix.
 func inbox(nc *nats.Conn) string {
 	if nc == nil { // of a test
 		return nats.NewInbox()
@@ -204,15 +204,15 @@ func inbox(nc *nats.Conn) string {
 
 // Periods of [Subscriber.Run].
 const (
-	tickEvery   = 20 * time.Millisecond  // how exact the times of queries are
-	restEvery   = 100 * time.Millisecond // the same while nothing is to be asked
+	tickEvery   = 20 * time.Millisecond  // precision of the times of queries
+	restEvery   = 100 * time.Millisecond // the same while no query is planned
 	lossesEvery = time.Second
 	expireEvery = 5 * time.Second
 	wantedEvery = 50 * time.Millisecond // see [Subscriber.AwaitWanted]
 )
 
-// Run listens until ctx ends, and asks for what was missed. A connection that is
-// lost meanwhile comes back by itself; then all that can be asked about is asked.
+// Run receives events from NATS core until ctx ends, and sends queries. After a loss of the
+// connection it queries all workers.
 func (s *Subscriber) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() {
@@ -220,8 +220,8 @@ func (s *Subscriber) Run(ctx context.Context) error {
 		s.stop()
 		s.asking.Wait()
 	}()
-	// A burst of the whole fleet must fit into the limits; beyond that we are too slow, and
-	// the loss shows as a gap.
+	// A burst of the whole fleet must fit into the limits. If it does not, messages are dropped,
+	// and the ids of later events show a gap.
 	sub, err := s.Listen(ctx, s.conf.Scope.Topic(Topic), func(data []byte) { s.Take(ctx, FeedCore, data) })
 	if err != nil {
 		return err
@@ -230,7 +230,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("events: subscribe to answers: %w", err)
 	}
-	if err := replies.SetPendingLimits(-1, 1<<30); err != nil { // the queries are bounded
+	if err := replies.SetPendingLimits(-1, 1<<30); err != nil { // the number of queries is bounded
 		return fmt.Errorf("events: set limits of answers: %w", err)
 	}
 	tick, losses, expire := time.NewTicker(tickEvery), time.NewTicker(lossesEvery), time.NewTicker(expireEvery)
@@ -272,7 +272,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	}
 }
 
-// Listen calls take with each message on a subject of the bus. The caller unsubscribes.
+// Listen calls take with each message on a subject. The caller unsubscribes.
 func (s *Subscriber) Listen(ctx context.Context, subject string, take func(data []byte)) (*nats.Subscription, error) {
 	sub, err := s.nc.Subscribe(subject, func(m *nats.Msg) { take(m.Data) })
 	if err != nil {
@@ -284,13 +284,12 @@ func (s *Subscriber) Listen(ctx context.Context, subject string, take func(data 
 	if s.nc.IsConnected() {
 		flush, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		_ = s.nc.FlushWithContext(flush) // the server then has the subscription; while it is away it gets it later
+		_ = s.nc.FlushWithContext(flush) // then the server has the subscription; without a connection it gets it later
 	}
 	return sub, nil
 }
 
-// SetWorker tells that the sink knows a worker from now on, and where its events
-// are to be taken from; and again when that changes. Told the same again it does
+// SetWorker sets the source of a worker that the sink knows. A call with the same source does
 // nothing.
 func (s *Subscriber) SetWorker(id uint64, src Source) {
 	s.mu.Lock()
@@ -298,15 +297,15 @@ func (s *Subscriber) SetWorker(id uint64, src Source) {
 	s.tracker.setWorker(s.conf.Now(), id, src)
 }
 
-// Forget tells that the sink has forgotten a worker.
+// Forget removes a worker that the sink has removed.
 func (s *Subscriber) Forget(id uint64) {
 	s.mu.Lock()
 	defer s.unlock()
 	s.tracker.forget(id)
 }
 
-// Doubt tells that the sink could not do with what it got of a rank: something is
-// missing, though no event is.
+// Doubt reports that the sink could not apply an event of a rank: something is missing,
+// although no event is.
 func (s *Subscriber) Doubt(workerID uint64, dpRank uint32) {
 	s.mu.Lock()
 	defer s.unlock()
@@ -345,22 +344,21 @@ func (s *Subscriber) expire(ctx context.Context) {
 	}
 }
 
-// stall tells that the stream takes no events, or does again.
+// stall sets whether the stream stores no events.
 func (s *Subscriber) stall(now bool) {
 	s.mu.Lock()
 	defer s.unlock()
 	s.tracker.stall(now)
 }
 
-// streamed reports whether the events of a worker are those that the stream brings.
+// streamed reports whether the stream stores the events of a worker.
 func (s *Subscriber) streamed(worker uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.tracker.streamed(worker)
 }
 
-// caughtUp tells that the stream has been read to its end, and whether messages of
-// it were lost.
+// caughtUp notes that the stream was read to its end, and whether messages may be lost.
 func (s *Subscriber) caughtUp(lost bool) {
 	s.mu.Lock()
 	defer s.unlock()
@@ -371,23 +369,22 @@ func (s *Subscriber) audit(why string) {
 	s.mu.Lock()
 	s.tracker.audit(s.conf.Now())
 	s.unlock()
-	s.conf.Log.Info("the workers are asked for events that may have been missed", "why", why)
+	s.conf.Log.Info("all workers are queried for missing events", "why", why)
 }
 
-// Take takes one message of a feed. Messages of a worker must come one after the
-// other.
+// Take applies one message of a feed. Calls for one worker must not overlap.
 func (s *Subscriber) Take(ctx context.Context, feed Feed, data []byte) {
 	s.TakeFrom(ctx, feed, data, nil)
 }
 
-// TakeFrom takes one message of a feed. whose, if it is not nil, says for which ranks the
-// sender may speak.
+// TakeFrom applies one message of a feed. whose, if not nil, selects the ranks for which the
+// sender may publish.
 func (s *Subscriber) TakeFrom(ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool) {
 	s.take(ctx, feed, data, whose, func(bool) {})
 }
 
-// take takes one message of a feed. It calls taken while mu is held; gap says that events before the message's are missing and not
-// requested.
+// take applies one message of a feed. It calls taken with mu locked; gap reports that events
+// before the message are missing and not requested.
 func (s *Subscriber) take(ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool, taken func(gap bool)) {
 	m, err := DecodeMessage(data)
 	if err != nil {
@@ -450,8 +447,8 @@ func (s *Subscriber) take(ctx context.Context, feed Feed, data []byte, whose fun
 	taken(gap)
 }
 
-// Missed tells that a rank of a worker of [FeedZMQ] or [FeedPlane] can be heard and asked from now
-// on, and that anything may have been missed before.
+// Missed reports that a rank of a worker of [FeedZMQ] or [FeedPlane] is reachable from now on,
+// and that events may have been lost before.
 func (s *Subscriber) Missed(workerID uint64, dpRank uint32) {
 	s.mu.Lock()
 	defer s.unlock()
@@ -459,7 +456,7 @@ func (s *Subscriber) Missed(workerID uint64, dpRank uint32) {
 	s.wakeLocked()
 }
 
-// wakeLocked has Run look at the clock often if something is to be asked now.
+// wakeLocked makes Run tick more often if a query is planned.
 func (s *Subscriber) wakeLocked() {
 	if s.resting && s.tracker.repairs.busy() {
 		s.resting = false
@@ -470,8 +467,8 @@ func (s *Subscriber) wakeLocked() {
 	}
 }
 
-// tick lets the tracker look at the clock and sends what it asks for. It returns when to
-// do so again: fifty looks a second would be half of what an idle router computes.
+// tick sends the queries that are due. It returns the time to the next tick: 50 ticks a second
+// would be half of an idle router's CPU time.
 func (s *Subscriber) tick(ctx context.Context) (next time.Duration) {
 	connected := s.nc.IsConnected()
 	s.mu.Lock()
@@ -490,8 +487,8 @@ func (s *Subscriber) tick(ctx context.Context) (next time.Duration) {
 	return tickEvery
 }
 
-// sendLocked sends queries as soon as mu is free. While NATS is away it would only store
-// those for others than the workers with sockets of their own.
+// sendLocked sends queries after mu is unlocked. Without a connection it sends only those to
+// workers with sockets of their own.
 func (s *Subscriber) sendLocked(ctx context.Context, now time.Time, connected bool) {
 	for _, a := range s.tracker.queries(now, func(worker uint64) bool { return connected || s.tracker.workers[worker].Feed.asked() }) {
 		q := &a.query
@@ -513,7 +510,7 @@ func (s *Subscriber) sendLocked(ctx context.Context, now time.Time, connected bo
 	}
 }
 
-// ask puts a query to a worker's socket and waits for the answer.
+// ask sends a query to a worker's socket and waits for the answer.
 func (s *Subscriber) ask(ctx context.Context, id uint64, q Query) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
@@ -522,7 +519,7 @@ func (s *Subscriber) ask(ctx context.Context, id uint64, q Query) {
 	}
 }
 
-// reply takes a message of NATS that answers a query, or is a part of the answer.
+// reply takes a NATS message with an answer or a part of one.
 func (s *Subscriber) reply(ctx context.Context, m *nats.Msg) {
 	id, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, s.inbox), 10, 64)
 	if err != nil {
@@ -536,8 +533,8 @@ func (s *Subscriber) reply(ctx context.Context, m *nats.Msg) {
 	s.part(ctx, id, AnswerPart{}, ErrNobody)
 }
 
-// part takes a part of the answer to a query, or why there is none. It reports
-// whether more are wanted. Those of one query come one at a time.
+// part takes a part of the answer to a query, or the reason why there is none. It reports
+// whether more parts are needed. Calls for one query must not overlap.
 func (s *Subscriber) part(ctx context.Context, id uint64, p AnswerPart, err error) (more bool) {
 	s.mu.Lock()
 	c := s.answers[id]
@@ -577,7 +574,7 @@ func (s *Subscriber) part(ctx context.Context, id uint64, p AnswerPart, err erro
 	return false
 }
 
-// stop forgets the queries under way: nobody listens to their answers any more.
+// stop fails all queries: the subscription of the answers is gone.
 func (s *Subscriber) stop() {
 	s.mu.Lock()
 	defer s.unlock()
@@ -587,16 +584,16 @@ func (s *Subscriber) stop() {
 	clear(s.answers)
 }
 
-// ErrNobody means that nobody listens to a subject.
+// ErrNobody means that a query has no receiver.
 var ErrNobody = errors.New("nobody answers")
 
 // Bounds of an answer.
 const (
 	maxParts       = 4096
-	MaxAnswerBytes = 256 << 20 // of messages; what is kept of them is less
+	MaxAnswerBytes = 256 << 20 // sum of the messages
 )
 
-// collected is an answer whose parts come one by one.
+// collected is an answer whose parts arrive one by one.
 type collected struct {
 	query     Query
 	parts     []*Answer
@@ -609,7 +606,7 @@ type collected struct {
 // AnswerPart is one of the messages that make an answer.
 type AnswerPart struct {
 	Index, Count int    // from 0
-	Publisher    uint64 // whose event ids it counts; 0: not said
+	Publisher    uint64 // the publisher of the event ids; 0 = unknown
 	Data         []byte
 }
 
@@ -632,7 +629,7 @@ func partOf(m *nats.Msg) (p AnswerPart, err error) {
 	return p, nil
 }
 
-// add takes a part, and reports whether it was the last one that was missing.
+// add adds a part, and reports whether the answer is complete.
 func (c *collected) add(m AnswerPart) (done bool, err error) {
 	part, parts := m.Index, m.Count
 	if parts < 1 || parts > maxParts || part < 0 || part >= parts {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package msgpack reads MessagePack values that come from other processes: it believes
-// no length that the data does not have, and skips fields that nobody knows.
+// Package msgpack reads MessagePack values from other processes. It checks each length against
+// the data, and skips unknown fields.
 package msgpack
 
 import (
@@ -14,8 +14,8 @@ import (
 // ErrShape is wrapped by the errors about values of the wrong shape.
 var ErrShape = errors.New("unexpected shape")
 
-// WalkFields calls field for each key of a map, with all that follows the key; field
-// returns what follows its value. Unlike [EachField] it looks at each byte once.
+// WalkFields calls field for each key of a map, with the bytes behind the key; field returns
+// the bytes behind its value. Unlike [EachField] it reads each byte once.
 func WalkFields(data []byte, field func(key, data []byte) (rest []byte, err error)) (rest []byte, err error) {
 	n, rest, err := msgp.ReadMapHeaderBytes(data)
 	if err != nil {
@@ -33,14 +33,14 @@ func WalkFields(data []byte, field func(key, data []byte) (rest []byte, err erro
 	return rest, nil
 }
 
-// Cut parts the first value from what follows it.
+// Cut splits off the first value.
 func Cut(data []byte) (value, rest []byte, err error) {
 	rest, err = msgp.Skip(data)
 	return data[:len(data)-len(rest)], rest, err
 }
 
 // EachField calls field for each key of a map, with the encoding of its value, and
-// returns what follows the map. Keys that nobody knows are no error.
+// returns the bytes behind the map.
 func EachField(data []byte, field func(key, value []byte) error) (rest []byte, err error) {
 	return WalkFields(data, func(key, data []byte) ([]byte, error) {
 		value, rest, err := Cut(data)
@@ -51,8 +51,8 @@ func EachField(data []byte, field func(key, value []byte) error) (rest []byte, e
 	})
 }
 
-// List reads an array whose elements take at least size bytes each, so that a
-// false header cannot make it reserve more than the message is long.
+// List reads an array whose elements take at least size bytes each. So a false header cannot
+// make it allocate much more than the message has.
 func List[T any](data []byte, size int, read func([]byte) (T, error)) ([]T, error) {
 	n, rest, err := msgp.ReadArrayHeaderBytes(data)
 	if err != nil {
@@ -73,14 +73,14 @@ func List[T any](data []byte, size int, read func([]byte) (T, error)) ([]T, erro
 	return list, nil
 }
 
-// Uint reads an integer of any width; a negative one keeps its bits, as
-// engines write hashes.
+// Uint reads an integer of any width. A negative one keeps its bits: engines write hashes as
+// signed integers.
 func Uint(data []byte) (uint64, error) {
 	v, _, err := UintRest(data)
 	return v, err
 }
 
-// UintRest is Uint with what follows.
+// UintRest is Uint with the bytes behind the value.
 func UintRest(data []byte) (uint64, []byte, error) {
 	if len(data) > 0 && (data[0] >= 0xe0 || 0xd0 <= data[0] && data[0] <= 0xd3) {
 		v, rest, err := msgp.ReadInt64Bytes(data)

@@ -12,7 +12,7 @@
 //   - a last record of type 255 with three u64: the number of records before it, a number for
 //     the kind of file, and the XXH3 of all bytes before it.
 //
-// A file that is cut off, changed, or of another kind or version is refused as a whole. The
+// A reader refuses a whole file that is cut off, changed, or of another kind or version. The
 // magic changes when an older reader could misread the file.
 //
 // Both directions are streams and keep one record in memory. A Writer and a Reader
@@ -49,15 +49,15 @@ const (
 	frame      = 5 // type and length before a payload
 )
 
-// ErrBad is wrapped by errors about bytes that are no whole file of the kind asked
-// for. It is not wrapped by those of the reader beneath.
+// ErrBad is wrapped by errors about bytes that are no complete file of the requested kind. It
+// is not wrapped by errors of the underlying reader.
 var ErrBad = errors.New("not a good file")
 
 func bad(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrBad}, args...)...)
 }
 
-// Header begins a file. Body is the kind of file's own.
+// Header is the beginning of a file. Each kind of file defines its Body.
 type Header struct {
 	Magic   string // 8 bytes
 	Version uint16
@@ -76,7 +76,7 @@ type Writer struct {
 	err     error
 }
 
-// NewWriter begins a file. The header is written with what follows.
+// NewWriter begins a file. It buffers the header.
 func NewWriter(w io.Writer, h Header) *Writer {
 	out := &Writer{w: bufio.NewWriterSize(w, 1<<18), digest: xxh3.New()}
 	b := append(make([]byte, 0, headerSize), h.Magic...)
@@ -123,7 +123,8 @@ func (w *Writer) Write(data []byte) (int, error) {
 	return len(data), nil
 }
 
-// Close ends the file with a number of its own. It does not close what is beneath.
+// Close ends the file with a number that the kind of file defines. It does not close the
+// underlying writer.
 func (w *Writer) Close(count uint64) error {
 	records, digest := w.records, w.digest.Sum64()
 	if err := w.Record(End, func(b []byte) []byte {
@@ -154,7 +155,7 @@ type Reader struct {
 	err     error  // of Read
 }
 
-// NewReader reads a file's header, which must be of this magic and version.
+// NewReader reads a file's header, which must have this magic and version.
 func NewReader(r io.Reader, magic string, version uint16) (*Reader, *Header, error) {
 	in := &Reader{r: bufio.NewReaderSize(r, 1<<18), digest: xxh3.New()}
 	b := make([]byte, headerSize)
@@ -187,8 +188,8 @@ func ended(err error) error {
 	return err
 }
 
-// Next reads a record. Its payload is good until the next one. After the last one,
-// when all of the file was whole, the error is [io.EOF].
+// Next reads a record. Its payload is valid until the next call. After the last record of an
+// unchanged file the error is [io.EOF].
 func (r *Reader) Next() (kind byte, payload []byte, err error) {
 	r.buf = slices.Grow(r.buf[:0], frame)[:frame]
 	if _, err := io.ReadFull(r.r, r.buf); err != nil {
@@ -241,7 +242,7 @@ func (r *Reader) Err() error {
 	return r.err
 }
 
-// end checks what the last record says of all others.
+// end checks the last record against all others.
 func (r *Reader) end(p []byte) error {
 	if len(p) != 24 {
 		return bad("its last record has %d bytes, want 24", len(p))
@@ -265,11 +266,11 @@ func (r *Reader) end(p []byte) error {
 // Records returns how many records were read, without the last one.
 func (r *Reader) Records() uint64 { return r.records }
 
-// Count returns the file's own number, once Next has returned [io.EOF].
+// Count returns the number that was given to Close, after Next has returned [io.EOF].
 func (r *Reader) Count() uint64 { return r.count }
 
-// WriteFile writes a file that is there whole or not at all, also after a crash of
-// the machine: under another name, which it gets when it is on the disk.
+// WriteFile replaces a file as a whole or not at all, even if the machine crashes: it writes
+// another file, syncs it to the disk, and renames it.
 func WriteFile(dir *os.Root, name string, write func(io.Writer) error) error {
 	f, err := dir.OpenFile(name+".tmp", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -285,7 +286,7 @@ func WriteFile(dir *os.Root, name string, write func(io.Writer) error) error {
 	return dir.Rename(name+".tmp", name)
 }
 
-// WriteJSON writes v as JSON to a file, which is there whole or not at all.
+// WriteJSON replaces a file by v as JSON, as a whole or not at all.
 func WriteJSON(path string, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {

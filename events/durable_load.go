@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// settle brings the state to a position of the stream, unless it has one: to that
+// of the newest good snapshot, or to the beginning of the epoch.
+func (d *Durable) settle(ctx context.Context, o *opened, e *epoch) error {
+	d.sub.mu.Lock()
+	at, loaded := d.at, d.loaded
+	d.sub.mu.Unlock()
+	if another := at.stream != o.created; loaded && (at.epoch == e.N || another && at.epoch > e.N) {
+		if another { // the deletion of the store also deletes the epoch's number
+			d.conf.Log.Warn("the stream of events is another one; it is read from its beginning")
+			d.wanted.Store(true) // only running replicas have the state
+			d.review.Store(true) // messages of the deleted stream may be missing
+			d.sub.mu.Lock()
+			d.at, d.inherited = position{stream: o.created, epoch: e.N}, true
+			d.sub.mu.Unlock()
+		}
+		return nil
+	}
+	return d.load(ctx, o, e)
+}
+
+// load replaces the state by the newest good snapshot of the epoch, or by an empty state.
+func (d *Durable) load(ctx context.Context, o *opened, e *epoch) error {
+	names, err := d.snapshots(ctx, o)
+	if err != nil {
+		return err
+	}
+	d.wanted.Store(false)
+	d.base, d.damaged = head{}, nil
+	for _, name := range names {
+		begin := time.Now()
+		s, err := d.restore(ctx, o, name, e)
+		switch {
+		case err == nil && s != nil:
+			d.metrics.snapshot(ctx, snapshotRestored, time.Since(begin))
+			d.base = head{Object: name, LastSeq: s.LastSeq, Stream: s.Meta.Stream}
+			d.conf.Log.Info("a snapshot is restored", "object", name, "position", s.LastSeq, "workers", len(s.Workers))
+			return nil
+		case err == nil: // of another epoch
+		case errors.Is(err, ErrSnapshot), errors.Is(err, jetstream.ErrObjectNotFound), errors.Is(err, jetstream.ErrDigestMismatch):
+			d.wanted.Store(true)
+			d.damaged = append(d.damaged, name)
+			d.metrics.snapshot(ctx, snapshotDamaged, time.Since(begin))
+			d.conf.Log.Warn("a snapshot is skipped", "object", name, "err", err)
+		default:
+			return err
+		}
+	}
+	if err := d.replace(&Snapshot{}, nil, position{stream: o.created, seq: e.start(o.created), epoch: e.N}, e.N > 0); err != nil {
+		return fmt.Errorf("events: forget everything: %w", err) // workers that existed when the epoch began hold something
+	}
+	return nil
+}
+
+// replace makes a snapshot the state at a position. The snapshot is read without a lock:
+// workers come and go meanwhile, but no message of the stream is applied.
+func (d *Durable) replace(s *Snapshot, whole func() error, at position, lost bool) error {
+	d.sub.mu.Lock()
+	d.sub.tracker.unsure = make(map[uint64]struct{})
+	d.sub.mu.Unlock()
+	var resume func()
+	err := d.conf.Holdings.Restore(s, d.sub.streamed, func() error {
+		if resume != nil {
+			return nil
+		}
+		if whole != nil {
+			if err := whole(); err != nil {
+				return err
+			}
+		}
+		resume = d.sub.pause(func() {})
+		return nil
+	})
+	if resume != nil {
+		defer resume()
+	}
+	d.sub.mu.Lock()
+	defer d.sub.mu.Unlock()
+	if err != nil {
+		d.sub.tracker.unsure = nil
+		return err
+	}
+	d.sub.tracker.restored(d.sub.conf.Now(), knowledge{s.Cursors, s.Waiting, s.States})
+	d.review.Store(true)
+	d.lost.Store(lost)
+	d.at, d.loaded, d.inherited = at, true, s.Meta.Inherited
+	return nil
+}
+
+// restore replaces the state by a snapshot. It returns nil if the snapshot is of another
+// epoch.
+func (d *Durable) restore(ctx context.Context, o *opened, name string, e *epoch) (*Snapshot, error) {
+	object, err := d.download(ctx, o, name)
+	if err != nil {
+		return nil, err
+	}
+	defer object.close()
+	s, whole, err := ReadSnapshot(object, d.scope)
+	if err != nil {
+		return nil, err
+	}
+	if s.Meta.Epoch != e.N {
+		return nil, nil
+	}
+	at := position{stream: o.created, epoch: e.N}
+	if s.Meta.Stream == o.created {
+		at.seq = s.LastSeq
+	}
+	if err := d.replace(s, whole, at, false); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// overtaken reports whether messages behind the position were purged before the consumer was
+// created, and a snapshot contains them. Without such a snapshot the messages are lost, unless
+// all of them belong to other endpoints of the component: then the ids of events show a loss.
+func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err error) {
+	err = d.limited(ctx, func(ctx context.Context) error {
+		var h head
+		if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {
+			return fmt.Errorf("events: %w", err)
+		}
+		info, err := o.stream.Info(ctx, o.everybody())
+		if err != nil {
+			return fmt.Errorf("events: look at the stream: %w", err)
+		}
+		position := d.position() // it does not change: no session is open
+		gone := info.State.NumDeleted > 0 || info.State.FirstSeq > position.seq+1
+		newer := h.Stream == position.stream && h.Epoch == position.epoch && h.LastSeq > position.seq
+		if again = gone && newer && !d.wanted.Load(); again {
+			d.unload()
+			return nil
+		}
+		if info.State.FirstSeq <= position.seq+1 {
+			return nil
+		}
+		d.review.Store(true)
+		others := 0
+		for subject := range info.State.Subjects {
+			if subject != o.subject {
+				others++
+			}
+		}
+		at := []any{"position", position.seq, "first", info.State.FirstSeq}
+		switch {
+		case others > 0:
+			d.conf.Log.Info("the stream begins behind the position; what is gone may be of other endpoints", at...)
+		case position.seq == 0:
+			d.lost.Store(true)
+			d.conf.Log.Info("the stream has lost its beginning, and there is no snapshot", at...)
+		default:
+			d.lost.Store(true)
+			d.conf.Log.Warn("messages of the stream are gone and in no snapshot", at...)
+		}
+		return nil
+	})
+	return again, err
+}
+
+// everybody selects the subjects of all endpoints of the component.
+func (o *opened) everybody() jetstream.StreamInfoOpt {
+	return jetstream.WithSubjectFilter(o.component)
+}
+
+// purgedBehind reports whether messages directly behind a position were purged. Missing
+// events there may then be more than a publisher's loss.
+func (d *Durable) purgedBehind(ctx context.Context, o *opened, at uint64) (gone bool) {
+	if err := d.limited(ctx, func(ctx context.Context) error {
+		info, err := o.stream.Info(ctx)
+		gone = err == nil && info.State.FirstSeq > at+1
+		return err
+	}); err != nil {
+		d.conf.Log.Debug("the stream cannot be looked at", "err", err)
+	}
+	return gone
+}

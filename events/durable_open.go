@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// limited calls do with a deadline for a few requests.
+func (d *Durable) limited(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, d.timing.call)
+	defer cancel()
+	return do(ctx)
+}
+
+// OpenStream opens the stream of a scope's component. It creates a missing one with the
+// default retention.
+func OpenStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, replicas int) (jetstream.Stream, error) {
+	t := defaultTiming()
+	return openStream(ctx, js, scope, replicas, false, &t)
+}
+
+// openStream opens the stream of a scope's component, and creates a missing one. The first
+// publisher or router that needs the stream creates it. An existing one stays as it is.
+func openStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, replicas int, memory bool, t *timing) (jetstream.Stream, error) {
+	name := scope.Stream()
+	storage := jetstream.FileStorage
+	if memory {
+		storage = jetstream.MemoryStorage
+	}
+	stream, err := openOrCreate(jetstream.ErrStreamNotFound, jetstream.ErrStreamNameAlreadyInUse,
+		func() (jetstream.Stream, error) { return js.Stream(ctx, name) },
+		func() (jetstream.Stream, error) {
+			return js.CreateStream(ctx, jetstream.StreamConfig{
+				Name:        name,
+				Description: "kvroute: what happens in the caches of workers",
+				Subjects:    []string{scope.StreamSubjects(Topic)},
+				Retention:   jetstream.LimitsPolicy,
+				Discard:     jetstream.DiscardOld,
+				MaxAge:      t.maxAge,
+				Duplicates:  min(t.duplicates, t.maxAge),
+				Storage:     storage,
+				Replicas:    replicas,
+			})
+		})
+	if err != nil {
+		return nil, fmt.Errorf("events: open stream %s: %w", name, bus.Explain(err))
+	}
+	return stream, nil
+}
+
+// retain applies the configured retention to a stream that another process created.
+func (d *Durable) retain(ctx context.Context, o *opened) (err error) {
+	conf := o.stream.CachedInfo().Config
+	if conf.MaxAge == d.conf.Retention {
+		return nil
+	}
+	conf.MaxAge, conf.Duplicates = d.conf.Retention, min(conf.Duplicates, d.conf.Retention)
+	if o.stream, err = d.js.UpdateStream(ctx, conf); err != nil {
+		return fmt.Errorf("events: change the retention of stream %s: %w", conf.Name, bus.Explain(err))
+	}
+	return nil
+}
+
+func (d *Durable) storage() jetstream.StorageType {
+	if d.conf.Memory {
+		return jetstream.MemoryStorage
+	}
+	return jetstream.FileStorage
+}
+
+func (d *Durable) bucket(ctx context.Context, kind string, ttl time.Duration) (jetstream.KeyValue, error) {
+	name := d.scope.Bucket(kind)
+	bucket, err := openOrCreate(jetstream.ErrBucketNotFound, jetstream.ErrBucketExists,
+		func() (jetstream.KeyValue, error) { return d.js.KeyValue(ctx, name) },
+		func() (jetstream.KeyValue, error) {
+			return d.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
+				Bucket: name, Description: "kvroute: " + kind + " of the events", TTL: ttl, History: 1,
+				Replicas: d.conf.Replicas, Storage: d.storage(), MaxValueSize: 64 << 10,
+			})
+		})
+	if err != nil {
+		return nil, fmt.Errorf("events: open bucket %s: %w", name, err)
+	}
+	return bucket, nil
+}
+
+func (d *Durable) objectStore(ctx context.Context) (jetstream.ObjectStore, error) {
+	name := d.scope.Bucket("snap")
+	objects, err := openOrCreate(jetstream.ErrBucketNotFound, jetstream.ErrBucketExists,
+		func() (jetstream.ObjectStore, error) { return d.js.ObjectStore(ctx, name) },
+		func() (jetstream.ObjectStore, error) {
+			return d.js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
+				Bucket: name, Description: "kvroute: snapshots of the index",
+				Replicas: d.conf.Replicas, Storage: d.storage(),
+			})
+		})
+	if err != nil {
+		return nil, fmt.Errorf("events: open object store %s: %w", name, err)
+	}
+	return objects, nil
+}
+
+// openOrCreate opens what may have to be created, or be created by another process.
+func openOrCreate[T any](missing, exists error, open, create func() (T, error)) (T, error) {
+	v, err := open()
+	if errors.Is(err, missing) {
+		if v, err = create(); errors.Is(err, exists) {
+			v, err = open()
+		}
+	}
+	return v, err
+}
+
+// epoch returns the current epoch. It raises the epoch once if the configuration says so.
+func (d *Durable) epoch(ctx context.Context, o *opened) (e epoch, err error) {
+	err = d.limited(ctx, func(ctx context.Context) error {
+		if d.reset {
+			if e, err = o.raiseEpoch(ctx, d.conf.Replica); err != nil {
+				return fmt.Errorf("events: reset states: %w", err)
+			}
+			d.reset = false
+			d.conf.Log.Warn("states are reset: all replicas forget what the workers cache", "epoch", e.N)
+			return nil
+		}
+		if _, err = readKey(ctx, o.state, keyEpoch, &e); err != nil {
+			return fmt.Errorf("events: %w", err)
+		}
+		return nil
+	})
+	return e, err
+}
+
+// subscribe creates the consumer behind the position. It deletes an existing one of this
+// name, whose position belongs to lost state.
+func (d *Durable) subscribe(ctx context.Context, o *opened) error {
+	if was, err := o.stream.Consumer(ctx, d.consumer); err == nil {
+		if by := was.CachedInfo().Config.Metadata["instance"]; d.subscribed && by != "" && by != d.instance {
+			// It was created after ours, so its owner is alive.
+			d.consumer += "-" + d.instance
+			d.conf.Log.Error("another process has this replica's name; this one goes on under a name of its own", "replica", d.conf.Replica, "consumer", d.consumer)
+		}
+	}
+	if err := o.stream.DeleteConsumer(ctx, d.consumer); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return fmt.Errorf("events: delete consumer %s: %w", d.consumer, err)
+	}
+	var err error
+	// No acknowledgements: they would only report what was applied. A message that is purged
+	// before it is applied is in a snapshot.
+	o.consumer, err = o.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
+		Name:              d.consumer,
+		Durable:           d.consumer,
+		Description:       "kvroute replica " + d.conf.Replica,
+		Metadata:          map[string]string{"instance": d.instance},
+		FilterSubjects:    []string{o.subject},
+		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
+		OptStartSeq:       d.Position() + 1,
+		AckPolicy:         jetstream.AckNonePolicy,
+		InactiveThreshold: d.timing.inactive,
+	})
+	if err != nil {
+		return fmt.Errorf("events: make consumer %s: %w", d.consumer, err)
+	}
+	d.subscribed = true
+	d.pending.Store(int64(o.consumer.CachedInfo().NumPending))
+	return nil
+}
