@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nats-io/nats.go/jetstream"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
@@ -82,7 +81,7 @@ func (s *dynamoStore) remove(path string) {
 
 func (s *dynamoStore) pass(d time.Duration) {
 	s.now = s.now.Add(d)
-	s.d.Read(s.Context())
+	s.d.Read()
 }
 
 // escaped is a name as Dynamo's files have it.
@@ -391,12 +390,12 @@ func TestCapturedStoresOfDynamo(t *testing.T) {
 					text = string(row.JSON)
 				}
 				s.put(row.Path, text[:len(text)/2]) // is read again
-				s.d.Read(t.Context())
+				s.d.Read()
 				s.put(row.Path, text)
 			case "delete":
 				s.remove(row.Path)
 			}
-			s.d.Read(t.Context())
+			s.d.Read()
 			if len(s.view.Workers) >= len(most[row.Run].Workers) && len(s.view.Plane.Channels) >= len(most[row.Run].Plane.Channels) && len(s.view.Plane.Indexers) >= len(most[row.Run].Plane.Indexers) {
 				most[row.Run] = s.view
 			}
@@ -484,166 +483,63 @@ func TestTooManyRecordsOfDynamo(t *testing.T) {
 		return fmt.Sprintf("v1/mdc/%s", escaped(fmt.Sprintf("dynamo/backend/generate/%x", n))),
 			fmt.Sprintf(`{"namespace":"dynamo","component":"backend","endpoint":"generate","instance_id":%d,"card_json":{"display_name":"m","worker_type":"aggregated"}}`, n)
 	}
-	for _, where := range []string{"files", "buckets"} {
-		t.Run(where, func(t *testing.T) {
-			reader, log, view := sdkmetric.NewManualReader(), strings.Builder{}, fleet.DynamoView{}
-			conf := fleet.DynamoConfig{
-				Rules:   fleet.DynamoRules{Namespace: "dynamo", Frontend: frontend},
-				Changed: func(v fleet.DynamoView) { view = v },
-				Log:     slog.New(slog.NewTextHandler(&log, nil)), Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)).Meter("test"),
-			}
-			var put func(key, text string)
-			var remove func(key string)
-			if where == "files" {
-				s := &dynamoStore{T: t, dir: t.TempDir(), now: time.Now()}
-				conf.Dir, conf.Now, put, remove = s.dir, func() time.Time { return s.now }, s.put, s.remove
-			} else {
-				conf.NATS = connect(t, startNATS(t, -1))
-				js, err := jetstream.New(conf.NATS)
-				if err != nil {
-					t.Fatal(err)
-				}
-				models, err := js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "dynamo_v1_mdc"})
-				if err != nil {
-					t.Fatal(err)
-				}
-				name := func(key string) string { return strings.TrimPrefix(key, "v1/mdc/") }
-				put = func(key, text string) {
-					if _, err := models.PutString(t.Context(), strings.ReplaceAll(name(key), "%2F", "/"), text); err != nil {
-						t.Fatal(err)
-					}
-				}
-				remove = func(key string) {
-					if err := models.Delete(t.Context(), strings.ReplaceAll(name(key), "%2F", "/")); err != nil {
-						t.Fatal(err)
-					}
-				}
-			}
-			d, err := fleet.NewDynamo(conf)
-			if err != nil {
-				t.Fatal(err)
-			}
-			d.KeepAtMost(most)
-			over := func() (n int64) {
-				var all metricdata.ResourceMetrics
-				if err := reader.Collect(t.Context(), &all); err != nil {
-					t.Fatal(err)
-				}
-				for _, scope := range all.ScopeMetrics {
-					for _, m := range scope.Metrics {
-						sum, _ := m.Data.(metricdata.Sum[int64])
-						for _, point := range sum.DataPoints {
-							if kind, _ := point.Attributes.Value("kind"); m.Name == "kvroute.fleet.dynamo" && kind.AsString() == "over" {
-								n += point.Value
-							}
-						}
-					}
-				}
-				return n
-			}
-			is := func(what string, left int64, want ...uint64) {
-				t.Helper()
-				d.Read(t.Context())
-				d.Read(t.Context()) // nothing is counted again, and what went has made room
-				var ids []uint64
-				for _, w := range view.Workers {
-					ids = append(ids, w.WorkerID)
-				}
-				if !slices.Equal(ids, want) || over() != left {
-					t.Errorf("%s: workers %d, %d left out so far, want %d and %d", what, ids, over(), want, left)
-				}
-			}
-			for n := 11; n < 11+most; n++ {
-				put(card(n))
-			}
-			is("as many as are kept", 0, 11, 12, 13)
-			put(card(1))
-			put(card(2))
-			is("two more", 2, 11, 12, 13)
-			if got := strings.Count(log.String(), "more records than are read"); got != 1 || !strings.Contains(log.String(), "left_out=2") {
-				t.Errorf("said %d times: %s", got, log.String())
-			}
-			put(card(3))
-			is("one more", 3, 11, 12, 13)
-			first, _ := card(12)
-			remove(first)
-			more, _ := card(1)
-			remove(more)
-			is("two gone", 3, 2, 11, 13)
-		})
+	reader, log, view := sdkmetric.NewManualReader(), strings.Builder{}, fleet.DynamoView{}
+	s := &dynamoStore{T: t, dir: t.TempDir(), now: time.Now()}
+	conf := fleet.DynamoConfig{
+		Dir: s.dir, Now: func() time.Time { return s.now },
+		Rules:   fleet.DynamoRules{Namespace: "dynamo", Frontend: frontend},
+		Changed: func(v fleet.DynamoView) { view = v },
+		Log:     slog.New(slog.NewTextHandler(&log, nil)), Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)).Meter("test"),
 	}
-}
-
-// Records in buckets come, change, expire and go; what is away stays as it was.
-func TestDynamosRecordsInBuckets(t *testing.T) {
-	s := startNATS(t, -1)
-	nc := connect(t, s)
-	var view fleet.DynamoView
-	d, err := fleet.NewDynamo(fleet.DynamoConfig{
-		NATS: nc, Rules: fleet.DynamoRules{Namespace: "dynamo", Frontend: frontend}, Changed: func(v fleet.DynamoView) { view = v },
-	})
+	d, err := fleet.NewDynamo(conf)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.Read(t.Context())
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	buckets := map[string]jetstream.KeyValue{}
-	for key, text := range dynamoRecords() {
-		parts := strings.SplitN(key, "/", 3)
-		name := "dynamo_v1_" + parts[1]
-		if buckets[name] == nil {
-			if buckets[name], err = js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: name}); err != nil {
-				t.Fatal(err)
+	d.KeepAtMost(most)
+	over := func() (n int64) {
+		var all metricdata.ResourceMetrics
+		if err := reader.Collect(t.Context(), &all); err != nil {
+			t.Fatal(err)
+		}
+		for _, scope := range all.ScopeMetrics {
+			for _, m := range scope.Metrics {
+				sum, _ := m.Data.(metricdata.Sum[int64])
+				for _, point := range sum.DataPoints {
+					if kind, _ := point.Attributes.Value("kind"); m.Name == "kvroute.fleet.dynamo" && kind.AsString() == "over" {
+						n += point.Value
+					}
+				}
 			}
 		}
-		if _, err := buckets[name].PutString(t.Context(), parts[2], text); err != nil {
-			t.Fatal(err)
-		}
+		return n
 	}
-	d.Read(t.Context())
-	if diff := cmp.Diff(dynamoView(), view); diff != "" {
-		t.Errorf("the records make something else (-want +got):\n%s", diff)
-	}
-	models := buckets["dynamo_v1_mdc"]
-	name := strings.TrimPrefix(modelKey, "v1/mdc/")
-	for _, step := range []struct {
-		do   func() error
-		want string
-	}{
-		{func() error {
-			_, err := models.PutString(t.Context(), name, strings.Replace(dynamoRecords()[modelKey], `"m"`, `"n"`, 1))
-			return err
-		}, "n"},
-		{func() error { _, err := models.PutString(t.Context(), name, `{"inst`); return err }, "n"},
-		{func() error { return models.Delete(t.Context(), name) }, ""},
-		{func() error {
-			_, err := models.PutString(t.Context(), name, dynamoRecords()[modelKey])
-			return err
-		}, "m"},
-		{func() error { return models.Purge(t.Context(), name) }, ""},
-	} {
-		if err := step.do(); err != nil {
-			t.Fatal(err)
-		}
-		d.Read(t.Context())
-		var got strings.Builder
+	is := func(what string, left int64, want ...uint64) {
+		t.Helper()
+		d.Read()
+		d.Read() // nothing is counted again, and what went has made room
+		var ids []uint64
 		for _, w := range view.Workers {
-			got.WriteString(w.Models[0])
+			ids = append(ids, w.WorkerID)
 		}
-		if got.String() != step.want {
-			t.Errorf("the models are %q, want %q", got.String(), step.want)
+		if !slices.Equal(ids, want) || over() != left {
+			t.Errorf("%s: workers %d, %d left out so far, want %d and %d", what, ids, over(), want, left)
 		}
 	}
-	if _, err := models.PutString(t.Context(), name, dynamoRecords()[modelKey]); err != nil {
-		t.Fatal(err)
+	for n := 11; n < 11+most; n++ {
+		s.put(card(n))
 	}
-	d.Read(t.Context())
-	nc.Close()
-	d.Read(t.Context())
-	if len(view.Workers) != 1 {
-		t.Error("NATS is away, and so are the workers")
+	is("as many as are kept", 0, 11, 12, 13)
+	s.put(card(1))
+	s.put(card(2))
+	is("two more", 2, 11, 12, 13)
+	if got := strings.Count(log.String(), "more records than are read"); got != 1 || !strings.Contains(log.String(), "left_out=2") {
+		t.Errorf("said %d times: %s", got, log.String())
 	}
+	s.put(card(3))
+	is("one more", 3, 11, 12, 13)
+	first, _ := card(12)
+	s.remove(first)
+	more, _ := card(1)
+	s.remove(more)
+	is("two gone", 3, 2, 11, 13)
 }

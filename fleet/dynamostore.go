@@ -15,15 +15,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"go.opentelemetry.io/otel/metric"
 )
 
-// Times and limits of Dynamo's stores.
+// Times and limits of Dynamo's store.
 const (
-	filesEvery   = 500 * time.Millisecond // between two readings of a folder
-	bucketsEvery = 2 * time.Second        // between two readings of the buckets, always completely
+	filesEvery = 500 * time.Millisecond // between two readings
 	// deadAfter is how long a file counts after its last change. A Dynamo process touches
 	// its files every 3.3 s.
 	deadAfter        = 10 * time.Second
@@ -32,14 +29,11 @@ const (
 	maxDynamoRecords = 1 << 16         // ten for each of 6,000 workers
 )
 
-// DynamoConfig configures a [Dynamo]. Changed and one of Dir and NATS are required; the
-// zero value of each other field selects its default.
+// DynamoConfig configures a [Dynamo]. Dir and Changed are required; the zero value of each
+// other field selects its default.
 type DynamoConfig struct {
 	// Dir is the root of a file store: the DYN_FILE_KV of Dynamo's processes.
-	Dir string
-	// NATS is a connection to key-value buckets with the records of Rules.Namespace. The
-	// caller closes it.
-	NATS  *nats.Conn
+	Dir   string
 	Rules DynamoRules
 	// Networks are the networks that addresses may be in. Default all.
 	Networks Networks
@@ -55,12 +49,11 @@ type DynamoConfig struct {
 
 // Dynamo follows the store of Dynamo's processes. It never writes to the store.
 //
-// After each reading, the table has exactly the readable records in the store. In a folder,
-// only those of living processes count: the file's time has changed within 10 s by
-// kvroute's clock. The file's own time counts only at its first reading. An unreadable
-// file may be half-written: its former content counts, and it is read again. If the store
-// cannot be listed, all records stay. The table has at most 65,536 records; further ones
-// are left out and reported.
+// After each reading, the table has exactly the readable records of living processes: the
+// file's time has changed within 10 s by kvroute's clock. The file's own time counts only
+// at its first reading. An unreadable file may be half-written: its former content counts,
+// and it is read again. If the store cannot be listed, all records stay. The table has at
+// most 65,536 records; further ones are left out and reported.
 //
 // A Dynamo belongs to one goroutine at a time.
 type Dynamo struct {
@@ -78,7 +71,7 @@ type Dynamo struct {
 
 // storedRecord is the state of a record in the store.
 type storedRecord struct {
-	size    int64     // in bytes; of a bucket's record: its revision
+	size    int64     // in bytes
 	time    time.Time // of the last write
 	changed time.Time // when kvroute saw another size or time
 	reading int       // the last reading that found it
@@ -95,12 +88,6 @@ func NewDynamo(conf DynamoConfig) (*Dynamo, error) {
 		conf.Now = time.Now
 	}
 	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
-	if (conf.Dir == "") == (conf.NATS == nil) {
-		return nil, errors.New("fleet: Dynamo's records are in a folder or in NATS, want one of them")
-	}
-	if conf.NATS != nil && conf.Rules.Namespace == "" {
-		return nil, errors.New("fleet: Dynamo's buckets are named after the namespace, want it")
-	}
 	if err := conf.Rules.Check(); err != nil {
 		return nil, fmt.Errorf("fleet: Dynamo's %w", err)
 	}
@@ -113,14 +100,10 @@ func NewDynamo(conf DynamoConfig) (*Dynamo, error) {
 
 // Run reads the store periodically until ctx ends.
 func (d *Dynamo) Run(ctx context.Context) error {
-	every := filesEvery
-	if d.conf.NATS != nil {
-		every = bucketsEvery
-	}
-	tick := time.NewTicker(every)
+	tick := time.NewTicker(filesEvery)
 	defer tick.Stop()
 	for {
-		d.Read(ctx)
+		d.Read()
 		select {
 		case <-ctx.Done():
 			return nil
@@ -130,19 +113,15 @@ func (d *Dynamo) Run(ctx context.Context) error {
 }
 
 // Read reads the store once, and passes on the new view if it has changed.
-func (d *Dynamo) Read(ctx context.Context) {
+func (d *Dynamo) Read() {
 	before := d.over
 	d.over = 0
 	d.reading++
-	read := d.readFiles
-	if d.conf.NATS != nil {
-		read = d.readBuckets
-	}
-	changed, err := read(ctx)
+	changed, err := d.readFiles()
 	now := d.conf.Now()
 	for key, r := range d.records {
 		gone := r.reading != d.reading && err == nil
-		if r.known && (gone || d.dead(now, r)) {
+		if r.known && (gone || r.dead(now)) {
 			d.table.Delete(key)
 			r.known, changed = false, true
 		}
@@ -150,7 +129,7 @@ func (d *Dynamo) Read(ctx context.Context) {
 			delete(d.records, key)
 		}
 	}
-	d.report(ctx, before, err)
+	d.report(before, err)
 	if changed {
 		d.view()
 	}
@@ -158,9 +137,9 @@ func (d *Dynamo) Read(ctx context.Context) {
 
 // report reports that the store cannot be listed, or can be again, and that it has more
 // records than before above the limit.
-func (d *Dynamo) report(ctx context.Context, before int, err error) {
+func (d *Dynamo) report(before int, err error) {
 	switch {
-	case err != nil && ctx.Err() == nil && !d.away:
+	case err != nil && !d.away:
 		d.away = true
 		d.news.count("kind", "away")
 		d.conf.Log.Warn("the store of Dynamo's discovery cannot be read; what is known stays", "err", err)
@@ -197,7 +176,7 @@ func (d *Dynamo) view() {
 }
 
 // readFiles reads the folder.
-func (d *Dynamo) readFiles(context.Context) (changed bool, err error) {
+func (d *Dynamo) readFiles() (changed bool, err error) {
 	root, err := os.OpenRoot(d.conf.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil // the first process of Dynamo creates it
@@ -220,7 +199,7 @@ func (d *Dynamo) readFiles(context.Context) (changed bool, err error) {
 				continue // deleted meanwhile
 			}
 			key := bucket + "/" + e.Name()
-			if d.update(key, info.Size(), info.ModTime(), func() ([]byte, error) { return readBounded(root, key) }) {
+			if d.update(root, key, info) {
 				changed = true
 			}
 		}
@@ -237,58 +216,10 @@ func readBounded(root *os.Root, name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, maxDynamoRecord+1))
 }
 
-// readBuckets reads the buckets of NATS. It reads all records each time, because a watcher
-// does not learn that a record has expired.
-func (d *Dynamo) readBuckets(ctx context.Context) (changed bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	js, err := jetstream.New(d.conf.NATS)
-	if err != nil {
-		return false, err
-	}
-	for _, bucket := range []string{bucketInstances, bucketModels, bucketChannels, bucketSources} {
-		kv, err := js.KeyValue(ctx, d.conf.Rules.Namespace+"_"+strings.ReplaceAll(bucket, "/", "_"))
-		if errors.Is(err, jetstream.ErrBucketNotFound) {
-			continue
-		}
-		if err == nil {
-			err = d.readBucket(ctx, kv, bucket, &changed)
-		}
-		if err != nil {
-			return changed, err
-		}
-	}
-	return changed, nil
-}
-
-func (d *Dynamo) readBucket(ctx context.Context, kv jetstream.KeyValue, bucket string, changed *bool) error {
-	watcher, err := kv.WatchAll(ctx, jetstream.IgnoreDeletes())
-	if err != nil {
-		return err
-	}
-	defer func() { _ = watcher.Stop() }() // fails without a connection, when there is nothing to stop
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case e, ok := <-watcher.Updates():
-			if !ok {
-				return errAway
-			}
-			if e == nil {
-				return nil // that was all
-			}
-			if d.update(bucket+"/"+e.Key(), int64(e.Revision()), e.Created(), func() ([]byte, error) { return e.Value(), nil }) {
-				*changed = true
-			}
-		}
-	}
-}
-
-// update reads a record of the store if it has changed or was unreadable. It reports
-// whether the table has changed.
-func (d *Dynamo) update(key string, size int64, written time.Time, read func() ([]byte, error)) (changed bool) {
-	now := d.conf.Now()
+// update reads a file if it has changed or was unreadable. It reports whether the table has
+// changed.
+func (d *Dynamo) update(root *os.Root, key string, info fs.FileInfo) (changed bool) {
+	now, size, written := d.conf.Now(), info.Size(), info.ModTime()
 	r, unchanged := d.records[key], false
 	switch {
 	case r == nil && len(d.records) >= d.limit:
@@ -306,10 +237,10 @@ func (d *Dynamo) update(key string, size int64, written time.Time, read func() (
 		unchanged = r.known && r.unread.IsZero()
 	}
 	r.reading = d.reading
-	if unchanged || d.dead(now, r) {
+	if unchanged || r.dead(now) {
 		return false
 	}
-	data, err := read()
+	data, err := readBounded(root, key)
 	sum := maphash.Bytes(d.seed, data)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -337,7 +268,5 @@ func (d *Dynamo) update(key string, size int64, written time.Time, read func() (
 	return false
 }
 
-// dead reports whether a record's process does not touch its file any more.
-func (d *Dynamo) dead(now time.Time, r *storedRecord) bool {
-	return d.conf.Dir != "" && now.Sub(r.changed) >= deadAfter
-}
+// dead reports whether a record's process no longer touches its file.
+func (r *storedRecord) dead(now time.Time) bool { return now.Sub(r.changed) >= deadAfter }

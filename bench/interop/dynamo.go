@@ -209,7 +209,7 @@ func dynamoWorkers(ctx context.Context, e *env, r *result) {
 				for _, state := range w.states(ctx) {
 					got += fmt.Sprintf(form, state.ID, state.DPRank, state.TotalKVBlocks, state.BlockSize, state.Address)
 				}
-				for _, record := range w.records(ctx).Workers {
+				for _, record := range w.records().Workers {
 					for rank := range record.DPSize {
 						want += fmt.Sprintf(form, record.WorkerID, record.DPStart+rank, dynamoBlocks, dynamoBlock, w.address)
 					}

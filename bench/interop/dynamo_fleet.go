@@ -97,12 +97,12 @@ func (f *dynamoFleet) startMocker() {
 // the workers' publishers before their first event.
 func (f *dynamoFleet) ready(ctx context.Context) {
 	await(ctx, f.mocker, dynamoStart, "the records of 2 workers and 4 publishers", func(ctx context.Context) string {
-		v := f.records(ctx)
+		v := f.records()
 		workers, channels, indexers := len(v.Workers), len(v.Plane.Channels), len(v.Plane.Indexers)
 		return missingUnless(workers == 2 && channels == 4 && indexers == 4, "%d workers, %d publishers, %d indexers", workers, channels, indexers)
 	})
 	f.index = f.startIndex()
-	f.plane = f.listen(ctx, f.records(ctx).Plane)
+	f.plane = f.listen(ctx, f.records().Plane)
 	await(ctx, f.frontend, dynamoStart, "its model", func(ctx context.Context) string {
 		models := string(bench.Must(process.Get(ctx, "http://"+f.address+"/v1/models")))
 		return missingUnless(strings.Contains(models, `"`+modelName+`"`), "it has %s", models)
@@ -110,12 +110,12 @@ func (f *dynamoFleet) ready(ctx context.Context) {
 }
 
 // records reads the store.
-func (f *dynamoFleet) records(ctx context.Context) (v fleet.DynamoView) {
+func (f *dynamoFleet) records() (v fleet.DynamoView) {
 	d := bench.Must(fleet.NewDynamo(fleet.DynamoConfig{
 		Dir: f.store, Rules: fleet.DynamoRules{Namespace: "dynamo", Frontend: f.address}, Networks: bench.Must(fleet.ParseNetworks(workerNetworks)),
 		Changed: func(now fleet.DynamoView) { v = now },
 	}))
-	d.Read(ctx)
+	d.Read()
 	return v
 }
 
@@ -255,7 +255,7 @@ func (p *eventPlane) take(envelope []byte) {
 // sockets are valves that lead to the real ones.
 func (f *dynamoFleet) mirror(ctx context.Context, store string) (valves []*valve) {
 	var replace []string
-	for _, ch := range f.records(ctx).Plane.Channels {
+	for _, ch := range f.records().Plane.Channels {
 		v := bench.Must(openValve("tcp", "127.0.0.1:0", strings.TrimPrefix(ch.Endpoint, "tcp://")))
 		f.e.atEnd(v.stop)
 		valves = append(valves, v)

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -13,15 +12,13 @@ import (
 // dynamoConfig is the file's "dynamo": where the records of Dynamo's processes are, and
 // how workers are made of them. The zero value reads none.
 type dynamoConfig struct {
-	// Dir is the root of Dynamo's file store, DYN_FILE_KV of its processes.
+	// Dir is the root of Dynamo's file store: DYN_FILE_KV of its processes.
 	Dir string `yaml:"dir,omitempty"`
-	// NATS reads the records from the key-value buckets of Namespace in NATS.
-	NATS bool `yaml:"nats,omitempty"`
 
 	fleet.DynamoRules `yaml:",inline"`
 }
 
-func (c *dynamoConfig) on() bool { return c.Dir != "" || c.NATS }
+func (c *dynamoConfig) on() bool { return c.Dir != "" }
 
 // check refuses settings that are not enough to find workers.
 func (c *dynamoConfig) check() error {
@@ -29,12 +26,8 @@ func (c *dynamoConfig) check() error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("dynamo.%w", err)
-	case c.Dir != "" && c.NATS:
-		return errors.New("dynamo.dir and dynamo.nats are both given, want one")
-	case c.NATS && c.Namespace == "":
-		return errors.New("dynamo.nats needs dynamo.namespace, after which the buckets are named")
 	case !c.on() && (c.Namespace != "" || c.Frontend != "" || len(c.AddressMap) > 0):
-		return errors.New("dynamo has neither dir nor nats, want one of them")
+		return errors.New("dynamo has no dir: the folder of the records")
 	case c.on() && c.Frontend == "" && len(c.AddressMap) == 0:
 		return errors.New("dynamo has neither frontend nor address-map: its records do not say where workers serve HTTP")
 	}
@@ -48,17 +41,13 @@ func (s *server) openDynamo() (err error) {
 	if !c.on() {
 		return nil
 	}
-	conf := fleet.DynamoConfig{
+	if s.dynamo, err = fleet.NewDynamo(fleet.DynamoConfig{
 		Dir: c.Dir, Rules: c.DynamoRules, Networks: s.networks, Changed: s.dynamoChanged,
 		Log: s.log, Meter: s.metrics.Meter("fleet"),
-	}
-	if c.NATS {
-		conf.NATS = s.nc
-	}
-	if s.dynamo, err = fleet.NewDynamo(conf); err != nil {
+	}); err != nil {
 		return err
 	}
-	s.dynamo.Read(context.Background())
+	s.dynamo.Read()
 	return nil
 }
 

@@ -19,13 +19,11 @@ import (
 
 func TestBadDynamoSettings(t *testing.T) {
 	for text, want := range map[string]string{
-		"{dir: a, nats: true, namespace: n, frontend: \"10.0.0.1:1\"}": "want one",
-		"{nats: true, frontend: \"10.0.0.1:1\"}":                       "dynamo.namespace",
-		"{frontend: \"10.0.0.1:1\"}":                                   "neither dir nor nats",
-		"{dir: a}":                                                     "neither frontend nor address-map",
-		"{dir: a, frontend: here}":                                     `dynamo.frontend is "here"`,
-		"{dir: a, address-map: {7: \"10.0.0.1\"}}":                     `dynamo.address-map[7] is "10.0.0.1"`,
-		"{dir: a, frontend: \"10.0.0.1:1\", root: b}":                  "root",
+		"{frontend: \"10.0.0.1:1\"}":                  "dynamo has no dir",
+		"{dir: a}":                                    "neither frontend nor address-map",
+		"{dir: a, frontend: here}":                    `dynamo.frontend is "here"`,
+		"{dir: a, address-map: {7: \"10.0.0.1\"}}":    `dynamo.address-map[7] is "10.0.0.1"`,
+		"{dir: a, frontend: \"10.0.0.1:1\", root: b}": "root",
 	} {
 		status, _, err := runs(t, "serve", "--config", writeFile(t, "version: 1\ndynamo: "+text+"\n"))
 		if status == 0 || !strings.Contains(err, want) {
