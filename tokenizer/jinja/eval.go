@@ -32,10 +32,8 @@ func (r *renderer) eval(n *node) Value {
 		return r.evalCall(n)
 	case opFilter, opTest:
 		return r.evalBuiltin(n)
-	case opCompare:
-		return r.evalCompare(n)
-	case opNot:
-		return Bool(!r.eval(n.kids[0]).Truth())
+	case opCompare, opNot:
+		return Bool(r.holds(n))
 	case opAnd, opOr:
 		r.tick(1)
 		if v := r.eval(n.kids[0]); v.Truth() == (n.op == opOr) {
@@ -52,7 +50,7 @@ func (r *renderer) evalOperator(n *node) Value {
 	case opIfElse:
 		r.tick(1)
 		switch {
-		case r.eval(n.kids[0]).Truth():
+		case r.holds(n.kids[0]):
 			return r.eval(n.kids[1])
 		case n.kids[2] != nil:
 			return r.eval(n.kids[2])
@@ -128,7 +126,25 @@ func (r *renderer) evalSlice(n *node) Value {
 	return r.slice(parts[0], parts[1], parts[2], parts[3])
 }
 
-func (r *renderer) evalCompare(n *node) Value {
+// holds reports whether an expression is true. Conditions do not make values of their parts.
+func (r *renderer) holds(n *node) bool {
+	switch n.op {
+	case opNot:
+		return !r.holds(n.kids[0])
+	case opAnd, opOr:
+		r.tick(1)
+		if r.holds(n.kids[0]) == (n.op == opOr) {
+			return n.op == opOr
+		}
+		return r.holds(n.kids[1])
+	case opCompare:
+		return r.compared(n)
+	}
+	return r.eval(n).Truth()
+}
+
+// compared is the result of a chain of comparisons.
+func (r *renderer) compared(n *node) bool {
 	left := r.eval(n.kids[0])
 	for i, op := range n.names {
 		right := r.eval(n.kids[i+1])
@@ -136,14 +152,14 @@ func (r *renderer) evalCompare(n *node) Value {
 		r.tick(1)
 		if left.kind == kindString && right.kind == kindString && op == "==" && len(n.names) == 1 {
 			r.tick(min(len(left.str), len(right.str)) / scanStep)
-			return Bool(left.str == right.str)
+			return left.str == right.str
 		}
 		if !r.compareBy(op, left, right) {
-			return Bool(false)
+			return false
 		}
 		left = right
 	}
-	return Bool(true)
+	return true
 }
 
 // evalCall is a call. A method is called without being made a value first.

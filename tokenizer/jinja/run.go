@@ -35,7 +35,7 @@ func (r *renderer) statement(n *node) jump {
 	case opScope:
 		return r.within(n.scope, n.body)
 	case opIf:
-		if r.eval(n.kids[0]).Truth() {
+		if r.holds(n.kids[0]) {
 			return r.run(n.body)
 		}
 		return r.run(n.other)
@@ -166,7 +166,7 @@ func (r *renderer) loop(n *node) jump {
 		l.items = slices.DeleteFunc(slices.Clone(l.items), func(item Value) bool {
 			r.hold(2 * valueSize)
 			next(item)
-			return !r.eval(test).Truth()
+			return !r.holds(test)
 		})
 		l.count = len(l.items)
 	}
