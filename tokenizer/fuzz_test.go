@@ -152,7 +152,7 @@ func TestBadFiles(t *testing.T) {
 		{"empty", ``, "byte 0", false},
 		{"no object", `[]`, "byte 0", false},
 		{"truncated", `{` + model[:40], "unexpected end", false},
-		{"after the end", `{` + model + `} x`, "behind the end", false},
+		{"after the end", `{` + model + `} x`, "after the end", false},
 		{"no model", `{}`, "no model", false},
 		{"unigram", `{"model":{"type":"Unigram","vocab":[["a",0]]}}`, "Unigram", true},
 		{"wordpiece", `{"model":{"type":"WordPiece","vocab":{"a":0}}}`, "WordPiece", true},
