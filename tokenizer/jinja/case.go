@@ -88,24 +88,16 @@ func isUpperText(s string) bool {
 	return strings.IndexFunc(s, isUppercase) >= 0 && strings.IndexFunc(s, func(c rune) bool { return isLowercase(c) || unicode.IsTitle(c) }) < 0
 }
 
-// textTests are the methods of strings that tell what their characters are.
-func textTests() map[string]func(string) bool {
-	all := map[string]func(string) bool{"islower": isLowerText, "isupper": isUpperText}
-	for name, is := range map[string]func(rune) bool{
-		"isalpha": unicode.IsLetter, "isdecimal": unicode.IsDigit, "isspace": isSpace,
-		"isalnum":   func(c rune) bool { return unicode.IsLetter(c) || unicode.IsNumber(c) },
-		"isdigit":   func(c rune) bool { return unicode.IsDigit(c) || unicode.Is(unicode.No, c) && unknownNumber(c) },
-		"isnumeric": func(c rune) bool { return unicode.IsNumber(c) || unicode.Is(unicode.Han, c) && unknownNumber(c) },
-	} {
-		all[name] = func(s string) bool {
-			return s != "" && strings.IndexFunc(s, func(c rune) bool { return !is(c) }) < 0
+// isDigits is str.isdigit. Go's tables do not say which of the numbers in the category No are digits.
+func (r *renderer) isDigits(s string) bool {
+	r.tick(1 + len(s)/8)
+	for _, c := range s {
+		if unicode.Is(unicode.No, c) {
+			panic(errorf(Unsupported, "whether %q is a digit", c))
+		}
+		if !unicode.IsDigit(c) {
+			return false
 		}
 	}
-	return all
-}
-
-// unknownNumber is reached for characters of which some are digits or numbers, and Go's
-// tables do not tell which.
-func unknownNumber(c rune) bool {
-	panic(errorf(Unsupported, "whether %q is a digit or a number", c))
+	return s != ""
 }

@@ -15,18 +15,18 @@ import (
 // template uses them.
 //
 //nolint:gochecknoglobals // a table
-var unsupportedFilters = strings.Fields("batch center filesizeformat forceescape groupby pprint random slice striptags truncate urlencode urlize wordcount wordwrap xmlattr")
+var unsupportedFilters = strings.Fields("abs attr batch center filesizeformat forceescape groupby pprint random round slice striptags sum truncate urlencode urlize wordcount wordwrap xmlattr")
 
 func filters() map[string]*builtin {
 	all := map[string]*builtin{
 		"length": define("", lengthOf), "list": define("", toList), "default": define("default_value boolean", defaultOf),
-		"first": define("", firstOf), "last": define("", lastOf), "items": define("", itemsOf), "attr": define("name!", attrOf),
+		"first": define("", firstOf), "last": define("", lastOf), "items": define("", itemsOf),
 		"map": lazily("*", true, mapped), "unique": lazily("case_sensitive attribute", false, unique), "reverse": define("", reversed),
 		"select": selecting(false, true), "reject": selecting(false, false), "selectattr": selecting(true, true), "rejectattr": selecting(true, false),
 		"sort": define("reverse case_sensitive attribute", sorted), "dictsort": define("case_sensitive by reverse", dictSorted),
-		"min": extreme(-1), "max": extreme(1), "sum": define("attribute start", sumOf), "join": define("d attribute", joined),
+		"min": extreme(-1), "max": extreme(1), "join": define("d attribute", joined),
 		"tojson": define("ensure_ascii indent separators sort_keys", toJSON), "indent": define("width first blank", indented),
-		"abs": define("", absolute), "round": define("precision method", rounded), "int": define("default base", toInt), "float": define("default", toFloatOf),
+		"int": define("default base", toInt), "float": define("default", toFloatOf),
 		"upper": ofText(upper), "lower": ofText(lower), "capitalize": ofText(capitalized), "title": ofText(titleWords), "format": define("*", formatOf),
 	}
 	add := func(name, parameters string, f func(r *renderer, v Value, a args) Value) {
@@ -133,16 +133,6 @@ func itemsOf(r *renderer, v Value, _ args) Value {
 	})
 }
 
-// attrOf is attr: unlike v.name, it does not find the keys of a dictionary.
-func attrOf(r *renderer, v Value, a args) Value {
-	name := a.text(0)
-	m := r.t.library.named(name)
-	if v.kind == kindDict && m.ofDict == nil {
-		return missing(name)
-	}
-	return r.attr(v, name, m)
-}
-
 // key returns what the attribute of a filter names in an item: a key, an index, or
 // several with dots between them.
 func (r *renderer) key(v, attribute Value) Value {
@@ -242,17 +232,6 @@ func extreme(sign int) *builtin {
 		}
 		return best.item
 	})
-}
-
-func sumOf(r *renderer, v Value, a args) Value {
-	total := a.or(1, Int(0))
-	if total.isString() {
-		panic(errorf(TypeError, "sum() can't sum strings [use ''.join(seq) instead]"))
-	}
-	for _, it := range r.iterate(v) {
-		total = r.add(total, r.key(it, a.values[0]))
-	}
-	return total
 }
 
 func unique(r *renderer, items []Value, a args) (out []Value) {
@@ -387,19 +366,6 @@ func indented(r *renderer, v Value, a args) Value {
 	return v.withText(strings.Join(lines, "\n"))
 }
 
-func absolute(r *renderer, v Value, _ args) Value {
-	if !v.isNumber() {
-		panic(errorf(TypeError, "bad operand type for abs(): '%s'", v.typeName()))
-	}
-	switch {
-	case v.kind == kindFloat:
-		return Float(math.Abs(v.float()))
-	case v.kind == kindBig:
-		return Value{kind: kindBig, str: strings.TrimPrefix(v.str, "-")}
-	}
-	return integer(strings.TrimPrefix(strconv.FormatInt(v.int(), 10), "-"))
-}
-
 // truncated returns a float as an integer.
 func truncated(f float64) Value {
 	switch {
@@ -463,24 +429,4 @@ func (r *renderer) numeral(s string) string {
 		panic(errorf(Unsupported, "a number with underscores or digits that are not ASCII"))
 	}
 	return s
-}
-
-func rounded(r *renderer, v Value, a args) Value {
-	_, given := a.given(0)
-	n := 0
-	if given {
-		n = a.integer(0, 0)
-	}
-	switch method := a.or(1, String("common")); {
-	case method.str != "common" && method.str != "ceil" && method.str != "floor":
-		panic(errorf(FilterError, "method must be common, ceil or floor"))
-	case !v.isNumber():
-		panic(errorf(TypeError, "type %s doesn't define __round__ method", v.typeName()))
-	case method.str != "common" || n < 0 || n > 300 || a.values[0].IsNone():
-		panic(errorf(Unsupported, "this rounding"))
-	case v.kind != kindFloat:
-		return r.sign("+", v)
-	}
-	f, _ := strconv.ParseFloat(strconv.FormatFloat(v.float(), 'f', n, 64), 64) // correctly rounded
-	return Float(f)
 }

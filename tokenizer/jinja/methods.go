@@ -40,7 +40,7 @@ func (m *methods) of(v Value) *builtin {
 const (
 	changesOfDict       = "update pop popitem setdefault clear"
 	changesOfList       = "append extend insert pop remove clear sort reverse"
-	unsupportedOfString = "casefold center encode escape expandtabs format format_map isascii isidentifier isprintable istitle ljust maketrans partition rindex rjust rpartition striptags swapcase translate unescape zfill"
+	unsupportedOfString = "casefold center encode escape expandtabs format format_map isalnum isalpha isascii isdecimal isidentifier islower isnumeric isprintable isspace istitle isupper ljust maketrans partition rindex rjust rpartition striptags swapcase translate unescape zfill"
 )
 
 //nolint:gochecknoglobals // a constant
@@ -88,25 +88,7 @@ func allMethods() map[string]*methods {
 	named("items").ofDict = define("", func(r *renderer, v Value, _ args) Value { return r.view("dict_items", r.pairs(v.ref.(*Dict))) })
 	itself := define("", func(_ *renderer, v Value, _ args) Value { return v })
 	named("copy").ofDict, named("copy").ofList = itself, itself
-	named("count").ofList = define("_!", func(r *renderer, v Value, a args) Value {
-		n := 0
-		for _, it := range r.iterate(v) {
-			if r.tick(1); r.equal(it, a.values[0]) {
-				n++
-			}
-		}
-		return Int(int64(n))
-	})
-	named("index").ofList = define("_! _ _", func(r *renderer, v Value, a args) Value {
-		items := r.iterate(v)
-		from, to := a.bounds(len(items))
-		for i := from; i < to; i++ {
-			if r.tick(1); r.equal(items[i], a.values[0]) {
-				return Int(int64(i))
-			}
-		}
-		panic(errorf(ValueError, "value is not in list"))
-	})
+	named("count").ofList, named("index").ofList = unsupported("the method", "count"), unsupported("the method", "index")
 	return all
 }
 
@@ -128,19 +110,11 @@ func (r *renderer) pairs(d *Dict) []Value {
 	return items
 }
 
-// bounds reads the arguments 1 and 2 as the start and the end of a slice of n items.
-// The start may be behind the end and behind n.
-func (a args) bounds(n int) (from, to int) {
-	bound := func(i, byDefault int) int {
-		if _, ok := a.given(i); ok {
-			byDefault = a.integer(i, 0)
-		}
-		if byDefault < 0 {
-			return max(byDefault+n, 0)
-		}
-		return byDefault
+// whole refuses the arguments 1 and 2 of a method: where in the string to begin and end.
+func (a args) whole() {
+	if a.values[1].kind != kindUnset {
+		panic(errorf(Unsupported, "the bounds of a search in a string"))
 	}
-	return bound(1, 0), min(bound(2, n), n)
 }
 
 func stringMethods() map[string]*builtin {
@@ -150,13 +124,11 @@ func stringMethods() map[string]*builtin {
 		"find": finding(strings.Index, false), "rfind": finding(strings.LastIndex, false), "index": finding(strings.Index, true),
 		"startswith": affix(strings.HasPrefix), "endswith": affix(strings.HasSuffix),
 		"count": define("_! _ _", func(r *renderer, v Value, a args) Value {
+			a.whole()
 			r.scanned(len(v.str))
-			part, _, ok := r.part(v, a)
-			if !ok {
-				return Int(0)
-			}
-			return Int(int64(strings.Count(part, a.text(0))))
+			return Int(int64(strings.Count(v.str, a.text(0))))
 		}),
+		"isdigit": define("", func(r *renderer, v Value, _ args) Value { return Bool(r.isDigits(v.str)) }),
 	}
 	for name, f := range map[string]func(string) string{"upper": upper, "lower": lower, "capitalize": capitalized, "title": titled} {
 		all[name] = define("", func(r *renderer, v Value, _ args) Value { return r.changed(v, f) })
@@ -166,12 +138,6 @@ func stringMethods() map[string]*builtin {
 	}
 	for name, cut := range map[string]func(s, affix string) string{"removeprefix": strings.TrimPrefix, "removesuffix": strings.TrimSuffix} {
 		all[name] = define("_!", func(_ *renderer, v Value, a args) Value { return v.withText(cut(v.str, a.text(0))) })
-	}
-	for name, is := range textTests() {
-		all[name] = define("", func(r *renderer, v Value, _ args) Value {
-			r.tick(1 + len(v.str)/8)
-			return Bool(is(v.str))
-		})
 	}
 	return all
 }
@@ -202,20 +168,6 @@ func (r *renderer) stripped(v Value, a args, left, right bool) Value {
 	return v.withText(s)
 }
 
-// part returns the text between the bounds in arguments 1 and 2, and the number of
-// characters before it; !ok if the start is behind the end.
-func (r *renderer) part(v Value, a args) (s string, skipped int, ok bool) {
-	if a.values[1].kind == kindUnset {
-		return v.str, 0, true
-	}
-	r.scanned(4 * len(v.str))
-	from, to := a.bounds(utf8.RuneCountInString(v.str))
-	if from > to {
-		return "", 0, false
-	}
-	return substring(v.str, Int(int64(from)), Int(int64(to))), from, true
-}
-
 // affix is startswith and endswith: of a string, or of one of a tuple.
 func affix(has func(s, x string) bool) *builtin {
 	return define("_! _ _", func(r *renderer, v Value, a args) Value {
@@ -223,13 +175,13 @@ func affix(has func(s, x string) bool) *builtin {
 		if of[0].kind == kindTuple {
 			of = of[0].Items()
 		}
-		s, _, ok := r.part(v, a)
+		a.whole()
 		for _, x := range of {
 			if !x.isString() {
 				panic(errorf(TypeError, "first argument must be str or a tuple of str, not %s", x.typeName()))
 			}
 			r.scanned(len(x.str))
-			if ok && has(s, x.str) {
+			if has(v.str, x.str) {
 				return Bool(true)
 			}
 		}
@@ -241,10 +193,9 @@ func finding(index func(s, x string) int, mustFind bool) *builtin {
 	return define("_! _ _", func(r *renderer, v Value, a args) Value {
 		r.scanned(len(v.str))
 		x := a.text(0)
-		s, skipped, ok := r.part(v, a)
-		i := index(s, x)
-		if i >= 0 && ok {
-			return Int(int64(skipped + utf8.RuneCountInString(s[:i])))
+		a.whole()
+		if i := index(v.str, x); i >= 0 {
+			return Int(int64(utf8.RuneCountInString(v.str[:i])))
 		}
 		if mustFind {
 			panic(errorf(ValueError, "substring not found"))
