@@ -299,12 +299,17 @@ func (m *slowApprox) match(worker int, prompt string) (n int32) {
 	return n
 }
 
+// inLong returns the size of a random world, which differs in `make test-long`.
+func inLong(long, short int) int {
+	if fixtures.Long() {
+		return long
+	}
+	return short
+}
+
 // After any sequence of operations the index equals the slow model.
 func TestApproxModel(t *testing.T) {
-	operations := 2_000
-	if fixtures.Long() {
-		operations = 20_000
-	}
+	operations := inLong(20_000, 2_000)
 	const workers, ttl = 3, 50 // 100 ms each
 	for seed := range uint64(5) {
 		rng := rand.New(rand.NewPCG(seed, 1))

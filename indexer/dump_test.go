@@ -179,8 +179,8 @@ func TestADumpIsOfOneMomentOfEachWorker(t *testing.T) {
 // Bounds take blocks, of whomever, while a dump is read: it says what the index was when
 // it began, or that it was overtaken.
 func TestADumpIsOfItsBeginWhateverBoundsTake(t *testing.T) {
-	whole, overtaken := 0, 0
-	for seed := range uint64(8) {
+	whole, overtaken, seeds := 0, 0, inLong(8, 4)
+	for seed := range uint64(seeds) {
 		for i, s := range shapes() {
 			rng := rand.New(rand.NewPCG(seed, uint64(i)))
 			most := 50 + rng.IntN(3000)
@@ -243,7 +243,7 @@ func TestADumpIsOfItsBeginWhateverBoundsTake(t *testing.T) {
 			}
 		}
 	}
-	if whole < 200 || overtaken == 0 {
+	if whole < 25*seeds || overtaken == 0 {
 		t.Errorf("%d dumps were whole, %d overtaken", whole, overtaken)
 	}
 }
@@ -293,7 +293,8 @@ func allocated(f func()) int {
 // batch: it does not grow with the index.
 func TestADumpTakesNoMoreForALargeIndex(t *testing.T) {
 	var took [2]int
-	for i, sequences := range []int{1000, 20_000} {
+	small := inLong(1000, 250)
+	for i, sequences := range []int{small, 20 * small} {
 		x := filled(sequences, indexer.Config{})
 		pairs := 0
 		took[i] = allocated(func() {
