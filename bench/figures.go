@@ -38,7 +38,7 @@ func Report(w io.Writer, dir string, r Run) (met bool, err error) {
 	return reached == targets, nil
 }
 
-// Run is a set of figures with what was run, where and when.
+// Run is a set of figures with the command, the commit and the date.
 type Run struct {
 	Name    string    `json:"name"`    // of the make target, as in "bench-index"
 	Commit  string    `json:"commit"`  // "" if unknown
@@ -204,7 +204,7 @@ func NewQuantiles(v []float64) Quantiles {
 // Heap returns the bytes of the heap that are in use.
 func Heap() float64 {
 	runtime.GC()
-	runtime.GC() // the first one may leave what has a finalizer
+	runtime.GC() // the first one may leave objects with finalizers
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return float64(m.HeapAlloc)

@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// Result is what a client saw of one request. Times are in seconds from the moment at
+// Result is one request, as the client measured it. Times are in seconds from the moment at
 // which the request was due.
 type Result struct {
 	Conversation int     `json:"conversation"`
@@ -212,7 +212,7 @@ func follow(body io.Reader, due time.Time, r *Result) error {
 		}
 		data = bytes.TrimSpace(data)
 		if string(data) == "[DONE]" {
-			// What follows is nothing; reading it lets the connection live.
+			// Reading to the end lets the connection be used again.
 			_, err := io.Copy(io.Discard, body)
 			return err
 		}

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bench measures: it puts load on an OpenAI endpoint and reports what a
-// client sees, and it holds the form in which all figures of this project are
-// reported. README.md is the method.
+// Package bench has the load generator for OpenAI endpoints, and the report of all figures
+// of this project. README.md describes the method.
 //
-// A [Load] may run beside others; what one run measures belongs to it alone.
+// Several [Load] calls may run at a time.
 package bench
 
 import (
@@ -89,8 +88,8 @@ func (c LoadConfig) withDefaults() (LoadConfig, error) {
 	return c, nil
 }
 
-// planned is one request of a load: when it is due, and what it says. Its body is
-// built when it is sent, from texts that many requests share.
+// planned is one request of a load, with its due time. Its body is built when the request is
+// sent, from texts that many requests share.
 type planned struct {
 	at           time.Duration // after the load's beginning
 	conversation int
@@ -103,10 +102,10 @@ type message struct {
 	Content string `json:"content"`
 }
 
-// plan works out the whole load beforehand, in the order in which requests are
-// due. Also the assistant's replies in the history are made up: a request must not
-// wait for the answer to the one before it, or a slow server would be asked less
-// (coordinated omission). The same config gives the same plan.
+// plan computes the whole load in advance, in the order in which requests are due. The
+// assistant's replies in the history are generated, too: if a request waited for the response
+// before it, a slow server would get fewer requests (coordinated omission). The same config
+// gives the same plan.
 func plan(c LoadConfig) []planned {
 	rng := rand.New(rand.NewPCG(c.Seed, 0x6c6f6164))
 	systems := make([]string, c.SystemPrompts)
@@ -142,7 +141,7 @@ func plan(c LoadConfig) []planned {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// body is the request that goes over the wire.
+// body is the request's JSON.
 func (p *planned) body(c *LoadConfig) ([]byte, error) {
 	type options struct {
 		IncludeUsage bool `json:"include_usage"`

@@ -66,7 +66,7 @@ func withConfigs(all []candidate) (out []candidate) {
 		if !c.real && !slices.Contains([]string{"bytelevel-gpt2", "bytelevel-qwen2-nfc", "metaspace-first", "prepend-replace"}, c.name) {
 			continue
 		}
-		file, _ := readMaybeGzip(c.file) // the comparison of the file itself says what is wrong with it
+		file, _ := readMaybeGzip(c.file) // the comparison of the file itself reports the error
 		byteLevel := bytes.Contains(file, []byte(`"ByteLevel"`))
 		for _, v := range slices.Sorted(maps.Keys(variants)) {
 			config := variants[v]
@@ -84,7 +84,7 @@ func withConfigs(all []candidate) (out []candidate) {
 	return out
 }
 
-// mistralFiles are those that the reference has inside, and the project's own.
+// mistralFiles are the files in the reference's package, and the project's own.
 func mistralFiles(ref *reference) (all []candidate) {
 	var answer struct{ Files []string }
 	ref.ask(map[string]any{"op": "files"}, &answer)
@@ -132,7 +132,7 @@ func candidates(o options) (all []candidate) {
 	return all
 }
 
-// unpacked writes the candidate's file where both sides read it.
+// unpacked writes the candidate's file to a folder that both sides read.
 func (c candidate) unpacked(work string) (path string) {
 	name := "tokenizer.json"
 	switch {

@@ -20,13 +20,13 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
-// day is when the prompts are made: some have the date in them.
+// day is the date of the prompts: some contain it.
 const day = "2026-08-22"
 
 func today() time.Time { return time.Date(2026, 8, 22, 12, 0, 0, 0, time.UTC) }
 
 // harmony compares whole prompts of gpt-oss with the package that vLLM makes them
-// with, if the model's tokenizer is at hand.
+// with, if the model's tokenizer is in the reference data.
 func harmony(ref *reference, o options) []bench.Comparison {
 	m, err := tokenizer.LoadModel(os.DirFS(filepath.Join(o.shared, "tokenizers/gpt-oss")), tokenizer.ModelConfig{})
 	if errors.Is(err, fs.ErrNotExist) {
@@ -70,8 +70,7 @@ func prompts(ref *reference, m *tokenizer.Model, g chats.Requests, name string, 
 	return c
 }
 
-// encodeRequest returns the ids of a request, nil if kvroute refuses it or says that the
-// engine does.
+// encodeRequest returns the ids of a request, nil if kvroute or the engine refuses it.
 func encodeRequest(m *tokenizer.Model, body []byte, now time.Time) []uint32 {
 	q, err := requestOf(body)
 	if err != nil {
@@ -93,7 +92,7 @@ func requestOf(body []byte) (chat.Request, error) {
 	return b.Request, nil
 }
 
-// difference shows where two prompts differ, for people.
+// difference describes where two prompts differ.
 func difference(m *tokenizer.Model, name string, ours, theirs []uint32, body []byte) string {
 	at := max(0, tokenizer.FirstDiff(ours, theirs))
 	window := func(ids []uint32) string {

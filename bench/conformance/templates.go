@@ -36,7 +36,7 @@ func templates(ref *reference, o options) (compared []bench.Comparison) {
 	return compared
 }
 
-// ownTemplates have what templates in use seldom have, and users' templates may.
+// ownTemplates have features that are rare in published templates.
 //
 //nolint:gochecknoglobals // a table
 var ownTemplates = map[string]string{
@@ -50,8 +50,8 @@ var ownTemplates = map[string]string{
 	"own/guarded attributes":                 `{% set ns = namespace(_n=0, n=0) %}{% for m in messages %}{% set ns._n = 1 %}{{ ns._n }}{{ ns['_n'] is defined }}{% if m.tool_calls %}{{ ns._n + 1 }}{% endif %}{% endfor %}`,
 }
 
-// templateTexts are the templates of the reference data, by name; none if it is not
-// at hand.
+// templateTexts are the templates of the reference data, by name. Without the data there
+// are none.
 func templateTexts(o options) (all map[string]string) {
 	b, err := os.ReadFile(filepath.Join(o.shared, "templates/templates.json"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -121,8 +121,8 @@ func (o pythonOutcome) String() string {
 	return outcome("", &jinja.Error{Kind: jinja.Kind(kind), Message: message})
 }
 
-// outcome is the text, or the kind of error and, where the template itself raises it, the
-// message.
+// outcome is the text or the kind of the error. An error that the template raises has its
+// message, too.
 func outcome(text string, err error) string {
 	e, ok := errors.AsType[*jinja.Error](err)
 	switch {
@@ -136,8 +136,8 @@ func outcome(text string, err error) string {
 	return "error " + string(e.Kind)
 }
 
-// conversation makes variables of a template: a random request as an engine hands it on,
-// with the arguments of calls as objects.
+// conversation makes the variables of a template from a random request, as an engine does:
+// the arguments of calls are objects.
 func conversation(r *rand.Rand) map[string]any {
 	vars := chats.Requests{R: r, Strange: 5}.Request()
 	for _, m := range vars["messages"].([]any) {

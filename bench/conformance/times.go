@@ -25,7 +25,7 @@ const (
 	conversationTokens = 100_000
 	turnBytes          = 2000
 	turns              = 20
-	fileBytes          = 8 << 20 // what the targets of loading are for
+	fileBytes          = 8 << 20 // size of the file in the targets of loading
 )
 
 // speeds measures both sides, and fastokens, on documents of 8 KB in turn.
@@ -75,8 +75,8 @@ func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) (o
 	return out
 }
 
-// timeAll returns the seconds that the texts take, cold: each as the first one,
-// with no word seen before. What forgets them is not timed.
+// timeAll returns the seconds that the texts take. If cold is set, the word cache is emptied
+// before each text, which is not timed.
 func timeAll(tok *tokenizer.Tokenizer, texts []string, cold bool) float64 {
 	all := make([][]byte, len(texts))
 	for i, t := range texts {
@@ -95,11 +95,11 @@ func timeAll(tok *tokenizer.Tokenizer, texts []string, cold bool) float64 {
 	return took.Seconds()
 }
 
-// milliseconds returns how much the cores have worked since they had for so long.
+// milliseconds returns the CPU time of this process since an earlier CPU time.
 func milliseconds(since time.Duration) float64 { return float64(bench.CPUTime()-since) / 1e6 }
 
-// turnFigures measures a conversation of 100,000 tokens: all of it with nothing
-// known, neither words nor beginnings, and each next turn with its cache.
+// turnFigures measures a conversation of 100,000 tokens: first all of it with empty caches,
+// then each next turn with the cache of the turns before.
 func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) []bench.Figure {
 	r := random(5)
 	ctx := context.Background()
@@ -136,15 +136,15 @@ func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) []bench.Figur
 	}
 }
 
-// forget lets a tokenizer know no word; the memory for those to come is there.
+// forget empties a tokenizer's word cache, and allocates the memory of the next one.
 func forget(tok *tokenizer.Tokenizer) {
 	tok.Forget()
 	bench.Must(tok.Append(context.Background(), nil, nil, false))
 }
 
-// loadFigures measures loading a file, and what it keeps, in proportion to a file
-// of 8 MB. Smaller files than half of that are mostly tables of constant size, and
-// give nothing.
+// loadFigures measures the time to load a file and the memory of the loaded tokenizer, scaled
+// to a file of 8 MB. Files below half of that are mostly tables of constant size, so they
+// give no figures.
 func loadFigures(c candidate, path string) []bench.Figure {
 	b := bench.Must(os.ReadFile(path))
 	if len(b) < fileBytes/2 {

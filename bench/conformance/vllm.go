@@ -112,7 +112,7 @@ func (s *renderServer) compare(x side, n int) bench.Figure {
 		case got == nil && theirs == nil:
 			refused++
 		case theirs == nil:
-			only++ // it gets the engine's error, wherever it is sent
+			only++ // the client gets the engine's error, wherever kvroute sends the request
 		case slices.Equal(got, theirs):
 			equal++
 		default:
@@ -137,8 +137,8 @@ type served struct {
 	strict    bool
 }
 
-// vllm compares whole prompts with a real vLLM's: with each template at hand, for
-// gpt-oss, and in mistral mode.
+// vllm compares whole prompts with a real vLLM's: with each template of the reference
+// data, for gpt-oss, and in mistral mode.
 func vllm(o options) (figures []bench.Figure) {
 	all := servedModels(o)
 	for _, s := range all {
@@ -173,7 +173,7 @@ func (s *served) compare(o options, names []string) (figures []bench.Figure) {
 
 const ownTemplate = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
-// servedModels are the models at hand.
+// servedModels are the models that are compared.
 func servedModels(o options) (all []served) {
 	ofReference := func(name string) map[string]string {
 		folder := filepath.Join(o.shared, "tokenizers", name)
@@ -221,7 +221,7 @@ func servedModels(o options) (all []served) {
 	return all
 }
 
-// modelFolder makes a folder that the server takes for a model's.
+// modelFolder makes the folder of a model for the server.
 func modelFolder(o options, name string, config map[string]any, files map[string]string) (dir string) {
 	dir = filepath.Join(o.work, "vllm", name)
 	bench.NoError(os.MkdirAll(dir, 0o755))

@@ -80,7 +80,7 @@ func (c *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) (
 	for round := range played {
 		played[round] = make([]bench.Summary, len(show.ways))
 		for i := range show.ways {
-			// Which way comes first changes: what the machine does beside it changes, too.
+			// The order of the ways changes, since other work on the machine changes, too.
 			at := (i + c.rounds - 1 - round) % len(show.ways)
 			running.Stop()
 			running = c.stack
@@ -133,7 +133,7 @@ func (c *Command) check(fs *flag.FlagSet) error {
 	return nil
 }
 
-// play starts what a way needs, and plays the load through its Envoy.
+// play starts the processes of a way, and plays the load through its Envoy.
 func (c *Command) play(ctx context.Context, s *Stack, w *way) (played bench.Summary, err error) {
 	if err := w.start(ctx, s); err != nil {
 		return played, fmt.Errorf("%s: %w", w.title, err)
@@ -141,7 +141,7 @@ func (c *Command) play(ctx context.Context, s *Stack, w *way) (played bench.Summ
 	load, bar := c.load, progressBar{out: c.out, title: w.title}
 	load.URL = s.Envoy.URL()
 	played, err = bench.Load(ctx, load, func(done, total int) {
-		if ctx.Err() == nil { // requests that are given up are not done
+		if ctx.Err() == nil { // cancelled requests are not done
 			bar.show(done, total)
 		}
 	}, nil)
@@ -151,7 +151,7 @@ func (c *Command) play(ctx context.Context, s *Stack, w *way) (played bench.Summ
 	return played, err
 }
 
-// twice asks the same thing again, and shows what kvroute says each time.
+// twice sends one conversation twice, and shows kvroute's decision each time.
 func (c *Command) twice(ctx context.Context, s *Stack) error {
 	question := strings.Repeat("Why is the same question answered sooner the second time? ", 6)
 	fmt.Fprintln(c.out, "\nThe same conversation, asked twice:")
@@ -182,8 +182,8 @@ Try, twice:
 `, s.Envoy.URL(), s.Router.At.HTTP, s.Envoy.AdminURL(), s.Envoy.URL(), s.Model)
 }
 
-// progressBar shows how far a load has come: on a terminal as a bar that grows,
-// elsewhere as a few lines.
+// progressBar shows the progress of a load: on a terminal as a bar that grows, elsewhere
+// as a few lines.
 type progressBar struct {
 	out   io.Writer
 	title string

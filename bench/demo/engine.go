@@ -86,7 +86,7 @@ func (c *EngineCommand) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.level, "log-level", "info", "debug, info, warn or error")
 }
 
-// Run is the worker until ctx ends.
+// Run runs the worker until ctx ends.
 func (c *EngineCommand) Run(ctx context.Context, _ *flag.FlagSet, _, logTo io.Writer) error {
 	log, err := telemetry.NewLogger(logTo, c.level, "text", nil)
 	if err != nil {
@@ -181,8 +181,8 @@ func (c *EngineCommand) prepare(log *slog.Logger) (err error) {
 	return nil
 }
 
-// publisher makes what publishes the engine's events, and returns where they are and how
-// it is run.
+// publisher makes the publisher of the engine's events. It returns the record's entry for
+// the events and the function that runs the publisher.
 func (c *EngineCommand) publisher(nc *nats.Conn, log *slog.Logger) (where fleet.Events, run func(context.Context) error, err error) {
 	switch c.kvEvents {
 	case "zmq":
@@ -210,7 +210,7 @@ func (c *EngineCommand) publisher(nc *nats.Conn, log *slog.Logger) (where fleet.
 	return where, publisher.Run, nil
 }
 
-// record is what the worker registers with.
+// record is the worker's registration.
 func (c *EngineCommand) record(e *enginesim.Engine, address string, where fleet.Events) fleet.Record {
 	sim := e.Config()
 	r := fleet.Record{
@@ -232,7 +232,7 @@ func loadOf(e *enginesim.Engine) fleet.Load {
 	}
 }
 
-// names are those of a list, comma-separated.
+// names splits a comma-separated list.
 func names(list string) (names []string) {
 	for name := range strings.SplitSeq(list, ",") {
 		if name = strings.TrimSpace(name); name != "" {

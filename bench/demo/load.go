@@ -59,7 +59,7 @@ func loadFlags(fs *flag.FlagSet, c *bench.LoadConfig) {
 // Run puts load on the endpoint; it fails if a request failed.
 func (c *LoadCommand) Run(ctx context.Context, _ *flag.FlagSet, out, _ io.Writer) (err error) {
 	if c.wait > 0 {
-		// Routers may need to hear of their workers first.
+		// A router may not know its workers yet.
 		probe := bench.LoadConfig{URL: c.load.URL, Model: c.load.Model, Conversations: 1, Turns: 1, MaxTokens: 1, SystemBytes: 1, UserBytes: 1, Timeout: 5 * time.Second}
 		if err := process.Until(ctx, c.wait, fmt.Sprintf("%s does not answer for the model %q", probe.URL, probe.Model), func(ctx context.Context) bool {
 			s, err := bench.Load(ctx, probe, nil, nil)

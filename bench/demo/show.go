@@ -37,8 +37,8 @@ type way struct {
 	check func(ctx context.Context, s *Stack) error // after the load; may be nil
 }
 
-// A ratio compares a measure of two ways of one round. These ran minutes apart at most,
-// so their ratio is worth more than either.
+// A ratio compares a measure of two ways of one round. Both ran within minutes, so the
+// ratio depends less on the machine's other work than either value.
 type ratio struct {
 	what        string
 	target      bench.Target
@@ -51,7 +51,7 @@ func p90TTFT(s *bench.Summary) float64     { return s.TTFT.P90 }
 func meanE2E(s *bench.Summary) float64     { return s.E2E.Mean }
 func cachedShare(s *bench.Summary) float64 { return s.CachedShare }
 
-// show returns what the flags ask for.
+// show returns the show that the flags select.
 func (c *Command) show() show {
 	alone := func(flags ...string) func(context.Context, *Stack) error {
 		return func(ctx context.Context, s *Stack) error {
@@ -152,7 +152,7 @@ func (s *show) compare(out io.Writer, round []bench.Summary) {
 	}
 }
 
-// judge returns an error if a round did not show what it is to show.
+// judge returns an error if a round misses a target that each round must meet.
 func (s *show) judge(round []bench.Summary) (missed error) {
 	for _, f := range s.figures([][]bench.Summary{round}) {
 		if f.Target != "" && !f.Met && (s.strict || f.What == failedRequests) {
@@ -248,7 +248,7 @@ func (s *Stack) startGroups(ctx context.Context, n int, flags ...string) (err er
 	return process.Until(ctx, process.Patience, "the summaries of the groups are missing", func(ctx context.Context) bool { return checkSummaries(ctx, s) == nil })
 }
 
-// checkSummaries fails if the upper tier does not know what each group does and holds.
+// checkSummaries fails if the upper tier lacks the current summary of a group.
 func checkSummaries(ctx context.Context, s *Stack) error {
 	var answer struct{ Workers []router.WorkerState }
 	if err := process.GetJSON(ctx, "http://"+s.Router.At.HTTP+"/v1/workers", &answer); err != nil {

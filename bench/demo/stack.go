@@ -28,12 +28,12 @@ type Stack struct {
 	Model       string
 	Workers     int
 	EngineFlags []string
-	Core        bool         // events travel without a stream that keeps them
-	SharedBus   bool         // Bus is another one's, who stops it
+	Core        bool         // events go over NATS core, without JetStream
+	SharedBus   bool         // Bus belongs to another stack, which stops it
 	EnvoyConfig envoy.Config // the addresses that are not given here are those of the children
 	// Bootstrap makes Envoy's configuration; nil renders kvroute's own.
 	Bootstrap func(envoy.Config) ([]byte, error)
-	Unrouted  bool // no request is decided, or none has to be
+	Unrouted  bool // StartRouter does not wait until requests are decided
 
 	Bus     *bus.Server
 	Engines []*Child
@@ -77,7 +77,7 @@ func (s *Stack) StartEngines(ctx context.Context, component string, first int) e
 // EventsFlag is the flag that says how events travel.
 func (s *Stack) EventsFlag() string { return fmt.Sprint("--durable-kv-events=", !s.Core) }
 
-// hold reserves an address for a child that may be started again there.
+// hold reserves an address at which a child may be started more than once.
 func (s *Stack) hold() (address string, err error) {
 	port, release, err := process.HoldPort()
 	if err == nil {

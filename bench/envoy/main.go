@@ -60,8 +60,8 @@ func main() {
 	})
 }
 
-// serveNoop is the other side of B, in a process of its own so that its CPU can be
-// told from the client's.
+// serveNoop is the processor of variant B. It has a process of its own, so that its CPU time
+// is not mixed with the client's.
 func serveNoop(ctx context.Context, worker, ready string) {
 	l := bench.Must(net.Listen("tcp", "127.0.0.1:0"))
 	s := grpc.NewServer(grpc.MaxRecvMsgSize(32<<20), grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(16<<20))
@@ -71,7 +71,7 @@ func serveNoop(ctx context.Context, worker, ready string) {
 	bench.NoError(s.Serve(l))
 }
 
-// variant is a way for a request to go.
+// variant is one path of a request.
 type variant struct {
 	name   string
 	envoy  *envoytest.Proc
@@ -116,8 +116,8 @@ workers: [{name: w, address: %q, models: [sim], block_size: 16}]
 	return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun("bench-envoy", o.commit, "make bench-envoy", figures)))
 }
 
-// startEnvoy starts an Envoy of our configuration; without a server its filters are
-// left out, and the pool serves.
+// startEnvoy starts an Envoy with kvroute's configuration. Without a server the filters are
+// left out, and Envoy chooses from the pool.
 func startEnvoy(ctx context.Context, worker string, server *process.Child, noObserver bool) *envoytest.Proc {
 	c := envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", Pool: []string{worker}, NoObserver: noObserver, ExtProc: []string{"127.0.0.1:1"}}
 	if server != nil {

@@ -44,11 +44,10 @@ func answer(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, "data: [DONE]\n\n")
 }
 
-// bodyBegin is how requests begin: worker and shapes agree by it on how many events
-// there are.
+// bodyBegin is the beginning of a request. It tells the worker how many events to send.
 const bodyBegin = `{"model":"sim","max_tokens":%d,`
 
-// shape is a kind of request at a rate that leaves the machine some rest.
+// shape is a kind of request, at a rate that leaves the machine some idle time.
 type shape struct {
 	name     string
 	size     int
@@ -76,8 +75,8 @@ func shapes() []shape {
 		{"100 KB", 100 << 10, 40, 0, nothing, all},
 		{"1 MB", 1 << 20, 5, 0, nothing, all},
 		{"200 tokens streamed", 10 << 10, 40, 200, messages, all},
-		// The observer leaves at the first event, so short responses and prompts have as much
-		// of it as long ones, and less of what is not it.
+		// The observer ends at the first event, so its part is largest in short requests with
+		// short responses.
 		{"5 tokens streamed", 1 << 10, 200, 5, observer, []int{1, 2, 3, 4}},
 	}
 }
@@ -115,8 +114,8 @@ func measure(ctx context.Context, o options, variants []*variant) (figures []ben
 	return figures
 }
 
-// idle returns what the servers compute while nobody asks them, which is in what a request
-// seems to take.
+// idle returns the CPU time of the servers without requests, which is included in the CPU
+// time of a request.
 func idle(ctx context.Context, variants []*variant) (figures []bench.Figure) {
 	begun := variants[1:3]
 	before := make([]time.Duration, len(begun))
@@ -132,8 +131,8 @@ func idle(ctx context.Context, variants []*variant) (figures []bench.Figure) {
 	return figures
 }
 
-// one plays a round in open loop: requests leave when they are due, whatever became
-// of those before, and their time counts from then.
+// one plays a round as an open loop: each request leaves when it is due, and its time
+// counts from then.
 func one(ctx context.Context, client *http.Client, texts *texts, s shape, v *variant) sample {
 	n := max(4, int(length.Seconds()*s.rate))
 	bodies := make([][]byte, n)
@@ -150,7 +149,7 @@ func one(ctx context.Context, client *http.Client, texts *texts, s shape, v *var
 		took[i] = time.Since(start) - due(i)
 	})
 	bench.NoError(cmp.Or(errors.Join(errs...), context.Cause(ctx)))
-	pause(ctx, 50*time.Millisecond) // what ends streams ends behind the response
+	pause(ctx, 50*time.Millisecond) // streams end after the response
 	after := v.used(ctx)
 	slices.Sort(took)
 	each := func(d time.Duration) float64 { return ms(d) / float64(n) }
@@ -175,7 +174,7 @@ func post(ctx context.Context, client *http.Client, url string, body []byte) err
 	return err
 }
 
-// use is what a variant has taken so far.
+// use is the CPU time and the messages of a variant so far.
 type use struct {
 	server, proxy time.Duration
 	messages      int64
@@ -228,8 +227,8 @@ func report(s shape, variants []*variant, got map[int][]sample) (out []bench.Fig
 	case observer:
 		add("observer's CPU, no-op", "ms", none, func(i int) float64 { return got[1][i].server - got[3][i].server })
 		add("observer's CPU, kvroute", "ms", none, func(i int) float64 { return got[2][i].server - got[4][i].server })
-		// Of the medians, for a ratio of two small differences of one round is noise. If
-		// noise is larger than an observer still, the target is missed.
+		// The ratio of the medians, since the ratio of one round's small differences is noise.
+		// If noise hides the observer's cost, the target is missed.
 		noop, ours := out[len(out)-2].Median, out[len(out)-1].Median
 		f := bench.NewFigure(s.name+": observer's CPU, kvroute ÷ no-op", "×", bench.AtMost(1.25), ours/noop)
 		f.Met = f.Met && noop > 0 && ours > 0

@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// texts makes prompts: a beginning that many share, and an end of their own, of prose
-// and code. Common words are far more frequent than others, and a few are new each time:
-// names, numbers, identifiers. No two are the same.
+// texts makes prompts of prose and code: a shared beginning and an end of their own. Common
+// words are far more frequent than others, and a few are new each time: names, numbers,
+// identifiers. No two prompts are equal.
 type texts struct {
 	rng    *rand.Rand
 	often  *rand.Zipf // of words
@@ -59,7 +59,7 @@ func (t *texts) code(b *strings.Builder) {
 	b.WriteString("}\n\n")
 }
 
-// word returns a word, one in 40 times one that is new.
+// word returns a word. One of 40 words is new.
 func (t *texts) word() string {
 	switch t.rng.IntN(120) {
 	case 0:
@@ -72,7 +72,7 @@ func (t *texts) word() string {
 	return words[t.often.Uint64()]
 }
 
-// name is one as programs have it.
+// name is an identifier of a program.
 func (t *texts) name() string {
 	w := words[t.rng.IntN(len(words))]
 	return words[t.rng.IntN(len(words))] + strings.ToUpper(w[:1]) + w[1:]
@@ -84,7 +84,7 @@ func (t *texts) body(size, tokens int) []byte {
 		tokens, tokens > 0, t.shared[:size*7/10], t.text(size*3/10))
 }
 
-// words are some of the commonest of English, then words of what is asked of models.
+// words are frequent English words, then words of typical prompts.
 //
 //nolint:gochecknoglobals // a table
 var words = strings.Fields(wordList)

@@ -32,7 +32,7 @@ const (
 	decideRounds   = 20 // times that the load is played for one value
 )
 
-// Decisions measures what a decision costs with small prompts.
+// Decisions measures the cost of a decision with small prompts.
 func Decisions() (out []bench.Figure) {
 	for _, c := range []struct {
 		what            string

@@ -34,8 +34,8 @@ const (
 	eventsDeadline = 5 * time.Minute
 )
 
-// Events measures how events travel and how replicas start, with a NATS server in the
-// same process that stores in files, as `kvroute serve` has it.
+// Events measures the path of events and the start of replicas. The NATS server is in the
+// same process and stores in files, as in `kvroute serve`.
 func (b *Bench) Events() []bench.Figure {
 	const rate = "10,000 events/s, "
 	latency := func(name string, durable bool, target float64) shape {
@@ -116,7 +116,7 @@ func (l *lab) wait(d time.Duration) {
 	}
 }
 
-// follower is a router fed by a subscriber, in one way or the other.
+// follower is a router that gets events from a subscriber, over NATS core or JetStream.
 type follower struct {
 	router  *router.Router
 	sub     *events.Subscriber
@@ -205,7 +205,7 @@ func envelope(number uint64, evs []events.RouterEvent) []byte {
 	})
 }
 
-// sender is a publisher that notes when its events left.
+// sender is a publisher that records when its events were sent.
 type sender struct {
 	publisher *engines.Publisher
 
@@ -216,8 +216,8 @@ type sender struct {
 	open      int // the first that has not left
 }
 
-// now is the publisher's clock: it looks at it when it sends a message. What was
-// published meanwhile counts as sent then, too: too early, never too late.
+// now is the publisher's clock, which it reads when it sends a message. Events that were
+// published meanwhile count as sent then, too: too early, never too late.
 func (s *sender) now() time.Time {
 	t := time.Now()
 	s.mu.Lock()
@@ -256,7 +256,7 @@ func (l *lab) latency(durable bool) []float64 {
 		s := &sender{}
 		s.publisher = engines.NewPublisher(nc, engines.PublisherConfig{Scope: l.scope, WorkerID: uint64(i + 1), Durable: durable, Now: s.now})
 		senders[i] = s
-		running.Go(func() { _ = s.publisher.Run(ctx) }) // what it did not send is missed below
+		running.Go(func() { _ = s.publisher.Run(ctx) }) // events that it did not send are missed below
 	}
 	total := 0
 	tick := time.NewTicker(time.Millisecond)
@@ -287,8 +287,8 @@ func (l *lab) latency(durable bool) []float64 {
 	return []float64{percentile(fromFlush, 99) / 1e3, percentile(fromPublish, 99) / 1e3}
 }
 
-// fill makes the router know so many pairs, in sequences of 512 blocks, half of
-// which two workers share.
+// fill stores so many pairs in the router's index, in sequences of 512 blocks. Two workers
+// share each second sequence.
 func fill(r *router.Router, pairs int) {
 	for n := 0; pairs > 0; n++ {
 		number := n

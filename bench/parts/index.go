@@ -383,7 +383,7 @@ func heapReturned() float64 {
 }
 
 // many is an index of 10 M pairs: 8 M of 64 workers that share chains, though not
-// their engine hashes, and 2 M that nobody shares.
+// their engine hashes, and 2 M of one worker each.
 func many() *indexer.Index {
 	const shares, alone = 8 << 20 / 64 / indexSequence, 2 << 20 / indexSequence
 	x := indexer.New(indexer.Config{})

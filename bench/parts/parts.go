@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package parts measures parts of kvroute alone, each against its targets: the index,
-// decisions, events and snapshots, and what replicas and router groups tell each other.
+// decisions, events and snapshots, and the exchange between replicas and router groups.
 // ../README.md is the method. Errors end a measurement with [bench.NoError].
 //
 // One measurement runs at a time: each uses all cores.
@@ -43,7 +43,7 @@ func one(what, unit string, target bench.Target, measure func() float64) shape {
 	return shape{[]quantity{{what, unit, target}}, func() []float64 { return []float64{measure()} }}
 }
 
-// run measures the shapes that are asked for.
+// run measures the shapes that match b.Only.
 func (b *Bench) run(shapes []shape) (out []bench.Figure) {
 	for _, s := range shapes {
 		if b.Only != nil && !b.Only.MatchString(s.quantities[0].what) {
@@ -90,8 +90,7 @@ func promptOf(local []uint64, tokens int) router.Blocks {
 	return router.Blocks{Local: local, Sequence: indexer.AppendSequenceHashes(nil, local), Tokens: tokens}
 }
 
-// store makes a router believe that a worker has a prompt in its cache, under its
-// sequence hashes.
+// store applies the event that a worker stored a prompt, under its sequence hashes.
 func store(r *router.Router, w router.Worker, prompt *router.Blocks) {
 	ev := indexer.Event{Kind: indexer.Stored}
 	for i := range prompt.Local {

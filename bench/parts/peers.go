@@ -26,8 +26,8 @@ type peerShape struct {
 	dynamo, llmd     asked
 }
 
-// asked says whether a peer has a shape, and what kvroute's figure divided by the peer's
-// may be.
+// asked says whether a peer has a shape, and the target of kvroute's figure divided by the
+// peer's.
 type asked struct {
 	has    bool
 	target bench.Target

@@ -78,9 +78,9 @@ func (f *scaleFleet) free(id string) {
 	}
 }
 
-// tell gives the upper tier the load and the filter of a group. Half of the filter's bits
+// summarise gives the upper tier the load and the filter of a group. Half of the filter's bits
 // are set at random, as in the filter of full caches.
-func (f *scaleFleet) tell(g int, rng *rand.Rand) {
+func (f *scaleFleet) summarise(g int, rng *rand.Rand) {
 	all := f.groups[g].Summarize("m")
 	if len(all) != 1 {
 		bench.NoError(errors.New("a group serves no model"))
@@ -202,7 +202,7 @@ func decideAtScale(prompts []router.Blocks, common int, predict time.Duration) (
 	}
 	rng := rand.New(rand.NewPCG(3, 4))
 	for g := range scaleGroups {
-		f.tell(g, rng)
+		f.summarise(g, rng)
 	}
 	done := make(chan struct{})
 	var updates sync.WaitGroup

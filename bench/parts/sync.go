@@ -143,8 +143,8 @@ const (
 	tellChain  = 512             // blocks that are stored, and removed, together
 )
 
-// Summaries measures what a router group of eight workers tells: their caches are full,
-// and each computes new blocks all the time, as fast as the engine can.
+// Summaries measures the messages of a router group of eight workers. Their caches are full,
+// and each worker computes new blocks all the time, as fast as the engine can.
 func (b *Bench) Summaries() []bench.Figure {
 	rounds := Bench{Rounds: 1, Log: b.Log}
 	return rounds.run([]shape{{[]quantity{
@@ -201,7 +201,7 @@ func (l *lab) summaries() []float64 {
 		l.wait(time.Until(start.Add(time.Duration(n) * time.Second / rate)))
 		compute()
 	}
-	// By what was computed: a machine that has other things to do does less of it.
+	// In proportion to the chains, since a busy machine computes fewer of them.
 	took := float64(n) / rate * tellFaster
 	return []float64{float64(bytes.Load()-first) / 1e6 / took, float64(messages.Load()-before) / took, float64(largest.Load()) / 1e3}
 }

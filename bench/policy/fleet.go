@@ -13,9 +13,9 @@ import (
 	"github.com/kvroute/kvroute/bench/replay"
 )
 
-// Fleet compares several routers with one: replicas that tell each other what they book,
-// and router groups below an upper tier. It writes what was simulated to dir/fleet.jsonl,
-// prints it to w, and returns the figures with their targets.
+// Fleet compares several routers with one: replicas that exchange their requests, and
+// router groups below an upper tier. It writes the results to dir/fleet.jsonl, prints them
+// to w, and returns the figures with their targets.
 func (b *Bench) Fleet(ctx context.Context, w io.Writer, dir string) (figures []bench.Figure) {
 	b.load()
 	// One seed of groups can be off by a third, so there are more of them.

@@ -20,7 +20,7 @@ import (
 	"github.com/kvroute/kvroute/bench/replay"
 )
 
-// Bench says what the comparisons are made with.
+// Bench has the settings of the comparisons.
 type Bench struct {
 	Traces string    // folder with the traces
 	Seeds  int       // of each cell; targets want 3 or more
@@ -46,8 +46,8 @@ const (
 // manySeeds are for the rules that the targets divide by each other.
 const manySeeds = 10
 
-// Figures simulates everything, writes what each rule did in each cell to
-// dir/policy.jsonl, prints it to w, and returns the figures with their targets.
+// Figures simulates all cells, writes the results of each rule to dir/policy.jsonl, prints
+// them to w, and returns the figures with their targets.
 func (b *Bench) Figures(ctx context.Context, w io.Writer, dir string) []bench.Figure {
 	b.load()
 	figures := b.speedFigures() //nolint:contextcheck // a decision has a context of its own
@@ -58,7 +58,7 @@ func (b *Bench) Figures(ctx context.Context, w io.Writer, dir string) []bench.Fi
 	}
 	b.log("the %d cells, all rules, without prediction and with it", len(fresh))
 	all := b.play(ctx, append(slices.Clip(fresh), shipped...), cellRules())
-	// What the targets divide by each other needs more seeds than what is shown.
+	// The rules that the targets compare need more seeds than the others.
 	wide := *b
 	wide.Seeds = max(b.Seeds, manySeeds)
 	b.log("the same, the rules of the targets with %d seeds", wide.Seeds)
@@ -109,7 +109,7 @@ func (b *Bench) load() {
 	b.dealt = map[dealt]*replay.Trace{}
 }
 
-// Measured is what one rule did in one cell.
+// Measured is the result of one rule in one cell.
 type Measured struct {
 	Cell string `json:"cell"`
 	Rule string `json:"rule"`
@@ -144,7 +144,7 @@ func newRange(v []float64) (r Range) {
 	return Range{r.Mean, slices.Min(v), slices.Max(v)}
 }
 
-// play runs rules in cells and returns what they did, cell by cell.
+// play runs rules in cells and returns the results, cell by cell.
 func (b *Bench) play(ctx context.Context, cells []cell, rules []string) (out []Measured) {
 	var all []replay.Scenario
 	for _, c := range cells {
@@ -196,7 +196,7 @@ func measured(cell, rule string, results []*replay.Result) Measured {
 	}
 }
 
-// find returns what a rule did in a cell.
+// find returns the result of a rule in a cell.
 func find(all []Measured, cell, rule string) *Measured {
 	for i := range all {
 		if all[i].Cell == cell && all[i].Rule == rule {

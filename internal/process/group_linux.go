@@ -4,8 +4,9 @@ package process
 
 import "syscall"
 
-// OwnGroup keeps a terminal's Ctrl-C from a child, so that we can end it in our own
-// order, and lets it die with us even if we are killed.
+// OwnGroup gives a child a process group of its own, so that a terminal's Ctrl-C does not
+// reach it and the parent can end its children in order. The kernel kills the child when the
+// parent dies.
 func OwnGroup() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }

@@ -6,6 +6,6 @@ package process
 
 import "syscall"
 
-// OwnGroup keeps a terminal's Ctrl-C from a child, so that we can end it in our own
-// order.
+// OwnGroup gives a child a process group of its own, so that a terminal's Ctrl-C does not
+// reach it and the parent can end its children in order.
 func OwnGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

@@ -2,7 +2,7 @@
 
 // Package process starts programs for tests, benchmarks and the demo, and waits for them.
 //
-// A program runs in a process group of its own, so that what it starts ends with it.
+// A program runs in a process group of its own, so that its children end with it.
 // [Process.Stop] and [Process.Kill] return after the program has ended. All methods may be
 // called by any number of goroutines.
 package process
@@ -62,7 +62,7 @@ func (p *Process) Err() error {
 	return fmt.Errorf("%s: %v\n%s", p.Name, p.Cmd.ProcessState, p.LastLines())
 }
 
-// Stop ends the program and what it started, by force after 15 seconds.
+// Stop ends the program and its children, by force after 15 seconds.
 func (p *Process) Stop() {
 	p.signal(syscall.SIGTERM)
 	select {
@@ -72,7 +72,7 @@ func (p *Process) Stop() {
 	p.Kill()
 }
 
-// Kill ends the program and what it started at once.
+// Kill ends the program and its children at once.
 func (p *Process) Kill() {
 	p.signal(syscall.SIGKILL)
 	<-p.Done
@@ -110,7 +110,7 @@ func (p *Process) Await(ctx context.Context, limit time.Duration, what string, o
 	return nil
 }
 
-// Until waits until ok returns true. It fails with what was waited for if the limit passes.
+// Until waits until ok returns true. After the limit it fails with an error that names what.
 func Until(ctx context.Context, limit time.Duration, what string, ok func(context.Context) bool) error {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
