@@ -197,8 +197,8 @@ func curls(ctx context.Context, e *env, url string) map[string]json.RawMessage {
 	return out
 }
 
-// settledBody is a body without what is new in each answer: ids, times, and what was
-// cached.
+// settledBody is a body without the fields that differ in each answer: ids, times, and
+// cached tokens.
 func settledBody(text string) any {
 	var out []any
 	for line := range strings.SplitSeq(text, "\n") {

@@ -106,7 +106,7 @@ func dynamoIndexer(ctx context.Context, e *env, r *result) {
 		"--model-name", modelName, "--workers", strings.Join(ranks, ","))
 	e.atEnd(theirs.Stop)
 	url := fmt.Sprintf("http://127.0.0.1:%d", port)
-	await(ctx, theirs, dynamoStart, "it hears 4 ranks", func(ctx context.Context) string {
+	await(ctx, theirs, dynamoStart, "it subscribes to 4 ranks", func(ctx context.Context) string {
 		active := strings.Count(string(bench.Must(process.Get(ctx, url+"/workers"))), `"status":"active"`)
 		return missingUnless(active == 2+4, "%d active", active) // the workers and their ranks
 	})

@@ -151,8 +151,7 @@ func (e *env) dynamoModel() string {
 	return dir
 }
 
-// dynamoIndex is Dynamo's own index, in a process. An index that is asked by several
-// goroutines answers one after the other.
+// dynamoIndex is Dynamo's own index, in a process. Any number of goroutines may use it.
 type dynamoIndex struct{ *process.Lines }
 
 func (f *dynamoFleet) startIndex() dynamoIndex {
@@ -215,7 +214,7 @@ func (f *dynamoFleet) listen(ctx context.Context, plane engines.Plane) *eventPla
 			for {
 				frames, err := conn.Read()
 				if err != nil {
-					return // the missing blocks are noticed
+					return // the check notices missing blocks
 				}
 				if s, err := engines.SplitFrames(frames); err == nil && s.Topic == events.Topic {
 					p.take(s.Body)
@@ -263,7 +262,7 @@ func (f *dynamoFleet) mirror(ctx context.Context, store string) (valves []*valve
 	}
 	copyAll := func() error { return copyStore(f.store, store, strings.NewReplacer(replace...)) }
 	bench.NoError(copyAll())
-	tick := time.NewTicker(2 * time.Second) // a file that nobody touches for 10 s is of a dead process
+	tick := time.NewTicker(2 * time.Second) // Dynamo removes records that are not renewed for 10 s
 	done := make(chan struct{})
 	f.e.atEnd(func() { done <- struct{}{} })
 	go func() {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -45,7 +44,7 @@ type vllmEngine struct {
 	expected []int
 }
 
-// vllmFleet is what the checks of vLLM share: two engines, and the model's files.
+// vllmFleet has the two engines and the model's files that the checks of vLLM share.
 type vllmFleet struct {
 	model, adapter string
 	tokenizer      string // of which kind, for the record
@@ -91,7 +90,7 @@ func (f *vllmFleet) config(events string) string {
 }
 
 // launch starts an engine without waiting. Its sockets are files where that is
-// possible, so that nobody else hears them.
+// possible, so that no other process can subscribe.
 func (e *env) launch(f *vllmFleet, name string, ranks int) *vllmEngine {
 	live, replay := "ipc://"+filepath.Join(e.dir, name+".events"), "ipc://"+filepath.Join(e.dir, name+".replay")
 	if ranks > 1 {
@@ -144,18 +143,18 @@ func (v *vllmEngine) ready(ctx context.Context) {
 // sockets are where a rank's events are.
 type sockets struct{ live, replay zmtp.Endpoint }
 
-// sources asks the engine for the places of all ranks.
+// sources requests the endpoints of all ranks from the engine.
 func (v *vllmEngine) sources(ctx context.Context) (all []sockets) {
-	var said map[string]struct {
+	var ranks map[string]struct {
 		Endpoint string `json:"endpoint"`
 		Replay   string `json:"replay_endpoint"`
 	}
-	bench.NoError(process.GetJSON(ctx, "http://"+v.address+"/kv_event_sources", &said))
-	if len(said) != v.ranks {
-		bench.NoError(fmt.Errorf("engine %s names %d ranks, want %d", v.name, len(said), v.ranks))
+	bench.NoError(process.GetJSON(ctx, "http://"+v.address+"/kv_event_sources", &ranks))
+	if len(ranks) != v.ranks {
+		bench.NoError(fmt.Errorf("engine %s names %d ranks, want %d", v.name, len(ranks), v.ranks))
 	}
 	for rank := range v.ranks {
-		at := said[fmt.Sprint(rank)]
+		at := ranks[fmt.Sprint(rank)]
 		live, replay := bench.Must(zmtp.ParseEndpoint(at.Endpoint, 0, 0)), bench.Must(zmtp.ParseEndpoint(at.Replay, 0, 0))
 		all = append(all, sockets{live.At("127.0.0.1"), replay.At("127.0.0.1")})
 	}
@@ -240,13 +239,8 @@ func (e *env) files() *vllmFleet {
 	return f
 }
 
-// ownTemplate renders all that requests have, so that the ids tell of all of it.
+// ownTemplate renders all fields of requests, so that the ids depend on each of them.
 const ownTemplate = "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}" +
 	"{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content or m.reasoning %}<think>{{ m.reasoning_content or m.reasoning }}</think>{% endif %}{{ m.content or '' }}" +
 	"{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }} {{ c.function.arguments | tojson }}</tool_call>{% endfor %}" +
 	"{% if m.tool_call_id %}({{ m.tool_call_id }}){% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-
-// has tells whether a URL is that of one of the engines.
-func (f *vllmFleet) has(url string) bool {
-	return f != nil && slices.ContainsFunc(f.engines, func(v *vllmEngine) bool { return "http://"+v.address == url })
-}

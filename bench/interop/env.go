@@ -26,7 +26,7 @@ type env struct {
 	sims      []string   // addresses of simulated engines
 }
 
-// result is what a check found. Without cases the check has failed.
+// result is the outcome of a check. A check without cases has failed.
 type result struct {
 	what             string // both sides of the comparison, as in "overlap with cached_tokens"
 	cases, different int

@@ -21,7 +21,7 @@ func prompts(seed uint64, n int) (all []string) {
 	return all
 }
 
-// cutStream cuts the event streams while the engines work on, and lets them pass again:
+// cutStream cuts the event streams while the engines continue, and connects them again:
 // kvroute must request the missing events.
 func cutStream(ctx context.Context, e *env, res *result) {
 	f := e.fleet(ctx)

@@ -22,8 +22,8 @@ func writeJSON(path string, v any) {
 	bench.NoError(os.WriteFile(path, bench.Must(json.Marshal(v)), 0o644))
 }
 
-// writeAdapter writes a LoRA adapter whose weights are all zero: it changes what the
-// engine caches a prompt under, and nothing that it says.
+// writeAdapter writes a LoRA adapter whose weights are all zero: it changes the engine's
+// block hashes of a prompt, and no reply.
 func writeAdapter(dir string) {
 	type tensor struct {
 		Type    string `json:"dtype"`

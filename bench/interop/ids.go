@@ -53,7 +53,7 @@ func (t *tokens) ids(ctx context.Context, body string) []uint32 {
 	return p.IDs
 }
 
-// compare asks with one body.
+// compare sends one body.
 func (t *tokens) compare(ctx context.Context, what string, q map[string]any) {
 	q["model"], q["max_tokens"], q["return_token_ids"] = modelName, 1, true
 	delete(q, "stream")

@@ -122,7 +122,7 @@ func (l *listener) take(frames [][]byte) error {
 	return nil
 }
 
-// heard is the state of a listener at one moment.
+// heard is the state of a listener.
 type heard struct {
 	hashes                            []uint64 // sorted
 	stored, removed, cleared, batches int

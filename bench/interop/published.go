@@ -58,18 +58,18 @@ func (e *env) publish(ctx context.Context, res *result, scenes []scene) {
 	}
 	for _, v := range f.engines {
 		for rank, l := range v.heard {
-			said, played := l.heard(), playRecording(recording(v), rank)
-			if res.cases++; !reflect.DeepEqual(said, played) {
+			live, played := l.heard(), playRecording(recording(v), rank)
+			if res.cases++; !reflect.DeepEqual(live, played) {
 				res.differ("engine %s, rank %d: %d batches, %d blocks stored, %d removed, %d cached; in the recording %d, %d, %d, %d", v.name, rank,
-					said.batches, said.stored, said.removed, len(said.hashes), played.batches, played.stored, played.removed, len(played.hashes))
+					live.batches, live.stored, live.removed, len(live.hashes), played.batches, played.stored, played.removed, len(played.hashes))
 			}
 			res.note("engine %s, rank %d: a recording of %d batches", v.name, rank, played.batches)
 		}
 	}
 }
 
-// playRecording returns what a rank said by a recording: its messages, live ones and those
-// of answers, in the order of their numbers.
+// playRecording returns the state of a rank after the messages of a recording: live ones and
+// those of replays, in the order of their numbers.
 func playRecording(path string, rank int) heard {
 	type message struct {
 		Frames []string `json:"frames_hex"`

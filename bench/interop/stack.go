@@ -56,7 +56,7 @@ func (s *stack) stop() {
 	s.router.Stop()
 }
 
-// waitWorkers waits until kvroute hears of the caches of n ranks of workers.
+// waitWorkers waits until kvroute receives the cache events of n ranks of workers.
 func (s *stack) waitWorkers(ctx context.Context, n int) {
 	await(ctx, s.router.Process, process.Patience, fmt.Sprintf("%d workers whose cache is known", n), func(ctx context.Context) string {
 		known := 0
@@ -85,8 +85,8 @@ func (s *stack) waitRouted(ctx context.Context) {
 	})
 }
 
-// compare holds kvroute's decision for a request against what the engine did, in blocks
-// of so many tokens.
+// compare compares kvroute's decision for a request with the engine's usage. block is the
+// number of tokens in a block.
 func (s *stack) compare(ctx context.Context, res *result, what string, r *response, u *usage, block int) (d router.Decision) {
 	bench.NoError(process.GetJSON(ctx, "http://"+s.router.At.HTTP+"/v1/decisions?id="+r.id, &d))
 	res.cases++

@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// valve passes connections on to a socket. While it is cut it has none and lets none
-// come.
+// valve forwards connections to a socket. While it is cut it has no connections and closes
+// new ones.
 type valve struct {
 	l     net.Listener
 	to    string // in the listener's network
@@ -45,7 +45,7 @@ func (v *valve) pass(from net.Conn) {
 	defer from.Close()
 	to, err := net.Dial(v.l.Addr().Network(), v.to)
 	if err != nil {
-		return // as if nobody listened
+		return // the client sees a closed connection
 	}
 	defer to.Close()
 	v.mu.Lock()
@@ -72,7 +72,7 @@ func (v *valve) pass(from net.Conn) {
 	v.mu.Unlock()
 }
 
-// cut ends all connections and lets none come.
+// cut ends all connections, and closes new ones until join.
 func (v *valve) cut() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -82,7 +82,7 @@ func (v *valve) cut() {
 	}
 }
 
-// join lets connections come again.
+// join accepts connections again.
 func (v *valve) join() {
 	v.mu.Lock()
 	defer v.mu.Unlock()

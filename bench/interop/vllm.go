@@ -69,8 +69,8 @@ func shared(ctx context.Context, w *world, res *result) {
 	}
 }
 
-// evict asks for more prompts than the caches hold, and for earlier ones again; some of
-// them of whole blocks, which are stored again each time.
+// evict sends more prompts than the caches hold, and earlier ones again. Some consist of
+// whole blocks, which vLLM stores again each time.
 func evict(ctx context.Context, w *world, res *result) {
 	before := w.announced().removed
 	r := rand.New(rand.NewPCG(3, 3))
@@ -140,7 +140,7 @@ func forms(ctx context.Context, w *world, res *result) {
 	}
 }
 
-// atOnce asks from several clients at a time. Requests change the caches for each other, so
+// atOnce sends requests from several clients at a time. Requests change the caches for each other, so
 // a prediction may then be wrong; afterwards the index and the predictions must be right.
 func atOnce(ctx context.Context, w *world, res *result) {
 	r := rand.New(rand.NewPCG(13, 13))

@@ -58,7 +58,7 @@ func (w *world) ask(ctx context.Context, res *result, what, path, text string) (
 	return a
 }
 
-// askAll asks for each of the prompts through Envoy.
+// askAll sends each of the prompts through Envoy.
 func (w *world) askAll(ctx context.Context, res *result, what string, all []string) {
 	for i, text := range all {
 		w.ask(ctx, res, fmt.Sprintf("%s, prompt %d", what, i), chatPath, text)
@@ -141,7 +141,7 @@ func inTurn(all ...play) play {
 }
 
 // direct plays with the engines that all checks share, and with events straight from their
-// sockets, whose addresses kvroute asks the engines for.
+// sockets, whose addresses kvroute requests from the engines.
 func direct(p play, flags ...string) func(context.Context, *env, *result) {
 	return func(ctx context.Context, e *env, res *result) {
 		f := e.fleet(ctx)

@@ -155,7 +155,7 @@ type DealConfig struct {
 	Seed     uint64
 }
 
-// The bounds of a dealt workload: what a cluster of the presets can hold at all.
+// The bounds of a dealt workload, which a cluster of the presets can serve.
 const (
 	dealtTurns     = 150     // first requests of each conversation
 	dealtInput     = 200_000 // tokens of a prompt

@@ -5,16 +5,15 @@ package replay
 import "slices"
 
 // cache is the KV cache of an engine: blocks that running requests refer to, and
-// cached ones that nobody refers to, which leave in the order in which they were
-// last used.
+// cached ones without references, which are evicted in the order of their last use.
 //
 // # Invariants
 //
 //   - A block is in the list of the unused exactly if it is cached and has no
 //     references.
 //   - live is the number of blocks with references, cached that of the cached ones.
-//   - Whoever holds a block held its whole prefix at the time and releases it in
-//     reverse order, so a block never leaves before one that follows it.
+//   - A request acquires a block together with its whole prefix and releases them in
+//     reverse order, so a block is never evicted before one that follows it.
 type cache struct {
 	capacity int
 	pages    [][]cacheBlock // by number / pageBlocks; nil where nothing was ever held
@@ -113,8 +112,8 @@ func (c *cache) release(blocks []int32) {
 	}
 }
 
-// trim lets unused blocks go until the cache is no larger than its capacity and
-// leaves their numbers in c.evicted.
+// trim evicts unused blocks until at most want blocks are cached. Their numbers are in
+// c.evicted until the next call.
 func (c *cache) trim(want int) {
 	c.evicted = c.evicted[:0]
 	for c.cached > want && c.oldest != none {

@@ -92,8 +92,8 @@ func (s *sim) free(req int32) {
 	}
 }
 
-// tell sends a change of a replica's requests to the other replicas.
-func (s *sim) tell(from int, c router.Change) {
+// sendChange sends a change of a replica's requests to the other replicas.
+func (s *sim) sendChange(from int, c router.Change) {
 	lost := s.now >= s.SyncLost.Nanoseconds() && s.now < (s.SyncLost+s.SyncLostFor).Nanoseconds()
 	if s.SyncDelay < 0 || lost {
 		return

@@ -55,7 +55,7 @@ type engine struct {
 	single   bool  // tests: plan every step
 }
 
-// role is what an engine does with a request.
+// role is an engine's part of a request.
 type role uint8
 
 const (
@@ -110,7 +110,7 @@ func (e *engine) decode(n int32) {
 	e.decodes.push(entry[int32]{e.steps + int64(r.Output) - 1, int64(n), n})
 }
 
-// reserve is how many blocks are kept free for what a request will put out.
+// reserve is how many blocks are kept free for the output of a request.
 func (e *engine) reserve(r *Request) int {
 	if e.role == prefillOnly {
 		return 0

@@ -14,13 +14,13 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// filtersEvery is how often a group sends all that it has cached; between, what is new.
+// filtersEvery is how often a group sends its whole filter. Between, it sends new blocks.
 const filtersEvery = 30 * time.Second
 
-// published is what a group has told the upper tier of its caches.
+// published is the upper tier's knowledge of a group's caches.
 type published struct {
 	filter *indexer.Filter // as the upper tier has it
-	whole  int64           // when all was told, ns
+	whole  int64           // when the whole filter was sent, ns
 }
 
 // newUpper makes the upper tier: a router whose candidates are the groups.
@@ -63,8 +63,8 @@ func (s *sim) chooseGroup(req int32) error {
 	return nil
 }
 
-// refused has a group that has no workers say so. It returns false if that is not why a
-// request could not be routed.
+// refused handles the error of a group without workers, whose summary was old. It returns
+// false for any other error.
 func (s *sim) refused(req int32, err error) (bool, error) {
 	if s.upper == nil || !errors.Is(err, router.ErrNoWorkers) {
 		return false, nil
@@ -73,8 +73,7 @@ func (s *sim) refused(req int32, err error) (bool, error) {
 	return true, s.summarise(int(s.replica[req]))
 }
 
-// summarise has a group tell the upper tier what it does, and what it has cached since
-// it last told, or all.
+// summarise sends a group's load to the upper tier, and its new blocks or its whole filter.
 func (s *sim) summarise(g int) error {
 	from, to := s.routers[g].router, &s.published[g]
 	told := router.Summary{Model: model, BlockSize: s.Trace.BlockSize, Taken: time.Unix(0, s.now)}

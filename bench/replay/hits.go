@@ -2,7 +2,7 @@
 
 package replay
 
-// Hits are block hits of a trace without time: what a rule could reach at best.
+// Hits are block hits of a trace without time, an upper bound for each rule.
 type Hits struct {
 	Blocks, Hit int // blocks of all requests, and those found
 	// In tokens, those of the last block cut to the prompt.

@@ -149,8 +149,8 @@ func aibrixPrefixCache(spread int, sigmas float64) scorer.Rule {
 
 // gieBlend adds up scores as the endpoint picker of the Gateway API does: the
 // share of the prompt that matches, how short the queue is among the candidates,
-// free KV cache, and, for a prompt that nobody knows, how long ago the worker last
-// got such a one. The highest sum wins; costs are the sums negated.
+// free KV cache, and, for a prompt that no worker has cached, the time since the worker
+// last got such a prompt. The highest sum wins; costs are the sums negated.
 func gieBlend(prefix, queue, memory, cold float64) scorer.Rule { //nolint:unparam // the parameters are the published rule's
 	return func(r *scorer.Request, in []scorer.Input, costs []float64) int {
 		known := false

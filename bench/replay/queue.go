@@ -4,7 +4,7 @@ package replay
 
 import "container/heap"
 
-// event is something that is going to happen.
+// event is a planned event of the simulation.
 type event struct {
 	kind eventKind
 	a    int32

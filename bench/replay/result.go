@@ -15,8 +15,8 @@ import (
 	"github.com/kvroute/kvroute/bench"
 )
 
-// Result is what a simulation measured. Times are in seconds, from when a request
-// was due.
+// Result has the measures of a simulation. Times are in seconds, from when a request was
+// due.
 type Result struct {
 	Trace    string  `json:"trace"`
 	Rule     string  `json:"rule"`
@@ -53,7 +53,7 @@ type Result struct {
 	Timing *Timing `json:"timing,omitempty"`
 }
 
-// Timing is what the simulation cost on the real clock.
+// Timing is the cost of the simulation on the real clock.
 type Timing struct {
 	DecisionP50 time.Duration `json:"decision_p50_ns"`
 	DecisionP99 time.Duration `json:"decision_p99_ns"`
@@ -158,8 +158,8 @@ func writeJSON(w io.Writer, results []*Result) error {
 	return nil
 }
 
-// writeTable writes results as a table, one a line. What decisions cost is at its end
-// if it was measured.
+// writeTable writes results as a table, one a line. The cost of decisions is at the end of
+// a line if it was measured.
 func writeTable(w io.Writer, results []*Result) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	timed := slices.ContainsFunc(results, func(r *Result) bool { return r.Timing != nil })

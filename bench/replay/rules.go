@@ -18,11 +18,11 @@ type Rule struct {
 	Name     string
 	Settings scorer.Settings
 	Choose   scorer.Rule // instead of Settings, if not nil
-	// Oracle gives all workers one cache of their summed size: what routing
-	// alone cannot reach, since no prefix would be in the wrong place.
+	// Oracle gives all workers one cache of their summed size: a bound that routing alone
+	// cannot reach, since every prefix is at the right place.
 	Oracle bool
 
-	// NoReports has the routers not hear what engines report of their load.
+	// NoReports: the routers get no reports of engines about their load.
 	NoReports bool
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// Scenario is what is simulated. The zero value of each field means its default.
+// Scenario describes a simulation. The zero value of each field means its default.
 type Scenario struct {
 	Trace *Trace // required
 	Rule  Rule   // required
@@ -94,7 +94,7 @@ type Scenario struct {
 	decided   func(req int32, d router.Decision) // tests: called with each decision
 }
 
-// Change is something that happens to a worker. The requests that were on a worker that
+// Change is a change of a worker. The requests that were on a worker that
 // leaves or restarts are routed again at once.
 type Change struct {
 	At     time.Duration
@@ -102,7 +102,7 @@ type Change struct {
 	Kind   ChangeKind
 }
 
-// ChangeKind is what happens to a worker.
+// ChangeKind is a kind of change of a worker.
 type ChangeKind string
 
 // The changes of a worker.

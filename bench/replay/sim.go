@@ -175,7 +175,7 @@ func (s *sim) newRouters() error {
 			NoActiveBlocks: s.PrefillWorkers > 0,
 		}
 		if s.Replicas > 1 {
-			conf.Tell = func(c router.Change) { s.tell(i, c) }
+			conf.Tell = func(c router.Change) { s.sendChange(i, c) }
 		}
 		if err := s.start(rep, conf); err != nil {
 			return err

@@ -49,7 +49,7 @@ type Request struct {
 	Blocks []int32
 }
 
-// User is one user of a closed loop, who sends requests one after the other.
+// User is one user of a closed loop. Its requests come one after the other.
 type User struct {
 	Start    time.Duration // of the first request
 	Requests []int32       // indexes of Trace.Requests, in order

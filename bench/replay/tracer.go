@@ -36,8 +36,8 @@ const (
 // exactly, once the request is over. The file holds no text and no token: blocks of 512
 // tokens are named by hashes with a seed of this process.
 //
-// It stands between Envoy's streams and the router, and never delays them: lines that
-// the disk cannot keep up with are dropped and counted.
+// It wraps the router for Envoy's streams and never delays them: if the disk is too slow,
+// lines are dropped and counted.
 type Tracer struct {
 	// Router gets all calls. It is set before the first request.
 	extproc.Router
@@ -53,12 +53,12 @@ type Tracer struct {
 	flight map[string]*traced
 }
 
-// TracerConfig says what a Tracer writes and where.
+// TracerConfig configures a Tracer.
 type TracerConfig struct {
 	File   string
 	TPOT   time.Duration // assumed time between two tokens of a response
 	Seed   uint64        // of the blocks' hashes
-	Prefix string        // of the ids of Envoy's requests; the end of others is not seen here
+	Prefix string        // of the ids of Envoy's requests; others are not traced
 	Log    *slog.Logger
 	Meter  metric.Meter
 }
@@ -155,8 +155,8 @@ func (t *Tracer) landed(id string) *traced {
 	return e
 }
 
-// end fills in what is known at the end. The tokens of the response are not seen,
-// so they are worked out from the time that they took.
+// end fills in the fields that are known at the end. A Tracer does not see the tokens of the
+// response, so it estimates their number from the duration.
 func (e *traced) end(now time.Time, tpot time.Duration) {
 	if e.first.IsZero() {
 		e.first = now
@@ -165,8 +165,8 @@ func (e *traced) end(now time.Time, tpot time.Duration) {
 	e.line.Output = 1 + int(math.Round(float64(now.Sub(e.first))/float64(tpot)))
 }
 
-// Run writes until ctx ends, then what waits already. A file that cannot be written
-// ends the trace, not the process.
+// Run writes lines until ctx ends, and then the queued ones. An error of the file ends the
+// trace, not the process.
 func (t *Tracer) Run(ctx context.Context) error {
 	f := traceFile{name: t.conf.File, size: t.size}
 	ticker := time.NewTicker(traceFlush)

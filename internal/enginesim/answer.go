@@ -52,7 +52,7 @@ func (a *answer) follow(r *http.Request) bool {
 					w.WriteHeader(http.StatusOK)
 					if a.endpoint == openai.Responses {
 						a.named("response.created", a.response(""))
-						_, _ = w.Write(a.buf.Bytes()) // the next write tells of a client that left
+						_, _ = w.Write(a.buf.Bytes()) // the next write fails if the client left
 					}
 					flush(w)
 				}

@@ -14,7 +14,7 @@ import (
 // blockID is the whole hash of a block, of which events show eight bytes.
 type blockID [32]byte
 
-// keys is what is hashed besides tokens.
+// keys are the values that are hashed besides tokens.
 type keys struct{ lora, salt string }
 
 // blockHash names a block. parent is nil for the first one of a sequence, sequence
@@ -48,7 +48,7 @@ func mixed(salt uint64) blockHash {
 	}
 }
 
-// vllmRoot is what stands for the parent of a first block.
+// vllmRoot stands for the parent of a first block.
 const vllmRoot = "vllm-none-hash"
 
 // vllmHash is vLLM's sha256_cbor: SHA-256 of the CBOR of parent, tokens and extra

@@ -11,11 +11,11 @@ import (
 )
 
 // cache is a paged prefix cache: full blocks by sequence hash, counted references,
-// and an LRU of those that nobody uses. What happens to blocks is said to publish.
+// and an LRU of unused blocks. publish is called with each change.
 //
-// A vLLM computes the last block of a prompt of whole blocks each time, into another
-// place, and says each time that it stored it. The places are given up one by one; the
-// block is cached until the last one is. With copies it is so here.
+// vLLM computes the last block of a prompt of whole blocks each time, stores it in another
+// place, and announces it each time. The places are evicted one by one; the block is cached
+// until the last one is evicted. With copies this cache does the same.
 //
 // Invariants:
 //
@@ -41,11 +41,11 @@ type block struct {
 	refs     int
 }
 
-// Change is what happens to a cache.
+// Change is a change of a cache.
 type Change struct {
 	indexer.Event
 	// Tokens are those of the blocks that are stored, LoRA and Salt the adapter and
-	// the salt that their sequence was asked with.
+	// the salt of their request.
 	Tokens     []uint32
 	LoRA, Salt string
 	// Copy: of the block there is another copy, so whether it is cached has not changed.
@@ -53,7 +53,7 @@ type Change struct {
 }
 
 func newCache(capacity int, hash blockHash, publish func(Change)) *cache {
-	// The LRU's own bound is never reached: eviction is our decision.
+	// The LRU's own bound is never reached: evict removes blocks.
 	unused, err := simplelru.NewLRU[uint64, *block](capacity+1, nil)
 	if err != nil {
 		panic(err) // capacity was checked
@@ -61,7 +61,7 @@ func newCache(capacity int, hash blockHash, publish func(Change)) *cache {
 	return &cache{capacity: capacity, blocks: make(map[uint64]*block), unused: unused, hash: hash, publish: publish}
 }
 
-// hit counts the leading blocks that are cached, and how many of those nobody uses.
+// hit counts the leading blocks that are cached, and how many of those are unused.
 func (c *cache) hit(sequence []uint64) (blocks, unused int) {
 	for _, h := range sequence {
 		b := c.blocks[h]
@@ -113,7 +113,7 @@ func (c *cache) fill(r *request, have int) {
 			parent = c.blocks[sequence[i-1]]
 		}
 		tokens := r.tokens[i*size : (i+1)*size]
-		if b := c.blocks[h]; b != nil { // it is all cached, or another request was faster
+		if b := c.blocks[h]; b != nil { // the whole prompt is cached, or another request stored the block
 			flush()
 			c.acquire(sequence[i : i+1])
 			if c.copies {
@@ -171,7 +171,7 @@ func (c *cache) evict() {
 	}
 }
 
-// reset empties the cache and says nothing of it. It returns false, and does
+// reset empties the cache and publishes nothing. It returns false, and does
 // nothing, while blocks are in use.
 func (c *cache) reset() bool {
 	if c.used() > 0 {

@@ -13,9 +13,9 @@
 //
 // # Guarantees
 //
-// The cache holds at most its capacity; its events, replayed in order, give what it
-// holds. A request costs what the requests beside it make it cost. A client that
-// leaves frees its request at the next step. A slow client delays nobody.
+// The cache holds at most its capacity; its events, replayed in order, give its contents.
+// The time of a step depends on all running requests. A client that leaves frees its request
+// at the next step. A slow client delays no other request.
 //
 // # Concurrency
 //
@@ -38,7 +38,7 @@ import (
 
 // Config describes an engine. The zero value of each field means its default.
 type Config struct {
-	Name  string // told in the header x-sim-worker and in metrics; default "engine"
+	Name  string // in the header x-sim-worker and in metrics; default "engine"
 	Model string // default "sim"
 	// Aliases are other names of the model, LoRA those of its adapters, whose
 	// blocks are their own.
@@ -68,13 +68,13 @@ type Config struct {
 	// which gives other names in each process.
 	BlockHash string
 
-	// Publish is told of each change of the cache, one call at a time, in order.
-	// It must not wait. Default: nobody.
+	// Publish is called with each change of the cache, one call at a time, in order. It must
+	// not wait. Optional.
 	Publish func(indexer.Event)
 	// Sockets publish each change as a real engine does. The caller runs them.
 	// Default none.
 	Sockets *Sockets
-	// Log takes a line for each odd thing. Default none.
+	// Log is optional.
 	Log *slog.Logger
 }
 
@@ -160,7 +160,7 @@ func New(conf Config) (*Engine, error) {
 		},
 	}
 	e.model.cache = newCache(conf.NumBlocks, hash, e.publish)
-	// Only who hears the sockets counts copies.
+	// Only subscribers of the sockets count copies.
 	e.model.cache.copies = conf.Sockets != nil && conf.Sockets.conf.Format == "vllm"
 	e.metrics = newMetrics(e)
 	e.mux = e.routes()
@@ -170,7 +170,7 @@ func New(conf Config) (*Engine, error) {
 // Config returns the settings with their defaults.
 func (e *Engine) Config() Config { return e.conf }
 
-// Stats is what an engine is doing.
+// Stats is the load of an engine.
 type Stats struct {
 	Running, Waiting int // requests
 	CachedBlocks     int // blocks in the cache, in use or not
@@ -180,7 +180,7 @@ type Stats struct {
 	GeneratedTokens  int
 }
 
-// Stats returns what the engine is doing right now.
+// Stats returns the current load of the engine.
 func (e *Engine) Stats() Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -203,8 +203,8 @@ func (e *Engine) Cached() []uint64 {
 	return all
 }
 
-// lag is how far a step may end behind its time before the clock is set anew: a
-// machine that stalls must not be followed by a burst of steps.
+// lag is how far a step may end behind its time before the clock is set again: a stall of
+// the machine must not cause a burst of steps.
 const lag = 100 * time.Millisecond
 
 // Run plays the steps until ctx ends. Requests in progress are then left without an
@@ -247,8 +247,8 @@ func (e *Engine) Run(ctx context.Context) error {
 	}
 }
 
-// publish tells of a change of the cache; mu is held. What sockets are told leaves
-// at the end of the step.
+// publish passes on a change of the cache; mu is held. The sockets send it at the end of
+// the step.
 func (e *Engine) publish(c Change) {
 	if !c.Copy {
 		e.conf.Publish(c.Event)

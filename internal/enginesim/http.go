@@ -41,8 +41,7 @@ func (e *Engine) routes() *http.ServeMux {
 	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	mux.Handle("GET /metrics", e.metrics.handler())
 	mux.HandleFunc("POST /reset_prefix_cache", e.forget(func() { e.publish(Change{Event: indexer.Event{Kind: indexer.Cleared}}) }))
-	// What an end of the process does to cache and sockets: nothing is published, and
-	// everything begins again.
+	// A restart of the process: nothing is published, and cache and sockets begin empty.
 	restart := func() {}
 	if e.conf.Sockets != nil {
 		restart = e.conf.Sockets.Restart
@@ -174,7 +173,7 @@ func (e *Engine) adapter(name string) (lora string, known bool) {
 	return "", name == "" || name == e.conf.Model || slices.Contains(e.conf.Aliases, name)
 }
 
-// request turns a body into a request whose progress a hears of.
+// request turns a body into a request that reports its progress to a.
 func (e *Engine) request(ctx context.Context, data []byte, a *answer) (*request, *openai.Error) {
 	refuse := func(status int, param, message string) (*request, *openai.Error) {
 		return nil, &openai.Error{Status: status, Message: message, Type: openai.InvalidRequest, Param: param}
@@ -205,8 +204,8 @@ func (e *Engine) request(ctx context.Context, data []byte, a *answer) (*request,
 			fmt.Sprintf("This model's maximum context length is %d tokens, you asked for %d.", most, len(tokens)+output))
 	}
 	local := indexer.AppendLocalHashes(nil, tokens, e.conf.BlockSize, indexer.Seed(lora, a.body.CacheSalt))
-	// Room for everything that the engine will ever say, so it never waits for
-	// a slow client.
+	// Room for all progress of the request, so that the engine never waits for a slow
+	// client.
 	a.prompt, a.output, a.progress = len(tokens), output, make(chan struct{}, output+1)
 	return &request{
 		tokens: tokens[:len(local)*e.conf.BlockSize], keys: keys{lora, a.body.CacheSalt},

@@ -35,8 +35,8 @@ type request struct {
 	hit      int // blocks referenced since admission
 	reserve  int // output blocks held in reserve
 	cached   int // prompt tokens that need no computing
-	computed int // prompt tokens that need none any more
-	planned  int // of which the current step does so many
+	computed int // prompt tokens that are computed or cached
+	planned  int // prompt tokens that the current step computes
 	made     int // tokens generated
 	aborted  bool
 }
@@ -108,7 +108,7 @@ func (m *model) begin() time.Duration {
 	return time.Duration(ms * float64(time.Millisecond))
 }
 
-// admit lets requests in, first come first served, while there is room.
+// admit admits requests, first come first served, while there is room.
 func (m *model) admit() {
 	for len(m.waiting) > 0 && len(m.running) < m.maxSeqs {
 		r := m.waiting[0]
@@ -165,7 +165,7 @@ func (m *model) finish() {
 	m.cache.evict()
 }
 
-// leave gives back what a request holds. Its output is not cached.
+// leave releases the blocks of a request. Its output is not cached.
 func (m *model) leave(r *request) {
 	m.cache.reserved -= len(r.sequence) - r.hit + r.reserve
 	m.cache.release(r.sequence[:r.hit])

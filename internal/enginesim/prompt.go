@@ -12,7 +12,7 @@ import (
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// Kinds of engines, as far as they differ in what they take for a prompt.
+// Kinds of engines, which differ in the fields that they accept as a prompt.
 const (
 	VLLM   = "vllm"   // chats take kv_transfer_params.prompt_token_ids; unknown fields are ignored
 	SGLang = "sglang" // completions take ids, chats do not
@@ -31,8 +31,8 @@ type promptFields struct {
 	NVExt json.RawMessage `json:"nvext"`
 }
 
-// promptOf returns the ids that a request is computed from, and the field that
-// they came in: "text" if they were made here.
+// promptOf returns the token ids of a request, and the field that had them: "text" if they
+// were made here.
 func (e *Engine) promptOf(ctx context.Context, data []byte, body *openai.Body, f *promptFields, now time.Time) (ids []uint32, form string, err error) {
 	if err := json.Unmarshal(data, f); err != nil {
 		return nil, "", err

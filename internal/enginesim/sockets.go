@@ -19,15 +19,14 @@ import (
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
-// SocketsConfig describes the ZeroMQ sockets on which an engine tells of its cache.
+// SocketsConfig describes the ZeroMQ sockets on which an engine announces its cache.
 // The zero value of each field but Endpoint means its default.
 type SocketsConfig struct {
 	// Format is "vllm" (default) or "sglang".
 	Format string
-	// Endpoint is what the PUB socket binds.
+	// Endpoint is the address that the PUB socket binds.
 	Endpoint string
-	// Replay is what the ROUTER socket binds that sends batches again. Default
-	// none.
+	// Replay is the address of the ROUTER socket that sends batches again. Default none.
 	Replay string
 	Topic  string
 	Rank   uint32
@@ -42,8 +41,8 @@ type SocketsConfig struct {
 	DropEvery int
 }
 
-// Sockets publish what happens in a cache, as vLLM and SGLang do: a batch for each
-// step, numbered from 0.
+// Sockets publish the changes of a cache, as vLLM and SGLang do: a batch for each step,
+// numbered from 0.
 type Sockets struct {
 	conf         SocketsConfig
 	sglang       bool // the format, else vLLM's
@@ -87,7 +86,7 @@ func NewSockets(conf SocketsConfig) (*Sockets, error) {
 		s.replay, err = zmtp.Listen(at)
 	}
 	if err != nil {
-		_ = s.live.Close() // the other error is the one to tell
+		_ = s.live.Close() // the other error is reported
 		return nil, err
 	}
 	return s, nil
@@ -181,14 +180,14 @@ func (s *Sockets) answer(c *zmtp.Conn) {
 	}
 }
 
-// add takes a change; it leaves with the next flush.
+// add queues a change for the next flush.
 func (s *Sockets) add(c Change) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pending = append(s.pending, c)
 }
 
-// flush publishes what was added, as one batch.
+// flush publishes the added changes as one batch.
 func (s *Sockets) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,7 +213,7 @@ func (s *Sockets) PublishBody(body []byte) {
 	s.publishLocked(body)
 }
 
-// PublishFrames publishes frames as they are: nothing that an engine would.
+// PublishFrames publishes frames as they are, valid or not.
 func (s *Sockets) PublishFrames(frames ...[]byte) { s.pub.Send(frames...) }
 
 func (s *Sockets) publishLocked(body []byte) {
@@ -222,7 +221,7 @@ func (s *Sockets) publishLocked(body []byte) {
 	s.next++
 	s.buffer = append(s.buffer, m)
 	if len(s.buffer) > s.conf.Buffer {
-		// Who is being answered reads the old array.
+		// A replay in progress reads the old array.
 		s.buffer = append([]message(nil), s.buffer[1:]...)
 	}
 	switch {
@@ -241,20 +240,20 @@ func (s *Sockets) Drop(n int) {
 	s.drop = n
 }
 
-// Subscribers returns how many listen.
+// Subscribers returns the number of subscribers.
 func (s *Sockets) Subscribers() int { return s.pub.Subscribers() }
 
 // Joined counts subscriptions since the beginning.
 func (s *Sockets) Joined() uint64 { return s.pub.Joined() }
 
-// Restart is what the end of the process and a new one would be to those who
-// listen: connections end, numbers begin anew, nothing is said.
+// Restart has the effect of a restart of the process on subscribers: connections end, numbers
+// begin at 0 again, nothing is announced.
 func (s *Sockets) Restart() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pending, s.next, s.buffer = nil, 0, nil
 	for c := range s.conns {
-		_ = c.Close() // its goroutine sees to the rest
+		_ = c.Close() // its goroutine removes it
 	}
 }
 
@@ -361,7 +360,7 @@ func (s *Sockets) hash(b []byte, hash uint64) []byte {
 	return msgp.AppendUint64(b, hash)
 }
 
-// routes serves what the engines tell of their sockets.
+// routes serves the engines' descriptions of their sockets.
 func (s *Sockets) routes(mux *http.ServeMux, blockSize int) {
 	live, replay := s.Endpoints()
 	if s.sglang {

@@ -23,7 +23,7 @@ type Authority struct {
 	der  []byte
 }
 
-// NewAuthority makes an authority that nobody else knows.
+// NewAuthority makes an authority with a new key.
 func NewAuthority(t TB) *Authority {
 	t.Helper()
 	a := &Authority{t: t}

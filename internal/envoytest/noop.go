@@ -16,7 +16,7 @@ import (
 
 // Noop is the least that an external processor can do for our configuration: it
 // routes every request to one worker without looking at it, and leaves observing
-// streams at the first chunk. What Envoy and gRPC cost is what it costs.
+// streams at the first chunk. Its cost is the cost of Envoy and gRPC.
 type Noop struct {
 	extprocv3.UnimplementedExternalProcessorServer
 

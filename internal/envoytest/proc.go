@@ -151,7 +151,7 @@ func (p *Proc) get(ctx context.Context, path string) (string, error) {
 // URL is where its first listener takes requests, without a path.
 func (p *Proc) URL() string { return p.url }
 
-// AdminURL is where it tells of itself.
+// AdminURL is the URL of its admin endpoint.
 func (p *Proc) AdminURL() string { return p.admin }
 
 // Pid is the number of its process.

@@ -25,8 +25,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// TB is what a [Link] needs of a test. It is not testing.TB itself, so that the
-// demo, which uses the other half of this package, does not link package testing.
+// TB has the methods of a test that a [Link] uses. It is not testing.TB itself, so that the
+// demo, which starts Envoys with this package, does not link package testing.
 type TB interface {
 	Helper()
 	Errorf(format string, args ...any)
@@ -121,11 +121,11 @@ type Refusal struct {
 type Exchange struct {
 	Header   map[string]string        // the request's, as they are now
 	Body     []byte                   // in place of the request's, or nil
-	Rerouted bool                     // the route was chosen anew
+	Rerouted bool                     // the route was chosen again
 	Refusal  *Refusal                 // or nil
 	Left     bool                     // Envoy goes on without the external processor
-	Patience time.Duration            // the last message timeout that was asked for
-	Mode     *filterv3.ProcessingMode // that was asked for
+	Patience time.Duration            // the last requested message timeout
+	Mode     *filterv3.ProcessingMode // the requested mode
 
 	// Upstream is the address that the response comes from, Details how Envoy came by
 	// it; empty for what Envoy does not say.
@@ -324,9 +324,9 @@ func (x *Exchange) Send(m *extprocv3.ProcessingRequest) {
 // Stray sends a message that is due no answer.
 func (x *Exchange) Stray(m *extprocv3.ProcessingRequest) { x.main.send(m, "") }
 
-// Settle waits for the answer to the last message and does what it says. It
-// returns false if the request phase is over for the external processor: it
-// refused, or left the stream, or took longer than Envoy waits.
+// Settle waits for the answer to the last message and applies it. It returns false if the
+// request phase is over for the external processor: it refused, or ended the stream, or took
+// longer than Envoy waits.
 func (x *Exchange) Settle() bool {
 	x.link.t.Helper()
 	timeout := time.NewTimer(messageTimeout)
@@ -337,8 +337,8 @@ func (x *Exchange) Settle() bool {
 		case a := <-x.main.answers:
 			return x.apply(a)
 		case d := <-x.main.patient:
-			// Envoy heeds the first one for a message, if it is no longer than
-			// the configured bound.
+			// Envoy applies the first one for a message, if it is at most the configured
+			// bound.
 			if asked || d < time.Millisecond || d > maxMessageTimeout {
 				x.link.t.Errorf("envoytest: a message timeout of %v is asked for, before: %v", d, asked)
 			}
@@ -352,7 +352,7 @@ func (x *Exchange) Settle() bool {
 		}
 	}
 	select {
-	case a := <-x.main.answers: // the last word before the end
+	case a := <-x.main.answers: // the last answer before the end
 		return x.apply(a)
 	default:
 		x.Left = true
@@ -418,7 +418,7 @@ func (x *Exchange) Reset() {
 // Ended reports whether the stream has ended.
 func (x *Exchange) Ended() bool { return x.main.over() }
 
-// apply does what an answer says.
+// apply applies an answer.
 func (x *Exchange) apply(a *extprocv3.ProcessingResponse) bool {
 	x.link.t.Helper()
 	x.Mode = cmp.Or(a.GetModeOverride(), x.Mode)

@@ -22,7 +22,7 @@ type stream struct {
 	grpc    extprocv3.ExternalProcessor_ProcessClient
 	reset   context.CancelFunc
 	answers chan *extprocv3.ProcessingResponse
-	patient chan time.Duration // asked for with override_message_timeout
+	patient chan time.Duration // requested with override_message_timeout
 	ended   chan struct{}
 
 	// duplex: parts of bodies come back in any number, and no message that has
