@@ -90,7 +90,7 @@ func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	out := bufio.NewWriterSize(&patient{w, http.NewResponseController(w)}, 64<<10)
-	// An error of the connection is the client's own doing: it misses the last line.
+	// After an error of the connection the client misses the last line.
 	defer func() { _ = out.Flush() }()
 	enc := json.NewEncoder(out)
 	if enc.Encode(head) != nil {
@@ -106,7 +106,7 @@ func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
 		end.End.Events++
 		end.End.Blocks += len(ev.Event.Blocks)
 	}
-	if d.Err() == nil { // a dump that was given up has no last line
+	if d.Err() == nil { // a dump that ended early has no last line
 		_ = enc.Encode(end) // see above
 	}
 }

@@ -13,19 +13,19 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// Contents is what a router knows of its workers' caches at one moment.
+// Contents is what a router knows of its workers' caches by their events, at one moment.
 type Contents struct {
 	Pools []PoolContents
-	// Holders are the workers that the runs name by number.
+	// Holders are the ranks that the runs name by number.
 	Holders []Worker
 	// Workers are the processes that the holders belong to.
 	Workers []WorkerInfo
 	// Runs are the runs of the pools, one pool after the other, each with the
-	// number of its pool; see [indexer.Run]. They can be read once, and the slices of
-	// a run are good until the next one.
+	// number of its pool; see [indexer.Run]. They can be read once. The slices of
+	// a run are valid until the next one.
 	Runs iter.Seq2[int, indexer.Run]
-	// Keep tells of workers that the contents say nothing of, whatever is in there:
-	// a restoration leaves what is known of them as it is. Nil is for none.
+	// Keep selects workers that a restore leaves as they are, even if they are in the
+	// contents. Nil selects none.
 	Keep func(id uint64) bool
 
 	stays map[uint64]bool
@@ -37,27 +37,27 @@ type PoolContents struct {
 	BlockSize int
 }
 
-// Dump is a router's contents at one moment, being read. It must be closed.
+// Dump is a router's contents at one moment. The caller reads and closes it.
 type Dump struct {
 	Contents
-	// Blocks is how many (block, owner) pairs there are; an owner is a rank's cache
-	// on one tier.
+	// Blocks is the number of (block, owner) pairs; an owner is one tier of a rank's
+	// cache.
 	Blocks int
 
 	router *Router
 	pools  []poolDump
-	read   bool // to the end
+	read   bool // Runs was read to its end
 	err    error
 }
 
-// poolDump is the dump of a pool under way.
+// poolDump is the running dump of a pool.
 type poolDump struct {
 	runs    iter.Seq2[indexer.Run, error]
 	stop    func()
 	numbers []int // of the holders, by ordinal; -1 for others
 }
 
-// ErrDumping means that a dump is under way.
+// ErrDumping means that another dump is running.
 var ErrDumping = errors.New("a dump is under way")
 
 // Dump begins a dump of all pools as they are at this moment: the result of all events
@@ -87,7 +87,7 @@ func (r *Router) AwaitDump(ctx context.Context) (*Dump, error) {
 
 func (r *Router) begin(mine func(id uint64) bool) *Dump {
 	d := &Dump{router: r}
-	// Nobody applies an event or changes a worker until all dumps have begun.
+	// No event is applied and no worker changes until all dumps have begun.
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
 	for _, key := range slices.SortedFunc(maps.Keys(r.pools), poolKey.compare) {
@@ -120,14 +120,14 @@ func (r *Router) begin(mine func(id uint64) bool) *Dump {
 	return d
 }
 
-// How a dump ends: read, given up since it was overtaken, or left by its reader.
+// The ends of a dump: read, given up because too much changed meanwhile, or left by its reader.
 const (
 	dumpWhole = iota
 	dumpOvertaken
 	dumpLeft
 )
 
-// Close ends the dump, read or not.
+// Close ends the dump. It need not be read to its end.
 func (d *Dump) Close() {
 	if d.router == nil {
 		return
@@ -147,8 +147,8 @@ func (d *Dump) Close() {
 	d.router = nil
 }
 
-// Err tells why Runs, or the events made of them, have ended early: nil if they have
-// not, or if whoever reads them has not read on.
+// Err returns the reason why Runs, or the events made of them, ended early. It is nil if they
+// did not, or if their reader stopped.
 func (d *Dump) Err() error { return d.err }
 
 func (d *Dump) runs(yield func(int, indexer.Run) bool) {

@@ -15,9 +15,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// DumpedEvent stands for blocks that a worker holds: applied in their order to an
-// empty index, the events of a dump make one that equals the one dumped, but for
-// the blocks behind a hole.
+// DumpedEvent is an event for blocks that a worker holds. The events of a dump, applied in
+// their order to an empty index, make an equal index, except for the blocks behind a hole.
 type DumpedEvent struct {
 	Worker   Worker
 	Position int // of the first block in its sequence
@@ -29,18 +28,18 @@ type DumpedEvent struct {
 	sequence uint64 // of the first block, if the events are sorted
 }
 
-// MaxSorted is the most blocks that [Dump.Events] sorts: some 150 MB.
+// MaxSorted is the largest number of blocks that [Dump.Events] sorts: about 150 MB.
 const MaxSorted = 1 << 20
 
-// Events turns the runs into events, parents before children; they are read once,
-// and an event's slices are good until the next one. They need the memory of one run.
+// Events turns the runs into events, parents before children. They can be read once, need the
+// memory of one run, and the slices of an event are valid until the next one.
 //
 // Sorted gives one event for each block, ordered by worker, tier, position and
-// sequence hash: two routers that know the same give the same, up to the engines'
-// hashes. It keeps all of them, and ends with an error before the first of them
-// where there are more than [MaxSorted].
+// sequence hash: two routers with equal indexes give equal events, except for the engines'
+// hashes. It keeps all events in memory. With more than [MaxSorted] it gives none, and an
+// error.
 //
-// Look at [Dump.Err] at the end.
+// [Dump.Err] returns the error after the last event.
 func (d *Dump) Events(sorted bool) iter.Seq[DumpedEvent] {
 	if sorted {
 		return d.sorted
@@ -119,8 +118,7 @@ func (d *Dump) sorted(yield func(DumpedEvent) bool) {
 	}
 }
 
-// AppendJSON appends the event in the form in which NVIDIA Dynamo's routers write
-// theirs, with a number of the caller's.
+// AppendJSON appends the event in the JSON form of NVIDIA Dynamo's routers, with the given id.
 func (ev *DumpedEvent) AppendJSON(b []byte, id int) []byte {
 	b = strconv.AppendUint(append(b, `{"worker_id":`...), ev.Worker.ID, 10)
 	b = append(append(b, `,"storage_tier":"`...), ev.Event.Tier.String()...)
@@ -152,11 +150,10 @@ func (ev *DumpedEvent) AppendJSON(b []byte, id int) []byte {
 
 // DumpEvents writes the index as a JSON array of stored events that make it again:
 // a parent before its children, numbered from 0, one event for each worker, tier and
-// run of blocks without a branch. Blocks that a worker holds behind one that it does
-// not hold are left out: the event cannot tell where they belong, and nothing finds
-// them. What is only guessed is no event. It waits for other dumps until ctx ends,
-// writes event by event, and is of one moment; see [Router.Dump]. After an error, which
-// is that of w or the dump's, the array has no end.
+// run of blocks without a branch. It leaves out blocks behind one that the worker does not
+// hold: an event cannot name their place, and no request matches them. It leaves out predicted
+// blocks. It waits for other dumps until ctx ends, and is of one moment; see [Router.Dump].
+// After an error of w or of the dump, the array has no end.
 func (r *Router) DumpEvents(ctx context.Context, w io.Writer) error {
 	d, err := r.AwaitDump(ctx)
 	if err != nil {
@@ -164,7 +161,7 @@ func (r *Router) DumpEvents(ctx context.Context, w io.Writer) error {
 	}
 	defer d.Close()
 	out := bufio.NewWriterSize(w, 1<<16)
-	_ = out.WriteByte('[') // Flush tells of an error
+	_ = out.WriteByte('[') // Flush returns the error
 	left := make(leftOut)
 	n := 0
 	var line []byte
@@ -188,8 +185,8 @@ func (r *Router) DumpEvents(ctx context.Context, w io.Writer) error {
 	return out.Flush()
 }
 
-// leftOut has the last blocks of events that were left out: what follows them is left out,
-// too.
+// leftOut has the last blocks of the events that were left out. Events that continue them are
+// left out, too.
 type leftOut map[heldBy]bool
 
 type heldBy struct {
@@ -197,8 +194,8 @@ type heldBy struct {
 	external uint64
 }
 
-// maxLeftOut bounds what is remembered of events left out, to some 40 MB. Once there are as
-// many, all events with a parent are left out.
+// maxLeftOut bounds the size of leftOut, to about 40 MB. When it is full, all events with a
+// parent are left out.
 const maxLeftOut = 1 << 19
 
 // out reports whether an event is behind a hole.

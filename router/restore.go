@@ -13,17 +13,17 @@ import (
 
 // Restored is the result of a [Router.Restore].
 type Restored struct {
-	Blocks int // pairs of block and worker known now
-	// Expected are the workers that are known from the contents only. They get no
-	// requests, and events of theirs are applied, until [Router.SetWorker] is
-	// called for them. The caller should remove those that never come.
+	Blocks int // pairs of block and worker in the indexes
+	// Expected are the workers that are known from the contents only. Their events are
+	// applied, but they get no requests until [Router.SetWorker] is called for them. The
+	// caller should remove those for which that does not happen.
 	Expected []uint64
-	// Skipped counts the pairs that were left out: of workers that are in another
-	// pool now, that have restarted since, or that are kept as they are.
+	// Skipped is the number of pairs left out: of workers that are in another pool now,
+	// have restarted since, or stay as they are.
 	Skipped int
 }
 
-// seat says where the blocks of a holder go.
+// seat is the place of a holder's blocks.
 type seat struct {
 	worker    Worker
 	startedMS int64
@@ -32,11 +32,10 @@ type seat struct {
 	ord       int // -1: nowhere
 }
 
-// Restore replaces all that is known of caches from events, in all pools, by c.
-// Decisions go on with what was known until all of c is read and whole, which is
-// asked then, has returned nil; after an error everything is as it was. Events of
-// workers that are not kept must wait until Restore returns: else they are lost.
-// There can be no dump meanwhile: the error is [ErrDumping] if there is one.
+// Restore replaces the indexes of all pools by c. Decisions use the old indexes until all of c
+// is read and whole then returns nil. After an error everything is as before. The caller holds
+// back events of workers that are not kept until Restore returns: they would be lost. There
+// can be no dump meanwhile: the error is [ErrDumping] if one is running.
 func (r *Router) Restore(c Contents, whole func() error) (out Restored, err error) {
 	select {
 	case r.dumping <- struct{}{}:
@@ -48,7 +47,7 @@ func (r *Router) Restore(c Contents, whole func() error) (out Restored, err erro
 	places := r.reserve(&c, &out)
 	indexes, err := build(indexer.Config{MaxBlocks: r.conf.MaxBlocks}, &c, places, &out)
 	if whole != nil {
-		// whole checks the file itself, so its error says more.
+		// whole checks the file itself, so its error is more precise.
 		if bad := whole(); bad != nil {
 			err = bad
 		}
@@ -74,8 +73,7 @@ func (c *Contents) numbers() map[poolKey]int {
 
 func (c *Contents) keeps(id uint64) bool { return c.stays[id] }
 
-// whoStays calls Keep for all workers that are known or named in the contents, while no lock
-// is held.
+// whoStays calls Keep without a lock, for all known workers and those in the contents.
 func (r *Router) whoStays(c *Contents) {
 	if c.Keep == nil {
 		return
@@ -97,7 +95,7 @@ func (r *Router) whoStays(c *Contents) {
 	}
 }
 
-// reserve finds an ordinal for each holder. Workers that are not known become so.
+// reserve finds an ordinal for each holder. It adds unknown workers.
 func (r *Router) reserve(c *Contents, out *Restored) []seat {
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
@@ -183,7 +181,7 @@ func build(config indexer.Config, c *Contents, places []seat, out *Restored) ([]
 	return indexes, nil
 }
 
-// install puts the indexes in the place of those there are.
+// install replaces the indexes.
 func (r *Router) install(c *Contents, places []seat, indexes []*indexer.Index, out *Restored) {
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
@@ -227,8 +225,8 @@ func (r *Router) install(c *Contents, places []seat, indexes []*indexer.Index, o
 	}
 }
 
-// carry takes what is known of workers that are kept over to another index, but for
-// what lies behind a hole.
+// carry copies the blocks of kept workers to another index, except those behind a block that
+// the worker does not hold.
 func (p *pool) carry(c *Contents, to *indexer.Index) {
 	keep := make(map[int]bool)
 	p.mu.Lock()
@@ -244,7 +242,7 @@ func (p *pool) carry(c *Contents, to *indexer.Index) {
 	for c := range indexer.Chains(func(yield func(indexer.Run) bool) {
 		for run, err := range p.known.index().Dump() {
 			if err != nil {
-				return // which cannot be: nothing overtakes it, since the fleet is ours
+				return // not possible: no event is applied while the fleet is locked
 			}
 			run.Holders = slices.DeleteFunc(run.Holders, func(h indexer.Holder) bool { return !keep[h.Worker] })
 			if !yield(run) {
@@ -258,8 +256,7 @@ func (p *pool) carry(c *Contents, to *indexer.Index) {
 	}
 }
 
-// removeExpected removes a worker that only a restoration brought, if it still is
-// that.
+// removeExpected removes a worker that is still known from a restore only.
 func (r *Router) removeExpected(id uint64) bool {
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
@@ -277,8 +274,8 @@ func (r *Router) removeExpected(id uint64) bool {
 	return still
 }
 
-// RemoveExpected removes those workers that are still known from a restoration
-// only, and returns them.
+// RemoveExpected removes the workers that are still known from a restore only, and returns
+// them.
 func (r *Router) RemoveExpected(ids []uint64) (removed []uint64) {
 	for _, id := range ids {
 		if r.removeExpected(id) {

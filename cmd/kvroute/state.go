@@ -17,9 +17,9 @@ import (
 	"github.com/kvroute/kvroute/internal/records"
 )
 
-// Files in --state-dir: what the router believes untold, what the workers' events
-// told, and what engines that are heard directly did. The names of the latter two have
-// the scope before them.
+// Files in --state-dir: predicted blocks, the snapshot of the workers whose events no stream
+// stores, and the state of engines whose sockets kvroute reads. The names of the latter two
+// begin with the scope.
 const (
 	guessFile  = "guesses"
 	eventFile  = "events"
@@ -50,8 +50,8 @@ func (s *server) loadState() (err error) {
 	return s.loadFile(eventFile, s.scope.Bucket(eventFile), func(r io.Reader) (int, error) { return s.events.Load(r, s.holdings) })
 }
 
-// loadFile reads a file of the folder if it is there. One that is damaged, or of
-// another version of kvroute, is refused as a whole; the next saving replaces it.
+// loadFile reads a file of the folder if it exists. A damaged file, or one of another version
+// of kvroute, is refused as a whole; the next save replaces it.
 func (s *server) loadFile(what, name string, load func(io.Reader) (int, error)) error {
 	f, err := s.state.Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -75,7 +75,7 @@ func (s *server) loadFile(what, name string, load func(io.Reader) (int, error)) 
 	return nil
 }
 
-// stateUnits say what is counted in a file.
+// stateUnits are the units of the number of items in a file.
 //
 //nolint:gochecknoglobals // a table
 var stateUnits = map[string]string{guessFile: "blocks", eventFile: "ranks", sourceFile: "ranks"}
@@ -93,7 +93,7 @@ func (c stateFiles) count(what, outcome string) {
 	c.files.Add(context.Background(), 1, metric.WithAttributes(attribute.String("file", what), attribute.String("outcome", outcome)))
 }
 
-// keepState saves again and again, and at the end.
+// keepState saves the state periodically, and at the end.
 func (s *server) keepState(ctx context.Context) error {
 	tick := time.NewTicker(s.conf.StateInterval)
 	defer tick.Stop()
@@ -103,16 +103,16 @@ func (s *server) keepState(ctx context.Context) error {
 			return s.saveState()
 		case <-tick.C:
 			if err := s.saveState(); err != nil {
-				s.log.Warn("state is not saved; a restart would fall back on older", "err", err)
+				s.log.Warn("the state is not saved; a restart would use an older one", "err", err)
 			}
 		}
 	}
 }
 
-// saveWait is how long saving waits for a dump that a client reads.
+// saveWait is how long a save waits for a dump that a client reads.
 const saveWait = 15 * time.Second
 
-// saveState writes all files, also if one of them fails.
+// saveState writes all files, even if one of them fails.
 func (s *server) saveState() error {
 	err := s.saveFile(guessFile, guessFile, s.router.SaveGuesses)
 	if s.router.WantsEvents() {
