@@ -166,6 +166,7 @@ func (t Tracker) Asked() int                                  { return len(t.t.r
 func (t Tracker) Load(now time.Time, w SnapshotWorker, c Cursor) {
 	t.t.load(now, []SnapshotWorker{w}, knowledge{cursors: []Cursor{c}})
 }
+
 func (t Tracker) State(id uint64, dpRank uint32) (s State) {
 	if r := t.t.ranks[rankKey{id, dpRank}]; r != nil {
 		s = r.state
