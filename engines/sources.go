@@ -195,12 +195,13 @@ func stir(wake chan<- struct{}) {
 	}
 }
 
-// Has reports whether a worker is followed.
+// Has reports whether s itself orders the events of a worker. It does not for a worker with a
+// local indexer, whose events the Subscriber orders.
 func (s *Sources) Has(id uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, ok := s.wanted[id]
-	return ok
+	w, ok := s.wanted[id]
+	return ok && !w.Queries
 }
 
 // State returns the worst state of a worker's ranks.

@@ -30,7 +30,7 @@ func TestUnixSocket(t *testing.T) {
 	if !decided() {
 		t.Error("kvroute did not decide")
 	}
-	if status, _, stderr := runs(t, "serve", "--extproc-address", at, "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0"); status != 1 || !strings.Contains(stderr, "somebody else listens at") {
+	if status, _, stderr := runs(t, "serve", "--extproc-address", at, "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0"); status != 1 || !strings.Contains(stderr, "another process listens at") {
 		t.Errorf("a second kvroute at the socket: status %d, %s", status, stderr)
 	}
 	kill(t, d.Router)

@@ -50,7 +50,7 @@ func TestHostileModelFiles(t *testing.T) {
 		want  string
 	}{
 		{"empty", map[string]string{"tokenizer.json": ""}, "", "tokenizer.json: want '{' at byte 0"},
-		{"truncated", map[string]string{"tokenizer.json": good[:60]}, "", "tokenizer.json: want ':' at byte 60"},
+		{"truncated", map[string]string{"tokenizer.json": good[:60]}, "", "tokenizer.json: want a colon at byte 60"},
 		{"no JSON", map[string]string{"tokenizer.json": "<html>"}, "", "tokenizer.json: want '{' at byte 0"},
 		{"deep", with(`"added_tokens":[`, `"x":`+deep), "", "tokenizer.json: nested too deep at byte"},
 		{"an id that is a text", with(`"a":0`, `"a":"x"`), "", "tokenizer.json: model.vocab: want a token id at byte 36"},
@@ -59,7 +59,7 @@ func TestHostileModelFiles(t *testing.T) {
 		{"merges that are an object", with(`["a b"]`, `{"a":1}`), "", "tokenizer.json: model.merges: want '[' at byte 61"},
 		{"a merge of unknown tokens", with(`"a b"`, `"a z"`), "", `tokenizer.json: model.merges: merge 0 of "a" and "z" needs a token that is not in the vocabulary at byte`},
 		{"added tokens that are a number", with(`"added_tokens":[`, `"added_tokens":5,"x":[`), "", "tokenizer.json: added_tokens: json"},
-		{"half a surrogate pair", with(`"ab":2`, `"\ud800":2`), "", "tokenizer.json: half a surrogate pair at byte 52"},
+		{"half a surrogate pair", with(`"ab":2`, `"\ud800":2`), "", "half a surrogate pair at byte 53"},
 		{"a vocabulary of 4 GB", nil, "tokenizer.json", "tokenizer.json: 4096 MB, more than 128 MB"},
 		{"a vocabulary that grows", map[string]string{"tokenizer.json.gz": bomb.String()}, "", "tokenizer.json.gz: more than 128 MB"},
 		{"a template of 4 GB", map[string]string{"tokenizer.json": good}, "chat_template.jinja", "chat_template.jinja: 4096 MB, more than 128 MB"},

@@ -457,7 +457,7 @@ func TestModelCards(t *testing.T) {
 		}
 	}
 	for want, m := range map[string]modelConfig{
-		"broken: tokenizer: tokenizer.json: the file ends at byte 9": {}, "no such file": {Tokenizer: dir + "/none"},
+		"broken: tokenizer: tokenizer.json: unexpected end at byte 9": {}, "no such file": {Tokenizer: dir + "/none"},
 		"unknown engine profile": {Tokenizer: dir + "/good", ChatTemplate: dir + "/t/template.jinja", Profile: "x"},
 	} {
 		m.Name = "m"

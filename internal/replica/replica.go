@@ -17,8 +17,8 @@ import (
 // Config names a router's parts.
 type Config struct {
 	Router *router.Router
-	// Direct reports whether kvroute reads the events of a worker from its engine. Such
-	// workers are in no snapshot, and a restore leaves them as they are.
+	// Direct reports whether package engines orders the events of a worker, which it reads
+	// from the engine. Such workers are in no snapshot, and a restore leaves them as they are.
 	Direct func(id uint64) bool
 	// Expect is called with workers that are known from a snapshot only; see
 	// [router.Restored].
