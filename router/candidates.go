@@ -84,7 +84,7 @@ func (q *question) pinned(err error) error {
 	return fmt.Errorf("worker %d, rank %d: %w", q.Pinned.ID, q.Pinned.DPRank, err)
 }
 
-// exclude says why a worker may not take a request, whatever its health and load.
+// exclude says why a worker may not take a request; its health and load do not count.
 func (c *core) exclude(e *entry, q *question) Exclusion {
 	switch info := e.info; {
 	case q.Pinned != nil && (e.worker.ID != q.Pinned.ID || !q.AnyRank && e.worker != *q.Pinned):
@@ -114,7 +114,7 @@ func allows(list []netip.AddrPort, a netip.AddrPort) bool {
 	})
 }
 
-// pin returns where the pinned worker stands in the order, or its ranks.
+// pin returns the range of the pinned worker, or of its ranks, in the order.
 func (c *core) pin(q *question) (from, to int) {
 	if !q.AnyRank {
 		at, known := c.search(*q.Pinned)
@@ -129,7 +129,7 @@ func (c *core) pin(q *question) (from, to int) {
 	return from, to
 }
 
-// lane is where a request waits.
+// lane is the lane of the queue in which a request waits.
 func (c *core) lane(q *question) int {
 	if q.Pinned == nil {
 		return scorer.AnyWorker
@@ -140,7 +140,7 @@ func (c *core) lane(q *question) int {
 	return scorer.AnyWorker
 }
 
-// measure fills in what the request and each candidate bring to the decision.
+// measure fills in the inputs of the decision: of the request and of each candidate.
 func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 	c.request = scorer.Request{
 		PromptTokens: q.tokens, BlockSize: c.blockSize,
@@ -178,11 +178,11 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 	}
 }
 
-// load fills in what a worker is and does. prompt is the length of a prompt that stands for
+// load fills in the load and the properties of a worker. prompt is the length of a prompt that stands for
 // the average one before the first booking; see [core.foreign].
 func (c *core) load(now time.Time, ord, prompt int, in *scorer.Input) {
 	e, load := &c.entries[ord], c.slots.Load(ord)
-	// Field by field, since a literal would be made elsewhere and copied here.
+	// Field by field: a literal would be made elsewhere and copied.
 	*in = scorer.Input{}
 	in.PendTokens, in.DecodeTokens = load.PendTokens, load.DecodeTokens
 	in.ActiveRequests, in.WaitingRequests, in.ActiveBlocks = load.Requests, load.Waiting, load.Blocks
@@ -207,12 +207,11 @@ func (c *core) load(now time.Time, ord, prompt int, in *scorer.Input) {
 	}
 }
 
-// reportLife is how long an engine's own report counts. An engine that stops reporting
-// must not stay busy for ever.
+// reportLife is how long an engine's report counts. An engine that stops reporting must not
+// stay busy forever.
 const reportLife = 10 * time.Second
 
-// reported returns the blocks in use by the engine's own report, 0 if that is too
-// old.
+// reported returns the blocks in use by the engine's report, 0 if the report is too old.
 func (e *entry) reported(now time.Time) int {
 	if !fresh(now, e.report.usedAt) {
 		return 0
@@ -220,13 +219,13 @@ func (e *entry) reported(now time.Time) int {
 	return e.report.usedBlocks
 }
 
-// throughput returns how many prompt tokens a worker computes a second.
+// throughput returns the number of prompt tokens that a worker computes in a second.
 func (c *core) throughput(e *entry) float64 {
 	return cmp.Or(e.info.PrefillThroughput, c.conf.PrefillThroughput)
 }
 
-// leaveOutBusy takes the candidates out that are above a threshold. That none are
-// left is an error.
+// leaveOutBusy removes the candidates that are above a threshold. It is an error if none is
+// left.
 func (c *core) leaveOutBusy(now time.Time, q *question) error {
 	if *c.thresholds == (scorer.Thresholds{}) {
 		return nil

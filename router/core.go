@@ -35,7 +35,7 @@ type core struct {
 	blockSize int
 
 	// Replaced, never changed: kept decisions refer to them.
-	settings   *scorer.Settings // instead of conf.Scoring: the model's own attention
+	settings   *scorer.Settings // conf.Scoring with the model's attention
 	thresholds *scorer.Thresholds
 
 	entries  []entry
@@ -43,7 +43,7 @@ type core struct {
 	order    []int
 	slots    scorer.Slots
 	sessions sessions
-	queue    *scorer.Queue[*waiter] // nil if nobody waits
+	queue    *scorer.Queue[*waiter] // nil without a queue
 	waiting  map[string]*waiter     // the requests in the queue, by id
 	woken    []*waiter              // requests that left the queue, or must count their overlap again
 	changes  uint64
@@ -51,31 +51,31 @@ type core struct {
 	expired  int    // slots that were neither owned nor freed
 	skipped  int    // thresholds that could not be applied
 
-	typical typical       // request of this router
+	typical typical       // average of this router's requests
 	ended   uint64        // requests that ended
-	stay    time.Duration // for which requests hold their slots, newer ones counting more; 0 = unknown
-	grown   time.Time     // when outputs were estimated the last time
+	stay    time.Duration // how long requests hold their slots; newer ones count more; 0 = unknown
+	grown   time.Time     // when outputs were estimated last
 	asked   int           // how often a worker was chosen to be asked for token ids
 
-	inferredAt time.Time // when first tokens were inferred the last time
+	inferredAt time.Time // when first tokens were inferred last
 
 	*workspace // of the request that is being decided
 }
 
-// entry is what the core knows of the worker with its ordinal.
+// entry is the state of the worker with an ordinal.
 type entry struct {
 	worker    Worker
 	info      *WorkerInfo
 	since     uint64 // value of core.changes when the worker got the ordinal
 	routed    uint64 // requests sent here
 	events    string // why its events cannot be trusted; empty if they can
-	hasEvents bool   // something is known from its events, or was
-	cold      uint64 // number of the last request sent here that no worker knew
+	hasEvents bool   // an event of the worker came
+	cold      uint64 // number of the last request sent here of which no worker held a block
 	avoid     avoidance
 
 	report engineReport
 
-	group *group // what a router group said last; nil of workers, and before
+	group *group // last report of a router group; nil for workers, and before the first report
 }
 
 func newCore(conf *Config, blockSize int) core {
@@ -91,9 +91,9 @@ func newCore(conf *Config, blockSize int) core {
 	return c
 }
 
-// outdated returns the ordinals of info's process whose blocks no longer count:
-// of ranks that info does not have, and of all ranks if the process restarted.
-// The caller purges them from the index before it calls setWorker.
+// outdated returns the ordinals of info's process whose blocks are invalid: of ranks that
+// info does not have, and of all ranks if the process restarted. The caller purges them
+// from the index before it calls setWorker.
 func (c *core) outdated(info *WorkerInfo) (ordinals []int) {
 	for _, ord := range c.ordinals(info.ID) {
 		e := &c.entries[ord]
@@ -104,8 +104,8 @@ func (c *core) outdated(info *WorkerInfo) (ordinals []int) {
 	return ordinals
 }
 
-// setWorker adds the ranks of a worker process, updates what is known of them and
-// drops those that are gone, with their slots.
+// setWorker adds or updates the ranks of a worker process, and drops those that info does not
+// have, with their slots.
 func (c *core) setWorker(info *WorkerInfo) {
 	for _, ord := range c.ordinals(info.ID) {
 		if e := &c.entries[ord]; info.hasRank(e.worker.DPRank) {
@@ -134,7 +134,7 @@ func (c *core) removeWorker(id uint64) {
 	}
 }
 
-// ordinals returns those of a process's ranks.
+// ordinals returns the ordinals of a process's ranks.
 func (c *core) ordinals(id uint64) (ordinals []int) {
 	at, _ := c.search(Worker{ID: id})
 	for _, ord := range c.order[at:] {

@@ -12,7 +12,7 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// admit decides for the request in s, whose hashes are made: the overlap is counted without
+// admit decides for the request in s, whose hashes are made. It counts the overlap without
 // the pool's lock; load, cost, choice and booking are one critical section. If the request
 // must wait, admit returns when the request has left the queue.
 func (p *pool) admit(ctx context.Context, now func() time.Time, s *scratch) error {
@@ -79,11 +79,11 @@ func (c *core) submit(now time.Time, q *question, d *Decision) (w *waiter, err e
 
 // decide chooses a worker for q and, if q has an id, takes a slot on it. d gets the choice,
 // and q.workspace the inputs of the choice. othersWait says that requests wait already in
-// the lane of q: then q must wait, too, if any worker could take it at all. After an error
-// nothing is booked.
+// the lane of q: then q must wait, too, if any worker may take it. After an error nothing
+// is booked.
 //
-// The order is fixed: which workers may take the request, what each has to do, which are
-// busy, whether to wait, where the session is bound, and only then which is best.
+// The order of the steps is fixed: the workers that may take the request, their loads, the
+// busy ones, whether to wait, the session's worker, and then the best one.
 func (c *core) decide(now time.Time, q *question, d *Decision, othersWait bool) error {
 	c.workspace = q.workspace
 	settings, err := c.settingsFor(q)

@@ -11,9 +11,9 @@ import (
 // WantsEvents says whether events of the workers' caches can change a decision.
 func (r *Router) WantsEvents() bool { return r.conf.indexed() && !r.conf.NoEvents }
 
-// ExpireEvents drops events that have waited 30 s for the blocks before theirs, and
-// returns whose they were, in worker order: what these hold is not known for
-// certain any more. It is to be called every few seconds.
+// ExpireEvents drops events that have waited 30 s for their parent blocks, and returns their
+// workers, in worker order: the caches of these are not known exactly any more. Call it
+// every few seconds.
 func (r *Router) ExpireEvents() (whose []Worker) {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
@@ -26,9 +26,8 @@ func (r *Router) ExpireEvents() (whose []Worker) {
 	return whose
 }
 
-// SetEventState says how far what the events tell of a worker can be trusted: "ok",
-// "partial" or "suspect". It is told on by [Router.Workers]. Of a worker that is
-// not known it is nothing.
+// SetEventState sets how far the events of a worker can be trusted: "ok", "partial" or
+// "suspect". [Router.Workers] shows it. It does nothing if the worker is not known.
 func (r *Router) SetEventState(w Worker, state string) {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()

@@ -15,7 +15,7 @@ type Chunk struct {
 	Tokens int // of output in it; 0 if unknown
 }
 
-// StatusError is a worker's answer that is no response: another status than 200.
+// StatusError is a worker's answer with another status than 200.
 type StatusError struct {
 	Status int
 	Body   []byte // as much of it as there is
@@ -24,17 +24,16 @@ type StatusError struct {
 // Error implements error.
 func (e *StatusError) Error() string { return fmt.Sprintf("it answers with status %d", e.Status) }
 
-// Dispatch sends a request to the worker of its decision and yields the response
-// piece by piece. An error ends it. Before the first piece it is the worker's failure
-// (see [Config.AvoidFailing]), unless ctx has ended, or one by the status of a
-// [StatusError]. It must end soon after ctx.
+// Dispatch sends a request to the worker of its decision and yields the response in pieces.
+// An error ends the response. An error before the first piece counts as a failure of the
+// worker (see [Config.AvoidFailing]) by the status of a [StatusError], or unless ctx has
+// ended. Dispatch must end soon after ctx.
 type Dispatch func(ctx context.Context, req Request, d Decision) iter.Seq2[Chunk, error]
 
-// Generate routes a request, which needs an ID, sends it by dispatch and yields
-// the response. It keeps the account: the first chunk that is not empty is the
-// first token, and the slot is given back however the loop ends: with the
-// response, with an error, which is the last that is yielded, when the consumer
-// stops, or with ctx.
+// Generate routes a request, which needs an ID, sends it by dispatch and yields the
+// response. The first chunk that is not empty counts as the first token. The slot is freed
+// when the loop ends: with the response, with an error, which is yielded last, when the
+// consumer stops, or with ctx.
 func (r *Router) Generate(ctx context.Context, req Request, dispatch Dispatch) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		if req.ID == "" {
@@ -48,7 +47,7 @@ func (r *Router) Generate(ctx context.Context, req Request, dispatch Dispatch) i
 			return
 		}
 		served := false
-		defer func() { //nolint:contextcheck // what is counted at the end is not of the request's time
+		defer func() { //nolint:contextcheck // the end is counted also after ctx
 			if served {
 				r.Free(req.ID)
 			} else {
@@ -60,7 +59,7 @@ func (r *Router) Generate(ctx context.Context, req Request, dispatch Dispatch) i
 		for c, err := range dispatch(worker, req, d) {
 			if err != nil {
 				if !served && ctx.Err() == nil {
-					r.failed(req.ID, &d, err) //nolint:contextcheck // noted whatever becomes of the client
+					r.failed(req.ID, &d, err) //nolint:contextcheck // counted also if the client disconnects
 				}
 				yield(Chunk{}, fmt.Errorf("router: worker %d: %w", d.Worker.ID, err))
 				return
@@ -77,7 +76,7 @@ func (r *Router) Generate(ctx context.Context, req Request, dispatch Dispatch) i
 				return
 			}
 		}
-		served = served || ctx.Err() == nil // to its end, if without a word
+		served = served || ctx.Err() == nil // a response may be empty
 	}
 }
 

@@ -35,9 +35,8 @@ type savedGuesses struct {
 	Guesses   indexer.Guesses
 }
 
-// SaveGuesses writes what the router believes without having been told, so that
-// [Router.LoadGuesses] of a later process can go on with it. Decisions go on
-// meanwhile. The error is w's.
+// SaveGuesses writes the predictions for workers without events, for [Router.LoadGuesses] of a
+// later process. Decisions continue meanwhile. The error is w's.
 func (r *Router) SaveGuesses(w io.Writer) error {
 	file := records.NewWriter(w, records.Header{Magic: guessMagic, Version: guessVersion})
 	out := gob.NewEncoder(recordWriter{file})
@@ -51,11 +50,10 @@ func (r *Router) SaveGuesses(w io.Writer) error {
 	return file.Close(uint64(blocks))
 }
 
-// LoadGuesses reads what [Router.SaveGuesses] wrote. The guesses about a worker
-// count from the moment that it is in the fleet, if it is still the same process
-// with the same model, as long as they would have lived. It returns how many
-// blocks were read. A file that is damaged or of another form is refused with an
-// error that says so, and none of it counts.
+// LoadGuesses reads what [Router.SaveGuesses] wrote, and returns the number of blocks. The
+// predictions about a worker count from the moment when it is in the fleet until their
+// original end, if it is still the same process with the same model. A file that is
+// damaged or of another form is refused as a whole.
 func (r *Router) LoadGuesses(in io.Reader) (blocks int, err error) {
 	file, _, err := records.NewReader(in, guessMagic, guessVersion)
 	if err != nil {
@@ -131,8 +129,7 @@ func (r *recordReader) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// guesses yields what is believed of each worker: those in the fleet, and those
-// that have not come back yet.
+// guesses yields the predictions about each worker: of the fleet, and of an earlier process.
 func (r *Router) guesses(now time.Time) iter.Seq[savedGuesses] {
 	type source struct {
 		savedGuesses
@@ -163,8 +160,8 @@ func (r *Router) guesses(now time.Time) iter.Seq[savedGuesses] {
 	return func(yield func(savedGuesses) bool) {
 		for _, s := range sources {
 			if s.from != nil {
-				// A number that has another owner by now tells of the wrong worker,
-				// for as long as the guesses live.
+				// If the ordinal has another worker by now, its predictions are saved for
+				// the wrong worker. They live for a short time only.
 				s.Guesses = s.from.Guesses(now, s.ord)
 			}
 			alive := slices.ContainsFunc(s.Guesses.Prompts, func(p indexer.Prompt) bool { return p.Left > 0 })
@@ -175,7 +172,7 @@ func (r *Router) guesses(now time.Time) iter.Seq[savedGuesses] {
 	}
 }
 
-// left returns the guesses with what is left of their lives.
+// left returns the predictions with the rest of their lives.
 func (s *savedGuesses) left(now time.Time) indexer.Guesses {
 	g := s.Guesses
 	g.Prompts = slices.Clone(g.Prompts)
@@ -186,7 +183,7 @@ func (s *savedGuesses) left(now time.Time) indexer.Guesses {
 	return g
 }
 
-// recallLocked gives a worker what an earlier process believed of it.
+// recallLocked gives a worker the predictions of an earlier process.
 func (r *Router) recallLocked(p *pool, info *WorkerInfo) {
 	if len(r.saved) == 0 {
 		return

@@ -14,8 +14,8 @@ import (
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// pool is all that the workers of one base model with blocks of one size own: their
-// index, their slots, their queue.
+// pool has the state of the workers of one base model with blocks of one size: their index,
+// their slots, their queue.
 //
 // Decisions read the index before they take the lock; the lock covers the reading
 // of the load, the choice and the booking, so no two requests can see the same
@@ -24,14 +24,14 @@ type pool struct {
 	// Set once.
 	model      string
 	blockSize  int
-	known      *known // nil if nothing that workers hold can change a decision
-	cached     bool   // rules want to know how much each worker holds
+	known      *known // nil if cached blocks cannot change a decision
+	cached     bool   // a rule needs the number of blocks that each worker holds
 	labels     *labels
 	onInferred func(*pool, []scorer.Inference) // called without the lock
 
 	// Guarded by Router.fleet.
-	card  string            // name of the model's card, as the workers say
-	names map[modelName]int // that workers registered, and how many did; empty without workers
+	card  string            // name of the model's card, as registered by workers
+	names map[modelName]int // number of workers that registered each name; empty without workers
 
 	view atomic.Pointer[poolView] // replaced, never changed
 
@@ -106,17 +106,16 @@ func (p *pool) match(now time.Time, q *question, s *scratch) {
 	}
 }
 
-// appeal says how little a pool that shares its model with others asks for a
-// request, for comparison with those: the cost of its best candidate in tokens
-// (in the policy's unit, where that is no block), or the requests in flight for
-// each candidate where there is no cost.
+// appeal returns a cost of a pool for a request, to compare the pools of one model; lower is
+// better. It is the cost of the best candidate, in tokens if the policy's unit is a block,
+// or the requests in flight for each candidate if the mode has no costs.
 func (p *pool) appeal(now func() time.Time, s *scratch) (float64, error) {
 	q, d := &s.question, &s.decision
 	p.match(now(), q, s)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	id, explain := q.ID, q.explain
-	q.ID, q.explain = "", false // nothing is booked, and the inputs are the candidates' alone
+	q.ID, q.explain = "", false // so that nothing is booked
 	defer func() { q.ID, q.explain = id, explain }()
 	if err := p.core.decide(now(), q, d, false); err != nil {
 		return 0, err
@@ -171,8 +170,8 @@ func (p *pool) holds(id string) bool {
 	return taken
 }
 
-// has says whether a pinned worker is in the pool, and bound whether a session is bound
-// to one of its workers.
+// has says whether the pinned worker is in the pool. bound says whether a session is bound
+// to a worker of the pool.
 func (p *pool) has(q *question) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -248,8 +247,8 @@ func (p *pool) applyEvent(now time.Time, w Worker, ev indexer.Event) (out indexe
 	case !known:
 		return out, false
 	case silent:
-		// Without a block size the hashes of events match no prompt's. Without events in the
-		// configuration the index holds guesses, which the same events would count twice.
+		// Without a block size the hashes of events match no prompt. With NoEvents the caches
+		// are predicted from requests, and events would count the same blocks twice.
 		return indexer.Outcome{Invalid: len(ev.Blocks) + len(ev.Externals)}, true
 	case p.known == nil:
 		return out, true
@@ -257,8 +256,8 @@ func (p *pool) applyEvent(now time.Time, w Worker, ev indexer.Event) (out indexe
 	return p.known.apply(now, ord, ev), true
 }
 
-// expireEvents drops events that waited too long for their parents, and returns
-// whose they were and how many blocks.
+// expireEvents drops events that waited too long for their parents, and returns their
+// workers and the number of blocks.
 func (p *pool) expireEvents(now time.Time) (whose []Worker, blocks int) {
 	if p.known == nil {
 		return nil, 0
@@ -277,12 +276,12 @@ func (p *pool) expireEvents(now time.Time) (whose []Worker, blocks int) {
 	return whose, blocks
 }
 
-// isCrowded says whether an error is a lack of room.
+// isCrowded says whether an error means a lack of room.
 func isCrowded(err error) bool {
 	return errors.Is(err, ErrAllBusy) || errors.Is(err, ErrPinnedBusy) || errors.Is(err, ErrQueueFull) || errors.Is(err, ErrTooLate)
 }
 
-// isAbsence says whether an error of one pool may be no error of another.
+// isAbsence says whether another pool of the model may take a request after an error.
 func isAbsence(err error) bool {
 	return errors.Is(err, ErrNoWorkers) || errors.Is(err, ErrAllBusy)
 }

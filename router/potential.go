@@ -11,21 +11,21 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// PotentialLoad is what a worker would have to do with a request on it.
+// PotentialLoad is the load of a worker with one more request.
 type PotentialLoad struct {
 	Worker
-	PotentialPrefillTokens int     `json:"potential_prefill_tokens"` // pending, and what of the request is not cached
-	PotentialDecodeBlocks  int     `json:"potential_decode_blocks"`  // active, and what the request adds
+	PotentialPrefillTokens int     `json:"potential_prefill_tokens"` // pending, and the request's tokens that are not cached
+	PotentialDecodeBlocks  int     `json:"potential_decode_blocks"`  // active, and those that the request adds
 	ActiveRequests         int     `json:"active_requests"`          // without it
 	OverlapBlocks          int     `json:"overlap_blocks"`
 	CoarseTTFT             float64 `json:"coarse_ttft_ms"`
 	EstimatedTTFT          float64 `json:"estimated_ttft_ms"` // by the model of the engine
 }
 
-// PotentialLoads returns what each worker that may take a request would have to do
-// with it, in worker order, the busy ones too. It books nothing; the ID does not
-// matter. The errors are those of [Router.BestWorker] but for busy workers, and in
-// mode [Direct] no worker need be named: who names one later may choose by this.
+// PotentialLoads returns the load with a request of each worker that may take it, busy or
+// not, in worker order. It books nothing and ignores the ID. The errors are those of
+// [Router.BestWorker], except those about busy workers. In mode [Direct] the request need
+// not name a worker.
 func (r *Router) PotentialLoads(ctx context.Context, req Request) ([]PotentialLoad, error) {
 	s := r.scratch.Get().(*scratch)
 	defer r.release(s)

@@ -13,8 +13,7 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
-// bytesSeed keeps the blocks of text-block mode apart from all others: no hash of
-// one is the hash of the other, whatever tokens they have.
+// bytesSeed separates the hashes of text-block mode from all others.
 const bytesSeed = 0x6b76726f75746521
 
 // read fills in the prompt's tokens, once, and the hashes of its blocks for a pool.
@@ -26,8 +25,8 @@ func (r *Router) read(ctx context.Context, p *pool, s *scratch, card *Card) {
 	r.hash(p, s)
 }
 
-// encode fills in the prompt's tokens, or the reason why there are none. p is a pool
-// whose workers may be asked for them.
+// encode fills in the prompt's tokens, or the reason why there are none. It may ask a worker
+// of the pool p for them.
 func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {
 	req, q, d := &s.request, &s.question, &s.decision
 	s.encoded = tokenizer.Prompt{}
@@ -39,8 +38,8 @@ func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {
 	case req.Tokens != nil:
 		s.encoded = tokenizer.Prompt{IDs: req.Tokens, Exact: len(req.Tokens), Mode: tokenizer.Exact}
 		if len(req.Prompt.Messages) > 0 && chat.MayHaveItems(req.Prompt.Messages) {
-			// The placeholders of an image are ids like others, but the engine's blocks
-			// of them are of that image.
+			// The placeholders of different images have the same ids, but the engine's
+			// blocks of them have different hashes.
 			s.encoded.Exact, s.encoded.Mode, s.encoded.Reason = 0, tokenizer.ExactPrefix, tokenizer.Items
 		}
 		q.tokens, d.TokenMode, d.TokenReason = len(req.Tokens), s.encoded.Mode, s.encoded.Reason
@@ -53,7 +52,7 @@ func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {
 		var err error
 		if s.encoded, err = m.Encode(ctx, s.tokens[:0], req.Prompt, start); err != nil {
 			q.reason = ReasonTokenizer
-			// A guess for the load: a token is about four bytes of English.
+			// An estimate for the load: a token is about four bytes of English.
 			q.tokens = (len(req.Prompt.Messages) + len(req.Prompt.Tools) + len(req.Prompt.Prompt)) / 4
 			s.encoded = tokenizer.Prompt{}
 		} else {
@@ -70,7 +69,7 @@ func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {
 	d.PromptTokens = q.tokens
 }
 
-// hash fills in the hashes of the prompt's blocks, as p's workers cut them.
+// hash fills in the hashes of the prompt's blocks, by the block size of p.
 func (r *Router) hash(p *pool, s *scratch) {
 	q := &s.question
 	q.local, q.sequence = nil, nil
@@ -91,8 +90,8 @@ func (r *Router) hash(p *pool, s *scratch) {
 		seed ^= bytesSeed
 		q.guessed = true
 	case tokenizer.ExactPrefix:
-		// What is behind has hashes that no engine has. Those before it are found
-		// in events all the same.
+		// The blocks behind the exact ids have hashes that no engine has. Those before
+		// them match events.
 		q.guessed = len(tokens) > s.encoded.Exact
 	case tokenizer.Exact, tokenizer.Remote, tokenizer.None:
 	}
@@ -105,19 +104,19 @@ func (r *Router) hash(p *pool, s *scratch) {
 	s.decision.HashTime += s.hashed.Sub(start)
 }
 
-// Tokens is a prompt as ids, with what is known of who would get them. Wrong ids
-// there are wrong answers, not slow ones: whoever hands them on looks at all of it.
+// Tokens is a prompt as ids, for forwarding it to the chosen worker. Wrong ids would give
+// wrong answers: check all fields before forwarding ids.
 type Tokens struct {
-	// IDs are the whole prompt; nil if it is not exact, or came as ids.
+	// IDs are the whole prompt; nil if the ids are not exact, or if the prompt came as ids.
 	IDs []uint32
-	// Agreed: the model's ids were compared with a worker's and always equal.
-	// Differs: they were not, at least once.
+	// Agreed: the model's ids were compared with a worker's and were always equal.
+	// Differs: they were different at least once.
 	Agreed, Differs bool
-	// Engine and EngineVersion are the chosen worker's, as it registered.
+	// Engine and EngineVersion are those that the chosen worker registered.
 	Engine, EngineVersion string
 }
 
-// tokensFor returns what the chosen worker could be handed, with the ids copied.
+// tokensFor returns the prompt for the chosen worker. The ids are a copy.
 func (r *Router) tokensFor(t target, p *pool, s *scratch) *Tokens {
 	out := &Tokens{}
 	d, req := &s.decision, &s.request
@@ -130,7 +129,7 @@ func (r *Router) tokensFor(t target, p *pool, s *scratch) *Tokens {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// A worker that left meanwhile takes nothing.
+	// The worker may have been removed meanwhile.
 	if ord, ok := p.core.find(d.Worker); ok {
 		info := p.core.entries[ord].info
 		out.Engine, out.EngineVersion = info.Engine, info.EngineVersion
@@ -138,13 +137,13 @@ func (r *Router) tokensFor(t target, p *pool, s *scratch) *Tokens {
 	return out
 }
 
-// remoteBudget is how long a decision waits for a worker's ids. A worker that is
-// busy computing answers late, and a late decision costs more than one by load.
+// remoteBudget is how long a decision waits for a worker's ids. A busy worker answers late,
+// and a late decision costs more than a decision by load.
 const remoteBudget = 300 * time.Millisecond
 
-// askWorker puts a worker's ids in the place of prompt, which is in text-block mode. It
-// stays that if nobody can be asked, or says anything in time. The workers that take
-// requests are asked in turn: making ids of all prompts is no small work.
+// askWorker replaces prompt, which is in text-block mode, by a worker's ids. Without a worker
+// or an answer in time, prompt stays as it is. The workers are asked in turn, because
+// tokenizing all prompts is much work.
 func (r *Router) askWorker(ctx context.Context, p *pool, req *Request, prompt *tokenizer.Prompt) {
 	p.mu.Lock()
 	at, ok := p.core.nextAsked()

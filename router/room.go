@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// CrowdedError is what [Router.BestWorker] wraps an error in that there is no room: it
-// says when there should be some.
+// CrowdedError wraps the errors of [Router.BestWorker] that mean a lack of room. It says
+// when to try again.
 type CrowdedError struct {
 	Err        error
 	RetryAfter time.Duration // 1 s to 60 s, estimated
@@ -20,8 +20,8 @@ func (e *CrowdedError) Error() string { return e.Err.Error() }
 // Unwrap makes errors.Is see the reason.
 func (e *CrowdedError) Unwrap() error { return e.Err }
 
-// RetryAfter returns when it makes sense to come again after an error of
-// [Router.BestWorker], in whole seconds, as HTTP says it: 1 where nothing is known.
+// RetryAfter returns when to try again after an error of [Router.BestWorker], in whole
+// seconds, as in HTTP: 1 if unknown.
 func RetryAfter(err error) (seconds int) {
 	if c, ok := errors.AsType[*CrowdedError](err); ok {
 		return int((c.RetryAfter + time.Second - 1) / time.Second)
@@ -32,19 +32,19 @@ func RetryAfter(err error) (seconds int) {
 const (
 	minRetry = time.Second
 	maxRetry = time.Minute
-	// usualStay is how long a request is taken to hold its slot before any has ended.
+	// usualStay is how long requests are assumed to hold their slots before any has ended.
 	usualStay = 10 * time.Second
-	// sampleStays is of how many ended requests one is looked at.
+	// sampleStays is the number of ended requests for each one that is measured.
 	sampleStays = 16
 )
 
-// crowded wraps an error that is about a lack of room.
+// crowded wraps an error that means a lack of room.
 func (c *core) crowded(now time.Time, q *question, err error) error {
 	return &CrowdedError{err, min(max(c.roomIn(now, q), minRetry), maxRetry)}
 }
 
-// roomIn estimates when the first worker that may take a request is below all
-// thresholds, if nothing more comes; 0 if there is such a worker, or none at all.
+// roomIn estimates when the first worker that may take a request is below all thresholds if
+// no more requests arrive. It is 0 if no worker may take the request.
 func (c *core) roomIn(now time.Time, q *question) time.Duration {
 	from, to := 0, len(c.order)
 	if q.Pinned != nil {
@@ -64,8 +64,8 @@ func (c *core) roomIn(now time.Time, q *question) time.Duration {
 	return least
 }
 
-// roomOn is roomIn for one worker: its prefill goes by the model of the engine, and
-// its blocks evenly in the time that a request stays.
+// roomOn is roomIn for one worker: prefill ends by the model of the engine, and blocks
+// become free evenly in the time for which a request holds its slot.
 func (c *core) roomOn(now time.Time, ord int) time.Duration {
 	e, load := &c.entries[ord], c.slots.Load(ord)
 	info, f := e.info, c.foreign(now, e, 0)
@@ -100,8 +100,8 @@ func (c *core) roomOn(now time.Time, ord int) time.Duration {
 	return wait
 }
 
-// end gives the slot of a request back, and learns how long requests stay. It reports
-// whether nothing was known of a first token of it.
+// end gives the slot of a request back, and measures how long requests stay. silent says
+// that no first token of the request is known.
 func (c *core) end(now time.Time, id string) (silent bool) {
 	if c.ended%sampleStays == 0 {
 		if stay, taken := c.slots.Age(now, id); taken && c.stay == 0 {

@@ -50,8 +50,7 @@ type Router struct {
 	kept    *keptDecisions
 	scratch sync.Pool // of *scratch
 
-	// names says which pool answers to a model name. The map is replaced, never
-	// changed.
+	// names has the pools of each model name. The map is replaced, never changed.
 	names atomic.Pointer[map[string]target]
 
 	dumping chan struct{}   // has something in it while a dump is under way
@@ -61,7 +60,7 @@ type Router struct {
 	// fleet guards the fields below. An event is applied under the read lock, so that its
 	// worker cannot be removed meanwhile.
 	pools  map[poolKey]*pool
-	saved  map[Worker]savedGuesses // guesses of an earlier process, for workers to come
+	saved  map[Worker]savedGuesses // predictions of an earlier process, for workers that did not register yet
 	owners map[uint64]*pool        // by worker id
 	cards  map[string]*Card        // by name
 
@@ -72,12 +71,12 @@ type Router struct {
 	peerFlights atomic.Uint64 // flights of peers so far
 }
 
-// target is what a model name stands for.
+// target is the meaning of a model name.
 type target struct {
 	pools []*pool // of the base model, by block size; at least one
 	lora  string
-	// adapter is lora if workers named it in their registration; an adapter that
-	// only the card names is taken to be on all of them.
+	// adapter is lora if workers registered it. All workers are assumed to have an adapter
+	// that only the card names.
 	adapter string
 	card    *Card // nil if there is none
 }
@@ -198,9 +197,9 @@ func (r *Router) prepare(s *scratch) (target, error) {
 	return t, nil
 }
 
-// place finds the pool that the request in s goes to, and hashes its prompt for
-// that. Of several pools of one model it is the one with the pinned worker, or
-// with the session's, or the one that asks least for the request.
+// place returns the pool that the request in s goes to, and hashes the prompt for it. Of
+// several pools of one model it is the pool of the pinned worker or of the session's
+// worker, or else the cheapest pool; see [pool.appeal].
 func (r *Router) place(ctx context.Context, t target, s *scratch) (*pool, error) {
 	q, best := &s.question, t.pools[0]
 	ready := func(p *pool) error {
@@ -236,7 +235,7 @@ func (r *Router) place(ctx context.Context, t target, s *scratch) (*pool, error)
 	return best, ready(best)
 }
 
-// book has the pool decide, and keeps track of which pool has the request's slot.
+// book has the pool decide and take a slot, and adds the request to the flights.
 func (r *Router) book(ctx context.Context, p *pool, s *scratch) error {
 	q := &s.question
 	if q.ID == "" {
@@ -282,8 +281,8 @@ func (r *Router) book(ctx context.Context, p *pool, s *scratch) error {
 	return nil
 }
 
-// release gives the memory of a decision back, unless an unusual prompt made it
-// large: such a one should not be kept for ever. Nothing of the request is.
+// release gives the memory of a decision back, without the request's data. Memory that an
+// unusually long prompt made large is not kept.
 func (r *Router) release(s *scratch) {
 	const keepTokens = 1 << 20
 	if cap(s.tokens) > keepTokens {

@@ -11,57 +11,57 @@ import (
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// WorkerState is what the router knows of one worker.
+// WorkerState is the state of one worker.
 type WorkerState struct {
 	Worker
 	Name           string         `json:"name,omitempty"`
 	Address        netip.AddrPort `json:"address"`
-	Group          string         `json:"group,omitempty"` // the router group that it stands for; the fields of SummaryState are its
+	Group          string         `json:"group,omitempty"` // name of the router group; see Summary
 	Model          string         `json:"model"`           // base model: the name of its pool
 	TokenState                    // of the model
 	LoRA           []string       `json:"lora,omitempty"`
 	Role           Role           `json:"role"`
 	Engine         string         `json:"engine,omitempty"`
-	Transport      string         `json:"event_transport,omitempty"` // as it registered
+	Transport      string         `json:"event_transport,omitempty"` // as registered
 	Health         string         `json:"health"`
-	Failing        bool           `json:"failing,omitempty"` // avoided, because it failed lately
+	Failing        bool           `json:"failing,omitempty"` // avoided because it failed lately
 	Draining       bool           `json:"draining"`
 	Taints         []string       `json:"taints,omitempty"`
 	BlockSize      int            `json:"block_size"`
 	TotalKVBlocks  int            `json:"total_kv_blocks,omitempty"`
-	KVEvents       string         `json:"kv_events"`             // "ok", "partial" or "suspect": see package events; "none": it tells of none
-	NeverHeard     bool           `json:"never_heard,omitempty"` // the configuration does not say whether it publishes events, and none came
+	KVEvents       string         `json:"kv_events"`             // "ok", "partial" or "suspect": see package events; "none": it publishes no events
+	NeverHeard     bool           `json:"never_heard,omitempty"` // no event came, and the configuration does not say whether it publishes events
 	CachedBlocks   int            `json:"cached_blocks"`         // in the index
-	GuessedBlocks  int            `json:"guessed_blocks"`        // taken to be cached, without having been told
+	GuessedBlocks  int            `json:"guessed_blocks"`        // predicted without events
 	ActiveRequests int            `json:"active_requests"`       // slots
 	ActiveBlocks   int            `json:"active_blocks"`
 	PendTokens     int            `json:"pend_tokens"`
-	EngineBlocks   int            `json:"engine_blocks,omitempty"`  // in use, as it said itself within the last 10 s
-	EngineRunning  int            `json:"engine_running,omitempty"` // requests, in the same way
+	EngineBlocks   int            `json:"engine_blocks,omitempty"`  // in use, by its report of the last 10 s
+	EngineRunning  int            `json:"engine_running,omitempty"` // requests, by the same report
 	EngineWaiting  int            `json:"engine_waiting,omitempty"`
-	EngineKVUse    float64        `json:"engine_kv_use,omitempty"` // share of its cache, in the same way
-	Foreign        Foreign        `json:"foreign,omitzero"`        // load by these reports that kvroute did not send; the fields above are without it
+	EngineKVUse    float64        `json:"engine_kv_use,omitempty"` // share of its cache, by the same report
+	Foreign        Foreign        `json:"foreign,omitzero"`        // reported load that kvroute did not send; the fields above do not contain it
 	MaxNumSeqs     int            `json:"max_num_seqs,omitempty"`
 	GPUType        string         `json:"gpu_type,omitempty"`
 	PrefillTPS     float64        `json:"prefill_tps,omitempty"`  // prompt tokens a second, as registered
 	Routed         uint64         `json:"routed"`                 // requests sent there so far
-	PrefillRate    float64        `json:"prefill_rate,omitempty"` // prompt tokens a second, as seen
-	Reorders       bool           `json:"reorders,omitempty"`     // computes prompts in an order of its own, as said or seen
+	PrefillRate    float64        `json:"prefill_rate,omitempty"` // prompt tokens a second, as measured
+	Reorders       bool           `json:"reorders,omitempty"`     // does not compute prompts in the order of their arrival
 	Summary        *SummaryState  `json:"summary,omitempty"`
 }
 
-// SummaryState is what is known of a router group. Its load is the sum over its members,
-// with what it was sent since.
+// SummaryState is the state of a router group. The worker's load is the sum over the group's
+// members, with the requests sent since the last summary.
 type SummaryState struct {
-	Members  int           `json:"members"`  // workers that the load is of
-	Busy     int           `json:"busy"`     // workers besides that are above a threshold
+	Members  int           `json:"members"`  // workers that the load is the sum of
+	Busy     int           `json:"busy"`     // further workers, above a threshold
 	Age      time.Duration `json:"age_ns"`   // of the last summary
-	Stale    bool          `json:"stale"`    // too old: the load is what it was sent alone
-	Filtered bool          `json:"filtered"` // what it holds is known
+	Stale    bool          `json:"stale"`    // too old: the load is only that of requests sent from here
+	Filtered bool          `json:"filtered"` // its cache is known
 	Queued   int           `json:"queued"`   // requests that wait for one of its workers
 }
 
-// Workers returns what is known of every worker, in worker order.
+// Workers returns the state of all workers, in worker order.
 func (r *Router) Workers() []WorkerState {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
@@ -105,7 +105,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Taints:         e.info.Taints,
 			BlockSize:      e.info.BlockSize,
 			TotalKVBlocks:  e.info.TotalKVBlocks,
-			KVEvents:       cmp.Or(e.events, e.info.KVEvents, "ok"), // what we miss, or what its publisher does
+			KVEvents:       cmp.Or(e.events, e.info.KVEvents, "ok"), // a problem of our reader, or of the publisher
 			CachedBlocks:   p.known.eventBlocks(ord),
 			GuessedBlocks:  p.known.guessedBlocks(ord),
 			ActiveRequests: load.Requests,
@@ -133,7 +133,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 		case p.core.conf.NoEvents:
 			s.KVEvents = "none"
 		case e.info.BlockSize == 0 || e.info.NoEvents || e.unheard():
-			s.KVEvents = cmp.Or(e.info.KVEvents, "none") // or why it publishes none
+			s.KVEvents = cmp.Or(e.info.KVEvents, "none") // or the reason why it publishes none
 		}
 		if e.info.Group != "" {
 			p.core.groupState(now, ord, &s)
@@ -143,28 +143,28 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 	return states
 }
 
-// ModelState is what the router knows of one model.
+// ModelState is the state of one model.
 type ModelState struct {
 	Model   string   `json:"model"` // base model
-	Names   []string `json:"names"` // all that requests may use, adapters' and the model's own included
+	Names   []string `json:"names"` // all names that requests may use, with adapters and the base model
 	Workers int      `json:"workers"`
-	// BlockSizes are those of its workers: each has its own index.
+	// BlockSizes are the block sizes of its workers: each has its own index.
 	BlockSizes []int `json:"block_sizes"`
 	TokenState
 	Checks string `json:"checks"` // "unchecked", "agreed", "differs" or "drift": see [tokenizer.Verdict]
 }
 
-// TokenState says how the token ids of a model's chats are made. TokenMode and
-// TokenReason are as in a [Decision]; the mode is [tokenizer.None] where nobody looks at
-// prompts. Why says the same to people, and what is slow.
+// TokenState says how the token ids of a model's chats are made. TokenMode and TokenReason
+// are as in a [Decision]; the mode is [tokenizer.None] if prompts are not read. Why is the
+// reason as a sentence.
 type TokenState struct {
 	TokenMode   tokenizer.Mode `json:"token_mode"`
 	TokenReason string         `json:"token_reason,omitempty"`
 	Why         string         `json:"why,omitempty"`
 }
 
-// tokenState returns the state of a model; card is nil if it is not configured, and
-// reads says whether its pool looks at prompts.
+// tokenState returns the state of a model. card is nil if the model is not configured. reads
+// says whether its pool reads prompts.
 func (r *Router) tokenState(card *Card, reads bool) TokenState {
 	if !reads {
 		return TokenState{TokenMode: tokenizer.None, Why: "no prompt is looked at in this mode"}
@@ -184,7 +184,7 @@ func (r *Router) tokenState(card *Card, reads bool) TokenState {
 	return s
 }
 
-// Models returns what is known of every model that workers serve or served, by name.
+// Models returns the state of all models that workers serve or served, by name.
 func (r *Router) Models() []ModelState {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
