@@ -64,62 +64,82 @@ func newLabels(model string) *labels {
 // observe passes one value of an instrument to its reader.
 type observe func(value int, attributes ...attribute.KeyValue)
 
+// maker makes instruments.
+type maker struct {
+	meter metric.Meter
+	errs  []error
+}
+
+func (k *maker) counter(name, unit, help string) metric.Int64Counter {
+	c, err := k.meter.Int64Counter("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help))
+	k.errs = append(k.errs, err)
+	return c
+}
+
+func (k *maker) histogram(name, unit, help string, bounds ...float64) metric.Float64Histogram {
+	h, err := k.meter.Float64Histogram("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithExplicitBucketBoundaries(bounds...))
+	k.errs = append(k.errs, err)
+	return h
+}
+
+// gauge and sum make instruments that are read when somebody looks.
+func (k *maker) gauge(name, unit, help string, read func(observe)) {
+	_, err := k.meter.Int64ObservableGauge("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithInt64Callback(callback(read)))
+	k.errs = append(k.errs, err)
+}
+
+func (k *maker) sum(name, unit, help string, read func(observe)) {
+	_, err := k.meter.Int64ObservableCounter("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithInt64Callback(callback(read)))
+	k.errs = append(k.errs, err)
+}
+
+func callback(read func(observe)) metric.Int64Callback {
+	return func(_ context.Context, o metric.Int64Observer) error {
+		read(func(v int, a ...attribute.KeyValue) { o.Observe(int64(v), metric.WithAttributes(a...)) })
+		return nil
+	}
+}
+
 func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
-	var errs []error
-	counter := func(name, unit, help string) metric.Int64Counter {
-		c, err := meter.Int64Counter("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help))
-		errs = append(errs, err)
-		return c
-	}
-	histogram := func(name, unit, help string, bounds ...float64) metric.Float64Histogram {
-		h, err := meter.Float64Histogram("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithExplicitBucketBoundaries(bounds...))
-		errs = append(errs, err)
-		return h
-	}
-	// Gauges and sums are read when somebody looks.
-	callback := func(read func(observe)) metric.Int64Callback {
-		return func(_ context.Context, o metric.Int64Observer) error {
-			read(func(v int, a ...attribute.KeyValue) { o.Observe(int64(v), metric.WithAttributes(a...)) })
-			return nil
-		}
-	}
-	gauge := func(name, unit, help string, read func(observe)) {
-		_, err := meter.Int64ObservableGauge("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithInt64Callback(callback(read)))
-		errs = append(errs, err)
-	}
-	sum := func(name, unit, help string, read func(observe)) {
-		_, err := meter.Int64ObservableCounter("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithInt64Callback(callback(read)))
-		errs = append(errs, err)
-	}
+	k := maker{meter: meter}
 	m := metrics{
-		decisions: counter("router.decisions", "{decision}", "Booked decisions, by model and reason."),
+		decisions: k.counter("router.decisions", "{decision}", "Booked decisions, by model and reason."),
 		// From a short prompt that is matched in microseconds to the budget of a request.
-		duration: histogram("router.decision.duration", "s", "Time of a decision: tokens, hashes, match, choice and booking; not waiting for a worker.",
+		duration: k.histogram("router.decision.duration", "s", "Time of a decision: tokens, hashes, match, choice and booking; not waiting for a worker.",
 			1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, .1, .25, .5, 1, 2.5),
-		overlap: histogram("router.overlap.ratio", "1", "Share of a prompt's full blocks that the chosen worker holds.",
+		overlap: k.histogram("router.overlap.ratio", "1", "Share of a prompt's full blocks that the chosen worker holds.",
 			0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, .99, 1),
-		blocks:   counter("router.event.blocks", "{block}", "Blocks in the events of workers, by what became of them."),
-		prompts:  counter("tokenize.requests", "{request}", "Booked requests whose prompt was read, by model, by how its token ids were made and why not exactly."),
-		text:     counter("tokenize.text.size", "By", "Text of prompts that was made into token ids, by model."),
-		reused:   counter("tokenize.reused.size", "By", "Text of prompts whose token ids were known from earlier ones, by model."),
-		refusals: counter("router.refusals", "{request}", "Requests with an id that no worker was found for, by reason."),
+		blocks:   k.counter("router.event.blocks", "{block}", "Blocks in the events of workers, by what became of them."),
+		prompts:  k.counter("tokenize.requests", "{request}", "Booked requests whose prompt was read, by model, by how its token ids were made and why not exactly."),
+		text:     k.counter("tokenize.text.size", "By", "Text of prompts that was made into token ids, by model."),
+		reused:   k.counter("tokenize.reused.size", "By", "Text of prompts whose token ids were known from earlier ones, by model."),
+		refusals: k.counter("router.refusals", "{request}", "Requests with an id that no worker was found for, by reason."),
 		// From a pause between two first tokens to the longest that Envoy waits.
-		waits: histogram("router.queue.duration", "s", "Time that admitted requests waited in the queue, of those that waited.",
+		waits: k.histogram("router.queue.duration", "s", "Time that admitted requests waited in the queue, of those that waited.",
 			.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
-		failovers:   counter("router.failovers", "{request}", "Requests that another worker served than the decision's, by model."),
-		avoidances:  counter("router.avoidances", "{period}", "Times that a worker began to be avoided because it failed, by model."),
-		firstTokens: counter("router.first_tokens", "{request}", "Requests whose prompt was taken for computed, by model and by what said so first."),
+		failovers:   k.counter("router.failovers", "{request}", "Requests that another worker served than the decision's, by model."),
+		avoidances:  k.counter("router.avoidances", "{period}", "Times that a worker began to be avoided because it failed, by model."),
+		firstTokens: k.counter("router.first_tokens", "{request}", "Requests whose prompt was taken for computed, by model and by what said so first."),
 	}
-	gauge("router.index.blocks", "{block}", "Pairs of block and worker in the index, by model and by where they are known from.", r.perIndex(func(i *indexSource) int { return i.blocks() }))
-	gauge("router.index.size", "By", "Memory of the index, by model and by where its blocks are known from.", r.perIndex(func(i *indexSource) int { return i.bytes() }))
-	gauge("router.slots", "{request}", "Requests in flight that hold a slot, by model.", r.perModel(func(c *core) int { return c.slots.Len() }))
-	gauge("router.foreign_requests", "{request}", "Requests that engines report and that neither this router nor its replicas sent, by model.", r.perModel(func(c *core) (n int) {
+	r.observeWith(&k)
+	if err := errors.Join(k.errs...); err != nil {
+		return nil, fmt.Errorf("router: make instruments: %w", err)
+	}
+	return &m, nil
+}
+
+// observeWith makes the instruments that read the router's state.
+func (r *Router) observeWith(k *maker) {
+	k.gauge("router.index.blocks", "{block}", "Pairs of block and worker in the index, by model and by where they are known from.", r.perIndex(func(i *indexSource) int { return i.blocks() }))
+	k.gauge("router.index.size", "By", "Memory of the index, by model and by where its blocks are known from.", r.perIndex(func(i *indexSource) int { return i.bytes() }))
+	k.gauge("router.slots", "{request}", "Requests in flight that hold a slot, by model.", r.perModel(func(c *core) int { return c.slots.Len() }))
+	k.gauge("router.foreign_requests", "{request}", "Requests that engines report and that neither this router nor its replicas sent, by model.", r.perModel(func(c *core) (n int) {
 		for _, ord := range c.order {
 			n += c.foreign(r.conf.Now(), &c.entries[ord], 0).Requests
 		}
 		return n
 	}))
-	gauge("router.workers", "{worker}", "Workers known, by model and health.", func(o observe) {
+	k.gauge("router.workers", "{worker}", "Workers known, by model and health.", func(o observe) {
 		for h := range expected {
 			r.perModel(func(c *core) (n int) {
 				for _, ord := range c.order {
@@ -131,25 +151,21 @@ func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 			})(func(n int, a ...attribute.KeyValue) { o(n, append(a, attribute.String("health", h.String()))...) })
 		}
 	})
-	gauge("router.queue.size", "{request}", "Requests that wait for a worker, by model.", r.perModel(func(c *core) int { return len(c.waiting) }))
-	gauge("router.sessions", "{session}", "Sessions bound to a worker, by model.", r.perModel(func(c *core) int { return c.sessions.byKey.Len() }))
-	gauge("tokenize.models", "{model}", "Models known, by how the token ids of their chats are made and why not exactly; 1 for what is so.", func(o observe) {
+	k.gauge("router.queue.size", "{request}", "Requests that wait for a worker, by model.", r.perModel(func(c *core) int { return len(c.waiting) }))
+	k.gauge("router.sessions", "{session}", "Sessions bound to a worker, by model.", r.perModel(func(c *core) int { return c.sessions.byKey.Len() }))
+	k.gauge("tokenize.models", "{model}", "Models known, by how the token ids of their chats are made and why not exactly; 1 for what is so.", func(o observe) {
 		for _, m := range r.Models() {
 			o(1, attribute.String("model", m.Model), attribute.String("mode", string(m.TokenMode)), attribute.String("reason", m.TokenReason))
 		}
 	})
-	sum("router.threshold.skips", "{threshold}", "Thresholds that could not be looked at because a worker's capacity is unknown, by model.", r.perModel(func(c *core) int { return c.skipped }))
-	sum("router.slots.expired", "{request}", "Slots that nobody owned and nobody freed for 300 s, by model.", r.perModel(func(c *core) int { return c.expired }))
-	sum("router.index.evicted", "{block}", "Blocks forgotten for lack of room that no event counts, by model and by where they were known from.", r.perIndex(func(i *indexSource) int { return i.evicted() }))
-	sum("router.dumps", "{dump}", "Dumps of the index, by how they ended.", func(o observe) {
+	k.sum("router.threshold.skips", "{threshold}", "Thresholds that could not be looked at because a worker's capacity is unknown, by model.", r.perModel(func(c *core) int { return c.skipped }))
+	k.sum("router.slots.expired", "{request}", "Slots that nobody owned and nobody freed for 300 s, by model.", r.perModel(func(c *core) int { return c.expired }))
+	k.sum("router.index.evicted", "{block}", "Blocks forgotten for lack of room that no event counts, by model and by where they were known from.", r.perIndex(func(i *indexSource) int { return i.evicted() }))
+	k.sum("router.dumps", "{dump}", "Dumps of the index, by how they ended.", func(o observe) {
 		for end, name := range [...]string{"whole", "overtaken", "left"} {
 			o(int(r.dumps[end].Load()), attribute.String("outcome", name))
 		}
 	})
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("router: make instruments: %w", err)
-	}
-	return &m, nil
 }
 
 // perModel reads a number of each pool, and observes the sums of the models.
