@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -112,15 +113,15 @@ func TestRegisteredWorkersNameOnlyTheirOwnHost(t *testing.T) {
 
 // A sidecar's word counts while its engine lives, and may change.
 func TestAnAnnouncersRecordChanges(t *testing.T) {
-	s := startNATS(t, -1)
+	s := natstest.Start(t, 0)
 	w := watch(t, s)
 	var alive atomic.Bool
 	record := fleet.Record{Name: "w", Address: "10.0.0.7:8000", Models: []string{"m"}, BlockSize: 16}
-	a, err := fleet.NewAnnouncer(connect(t, s), fleet.AnnouncerConfig{Record: record, Alive: alive.Load})
+	a, err := fleet.NewAnnouncer(natstest.Connect(t, s), fleet.AnnouncerConfig{Record: record, Alive: alive.Load})
 	if err != nil {
 		t.Fatal(err)
 	}
-	running(t, a.Run)
+	natstest.Run(t, a.Run)
 	known := func() string {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -136,12 +137,12 @@ func TestAnAnnouncersRecordChanges(t *testing.T) {
 	}
 	alive.Store(true)
 	<-a.Registered()
-	eventually(t, func() bool { return known() == "w " })
+	natstest.Eventually(t, func() bool { return known() == "w " })
 	record.KVEvents = "suspect"
 	if err := a.Update(record); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return known() == "w suspect" })
+	natstest.Eventually(t, func() bool { return known() == "w suspect" })
 	record.Models = nil
 	if err := a.Update(record); err == nil {
 		t.Error("a record that registries refuse is taken")

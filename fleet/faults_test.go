@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
@@ -54,8 +55,8 @@ func startRouted(t *testing.T, nc *nats.Conn, ahead time.Duration) *routed {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	running(t, r.Run)
-	eventually(t, r.Ready)
+	natstest.Run(t, r.Run)
+	natstest.Eventually(t, r.Ready)
 	return r
 }
 
@@ -98,7 +99,7 @@ func announceRecord(t *testing.T, nc *nats.Conn, r fleet.Record, now func() time
 	if err != nil {
 		t.Fatal(err)
 	}
-	return a, running(t, a.Run)
+	return a, natstest.Run(t, a.Run)
 }
 
 // Somebody deletes the registry's bucket. The workers that are known stay known, since
@@ -106,12 +107,12 @@ func announceRecord(t *testing.T, nc *nats.Conn, r fleet.Record, now func() time
 // makes, and so are changes and departures.
 func TestTheBucketIsDeleted(t *testing.T) {
 	t.Parallel()
-	s := startNATS(t, -1)
-	r := startRouted(t, connect(t, s), 0)
-	nc := connect(t, s)
+	s := natstest.Start(t, 0)
+	r := startRouted(t, natstest.Connect(t, s), 0)
+	nc := natstest.Connect(t, s)
 	a, _ := announceRecord(t, nc, at("a", 1), nil)
 	_, stopB := announceRecord(t, nc, at("b", 2), nil)
-	eventually(t, func() bool { return len(r.healthy()) == 2 })
+	natstest.Eventually(t, func() bool { return len(r.healthy()) == 2 })
 	js, err := jetstream.New(nc)
 	if err != nil {
 		t.Fatal(err)
@@ -125,40 +126,40 @@ func TestTheBucketIsDeleted(t *testing.T) {
 		}
 		// Its record is the first in a new bucket, with a number that the old one had, too.
 		announceRecord(t, nc, at(fmt.Sprint("new", round), 10+round), nil)
-		eventually(t, func() bool { return len(r.healthy()) == 3+round })
+		natstest.Eventually(t, func() bool { return len(r.healthy()) == 3+round })
 	}
 	moved := at("a", 3)
 	if err := a.Update(moved); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return r.healthy()["a"] == moved.Address+" m" })
+	natstest.Eventually(t, func() bool { return r.healthy()["a"] == moved.Address+" m" })
 	r.says(t, "the bucket was deleted")
 	// One that leaves is gone at once, though its record was in the bucket before.
 	leaves, stopIt := announceRecord(t, nc, at("leaves", 4), nil)
 	<-leaves.Registered()
-	eventually(t, func() bool { return r.healthy()["leaves"] != "" })
+	natstest.Eventually(t, func() bool { return r.healthy()["leaves"] != "" })
 	if err := js.DeleteKeyValue(t.Context(), wire.Scope{}.Bucket("workers")); err != nil {
 		t.Fatal(err)
 	}
 	announceRecord(t, nc, at("last", 5), nil)
-	eventually(t, func() bool { return r.healthy()["last"] != "" })
+	natstest.Eventually(t, func() bool { return r.healthy()["last"] != "" })
 	stopIt()
-	eventually(t, func() bool {
+	natstest.Eventually(t, func() bool {
 		return !slices.ContainsFunc(r.Workers(), func(w router.WorkerState) bool { return w.Name == "leaves" })
 	})
 	stopB()
-	eventually(t, func() bool { return r.healthy()["b"] == "" })
+	natstest.Eventually(t, func() bool { return r.healthy()["b"] == "" })
 }
 
 // A router that starts does not take a worker for healthy that died a while ago, and whose
 // record still stands; it takes those for healthy that live.
 func TestARouterStartsAfterAWorkerDied(t *testing.T) {
 	t.Parallel()
-	s := startNATS(t, -1)
-	nc := connect(t, s)
-	before := startRouted(t, connect(t, s), 0)
+	s := natstest.Start(t, 0)
+	nc := natstest.Connect(t, s)
+	before := startRouted(t, natstest.Connect(t, s), 0)
 	announceRecord(t, nc, at("lives", 1), nil)
-	eventually(t, func() bool { return len(before.healthy()) == 1 })
+	natstest.Eventually(t, func() bool { return len(before.healthy()) == 1 })
 	bucket := records(t, nc)
 	dead, err := json.Marshal(at("dead", 2))
 	if err != nil {
@@ -167,17 +168,17 @@ func TestARouterStartsAfterAWorkerDied(t *testing.T) {
 	if _, err := bucket.Put(t.Context(), wire.WorkerKey(wire.WorkerID("dead")), dead); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return len(before.healthy()) == 2 })
+	natstest.Eventually(t, func() bool { return len(before.healthy()) == 2 })
 	for _, ahead := range []time.Duration{0, 5 * time.Minute} { // whose clock is how
-		eventually(t, func() bool { return before.health("dead") != "healthy" })
-		late := startRouted(t, connect(t, s), ahead)
+		natstest.Eventually(t, func() bool { return before.health("dead") != "healthy" })
+		late := startRouted(t, natstest.Connect(t, s), ahead)
 		if got := late.health("lives"); got != "healthy" {
 			t.Errorf("who lives is %s to a router that starts", got)
 		}
 		// At first its record may be as young as that of a worker that lives.
 		for end := time.Now().Add(30 * time.Second); late.health("dead") == "healthy" && time.Now().Before(end); {
 			<-time.After(time.Second)
-			late = startRouted(t, connect(t, s), ahead)
+			late = startRouted(t, natstest.Connect(t, s), ahead)
 		}
 		if got := late.health("dead"); got != "degraded" {
 			t.Errorf("who died is %s to a router that starts", got)
@@ -199,13 +200,13 @@ func (r *routed) health(name string) string {
 // decision looks at each of them once.
 func TestFiveHundredWorkersJoin(t *testing.T) {
 	const n = 500
-	s := startNATS(t, -1)
-	early := startRouted(t, connect(t, s), 0)
-	nc := connect(t, s)
+	s := natstest.Start(t, 0)
+	early := startRouted(t, natstest.Connect(t, s), 0)
+	nc := natstest.Connect(t, s)
 	for i := range n {
 		announceRecord(t, nc, at(fmt.Sprint("w", i), i), nil)
 	}
-	late := startRouted(t, connect(t, s), 0)
+	late := startRouted(t, natstest.Connect(t, s), 0)
 	for name, r := range map[string]*routed{"early": early, "late": late} {
 		for end := time.Now().Add(60 * time.Second); len(r.healthy()) != n; <-time.After(10 * time.Millisecond) {
 			if time.Now().After(end) {
@@ -238,9 +239,9 @@ func TestFiveHundredWorkersJoin(t *testing.T) {
 // one is a start.
 func TestClocksOfWorkersAreApart(t *testing.T) {
 	t.Parallel()
-	s := startNATS(t, -1)
-	nc := connect(t, s)
-	routers := []*routed{startRouted(t, connect(t, s), 5*time.Minute), startRouted(t, connect(t, s), -5*time.Minute)}
+	s := natstest.Start(t, 0)
+	nc := natstest.Connect(t, s)
+	routers := []*routed{startRouted(t, natstest.Connect(t, s), 5*time.Minute), startRouted(t, natstest.Connect(t, s), -5*time.Minute)}
 	first := at("a", 1)
 	first.StartedMS = time.Now().Add(5 * time.Minute).UnixMilli()
 	fast := func() time.Time { return time.Now().Add(5 * time.Minute) }
@@ -249,21 +250,21 @@ func TestClocksOfWorkersAreApart(t *testing.T) {
 	announceRecord(t, nc, at("b", 2), slow)
 	id := wire.WorkerID("a")
 	for _, r := range routers {
-		eventually(t, func() bool { return len(r.healthy()) == 2 })
+		natstest.Eventually(t, func() bool { return len(r.healthy()) == 2 })
 		if _, err := r.BestWorker(t.Context(), router.Request{ID: "r", Owned: true, Model: "m", Tokens: make([]uint32, 40), Pinned: &router.Worker{ID: id}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	stop()
 	for _, r := range routers {
-		eventually(t, func() bool { return len(r.healthy()) == 1 })
+		natstest.Eventually(t, func() bool { return len(r.healthy()) == 1 })
 	}
 	second := at("a", 1)
 	second.StartedMS = time.Now().Add(-5 * time.Minute).UnixMilli()
 	announceRecord(t, nc, second, slow)
 	// Longer than a heartbeat takes to age into degradation, so that heartbeats are what
 	// keeps them healthy.
-	eventually(t, func() bool { return len(routers[0].healthy()) == 2 && len(routers[1].healthy()) == 2 })
+	natstest.Eventually(t, func() bool { return len(routers[0].healthy()) == 2 && len(routers[1].healthy()) == 2 })
 	for range 9 {
 		<-time.After(time.Second)
 		for i, r := range routers {
@@ -285,14 +286,14 @@ func TestClocksOfWorkersAreApart(t *testing.T) {
 // was put, and say that it goes back and forth. A worker that moves is not called so.
 func TestTwoProcessesClaimOneID(t *testing.T) {
 	t.Parallel()
-	s := startNATS(t, -1)
-	nc := connect(t, s)
-	routers := []*routed{startRouted(t, connect(t, s), 0), startRouted(t, connect(t, s), 0)}
+	s := natstest.Start(t, 0)
+	nc := natstest.Connect(t, s)
+	routers := []*routed{startRouted(t, natstest.Connect(t, s), 0), startRouted(t, natstest.Connect(t, s), 0)}
 	one, other := at("a", 1), at("a", 2)
 	same := func(want fleet.Record) {
 		t.Helper()
 		for _, r := range routers {
-			eventually(t, func() bool { return r.healthy()["a"] == want.Address+" m" })
+			natstest.Eventually(t, func() bool { return r.healthy()["a"] == want.Address+" m" })
 			if n := len(r.Workers()); n != 1 {
 				t.Errorf("one id is %d workers", n)
 			}
@@ -318,20 +319,20 @@ func TestTwoProcessesClaimOneID(t *testing.T) {
 	for _, r := range routers {
 		r.says(t, "two processes claim one worker's id")
 	}
-	late := startRouted(t, connect(t, s), 0)
-	eventually(t, func() bool { return late.healthy()["a"] == one.Address+" m" })
+	late := startRouted(t, natstest.Connect(t, s), 0)
+	natstest.Eventually(t, func() bool { return late.healthy()["a"] == one.Address+" m" })
 }
 
 // A worker starts anew at its address with another model: the old model's pool forgets
 // it with its blocks and requests, and no request of the old model goes there.
 func TestAWorkerServesAnotherModel(t *testing.T) {
 	t.Parallel()
-	s := startNATS(t, -1)
-	nc := connect(t, s)
-	r := startRouted(t, connect(t, s), 0)
+	s := natstest.Start(t, 0)
+	nc := natstest.Connect(t, s)
+	r := startRouted(t, natstest.Connect(t, s), 0)
 	announceRecord(t, nc, at("other", 2), nil)
 	_, stop := announceRecord(t, nc, at("a", 1), nil)
-	eventually(t, func() bool { return len(r.healthy()) == 2 })
+	natstest.Eventually(t, func() bool { return len(r.healthy()) == 2 })
 	ask := func(model, id string) (router.Decision, error) {
 		return r.BestWorker(t.Context(), router.Request{ID: id, Owned: true, Model: model, Tokens: make([]uint32, 40)})
 	}
@@ -343,7 +344,7 @@ func TestAWorkerServesAnotherModel(t *testing.T) {
 	again := at("a", 1)
 	again.Models, again.StartedMS = []string{"n"}, time.Now().UnixMilli()
 	announceRecord(t, nc, again, nil) // it was killed: its old record stands
-	eventually(t, func() bool { return r.healthy()["a"] == again.Address+" n" })
+	natstest.Eventually(t, func() bool { return r.healthy()["a"] == again.Address+" n" })
 	stop() // the end of the process before takes nothing along
 	for i := range 20 {
 		d, err := ask("m", fmt.Sprint("after", i))

@@ -18,61 +18,10 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/fleet"
-	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
-
-// startNATS starts a server with JetStream in a new folder, on a port or, with -1, on one that
-// the test holds.
-func startNATS(t *testing.T, port int) *server.Server {
-	t.Helper()
-	if port == server.RANDOM_PORT {
-		port = fixtures.HoldPort(t)
-	}
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	go s.Start()
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("NATS does not start")
-	}
-	t.Cleanup(func() {
-		s.Shutdown()
-		s.WaitForShutdown()
-	})
-	return s
-}
-
-func connect(t *testing.T, s *server.Server) *nats.Conn {
-	t.Helper()
-	nc, err := nats.Connect(s.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.ReconnectJitter(0, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	return nc
-}
-
-// running runs something until the test's end, or until stop is called.
-func running(t *testing.T, run func(context.Context) error) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- run(ctx) }()
-	var once sync.Once
-	stop = func() {
-		once.Do(func() {
-			cancel()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	t.Cleanup(stop)
-	return stop
-}
 
 // watcher is a registry and what it told.
 type watcher struct {
@@ -86,7 +35,7 @@ func watch(t *testing.T, s *server.Server) *watcher {
 	t.Helper()
 	w := &watcher{}
 	var err error
-	w.Registry, err = fleet.NewRegistry(connect(t, s), fleet.RegistryConfig{
+	w.Registry, err = fleet.NewRegistry(natstest.Connect(t, s), fleet.RegistryConfig{
 		Set: func(i router.WorkerInfo) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -101,8 +50,8 @@ func watch(t *testing.T, s *server.Server) *watcher {
 	if err != nil {
 		t.Fatal(err)
 	}
-	running(t, w.Run)
-	eventually(t, w.Ready)
+	natstest.Run(t, w.Run)
+	natstest.Eventually(t, w.Ready)
 	return w
 }
 
@@ -116,48 +65,38 @@ func (w *watcher) names() string {
 	return fmt.Sprint(names)
 }
 
-func eventually(t *testing.T, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(15 * time.Second); !ok(); {
-		if time.Now().After(deadline) {
-			t.Fatal("it does not happen")
-		}
-		<-time.After(5 * time.Millisecond)
-	}
-}
-
 func announce(t *testing.T, nc *nats.Conn, name string) (stop func()) {
 	t.Helper()
 	a, err := fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Record: record(name)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return running(t, a.Run)
+	return natstest.Run(t, a.Run)
 }
 
 func TestWorkersRegisterAndLeave(t *testing.T) {
-	s := startNATS(t, -1)
+	s := natstest.Start(t, 0)
 	early := watch(t, s)
-	stopA := announce(t, connect(t, s), "a")
-	announce(t, connect(t, s), "b")
-	eventually(t, func() bool { return early.names() == "map[a:healthy b:healthy]" })
+	stopA := announce(t, natstest.Connect(t, s), "a")
+	announce(t, natstest.Connect(t, s), "b")
+	natstest.Eventually(t, func() bool { return early.names() == "map[a:healthy b:healthy]" })
 	late := watch(t, s)
-	eventually(t, func() bool { return late.names() == early.names() })
+	natstest.Eventually(t, func() bool { return late.names() == early.names() })
 	stopA()
-	eventually(t, func() bool { return early.names() == "map[b:healthy]" && late.names() == "map[b:healthy]" })
+	natstest.Eventually(t, func() bool { return early.names() == "map[b:healthy]" && late.names() == "map[b:healthy]" })
 }
 
 // A process that ends after its successor has registered does not take the worker along.
 func TestASuccessorStaysRegistered(t *testing.T) {
-	s := startNATS(t, -1)
+	s := natstest.Start(t, 0)
 	w := watch(t, s)
-	nc := connect(t, s)
+	nc := natstest.Connect(t, s)
 	register := func() (stop func()) {
 		a, err := fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Record: record("a")})
 		if err != nil {
 			t.Fatal(err)
 		}
-		stop = running(t, a.Run)
+		stop = natstest.Run(t, a.Run)
 		<-a.Registered()
 		return stop
 	}
@@ -169,13 +108,13 @@ func TestASuccessorStaysRegistered(t *testing.T) {
 		t.Errorf("the record of the process that goes on: %v", err)
 	}
 	second()
-	eventually(t, func() bool { return w.names() == "map[]" })
+	natstest.Eventually(t, func() bool { return w.names() == "map[]" })
 }
 
 func TestRegistryRefusesLies(t *testing.T) {
-	s := startNATS(t, -1)
+	s := natstest.Start(t, 0)
 	w := watch(t, s)
-	nc := connect(t, s)
+	nc := natstest.Connect(t, s)
 	bucket := records(t, nc)
 	honest, err := json.Marshal(record("a"))
 	if err != nil {
@@ -194,7 +133,7 @@ func TestRegistryRefusesLies(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, func() bool { return w.names() == "map[a:healthy ok:healthy]" })
+	natstest.Eventually(t, func() bool { return w.names() == "map[a:healthy ok:healthy]" })
 	// Heartbeats that lie or are none do nothing, and do no harm.
 	for _, data := range []string{"", "{", `{"worker_id":1}`} {
 		if err := nc.Publish(wire.Scope{}.Own("heartbeat", wire.WorkerKey(2)), []byte(data)); err != nil {
@@ -212,27 +151,27 @@ func TestRegistryRefusesLies(t *testing.T) {
 // NATS goes away and comes back without a memory: the workers stay known, register
 // again, and new ones are seen.
 func TestRegistrySurvivesNATS(t *testing.T) {
-	s := startNATS(t, -1)
+	s := natstest.Start(t, 0)
 	port := s.Addr().(*net.TCPAddr).Port
 	w := watch(t, s)
-	nc := connect(t, s)
+	nc := natstest.Connect(t, s)
 	announce(t, nc, "a")
-	eventually(t, func() bool { return w.names() == "map[a:healthy]" })
+	natstest.Eventually(t, func() bool { return w.names() == "map[a:healthy]" })
 	s.Shutdown()
 	s.WaitForShutdown()
-	eventually(t, func() bool { return !w.Ready() })
+	natstest.Eventually(t, func() bool { return !w.Ready() })
 	if got := w.names(); got != "map[a:healthy]" {
 		t.Errorf("without NATS the workers are %s", got)
 	}
-	again := startNATS(t, port)
-	eventually(t, w.Ready)
-	announce(t, connect(t, again), "b")
-	eventually(t, func() bool { return w.names() == "map[a:healthy b:healthy]" })
-	js, err := jetstream.New(connect(t, again))
+	again := natstest.Start(t, port)
+	natstest.Eventually(t, w.Ready)
+	announce(t, natstest.Connect(t, again), "b")
+	natstest.Eventually(t, func() bool { return w.names() == "map[a:healthy b:healthy]" })
+	js, err := jetstream.New(natstest.Connect(t, again))
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { // worker a is registered in the new NATS, too
+	natstest.Eventually(t, func() bool { // worker a is registered in the new NATS, too
 		bucket, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("workers"))
 		if err != nil {
 			return false
@@ -245,14 +184,14 @@ func TestRegistrySurvivesNATS(t *testing.T) {
 // A record lives 45 seconds in the registry unless its worker renews it, and a
 // registry that no longer listens is not ready.
 func TestRecordsExpire(t *testing.T) {
-	s := startNATS(t, -1)
-	nc := connect(t, s)
+	s := natstest.Start(t, 0)
+	nc := natstest.Connect(t, s)
 	r, err := fleet.NewRegistry(nc, fleet.RegistryConfig{Set: func(router.WorkerInfo) {}, Remove: func(uint64) {}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	stop := running(t, r.Run)
-	eventually(t, r.Ready)
+	stop := natstest.Run(t, r.Run)
+	natstest.Eventually(t, r.Ready)
 	bucket := records(t, nc)
 	if status, err := bucket.Status(t.Context()); err != nil || status.TTL() != 45*time.Second {
 		t.Errorf("records live %v, %v; want 45 s", status.TTL(), err)
@@ -289,14 +228,14 @@ func TestNATSWithoutJetStream(t *testing.T) {
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	for name, run := range map[string]func(log *slog.Logger) func(context.Context) error{
 		"router": func(log *slog.Logger) func(context.Context) error {
-			r, err := fleet.NewRegistry(connect(t, s), fleet.RegistryConfig{Set: func(router.WorkerInfo) {}, Remove: func(uint64) {}, Log: log})
+			r, err := fleet.NewRegistry(natstest.Connect(t, s), fleet.RegistryConfig{Set: func(router.WorkerInfo) {}, Remove: func(uint64) {}, Log: log})
 			if err != nil {
 				t.Fatal(err)
 			}
 			return r.Run
 		},
 		"worker": func(log *slog.Logger) func(context.Context) error {
-			a, err := fleet.NewAnnouncer(connect(t, s), fleet.AnnouncerConfig{Record: fleet.Record{Name: "w", Address: "10.0.0.1:80", Models: []string{"m"}}, Log: log})
+			a, err := fleet.NewAnnouncer(natstest.Connect(t, s), fleet.AnnouncerConfig{Record: fleet.Record{Name: "w", Address: "10.0.0.1:80", Models: []string{"m"}}, Log: log})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -306,7 +245,7 @@ func TestNATSWithoutJetStream(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			lines := make(chan string, 64)
-			running(t, run(slog.New(slog.NewTextHandler(lineWriter(lines), nil))))
+			natstest.Run(t, run(slog.New(slog.NewTextHandler(lineWriter(lines), nil))))
 			for _, in := range []string{"in=1s", "in=2s", "in=4s"} {
 				select {
 				case line := <-lines:

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
@@ -48,7 +49,7 @@ func ask(t *testing.T) *asked {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	running(t, a.Run)
+	natstest.Run(t, a.Run)
 	return a
 }
 
@@ -102,14 +103,14 @@ func TestWorkersAreProbed(t *testing.T) {
 	a.set(t, hanging, often("hanging"))
 	a.set(t, engine, elsewhere)
 	a.set(t, engine, unasked)
-	eventually(t, func() bool { return a.answers("a") >= 3 })
-	eventually(t, func() bool {
+	natstest.Eventually(t, func() bool { return a.answers("a") >= 3 })
+	natstest.Eventually(t, func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		return a.loads["a.0"] == fleet.Load{Running: 3, KVUtilization: .25, KVUsedBlocks: 250} && a.loads["a.1"].KVUsedBlocks == 500
 	})
 	// The path that answered is asked first from then on, by each of the two.
-	eventually(t, func() bool { return answered.Load() >= 8 })
+	natstest.Eventually(t, func() bool { return answered.Load() >= 8 })
 	if n := elsewhereAsked.Load(); n > 2 {
 		t.Errorf("the other path was asked %d times, want once for each worker", n)
 	}
@@ -127,7 +128,7 @@ func TestWorkersAreProbed(t *testing.T) {
 		t.Errorf("%d answers of a sick worker count", got-before)
 	}
 	sick.Store(false)
-	eventually(t, func() bool { return a.answers("a") > before })
+	natstest.Eventually(t, func() bool { return a.answers("a") > before })
 	a.Remove(wire.WorkerID("a"))
 	<-time.After(300 * time.Millisecond)
 	before = a.answers("a")
@@ -155,11 +156,11 @@ func TestProbesAreNotRedirected(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	running(t, a.Run)
+	natstest.Run(t, a.Run)
 	r := record("a")
 	r.Health, r.Metrics = &fleet.Probe{Interval: "100ms"}, &fleet.Probe{Interval: "100ms"}
 	a.set(t, redirecting, r)
-	eventually(t, func() bool { return engine.Load() >= 6 }) // two rounds of one health and two metrics paths
+	natstest.Eventually(t, func() bool { return engine.Load() >= 6 }) // two rounds of one health and two metrics paths
 	if n := elsewhere.Load(); n != 0 {
 		t.Errorf("%d redirects were followed", n)
 	}

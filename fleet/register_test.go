@@ -11,13 +11,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
 
 // A worker that speaks HTTP only is in all replicas' fleets, whichever it asked.
 func TestRegistrationOnBehalf(t *testing.T) {
-	s := startNATS(t, -1)
+	s := natstest.Start(t, 0)
 	a, b := watch(t, s), watch(t, s)
 	if err := a.SetStatic([]fleet.Record{record("static")}); err != nil {
 		t.Fatal(err)
@@ -33,7 +34,7 @@ func TestRegistrationOnBehalf(t *testing.T) {
 	if err := a.Beat(t.Context(), beat); err != nil {
 		t.Errorf("a heartbeat right behind the registration: %v", err)
 	}
-	eventually(t, func() bool { return b.names() == "map[w:healthy]" })
+	natstest.Eventually(t, func() bool { return b.names() == "map[w:healthy]" })
 	if err := b.Beat(t.Context(), beat); err != nil {
 		t.Errorf("a heartbeat to the other replica: %v", err)
 	}
@@ -64,12 +65,12 @@ func TestRegistrationOnBehalf(t *testing.T) {
 	if err := b.Deregister(t.Context(), info.ID); err != nil {
 		t.Error(err)
 	}
-	eventually(t, func() bool { return a.names() == "map[static:healthy]" && b.names() == "map[]" })
+	natstest.Eventually(t, func() bool { return a.names() == "map[static:healthy]" && b.names() == "map[]" })
 	if err := b.Deregister(t.Context(), info.ID); !errors.Is(err, fleet.ErrNotRegistered) {
 		t.Errorf("deregistered twice: %v", err)
 	}
 	s.Shutdown()
-	eventually(t, func() bool { return !a.Ready() })
+	natstest.Eventually(t, func() bool { return !a.Ready() })
 	if _, err := a.Register(t.Context(), record("w")); !errors.Is(err, fleet.ErrBusAway) {
 		t.Errorf("without the bus: %v", err)
 	}
@@ -80,7 +81,7 @@ func errOf[T any](_ T, err error) error { return err }
 // What a worker says to hold reaches all replicas, and so does that it holds nothing any
 // more. A heartbeat that says nothing of it changes nothing.
 func TestPrefixesReachAllReplicas(t *testing.T) {
-	s := startNATS(t, -1)
+	s := natstest.Start(t, 0)
 	type replica struct {
 		*fleet.Registry
 		said chan int
@@ -90,14 +91,14 @@ func TestPrefixesReachAllReplicas(t *testing.T) {
 		r := &all[i]
 		r.said = make(chan int, 16)
 		var err error
-		if r.Registry, err = fleet.NewRegistry(connect(t, s), fleet.RegistryConfig{
+		if r.Registry, err = fleet.NewRegistry(natstest.Connect(t, s), fleet.RegistryConfig{
 			Set: func(router.WorkerInfo) {}, Remove: func(uint64) {},
 			Prefixes: func(_ uint64, cached map[string]int) { r.said <- len(cached) },
 		}); err != nil {
 			t.Fatal(err)
 		}
-		running(t, r.Run)
-		eventually(t, r.Ready)
+		natstest.Run(t, r.Run)
+		natstest.Eventually(t, r.Ready)
 	}
 	w := record("w")
 	w.Events.Transport = "heartbeat"
@@ -106,7 +107,7 @@ func TestPrefixesReachAllReplicas(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := &all[1]
-	eventually(t, func() bool { return other.Beat(t.Context(), fleet.Heartbeat{WorkerID: info.ID}) == nil })
+	natstest.Eventually(t, func() bool { return other.Beat(t.Context(), fleet.Heartbeat{WorkerID: info.ID}) == nil })
 	for _, cached := range []map[string]int{{"77d735ce838418aa": 16}, nil, {}} {
 		if err := all[0].Beat(t.Context(), fleet.Heartbeat{WorkerID: info.ID, CachedPrefixes: cached}); err != nil {
 			t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
@@ -36,11 +37,11 @@ func lowerTier(t *testing.T, s *server.Server, group string, id uint64) (r *rout
 			t.Fatal(err)
 		}
 	}
-	publisher, err := replicas.NewGroupPublisher(connect(t, s), replicas.GroupPublisherConfig{Group: group, ID: id, Router: r, Interval: quick})
+	publisher, err := replicas.NewGroupPublisher(natstest.Connect(t, s), replicas.GroupPublisherConfig{Group: group, ID: id, Router: r, Interval: quick})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r, running(t, publisher.Run)
+	return r, natstest.Run(t, publisher.Run)
 }
 
 // upperTier is a router above groups.
@@ -52,7 +53,7 @@ type upperTier struct {
 
 func startUpper(t *testing.T, s *server.Server, probe bool, groups ...replicas.Group) *upperTier {
 	t.Helper()
-	nc := connect(t, s)
+	nc := natstest.Connect(t, s)
 	conf := router.Config{}
 	if probe {
 		probes, err := replicas.NewProbes(nc, replicas.ProbesConfig{Budget: 2 * time.Second})
@@ -78,7 +79,7 @@ func startUpper(t *testing.T, s *server.Server, probe bool, groups ...replicas.G
 	if err != nil {
 		t.Fatal(err)
 	}
-	u.stop = running(t, u.groups.Run)
+	u.stop = natstest.Run(t, u.groups.Run)
 	return u
 }
 
@@ -131,7 +132,7 @@ var two = []replicas.Group{{Name: "g1", Address: "10.1.0.1:80", Models: []string
 // where it is; a group that falls silent is used only where no other is, and one that
 // comes back is heard again, whichever of its replicas publishes.
 func TestGroupsOverNATS(t *testing.T) {
-	s := startNATS(t, -1)
+	s := natstest.Start(t, 0)
 	g1, stop1 := lowerTier(t, s, "g1", 1)
 	g2, _ := lowerTier(t, s, "g2", 2)
 	a, b := promptOf(1, 16), promptOf(2, 16)
@@ -146,23 +147,23 @@ func TestGroupsOverNATS(t *testing.T) {
 		d := u.decide(t, tokens)
 		return fmt.Sprint(d.Group, " ", d.OverlapBlocks, " ", d.Address)
 	}
-	eventually(t, func() bool {
+	natstest.Eventually(t, func() bool {
 		return u.fresh("g1") && u.fresh("g2") && overlap(a) == "g1 16 10.1.0.1:80" && overlap(b) == "g2 16 10.1.0.2:80"
 	})
 	// What a group stores is known soon.
 	c := promptOf(3, 10)
 	stores(g2, 20, c)
-	eventually(t, func() bool { return overlap(c) == "g2 8 10.1.0.2:80" })
+	natstest.Eventually(t, func() bool { return overlap(c) == "g2 8 10.1.0.2:80" })
 	// So is what it is busy with.
 	for i := range 10 {
 		if _, err := g1.BestWorker(t.Context(), router.Request{ID: fmt.Sprint(i), Owned: true, Model: "m", Tokens: promptOf(9, 100)}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, func() bool { w := u.states()["g1"]; return w.ActiveRequests == 10 && w.PendTokens > 0 })
+	natstest.Eventually(t, func() bool { w := u.states()["g1"]; return w.ActiveRequests == 10 && w.PendTokens > 0 })
 	// It leaves: what it held is not forgotten, but others are preferred.
 	stop1()
-	eventually(t, func() bool {
+	natstest.Eventually(t, func() bool {
 		d := u.decide(t, a)
 		return d.Group == "g2" && slices.ContainsFunc(d.Candidates, func(c router.Candidate) bool {
 			return c.Group == "g1" && c.Excluded == router.ExcludedStale
@@ -171,15 +172,15 @@ func TestGroupsOverNATS(t *testing.T) {
 	// Two replicas take its place. They hold less; one leaves, and the other goes on.
 	again, stopA := lowerTier(t, s, "g1", 4)
 	stores(again, 40, a[:8*8])
-	eventually(t, func() bool { return u.fresh("g1") && overlap(a) == "g1 8 10.1.0.1:80" })
+	natstest.Eventually(t, func() bool { return u.fresh("g1") && overlap(a) == "g1 8 10.1.0.1:80" })
 	other, _ := lowerTier(t, s, "g1", 5)
 	stores(other, 50, a[:8*12])
 	stopA()
-	eventually(t, func() bool { return overlap(a) == "g1 12 10.1.0.1:80" })
+	natstest.Eventually(t, func() bool { return overlap(a) == "g1 12 10.1.0.1:80" })
 	// The upper tier starts anew.
 	u.stop()
 	u = startUpper(t, s, false, two...)
-	eventually(t, func() bool { return overlap(a) == "g1 12 10.1.0.1:80" && overlap(b) == "g2 16 10.1.0.2:80" })
+	natstest.Eventually(t, func() bool { return overlap(a) == "g1 12 10.1.0.1:80" && overlap(b) == "g2 16 10.1.0.2:80" })
 	// A group leaves the configuration.
 	if err := u.groups.Replace(two[:1]); err != nil {
 		t.Fatal(err)
@@ -191,11 +192,11 @@ func TestGroupsOverNATS(t *testing.T) {
 
 // Few groups are asked: the answer is exact, and names the worker.
 func TestProbesOverNATS(t *testing.T) {
-	s := startNATS(t, -1)
+	s := natstest.Start(t, 0)
 	g1, _ := lowerTier(t, s, "g1", 1)
 	g2, _ := lowerTier(t, s, "g2", 2)
 	u := startUpper(t, s, true, replicas.Group{Name: "g1", Address: "10.1.0.1:80", Models: []string{"m"}, BlockSize: 8}, replicas.Group{Name: "g2", Address: "10.1.0.2:80", Models: []string{"m"}, BlockSize: 8})
-	eventually(t, func() bool { return u.fresh("g1") && u.fresh("g2") })
+	natstest.Eventually(t, func() bool { return u.fresh("g1") && u.fresh("g2") })
 	a := promptOf(1, 10)
 	stores(g1, 11, a[:8*5])
 	stores(g2, 20, a[:8*7])
@@ -216,8 +217,8 @@ func TestProbesOverNATS(t *testing.T) {
 // A group that nobody answers for, or not in time, costs the budget a few times, and then
 // once a second at most.
 func TestProbesGiveUp(t *testing.T) {
-	s := startNATS(t, -1)
-	nc := connect(t, s)
+	s := natstest.Start(t, 0)
+	nc := natstest.Connect(t, s)
 	const budget = 50 * time.Millisecond
 	probes, err := replicas.NewProbes(nc, replicas.ProbesConfig{Budget: budget, Most: 3})
 	if err != nil {
@@ -230,8 +231,8 @@ func TestProbesGiveUp(t *testing.T) {
 		t.Errorf("before the group is there: %+v", got)
 	}
 	lowerTier(t, s, "g1", 1)
-	eventually(t, func() bool { return len(ask("g1")) == 1 })
-	mute := connect(t, s)
+	natstest.Eventually(t, func() bool { return len(ask("g1")) == 1 })
+	mute := natstest.Connect(t, s)
 	silent, err := mute.SubscribeSync("kvroute.v1.kvroute.group.silent.probe")
 	if err != nil {
 		t.Fatal(err)
@@ -244,11 +245,11 @@ func TestProbesGiveUp(t *testing.T) {
 	for ; asked < 20; asked++ {
 		ask("g1", "silent")
 	}
-	eventually(t, func() bool { return heard() >= 3 })
+	natstest.Eventually(t, func() bool { return heard() >= 3 })
 	if n, most := heard(), 3+int(time.Since(start)/time.Second)+1; n > most {
 		t.Errorf("who does not answer was asked %d times of %d, want at most %d", n, asked, most)
 	}
-	eventually(t, func() bool {
+	natstest.Eventually(t, func() bool {
 		got := ask("g1", "silent", "nobody")
 		return len(got) == 1 && got[0].Group == "g1"
 	})
@@ -269,8 +270,8 @@ func TestGroupsAreTheirOwn(t *testing.T) {
 }
 
 func TestBadGroupsAreRefused(t *testing.T) {
-	s := startNATS(t, -1)
-	nc := connect(t, s)
+	s := natstest.Start(t, 0)
+	nc := natstest.Connect(t, s)
 	set := func([]fleet.Record) error { return nil }
 	summary := func(uint64, router.Summary) bool { return true }
 	for want, groups := range map[string][]replicas.Group{

@@ -14,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
@@ -58,7 +59,7 @@ func startReplicaAt(t *testing.T, presence time.Duration, nc *nats.Conn, id uint
 		t.Fatal(err)
 	}
 	s.Quicken(presence)
-	return &replica{r, s, running(t, s.Run)}
+	return &replica{r, s, natstest.Run(t, s.Run)}
 }
 
 // book has a replica book n requests, and returns how to end them.
@@ -103,17 +104,17 @@ func (r *replica) counts(t *testing.T, what string, want int) {
 // A replica that dies takes its requests along, one that comes learns of all, and who
 // waits for room that another replica makes is woken.
 func TestReplicasComeAndGo(t *testing.T) {
-	s := startNATS(t, -1)
-	connection := connect(t, s)
+	s := natstest.Start(t, 0)
+	connection := natstest.Connect(t, s)
 	a := startReplica(t, connection, 1, 0, router.Config{})
-	b := startReplica(t, connect(t, s), 2, 5*time.Minute, router.Config{})
+	b := startReplica(t, natstest.Connect(t, s), 2, 5*time.Minute, router.Config{})
 	a.book(t, "a", 100)
 	freeB := b.book(t, "b", 10)
 	a.counts(t, "a, of both", 110)
 	b.counts(t, "b, of both", 110)
 
 	threshold := 0.0
-	c := startReplica(t, connect(t, s), 3, -5*time.Minute, router.Config{Queue: router.QueueConfig{Threshold: &threshold}})
+	c := startReplica(t, natstest.Connect(t, s), 3, -5*time.Minute, router.Config{Queue: router.QueueConfig{Threshold: &threshold}})
 	c.counts(t, "c, which came later", 110)
 	booked := make(chan error, 1)
 	go func() {
@@ -147,32 +148,32 @@ func TestReplicasComeAndGo(t *testing.T) {
 // What a replica has told is freed at once when it says that it leaves, its last changes
 // before that, however long a silence is borne.
 func TestALeavingReplicaSaysSo(t *testing.T) {
-	s := startNATS(t, -1)
-	a := startReplicaAt(t, time.Hour, connect(t, s), 1, 0, router.Config{})
-	b := startReplicaAt(t, time.Hour, connect(t, s), 2, 0, router.Config{})
+	s := natstest.Start(t, 0)
+	a := startReplicaAt(t, time.Hour, natstest.Connect(t, s), 1, 0, router.Config{})
+	b := startReplicaAt(t, time.Hour, natstest.Connect(t, s), 2, 0, router.Config{})
 	hears := func(r *replica, n int) func() bool {
 		return func() bool { _, peers := r.sync.Views(); return len(peers) == n }
 	}
-	eventually(t, hears(a, 1))
-	eventually(t, hears(b, 1))
+	natstest.Eventually(t, hears(a, 1))
+	natstest.Eventually(t, hears(b, 1))
 	a.book(t, "a", 20)
 	free := a.book(t, "over", 3)
 	b.counts(t, "b, of a", 23)
-	eventually(t, func() bool { own, _ := a.sync.Views(); return own == 23 })
-	eventually(t, func() bool { _, peers := b.sync.Views(); return peers[0].ActiveRequests == 23 && peers[0].Whole })
+	natstest.Eventually(t, func() bool { own, _ := a.sync.Views(); return own == 23 })
+	natstest.Eventually(t, func() bool { _, peers := b.sync.Views(); return peers[0].ActiveRequests == 23 && peers[0].Whole })
 	free()
 	a.book(t, "late", 1)
 	a.stop()
 	b.counts(t, "b, without a", 0)
-	eventually(t, hears(b, 0))
+	natstest.Eventually(t, hears(b, 0))
 }
 
 // Where a session is bound at one replica it is bound at the other.
 func TestSessionsTravel(t *testing.T) {
-	s := startNATS(t, -1)
+	s := natstest.Start(t, 0)
 	sessions := router.Config{Sessions: router.SessionConfig{TTL: time.Hour}}
-	a := startReplica(t, connect(t, s), 1, 0, sessions)
-	b := startReplica(t, connect(t, s), 2, 0, sessions)
+	a := startReplica(t, natstest.Connect(t, s), 1, 0, sessions)
+	b := startReplica(t, natstest.Connect(t, s), 2, 0, sessions)
 	ask := func(r *replica, id string, pin *router.Worker) router.Decision {
 		d, err := r.BestWorker(t.Context(), router.Request{ID: id, Owned: true, Model: "m", Session: "s", Tokens: make([]uint32, 20), Pinned: pin})
 		if err != nil {
@@ -182,9 +183,9 @@ func TestSessionsTravel(t *testing.T) {
 		r.Free(id)
 		return d
 	}
-	eventually(t, func() bool { _, peers := b.sync.Views(); return len(peers) == 1 }) // it listens
+	natstest.Eventually(t, func() bool { _, peers := b.sync.Views(); return len(peers) == 1 }) // it listens
 	ask(a, "a", &router.Worker{ID: 2})
-	eventually(t, func() bool {
+	natstest.Eventually(t, func() bool {
 		d, err := b.BestWorker(t.Context(), router.Request{Model: "m", Session: "s", Tokens: make([]uint32, 20)})
 		return err == nil && d.Reason == router.ReasonSession && d.Worker.ID == 2
 	})
@@ -195,10 +196,10 @@ func TestSessionsTravel(t *testing.T) {
 
 // An observer that meets another replica's request tells everybody of its first token.
 func TestFirstTokenElsewhere(t *testing.T) {
-	s := startNATS(t, -1)
-	a := startReplica(t, connect(t, s), 0xa, 0, router.Config{})
-	b := startReplica(t, connect(t, s), 0xb, 0, router.Config{})
-	c := startReplica(t, connect(t, s), 0xc, 0, router.Config{})
+	s := natstest.Start(t, 0)
+	a := startReplica(t, natstest.Connect(t, s), 0xa, 0, router.Config{})
+	b := startReplica(t, natstest.Connect(t, s), 0xb, 0, router.Config{})
+	c := startReplica(t, natstest.Connect(t, s), 0xc, 0, router.Config{})
 	const id = "000000000000000a-1"
 	if _, err := a.BestWorker(t.Context(), router.Request{ID: id, Owned: true, Model: "m", Tokens: make([]uint32, 20)}); err != nil {
 		t.Fatal(err)
@@ -225,12 +226,12 @@ func TestFirstTokenElsewhere(t *testing.T) {
 // While NATS is away nobody is called gone, and what happened meanwhile is known soon
 // after.
 func TestReplicasOutliveNATS(t *testing.T) {
-	s := startNATS(t, -1)
+	s := natstest.Start(t, 0)
 	port := s.Addr().(*net.TCPAddr).Port
 	var all []*replica
 	var frees []func()
 	for i := range 4 {
-		r := startReplica(t, connect(t, s), uint64(i+1), time.Duration(i-2)*150*time.Second, router.Config{})
+		r := startReplica(t, natstest.Connect(t, s), uint64(i+1), time.Duration(i-2)*150*time.Second, router.Config{})
 		all = append(all, r)
 		frees = append(frees, r.book(t, "before", 25))
 	}
@@ -246,7 +247,7 @@ func TestReplicasOutliveNATS(t *testing.T) {
 	if n, _ := all[2].active(); n != 100 {
 		t.Errorf("replica 2 counts %d requests without NATS, want the 100 from before", n)
 	}
-	startNATS(t, port)
+	natstest.Start(t, port)
 	for i, r := range all {
 		r.counts(t, fmt.Sprint("replica ", i, " afterwards"), 82)
 	}
