@@ -30,37 +30,37 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// Config says who publishes and where. As JSON it is what the other languages pass.
+// Config configures a [Publisher]. Other languages pass it as JSON.
 type Config struct {
 	NATSURL string `json:"nats_url,omitempty"` // or file:PATH of a file that has it; default nats://127.0.0.1:4222
-	// Access is how the publisher shows the bus who it is.
+	// Access has the publisher's credentials for NATS.
 	bus.Access
-	// NATSReplicas is how many servers of a NATS cluster keep what this publisher
-	// creates there. Default 1.
+	// NATSReplicas is the number of servers of a NATS cluster that keep the streams and buckets
+	// that this publisher creates. Default 1.
 	NATSReplicas int `json:"nats_replicas,omitempty"`
 
 	Namespace string `json:"namespace,omitempty"`
 	Component string `json:"component,omitempty"`
 	Endpoint  string `json:"endpoint,omitempty"`
 
-	// WorkerID is the worker's number; 0 takes one made of Name.
+	// WorkerID is the worker's number. 0 derives it from Name.
 	WorkerID uint64 `json:"worker_id,omitempty"`
 	Name     string `json:"name,omitempty"`
 
 	// BlockSize is the number of tokens in a block. Required.
 	BlockSize int `json:"kv_block_size"`
-	// EnableLocalIndexer answers routers that missed events; Durable publishes into
-	// a stream that keeps them.
+	// EnableLocalIndexer answers routers that missed events. Durable publishes the events into
+	// a stream.
 	EnableLocalIndexer bool `json:"enable_local_indexer,omitempty"`
 	Durable            bool `json:"durable,omitempty"`
-	// SetLike says that one removal removes all copies of a block. Otherwise a block
-	// that was stored twice stays until it is removed twice.
+	// SetLike means that one removal removes all copies of a block. Otherwise a block that was
+	// stored twice stays until it is removed twice.
 	SetLike bool `json:"set_like,omitempty"`
 	// ImageTokenID is the model's token for an image, if it has one.
 	ImageTokenID uint32 `json:"image_token_id,omitempty"`
 
-	// Address is the ip:port of the OpenAI endpoint to register. Without it nothing
-	// is registered: somebody else does that.
+	// Address is the ip:port of the worker's OpenAI endpoint. Without it the publisher does not
+	// register the worker.
 	Address          string   `json:"address,omitempty"`
 	Models           []string `json:"models,omitempty"`
 	LoRA             []string `json:"lora,omitempty"`
@@ -73,13 +73,12 @@ type Config struct {
 	ModelCard        string   `json:"model_card,omitempty"`
 	Engine           string   `json:"engine,omitempty"`
 
-	// LogLevel is "debug", "info", "warn" or "error" to log to standard error.
-	// Default nothing.
+	// LogLevel is "debug", "info", "warn" or "error" to log to standard error. Default: no log.
 	LogLevel string `json:"log_level,omitempty"`
 }
 
-// ParseConfig reads a configuration. A field that it does not have is an error: a
-// typing error would otherwise be without effect.
+// ParseConfig reads a configuration. An unknown field is an error, so that a misspelled one
+// is noticed.
 func ParseConfig(data []byte) (Config, error) {
 	var c Config
 	dec := json.NewDecoder(bytes.NewReader(data))
@@ -90,16 +89,16 @@ func ParseConfig(data []byte) (Config, error) {
 	return c, nil
 }
 
-// Publisher tells the bus what happens in one worker's cache.
+// Publisher publishes the cache events of one worker.
 type Publisher struct {
 	conf      Config
 	nc        *nats.Conn
 	publisher *engines.Publisher
 	cancel    context.CancelFunc
-	done      chan error // what Run ended with
+	done      chan error // the error of run
 
 	mu sync.Mutex
-	// mu guards the fields below, and orders what is published.
+	// mu guards the fields below, and orders the events.
 	engine *engines.Engine
 	load   fleet.Load
 	closed bool
@@ -108,8 +107,8 @@ type Publisher struct {
 // errClosed is the error of methods after [Publisher.Close].
 var errClosed = errors.New("bindings: the publisher is closed")
 
-// Open returns a publisher that runs until it is closed. It does not wait for the
-// bus: while that is away a bounded number of events waits.
+// Open returns a publisher that runs until it is closed. It does not wait for NATS: while
+// NATS is unavailable, a limited number of events waits.
 func Open(conf Config) (*Publisher, error) {
 	id := conf.WorkerID
 	if id == 0 && conf.Name != "" {
@@ -173,8 +172,8 @@ func (p *Publisher) run(ctx context.Context, announcer *fleet.Announcer) error {
 	return errors.Join(err, left)
 }
 
-// Close publishes what is pending, takes the registration back and ends. Later
-// calls do nothing.
+// Close publishes the waiting events, removes the worker's record and ends the publisher.
+// Later calls do nothing.
 func (p *Publisher) Close() error {
 	p.mu.Lock()
 	closed := p.closed
@@ -189,7 +188,7 @@ func (p *Publisher) Close() error {
 	return err
 }
 
-// SetLoad says how busy the worker is; each heartbeat tells it.
+// SetLoad sets the load that the heartbeats contain.
 func (p *Publisher) SetLoad(load fleet.Load) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -202,31 +201,30 @@ func (p *Publisher) loadNow() fleet.Load {
 	return p.load
 }
 
-// Stored is blocks that an engine has stored: consecutive ones of one sequence.
+// Stored are consecutive blocks of one sequence that an engine has stored.
 type Stored struct {
 	DPRank   uint32
 	TokenIDs []uint32
-	// NumBlockTokens is the number of tokens of each block. Blocks from the first
-	// one on that is not of the publisher's size are left out.
+	// NumBlockTokens is the number of tokens of each block. The first block of another size
+	// than BlockSize, and all blocks behind it, are left out.
 	NumBlockTokens []int
-	// BlockHashes are the engine's own names of the blocks, ParentHash that of the
-	// block before them, if HasParent.
+	// BlockHashes are the engine's own hashes of the blocks. ParentHash is that of the block
+	// before them, if HasParent.
 	BlockHashes []uint64
 	ParentHash  uint64
 	HasParent   bool
 	LoRAName    string
 	CacheSalt   string
-	// Objects are the hashes of each block's images and the like, if it has any.
+	// Objects are the hashes of the images and other media in each block.
 	Objects [][]uint64
-	// Eagle says that TokenIDs has the token behind the last block, too, and that
-	// blocks are hashed with the token behind them.
+	// Eagle means that blocks are hashed with the token behind them, and that TokenIDs contains
+	// the token behind the last block.
 	Eagle bool
 }
 
-// PublishStored publishes that blocks were stored, and returns how many of them
-// were told: those behind a parent that was never stored are not, because their
-// salt is not known.
-func (p *Publisher) PublishStored(s Stored) (told int, err error) {
+// PublishStored publishes that blocks were stored, and returns the number of published ones.
+// Blocks behind an unknown parent are not published, because their salt is unknown.
+func (p *Publisher) PublishStored(s Stored) (published int, err error) {
 	n := len(s.BlockHashes)
 	if len(s.NumBlockTokens) != n {
 		return 0, fmt.Errorf("bindings: num_block_tokens has %d elements, block_hashes %d", len(s.NumBlockTokens), n)
@@ -255,9 +253,9 @@ func (p *Publisher) PublishStored(s Stored) (told int, err error) {
 	}
 	evs, err := p.apply(ev)
 	for _, ev := range evs {
-		told += len(ev.Event.Blocks)
+		published += len(ev.Event.Blocks)
 	}
-	return told, err
+	return published, err
 }
 
 // PublishRemoved publishes that blocks were removed.

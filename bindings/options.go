@@ -16,8 +16,8 @@ func publisherConfig(c *Config, scope wire.Scope, id uint64, log *slog.Logger) e
 	return engines.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: c.EnableLocalIndexer, Durable: c.Durable, Replicas: c.NATSReplicas, Quiet: true, Log: log}
 }
 
-// record is what is registered. A worker of several ranks may have a publisher for
-// each, so none of them is said to be the only one.
+// record returns the worker's record. A worker with several ranks may have a publisher for
+// each rank, so its record names none.
 func (c *Config) record(id, publisher uint64) fleet.Record {
 	if c.DPSize > 1 {
 		publisher = 0

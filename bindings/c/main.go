@@ -21,8 +21,8 @@ import (
 	"github.com/kvroute/kvroute/fleet"
 )
 
-// publishers are those that C has a handle of. A handle is a number, so that one
-// that is wrong is an error and not a crash.
+// publishers are the open publishers by handle. A handle is a number, so that a wrong one is
+// an error and not a crash.
 //
 //nolint:gochecknoglobals // C has no other place for them
 var publishers = struct {
@@ -41,7 +41,7 @@ func find(handle C.uint64_t) (*bindings.Publisher, error) {
 	return p, nil
 }
 
-// fail tells an error, if there is one and C wants to know.
+// fail passes an error to C, if there is one and C has a place for it.
 func fail(err error, text **C.char) C.int {
 	if err == nil {
 		return 0
@@ -52,7 +52,7 @@ func fail(err error, text **C.char) C.int {
 	return -1
 }
 
-// guard turns a panic into an error: the process is the engine's.
+// guard turns a panic into an error, since the process belongs to the engine.
 func guard(do func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -62,7 +62,7 @@ func guard(do func() error) (err error) {
 	return do()
 }
 
-// list is a C array; it is only read during the call.
+// list returns a C array, which is valid during the call only.
 func list[T any](first *T, n C.size_t) ([]T, error) {
 	switch {
 	case n == 0:
