@@ -180,7 +180,7 @@ func (m *spmModel) read(b []byte) error {
 			case err != nil:
 				return err
 			case p.text == "", len(p.text) >= 1<<16, !utf8.ValidString(p.text), p.score != p.score:
-				return fmt.Errorf("piece %d is not what it must be at byte %d", len(m.pieces), f.at)
+				return fmt.Errorf("piece %d is empty, has 64 KiB or more, is not UTF-8 or has no score, at byte %d", len(m.pieces), f.at)
 			}
 			m.pieces = append(m.pieces, p)
 		case 2: // trainer_spec

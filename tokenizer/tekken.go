@@ -181,7 +181,7 @@ func readTekkenVocab(s section, v *vocab, count, shift int) error {
 		case int(rank) != n:
 			wrong = fmt.Sprintf("rank %d, want %d", int32(rank), n)
 		case len(token) == 0 || len(token) >= 1<<16 || n < 256 && string(token) != string([]byte{byte(n)}):
-			wrong = fmt.Sprintf("token %d is not what it must be", n)
+			wrong = fmt.Sprintf("token %d is empty, has 64 KiB or more, or is not the byte of its rank", n)
 		case v.id(token) != noID:
 			wrong = fmt.Sprintf("token %d is there twice", n)
 		}

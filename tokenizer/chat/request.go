@@ -98,7 +98,7 @@ type conversation struct {
 	items    [][]byte // images and the like, each as its JSON
 }
 
-// refusal is what ends the reading of a request.
+// refusal is the panic value that ends the reading of a request.
 type refusal struct{ err error }
 
 // refused returns the refusal of a request that the engine refuses, too.
@@ -106,7 +106,7 @@ func refused(format string, a ...any) *refusal {
 	return &refusal{fmt.Errorf("%w: %s", ErrRefused, fmt.Sprintf(format, a...))}
 }
 
-// inside is deferred: it names the part of the request in a refusal that passes.
+// inside is deferred. It adds the part of the request to a refusal that is on its way up.
 func inside(format string, a ...any) {
 	if e := recover(); e != nil {
 		if refusal, ok := e.(*refusal); ok {

@@ -114,7 +114,7 @@ func (r *renderer) item(v, k Value) Value {
 	return undefined(v.typeName() + " object has no element " + r.repr(k))
 }
 
-// place returns the index that k is in a sequence of n items.
+// place returns the index that k stands for in a sequence of n items; a negative k counts from the end.
 func place(k Value, n int) (int, bool) {
 	if !k.isInt() {
 		return 0, false

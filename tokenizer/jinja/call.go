@@ -36,8 +36,8 @@ type builtin struct {
 	f          func(r *renderer, v Value, a args) Value
 }
 
-// define returns a builtin. In parameters "!" follows a required one, "_" is one
-// without a name, and "*" alone is any number.
+// define returns a builtin. In parameters, "!" marks a required parameter and "_" one that cannot be
+// given by name; "*" alone stands for any number of arguments.
 func define(parameters string, f func(r *renderer, v Value, a args) Value) *builtin {
 	b := &builtin{any: parameters == "*", f: f}
 	for name := range strings.FieldsSeq(parameters) {

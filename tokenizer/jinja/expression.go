@@ -166,7 +166,6 @@ func (p *parser) primary() *node {
 		case "none", "None":
 			return constant(None())
 		}
-		p.t.reads[t.text] = true
 		return p.name(t.text)
 	case t.kind == tokString:
 		var s strings.Builder

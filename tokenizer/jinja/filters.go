@@ -46,7 +46,7 @@ func filters() map[string]*builtin {
 	return all
 }
 
-// soft is a value as a string; a safe one stays safe.
+// soft returns a value as a string. A safe string stays safe.
 func (r *renderer) soft(v Value) Value {
 	if v.isString() {
 		return v
@@ -54,13 +54,13 @@ func (r *renderer) soft(v Value) Value {
 	return String(r.text(v))
 }
 
-// ofText is a filter that changes a string.
+// ofText returns a filter that changes a string.
 func ofText(f func(string) string) *builtin {
 	return define("", func(r *renderer, v Value, _ args) Value { return r.changed(r.soft(v), f) })
 }
 
-// lazily is a filter that gives a generator: it does its work, and fails, when the
-// generator is used. With falsy it takes None and other false values for an empty list.
+// lazily returns a filter whose result is a generator: f runs, and may fail, when the
+// generator is used. If falsy is set, None and other false values count as an empty list.
 func lazily(parameters string, falsy bool, f func(r *renderer, items []Value, a args) []Value) *builtin {
 	return define(parameters, func(r *renderer, v Value, a args) Value {
 		r.listed(len(a.values))
@@ -154,11 +154,11 @@ func (r *renderer) key(v, attribute Value) Value {
 	return v
 }
 
-// keyed is an item and what it is ordered by.
+// keyed is an item with the value that it is ordered by.
 type keyed struct{ key, item Value }
 
-// keys returns the items with what attribute names in them; strings without case,
-// unless caseSensitive is true.
+// keys returns the items with the values that attribute names in them. Strings are in lower
+// case, unless caseSensitive is true.
 func (r *renderer) keys(items []Value, attribute, caseSensitive Value) []keyed {
 	r.listed(3 * len(items))
 	if strings.Contains(attribute.str, ",") {
@@ -217,7 +217,7 @@ func (r *renderer) inOrder(all []keyed, reverse bool) Value {
 	return List(out...)
 }
 
-// extreme is min or max: the first item whose key no other key exceeds by sign.
+// extreme returns the filter min (sign -1) or max (sign 1): the first item with the lowest or highest key.
 func extreme(sign int) *builtin {
 	return define("case_sensitive attribute", func(r *renderer, v Value, a args) Value {
 		all := r.keys(r.iterate(v), a.values[1], a.values[0])
@@ -266,7 +266,7 @@ func reversed(r *renderer, v Value, _ args) Value {
 	return r.newGenerator(func() []Value { return items })
 }
 
-// selecting is select, reject, selectattr and rejectattr.
+// selecting returns one of the filters select, reject, selectattr and rejectattr.
 func selecting(byAttribute, want bool) *builtin {
 	return lazily("*", true, func(r *renderer, items []Value, a args) (out []Value) {
 		attribute := None()
@@ -299,7 +299,7 @@ func selecting(byAttribute, want bool) *builtin {
 	})
 }
 
-// mapped is map: of a filter, or of an attribute.
+// mapped is the filter map: it applies a filter, or reads an attribute.
 func mapped(r *renderer, items []Value, a args) []Value {
 	r.listed(len(items))
 	out := make([]Value, len(items))

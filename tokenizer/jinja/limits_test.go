@@ -294,18 +294,6 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-func TestUses(t *testing.T) {
-	tmpl, err := jinja.Parse("t", "{% if enable_thinking %}{{ messages[0].content }}{% endif %}{% set own = 1 %}")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range map[string]bool{"enable_thinking": true, "messages": true, "tools": false, "own": false, "content": false} {
-		if tmpl.Uses(name) != want {
-			t.Errorf("Uses(%q) = %v, want %v", name, !want, want)
-		}
-	}
-}
-
 func TestFromJSON(t *testing.T) {
 	tmpl, err := jinja.Parse("t", "{{ x }}")
 	if err != nil {

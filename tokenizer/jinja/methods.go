@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// methods are the methods of one name, nil where a kind of value does not have it.
+// methods holds the methods of one name: nil if a kind of value does not have the method.
 type methods struct{ ofString, ofDict, ofList *builtin }
 
 //nolint:gochecknoglobals // a constant
@@ -168,7 +168,7 @@ func (r *renderer) stripped(v Value, a args, left, right bool) Value {
 	return v.withText(s)
 }
 
-// affix is startswith and endswith: of a string, or of one of a tuple.
+// affix returns startswith or endswith, for one string or any of a tuple.
 func affix(has func(s, x string) bool) *builtin {
 	return define("_! _ _", func(r *renderer, v Value, a args) Value {
 		of := a.values[:1]
@@ -241,7 +241,7 @@ func (r *renderer) split(v Value, a args, fromRight bool) Value {
 	return r.texts(parts, v)
 }
 
-// texts returns parts as a list of strings of the same kind as like.
+// texts returns parts as a list of strings, safe ones if like is safe.
 func (r *renderer) texts(parts []string, like Value) Value {
 	r.listed(len(parts))
 	items := make([]Value, len(parts))

@@ -136,7 +136,7 @@ func (r *renderer) assign(target *node, v Value) {
 	}
 }
 
-// loop runs a for statement. As in Jinja2, the else follows unless the body ended at
+// loop runs a for statement. As in Jinja2, the else block runs unless the body ended at
 // least once without break or continue.
 func (r *renderer) loop(n *node) jump {
 	v := r.eval(n.kids[1])

@@ -23,7 +23,6 @@ type Template struct {
 	name    string
 	body    []*node
 	scope   *scope
-	reads   map[string]bool // names of variables
 	library *library
 }
 
@@ -45,10 +44,7 @@ func Parse(name, text string) (t *Template, err error) {
 	l := &lexer{}
 	defer catch(&err, name, &l.line)
 	l.lex(text)
-	p := &parser{tokens: l.tokens, t: &Template{name: name, reads: map[string]bool{}, library: theLibrary()}}
+	p := &parser{tokens: l.tokens, t: &Template{name: name, library: theLibrary()}}
 	p.parse()
 	return p.t, nil
 }
-
-// Uses reports whether the template reads a variable of that name anywhere.
-func (t *Template) Uses(name string) bool { return t.reads[name] }
