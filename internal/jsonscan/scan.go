@@ -23,6 +23,8 @@ type Scanner struct {
 	Base    int // where In begins in a larger text; errors count from the beginning of that text
 	Deepest int // maximum levels of nesting; 0 stands for 512
 
+	Escaped bool // the last string that was read has escapes
+
 	// Values that Skip has read: numbers, and all others.
 	Numbers, Others int
 
@@ -145,6 +147,7 @@ func (s *Scanner) String() ([]byte, error) {
 	}
 	start := s.At
 	s.At++
+	s.Escaped = false
 	for {
 		s.At += plain(s.In[s.At:])
 		if s.At == len(s.In) {
@@ -155,6 +158,7 @@ func (s *Scanner) String() ([]byte, error) {
 			s.At++
 			return s.In[start:s.At:s.At], nil
 		case '\\':
+			s.Escaped = true
 			if err := s.escape(); err != nil {
 				return nil, err
 			}

@@ -99,9 +99,12 @@ func (p *jsonReader) push() error {
 
 // text returns the text of a string, which takes the string's place in the copy.
 func (p *jsonReader) text(quoted []byte) (Value, error) {
-	text, whole := jsonscan.Unquote(quoted[:0], quoted)
-	if !whole {
-		return Value{}, p.scan.Fail("half a surrogate pair")
+	text := quoted[1 : len(quoted)-1]
+	if p.scan.Escaped {
+		var whole bool
+		if text, whole = jsonscan.Unquote(quoted[:0], quoted); !whole {
+			return Value{}, p.scan.Fail("half a surrogate pair")
+		}
 	}
 	return String(unsafe.String(unsafe.SliceData(text), len(text))), nil
 }
