@@ -69,7 +69,6 @@ import (
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/keepalive"
@@ -195,7 +194,7 @@ func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
 
 // track adds n to the number of open streams of a kind, and returns it.
 func (s *Server) track(k kind, n int64) int64 {
-	s.metrics.streams.Add(context.Background(), n, metric.WithAttributes(label("kind", k.String())))
+	s.metrics.streams.Add(context.Background(), n, s.metrics.kinds[k])
 	return s.open[k].Add(n)
 }
 

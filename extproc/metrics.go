@@ -46,6 +46,8 @@ type metrics struct {
 	encodings metric.Int64Counter
 	queries   metric.Int64Counter
 	unreached metric.Int64Counter
+
+	kinds [kinds]metric.MeasurementOption // labels, made once since every request needs them
 }
 
 func newMetrics(meter metric.Meter) (*metrics, error) {
@@ -75,6 +77,9 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 		metric.WithExplicitBucketBoundaries(256, 1<<10, 4<<10, 16<<10, 64<<10, 256<<10, 1<<20, 4<<20, 16<<20))
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, fmt.Errorf("extproc: make instruments: %w", err)
+	}
+	for k := range kinds {
+		m.kinds[k] = metric.WithAttributeSet(attribute.NewSet(label("kind", k.String())))
 	}
 	return &m, nil
 }

@@ -109,7 +109,7 @@ const (
 // 50 µs, or for the copy of the longest sequence with all its holders. It copies what
 // it is the first to change. These copies take at most [Config.DumpWords] until the loop
 // has read them; beyond that the dump ends with [ErrOvertaken]. Apart from the copies a
-// dump takes less than 2 MB, however large the index is.
+// dump takes less than 3 MB, however large the index is.
 // A second dump waits for the first.
 func (x *Index) Dump() iter.Seq2[Run, error] {
 	return func(yield func(Run, error) bool) {
