@@ -13,7 +13,7 @@ import (
 )
 
 func publisherConfig(c *Config, scope wire.Scope, id uint64, log *slog.Logger) engines.PublisherConfig {
-	return engines.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: c.EnableLocalIndexer, Durable: c.Durable, Replicas: c.NATSReplicas, Quiet: true, Log: log}
+	return engines.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: c.EnableLocalIndexer, Durable: c.Durable, Replicas: c.NATSReplicas, Log: log}
 }
 
 // record returns the worker's record. A worker with several ranks may have a publisher for

@@ -19,15 +19,7 @@ func (p *Publisher) Answer(q events.Query) events.Answer { return p.answer(&q) }
 // Flush sends what is pending, as Run does.
 func (p *Publisher) Flush() { p.flush() }
 
-// Silent reports whether nobody wants what it would say.
-func (p *Publisher) Silent() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.silent
-}
-
-// Told returns what the index must know at most: the ids that stand for blocks
-// which the engine has, by rank and tier. It also counts what is kept.
+// Told returns the published blocks by rank and tier, and the weight of all remembered ones.
 func (e *Engine) Told() (told map[uint32]map[indexer.Tier]map[uint64]bool, weight int) {
 	told = make(map[uint32]map[indexer.Tier]map[uint64]bool)
 	for rank, r := range e.ranks {

@@ -65,23 +65,15 @@ func (o *natsOutlet) open(ctx context.Context, p *Publisher) (end func(), err er
 	var cancel context.CancelFunc
 	o.life, cancel = context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(leaveTimeout, cancel) })
-	var subs []*nats.Subscription
-	listen := func(subject string, take nats.MsgHandler) {
-		sub, e := o.nc.Subscribe(subject, take)
-		if e != nil {
-			err = errors.Join(err, fmt.Errorf("events: subscribe to %s: %w", subject, e))
-			return
-		}
-		subs = append(subs, sub)
-	}
+	var sub *nats.Subscription
 	if p.conf.LocalIndexer {
-		listen(events.QuerySubject(p.conf.Scope, p.conf.WorkerID, "*"), func(m *nats.Msg) { o.query(p, m) })
-	}
-	if p.conf.Quiet {
-		listen(p.conf.Scope.Own(presenceTopic), func(m *nats.Msg) { p.tell(p.conf.Now(), m.Data) })
+		subject := events.QuerySubject(p.conf.Scope, p.conf.WorkerID, "*")
+		if sub, err = o.nc.Subscribe(subject, func(m *nats.Msg) { o.query(p, m) }); err != nil {
+			err = fmt.Errorf("events: subscribe to %s: %w", subject, err)
+		}
 	}
 	return func() {
-		for _, sub := range subs {
+		if sub != nil {
 			_ = sub.Unsubscribe() // fails if the connection is closed, which does the same
 		}
 		stop()

@@ -42,12 +42,8 @@ type PublisherConfig struct {
 	// LocalIndexer keeps the worker's blocks and its last events, and answers queries. The
 	// worker's record should say so.
 	LocalIndexer bool
-	// Quiet sends nothing while there are routers and none of them wants events. When one
-	// wants events again, a publisher without a local indexer sends all blocks.
-	Quiet bool
 	// Sockets are the publisher's own, by rank. With sockets the publisher does not use
-	// NATS: Durable and Quiet are ignored, LocalIndexer is implied, and events of other
-	// ranks are lost.
+	// NATS: Durable is ignored, LocalIndexer is implied, and events of other ranks are lost.
 	Sockets map[uint32]RankSockets
 	// Publish sends a message of a Durable publisher and waits for the acknowledgement.
 	// Default: JetStream's.
@@ -98,14 +94,12 @@ type Publisher struct {
 
 	mu sync.Mutex
 	// mu guards the fields below.
-	pending  []events.RouterEvent
-	sealed   int               // number of final events in pending
-	lastID   map[uint32]uint64 // by rank
-	lost     map[uint32]bool   // ranks whose last event may not have been sent
-	dropped  int               // since the last flush
-	local    *localindex.Index // nil if unused
-	audience audience
-	silent   bool
+	pending []events.RouterEvent
+	sealed  int               // number of final events in pending
+	lastID  map[uint32]uint64 // by rank
+	lost    map[uint32]bool   // ranks whose last event may not have been sent
+	dropped int               // since the last flush
+	local   *localindex.Index // nil without LocalIndexer
 }
 
 // NewPublisher returns a publisher. The caller keeps the connection, which may be nil if
@@ -117,7 +111,7 @@ func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 	}
 	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
 	if len(conf.Sockets) > 0 {
-		conf.Durable, conf.Quiet, conf.LocalIndexer = false, false, true
+		conf.Durable, conf.LocalIndexer = false, true
 	}
 	p := &Publisher{
 		conf: conf, max: maxPending,
@@ -134,7 +128,7 @@ func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 	} else {
 		p.out = newNATSOutlet(nc, &p.conf)
 	}
-	if conf.LocalIndexer || conf.Quiet {
+	if conf.LocalIndexer {
 		p.local = localindex.New()
 	}
 	return p
@@ -160,15 +154,13 @@ func (p *Publisher) publishLocked(dpRank uint32, ev indexer.Event) {
 	}
 	p.lastID[dpRank]++
 	e := events.RouterEvent{WorkerID: p.conf.WorkerID, DPRank: dpRank, EventID: p.lastID[dpRank], Event: ev}
-	if p.silent || len(p.pending) >= p.max {
+	if len(p.pending) >= p.max {
 		p.sealLocked()
 		if p.local != nil {
 			p.local.Remember(p.conf.Now(), e)
 		}
-		if !p.silent {
-			p.dropped++
-			p.lost[dpRank] = true
-		}
+		p.dropped++
+		p.lost[dpRank] = true
 		return
 	}
 	p.pending = append(p.pending, e)
@@ -199,7 +191,6 @@ func (p *Publisher) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-tick.C:
-			p.tell(p.conf.Now(), nil)
 			now, up := p.out.connection()
 			p.admit(now != changes, up)
 			changes = now
@@ -294,7 +285,7 @@ func (p *Publisher) answer(q *events.Query) events.Answer {
 func (p *Publisher) admit(reconnected, up bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if reconnected && !p.silent {
+	if reconnected {
 		for rank := range p.lastID {
 			p.lost[rank] = true
 		}

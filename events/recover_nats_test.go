@@ -4,12 +4,9 @@ package events_test
 
 import (
 	"context"
-	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"net"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -561,121 +558,4 @@ func TestScopesShareNothing(t *testing.T) {
 			t.Errorf("scope %d: %v", i, c)
 		}
 	}
-}
-
-// While no router wants events workers send none; then those without a local
-// indexer tell all, and the others are asked.
-func TestQuietWorkers(t *testing.T) {
-	t.Parallel()
-	for _, local := range []bool{false, true} {
-		t.Run(fmt.Sprint("local indexer ", local), func(t *testing.T) {
-			nc := bus(t)
-			b := newBed(t, nc, events.SubscriberConfig{})
-			messages := make(chan *nats.Msg, 10_000)
-			sub, err := nc.ChanSubscribe(wire.Scope{}.Topic(events.Topic), messages)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() { _ = sub.Unsubscribe() }()
-			var clock struct {
-				sync.Mutex
-				ahead time.Duration
-			}
-			var log wantedLog
-			now := func() time.Time {
-				clock.Lock()
-				defer clock.Unlock()
-				return time.Now().Add(clock.ahead)
-			}
-			p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: local, Quiet: true, Now: now, Log: slog.New(slog.NewTextHandler(&log, nil))}, 1)
-			present := func(text string) {
-				if err := nc.Publish(wire.Scope{}.Own("presence"), []byte(text)); err != nil {
-					t.Fatal(err)
-				}
-				if err := nc.Flush(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			// heard is the largest number of an event that was heard.
-			largest := uint64(0)
-			heard := func() uint64 {
-				for len(messages) > 0 {
-					m, err := events.DecodeMessage((<-messages).Data)
-					if err != nil {
-						t.Fatal(err)
-					}
-					for _, ev := range m.Events {
-						largest = max(largest, ev.EventID)
-					}
-				}
-				return largest
-			}
-			speaks := func() {
-				t.Helper()
-				before := heard()
-				p.change(10)
-				eventually(t, func() bool { return heard() > before })
-			}
-			keepsQuiet := func() {
-				t.Helper()
-				eventually(t, func() bool { return log.last() == "wanted=false" })
-				<-time.After(50 * time.Millisecond) // what was on its way
-				before := heard()
-				p.change(40)
-				<-time.After(50 * time.Millisecond)
-				if n := heard(); n != before {
-					t.Errorf("events %d to %d, that nobody wants", before+1, n)
-				}
-			}
-			speaks() // nobody knows who listens
-			present(`{"router_id":1,"wants_events":false}`)
-			present(`nonsense`)
-			keepsQuiet()
-			before := nc.NumSubscriptions()
-			running(t, b.sub.Run)
-			eventually(t, func() bool { return nc.NumSubscriptions() >= before+2 })
-			src := source(1)
-			src.Queries = local
-			b.sub.SetWorker(7, src)
-			present(`{"router_id":2,"wants_events":true}`)
-			b.equal(p)
-			p.change(40)
-			b.equal(p)
-			if c := b.counts(); (c["ask_dump"] > 0) != local {
-				t.Errorf("asked %v", c)
-			}
-
-			// The one that wanted them is gone, the other is not.
-			clock.Lock()
-			clock.ahead += 7 * time.Second
-			clock.Unlock()
-			present(`{"router_id":1,"wants_events":false}`)
-			keepsQuiet()
-			// An older router does not say, and wants them.
-			present(`{"router_id":3}`)
-			eventually(t, func() bool { return log.last() == "wanted=true" })
-			speaks()
-		})
-	}
-}
-
-// wantedLog keeps the last line of a publisher's log that says whether events are wanted.
-type wantedLog struct {
-	mu   sync.Mutex
-	line string
-}
-
-func (l *wantedLog) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if i := strings.Index(string(p), "wanted="); i >= 0 {
-		l.line = strings.TrimSpace(string(p[i:]))
-	}
-	return len(p), nil
-}
-
-func (l *wantedLog) last() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.line
 }

@@ -200,7 +200,7 @@ func (c *EngineCommand) publisher(nc *nats.Conn, log *slog.Logger) (where fleet.
 	}
 	publisher := engines.NewPublisher(nc, engines.PublisherConfig{
 		Scope: c.scope, WorkerID: wire.WorkerID(c.sim.Name), LocalIndexer: c.localIndexer,
-		Durable: c.durable, Replicas: c.replicas, Quiet: true, Log: log,
+		Durable: c.durable, Replicas: c.replicas, Log: log,
 	})
 	c.sim.Publish = func(ev indexer.Event) { publisher.Publish(0, ev) }
 	where = fleet.Events{Transport: "nats", LocalIndexer: c.localIndexer, PublisherID: publisher.ID()}

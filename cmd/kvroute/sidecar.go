@@ -106,7 +106,7 @@ func (s *sidecar) open(ctx context.Context, meter metric.Meter, recorder *engine
 		return err
 	}
 	s.publisher = engines.NewPublisher(s.nc, engines.PublisherConfig{
-		Scope: c.scope(), WorkerID: s.engine.ID, LocalIndexer: c.LocalIndexer, Durable: c.Durable, Replicas: c.NATSReplicas, Quiet: true, Log: s.log,
+		Scope: c.scope(), WorkerID: s.engine.ID, LocalIndexer: c.LocalIndexer, Durable: c.Durable, Replicas: c.NATSReplicas, Log: s.log,
 		Sockets: sockets,
 		Lost:    func(n int) { lost.Add(ctx, int64(n)) },
 	})

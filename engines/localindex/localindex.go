@@ -6,7 +6,6 @@ package localindex
 
 import (
 	"iter"
-	"maps"
 	"slices"
 	"time"
 
@@ -114,15 +113,6 @@ func (f *Content) Events() ([]indexer.Event, error) {
 	defer f.stop()
 	return events.RankEvents(f.runs, 0)
 }
-
-// Rank returns the content of a rank, and the events that wait for their parents.
-func (l *Index) Rank(dpRank uint32) (content *Content, waiting []indexer.Event) {
-	r := l.ranks[dpRank]
-	return freeze(r.index), r.parked.Waiting()[0]
-}
-
-// Ranks returns the ranks of which events are known.
-func (l *Index) Ranks() []uint32 { return slices.Sorted(maps.Keys(l.ranks)) }
 
 // Complete makes the content of a dump, if there is one, the events of an answer, in
 // front of those that are there.
