@@ -83,6 +83,7 @@ func (s *stream) giveUp(why failure) bool {
 		}
 	case begun, waiting:
 		s.server.failOpen(why, nil)
+	default: // the request has its answer
 	}
 	return s.mayEnd()
 }

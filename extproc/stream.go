@@ -108,6 +108,7 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 		answer := s.answerResponse(req)
 		s.state = to
 		return s.send(answer)
+	default: // the other actions change the state first
 	}
 	s.state = to
 	switch act {

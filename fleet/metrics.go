@@ -28,6 +28,9 @@ func newCounter(meter metric.Meter, name, unit, description string) (counter, er
 // count counts one event. The attributes are keys and values in turn.
 func (c counter) count(attributes ...string) { c.add(1, attributes...) }
 
+// add counts several events.
+//
+//nolint:contextcheck // counters need none
 func (c counter) add(n int, attributes ...string) {
 	set := make([]attribute.KeyValue, 0, len(attributes)/2)
 	for i := 0; i+1 < len(attributes); i += 2 {

@@ -10,6 +10,4 @@ func (s *Sync) Quicken(every time.Duration) {
 }
 
 // GroupWorkerID is the id of a candidate.
-//
-//nolint:gochecknoglobals // for tests
 var GroupWorkerID = groupWorkerID

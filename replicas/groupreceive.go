@@ -279,8 +279,8 @@ func (g *Groups) feedLocked(now time.Time, h *heardGroup, s *summary) *groupFeed
 }
 
 // heardWithin reports whether the last message is at most this number of intervals old.
-func (f *groupFeed) heardWithin(now time.Time, intervals time.Duration) bool {
-	return !f.heard.IsZero() && now.Sub(f.heard) <= intervals*f.interval
+func (f *groupFeed) heardWithin(now time.Time, intervals int) bool {
+	return !f.heard.IsZero() && now.Sub(f.heard) <= time.Duration(intervals)*f.interval
 }
 
 // take handles a message of the feed. The outcome is the message's kind, or why its content

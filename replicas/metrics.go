@@ -48,6 +48,9 @@ func (m *instruments) counter(name, unit, attribute, description string) counter
 // count counts one event. The value is that of the attribute.
 func (c counter) count(value string) { c.add(value, 1) }
 
+// add counts several events.
+//
+//nolint:contextcheck // counters need none
 func (c counter) add(value string, n int) {
 	if n > 0 {
 		c.Add(context.Background(), int64(n), metric.WithAttributes(attribute.String(c.attribute, value)))

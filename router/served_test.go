@@ -196,13 +196,13 @@ func TestWhoWasNotAskedIsNotBlamed(t *testing.T) {
 func TestLongAvoidanceDoubles(t *testing.T) {
 	c := &clock{time.Unix(1000, 0)}
 	r := newRouter(t, router.Config{AvoidFailing: 5 * time.Minute, Now: c.read}, 2)
-	for i, minutes := range []time.Duration{5, 10, 20, 40, 80, 80} {
+	for i, minutes := range []int{5, 10, 20, 40, 80, 80} {
 		d := decided(t, r, "x", "abcd", func(q *router.Request) { q.Pinned = &router.Worker{ID: 1} })
 		if _, avoided := r.Served(d.ID, router.Response{Address: worker(1).Address, Status: 503, Local: true}); len(avoided) != 1 {
 			t.Fatalf("failure %d has no effect", i)
 		}
 		r.Free(d.ID)
-		c.now = c.now.Add(minutes*time.Minute - 1)
+		c.now = c.now.Add(time.Duration(minutes)*time.Minute - 1)
 		if !byID(t, r)[1].Failing {
 			t.Fatalf("failure %d: the worker is not avoided for %d minutes", i, minutes)
 		}

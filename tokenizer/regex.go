@@ -124,6 +124,8 @@ func (b *budget) late() error {
 // regexTime plus ten microseconds a byte is the limit for all searches in one text, in wall-clock
 // time: a backtracking engine can need exponential time for the expression of a file. Ordinary texts
 // take a tenth of it on an idle machine.
+//
+//nolint:gochecknoglobals // changed by tests
 var regexTime = 2 * time.Second
 
 // remaining is the time that the next search may take.

@@ -82,7 +82,7 @@ func (e *env) simulated(ctx context.Context) string {
 	var config strings.Builder
 	config.WriteString("version: 1\nworkers:\n")
 	for i, address := range e.sims {
-		config.WriteString(fmt.Sprintf("- {name: sim-%c, address: %q, models: [%s], model_card: kvroute-sim, events: {transport: zmq}}\n", 'a'+i, address, modelName))
+		fmt.Fprintf(&config, "- {name: sim-%c, address: %q, models: [%s], model_card: kvroute-sim, events: {transport: zmq}}\n", 'a'+i, address, modelName)
 	}
 	return config.String()
 }

@@ -99,8 +99,8 @@ func dynamoIndexer(ctx context.Context, e *env, r *result) {
 	for i := range 2 {
 		at := engines + 2*i
 		ranks = append(ranks, fmt.Sprintf("%d:0=tcp://127.0.0.1:%d,%d:1=tcp://127.0.0.1:%d", i+1, at, i+1, at+1))
-		workers.WriteString(fmt.Sprintf("- {worker_id: %d, name: engine-%d, address: %q, models: [%s], model_card: kvroute-sim, block_size: %d, dp_size: 2, events: {transport: zmq, endpoint: \"tcp://127.0.0.1:%d\"}}\n",
-			i+1, i+1, w.address, modelName, dynamoBlock, at))
+		fmt.Fprintf(&workers, "- {worker_id: %d, name: engine-%d, address: %q, models: [%s], model_card: kvroute-sim, block_size: %d, dp_size: 2, events: {transport: zmq, endpoint: \"tcp://127.0.0.1:%d\"}}\n",
+			i+1, i+1, w.address, modelName, dynamoBlock, at)
 	}
 	theirs := e.start("dynamo-indexer", w.environment, w.python(), "-m", "dynamo.indexer", "--port", fmt.Sprint(port), "--block-size", fmt.Sprint(dynamoBlock),
 		"--model-name", modelName, "--workers", strings.Join(ranks, ","))
@@ -165,7 +165,7 @@ func dynamoLoss(ctx context.Context, e *env, r *result) {
 	f.start("zmq", "")
 	f.ready(ctx)
 	store := filepath.Join(e.dir, "dynamo-loss-store-cut")
-	sockets := f.mirror(ctx, store)
+	sockets := f.mirror(store)
 	s := e.startStack(ctx, "dynamo-loss", f.config(store), []string{f.address})
 	s.waitWorkers(ctx, 4)
 	s.waitRouted(ctx)

@@ -252,7 +252,7 @@ func (p *eventPlane) take(envelope []byte) {
 
 // mirror keeps a copy of the store until the check ends. In the copy the publishers'
 // sockets are valves that lead to the real ones.
-func (f *dynamoFleet) mirror(ctx context.Context, store string) (valves []*valve) {
+func (f *dynamoFleet) mirror(store string) (valves []*valve) {
 	var replace []string
 	for _, ch := range f.records().Plane.Channels {
 		v := bench.Must(openValve("tcp", "127.0.0.1:0", strings.TrimPrefix(ch.Endpoint, "tcp://")))

@@ -58,7 +58,10 @@ func (r *result) try(ctx context.Context, what string, compare func()) {
 func (e *env) check(ctx context.Context, c check) (r result, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.limit, fmt.Errorf("not done in %v", c.limit))
 	defer cancel()
-	defer func() { e.ends, e.stacks = callBackwards(e.ends), nil }()
+	defer func() {
+		callBackwards(e.ends)
+		e.ends, e.stacks = nil, nil
+	}()
 	err = bench.Try(func() { c.run(ctx, e, &r) })
 	if err == nil && r.cases == 0 {
 		err = errors.New("nothing was compared")
@@ -80,13 +83,15 @@ func (e *env) atEnd(f func()) { e.ends = append(e.ends, f) }
 // atGroupEnd is atEnd for the end of the group.
 func (e *env) atGroupEnd(f func()) { e.groupEnds = append(e.groupEnds, f) }
 
-func (e *env) endGroup() { e.groupEnds = callBackwards(e.groupEnds) }
+func (e *env) endGroup() {
+	callBackwards(e.groupEnds)
+	e.groupEnds = nil
+}
 
-func callBackwards(ends []func()) []func() {
+func callBackwards(ends []func()) {
 	for _, f := range slices.Backward(ends) {
 		f()
 	}
-	return nil
 }
 
 // start starts a program, whose log goes to the run's folder.

@@ -98,7 +98,6 @@ func (f *scaleFleet) summarise(g int, rng *rand.Rand) {
 	}
 	all[0].Filter, all[0].Stride = filter, scaleStride
 	f.upper.SetSummary(uint64(g)+1, all[0])
-	return
 }
 
 // update gives the upper tier the load and the new checkpoints of each group, four times a
