@@ -12,7 +12,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// A decision runs for every request: it allocates nothing, kept or not.
+// A decision runs for every request, so it must not allocate, whether the decision is
+// kept or not.
 func TestDecisionsDoNotAllocate(t *testing.T) {
 	for name, conf := range map[string]router.Config{
 		"kept":     {},
@@ -38,7 +39,7 @@ func TestDecisionsDoNotAllocate(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			for range 5000 { // until tables and scratch have their size
+			for range 5000 { // warm up: tables and scratch buffers reach their size
 				serve()
 			}
 			if got := testing.AllocsPerRun(2000, serve); got != 0 {

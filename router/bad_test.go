@@ -13,8 +13,8 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// With no worker there is an error, with one it is that one: in every mode, by every
-// policy, drawn or not.
+// Without a worker every mode and policy returns an error; with one worker it returns
+// that worker.
 func TestNobodyAndOne(t *testing.T) {
 	configs := map[string]router.Config{}
 	for _, m := range router.Modes() {
@@ -56,8 +56,8 @@ func TestNobodyAndOne(t *testing.T) {
 	}
 }
 
-// A worker may leave at any moment of a request's life; what is said of the request
-// afterwards does nothing, and its id is free again.
+// A worker may leave at any moment of a request's life. Later calls for the request do
+// nothing, and its id can be used again.
 func TestAWorkerVanishes(t *testing.T) {
 	r := newRouter(t, router.Config{Queue: router.QueueConfig{Threshold: new(0.)}}, 0)
 	for id := range uint64(2) {
@@ -67,24 +67,24 @@ func TestAWorkerVanishes(t *testing.T) {
 	}
 	store(r, router.Worker{ID: 1}, "QRS")
 
-	// Between a choice and its booking by hand.
+	// The worker leaves between a choice and its booking by the caller.
 	d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("QRS")})
 	if err != nil || d.Worker.ID != 1 {
 		t.Fatal(d.Worker, err)
 	}
 	r.RemoveWorker(1)
 	if _, err := pick(t, r, router.Request{ID: "r", Pinned: &d.Worker}); !errors.Is(err, router.ErrPinnedUnknown) {
-		t.Errorf("booked where nobody is: %v", err)
+		t.Errorf("booking on a worker that has left: %v", err)
 	}
 	if r.Free("r") || r.MarkPrefillCompleted("r") || r.AddOutputTokens("r", 1) {
 		t.Error("the request holds something")
 	}
 
-	// Between a booking and its end.
+	// The worker leaves between a booking and its end.
 	if w, err := pick(t, r, router.Request{ID: "r"}); err != nil || w != 2 {
 		t.Fatal(w, err)
 	}
-	// While somebody waits for it.
+	// The worker leaves while a request waits for it.
 	waits, left := make(chan struct{}), make(chan error, 1)
 	go func() {
 		_, err := r.BestWorker(context.Background(), router.Request{
@@ -95,10 +95,10 @@ func TestAWorkerVanishes(t *testing.T) {
 	<-waits
 	r.RemoveWorker(2)
 	if err := <-left; !errors.Is(err, router.ErrPinnedUnknown) {
-		t.Errorf("who waited for it: %v", err)
+		t.Errorf("the request that waited for the worker: %v", err)
 	}
 	if r.MarkPrefillCompleted("r") || r.AddOutputTokens("r", 1) {
-		t.Error("the request has a slot on nobody")
+		t.Error("the request has a slot on an unknown worker")
 	}
 	r.Free("r")
 	if r.Free("r") || r.Free("nobody") || r.MarkPrefillCompleted("nobody") || r.AddOutputTokens("nobody", 1) || r.Abandon("nobody") {
@@ -111,14 +111,14 @@ func TestAWorkerVanishes(t *testing.T) {
 	r.MarkPrefillCompleted("r")
 	r.Free("r")
 	if r.MarkPrefillCompleted("r") {
-		t.Error("a first token after the end is news")
+		t.Error("a first token after the end is counted")
 	}
 	if s := r.Workers()[0]; s.ActiveRequests != 0 || s.ActiveBlocks != 0 || s.PendTokens != 0 {
 		t.Errorf("left over: %+v", s)
 	}
 }
 
-// What a request brings is bounded in number, and in what it weighs.
+// The values of a request are limited in number and in size.
 func TestEnormousRequests(t *testing.T) {
 	r := newRouter(t, router.Config{}, 0)
 	w := worker(1)
@@ -152,7 +152,7 @@ func TestEnormousRequests(t *testing.T) {
 		t.Fatal(d.Worker, err)
 	}
 	if _, err := json.Marshal(d); err != nil {
-		t.Errorf("the decision cannot be told: %v", err)
+		t.Errorf("the decision cannot be encoded: %v", err)
 	}
 	own := newRouter(t, router.Config{Rule: func(_ *scorer.Request, _ []scorer.Input, costs []float64) int {
 		costs[0] = math.NaN()
@@ -162,6 +162,6 @@ func TestEnormousRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := json.Marshal(d); err != nil {
-		t.Errorf("the decision of a rule cannot be told: %v", err)
+		t.Errorf("the decision of a rule cannot be encoded: %v", err)
 	}
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// decider is a router with four workers that hold shared beginnings of prompts.
+// decider is a router with four workers that have the shared beginnings of prompts
+// cached.
 type decider struct {
 	router  *router.Router
 	prompts [][]uint32
@@ -22,8 +23,7 @@ type decider struct {
 
 const benchBlock = 16
 
-// newDecider makes prompts of 512 tokens that many share, and 50 to 200 of their
-// own.
+// newDecider makes prompts of 512 shared tokens and 50 to 200 tokens of their own.
 func newDecider(tb testing.TB, conf router.Config) *decider {
 	conf.PredictTTL = -1
 	r, err := router.New(conf)
@@ -72,8 +72,8 @@ func (d *decider) serve(id string, i int, hashed bool) error {
 	return err
 }
 
-// A booked decision and its end, by as many goroutines as there are processors:
-// from hashes, and from token ids with the hashing.
+// BenchmarkDecision measures a booked decision and its end, on GOMAXPROCS goroutines:
+// from hashes, and from token ids including the hashing.
 func BenchmarkDecision(b *testing.B) {
 	for _, hashed := range []bool{true, false} {
 		name := "tokens"

@@ -12,9 +12,9 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// eligible collects the ordinals that may take a request: the healthy workers, or if there
-// are none, the degraded ones. A worker that failed lately and a router group without a
-// recent summary count as degraded. A pinned worker may be healthy or degraded.
+// eligible collects the ordinals that may take a request: the healthy workers, or the
+// degraded ones if no worker is healthy. A worker that failed lately and a router group
+// without a recent summary count as degraded. A pinned worker may be healthy or degraded.
 func (c *core) eligible(now time.Time, q *question) error {
 	c.verdicts = slices.Grow(c.verdicts[:0], len(c.order))[:len(c.order)]
 	if q.Pinned != nil {
@@ -30,8 +30,8 @@ func (c *core) eligible(now time.Time, q *question) error {
 	return nil
 }
 
-// collect makes the workers candidates that may take the request and are in a state of
-// health that is not worse than the given one.
+// collect makes candidates of the workers that may take the request and whose health is
+// not worse than the given one.
 func (c *core) collect(now time.Time, q *question, worst Health) {
 	c.candidates = c.candidates[:0]
 	for i, ord := range c.order {
@@ -84,7 +84,7 @@ func (q *question) pinned(err error) error {
 	return fmt.Errorf("worker %d, rank %d: %w", q.Pinned.ID, q.Pinned.DPRank, err)
 }
 
-// exclude says why a worker may not take a request; its health and load do not count.
+// exclude returns why a worker may not take a request, apart from its health and load.
 func (c *core) exclude(e *entry, q *question) Exclusion {
 	switch info := e.info; {
 	case q.Pinned != nil && (e.worker.ID != q.Pinned.ID || !q.AnyRank && e.worker != *q.Pinned):
@@ -178,8 +178,8 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 	}
 }
 
-// load fills in the load and the properties of a worker. prompt is the length of a prompt that stands for
-// the average one before the first booking; see [core.foreign].
+// load fills in the load and the properties of a worker. prompt is the length of a prompt
+// that stands for the average one before the first booking; see [core.foreign].
 func (c *core) load(now time.Time, ord, prompt int, in *scorer.Input) {
 	e, load := &c.entries[ord], c.slots.Load(ord)
 	// Field by field: a literal would be made elsewhere and copied.

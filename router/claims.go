@@ -14,7 +14,7 @@ import (
 // claims are reports of caches without events: by router groups in their summaries, and by
 // workers in their heartbeats.
 type claims struct {
-	some atomic.Bool // whether there are claims: without them match is free
+	some atomic.Bool // whether there are claims: match returns at once without them
 
 	mu sync.RWMutex
 	// mu guards the field below.

@@ -15,7 +15,7 @@ func counting(from, to uint32) (tokens []uint32) {
 	return tokens
 }
 
-// The vectors are of the router whose heartbeats these are.
+// The expected hashes are test vectors of the router whose heartbeat format this is.
 func TestPrefixHashes(t *testing.T) {
 	for _, c := range []struct {
 		tokens []uint32
@@ -83,7 +83,7 @@ func TestWorkersNameWhatTheyHold(t *testing.T) {
 			t.Errorf("%s: overlap %d, want %d", what, got, c.want)
 		}
 	}
-	// More is held than the name covers; less is held than it covers.
+	// A report may exceed the length of its prefix or be shorter than it.
 	r.SetCachedPrefixes(2, map[uint64]int{0xc9bfd41410669565: 9999})
 	if got := overlap(Worker{2, 0}, Request{Tokens: prompt}); got != 16 {
 		t.Errorf("more tokens than the prompt: overlap %d", got)
@@ -92,7 +92,8 @@ func TestWorkersNameWhatTheyHold(t *testing.T) {
 	if got := overlap(Worker{2, 0}, Request{Tokens: prompt}); got != 3 {
 		t.Errorf("100 of 512 tokens: overlap %d", got)
 	}
-	// What is not named any more is gone, and so is a worker's with it.
+	// A prefix that a report no longer names is removed; a worker's prefixes are removed
+	// with the worker.
 	r.SetCachedPrefixes(2, map[uint64]int{})
 	if got := overlap(Worker{2, 0}, Request{Tokens: prompt}); got != 0 {
 		t.Errorf("nothing is named: overlap %d", got)

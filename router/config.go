@@ -88,8 +88,8 @@ type Config struct {
 	// for [Decision.CoarseTTFT]. Default 50,000.
 	PrefillThroughput float64
 
-	// BlockSize is the number of tokens in a block of workers that do not register it.
-	// 0 takes the size of the model's other workers, or 16 if there are none.
+	// BlockSize is the number of tokens in a block of workers that do not register it. 0
+	// takes the size of the model's other workers, or 16 without others.
 	BlockSize int
 
 	// MaxBlocks bounds the (block, worker) pairs that a pool remembers from events. At the

@@ -120,7 +120,8 @@ func (r *Router) begin(mine func(id uint64) bool) *Dump {
 	return d
 }
 
-// The ends of a dump: read, given up because too much changed meanwhile, or left by its reader.
+// The ends of a dump: read to its end, aborted because too much changed meanwhile, or
+// closed early by its reader.
 const (
 	dumpWhole = iota
 	dumpOvertaken

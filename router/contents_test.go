@@ -15,8 +15,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// lines is a dump in the form in which two routers are compared: everything but
-// the engines' hashes.
+// lines returns a dump in a form in which two routers can be compared: all but the
+// engines' hashes.
 func lines(t *testing.T, r *router.Router) (out []string) {
 	t.Helper()
 	d, ok := r.Dump(nil)
@@ -45,8 +45,7 @@ func same(t *testing.T, what string, a, b []string) {
 	}
 }
 
-// scramble applies random events of the workers, of two models, with and without
-// holes.
+// scramble applies random events of the workers, of two models, with and without holes.
 func scramble(r *router.Router, rng *rand.Rand, ids []uint64, holes bool) {
 	type owner struct {
 		id   uint64
@@ -114,7 +113,8 @@ func TestContentsMoveToAnotherRouter(t *testing.T) {
 		scramble(a, rng, ids, true)
 		want := lines(t, a)
 
-		// Workers known in another order, only some of them, and old contents.
+		// The other router has the workers in another order, only some of them, and old
+		// contents.
 		shuffled := slices.Clone(ids)
 		rng.Shuffle(len(ids), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
 		b := twoModels(t, shuffled[:rng.IntN(len(ids)+1)])
@@ -126,7 +126,7 @@ func TestContentsMoveToAnotherRouter(t *testing.T) {
 		if out.Skipped != 0 || len(out.Expected) != len(ids)-len(b.Workers())/2 {
 			t.Fatalf("seed %d: %+v with %d ranks known", seed, out, len(b.Workers()))
 		}
-		// Both go on in the same way.
+		// Both routers must behave alike afterwards.
 		for _, r := range []*router.Router{a, b} {
 			scramble(r, rand.New(rand.NewPCG(seed, 4)), ids, true)
 		}
@@ -134,7 +134,7 @@ func TestContentsMoveToAnotherRouter(t *testing.T) {
 	}
 }
 
-// The events of a dump make the same index, but for what lies behind a hole.
+// The events of a dump rebuild the same index, except for blocks behind a hole.
 func TestADumpsEventsMakeTheIndex(t *testing.T) {
 	ids := []uint64{1, 2, 5}
 	for seed := range uint64(30) {
@@ -159,7 +159,7 @@ func TestADumpsEventsMakeTheIndex(t *testing.T) {
 	}
 }
 
-// A dump shows one moment, whatever happens while it is read.
+// A dump shows the index at one moment, even if the index changes while the dump is read.
 func TestADumpIsOfOneMoment(t *testing.T) {
 	ids := []uint64{1, 2, 3, 5, 6}
 	r := twoModels(t, ids)
@@ -181,7 +181,7 @@ func TestADumpIsOfOneMoment(t *testing.T) {
 		got = append(got, told(&ev))
 	}
 	d.Close()
-	d.Close() // harmless
+	d.Close() // closing twice is harmless
 	same(t, "a dump of one moment", want, got)
 }
 
@@ -196,16 +196,16 @@ func TestExpectedWorkers(t *testing.T) {
 		t.Errorf("%+v, want three expected workers with 6 blocks", out)
 	}
 	if n := len(b.Workers()); n != 0 {
-		t.Errorf("%d workers are told of, want none: none has registered", n)
+		t.Errorf("%d workers are reported, want none: none has registered", n)
 	}
 	if _, err := b.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("ABC")}); !errors.Is(err, router.ErrNoWorkers) {
 		t.Errorf("a request before anybody registered: %v", err)
 	}
 	if !store(b, router.Worker{ID: 1}, "XYZ") {
-		t.Error("events of an expected worker are not taken")
+		t.Error("events of an expected worker are ignored")
 	}
-	set(t, b, worker(2)) // registers as it was
-	again := worker(3)   // has restarted since
+	set(t, b, worker(2)) // registers with the same process
+	again := worker(3)   // has restarted since the dump
 	again.StartedMS = 77
 	set(t, b, again)
 	if got := b.RemoveExpected(out.Expected); !slices.Equal(got, []uint64{1}) {
@@ -257,7 +257,7 @@ func TestAFailedRestoreChangesNothing(t *testing.T) {
 	if got := b.RemoveExpected([]uint64{1, 2, 3}); len(got) != 0 {
 		t.Errorf("expected workers are left: %v", got)
 	}
-	// Another block size now: nothing of the pool can be used.
+	// With another block size nothing of the pool can be restored.
 	c := newRouter(t, router.Config{BlockSize: 32}, 0)
 	w := worker(3)
 	w.BlockSize = 32
@@ -265,14 +265,14 @@ func TestAFailedRestoreChangesNothing(t *testing.T) {
 	if out := restored(t, a, c); out.Blocks != 0 || out.Skipped != 2 {
 		t.Errorf("%+v, want 2 blocks skipped", out)
 	}
-	// Nothing at all is a way to forget everything.
+	// Restoring empty contents clears the index.
 	if out, err := a.Restore(router.Contents{}, nil); err != nil || out.Blocks != 0 || len(lines(t, a)) != 0 {
 		t.Errorf("%+v, %v: something is left", out, err)
 	}
 }
 
-// What is known of workers that are kept survives a restoration, whatever the
-// contents say of them.
+// Blocks of kept workers survive a restoration, whatever the contents have for these
+// workers.
 func TestKeptWorkers(t *testing.T) {
 	a, b := newRouter(t, router.Config{}, 3), newRouter(t, router.Config{}, 3)
 	for id := range uint64(3) {
@@ -294,8 +294,8 @@ func TestKeptWorkers(t *testing.T) {
 	same(t, "one of three kept", want, lines(t, b))
 }
 
-// What a dump allocates, in each of its forms, does not grow with the index, but for
-// what a sorted one is made of.
+// The memory of a dump does not grow with the index in any form, except for the list that
+// a sorted dump needs.
 func TestADumpTakesNoMoreForALargeIndex(t *testing.T) {
 	fill := func(sequences int) *router.Router {
 		r := newRouter(t, router.Config{}, 4)
@@ -355,7 +355,7 @@ type counter int
 
 func (c *counter) Write(b []byte) (int, error) { *c += counter(len(b)); return len(b), nil }
 
-// More than a sorted dump may keep is an error, and nothing is told.
+// A sorted dump above its size limit returns an error and no events.
 func TestTooMuchToSort(t *testing.T) {
 	const workers = 128
 	r := newRouter(t, router.Config{}, workers)
@@ -369,7 +369,7 @@ func TestTooMuchToSort(t *testing.T) {
 	d, _ := r.Dump(nil)
 	defer d.Close()
 	for ev := range d.Events(true) {
-		t.Fatalf("%+v is told", ev)
+		t.Fatalf("the dump yields %+v", ev)
 	}
 	if d.Err() == nil || d.Blocks != router.MaxSorted+workers {
 		t.Errorf("%v with %d blocks", d.Err(), d.Blocks)

@@ -53,9 +53,9 @@ type core struct {
 
 	typical typical       // average of this router's requests
 	ended   uint64        // requests that ended
-	stay    time.Duration // how long requests hold their slots; newer ones count more; 0 = unknown
+	stay    time.Duration // mean time for which requests hold their slots; newer ones count more; 0 = unknown
 	grown   time.Time     // when outputs were estimated last
-	asked   int           // how often a worker was chosen to be asked for token ids
+	asked   int           // turn of the next worker to request token ids from
 
 	inferredAt time.Time // when first tokens were inferred last
 
@@ -70,7 +70,7 @@ type entry struct {
 	routed    uint64 // requests sent here
 	events    string // why its events cannot be trusted; empty if they can
 	hasEvents bool   // an event of the worker came
-	cold      uint64 // number of the last request sent here of which no worker held a block
+	cold      uint64 // number of the last request sent here without a cached block on any worker
 	avoid     avoidance
 
 	report engineReport

@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// slowQueue is a model of the queue that recomputes everything from lists: who
-// waits, in which lane, and what each worker has to do.
+// slowQueue is a model of the queue that recomputes everything from lists: waiting
+// requests, their lanes, and each worker's pending tokens.
 type slowQueue struct {
-	workers map[uint64]bool // true if it may be chosen
+	workers map[uint64]bool // by id: true if the worker may be chosen
 	waiting []*waiter
-	pend    map[string]int    // by request in flight, until its first token
+	pend    map[string]int    // pending tokens by request in flight, until its first token
 	on      map[string]uint64 // worker of each request in flight
 }
 
@@ -30,7 +30,7 @@ func (m *slowQueue) load(worker uint64) (tokens int) {
 	return tokens
 }
 
-// mustWait says whether a waiter could go nowhere without waiting.
+// mustWait reports whether no worker could take the waiter now.
 func (m *slowQueue) mustWait(w *waiter, batch int) bool {
 	some := false
 	for id, fine := range m.workers {
@@ -49,11 +49,11 @@ func (w *waiter) before(v *waiter) bool {
 	if w.q.StrictPriority != v.q.StrictPriority {
 		return w.q.StrictPriority > v.q.StrictPriority
 	}
-	return w.item.Arrival < v.item.Arrival // first come, first served; all arrive at different times
+	return w.item.Arrival < v.item.Arrival // first come, first served; arrival times are distinct
 }
 
-// Whatever happens, nobody is lost or admitted twice, nobody is overtaken in a lane,
-// and nobody waits who need not.
+// Random inputs lose no request, admit none twice, keep the order of each lane, and let
+// no request wait without need.
 func TestQueueAgainstASlowModel(t *testing.T) {
 	for seed := range uint64(60) {
 		rnd := rand.New(rand.NewPCG(seed, 5))
@@ -66,9 +66,9 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 		m := slowQueue{workers: map[uint64]bool{}, pend: map[string]int{}, on: map[string]uint64{}}
 		now := time.Unix(1000, 0)
 		next := 0
-		var left *waiter // the last one that was removed
+		var left *waiter // the waiter removed last
 
-		// settle looks at what an input led to.
+		// settle compares queue and model after an input.
 		settle := func() {
 			t.Helper()
 			for len(c.woken) > 0 {
@@ -76,7 +76,7 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 				c.woken = c.woken[1:]
 				at := slices.Index(m.waiting, w)
 				if at < 0 {
-					t.Fatalf("seed %d: %s is told though it does not wait", seed, w.q.ID)
+					t.Fatalf("seed %d: %s is woken though it does not wait", seed, w.q.ID)
 				}
 				if w.stale {
 					w.stale, w.q.matched = false, now
@@ -172,7 +172,7 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 				c.pump(now)
 				settle()
 				if slices.Contains(m.waiting, w) {
-					t.Fatalf("seed %d: %s was removed, and is not told", seed, w.q.ID)
+					t.Fatalf("seed %d: %s was removed, and is not woken", seed, w.q.ID)
 				}
 			case op < 18 || op == 18 && len(m.waiting) > 5:
 				c.expire(now)

@@ -12,8 +12,8 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// An ordinal that has another worker by now does not bring it the overlap that was
-// counted for the one before.
+// When an ordinal is given to another worker, an overlap counted for the previous worker
+// does not count for the new one.
 func TestOverlapOfAnEarlierWorkerDoesNotCount(t *testing.T) {
 	info := func(id uint64) *WorkerInfo {
 		return &WorkerInfo{ID: id, Models: []string{"m"}, Address: netip.MustParseAddrPort("10.0.0.1:1"), BlockSize: 1, DPSize: 1}
@@ -35,7 +35,8 @@ func TestOverlapOfAnEarlierWorkerDoesNotCount(t *testing.T) {
 	}
 }
 
-// coreOf returns a core with workers of a batch of 8 tokens, and a way to ask it.
+// coreOf returns a core with workers of a batch of 8 tokens, and a function that requests
+// a decision.
 func coreOf(t *testing.T, conf Config, workers int) (c *core, ask func(now time.Time, id string, tokens int, target time.Duration) (*waiter, Decision, error)) {
 	t.Helper()
 	conf, err := conf.withDefaults()
@@ -55,8 +56,8 @@ func coreOf(t *testing.T, conf Config, workers int) (c *core, ask func(now time.
 	}
 }
 
-// Whoever is too late when room is made gets none of it, though nobody has looked at
-// the time before.
+// A waiting request whose deadline has passed gets no room, even if no tick ran since the
+// deadline.
 func TestRoomIsNotForTheLate(t *testing.T) {
 	c, ask := coreOf(t, Config{Queue: QueueConfig{Threshold: new(0.)}}, 1)
 	now := time.Unix(1000, 0)
@@ -74,15 +75,15 @@ func TestRoomIsNotForTheLate(t *testing.T) {
 	c.end(now, "first")
 	c.pump(now.Add(time.Second))
 	if len(c.woken) != 2 || !errors.Is(late.err, ErrTooLate) || next.err != nil || !next.done {
-		t.Errorf("%d are told; who is too late: %v, who is not: %v", len(c.woken), late.err, next.err)
+		t.Errorf("%d are woken; the late request: %v, the next one: %v", len(c.woken), late.err, next.err)
 	}
 	if _, taken := c.slots.Worker("late"); taken {
-		t.Error("who is too late has a slot")
+		t.Error("the late request has a slot")
 	}
 }
 
-// A session that is used lives on before the first token of what uses it: a long
-// prompt must not lose it.
+// A booking extends the life of its session before the first token: a session must not
+// expire during a long prefill.
 func TestABookingIsAUseOfItsSession(t *testing.T) {
 	c, ask := coreOf(t, Config{Sessions: SessionConfig{TTL: time.Minute}}, 3)
 	now := time.Unix(1000, 0)
@@ -100,8 +101,8 @@ func TestABookingIsAUseOfItsSession(t *testing.T) {
 	}
 }
 
-// A threshold that cannot be looked at is counted, and rules see which worker was the
-// last to get a prompt that nobody knew.
+// A threshold that has no data is counted. Rules see which worker got the latest prompt
+// without any cached block.
 func TestWhatOnlyFewLookAt(t *testing.T) {
 	c, ask := coreOf(t, Config{Thresholds: Thresholds{ActiveBlocks: new(.5), PrefillFraction: new(.5)}}, 3)
 	now := time.Unix(1000, 0)

@@ -213,7 +213,7 @@ func (c *core) best(s *scorer.Settings, d *Decision) (chosen int) {
 	return chosen
 }
 
-// describe fills in what the decision says of the chosen candidate.
+// describe fills in the decision's fields about the chosen candidate.
 func (c *core) describe(q *question, chosen int, d *Decision) {
 	ord, in := c.candidates[chosen], &c.inputs[chosen]
 	e := &c.entries[ord]
@@ -228,8 +228,8 @@ func (c *core) describe(q *question, chosen int, d *Decision) {
 	d.Member = c.member(q, ord)
 }
 
-// takeSlot books a slot on the chosen candidate. It returns false if a request with this id
-// has one.
+// takeSlot books a slot on the chosen candidate. It returns false if a request with this
+// id has a slot.
 func (c *core) takeSlot(now time.Time, q *question, chosen int, d *Decision) bool {
 	ord := c.candidates[chosen]
 	e := &c.entries[ord]

@@ -16,8 +16,8 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// occupy books a request on a worker: blocks that only it has, and, if done, its
-// first token.
+// occupy books a request on a worker, with blocks that only this worker has, and marks
+// its prefill completed if done is set.
 func occupy(t *testing.T, r *router.Router, id string, on uint64, letters string, done bool) {
 	t.Helper()
 	if _, err := r.BestWorker(t.Context(), router.Request{ID: id, Model: "m", Tokens: prompt(letters), Pinned: &router.Worker{ID: on}}); err != nil {
@@ -48,7 +48,7 @@ func TestModes(t *testing.T) {
 		change  func(*router.WorkerInfo)
 		load    []int // requests on each worker
 		want    []uint64
-		uniform bool // each of want about as often
+		uniform bool // each worker of want is chosen about equally often
 	}{
 		{name: "least-loaded", conf: router.Config{Mode: router.LeastLoaded}, load: []int{2, 1, 3}, want: []uint64{2}},
 		{name: "least-loaded, equal", conf: router.Config{Mode: router.LeastLoaded}, load: []int{1, 2, 1}, want: []uint64{1, 3}, uniform: true},
@@ -122,8 +122,8 @@ func TestDirect(t *testing.T) {
 	}
 }
 
-// The three things that can be wrong with a pin are three errors, and none of them
-// is a lack of workers.
+// A pin can be wrong in three ways. Each has its own error, and none of them is the error
+// for a lack of workers.
 func TestPins(t *testing.T) {
 	tokens := 10
 	r := newRouter(t, router.Config{Thresholds: scorer.Thresholds{PrefillTokens: &tokens}}, 2)
@@ -227,8 +227,8 @@ func TestAllowedAndTaints(t *testing.T) {
 	}
 }
 
-// Above a threshold a worker gets nothing, in any mode; at it, it does. What the
-// engine reports counts for ten seconds.
+// In every mode a worker above a threshold gets no request and a worker at the threshold
+// does. Loads that the engine reports count for ten seconds.
 func TestThresholds(t *testing.T) {
 	for _, mode := range []router.Mode{router.KV, router.Random, router.RoundRobin, router.LeastLoaded, router.PowerOfTwo, router.DeviceAware} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -239,7 +239,7 @@ func TestThresholds(t *testing.T) {
 				w.TotalKVBlocks, w.MaxBatchedTokens = 1000, 16
 				set(t, r, w)
 			}
-			set(t, r, worker(3)) // says nothing of its size
+			set(t, r, worker(3)) // does not report its number of blocks
 			only := []router.Worker{{ID: 1}, {ID: 2}}
 			set := func(change func(*scorer.Thresholds)) {
 				t.Helper()
@@ -271,31 +271,32 @@ func TestThresholds(t *testing.T) {
 			r.SetEngineLoad(router.Worker{ID: 1}, 800, c.now)
 			r.SetEngineLoad(router.Worker{ID: 2}, 801, c.now)
 			check("800 and 801 of 1,000", 1)
-			r.SetEngineLoad(router.Worker{ID: 1}, 900, c.now.Add(time.Hour)) // a clock ahead
+			r.SetEngineLoad(router.Worker{ID: 1}, 900, c.now.Add(time.Hour)) // the report's clock is an hour ahead
 			check("both", []uint64{}...)
 			if _, err := pick(t, r, router.Request{Allowed: only}); !errors.Is(err, router.ErrAllBusy) {
 				t.Errorf("all busy: %v", err)
 			}
 			d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("QRS"), Explain: true})
 			if err != nil || d.Worker.ID != 3 || len(d.Candidates) != 3 || d.Candidates[0].Excluded != router.ExcludedBusy || d.Candidates[2].Excluded != "" {
-				t.Errorf("%+v, %v; want 3, whose size nobody knows", d, err)
+				t.Errorf("%+v, %v; want worker 3, whose size is unknown", d, err)
 			}
 			c.pass(10 * time.Second)
 			check("ten seconds later", []uint64{}...)
 			c.pass(time.Millisecond)
 			check("after that", 1, 2)
 			if r.SetEngineLoad(router.Worker{ID: 9}, 1, c.now) || r.SetEngineLoad(router.Worker{ID: 1, DPRank: 3}, 1, c.now) {
-				t.Error("a report of nobody was taken")
+				t.Error("a report of an unknown worker was accepted")
 			}
 
-			// The same as shares of 1,000 blocks, of those whose size is known.
+			// The same with shares of 1,000 blocks; they apply only to workers whose size
+			// is known.
 			set(func(th *scorer.Thresholds) { th.ActiveBlocks = &share })
 			if !r.SetEngineUsage(router.Worker{ID: 1}, .8, c.now) || !r.SetEngineUsage(router.Worker{ID: 2}, .801, c.now) {
-				t.Error("a share was not taken")
+				t.Error("a share was not accepted")
 			}
 			check("shares of 0.8 and 0.801", 1)
 			if r.SetEngineUsage(router.Worker{ID: 9}, 1, c.now) || r.SetEngineUsage(router.Worker{ID: 1, DPRank: 3}, 1, c.now) {
-				t.Error("a share of an unknown worker or rank was taken")
+				t.Error("a share of an unknown worker or rank was accepted")
 			}
 			c.pass(10*time.Second + time.Millisecond)
 			check("shares that are old", 1, 2)
@@ -328,7 +329,7 @@ func TestThresholdsOfModels(t *testing.T) {
 	if err != nil || got.Model != "n" || *got.PrefillTokens != 7 || *got.ActiveBlocks != .5 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	w.BlockSize = 32 // a pool that comes later has the same ones
+	w.BlockSize = 32 // a pool created later has the same thresholds
 	w.ID = 3
 	set(t, r, w)
 	all := r.Thresholds()
@@ -352,7 +353,7 @@ func TestThresholdsOfModels(t *testing.T) {
 	}
 }
 
-// One request is decided differently, and no other.
+// An override applies to one request and to no other.
 func TestOverrides(t *testing.T) {
 	r := newRouter(t, router.Config{Scoring: classic(1)}, 3)
 	for i, held := range []int{2, 5, 8} {
@@ -366,7 +367,7 @@ func TestOverrides(t *testing.T) {
 		override *scorer.Override
 		want     uint64
 		cost     float64
-		field    string // that the error names
+		field    string // field that the error names
 	}{
 		{"none", nil, 2, 15, ""},
 		{"weight 2", &scorer.Override{OverlapScoreWeight: num(2)}, 3, 18, ""},
@@ -405,7 +406,7 @@ func TestOverrides(t *testing.T) {
 	if _, err := pick(t, other, router.Request{Override: &scorer.Override{Alpha: num(1)}}); !errors.Is(err, router.ErrBadOverride) {
 		t.Errorf("an override where nothing is compared: %v", err)
 	}
-	// A pinned request compares nothing, unless its rank is open.
+	// A pinned request compares no costs, unless its rank is open.
 	pinned := router.Request{Override: &scorer.Override{Alpha: num(1)}, Pinned: &router.Worker{ID: 2}}
 	if _, err := pick(t, r, pinned); !errors.Is(err, router.ErrBadOverride) || !strings.Contains(err.Error(), "names its worker") {
 		t.Errorf("an override beside a pin: %v", err)
@@ -414,7 +415,7 @@ func TestOverrides(t *testing.T) {
 	if w, err := pick(t, r, pinned); err != nil || w != 2 {
 		t.Errorf("an override beside a pin to any rank: %v", err)
 	}
-	// What is booked follows the override, too.
+	// The booking follows the override, too.
 	no := false
 	if _, err := pick(t, r, router.Request{ID: "u", Override: &scorer.Override{TrackPrefillTokens: &no}, Pinned: &router.Worker{ID: 2}}); err != nil {
 		t.Fatal(err)
@@ -442,7 +443,7 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
-// Sessions stay with their worker: always, or as long as it is not overloaded.
+// Sessions stay with their worker: always, or until the worker is overloaded.
 func TestSessions(t *testing.T) {
 	for _, hard := range []bool{false, true} {
 		t.Run(fmt.Sprint("hard ", hard), func(t *testing.T) {
@@ -482,7 +483,8 @@ func TestSessions(t *testing.T) {
 			if got, _, _ := turn("s", "XYZ"); got != away {
 				t.Errorf("after a minute: worker %d, want the cheapest, %d", got, away)
 			}
-			// Overloaded: more than twice the mean and 50,000 tokens.
+			// The worker is overloaded: more than twice the mean and more than 50,000
+			// tokens.
 			long := make([]uint32, 170_000)
 			if _, err := r.BestWorker(t.Context(), router.Request{ID: "long", Model: "m", Tokens: long, Pinned: &router.Worker{ID: away}}); err != nil {
 				t.Fatal(err)
@@ -512,7 +514,8 @@ func TestSessions(t *testing.T) {
 	}
 }
 
-// Of two requests at once the first with a first token binds the session.
+// Of two concurrent requests of a session, the one with the earlier first token binds the
+// session.
 func TestSessionsAreBoundOnce(t *testing.T) {
 	r := newRouter(t, router.Config{Sessions: router.SessionConfig{TTL: time.Hour}}, 3)
 	for i := range uint64(2) {
@@ -560,7 +563,7 @@ func TestSessionsAreBounded(t *testing.T) {
 	}
 }
 
-// A request that nobody owns ends by itself, and its id can be used again.
+// A request without an owner expires, and its id can be used again.
 func TestUnownedRequestsEnd(t *testing.T) {
 	c := newClock()
 	r := newRouter(t, router.Config{Now: c.read}, 1)
@@ -572,7 +575,7 @@ func TestUnownedRequestsEnd(t *testing.T) {
 	c.pass(200 * time.Second)
 	r.Tick()
 	if !r.AddOutputTokens("alive", 3) || r.AddOutputTokens("nobody", 1) {
-		t.Error("output of a request in flight must be taken, and of no other")
+		t.Error("output must be accepted for a request in flight, and for no other")
 	}
 	c.pass(150 * time.Second)
 	r.Tick()
@@ -580,14 +583,14 @@ func TestUnownedRequestsEnd(t *testing.T) {
 		t.Errorf("%d requests, want the owned and the one that shows life", got)
 	}
 	if _, err := r.BestWorker(t.Context(), router.Request{ID: "lost", Model: "m"}); err != nil {
-		t.Errorf("its id is not free: %v", err)
+		t.Errorf("the request's id is not free: %v", err)
 	}
 	for id, want := range map[string]bool{"mine": true, "alive": true, "lost": true} {
 		if got := r.Free(id); got != want {
 			t.Errorf("Free(%s) = %v", id, got)
 		}
 	}
-	// With its worker, too.
+	// The id is free again after the worker left, too.
 	if _, err := r.BestWorker(t.Context(), router.Request{ID: "x", Model: "m"}); err != nil {
 		t.Fatal(err)
 	}
@@ -598,7 +601,7 @@ func TestUnownedRequestsEnd(t *testing.T) {
 	}
 }
 
-// Output fills blocks; what is nearly done counts less.
+// Output tokens fill blocks; a block of a request that is nearly done counts less.
 func TestOutputTokens(t *testing.T) {
 	r := newRouter(t, router.Config{}, 1)
 	if _, err := r.BestWorker(t.Context(), router.Request{ID: "x", Model: "m", Tokens: prompt("AB"), ExpectedOutput: 16}); err != nil {

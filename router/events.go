@@ -27,7 +27,7 @@ func (r *Router) ExpireEvents() (whose []Worker) {
 }
 
 // SetEventState sets how far the events of a worker can be trusted: "ok", "partial" or
-// "suspect". [Router.Workers] shows it. It does nothing if the worker is not known.
+// "suspect". [Router.Workers] shows it. An unknown worker is ignored.
 func (r *Router) SetEventState(w Worker, state string) {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()

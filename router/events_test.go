@@ -15,8 +15,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// An event whose parent is not known waits for it, and if it waits in vain its
-// worker is told of.
+// An event with an unknown parent waits for the parent. If the wait is in vain, its
+// worker is reported.
 func TestEventsWaitForTheirParents(t *testing.T) {
 	now := time.Unix(1755000000, 0)
 	r, err := router.New(router.Config{Now: func() time.Time { return now }})
@@ -60,7 +60,7 @@ func cached(r *router.Router) (blocks [2]int) {
 	return blocks
 }
 
-// A dump that was waited for is of the moment when it begins, and knows the workers'
+// A dump that had to wait shows the moment at which it begins, and has the workers'
 // names.
 func TestADumpThatWaited(t *testing.T) {
 	r, err := router.New(router.Config{})

@@ -13,7 +13,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// fleet is a router that knows workers of one model.
+// fleet returns a router with the given workers of one model.
 func fleet(ids ...uint64) *router.Router {
 	r, err := router.New(router.Config{})
 	if err != nil {
@@ -27,10 +27,10 @@ func fleet(ids ...uint64) *router.Router {
 	return r
 }
 
-// Automatic: Generate routes, sends and keeps the account.
+// Automatic: Generate routes the request, dispatches it and books its slot.
 func ExampleRouter_Generate() {
 	r := fleet(1)
-	// A real dispatch posts to d.Address and yields what comes back.
+	// A real dispatch posts to d.Address and yields the response.
 	dispatch := func(_ context.Context, _ router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
 		return func(yield func(router.Chunk, error) bool) {
 			_ = yield(router.Chunk{Data: []byte("Hello"), Tokens: 1}, nil) &&
@@ -76,7 +76,7 @@ func ExampleRouter_BestWorker() {
 func ExampleRouter_BestWorker_hierarchical() {
 	ctx := context.Background()
 	east, west := fleet(1, 2), fleet(11, 12)
-	// Somebody keeps both workers of the east busy.
+	// Other requests keep both workers of the east busy.
 	for i := range uint64(2) {
 		_, _ = east.BestWorker(ctx, router.Request{ID: fmt.Sprint("busy", i), Model: "llama", Tokens: make([]uint32, 4000), Pinned: &router.Worker{ID: i + 1}})
 	}
@@ -105,8 +105,8 @@ func ExampleRouter_BestWorker_hierarchical() {
 	// west: true cost: 100 reason: pinned
 }
 
-// A rule of one's own: the worker with the earliest first token, as the model of
-// the engine sees it.
+// A custom rule: choose the worker with the earliest first token, as the engine's
+// performance model predicts it.
 func ExampleRouter_PotentialLoads() {
 	ctx := context.Background()
 	r := fleet(1, 2, 3)

@@ -43,7 +43,7 @@ func counts(t *testing.T, reader *sdkmetric.ManualReader, name, label string) ma
 	return got
 }
 
-// long is a prompt of n tokens that begins as no other one.
+// long is a prompt of n tokens that shares no beginning with another id's prompt.
 func long(id string, n int) []uint32 {
 	tokens := make([]uint32, n)
 	for i := range tokens {
@@ -52,8 +52,8 @@ func long(id string, n int) []uint32 {
 	return tokens
 }
 
-// Requests whose first token nobody sees are started by order and by rate, once each,
-// and explained; what is told later of them counts all the same.
+// If first tokens are not observed, they are inferred in order and by rate, once per
+// request, and explained. A first token that is reported later still counts.
 func TestFirstTokensAreInferred(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reader := sdkmetric.NewManualReader()
@@ -80,7 +80,7 @@ func TestFirstTokensAreInferred(t *testing.T) {
 			book(b, false)
 			time.Sleep(200 * time.Millisecond)
 			if !r.FirstToken(b, router.SignObserver) {
-				t.Fatal("a first token is no news")
+				t.Fatal("a first token has no effect")
 			}
 			check(a, router.SignOrder, 0)
 			check(b, router.SignObserver, 0)
@@ -95,9 +95,9 @@ func TestFirstTokensAreInferred(t *testing.T) {
 		time.Sleep(60 * time.Millisecond)
 		r.Tick()
 		check("due", router.SignRate, 0)
-		// It is news that it has come, for its session; but no other request.
+		// The late report is new for the request's session, but for no other request.
 		if !r.FirstToken("due", router.SignEnd) || r.FirstToken("due", router.SignEnd) {
-			t.Error("what was inferred and then told must be news once")
+			t.Error("a first token that was inferred and then reported must have an effect once")
 		}
 		check("due", router.SignEnd, 0)
 		book("again", false)
@@ -113,7 +113,7 @@ func TestFirstTokensAreInferred(t *testing.T) {
 	})
 }
 
-// A session is bound by a first token that was told, not by one that was inferred.
+// A reported first token binds a session; an inferred one does not.
 func TestInferenceBindsNoSession(t *testing.T) {
 	r := newRouter(t, router.Config{InferFirstTokens: true, Sessions: router.SessionConfig{TTL: time.Hour}}, 1)
 	for _, id := range []string{"a", "b"} {
@@ -136,7 +136,8 @@ func TestInferenceBindsNoSession(t *testing.T) {
 	}
 }
 
-// Of a worker that reorders nothing is inferred, whether it is said to or shows it.
+// No first token is inferred for a worker that reorders requests, whether its record says
+// so or its behaviour shows it.
 func TestWorkersThatReorder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRouter(t, router.Config{InferFirstTokens: true}, 1)
@@ -167,13 +168,13 @@ func TestWorkersThatReorder(t *testing.T) {
 		set(t, fresh, w)
 		r = fresh
 		if overtake(6) || !r.Workers()[0].Reorders {
-			t.Error("order is inferred on a worker that is said to reorder")
+			t.Error("order is inferred on a worker that is registered as reordering")
 		}
 	})
 }
 
-// Who waits for room is admitted when a prefill should be done, without a word from
-// anybody.
+// A request that waits for room is admitted when a prefill should be done, without any
+// report.
 func TestInferenceAdmits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRouter(t, router.Config{InferFirstTokens: true, Queue: router.QueueConfig{Threshold: new(1.)}}, 0)
@@ -204,7 +205,8 @@ func TestInferenceAdmits(t *testing.T) {
 	})
 }
 
-// Each decision is counted with its reason, those that follow a router above, too.
+// Each decision is counted with its reason, including decisions that follow an upper
+// router's choice.
 func TestEachReasonIsCounted(t *testing.T) {
 	reader := sdkmetric.NewManualReader()
 	r := newRouter(t, router.Config{Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)).Meter("test")}, 2)

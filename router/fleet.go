@@ -168,9 +168,9 @@ func (p *pool) infoOf(id uint64) *WorkerInfo {
 // modelName is a name that requests may use, and the adapter that it stands for, if any.
 type modelName struct{ name, lora string }
 
-// countNames counts a worker and its names, or no longer (by = -1). It reports whether
-// there is a first worker, or a last one is gone, of the pool or with a name. The fleet's
-// lock is held.
+// countNames counts a worker and its names, or removes them from the count (by = -1). It
+// reports whether the pool or a name got its first worker or lost its last one. The
+// fleet's lock is held.
 func (p *pool) countNames(info *WorkerInfo, by int) (changed bool) {
 	count := func(n modelName) {
 		was := p.names[n]
@@ -230,9 +230,9 @@ func (r *Router) removeWorkerLocked(id uint64) {
 	}
 }
 
-// SetEngineLoad takes how many blocks of its cache a worker reports to use, measured at
-// a time. The report counts for 10 s: for thresholds, and in costs as far as it is
-// [Foreign]. It returns false if the worker is not known.
+// SetEngineLoad takes how many blocks of its cache a worker reports to use, measured at a
+// time. The report counts for 10 s: for thresholds, and in costs as far as it is
+// [Foreign]. It returns false if the worker is unknown.
 func (r *Router) SetEngineLoad(w Worker, usedBlocks int, at time.Time) (known bool) {
 	return r.reported(w, func(c *core, now time.Time, ord int) bool {
 		c.reportCache(now, ord, usedBlocks, 0, at)
@@ -256,8 +256,8 @@ func (r *Router) SetEngineUsage(w Worker, share float64, at time.Time) (known bo
 }
 
 // SetEngineRequests takes how many requests a worker reports to compute and to have in
-// its queue, measured at a time. What is [Foreign] of them counts in costs for 10 s. It
-// returns false if the worker is not known.
+// its queue, measured at a time. The [Foreign] part of them counts in costs for 10 s. It
+// returns false if the worker is unknown.
 func (r *Router) SetEngineRequests(w Worker, running, waiting int, at time.Time) (known bool) {
 	return r.reported(w, func(c *core, now time.Time, ord int) bool {
 		c.reportRequests(now, ord, running, waiting, at)

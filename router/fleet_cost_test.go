@@ -10,8 +10,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// A worker that comes with names that are known, or changes its health, costs no work
-// that grows with the names: a fleet that starts would take quadratic time.
+// Adding a worker with known model names, or changing its health, costs no work that
+// grows with the number of names. Otherwise starting a fleet would take quadratic time.
 func TestAWorkerWithKnownNamesIsCheap(t *testing.T) {
 	cost := func(workers, adapters int) float64 {
 		r := newRouter(t, router.Config{}, 0)
@@ -24,16 +24,17 @@ func TestAWorkerWithKnownNamesIsCheap(t *testing.T) {
 			next.ID++
 		}
 		return testing.AllocsPerRun(100, func() {
-			set(t, r, next) // first it comes, then its health changes
+			set(t, r, next) // the worker is added first, then its health changes
 			next.Health = 1 - next.Health
 		})
 	}
 	if few, many := cost(2, 1), cost(300, 300); many > few+2 {
-		t.Errorf("%.0f allocations where there are 300 workers and adapters, %.0f where there are 2 and one", many, few)
+		t.Errorf("%.0f allocations with 300 workers and adapters, %.0f with 2 workers and one adapter", many, few)
 	}
 }
 
-// A worker that leaves while others have its names costs no work that grows with the fleet.
+// Removing a worker whose names other workers have, too, costs no work that grows with
+// the fleet.
 func TestAWorkerThatLeavesIsCheap(t *testing.T) {
 	cost := func(workers int) float64 {
 		r := newRouter(t, router.Config{}, 0)
@@ -49,11 +50,11 @@ func TestAWorkerThatLeavesIsCheap(t *testing.T) {
 		})
 	}
 	if few, many := cost(2), cost(300); many > few+4 {
-		t.Errorf("%.0f allocations where there are 300 workers, %.0f where there are 2", many, few)
+		t.Errorf("%.0f allocations with 300 workers, %.0f with 2", many, few)
 	}
 }
 
-// Whoever is told of a change may use the router: no lock is held.
+// The callback for inferred first tokens may call the router: no lock is held.
 func TestInferredFirstTokensAreToldWithoutALock(t *testing.T) {
 	c := newClock()
 	told := make(chan string, 9)

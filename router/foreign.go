@@ -92,12 +92,12 @@ func (c *core) foreign(now time.Time, e *entry, prompt int) (f Foreign) {
 	return f
 }
 
-// syncLag is how long after a report a replica's request may become known that the report
-// already contains.
+// syncLag is the delay after a report within which a replica's request may become known
+// that the report already contains.
 const syncLag = 250 * time.Millisecond
 
-// disclose takes one request out of the foreign load of reports that are not older than
-// lag: it has a slot since now.
+// disclose removes one request from the foreign load of reports that are at most lag old:
+// it has a slot since now.
 func (c *core) disclose(now time.Time, ord, blocks int, lag time.Duration) {
 	r := &c.entries[ord].report
 	if now.Sub(r.requestsAt) <= lag {

@@ -14,7 +14,7 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// costs asks what each worker would cost, without a booking.
+// costs returns what each worker would cost, without a booking.
 func costs(t *testing.T, r *router.Router) (list []float64, all []router.Candidate) {
 	t.Helper()
 	d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("ABCDE"), Explain: true})
@@ -27,8 +27,8 @@ func costs(t *testing.T, r *router.Router) (list []float64, all []router.Candida
 	return list, d.Candidates
 }
 
-// A worker that reports requests which nobody here sent costs more than an idle one, by
-// every policy and in every mode that looks at load, until the report is too old.
+// A worker that reports requests of other senders costs more than an idle one, with every
+// policy and in every mode that uses load, until the report is too old.
 func TestForeignLoadCountsInEveryCost(t *testing.T) {
 	for _, policy := range scorer.Policies() {
 		for _, blocks := range []int{0, 1000} {
@@ -75,8 +75,8 @@ func TestForeignLoadCountsInEveryCost(t *testing.T) {
 	}
 }
 
-// An engine that reports what the router sent it, no more, changes no cost, also if the
-// report is older than the latest bookings and than the latest ends.
+// A report that contains only this router's own requests changes no cost, even if the
+// report is older than the latest bookings and ends.
 func TestOwnLoadIsNotCountedTwice(t *testing.T) {
 	c := newClock()
 	r := newRouter(t, router.Config{Now: c.read}, 0)
@@ -90,11 +90,11 @@ func TestOwnLoadIsNotCountedTwice(t *testing.T) {
 	}
 	before, _ := costs(t, r)
 	r.SetEngineRequests(router.Worker{ID: 1}, 3, 1, c.now)
-	r.SetEngineLoad(router.Worker{ID: 1}, 20, c.now) // 4 prompts of 4 blocks, and a last one each
+	r.SetEngineLoad(router.Worker{ID: 1}, 20, c.now) // 4 blocks and a partial one for each of 4 prompts
 	if after, all := costs(t, r); !slices.Equal(before, after) || all[0].Foreign != (router.Foreign{}) {
 		t.Errorf("costs were %v, with the report %v; foreign load %+v", before, after, all[0].Foreign)
 	}
-	// Measured before three of them ended and one more came.
+	// The report was measured before three requests ended and one more began.
 	measured := c.now
 	c.pass(900 * time.Millisecond)
 	for _, id := range ids[:3] {
@@ -106,14 +106,14 @@ func TestOwnLoadIsNotCountedTwice(t *testing.T) {
 	if _, all := costs(t, r); all[0].Foreign != (router.Foreign{}) || all[0].ActiveRequests != 2 {
 		t.Errorf("%d requests, foreign load %+v; want 2 and none", all[0].ActiveRequests, all[0].Foreign)
 	}
-	// What is booked after a report counts beside what the report has.
+	// A booking after a report adds to the report's load.
 	c.pass(3 * time.Second)
 	r.SetEngineRequests(router.Worker{ID: 1}, 7, 0, c.now)
 	occupy(t, r, "f", 1, "fXYZ", true)
 	if _, all := costs(t, r); all[0].ActiveRequests != 3+5 || all[0].Foreign.Requests != 5 {
 		t.Errorf("%d requests, foreign %+v; want 3 own ones and 5", all[0].ActiveRequests, all[0].Foreign)
 	}
-	// Another process at the same address has none of it.
+	// Another process at the same address has no foreign load.
 	info.StartedMS = 7
 	set(t, r, info)
 	if _, all := costs(t, r); all[0].Foreign != (router.Foreign{}) {
@@ -121,7 +121,8 @@ func TestOwnLoadIsNotCountedTwice(t *testing.T) {
 	}
 }
 
-// A replica's request that the report already has is foreign only until the replica tells.
+// Another replica's request that a report contains is foreign only until the replica
+// reports it.
 func TestAReplicasRequestIsNotCountedTwice(t *testing.T) {
 	for late, want := range map[time.Duration]int{10 * time.Millisecond: 1, time.Second: 2} {
 		c := newClock()
@@ -134,13 +135,13 @@ func TestAReplicasRequestIsNotCountedTwice(t *testing.T) {
 		c.pass(late)
 		r.PeerChanged(2, router.Change{Kind: router.SlotTaken, ID: "x", Worker: w, PromptTokens: 30})
 		if _, all := costs(t, r); all[0].ActiveRequests != want {
-			t.Errorf("a replica tells of a request %v after a report: %d requests, want %d", late, all[0].ActiveRequests, want)
+			t.Errorf("a replica reports a request %v after a report: %d requests, want %d", late, all[0].ActiveRequests, want)
 		}
 	}
 }
 
-// Nor is a request that another worker served than decided, whose engine reported it before
-// the router heard of that.
+// Nor is a request counted twice that moved to another worker, if that worker's engine
+// reported it before the router learned of the move.
 func TestAMovedRequestIsNotCountedTwice(t *testing.T) {
 	c := newClock()
 	r := newRouter(t, router.Config{Now: c.read}, 2)
@@ -155,13 +156,13 @@ func TestAMovedRequestIsNotCountedTwice(t *testing.T) {
 	}
 }
 
-// In a random world the foreign load of a report is at most what the engine had of others
-// when it measured, although requests reach and leave the engine later than the router
-// knows, and reports come late. It is exactly that where nothing happened for a while.
+// In a random world the foreign load of a report is at most the engine's load of others
+// at the time of measurement, although requests reach and leave the engine later than the
+// router knows, and reports arrive late. It is exact if nothing changed for a while.
 func TestForeignLoadEqualsSlowModel(t *testing.T) {
 	type request struct {
 		id                 string
-		from, until, freed time.Time // in the engine, and where the router frees it
+		from, until, freed time.Time // from and until: in the engine; freed: by the router
 		waiting, own       bool
 	}
 	for seed := range uint64(20) {
@@ -171,7 +172,7 @@ func TestForeignLoadEqualsSlowModel(t *testing.T) {
 		r := newRouter(t, router.Config{Now: c.read}, 1)
 		w := router.Worker{ID: 1}
 		var all []*request
-		// count is what an engine had at a time.
+		// count returns how many requests an engine had at a time.
 		count := func(at time.Time, own bool) (n, waiting int) {
 			for _, q := range all {
 				if q.own == own && !q.from.After(at) && (q.until.IsZero() || q.until.After(at)) {
@@ -196,7 +197,7 @@ func TestForeignLoadEqualsSlowModel(t *testing.T) {
 			case 1:
 				q.waiting = rng.IntN(2) == 0
 				all, last = append(all, q), c.now
-			case 2, 3: // one of them ends, which the router learns later
+			case 2, 3: // a request ends, which the router learns later
 				if len(all) == 0 {
 					break
 				}
@@ -270,7 +271,7 @@ func TestForeignLoadIsDeterministic(t *testing.T) {
 	}
 }
 
-// The rule-of-thumb estimate goes by what the worker says that it computes.
+// The coarse estimate uses the throughput that the worker reports.
 func TestCoarseEstimateUsesTheWorkersThroughput(t *testing.T) {
 	r := newRouter(t, router.Config{PrefillThroughput: 1000}, 1)
 	slow := worker(2)
@@ -289,6 +290,6 @@ func TestCoarseEstimateUsesTheWorkersThroughput(t *testing.T) {
 	}
 	slow.PrefillThroughput = -1
 	if r.SetWorker(slow) == nil {
-		t.Error("a negative throughput was taken")
+		t.Error("a negative throughput was accepted")
 	}
 }

@@ -18,7 +18,7 @@ type Chunk struct {
 // StatusError is a worker's answer with another status than 200.
 type StatusError struct {
 	Status int
-	Body   []byte // as much of it as there is
+	Body   []byte // the answer's body, possibly truncated
 }
 
 // Error implements error.

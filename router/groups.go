@@ -134,12 +134,13 @@ func (c *core) silent(e *entry) bool {
 // unheard says whether a worker may publish no events and has published none yet.
 func (e *entry) unheard() bool { return e.info.EventsUnsure && !e.hasEvents }
 
-// unknown says whether neither events nor the filter of a group report a worker's cache.
+// unknown reports whether a worker's cache is unknown: neither events nor a group's
+// filter cover it.
 func (c *core) unknown(e *entry) bool {
 	return c.silent(e) && (e.group == nil || !e.group.filtered)
 }
 
-// age returns the age of a group's summary; below 0 if there is none.
+// age returns the age of a group's summary; below 0 without a summary.
 func (g *group) age(now time.Time) time.Duration {
 	if g == nil {
 		return -1
@@ -262,8 +263,8 @@ func (r *Router) SetSummary(id uint64, s Summary) (known bool) {
 // ErrNoModel says that a model is unknown.
 var ErrNoModel = errors.New("router: no worker serves the model")
 
-// Summarize returns the load of a base model's workers, for each block size. It does not
-// contain their caches; see [Router.Checkpoints]. It is as cheap as a decision.
+// Summarize returns the load of a base model's workers, for each block size, without
+// their caches; see [Router.Checkpoints]. It costs as much as a decision.
 func (r *Router) Summarize(model string) (all []Summary) {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()

@@ -17,14 +17,14 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// groupOf is a router group as a worker, with blocks of size 8.
+// groupOf returns a router group in the form of a worker, with blocks of size 8.
 func groupOf(id uint64) router.WorkerInfo {
 	g := worker(id)
 	g.Name, g.Group, g.NoEvents, g.Reorders = fmt.Sprint("g", id), fmt.Sprint("g", id), true, true
 	return g
 }
 
-// flat is the default cost without attention, so that costs are round.
+// flat is the default cost without attention, so that costs are round numbers.
 func flat() scorer.Settings {
 	s := scorer.Defaults()
 	s.Attention = 0
@@ -39,7 +39,7 @@ func (w *watch) advance(d time.Duration) { w.Time = w.Add(d) }
 
 func newWatch() *watch { return &watch{time.Unix(1000, 0)} }
 
-// filterOf is what a group says to hold of some prompts, by every fourth block.
+// filterOf returns a group's filter for some prompts: it has every fourth block.
 func filterOf(prompts ...string) *indexer.Filter {
 	f := indexer.NewFilter(1000)
 	for _, p := range prompts {
@@ -55,11 +55,11 @@ func filterOf(prompts ...string) *indexer.Filter {
 func tell(t *testing.T, r *router.Router, id uint64, s router.Summary) {
 	t.Helper()
 	if !r.SetSummary(id, s) {
-		t.Fatalf("group %d is not known", id)
+		t.Fatalf("group %d is unknown", id)
 	}
 }
 
-// ask decides for a prompt without booking it.
+// dryRun decides for a prompt without booking it.
 func dryRun(t *testing.T, r *router.Router, letters string) router.Decision {
 	t.Helper()
 	d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt(letters), Explain: true})
@@ -85,8 +85,8 @@ func costsOf(d router.Decision) (costs []float64) {
 	return costs
 }
 
-// A group costs what its members do on average, and what it was sent since; its next
-// summary takes the place of that.
+// A group costs the average load of its members plus the requests sent to it since its
+// summary. The next summary replaces both.
 func TestGroupsGoByTheirSummaries(t *testing.T) {
 	w := newWatch()
 	r := newRouter(t, router.Config{Scoring: flat(), Now: w.now, PredictTTL: -1}, 0)
@@ -98,13 +98,15 @@ func TestGroupsGoByTheirSummaries(t *testing.T) {
 	tell(t, r, 1, first)
 	tell(t, r, 2, second)
 	w.advance(time.Millisecond)
-	// 4 blocks are left for the one, 12 for the other: filters know every fourth block.
+	// Of the prompt, 4 blocks are left to compute for one group and 12 for the other:
+	// filters have every fourth block.
 	for i, want := range [][]float64{{40 + 32*1.6, 10 + 96*1.4}, {48 + 32*1.625, 144.4}, {56 + 32*1.65, 144.4}, {64 + 32*1.675, 144.4}} {
 		if d := bookFor(t, r, fmt.Sprint("a", i), long); d.Group != "g1" || !slices.Equal(costsOf(d), want) {
 			t.Errorf("request %d goes to %s at costs %v, want g1 at %v", i, d.Group, costsOf(d), want)
 		}
 	}
-	// One has its first token, one is over: they count no more, or no more as pending.
+	// One request has its first token and no longer counts as pending; another is over
+	// and does not count at all.
 	r.MarkPrefillCompleted("a0")
 	r.Free("a1")
 	if d, want := dryRun(t, r, long), []float64{40 + 64./4 + 32*(1+.1*(6+3./4)), 144.4}; !slices.Equal(costsOf(d), want) {
@@ -116,7 +118,7 @@ func TestGroupsGoByTheirSummaries(t *testing.T) {
 	if d, want := dryRun(t, r, long), []float64{40 + 32*1.6, 144.4}; !slices.Equal(costsOf(d), want) {
 		t.Errorf("after the next summary costs %v, want %v", costsOf(d), want)
 	}
-	// An old one changes nothing; what is added to the filter counts.
+	// An old summary changes nothing; blocks added to the filter count.
 	old := router.Summary{Taken: w.now().Add(-time.Second), Healthy: 1, PendTokens: 1e6}
 	tell(t, r, 1, old)
 	second.Taken, second.Filter, second.Added = w.now(), nil, []uint64{sequenceOf(long)[27], sequenceOf(long)[31], sequenceOf(long)[35]}
@@ -125,7 +127,7 @@ func TestGroupsGoByTheirSummaries(t *testing.T) {
 		t.Errorf("to %s at costs %v, want g2 at %v", d.Group, costsOf(d), want)
 	}
 	if r.SetSummary(9, first) {
-		t.Error("a group that is not there takes a summary")
+		t.Error("the summary of an unknown group is accepted")
 	}
 	set(t, r, worker(3))
 	if r.SetSummary(3, first) {
@@ -133,8 +135,9 @@ func TestGroupsGoByTheirSummaries(t *testing.T) {
 	}
 }
 
-// While a group has not said yet what it got, this router's own requests say it: for the
-// time of a prediction if there are summaries, for that of a guess if not.
+// Until a group publishes its blocks, the requests that this router sent there predict
+// them: for the time of a prediction if the group publishes summaries, else for the time
+// of a guess.
 func TestWhatAGroupWasSentIsThere(t *testing.T) {
 	w := newWatch()
 	r := newRouter(t, router.Config{Now: w.now, PredictTTL: 10 * time.Second}, 0)
@@ -160,7 +163,7 @@ func TestWhatAGroupWasSentIsThere(t *testing.T) {
 	}
 	w.advance(11 * time.Second)
 	if got := overlap(); !slices.Equal(got, []int{0, 10}) {
-		t.Errorf("after 11 s overlap %v, want it only where no filter says otherwise", got)
+		t.Errorf("after 11 s overlap %v, want it only for groups without a filter", got)
 	}
 	r.RemoveWorker(1)
 	set(t, r, groupOf(1))
@@ -175,18 +178,18 @@ func TestWhatAGroupWasSentIsThere(t *testing.T) {
 	}
 }
 
-// A group whose summary is missing, stale, or says that all are busy is for when no
-// other is left; one without workers never is.
+// A group whose summary is missing, stale, or reports that all are busy is chosen only if
+// no other group is left. A group without workers is never chosen.
 func TestWhichGroupsAreCandidates(t *testing.T) {
 	w := newWatch()
 	good := router.Summary{Healthy: 2}
 	for _, c := range []struct {
 		name   string
-		first  *router.Summary // of group 1; group 2 is well, but loaded
+		first  *router.Summary // of group 1; group 2 is healthy, but loaded
 		age    time.Duration
 		why    router.Exclusion
 		health string
-		alone  bool // it is a candidate if group 2 is gone
+		alone  bool // group 1 is a candidate if group 2 is absent
 	}{
 		{"fresh", &good, 2 * time.Second, "", "healthy", true},
 		{"stale", &good, 4 * time.Second, router.ExcludedStale, "degraded", true},
@@ -220,12 +223,12 @@ func TestWhichGroupsAreCandidates(t *testing.T) {
 		tell(t, r, 2, router.Summary{Taken: w.now()})
 		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("ab")})
 		if c.alone && (err != nil || d.Group != "g1") || !c.alone && !errors.Is(err, router.ErrNoWorkers) {
-			t.Errorf("%s: alone it is to %q, error %v", c.name, d.Group, err)
+			t.Errorf("%s: without group 2 the request goes to %q, error %v", c.name, d.Group, err)
 		}
 	}
 }
 
-// The state of a group says how old what it said is.
+// The status of a group has the age of its last summary.
 func TestStateOfAGroup(t *testing.T) {
 	w := newWatch()
 	r := newRouter(t, router.Config{Now: w.now}, 0)
@@ -259,7 +262,7 @@ func TestStateOfAGroup(t *testing.T) {
 	}
 }
 
-// What a group says of itself are the sums over those who may take requests.
+// A group's summary is the sum over the workers that may take requests.
 func TestSummarize(t *testing.T) {
 	w := newWatch()
 	limit := 100
@@ -313,12 +316,13 @@ func TestSummarize(t *testing.T) {
 	expect("nobody is left", router.Summary{})
 }
 
-// TestTwoTiers lets a random fleet of three groups live, and an upper router hear of it
-// late, twice, out of order, or not at all. By a slow model of all that happened, its
-// candidates are what the groups said last and what was sent there since, less what has
-// ended of what was sent before; and once a group has said all and nothing is lost, the
-// upper router knows its load exactly, and of
-// each prompt at least what the best worker holds, to the checkpoint.
+// TestTwoTiers runs random requests in a fleet of three groups, and an upper router that
+// receives their summaries late, twice, out of order, or not at all. A slow model records
+// everything. The upper router's load of a group must equal the group's last summary plus
+// the requests sent there since, minus those of earlier requests that have ended.
+// Once each group has published and no message is lost, the upper router knows the load
+// exactly, and of each prompt at least the best worker's blocks, rounded down to a
+// checkpoint.
 func TestTwoTiers(t *testing.T) {
 	const stride = 4
 	for seed := range uint64(8) {
@@ -336,7 +340,7 @@ func TestTwoTiers(t *testing.T) {
 			pend    int
 			started bool
 		}
-		type ended struct { // of a request that was sent at a time, what is no more
+		type ended struct { // what a request that was sent at a time no longer contributes
 			sent
 			at             time.Time
 			requests, pend int
@@ -376,7 +380,7 @@ func TestTwoTiers(t *testing.T) {
 			}
 			return string(b)
 		}
-		var held []router.Summary // late, with the group in Queued
+		var held []router.Summary // late summaries, each with its group in Queued
 		for step := range 400 {
 			w.advance(time.Duration(rng.IntN(20)) * time.Millisecond)
 			id := uint64(1 + rng.IntN(3))
@@ -437,7 +441,7 @@ func TestTwoTiers(t *testing.T) {
 			case 5, 6:
 				s := summary(id, rng.IntN(4) == 0)
 				switch rng.IntN(4) {
-				case 0: // lost
+				case 0: // the summary is lost
 				case 1:
 					if s.Filter == nil {
 						s.Model = fmt.Sprint(id)
@@ -448,13 +452,13 @@ func TestTwoTiers(t *testing.T) {
 				}
 			case 7:
 				if n := len(held); n > 0 {
-					s := held[rng.IntN(n)] // late, perhaps again
+					s := held[rng.IntN(n)] // a late summary arrives, perhaps for the second time
 					hear(uint64(s.Model[0]-'0'), s)
 				}
 			}
 		}
 		w.advance(time.Millisecond)
-		if seed%2 == 0 { // the upper router starts again: what it sent is in the summaries
+		if seed%2 == 0 { // the upper router restarts: the summaries contain the requests that it sent
 			upper = newRouter(t, router.Config{Now: w.now, PredictTTL: -1}, 0)
 			for id := uint64(1); id <= 3; id++ {
 				set(t, upper, groupOf(id))
@@ -468,21 +472,21 @@ func TestTwoTiers(t *testing.T) {
 			for i, c := range dryRun(t, upper, p).Candidates {
 				s := lower[uint64(i+1)].Summarize("m")[0]
 				if c.PendTokens != s.PendTokens || c.ActiveRequests != s.ActiveRequests || c.Members != s.Members() {
-					t.Fatalf("seed %d: group %d does %+v, the upper router knows %+v", seed, i+1, s, c)
+					t.Fatalf("seed %d: group %d has load %+v, the upper router has %+v", seed, i+1, s, c)
 				}
 				best := 0
 				for _, m := range dryRun(t, lower[uint64(i+1)], p).Candidates {
 					best = max(best, m.OverlapBlocks)
 				}
 				if c.OverlapBlocks < best/stride*stride {
-					t.Errorf("seed %d: group %d holds %d blocks of %s, the upper router knows of %d", seed, i+1, best, p, c.OverlapBlocks)
+					t.Errorf("seed %d: group %d holds %d blocks of %s, the upper router counts %d", seed, i+1, best, p, c.OverlapBlocks)
 				}
 			}
 		}
 	}
 }
 
-// Checkpoints of what is not there are an error.
+// Requesting checkpoints of an unknown model or worker is an error.
 func TestCheckpointsOfNobody(t *testing.T) {
 	r := newRouter(t, router.Config{}, 1)
 	for _, c := range []struct {
@@ -507,7 +511,8 @@ func TestCheckpointsOfNobody(t *testing.T) {
 	}
 }
 
-// Who is asked says it exactly, and its own choice stands unless something came between.
+// A probed group answers exactly, and its own choice stands unless another request came
+// in between.
 func TestProbe(t *testing.T) {
 	w := newWatch()
 	var asked []router.Probe
@@ -548,7 +553,7 @@ func TestProbe(t *testing.T) {
 	if p := asked[0]; p.ID != "1" || p.Model != "m" || p.BlockSize != 8 || p.Tokens != 32 || len(p.Local) != 4 || !slices.Equal(p.Groups, []string{"g1", "g2", "g3"}) {
 		t.Errorf("asked %+v", p)
 	}
-	// The group may not have booked yet what was sent there just before.
+	// The group may not yet have booked a request that was sent there just before.
 	w.advance(router.GroupTransit - 2*time.Millisecond)
 	if d = bookFor(t, r, "under way", "abcd"); d.Group != "g1" || d.Member != nil || d.Candidates[0].PendTokens != 10+8/2 || d.Candidates[0].ActiveRequests != 2 {
 		t.Errorf("decision %+v, member %v, candidate %+v", d, d.Member, d.Candidates[0])
@@ -557,7 +562,7 @@ func TestProbe(t *testing.T) {
 	if d = dryRun(t, r, "abcd"); d.Member == nil || d.Candidates[0].PendTokens != 10 {
 		t.Errorf("all has arrived: decision %+v, candidate %+v", d, d.Candidates[0])
 	}
-	// Another request goes there while the answer is on its way.
+	// Another request is sent there while the answer is on its way.
 	between = func() {
 		between = func() {}
 		bookFor(t, r, "3", "wxyz")
@@ -565,7 +570,7 @@ func TestProbe(t *testing.T) {
 	if d = bookFor(t, r, "2", "abcd"); d.Group != "g1" || d.Member != nil || d.Candidates[0].PendTokens != 10+8/2 {
 		t.Errorf("decision %+v, member %v, candidate %+v", d, d.Member, d.Candidates[0])
 	}
-	// Nobody else is left: the busy one is better than none.
+	// If no other group is left, the busy one is chosen.
 	tell(t, r, 1, router.Summary{Taken: w.now()})
 	tell(t, r, 2, router.Summary{Taken: w.now()})
 	answers = answers[1:]
@@ -573,7 +578,7 @@ func TestProbe(t *testing.T) {
 	if d = bookFor(t, r, "4", "abcd"); d.Group != "g3" || d.Member != nil {
 		t.Errorf("decision %+v", d)
 	}
-	// A group whose summaries are lost is heard by the probe.
+	// A probe reaches a group whose summaries are lost.
 	w.advance(2 * time.Hour)
 	answers = []router.ProbeAnswer{{Group: "g2", Worker: router.Worker{ID: 72}, OverlapBlocks: 99, PendTokens: 1}}
 	tell(t, r, 1, router.Summary{Taken: w.now().Add(-time.Hour), Healthy: 1})
@@ -581,7 +586,7 @@ func TestProbe(t *testing.T) {
 	if d = bookFor(t, r, "5", "abcd"); d.Group != "g2" || d.Member == nil || d.OverlapBlocks != 4 || d.Candidates[0].Excluded != router.ExcludedStale {
 		t.Errorf("decision %+v", d)
 	}
-	// Who names the group, or has no whole block, asks nobody.
+	// A request that names the group, or has no whole block, sends no probe.
 	n := len(asked)
 	if _, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("ab"), Pinned: &router.Worker{ID: 1}}); err != nil {
 		t.Error(err)
@@ -591,7 +596,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// The answer to a probe is the choice that would be made, and books nothing.
+// The answer to a probe is the choice that a request would get; a probe books nothing.
 func TestAnswer(t *testing.T) {
 	limit := 100
 	r := newRouter(t, router.Config{Scoring: flat(), Thresholds: scorer.Thresholds{PrefillTokens: &limit}}, 2)
@@ -621,8 +626,8 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
-// Who is preferred takes the request if it can, whatever it costs; if it cannot, others
-// do, and a second choice is there in either case.
+// The preferred worker takes the request whatever its cost. If it cannot, another worker
+// does. Both cases have a second choice.
 func TestPreferredWorker(t *testing.T) {
 	limit := 1000
 	r := newRouter(t, router.Config{Thresholds: scorer.Thresholds{PrefillTokens: &limit}}, 3)
@@ -641,13 +646,13 @@ func TestPreferredWorker(t *testing.T) {
 	}
 	for _, w := range []router.Worker{{ID: 9}, {ID: 2, DPRank: 1}} {
 		if d = ask(w); d.Worker.ID != 1 || d.Reason != router.ReasonKV {
-			t.Errorf("%v is not there: decision %+v", w, d)
+			t.Errorf("the preferred worker %v does not exist: decision %+v", w, d)
 		}
 	}
 	if _, err := r.BestWorker(t.Context(), router.Request{ID: "x", Model: "m", Tokens: make([]uint32, 2000), Pinned: &router.Worker{ID: 2}}); err != nil {
 		t.Fatal(err)
 	}
 	if d = ask(router.Worker{ID: 2}); d.Worker.ID != 1 || d.Reason != router.ReasonKV {
-		t.Errorf("it is busy: decision %+v", d)
+		t.Errorf("the preferred worker is busy: decision %+v", d)
 	}
 }

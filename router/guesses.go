@@ -15,9 +15,9 @@ import (
 	"github.com/kvroute/kvroute/internal/records"
 )
 
-// The file of guesses is one of [records]: the payloads of its records, one after the other,
-// are a stream of [encoding/gob] with a savedGuesses for each worker. The number of its own
-// at the end is that of the blocks.
+// The file of guesses is one of [records]. The payloads of its records, one after the
+// other, are a stream of [encoding/gob] with a savedGuesses for each worker. The number
+// at the file's end is that of the blocks.
 const (
 	guessMagic   = "KVRGUES4"
 	guessVersion = 1
@@ -31,7 +31,7 @@ type savedGuesses struct {
 	Model     string
 	BlockSize int
 	StartedMS int64
-	At        time.Time // when the guesses were as here
+	At        time.Time // time at which Guesses was valid
 	Guesses   indexer.Guesses
 }
 
@@ -106,7 +106,7 @@ func (w recordWriter) Write(b []byte) (int, error) {
 type recordReader struct {
 	file *records.Reader
 	rest []byte
-	err  error // of the file; not of its end
+	err  error // of the file, except its end
 }
 
 func (r *recordReader) Read(b []byte) (int, error) {

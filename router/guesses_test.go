@@ -25,7 +25,7 @@ func (c *clock) pass(d time.Duration) { c.now = c.now.Add(d) }
 
 func newClock() *clock { return &clock{time.Unix(1_000_000, 0)} }
 
-// book sends a prompt and says where it went and what was known there.
+// book books a prompt; it returns the chosen worker and the overlap known there.
 func book(t testing.TB, r *router.Router, id, letters string) (worker uint64, overlap int) {
 	t.Helper()
 	d, err := r.BestWorker(t.Context(), router.Request{ID: id, Model: "m", Tokens: prompt(letters)})
@@ -41,8 +41,8 @@ func ask(t *testing.T, r *router.Router, letters string) (worker uint64, overlap
 	return book(t, r, "", letters)
 }
 
-// Without events a router knows what it sent, for as long as the setting says, and
-// takes no events.
+// Without events a router remembers the prompts that it sent for the configured time, and
+// ignores events.
 func TestNoEvents(t *testing.T) {
 	c := newClock()
 	r := newRouter(t, router.Config{NoEvents: true, Now: c.read}, 4)
@@ -70,7 +70,7 @@ func TestNoEvents(t *testing.T) {
 	}
 }
 
-// A worker's own size bounds what is believed of it.
+// A worker's own number of blocks limits what is predicted for it.
 func TestNoEventsLimit(t *testing.T) {
 	r := newRouter(t, router.Config{NoEvents: true}, 0)
 	w := worker(1)
@@ -82,8 +82,8 @@ func TestNoEventsLimit(t *testing.T) {
 	}
 }
 
-// A prediction stands in until the event comes, is replaced by it, and goes with
-// what withdraws it.
+// A prediction holds until the event arrives, which replaces it; a removal event then
+// removes the blocks.
 func TestPrediction(t *testing.T) {
 	c := newClock()
 	r := newRouter(t, router.Config{Now: c.read, PredictTTL: 10 * time.Second}, 3)
@@ -97,10 +97,10 @@ func TestPrediction(t *testing.T) {
 	}
 	c.pass(11 * time.Second)
 	if _, n := ask(t, r, "abcd"); n != 0 {
-		t.Errorf("%d blocks of a prediction that never came true", n)
+		t.Errorf("%d blocks of a prediction that no event confirmed", n)
 	}
 
-	// An event confirms, and a later one takes back.
+	// An event confirms the prediction, and a later one removes the blocks.
 	w, _ = book(t, r, "2", "xyz")
 	r.MarkPrefillCompleted("2")
 	store(r, router.Worker{ID: w}, "xyz")
@@ -115,7 +115,7 @@ func TestPrediction(t *testing.T) {
 		t.Errorf("after the clear %d blocks count", n)
 	}
 
-	// What leaves the host's memory takes nothing back of the device.
+	// A removal from host memory removes nothing from the device.
 	w, _ = book(t, r, "5", "klmn")
 	r.MarkPrefillCompleted("5")
 	store(r, router.Worker{ID: w}, "klm")
@@ -131,7 +131,7 @@ func TestPrediction(t *testing.T) {
 		t.Errorf("after a removal in host memory %d blocks count on worker %d, want 4 on %d", n, v, w)
 	}
 
-	// Who was not served predicts nothing; who was, does.
+	// A request that was not served predicts nothing; a request that was served does.
 	book(t, r, "3", "pqr")
 	r.Abandon("3")
 	if _, n := ask(t, r, "pqr"); n != 0 {
@@ -144,11 +144,11 @@ func TestPrediction(t *testing.T) {
 		t.Errorf("a request abandoned after its first token left %d blocks, want 3", n)
 	}
 	if r.Abandon("4") || r.Abandon("nobody") {
-		t.Error("Abandon found a slot where there is none")
+		t.Error("Abandon found a slot of an unknown request")
 	}
 }
 
-// A worker without events is guessed at, beside others that are not.
+// Predictions apply to a worker without events, beside workers that publish events.
 func TestSilentWorker(t *testing.T) {
 	c := newClock()
 	r := newRouter(t, router.Config{Now: c.read}, 0)
@@ -160,7 +160,7 @@ func TestSilentWorker(t *testing.T) {
 	if _, n := ask(t, r, "abc"); n != 3 {
 		t.Errorf("%d blocks known of a worker without events, want 3", n)
 	}
-	set(t, r, w) // a record that is put again changes nothing
+	set(t, r, w) // putting the same record again changes nothing
 	if _, n := ask(t, r, "abc"); n != 3 {
 		t.Errorf("%d blocks after the record came again, want 3", n)
 	}
@@ -177,8 +177,8 @@ func TestSilentWorker(t *testing.T) {
 	}
 }
 
-// What was believed survives the process, for the rest of its life, and only for
-// the process that it was believed of.
+// Predictions survive a restart of the router, for the rest of their life, and only for
+// the worker process that they were made for.
 func TestSaveAndLoadGuesses(t *testing.T) {
 	c := newClock()
 	conf := router.Config{NoEvents: true, Now: c.read}
@@ -223,7 +223,7 @@ func TestSaveAndLoadGuesses(t *testing.T) {
 	r = load()
 	set(t, r, restarted)
 	if _, n := ask(t, r, "ab"); n != 0 {
-		t.Errorf("%d blocks of a worker that restarted meanwhile", n)
+		t.Errorf("%d blocks of a worker that restarted between save and load", n)
 	}
 
 	for name, damage := range map[string]func([]byte) []byte{
@@ -238,12 +238,12 @@ func TestSaveAndLoadGuesses(t *testing.T) {
 			t.Errorf("%s: %v, want that the file is bad", name, err)
 		}
 		if _, n := ask(t, r, "abcd"); n != 0 {
-			t.Errorf("%s: %d blocks of it count", name, n)
+			t.Errorf("%s: %d blocks of the file count", name, n)
 		}
 	}
 }
 
-// Of a very long prompt, and of many short ones, nothing is lost.
+// Saving and loading loses nothing of one very long prompt and many short ones.
 func TestManyGuessesComeBack(t *testing.T) {
 	c := newClock()
 	conf := router.Config{NoEvents: true, Now: c.read}
@@ -257,7 +257,8 @@ func TestManyGuessesComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := newRouter(t, conf, 1)
-	// 200 numbers of xyz that share beginnings, and what follows each but the first.
+	// There are 200 numbers of x, y and z that share beginnings, and the rest of each
+	// except the first.
 	if n, err := again.LoadGuesses(&file); err != nil || n != 21_000+3*204+199*200/2 {
 		t.Errorf("%d blocks are back, %v, want %d", n, err, 21_000+3*204+199*200/2)
 	}
@@ -269,7 +270,7 @@ func TestManyGuessesComeBack(t *testing.T) {
 	}
 }
 
-// Guesses of another version are refused in words.
+// Loading a file of another version returns an error that says so.
 func TestGuessesOfAnEarlierVersion(t *testing.T) {
 	r := newRouter(t, router.Config{NoEvents: true}, 1)
 	for magic, want := range map[string]string{"KVRGUES3": `begins with "KVRGUES3", want "KVRGUES4"`, "KVRGUES4": "version is 9, want 1"} {
@@ -283,7 +284,8 @@ func TestGuessesOfAnEarlierVersion(t *testing.T) {
 	}
 }
 
-// The frame is that of every file, with right checksums: only what is in it varies.
+// The fuzzer varies only the contents: the frame is the one of every file, with correct
+// checksums.
 func FuzzLoadGuesses(f *testing.F) {
 	saved := newRouter(f, router.Config{NoEvents: true}, 1)
 	book(f, saved, "1", "abcd")
@@ -322,7 +324,7 @@ func FuzzLoadGuesses(f *testing.F) {
 	})
 }
 
-// Blocks that a worker keeps below the device go on where those on it end, and are
+// Blocks that a worker keeps below the device continue the blocks on the device, and are
 // worth less.
 func TestLowerTiers(t *testing.T) {
 	r := newRouter(t, router.Config{}, 3)
@@ -355,7 +357,7 @@ func TestLowerTiers(t *testing.T) {
 	if want := [][3]int{{2, 0, 0}, {2, 2, 1}, {0, 2, 0}}; !slices.Equal(got, want) || d.Worker.ID != 2 {
 		t.Errorf("blocks on device, host and disk %v, want %v; worker %d, want 2", got, want, d.Worker.ID)
 	}
-	// What is predicted to be on the device is not counted below it again.
+	// A block predicted to be on the device is not counted on a lower tier, too.
 	r = newRouter(t, router.Config{PredictTTL: time.Minute}, 1)
 	stored(1, indexer.Device, 0, 1)
 	stored(1, indexer.HostPinned, 1, 4)
@@ -366,8 +368,8 @@ func TestLowerTiers(t *testing.T) {
 	}
 }
 
-// No more is remembered of a worker than its cache holds, and no more of all than
-// the setting says.
+// Predictions for a worker never exceed its cache, and all predictions together never
+// exceed the setting.
 func TestIndexBounds(t *testing.T) {
 	r := newRouter(t, router.Config{MaxBlocks: 6}, 0)
 	for id := range uint64(2) {

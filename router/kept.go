@@ -29,7 +29,7 @@ func (r *Router) Decisions(n int) []Decision {
 // with it a place, before it is decided. The place's memory is used again, so a full ring
 // allocates nothing. A refused request leaves its place as it is.
 //
-// A decision is found by its id only by a search: people ask now and then, and an index
+// A decision can be found by its id only by a search: such queries are rare, and an index
 // would cost every request.
 type keptDecisions struct {
 	last atomic.Uint64 // number of the latest request
@@ -102,7 +102,7 @@ func (k *keptDecisions) find(n int, meets func(*Decision) bool) []Decision {
 	return found
 }
 
-// explain puts down every worker of the pool as the decision saw it.
+// explain records the inputs of the decision for every worker of the pool.
 func (c *core) explain(now time.Time, q *question, d *Decision) {
 	drawn := d.Policy != "" && d.Settings.Temperature > 0
 	if drawn {

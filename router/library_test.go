@@ -20,7 +20,8 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// What each worker would have to do: blocks that two requests share count once.
+// Loads include what each worker would have to do: blocks that two requests share count
+// once.
 func TestPotentialLoads(t *testing.T) {
 	r := newRouter(t, router.Config{}, 0)
 	w := worker(7)
@@ -68,8 +69,8 @@ func TestPotentialLoads(t *testing.T) {
 	}
 }
 
-// Who chooses by a rule of his own looks at all workers first, and names one then: the
-// mode for that must let him.
+// A caller with its own rule looks at all workers first and then names one. Mode "direct"
+// must allow both.
 func TestPotentialLoadsInModeDirect(t *testing.T) {
 	r := newRouter(t, router.Config{Mode: router.Direct}, 3)
 	store(r, router.Worker{ID: 2}, "AB")
@@ -81,15 +82,15 @@ func TestPotentialLoadsInModeDirect(t *testing.T) {
 		t.Errorf("%v, %v", d.Worker, err)
 	}
 	if _, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("ABC")}); !errors.Is(err, router.ErrPinMissing) {
-		t.Errorf("nobody is named: %v", err)
+		t.Errorf("no worker is named: %v", err)
 	}
 	if _, err := newRouter(t, router.Config{Mode: router.Direct}, 0).PotentialLoads(t.Context(), router.Request{Model: "m"}); !errors.Is(err, router.ErrNoWorkers) {
 		t.Errorf("of none: %v", err)
 	}
 }
 
-// However a response ends, its slot is given back, and the first token was noted
-// at the first chunk that has something in it.
+// However a response ends, its slot is freed. The first chunk with content is the first
+// token.
 func TestGenerate(t *testing.T) {
 	fault := errors.New("the worker is on fire")
 	say := func(pieces ...string) router.Dispatch {
@@ -116,11 +117,11 @@ func TestGenerate(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		by    router.Dispatch
-		stop  int // the consumer's patience
+		stop  int // chunks that the consumer reads before it stops
 		text  string
 		err   error
 		first bool
-		kept  bool // the prompt counts as cached
+		kept  bool // the prompt counts as cached afterwards
 	}{
 		{"to the end", say("", "w", "bc"), 9, "1bc", nil, true, true},
 		{"nothing to say", say(), 9, "", nil, false, true},
@@ -188,7 +189,7 @@ func TestGenerate(t *testing.T) {
 			t.Error("a chunk")
 		}
 		if d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("AB")}); err != nil || d.OverlapBlocks != 0 {
-			t.Errorf("%d blocks count that nobody computed, %v", d.OverlapBlocks, err)
+			t.Errorf("%d blocks count that no worker computed, %v", d.OverlapBlocks, err)
 		}
 	})
 	r := newRouter(t, router.Config{}, 0)
@@ -201,13 +202,13 @@ func TestGenerate(t *testing.T) {
 	}
 }
 
-// A worker that gives no response is avoided, as behind a proxy: it is idle, and would
-// get all requests otherwise.
+// A worker that fails to respond is avoided, as behind a proxy: it is idle and would
+// otherwise get all requests.
 func TestGenerateAvoidsWhoFails(t *testing.T) {
 	refused := errors.New("connection refused")
 	for name, c := range map[string]struct {
 		err     error
-		before  string // what it says before
+		before  string // first chunk before the failure
 		leave   bool
 		n       int
 		failing bool
@@ -243,7 +244,7 @@ func TestGenerateAvoidsWhoFails(t *testing.T) {
 			}
 		})
 	}
-	// A response in between is a sign of health.
+	// A response between two failures shows that the worker is healthy.
 	r := newRouter(t, router.Config{AvoidFailing: time.Minute}, 1)
 	for i := range 9 {
 		for range r.Generate(t.Context(), router.Request{ID: fmt.Sprint(i), Model: "m"}, func(context.Context, router.Request, router.Decision) iter.Seq2[router.Chunk, error] {
@@ -262,7 +263,7 @@ func TestGenerateAvoidsWhoFails(t *testing.T) {
 	}
 }
 
-// dumped is an event as it stands in a dump.
+// dumped is an event in the form of a dump.
 type dumped struct {
 	WorkerID uint64 `json:"worker_id"`
 	Tier     string `json:"storage_tier"`
@@ -293,7 +294,7 @@ func dump(t *testing.T, r *router.Router) (events []dumped) {
 	return events
 }
 
-// The events of a dump, applied to another router, make it answer alike.
+// Another router that applies the events of a dump makes the same decisions.
 func TestDumpEvents(t *testing.T) {
 	if got := dump(t, newRouter(t, router.Config{}, 2)); len(got) != 0 {
 		t.Errorf("an empty index: %+v", got)
@@ -318,7 +319,7 @@ func TestDumpEvents(t *testing.T) {
 			sequence := indexer.AppendSequenceHashes(nil, local)
 			switch n := len(local) - 1; rnd.IntN(8) {
 			case 0, 1:
-			case 2: // what follows is kept in host memory
+			case 2: // the following blocks are kept in host memory
 				ev := indexer.Event{Kind: indexer.Stored, Tier: indexer.HostPinned, Blocks: []indexer.Block{{External: sequence[n] + 1, Local: local[n]}}}
 				if n > 0 {
 					ev.HasParent, ev.Parent = true, sequence[n-1]+1

@@ -215,7 +215,7 @@ func (c *core) infer(now time.Time) {
 func (r *Router) noteInferred(p *pool, list []scorer.Inference) {
 	for _, i := range list {
 		if i.Number >= peerNumbers {
-			continue // it counts where it was decided
+			continue // counted by the replica that booked it
 		}
 		r.noteFirstToken(i.Number, i.At, Sign(i.By))
 		r.metrics.firstToken(p.labels, Sign(i.By))

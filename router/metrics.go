@@ -82,7 +82,7 @@ func (k *maker) histogram(name, unit, help string, bounds ...float64) metric.Flo
 	return h
 }
 
-// gauge and sum make instruments that are read when somebody looks.
+// gauge and sum make instruments that are read when metrics are collected.
 func (k *maker) gauge(name, unit, help string, read func(observe)) {
 	_, err := k.meter.Int64ObservableGauge("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithInt64Callback(callback(read)))
 	k.errs = append(k.errs, err)
@@ -222,7 +222,7 @@ func (m *metrics) decided(ctx context.Context, l *labels, d *Decision) {
 	}
 }
 
-// refused counts a request that no worker was found for.
+// refused counts a request that got no worker.
 func (m *metrics) refused(ctx context.Context, model string, err error) {
 	reason := "other"
 	for _, c := range []struct {

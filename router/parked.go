@@ -4,17 +4,17 @@ package router
 
 import "github.com/kvroute/kvroute/indexer"
 
-// ParkedEvent is an event that waits for the one that stores its blocks' parent.
+// ParkedEvent is an event that waits for an event that stores the parent of its blocks.
 type ParkedEvent struct {
 	Worker Worker
 	Event  indexer.Event
 }
 
-// ParkedEvents returns the events that wait, of each worker in the order in which they
-// are to be applied. A [Router.Dump] has nothing of them, so whoever says that it is
-// what the events up to some number make needs these, too.
+// ParkedEvents returns the waiting events, of each worker in the order in which they are
+// to be applied. A [Router.Dump] does not contain them, so a snapshot of all events up to
+// a number needs both.
 func (r *Router) ParkedEvents() (all []ParkedEvent) {
-	r.fleet.Lock() // nobody applies an event meanwhile
+	r.fleet.Lock() // no event is applied meanwhile
 	defer r.fleet.Unlock()
 	for _, p := range r.pools {
 		if p.known == nil {

@@ -56,7 +56,7 @@ type Change struct {
 	// Worker has the slot after the change: for SlotTaken and SlotMoved, and for the first
 	// token of a peer's request.
 	Worker Worker
-	// Abandoned is for SlotFreed: no worker served the request.
+	// Abandoned is set in a SlotFreed if no worker served the request.
 	Abandoned bool
 
 	// CachedTokens is the part of the prompt that the worker has cached: for SlotTaken and

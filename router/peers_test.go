@@ -12,7 +12,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// sequenceOf are the sequence hashes of a prompt.
+// sequenceOf returns the sequence hashes of a prompt.
 func sequenceOf(letters string) []uint64 {
 	return indexer.AppendSequenceHashes(nil, indexer.AppendLocalHashes(nil, prompt(letters), 8, indexer.Seed("", "")))
 }
@@ -31,8 +31,8 @@ func loads(r *router.Router) (all string) {
 	return all
 }
 
-// A peer's request counts from its beginning to its end, under a name of its own, and
-// nobody but its peer ends it.
+// A peer's request counts from its beginning to its end under an id of its own, and only
+// this peer ends it.
 func TestPeerChanged(t *testing.T) {
 	r := newRouter(t, router.Config{}, 2)
 	c := func(k router.ChangeKind, id string, worker uint64) router.Change {
@@ -49,7 +49,7 @@ func TestPeerChanged(t *testing.T) {
 		{7, c(router.FirstToken, "x", 1), false, "1:0/0/0 2:0/0/0 "},
 		{7, c(router.SlotFreed, "x", 1), false, "1:0/0/0 2:0/0/0 "},
 		{7, taken("x", "abc", 1), true, "1:1/24/3 2:0/0/0 "},
-		{7, taken("x", "abcd", 2), true, "1:1/24/3 2:0/0/0 "}, // is there already
+		{7, taken("x", "abcd", 2), true, "1:1/24/3 2:0/0/0 "}, // already booked
 		{8, taken("x", "abd", 1), true, "1:2/48/4 2:0/0/0 "},  // another peer's
 		{8, taken("y", "abd", 3), false, "1:2/48/4 2:0/0/0 "}, // on no worker
 		{8, c(router.SlotFreed, "z", 1), false, "1:2/48/4 2:0/0/0 "},
@@ -57,7 +57,7 @@ func TestPeerChanged(t *testing.T) {
 		{7, c(router.FirstToken, "x", 2), true, "1:1/24/3 2:1/0/3 "},
 		{7, c(router.FirstToken, "x", 2), true, "1:1/24/3 2:1/0/3 "},
 		{7, c(router.SlotFreed, "x", 2), true, "1:1/24/3 2:0/0/0 "},
-		{7, taken("x", "a", 2), true, "1:1/24/3 2:1/8/1 "}, // the id anew
+		{7, taken("x", "a", 2), true, "1:1/24/3 2:1/8/1 "}, // the id again, for another request
 		{7, c(router.SlotMoved, "x", 9), false, "1:1/24/3 2:0/0/0 "},
 		{8, c(router.ChangeKind(99), "x", 1), false, "1:1/24/3 2:0/0/0 "},
 		{0, taken("y", "a", 1), false, "1:1/24/3 2:0/0/0 "},
@@ -69,7 +69,7 @@ func TestPeerChanged(t *testing.T) {
 	}
 	for _, id := range []string{"x", "0000000000000008:x"} {
 		if r.Free(id) || r.Abandon(id) || r.AddOutputTokens(id, 1) {
-			t.Errorf("%s can be ended here", id)
+			t.Errorf("%s can be freed at the wrong replica", id)
 		}
 	}
 	r.RemovePeer(8)
@@ -78,7 +78,7 @@ func TestPeerChanged(t *testing.T) {
 	}
 }
 
-// A router tells of each of its own slots, in order, and of none that it never gave.
+// A router reports each of its own slots in order, and no slot of another router.
 func TestTell(t *testing.T) {
 	var told []string
 	c := newClock()
@@ -96,7 +96,7 @@ func TestTell(t *testing.T) {
 	r.Free("a")
 	book(t, r, "c", "x")
 	r.Abandon("c")
-	book(t, r, "d", "") // nobody owns it
+	book(t, r, "d", "") // without an owner
 	r.PeerChanged(9, taken("0000000000000009-p", "x", 1))
 	r.MarkPrefillCompleted("0000000000000009-p")
 	c.pass(301 * time.Second)
@@ -111,8 +111,8 @@ func TestTell(t *testing.T) {
 	}
 }
 
-// What a peer sends to a worker is guessed to be cached there, as what we send, and
-// forgotten if it was abandoned. Guesses of both are one.
+// A prompt that a peer sends to a worker is predicted to be cached there, as one of our
+// own, and removed if the request was abandoned. Predictions from both are the same kind.
 func TestPeersFeedGuesses(t *testing.T) {
 	for name, conf := range map[string]router.Config{"history": {NoEvents: true}, "prediction": {PredictTTL: 10 * time.Second}} {
 		t.Run(name, func(t *testing.T) {
@@ -140,7 +140,8 @@ func TestPeersFeedGuesses(t *testing.T) {
 	}
 }
 
-// What a peer frees, and what it held when it went, makes room for who waits.
+// A request that a peer frees, and the requests of a peer that leaves, make room for
+// waiting requests.
 func TestPeersWakeTheQueue(t *testing.T) {
 	for name, end := range map[string]func(*router.Router){
 		"free": func(r *router.Router) {
@@ -171,14 +172,14 @@ func TestPeersWakeTheQueue(t *testing.T) {
 					t.Error(err)
 				}
 			case <-time.After(30 * time.Second):
-				t.Fatal("it still waits")
+				t.Fatal("the request still waits")
 			}
 		})
 	}
 }
 
-// Peers cannot infer when our requests have their first token, so they are told what
-// we inferred.
+// Peers cannot infer the first tokens of our requests, so they receive the ones that we
+// inferred.
 func TestInferredFirstTokensAreTold(t *testing.T) {
 	var told []string
 	r := newRouter(t, router.Config{InferFirstTokens: true, Tell: func(c router.Change) {
@@ -190,18 +191,18 @@ func TestInferredFirstTokensAreTold(t *testing.T) {
 	want := map[string]bool{"taken a": true, "taken b": true, "first_token a": true, "first_token b": true}
 	for _, what := range told {
 		if !want[what] {
-			t.Errorf("told %q, which did not happen, or twice", what)
+			t.Errorf("%q was reported, but did not happen or was reported twice", what)
 		}
 		delete(want, what)
 	}
 	if len(want) > 0 {
-		t.Errorf("not told: %v", want)
+		t.Errorf("not reported: %v", want)
 	}
 }
 
-// Replicas that tell each other of their sessions send them to one worker: the first
-// binding wins, each counts its idle time by its own requests, and an end is one for
-// all.
+// Replicas that share their sessions send each session to one worker: the first binding
+// wins, each replica measures idle time by its own requests, and an end of a session
+// applies to all.
 func TestPeersShareSessions(t *testing.T) {
 	c := newClock()
 	var a, b *router.Router
@@ -239,11 +240,12 @@ func TestPeersShareSessions(t *testing.T) {
 	ask(a, "s", 3, false)
 	expect(b, "s", 3)
 	ask(b, "first", 2, false)
-	ask(a, "first", 4, false) // here it is bound by b's word already
+	ask(a, "first", 4, false) // already bound here by b's message
 	expect(a, "first", 2)
 	expect(b, "first", 2)
 
-	// b's binding lives for a minute after b's own last use, whatever a does meanwhile.
+	// b's binding lives for a minute after b's own last use; a's requests do not extend
+	// it.
 	c.pass(40 * time.Second)
 	expect(a, "s", 3)
 	c.pass(30 * time.Second)
@@ -251,31 +253,32 @@ func TestPeersShareSessions(t *testing.T) {
 		t.Error("a session is bound to a worker that is not known")
 	}
 	if !b.PeerSession(router.SessionBinding{Session: "s", Worker: router.Worker{ID: 1}}) {
-		t.Error("what is bound no more is not bound anew by a peer's word")
+		t.Error("a peer cannot bind a session again whose binding has ended")
 	}
 	if b.PeerSession(router.SessionBinding{Session: "s", Worker: router.Worker{ID: 2}}) {
-		t.Error("what is bound is bound elsewhere by a peer's word")
+		t.Error("a peer's message moves a bound session")
 	}
 	expect(b, "s", 1)
 	if !b.PeerSession(router.SessionBinding{Session: "s", Worker: router.Worker{ID: 1}, Over: true}) {
-		t.Error("an end is no news")
+		t.Error("the end of a session has no effect")
 	}
 
 	ask(a, "over", 2, false)
 	told = nil
 	ask(a, "over", 2, true)
 	if len(told) != 1 || !told[0].Over || told[0].Session != "over" || told[0].Worker.ID != 2 {
-		t.Errorf("at the end of a session it tells %+v", told)
+		t.Errorf("at the end of a session the router reports %+v", told)
 	}
 	for _, r := range []*router.Router{b, a} {
 		if _, bound := ask(r, "over", 1, false); bound {
-			t.Error("a session that is over is bound")
+			t.Error("a session that has ended is bound")
 		}
 		a.PeerSession(router.SessionBinding{Session: "over", Worker: router.Worker{ID: 1}, Over: true})
 		b.PeerSession(router.SessionBinding{Session: "over", Worker: router.Worker{ID: 1}, Over: true})
 	}
 
-	// One that moves, since its worker has far more to do than the others, moves for all.
+	// A session that moves because its worker has far more load than the others moves for
+	// all replicas.
 	ask(a, "moves", 1, false)
 	for i := range 3 {
 		if _, err := a.BestWorker(t.Context(), router.Request{ID: fmt.Sprint("load", i), Model: "m", Tokens: make([]uint32, 80_000), Pinned: &router.Worker{ID: 1}}); err != nil {
@@ -289,7 +292,7 @@ func TestPeersShareSessions(t *testing.T) {
 	}
 	expect(b, "moves", to)
 	if len(told) != 2 || !told[0].Over || told[1].Over || told[1].Worker.ID != to {
-		t.Errorf("of a session that moves it tells %+v", told)
+		t.Errorf("for a session that moves the router reports %+v", told)
 	}
 	if newRouter(t, router.Config{}, 1).PeerSession(router.SessionBinding{Session: "s", Worker: router.Worker{ID: 1}}) {
 		t.Error("a router without sessions binds one")

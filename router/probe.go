@@ -76,7 +76,7 @@ func (r *Router) probe(ctx context.Context, p *pool, s *scratch) {
 	s.decision.ProbeTime = s.hashed.Sub(q.probed)
 }
 
-// probeAnswer returns a group's answer to the probe, nil if there is none.
+// probeAnswer returns a group's answer to the probe, or nil without an answer.
 func (q *question) probeAnswer(e *entry) *ProbeAnswer {
 	if len(q.answers) == 0 || e.info.Group == "" {
 		return nil
@@ -88,8 +88,8 @@ func (q *question) probeAnswer(e *entry) *ProbeAnswer {
 	return &q.answers[at]
 }
 
-// probeOf returns a group's answer to the probe, nil if there is none or all workers are
-// busy.
+// probeOf returns a group's answer to the probe, or nil without an answer and if all
+// workers are busy.
 func (q *question) probeOf(e *entry) *ProbeAnswer {
 	if a := q.probeAnswer(e); a != nil && !a.Busy {
 		return a

@@ -25,8 +25,8 @@ func (r *Router) read(ctx context.Context, p *pool, s *scratch, card *Card) {
 	r.hash(p, s)
 }
 
-// encode fills in the prompt's tokens, or the reason why there are none. It may ask a worker
-// of the pool p for them.
+// encode fills in the prompt's tokens, or the reason why the prompt has no tokens. It may
+// request them from a worker of the pool p.
 func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {
 	req, q, d := &s.request, &s.question, &s.decision
 	s.encoded = tokenizer.Prompt{}
@@ -158,7 +158,7 @@ func (r *Router) askWorker(ctx context.Context, p *pool, req *Request, prompt *t
 	}
 }
 
-// nextAsked returns the address of the worker whose turn it is to be asked for ids.
+// nextAsked returns the address of the next worker, in turn, to request ids from.
 func (c *core) nextAsked() (at netip.AddrPort, ok bool) {
 	for range c.order {
 		e := &c.entries[c.order[c.asked%len(c.order)]]

@@ -139,8 +139,8 @@ func (p *pool) wait(ctx context.Context, now func() time.Time, w *waiter, s *scr
 	}
 }
 
-// recount counts the overlap of a request that has waited for long again. The request is
-// the first of its lane, so its lane waits for recount.
+// recount counts the overlap again for a request that has waited for long. The request is
+// the first of its lane, so the whole lane waits for recount.
 func (p *pool) recount(now func() time.Time, w *waiter, s *scratch) {
 	// The core does not read the overlap of a stale waiter, but it reads w.q: so w.q is
 	// replaced under the lock.

@@ -17,7 +17,7 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// queued makes a router whose requests wait above one batch of 8 tokens.
+// queued returns a router whose requests wait above one batch of 8 tokens.
 func queued(t *testing.T, q router.QueueConfig, workers int) *router.Router {
 	t.Helper()
 	if q.Threshold == nil {
@@ -32,7 +32,7 @@ func queued(t *testing.T, q router.QueueConfig, workers int) *router.Router {
 	return r
 }
 
-// line is requests that wait, and what became of them.
+// line is a set of waiting requests and their results.
 type line struct {
 	r  *router.Router
 	wg sync.WaitGroup
@@ -82,7 +82,7 @@ func (l *line) err(id string) error {
 	return l.errs[id]
 }
 
-// letters of n blocks that nobody else has.
+// own returns the tokens of n blocks that no other request has.
 func own(id string, n int) []uint32 {
 	return prompt(strings.Repeat(id[:1], n))
 }
@@ -90,15 +90,15 @@ func own(id string, n int) []uint32 {
 func TestQueueThreshold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := queued(t, router.QueueConfig{Threshold: new(2.)}, 2)
-		occupy(t, r, "a", 1, "AB", false) // 16 of 16
+		occupy(t, r, "a", 1, "AB", false) // 16 of 16 tokens
 		occupy(t, r, "b", 2, "CD", false)
-		occupy(t, r, "c", 1, "E", false) // 24
+		occupy(t, r, "c", 1, "E", false) // 24 tokens
 		if got, err := pick(t, r, router.Request{ID: "d", Tokens: prompt("F")}); err != nil || got != 2 {
 			t.Errorf("at the threshold: worker %d, %v; want 2", got, err)
 		}
 		l := line{r: r}
 		l.join(t.Context(), t, router.Request{ID: "e", Tokens: prompt("G")})
-		// Who only asks does not wait.
+		// A request without a booking does not wait.
 		if _, err := pick(t, r, router.Request{}); err != nil {
 			t.Error(err)
 		}
@@ -112,8 +112,8 @@ func TestQueueThreshold(t *testing.T) {
 	})
 }
 
-// The order is the policy's; what opens the queue is the end of a request, its
-// first token, and a change of the fleet.
+// The policy sets the order. The end of a request, a first token, and a change of the
+// fleet each let waiting requests proceed.
 func TestQueueOrder(t *testing.T) {
 	for policy, want := range map[scorer.QueuePolicy]string{scorer.FCFS: "D A B C", scorer.LCFS: "D C B A", scorer.WSPT: "D C B A"} {
 		t.Run(string(policy), func(t *testing.T) {
@@ -183,7 +183,7 @@ func TestQueueEnds(t *testing.T) {
 	})
 }
 
-// A pinned request waits for its worker alone, and holds up nobody.
+// A pinned request waits for its worker only and delays no other request.
 func TestQueueOfPins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := queued(t, router.QueueConfig{}, 2)
@@ -201,13 +201,13 @@ func TestQueueOfPins(t *testing.T) {
 		l.join(t.Context(), t, router.Request{ID: "orphan", Pinned: &router.Worker{ID: 1}})
 		r.RemoveWorker(1)
 		if err := l.err("orphan"); !errors.Is(err, router.ErrPinnedUnknown) {
-			t.Errorf("its worker left: %v", err)
+			t.Errorf("the error after the worker left: %v", err)
 		}
 	})
 }
 
-// With the queue, all busy means to wait; a report that grows old is noticed by
-// the next tick.
+// With the queue, a request waits while all workers are busy. The next tick notices that
+// a report became stale.
 func TestQueueOfTheBusy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conf := router.Config{Queue: router.QueueConfig{Threshold: new(9.)}, Thresholds: scorer.Thresholds{ActiveBlocks: new(.5)}}
@@ -244,8 +244,8 @@ func TestQueueOfTheBusy(t *testing.T) {
 	})
 }
 
-// What was cached when a request came is counted anew if it leaves the queue ten
-// seconds later; those behind it come after it all the same.
+// The overlap of a request is counted again if it leaves the queue after ten seconds.
+// Requests behind it stay behind it.
 func TestQueueCountsOverlapAnew(t *testing.T) {
 	for wait, want := range map[time.Duration]int{9 * time.Second: 0, 11 * time.Second: 3} {
 		synctest.Test(t, func(t *testing.T) {
@@ -270,7 +270,7 @@ func TestQueueCountsOverlapAnew(t *testing.T) {
 	}
 }
 
-// A caller that panics when it is told to wait leaves nothing behind.
+// A panic in the caller's callback for waiting leaves nothing in the queue.
 func TestQueueOfAPanic(t *testing.T) {
 	r := queued(t, router.QueueConfig{}, 1)
 	occupy(t, r, "x", 1, "XY", false)
@@ -283,7 +283,7 @@ func TestQueueOfAPanic(t *testing.T) {
 		_, _ = r.BestWorker(t.Context(), router.Request{ID: "p", Model: "m", Waiting: func() { panic("no") }})
 	}()
 	if r.Free("p") {
-		t.Error("it is in flight")
+		t.Error("the request is in flight")
 	}
 	r.Free("x")
 	if got, err := pick(t, r, router.Request{ID: "p"}); err != nil || got != 1 {
@@ -291,7 +291,7 @@ func TestQueueOfAPanic(t *testing.T) {
 	}
 }
 
-// Many at once: everybody is admitted or refused, and nothing is left.
+// Under concurrent load each request is admitted or refused, and nothing is left.
 func TestQueueUnderLoad(t *testing.T) {
 	r := queued(t, router.QueueConfig{Limit: 20}, 2)
 	var wg sync.WaitGroup
@@ -344,8 +344,8 @@ func TestQueueUnderLoad(t *testing.T) {
 	}
 }
 
-// Who is freed while waiting holds nothing afterwards, whatever became of the id
-// meanwhile.
+// A request that is freed while it waits holds nothing afterwards, whether or not its id
+// was used again.
 func TestQueueOfTheFreed(t *testing.T) {
 	for _, again := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -354,20 +354,20 @@ func TestQueueOfTheFreed(t *testing.T) {
 			l := line{r: r}
 			l.join(t.Context(), t, router.Request{ID: "A", Tokens: own("A", 2)})
 			if !r.Free("A") {
-				t.Error("a request that waits cannot be freed")
+				t.Error("a waiting request cannot be freed")
 			}
 			second := line{r: r}
 			if again {
 				second.join(t.Context(), t, router.Request{ID: "A", Tokens: own("B", 2)})
 			}
-			// It leaves at once, and not when there is room.
+			// The freed request returns at once, not when there is room.
 			if err := l.err("A"); !errors.Is(err, router.ErrFreed) {
 				t.Errorf("the freed request ended with %v, want ErrFreed", err)
 			}
 			r.Free("x")
 			if again {
-				// Its id was taken by another one, which gets the place or must try
-				// again; in no case do both.
+				// Another request has taken the id. It gets the slot or must try again;
+				// never are both admitted.
 				if err := second.err("A"); err == nil && !r.Free("A") {
 					t.Error("the second request of this id has lost its slot")
 				}
@@ -384,14 +384,14 @@ func TestQueueOfTheFreed(t *testing.T) {
 	}
 }
 
-// Nor does it wait who is freed before it stands in the queue.
+// A request that is freed before it enters the queue does not wait either.
 func TestFreedBeforeItWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r *router.Router
 		freed, busy := 0, false
 		r = newRouter(t, router.Config{Queue: router.QueueConfig{Threshold: new(1.)}, Now: func() time.Time {
 			if r != nil && !busy {
-				busy = true // Free asks for the time, too
+				busy = true // Free reads the clock, too
 				if r.Free("A") {
 					freed++
 				}

@@ -13,8 +13,8 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// Request asks for a worker. Its slices and maps are only read, and not after
-// the call.
+// Request asks for a worker. Its slices and maps are only read, and not used after the
+// call.
 type Request struct {
 	// ID makes the decision a booking: the worker's slot is taken until
 	// [Router.Free]. It must be unique among the requests in flight, and have at
@@ -163,7 +163,7 @@ type question struct {
 	*Request
 
 	lora     string        // adapter of the request
-	adapter  string        // the same, if workers say which ones they have
+	adapter  string        // the same, or empty if workers do not register their adapters
 	tokens   int           // length of the prompt; 0 if unknown
 	local    []uint64      // local hashes of its full blocks
 	sequence []uint64      // their sequence hashes
@@ -171,7 +171,7 @@ type question struct {
 	lower    [3][]int32    // blocks behind these in host memory, on disk, in external storage
 	cached   []int         // blocks held of whatever prompt, by ordinal; only for rules
 	version  uint64        // value of core.changes when overlap was counted
-	matched  time.Time     // when that was
+	matched  time.Time     // time of that count
 	session  uint64        // hash of the session's name; 0 = none
 	rebind   bool          // the session is bound to a worker that does not take this request
 	taints   []taint       // Request.PreferredTaints, sorted
@@ -186,10 +186,10 @@ type question struct {
 
 	flights *flights // that has the request; nil for a request without an id
 
-	// Of a booking.
+	// The fields below are set by a booking.
 	ordinal    int
 	generation uint64 // entry.since of the worker
-	unreported bool   // neither events nor summaries say what the worker holds
+	unreported bool   // neither events nor summaries report the worker's blocks
 }
 
 // freed says whether a request that is being decided was freed already.

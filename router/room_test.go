@@ -13,8 +13,8 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// A refusal for lack of room says when the first worker should have some: pending
-// prefill goes by at .0386 · 1.15 ms a token, and blocks within the time that
+// A refusal for lack of room estimates when the first worker has room: pending prefill
+// shrinks by one token every .0386 · 1.15 ms, and blocks become free within the time that
 // requests stay.
 func TestRefusalsSayWhenToComeAgain(t *testing.T) {
 	prefill := router.Config{Thresholds: scorer.Thresholds{PrefillTokens: new(1000)}}
@@ -28,9 +28,9 @@ func TestRefusalsSayWhenToComeAgain(t *testing.T) {
 		conf    router.Config
 		pend    [2]int        // tokens pending on each worker
 		held    [2]int        // blocks held on each worker
-		stay    time.Duration // of a request that has ended
+		stay    time.Duration // duration of a request that has ended
 		pinned  *router.Worker
-		waiting bool // somebody waits already
+		waiting bool // another request waits already
 		want    int
 		err     error
 	}{
@@ -97,12 +97,12 @@ func TestRefusalsSayWhenToComeAgain(t *testing.T) {
 			}
 			err := ask("late", nil)
 			if got := router.RetryAfter(err); !errors.Is(err, c.err) || got != c.want {
-				t.Errorf("%v: come again after %d s, want %v and %d s", err, got, c.err, c.want)
+				t.Errorf("%v: retry after %d s, want %v and %d s", err, got, c.err, c.want)
 			}
 			if c.waiting {
 				cancel()
 				if err := <-left; !errors.Is(err, context.Canceled) || router.RetryAfter(err) != c.want {
-					t.Errorf("who waited for nothing: %v, %d s", err, router.RetryAfter(err))
+					t.Errorf("the request that waited in vain: %v, %d s", err, router.RetryAfter(err))
 				}
 			}
 		})
@@ -112,25 +112,25 @@ func TestRefusalsSayWhenToComeAgain(t *testing.T) {
 	}
 }
 
-// Behind a proxy nobody tells of outputs: they grow by time.
+// Behind a proxy nothing reports output tokens, so they are estimated from time.
 func TestOutputsAreEstimated(t *testing.T) {
 	for _, c := range []struct {
 		what string
 		conf router.Config
-		told int // tokens in 2 s of another request there
-		want int // blocks after 10 s
+		told int // reported tokens in 2 s of another request on the worker
+		want int // expected blocks after 10 s
 	}{
 		{"not asked for", router.Config{}, 0, 2},
 		{"at a rate", router.Config{EstimateOutput: true, OutputRate: 8}, 0, 12},
-		{"by the model of the engine", router.Config{EstimateOutput: true}, 0, 116}, // 11.0009 ms a token: 908
-		{"as another was told of", router.Config{EstimateOutput: true}, 32, 22},     // 16 a second
+		{"by the model of the engine", router.Config{EstimateOutput: true}, 0, 116}, // 11.0009 ms per token: 908
+		{"as another was told of", router.Config{EstimateOutput: true}, 32, 22},     // 16 tokens per second
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			now := time.Unix(1e9, 0)
 			c.conf.Now = func() time.Time { return now }
 			r := newRouter(t, c.conf, 1)
 			blocks := func() int {
-				// A question, as any decision, sees outputs as long as they are by now.
+				// A dry run, like any decision, uses the estimated output up to now.
 				loads, err := r.PotentialLoads(t.Context(), router.Request{Model: "m", Tokens: []uint32{}})
 				if err != nil {
 					t.Fatal(err)

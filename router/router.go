@@ -78,7 +78,7 @@ type target struct {
 	// adapter is lora if workers registered it. All workers are assumed to have an adapter
 	// that only the card names.
 	adapter string
-	card    *Card // nil if there is none
+	card    *Card // nil if the model has no card
 }
 
 // New returns a router that knows no workers. It fails if a setting is out of
@@ -109,15 +109,13 @@ func New(conf Config) (*Router, error) {
 	return r, nil
 }
 
-// BestWorker decides where a request goes. With an ID the decision is booked: the
-// request holds a slot on the worker, and the caller must call [Router.Free] once
-// it is over, however it ends (but not before BestWorker has returned), and should
-// call [Router.MarkPrefillCompleted] at its first token. After an error nothing is
-// booked.
+// BestWorker decides where a request goes. With an ID the decision is booked: the request
+// holds a slot on the worker, and the caller must call [Router.Free] once it is over,
+// however it ends (but not before BestWorker has returned), and should call
+// [Router.MarkPrefillCompleted] at its first token. After an error nothing is booked.
 //
-// The errors are those of this package, wrapped, and ctx's. ctx is looked at
-// between the steps of a decision. Only a request with an ID waits, and only if
-// there is a queue.
+// The errors are those of this package, wrapped, and ctx's. The steps of a decision check
+// ctx before they begin. Only a request with an ID waits, and only if there is a queue.
 func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, err error) {
 	s := r.scratch.Get().(*scratch)
 	defer r.release(s)
@@ -214,7 +212,7 @@ func (r *Router) place(ctx context.Context, t target, s *scratch) (*pool, error)
 	at := slices.IndexFunc(t.pools, func(p *pool) bool {
 		return q.Pinned != nil && p.has(q) || q.Pinned == nil && q.session != 0 && p.bound(r.conf.Now(), q.session)
 	})
-	if at >= 0 || q.Pinned != nil { // the first pool tells that there is no such worker
+	if at >= 0 || q.Pinned != nil { // the first pool returns the error for an unknown worker
 		best = t.pools[max(0, at)]
 		return best, ready(best)
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// newRouter makes a router with n workers of block size 8, ids 1 to n. Unless the
-// settings say otherwise, it predicts nothing.
+// newRouter makes a router with n workers of block size 8, ids 1 to n. Unless conf sets
+// it, the router predicts no blocks.
 func newRouter(t testing.TB, conf router.Config, n int) *router.Router {
 	t.Helper()
 	if conf.PredictTTL == 0 {
@@ -38,7 +38,7 @@ func newRouter(t testing.TB, conf router.Config, n int) *router.Router {
 	return r
 }
 
-// classic is the classic cost of NVIDIA Dynamo with an overlap weight.
+// classic returns NVIDIA Dynamo's classic cost with an overlap weight.
 func classic(weight float64) scorer.Settings {
 	s := scorer.Defaults()
 	s.Policy, s.OverlapWeight = scorer.Dynamo, weight
@@ -62,7 +62,7 @@ func set(t testing.TB, r *router.Router, info router.WorkerInfo) {
 	}
 }
 
-// prompt spells a prompt of blocks of eight tokens, one letter each.
+// prompt returns a prompt of blocks of eight tokens, one letter for each block.
 func prompt(letters string) []uint32 {
 	var tokens []uint32
 	for _, l := range letters {
@@ -73,7 +73,7 @@ func prompt(letters string) []uint32 {
 	return tokens
 }
 
-// store tells r that a worker cached the blocks of a prompt.
+// store applies an event that a worker cached the blocks of a prompt.
 func store(r *router.Router, w router.Worker, letters string) bool {
 	local := indexer.AppendLocalHashes(nil, prompt(letters), 8, indexer.Seed("", ""))
 	ev := indexer.Event{Kind: indexer.Stored}
@@ -83,7 +83,7 @@ func store(r *router.Router, w router.Worker, letters string) bool {
 	return r.ApplyEvent(w, ev)
 }
 
-// Three conversations that share a beginning: each goes on where most of it is
+// Three conversations share a beginning. Each continues on the worker that has most of it
 // cached.
 func TestConversationsStickToTheirBlocks(t *testing.T) {
 	r := newRouter(t, router.Config{Scoring: classic(1)}, 2)
@@ -120,8 +120,8 @@ func TestConversationsStickToTheirBlocks(t *testing.T) {
 	}
 }
 
-// Engines compute the last token of a prompt though they have cached it all: so it counts
-// as one that is to be computed.
+// Engines compute the last token of a prompt even if the whole prompt is cached, so it
+// counts as a token to compute.
 func TestTheLastTokenIsComputed(t *testing.T) {
 	r := newRouter(t, router.Config{}, 1)
 	store(r, router.Worker{ID: 1}, "AB")
@@ -133,8 +133,8 @@ func TestTheLastTokenIsComputed(t *testing.T) {
 	}
 }
 
-// Ten blocks, of which idle workers hold 2, 5 and 8: what is cached is saved, and
-// the ten blocks of the prompt would be active anywhere.
+// Of ten blocks, the idle workers have 2, 5 and 8 cached. Cached blocks save prefill; all
+// ten blocks would be active on any worker.
 func TestCostOfADecision(t *testing.T) {
 	ten := "0123456789"
 	for _, weight := range []float64{.5, 1, 2} {
@@ -161,7 +161,7 @@ func TestTheLoadOfOneDecisionIsSeenByTheNext(t *testing.T) {
 	r := newRouter(t, router.Config{Scoring: classic(1)}, 4)
 	seen := map[uint64]int{}
 	for i := range 8 {
-		// Prompts without a common block.
+		// The prompts share no block.
 		d, err := r.BestWorker(t.Context(), router.Request{ID: fmt.Sprint(i), Model: "m", Tokens: prompt(fmt.Sprintf("%c%c", 'a'+i, 'A'+i))})
 		if err != nil {
 			t.Fatal(err)
@@ -250,14 +250,14 @@ func TestLifeOfASlot(t *testing.T) {
 	}
 	now = now.Add(time.Second)
 	if !r.MarkPrefillCompleted("a") || r.MarkPrefillCompleted("a") {
-		t.Error("the first token must be news once")
+		t.Error("the first token must have an effect once")
 	}
 	if got := load(); got != "1 2 0" {
 		t.Errorf("first token: %s, want 1 2 0", got)
 	}
 	now = now.Add(time.Second)
 	if !r.Free("a") || r.Free("a") || r.MarkPrefillCompleted("a") {
-		t.Error("the end must be news once, and nothing after it")
+		t.Error("the end must have an effect once, and no later call any")
 	}
 	if got := load(); got != "0 0 0" {
 		t.Errorf("free: %s, want 0 0 0", got)
@@ -285,7 +285,7 @@ func TestRecentDecisionsAreKeptAndOldOnesNot(t *testing.T) {
 		t.Errorf("kept %v, want [4 3 2]", ids)
 	}
 	if _, ok := r.Decision("1"); ok {
-		t.Error("decision 1 is still there")
+		t.Error("decision 1 is still kept")
 	}
 	if d, ok := r.Decision("3"); !ok || d.Freed.IsZero() {
 		t.Errorf("decision 3: %v, %+v", ok, d)
@@ -346,7 +346,7 @@ func TestWhoCanBeChosen(t *testing.T) {
 	t.Run("a model whose workers left is away, not unknown", func(t *testing.T) {
 		r := with(t, fine)
 		r.RemoveWorker(1)
-		r.RemoveWorker(1) // twice does no harm
+		r.RemoveWorker(1) // removing twice is harmless
 		if _, err := ask(t, r, "m"); !errors.Is(err, router.ErrNoWorkers) {
 			t.Errorf("error %v, want ErrNoWorkers", err)
 		}
@@ -380,7 +380,7 @@ func TestAWorkerThatLeavesTakesItsStateAlong(t *testing.T) {
 	if store(r, router.Worker{ID: 1}, "AB") {
 		t.Error("an event of a worker that left was accepted")
 	}
-	set(t, r, worker(2)) // gets the number of worker 1
+	set(t, r, worker(2)) // gets the ordinal of worker 1
 	d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("AB"), Explain: true})
 	if err != nil {
 		t.Fatal(err)
@@ -388,7 +388,7 @@ func TestAWorkerThatLeavesTakesItsStateAlong(t *testing.T) {
 	if c := d.Candidates[0]; c.OverlapBlocks != 0 || c.ActiveRequests != 0 || c.ActiveBlocks != 0 {
 		t.Errorf("the new worker inherits %+v", c)
 	}
-	r.Free("a") // of the worker that left
+	r.Free("a") // booked on the worker that left
 	if got := r.Workers()[0]; got.ActiveRequests != 0 {
 		t.Errorf("worker 2 has %d requests", got.ActiveRequests)
 	}
@@ -430,8 +430,8 @@ func TestRanks(t *testing.T) {
 	}
 }
 
-// Workers of one model with blocks of several sizes: each is found by its own
-// hashes, and the cheapest of all gets the request.
+// Workers of one model have several block sizes: each worker's blocks are found by hashes
+// of its own block size, and the cheapest of all workers gets the request.
 func TestBlockSizes(t *testing.T) {
 	r := newRouter(t, router.Config{}, 1)
 	odd, none := worker(2), worker(3)
@@ -466,9 +466,9 @@ func TestBlockSizes(t *testing.T) {
 	}
 	pin := router.Worker{ID: 4}
 	if _, err := r.BestWorker(t.Context(), router.Request{Model: "m", Pinned: &pin}); !errors.Is(err, router.ErrPinnedUnknown) {
-		t.Errorf("pinned to nobody: %v", err)
+		t.Errorf("pinned to an unknown worker: %v", err)
 	}
-	// A worker that says nothing goes with the others.
+	// A worker that reports no block size joins the others.
 	r.RemoveWorker(1)
 	r.RemoveWorker(3)
 	set(t, r, none)
@@ -487,13 +487,14 @@ func TestCostsOfSeveralBlockSizes(t *testing.T) {
 	wide.BlockSize = 32
 	set(t, r, wide)
 	store(r, router.Worker{ID: 1}, "ABC")
-	// 1 + 4 blocks of 8 here, 1 + 1 of 32 there.
+	// 1 + 4 blocks of 8 tokens here, 1 + 1 blocks of 32 tokens there.
 	if d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("ABCD")}); err != nil || d.Worker.ID != 1 || d.Cost != 5 {
 		t.Errorf("worker %d for %v blocks, %v; want 1 for 5", d.Worker.ID, d.Cost, err)
 	}
 }
 
-// Without a cost the pool whose workers have fewer requests gets the next one.
+// In modes without a cost, the pool whose workers have fewer requests gets the next
+// request.
 func TestBlockSizesInOtherModes(t *testing.T) {
 	r := newRouter(t, router.Config{Mode: router.RoundRobin}, 2)
 	odd := worker(3)
@@ -524,7 +525,7 @@ func TestAWorkerChangesItsModel(t *testing.T) {
 	}
 }
 
-// A prompt that cannot be tokenized is routed, by load.
+// A prompt that cannot be tokenized is routed by load.
 func TestOddPromptsAreRouted(t *testing.T) {
 	r := newRouter(t, router.Config{Scoring: classic(1)}, 2)
 	d, err := r.BestWorker(t.Context(), router.Request{ID: "a", Model: "m", Prompt: router.Prompt{Messages: []byte(`[{"role":"user","content":12345}]`)}})
@@ -610,7 +611,7 @@ func TestBadWorkers(t *testing.T) {
 	}
 }
 
-// Everything at once, for the race detector; at the end nothing is left.
+// All methods run at once, for the race detector; at the end nothing is left.
 func TestConcurrentUse(t *testing.T) {
 	r := newRouter(t, router.Config{Scoring: classic(1), KeepDecisions: 16}, 4)
 	var wg sync.WaitGroup
@@ -649,7 +650,7 @@ func TestConcurrentUse(t *testing.T) {
 	}
 }
 
-// cardOf is a card with the model of a small tokenizer: a letter is a token.
+// cardOf returns a card with a small tokenizer: a letter is a token.
 func cardOf(t *testing.T, name string) router.Card {
 	t.Helper()
 	m, err := tokenizer.LoadModel(fstest.MapFS{"tokenizer.json": {Data: []byte(`{"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},
@@ -660,8 +661,8 @@ func cardOf(t *testing.T, name string) router.Card {
 	return router.Card{Name: name, Aliases: []string{name + "-alias"}, LoRA: []string{name + "-lora"}, Prompts: m}
 }
 
-// A model with a card is tokenized exactly under each of its names, so that a
-// worker's events are found; one without is not, and says so.
+// A model with a card is tokenized exactly under each of its names, so that its workers'
+// events match. A decision for a model without a card reports that.
 func TestCards(t *testing.T) {
 	var seen []router.Observation
 	r := newRouter(t, router.Config{Scoring: classic(1), BlockSize: 2, Cards: []router.Card{cardOf(t, "m")}, Observe: func(o router.Observation) {
@@ -696,7 +697,7 @@ func TestCards(t *testing.T) {
 	if len(seen) != 3 || !slices.Equal(seen[0].IDs, ids) || seen[0].Card == nil || seen[0].BlockSize != 2 {
 		t.Errorf("observed %+v", seen)
 	}
-	// While the cards change, decisions go on.
+	// Decisions continue while the cards change.
 	r.SetCards(nil)
 	if d := ask("4", "m"); d.TokenMode != tokenizer.Bytes || d.TokenReason != tokenizer.NoTokenizer || d.OverlapBlocks != 0 {
 		t.Errorf("without a card: %+v", d)
@@ -735,7 +736,7 @@ func TestStrictModels(t *testing.T) {
 	}
 }
 
-// Blocks of text-block mode have hashes that no tokens have.
+// Blocks of text-block mode have hashes that no token blocks have.
 func TestBytesMeetNoEvent(t *testing.T) {
 	r := newRouter(t, router.Config{Scoring: classic(1)}, 0)
 	w := worker(1)
@@ -754,8 +755,8 @@ func TestBytesMeetNoEvent(t *testing.T) {
 	}
 }
 
-// A prompt given as hashes is the same prompt, and a rule of the caller's replaces
-// the cost.
+// A prompt given as hashes gets the same decision as its tokens, and the caller's rule
+// replaces the cost.
 func TestBlocksAndRule(t *testing.T) {
 	local := indexer.AppendLocalHashes(nil, prompt("abc"), 8, indexer.Seed("", ""))
 	blocks := &router.Blocks{Local: local, Sequence: indexer.AppendSequenceHashes(nil, local), Tokens: 27}

@@ -113,7 +113,7 @@ type serving struct {
 	moved  bool   // the slot moved; the other fields are about that
 	to     int    // ordinal
 	since  uint64 // generation of to
-	worker Worker // that of to
+	worker Worker // worker of to
 	cached int    // tokens of the prompt that the worker has cached
 }
 
@@ -166,7 +166,7 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 	}
 	if r.Asked != 1 {
 		strike(ord, true) // the proxy tried another worker after it
-	} // else the proxy did not try it
+	} // else the proxy did not try this worker
 	strike(at, r.Local)
 	cached := 0
 	if c.entries[at].worker == fl.second {

@@ -32,13 +32,13 @@ func byID(t *testing.T, r *router.Router) map[uint64]router.WorkerState {
 	return states
 }
 
-// The second choice is the next best one of another process.
+// The second choice is the next best worker of another process.
 func TestSecondChoice(t *testing.T) {
 	for _, mode := range []router.Mode{router.KV, router.RoundRobin, router.LeastLoaded, router.Random, router.PowerOfTwo} {
 		t.Run(string(mode), func(t *testing.T) {
 			r := newRouter(t, router.Config{Mode: mode}, 3)
 			two := worker(2)
-			two.DPSize = 4 // ranks share their process's fate
+			two.DPSize = 4 // ranks of one process fail together
 			set(t, r, two)
 			for _, id := range []string{"a", "b", "c", "d", "e"} {
 				d := decided(t, r, id, "abcd")
@@ -47,7 +47,7 @@ func TestSecondChoice(t *testing.T) {
 				}
 			}
 			if d := decided(t, r, "not asked", "abcd", func(q *router.Request) { q.WantSecond = false }); d.Second.Address.IsValid() {
-				t.Errorf("a second choice nobody asked for: %+v", d.Second)
+				t.Errorf("a second choice that was not requested: %+v", d.Second)
 			}
 			if d := decided(t, r, "pinned", "abcd", func(q *router.Request) { q.Pinned = &router.Worker{ID: 1} }); d.Second.Address.IsValid() {
 				t.Errorf("a pinned request's second choice: %+v", d.Second)
@@ -66,14 +66,14 @@ func TestSecondChoice(t *testing.T) {
 	}
 }
 
-// Where the request names the rank, its second choice is of the same rank.
+// If the request names the rank, its second choice has the same rank.
 func TestSecondChoiceOfANamedRank(t *testing.T) {
 	r := newRouter(t, router.Config{Mode: router.RoundRobin}, 0)
 	for id := range uint64(3) {
 		w := worker(id + 1)
 		w.Engine, w.DPSize = "vLLM", 2
 		if id == 2 {
-			w.DPSize = 1 // it refuses requests that name a rank
+			w.DPSize = 1 // refuses requests that name a rank
 		}
 		set(t, r, w)
 	}
@@ -100,7 +100,7 @@ func TestSecondChoiceOfANamedRank(t *testing.T) {
 	}
 }
 
-// A decision is found by the client's name of its request, too: the latest.
+// A decision is also found by the client's id of its request; the latest wins.
 func TestLabelsAreKept(t *testing.T) {
 	r := newRouter(t, router.Config{}, 1)
 	for _, id := range []string{"a", "b"} {
@@ -114,7 +114,7 @@ func TestLabelsAreKept(t *testing.T) {
 	}
 }
 
-// A session that is bound softly may go elsewhere, one that is bound hard may not.
+// A softly bound session may go to another worker; a hard-bound one may not.
 func TestSecondChoiceOfSessions(t *testing.T) {
 	for _, hard := range []bool{false, true} {
 		r := newRouter(t, router.Config{Sessions: router.SessionConfig{TTL: time.Minute, Hard: hard}}, 3)
@@ -125,15 +125,15 @@ func TestSecondChoiceOfSessions(t *testing.T) {
 		if again.Reason != router.ReasonSession || again.Worker != first.Worker || again.Second.Address.IsValid() == hard {
 			t.Errorf("hard %v: %v for %v, second choice %+v", hard, again.Reason, again.Worker, again.Second)
 		}
-		// It is bound to who serves it.
+		// The session is bound to the worker that serves it.
 		if moved, _ := r.Served("b", router.Response{Address: again.Second.Address, Status: 200}); moved == hard {
 			t.Errorf("hard %v: moved %v", hard, moved)
 		}
 	}
 }
 
-// The booking follows the worker that serves: slots, prefill and what is expected
-// to be cached.
+// The booking follows the worker that serves the request: its slot, prefill and predicted
+// blocks.
 func TestTheSlotFollowsTheWorkerThatServes(t *testing.T) {
 	for _, events := range []bool{true, false} {
 		c := &clock{time.Unix(1000, 0)}
@@ -152,10 +152,10 @@ func TestTheSlotFollowsTheWorkerThatServes(t *testing.T) {
 			t.Errorf("the kept decision was served by %v", kept.Served)
 		}
 		if moved, _ := r.Served("a", router.Response{Address: d.Second.Address, Status: 200}); moved {
-			t.Error("it moved twice")
+			t.Error("the slot moved twice")
 		}
 		r.MarkPrefillCompleted("a")
-		c.now = c.now.Add(3 * time.Second) // nobody is avoided
+		c.now = c.now.Add(3 * time.Second) // no worker is avoided
 		if next := decided(t, r, "b", "abcd"); next.Worker != d.Second.Worker || next.OverlapBlocks != 4 {
 			t.Errorf("events %v: the next one goes to %v with %d blocks, want %v with 4", events, next.Worker, next.OverlapBlocks, d.Second.Worker)
 		}
@@ -167,14 +167,15 @@ func TestTheSlotFollowsTheWorkerThatServes(t *testing.T) {
 			}
 		}
 		if moved, avoided := r.Served("a", router.Response{Local: true}); moved || avoided != nil {
-			t.Error("the end does not end it")
+			t.Error("the end does not free the slot")
 		}
 	}
 }
 
-// A worker that was not asked has not failed, whoever serves in its place.
+// A worker that received no attempt has not failed, even if another worker served the
+// request.
 func TestWhoWasNotAskedIsNotBlamed(t *testing.T) {
-	for asked, blamed := range map[int]bool{0: true, 1: false, 2: true} { // 0: the proxy does not say
+	for asked, blamed := range map[int]bool{0: true, 1: false, 2: true} { // 0: the proxy does not report attempts
 		for _, local := range []bool{false, true} {
 			r := newRouter(t, router.Config{AvoidFailing: time.Minute}, 2)
 			d := decided(t, r, "a", "abcd")
@@ -192,7 +193,8 @@ func TestWhoWasNotAskedIsNotBlamed(t *testing.T) {
 	}
 }
 
-// The time doubles at each failure within a minute after the last one, however long it is.
+// The back-off doubles at each failure within a minute after the previous back-off,
+// however long that was.
 func TestLongAvoidanceDoubles(t *testing.T) {
 	c := &clock{time.Unix(1000, 0)}
 	r := newRouter(t, router.Config{AvoidFailing: 5 * time.Minute, Now: c.read}, 2)
@@ -213,8 +215,8 @@ func TestLongAvoidanceDoubles(t *testing.T) {
 	}
 }
 
-// Failures keep a worker out of decisions for 2, 4, 8, 16, 32 s, unless there is
-// nobody else.
+// Failures keep a worker out of decisions for 2, 4, 8, 16, 32 s, unless no other worker
+// is left.
 func TestFailingWorkersAreAvoided(t *testing.T) {
 	c := &clock{time.Unix(1000, 0)}
 	r := newRouter(t, router.Config{AvoidFailing: 2 * time.Second, Now: c.read}, 2)
@@ -229,7 +231,7 @@ func TestFailingWorkersAreAvoided(t *testing.T) {
 	refused := router.Response{Address: one, Status: 503, Local: true}
 	for _, seconds := range []int{2, 4, 8, 16, 32, 32} {
 		if !fail(refused) || fail(refused) {
-			t.Fatal("a failure begins a period, another one in it does not")
+			t.Fatal("a failure begins a period, another one within the period does not")
 		}
 		c.now = c.now.Add(time.Duration(seconds)*time.Second - 1)
 		if d := decided(t, r, "y", "abcd"); d.Worker.ID != 2 || !byID(t, r)[1].Failing {
@@ -237,7 +239,7 @@ func TestFailingWorkersAreAvoided(t *testing.T) {
 		}
 		r.Free("y")
 		if c.now = c.now.Add(1); byID(t, r)[1].Failing {
-			t.Fatalf("it is avoided after %d s", seconds)
+			t.Fatalf("the worker is avoided after %d s", seconds)
 		}
 	}
 	c.now = c.now.Add(61 * time.Second)
@@ -263,32 +265,32 @@ func TestFailingWorkersAreAvoided(t *testing.T) {
 	fail(refused)
 	d := decided(t, r, "z", "abcd", func(q *router.Request) { q.Allowed = []router.Worker{{ID: 1}} })
 	if d.Worker.ID != 1 {
-		t.Errorf("nobody else may take it: %v", d.Worker)
+		t.Errorf("no other worker may take the request: %v", d.Worker)
 	}
 	anew := worker(1)
 	anew.StartedMS = 5
 	set(t, r, anew)
 	if byID(t, r)[1].Failing {
-		t.Error("a new process has the old one's past")
+		t.Error("a new process has the failures of the old one")
 	}
 
 	never := newRouter(t, router.Config{}, 2)
 	decided(t, never, "a", "abcd", func(q *router.Request) { q.Pinned = &router.Worker{ID: 1} })
 	if _, avoided := never.Served("a", refused); avoided != nil || byID(t, never)[1].Failing {
-		t.Error("it is avoided without the setting")
+		t.Error("the worker is avoided without the setting")
 	}
 	if moved, avoided := never.Served("nobody", router.Response{Address: netip.MustParseAddrPort("10.9.9.9:1")}); moved || avoided != nil {
 		t.Error("an unknown id has an effect")
 	}
-	// An address of nobody: not a worker of ours, which is nobody's fault.
+	// The address belongs to no worker of the fleet, so no worker is blamed.
 	if moved, avoided := never.Served("a", router.Response{Address: netip.MustParseAddrPort("10.9.9.9:1"), Status: 200}); moved || avoided != nil {
 		t.Error("an unknown address has an effect")
 	}
 }
 
-// On a busy machine connections are refused, lost or too slow though the worker is well. A
-// worker that has answered another request since this one was booked is not blamed for it;
-// one that has not is.
+// On a busy machine connections are refused, lost or too slow although the worker is
+// healthy. A worker that has answered another request since this one was booked is not
+// blamed; otherwise it is.
 func TestABusyMachineBlamesNoWorker(t *testing.T) {
 	c := &clock{time.Unix(1000, 0)}
 	r := newRouter(t, router.Config{AvoidFailing: time.Minute, Now: c.read}, 2)
@@ -301,12 +303,12 @@ func TestABusyMachineBlamesNoWorker(t *testing.T) {
 	c.now = c.now.Add(time.Second)
 	r.Served("quick", router.Response{Address: one, Status: 200})
 	if _, avoided := r.Served("slow", lost); len(avoided) > 0 {
-		t.Errorf("%v is avoided, though it has just answered", avoided)
+		t.Errorf("%v is avoided, though it has just answered another request", avoided)
 	}
 	c.now = c.now.Add(time.Second)
 	decided(t, r, "next", "abcd", pinned)
 	c.now = c.now.Add(time.Second)
 	if _, avoided := r.Served("next", lost); len(avoided) != 1 {
-		t.Error("a worker that has not answered since is not blamed")
+		t.Error("a worker that has answered no other request since is not blamed")
 	}
 }

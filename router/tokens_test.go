@@ -17,7 +17,7 @@ import (
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// What a request weighs that has no prompt to route by, or several.
+// Requests without a routable prompt, or with several prompts, still add load.
 func TestLoadOfOtherPrompts(t *testing.T) {
 	r := newRouter(t, router.Config{Scoring: classic(1), Cards: []router.Card{cardOf(t, "m")}}, 2)
 	for _, c := range []struct {
@@ -47,8 +47,8 @@ func TestLoadOfOtherPrompts(t *testing.T) {
 	}
 }
 
-// Ids to hand on are copies, come with what is known of the chosen worker and of
-// the model, and are kept nowhere.
+// Token ids for the worker are copies, include the data of the chosen worker and the
+// model, and are not retained.
 func TestTokensForTheWorker(t *testing.T) {
 	card := cardOf(t, "m")
 	r := newRouter(t, router.Config{Scoring: classic(1), Cards: []router.Card{card}}, 0)
@@ -106,8 +106,8 @@ func TestTokensForTheWorker(t *testing.T) {
 	}
 }
 
-// An image's tokens are the engine's to make: what stands before it is found in its
-// cache, and nothing behind.
+// The engine creates the tokens of an image. The blocks before the image are found in the
+// engine's cache, the blocks behind it are not.
 func TestBlocksBeforeAnItem(t *testing.T) {
 	m, err := tokenizer.LoadModel(fstest.MapFS{
 		"tokenizer.json": {Data: []byte(`{"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},
@@ -121,7 +121,7 @@ func TestBlocksBeforeAnItem(t *testing.T) {
 	w := worker(1)
 	w.BlockSize = 2
 	set(t, r, w)
-	// What the engine would have: the text, and more placeholders than one.
+	// The engine's token ids: the text, and several placeholders for the image.
 	ids := []uint32{0, 1, 2, 3, 0, 1, 2, 3, 4, 4, 4, 4, 4, 4, 0, 1}
 	event := indexer.Event{Kind: indexer.Stored}
 	for i, local := range indexer.AppendLocalHashes(nil, ids, 2, indexer.Seed("", "")) {
@@ -134,8 +134,8 @@ func TestBlocksBeforeAnItem(t *testing.T) {
 	} {
 		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Prompt: router.Prompt{Messages: []byte(
 			`[{"role":"user","content":[{"type":"text","text":"abcdabcd"},` + item + `,{"type":"text","text":"ab"}]}]`)}})
-		// The four blocks before the item are the engine's. Behind are such as only
-		// requests with the same item have.
+		// The four blocks before the item match the engine's. Blocks behind it match only
+		// requests with the same item.
 		if err != nil || d.TokenMode != tokenizer.ExactPrefix || d.TokenReason != tokenizer.Items || d.OverlapBlocks < 4 || d.OverlapBlocks > 5 || d.PromptBlocks != 9 {
 			t.Errorf("%.40s: %+v, %v", item, d, err)
 		}
@@ -146,7 +146,7 @@ func TestBlocksBeforeAnItem(t *testing.T) {
 		}
 		req.ID = ""
 		if again, err := r.BestWorker(t.Context(), req); err != nil || again.OverlapBlocks != 9 {
-			t.Errorf("%.40s: the second time %d blocks are taken to be cached, %v; want all 9", item, again.OverlapBlocks, err)
+			t.Errorf("%.40s: the second time %d blocks count as cached, %v; want all 9", item, again.OverlapBlocks, err)
 		}
 		if d.PromptTokens < 256 || d.PromptTokens > 300 {
 			t.Errorf("%.40s: taken for %d tokens, want those of one item and few more", item, d.PromptTokens)
@@ -154,8 +154,8 @@ func TestBlocksBeforeAnItem(t *testing.T) {
 	}
 }
 
-// Ids that a client made of a chat with an image are found in the engines' caches up to
-// the image: whose blocks behind that are, the ids do not say.
+// Token ids of a chat with an image, made by the client, match the engines' caches up to
+// the image. The ids do not show whose image it is, so blocks behind it match nothing.
 func TestGivenIDsOfAnItem(t *testing.T) {
 	const text, image = `[{"role":"user","content":"abcd"}]`, `[{"role":"user","content":[{"type":"text","text":"ab"},{"type":"image_url","image_url":{"url":"u"}}]}]`
 	r := newRouter(t, router.Config{Scoring: classic(1), BlockSize: 2}, 0)
@@ -179,8 +179,9 @@ func TestGivenIDsOfAnItem(t *testing.T) {
 	}
 }
 
-// For a model without a tokenizer a worker may say the ids: then its blocks are
-// found. What it does not say, or cannot be told, is in text-block mode.
+// For a model without a tokenizer a worker may provide the token ids; then its blocks are
+// found. Prompts that the worker does not tokenize, or cannot receive, use text-block
+// mode.
 func TestAWorkerSaysTheIDs(t *testing.T) {
 	var asked []string
 	fail := false

@@ -300,9 +300,9 @@ type Candidate struct {
 	WorkerName string         `json:"worker_name,omitempty"`
 	Address    netip.AddrPort `json:"address"`
 
-	// Of a router group: its name and the age of its summary, below 0 if there is none.
-	// Probed says that the group answered a probe: load and overlap are of the worker that
-	// it would choose.
+	// The name of a router group and the age of its summary, below 0 without a summary.
+	// Probed is set if the group answered a probe: load and overlap are those of the
+	// worker that it would choose.
 	Group      string        `json:"group,omitempty"`
 	SummaryAge time.Duration `json:"summary_age_ns,omitempty"`
 	Probed     bool          `json:"probed,omitempty"`

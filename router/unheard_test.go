@@ -10,9 +10,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Of a worker that may publish no events what was sent there counts for as long as of
-// one that publishes none, and nobody says that its cache is known. Its first event
-// changes both.
+// For a worker that may publish no events, predictions last as long as for a worker that
+// publishes none, and its cache is not reported as known. Its first event changes both.
 func TestAWorkerThatMayPublishNoEvents(t *testing.T) {
 	c := newClock()
 	r := newRouter(t, router.Config{Now: c.read, PredictTTL: 10 * time.Second}, 0)
@@ -22,15 +21,15 @@ func TestAWorkerThatMayPublishNoEvents(t *testing.T) {
 	book(t, r, "a", "abcd")
 	c.pass(time.Minute)
 	if _, overlap := book(t, r, "b", "abcd"); overlap == 0 {
-		t.Error("what was sent there a minute ago is forgotten")
+		t.Error("the prompt that was sent there a minute ago is not predicted")
 	}
 	if s := r.Workers()[0]; s.KVEvents != "none" || !s.NeverHeard {
 		t.Errorf("before any event: kv_events %s, never heard %t", s.KVEvents, s.NeverHeard)
 	}
-	set(t, r, w) // its health, for example
+	set(t, r, w) // for example, its health changed
 	r.ApplyEvent(router.Worker{ID: 1}, indexer.Event{Kind: indexer.Cleared})
 	if s := r.Workers()[0]; !s.NeverHeard {
-		t.Error("that its cache is empty counts as an event of its own")
+		t.Error("an event that clears an empty cache does not count as the first event")
 	}
 	r.ApplyEvent(router.Worker{ID: 1}, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1, Local: 1}}})
 	if s := r.Workers()[0]; s.KVEvents != "ok" || s.NeverHeard {
@@ -39,6 +38,6 @@ func TestAWorkerThatMayPublishNoEvents(t *testing.T) {
 	book(t, r, "c", "wxyz")
 	c.pass(time.Minute)
 	if _, overlap := book(t, r, "d", "wxyz"); overlap != 0 {
-		t.Error("its events would have told of what was sent there a minute ago")
+		t.Error("the prediction of a minute ago still counts after the first event")
 	}
 }
