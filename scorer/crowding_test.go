@@ -8,17 +8,17 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// A worker whose engine has no place for another request does not draw it with a
-// cached prefix; how many places there are must be known.
+// A worker whose engine has no free place in its batch gets no request because of a
+// cached prefix. This applies only if the batch size is known.
 func TestFullBatchOutweighsThePrefix(t *testing.T) {
 	s := scorer.Defaults()
 	r := scorer.Request{PromptTokens: 8000, BlockSize: 16}
 	costs := make([]float64, 2)
 	for _, c := range []struct{ active, most, want int }{
 		{100, 256, 0}, // room: the prefix wins
-		{229, 256, 0}, // up to nine tenths
-		{256, 256, 1}, // full
-		{256, 0, 0},   // nobody knows
+		{229, 256, 0}, // up to nine tenths of the batch
+		{256, 256, 1}, // the batch is full
+		{256, 0, 0},   // the batch size is unknown
 	} {
 		in := []scorer.Input{
 			{OverlapBlocks: 450, ActiveRequests: c.active, MaxRequests: c.most},

@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// MarkPrefillCompleted notes a first token that was seen when it came.
+// MarkPrefillCompleted notes a first token observed at the time now.
 func (s *Slots) MarkPrefillCompleted(now time.Time, id string) bool {
 	news, _ := s.FirstToken(now, id, true)
 	return news
 }
 
-// Left counts what must be gone when all slots are freed.
+// Left counts the entries that must be 0 after all slots are freed.
 func (s *Slots) Left() int {
 	left := len(s.ids) + len(s.slots) - len(s.vacant) + s.tree.heads.used
 	for _, w := range s.workers {
@@ -24,7 +24,7 @@ func (s *Slots) Left() int {
 	return left + max(1, len(s.tree.nodes)) - 1 - len(s.tree.vacant)
 }
 
-// Broken says which invariant of the tree does not hold, "" if all do.
+// Broken returns the broken invariant of the tree, or "" if all hold.
 func (s *Slots) Broken() string {
 	refs, users := map[int32]int32{}, map[int32]int32{}
 	for n := range s.slots {
@@ -68,5 +68,5 @@ func (s *Slots) Broken() string {
 	return ""
 }
 
-// Endings is how many endings are kept of a worker.
+// Endings returns how many endings of a worker's requests are kept.
 func (s *Slots) Endings(worker int) int { return len(s.later[worker].ends) }

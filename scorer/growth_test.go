@@ -9,8 +9,8 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// An output that nobody tells of grows by time, from the first token on; one that is
-// told of is what was told.
+// An output without reports grows by time from the first token on; a reported output has
+// the reported length.
 func TestOutputsGrowByTime(t *testing.T) {
 	var s scorer.Slots
 	book := scorer.Booking{Blocks: []uint64{1}, PromptTokens: 30, BlockSize: 16}
@@ -27,21 +27,21 @@ func TestOutputsGrowByTime(t *testing.T) {
 	grow(6.2, 1, 32) // two tokens fill the block that the prompt began
 	grow(6.3, 2, 33)
 	grow(6.3, 2, 33)
-	grow(6.1, 2, 33) // time does not go back
+	grow(6.1, 2, 33) // an earlier time changes nothing
 	grow(7.9, 3, 49)
-	s.Grow(at(9), 1, 10) // another worker's
+	s.Grow(at(9), 1, 10) // on another worker
 	s.Grow(at(9), -1, 10)
 	if !s.AddOutputTokens(at(9), "a", 0) {
-		t.Error("nothing is told of a request in flight")
+		t.Error("reported output of a request in flight has no effect")
 	}
-	grow(8, 3, 50) // no output was told of
+	grow(8, 3, 50) // no output was reported
 	s.AddOutputTokens(at(9), "a", 3)
 	grow(99, 2, 33)
 	if got := s.OutputRate(0); got != 1 {
 		t.Errorf("3 tokens in 3 s are %v a second, want 1", got)
 	}
 
-	// No longer than it is expected to be.
+	// The output does not exceed its expected length.
 	short := book
 	short.ExpectedOutput, short.Worker = 7, 1
 	s.Add(at(100), "b", &short)
@@ -60,7 +60,7 @@ func TestOutputsGrowByTime(t *testing.T) {
 func TestTheRateOfAWorkerIsLearned(t *testing.T) {
 	var s scorer.Slots
 	if got := s.OutputRate(3); got != 0 {
-		t.Errorf("rate %v of a worker that nobody knows", got)
+		t.Errorf("rate %v of an unknown worker", got)
 	}
 	tell := func(id string, tokens int, seconds float64) {
 		s.Add(at(0), id, &scorer.Booking{Worker: 3, PromptTokens: 1, BlockSize: 16})
@@ -70,7 +70,7 @@ func TestTheRateOfAWorkerIsLearned(t *testing.T) {
 	}
 	tell("short", 50, .5)
 	if got := s.OutputRate(3); got != 0 {
-		t.Errorf("half a second says %v", got)
+		t.Errorf("an output of half a second gives rate %v", got)
 	}
 	tell("first", 60, 2)
 	if got := s.OutputRate(3); got != 30 {

@@ -32,7 +32,7 @@ func (h *heads) home(parent int32, block uint64) int {
 	return int(x * 0x9E3779B97F4A7C15 >> h.shift)
 }
 
-// get returns the child, 0 if there is none.
+// get returns the child, or 0 if no child begins with the block.
 func (h *heads) get(parent int32, block uint64) int32 {
 	if h.used == 0 {
 		return 0
@@ -77,7 +77,7 @@ func (h *heads) grow() {
 	}
 }
 
-// remove removes a child, which must exist.
+// remove removes a child that exists.
 func (h *heads) remove(parent int32, block uint64) {
 	mask := len(h.slots) - 1
 	hole := h.home(parent, block) & mask

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The table says what a map says, whatever is put in and taken out.
+// The table agrees with a map after random insertions and removals.
 func TestHeadsAgainstAMap(t *testing.T) {
 	type key struct {
 		parent int32

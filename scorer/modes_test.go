@@ -16,7 +16,7 @@ func TestRoundRobin(t *testing.T) {
 		}
 	}
 	if got := scorer.RoundRobin(0, 5); got != -1 {
-		t.Errorf("of nobody: %d, want -1", got)
+		t.Errorf("no candidates: %d, want -1", got)
 	}
 }
 
@@ -27,10 +27,10 @@ func TestRandomIsUniform(t *testing.T) {
 		}
 	}
 	if got := scorer.Random(4, math.NaN()); got < 0 || got > 3 {
-		t.Errorf("a draw that is no number: %d of four", got)
+		t.Errorf("a draw with NaN: %d of four", got)
 	}
 	if got := scorer.Random(0, .5); got != -1 {
-		t.Errorf("of nobody: %d, want -1", got)
+		t.Errorf("no candidates: %d, want -1", got)
 	}
 }
 
@@ -43,7 +43,7 @@ func TestPowerOfTwoDrawsEveryPairAlike(t *testing.T) {
 	if wins != [4]int{3, 3, 3, 3} {
 		t.Errorf("first drawn of the twelve ordered pairs: %v, want 3 each", wins)
 	}
-	// Two different ones: who has the most requests never wins.
+	// Of two different workers, the one with more requests never wins.
 	wins, in = [4]int{}, []scorer.Input{{ActiveRequests: 4}, {ActiveRequests: 3}, {ActiveRequests: 2}, {ActiveRequests: 1}}
 	for k := range 12 {
 		wins[scorer.PowerOfTwo(in, (float64(k)+.5)/12)]++
@@ -59,10 +59,10 @@ func TestPowerOfTwoDrawsEveryPairAlike(t *testing.T) {
 		}
 	}
 	if got := scorer.PowerOfTwo(in[:1], .9); got != 0 {
-		t.Errorf("the only one: %d", got)
+		t.Errorf("the only candidate: %d", got)
 	}
 	if got := scorer.PowerOfTwo(nil, .9); got != -1 {
-		t.Errorf("of nobody: %d, want -1", got)
+		t.Errorf("no candidates: %d, want -1", got)
 	}
 }
 

@@ -11,8 +11,8 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// The peak is compared with a list of every load there ever was: it contains the largest
-// load of the last PeakSpan, and nothing that is older than two of them.
+// The peak is compared with a list of all past loads: it covers the largest load of the
+// last PeakSpan, and no load older than two PeakSpans.
 func TestPeakEqualsSlowModel(t *testing.T) {
 	type moment struct {
 		at   time.Time

@@ -14,7 +14,7 @@ import (
 
 func near(got, want, tolerance float64) bool { return math.Abs(got-want) <= tolerance }
 
-// with returns the default settings, changed.
+// with returns the default settings after a change.
 func with(change func(*scorer.Settings)) scorer.Settings {
 	s := scorer.Defaults()
 	change(&s)
@@ -117,7 +117,7 @@ func TestPoliciesOnTheFixture(t *testing.T) {
 	}
 }
 
-// Nobody's blocks are re-used, so each worker would get all 64.
+// No blocks are re-used, so each worker would get all 64.
 func TestLoadAwareSettings(t *testing.T) {
 	r, in := fixture()
 	for i := range in {
@@ -164,7 +164,7 @@ func TestDynamoIsFractionalAndNeverNegative(t *testing.T) {
 	if got := one(classic(1), scorer.Request{PromptTokens: 24, BlockSize: 16}, scorer.Input{}); got != 1.5 {
 		t.Errorf("24 tokens cost %v, want 1.5 blocks", got)
 	}
-	// An index that claims more than the prompt has is no reason for a bonus.
+	// An index that claims more blocks than the prompt has adds no bonus.
 	if got := one(classic(2), scorer.Request{PromptTokens: 16, BlockSize: 16}, scorer.Input{OverlapBlocks: 4, ActiveBlocks: 3}); got != 3 {
 		t.Errorf("overlap beyond the prompt: cost %v, want 3", got)
 	}
@@ -259,7 +259,7 @@ func TestDynamoNewerCases(t *testing.T) {
 func TestTokenRule(t *testing.T) {
 	for _, c := range []struct {
 		prompt, attention float64
-		in                [3]float64 // pend, own, requests
+		in                [3]float64 // pending tokens, own tokens, requests
 		want              float64
 	}{
 		{1000, 0, [3]float64{0, 1000, 0}, 1000},
@@ -267,7 +267,8 @@ func TestTokenRule(t *testing.T) {
 		{1000, 0, [3]float64{100, 40, 40}, 300},
 		{100_000, 6e-5, [3]float64{0, 100_000, 0}, 400_000},
 		{100_000, 6e-5, [3]float64{20_000, 10_000, 8}, 140_600},
-		// Router groups: means over members, with what was sent since the summary.
+		// For router groups the inputs are means over members, with the requests sent
+		// since the summary.
 		{500, 0, [3]float64{4000, 500, 6}, 4800},
 		{3000, 0, [3]float64{1000, 3000, 4}, 5200},
 		{500, 0, [3]float64{4000 + 500./4, 500, 6 + 1./4}, 4937.5},
@@ -304,7 +305,7 @@ func TestTokenRuleTies(t *testing.T) {
 	}
 }
 
-// The decode leg of a split request asks for room.
+// The decode leg of a split request needs room.
 func TestTokenRuleOfDecodeLeg(t *testing.T) {
 	r := scorer.Request{PromptTokens: 1024, BlockSize: 16, PrefillUntracked: true}
 	in := []scorer.Input{{ActiveBlocks: 50, AdditionalBlocks: 64, PendTokens: 9}, {ActiveBlocks: 40, AdditionalBlocks: 64, ActiveRequests: 9}}
@@ -409,7 +410,7 @@ func TestOverride(t *testing.T) {
 		base scorer.Settings
 		o    scorer.Override
 		want func(*scorer.Settings) bool
-		err  string // the setting that an error names
+		err  string // setting that the error names
 	}{
 		{name: "nothing", base: tokens, want: func(s *scorer.Settings) bool { return *s == scorer.Defaults() }},
 		{
@@ -491,7 +492,7 @@ func TestOverride(t *testing.T) {
 	}
 }
 
-// Every number of the settings that the policy knows changes a cost.
+// Each number in the settings that the policy uses changes a cost.
 func TestEverySettingMatters(t *testing.T) {
 	r := scorer.Request{PromptTokens: 1024, BlockSize: 16}
 	in := []scorer.Input{{}, {
@@ -553,17 +554,17 @@ func TestChoosingDoesNotAllocate(t *testing.T) {
 				t.Errorf("%s makes %v allocations, want 0", p, n)
 			}
 			if got := s.Choose(&r, nil, nil); got != -1 {
-				t.Errorf("%s chooses %d of nobody", p, got)
+				t.Errorf("%s chooses %d of no candidates", p, got)
 			}
 			if got := s.Choose(&r, in[2:3], costs[:1]); got != 0 {
-				t.Errorf("%s chooses %d of one", p, got)
+				t.Errorf("%s chooses %d of one candidate", p, got)
 			}
 		}
 	}
 }
 
-// Enormous settings make enormous costs, but numbers, and a worker that is idle
-// costs no more than the same one with a request.
+// Very large settings give very large but finite costs, and an idle worker costs no more
+// than the same worker with a request.
 func TestCostsAreFinite(t *testing.T) {
 	huge := []float64{0, 1, 1e300, math.MaxFloat64}
 	rng := rand.New(rand.NewPCG(1, 1))

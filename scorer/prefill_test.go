@@ -13,28 +13,28 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// slowWorker is what follows from first tokens, worked out from lists: everything that
-// was booked on a worker, in its order, and what became of each.
+// slowWorker infers first tokens from plain lists: all bookings of a worker in order, and
+// the state of each.
 type slowWorker struct {
-	booked  []*slowPrefill // those that are not gone, in their order
-	samples []float64      // all of them
-	late    []bool         // of each first token that was seen
+	booked  []*slowPrefill // bookings that are not freed, in order
+	samples []float64      // all samples of the rate
+	late    []bool         // for each observed first token
 	began   time.Time
 	broken  bool
-	done    int // tokens that are computed of those that waited since began
+	done    int // tokens computed since the waiting requests began
 	newest  *slowPrefill
-	seen    time.Time // when newest was
+	seen    time.Time // time of the newest observed first token
 }
 
 type slowPrefill struct {
 	id               string
 	at, first        time.Time
 	tokens           int
-	number           int // in the order of all bookings
+	number           int // position among all bookings
 	unseen, remote   bool
 	started, counted bool
 	confirmed        bool
-	passed           bool // started because a later one was
+	passed           bool // inferred because a later request started
 }
 
 func (w *slowWorker) waiting() (list []*slowPrefill) {
@@ -72,7 +72,7 @@ func (w *slowWorker) take(p *slowPrefill) (tokens int) {
 	return tokens
 }
 
-// told is a first token; it returns who is inferred.
+// told applies an observed first token and returns the requests inferred from it.
 func (w *slowWorker) told(now time.Time, p *slowPrefill, exact bool) (inferred []string) {
 	before := p.started
 	p.confirmed = true
@@ -127,13 +127,13 @@ func (w *slowWorker) told(now time.Time, p *slowPrefill, exact bool) (inferred [
 	return inferred
 }
 
-// due is who is inferred by rate.
+// due returns the requests inferred by rate.
 func (w *slowWorker) due(now time.Time) (inferred []string) {
 	rate := w.rate()
 	if len(w.waiting()) == 0 {
 		return nil
 	}
-	// A look that nothing has happened before may be spared, and changes nothing.
+	// A call without a change in between may be skipped; it changes nothing.
 	if w.broken {
 		w.began, w.done, w.broken = now, 0, false
 	}
@@ -158,8 +158,8 @@ func (w *slowWorker) due(now time.Time) (inferred []string) {
 	return inferred
 }
 
-// Whatever comes in which order, what is inferred is what follows from the lists; it
-// is told once, of waiting requests of our own; and nothing is left after the end.
+// For random inputs the inferred first tokens equal those of the lists. Each is reported
+// once, only for waiting requests of this router, and nothing is left after the end.
 func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
 	seen := map[string]int{}
 	for seed := range uint64(24) {
@@ -195,7 +195,8 @@ func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
 			now = now.Add(time.Duration(rng.IntN(60)) * time.Millisecond)
 			id := ""
 			if ids := slices.Sorted(maps.Keys(live)); len(ids) > 0 {
-				// Mostly in order, or everybody would reorder.
+				// First tokens come mostly in order; otherwise every worker would count
+				// as reordering.
 				id = ids[rng.IntN(len(ids))]
 				if w := workers[where[id]].waiting(); len(w) > 0 && rng.IntN(int(2+seed%8)) > 0 {
 					id = w[rng.IntN(min(2, len(w)))].id
@@ -223,10 +224,10 @@ func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
 					want = workers[where[id]].told(now, p, exact)
 				}
 				if news, inferred := s.FirstToken(now, id, exact); news == wasTold || news && inferred != wasStarted {
-					t.Fatalf("seed %d, %s: news %v, inferred %v; told before %v, started %v", seed, what, news, inferred, wasTold, wasStarted)
+					t.Fatalf("seed %d, %s: news %v, inferred %v; reported before %v, started %v", seed, what, news, inferred, wasTold, wasStarted)
 				}
 				if s.MarkPrefillCompleted(now, id) {
-					t.Fatalf("seed %d, %s: it is news twice", seed, what)
+					t.Fatalf("seed %d, %s: the first token has an effect twice", seed, what)
 				}
 			case op < 80:
 				what = "freed " + id
@@ -253,7 +254,7 @@ func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
 				got = append(got, i.ID)
 				seen[i.By]++
 				if inferences[i.ID]++; inferences[i.ID] > 1 || !i.At.Equal(now) || live[i.ID].remote {
-					t.Fatalf("seed %d, %s: inference %+v, number %d of it, of a replica's: %v", seed, what, i, inferences[i.ID], live[i.ID].remote)
+					t.Fatalf("seed %d, %s: inference %+v is number %d of its request, of a replica: %v", seed, what, i, inferences[i.ID], live[i.ID].remote)
 				}
 			}
 			if !slices.Equal(got, want) {
@@ -290,8 +291,8 @@ func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
 	}
 }
 
-// A worker that computes 10,000 tokens a second, one request after the other: after some
-// first tokens that were seen the others are inferred to within a tenth of their time.
+// A worker computes 10,000 tokens a second, one request after the other. After some
+// observed first tokens, the others are inferred within a tenth of their time.
 func TestTheRateIsLearned(t *testing.T) {
 	var s scorer.Slots
 	s.InferFirstTokens()
@@ -325,8 +326,8 @@ func TestTheRateIsLearned(t *testing.T) {
 	}
 }
 
-// A worker that hangs computes nothing, whatever its rate was: what is behind a request
-// whose first token would be seen waits with it.
+// A worker that hangs computes nothing, whatever its rate was: requests behind one whose
+// first token would be observed wait with it.
 func TestAHangingWorkerStaysLoaded(t *testing.T) {
 	var s scorer.Slots
 	s.InferFirstTokens()
@@ -340,10 +341,10 @@ func TestAHangingWorkerStaysLoaded(t *testing.T) {
 	if n := s.InferByRate(at(1000), 0); n != 0 || s.Load(0).PendTokens != 2000 {
 		t.Errorf("%d inferred on a worker that hangs, %+v", n, s.Load(0))
 	}
-	// Nor when its client gives up: the next one begins then, if at all.
+	// Requests also wait if its client gives up: the next one begins then, if at all.
 	s.Free("watched")
 	if n := s.InferByRate(at(1000), 0); n != 0 {
-		t.Errorf("%d inferred when the first one was given up", n)
+		t.Errorf("%d inferred when the first request was given up", n)
 	}
 	s.Add(at(1000), "watched", &scorer.Booking{PromptTokens: 1000, Owned: true})
 	s.Free("not")
@@ -354,8 +355,8 @@ func TestAHangingWorkerStaysLoaded(t *testing.T) {
 	}
 }
 
-// Requests that are computed in one step have their first tokens at once. That is no
-// infinite rate.
+// Requests computed in one step have their first tokens at the same time. This must not
+// give an infinite rate.
 func TestABatchIsOneSample(t *testing.T) {
 	var s scorer.Slots
 	s.InferFirstTokens()

@@ -28,7 +28,7 @@ func TestQueueOrder(t *testing.T) {
 	const anyone = scorer.AnyWorker
 	for _, c := range []struct {
 		policy scorer.QueuePolicy
-		jump   float64 // of B
+		jump   float64 // queue jump of B
 		want   string
 	}{
 		{scorer.FCFS, 0, "D A B C"},
@@ -101,14 +101,14 @@ func TestQueueIsFull(t *testing.T) {
 		t.Errorf("request 10,001: %v, want that the queue is full", err)
 	}
 	if !q.Remove(last) || q.Remove(last) || q.Len() != 9999 {
-		t.Errorf("who was cancelled leaves once: %d left", q.Len())
+		t.Errorf("a cancelled request must leave once: %d left", q.Len())
 	}
 	if _, err := q.Push(scorer.Waiting{}, 0); err != nil {
-		t.Errorf("after one has left: %v", err)
+		t.Errorf("after one request has left: %v", err)
 	}
 }
 
-// Whoever needs much room keeps its place until there is enough.
+// A request that needs much room keeps its place until there is enough.
 func TestQueueHeadIsNotOvertaken(t *testing.T) {
 	q := scorer.NewQueue[string](scorer.FCFS, 10)
 	q.Push(scorer.Waiting{Lane: scorer.AnyWorker}, "large")
@@ -138,11 +138,11 @@ func TestQueueThreshold(t *testing.T) {
 	}
 	in[1].MaxBatchedTokens = 0
 	if scorer.MustWait(in, 2) || scorer.MustWait(nil, 2) {
-		t.Error("nobody waits for a worker of unknown size, or for nobody")
+		t.Error("no request waits for a worker of unknown batch size, or without candidates")
 	}
 }
 
-// The queue against a sorted list.
+// The queue agrees with a sorted list.
 func TestQueueEqualsSlowModel(t *testing.T) {
 	type waiter struct {
 		it    *scorer.Item[int]

@@ -18,13 +18,14 @@ import (
 	"math/rand/v2"
 )
 
-// Rule chooses one of the candidates, -1 if there is none. costs is scratch, as
-// long as in; a rule that counts costs leaves them there, lower ones better.
+// Rule chooses one of the candidates; it returns -1 without candidates. costs is
+// scratch, as long as in; a rule that computes costs leaves them there, lower ones
+// better.
 //
 // Every cost policy is a rule: [Settings.Choose].
 type Rule func(r *Request, in []Input, costs []float64) int
 
-// Request is what one request brings to a decision, whatever the candidate.
+// Request has the inputs of a decision that are the same for all candidates.
 type Request struct {
 	PromptTokens int
 	BlockSize    int // of the candidates' model; below 1 counts as 1
@@ -43,7 +44,8 @@ type Request struct {
 	Turn uint64 // requests of this model so far; only rules of a caller look at it
 }
 
-// Input is what one candidate brings to a decision. Its JSON is part of the API's decisions.
+// Input has the inputs of a decision about one candidate. Its JSON is part of the API's
+// decisions.
 type Input struct {
 	// Cached blocks of the prompt: the leading ones on the device, those behind them in host
 	// memory, and those behind these on disk or in external storage.

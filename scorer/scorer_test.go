@@ -41,7 +41,7 @@ func TestPick(t *testing.T) {
 	}
 }
 
-// The tables of temperature, and its corners.
+// Tables of the temperature, with its limits.
 func TestSoftmax(t *testing.T) {
 	const huge = math.MaxFloat64
 	inf, nan := math.Inf(1), math.NaN()

@@ -266,7 +266,8 @@ func (s *Settings) setWeight(w float64) {
 	}
 }
 
-// noIndex is the error of an override that needs an index if there is none.
+// noIndex returns the error of an override that needs an index if the router keeps no
+// index.
 func (s *Settings) noIndex(o *Override, given []knob) error {
 	const want = "none: the router is set up to route by load alone and keeps no index"
 	for _, k := range given {

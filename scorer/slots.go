@@ -278,9 +278,10 @@ func (s *Slots) reweigh(n int32) {
 	t.off = off
 }
 
-// AddOutputTokens notes that a request has k more tokens of output. Each block
-// that they begin, beyond the prompt's last one, is one more on the worker. The estimate of
-// [Slots.Grow] counts no more. It returns false, and changes nothing, if the id has no slot.
+// AddOutputTokens notes that a request has k more tokens of output. Each block that they
+// begin, beyond the prompt's last one, is one more on the worker. From then on
+// [Slots.Grow] no longer estimates this output. It returns false, and changes nothing, if
+// the id has no slot.
 func (s *Slots) AddOutputTokens(now time.Time, id string, k int) bool {
 	n, exists := s.ids[id]
 	if !exists {

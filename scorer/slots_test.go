@@ -14,7 +14,7 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// at is a moment of the tests' time.
+// at returns a time of the test, in seconds.
 func at(seconds float64) time.Time {
 	return time.Unix(1000, 0).Add(time.Duration(seconds * float64(time.Second)))
 }
@@ -54,7 +54,7 @@ func TestPrefillIsPendingUntilTheFirstToken(t *testing.T) {
 	s.Add(at(0), "b", &scorer.Booking{Blocks: []uint64{1, 3}, PromptTokens: 48, CachedTokens: 32})
 	check("both came", 64, 3)
 	if !s.MarkPrefillCompleted(at(1), "a") || s.MarkPrefillCompleted(at(1), "a") {
-		t.Error("a's first token must be news once")
+		t.Error("a's first token must have an effect once")
 	}
 	check("a's first token", 16, 3)
 	if l := s.Load(0); l.Waiting != 1 || l.DecodeTokens != 48 {
@@ -63,11 +63,11 @@ func TestPrefillIsPendingUntilTheFirstToken(t *testing.T) {
 	s.Free("b")
 	check("b ended", 0, 2)
 	if !s.Free("a") || s.Free("a") {
-		t.Error("a's end must be news once")
+		t.Error("a's end must have an effect once")
 	}
 	check("a ended", 0, 0)
 	if s.MarkPrefillCompleted(at(1), "a") {
-		t.Error("a first token after the end must not be news")
+		t.Error("a first token after the end must have no effect")
 	}
 }
 
@@ -109,7 +109,7 @@ func TestOutputFillsBlocks(t *testing.T) {
 			}
 		}
 		if s.AddOutputTokens(at(0), "nobody", 99) {
-			t.Error("output of an unknown id must not be news")
+			t.Error("output of an unknown id must have no effect")
 		}
 		s.AddOutputTokens(at(0), "a", -99)
 		s.Free("a")
@@ -143,7 +143,7 @@ func TestExpectedOutputWeighsOwnBlocks(t *testing.T) {
 			t.Errorf("%s: %d blocks, want %d", c.what, got, c.want)
 		}
 	}
-	s.Free("x") // now 1 and 2 are y's own
+	s.Free("x") // blocks 1 and 2 belong to y alone now
 	if got := s.Load(0).Blocks; got != 0 {
 		t.Errorf("alone at its end: %d blocks, want 0", got)
 	}
@@ -190,7 +190,7 @@ func TestOddCallsChangeNothing(t *testing.T) {
 		t.Error("a slot on no worker must be refused")
 	}
 	if s.MarkPrefillCompleted(at(0), "nobody") || s.Free("nobody") {
-		t.Error("an unknown id must not be news")
+		t.Error("an unknown id must have no effect")
 	}
 	s.RemoveWorker(-1)
 	s.RemoveWorker(99)
@@ -220,12 +220,12 @@ func TestOwnerlessSlotsExpire(t *testing.T) {
 		at   float64
 		want int
 	}{
-		{0, 0},     // begins the rhythm of sweeps
-		{299.9, 0}, // a sweep, too early
+		{0, 0},     // starts the interval of sweeps
+		{299.9, 0}, // a sweep; nothing has expired
 		{300, 0},   // too early for another sweep
-		{329.9, 2}, // manual and remote
+		{329.9, 2}, // manual and remote expire
 		{360, 0},
-		{549, 0}, // lively has shown life at 250
+		{549, 0}, // lively was used at 250
 		{579, 1},
 		{10_000, 0},
 	} {
@@ -246,7 +246,7 @@ func TestReplicaMessagesOutOfOrder(t *testing.T) {
 	late := scorer.Booking{Blocks: []uint64{1}, PromptTokens: 16, Replica: 7}
 	s.FreeRemote(at(0), "a")
 	if s.Add(at(59.9), "a", &late) || s.Len() != 0 || s.Load(0) != (scorer.Load{}) {
-		t.Error("what ended before it began must take no slot")
+		t.Error("a request that ended before it began must take no slot")
 	}
 	if !s.Add(at(60), "a", &late) {
 		t.Error("after 60 s the id is free again")
@@ -254,7 +254,7 @@ func TestReplicaMessagesOutOfOrder(t *testing.T) {
 	if !s.FreeRemote(at(61), "a") || s.Add(at(62), "a", &late) {
 		t.Error("a repeated beginning after the end must take no slot")
 	}
-	// A client may repeat an id to this router.
+	// A client may send the same id again to this router.
 	own := scorer.Booking{PromptTokens: 1}
 	if !s.Add(at(62), "a", &own) || !s.Free("a") || !s.Add(at(62), "a", &own) {
 		t.Error("our own requests are in order")
@@ -268,8 +268,8 @@ func TestReplicaMessagesOutOfOrder(t *testing.T) {
 	}
 }
 
-// chain returns the hashes of a prompt that branches at random: a hash names all
-// that is before it, never 0.
+// chain returns the hashes of a prompt that branches at random. A hash stands for its
+// block and all blocks before it, and is never 0.
 func chain(rng *rand.Rand, most int) []uint64 {
 	blocks, h := []uint64{}, uint64(1)
 	for range rng.IntN(most + 1) {
@@ -297,7 +297,8 @@ type slowSlot struct {
 	grown    time.Time
 }
 
-// grow is Grow as it is said: so much a second since the first token, unless told.
+// grow follows the definition of Grow: perSecond blocks a second since the first token,
+// unless the output was reported.
 func (m slowSlots) grow(now time.Time, worker int, perSecond float64) {
 	for _, s := range m {
 		if s.Worker != worker || !s.completed || s.told {
@@ -360,7 +361,7 @@ func (m slowSlots) load(worker int) (l scorer.Load) {
 	return l
 }
 
-// most and sum are the bounds of a worker's active blocks.
+// bounds returns the bounds of a worker's active blocks.
 func (m slowSlots) bounds(worker int) (most, sum int) {
 	for _, s := range m {
 		if s.Worker == worker && !s.BlocksUntracked {
@@ -386,8 +387,8 @@ func (m slowSlots) additional(worker int, blocks []uint64) int {
 	return len(blocks) - longest
 }
 
-// Invariants 1 to 5 and 8: whatever happens, the account is that of the slow
-// model, which knows nothing but the list of the live slots.
+// Invariants 1 to 5 and 8: for random operations the slots agree with the slow model,
+// which has only the list of live slots.
 func TestSlotsEqualSlowModel(t *testing.T) {
 	const workers = 3
 	for seed := range uint64(30) {
@@ -430,14 +431,14 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 				if got := s.Load(b.Worker).Blocks - before.Blocks; !expecting && !b.BlocksUntracked && !b.NoReuse && got != additional {
 					fail(step, "adding %d raised the active blocks by %d, announced %d", b.Blocks, got, additional)
 				}
-				if rng.IntN(4) == 0 { // add, then free: as if nothing had been
+				if rng.IntN(4) == 0 { // add, then free: leaves no trace
 					s.Free(id)
 					delete(m, id)
 					if got := s.Load(b.Worker); got != before || s.AdditionalBlocks(b.Worker, b.Blocks) != additional {
 						fail(step, "add and free leave %+v, want %+v", got, before)
 					}
 				}
-				clear(b.Blocks) // the caller's own again
+				clear(b.Blocks) // the caller may reuse the slice
 			case op < 60:
 				if got, want := s.MarkPrefillCompleted(now, id), exists && !slot.completed; got != want {
 					fail(step, "first token of %s was news: %v, want %v", id, got, want)
@@ -522,8 +523,8 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 	}
 }
 
-// Invariant 6: whatever the order in which they came, started and ended, the same
-// requests make the same load.
+// Invariant 6: the same requests make the same load, whatever the order of their
+// bookings, first tokens and ends.
 func TestSlotsDoNotDependOnOrder(t *testing.T) {
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(seed, 3))
@@ -561,8 +562,8 @@ func TestSlotsDoNotDependOnOrder(t *testing.T) {
 	}
 }
 
-// Invariant 7: replicas that have heard of each other's requests, each sender's
-// messages in order, agree.
+// Invariant 7: replicas that received each other's messages, in order for each sender,
+// agree.
 func TestReplicasConverge(t *testing.T) {
 	type message func(s *scorer.Slots, sender uint64)
 	for seed := range uint64(30) {
@@ -627,8 +628,8 @@ func TestReplicasConverge(t *testing.T) {
 	}
 }
 
-// Invariant 8: what a decision was made on can be computed again, from the state
-// before its booking.
+// Invariant 8: the inputs of a decision can be computed again from the state before its
+// booking.
 func TestCostIsThatBeforeTheBooking(t *testing.T) {
 	settings := scorer.Defaults()
 	rng := rand.New(rand.NewPCG(1, 5))
@@ -651,7 +652,7 @@ func TestCostIsThatBeforeTheBooking(t *testing.T) {
 		s.Add(at(0), id, &booking)
 		s.Free(id)
 		if again, other := measure(&r, blocks); again != costs || other != chosen {
-			t.Fatalf("request %d: %v and worker %d after its booking was taken back, want %v and %d", i, again, other, costs, chosen)
+			t.Fatalf("request %d: %v and worker %d after its booking was freed, want %v and %d", i, again, other, costs, chosen)
 		}
 		s.Add(at(0), id, &booking)
 	}
@@ -668,12 +669,12 @@ func TestReadingSlotsDoesNotAllocate(t *testing.T) {
 		t.Errorf("reading makes %v allocations, want 0", n)
 	}
 	if n := testing.AllocsPerRun(10, func() { s.Add(at(0), "b", &b); s.Free("b") }); n != 0 {
-		t.Errorf("a slot that was taken before makes %v allocations, want 0", n)
+		t.Errorf("a repeated booking makes %v allocations, want 0", n)
 	}
 }
 
-// The load test of the project's target: 20 shared prompts of 32 blocks, some own
-// blocks behind each, 64 in flight on 4 workers.
+// BenchmarkSlots measures the project's target load: 20 shared prompts of 32 blocks, some
+// own blocks behind each, 64 requests in flight on 4 workers.
 func BenchmarkSlots(b *testing.B) {
 	const inFlight = 64
 	var s scorer.Slots
@@ -709,7 +710,7 @@ func BenchmarkSlots(b *testing.B) {
 	}
 }
 
-// Whatever callers tell of a request, no sum turns over.
+// No sum overflows, whatever values callers pass for a request.
 func TestEnormousRequests(t *testing.T) {
 	var s scorer.Slots
 	for i, id := range []string{"a", "b", "c", "d"} {

@@ -12,8 +12,8 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// TestGroupCosts: the means of a group's last report and the requests since count, the
-// latter divided by its members.
+// TestGroupCosts: a group's cost has the means of its last report plus the requests
+// since, divided by its members.
 func TestGroupCosts(t *testing.T) {
 	settings := scorer.Defaults()
 	settings.Attention = 0
@@ -69,8 +69,8 @@ func TestMembersOfOneAreNone(t *testing.T) {
 	}
 }
 
-// TestUnreportedEqualsSlowModel compares what is kept of unreported requests with a list
-// of all that happened, whatever happens.
+// TestUnreportedEqualsSlowModel compares the unreported requests with a list of all past
+// operations, for random operations.
 func TestUnreportedEqualsSlowModel(t *testing.T) {
 	type booked struct {
 		worker, pend        int
@@ -85,7 +85,7 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		var s scorer.Slots
 		model := map[string]*booked{}
-		var ends []ended // all there ever were
+		var ends []ended // all past endings
 		reported := [3]time.Time{}
 		over := func(b *booked, now time.Time, requests int) {
 			if b.reports {
@@ -128,7 +128,7 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 			case 8:
 				until := now.Add(-time.Duration(rng.IntN(20)) * time.Millisecond)
 				if until.Before(reported[w]) || s.Load(w) == (scorer.Load{}) {
-					break // reports come in order, and of workers that had something
+					break // reports come in order, and only from workers that had requests
 				}
 				s.Reported(w, until)
 				reported[w] = until
@@ -184,8 +184,8 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 	}
 }
 
-// What is kept of what has ended is bounded, and what fell out of it counts up to the next
-// report.
+// The number of kept endings is bounded. Requests whose endings were dropped count until
+// the next report.
 func TestEndingsAreBounded(t *testing.T) {
 	var s scorer.Slots
 	const n = 20_000
