@@ -16,8 +16,9 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// groupWorld is a group with replicas that publish, and routers above that listen, on a bus that loses, repeats and reorders. Everything happens in one goroutine on
-// a clock moved by hand; everybody's clock is minutes from the others'.
+// groupWorld is a group with publishing replicas and upper routers that receive from
+// them, on a bus that loses, repeats and reorders messages. All runs in one goroutine on
+// a clock moved by hand; the clocks of the participants differ by minutes.
 type groupWorld struct {
 	t          *testing.T
 	rand       *rand.Rand
@@ -30,7 +31,7 @@ type groupWorld struct {
 	starts     int
 }
 
-// toldKey names a message: the slow model knows what filter a publisher had after each.
+// toldKey identifies a message: the slow model stores each publisher's filter after it.
 type toldKey struct{ router, epoch, seq uint64 }
 
 type testPublisher struct {
@@ -43,7 +44,7 @@ type testPublisher struct {
 type groupHearer struct {
 	*Groups
 	inbox  [][]byte
-	filter *indexer.Filter // what it was told, put together
+	filter *indexer.Filter // filter assembled from its messages
 	last   router.Summary
 	ahead  time.Duration
 	away   bool
@@ -86,7 +87,7 @@ func newGroupWorld(t *testing.T, seed uint64, publishers, hearers int) *groupWor
 			},
 			Now: func() time.Time { return w.now.Add(h.ahead) },
 		}, link{connected: func() bool { return !h.away }, publish: func(string, string, []byte) error {
-			// One of the replicas gets it.
+			// One of the replicas receives the request.
 			if s := w.publishers[w.rand.IntN(len(w.publishers))]; !w.lost() && !s.away {
 				s.requestFull()
 			}
@@ -102,7 +103,7 @@ func newGroupWorld(t *testing.T, seed uint64, publishers, hearers int) *groupWor
 
 func (w *groupWorld) lost() bool { return w.rand.Float64() < w.loss }
 
-// start starts a publisher anew: its router stays.
+// start restarts a publisher; its router stays.
 func (w *groupWorld) start(i int) {
 	s := w.publishers[i]
 	w.starts++
@@ -143,7 +144,7 @@ func (w *groupWorld) start(i int) {
 	}
 }
 
-// deliver gives a hearer its next message, or another one.
+// deliver gives a receiver its next message, or another one.
 func (w *groupWorld) deliver(h *groupHearer) {
 	if len(h.inbox) == 0 {
 		return
@@ -164,7 +165,7 @@ func (w *groupWorld) deliver(h *groupHearer) {
 	}
 }
 
-// round lets half a second pass for everybody.
+// round advances all clocks by half a second.
 func (w *groupWorld) round() {
 	w.now = w.now.Add(500 * time.Millisecond)
 	for _, s := range w.publishers {
@@ -177,7 +178,8 @@ func (w *groupWorld) round() {
 	}
 }
 
-// store has all routers of the group hear that a worker stored a prompt of random blocks.
+// store applies to all routers of the group that a worker stored a prompt of random
+// blocks.
 func (w *groupWorld) store() {
 	prompt := make([]uint64, 1+w.rand.IntN(12))
 	for i := range prompt {
@@ -196,9 +198,9 @@ func (w *groupWorld) store() {
 	}
 }
 
-// TestSummariesConverge: whatever is lost, repeated, late or restarted, a router above a
-// group knows what one replica of the group published; and when all is well again it knows
-// all that the group holds now.
+// TestSummariesConverge: messages may be lost, repeated, late, and publishers restarted.
+// An upper router's state of a group is always one that a replica of the group published.
+// After the faults end, it is the group's current state.
 func TestSummariesConverge(t *testing.T) {
 	for seed := range uint64(20) {
 		w := newGroupWorld(t, seed, 1+int(seed%3), 2)
@@ -274,7 +276,7 @@ func encoded(t testing.TB, s summary) []byte {
 	return data
 }
 
-// TestSummaryVectors holds the wire form against numbers of its description.
+// TestSummaryVectors checks the wire form against test vectors from its specification.
 func TestSummaryVectors(t *testing.T) {
 	load := router.Summary{
 		Model: "m", BlockSize: 16, Taken: time.UnixMilli(1_700_000_000_123), Interval: time.Second, Stride: 4,
@@ -311,7 +313,7 @@ func TestSummaryVectors(t *testing.T) {
 		t.Errorf("parts of %d bytes", sizes)
 	}
 	if g, err := indexer.ParseFilter(1024, 7, 1, data); err != nil || !g.Has(0x0123456789abcdef) || g.Has(1) {
-		t.Errorf("the filter is another one, error %v", err)
+		t.Errorf("the parsed filter differs, error %v", err)
 	}
 	p := router.Probe{ID: "r", Model: "m", BlockSize: 16, Tokens: 40, Local: []uint64{1, 2}}
 	data, err = encodeProbe(&p)
@@ -332,7 +334,7 @@ func TestSummaryVectors(t *testing.T) {
 	}
 }
 
-// TestBadSummariesAreRefused: what is no summary has no effect.
+// TestBadSummariesAreRefused: an invalid summary has no effect.
 func TestBadSummariesAreRefused(t *testing.T) {
 	good := func() summary {
 		s := summary{Version: 1, Group: "g", Model: "m", BlockSize: 8, Router: 1, Epoch: 1, Kind: summaryFull, Stride: 4, TakenMS: 1, IntervalMS: 1000}
@@ -371,15 +373,15 @@ func TestBadSummariesAreRefused(t *testing.T) {
 			s.Filter.M = 1 << 25
 		}
 		if _, err := readSummary(encoded(t, s)); err == nil {
-			t.Errorf("%s: it is taken", name)
+			t.Errorf("%s: the summary is accepted", name)
 		}
 	}
 	for n := range bytes.IndexByte(whole, '\n') {
 		if _, err := readSummary(whole[:n]); err == nil {
-			t.Errorf("the first %d bytes are taken", n)
+			t.Errorf("the first %d bytes are accepted", n)
 		}
 	}
-	// One that lies about its parts cannot make a filter of other bytes than it says.
+	// Parts that disagree about the filter's size make no filter.
 	var told int
 	g, err := newGroups(GroupsConfig{
 		Groups:  []Group{{Name: "g", Address: "10.0.0.9:80"}},
@@ -412,7 +414,7 @@ func FuzzSummary(f *testing.F) {
 			return
 		}
 		if _, err := readSummary(encoded(t, s)); err != nil {
-			t.Errorf("it cannot be read again: %v", err)
+			t.Errorf("the encoded summary cannot be read: %v", err)
 		}
 	})
 }

@@ -22,7 +22,7 @@ import (
 
 const quick = 100 * time.Millisecond // between summaries
 
-// lowerTier is a router of a group, with its publisher.
+// lowerTier starts a router of a group, with its publisher.
 func lowerTier(t *testing.T, s *server.Server, group string, id uint64) (r *router.Router, stop func()) {
 	t.Helper()
 	r, err := router.New(router.Config{})
@@ -83,7 +83,7 @@ func startUpper(t *testing.T, s *server.Server, probe bool, groups ...replicas.G
 	return u
 }
 
-// states is how an upper tier sees its groups, by name.
+// states returns the groups' states in an upper tier, by name.
 func (u *upperTier) states() map[string]router.WorkerState {
 	all := map[string]router.WorkerState{}
 	for _, w := range u.Workers() {
@@ -92,13 +92,13 @@ func (u *upperTier) states() map[string]router.WorkerState {
 	return all
 }
 
-// fresh says whether a group is heard, which has two members.
+// fresh reports whether a group's summaries are current and count two members.
 func (u *upperTier) fresh(group string) bool {
 	s := u.states()[group].Summary
 	return s != nil && !s.Stale && s.Members == 2
 }
 
-// decide asks without booking, so that nothing is guessed to be where it was sent.
+// decide requests a decision without booking, so that no blocks are predicted from it.
 func (u *upperTier) decide(t *testing.T, tokens []uint32) router.Decision {
 	t.Helper()
 	d, err := u.BestWorker(t.Context(), router.Request{Model: "m", Tokens: tokens, Explain: true})
@@ -117,7 +117,7 @@ func stores(r *router.Router, worker uint64, tokens []uint32) {
 	r.ApplyEvent(router.Worker{ID: worker}, ev)
 }
 
-// promptOf is a prompt of n blocks of 8 tokens that no other one begins with.
+// promptOf is a prompt of n blocks of 8 tokens that shares no beginning with others.
 func promptOf(first uint32, n int) []uint32 {
 	tokens := make([]uint32, 8*n)
 	for i := range tokens {
@@ -128,9 +128,9 @@ func promptOf(first uint32, n int) []uint32 {
 
 var two = []replicas.Group{{Name: "g1", Address: "10.1.0.1:80", Models: []string{"m"}}, {Name: "g2", Address: "10.1.0.2:80"}}
 
-// A router above two groups learns what they serve, hold and do, and sends each prompt
-// where it is; a group that falls silent is used only where no other is, and one that
-// comes back is heard again, whichever of its replicas publishes.
+// A router above two groups learns their models, blocks and loads, and sends each prompt
+// to the group that has it. A silent group is used only if no other group is left. A
+// group that returns is used again, whichever of its replicas publishes.
 func TestGroupsOverNATS(t *testing.T) {
 	s := natstest.Start(t, 0)
 	g1, stop1 := lowerTier(t, s, "g1", 1)
@@ -141,7 +141,7 @@ func TestGroupsOverNATS(t *testing.T) {
 	lowerTier(t, s, "stranger", 3)
 	u := startUpper(t, s, false, two...)
 	if all := u.states(); len(all) != 1 || all["g1"].Summary.Age >= 0 {
-		t.Errorf("at first there are %+v", all)
+		t.Errorf("at first the states are %+v", all)
 	}
 	overlap := func(tokens []uint32) string {
 		d := u.decide(t, tokens)
@@ -150,18 +150,18 @@ func TestGroupsOverNATS(t *testing.T) {
 	natstest.Eventually(t, func() bool {
 		return u.fresh("g1") && u.fresh("g2") && overlap(a) == "g1 16 10.1.0.1:80" && overlap(b) == "g2 16 10.1.0.2:80"
 	})
-	// What a group stores is known soon.
+	// The upper tier soon knows blocks that a group stores.
 	c := promptOf(3, 10)
 	stores(g2, 20, c)
 	natstest.Eventually(t, func() bool { return overlap(c) == "g2 8 10.1.0.2:80" })
-	// So is what it is busy with.
+	// The upper tier soon knows the group's load.
 	for i := range 10 {
 		if _, err := g1.BestWorker(t.Context(), router.Request{ID: fmt.Sprint(i), Owned: true, Model: "m", Tokens: promptOf(9, 100)}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	natstest.Eventually(t, func() bool { w := u.states()["g1"]; return w.ActiveRequests == 10 && w.PendTokens > 0 })
-	// It leaves: what it held is not forgotten, but others are preferred.
+	// The group leaves: its blocks stay known, but other groups are preferred.
 	stop1()
 	natstest.Eventually(t, func() bool {
 		d := u.decide(t, a)
@@ -169,7 +169,8 @@ func TestGroupsOverNATS(t *testing.T) {
 			return c.Group == "g1" && c.Excluded == router.ExcludedStale
 		})
 	})
-	// Two replicas take its place. They hold less; one leaves, and the other goes on.
+	// Two replicas replace it. They hold fewer blocks; one leaves, and the other
+	// continues.
 	again, stopA := lowerTier(t, s, "g1", 4)
 	stores(again, 40, a[:8*8])
 	natstest.Eventually(t, func() bool { return u.fresh("g1") && overlap(a) == "g1 8 10.1.0.1:80" })
@@ -177,7 +178,7 @@ func TestGroupsOverNATS(t *testing.T) {
 	stores(other, 50, a[:8*12])
 	stopA()
 	natstest.Eventually(t, func() bool { return overlap(a) == "g1 12 10.1.0.1:80" })
-	// The upper tier starts anew.
+	// The upper tier restarts.
 	u.stop()
 	u = startUpper(t, s, false, two...)
 	natstest.Eventually(t, func() bool { return overlap(a) == "g1 12 10.1.0.1:80" && overlap(b) == "g2 16 10.1.0.2:80" })
@@ -186,11 +187,11 @@ func TestGroupsOverNATS(t *testing.T) {
 		t.Fatal(err)
 	}
 	if all := u.states(); len(all) != 1 || all["g1"].Summary.Age < 0 {
-		t.Errorf("without g2 there are %+v", all)
+		t.Errorf("without g2 the states are %+v", all)
 	}
 }
 
-// Few groups are asked: the answer is exact, and names the worker.
+// With few groups each is probed: the answer is exact, and names the worker.
 func TestProbesOverNATS(t *testing.T) {
 	s := natstest.Start(t, 0)
 	g1, _ := lowerTier(t, s, "g1", 1)
@@ -214,8 +215,8 @@ func TestProbesOverNATS(t *testing.T) {
 	}
 }
 
-// A group that nobody answers for, or not in time, costs the budget a few times, and then
-// once a second at most.
+// A group that does not answer in time uses up the time budget a few times, and
+// afterwards at most once a second.
 func TestProbesGiveUp(t *testing.T) {
 	s := natstest.Start(t, 0)
 	nc := natstest.Connect(t, s)
@@ -228,7 +229,7 @@ func TestProbesGiveUp(t *testing.T) {
 		return probes.Ask(t.Context(), router.Probe{ID: "r", Model: "m", BlockSize: 8, Tokens: 8, Local: []uint64{1}, Groups: groups})
 	}
 	if got := ask("g1"); got != nil {
-		t.Errorf("before the group is there: %+v", got)
+		t.Errorf("before the group answers: %+v", got)
 	}
 	lowerTier(t, s, "g1", 1)
 	natstest.Eventually(t, func() bool { return len(ask("g1")) == 1 })
@@ -237,7 +238,7 @@ func TestProbesGiveUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := mute.Flush(); err != nil { // the server knows that somebody listens
+	if err := mute.Flush(); err != nil { // wait until the server has the subscription
 		t.Fatal(err)
 	}
 	heard := func() int { n, _, _ := silent.Pending(); return n }
@@ -247,25 +248,25 @@ func TestProbesGiveUp(t *testing.T) {
 	}
 	natstest.Eventually(t, func() bool { return heard() >= 3 })
 	if n, most := heard(), 3+int(time.Since(start)/time.Second)+1; n > most {
-		t.Errorf("who does not answer was asked %d times of %d, want at most %d", n, asked, most)
+		t.Errorf("a group that does not answer was asked %d times of %d, want at most %d", n, asked, most)
 	}
 	natstest.Eventually(t, func() bool {
 		got := ask("g1", "silent", "nobody")
 		return len(got) == 1 && got[0].Group == "g1"
 	})
 	if got := ask("a", "b", "c", "g1"); got != nil {
-		t.Errorf("four of at most three were asked: %+v", got)
+		t.Errorf("a probe of four groups is sent, though the limit is three: %+v", got)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if got := probes.Ask(ctx, router.Probe{Model: "m", BlockSize: 8, Groups: []string{"silent2"}}); got != nil {
-		t.Errorf("after its end: %+v", got)
+		t.Errorf("after the context's end: %+v", got)
 	}
 }
 
 func TestGroupsAreTheirOwn(t *testing.T) {
 	if replicas.GroupWorkerID("a/b", "m") == replicas.GroupWorkerID("a", "b/m") {
-		t.Error("two groups are one candidate")
+		t.Error("two groups have the same candidate")
 	}
 }
 
@@ -288,7 +289,7 @@ func TestBadGroupsAreRefused(t *testing.T) {
 		}
 	}
 	if _, err := replicas.NewGroups(nc, replicas.GroupsConfig{}); err == nil {
-		t.Error("who tells nobody is taken")
+		t.Error("a configuration without Set and Summary is accepted")
 	}
 	r, err := router.New(router.Config{})
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// A router says at once and every two seconds that it is there, and whether it wants
+// A router publishes its presence at once and every two seconds, with whether it needs
 // events.
 func TestPresence(t *testing.T) {
 	s := natstest.Start(t, 0)

@@ -216,7 +216,7 @@ func (s *Sync) Run(ctx context.Context) error {
 // listRequests returns the subject of requests for a replica's list.
 func (s *Sync) listRequests(id uint64) string { return s.conf.Scope.Own("sync", wire.WorkerKey(id)) }
 
-// alone reports whether no other router was there for some time. Then nothing is sent.
+// alone reports whether no other router was present for some time. Then nothing is sent.
 func (s *Sync) alone() bool {
 	return s.conf.Now().UnixNano()-s.listened.Load() > int64(syncQuietAfter)
 }

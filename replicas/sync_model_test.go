@@ -16,22 +16,22 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// syncWorld is a number of replicas with real routers on a bus in memory that can lose
-// and repeat messages. Everything happens in one goroutine, on a clock moved by hand;
-// the replicas' clocks are minutes apart.
+// syncWorld is a set of replicas with real routers on an in-memory bus that can lose and
+// repeat messages. All runs in one goroutine, on a clock moved by hand; the replicas'
+// clocks differ by minutes.
 type syncWorld struct {
 	t        testing.TB
 	rand     *rand.Rand
 	now      time.Time
 	replicas []*syncReplica
 	workers  []uint64
-	loss     float64 // share of the messages that do not arrive
-	repeat   float64 // and that arrive twice
-	calm     bool    // nothing is lost: then no first token is that another replica noticed
+	loss     float64 // share of the messages that are lost
+	repeat   float64 // share of the messages that arrive twice
+	calm     bool    // no message is lost; only then ids repeat, and replicas report first tokens of others
 
 	live map[string]*liveRequest // the slow model: by replica and id
-	// Requests whose first token another replica noticed: its word may be on its way, and
-	// would be taken for one about the next request of that name.
+	// Requests whose first token another replica reported. The report may still be on its
+	// way, and would apply to the next request with the same id.
 	noticed map[string]bool
 }
 
@@ -47,7 +47,7 @@ type syncReplica struct {
 	breaks uint64
 	ahead  time.Duration
 	booked int
-	told   []router.Change // in the order in which they were told
+	told   []router.Change // in the order of publication
 }
 
 type liveRequest struct {
@@ -85,7 +85,7 @@ func workerInfo(at int, id uint64) router.WorkerInfo {
 	return router.WorkerInfo{ID: id, Models: []string{"m"}, BlockSize: syncBlock, Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(at >> 8), byte(at)}), 8000)}
 }
 
-// join starts a replica that knows all workers and nothing of the others.
+// join starts a replica that knows all workers and has no state of the others.
 func (w *syncWorld) join() *syncReplica {
 	r := &syncReplica{number: len(w.replicas), id: w.rand.Uint64() & (1<<53 - 1), ahead: time.Duration(w.rand.IntN(600)-300) * time.Second}
 	now := func() time.Time { return w.now.Add(r.ahead) }
@@ -115,7 +115,7 @@ func (w *syncWorld) join() *syncReplica {
 		publish:    func(subject, reply string, data []byte) error { w.publish(r, subject, reply, data); return nil },
 		connected:  func() bool { return !r.away },
 		reconnects: func() uint64 { return r.breaks },
-		room:       func() int { return 6 << 10 }, // so that batches and lists are cut
+		room:       func() int { return 6 << 10 }, // small, so that batches and lists are split
 	}
 	r.out, r.in = newSender(r.sync), newReceiver(r.sync)
 	w.replicas = append(w.replicas, r)
@@ -156,7 +156,7 @@ func (w *syncWorld) deliver(r *syncReplica, n int) {
 	}
 }
 
-// settle lets everything calm down: nothing is lost any more, and time passes.
+// settle ends the faults: no more messages are lost, and time passes.
 func (w *syncWorld) settle() {
 	w.loss, w.repeat = 0, 0
 	for range 20 {
@@ -195,7 +195,7 @@ func syncTokens(prompt string) (tokens []uint32) {
 			tokens = append(tokens, uint32(l))
 		}
 	}
-	return append(tokens, 7) // in no full block
+	return append(tokens, 7) // the last token fills no block
 }
 
 func (w *syncWorld) book(r *syncReplica, id string) {
@@ -217,7 +217,7 @@ func (w *syncWorld) some() (string, *liveRequest) {
 	return k, w.live[k]
 }
 
-// load is what a worker's requests add up to.
+// load is the sum of a worker's requests.
 type syncLoad struct{ requests, pending, blocks int }
 
 // want recomputes every worker's load from the list of requests.
@@ -257,13 +257,13 @@ func (w *syncWorld) check(when string) {
 	}
 }
 
-// kill ends a replica with all it has in flight.
+// kill ends a replica with all its requests in flight.
 func (w *syncWorld) kill(r *syncReplica) {
 	maps.DeleteFunc(w.live, func(_ string, q *liveRequest) bool { return q.replica == r.number })
 	w.replicas = slices.DeleteFunc(w.replicas, func(o *syncReplica) bool { return o == r })
 }
 
-// Whatever the bus did, once it is quiet every replica's load is that of all replicas'
+// After any faults of the bus, every replica's load equals that of all replicas'
 // requests, recomputed from their list.
 func TestSyncWorld(t *testing.T) {
 	seeds := uint64(120)
@@ -286,7 +286,7 @@ func TestSyncWorld(t *testing.T) {
 				}
 			}
 			if seed%5 == 0 && round == 1 {
-				if seed%2 == 0 { // it says so, if that arrives
+				if seed%2 == 0 { // a goodbye message, which may be lost
 					w.replicas[0].out.present(true)
 				}
 				w.kill(w.replicas[0])
@@ -308,7 +308,7 @@ func TestSyncWorld(t *testing.T) {
 	}
 }
 
-// step has one thing happen.
+// step executes one random operation.
 func (w *syncWorld) step() {
 	r := w.replicas[w.rand.IntN(len(w.replicas))]
 	key, q := w.some()
@@ -320,9 +320,9 @@ func (w *syncWorld) step() {
 	}
 	switch n := w.rand.IntN(20); {
 	case n < 6:
-		// Two replicas may see one id, and one of them again later (but not where messages
-		// are lost: who missed the end of the first would take the second for it); some
-		// ids say whose they are.
+		// Two replicas may get the same id, and one of them again later. This does not
+		// happen while messages are lost: a replica that missed the end of the first
+		// request would confuse the two. Some ids contain their owner.
 		id := fmt.Sprint("r", w.rand.IntN(40))
 		if !w.calm {
 			r.booked++
@@ -336,11 +336,11 @@ func (w *syncWorld) step() {
 		}
 	case n < 8 && owner != nil:
 		if owner.router.MarkPrefillCompleted(q.id) == q.started && !w.noticed[key] {
-			w.t.Fatalf("the first token of %s was news: %v", key, q.started)
+			w.t.Fatalf("the first token of %s had an effect: %v", key, q.started)
 		}
 		q.started = true
 	case n < 9 && owner != nil && len(q.id) > 17 && w.calm:
-		// Another replica notices it, if it knows of the request.
+		// Another replica reports the first token, if it has the request.
 		if r != owner && r.router.MarkPrefillCompleted(q.id) {
 			q.started, w.noticed[key] = true, true
 		}
@@ -376,7 +376,7 @@ func (w *syncWorld) step() {
 	}
 }
 
-// firstWorker is where the last request with an id was booked.
+// firstWorker returns the worker of the latest booking with an id.
 func firstWorker(told []router.Change, id string) router.Worker {
 	for _, c := range slices.Backward(told) {
 		if c.ID == id && c.Kind == router.SlotTaken {
@@ -386,7 +386,8 @@ func firstWorker(told []router.Change, id string) router.Worker {
 	return router.Worker{}
 }
 
-// checkTold says what is wrong with the order in which a router told of its slots.
+// checkTold returns an error if a router published the changes of its slots in a wrong
+// order.
 func checkTold(t *testing.T, told []router.Change) {
 	t.Helper()
 	started := map[string]bool{}
@@ -404,8 +405,9 @@ func checkTold(t *testing.T, told []router.Change) {
 	}
 }
 
-// Who is alone tells nobody, and one that comes knows of all the same, also of what
-// happens while it asks. Who was left alone stays silent after a while.
+// A replica without peers sends nothing. A new replica learns all requests of the first
+// one, including changes during its query. A replica whose peers left stops sending after
+// a while.
 func TestSyncAlone(t *testing.T) {
 	w := newSyncWorld(t, 1, 1, 11, 12)
 	first := w.replicas[0]
@@ -424,21 +426,21 @@ func TestSyncAlone(t *testing.T) {
 	first.out.flush(false)
 	first.out.present(false)
 	if told() > 0 || first.out.next == 0 {
-		t.Fatalf("%d messages to nobody, next is number %d", told(), first.out.next)
+		t.Fatalf("%d messages without a receiver, next is number %d", told(), first.out.next)
 	}
 
 	second := w.join()
 	second.number = 1
-	w.deliver(second, len(second.inbox)) // hears the first, which has not heard it
+	w.deliver(second, len(second.inbox)) // second receives first's presence; first has not received second's
 	w.book(first, "between")
-	w.deliver(first, len(first.inbox)) // hears it, and says again where it stands
+	w.deliver(first, len(first.inbox)) // first receives second's presence and publishes its position again
 	w.book(first, "behind")
 	w.settle()
 	w.check("together")
 	w.book(first, "later")
 	first.out.flush(false)
 	if told() == 0 {
-		t.Fatal("with another replica there nothing is told")
+		t.Fatal("with another replica present no change is sent")
 	}
 
 	w.kill(second)
@@ -448,6 +450,6 @@ func TestSyncAlone(t *testing.T) {
 	w.book(first, "alone again")
 	first.out.flush(false)
 	if told() > 0 {
-		t.Fatal("a request is told to nobody")
+		t.Fatal("a change is sent without another replica")
 	}
 }

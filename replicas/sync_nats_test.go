@@ -19,20 +19,20 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// replica is a router with its exchange over a real bus.
+// replica is a router with its sync over a real bus.
 type replica struct {
 	*router.Router
 	sync *replicas.Sync
 	stop func()
 }
 
-// startReplica starts one that knows workers 1 to 3. Its clock is ahead of others'.
+// startReplica starts a replica with workers 1 to 3. Its clock is ahead of the others'.
 func startReplica(t *testing.T, nc *nats.Conn, id uint64, ahead time.Duration, conf router.Config) *replica {
 	t.Helper()
 	return startReplicaAt(t, 200*time.Millisecond, nc, id, ahead, conf)
 }
 
-// startReplicaAt is startReplica with a time between two presences.
+// startReplicaAt is startReplica with an interval between two presences.
 func startReplicaAt(t *testing.T, presence time.Duration, nc *nats.Conn, id uint64, ahead time.Duration, conf router.Config) *replica {
 	t.Helper()
 	var s *replicas.Sync
@@ -62,7 +62,7 @@ func startReplicaAt(t *testing.T, presence time.Duration, nc *nats.Conn, id uint
 	return &replica{r, s, natstest.Run(t, s.Run)}
 }
 
-// book has a replica book n requests, and returns how to end them.
+// book books n requests at a replica, and returns a function that ends them.
 func (r *replica) book(t *testing.T, name string, n int) (free func()) {
 	t.Helper()
 	for i := range n {
@@ -77,8 +77,7 @@ func (r *replica) book(t *testing.T, name string, n int) (free func()) {
 	}
 }
 
-// active returns how many requests a replica counts on all workers, and their pending
-// tokens.
+// active returns a replica's number of requests on all workers, and their pending tokens.
 func (r *replica) active() (requests, pending int) {
 	for _, w := range r.Workers() {
 		requests += w.ActiveRequests
@@ -87,7 +86,7 @@ func (r *replica) active() (requests, pending int) {
 	return requests, pending
 }
 
-// counts waits until a replica counts so many requests.
+// counts waits until a replica has so many requests.
 func (r *replica) counts(t *testing.T, what string, want int) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); ; <-time.After(2 * time.Millisecond) {
@@ -101,8 +100,8 @@ func (r *replica) counts(t *testing.T, what string, want int) {
 	}
 }
 
-// A replica that dies takes its requests along, one that comes learns of all, and who
-// waits for room that another replica makes is woken.
+// The requests of a replica that dies are removed, a new replica learns all requests, and
+// a request that waits for room proceeds when another replica makes room.
 func TestReplicasComeAndGo(t *testing.T) {
 	s := natstest.Start(t, 0)
 	connection := natstest.Connect(t, s)
@@ -122,7 +121,7 @@ func TestReplicasComeAndGo(t *testing.T) {
 		booked <- err
 	}()
 
-	connection.Close() // it dies without a word
+	connection.Close() // it dies without a goodbye message
 	a.stop()
 	b.counts(t, "b, without a", 10)
 	c.counts(t, "c, without a", 10)
@@ -138,15 +137,15 @@ func TestReplicasComeAndGo(t *testing.T) {
 			t.Fatal(err)
 		}
 	case <-time.After(30 * time.Second):
-		t.Fatal("the room that b made wakes nobody at c")
+		t.Fatal("room at b does not admit the request that waits at c")
 	}
 	b.counts(t, "b, at the end", 1)
 	c.Free("c0")
 	b.counts(t, "b, of nothing", 0)
 }
 
-// What a replica has told is freed at once when it says that it leaves, its last changes
-// before that, however long a silence is borne.
+// When a replica says that it leaves, its requests are freed at once, after its last
+// changes, however long the timeout for silent replicas is.
 func TestALeavingReplicaSaysSo(t *testing.T) {
 	s := natstest.Start(t, 0)
 	a := startReplicaAt(t, time.Hour, natstest.Connect(t, s), 1, 0, router.Config{})
@@ -168,7 +167,7 @@ func TestALeavingReplicaSaysSo(t *testing.T) {
 	natstest.Eventually(t, hears(b, 0))
 }
 
-// Where a session is bound at one replica it is bound at the other.
+// A session bound at one replica is bound at the other, too.
 func TestSessionsTravel(t *testing.T) {
 	s := natstest.Start(t, 0)
 	sessions := router.Config{Sessions: router.SessionConfig{TTL: time.Hour}}
@@ -183,7 +182,7 @@ func TestSessionsTravel(t *testing.T) {
 		r.Free(id)
 		return d
 	}
-	natstest.Eventually(t, func() bool { _, peers := b.sync.Views(); return len(peers) == 1 }) // it listens
+	natstest.Eventually(t, func() bool { _, peers := b.sync.Views(); return len(peers) == 1 }) // b receives messages
 	ask(a, "a", &router.Worker{ID: 2})
 	natstest.Eventually(t, func() bool {
 		d, err := b.BestWorker(t.Context(), router.Request{Model: "m", Session: "s", Tokens: make([]uint32, 20)})
@@ -194,7 +193,8 @@ func TestSessionsTravel(t *testing.T) {
 	}
 }
 
-// An observer that meets another replica's request tells everybody of its first token.
+// An observer that sees the first token of another replica's request reports it to all
+// replicas.
 func TestFirstTokenElsewhere(t *testing.T) {
 	s := natstest.Start(t, 0)
 	a := startReplica(t, natstest.Connect(t, s), 0xa, 0, router.Config{})
@@ -207,7 +207,7 @@ func TestFirstTokenElsewhere(t *testing.T) {
 	b.counts(t, "b, of a", 1)
 	c.counts(t, "c, of a", 1)
 	if !b.MarkPrefillCompleted(id) || b.MarkPrefillCompleted(id) || b.Free(id) || b.AddOutputTokens(id, 1) {
-		t.Error("the first token of a's request is not noted once at b, or b can end it")
+		t.Error("b does not note the first token of a's request once, or b can free the request")
 	}
 	for _, r := range []*replica{a, b, c} {
 		for end := time.Now().Add(30 * time.Second); ; <-time.After(2 * time.Millisecond) {
@@ -215,7 +215,7 @@ func TestFirstTokenElsewhere(t *testing.T) {
 				break
 			}
 			if time.Now().After(end) {
-				t.Fatal("a first token that another replica noticed does not come through")
+				t.Fatal("a first token that another replica reported does not arrive")
 			}
 		}
 	}
@@ -223,8 +223,8 @@ func TestFirstTokenElsewhere(t *testing.T) {
 	c.counts(t, "c, at the end", 0)
 }
 
-// While NATS is away nobody is called gone, and what happened meanwhile is known soon
-// after.
+// While NATS is unavailable no replica expires. Changes made meanwhile are known soon
+// afterwards.
 func TestReplicasOutliveNATS(t *testing.T) {
 	s := natstest.Start(t, 0)
 	port := s.Addr().(*net.TCPAddr).Port
@@ -242,7 +242,7 @@ func TestReplicasOutliveNATS(t *testing.T) {
 	s.WaitForShutdown()
 	frees[0]()
 	after := all[1].book(t, "meanwhile", 7)
-	// As long as it takes to call somebody gone, twice.
+	// The wait is twice the time after which a silent replica expires.
 	<-time.After(1200 * time.Millisecond)
 	if n, _ := all[2].active(); n != 100 {
 		t.Errorf("replica 2 counts %d requests without NATS, want the 100 from before", n)

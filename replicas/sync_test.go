@@ -18,8 +18,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Changes that nobody sends are dropped above a limit, and a number is skipped: peers miss
-// it, request the list and hold what they should.
+// Changes that are not sent are dropped above a limit, and a sequence number is skipped:
+// peers notice the gap, request the list and then have the correct state.
 func TestPendingChangesAreBounded(t *testing.T) {
 	w := newSyncWorld(t, 1, 2, 1)
 	a := w.replicas[0]
@@ -41,8 +41,8 @@ func TestPendingChangesAreBounded(t *testing.T) {
 	w.check("after changes were dropped")
 }
 
-// Bindings of sessions wait for the bus in bounded number, and not at all while nobody
-// listens.
+// The number of session bindings that wait for the bus is bounded. Without peers none is
+// kept.
 func TestBindingsAreBounded(t *testing.T) {
 	s := newSyncWorld(t, 1, 1, 1).replicas[0].sync
 	tell := func() int {
@@ -53,7 +53,7 @@ func TestBindingsAreBounded(t *testing.T) {
 		return len(s.sessions)
 	}
 	if n := tell(); n != 0 {
-		t.Errorf("%d wait, though nobody listens", n)
+		t.Errorf("%d wait, though there is no other replica", n)
 	}
 	s.listened.Store(s.conf.Now().UnixNano())
 	if n := tell(); n != syncSessions {
@@ -61,7 +61,8 @@ func TestBindingsAreBounded(t *testing.T) {
 	}
 }
 
-// A request allocates little on the way of its decision: its entry in the list, and room in a message.
+// Publishing a request's decision allocates little: its entry in the list, and room in a
+// message.
 func TestPublishAllocatesLittle(t *testing.T) {
 	w := newSyncWorld(t, 1, 1, 1)
 	s := w.replicas[0].sync
@@ -78,8 +79,8 @@ func TestPublishAllocatesLittle(t *testing.T) {
 	}
 }
 
-// A request on a worker that is not known yet counts when it comes, if that is soon; one
-// whose worker went for a while counts again.
+// A request on an unknown worker counts when the worker becomes known soon. If its worker
+// is absent for a while, the request counts again afterwards.
 func TestSyncWaitsForWorkers(t *testing.T) {
 	w := newSyncWorld(t, 1, 2, 1)
 	a, b := w.replicas[0], w.replicas[1]
@@ -106,15 +107,15 @@ func TestSyncWaitsForWorkers(t *testing.T) {
 	back()
 	w.check("it came again")
 	if a.router.Free("x"); len(w.live) != 1 {
-		t.Fatal("one request is expected")
+		t.Fatal("the model must have one request left")
 	}
 	clear(w.live)
 	w.settle()
 	w.check("the request is over")
 }
 
-// A number that a peer never gave a message, and a name as long as a message, do not
-// have all that it says later ignored.
+// After a forged sequence number, or an id as long as a message, a peer's later messages
+// are still applied.
 func TestSyncRecoversFromAForgedNumber(t *testing.T) {
 	w := newSyncWorld(t, 1, 2, 1)
 	a, b := w.replicas[0], w.replicas[1]
@@ -141,21 +142,21 @@ func TestSyncRecoversFromAForgedNumber(t *testing.T) {
 	w.check("after a forged presence")
 }
 
-// How old a message is does not depend on the difference of two clocks.
+// The measured age of a message does not depend on the difference of two clocks.
 func TestLateness(t *testing.T) {
 	var l latency
 	start := time.UnixMilli(1_755_000_000_000)
 	at := func(ms int64) uint64 { return uint64(start.UnixMilli() + ms) }
 	for _, c := range []struct {
 		received  time.Duration
-		published uint64 // by a clock 300 s ahead
+		published uint64 // by a clock that is 300 s ahead
 		want      time.Duration
 	}{
 		{0, at(300_000 - 7), 0},
 		{time.Second, at(301_000 - 2), 0},
 		{2 * time.Second, at(302_000 - 152), 150 * time.Millisecond},
 		{62 * time.Second, at(362_000 - 152), 150 * time.Millisecond},
-		{123 * time.Second, at(423_000 - 152), 0}, // for minutes nothing was quicker
+		{123 * time.Second, at(423_000 - 152), 0}, // no message was faster for minutes
 	} {
 		if got := l.of(start.Add(c.received), c.published, time.Minute); got != c.want {
 			t.Errorf("after %v: %v, want %v", c.received, got, c.want)
@@ -163,15 +164,15 @@ func TestLateness(t *testing.T) {
 	}
 }
 
-// BenchmarkSync is what a request costs one replica: to tell of its three changes, as in
-// batches of a busy one, and, at another one, to take them.
+// BenchmarkSync measures a request's cost for replicas: one publishes its three changes
+// in batches like a busy one, and another applies them.
 func BenchmarkSync(b *testing.B) {
 	for _, blocks := range []int{16, 256} {
 		b.Run(fmt.Sprint(blocks, "blocks"), func(b *testing.B) {
 			w := newSyncWorld(b, 1, 2, 1, 2, 3, 4, 5, 6, 7, 8)
 			from, to := w.replicas[0], w.replicas[1]
 			from.sync.link.room = func() int { return 1 << 20 }
-			w.settle() // they know each other
+			w.settle() // both know each other
 			var payloads [][]byte
 			from.sync.link.publish = func(_, _ string, data []byte) error {
 				payloads = append(payloads, slices.Clone(data))
@@ -214,7 +215,7 @@ func BenchmarkSync(b *testing.B) {
 	}
 }
 
-// A bus on which there is always something to read does not keep a dead replica alive.
+// A bus with a constant backlog does not keep a dead replica alive.
 func TestABusyBusDoesNotKeepTheDead(t *testing.T) {
 	gone := make(chan uint64, 2)
 	s, err := NewSync(nil, SyncConfig{
@@ -238,7 +239,7 @@ func TestABusyBusDoesNotKeepTheDead(t *testing.T) {
 	in <- &nats.Msg{Subject: s.presence, Data: []byte(`{"router_id":7,"started_ms":1,"sync_seq":1}`)}
 	over := make(chan struct{})
 	var busy sync.WaitGroup
-	for range 8 { // so many that hardly ever nothing waits
+	for range 8 { // enough that there is almost always a backlog
 		busy.Go(func() {
 			for {
 				select {
@@ -252,14 +253,14 @@ func TestABusyBusDoesNotKeepTheDead(t *testing.T) {
 	defer busy.Wait()
 	defer close(over)
 	end := time.After(30 * time.Second)
-	for range 2 { // the first one is for what was held of it before it came
+	for range 2 { // the first removes state from before the replica joined
 		select {
 		case id := <-gone:
 			if id != 7 {
 				t.Errorf("%d is called gone, want 7", id)
 			}
 		case <-end:
-			t.Fatal("a replica that says nothing is never called gone")
+			t.Fatal("a silent replica is never removed")
 		}
 	}
 }

@@ -70,7 +70,7 @@ func (o *ownRequests) note(e *syncEvent) bool {
 		return true
 	}
 	if own == nil {
-		return false // it never had a slot
+		return false // the request never had a slot
 	}
 	switch e.Kind { //nolint:exhaustive // a slot taken is above
 	case router.FirstToken:

@@ -407,9 +407,9 @@ func (r *receiver) tick() {
 	r.status.Store(status)
 }
 
-// hears reports whether there is a connection. After a time without one, the ages of all
-// peers begin anew. After a pause of this process, each peer has at least the time of a
-// presence and a half.
+// hears reports whether there is a connection. When a connection returns, the ages of all
+// peers begin at 0 again. After a pause of this process, each peer has at least 1.5
+// presence periods left.
 func (r *receiver) hears(now time.Time) bool {
 	connected, reconnects := r.link.connected(), r.link.reconnects()
 	missed, stalled := !connected || r.away || reconnects != r.reconnects, now.Sub(r.ticked) > r.times.presence

@@ -28,7 +28,7 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-// readAll reads a payload and keeps what it says.
+// readAll reads a payload and returns its events.
 func readAll(data []byte) (all []syncEvent, p syncPayload, bad int, err error) {
 	var r syncReader
 	p, bad, err = r.read(data, func(e *syncEvent) {
@@ -39,7 +39,7 @@ func readAll(data []byte) (all []syncEvent, p syncPayload, bad int, err error) {
 	return all, p, bad, err
 }
 
-// The wire form is the one that Dynamo's routers speak.
+// The wire form is that of Dynamo's routers.
 func TestSyncVectors(t *testing.T) {
 	of := func(c router.Change) syncEvent {
 		c.ID, c.Worker = "req-1", router.Worker{ID: 7}
@@ -73,8 +73,8 @@ func TestSyncVectors(t *testing.T) {
 	}
 }
 
-// What only kvroute says comes through, alone and in batches, and what nobody knows yet
-// does not take the rest along.
+// kvroute's own events can be read, alone and in batches. An unknown event does not
+// discard the rest of its batch.
 func TestSyncEventsComeThrough(t *testing.T) {
 	w := router.Worker{ID: 1<<64 - 1, DPRank: 3}
 	sent := []syncEvent{
@@ -129,8 +129,8 @@ func FuzzSyncRead(f *testing.F) {
 	})
 }
 
-// Frames of real Dynamo routers and workers: all can be read, in whatever order their
-// publishers come all requests end, and nothing stays on any worker.
+// Frames of real Dynamo routers and workers can all be read. In any order of their
+// publishers all requests end, and no load is left on any worker.
 func TestSyncReadsDynamo(t *testing.T) {
 	for _, version := range []string{"1.6.1"} {
 		file, err := os.Open(fixtures.Need(t, "vectors", "dynamo-"+version, "events_nats.jsonl"))
@@ -185,7 +185,7 @@ func TestSyncReadsDynamo(t *testing.T) {
 	}
 }
 
-// frame returns the first change in a message, and who sent it.
+// frame returns the first change in a message, and its sender.
 func frame(t *testing.T, data []byte) (first syncEvent, publisher uint64) {
 	t.Helper()
 	env, err := events.DecodeEnvelope(data)
@@ -199,7 +199,7 @@ func frame(t *testing.T, data []byte) (first syncEvent, publisher uint64) {
 	return all[0], env.PublisherID
 }
 
-// The wire form of a binding is the one that Dynamo's routers speak.
+// The wire form of a binding is that of Dynamo's routers.
 func TestSessionVector(t *testing.T) {
 	const a1 = "84aa73657373696f6e5f6964a3732d31a9776f726b65725f696407a764705f72616e6b00a9726f757465725f696463"
 	b := router.SessionBinding{Session: "s-1", Worker: router.Worker{ID: 7}}
@@ -211,7 +211,7 @@ func TestSessionVector(t *testing.T) {
 			t.Errorf("%+v is read as %+v from %d, %v", want, got, from, err)
 		}
 	}
-	// A rank that is nil, and a key that is not known.
+	// The message has a nil rank and an unknown key.
 	odd := msgp.AppendNil(msgp.AppendString(unhex(t, "85"+a1[2:]), "other"))
 	odd = bytes.Replace(odd, append([]byte("dp_rank"), 0), append([]byte("dp_rank"), 0xc0), 1)
 	if got, _, err := readSession(odd); got != b || err != nil {
