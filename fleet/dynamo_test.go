@@ -27,7 +27,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// dynamoStore is a folder as Dynamo's processes keep it, and who reads it.
+// dynamoStore is a folder as Dynamo's processes write it, with its reader.
 type dynamoStore struct {
 	*testing.T
 	dir  string
@@ -64,7 +64,7 @@ func (s *dynamoStore) put(path, text string) {
 	s.touch(path)
 }
 
-// touch is the process saying that it lives.
+// touch renews a file, as a live process does.
 func (s *dynamoStore) touch(path string) {
 	s.Helper()
 	if err := os.Chtimes(filepath.Join(s.dir, path), s.now, s.now); err != nil {
@@ -84,7 +84,7 @@ func (s *dynamoStore) pass(d time.Duration) {
 	s.d.Read()
 }
 
-// escaped is a name as Dynamo's files have it.
+// escaped returns a name as Dynamo's files have it.
 func escaped(name string) string {
 	var b strings.Builder
 	for _, c := range []byte(name) {
@@ -127,7 +127,7 @@ func dynamoRecords() map[string]string {
 	return all
 }
 
-// dynamoView is what the records make.
+// dynamoView returns the view that the records above result in.
 func dynamoView() fleet.DynamoView {
 	return fleet.DynamoView{
 		Workers: []fleet.Record{{
@@ -159,7 +159,7 @@ func TestDynamosRecordsMakeWorkers(t *testing.T) {
 	}
 }
 
-// A local indexer that cannot be asked keeps no event waiting for its answer.
+// If a local indexer cannot be reached, no event waits for its answer.
 func TestADynamoIndexerOutOfReachIsNone(t *testing.T) {
 	var table fleet.DynamoTable
 	for key, text := range dynamoRecords() {
@@ -173,7 +173,7 @@ func TestADynamoIndexerOutOfReachIsNone(t *testing.T) {
 	}
 }
 
-// Where a worker is comes from the rules alone, and what nothing can be made of is said.
+// Only the rules determine a worker's address. A record without an address is reported.
 func TestDynamosWorkersNeedAnAddress(t *testing.T) {
 	for name, c := range map[string]struct {
 		rules    fleet.DynamoRules
@@ -204,7 +204,7 @@ func TestDynamosWorkersNeedAnAddress(t *testing.T) {
 			t.Errorf("%s: the worker is at %q, want %q", name, got, c.want)
 		}
 		if p := s.view.Plane; got == "" && len(p.Channels)+len(p.Indexers) > 0 {
-			t.Errorf("%s: what nobody wants is listened to: %+v", name, p)
+			t.Errorf("%s: no worker has an address, but kvroute listens to %+v", name, p)
 		}
 		if text := fmt.Sprint(s.view.LeftOut); c.left == "" && len(s.view.LeftOut) > 0 || !strings.Contains(text, c.left) {
 			t.Errorf("%s: left out is %s, want %q", name, text, c.left)
@@ -212,7 +212,7 @@ func TestDynamosWorkersNeedAnAddress(t *testing.T) {
 	}
 	for _, bad := range []fleet.DynamoRules{{Frontend: "here"}, {AddressMap: map[string]string{"26": "10.0.0.2"}}} {
 		if _, err := fleet.NewDynamo(fleet.DynamoConfig{Dir: "x", Rules: bad}); err == nil {
-			t.Errorf("%+v is taken", bad)
+			t.Errorf("%+v is accepted", bad)
 		}
 	}
 }
@@ -262,8 +262,8 @@ func TestBadRecordsOfDynamoAreRefused(t *testing.T) {
 	}
 }
 
-// A world of processes that write, touch, half-write and delete their records, or die:
-// after each reading the view is that of the whole records of the living.
+// Random processes write, touch, partly write and delete their records, or die. After
+// each reading the view equals the complete records of the live processes.
 func TestDynamosFilesAreFollowed(t *testing.T) {
 	const processes = 6
 	for seed := range uint64(6) {
@@ -271,9 +271,9 @@ func TestDynamosFilesAreFollowed(t *testing.T) {
 		rules := fleet.DynamoRules{Frontend: frontend}
 		s := newDynamoStore(t, rules)
 		type file struct {
-			whole string // the last whole content, as was read
+			whole string // last complete content that was read
 			torn  bool
-			at    time.Time // last written or touched
+			at    time.Time // time of the last write or touch
 		}
 		files := map[string]*file{}
 		key := func(n int) string { return "v1/mdc/" + escaped(fmt.Sprintf("dynamo/backend/generate/%x", n)) }
@@ -294,7 +294,7 @@ func TestDynamosFilesAreFollowed(t *testing.T) {
 					files[k] = f
 				}
 				if s.now.Sub(f.at) >= 10*time.Second {
-					f.whole = "" // what was there was forgotten
+					f.whole = "" // the earlier content was dropped
 				}
 				whole := text(n)
 				s.put(k, whole[:rng.IntN(len(whole))])
@@ -315,7 +315,7 @@ func TestDynamosFilesAreFollowed(t *testing.T) {
 					}
 				}
 			}
-			s.pass(time.Millisecond) // so that no two contents have one time
+			s.pass(time.Millisecond) // so that each content has its own time
 			s.pass(time.Duration(rng.IntN(3000)) * time.Millisecond)
 			var want fleet.DynamoTable
 			for k, f := range files {
@@ -336,7 +336,7 @@ func TestDynamosFilesAreFollowed(t *testing.T) {
 	}
 }
 
-// A process's clock may be wrong: what counts is that its file's time changes.
+// A process's clock may be wrong: only a change of its file's time counts.
 func TestClocksOfDynamosProcessesDoNotCount(t *testing.T) {
 	for _, wrong := range []time.Duration{-5 * time.Minute, 5 * time.Minute} {
 		s := newDynamoStore(t, fleet.DynamoRules{Frontend: frontend})
@@ -355,17 +355,17 @@ func TestClocksOfDynamosProcessesDoNotCount(t *testing.T) {
 			touch()
 			s.pass(300 * time.Millisecond)
 			if len(s.view.Workers) != 1 {
-				t.Fatalf("a clock that is wrong by %v: the worker is not there", wrong)
+				t.Fatalf("a clock that is wrong by %v: the live worker is missing", wrong)
 			}
 		}
 		s.pass(11 * time.Second)
 		if len(s.view.Workers) != 0 {
-			t.Errorf("a clock that is wrong by %v: the worker has died and is there", wrong)
+			t.Errorf("a clock that is wrong by %v: the dead worker is present", wrong)
 		}
 	}
 }
 
-// The captured stores, replayed into a folder.
+// Captured stores are replayed into a folder.
 func TestCapturedStoresOfDynamo(t *testing.T) {
 	for version, want := range map[string]struct{ runs, block, channels, indexers int }{
 		"1.6.1": {2, 16, 2, 2},
@@ -379,7 +379,7 @@ func TestCapturedStoresOfDynamo(t *testing.T) {
 		for _, row := range discoveryRows(t, path) {
 			s := runs[row.Run]
 			if s == nil {
-				// The records are of processes on one machine.
+				// The processes of the records run on one machine.
 				s = newDynamoStore(t, fleet.DynamoRules{Namespace: "dynamo", Frontend: frontend}, mustParse(t, "10.0.0.0/8,127.0.0.0/8"))
 				runs[row.Run] = s
 			}
@@ -389,7 +389,7 @@ func TestCapturedStoresOfDynamo(t *testing.T) {
 				if text == "" {
 					text = string(row.JSON)
 				}
-				s.put(row.Path, text[:len(text)/2]) // is read again
+				s.put(row.Path, text[:len(text)/2]) // is read again when complete
 				s.d.Read()
 				s.put(row.Path, text)
 			case "delete":
@@ -425,7 +425,7 @@ func TestCapturedStoresOfDynamo(t *testing.T) {
 				}
 			}
 			if len(s.view.Workers)+len(s.view.Plane.Channels)+len(s.view.Plane.Indexers)+len(s.view.LeftOut) != 0 {
-				t.Errorf("%s: at the end there is %+v", at, s.view)
+				t.Errorf("%s: at the end the view is %+v", at, s.view)
 			}
 		}
 	}
@@ -458,7 +458,7 @@ func discoveryRows(t *testing.T, path string) (rows []discoveryRow) {
 	return rows
 }
 
-// Names are found whether they are escaped or not, as files and buckets have them.
+// Names are found escaped, as in files, and unescaped, as in buckets.
 func TestDynamosKeysAreUnescaped(t *testing.T) {
 	for _, name := range []string{"dynamo/backend/generate/1a", escaped("dynamo/backend/generate/1a"), url.PathEscape("dynamo/backend/generate/1a")} {
 		var table fleet.DynamoTable
@@ -475,8 +475,9 @@ func TestDynamosKeysAreUnescaped(t *testing.T) {
 	}
 }
 
-// Of more records than are kept those stay that were there first; how many are left out is
-// counted and said. One that goes makes room. What is too large for a record is none.
+// Above the limit, the earliest records are kept; the omitted ones are counted and
+// reported. A record that is removed makes room. An entry too large for a record is
+// ignored.
 func TestTooManyRecordsOfDynamo(t *testing.T) {
 	const most = 3
 	card := func(n int) (key, text string) {
@@ -516,7 +517,7 @@ func TestTooManyRecordsOfDynamo(t *testing.T) {
 	is := func(what string, left int64, want ...uint64) {
 		t.Helper()
 		d.Read()
-		d.Read() // nothing is counted again, and what went has made room
+		d.Read() // nothing is counted twice, and the removed record has made room
 		var ids []uint64
 		for _, w := range view.Workers {
 			ids = append(ids, w.WorkerID)

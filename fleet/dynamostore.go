@@ -65,8 +65,8 @@ type Dynamo struct {
 	reading int                 // number of the current reading
 	limit   int                 // of records
 	over    int                 // records above the limit at the last reading
-	leftOut map[string]struct{} // errors of the last view, which are in the log
-	away    bool                // the store cannot be listed; it is in the log
+	leftOut map[string]struct{} // errors of the last view, which were logged
+	away    bool                // the store cannot be listed; this was logged
 }
 
 // storedRecord is the state of a record in the store.
@@ -79,7 +79,7 @@ type storedRecord struct {
 	known    bool      // the table has a content of it
 	sum      uint64    // hash of that content
 	unread   time.Time // since when it is unreadable; zero = it is readable
-	reported bool      // that it is unreadable
+	reported bool      // that it is unreadable was logged
 }
 
 // NewDynamo returns a Dynamo that has read nothing yet.

@@ -77,7 +77,7 @@ sglang:num_used_tokens{model_name="a",tp_rank="0",dp_rank="1"} 161
 		}
 	}
 	if got := fleet.Total(nil); got != (fleet.Load{}) {
-		t.Errorf("nobody's load is %+v", got)
+		t.Errorf("the load of no ranks is %+v", got)
 	}
 }
 

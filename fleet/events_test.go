@@ -23,12 +23,12 @@ func mustParse(t *testing.T, list string) fleet.Networks {
 	return n
 }
 
-// A registration may say where events are only as far as its worker could be there.
+// A registration may name event addresses only where its worker can be.
 func TestWhereEventsMayBe(t *testing.T) {
 	networks := mustParse(t, "10.0.0.0/8")
 	for _, c := range []struct {
 		events          fleet.Events
-		registered, set string // what is wrong, "" if nothing
+		registered, set string // expected errors, "" for none
 	}{
 		{fleet.Events{}, "", ""},
 		{fleet.Events{Transport: "jetstream"}, "", ""},
@@ -65,14 +65,14 @@ func TestWhereEventsMayBe(t *testing.T) {
 	}
 }
 
-// A worker that registers itself chooses nothing that kvroute calls beside its own
-// engine. The same record in the configuration file is the operator's choice.
+// A worker that registers itself can name only its own host for kvroute to connect to.
+// The same record in the configuration file is the operator's choice and is accepted.
 func TestRegisteredWorkersNameOnlyTheirOwnHost(t *testing.T) {
 	own := netip.MustParseAddrPort("10.0.0.7:9003")
 	for name, c := range map[string]struct {
 		networks string
 		change   func(*fleet.Record)
-		want     string // the error's words, "" if the record is taken
+		want     string // part of the error, "" if the record is accepted
 	}{
 		"an engine":                  {"", func(*fleet.Record) {}, ""},
 		"loopback":                   {"", func(r *fleet.Record) { r.Address = "127.0.0.1:8000" }, "neither loopback nor link-local"},
@@ -111,7 +111,7 @@ func TestRegisteredWorkersNameOnlyTheirOwnHost(t *testing.T) {
 	}
 }
 
-// A sidecar's word counts while its engine lives, and may change.
+// A sidecar's record counts while its engine is alive, and may change.
 func TestAnAnnouncersRecordChanges(t *testing.T) {
 	s := natstest.Start(t, 0)
 	w := watch(t, s)
@@ -145,6 +145,6 @@ func TestAnAnnouncersRecordChanges(t *testing.T) {
 	natstest.Eventually(t, func() bool { return known() == "w suspect" })
 	record.Models = nil
 	if err := a.Update(record); err == nil {
-		t.Error("a record that registries refuse is taken")
+		t.Error("a record that registries refuse is accepted")
 	}
 }

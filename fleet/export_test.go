@@ -12,14 +12,14 @@ import (
 // KeepAtMost sets the limit of records.
 func (d *Dynamo) KeepAtMost(records int) { d.limit = records }
 
-// TakeHeartbeat and TakeEntry handle messages of the bus.
+// TakeHeartbeat and TakeEntry handle messages from NATS.
 func (r *Registry) TakeHeartbeat(m *nats.Msg) { r.heartbeat(m) }
 
 func (r *Registry) TakeEntry(e jetstream.KeyValueEntry) {
 	r.entry(e, time.Time{})
 }
 
-// What only tests need from outside.
+// These names are exported for tests only.
 const (
 	LoadHeader      = loadHeader
 	TransportDynamo = transportDynamo

@@ -23,17 +23,17 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// routed is a router that a registry tells of workers.
+// routed is a router with a registry that adds workers to it.
 type routed struct {
 	*router.Router
 	*fleet.Registry
-	sets atomic.Int64 // times that it was told of one
+	sets atomic.Int64 // number of calls that set a worker
 	log  lineWriter
 }
 
 func (r *routed) Run(ctx context.Context) error { return r.Registry.Run(ctx) }
 
-// startRouted starts one whose clock is ahead of others'.
+// startRouted starts a router whose clock is ahead of the others'.
 func startRouted(t *testing.T, nc *nats.Conn, ahead time.Duration) *routed {
 	t.Helper()
 	r := &routed{log: make(lineWriter, 256)}
@@ -60,7 +60,7 @@ func startRouted(t *testing.T, nc *nats.Conn, ahead time.Duration) *routed {
 	return r
 }
 
-// healthy lists the healthy workers by name, with address and model.
+// healthy returns address and model of the healthy workers by name.
 func (r *routed) healthy() (all map[string]string) {
 	all = map[string]string{}
 	for _, w := range r.Workers() {
@@ -71,7 +71,7 @@ func (r *routed) healthy() (all map[string]string) {
 	return all
 }
 
-// says waits for a line of the log.
+// says waits until a line of the log contains part.
 func (r *routed) says(t *testing.T, part string) {
 	t.Helper()
 	for deadline := time.After(30 * time.Second); ; {
@@ -81,12 +81,12 @@ func (r *routed) says(t *testing.T, part string) {
 				return
 			}
 		case <-deadline:
-			t.Fatalf("it does not say %q", part)
+			t.Fatalf("the log does not contain %q", part)
 		}
 	}
 }
 
-// at is a record with an address of its own.
+// at returns a record with an address of its own.
 func at(name string, n int) fleet.Record {
 	r := record(name)
 	r.Address = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}), 8000).String()
@@ -102,9 +102,9 @@ func announceRecord(t *testing.T, nc *nats.Conn, r fleet.Record, now func() time
 	return a, natstest.Run(t, a.Run)
 }
 
-// Somebody deletes the registry's bucket. The workers that are known stay known, since
-// they go on to give signs of life; new ones are seen in the bucket that the next record
-// makes, and so are changes and departures.
+// The registry's bucket is deleted. Known workers stay known, since their heartbeats
+// continue. New workers, changes and departures are seen in the bucket that the next
+// record creates.
 func TestTheBucketIsDeleted(t *testing.T) {
 	t.Parallel()
 	s := natstest.Start(t, 0)
@@ -124,7 +124,8 @@ func TestTheBucketIsDeleted(t *testing.T) {
 		if got := r.healthy(); len(got) != 2+round {
 			t.Errorf("round %d: without the bucket the workers are %v", round, got)
 		}
-		// Its record is the first in a new bucket, with a number that the old one had, too.
+		// The worker's record is the first in a new bucket, with a revision that the old
+		// bucket had, too.
 		announceRecord(t, nc, at(fmt.Sprint("new", round), 10+round), nil)
 		natstest.Eventually(t, func() bool { return len(r.healthy()) == 3+round })
 	}
@@ -134,7 +135,8 @@ func TestTheBucketIsDeleted(t *testing.T) {
 	}
 	natstest.Eventually(t, func() bool { return r.healthy()["a"] == moved.Address+" m" })
 	r.says(t, "the bucket was deleted")
-	// One that leaves is gone at once, though its record was in the bucket before.
+	// A worker that leaves is removed at once, though its record was in the previous
+	// bucket.
 	leaves, stopIt := announceRecord(t, nc, at("leaves", 4), nil)
 	<-leaves.Registered()
 	natstest.Eventually(t, func() bool { return r.healthy()["leaves"] != "" })
@@ -151,8 +153,8 @@ func TestTheBucketIsDeleted(t *testing.T) {
 	natstest.Eventually(t, func() bool { return r.healthy()["b"] == "" })
 }
 
-// A router that starts does not take a worker for healthy that died a while ago, and whose
-// record still stands; it takes those for healthy that live.
+// A router that starts does not treat a worker as healthy that died earlier and still has
+// a record; it does treat live workers as healthy.
 func TestARouterStartsAfterAWorkerDied(t *testing.T) {
 	t.Parallel()
 	s := natstest.Start(t, 0)
@@ -169,24 +171,24 @@ func TestARouterStartsAfterAWorkerDied(t *testing.T) {
 		t.Fatal(err)
 	}
 	natstest.Eventually(t, func() bool { return len(before.healthy()) == 2 })
-	for _, ahead := range []time.Duration{0, 5 * time.Minute} { // whose clock is how
+	for _, ahead := range []time.Duration{0, 5 * time.Minute} { // how far the router's clock is ahead
 		natstest.Eventually(t, func() bool { return before.health("dead") != "healthy" })
 		late := startRouted(t, natstest.Connect(t, s), ahead)
 		if got := late.health("lives"); got != "healthy" {
-			t.Errorf("who lives is %s to a router that starts", got)
+			t.Errorf("the live worker is %s to a router that starts", got)
 		}
-		// At first its record may be as young as that of a worker that lives.
+		// At first the dead worker's record may be as recent as a live worker's.
 		for end := time.Now().Add(30 * time.Second); late.health("dead") == "healthy" && time.Now().Before(end); {
 			<-time.After(time.Second)
 			late = startRouted(t, natstest.Connect(t, s), ahead)
 		}
 		if got := late.health("dead"); got != "degraded" {
-			t.Errorf("who died is %s to a router that starts", got)
+			t.Errorf("the dead worker is %s to a router that starts", got)
 		}
 	}
 }
 
-// health is how the router takes a worker to be; empty if it does not know it.
+// health returns a worker's health as the router has it; empty if the worker is unknown.
 func (r *routed) health(name string) string {
 	for _, w := range r.Workers() {
 		if w.Name == name {
@@ -196,8 +198,8 @@ func (r *routed) health(name string) string {
 	return ""
 }
 
-// Five hundred workers join at once: all are known, told of once, and get requests; a
-// decision looks at each of them once.
+// Five hundred workers join at once. Each is known, is set only a few times and gets
+// requests; a decision looks at each of them once.
 func TestFiveHundredWorkersJoin(t *testing.T) {
 	const n = 500
 	s := natstest.Start(t, 0)
@@ -227,16 +229,15 @@ func TestFiveHundredWorkersJoin(t *testing.T) {
 		if len(busy) != n {
 			t.Errorf("%s: %d requests go to %d workers, want one each", name, n, len(busy))
 		}
-		// Health is told of, too: a machine that is busy may let some be late.
+		// Changes of health also set a worker, and on a busy machine some may be late.
 		if sets := r.sets.Load(); sets < n || sets > 4*n {
-			t.Errorf("%s: it is told %d times of %d workers", name, sets, n)
+			t.Errorf("%s: %d calls of Set for %d workers", name, sets, n)
 		}
 	}
 }
 
-// Clocks of workers and routers that are five minutes apart harm nobody: ages are
-// counted from when something is heard, and a start that seems to lie before the last
-// one is a start.
+// Clocks of workers and routers may differ by five minutes: ages count from the time of
+// receipt, and a new start time marks a restart even if it is before the last one.
 func TestClocksOfWorkersAreApart(t *testing.T) {
 	t.Parallel()
 	s := natstest.Start(t, 0)
@@ -262,8 +263,8 @@ func TestClocksOfWorkersAreApart(t *testing.T) {
 	second := at("a", 1)
 	second.StartedMS = time.Now().Add(-5 * time.Minute).UnixMilli()
 	announceRecord(t, nc, second, slow)
-	// Longer than a heartbeat takes to age into degradation, so that heartbeats are what
-	// keeps them healthy.
+	// The wait is longer than a heartbeat takes to age to degraded, so only further
+	// heartbeats keep the workers healthy.
 	natstest.Eventually(t, func() bool { return len(routers[0].healthy()) == 2 && len(routers[1].healthy()) == 2 })
 	for range 9 {
 		<-time.After(time.Second)
@@ -276,14 +277,14 @@ func TestClocksOfWorkersAreApart(t *testing.T) {
 	for i, r := range routers {
 		for _, w := range r.Workers() {
 			if w.ActiveRequests != 0 {
-				t.Errorf("router %d: worker %s still has requests of the time before its restart", i, w.Name)
+				t.Errorf("router %d: worker %s still has requests from before its restart", i, w.Name)
 			}
 		}
 	}
 }
 
-// Two processes claim one id: all routers take the worker to be where the last record
-// was put, and say that it goes back and forth. A worker that moves is not called so.
+// Two processes claim one id. All routers use the address of the last record, and log
+// that it alternates. A worker that moves once is not logged.
 func TestTwoProcessesClaimOneID(t *testing.T) {
 	t.Parallel()
 	s := natstest.Start(t, 0)
@@ -295,7 +296,7 @@ func TestTwoProcessesClaimOneID(t *testing.T) {
 		for _, r := range routers {
 			natstest.Eventually(t, func() bool { return r.healthy()["a"] == want.Address+" m" })
 			if n := len(r.Workers()); n != 1 {
-				t.Errorf("one id is %d workers", n)
+				t.Errorf("one id belongs to %d workers", n)
 			}
 		}
 	}
@@ -307,12 +308,12 @@ func TestTwoProcessesClaimOneID(t *testing.T) {
 		select {
 		case line := <-r.log:
 			if strings.Contains(line, "claim") {
-				t.Errorf("a worker that moves is called a second one: %s", line)
+				t.Errorf("a worker that moves is reported as a second one: %s", line)
 			}
 		default:
 		}
 	}
-	if err := first.Update(one); err != nil { // as every 15 s
+	if err := first.Update(one); err != nil { // as every 15 s in production
 		t.Fatal(err)
 	}
 	same(one)
@@ -323,8 +324,8 @@ func TestTwoProcessesClaimOneID(t *testing.T) {
 	natstest.Eventually(t, func() bool { return late.healthy()["a"] == one.Address+" m" })
 }
 
-// A worker starts anew at its address with another model: the old model's pool forgets
-// it with its blocks and requests, and no request of the old model goes there.
+// A worker restarts at its address with another model. The old model's pool drops it with
+// its blocks and requests, and no request for the old model goes there.
 func TestAWorkerServesAnotherModel(t *testing.T) {
 	t.Parallel()
 	s := natstest.Start(t, 0)
@@ -343,9 +344,9 @@ func TestAWorkerServesAnotherModel(t *testing.T) {
 	}
 	again := at("a", 1)
 	again.Models, again.StartedMS = []string{"n"}, time.Now().UnixMilli()
-	announceRecord(t, nc, again, nil) // it was killed: its old record stands
+	announceRecord(t, nc, again, nil) // the old process was killed: its record remains
 	natstest.Eventually(t, func() bool { return r.healthy()["a"] == again.Address+" n" })
-	stop() // the end of the process before takes nothing along
+	stop() // the end of the previous process does not remove the worker
 	for i := range 20 {
 		d, err := ask("m", fmt.Sprint("after", i))
 		if err != nil || d.WorkerName != "other" {

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var start = time.Unix(1755000000, 0)
 
-// told writes down what a table tells.
+// told records the calls of a table.
 type told struct {
 	lines   []string
 	workers map[uint64]router.WorkerInfo
@@ -75,7 +75,7 @@ func TestHealthFollowsSignsOfLife(t *testing.T) {
 		{7501 * time.Millisecond, false, "a degraded"},
 		{15 * time.Second, false, ""},
 		{15001 * time.Millisecond, false, "a unhealthy"},
-		{16 * time.Second, true, "a healthy"}, // a heartbeat heals at once
+		{16 * time.Second, true, "a healthy"}, // a heartbeat restores health at once
 		{23 * time.Second, false, ""},
 		{24 * time.Second, false, "a degraded"},
 		{25 * time.Second, true, "a healthy"},
@@ -83,7 +83,7 @@ func TestHealthFollowsSignsOfLife(t *testing.T) {
 		{55 * time.Second, false, "a expired"}, // 30 s after the last sign
 		{69999 * time.Millisecond, false, ""},
 		{70 * time.Second, false, "gone a"},
-		{71 * time.Second, true, ""}, // of nobody registered
+		{71 * time.Second, true, ""}, // not for a registered worker
 	} {
 		now := start.Add(c.after)
 		if c.beat {
@@ -92,7 +92,7 @@ func TestHealthFollowsSignsOfLife(t *testing.T) {
 			tab.Tick(now, false)
 		}
 		if got := l.take(); got != c.want {
-			t.Errorf("after %v told %q, want %q", c.after, got, c.want)
+			t.Errorf("after %v reported %q, want %q", c.after, got, c.want)
 		}
 	}
 }
@@ -105,34 +105,34 @@ func TestRecordsComeChangeAndGo(t *testing.T) {
 	changed.Draining = true
 	put(t, tab, start, changed)
 	if got := l.take(); got != "a healthy, a healthy" || !l.workers[wire.WorkerID("a")].Draining {
-		t.Errorf("told %q, draining %v", got, l.workers[wire.WorkerID("a")].Draining)
+		t.Errorf("reported %q, draining %v", got, l.workers[wire.WorkerID("a")].Draining)
 	}
-	// Put again as it is, the record is a sign of life; with another start it is
-	// another incarnation.
+	// Putting the same record again is a sign of life; a record with another start time
+	// is another process.
 	put(t, tab, start.Add(10*time.Second), changed)
 	tab.Tick(start.Add(17*time.Second), false)
 	if got := l.take(); got != "" {
-		t.Errorf("told %q of nothing new", got)
+		t.Errorf("an unchanged record causes %q", got)
 	}
 	changed.StartedMS = 7
 	put(t, tab, start, changed)
 	if got := l.take(); got != "a healthy" || l.workers[wire.WorkerID("a")].StartedMS != 7 {
-		t.Errorf("told %q, started %d", got, l.workers[wire.WorkerID("a")].StartedMS)
+		t.Errorf("reported %q, started %d", got, l.workers[wire.WorkerID("a")].StartedMS)
 	}
 	tab.Delete(wire.WorkerID("a"))
 	tab.Delete(wire.WorkerID("a"))
 	if got := l.take(); got != "gone a" {
-		t.Errorf("told %q", got)
+		t.Errorf("reported %q", got)
 	}
 	if tab.Heartbeat(start, &fleet.Heartbeat{WorkerID: wire.WorkerID("a")}) {
-		t.Error("a heartbeat of nobody counts")
+		t.Error("a heartbeat of an unknown worker is accepted")
 	}
-	// A silence that was the bus's fault is over.
+	// The record ends a silence that was caused by NATS.
 	put(t, tab, start, record("b"))
 	tab.Refresh(start.Add(time.Hour))
 	tab.Tick(start.Add(time.Hour), false)
 	if got := l.take(); got != "b healthy" {
-		t.Errorf("told %q", got)
+		t.Errorf("reported %q", got)
 	}
 }
 
@@ -152,17 +152,17 @@ func TestStaticWorkersAndRegisteredOnesAreOneSet(t *testing.T) {
 	put(t, tab, start, record("c"))
 	other := record("a")
 	other.Address = "10.9.9.9:1"
-	put(t, tab, start, other) // the file's own goes first
+	put(t, tab, start, other) // the record from the file has precedence
 	tab.Tick(start.Add(time.Minute), false)
 	tab.Delete(wire.WorkerID("a"))
 	if got := l.take(); got != "c healthy, gone c" || l.workers[wire.WorkerID("a")].Address.String() != "10.0.0.7:8000" {
-		t.Errorf("told %q, a at %v", got, l.workers[wire.WorkerID("a")].Address)
+		t.Errorf("reported %q, a at %v", got, l.workers[wire.WorkerID("a")].Address)
 	}
 	if err := tab.SetStatic(start, list("b", "d")); err != nil {
 		t.Fatal(err)
 	}
 	if got := l.take(); !strings.HasPrefix(got, "gone a, ") || len(l.workers) != 2 {
-		t.Errorf("told %q, left with %d workers", got, len(l.workers))
+		t.Errorf("reported %q, left with %d workers", got, len(l.workers))
 	}
 	bad := append(list("e"), fleet.Record{Name: "f", Models: []string{"m"}, Address: "nowhere"})
 	if err := tab.SetStatic(start, bad); err == nil || !strings.Contains(err.Error(), `"f"`) || len(l.workers) != 2 {
@@ -170,8 +170,8 @@ func TestStaticWorkersAndRegisteredOnesAreOneSet(t *testing.T) {
 	}
 }
 
-// A worker that keeps coming back stands in only when nobody else does, until it has
-// been well for half a minute.
+// A worker that restarts repeatedly is used only if no other worker is left, until it was
+// healthy for half a minute.
 func TestFlappingIsDamped(t *testing.T) {
 	var l told
 	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
@@ -184,7 +184,7 @@ func TestFlappingIsDamped(t *testing.T) {
 		l.take()
 		tab.Heartbeat(now, beat)
 		if got := l.take(); got != want {
-			t.Errorf("return %d: told %q, want %q", i+1, got, want)
+			t.Errorf("return %d: reported %q, want %q", i+1, got, want)
 		}
 	}
 	for range 29 {
@@ -193,16 +193,16 @@ func TestFlappingIsDamped(t *testing.T) {
 		tab.Tick(now, false)
 	}
 	if got := l.take(); got != "" {
-		t.Errorf("told %q before it has been well for long enough", got)
+		t.Errorf("%q is reported before the worker was healthy for long enough", got)
 	}
 	now = now.Add(time.Second)
 	if tab.Tick(now, false); l.take() != "a healthy" {
-		t.Error("it is not healthy again")
+		t.Error("the worker is not healthy again")
 	}
 }
 
-// A worker of the configuration that is to be probed ages without answers, but is never
-// forgotten; the bus has nothing to do with it.
+// A probed worker of the configuration ages without answers, but is never removed; NATS
+// has no influence on it.
 func TestProbedWorkersOfTheConfiguration(t *testing.T) {
 	var l told
 	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
@@ -215,22 +215,22 @@ func TestProbedWorkersOfTheConfiguration(t *testing.T) {
 	l.take()
 	tab.Tick(start.Add(16*time.Second), true)
 	if got := l.take(); got != "a unhealthy" {
-		t.Errorf("without answers: told %q", got)
+		t.Errorf("without answers: reported %q", got)
 	}
 	tab.Refresh(start.Add(17 * time.Second))
 	tab.Tick(start.Add(time.Hour), true)
 	if got := l.take(); got != "a expired" || len(l.workers) != 2 {
-		t.Errorf("after an hour: told %q, %d workers", got, len(l.workers))
+		t.Errorf("after an hour: reported %q, %d workers", got, len(l.workers))
 	}
 	if err := tab.SetStatic(start.Add(time.Hour), list); err != nil {
 		t.Fatal(err)
 	}
 	if got := l.take(); !strings.Contains(got, "a expired") {
-		t.Errorf("read again: told %q", got)
+		t.Errorf("read again: reported %q", got)
 	}
 	tab.Alive(start.Add(time.Hour), wire.WorkerID("a"))
 	if got := l.take(); got != "a healthy" {
-		t.Errorf("after an answer: told %q", got)
+		t.Errorf("after an answer: reported %q", got)
 	}
 	list[0].Health = &fleet.Probe{Path: "health"}
 	if err := tab.SetStatic(start, list); err == nil || !strings.Contains(err.Error(), `path is "health"`) {
@@ -252,12 +252,13 @@ func TestWorkersAreBounded(t *testing.T) {
 		err = tab.Put(start, r)
 	}
 	if err == nil || !strings.Contains(err.Error(), "limit of 65536") || n != 1<<16 {
-		t.Errorf("%d workers were told of, then %v", n, err)
+		t.Errorf("%d workers were added, then %v", n, err)
 	}
 }
 
-// A worker starts anew at its address under another name: the old name gets no requests
-// from then on, whatever is answered at the address, and goes. One that is alive says so.
+// A worker restarts at its address under another name. The old name gets no requests from
+// then on, whatever answers at the address, and is removed. A worker that is still alive
+// puts its record again.
 func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
 	var l told
 	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
@@ -272,7 +273,7 @@ func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
 	say := func(what, want string) {
 		t.Helper()
 		if got := l.take(); got != want {
-			t.Errorf("%s: told %q, want %q", what, got, want)
+			t.Errorf("%s: reported %q, want %q", what, got, want)
 		}
 	}
 	other := func(r *fleet.Record) { r.Address = "10.0.0.8:8000" }
@@ -283,16 +284,16 @@ func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
 	put(t, tab, start, record("does not say"))
 	say("they come", "old healthy, elsewhere healthy, rank 1 healthy, does not say healthy")
 	tab.Delete(wire.WorkerID("does not say"))
-	put(t, tab, start, at("old", 6)) // is the one that came last
+	put(t, tab, start, at("old", 6)) // the latest registration at the address
 	l.take()
 	put(t, tab, start.Add(time.Second), at("new", 7))
 	say("another name", "old unhealthy, new healthy")
 	tab.Alive(start.Add(2*time.Second), wire.WorkerID("old"))
-	put(t, tab, start.Add(3*time.Second), at("old", 6)) // as read again after NATS was away
+	put(t, tab, start.Add(3*time.Second), at("old", 6)) // as read again after NATS was unavailable
 	say("whoever answers", "")
 	tab.Heartbeat(start.Add(4*time.Second), &fleet.Heartbeat{WorkerID: wire.WorkerID("old")})
 	say("it lives", "old healthy")
-	// The order in which a router that starts reads them does not matter.
+	// The order in which a starting router reads the records does not matter.
 	put(t, tab, start.Add(5*time.Second), at("older", 2))
 	say("the older one comes later", "older unhealthy")
 	for i := range 50 {
@@ -304,12 +305,12 @@ func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
 		tab.Tick(now, false)
 	}
 	if got := l.take(); !strings.Contains(got, "gone old,") || !strings.Contains(got, "gone older") || !strings.Contains(got, "gone elsewhere") || strings.Contains(got, "new") {
-		t.Errorf("told %q, want that all are gone whose records and heartbeats ended, though somebody answers there", got)
+		t.Errorf("reported %q, want the removal of all workers whose records and heartbeats ended, though one answers at the address", got)
 	}
 }
 
-// Answers to probes that are far apart keep a worker of the configuration healthy; each
-// one that stays out makes it ill as soon as silence makes others so.
+// Answers to probes with a long interval keep a worker of the configuration healthy. A
+// missing answer makes it unhealthy as soon as silence would make others so.
 func TestProbesMayBeFarApart(t *testing.T) {
 	var l told
 	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
@@ -321,24 +322,24 @@ func TestProbesMayBeFarApart(t *testing.T) {
 	l.take()
 	for i := range 3 * 64 {
 		now := start.Add(time.Duration(i) * time.Second)
-		if i%63 == 0 { // an answer may be due a sixteenth later
+		if i%63 == 0 { // an answer may be late by a sixteenth
 			tab.Alive(now, wire.WorkerID("a"))
 		}
 		tab.Tick(now, false)
 	}
 	if got := l.take(); got != "" {
-		t.Errorf("told %q of a worker that answers", got)
+		t.Errorf("%q is reported for a worker that answers", got)
 	}
 	last := start.Add(189 * time.Second)
 	for i, want := range []string{"", "a degraded", "a unhealthy", "a expired"} {
 		tab.Tick(last.Add([]time.Duration{68 * time.Second, 69 * time.Second, 78 * time.Second, 92 * time.Second}[i]), false)
 		if got := l.take(); got != want {
-			t.Errorf("step %d: told %q, want %q", i, got, want)
+			t.Errorf("step %d: reported %q, want %q", i, got, want)
 		}
 	}
 }
 
-// Ages are settings; those that no worker can keep to are refused.
+// Ages can be configured; combinations that no worker can meet are refused.
 func TestAges(t *testing.T) {
 	for _, c := range []struct {
 		ages fleet.Ages
@@ -346,7 +347,7 @@ func TestAges(t *testing.T) {
 	}{
 		{fleet.Ages{}, true},
 		{fleet.Ages{Degraded: 3 * time.Second, Unhealthy: 3 * time.Second, Expired: 3 * time.Second}, true},
-		{fleet.Ages{Degraded: 20 * time.Second}, false}, // above the default of the next
+		{fleet.Ages{Degraded: 20 * time.Second}, false}, // above the next age's default
 		{fleet.Ages{Degraded: 2 * time.Second}, false},
 		{fleet.Ages{Expired: 10 * time.Second}, false},
 		{fleet.Ages{Expired: 2 * time.Hour}, false},
@@ -359,15 +360,16 @@ func TestAges(t *testing.T) {
 	}
 }
 
-// Random news against a model that knows of each worker when it was last heard of.
+// Random inputs are compared with a model that stores when each worker last gave a sign
+// of life.
 func TestTableEqualsSlowModel(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		var l told
 		tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 		seen, kept := map[string]time.Time{}, map[string]time.Time{}
-		was := map[string]string{}          // health, as told last
-		returns := map[string][]time.Time{} // to health
+		was := map[string]string{}          // health as last reported
+		returns := map[string][]time.Time{} // times of returning to health
 		rests := map[string]time.Time{}
 		now := start
 		for step := range 500 {
@@ -401,7 +403,7 @@ func TestTableEqualsSlowModel(t *testing.T) {
 			want, got := map[string]string{}, map[string]string{}
 			for n, at := range seen {
 				switch age := now.Sub(at); {
-				case now.Sub(kept[n]) >= 45*time.Second: // however it answers
+				case now.Sub(kept[n]) >= 45*time.Second: // even if it answers
 					delete(seen, n)
 				case age >= 30*time.Second:
 					want[n] = "expired"
@@ -423,7 +425,7 @@ func TestTableEqualsSlowModel(t *testing.T) {
 				}
 			}
 			for n := range was {
-				if _, known := want[n]; !known { // whoever comes after it begins anew
+				if _, known := want[n]; !known { // a later worker of this name starts without history
 					delete(returns, n)
 					delete(rests, n)
 				}

@@ -33,11 +33,11 @@ func (e entry) Value() []byte                   { return e.value }
 func (e entry) Created() time.Time              { return time.Time{} }
 func (e entry) Operation() jetstream.KeyValueOp { return jetstream.KeyValuePut }
 
-// private reports whether only this machine, or its link, reaches an address.
+// private reports whether an address can be reached only from this machine or its link.
 func private(a netip.Addr) bool { return a.IsLoopback() || a.IsLinkLocalUnicast() }
 
-// Whatever a worker registers, and whatever heartbeats follow: what is taken names the
-// worker's own host and fixed paths only.
+// For any registration and heartbeats, accepted records name only the worker's own host
+// and fixed paths.
 func FuzzRegistration(f *testing.F) {
 	for _, text := range []string{
 		`{"v":1,"name":"w","address":"10.0.0.7:8000","models":["m"],"lora":["l"],"block_size":16,"dp_start":1,"dp_size":2,"health":{"interval":"1s"},"metrics":{"path":"/metrics"}}`,
@@ -64,13 +64,13 @@ func FuzzRegistration(f *testing.F) {
 		var h struct {
 			ID uint64 `json:"worker_id"`
 		}
-		_ = json.Unmarshal(beat, &h) // what is no heartbeat is told all the same
+		_ = json.Unmarshal(beat, &h) // invalid heartbeats are passed on as well
 		for _, id := range []uint64{h.ID, want.ID()} {
 			r.TakeHeartbeat(&nats.Msg{Subject: "heartbeat." + wire.WorkerKey(id), Data: beat})
 		}
 		info, ok := taken[want.ID()]
 		if len(taken) > 1 || len(taken) == 1 && (!ok || err != nil) {
-			t.Fatalf("%d workers are taken: %+v, %v", len(taken), taken, err)
+			t.Fatalf("%d workers are accepted: %+v, %v", len(taken), taken, err)
 		}
 		if !ok {
 			return
@@ -85,25 +85,25 @@ func FuzzRegistration(f *testing.F) {
 			}
 		}
 		if p := want.Health; p != nil && p.Path != "" && p.Path != "/health" {
-			t.Errorf("its health is asked at %q", p.Path)
+			t.Errorf("the health path is %q", p.Path)
 		}
 		if p := want.Metrics; p != nil && p.Path != "" && !slices.Contains(fleet.LoadPaths[:], p.Path) {
-			t.Errorf("its metrics are asked at %q", p.Path)
+			t.Errorf("the metrics path is %q", p.Path)
 		}
 		e := want.Events
 		if u, err := url.Parse(e.Endpoint); e.Transport == "http_poll" && e.Endpoint != "" && (err != nil || u.Host != info.Address.String() || u.Path != "/kv_cache_events") {
-			t.Errorf("its events are at %q", e.Endpoint)
+			t.Errorf("the event endpoint is %q", e.Endpoint)
 		}
 		for _, text := range []string{e.Endpoint, e.Replay} {
 			if at, err := zmtp.ParseEndpoint(text, 1, 1); e.Transport == "zmq" && err == nil && (at.Path != "" || !at.Anywhere() && netip.MustParseAddr(at.Host).Unmap() != own) {
-				t.Errorf("its events are at %q", text)
+				t.Errorf("the event endpoint is %q", text)
 			}
 		}
 	})
 }
 
-// Whatever is in the store of Dynamo's processes: workers are where the operator says, and
-// nothing else is dialled than addresses that a worker may register.
+// For any contents of Dynamo's store, workers are where the operator's rules say, and
+// only addresses that a worker may register are dialled.
 func FuzzDynamoRecords(f *testing.F) {
 	for key, text := range dynamoRecords() {
 		f.Add(key, []byte(text))
@@ -116,7 +116,7 @@ func FuzzDynamoRecords(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		_ = table.Put(key, value) // after an error the record that was there stays
+		_ = table.Put(key, value) // after an error the previous record stays
 		rules := fleet.DynamoRules{Frontend: frontend}
 		v := table.View(&rules, fleet.Networks{})
 		if diff := cmp.Diff(v.Plane, table.View(&rules, fleet.Networks{}).Plane); diff != "" {
@@ -134,7 +134,7 @@ func FuzzDynamoRecords(f *testing.F) {
 				t.Errorf("a publisher is dialled at %q", c.Endpoint)
 			}
 			if !known[c.Worker] {
-				t.Errorf("a publisher speaks for worker %d, which there is not", c.Worker)
+				t.Errorf("a channel names worker %d, which is not in the view", c.Worker)
 			}
 		}
 		for rank, i := range v.Plane.Indexers {

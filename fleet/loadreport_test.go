@@ -46,7 +46,7 @@ func TestLoadReport(t *testing.T) {
 	for name, c := range map[string]struct {
 		header, value string
 		want          float64
-		err           string // nothing: ErrNoLoad
+		err           string // "" expects ErrNoLoad
 	}{
 		"vLLM's JSON":                  {header, `JSON {"named_metrics": {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 3.0}}`, 0.25, ""},
 		"vLLM's text":                  {header, "TEXT named_metrics.kv_cache_usage_perc=0.5, named_metrics.num_requests_waiting=0.0", 0.5, ""},
@@ -126,7 +126,7 @@ func TestReportsGoToTheWorker(t *testing.T) {
 	}
 	r.Take(router.Worker{ID: 8}, fleet.LoadHeader, "TEXT named_metrics.kv_cache_usage_perc=0.25")
 	if len(told) != 2 || told[0] != 0.5 || told[1] != 0.25 {
-		t.Errorf("told %v, want 0.5 and 0.25", told)
+		t.Errorf("reported %v, want 0.5 and 0.25", told)
 	}
 	var all metricdata.ResourceMetrics
 	if err := reader.Collect(t.Context(), &all); err != nil {

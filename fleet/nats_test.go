@@ -23,7 +23,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// watcher is a registry and what it told.
+// watcher is a registry with the calls that it made.
 type watcher struct {
 	*fleet.Registry
 
@@ -86,7 +86,7 @@ func TestWorkersRegisterAndLeave(t *testing.T) {
 	natstest.Eventually(t, func() bool { return early.names() == "map[b:healthy]" && late.names() == "map[b:healthy]" })
 }
 
-// A process that ends after its successor has registered does not take the worker along.
+// A process that ends after its successor registered does not remove the worker.
 func TestASuccessorStaysRegistered(t *testing.T) {
 	s := natstest.Start(t, 0)
 	w := watch(t, s)
@@ -105,7 +105,7 @@ func TestASuccessorStaysRegistered(t *testing.T) {
 	first()
 	bucket := records(t, nc)
 	if _, err := bucket.Get(t.Context(), wire.WorkerKey(wire.WorkerID("a"))); err != nil {
-		t.Errorf("the record of the process that goes on: %v", err)
+		t.Errorf("the record of the process that continues: %v", err)
 	}
 	second()
 	natstest.Eventually(t, func() bool { return w.names() == "map[]" })
@@ -122,7 +122,7 @@ func TestRegistryRefusesLies(t *testing.T) {
 	}
 	for key, value := range map[string]string{
 		"nonsense":                          string(honest),
-		wire.WorkerKey(1):                   string(honest), // speaks for another
+		wire.WorkerKey(1):                   string(honest), // a record under another worker's key
 		wire.WorkerKey(wire.WorkerID("x")):  `{"name":"x"`,
 		wire.WorkerKey(wire.WorkerID("y")):  `{"name":"y","models":["m"],"address":"somewhere"}`,
 		wire.WorkerKey(wire.WorkerID("a")):  string(honest),
@@ -134,7 +134,7 @@ func TestRegistryRefusesLies(t *testing.T) {
 		}
 	}
 	natstest.Eventually(t, func() bool { return w.names() == "map[a:healthy ok:healthy]" })
-	// Heartbeats that lie or are none do nothing, and do no harm.
+	// Forged and invalid heartbeats have no effect.
 	for _, data := range []string{"", "{", `{"worker_id":1}`} {
 		if err := nc.Publish(wire.Scope{}.Own("heartbeat", wire.WorkerKey(2)), []byte(data)); err != nil {
 			t.Fatal(err)
@@ -148,8 +148,8 @@ func TestRegistryRefusesLies(t *testing.T) {
 	}
 }
 
-// NATS goes away and comes back without a memory: the workers stay known, register
-// again, and new ones are seen.
+// NATS restarts without its data. The workers stay known and register again, and new ones
+// are seen.
 func TestRegistrySurvivesNATS(t *testing.T) {
 	s := natstest.Start(t, 0)
 	port := s.Addr().(*net.TCPAddr).Port
@@ -181,8 +181,8 @@ func TestRegistrySurvivesNATS(t *testing.T) {
 	})
 }
 
-// A record lives 45 seconds in the registry unless its worker renews it, and a
-// registry that no longer listens is not ready.
+// A record expires after 45 seconds unless its worker renews it. A registry that no
+// longer receives messages is not ready.
 func TestRecordsExpire(t *testing.T) {
 	s := natstest.Start(t, 0)
 	nc := natstest.Connect(t, s)
@@ -213,8 +213,8 @@ func TestAnnouncerRefusesBadRecords(t *testing.T) {
 	}
 }
 
-// A bus without JetStream is said to be one, by both sides, and not asked every second
-// for ever.
+// Registry and announcer both report a NATS server without JetStream, and do not retry
+// every second.
 func TestNATSWithoutJetStream(t *testing.T) {
 	t.Parallel()
 	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true})
@@ -250,17 +250,17 @@ func TestNATSWithoutJetStream(t *testing.T) {
 				select {
 				case line := <-lines:
 					if !strings.Contains(line, "JetStream is off") || !strings.Contains(line, in) {
-						t.Errorf("it says %q, want JetStream is off, %s", line, in)
+						t.Errorf("the log line is %q, want JetStream is off, %s", line, in)
 					}
 				case <-time.After(30 * time.Second):
-					t.Fatal("it says nothing")
+					t.Fatal("the log has no line")
 				}
 			}
 		})
 	}
 }
 
-// lineWriter is a log's lines.
+// lineWriter receives the lines of a log.
 type lineWriter chan string
 
 func (w lineWriter) Write(p []byte) (int, error) {
@@ -271,7 +271,7 @@ func (w lineWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// records is the bucket of the workers' records.
+// records returns the bucket of the workers' records.
 func records(t *testing.T, nc *nats.Conn) jetstream.KeyValue {
 	t.Helper()
 	js, err := jetstream.New(nc)

@@ -18,7 +18,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// asked is a prober and what it told.
+// asked is a prober with the calls that it made.
 type asked struct {
 	*fleet.Prober
 
@@ -71,7 +71,7 @@ func (a *asked) set(t *testing.T, s *httptest.Server, r fleet.Record) {
 
 func TestWorkersAreProbed(t *testing.T) {
 	var sick atomic.Bool
-	var answered, elsewhereAsked atomic.Int32 // for the load
+	var answered, elsewhereAsked atomic.Int32 // requests for the load
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case sick.Load():
@@ -109,7 +109,7 @@ func TestWorkersAreProbed(t *testing.T) {
 		defer a.mu.Unlock()
 		return a.loads["a.0"] == fleet.Load{Running: 3, KVUtilization: .25, KVUsedBlocks: 250} && a.loads["a.1"].KVUsedBlocks == 500
 	})
-	// The path that answered is asked first from then on, by each of the two.
+	// From then on each of the two loops requests the path that answered first.
 	natstest.Eventually(t, func() bool { return answered.Load() >= 8 })
 	if n := elsewhereAsked.Load(); n > 2 {
 		t.Errorf("the other path was asked %d times, want once for each worker", n)
@@ -119,9 +119,9 @@ func TestWorkersAreProbed(t *testing.T) {
 			t.Errorf("%s has answered", name)
 		}
 	}
-	// An error is no answer, and who is removed is not asked.
+	// An error is not a sign of health, and a removed worker is not probed.
 	sick.Store(true)
-	<-time.After(300 * time.Millisecond) // what was on its way
+	<-time.After(300 * time.Millisecond) // answers already on their way
 	before := a.answers("a")
 	<-time.After(300 * time.Millisecond)
 	if got := a.answers("a"); got != before {
@@ -134,7 +134,7 @@ func TestWorkersAreProbed(t *testing.T) {
 	before = a.answers("a")
 	<-time.After(300 * time.Millisecond)
 	if got := a.answers("a"); got != before {
-		t.Errorf("asked %d times after it was removed", got-before)
+		t.Errorf("%d probes after the worker was removed", got-before)
 	}
 }
 
@@ -160,7 +160,7 @@ func TestProbesAreNotRedirected(t *testing.T) {
 	r := record("a")
 	r.Health, r.Metrics = &fleet.Probe{Interval: "100ms"}, &fleet.Probe{Interval: "100ms"}
 	a.set(t, redirecting, r)
-	natstest.Eventually(t, func() bool { return engine.Load() >= 6 }) // two rounds of one health and two metrics paths
+	natstest.Eventually(t, func() bool { return engine.Load() >= 6 }) // two rounds of one health path and two metrics paths
 	if n := elsewhere.Load(); n != 0 {
 		t.Errorf("%d redirects were followed", n)
 	}

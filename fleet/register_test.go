@@ -16,7 +16,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// A worker that speaks HTTP only is in all replicas' fleets, whichever it asked.
+// A worker that speaks only HTTP is in the fleets of all replicas, whichever replica it
+// registered with.
 func TestRegistrationOnBehalf(t *testing.T) {
 	s := natstest.Start(t, 0)
 	a, b := watch(t, s), watch(t, s)
@@ -39,7 +40,7 @@ func TestRegistrationOnBehalf(t *testing.T) {
 		t.Errorf("a heartbeat to the other replica: %v", err)
 	}
 	if got := a.Find("w"); got != info.ID {
-		t.Errorf("its name stands for %d", got)
+		t.Errorf("the worker's name has the id %d", got)
 	}
 	if got := a.Find("12"); got != 12 {
 		t.Errorf("a number stands for %d", got)
@@ -78,8 +79,8 @@ func TestRegistrationOnBehalf(t *testing.T) {
 
 func errOf[T any](_ T, err error) error { return err }
 
-// What a worker says to hold reaches all replicas, and so does that it holds nothing any
-// more. A heartbeat that says nothing of it changes nothing.
+// The prefixes that a worker reports reach all replicas, and so does an empty report. A
+// heartbeat without prefixes changes nothing.
 func TestPrefixesReachAllReplicas(t *testing.T) {
 	s := natstest.Start(t, 0)
 	type replica struct {
@@ -117,10 +118,10 @@ func TestPrefixesReachAllReplicas(t *testing.T) {
 		select {
 		case got := <-other.said:
 			if got != want {
-				t.Errorf("the other replica is told of %d prefixes, want %d", got, want)
+				t.Errorf("the other replica receives %d prefixes, want %d", got, want)
 			}
 		case <-time.After(15 * time.Second):
-			t.Fatalf("the other replica is not told of %d prefixes", want)
+			t.Fatalf("the other replica does not receive %d prefixes", want)
 		}
 	}
 }
@@ -132,7 +133,7 @@ func TestPrefixesAreRead(t *testing.T) {
 	}
 	for _, bad := range []map[string]int{{"ff": 1}, {"c9bfd4141066956g": 1}, {"c9bfd41410669565": -1}, {"+9bfd41410669565a": 1}} {
 		if _, err := fleet.ParsePrefixes(bad); err == nil {
-			t.Errorf("%v is taken", bad)
+			t.Errorf("%v is accepted", bad)
 		}
 	}
 }

@@ -240,7 +240,7 @@ func (r *Registry) watch(ctx context.Context, heartbeats <-chan *nats.Msg) error
 	}
 }
 
-// untilReplaced returns [errDeleted] when the bucket does not exist or was created anew,
+// untilReplaced returns [errDeleted] when the bucket does not exist or was created again,
 // and nil when ctx ends. If NATS does not answer, it checks again later.
 func untilReplaced(ctx context.Context, bucket jetstream.KeyValue, created time.Time) error {
 	tick := time.NewTicker(bucketEvery)

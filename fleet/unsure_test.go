@@ -9,8 +9,8 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// A worker of the configuration without events may publish some or none; one that says
-// where its events are publishes them, and one that registers has a publisher.
+// A configured worker without event addresses may or may not publish events. A worker
+// with event addresses publishes them, and a worker that registers has a publisher.
 func TestWhoMayPublishNoEvents(t *testing.T) {
 	var l told
 	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
