@@ -11,9 +11,9 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// What the tree was chosen over, in the least form that can be measured; see
-// docs/adr/0004-index.md. Both are keyed by sequence hashes, so whoever stores must
-// compute them, and neither gives the last external hash of a match.
+// Alternatives to the tree, in the smallest form that can be measured; see
+// docs/adr/0004-index.md. Both are keyed by sequence hashes, so a caller that stores must
+// compute them, and neither returns the last external hash of a match.
 
 // flat is a sharded map from sequence hashes to workers.
 type flat struct {
@@ -74,7 +74,7 @@ func (f *flat) set(dst []uint64, seq uint64) (held bool) {
 	return held
 }
 
-// match looks at each block in turn.
+// match looks up each block in turn.
 func (f *flat) match(dst []int32, seq []uint64) {
 	var alive, now [8]uint64
 	words := (len(dst) + 63) / 64
@@ -105,8 +105,8 @@ func (f *flat) end(dst []int32, word int, gone uint64, depth int) {
 	}
 }
 
-// jump is match for workers without holes: it looks at every 64th block, and at
-// those between only if somebody has left.
+// jump is match for workers without holes: it looks up every 64th block, and the blocks in
+// between only if a worker's match ended there.
 func (f *flat) jump(dst []int32, seq []uint64) {
 	const stride = 64
 	var alive, now [8]uint64
@@ -145,7 +145,7 @@ func (f *flat) jump(dst []int32, seq []uint64) {
 	}
 }
 
-// candidate is an index to be compared.
+// candidate is one of the compared indexes.
 type candidate struct {
 	name  string
 	store func(worker int, ev *indexer.Event)
@@ -217,7 +217,8 @@ func BenchmarkAlternativesMatch(b *testing.B) {
 	}
 }
 
-// What the keys of the alternatives cost, for a prompt of 512 blocks.
+// BenchmarkAlternativesHashes measures the keys of the alternatives for a prompt of 512
+// blocks.
 func BenchmarkAlternativesHashes(b *testing.B) {
 	_, local := chain(0, 1, 512)
 	var seq []uint64

@@ -13,38 +13,38 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// ApproxConfig bounds how long and how much an [Approx] remembers. The zero value of
-// each field means its default.
+// ApproxConfig limits how long and how many blocks an [Approx] predicts. The zero value
+// of each field means its default.
 type ApproxConfig struct {
 	// TTL is how long a block counts after the last request that used it, in
 	// whole steps of 100 ms, rounded up. Default 120 s.
 	TTL time.Duration
-	// MaxBlocks bounds the (block, worker) pairs remembered; at the bound the
-	// worker that gets a request forgets its oldest blocks. Default 1<<22.
+	// MaxBlocks limits the predicted (block, worker) pairs. At the limit the worker that
+	// gets a request loses its least recently used blocks. Default 1<<22.
 	MaxBlocks int
 }
 
-// Approx guesses what workers hold: the blocks of the requests that were sent to
-// them lately. It is used for engines that publish no events, and until the events of a
+// Approx predicts which blocks workers hold, from the requests that were sent to them
+// lately. It is used for engines that publish no events, and until the events of a
 // request arrive.
 //
-// Each worker has a list of the prompts that it got, the longest unused one first;
-// the blocks of all are in one tree. A prompt that comes again moves to the list's end.
-// A block counts while a prompt in the list has it. So the cost of a request depends
-// on its new blocks, not on those that it shares.
+// Each worker has a list of the prompts that it got, the least recently used first; the
+// blocks of all are in one tree. A prompt that comes again moves to the list's end. A
+// block counts while a prompt in the list has it. So the cost of a request depends on its
+// new blocks, not on those that it shares.
 //
 // # Invariants
 //
 //   - The list is ordered by use, and a prompt expires a fixed time after its use: the
 //     first prompt expires next.
-//   - A worker holds the nodes of the tree on the paths to the ends of the prompts in
-//     its list, and no others.
+//   - A worker holds the nodes of the tree on the paths to the ends of the prompts in its
+//     list, and no others.
 //
 // # Concurrency
 //
-// The methods may be called by any number of goroutines, except that a worker must
-// not be used before [Approx.Begin]. There is no goroutine: expired prompts are removed
-// at the next call.
+// The methods may be called by any number of goroutines, except that a worker must not be
+// used before [Approx.Begin]. There is no goroutine: expired prompts are removed at the
+// next call.
 type Approx struct {
 	conf   ApproxConfig
 	tree   guessTree
@@ -55,12 +55,12 @@ type Approx struct {
 	// mu guards the tree and the fields below.
 	now     int64 // the latest time seen, in ns; it never goes back
 	stamp   uint64
-	evicted int // blocks forgotten for lack of room
+	evicted int // blocks removed for lack of room
 	workers []guesses
 	line    []*node // scratch memory of find
 }
 
-// guesses are one worker's.
+// guesses are the predictions for one worker.
 type guesses struct {
 	generation uint64
 	limit      int
@@ -70,14 +70,14 @@ type guesses struct {
 
 // guess is a prompt in a worker's list.
 type guess struct {
-	end   *guessNode // its last block is this node's last
+	end   *guessNode // the node whose last block is the prompt's last
 	dies  int64      // expires at this step
 	stamp uint64     // of the insertion that made it
 }
 
 const step = int64(100 * time.Millisecond)
 
-// NewApprox returns an empty index of guesses.
+// NewApprox returns an index without predictions.
 func NewApprox(c ApproxConfig) *Approx {
 	if c.TTL <= 0 {
 		c.TTL = 120 * time.Second
@@ -90,11 +90,10 @@ func NewApprox(c ApproxConfig) *Approx {
 	return a
 }
 
-// Begin makes a worker's number ready for an owner, of which nothing is known yet.
-// Insertions under another generation are ignored, so that a late one cannot end
-// up with the wrong owner. limit is the number of blocks that the worker's cache
-// holds; below 1 it is not limited. With the generation that there is already,
-// Begin changes only the limit.
+// Begin prepares a worker's number for an owner, without any blocks. Insertions under
+// another generation are ignored, so that a late one cannot be stored for the wrong
+// owner. limit is the number of blocks that the worker's cache holds; below 1 there is no
+// limit. With the present generation, Begin changes only the limit.
 func (a *Approx) Begin(worker int, generation uint64, limit int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -113,7 +112,7 @@ func (a *Approx) Begin(worker int, generation uint64, limit int) {
 	a.trim(worker, g)
 }
 
-// Clear forgets all of a worker's blocks.
+// Clear removes all of a worker's blocks.
 func (a *Approx) Clear(worker int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -138,11 +137,10 @@ func (a *Approx) of(worker int) *guesses {
 	return &a.workers[worker]
 }
 
-// Insert takes a worker to hold a prompt from now on, given by the sequence hashes of
-// its blocks. Of more blocks than the worker's cache has, the
-// leading ones count. The results are for [Approx.Withdraw]: a stamp, 0 if nothing was
-// inserted that could be withdrawn, and the sequence hash of the last block that
-// counts.
+// Insert predicts that a worker holds a prompt from now on, given by the sequence hashes
+// of its blocks. If these are more blocks than the worker's cache has, the leading ones
+// count. The results are for [Approx.Withdraw]: a stamp, 0 if nothing was inserted that
+// could be withdrawn, and the sequence hash of the last block that counts.
 func (a *Approx) Insert(now time.Time, worker int, generation uint64, sequence []uint64) (stamp, last uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -166,7 +164,7 @@ func (a *Approx) insert(worker int, g *guesses, sequence []uint64, dies int64) u
 		p.dies = dies
 		return 0
 	} else if known {
-		a.drop(worker, g, p) // it lost its end
+		a.drop(worker, g, p) // the prompt lost its last blocks
 	}
 	a.stamp++
 	end, more := a.tree.use(worker, sequence)
@@ -179,7 +177,7 @@ func (a *Approx) insert(worker int, g *guesses, sequence []uint64, dies int64) u
 	return a.stamp
 }
 
-// count adds to the number of blocks of a worker.
+// count adds to the number of a worker's blocks.
 func (a *Approx) count(g *guesses, more int) {
 	g.blocks += more
 	a.blocks.Add(int64(more))
@@ -191,7 +189,7 @@ func (a *Approx) drop(worker int, g *guesses, p *guess) {
 	a.count(g, -a.tree.leave(worker, p.end))
 }
 
-// trim forgets the oldest blocks of a worker that has too many, ends first.
+// trim removes the least recently used blocks of a worker above its limit, ends first.
 func (a *Approx) trim(worker int, g *guesses) {
 	before := a.Blocks()
 	defer func() { a.evicted += before - a.Blocks() }()
@@ -217,9 +215,9 @@ func (a *Approx) trim(worker int, g *guesses) {
 	}
 }
 
-// Withdraw takes an insertion back: the blocks that only it had are forgotten. last is
-// the sequence hash of its last block. A prompt that was known before the insertion, or
-// was shortened since, stays until it expires.
+// Withdraw reverts an insertion: the blocks that only it had are removed. last is the
+// sequence hash of its last block. A prompt that was known before the insertion, or was
+// shortened since, stays until it expires.
 func (a *Approx) Withdraw(worker int, generation, stamp, last uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -233,10 +231,10 @@ func (a *Approx) Withdraw(worker int, generation, stamp, last uint64) {
 	}
 }
 
-// Move takes an insertion back, as [Approx.Withdraw] does, and makes it again for
-// another worker, which got the request in the first one's place. It returns the
-// stamp and the last block of the new insertion, as [Approx.Insert] does: a stamp
-// of 0 if there is nothing to move. The worker's generation guards it as in Insert.
+// Move reverts an insertion, as [Approx.Withdraw] does, and repeats it for another
+// worker, which got the request instead of the first one. It returns the stamp and the
+// last block of the new insertion, as [Approx.Insert] does: a stamp of 0 if there is
+// nothing to move. The generation has the same meaning as in Insert.
 func (a *Approx) Move(now time.Time, from int, generation, stamp, last uint64, to int, toGeneration uint64) (newStamp, newLast uint64) {
 	a.mu.Lock()
 	g := a.of(from)
@@ -254,9 +252,9 @@ func (a *Approx) Move(now time.Time, from int, generation, stamp, last uint64, t
 	return a.Insert(now, to, toGeneration, sequence)
 }
 
-// Forget forgets blocks that the worker has removed, and all blocks after them. The
-// worker's external hashes name them; x knows which blocks these are on the device. Call
-// it before the removal is applied to x.
+// Forget removes blocks that the worker has removed, and all blocks after them. The
+// blocks are given by the worker's external hashes; x has their places on the device.
+// Call Forget before the removal is applied to x.
 func (a *Approx) Forget(worker int, x *Index, externals []uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -276,8 +274,9 @@ func (a *Approx) Forget(worker int, x *Index, externals []uint64) {
 	}
 }
 
-// find returns the node that has a worker's block that x knows by an external hash, and
-// which of the node's it is; nil if it is not taken to hold that block.
+// find returns the node of a worker's block that x has under an external hash, and the
+// block's number in the node. It returns nil if the block is not predicted for the
+// worker.
 func (a *Approx) find(x *Index, worker int, external uint64) (n *guessNode, block int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -295,7 +294,7 @@ func (a *Approx) find(x *Index, worker int, external uint64) (n *guessNode, bloc
 	for m := p.n; m != &x.root; m = m.parent {
 		a.line = append(a.line, m)
 	}
-	n, depth := &a.tree.root, 0 // in n
+	n, depth := &a.tree.root, 0 // depth counts the blocks in n
 	var s uint64
 	for i, m := range slices.Backward(a.line) {
 		local := m.local
@@ -317,8 +316,8 @@ func (a *Approx) find(x *Index, worker int, external uint64) (n *guessNode, bloc
 	return n, depth - 1
 }
 
-// forget takes a node away from a worker that holds it, with all behind it. Prompts
-// that went there end before it.
+// forget removes a node, and all nodes behind it, from a worker that holds it. Prompts
+// through the node then end before it.
 func (a *Approx) forget(worker int, g *guesses, n *guessNode) {
 	for _, key := range g.prompts.Keys() {
 		p, _ := g.prompts.Peek(key)
@@ -336,7 +335,7 @@ func (a *Approx) forget(worker int, g *guesses, n *guessNode) {
 	}
 }
 
-// Match is [Index.Match] for what workers are taken to hold at a time.
+// Match is [Index.Match] for the predicted blocks at a time.
 func (a *Approx) Match(now time.Time, dst []int32, sequence []uint64) {
 	a.Expire(now)
 	a.mu.RLock()
@@ -344,7 +343,7 @@ func (a *Approx) Match(now time.Time, dst []int32, sequence []uint64) {
 	a.tree.match(dst, sequence)
 }
 
-// Expire forgets the prompts that have expired. Match and Insert do so, too; Expire is
+// Expire removes the prompts that have expired. Match and Insert do so, too; Expire is
 // for times without requests.
 func (a *Approx) Expire(now time.Time) {
 	if now.UnixNano()/step < a.next.Load() {
@@ -383,15 +382,15 @@ func (a *Approx) expire(now time.Time) {
 // Blocks returns the number of (block, worker) pairs that count.
 func (a *Approx) Blocks() int { return int(a.blocks.Load()) }
 
-// Evicted returns how many blocks have been forgotten for lack of room: more than a
-// worker's cache has, or than [ApproxConfig.MaxBlocks] of all.
+// Evicted returns how many blocks were removed for lack of room: because of a worker's
+// cache size, or because of [ApproxConfig.MaxBlocks] for all workers.
 func (a *Approx) Evicted() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.evicted
 }
 
-// Bytes estimates what the guesses take of the heap; see [Index.Bytes]. It reads the
+// Bytes estimates the heap memory of the predictions; see [Index.Bytes]. It reads the
 // workers, not the tree.
 func (a *Approx) Bytes() int {
 	const prompt = 80 + 24 + 27 // an entry of the list, a guess, and a place in a map that is two thirds full
@@ -416,8 +415,8 @@ func (a *Approx) WorkerBlocks(worker int) int {
 	return 0
 }
 
-// Guesses are what a worker is taken to hold: pieces of prompts, each behind one
-// before it, and the prompts, the longest unused first.
+// Guesses are the predictions for a worker: pieces of prompts, each behind an earlier
+// one, and the prompts, the least recently used first.
 type Guesses struct {
 	Pieces  []Piece
 	Prompts []Prompt
@@ -445,7 +444,7 @@ func (g *Guesses) Blocks() (n int) {
 	return n
 }
 
-// Guesses returns what a worker is taken to hold. The slices are the caller's.
+// Guesses returns the predictions for a worker. The slices are the caller's.
 func (a *Approx) Guesses(now time.Time, worker int) (out Guesses) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -474,9 +473,9 @@ func (a *Approx) Guesses(now time.Time, worker int) (out Guesses) {
 	return out
 }
 
-// Restore gives a worker of which nothing is known what [Approx.Guesses] returned,
-// maybe in an earlier process. Prompts without time left, and those that make no
-// sense, are left out. It returns how many blocks count because of it.
+// Restore gives a worker without predictions the result of [Approx.Guesses], maybe of an
+// earlier process. Expired and invalid prompts are left out. It returns how many blocks
+// count because of it.
 func (a *Approx) Restore(now time.Time, worker int, generation uint64, from Guesses) (taken int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -498,7 +497,8 @@ func (a *Approx) Restore(now time.Time, worker int, generation uint64, from Gues
 	return g.blocks
 }
 
-// path returns the blocks up to the end of a piece; none if the numbers are wrong.
+// path returns the blocks up to the end of a piece, or no blocks if the numbers are
+// wrong.
 func (g *Guesses) path(piece uint32) (sequence []uint64) {
 	var line []*Piece
 	for n := piece; n > 0; {
@@ -506,7 +506,7 @@ func (g *Guesses) path(piece uint32) (sequence []uint64) {
 			return nil
 		}
 		p := &g.Pieces[n-1]
-		// Each is behind one with a lower number, so there is an end.
+		// The number of the parent must be lower, so the loop ends.
 		if len(p.Sequence) == 0 || p.Parent >= n {
 			return nil
 		}

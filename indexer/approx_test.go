@@ -20,7 +20,7 @@ func at(seconds float64) time.Time {
 	return time.Unix(1_000_000, int64(seconds*1e9))
 }
 
-// spell gives the hashes of a prompt of one-letter blocks.
+// spell returns the hashes of a prompt of one-letter blocks.
 func spell(letters string) (local, sequence []uint64) {
 	for _, l := range letters {
 		local = append(local, uint64(l)*0x9E3779B97F4A7C15)
@@ -49,12 +49,12 @@ func newApprox(c indexer.ApproxConfig, limits ...int) *indexer.Approx {
 	return a
 }
 
-// A life ends at the first step of 100 ms that is 120 s after the last use.
+// A prediction expires at the first step of 100 ms that is 120 s after its last use.
 func TestApproxLifetime(t *testing.T) {
 	a := newApprox(indexer.ApproxConfig{}, 0, 0)
 	insert(a, at(10.03), 0, "abc")
 	insert(a, at(10.03), 1, "abx")
-	insert(a, at(60), 1, "ab") // the life of x is not longer for that
+	insert(a, at(60), 1, "ab") // this does not extend the life of x
 	for _, c := range []struct {
 		at   float64
 		want []int32
@@ -74,15 +74,16 @@ func TestApproxLifetime(t *testing.T) {
 	}
 }
 
-// A worker's cache holds so many blocks: the longest unused ones go, ends first.
+// The size of a worker's cache limits its predictions: the least recently used are
+// removed, ends first.
 func TestApproxLimit(t *testing.T) {
 	a := newApprox(indexer.ApproxConfig{}, 4)
 	insert(a, at(0), 0, "abc")
-	insert(a, at(1), 0, "xy") // c goes
+	insert(a, at(1), 0, "xy") // removes c
 	if got := []int32{overlaps(a, at(1), "abc", 1)[0], overlaps(a, at(1), "xy", 1)[0]}; !slices.Equal(got, []int32{2, 2}) {
 		t.Errorf("overlaps %v of abc and xy, want 2 and 2", got)
 	}
-	insert(a, at(2), 0, "123456") // its leading four
+	insert(a, at(2), 0, "123456") // keeps its first four blocks
 	if got := []int32{overlaps(a, at(2), "123456", 1)[0], overlaps(a, at(2), "abc", 1)[0]}; !slices.Equal(got, []int32{4, 0}) {
 		t.Errorf("overlaps %v of 123456 and abc, want 4 and 0", got)
 	}
@@ -99,13 +100,13 @@ func TestApproxLimit(t *testing.T) {
 	}
 }
 
-// Withdrawn is what only the withdrawn request used.
+// Withdraw removes only blocks that no other request used.
 func TestApproxWithdraw(t *testing.T) {
 	a := newApprox(indexer.ApproxConfig{}, 0)
 	insert(a, at(0), 0, "ab")
 	stamp := insert(a, at(1), 0, "abcd")
 	_, sequence := spell("abcd")
-	a.Withdraw(0, 2, stamp, sequence[3]) // of somebody else
+	a.Withdraw(0, 2, stamp, sequence[3]) // of another worker
 	if got := overlaps(a, at(1), "abcd", 1)[0]; got != 4 {
 		t.Fatalf("a withdrawal of another generation left %d blocks of 4", got)
 	}
@@ -121,8 +122,8 @@ func TestApproxWithdraw(t *testing.T) {
 	}
 }
 
-// unlearn says that a worker has removed the last block of a path. The index that knows
-// it has the path in several nodes.
+// unlearn applies a removal of the last block of a path by a worker. The index that has
+// the path stores it in several nodes.
 func unlearn(a *indexer.Approx, worker int, local []uint64) {
 	x := indexer.New(indexer.Config{})
 	ev := indexer.Event{Kind: indexer.Stored}
@@ -161,8 +162,8 @@ func TestApproxForget(t *testing.T) {
 	}
 }
 
-// What a worker removes is mostly not guessed at, and costs the guesses no more than
-// to see where the two differ.
+// Most blocks that workers remove were not predicted. Such removals cost only the
+// comparison that finds where the two differ.
 func TestForgettingWhatIsNotGuessedDoesNotAllocate(t *testing.T) {
 	a := newApprox(indexer.ApproxConfig{}, 0)
 	x := indexer.New(indexer.Config{})
@@ -183,7 +184,7 @@ func TestForgettingWhatIsNotGuessedDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// A restored index dies when the saved one would have.
+// Restored predictions expire when the saved ones would have.
 func TestApproxRestore(t *testing.T) {
 	a := newApprox(indexer.ApproxConfig{}, 0)
 	insert(a, at(0), 0, "abc")
@@ -220,18 +221,17 @@ func TestApproxRestore(t *testing.T) {
 	}
 }
 
-// slowApprox is what Approx must equal: lists of prompts, searched from one end to
-// the other.
+// slowApprox is a model of Approx: lists of prompts that are searched linearly.
 type slowApprox struct {
 	limits []int
-	lists  [][]*slowGuess // by worker, the longest unused first
+	lists  [][]*slowGuess // by worker, least recently used first
 	stamp  int
 }
 
 type slowGuess struct {
-	prompt string // as it was inserted
-	left   string // of it, since it was cut
-	dies   int64  // in 100 ms
+	prompt string // as inserted
+	left   string // part of prompt that was not cut off
+	dies   int64  // in units of 100 ms
 	stamp  int
 }
 
@@ -280,7 +280,7 @@ func (m *slowApprox) expire(now int64) {
 	}
 }
 
-// blocks returns the prefixes that count.
+// blocks returns the prefixes that are predicted.
 func (m *slowApprox) blocks(worker int) map[string]bool {
 	all := map[string]bool{}
 	for _, g := range m.lists[worker] {
@@ -299,7 +299,7 @@ func (m *slowApprox) match(worker int, prompt string) (n int32) {
 	return n
 }
 
-// inLong returns the size of a random world, which differs in `make test-long`.
+// inLong returns long in `make test-long`, else short.
 func inLong(long, short int) int {
 	if fixtures.Long() {
 		return long
@@ -310,7 +310,7 @@ func inLong(long, short int) int {
 // After any sequence of operations the index equals the slow model.
 func TestApproxModel(t *testing.T) {
 	operations := inLong(20_000, 2_000)
-	const workers, ttl = 3, 50 // 100 ms each
+	const workers, ttl = 3, 50 // ttl in units of 100 ms
 	for seed := range uint64(5) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		m := &slowApprox{limits: []int{5, 12, 1000}, lists: make([][]*slowGuess, workers)}
@@ -345,7 +345,7 @@ func TestApproxModel(t *testing.T) {
 						a.Withdraw(r.worker, 1, r.fast, r.last)
 					}
 				}
-			case 2: // to another process and back
+			case 2: // save and restore
 				saved := a.Guesses(clock, worker)
 				a.Clear(worker)
 				a.Restore(clock, worker, 1, saved)
@@ -385,8 +385,8 @@ func TestApproxModel(t *testing.T) {
 	}
 }
 
-// While others insert, withdraw and clear, a match sees each prompt of a worker whole or
-// not at all, and what nobody changes as it is.
+// During concurrent inserts, withdrawals and clears, a match sees each prompt of a worker
+// as a whole or not at all, and unchanged prompts as they are.
 func TestApproxMatchesAmidChanges(t *testing.T) {
 	const workers, rounds = 4, 2000
 	a := newApprox(indexer.ApproxConfig{}, make([]int, workers)...)
@@ -433,7 +433,7 @@ func TestApproxMatchDoesNotAllocate(t *testing.T) {
 	for w := range 300 {
 		a.Insert(at(0), w, 1, sequence[:1+w%26])
 	}
-	dst := make([]int32, 280) // some are not asked for
+	dst := make([]int32, 280) // the caller wants 280 of the 300 workers
 	if n := testing.AllocsPerRun(100, func() { a.Match(at(0), dst, sequence) }); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -444,7 +444,7 @@ func TestApproxMatchDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// What a prompt costs does not depend on the blocks that are known of it.
+// The allocations for a prompt do not depend on its known blocks.
 func TestApproxAllocations(t *testing.T) {
 	a := newApprox(indexer.ApproxConfig{}, 0)
 	local := make([]uint64, 4096)
@@ -454,7 +454,7 @@ func TestApproxAllocations(t *testing.T) {
 	sequence := indexer.AppendSequenceHashes(nil, local)
 	a.Insert(at(0), 0, 1, sequence)
 	if n := testing.AllocsPerRun(100, func() { a.Insert(at(1), 0, 1, sequence) }); n != 0 {
-		t.Errorf("%v allocations for a prompt that is known", n)
+		t.Errorf("%v allocations for a known prompt", n)
 	}
 	next := 0
 	if n := testing.AllocsPerRun(100, func() {
@@ -466,7 +466,8 @@ func TestApproxAllocations(t *testing.T) {
 	}
 }
 
-// Moved is what only the moved request used; all of the prompt is then elsewhere.
+// Move moves only blocks that no other request used; afterwards the whole prompt is
+// predicted on the other worker.
 func TestApproxMove(t *testing.T) {
 	a := newApprox(indexer.ApproxConfig{}, 0, 0)
 	insert(a, at(0), 0, "ab")
@@ -480,7 +481,7 @@ func TestApproxMove(t *testing.T) {
 		t.Errorf("stamp %d, last %x, blocks %v, want 2 and 4", moved, last, got)
 	}
 	if again, _ := a.Move(at(1), 0, 1, stamp, sequence[3], 1, 1); again != 0 {
-		t.Error("it moved twice")
+		t.Error("the insertion moved twice")
 	}
 	a.Withdraw(1, 1, moved, last)
 	if got := overlaps(a, at(1), "abcd", 2); got[0] != 2 || got[1] != 0 {
@@ -488,7 +489,7 @@ func TestApproxMove(t *testing.T) {
 	}
 }
 
-// However much is guessed, nothing runs for it: what dies goes at the next call.
+// Predictions need no goroutine: expired ones are removed by the next call.
 func TestGuessesHaveNoGoroutines(t *testing.T) {
 	before := runtime.NumGoroutine()
 	a := newApprox(indexer.ApproxConfig{}, make([]int, 10)...)
@@ -499,21 +500,21 @@ func TestGuessesHaveNoGoroutines(t *testing.T) {
 	if n := runtime.NumGoroutine(); n > before || a.Blocks() != 60_000 {
 		t.Errorf("%d goroutines for %d blocks, want no more than the %d of before", n, a.Blocks(), before)
 	}
-	a.Expire(at(130)) // those up to second 10 have died
+	a.Expire(at(130)) // predictions made up to second 10 have expired
 	if n := a.Blocks(); n != 29_997 {
 		t.Errorf("%d blocks are left after 120 s of the earlier half, want 29,997", n)
 	}
 }
 
-// What goes for lack of room is counted, what dies is not.
+// Predictions removed for lack of room are counted; expired ones are not.
 func TestGuessesThatHaveNoRoomAreCounted(t *testing.T) {
 	a := newApprox(indexer.ApproxConfig{MaxBlocks: 10}, 4, 0)
 	insert(a, at(0), 0, "abc")
-	insert(a, at(1), 0, "xyz") // the worker has room for one more than that
+	insert(a, at(1), 0, "xyz") // the worker has room for one more block
 	if n := a.Evicted(); n != 2 {
 		t.Errorf("%d blocks evicted, want 2 of the worker's first prompt", n)
 	}
-	insert(a, at(2), 1, "abcdefgh") // eight, and ten in all
+	insert(a, at(2), 1, "abcdefgh") // eight blocks, ten in total
 	if n := a.Evicted(); n != 2+2 {
 		t.Errorf("%d blocks evicted, want 2 more for the bound of all", n)
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// forget takes from the model what the index has no longer, and returns an error if
-// that is not what a bound may take: ends of chains, as many as were counted.
+// forget removes from the model the blocks that the index dropped. It returns an error if
+// these are not ends of chains, or not as many as the index counted.
 func forget(x *indexer.Index, m *model, evicted int) error {
 	before := m.pairs()
 	for o, got := range held(x, m.workers) {
@@ -34,12 +34,12 @@ func forget(x *indexer.Index, m *model, evicted int) error {
 		}
 	}
 	if lost := before - m.pairs(); lost != evicted {
-		return fmt.Errorf("%d blocks are gone, and %d were counted", lost, evicted)
+		return fmt.Errorf("%d blocks were removed, and %d were counted", lost, evicted)
 	}
 	return nil
 }
 
-// At a bound, what is forgotten is counted, and is always the end of a chain.
+// At a bound the dropped blocks are counted, and are always ends of chains.
 func TestBoundForgetsTailsOnly(t *testing.T) {
 	for name, c := range map[string]struct {
 		shape
@@ -67,11 +67,11 @@ func TestBoundForgetsTailsOnly(t *testing.T) {
 				w := rng.IntN(c.workers)
 				ev := c.event(rng, m, w)
 				out := x.Apply(w, ev)
-				if out.Refused > 0 { // what is stored, and the run it follows, are not forgotten
+				if out.Refused > 0 { // neither the stored blocks nor the run before them are dropped
 					refused++
 					ev.Blocks = ev.Blocks[:len(ev.Blocks)-out.Refused]
 				}
-				if out.Evicted > 0 { // before the event was stored
+				if out.Evicted > 0 { // as before the event was stored
 					evicted += out.Evicted
 					if err := forget(x, m, out.Evicted); err != nil {
 						t.Fatalf("step %d: %v", step, err)
@@ -96,7 +96,7 @@ func TestBoundForgetsTailsOnly(t *testing.T) {
 				}
 			}
 			if refused > evicted/100 {
-				t.Errorf("%d events refused, %d blocks evicted: that should be rare", refused, evicted)
+				t.Errorf("%d events refused, %d blocks evicted: both should be rare", refused, evicted)
 			}
 			if evicted < steps/10 {
 				t.Errorf("%d blocks evicted: the bound was hardly reached", evicted)
@@ -127,15 +127,15 @@ func TestLeastRecentlyMatchedGoesFirst(t *testing.T) {
 	if got := []int32{overlap(30), overlap(20), overlap(40), overlap(10)}; !slices.Equal(got, []int32{3, 0, 3, 3}) {
 		t.Fatalf("overlaps %d, want all but that of chain 20", got)
 	}
-	// 30 was matched first: it loses its tail.
+	// Chain 30 was matched first, so it loses its tail.
 	x.Apply(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 50, Local: 50}}})
 	if got := []int32{overlap(30), overlap(40), overlap(10), overlap(50)}; !slices.Equal(got, []int32{2, 3, 3, 3 - 2}) {
 		t.Fatalf("overlaps %d, want chain 30 to have lost its end", got)
 	}
 }
 
-// Each worker has its own limit; what goes is what was matched or stored longest
-// ago, and whoever lost blocks to a bound is known to have.
+// Each worker has its own limit. The index drops the blocks that were matched or stored
+// least recently, and reports which workers lost blocks to a bound.
 func TestWorkerLimitForgetsItsOwn(t *testing.T) {
 	x := indexer.New(indexer.Config{})
 	store := func(worker int, chain uint64) indexer.Outcome {

@@ -8,25 +8,25 @@ import (
 	"slices"
 )
 
-// Chain is a piece of what a worker holds, as a stored event.
+// Chain is a piece of a worker's blocks, as a stored event.
 type Chain struct {
 	Worker int
-	// Start is how many blocks of the sequence come before. If there are any and
-	// the event has no parent, the worker does not hold the last of them: Apply
-	// cannot tell where the event belongs, only [Restore] can tell of the run.
+	// Start is the number of earlier blocks of the sequence. If Start is above 0 and the
+	// event has no parent, the worker does not hold the block before the chain: Apply
+	// cannot find the chain's place; only [Restore] can, from the run.
 	Start int
 	Event Event
 }
 
-// Chains turns the runs of a dump into stored events. Those of a worker come in an
-// order in which they can be applied: parents before their children. It keeps
-// nothing from one run to the next, and sorts the runs' holders. The slices of an
-// event are good until the next one.
+// Chains turns the runs of a dump into stored events. A worker's events are in an order
+// in which they can be applied: parents before their children. It keeps no state between
+// two runs, and sorts the runs' holders. The slices of an event are valid until the next
+// one.
 func Chains(runs iter.Seq[Run]) iter.Seq[Chain] {
 	return func(yield func(Chain) bool) {
 		var blocks []Block
 		for r := range runs {
-			// What comes before a piece begins before it.
+			// The parent of a piece is in a piece that begins earlier.
 			slices.SortStableFunc(r.Holders, func(a, b Holder) int {
 				return cmp.Or(a.Worker-b.Worker, a.Start-b.Start, int(a.Tier)-int(b.Tier))
 			})
@@ -58,8 +58,8 @@ func Chains(runs iter.Seq[Run]) iter.Seq[Chain] {
 	}
 }
 
-// externalIn returns a parent for what a worker holds on a tier: its block with the
-// given number there or, unless that is the device, on any other tier.
+// externalIn returns a parent for a worker's blocks on a tier: the worker's block with
+// the given number on that tier or, unless that is the device, on any other tier.
 func externalIn(pieces []Holder, t Tier, block int) (external uint64, ok bool) {
 	for _, p := range pieces {
 		if at := block - p.Start; at >= 0 && at < len(p.Externals) && (p.Tier == t || t != Device && !ok) {

@@ -13,12 +13,12 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// Applying the chains of a dump makes the same index, but for what lies behind
-// holes; and all that lies behind a hole says so.
+// Applying the chains of a dump rebuilds the same index, except for blocks behind holes.
+// Each chain behind a hole is marked as such.
 func TestChainsCanBeApplied(t *testing.T) {
 	for i, s := range shapes() {
 		if s.lower && s.externals > 0 {
-			continue // a hash names different places on different tiers, and so no parent
+			continue // a hash has different places on different tiers and so is no parent
 		}
 		s.stores = 94
 		rng := rand.New(rand.NewPCG(uint64(i), 8))
@@ -27,7 +27,7 @@ func TestChainsCanBeApplied(t *testing.T) {
 			w := rng.IntN(s.workers)
 			ev := s.event(rng, m, w)
 			if ev.Kind == indexer.Removed {
-				ev.Externals = ev.Externals[:1] // not only holes
+				ev.Externals = ev.Externals[:1] // test more than holes
 			}
 			x.Apply(w, ev)
 			m.apply(w, ev)
@@ -45,7 +45,7 @@ func TestChainsCanBeApplied(t *testing.T) {
 			if out.Stored != len(c.Event.Blocks) && out.Orphan != len(c.Event.Blocks) {
 				t.Fatalf("shape %d: %+v: %+v, want all stored", i, c, out)
 			}
-			if out.Orphan > 0 { // behind what is behind a hole
+			if out.Orphan > 0 { // behind a chain that is behind a hole
 				lost += len(c.Event.Blocks)
 				m.forgetAll(c)
 			}
@@ -71,7 +71,7 @@ func TestChainsCanBeApplied(t *testing.T) {
 	}
 }
 
-// dumped is a dump that nothing may overtake.
+// dumped returns a dump during which the index does not change.
 func dumped(t *testing.T, x *indexer.Index) iter.Seq[indexer.Run] {
 	return func(yield func(indexer.Run) bool) {
 		for r, err := range x.Dump() {
@@ -85,7 +85,7 @@ func dumped(t *testing.T, x *indexer.Index) iter.Seq[indexer.Run] {
 	}
 }
 
-// forgetAll takes what is in a chain from the model.
+// forgetAll removes the blocks of a chain from the model.
 func (m *model) forgetAll(c indexer.Chain) {
 	for _, b := range c.Event.Blocks {
 		m.owner(c.Worker, c.Event.Tier).remove(b.External)

@@ -7,12 +7,12 @@ import (
 	"unsafe"
 )
 
-// children finds the children of a tree's node by the first hash of each: a list while
-// there are few, then a map. Go's maps grow by parts of about a thousand entries, so no
-// event takes longer for the millions of children that a root may have.
+// children finds the children of a tree's node by the first hash of each: in a list while
+// there are few, then in a map. Go's maps grow by parts of about a thousand entries, so
+// no event takes longer because of the millions of children that a root may have.
 type children[N any] struct {
 	few  []child[N]
-	many map[uint64]*N // nil while few has them all
+	many map[uint64]*N // nil while all children are in few
 }
 
 type child[N any] struct {
@@ -36,7 +36,7 @@ func (c *children[N]) get(first uint64) *N {
 	return nil
 }
 
-// set makes n the child with a first hash, in the place of the one that there was.
+// set makes n the child with a first hash, in place of a former one.
 func (c *children[N]) set(first uint64, n *N) {
 	if c.many == nil {
 		if i := c.index(first); i >= 0 {
@@ -76,8 +76,8 @@ func (c *children[N]) remove(first uint64) {
 	c.many = nil
 }
 
-// bytes returns what the children take of the heap. A map that once was larger takes
-// more: it does not shrink.
+// bytes returns the heap memory of the children. A map that was larger before takes more:
+// it does not shrink.
 func (c *children[N]) bytes() int {
 	return heapSize(int(unsafe.Sizeof(child[N]{}))*cap(c.few)) + mapBytes(len(c.many))
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Children are found as in a map, however many they are.
+// Any number of children agrees with a map.
 func TestChildrenEqualAMap(t *testing.T) {
 	for name, hash := range map[string]func(rng *rand.Rand) uint64{
 		"few":  func(rng *rand.Rand) uint64 { return rng.Uint64N(12) },
@@ -52,7 +52,7 @@ func TestChildrenEqualAMap(t *testing.T) {
 	}
 }
 
-// Splitting a run leaves its children, of which there may be millions, alone.
+// Splitting a run does not touch its children: there may be millions.
 func TestSplitLeavesTheChildrenAlone(t *testing.T) {
 	x := New(Config{})
 	run := []Block{{1, 1}, {2, 2}, {3, 3}, {4, 4}}
@@ -63,7 +63,7 @@ func TestSplitLeavesTheChildrenAlone(t *testing.T) {
 	}
 	n := x.root.kids.get(1)
 	first := n.kids.get(100)
-	for i := range uint64(3) { // behind the first block, the second and the third
+	for i := range uint64(3) { // behind the first, second and third block
 		x.Apply(0, Event{Kind: Stored, HasParent: true, Parent: 1 + i, Blocks: []Block{{50 + i, 50 + i}}})
 	}
 	if first.parent != n || len(n.local) != 1 || n.kids.len() != children {

@@ -8,8 +8,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// A worker whose log names nodes that it has left is cleared as the last one with
-// blocks: the tree is empty before the log has been read to its end.
+// A worker's log may name nodes that the worker has left. Clearing the last worker with
+// blocks then empties the tree before the log is read to its end.
 func TestClearOfTheLastHolderWithAnOutdatedLog(t *testing.T) {
 	x := indexer.New(indexer.Config{})
 	const chains, kept = 70, 44

@@ -9,7 +9,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// named is event, with an engine's external hashes, that stores local hashes.
+// named is event with external hashes as a kind of engine makes them.
 func named(engine uint64, local []uint64) indexer.Event {
 	ev := indexer.Event{Kind: indexer.Stored}
 	for _, l := range local {
@@ -25,13 +25,14 @@ func apply(t *testing.T, x *indexer.Index, worker int, ev indexer.Event, want in
 	}
 }
 
-// Workers whose hashes agree share columns, whoever came first: one for each run and
-// each kind of engine. Those that agree with the first are not listed beside the run.
+// Workers with equal hashes share columns, in any order of arrival: one column for each
+// run and each kind of engine. Workers that agree with the first one are not listed with
+// the run.
 func TestWorkersWhoseHashesAgreeShareColumns(t *testing.T) {
 	const runs, blocks = 20, 32
 	for name, c := range map[string]struct {
-		engine          func(worker int) int // its kind
-		columns, listed int                  // of a run, at most
+		engine          func(worker int) int // kind of a worker's engine
+		columns, listed int                  // columns of a run, at most
 	}{
 		"all agree":                                    {func(int) int { return 0 }, 1, 0},
 		"the first one deviates":                       {func(w int) int { return min(w, 1) }, 2, 63},
@@ -87,8 +88,8 @@ func TestWorkersWhoseHashesAgreeShareColumns(t *testing.T) {
 	}
 }
 
-// Engines that number their blocks, all from 1 on, use the same hashes for different
-// blocks. Looking for one of them compares no more entries for that.
+// Engines that number their blocks from 1 on use the same hashes for different blocks. A
+// lookup compares no more entries because of that.
 func TestLookupsAreShortWhereAllUseTheSameHashes(t *testing.T) {
 	const workers, blocks = 512, 16
 	x := indexer.New(indexer.Config{})
@@ -111,7 +112,8 @@ func TestLookupsAreShortWhereAllUseTheSameHashes(t *testing.T) {
 			}
 		}
 	}
-	// One in the shared columns, one among the worker's own (the first has none).
+	// One comparison in the shared columns, one in the worker's own; the first worker has
+	// no own column.
 	if limit := workers * blocks * 21 / 10; compared > limit || compared < workers*blocks {
 		t.Errorf("%d entries are compared, want at most %d", compared, limit)
 	}
@@ -128,7 +130,8 @@ func TestLookupsAreShortWhereAllUseTheSameHashes(t *testing.T) {
 	}
 }
 
-// A guess goes with a block of the worker's own, whatever others call theirs.
+// A prediction is removed with the worker's own block, whatever blocks other workers have
+// under the same hash.
 func TestForgottenIsWhatTheWorkerHas(t *testing.T) {
 	x := indexer.New(indexer.Config{})
 	a := newApprox(indexer.ApproxConfig{}, 0, 0, 0)
@@ -146,8 +149,8 @@ func TestForgottenIsWhatTheWorkerHas(t *testing.T) {
 	}
 }
 
-// Of blocks some of whose hashes stand for other blocks elsewhere, those that agree
-// are shared nevertheless.
+// If some hashes of an event stand for other blocks elsewhere, the other hashes are still
+// shared.
 func TestOnlyWhatStandsElsewhereIsPrivate(t *testing.T) {
 	x := indexer.New(indexer.Config{})
 	event := func(externals ...uint64) indexer.Event {
@@ -178,8 +181,8 @@ func TestOnlyWhatStandsElsewhereIsPrivate(t *testing.T) {
 	}
 }
 
-// A block that a worker has under three hashes is held until the last of them is
-// removed; one that was stored three times under one hash is gone with it.
+// A block stored under three hashes is held until the last of them is removed. A block
+// stored three times under one hash is removed at once.
 func TestBlockIsHeldUntilItsLastHashIsRemoved(t *testing.T) {
 	x := indexer.New(indexer.Config{})
 	overlaps := func() [2]int32 {
@@ -217,7 +220,7 @@ func TestBlockIsHeldUntilItsLastHashIsRemoved(t *testing.T) {
 		{1, []uint64{21, 22}, [2]int32{0, 0}},
 	} {
 		gone(step.worker, len(step.gone), step.gone...)
-		gone(step.worker, 0, step.gone...) // they are not known any more
+		gone(step.worker, 0, step.gone...) // these hashes are unknown now
 		if got := overlaps(); got != step.want {
 			t.Errorf("after %d of worker %d: overlaps %d, want %d", step.gone, step.worker, got, step.want)
 		}
@@ -230,8 +233,8 @@ func TestBlockIsHeldUntilItsLastHashIsRemoved(t *testing.T) {
 	}
 }
 
-// A hole that one of many workers makes in the middle of a run is that worker's alone,
-// and closes when the blocks are stored again, under whatever hashes.
+// A hole that one of many workers makes in the middle of a run belongs to that worker
+// alone. It closes when the blocks are stored again, under any hashes.
 func TestHoleInTheMiddleIsOneWorkers(t *testing.T) {
 	const workers, blocks = 200, 48
 	var local []uint64
@@ -287,8 +290,8 @@ func TestHoleInTheMiddleIsOneWorkers(t *testing.T) {
 	}
 }
 
-// A number that is used again knows nothing of the worker that had it, also where
-// the sets of workers have many words.
+// A worker number that is used again has no blocks of its previous worker, also where the
+// sets of workers have many words.
 func TestUsedAgainNumberHoldsNothing(t *testing.T) {
 	const workers, blocks = 150, 10
 	local := []uint64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
@@ -326,7 +329,7 @@ func TestUsedAgainNumberHoldsNothing(t *testing.T) {
 	}
 }
 
-// What is removed beside what was removed before leaves the table together with others:
+// Table entries that are removed next to other removed ones leave the table together: a
 // few at a time, and all of them when anything else is removed or a column ends.
 func TestNeighboursLeaveTheTableTogether(t *testing.T) {
 	const blocks = 3 * 64

@@ -15,8 +15,8 @@ import (
 // Run is a piece of an index: consecutive blocks after the last block of another run,
 // and the workers that hold some of them.
 type Run struct {
-	ID      uint32 // from 1, one more each
-	Parent  uint32 // a run before this one, or 0: the run begins a sequence
+	ID      uint32 // from 1, consecutive
+	Parent  uint32 // an earlier run, or 0: the run begins a sequence
 	Depth   int    // blocks of the sequence before this run
 	Local   []uint64
 	Holders []Holder
@@ -31,40 +31,40 @@ type Holder struct {
 	Start     int
 	Externals []uint64
 
-	// Parent is an external hash of the last block of the run before, for a Start of
-	// 0: on the same tier or, unless that is the device, on any. HasParent is false
-	// if the worker does not hold that block there. [Restore] needs neither.
+	// Parent is an external hash of the last block of the run before, for a Start of 0:
+	// on the same tier or, unless that is the device, on any. HasParent is false if the
+	// worker does not hold that block there. [Restore] needs neither.
 	Parent    uint64
 	HasParent bool
 }
 
-// ErrOvertaken means that a dump was given up: while it was read more changed
+// ErrOvertaken means that a dump was aborted: while it was read, the index changed more
 // than [Config.DumpWords] allows to keep for it.
 var ErrOvertaken = errors.New("indexer: the index changed faster than its dump was read")
 
-// dump is a dump under way. It walks over all nodes. Before a node changes that the walk
+// dump is a running dump. It walks over all nodes. Before a node changes that the walk
 // has not reached, the change itself copies the node into the dump, after its parents.
 //
-// Invariants, while it is not given up:
+// Invariants, while the dump is not aborted:
 //
-//   - A node that is not copied is as it was when the dump began. So are the nodes
-//     above it; of those that were copied and changed since, the ends are in tails.
-//   - Runs are handed out in the order of their numbers, a run after its parent.
+//   - A node that is not copied is as it was when the dump began. So are the nodes above
+//     it; if one of those was copied and changed since, its former ends are in tails.
+//   - Runs are yielded in the order of their numbers, a run after its parent.
 //   - fill and tails together have at most limit words, plus one batch and one change.
 type dump struct {
 	id   uint32
 	last uint32 // number of the last run
 	fill batch  // copied, and not yielded
-	// tails are the ends, when the dump began, of runs whose nodes changed since they
+	// tails has the ends, when the dump began, of runs whose nodes changed since they
 	// were copied: nodes after them may still be copied.
 	tails map[uint32][]tail
 	kept  int // words of tails
 	limit int
-	over  bool // it was given up: limit was exceeded
+	over  bool // the dump was aborted: limit was exceeded
 
-	line    []*node  // memory of take
-	holders []Holder // memory of add
-	ends    []tail   // memory of add
+	line    []*node  // reused by take
+	holders []Holder // reused by add
+	ends    []tail   // reused by add
 }
 
 // tail is the last block of a run for an owner.
@@ -73,7 +73,7 @@ type tail struct {
 	external uint64
 }
 
-// batch is some runs and their memory, which is reused.
+// batch is a list of runs and their memory, which is reused.
 type batch struct {
 	runs    []Run
 	holders []Holder
@@ -96,21 +96,21 @@ const (
 	// dumpBatch is how many words are copied at once: some 50 µs. The caller of a dump
 	// may hold a lock until the dump has begun, so the first batches are smaller.
 	dumpBatch = 1 << 14
-	// runWords and holderWords are what a run and a holder take beside the hashes.
+	// runWords and holderWords are the words of a run and a holder without the hashes.
 	runWords    = int(unsafe.Sizeof(Run{})) / 8
 	holderWords = int(unsafe.Sizeof(Holder{})) / 8
 )
 
-// Dump yields the whole index, all workers together, as it is when the loop begins:
-// exactly what the events applied by then have made, and nothing of later ones.
-// A run and its slices are good until the next one.
+// Dump yields the whole index, all workers together, as it is when the loop begins: the
+// exact result of the events applied by then, and of no later ones. A run and its slices
+// are valid until the next one.
 //
-// Events and matches continue meanwhile. An event waits for at most one batch of some
-// 50 µs, or for the copy of the longest sequence with all its holders. It copies what
-// it is the first to change. These copies take at most [Config.DumpWords] until the loop
+// Events and matches continue meanwhile. An event waits for at most one batch of some 50
+// µs, or for the copy of the longest sequence with all its holders. The first event that
+// changes a node copies it. These copies take at most [Config.DumpWords] until the loop
 // has read them; beyond that the dump ends with [ErrOvertaken]. Apart from the copies a
-// dump takes less than 3 MB, however large the index is.
-// A second dump waits for the first.
+// dump takes less than 3 MB, however large the index is. A second dump waits for the
+// first.
 func (x *Index) Dump() iter.Seq2[Run, error] {
 	return func(yield func(Run, error) bool) {
 		x.dumping.Lock()
@@ -152,9 +152,9 @@ func (x *Index) Dump() iter.Seq2[Run, error] {
 	}
 }
 
-// DumpNow is [Index.Dump] of the moment when it is called. The runs can be read
-// once. Stop must be called, whether they were read or not; until it is, or until
-// they have been read, other dumps wait.
+// DumpNow is [Index.Dump] of the moment when it is called. The runs can be read once.
+// Stop must be called, whether they were read or not. Other dumps wait until stop is
+// called or the runs have been read.
 func (x *Index) DumpNow() (runs iter.Seq2[Run, error], stop func()) {
 	next, stop := iter.Pull2(x.Dump())
 	r, err, ok := next()
@@ -165,7 +165,7 @@ func (x *Index) DumpNow() (runs iter.Seq2[Run, error], stop func()) {
 	}, stop
 }
 
-// preserve copies a node into a dump under way, before the node changes.
+// preserve copies a node into a running dump, before the node changes.
 func (x *Index) preserve(n *node) {
 	d := x.dump
 	if d == nil || n == &x.root {
@@ -182,13 +182,13 @@ func (x *Index) preserve(n *node) {
 		}
 	}
 	if d.fill.size+d.kept > d.limit {
-		// The dump is given up: its memory can be freed.
+		// The dump is aborted: its memory can be freed.
 		*d = dump{id: d.id, over: true}
 		x.dump = nil
 	}
 }
 
-// take copies a node that is not copied, after those above it that are not.
+// take copies a node after the nodes above it, each unless it is copied already.
 func (d *dump) take(root, n *node) {
 	d.line = d.line[:0]
 	for ; n != root && n.dumped != d.id; n = n.parent {
@@ -281,8 +281,8 @@ func (n *node) ends(ends []tail) []tail {
 	return ends
 }
 
-// parentIn returns a hash of the block before that may be the parent of what an owner
-// holds, given the owners that hold that block.
+// parentIn returns a hash of the previous block that may be the parent of an owner's
+// blocks, given the owners that hold the previous block.
 func parentIn(before []tail, owner int32) (external uint64, ok bool) {
 	for w := range parents(owner) {
 		if i, ok := slices.BinarySearchFunc(before, w, func(t tail, w int32) int { return cmp.Compare(t.owner, w) }); ok {
@@ -292,8 +292,8 @@ func parentIn(before []tail, owner int32) (external uint64, ok bool) {
 	return 0, false
 }
 
-// parents yields the owners whose blocks may be the parent of what an owner holds,
-// itself first. On the device, only what is there can be before a block.
+// parents yields the owners whose blocks may be the parent of an owner's blocks, the
+// owner itself first. On the device, only a block on the device can be a parent.
 func parents(owner int32) iter.Seq[int32] {
 	return func(yield func(int32) bool) {
 		if !yield(owner) || owner <= maxWorker {
@@ -307,12 +307,11 @@ func parents(owner int32) iter.Seq[int32] {
 	}
 }
 
-// ErrDump means that runs do not make an index.
+// ErrDump means that runs are not a valid dump of an index.
 var ErrDump = errors.New("indexer: not a dump of an index")
 
-// Restore makes an index of the runs of a dump. The outcome counts external
-// hashes: those above the bound are refused, and a worker's second use of one is a
-// conflict.
+// Restore makes an index from the runs of a dump. The outcome counts external hashes:
+// hashes above the limit are refused, and a worker's second use of a hash is a conflict.
 func Restore(c Config, runs iter.Seq2[Run, error]) (*Index, Outcome, error) {
 	x := New(c)
 	var out Outcome
@@ -334,8 +333,8 @@ func Restore(c Config, runs iter.Seq2[Run, error]) (*Index, Outcome, error) {
 	return x, out, nil
 }
 
-// lastCell is the cell of a restored run's last block. The node may be split before
-// it is asked for; the root, of cell -1, is not.
+// lastCell is the cell of a restored run's last block. The node may be split before the
+// cell is read; the root, of cell -1, is not split.
 type lastCell struct {
 	n    *node
 	cell int
@@ -370,7 +369,7 @@ func (x *Index) restore(r *Run, ends *[]lastCell, out *Outcome) error {
 	return nil
 }
 
-// restoreHolder stores what a worker holds of the blocks behind begin.
+// restoreHolder stores the blocks of a worker behind begin.
 func (x *Index) restoreHolder(begin place, blocks []Block, h Holder, out *Outcome) {
 	owner := ownerOf(h.Worker, h.Tier)
 	o := x.make(owner)

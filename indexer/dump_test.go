@@ -17,8 +17,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// content is what the owners hold: by owner, as a model has them, external hashes and
-// the sequence hashes of their places.
+// content holds each owner's blocks: by owner as in a model, from external hashes to the
+// sequence hashes of their places.
 type content []map[uint64]uint64
 
 func (m *model) content() content {
@@ -32,7 +32,7 @@ func (m *model) content() content {
 	return c
 }
 
-// contentOf is what a dump says that the owners hold. It looks at all that a run says.
+// contentOf returns the content of a dump. It checks every field of a run.
 func contentOf(runs iter.Seq2[indexer.Run, error], workers int) (content, error) {
 	c := make(content, workers*modelTiers)
 	for i := range c {
@@ -41,7 +41,7 @@ func contentOf(runs iter.Seq2[indexer.Run, error], workers int) (content, error)
 	type end struct {
 		sequence uint64
 		depth    int
-		held     map[int][]uint64 // by owner: the external hashes of the last block
+		held     map[int][]uint64 // by owner: external hashes of the run's last block
 	}
 	ends := []end{{}}
 	for r, err := range runs {
@@ -85,7 +85,7 @@ func contentOf(runs iter.Seq2[indexer.Run, error], workers int) (content, error)
 	return c, nil
 }
 
-// print stands for what a worker holds.
+// print returns a checksum of a worker's blocks.
 func (c content) print(worker, workers int) (sum uint64) {
 	for o := worker; o < len(c); o += workers {
 		for external, sequence := range c[o] {
@@ -105,20 +105,20 @@ func (m *model) sequence(chain uint64) (sequence uint64) {
 	return sequence
 }
 
-// Writers of all workers go on while dumps are taken. Each dump has of every worker
-// what it held after one of the events that were under way between its begin and
-// its end, whole, and says rightly who holds the block before each run.
+// Writers of all workers continue while dumps are taken. For each worker a dump contains
+// the complete state after one of the events between the dump's begin and end, and names
+// the correct holders of the block before each run.
 func TestADumpIsOfOneMomentOfEachWorker(t *testing.T) {
 	s := shape{workers: 4, locals: 3, batch: 20, stores: 55, lower: true}
 	const events, dumps = 600, 25
 	x := indexer.New(indexer.Config{})
-	prints := make([][]uint64, s.workers)       // of each worker, after so many events
-	begun := make([]atomic.Int64, s.workers)    // events
-	ended := make([]atomic.Int64, s.workers)    // events
-	type taken struct{ from, to, got []uint64 } // by worker
+	prints := make([][]uint64, s.workers)       // of each worker, after each number of events
+	begun := make([]atomic.Int64, s.workers)    // events begun
+	ended := make([]atomic.Int64, s.workers)    // events ended
+	type taken struct{ from, to, got []uint64 } // all by worker
 	var all []taken
 	var writers sync.WaitGroup
-	// Every writer runs on until there were enough dumps.
+	// Each writer continues until there are enough dumps.
 	turn := make(chan struct{})
 	for w := range s.workers {
 		writers.Go(func() {
@@ -167,7 +167,7 @@ func TestADumpIsOfOneMomentOfEachWorker(t *testing.T) {
 				found = found || prints[w][at] == d.got[w]
 			}
 			if between += int(d.to[w] - d.from[w]); !found {
-				t.Errorf("dump %d: worker %d is as it was at no moment from event %d to %d", n, w, d.from[w], d.to[w])
+				t.Errorf("dump %d: worker %d does not have its state after any event from %d to %d", n, w, d.from[w], d.to[w])
 			}
 		}
 	}
@@ -176,8 +176,8 @@ func TestADumpIsOfOneMomentOfEachWorker(t *testing.T) {
 	}
 }
 
-// Bounds take blocks, of whomever, while a dump is read: it says what the index was when
-// it began, or that it was overtaken.
+// Bounds drop blocks of any worker while a dump is read. The dump then shows the index as
+// it was at its begin, or returns an error.
 func TestADumpIsOfItsBeginWhateverBoundsTake(t *testing.T) {
 	whole, overtaken, seeds := 0, 0, inLong(8, 4)
 	for seed := range uint64(seeds) {
@@ -248,7 +248,7 @@ func TestADumpIsOfItsBeginWhateverBoundsTake(t *testing.T) {
 	}
 }
 
-// slowly lets others run between two runs.
+// slowly yields the processor between two runs.
 func slowly(runs iter.Seq2[indexer.Run, error]) iter.Seq2[indexer.Run, error] {
 	return func(yield func(indexer.Run, error) bool) {
 		for r, err := range runs {
@@ -259,8 +259,8 @@ func slowly(runs iter.Seq2[indexer.Run, error]) iter.Seq2[indexer.Run, error] {
 	}
 }
 
-// filled is an index of so many sequences of 40 blocks, each held by four workers,
-// with branches and holes.
+// filled returns an index of sequences of 40 blocks, each held by four workers, with
+// branches and holes.
 func filled(sequences int, c indexer.Config) *indexer.Index {
 	x := indexer.New(c)
 	for n := range sequences {
@@ -280,7 +280,7 @@ func filled(sequences int, c indexer.Config) *indexer.Index {
 	return x
 }
 
-// allocated returns how many bytes are allocated while f runs.
+// allocated returns the number of bytes allocated while f runs.
 func allocated(f func()) int {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -289,8 +289,8 @@ func allocated(f func()) int {
 	return int(after.TotalAlloc - before.TotalAlloc)
 }
 
-// All that a dump and its events allocate, garbage included, is what they need for a
-// batch: it does not grow with the index.
+// A dump and its events allocate, garbage included, memory for one batch. It does not
+// grow with the index.
 func TestADumpTakesNoMoreForALargeIndex(t *testing.T) {
 	var took [2]int
 	small := inLong(1000, 250)
@@ -312,8 +312,8 @@ func TestADumpTakesNoMoreForALargeIndex(t *testing.T) {
 	}
 }
 
-// A dump that is read more slowly than the index changes is given up, and says so;
-// nothing else notices.
+// A dump that is read more slowly than the index changes is aborted with an error;
+// nothing else is affected.
 func TestADumpThatIsOvertakenIsGivenUp(t *testing.T) {
 	x := filled(2000, indexer.Config{DumpWords: 50_000})
 	runs := 0

@@ -2,7 +2,7 @@
 
 package indexer
 
-// Kind says what happened to a worker's cache.
+// Kind is the kind of a change of a worker's cache.
 type Kind uint8
 
 // The three kinds of event.
@@ -12,7 +12,7 @@ const (
 	Cleared
 )
 
-// Tier is where a worker keeps a block.
+// Tier is the memory in which a worker keeps a block.
 type Tier uint8
 
 // The storage tiers, fastest first.
@@ -23,7 +23,7 @@ const (
 	External
 )
 
-// String returns how a tier is called on the wire.
+// String returns the tier's name in messages.
 func (t Tier) String() string {
 	return [...]string{"device", "host_pinned", "disk", "external"}[min(t, External)]
 }
@@ -35,8 +35,8 @@ type Block struct {
 	Local    uint64
 }
 
-// Event is one change of a worker's cache, already in order and without the
-// transport's numbers: cursors and gaps are the sender's business.
+// Event is one change of a worker's cache, in order and without sequence numbers: the
+// sender handles cursors and gaps.
 type Event struct {
 	Kind Kind
 	Tier Tier
@@ -46,8 +46,8 @@ type Event struct {
 	Parent    uint64
 	HasParent bool
 
-	// Blocks are the blocks of a Stored event; each one's parent is the one
-	// before it.
+	// Blocks are the blocks of a Stored event. The parent of each further one is the
+	// previous one.
 	Blocks []Block
 
 	// Externals are the blocks of a Removed event.

@@ -10,7 +10,7 @@ import (
 	"math/bits"
 )
 
-// each yields the children in no order.
+// each yields the children, unordered.
 func (c *children[N]) each() iter.Seq2[uint64, *N] {
 	return func(yield func(uint64, *N) bool) {
 		for _, k := range c.few {
@@ -35,7 +35,7 @@ func (x *Index) Nodes() int {
 	return n
 }
 
-// Columns counts the columns, and how often owners are listed with one.
+// Columns counts the columns, and the owners listed with them.
 func (x *Index) Columns() (columns, listed int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -47,8 +47,8 @@ func (x *Index) Columns() (columns, listed int) {
 	return x.columns.used, listed
 }
 
-// Last returns the external hash of a worker's block that ends the leading blocks of
-// a prompt that it holds on the device, given their number; 0 if there are none.
+// Last returns the external hash of the last of the leading blocks of a prompt that a
+// worker holds on the device. Blocks is their number; Last returns 0 if it is 0.
 func (x *Index) Last(worker int, blocks int32, local []uint64) uint64 {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -63,8 +63,8 @@ func (x *Index) Last(worker int, blocks int32, local []uint64) uint64 {
 	return n.external(int32(worker), int(blocks)-1-depth)
 }
 
-// FalsePositives estimates which share of the hashes that were not added is found, from
-// the bits that are set.
+// FalsePositives estimates, from the number of set bits, the share of hashes that are
+// found although they were not added.
 func (f *Filter) FalsePositives() float64 {
 	set := 0
 	for i := range f.words {
@@ -73,7 +73,7 @@ func (f *Filter) FalsePositives() float64 {
 	return math.Pow(float64(set)/float64(f.Bits()), float64(f.k))
 }
 
-// Private reports whether an external hash of a worker stands in a private column.
+// Private reports whether a worker's external hash is in a private column.
 func (x *Index) Private(worker int, external uint64) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -82,8 +82,8 @@ func (x *Index) Private(worker int, external uint64) bool {
 	return k.mine && k.column.private
 }
 
-// Probes counts the entries of the table that are compared to look for an external
-// hash of a worker if none of them is what is looked for.
+// Probes counts the table entries that a lookup of a worker's external hash compares if
+// none of them matches.
 func (x *Index) Probes(worker int, external uint64) (compared int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -115,7 +115,7 @@ func (x *Index) Check() error {
 	pairs, lower, live := 0, 0, 0
 	columns := map[*column]int{}
 	nodes, private := map[int32]int{}, map[int32]int{}
-	standing := map[[2]uint64]bool{} // external hashes, with the owner where they are private
+	standing := map[[2]uint64]bool{} // external hashes seen, with the owner if private
 	for id := range x.nodes.end() {
 		place := x.nodes.at(id)
 		if place == nil || *place == nil {
@@ -132,7 +132,7 @@ func (x *Index) Check() error {
 			return fmt.Errorf("node %d has neither holder nor child", id)
 		}
 		if p := n.parent; n.shift > 0 && (p == &x.root || int(p.shift)+len(p.local) != int(n.shift)) {
-			return fmt.Errorf("node %d: its first cell is %d, and its parent ends elsewhere", id, n.shift)
+			return fmt.Errorf("node %d: its first cell is %d, but its parent ends elsewhere", id, n.shift)
 		}
 		children := 0
 		for local, k := range n.kids.each() {
@@ -144,7 +144,7 @@ func (x *Index) Check() error {
 			return fmt.Errorf("node %d: %d children, want %d", id, children, n.kids.len())
 		}
 		if n.kids.len() == 0 && n.union()>>(int(n.shift)+len(n.local)-1) == 0 {
-			return fmt.Errorf("leaf %d: nobody holds its end", id)
+			return fmt.Errorf("leaf %d: no owner holds its last block", id)
 		}
 		if n.main != nil {
 			columns[n.main]++
@@ -257,7 +257,7 @@ func (x *Index) Check() error {
 	return nil
 }
 
-// Check returns what is wrong with the tree of guesses: the invariants of guessTree.
+// Check returns the first broken invariant of guessTree.
 func (a *Approx) Check() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

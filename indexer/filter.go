@@ -9,32 +9,33 @@ import (
 	"sync/atomic"
 )
 
-// Filter is a lossy set of sequence hashes, a Bloom filter: what was added is always
-// found, and of what was not about 0.8 % is found, too, while it holds no more hashes
-// than it was made for. A router group publishes one, so that the router above knows which
-// prefixes the group has: of every fourth block or so (see [Index.Checkpoints]), 10 bits each.
+// Filter is a lossy set of sequence hashes, a Bloom filter. Added hashes are always
+// found. About 0.8 % of other hashes are found, too, as long as the filter has no more
+// hashes than it was made for. A router group publishes a filter, so that the router
+// above knows which prefixes the group has: of every fourth block or so (see
+// [Index.Checkpoints]), 10 bits each.
 //
 // Hash h sets bits (lo32(h) + i·(hi32(h) | 1)) mod m for i from 0 to k-1, in 64-bit
 // arithmetic; m is a multiple of 64.
 //
-// One goroutine may add while any number of others call Has and Overlap: these find what
-// was added before they were called.
+// One goroutine may add while any number of others call Has and Overlap: these find all
+// hashes that were added before they were called.
 type Filter struct {
 	words []atomic.Uint64
 	k     int
-	n     int // hashes that set a bit; of the adding goroutine
+	n     int // number of hashes that set a bit; for the adding goroutine only
 }
 
 const (
-	filterBits   = 10 // a hash
-	filterHashes = 7  // what is best for 10 bits
-	// filterRow is how many checkpoints side by side are looked at one by one.
+	filterBits   = 10 // for each hash
+	filterHashes = 7  // the best number for 10 bits
+	// filterRow is the number of adjacent checkpoints that are looked up one by one.
 	filterRow = 8
-	// maxFilterHashes is how many bits a hash of others' filters may have: each costs
-	// time.
+	// maxFilterHashes limits the bits for each hash in others' filters, because each bit
+	// takes time.
 	maxFilterHashes = 16
-	// maxFilterWords is 128 MB, for the checkpoints of 400 M blocks. Beyond 2^32 bits
-	// hashes would not reach all.
+	// maxFilterWords is 128 MB, for the checkpoints of 400 M blocks. Hashes cannot reach
+	// bits beyond 2^32.
 	maxFilterWords = 1 << 24
 )
 
@@ -48,14 +49,14 @@ func NewFilter(n int) *Filter {
 	return &Filter{words: make([]atomic.Uint64, words), k: filterHashes}
 }
 
-// first returns the first bit of a hash, and how far each further one is from the one
-// before, modulo m. Two divisions do for all bits; they take most of the time.
+// first returns the first bit of a hash, and the distance between two of its bits, modulo
+// m. Two divisions suffice for all bits; they take most of the time.
 func (f *Filter) first(h uint64) (at, step, m uint32) {
 	m = uint32(len(f.words) * 64)
 	return uint32(h) % m, (uint32(h>>32) | 1) % m, m
 }
 
-// next returns the bit that is a step behind another one. No sum exceeds 32 bits.
+// next returns the bit one step behind another one. No sum exceeds 32 bits.
 func next(at, step, m uint32) uint32 {
 	if at += step; at >= m {
 		at -= m
@@ -80,7 +81,7 @@ func (f *Filter) Add(h uint64) {
 	}
 }
 
-// Has reports whether a hash was added, or looks as if it was.
+// Has reports whether a hash was added, or is a false positive.
 func (f *Filter) Has(h uint64) bool {
 	at, step, m := f.first(h)
 	for range f.k {
@@ -92,18 +93,19 @@ func (f *Filter) Has(h uint64) bool {
 	return true
 }
 
-// Overlap returns how many leading blocks of a prompt the filter knows: stride for
-// each of its consecutive checkpoints, which are blocks stride, 2·stride and so on,
-// from the first. Stride must be positive. Blocks behind the last checkpoint do not
-// count, and a checkpoint that is found wrongly does.
+// Overlap returns how many leading blocks of a prompt are in the filter: stride for each
+// of its consecutive checkpoints, which are blocks stride, 2·stride and so on, from the
+// first. Stride must be positive. Blocks behind the last checkpoint do not count; false
+// positives do.
 //
-// A worker that holds a block holds those before it. So of many checkpoints only some are
-// looked at, two neighbours each time, since one may be found wrongly: the first few, then
-// at growing distances, then by bisection. Blocks after a hole may count.
+// A worker that holds a block holds all earlier ones. So only some checkpoints are looked
+// up: the first few, then checkpoints at growing distances, then by bisection. Each time
+// two neighbours are looked up, since one may be a false positive. Blocks after a hole may
+// count.
 func (f *Filter) Overlap(sequence []uint64, stride int) (blocks int) {
 	has := func(checkpoint int) bool { return f.Has(sequence[checkpoint*stride-1]) }
-	// The first low checkpoints are there, as far as looked at. The first high are not all
-	// there, or the prompt has fewer.
+	// Of the first low checkpoints, all that were looked up are in the filter. Of the
+	// first high, at least one is not, or the prompt has fewer.
 	low, high := 0, len(sequence)/stride+1
 	for low+1 < high && low < filterRow {
 		if !has(low + 1) {
@@ -134,13 +136,13 @@ func (f *Filter) Bits() int { return len(f.words) * 64 }
 // Hashes returns k.
 func (f *Filter) Hashes() int { return f.k }
 
-// Count is how many different hashes were added, without those that were found wrongly
-// before. Only the goroutine that adds may call it.
+// Count is the number of different hashes that were added, without false positives at the
+// time they were added. Only the goroutine that adds may call it.
 func (f *Filter) Count() int { return f.n }
 
 // Overfull reports whether the filter has at least a quarter more hashes than it was made
-// for and needs to be replaced: it finds 2.5 % of the hashes that were not added, and soon
-// all. Only the goroutine that adds may call it.
+// for and needs to be replaced: then 2.5 % of other hashes are found, and the share grows
+// fast. Only the goroutine that adds may call it.
 func (f *Filter) Overfull() bool { return f.n*filterBits*4 >= f.Bits()*5 }
 
 // AppendTo appends the filter's words to dst, little endian: Bits()/8 bytes.
@@ -151,8 +153,8 @@ func (f *Filter) AppendTo(dst []byte) []byte {
 	return dst
 }
 
-// ParseFilter makes a filter of its words, as [Filter.AppendTo] gives them, with m bits
-// and k of them a hash, for n hashes. The data is copied.
+// ParseFilter makes a filter for n hashes, with m bits and k of them for each hash, from
+// its words as [Filter.AppendTo] returns them. The data is copied.
 func ParseFilter(m, k, n uint64, data []byte) (*Filter, error) {
 	switch {
 	case m == 0 || m%64 != 0 || m/64 > maxFilterWords:
@@ -171,12 +173,12 @@ func ParseFilter(m, k, n uint64, data []byte) (*Filter, error) {
 	return f, nil
 }
 
-// Checkpoints yields the sequence hashes of blocks whose depth, counted from 1, is
-// divisible by stride, of those that any worker holds on the device: each once, as the
-// index is when the loop begins. What it costs others, and when it ends with
-// [ErrOvertaken], is as for [Index.Dump], which it reads. Stride must be positive.
+// Checkpoints yields the sequence hashes of all blocks that any worker holds on the
+// device and whose depth, counted from 1, is divisible by stride. Each is yielded once,
+// as the index is when the loop begins. Its costs and the conditions of [ErrOvertaken]
+// are those of [Index.Dump], which it reads. Stride must be positive.
 //
-// A caller finds the difference to an earlier time by asking a filter of that time.
+// A caller finds the new blocks since an earlier time with a filter of that time.
 func (x *Index) Checkpoints(stride int) iter.Seq2[uint64, error] {
 	return func(yield func(uint64, error) bool) {
 		ends := []uint64{0} // sequence hashes of the last blocks of runs

@@ -37,11 +37,12 @@ func TestFilterVector(t *testing.T) {
 		t.Errorf("bits %d, want %d", got, want)
 	}
 	if !f.Has(h2) || f.Has(h2+1) || f.Count() != 1 {
-		t.Errorf("it has it: %v, and its neighbour: %v; count %d", f.Has(h2), f.Has(h2+1), f.Count())
+		t.Errorf("the filter has the hash: %v, and its neighbour: %v; count %d", f.Has(h2), f.Has(h2+1), f.Count())
 	}
 }
 
-// The bits of any hash in a filter of any size are what the formula says, term by term.
+// The bits of a hash equal those of the formula, computed term by term, for filters of
+// any size.
 func TestFilterBitsAreWhatTheFormulaSays(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 5))
 	for range inLong(2000, 200) {
@@ -61,7 +62,7 @@ func TestFilterBitsAreWhatTheFormulaSays(t *testing.T) {
 	}
 }
 
-// chained are sequence hashes as prompts have them: chains of 64.
+// chained returns sequence hashes in the form of prompts: chains of 64.
 func chained(n int, seed uint64) []uint64 {
 	rng := rand.New(rand.NewPCG(seed, 3))
 	out := make([]uint64, n)
@@ -73,9 +74,9 @@ func chained(n int, seed uint64) []uint64 {
 	return out
 }
 
-// What was added is found, and of what was not as much as Bloom filters promise: the
-// share is counted, on hashes of the kind that is asked for. Filters that hold more
-// than they were made for are as much worse as they must be.
+// Added hashes are found. Other hashes are found at the rate that Bloom filters promise,
+// counted on hashes of the same kind. Filters with more hashes than they were made for
+// are worse only by the computed factor.
 func TestFilterFindsLittleThatWasNotAdded(t *testing.T) {
 	const asked = 200_000
 	for _, c := range []struct{ size, added int }{{1000, 1000}, {40_000, 40_000}, {250_000, 250_000}, {40_000, 52_000}, {40_000, 80_000}, {40_000, 4000}} {
@@ -97,8 +98,8 @@ func TestFilterFindsLittleThatWasNotAdded(t *testing.T) {
 				}
 			}
 			want := math.Pow(1-math.Exp(-7*float64(c.added)/float64(f.Bits())), 7)
-			// Three parts: chance, the filter's own chance, and that the bits of a
-			// hash are two numbers' only.
+			// The limit has three parts: chance, the chance within one filter, and the
+			// dependence of a hash's bits, which come from two numbers.
 			off := 4*math.Sqrt(want/asked) + .1*want
 			if got := float64(found) / asked; math.Abs(got-want) > off {
 				t.Errorf("%.4f of others are found, want %.4f ± %.4f", got, want, off)
@@ -106,7 +107,7 @@ func TestFilterFindsLittleThatWasNotAdded(t *testing.T) {
 			if est := f.FalsePositives(); math.Abs(est-want) > .1*want+1e-9 {
 				t.Errorf("it expects to find %.4f of others, want %.4f", est, want)
 			}
-			// Those that were found before they were added are not counted.
+			// Hashes that were already found before they were added are not counted.
 			if n := f.Count(); n > c.added || float64(n) < float64(c.added)*(1-want)-1 {
 				t.Errorf("count %d, want %d and at most %.3f of it less", n, c.added, want)
 			}
@@ -115,7 +116,7 @@ func TestFilterFindsLittleThatWasNotAdded(t *testing.T) {
 	}
 }
 
-// A filter says when it has taken too much, whatever its size.
+// A filter of any size reports when it has too many hashes.
 func TestFilterIsOverfull(t *testing.T) {
 	for _, size := range []int{0, 100, 10_000} {
 		f := indexer.NewFilter(size)
@@ -163,13 +164,14 @@ func TestFilterOverlap(t *testing.T) {
 	}
 }
 
-// What is counted by leaps is what is counted one by one, wherever a prompt's known
-// beginning ends, but for a few that are found wrongly; and no less, whatever is missing.
+// The count with leaps equals the count one by one, wherever the known beginning of a
+// prompt ends, except for a few false positives. It is never lower, whatever hashes are
+// missing.
 func TestFilterOverlapLeaps(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 9))
 	const tries, stride = 20_000, 2
 	f := indexer.NewFilter(1000 * stride)
-	for _, h := range chained(1000*stride, 3) { // others'
+	for _, h := range chained(1000*stride, 3) { // hashes of other prompts
 		f.Add(h)
 	}
 	oneByOne := func(seq []uint64) (blocks int) {
@@ -198,7 +200,8 @@ func TestFilterOverlapLeaps(t *testing.T) {
 			more++
 		}
 		ends[known] = true
-		// In a filter that is as full as it may be, none is there but by chance.
+		// In a filter that is as full as allowed, any further checkpoint is found only by
+		// chance.
 		if got, want := f.Overlap(seq, stride), oneByOne(seq); got < want {
 			t.Fatalf("%d blocks, one by one %d", got, want)
 		}
@@ -208,8 +211,8 @@ func TestFilterOverlapLeaps(t *testing.T) {
 	}
 }
 
-// In a filter that holds as much as it is for, what two checkpoints side by side that are
-// found wrongly add to a prompt is little beside what is there.
+// In a filter at its capacity, two adjacent false positives add little to the length of a
+// prompt.
 func TestFilterOverlapIsSeldomTooLong(t *testing.T) {
 	const stride, known, prompts = 1, 100, 2000
 	f := indexer.NewFilter(40_000)
@@ -228,7 +231,7 @@ func TestFilterOverlapIsSeldomTooLong(t *testing.T) {
 		}
 	}
 	t.Logf("%d of %d prompts are too long, by %.2f checkpoints in the mean", tooLong, prompts, float64(excess)/prompts)
-	// One by one it would be .008, by .008.
+	// Counted one by one, .008 of the prompts would be too long, by .008 in the mean.
 	if tooLong > prompts/50 || float64(excess)/prompts > .5 {
 		t.Errorf("%d of %d prompts are too long, by %d checkpoints in all", tooLong, prompts, excess)
 	}
@@ -277,8 +280,8 @@ func TestParseFilterRefuses(t *testing.T) {
 	}
 }
 
-// FuzzParseFilter makes filters of any numbers and bytes: none fails but with an error,
-// and what is a filter is the same when it is written and read again, and can be used.
+// FuzzParseFilter parses filters of any numbers and bytes. Parsing either fails with an
+// error or returns a usable filter that is the same after writing and parsing it again.
 func FuzzParseFilter(f *testing.F) {
 	f.Add(uint64(64), uint64(7), uint64(3), []byte("12345678"), uint64(5))
 	f.Add(uint64(128), uint64(16), uint64(0), make([]byte, 16), uint64(1)<<40)
@@ -298,7 +301,7 @@ func FuzzParseFilter(f *testing.F) {
 		had := x.Has(h)
 		x.Add(h)
 		if now := x.Count() - int(n); !x.Has(h) || had != (now == 0) || now > 1 {
-			t.Fatalf("it had %d: %v; added, it has it: %v, and %d more", h, had, x.Has(h), now)
+			t.Fatalf("before adding %d: found %v; after adding: found %v, and %d more", h, had, x.Has(h), now)
 		}
 		if rate := x.FalsePositives(); rate < 0 || rate > 1 {
 			t.Fatalf("a share of %f", rate)
@@ -309,7 +312,7 @@ func FuzzParseFilter(f *testing.F) {
 	})
 }
 
-// One adds while another asks, as between a summary's receiver and decisions.
+// One goroutine adds while another reads, as a summary's receiver and decisions do.
 func TestFilterIsAskedWhileItGrows(t *testing.T) {
 	f := indexer.NewFilter(20_000)
 	in := chained(20_000, 1)
@@ -328,8 +331,8 @@ func TestFilterIsAskedWhileItGrows(t *testing.T) {
 	}
 }
 
-// checkpoints are what the model's workers hold on the device at depths that stride
-// divides.
+// checkpoints returns the blocks that the model's workers hold on the device at depths
+// that stride divides.
 func (m *model) checkpoints(stride int) map[uint64]int {
 	out := map[uint64]int{}
 	for w := range m.workers {
@@ -342,8 +345,8 @@ func (m *model) checkpoints(stride int) map[uint64]int {
 	return out
 }
 
-// The checkpoints are those of the model, whatever the shape of the events, at the
-// moment when the loop begins: what happens while it runs changes nothing.
+// The checkpoints equal those of the model at the moment when the loop begins, for events
+// of any shape: changes during the loop have no effect.
 func TestCheckpointsAreOfAllWorkersAtOneMoment(t *testing.T) {
 	for i, s := range shapes() {
 		rng := rand.New(rand.NewPCG(uint64(i), 31))
@@ -375,7 +378,7 @@ func TestCheckpointsAreOfAllWorkersAtOneMoment(t *testing.T) {
 	}
 }
 
-// A loop that is left leaves nothing behind: the next one goes on, and so do events.
+// Leaving the loop early leaves no state behind: the next loop and events work.
 func TestCheckpointsMayBeLeft(t *testing.T) {
 	x := filled(50, indexer.Config{})
 	whole := 0
@@ -400,7 +403,7 @@ func TestCheckpointsMayBeLeft(t *testing.T) {
 	}
 }
 
-// Who is overtaken by what changes is told, as readers of dumps are.
+// A reader of checkpoints gets an error if changes overtake it, as readers of dumps do.
 func TestCheckpointsCanBeOvertaken(t *testing.T) {
 	x := filled(2000, indexer.Config{DumpWords: 1})
 	var last error
@@ -438,14 +441,14 @@ func BenchmarkFilter(b *testing.B) {
 	})
 }
 
-// BenchmarkCheckpoints reads the checkpoints of a group: 8 workers of 20,000 blocks, and
-// 100 of them, with a third of the blocks in common; and what has changed since.
+// BenchmarkCheckpoints reads the checkpoints of a group of 8 and of 100 workers of 20,000
+// blocks, with a third of the blocks in common, and the changes since.
 func BenchmarkCheckpoints(b *testing.B) {
 	for _, workers := range []int{8, 100} {
 		x := indexer.New(indexer.Config{})
 		rng := rand.New(rand.NewPCG(1, 1))
 		for w := range workers {
-			for c := range 20_000 / 400 { // chains of 400
+			for c := range 20_000 / 400 { // chains of 400 blocks
 				var chain []indexer.Block
 				source := rng
 				if c%3 == 0 {

@@ -27,12 +27,12 @@ func (x *Index) hash(n int, external func(int) uint64) {
 	}
 }
 
-// touchRemoved loads into the processor's cache what the hashes of an event seem to
-// refer to: all buckets at once, then all cells and their nodes. Blocks that are removed
-// together need not lie together in memory.
+// touchRemoved loads the memory that the hashes of an event seem to refer to into the
+// processor's cache: all buckets at once, then all cells and their nodes. Blocks that are
+// removed together need not lie together in memory.
 func (x *Index) touchRemoved() {
 	if len(x.hashes) == 1 {
-		return // the search is as soon there
+		return // the search itself is as fast
 	}
 	x.table.touch(len(x.hashes), func(i int) uint64 { return x.hashes[i] })
 	if len(x.hashes) < 4 {
@@ -79,7 +79,7 @@ func (x *Index) lastRemoved(owner int32, h *holdings, externals []uint64) cell {
 	return cell{}
 }
 
-// findAll fills x.known for the blocks of an event, and counts those not known.
+// findAll fills x.known for the blocks of an event, and counts the unknown ones.
 func (x *Index) findAll(owner int32, blocks []Block) (unknown int) {
 	x.table.touch(len(x.hashes), func(i int) uint64 { return x.hashes[i] })
 	x.known, x.view = x.known[:0], view{}
@@ -120,8 +120,8 @@ func (x *Index) find(owner int32, external, hash uint64, near cell) (k cell) {
 	return k
 }
 
-// search looks for an external hash in the shared columns, or in an owner's private
-// ones. There is one at most.
+// search looks for an external hash in the shared columns, or in an owner's private ones.
+// At most one cell matches.
 func (x *Index) search(key, external uint64, private int32) cell {
 	s, at := x.table.find(key)
 	if s == nil {
@@ -144,8 +144,8 @@ func (x *Index) search(key, external uint64, private int32) cell {
 	return cell{}
 }
 
-// view caches what an owner holds by one column in one node, while many cells are looked
-// up and none changes.
+// view caches the cells that an owner holds by one column in one node, while many cells
+// are looked up and none changes.
 type view struct {
 	column   *column
 	from, to int
@@ -167,7 +167,7 @@ func (v *view) of(owner int32, c *column, at int) bool {
 
 // part returns the node in which a live cell lies.
 func (c *column) part(at int) *node {
-	for c.node.local == nil { // the last part is gone
+	for c.node.local == nil { // the last part was removed
 		c.node = c.node.parent
 	}
 	return c.node.with(at)

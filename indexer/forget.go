@@ -9,9 +9,9 @@ import (
 
 // The removal of blocks from owners. All of this runs under mu and gate.
 
-// release takes from an owner the known external hash i of an event, and the following
-// ones in the same column and node that the owner has. It returns how many: none if
-// the owner does not have the first one, since the event names it twice.
+// release removes from an owner the known external hash i of an event, and the following
+// ones in the same column and node that the owner has. It returns how many: 0 if the
+// owner no longer has the first one, because the event contains it twice.
 func (x *Index) release(owner int32, i int) (released int) {
 	c, first := x.known[i].column, x.known[i].cell
 	if !x.known[i].mine || c.live>>first&1 == 0 {
@@ -33,12 +33,12 @@ func (x *Index) release(owner int32, i int) (released int) {
 		return 0
 	}
 	x.preserve(n)
-	before, gone := n.cells(owner), cells // what ends in the node
+	before, gone := n.cells(owner), cells // gone: cells that the owner stops holding
 	spent := -1                           // a listing that is no longer needed
 	if o, owns := n.findListing(owner); owns {
 		for ; o < len(n.listed) && n.listed[o].owner == owner; o++ {
 			if n.listed[o].column != c {
-				gone &^= n.listed[o].cells // it has these under other hashes still
+				gone &^= n.listed[o].cells // the owner still has these under other hashes
 			} else if n.listed[o].cells &^= cells; n.listed[o].cells == 0 {
 				spent = o
 			}
@@ -52,12 +52,12 @@ func (x *Index) release(owner int32, i int) (released int) {
 			n.setCells(owner, before, 0)
 			x.of(owner).nodes--
 		case n.kids.len() == 0 && before == n.all() && after>>n.shift == ones(left) && len(n.part) == 0 && n.full.count() == 1:
-			n.local = n.local[:left] // the most frequent case: an engine forgets its tails first
+			n.local = n.local[:left] // the most frequent case: an engine removes the ends of its chains first
 		default:
 			n.setCells(owner, before, after)
 		}
 	}
-	dead := cells // what ends in the table
+	dead := cells // cells that leave the table
 	if c.owner == anyOwner {
 		dead &^= n.standing(c, cells)
 	}
@@ -79,15 +79,15 @@ func (x *Index) release(owner int32, i int) (released int) {
 	return released
 }
 
-// leave takes the blocks of some cells of a node from an owner.
+// leave removes an owner from the blocks of some cells of a node.
 func (x *Index) leave(owner int32, n *node, cells uint64) {
 	x.take(owner, n, cells)
 	x.bury(n, cells)
 	x.tidy(n)
 }
 
-// take is leave without its consequences: cells of the columns in x.worn that no owner
-// uses any more, and a node that is not needed any more.
+// take is leave without its consequences for cells of the columns in x.worn that no owner
+// uses any more, and for a node that is not needed any more.
 func (x *Index) take(owner int32, n *node, cells uint64) {
 	before := n.cells(owner)
 	if cells &= before; cells == 0 {
@@ -157,7 +157,7 @@ func (x *Index) tidy(n *node) {
 			x.drop(n.main)
 		}
 		x.nodes.drop(n.id)
-		n.local, n.main = nil, nil // columns that it shared with the parent still lead there
+		n.local, n.main = nil, nil // columns shared with the parent still point to this node
 		n = parent
 		if n.kids.len() == 0 && n != &x.root {
 			x.queueLeaf(n)
@@ -197,7 +197,7 @@ func (x *Index) kill(c *column, cells uint64) {
 	x.end(c, cells)
 }
 
-// end is kill but for the table.
+// end is kill without the change of the table.
 func (x *Index) end(c *column, cells uint64) {
 	if c.private {
 		x.of(c.owner).private -= bits.OnesCount64(cells)

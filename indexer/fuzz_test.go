@@ -12,8 +12,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// fuzzed takes operations off a fuzzer's bytes. Where there are none left it takes
-// zeros.
+// fuzzed reads operations from a fuzzer's bytes. After the last byte it reads zeros.
 type fuzzed struct{ rest []byte }
 
 func (f *fuzzed) byte() byte {
@@ -33,8 +32,8 @@ const (
 	fuzzLocals  = 3
 )
 
-// external is one of few, so that events meet. Those from 200 on say where a block
-// is, as engines that agree do.
+// external returns one of few hashes, so that events interact. Hashes from 200 on follow
+// from the block's place, as for engines that agree.
 func (f *fuzzed) external(m *model, before uint64, local uint64) uint64 {
 	b := uint64(f.byte())
 	if b < 200 {
@@ -43,7 +42,7 @@ func (f *fuzzed) external(m *model, before uint64, local uint64) uint64 {
 	return indexer.NextSequenceHash(m.chain(before, local), b%2)
 }
 
-// stored makes an event of up to 80 blocks, more than fit into a node.
+// stored returns an event of up to 80 blocks, more than fit into a node.
 func (f *fuzzed) stored(m *model, worker int) indexer.Event {
 	shape := f.byte()
 	ev := indexer.Event{Kind: indexer.Stored, HasParent: shape&1 != 0, Tier: indexer.Tier(max(0, int(shape>>1&7)-4))}
@@ -67,7 +66,7 @@ func (f *fuzzed) stored(m *model, worker int) indexer.Event {
 	return ev
 }
 
-// known returns one of the external hashes that an owner has, if it has any.
+// known returns an external hash that the owner has, if it has any.
 func (f *fuzzed) known(m *model, worker int, t indexer.Tier) uint64 {
 	held := slices.Sorted(maps.Keys(m.owner(worker, t).held))
 	if len(held) == 0 {
@@ -89,28 +88,29 @@ func (f *fuzzed) removed(m *model, worker int) indexer.Event {
 	return ev
 }
 
-// FuzzIndex turns bytes into operations on an index and on the slow model, which
-// must agree in what each event did and in every answer. A dump may be read while
-// operations follow, and is of the moment when it began.
+// FuzzIndex turns bytes into operations on an index and on the slow model. Both must
+// agree on each event's outcome and on every query. A dump may be read during later
+// operations and shows the moment of its begin.
 func FuzzIndex(f *testing.F) {
 	for _, seed := range [][]byte{
-		// A chain, continued by its parent's hash, cut in the middle and mended.
+		// A chain, continued by its parent's hash, cut in the middle and restored.
 		{0, 0, 0, 4, 0, 1, 1, 2, 2, 3, 0, 4, 0, 0, 17, 0, 2, 0, 5, 1, 6, 2, 7, 3, 0, 33, 2, 3, 5, 0, 1, 2, 0, 1, 2, 0, 0, 1, 1, 0, 2, 0, 5, 3, 0, 1, 2},
-		// Engines that agree hold the same long run; one forgets some of it, all is dumped.
+		// Engines that agree hold the same long run; one removes a part, then the index
+		// is dumped.
 		{0, 0, 32, 7, 0, 200, 1, 200, 0, 200, 0, 0, 32, 7, 0, 200, 1, 200, 0, 200, 3, 1, 64, 1, 2, 3, 4, 6, 5, 3, 0, 1, 0},
 		// Tiers: a parent on the device, blocks in host memory and on disk behind it.
 		{0, 2, 0, 2, 0, 1, 1, 2, 2, 3, 0, 2, 11, 3, 1, 0, 4, 0, 2, 13, 4, 1, 1, 5, 5, 4, 0, 1, 2, 0, 1, 4, 2, 6},
-		// A dump is begun, everything changes, then it is read.
+		// A dump begins, all contents change, then the dump is read.
 		{0, 0, 32, 7, 0, 1, 1, 2, 0, 3, 0, 1, 0, 7, 0, 1, 1, 2, 0, 3, 7, 4, 0, 0, 1, 0, 3, 1, 9, 4, 1, 7, 5, 2, 0, 1},
-		// A worker goes with both of its ranks, and its number is used again.
+		// A worker with two ranks is removed, and its number is used again.
 		{0, 0, 0, 3, 0, 1, 1, 2, 2, 3, 0, 1, 0, 3, 0, 1, 1, 2, 2, 3, 5, 0, 0, 0, 0, 1, 1, 9, 5, 2, 1, 1, 6, 8, 0},
-		// Two names of one block; a hash that names another place; a duplicate; a parent
-		// of its own.
+		// Two hashes of one block; a hash for another place; a duplicate; a block that is
+		// its own parent.
 		{0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 3, 0, 16, 1, 5, 2, 0, 0},
 	} {
 		f.Add(seed)
 	}
-	for seed := range uint64(24) { // and whatever comes
+	for seed := range uint64(24) { // random operations
 		rng := rand.New(rand.NewPCG(seed, 11))
 		data := make([]byte, 1<<10)
 		for i := range data {
@@ -120,11 +120,11 @@ func FuzzIndex(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if len(data) > 1<<11 {
-			return // the model is slow
+			return // limited, as the model is slow
 		}
 		x, m := indexer.New(indexer.Config{}), newModel(fuzzWorkers)
 		in := fuzzed{data}
-		var runs iter.Seq2[indexer.Run, error] // of a dump that has begun
+		var runs iter.Seq2[indexer.Run, error] // runs of a dump that has begun
 		var stop func()
 		var then content
 		end := func() {
@@ -155,7 +155,7 @@ func FuzzIndex(f *testing.F) {
 			case 3:
 				worker := in.less(fuzzWorkers)
 				apply(worker, in.removed(m, worker))
-			case 4: // a rank goes, or is cleared
+			case 4: // a rank is removed or cleared
 				worker := in.less(fuzzWorkers)
 				if in.byte()%2 == 0 {
 					x.RemoveWorker(worker)
@@ -163,7 +163,7 @@ func FuzzIndex(f *testing.F) {
 				} else {
 					apply(worker, indexer.Event{Kind: indexer.Cleared})
 				}
-			case 5: // a prompt
+			case 5: // match a prompt
 				var prompt []uint64
 				if b := in.byte(); b%2 == 0 {
 					o := &m.owners[int(b/2)%len(m.owners)]
@@ -177,19 +177,19 @@ func FuzzIndex(f *testing.F) {
 				if err := equal(x, m, prompt); err != nil {
 					t.Fatal(err)
 				}
-			case 6: // a worker goes, with its two ranks
+			case 6: // a worker is removed with its two ranks
 				first := in.less(fuzzWorkers / 2)
 				for worker := 2 * first; worker < 2*first+2; worker++ {
 					x.RemoveWorker(worker)
 					m.apply(worker, indexer.Event{Kind: indexer.Cleared})
 				}
-			case 7: // a dump begins
+			case 7: // begin a dump
 				end()
 				runs, stop = x.DumpNow()
 				then = m.content()
-			case 8: // and is read
+			case 8: // read the dump
 				end()
-			case 9: // on with what is restored from a dump
+			case 9: // continue with an index restored from a dump
 				end()
 				y, out, err := indexer.Restore(indexer.Config{}, x.Dump())
 				if err != nil || out.Conflict > 0 || out.Refused > 0 {

@@ -7,20 +7,20 @@ import (
 	"unsafe"
 )
 
-// guessTree is the tree of the blocks that workers are taken to hold, one for all
-// workers. A sequence hash covers all that comes before its block. So blocks need no
-// other names, and a worker that holds a block holds those before it.
+// guessTree is the tree of the predicted blocks, one for all workers. A sequence hash
+// covers its block and all blocks before it. So it identifies a block, and a worker that
+// holds a block holds all earlier ones.
 //
 // # Invariants
 //
 //   - A worker that holds a node holds all of its blocks, and its parent. So a worker's
 //     count is the depth of the last node of a prompt's path that it holds.
 //   - A worker's uses of a node are the prompts of its list that end there, and the
-//     node's children that it holds. It holds the node while there are any.
-//   - Every node but the root, which nobody holds, has a holder.
+//     node's children that it holds. It holds the node while the uses are above 0.
+//   - Every node has a holder, except the root, which has no holders.
 type guessTree struct {
 	root  guessNode
-	bytes int // of all nodes and their slices; of the root, only its children's
+	bytes int // of all nodes with their slices; for the root, only of its children
 }
 
 // guessNode is a run of blocks that have the same holders.
@@ -68,7 +68,8 @@ func (t *guessTree) match(dst []int32, sequence []uint64) {
 }
 
 // follow returns the node of the block that follows the first from blocks of n and has
-// the given sequence hash, and how many blocks of that node it ends; nil if there is none.
+// the given sequence hash, and the number of that node's blocks up to it. It returns nil
+// if n has no such block.
 func (n *guessNode) follow(from int, sequence uint64) (*guessNode, int) {
 	if from == len(n.sequence) {
 		return n.children.get(sequence), 1
@@ -88,7 +89,7 @@ func (n *guessNode) path() []uint64 {
 	return sequence
 }
 
-// within says whether n is m or somewhere behind it.
+// within reports whether n is m or a descendant of m.
 func (n *guessNode) within(m *guessNode) bool {
 	for n.depth > m.depth {
 		n = n.parent
@@ -96,8 +97,9 @@ func (n *guessNode) within(m *guessNode) bool {
 	return n == m
 }
 
-// use has a worker use the node that ends with the last block of a prompt, which is
-// made if need be, and returns it, with how many more blocks the worker holds.
+// use adds a use, by a worker, of the node that ends with the last block of a prompt. It
+// makes the node if necessary, and returns the node and how many more blocks the worker
+// holds.
 func (t *guessTree) use(worker int, sequence []uint64) (end *guessNode, more int) {
 	end, at := &t.root, 0
 	for at < len(sequence) {
@@ -116,8 +118,8 @@ func (t *guessTree) use(worker int, sequence []uint64) (end *guessNode, more int
 	return end, t.hold(worker, end)
 }
 
-// shift has a worker use a node above n in place of n, and returns how many fewer
-// blocks the worker holds. The node above is not the root.
+// shift moves a worker's use from n to a node above n, and returns how many fewer blocks
+// the worker holds. The node above is not the root.
 func (t *guessTree) shift(worker int, n, above *guessNode) (less int) {
 	t.hold(worker, above)
 	return t.leave(worker, n)
@@ -140,8 +142,8 @@ func (t *guessTree) hold(worker int, n *guessNode) (more int) {
 	return more
 }
 
-// leave takes a use of a node away, and returns how many fewer blocks the worker holds. A
-// worker without a use left no longer uses the parent either.
+// leave removes a use of a node, and returns how many fewer blocks the worker holds. A
+// worker without uses of a node no longer uses its parent either.
 func (t *guessTree) leave(worker int, n *guessNode) (less int) {
 	for n != &t.root {
 		at, _ := n.holder(worker)
@@ -169,7 +171,7 @@ func (t *guessTree) remove(n *guessNode) {
 	t.bytes += n.parent.bytes() - before
 }
 
-// adopt makes n a child of another node, in the place of the one that begins as n does.
+// adopt makes n a child of another node, in place of the child with the same first hash.
 func (t *guessTree) adopt(parent, n *guessNode) {
 	before := parent.bytes()
 	n.parent = parent
@@ -177,17 +179,17 @@ func (t *guessTree) adopt(parent, n *guessNode) {
 	t.bytes += parent.bytes() - before
 }
 
-// bytes returns what a node takes of the heap.
+// bytes returns the heap memory of a node.
 func (n *guessNode) bytes() int {
 	return heapSize(int(unsafe.Sizeof(*n))) + heapSize(8*cap(n.sequence)) + heapSize(8*cap(n.holders)) + n.children.bytes()
 }
 
-// split makes the first k blocks of n a node of their own, before n, and returns it.
+// split moves the first k blocks of n to a new node before n, and returns the new node.
 // Prompts that end with n still do.
 func (t *guessTree) split(n *guessNode, k int) *guessNode {
 	head := &guessNode{sequence: slices.Clone(n.sequence[:k]), depth: n.depth, holders: slices.Clone(n.holders)}
 	for i := range head.holders {
-		head.holders[i].uses = 1 // n
+		head.holders[i].uses = 1 // the use by its child n
 	}
 	before := n.bytes()
 	t.adopt(n.parent, head)

@@ -29,10 +29,10 @@ func Seed(lora, salt string) uint64 {
 	return seed
 }
 
-// AppendLocalHashes appends to dst the local hash of each full block of
-// blockSize tokens, each hashed alone: XXH3-64 with the seed over the tokens as
-// little-endian 32-bit numbers. A tail that does not fill a block has no hash.
-// It allocates only what dst must grow. blockSize must be positive.
+// AppendLocalHashes appends to dst the local hash of each full block of blockSize tokens,
+// each hashed alone: XXH3-64 with the seed over the tokens as little-endian 32-bit
+// numbers. A partial block at the end has no hash. It allocates only to enlarge dst.
+// blockSize must be positive.
 func AppendLocalHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64) []uint64 {
 	return appendHashes(dst, tokens, blockSize, blockSize, seed)
 }
@@ -54,8 +54,7 @@ func appendHashes(dst []uint64, tokens []uint32, blockSize, window int, seed uin
 	return dst
 }
 
-// littleEndian returns the bytes of tokens, without copying where the processor
-// keeps numbers that way.
+// littleEndian returns the bytes of tokens, without copying on little-endian processors.
 func littleEndian(tokens []uint32) []byte {
 	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), 4*len(tokens))
 	if binary.NativeEndian.Uint16([]byte{1, 0}) == 1 {
@@ -64,10 +63,10 @@ func littleEndian(tokens []uint32) []byte {
 	return appendTokens(nil, tokens)
 }
 
-// AppendSequenceHashes appends to dst the sequence hash of each block of a
-// chain of local hashes: the first is the local hash itself, each further one is
-// XXH3-64 over its predecessor and the block's local hash. The seed is the base
-// seed always; LoRA and salt take part through the local hashes.
+// AppendSequenceHashes appends to dst the sequence hash of each block of a chain of local
+// hashes: the first is the local hash itself, each further one is XXH3-64 over its
+// predecessor and the block's local hash. The seed is always the base seed; the local
+// hashes contain LoRA and salt.
 func AppendSequenceHashes(dst, local []uint64) []uint64 {
 	dst = slices.Grow(dst, len(local))
 	for i, hash := range local {
@@ -79,9 +78,9 @@ func AppendSequenceHashes(dst, local []uint64) []uint64 {
 	return dst
 }
 
-// NextSequenceHash returns the sequence hash of the block with the given local
-// hash that follows the block with sequence hash prev: XXH3-64 of 16 bytes, written
-// out. A chain of them waits for each, and [xxh3.HashSeed] takes twice as long.
+// NextSequenceHash returns the sequence hash of the block with the given local hash that
+// follows the block with sequence hash prev. It is XXH3-64 of 16 bytes, inlined: each
+// hash of a chain waits for the previous one, and [xxh3.HashSeed] takes twice as long.
 func NextSequenceHash(prev, local uint64) uint64 {
 	// Words of XXH3's secret, from its bytes 24, 32, 40 and 48.
 	const flipLow = 0x1F67B3B7A4A44072 ^ 0x78E5C0CC4EE679CB + baseSeed

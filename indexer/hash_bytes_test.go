@@ -11,7 +11,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Blocks of every size hash as their bytes do, and so do pairs of hashes.
+// Blocks of every size hash like their bytes, and so do pairs of hashes.
 func TestHashesOfTokensAreThoseOfBytes(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for size := 1; size <= 70; size++ {

@@ -16,8 +16,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// The values are those of NVIDIA Dynamo's scheme; each was computed with a Go and
-// a C implementation of XXH3.
+// The values follow NVIDIA Dynamo's scheme; each was computed with a Go and a C
+// implementation of XXH3.
 func TestHashVectors(t *testing.T) {
 	for _, c := range []struct {
 		name       string
@@ -61,7 +61,7 @@ func TestHashVectorsOfLongPrompts(t *testing.T) {
 	if got, want := sequence[63], uint64(11606098466009050563); len(sequence) != 64 || got != want { // H19
 		t.Errorf("%d blocks, the last one %d; want 64 and %d", len(sequence), got, want)
 	}
-	// Blocks larger than the stack buffer.
+	// Blocks are larger than the stack buffer.
 	big := indexer.AppendLocalHashes(nil, run(0, 2000), 1000, indexer.Seed("", ""))
 	if len(big) != 2 || big[0] == big[1] {
 		t.Errorf("blocks of 1000 tokens: %d, want two different hashes", big)
@@ -166,7 +166,7 @@ func TestReplacePlaceholders(t *testing.T) {
 	}
 }
 
-// Prompts that real Dynamo frontends hashed: three versions, 127 requests.
+// The prompts are from 127 requests that three versions of real Dynamo frontends hashed.
 func TestCapturedRequests(t *testing.T) {
 	dir := os.Getenv("KVROUTE_SHARED")
 	if dir == "" {

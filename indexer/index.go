@@ -45,46 +45,46 @@ import (
 
 // Config sizes an [Index]. The zero value of each field means its default.
 type Config struct {
-	// MaxBlocks bounds the (block, owner) pairs remembered; an owner is a worker's
-	// cache on one tier. At the bound the ends of the chains that were matched or
-	// stored longest ago are forgotten. What a pair costs is in bench/README.md.
-	// Default 1<<24: 500 MB where nothing is shared, less where much is, up to 4 GB
-	// where sequences are, or were left with, a single block. See also [Index.SetLimit].
+	// MaxBlocks limits the (block, owner) pairs in the index; an owner is a worker's
+	// cache on one tier. At the limit the index removes the ends of the chains that were
+	// matched or stored least recently. bench/README.md has the memory for each pair.
+	// Default 1<<24: 500 MB if no blocks are shared, less if many are, up to 4 GB if
+	// sequences have, or are left with, a single block. See also [Index.SetLimit].
 	MaxBlocks int
 
-	// DumpWords bounds what is kept for a dump under way of what has changed since it
-	// began, in words of 8 bytes; see [Index.Dump]. Default 1<<23, 64 MB.
+	// DumpWords limits the memory for changes during a running dump, in words of 8 bytes;
+	// see [Index.Dump]. Default 1<<23, 64 MB.
 	DumpWords int
 }
 
-// Outcome counts what one event did, in blocks.
+// Outcome counts the results of one event, in blocks.
 type Outcome struct {
 	Stored    int // now held
 	Removed   int // external hashes no longer held
-	Duplicate int // stored again where they already were: nothing to do
-	Conflict  int // stored under an external hash that already names another place: kept there
-	Orphan    int // dropped, since the worker never announced their parent
+	Duplicate int // stored again in the same place: no change
+	Conflict  int // stored under an external hash of another place: that place is kept
+	Orphan    int // dropped, since their parent is unknown
 	Parked    int // wait for their parent (see [Parked])
-	Unknown   int // removed without having been known
-	Evicted   int // (block, owner) pairs forgotten to make room: of any worker at MaxBlocks, of this one at its own limit
-	Refused   int // dropped, since they alone exceed a bound
-	OtherTier int // of the stored ones, those that are not on the device
-	Invalid   int // dropped, since the event contradicts itself or has no known kind
+	Unknown   int // removed, but not in the index
+	Evicted   int // (block, owner) pairs removed for lack of room: of any worker at MaxBlocks, of this one at its limit
+	Refused   int // dropped, since they alone exceed a limit
+	OtherTier int // those of Stored that are not on the device
+	Invalid   int // dropped, since the event contradicts itself or has an unknown kind
 }
 
-// Index maps chains of local hashes to the workers that hold them. Workers are
-// numbers from 0, dense, handed out by the caller; before a number is used for
-// another worker, [Index.RemoveWorker] must have been called for it.
+// Index maps chains of local hashes to the workers that hold them. Workers are dense
+// numbers from 0 that the caller assigns. Before a number is used for another worker,
+// [Index.RemoveWorker] must have been called for it.
 type Index struct {
 	maxBlocks int
 	dumpWords int
 
-	// gate is held by matches for reading, and by changes of the tree.
+	// gate is read-locked by matches, and locked by changes of the tree.
 	gate  sync.RWMutex
 	clock atomic.Uint64 // numbers the matches
 
-	// mu is locked before gate, by everything but matches. It guards the fields below;
-	// those of the tree change under gate, too.
+	// mu is locked before gate, by all methods except matches. It guards the fields
+	// below; those of the tree change only under gate, too.
 	mu      sync.Mutex
 	root    node
 	columns pages[column]
@@ -92,10 +92,10 @@ type Index struct {
 	held    [tiers][]holdings // by tier and worker
 	nodes   pages[*node]
 	leaves  leaves
-	dump    *dump // the dump under way, or nil
+	dump    *dump // the running dump, or nil
 	dumps   uint32
 	blocks  atomic.Int64
-	lower   atomic.Int64 // those of blocks that are not on the device
+	lower   atomic.Int64 // pairs that are not on the device
 
 	dumping sync.Mutex // held during a dump, before mu
 
@@ -107,20 +107,20 @@ type Index struct {
 	pending []entry // in order; see pendingRemovals
 	dropped bool    // a column that pending may name was dropped
 	ends    []int32
-	worn    []*column // shared ones that an owner no longer uses; see bury
+	worn    []*column // shared columns that an owner no longer uses; see bury
 }
 
-// holdings is what the index keeps of an owner outside the tree.
+// holdings is the state of an owner outside the tree.
 type holdings struct {
 	externals int
-	private   int      // of externals, those in private columns
-	nodes     int      // in which it holds something
-	log       []uint32 // ids of those nodes, and of some in which it held something
-	limit     int      // of externals; 0 means no limit
-	truncated bool     // a bound has taken blocks from it
+	private   int      // number of externals in private columns
+	nodes     int      // number of nodes in which the owner holds something
+	log       []uint32 // ids of those nodes, and of some former ones
+	limit     int      // limit of externals; 0 means no limit
+	truncated bool     // a limit has removed blocks of the owner
 
-	// near and cell are the place of the block that was removed last: an engine
-	// removes neighbours one after the other.
+	// near and cell are the place of the block that was removed last: engines remove
+	// neighbours one after the other.
 	cell uint8
 	near uint32 // a column id, which may be reused by now; 0 means none
 }
@@ -130,14 +130,14 @@ type holdings struct {
 const (
 	tiers     = int(External) + 1
 	tierShift = 20
-	// maxWorker keeps a number that cannot be dense from taking all memory.
+	// maxWorker bounds the memory that a worker number which is not dense could take.
 	maxWorker = 1<<tierShift - 1
 )
 
 func ownerOf(worker int, t Tier) int32 { return int32(t)<<tierShift | int32(worker) }
 
-// owners yields the owners of a worker's caches, the device's first; none of a worker with a
-// number that cannot be.
+// owners yields the owners of a worker's caches, the device's first. It yields none for a
+// number out of range.
 func owners(worker int) iter.Seq[int32] {
 	return func(yield func(int32) bool) {
 		for t := Device; t <= External && 0 <= worker && worker <= maxWorker; t++ {
@@ -171,7 +171,7 @@ func (x *Index) count(owner int32, blocks int) {
 	}
 }
 
-// cell is the place of an external hash. Without a column there is none.
+// cell is the place of an external hash. Its column is nil if the hash was not found.
 type cell struct {
 	column *column
 	cell   int32
@@ -204,9 +204,9 @@ func New(c Config) *Index {
 	return &Index{maxBlocks: c.MaxBlocks, dumpWords: c.DumpWords}
 }
 
-// Apply applies one event of a worker and returns what it did. The event's slices
-// are not kept. A Cleared event clears all tiers. The parent of blocks stored on
-// another tier than the device may be on any of the worker's tiers.
+// Apply applies one event of a worker and returns its outcome. The event's slices are not
+// retained. A Cleared event clears all tiers. The parent of blocks stored on another tier
+// than the device may be on any of the worker's tiers.
 func (x *Index) Apply(worker int, ev Event) Outcome {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -264,7 +264,7 @@ func (x *Index) storeLocked(owner int32, ev *Event) (out Outcome) {
 		for to < len(ev.Blocks) && !x.known[to].mine {
 			to++
 		}
-		// Blocks held under another external hash take no room.
+		// Blocks held under another external hash need no room.
 		for i < to {
 			room := x.maxBlocks - int(x.blocks.Load())
 			if h.limit > 0 {
@@ -293,7 +293,7 @@ func (x *Index) storeLocked(owner int32, ev *Event) (out Outcome) {
 	return out
 }
 
-// removeLocked forgets an owner's external hashes.
+// removeLocked removes an owner's external hashes.
 func (x *Index) removeLocked(owner int32, externals []uint64) (out Outcome) {
 	if !x.has(owner) || len(externals) == 0 {
 		return Outcome{Unknown: len(externals)}
@@ -335,8 +335,8 @@ func (x *Index) removeLocked(owner int32, externals []uint64) (out Outcome) {
 	return out
 }
 
-// RemoveWorker forgets all that a worker holds, and its limit. Its number may be
-// used again.
+// RemoveWorker removes all blocks of a worker, and its limit. Its number may be used
+// again.
 func (x *Index) RemoveWorker(worker int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -348,8 +348,8 @@ func (x *Index) RemoveWorker(worker int) {
 	}
 }
 
-// clearLocked lets matches pass in between, so a match may see some of the blocks
-// removed and others not yet.
+// clearLocked lets matches run in between, so a match may see some of the blocks removed
+// and others not yet.
 func (x *Index) clearLocked(worker int) (removed int) {
 	const atOnce = 16 // nodes; some 10 µs
 	for owner := range owners(worker) {
@@ -378,10 +378,9 @@ func (x *Index) clearLocked(worker int) (removed int) {
 	return removed
 }
 
-// SetLimit bounds the blocks remembered of a worker on the device to the size of its
-// cache. At the limit the ends of those of its chains are forgotten first that were
-// matched or stored longest ago. It returns how many blocks were forgotten now. Zero
-// means no limit for this worker.
+// SetLimit limits the worker's blocks on the device to the size of its cache. At the
+// limit the ends of its chains that were matched or stored least recently are removed. It
+// returns how many blocks were removed now. 0 means no limit for this worker.
 func (x *Index) SetLimit(worker, blocks int) (evicted int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -397,9 +396,9 @@ func (x *Index) SetLimit(worker, blocks int) (evicted int) {
 	return evicted
 }
 
-// Truncated reports whether a bound has taken blocks from a worker since it was
-// cleared last. That events then name blocks that are not known, as parents or to
-// be removed, does not mean that events were lost.
+// Truncated reports whether a limit has removed blocks of a worker since it was last
+// cleared. If so, events may contain unknown blocks, as parents or as removed ones,
+// although no event was lost.
 func (x *Index) Truncated(worker int) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -411,11 +410,11 @@ func (x *Index) Truncated(worker int) bool {
 	return false
 }
 
-// Blocks returns the number of (block, owner) pairs remembered.
+// Blocks returns the number of (block, owner) pairs in the index.
 func (x *Index) Blocks() int { return int(x.blocks.Load()) }
 
-// WorkerBlocks returns the number of external hashes remembered of a worker, on
-// all tiers.
+// WorkerBlocks returns the number of a worker's external hashes in the index, on all
+// tiers.
 func (x *Index) WorkerBlocks(worker int) (n int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// TestScripts plays the stories in testdata. Blocks are written external:local,
-// or as one number that is both.
+// TestScripts runs the scripts in testdata. Blocks are written external:local, or as one
+// number for both.
 func TestScripts(t *testing.T) {
 	paths, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(paths) == 0 {
@@ -91,7 +91,7 @@ func number(t *testing.T, s string) uint64 {
 	return n
 }
 
-// outcome prints what is not zero of o.
+// outcome prints the non-zero fields of o.
 func outcome(o indexer.Outcome) string {
 	var parts []string
 	for f := range strings.FieldsSeq(strings.Trim(fmt.Sprintf("%+v", o), "{}")) {
@@ -111,5 +111,5 @@ func TestEventsOfNoWorkerAreCounted(t *testing.T) {
 	if want := (indexer.Outcome{Invalid: 1}); got != want {
 		t.Errorf("outcome %+v, want %+v", got, want)
 	}
-	x.RemoveWorker(99) // never heard of: nothing happens
+	x.RemoveWorker(99) // an unknown worker: nothing happens
 }

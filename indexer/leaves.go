@@ -7,11 +7,11 @@ import (
 	"math/bits"
 )
 
-// leaves is a queue of the tree's leaves by when they were last matched or stored,
-// longest ago first. It exists only while room is short: it is made when room is
-// needed first, and given up when most entries are outdated. Matches do not update
-// it: an entry has the last known time of use, which only grows, so it is checked
-// when the entry comes first. Entries of nodes that are no leaves are dropped then.
+// leaves is a queue of the tree's leaves by when they were last matched or stored, the
+// least recent first. It exists only while room is short: it is made when room is first
+// needed, and dropped when most entries are outdated. Matches do not update it. An entry
+// has the last known time of use, which only grows, so the time is checked when the entry
+// comes first. Entries of nodes that are no longer leaves are dropped then.
 type leaves struct {
 	on   bool
 	heap leafHeap
@@ -42,7 +42,7 @@ func (h *leafHeap) push(n *node) { heap.Push(h, leaf{n.used.Load(), n}) }
 
 func (h *leafHeap) pop() *node { return heap.Pop(h).(leaf).n } //nolint:forcetypeassert // only leaves are pushed
 
-// oldest returns the leaf used longest ago, or nil.
+// oldest returns the least recently used leaf, or nil.
 func (l *leaves) oldest() *node {
 	for len(l.heap) > 0 {
 		n := l.heap[0].n
@@ -73,10 +73,9 @@ func (x *Index) queueLeaf(n *node) {
 	l.heap.push(n)
 }
 
-// makeRoom forgets the ends of the chains used longest ago until there is room for
-// n more blocks, but nothing of the chain that is being stored: neither the node it
-// continues nor the blocks of it that are known. It returns how many (block,
-// owner) pairs were forgotten.
+// makeRoom removes the ends of the least recently used chains until there is room for n
+// more blocks. It spares the chain that is being stored: the node that it continues, and
+// its known blocks. It returns how many (block, owner) pairs were removed.
 func (x *Index) makeRoom(n int, at *node) int {
 	defer x.mark(at)()
 	if !x.leaves.on {
@@ -92,7 +91,7 @@ func (x *Index) makeRoom(n int, at *node) int {
 	before := x.blocks.Load()
 	var kept []*node
 	for done := false; !done; {
-		const atOnce = 256 // pairs; matches come in between
+		const atOnce = 256 // pairs; matches run in between
 		x.gate.Lock()
 		for pairs := 0; pairs < atOnce; {
 			if done = x.blocks.Load()+int64(n) <= int64(x.maxBlocks) && !x.crowded(n); done {
@@ -118,8 +117,8 @@ func (x *Index) makeRoom(n int, at *node) int {
 	return int(before - x.blocks.Load())
 }
 
-// dropTail forgets the last block of a leaf for all its holders, and returns how many
-// they were.
+// dropTail removes the last block of a leaf for all its holders, and returns their
+// number.
 func (x *Index) dropTail(n *node) int {
 	bit := uint64(1) << (int(n.shift) + len(n.local) - 1)
 	x.ends = x.ends[:0]
@@ -140,16 +139,15 @@ func (x *Index) dropTail(n *node) int {
 	return len(x.ends)
 }
 
-// shrink forgets the ends of those of an owner's chains that were used longest ago
-// until there is room under its limit for n more blocks and some to spare, but
-// nothing of the chain that is being stored, as makeRoom does. It returns how many
-// blocks were forgotten.
+// shrink removes the ends of an owner's least recently used chains until there is room
+// under its limit for n more blocks and a reserve. It spares the chain that is being
+// stored, as makeRoom does. It returns how many blocks were removed.
 func (x *Index) shrink(owner int32, n int, at *node) int {
 	h := x.of(owner)
 	blocks := x.blocks.Load()
-	room := max(h.limit-h.limit/16-n, 0) // not to look at all nodes for each event
+	room := max(h.limit-h.limit/16-n, 0) // a reserve, so that not every event visits all nodes
 	defer x.mark(at)()
-	below := map[*node]int{} // how many nodes of the owner's come next below
+	below := map[*node]int{} // number of the owner's nodes next below a node
 	for m := range x.nodesOf(owner) {
 		below[x.heldBefore(owner, m)]++
 	}
@@ -167,7 +165,7 @@ func (x *Index) shrink(owner int32, n int, at *node) int {
 		before := x.heldBefore(owner, end)
 		cells := end.cells(owner)
 		gone := cells
-		for bits.OnesCount64(gone) > h.externals-room { // the last ones
+		for bits.OnesCount64(gone) > h.externals-room { // keep the last ones in gone
 			gone &= gone - 1
 		}
 		h.truncated = true
@@ -182,8 +180,7 @@ func (x *Index) shrink(owner int32, n int, at *node) int {
 	return int(blocks - x.blocks.Load())
 }
 
-// heldBefore returns the last node above n that an owner holds something of, or the
-// root.
+// heldBefore returns the last node above n in which an owner holds a block, or the root.
 func (x *Index) heldBefore(owner int32, n *node) *node {
 	for n = n.parent; n != &x.root && n.cells(owner) == 0; n = n.parent {
 	}

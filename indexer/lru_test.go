@@ -14,9 +14,9 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// slowLRU is what a bound must leave: blocks by the sequence that leads to them, each
-// with who holds it and when it was last stored or matched. A match of a block was
-// one of all before it.
+// slowLRU is a model of a bounded index: blocks by the sequence that leads to them, each
+// with its holders and the time when it was last stored or matched. A match of a block
+// also matches all blocks before it.
 type slowLRU struct {
 	blocks map[string]*slowBlock
 	now    int
@@ -35,7 +35,7 @@ func external(local []uint64) uint64 {
 
 func path(local []uint64) string { return fmt.Sprint(local) }
 
-// follows reports whether the sequence that leads to a block begins with another.
+// follows reports whether the sequence of a block begins with another sequence.
 func follows(key string, local []uint64) bool {
 	return strings.HasPrefix(key, strings.TrimSuffix(path(local), "]")+" ")
 }
@@ -71,9 +71,9 @@ func (s *slowLRU) pairs(worker int) (n int) {
 	return n
 }
 
-// evict takes blocks with nothing behind them, the longest unused first, from all
-// (worker -1) or from one worker, until so many are left. It reports false if that
-// took blocks that follow the spared ones: the index may have spared these, too.
+// evict removes leaf blocks, least recently used first, of all workers (worker -1) or of
+// one worker, until so many are left. It reports false if it removed blocks that follow
+// the spared ones: the index may have spared these, too.
 func (s *slowLRU) evict(worker, left int, spared []uint64) (evicted int, ok bool) {
 	ok = true
 	keep := map[string]bool{}
@@ -114,7 +114,7 @@ func (s *slowLRU) clone() *slowLRU {
 	return c
 }
 
-// overlap returns how many leading blocks a worker holds, or anybody (worker -1).
+// overlap returns how many leading blocks a worker holds, or any worker (worker -1).
 func (s *slowLRU) overlap(worker int, local []uint64) (n int) {
 	for n < len(local) {
 		if b := s.blocks[path(local[:n+1])]; b == nil || worker >= 0 && !b.held[worker] {
@@ -125,8 +125,9 @@ func (s *slowLRU) overlap(worker int, local []uint64) (n int) {
 	return n
 }
 
-// divides reports whether the index can tell what comes next from what was before:
-// it goes by runs, and what ends within one counts for all of it.
+// divides reports whether the index can distinguish the times of this sequence and its
+// continuation: it keeps one time for each run, so a sequence that ends within a run
+// counts for the whole run.
 func (s *slowLRU) divides(local []uint64) bool {
 	behind := 0
 	for _, b := range s.blocks {
@@ -137,8 +138,8 @@ func (s *slowLRU) divides(local []uint64) bool {
 	return behind != 1 || len(local) == 0
 }
 
-// At a bound the blocks that go are those that were stored or matched longest ago,
-// whatever was behind them meanwhile.
+// At a bound the index drops the blocks that were stored or matched least recently,
+// whatever blocks followed them in the meantime.
 func TestBoundsForgetInOrderOfUse(t *testing.T) {
 	for name, c := range map[string]struct {
 		workers, bound, limit int
@@ -186,7 +187,7 @@ func TestBoundsForgetInOrderOfUse(t *testing.T) {
 							}
 						}
 					}
-				case rng.IntN(4) == 0: // the worker forgets all behind some block
+				case rng.IntN(4) == 0: // the worker removes all blocks behind a block
 					ev := indexer.Event{Kind: indexer.Removed}
 					from := 1 + rng.IntN(len(local))
 					for _, key := range slices.Sorted(maps.Keys(s.blocks)) {

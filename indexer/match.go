@@ -4,22 +4,22 @@ package indexer
 
 import "math/bits"
 
-// Matches says how much of a prompt workers hold. The caller makes the slices, which
+// Matches has the overlaps of workers with a prompt. The caller makes the slices, which
 // are indexed by the worker's number and are overwritten. Those of Lower may be nil, and
 // are not filled then; none may be shorter than Device.
 type Matches struct {
-	// Device is how many leading blocks a worker holds on the device.
+	// Device is the number of leading blocks that a worker holds on the device.
 	Device []int32
-	// Lower is how many of the blocks that follow these a worker holds in host
-	// memory, then on disk, then in external storage: each tier begins where the
-	// count of the one before it ends. Without the first block there are none.
+	// Lower is the number of the following blocks that a worker holds in host memory,
+	// then on disk, then in external storage: each tier begins where the count of the
+	// previous one ends. It is 0 if the worker does not hold the first of them there.
 	Lower [tiers - 1][]int32
 }
 
-// Match counts, for each worker, how many leading blocks of the prompt with the
-// given local hashes it holds on the device: dst[w] is the count of worker w, and
-// dst must be as long as the caller's largest worker number plus one. What dst held
-// before is lost. Match does not allocate for up to 4,096 workers.
+// Match counts, for each worker, how many leading blocks of the prompt with the given
+// local hashes it holds on the device: dst[w] is the count of worker w, and dst must be
+// as long as the caller's largest worker number plus one. The former contents of dst are
+// overwritten. Match does not allocate for up to 4,096 workers.
 func (x *Index) Match(dst []int32, local []uint64) {
 	x.FindMatches(&Matches{Device: dst}, local)
 }
@@ -58,7 +58,7 @@ func (x *Index) FindMatches(m *Matches, local []uint64) {
 	x.gate.RUnlock()
 }
 
-// onward returns the child of n that continues a prompt, nil if there is none, and how
+// onward returns the child of n that continues a prompt, or nil if no child does, and how
 // many blocks of the child match. n begins depth blocks into the prompt, and k of its
 // blocks match.
 func onward(n *node, local []uint64, depth, k int) (next *node, run int) {
@@ -108,18 +108,19 @@ func (m *Matches) goOn(first *node, local []uint64) (end *node) {
 	return end
 }
 
-// matchWords is for how many workers (64 a word) a match needs no memory.
+// matchWords is the number of words, for 64 workers each, up to which a match does not
+// allocate.
 const matchWords = 64
 
 // walk is one match on its way down the tree.
 type walk struct {
 	dst   []int32
 	alive []uint64 // workers that hold all blocks so far
-	end   *node    // the last node where there was any
+	end   *node    // the last node with workers in alive
 }
 
 func (m *walk) walk(n *node, local []uint64) {
-	// Worker numbers above the last word of n.full are of no worker that is alive.
+	// Workers above the last word of n.full are not alive: they are not in n.full.
 	m.alive = m.alive[:copy(m.alive, n.full)]
 	if last := len(m.dst) / 64; last < len(m.alive) {
 		m.alive[last] &= ones(len(m.dst) % 64)
@@ -129,7 +130,7 @@ func (m *walk) walk(n *node, local []uint64) {
 	for i := range n.part {
 		p := &n.part[i]
 		if p.owner > maxWorker {
-			break // they come last
+			break // owners on lower tiers come last
 		}
 		if k := min(bits.TrailingZeros64(^(p.cells >> n.shift)), depth); k > 0 && int(p.owner) < len(m.dst) {
 			m.dst[p.owner] = int32(k)

@@ -9,7 +9,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// matches returns room for the matches of some workers, with everything wanted.
+// matches returns a Matches that wants the results of all workers.
 func matches(workers int) *indexer.Matches {
 	m := &indexer.Matches{Device: make([]int32, workers)}
 	for t := range m.Lower {
@@ -18,8 +18,8 @@ func matches(workers int) *indexer.Matches {
 	return m
 }
 
-// line is a sequence of blocks whose local hashes are from, from+1 and so on; a
-// worker's external hashes are those and its own hundred.
+// line is a sequence of blocks with local hashes from, from+1 and so on. A worker's
+// external hashes are the local ones plus a hundred of its own.
 func line(worker int, tier indexer.Tier, from, to uint64) indexer.Event {
 	ev := indexer.Event{Kind: indexer.Stored, Tier: tier, HasParent: from > 1, Parent: from - 1 + uint64(worker*100)}
 	for l := from; l <= to; l++ {
@@ -34,19 +34,19 @@ func TestTiersGoOnWhereFasterOnesEnd(t *testing.T) {
 		worker int
 		event  indexer.Event
 	}{
-		// Worker 0: 1 to 3 on the device, up to 5 in host memory, up to 6 on disk.
+		// Worker 0: blocks 1 to 3 on the device, up to 5 in host memory, up to 6 on disk.
 		{0, line(0, indexer.Device, 1, 3)},
 		{0, line(0, indexer.HostPinned, 1, 5)},
 		{0, line(0, indexer.Disk, 6, 6)},
-		// Worker 1: nothing on the device; a gap in host memory that the disk
-		// fills, and external storage behind.
+		// Worker 1: nothing on the device; the disk fills a hole in host memory, and
+		// external storage follows.
 		{1, line(1, indexer.HostPinned, 1, 2)},
 		{1, line(1, indexer.Disk, 3, 4)},
 		{1, line(1, indexer.External, 5, 8)},
-		// Worker 2: without the first block nothing counts.
+		// Worker 2: without the first block no other block counts.
 		{2, line(2, indexer.Disk, 1, 4)},
 		{2, indexer.Event{Kind: indexer.Removed, Tier: indexer.Disk, Externals: []uint64{201}}},
-		// Worker 3: the device has all.
+		// Worker 3: all blocks on the device.
 		{3, line(3, indexer.Device, 1, 8)},
 		{3, line(3, indexer.HostPinned, 1, 8)},
 	} {
@@ -70,7 +70,7 @@ func TestTiersGoOnWhereFasterOnesEnd(t *testing.T) {
 		}
 	}
 
-	// Without the host's counts the disk goes on behind the device.
+	// Without counts for host memory the disk continues the device.
 	m.Lower[0] = nil
 	x.FindMatches(m, prompt)
 	if want := []int32{0, 0, 0, 0}; !slices.Equal(m.Lower[1], want) {

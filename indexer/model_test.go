@@ -19,21 +19,20 @@ import (
 
 var modelBlocks = flag.Int("model-blocks", 2_000_000, "random block operations of the model test, a fifth of it with -short")
 
-// model is what the index must equal: each owner's blocks by external hash, each
-// with the chain of local hashes that leads to it. Owners are the workers, once for
-// each tier.
+// model is a model of the index: each owner's blocks by external hash, each with the
+// chain of local hashes that leads to it. An owner is a worker on one tier.
 type model struct {
 	workers int
 	owners  []modelOwner
-	chains  map[[2]uint64]uint64 // chain before and local hash -> chain; 0 is the empty one
-	before  [][2]uint64          // by chain
+	chains  map[[2]uint64]uint64 // previous chain and local hash -> chain; 0 is the empty chain
+	before  [][2]uint64          // by chain: previous chain and local hash
 }
 
 type modelOwner struct {
 	held   map[uint64]uint64 // external hash -> chain
-	chains map[uint64]int    // how many external hashes a chain has
-	seen   []uint64          // external hashes of late, to choose from
-	tails  []uint64          // external hashes to be removed, the last one first
+	chains map[uint64]int    // number of external hashes of a chain
+	seen   []uint64          // recent external hashes, to choose from
+	tails  []uint64          // external hashes to remove, last one first
 }
 
 const modelTiers = 4
@@ -50,7 +49,7 @@ func (m *model) owner(worker int, t indexer.Tier) *modelOwner {
 	return &m.owners[int(t)*m.workers+worker]
 }
 
-// held returns how many external hashes a worker has.
+// held returns the number of a worker's external hashes.
 func (m *model) held(worker int) (n int) {
 	for t := range indexer.Tier(modelTiers) {
 		n += len(m.owner(worker, t).held)
@@ -58,8 +57,8 @@ func (m *model) held(worker int) (n int) {
 	return n
 }
 
-// parent returns the chain that a worker's block on a tier stands for, or that on
-// another tier, if the block is to be followed by one that is not on the device.
+// parent returns the chain of a worker's block on a tier. If the next block is not on the
+// device, the parent may be on another tier.
 func (m *model) parent(worker int, t indexer.Tier, external uint64) (chain uint64, ok bool) {
 	if chain, ok = m.owner(worker, t).held[external]; ok || t == indexer.Device {
 		return chain, ok
@@ -158,7 +157,7 @@ func (m *model) apply(worker int, ev indexer.Event) (out indexer.Outcome) {
 	return out
 }
 
-// some returns an external hash that the worker has, if one is soon found.
+// some returns an external hash of the worker, if it finds one soon.
 func (w *modelOwner) some(rng *rand.Rand) (external uint64) {
 	for range 4 {
 		if len(w.seen) == 0 {
@@ -175,8 +174,8 @@ func (w *modelOwner) some(rng *rand.Rand) (external uint64) {
 	return external
 }
 
-// next returns an external hash that the worker has; in the next calls, those of its
-// neighbours in the chain, on the way to its begin or away from there.
+// next returns an external hash of the worker. The next calls return its neighbours in
+// the chain, towards its begin or its end.
 func (w *modelOwner) next(rng *rand.Rand, m *model) (external uint64) {
 	if len(w.tails) == 0 {
 		of := make(map[uint64]uint64, len(w.held)) // chain -> external hash
@@ -198,14 +197,14 @@ func (w *modelOwner) next(rng *rand.Rand, m *model) (external uint64) {
 	return external
 }
 
-// match returns the overlaps with a prompt by tier, and the chain of each one's
-// last block on the device.
+// match returns the overlaps with a prompt by tier, and the chain of each worker's last
+// block on the device.
 func (m *model) match(local []uint64) (counts [modelTiers][]int32, last []uint64) {
 	last = make([]uint64, m.workers)
 	for t := range counts {
 		counts[t] = make([]int32, m.workers)
 	}
-	var path []uint64 // as far as anybody ever went
+	var path []uint64 // the longest path of any worker
 	chain := uint64(0)
 	for _, l := range local {
 		var ok bool
@@ -230,7 +229,7 @@ func (m *model) match(local []uint64) (counts [modelTiers][]int32, last []uint64
 	return counts, last
 }
 
-// pairs counts (block, owner) pairs: several external hashes of one block are one.
+// pairs counts (block, owner) pairs: several external hashes of one block count as one.
 func (m *model) pairs() (n int) {
 	for i := range m.owners {
 		n += len(m.owners[i].chains)
@@ -238,16 +237,16 @@ func (m *model) pairs() (n int) {
 	return n
 }
 
-// shape is a way to choose random events.
+// shape configures random events.
 type shape struct {
 	workers   int
-	locals    uint64 // different local hashes
-	externals uint64 // different external hashes, or 0: made from the chain, engines agree
-	batch     int    // most blocks of an event
-	stores    int    // of 100 events
-	lower     bool   // half of the events are of other tiers than the device
-	tails     bool   // removed are neighbours one after the other
-	engines   int    // kinds of engines, each with hashes of its own; worker 0 has them to itself
+	locals    uint64 // number of different local hashes
+	externals uint64 // number of different external hashes; 0: derived from the chain, so engines agree
+	batch     int    // most blocks in an event
+	stores    int    // stored events in 100
+	lower     bool   // half of the events are on tiers below the device
+	tails     bool   // removals take neighbours one after the other
+	engines   int    // kinds of engines, each with its own hashes; worker 0 has them to itself
 }
 
 func shapes() []shape {
@@ -269,14 +268,14 @@ func shapes() []shape {
 	}
 }
 
-// event makes a random event of a worker that m knows.
+// event returns a random event of a worker that m has.
 func (s *shape) event(rng *rand.Rand, m *model, worker int) indexer.Event {
 	tier := indexer.Device
 	if s.lower {
 		tier = indexer.Tier(max(0, rng.IntN(7)-3))
 	}
 	w := m.owner(worker, tier)
-	some := func() uint64 { // one that is known, mostly
+	some := func() uint64 { // mostly a known hash
 		if s.externals > 0 {
 			return rng.Uint64N(s.externals)
 		}
@@ -292,7 +291,7 @@ func (s *shape) event(rng *rand.Rand, m *model, worker int) indexer.Event {
 		if ev.HasParent {
 			chain, _ = m.parent(worker, tier, ev.Parent)
 		}
-		dialect := uint64(0) // of the engine's hashes
+		dialect := uint64(0) // variant of the engine's hashes
 		if s.engines > 0 && worker > 0 {
 			dialect = uint64(1 + worker%(s.engines-1))
 		}
@@ -325,7 +324,7 @@ func (s *shape) event(rng *rand.Rand, m *model, worker int) indexer.Event {
 	}
 }
 
-// prompt returns a prompt that is like what somebody holds.
+// prompt returns a prompt that resembles a held one.
 func (s *shape) prompt(rng *rand.Rand, m *model) []uint64 {
 	w := m.owner(rng.IntN(s.workers), indexer.Device)
 	if s.lower {
@@ -341,7 +340,7 @@ func (s *shape) prompt(rng *rand.Rand, m *model) []uint64 {
 	return local
 }
 
-// equal compares what the index and the model say of a prompt.
+// equal compares the matches of the index and of the model for a prompt.
 func equal(x *indexer.Index, m *model, prompt []uint64) error {
 	got := indexer.Matches{Device: make([]int32, m.workers)}
 	for t := range got.Lower {
@@ -380,7 +379,7 @@ func TestIndexEqualsSlowModel(t *testing.T) {
 				if got, want := x.Apply(w, ev), m.apply(w, ev); got != want {
 					t.Fatalf("step %d: outcome %+v, want %+v, of %+v of worker %d", step, got, want, ev, w)
 				}
-				if step%(1+s.workers/16) == 0 { // many workers cost much to compare
+				if step%(1+s.workers/16) == 0 { // comparing many workers is slow
 					if err := equal(x, m, s.prompt(rng, m)); err != nil {
 						t.Fatalf("step %d: after %+v of worker %d: %v", step, ev, w, err)
 					}
@@ -397,7 +396,7 @@ func TestIndexEqualsSlowModel(t *testing.T) {
 					}
 					sameAfterDump(t, x, m, &s, rng)
 				}
-				if len(m.before) > 1<<16 { // the model only grows: begin anew
+				if len(m.before) > 1<<16 { // the model only grows: restart with an empty one
 					emptied(t, x, s.workers)
 					x, m = indexer.New(indexer.Config{}), newModel(s.workers)
 				}
@@ -420,8 +419,8 @@ func emptied(t *testing.T, x *indexer.Index, workers int) {
 	}
 }
 
-// sameAfterDump compares the model with what is restored from a dump, while events
-// go on during the dump; these reach the model only afterwards.
+// sameAfterDump compares the model with an index restored from a dump. Events continue
+// during the dump; the model gets them only afterwards.
 func sameAfterDump(t *testing.T, x *indexer.Index, m *model, s *shape, rng *rand.Rand) {
 	t.Helper()
 	type applied struct {
@@ -466,7 +465,7 @@ func sameAfterDump(t *testing.T, x *indexer.Index, m *model, s *shape, rng *rand
 	}
 }
 
-// held returns the owners' external hashes, as a dump has them.
+// held returns the owners' external hashes in the order of a dump.
 func held(x *indexer.Index, workers int) [][]uint64 {
 	externals := make([][]uint64, workers*modelTiers)
 	for r := range x.Dump() {
@@ -481,8 +480,8 @@ func held(x *indexer.Index, workers int) [][]uint64 {
 	return externals
 }
 
-// Workers on goroutines of their own end with what each would have alone, however
-// many matches and dumps there are meanwhile.
+// Workers on their own goroutines end with the same blocks as each would alone, whatever
+// matches and dumps run at the same time.
 func TestIndexIsSafeForConcurrentUse(t *testing.T) {
 	s := shape{workers: 6, locals: 2, batch: 40, stores: 52, lower: true}
 	x := indexer.New(indexer.Config{})
@@ -572,8 +571,8 @@ func TestRestoreRefusesWhatIsNoDump(t *testing.T) {
 	}
 }
 
-// A run that another one splits, and one that ends within another, are followed by
-// what names them, not by what is in their place.
+// If one run splits another, or ends within another, the next run follows the run that it
+// names and not the one in its place.
 func TestRestoreOfRunsThatShareBlocks(t *testing.T) {
 	run := func(id, parent uint32, worker int, externals []uint64, local ...uint64) indexer.Run {
 		return indexer.Run{ID: id, Parent: parent, Local: local, Holders: []indexer.Holder{{Worker: worker, Externals: externals}}}
@@ -581,8 +580,8 @@ func TestRestoreOfRunsThatShareBlocks(t *testing.T) {
 	x, out, err := indexer.Restore(indexer.Config{}, all([]indexer.Run{
 		run(1, 0, 0, []uint64{1, 2, 3, 4}, 1, 2, 3, 4),
 		run(2, 0, 1, []uint64{1, 2}, 1, 2),
-		run(3, 0, 2, []uint64{1, 9}, 1, 9), // splits behind the first block
-		run(4, 2, 1, []uint64{8}, 8),       // splits behind the second
+		run(3, 0, 2, []uint64{1, 9}, 1, 9), // splits run 1 behind the first block
+		run(4, 2, 1, []uint64{8}, 8),       // splits run 1 behind the second block
 		run(5, 1, 0, []uint64{5}, 5),
 	}))
 	if err != nil || out.Stored != 10 {

@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 )
 
-// maxRun is the most blocks of a node: which of them an owner holds fits into
-// one word, and events come in batches not much longer.
+// maxRun is the largest number of blocks in a node: a word has a bit for each, and events
+// are not much longer.
 const maxRun = 64
 
 // node is a run of blocks without a branch between them. Bit i+shift of a word
@@ -19,7 +19,7 @@ type node struct {
 	// Fields that removals read come first, in few cache lines.
 	local  []uint64
 	shift  uint8
-	full   set       // the workers that hold every block on the device
+	full   set       // workers that hold every block on the device
 	part   []part    // the other owners that hold some, by owner
 	listed []listing // owners that hold by other columns than the main one, by owner
 	kids   children[node]
@@ -36,19 +36,20 @@ type node struct {
 	used atomic.Uint64 // value of Index.clock when a match last ended here; set by matches
 }
 
-// part is an owner that holds blocks of a node: on the device not all of them.
+// part is an owner that holds blocks of a node. An owner on the device does not hold all
+// of them.
 type part struct {
 	owner int32
 	cells uint64
 }
 
-// listing is what an owner holds by a column. A listed owner holds only by the columns
-// that it is listed with, each once. An owner with several external hashes for a block
-// has several columns.
+// listing is the cells that an owner holds by a column. A listed owner holds only by the
+// columns that it is listed with, each once. An owner with several external hashes for a
+// block has several columns.
 type listing struct {
 	owner  int32
 	column *column
-	cells  uint64 // at least one, and none of another node
+	cells  uint64 // at least one cell, all of this node
 }
 
 // touch reads a word of each cache line that a removal needs.
@@ -66,7 +67,8 @@ func (n *node) findPart(owner int32) (int, bool) {
 	return slices.BinarySearchFunc(n.part, owner, func(p part, w int32) int { return int(p.owner - w) })
 }
 
-// findListing returns the place of an owner's first listing, or where it would be.
+// findListing returns the index of an owner's first listing, or the index to insert it
+// at.
 func (n *node) findListing(owner int32) (int, bool) {
 	if last := len(n.listed) - 1; last < 0 || n.listed[last].owner < owner {
 		return last + 1, false
@@ -112,7 +114,7 @@ func (n *node) cellsBy(owner int32, c *column) uint64 {
 func (n *node) setCells(owner int32, before, after uint64) {
 	all := n.all()
 	if owner > maxWorker {
-		all = 0 // it is never full
+		all = 0 // owners on lower tiers are never in full
 	}
 	if before == all && all != 0 {
 		n.full.remove(owner)
@@ -155,7 +157,7 @@ func (n *node) onlyFor(owner int32) bool {
 // unheld reports whether no owner holds a block of the node.
 func (n *node) unheld() bool { return len(n.part) == 0 && n.full.empty() }
 
-// standing returns those of the given cells that any owner holds by a column.
+// standing returns those of the given cells that some owner holds by a column.
 func (n *node) standing(c *column, cells uint64) (live uint64) {
 	for i := range n.listed {
 		if n.listed[i].column == c {
@@ -168,7 +170,7 @@ func (n *node) standing(c *column, cells uint64) (live uint64) {
 	return live & cells
 }
 
-// byDefault returns those of the given cells that are held by an owner that is not listed.
+// byDefault returns those of the given cells that some unlisted owner holds.
 func (n *node) byDefault(cells uint64) (live uint64) {
 	for w := range n.full.all() {
 		if _, listed := n.findListing(w); !listed {
@@ -199,7 +201,7 @@ func common(a, b []uint64) int {
 	n := min(len(a), len(b))
 	i := 0
 	for ; i+16 <= n; i += 16 {
-		// Arrays are compared at the speed of memory.
+		// Comparing arrays is as fast as the memory.
 		if *(*[16]uint64)(a[i:]) != *(*[16]uint64)(b[i:]) {
 			break
 		}

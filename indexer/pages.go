@@ -8,9 +8,9 @@ import (
 	"unsafe"
 )
 
-// pages keeps things by number, from 1 on. A thing stays where it is, and its number is
-// used again after it is dropped. Growth moves no thing, so it takes the same time
-// however many there are. Pages are kept for as long as anything is on any of them.
+// pages stores things by number, from 1 on. A thing never moves, and its number is used
+// again after it is dropped. Growth moves no thing, so its time does not depend on their
+// number. Pages are kept for as long as anything is on any of them.
 type pages[T any] struct {
 	list []*page[T]
 	room []uint32 // pages with a vacant place; the last one is used first
@@ -24,13 +24,13 @@ type page[T any] struct {
 
 const pageSize = 128
 
-// get returns the thing with a number, which may be vacant but not above all numbers.
+// get returns the thing with a number, which may be vacant but must be below end.
 func (p *pages[T]) get(id uint32) *T {
 	id--
 	return &p.list[id/pageSize].things[id%pageSize]
 }
 
-// at is get, or nil for 0 and a number above all numbers.
+// at is get, but returns nil for 0 and for numbers from end on.
 func (p *pages[T]) at(id uint32) *T {
 	if id == 0 || id >= p.end() {
 		return nil
@@ -38,7 +38,7 @@ func (p *pages[T]) at(id uint32) *T {
 	return p.get(id)
 }
 
-// end is above all numbers.
+// end returns a number above all numbers.
 func (p *pages[T]) end() uint32 { return uint32(len(p.list)*pageSize) + 1 }
 
 // add returns a vacant number, and the place of its thing.

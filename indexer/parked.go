@@ -10,13 +10,13 @@ import (
 )
 
 const (
-	// parkedEvents is how many events of one worker may wait, parkedBlocks how many
-	// blocks of one, and parkedInAll how many of all: some 60 MB.
+	// parkedEvents limits the waiting events of one worker, parkedBlocks the blocks of
+	// one worker, and parkedInAll the blocks of all workers: some 60 MB.
 	parkedEvents = 1024
 	parkedBlocks = 1 << 16
 	parkedInAll  = 1 << 19
-	// parkedFor is how long an event waits: far longer than events are out of order, and
-	// short enough that missing events are requested soon.
+	// parkedFor is how long an event waits: far longer than events arrive out of order,
+	// and short enough that missing events are requested soon.
 	parkedFor = 30 * time.Second
 )
 
@@ -39,20 +39,20 @@ type Parked struct {
 	blocks  int          // of the events that wait
 }
 
-// lot is the events of one worker that wait.
+// lot is the waiting events of one worker.
 type lot struct {
-	queue  []*parked // in the order in which they came
+	queue  []*parked // in order of arrival
 	blocks int
 	behind map[uint64][]*parked // by parent
 	has    map[parkedBlock][]*parked
 }
 
-// parked is an event that waits.
+// parked is a waiting event.
 type parked struct {
 	event   Event
 	until   time.Time
-	ready   bool            // its parent is there
-	removed map[uint64]bool // of its blocks, since it came
+	ready   bool            // its parent is in the index
+	removed map[uint64]bool // blocks of the event that were removed since it came
 }
 
 type parkedBlock struct {
@@ -60,8 +60,8 @@ type parkedBlock struct {
 	external uint64
 }
 
-// NewParked returns a Parked in front of an index, all of whose events should come
-// this way.
+// NewParked returns a Parked in front of an index. All events of the index should pass
+// through it.
 func NewParked(x *Index) *Parked { return &Parked{x: x, workers: map[int]*lot{}} }
 
 // Apply is [Index.Apply]. Blocks that wait count as [Outcome.Parked], and later as
@@ -95,7 +95,7 @@ func (p *Parked) Apply(now time.Time, worker int, ev Event) Outcome {
 	return out
 }
 
-// add adds an event to those that wait.
+// add adds a waiting event.
 func (p *Parked) add(l *lot, w *parked) {
 	l.queue = append(l.queue, w)
 	l.blocks += len(w.event.Blocks)
@@ -107,7 +107,7 @@ func (p *Parked) add(l *lot, w *parked) {
 	}
 }
 
-// take ends the wait of an event, given by its place in the queue, and returns it.
+// take removes the event at a place in the queue, and returns it.
 func (p *Parked) take(worker int, l *lot, at int) *parked {
 	w := l.queue[at]
 	l.queue = slices.Delete(l.queue, at, at+1)
@@ -132,7 +132,7 @@ func without[K comparable](m map[K][]*parked, key K, w *parked) {
 	}
 }
 
-// forget drops the events of a worker that wait.
+// forget drops the waiting events of a worker.
 func (p *Parked) forget(worker int) {
 	if l := p.workers[worker]; l != nil {
 		p.blocks -= l.blocks
@@ -140,8 +140,8 @@ func (p *Parked) forget(worker int) {
 	}
 }
 
-// wake applies what waited for one of the blocks, and for what comes with that: the
-// queue is gone through in order until nothing in it is ready.
+// wake applies the events that wait for one of the blocks, and the events that wait for
+// those, and so on. It walks over the queue in order until no event in it is ready.
 func (p *Parked) wake(worker int, l *lot, tier Tier, blocks []Block, out *Outcome) {
 	for _, b := range blocks {
 		l.arrive(tier, b.External)
@@ -169,8 +169,9 @@ func (p *Parked) wake(worker int, l *lot, tier Tier, blocks []Block, out *Outcom
 	}
 }
 
-// arrive notes that an event has stored a block: what waited behind it is ready, and
-// where it was removed it was stored again after that.
+// arrive notes that an event has stored a block. Events that wait for it are ready. If a
+// waiting event has the block too, its removal no longer counts: the block was stored
+// again.
 func (l *lot) arrive(tier Tier, external uint64) {
 	for _, w := range l.has[parkedBlock{tier, external}] {
 		delete(w.removed, external)
@@ -182,7 +183,7 @@ func (l *lot) arrive(tier Tier, external uint64) {
 	}
 }
 
-// remove notes the removal of blocks of events that wait.
+// remove notes the removal of blocks of waiting events.
 func (l *lot) remove(tier Tier, externals []uint64) {
 	for _, e := range externals {
 		for _, w := range l.has[parkedBlock{tier, e}] {
@@ -194,13 +195,14 @@ func (l *lot) remove(tier Tier, externals []uint64) {
 	}
 }
 
-// removal is what was removed of an event while it waited.
+// removal returns the removals of an event's blocks while it waited.
 func (w *parked) removal() Event {
 	return Event{Kind: Removed, Tier: w.event.Tier, Externals: slices.Sorted(maps.Keys(w.removed))}
 }
 
-// Waiting returns the events that wait, by worker. Applied to an empty Parked in front of
-// the same index they make the same state, except for the time that they have waited.
+// Waiting returns the waiting events, by worker. Applied to an empty Parked in front of
+// the same index they result in the same state, except for the time that they have
+// waited.
 func (p *Parked) Waiting() map[int][]Event {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -216,11 +218,11 @@ func (p *Parked) Waiting() map[int][]Event {
 	return all
 }
 
-// Bytes returns about what the waiting events take of the heap.
+// Bytes estimates the heap memory of the waiting events.
 func (p *Parked) Bytes() int {
 	const (
-		event = 160 + 90 // and its places in queue and behind
-		block = 16 + 96  // and its place in has
+		event = 160 + 90 // with its entries in queue and behind
+		block = 16 + 96  // with its entry in has
 	)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -232,7 +234,7 @@ func (p *Parked) Bytes() int {
 }
 
 // Expire drops events that have waited too long, and returns how many blocks they had, by
-// worker. The index may miss blocks of these workers from then on, unless a bound has
+// worker. From then on the index may miss blocks of these workers, unless a limit has
 // removed the parents (see [Index.Truncated]).
 func (p *Parked) Expire(now time.Time) map[int]int {
 	p.mu.Lock()
@@ -249,7 +251,7 @@ func (p *Parked) Expire(now time.Time) map[int]int {
 	return dropped
 }
 
-// RemoveWorker is [Index.RemoveWorker]; events of the worker that wait are dropped.
+// RemoveWorker is [Index.RemoveWorker], and drops the worker's waiting events.
 func (p *Parked) RemoveWorker(worker int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

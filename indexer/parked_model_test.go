@@ -16,8 +16,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// slowParked is what a Parked must equal: it looks at all events that wait, again and
-// again until nothing comes of it.
+// slowParked is a model of Parked: it scans all waiting events again and again until
+// nothing changes.
 type slowParked struct {
 	x       *indexer.Index
 	waiting map[int][]*slowEvent
@@ -206,10 +206,10 @@ func TestParkedEqualsSlowModel(t *testing.T) {
 	}
 }
 
-// However large events are, what waits is bounded and known, and no event takes long
-// because of it.
+// Events of any size leave the waiting blocks bounded and counted, and no event takes
+// long because of waiting ones.
 func TestWaitingBlocksAreBounded(t *testing.T) {
-	const each = 512 // blocks of an event
+	const each = 512 // blocks in an event
 	now := time.Unix(0, 0)
 	p := indexer.NewParked(indexer.New(indexer.Config{}))
 	waits := func(worker, number, blocks int) bool {
@@ -243,13 +243,13 @@ func TestWaitingBlocksAreBounded(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	took := int(after.HeapAlloc) - int(before.HeapAlloc)
 	if got := p.Bytes(); got < took*3/4 || got > took*5/4 {
-		t.Errorf("%d bytes, the heap says %d", got, took)
+		t.Errorf("%d bytes, the heap has %d", got, took)
 	}
 
 	start := time.Now()
 	unknown := removed()
 	for i := range uint64(20_000) {
-		unknown.Externals = append(unknown.Externals, 1<<50+i, 1) // the latter waits, and is named again and again
+		unknown.Externals = append(unknown.Externals, 1<<50+i, 1) // block 1 waits and is named each time
 	}
 	for range 100 {
 		p.Apply(now, 0, unknown)
@@ -261,6 +261,6 @@ func TestWaitingBlocksAreBounded(t *testing.T) {
 		t.Errorf("%v expired, %d bytes left", n, p.Bytes())
 	}
 	if !waits(8, 0, each) {
-		t.Error("there is no room after all have expired")
+		t.Error("there is no room after all events have expired")
 	}
 }

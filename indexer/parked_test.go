@@ -37,7 +37,7 @@ func TestEventsWaitForTheirParent(t *testing.T) {
 	cleared := indexer.Event{Kind: indexer.Cleared}
 	for name, c := range map[string]struct {
 		steps   []step
-		overlap int32 // with 1 2 3 4 5 6
+		overlap int32 // overlap with the prompt 1 2 3 4 5 6
 	}{
 		"the parent comes": {[]step{
 			{0, stored(2, 3, 4), outcome{Parked: 2}},
@@ -121,8 +121,8 @@ func TestWaitingEnds(t *testing.T) {
 	}
 }
 
-// What is stored on a lower tier may follow what waits on the device, not the other
-// way round.
+// Blocks on a lower tier may follow blocks that wait on the device, but not the other way
+// round.
 func TestTiersWaitForTheirParent(t *testing.T) {
 	x := indexer.New(indexer.Config{})
 	p := indexer.NewParked(x)
@@ -148,7 +148,7 @@ func TestTiersWaitForTheirParent(t *testing.T) {
 	}
 }
 
-// Stored events that overtake each other end as if they had not.
+// Stored events in any order lead to the same index.
 func TestOrderOfStoredEventsDoesNotMatter(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 7))
 	now := time.Unix(0, 0)
@@ -176,7 +176,7 @@ func TestOrderOfStoredEventsDoesNotMatter(t *testing.T) {
 		for _, ev := range events {
 			m.apply(0, ev)
 		}
-		for i := range events { // up to the next removal, any order is possible
+		for i := range events { // between two removals any order is possible
 			to := i
 			for to < len(events) && events[to].Kind == indexer.Stored {
 				to++
@@ -201,8 +201,8 @@ func TestOrderOfStoredEventsDoesNotMatter(t *testing.T) {
 	}
 }
 
-// Whatever happened before, the index and what waits are all that matters for what
-// happens then.
+// The next events depend only on the index and the waiting events, whatever happened
+// before.
 func TestWaitingEventsCanBeHandedOn(t *testing.T) {
 	waited := 0
 	for seed := range uint64(300) {

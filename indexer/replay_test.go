@@ -21,14 +21,14 @@ import (
 	"github.com/kvroute/kvroute/internal/fixtures"
 )
 
-// The block hits of recorded traces on workers with plain LRU caches, as whole
-// numbers. The caches are simulated; what they store and drop reaches an index as
-// events, and the hits are what the index says.
+// These tests count the block hits of recorded traces on workers with plain LRU caches,
+// as whole numbers. The caches are simulated; their stores and removals reach an index as
+// events, and the index determines the hits.
 
-// hits is how many blocks are found when the requests of a trace go to workers in
-// turn.
+// hits is the expected number of found blocks if the requests of a trace go to the
+// workers in turn.
 type hits struct {
-	workers, capacity int // capacity of each; 0 is endless
+	workers, capacity int // capacity of each worker; 0 is unlimited
 	want              int
 }
 
@@ -83,7 +83,7 @@ func TestHitRatesOfTraces(t *testing.T) {
 		t.Run(c.trace, func(t *testing.T) {
 			t.Parallel()
 			path := fixtures.Need(t, "traces", c.trace)
-			if testing.Short() || raceSlows > 1 && c.blocks > 100_000 { // nothing here runs at once
+			if testing.Short() || raceSlows > 1 && c.blocks > 100_000 { // this test has no concurrency to check
 				c.hits = c.hits[:1]
 			}
 			var requests [][]int32
@@ -116,13 +116,13 @@ func TestHitRatesOfTraces(t *testing.T) {
 	}
 }
 
-// A made-up trace, whose hits are counted by a cache that is a plain list: the same
-// measure where the recorded ones are not at hand.
+// Hits of a synthetic trace are also counted by a cache that is a plain list. This covers
+// the measure where the recorded traces are not available.
 func TestHitRatesOfAMadeUpTrace(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 12))
 	var requests [][]int32
 	next := int32(0)
-	for range 400 { // conversations go on, branch and begin
+	for range 400 { // conversations continue, branch and begin
 		var r []int32
 		if len(requests) > 0 && rng.IntN(5) > 0 {
 			before := requests[rng.IntN(len(requests))]
@@ -135,7 +135,7 @@ func TestHitRatesOfAMadeUpTrace(t *testing.T) {
 		requests = append(requests, r)
 	}
 	for _, c := range []hits{{1, 0, 0}, {1, 200, 0}, {4, 0, 0}, {4, 100, 0}, {4, 1000, 0}} {
-		caches := make([][]int32, c.workers) // what was used last comes last
+		caches := make([][]int32, c.workers) // most recently used last
 		want := 0
 		for i, r := range requests {
 			cache := &caches[i%c.workers]
@@ -161,7 +161,7 @@ func TestHitRatesOfAMadeUpTrace(t *testing.T) {
 // lru is a worker's cache of numbered blocks.
 type lru struct {
 	worker        int
-	before, after []int32 // by block + 1; 0 is the ring's begin: what was used last comes after it
+	before, after []int32 // by block + 1; 0 is the ring's begin, followed by the most recently used
 	held          []bool
 	n, capacity   int
 	x             *indexer.Index
@@ -174,7 +174,7 @@ func newLRU(x *indexer.Index, worker, blocks, capacity int) *lru {
 
 func (l *lru) unlink(b int32) { l.after[l.before[b]], l.before[l.after[b]] = l.after[b], l.before[b] }
 
-// use stores a request's blocks, last one first, and drops what is too much.
+// use stores a request's blocks, last one first, and drops blocks above the capacity.
 func (l *lru) use(request []int32) error {
 	if err := l.store(request); err != nil {
 		return err
@@ -207,10 +207,10 @@ func (l *lru) use(request []int32) error {
 
 func (l *lru) external(block int32) uint64 { return local(block) ^ uint64(l.worker)<<32 }
 
-// local is a block's local hash: that of the number.
+// local returns a block's local hash, derived from its number.
 func local(block int32) uint64 { return indexer.NextSequenceHash(0, uint64(block)) }
 
-// store sends the events of those of a request's blocks that are not held.
+// store applies the events of those of a request's blocks that are not held.
 func (l *lru) store(request []int32) error {
 	for i := 0; i < len(request); {
 		if l.held[request[i]+1] {
@@ -231,7 +231,7 @@ func (l *lru) store(request []int32) error {
 	return nil
 }
 
-// replay returns how many blocks hit.
+// replay returns the number of block hits.
 func replay(requests [][]int32, workers, capacity int) (hits int, err error) {
 	blocks := 0
 	for _, r := range requests {
@@ -261,7 +261,7 @@ func replay(requests [][]int32, workers, capacity int) (hits int, err error) {
 	return hits, x.Check()
 }
 
-// lines calls each with the lines of a compressed file.
+// lines calls each with every line of a compressed file.
 func lines(path string, each func(line []byte) error) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -306,13 +306,13 @@ func readTrace(path string) (requests [][]int32, err error) {
 type sessionRequest struct {
 	APITime   float64          `json:"api_time"`
 	ThinkTime float64          `json:"think_time"`
-	Kept      int              `json:"p"` // blocks of the request before
-	Runs      [][2]int32       `json:"h"` // numbers that follow
-	Requests  []sessionRequest // of a session within the session
+	Kept      int              `json:"p"` // blocks kept from the previous request
+	Runs      [][2]int32       `json:"h"` // numbers of the further blocks
+	Requests  []sessionRequest // requests of a session within the session
 	Prompt    []int32          `json:"-"`
 }
 
-// inlined appends requests, those of sessions within where these are.
+// inlined appends requests, with those of inner sessions in their places.
 func inlined(dst, requests []sessionRequest) []sessionRequest {
 	var prompt []int32
 	for _, r := range requests {
@@ -332,8 +332,8 @@ func inlined(dst, requests []sessionRequest) []sessionRequest {
 	return dst
 }
 
-// The users of the recorded sessions: when each begins, in milliseconds, and which
-// sessions they play, in the order in which they come to them.
+// The users of the recorded sessions: the begin of each in milliseconds, and the sessions
+// in the order in which users play them.
 const (
 	sessionRequests = 6000
 	sessionStarts   = `26963 40130 11842 31571 40713 34761 58219 20161 37297 58469 41970 58050 4065 59258 14858 58020
@@ -355,7 +355,7 @@ func integers(s string) (out []int) {
 	return out
 }
 
-// readSessions plays recorded sessions: 32 users, each one session after the other.
+// readSessions plays recorded sessions: 32 users, each with one session after the other.
 func readSessions(path string) (requests [][]int32, err error) {
 	var sessions [][]sessionRequest
 	err = lines(path, func(line []byte) error {
@@ -368,11 +368,11 @@ func readSessions(path string) (requests [][]int32, err error) {
 		return nil, err
 	}
 	type user struct {
-		number, at int // when its next request is due, in ms
+		number, at int // time of its next request in ms
 		rest       []sessionRequest
 	}
 	order := integers(sessionOrder)
-	blocks := int32(0) // of all sessions begun
+	blocks := int32(0) // blocks of all sessions begun
 	begin := func() []sessionRequest {
 		s := inlined(nil, sessions[order[0]])
 		order = order[1:]
@@ -381,7 +381,7 @@ func readSessions(path string) (requests [][]int32, err error) {
 			s[i].Prompt = slices.Clone(s[i].Prompt)
 			for j, b := range s[i].Prompt {
 				top = max(top, b+1)
-				s[i].Prompt[j] = b + blocks // no block is in two sessions
+				s[i].Prompt[j] = b + blocks // makes the blocks of each session distinct
 			}
 		}
 		blocks += top

@@ -4,9 +4,9 @@ package indexer
 
 import "unsafe"
 
-// Bytes estimates what the index takes of the heap, within a tenth once there are some
-// thousand blocks. It reads every node, so call it no more often than metrics are read.
-// Events continue meanwhile.
+// Bytes estimates the heap memory of the index, within a tenth from some thousand blocks
+// on. It reads every node, so call it no more often than metrics are read. Events
+// continue meanwhile.
 func (x *Index) Bytes() int {
 	const atOnce = 1024 // nodes; some 50 µs
 	x.mu.Lock()
@@ -42,7 +42,7 @@ func (n *node) bytes() int {
 		heapSize(24*cap(n.listed)) + n.kids.bytes()
 }
 
-// heapSize returns about what the allocator takes for n bytes: it rounds up to its
+// heapSize estimates the memory that the allocator uses for n bytes: it rounds up to its
 // size classes, and large ones to pages.
 func heapSize(n int) int {
 	switch {
@@ -60,8 +60,8 @@ func heapSize(n int) int {
 	return (n + 8<<10 - 1) &^ (8<<10 - 1)
 }
 
-// mapBytes estimates what a map of n words to pointers takes: a large one is filled by
-// two thirds.
+// mapBytes estimates the memory of a map of n words to pointers: a large map is two
+// thirds full.
 func mapBytes(n int) int {
 	const header, group = 48, 144
 	switch {

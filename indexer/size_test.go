@@ -18,7 +18,7 @@ func heap() int {
 	return int(m.HeapAlloc)
 }
 
-// The index knows what it takes of the heap, and gives it back.
+// The index reports the heap memory that it uses, and frees it.
 func TestBytesAreTheHeaps(t *testing.T) {
 	if raceSlows > 1 {
 		t.Skip("the race detector pads what is allocated")
@@ -27,7 +27,7 @@ func TestBytesAreTheHeaps(t *testing.T) {
 	for name, c := range map[string]struct {
 		sequences, blocks, batch int
 		shared, agree            bool
-		holes                    int // of 10 blocks
+		holes                    int // number of holes in 10 blocks
 		tier                     indexer.Tier
 	}{
 		"unshared":                             {2000, 128, 32, false, false, 0, 0},
@@ -96,7 +96,7 @@ func TestBytesAreTheHeaps(t *testing.T) {
 	}
 }
 
-// So does an index of guesses, also after many of them have gone.
+// An index of predictions does too, also after many of them were removed.
 func TestBytesOfGuesses(t *testing.T) {
 	if raceSlows > 1 {
 		t.Skip("the race detector pads what is allocated")
@@ -135,7 +135,7 @@ func TestBytesOfGuesses(t *testing.T) {
 			}
 			a.Expire(at(200))
 			if left, got := heap()-before, a.Bytes(); left*10 > full || got*10 > full {
-				t.Errorf("%d of %d bytes are left when all have died, %d by its own account", left, full, got)
+				t.Errorf("%d of %d bytes are left when all have expired, Bytes returns %d", left, full, got)
 			}
 			runtime.KeepAlive(a)
 		})

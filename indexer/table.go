@@ -72,8 +72,8 @@ func (b *bucket) past() bool { return b.tags[2]>>36 != 0 }
 
 func (b *bucket) tag(slot int) uint64 { return b.tags[slot>>2&3] >> (slot & 3 * tagBits) & tagMask }
 
-// hits returns a word with a bit for each entry that has the tag, and rarely for one
-// that does not; slotOf returns the entry of a bit.
+// hits returns a word with a bit for each entry that has the tag, and rarely for another
+// entry; slotOf returns the entry of a bit.
 func (b *bucket) hits(tag uint64) uint64 {
 	const low, high = eachLane, eachLane << 15
 	tag *= eachLane
@@ -115,14 +115,14 @@ func (t *table) find(h uint64) (s *segment, at int) {
 	return s, s.homeOf(stampOf(h))
 }
 
-// entry returns the column and the cell of the entry that a hit stands for, or
-// column 0 if the entry has another hash.
+// entry returns the column and the cell of the entry that a hit stands for, or column 0
+// if the entry has another hash.
 func (b *bucket) entry(hits, h uint64) (column uint32, cell int) {
 	id := b.ids[slotOf(bits.TrailingZeros64(hits))%bucketEntries]
 	if id>>idBits != uint32(stampOf(h)>>tagBits) {
 		return 0, 0
 	}
-	return id & columnMask, int(id >> columnBits & (1<<cellBits - 1)) // where nothing is, column 0 is
+	return id & columnMask, int(id >> columnBits & (1<<cellBits - 1)) // an empty place has column 0
 }
 
 // after returns the next bucket of a search after some steps, or -1 if the search ends.
@@ -197,9 +197,9 @@ func (b *bucket) remove(tag uint64, id uint32) bool {
 	return false
 }
 
-// grow makes a full segment larger by half. When it was small it was given a size
-// by its number: the segments do not all grow at the same time, and the table as a
-// whole is always about two thirds full.
+// grow makes a full segment larger by half. The first size of a segment depends on its
+// number, so the segments do not all grow at the same time, and the table as a whole is
+// always about two thirds full.
 func (s *segment) grow(number int) {
 	size := len(s.buckets) + len(s.buckets)/2 + 1
 	if len(s.buckets) < 8 && size >= 8 {
@@ -211,7 +211,7 @@ func (s *segment) grow(number int) {
 func (s *segment) resize(size int) {
 	old := s.buckets
 	s.buckets = append([]bucket(nil), make([]bucket, size)...)
-	s.buckets = s.buckets[:cap(s.buckets)] // what the allocator gives anyhow
+	s.buckets = s.buckets[:cap(s.buckets)] // use all that the allocator provides
 	for i := range old {
 		b := &old[i]
 		for slot := range b.len() {
@@ -233,7 +233,7 @@ func (t *table) bytes() (n int) {
 }
 
 // touch loads the buckets of n hashes into the processor's cache, all at once, so that
-// looking them up one after the other does not wait for each.
+// the following lookups do not wait for memory one by one.
 func (t *table) touch(n int, hash func(i int) uint64) {
 	sum := uint64(0)
 	for i := range n {
@@ -241,5 +241,5 @@ func (t *table) touch(n int, hash func(i int) uint64) {
 			sum += s.buckets[at].tags[0]
 		}
 	}
-	t.touched = sum // so that the compiler does not leave it out
+	t.touched = sum // prevents the compiler from removing the loop
 }

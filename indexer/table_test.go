@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// counts returns an error if a bucket does not know how many entries went past it.
+// counts returns an error if a bucket has a wrong number of entries that went past it.
 func (t *table) counts() error {
 	if t.segments == nil {
 		return nil
@@ -31,18 +31,18 @@ func (t *table) counts() error {
 		}
 		for at := range s.buckets {
 			if got := int(s.buckets[at].tags[2] >> 36); got != past[at] {
-				return fmt.Errorf("segment %d: %d entries went past bucket %d of %d, it counts %d", number, past[at], at, len(past), got)
+				return fmt.Errorf("segment %d: %d entries went past bucket %d of %d, its count is %d", number, past[at], at, len(past), got)
 			}
 		}
 		if entries != s.n || entries*3 < (len(s.buckets)-5)*bucketEntries {
-			return fmt.Errorf("segment %d: %d entries in %d buckets, it counts %d", number, entries, len(s.buckets), s.n)
+			return fmt.Errorf("segment %d: %d entries in %d buckets, its count is %d", number, entries, len(s.buckets), s.n)
 		}
 	}
 	return nil
 }
 
-// Where entries of several kinds are under the same key, a search takes the one that
-// it was to look for.
+// If entries of several kinds have the same key, a search returns an entry of the
+// requested kind.
 func TestSearchTakesTheColumnItWasAskedFor(t *testing.T) {
 	const key, external = 0x123456789ABCDEF0, 77
 	x := New(Config{})
@@ -64,12 +64,12 @@ func TestSearchTakesTheColumnItWasAskedFor(t *testing.T) {
 	}
 	five.live = 0
 	if got := x.search(key, external, 5); got.column != nil {
-		t.Errorf("a cell that is not live is found")
+		t.Errorf("a dead cell is found")
 	}
 }
 
-// The table finds what was added and not removed, however many entries have the
-// same hash, lie in the same bucket, or go past the end of a segment.
+// The table finds all added entries until they are removed, however many have the same
+// hash, are in the same bucket, or go past the end of a segment.
 func TestTableEqualsAMap(t *testing.T) {
 	type entry struct {
 		hash   uint64
@@ -128,7 +128,8 @@ func TestTableEqualsAMap(t *testing.T) {
 						at = s.after(at, steps)
 					}
 				}
-				// A tag may be taken for one that is greater by one, no other bit of a stamp.
+				// A search may confuse a tag with the next greater one, but no other bits
+				// of a stamp.
 				upper := func(e entry) entry { return entry{e.hash >> (64 - 12), e.column, e.cell} }
 				there := map[entry]bool{}
 				for e := range all {
@@ -136,7 +137,7 @@ func TestTableEqualsAMap(t *testing.T) {
 				}
 				for e := range found {
 					if !there[upper(e)] {
-						t.Fatalf("step %d: %+v is found, which is not there", step, e)
+						t.Fatalf("step %d: %+v is found, but was removed", step, e)
 					}
 				}
 				if err := x.counts(); err != nil {

@@ -17,14 +17,14 @@ func (x *Index) newNode(parent *node, local []uint64, shift uint8) *node {
 	n.id, *place = id, n
 	n.used.Store(x.clock.Load())
 	if x.dump != nil {
-		n.dumped = x.dump.id // it is newer than the dump
+		n.dumped = x.dump.id // the node is newer than the dump
 	}
 	return n
 }
 
 // store stores blocks that an owner does not have, after the place at, and returns the
-// place of the last one. known has the cells where their external hashes are already. An
-// owner below 0 stores the blocks without a holder.
+// place of the last one. known has the cells of their external hashes, if there are any.
+// An owner below 0 stores the blocks without a holder.
 func (x *Index) store(owner int32, at place, blocks []Block, known []cell, hashes []uint64) place {
 	for len(blocks) > 0 {
 		n, from := at.n, at.block+1
@@ -63,9 +63,9 @@ func locals(dst []uint64, blocks []Block) []uint64 {
 	return dst
 }
 
-// extend makes a node longer by some of the blocks, if its only holder is the
-// owner to store them, and returns by how many. The owner counts as their
-// holder at once; their cells are still to be written.
+// extend appends some of the blocks to a node whose only holder is the owner that stores
+// them, and returns how many. The owner counts as their holder at once; the caller writes
+// their cells.
 func (x *Index) extend(n *node, owner int32, blocks []Block) int {
 	if owner < 0 || n == &x.root || n.kids.len() > 0 || !n.onlyFor(owner) {
 		return 0
@@ -97,7 +97,7 @@ func (x *Index) hold(owner int32, n *node, from int, blocks []Block, known []cel
 	if longer {
 		before &^= cells
 	}
-	byDefault := before // what it holds by the main column without being listed
+	byDefault := before // cells that the unlisted owner holds by the main column
 	for i := 0; i < len(blocks); {
 		k, elsewhere := 1, known[i].column != nil
 		c := known[i].column
@@ -198,7 +198,7 @@ func (n *node) name(i int, o listing) {
 }
 
 // split moves the blocks of n before block to a new node, whose only child is n, and
-// returns the new node. The first part is the new one, since the second may have any
+// returns the new node. The new node is the first part, since the second may have any
 // number of children.
 func (x *Index) split(n *node, block int) *node {
 	x.preserve(n)
@@ -249,7 +249,7 @@ func (x *Index) split(n *node, block int) *node {
 	return h
 }
 
-// enter notes that an owner now holds something of a node.
+// enter notes that an owner now holds a block of a node.
 func (x *Index) enter(owner int32, n *node) {
 	h := x.of(owner)
 	h.nodes++
@@ -299,7 +299,7 @@ func (x *Index) tidyLog(owner int32) {
 	h.log = kept
 }
 
-// nodesOf yields the nodes in which an owner holds something.
+// nodesOf yields the nodes in which an owner holds a block.
 func (x *Index) nodesOf(owner int32) iter.Seq[*node] {
 	return func(yield func(*node) bool) {
 		h := x.of(owner)

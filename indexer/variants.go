@@ -9,14 +9,14 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// PadToken is what stands for each placeholder token of an image or another
-// object with the given hash: prompts with different objects must not share
+// PadToken returns the token id that replaces each placeholder token of an image or
+// another object with the given hash: prompts with different objects must not share
 // blocks, although their placeholders are the same.
 func PadToken(mmHash uint64) uint32 { return 1_000_000 + uint32(mmHash&0x3FFF_FFFF) }
 
-// ReplacePlaceholders writes pad tokens over the placeholders of one block, in
-// place: those of its first run of placeholders stand for the first object, and so
-// on; surplus runs stand for the last one. Without objects nothing changes.
+// ReplacePlaceholders replaces the placeholders of one block by pad tokens, in place: its
+// first run of placeholders stands for the first object, and so on; surplus runs stand
+// for the last object. Without objects nothing changes.
 func ReplacePlaceholders(block []uint32, placeholder uint32, mmHashes []uint64) {
 	if len(mmHashes) == 0 {
 		return
@@ -34,9 +34,9 @@ func ReplacePlaceholders(block []uint32, placeholder uint32, mmHashes []uint64) 
 	}
 }
 
-// ObjectHash is the local hash of a block with objects of a model whose
-// placeholder token is not known: the objects' hashes, ascending, count as bytes
-// behind the tokens.
+// ObjectHash returns the local hash of a block with objects, for a model whose
+// placeholder token is unknown: the objects' hashes, ascending, count as bytes behind the
+// tokens.
 func ObjectHash(block []uint32, mmHashes []uint64, seed uint64) uint64 {
 	buf := appendTokens(make([]byte, 0, 4*len(block)+8*len(mmHashes)), block)
 	for _, h := range slices.Sorted(slices.Values(mmHashes)) {
