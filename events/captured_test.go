@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// rows reads a file of captured frames, a JSON value a line.
+// rows reads a file of captured frames: one JSON value per line.
 func rows[T any](t *testing.T, dir, name string) (all []T) {
 	t.Helper()
 	file, err := os.Open(filepath.Join(dir, name))

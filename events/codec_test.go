@@ -79,7 +79,7 @@ func TestEncodeVectors(t *testing.T) {
 	if want := unhex(t, frameE5); !bytes.Equal(got, want) {
 		t.Errorf("E5: got\n%x\nwant\n%x", got, want)
 	}
-	// What is written is read again as it was.
+	// Written events are read back unchanged.
 	all := []events.RouterEvent{eventE1, eventE2, eventE3, {WorkerID: 1<<64 - 1, DPRank: 3, EventID: 9, Event: indexer.Event{
 		Kind: indexer.Stored, Tier: indexer.Disk, HasParent: true, Parent: 1 << 63, Blocks: []indexer.Block{{External: 1<<64 - 1, Local: 0}},
 	}}}
@@ -89,7 +89,7 @@ func TestEncodeVectors(t *testing.T) {
 	}
 }
 
-// An event that cannot be read does not take its neighbours along.
+// A malformed event does not discard the other events of its message.
 func TestOddEvents(t *testing.T) {
 	foreign := strings.Replace(frameE6[2:], "a6776f726b6572", "ab63616368655f6f776e6572", 1)
 	for _, c := range []struct {
@@ -120,7 +120,7 @@ func TestOddEvents(t *testing.T) {
 			}
 		})
 	}
-	// Cut off: what is whole counts, the rest is bad.
+	// A truncated message yields its complete events; the others count as bad.
 	got, bad, err := events.DecodeEvents(unhex(t, "93"+frameE1+frameE2[:40]))
 	if len(got) != 1 || bad != 2 || err != nil {
 		t.Errorf("cut off: %d events, %d bad, %v; want 1 and 2", len(got), bad, err)
@@ -183,7 +183,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// shared returns the folder of captured frames, "" where it is not at hand.
+// shared returns the folder of captured frames, or "" if it is absent.
 func shared(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("KVROUTE_SHARED")
@@ -248,7 +248,7 @@ func TestCapturedFrames(t *testing.T) {
 	t.Logf("%d captured payloads", payloads)
 }
 
-// Blocks mean the same in whatever order and width their fields come.
+// A block decodes to the same value whatever the order and integer width of its fields.
 func TestBlocksInAnyForm(t *testing.T) {
 	external, local, extra := "\xaablock_hash", "\xabtokens_hash", "\xadmm_extra_info\xc0"
 	for name, block := range map[string]string{

@@ -12,9 +12,9 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// A replica is far behind. Whatever happens to it, to its server or to its consumer
-// meanwhile, and whatever others purge, it ends up with everything: what the stream does
-// not have any more is in a snapshot.
+// A replica far behind the stream ends with complete state, whatever happens to the replica, its
+// server or its consumer, and whatever other replicas purge. A snapshot contains what the stream
+// no longer has.
 func TestALongBacklog(t *testing.T) {
 	for name, fault := range map[string]func(n *natsd, b *replica) (again *replica){
 		"nothing happens": func(_ *natsd, b *replica) *replica { return b },
@@ -55,7 +55,7 @@ func TestALongBacklog(t *testing.T) {
 			b.slow = time.Millisecond
 			b.stop = running(t, b.Run)
 			eventually(t, func() bool { return b.Position() > 10 })
-			// Another one reads it faster, takes a snapshot and shortens the stream.
+			// Another replica reads the backlog faster, takes a snapshot and shortens the stream.
 			a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 50})
 			e.mustKnow(a)
 			eventually(t, func() bool { return n.hasSnapshot(backlog / 2) })
@@ -67,7 +67,7 @@ func TestALongBacklog(t *testing.T) {
 			e.work(100)
 			e.mustKnow(a, b)
 			eventually(t, b.Ready)
-			// The stream can be shortened behind it.
+			// Another replica can shorten the stream while this one is behind.
 			from := n.streamInfo().State.LastSeq
 			e.workUntil(func() bool { return n.streamInfo().State.FirstSeq > from })
 			e.mustKnow(a, b)
@@ -75,7 +75,7 @@ func TestALongBacklog(t *testing.T) {
 	}
 }
 
-// While a replica reads a backlog nothing is purged that was not delivered to it.
+// While a replica reads a backlog, messages not yet delivered to it are not purged.
 func TestABacklogHoldsBackThePurge(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -84,7 +84,7 @@ func TestABacklogHoldsBackThePurge(t *testing.T) {
 		s, err := n.jetStream().Stream(t.Context(), wire.Scope{}.Stream())
 		return err == nil && s.CachedInfo().State.Msgs >= 200
 	})
-	// A replica's consumer, to which only a little was delivered.
+	// A consumer of a replica that received only a few messages.
 	s, err := n.jetStream().Stream(t.Context(), wire.Scope{}.Stream())
 	if err != nil {
 		t.Fatal(err)
@@ -106,9 +106,9 @@ func TestABacklogHoldsBackThePurge(t *testing.T) {
 	a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 50}, func(x *events.Timing) { x.Inactive = time.Minute })
 	e.mustKnow(a)
 	eventually(t, func() bool { return n.hasSnapshot(100) })
-	e.workUntil(func() bool { return n.streamInfo().State.FirstSeq > 1 }) // by the next one
+	e.workUntil(func() bool { return n.streamInfo().State.FirstSeq > 1 }) // the next replica purges
 	e.mustKnow(a)
-	<-time.After(200 * time.Millisecond) // ten times what it takes to see that something is due
+	<-time.After(200 * time.Millisecond) // ten times the interval at which a replica checks for due work
 	if first := n.streamInfo().State.FirstSeq; first != 41 {
 		t.Errorf("the stream begins at %d, want 41: 40 were delivered to the one behind", first)
 	}

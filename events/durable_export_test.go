@@ -9,7 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// TakeLock takes the lock of a bucket, if it is free.
+// TakeLock takes the lock of a bucket if the lock is free.
 func TakeLock(ctx context.Context, kv jetstream.KeyValue, every time.Duration) (held context.Context, release func(), ok bool) {
 	l, held, err := takeLock(ctx, kv, "snapshot", "test", every)
 	if err != nil || l == nil {
@@ -18,7 +18,8 @@ func TakeLock(ctx context.Context, kv jetstream.KeyValue, every time.Duration) (
 	return held, func() { l.release(ctx) }, true
 }
 
-// Hurry makes a Durable do in a second what takes a minute; more changes further.
+// Hurry shortens a Durable's intervals from a minute to about a second; more makes further
+// changes.
 func (d *Durable) Hurry(more ...func(*Timing)) {
 	t := Timing{
 		Inactive: 5 * time.Second, LockTTL: 2 * time.Second, LockEvery: 500 * time.Millisecond,
@@ -38,17 +39,17 @@ func (d *Durable) Hurry(more ...func(*Timing)) {
 	}
 }
 
-// Timing is what tests change.
+// Timing holds the intervals and limits that tests change.
 type Timing struct {
 	Inactive, LockTTL, LockEvery, KeepEvery, SnapshotAge, SnapshotRest time.Duration
-	// Fetch is the number of messages fetched ahead; 0 leaves it.
+	// Fetch is the number of messages fetched ahead; 0 keeps the default.
 	Fetch int
 }
 
 // Consumer returns the name of the consumer.
 func (d *Durable) Consumer() string { return d.consumer }
 
-// WriteKey writes a key as the head is written.
+// WriteKey writes a key in the same way as the head is written.
 func WriteKey(ctx context.Context, kv jetstream.KeyValue, key string, v any, revision uint64) error {
 	return writeKey(ctx, kv, key, v, revision)
 }

@@ -31,11 +31,11 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// What must hold whatever goes wrong: in the end every replica knows exactly what
-// the engines cache. Each test is one thing that goes wrong.
+// The invariant of these tests: after any fault, every replica eventually knows exactly what the
+// engines cache. Each test covers one fault.
 
-// A NATS server that restarts loses nothing, neither what was on its way nor what
-// happens while it is away.
+// A restart of the NATS server loses neither messages in transit nor events of the time it is
+// away.
 func TestNATSRestarts(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -52,8 +52,7 @@ func TestNATSRestarts(t *testing.T) {
 	e.mustKnow(a, startReplica(t, n.connect(), "b", conf))
 }
 
-// A minute without NATS (here: seconds, in which as much happens) costs nothing but
-// freshness.
+// A minute without NATS (shortened to seconds with as many events) only makes the state stale.
 func TestNATSIsAwayForAMinute(t *testing.T) {
 	t.Parallel()
 	n, e, a := settled(t, 4, 200, events.DurableConfig{})
@@ -68,14 +67,14 @@ func TestNATSIsAwayForAMinute(t *testing.T) {
 	e.mustKnow(a)
 }
 
-// NATS is away for longer than records live in the registry, so that it knows nobody
-// when it is back: workers that were alive all the time stay known with their blocks,
-// and one that ended meanwhile goes with its own.
+// NATS is away for longer than registry records live, so the registry is empty when NATS returns.
+// Workers that stayed alive stay known with their blocks. A worker that ended meanwhile is removed
+// with its blocks.
 func TestNATSIsAwayBeyondTheRecordsLife(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	bucket := wire.Scope{}.Bucket("workers")
-	// What is there stays as it is.
+	// An existing bucket keeps its settings.
 	records, err := n.jetStream().CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: bucket, TTL: time.Second})
 	if err != nil {
 		t.Fatal(err)
@@ -96,9 +95,9 @@ func TestNATSIsAwayBeyondTheRecordsLife(t *testing.T) {
 	a := newReplica(t, n.connect(), "a", events.DurableConfig{})
 	var mu sync.Mutex
 	var forgotten []uint64
-	clock := time.Now() // its time; it stands still,
-	var hurry time.Time // and from here on is ten times as fast
-	looks := 0          // at it
+	clock := time.Now() // the registry's time, which stands still
+	var hurry time.Time // from this time on, the clock runs ten times as fast
+	looks := 0          // how often the registry read the clock
 	registry, err := fleet.NewRegistry(a.nc, fleet.RegistryConfig{
 		Set: func(w router.WorkerInfo) { a.sub.SetWorker(w.ID, e.source(int(w.ID)-1)) },
 		Remove: func(id uint64) {
@@ -132,11 +131,11 @@ func TestNATSIsAwayBeyondTheRecordsLife(t *testing.T) {
 
 	n.stop()
 	eventually(t, func() bool { return !a.Ready() && !registry.Ready() })
-	// It ends without a word: what it would say does not arrive.
+	// The worker ends without deregistering: its last message does not arrive.
 	leave[3]()
 	e.stops[3]()
 	e.live = 3
-	e.workFor(1500 * time.Millisecond) // longer than a record lives
+	e.workFor(1500 * time.Millisecond) // longer than a record's lifetime
 	e.known(func(w int) bool { return w == 4 }, a)
 	mu.Lock()
 	clock = clock.Add(time.Minute)
@@ -166,8 +165,8 @@ func TestNATSIsAwayBeyondTheRecordsLife(t *testing.T) {
 	e.mustKnow(a)
 }
 
-// Between publishers and stream, one message in twenty is lost, one is taken
-// without an answer, and one comes again much later.
+// Between publishers and the stream, one message in twenty is lost, one is stored but not
+// acknowledged, and one is repeated much later.
 func TestDroppedDuplicatedReorderedMessages(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -196,7 +195,7 @@ func TestDroppedDuplicatedReorderedMessages(t *testing.T) {
 			case fault == 0:
 				return errors.New("lost")
 			case fault == 1:
-				// Without its id: the stream does not see that it has it.
+				// Without the message id, the stream cannot detect the duplicate.
 				m.Header.Del(jetstream.MsgIDHeader)
 				return errors.Join(publish(ctx, m), errors.New("the answer is lost"))
 			case old != nil:
@@ -217,8 +216,8 @@ func TestDroppedDuplicatedReorderedMessages(t *testing.T) {
 	}
 }
 
-// Connections that break in the middle lose what was on its way to the replica; it
-// is delivered again, in order, and counts once.
+// Connections that break lose messages on their way to the replica. Those messages are delivered
+// again, in order, and are applied once.
 func TestBrokenConnections(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -234,8 +233,8 @@ func TestBrokenConnections(t *testing.T) {
 	e.mustKnow(a)
 }
 
-// A replica that is slower than the engines for some time falls behind, and misses
-// nothing: a faster one that takes snapshots purges nothing that it has not read.
+// A replica that is slower than the engines for some time falls behind but misses nothing: a
+// faster replica that takes snapshots purges nothing that the slow one has not read.
 func TestASlowReplica(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -258,8 +257,8 @@ func TestASlowReplica(t *testing.T) {
 	}
 }
 
-// A replica that was away for longer than its consumer lived finds what it missed
-// purged, and takes it from the snapshot that contains it.
+// A replica that was away for longer than its consumer's lifetime finds its messages purged, and
+// loads the snapshot that contains them.
 func TestAReplicaThatWasAwayForLong(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -287,11 +286,11 @@ func TestAReplicaThatWasAwayForLong(t *testing.T) {
 	}
 }
 
-// way is a way to a server that can be cut.
+// way is a proxy to a server whose connections a test can cut.
 type way struct {
 	at string
 
-	// deaf swallows what the server should hear.
+	// deaf makes the proxy discard the data sent to the server.
 	deaf atomic.Bool
 
 	mu    sync.Mutex
@@ -299,7 +298,7 @@ type way struct {
 	conns []net.Conn
 }
 
-// mute is a connection's other end, to which nothing comes while it is deaf.
+// mute is a connection's other end. It discards data while deaf is set.
 type mute struct {
 	net.Conn
 
@@ -369,8 +368,8 @@ func (w *way) cut(gone bool) {
 	w.conns = nil
 }
 
-// Events of a worker that has not registered are not lost with the replica that let
-// them wait: they are in its snapshot.
+// Events of a worker that has not registered are in the snapshot of the replica that holds them,
+// and so survive that replica.
 func TestWaitingEventsAreInTheSnapshot(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -382,7 +381,7 @@ func TestWaitingEventsAreInTheSnapshot(t *testing.T) {
 	e.work(200)
 	e.known(func(w int) bool { return w != 2 }, a)
 	eventually(t, func() bool { return a.Position() == n.streamInfo().State.LastSeq })
-	a.stop() // leaves a snapshot
+	a.stop() // stop writes a snapshot
 	n.purge()
 	b := newReplica(t, n.connect(), "b", events.DurableConfig{})
 	b.stranger = 2
@@ -395,8 +394,8 @@ func TestWaitingEventsAreInTheSnapshot(t *testing.T) {
 	e.mustKnow(b)
 }
 
-// Events whose parent comes later are not lost with the replica that let them wait,
-// although the stream does not have them any more.
+// Events that wait for their parent are in the snapshot of the replica that holds them, although
+// the stream no longer has them.
 func TestParkedEventsAreInTheSnapshot(t *testing.T) {
 	t.Parallel()
 	n, e, a := settled(t, 2, 100, events.DurableConfig{SnapshotThreshold: 10})
@@ -407,20 +406,20 @@ func TestParkedEventsAreInTheSnapshot(t *testing.T) {
 		}
 		return ev
 	}
-	// The last blocks of a chain first; one of them goes again.
+	// The last blocks of a chain arrive first; one of them is removed again.
 	parent, child, grandchild := store(0, 1, 2), store(2, 3, 4), store(4, 5)
 	goes := indexer.Event{Kind: indexer.Removed, Externals: []uint64{3 << 32}}
 	e.pubs[0].Publish(0, grandchild)
 	e.pubs[0].Publish(0, child)
 	e.pubs[0].Publish(0, goes)
 	from := n.streamInfo().State.LastSeq
-	e.workUntil(func() bool { return n.hasSnapshot(from + 5) }) // with what waits in it
+	e.workUntil(func() bool { return n.hasSnapshot(from + 5) }) // the snapshot contains the waiting events
 	e.known(func(w int) bool { return w == 2 }, a)
 	eventually(t, func() bool { return a.Position() == n.streamInfo().State.LastSeq })
-	a.stop() // leaves another one
+	a.stop() // stop writes another snapshot
 	n.purge()
 	b := startReplica(t, n.connect(), "b", events.DurableConfig{})
-	b.kill() // so what it let wait again is in nobody's memory
+	b.kill() // no replica has the waiting events in memory now
 	c := startReplica(t, n.connect(), "c", events.DurableConfig{})
 	e.pubs[0].Publish(0, parent)
 	for _, ev := range []indexer.Event{parent, child, grandchild, goes} {
@@ -429,8 +428,8 @@ func TestParkedEventsAreInTheSnapshot(t *testing.T) {
 	e.mustKnow(c)
 }
 
-// A consumer that somebody deletes, and a stream that somebody deletes, are made
-// anew: nothing is lost that a replica has heard of or that is published later.
+// A deleted consumer or stream is created again. No event is lost that a replica received or that
+// is published later.
 func TestConsumerAndStreamAreDeleted(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -440,17 +439,17 @@ func TestConsumerAndStreamAreDeleted(t *testing.T) {
 	stream := wire.Scope{}.Stream()
 	for range 3 {
 		e.workFor(100 * time.Millisecond)
-		// The replica may not have made it, or its stream, again yet.
+		// The replica may not have created its consumer or stream again yet.
 		eventually(t, func() bool { return js.DeleteConsumer(t.Context(), stream, a.Consumer()) == nil })
 		e.workFor(100 * time.Millisecond)
-		e.mustKnow(a) // what a stream has that goes is gone
+		e.mustKnow(a) // the deleted stream's messages are lost, so the replica must have all of them
 		if err := js.DeleteStream(t.Context(), stream); err != nil {
 			t.Fatal(err)
 		}
 	}
 	e.workFor(100 * time.Millisecond)
 	e.mustKnow(a)
-	// A new one learns of the time before the stream from a snapshot.
+	// A new replica loads a snapshot for the time before the stream.
 	created := n.streamInfo().Created.UnixNano()
 	eventually(t, func() bool { return n.head().Stream == created })
 	a.stop()
@@ -469,8 +468,8 @@ func TestConsumerAndStreamAreDeleted(t *testing.T) {
 	e.mustKnow(startReplica(t, n.connect(), "c", events.DurableConfig{}))
 }
 
-// When somebody else purges the stream, those who have read it lose nothing, and
-// soon leave a snapshot for those who have not.
+// When another program purges the stream, replicas that have read it lose nothing, and soon write
+// a snapshot for the others.
 func TestSomebodyPurgesTheStream(t *testing.T) {
 	t.Parallel()
 	n, e, a := settled(t, 4, 300, events.DurableConfig{})
@@ -483,7 +482,7 @@ func TestSomebodyPurgesTheStream(t *testing.T) {
 	e.mustKnow(b)
 }
 
-// headOf is what a test reads of the head.
+// headOf holds the fields of the head that a test reads.
 type headOf struct {
 	Object      string
 	LastSeq     uint64 `json:"last_seq"`
@@ -507,8 +506,8 @@ func (n *natsd) head() (h headOf) {
 	return h
 }
 
-// twoSnapshots is a stream that was shortened, with two snapshots of different
-// positions and a tail, and no replica.
+// twoSnapshots prepares a shortened stream with two snapshots at different positions and messages
+// after them, and no replica.
 func twoSnapshots(t *testing.T, n *natsd) (e *enginePool) {
 	t.Helper()
 	e = startEngines(t, n.connect(), 3)
@@ -525,8 +524,8 @@ func twoSnapshots(t *testing.T, n *natsd) (e *enginePool) {
 	return e
 }
 
-// What the newest snapshot alone contains stays in the stream, although everybody has
-// acknowledged it.
+// Messages that only the newest snapshot contains stay in the stream, although every replica has
+// acknowledged them.
 func TestThePurgeStopsAtTheOlderSnapshot(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -544,7 +543,7 @@ func TestThePurgeStopsAtTheOlderSnapshot(t *testing.T) {
 	for len(seen) < 4 {
 		e.work(1)
 		eventually(t, acknowledged)
-		info := n.streamInfo() // before the head: purges only follow it
+		info := n.streamInfo() // read before the head, since a purge only follows a new head
 		h := n.head()
 		seen[h.Object] = true
 		if first := info.State.FirstSeq; first > h.PreviousSeq+1 {
@@ -554,8 +553,8 @@ func TestThePurgeStopsAtTheOlderSnapshot(t *testing.T) {
 	eventually(t, func() bool { h := n.head(); return n.streamInfo().State.FirstSeq == h.PreviousSeq+1 })
 }
 
-// A snapshot that is damaged in any way is skipped, and said to be: the one before it
-// and the stream make everything, and a new one takes its place.
+// A damaged snapshot is skipped and logged. The previous snapshot and the stream rebuild the
+// state, and a new snapshot replaces the damaged one.
 func TestHalfASnapshot(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*testing.T, *natsd, jetstream.ObjectStore, string, []byte){
@@ -569,7 +568,7 @@ func TestHalfASnapshot(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// As after a crash between the two halves of a deletion.
+			// The same state as after a crash between the two steps of a deletion.
 			bucket := wire.Scope{}.Bucket("snap")
 			stream, err := n.jetStream().Stream(t.Context(), "OBJ_"+bucket)
 			if err != nil {
@@ -600,8 +599,8 @@ func TestHalfASnapshot(t *testing.T) {
 			if !c.log.has("a snapshot is skipped") || !c.log.has(h.Previous) {
 				t.Error("the log does not say what was done")
 			}
-			// It puts a good one in the place of the damaged one, which nobody falls
-			// back on.
+			// The replica replaces the damaged snapshot with a good one. The damaged one is not
+			// kept as the fallback.
 			eventually(t, func() bool { return n.head().LastSeq > h.LastSeq })
 			after := n.head()
 			if after.Previous != h.Previous || after.PreviousSeq != h.PreviousSeq {
@@ -653,15 +652,15 @@ func TestHalfASnapshot(t *testing.T) {
 			t.Fatal(err)
 		}
 		b := startReplica(t, n.connect(), "b", events.DurableConfig{})
-		e.mustKnow(b) // by the stream alone
+		e.mustKnow(b) // from the stream alone
 		if !b.log.has("a snapshot is skipped") {
 			t.Error("the log does not say what was done")
 		}
 	})
 }
 
-// Two replicas that want to take a snapshot at the same time, again and again, take
-// them one after the other; the newest is never replaced by an older one.
+// Two replicas that repeatedly want a snapshot at the same time take snapshots one after the
+// other. An older snapshot never replaces the newest one.
 func TestTwoReplicasTakeSnapshotsAtOnce(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -676,7 +675,7 @@ func TestTwoReplicasTakeSnapshotsAtOnce(t *testing.T) {
 	last, snapshots := headOf{}, 0
 	take := func(entry jetstream.KeyValueEntry) {
 		if entry == nil {
-			return // no head was there before
+			return // there was no head before
 		}
 		var h headOf
 		if err := json.Unmarshal(entry.Value(), &h); err != nil {
@@ -709,8 +708,8 @@ func TestTwoReplicasTakeSnapshotsAtOnce(t *testing.T) {
 	e.mustKnow(startReplica(t, n.connect(), "c", events.DurableConfig{}))
 }
 
-// The lock of a replica that died while it wrote a snapshot expires; what it had
-// written is removed.
+// When a replica dies while it writes a snapshot, its lock expires and its partial snapshot is
+// removed.
 func TestTheLocksHolderDies(t *testing.T) {
 	t.Parallel()
 	n, e, _ := settled(t, 4, 300, events.DurableConfig{SnapshotThreshold: 1 << 30})
@@ -744,8 +743,8 @@ func TestTheLocksHolderDies(t *testing.T) {
 	})
 }
 
-// A replacement that was interrupted may have arrived without an answer. The lock is
-// given back all the same, not only when it expires.
+// An interrupted replacement may have been stored without an answer. The lock is still released at
+// once, not only when it expires.
 func TestAnInterruptedReplacementLeavesNoLock(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -770,8 +769,8 @@ func TestAnInterruptedReplacementLeavesNoLock(t *testing.T) {
 	}
 }
 
-// A holder that was held up until its lock expired neither replaces the newest
-// snapshot nor purges anything.
+// A holder that was delayed until its lock expired neither replaces the newest snapshot nor purges
+// anything.
 func TestALostLockStopsItsHolder(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -790,7 +789,7 @@ func TestALostLockStopsItsHolder(t *testing.T) {
 	select {
 	case <-ctx.Done():
 		t.Error("the lock is not kept")
-	case <-time.After(4 * time.Second): // longer than it lasts unless it is renewed
+	case <-time.After(4 * time.Second): // longer than an unrenewed lock lasts
 	}
 	if _, err := kv.Put(t.Context(), "snapshot", []byte("mine now")); err != nil {
 		t.Fatal(err)
@@ -807,7 +806,7 @@ func TestALostLockStopsItsHolder(t *testing.T) {
 	if err := kv.Delete(t.Context(), "snapshot"); err != nil {
 		t.Fatal(err)
 	}
-	// On a busy machine a try may take longer than the lock's own patience.
+	// On a busy machine one attempt may take longer than the lock's timeout.
 	for _, why := range []string{"the lock is not free again", "a released lock is not free"} {
 		ok := false
 		for tries := 0; tries < 50 && !ok; tries++ {
@@ -822,8 +821,8 @@ func TestALostLockStopsItsHolder(t *testing.T) {
 	}
 }
 
-// A full object store costs the snapshot, not the service: nothing is purged, it is
-// said, and with room again there is a snapshot again.
+// With a full object store there is no snapshot and no purge, and the log reports it. Events are
+// still applied. When there is room again, snapshots are taken again.
 func TestTheObjectStoreIsFull(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -849,9 +848,9 @@ func TestTheObjectStoreIsFull(t *testing.T) {
 	e.mustKnow(startReplica(t, n.connect(), "b", events.DurableConfig{}))
 }
 
-// A worker that says it is another one can spoil what is known of that one if nothing
-// says who its publisher is (else see TestStrangersAreNotHeard), and it is counted; it
-// spoils nothing of anybody else.
+// A worker that uses another worker's id can corrupt that worker's state if no record names its
+// publisher (with a record, see TestStrangersAreNotHeard). This is counted. Other workers' state
+// is not affected.
 func TestAWorkerLiesAboutItsID(t *testing.T) {
 	t.Parallel()
 	n, e, a := settled(t, 4, 200, events.DurableConfig{})
@@ -866,7 +865,8 @@ func TestAWorkerLiesAboutItsID(t *testing.T) {
 	eventually(t, func() bool { return a.log.has("two publishers speak for one rank") })
 	b := startReplica(t, n.connect(), "b", events.DurableConfig{})
 	e.known(func(w int) bool { return w != 2 }, b)
-	// Once it is silent, and the worker has cleared its cache, all is true again.
+	// When the false worker is silent and the real one has cleared its cache, the state is correct
+	// again.
 	stop()
 	e.tell(1, indexer.Event{Kind: indexer.Cleared})
 	e.held[1] = nil
@@ -874,7 +874,8 @@ func TestAWorkerLiesAboutItsID(t *testing.T) {
 	e.mustKnow(a, b)
 }
 
-// Ten thousand workers on one stream are all heard, and a snapshot has them all.
+// Events of ten thousand workers on one stream are all received, and a snapshot contains all
+// workers.
 func TestTenThousandWorkers(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -903,8 +904,8 @@ func TestTenThousandWorkers(t *testing.T) {
 	e.mustKnow(startReplica(t, n.connect(), "b", events.DurableConfig{}))
 }
 
-// On a cluster of three, with three copies of everything, the loss of the server
-// that leads the stream loses nothing that was acknowledged, whatever is under way.
+// In a cluster of three servers with three copies of the stream, the loss of the stream's leader
+// loses no acknowledged message, whatever is in progress.
 func TestAClusterLosesItsLeader(t *testing.T) {
 	t.Parallel()
 	nodes := startCluster(t)
@@ -960,7 +961,7 @@ func TestAClusterLosesItsLeader(t *testing.T) {
 	e.mustKnow(b)
 }
 
-// startCluster starts three servers that keep JetStream together.
+// startCluster starts three servers that form one JetStream cluster.
 func startCluster(t *testing.T) (nodes []*natsd) {
 	t.Helper()
 	var ports [3]int

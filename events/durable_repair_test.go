@@ -19,8 +19,8 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// What the stream has lost is asked of the workers that can be asked, whether another
-// event shows that it is missing or not.
+// Events that the stream lost are requested from workers with a local indexer, whether or not a
+// later event shows the gap.
 func TestLocalIndexersMendTheStream(t *testing.T) {
 	t.Parallel()
 	spoil := func(n *natsd) {
@@ -75,11 +75,11 @@ func TestLocalIndexersMendTheStream(t *testing.T) {
 			e := startAskable(t, n.connect(), 4)
 			story(n, e)
 			b := e.startMember(n.connect(), "b", events.DurableConfig{})
-			e.mustKnow(b) // without another event
+			e.mustKnow(b) // no further event is published
 			b.isIn(events.StateOK, 4)
 			e.work(50)
 			e.mustKnow(b)
-			b.stop() // leaves a snapshot of what was mended
+			b.stop() // stop writes a snapshot of the repaired state
 			c := e.startMember(n.connect(), "c", events.DurableConfig{})
 			e.mustKnow(c)
 			c.isIn(events.StateOK, 4)
@@ -87,7 +87,7 @@ func TestLocalIndexersMendTheStream(t *testing.T) {
 	}
 }
 
-// Events that the stream refuses are missing with their numbers, and asked for.
+// Events that the stream refuses leave a gap in the numbers, and the replica requests them.
 func TestWhatThePublisherLosesIsAskedFor(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -97,7 +97,7 @@ func TestWhatThePublisherLosesIsAskedFor(t *testing.T) {
 		conf.Publish = n.interfere(func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error {
 			if refuse.Load() {
 				refused.Add(1)
-				return nats.ErrMaxPayload // for good
+				return nats.ErrMaxPayload // a permanent error
 			}
 			return publish(ctx, m)
 		})
@@ -116,7 +116,7 @@ func TestWhatThePublisherLosesIsAskedFor(t *testing.T) {
 	}
 }
 
-// When states are reset every replica rebuilds from the workers, and they agree.
+// After a reset of the states, every replica rebuilds from the workers, and all replicas agree.
 func TestResetReplicasRebuild(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -129,7 +129,7 @@ func TestResetReplicasRebuild(t *testing.T) {
 	reset.ResetStates = true
 	c := e.startMember(n.connect(), "c", reset)
 	eventually(t, func() bool { return a.log.has("began a new epoch") && b.log.has("began a new epoch") })
-	e.mustKnow(a, b, c) // although nothing happens any more
+	e.mustKnow(a, b, c) // no further event is published
 	e.workFor(100 * time.Millisecond)
 	e.mustKnow(a, b, c)
 	for _, r := range []*replica{a, b, c} {
@@ -141,13 +141,13 @@ func TestResetReplicasRebuild(t *testing.T) {
 	e.mustKnow(e.startMember(n.connect(), "d", conf))
 }
 
-// Where nobody can be asked, a replica says what it does not know, and its snapshots
-// say so to the next one.
+// If no worker can be queried, a replica reports which ranks are incomplete, and its snapshots
+// carry this to the next replica.
 func TestWhatIsMissingIsShown(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 3)
-	for w := range e.pubs { // of each there is something
+	for w := range e.pubs { // each worker publishes something
 		e.tell(w, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<50 | uint64(w), Local: 1}}})
 	}
 	a := e.startMember(n.connect(), "a", events.DurableConfig{})
@@ -155,7 +155,8 @@ func TestWhatIsMissingIsShown(t *testing.T) {
 	a.isIn(events.StateOK, 3)
 	a.stop()
 
-	// A hole behind the snapshot: partial at once, suspect when an event shows it.
+	// A gap after the snapshot: the ranks are partial at once, and suspect when an event shows the
+	// gap.
 	publish := func() {
 		before := n.streamInfo().State.LastSeq
 		for w := range e.pubs {
@@ -173,7 +174,7 @@ func TestWhatIsMissingIsShown(t *testing.T) {
 	c := e.startMember(n.connect(), "c", events.DurableConfig{})
 	c.isIn(events.StateSuspect, 3)
 
-	// The next epoch knows nothing of before.
+	// The next epoch has no state from before.
 	d := e.startMember(n.connect(), "d", events.DurableConfig{ResetStates: true})
 	for _, r := range []*replica{c, d} {
 		r.isIn(events.StatePartial, 3)
@@ -187,7 +188,7 @@ func TestWhatIsMissingIsShown(t *testing.T) {
 	}
 	e.mustKnow(c, d)
 
-	// Who came late and finds no snapshot has the beginning of nobody.
+	// A replica that starts late without a snapshot lacks the beginning of every rank.
 	c.kill()
 	d.kill()
 	for _, key := range []string{"head", "epoch"} {
@@ -210,9 +211,9 @@ func TestWhatIsMissingIsShown(t *testing.T) {
 	f.isIn(events.StatePartial, 3)
 }
 
-// Whoever speaks for a worker without being named by its record changes nothing that
-// is known of it; the worker's next process is heard from its first event on, whether
-// that or the record comes first.
+// Events from a publisher that the worker's record does not name change nothing. Events of the
+// worker's next process are applied from the first one, whether the events or the new record come
+// first.
 func TestStrangersAreNotHeard(t *testing.T) {
 	t.Parallel()
 	for _, local := range []bool{true, false} {
@@ -246,8 +247,8 @@ func TestStrangersAreNotHeard(t *testing.T) {
 			e.work(50)
 			position := n.streamInfo().State.LastSeq
 			eventually(t, func() bool { return a.Position() >= position })
-			b := e.startMember(n.connect(), "b", events.DurableConfig{}) // the record first
-			e.register(a)                                                // the events first
+			b := e.startMember(n.connect(), "b", events.DurableConfig{}) // the record arrives first
+			e.register(a)                                                // the events arrive first
 			e.mustKnow(a, b)
 			a.isIn(events.StateOK, 3)
 			b.isIn(events.StateOK, 3)
@@ -255,8 +256,8 @@ func TestStrangersAreNotHeard(t *testing.T) {
 	}
 }
 
-// A message that is repeated, since its acknowledgement was lost, is in the stream
-// once: it has the same id.
+// A message that is repeated because its acknowledgement was lost is in the stream once: both
+// copies have the same id.
 func TestARepeatedMessageIsInTheStreamOnce(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -284,7 +285,8 @@ func TestARepeatedMessageIsInTheStreamOnce(t *testing.T) {
 	}
 }
 
-// A publisher whose stream takes nothing waits once at its end, whatever is pending.
+// A publisher whose stream accepts nothing waits only once when it ends, however many events are
+// pending.
 func TestAPublisherLeavesInTime(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -297,12 +299,12 @@ func TestAPublisherLeavesInTime(t *testing.T) {
 	}
 	begin := time.Now()
 	stop()
-	if took := time.Since(begin); took > 25*time.Second { // 100 messages would wait for 50 s
+	if took := time.Since(begin); took > 25*time.Second { // 100 messages with a timeout each would take 50 s
 		t.Errorf("it takes %v", took)
 	}
 }
 
-// The head is only replaced by who has read the one that is there.
+// The head is only replaced by a writer that has read its current revision.
 func TestTheHeadIsComparedAndSet(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -332,7 +334,7 @@ func TestTheHeadIsComparedAndSet(t *testing.T) {
 	}
 }
 
-// What another endpoint of the component purges from the common stream is not missed.
+// A replica does not miss messages of other endpoints that were purged from the common stream.
 func TestOtherEndpointsPurge(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -355,7 +357,7 @@ func TestOtherEndpointsPurge(t *testing.T) {
 		<-time.After(2 * time.Millisecond)
 		return n.streamInfo().State.NumDeleted > 0
 	})
-	// Of a stream without the quiet one's message, too.
+	// Also purge the message of the quiet worker from the stream.
 	s, err := n.jetStream().Stream(t.Context(), wire.Scope{}.Stream())
 	if err == nil {
 		err = s.Purge(t.Context(), jetstream.WithPurgeSubject(one.Topic(events.Topic)))

@@ -13,9 +13,9 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// A replica that is killed in the middle of a snapshot leaves a lock, half an object and
-// a stream that is whole: when the lock has expired another one takes the snapshot, and
-// what the dead one had written is gone.
+// A replica that is killed while it writes a snapshot leaves a lock, a partial object and a
+// complete stream. When the lock has expired, another replica takes the snapshot and removes the
+// partial object.
 func TestAReplicaDiesWhileItWritesASnapshot(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -23,7 +23,7 @@ func TestAReplicaDiesWhileItWritesASnapshot(t *testing.T) {
 	a := newReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 10})
 	writing, killed := make(chan struct{}), make(chan struct{})
 	a.runs = func(yield func(int, indexer.Run) bool) {
-		// More than a chunk of the object store, so that a part is there.
+		// More than one chunk of the object store, so that a part is stored.
 		run := indexer.Run{ID: 1, Holders: []indexer.Holder{{}}}
 		for i := range uint64(1000) {
 			run.Local = append(run.Local, i)
@@ -81,8 +81,8 @@ func TestAReplicaDiesWhileItWritesASnapshot(t *testing.T) {
 	e.mustKnow(startReplica(t, n.connect(), "c", events.DurableConfig{}))
 }
 
-// Another program purges the stream while a replica is behind: the ranks of which messages
-// are gone are not ok, until their workers clear their caches.
+// Another program purges the stream while a replica is behind. The ranks whose messages are gone
+// are not ok until their workers clear their caches.
 func TestSomebodyPurgesWhatAReplicaHasNotRead(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)

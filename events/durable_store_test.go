@@ -11,8 +11,8 @@ import (
 	"github.com/kvroute/kvroute/events"
 )
 
-// When the store of JetStream is deleted, a replica that was there leaves what it knows
-// to those that come, even if they come first and nothing happens any more.
+// When the JetStream store is deleted, a running replica passes its state on to new replicas, even
+// if they start first and no further event is published.
 func TestTheStoreIsDeleted(t *testing.T) {
 	for name, reset := range map[string]bool{"": false, "after a reset": true} {
 		t.Run(name, func(t *testing.T) {
@@ -42,9 +42,8 @@ func TestTheStoreIsDeleted(t *testing.T) {
 	}
 }
 
-// While JetStream stores nothing, since its store is full, the ranks whose events it
-// brings are suspect, and a replica says so. When there is room again everything is
-// known.
+// While JetStream's store is full and stores nothing, the ranks whose events it carries are
+// suspect, and a replica logs it. When there is room again, the state becomes complete.
 func TestTheStoreIsFull(t *testing.T) {
 	t.Parallel()
 	for name, askable := range map[string]bool{"events wait": false, "workers are asked": true} {
@@ -90,8 +89,8 @@ func TestTheStoreIsFull(t *testing.T) {
 	}
 }
 
-// A stream that has reached a limit of its own and refuses new messages stores no events,
-// whatever room the store has.
+// A stream that refuses new messages because of its own limit stores no events, however much room
+// the store has.
 func TestTheStreamIsFull(t *testing.T) {
 	t.Parallel()
 	for name, limit := range map[string]func(*jetstream.StreamConfig, jetstream.StreamState){

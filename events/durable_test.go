@@ -25,12 +25,12 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// natsd is a NATS server with JetStream that can be stopped and started again.
+// natsd is a NATS server with JetStream that a test can stop and start again.
 type natsd struct {
 	t    *testing.T
 	opts server.Options
 	s    *server.Server
-	js   jetstream.JetStream // of the test itself
+	js   jetstream.JetStream // the test's own connection
 }
 
 func startJetStream(t *testing.T, prepare ...func(*natsd)) *natsd {
@@ -84,8 +84,8 @@ func (n *natsd) jetStream() jetstream.JetStream {
 	return n.js
 }
 
-// interfere returns a way for publishers to put messages into the stream with something
-// in between.
+// interfere returns a function for publishers that stores messages in the stream through the given
+// hook.
 func (n *natsd) interfere(with func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error) func(context.Context, *nats.Msg) error {
 	js := n.jetStream()
 	publish := func(ctx context.Context, m *nats.Msg) error {
@@ -95,8 +95,8 @@ func (n *natsd) interfere(with func(ctx context.Context, m *nats.Msg, publish fu
 	return func(ctx context.Context, m *nats.Msg) error { return with(ctx, m, publish) }
 }
 
-// enginePool are workers with caches of their own: what they tell their publishers is
-// what truly happens. Workers are numbered from 1.
+// enginePool holds simulated workers with caches of their own. Each cache change is true and goes
+// to the worker's publisher. Workers are numbered from 1.
 type enginePool struct {
 	t     *testing.T
 	truth *indexer.Index
@@ -106,8 +106,8 @@ type enginePool struct {
 	held  [][]uint64
 	rng   *rand.Rand
 	next  uint64
-	local bool // they have local indexers
-	live  int  // so many go on; the others have ended
+	local bool // the workers have local indexers
+	live  int  // the number of workers still running; the others have ended
 }
 
 func startEngines(t *testing.T, nc *nats.Conn, n int, prepare ...func(*engines.PublisherConfig)) *enginePool {
@@ -139,12 +139,12 @@ func (e *enginePool) start(n int, prepare ...func(*engines.PublisherConfig)) {
 	}
 }
 
-// source is what the record of a worker says, from 0.
+// source returns the content of a worker's record; w counts from 0.
 func (e *enginePool) source(w int) events.Source {
 	return events.Source{Feed: events.FeedDurable, Queries: e.local, DPSize: 1, Publisher: e.pubs[w].ID()}
 }
 
-// register tells replicas of the workers.
+// register announces the workers to replicas.
 func (e *enginePool) register(replicas ...*replica) {
 	for _, r := range replicas {
 		for w := range e.pubs {
@@ -153,7 +153,7 @@ func (e *enginePool) register(replicas ...*replica) {
 	}
 }
 
-// work makes something happen n times.
+// work makes n random cache changes.
 func (e *enginePool) work(n int) {
 	for range n {
 		w := e.rng.IntN(e.live)
@@ -186,10 +186,10 @@ func (e *enginePool) tell(w int, ev indexer.Event) {
 	e.pubs[w].Publish(0, ev)
 }
 
-// restart lets a worker begin anew, with an empty cache.
+// restart restarts a worker with an empty cache.
 func (e *enginePool) restart(w int) {
 	e.t.Helper()
-	e.stops[w]() // sends what is pending
+	e.stops[w]() // sends the pending events
 	p := engines.NewPublisher(e.nc, engines.PublisherConfig{WorkerID: uint64(w + 1), Durable: true, LocalIndexer: e.local})
 	e.pubs[w], e.stops[w] = p, running(e.t, p.Run)
 	e.truth.Apply(w+1, indexer.Event{Kind: indexer.Cleared})
@@ -197,7 +197,7 @@ func (e *enginePool) restart(w int) {
 	e.tell(w, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<60 | uint64(w), Local: 1}}})
 }
 
-// workFor makes things happen for some time.
+// workFor makes cache changes for some time.
 func (e *enginePool) workFor(d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		e.work(20)
@@ -205,7 +205,7 @@ func (e *enginePool) workFor(d time.Duration) {
 	}
 }
 
-// workUntil makes things happen until something is so.
+// workUntil makes cache changes until a condition holds.
 func (e *enginePool) workUntil(so func() bool) {
 	e.t.Helper()
 	eventually(e.t, func() bool {
@@ -215,7 +215,7 @@ func (e *enginePool) workUntil(so func() bool) {
 	})
 }
 
-// replica is a router replica as far as events are concerned.
+// replica is the part of a router replica that handles events.
 type replica struct {
 	*events.Durable
 	t    *testing.T
@@ -226,19 +226,19 @@ type replica struct {
 
 	mu     sync.Mutex
 	index  *indexer.Index
-	parked *indexer.Parked // in front of it
+	parked *indexer.Parked // holds events that wait for their parent
 	slow   time.Duration   // for each event
-	// states are those of ranks 0, by worker, but ok.
+	// states holds the state of each worker's rank 0, by worker, unless it is ok.
 	states map[uint64]events.State
-	// stranger is a worker that is not known yet.
+	// stranger is a worker that is not registered yet.
 	stranger   uint64
-	runs       func(func(int, indexer.Run) bool) // in the place of what the index has
+	runs       func(func(int, indexer.Run) bool) // replaces the index's runs if set
 	gate       func()                            // if not nil, is called while a snapshot is restored
 	installing func()                            // is called before a snapshot that was read takes effect
-	names      map[int]uint64                    // of workers whose ids are no small numbers
+	names      map[int]uint64                    // workers with large ids, by number
 }
 
-// number is a worker's in indexes.
+// number returns the number of a worker in indexes.
 func number(worker uint64) int {
 	if worker < 20_000 {
 		return int(worker)
@@ -264,7 +264,7 @@ func (l *logged) has(s string) bool {
 	return strings.Contains(l.lines.String(), s)
 }
 
-// newReplica makes a replica that does not run yet.
+// newReplica returns a replica that is not running yet.
 func newReplica(t *testing.T, nc *nats.Conn, name string, conf events.DurableConfig, hurry ...func(*events.Timing)) *replica {
 	t.Helper()
 	return newReplicaIn(t, nc, wire.Scope{}, name, conf, hurry...)
@@ -300,8 +300,8 @@ func startReplica(t *testing.T, nc *nats.Conn, name string, conf events.DurableC
 	return r
 }
 
-// settled starts NATS, engines in which something has happened, and a replica that knows
-// of it all.
+// settled starts NATS, engines with some cache changes, and a replica that has received all of
+// them.
 func settled(t *testing.T, workers, happened int, conf events.DurableConfig) (*natsd, *enginePool, *replica) {
 	t.Helper()
 	n := startJetStream(t)
@@ -312,8 +312,7 @@ func settled(t *testing.T, workers, happened int, conf events.DurableConfig) (*n
 	return n, e, a
 }
 
-// startMember starts a replica that knows of the engines as if they had registered,
-// and asks them.
+// startMember starts a replica to which all engines are registered, and which queries them.
 func (e *enginePool) startMember(nc *nats.Conn, name string, conf events.DurableConfig) *replica {
 	e.t.Helper()
 	r := newReplica(e.t, nc, name, conf)
@@ -333,7 +332,7 @@ func (r *replica) changed(worker uint64, _ uint32, s events.State) {
 	}
 }
 
-// isIn waits until all of some workers are in a state.
+// isIn waits until a number of workers are in a state.
 func (r *replica) isIn(s events.State, workers int) {
 	r.t.Helper()
 	eventually(r.t, func() bool {
@@ -453,7 +452,7 @@ func (r *replica) restore(s *events.Snapshot, _ func(uint64) bool, whole func() 
 	return nil
 }
 
-// content is what the replica knows.
+// content returns the blocks that the replica knows.
 func (r *replica) content() []string {
 	r.mu.Lock()
 	x := r.index
@@ -461,13 +460,13 @@ func (r *replica) content() []string {
 	return holdings(x)
 }
 
-// mustKnow waits until replicas know exactly what the engines cache.
+// mustKnow waits until the replicas know exactly what the engines cache.
 func (e *enginePool) mustKnow(replicas ...*replica) {
 	e.t.Helper()
 	e.known(func(w int) bool { return true }, replicas...)
 }
 
-// known waits until replicas know exactly what some engines cache.
+// known waits until the replicas know exactly what the selected engines cache.
 func (e *enginePool) known(which func(worker int) bool, replicas ...*replica) {
 	e.t.Helper()
 	pick := func(lines []string) []string {
@@ -509,7 +508,7 @@ func (n *natsd) streamInfo() *jetstream.StreamInfo {
 	return s.CachedInfo()
 }
 
-// purge empties the stream, as somebody else might.
+// purge empties the stream, as another program might.
 func (n *natsd) purge() {
 	n.t.Helper()
 	s, err := n.jetStream().Stream(n.t.Context(), wire.Scope{}.Stream())
@@ -521,7 +520,7 @@ func (n *natsd) purge() {
 	}
 }
 
-// state is the bucket of states.
+// state returns the bucket of states.
 func (n *natsd) state() jetstream.KeyValue {
 	n.t.Helper()
 	kv, err := n.jetStream().KeyValue(n.t.Context(), wire.Scope{}.Bucket("state"))
@@ -564,7 +563,7 @@ func (n *natsd) consumers() (names []string) {
 	return names
 }
 
-// hasSnapshot reports whether there is one, at or behind a position.
+// hasSnapshot reports whether there is a snapshot at or after a position.
 func (n *natsd) hasSnapshot(from uint64) bool {
 	e, err := n.state().Get(context.Background(), "head")
 	if err != nil {
@@ -583,7 +582,7 @@ func TestReplicasKnowWhatTheEnginesCache(t *testing.T) {
 	e := startEngines(t, n.connect(), 5)
 	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
 	e.work(500)
-	b := startReplica(t, n.connect(), "b", events.DurableConfig{}) // comes late
+	b := startReplica(t, n.connect(), "b", events.DurableConfig{}) // starts late
 	e.work(500)
 	e.mustKnow(a, b)
 	if got, want := n.consumers(), []string{"kvroute-a", "kvroute-b"}; !slices.Equal(got, want) {
@@ -598,8 +597,8 @@ func TestReplicasKnowWhatTheEnginesCache(t *testing.T) {
 	}
 }
 
-// A router with a retention gives it to the stream, whoever made it. Without, the stream
-// stays as it is, or keeps messages for an hour.
+// A router with a retention sets it on the stream, whichever program created the stream. Without a
+// retention the stream's setting stays, or messages are kept for an hour.
 func TestRetention(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -616,8 +615,8 @@ func TestRetention(t *testing.T) {
 	}
 }
 
-// Snapshots are taken above the threshold; then the stream is shortened. A third
-// replica that starts when the first two are dead knows everything.
+// Above the threshold a snapshot is taken and the stream is shortened. A third replica that starts
+// after the first two have died has the complete state.
 func TestAThirdReplicaHasTheFullState(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -628,7 +627,7 @@ func TestAThirdReplicaHasTheFullState(t *testing.T) {
 	e.mustKnow(a, b)
 	a.kill()
 	b.kill()
-	e.work(300) // nobody listens
+	e.work(300) // no replica runs
 	c := startReplica(t, n.connect(), "c", conf)
 	e.mustKnow(c)
 	if !c.log.has("a snapshot is restored") {
@@ -636,16 +635,16 @@ func TestAThirdReplicaHasTheFullState(t *testing.T) {
 	}
 }
 
-// A replica that comes back under its name goes on where the snapshot ends.
+// A replica that restarts under the same name continues from its snapshot.
 func TestARestartUnderTheSameName(t *testing.T) {
 	t.Parallel()
 	n, e, a := settled(t, 3, 300, events.DurableConfig{})
-	a.stop() // leaves a snapshot
+	a.stop() // stop writes a snapshot
 	at := a.Position()
 	if !n.hasSnapshot(at) {
 		t.Error("the last snapshot is missing")
 	}
-	e.restart(1) // of its life before only the snapshot knows
+	e.restart(1) // only the snapshot has the events of its previous process
 	e.work(200)
 	b := startReplica(t, n.connect(), "a", events.DurableConfig{})
 	e.mustKnow(b)
@@ -667,7 +666,7 @@ func TestSnapshotsAreTakenAfterSomeTime(t *testing.T) {
 	eventually(t, func() bool { return n.hasSnapshot(at + 1) })
 }
 
-// All replicas forget and read anew when one resets.
+// When one replica resets, all replicas drop their state and read it again.
 func TestResettingStatesReachesAllReplicas(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -677,8 +676,8 @@ func TestResettingStatesReachesAllReplicas(t *testing.T) {
 	e.workUntil(func() bool { return n.hasSnapshot(1) })
 	e.mustKnow(a, b)
 
-	// What the engines had then nobody knows afterwards; what they store from now
-	// on everybody does.
+	// No replica knows the blocks from before the reset; every replica knows the blocks stored
+	// after it.
 	reset := conf
 	reset.ResetStates = true
 	c := startReplica(t, n.connect(), "c", reset)
@@ -695,8 +694,8 @@ func TestResettingStatesReachesAllReplicas(t *testing.T) {
 	e.mustKnow(d)
 }
 
-// The consumer of a replica that is gone for long goes, too: it would hold up the
-// purge for ever.
+// The consumer of a replica that is gone for long is removed, because it would block the purge for
+// ever.
 func TestOrphanConsumersAreRemoved(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -716,8 +715,8 @@ func TestOrphanConsumersAreRemoved(t *testing.T) {
 	e.mustKnow(a, again)
 }
 
-// Two processes with one name do not share what is delivered: the first one goes on
-// under another name.
+// Two processes with the same name do not share deliveries: the first one continues under another
+// name.
 func TestTwoProcessesWithOneName(t *testing.T) {
 	t.Parallel()
 	n, e, a := settled(t, 3, 100, events.DurableConfig{})

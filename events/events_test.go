@@ -23,13 +23,14 @@ import (
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
-		_ = f.Value.Set("6") // most tests wait for servers rather than compute
+		_ = f.Value.Set("6") // most of these tests wait for servers and use little CPU
 	}
-	// The client of NATS leaves this one behind if its connection closes just then.
+	// The NATS client leaves this goroutine behind if its connection closes at that moment.
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/nats-io/nats.go/jetstream.(*jetStream).resetPendingAcksOnReconnect"))
 }
 
-// seeds is how many random worlds a test plays: all in the long form, a fifth otherwise.
+// seeds returns the number of random worlds that a test plays: all in the long form, otherwise a
+// fifth.
 func seeds(all int) uint64 {
 	if fixtures.Long() {
 		return uint64(all)
@@ -37,7 +38,7 @@ func seeds(all int) uint64 {
 	return uint64(max(3, all/5))
 }
 
-// sink writes down what it is told; it knows the workers in known.
+// sink records the calls that it receives. known holds the workers that it knows.
 type sink struct {
 	known map[uint64]bool
 	told  []string
@@ -116,14 +117,15 @@ func TestEventsWaitForTheirWorker(t *testing.T) {
 		}
 	}
 	s.known[1] = true
-	// Known, but not yet told so: what comes waits behind what waits.
+	// The sink knows the worker, but Known was not called yet: new events wait behind the waiting
+	// ones.
 	tr.Accept(now, 9, stored(1, 4))
 	tr.Known(1)
 	tr.Accept(now, 9, stored(1, 5))
 	if got, want := strings.Join(s.told, ", "), "1.0 stored 1, 1.0 stored 2, 1.0 stored 3, 1.0 stored 4, 1.0 stored 5"; got != want {
 		t.Errorf("told %s\nwant %s", got, want)
 	}
-	tr.Known(2) // nothing waits
+	tr.Known(2) // no event waits
 	tr.Forget(1)
 	if got := tr.Accept(now, 9, stored(1, 9)); got != "gap" {
 		t.Errorf("after it was forgotten: %q, want gap", got)
@@ -161,7 +163,7 @@ func TestWaitingIsBounded(t *testing.T) {
 	}
 }
 
-// A worker that claims ever new ranks cannot make us remember them all.
+// A worker that reports ever more ranks cannot use unlimited memory.
 func TestRanksAreBounded(t *testing.T) {
 	tr := events.NewTracker(func(uint64, uint32, indexer.Event) {})
 	var last string
@@ -171,15 +173,16 @@ func TestRanksAreBounded(t *testing.T) {
 	if last != "dropped" || tr.Ranks() != events.MaxRanks {
 		t.Errorf("one rank too many: %q, %d kept", last, tr.Ranks())
 	}
-	// All of one worker: what the square of them cost would not come to an end here.
+	// All ranks belong to one worker; with quadratic cost, Forget would not return in reasonable
+	// time.
 	if tr.Forget(1); tr.Ranks() != 0 {
 		t.Errorf("%d ranks are kept of a worker that is forgotten", tr.Ranks())
 	}
 }
 
-// Whatever a bus does to the events of a worker whose publisher restarts now and
-// then (drop, repeat, delay), the sink gets a subsequence of what was published,
-// in order, nothing twice, and a clear before each new life.
+// Whatever a bus does to the events of a worker whose publisher sometimes restarts (drop, repeat,
+// delay), the sink gets a subsequence of the published events, in order, without duplicates, and a
+// clear before the events of each new publisher.
 func TestAnyBusGivesASubsequence(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -203,8 +206,8 @@ func TestAnyBusGivesASubsequence(t *testing.T) {
 				for rng.IntN(4) == 0 {
 					bus = append(bus, sent{life + 1, ev}) // repeated
 				}
-				// Delayed, but not beyond its publisher's life: another process
-				// connects anew, and the bus delivers in order from each.
+				// Delayed, but not beyond its publisher's end: another process has another
+				// connection, and the bus delivers in order from each.
 				if n := len(bus); n > 1 && rng.IntN(4) == 0 && bus[n-2].publisher == life+1 {
 					bus[n-1], bus[n-2] = bus[n-2], bus[n-1]
 				}

@@ -14,7 +14,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// QuietLogNow is QuietLog, and lets the time pass for which lines are left out.
+// QuietLogNow is QuietLog with a function that advances its clock past the interval in which lines
+// are omitted.
 func QuietLogNow(log *slog.Logger) (out *slog.Logger, pass func()) {
 	out = QuietLog(log)
 	return out, func() {
@@ -27,21 +28,21 @@ func QuietLogNow(log *slog.Logger) (out *slog.Logger, pass func()) {
 // Tracker lets tests drive the subscriber's bookkeeping without NATS.
 type Tracker struct {
 	t     *tracker
-	knows func(worker uint64) bool // whether the sink does
+	knows func(worker uint64) bool // whether the sink knows a worker
 }
 
-// NewTracker returns an empty one.
+// NewTracker returns an empty Tracker.
 func NewTracker(sink Sink) Tracker {
 	return Tracker{newTracker(sink), func(uint64) bool { return true }}
 }
 
-// Knows says which workers the sink knows. Default: all.
+// Knows sets which workers the sink knows. Default: all.
 func (t Tracker) Knows(knows func(worker uint64) bool) Tracker {
 	t.knows = knows
 	return t
 }
 
-// Accept takes an event and returns what is true of the verdict, in words.
+// Accept passes an event to the tracker and returns its verdict in words.
 func (t Tracker) Accept(now time.Time, publisher uint64, ev RouterEvent) string {
 	var words []string
 	for f := range strings.FieldsSeq(strings.Trim(fmt.Sprintf("%+v", t.t.accept(now, FeedCore, publisher, ev, t.knows(ev.WorkerID))), "{}")) {
@@ -52,8 +53,8 @@ func (t Tracker) Accept(now time.Time, publisher uint64, ev RouterEvent) string 
 	return strings.Join(words, " ")
 }
 
-// AcceptStream takes an event of the stream; Export, Restored and CaughtUp are the
-// tracker's.
+// AcceptStream passes an event of the stream. Export, Restored and CaughtUp call the tracker's
+// methods.
 func (t Tracker) AcceptStream(now time.Time, publisher uint64, ev RouterEvent) {
 	t.t.accept(now, FeedDurable, publisher, ev, t.knows(ev.WorkerID))
 }
@@ -61,10 +62,10 @@ func (t Tracker) Export() Knowledge                   { return Knowledge{t.t.exp
 func (t Tracker) Restored(now time.Time, k Knowledge) { t.t.restored(now, k.k) }
 func (t Tracker) CaughtUp(now time.Time, lost bool)   { t.t.caughtUp(now, lost) }
 
-// Knowledge is what a snapshot has of a tracker.
+// Knowledge is a tracker's part of a snapshot.
 type Knowledge struct{ k knowledge }
 
-// Known, Forget and Expire are the tracker's.
+// Known, Forget and Expire call the tracker's methods.
 func (t Tracker) Known(worker uint64)      { t.t.known(time.Time{}, worker) }
 func (t Tracker) Forget(worker uint64)     { t.t.forget(worker) }
 func (t Tracker) Expire(now time.Time) int { return t.t.expire(now) }
@@ -75,10 +76,10 @@ func (t Tracker) Waiting() (workers, evs int) {
 	return len(t.t.waiting), evs
 }
 
-// Ranks counts the ranks whose cursors are kept.
+// Ranks returns the number of ranks whose cursors are kept.
 func (t Tracker) Ranks() int { return len(t.t.ranks) }
 
-// SetWorker, Tick, Answer, Failed, Audit and Doubt are the tracker's.
+// SetWorker, Tick, Answer, Failed, Audit and Doubt call the tracker's methods.
 func (t Tracker) SetWorker(now time.Time, id uint64, src Source) { t.t.setWorker(now, id, src) }
 func (t Tracker) Audit(now time.Time)                            { t.t.audit(now) }
 func (t Tracker) Missed(now time.Time, id uint64, dpRank uint32) { t.t.missed(now, id, dpRank) }
@@ -89,7 +90,7 @@ func (t Tracker) Answer(now time.Time, id, publisher uint64, a Answer) {
 	t.t.answer(now, id, publisher, &a)
 }
 
-// Told returns what was told of a worker's rank.
+// Told returns the last reported state of a worker's rank.
 func (t Tracker) Told(id uint64, dpRank uint32) (s State) {
 	if r := t.t.ranks[rankKey{id, dpRank}]; r != nil {
 		s = r.reported
@@ -97,10 +98,10 @@ func (t Tracker) Told(id uint64, dpRank uint32) (s State) {
 	return s
 }
 
-// LimitPending bounds the messages that may wait to be taken.
+// LimitPending limits the messages that may wait in the subscriber's queue.
 func (s *Subscriber) LimitPending(n int) { s.pending, s.maxQueue = n, n }
 
-// Follow takes one event of a worker's rank 0, with the given id.
+// Follow applies one event with the given id of a worker's rank 0.
 func (s *Subscriber) Follow(worker, publisher, id uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,7 +109,7 @@ func (s *Subscriber) Follow(worker, publisher, id uint64) {
 	s.tracker.accept(time.Time{}, FeedCore, publisher, RouterEvent{WorkerID: worker, EventID: id, Event: indexer.Event{Kind: indexer.Removed}}, true)
 }
 
-// Ranks counts the ranks that are steady, and those under repair or in doubt.
+// Ranks returns the number of steady ranks, and of ranks under repair or in doubt.
 func (s *Subscriber) Ranks() (steady, others int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,8 +123,8 @@ func (s *Subscriber) Ranks() (steady, others int) {
 	return steady, others
 }
 
-// Counting has the subscriber count what happens in a map, which it returns a copy
-// of.
+// Counting makes the subscriber count its events in a map, and returns a function that copies the
+// map.
 func (s *Subscriber) Counting() func() map[string]int {
 	counts := map[string]int{}
 	before := s.tracker.count
@@ -144,7 +145,7 @@ type Ask struct {
 	Query Query
 }
 
-// Tick lets time pass, and returns what is asked then.
+// Tick advances the time and returns the queries that are sent then.
 func (t Tracker) Tick(now time.Time) (asks []Ask) {
 	t.t.tick(now)
 	for _, a := range t.t.queries(now, func(uint64) bool { return true }) {
@@ -153,7 +154,7 @@ func (t Tracker) Tick(now time.Time) (asks []Ask) {
 	return asks
 }
 
-// Seed makes jitter reproducible; Count is told what happens, Changed of states.
+// Seed makes jitter reproducible. Count receives counted events, Changed receives states.
 func (t Tracker) Seed(seed uint64) Tracker {
 	t.t.repairs.rng = rand.New(rand.NewPCG(seed, 9))
 	return t
@@ -162,7 +163,7 @@ func (t Tracker) Count(count func(string, int))               { t.t.count = coun
 func (t Tracker) Changed(changed func(uint64, uint32, State)) { t.t.changed = changed }
 func (t Tracker) Asked() int                                  { return len(t.t.repairs.asked) }
 
-// Load takes what an earlier process knew of a worker.
+// Load restores the state that an earlier process saved of a worker.
 func (t Tracker) Load(now time.Time, w SnapshotWorker, c Cursor) {
 	t.t.load(now, []SnapshotWorker{w}, knowledge{cursors: []Cursor{c}})
 }
@@ -181,8 +182,8 @@ func (t Tracker) Cursor(id uint64, dpRank uint32) (last uint64) {
 	return last
 }
 
-// Repairs counts the ranks under repair, and the blocks that wait for them, in two
-// ways that must agree.
+// Repairs returns the number of ranks under repair, and the number of blocks that wait for them,
+// counted in two ways that must agree.
 func (t Tracker) Repairs() (ranks, blocks, sum int) {
 	for _, r := range t.t.ranks {
 		if r.repair != nil {
@@ -195,7 +196,7 @@ func (t Tracker) Repairs() (ranks, blocks, sum int) {
 	return ranks, t.t.repairs.blocks, sum
 }
 
-// Bounds of repairs.
+// Limits of repairs.
 const (
 	MaxHeldEvents = maxHeldEvents
 	MaxHeldBlocks = maxHeldBlocks
@@ -204,7 +205,7 @@ const (
 	MaxTries      = maxTries
 )
 
-// MaxWaitingEvents and MaxWaitingWorkers are bounds.
+// MaxWaitingEvents and MaxWaitingWorkers are limits.
 const (
 	MaxWaitingEvents  = maxWaitingEvents
 	MaxWaitingWorkers = maxWaitingWorkers

@@ -11,7 +11,7 @@ import (
 	"github.com/kvroute/kvroute/events"
 )
 
-// What we say of a cache's use is what Dynamo's workers say, byte for byte.
+// Messages about used blocks equal those of Dynamo's workers, byte for byte.
 func TestUsedBlocks(t *testing.T) {
 	want := unhex(t, "85a9776f726b65725f696407a764705f72616e6b00b46163746976655f6465636f64655f626c6f636b73c0b56163746976655f70726566696c6c5f746f6b656e73c0ae6b765f757365645f626c6f636b73cd0200")
 	if got := events.AppendUsedBlocks(nil, 7, 0, 512); !bytes.Equal(got, want) {

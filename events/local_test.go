@@ -21,7 +21,7 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// What cannot be read is answered with an error, and other kinds of questions not at all.
+// A malformed query gets an error as its answer; queries of other kinds get no answer.
 func TestOtherQueries(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
@@ -54,8 +54,8 @@ func TestOtherQueries(t *testing.T) {
 	}
 }
 
-// What is saved comes back the same; a file with any byte changed, or cut anywhere,
-// is refused, and so is that of another scope.
+// Saved state is loaded unchanged. A file with any changed byte, a truncated file and a file of
+// another scope are refused.
 func TestState(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
@@ -72,7 +72,7 @@ func TestState(t *testing.T) {
 	empty := startProcess(t, nc, engines.PublisherConfig{Scope: scope, WorkerID: 4, LocalIndexer: true}, 4)
 	empty.Publish(0, indexer.Event{Kind: indexer.Cleared})
 	b.sub.SetWorker(4, source(1))
-	b.sub.SetWorker(5, source(1)) // nobody there
+	b.sub.SetWorker(5, source(1)) // no process answers for worker 5
 	b.equal(append(ps, empty)...)
 	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 4 })
 
@@ -84,7 +84,7 @@ func TestState(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A rank that is about to be read is suspect in the file, so that it is read again.
+	// A rank that is about to be read is saved as suspect, so that it is read again.
 	var without bytes.Buffer
 	b.sub.Doubt(1, 0)
 	if err := save(b, &without); err != nil {
@@ -109,7 +109,7 @@ func TestState(t *testing.T) {
 	}
 	later.equal(append(ps, empty)...)
 	eventually(t, func() bool { steady, _ := later.sub.Ranks(); return steady == 4 })
-	if c := later.counts(); c["ask_dump"] != 0 || c["ask_range"] < 3 || c["restored"] != 4 { // an event that follows at once is as good as a range
+	if c := later.counts(); c["ask_dump"] != 0 || c["ask_range"] < 3 || c["restored"] != 4 { // an event that follows at once replaces a range
 		t.Errorf("asked %v, want ranges only", c)
 	}
 
@@ -159,7 +159,7 @@ func TestState(t *testing.T) {
 	if _, err := load(fresh, strings.NewReader("KVREVTS2 and what followed then")); !errors.Is(err, events.ErrSnapshot) || !strings.Contains(err.Error(), "KVREVTS2") {
 		t.Errorf("a file of an older form: %v", err)
 	}
-	// Workers that have not come back by then are saved again.
+	// Workers that have not registered again by then are saved again.
 	var again bytes.Buffer
 	waiting := newBed(t, nc, events.SubscriberConfig{Scope: scope})
 	if _, err := load(waiting, bytes.NewReader(file.Bytes())); err != nil {
@@ -217,8 +217,8 @@ func TestChooseFeed(t *testing.T) {
 	}
 }
 
-// A fleet of all kinds: each worker's events are taken from its feed, copies of them
-// from others are not, and a reader learns when some worker needs its feed.
+// A fleet with all kinds of feeds: events of a worker are taken from its own feed, copies from
+// other feeds are ignored, and each reader is notified when a worker needs its feed.
 func TestAMixedFleet(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
@@ -245,7 +245,7 @@ func TestAMixedFleet(t *testing.T) {
 	p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 1, LocalIndexer: true}, 1)
 	p.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1, Local: 1}}})
 	b.unknown[2] = true
-	say(events.FeedDurable, 2, 1) // not known yet: waits, once for each feed
+	say(events.FeedDurable, 2, 1) // not registered yet: events wait, separately for each feed
 	say(events.FeedCore, 2, 2)
 	blocks(0, 0)
 	delete(b.unknown, 2)
@@ -263,14 +263,14 @@ func TestAMixedFleet(t *testing.T) {
 	}
 	blocks(1, 2, 1, 0)
 
-	// Worker 3 goes over to the stream, which has what it said before.
+	// Worker 3 changes to the stream, which has its earlier events.
 	b.sub.SetWorker(3, events.Source{Feed: events.FeedDurable, DPSize: 1})
 	say(events.FeedZMQ, 3, 3)
 	say(events.FeedDurable, 3, 2)
 	say(events.FeedDurable, 3, 3)
 	say(events.FeedDurable, 3, 4)
 	blocks(1, 2, 3, 0)
-	// Worker 4 begins to speak, worker 2 is gone.
+	// Worker 4 publishes its first events, worker 2 is gone.
 	b.sub.SetWorker(4, events.Source{Feed: events.FeedZMQ, DPSize: 1})
 	say(events.FeedZMQ, 4, 1)
 	blocks(1, 2, 3, 1)
@@ -284,8 +284,8 @@ func TestAMixedFleet(t *testing.T) {
 	soon(t, "a reader that ends", func() { b.sub.AwaitWanted(ctx, events.FeedDurable) })
 }
 
-// An event that waits for its parent is saved, also by a process that its worker has
-// not come back to: the cursor has passed it, so that nobody sends it again.
+// An event that waits for its parent is saved, even by a process in which its worker has not
+// registered again: the cursor is past the event, so no worker sends it again.
 func TestWhatWaitsForItsParentIsSaved(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
@@ -330,7 +330,7 @@ func TestWhatWaitsForItsParentIsSaved(t *testing.T) {
 		return later
 	}
 	save(b)
-	save(load()) // by one that the worker did not come back to
+	save(load()) // saved by a process in which the worker did not register again
 	later := load()
 	running(t, later.sub.Run)
 	later.sub.SetWorker(1, source(1))
@@ -344,8 +344,8 @@ func TestWhatWaitsForItsParentIsSaved(t *testing.T) {
 	}
 }
 
-// holdings is what a bed holds, of workers with numbers below n: a number in the index is
-// a worker's id.
+// holdings returns the blocks in a bed's index, of workers with numbers below n. A number in the
+// index is a worker's id.
 func (b *bed) holdings(n int) events.Holdings {
 	dump := func(s *events.Snapshot, mine func(uint64) bool) (done func(), ok bool) {
 		b.mu.Lock()

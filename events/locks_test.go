@@ -12,7 +12,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// soon fails if do does not return while something else is stuck.
+// soon fails if do does not return while something else blocks.
 func soon(t *testing.T, what string, do func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -24,9 +24,9 @@ func soon(t *testing.T, what string, do func()) {
 	}
 }
 
-// While a snapshot is read, however long that takes, workers come, change and go, and
-// messages of other feeds are taken. What the snapshot says of workers that changed
-// meanwhile does not count.
+// While a snapshot is read, however long that takes, workers register, change and leave, and
+// messages of other feeds are applied. The snapshot's content for workers that changed meanwhile
+// is ignored.
 func TestReadingASnapshotKeepsNobodyWaiting(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
@@ -84,7 +84,7 @@ func TestReadingASnapshotKeepsNobodyWaiting(t *testing.T) {
 	e.mustKnow(b)
 }
 
-// A sink that is stuck keeps no worker waiting.
+// A sink that blocks does not delay registrations.
 func TestASinkKeepsNobodyWaiting(t *testing.T) {
 	t.Parallel()
 	s, _ := startServer(t, -1)
@@ -112,7 +112,7 @@ func TestASinkKeepsNobodyWaiting(t *testing.T) {
 	})
 }
 
-// A callback that is stuck keeps no worker and no message waiting.
+// A callback that blocks delays neither registrations nor messages.
 func TestACallbackKeepsNobodyWaiting(t *testing.T) {
 	s, _ := startServer(t, -1)
 	entered, leave := make(chan struct{}, 9), make(chan struct{})

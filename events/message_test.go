@@ -17,7 +17,7 @@ func envelope(t testing.TB, payload []byte) []byte {
 	return events.AppendEnvelope(nil, events.Envelope{PublisherID: 1<<64 - 1, Sequence: 5, PublishedAt: 6, Topic: "kv-events", Payload: payload})
 }
 
-// A message is an envelope with an array of events; those of Dynamo before 1.4 are refused.
+// A message is an envelope with an array of events. Messages of Dynamo before 1.4 are refused.
 func TestMessages(t *testing.T) {
 	head := events.Envelope{PublisherID: 1<<64 - 1, Sequence: 5, PublishedAt: 6, Topic: "kv-events"}
 	for name, c := range map[string]struct {
@@ -60,7 +60,7 @@ func FuzzMessage(f *testing.F) {
 		if len(m.Events) == 0 {
 			return
 		}
-		// What is read can be written, and read again.
+		// A message that was read can be written, and read again.
 		for i := range m.Events {
 			if m.Events[i].Event.Kind == 0 {
 				m.Events[i].Event.Kind = indexer.Cleared

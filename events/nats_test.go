@@ -43,7 +43,7 @@ func bus(t *testing.T) *nats.Conn {
 	return nc
 }
 
-// running runs something until the test's end, or until stop is called.
+// running runs a function until the test ends or stop is called.
 func running(t *testing.T, run func(context.Context) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -114,7 +114,7 @@ func TestFromPublisherToIndex(t *testing.T) {
 	p := engines.NewPublisher(nc, engines.PublisherConfig{WorkerID: 3})
 	stop := running(t, p.Run)
 
-	// A chain in single blocks becomes few events.
+	// A chain stored in single blocks becomes few events.
 	const blocks = 300
 	for i := range uint64(blocks) {
 		p.Publish(0, indexer.Event{Kind: indexer.Stored, HasParent: i > 0, Parent: i + 999, Blocks: []indexer.Block{{External: i + 1000, Local: i}}})
@@ -127,10 +127,10 @@ func TestFromPublisherToIndex(t *testing.T) {
 		p.Publish(0, indexer.Event{Kind: indexer.Removed, Externals: []uint64{1000 + blocks - 1 - i}})
 	}
 	p.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1, Local: 77}}})
-	stop() // what is pending leaves first
+	stop() // pending events are sent first
 	eventually(t, func() bool { return l.index.WorkerBlocks(3) == blocks-100+1 })
 
-	// A new publisher is a new life.
+	// A new publisher starts with an empty cache.
 	again := engines.NewPublisher(nc, engines.PublisherConfig{WorkerID: 3})
 	running(t, again.Run)
 	again.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 5, Local: 5}}})
@@ -140,10 +140,10 @@ func TestFromPublisherToIndex(t *testing.T) {
 	}
 }
 
-// maxPending is how many events a publisher keeps while nobody takes them.
+// maxPending is the number of events that a publisher keeps while they cannot be sent.
 const maxPending = 16384
 
-// While nobody takes them events are bounded, and what is lost shows as a gap.
+// The number of unsent events is limited, and dropped events show as a gap.
 func TestTooManyPendingEventsLeaveAGap(t *testing.T) {
 	nc := bus(t)
 	l := listen(t, nc, wire.Scope{})
@@ -154,8 +154,7 @@ func TestTooManyPendingEventsLeaveAGap(t *testing.T) {
 	for i := range uint64(maxPending + 100) {
 		p.Publish(0, store(i))
 	}
-	// Whatever comes first after the loss shows it: an event that only says its
-	// number, or another one.
+	// The first event after the loss shows it, whether it carries only its number or a change.
 	tr, gaps := events.NewTracker(func(uint64, uint32, indexer.Event) {}), make(chan string, 10)
 	sub, err := nc.Subscribe(wire.Scope{}.Topic(events.Topic), func(m *nats.Msg) {
 		e, err := events.DecodeEnvelope(m.Data)
@@ -184,8 +183,8 @@ func TestTooManyPendingEventsLeaveAGap(t *testing.T) {
 	}
 }
 
-// A bus that goes away while the last events leave is no error: it might as well have
-// been away before.
+// A bus that closes while the last events are sent causes no error: it could have been away
+// before.
 func TestTheBusGoesAwayAtTheEnd(t *testing.T) {
 	s, _ := startServer(t, -1)
 	w := newWay(t, func() string { return s.Addr().String() })
@@ -220,7 +219,7 @@ func TestGarbageOnTheBusIsHarmless(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, func() bool { return l.count() == 2 }) // the last one's two events
+	eventually(t, func() bool { return l.count() == 2 }) // the two events of the last publisher
 }
 
 func TestForgottenAndKnownWorkers(t *testing.T) {
@@ -236,7 +235,7 @@ func TestForgottenAndKnownWorkers(t *testing.T) {
 	eventually(t, func() bool { return l.count() == 2 })
 }
 
-// A repair that is given up is a warning that names the worker.
+// The log warns about an abandoned repair and names the worker.
 func TestARepairThatIsGivenUpIsAWarning(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
@@ -245,7 +244,7 @@ func TestARepairThatIsGivenUpIsAWarning(t *testing.T) {
 	b.sub.Take(t.Context(), events.FeedCore, envelope(t, events.AppendEvents(nil, []events.RouterEvent{stored(1, 3)})))
 	src := source(1)
 	src.Queries = false
-	b.sub.SetWorker(1, src) // the worker can no longer be asked
+	b.sub.SetWorker(1, src) // the worker can no longer be queried
 	if got := out.String(); !strings.Contains(got, "level=WARN") || !strings.Contains(got, "could not be requested") || !strings.Contains(got, "worker=1 ") {
 		t.Errorf("the log says %q", got)
 	}

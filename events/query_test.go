@@ -24,7 +24,7 @@ import (
 const (
 	queryQ1 = "86a9776f726b65725f696407a764705f72616e6b00ae73746172745f6576656e745f696402ac656e645f6576656e745f6964c0" +
 		"b9737570706f7274735f747265655f64756d705f6661696c6564c3a46b696e64a87265636f76657279"
-	// answerE2 is the answer with event 2 alone, in the form before residency_domain.
+	// answerE2 is the answer with only event 2, in the form before residency_domain.
 	answerE2Head = "81a64576656e747382a66576656e747391"
 	answerE2Tail = "ad6c6173745f6576656e745f696402"
 )
@@ -77,7 +77,7 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("%v: %v (-want +got):\n%s", a.Kind, err, diff)
 		}
 	}
-	// As others write them.
+	// The forms that other programs write.
 	e2 := unhex(t, answerE2Head+frameE2+answerE2Tail)
 	old := append([]byte("\x81\xa6Events"), append([]byte{0x91}, unhex(t, frameE2)...)...)
 	for name, c := range map[string]struct {
@@ -103,8 +103,8 @@ func tell(a *events.Answer) string {
 	return fmt.Sprint(a.Kind, " ", len(a.Events), " last ", a.LastEventID)
 }
 
-// What Dynamo 1.6.1 asked and answered is read as it was meant, and our own queries
-// have its bytes.
+// Captured queries and answers of Dynamo 1.6.1 are decoded correctly, and kvroute's queries have
+// the same bytes.
 func TestQueriesAndAnswersOfDynamo(t *testing.T) {
 	path := fixtures.Need(t, "vectors", "dynamo-1.6.1", "recovery_query.jsonl")
 	text, err := os.ReadFile(path)
@@ -162,8 +162,8 @@ func TestQueriesAndAnswersOfDynamo(t *testing.T) {
 	}
 }
 
-// Nothing that arrives makes the codecs panic, or what they read differ after
-// writing and reading.
+// No input makes the codecs panic, and decoded values are the same after encoding and decoding
+// again.
 func FuzzQuery(f *testing.F) {
 	f.Add(events.AppendQuery(nil, events.Query{WorkerID: 7, HasStart: true, Start: 2}))
 	f.Add([]byte("{}"))
@@ -205,7 +205,8 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// Garbage made of answers by changing bytes is refused or read, never more.
+// An answer with changed bytes is refused or read, and never yields more events than it has bytes
+// for.
 func TestDamagedAnswers(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	whole := events.AppendAnswer(nil, &events.Answer{Kind: events.AnswerDump, Events: someEvents(), LastEventID: 9})

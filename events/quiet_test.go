@@ -23,7 +23,7 @@ func (l *lines) Write(p []byte) (int, error) {
 	return l.buf.Write(p)
 }
 
-// What was left out is counted by the next line that is not.
+// The next line that is logged carries the count of omitted lines.
 func TestLinesLeftOutAreCounted(t *testing.T) {
 	var log lines
 	quiet, wait := events.QuietLogNow(slog.New(slog.NewTextHandler(&log, nil)))

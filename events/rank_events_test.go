@@ -14,9 +14,9 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// content describes what a worker holds in an index: a line for each block, its
-// sequence hash and its external hash. Two indexes with equal contents answer
-// alike, now and after any further events.
+// content returns the blocks that a worker holds in an index: a line for each block with its
+// sequence hash and its external hash. Two indexes with equal contents give equal results, now and
+// after further events.
 func content(x *indexer.Index, worker int) []string {
 	lines := []string{}
 	ends := map[uint32]uint64{}
@@ -45,9 +45,9 @@ func content(x *indexer.Index, worker int) []string {
 	return lines
 }
 
-// engine is a worker's cache that makes valid events at random: chains that grow
-// and branch, on all tiers, second names of blocks, copies on lower tiers, removals
-// anywhere, now and then a clear.
+// fakeCache is a worker's cache that makes valid events at random: chains that grow and branch, on
+// all tiers, second names of blocks, copies on lower tiers, removals anywhere, and sometimes a
+// clear.
 type fakeCache struct {
 	rng  *rand.Rand
 	next uint64
@@ -78,7 +78,7 @@ func (c *fakeCache) event() indexer.Event {
 		}
 		return ev
 	case n == 7:
-		// The same block once more, under another name.
+		// Store the same block once more, under another name.
 		i := c.pick(func(h held) bool { return h.parent == 0 || c.parent(h.parent, h.tier) })
 		if i < 0 {
 			break
@@ -89,7 +89,7 @@ func (c *fakeCache) event() indexer.Event {
 		c.held = append(c.held, h)
 		return indexer.Event{Kind: indexer.Stored, Tier: h.tier, HasParent: h.parent != 0, Parent: h.parent, Blocks: []indexer.Block{{External: h.external, Local: h.local}}}
 	case n == 8 && tier != indexer.Device:
-		// A block of the device is copied, under its name.
+		// Copy a block of the device tier, under its name.
 		i := c.pick(func(h held) bool {
 			return h.tier == indexer.Device && (h.parent == 0 || c.parent(h.parent, tier)) &&
 				!slices.ContainsFunc(c.held, func(o held) bool { return o.external == h.external && o.tier == tier })
@@ -121,7 +121,7 @@ func (c *fakeCache) event() indexer.Event {
 	return ev
 }
 
-// pick returns one of the held blocks that fit, or -1.
+// pick returns the index of a held block that fits, or -1.
 func (c *fakeCache) pick(fits func(held) bool) int {
 	for try := 0; try < 20 && len(c.held) > 0; try++ {
 		if i := c.rng.IntN(len(c.held)); fits(c.held[i]) {
@@ -138,8 +138,8 @@ func (c *fakeCache) parent(external uint64, tier indexer.Tier) bool {
 	})
 }
 
-// Whatever a cache went through, the events made of its index make an equal index,
-// and go on making an equal one.
+// After any sequence of cache changes, the events made of an index build an equal index, and it
+// stays equal after later events.
 func TestAnIndexIsMadeOfItsEvents(t *testing.T) {
 	for seed := range uint64(60) {
 		rng := rand.New(rand.NewPCG(seed, 2))

@@ -16,8 +16,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// world is workers, a bus that does anything to their messages, and a router: a
-// tracker and its index. All is one goroutine and a clock of its own.
+// world simulates workers, a bus that drops, repeats and delays their messages, and a router (a
+// tracker and its index). It runs in one goroutine with a simulated clock.
 type world struct {
 	t       *testing.T
 	rng     *rand.Rand
@@ -27,26 +27,26 @@ type world struct {
 	tracker events.Tracker
 	index   *indexer.Index
 	parked  *indexer.Parked
-	bus     []func() // what is on its way
+	bus     []func() // deliveries in transit
 	happens map[string]int
 }
 
-// faults are the chances of what the bus and the workers do, in percent.
+// faults are the probabilities of faults of the bus and the workers, in percent.
 type faults struct {
 	lose, repeat, delay int
 	loseAnswers         int
-	restart             int  // per mille, of a step
+	restart             int  // per mille of steps
 	lie                 int  // per mille
-	deaf                bool // nobody answers, for long
-	burst               int  // per mille: all is lost of more events than the ring holds
+	deaf                bool // all queries stay unanswered for a long time
+	burst               int  // per mille: more events are lost than the ring holds
 }
 
-// worker is one process after the other.
+// worker simulates a worker whose process may be replaced by another one.
 type worker struct {
 	id         uint64
 	publisher  uint64
 	started    int64
-	registered int64 // start that the router was told last
+	registered int64 // start time of the process that was last registered
 	last       uint64
 	cache      fakeCache
 	local      *localindex.Index
@@ -79,12 +79,12 @@ func (w *world) begin(p *worker) {
 	p.local, p.truth = localindex.New(), indexer.New(indexer.Config{})
 }
 
-// register tells the router of a worker as the registry would.
+// register announces a worker to the router as the registry would.
 func (w *world) register(p *worker) {
 	src := events.Source{Feed: events.FeedCore, Queries: true, DPSize: 1, StartedMS: p.started}
 	w.bus = append(w.bus, func() {
 		if src.StartedMS != p.started {
-			return // the registry only tells the newest
+			return // the registry only reports the newest process
 		}
 		if p.registered != p.started {
 			w.parked.RemoveWorker(int(p.id)) // as the router does
@@ -113,7 +113,7 @@ func (w *world) publish(p *worker, sure bool) {
 	}
 }
 
-// deliver takes one thing off the bus, mostly the first.
+// deliver delivers one message of the bus, mostly the first.
 func (w *world) deliver() {
 	if len(w.bus) == 0 {
 		return
@@ -127,7 +127,7 @@ func (w *world) deliver() {
 	arrive()
 }
 
-// tick lets the router ask. Queries travel, and answers do.
+// tick lets the router send queries. Queries and answers travel over the bus.
 func (w *world) tick() {
 	dumps := 0
 	for _, a := range w.tracker.Tick(w.now) {
@@ -138,7 +138,7 @@ func (w *world) tick() {
 			if w.chance(50) {
 				w.bus = append(w.bus, func() { w.tracker.Failed(w.now, a.ID) })
 			}
-			continue // else it times out
+			continue // otherwise the query times out
 		}
 		p := w.workers[a.Query.WorkerID-1]
 		w.bus = append(w.bus, func() { // the query arrives
@@ -157,7 +157,7 @@ func (w *world) tick() {
 	}
 }
 
-// run lets anything happen.
+// run plays a number of random steps.
 func (w *world) run(steps int) {
 	for range steps {
 		step := 30 * time.Millisecond
@@ -173,7 +173,7 @@ func (w *world) run(steps int) {
 				w.register(p)
 			}
 		case n < w.faults.restart+w.faults.lie:
-			// Somebody speaks for the worker who is not it.
+			// Another process publishes under the worker's id.
 			ev := events.RouterEvent{WorkerID: p.id, EventID: w.rng.Uint64N(30), Event: (&fakeCache{rng: w.rng, next: 1 << 40}).event()}
 			publisher := w.rng.Uint64N(3) + 1
 			w.bus = append(w.bus, func() { w.tracker.Accept(w.now, publisher, ev) })
@@ -198,8 +198,8 @@ func (w *world) run(steps int) {
 	}
 }
 
-// settle lets all arrive, then one more event of each worker, and what that brings
-// about.
+// settle delivers all messages, then one more event of each worker and the messages that follow
+// from it.
 func (w *world) settle() {
 	w.faults = faults{}
 	quiet := func() {
@@ -221,11 +221,11 @@ func (w *world) settle() {
 	})
 }
 
-// calm lets a model come to rest, its workers speak once more, and all be repaired that
-// needs time.
+// calm lets a model come to rest, makes its workers publish once more, and advances the clock past
+// all repairs.
 func calm(now *time.Time, quiet, speak func()) {
 	quiet()
-	*now = now.Add(11 * time.Second) // nobody is rejected any more
+	*now = now.Add(11 * time.Second) // no publisher is rejected any more
 	speak()
 	quiet()
 	*now = now.Add(2 * time.Minute) // suspect ranks are read again
@@ -248,8 +248,8 @@ func (w *world) equal() error {
 	return nil
 }
 
-// Whatever the bus and the workers do, the index equals the workers' true caches
-// once queries are answered.
+// Whatever the bus and the workers do, the index equals the workers' true caches when queries are
+// answered.
 func TestIndexEqualsTheWorkersCaches(t *testing.T) {
 	for name, f := range map[string]faults{
 		"a good bus":         {},
@@ -291,7 +291,7 @@ func TestIndexEqualsTheWorkersCaches(t *testing.T) {
 	}
 }
 
-// ask puts a query to a local indexer and returns the whole answer.
+// ask sends a query to a local indexer and returns the complete answer.
 func ask(x *localindex.Index, q events.Query) events.Answer {
 	a, content := x.Answer(&q)
 	localindex.Complete(&a, &q, content)

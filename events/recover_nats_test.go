@@ -22,7 +22,7 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// startServer starts a NATS server on a port, -1 for one that the test holds.
+// startServer starts a NATS server on a port; -1 selects a free port that the test keeps.
 func startServer(t *testing.T, port int) (s *server.Server, stop func()) {
 	t.Helper()
 	if port == server.RANDOM_PORT {
@@ -47,7 +47,7 @@ func startServer(t *testing.T, port int) (s *server.Server, stop func()) {
 func connect(t *testing.T, s *server.Server) *nats.Conn {
 	t.Helper()
 	nc, err := nats.Connect(s.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.ReconnectJitter(0, 0),
-		nats.ReconnectBufSize(4096)) // little is kept while the server is away
+		nats.ReconnectBufSize(4096)) // buffers little while the server is away
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,10 +64,10 @@ type bed struct {
 	mu      sync.Mutex
 	index   *indexer.Index
 	parked  *indexer.Parked
-	unknown map[uint64]bool // workers
+	unknown map[uint64]bool // unregistered workers
 }
 
-// source is how a worker with a local indexer is followed.
+// source returns the source of a worker with a local indexer.
 func source(started int64) events.Source {
 	return events.Source{Feed: events.FeedCore, Queries: true, DPSize: 1, StartedMS: started}
 }
@@ -97,7 +97,7 @@ func newBed(t *testing.T, nc *nats.Conn, conf events.SubscriberConfig) *bed {
 	return b
 }
 
-// rankNumber is a rank's in the index of a bed; of rank 0 it is the worker's id.
+// rankNumber returns a rank's number in the index of a bed. For rank 0 it is the worker's id.
 func rankNumber(worker uint64, dpRank uint32) int { return int(worker) + 10_000*int(dpRank) }
 
 // liveWorker is a worker's process: a cache that changes at random, and its publisher.
@@ -127,7 +127,7 @@ func startProcess(t *testing.T, nc *nats.Conn, conf engines.PublisherConfig, see
 	return p
 }
 
-// change makes the cache change n times.
+// change makes n cache changes.
 func (p *liveWorker) change(n int) {
 	for range n {
 		ev := p.cache.event()
@@ -136,7 +136,7 @@ func (p *liveWorker) change(n int) {
 	}
 }
 
-// changing makes it change all the time, until the returned function is called.
+// changing changes the cache continuously until the returned function is called.
 func (p *liveWorker) changing(t *testing.T) (stop func()) {
 	return running(t, func(ctx context.Context) error {
 		for {
@@ -160,7 +160,7 @@ func (b *bed) holds(p *liveWorker) bool {
 // equal waits until the router's index equals the workers' caches.
 func (b *bed) equal(ps ...*liveWorker) {
 	b.t.Helper()
-	deadline := time.Now().Add(5 * time.Minute) // a million blocks, on a busy machine
+	deadline := time.Now().Add(5 * time.Minute) // enough for a million blocks on a busy machine
 	for {
 		bad := slices.IndexFunc(ps, func(p *liveWorker) bool { return !b.holds(p) })
 		if bad < 0 {
@@ -175,8 +175,8 @@ func (b *bed) equal(ps ...*liveWorker) {
 	}
 }
 
-// A worker is read when it is discovered, and followed from there; a lost first
-// event shows in that.
+// A worker is read when it is discovered, and followed from there. If its first event was lost,
+// that query returns it.
 func TestDiscoveryReadsTheWorker(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
@@ -191,7 +191,7 @@ func TestDiscoveryReadsTheWorker(t *testing.T) {
 	if c := b.counts(); c["ask_dump"] != 1 || c["ask_range"] != 0 {
 		t.Errorf("asked %v, want one dump", c)
 	}
-	// It goes, and comes back as another process.
+	// The worker leaves, and returns as another process.
 	b.sub.Forget(7)
 	b.mu.Lock()
 	b.parked.RemoveWorker(7)
@@ -201,14 +201,14 @@ func TestDiscoveryReadsTheWorker(t *testing.T) {
 	again.change(20)
 	b.sub.SetWorker(7, source(2))
 	b.equal(again)
-	// It starts anew unseen by the registry; what it says tells.
+	// The worker restarts without a new record; its events show the restart.
 	again.stop()
 	third := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 3)
 	third.change(20)
 	b.equal(third)
 }
 
-// A dump of many parts arrives whole, with events on their way meanwhile.
+// A dump of many parts arrives complete while events are in transit.
 func TestALargeCacheIsRead(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
@@ -222,7 +222,7 @@ func TestALargeCacheIsRead(t *testing.T) {
 		p.Publish(0, ev)
 	}
 	for i := range uint64(20) {
-		store(1+i*10_000, 10_000) // larger than an event may be on the bus
+		store(1+i*10_000, 10_000) // larger than an event on the bus may be
 	}
 	b := newBed(t, nc, events.SubscriberConfig{})
 	running(t, b.sub.Run)
@@ -236,8 +236,8 @@ func TestALargeCacheIsRead(t *testing.T) {
 	}
 }
 
-// Each fault of the bus, with a worker that goes on all the time. In the end the
-// index equals its cache.
+// One subtest for each fault of the bus, with a worker that publishes all the time. At the end the
+// index equals the worker's cache.
 func TestFaultsOfTheBus(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]func(t *testing.T, port int, stop func()) (again *server.Server){
@@ -248,7 +248,7 @@ func TestFaultsOfTheBus(t *testing.T) {
 		},
 		"it is away for long": func(t *testing.T, port int, stop func()) *server.Server {
 			stop()
-			<-time.After(1500 * time.Millisecond) // 75 times what a connection waits to try again
+			<-time.After(1500 * time.Millisecond) // 75 times the reconnect delay
 			s, _ := startServer(t, port)
 			return s
 		},
@@ -271,8 +271,8 @@ func TestFaultsOfTheBus(t *testing.T) {
 	}
 }
 
-// Only the router loses its connection, and nothing comes later that would show
-// what it missed: it asks.
+// Only the router loses its connection, and no later event shows what it missed: the router sends
+// a query.
 func TestARouterThatWasAwayAsks(t *testing.T) {
 	t.Parallel()
 	s, _ := startServer(t, -1)
@@ -296,15 +296,15 @@ func TestARouterThatWasAwayAsks(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.change(20)
-	<-time.After(50 * time.Millisecond) // it is on the bus, where nobody listens
+	<-time.After(50 * time.Millisecond) // the event is on the bus while no router is connected
 	b.equal(p)
 	if c := b.counts(); c["ask_range"] != 1 || c["ask_dump"] != 1 {
 		t.Errorf("asked %v, want a dump at first and a range later", c)
 	}
 }
 
-// relay carries a scope's events into another scope with faults, and the queries
-// back without.
+// relay forwards a scope's events to another scope with faults, and the queries back without
+// faults.
 func relay(t *testing.T, nc *nats.Conn, from, to wire.Scope, rng *rand.Rand, percent int) {
 	t.Helper()
 	var late [][]byte
@@ -347,7 +347,7 @@ func relay(t *testing.T, nc *nats.Conn, from, to wire.Scope, rng *rand.Rand, per
 	})
 }
 
-// 5 % of the messages are lost, 5 % come twice, 5 % come late.
+// 5% of the messages are lost, 5% are repeated and 5% are late.
 func TestLossRepetitionAndDelay(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
@@ -366,7 +366,7 @@ func TestLossRepetitionAndDelay(t *testing.T) {
 	for _, rest := range rests {
 		rest()
 	}
-	// The last event may be lost as any other; later ones show it.
+	// The last event may be lost like any other; later events show the loss.
 	eventually(t, func() bool {
 		for _, p := range ps {
 			p.change(1)
@@ -383,7 +383,7 @@ func TestLossRepetitionAndDelay(t *testing.T) {
 	}
 }
 
-// A router that is too slow for the bus loses messages, and gets what they said.
+// A router that is too slow for the bus loses messages, and recovers their events by queries.
 func TestASlowRouterLosesNothing(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
@@ -393,16 +393,16 @@ func TestASlowRouterLosesNothing(t *testing.T) {
 	p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
 	b.sub.SetWorker(7, source(1))
 	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 1 })
-	read := b.counts()["ask_dump"] // at its discovery
+	read := b.counts()["ask_dump"] // the dump at discovery
 	published, err := nc.SubscribeSync(wire.Scope{}.Topic(events.Topic))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = published.Unsubscribe() }()
-	b.mu.Lock() // the sink is stuck
+	b.mu.Lock() // the sink blocks
 	rest := p.changing(t)
 	eventually(t, func() bool { n, _, err := published.Pending(); return err != nil || n > 30 })
-	rest() // nothing comes later that would show the loss
+	rest() // no later event shows the loss
 	<-time.After(50 * time.Millisecond)
 	b.mu.Unlock()
 	b.equal(p)
@@ -411,8 +411,8 @@ func TestASlowRouterLosesNothing(t *testing.T) {
 	}
 }
 
-// A process that speaks under another's id does no harm to it, and neither do
-// messages of any bytes.
+// A process that publishes under another worker's id does not harm that worker, and neither do
+// messages of random bytes.
 func TestLiarsAndGarbage(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
@@ -420,7 +420,7 @@ func TestLiarsAndGarbage(t *testing.T) {
 	running(t, b.sub.Run)
 	p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
 	b.sub.SetWorker(7, source(1))
-	b.sub.SetWorker(8, source(1)) // nobody answers for it but a liar
+	b.sub.SetWorker(8, source(1)) // only the false worker answers for it
 	rest := p.changing(t)
 	rng := rand.New(rand.NewPCG(6, 6))
 	lies := rand.New(rand.NewPCG(7, 7))
@@ -463,9 +463,8 @@ func TestLiarsAndGarbage(t *testing.T) {
 	}
 }
 
-// Ten thousand workers are there at once: queries stay few at a time, and all are
-// read soon. With nobody there they are asked again and again, but slower and
-// slower.
+// Ten thousand workers appear at once: few queries run at a time, and all workers are read soon.
+// If no worker answers, queries are retried with a growing delay.
 func TestManyWorkersAtOnce(t *testing.T) {
 	t.Parallel()
 	const workers = 10_000
@@ -547,7 +546,7 @@ func TestScopesShareNothing(t *testing.T) {
 		for i, p := range ps {
 			p.change(3 + i)
 			if i == 1 {
-				beds[1].sub.Doubt(7, 0) // read anew in between
+				beds[1].sub.Doubt(7, 0) // read again meanwhile
 			}
 		}
 		<-time.After(time.Millisecond)

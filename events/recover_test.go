@@ -14,7 +14,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// story drives a tracker of one worker, 7, that can be asked.
+// story drives a tracker of one worker, id 7, that can be queried.
 type story struct {
 	t       *testing.T
 	sink    sink
@@ -34,7 +34,7 @@ func newStory(t *testing.T, src events.Source) *story {
 	return s
 }
 
-// hear takes live events of a publisher and returns the verdicts.
+// hear passes live events of a publisher to the tracker and returns the verdicts.
 func (s *story) hear(publisher uint64, ids ...uint64) string {
 	var verdicts []string
 	for _, id := range ids {
@@ -43,7 +43,7 @@ func (s *story) hear(publisher uint64, ids ...uint64) string {
 	return strings.Join(verdicts, ", ")
 }
 
-// pass lets time pass and returns what is asked, in words.
+// pass advances the time and returns the queries sent, in words.
 func (s *story) pass(d time.Duration) string {
 	s.now = s.now.Add(d)
 	s.asks = s.tracker.Tick(s.now)
@@ -67,8 +67,7 @@ func (s *story) answer(publisher uint64, kind events.AnswerKind, last uint64, id
 	s.tracker.Answer(s.now, s.asks[len(s.asks)-1].ID, publisher, a)
 }
 
-// told checks what the sink was told since the last time: ids of stored events, and
-// X for a clear.
+// told checks the calls to the sink since the last check: ids of stored events, and X for a clear.
 func (s *story) told(want string) {
 	s.t.Helper()
 	got := strings.NewReplacer("7.0 stored ", "", "7.0 cleared", "X").Replace(strings.Join(s.sink.told, " "))
@@ -85,7 +84,7 @@ func (s *story) want(got, want string) {
 	}
 }
 
-// discovered is a story whose worker has been read up to event 5.
+// discovered returns a story whose worker has been read up to event 5.
 func discovered(t *testing.T) *story {
 	s := newStory(t, source(1))
 	s.want(s.pass(time.Second), "dump")
@@ -107,8 +106,8 @@ func TestDiscovery(t *testing.T) {
 	s.want(s.pass(time.Hour), "")
 }
 
-// The first event was lost: the worker's answer has it, whether the loss was before
-// the question or after it.
+// The first event was lost: the worker's answer contains it, whether the loss was before or after
+// the query.
 func TestALostFirstEventIsFound(t *testing.T) {
 	s := newStory(t, source(1))
 	s.want(s.pass(time.Second), "dump")
@@ -121,7 +120,7 @@ func TestALostFirstEventIsFound(t *testing.T) {
 	s.answer(9, events.AnswerDump, 0) // nothing was stored so far
 	s.told("X")
 	s.want(s.hear(9, 2), "gap held")
-	s.want(s.pass(time.Second), "dump") // from nothing on is all
+	s.want(s.pass(time.Second), "dump") // a range from the first event is a dump
 	s.answer(9, events.AnswerDump, 2, 1, 2)
 	s.told("X 1 2")
 	s.want(s.hear(9, 3), "")
@@ -142,7 +141,7 @@ func TestGaps(t *testing.T) {
 		s := discovered(t)
 		s.want(s.hear(9, 6, 9, 10, 12), ", gap held, held, held")
 		s.told("6")
-		s.want(s.pass(time.Millisecond), "") // it may be late only
+		s.want(s.pass(time.Millisecond), "") // the event may only be late
 		s.want(s.pass(time.Second), "from 7")
 		s.want(s.hear(9, 13), "held")
 		s.answer(9, events.AnswerEvents, 12, 7, 8, 9, 10, 11, 12)
@@ -215,7 +214,7 @@ func TestGaps(t *testing.T) {
 		}
 		s.answer(9, events.AnswerDump, 4000, 400)
 		s.told("X 400")
-		s.want(s.pass(time.Second), "from 4001") // what was given up is asked for
+		s.want(s.pass(time.Second), "from 4001") // the dropped events are requested
 		var rest []uint64
 		for id := range uint64(events.MaxHeldEvents + 16 - 4000) {
 			rest = append(rest, 4001+id)
@@ -230,8 +229,8 @@ func TestGaps(t *testing.T) {
 	})
 }
 
-// What waits for repairs is bounded over all ranks, too: of the rank that exceeds the
-// bound all is given up, to be asked for, and nothing of the others.
+// The blocks that wait for repairs are limited over all ranks, too. The rank that exceeds the
+// limit drops all its waiting events and requests them later; the other ranks drop nothing.
 func TestAllThatWaitsIsBounded(t *testing.T) {
 	s := newStory(t, source(1))
 	hear := func(worker, id uint64, weight int) {
@@ -265,7 +264,7 @@ func TestRestarts(t *testing.T) {
 	t.Run("another publisher is heard", func(t *testing.T) {
 		s := discovered(t)
 		s.want(s.hear(4, 1, 2), "restart held, held")
-		s.want(s.hear(9, 6), "held") // the old one's last words
+		s.want(s.hear(9, 6), "held") // the last event of the old process
 		s.told("")
 		s.want(s.pass(time.Second), "dump")
 		s.answer(4, events.AnswerDump, 1, 500)
@@ -282,7 +281,7 @@ func TestRestarts(t *testing.T) {
 		s.answer(9, events.AnswerDump, 5, 100)
 		s.told("X 100 6")
 		s.want(s.hear(66, 2, 3), "rejected, rejected")
-		// It may yet be the worker's next process.
+		// It may be the worker's next process.
 		s.pass(11 * time.Second)
 		s.want(s.hear(66, 4), "restart held")
 	})
@@ -292,9 +291,9 @@ func TestRestarts(t *testing.T) {
 		s.pass(time.Second)
 		s.hear(4, 1)
 		s.want(s.pass(time.Second), "dump")
-		s.hear(3, 1) // and yet another one
+		s.hear(3, 1) // yet another publisher
 		s.answer(4, events.AnswerDump, 1, 600)
-		s.told("") // 3 was heard after the question: is 4 still there?
+		s.told("") // publisher 3 sent an event after the query: is publisher 4 still there?
 		s.want(s.pass(time.Second), "dump")
 		s.answer(3, events.AnswerDump, 1, 700)
 		s.told("X 700")
@@ -311,7 +310,7 @@ func TestRestarts(t *testing.T) {
 		s := discovered(t)
 		s.hear(9, 7)
 		s.pass(time.Second)
-		s.answer(4, events.AnswerEvents, 8, 6, 7, 8) // ids of another's
+		s.answer(4, events.AnswerEvents, 8, 6, 7, 8) // ids of another publisher
 		s.told("")
 		s.want(s.pass(time.Second), "dump")
 		s.answer(4, events.AnswerDump, 8, 800)
@@ -346,8 +345,8 @@ func TestRestarts(t *testing.T) {
 	})
 }
 
-// Nobody answers: tried eight times, slower and slower, then events are applied
-// across the gap, and the rank is suspect until a later dump.
+// The worker does not answer: eight attempts with growing delays, then events are applied across
+// the gap, and the rank is suspect until a later dump.
 func TestNobodyAnswers(t *testing.T) {
 	s := discovered(t)
 	s.hear(9, 8, 10)
@@ -372,7 +371,7 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 	s.want(s.pass(40*time.Second), "")
 	s.want(s.pass(55*time.Second), "dump")
-	s.want(s.hear(9, 14), "") // nothing waits meanwhile
+	s.want(s.hear(9, 14), "") // no event is held meanwhile
 	s.told("14")
 	s.tracker.Failed(s.now, s.asks[0].ID)
 	s.want(s.pass(40*time.Second), "")
@@ -396,11 +395,11 @@ func TestNobodyAnswers(t *testing.T) {
 	if s.happens["timeout"] != 1 || s.happens["retry"] != 1 {
 		t.Errorf("what happened: %v", s.happens)
 	}
-	// The late answer to the first is nobody's any more.
+	// The late answer to the first query is ignored.
 	s.tracker.Answer(s.now, s.asks[0].ID-1, 9, events.Answer{Kind: events.AnswerDump})
 	s.told("")
 
-	// A new publisher, and nobody to ask about it.
+	// A new publisher appears, and no process answers queries about it.
 	s = discovered(t)
 	s.hear(4, 1, 2)
 	for s.happens["given_up"] == 0 {
@@ -412,8 +411,8 @@ func TestNobodyAnswers(t *testing.T) {
 	s.want(s.hear(4, 3), "")
 }
 
-// A suspect rank whose cache is cleared, or whose publisher starts again, is ok. A dump
-// that was requested before that, and answered, does not undo what came after it.
+// A suspect rank whose cache is cleared, or whose publisher restarts, is ok. The answer to a dump
+// that was requested before does not undo later events.
 func TestASuspectRankEndsItsRepairWhenItIsCleared(t *testing.T) {
 	cleared := events.RouterEvent{WorkerID: 7, EventID: 12, Event: indexer.Event{Kind: indexer.Cleared}}
 	for name, c := range map[string]struct {
@@ -456,7 +455,7 @@ func TestASuspectRankEndsItsRepairWhenItIsCleared(t *testing.T) {
 				t.Errorf("the cursor is %d, want %d", got, next)
 			}
 			s.want(s.hear(c.publisher, next+1), "")
-			// The timer of the next dump ends, too.
+			// The timer of the next dump is removed, too.
 			s = suspect()
 			first(s)
 			s.want(s.pass(2*time.Minute), "")
@@ -465,7 +464,7 @@ func TestASuspectRankEndsItsRepairWhenItIsCleared(t *testing.T) {
 	}
 }
 
-// Part of a dump could not be read: it is used, and the rank is read again.
+// A dump of which a part cannot be read is used, and the rank is read again.
 func TestADamagedDumpIsUsedAndDoubted(t *testing.T) {
 	s := newStory(t, source(1))
 	s.pass(time.Second)
@@ -480,7 +479,7 @@ func TestADamagedDumpIsUsedAndDoubted(t *testing.T) {
 	}
 }
 
-// A worker that cannot be asked: gaps are passed over, and said.
+// A worker that cannot be queried: events are applied across gaps, and the rank's state shows it.
 func TestWorkersThatCannotBeAsked(t *testing.T) {
 	src := source(1)
 	src.Queries = false
@@ -499,7 +498,7 @@ func TestWorkersThatCannotBeAsked(t *testing.T) {
 	if diff := cmp.Diff([]string{"partial", "suspect", "ok", "suspect", "ok"}, s.states); diff != "" {
 		t.Errorf("states:\n%s", diff)
 	}
-	// It learns to answer, and forgets how to.
+	// The worker gains a local indexer, and loses it again.
 	s.tracker.SetWorker(s.now, 7, source(1))
 	s.want(s.pass(time.Second), "from 2")
 	s.want(s.hear(4, 3), "held")
@@ -507,7 +506,7 @@ func TestWorkersThatCannotBeAsked(t *testing.T) {
 	s.told("X 9 X 1 3")
 	s.want(s.pass(time.Hour), "")
 
-	// Of one that we came late to, nothing is missed for ten minutes.
+	// Of a worker that was found late, no event is missed for ten minutes.
 	s = newStory(t, src)
 	s.hear(9, 4, 5)
 	s.tracker.Expire(s.now.Add(10 * time.Minute))
@@ -516,8 +515,7 @@ func TestWorkersThatCannotBeAsked(t *testing.T) {
 	}
 }
 
-// What an earlier process saved is used if the worker's process is the same; then
-// only what came since is requested.
+// Saved state is used if the worker's process is the same; then only later events are requested.
 func TestWhatWasSavedIsUsed(t *testing.T) {
 	begin := func(src events.Source, waits ...uint64) *story {
 		s := newStory(t, events.Source{})
@@ -548,7 +546,7 @@ func TestWhatWasSavedIsUsed(t *testing.T) {
 		})
 	}
 
-	// A worker that cannot be asked: events may have been lost meanwhile.
+	// A worker that cannot be queried: events may have been lost meanwhile.
 	src := source(1)
 	src.Queries = false
 	s = begin(src, 6)
@@ -564,7 +562,7 @@ func TestWhatWasSavedIsUsed(t *testing.T) {
 	s.tracker.SetWorker(s.now, 7, src)
 	s.told("X")
 
-	// The same worker, whose publisher is another one.
+	// The same worker with another publisher.
 	s = begin(source(1))
 	s.told("")
 	s.want(s.pass(time.Second), "from 6")
@@ -573,7 +571,8 @@ func TestWhatWasSavedIsUsed(t *testing.T) {
 	s.want(s.pass(time.Second), "dump")
 }
 
-// Discovery of many, a lost connection: queries stay few at a time and are spread.
+// After the discovery of many workers or a lost connection, few queries run at a time and they are
+// spread over time.
 func TestQueriesAreFewAndSpread(t *testing.T) {
 	tr := events.NewTracker(func(uint64, uint32, indexer.Event) {}).Seed(3)
 	const workers = 1000
@@ -610,7 +609,7 @@ func TestQueriesAreFewAndSpread(t *testing.T) {
 	if len(asked) < 18 || most > workers/5 {
 		t.Errorf("queries by tenths of a second: %v, want them spread over two seconds", asked)
 	}
-	// All are gone, and nothing is left of them.
+	// All workers leave, and no state of them remains.
 	for id := range uint64(workers) {
 		tr.Forget(id + 1)
 	}
@@ -619,8 +618,8 @@ func TestQueriesAreFewAndSpread(t *testing.T) {
 	}
 }
 
-// A fleet that claims more ranks than can be followed is followed as far as there is
-// room, which is said.
+// A fleet with more ranks than the limit is followed up to the limit, and the refused ranks are
+// counted.
 func TestTooManyRanks(t *testing.T) {
 	tr := events.NewTracker(func(uint64, uint32, indexer.Event) {})
 	refused := 0

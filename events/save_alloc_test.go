@@ -12,7 +12,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// What saving allocates does not grow with what is saved.
+// The memory allocated for saving does not grow with the size of the index.
 func TestSavingTakesNoMoreForALargeIndex(t *testing.T) {
 	var took, written [2]int
 	for i, sequences := range []int{500, 10_000} {

@@ -23,8 +23,8 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// goldenSnapshot is a file as the protocol writes it: block size 4, position 42,
-// one rank (of worker 7), one cursor, one node of two blocks.
+// goldenSnapshot is a file as the protocol defines it: block size 4, position 42, one rank (of
+// worker 7), one cursor, one node of two blocks.
 const goldenSnapshot = "4b5652534e41503201000000f4cf269e980100002a0000000000000039050000000000003e2d3384ac7198b1000000000000000000000000" +
 	"00000000978d5e1f01280000007b22706f6f6c73223a5b7b226d6f64656c223a226d222c22626c6f636b5f73697a65223a347d5d7d452e9a" +
 	"bc020200000007007b5ad9ca03050000000700b424015044397e06010000000092844206042600000000025cca2dfbd7e438cb4cb707b939" +
@@ -59,7 +59,7 @@ func runsOf(runs ...run) iter.Seq2[int, indexer.Run] {
 	}
 }
 
-// readAll reads a snapshot to its end, and its runs.
+// readAll reads a complete snapshot, and its runs.
 func readAll(data []byte, scope wire.Scope) (*events.Snapshot, []run, error) {
 	s, whole, err := events.ReadSnapshot(bytes.NewReader(data), scope)
 	if err != nil {
@@ -100,7 +100,7 @@ func TestGoldenSnapshot(t *testing.T) {
 	}
 }
 
-// No byte can change and no end be missing without being noticed.
+// Every changed byte and every truncation is detected.
 func TestDamagedSnapshotsAreRefused(t *testing.T) {
 	good := unhex(t, goldenSnapshot)
 	for i := range good {
@@ -148,7 +148,7 @@ type errReader struct{ err error }
 
 func (r errReader) Read([]byte) (int, error) { return 0, r.err }
 
-// The checksums are right here; what the records say is not.
+// The checksums are right, but the content of the records is invalid.
 func TestSenselessSnapshotsAreRefused(t *testing.T) {
 	for name, edit := range map[string]func(*events.Snapshot){
 		"a rank that is not there": func(s *events.Snapshot) { s.Ranks = nil },
@@ -181,8 +181,8 @@ func TestSenselessSnapshotsAreRefused(t *testing.T) {
 	}
 }
 
-// What a snapshot is made of comes back, whatever it is: an index with holes and
-// several pools, cursors, waiting events.
+// Any snapshot is restored unchanged: an index with holes and several pools, cursors, waiting
+// events.
 func TestSnapshotsComeBack(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 2))
@@ -258,8 +258,8 @@ func TestSnapshotsComeBack(t *testing.T) {
 	}
 }
 
-// randomIndex is what random events of some workers leave: holes, shared chains,
-// several engine hashes for one block.
+// randomIndex returns an index after random events of some workers: holes, shared chains, several
+// engine hashes for one block.
 func randomIndex(rng *rand.Rand) (x *indexer.Index, workers int) {
 	x, workers = indexer.New(indexer.Config{}), 1+rng.IntN(8)
 	stored := make([][]indexer.Block, workers)
@@ -283,8 +283,8 @@ func randomIndex(rng *rand.Rand) (x *indexer.Index, workers int) {
 	return x, workers
 }
 
-// holdings returns what an index holds, in a form that does not depend on how it
-// came to hold it.
+// holdings returns the content of an index, in a form that does not depend on the order of its
+// events.
 func holdings(x *indexer.Index) []string {
 	type end struct {
 		depth int
@@ -315,7 +315,7 @@ func holdings(x *indexer.Index) []string {
 	return lines
 }
 
-// A run that ten thousand workers hold does not fit into a record.
+// A run that ten thousand workers hold does not fit into one record.
 func TestARunOfManyHolders(t *testing.T) {
 	x := indexer.New(indexer.Config{})
 	const workers, blocks = 10_000, 64
@@ -325,7 +325,7 @@ func TestARunOfManyHolders(t *testing.T) {
 			ev.Blocks[i] = indexer.Block{External: uint64(w*blocks + i + 1), Local: uint64(i)}
 		}
 		x.Apply(w, ev)
-		if w%1000 == 0 { // something behind it
+		if w%1000 == 0 { // a block after the run
 			x.Apply(w, indexer.Event{Kind: indexer.Stored, HasParent: true, Parent: ev.Blocks[blocks-1].External, Blocks: []indexer.Block{{External: 1<<50 + uint64(w), Local: uint64(w)}}})
 		}
 	}

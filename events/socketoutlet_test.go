@@ -17,7 +17,7 @@ import (
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
-// socketBed is a router that hears publishers on their own sockets.
+// socketBed is a router that follows publishers on their own sockets.
 type socketBed struct {
 	*bed
 	sources *engines.Sources
@@ -45,13 +45,13 @@ func newSocketBed(t *testing.T) *socketBed {
 	return b
 }
 
-// know tells the router of a worker whose sockets are somewhere.
+// know registers a worker and the addresses of its sockets.
 func (b *socketBed) know(id uint64, ranks uint32, live, ask string) {
 	b.sub.SetWorker(id, events.Source{Feed: events.FeedZMQ, Queries: true, DPSize: ranks, StartedMS: 1})
 	b.sources.Set(engines.EngineWorker{ID: id, Transport: engines.TransportZMQ, Endpoint: live, Replay: ask, Queries: true, DPSize: ranks, BlockSize: 16})
 }
 
-// ear is an address in front of another one that changes.
+// ear is a fixed address that forwards to another one that changes.
 type ear struct {
 	*way
 
@@ -84,7 +84,7 @@ func sockets(t *testing.T) engines.RankSockets {
 	return at
 }
 
-// startOnSockets starts a worker's process that no bus carries.
+// startOnSockets starts a worker's process that publishes without a bus.
 func startOnSockets(t *testing.T, at engines.RankSockets, seed uint64, lost ...func(int)) *liveWorker {
 	t.Helper()
 	const id = 7
@@ -100,8 +100,8 @@ func startOnSockets(t *testing.T, at engines.RankSockets, seed uint64, lost ...f
 	return p
 }
 
-// A publisher without NATS is read when it is discovered, followed from there, asked
-// for what a broken connection lost, and read anew when it is another process.
+// A publisher without NATS is read when it is discovered and followed from there. After a broken
+// connection the missing events are requested. Another process is read again.
 func TestAPublisherWithoutNATS(t *testing.T) {
 	t.Parallel()
 	b := newSocketBed(t)
@@ -120,8 +120,7 @@ func TestAPublisherWithoutNATS(t *testing.T) {
 		t.Errorf("at discovery: %v, want one dump", c)
 	}
 
-	// Connections break while the cache changes. What was missed is asked for, and
-	// only that.
+	// Connections break while the cache changes. Only the missing events are requested.
 	for range 10 {
 		p.change(5)
 		live.cut(false)
@@ -142,7 +141,7 @@ func TestAPublisherWithoutNATS(t *testing.T) {
 	ask.cut(false)
 	b.equal(again)
 
-	// It is away for longer than it is asked, then comes back with another cache.
+	// The publisher is away for longer than queries are retried, then returns with another cache.
 	again.stop()
 	live.cut(false)
 	eventually(t, func() bool { return b.sources.State(7) == engines.KnownNothing })
@@ -154,8 +153,8 @@ func TestAPublisherWithoutNATS(t *testing.T) {
 	third.stop()
 }
 
-// A subscriber that is too slow loses messages, and gets what they said although
-// nothing comes later that would show the loss.
+// A subscriber that is too slow loses messages, and recovers their events although no later event
+// shows the loss.
 func TestASlowListenerOfASocket(t *testing.T) {
 	t.Parallel()
 	b := newSocketBed(t)
@@ -166,9 +165,9 @@ func TestASlowListenerOfASocket(t *testing.T) {
 	p := startOnSockets(t, at, 5, func(n int) { lost.Add(int64(n)) })
 	b.know(7, 1, live, "tcp://"+at.Queries.Addr().String())
 	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 1 })
-	b.mu.Lock() // the sink is stuck
+	b.mu.Lock() // the sink blocks
 	for deadline := time.Now().Add(2 * time.Minute); lost.Load() == 0 && time.Now().Before(deadline); <-time.After(10 * time.Millisecond) {
-		// More than the buffers of a connection take.
+		// More than the buffers of a connection hold.
 		for range 50 {
 			ev := indexer.Event{Kind: indexer.Stored}
 			for range 4000 {
@@ -186,7 +185,7 @@ func TestASlowListenerOfASocket(t *testing.T) {
 	b.equal(p)
 }
 
-// Each rank has its own sockets, and speaks for no other.
+// Each rank has its own sockets, and publishes events of no other rank.
 func TestRanksOnSockets(t *testing.T) {
 	t.Parallel()
 	b := newSocketBed(t)
@@ -229,7 +228,7 @@ func TestRanksOnSockets(t *testing.T) {
 		return b.index.WorkerBlocks(rankNumber(7, 0)) == 9 && b.index.WorkerBlocks(rankNumber(7, 1)) == 10
 	})
 
-	// Another worker's socket says things of this one.
+	// Another worker's socket publishes events with this worker's id.
 	lies := sockets(t)
 	liar := startOnSockets(t, lies, 9)
 	b.know(8, 1, "tcp://"+lies.Events.Addr().String(), "tcp://"+lies.Queries.Addr().String())
@@ -248,7 +247,7 @@ func TestRanksOnSockets(t *testing.T) {
 	}
 }
 
-// What a stranger says to the sockets harms nobody.
+// Invalid data from an unknown client of the sockets has no effect.
 func TestStrangersAtASocket(t *testing.T) {
 	t.Parallel()
 	b := newSocketBed(t)

@@ -17,27 +17,27 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// land is workers, a stream that loses things, snapshots of which any may turn out
-// damaged, and router replicas that die. All is one goroutine and a clock of its own.
+// land simulates workers, a stream that loses messages, snapshots that may be damaged, and router
+// replicas that die. It runs in one goroutine with a simulated clock.
 type land struct {
 	t       *testing.T
 	rng     *rand.Rand
 	now     time.Time
 	faults  landFaults
 	workers []*worker
-	asks    []bool   // the workers that have a local indexer, by number
-	names   []bool   // those whose records name their publishers
+	asks    []bool   // whether a worker has a local indexer, by number
+	names   []bool   // whether a worker's record names its publisher
 	stream  []said   // by position - 1
 	first   uint64   // position of the first message that is not purged
-	snaps   [2]*snap // newest first; nil if there is none
+	snaps   [2]*snap // newest first; nil if absent
 	epoch   uint64
-	start   uint64 // the epoch's: position of its first message
+	start   uint64 // position of the first message of the epoch
 	nodes   []*node
 	bus     []func()
 	happens map[string]int
 }
 
-// landFaults are chances, per mille of a step.
+// landFaults are probabilities, per mille of steps.
 type landFaults struct{ lose, purge, restart, crash, damage, reset, lie, loseAnswers int }
 
 type said struct {
@@ -50,7 +50,7 @@ type snap struct {
 	position, epoch uint64
 	known           events.Knowledge
 	runs            []indexer.Run
-	started         map[uint64]int64 // of the workers that it has, as the router keeps it
+	started         map[uint64]int64 // start times of the contained workers, as the router keeps them
 }
 
 // node is a router replica.
@@ -61,7 +61,7 @@ type node struct {
 	parked          *indexer.Parked
 	position, epoch uint64
 	review, lost    bool
-	told            map[uint64]int64 // started
+	told            map[uint64]int64 // start times of registered workers
 	life            int
 }
 
@@ -93,8 +93,8 @@ func (l *land) source(p *worker) (src events.Source) {
 	return src
 }
 
-// begin starts a worker's process, with an empty cache; its record reaches each
-// replica some time.
+// begin starts a worker's process with an empty cache. Its record reaches each replica some time
+// later.
 func (l *land) begin(p *worker) {
 	p.publisher, p.last, p.cache.held = l.rng.Uint64()>>11|1, 0, nil
 	p.started++
@@ -104,7 +104,7 @@ func (l *land) begin(p *worker) {
 	}
 }
 
-// tell tells a replica what the registry says of a worker.
+// tell registers a worker at a replica, with the content of its record.
 func (n *node) tell(p *worker) {
 	if was, known := n.told[p.id]; known && was != p.started {
 		n.parked.RemoveWorker(int(p.id)) // as the router does
@@ -113,7 +113,7 @@ func (n *node) tell(p *worker) {
 	n.tracker.SetWorker(n.l.now, p.id, n.l.source(p))
 }
 
-// open starts a replica: with nothing but what the snapshots and the stream have.
+// open starts a replica with only the snapshots and the stream.
 func (n *node) open() {
 	l := n.l
 	n.life++
@@ -127,7 +127,7 @@ func (n *node) open() {
 		n.parked.Apply(l.now, int(id), ev)
 	}).Knows(func(id uint64) bool { _, known := n.told[id]; return known }).Seed(l.rng.Uint64())
 	n.tracker.Count(func(what string, k int) { l.happens[what] += k })
-	early := l.rng.IntN(4) > 0 // the registry mostly answers first
+	early := l.rng.IntN(4) > 0 // the registry usually answers first
 	for _, p := range l.workers {
 		if early {
 			n.tell(p)
@@ -138,7 +138,7 @@ func (n *node) open() {
 	n.load()
 }
 
-// load brings a replica to the newest snapshot that is not damaged.
+// load restores the newest undamaged snapshot into a replica.
 func (n *node) load() {
 	l := n.l
 	n.epoch, n.review = l.epoch, true
@@ -184,7 +184,7 @@ func (n *node) restore(s *snap) {
 	n.tracker.Restored(n.l.now, s.known)
 }
 
-// snapshot takes one of a replica, and shortens the stream.
+// snapshot takes a snapshot of a replica and shortens the stream.
 func (l *land) snapshot(n *node) {
 	if n.epoch != l.epoch || l.snaps[0] != nil && l.snaps[0].epoch == l.epoch && l.snaps[0].position >= n.position {
 		return
@@ -218,7 +218,7 @@ func (l *land) publish(p *worker, sure bool) {
 	if sure || !l.mille(l.faults.lose) {
 		l.stream = append(l.stream, said{p.publisher, ev})
 		if !sure && l.mille(20) {
-			l.stream = append(l.stream, said{p.publisher, ev}) // its answer was lost
+			l.stream = append(l.stream, said{p.publisher, ev}) // the acknowledgement was lost, so the message is repeated
 		}
 	}
 }
@@ -241,7 +241,7 @@ func (n *node) read() {
 	}
 }
 
-// tick lets a replica ask. Queries travel, and answers do.
+// tick lets a replica send queries. Queries and answers travel.
 func (n *node) tick() {
 	l, life := n.l, n.life
 	for _, a := range n.tracker.Tick(l.now) {
@@ -293,7 +293,7 @@ func (l *land) run(steps int) {
 			l.epoch, l.start = l.epoch+1, l.last()+1
 			l.first = l.start
 		case l.mille(f.lie) && l.names[p.number()]:
-			// Somebody speaks for the worker who is not it.
+			// Another process publishes under the worker's id.
 			l.stream = append(l.stream, said{l.rng.Uint64N(3) + 1, events.RouterEvent{
 				WorkerID: p.id, EventID: l.rng.Uint64N(30), Event: (&fakeCache{rng: l.rng, next: 1 << 40}).event(),
 			}})
@@ -312,7 +312,7 @@ func (l *land) run(steps int) {
 	}
 }
 
-// settle lets everything arrive, with one more event of each worker.
+// settle delivers everything, with one more event of each worker.
 func (l *land) settle() {
 	l.faults = landFaults{}
 	quiet := func() {
@@ -339,8 +339,8 @@ func (l *land) settle() {
 	})
 }
 
-// check compares what the replicas know with what the workers hold: of workers that
-// can be asked it must be the same, of the others it must be what it is said to be.
+// check compares the replicas' state with the workers' caches. The state of workers that can be
+// queried must be equal; that of other workers must match its reported quality.
 func (l *land) check() error {
 	for i, n := range l.nodes {
 		for _, p := range l.workers {
@@ -361,8 +361,8 @@ func (l *land) check() error {
 	return nil
 }
 
-// Whatever the stream loses and whoever dies, all replicas know what the workers cache
-// that can be asked, and say which others they do not know well.
+// Whatever the stream loses and whichever replica dies, all replicas know the caches of the
+// workers that can be queried, and report which other ranks are incomplete.
 func TestReplicasEqualTheWorkersCaches(t *testing.T) {
 	t.Parallel()
 	for name, f := range map[string]landFaults{
