@@ -22,7 +22,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// rows reads a file of captured frames, a JSON value a line.
+// rows reads a file of captured frames: one JSON value per line.
 func rows[T any](t *testing.T, dir, name string) (all []T) {
 	t.Helper()
 	file, err := os.Open(filepath.Join(dir, name))
@@ -113,7 +113,7 @@ func (r *engineRow) replies(t *testing.T) (all []hexFrames) {
 	return all
 }
 
-// recorded is an event as the capture spells it out.
+// recorded is an event in the capture's decoded form.
 type recorded struct {
 	Type, Medium, Locality string
 	Hashes                 []recordedHash `json:"block_hashes"`
@@ -134,7 +134,7 @@ func (h *recordedHash) UnmarshalJSON(data []byte) error {
 		if err := json.Unmarshal(data, &m); err != nil {
 			return err
 		}
-		for _, text := range m { // one: bytes_hex or $hex
+		for _, text := range m { // each has one entry: bytes_hex or $hex
 			n, err := strconv.ParseUint(text[len(text)-16:], 16, 64)
 			*h = recordedHash(n)
 			return err
@@ -150,7 +150,7 @@ func (h *recordedHash) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// checkDecoded compares a batch with what the capture says is in it.
+// checkDecoded compares a batch with the capture's decoded form of it.
 func checkDecoded(t *testing.T, body []byte, decoded json.RawMessage) engines.EngineBatch {
 	t.Helper()
 	batch, err := engines.DecodeBatch(body)
@@ -166,7 +166,7 @@ func checkDecoded(t *testing.T, body []byte, decoded json.RawMessage) engines.En
 	var want, got []string
 	for _, r := range all {
 		if r.Ownership != nil || r.Locality == "REMOTE" || r.Medium == "WEIRD" {
-			continue // the decoder counts them
+			continue // the decoder counts these events
 		}
 		line := fmt.Sprintf("%s %d rank %d group %d", r.Type, r.Hashes, rank, r.Group)
 		if r.Type == "BlockStored" {
@@ -210,7 +210,7 @@ func checkDecoded(t *testing.T, body []byte, decoded json.RawMessage) engines.En
 	return batch
 }
 
-// Every captured frame of an engine says to us what it says to its recorder.
+// Every captured frame of an engine is decoded to the values that its capture records.
 func TestCapturedEngineFrames(t *testing.T) {
 	dir := shared(t)
 	if dir == "" {
@@ -219,7 +219,7 @@ func TestCapturedEngineFrames(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name       string
-		live, ends int // frames, and ends of replays
+		live, ends int // counts of frames and of ends of replays
 		replayed   int
 	}{
 		{"vllm-0.33.0/kv_events.jsonl", 46, 3, 43},
@@ -272,7 +272,7 @@ func TestCapturedEngineFrames(t *testing.T) {
 						if seen[string(f.Body)] {
 							continue
 						}
-						// It must have been sent before the capture began.
+						// The replayed batch must have been sent live before the capture began.
 						batch, err := engines.DecodeBatch(f.Body)
 						if err != nil || batch.Drops != (engines.Drops{}) || f.Sequence >= first {
 							t.Errorf("sequence %d is replayed with other bytes; dropped %q, %v", f.Sequence, dropped(batch.Drops), err)
@@ -306,8 +306,8 @@ func checkLocals(t *testing.T, b *engines.EngineBatch, want [][]string) {
 	}
 }
 
-// What Dynamo's own index makes of hand-made frames is what we make of them, but
-// for the differences that docs/protocol.md lists.
+// Hand-made frames are decoded as by Dynamo's own index, except for the differences that
+// docs/protocol.md lists.
 func TestCapturedFramesAgainstDynamo(t *testing.T) {
 	dir := shared(t)
 	if dir == "" {
@@ -347,7 +347,7 @@ func TestCapturedFramesAgainstDynamo(t *testing.T) {
 		{"vllm-0.33.0", "main", 3}:    lines(),
 		{"vllm-0.33.0", "main", 7}:    lines("device 14=16863443419780771464", "device 15=2287610619914608821"), // a dump shows one id for a chain
 		{"vllm-0.33.0", "main", 11}:   lines("device 16=10823191264391160519"),                                  // cleared in the same batch
-		{"sglang-0.5.23", "main", 10}: lines("device 13=10823191264391160519"),                                  // as well
+		{"sglang-0.5.23", "main", 10}: lines("device 13=10823191264391160519"),                                  // cleared in the same batch
 		{"vllm-0.33.0", "matrix", 17}: lines("device 5017=15605087182438151557"),
 		{"vllm-0.33.0", "matrix", 19}: lines(),
 		{"vllm-0.33.0", "matrix", 21}: lines("device 5021=16590485201374719517"),
@@ -396,7 +396,7 @@ func TestCapturedFramesAgainstDynamo(t *testing.T) {
 	}
 }
 
-// What a real vLLM serves from its cache is what its events, up to then, foretell.
+// The cache hits of a real vLLM equal the predictions from its earlier events.
 func TestCapturedEventsForetellHits(t *testing.T) {
 	dir := shared(t)
 	if dir == "" {
@@ -417,8 +417,8 @@ func TestCapturedEventsForetellHits(t *testing.T) {
 				}
 				if i > 0 || json.Unmarshal(req.Response, &response) != nil || response.Usage == nil || len(req.Prompt) == 0 ||
 					row.Step == "n_2" || strings.HasPrefix(row.Step, "after_reset") || row.Step == "no_header" {
-					// The first one only is sure to meet what is known; a clear is held
-					// back until the next request.
+					// Only the first request surely meets the known blocks; the engine delays the
+					// event of a clear until the next request.
 					continue
 				}
 				lora := req.Body.Model
@@ -458,8 +458,9 @@ func TestCapturedEventsForetellHits(t *testing.T) {
 	}
 }
 
-// Every captured message of Dynamo is taken for what it is; older than 1.6, for nothing. Those of kv-events
-// are read; numbers follow each other; what we write too is written the same.
+// Every captured message of Dynamo is classified correctly; messages older than 1.6 are ignored.
+// Messages of kv-events are decoded, their numbers are consecutive, and encoding them again gives
+// the same bytes.
 func TestCapturedDynamoMessages(t *testing.T) {
 	dir := shared(t)
 	if dir == "" {
@@ -538,7 +539,7 @@ func TestCapturedDynamoMessages(t *testing.T) {
 	}
 }
 
-// asRecorded reads events as a capture spells them out.
+// asRecorded decodes events from a capture's decoded form.
 func asRecorded(t *testing.T, data json.RawMessage) (all []events.RouterEvent) {
 	t.Helper()
 	var list []map[string]any

@@ -27,7 +27,7 @@ import (
 )
 
 // dynamoRank is a rank of a Dynamo worker: a publisher on the event plane, which may lose
-// what it says, and a local indexer that is asked over the request plane.
+// messages, and a local indexer that is queried over the request plane.
 type dynamoRank struct {
 	*testing.T
 	worker, publisher uint64
@@ -42,9 +42,9 @@ type dynamoRank struct {
 	mu       sync.Mutex
 	local    *localindex.Index
 	id, sent uint64
-	held     map[uint64]uint64 // what the cache holds
+	held     map[uint64]uint64 // the blocks in the cache
 	asked    int
-	answered time.Time // the last time
+	answered time.Time // time of the last answer
 }
 
 func newDynamoRank(t *testing.T, worker uint64, rank uint32, publisher uint64) *dynamoRank {
@@ -67,7 +67,7 @@ func newDynamoRank(t *testing.T, worker uint64, rank uint32, publisher uint64) *
 	return d
 }
 
-// open lets listeners connect; stop ends that, and loses what they have not got.
+// open lets listeners connect. stop closes the connections and loses undelivered messages.
 func (d *dynamoRank) open() {
 	d.Helper()
 	at, err := zmtp.ParseEndpoint(d.endpoint, 0, 0)
@@ -90,7 +90,7 @@ func (d *dynamoRank) channel() engines.Channel {
 	return c
 }
 
-// publish changes the cache, and says so unless that is lost.
+// publish changes the cache, and publishes the events unless lost is set.
 func (d *dynamoRank) publish(lost bool, evs ...indexer.Event) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -131,8 +131,8 @@ func (d *dynamoRank) say(payload []byte) {
 	frames := engines.PlaneFrames(e)
 	d.pub.Send(frames[:]...)
 	other := e
-	other.Topic = events.Topic + "-more" // which the subscription's prefix lets through
-	others := engines.PlaneFrames(other) // the first ones are not ours any more
+	other.Topic = events.Topic + "-more" // the subscription's prefix matches it
+	others := engines.PlaneFrames(other) // Send owns the earlier frames now
 	d.pub.Send(others[:]...)
 }
 
@@ -140,7 +140,7 @@ func oneBlock(n uint64) indexer.Event {
 	return indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: n, Local: n * n}}}
 }
 
-// follows makes a subscriber and sources that follow ranks.
+// follows starts a subscriber and sources that follow ranks.
 func (c *caches) follows(t *testing.T, nc *nats.Conn, plane engines.Plane, ranks ...*dynamoRank) (*events.Subscriber, *engines.Sources) {
 	t.Helper()
 	var sources *engines.Sources
@@ -175,8 +175,8 @@ func planeOf(ranks ...*dynamoRank) engines.Plane {
 	return p
 }
 
-// agrees waits until what is known is what the cache holds. What was lost on the way to a
-// listener that had just come is shown by a later event, so there is one now and then.
+// agrees waits until the known blocks equal the cache. A message lost on its way to a new listener
+// is only shown by a later event, so an event is published now and then.
 func (d *dynamoRank) agrees(c *caches) {
 	d.Helper()
 	shown := time.Now()
@@ -191,9 +191,8 @@ func (d *dynamoRank) agrees(c *caches) {
 	})
 }
 
-// Workers with their sockets or on the bus lose messages and connections at random; a
-// listener that comes late, and every one after each loss that something shows, has what
-// they have.
+// Workers with sockets or on NATS lose messages and connections at random. A listener that starts
+// late, and every listener after each detected loss, has the complete cache.
 func TestDynamosWorkersAreFollowed(t *testing.T) {
 	t.Parallel()
 	for _, over := range []string{"zmq", "nats"} {
@@ -242,9 +241,9 @@ func TestDynamosWorkersAreFollowed(t *testing.T) {
 					some(d, rng.IntN(3) == 0)
 				}
 				if cut {
-					d.open() // a new connection is reason enough to ask
+					d.open() // a new connection causes a query
 				} else {
-					some(d, false) // shows what was lost before it
+					some(d, false) // shows the earlier loss
 				}
 				d.agrees(&c)
 			}
@@ -263,8 +262,8 @@ func TestPublishersSpeakForTheirOwn(t *testing.T) {
 	b.publish(false, oneBlock(2))
 	a.agrees(&c)
 	b.agrees(&c)
-	// One of another component says that the first one's cache is empty, and a third
-	// worker has something.
+	// A publisher of another component sends a clear for the first rank, and an unregistered
+	// worker publishes a block.
 	e := func(worker, id uint64, ev indexer.Event) []byte {
 		return events.AppendEvents(nil, []events.RouterEvent{{WorkerID: worker, EventID: id, Event: ev}})
 	}
@@ -280,8 +279,8 @@ func TestPublishersSpeakForTheirOwn(t *testing.T) {
 	}
 }
 
-// A worker that starts anew is another one, with another publisher; what nobody wants any
-// more is not listened to.
+// A worker that restarts has another publisher. Publishers that are not wanted any more are not
+// subscribed to.
 func TestDynamosPublishersComeAndGo(t *testing.T) {
 	t.Parallel()
 	var c caches
@@ -296,7 +295,7 @@ func TestDynamosPublishersComeAndGo(t *testing.T) {
 	sub.Forget(26)
 	b.agrees(&c)
 	eventually(t, func() bool { return a.pub.Subscribers() == 0 && b.pub.Subscribers() == 1 })
-	// Its records tell of it before its socket is there.
+	// The records name the new publisher before its socket is open.
 	a.stop()
 	sources.SetPlane(planeOf(a, b))
 	sub.SetWorker(26, events.Source{Feed: events.FeedPlane, Queries: true, DPSize: 1, Publisher: 255})
@@ -306,7 +305,7 @@ func TestDynamosPublishersComeAndGo(t *testing.T) {
 	a.open()
 	a.agrees(&c)
 	for _, rank := range []*dynamoRank{a, b} {
-		rank.mu.Lock() // a query may still be under way
+		rank.mu.Lock() // a query may still be in progress
 		if rank.asked == 0 {
 			t.Errorf("the indexer of worker %d was not asked", rank.worker)
 		}
@@ -314,7 +313,7 @@ func TestDynamosPublishersComeAndGo(t *testing.T) {
 	}
 }
 
-// What is no message of the event plane is counted and passed over.
+// A message that does not belong to the event plane is counted and ignored.
 func TestGarbageFromDynamosPublishersIsHarmless(t *testing.T) {
 	t.Parallel()
 	var c caches
@@ -337,8 +336,8 @@ func TestGarbageFromDynamosPublishersIsHarmless(t *testing.T) {
 	a.agrees(&c)
 }
 
-// A real publisher may be slow to take a subscription. What it says meanwhile is lost, and
-// nothing later shows it: so it is asked once more.
+// A real publisher may be slow to accept a subscription. Messages sent meanwhile are lost, and
+// nothing later shows the loss. Therefore the publisher is queried once more.
 func TestANewConnectionIsAskedForTwice(t *testing.T) {
 	t.Parallel()
 	var c caches

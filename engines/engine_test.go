@@ -17,9 +17,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// Batches of engines, by the rules of their sources: vLLM 0.8.5, vLLM of 2026-05,
-// vLLM with maps, SGLang from 0.5.9 on. Each stores the tokens 1 to 4, removes the
-// block and clears.
+// Batches of engines, in the formats of vLLM 0.8.5, vLLM of 2026-05, vLLM with maps, and SGLang
+// from 0.5.9 on. Each batch stores the tokens 1 to 4, removes the block and clears the cache.
 const (
 	batchZ1 = "92cb41da26cb302000009396ab426c6f636b53746f72656491d3cf97adeedb59e05bc0940102030404c092ac426c6f636b52656d6f76656491d3cf97adeedb59e05b91b0416c6c426c6f636b73436c6561726564"
 	batchZ2 = "93cb41da26cb30200000939cab426c6f636b53746f72656491cf6896072ae8b31325c0940102030404c0a3475055c0c000ae66756c6c5f617474656e74696f6ec094ac426c6f636b52656d6f76656491cf6896072ae8b31325a34750550091b0416c6c426c6f636b73436c656172656400"
@@ -27,7 +26,7 @@ const (
 	batchZ4 = "93cb41da26cb302000009397ab426c6f636b53746f72656491d3cf97adeedb59e05bc0940102030404c0a347505593ac426c6f636b52656d6f76656491d3cf97adeedb59e05baa4350555f50494e4e454491b0416c6c426c6f636b73436c656172656400"
 )
 
-// list and fields are what encode takes besides scalars; fields are pairs.
+// list and fields are inputs of encode besides scalars; fields are pairs.
 type (
 	list   []any
 	fields []any
@@ -72,7 +71,7 @@ func encode(dst []byte, v any) []byte {
 	panic(fmt.Sprintf("%T", v))
 }
 
-// blockStored is a BlockStored as maps go, with more fields behind the usual ones.
+// blockStored is a BlockStored event as a map, with further fields after the usual ones.
 func blockStored(hashes list, parent any, tokens any, size int, further ...any) fields {
 	return append(fields{"type", "BlockStored", "block_hashes", hashes, "parent_block_hash", parent, "token_ids", tokens, "block_size", size}, further...)
 }
@@ -96,7 +95,7 @@ func locals(tokens []uint32, size int, seed uint64) []uint64 {
 	return indexer.AppendLocalHashes(nil, tokens, size, seed)
 }
 
-// apply runs events of one batch, and returns what they mean, a line each.
+// apply applies the events of one batch, and returns the resulting events, one per line.
 func apply(t testing.TB, e *engines.Engine, evs ...any) (string, engines.Drops) {
 	t.Helper()
 	return applyData(t, e, encode(nil, list{1755000000.5, list(evs), 0}))
@@ -135,7 +134,7 @@ func describe(evs []events.RouterEvent) string {
 	return b.String()
 }
 
-// dropped writes what is not zero.
+// dropped formats the counts that are not zero.
 func dropped(d engines.Drops) string {
 	var words []string
 	for r, n := range d {
@@ -162,8 +161,8 @@ func TestBatchVectors(t *testing.T) {
 	}
 }
 
-// What engines say about one block, and what the index is told: the table of the
-// edge cases that Dynamo treats otherwise or as we do.
+// TestStored has the events of one block and the resulting events for the index. It is the table
+// of the edge cases that Dynamo treats in the same way or otherwise.
 func TestStored(t *testing.T) {
 	tokens := seq(1000, 16)
 	plain := locals(tokens, 16, indexer.Seed("", ""))[0]
@@ -257,7 +256,7 @@ func TestStored(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			c.opt.BlockSize = 16
 			e := engines.NewEngine(c.opt)
-			// The neighbours must not suffer.
+			// Other blocks must not be affected.
 			after := seq(5000, 16)
 			got, drops := apply(t, e, c.event, blockStored(list{77}, nil, after, 16))
 			want := c.want + fmt.Sprintf("0/0 stored 77=%d\n", locals(after, 16, indexer.Seed("", ""))[0])
@@ -268,7 +267,7 @@ func TestStored(t *testing.T) {
 	}
 }
 
-// A salt stands on the first block of a sequence only.
+// Only the first block of a sequence carries a salt; later blocks inherit it.
 func TestSaltIsInherited(t *testing.T) {
 	e := engines.NewEngine(engines.EngineOptions{BlockSize: 4})
 	apply(t, e, blockStored(list{1, 2}, nil, seq(0, 8), 4, "extra_keys", list{list{"s"}, nil}))
@@ -276,7 +275,7 @@ func TestSaltIsInherited(t *testing.T) {
 	if want := fmt.Sprintf("0/0 stored after 2 3=%d\n", locals(seq(8, 4), 4, indexer.Seed("", "s"))[0]); got != want || dropped(drops) != "" {
 		t.Errorf("got %q, dropped %q; want %q", got, dropped(drops), want)
 	}
-	// What hangs on a block that was left out is left out, and its removal too.
+	// A block behind an ignored block is ignored, and so is its removal.
 	got, drops = apply(t, e, blockStored(list{7, 8}, nil, seq(0, 8), 4, "extra_keys", list{nil, list{"a", "b"}}))
 	if dropped(drops) != "keys=1" || !strings.Contains(got, "7=") || strings.Contains(got, "8=") {
 		t.Errorf("got %q, dropped %q", got, dropped(drops))
@@ -287,7 +286,7 @@ func TestSaltIsInherited(t *testing.T) {
 	if got, _ = apply(t, e, blockRemoved(list{9, 8, 7})); got != "0/0 removed [7]\n" {
 		t.Errorf("got %q", got)
 	}
-	// A rank is apart.
+	// Ranks are separate.
 	batch, err := engines.DecodeBatch(encode(nil, list{1.5, list{blockStored(list{4}, 3, seq(12, 4), 4)}, 1}))
 	if err != nil {
 		t.Fatal(err)
@@ -297,7 +296,7 @@ func TestSaltIsInherited(t *testing.T) {
 	}
 }
 
-// vLLM announces each copy of a block, and each copy's end.
+// vLLM reports each copy of a block, and the removal of each copy.
 func TestCopiesAreCounted(t *testing.T) {
 	block := blockStored(list{1}, nil, seq(0, 4), 4)
 	for _, setLike := range []bool{false, true} {
@@ -318,7 +317,7 @@ func TestCopiesAreCounted(t *testing.T) {
 			t.Errorf("set-like %v: the third gives %q", setLike, got)
 		}
 	}
-	// The same block with another token behind it: what was said first stands.
+	// The same block with another next token: the first content stays.
 	e := engines.NewEngine(engines.EngineOptions{BlockSize: 4})
 	pairs := func(last int) list { return list{list{0, 1}, list{1, 2}, list{2, 3}, list{3, last}} }
 	first, _ := apply(t, e, blockStored(list{1}, nil, pairs(4), 4))
@@ -345,7 +344,7 @@ func TestBlocksMoveWithoutTheirTokens(t *testing.T) {
 	}
 }
 
-// Blocks of groups that are no prefixes have the same ids as those that are.
+// Blocks of groups that are not prefixes have the same ids as blocks that are.
 func TestGroupsAreApart(t *testing.T) {
 	e := engines.NewEngine(engines.EngineOptions{BlockSize: 4})
 	_, drops := apply(t, e,
@@ -397,7 +396,7 @@ func TestSmallerBlocksAreJoined(t *testing.T) {
 	if got != want || dropped(drops) != "" {
 		t.Errorf("dropped %q, got\n%swant\n%s", dropped(drops), got, want)
 	}
-	// Another second half of the middle block; then the first half goes.
+	// Store another second half of the middle block, then remove the first half.
 	got, _ = apply(t, e, blockStored(list{14}, 3, seq(50, 2), 2))
 	if want = fmt.Sprintf("0/0 stored after 2 14=%d\n", locals([]uint32{4, 5, 50, 51}, 4, seed)[0]); got != want {
 		t.Errorf("got %q, want %q", got, want)
@@ -411,7 +410,7 @@ func TestSmallerBlocksAreJoined(t *testing.T) {
 	if got, _ = apply(t, e, blockRemoved(list{6, 5, 2, 1})); got != "0/0 removed [6 2]\n" || e.Blocks() != 0 {
 		t.Errorf("got %q, %d blocks kept", got, e.Blocks())
 	}
-	// A part without what is before it cannot be hashed.
+	// A part whose parent is unknown cannot be hashed.
 	if got, drops = apply(t, e, blockStored(list{9}, 8, seq(0, 2), 2, salt...)); got != "" || dropped(drops) != "parent=1" {
 		t.Errorf("got %q, dropped %q", got, dropped(drops))
 	}
@@ -427,7 +426,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	if strings.Count(got, "=") != 10 || dropped(drops) != "full=2" || e.Blocks() != 10 {
 		t.Errorf("%d blocks kept, dropped %q, got %q", e.Blocks(), dropped(drops), got)
 	}
-	// What is there already needs no room.
+	// A block that is already known needs no room.
 	if _, drops = apply(t, e, blockStored(list{1}, nil, seq(0, 4), 4), blockStored(list{99}, nil, seq(9, 4), 4)); dropped(drops) != "full=1" {
 		t.Errorf("dropped %q", dropped(drops))
 	}
@@ -465,7 +464,7 @@ func TestBatchForms(t *testing.T) {
 			t.Errorf("%s: %+v, dropped %q", name, out, dropped(drops))
 		}
 	}
-	// With a rank that nobody can read, nobody knows whose events they are.
+	// If the rank cannot be read, it is unknown whose events the batch has.
 	for name, v := range map[string]any{
 		"nothing": list{}, "no events": list{1.5}, "events no list": list{1.5, 3, 0}, "rank no number": list{1.5, list{block}, "x"},
 		"a number": 3, "a map without events": fields{"ts", 1.5}, "time no number": list{"now", list{}},
@@ -482,8 +481,8 @@ func TestBatchForms(t *testing.T) {
 	}
 }
 
-// checkTold fails if the index may know blocks that the engine has not, or if the
-// bound of what is kept is not kept.
+// checkTold fails if the index may have blocks that the engine does not have, or if the engine
+// remembers more blocks than its limit.
 func checkTold(t *testing.T, e *engines.Engine, index map[uint32]map[indexer.Tier]map[uint64]bool, out []events.RouterEvent, limit int) {
 	t.Helper()
 	for _, r := range out {
@@ -517,8 +516,8 @@ func checkTold(t *testing.T, e *engines.Engine, index map[uint32]map[indexer.Tie
 	}
 }
 
-// Whatever an engine says, even if it contradicts itself: once it has removed all
-// copies of a block, the index has been told so.
+// For any sequence of events, even a contradictory one: after an engine has removed all copies of
+// a block, the index has received the removal.
 func TestRemovalsReachTheIndex(t *testing.T) {
 	for seed := range seeds(300) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
@@ -590,8 +589,8 @@ func FuzzBatch(f *testing.F) {
 	})
 }
 
-// An engine that evicts leaves first, saved and restored, goes on as if nothing had
-// been, and tells the index what it had told it.
+// An engine that evicts leaves first is saved and restored. It continues in the same state, and
+// the restored events give the index the same blocks.
 func TestAnEngineComesBack(t *testing.T) {
 	for _, opt := range []engines.EngineOptions{
 		{BlockSize: 4},
@@ -628,8 +627,8 @@ func TestAnEngineComesBack(t *testing.T) {
 	}
 }
 
-// Where blocks behind a hole were known they are not told of, and nothing is told that
-// the engine does not have; a cleared engine is as any other.
+// Known blocks behind a hole are not restored to the index, and no event restores a block that the
+// engine does not have. A cleared engine behaves like any other.
 func TestAnEngineWithHolesComesBack(t *testing.T) {
 	for seed := range seeds(300) {
 		rng := rand.New(rand.NewPCG(seed, 8))
@@ -673,7 +672,7 @@ func TestAnEngineWithHolesComesBack(t *testing.T) {
 	}
 }
 
-// published is how many blocks the index is to know.
+// published returns the number of blocks that the index must have.
 func published(e *engines.Engine) (n int) {
 	told, _ := e.Told()
 	for _, tiers := range told {
@@ -684,7 +683,7 @@ func published(e *engines.Engine) (n int) {
 	return n
 }
 
-// means applies a batch, and returns what came of it.
+// means applies a batch, and describes the resulting events.
 func means(e *engines.Engine, x *indexer.Index, b engines.EngineBatch) string {
 	evs, drops := e.Apply(&b)
 	for _, ev := range evs {
@@ -701,7 +700,7 @@ func engineAfter(rng *rand.Rand, opt engines.EngineOptions, batch func(*rand.Ran
 	return e, x
 }
 
-// index is what events make that need nothing else.
+// index returns an index built from events, which must all be valid.
 func index(t *testing.T, told []events.RouterEvent) *indexer.Index {
 	t.Helper()
 	y := indexer.New(indexer.Config{})
@@ -713,7 +712,7 @@ func index(t *testing.T, told []events.RouterEvent) *indexer.Index {
 	return y
 }
 
-// Of three sequences, one block a level, ids are branch*100 + level + 1.
+// Three sequences, one block a level: ids are branch*100 + level + 1.
 
 func levels(branch uint64, from, to int) (ev engines.EngineEvent) {
 	ev = engines.EngineEvent{Kind: engines.EngineStored, BlockSize: 4, HasRank: true, Usable: 8}
@@ -731,7 +730,7 @@ func levels(branch uint64, from, to int) (ev engines.EngineEvent) {
 	return ev
 }
 
-// leafFirst is what an engine says that has no holes.
+// leafFirst returns a random batch of an engine that leaves no holes.
 func leafFirst(rng *rand.Rand) (b engines.EngineBatch) {
 	for range 1 + rng.IntN(3) {
 		branch, rank, tier := rng.Uint64N(3), uint32(rng.IntN(2)), indexer.Tier(rng.IntN(2))
@@ -749,7 +748,7 @@ func leafFirst(rng *rand.Rand) (b engines.EngineBatch) {
 	return b
 }
 
-// anyhow is what an engine may say.
+// anyhow returns a random batch, with holes.
 func anyhow(rng *rand.Rand) (b engines.EngineBatch) {
 	for range 1 + rng.IntN(3) {
 		branch, from := rng.Uint64N(3), rng.IntN(6)

@@ -10,13 +10,13 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// MaxPending is a bound.
+// MaxPending is the limit of pending events.
 const MaxPending = maxPending
 
-// Answer answers a query, whole, as Run does for those on the bus.
+// Answer answers a query completely, as Run does for queries over NATS.
 func (p *Publisher) Answer(q events.Query) events.Answer { return p.answer(&q) }
 
-// Flush sends what is pending, as Run does.
+// Flush sends the pending events, as Run does.
 func (p *Publisher) Flush() { p.flush() }
 
 // Told returns the published blocks by rank and tier, and the weight of all remembered ones.
@@ -41,8 +41,8 @@ func (e *Engine) Told() (told map[uint32]map[indexer.Tier]map[uint64]bool, weigh
 	return told, weight
 }
 
-// ComeBack returns an engine made of what another one saves, what it tells, and how
-// many blocks it cannot tell of.
+// ComeBack saves an engine and restores it as another one. It returns the restored engine, its
+// events for the index, and the number of blocks that no event restores.
 func ComeBack(e *Engine, opt EngineOptions) (again *Engine, told []events.RouterEvent, untold int) {
 	var blob bytes.Buffer
 	if err := gob.NewEncoder(&blob).Encode(&savedRank{Ranks: e.save()}); err != nil {

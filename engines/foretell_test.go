@@ -17,10 +17,10 @@ import (
 	"github.com/kvroute/kvroute/internal/enginesim"
 )
 
-// What an engine serves from its cache is what its events, up to then, foretell, however
-// small the cache: with prompts of whole blocks, which real engines store again each time
-// and give up one copy at a time, with adapters and salts, and with resets, of which they
-// tell with their next step. So it was found with real ones (docs/interop.md).
+// An engine's cache hits equal the predictions from its earlier events, however small its cache.
+// The test covers prompts of whole blocks (which real engines store again each time and remove one
+// copy at a time), adapters, salts, and resets (which engines publish with their next step).
+// docs/interop.md has the results with real engines.
 func TestEventsForetellHits(t *testing.T) {
 	const size = 16
 	sockets, err := enginesim.NewSockets(enginesim.SocketsConfig{Endpoint: freePort, Replay: freePort, DropEvery: 7})
@@ -90,7 +90,7 @@ func TestEventsForetellHits(t *testing.T) {
 		}
 		return answer.Usage.Details.Cached
 	}
-	// A message that is left out is noticed by the next one: until then nobody can know.
+	// A dropped message is only detected when the next one arrives.
 	settle := func() {
 		eventually(t, func() bool {
 			mu.Lock()
@@ -101,7 +101,7 @@ func TestEventsForetellHits(t *testing.T) {
 			}
 			mu.Unlock()
 			if !same {
-				ask([]uint32{uint32(n)}, "", "") // a step, and no block
+				ask([]uint32{uint32(n)}, "", "") // a step that stores no block
 				sockets.Publish()
 			}
 			return same

@@ -62,7 +62,7 @@ func FuzzFrames(f *testing.F) {
 		frames := [][]byte{a, b, c, d}[4-min(n, 4):]
 		got, err := engines.SplitFrames(frames)
 		if err == nil && got.Plane {
-			// Frames that are accepted are those of their envelope, up to its encoding.
+			// Accepted frames equal the frames of their envelope, up to its encoding.
 			e, err := events.DecodeEnvelope(got.Body)
 			if err != nil || e.PublisherID != got.Publisher || e.Sequence != got.Sequence {
 				t.Fatalf("%+v, envelope %+v, %v", got, e, err)

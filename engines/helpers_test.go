@@ -22,7 +22,7 @@ import (
 
 // Some of these helpers are also in the tests of package events.
 
-// Frames of the event plane, as written by NVIDIA Dynamo's rules.
+// Frames of the event plane, in NVIDIA Dynamo's format.
 const (
 	frameE2 = "83a9776f726b65725f696407ac73746f726167655f74696572a6646576696365a56576656e7483a86576656e745f696402a46461746181a772656d6f76656481ac626c6f636b5f6861736865739166a764705f72616e6b00"
 	frameE3 = "83a9776f726b65725f696407ac73746f726167655f74696572a6646576696365a56576656e7483a86576656e745f696403a464617461a7636c6561726564a764705f72616e6b00"
@@ -38,7 +38,7 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-// shared returns the folder of captured frames, "" where it is not at hand.
+// shared returns the folder of captured frames, or "" if it is absent.
 func shared(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("KVROUTE_SHARED")
@@ -54,7 +54,8 @@ func shared(t *testing.T) string {
 	return filepath.Join(dir, "data", "vectors")
 }
 
-// seeds is how many random worlds a test plays: all in the long form, a fifth otherwise.
+// seeds returns the number of random worlds that a test plays: all in the long form, otherwise a
+// fifth.
 func seeds(all int) uint64 {
 	if fixtures.Long() {
 		return uint64(all)
@@ -62,8 +63,8 @@ func seeds(all int) uint64 {
 	return uint64(max(3, all/5))
 }
 
-// holdings returns what an index holds, in a form that does not depend on how it
-// came to hold it.
+// holdings returns the content of an index, in a form that does not depend on the order of its
+// events.
 func holdings(x *indexer.Index) []string {
 	type end struct {
 		depth int
@@ -126,7 +127,7 @@ func bus(t *testing.T) *nats.Conn {
 	return nc
 }
 
-// running runs something until the test's end, or until stop is called.
+// running runs a function until the test ends or stop is called.
 func running(t *testing.T, run func(context.Context) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

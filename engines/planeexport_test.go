@@ -16,7 +16,7 @@ func PlaneRequest(path, id, subject, address string, q events.Query) ([]byte, er
 	return appendPlaneRequest(nil, path, exchange{id: id, subject: subject, address: address}, q)
 }
 
-// AskIndexer puts a query over the request plane.
+// AskIndexer sends a query over the request plane.
 func AskIndexer(ctx context.Context, at Indexer, q events.Query) (a events.Answer, publisher uint64, err error) {
 	done := false
 	var bad error
@@ -34,10 +34,10 @@ func AskIndexer(ctx context.Context, at Indexer, q events.Query) (a events.Answe
 // AppendTwoPart appends a message of the request plane.
 func AppendTwoPart(dst, header, body []byte) []byte { return appendTwoPart(dst, header, body) }
 
-// Nobody reports whether an error means that nobody answers.
+// Nobody reports whether an error means that no process answers.
 func Nobody(err error) bool { return errors.Is(err, events.ErrNobody) }
 
-// ReadPlaneAnswer reads what follows an answer's subject.
+// ReadPlaneAnswer reads the part of an answer after its subject.
 func ReadPlaneAnswer(r io.Reader) {
 	_ = readAnswer(r, Indexer{}, func(p events.AnswerPart) bool {
 		_, _ = events.DecodeAnswer(p.Data)

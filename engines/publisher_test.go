@@ -12,8 +12,7 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// What was answered no longer changes: a later event is not joined to one that an
-// answer has told of.
+// Events that an answer contains are final: a later event is not joined to them.
 func TestAnsweredEventsAreNotJoined(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)

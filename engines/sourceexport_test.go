@@ -33,7 +33,7 @@ func (s *Stream) Asks() int                      { return s.s.asks }
 func (s *Stream) Asking() bool                   { return s.s.asking != askNothing }
 func (s *Stream) State() (partial, suspect bool) { return s.s.partial, s.s.suspect }
 
-// Discover asks an engine for its sockets.
+// Discover queries an engine for its sockets.
 func Discover(ctx context.Context, w EngineWorker) (Found, error) {
 	s, err := NewSources(SourcesConfig{})
 	if err != nil {
@@ -46,7 +46,7 @@ func Discover(ctx context.Context, w EngineWorker) (Found, error) {
 // TestRank is a rank without sockets.
 type TestRank struct{ r *rankSource }
 
-// NewTestRank returns one of worker 7.
+// NewTestRank returns a rank of worker 7.
 func NewTestRank(sink events.Sink) TestRank {
 	s, err := NewSources(SourcesConfig{Sink: sink})
 	if err != nil {
@@ -57,14 +57,14 @@ func NewTestRank(sink events.Sink) TestRank {
 	return TestRank{r}
 }
 
-// Take takes a message's frames.
+// Take passes a message's frames to the rank.
 func (r TestRank) Take(frames [][]byte) { r.r.live(frames) }
 
 func DecodeTRTLLM(data []byte) (EngineBatch, error) { return decodeTRTLLM(data) }
 
 func SplitPart(frames [][]byte) (events.AnswerPart, error) { return splitPart(frames) }
 
-// RecordedMessage is what a [Recorder] writes of a message.
+// RecordedMessage returns the JSON that a [Recorder] writes for a message.
 func RecordedMessage(frames [][]byte) []byte {
 	text, err := json.Marshal(recordMessage(frames))
 	if err != nil {

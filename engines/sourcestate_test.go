@@ -24,9 +24,8 @@ import (
 	"github.com/kvroute/kvroute/internal/enginesim"
 )
 
-// A process that comes back asks an engine for what came since, and only for that; if
-// the engine is another one by then, or blocks are to be counted otherwise, nothing of
-// what was known is left.
+// A restarted process requests only the batches since its last save. If the engine is another
+// process by then, or the block size changed, the saved state is discarded.
 func TestSourcesComeBack(t *testing.T) {
 	t.Parallel()
 	s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
@@ -68,7 +67,7 @@ func TestSourcesComeBack(t *testing.T) {
 	}
 	s.store(50)
 	file := first()
-	s.store(3) // while nobody listens
+	s.store(3) // while no process follows the engine
 
 	c, meter := again(file, zmqWorker(7, s))
 	agree(t, c, 0, s)
@@ -78,14 +77,14 @@ func TestSourcesComeBack(t *testing.T) {
 	s.store(2)
 	agree(t, c, 0, s)
 
-	// It counts blocks otherwise now.
+	// The block size of the index is different now.
 	w := zmqWorker(7, s)
 	w.BlockSize = 32
 	c, meter = again(file, w)
 	eventually(t, func() bool { return len(c.of(7, 0)) == len(s.held)/2 })
 	eventually(t, func() bool { return meter.read("kvroute.source.batches", "outcome", "replayed") == len(s.held) })
 
-	// The engine is another process, which has said more than the one before.
+	// The engine is another process, with higher numbers than the previous one.
 	live, replay := s.live, s.replay
 	s.stop()
 	other := simulate(t, enginesim.SocketsConfig{Endpoint: live, Replay: replay})
@@ -96,7 +95,7 @@ func TestSourcesComeBack(t *testing.T) {
 	other.store(1)
 	agree(t, c, 0, other)
 
-	// Damaged files are refused, whole.
+	// Damaged files are refused completely.
 	for i := range file {
 		bad := bytes.Clone(file)
 		bad[i] ^= 0x41
@@ -113,8 +112,8 @@ func TestSourcesComeBack(t *testing.T) {
 	}
 }
 
-// What is known of blocks whose parents are gone cannot be told after a restart: the rank
-// is suspect, and read from its beginning at once if the engine still has that.
+// A saved block whose parent is gone cannot be restored: the rank is suspect, and is read from the
+// beginning at once if the engine still has all batches.
 func TestBlocksBehindHolesAreReadAgain(t *testing.T) {
 	t.Parallel()
 	for name, buffer := range map[string]int{"the engine has all": 0, "it has the end": 3} {
@@ -129,7 +128,7 @@ func TestBlocksBehindHolesAreReadAgain(t *testing.T) {
 			}
 			src.Set(zmqWorker(7, s))
 			stop := running(t, src.Run)
-			if buffer > 0 { // what is gone from the buffer is not known
+			if buffer > 0 { // batches that left the buffer are unknown
 				eventually(t, func() bool { return src.State(7) == engines.KnownPartly })
 				s.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Cleared}})
 				s.held, s.last = map[uint64]uint64{}, 100
@@ -170,8 +169,8 @@ func TestBlocksBehindHolesAreReadAgain(t *testing.T) {
 	}
 }
 
-// Without a replay socket nobody could tell whether the engine is the same: nothing is
-// saved, and the rank is read from now on.
+// Without a replay socket, a later process cannot detect whether the engine is the same: nothing
+// is saved, and the rank is read from now on.
 func TestWhoCannotBeAskedIsNotSaved(t *testing.T) {
 	t.Parallel()
 	s := simulate(t, enginesim.SocketsConfig{})
@@ -194,8 +193,8 @@ func TestWhoCannotBeAskedIsNotSaved(t *testing.T) {
 	}
 }
 
-// What is saved of ranks that are polled goes on with the next event, and is forgotten
-// if one is missing: the engine does not have it any more.
+// The saved state of a polled rank continues with the next event. If an event is missing, the
+// state is discarded, because the engine no longer has the event.
 func TestPolledRanksComeBack(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -228,8 +227,8 @@ func TestPolledRanksComeBack(t *testing.T) {
 			if n, err := src.Load(&file); n != 1 || err != nil {
 				t.Fatalf("%d ranks, %v", n, err)
 			}
-			// A question that the first process had no time to hear the answer of may
-			// still take events away there.
+			// A request whose answer the first process did not wait for may still remove events
+			// from the server.
 			p = polled(t)
 			w.Endpoint = p.url
 			src.Set(w)
@@ -273,7 +272,7 @@ func (m *meterReader) read(name, key, value string) (sum int) {
 	return sum
 }
 
-// poller is a server as TensorRT-LLM's: what it has answered it forgets.
+// poller is a server like TensorRT-LLM's: it forgets the events that it has returned.
 type poller struct {
 	url string
 
@@ -294,7 +293,7 @@ func polled(t *testing.T) *poller {
 	return p
 }
 
-// says lets it store a block.
+// says makes the server store a block.
 func (p *poller) says(event, block uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

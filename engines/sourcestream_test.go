@@ -13,8 +13,8 @@ import (
 	"github.com/kvroute/kvroute/engines"
 )
 
-// process is an engine's process as its socket shows it: numbered batches, of
-// which it keeps the newest few. Each body names the process.
+// process is an engine's process as its socket shows it: numbered batches, of which it keeps the
+// newest few. Each body names the process.
 type process struct {
 	id, published uint64
 	keeps         int
@@ -36,8 +36,8 @@ func (p *process) oldest() uint64 {
 	return p.published - uint64(p.keeps)
 }
 
-// follower is a stream, what it applied since the last clear, and the links to an
-// engine.
+// follower is a stream, the batches that it applied since the last clear, and the connections to
+// an engine.
 type follower struct {
 	*engines.Stream
 	t       testing.TB
@@ -58,7 +58,7 @@ func newFollower(t testing.TB, replays bool) *follower {
 	return f
 }
 
-// answer lets a process answer the question that is due, up to batches of it.
+// answer lets a process answer the pending request with up to most batches.
 func (f *follower) answer(p *process, most int) { f.answerBut(p, most, nil) }
 
 // answerBut is answer without the batches at some places of the answer.
@@ -66,14 +66,14 @@ func (f *follower) answerBut(p *process, most int, dropped func(place int) bool)
 	id, from := f.Asks(), f.Begin()
 	for seq := max(from, p.oldest()); seq < p.published; seq++ {
 		if most--; most < 0 {
-			return // the answer breaks off
+			return // the answer ends early
 		}
 		if place := int(seq - max(from, p.oldest())); dropped != nil && dropped(place) {
 			continue
 		}
 		f.FromReplay(seq, p.body(seq))
 		if f.Asks() != id {
-			return // another question was put meanwhile
+			return // another request was sent meanwhile
 		}
 	}
 	f.ReplayEnd()
@@ -257,7 +257,7 @@ func TestStream(t *testing.T) {
 			f.answerBut(e, 9, func(place int) bool { return place == 2 || place == 3 })
 			f.answerBut(e, 9, func(place int) bool { return place == 1 || place == 2 })
 			f.TryAll()
-			f.answer(e, 9) // nobody has asked
+			f.answer(e, 9) // no request is pending
 		}, "1/0 1/1 1/4 suspect ", 0},
 		{"an answer that never has what live has", true, func(f *follower) {
 			e := &process{id: 1, keeps: 0}
@@ -279,8 +279,8 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// What an engine does not have any more is not asked for again and again; what it
-// did not answer is.
+// Batches that an engine no longer has are not requested repeatedly; unanswered requests are
+// repeated.
 func TestOnlyWhatMayBeThereIsAskedForAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		published int
@@ -320,10 +320,9 @@ func TestWaitingForAnAnswerIsBounded(t *testing.T) {
 	}
 }
 
-// Whatever the link loses and whenever the engine starts anew: what is applied
-// between two clears is of one process, in order, none twice, without a hole
-// unless the stream says so; and in the end all of it is there, if the engine
-// still has it.
+// Whatever the connection loses and whenever the engine restarts: the batches applied between two
+// clears belong to one process, in order, without duplicates, and without a gap unless the stream
+// is suspect. At the end all batches are there that the engine still has.
 func TestAnyLinkGivesASubsequence(t *testing.T) {
 	for seed := range seeds(3000) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -363,7 +362,7 @@ func TestAnyLinkGivesASubsequence(t *testing.T) {
 				do("an answer with holes", func() {
 					if f.Asking() && f.Asks() >= asked {
 						asked = f.Asks()
-						// What a queue takes first is never lost.
+						// The first batches in a queue are never lost.
 						f.answerBut(e, 1000, func(place int) bool { return place > 1 && rng.IntN(3) == 0 })
 					}
 				})

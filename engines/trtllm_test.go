@@ -11,7 +11,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// trtTokens spells tokens as TensorRT-LLM does.
+// trtTokens formats tokens as TensorRT-LLM does.
 func trtTokens(from, n int) string {
 	words := make([]string, n)
 	for i := range words {

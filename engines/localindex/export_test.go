@@ -4,10 +4,10 @@ package localindex
 
 import "github.com/kvroute/kvroute/events"
 
-// RingEvents is a bound.
+// RingEvents is the limit of a rank's ring.
 const RingEvents = ringEvents
 
-// Ask answers a query, whole.
+// Ask answers a query completely.
 func (l *Index) Ask(q events.Query) events.Answer {
 	a, content := l.Answer(&q)
 	Complete(&a, &q, content)

@@ -15,7 +15,7 @@ import (
 
 var start = time.Unix(1_700_000_000, 0)
 
-// A ring of the ids 10 to 1033 answers as Dynamo's does.
+// A ring with the ids 10 to 1033 gives the same answers as Dynamo's.
 func TestRingAnswers(t *testing.T) {
 	t.Parallel()
 	l := localindex.New()
@@ -31,7 +31,7 @@ func TestRingAnswers(t *testing.T) {
 		want string
 	}{
 		{from(11, 0), "events 11-1033 last 1033"},
-		{from(11, 12), "events 11-1033 last 1033"}, // the end is only looked at
+		{from(11, 12), "events 11-1033 last 1033"}, // the end of the range is only validated
 		{from(11, 2000), "events 11-1033 last 1033"},
 		{from(first, 0), "events 10-1033 last 1033"},
 		{from(last, last), "events 1033-1033 last 1033"},
@@ -42,7 +42,7 @@ func TestRingAnswers(t *testing.T) {
 		{from(15, 10), "invalid_range - last 0"},
 		{from(last+1, 0), "too_new - last 1033"},
 		{from(2000, 2001), "too_new - last 1033"},
-		{events.Query{WorkerID: 7, DPRank: 3}, "dump - last 0"}, // nothing was stored there
+		{events.Query{WorkerID: 7, DPRank: 3}, "dump - last 0"}, // no block was stored there
 		{events.Query{WorkerID: 7, DPRank: 3, HasStart: true, Start: 1}, "too_new - last 0"},
 	} {
 		a := l.Ask(c.q)
@@ -55,13 +55,13 @@ func TestRingAnswers(t *testing.T) {
 			blocks += len(ev.Event.Blocks)
 		}
 		if a.Kind == events.AnswerDump && blocks == last {
-			ids = "1-9" // however it is cut
+			ids = "1-9" // however the dump is split
 		}
 		if got := fmt.Sprint(a.Kind, " ", ids, " last ", a.LastEventID); got != c.want {
 			t.Errorf("%+v: %s, want %s", c.q, got, c.want)
 		}
 	}
-	// Few large events are bounded, too.
+	// Few large events are limited, too.
 	l = localindex.New()
 	for id := range uint64(40) {
 		l.Remember(start, events.RouterEvent{WorkerID: 7, EventID: id + 1, Event: indexer.Event{Kind: indexer.Removed, Externals: make([]uint64, 1<<16)}})
@@ -74,7 +74,7 @@ func TestRingAnswers(t *testing.T) {
 	}
 }
 
-// Parts are at most 512 KiB each and hold, together, all events in order.
+// Parts have at most 512 KiB each, and together they contain all events in order.
 func TestAnswersComeInParts(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(1, 8))
