@@ -11,8 +11,8 @@ import (
 	"github.com/kvroute/kvroute/api"
 )
 
-// A web page cannot change anything by the browser that shows it, also not on loopback, and
-// also not by a name of its own that leads here.
+// A web page cannot change anything through the browser that shows it, even on loopback and even
+// under a name of its own that resolves to kvroute.
 func TestWebPagesAreRefused(t *testing.T) {
 	s := httptest.NewServer(api.New(api.Config{Router: newRouter(t, 1), Metrics: http.NotFoundHandler()}))
 	defer s.Close()
@@ -64,7 +64,7 @@ func TestWebPagesAreRefused(t *testing.T) {
 	}
 }
 
-// With tokens, which no page has, kvroute may have any name.
+// With tokens, which no page has, kvroute may have any host name.
 func TestNamesAreFreeWithTokens(t *testing.T) {
 	tokens, err := api.OpenTokens(tokenFile(t, tokenA))
 	if err != nil {

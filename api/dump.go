@@ -41,7 +41,7 @@ type dumpEnd struct {
 	} `json:"kvroute_end"`
 }
 
-// hashSeed is that of all hashes of blocks.
+// hashSeed is the seed of all block hashes.
 const hashSeed = 1337
 
 // dumpStall is how long a client may take to read a part of a dump before the dump ends: the
@@ -123,7 +123,7 @@ func (p *patient) Write(b []byte) (int, error) {
 	return p.w.Write(b)
 }
 
-// dumping is the answer while another dump takes longer than this one may wait.
+// dumping returns the error for a request while another dump takes longer than dumpWait.
 func dumping() *openai.Error {
 	return &openai.Error{Status: http.StatusServiceUnavailable, Message: "another dump or snapshot is being made; ask again", Type: openai.Unavailable, Retry: 5}
 }
@@ -140,5 +140,5 @@ func (c *Config) dumpEvents(w http.ResponseWriter, req *http.Request) {
 	defer cancel()
 	if err := c.Router.DumpEvents(ctx, w); errors.Is(err, router.ErrDumping) {
 		dumping().Write(w)
-	} // after any other error the array has no end; the client's connection is the client's business
+	} // after any other error the array has no end; an error of the connection is ignored
 }

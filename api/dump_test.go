@@ -37,11 +37,11 @@ func TestDump(t *testing.T) {
 		}
 	}
 	for i, want := range []string{
-		// The first one is the protocol's example, but for worker and id.
+		// The protocol's example, with another worker and id.
 		`{"worker_id":1,"storage_tier":"device","event":{"event_id":0,"data":{"stored":{"parent_hash":null,"start_position":null,"blocks":[{"block_hash":101,"tokens_hash":14643705804678351452,"mm_extra_info":null}]}},"dp_rank":0}}`,
 		`{"worker_id":1,"storage_tier":"device","event":{"event_id":1,"data":{"stored":{"parent_hash":101,"start_position":null,"blocks":[{"block_hash":102,"tokens_hash":16777012769546811212,"mm_extra_info":null}]}},"dp_rank":0}}`,
 		`{"worker_id":2,"storage_tier":"device","event":{"event_id":2,"data":{"stored":{"parent_hash":null,"start_position":null,"blocks":[{"block_hash":101,"tokens_hash":14643705804678351452,"mm_extra_info":null}]}},"dp_rank":0}}`,
-		// Behind a hole: the place is known, the parent is not.
+		// A block after a hole: its place is known, its parent is not.
 		`{"worker_id":2,"storage_tier":"device","event":{"event_id":3,"data":{"stored":{"parent_hash":null,"start_position":2,"blocks":[{"block_hash":103,"tokens_hash":5,"mm_extra_info":null}]}},"dp_rank":0}}`,
 		`{"kvroute_end":{"events":4,"blocks":4}}`,
 	} {

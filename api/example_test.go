@@ -14,7 +14,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// A program that routes, sends token ids to the worker and streams its answer.
+// ExampleDispatch is a program that routes a request, sends its token ids to the worker and
+// streams the answer.
 func ExampleDispatch() {
 	worker := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, "data: {\"text\":\"Hello\"}\n\ndata: [DONE]\n\n")

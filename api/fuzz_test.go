@@ -16,8 +16,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Whatever the bodies: the API answers in its own form, never with a fault of its own, and
-// goes on to answer.
+// FuzzBodies checks that any body gets an answer in the API's own form and no internal error, and
+// that the API still serves requests afterwards.
 func FuzzBodies(f *testing.F) {
 	var paths []string
 	for _, p := range patterns(f) {
@@ -40,7 +40,7 @@ func FuzzBodies(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	nc.Close() // the registry cannot be reached, which is told at once
+	nc.Close() // the registry is unreachable, which it reports at once
 	f.Fuzz(func(t *testing.T, which uint8, body string) {
 		r := newRouter(t, 2)
 		registry, err := fleet.NewRegistry(nc, fleet.RegistryConfig{Set: func(router.WorkerInfo) {}, Remove: func(uint64) {}})
@@ -59,7 +59,7 @@ func FuzzBodies(f *testing.F) {
 	})
 }
 
-// noWorkers has no worker answer.
+// noWorkers is an HTTP transport on which every request fails.
 type noWorkers struct{}
 
 func (noWorkers) RoundTrip(*http.Request) (*http.Response, error) {

@@ -21,8 +21,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// generate routes a request, sends it to the worker and relays the stream of
-// events that comes back.
+// generate routes a request, sends it to the worker and relays the stream of events of the
+// response.
 func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 	var q question
 	var req router.Request
@@ -53,7 +53,7 @@ func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 		if _, err := w.Write(chunk.Data); err != nil {
 			return // the client left
 		}
-		_ = out.Flush() // a writer that cannot is none that matters
+		_ = out.Flush() // an error only means that the writer cannot flush
 	}
 }
 
@@ -66,7 +66,7 @@ func Dispatch(client *http.Client, fields map[string]json.RawMessage) (router.Di
 	if client == nil {
 		client = reach.Networks{}.Client()
 	}
-	// Wrong fields are wrong for every request.
+	// Check the fields once: wrong fields are wrong for every request.
 	if _, _, bad := forward(&question{RequestID: "-", TokenIDs: []uint32{}, Body: fields}); bad != nil {
 		return nil, fmt.Errorf("api: %s", bad.Message)
 	}
@@ -144,7 +144,7 @@ func (c *Config) failGenerate(w http.ResponseWriter, err error, model string, be
 		return
 	}
 	if answer, ok := errors.AsType[*router.StatusError](err); ok && answer.Status >= 400 && answer.Status < 500 {
-		// The worker refuses a field, which came from the client.
+		// The worker refused a field that the client had set.
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(answer.Status)
 		_, _ = w.Write(answer.Body) // the client may have left
@@ -165,13 +165,14 @@ func (e *dispatchError) Error() string { return e.err.Error() }
 func (e *dispatchError) Unwrap() error { return e.err }
 
 const (
-	// maxEvent bounds an event of a stream.
+	// maxEvent limits the size of an event of a stream.
 	maxEvent = 1 << 20
-	// maxRefusal bounds the body of a worker's error.
+	// maxRefusal limits the size of a worker's error body.
 	maxRefusal = 1 << 16
 )
 
-// askTokenIDs has vLLM put the ids of the output into each event, as choices[].token_ids.
+// askTokenIDs makes vLLM return the ids of the output tokens in each event, as
+// choices[].token_ids.
 const askTokenIDs = "return_token_ids"
 
 // dispatch posts a body to the worker of a decision and yields the events of the response,

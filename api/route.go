@@ -52,7 +52,7 @@ type question struct {
 	Body map[string]json.RawMessage `json:"body"`
 }
 
-// answer is that of /v1/best_worker.
+// answer is the answer of /v1/best_worker.
 type answer struct {
 	WorkerID      uint64          `json:"worker_id"`
 	DPRank        uint32          `json:"dp_rank"`
@@ -107,7 +107,7 @@ func (c *Config) request(q *question) (router.Request, *openai.Error) {
 		for _, id := range q.AllowedWorkerIDs {
 			ids[id] = true
 		}
-		req.Allowed = []router.Worker{} // existing workers only, however many are named
+		req.Allowed = []router.Worker{} // not nil, and only existing workers: bounded by the fleet
 		for _, w := range c.Router.Workers() {
 			if ids[w.ID] {
 				req.Allowed = append(req.Allowed, w.Worker)
@@ -180,7 +180,7 @@ func (c *Config) refusal(err error, model string) *openai.Error {
 	return cmp.Or(words.Refusal(err, model), openai.NoDecision())
 }
 
-// modelThresholds is what /busy_threshold reads and writes, in the names of NVIDIA
+// modelThresholds is the body and the answer of /busy_threshold, with the field names of NVIDIA
 // Dynamo.
 type modelThresholds struct {
 	Model           string   `json:"model"`

@@ -18,7 +18,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// post sends a body and returns what comes back.
+// post sends a body and returns the response.
 func post(t *testing.T, h http.Handler, path, body string) (status int, text string, header http.Header) {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -229,8 +229,8 @@ func TestGenerate(t *testing.T) {
 	}
 }
 
-// An engine that can return token ids is asked for them, unless the caller says something
-// else, and the account of the output goes by them.
+// An engine that can return token ids is requested to do so, unless the caller sets that field,
+// and the output tokens are counted by these ids.
 func TestGenerateYieldsTokenIDs(t *testing.T) {
 	for _, c := range []struct{ engine, body, sent string }{
 		{"vllm", `"token_ids":[1,2]`, `{"return_token_ids":true,"model":"m","prompt":[1,2],"stream":true}`},
@@ -243,7 +243,8 @@ func TestGenerateYieldsTokenIDs(t *testing.T) {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			sent, _ := io.ReadAll(req.Body)
 			asked <- string(sent)
-			// More ids than an event has tokens elsewhere: enough to fill a block of 4.
+			// The event has more ids than tokens would be counted without ids: enough to fill a
+			// block of 4.
 			fmt.Fprint(w, "data: {\"choices\":[{\"text\":\"abc\",\"token_ids\":[7,8,9,10,11,12]}]}\n\n")
 			_ = http.NewResponseController(w).Flush()
 			<-counted
@@ -274,7 +275,7 @@ func TestGenerateYieldsTokenIDs(t *testing.T) {
 	}
 }
 
-// Who leaves takes the request along.
+// When the client disconnects, its request at the worker ends.
 func TestGenerateEndsWithItsClient(t *testing.T) {
 	r := newRouter(t, 0)
 	gone := make(chan struct{})
@@ -314,7 +315,7 @@ func TestGenerateEndsWithItsClient(t *testing.T) {
 	}
 }
 
-// The dispatch for programs sends what /v1/generate sends.
+// Dispatch sends the same requests as /v1/generate.
 func TestDispatch(t *testing.T) {
 	r := newRouter(t, 0)
 	engine(t, r, func(w http.ResponseWriter, req *http.Request) {
@@ -353,7 +354,7 @@ func TestDispatch(t *testing.T) {
 	}
 }
 
-// A booking waits for as long as is set, or for its own target if that is shorter.
+// A booking waits in the queue for the configured time, or for its own target if that is shorter.
 func TestABookingWaitsNotForEver(t *testing.T) {
 	r, err := router.New(router.Config{Queue: router.QueueConfig{Threshold: new(0.)}})
 	if err != nil {
@@ -383,8 +384,8 @@ func TestABookingWaitsNotForEver(t *testing.T) {
 	}
 }
 
-// A routing call has as much time for its decision as a request through Envoy: a prompt
-// that takes longer, here at a slow worker's tokenizer, gets an error.
+// A routing call has the same decision timeout as a request through Envoy: a prompt that takes
+// longer, here because of a worker's slow tokenizer, gets an error.
 func TestADecisionHasATimeout(t *testing.T) {
 	slow := func(ctx context.Context, _ netip.AddrPort, _ string, _ router.Prompt) ([]uint32, error) {
 		<-ctx.Done()

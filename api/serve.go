@@ -35,7 +35,7 @@ func post[Q any](status int, f func(r *http.Request, body *Q) (any, *openai.Erro
 	}
 }
 
-// maxBody bounds a body: a million token ids take 8 MB.
+// maxBody limits the size of a body: a million token ids take 8 MB.
 const maxBody = 64 << 20
 
 // read reads a body, which must be one JSON value with known fields.
@@ -58,7 +58,7 @@ func failure(status int, kind, param, message string) *openai.Error {
 	return &openai.Error{Status: status, Message: message, Type: kind, Param: param}
 }
 
-// invalid is the client's mistake in a parameter.
+// invalid returns the error for a wrong parameter.
 func invalid(param, message string) *openai.Error {
 	return failure(http.StatusBadRequest, openai.InvalidRequest, param, message)
 }
@@ -85,8 +85,8 @@ func write(w http.ResponseWriter, status int, v any) {
 	_, _ = w.Write(text.Bytes())
 }
 
-// restTime is how long what a handler has not read of a body may take: net/http reads
-// some of it before it answers, so that the connection may serve again.
+// restTime is how long the unread rest of a body may take to arrive: net/http reads some of it
+// before it answers, so that the connection can be used again.
 const restTime = time.Second
 
 // timely limits the time in which bodies arrive, read or not. The http.Server's ReadTimeout is

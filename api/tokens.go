@@ -24,9 +24,9 @@ type Tokens struct {
 }
 
 const (
-	// minToken is the shortest token that nobody guesses: 96 bits in base64.
+	// minToken is the length of the shortest token that cannot be guessed: 96 bits in base64.
 	minToken = 16
-	// maxTokenFile bounds the file: some hundred tokens.
+	// maxTokenFile limits the size of the file: some hundred tokens.
 	maxTokenFile = 64 << 10
 )
 

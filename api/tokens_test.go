@@ -32,7 +32,7 @@ const (
 	tokenB = "BBBBBBBBBBBBBBBBBBBBBBBB"
 )
 
-// patterns are those of every handler there is.
+// patterns returns the method and path of every handler.
 func patterns(t testing.TB) (list [][2]string) {
 	t.Helper()
 	source, err := os.ReadFile("api.go")
@@ -48,7 +48,7 @@ func patterns(t testing.TB) (list [][2]string) {
 	return list
 }
 
-// With tokens nothing but the probes and the metrics answers who has none.
+// With tokens configured, only the probes and the metrics answer a client without a token.
 func TestTheAPIWantsAToken(t *testing.T) {
 	tokens, err := api.OpenTokens(tokenFile(t, "\n"+tokenA+"\r\n\n  "+tokenB+"  \n"))
 	if err != nil {
@@ -106,8 +106,7 @@ func TestTheAPIWantsAToken(t *testing.T) {
 	}
 }
 
-// A file that makes no sense is refused with its place, and leaves the old tokens in
-// force.
+// An invalid file is refused with an error that names the line, and the old tokens stay valid.
 func TestTokenFiles(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                         "holds no token",
@@ -160,8 +159,9 @@ func TestTokenFiles(t *testing.T) {
 	}
 }
 
-// Who does not send the body that was announced holds no connection for long, with a
-// token or without; who takes longer to read the answer than bodies may take gets it.
+// A client that does not send the announced body cannot keep its connection for long, with or
+// without a token. A client that reads its answer more slowly than bodies may take still gets the
+// answer.
 func TestBodiesHaveATime(t *testing.T) {
 	tokens, err := api.OpenTokens(tokenFile(t, tokenA))
 	if err != nil {
@@ -169,7 +169,7 @@ func TestBodiesHaveATime(t *testing.T) {
 	}
 	const limit = 200 * time.Millisecond
 	metrics := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // to the end, which it has
+		_, _ = io.Copy(io.Discard, r.Body) // the complete body arrives
 		select {
 		case <-r.Context().Done():
 		case <-time.After(3 * limit):
@@ -198,6 +198,6 @@ func TestBodiesHaveATime(t *testing.T) {
 		if err != nil || !strings.Contains(string(got), c.want) {
 			t.Errorf("%q: %q, %v; want %s and the connection's end", c.request, got, err, c.want)
 		}
-		_ = conn.Close() // the server has
+		_ = conn.Close() // the server has already closed the connection
 	}
 }
