@@ -22,9 +22,8 @@ import (
 
 const module = "github.com/kvroute/kvroute"
 
-// ours lists what each package may import from this module. A package that is
-// missing may import nothing of ours: put it here when it is born. "*" may import
-// everything.
+// ours lists the packages of this module that each package may import. A package that is not
+// listed may import none of them: add a new package here. "*" may import everything.
 var ours = map[string]string{
 	"tokenizer":          "tokenizer/chat tokenizer/jinja internal/jsonscan",
 	"tokenizer/jinja":    "internal/jsonscan",
@@ -57,7 +56,7 @@ var ours = map[string]string{
 	"bench/interop":      "*",
 }
 
-// theirs lists the only packages that may import a module of others.
+// theirs lists the only packages that may import a third-party module.
 var theirs = map[string]string{
 	"github.com/envoyproxy/go-control-plane": "extproc envoy internal/envoytest internal/epptest",
 	"github.com/cncf/xds":                    "fleet",
@@ -80,15 +79,15 @@ var theirs = map[string]string{
 // free are the modules that any package may import.
 var free = []string{"go.opentelemetry.io/otel/metric", "go.opentelemetry.io/otel/attribute"}
 
-// pure are the packages without input, output, log or process: what they may not
-// import, nor anything below it. File systems are given to them.
+// pure are the packages without I/O, log or process, and the packages that neither they nor their
+// imports may import. They receive file systems as arguments.
 var (
 	pure    = strings.Fields("indexer scorer tokenizer tokenizer/chat tokenizer/jinja internal/wire")
 	impure  = strings.Fields("net/http os log syscall go.opentelemetry.io/otel")
 	foreign = regexp.MustCompile(`^[^/]*\.`)
 )
 
-// notOutside may be imported by nobody but tests and the packages listed.
+// notOutside are packages that only tests and the listed packages may import.
 var notOutside = map[string]string{
 	"internal/telemetry": "cmd/kvroute bench/demo",
 	"internal/enginesim": "cmd/kvroute bench bench/demo bench/interop",
@@ -96,8 +95,8 @@ var notOutside = map[string]string{
 	"cmd/kvroute":        "",
 }
 
-// required are the modules that the product is built on; each must be a direct
-// dependency with a use outside tests.
+// required are the modules that the product is built on. Each must be a direct dependency with a
+// use outside tests.
 var required = []string{
 	"github.com/envoyproxy/go-control-plane/envoy",
 	"google.golang.org/grpc",
@@ -106,10 +105,10 @@ var required = []string{
 	"go.opentelemetry.io/otel",
 }
 
-// pkg is what the import rules look at.
+// pkg is the input of the import rules.
 type pkg struct {
 	ImportPath string
-	Imports    []string // without those of tests
+	Imports    []string // without imports of tests
 }
 
 func (p *pkg) name() string { return strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/") }
@@ -200,7 +199,7 @@ func list(t *testing.T) []pkg {
 
 const root = "../.."
 
-// files returns the tracked kinds of files below the root, by slashed path.
+// files returns the checked kinds of files below the root, by slash-separated path.
 func files(t *testing.T) fs.FS {
 	t.Helper()
 	return os.DirFS(root)
@@ -246,7 +245,7 @@ func directModules(mod string) (direct []string) {
 	return direct
 }
 
-// goFile is what the rules for files look at.
+// goFile is the input of the rules for files.
 type goFile struct{ path, text string }
 
 var (
@@ -333,7 +332,7 @@ func TestFileRulesCanFail(t *testing.T) {
 	}
 }
 
-// Documents tell the truth about the tree and the Makefile.
+// Documents match the tree and the Makefile.
 func TestDocuments(t *testing.T) {
 	read := func(name string) string {
 		text, err := fs.ReadFile(files(t), name)
@@ -388,7 +387,7 @@ func unknownTargets(doc, makefile string) (unknown []string) {
 
 var pathWord = regexp.MustCompile("`([a-z]+(?:/[A-Za-z0-9_.-]+)*/?)`")
 
-// brokenPicture compares the folders that a document names with those there are.
+// brokenPicture compares the folders that a document names with the existing folders.
 func brokenPicture(doc string, folders []string, exists func(path string) bool) (broken []string) {
 	for _, f := range folders {
 		if !strings.Contains(doc, "`"+f+"/") {

@@ -23,16 +23,16 @@ import (
 	"testing"
 )
 
-// A room is one row of the table that `make house` prints: packages that own one
-// subject, and how many code lines they may have together.
+// A room is one row of the table that `make house` prints: the packages of one subject, and the
+// limit of their code lines together.
 type room struct {
 	packages string // separated by spaces; "bench/*" is bench with its sub-packages
 	limit    int    // code lines: without comments, blank lines, tests and generated files
-	back     int    // percent of the references between a package's files that may run back up
+	back     int    // limit of the references between a package's files that run back up, in percent
 }
 
-// product and support name all packages of the module. The limits are what the tree has
-// today. They only fall: a change that adds lines saves as many elsewhere.
+// product and support name all packages of the module. The limits are the current numbers of
+// lines. Limits only fall: a change that adds lines must remove as many elsewhere.
 var (
 	product = []room{
 		{"cmd/kvroute", 5050, 25},
@@ -50,13 +50,13 @@ var (
 	support = []room{
 		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 14960, 31},
 	}
-	// The limits of the two lists above, each as a whole.
+	// The limits for the sums of the two lists above.
 	productLimit, supportLimit = 49650, 14960
-	// longest is how many lines a function may have, longestFile how many a file; the aims
-	// are 80 and 500. These limits only fall, too.
+	// longest limits the lines of a function, longestFile those of a file. The aims are 80 and
+	// 500. These limits only fall, too.
 	longest, longestFile = 90, 730
-	// unusedLimit is how many exported names, in all packages together, may be used by no
-	// other package. Methods and fields are not counted, and uses in tests do not count.
+	// unusedLimit limits the exported names, in all packages together, that no other package uses.
+	// Methods and fields are not counted, and uses in tests do not count.
 	unusedLimit = 81
 )
 
@@ -68,19 +68,19 @@ func TestHouse(t *testing.T) {
 	}
 }
 
-// A measure is what one package, or one room, amounts to.
+// A measure holds the measured numbers of one package or one room.
 type measure struct {
 	files, lines int
 	longest      int      // lines of the longest function
 	function     string   // its name
 	longestFile  int      // lines of the longest file, with comments and blank lines
 	file         string   // its name
-	references   int      // pairs of files of one package, of which the first uses the second
-	back         int      // of these, the ones that run from a lower to a higher file
+	references   int      // pairs of files of one package where the first uses the second
+	back         int      // of these, those that run from a lower to a higher file
 	unused       []string // exported names that no other package uses
 }
 
-// brokenRooms says the table and returns a sentence for each limit that is broken.
+// brokenRooms prints the table and returns a sentence for each limit that is exceeded.
 func brokenRooms(measured map[string]measure, say func(...any)) (broken []string) {
 	say(fmt.Sprintf("%-58s %5s %6s %6s  %-36s %s", "packages", "files", "lines", "limit", "longest function", "references, back up"))
 	seen := map[string]bool{}
@@ -216,7 +216,7 @@ func measureHouse(t *testing.T) map[string]measure {
 		arrows := references(fset, pkg, info)
 		m.references, m.back = len(arrows), backwards(arrows)
 		path := strings.TrimPrefix(p.ImportPath, module+"/")
-		var mentioned strings.Builder // by the exported names: types that these need are not unused
+		var mentioned strings.Builder // signatures of the exported names: types that occur in them are not unused
 		for _, name := range pkg.Scope().Names() {
 			if !ast.IsExported(name) || pkg.Name() == "main" {
 				continue
@@ -257,7 +257,7 @@ func isConst(obj types.Object) bool {
 	return ok
 }
 
-// codeLines counts the lines of a file that hold more than comments and blanks.
+// codeLines counts the lines of a file that are not only comments or blank.
 func codeLines(t *testing.T, name string) int {
 	t.Helper()
 	src, err := os.ReadFile(name)
@@ -284,7 +284,7 @@ func codeLines(t *testing.T, name string) int {
 	}
 }
 
-// An arrow says that one file uses something that another file of its package declares.
+// An arrow means that one file uses something that another file of its package declares.
 type arrow struct{ from, to string }
 
 func references(fset *token.FileSet, pkg *types.Package, info *types.Info) map[arrow]bool {
@@ -301,9 +301,9 @@ func references(fset *token.FileSet, pkg *types.Package, info *types.Info) map[a
 	return arrows
 }
 
-// backwards orders the files so that few arrows run from a lower file to a higher one,
-// and returns how many do. The order is the one of Eades, Lin and Smyth (1993), mended by
-// moving single files while that helps; the least number is hard to find.
+// backwards orders the files so that few arrows run from a lower file to a higher one, and returns
+// the number of those that do. The order is that of Eades, Lin and Smyth (1993), improved by
+// moving single files while that helps. Finding the true minimum is too expensive.
 func backwards(arrows map[arrow]bool) int {
 	names := map[string]bool{}
 	for a := range arrows {
@@ -314,7 +314,8 @@ func backwards(arrows map[arrow]bool) int {
 		left = append(left, n)
 	}
 	slices.Sort(left)
-	// degree is how many more arrows leave a file than reach it, among those left.
+	// degree is the number of arrows that leave a file minus those that reach it, among the
+	// remaining files.
 	degree := func(n string) (d int) {
 		for _, other := range left {
 			if arrows[arrow{n, other}] {
@@ -343,7 +344,8 @@ func backwards(arrows map[arrow]bool) int {
 			for _, step := range []int{-1, 1} {
 				gain := 0
 				for j := i + step; j >= 0 && j < len(order); j += step {
-					// To move n above order[j] mends an arrow from n to it and breaks one from it to n.
+					// Moving n above order[j] corrects an arrow from n to it, and breaks an arrow
+					// from it to n.
 					mended, broken := arrows[arrow{n, order[j]}], arrows[arrow{order[j], n}]
 					if step > 0 {
 						mended, broken = broken, mended

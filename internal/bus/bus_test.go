@@ -110,7 +110,7 @@ func TestSecretsAreRedacted(t *testing.T) {
 	}
 }
 
-// An operator sees which server is tried, without the password.
+// The log names the server that is tried, without the password.
 func TestTheLogNamesTheServerThatIsTriedAgain(t *testing.T) {
 	lines := make(lineLog, 16)
 	nc, err := bus.Connect("nats://user:secret@127.0.0.1:1", "test", new(bus.Access), slog.New(slog.NewTextHandler(lines, nil)))
@@ -128,7 +128,7 @@ func TestTheLogNamesTheServerThatIsTriedAgain(t *testing.T) {
 	}
 }
 
-// lineLog takes log lines while it has room.
+// lineLog keeps log lines while it has room.
 type lineLog chan string
 
 func (l lineLog) Write(b []byte) (int, error) {

@@ -63,9 +63,9 @@ func StartServer(listen, store, password string) (*Server, error) {
 	return s, nil
 }
 
-// URL is where to connect, with the password.
+// URL returns the server's address with the password.
 func (s *Server) URL() string {
-	at := "127.0.0.1:0" // listens nowhere
+	at := "127.0.0.1:0" // the server has no listener
 	if a := s.Addr(); a != nil {
 		at = a.String()
 	}
@@ -76,7 +76,7 @@ func (s *Server) URL() string {
 func (s *Server) Stop() {
 	s.Shutdown()
 	s.WaitForShutdown()
-	_ = os.RemoveAll(s.temp) // removes nothing for ""; what is left of a temporary folder harms nobody
+	_ = os.RemoveAll(s.temp) // does nothing for ""; remaining files of a temporary folder do no harm
 }
 
 // PublicAddress returns the address at which other machines reach a listener: advertise, if given.

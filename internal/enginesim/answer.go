@@ -13,11 +13,11 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// answer is one response in the making.
+// answer is a response that is being written.
 type answer struct {
 	engine  *Engine
 	body    openai.Body
-	ids     []uint32 // of the prompt, if the client asked for them
+	ids     []uint32 // ids of the prompt, if the client requested them
 	created time.Time
 
 	endpoint openai.Endpoint
@@ -47,7 +47,7 @@ func (a *answer) follow(r *http.Request) bool {
 			case !admitted:
 				admitted = true
 				if a.body.Stream {
-					// As vLLM does: the headers leave before the prompt is computed.
+					// As in vLLM, the headers are sent before the prompt is computed.
 					w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 					w.WriteHeader(http.StatusOK)
 					if a.endpoint == openai.Responses {
@@ -71,14 +71,14 @@ func (a *answer) follow(r *http.Request) bool {
 
 func flush(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }
 
-// words are what answers are made of.
+// words are the words of answers.
 //
 //nolint:gochecknoglobals // a table
 var words = [...]string{"the ", "block ", "is ", "cached ", "and ", "a ", "worker ", "answers ", "soon, ", "then ", "another ", "one "}
 
 func (a *answer) word(i int) string { return words[(a.prompt*7+i*i+i)%len(words)] }
 
-// usage is the accounting of a request.
+// usage is the token usage of a request.
 type usage struct {
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
@@ -137,7 +137,7 @@ func (a *answer) object(c ...choice) object {
 	return o
 }
 
-// stream writes the newest token, the first one behind the role that vLLM sends.
+// stream writes the newest token; before the first one it writes the role, as vLLM does.
 func (a *answer) stream() bool {
 	a.buf.Reset()
 	word := a.word(a.made - 1)
@@ -165,7 +165,7 @@ func (a *answer) event(o object) {
 	a.buf.WriteString("\n")
 }
 
-// end writes what follows the last token.
+// end writes the messages after the last token.
 func (a *answer) end() {
 	defer a.engine.metrics.finished(a.prompt, a.made)
 	reason := "length"
@@ -202,7 +202,7 @@ func (a *answer) end() {
 	}
 }
 
-// finish sends a whole answer, of a stream as its last event.
+// finish sends a complete answer; for a stream it is the last event.
 func (a *answer) finish(name string, whole map[string]any) {
 	if !a.body.Stream {
 		reply(a.w, whole)
@@ -213,7 +213,7 @@ func (a *answer) finish(name string, whole map[string]any) {
 	_, _ = a.w.Write(a.buf.Bytes()) // the client may have left
 }
 
-// text is all that was generated.
+// text returns the text generated so far.
 func (a *answer) text() string {
 	var all strings.Builder
 	for i := range a.made {
@@ -222,8 +222,8 @@ func (a *answer) text() string {
 	return all.String()
 }
 
-// response is the answer of /v1/responses, as far as clients here look at it. Without a
-// text nothing has been generated yet.
+// response is the answer of /v1/responses, with the fields that clients in this repository read.
+// An empty text means that nothing was generated yet.
 func (a *answer) response(text string) map[string]any {
 	r := map[string]any{
 		"id": fmt.Sprintf("resp_%x", a.created.UnixNano()), "object": "response", "status": "in_progress", "model": a.body.Model, "output": []any{}, "usage": nil,
@@ -240,7 +240,7 @@ func (a *answer) response(text string) map[string]any {
 	return r
 }
 
-// message is the answer of /v1/messages, as far as clients here look at it.
+// message is the answer of /v1/messages, with the fields that clients in this repository read.
 func (a *answer) message(all string) map[string]any {
 	return map[string]any{
 		"id": fmt.Sprintf("msg_%x", a.created.UnixNano()), "type": "message", "role": "assistant", "model": a.body.Model,
@@ -249,10 +249,10 @@ func (a *answer) message(all string) map[string]any {
 	}
 }
 
-// named adds an event with a name. The first one of /v1/responses leaves with the headers,
-// before anything is computed.
+// named adds an event with a name. The first event of /v1/responses is sent with the headers,
+// before the prompt is computed.
 func (a *answer) named(name string, data map[string]any) {
-	_, _ = fmt.Fprintf(&a.buf, "event: %s\ndata: ", name) // a buffer takes everything
+	_, _ = fmt.Fprintf(&a.buf, "event: %s\ndata: ", name) // a write to a buffer never fails
 	_ = json.NewEncoder(&a.buf).Encode(data)              // plain data always marshals
 	a.buf.WriteString("\n")
 }

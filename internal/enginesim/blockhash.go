@@ -11,18 +11,17 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// blockID is the whole hash of a block, of which events show eight bytes.
+// blockID is the complete hash of a block. Events contain eight bytes of it.
 type blockID [32]byte
 
 // keys are the values that are hashed besides tokens.
 type keys struct{ lora, salt string }
 
-// blockHash names a block. parent is nil for the first one of a sequence, sequence
-// the router's hash of everything up to its end.
+// blockHash computes the name of a block. parent is nil for the first block of a sequence.
+// sequence is the router's hash of all tokens up to the block's end.
 type blockHash func(parent *block, sequence uint64, tokens []uint32, k keys) (blockID, uint64)
 
-// simSalt makes the names of "sim" differ from the router's hashes, as they do in
-// real engines.
+// simSalt makes the names of "sim" differ from the router's hashes, as in real engines.
 const simSalt = 0x656e67696e65
 
 func newBlockHash(kind string) (blockHash, error) {
@@ -48,11 +47,11 @@ func mixed(salt uint64) blockHash {
 	}
 }
 
-// vllmRoot stands for the parent of a first block.
+// vllmRoot is the parent hash of a first block.
 const vllmRoot = "vllm-none-hash"
 
-// vllmHash is vLLM's sha256_cbor: SHA-256 of the CBOR of parent, tokens and extra
-// keys. Events show the last eight bytes.
+// vllmHash is vLLM's sha256_cbor: SHA-256 of the CBOR of parent, tokens and extra keys. Events
+// contain the last eight bytes.
 func vllmHash(parent *block, _ uint64, tokens []uint32, k keys) (blockID, uint64) {
 	above := blockID(sha256.Sum256(cborText(nil, vllmRoot)))
 	if parent != nil {
@@ -72,7 +71,7 @@ func vllmHash(parent *block, _ uint64, tokens []uint32, k keys) (blockID, uint64
 	default:
 		b = append(b, 0xf6) // null
 	}
-	if k.lora != "" { // with the path of its files, which there are none of
+	if k.lora != "" { // without the path of the adapter's files, because the simulator has no files
 		b = cborText(cborText(cborText(append(b, 0x83), "lora"), k.lora), "")
 	}
 	if salted {
@@ -98,8 +97,8 @@ func cborHead(dst []byte, major byte, n uint64) []byte {
 
 func cborText(dst []byte, s string) []byte { return append(cborHead(dst, 3, uint64(len(s))), s...) }
 
-// sglangHash is SGLang's: SHA-256 of the parent's and the tokens. Events show the
-// first eight bytes, or with a salt or an adapter those of a hash over these and
+// sglangHash is SGLang's hash: SHA-256 of the parent's hash and the tokens. Events contain the
+// first eight bytes; with a salt or an adapter, the first eight bytes of a hash over these and
 // them.
 func sglangHash(parent *block, _ uint64, tokens []uint32, k keys) (blockID, uint64) {
 	h := sha256.New()

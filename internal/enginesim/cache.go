@@ -10,12 +10,12 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// cache is a paged prefix cache: full blocks by sequence hash, counted references,
-// and an LRU of unused blocks. publish is called with each change.
+// cache is a paged prefix cache: full blocks by sequence hash, counted references, and an LRU of
+// unused blocks. publish is called with each change.
 //
-// vLLM computes the last block of a prompt of whole blocks each time, stores it in another
-// place, and announces it each time. The places are evicted one by one; the block is cached
-// until the last one is evicted. With copies this cache does the same.
+// vLLM computes the last block of a prompt of whole blocks each time, stores it in another place,
+// and publishes each store. The places are evicted one by one, and the block is cached until its
+// last place is evicted. With copies this cache does the same.
 //
 // Invariants:
 //
@@ -31,7 +31,7 @@ type cache struct {
 	publish  func(Change)
 
 	copies bool
-	spare  []*block // a place each, besides the block's own; the oldest first
+	spare  []*block // places of further copies of a block, the oldest first
 }
 
 type block struct {
@@ -44,16 +44,17 @@ type block struct {
 // Change is a change of a cache.
 type Change struct {
 	indexer.Event
-	// Tokens are those of the blocks that are stored, LoRA and Salt the adapter and
-	// the salt of their request.
+	// Tokens are the tokens of the stored blocks. LoRA and Salt are the adapter and the salt of
+	// their request.
 	Tokens     []uint32
 	LoRA, Salt string
-	// Copy: of the block there is another copy, so whether it is cached has not changed.
+	// Copy means that the block has another copy, so the change does not affect whether it is
+	// cached.
 	Copy bool
 }
 
 func newCache(capacity int, hash blockHash, publish func(Change)) *cache {
-	// The LRU's own bound is never reached: evict removes blocks.
+	// The LRU's own limit is never reached, because evict removes blocks.
 	unused, err := simplelru.NewLRU[uint64, *block](capacity+1, nil)
 	if err != nil {
 		panic(err) // capacity was checked
@@ -61,7 +62,7 @@ func newCache(capacity int, hash blockHash, publish func(Change)) *cache {
 	return &cache{capacity: capacity, blocks: make(map[uint64]*block), unused: unused, hash: hash, publish: publish}
 }
 
-// hit counts the leading blocks that are cached, and how many of those are unused.
+// hit returns the number of leading blocks that are cached, and how many of those are unused.
 func (c *cache) hit(sequence []uint64) (blocks, unused int) {
 	for _, h := range sequence {
 		b := c.blocks[h]
@@ -76,7 +77,7 @@ func (c *cache) hit(sequence []uint64) (blocks, unused int) {
 	return blocks, unused
 }
 
-// used counts blocks that cannot be evicted.
+// used returns the number of blocks that cannot be evicted.
 func (c *cache) used() int { return len(c.blocks) - c.unused.Len() + c.reserved }
 
 // acquire references cached blocks.
@@ -90,8 +91,8 @@ func (c *cache) acquire(sequence []uint64) {
 	}
 }
 
-// fill references all of a prompt's blocks behind those that it has already, and
-// caches the ones that are new. Each takes the place of a reserved one.
+// fill references the blocks of a prompt after the first have ones, and caches new ones. Each
+// takes the place of a reserved block.
 func (c *cache) fill(r *request, have int) {
 	sequence := r.sequence
 	ev := Change{Event: indexer.Event{Kind: indexer.Stored}, LoRA: r.keys.lora, Salt: r.keys.salt}
@@ -140,7 +141,7 @@ func (c *cache) fill(r *request, have int) {
 	flush()
 }
 
-// release gives references back, the tail first, so that it is evicted first.
+// release removes references, from the last block on, so that the last block is evicted first.
 func (c *cache) release(sequence []uint64) {
 	for _, h := range slices.Backward(sequence) {
 		b := c.blocks[h]
@@ -150,7 +151,7 @@ func (c *cache) release(sequence []uint64) {
 	}
 }
 
-// evict makes room until everything fits or nothing unused is left.
+// evict evicts blocks until everything fits or no unused block is left.
 func (c *cache) evict() {
 	for len(c.spare) > 0 && len(c.blocks)+len(c.spare)+c.reserved > c.capacity {
 		c.publish(Change{Event: indexer.Event{Kind: indexer.Removed, Externals: []uint64{c.spare[0].external}}, Copy: true})
@@ -171,8 +172,8 @@ func (c *cache) evict() {
 	}
 }
 
-// reset empties the cache and publishes nothing. It returns false, and does
-// nothing, while blocks are in use.
+// reset empties the cache and publishes nothing. While blocks are in use it does nothing and
+// returns false.
 func (c *cache) reset() bool {
 	if c.used() > 0 {
 		return false

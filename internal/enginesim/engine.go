@@ -40,11 +40,11 @@ import (
 type Config struct {
 	Name  string // in the header x-sim-worker and in metrics; default "engine"
 	Model string // default "sim"
-	// Aliases are other names of the model, LoRA those of its adapters, whose
-	// blocks are their own.
+	// Aliases are other names of the model. LoRA are the names of its adapters, which share no
+	// blocks with the model.
 	Aliases, LoRA []string
 
-	// Engine is the kind that it acts as: [VLLM] (default), [SGLang] or [TRTLLM].
+	// Engine is the kind of engine to simulate: [VLLM] (default), [SGLang] or [TRTLLM].
 	Engine string
 
 	// Prompts makes the token ids. Default: the model of [ModelFiles].
@@ -52,27 +52,26 @@ type Config struct {
 
 	BlockSize int // tokens; default 16
 	NumBlocks int // capacity of the cache in blocks; default 8,192
-	// MaxNumSeqs bounds the requests running at once. Default 256.
+	// MaxNumSeqs limits the requests running at once. Default 256.
 	MaxNumSeqs int
-	// MaxBatchedTokens bounds the tokens of a step. Default 8,192.
+	// MaxBatchedTokens limits the tokens of a step. Default 8,192.
 	MaxBatchedTokens int
 
 	// Preset is the hardware: "8b-1xh100", "32b-2xh100" (default) or
 	// "70b-4xh100".
 	Preset string
-	// Speed is how many simulated seconds pass in a real one. Default 1.
+	// Speed is the number of simulated seconds per real second. Default 1.
 	Speed float64
 
-	// BlockHash is how the engine names its blocks: "sim" (default), "vllm"
-	// (sha256_cbor), "sglang", "sequence" as Dynamo's mock engine does, or "random",
-	// which gives other names in each process.
+	// BlockHash selects how the engine names its blocks: "sim" (default), "vllm" (sha256_cbor),
+	// "sglang", "sequence" as Dynamo's mock engine does, or "random", with different names in each
+	// process.
 	BlockHash string
 
 	// Publish is called with each change of the cache, one call at a time, in order. It must
 	// not wait. Optional.
 	Publish func(indexer.Event)
-	// Sockets publish each change as a real engine does. The caller runs them.
-	// Default none.
+	// Sockets publish each change as a real engine does. The caller runs them. Default: none.
 	Sockets *Sockets
 	// Log is optional.
 	Log *slog.Logger
@@ -138,8 +137,7 @@ type Engine struct {
 	model model
 }
 
-// New returns an engine with an empty cache. A setting out of range is an error
-// that names it.
+// New returns an engine with an empty cache. The error names a setting that is out of range.
 func New(conf Config) (*Engine, error) {
 	conf, err := conf.withDefaults()
 	if err != nil {
@@ -160,7 +158,7 @@ func New(conf Config) (*Engine, error) {
 		},
 	}
 	e.model.cache = newCache(conf.NumBlocks, hash, e.publish)
-	// Only subscribers of the sockets count copies.
+	// Only subscribers of the sockets receive copies.
 	e.model.cache.copies = conf.Sockets != nil && conf.Sockets.conf.Format == "vllm"
 	e.metrics = newMetrics(e)
 	e.mux = e.routes()
@@ -175,8 +173,8 @@ type Stats struct {
 	Running, Waiting int // requests
 	CachedBlocks     int // blocks in the cache, in use or not
 	UsedBlocks       int // blocks in use or reserved
-	PromptTokens     int // looked up in the cache so far
-	CachedTokens     int // of which found
+	PromptTokens     int // prompt tokens looked up in the cache so far
+	CachedTokens     int // of these, the tokens that were found
 	GeneratedTokens  int
 }
 
@@ -203,8 +201,8 @@ func (e *Engine) Cached() []uint64 {
 	return all
 }
 
-// lag is how far a step may end behind its time before the clock is set again: a stall of
-// the machine must not cause a burst of steps.
+// lag is how late a step may end before the clock is set again: a stall of the machine must not
+// cause a burst of steps.
 const lag = 100 * time.Millisecond
 
 // Run plays the steps until ctx ends. Requests in progress are then left without an
@@ -212,7 +210,7 @@ const lag = 100 * time.Millisecond
 func (e *Engine) Run(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	var due time.Time // when the last step ended, by the simulation
+	var due time.Time // simulated end of the last step
 	for {
 		e.mu.Lock()
 		step := e.model.begin()
@@ -247,8 +245,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	}
 }
 
-// publish passes on a change of the cache; mu is held. The sockets send it at the end of
-// the step.
+// publish publishes a change of the cache; mu is held. The sockets send it at the end of the step.
 func (e *Engine) publish(c Change) {
 	if !c.Copy {
 		e.conf.Publish(c.Event)
@@ -258,7 +255,7 @@ func (e *Engine) publish(c Change) {
 	}
 }
 
-// submit hands a request to the engine.
+// submit adds a request to the engine.
 func (e *Engine) submit(r *request) {
 	e.mu.Lock()
 	e.model.submit(r)

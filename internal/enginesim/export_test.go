@@ -11,7 +11,7 @@ import (
 // Model drives the engine's model step by step, without a clock.
 type Model struct {
 	m model
-	// Log has a word for each thing that happened to a request.
+	// Log is called with a word for each thing that happens to a request.
 	Log func(id int, what string)
 }
 
@@ -28,7 +28,7 @@ func NewModel(preset string, blocks int, publish func(indexer.Event), log func(i
 // Request is a handle of a request.
 type Request struct{ r *request }
 
-// Submit hands over a prompt.
+// Submit adds a request with a prompt.
 func (m *Model) Submit(id int, tokens []uint32, output int) Request {
 	local := indexer.AppendLocalHashes(nil, tokens, 16, indexer.Seed("", ""))
 	r := &request{
@@ -42,13 +42,13 @@ func (m *Model) Submit(id int, tokens []uint32, output int) Request {
 	return Request{r}
 }
 
-// Cached is how many of a request's prompt tokens were found in the cache.
+// Cached returns how many of a request's prompt tokens were found in the cache.
 func (r Request) Cached() int { return r.r.cached }
 
-// Abort takes a request out.
+// Abort aborts a request.
 func (m *Model) Abort(r Request) { m.m.abort(r.r) }
 
-// Step plays a step and returns how long it takes; 0 if there is nothing to do.
+// Step runs a step and returns how long it takes; 0 if there is nothing to do.
 func (m *Model) Step() time.Duration {
 	d := m.m.begin()
 	if d > 0 {
@@ -57,7 +57,7 @@ func (m *Model) Step() time.Duration {
 	return d
 }
 
-// Blocks returns how many blocks are cached, of which in use, and reserved.
+// Blocks returns the number of cached blocks, of those in use, and of reserved ones.
 func (m *Model) Blocks() (cached, used, reserved int) {
 	return len(m.m.cache.blocks), len(m.m.cache.blocks) - m.m.cache.unused.Len(), m.m.cache.reserved
 }
@@ -71,7 +71,7 @@ func (m *Model) Externals() map[uint64]uint64 {
 	return out
 }
 
-// BlockHashes names the blocks of a prompt.
+// BlockHashes returns the names of the blocks of a prompt.
 func BlockHashes(kind string, tokens []uint32, size int, salt string) ([]uint64, error) {
 	hash, err := newBlockHash(kind)
 	if err != nil {

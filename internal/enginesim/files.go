@@ -10,8 +10,7 @@ import (
 //go:embed model
 var modelFiles embed.FS
 
-// ModelCard is the name by which a simulated worker's registration says that its
-// model is the one of [ModelFiles].
+// ModelCard is the model name in the registration of a simulated worker that uses [ModelFiles].
 const ModelCard = "kvroute-sim"
 
 // ModelFiles returns the files of the simulated engine's own model: a small

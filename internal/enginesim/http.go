@@ -32,7 +32,7 @@ func (e *Engine) routes() *http.ServeMux {
 	mux.HandleFunc("/v1/completions", e.generate)
 	mux.HandleFunc("/v1/responses", e.generate)
 	mux.HandleFunc("/v1/messages", e.generate)
-	// Engines' own endpoints; the answers are those of completions.
+	// Engines' own endpoints; they answer like completions.
 	mux.HandleFunc("POST /generate", e.generate)
 	mux.HandleFunc("POST /inference/v1/generate", e.generate)
 	mux.HandleFunc("POST /v1/embeddings", e.embed)
@@ -41,7 +41,7 @@ func (e *Engine) routes() *http.ServeMux {
 	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	mux.Handle("GET /metrics", e.metrics.handler())
 	mux.HandleFunc("POST /reset_prefix_cache", e.forget(func() { e.publish(Change{Event: indexer.Event{Kind: indexer.Cleared}}) }))
-	// A restart of the process: nothing is published, and cache and sockets begin empty.
+	// A restart of the process: no event is published, and cache and sockets start empty.
 	restart := func() {}
 	if e.conf.Sockets != nil {
 		restart = e.conf.Sockets.Restart
@@ -63,8 +63,7 @@ func (e *Engine) models(w http.ResponseWriter, _ *http.Request) {
 	}})
 }
 
-// read reads and parses the body of a request. It answers the request itself if that
-// fails.
+// read reads and parses the body of a request. If that fails, it sends the error.
 func read(w http.ResponseWriter, r *http.Request, endpoint openai.Endpoint) (body openai.Body, data []byte, ok bool) {
 	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
@@ -88,10 +87,10 @@ func refuse(w http.ResponseWriter, status int, param, message string) {
 
 func reply[T any](w http.ResponseWriter, v T) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(v) // a client that left needs no answer
+	_ = json.NewEncoder(w).Encode(v) // an error means that the client has left
 }
 
-// tokenize gives the token ids of a chat or a completion, as vLLM does.
+// tokenize returns the token ids of a chat or a completion, as vLLM does.
 func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
 	body, _, ok := read(w, r, openai.Other)
 	if !ok {
@@ -105,10 +104,10 @@ func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
 	reply(w, map[string]any{"count": len(prompt.IDs), "max_model_len": e.capacity(), "tokens": prompt.IDs})
 }
 
-// capacity is how many tokens the cache has room for.
+// capacity is the size of the cache in tokens.
 func (e *Engine) capacity() int { return e.conf.NumBlocks * e.conf.BlockSize }
 
-// forget empties the cache while no block is in use, as vLLM does, and then calls f.
+// forget empties the cache if no block is in use, as vLLM does, and then calls f.
 func (e *Engine) forget(f func()) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		e.mu.Lock()
@@ -123,7 +122,7 @@ func (e *Engine) forget(f func()) http.HandlerFunc {
 	}
 }
 
-// embed answers with a vector that means nothing, at once and from no cache.
+// embed answers at once with a meaningless vector, without using the cache.
 func (e *Engine) embed(w http.ResponseWriter, r *http.Request) {
 	body, _, ok := read(w, r, openai.Load)
 	if !ok {
@@ -164,8 +163,8 @@ func (e *Engine) generate(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// adapter returns the adapter that a model's name stands for, "" for the model
-// itself, which some requests need not name.
+// adapter returns the adapter for a model name: "" for the model itself. Some requests need not
+// name a model.
 func (e *Engine) adapter(name string) (lora string, known bool) {
 	if slices.Contains(e.conf.LoRA, name) {
 		return name, true
@@ -204,8 +203,8 @@ func (e *Engine) request(ctx context.Context, data []byte, a *answer) (*request,
 			fmt.Sprintf("This model's maximum context length is %d tokens, you asked for %d.", most, len(tokens)+output))
 	}
 	local := indexer.AppendLocalHashes(nil, tokens, e.conf.BlockSize, indexer.Seed(lora, a.body.CacheSalt))
-	// Room for all progress of the request, so that the engine never waits for a slow
-	// client.
+	// The channel has room for all progress of the request, so that the engine never waits for a
+	// slow client.
 	a.prompt, a.output, a.progress = len(tokens), output, make(chan struct{}, output+1)
 	return &request{
 		tokens: tokens[:len(local)*e.conf.BlockSize], keys: keys{lora, a.body.CacheSalt},

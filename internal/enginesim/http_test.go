@@ -59,7 +59,7 @@ func ask(t *testing.T, method, url, body string) (*http.Response, string) {
 	return resp, string(text)
 }
 
-const fast = 1000 // simulated seconds in one
+const fast = 1000 // simulated seconds per second
 
 func TestAnswers(t *testing.T) {
 	_, url := start(t, enginesim.Config{Name: "w", Speed: fast})
@@ -206,7 +206,7 @@ func TestAClientThatLeavesFreesItsRequest(t *testing.T) {
 	}
 }
 
-// A client that does not read delays nobody.
+// A client that does not read delays no other request.
 func TestASlowClientDelaysNobody(t *testing.T) {
 	_, url := start(t, enginesim.Config{Speed: fast})
 	req, err := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/chat/completions", strings.NewReader(`{"model":"sim","stream":true,"max_tokens":8000,"messages":[{"role":"user","content":"x"}]}`))
@@ -217,7 +217,7 @@ func TestASlowClientDelaysNobody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close() // nothing of it was read
+	defer resp.Body.Close() // the body is not read
 	for range 20 {
 		if resp, _ := ask(t, "POST", url+"/v1/completions", `{"model":"sim","prompt":"quick"}`); resp.StatusCode != 200 {
 			t.Fatal(resp.StatusCode)

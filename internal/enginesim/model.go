@@ -28,7 +28,7 @@ type request struct {
 	keys            keys
 	output          int // tokens to generate, at least 1
 
-	admitted func(cachedTokens int) // called when it leaves the queue
+	admitted func(cachedTokens int) // called when the request leaves the queue
 	token    func()                 // called for each token
 	finished func()                 // called after the last one
 
@@ -41,9 +41,9 @@ type request struct {
 	aborted  bool
 }
 
-// model is the engine without clock and network: requests go in, steps come out.
-// Continuous batching: each step serves all running requests, prefills share a
-// token budget, first come first served.
+// model is the engine without clock and network: its input is requests, its output is steps. It
+// does continuous batching: each step serves all running requests, and prefills share a token
+// budget in order of arrival.
 type model struct {
 	timing    scorer.Engine
 	blockSize int
@@ -60,7 +60,7 @@ type model struct {
 
 func (m *model) submit(r *request) { m.waiting = append(m.waiting, r) }
 
-// abort takes a request out at the next step.
+// abort removes a request at the next step.
 func (m *model) abort(r *request) {
 	if i := slices.Index(m.waiting, r); i >= 0 {
 		m.waiting = slices.Delete(m.waiting, i, i+1)
@@ -69,8 +69,8 @@ func (m *model) abort(r *request) {
 	r.aborted = true
 }
 
-// begin admits requests and plans a step. It returns how long the step takes; 0
-// means that there is nothing to do.
+// begin admits requests and plans a step. It returns how long the step takes; 0 if there is
+// nothing to do.
 func (m *model) begin() time.Duration {
 	m.running = slices.DeleteFunc(m.running, func(r *request) bool {
 		if r.aborted {
@@ -113,8 +113,8 @@ func (m *model) admit() {
 	for len(m.waiting) > 0 && len(m.running) < m.maxSeqs {
 		r := m.waiting[0]
 		hit, unused := m.cache.hit(r.sequence)
-		// The last token is always computed, so a prompt that is cached as a
-		// whole computes its last block.
+		// The last token is always computed, so a completely cached prompt computes its last
+		// block.
 		if most := (r.prompt - 1) / m.blockSize; hit > most {
 			hit = most
 			_, unused = m.cache.hit(r.sequence[:hit])
@@ -138,7 +138,7 @@ func (m *model) admit() {
 	}
 }
 
-// finish carries out the step that begin planned.
+// finish completes the step that begin planned.
 func (m *model) finish() {
 	m.running = slices.DeleteFunc(m.running, func(r *request) bool {
 		if r.aborted {

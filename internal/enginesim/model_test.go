@@ -17,7 +17,7 @@ import (
 	"github.com/kvroute/kvroute/internal/enginesim"
 )
 
-// tokens makes a prompt of n tokens that begins as others of the same topic do.
+// tokens returns a prompt of n tokens that begins like the other prompts of its topic.
 func tokens(topic, n int) []uint32 {
 	out := make([]uint32, n)
 	for i := range out {
@@ -37,7 +37,7 @@ func newModel(preset string, blocks int) (*enginesim.Model, *[]indexer.Event, *[
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// The worked values of the timing model.
+// The worked examples of the timing model.
 func TestStepTimes(t *testing.T) {
 	m, _, _ := newModel("32b-2xh100", 1<<20)
 	m.Submit(1, tokens(1, 12_000), 1)
@@ -56,7 +56,7 @@ func TestStepTimes(t *testing.T) {
 			t.Errorf("%s: a step of 8,192 tokens takes %.2f ms, want %.1f", preset, got, want)
 		}
 	}
-	// Eight decodes beside each other, with about 80,000 tokens among them.
+	// Eight concurrent decodes with about 80,000 tokens together.
 	m, _, log := newModel("32b-2xh100", 1<<20)
 	for i := range 8 {
 		m.Submit(i, tokens(i, 9950), 200)
@@ -74,8 +74,8 @@ func TestStepTimes(t *testing.T) {
 	}
 }
 
-// Prefills share the step's budget, first come first served, and each request ends
-// with its own number of tokens.
+// Prefills share the step's budget in order of arrival, and each request ends with its own number
+// of tokens.
 func TestContinuousBatching(t *testing.T) {
 	m, _, log := newModel("32b-2xh100", 1<<20)
 	m.Submit(1, tokens(1, 6000), 3)
@@ -105,8 +105,8 @@ func TestPrefixCache(t *testing.T) {
 	}
 	for _, c := range []struct{ topic, n, cached int }{
 		{1, 64, 0},   // four blocks, all new
-		{1, 64, 48},  // all cached: the last token is computed, so the last block is
-		{1, 65, 64},  // now the last token is behind them
+		{1, 64, 48},  // all cached: the last token is computed, and so its block
+		{1, 65, 64},  // the last token is behind the cached blocks
 		{1, 200, 64}, // twelve blocks, four cached
 		{1, 200, 192},
 		{2, 15, 0},
@@ -119,7 +119,7 @@ func TestPrefixCache(t *testing.T) {
 	if len(*evs) != 2 || len((*evs)[0].Blocks) != 4 || (*evs)[0].HasParent || len((*evs)[1].Blocks) != 8 || !(*evs)[1].HasParent || (*evs)[1].Parent != (*evs)[0].Blocks[3].External {
 		t.Errorf("events %+v", *evs)
 	}
-	// A prompt that needs the room evicts the tail first.
+	// A prompt that needs room evicts the last blocks of other prompts first.
 	run(3, 16*92)
 	if got := run(1, 200); got == 0 || got >= 192 {
 		t.Errorf("%d tokens are cached after an eviction, want some: the tail goes first", got)
@@ -129,8 +129,8 @@ func TestPrefixCache(t *testing.T) {
 	}
 }
 
-// A request waits while the blocks of others leave no room for it, and one that is
-// alone is let in whatever it needs.
+// A request waits while the blocks of others leave no room for it. A request that is alone is
+// admitted whatever it needs.
 func TestCapacity(t *testing.T) {
 	m, _, log := newModel("32b-2xh100", 20)
 	m.Submit(1, tokens(1, 160), 100) // 10 blocks and 7 for its output
@@ -146,8 +146,8 @@ func TestCapacity(t *testing.T) {
 	}
 }
 
-// Random work against the invariants: nothing is used at the end, the capacity
-// holds, and the events replayed give what the cache holds.
+// Random work checks the invariants: no block is in use at the end, the capacity is never
+// exceeded, and the events replayed give the content of the cache.
 func TestCacheInvariants(t *testing.T) {
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -181,7 +181,7 @@ func TestCacheInvariants(t *testing.T) {
 				live = append(live, m.Submit(submitted, tokens(rng.IntN(4), 1+rng.IntN(300)), 1+rng.IntN(40)))
 			}
 			if rng.IntN(20) == 0 && len(live) > 0 {
-				m.Abort(live[rng.IntN(len(live))]) // perhaps over already
+				m.Abort(live[rng.IntN(len(live))]) // the request may have ended already
 				aborted++
 			}
 			m.Step()

@@ -19,7 +19,7 @@ const (
 	TRTLLM = "trtllm" // chats take prompt_token_ids; unknown fields are refused
 )
 
-// promptFields are the fields by which a client hands a prompt over as ids.
+// promptFields are the fields in which a client sends a prompt as token ids.
 type promptFields struct {
 	Prompt           json.RawMessage `json:"prompt"`
 	PromptTokenIDs   []uint32        `json:"prompt_token_ids"`
@@ -31,8 +31,8 @@ type promptFields struct {
 	NVExt json.RawMessage `json:"nvext"`
 }
 
-// promptOf returns the token ids of a request, and the field that had them: "text" if they
-// were made here.
+// promptOf returns the token ids of a request, and the field that contained them: "text" if the
+// ids were made from text.
 func (e *Engine) promptOf(ctx context.Context, data []byte, body *openai.Body, f *promptFields, now time.Time) (ids []uint32, form string, err error) {
 	if err := json.Unmarshal(data, f); err != nil {
 		return nil, "", err
@@ -50,7 +50,7 @@ func (e *Engine) promptOf(ctx context.Context, data []byte, body *openai.Body, f
 	switch {
 	case err != nil:
 		return nil, "", err
-	case prompt.Mode == tokenizer.Exact, prompt.Reason == tokenizer.Items: // an item is its stand-in
+	case prompt.Mode == tokenizer.Exact, prompt.Reason == tokenizer.Items: // an item is replaced by its placeholder
 	default:
 		return nil, "", fmt.Errorf("no prompt can be made of the request: %s", prompt.Reason)
 	}

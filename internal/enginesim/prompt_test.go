@@ -12,8 +12,8 @@ import (
 	"github.com/kvroute/kvroute/internal/enginesim"
 )
 
-// Each kind of engine takes ids in fields of its own, and computes from them, not
-// from the text beside them.
+// Each kind of engine accepts ids in its own fields, and uses them instead of the text beside
+// them.
 func TestPromptsAsIDs(t *testing.T) {
 	list := strings.TrimSuffix(strings.Repeat("300,", 40), ",")
 	completion := `{"model":"sim","max_tokens":1,"return_token_ids":true,"prompt":[` + list + `]}`
@@ -22,7 +22,7 @@ func TestPromptsAsIDs(t *testing.T) {
 	}
 	inKV, onTop := chat(`,"kv_transfer_params":{"prompt_token_ids":[`+list+`]}`), chat(`,"prompt_token_ids":[`+list+`]`)
 	for _, c := range []struct {
-		engine, path, body, form string // form "" if it is refused
+		engine, path, body, form string // form is "" if the request is refused
 	}{
 		{enginesim.VLLM, "/v1/completions", completion, "prompt"},
 		{enginesim.SGLang, "/v1/completions", completion, "prompt"},
@@ -70,7 +70,7 @@ func TestPromptsAsIDs(t *testing.T) {
 	}
 }
 
-// The other endpoints.
+// Requests to the responses and embeddings endpoints.
 func TestResponsesAndEmbeddings(t *testing.T) {
 	_, url := start(t, enginesim.Config{Speed: fast})
 	words := strings.Repeat("all of this is cached the second time ", 5)

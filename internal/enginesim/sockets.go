@@ -19,25 +19,24 @@ import (
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
-// SocketsConfig describes the ZeroMQ sockets on which an engine announces its cache.
-// The zero value of each field but Endpoint means its default.
+// SocketsConfig describes the ZeroMQ sockets on which an engine publishes its cache events. The
+// zero value of each field but Endpoint means its default.
 type SocketsConfig struct {
 	// Format is "vllm" (default) or "sglang".
 	Format string
 	// Endpoint is the address that the PUB socket binds.
 	Endpoint string
-	// Replay is the address of the ROUTER socket that sends batches again. Default none.
+	// Replay is the address of the ROUTER socket that sends batches again. Default: none.
 	Replay string
 	Topic  string
 	Rank   uint32
-	// Buffer is how many batches can be sent again. Default 10,000.
+	// Buffer is the number of batches that can be sent again. Default 10,000.
 	Buffer int
-	// Queue is how many messages of an answer the ROUTER socket takes at a time. While
-	// they leave it drops as many, the end of the answer, too, if it comes then; so the
-	// queues of real engines do, which have ZeroMQ's usual size. Default 1,000.
+	// Queue is the number of messages of an answer that the ROUTER socket accepts at a time. While
+	// they are sent it drops as many, including the end of the answer if it comes then. The queues
+	// of real engines behave in the same way, with ZeroMQ's default size. Default 1,000.
 	Queue int
-	// DropEvery leaves out each n-th batch, which then only a replay brings. 0
-	// leaves out none.
+	// DropEvery drops each n-th live batch, so that only a replay contains it. 0 drops none.
 	DropEvery int
 }
 
@@ -47,7 +46,7 @@ type Sockets struct {
 	conf         SocketsConfig
 	sglang       bool // the format, else vLLM's
 	pub          zmtp.Publisher
-	live, replay net.Listener // nil if there is none
+	live, replay net.Listener // nil if absent
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -55,7 +54,7 @@ type Sockets struct {
 	next    uint64
 	buffer  []message // the newest last
 	conns   map[*zmtp.Conn]struct{}
-	drop    int // batches to leave out, besides
+	drop    int // number of the next batches to drop
 }
 
 type message struct {
@@ -92,14 +91,14 @@ func NewSockets(conf SocketsConfig) (*Sockets, error) {
 	return s, nil
 }
 
-// Endpoints returns where the sockets are, "" for one that there is not.
+// Endpoints returns the addresses of the sockets, "" for an absent one.
 func (s *Sockets) Endpoints() (live, replay string) {
 	at := func(l net.Listener, asked string) string {
 		address, ok := l.Addr().(*net.TCPAddr)
 		if !ok {
 			return asked
 		}
-		e, _ := zmtp.ParseEndpoint(asked, 0, 0) // it was read before
+		e, _ := zmtp.ParseEndpoint(asked, 0, 0) // it was parsed before
 		e.Port = address.Port
 		return e.String()
 	}
@@ -143,8 +142,7 @@ func (s *Sockets) kept(serve func(*zmtp.Conn)) func(*zmtp.Conn) {
 	}
 }
 
-// answer sends batches again: the newest four-frame form, an empty batch at the
-// end.
+// answer sends batches again, in the newest form of four frames, with an empty batch at the end.
 func (s *Sockets) answer(c *zmtp.Conn) {
 	for {
 		frames, err := c.Read()
@@ -233,7 +231,7 @@ func (s *Sockets) publishLocked(body []byte) {
 	}
 }
 
-// Drop leaves out the next n batches, which then only a replay brings.
+// Drop drops the next n live batches, so that only a replay contains them.
 func (s *Sockets) Drop(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -243,11 +241,11 @@ func (s *Sockets) Drop(n int) {
 // Subscribers returns the number of subscribers.
 func (s *Sockets) Subscribers() int { return s.pub.Subscribers() }
 
-// Joined counts subscriptions since the beginning.
+// Joined returns the number of subscriptions since the start.
 func (s *Sockets) Joined() uint64 { return s.pub.Joined() }
 
 // Restart has the effect of a restart of the process on subscribers: connections end, numbers
-// begin at 0 again, nothing is announced.
+// begin at 0 again, and no event is published.
 func (s *Sockets) Restart() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,8 +255,7 @@ func (s *Sockets) Restart() {
 	}
 }
 
-// batch writes changes as the engine does: [time, events, rank], an event a map
-// with its type.
+// batch encodes changes as the engine does: [time, events, rank], each event a map with its type.
 func (s *Sockets) batch(changes []Change, rank uint32) []byte {
 	var events []byte
 	n := 0
@@ -285,7 +282,7 @@ func (s *Sockets) batch(changes []Change, rank uint32) []byte {
 	return msgp.AppendUint32(b, rank)
 }
 
-// named appends a field with a text, nil for an empty one.
+// named appends a field with a text, or nil for an empty text.
 func named(b []byte, field, value string) []byte {
 	b = msgp.AppendString(b, field)
 	if value == "" {
@@ -295,7 +292,7 @@ func named(b []byte, field, value string) []byte {
 }
 
 func (s *Sockets) stored(b []byte, c *Change) []byte {
-	// SGLang gives the salt a field; vLLM has it among the first block's extra keys.
+	// SGLang has a field for the salt; vLLM puts it among the first block's extra keys.
 	salt := c.Salt
 	if !s.sglang && c.HasParent {
 		salt = ""
@@ -364,7 +361,7 @@ func (s *Sockets) hash(b []byte, hash uint64) []byte {
 func (s *Sockets) routes(mux *http.ServeMux, blockSize int) {
 	live, replay := s.Endpoints()
 	if s.sglang {
-		e, _ := zmtp.ParseEndpoint(live, 0, 0) // our own
+		e, _ := zmtp.ParseEndpoint(live, 0, 0) // an endpoint of this process
 		mux.HandleFunc("GET /server_info", func(w http.ResponseWriter, _ *http.Request) {
 			reply(w, map[string]any{"kv_events": map[string]any{
 				"publisher": "zmq", "endpoint_host": e.Host, "endpoint_port_base": e.Port - int(s.conf.Rank), "topic": s.conf.Topic, "block_size": blockSize, "dp_size": 1,

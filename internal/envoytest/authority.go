@@ -23,7 +23,7 @@ type Authority struct {
 	der  []byte
 }
 
-// NewAuthority makes an authority with a new key.
+// NewAuthority returns an authority with a new key.
 func NewAuthority(t TB) *Authority {
 	t.Helper()
 	a := &Authority{t: t}
@@ -37,13 +37,13 @@ func NewAuthority(t TB) *Authority {
 	return a
 }
 
-// PEM is the authority's own certificate.
+// PEM returns the authority's own certificate.
 func (a *Authority) PEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.der})
 }
 
-// Write writes a certificate for a name, with its key, and the authority's into a
-// folder: name.pem, name.key and ca.pem. It returns their paths.
+// Write writes a certificate for a name, its key and the authority's certificate into a folder:
+// name.pem, name.key and ca.pem. It returns their paths.
 func (a *Authority) Write(dir, name string) (cert, key, ca string) {
 	a.t.Helper()
 	private := a.newKey()

@@ -14,9 +14,9 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// Noop is the least that an external processor can do for our configuration: it
-// routes every request to one worker without looking at it, and leaves observing
-// streams at the first chunk. Its cost is the cost of Envoy and gRPC.
+// Noop is the smallest external processor for kvroute's Envoy configuration: it routes every
+// request to one worker without reading it, and ends observing streams at the first chunk. Its
+// cost is the cost of Envoy and gRPC.
 type Noop struct {
 	extprocv3.UnimplementedExternalProcessorServer
 

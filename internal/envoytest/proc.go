@@ -58,7 +58,7 @@ func binary(path string) string {
 	return path
 }
 
-// Options say what to start. Config is required.
+// Options configures [Start]. Config is required.
 type Options struct {
 	// Path of the binary. Default: what [Find] finds.
 	Path string
@@ -74,9 +74,8 @@ type Proc struct {
 	url     string
 }
 
-// Start starts Envoy and waits until it takes requests. Ports that are 0 in the
-// configuration are picked by it. If it does not start, the error ends with the last
-// lines of its log.
+// Start starts Envoy and waits until it accepts requests. Envoy chooses the ports that are 0 in
+// the configuration. If Envoy does not start, the error ends with the last lines of its log.
 func Start(ctx context.Context, o Options) (*Proc, error) {
 	if o.Path == "" {
 		path, err := Find()
@@ -104,7 +103,7 @@ func Start(ctx context.Context, o Options) (*Proc, error) {
 	return p, nil
 }
 
-// ready waits for Envoy and learns its addresses.
+// ready waits for Envoy and reads its addresses.
 func (p *Proc) ready(ctx context.Context, adminPath string) error {
 	if err := p.process.Await(ctx, process.Patience, "it is live", func(ctx context.Context) bool {
 		admin, err := os.ReadFile(adminPath)
@@ -148,19 +147,19 @@ func (p *Proc) get(ctx context.Context, path string) (string, error) {
 	return string(body), err
 }
 
-// URL is where its first listener takes requests, without a path.
+// URL returns the address of Envoy's first listener, without a path.
 func (p *Proc) URL() string { return p.url }
 
-// AdminURL is the URL of its admin endpoint.
+// AdminURL returns the URL of Envoy's admin endpoint.
 func (p *Proc) AdminURL() string { return p.admin }
 
-// Pid is the number of its process.
+// Pid returns the number of Envoy's process.
 func (p *Proc) Pid() int { return p.process.Pid() }
 
-// Done is closed when it has ended.
+// Done is closed when Envoy has ended.
 func (p *Proc) Done() <-chan struct{} { return p.process.Done }
 
-// Stat returns one of its counters or gauges; one that does not exist is 0.
+// Stat returns one of Envoy's counters or gauges; one that does not exist is 0.
 func (p *Proc) Stat(ctx context.Context, name string) (int64, error) {
 	body, err := p.get(ctx, "/stats?filter=^"+strings.ReplaceAll(name, ".", `\.`)+"$")
 	if err != nil {
@@ -173,7 +172,7 @@ func (p *Proc) Stat(ctx context.Context, name string) (int64, error) {
 	return strconv.ParseInt(value, 10, 64)
 }
 
-// Sum returns what counters or gauges whose names match a pattern add up to.
+// Sum returns the sum of the counters and gauges whose names match a pattern.
 func (p *Proc) Sum(ctx context.Context, pattern string) (sum int64, err error) {
 	body, err := p.get(ctx, "/stats?filter="+url.QueryEscape(pattern))
 	if err != nil {
@@ -190,7 +189,7 @@ func (p *Proc) Sum(ctx context.Context, pattern string) (sum int64, err error) {
 	return sum, nil
 }
 
-// Stop ends it, by force if it does not end by itself, and removes its files.
+// Stop ends Envoy, by force if it does not end by itself, and removes its files.
 func (p *Proc) Stop() error {
 	p.process.Stop()
 	return os.RemoveAll(p.dir)

@@ -35,14 +35,14 @@ type TB interface {
 	Context() context.Context
 }
 
-// messageTimeout is how long Envoy waits for an answer in our configuration.
+// messageTimeout is how long Envoy waits for an answer in kvroute's configuration.
 const messageTimeout = 2 * time.Second
 
-// maxMessageTimeout is the longest that an external processor may ask for instead.
+// maxMessageTimeout is the longest timeout that an external processor may request instead.
 const maxMessageTimeout = 10 * time.Second
 
-// allowed are the headers that our configuration lets an external processor set;
-// Envoy drops others.
+// allowed are the headers that an external processor may set in kvroute's configuration; Envoy
+// drops others.
 var allowed = regexp.MustCompile("^(x-(dynamo|gateway|llm-d|prefill|prefiller|worker|dp|data)-.*|content-(type|length)|retry-after|allow)$")
 
 // Link is a connection from Envoy to an external processor. It may be used by any
@@ -79,67 +79,65 @@ func Dial(t TB, target string, more ...grpc.DialOption) *Link {
 	if err != nil {
 		t.Fatalf("envoytest: connect: %v", err)
 	}
-	t.Cleanup(func() { _ = conn.Close() }) // it may be closed already, see Kill
+	t.Cleanup(func() { _ = conn.Close() }) // may be closed already, see Kill
 	return &Link{t: t, conn: conn, client: extprocv3.NewExternalProcessorClient(conn)}
 }
 
-// Kill drops the connection with all streams on it, as the death of Envoy does.
+// Kill closes the connection with all its streams, as the end of Envoy does.
 func (l *Link) Kill() { _ = l.conn.Close() } // a second time is harmless
 
-// Request is an HTTP request that comes to Envoy.
+// Request is an HTTP request that arrives at Envoy.
 type Request struct {
 	Method string   // default POST
 	Path   string   // with the query
 	Header []string // name, value, name, value
 	Body   []byte   // nil for a request that ends with its headers
 
-	// Trailers makes the request end by trailers instead of by its body.
+	// Trailers ends the request with trailers instead of its body.
 	Trailers bool
 
-	// Mode is the filter's mode for the request's body. NONE, the zero value,
-	// stands for BUFFERED.
+	// Mode is the filter's mode for the request's body. NONE, the zero value, means BUFFERED.
 	Mode filterv3.ProcessingMode_BodySendMode
 	// Ahead sends the chunks of STREAMED before the headers are answered.
 	Ahead bool
-	// Chunk is the size of a chunk of the modes that have them, 0 for one chunk.
+	// Chunk is the size of a chunk in modes with chunks; 0 means one chunk.
 	Chunk int
-	// NoBodyMode stands for the mode NONE, which the zero value of Mode does not.
+	// NoBodyMode selects the mode NONE, which the zero value of Mode does not.
 	NoBodyMode bool
 }
 
-// Refusal is the response that an external processor made instead of the worker.
+// Refusal is a response of the external processor in place of the worker's.
 type Refusal struct {
 	Status int
 	Header map[string]string
 	Body   string
 }
 
-// Exchange is one HTTP request and its response, as Envoy's main filter plays them.
-// The test fails if the external processor breaks the protocol: an answer of the
-// wrong kind, a second or an unsolicited one, a mutation that our configuration
-// forbids, an end with an error.
+// Exchange is one HTTP request and its response, as sent by Envoy's main filter. The test fails if
+// the external processor breaks the protocol: an answer of the wrong kind, a second or an
+// unsolicited answer, a mutation that kvroute's configuration forbids, or an end with an error.
 type Exchange struct {
-	Header   map[string]string        // the request's, as they are now
-	Body     []byte                   // in place of the request's, or nil
+	Header   map[string]string        // the request's current headers
+	Body     []byte                   // replaces the request's body, or nil
 	Rerouted bool                     // the route was chosen again
 	Refusal  *Refusal                 // or nil
-	Left     bool                     // Envoy goes on without the external processor
+	Left     bool                     // Envoy continues without the external processor
 	Patience time.Duration            // the last requested message timeout
 	Mode     *filterv3.ProcessingMode // the requested mode
 
-	// Upstream is the address that the response comes from, Details how Envoy came by
-	// it; empty for what Envoy does not say.
+	// Upstream is the address that the response comes from, Details the reason that Envoy gives
+	// for it; empty if Envoy does not report it.
 	Upstream, Details string
-	// Attempts is how many times Envoy has tried; 0 if it does not say.
+	// Attempts is the number of Envoy's attempts; 0 if Envoy does not report it.
 	Attempts int
 
 	main    *stream
 	link    *Link
 	request Request
-	whole   bool // in full duplex: all of the body has come back
+	whole   bool // in full duplex: the complete body has come back
 }
 
-// Do plays the request's half of an exchange.
+// Do sends the request's half of an exchange.
 func (l *Link) Do(r Request) *Exchange {
 	l.t.Helper()
 	x := l.Begin(r)
@@ -164,7 +162,7 @@ func (l *Link) Do(r Request) *Exchange {
 	return x
 }
 
-// chunks are the parts in which the request's body goes.
+// chunks returns the parts in which the request's body is sent.
 func (x *Exchange) chunks() [][]byte {
 	if n := x.request.Chunk; n > 0 && len(x.request.Body) > 0 {
 		return slices.Collect(slices.Chunk(x.request.Body, n))
@@ -172,14 +170,14 @@ func (x *Exchange) chunks() [][]byte {
 	return [][]byte{x.request.Body}
 }
 
-// chunk is the message with a part of the request's body.
+// chunk returns the message with a part of the request's body.
 func (x *Exchange) chunk(part []byte, last bool) *extprocv3.ProcessingRequest {
 	return &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{
 		RequestBody: &extprocv3.HttpBody{Body: part, EndOfStream: last && !x.request.Trailers},
 	}}
 }
 
-// trailers ends the request by trailers.
+// trailers ends the request with trailers.
 func (x *Exchange) trailers() {
 	x.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}}})
 }
@@ -198,8 +196,8 @@ func (x *Exchange) streamSettled() {
 	}
 }
 
-// stream sends the body in chunks, and waits for the answers when all are sent. In
-// full duplex it puts the body together again from what comes back.
+// stream sends the body in chunks, and waits for the answers when all chunks are sent. In full
+// duplex it joins the parts that come back.
 func (x *Exchange) stream() {
 	duplex := x.request.Mode == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
 	due := 1
@@ -273,8 +271,8 @@ func (x *Exchange) SendHeaders() {
 	})
 }
 
-// responseMode is the mode of the response's body: NONE, or full duplex like the
-// request's, as Envoy demands.
+// responseMode returns the mode of the response's body: NONE, or full duplex if the request's mode
+// is full duplex, as Envoy requires.
 func (x *Exchange) responseMode() filterv3.ProcessingMode_BodySendMode {
 	if x.main.duplex {
 		return filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
@@ -282,8 +280,7 @@ func (x *Exchange) responseMode() filterv3.ProcessingMode_BodySendMode {
 	return filterv3.ProcessingMode_NONE
 }
 
-// Answer plays chunks of the response's body in full duplex and returns what comes
-// back of them.
+// Answer sends chunks of the response's body in full duplex and returns the parts that come back.
 func (x *Exchange) Answer(chunks ...string) (back string) {
 	x.link.t.Helper()
 	for i, c := range chunks {
@@ -315,13 +312,13 @@ func (x *Exchange) SendBody() {
 	}})
 }
 
-// Send sends any message, which is due one answer.
+// Send sends any message that requires one answer.
 func (x *Exchange) Send(m *extprocv3.ProcessingRequest) {
 	x.link.t.Helper()
 	x.main.send(m, fmt.Sprintf("%T", m.Request))
 }
 
-// Stray sends a message that is due no answer.
+// Stray sends a message that requires no answer.
 func (x *Exchange) Stray(m *extprocv3.ProcessingRequest) { x.main.send(m, "") }
 
 // Settle waits for the answer to the last message and applies it. It returns false if the
@@ -337,8 +334,8 @@ func (x *Exchange) Settle() bool {
 		case a := <-x.main.answers:
 			return x.apply(a)
 		case d := <-x.main.patient:
-			// Envoy applies the first one for a message, if it is at most the configured
-			// bound.
+			// Envoy applies the first timeout for a message, if it is at most the configured
+			// limit.
 			if asked || d < time.Millisecond || d > maxMessageTimeout {
 				x.link.t.Errorf("envoytest: a message timeout of %v is asked for, before: %v", d, asked)
 			}
@@ -360,7 +357,7 @@ func (x *Exchange) Settle() bool {
 	}
 }
 
-// Respond plays the response's headers and returns those that the client sees.
+// Respond sends the response's headers and returns those that the client sees.
 func (x *Exchange) Respond(status int, header ...string) map[string]string {
 	x.link.t.Helper()
 	h := responseHeaders(status, header)
@@ -388,15 +385,15 @@ func (x *Exchange) Respond(status int, header ...string) map[string]string {
 	return h
 }
 
-// RespondTrailers plays the response's trailers, as of an HTTP/2 worker.
+// RespondTrailers sends the response's trailers, as of an HTTP/2 worker.
 func (x *Exchange) RespondTrailers() {
 	x.link.t.Helper()
 	x.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseTrailers{ResponseTrailers: &extprocv3.HttpTrailers{}}})
 	x.Settle()
 }
 
-// End ends the exchange as Envoy does with graceful close: it says that nothing
-// will follow and waits for the other side to end the stream.
+// End ends the exchange as Envoy does with graceful close: it half-closes the stream and waits for
+// the other side to end it.
 func (x *Exchange) End() {
 	x.link.t.Helper()
 	x.main.closeSend()
@@ -408,8 +405,7 @@ func (x *Exchange) End() {
 	}
 }
 
-// Reset ends the exchange as Envoy does by default: nothing will follow, and
-// nothing is waited for.
+// Reset ends the exchange as Envoy does by default: it half-closes the stream and does not wait.
 func (x *Exchange) Reset() {
 	x.main.closeSend()
 	x.main.reset()
@@ -491,7 +487,7 @@ func (x *Exchange) mutate(h map[string]string, m *extprocv3.HeaderMutation) {
 	}
 }
 
-// headers is the message form of h.
+// headers returns the message form of h.
 func headers(h map[string]string) *extprocv3.HttpHeaders {
 	var m corev3.HeaderMap
 	for k, v := range h {
@@ -508,8 +504,7 @@ func responseHeaders(status int, header []string) map[string]string {
 	return h
 }
 
-// fine reports whether a stream ended in a way that Envoy takes for an orderly one,
-// or by our own hand.
+// fine reports whether a stream ended in an orderly way for Envoy, or was closed by this package.
 func fine(err error) bool {
 	code := status.Code(err)
 	return code == codes.OK || code == codes.Canceled

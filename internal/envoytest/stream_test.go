@@ -18,7 +18,7 @@ import (
 	"github.com/kvroute/kvroute/internal/envoytest"
 )
 
-// recorder is a test that only notes what is said against its subject.
+// recorder is a TB that only records failures.
 type recorder struct {
 	*testing.T
 
@@ -38,7 +38,7 @@ func (r *recorder) all() string {
 	return strings.Join(r.said, "\n")
 }
 
-// processor is an external processor that does with each message what it is told.
+// processor is an external processor that handles each message with the given function.
 type processor struct {
 	extprocv3.UnimplementedExternalProcessorServer
 
@@ -49,7 +49,7 @@ func (p processor) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
 	for {
 		m, err := g.Recv()
 		if err != nil {
-			return nil //nolint:nilerr // the end of a stream is none
+			return nil //nolint:nilerr // the end of a stream is not an error
 		}
 		if err := p.on(g, m); err != nil {
 			return err
@@ -57,8 +57,8 @@ func (p processor) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
 	}
 }
 
-// play plays a request and the first word of its response against a processor that
-// answers right, but for what twist makes of each answer: the answers sent.
+// play sends a request and the response's headers to a processor whose correct answers are changed
+// by twist, which returns the answers to send.
 func play(t *testing.T, twist func(*extprocv3.ProcessingResponse) ([]*extprocv3.ProcessingResponse, error)) (*envoytest.Exchange, string) {
 	r := &recorder{T: t}
 	server := grpc.NewServer()
@@ -116,7 +116,7 @@ func TestAnExchangeThatKeepsTheRules(t *testing.T) {
 	})
 }
 
-// Each breach of the protocol is told; what only Envoy would suffer from, too.
+// Each violation of the protocol is reported, including those that would only affect Envoy.
 func TestBreachesAreTold(t *testing.T) {
 	const overwrite = corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD
 	set := func(o *corev3.HeaderValueOption) func(*extprocv3.ProcessingResponse) (answers, error) {
@@ -192,7 +192,7 @@ func TestAnObserverMustNotBeAnswered(t *testing.T) {
 	})
 }
 
-// A refusal is the last word of its stream.
+// A stream ends after a refusal.
 func TestARefusalEndsTheExchange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := grpc.NewServer()

@@ -14,9 +14,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// stream is one gRPC stream to an external processor, main or observing. One
-// goroutine of its own receives; it ends with the stream, at the test's end at the
-// latest.
+// stream is one gRPC stream to an external processor, main or observing. Its own goroutine
+// receives messages; it ends with the stream, at the latest when the test ends.
 type stream struct {
 	t       TB
 	grpc    extprocv3.ExternalProcessor_ProcessClient
@@ -25,8 +24,8 @@ type stream struct {
 	patient chan time.Duration // requested with override_message_timeout
 	ended   chan struct{}
 
-	// duplex: parts of bodies come back in any number, and no message that has
-	// one is due an answer of its own.
+	// duplex means that parts of bodies come back in any number, and messages with such a part
+	// require no answer of their own.
 	duplex bool
 
 	mu sync.Mutex
@@ -34,8 +33,8 @@ type stream struct {
 	due []string // types of the messages that wait for an answer
 }
 
-// open begins a stream. meta are the pairs of its metadata. An observing one has
-// some and must not be answered.
+// open begins a stream. meta are the pairs of its metadata. An observing stream has metadata and
+// must not be answered.
 func (l *Link) open(observer, duplex bool, meta ...string) *stream {
 	l.t.Helper()
 	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(l.t.Context(), meta...))
@@ -46,7 +45,7 @@ func (l *Link) open(observer, duplex bool, meta ...string) *stream {
 	}
 	s := &stream{
 		t: l.t, grpc: g, reset: cancel, ended: make(chan struct{}), duplex: duplex,
-		// Room for any number of answers that a test can wait for at once.
+		// Room for the largest number of answers that a test waits for at once.
 		answers: make(chan *extprocv3.ProcessingResponse, 1024),
 		patient: make(chan time.Duration, 16),
 	}
@@ -108,8 +107,8 @@ func streamed(a *extprocv3.ProcessingResponse) *extprocv3.StreamedBodyResponse {
 	return c.GetBodyMutation().GetStreamedResponse()
 }
 
-// answers reports whether a is a right answer to a message of type to. The types
-// of both sides are called alike but for the side.
+// answers reports whether a is a correct answer to a message of type to. The type names of both
+// sides differ only in the side.
 func answers(a *extprocv3.ProcessingResponse, to string) bool {
 	switch a.Response.(type) {
 	case *extprocv3.ProcessingResponse_ImmediateResponse:
@@ -130,8 +129,8 @@ func answers(a *extprocv3.ProcessingResponse, to string) bool {
 	return false
 }
 
-// send sends m; an answer to it is due if want is not empty. A stream that the
-// other side has ended is no error: Envoy then goes on alone.
+// send sends m. If want is not empty, m requires an answer. A stream that the other side has ended
+// causes no error: Envoy then continues alone.
 func (s *stream) send(m *extprocv3.ProcessingRequest, want string) {
 	s.t.Helper()
 	if want != "" {
@@ -144,7 +143,7 @@ func (s *stream) send(m *extprocv3.ProcessingRequest, want string) {
 	}
 }
 
-func (s *stream) closeSend() { _ = s.grpc.CloseSend() } // an ended stream needs none
+func (s *stream) closeSend() { _ = s.grpc.CloseSend() } // fails harmlessly if the stream has ended
 
 func (s *stream) over() bool {
 	select {
@@ -155,8 +154,8 @@ func (s *stream) over() bool {
 	}
 }
 
-// Observer is the observing filter's stream of an exchange. The test fails if it
-// is ever answered, or ends with an error.
+// Observer is the observing filter's stream of an exchange. The test fails if an answer arrives on
+// it or it ends with an error.
 type Observer struct{ stream *stream }
 
 // Observe opens the observing stream, as Envoy does at the response's headers.
@@ -175,7 +174,7 @@ func (l *Link) Observe(id string) *Observer {
 	return &Observer{l.open(true, false, "x-dynamo-request-id", id, "x-dynamo-role", "observer")}
 }
 
-// Respond plays the response's headers.
+// Respond sends the response's headers.
 func (o *Observer) Respond(status int, header ...string) {
 	o.stream.send(&extprocv3.ProcessingRequest{
 		Request:           &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: headers(responseHeaders(status, header))},
@@ -183,7 +182,7 @@ func (o *Observer) Respond(status int, header ...string) {
 	}, "")
 }
 
-// Chunk plays a piece of the response's body, which is the last one if end is set.
+// Chunk sends a part of the response's body; end marks the last part.
 func (o *Observer) Chunk(data []byte, end bool) {
 	o.stream.send(&extprocv3.ProcessingRequest{
 		Request:           &extprocv3.ProcessingRequest_ResponseBody{ResponseBody: &extprocv3.HttpBody{Body: data, EndOfStream: end}},

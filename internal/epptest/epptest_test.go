@@ -29,10 +29,10 @@ var (
 	endpoints = flag.String("endpoints", "10.0.0.1:8000,10.0.0.2:8000,10.0.0.3:8000", "its `endpoints`: ip:port, at least two, separated by commas")
 )
 
-// hooks are what the extension's own conformance tests need of a picker.
+// hooks enables the tests of the features that the extension's own conformance tests require.
 var hooks = flag.Bool("hooks", true, "also test the hooks of the conformance tests, which not every picker has (kvroute: with --allow-direct)")
 
-// patience is far above what a picker takes.
+// patience is far above the time that a picker needs.
 const patience = time.Minute
 
 // picker connects to the picker under test. own is its router if it is kvroute's.
@@ -41,7 +41,7 @@ func picker(t *testing.T) (conn *grpc.ClientConn, own *router.Router) {
 	at := *addr
 	if at == "" {
 		own = ownRouter(t, strings.Split(*endpoints, ","))
-		// A busy machine is no reason to fail open here.
+		// A decision on a busy machine must not fail open here.
 		s, err := extproc.New(extproc.Config{EndpointPicker: true, AllowDirect: true, DecisionTimeout: patience}, own)
 		if err != nil {
 			t.Fatal(err)
@@ -124,7 +124,7 @@ func chat(content string) string {
 	return fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":%q}],"max_tokens":8}`, *model, content)
 }
 
-// post sends a chat in parts of a size, and returns the pick.
+// post sends a chat in parts of the given size, and returns the pick.
 func post(t *testing.T, s *stream, body string, size int, more ...string) *pick {
 	t.Helper()
 	must(t, s.Headers(false, append([]string{":method", "POST", ":path", "/v1/chat/completions", "content-type", "application/json"}, more...)...))
@@ -177,7 +177,7 @@ func TestTheResponsePasses(t *testing.T) {
 	routedTo(t, p)
 	_, err := s.Respond(p.Endpoints()[0], ":status", "200", "content-type", "text/event-stream", "set-cookie", "a", "set-cookie", "b")
 	must(t, err)
-	// P3: events do not end where chunks do.
+	// P3: the ends of events are not the ends of chunks.
 	events := "data: {\"choices\":[]}\n\ndata: {\"usage\":{\"prompt_tokens\":5}}\n\ndata: [DONE]\n\n"
 	for i := 0; i < len(events); i += 7 {
 		part := events[i:min(i+7, len(events))]
@@ -198,7 +198,7 @@ func subsetOf(list ...any) *structpb.Value {
 	return structpb.NewListValue(v)
 }
 
-// P6 is the port.
+// P6: an endpoint is identified with its port.
 func TestTheSubsetHintIsObeyed(t *testing.T) {
 	conn, _ := picker(t)
 	all := strings.Split(*endpoints, ",")
@@ -239,7 +239,7 @@ func TestTheSubsetHintIsObeyed(t *testing.T) {
 	}
 }
 
-// refused says why in JSON and in a header.
+// refused checks that a refusal gives its reason in JSON and in a header.
 func refused(t *testing.T, name string, p *pick, status int) {
 	t.Helper()
 	var text map[string]any
@@ -257,7 +257,7 @@ func refused(t *testing.T, name string, p *pick, status int) {
 	}
 }
 
-// P6: also where there is no body.
+// P6: the hint also applies to requests without a body.
 func TestRequestsWithoutBody(t *testing.T) {
 	conn, _ := picker(t)
 	s := open(t, conn)
@@ -274,7 +274,7 @@ func TestRequestsWithoutBody(t *testing.T) {
 	refused(t, "no endpoint", p, 503)
 }
 
-// Requests that no picker knows have to go somewhere, body and all.
+// Requests to unknown paths are routed, with their bodies.
 func TestUnknownPaths(t *testing.T) {
 	conn, _ := picker(t)
 	s := open(t, conn)
@@ -289,7 +289,7 @@ func TestUnknownPaths(t *testing.T) {
 	}
 }
 
-// P1: trailers may be what ends a body.
+// P1: trailers may end a body.
 func TestABodyThatEndsByTrailers(t *testing.T) {
 	conn, _ := picker(t)
 	s := open(t, conn)
@@ -304,8 +304,8 @@ func TestABodyThatEndsByTrailers(t *testing.T) {
 	}
 }
 
-// P2: a picker has no business with the request's own headers; P4: the client has
-// none with the picker's.
+// P2: a picker leaves the request's own headers unchanged. P4: a client cannot set the picker's
+// headers.
 func TestHeaders(t *testing.T) {
 	conn, _ := picker(t)
 	forged := []string{
@@ -327,7 +327,7 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// P7: a second end of the body is no reason for anything.
+// P7: a second end of the body has no effect.
 func TestASecondEndOfTheBody(t *testing.T) {
 	conn, _ := picker(t)
 	s := open(t, conn)
@@ -360,7 +360,7 @@ func TestHealthServices(t *testing.T) {
 	}
 }
 
-// The load goes to the endpoint that served, which is told by kvroute's own router.
+// The load is booked at the endpoint that served the request; kvroute's own router reports it.
 func TestLoadFollowsTheEndpointThatServed(t *testing.T) {
 	conn, own := picker(t)
 	s := open(t, conn)
@@ -373,7 +373,7 @@ func TestLoadFollowsTheEndpointThatServed(t *testing.T) {
 	_, err := s.Respond(served, ":status", "200", "content-type", "text/event-stream")
 	must(t, err)
 	if own == nil {
-		return // another picker's load cannot be seen
+		return // the load of another picker is not visible
 	}
 	for _, w := range own.Workers() {
 		if want := w.Address.String() == served; (w.ActiveRequests == 1) != want {
@@ -382,7 +382,7 @@ func TestLoadFollowsTheEndpointThatServed(t *testing.T) {
 	}
 }
 
-// The hooks of the conformance tests.
+// The features that the conformance tests require.
 func TestConformanceHooks(t *testing.T) {
 	if !*hooks {
 		t.Skip("not asked for")
@@ -404,8 +404,8 @@ func TestConformanceHooks(t *testing.T) {
 	}
 }
 
-// The fallbacks of a choice are endpoints that the hint allows, too, and no endpoint is
-// named twice.
+// The fallbacks of a choice are also endpoints that the hint allows, and no endpoint is listed
+// twice.
 func TestFallbacksAreInTheSubset(t *testing.T) {
 	conn, _ := picker(t)
 	all := strings.Split(*endpoints, ",")

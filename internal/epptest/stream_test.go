@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// The names of the protocol.
+// The names in the protocol.
 const (
 	destinationKey       = "x-gateway-destination-endpoint"
 	destinationNamespace = "envoy.lb"
@@ -24,7 +24,7 @@ const (
 	subsetKey            = "x-gateway-destination-endpoint-subset"
 )
 
-// maxChunk is what a gateway takes of a body in one answer.
+// maxChunk is the size of the largest body part that a gateway accepts in one answer.
 const maxChunk = 62_000
 
 // stream is one request and its response, in full duplex. It is for one goroutine.
@@ -32,11 +32,10 @@ type stream struct {
 	grpc     extprocv3.ExternalProcessor_ProcessClient
 	end      context.CancelFunc
 	Subset   *structpb.Value // hint of the endpoints allowed, or nil
-	answered bool            // the request's headers are
+	answered bool            // the request's headers were answered
 }
 
-// openStream begins a stream. Nothing that the picker does on it takes longer than
-// limit.
+// openStream begins a stream. Each answer of the picker must arrive within limit.
 func openStream(ctx context.Context, conn *grpc.ClientConn, limit time.Duration) (*stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	s, err := extprocv3.NewExternalProcessorClient(conn).Process(ctx)
@@ -49,7 +48,7 @@ func openStream(ctx context.Context, conn *grpc.ClientConn, limit time.Duration)
 
 // Close ends the stream as a gateway does.
 func (s *stream) Close() {
-	_ = s.grpc.CloseSend() // an ended stream needs none
+	_ = s.grpc.CloseSend() // fails harmlessly if the stream has ended
 	for {
 		if _, err := s.grpc.Recv(); err != nil {
 			s.end()
@@ -84,13 +83,13 @@ func (s *stream) Trailers() error {
 	return s.grpc.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}}})
 }
 
-// pick is what a picker said of a request.
+// pick is a picker's answer to a request.
 type pick struct {
 	Header   string // the destination header's value
 	Metadata string // the same in the dynamic metadata
 	Set      map[string]string
 	Removed  []string
-	Body     string // as it came back
+	Body     string // the body that came back
 	Chunks   int
 
 	// Of an immediate response.
@@ -99,11 +98,11 @@ type pick struct {
 	Error   string
 }
 
-// Endpoints are the destinations in their order.
+// Endpoints returns the destinations in their order.
 func (p *pick) Endpoints() []string { return strings.Split(p.Header, ",") }
 
-// Pick receives all that answers a request; body says that one comes back, trailers
-// that they are answered, too.
+// Pick receives all answers to a request. body means that a body comes back, trailers that
+// trailers are answered, too.
 func (s *stream) Pick(body, trailers bool) (*pick, error) {
 	p := &pick{Set: map[string]string{}, Headers: map[string]string{}}
 	for {
@@ -157,8 +156,8 @@ func (s *stream) Pick(body, trailers bool) (*pick, error) {
 	}
 }
 
-// Respond sends the response's headers, with the endpoint that served if it is not
-// empty, and waits for the answer.
+// Respond sends the response's headers, with the endpoint that served if it is not empty, and
+// waits for the answer.
 func (s *stream) Respond(served string, pairs ...string) (set map[string]string, err error) {
 	m := &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{Headers: headers(pairs)}}}
 	if served != "" {
@@ -179,7 +178,7 @@ func (s *stream) Respond(served string, pairs ...string) (set map[string]string,
 	return set, nil
 }
 
-// RespondBody sends a part of the response and returns what comes back of it.
+// RespondBody sends a part of the response and returns the part that comes back.
 func (s *stream) RespondBody(part string, last bool) (back string, err error) {
 	if err := s.grpc.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseBody{
 		ResponseBody: &extprocv3.HttpBody{Body: []byte(part), EndOfStream: last},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package natstest has what tests with a NATS server need.
+// Package natstest has helpers for tests with a NATS server.
 package natstest
 
 import (

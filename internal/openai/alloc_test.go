@@ -10,7 +10,7 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// Parse runs for every request.
+// Parse runs for every request, so it must not allocate.
 func TestParseDoesNotAllocate(t *testing.T) {
 	body := chat(10_000)
 	n := testing.AllocsPerRun(100, func() {

@@ -175,7 +175,7 @@ func TestParseRefuses(t *testing.T) {
 		{openai.ChatCompletions, `{"a":"\u12g4"}`, "", "bad escape in a string at byte 10"},
 		{openai.ChatCompletions, "{\"a\":\"line\nbreak\"}", "", "control character in a string at byte 10"},
 		{openai.ChatCompletions, `{"a":` + strings.Repeat("[", 600), "", "nested too deep at byte 516"},
-		// Malformed JSON goes before everything that a field may have wrong.
+		// Malformed JSON is reported before any wrong field.
 		{openai.ChatCompletions, `{"model":1,"stream":"x"`, "", "want a comma"},
 
 		{openai.ChatCompletions, `{}`, "model", "must provide a model"},
@@ -207,7 +207,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// The scanner looks at eight bytes at a time; what ends a run may stand anywhere.
+// The scanner reads eight bytes at a time; the byte that ends a run may be at any position.
 func TestEveryByteAtEveryPositionOfAString(t *testing.T) {
 	for b := range 256 {
 		for pos := range 20 {
@@ -222,8 +222,7 @@ func TestEveryByteAtEveryPositionOfAString(t *testing.T) {
 	}
 }
 
-// A prefix of a request is what a broken client sends. None is accepted, and the
-// error points to its end.
+// Every truncated request is refused, and the error names the position of its end.
 func TestEveryPrefixIsRefused(t *testing.T) {
 	const body = `{"model":"m","messages":[{"role":"user","content":"h\u00e9\n"}],"n":-1.5e-7,"b":[true,false,null]}`
 	for n := range len(body) {
@@ -249,7 +248,7 @@ func TestSpansAliasTheBody(t *testing.T) {
 	}
 }
 
-// FuzzParse compares with encoding/json: what is accepted, and what the spans say.
+// FuzzParse compares accepted bodies and their spans with encoding/json.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{
 		`{"model":"m","messages":[{"role":"user","content":"x"}],"stream":true}`,
@@ -267,8 +266,8 @@ func FuzzParse(f *testing.F) {
 				compare(t, b, body)
 				continue
 			}
-			// Errors without a parameter are those of grammar, and the two that
-			// encoding/json has no word for.
+			// Errors without a parameter are grammar errors, and the two kinds that encoding/json
+			// does not detect.
 			grammar := err.Param == "" && !strings.Contains(err.Message, "nested too deep") && !strings.Contains(err.Message, "must be a JSON object")
 			if grammar == json.Valid(body) && !strings.Contains(err.Message, "nested too deep") {
 				t.Fatalf("%q: got %v, encoding/json says valid=%v", body, err, json.Valid(body))
@@ -282,7 +281,7 @@ func FuzzParse(f *testing.F) {
 
 func compare(t *testing.T, b openai.Body, body []byte) {
 	t.Helper()
-	// A map has exact names and keeps the last copy, as we do.
+	// A map has exact names and keeps the last copy of a field, as Parse does.
 	var want map[string]json.RawMessage
 	if err := json.Unmarshal(body, &want); err != nil {
 		t.Fatalf("%q accepted, encoding/json says %v", body, err)
@@ -327,8 +326,8 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-// chat is a request of about n bytes, in turns of the length that people write,
-// with an escape in each line.
+// chat returns a request of about n bytes, in messages of typical length, with an escape in each
+// line.
 func chat(n int) []byte {
 	const turn = `{"role":"user","content":"` + `the quick brown fox jumps over the lazy dog and does so again, since nobody stopped it\n` + `"},`
 	messages := strings.Repeat(turn, n/len(turn)+1)

@@ -12,7 +12,7 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// Every byte that is not the field's stays.
+// WithTokens changes only the bytes of the field.
 func TestWithTokens(t *testing.T) {
 	for _, c := range []struct {
 		name, body string
@@ -49,8 +49,8 @@ func TestWithTokens(t *testing.T) {
 	}
 }
 
-// FuzzWithTokens compares with encoding/json: the field has the ids, all others have
-// what they had, byte for byte.
+// FuzzWithTokens compares with encoding/json: the field has the ids, and all other fields are
+// unchanged, byte for byte.
 func FuzzWithTokens(f *testing.F) {
 	for _, s := range []string{
 		`{"model":"m","prompt":"a"}`, `{"model":"m","messages":[1],"kv_transfer_params":{"a":[1,2]}}`, `{"model":"m","kv_transfer_params":null,"prompt_token_ids":null}`,
@@ -70,7 +70,7 @@ func FuzzWithTokens(f *testing.F) {
 			}
 			var was, is map[string]json.RawMessage
 			if err := json.Unmarshal(body, &was); err != nil {
-				return // nested deeper than encoding/json goes
+				return // nested deeper than encoding/json allows
 			}
 			if out == nil {
 				if v := was[string(form)]; form != openai.FormPrompt && (v == nil || string(v) == "null") {
@@ -89,7 +89,7 @@ func FuzzWithTokens(f *testing.F) {
 				}
 				ids = params["prompt_token_ids"]
 				var old map[string]json.RawMessage
-				_ = json.Unmarshal(was[string(form)], &old) // there may be none
+				_ = json.Unmarshal(was[string(form)], &old) // may be absent
 				for name, v := range old {
 					if name != "prompt_token_ids" && !bytes.Equal(params[name], v) {
 						t.Fatalf("%q became %q", body, out)

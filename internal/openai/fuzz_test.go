@@ -10,9 +10,9 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// FuzzRequests reads any body as every kind of request. What is handed on of an
-// accepted one is JSON again and not much longer; ids are those that encoding/json
-// reads; a refusal is the client's, and in OpenAI's form. The corpus is in testdata.
+// FuzzRequests reads any body as every kind of request. The parts of an accepted body that are
+// passed on are valid JSON and not much longer. Its ids equal those that encoding/json reads. A
+// refusal has a client error's status and OpenAI's form. The corpus is in testdata.
 func FuzzRequests(f *testing.F) {
 	f.Add([]byte(`{"model":"m","input":"x"}`))
 	f.Add([]byte(`{"text":["a",""],"input_ids":[[1],[2]],"sampling_params":{"max_new_tokens":3},"lora_path":"l","extra_key":"k"}`))
@@ -31,7 +31,7 @@ func FuzzRequests(f *testing.F) {
 				continue
 			}
 			for what, span := range map[string][]byte{"messages": b.Messages, "tools": b.Tools, "effort": b.ReasoningEffort, "prompt": b.Prompt} {
-				// An item becomes a message with at most a role and brackets about it.
+				// An item becomes a message, which adds at most a role and brackets.
 				if span != nil && (!json.Valid(span) || len(span) > 64*len(body)) {
 					t.Fatalf("%q: %s is %q", body, what, span)
 				}
@@ -60,7 +60,7 @@ func checkIDs(t *testing.T, b *openai.Body, body []byte) {
 	for _, at := range [][2]string{{"nvext", "token_data"}, {"kv_transfer_params", "prompt_token_ids"}} {
 		var inner map[string]json.RawMessage
 		var ids []uint32
-		_ = json.Unmarshal(outer[at[0]], &inner) // it may be something else
+		_ = json.Unmarshal(outer[at[0]], &inner) // it may have another type
 		if json.Unmarshal(inner[at[1]], &ids) == nil && slices.Equal(ids, b.Tokens) {
 			return
 		}

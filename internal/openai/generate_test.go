@@ -9,14 +9,14 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// What engines' own endpoints are sent is read as a completion, or routed by its size
-// where it is more, or something else: nothing of it is refused but what is no JSON.
+// Requests to engines' own endpoints are read as completions, or routed by their size if they
+// contain more or other values. Only invalid JSON is refused.
 func TestEnginesOwnEndpoints(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		e       openai.Endpoint
 		body    string
-		prompt  string // "" for none: then it has a size
+		prompt  string // "" for none: then the prompt has a size
 		inexact string
 		most    int
 	}{
@@ -61,7 +61,7 @@ func TestEnginesOwnEndpoints(t *testing.T) {
 	}
 }
 
-// SGLang keeps blocks of adapters and of extra keys apart, so they have different salts.
+// SGLang separates blocks by adapter and extra keys, so their salts differ.
 func TestSaltsOfGenerate(t *testing.T) {
 	salts := map[string]string{}
 	for _, more := range []string{``, `,"lora_path":"a"`, `,"lora_path":"b"`, `,"extra_key":"a"`, `,"extra_key":"a","lora_path":"a"`, `,"lora_path":["a",null]`, `,"cache_salt":"s"`, `,"cache_salt":"s","extra_key":"a"`} {

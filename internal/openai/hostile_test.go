@@ -13,9 +13,9 @@ import (
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// A body of many small values must not cost a multiple of its size: what no prompt
-// looks like is not read as one. What a body costs is measured from its bytes to the
-// ids of its prompt.
+// A body of many small values must not cost a multiple of its size: a prompt that has an
+// impossible shape is not read. The cost is measured from the body's bytes to the ids of its
+// prompt.
 func TestHostileBodiesAreBounded(t *testing.T) {
 	const size = 4 << 20
 	m, err := tokenizer.LoadModel(enginesim.ModelFiles(), tokenizer.ModelConfig{Cache: tokenizer.NewCache(1 << 20)})
@@ -32,7 +32,7 @@ func TestHostileBodiesAreBounded(t *testing.T) {
 		body     string
 		mode     tokenizer.Mode
 		reason   string
-		bytes    int // most that may be allocated
+		bytes    int // limit of the allocated bytes
 	}{
 		{"items of numbers", openai.Responses, `"input":[` + many("0,", all) + `]`, tokenizer.None, "too_large", 2 * size},
 		{"empty items", openai.Responses, `"input":[` + many("{},", all) + `]`, tokenizer.None, "too_large", 2 * size},

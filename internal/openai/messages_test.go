@@ -11,7 +11,7 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// What vLLM makes of requests to /v1/messages, as chats.
+// Requests to /v1/messages become the same chats as in vLLM.
 func TestMessagesBecomeChats(t *testing.T) {
 	for _, c := range []struct {
 		name, body string // without the model

@@ -32,7 +32,7 @@ func TestClassify(t *testing.T) {
 		{"GET", "/health", openai.Other, 0},
 		{"POST", "/v1/responses", openai.Responses, 0},
 		{"GET", "/v1/responses", openai.Responses, 405},
-		{"GET", "/v1/responses/resp_1", openai.Other, 0}, // one that a worker keeps
+		{"GET", "/v1/responses/resp_1", openai.Other, 0}, // a response that a worker keeps
 		{"POST", "/v1/messages", openai.Messages, 0},
 		{"POST", "/v1/messages/count_tokens", openai.Text, 0},
 		{"POST", "/tokenize", openai.Text, 0},
@@ -40,7 +40,7 @@ func TestClassify(t *testing.T) {
 		{"POST", "/v1/chat/completions/render", openai.Text, 0},
 		{"GET", "/tokenize", openai.Other, 0},
 		{"POST", "/generate?x", openai.Generate, 0},
-		{"PUT", "/generate", openai.Other, 0}, // SGLang takes it, nobody sends it
+		{"PUT", "/generate", openai.Other, 0}, // SGLang accepts it, but no client sends it
 		{"POST", "/inference/v1/generate", openai.Ids, 0},
 		{"GET", "/inference/v1/generate", openai.Other, 0},
 		{"POST", "/inference/v2/generate", openai.Other, 0},
@@ -50,7 +50,7 @@ func TestClassify(t *testing.T) {
 		{"POST", "/pooling", openai.Load, 0},
 		{"POST", "/classify", openai.Load, 0},
 		{"GET", "/v1/embeddings", openai.Other, 0},
-		{"POST", "/v1/audio/transcriptions", openai.Other, 0}, // a form, no JSON
+		{"POST", "/v1/audio/transcriptions", openai.Other, 0}, // a form, not JSON
 		{"POST", "/v1/chat/completions/", openai.Other, 0},
 		{"POST", "/V1/completions", openai.Other, 0},
 		// Other spellings that engines' servers, or Envoy's path options, read as the same path.
@@ -113,7 +113,7 @@ func TestErrorIsWrittenInOpenAIsForm(t *testing.T) {
 	}
 }
 
-// A method is text of the client's and may have any length.
+// The method is text of the client and may have any length.
 func TestClassifyBoundsWhatItRepeats(t *testing.T) {
 	long := make([]byte, 1<<20)
 	_, err := openai.Classify(string(long), "/v1/completions")

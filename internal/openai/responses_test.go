@@ -12,7 +12,7 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// What vLLM makes of requests to /v1/responses, as chats.
+// Requests to /v1/responses become the same chats as in vLLM.
 func TestResponsesBecomeChats(t *testing.T) {
 	for _, c := range []struct {
 		name, body string // without the model
@@ -108,7 +108,7 @@ func TestResponsesBecomeChats(t *testing.T) {
 	}
 }
 
-// compact takes the white space between tokens out, and nothing else.
+// compact removes the white space between tokens.
 func compact(t *testing.T, s string) string {
 	t.Helper()
 	if s == "" {

@@ -13,7 +13,7 @@ import (
 	"github.com/kvroute/kvroute/internal/process"
 )
 
-// A shell script gets the flag --ready-file and its value as its last arguments.
+// child runs a shell script, whose last arguments are the flag --ready-file and its value.
 func child(t *testing.T, script string) (*process.Child, error) {
 	t.Helper()
 	return process.StartChild(t.Context(), t.TempDir(), "child", "sh", "-c", script, "child")
@@ -41,7 +41,7 @@ func TestAChildThatEndsSaysWhy(t *testing.T) {
 	}
 }
 
-// What a program started ends with it.
+// Stop also ends the children of a program.
 func TestStopEndsTheGroup(t *testing.T) {
 	p, err := process.Start(t.TempDir(), "group", exec.Command("sh", "-c", `trap "" TERM; sleep 1000 & echo $!; wait`))
 	if err != nil {

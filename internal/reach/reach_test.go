@@ -40,7 +40,7 @@ func TestNetworksMayNamePorts(t *testing.T) {
 	}
 }
 
-// Calls to workers go to the address that was named, if it is allowed, and nowhere else.
+// Calls to workers go to the named address if it is allowed, and nowhere else.
 func TestTheClientGoesNowhereElse(t *testing.T) {
 	var calls atomic.Int32
 	worker := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -51,12 +51,12 @@ func TestTheClientGoesNowhereElse(t *testing.T) {
 	}))
 	defer worker.Close()
 	port := worker.URL[strings.LastIndexByte(worker.URL, ':'):]
-	// A proxy of the environment would be asked for addresses that are not loopback.
+	// A proxy of the environment would receive requests to addresses that are not loopback.
 	t.Setenv("HTTP_PROXY", worker.URL)
 	t.Setenv("http_proxy", worker.URL)
 	for name, c := range map[string]struct {
 		networks, url string
-		status        int // 0: an error
+		status        int // 0 stands for an error
 	}{
 		"a worker":                  {"", worker.URL, http.StatusOK},
 		"a worker by name":          {"127.0.0.0/8,::1/128", "http://localhost" + port, http.StatusOK},

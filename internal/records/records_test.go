@@ -51,7 +51,7 @@ func read(data io.Reader, version uint16) (got []string, r *records.Reader, err 
 	}
 }
 
-// What was written comes back; whatever is changed, cut off or added is refused.
+// A written file is read back unchanged. A changed, truncated or extended file is refused.
 func TestAFileIsWholeOrRefused(t *testing.T) {
 	good := file(t, "a", "", strings.Repeat("long ", 40))
 	got, r, err := read(bytes.NewReader(good), 3)
@@ -79,8 +79,8 @@ func TestAFileIsWholeOrRefused(t *testing.T) {
 	}
 }
 
-// The error says what the file is instead, also for older forms that are shorter
-// than a header.
+// The error names the actual kind of the file, also for older forms that are shorter than a
+// header.
 func TestOtherFilesAreNamed(t *testing.T) {
 	for want, data := range map[string][]byte{
 		`it begins with "KVRGUES2", want "KVRTEST1"`: []byte("KVRGUES2 and more"),
@@ -110,7 +110,7 @@ type failing struct{ err error }
 func (f failing) Read([]byte) (int, error)  { return 0, f.err }
 func (f failing) Write([]byte) (int, error) { return 0, f.err }
 
-// A file that cannot be written leaves the one before.
+// A file that cannot be written leaves the previous one unchanged.
 func TestAFileReplacesTheOneBefore(t *testing.T) {
 	dir, err := os.OpenRoot(t.TempDir())
 	if err != nil {

@@ -47,8 +47,8 @@ func lines(t *testing.T, r *router.Router) (out []string) {
 	return out
 }
 
-// What a router knows of all tiers and pools comes back by a snapshot file; workers
-// that are heard otherwise are in none, and keep what is known of them.
+// A snapshot file restores the router's blocks of all tiers and pools. Workers whose events do not
+// come from the stream are in no snapshot, and keep their blocks.
 func TestARouterComesBackFromAFile(t *testing.T) {
 	make2 := func(infos ...router.WorkerInfo) *router.Router {
 		t.Helper()
@@ -73,7 +73,8 @@ func TestARouterComesBackFromAFile(t *testing.T) {
 			}
 		}
 	}
-	// Two wait for their parent: one of a worker whose events the stream does not bring.
+	// Two events wait for their parent. One of them is of a worker whose events are not in the
+	// stream.
 	child := indexer.Event{Kind: indexer.Stored, HasParent: true, Parent: 500, Blocks: []indexer.Block{{External: 501, Local: 51}}}
 	parent := indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 500, Local: 50}}}
 	for _, id := range []uint64{2, 9} {
@@ -100,7 +101,7 @@ func TestARouterComesBackFromAFile(t *testing.T) {
 	kept := lines(t, b)
 	var expected []uint64
 	target := state(b, func(ids []uint64) { expected = append(expected, ids...) })
-	for cut := range file.Len() { // no part of it changes anything
+	for cut := range file.Len() { // a truncated file changes nothing
 		if cut%97 != 0 {
 			continue
 		}

@@ -15,17 +15,17 @@ import (
 
 // Endpoint is where a socket binds or connects.
 type Endpoint struct {
-	// Path is that of a Unix socket; empty means TCP. A first "@" stands for the
-	// abstract name space.
+	// Path is the path of a Unix socket; empty means TCP. A leading "@" stands for the abstract
+	// name space.
 	Path string
 	// Host is a name, an address, or "*" for every interface.
 	Host string
 	Port int
 }
 
-// ParseEndpoint reads tcp://host:port or ipc://path. A "{rank}" in it is replaced:
-// as the port by base + rank, elsewhere by the rank. Without one, the port of a
-// rank is the port + rank, as engines count them.
+// ParseEndpoint reads tcp://host:port or ipc://path. A "{rank}" as the port is replaced by base +
+// rank, elsewhere by the rank. Without "{rank}", the port of a rank is the port + rank, as in
+// engines.
 func ParseEndpoint(s string, base, rank int) (Endpoint, error) {
 	marked := strings.Contains(s, "{rank}")
 	text := s
@@ -34,7 +34,7 @@ func ParseEndpoint(s string, base, rank int) (Endpoint, error) {
 	}
 	text = strings.ReplaceAll(text, "{rank}", strconv.Itoa(rank))
 	if path, ok := strings.CutPrefix(text, "ipc://"); ok {
-		if path == "" || len(path) > 100 { // the kernel takes 107 bytes
+		if path == "" || len(path) > 100 { // the kernel accepts 107 bytes
 			return Endpoint{}, fmt.Errorf("zmtp: endpoint %q: want ipc:// and a path of at most 100 bytes", clip(s))
 		}
 		if rank > 0 && !marked {
@@ -60,14 +60,14 @@ func ParseEndpoint(s string, base, rank int) (Endpoint, error) {
 
 func clip(s string) string { return s[:min(len(s), 128)] }
 
-// Anywhere says that the endpoint names no host: it is one to bind.
+// Anywhere reports whether the endpoint names no host, so that it can only be bound.
 func (e Endpoint) Anywhere() bool {
 	ip := net.ParseIP(e.Host)
 	return e.Path == "" && (e.Host == "*" || ip != nil && ip.IsUnspecified())
 }
 
-// At returns the endpoint as others reach it whose own host is host: an endpoint
-// that names no host is at that one.
+// At returns the endpoint as clients on other machines reach it. An endpoint that names no host
+// gets the given host.
 func (e Endpoint) At(host string) Endpoint {
 	if e.Anywhere() {
 		e.Host = host
@@ -96,7 +96,7 @@ func (e Endpoint) address() (network, address string) {
 
 // Dial connects and shakes hands. Options may change how it connects.
 func Dial(ctx context.Context, e Endpoint, own Role, options ...func(*net.Dialer)) (*Conn, error) {
-	// A host that vanishes without a word is noticed within half a minute.
+	// A host that disappears without closing the connection is detected within half a minute.
 	d := net.Dialer{
 		Timeout:         handshakeTime,
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3},
@@ -114,13 +114,12 @@ func Dial(ctx context.Context, e Endpoint, own Role, options ...func(*net.Dialer
 	return newConn(nc, own)
 }
 
-// Listen binds an endpoint. A Unix socket that nobody listens on any more is
-// replaced.
+// Listen binds an endpoint. A Unix socket without a listener is replaced.
 func Listen(e Endpoint) (net.Listener, error) {
 	network, address := e.address()
 	if network == "unix" && !strings.HasPrefix(address, "@") {
 		if nc, err := net.Dial(network, address); err == nil {
-			_ = nc.Close() // it was only to see whether somebody is there
+			_ = nc.Close() // the connection only tested whether a process listens
 			return nil, fmt.Errorf("zmtp: bind %s: somebody else has", e)
 		}
 		if err := os.Remove(address); err != nil && !errors.Is(err, os.ErrNotExist) {

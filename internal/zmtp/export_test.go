@@ -2,7 +2,7 @@
 
 package zmtp
 
-// What the tests use.
+// MaxQueued is maxQueued.
 const MaxQueued = maxQueued
 
 var (

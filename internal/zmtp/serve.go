@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// maxConns bounds the connections of a bound socket: the routers of a worker.
+// maxConns limits the connections of a bound socket: the routers of a worker.
 const maxConns = 256
 
 // Serve accepts connections until ctx ends, and calls handle for each in a goroutine of its
@@ -85,7 +85,7 @@ const (
 	// Each subscriber has an equal share, so a subscriber that does not read takes nothing
 	// from the others.
 	maxQueued = 256 << 20
-	// Bounds of the subscriptions of a connection. No topic of ours has a longer prefix.
+	// Limits of the subscriptions of a connection. No topic of kvroute has a longer prefix.
 	maxPrefixes = 1024
 	maxPrefix   = 1024
 )
@@ -213,5 +213,5 @@ func (p *Publisher) Follow(c *Conn) {
 	p.mu.Lock()
 	p.subscribers = slices.DeleteFunc(p.subscribers, func(o *subscriber) bool { return o == s })
 	p.mu.Unlock()
-	close(s.queue) // Send does not know it any more
+	close(s.queue) // Send no longer uses the queue
 }

@@ -43,7 +43,7 @@ const (
 	Router Role = "ROUTER"
 )
 
-// fits says whether a socket of role r can talk to the peer's.
+// fits reports whether a socket of role r can talk to the peer's role.
 func (r Role) fits(peer string) bool {
 	switch r {
 	case Pub:
@@ -60,10 +60,11 @@ func (r Role) fits(peer string) bool {
 }
 
 const (
-	// maxMessage bounds the bytes of a message. A batch of an engine has some
-	// kilobytes; replays come batch by batch.
+	// maxMessage limits the bytes of a message. A batch of an engine has some kilobytes; replays
+	// arrive batch by batch.
 	maxMessage = 64 << 20
-	// maxRequest bounds what PUB and ROUTER sockets are sent: subscriptions and queries.
+	// maxRequest limits the messages that PUB and ROUTER sockets receive: subscriptions and
+	// queries.
 	maxRequest = 1 << 20
 	maxFrames  = 64
 	maxCommand = 64 << 10
@@ -72,7 +73,8 @@ const (
 	writeTime     = 10 * time.Second
 )
 
-// errProtocol is wrapped by errors about bytes that are not ZMTP, or not for us.
+// errProtocol is wrapped by errors about bytes that are not ZMTP, or that this package does not
+// support.
 var errProtocol = errors.New("protocol error")
 
 // Flags of a frame.
@@ -86,29 +88,28 @@ const (
 type Conn struct {
 	nc   net.Conn
 	r    *bufio.Reader
-	most uint64 // bytes of a message that is read
+	most uint64 // limit of the bytes of a received message
 
 	mu sync.Mutex
 	// mu guards the field below.
 	w *bufio.Writer
 }
 
-// newConn shakes hands over nc. After an error nc is closed; otherwise it is the
-// connection's.
+// newConn does the handshake over nc. After an error nc is closed; otherwise the connection owns
+// it.
 func newConn(nc net.Conn, own Role) (*Conn, error) {
 	c := &Conn{nc: nc, r: bufio.NewReaderSize(nc, 64<<10), w: bufio.NewWriterSize(nc, 16<<10), most: maxMessage}
 	if own == Pub || own == Router {
 		c.most = maxRequest
 	}
 	if err := c.shakeHands(own); err != nil {
-		_ = nc.Close() // the other error is the one to tell
+		_ = nc.Close() // err is the error to return
 		return nil, fmt.Errorf("zmtp: shake hands with %s: %w", nc.RemoteAddr(), err)
 	}
 	return c, nil
 }
 
-// greeting is the first thing that each side says: signature, version, mechanism,
-// as-server, filler.
+// greeting is the first message of each side: signature, version, mechanism, as-server, filler.
 func greeting() []byte {
 	g := make([]byte, 64)
 	g[0], g[8], g[9] = 0xff, 1, 0x7f
@@ -193,7 +194,7 @@ func readReady(body []byte) (role string, err error) {
 	return role, nil
 }
 
-// cutShort takes off a string with its length in one byte before it.
+// cutShort splits off a string that is preceded by its length in one byte.
 func cutShort(b []byte) (s, rest []byte, ok bool) {
 	if len(b) == 0 || int(b[0]) > len(b)-1 {
 		return nil, nil, false
@@ -222,7 +223,8 @@ func (c *Conn) header() (flags byte, size uint64, err error) {
 	return head[0], binary.BigEndian.Uint64(head[1:]), nil
 }
 
-// body reads size bytes. What a peer announces is only believed as it comes.
+// body reads size bytes. It reserves memory only as the bytes arrive, because the announced size
+// may be false.
 func (c *Conn) body(dst []byte, size uint64) ([]byte, error) {
 	const step = 1 << 20
 	for size > 0 {
@@ -237,10 +239,9 @@ func (c *Conn) body(dst []byte, size uint64) ([]byte, error) {
 	return dst, nil
 }
 
-// Read waits for the next message and returns its frames, which are the caller's.
-// After an error the connection is of no more use. A subscription, in whichever
-// form the peer sends it, is a message of one frame: 1 or 0 (the end of it), then
-// the prefix of the topics.
+// Read waits for the next message and returns its frames, which belong to the caller. After an
+// error the connection is unusable. A subscription, in either form of the protocol, is a message
+// of one frame: 1 or 0 (to unsubscribe), then the prefix of the topics.
 func (c *Conn) Read() ([][]byte, error) {
 	var frames [][]byte
 	room := c.most
@@ -279,7 +280,7 @@ func (c *Conn) Read() ([][]byte, error) {
 	}
 }
 
-// command answers a command, or turns it into the message that means the same.
+// command answers a command, or converts it into the equivalent message.
 func (c *Conn) command(body []byte) (message []byte, err error) {
 	name, rest, ok := cutShort(body)
 	if !ok {
@@ -300,7 +301,7 @@ func (c *Conn) command(body []byte) (message []byte, err error) {
 	}
 }
 
-// Write sends a message. It waits while the peer does not read, for ten seconds.
+// Write sends a message. While the peer does not read, it waits up to ten seconds.
 func (c *Conn) Write(frames ...[]byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -322,7 +323,7 @@ func (c *Conn) Write(frames ...[]byte) error {
 	return nil
 }
 
-// Subscribe asks a publisher for the topics that begin with prefix.
+// Subscribe subscribes to the topics that begin with prefix.
 func (c *Conn) Subscribe(prefix string) error {
 	return c.Write(append([]byte{1}, prefix...))
 }

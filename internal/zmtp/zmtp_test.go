@@ -137,7 +137,7 @@ func TestRequestsAreAnswered(t *testing.T) {
 	}
 }
 
-// A subscriber that does not read loses messages, and nobody waits for it.
+// A subscriber that does not read loses messages, and delays nothing.
 func TestASlowSubscriberLosesMessages(t *testing.T) {
 	p := zmtp.Publisher{Queue: 4}
 	e := serve(t, "tcp://127.0.0.1:0", p.Serve)
@@ -156,8 +156,8 @@ func TestASlowSubscriberLosesMessages(t *testing.T) {
 	}
 }
 
-// Connections cost little until they subscribe, and what waits for all of them together
-// is bounded by its bytes.
+// Connections cost little until they subscribe, and the waiting messages of all connections
+// together are limited in bytes.
 func TestManySubscribersTakeLittle(t *testing.T) {
 	var p zmtp.Publisher
 	e := serve(t, "tcp://127.0.0.1:0", p.Serve)
@@ -186,17 +186,17 @@ func TestManySubscribersTakeLittle(t *testing.T) {
 	for range 64 { // no client reads
 		kept += len(conns) - p.Send(body)
 	}
-	// One of each is being written, with what the kernel takes.
+	// One message of each connection is being written, and the kernel buffers some.
 	if most := zmtp.MaxQueued>>20 + len(conns)*16; kept > most {
 		t.Errorf("%d MiB are kept, want at most %d", kept, most)
 	}
 	one := []byte{1}
 	if long := append(one, make([]byte, 1<<21)...); conns[0].Write(long) == nil {
-		eventually(t, func() bool { return p.Subscribers() < len(conns) }) // it is refused, whole
+		eventually(t, func() bool { return p.Subscribers() < len(conns) }) // the connection is refused completely
 	}
 }
 
-// What libzmq 4.3 says as a subscriber and as a publisher, recorded.
+// Recorded bytes of libzmq 4.3 as a subscriber and as a publisher.
 const (
 	libzmqGreeting = "ff00000000000000017f0301" + "4e554c4c00000000000000000000000000000000" + "00" + "00000000000000000000000000000000000000000000000000000000000000"
 	libzmqReadySub = "04190552454144590b536f636b65742d5479706500000003535542"
@@ -212,8 +212,8 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-// talk lets a peer say something and end, and returns what NewConn and then Read
-// make of it, and what the peer heard.
+// talk makes a peer send bytes and close. It returns the results of NewConn and Read, and the
+// bytes that the peer received.
 func talk(t testing.TB, own zmtp.Role, said []byte) (frames [][]byte, heard []byte, err error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -257,7 +257,7 @@ func TestWhatLibzmqSays(t *testing.T) {
 	if hex.EncodeToString(heard) != want {
 		t.Errorf("we said\n%x, want\n%s", heard, want)
 	}
-	// ZMTP 3.1 has commands for it.
+	// ZMTP 3.1 uses commands for subscriptions.
 	frames, _, err = talk(t, zmtp.Pub, unhex(t, libzmqGreeting+libzmqReadySub+"040d09"+hex.EncodeToString([]byte("SUBSCRIBE"))+"6b762d"))
 	if err != nil || len(frames) != 1 || string(frames[0]) != "\x01kv-" {
 		t.Errorf("a command to subscribe: %q, %v", frames, err)
@@ -295,7 +295,7 @@ func TestBadPeers(t *testing.T) {
 		"a nameless command": append(append(bytes.Clone(greeting), ready...), unhex(t, "0402ff00")...),
 		"flags of nobody":    append(append(bytes.Clone(greeting), ready...), unhex(t, "4001ff")...),
 		"a message too long": append(append(bytes.Clone(greeting), ready...), unhex(t, "027fffffffffffffff")...),
-		// Two frames, each of which alone would do.
+		// Two frames, each of which is short enough alone.
 		"frames too long":       append(append(bytes.Clone(greeting), ready...), unhex(t, "010178"+"020000000004000000")...),
 		"too many frames":       append(append(bytes.Clone(greeting), ready...), bytes.Repeat([]byte{1, 0}, 65)...),
 		"a short PING":          append(append(bytes.Clone(greeting), ready...), unhex(t, "04060450494e4700")...),
