@@ -21,7 +21,7 @@ import (
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
-// Found is what an engine says of itself over HTTP. A zero field was not said.
+// Found holds what an engine reports about itself over HTTP. A zero field was not reported.
 type Found struct {
 	Engine        string // "vllm" or "sglang"
 	BlockSize     int    // tokens
@@ -32,7 +32,7 @@ type Found struct {
 	sockets []socket
 }
 
-// maxAnswer bounds what an engine may answer.
+// maxAnswer limits the size of an engine's HTTP answer.
 const maxAnswer = 8 << 20
 
 // statusError is an HTTP status other than 200.
@@ -68,14 +68,13 @@ func (s *Sources) do(req *http.Request) ([]byte, error) {
 	return body, nil
 }
 
-// Discover asks an engine where its events are, as it is done for a worker without
-// an endpoint.
+// Discover queries an engine for its event sockets, as is done for a worker without an endpoint.
 func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
 	return s.discover(ctx, &w)
 }
 
-// discover asks an engine for its ranks, where their events are, and the size of
-// its blocks: vLLM first, then SGLang.
+// discover queries an engine for its ranks, its event sockets and its block size: vLLM first, then
+// SGLang.
 func (s *Sources) discover(ctx context.Context, w *EngineWorker) (Found, error) {
 	host, _, err := net.SplitHostPort(w.Address)
 	if err != nil {
@@ -88,7 +87,7 @@ func (s *Sources) discover(ctx context.Context, w *EngineWorker) (Found, error) 
 		if err != nil {
 			return f, fmt.Errorf("events: discover: %s/kv_event_sources: %w", base, err)
 		}
-		// The size of blocks stands among the metrics only.
+		// vLLM reports the block size only in its metrics.
 		if metrics, err := s.get(ctx, base+"/metrics"); err == nil {
 			f.BlockSize, f.TotalKVBlocks = readCacheConfig(metrics)
 		}
@@ -170,13 +169,14 @@ func foundSocket(endpoint, replay, host string, w *EngineWorker) (at socket, err
 	if at.replay, err = zmtp.ParseEndpoint(replay, baseReplayPort, 0); err != nil {
 		return at, err
 	}
-	// Otherwise it is bound where only its neighbours can ask, such as 127.0.0.1.
+	// Otherwise the replay socket is bound to an address that only the engine's host can reach,
+	// such as 127.0.0.1.
 	at.replays = w.Replay != "" || ofHost(at.replay, host)
 	at.replay = at.replay.At(host)
 	return at, nil
 }
 
-// ofHost says whether an endpoint that the worker at host tells is its own.
+// ofHost reports whether an endpoint that the worker at host reports is on that host.
 func ofHost(e zmtp.Endpoint, host string) bool {
 	ip, other := net.ParseIP(host), net.ParseIP(e.Host)
 	near := ip != nil && ip.IsLoopback()

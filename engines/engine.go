@@ -11,25 +11,26 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// EngineOptions is what an engine's events do not contain.
+// EngineOptions holds the settings that an engine's events do not contain.
 type EngineOptions struct {
-	// BlockSize is the scope's. The engine's must divide it or be a multiple of it.
+	// BlockSize is the block size of the index, in tokens. The engine's block size must divide it
+	// or be a multiple of it.
 	BlockSize int
 	// Rank is the rank of events that name none.
 	Rank uint32
 	// Placeholder is the model's token for an image; 0 if unknown.
 	Placeholder uint32
-	// SetLike means that one removal removes all copies of a block. It is right for SGLang
-	// and for engines that report blocks again which they have. Otherwise, as with vLLM, a
-	// block stays until as many removals as copies have come.
+	// SetLike means that one removal removes all copies of a block. It is right for SGLang and for
+	// engines that report a block again although they have it. Otherwise, as with vLLM, a block
+	// stays until it was removed as often as it was stored.
 	SetLike bool
-	// MaxBlocks bounds the blocks that are remembered. Default 2,097,152.
+	// MaxBlocks limits the number of remembered blocks. Default 2,097,152.
 	MaxBlocks int
 }
 
 const (
 	defaultMaxBlocks = 1 << 21
-	// maxEngineRanks is far above the ranks of an engine.
+	// maxEngineRanks is far above the number of ranks of an engine.
 	maxEngineRanks = 1024
 )
 
@@ -51,11 +52,11 @@ type Engine struct {
 	ranks  map[uint32]*engineRank
 	blocks int      // remembered, of all ranks
 	gaps   int      // how often events of TensorRT-LLM were missing
-	hashes []uint64 // reused
+	hashes []uint64 // reused buffer
 }
 
 type engineRank struct {
-	places map[place]map[uint64]known // neither is ever empty
+	places map[place]map[uint64]known // neither the outer nor an inner map is ever empty
 	groups [maxGroup]groupKind
 	window int // TensorRT-LLM: the largest attention window
 
@@ -77,23 +78,23 @@ const (
 	groupOther
 )
 
-// known is what is remembered of a block.
+// known is the remembered state of a block.
 type known struct {
 	local, seed uint64
-	parent      uint64 // as the index knows it; of a part alone as the engine does
+	parent      uint64 // as in the index; for a part that is not published, the engine's id
 	count       uint32
 	hasParent   bool
-	published   bool // the index was told of it
+	published   bool // the index has the block
 	more        *more
 }
 
-// more is what is remembered of a block whose size is not the scope's.
+// more is the additional state of a block whose size is not the index's.
 type more struct {
-	part   bool // smaller
+	part   bool // smaller than the index's block
 	tokens []uint32
-	parts  []*more             // of the last part: those before it
-	groups map[uint64]struct{} // of others: the last parts behind it
-	locals []uint64            // of a larger one: its parts
+	parts  []*more             // of a last part: the parts before it
+	groups map[uint64]struct{} // of another part: the last parts behind it
+	locals []uint64            // of a larger block: the hashes of its parts
 }
 
 func (m *more) register(hash uint64) {
@@ -117,7 +118,7 @@ func (m *more) unregister(hash uint64) {
 	}
 }
 
-// weight is how many blocks a block counts as in MaxBlocks.
+// weight returns the number of blocks that a block counts as in MaxBlocks.
 func (k *known) weight() int {
 	if k.more == nil {
 		return 1
@@ -125,7 +126,7 @@ func (k *known) weight() int {
 	return max(1, len(k.more.locals))
 }
 
-// NewEngine returns one whose caches are empty.
+// NewEngine returns an Engine whose caches are empty.
 func NewEngine(opt EngineOptions) *Engine {
 	if opt.MaxBlocks <= 0 {
 		opt.MaxBlocks = defaultMaxBlocks
@@ -133,11 +134,11 @@ func NewEngine(opt EngineOptions) *Engine {
 	return &Engine{opt: opt, ranks: make(map[uint32]*engineRank)}
 }
 
-// Blocks returns how many blocks are remembered.
+// Blocks returns the number of remembered blocks.
 func (e *Engine) Blocks() int { return e.blocks }
 
-// Copies returns the largest number of copies that a block has. It grows without
-// end if removals are not announced one by one; then SetLike is right.
+// Copies returns the largest number of copies that a block has. If the engine does not report each
+// removal, the number grows without limit; then SetLike is right.
 func (e *Engine) Copies() (most int) {
 	for _, r := range e.ranks {
 		for _, blocks := range r.places {
@@ -149,8 +150,7 @@ func (e *Engine) Copies() (most int) {
 	return most
 }
 
-// Clear forgets a rank, as after a restart or a loss, and returns the event that
-// says so.
+// Clear forgets a rank, as after a restart or a loss, and returns the event that clears it.
 func (e *Engine) Clear(rank uint32) events.RouterEvent {
 	if r := e.ranks[rank]; r != nil {
 		e.forget(r)
@@ -167,9 +167,8 @@ func (e *Engine) forget(r *engineRank) {
 	clear(r.places)
 }
 
-// Apply takes a batch, in order, and returns what it means: events without worker
-// and id, which are their publisher's business, and what was left out, here and by
-// the decoder.
+// Apply applies a batch in order. It returns the events for the index, without worker and id,
+// which the publisher adds, and the number of blocks that the decoder or Apply ignored.
 func (e *Engine) Apply(b *EngineBatch) ([]events.RouterEvent, Drops) {
 	out := output{drops: b.Drops}
 	if len(b.Events) > 0 {
@@ -181,12 +180,12 @@ func (e *Engine) Apply(b *EngineBatch) ([]events.RouterEvent, Drops) {
 	return out.events, out.drops
 }
 
-// output gathers what a batch means.
+// output collects the events that a batch produces.
 type output struct {
 	events []events.RouterEvent
 	drops  Drops
 	rank   uint32
-	open   bool // the last event is of the engine's event that is being applied
+	open   bool // the last event belongs to the engine's event that is being applied
 }
 
 func (o *output) add(ev indexer.Event) {
@@ -245,12 +244,12 @@ func (e *Engine) apply(ev *EngineEvent, out *output) {
 		e.move(r, ev, out)
 	case EngineCleared:
 		out.events = append(out.events, e.Clear(out.rank))
-	case EngineStarted: // it only has an id and a window
+	case EngineStarted: // has only an id and a window
 	}
 }
 
-// follow watches the ids and windows of TensorRT-LLM. Nothing there can be read
-// again, so what was known before a loss or a restart is forgotten.
+// follow checks the ids and windows of TensorRT-LLM's events. They cannot be requested again, so
+// known blocks are forgotten after a loss or a restart.
 func (e *Engine) follow(r *engineRank, ev *EngineEvent, out *output) {
 	lost := r.heardID && ev.ID != r.lastID+1
 	r.lastID, r.heardID = ev.ID, true
@@ -262,7 +261,7 @@ func (e *Engine) follow(r *engineRank, ev *EngineEvent, out *output) {
 		r.window = 0
 	}
 	if ev.WindowSize > r.window {
-		lost = lost || len(r.places) > 0 // they were of a smaller window
+		lost = lost || len(r.places) > 0 // the known blocks belong to a smaller window
 		r.window = ev.WindowSize
 	}
 	if lost {
@@ -270,7 +269,7 @@ func (e *Engine) follow(r *engineRank, ev *EngineEvent, out *output) {
 	}
 }
 
-// find looks for a block near a place: parents may be on another tier.
+// find looks for a block at a place and on other tiers, because a parent may be on another tier.
 func (r *engineRank) find(hash uint64, at place) (known, bool) {
 	if k, ok := r.places[at][hash]; ok {
 		return k, true
@@ -286,8 +285,8 @@ func (r *engineRank) find(hash uint64, at place) (known, bool) {
 	return known{}, false
 }
 
-// put remembers a block, or one more copy of it. What the index was told of a
-// block stands until the block is gone; k then becomes what it was told.
+// put remembers a block, or one more copy of it. The index keeps the first content of a block
+// until the block is removed; k is set to that content.
 func (e *Engine) put(r *engineRank, at place, hash uint64, k *known) DropReason {
 	old, again := r.places[at][hash]
 	reason, grown := DropNone, k.weight()
@@ -320,8 +319,7 @@ func (e *Engine) put(r *engineRank, at place, hash uint64, k *known) DropReason 
 	return reason
 }
 
-// remember keeps a block that the index is not told of, so that it is not told of
-// its removal either.
+// remember keeps a block that is not published, so that its removal is not published either.
 func (e *Engine) remember(r *engineRank, at place, hash uint64) {
 	if _, there := r.places[at][hash]; !there {
 		e.put(r, at, hash, &known{})
@@ -337,8 +335,8 @@ func (e *Engine) delete(r *engineRank, at place, hash uint64) {
 	}
 }
 
-// prefixes says whether the blocks of a stored event are prefixes, and remembers
-// it: removals do not say.
+// prefixes reports whether the blocks of a stored event are prefixes, and remembers it, because
+// removals do not state it.
 func (r *engineRank) prefixes(ev *EngineEvent) bool {
 	kind := groupOther
 	switch ev.Spec {
@@ -580,7 +578,7 @@ func (e *Engine) remove(r *engineRank, ev *EngineEvent, out *output) {
 			}
 		}
 		if !found {
-			gone[ev.Tier] = append(gone[ev.Tier], hash) // the index may know better
+			gone[ev.Tier] = append(gone[ev.Tier], hash) // the index may have the block although the engine's state does not
 		}
 	}
 	for t, externals := range gone {
@@ -588,8 +586,8 @@ func (e *Engine) remove(r *engineRank, ev *EngineEvent, out *output) {
 	}
 }
 
-// take removes a copy of a block, or all of them, and returns what is gone as the
-// index calls it.
+// take removes one copy of a block, or all copies, and returns the index's ids of the blocks that
+// are gone.
 func (e *Engine) take(r *engineRank, at place, hash uint64, all bool) (externals []uint64) {
 	k := r.places[at][hash]
 	if k.count > 1 && !all {
@@ -608,7 +606,7 @@ func (e *Engine) take(r *engineRank, at place, hash uint64, all bool) (externals
 	}
 	k.more.unregister(hash)
 	for _, group := range slices.Sorted(maps.Keys(k.more.groups)) {
-		// Of a block in parts only its last part is known to the index.
+		// Of a block in parts, the index has only the last part's id.
 		if g, ok := r.places[at][group]; ok && g.published {
 			externals = append(externals, group)
 			g.more.unregister(group)

@@ -10,26 +10,26 @@ import (
 	"github.com/kvroute/kvroute/internal/msgpack"
 )
 
-// Frames is a ZMQ message, taken apart.
+// Frames is a decoded ZMQ message.
 type Frames struct {
 	Topic string
-	// Plane says that it is one of the event plane, whose body is an envelope.
-	// Otherwise it is an engine's, live or replayed.
+	// Plane means that the message is one of the event plane and Body is an envelope. Otherwise it
+	// is an engine's message, live or replayed.
 	Plane     bool
 	Publisher uint64 // of the event plane
 	Sequence  uint64
-	// End says that a replay is over.
+	// End marks the end of a replay.
 	End bool
-	// Body is for [events.DecodeMessage].
+	// Body is the input of [events.DecodeMessage].
 	Body []byte
 }
 
 // planeVersion is the first byte of the event plane's last frame.
 const planeVersion = 1
 
-// SplitFrames takes a ZMQ message apart: four frames of the event plane, or two
-// to four of an engine, whose last two are sequence and batch. On the event plane
-// the frames' numbers must be those of the envelope.
+// SplitFrames decodes a ZMQ message: four frames of the event plane, or two to four frames of an
+// engine, the last two of which are sequence and batch. On the event plane the frames' numbers
+// must equal those of the envelope.
 func SplitFrames(frames [][]byte) (Frames, error) {
 	n := len(frames)
 	if n == 4 && len(frames[1]) == 8 && len(frames[2]) == 8 && len(frames[3]) >= 5 && frames[3][0] == planeVersion {
@@ -70,7 +70,7 @@ func PlaneFrames(e events.Envelope) [4][]byte {
 	}
 }
 
-// ReplayFrames returns the request for an engine's batches from a sequence on.
+// ReplayFrames returns the request for an engine's batches, starting at a sequence.
 func ReplayFrames(from uint64) [2][]byte {
 	return [2][]byte{{}, binary.BigEndian.AppendUint64(nil, from)}
 }

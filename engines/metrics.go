@@ -11,17 +11,17 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// What happens to the messages of engines.
+// Outcomes of messages from engines.
 const (
-	sourceLive      = "live"     // as they were published
-	sourceReplayed  = "replayed" // sent again because we asked
+	sourceLive      = "live"     // as published
+	sourceReplayed  = "replayed" // sent again on request
 	sourceDuplicate = "duplicate"
 	sourceBad       = "bad"     // not readable
-	sourceForeign   = "foreign" // of a worker or rank that the socket is not for
-	sourceLost      = "lost"    // missing for good
+	sourceForeign   = "foreign" // of a worker or rank that does not belong to the socket
+	sourceLost      = "lost"    // permanently missing
 )
 
-// What happens between us and engines.
+// Outcomes of connections and requests to engines.
 const (
 	sourceGap          = "gap"
 	sourceRestart      = "restart"
@@ -68,7 +68,7 @@ func newSourceMetrics(meter metric.Meter, s *Sources) (*sourceMetrics, error) {
 	return &m, nil
 }
 
-// count counts under the instrument that an outcome belongs to.
+// count adds n to the instrument of an outcome.
 func (m *sourceMetrics) count(ctx context.Context, outcome string, n int) {
 	switch outcome {
 	case sourceLive, sourceReplayed, sourceDuplicate, sourceBad, sourceForeign, sourceLost:

@@ -13,8 +13,8 @@ import (
 
 const (
 	pollEvery = 100 * time.Millisecond
-	// partialFor is how long a rank is partial whose earlier events are unknown. Then the
-	// blocks of these events are mostly evicted.
+	// partialFor is how long a rank stays partial after earlier events were missed. After that
+	// time, most blocks of those events are evicted.
 	partialFor = 10 * time.Minute
 )
 

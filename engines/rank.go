@@ -267,7 +267,7 @@ func (r *rankSource) request(ctx context.Context) {
 		cancel()
 		r.do(func() {
 			switch {
-			case ask != r.stream.asks || ctx.Err() != nil: // the next one is due, or none
+			case ask != r.stream.asks || ctx.Err() != nil: // the next request is due, or there is no next request
 			case err == nil:
 				r.stream.replayEnd()
 			case errors.Is(err, errCut) && r.stream.from() > from:

@@ -28,14 +28,14 @@ type Indexer struct {
 	Publisher uint64 // the publisher whose event ids are in the answers; 0 if unknown
 }
 
-// Bounds of the request plane.
+// Limits of the request plane.
 const (
 	ackTime    = 5 * time.Second  // to acknowledge a request, and then to begin the answer
 	answerTime = 30 * time.Second // for the whole answer
-	// maxPlaneHeader bounds an acknowledgement and the headers of messages, which have some
-	// 100 bytes.
+	// maxPlaneHeader limits an acknowledgement and the headers of messages, which have about 100
+	// bytes.
 	maxPlaneHeader = 64 << 10
-	// maxDials bounds the connections of strangers while an answer is expected.
+	// maxDials limits the connections of other peers while an answer is expected.
 	maxDials = 16
 )
 

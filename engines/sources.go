@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package engines reads what engines say of their caches: vLLM's and SGLang's sockets,
-// TensorRT-LLM's HTTP endpoint, and the publishers of NVIDIA Dynamo's workers. Beside an
-// engine, its [Publisher] sends what they say to the routers.
+// Package engines reads the cache events of engines: from the sockets of vLLM and SGLang, the HTTP
+// endpoint of TensorRT-LLM, and the publishers of NVIDIA Dynamo's workers. Next to an engine, its
+// [Publisher] sends the engine's events to the routers.
 package engines
 
 import (
@@ -26,108 +26,110 @@ import (
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
-// Transports of engines that are heard directly.
+// Transports of engines that kvroute reads directly.
 const (
 	// TransportZMQ is an engine's PUB socket, and its ROUTER socket for replays.
 	TransportZMQ = "zmq"
-	// TransportPoll asks TensorRT-LLM's server for its events.
+	// TransportPoll polls TensorRT-LLM's server for its events.
 	TransportPoll = "http_poll"
 )
 
-// EngineWorker says how the engine of a worker is heard. ID, Transport and, unless
-// Endpoint says it all, Address are required; the zero value of each other field
-// means its default.
+// EngineWorker describes how to read the events of a worker's engine. ID and Transport are
+// required, and Address unless Endpoint is complete. The zero value of each other field is its
+// default.
 type EngineWorker struct {
 	ID        uint64
 	Name      string // for the log
 	Transport string
 	Address   string // ip:port of the engine's HTTP server
 
-	// Endpoint is where events come from: tcp://host:port or ipc://path, see
-	// [zmtp.ParseEndpoint]; the host "*" is the worker's own. For [TransportPoll]
-	// a URL. Empty asks the engine at Address.
+	// Endpoint is the address of the events: tcp://host:port or ipc://path, see
+	// [zmtp.ParseEndpoint]. The host "*" is the worker's host. For [TransportPoll] it is a URL. If
+	// it is empty, the engine at Address is queried for it.
 	Endpoint string
-	// Topic is the prefix of the topics wanted. Default all.
+	// Topic is the prefix of the topics to subscribe to. Default: all.
 	Topic string
-	// Replay is where lost events can be asked for again. Default nowhere, or what
-	// the engine says.
+	// Replay is the endpoint for requests of lost events. Default: the one that the engine
+	// reports, if any.
 	Replay string
 
-	// Queries says that a publisher of ours is at Endpoint, and is asked at Replay
-	// for what was missed: [SourcesConfig].Subscriber takes what it says. Both must be
-	// set, with [TransportZMQ].
+	// Queries means that a kvroute publisher is at Endpoint and answers queries for missed events
+	// at Replay. Its events go to [SourcesConfig].Subscriber. Both endpoints must be set, with
+	// [TransportZMQ].
 	Queries bool
 
-	// DPStart and DPSize are the ranks; DPSize 0 is 1, or what the engine says.
+	// DPStart and DPSize are the ranks. If DPSize is 0, it is the number that the engine reports,
+	// or 1.
 	DPStart, DPSize uint32
-	// BlockSize is the index's. 0 takes the engine's, if it says so.
+	// BlockSize is the block size of the index, in tokens. 0 uses the engine's, if the engine
+	// reports it.
 	BlockSize int
-	// Engine is "vllm", "sglang", "trtllm" or unknown.
+	// Engine is "vllm", "sglang", "trtllm" or empty if unknown.
 	Engine string
 	// SetLike is as in [EngineOptions].
 	SetLike bool
 
-	// Started is when the worker started, if known. A changed value begins anew.
+	// Started is the worker's start time, if known. When it changes, the worker's events are read
+	// again from the beginning.
 	Started int64
 }
 
-// KnownState says how well the cache of a rank is known.
+// KnownState describes how complete and correct the known blocks of a rank are.
 type KnownState uint8
 
 // The states, from best to worst.
 const (
-	KnownWell    KnownState = iota // all that happened since the engine's start or last clear
-	KnownPartly                    // from some time on: blocks are unknown
-	KnownSuspect                   // events are missing: blocks may be wrongly known
-	KnownMisfit                    // its blocks do not fit the index's: none are known
-	KnownNothing                   // not heard of yet, or not now
+	KnownWell    KnownState = iota // all events since the engine's start or last clear are applied
+	KnownPartly                    // earlier events are missing: some blocks are unknown
+	KnownSuspect                   // events in between are missing: some known blocks may be gone
+	KnownMisfit                    // the engine's block size does not fit the index's: no block is known
+	KnownNothing                   // no connection
 	knownStates
 )
 
-// String returns a word for records and metrics.
+// String returns the state's value in records and metrics.
 func (k KnownState) String() string {
 	return [...]string{"ok", "partial", "suspect", "block_size_mismatch", "none"}[min(k, KnownNothing)]
 }
 
-// SourcesConfig says where events go. Sink is required; the zero value of each
-// other field means its default.
+// SourcesConfig configures [Sources]. Sink is required; the zero value of each other field is its
+// default.
 type SourcesConfig struct {
-	// Sink takes the events. It is called by one goroutine at a time for a rank.
+	// Sink receives the events. One goroutine at a time calls it for a rank.
 	Sink events.Sink
-	// Subscriber takes those of workers with Queries, and of Dynamo's publishers, and is
-	// to ask by [Sources.Ask]. Default: such workers are not followed.
+	// Subscriber receives the events of workers with Queries and of Dynamo's publishers. It must
+	// send its queries with [Sources.Ask]. Default: such workers are not followed.
 	Subscriber *events.Subscriber
-	// Found is told what an engine says of itself, before its events and once for
-	// each time that it is asked. It must not call back. Default nobody.
+	// Found receives what an engine reports about itself, before the engine's events and after
+	// each discovery. It must not call back. Default: none.
 	Found func(id uint64, f Found)
-	// Changed is told when it may have changed how well a worker is known. It must
-	// not call back. Default nobody.
+	// Changed is called when a worker's state may have changed. It must not call back. Default:
+	// none.
 	Changed func(id uint64, worst KnownState)
-	// Client asks engines over HTTP, and Control checks where their sockets are, as
+	// Client sends HTTP requests to engines. Control checks the addresses of their sockets, as
 	// [net.Dialer]'s. Default: those of package reach for all networks.
 	Client  *http.Client
 	Control func(network, address string, _ syscall.RawConn) error
-	// Recorder writes down what the engines' sockets say. Default none.
+	// Recorder records the messages of the engines' sockets. Default: none.
 	Recorder *Recorder
-	// Log takes a line for each loss and each change. Default none.
+	// Log receives a line for each loss and each change. Default: none.
 	Log *slog.Logger
-	// Meter makes the instruments listed in docs/metrics.md. Default none.
+	// Meter makes the instruments listed in docs/metrics.md. Default: none.
 	Meter metric.Meter
 }
 
 func (c *SourcesConfig) dialer(d *net.Dialer) { d.Control = c.Control }
 
-// Sources follows the caches of workers whose engines are heard without a bus. It
-// keeps a goroutine for each socket, which ends with its worker.
+// Sources follows the caches of workers whose engines are read without NATS. It runs a goroutine
+// for each socket, which ends when the worker is removed.
 //
-// # What is promised
+// # Guarantees
 //
-// For each rank, what the sink gets between two events that clear it is true of
-// one process of the engine: the events are those that it published, in order. What
-// the engine can send again is asked for after each loss and each new connection;
-// what it cannot stays missing, is counted, and the rank counts as suspect. A
-// process that starts anew is noticed by its numbers, by the last batch that it no
-// longer knows, or by its closed port, and the rank is cleared.
+// For each rank, the events that the sink receives between two clears were published by one
+// process of the engine, in order. After each loss and each new connection, the batches that the
+// engine can send again are requested. Batches that it cannot send again stay missing and are
+// counted, and the rank is suspect. A new process is detected by its numbers, by a last batch that
+// it does not have, or by a closed port; then the rank is cleared.
 //
 // # Concurrency
 //
@@ -142,11 +144,11 @@ type Sources struct {
 	// mu guards the fields below.
 	wanted map[uint64]EngineWorker
 	ranks  map[*rankSource]struct{}
-	saved  map[WorkerRank]*savedRank // by an earlier process, of ranks not followed yet
-	loaded time.Time                 // when
+	saved  map[WorkerRank]*savedRank // ranks of an earlier process that are not followed yet
+	loaded time.Time                 // when saved was loaded
 }
 
-// NewSources returns sources of no workers yet.
+// NewSources returns Sources without workers.
 func NewSources(conf SourcesConfig) (*Sources, error) {
 	if conf.Found == nil {
 		conf.Found = func(uint64, Found) {}
@@ -171,7 +173,7 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 	return s, err
 }
 
-// Set begins to follow a worker, or begins anew if it is not as it was.
+// Set starts to follow a worker, or starts again if its settings changed.
 func (s *Sources) Set(w EngineWorker) {
 	s.mu.Lock()
 	s.wanted[w.ID] = w
@@ -179,7 +181,7 @@ func (s *Sources) Set(w EngineWorker) {
 	stir(s.wake)
 }
 
-// Remove ends what follows a worker.
+// Remove stops following a worker.
 func (s *Sources) Remove(id uint64) {
 	s.mu.Lock()
 	delete(s.wanted, id)
@@ -293,9 +295,9 @@ func runEach[K comparable](ctx context.Context, wake <-chan struct{}, wanted fun
 func (s *Sources) follow(ctx context.Context, wanted EngineWorker) {
 	log := s.conf.Log.With("worker", wanted.ID, "name", wanted.Name)
 	wait := backoff{}
-	level := slog.LevelWarn // once
+	level := slog.LevelWarn // warn only once
 	for ctx.Err() == nil {
-		w := wanted // sockets completes it
+		w := wanted // sockets completes the copy
 		sockets, err := s.sockets(ctx, &w)
 		if err != nil {
 			if ctx.Err() == nil {
@@ -333,7 +335,7 @@ func (s *Sources) follow(ctx context.Context, wanted EngineWorker) {
 // discoverEvery is how often an engine whose sockets are unavailable is asked for others.
 const discoverEvery = 3 * time.Second
 
-// awaitMove returns when ctx ends, or when an engine says that it has other sockets.
+// awaitMove returns when ctx ends, or when the engine reports other sockets.
 func (s *Sources) awaitMove(ctx context.Context, w EngineWorker, sockets []socket) {
 	tick := time.NewTicker(discoverEvery)
 	defer tick.Stop()
@@ -352,25 +354,24 @@ func (s *Sources) awaitMove(ctx context.Context, w EngineWorker, sockets []socke
 	}
 }
 
-// socket is where the events of a rank are.
+// socket holds the addresses of a rank's events.
 type socket struct {
 	rank           uint32
 	topic          string
 	url            string // of TransportPoll
 	events, replay zmtp.Endpoint
 	replays        bool // replay is set
-	plane          bool // a publisher of ours, that answers queries there
+	plane          bool // a kvroute publisher, which answers queries at replay
 }
 
-// basePort and baseReplayPort are those of rank 0 where an endpoint's port is
-// "{rank}".
+// basePort and baseReplayPort are the ports of rank 0 for an endpoint whose port is "{rank}".
 const (
 	basePort       = 5557
 	baseReplayPort = 5657
 )
 
-// sockets works out where a worker's events are. It asks the engine for what is
-// not said, and fills it in.
+// sockets returns the addresses of a worker's events. It queries the engine for missing settings
+// and fills them in.
 func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error) {
 	switch w.Transport {
 	case TransportPoll:
@@ -402,7 +403,7 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 	if err != nil {
 		host = "127.0.0.1"
 	} else if w.BlockSize == 0 && !w.Queries {
-		// Only that is asked for, and it is not worth waiting for.
+		// Only the block size is missing, so an error is ignored.
 		if f, err := s.discover(ctx, w); err == nil {
 			w.Engine, w.BlockSize = cmp.Or(w.Engine, f.Engine), f.BlockSize
 			f.DPStart, f.DPSize = w.DPStart, max(1, w.DPSize)

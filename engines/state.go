@@ -26,7 +26,7 @@ const (
 	sourceVersion = 1
 
 	maxSavedRanks = 1 << 18
-	savedFor      = time.Minute // that workers have to come back
+	savedFor      = time.Minute // workers must register again within this time
 	tiers         = int(indexer.External) + 1
 )
 

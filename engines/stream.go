@@ -4,9 +4,8 @@ package engines
 
 import "github.com/zeebo/xxh3"
 
-// stream puts the batches of one engine's socket in order: the live ones, and
-// those that the engine sends again when it is asked. It is a source without
-// sockets, clock and goroutine.
+// stream puts the batches of one engine's socket in order: the live batches, and those that the
+// engine sends again on request. It has no sockets, clock or goroutine.
 //
 // Engines number batches from 0 in each process, and say nothing when a process
 // ends. Three things tell of a new one: a live number that is not above the one
@@ -15,53 +14,53 @@ import "github.com/zeebo/xxh3"
 // now; and an answer without it. That is why questions begin with the last batch
 // that is known, not the one behind it.
 //
-// A long answer may lack batches that the engine has: its socket drops what does not
-// fit into its queue. What is missing inside of an answer is therefore asked for once
-// more, from the last batch known on; what is missing again is gone.
+// A long answer may lack batches that the engine has, because its socket drops messages that do
+// not fit into its queue. Therefore a gap inside an answer is requested once more, from the last
+// known batch. Batches that are missing again are lost.
 //
 // # Invariants
 //
-//   - What is applied between two clears is a subsequence of what one process
-//     published, in order, none twice.
-//   - Nothing is missing between them unless the stream is suspect, and nothing
+//   - The batches applied between two clears are a subsequence of those that one
+//     process published, in order, without duplicates.
+//   - No batch is missing between them unless the stream is suspect, and none
 //     before them unless it is partial.
-//   - While an answer is due live batches wait, at most maxWaitingBatches of
-//     at most maxWaitingBytes.
+//   - While an answer is expected, live batches wait: at most maxWaitingBatches
+//     with at most maxWaitingBytes.
 type stream struct {
 	replays bool // the engine can be asked
-	// apply takes a batch and says whether the engine cleared its cache in it.
+	// apply applies a batch and reports whether the engine cleared its cache in it.
 	apply func(body []byte) (cleared bool)
 	clear func()
 	count func(outcome string, n int)
 
-	// What was applied last, if anything since the last clear.
+	// The last applied batch, if any since the last clear.
 	heard  bool
 	last   uint64
 	digest uint64
 
 	// The connection.
-	fresh     bool   // nothing came over it yet
-	before    uint64 // the last sequence when it began, if hadBefore
+	fresh     bool   // no batch arrived on it yet
+	before    uint64 // the last sequence when the connection began, if hadBefore
 	hadBefore bool
-	live      uint64 // the newest that came over it
-	closed    bool   // before it the port was closed, and no answer told more yet
+	live      uint64 // the newest sequence that arrived on it
+	closed    bool   // the port was closed before the connection, and no answer has shown yet whether the process is new
 
-	// The question to the engine.
+	// The request to the engine.
 	asking   asking
-	asks     int  // questions so far; answers to others than the newest mean nothing
-	rebuild  bool // an answer from 0 replaces what is known
-	answered bool // the answer had what was asked for
-	again    int  // questions since the stream was last in order
-	holes    int  // questions since then for what was missing inside of an answer
-	hole     bool // the newest of them was put behind the batch that is still the last
+	asks     int  // number of requests so far; answers to older requests are ignored
+	rebuild  bool // an answer from 0 replaces the known blocks
+	answered bool // the answer had a requested batch
+	again    int  // requests since the stream was last in order
+	holes    int  // requests since then because of a gap inside an answer
+	hole     bool // the last of them began at the batch that is still the last
 
 	waiting      []batch
 	waitingBytes int
 
-	partial  bool // it began before we heard of it: blocks are unknown
-	suspect  bool // something is missing in between: blocks may be wrongly known
-	review   bool // everything is to be asked for behind the next answer, if that can be
-	hopeless bool // and the engine does not have it any more
+	partial  bool // batches before the first applied one are missing: blocks are unknown
+	suspect  bool // batches in between are missing: known blocks may be gone
+	review   bool // request everything after the next answer, if possible
+	hopeless bool // the engine no longer has the missing batches
 }
 
 // batch is a message of an engine.
@@ -74,18 +73,18 @@ type asking uint8
 
 const (
 	askNothing asking = iota
-	askTail           // from the last one known
+	askTail           // from the last known batch
 	askAll            // from 0
 )
 
 const (
 	maxWaitingBatches = 4096
 	maxWaitingBytes   = 64 << 20
-	// maxAgain is how often a hole that an answer did not fill is asked for.
+	// maxAgain limits the requests for a gap that an answer did not fill.
 	maxAgain = 2
-	// maxHoles is how often something may be missing inside of an answer before the
-	// engine is believed not to have it. An engine's queue of 1,000 loses something of
-	// its 10,000 batches ten times at most.
+	// maxHoles limits the requests because of gaps inside an answer. After that many, the engine
+	// is assumed not to have the missing batches. An engine's queue of 1,000 messages loses some
+	// of its 10,000 batches ten times at most.
 	maxHoles = 50
 )
 
@@ -93,7 +92,7 @@ func newStream(replays bool, apply func([]byte) bool, wipe func(), count func(st
 	return &stream{replays: replays, apply: apply, clear: wipe, count: count}
 }
 
-// missing returns how many batches are missing before one of a sequence.
+// missing returns the number of batches that are missing before a sequence.
 func (s *stream) missing(sequence uint64) uint64 {
 	if !s.heard {
 		return sequence
@@ -101,12 +100,12 @@ func (s *stream) missing(sequence uint64) uint64 {
 	return sequence - s.last - 1
 }
 
-// connected begins a new connection. closed says that the engine's port was seen
-// closed since the one before.
+// connected starts a new connection. closed means that the engine's port was closed since the
+// previous connection.
 func (s *stream) connected(closed bool) {
 	s.fresh, s.before, s.hadBefore = true, s.last, s.heard
 	s.closed = s.heard && (closed || s.closed && s.replays)
-	// If the answer does not bring them again, they are missing.
+	// The answer must contain these batches again; otherwise they are missing.
 	s.waiting, s.waitingBytes = nil, 0
 	switch {
 	case s.replays:
@@ -117,7 +116,7 @@ func (s *stream) connected(closed bool) {
 	}
 }
 
-// ask wants an answer: what follows the last batch, or everything.
+// ask schedules a request: for the batches after the last one, or for all.
 func (s *stream) ask() {
 	s.asking, s.answered = askAll, false
 	if s.heard && !s.rebuild {
@@ -126,15 +125,14 @@ func (s *stream) ask() {
 	s.asks++
 }
 
-// askAgain asks what follows, unless a question is out.
+// askAgain schedules a request for later batches, unless a request is under way.
 func (s *stream) askAgain() {
 	if s.replays && s.asking == askNothing {
 		s.ask()
 	}
 }
 
-// begin is called when the question goes out, each time that it does. It returns
-// the sequence from which on batches are wanted.
+// begin is called each time that the request is sent. It returns the first requested sequence.
 func (s *stream) begin() (from uint64) {
 	s.answered = false
 	if s.heard && !s.rebuild {
@@ -143,7 +141,7 @@ func (s *stream) begin() (from uint64) {
 	return s.from()
 }
 
-// from is the sequence from which on batches would be wanted now.
+// from returns the sequence at which a request would start now.
 func (s *stream) from() uint64 {
 	if s.heard && !s.rebuild {
 		return s.last
@@ -151,7 +149,7 @@ func (s *stream) from() uint64 {
 	return 0
 }
 
-// tryAll asks for everything, to replace what is suspect.
+// tryAll requests all batches, to replace suspect state.
 func (s *stream) tryAll() {
 	if (s.suspect || s.partial) && s.replays && !s.hopeless && s.asking == askNothing {
 		s.rebuild, s.again = true, 0
@@ -159,7 +157,7 @@ func (s *stream) tryAll() {
 	}
 }
 
-// restart forgets what the process before published.
+// restart forgets the batches of the previous process.
 func (s *stream) restart() {
 	s.count(sourceRestart, 1)
 	s.forget()
@@ -172,14 +170,14 @@ func (s *stream) forget() {
 	s.whole()
 }
 
-// whole says that nothing that matters is missing any more.
+// whole marks the stream as complete.
 func (s *stream) whole() { s.partial, s.suspect, s.hopeless = false, false, false }
 
-// fromLive takes a batch that the engine published just now.
+// fromLive handles a batch that the engine has just published.
 func (s *stream) fromLive(b batch) {
 	switch {
 	case !s.fresh && b.sequence <= s.live, s.fresh && s.hadBefore && b.sequence <= s.before:
-		s.waiting, s.waitingBytes = nil, 0 // the old process's
+		s.waiting, s.waitingBytes = nil, 0 // batches of the old process
 		s.restart()
 	}
 	s.fresh, s.live = false, b.sequence
@@ -206,7 +204,7 @@ func (s *stream) wait(b batch) {
 	}
 }
 
-// take applies a batch; what is missing before it is lost.
+// take applies a batch. Batches missing before it are lost.
 func (s *stream) take(b batch) {
 	if n := s.missing(b.sequence); n > 0 {
 		s.count(sourceLost, int(min(n, 1<<30)))
@@ -218,7 +216,7 @@ func (s *stream) take(b batch) {
 	}
 }
 
-// fromReplay takes a batch of the answer.
+// fromReplay handles a batch of the answer.
 func (s *stream) fromReplay(b batch) {
 	switch {
 	case s.asking == askTail && b.sequence == s.last && !s.answered:
@@ -229,12 +227,13 @@ func (s *stream) fromReplay(b batch) {
 		}
 		return
 	case s.asking == askTail && b.sequence > s.last && !s.answered && s.closed:
-		// The last batch is gone, so is the port as it was: another process.
+		// The last known batch is missing from the answer and the port was closed: this is another
+		// process.
 		s.restart()
 		s.ask()
 		return
 	case s.rebuild && b.sequence > 0 && !s.answered:
-		// The beginning is gone for good; keep what we have.
+		// The engine no longer has the first missing batches; keep the known blocks.
 		s.hopeless = true
 		s.giveUp()
 		return
@@ -255,24 +254,24 @@ func (s *stream) fromReplay(b batch) {
 			s.holes++
 			return
 		}
-		s.hopeless = true // the engine has no more of it
+		s.hopeless = true // the engine has no further batches
 	}
 	s.count(sourceReplayed, 1)
 	s.take(b)
 }
 
-// replayEnd ends the answer.
+// replayEnd handles the end of the answer.
 func (s *stream) replayEnd() {
 	switch {
 	case s.asking == askNothing:
 		return
 	case s.asking == askTail && !s.answered:
-		// The engine does not know its own last batch: it is another process.
+		// The engine does not have the last known batch: this is another process.
 		s.restart()
 		s.ask()
 		return
 	case s.rebuild && !s.answered:
-		s.restart() // it has nothing, so what we know is another's
+		s.restart() // the engine has no batches, so the known ones belong to another process
 	}
 	s.asking, s.rebuild, s.holes, s.hole = askNothing, false, 0, false
 	s.drain(s.again >= maxAgain)
@@ -282,19 +281,19 @@ func (s *stream) replayEnd() {
 	}
 }
 
-// giveUp ends a question without an answer.
+// giveUp ends a request without an answer.
 func (s *stream) giveUp() {
 	if s.heard && s.closed && !s.answered {
 		s.restart()
 	}
-	// Nobody knows what the answer would have been.
+	// It is unknown which batches the answer would have contained.
 	s.partial, s.suspect = s.partial || !s.heard, s.suspect || s.heard
 	s.asking, s.rebuild = askNothing, false
-	s.asks++ // a late answer means nothing
+	s.asks++ // a late answer is ignored
 	s.drain(true)
 }
 
-// drain applies what waits. A hole in it is asked for, unless this is the last try.
+// drain applies the waiting batches. A gap in them is requested, unless last is set.
 func (s *stream) drain(last bool) {
 	for i, b := range s.waiting {
 		if s.heard && b.sequence <= s.last {

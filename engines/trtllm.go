@@ -42,8 +42,8 @@ type trtMMKey struct {
 	Hash string `json:"hash"`
 }
 
-// trtHash is a block's id: a number of either sign, or hex digits, of which the
-// first 16 count.
+// trtHash is a block's id: a positive or negative number, or hex digits, of which the first 16 are
+// used.
 type trtHash uint64
 
 // UnmarshalJSON reads either form.
@@ -74,8 +74,8 @@ func jsonUint(data []byte) (uint64, error) {
 	return strconv.ParseUint(string(data), 10, 64)
 }
 
-// decodeTRTLLM reads the answer of TensorRT-LLM's /kv_cache_events: a JSON list.
-// Each event is read by itself, as by [DecodeBatch].
+// decodeTRTLLM reads the answer of TensorRT-LLM's /kv_cache_events: a JSON list. An event that
+// cannot be read does not affect the others, as in [DecodeBatch].
 func decodeTRTLLM(data []byte) (EngineBatch, error) {
 	var b EngineBatch
 	var list []json.RawMessage
@@ -93,8 +93,8 @@ func decodeTRTLLM(data []byte) (EngineBatch, error) {
 	return b, nil
 }
 
-// appendTo adds what the event says. What cannot be used still counts its id,
-// so that it is not taken for lost.
+// appendTo appends the event to a batch. An event that cannot be used is appended with its id
+// only, so that it does not count as lost.
 func (t *trtEvent) appendTo(b *EngineBatch) {
 	base := EngineEvent{ID: *t.EventID, HasID: true, WindowSize: t.Window}
 	if t.Rank != nil {
@@ -122,7 +122,7 @@ func (t *trtEvent) appendTo(b *EngineBatch) {
 		b.Drops[DropKind]++
 	}
 	if len(b.Events) == before {
-		b.Events = append(b.Events, base) // of no kind
+		b.Events = append(b.Events, base) // with an unknown kind
 	}
 }
 
@@ -130,7 +130,7 @@ func (t *trtEvent) appendTo(b *EngineBatch) {
 func (t *trtEvent) stored(base EngineEvent, b *EngineBatch) {
 	base.Kind = EngineStored
 	defer func(first int) {
-		// One id, however many runs.
+		// All runs have the event's id.
 		for i := first + 1; i < len(b.Events); i++ {
 			b.Events[i].SameID = true
 		}
@@ -143,7 +143,7 @@ func (t *trtEvent) stored(base EngineEvent, b *EngineBatch) {
 		block := &t.Data.Blocks[i]
 		tier, ok := trtTier(block.Level)
 		if block.Hash == nil || len(block.Tokens) == 0 || !ok || cut {
-			// What follows a block that is not understood cannot be placed.
+			// Blocks behind an unreadable block have no known parent.
 			reason := DropBad
 			if block.Hash != nil && !ok {
 				reason = DropMedium
@@ -166,7 +166,7 @@ func (t *trtEvent) stored(base EngineEvent, b *EngineBatch) {
 				ev.Salt, ev.HasSalt = *block.Salt, true
 			}
 		}
-		// Only the last block may be shorter: it is not full.
+		// Only the last block may be shorter, because it is not full.
 		cut = len(block.Tokens) != ev.BlockSize
 		if cut && len(block.Tokens) > ev.BlockSize {
 			b.Drops[DropBad] += len(t.Data.Blocks) - i
@@ -184,8 +184,8 @@ func (t *trtEvent) stored(base EngineEvent, b *EngineBatch) {
 	}
 }
 
-// read adds the block's tokens, and returns its objects and whether they explain
-// it.
+// read adds the block's tokens. It returns the block's objects. usable is false if a token or an
+// object cannot be read, or if tokens have extra ids without objects.
 func (t *trtBlock) read(ev *EngineEvent) (objects []uint64, usable bool) {
 	usable = true
 	extra := false

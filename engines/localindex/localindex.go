@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package localindex is the local indexer of a worker: what the caches of its ranks hold,
-// their last events, and the answers to queries about them.
+// Package localindex is the local indexer of a worker. It holds the cached blocks and the last
+// events of each rank, and answers queries about them.
 package localindex
 
 import (
@@ -13,22 +13,22 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// Bounds of what a worker keeps of its own events.
+// Limits of the events that a worker keeps.
 const (
-	// ringEvents is how many events of a rank can be asked for one by one: some
-	// seconds of a busy worker. Who missed more gets a dump.
+	// ringEvents is the number of a rank's latest events that can be requested individually: some
+	// seconds of a busy worker. A router that missed more receives a dump.
 	ringEvents = 1024
 	ringBlocks = 1 << 20 // 16 MB
 )
 
-// Index has what each rank of a worker holds, and its last events. It belongs to one
-// goroutine at a time, except for the contents that it hands out.
+// Index holds the cached blocks and the last events of each rank of a worker. One goroutine at a
+// time may use it, except for the contents that it returns.
 //
 // Invariants, for each rank:
 //
 //   - The ring holds the events of consecutive ids up to last, at most ringEvents,
 //     and at most ringBlocks blocks unless it is one event.
-//   - The index is what events 1 to last make.
+//   - The index is the result of the events 1 to last.
 type Index struct{ ranks map[uint32]*rank }
 
 type rank struct {
@@ -40,7 +40,7 @@ type rank struct {
 	blocks int
 }
 
-// New returns an index of a worker that holds nothing.
+// New returns an empty Index.
 func New() *Index { return &Index{ranks: make(map[uint32]*rank)} }
 
 func (l *Index) rank(dpRank uint32) *rank {
@@ -53,8 +53,7 @@ func (l *Index) rank(dpRank uint32) *rank {
 	return r
 }
 
-// Remember takes an event that got its final form. The ids of a rank come in
-// order, with none left out.
+// Remember adds a final event. The ids of a rank must be consecutive.
 func (l *Index) Remember(now time.Time, ev events.RouterEvent) {
 	r := l.rank(ev.DPRank)
 	r.parked.Expire(now)
@@ -65,15 +64,15 @@ func (l *Index) Remember(now time.Time, ev events.RouterEvent) {
 	drop := 0
 	for len(r.ring)-drop > ringEvents || r.blocks > ringBlocks && len(r.ring)-drop > 1 {
 		r.blocks -= events.Weight(&r.ring[drop].Event)
-		r.ring[drop] = events.RouterEvent{} // what it refers to can go
+		r.ring[drop] = events.RouterEvent{} // releases the memory that the event refers to
 		drop++
 	}
 	r.ring = r.ring[drop:]
 }
 
-// Answer answers a query. What makes up a dump comes in content, to be read when
-// nobody has to wait for it any more: it is what the worker holds now. Behind it
-// belongs what is in the answer already: events that wait for their parents.
+// Answer answers a query. A dump's blocks are returned as content, so that they can be read
+// without a lock; they are the blocks that the worker holds now. The events in the answer, which
+// wait for their parents, follow the content.
 func (l *Index) Answer(q *events.Query) (a events.Answer, content *Content) {
 	r := l.ranks[q.DPRank]
 	if r == nil {
@@ -97,7 +96,7 @@ func (l *Index) Answer(q *events.Query) (a events.Answer, content *Content) {
 	return a, content
 }
 
-// Content is what an index of one rank held at one moment. It must be read.
+// Content is the content of a rank's index at one moment. The caller must read it.
 type Content struct {
 	runs iter.Seq2[indexer.Run, error]
 	stop func()
@@ -108,7 +107,7 @@ func freeze(x *indexer.Index) *Content {
 	return &Content{runs, stop}
 }
 
-// Events returns events that make it.
+// Events returns events that build the content.
 func (f *Content) Events() ([]indexer.Event, error) {
 	defer f.stop()
 	return events.RankEvents(f.runs, 0)
@@ -137,8 +136,8 @@ func Complete(a *events.Answer, q *events.Query, content *Content) {
 	}
 }
 
-// Split cuts an answer into parts whose encodings stay below the size at which
-// they would have to wait for each other on a connection.
+// Split splits an answer into parts. Each encoded part is small enough not to delay other messages
+// of the connection.
 func Split(a *events.Answer) []events.Answer {
 	const maxPart = 512 << 10
 	if a.Kind != events.AnswerEvents && a.Kind != events.AnswerDump {
@@ -149,7 +148,7 @@ func Split(a *events.Answer) []events.Answer {
 	for {
 		n, size := 0, 0
 		for n < len(evs) {
-			// An event takes up to 180 bytes, a block up to 64, a name up to 9.
+			// An event takes up to 180 bytes, a block up to 64, a block id up to 9.
 			s := 180 + 64*len(evs[n].Event.Blocks) + 9*len(evs[n].Event.Externals)
 			if n > 0 && size+s > maxPart-1024 {
 				break
