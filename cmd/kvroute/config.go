@@ -77,16 +77,16 @@ type config struct {
 	TraceOutTPOT time.Duration `yaml:"trace-out-tpot" own:"yes" default:"20ms" want:"more than 0s" help:"<time> between two tokens of a response that the trace assumes"`
 
 	SecondChoice string `yaml:"second-choice" default:"header" help:"header, list or none: how Envoy learns where to send a request that its worker refuses; must fit config envoy --failover"`
-	// For filters whose configuration cannot ask for it: see examples/envoy-gateway.
+	// The configuration of some filters cannot request the response: see examples/envoy-gateway.
 	ModeOverride       bool   `yaml:"mode-override" help:"ask Envoy for the response's headers and trailers; needed with Envoy Gateway"`
 	ExtprocTLSCert     string `yaml:"extproc-tls-cert" own:"yes" help:"PEM <file> with the certificate for connections of Envoy"`
 	ExtprocTLSKey      string `yaml:"extproc-tls-key" own:"yes" help:"PEM <file> with the key of extproc-tls-cert"`
 	ExtprocTLSClientCA string `yaml:"extproc-tls-client-ca" own:"yes" help:"PEM <file> with the authorities whose clients may connect; empty accepts all clients"`
-	// A new connection lets new replicas get their share behind a balancer of connections.
+	// New replicas behind a balancer of connections get their share only when Envoy reconnects.
 	ExtprocConnectionAge time.Duration `yaml:"extproc-connection-age" default:"10m" want:"0s or more" help:"<time> after which Envoy is asked to open a new connection; 0 never asks"`
 	EndpointPicker       bool          `yaml:"endpoint-picker" help:"also speak the endpoint-picker protocol of the Gateway API Inference Extension"`
 	AvoidFailing         time.Duration `yaml:"avoid-failing" default:"2s" help:"<time> of the initial back-off for a worker that refused or failed a request, up to 16 times as long if it goes on; 0 turns back-off off"`
-	// None of the next three may be below the one before.
+	// Each of the next three must be at least the one before it.
 	DegradedAfter  time.Duration `yaml:"degraded-after" default:"7.5s" help:"<time> without a sign of life after which a worker gets requests only if no worker is healthy; 3s or more"`
 	UnhealthyAfter time.Duration `yaml:"unhealthy-after" default:"15s" help:"<time> without a sign of life after which a worker gets no requests"`
 	ExpiredAfter   time.Duration `yaml:"expired-after" default:"30s" help:"<time> without a sign of life after which a worker is removed"`
@@ -121,9 +121,9 @@ type config struct {
 	// which stands for a worker at each of its addresses and is looked up every 10 s.
 	// Reloaded when the file changes.
 	Workers workerList `yaml:"workers"`
-	// Groups are router groups, to which requests go instead of workers. Fields: name,
-	// address (ip:port of the group's gateway); models, block_size and members as far as
-	// they are to be known before the group says so itself. Reloaded when the file changes.
+	// Groups are router groups, to which requests go instead of workers. Fields: name, address
+	// (ip:port of the group's gateway), and optionally models, block_size and members, which are
+	// used until the group reports them. Reloaded when the file changes.
 	Groups groupList `yaml:"groups,omitempty"`
 }
 
@@ -140,8 +140,8 @@ type modelConfig struct {
 	Tokenizer     string `yaml:"tokenizer" help:"<folder> with the model's files; empty takes those of the simulated engine"`
 	TokenizerMode string `yaml:"tokenizer-mode,omitempty" help:"the engine's --tokenizer-mode: hf or mistral; empty takes what vLLM takes by itself"`
 	ChatTemplate  string `yaml:"chat-template,omitempty" help:"<file> with a chat template instead of the model's"`
-	// Pattern is for rank files. Empty takes what the file's name or the class in
-	// tokenizer_config.json says.
+	// Pattern is for rank files. If it is empty, the file's name or the class in
+	// tokenizer_config.json decides.
 	Pattern string `yaml:"pattern,omitempty" help:"how a rank file splits words: gpt2, cl100k, o200k, kimi, or an <expression>"`
 	Profile string `yaml:"profile,omitempty" help:"<engine> that serves the model: vllm (default), sglang or trtllm"`
 	// BlockSize is the number of tokens in a block; 0 takes that of the first worker.
@@ -197,11 +197,10 @@ func readFile(file string) (config, error) {
 	return c, fmt.Errorf("%s: version is %d, want 1", file, c.Version)
 }
 
-// jsonList is a list of the file whose elements are known as JSON, in which the other
-// parties write them.
+// jsonList is a list of the file whose elements have the JSON form of another package.
 type jsonList[T any] []T
 
-// UnmarshalYAML reads the list; fields that an element does not have are refused.
+// UnmarshalYAML reads the list; unknown fields of an element are refused.
 func (l *jsonList[T]) UnmarshalYAML(data []byte) error {
 	text, err := yaml.YAMLToJSON(data)
 	if err != nil {

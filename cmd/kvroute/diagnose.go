@@ -28,7 +28,7 @@ type severity string
 const (
 	different severity = "different" // replicas do not agree
 	fault     severity = "fault"     // of one replica alone
-	note      severity = "note"      // allowed, but worth knowing
+	note      severity = "note"      // allowed, but possibly unexpected
 )
 
 // finding is a difference between replicas, or a fault of one.
@@ -73,12 +73,12 @@ type tolerance struct {
 // diagnosis collects findings.
 type diagnosis struct {
 	all       []*examined       // the replicas that answered
-	names     map[uint64]string // theirs, by id
+	names     map[uint64]string // of these replicas, by id
 	tolerance tolerance
 	found     []finding
 }
 
-// diagnose checks each replica and compares all of them. They have names.
+// diagnose checks each replica and compares all of them. Every replica must have a name.
 func diagnose(all []*examined, t tolerance) []finding {
 	d := diagnosis{tolerance: t, names: map[uint64]string{}}
 	for _, x := range all {
@@ -186,17 +186,17 @@ func (d *diagnosis) checkClocks() {
 	}
 }
 
-// fact names something that every replica says. Of is the worker, model or setting.
+// fact names a value that every replica reports. Of is the worker, model or setting.
 type fact struct{ what, of string }
 
-// absent is the value of a fact that a replica does not say. Facts that are not in this
-// map are compared among the replicas that say them.
+// absent is the value of a fact that a replica does not report. Facts that are not in this map are
+// compared only among the replicas that report them.
 //
 //nolint:gochecknoglobals // a table
 var absent = map[string]string{"worker": "unknown", "model": "unknown", "setting": "unknown", "busy thresholds": "", "requests of": "not heard"}
 
-// facts returns what a replica says in one reading: strings and ints. Requests are compared
-// only where replicas exchange them; asked are the names of all replicas.
+// facts returns what a replica reports in one reading: strings and ints. Requests are compared only
+// where replicas exchange them; asked are the names of all replicas.
 func (r *reading) facts(synced bool, asked map[uint64]string) map[fact]any {
 	all := map[fact]any{{"version", ""}: r.Version, {"scope", ""}: r.Scope, {"hash seed", ""}: strconv.Itoa(r.HashSeed)}
 	for name, value := range r.Settings {
@@ -268,7 +268,7 @@ func (d *diagnosis) compareFacts() {
 			}
 			said[x.name] = spans[i].String()
 		}
-		if farthest(spans) <= tolerated[f.what] || f.what == "contents" && blocks.low < blocks.high { // contents that change differ
+		if farthest(spans) <= tolerated[f.what] || f.what == "contents" && blocks.low < blocks.high { // changing contents are not compared
 			continue
 		}
 		level := different
@@ -296,8 +296,8 @@ func difference(level severity, f fact, said map[string]string) finding {
 	return finding{Level: level, What: f.what, Of: f.of, Values: said, Text: subject + ": " + strings.Join(parts, "; ")}
 }
 
-// span is what a replica's readings say of a fact: texts, a range of numbers, or both if
-// some readings do not say it.
+// span holds the values of a fact in a replica's readings: texts, a range of numbers, or both if
+// some readings lack the fact.
 type span struct {
 	texts     []string
 	numbers   bool
@@ -355,7 +355,7 @@ func farthest(all []span) (far int) {
 	return far
 }
 
-// checkPeers reports replicas that were not asked, and replicas that miss requests of
+// checkPeers reports replicas that the doctor did not read, and replicas that miss requests of
 // others.
 func (d *diagnosis) checkPeers() {
 	notAsked := map[uint64]string{}

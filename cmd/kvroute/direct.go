@@ -18,8 +18,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// direct passes workers to the router, completed by what their engines say of themselves,
-// and reads the events of engines that are not on the bus.
+// direct passes workers to the router, with the data that their engines report about themselves, and
+// reads the events of engines that are not on the bus.
 type direct struct {
 	router  *router.Router
 	sources *engines.Sources
@@ -87,7 +87,7 @@ func (d *direct) complete(id uint64, take func(*directWorker)) {
 	}
 }
 
-// completed is the worker with what its engine says of itself.
+// completed returns the worker with the data that its engine reports about itself.
 func (w *directWorker) completed() router.WorkerInfo {
 	info := w.info
 	if f := w.found; f != nil {

@@ -66,7 +66,7 @@ func doctor(ctx context.Context, args []string, std stdio) error {
 		urls = []string{defaultAPI}
 	}
 	for _, u := range urls {
-		// A new connection for each request: several replicas behind one URL then show.
+		// Each request uses a new connection, so that several replicas behind one URL are noticed.
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 		x := examined{api: apiClient{url: u, tokenFile: *tokenFile, http: client}}
 		if err := x.api.readToken(); err != nil {
@@ -109,12 +109,12 @@ type examined struct {
 	ahead    time.Duration // the replica's clock minus ours
 }
 
-// reading is what a replica said at one time.
+// reading is the data of a replica at one time.
 type reading struct {
 	api.Replica
 	workers    []router.WorkerState
 	models     []router.ModelState
-	thresholds map[string]string // of models that have some
+	thresholds map[string]string // of models that have thresholds
 	contents   string            // digest of the index; "" if it was not read
 }
 
@@ -128,7 +128,8 @@ func (r *reading) sums() (workers, blocks, requests int) {
 	return len(r.workers), blocks, requests
 }
 
-// run asks all until two readings show no difference, or so many times.
+// run reads all replicas until two readings show no difference, or the number of readings is
+// reached.
 func (d *examination) run(ctx context.Context, readings int) (findings []finding, err error) {
 	for n := 1; ; n++ {
 		var asked sync.WaitGroup
@@ -154,7 +155,7 @@ func (d *examination) run(ctx context.Context, readings int) (findings []finding
 	}
 }
 
-// nameAll gives each replica a name that no other one has.
+// nameAll gives each replica a unique name.
 func (d *examination) nameAll() {
 	seen := map[string]int{}
 	for _, x := range d.all {
@@ -211,8 +212,8 @@ func (x *examined) read(ctx context.Context, contents bool) (err error) {
 	return nil
 }
 
-// digest is a digest of a replica's index: of all lines of a sorted dump but the header,
-// which has the time.
+// digest returns a digest of a replica's index: of all lines of a sorted dump except the header,
+// which contains the time.
 func (x *examined) digest(ctx context.Context) (string, error) {
 	resp, err := x.api.open(ctx, "/v1/index/dump?sort=1")
 	if err != nil {
@@ -229,7 +230,7 @@ func (x *examined) digest(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%x", h.Sum(nil)), nil
 }
 
-// summary says in a line how it went.
+// summary returns the result as one line.
 func (d *examination) summary(findings []finding) string {
 	bad, differ := serious(findings), count(findings, different)
 	asked := 0
@@ -284,7 +285,7 @@ func (d *examination) print(out io.Writer, findings []finding) error {
 	return w.Flush()
 }
 
-// writeJSON prints all, for programs.
+// writeJSON prints the examination for programs.
 func (d *examination) writeJSON(out io.Writer, findings []finding) error {
 	type replica struct {
 		Name     string `json:"name"`

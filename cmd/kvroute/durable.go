@@ -13,7 +13,7 @@ import (
 	"github.com/kvroute/kvroute/events"
 )
 
-// openDurable makes the reader of the stream of events, if there is to be one.
+// openDurable makes the reader of the stream of events, if the settings require one.
 func (s *server) openDurable() (err error) {
 	c := &s.conf
 	if !c.DurableKVEvents || !s.router.WantsEvents() {
@@ -94,7 +94,7 @@ func (s *server) position() uint64 {
 	return s.durable.Position()
 }
 
-// expected are workers that are known from a snapshot only.
+// expected are workers that only a snapshot contains.
 type expected struct {
 	mu sync.Mutex
 	// mu guards the fields below.

@@ -20,7 +20,7 @@ type dynamoConfig struct {
 
 func (c *dynamoConfig) on() bool { return c.Dir != "" }
 
-// check refuses settings that are not enough to find workers.
+// check refuses settings that are insufficient to find workers.
 func (c *dynamoConfig) check() error {
 	err := c.DynamoRules.Check()
 	switch {
@@ -51,7 +51,7 @@ func (s *server) openDynamo() (err error) {
 	return nil
 }
 
-// dynamoChanged takes the workers of the records. The places of their events come first: the
+// dynamoChanged applies the workers of the records. The places of their events come first: the
 // router requests the events of a new worker at once.
 func (s *server) dynamoChanged(v fleet.DynamoView) {
 	s.direct.sources.SetPlane(v.Plane)

@@ -21,11 +21,11 @@ import (
 // so that Envoy serves them while no kvroute runs. Several replicas may write one file:
 // each writes a temporary file of its own and renames it.
 //
-// The file keeps the last known workers while there are none, or the registry has not
-// answered yet. A file that was removed is written again: Envoy does not start without it.
+// Without workers, or before the registry has answered, the file keeps the last known workers. A
+// file that was removed is written again: Envoy does not start without it.
 type endpointFile struct {
 	path    string
-	known   func() bool // the registry has answered
+	known   func() bool // reports whether the registry has answered
 	workers func() []router.WorkerState
 	log     *slog.Logger
 

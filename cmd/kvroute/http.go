@@ -84,7 +84,7 @@ type apiError string
 
 func (e apiError) Error() string { return string(e) }
 
-// open requests a URL, with a bearer token if there is one, as do does.
+// open requests a URL, with a bearer token if there is one. Errors are those of do.
 func open(ctx context.Context, client *http.Client, url, token string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

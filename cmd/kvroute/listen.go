@@ -71,7 +71,7 @@ func ofThisMachine(a netip.Addr) bool {
 	})
 }
 
-// loopback reports whether only this machine can reach an address.
+// loopback reports whether an address is reachable from this machine only.
 func loopback(address string) bool {
 	network, at, err := splitAddress(address)
 	if err != nil || network == "unix" {

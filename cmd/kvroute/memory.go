@@ -28,7 +28,7 @@ func memoryLimit(root fs.FS) int64 {
 // cgroupLimit reads the smallest memory limit of the process's cgroup and of the mount of
 // cgroups, version 2 or 1. In a container only the mount has the process's files.
 func cgroupLimit(root fs.FS) (least int64) {
-	groups, _ := fs.ReadFile(root, "proc/self/cgroup") // without it there is no limit to find
+	groups, _ := fs.ReadFile(root, "proc/self/cgroup") // unreadable: no limit is found
 	files := []string{"sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"}
 	for line := range strings.Lines(string(groups)) {
 		switch f := strings.SplitN(strings.TrimSpace(line), ":", 3); {

@@ -68,8 +68,8 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 	return card, nil
 }
 
-// attention returns the attention weight by the model's config.json, nil if there is no such
-// file, or it does not say enough.
+// attention returns the attention weight by the model's config.json, nil if the file is missing or
+// lacks a value.
 func (m *modelConfig) attention() *float64 {
 	data, err := readBounded(filepath.Join(m.Tokenizer, "config.json"))
 	if weight, ok := attentionOf(data); err == nil && ok {

@@ -90,10 +90,10 @@ func (s *server) readAgain(ctx context.Context) error {
 const watchEvery = 2 * time.Second
 
 // watch reports when files have changed: their times or sizes, or the file behind a link.
-// It ignores what is not a regular file, such as a pipe.
+// Files that are not regular, such as pipes, are ignored.
 type watch struct {
 	files      []string
-	read, seen string // what look returned when the files were read, and last
+	read, seen string // results of look: when the files were read, and the last one
 }
 
 // newWatch watches files that were read after a time; a file that has changed since counts
@@ -109,7 +109,7 @@ func newWatch(after time.Time, files ...string) *watch {
 	return w
 }
 
-// look returns a text that changes with the files.
+// look returns a text that differs whenever a file has changed.
 func (w *watch) look() string {
 	var all strings.Builder
 	for _, name := range w.files {
@@ -120,7 +120,7 @@ func (w *watch) look() string {
 	return all.String()
 }
 
-// taken says that the files are read now.
+// taken records that the files are read now.
 func (w *watch) taken() {
 	w.read = w.look()
 	w.seen = w.read

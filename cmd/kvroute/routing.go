@@ -20,11 +20,11 @@ import (
 // Routing is the settings of decisions. Where NVIDIA Dynamo has a flag of the same meaning,
 // the setting has its name.
 type Routing struct {
-	// direct takes the worker that the request names.
+	// In mode direct the request names its worker.
 	RouterMode string   `yaml:"router-mode" default:"kv" want:"kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted" help:"kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted"`
 	Cost       string   `yaml:"cost" help:"tokens, dynamo, dynamo_newer, predicted_ttft or weighted: the cost of a worker in mode kv (default tokens)"`
 	Alpha      *float64 `yaml:"alpha" help:"<share> of a prefill that each other request on the worker pays (default 0.1)"`
-	// auto is 4·layers·heads·head size/parameters by the model's config.json, or 6e-5.
+	// auto means 4·layers·heads·head size/parameters by the model's config.json, or 6e-5.
 	Attention            string   `yaml:"attention" default:"auto" help:"<weight> of attention against the linear part of a token, or auto: the model's own"`
 	RouterTemperature    float64  `yaml:"router-temperature" help:"<number> above 0 to draw the worker at random, cheaper ones more often; 0 takes the cheapest"`
 	KVOverlapScoreWeight *float64 `yaml:"kv-overlap-score-weight" setting:"overlap_score_weight" help:"<weight> of prefill against active blocks, selects the cost dynamo; 0 routes by load alone"`
@@ -94,7 +94,7 @@ func (c *config) scoring() (scorer.Settings, error) {
 	} else if given {
 		o.Attention = &attention
 	}
-	if c.OverlapScoreCreditDecay != 0 || c.DecodeActiveRequestWeight != 0 { // no request can override them, so With does not know them
+	if c.OverlapScoreCreditDecay != 0 || c.DecodeActiveRequestWeight != 0 { // With checks only what a request can override
 		if c.Cost != "" && scorer.Policy(c.Cost) != scorer.DynamoNewer {
 			return s, fmt.Errorf("router-kv-overlap-score-credit-decay and router-decode-active-request-weight belong to the cost %s, not to %s", scorer.DynamoNewer, c.Cost)
 		}
@@ -110,8 +110,8 @@ func (c *config) scoring() (scorer.Settings, error) {
 	return t, c.withoutEffect(&t)
 }
 
-// named returns an error of package scorer with the name of the flag: the one with the
-// setting as its tag, or with its name.
+// named replaces the setting in an error of package scorer by the name of its flag. The flag has the
+// setting as its tag or as its name.
 func named(err error) error {
 	bad, ok := errors.AsType[*scorer.SettingError](err)
 	if !ok {
@@ -126,9 +126,8 @@ func named(err error) error {
 	return fmt.Errorf("%s is %v, want %s", flag, bad.Value, bad.Want)
 }
 
-// withoutEffect refuses settings that have no effect because of other settings: the
-// operator expects something else. Settings that the API or a request can turn on while
-// kvroute runs are not refused.
+// withoutEffect refuses settings that have no effect because of other settings: the operator expects
+// an effect. Settings that the API or a request can turn on while kvroute runs are not refused.
 func (c *config) withoutEffect(s *scorer.Settings) error {
 	kv := c.RouterMode == string(router.KV)
 	mode, cost := "router-mode "+c.RouterMode, "cost "+string(s.Policy)
@@ -136,7 +135,7 @@ func (c *config) withoutEffect(s *scorer.Settings) error {
 	given := c.changed(new(defaults()))
 	for _, row := range []struct {
 		settings string
-		effect   bool // the settings have one
+		effect   bool // the settings have an effect
 		beside   string
 	}{
 		{"cost alpha attention router-temperature kv-overlap-score-weight router-kv-overlap-score-credit router-kv-overlap-score-credit-decay " +

@@ -369,8 +369,8 @@ func (s *server) serveAPI(context.Context) error {
 	return nil
 }
 
-// expireEvents has the events of a worker requested again if one of them waited too long for
-// an earlier one.
+// expireEvents requests the events of a worker again if one of them waited too long for an earlier
+// one.
 func (s *server) expireEvents(ctx context.Context) error {
 	return every(ctx, 5*time.Second, func() {
 		for _, w := range s.router.ExpireEvents() {
@@ -397,7 +397,7 @@ func (s *server) drain() error {
 	return nil
 }
 
-// close releases what open acquired, as far as it came.
+// close releases what open acquired, even if open failed halfway.
 func (s *server) close() error {
 	if s.nc != nil {
 		s.nc.Close()
@@ -414,7 +414,7 @@ func (s *server) close() error {
 		_ = s.state.Close() // only a handle
 	}
 	if s.stateLock != nil {
-		_ = s.stateLock.Close() // which unlocks it
+		_ = s.stateLock.Close() // unlocks the folder
 	}
 	if s.metrics != nil {
 		return s.metrics.Shutdown(context.Background())
@@ -426,7 +426,7 @@ func (c *config) scope() wire.Scope {
 	return wire.Scope{Namespace: c.Namespace, Component: c.Component, Endpoint: c.Endpoint}
 }
 
-// healthcheck requests a URL, for images without another program that can.
+// healthcheck requests a URL, for images without an HTTP client.
 func healthcheck(ctx context.Context, args []string, std stdio) error {
 	fs := newFlagSet("healthcheck", std.err)
 	url := fs.String("url", "http://127.0.0.1:9003/readyz", "`URL` to ask")

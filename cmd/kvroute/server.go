@@ -33,7 +33,7 @@ import (
 // server is everything that `kvroute serve` consists of.
 type server struct {
 	conf     config
-	given    config                         // conf before fitMemory
+	given    config                         // conf before fitMemory changed it
 	read     func() (config, string, error) // reads the flags and the file again
 	file     string
 	hup      <-chan os.Signal // SIGHUPs since before the file was read
@@ -50,9 +50,9 @@ type server struct {
 	reloads   metric.Int64Counter
 	verifier  *verifier      // nil unless --verify-tokenizer
 	tracer    *replay.Tracer // nil unless --trace-out
-	state     *os.Root       // of --state-dir; nil without
-	stateLock *os.File       // in --state-dir; nil without
-	files     stateFiles     // counts those in there
+	state     *os.Root       // the folder --state-dir; nil without the setting
+	stateLock *os.File       // nil without --state-dir
+	files     stateFiles     // metric of the files in state
 	id        uint64         // of this replica
 	begun     time.Time
 	shared    map[string]any // settings that all replicas should have in common

@@ -40,7 +40,7 @@ func setDefaults(to any) {
 	for name, s := range eachSetting(to) {
 		if text, ok := s.tag.Lookup("default"); ok {
 			if err := fs.Set(name, text); err != nil {
-				panic(err) // a wrong tag: the first test finds it
+				panic(err) // a wrong tag: any test fails here
 			}
 		}
 	}
@@ -70,8 +70,8 @@ func eachSetting(to any) iter.Seq2[string, setting] {
 
 var kindOfValue = regexp.MustCompile(`<([^>]*)>`)
 
-// addFlags makes every setting a flag of fs, its value the default. Numbers that may be
-// absent have none.
+// addFlags makes every setting a flag of fs, with its value as the default. Optional numbers have no
+// default.
 func addFlags(fs *flag.FlagSet, to any) {
 	for name, s := range eachSetting(to) {
 		if s.tag.Get("help") == "" {
@@ -124,7 +124,7 @@ func (c *config) changed(other *config) (names []string) {
 	return names
 }
 
-// check refuses values that no package would refuse in terms of the settings.
+// check refuses values that no other package checks, or checks only under another name.
 func (c *config) check() error {
 	errs := append(wrongValues(c), c.checkAddresses(), c.checkModels(), c.Dynamo.check(), replicas.CheckGroups(c.Groups))
 	for _, d := range []struct {
@@ -168,7 +168,7 @@ func (c *config) check() error {
 	return errors.Join(errs...)
 }
 
-// wrongValues returns an error for each setting that is not what its tag wants.
+// wrongValues returns an error for each setting whose value its tag does not allow.
 func wrongValues(of any) (errs []error) {
 	for name, s := range eachSetting(of) {
 		want, value := s.tag.Get("want"), s.value
@@ -185,8 +185,8 @@ func wrongValues(of any) (errs []error) {
 // alternatives separates the words of a tag like "a, b or c".
 var alternatives = regexp.MustCompile(`, | or `)
 
-// accepts reports whether a value is what a tag wants: "a, b or nothing", "1 to 5", "0 or
-// more", "more than 0", or "more than 0, at most 5".
+// accepts reports whether a tag allows a value: "a, b or nothing", "1 to 5", "0 or more", "more than
+// 0", or "more than 0, at most 5".
 func accepts(want, value string) bool {
 	v := number(value)
 	above, isAbove := strings.CutPrefix(want, "more than ")
@@ -216,7 +216,8 @@ func number(text string) float64 {
 	return n
 }
 
-// checkAddresses refuses addresses that are none, or that strangers can reach.
+// checkAddresses refuses invalid addresses, and addresses that other machines can reach without
+// permission.
 func (c *config) checkAddresses() error {
 	var errs []error
 	for _, a := range []struct{ name, value, guard, need string }{

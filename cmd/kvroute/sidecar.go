@@ -34,8 +34,7 @@ const (
 	healthEvery = 2500 * time.Millisecond // between two health checks of the engine
 	stateEvery  = time.Second             // between two looks at how well its cache is known
 	loadGood    = 10 * time.Second        // how long a reported load counts: a few heartbeats
-	// smallestBlock is the smallest default of block-size. SGLang's pages have one token
-	// unless it is told otherwise.
+	// smallestBlock is the smallest default of block-size. SGLang's pages have one token by default.
 	smallestBlock = 16
 )
 
@@ -57,8 +56,8 @@ type sidecar struct {
 	load      engineLoad
 }
 
-// answers is what an engine says of itself, where the flags do not say it. Zero values are
-// unknown.
+// answers is what an engine reports about itself, for values that the flags do not set. Zero values
+// are unknown.
 type answers struct {
 	models []string
 	found  engines.Found
@@ -120,7 +119,7 @@ func (s *sidecar) open(ctx context.Context, meter metric.Meter, recorder *engine
 	return err
 }
 
-// waitForEngine waits until the engine answers, and completes the record by its answers.
+// waitForEngine waits until the engine answers, and completes the record with its answers.
 func (s *sidecar) waitForEngine(ctx context.Context) (err error) {
 	level := slog.LevelInfo
 	for {
@@ -148,7 +147,7 @@ func (s *sidecar) waitForEngine(ctx context.Context) (err error) {
 	return nil
 }
 
-// ask requests from the engine whether it lives, and what the flags do not say of it.
+// ask checks whether the engine is alive, and requests the values that the flags do not set.
 func (s *sidecar) ask(ctx context.Context) (a answers, err error) {
 	if _, err := s.get(ctx, s.conf.HealthPath); err != nil {
 		return a, err
@@ -170,7 +169,7 @@ func (s *sidecar) ask(ctx context.Context) (a answers, err error) {
 		return a, nil
 	}
 	if a.found, err = s.sources.Discover(ctx, s.conf.engineWorker()); s.conf.ZMQ != "" {
-		err = nil // the flags say all that is necessary
+		err = nil // the flags have all necessary values
 	}
 	return a, err
 }
@@ -206,8 +205,8 @@ func (s *sidecar) fitBlocks() error {
 	return nil
 }
 
-// bind opens the sockets of each rank, if events are published there, and completes the
-// record by their endpoints.
+// bind opens the sockets of each rank, if events are published there, and adds their endpoints to
+// the record.
 func (s *sidecar) bind() (map[uint32]engines.RankSockets, error) {
 	c := s.conf
 	switch {
@@ -225,7 +224,7 @@ func (s *sidecar) bind() (map[uint32]engines.RankSockets, error) {
 		if at.Path != "" {
 			return nil, errors.New("bind-events is a path, so bind-queries must be one")
 		}
-		if at.Port > 0 { // otherwise any free one
+		if at.Port > 0 { // port 0: any free port
 			at.Port = engines.QueryPort
 		}
 		queries = at.String()
@@ -245,8 +244,8 @@ func (s *sidecar) bind() (map[uint32]engines.RankSockets, error) {
 	return sockets, nil
 }
 
-// listen opens a rank's socket at the endpoint of rank 0, and returns that endpoint with
-// the port that port 0 became.
+// listen opens a rank's socket at the endpoint of rank 0. It returns that endpoint with the actual
+// port in place of port 0.
 func (s *sidecar) listen(flag, endpoint string, base int, rank uint32) (l net.Listener, known string, err error) {
 	e, err := zmtp.ParseEndpoint(endpoint, base, int(rank))
 	if err == nil {
@@ -264,7 +263,7 @@ func (s *sidecar) listen(flag, endpoint string, base int, rank uint32) (l net.Li
 	return l, e.String(), nil
 }
 
-// instruments makes those of what waits for the bus and of what is lost.
+// instruments makes the metrics of messages that wait for the bus and of lost events.
 // docs/metrics.md lists them.
 func (s *sidecar) instruments(meter metric.Meter) (lost metric.Int64Counter, err error) {
 	lost, err1 := meter.Int64Counter("kvroute.publish.lost",
@@ -275,7 +274,7 @@ func (s *sidecar) instruments(meter metric.Meter) (lost metric.Int64Counter, err
 			if s.nc == nil {
 				return nil
 			}
-			if n, err := s.nc.Buffered(); err == nil { // otherwise closed: nothing waits
+			if n, err := s.nc.Buffered(); err == nil { // an error means that the connection is closed: nothing waits
 				o.Observe(int64(n))
 			}
 			return nil
@@ -286,7 +285,7 @@ func (s *sidecar) instruments(meter metric.Meter) (lost metric.Int64Counter, err
 // run runs all parts until ctx ends or one of them fails.
 func (s *sidecar) run(ctx context.Context, metrics http.Handler) error {
 	ready := addresses{Events: s.record.Events.Endpoint, Queries: s.record.Events.Replay}
-	// The publisher ends last: it publishes what the sources still bring.
+	// The publisher ends last: it publishes the events that the sources deliver until they end.
 	last, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	parts, ctx := errgroup.WithContext(ctx)
@@ -321,8 +320,8 @@ func (s *sidecar) run(ctx context.Context, metrics http.Handler) error {
 	return parts.Wait()
 }
 
-// follow reads the engine's events once the worker is registered: routers that receive
-// events should know their worker.
+// follow reads the engine's events once the worker is registered: routers must know the worker
+// before they receive its events.
 func (s *sidecar) follow(ctx context.Context, ready addresses) error {
 	if s.announcer != nil {
 		select {
@@ -374,8 +373,8 @@ func (s *sidecar) watch(ctx context.Context) error {
 	}
 }
 
-// checkHealth asks the engine whether it lives, and how busy it is. An engine that comes
-// back must be what it was.
+// checkHealth checks whether the engine is alive, and how busy it is. An engine that comes back must
+// give the same answers as before.
 func (s *sidecar) checkHealth(ctx context.Context) error {
 	was := s.alive.Load()
 	_, err := s.get(ctx, s.conf.HealthPath)
@@ -396,8 +395,8 @@ func (s *sidecar) checkHealth(ctx context.Context) error {
 	return nil
 }
 
-// difference says in which answer an engine is another one than before. Unknown answers
-// are equal to any.
+// difference names the first answer in which an engine differs from the earlier one. Unknown answers
+// equal any answer.
 func (a *answers) difference(before *answers) string {
 	f, old := &a.found, &before.found
 	for _, d := range []struct {

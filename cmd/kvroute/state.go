@@ -26,8 +26,8 @@ const (
 	sourceFile = "sources"
 )
 
-// loadState opens the folder of --state-dir, making it if need be, and reads what
-// an earlier process left there. A file that is refused is no reason not to serve.
+// loadState opens or makes the folder of --state-dir and reads the files of an earlier process.
+// kvroute also serves if a file is refused.
 func (s *server) loadState() (err error) {
 	if s.conf.StateDir == "" {
 		return nil
@@ -80,7 +80,7 @@ func (s *server) loadFile(what, name string, load func(io.Reader) (int, error)) 
 //nolint:gochecknoglobals // a table
 var stateUnits = map[string]string{guessFile: "blocks", eventFile: "ranks", sourceFile: "ranks"}
 
-// stateFiles counts the files of --state-dir. docs/metrics.md lists it.
+// stateFiles counts how the files of --state-dir were used, by outcome. docs/metrics.md lists the counter.
 type stateFiles struct{ files metric.Int64Counter }
 
 func newStateFiles(meter metric.Meter) (stateFiles, error) {

@@ -68,8 +68,8 @@ func (s *static) setFound(found []fleet.Record) error {
 	return s.replaceLocked(&s.found, found)
 }
 
-// replaceLocked replaces one of the lists. Of two workers with one id the one of the
-// configuration counts, which comes after those of Dynamo's records.
+// replaceLocked replaces one of the lists. If two workers have one id, a worker of the configuration
+// overrides one of Dynamo's records.
 func (s *static) replaceLocked(list *[]fleet.Record, records []fleet.Record) error {
 	before := *list
 	*list = records
@@ -90,7 +90,7 @@ func (s *static) resolveLocked(ctx context.Context, records []fleet.Record) []fl
 	return all
 }
 
-// run looks the names up again and again, until ctx ends.
+// run looks the names up repeatedly until ctx ends.
 func (s *static) run(ctx context.Context) error {
 	return every(ctx, lookUpEvery, func() {
 		s.mu.Lock()

@@ -30,7 +30,7 @@ func (s *server) openSync() (err error) {
 	return err
 }
 
-// tell returns the function that gets each change of the router's slots; nil without the
+// tell returns the function that receives each change of the router's slots; nil without the
 // exchange.
 func (s *server) tell() func(router.Change) {
 	if !s.conf.RouterReplicaSync {
@@ -39,7 +39,7 @@ func (s *server) tell() func(router.Change) {
 	return func(c router.Change) { s.sync.Publish(c) }
 }
 
-// tellSession returns the function that gets each binding of a session; nil without the
+// tellSession returns the function that receives each binding of a session; nil without the
 // exchange, or without sessions.
 func (s *server) tellSession() func(router.SessionBinding) {
 	if !s.conf.RouterReplicaSync || s.conf.SessionAffinityTTL == 0 {
@@ -60,9 +60,9 @@ func (s *server) replica() api.Replica {
 	return r
 }
 
-// shared returns the settings that all replicas should have in common, by their names.
-// Settings without help are not among them: secrets, and workers and models, which are
-// compared by what the router makes of them.
+// shared returns the settings that all replicas should have in common, by their names. It omits
+// settings without help: secrets, and workers and models, which the doctor compares as the router
+// reports them.
 func (c *config) shared() (settings map[string]any, err error) {
 	text, err := yaml.Marshal(c)
 	if err == nil {
@@ -83,8 +83,8 @@ func (s *server) presence() replicas.Presence {
 	}
 }
 
-// beHeard announces this replica to the others until ctx ends, and exchanges requests with
-// them if that is turned on.
+// beHeard announces this replica to the others until ctx ends, and exchanges requests with them if
+// --router-replica-sync is set.
 func (s *server) beHeard(ctx context.Context) error {
 	if s.sync != nil {
 		return s.sync.Run(ctx)
@@ -92,7 +92,7 @@ func (s *server) beHeard(ctx context.Context) error {
 	return replicas.AnnouncePresence(ctx, s.nc, s.scope, s.presence())
 }
 
-// workerChanged tells the exchange that a worker came, or left with its slots.
+// workerChanged reports to the exchange that a worker was added, or removed with its slots.
 func (s *server) workerChanged(id uint64, there bool) {
 	if s.sync != nil {
 		s.sync.WorkerChanged(id, there)

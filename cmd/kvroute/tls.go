@@ -47,7 +47,7 @@ func (c *config) tls(log *slog.Logger) (credentials.TransportCredentials, error)
 	}), nil
 }
 
-// current returns the configuration of the files as they are, or of the last good ones.
+// current returns the configuration of the current files, or of the last good ones.
 func (f *tlsFiles) current() (*tls.Config, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -47,7 +47,7 @@ type tokenized struct {
 	Sequence []uint64       `json:"sequence_hashes"`
 	Load     time.Duration  `json:"load_ns"`
 	Encode   time.Duration  `json:"encode_ns"`
-	Again    time.Duration  `json:"again_ns"` // a second time, with warm caches
+	Again    time.Duration  `json:"again_ns"` // duration of a second run, with warm caches
 
 	Others int       `json:"other_tokens,omitempty"` // of further prompts and of items, mostly estimated
 	Worker *compared `json:"worker,omitempty"`

@@ -11,13 +11,13 @@ import (
 	"github.com/kvroute/kvroute/events"
 )
 
-// A replica that has just started knows no workers and no caches. Until it does, Envoy's
-// health checks get NOT_SERVING, so that other replicas get the requests. Requests that
-// come nevertheless fail open while no worker is known.
+// A replica that has just started knows no workers and no caches. Until it does, Envoy's health
+// checks get NOT_SERVING, so that other replicas get the requests. Requests that arrive before a
+// worker is known fail open.
 
 const (
-	// warmUpLimit is how long a replica keeps requests away at most: it must come into
-	// service even if the registry does not answer.
+	// warmUpLimit is the longest time without requests: a replica must come into service even if the
+	// registry does not answer.
 	warmUpLimit = 15 * time.Second
 	warmUpEvery = 20 * time.Millisecond
 )

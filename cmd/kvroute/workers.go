@@ -32,8 +32,8 @@ func (s *server) setWorker(info router.WorkerInfo) {
 	}
 }
 
-// warnOfWorkers logs which workers of the configuration lack something there: events, or
-// their model's tokenizer.
+// warnOfWorkers logs which workers of the configuration have no events, or no tokenizer for their
+// model.
 func (s *server) warnOfWorkers() {
 	if !s.router.WantsEvents() {
 		return
@@ -61,7 +61,7 @@ func (s *server) warnOfWorkers() {
 	}
 }
 
-// source says where the events of a worker come from.
+// source returns where the events of a worker come from.
 func (s *server) source(info *router.WorkerInfo) events.Source {
 	src := events.Source{
 		DPStart: info.DPStart, DPSize: max(1, info.DPSize),
@@ -85,14 +85,14 @@ func (s *server) removeWorker(id uint64) {
 	s.workerChanged(id, false)
 }
 
-// follow takes from a worker's record how to read its events and how to probe it.
+// follow uses a worker's record to read its events and to probe it.
 func (s *server) follow(r fleet.Record, info router.WorkerInfo) {
 	s.direct.follow(r, info)
 	s.prober.Set(r, info)
 }
 
-// engineLoad takes the load that a worker reports in a heartbeat, and divides it evenly
-// among its ranks.
+// engineLoad applies the load that a worker reports in a heartbeat, and divides it evenly among its
+// ranks.
 func (s *server) engineLoad(info router.WorkerInfo, l fleet.Load) {
 	ranks := int(max(1, info.DPSize))
 	l.KVUtilization = min(max(0, l.KVUtilization), 1)

@@ -15,8 +15,8 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
-// canAsk reports whether a worker's /tokenize takes everything that the prompt consists
-// of: one text or a chat, without some fields.
+// canAsk reports whether a worker's /tokenize accepts the whole prompt: one text or a chat, without
+// some fields.
 func canAsk(p chat.Request) bool {
 	return (p.Messages != nil || len(p.Prompt) > 0 && p.Prompt[0] == '"') &&
 		p.ReasoningEffort == nil && p.Documents == nil && p.TruncatePromptTokens == nil && !bytes.Contains(p.Messages, []byte(`"reasoning`))
