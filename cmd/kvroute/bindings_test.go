@@ -42,7 +42,7 @@ func library(t *testing.T) string {
 }
 
 func TestPublishFromOtherLanguages(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	lib := library(t)
 	if lib == "" {
 		return
@@ -72,8 +72,8 @@ func publishFromPython(t *testing.T, lib string) {
 	publishes(t, cmd)
 }
 
-// publishes lets a program register an engine that says nothing by itself, and
-// publish the blocks of a prompt: decisions then know them.
+// publishes lets a program register an engine that sends no events itself, and publish the blocks of
+// a prompt: decisions then use these blocks.
 func publishes(t *testing.T, cmd *exec.Cmd) {
 	path, err := envoytest.Find()
 	if err != nil {
@@ -85,12 +85,12 @@ func publishes(t *testing.T, cmd *exec.Cmd) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		d.Engines = nil // it ends by itself
+		d.Engines = nil // the program ends by itself
 		d.Stop()
 		http.DefaultClient.CloseIdleConnections()
 	})
 
-	// The tokens of the prompt are the engine's own.
+	// The tokens of the prompt are those that the engine would compute.
 	prompt := chatBody(strings.Repeat("Whatever the language, a block is a block. ", 20), 2, false)
 	_, body := whole(t, http.MethodPost, "http://"+e.At.HTTP+"/tokenize", prompt, nil)
 	var said struct{ Tokens []int }

@@ -11,8 +11,9 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// docker-compose.yaml can be run as it is: its images are built from the Dockerfile or are official ones of a version, its
-// services wait for each other's health checks, and kvroute accepts its commands.
+// docker-compose.yaml runs without changes: its images are built from the Dockerfile or are official
+// images of a fixed version, its services wait for each other's health checks, and kvroute accepts
+// its commands.
 func TestComposeFile(t *testing.T) {
 	read := func(name string) string {
 		t.Helper()
@@ -44,7 +45,7 @@ func TestComposeFile(t *testing.T) {
 			t.Errorf("Dockerfile: %s is not an official image of a version", from[1])
 		}
 	}
-	built := map[string]string{} // by the service; two that build one image would be built at once, which BuildKit refuses
+	built := map[string]string{} // by service; BuildKit refuses to build one image twice at the same time
 	for name, s := range file.Services {
 		if other, ok := built[s.Image]; ok && s.Build.Target != "" {
 			t.Errorf("%s and %s build %s", name, other, s.Image)
@@ -75,7 +76,7 @@ func TestComposeFile(t *testing.T) {
 			t.Errorf("%s would be pulled", name)
 		}
 		args := s.Command
-		if args[0] == "serve" { // of the same flags config prints what they mean
+		if args[0] == "serve" { // config prints the meaning of the same flags
 			args = append([]string{"config"}, args[1:]...)
 		} else {
 			args = append(args, "-h")

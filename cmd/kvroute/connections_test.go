@@ -17,8 +17,8 @@ import (
 	"github.com/kvroute/kvroute/internal/process"
 )
 
-// Envoy reaches kvroute at a socket in the file system, also when the kvroute before
-// was killed and left it behind; one that is in use is not taken away.
+// Envoy reaches kvroute at a socket in the file system, also when a killed kvroute left the socket
+// file behind. A socket in use is not replaced.
 func TestUnixSocket(t *testing.T) {
 	d := newStack(t, 2, []string{"--speed", "20"})
 	at := "unix:" + filepath.Join(d.Dir, "kvroute.sock")
@@ -40,9 +40,9 @@ func TestUnixSocket(t *testing.T) {
 	atRest(t, d)
 }
 
-// Connections from Envoy are renewed now and then; what runs on the old ones goes on.
+// Connections from Envoy are renewed periodically; requests on the old connections continue.
 func TestConnectionsAreRenewed(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d := newStack(t, 0, nil)
 	hang := make(chan struct{})
 	d.begin(t, append(staticFlags(t, d, "faulty", startHTTP(t, faulty(hang, nil))), "--extproc-connection-age", "200ms")...)
@@ -80,8 +80,8 @@ func TestConnectionsAreRenewed(t *testing.T) {
 	atRest(t, d)
 }
 
-// Workers that speak HTTP/2: streams, errors, resets and clients that leave are as with
-// those that do not, and the first token is seen.
+// With workers that speak HTTP/2, streams, errors, resets and disconnecting clients behave as with
+// HTTP/1.1, and the first token is noticed.
 func TestWorkersOverHTTP2(t *testing.T) {
 	hang := make(chan struct{})
 	seen := make(chan string, 100)
@@ -100,13 +100,13 @@ func TestWorkersOverHTTP2(t *testing.T) {
 		case does(`"stream":true`):
 			w.Header().Set("Content-Type", "text/event-stream")
 			fmt.Fprint(w, "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n")
-			_ = http.NewResponseController(w).Flush() // the client may have left
+			_ = http.NewResponseController(w).Flush() // fails if the client disconnected
 			if does("reset in the stream") {
 				<-hang
 				panic(http.ErrAbortHandler)
 			}
 			if does("hang in the stream") {
-				<-r.Context().Done() // the client leaves
+				<-r.Context().Done() // the client disconnects
 				return
 			}
 			fmt.Fprint(w, "data: [DONE]\n\n")
@@ -136,7 +136,7 @@ func TestWorkersOverHTTP2(t *testing.T) {
 	for len(seen) > 0 {
 		<-seen
 	}
-	for range 4 { // whether it is the first choice or the second
+	for range 4 { // often enough to meet both workers as first choice
 		outcomeOf(t, "the worker resets the connection before the response").check(t, d.send(t, "reset before headers", true))
 		atRest(t, d)
 	}

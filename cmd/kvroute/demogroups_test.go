@@ -9,10 +9,11 @@ import (
 	"github.com/kvroute/kvroute/internal/envoytest"
 )
 
-// The demo of router groups plays its load through one tier and through two, with all
-// workers in both, and all requests succeed. That the groups are heard it checks itself.
+// The demo of router groups plays its load through one tier and through two, with all workers in
+// both, and all requests succeed. The demo itself checks that the upper tier receives the groups'
+// summaries.
 func TestTheDemoOfGroups(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
 	}

@@ -9,10 +9,10 @@ import (
 	"github.com/kvroute/kvroute/internal/envoytest"
 )
 
-// The demo of several replicas plays its load three ways, all requests succeed, and the
-// replicas that tell each other of them agree at its end.
+// The demo of several replicas plays its load three ways, all requests succeed, and replicas that
+// exchange their requests have the same state at its end.
 func TestTheDemoOfReplicas(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
 	}

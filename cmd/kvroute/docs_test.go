@@ -25,7 +25,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// notes is a meter that writes down which instruments are made.
+// notes is a meter that records which instruments are made.
 type notes struct {
 	noop.Meter
 	made map[string]bool
@@ -174,8 +174,8 @@ func TestReadmeCommands(t *testing.T) {
 	}
 }
 
-// What others could change under their tags is named by its content: actions by commit, Envoy's wheels by hash. CI looks for
-// known vulnerabilities.
+// Dependencies of CI are pinned by content, because a tag can be moved: actions by commit, Envoy's
+// wheels by hash. CI looks for known vulnerabilities.
 func TestWhatCIRunsIsPinned(t *testing.T) {
 	workflow, err := os.ReadFile("../../.github/workflows/ci.yaml")
 	if err != nil {
@@ -208,7 +208,7 @@ func TestWhatCIRunsIsPinned(t *testing.T) {
 	}
 }
 
-// The demo's target plays what its variables say, and nothing else without them.
+// The demo's target plays the load that its variables request, and the default load without them.
 func TestDemoTarget(t *testing.T) {
 	t.Chdir("../..")
 	for variable, want := range map[string]string{"": "", "REPLICAS=4": "--replicas 4", "GROUPS=2": "--groups 2"} {

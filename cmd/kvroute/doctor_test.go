@@ -17,8 +17,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// replicaSaying is a replica that says the same in three readings, unless change makes
-// one of them different.
+// replicaSaying is a replica that reports the same in three readings, unless change modifies one of
+// them.
 func replicaSaying(name string, id uint64, change func(n int, r *reading)) *examined {
 	x := &examined{api: apiClient{url: "http://" + name}, name: name}
 	for n := range 3 {
@@ -50,14 +50,14 @@ func replicaSaying(name string, id uint64, change func(n int, r *reading)) *exam
 	return x
 }
 
-// Of two replicas one says something else. What was the same in any two readings is
-// not called different.
+// One of two replicas reports another value. Values that are equal in any two readings are not
+// reported as different.
 func TestDiagnosis(t *testing.T) {
 	const equal = ""
 	for name, c := range map[string]struct {
 		change func(n int, r *reading)
 		edit   func(x *examined)
-		want   string // the one finding in words; equal for none
+		want   string // text of the one finding; equal to text if there is none
 		level  severity
 	}{
 		"nothing":              {want: equal},
@@ -146,7 +146,7 @@ func TestDiagnosis(t *testing.T) {
 		"a balancer": {
 			change: func(n int, r *reading) { r.RouterID = uint64(2 + n) },
 			edit: func(x *examined) {
-				x.readings[2].RouterID = 2 // whom the other hears
+				x.readings[2].RouterID = 2 // the replica that the other one hears
 				x.readings[0].RouterID = 5
 			},
 			want: "b: its answers come from several replicas, or it has just started again: is the URL that of a balancer?", level: fault,
@@ -168,10 +168,10 @@ func TestDiagnosis(t *testing.T) {
 				c.edit(b)
 			}
 			got := diagnose([]*examined{a, b}, tolerance{clock: time.Second})
-			if b.err != nil { // then the one that was not asked is noted, too
+			if b.err != nil { // the doctor then also notes the unread replica
 				got = slices.DeleteFunc(got, func(f finding) bool { return f.What == "replica" })
 			}
-			if strings.Contains(name, "health") { // which is also noted by itself
+			if strings.Contains(name, "health") { // health is also a finding of one replica
 				got = slices.DeleteFunc(got, func(f finding) bool { return f.Level == note })
 			}
 			switch {
@@ -205,7 +205,7 @@ func TestDiagnosis(t *testing.T) {
 	}
 }
 
-// examined by the command, from outside.
+// examine runs the command against running replicas.
 func examine(t *testing.T, flags ...string) (status int, out string) {
 	t.Helper()
 	status, out, stderr := runs(t, append([]string{"doctor"}, flags...)...)
@@ -220,10 +220,10 @@ func apis(replicas ...*demo.Child) (flags []string) {
 	return flags
 }
 
-// Real replicas that know the same are called equal, with requests coming and going;
-// one that is set up otherwise, does not listen or cannot be reached is named.
+// Running replicas with the same knowledge are reported as equal, while requests begin and end. A
+// replica with other settings, without a listener or out of reach is named.
 func TestTheDoctorComparesReplicas(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	bus, engines := streamFleet(t)
 	a, b := startReplicaProcess(t, bus, "a"), startReplicaProcess(t, bus, "b")
 	talk(t, engines, 0, 12)
@@ -306,7 +306,7 @@ func TestTheDoctorComparesReplicas(t *testing.T) {
 	})
 }
 
-// What the doctor is asked must make sense.
+// The doctor refuses contradictory flags.
 func TestTheDoctorRefuses(t *testing.T) {
 	for args, want := range map[string]string{
 		"--url nowhere": "want http://host:port", "--readings 1": "readings is 1", "--tolerate-blocks -1": "below 0", "--api-token-file /nowhere/at": "nowhere",
@@ -317,8 +317,7 @@ func TestTheDoctorRefuses(t *testing.T) {
 	}
 }
 
-// Each setting either belongs to one replica or to all, and what belongs to one is a
-// setting.
+// Each setting belongs either to one replica or to all, and each name in these lists is a setting.
 func TestWhatReplicasShare(t *testing.T) {
 	c := defaults()
 	all, err := c.shared()

@@ -78,7 +78,7 @@ func startReplicaProcess(t *testing.T, bus *bus.Server, name string, flags ...st
 
 var unequal = regexp.MustCompile(`"(event_id|parent_hash|block_hash)":(\d+|null)`)
 
-// indexOf returns what a replica knows, in the form in which two are compared.
+// indexOf returns a replica's index in the form in which two replicas are compared.
 func indexOf(t *testing.T, c *demo.Child) []string {
 	t.Helper()
 	resp, body := get(t, "http://"+c.At.HTTP+"/v1/index/dump?sort=1")
@@ -93,7 +93,7 @@ func indexOf(t *testing.T, c *demo.Child) []string {
 	return lines
 }
 
-// talk makes the engines cache something.
+// talk makes the engines cache some blocks.
 func talk(t *testing.T, engines []*demo.Child, from, to int) {
 	t.Helper()
 	for i := from; i < to; i++ {
@@ -111,7 +111,7 @@ func talk(t *testing.T, engines []*demo.Child, from, to int) {
 	}
 }
 
-// engineBlocks is the number of blocks that the engines say they hold.
+// engineBlocks returns the number of blocks that the engines report to hold.
 func engineBlocks(t *testing.T, engines []*demo.Child) (n int) {
 	t.Helper()
 	for _, e := range engines {
@@ -120,15 +120,15 @@ func engineBlocks(t *testing.T, engines []*demo.Child) (n int) {
 	return n
 }
 
-// A third replica, started when the first two were killed, has the full state: the
-// stream alone does not have it any more.
+// A third replica, started after the first two were killed, has the full state, although the stream
+// no longer contains all of it.
 func TestAThirdReplicaProcess(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	bus, engines := streamFleet(t)
 	flags := []string{"--router-snapshot-threshold", "5"}
 	early := startReplicaProcess(t, bus, "early", flags...)
 	talk(t, engines, 0, 20)
-	early.Stop() // leaves a snapshot; behind a second one the stream is shortened
+	early.Stop() // leaves a snapshot; after a second snapshot the stream is shortened
 	a := startReplicaProcess(t, bus, "a", flags...)
 	b := startReplicaProcess(t, bus, "b", flags...)
 	talk(t, engines, 20, 40)
@@ -173,8 +173,8 @@ func TestAThirdReplicaProcess(t *testing.T) {
 		return slices.Equal(got, want)
 	})
 
-	// A reset reaches it, and the dumps of it and of the one that resets are equal:
-	// empty, and then what is stored from now on.
+	// A reset reaches replica c. The dumps of c and of the replica that resets are equal: empty, and
+	// then the blocks that are stored from now on.
 	d := startReplicaProcess(t, bus, "d", append(flags, "--router-reset-states")...)
 	eventually(t, "a reset does not reach the other replica", func() bool { return len(indexOf(t, c)) == 0 && len(indexOf(t, d)) == 0 })
 	for _, e := range engines {
@@ -210,10 +210,9 @@ func position(t *testing.T, c *demo.Child) uint64 {
 	return head.Seq
 }
 
-// A router alone, with its own NATS under --state-dir, knows after a restart what it
-// knew.
+// A router alone, with its own NATS under --state-dir, has the same index after a restart.
 func TestARestartWithItsOwnNATS(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
@@ -242,12 +241,12 @@ func TestARestartWithItsOwnNATS(t *testing.T) {
 		return len(want) > 100 && len(want) == engineBlocks(t, []*demo.Child{e})
 	})
 	c.Stop()
-	talk(t, []*demo.Child{e}, 0, 3) // again: nothing new, while the bus is away
+	talk(t, []*demo.Child{e}, 0, 3) // no new blocks, while the bus is absent
 	c = start()
 	eventually(t, "what was known is gone", func() bool { return slices.Equal(indexOf(t, c), want) })
 }
 
-// What a stream keeps by default; package events pins the hour.
+// The stream's default limits; package events tests the hour.
 func TestDurableDefaults(t *testing.T) {
 	if c := defaults(); c.RouterSnapshotThreshold != 1_000_000 || c.KVEventsRetention != 0 || !c.DurableKVEvents {
 		t.Errorf("threshold %d, retention %v, durable %v; want 1,000,000, 0 and true", c.RouterSnapshotThreshold, c.KVEventsRetention, c.DurableKVEvents)

@@ -32,10 +32,10 @@ func TestBadDynamoSettings(t *testing.T) {
 	}
 }
 
-// Workers of the store are beside those of the file, their publishers are heard, and they
-// go with their records.
+// Workers of the store and of the file exist side by side, kvroute receives the events of their
+// publishers, and they are removed with their records.
 func TestWorkersOfDynamosStore(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	var lc net.ListenConfig
 	listen := func() net.Listener {
 		l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -108,7 +108,7 @@ func TestWorkersOfDynamosStore(t *testing.T) {
 	})
 	card(27)
 	is("3 127.0.0.1:2 , 26 127.0.0.1:1 dynamo, 27 127.0.0.1:1 dynamo, ")
-	// The file's workers are read again beside them.
+	// The file's workers are reloaded and stay beside those of the store.
 	text := fmt.Sprintf("version: 1\ndynamo: {dir: %q, frontend: \"127.0.0.1:1\"}\nworkers:\n- {name: b, worker_id: 4, address: \"127.0.0.1:3\", models: [m]}\n", store)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func TestWorkersOfDynamosStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	is("4 127.0.0.1:3 , 27 127.0.0.1:1 dynamo, ")
-	// Nobody touches the files any more.
+	// No process updates the files any more.
 	eventually(t, "the dead are there", func() bool { return state() == "4 127.0.0.1:3 , " })
 	sockets.Events.Close()
 	sockets.Queries.Close()

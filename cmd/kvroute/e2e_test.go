@@ -28,8 +28,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// The tests of this file start everything as processes, a real Envoy among them,
-// and look at it from outside. `go test -short` leaves them out.
+// The tests of this file start everything as processes, including a real Envoy, and check it from
+// outside. `go test -short` skips them.
 
 // startStack starts workers, kvroute and Envoy. flags are kvroute's.
 func startStack(t *testing.T, workers int, engine []string, flags ...string) *demonstration {
@@ -37,7 +37,7 @@ func startStack(t *testing.T, workers int, engine []string, flags ...string) *de
 	return startStackIn(t, envoy.Buffered, workers, engine, flags...)
 }
 
-// startStackIn is startStack with a way in which Envoy hands over bodies.
+// startStackIn is startStack with a mode in which Envoy sends bodies.
 func startStackIn(t *testing.T, mode envoy.BodyMode, workers int, engine []string, flags ...string) *demonstration {
 	t.Helper()
 	d := newStack(t, workers, engine)
@@ -46,7 +46,7 @@ func startStackIn(t *testing.T, mode envoy.BodyMode, workers int, engine []strin
 	return d
 }
 
-// demonstration is a stack with what tests do with it.
+// demonstration is a stack with methods for tests.
 type demonstration struct{ demo.Stack }
 
 // newStack returns a stack that [demonstration.begin] starts.
@@ -79,7 +79,7 @@ func (d *demonstration) begin(t *testing.T, flags ...string) {
 	}
 }
 
-// prompt is a chat request; long prompts take the engine long.
+// chatBody is a chat request; the engine needs long for long prompts.
 func chatBody(content string, maxTokens int, stream bool) string {
 	return fmt.Sprintf(`{"model":"sim","max_tokens":%d,"stream":%v,"messages":[{"role":"user","content":%q}]}`, maxTokens, stream, content)
 }
@@ -122,7 +122,7 @@ func whole(t *testing.T, method, url, body string, header http.Header) (*http.Re
 
 const chatPath = "/v1/chat/completions"
 
-// eventually waits until ok.
+// eventually waits until ok returns true.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	if err := process.Until(t.Context(), process.Patience, what, func(context.Context) bool { return ok() }); err != nil {
@@ -139,7 +139,7 @@ func workers(t *testing.T, d *demonstration) []router.WorkerState {
 	return answer.Workers
 }
 
-// inFlight adds up what the router believes the workers are busy with.
+// inFlight returns the sum of the load that the router has booked on all workers.
 func inFlight(t *testing.T, d *demonstration) (requests, pend, blocks int) {
 	for _, w := range workers(t, d) {
 		requests, pend, blocks = requests+w.ActiveRequests, pend+w.PendTokens, blocks+w.ActiveBlocks
@@ -167,8 +167,8 @@ func TestAPrefixGoesToTheWorkerThatHasIt(t *testing.T) {
 	}
 }
 
-// What the router predicts to be cached is what the engine then finds cached, but
-// for the last token, which it always computes.
+// The router's prediction of cached tokens matches the engine's own count, except for the last
+// token, which the engine always computes.
 func TestPredictedOverlapIsTheEnginesOwn(t *testing.T) {
 	d := startStack(t, 2, []string{"--speed", "50"})
 	for i := range 20 {
@@ -197,7 +197,7 @@ func TestPredictedOverlapIsTheEnginesOwn(t *testing.T) {
 	}
 }
 
-// settle waits until the router has heard of all that the workers cache.
+// settle waits until the router has received the events of all blocks that the workers cache.
 func settle(t *testing.T, d *demonstration) {
 	t.Helper()
 	eventually(t, "the router does not hear of all blocks", func() bool {
@@ -240,16 +240,16 @@ func TestADecisionCanBeExplained(t *testing.T) {
 	}
 }
 
-// The first token is noticed while the response goes on, and not at its headers.
+// The first token is noticed during the response, and not at its headers.
 func TestTheFirstTokenEndsThePrefill(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d := startStack(t, 1, []string{"--num-gpu-blocks", "16384"})
 	resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody(strings.Repeat("a long prompt ", 14_000), 200, true), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	// The headers are here, and the prompt of 42,000 tokens takes two seconds.
+	// The headers have arrived, and the prompt of 42,000 tokens takes two seconds.
 	if _, pend, _ := inFlight(t, d); pend < 40_000 {
 		t.Errorf("after the headers %d prefill tokens are pending, want all", pend)
 	}
@@ -291,7 +291,7 @@ func TestAClientThatLeavesFreesItsSlot(t *testing.T) {
 	}
 }
 
-// A client must not choose the worker, whether kvroute decides, is not asked, or is
+// A client must not choose the worker, whether kvroute decides, does not see the request, or is
 // dead.
 func TestAClientCannotNameAWorker(t *testing.T) {
 	d := startStack(t, 2, []string{"--speed", "20"})
@@ -328,7 +328,7 @@ func TestAClientCannotNameAWorker(t *testing.T) {
 	check("kvroute is dead")
 }
 
-// kill ends a child as a crash would.
+// kill ends a child like a crash.
 func kill(t *testing.T, c *demo.Child) {
 	t.Helper()
 	if err := c.Cmd.Process.Kill(); err != nil {
@@ -344,9 +344,9 @@ func startHTTP(t *testing.T, h http.HandlerFunc) (address string) {
 }
 
 func TestADeadRouterFailsOpen(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d := startStack(t, 3, []string{"--speed", "20"})
-	// A response in progress goes on to its end.
+	// A response in progress continues to its end.
 	resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("tell me a long story", 1500, true), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -377,24 +377,24 @@ func TestADeadRouterFailsOpen(t *testing.T) {
 	if len(served) < 2 {
 		t.Errorf("the pool served from %v, want several workers", served)
 	}
-	// Also when one of the pool is dead.
+	// The pool also serves when one of its workers is dead.
 	kill(t, d.Engines[0])
 	for range 12 {
 		if resp, body := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil); resp.StatusCode != 200 {
 			t.Fatalf("with a dead worker: status %d: %s", resp.StatusCode, body)
 		}
 	}
-	// And a router that comes back decides again.
+	// A router that was restarted decides again.
 	d.Engines[0] = restart(t, d.Engines[0], d.Dir)
 	if err := d.StartRouter(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// A shutdown lets responses go on and answers nothing wrongly, however Envoy hands over
-// bodies.
+// During a shutdown responses continue and no request gets a wrong answer, in each mode in which
+// Envoy sends bodies.
 func TestADrainHarmsNoResponse(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.StreamedAhead, envoy.FullDuplex} {
 		t.Run(string(mode), func(t *testing.T) {
 			d := startStackIn(t, mode, 2, []string{"--speed", "20"}, "--drain-timeout", "1m")
@@ -410,7 +410,7 @@ func TestADrainHarmsNoResponse(t *testing.T) {
 			if err := d.Router.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
 				t.Fatal(err)
 			}
-			if mode != envoy.FullDuplex { // it does not wait for the response
+			if mode != envoy.FullDuplex { // this mode does not wait for the response
 				<-d.Router.Done
 			}
 			rest, err := io.ReadAll(lines)
@@ -431,7 +431,8 @@ func TestADrainHarmsNoResponse(t *testing.T) {
 
 func TestManyStreamsAtOnce(t *testing.T) {
 	d := newStack(t, 4, []string{"--speed", "5"})
-	// On a busy machine some of so many would fail open, which is not what this is about.
+	// On a busy machine some of these requests would fail open, which is not the subject of this
+	// test.
 	d.EnvoyConfig.MessageTimeout, d.EnvoyConfig.MaxMessageTimeout = 30*time.Second, 40*time.Second
 	d.begin(t, "--decision-timeout", "25s")
 	var wg sync.WaitGroup
@@ -543,7 +544,7 @@ func TestBadInputThroughEnvoy(t *testing.T) {
 			}
 		})
 	}
-	// A body of unknown length meets Envoy's own limit.
+	// A body of unknown length is limited by Envoy itself.
 	req, err := http.NewRequestWithContext(t.Context(), "POST", d.Envoy.URL()+chatPath, io.MultiReader(strings.NewReader(`{"model":"sim","x":"`), strings.NewReader(strings.Repeat("x", 17<<20))))
 	if err != nil {
 		t.Fatal(err)
@@ -562,7 +563,7 @@ func TestBadInputThroughEnvoy(t *testing.T) {
 
 func TestWithoutWorkersClientsAreToldToComeBack(t *testing.T) {
 	d := startStack(t, 1, []string{"--speed", "50"})
-	if err := d.Engines[0].Cmd.Process.Signal(syscall.SIGTERM); err != nil { // it deregisters
+	if err := d.Engines[0].Cmd.Process.Signal(syscall.SIGTERM); err != nil { // the engine deregisters
 		t.Fatal(err)
 	}
 	eventually(t, "the worker does not leave", func() bool { return len(workers(t, d)) == 0 })
@@ -575,7 +576,7 @@ func TestWithoutWorkersClientsAreToldToComeBack(t *testing.T) {
 	}
 }
 
-// Without the options nothing about workers is told.
+// Without the options responses contain nothing about workers.
 func TestHeadersTellNothingUnlessAsked(t *testing.T) {
 	d := startStack(t, 1, []string{"--speed", "50"}, "--decision-headers=false")
 	resp, _ := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil)
@@ -607,9 +608,9 @@ func TestMetricsAreThere(t *testing.T) {
 	}
 }
 
-// Ctrl-C at any moment leaves no process behind, and neither does a crash.
+// Neither Ctrl-C at any moment nor a crash leaves a process behind.
 func TestTheDemoLeavesNothingBehind(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
 	}
@@ -622,7 +623,7 @@ func TestTheDemoLeavesNothingBehind(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name      string
-		processes int // to wait for; all are the demo, kvroute serve, four engines and Envoy
+		processes int // number to wait for; together they are the demo, kvroute serve, four engines and Envoy
 		after     time.Duration
 		sig       syscall.Signal
 	}{
@@ -648,7 +649,7 @@ func TestTheDemoLeavesNothingBehind(t *testing.T) {
 				t.Fatal(err)
 			}
 			start := time.Now()
-			_ = cmd.Wait() // its status is asked for below
+			_ = cmd.Wait() // its status is checked below
 			if c.sig == syscall.SIGINT && cmd.ProcessState.ExitCode() != 130 && c.processes > 0 {
 				t.Errorf("status %d, want 130", cmd.ProcessState.ExitCode())
 			}
@@ -660,8 +661,8 @@ func TestTheDemoLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// marked lists the processes that carry a mark in their environment: all that
-// were started below the one that got it, whoever their parent is by now.
+// marked lists the processes that carry a mark in their environment: all processes started below the
+// marked one, whoever their parent is now.
 func marked(t *testing.T, mark string) (found []string) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/environ")
@@ -669,7 +670,7 @@ func marked(t *testing.T, mark string) (found []string) {
 		t.Fatalf("no processes: %v", err)
 	}
 	for _, name := range all {
-		// Processes end while we look, and those of others are not ours to read.
+		// Processes may end during the loop, and processes of other users are not readable.
 		if env, err := os.ReadFile(name); err == nil && bytes.Contains(env, []byte(mark)) {
 			found = append(found, name)
 		}
@@ -677,9 +678,9 @@ func marked(t *testing.T, mark string) (found []string) {
 	return found
 }
 
-// Each example is a script that ends well.
+// Each example is a script that succeeds.
 func TestExamples(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
 	}
@@ -694,15 +695,15 @@ func TestExamples(t *testing.T) {
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("no examples: %v", err)
 	}
-	// Something that takes vLLM's arguments, and is a simulated engine.
+	// A simulated engine that accepts vLLM's arguments.
 	vllm := filepath.Join(t.TempDir(), "vllm")
 	if err := os.WriteFile(vllm, []byte(`#!/bin/sh
 exec "$KVROUTE" engine --nats-url "" --kv-events zmq --engine vllm --block-hash vllm --block-size 32 --model tiny --tokenizer "$2" --listen "127.0.0.1:$6"
 `), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	// Something that takes the arguments of Dynamo's mock workers and frontend: two cards in a folder, which are
-	// touched, and a simulated engine.
+	// A simulated engine that accepts the arguments of Dynamo's mock workers and frontend. It keeps
+	// two cards in a folder up to date.
 	dynamo := filepath.Join(t.TempDir(), "python")
 	if err := os.WriteFile(dynamo, []byte(`#!/bin/bash
 if [ "$2" = dynamo.frontend ]; then

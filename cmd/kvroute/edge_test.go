@@ -20,17 +20,17 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// admin are paths of workers that are for their operator.
+// admin are paths of workers that only an operator may use.
 var admin = strings.Fields(`/flush_cache /sleep /update_weights_from_disk /v1/load_lora_adapter /reset_prefix_cache /metrics /kv_cache_events
 	//flush_cache /./flush_cache /v1/../flush_cache /%66lush_cache /v1/models/../../flush_cache /v1/models/%2e%2e/%2E%2E/flush_cache
 	/v1/models/..%2f..%2Fflush_cache /v1/models/..%5c..\flush_cache /v1/chat/completions/x /v1/chat/completionsx`)
 
-// spellings are other ways to write chatPath, which workers understand.
+// spellings are other ways to write chatPath that workers understand.
 var spellings = strings.Fields(`/v1/chat/%63ompletions /v1%2Fchat%2fcompletions /v1//chat/completions //v1/chat/completions
 	/v1/./chat/completions /v1/x/../chat/completions /%2e/v1/chat/completions`)
 
-// startWorker starts a worker that notes the paths that it is asked for. heard returns
-// them, and forgets them.
+// startWorker starts a worker that records the paths of its requests. heard returns them and clears
+// the record.
 func startWorker(t *testing.T) (address string, heard func() []string) {
 	t.Helper()
 	var mu sync.Mutex
@@ -38,7 +38,7 @@ func startWorker(t *testing.T) (address string, heard func() []string) {
 	address = startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
-		if r.Header.Get("User-Agent") == "edge" { // or it is no request of the test
+		if r.Header.Get("User-Agent") == "edge" { // other requests are not the test's
 			paths = append(paths, r.RequestURI)
 		}
 		w.Header().Set("Content-Type", "application/json")
@@ -66,10 +66,11 @@ func raw(t *testing.T, method, url, path, body string) sight {
 	return look(resp, err)
 }
 
-// In each configuration that we write or keep only the inference paths reach workers,
-// however a path is spelled, and whether kvroute is dead or names a worker for any request.
+// In each configuration that this project writes or keeps, only the inference paths reach workers.
+// This holds for each spelling of a path, and whether kvroute is dead or names a worker for every
+// request.
 func TestOnlyInferencePathsReachWorkers(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
 	}
@@ -80,7 +81,7 @@ func TestOnlyInferencePathsReachWorkers(t *testing.T) {
 	}
 	eager := grpc.NewServer()
 	envoytest.Noop{Worker: worker}.Register(eager)
-	go func() { _ = eager.Serve(l) }() // until Stop
+	go func() { _ = eager.Serve(l) }() // ends with Stop
 	t.Cleanup(eager.Stop)
 
 	for kvroute, address := range map[string]string{"dead": "", "eager": l.Addr().String()} {
@@ -101,7 +102,7 @@ func TestOnlyInferencePathsReachWorkers(t *testing.T) {
 					}
 				}
 				if kvroute == "eager" && name == string(envoy.FullDuplex) {
-					return // of which this kvroute knows nothing
+					return // this kvroute does not know the path
 				}
 				served := func(path, want string) {
 					t.Helper()
@@ -124,7 +125,7 @@ func TestOnlyInferencePathsReachWorkers(t *testing.T) {
 	}
 }
 
-// A path that is spelled in another way is decided like any.
+// A path in another spelling is routed like any other.
 func TestSpellingsOfAPathAreDecided(t *testing.T) {
 	d := startStack(t, 1, []string{"--speed", "50"})
 	for _, path := range spellings {
@@ -134,7 +135,7 @@ func TestSpellingsOfAPathAreDecided(t *testing.T) {
 	}
 }
 
-// An operator may let clients reach more.
+// An operator may allow more paths.
 func TestAllowedPaths(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
@@ -168,7 +169,7 @@ func TestAllowedPaths(t *testing.T) {
 	}
 }
 
-// Envoy takes no more connections and no more memory than it may.
+// Envoy accepts only as many connections, and uses only as much memory, as its limits allow.
 func TestEnvoyHasLimits(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
@@ -209,7 +210,7 @@ func TestEnvoyHasLimits(t *testing.T) {
 	outcomeOf(t, "Envoy has used its memory").check(t, raw(t, http.MethodGet, tight.URL(), "/v1/models", ""))
 }
 
-// tolerant sends a request on a new connection, which may be closed before or after that.
+// tolerant sends a request on a new connection, which Envoy may close before or after the request.
 func tolerant(url string) sight {
 	transport := &http.Transport{}
 	defer transport.CloseIdleConnections()

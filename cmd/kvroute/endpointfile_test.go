@@ -15,8 +15,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// The file is made if it is missing, follows the fleet once that is known, and keeps
-// the last workers when all are gone or the disk refuses.
+// The file is made if it is missing. It follows the fleet once the registry has answered, and keeps
+// the last workers when all are gone or writing fails.
 func TestTheEndpointFileKeepsTheLastGuess(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "pool.yaml")

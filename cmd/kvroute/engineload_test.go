@@ -14,8 +14,8 @@ import (
 	"github.com/kvroute/kvroute/envoy"
 )
 
-// With --engine-load an engine is asked with each request how busy it is; what it answers
-// reaches the router, in every way of handing over bodies, and not the client.
+// With --engine-load each request asks the engine for its load. The engine's answer reaches the
+// router in each mode in which Envoy sends bodies, and never the client.
 func TestEnginesSayHowBusyTheyAre(t *testing.T) {
 	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.FullDuplex} {
 		t.Run(string(mode), func(t *testing.T) {

@@ -54,10 +54,10 @@ func idle(t *testing.T, d *demonstration) {
 	})
 }
 
-// A worker that has died gets the request whose prefix it has; the second choice
-// serves it, and the dead one gets no more.
+// A dead worker is chosen because it has the prefix; the second choice serves the request, and the
+// dead worker gets no more requests.
 func TestTheSecondChoiceServes(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	for failover, choice := range map[envoy.Failover]string{envoy.Composite: "header", envoy.List: "list"} {
 		t.Run(string(failover), func(t *testing.T) {
 			d := newStack(t, 3, []string{"--speed", "20"})
@@ -91,7 +91,7 @@ func TestTheSecondChoiceServes(t *testing.T) {
 	}
 }
 
-// A worker that answers 503 has not begun anything, so another one may.
+// A worker that answers 503 has not begun the request, so another one may serve it.
 func TestA503IsServedByAnother(t *testing.T) {
 	d := newStack(t, 2, []string{"--speed", "20"})
 	var mu sync.Mutex
@@ -120,8 +120,8 @@ func TestA503IsServedByAnother(t *testing.T) {
 	idle(t, d)
 }
 
-// With kvroute dead, Envoy goes on with the workers of today: those that came
-// since it started, and not those that left.
+// While kvroute is dead, Envoy uses the current workers: those that came after its start, and not
+// those that left.
 func TestThePoolIsKeptUpToDate(t *testing.T) {
 	d := newStack(t, 2, []string{"--speed", "20"})
 	d.EnvoyConfig.PoolFile = filepath.Join(d.Dir, "pool.json")
@@ -155,8 +155,8 @@ func TestThePoolIsKeptUpToDate(t *testing.T) {
 	}
 }
 
-// A request that names its worker, or those that may serve it, is served by them or by
-// nobody, whatever else is in Envoy's pool.
+// A request that names its worker, or its allowed workers, is served by these workers or fails,
+// whatever else is in Envoy's pool.
 func TestOnlyAllowedWorkersServe(t *testing.T) {
 	for failover, choice := range map[envoy.Failover]string{envoy.Composite: "header", envoy.List: "list"} {
 		t.Run(string(failover), func(t *testing.T) {
@@ -170,7 +170,7 @@ func TestOnlyAllowedWorkersServe(t *testing.T) {
 				t.Helper()
 				return look(send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("hello", 2, false), http.Header{name: {value}}))
 			}
-			for range 8 { // who serves what nobody may is drawn by lot
+			for range 8 { // Envoy draws the worker of such a request at random
 				for name, value := range map[string]string{"X-Dynamo-Worker-Instance-Id": fmt.Sprint(dead.ID), "Test-Epp-Endpoint-Selection": dead.Address.String()} {
 					got := ask(name, value)
 					outcomeOf(t, "the only worker that a request allows refuses it").check(t, got)
@@ -188,9 +188,9 @@ func TestOnlyAllowedWorkersServe(t *testing.T) {
 	}
 }
 
-// Where nobody is left to be asked, the one that was asked is blamed all the same.
+// Without another worker to try, the failed worker is still counted as failing.
 func TestTheOnlyChoiceIsBlamed(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	for failover, choice := range map[envoy.Failover]string{envoy.Composite: "header", envoy.List: "list", envoy.NoFailover: "none"} {
 		blamed := func(t *testing.T, d *demonstration) {
 			t.Helper()
@@ -229,8 +229,8 @@ func TestTheOnlyChoiceIsBlamed(t *testing.T) {
 	}
 }
 
-// That Envoy's pool lacks a worker is not that worker's fault; what was meant for it is
-// served by the second choice, and is counted.
+// A worker that is missing from Envoy's pool is not counted as failing. The second choice serves its
+// requests, and a metric counts them.
 func TestAWorkerThatEnvoyDoesNotKnowIsNotBlamed(t *testing.T) {
 	d := newStack(t, 0, nil)
 	answer := func(name string) string {
@@ -291,7 +291,7 @@ func TestManyRequestsFailOverAtOnce(t *testing.T) {
 			}
 		})
 	}
-	// All are served before any is answered, so the retries go on at the same time.
+	// All requests are in progress before any is answered, so the retries overlap.
 	eventually(t, "requests are missing", func() bool { return served.Load()+failed.Load() >= requests })
 	close(release)
 	all.Wait()

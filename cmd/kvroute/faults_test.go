@@ -38,7 +38,7 @@ func staticFlags(t *testing.T, d *demonstration, pairs ...string) []string {
 	return []string{"--config", file}
 }
 
-// blackHole is an address that nobody accepts connections at: its queue is full.
+// blackHole is an address that accepts no connections: its queue is full.
 func blackHole(t *testing.T) string {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
@@ -92,16 +92,16 @@ func level(text, metric string) string {
 	return value
 }
 
-// send sends a short chat and looks at what comes.
+// send sends a short chat and reads the response.
 func (d *demonstration) send(t *testing.T, content string, stream bool) sight {
 	t.Helper()
 	return look(send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody(content, 4, stream), nil))
 }
 
-// A worker that cannot be reached costs its request no more than the time that a
-// connection may take: the second choice serves it. Without one there is an error.
+// A worker that cannot be reached delays its request by at most the connect timeout: then the second
+// choice serves it. Without a second choice the client gets an error.
 func TestWorkersThatCannotBeReached(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	hole := blackHole(t)
 	for _, c := range []struct {
 		row     string
@@ -141,7 +141,7 @@ func TestWorkersThatCannotBeReached(t *testing.T) {
 			outcomeOf(t, "the second choice fails as well").check(t, d.send(t, fmt.Sprint(i), i%2 == 0))
 			atRest(t, d)
 		}
-		// The client leaves while Envoy tries, unless Envoy gives up before the slot is seen.
+		// The client disconnects while Envoy tries, unless Envoy gives up before the slot is seen.
 		ctx, cancel := context.WithCancel(t.Context())
 		watched := make(chan struct{})
 		go func() {
@@ -168,8 +168,7 @@ func dial(t *testing.T, d *demonstration) net.Conn {
 	return conn
 }
 
-// Whenever a client gives up, nothing of its request is left, and nothing was done to
-// others.
+// Whenever a client disconnects, its request leaves nothing behind and affects no other request.
 func TestClientsLeave(t *testing.T) {
 	d := newStack(t, 0, nil)
 	hang := make(chan struct{})
@@ -284,8 +283,8 @@ func TestClientsLeave(t *testing.T) {
 	outcomeOf(t, "kvroute decides").check(t, d.send(t, "answer", false))
 }
 
-// A body of exactly the limit passes, one byte more does not, whether its length is
-// said or not, and whoever's limit it is.
+// A body of exactly the limit passes, one byte more does not, whether its length is declared or not,
+// and whether the limit is Envoy's or kvroute's.
 func TestBodiesAtTheLimit(t *testing.T) {
 	const limit = 200_000
 	passes, tooLarge := outcomeOf(t, "kvroute decides"), outcomeOf(t, "the body is larger than the limit")
@@ -333,10 +332,10 @@ func TestBodiesAtTheLimit(t *testing.T) {
 	}
 }
 
-// What takes too long ends: a client that does not send, a worker that does not answer
-// or goes silent, a decision.
+// Whatever takes too long is ended by a timeout: a client that does not send, a worker that does not
+// answer or stops answering, a decision.
 func TestTimeouts(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d := newStack(t, 0, nil)
 	hang := make(chan struct{})
 	defer close(hang)
@@ -371,8 +370,7 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// A router without time to decide leaves requests to the pool, and so does one that has
-// too many.
+// A router that has too little time to decide, or too many requests, leaves requests to the pool.
 func TestTheRouterHasNoTimeOrRoom(t *testing.T) {
 	d := startStack(t, 2, []string{"--speed", "5"})
 	failed := func(reason string) bool {
@@ -394,7 +392,7 @@ func TestTheRouterHasNoTimeOrRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "Envoy does not find kvroute", func() bool { return d.send(t, "hello", false).header.Get("X-Dynamo-Reason") != "" })
-	atRest(t, d) // or the next one is the second
+	atRest(t, d) // otherwise the next request is the second one in flight
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
 	resp, err := send(t, ctx, "POST", d.Envoy.URL()+chatPath, chatBody("a long story", 4000, true), nil)
@@ -435,16 +433,16 @@ func TestRefusals(t *testing.T) {
 		outcomeOf(t, c.row).check(t, look(send(t, t.Context(), c.method, url+chatPath, c.body, nil)))
 		atRest(t, d)
 	}
-	if err := d.Engines[0].Cmd.Process.Signal(syscall.SIGTERM); err != nil { // it deregisters
+	if err := d.Engines[0].Cmd.Process.Signal(syscall.SIGTERM); err != nil { // the engine deregisters
 		t.Fatal(err)
 	}
 	eventually(t, "the worker does not leave", func() bool { return len(workers(t, d)) == 0 })
 	outcomeOf(t, "there is no worker").check(t, d.send(t, "hello", false))
 }
 
-// Without room requests are refused at once, or wait as long as they may.
+// Without room, requests are refused at once, or wait for the allowed time.
 func TestRefusalsForLackOfRoom(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d := newStack(t, 0, nil)
 	hang := make(chan struct{})
 	defer close(hang)
@@ -453,7 +451,7 @@ func TestRefusalsForLackOfRoom(t *testing.T) {
 	for _, c := range []struct {
 		row   string
 		flags []string
-		waits int // requests that wait before
+		waits int // requests that already wait
 	}{
 		{row: "all workers are above a threshold", flags: []string{"--active-prefill-tokens-threshold", "0"}},
 		{row: "the request waits longer than `--queue-wait`", flags: []string{"--router-queue-threshold", "0", "--queue-wait", "3s"}},
@@ -494,7 +492,7 @@ func TestRefusalsForLackOfRoom(t *testing.T) {
 	}
 }
 
-// Where certificates do not fit, kvroute is as if it were not there: the pool serves.
+// With certificates that do not match, kvroute is treated as absent: the pool serves.
 func TestWrongCertificates(t *testing.T) {
 	authority, other := envoytest.NewAuthority(t), envoytest.NewAuthority(t)
 	dir, elsewhere := t.TempDir(), t.TempDir()

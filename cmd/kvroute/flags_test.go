@@ -25,7 +25,7 @@ type flagTest struct {
 	pass   func(time.Duration)
 }
 
-// decide says where the prompt goes, or why nowhere.
+// decide returns the worker that the prompt goes to, or the reason why it goes to none.
 func (f *flagTest) decide(req router.Request) string {
 	req.Model, req.Tokens = "m", letters("ABCDEFGHIJ")
 	d, err := f.router.BestWorker(f.Context(), req)
@@ -44,8 +44,8 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// wait books a request that has to wait, and returns once it does, or says where it
-// went.
+// wait books a request that has to wait, and returns once the request waits. The result is where the
+// request went.
 func (f *flagTest) wait(id string) (result chan string) {
 	result = make(chan string, 1)
 	waits := make(chan struct{})
@@ -58,7 +58,7 @@ func (f *flagTest) wait(id string) (result chan string) {
 	return result
 }
 
-// envoy sends the prompt through Envoy's stream and says what became of it.
+// envoy sends the prompt through Envoy's stream and returns the result.
 func (f *flagTest) envoy(header ...string) *envoytest.Exchange {
 	s, err := extproc.New(f.conf.extproc(), f.router)
 	if err != nil {
@@ -86,7 +86,7 @@ func sentTo(x *envoytest.Exchange) string {
 	return x.Header["x-dynamo-worker"]
 }
 
-// flagCase is a flag that changes something else than the worker of one request.
+// flagCase is a flag with another effect than on the worker of one request.
 type flagCase struct {
 	flag          string
 	in            situation
@@ -98,7 +98,7 @@ type flagCase struct {
 func moreFlags() []flagCase {
 	warm := situation{held: []int{2, 5, 8}, decode: []int{5, 0, 4}}
 	full := situation{held: []int{0}, pending: []int{1}}
-	// The second worker's blocks stay as they are; the first one makes tokens.
+	// The second worker's blocks stay constant; the first one produces tokens.
 	decodes := func(second int) situation {
 		return situation{held: []int{0, 0}, decode: []int{1, 0}, pending: []int{0, second}}
 	}
@@ -121,7 +121,7 @@ func moreFlags() []flagCase {
 	return []flagCase{
 		{"no-router-track-output-blocks", decodes(8), load, load + " --no-router-track-output-blocks", afterASecond, "worker 2", "worker 1"},
 		{"output-rate", decodes(8), load, load + " --output-rate 8", afterASecond, "worker 2", "worker 1"},
-		// 90 tokens in a second, or 172.
+		// 90 tokens in a second with the default, 172 with the preset.
 		{"engine-preset", decodes(16), load, load + " --engine-preset 8b", afterASecond, "worker 1", "worker 2"},
 
 		{"router-queue-threshold", full, "", queue, waits, "worker 1", "waits"},
@@ -196,7 +196,7 @@ func moreFlags() []flagCase {
 	}
 }
 
-// bind binds a session to the first worker, where it would not go by itself.
+// bind binds a session to the first worker, which would otherwise not be chosen.
 func (f *flagTest) bind(session string) {
 	if _, err := f.router.BestWorker(f.Context(), router.Request{
 		ID: "bound", Model: "m", Tokens: letters("Z"), Session: session, Pinned: &router.Worker{ID: 1},
@@ -207,7 +207,7 @@ func (f *flagTest) bind(session string) {
 	f.router.Free("bound")
 }
 
-// session says where a request of a session goes that is bound to the first worker.
+// session returns where a request goes whose session is bound to the first worker.
 func (f *flagTest) session(header string) string {
 	f.bind("s")
 	return sentTo(f.envoy(header, "s"))

@@ -22,7 +22,7 @@ func TestReportedLoadCounts(t *testing.T) {
 			"heartbeat": func(s *server, info router.WorkerInfo) { s.engineLoad(info, busy) },
 			"metrics": func(s *server, info router.WorkerInfo) {
 				s.rankLoads(info, map[uint32]fleet.Load{0: busy})
-				s.engineLoad(info, fleet.Load{}) // knows less, and does not count
+				s.engineLoad(info, fleet.Load{}) // an empty report must not replace the load
 			},
 		} {
 			for _, blocks := range []int{0, 10} {

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// answered is what the tests look at of an engine's answer.
+// answered holds the fields of an engine's answer that the tests check.
 type answered struct {
 	PromptTokenIDs []uint32 `json:"prompt_token_ids"`
 	Usage          struct {
@@ -24,10 +24,9 @@ type answered struct {
 	}
 }
 
-// Each form, through Envoy: the worker computes from the ids that kvroute made, and
-// they are those that it would have made itself.
+// In each form, through Envoy, the worker computes from kvroute's token ids, and they equal its own.
 func TestTokensAreForwarded(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	const words = "the worker keeps the shared prefix and the router finds it there, once more and then again"
 	completion := fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":2,"return_token_ids":true,"x":1.50}`, words)
 	chat := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}],"max_tokens":2,"return_token_ids":true}`, words)
@@ -35,7 +34,7 @@ func TestTokensAreForwarded(t *testing.T) {
 		name          string
 		engine, flags []string
 		path, body    string
-		form          string // that the worker sees, once the model is checked
+		form          string // seen by the worker, once the model is checked
 		outcome       string
 	}{
 		{"completion", []string{"--engine", "vllm", "--engine-version", "0.9.1"}, []string{"auto"}, "/v1/completions", completion, "prompt", "forwarded"},
@@ -59,7 +58,7 @@ func TestTokensAreForwarded(t *testing.T) {
 			}
 			var resp *http.Response
 			var body string
-			// The model is checked out of band, at its first requests.
+			// The model's first requests are checked outside of the request path.
 			eventually(t, "no request is counted as "+c.outcome, func() bool {
 				resp, body = reply(t, d, "POST", c.path, c.body, nil)
 				return counted(c.outcome)
@@ -92,7 +91,7 @@ func TestTokensAreForwarded(t *testing.T) {
 	}
 }
 
-// inChunks posts a body whose length the headers do not tell.
+// inChunks posts a body without a declared length.
 func inChunks(t *testing.T, url, body string) (*http.Response, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, io.MultiReader(strings.NewReader(body[:10]), strings.NewReader(body[10:])))

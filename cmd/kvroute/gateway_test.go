@@ -32,7 +32,7 @@ func gatewayDump(t *testing.T, variant string) *configDump {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The one that only says whether Envoy is ready has a port of Envoy Gateway's own.
+	// The listener that only reports whether Envoy is ready has a port of Envoy Gateway's own.
 	dump.Listeners = slices.DeleteFunc(dump.Listeners, func(l *listenerv3.Listener) bool { return strings.Contains(l.GetName(), "proxy-ready") })
 	return dump
 }
@@ -46,10 +46,10 @@ func gatewayBootstrap(t *testing.T, variant string) func(envoy.Config) ([]byte, 
 	}
 }
 
-// A policy that matches nothing says so nowhere: what each is there for must be in
-// what Envoy Gateway makes of it.
+// Envoy Gateway does not report a policy that matches nothing, so the test looks for the effect of
+// each policy in Envoy Gateway's output.
 func TestGatewayPoliciesMatch(t *testing.T) {
-	// What kvroute decided goes to these clusters, and is tried again so often.
+	// Requests that kvroute decided go to these clusters, with this number of retries.
 	for variant, decided := range map[string]map[string]uint32{
 		"endpoint-override":    {"httproute/default/two-choices/rule/0": 1, "httproute/default/one-choice/rule/0": 0},
 		"original-destination": {"kvroute-workers": 1},
@@ -67,8 +67,8 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 			if limit := network[0].String(); !strings.Contains(limit, "max_connections:{value:40000}") {
 				t.Errorf("the limit of connections is %s", limit)
 			}
-			// Responses pass the filters in reverse order: the observer needs what kvroute
-			// tells the main filter of the request's id.
+			// Responses pass the filters in reverse order: the observer needs the request's id,
+			// which the main filter receives from kvroute.
 			filters := slices.DeleteFunc(slices.Clone(hcm.GetHttpFilters()), func(f *hcmv3.HttpFilter) bool { return !strings.Contains(f.GetName(), "ext_proc") })
 			if len(filters) != 2 {
 				t.Fatalf("%d filters ask kvroute, want the observer and the main one", len(filters))
@@ -138,7 +138,7 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 			}
 			named, settled := 0, 0
 			for _, c := range dump.Clusters {
-				// kvroute's own: whether it lives is asked, and more than 1,024 streams may be open.
+				// kvroute's cluster has a health check, and allows more than 1,024 open streams.
 				if h := c.GetHealthChecks(); len(h) == 1 && h[0].GetGrpcHealthCheck() != nil && c.GetCircuitBreakers().GetThresholds()[0].GetMaxRequests().GetValue() == 40_000 &&
 					c.GetCommonLbConfig().GetHealthyPanicThreshold() != nil && c.GetCommonLbConfig().GetHealthyPanicThreshold().GetValue() == 0 {
 					settled++
@@ -157,7 +157,7 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 	}
 }
 
-// What Envoy Gateway makes of the manifests runs in a real Envoy.
+// Envoy Gateway's output for the manifests runs in a real Envoy.
 func TestGateway(t *testing.T) {
 	for variant, choice := range map[string]string{"endpoint-override": "list", "original-destination": "header"} {
 		t.Run(variant, func(t *testing.T) {
@@ -220,7 +220,7 @@ func TestGateway(t *testing.T) {
 	}
 }
 
-// A worker that fails is asked once, and a pinned request goes nowhere else.
+// A failing worker gets a request once, and a pinned request goes to no other worker.
 func TestGatewayAsksNobodyTwice(t *testing.T) {
 	for variant, choice := range map[string]string{"endpoint-override": "list", "original-destination": "header"} {
 		t.Run(variant, func(t *testing.T) {
@@ -273,8 +273,8 @@ func TestGatewayAsksNobodyTwice(t *testing.T) {
 	}
 }
 
-// Where an endpoint override finds no endpoint nobody is asked: neither a worker that the
-// request does not allow, nor one twice. It is no fault of the worker that was meant.
+// If an endpoint override finds no endpoint, no worker gets the request: neither one that the
+// request does not allow, nor one twice. The worker in the override is not counted as failing.
 func TestGatewayAsksEndpointsOnly(t *testing.T) {
 	d := newStack(t, 0, nil)
 	d.Bootstrap = gatewayBootstrap(t, "endpoint-override")
@@ -302,7 +302,7 @@ func TestGatewayAsksEndpointsOnly(t *testing.T) {
 			if got := asked.Load() - before; resp.StatusCode != status || got != times {
 				t.Errorf("pinned to %s: status %d, %d workers are asked, want %d and %d: %.200s", w.Name, resp.StatusCode, got, status, times, body)
 			}
-			// Of three one is absent, so one of two choices is an endpoint.
+			// One of three workers is absent, so one of two choices is an endpoint.
 			if resp, body := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil); resp.StatusCode != 200 {
 				t.Errorf("unpinned: status %d: %.200s", resp.StatusCode, body)
 			}

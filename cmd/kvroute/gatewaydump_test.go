@@ -142,7 +142,7 @@ func (d *configDump) bootstrap(moved map[string]string) ([]byte, error) {
 	})
 }
 
-// inline puts the routes into a connection manager that would request them.
+// inline puts the routes into a connection manager that would otherwise request them.
 func (d *configDump) inline(f *listenerv3.Filter) error {
 	m := &hcmv3.HttpConnectionManager{}
 	if !f.GetTypedConfig().MessageIs(m) {

@@ -18,9 +18,9 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// newUpperTier returns a router of the groups east and west, whose gateways are at the
-// addresses, behind what Envoy Gateway makes of the manifests, and kvroute's flags. more is
-// what its file says of each group besides.
+// newUpperTier returns a router of the groups east and west, with kvroute's flags. The gateways of
+// the groups are at the addresses. Its Envoy runs Envoy Gateway's output for the manifests. more is
+// text for each group in kvroute's file.
 func newUpperTier(t *testing.T, east, west, more string) (d *demonstration, flags []string) {
 	t.Helper()
 	d = newStack(t, 0, nil)
@@ -47,7 +47,7 @@ func startGroup(t *testing.T, bus *bus.Server, name, variant string, more ...str
 		flags = append(flags, "--mode-override")
 	}
 	t.Cleanup(func() {
-		d.Bus = nil // it is the other's
+		d.Bus = nil // the other tier owns the bus
 		d.Stop()
 		if t.Failed() && d.Router != nil {
 			t.Logf("the log of %s:\n%s", name, d.Router.LastLines())
@@ -67,7 +67,7 @@ func startGroup(t *testing.T, bus *bus.Server, name, variant string, more ...str
 	return d
 }
 
-// die ends all of a group, as if its site were gone.
+// die ends every process of a group, as if its site had failed.
 func (d *demonstration) die(t *testing.T) {
 	t.Helper()
 	if err := syscall.Kill(d.Envoy.Pid(), syscall.SIGKILL); err != nil {
@@ -79,10 +79,10 @@ func (d *demonstration) die(t *testing.T) {
 	}
 }
 
-// Two tiers: the upper one behind what Envoy Gateway makes of the manifests, and of the
-// groups one behind such a thing, too, one behind our bootstrap.
+// Two tiers: the upper one and one of the groups are behind Envoy Gateway's output for the
+// manifests, the other group is behind this project's bootstrap.
 func TestGatewayOfGroups(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	bus, err := startNATS("127.0.0.1:0", "")
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestGatewayOfGroups(t *testing.T) {
 	}
 	address := func(group string) string { return strings.TrimPrefix(groups[group].Envoy.URL(), "http://") }
 	d, flags := newUpperTier(t, address("east"), address("west"), "")
-	// A probe that nobody answers in time, on a busy machine, would name no worker.
+	// On a busy machine a probe without an answer in time would name no worker.
 	flags = append(flags, "--nats-url", bus.URL(), "--group-probe-budget", "1s")
 	d.begin(t, flags...)
 	heard := func(names ...string) {
@@ -125,8 +125,8 @@ func TestGatewayOfGroups(t *testing.T) {
 	}
 	heard("east", "west")
 
-	// The upper tier decides, and its headers arrive: the worker that the group named is
-	// the one that gets the request, for that reason.
+	// The upper tier decides, and its headers arrive: the worker that the group named gets the
+	// request, and the decision has this reason.
 	victim := startHTTP(t, func(http.ResponseWriter, *http.Request) { t.Error("the client's choice was reached") })
 	forged := http.Header{
 		"X-Dynamo-Worker": {victim}, "X-Dynamo-Worker-Fallback": {victim},
@@ -155,7 +155,7 @@ func TestGatewayOfGroups(t *testing.T) {
 		}
 	}
 
-	// The stream stays to the end of the response: the slot is held until then.
+	// The stream lasts to the end of the response: the slot is held until then.
 	settled()
 	resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("a long story", 4000, true), nil)
 	if err != nil {
@@ -167,7 +167,7 @@ func TestGatewayOfGroups(t *testing.T) {
 	_ = resp.Body.Close()
 	eventually(t, "the slot is not freed at the end", func() bool { return !newest(t, d).Freed.IsZero() })
 
-	// undecided sends requests that the upper tier does not see: the groups decide them.
+	// undecided sends requests that bypass the upper tier's kvroute: the groups decide them.
 	undecided := func(want ...string) {
 		t.Helper()
 		served := map[string]bool{}
@@ -190,7 +190,7 @@ func TestGatewayOfGroups(t *testing.T) {
 	}
 	heard("east", "west")
 
-	// The group that conversation 0 is in dies: the other one serves it, and all others.
+	// The group of conversation 0 dies: the other group serves this conversation and all others.
 	gone := home[0]
 	left := map[string]string{"east": "west", "west": "east"}[gone]
 	groups[gone].die(t)
@@ -210,10 +210,10 @@ func TestGatewayOfGroups(t *testing.T) {
 	undecided(left)
 }
 
-// What a group hears of the tier above it is what kvroute says there, never what a client
-// says: it may heed it.
+// A group receives the upper tier's headers from kvroute only, never from a client, because a group
+// may obey them.
 func TestGatewayTellsGroupsWhatKvrouteSays(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	const forged = "192.0.2.1:1"
 	var mu sync.Mutex
 	var asked []http.Header
@@ -221,7 +221,7 @@ func TestGatewayTellsGroupsWhatKvrouteSays(t *testing.T) {
 		return startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
 			mu.Lock()
 			defer mu.Unlock()
-			if r.Header.Get("X-Of-Others") == "stays" { // or it is no request of the test
+			if r.Header.Get("X-Of-Others") == "stays" { // other requests are not the test's
 				header := r.Header.Clone()
 				header.Set("X-Asked", name)
 				asked = append(asked, header)

@@ -12,11 +12,11 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Two tiers lose NATS under way: both groups go on to be candidates by what was sent there
-// and what they held last. They are heard again when NATS is back, also by an upper tier
-// that was killed and started meanwhile, which then finds again what the groups hold.
+// Two tiers lose NATS while they run: both groups stay candidates, by the requests sent to them and
+// their last summary. Their summaries arrive again when NATS is back, also at an upper tier that was
+// killed and restarted meanwhile. It then finds the groups' cached prompts again.
 func TestTwoTiersLoseNATSAndTheUpperOne(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	store := t.TempDir()
 	at := heldAddress(t)
 	bus, err := startNATS(at, store)
@@ -96,8 +96,8 @@ func TestTwoTiersLoseNATSAndTheUpperOne(t *testing.T) {
 }
 
 // summarized waits until the upper router has a summary of each group that was made after the
-// group's index had the prompts' blocks: from then on the summaries alone lead a conversation
-// back to its group.
+// group's index had the prompts' blocks: from then on the summaries alone route a conversation to
+// its group.
 func summarized(t *testing.T, d *demonstration, groups map[string]*demonstration, blocks map[string]int) {
 	t.Helper()
 	for name, g := range groups {

@@ -22,7 +22,7 @@ import (
 	"github.com/kvroute/kvroute/envoy"
 )
 
-// mute takes streams and never answers on them.
+// mute accepts streams and never answers on them.
 type mute struct {
 	extprocv3.UnimplementedExternalProcessorServer
 }
@@ -32,7 +32,7 @@ func (mute) Process(s extprocv3.ExternalProcessor_ProcessServer) error {
 	return nil
 }
 
-// startMute starts an external processor that is well by its own account.
+// startMute starts an external processor that reports itself as healthy.
 func startMute(t *testing.T) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -42,12 +42,12 @@ func startMute(t *testing.T) (address string) {
 	s := grpc.NewServer()
 	extprocv3.RegisterExternalProcessorServer(s, mute{})
 	healthpb.RegisterHealthServer(s, health.NewServer())
-	go func() { _ = s.Serve(l) }() // until Stop
+	go func() { _ = s.Serve(l) }() // ends with Stop
 	t.Cleanup(s.Stop)
 	return l.Addr().String()
 }
 
-// hold makes a child stand still: all of its threads, which takes a moment.
+// hold stops all threads of a child, and waits until they are stopped.
 func hold(t *testing.T, c *demo.Child) {
 	t.Helper()
 	if err := c.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
@@ -56,7 +56,7 @@ func hold(t *testing.T, c *demo.Child) {
 	eventually(t, c.Name+" does not stand still", func() bool {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", c.Cmd.Process.Pid))
 		for _, name := range threads {
-			// The state stands behind the name, which is in brackets.
+			// The state follows the name, which is in brackets.
 			text, err := os.ReadFile(name)
 			if _, state, ok := bytes.Cut(text, []byte(") ")); err != nil || !ok || state[0] != 'T' {
 				return false
@@ -66,14 +66,13 @@ func hold(t *testing.T, c *demo.Child) {
 	})
 }
 
-// A kvroute that hangs, as a process that stands still or one that lives and never
-// answers: Envoy goes on without it where it holds the request itself, and in full duplex
-// as soon as it can know.
+// kvroute hangs, as a stopped process or as one that runs and never answers. Envoy continues without
+// it if Envoy holds the request itself; in full duplex, once the health check has failed.
 func TestARouterThatHangs(t *testing.T) {
 	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.BufferedPartial, envoy.Streamed, envoy.StreamedAhead, envoy.FullDuplex} {
 		duplex := mode == envoy.FullDuplex
 		t.Run(string(mode)+", never answers", func(t *testing.T) {
-			t.Parallel() // it waits, most of the time
+			t.Parallel() // mostly waits
 			d := newStack(t, 2, []string{"--speed", "20"})
 			d.EnvoyConfig.BodyMode, d.Unrouted, d.EnvoyConfig.ExtProc = mode, true, []string{startMute(t)}
 			if d.EnvoyConfig.IdleTimeout = time.Minute; duplex {
@@ -114,7 +113,7 @@ func TestARouterThatHangs(t *testing.T) {
 			asked.check(t, d.send(t, "hello", false))
 			told.check(t, <-story)
 			before.check(t, <-whole)
-			// Once Envoy knows it, no request waits.
+			// Once Envoy has noticed the failure, no request waits.
 			eventually(t, "Envoy does not notice that kvroute hangs", func() bool {
 				n, err := d.Envoy.Stat(t.Context(), "cluster.kvroute.membership_healthy")
 				return err == nil && n == 0

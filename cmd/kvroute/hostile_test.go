@@ -24,8 +24,8 @@ type zeroReader struct{}
 
 func (zeroReader) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 
-// Files of a model that are broken, or made to do harm: the error names the file and
-// where in it, and neither memory nor time goes where the file wants.
+// Broken or malicious files of a model: the error names the file and the place in it, and the file
+// cannot make kvroute use much memory or time.
 func TestHostileModelFiles(t *testing.T) {
 	const good = `{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]},"added_tokens":[{"id":3,"content":"<s>"}],"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false}}`
 	with := func(old, replacement string) map[string]string {
@@ -46,7 +46,7 @@ func TestHostileModelFiles(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		files map[string]string
-		large string // the name of a file of 4 GB besides
+		large string // name of an additional file of 4 GB
 		want  string
 	}{
 		{"empty", map[string]string{"tokenizer.json": ""}, "", "tokenizer.json: want '{' at byte 0"},
@@ -78,7 +78,7 @@ func TestHostileModelFiles(t *testing.T) {
 				if err := os.WriteFile(dir+"/"+c.large, nil, 0o600); err != nil {
 					t.Fatal(err)
 				}
-				if err := os.Truncate(dir+"/"+c.large, 4<<30); err != nil { // takes no room
+				if err := os.Truncate(dir+"/"+c.large, 4<<30); err != nil { // sparse: needs no space on disk
 					t.Fatal(err)
 				}
 			}
@@ -105,8 +105,8 @@ func TestHostileModelFiles(t *testing.T) {
 	}
 }
 
-// A template that never ends costs each of its requests a bounded time, and they are
-// routed all the same.
+// A template that never ends costs each of its requests a bounded time, and the requests are still
+// routed.
 func TestAnEndlessTemplateEnds(t *testing.T) {
 	const loop = `{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{{ a }}{% endfor %}{% endfor %}{% endfor %}`
 	card := func(template string) (*tokenizer.Model, error) {

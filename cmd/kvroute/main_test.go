@@ -16,8 +16,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// beKvroute makes this test binary the program that it tests, so that what the
-// tests start as processes is what was built for them.
+// beKvroute makes this test binary run as kvroute, so that tests start the code that they were built
+// with.
 const beKvroute = "KVROUTE_TEST_IS_KVROUTE"
 
 func TestMain(m *testing.M) {
@@ -161,7 +161,7 @@ workers:
 	if len(c.Workers) != 1 || c.Workers[0].WorkerID != 1<<64-1 || c.Workers[0].Models[0] != "m" {
 		t.Errorf("workers: %+v", c.Workers)
 	}
-	// What `kvroute config` prints means the same again.
+	// The output of `kvroute config` is a file with the same settings.
 	status, out, stderr := runs(t, "config", "--config", path)
 	if status != 0 {
 		t.Fatal(stderr)

@@ -9,7 +9,8 @@ import (
 	"testing/fstest"
 )
 
-// Without settings, bodies and streams fit the memory limit of the process, whoever sets it.
+// Without settings, bodies and streams fit the memory limit of the process, whether Go or the cgroup
+// has the limit.
 func TestBodiesAndStreamsFitTheMemoryLimit(t *testing.T) {
 	const v1, v2 = "sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory.max"
 	for name, c := range map[string]struct {

@@ -37,7 +37,7 @@ func modelFolder(t *testing.T) string {
 	return dir
 }
 
-// A folder of Hugging Face's cache has links to files outside of it.
+// Links in a folder of Hugging Face's cache lead out of the folder.
 func TestAModelFolderMayHaveLinks(t *testing.T) {
 	files, folder := modelFolder(t), t.TempDir()
 	entries, err := os.ReadDir(files)
@@ -104,10 +104,10 @@ func (d *demonstration) reload(t *testing.T, file, text string) {
 	eventually(t, "the configuration is not reloaded", func() bool { return count() > before })
 }
 
-// One kvroute serves several models, each under all its names, and reads them anew
-// while requests are in flight, of which none suffers.
+// One kvroute serves several models, each under all its names. A reload while requests are in flight
+// fails none of them.
 func TestModelsAreReloadedUnderLoad(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	dir := modelFolder(t)
 	with := func(alias string) string {
 		return fmt.Sprintf("version: 1\nmodels:\n- {name: base, aliases: [%s], lora: [base-lora], tokenizer: %q}\n", alias, dir)
@@ -120,7 +120,7 @@ func TestModelsAreReloadedUnderLoad(t *testing.T) {
 	body := func(model, content string) string {
 		return strings.Replace(chatBody(content, 2, false), `"sim"`, `"`+model+`"`, 1)
 	}
-	// Names of one model share its cache, adapters do not, nor do other models.
+	// Names of one model share its cache; adapters and other models do not.
 	content := strings.Repeat("names of one model share what is cached ", 10)
 	for _, c := range []struct {
 		model, pool string
@@ -177,7 +177,8 @@ func TestModelsAreReloadedUnderLoad(t *testing.T) {
 	if n, err := d.Envoy.Stat(t.Context(), "cluster.pool.upstream_rq_total"); err != nil || n != 0 {
 		t.Errorf("%d requests went to the pool, %v", n, err)
 	}
-	// A name of the file alone comes and goes with it, and a mistake changes nothing.
+	// A name that only the file has comes and goes with it, and a mistake in the file changes
+	// nothing.
 	ask := func(model string) int {
 		resp, _ := reply(t, d, "POST", chatPath, body(model, "a"), nil)
 		return resp.StatusCode
@@ -212,10 +213,10 @@ func TestModelsAreReloadedUnderLoad(t *testing.T) {
 	eventually(t, "slots are left", func() bool { requests, _, _ := inFlight(t, d); return requests == 0 })
 }
 
-// A worker that names a model card is tokenized by it, under whatever name it
-// serves; one that names a card that is not there is routed in text-block mode.
+// The prompts of a worker that names a model card are tokenized by that card, whatever name the
+// worker serves. A worker whose card is missing is routed in text-block mode.
 func TestAWorkerNamesItsModelCard(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
@@ -229,7 +230,7 @@ workers:
 `, dir))
 	c := serveFile(t, file)
 	d := &demonstration{demo.Stack{Router: c}}
-	// One that registers on the bus names its card there.
+	// A worker that registers on the bus names its card there.
 	e, err := demo.Start(t.Context(), t.TempDir(), "engine", "engine", "--name", "c", "--model", "third", "--listen", "127.0.0.1:0", "--nats-url", c.At.NATS)
 	if err != nil {
 		t.Fatal(err)
@@ -249,10 +250,9 @@ workers:
 	}
 }
 
-// What each model's prompts become is told by the API, by a gauge and, where it is not
-// exact, by the log.
+// The API and a gauge report the mode of each model; for a mode that is not exact, the log does too.
 func TestEachModelTellsItsMode(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
@@ -355,10 +355,10 @@ workers:
 	}
 }
 
-// Every kind of request, through Envoy: what the router predicts to be cached is what
-// the engine finds, and nothing is left in the accounts.
+// Every kind of request, through Envoy: the router's prediction of cached tokens matches the
+// engine's count, and no load stays booked.
 func TestEveryKindOfRequestThroughEnvoy(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d := startStack(t, 3, []string{"--speed", "20"})
 	words := strings.Repeat("every kind of request is routed ", 12)
 	quoted := fmt.Sprintf("%q", words)
@@ -412,9 +412,9 @@ func TestEveryKindOfRequestThroughEnvoy(t *testing.T) {
 	})
 }
 
-// The events with which a stream of /v1/responses begins are no first token.
+// The first events of a stream of /v1/responses do not count as the first token.
 func TestTheFirstTokenOfAResponse(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d := startStack(t, 1, []string{"--num-gpu-blocks", "16384"})
 	body := fmt.Sprintf(`{"model":"sim","stream":true,"max_output_tokens":100,"input":%q}`, strings.Repeat("a long prompt ", 14_000))
 	resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+"/v1/responses", body, nil)
@@ -448,8 +448,8 @@ func TestTheFirstTokenOfAResponse(t *testing.T) {
 	read("event: response.completed")
 }
 
-// A model whose template is not its workers' own is noticed at its first requests
-// and routed in text-block mode; with the right one it is exact again.
+// A model whose template differs from its workers' is noticed at its first requests and routed in
+// text-block mode; with the right template it is exact again.
 func TestAWrongTemplateIsNoticed(t *testing.T) {
 	right := modelFolder(t)
 	template, err := os.ReadFile(right + "/chat_template.jinja")

@@ -34,7 +34,7 @@ func lateReply(t *testing.T, d *demonstration, body string) *http.Response {
 		for _, piece := range []string{body[:len(body)/2], body[len(body)/2:]} {
 			<-time.After(100 * time.Millisecond)
 			if _, err := io.WriteString(w, piece); err != nil {
-				break // the other side tells
+				break // the response shows the error
 			}
 		}
 		_ = w.Close() // never fails
@@ -48,8 +48,8 @@ func lateReply(t *testing.T, d *demonstration, body string) *http.Response {
 	return resp
 }
 
-// In whatever way Envoy hands over bodies, requests are served whole, the choice is
-// by cache wherever the body can be seen in time, and no slot is left over.
+// In each mode in which Envoy sends bodies, requests arrive whole, the choice is by cache wherever
+// the body arrives in time, and no slot is left over.
 func TestBodyModes(t *testing.T) {
 	for _, c := range []struct {
 		mode  envoy.BodyMode
@@ -88,7 +88,7 @@ func TestBodyModes(t *testing.T) {
 					t.Errorf("conversation %d went to %s and then to %s: %s", i, a, b, why)
 				}
 			}
-			// A body that is on its way for longer than kvroute needs for the headers.
+			// The body arrives later than the answer to the headers.
 			for i := range 3 {
 				settle(t, d)
 				idle()
@@ -100,7 +100,7 @@ func TestBodyModes(t *testing.T) {
 					t.Errorf("conversation %d went to %s and then, with status %d, to %s", i, a, late.StatusCode, b)
 				}
 			}
-			// A response comes in events, all of them.
+			// All events of a response arrive.
 			resp, text := reply(t, d, "POST", chatPath, chatBody("tell me a story", 200, true), nil)
 			if resp.StatusCode != 200 || strings.Count(text, "data: ") < 200 || !strings.HasSuffix(text, "data: [DONE]\n\n") {
 				t.Errorf("a streamed response: status %d, %d events", resp.StatusCode, strings.Count(text, "data: "))
@@ -113,11 +113,11 @@ func TestBodyModes(t *testing.T) {
 			if resp, _ := reply(t, d, "GET", "/v1/models", "", nil); resp.StatusCode != 200 {
 				t.Errorf("GET /v1/models: status %d", resp.StatusCode)
 			}
-			// Mistakes are told where they can be seen.
+			// Mistakes are answered with an error where kvroute sees the body.
 			if resp, text := reply(t, d, "POST", chatPath, `{"model":"nobody","messages":[{"role":"user","content":"hi"}]}`, nil); !c.blind && resp.StatusCode != 404 {
 				t.Errorf("an unknown model: status %d: %s", resp.StatusCode, text)
 			}
-			// A client that leaves frees its slot.
+			// A client that disconnects frees its slot.
 			ctx, cancel := context.WithCancel(t.Context())
 			resp, err := send(t, ctx, http.MethodPost, d.Envoy.URL()+chatPath, chatBody("and a long one", 4000, true), nil)
 			if err != nil {
@@ -140,7 +140,7 @@ func TestBodyModes(t *testing.T) {
 	}
 }
 
-// dies kills kvroute in a response, while it decides, and before a request.
+// dies kills kvroute during a response, during a decision, and before a request.
 func dies(t *testing.T, d *demonstration, holds bool) {
 	t.Helper()
 	resp, err := send(t, t.Context(), http.MethodPost, d.Envoy.URL()+chatPath, chatBody("a long story", 1500, true), nil)
@@ -181,8 +181,8 @@ func dies(t *testing.T, d *demonstration, holds bool) {
 	}
 }
 
-// A body that is larger than what Envoy buffers is truncated for kvroute, and not for the
-// worker: the request is routed by load, and the worker gets all of it.
+// A body that is larger than Envoy's buffer is truncated for kvroute, and not for the worker: the
+// request is routed by load, and the worker gets the whole body.
 func TestTruncatedBodiesThroughEnvoy(t *testing.T) {
 	d := newStack(t, 3, []string{"--speed", "100", "--num-gpu-blocks", "65536"})
 	d.EnvoyConfig.BodyMode, d.EnvoyConfig.MaxBodyBytes = envoy.BufferedPartial, 64<<10
@@ -203,8 +203,8 @@ func TestTruncatedBodiesThroughEnvoy(t *testing.T) {
 	}
 }
 
-// Without the observing filter, a prefill ends with the first event that has content
-// wherever Envoy hands chunks of the response to kvroute, and not before.
+// Without the observing filter, a prefill ends with the first event that has content, and not
+// before, in each mode in which Envoy sends chunks of the response to kvroute.
 func TestTheMainStreamSeesTheFirstToken(t *testing.T) {
 	for name, c := range map[string]struct {
 		mode  envoy.BodyMode
@@ -227,7 +227,7 @@ func TestTheMainStreamSeesTheFirstToken(t *testing.T) {
 			events := make(chan string)
 			d.begin(t, append(c.flags, staticFlags(t, d, "sse", startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
 				if body, _ := io.ReadAll(r.Body); !strings.Contains(string(body), "a story") {
-					return // only asked whether it is there
+					return // only a check that the worker is there
 				}
 				w.Header().Set("Content-Type", "text/event-stream")
 				for r.Context().Err() == nil {

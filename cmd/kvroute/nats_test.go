@@ -18,8 +18,8 @@ import (
 	"github.com/kvroute/kvroute/bench/demo"
 )
 
-// Nobody registers on the bus of a kvroute without its password, which stands in a file
-// that only its user reads, and stays the same after a restart.
+// A client without the password cannot register on the bus of a kvroute. The password is in a file
+// that only its user can read, and stays the same after a restart.
 func TestTheOwnBusWantsItsPassword(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -61,9 +61,8 @@ func TestTheOwnBusWantsItsPassword(t *testing.T) {
 	registers(c, "b")
 }
 
-// The folder of --state-dir belongs to one process: a second one refuses to start, and after
-// the first was killed another one takes over. A URL of a bus that does not listen any more
-// is removed.
+// The folder of --state-dir belongs to one process: a second one refuses to start, and after the
+// first was killed another one uses the folder. The URL of a bus that no longer listens is removed.
 func TestAStateFolderHasOneProcess(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -84,8 +83,8 @@ func TestAStateFolderHasOneProcess(t *testing.T) {
 	}
 }
 
-// A bus that nobody else needs has no port: as many kvroutes start on one machine as like.
-// Workers register over HTTP all the same.
+// A bus that no other process needs has no port: any number of kvroutes can run on one machine.
+// Workers can still register over HTTP.
 func TestABusThatNobodyNeedsDoesNotListen(t *testing.T) {
 	t.Parallel()
 	for range 2 {

@@ -37,7 +37,7 @@ func routed(t *testing.T) (*envoytest.Link, *router.Router) {
 	return envoytest.Serve(t, g), r
 }
 
-// oddKinds are the kinds of requests, %s where a prompt has a JSON string.
+// oddKinds are the kinds of requests, with %s in place of the prompt as a JSON string.
 var oddKinds = []struct{ name, path, body string }{
 	{"chat", chatPath, `{"model":"sim","messages":[{"role":"user","content":%s}]}`},
 	{"chat of parts", chatPath, `{"model":"sim","messages":[{"role":"user","content":[{"type":"text","text":%s}]}]}`},
@@ -55,13 +55,13 @@ var oddKinds = []struct{ name, path, body string }{
 	{"embedding", "/v1/embeddings", `{"model":"sim","input":%s}`},
 }
 
-// oddPrompt is a JSON string and what becomes of it in every kind of request.
+// oddPrompt is a JSON string with its expected result in every kind of request.
 type oddPrompt struct {
 	name, text string
-	mode       tokenizer.Mode // an embedding's is none in any case
+	mode       tokenizer.Mode // an embedding's mode is always none
 	reason     string
-	refused    string // what the client is told, with a byte for %d
-	at         int    // in text, of that byte
+	refused    string // message to the client, with %d for a byte's position
+	at         int    // position of that byte in text
 }
 
 // check sends the prompt in every kind of request.
@@ -90,8 +90,8 @@ func (c *oddPrompt) check(t *testing.T, link *envoytest.Link, r *router.Router) 
 	}
 }
 
-// Odd prompts, in every kind of request: their ids are the engine's, or there is a
-// reason why they are not, or the client is told at which byte it went wrong.
+// Odd prompts, in every kind of request: their ids are the engine's, or a reason says why they are
+// not, or the client's error names the wrong byte.
 func TestOddPrompts(t *testing.T) {
 	link, r := routed(t)
 	for _, c := range []oddPrompt{
@@ -124,7 +124,7 @@ func TestOddPrompts(t *testing.T) {
 	}
 }
 
-// Large prompts, without a clock: what is too large to be exact is said to be.
+// Large prompts, without a clock: a prompt that is too large to be exact is reported as such.
 func TestLargePrompts(t *testing.T) {
 	_, r := routed(t)
 	for _, c := range []struct {

@@ -13,7 +13,7 @@ import (
 // Without room requests wait, longer than Envoy waits for a decision, and are
 // admitted or refused with our status; through a real Envoy.
 func TestRequestsWaitForRoom(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d := startStack(t, 1, []string{"--speed", "0.15"}, "--router-queue-threshold", "0", "--queue-wait", "4s", "--overload-status", "529", "--router-queue-limit", "2")
 	long := strings.Repeat("A prompt that takes the engine a while to read. ", 300)
 	answers := make(chan *http.Response, 4)

@@ -19,7 +19,7 @@ import (
 // The suite for endpoint pickers is held against a kvroute that runs as a process, as it
 // would be against anybody's; and one that drains says so by the protocol's services.
 func TestThePickerSuiteAgainstAProcess(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

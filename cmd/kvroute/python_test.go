@@ -14,7 +14,7 @@ import (
 // The Python client, tested by its own tests against a router with two simulated
 // workers, with whatever Python 3 there is.
 func TestPythonClient(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

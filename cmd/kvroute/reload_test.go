@@ -19,7 +19,7 @@ import (
 
 // Workers of the configuration file come and go with SIGHUP.
 func TestStaticWorkersAreReloaded(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
@@ -47,7 +47,7 @@ func TestStaticWorkersAreReloaded(t *testing.T) {
 
 // Log lines name workers as the operator does, wherever they are written.
 func TestLogLinesNameWorkers(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
@@ -84,7 +84,7 @@ func TestWorkerNamesInLogs(t *testing.T) {
 // Settings of the file that changed and that a reload cannot apply are named in one warning,
 // but for those that a flag sets anyway. Put back, they are not named.
 func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
@@ -111,7 +111,7 @@ func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 
 // A file that was replaced, or written anew in its place, is read without being told.
 func TestTheFileIsWatched(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
@@ -154,7 +154,7 @@ func rewrite(t *testing.T, c *demo.Child, file, text string) {
 // Router groups and workers of the configuration file come, move and go with SIGHUP
 // together, or not at all.
 func TestGroupsAreReloaded(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
@@ -212,7 +212,7 @@ func TestGroupsAreReloaded(t *testing.T) {
 
 // A SIGHUP while kvroute starts does not end it: the file is read again once it runs.
 func TestAReloadWhileStarting(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

@@ -77,7 +77,7 @@ func (c *caller) load(stop <-chan struct{}) {
 // meanwhile. Then one is killed with a hundred requests in flight: the others stop
 // counting them.
 func TestFourReplicasLoseNATSAndOneOfThem(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

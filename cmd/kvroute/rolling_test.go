@@ -50,7 +50,7 @@ func restart(t *testing.T, c *demo.Child, dir string) *demo.Child {
 // Two replicas are restarted in turn, eight times or sixty, while clients ask without a
 // break: none of them notices, and nearly all requests are decided.
 func TestRollingRestartsHarmNobody(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d := newStack(t, 2, []string{"--speed", "50"})
 	d.begin(t, "--replica", "kvroute-1", "--drain-delay", "2s", "--drain-timeout", "10s")
 	replicas := d.startReplicas(t)

@@ -92,7 +92,7 @@ func (s *soak) one(t *testing.T, rng *rand.Rand) {
 // thing at a time. No request fails but for the death of a worker, whatever becomes of
 // kvroute; and when all is well again nothing is left of anything.
 func TestSoak(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d := newStack(t, 3, []string{"--speed", "20", "--num-gpu-blocks", "16384"})
 	d.begin(t, "--avoid-failing", "100ms", "--drain-delay", "1500ms", "--drain-timeout", "10s")
 	seed := rand.Uint64()

@@ -16,7 +16,7 @@ import (
 // Without events the router knows what it sent: after a crash what it had saved until
 // shortly before, after a drain all.
 func TestGuessesSurviveACrash(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	dir := filepath.Join(t.TempDir(), "state", "of", "kvroute")
 	flags := []string{"--no-kv-events", "--state-dir", dir, "--state-interval", "50ms"}
 	d := startStack(t, 4, []string{"--speed", "20"}, flags...)

@@ -25,7 +25,7 @@ import (
 // What a client says in headers that steer never reaches a worker, whether kvroute decides,
 // passes, has no room, hangs or is dead.
 func TestControlHeadersReachNoWorker(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	const forged = "192.0.2.1:1"
 	d := newStack(t, 0, nil)
 	var mu sync.Mutex
@@ -172,7 +172,7 @@ func portOf(address string) string {
 // With kvroute dead no client chooses its worker, nor says anything to one in a header
 // that steers, in any of the configurations that we write or keep.
 func TestNoConfigurationLetsClientsChoose(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
 	}

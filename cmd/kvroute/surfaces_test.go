@@ -15,7 +15,7 @@ import (
 // cached, whatever endpoint it came to first; what has none is routed all the same; what
 // nobody knows reaches a worker of the pool.
 func TestSurfacesThroughEnvoy(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d := startStack(t, 2, []string{"--speed", "50"})
 	text := strings.Repeat("a long and winding prompt ", 40)
 	ids := strings.TrimSuffix(strings.Repeat("17,18,19,20,", 60), ",")

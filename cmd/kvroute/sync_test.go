@@ -19,7 +19,7 @@ import (
 // Two replicas decide by the load of both: what one sends to a worker is busy for the
 // other, and who waits there goes on when it ends here.
 func TestReplicasShareTheirLoad(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

@@ -24,7 +24,7 @@ import (
 // Envoy and kvroute know each other by certificates, and go on when kvroute's are
 // replaced. An Envoy with others' certificates is not served: its requests fail open.
 func TestEnvoyAndKvrouteKnowEachOther(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	authority := envoytest.NewAuthority(t)
 	dir := t.TempDir()
 	cert, key, ca := authority.Write(dir, "kvroute.internal")

@@ -22,7 +22,7 @@ import (
 // Python client send it, and SIGHUP brings another one, also when the file had no
 // sense in between.
 func TestTheAPIHasATokenOfItsOwn(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

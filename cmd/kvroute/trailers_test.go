@@ -16,7 +16,7 @@ import (
 // Requests and responses in all forms that HTTP/2 has on both sides, in each way of handing
 // over bodies: with trailers, without bodies, headers that are the end.
 func TestFormsOfHTTP2(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {

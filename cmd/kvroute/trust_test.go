@@ -105,7 +105,7 @@ func (g *guarded) refused(subject string) bool {
 // Everybody can do what they must: the whole flow, with real processes, over a bus
 // that is guarded by the very file of the example.
 func TestTheGuardedBusServes(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
@@ -172,7 +172,7 @@ func TestTheGuardedBusServes(t *testing.T) {
 // its events are heard; with an access that the bus does not grant it ends soon all the
 // same.
 func TestTheGuardedBusServesBindings(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	url, as := guardedNATS(t)
 	router := as("router")
 	registered := make(chan routing.WorkerInfo, 16)
@@ -238,7 +238,7 @@ func TestTheGuardedBusServesBindings(t *testing.T) {
 
 // And nobody can do more.
 func TestTheGuardedBusRefuses(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	url, as := guardedNATS(t)
 	router, worker, worker0 := as("router"), as("worker"), as("worker-0")
 	scope := wire.Scope{}
@@ -354,7 +354,7 @@ func TestTheGuardedBusRefuses(t *testing.T) {
 
 // Over TLS both sides show certificates; without the right ones nobody connects.
 func TestBusOverTLS(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	dir := t.TempDir()
 	ca, caKey := certificate(t, dir, "ca", nil, nil)
 	server, serverKey := certificate(t, dir, "server", ca, caKey)
@@ -461,7 +461,7 @@ func certificate(t *testing.T, dir, name string, ca *x509.Certificate, caKey *ec
 // A bus that does not let this process in, at first or after a while, does so for as long
 // as it takes: the connection is not given up, and the log says why it is not there.
 func TestTheBusLetsNobodyInForAWhile(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	opts := natsserver.Options{Host: "127.0.0.1", Port: fixtures.HoldPort(t), Username: "router", Password: "later", NoSigs: true, NoLog: true}
 	start := func(password string) (stop func()) {
 		t.Helper()

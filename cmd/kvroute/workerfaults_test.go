@@ -118,7 +118,7 @@ func TestWorkersFaults(t *testing.T) {
 // A kvroute that hangs while it decides, and is killed then: the requests it was
 // asked about are served by the pool.
 func TestAHangingRouterFailsOpen(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d := startStack(t, 2, []string{"--speed", "20"})
 	ask := func(row string) (reason string, took time.Duration) {
 		t.Helper()
@@ -146,7 +146,7 @@ func TestAHangingRouterFailsOpen(t *testing.T) {
 
 // An Envoy that is killed leaves no slots behind; its successor is served.
 func TestEnvoyRestarts(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d := startStack(t, 2, []string{"--num-gpu-blocks", "16384"})
 	resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("tell me a long story", 4000, true), nil)
 	if err != nil {
@@ -178,7 +178,7 @@ func TestEnvoyRestarts(t *testing.T) {
 // Bodies of ten megabytes go to a worker whole; larger ones than allowed are an
 // error in the API's form.
 func TestLargeBodies(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d := newStack(t, 1, []string{"--speed", "1000", "--num-gpu-blocks", "400000"})
 	d.EnvoyConfig.MessageTimeout, d.EnvoyConfig.MaxMessageTimeout = 30*time.Second, 40*time.Second // for busy machines
 	d.begin(t, "--decision-timeout", "25s")

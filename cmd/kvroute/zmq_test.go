@@ -124,7 +124,7 @@ func cachedBlocks(t *testing.T, e *demo.Child) (n int) {
 // A static worker needs nothing but its address: where its events are it says
 // itself.
 func TestEventsStraightFromAStaticEngine(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	a, b := bareEngine(t, "a", "--block-hash", "vllm"), bareEngine(t, "b", "--kv-events-format", "sglang", "--block-hash", "sglang", "--kv-events-drop-every", "1000")
 	complete(t, a, "before anybody listens")
 	file := writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: a, address: %q, models: [sim], events: {transport: zmq}}\n- {name: b, address: %q, models: [sim], events: {transport: zmq}}\n", a.At.HTTP, b.At.HTTP))
@@ -147,7 +147,7 @@ func TestEventsStraightFromAStaticEngine(t *testing.T) {
 // Workers that register with their sockets are heard there, and lost messages are
 // asked for again.
 func TestEventsStraightFromRegisteredEngines(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d := startStack(t, 2, []string{"--speed", "50", "--kv-events", "zmq", "--kv-events-drop-every", "3"})
 	hits(t, d)
 	_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
@@ -206,7 +206,7 @@ func startBeside(t *testing.T, engines int, engine, publish []string) (d *demons
 }
 
 func TestPublishBesideEngines(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	d, sidecars := startBeside(t, 2, []string{"--block-hash", "random"}, nil)
 	hits(t, d)
 	knows(t, d, 1, d.Engines...)
@@ -235,7 +235,7 @@ func TestPublishBesideEngines(t *testing.T) {
 // An engine that comes back as it was is healthy again; one that comes back with another
 // model is not what is registered, so its sidecar ends and takes the worker along.
 func TestPublishEndsWhenAnotherEngineIsThere(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	bus, _ := emptyBus(t)
 	var sick atomic.Bool
 	var model atomic.Value
@@ -280,7 +280,7 @@ func TestPublishEndsWhenAnotherEngineIsThere(t *testing.T) {
 
 // Blocks of another size are joined or split, and refused where neither is possible.
 func TestPublishWithOtherBlockSizes(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	for _, c := range []struct {
 		engine, routers, state string
 		factor                 int // blocks of the routers in a hundred of the engine
@@ -307,7 +307,7 @@ func TestPublishWithOtherBlockSizes(t *testing.T) {
 
 // A recording is whole when a signal ends the process, and has all that the engine said.
 func TestPublishRecords(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	bus, _ := emptyBus(t)
 	e := bareEngine(t, "a", "--block-hash", "vllm")
 	complete(t, e, "before anybody listens")
@@ -397,7 +397,7 @@ func TestTwoRecordersOfOneMachine(t *testing.T) {
 // Without NATS a sidecar publishes at sockets of its own, and is asked there: also
 // for just what came while kvroute was away.
 func TestPublishWithoutNATS(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	e := bareEngine(t, "a", "--block-hash", "random")
 	beside := []string{
 		"publish", "--name", "a", "--engine-address", e.At.HTTP, "--nats-url", "",
@@ -457,7 +457,7 @@ func TestPublishWithoutNATS(t *testing.T) {
 
 // A router that is killed asks an engine for what came since, by its own socket.
 func TestARestartAsksEnginesForRangesOnly(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	e := bareEngine(t, "a", "--block-hash", "vllm")
 	file := writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: a, address: %q, models: [sim], events: {transport: zmq}}\n", e.At.HTTP))
 	dir := t.TempDir()
@@ -502,7 +502,7 @@ func TestARestartAsksEnginesForRangesOnly(t *testing.T) {
 
 // The heartbeats of a sidecar say how busy its engine is, and so does kv_metrics.
 func TestHeartbeatsCarryTheEnginesLoad(t *testing.T) {
-	t.Parallel() // it waits, most of the time
+	t.Parallel() // mostly waits
 	bus, nc := emptyBus(t)
 	id := wire.WorkerID("a")
 	beats, err := nc.SubscribeSync(wire.Scope{}.Own("heartbeat", wire.WorkerKey(id)))
