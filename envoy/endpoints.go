@@ -7,9 +7,9 @@ import (
 	"net/netip"
 )
 
-// Endpoints returns the file of [Config.PoolFile] for a pool: a discovery response
-// in JSON with one cluster of the name "pool". version should be another one for
-// other endpoints. An empty pool is one that serves nothing.
+// Endpoints returns the file of [Config.PoolFile] for a pool: a discovery response in JSON with one
+// cluster of the name "pool". Different endpoints need a different version. With an empty pool Envoy
+// has no worker for such requests.
 func Endpoints(version string, pool []netip.AddrPort) []byte {
 	type socket struct {
 		Address string `json:"address"`

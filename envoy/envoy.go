@@ -28,11 +28,11 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// Config is what a bootstrap is made for. The zero value of each field means its
-// default; ExtProc is required.
+// Config is the settings of a bootstrap. The zero value of each field means its default; ExtProc is
+// required.
 type Config struct {
-	// ListenAddress takes the clients' requests: ip:port. Default
-	// 127.0.0.1:8080; port 0 lets Envoy pick one.
+	// ListenAddress accepts the clients' requests: ip:port. Default 127.0.0.1:8080; with port 0
+	// Envoy chooses a free port.
 	ListenAddress string
 	// AdminAddress is Envoy's own. Default 127.0.0.1:9901.
 	AdminAddress string
@@ -57,8 +57,7 @@ type Config struct {
 	// Default HTTP/1.1.
 	WorkerHTTP2 bool
 
-	// Failover says where Envoy sends a request that its worker refuses. Default
-	// [Composite].
+	// Failover selects where Envoy sends a request that its worker refuses. Default [Composite].
 	Failover Failover
 
 	// AllowPaths are paths that Envoy sends to workers beside those of inference requests,
@@ -69,8 +68,8 @@ type Config struct {
 	// MaxHeapBytes is how much memory Envoy may use: near it, new requests get status 503.
 	// Default 2 GiB.
 	MaxHeapBytes int64
-	// MaxConnections is how many connections of clients there may be. Envoy closes any
-	// further one. Default 40,000, which is also the limit of requests to workers.
+	// MaxConnections is the limit of clients' connections. Envoy closes any further one. Default
+	// 40,000, which is also the limit of requests to workers.
 	MaxConnections int
 
 	// MaxBodyBytes is the largest request body. Default 16 MiB, as kvroute's own.
@@ -81,9 +80,9 @@ type Config struct {
 	// MaxMessageTimeout bounds a timeout that kvroute extends. Default 10 s.
 	MaxMessageTimeout time.Duration
 
-	// RequestTimeout is how long a client may take to send a request, and a tenth of
-	// it, a second at least, how long for the headers. Default 5 minutes: 16 MiB at
-	// half a megabit a second.
+	// RequestTimeout is how long a client may take to send a request. For the headers a client has a
+	// tenth of it, at least a second. Default 5 minutes: enough for 16 MiB at half a megabit a
+	// second.
 	RequestTimeout time.Duration
 	// IdleTimeout is how long nothing may happen between a client and its worker:
 	// the longest silence before a first token. Default 1 hour.
@@ -101,13 +100,13 @@ type Config struct {
 	NoObserver bool
 }
 
-// Failover is a way to reach the second choice where the first one refuses the
-// connection, does not accept it, or answers 503.
+// Failover is a way to reach the second choice if the first one refuses the connection, does not
+// accept it, or answers 503.
 type Failover string
 
-// The ways.
+// The ways to reach the second choice.
 const (
-	// Composite uses the address in the header x-dynamo-worker-fallback: any address.
+	// Composite uses the address in the header x-dynamo-worker-fallback, inside or outside the pool.
 	// kvroute's --second-choice must be header.
 	Composite Failover = "composite"
 	// List uses the next address in the header x-dynamo-worker. Envoy ignores addresses
@@ -128,7 +127,7 @@ const (
 	BufferedPartial BodyMode = "buffered-partial"
 	// Streamed sends the body in chunks after the answer to the headers.
 	Streamed BodyMode = "streamed"
-	// StreamedAhead does not wait for that answer.
+	// StreamedAhead sends the body without waiting for that answer.
 	StreamedAhead BodyMode = "streamed-ahead"
 	// FullDuplex sends request and response in chunks and gets them back.
 	FullDuplex BodyMode = "full-duplex"
@@ -144,8 +143,8 @@ var bodyModes = map[BodyMode]string{
 //go:embed bootstrap.yaml.tmpl
 var bootstrap string
 
-// Render writes the bootstrap for c as YAML. The same settings give the same
-// bytes. An error names the field and its value; then nothing has been written.
+// Render writes the bootstrap for c as YAML. The same settings give the same bytes. An error names
+// the field and its value; in this case Render writes nothing.
 func Render(w io.Writer, c Config) error {
 	c.ListenAddress = cmp.Or(c.ListenAddress, "127.0.0.1:8080")
 	c.AdminAddress = cmp.Or(c.AdminAddress, "127.0.0.1:9901")
@@ -264,7 +263,7 @@ func (c *Config) checkTLS() error {
 
 var (
 	hostForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$`)
-	// allowForm is a path that means itself in a regular expression, its dots excepted.
+	// allowForm is a path that has the same meaning as a regular expression, except for its dots.
 	allowForm = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+(/\*)?$|^/\*$`)
 	pathForm  = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+$`)
 )
@@ -307,13 +306,13 @@ func (c Config) Paths() string {
 	return strings.NewReplacer(".", `\.`, "*", ".+").Replace(strings.Join(all, "|"))
 }
 
-// Steering are the headers of clients that reach no worker.
+// Steering returns the client headers that Envoy removes before a request reaches a worker.
 func (Config) Steering() []string { return openai.Steering }
 
 // HeadersTimeout is how long a client may take to send a request's headers.
 func (c Config) HeadersTimeout() time.Duration { return max(time.Second, c.RequestTimeout/10) }
 
-// discovery is STRICT_DNS as soon as one address is a name.
+// discovery returns STRICT_DNS if at least one address is a name, otherwise STATIC.
 func discovery(addresses []string) string {
 	for _, a := range addresses {
 		if strings.HasPrefix(a, "unix:") {

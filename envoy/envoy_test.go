@@ -74,7 +74,7 @@ func render(t *testing.T, c envoy.Config) []byte {
 	return out.Bytes()
 }
 
-// What is written are valid messages of Envoy's, down to every extension.
+// Each bootstrap consists of valid messages of Envoy, including every extension.
 func TestBootstrapsAreValidMessages(t *testing.T) {
 	for name, c := range configs {
 		t.Run(name, func(t *testing.T) {
@@ -120,7 +120,7 @@ func parse(t *testing.T, text []byte) *bootstrapv3.Bootstrap {
 	return b
 }
 
-// eachAny calls visit for each packed message, and looks into it.
+// eachAny calls visit for each packed message, and for the messages packed in it.
 func eachAny(m protoreflect.Message, visit func(*anypb.Any)) {
 	if a, ok := m.Interface().(*anypb.Any); ok {
 		visit(a)
@@ -150,7 +150,7 @@ func eachAny(m protoreflect.Message, visit func(*anypb.Any)) {
 	})
 }
 
-// What the contract with Envoy rests on, looked up in the messages.
+// The bootstrap has the settings that kvroute's use of Envoy depends on.
 func TestContract(t *testing.T) {
 	b := parse(t, render(t, configs["default"]))
 	hcm := &hcmv3.HttpConnectionManager{}
@@ -258,7 +258,7 @@ func TestRefusedSettings(t *testing.T) {
 	}
 }
 
-// Envoy itself accepts what is written.
+// Envoy accepts the bootstraps.
 func TestEnvoyValidates(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
@@ -277,7 +277,7 @@ func TestEnvoyValidates(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if c.PoolFile != "" { // which Envoy wants to exist
+			if c.PoolFile != "" { // Envoy requires that the file exists
 				c.PoolFile = filepath.Join(dir, "pool.json")
 				if err := os.WriteFile(c.PoolFile, envoy.Endpoints("1", []netip.AddrPort{netip.MustParseAddrPort("[::1]:1")}), 0o600); err != nil {
 					t.Fatal(err)

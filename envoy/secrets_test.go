@@ -20,7 +20,7 @@ import (
 	"github.com/kvroute/kvroute/internal/envoytest"
 )
 
-// listener is an external processor that notes which headers it is shown.
+// listener is an external processor that records which headers Envoy sends to it.
 type listener struct {
 	envoytest.Noop
 
@@ -48,7 +48,7 @@ func (l *listener) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
 	return l.Noop.Process(heardStream{g, l})
 }
 
-// Credentials go to the worker and back, and not to kvroute.
+// Credentials reach the worker and the client, and not kvroute.
 func TestCredentialsStayWithEnvoy(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
@@ -86,7 +86,7 @@ func TestCredentialsStayWithEnvoy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = p.Stop() }() // the test's end ends it in any case
+	defer func() { _ = p.Stop() }() // cleanup stops it in any case
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, p.URL()+"/v1/chat/completions", strings.NewReader("{}"))
 	if err != nil {
 		t.Fatal(err)
