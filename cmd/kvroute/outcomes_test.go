@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// outcome is what docs/envoy.md says that a client sees: the table there is what the
-// tests of faults look up, and each row is looked up by one at least.
+// outcome is a row of the table in docs/envoy.md of what a client receives. Tests of faults look
+// their rows up, and each row is looked up by at least one test.
 type outcome struct {
 	what   string
 	status int    // 0: no response
@@ -43,7 +43,7 @@ func outcomes(t *testing.T) map[string]outcome {
 	return all
 }
 
-// outcomeOf returns the row of the table.
+// outcomeOf returns the row of the table with a name.
 func outcomeOf(t *testing.T, what string) outcome {
 	t.Helper()
 	o, ok := outcomes(t)[what]
@@ -53,12 +53,12 @@ func outcomeOf(t *testing.T, what string) outcome {
 	return o
 }
 
-// sight is what a client saw.
+// sight is the response that a client received.
 type sight struct {
 	status int
 	header http.Header
 	body   string
-	err    error // of the response's reading
+	err    error // from reading the response
 }
 
 // look reads a response to its end.
@@ -71,7 +71,7 @@ func look(resp *http.Response, err error) sight {
 	return sight{resp.StatusCode, resp.Header, string(text), err}
 }
 
-// check compares what a client saw with the table.
+// check compares a response with the row.
 func (o outcome) check(t *testing.T, s sight) {
 	t.Helper()
 	switch {
@@ -88,7 +88,7 @@ func (o outcome) check(t *testing.T, s sight) {
 	}
 }
 
-// Each row of the table is what some test looks up, and nothing else is.
+// Tests look up every row of the table, and no other rows.
 func TestOutcomesAreTested(t *testing.T) {
 	files, err := filepath.Glob("*_test.go")
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Without room requests wait, longer than Envoy waits for a decision, and are
-// admitted or refused with our status; through a real Envoy.
+// Without room requests wait, longer than Envoy waits for a decision, and are admitted or refused
+// with kvroute's status; through a real Envoy.
 func TestRequestsWaitForRoom(t *testing.T) {
 	t.Parallel() // mostly waits
 	d := startStack(t, 1, []string{"--speed", "0.15"}, "--router-queue-threshold", "0", "--queue-wait", "4s", "--overload-status", "529", "--router-queue-limit", "2")

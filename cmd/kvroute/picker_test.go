@@ -16,8 +16,8 @@ import (
 	"github.com/kvroute/kvroute/bench/demo"
 )
 
-// The suite for endpoint pickers is held against a kvroute that runs as a process, as it
-// would be against anybody's; and one that drains says so by the protocol's services.
+// The suite for endpoint pickers runs against a kvroute process, as it would against any other
+// picker. A kvroute that drains reports this over the protocol's services.
 func TestThePickerSuiteAgainstAProcess(t *testing.T) {
 	t.Parallel() // mostly waits
 	if testing.Short() {
@@ -30,7 +30,7 @@ func TestThePickerSuiteAgainstAProcess(t *testing.T) {
 	}
 	c, err := demo.Start(t.Context(), t.TempDir(), "kvroute", "serve", "--config", writeFile(t, text), "--endpoint-picker", "--allow-direct",
 		"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--drain-delay", "20s", "--drain-timeout", "20s",
-		"--decision-timeout", "50s") // a busy machine is no reason to fail open here
+		"--decision-timeout", "50s") // so that a busy machine causes no request to fail open
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestThePickerSuiteAgainstAProcess(t *testing.T) {
 	for service, want := range map[string]healthpb.HealthCheckResponse_ServingStatus{
 		"": healthpb.HealthCheckResponse_NOT_SERVING, "readiness": healthpb.HealthCheckResponse_NOT_SERVING,
 		"envoy.service.ext_proc.v3.ExternalProcessor": healthpb.HealthCheckResponse_NOT_SERVING,
-		// It lives: nobody must kill it for draining.
+		// The process is alive: draining must not cause a restart.
 		"liveness": healthpb.HealthCheckResponse_SERVING,
 	} {
 		var got healthpb.HealthCheckResponse_ServingStatus

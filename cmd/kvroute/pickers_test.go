@@ -12,9 +12,8 @@ import (
 	"testing"
 )
 
-// The defects P1 to P8 are those that other endpoint pickers shipped with. Each has a
-// test: what is wrong on the stream itself in internal/epptest, which can be held
-// against any picker, the rest here, through Envoy.
+// P1 to P8 are defects of other endpoint pickers. Each has a test: internal/epptest has the tests of
+// the stream itself, which can run against any picker; the others are here, through Envoy.
 func TestDefectsOfOtherPickersHaveTests(t *testing.T) {
 	var text strings.Builder
 	for _, pattern := range []string{"../../internal/epptest/*_test.go", "*_test.go"} {
@@ -38,8 +37,7 @@ func TestDefectsOfOtherPickersHaveTests(t *testing.T) {
 	}
 }
 
-// P5: a response is an error by its :status, not by a header of the worker's that is
-// called status.
+// P5: a response is an error by its :status, not by a header called status that the worker sets.
 func TestErrorsAreToldByTheirStatus(t *testing.T) {
 	answers := func(code int, header string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -67,8 +65,8 @@ func TestErrorsAreToldByTheirStatus(t *testing.T) {
 	}
 }
 
-// P8: a client's mistake is one line at level debug, without its text and without a
-// stack, and one in a counter.
+// P8: a client's mistake is one log line at level debug, without the request's text and without a
+// stack, and adds one to a counter.
 func TestAClientsMistakeIsOneQuietLine(t *testing.T) {
 	const mistakes = 25
 	for _, least := range []string{"info", "debug"} {
@@ -80,7 +78,7 @@ func TestAClientsMistakeIsOneQuietLine(t *testing.T) {
 					t.Fatal(err)
 				}
 				for line := range strings.Lines(string(text)) {
-					// What workers tell meanwhile is none of this.
+					// Other lines about workers do not count.
 					if strings.Contains(line, "refused") || !strings.HasPrefix(line, "time=") || strings.Contains(line, "a secret") || strings.Contains(line, "level=ERROR") || strings.Contains(line, "level=WARN") {
 						all = append(all, line)
 					}

@@ -11,8 +11,8 @@ import (
 	"github.com/kvroute/kvroute/bench/demo"
 )
 
-// The Python client, tested by its own tests against a router with two simulated
-// workers, with whatever Python 3 there is.
+// The Python client's own tests, against a router with two simulated workers, with the installed
+// Python 3.
 func TestPythonClient(t *testing.T) {
 	t.Parallel() // mostly waits
 	if testing.Short() {

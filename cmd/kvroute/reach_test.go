@@ -12,8 +12,8 @@ import (
 	"github.com/kvroute/kvroute/bench/demo"
 )
 
-// Whoever may register must not make kvroute call, or send clients to, what only this
-// machine reaches.
+// A registration must not make kvroute call, or send clients to, an address that only this machine
+// can reach.
 func TestRegistrationsAreNoWayIn(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -49,7 +49,7 @@ func TestRegistrationsAreNoWayIn(t *testing.T) {
 	}
 }
 
-// Prompts go to the worker that kvroute asks for their ids, and not where it redirects.
+// Prompts go only to the worker whose token ids kvroute requests, and do not follow its redirects.
 func TestPromptsDoNotFollowRedirects(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

@@ -19,8 +19,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// printed is what `kvroute explain --json` prints, as somebody reads it who knows
-// nothing but docs/routing.md.
+// printed is the output of `kvroute explain --json`, read with no other knowledge than
+// docs/routing.md.
 type printed struct {
 	Mode   string
 	Reason string
@@ -114,7 +114,7 @@ func (r *printed) cost(c *candidate, least float64) float64 {
 	return cost * math.Exp(-math.Tanh(c.Taints))
 }
 
-// among draws one of those for which no other is better.
+// among draws one of the candidates for which no other is better.
 func among(all []*candidate, draw float64, better func(a, b *candidate) bool) *candidate {
 	var best []*candidate
 	for _, c := range all {
@@ -130,7 +130,7 @@ func among(all []*candidate, draw float64, better func(a, b *candidate) bool) *c
 
 func quieter(a, b *candidate) bool { return a.N < b.N || a.N == b.N && a.Active < b.Active }
 
-// choice works the decision out again.
+// choice computes the decision again.
 func (r *printed) choice() *candidate {
 	var all []*candidate
 	least := math.Inf(1)
@@ -215,9 +215,8 @@ func (r *printed) choice() *candidate {
 	})
 }
 
-// Whoever reads what explain prints can work out the same choice, cost by cost, with
-// nothing but the formulas of docs/routing.md: in all modes, by all policies, with
-// draws and overrides.
+// The output of explain is enough to compute the same choice, cost by cost, with only the formulas
+// of docs/routing.md: in all modes, with all policies, with draws and overrides.
 func TestADecisionCanBeWorkedOutAgain(t *testing.T) {
 	for seed, flags := range []string{
 		"", "--alpha .3 --attention 0", "--router-temperature .5", "--no-router-track-prefill-tokens",
@@ -269,7 +268,7 @@ func recompute(t *testing.T, rnd *rand.Rand, flags ...string) {
 	}
 	d, err := r.BestWorker(t.Context(), req)
 	if errors.Is(err, router.ErrAllBusy) {
-		return // nothing was decided
+		return // no worker was chosen
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -305,7 +304,7 @@ func recompute(t *testing.T, rnd *rand.Rand, flags ...string) {
 			continue
 		}
 		number := func(column int) (x float64) {
-			_, _ = fmt.Sscan(f[column], &x) // of the head it stays 0
+			_, _ = fmt.Sscan(f[column], &x) // stays 0 in the header line
 			return x
 		}
 		if number(0) == 0 {

@@ -28,7 +28,7 @@ import (
 
 // The tests of this file start workers and kvroute as processes, without Envoy.
 
-// startFleet starts workers that are asked directly, and kvroute.
+// startFleet starts workers that answer queries directly, and kvroute.
 func startFleet(t *testing.T, engine []string, flags ...string) *demonstration {
 	t.Helper()
 	if testing.Short() {
@@ -49,7 +49,7 @@ func startFleet(t *testing.T, engine []string, flags ...string) *demonstration {
 	return d
 }
 
-// serve starts kvroute, again if it ran before.
+// serve starts or restarts kvroute.
 func (d *demonstration) serve(t *testing.T, flags ...string) {
 	t.Helper()
 	var err error
@@ -76,7 +76,7 @@ func (d *demonstration) prompts(t *testing.T, what string) {
 	}
 }
 
-// held asks the workers themselves how many blocks they hold.
+// held requests from the workers how many blocks they hold.
 func (d *demonstration) held(t *testing.T) map[string]int {
 	t.Helper()
 	nc, err := nats.Connect(d.Bus.URL())
@@ -103,7 +103,7 @@ func (d *demonstration) held(t *testing.T) map[string]int {
 	return blocks
 }
 
-// follows waits until kvroute knows what the workers hold.
+// follows waits until kvroute's index contains what the workers hold.
 func (d *demonstration) follows(t *testing.T) {
 	t.Helper()
 	want := d.held(t)
@@ -117,7 +117,7 @@ func (d *demonstration) follows(t *testing.T) {
 	})
 }
 
-// counter reads a counter of kvroute's.
+// counter reads a counter of kvroute.
 func (d *demonstration) counter(t *testing.T, name, label string) int {
 	t.Helper()
 	_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
@@ -134,8 +134,8 @@ func (d *demonstration) counter(t *testing.T, name, label string) int {
 	return sum
 }
 
-// A router that is killed asks only for what came since; without its file, and with
-// a damaged one, it asks for all.
+// A router that is killed requests only the events since its last save; without its file, or with a
+// damaged one, it requests everything.
 func TestARestartAsksForRangesOnly(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	flags := []string{"--state-dir", dir, "--state-interval", "50ms"}
@@ -153,7 +153,7 @@ func TestARestartAsksForRangesOnly(t *testing.T) {
 			}
 			return info.ModTime()
 		}
-		for range 2 { // what is known by now is in the next writing but one
+		for range 2 { // the second save from now contains everything that is known now
 			before := written()
 			eventually(t, "the state is not saved", func() bool { return written().After(before) })
 		}
@@ -175,7 +175,7 @@ func TestARestartAsksForRangesOnly(t *testing.T) {
 	d.prompts(t, "afterwards")
 	d.follows(t)
 
-	// Drained, it has saved all.
+	// After a drain everything is saved.
 	d.Router.Stop()
 	d.serve(t, flags...)
 	d.follows(t)
@@ -184,7 +184,7 @@ func TestARestartAsksForRangesOnly(t *testing.T) {
 		t.Errorf("after a drain: asked for %d ranges and %d dumps, want ranges only", ranges, dumps)
 	}
 
-	// A damaged file is said, and no reason not to serve.
+	// A damaged file is logged, and kvroute serves without it.
 	kill(t, d.Router)
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -200,7 +200,7 @@ func TestARestartAsksForRangesOnly(t *testing.T) {
 		t.Errorf("with a damaged file: asked for %d ranges and %d dumps, log:\n%s", ranges, dumps, d.Router.LastLines())
 	}
 
-	// A worker that is another process is read anew.
+	// A worker that restarted is read completely.
 	saved()
 	kill(t, d.Router)
 	d.Engines[0].Stop()
@@ -219,7 +219,7 @@ func TestARestartAsksForRangesOnly(t *testing.T) {
 	}
 }
 
-// listeners counts who listens to a subject, and to what is below it.
+// listeners returns how many clients subscribe to a subject or below it.
 func listeners(t *testing.T, bus *bus.Server, subject string) (n int) {
 	t.Helper()
 	s, err := bus.Server.Subsz(&natsserver.SubszOptions{Subscriptions: true, Limit: 10_000})
@@ -274,7 +274,7 @@ func TestUnwantedEventsAreNotRead(t *testing.T) {
 	}
 }
 
-// A worker that cannot be asked for what is missing shows as such.
+// A worker without an answer to queries for missing events is shown as suspect.
 func TestAWorkerInDoubtShows(t *testing.T) {
 	d := startFleet(t, nil)
 	nc, err := nats.Connect(d.Bus.URL())
@@ -282,7 +282,7 @@ func TestAWorkerInDoubtShows(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	// Events of another publisher than the worker's record names would wait.
+	// Events of a publisher that the worker's record does not name would wait.
 	js, err := jetstream.New(nc)
 	if err != nil {
 		t.Fatal(err)
@@ -318,7 +318,7 @@ func TestAWorkerInDoubtShows(t *testing.T) {
 			}
 			return false
 		})
-		// A gauge is read as a counter is.
+		// counter also reads gauges.
 		if n := d.counter(t, "kvroute_events_ranks", `state="`+want+`"`); n != 1 {
 			t.Errorf("%d ranks are %s, want 1", n, want)
 		}

@@ -22,8 +22,7 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// A worker without NATS registers over HTTP and says in its heartbeats what it holds
-// and how full it is.
+// A worker without NATS registers over HTTP and reports its cached prefixes and load in heartbeats.
 func TestWorkersRegisterOverHTTP(t *testing.T) {
 	t.Parallel()
 	c, err := demo.Start(t.Context(), t.TempDir(), "kvroute", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
@@ -69,13 +68,14 @@ func TestWorkersRegisterOverHTTP(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &best); err != nil || best.Overlap != 1 || best.Address != "127.0.0.1:9002" {
 		t.Errorf("%d %s, want one block on the second worker", status, text)
 	}
-	// How full it is counts, too.
+	// The reported load counts, too.
 	expect("POST", "/busy_threshold", `{"model":"m","active_decode_blocks_threshold":0.5}`, 200, "")
 	status, text = call("POST", "/v1/best_worker", fmt.Sprintf(`{"model":"m","token_ids":%s}`, prompt))
 	if err := json.Unmarshal([]byte(text), &best); err != nil || best.Address != "127.0.0.1:9001" {
 		t.Errorf("%d %s, want the first worker, since the second is full", status, text)
 	}
-	// What its engine says of a rank on the bus counts more than a heartbeat, which may not know.
+	// A rank's load that the engine publishes on the bus overrides the load of a heartbeat, which
+	// may be unknown.
 	nc, err := nats.Connect(c.At.NATS)
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +98,7 @@ func TestWorkersRegisterOverHTTP(t *testing.T) {
 	}
 }
 
-// How long a worker may be silent is a setting.
+// Settings decide how long a worker may be silent.
 func TestAgesAreSettings(t *testing.T) {
 	t.Parallel()
 	for flag, value := range map[string]string{"--degraded-after": "2s", "--unhealthy-after": "7s", "--expired-after": "14s"} {
@@ -124,15 +124,15 @@ func TestAgesAreSettings(t *testing.T) {
 	}
 }
 
-// workersText is what kvroute says of its workers.
+// workersText returns kvroute's list of workers.
 func workersText(t *testing.T, c *demo.Child) string {
 	t.Helper()
 	_, text := get(t, "http://"+c.At.HTTP+"/v1/workers")
 	return text
 }
 
-// A worker of the configuration that does not answer its probes gets no requests, and
-// gets some again once it answers. Its engine's metrics say how full it is.
+// A worker of the configuration that fails its probes gets no requests, and gets requests again once
+// it answers. Its load comes from its engine's metrics.
 func TestStaticWorkersAreProbed(t *testing.T) {
 	t.Parallel()
 	var sick atomic.Bool

@@ -17,7 +17,7 @@ import (
 	"github.com/kvroute/kvroute/internal/telemetry"
 )
 
-// Workers of the configuration file come and go with SIGHUP.
+// SIGHUP applies added and removed workers of the configuration file.
 func TestStaticWorkersAreReloaded(t *testing.T) {
 	t.Parallel() // mostly waits
 	if testing.Short() {
@@ -37,7 +37,7 @@ func TestStaticWorkersAreReloaded(t *testing.T) {
 	}
 	rewrite(t, c, file, "version: 1\nworkers:\n- {name: b, address: \"127.0.0.1:2\", models: [m]}\n")
 	eventually(t, "the workers are not reloaded", func() bool { return names() == "bhealthy" })
-	// A mistake changes nothing.
+	// An invalid file changes nothing.
 	rewrite(t, c, file, "version: 1\nworkers:\n- {name: c}\n")
 	eventually(t, "the mistake is not reported", func() bool { return strings.Contains(c.LastLines(), "not reloaded") })
 	if got := names(); got != "bhealthy" {
@@ -45,7 +45,7 @@ func TestStaticWorkersAreReloaded(t *testing.T) {
 	}
 }
 
-// Log lines name workers as the operator does, wherever they are written.
+// Log lines name workers by the operator's names, whichever package writes the line.
 func TestLogLinesNameWorkers(t *testing.T) {
 	t.Parallel() // mostly waits
 	if testing.Short() {
@@ -60,7 +60,7 @@ func TestLogLinesNameWorkers(t *testing.T) {
 	})
 }
 
-// The names reach what other packages log, with the rank if it says anything.
+// Log lines of other packages contain the names, and the rank unless it is 0.
 func TestWorkerNamesInLogs(t *testing.T) {
 	var out strings.Builder
 	names := new(workerNames)
@@ -81,8 +81,8 @@ func TestWorkerNamesInLogs(t *testing.T) {
 	}
 }
 
-// Settings of the file that changed and that a reload cannot apply are named in one warning,
-// but for those that a flag sets anyway. Put back, they are not named.
+// One warning names the changed settings of the file that a reload cannot apply, except those that a
+// flag overrides. Settings that are changed back are not named.
 func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 	t.Parallel() // mostly waits
 	if testing.Short() {
@@ -109,7 +109,7 @@ func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 	}
 }
 
-// A file that was replaced, or written anew in its place, is read without being told.
+// A file that was replaced or rewritten is read again without a signal.
 func TestTheFileIsWatched(t *testing.T) {
 	t.Parallel() // mostly waits
 	if testing.Short() {
@@ -140,7 +140,7 @@ func TestTheFileIsWatched(t *testing.T) {
 	eventually(t, "what replaced it is not read", is("replaced"))
 }
 
-// rewrite gives a kvroute that runs another configuration file.
+// rewrite replaces the configuration file of a running kvroute.
 func rewrite(t *testing.T, c *demo.Child, file, text string) {
 	t.Helper()
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -151,8 +151,8 @@ func rewrite(t *testing.T, c *demo.Child, file, text string) {
 	}
 }
 
-// Router groups and workers of the configuration file come, move and go with SIGHUP
-// together, or not at all.
+// SIGHUP applies changes of the configuration file's router groups and workers together, or not at
+// all.
 func TestGroupsAreReloaded(t *testing.T) {
 	t.Parallel() // mostly waits
 	if testing.Short() {
@@ -198,7 +198,7 @@ func TestGroupsAreReloaded(t *testing.T) {
 	for i, wrong := range []string{
 		config(worker("c", 3), group("west", 14), group("west", 15)),
 		config(worker("c", 3)+","+worker("c", 4), group("north", 14)),
-		config("{name: c, models: [m], address: nowhere}", group("north", 14)), // found when the groups have changed
+		config("{name: c, models: [m], address: nowhere}", group("north", 14)), // the error is found after the groups have changed
 		config(worker("c", 3), "{name: north, port: 5}"),
 	} {
 		rewrite(t, c, file, wrong)
@@ -216,7 +216,7 @@ func TestAReloadWhileStarting(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	// Whoever reads it waits for who writes it, and the other way round.
+	// Reader and writer of this file wait for each other.
 	file := filepath.Join(t.TempDir(), "kvroute.yaml")
 	if err := syscall.Mkfifo(file, 0o600); err != nil {
 		t.Fatal(err)
@@ -226,7 +226,7 @@ func TestAReloadWhileStarting(t *testing.T) {
 		var f *os.File
 		eventually(t, "nobody reads the file", func() (ok bool) {
 			var err error
-			f, err = os.OpenFile(file, os.O_WRONLY|syscall.O_NONBLOCK, 0) // fails while nobody does
+			f, err = os.OpenFile(file, os.O_WRONLY|syscall.O_NONBLOCK, 0) // fails while no process reads
 			return err == nil
 		})
 		defer f.Close()

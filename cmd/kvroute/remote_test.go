@@ -18,8 +18,8 @@ import (
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// A worker is asked once for a prompt; what it cannot be told it is not asked, and
-// one that fails is left alone for a while.
+// Each prompt is requested from a worker once. A prompt that /tokenize cannot represent is not
+// requested, and a worker that fails gets no requests for a while.
 func TestRemoteTokens(t *testing.T) {
 	address, asked := tokenizeServer(t, func(ids []uint32) any { return ids })
 	r := newRemote(1<<20, reach.Networks{}.Client())
@@ -35,7 +35,7 @@ func TestRemoteTokens(t *testing.T) {
 		if err != nil || !slices.Equal(got, own.IDs) || asked.Load() != 1 {
 			t.Fatalf("%d, %v after %d questions", got, err, asked.Load())
 		}
-		got[0]++ // nobody else's
+		got[0]++ // must not change the cache
 	}
 	for n, p := range []router.Prompt{prompt("a c"), {Messages: prompt("a b").Messages, ChatTemplateKwargs: []byte(`{}`)}} {
 		if _, err := r.ids(t.Context(), address, "sim", p); err != nil || int(asked.Load()) != n+2 {
@@ -73,8 +73,7 @@ func TestRemoteTokens(t *testing.T) {
 	}
 }
 
-// Whatever is asked for, what is kept has a bound, and what was asked for lately is
-// kept.
+// The cache of prompts has a bound, and keeps the prompts that were requested recently.
 func TestRemoteTokensAreBounded(t *testing.T) {
 	address, asked := tokenizeServer(t, func(ids []uint32) any { return ids })
 	r := newRemote(64<<10, reach.Networks{}.Client())
@@ -89,7 +88,7 @@ func TestRemoteTokensAreBounded(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				// One that everybody asks for again and again.
+				// One prompt is requested repeatedly.
 				if _, err := r.ids(context.Background(), address, "sim", prompt(-1)); err != nil {
 					t.Error(err)
 					return
@@ -112,7 +111,7 @@ func TestRemoteTokensAreBounded(t *testing.T) {
 	}
 }
 
-// Through Envoy: a model that only its workers know is found in their caches.
+// Through Envoy: prompts of a model without a tokenizer in kvroute are found in the workers' caches.
 func TestRemoteTokenize(t *testing.T) {
 	dir := modelFolder(t)
 	d := startStack(t, 2, []string{"--tokenizer", dir, "--speed", "20"}, "--remote-tokenize")

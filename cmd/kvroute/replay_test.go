@@ -40,8 +40,8 @@ func TestReplayRepeatsItself(t *testing.T) {
 	}
 }
 
-// Prompts without a shared prefix have nothing in common, and those without a
-// question of their own are all cached after the first time.
+// Prompts without a shared prefix have no common blocks, and prompts without a question of their own
+// are completely cached after the first time.
 func TestReplayWithoutAPart(t *testing.T) {
 	args := []string{"--requests", "200", "--rate", "5", "--prefixes", "4", "--hit-rate"}
 	alone, status, problem := replayed(t, append(args, "--prefix-tokens", "0")...)

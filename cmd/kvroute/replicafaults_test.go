@@ -20,7 +20,7 @@ import (
 // caller books and ends requests at one replica over its API.
 type caller struct {
 	replica *demo.Child
-	made    atomic.Int64 // decisions
+	made    atomic.Int64 // number of decisions
 	failed  atomic.Int64
 }
 
@@ -72,10 +72,9 @@ func (c *caller) load(stop <-chan struct{}) {
 	}
 }
 
-// Four replicas under load lose NATS for ten seconds: all four go on to decide, and
-// afterwards they know the same, of caches and of requests, whatever began and ended
-// meanwhile. Then one is killed with a hundred requests in flight: the others stop
-// counting them.
+// Four replicas under load lose NATS for ten seconds. All four continue to decide, and afterwards
+// they have the same index and the same requests, whatever began and ended meanwhile. Then one is
+// killed with a hundred requests in flight: the others stop counting these requests.
 func TestFourReplicasLoseNATSAndOneOfThem(t *testing.T) {
 	t.Parallel() // mostly waits
 	if testing.Short() {

@@ -17,8 +17,7 @@ import (
 	"github.com/kvroute/kvroute/internal/fixtures"
 )
 
-// startReplicas starts a second replica beside the router, and an Envoy that knows
-// both.
+// startReplicas starts a second replica beside the router, and an Envoy that uses both.
 func (d *demonstration) startReplicas(t *testing.T) (replicas [2]*demo.Child) {
 	t.Helper()
 	second, err := demo.Start(t.Context(), d.Dir, "kvroute-2", "serve", "--decision-headers", "--extproc-address", heldAddress(t), "--http-address", heldAddress(t),
@@ -37,7 +36,8 @@ func (d *demonstration) startReplicas(t *testing.T) (replicas [2]*demo.Child) {
 	return [2]*demo.Child{d.Router, second}
 }
 
-// restart starts a child that has ended with the same flags, which name addresses that are reserved for it.
+// restart starts an ended child again with the same flags. The addresses in these flags are reserved
+// for the child.
 func restart(t *testing.T, c *demo.Child, dir string) *demo.Child {
 	t.Helper()
 	next, err := demo.Start(t.Context(), dir, c.Name, c.Cmd.Args[1:len(c.Cmd.Args)-2]...)
@@ -47,8 +47,8 @@ func restart(t *testing.T, c *demo.Child, dir string) *demo.Child {
 	return next
 }
 
-// Two replicas are restarted in turn, eight times or sixty, while clients ask without a
-// break: none of them notices, and nearly all requests are decided.
+// Two replicas are restarted in turn, eight or sixty times, while clients send requests
+// continuously. No request fails, and nearly all are decided.
 func TestRollingRestartsHarmNobody(t *testing.T) {
 	t.Parallel() // mostly waits
 	d := newStack(t, 2, []string{"--speed", "50"})
@@ -62,7 +62,7 @@ func TestRollingRestartsHarmNobody(t *testing.T) {
 	for c := range 4 {
 		clients.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
-				<-time.After(10 * time.Millisecond) // this machine has other work
+				<-time.After(10 * time.Millisecond) // leaves time for the machine's other work
 				body := chatBody(fmt.Sprintf("%d %d %s", c, i%7, strings.Repeat("a prefix ", 30)), 60, i%2 == 0)
 				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, d.Envoy.URL()+chatPath, strings.NewReader(body))
 				if err != nil {
@@ -97,7 +97,7 @@ func TestRollingRestartsHarmNobody(t *testing.T) {
 		before := asked.Load()
 		replicas[r].Stop()
 		replicas[r] = restart(t, replicas[r], d.Dir)
-		// Envoy sees within a second that it is back.
+		// Envoy notices within a second that the replica is back.
 		eventually(t, "the other replica is not found healthy", func() bool {
 			n, err := d.Envoy.Stat(t.Context(), "cluster.kvroute.membership_healthy")
 			return err == nil && n == 2 && asked.Load() >= before+4

@@ -21,20 +21,20 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// situation is what workers hold of the prompt of ten blocks of eight tokens, and
-// what they are busy with.
+// situation is how many blocks of a prompt of ten blocks of eight tokens each worker has cached, and
+// the load of each worker.
 type situation struct {
 	held    []int // leading blocks cached
 	decode  []int // blocks of a request that has its first token; 0 for none
-	pending []int // blocks of a request that has not
+	pending []int // blocks of a request that has no first token; 0 for none
 	more    []int // requests of one block, with their first token
 	shared  []int // blocks of the prompt itself, in a request that has its first token
 
 	cpu   []bool       // workers on CPUs
-	tier  indexer.Tier // that holds lower blocks behind those held
+	tier  indexer.Tier // tier that holds lower blocks behind those of held
 	lower []int
 
-	places int // requests that each computes at a time; 0 = unknown
+	places int // requests that each worker computes at a time; 0 = unknown
 }
 
 func letters(s string) (tokens []uint32) {
@@ -46,13 +46,13 @@ func letters(s string) (tokens []uint32) {
 	return tokens
 }
 
-// routerOf makes a router as `kvroute serve` would with flags, in a situation.
+// routerOf makes a router with the settings of `kvroute serve` with flags, in a situation.
 func routerOf(t *testing.T, s situation, flags ...string) *router.Router {
 	r, _, _ := routerWith(t, s, flags...)
 	return r
 }
 
-// routerWith also returns the configuration, and what lets time pass.
+// routerWith also returns the configuration, and a function that advances the router's clock.
 func routerWith(t *testing.T, s situation, flags ...string) (*router.Router, config, func(time.Duration)) {
 	t.Helper()
 	c, _, err := readConfig("test", flags, os.Stderr, nil)
@@ -117,11 +117,11 @@ func routerWith(t *testing.T, s situation, flags ...string) (*router.Router, con
 	return r, c, func(d time.Duration) { now.Add(int64(d)) }
 }
 
-// Each flag about routing changes where a request goes, or what becomes of it. A new
-// one must be added here.
+// Each flag about routing changes the worker or the result of a request. A new flag must be added
+// here.
 func TestFlagsChangeDecisions(t *testing.T) {
 	warm := situation{held: []int{2, 5, 8}, decode: []int{5, 0, 4}}
-	seen := map[string]bool{"router-temperature": true} // which has a test of its own below
+	seen := map[string]bool{"router-temperature": true} // has a test of its own below
 	for _, c := range []struct {
 		flag          string
 		in            situation
@@ -266,7 +266,7 @@ func TestFlagsChangeDecisions(t *testing.T) {
 	})
 }
 
-// Settings that contradict each other name what is wrong.
+// The error for contradictory settings names the mistake.
 func TestContradictoryRouting(t *testing.T) {
 	for flags, want := range map[string]string{
 		"--cost tokens --kv-overlap-score-weight 1": "kv-overlap-score-weight",
@@ -310,7 +310,7 @@ func TestContradictoryRouting(t *testing.T) {
 	}
 }
 
-// A setting that can change nothing, because of another one, is refused by name.
+// A setting that has no effect because of another one is refused by name.
 func TestPointlessSettingsAreRefused(t *testing.T) {
 	const (
 		idle    = "no-router-track-prefill-tokens"
@@ -385,7 +385,7 @@ func TestRoutingFlagsReachTheRouter(t *testing.T) {
 	}
 }
 
-// What is switched off with a 0 is off, where the packages take 0 for a default.
+// A setting of 0 disables its feature, although the packages read 0 as the default.
 func TestZeroIsNone(t *testing.T) {
 	kept := func(flags string) bool {
 		r := routerOf(t, situation{held: []int{0}}, strings.Fields(flags)...)
@@ -448,8 +448,8 @@ func TestAttentionOfAModel(t *testing.T) {
 	}
 }
 
-// The page on routing names no flag that is not there, those of replay in its section
-// on that, and all that there are about routing and replaying.
+// The page on routing names only flags that exist. It names all flags of routing and, in its section
+// on replay, all flags of replay.
 func TestRoutingPageNamesFlags(t *testing.T) {
 	text, err := os.ReadFile("../../docs/routing.md")
 	if err != nil {

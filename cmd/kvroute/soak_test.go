@@ -18,14 +18,14 @@ import (
 	"github.com/kvroute/kvroute/internal/fixtures"
 )
 
-// outages are the times in which a worker was killed or away: the only excuse for a
-// request that failed.
+// outages are the times in which a worker was killed or absent. A request may fail only in these
+// times.
 type outages struct {
 	sync.Mutex
 	list [][2]time.Time
 }
 
-// begin notes that one begins; what it returns notes the end.
+// begin records the start of an outage, and end its end.
 func (o *outages) begin() (end func()) {
 	o.Lock()
 	defer o.Unlock()
@@ -49,16 +49,16 @@ func (o *outages) during(from, to time.Time) bool {
 	return false
 }
 
-// soak is the load of the test below.
+// soak is the load of TestSoak.
 type soak struct {
 	d     *demonstration
 	away  outages
 	asked atomic.Int64
-	left  atomic.Int64 // by the client
-	spent atomic.Int64 // failed while a worker was away
+	left  atomic.Int64 // canceled by the client
+	spent atomic.Int64 // failed while a worker was absent
 }
 
-// one sends a request of any kind, of which some clients do not want to see the end.
+// one sends a request of any kind. Some clients disconnect before the end.
 func (s *soak) one(t *testing.T, rng *rand.Rand) {
 	s.asked.Add(1)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -88,9 +88,9 @@ func (s *soak) one(t *testing.T, rng *rand.Rand) {
 	}
 }
 
-// Under load everything is killed, stopped and started again in a random order, one
-// thing at a time. No request fails but for the death of a worker, whatever becomes of
-// kvroute; and when all is well again nothing is left of anything.
+// Under load every process is killed, stopped and started again in a random order, one at a time. A
+// request fails only if a worker dies, whatever happens to kvroute. Afterwards no slot, stream or
+// request is left.
 func TestSoak(t *testing.T) {
 	t.Parallel() // mostly waits
 	d := newStack(t, 3, []string{"--speed", "20", "--num-gpu-blocks", "16384"})
@@ -106,7 +106,7 @@ func TestSoak(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, uint64(c)))
 			for ctx.Err() == nil {
 				s.one(t, rng)
-				<-time.After(5 * time.Millisecond) // this machine has other work
+				<-time.After(5 * time.Millisecond) // leaves time for the machine's other work
 			}
 		})
 	}

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Without events the router knows what it sent: after a crash what it had saved until
-// shortly before, after a drain all.
+// Without events the router predicts caches from its requests. After a crash it has the predictions
+// of its last save, and after a drain all of them.
 func TestGuessesSurviveACrash(t *testing.T) {
 	t.Parallel() // mostly waits
 	dir := filepath.Join(t.TempDir(), "state", "of", "kvroute")
@@ -39,7 +39,7 @@ func TestGuessesSurviveACrash(t *testing.T) {
 	}
 	again("the second time")
 
-	// Whatever was known by now is in the next writing but one.
+	// The second save from now contains everything that is known now.
 	written := func() time.Time {
 		info, err := os.Stat(filepath.Join(dir, guessFile))
 		if err != nil {
@@ -57,7 +57,7 @@ func TestGuessesSurviveACrash(t *testing.T) {
 	}
 	again("after a crash")
 
-	// What came since the last writing is saved at a drain.
+	// A drain saves the predictions since the last save.
 	kill(t, d.Router)
 	seldom := slices.Concat(flags, []string{"--state-interval", "1h"})
 	if err := d.StartRouter(t.Context(), seldom...); err != nil {
@@ -75,7 +75,7 @@ func TestGuessesSurviveACrash(t *testing.T) {
 		t.Errorf("after a drain the last conversation went to %s with %s blocks, want %s", resp.Header.Get("X-Sim-Worker"), resp.Header.Get("X-Dynamo-Overlap-Blocks"), before)
 	}
 
-	// A file of an older form is said and counted, and no reason not to serve.
+	// A file of an older format is logged and counted, and kvroute serves without it.
 	kill(t, d.Router)
 	if err := os.WriteFile(filepath.Join(dir, guessFile), []byte("KVRGUES2 and what it said then"), 0o600); err != nil {
 		t.Fatal(err)

@@ -22,8 +22,8 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// What a client says in headers that steer never reaches a worker, whether kvroute decides,
-// passes, has no room, hangs or is dead.
+// Client headers that only kvroute may set never reach a worker, whether kvroute decides, passes,
+// has no room, hangs or is dead.
 func TestControlHeadersReachNoWorker(t *testing.T) {
 	t.Parallel() // mostly waits
 	const forged = "192.0.2.1:1"
@@ -33,7 +33,7 @@ func TestControlHeadersReachNoWorker(t *testing.T) {
 	asked := 0
 	worker := startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
-		if r.Header.Get("X-Of-Others") == "stays" { // or it is no request of the test
+		if r.Header.Get("X-Of-Others") == "stays" { // other requests are not the test's
 			asked++
 		}
 		for name, values := range r.Header {
@@ -94,8 +94,8 @@ func TestControlHeadersReachNoWorker(t *testing.T) {
 	check("kvroute decides in full duplex", decides)
 }
 
-// configurations returns each configuration of Envoy that we write or keep, with kvroute at
-// an address ("" means an address without a listener), and the pool at two addresses.
+// configurations returns each configuration of Envoy that this project writes or keeps, with kvroute
+// at an address ("" means an address without a listener), and the pool at two addresses.
 func configurations(t *testing.T, pool [2]string, kvroute string) map[string][]byte {
 	t.Helper()
 	if kvroute == "" {
@@ -169,8 +169,8 @@ func portOf(address string) string {
 	return `"127.0.0.1", port_value: ` + address[strings.LastIndex(address, ":")+1:] + "}"
 }
 
-// With kvroute dead no client chooses its worker, nor says anything to one in a header
-// that steers, in any of the configurations that we write or keep.
+// While kvroute is dead, no client chooses its worker or sends a steering header to one, in any
+// configuration that this project writes or keeps.
 func TestNoConfigurationLetsClientsChoose(t *testing.T) {
 	t.Parallel() // mostly waits
 	if testing.Short() {
@@ -221,14 +221,14 @@ func TestNoConfigurationLetsClientsChoose(t *testing.T) {
 					if status = resp.StatusCode; status != 200 {
 						t.Logf("%s: status %d: %.200s", c.path, status, body)
 					}
-					// In full duplex Envoy has to notice first that kvroute is not there.
+					// In full duplex Envoy must first notice that kvroute is absent.
 					return status == 200 || name != string(envoy.FullDuplex)
 				})
 				mu.Lock()
 				if status != 200 || !slices.Equal(reached, []string{"pool"}) || len(seen) > 0 {
 					t.Errorf("%s: status %d from %v, which hear of the client %v", c.path, status, reached, slices.Sorted(maps.Keys(seen)))
 				}
-				// Of a client on loopback Envoy says the machine's address.
+				// For a client on loopback Envoy writes the machine's address.
 				if _, own, _ := strings.Cut(from, "203.0.113.7,"); net.ParseIP(own) == nil {
 					t.Errorf("%s: X-Forwarded-For is %q, want the client's own address behind what it says", c.path, from)
 				}

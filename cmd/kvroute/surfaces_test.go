@@ -11,9 +11,9 @@ import (
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// Every surface of engines goes through a real Envoy: what has a prompt goes where it is
-// cached, whatever endpoint it came to first; what has none is routed all the same; what
-// nobody knows reaches a worker of the pool.
+// Every endpoint of engines works through a real Envoy. A request with a prompt goes to the worker
+// that has it cached, whichever endpoint cached it. A request without a prompt is still routed. A
+// request to an unknown path reaches a worker of the pool.
 func TestSurfacesThroughEnvoy(t *testing.T) {
 	t.Parallel() // mostly waits
 	d := startStack(t, 2, []string{"--speed", "50"})
@@ -36,7 +36,7 @@ func TestSurfacesThroughEnvoy(t *testing.T) {
 		if path, body, some := strings.Cut(c.first, " "); some {
 			ask(path, body)
 		}
-		// The events of the first one are on their way.
+		// The events of the first request may not have arrived yet.
 		eventually(t, c.path+" does not find what is cached", func() bool {
 			if ask(c.path, c.body) != http.StatusOK {
 				return false

@@ -16,8 +16,8 @@ import (
 	"github.com/kvroute/kvroute/bench/demo"
 )
 
-// Two replicas decide by the load of both: what one sends to a worker is busy for the
-// other, and who waits there goes on when it ends here.
+// Two replicas decide by the load of both: a request of one replica counts as load at the other one,
+// and a request that waits there is admitted when the first one ends.
 func TestReplicasShareTheirLoad(t *testing.T) {
 	t.Parallel() // mostly waits
 	if testing.Short() {
@@ -112,7 +112,7 @@ workers:
 	}
 	eventually(t, "a does not see what b does", func() bool { return load(a)[second.WorkerID] == [2]int{1, 800} })
 
-	// Both workers are busy, by a's account and by b's.
+	// Both workers are busy, according to a's slots and b's.
 	waited := make(chan answer, 1)
 	go func() { waited <- book(b, "r2", 3) }()
 	eventually(t, "nobody waits at b", func() bool {
@@ -143,7 +143,7 @@ workers:
 	kill(t, b)
 	eventually(t, "a keeps what a dead replica did", func() bool { return len(load(a)) == 0 })
 
-	// One that drains goes on to tell, and says at its end that it leaves.
+	// A replica that drains continues to send changes, and announces at its end that it leaves.
 	third := book(c, "r3", 4)
 	if err := c.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -197,7 +197,7 @@ workers:
 		}
 		return answer
 	}
-	eventually(t, "the replicas do not hear each other", func() bool { // nothing is told to nobody
+	eventually(t, "the replicas do not hear each other", func() bool { // changes are sent only if another replica is known
 		for _, c := range replicas {
 			var r api.Replica
 			_, text := get(t, "http://"+c.At.HTTP+"/v1/replica")

@@ -21,8 +21,8 @@ import (
 	"github.com/kvroute/kvroute/internal/process"
 )
 
-// Envoy and kvroute know each other by certificates, and go on when kvroute's are
-// replaced. An Envoy with others' certificates is not served: its requests fail open.
+// Envoy and kvroute authenticate each other by certificates, and continue when kvroute's files are
+// replaced. An Envoy with a certificate of another authority is refused: its requests fail open.
 func TestEnvoyAndKvrouteKnowEachOther(t *testing.T) {
 	t.Parallel() // mostly waits
 	authority := envoytest.NewAuthority(t)
@@ -64,7 +64,7 @@ func TestEnvoyAndKvrouteKnowEachOther(t *testing.T) {
 	eventually(t, "kvroute does not decide with new certificates", func() bool { return ask(d) })
 }
 
-// Files that make no sense leave the old ones in force.
+// Invalid files leave the old ones in force.
 func TestTLSFilesAreReadAgain(t *testing.T) {
 	a := envoytest.NewAuthority(t)
 	dir := t.TempDir()
@@ -112,8 +112,8 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	}
 }
 
-// A new authority in the file is the only one that counts from then on: who has a
-// certificate of the old one's does not get in, not even by resuming a session.
+// A new authority in the file replaces the old one at once. A client with a certificate of the old
+// authority is refused, even if it resumes a session.
 func TestANewAuthorityShutsTheOldOneOut(t *testing.T) {
 	old, fresh := envoytest.NewAuthority(t), envoytest.NewAuthority(t)
 	dir := t.TempDir()
@@ -140,9 +140,9 @@ func TestANewAuthorityShutsTheOldOneOut(t *testing.T) {
 	}
 	server := grpc.NewServer(grpc.Creds(secured))
 	healthpb.RegisterHealthServer(server, health.NewServer())
-	go func() { _ = server.Serve(l) }() // until Stop
+	go func() { _ = server.Serve(l) }() // ends with Stop
 	t.Cleanup(server.Stop)
-	// ask connects anew, and reports whether it was let in and resumed a session.
+	// ask opens a new connection, and reports whether it was accepted and resumed a session.
 	ask := func(conf *tls.Config) (in, resumed bool) {
 		t.Helper()
 		conn, err := tls.Dial("tcp", l.Addr().String(), conf)
@@ -153,7 +153,7 @@ func TestANewAuthorityShutsTheOldOneOut(t *testing.T) {
 		if err := conn.SetDeadline(time.Now().Add(process.Patience)); err != nil {
 			t.Fatal(err)
 		}
-		// In TLS 1.3 the server's refusal comes behind the handshake, its settings if there is none.
+		// In TLS 1.3 the server refuses after the handshake; otherwise its settings arrive.
 		_, err = io.ReadFull(conn, make([]byte, 9))
 		return err == nil, conn.ConnectionState().DidResume
 	}

@@ -18,9 +18,8 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// The API of a kvroute with --api-token-file answers who has a token; commands and the
-// Python client send it, and SIGHUP brings another one, also when the file had no
-// sense in between.
+// The API of a kvroute with --api-token-file answers only clients with a token. Commands and the
+// Python client send the token, and SIGHUP loads another one, also after an invalid file.
 func TestTheAPIHasATokenOfItsOwn(t *testing.T) {
 	t.Parallel() // mostly waits
 	if testing.Short() {
@@ -79,7 +78,7 @@ func TestTheAPIHasATokenOfItsOwn(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	// What is open names no worker.
+	// Endpoints without a token name no worker.
 	if _, text := get(t, url+"/metrics"); strings.Contains(text, worker) || !strings.Contains(text, `model="m"`) {
 		t.Errorf("the metrics name the worker %s, or not its model:\n%s", worker, text)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/kvroute/kvroute/envoy"
 )
 
-// Requests and responses in all forms that HTTP/2 has on both sides, in each way of handing
-// over bodies: with trailers, without bodies, headers that are the end.
+// Requests and responses in all forms of HTTP/2 on both sides, in each mode in which Envoy sends
+// bodies: with trailers, without bodies, with headers only.
 func TestFormsOfHTTP2(t *testing.T) {
 	t.Parallel() // mostly waits
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -27,7 +27,7 @@ func TestFormsOfHTTP2(t *testing.T) {
 		case strings.Contains(does, "end at once"):
 			w.WriteHeader(http.StatusNoContent)
 		case strings.Contains(does, "trailers only"):
-			w.Header().Set("Content-Type", "application/grpc") // the end in headers
+			w.Header().Set("Content-Type", "application/grpc") // the headers end the response
 		default:
 			w.Header().Set("Content-Type", "text/event-stream")
 			w.Header().Set("Trailer", "X-Done")
@@ -85,13 +85,14 @@ func TestFormsOfHTTP2(t *testing.T) {
 					t.Fatalf("%s: %v", c.name, err)
 				}
 				text, err := io.ReadAll(resp.Body)
-				_ = resp.Body.Close() // all was read
+				_ = resp.Body.Close() // the whole body was read
 				if err != nil || resp.StatusCode != c.status || len(text) != c.bytes || c.bytes > 0 && resp.Trailer.Get("X-Done") != "yes" {
 					t.Errorf("%s: status %d, %d bytes, trailers %v, %v; want %d and %d: %.200s", c.name, resp.StatusCode, len(text), resp.Trailer, err, c.status, c.bytes, text)
 				}
 				got, want := resp.Header.Get("X-Got"), fmt.Sprintf("%s %d %s", c.method, len(c.body), c.trailer)
 				if mode != envoy.Buffered && c.trailer != "" {
-					// Envoy may send such a body twice where it may repeat the request: see docs/envoy.md.
+					// Envoy may send such a body twice if it may retry the request: see
+					// docs/envoy.md.
 					got = strings.Replace(got, fmt.Sprintf(" %d ", 2*len(c.body)), fmt.Sprintf(" %d ", len(c.body)), 1)
 				}
 				if got != want {

@@ -39,8 +39,8 @@ import (
 	routing "github.com/kvroute/kvroute/router"
 )
 
-// guardedNATS starts a server by the account file of the example, which reads the
-// passwords that TestMain sets, and returns a function that connects as one of its users.
+// guardedNATS starts a server with the example's account file, which reads the passwords that
+// TestMain sets, and returns a function that connects as one of its users.
 func guardedNATS(t *testing.T) (url string, as func(user string) *guarded) {
 	t.Helper()
 	opts, err := natsserver.ProcessConfigFile("../../examples/nats/kvroute.conf")
@@ -74,7 +74,7 @@ func guardedNATS(t *testing.T) (url string, as func(user string) *guarded) {
 	}
 }
 
-// guarded is a connection with what the server refused.
+// guarded is a connection with the refusals of its server.
 type guarded struct {
 	user string
 	nc   *nats.Conn
@@ -82,8 +82,7 @@ type guarded struct {
 	errs []string
 }
 
-// refused reports whether the server has refused something about a subject, and
-// forgets it.
+// refused reports whether the server has refused an operation on a subject, and clears the list.
 func (g *guarded) refused(subject string) bool {
 	if g.nc.Flush() != nil {
 		return false
@@ -102,8 +101,7 @@ func (g *guarded) refused(subject string) bool {
 	return false
 }
 
-// Everybody can do what they must: the whole flow, with real processes, over a bus
-// that is guarded by the very file of the example.
+// The permissions of the example's account file are sufficient for all processes.
 func TestTheGuardedBusServes(t *testing.T) {
 	t.Parallel() // mostly waits
 	if testing.Short() {
@@ -155,7 +153,7 @@ func TestTheGuardedBusServes(t *testing.T) {
 	}
 	talk(t, engines, 0, 30)
 	agree(a)
-	a.Stop() // leaves a snapshot and a shorter stream
+	a.Stop() // leaves a snapshot and shortens the stream
 	if log := a.LastLines(); !strings.Contains(log, "a snapshot is written") {
 		t.Errorf("no snapshot:\n%s", log)
 	}
@@ -168,9 +166,8 @@ func TestTheGuardedBusServes(t *testing.T) {
 	eventually(t, "a reset is not possible", func() bool { return len(indexOf(t, c)) == 0 })
 }
 
-// An engine in another language says who it is as the programs do: it registers, and
-// its events are heard; with an access that the bus does not grant it ends soon all the
-// same.
+// An engine in another language uses an account like kvroute's programs: it registers, and its
+// events are received. Without sufficient permissions it still ends soon.
 func TestTheGuardedBusServesBindings(t *testing.T) {
 	t.Parallel() // mostly waits
 	url, as := guardedNATS(t)
@@ -230,13 +227,13 @@ func TestTheGuardedBusServesBindings(t *testing.T) {
 		}
 	}
 	begin := time.Now()
-	_ = p.Close() // what it says is the log's business
+	_ = p.Close() // its error is also logged
 	if took := time.Since(begin); took > process.Patience {
 		t.Errorf("to end took %v", took)
 	}
 }
 
-// And nobody can do more.
+// The permissions of the example's account file allow nothing more.
 func TestTheGuardedBusRefuses(t *testing.T) {
 	t.Parallel() // mostly waits
 	url, as := guardedNATS(t)
@@ -253,7 +250,7 @@ func TestTheGuardedBusRefuses(t *testing.T) {
 		{worker, true, events, true},
 		{worker, true, scope.Own("heartbeat", other), true},
 		{worker, true, registry + other, true},
-		{worker, false, events, false}, // what others cache
+		{worker, false, events, false}, // events of other workers
 		{worker, false, "_INBOX_router.>", false},
 		{worker, false, ">", false},
 		{worker, false, "$KV.>", false},
@@ -267,17 +264,17 @@ func TestTheGuardedBusRefuses(t *testing.T) {
 		{worker, true, "$KV." + scope.Bucket("lock") + ".snapshot", false},
 		{worker, true, "$O." + scope.Bucket("snap") + ".C.x", false},
 		{worker0, true, registry + own, true},
-		{worker0, true, registry + other, false}, // another one's registration
+		{worker0, true, registry + other, false}, // registration of another worker
 		{worker0, true, scope.Own("heartbeat", own), true},
 		{worker0, true, scope.Own("heartbeat", other), false},
 		{worker, false, scope.Own("presence"), true},
-		{worker, true, scope.Own("presence"), false}, // a router that wants no events
+		{worker, true, scope.Own("presence"), false}, // presence of a router that wants no events
 		{worker0, false, scope.Own("query", own, "*"), true},
-		{worker0, false, scope.Own("query", other, "*"), false}, // answers in another's name
+		{worker0, false, scope.Own("query", other, "*"), false}, // answers to queries for another worker
 		{router, true, scope.Own("presence"), true},
 		{router, false, events, true},
 		{router, false, scope.Own("heartbeat", "*"), true},
-		{router, true, scope.Topic("active_sequences_events"), true}, // what replicas tell each other
+		{router, true, scope.Topic("active_sequences_events"), true}, // messages between replicas
 		{router, false, scope.Topic("active_sequences_events"), true},
 		{router, true, scope.Topic("session_affinity_events"), true},
 		{router, false, scope.Topic("session_affinity_events"), true},
@@ -299,9 +296,9 @@ func TestTheGuardedBusRefuses(t *testing.T) {
 		{router, true, "$JS.API.CONSUMER.PAUSE." + scope.Stream() + ".kvroute-a", false},
 		{router, true, "$JS.API.STREAM.UPDATE." + scope.Stream(), false},
 		{router, true, "$JS.FC.KV_other.x", false},
-		{worker, true, "$JS.API.CONSUMER.CREATE.KV_" + scope.Bucket("workers") + ".x", false}, // who publishes for another
+		{worker, true, "$JS.API.CONSUMER.CREATE.KV_" + scope.Bucket("workers") + ".x", false}, // registrations of other workers
 		{worker, true, "$JS.API.DIRECT.GET.KV_" + scope.Bucket("workers") + ".x", false},
-		{router, true, events, false}, // what workers cache
+		{router, true, events, false}, // events of workers
 		{router, true, registry + own, false},
 		{router, true, scope.Own("heartbeat", own), false},
 		{router, true, "$JS.API.STREAM.DELETE." + scope.Stream(), false},
@@ -333,7 +330,7 @@ func TestTheGuardedBusRefuses(t *testing.T) {
 			t.Errorf("without the right password: %v", err)
 		}
 	}
-	// What is refused is said in words, where the operator looks.
+	// Refusals are logged in words.
 	var log bytes.Buffer
 	nc, err := bus.Connect(strings.Replace(url, "nats://", "nats://worker:secret-of-WORKER@", 1), "test", &bus.Access{NATSInboxPrefix: "_INBOX_worker"}, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
@@ -352,7 +349,7 @@ func TestTheGuardedBusRefuses(t *testing.T) {
 	}
 }
 
-// Over TLS both sides show certificates; without the right ones nobody connects.
+// Over TLS both sides show certificates; without valid ones a connection is refused.
 func TestBusOverTLS(t *testing.T) {
 	t.Parallel() // mostly waits
 	dir := t.TempDir()
@@ -458,8 +455,8 @@ func certificate(t *testing.T, dir, name string, ca *x509.Certificate, caKey *ec
 	return cert, key
 }
 
-// A bus that does not let this process in, at first or after a while, does so for as long
-// as it takes: the connection is not given up, and the log says why it is not there.
+// While the bus refuses this process, at the start or later, kvroute continues to reconnect, and the
+// log says why the bus is unavailable.
 func TestTheBusLetsNobodyInForAWhile(t *testing.T) {
 	t.Parallel() // mostly waits
 	opts := natsserver.Options{Host: "127.0.0.1", Port: fixtures.HoldPort(t), Username: "router", Password: "later", NoSigs: true, NoLog: true}
@@ -488,7 +485,7 @@ func TestTheBusLetsNobodyInForAWhile(t *testing.T) {
 	refused := func() {
 		t.Helper()
 		before := nc.Stats().Reconnects
-		// More often than those tries after which a client usually ends.
+		// More attempts than a client makes by default.
 		eventually(t, "it is not tried again", func() bool { return nc.Stats().Reconnects >= before+4 })
 		if nc.IsConnected() || nc.IsClosed() {
 			t.Fatalf("the connection is %v", nc.Status())
@@ -512,7 +509,7 @@ func TestTheBusLetsNobodyInForAWhile(t *testing.T) {
 	}
 }
 
-// lines are those of a log, that may be read meanwhile.
+// lines are the lines of a log that may be read while it is written.
 type lines struct {
 	mu   sync.Mutex
 	text strings.Builder

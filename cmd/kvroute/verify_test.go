@@ -38,7 +38,7 @@ func simCard(t *testing.T) *router.Card {
 	return &router.Card{Name: "sim", Prompts: m}
 }
 
-// tokenizeServer answers /tokenize with what ids makes of our own ids.
+// tokenizeServer answers /tokenize with the result of ids for kvroute's own ids.
 func tokenizeServer(t *testing.T, ids func([]uint32) any) (netip.AddrPort, *atomic.Int32) {
 	t.Helper()
 	var asked atomic.Int32
@@ -59,8 +59,8 @@ func tokenizeServer(t *testing.T, ids func([]uint32) any) (netip.AddrPort, *atom
 	return netip.MustParseAddrPort(strings.TrimPrefix(s.URL, "http://")), &asked
 }
 
-// A worker that goes on to make other tokens in the first block takes its model
-// out of exact tokenization; other differences are told only.
+// If a worker repeatedly returns other tokens in the first block, its model is no longer tokenized
+// exactly; other differences are only reported.
 func TestDrift(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -108,8 +108,7 @@ func TestDrift(t *testing.T) {
 	}
 }
 
-// Of many requests the first are checked, and then one in ten thousand; nobody
-// waits for that.
+// The first requests are checked, and then one in ten thousand. No request waits for a check.
 func TestFewRequestsAreChecked(t *testing.T) {
 	v, err := newVerifier(slog.New(slog.DiscardHandler), noop.Meter{}, reach.Networks{}.Client(), noWorkers)
 	if err != nil {
@@ -122,7 +121,7 @@ func TestFewRequestsAreChecked(t *testing.T) {
 	if n := len(v.queue); n != firstChecks+2 {
 		t.Errorf("%d checks, want %d", n, firstChecks+2)
 	}
-	// What a worker cannot be asked in full says nothing.
+	// A prompt that /tokenize cannot represent completely is not checked.
 	for _, p := range []router.Prompt{
 		{},
 		{Prompt: []byte(`[1]`)},
@@ -137,7 +136,7 @@ func TestFewRequestsAreChecked(t *testing.T) {
 	if n := len(v.queue); n != firstChecks+2 {
 		t.Errorf("%d checks, want still %d", n, firstChecks+2)
 	}
-	// A reload begins anew, with as many as the queue has room for.
+	// A reload starts the checks again, for as many requests as the queue has room for.
 	for range 100 {
 		o.Card = new(router.Card)
 		v.observe(o)
@@ -169,7 +168,7 @@ func verifying(t *testing.T, log io.Writer, workers func(string) []netip.AddrPor
 	return v
 }
 
-// tell makes n observations of a prompt with the ids that the card makes of it.
+// tell makes n observations of a prompt with the card's ids.
 func tell(t *testing.T, v *verifier, card *router.Card, at netip.AddrPort, n int) {
 	t.Helper()
 	prompt := router.Prompt{Messages: []byte(`[{"role":"user","content":"the worker keeps the shared prefix and the router finds it there"}]`)}
@@ -187,10 +186,10 @@ func hasVerdict(t *testing.T, card *router.Card, want tokenizer.Verdict) {
 	eventually(t, fmt.Sprintf("the verdict is not %d", want), func() bool { return card.Prompts.Verdict() == want })
 }
 
-// What a model was seen to do decides whether it is routed exactly, and whether its
-// ids may be handed on: never again after they differed once.
+// The verdict on a model decides whether it is routed exactly, and whether its ids may be sent to
+// workers: never again after they differed once.
 func TestVerdicts(t *testing.T) {
-	var wrong atomic.Int32 // how many ids the worker puts first, or -1 at the end
+	var wrong atomic.Int32 // how many wrong ids the worker puts first; -1 puts one at the end
 	change := func(ids []uint32) any {
 		switch n := wrong.Load(); {
 		case n < 0:
@@ -216,7 +215,7 @@ func TestVerdicts(t *testing.T) {
 	eventually(t, "the worker is not asked", func() bool { return asked.Load() > before && len(v.queue) == 0 })
 	hasVerdict(t, card, tokenizer.Differs)
 
-	// One wrong beginning may be a worker that is being replaced; two are not.
+	// One wrong beginning may be a worker that is being replaced; two wrong ones change the verdict.
 	wrong.Store(3)
 	tell(t, v, card, address, 1)
 	eventually(t, "the worker is not asked", func() bool { return strings.Contains(log.String(), "position=0") })
@@ -230,7 +229,7 @@ func TestVerdicts(t *testing.T) {
 		t.Errorf("log: %s", log.String())
 	}
 
-	// A reloaded card begins anew, in both directions.
+	// Checks of a reloaded card start again, whatever the verdict was.
 	wrong.Store(3)
 	tell(t, v, card, address, 2)
 	hasVerdict(t, card, tokenizer.DriftSeen)
@@ -320,7 +319,7 @@ func TestTokenizeCommand(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.Worker == nil || got.Worker.Differs != 5 || got.Worker.Tokens != 7 || len(got.Worker.Theirs) != 6 {
 		t.Errorf("%v, worker %+v", err, got.Worker)
 	}
-	// A worker that does not answer is no reason not to show our own ids.
+	// Without an answer of the worker, kvroute's own ids are still printed.
 	out.Reset()
 	err = tokenizeFile(t.Context(), []string{"--request", file, "--worker", "http://127.0.0.1:1"}, stdio{&out, &errs})
 	if err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") || !strings.Contains(out.String(), "mode exact") {
@@ -336,7 +335,7 @@ func TestTokenizeCommand(t *testing.T) {
 	}
 }
 
-// Each kind of request has ids, or says why not.
+// Each kind of request has ids, or a reason why it has none.
 func TestTokenizeEveryKind(t *testing.T) {
 	const words = "the worker keeps the shared prefix and the router finds it there"
 	chat := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}]}`, words)
@@ -345,7 +344,7 @@ func TestTokenizeEveryKind(t *testing.T) {
 		like             string // another body that has the same ids
 		mode             tokenizer.Mode
 		others           bool
-		asked            bool // a worker can be
+		asked            bool // /tokenize can represent the prompt
 	}{
 		{"chat", "/v1/chat/completions", chat, "", tokenizer.Exact, false, true},
 		{"responses", "/v1/responses", fmt.Sprintf(`{"model":"sim","input":%q}`, words), chat, tokenizer.Exact, false, true},
@@ -386,8 +385,8 @@ func TestTokenizeEveryKind(t *testing.T) {
 	}
 }
 
-// Models of the configuration are loaded; what cannot be exact is routed all the
-// same, with a reason; what is not there is an error.
+// Models of the configuration are loaded. A model that cannot be exact is still routed, with a
+// reason; a missing file is an error.
 func TestModelCards(t *testing.T) {
 	dir := t.TempDir()
 	put := func(name, text string) {
@@ -403,7 +402,7 @@ func TestModelCards(t *testing.T) {
 	put("unigram/tokenizer.json", `{"model":{"type":"Unigram","vocab":[["a",0]]}}`)
 	put("broken/tokenizer.json", `{"model":`)
 	put("t/template.jinja", `{{ messages[0].content }}`)
-	// Templates that cannot be read, and what the log says of them.
+	// Templates that cannot be read, and the warning that is logged.
 	bad := map[string]string{
 		"{% if %}": "line 1: unexpected the end of the tag", "line\n{% if x %}\n": "unexpected end of template, expected 'endif'", "\n{% block a %}{% endblock %}": "line 2: unknown tag 'block'",
 		"{% include 'a' %}": "unknown tag 'include'", "{% autoescape true %}{% endautoescape %}": "unknown tag 'autoescape'", "{{ messages | from_json }}": "No filter named 'from_json'.",

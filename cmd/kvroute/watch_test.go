@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A file is read once for each change, when it does not change any more; files that are
-// replaced, linked anew, or come and go have changed, too.
+// A file is read once for each change, when it has stopped changing. A file that was replaced,
+// relinked, added or removed counts as changed.
 func TestWatch(t *testing.T) {
 	folder := t.TempDir()
 	path := func(name string) string { return filepath.Join(folder, name) }

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// faulty is a worker that does what the prompt says: it hangs until hang is closed,
-// and resets streams whose beginning the client has seen, as begun says.
+// faulty is a worker that does what the prompt requests: it hangs until hang is closed, and resets
+// streams whose beginning the client has seen, which begun signals.
 func faulty(hang, begun <-chan struct{}) http.HandlerFunc {
 	reset := func(w http.ResponseWriter) {
 		conn, _, err := http.NewResponseController(w).Hijack()
@@ -25,7 +25,7 @@ func faulty(hang, begun <-chan struct{}) http.HandlerFunc {
 			return
 		}
 		if tcp, ok := conn.(*net.TCPConn); ok {
-			_ = tcp.SetLinger(0) // the end is a reset
+			_ = tcp.SetLinger(0) // closing resets the connection
 		}
 		_ = conn.Close()
 	}
@@ -64,8 +64,8 @@ func faulty(hang, begun <-chan struct{}) http.HandlerFunc {
 	}
 }
 
-// Whatever a worker does, and whenever its client gives up: the client gets what
-// docs/envoy.md says, and no slot is left.
+// Whatever a worker does, and whenever its client disconnects, the client gets the outcome of
+// docs/envoy.md, and no slot is left.
 func TestWorkersFaults(t *testing.T) {
 	d := newStack(t, 0, nil)
 	hang, begun := make(chan struct{}), make(chan struct{}, 1)
@@ -76,7 +76,7 @@ func TestWorkersFaults(t *testing.T) {
 		row    string
 		does   string
 		stream bool
-		leave  bool // the client gives up
+		leave  bool // the client disconnects
 		body   string
 	}{
 		{row: "the worker resets the connection before the response", does: "reset before headers"},
@@ -105,7 +105,7 @@ func TestWorkersFaults(t *testing.T) {
 				if !errors.Is(got.err, context.Canceled) {
 					t.Errorf("the client's end is %v", got.err)
 				}
-				got.status = 0 // it looks no more
+				got.status = 0 // the client ignores the response
 			}
 			if outcomeOf(t, c.row).check(t, got); !strings.Contains(got.body, c.body) {
 				t.Errorf("%.300s, want %q", got.body, c.body)
@@ -115,8 +115,7 @@ func TestWorkersFaults(t *testing.T) {
 	}
 }
 
-// A kvroute that hangs while it decides, and is killed then: the requests it was
-// asked about are served by the pool.
+// A kvroute that hangs while it decides, and is then killed: the pool serves its undecided requests.
 func TestAHangingRouterFailsOpen(t *testing.T) {
 	t.Parallel() // mostly waits
 	d := startStack(t, 2, []string{"--speed", "20"})
@@ -133,7 +132,7 @@ func TestAHangingRouterFailsOpen(t *testing.T) {
 		t.Errorf("decided %q after %v by a router that stands still", reason, took)
 	}
 	var waiting sync.WaitGroup
-	waiting.Go(func() { ask(dies.what) }) // is killed under it
+	waiting.Go(func() { ask(dies.what) }) // kvroute is killed during this request
 	eventually(t, "the request does not reach kvroute", func() bool {
 		n, err := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
 		closed, _ := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_closed")
@@ -144,7 +143,7 @@ func TestAHangingRouterFailsOpen(t *testing.T) {
 	waiting.Wait()
 }
 
-// An Envoy that is killed leaves no slots behind; its successor is served.
+// An Envoy that is killed leaves no slots behind; a new Envoy is served.
 func TestEnvoyRestarts(t *testing.T) {
 	t.Parallel() // mostly waits
 	d := startStack(t, 2, []string{"--num-gpu-blocks", "16384"})
@@ -175,8 +174,8 @@ func TestEnvoyRestarts(t *testing.T) {
 	idle(t, d)
 }
 
-// Bodies of ten megabytes go to a worker whole; larger ones than allowed are an
-// error in the API's form.
+// Bodies of ten megabytes reach a worker whole; a body above the limit is an error in the API's
+// form.
 func TestLargeBodies(t *testing.T) {
 	t.Parallel() // mostly waits
 	d := newStack(t, 1, []string{"--speed", "1000", "--num-gpu-blocks", "400000"})
@@ -184,7 +183,7 @@ func TestLargeBodies(t *testing.T) {
 	d.begin(t, "--decision-timeout", "25s")
 	large := chatBody(strings.Repeat("word ", 10<<20/5), 2, false)
 	resp, body := reply(t, d, "POST", chatPath, large, nil)
-	// The simulated engine has its own idea of how long a prompt may be.
+	// The simulated engine has its own limit of a prompt's length.
 	if resp.StatusCode != 200 && !strings.Contains(body, "too_large") {
 		t.Errorf("10 MB: status %d: %.300s", resp.StatusCode, body)
 	}

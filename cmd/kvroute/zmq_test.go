@@ -28,10 +28,10 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// The tests of this file have engines that know nothing of kvroute: they publish on
-// ZeroMQ sockets as vLLM and SGLang do.
+// The tests of this file have engines without knowledge of kvroute: they publish on ZeroMQ sockets
+// like vLLM and SGLang.
 
-// bareEngine starts one.
+// bareEngine starts such an engine.
 func bareEngine(t *testing.T, name string, flags ...string) *demo.Child {
 	t.Helper()
 	return spawn(t, name, append([]string{
@@ -58,7 +58,7 @@ func spawn(t *testing.T, name string, args ...string) *demo.Child {
 	return c
 }
 
-// serveFile starts a kvroute with a configuration file and a bus of its own.
+// serveFile starts a kvroute with a configuration file and its own bus.
 func serveFile(t *testing.T, file string) *demo.Child {
 	t.Helper()
 	return spawn(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
@@ -83,7 +83,7 @@ func emptyBus(t *testing.T) (*bus.Server, *nats.Conn) {
 	return bus, nc
 }
 
-// complete asks an engine for a completion of a prompt of its own.
+// complete requests a completion of a prompt directly from an engine.
 func complete(t *testing.T, e *demo.Child, prompt string) {
 	t.Helper()
 	resp, body := whole(t, http.MethodPost, "http://"+e.At.HTTP+"/v1/completions",
@@ -93,7 +93,7 @@ func complete(t *testing.T, e *demo.Child, prompt string) {
 	}
 }
 
-// knows waits until the router knows as many blocks of each engine as it caches.
+// knows waits until the router knows as many blocks of each engine as the engine caches.
 func knows(t *testing.T, d *demonstration, atLeast int, engines ...*demo.Child) {
 	t.Helper()
 	eventually(t, "the router does not hear of all blocks", func() bool {
@@ -121,8 +121,7 @@ func cachedBlocks(t *testing.T, e *demo.Child) (n int) {
 	return n
 }
 
-// A static worker needs nothing but its address: where its events are it says
-// itself.
+// A static worker needs only an address: the engine reports the addresses of its event sockets.
 func TestEventsStraightFromAStaticEngine(t *testing.T) {
 	t.Parallel() // mostly waits
 	a, b := bareEngine(t, "a", "--block-hash", "vllm"), bareEngine(t, "b", "--kv-events-format", "sglang", "--block-hash", "sglang", "--kv-events-drop-every", "1000")
@@ -135,7 +134,7 @@ func TestEventsStraightFromAStaticEngine(t *testing.T) {
 	})
 	complete(t, b, "something else")
 	knows(t, d, 5, a, b)
-	// An engine that starts anew forgets, without a word.
+	// A restarted engine has an empty cache and sends no event about it.
 	if resp, body := whole(t, http.MethodPost, "http://"+a.At.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
 		t.Fatal(body)
 	}
@@ -144,8 +143,8 @@ func TestEventsStraightFromAStaticEngine(t *testing.T) {
 	knows(t, d, 5, a, b)
 }
 
-// Workers that register with their sockets are heard there, and lost messages are
-// asked for again.
+// The events of workers that register with their sockets are read there, and lost messages are
+// requested again.
 func TestEventsStraightFromRegisteredEngines(t *testing.T) {
 	t.Parallel() // mostly waits
 	d := startStack(t, 2, []string{"--speed", "50", "--kv-events", "zmq", "--kv-events-drop-every", "3"})
@@ -156,7 +155,7 @@ func TestEventsStraightFromRegisteredEngines(t *testing.T) {
 	}
 }
 
-// hits asks conversations twice: the second time the cache is known.
+// hits sends conversations twice: the second time the cache is known.
 func hits(t *testing.T, d *demonstration) {
 	t.Helper()
 	for i := range 6 {
@@ -164,7 +163,7 @@ func hits(t *testing.T, d *demonstration) {
 		if resp, body := reply(t, d, "POST", chatPath, chatBody(content, 4, false), nil); resp.StatusCode != 200 {
 			t.Fatalf("status %d: %s", resp.StatusCode, body)
 		}
-		// The message that says so may be one that is left out: the next one tells.
+		// The message with these events may be lost on purpose; the next message shows the gap.
 		eventually(t, "the second time is no hit", func() bool {
 			again, _ := reply(t, d, "POST", chatPath, chatBody(content+fmt.Sprint(time.Now()), 4, false), nil)
 			return again.Header.Get("X-Dynamo-Overlap-Blocks") != "0" && again.Header.Get("X-Dynamo-Reason") == "kv"
@@ -187,7 +186,7 @@ func startBeside(t *testing.T, engines int, engine, publish []string) (d *demons
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		d.Engines = nil // they end by themselves
+		d.Engines = nil // the engines end by themselves
 		d.Stop()
 		http.DefaultClient.CloseIdleConnections()
 	})
@@ -210,7 +209,7 @@ func TestPublishBesideEngines(t *testing.T) {
 	d, sidecars := startBeside(t, 2, []string{"--block-hash", "random"}, nil)
 	hits(t, d)
 	knows(t, d, 1, d.Engines...)
-	// An engine that starts anew.
+	// A restart of the engine.
 	if resp, body := whole(t, http.MethodPost, "http://"+d.Engines[0].At.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
 		t.Fatal(body)
 	}
@@ -224,16 +223,16 @@ func TestPublishBesideEngines(t *testing.T) {
 			t.Errorf("the sidecar's metrics have no %s", want)
 		}
 	}
-	// One that ends takes its worker along.
+	// A sidecar that ends removes its worker.
 	sidecars[0].Stop()
 	eventually(t, "the worker does not leave", func() bool { return len(workers(t, d)) == 1 })
-	// A dead engine is not kept alive by its sidecar.
+	// A sidecar does not keep the worker of a dead engine registered.
 	kill(t, d.Engines[1])
 	eventually(t, "the worker of a dead engine is healthy", func() bool { return workers(t, d)[0].Health != "healthy" })
 }
 
-// An engine that comes back as it was is healthy again; one that comes back with another
-// model is not what is registered, so its sidecar ends and takes the worker along.
+// An engine that returns unchanged is healthy again. If it returns with another model, its
+// registration is wrong, so its sidecar ends and removes the worker.
 func TestPublishEndsWhenAnotherEngineIsThere(t *testing.T) {
 	t.Parallel() // mostly waits
 	bus, _ := emptyBus(t)
@@ -278,12 +277,12 @@ func TestPublishEndsWhenAnotherEngineIsThere(t *testing.T) {
 	}
 }
 
-// Blocks of another size are joined or split, and refused where neither is possible.
+// Blocks of another size are joined or split, and refused if neither is possible.
 func TestPublishWithOtherBlockSizes(t *testing.T) {
 	t.Parallel() // mostly waits
 	for _, c := range []struct {
 		engine, routers, state string
-		factor                 int // blocks of the routers in a hundred of the engine
+		factor                 int // blocks of the routers for a hundred of the engine
 	}{{"16", "32", "ok", 50}, {"64", "16", "ok", 400}, {"24", "16", "block_size_mismatch", 0}} {
 		t.Run(c.engine+" as "+c.routers, func(t *testing.T) {
 			bus, _ := emptyBus(t)
@@ -305,7 +304,7 @@ func TestPublishWithOtherBlockSizes(t *testing.T) {
 	}
 }
 
-// A recording is whole when a signal ends the process, and has all that the engine said.
+// A recording is complete when a signal ends the process, and contains all events of the engine.
 func TestPublishRecords(t *testing.T) {
 	t.Parallel() // mostly waits
 	bus, _ := emptyBus(t)
@@ -377,7 +376,7 @@ func TestBadPublishFlags(t *testing.T) {
 	}
 }
 
-// Who records two engines of one machine, and publishes to nobody, needs no ports for it.
+// Recorders of two engines on one machine that publish nothing need no ports.
 func TestTwoRecordersOfOneMachine(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		e := bareEngine(t, name)
@@ -394,8 +393,8 @@ func TestTwoRecordersOfOneMachine(t *testing.T) {
 	}
 }
 
-// Without NATS a sidecar publishes at sockets of its own, and is asked there: also
-// for just what came while kvroute was away.
+// Without NATS a sidecar publishes at its own sockets and answers queries there, also for only the
+// events that kvroute missed while it was absent.
 func TestPublishWithoutNATS(t *testing.T) {
 	t.Parallel() // mostly waits
 	e := bareEngine(t, "a", "--block-hash", "random")
@@ -427,7 +426,7 @@ func TestPublishWithoutNATS(t *testing.T) {
 		t.Errorf("asked for %d dumps, want 1", dumps)
 	}
 
-	// kvroute is away for a while; it had saved what it knew.
+	// kvroute is absent for a while, with its index saved.
 	before, saved := time.Now(), filepath.Join(dir, wire.Scope{}.Bucket(eventFile))
 	eventually(t, "the state is not saved", func() bool {
 		info, err := os.Stat(saved)
@@ -441,7 +440,7 @@ func TestPublishWithoutNATS(t *testing.T) {
 		t.Errorf("after a crash: asked for %d ranges and %d dumps, want ranges only", ranges, dumps)
 	}
 
-	// Another sidecar, at the same sockets, of an engine that started anew meanwhile.
+	// Another sidecar at the same sockets, of an engine that restarted meanwhile.
 	p.Stop()
 	beside[len(beside)-5], beside[len(beside)-3] = p.At.Events, p.At.Queries
 	if resp, body := whole(t, http.MethodPost, "http://"+e.At.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
@@ -455,7 +454,7 @@ func TestPublishWithoutNATS(t *testing.T) {
 	eventually(t, "the worker's cache is in doubt", func() bool { return workers(t, d)[0].KVEvents == "ok" })
 }
 
-// A router that is killed asks an engine for what came since, by its own socket.
+// A router that is killed requests the missing events from an engine's own socket.
 func TestARestartAsksEnginesForRangesOnly(t *testing.T) {
 	t.Parallel() // mostly waits
 	e := bareEngine(t, "a", "--block-hash", "vllm")
@@ -488,7 +487,7 @@ func TestARestartAsksEnginesForRangesOnly(t *testing.T) {
 	if n := d.counter(t, "kvroute_source_news_total", `kind="restored"`); n != 1 {
 		t.Errorf("%d ranks were restored, want 1", n)
 	}
-	// An engine that was replaced meanwhile.
+	// The engine was replaced meanwhile.
 	d.Router.Stop()
 	if resp, body := whole(t, http.MethodPost, "http://"+e.At.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
 		t.Fatal(body)
@@ -500,7 +499,7 @@ func TestARestartAsksEnginesForRangesOnly(t *testing.T) {
 	knows(t, d, 10, e)
 }
 
-// The heartbeats of a sidecar say how busy its engine is, and so does kv_metrics.
+// The heartbeats of a sidecar report its engine's load, and so does kv_metrics.
 func TestHeartbeatsCarryTheEnginesLoad(t *testing.T) {
 	t.Parallel() // mostly waits
 	bus, nc := emptyBus(t)
