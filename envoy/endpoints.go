@@ -8,8 +8,8 @@ import (
 )
 
 // Endpoints returns the file of [Config.PoolFile] for a pool: a discovery response in JSON with one
-// cluster of the name "pool". Different endpoints need a different version. With an empty pool Envoy
-// has no worker for such requests.
+// cluster of the name "pool". Different endpoints need a different version. An empty pool serves no
+// requests.
 func Endpoints(version string, pool []netip.AddrPort) []byte {
 	type socket struct {
 		Address string `json:"address"`
