@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the examples' scripts share; each sources it first. Afterwards the working folder is the project's, $folder is for logs and
-# what else is made, and at the end everything that was started is stopped.
+# Common functions of the examples' scripts. Each script sources this file first. It changes to the project's folder, makes
+# $folder for logs and other files, and stops every started process at the end.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-find_program() { # name, place in .cache, what makes it
+find_program() { # name, path in .cache, command that installs it
 	command -v "$1" || { [ -x ".cache/$2" ] && echo "$PWD/.cache/$2"; } ||
 		{ echo "run.sh: $1 is missing: run $3, or put it on PATH" >&2; exit 1; }
 }
 
-wait_for() { # what it says otherwise, command …; for a minute, or as many tenths of a second as tries says
+wait_for() { # error message, command …; waits a minute, or $tries tenths of a second
 	local what=$1
 	shift
 	for _ in $(seq "${tries:-600}"); do

@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 envoy=$(find_program envoy envoy/bin/envoy "make envoy")
 python=${DYNAMO:-$(find_program dynamo-python dynamo/bin/python "tools/dynamo.sh .cache/dynamo")}
 
-# Mock workers want no weights: a model is its tokenizer here, and a few numbers.
+# Mock workers need no weights: the model is a tokenizer and a small configuration.
 model=$folder/model
 mkdir "$model"
 cp examples/vllm/config.json "$model/config.json"
@@ -15,7 +15,7 @@ cat >"$model/tokenizer_config.json" <<'END'
 {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"}
 END
 
-# Workers and frontend find each other, and kvroute them, in a folder; all of it stays on this machine.
+# Workers, frontend and kvroute find each other by a folder. All connections stay on this machine.
 # With DYN_EVENT_PLANE=nats and NATS_SERVER they publish on NATS instead of sockets: give kvroute the same nats-url.
 export DYN_DISCOVERY_BACKEND=file DYN_FILE_KV="$folder/store" DYN_NAMESPACE=dynamo HF_HUB_OFFLINE=1
 export DYN_TCP_RPC_HOST=127.0.0.1 DYN_EVENT_PLANE_HOST=127.0.0.1 DYN_TCP_RESPONSE_STREAM_HOST=127.0.0.1
@@ -33,7 +33,7 @@ wait_for "kvroute does not find the workers" found
 "$envoy" -c "$folder/envoy.yaml" --disable-hot-restart --concurrency 1 --log-level error >"$folder/envoy.log" 2>&1 &
 wait_for "Envoy does not start" curl -fs http://127.0.0.1:27080/v1/models
 
-ask() { # what it says is nonsense: what counts is how much of the prompt was cached
+ask() { # the answer's text is meaningless; the number of cached tokens counts
 	curl -fsS -D "$folder/headers" http://127.0.0.1:27080/v1/chat/completions -H 'content-type: application/json' -d '{
 		"model": "tiny", "max_tokens": 4, "messages": [
 			{"role": "system", "content": "Blocks of a cache are named by all that stands before them, so a prompt that begins like another one finds its blocks. Who knows which worker has them sends the prompt there."},

@@ -4,7 +4,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 envoy=$(find_program envoy envoy/bin/envoy "make envoy")
 
-# Ports that nobody else uses stand in for those of the files. The sockets that reserve them do not listen, and live as long as the script.
+# Free ports replace the ports of the files. Sockets that do not listen reserve them until the script ends.
 coproc reserve { exec python3 -c 'import socket, sys
 held = [socket.socket() for _ in range(21)]
 for s in held:
@@ -18,7 +18,7 @@ for file in upper lower; do
 	sed -e "s/26422/$nats/; s/26002/$tier_extproc/; s/26003/$tier_http/; s/26081/$east/; s/26082/$west/; s|STATE|$folder/state|" \
 		"examples/hierarchy/$file.yaml" >"$folder/$file.yaml"
 done
-start_envoy() { # name, port, its admin port, that of its kvroute, pool …
+start_envoy() { # name, port, admin port, kvroute's ext_proc port, ports of the pool …
 	local name=$1 listen=$2 admin=$3 extproc=$4
 	shift 4
 	"$kvroute" config envoy --listen "127.0.0.1:$listen" --admin "127.0.0.1:$admin" --extproc "127.0.0.1:$extproc" \
@@ -27,14 +27,14 @@ start_envoy() { # name, port, its admin port, that of its kvroute, pool …
 	pids+=($!)
 }
 
-# The upper tier, with the bus.
+# The upper tier's kvroute also runs the NATS server.
 pids=()
 "$kvroute" serve --config "$folder/upper.yaml" >"$folder/upper.log" 2>&1 &
 wait_for "the upper kvroute does not start" curl -fs "http://127.0.0.1:$tier_http/healthz"
 start_envoy upper "$tier" "${ports[6]}" "$tier_extproc" "$east" "$west"
 
 # Two groups, each with a gateway, a router and four workers.
-start_group() { # name, its gateway's port, the admin's, its kvroute's two, four workers'
+start_group() { # name, gateway port, admin port, kvroute's ext_proc and HTTP ports, four worker ports
 	local name=$1 gateway=$2 admin=$3 extproc=$4 http=$5
 	shift 5
 	"$kvroute" serve --config "$folder/lower.yaml" --group "$name" --component "$name" \
@@ -53,7 +53,7 @@ pids=()
 start_group west "$west" "${ports[14]}" "${ports[15]}" "${ports[16]}" "${ports[@]:17:4}"
 west_http=${ports[16]} west_pids=("${pids[@]}")
 
-groups() { # what the upper tier knows of its groups
+groups() { # prints the state of the groups in the upper tier
 	curl -fs "http://127.0.0.1:$tier_http/v1/workers" | python3 -c 'import json, sys
 for w in json.load(sys.stdin)["workers"]:
     s = w["summary"]
@@ -65,7 +65,7 @@ wait_for "Envoy does not start" curl -fs "http://127.0.0.1:$tier/v1/models"
 echo "groups:"
 groups
 
-# Conversations go on where their beginning is.
+# The upper tier sends each conversation to the group that has its beginning cached.
 "$kvroute" load --url "http://127.0.0.1:$tier" --model sim --conversations 24 --turns 3 --rate 40 --max-tokens 8 --user-bytes 400
 echo
 echo "a decision of the upper tier:"
@@ -78,7 +78,7 @@ http=$east_http
 [ "$at" = east ] || http=$west_http
 "$kvroute" explain --url "http://127.0.0.1:$http" last
 
-# A whole group dies. What it would have got goes to the other one.
+# A whole group dies. The other group gets its requests.
 { kill -KILL "${west_pids[@]}" && wait "${west_pids[@]}"; } 2>/dev/null || true
 "$kvroute" load --url "http://127.0.0.1:$tier" --model sim --conversations 12 --turns 3 --rate 40 --max-tokens 8 >"$folder/after.txt" ||
 	{ cat "$folder/after.txt"; exit 1; }

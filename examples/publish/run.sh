@@ -3,20 +3,20 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-# Two engines as they are found in the wild: an OpenAI server, and cache events on a ZeroMQ socket.
+# Two engines without knowledge of kvroute: an OpenAI server with cache events on a ZeroMQ socket.
 "$kvroute" engine --name vllm --listen 127.0.0.1:27001 --nats-url "" --kv-events zmq --block-hash vllm >"$folder/vllm.log" 2>&1 &
 "$kvroute" engine --name sglang --listen 127.0.0.1:27002 --nats-url "" --kv-events zmq --kv-events-format sglang --block-hash sglang >"$folder/sglang.log" 2>&1 &
 wait_for "the first engine does not start" curl -fs http://127.0.0.1:27001/health
 wait_for "the second engine does not start" curl -fs http://127.0.0.1:27002/health
 
-# kvroute hears the first one directly: the file names nothing but its address.
+# kvroute reads the first engine's events directly: the file contains only the engine's address.
 "$kvroute" serve --config examples/publish/kvroute.yaml --state-dir "$folder/state" >"$folder/kvroute.log" 2>&1 &
 wait_for "kvroute does not start" curl -fs http://127.0.0.1:27903/healthz
 
-# Beside the second one stands a sidecar, which registers it and publishes its events on NATS.
+# A sidecar registers the second engine and publishes its events on NATS.
 "$kvroute" publish --name sglang --engine-address 127.0.0.1:27002 --nats-url "file:$folder/state/nats-url" >"$folder/publish.log" 2>&1 &
 
-known() { # name: how many of its blocks kvroute knows, and how well
+known() { # name; prints the number of known blocks and the state of the events
 	curl -fs http://127.0.0.1:27903/v1/workers |
 		python3 -c 'import json, sys
 for w in json.load(sys.stdin)["workers"]:

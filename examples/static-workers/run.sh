@@ -24,7 +24,7 @@ ask() {
 echo "first:"
 first=$(ask)
 echo "$first"
-read -rt 0.3 <> <(:) || true # the worker's events travel some milliseconds
+read -rt 0.3 <> <(:) || true # the worker's events need some milliseconds to arrive
 echo "again:"
 again=$(ask)
 echo "$again"

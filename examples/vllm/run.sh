@@ -3,7 +3,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 envoy=$(find_program envoy envoy/bin/envoy "make envoy")
-end() { # an engine on a busy machine may not end when it is asked to
+end() { # on a busy machine an engine may ignore SIGTERM
 	# shellcheck disable=SC2046 # several words
 	kill $(jobs -rp) 2>/dev/null || true
 	for _ in $(seq 150); do
@@ -18,8 +18,8 @@ end() { # an engine on a busy machine may not end when it is asked to
 trap end EXIT
 vllm=${VLLM:-$(find_program vllm vllm/bin/vllm "tools/vllm.sh .cache/vllm")}
 
-# A model of two layers, with weights of nothing: what it says is nonsense, what it caches is not. To serve
-# one of your own, name its folder in MODEL and leave out --load-format dummy.
+# A model of two layers with dummy weights: its text is meaningless, its cache works as usual. To serve another model,
+# set MODEL to the model's folder; --load-format dummy is then left out.
 model=${MODEL:-$folder/model}
 if [ -z "${MODEL:-}" ]; then
 	mkdir "$model"
@@ -31,10 +31,10 @@ if [ -z "${MODEL:-}" ]; then
 	dummy="--load-format dummy"
 fi
 
-# What makes it run on CPUs, small and without asking elsewhere. On GPUs none of it is needed.
+# Settings for small engines on CPUs that make no requests to the network. On GPUs they are not needed.
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1
 cpu="--enforce-eager --block-size 32 --num-gpu-blocks-override 400 --max-model-len 8192 --max-num-seqs 8"
-# cpu="--tensor-parallel-size 2"   # and CUDA_VISIBLE_DEVICES for each engine: on GPUs
+# cpu="--tensor-parallel-size 2"   # on GPUs; also set CUDA_VISIBLE_DEVICES for each engine
 
 for i in 1 2; do
 	# shellcheck disable=SC2086 # the flags are several words
@@ -43,7 +43,7 @@ for i in 1 2; do
 		--kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "ipc://'"$folder"'/'$i'.events", "replay_endpoint": "ipc://'"$folder"'/'$i'.replay", "topic": "kv-events"}' \
 		>"$folder/vllm-$i.log" 2>&1 &
 done
-# Beyond one machine: "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657".
+# On several machines: "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657".
 echo "two engines start: one to five minutes on CPUs"
 for i in 1 2; do
 	tries=3000 wait_for "engine $i does not start" curl -fs http://127.0.0.1:2600$i/health
@@ -59,7 +59,7 @@ wait_for "the engines are not heard" heard
 "$envoy" -c "$folder/envoy.yaml" --disable-hot-restart --concurrency 1 --log-level error >"$folder/envoy.log" 2>&1 &
 wait_for "Envoy does not start" curl -fs http://127.0.0.1:26080/v1/models
 
-ask() { # what it says is nonsense: what counts is how much of the prompt was cached
+ask() { # the answer's text is meaningless; the number of cached tokens counts
 	curl -fsS -D "$folder/headers" http://127.0.0.1:26080/v1/chat/completions -H 'content-type: application/json' -d '{
 		"model": "tiny", "max_tokens": 4, "messages": [
 			{"role": "system", "content": "Blocks of a cache are named by all that stands before them, so a prompt that begins like another one finds its blocks. Who knows which engine has them sends the prompt there."},
