@@ -10,7 +10,7 @@ DEMO      ?=
 FUZZTIME  ?= 30s
 GOLANGCI  := go tool -modfile=tools/go.mod golangci-lint
 VALE      := go tool -modfile=$(CURDIR)/tools/vale/go.mod vale --config $(CURDIR)/tools/vale/vale.ini --output line
-# What measurements are of: the commit's whole hash, with "-dirty" behind it if the tree is not that commit.
+# The measured commit: its full hash, with "-dirty" appended if the tree differs from the commit.
 COMMIT     = $(shell git describe --always --abbrev=40 --exclude='*' --dirty)
 # The race detector needs a C compiler; without one the tests run without it.
 RACE      := $(shell command -v cc >/dev/null 2>&1 && echo -race)
@@ -20,7 +20,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: build envoy ## show it at work: the same load round robin and by cache, through a real Envoy (DEMO=--keep leaves it running, DEMO=--core does without JetStream)
+demo: build envoy ## compare routing by cache with round robin under the same load, through a real Envoy (DEMO=--keep leaves the demo running, DEMO=--core runs without JetStream)
 	@$(BIN) demo $(DEMO)
 
 .PHONY: bench-demo
@@ -53,22 +53,22 @@ bench-events: tools ## measure events, snapshots and the start of a replica agai
 TRACES := $(or $(KVROUTE_SHARED),../shared)/data/traces
 
 .PHONY: bench-policy
-bench-policy: tools ## simulate all rules against their targets on public traces in TRACES (SEEDS=3)
+bench-policy: tools ## simulate all routing policies against their targets on public traces in TRACES (SEEDS=3)
 	@go run bench/main.go policy --traces $(TRACES) --rounds $(or $(SEEDS),3) --commit "$(COMMIT)"
 
 .PHONY: bench-fleet
-bench-fleet: tools ## hold replicas and router groups against one router on public traces in TRACES, and measure what they tell (8 minutes; SEEDS=3)
+bench-fleet: tools ## compare replicas and router groups with one router on public traces in TRACES, and measure their messages (8 minutes; SEEDS=3)
 	@go run bench/main.go fleet --traces $(TRACES) --rounds $(or $(SEEDS),3) --commit "$(COMMIT)"
 
 FIXTURES := $(CURDIR)/.cache/fixtures.log
 
-# Packages without state of their own, or whose state is in other processes: `make test` runs their tests without the race
-# detector, except those of what goroutines share, and `make test-long` with it.
+# Packages without shared state, or with their state in other processes. `make test` runs their tests without the race
+# detector, except the tests named in SHARED. `make test-long` runs all tests with it.
 PLAIN  := ./bench/... ./cmd/... ./envoy/... ./internal/arch/... ./internal/openai/... ./tokenizer/...
 SHARED := ManyGoroutines|Concurrent
 
 .PHONY: test
-test: tools envoy ## run the tests, in less than 10 minutes on two cores, and say how much reference data they had
+test: tools envoy ## run the tests, in less than 10 minutes on two cores, and print how much reference data was available
 	@test -n "$(RACE)" || echo "no C compiler: the tests run without the race detector"
 	go vet ./...
 	@$(MAKE) --no-print-directory fix
@@ -90,13 +90,13 @@ test-long: tools envoy ## run all tests with the race detector, and the long for
 	KVROUTE_LONG=1 go test $(RACE) -timeout 90m -shuffle=on -count=1 -parallel 4 ./...
 
 .PHONY: gateway
-gateway: tools ## translate examples/envoy-gateway anew with Envoy Gateway's own tool and compare (builds it: 20 minutes once; WRITE=1 takes what comes out)
+gateway: tools ## translate examples/envoy-gateway again with Envoy Gateway's own tool and compare (builds the tool: 20 minutes once; WRITE=1 replaces the committed files)
 	@tools/gateway.sh $(if $(WRITE),--write)
 
 ENVOYS := 1.38.2 1.38.3 1.39.0 1.39.1 1.39.3 1.40.0
 
 .PHONY: test-envoys
-test-envoys: tools ## run what needs a real Envoy with every supported version of it (ENVOYS; 10 minutes and 150 MB each)
+test-envoys: tools ## run the tests with a real Envoy, for every supported version of Envoy (ENVOYS; 10 minutes and 150 MB each)
 	@for v in $(ENVOYS); do \
 		tools/envoy.sh $$v && echo "Envoy $$v" && \
 		PATH="$(CURDIR)/.cache/envoy-$$v/bin:$$PATH" go test -count=1 ./envoy ./internal/envoytest ./cmd/kvroute || exit 1; \
@@ -110,7 +110,7 @@ REFERENCE := .cache/reference/bin/python
 
 .PHONY: conformance
 ifdef VLLM
-conformance: tools # compare whole prompts with a real vLLM's, which tools/vllm.sh puts into .cache
+conformance: tools # compare whole prompts with those of a real vLLM, which tools/vllm.sh installs into .cache
 	@tools/vllm.sh .cache/vllm
 	@go run ./bench/conformance --vllm .cache/vllm/bin/vllm --commit "$(COMMIT)" $(if $(OUT),--out $(OUT))
 else
@@ -118,21 +118,21 @@ conformance: tools $(REFERENCE) ## compare tokenizer and templates with the refe
 	@go run ./bench/conformance --python $(REFERENCE) --commit "$(COMMIT)" $(if $(OUT),--out $(OUT)) $(if $(ONLY),--only '$(ONLY)')
 endif
 
-# The groups of checks whose programs are installed: all, or those that ONLY names. The clients are put before vLLM, too.
+# The groups of checks whose programs are installed: all, or those that ONLY names. The checks of vLLM also need the clients.
 INTEROP := clients dynamo vllm
 comma   := ,
 NAMED    = $(or $(filter $(INTEROP),$(subst $(comma), ,$(ONLY))),$(INTEROP))
 INSTALL  = $(sort $(NAMED) $(if $(filter vllm,$(NAMED)),clients))
 
 .PHONY: test-interop
-test-interop: build envoy ## hold kvroute against a real vLLM, Dynamo and everyday clients (15 minutes, 8 GB of memory; ONLY=clients, or a part of a check's name; once downloads 3 GB from PyPI and npm into .cache)
+test-interop: build envoy ## test kvroute with a real vLLM, Dynamo and common clients (15 minutes, 8 GB of memory; ONLY=clients, or a part of a check's name; once downloads 3 GB from PyPI and npm into .cache)
 	@for group in $(INSTALL); do tools/$$group.sh .cache/$$group || exit 1; done
 	@go build -o .cache/bin/interop ./bench/interop
 	@.cache/bin/interop --only '$(ONLY)' --commit "$(COMMIT)" $(if $(OUT),--out $(OUT)) \
 		$(foreach group,$(INSTALL),--$(group) .cache/$(group))
 
 .PHONY: golden
-golden: $(REFERENCE) ## make the golden data and the Unicode tables anew
+golden: $(REFERENCE) ## regenerate the golden data and the Unicode tables
 	$(REFERENCE) tools/golden/unicode.py > .cache/unicode_table.go
 	mv .cache/unicode_table.go tokenizer/unicode_table.go && gofmt -w tokenizer/unicode_table.go
 	$(REFERENCE) tools/golden/tokenizers_golden.py tokenizer/testdata/golden internal/enginesim/model/tokenizer.json
@@ -155,7 +155,7 @@ build: tools ## build the binary into .cache/bin
 	@CGO_ENABLED=0 go build -trimpath -o $(BIN) ./cmd/kvroute
 
 .PHONY: envoy
-envoy: ## put a pinned Envoy into .cache, unless one is on PATH
+envoy: ## install a pinned Envoy into .cache, unless Envoy is on PATH
 	@tools/envoy.sh
 
 .PHONY: tools
@@ -163,7 +163,7 @@ tools:
 	@command -v go >/dev/null || { echo "make: Go is missing: install Go 1.26 or later" >&2; exit 1; }
 
 .PHONY: lint
-lint: prose ## run golangci-lint, the prose linter, and look at the formatting
+lint: prose ## run golangci-lint and the prose linter, and check the formatting
 	$(GOLANGCI) run ./...
 	$(GOLANGCI) fmt --diff ./...
 
@@ -178,7 +178,7 @@ prose: build ## run the prose linter (vale) over README, docs, examples, help te
 	$(VALE) README.md SECURITY.md CONTRIBUTING.md ARCHITECTURE.md docs/*.md examples/*/README.md $(PROSE)
 
 .PHONY: vulnerabilities
-vulnerabilities: tools ## run govulncheck: known vulnerabilities in functions that kvroute calls (asks vuln.go.dev)
+vulnerabilities: tools ## run govulncheck: known vulnerabilities in functions that kvroute calls (sends requests to vuln.go.dev)
 	go tool -modfile=tools/go.mod govulncheck ./...
 
 .PHONY: house
@@ -211,5 +211,5 @@ test-compose: tools ## run docker-compose.yaml end to end and check the result (
 	@tools/compose.sh
 
 .PHONY: clean
-clean: ## remove what the targets made
+clean: ## remove the files that the targets made
 	rm -rf .cache bench/out

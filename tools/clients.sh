@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Puts everyday clients of the OpenAI API into the folder given, for `make test-interop`: from PyPI
+# Installs common clients of the OpenAI API into the given folder, for `make test-interop`: from PyPI
 # and npm, in fixed versions.
 set -euo pipefail
 

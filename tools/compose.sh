@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs docker-compose.yaml end to end, checks the stack from outside and stops it. Uses Docker if a daemon answers, else podman
-# and podman-compose, which it installs from Debian where it may. With podman, an image that cannot be pulled is replaced by one
-# of the same name that is made of this machine's programs: its Go toolchain, nats-server and Envoy. The Dockerfile is then
-# built with this machine's module cache.
+# and podman-compose, which it installs from Debian if it has permission. With podman, an image that cannot be pulled is
+# replaced by an image of the same name with this machine's programs: Go toolchain, nats-server and Envoy. The Dockerfile is
+# then built with this machine's module cache.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 stage=$PWD/.cache/compose
@@ -35,7 +35,7 @@ else
 fi
 
 # --- images in place of those that cannot be pulled ---
-standin() { # image, programs of busybox …: makes it of what is in $stage/image, with the programs that the programs there need
+standin() { # image, programs of busybox …; builds the image from $stage/image, and adds the shared libraries of its programs
 	local image=$1 root=$stage/image program
 	shift
 	mkdir -p "$root/bin" "$root/tmp" "$root/etc/ssl/certs"
@@ -50,7 +50,7 @@ standin() { # image, programs of busybox …: makes it of what is in $stage/imag
 	"${engine[@]}" build -q -t "$image" -f "$stage/Dockerfile" "$stage" >/dev/null
 	say "$image cannot be pulled: one made of this machine's programs stands in for it"
 }
-missing() { # image: it cannot be pulled, and is not there, or stands in for one
+missing() { # image; succeeds if the image is absent and cannot be pulled, or is a stand-in
 	case $("${engine[@]}" image inspect -f '{{index .Labels "standin"}}' "$1" 2>/dev/null || echo none) in
 	yes) ;;
 	none) ! timeout 60 "${engine[@]}" pull -q "$1" >/dev/null 2>&1 ;;
@@ -82,7 +82,7 @@ if [ "${engine[0]}" = podman ]; then
 		standin "$(image envoyproxy/envoy)" sh
 	fi
 	rm -rf "$stage/image"
-	"${engine[@]}" rmi -f kvroute:dev kvroute-envoy:dev >/dev/null 2>&1 || true # podman-compose does not tell that a build fails
+	"${engine[@]}" rmi -f kvroute:dev kvroute-envoy:dev >/dev/null 2>&1 || true # podman-compose does not report a failed build
 fi
 
 # --- run ---
@@ -128,7 +128,7 @@ if [ "${engine[0]}" = podman ]; then
 	echo "all services are healthy"
 fi
 
-# --- look from outside ---
+# --- checks from outside ---
 [ "$("${engine[@]}" logs "$container" 2>&1 | grep -cE '^worker +worker-[1-4]:')" = 4 ] || failed "not every worker was reached"
 for port in 19003 19004; do
 	curl -fsS -o /dev/null "http://127.0.0.1:$port/readyz" || failed "the replica at $port is not ready"
@@ -142,7 +142,7 @@ ask() {
 }
 ask >/dev/null
 again=""
-for _ in $(seq 50); do # its events travel some milliseconds
+for _ in $(seq 50); do # the events need some milliseconds to arrive
 	again=$(ask)
 	grep -qE '^x-dynamo-overlap-blocks: [1-9]' <<<"$again" && break
 done

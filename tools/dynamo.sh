@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Puts Dynamo's frontend, mock workers and stand-alone indexer into the folder given, for `make test-interop` and
-# examples/dynamo. Nothing of it needs a GPU.
+# Installs Dynamo's frontend, mock workers and stand-alone indexer into the given folder, for `make test-interop` and
+# examples/dynamo. None of them needs a GPU.
 set -euo pipefail
 
 home=$1
@@ -20,7 +20,7 @@ fi
 rm -rf "$home"
 python3 -m venv "$home"
 "$home/bin/python" -m pip install --quiet --disable-pip-version-check uv==0.13.8
-# What it says it depends on is more than the mock workers need, and a part of that is not on PyPI.
+# The declared dependencies include packages that the mock workers do not need, and some that PyPI does not have.
 UV_CACHE_DIR="$home/uv" nice "$home/bin/uv" pip install --quiet --python "$home/bin/python" --no-deps "ai-dynamo==$version" "ai-dynamo-runtime==$version"
 UV_CACHE_DIR="$home/uv" nice "$home/bin/uv" pip install --quiet --python "$home/bin/python" \
 	aiohttp msgspec pyzmq redis tqdm transformers zstandard prometheus-client pydantic uvloop "kubernetes<33"

