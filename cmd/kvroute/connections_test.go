@@ -131,7 +131,7 @@ func TestWorkersOverHTTP2(t *testing.T) {
 		atRest(t, d)
 	}
 	if proto := <-seen; proto != "HTTP/2.0" {
-		t.Errorf("the worker is spoken to in %s", proto)
+		t.Errorf("Envoy connects to the worker with %s", proto)
 	}
 	for len(seen) > 0 {
 		<-seen

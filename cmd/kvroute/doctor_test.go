@@ -57,7 +57,7 @@ func TestDiagnosis(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(n int, r *reading)
 		edit   func(x *examined)
-		want   string // text of the one finding; equal to text if there is none
+		want   string // text of the one expected finding, or the constant equal
 		level  severity
 	}{
 		"nothing":              {want: equal},
@@ -187,7 +187,7 @@ func TestDiagnosis(t *testing.T) {
 		r.workers[0].ActiveRequests, r.workers[0].CachedBlocks, r.workers[0].PendTokens, r.Peers[0].ActiveRequests = 4, 90, 60, 3
 	})}, tolerance{requests: 2, blocks: 10, tokens: 10})
 	if len(tolerant) > 0 {
-		t.Errorf("what is tolerated is found: %+v", tolerant)
+		t.Errorf("findings within the tolerance: %+v", tolerant)
 	}
 	for _, state := range []string{"suspect", "partial", "block_size_mismatch"} {
 		found := diagnose([]*examined{replicaSaying("a", 1, func(_ int, r *reading) { r.workers[0].KVEvents, r.Peers = state, nil })}, tolerance{})
@@ -351,6 +351,6 @@ func TestDiagnosisOfSilentWorkers(t *testing.T) {
 		}
 	}
 	if got := saying("none", false); len(got) != 0 {
-		t.Errorf("a worker that is configured to publish none: %+v", got)
+		t.Errorf("findings for a worker that is configured to publish no events: %+v", got)
 	}
 }

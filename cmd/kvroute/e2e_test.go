@@ -702,8 +702,8 @@ exec "$KVROUTE" engine --nats-url "" --kv-events zmq --engine vllm --block-hash 
 `), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	// A simulated engine that accepts the arguments of Dynamo's mock workers and frontend. It keeps
-	// two cards in a folder up to date.
+	// A script that accepts the arguments of Dynamo's mock workers and frontend. The frontend is a
+	// simulated engine; the workers are two records, which the script touches every second.
 	dynamo := filepath.Join(t.TempDir(), "python")
 	if err := os.WriteFile(dynamo, []byte(`#!/bin/bash
 if [ "$2" = dynamo.frontend ]; then

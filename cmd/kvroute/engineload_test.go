@@ -43,7 +43,7 @@ func TestEnginesSayHowBusyTheyAre(t *testing.T) {
 					t.Errorf("status %d, the engine was asked for %q, want JSON once: %s", resp.StatusCode, got, body)
 				}
 				if got := resp.Header.Get("Endpoint-Load-Metrics"); got != "" {
-					t.Errorf("the client is told %q", got)
+					t.Errorf("the client receives the load %q", got)
 				}
 				eventually(t, "no report is counted as "+outcome, func() bool {
 					_, metrics := get(t, "http://"+d.Router.At.HTTP+"/metrics")
@@ -62,10 +62,10 @@ func TestEnginesSayHowBusyTheyAre(t *testing.T) {
 			report.Store(`TEXT named_metrics.kv_cache_usage_perc=7`)
 			ask("bad")
 			if got := used(); got > 250 {
-				t.Errorf("behind a bad report %d blocks are used, want what was known", got)
+				t.Errorf("after an invalid report %d blocks are used, want the previous load", got)
 			}
 			if !strings.Contains(d.Router.LastLines(), "the load report of an engine cannot be read") {
-				t.Error("nothing is logged of it")
+				t.Error("the invalid report is not logged")
 			}
 			says(`TEXT named_metrics.kv_cache_usage_perc=0.5`, 500)
 		})

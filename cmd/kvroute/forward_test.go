@@ -84,7 +84,7 @@ func TestTokensAreForwarded(t *testing.T) {
 					t.Errorf("computed from ids %d, the worker's own are %d", got.PromptTokenIDs, want.Tokens)
 				}
 				if got.Usage.Details.Cached == 0 {
-					t.Error("the worker found nothing cached of a prompt that it has seen")
+					t.Error("the worker found no cached blocks for a repeated prompt")
 				}
 			}
 		})

@@ -117,7 +117,7 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 				t.Errorf("headers of clients that are removed: %v, want %v", removed, want)
 			}
 			if len(routes) != len(decided)+1 {
-				t.Errorf("%d routes, want %d for what is decided, and one", len(routes), len(decided))
+				t.Errorf("%d routes, want %d for decided requests, and one more", len(routes), len(decided))
 			}
 			retried := func(r *routev3.Route) bool {
 				again := r.GetRoute().GetRetryPolicy()
@@ -127,7 +127,7 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 				to := r.GetRoute()
 				retries, known := decided[to.GetCluster()]
 				if !known || to.GetRetryPolicy().GetNumRetries().GetValue() != retries || retries > 0 && !retried(r) || to.GetTimeout().AsDuration() != 0 {
-					t.Errorf("what kvroute decided goes to %v", to)
+					t.Errorf("requests that kvroute decided go to %v", to)
 				}
 				if on := r.GetMatch().GetHeaders(); len(on) != 1 || on[0].GetName() != "x-dynamo-worker" || len(r.GetRequestHeadersToRemove()) > 0 {
 					t.Errorf("the route %s is for %v and removes %v", r.GetName(), on, r.GetRequestHeadersToRemove())

@@ -490,7 +490,7 @@ func TestAWrongTemplateIsNoticed(t *testing.T) {
 		settle(t, d)
 	}
 	if got := ask(); got.OverlapBlocks == 0 {
-		t.Errorf("with the right template nothing is found: %+v", got)
+		t.Errorf("with the right template no cached blocks are found: %+v", got)
 	}
 	eventually(t, "equal ids are not counted", func() bool {
 		_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")

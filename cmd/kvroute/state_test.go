@@ -84,7 +84,7 @@ func TestGuessesSurviveACrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	if log := d.Router.LastLines(); !strings.Contains(log, "a state file is refused") || !strings.Contains(log, `it begins with \"KVRGUES2\", want \"KVRGUES4\"`) {
-		t.Errorf("nothing is said of a file of an older form:\n%s", log)
+		t.Errorf("the log does not report the file of an older format:\n%s", log)
 	}
 	if _, text := get(t, "http://"+d.Router.At.HTTP+"/metrics"); !regexp.MustCompile(`(?m)^kvroute_state_files_total\{[^}]*file="guesses"[^}]*outcome="refused"[^}]*\} 1$`).MatchString(text) {
 		t.Error("the file is not counted as refused")

@@ -211,10 +211,10 @@ func TestTheGuardedBusServesBindings(t *testing.T) {
 		select {
 		case right := <-ok:
 			if !right {
-				t.Errorf("it does not %s as itself", what)
+				t.Errorf("the engine does not %s under its own name", what)
 			}
 		case <-time.After(process.Patience):
-			t.Fatalf("it cannot %s", what)
+			t.Fatalf("the engine cannot %s", what)
 		}
 	}
 	if err := p.Close(); err != nil {

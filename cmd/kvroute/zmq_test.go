@@ -151,7 +151,7 @@ func TestEventsStraightFromRegisteredEngines(t *testing.T) {
 	hits(t, d)
 	_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 	if !strings.Contains(text, `kvroute_source_batches_total{outcome="replayed"}`) || strings.Contains(text, `kvroute_events_received_total{outcome="accepted"}`) {
-		t.Error("nothing was replayed, or something came over the bus")
+		t.Error("no events were replayed, or some came over the bus")
 	}
 }
 
