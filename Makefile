@@ -118,7 +118,7 @@ conformance: tools $(REFERENCE) ## compare tokenizer and templates with the refe
 	@go run ./bench/conformance --python $(REFERENCE) --commit "$(COMMIT)" $(if $(OUT),--out $(OUT)) $(if $(ONLY),--only '$(ONLY)')
 endif
 
-# The groups of checks whose programs are installed: all, or those that ONLY names. The checks of vLLM also need the clients.
+# The groups of checks to install programs for: all, or those that ONLY names. The checks of vLLM also need the clients.
 INTEROP := clients dynamo vllm
 comma   := ,
 NAMED    = $(or $(filter $(INTEROP),$(subst $(comma), ,$(ONLY))),$(INTEROP))

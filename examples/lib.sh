@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Common functions of the examples' scripts. Each script sources this file first. It changes to the project's folder, makes
+# Common functions of the examples' scripts. Each script sources this file first. It changes to the project folder, makes
 # $folder for logs and other files, and stops every started process at the end.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

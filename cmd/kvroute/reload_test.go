@@ -198,7 +198,7 @@ func TestGroupsAreReloaded(t *testing.T) {
 	for i, wrong := range []string{
 		config(worker("c", 3), group("west", 14), group("west", 15)),
 		config(worker("c", 3)+","+worker("c", 4), group("north", 14)),
-		config("{name: c, models: [m], address: nowhere}", group("north", 14)), // the error is found after the groups have changed
+		config("{name: c, models: [m], address: nowhere}", group("north", 14)), // fails after the groups changed
 		config(worker("c", 3), "{name: north, port: 5}"),
 	} {
 		rewrite(t, c, file, wrong)

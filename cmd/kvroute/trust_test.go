@@ -296,7 +296,7 @@ func TestTheGuardedBusRefuses(t *testing.T) {
 		{router, true, "$JS.API.CONSUMER.PAUSE." + scope.Stream() + ".kvroute-a", false},
 		{router, true, "$JS.API.STREAM.UPDATE." + scope.Stream(), false},
 		{router, true, "$JS.FC.KV_other.x", false},
-		{worker, true, "$JS.API.CONSUMER.CREATE.KV_" + scope.Bucket("workers") + ".x", false}, // registrations of other workers
+		{worker, true, "$JS.API.CONSUMER.CREATE.KV_" + scope.Bucket("workers") + ".x", false}, // other registrations
 		{worker, true, "$JS.API.DIRECT.GET.KV_" + scope.Bucket("workers") + ".x", false},
 		{router, true, events, false}, // events of workers
 		{router, true, registry + own, false},
