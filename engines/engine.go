@@ -578,7 +578,7 @@ func (e *Engine) remove(r *engineRank, ev *EngineEvent, out *output) {
 			}
 		}
 		if !found {
-			gone[ev.Tier] = append(gone[ev.Tier], hash) // the index may have the block although the engine's state does not
+			gone[ev.Tier] = append(gone[ev.Tier], hash) // the index may still have the block
 		}
 	}
 	for t, externals := range gone {

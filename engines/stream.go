@@ -43,7 +43,7 @@ type stream struct {
 	before    uint64 // the last sequence when the connection began, if hadBefore
 	hadBefore bool
 	live      uint64 // the newest sequence that arrived on it
-	closed    bool   // the port was closed before the connection, and no answer has shown yet whether the process is new
+	closed    bool   // the port was closed before it, and no answer came since
 
 	// The request to the engine.
 	asking   asking
