@@ -206,7 +206,7 @@ type Stored struct {
 	DPRank   uint32
 	TokenIDs []uint32
 	// NumBlockTokens is the number of tokens of each block. The first block of another size
-	// than BlockSize, and all blocks behind it, are left out.
+	// than BlockSize, and all blocks after it, are left out.
 	NumBlockTokens []int
 	// BlockHashes are the engine's own hashes of the blocks. ParentHash is that of the block
 	// before them, if HasParent.
@@ -217,13 +217,13 @@ type Stored struct {
 	CacheSalt   string
 	// Objects are the hashes of the images and other media in each block.
 	Objects [][]uint64
-	// Eagle means that blocks are hashed with the token behind them, and that TokenIDs contains
-	// the token behind the last block.
+	// Eagle means that blocks are hashed with the token after them, and that TokenIDs contains
+	// the token after the last block.
 	Eagle bool
 }
 
 // PublishStored publishes that blocks were stored, and returns the number of published ones.
-// Blocks behind an unknown parent are not published, because their salt is unknown.
+// Blocks after an unknown parent are not published, because their salt is unknown.
 func (p *Publisher) PublishStored(s Stored) (published int, err error) {
 	n := len(s.BlockHashes)
 	if len(s.NumBlockTokens) != n {

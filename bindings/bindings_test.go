@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// heard is what a router hears of worker 7: external to local hashes.
+// heard is the cache of worker 7 according to its published events: external to local hashes.
 type heard struct {
 	mu     sync.Mutex
 	blocks map[uint64]uint64
