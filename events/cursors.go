@@ -11,8 +11,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// Cursor is the last applied event of a publisher of a rank. Of several publishers of one
-// rank, the newest is the last.
+// Cursor is the last applied event of a publisher of a rank. If a rank has several publishers, the
+// newest comes last.
 type Cursor struct {
 	WorkerID    uint64
 	DPRank      uint32
@@ -39,16 +39,16 @@ type Waiting struct {
 // workers as well.
 func (t *tracker) streamed(worker uint64) bool { return t.workers[worker].takes(FeedDurable) }
 
-// knowledge is what a tracker knows of some workers, beside what the sink has.
+// knowledge is a tracker's state of some workers, without the state in the sink.
 type knowledge struct {
 	cursors []Cursor
 	waiting []Waiting
 	states  []RankState
 }
 
-// export returns what the tracker knows of the workers whose events the stream stores, or
-// of the others, in a fixed order. Of a rank under repair it returns what was applied so
-// far: the reader finds the same gap, and requests what is missing.
+// export returns the tracker's state of the workers whose events the stream stores, or of the
+// others, in a fixed order. For a rank under repair it returns the events applied so far: the
+// reader finds the same gap, and requests the missing events.
 func (t *tracker) export(streamed bool) (k knowledge) {
 	for _, key := range slices.SortedFunc(maps.Keys(t.ranks), func(a, b rankKey) int {
 		return cmp.Or(cmp.Compare(a.worker, b.worker), cmp.Compare(a.rank, b.rank))
@@ -85,8 +85,9 @@ func (t *tracker) export(streamed bool) (k knowledge) {
 	return k
 }
 
-// restored replaces what the tracker knows by the stream. Two publishers of one rank are
-// noticed again when the older one sends. Waiting events count as if they arrived now.
+// restored replaces the tracker's state of the workers whose events the stream stores. Two
+// publishers of one rank are detected again when the older one sends. Waiting events count as if
+// they arrived now.
 func (t *tracker) restored(now time.Time, k knowledge) {
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
 		if t.streamed(r.key.worker) {
@@ -127,8 +128,8 @@ func (t *tracker) restored(now time.Time, k knowledge) {
 	t.settleUnsure(now)
 }
 
-// load takes what an earlier process knew of workers that are unknown yet, and returns the
-// number of their ranks. What they have is used or dropped when the workers are known.
+// load adds the state of workers that an earlier process saved and that are not registered yet. It
+// returns the number of their ranks. The state is used or dropped when the workers are registered.
 func (t *tracker) load(now time.Time, workers []SnapshotWorker, k knowledge) (ranks int) {
 	var saved []uint64
 	for _, w := range workers {

@@ -26,15 +26,15 @@ import (
 // DurableConfig configures a [Durable]. Holdings is required; the zero value of each other
 // field means its default.
 type DurableConfig struct {
-	// Replica is the name of this process among the router replicas. It should be the same
-	// after a restart, and no other replica may have it. Default: random.
+	// Replica is the name of this process among the router replicas. It should be the same after a
+	// restart, and no other replica may have it. Default: random.
 	Replica string
-	// Holdings is what the subscriber's sink makes of the events.
+	// Holdings reads and replaces the content of the subscriber's sink.
 	Holdings Holdings
-	// Replicas is how many servers of a NATS cluster store what this process creates.
-	// Existing streams and buckets stay as they are. Default 1.
+	// Replicas is the number of servers of a NATS cluster that store the streams and buckets which
+	// this process creates. Existing streams and buckets stay as they are. Default 1.
 	Replicas int
-	// Memory has the servers store it in memory instead of in files.
+	// Memory makes the servers store these streams and buckets in memory instead of in files.
 	Memory bool
 	// SnapshotThreshold is the number of messages in the stream above which the replica
 	// takes a snapshot and purges the stream. Default 1,000,000.
@@ -127,7 +127,7 @@ type Durable struct {
 	pending atomic.Int64
 	live    atomic.Bool // a session is open, and has been up to date
 	wanted  atomic.Bool // a snapshot is wanted in place of a damaged one, or because only this replica has the state
-	// review: at the stream's end workers are queried for what the stream did not bring.
+	// review: at the stream's end, workers are queried for events that the stream did not contain.
 	review atomic.Bool
 	lost   atomic.Bool // messages of the stream may be missing
 	// refuses: JetStream does not store events.

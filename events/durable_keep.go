@@ -180,7 +180,7 @@ func (d *Durable) look(ctx context.Context, o *opened) (todo due, err error) {
 			// The snapshot is new; a consumer has not got all that it contains.
 			todo = purgeDue
 		case info.State.FirstSeq > start+1:
-			// The stream no longer begins where the snapshot ends.
+			// The stream no longer begins at the end of the snapshot.
 			todo = snapshotDue
 		case h.Object == "":
 			if messages > 0 && time.Since(info.Created) >= d.timing.snapshotAge {

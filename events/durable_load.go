@@ -124,7 +124,7 @@ func (d *Durable) restore(ctx context.Context, o *opened, name string, e *epoch)
 	return s, nil
 }
 
-// overtaken reports whether messages behind the position were purged before the consumer was
+// overtaken reports whether messages after the position were purged before the consumer was
 // created, and a snapshot contains them. Without such a snapshot the messages are lost, unless
 // all of them belong to other endpoints of the component: then the ids of events show a loss.
 func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err error) {
@@ -175,7 +175,7 @@ func (o *opened) everybody() jetstream.StreamInfoOpt {
 	return jetstream.WithSubjectFilter(o.component)
 }
 
-// purgedBehind reports whether messages directly behind a position were purged. Missing
+// purgedBehind reports whether messages directly after a position were purged. Missing
 // events there may then be more than a publisher's loss.
 func (d *Durable) purgedBehind(ctx context.Context, o *opened, at uint64) (gone bool) {
 	if err := d.limited(ctx, func(ctx context.Context) error {

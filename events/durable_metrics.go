@@ -12,12 +12,12 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// What becomes of snapshots.
+// Outcomes of snapshots.
 const (
 	snapshotWritten  = "written"
 	snapshotFailed   = "failed"
 	snapshotRestored = "restored"
-	snapshotDamaged  = "damaged" // and skipped
+	snapshotDamaged  = "damaged" // damaged and skipped
 )
 
 // durableMetrics are the instruments of a [Durable]. docs/metrics.md lists them.

@@ -139,7 +139,7 @@ func (d *Durable) epoch(ctx context.Context, o *opened) (e epoch, err error) {
 	return e, err
 }
 
-// subscribe creates the consumer behind the position. It deletes an existing one of this
+// subscribe creates the consumer after the position. It deletes an existing one of this
 // name, whose position belongs to lost state.
 func (d *Durable) subscribe(ctx context.Context, o *opened) error {
 	if was, err := o.stream.Consumer(ctx, d.consumer); err == nil {

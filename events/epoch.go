@@ -108,7 +108,7 @@ func writeKey[T any](ctx context.Context, bucket jetstream.KeyValue, key string,
 	return nil
 }
 
-// raiseEpoch begins a new epoch behind the last message of the stream, and removes the state
+// raiseEpoch begins a new epoch after the last message of the stream, and removes the state
 // of the one before.
 func (o *opened) raiseEpoch(ctx context.Context, replica string) (epoch, error) {
 	var e epoch

@@ -17,7 +17,7 @@
 // repeats or delays:
 //
 //   - The rank is read when the worker is discovered, and when its publisher restarts.
-//   - Events behind a gap wait while the missing ones are requested.
+//   - Events after a gap wait while the missing ones are requested.
 //   - If no answer arrives, the waiting events are applied across the gap and the rank is
 //     suspect. It is read once a minute until that succeeds.
 //
@@ -45,7 +45,7 @@
 //   - Events of an unknown worker wait undecoded and change no cursor.
 //   - At most 1,024 events wait for each worker and feed, for at most 256 workers and feeds, for
 //     at most 60 seconds. Cursors are kept for at most 262,144 ranks. At most 4,096 events wait
-//     behind a gap of a rank, and their blocks are bounded over all ranks.
+//     after a gap of a rank, and their blocks are bounded over all ranks.
 //   - At most 64 queries are under way, at most 8 of them for dumps.
 //
 // # Concurrency
@@ -157,8 +157,8 @@ type heldEvent struct {
 type verdict struct {
 	duplicate bool // dropped
 	gap       bool // events before it are missing
-	restart   bool // of a new publisher: its rank is cleared, or read anew
-	many      bool // an older publisher of the rank was heard again
+	restart   bool // of a new publisher: its rank is cleared, or read again
+	many      bool // an older publisher of the rank sent again
 	rejected  bool // dropped: its publisher is ignored, see rank.rejected
 	stranger  bool // waits for its worker's record to name its publisher; the first such event
 	waiting   bool // its worker or publisher is unknown

@@ -117,7 +117,7 @@ func TestEventsWaitForTheirWorker(t *testing.T) {
 		}
 	}
 	s.known[1] = true
-	// The sink knows the worker, but Known was not called yet: new events wait behind the waiting
+	// The sink knows the worker, but Known was not called yet: new events wait after the waiting
 	// ones.
 	tr.Accept(now, 9, stored(1, 4))
 	tr.Known(1)

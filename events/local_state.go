@@ -9,23 +9,23 @@ import (
 	"time"
 )
 
-// Holdings is the sink's side of a snapshot: what it holds by the events. Both functions
-// are called while no event is applied. Mine selects the workers of the snapshot; it must
-// not be called later.
+// Holdings reads and replaces the content of the sink: the blocks that its events have built. Both
+// functions are called while no event is applied. Mine selects the workers of the snapshot; it
+// must not be called later.
 type Holdings struct {
 	// Dump fills in Meta.Pools, Ranks, Workers without StartedMS and Home, Parked, Runs
 	// and Failed. Runs is read later, while events are applied. done must be called. ok is
 	// false while that is not possible: the caller tries again.
 	Dump func(s *Snapshot, mine func(worker uint64) bool) (done func(), ok bool)
-	// Restore replaces what is held of these workers by a snapshot, after it is read to
-	// its end and whole returns nil. After an error everything must be as before. A
-	// snapshot without runs removes everything.
+	// Restore replaces the content of these workers by a snapshot, after it is read to its end and
+	// whole returns nil. After an error the content must be as before. A snapshot without runs
+	// removes everything.
 	Restore func(s *Snapshot, mine func(worker uint64) bool, whole func() error) error
 }
 
-// Save writes a snapshot of the workers whose events no stream stores, so that
-// [Subscriber.Load] of a later process can continue from it. It waits until a dump of what
-// is held is possible, and until ctx ends.
+// Save writes a snapshot of the workers whose events no stream stores, so that [Subscriber.Load]
+// of a later process can continue from it. It waits until a dump of the sink is possible, at most
+// until ctx ends.
 func (s *Subscriber) Save(ctx context.Context, w io.Writer, h Holdings) error {
 	for {
 		snap, done, ok := s.cut(h, false, func(*Snapshot) bool { return true })

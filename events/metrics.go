@@ -95,7 +95,7 @@ func (s *Subscriber) observe(o metric.Observer, held, ranks metric.Int64Observab
 	}
 }
 
-// happened counts what a tracker reports.
+// happened counts an outcome that a tracker reports.
 func (m *metrics) happened(what string, n int) {
 	ctx := context.Background()
 	if kind, ok := strings.CutPrefix(what, "ask_"); ok {
@@ -124,7 +124,7 @@ func (m *metrics) delay(ctx context.Context, now time.Time, publishedMS uint64) 
 	m.late.Record(ctx, max(0, now.Sub(time.UnixMilli(int64(publishedMS))).Seconds()))
 }
 
-// accepted counts an event under the first outcome that says something about it.
+// accepted counts an event under the first outcome that applies.
 func (m *metrics) accepted(ctx context.Context, ev RouterEvent, v verdict) {
 	outcome := outcomeAccepted
 	switch {

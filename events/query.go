@@ -48,7 +48,7 @@ func (k AnswerKind) String() string {
 type Answer struct {
 	Kind   AnswerKind
 	Events []RouterEvent
-	// LastEventID is the id of the newest event in the answer; 0 if there is none.
+	// LastEventID is the id of the newest event in the answer; 0 without events.
 	LastEventID uint64
 	// Bad counts events that cannot be read.
 	Bad        int

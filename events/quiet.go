@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// quietFor is how long equal lines are left out after a line.
+	// quietFor is how long equal lines are omitted after a line.
 	quietFor = 10 * time.Second
-	// maxQuiet bounds the lines that are remembered.
+	// maxQuiet limits the number of remembered lines.
 	maxQuiet = 1024
 )
 
@@ -47,7 +47,7 @@ func QuietLog(log *slog.Logger) *slog.Logger {
 	return slog.New(quiet{log.Handler(), &quietLines{seen: make(map[quietLine]*quietState)}})
 }
 
-// Handle passes a record on, unless it is left out.
+// Handle passes a record on, unless its line is omitted.
 func (q quiet) Handle(ctx context.Context, r slog.Record) error {
 	line := quietLine{message: r.Message}
 	r.Attrs(func(a slog.Attr) bool {

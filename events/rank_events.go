@@ -9,14 +9,14 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// placeholder makes up hashes for blocks that a worker does not hold, although it holds
-// blocks behind them. The same list of events stores and removes these blocks, so nobody
-// keeps them. A hash of the engine equals one as seldom as two random numbers are equal.
+// placeholder is the base of hashes for blocks that a worker does not hold, although it holds
+// blocks after them. The same list of events stores and removes these blocks, so no index keeps
+// them. The probability that an engine's hash is equal to one is that of two equal random numbers.
 const placeholder = 0x9d3f5c1b7a64e82d
 
-// RankEvents returns events that make an empty index hold what the worker with the
-// given number holds in a dumped one: parents before children, the device before
-// other tiers. Blocks before a hole are stored and, at the end, removed.
+// RankEvents returns events that make an empty index hold the blocks that the worker with the
+// given number holds in a dumped index: parents before children, the device before other tiers.
+// Blocks before a hole are stored and, at the end, removed.
 func RankEvents(runs iter.Seq2[indexer.Run, error], worker int) ([]indexer.Event, error) {
 	all := []indexer.Run{{}} // by ID, without holders: any of them may become the parent of another
 	var trees [len(tiers)]tierTree
@@ -58,7 +58,7 @@ type tierTree struct {
 	holes  []uint64 // placeholders
 }
 
-// heldRun is what the worker holds of a run.
+// heldRun holds a worker's part of a run.
 type heldRun struct {
 	indexer.Run
 
@@ -76,7 +76,7 @@ func (t *tierTree) run(id uint32) *heldRun {
 	return b
 }
 
-// add adds what the worker holds of a run.
+// add adds the worker's part of a run.
 func (t *tierTree) add(id uint32, holders []indexer.Holder) {
 	if len(holders) == 0 {
 		return
@@ -130,8 +130,8 @@ func (t *tierTree) store(b *heldRun, from, to int) {
 	t.events = append(t.events, ev)
 }
 
-// before returns the hash of the block before the one at a place of a run. It makes up
-// one if there is none.
+// before returns the hash of the block before the one at a place of a run. If the worker does not
+// hold that block, it is a placeholder.
 func (t *tierTree) before(b *heldRun, at int) (external uint64, has bool) {
 	if at > 0 {
 		return t.hash(b, at-1), true

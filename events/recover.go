@@ -44,7 +44,7 @@ const (
 	discoverySpread = 100 * time.Millisecond
 	auditSpread     = 2 * time.Second
 
-	// maxHeldEvents and maxHeldBlocks bound the events behind a gap of one rank, maxAllHeld
+	// maxHeldEvents and maxHeldBlocks bound the events after a gap of one rank, maxAllHeld
 	// those of all ranks.
 	maxHeldEvents = 4096
 	maxHeldBlocks = 1 << 20
@@ -62,10 +62,10 @@ const (
 //	   ▲                                           │
 //	   └──────────── failure, backoff ─────────────┘   after maxTries: given up
 //
-// A range becomes a dump when the answer does not continue behind the cursor, when another
+// A range becomes a dump when the answer does not continue after the cursor, when another
 // publisher sends, and when too many events wait.
 type repair struct {
-	dump    bool // a query for the whole content, else for the events behind the cursor
+	dump    bool // a query for the whole content, else for the events after the cursor
 	step    step
 	id      uint64 // of the query, if asked
 	tries   int
@@ -502,7 +502,7 @@ func (t *tracker) honest(r *rank, a *Answer) {
 	}
 }
 
-// continues reports whether an answer has all events behind the cursor. Events before a
+// continues reports whether an answer has all events after the cursor. Events before a
 // clear may be missing.
 func (c cursor) continues(a *Answer) bool {
 	next := c.id + 1

@@ -9,7 +9,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// Feed is a way by which events arrive.
+// Feed is a source from which events arrive.
 type Feed uint8
 
 // The feeds. The zero value stands for all of them.
@@ -41,7 +41,7 @@ type Source struct {
 	StartedMS int64
 	Home      string
 	// Publisher is the publisher that the worker's record names, or 0. Events of any other
-	// publisher wait for the record to name it: see the package comment.
+	// publisher wait until the record names it: see the package comment.
 	Publisher uint64
 }
 
@@ -53,9 +53,9 @@ func (s Source) takes(feed Feed) bool {
 	return s.Feed == feed || s.Feed == FeedAny || feed == FeedAny && s.Feed != FeedNone
 }
 
-// continues reports whether what an earlier process saved of a worker can be used: whether
-// the worker is the same process, and counts its blocks in the same place. A worker without
-// a start time must answer queries, which show whether it is the same.
+// continues reports whether an earlier process's saved state of a worker can be used: whether the
+// worker is the same process, and its blocks are in the same index. A worker without a start time
+// must answer queries, which show whether it is the same.
 func (s Source) continues(saved Source) bool {
 	return s.Home == saved.Home && s.StartedMS == saved.StartedMS && (s.StartedMS != 0 || s.Queries) && s.Feed != FeedDurable
 }

@@ -18,10 +18,9 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// Snapshot is what a router replica knows of some workers' caches, with the number of the
-// last event of each rank. The object store has snapshots of the workers whose events the
-// stream stores, and --state-dir one of the other workers. docs/protocol.md describes the
-// file.
+// Snapshot is a router replica's state of some workers' caches, with the number of the last event
+// of each rank. The object store has snapshots of the workers whose events the stream stores, and
+// --state-dir one of the other workers. docs/protocol.md describes the file.
 type Snapshot struct {
 	Created time.Time // to the ms
 	LastSeq uint64    // position in the stream: the last message applied; 0 = none
@@ -51,7 +50,7 @@ type SnapshotMeta struct {
 	Writer string `json:"writer,omitempty"`
 	Epoch  uint64 `json:"epoch,omitempty"`
 	Stream int64  `json:"stream,omitempty"` // creation time of the stream, unix ns: LastSeq has no meaning in another one
-	// Inherited says that the snapshot has what was known before the stream was created.
+	// Inherited means that the snapshot has state from before the stream was created.
 	Inherited bool           `json:"inherited,omitempty"`
 	Pools     []SnapshotPool `json:"pools,omitempty"`
 }
@@ -74,7 +73,8 @@ type SnapshotWorker struct {
 	// StartedMS and Home are those of its [Source].
 	StartedMS int64  `json:"started_ms,omitempty"`
 	Home      string `json:"home,omitempty"`
-	// Info is the router's: by it the router recognizes the worker before it registers.
+	// Info is the router's record of the worker, by which the router recognizes the worker before
+	// it registers.
 	Info json.RawMessage `json:"info,omitempty"`
 }
 
@@ -106,7 +106,7 @@ const (
 	recordHolders = 10 // more holders of the node before
 )
 
-// scopeDigest stands for the scope in a snapshot's header.
+// scopeDigest identifies the scope in a snapshot's header.
 func scopeDigest(s wire.Scope) uint64 {
 	s = s.WithDefaults()
 	return xxh3.HashString(s.Namespace + "\x00" + s.Component + "\x00" + s.Endpoint)

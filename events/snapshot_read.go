@@ -16,8 +16,8 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// Bounds of what a reader keeps beside the index. They are those of what a replica
-// keeps of a fleet.
+// Limits of the memory that a reader uses besides the index. They equal the limits of a replica's
+// state.
 const (
 	maxSnapshotRanks   = 1 << 20
 	maxSnapshotCursors = maxRanks * maxPublishers
@@ -26,9 +26,9 @@ const (
 	maxSnapshotParked  = 1 << 20
 )
 
-// ReadSnapshot reads a scope's snapshot up to its runs. The runs are read when they are
-// used. The snapshot was complete and unchanged only if Runs has ended and the returned
-// function then returns nil. Until then nothing of it may be used.
+// ReadSnapshot reads a scope's snapshot up to its runs. The runs are read when they are used. The
+// snapshot was complete and unchanged only if Runs has ended and the returned function then
+// returns nil. Before that, no part of it may be used.
 func ReadSnapshot(r io.Reader, scope wire.Scope) (*Snapshot, func() error, error) {
 	file, h, err := records.NewReader(r, snapshotMagic, snapshotVersion)
 	if err != nil {

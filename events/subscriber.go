@@ -478,7 +478,7 @@ func (s *Subscriber) tick(ctx context.Context) (next time.Duration) {
 	s.sendLocked(ctx, now, connected)
 	for id := range s.answers {
 		if s.tracker.repairs.asked[id] == nil {
-			delete(s.answers, id) // nobody waits for the rest
+			delete(s.answers, id) // the rest of the answer is not needed
 		}
 	}
 	if s.resting = !s.tracker.repairs.busy(); s.resting {
@@ -519,7 +519,7 @@ func (s *Subscriber) ask(ctx context.Context, id uint64, q Query) {
 	}
 }
 
-// reply takes a NATS message with an answer or a part of one.
+// reply handles a NATS message with an answer or a part of one.
 func (s *Subscriber) reply(ctx context.Context, m *nats.Msg) {
 	id, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, s.inbox), 10, 64)
 	if err != nil {
@@ -533,7 +533,7 @@ func (s *Subscriber) reply(ctx context.Context, m *nats.Msg) {
 	s.part(ctx, id, AnswerPart{}, ErrNobody)
 }
 
-// part takes a part of the answer to a query, or the reason why there is none. It reports
+// part handles a part of the answer to a query, or the reason why no answer comes. It reports
 // whether more parts are needed. Calls for one query must not overlap.
 func (s *Subscriber) part(ctx context.Context, id uint64, p AnswerPart, err error) (more bool) {
 	s.mu.Lock()
