@@ -67,8 +67,8 @@ type EngineEvent struct {
 
 	Tokens    []uint32
 	BlockSize int
-	// Window means that Tokens also has the token behind the last block, and that each
-	// block is hashed together with the token behind it: the model drafts tokens.
+	// Window means that Tokens also has the token after the last block, and that each
+	// block is hashed together with the token after it: the model drafts tokens.
 	Window bool
 
 	LoRA      string

@@ -46,7 +46,7 @@ const (
 //   - A block has as many copies as were stored and not removed; with SetLike one.
 //   - blocks is the sum of the weights of the remembered blocks, at most MaxBlocks.
 //   - A part of a block of the index's size names each published block that ends with
-//     another part behind it, and that block names its parts.
+//     another part after it, and that block names its parts.
 type Engine struct {
 	opt    EngineOptions
 	ranks  map[uint32]*engineRank
@@ -93,7 +93,7 @@ type more struct {
 	part   bool // smaller than the index's block
 	tokens []uint32
 	parts  []*more             // of a last part: the parts before it
-	groups map[uint64]struct{} // of another part: the last parts behind it
+	groups map[uint64]struct{} // of another part: the last parts after it
 	locals []uint64            // of a larger block: the hashes of its parts
 }
 
@@ -433,7 +433,7 @@ func (r *engineRank) seed(ev *EngineEvent, at place) (uint64, DropReason) {
 }
 
 // hash computes the local hashes of an event's i-th block, or returns a reason to ignore
-// the block and those behind it.
+// the block and those after it.
 func (e *Engine) hash(r *engineRank, at place, ev *EngineEvent, i int, k *known) DropReason {
 	tokens := ev.Tokens[i*ev.BlockSize:][:ev.BlockSize]
 	if ev.Window {
@@ -467,7 +467,7 @@ func (e *Engine) hash(r *engineRank, at place, ev *EngineEvent, i int, k *known)
 }
 
 // join hashes the scope's block that ends with a smaller one, if there is one: the parts
-// behind the end of another block, or behind the sequence's begin, must fill it exactly. It
+// after the end of another block, or after the beginning of the sequence, must fill it exactly. It
 // is published with its last part. If another part is removed and stored again, it is
 // published when the last one is stored again.
 func (e *Engine) join(r *engineRank, at place, tokens []uint32, size int, k *known) DropReason {

@@ -275,7 +275,7 @@ func TestSaltIsInherited(t *testing.T) {
 	if want := fmt.Sprintf("0/0 stored after 2 3=%d\n", locals(seq(8, 4), 4, indexer.Seed("", "s"))[0]); got != want || dropped(drops) != "" {
 		t.Errorf("got %q, dropped %q; want %q", got, dropped(drops), want)
 	}
-	// A block behind an ignored block is ignored, and so is its removal.
+	// A block after an ignored block is ignored, and so is its removal.
 	got, drops = apply(t, e, blockStored(list{7, 8}, nil, seq(0, 8), 4, "extra_keys", list{nil, list{"a", "b"}}))
 	if dropped(drops) != "keys=1" || !strings.Contains(got, "7=") || strings.Contains(got, "8=") {
 		t.Errorf("got %q, dropped %q", got, dropped(drops))
@@ -627,7 +627,7 @@ func TestAnEngineComesBack(t *testing.T) {
 	}
 }
 
-// Known blocks behind a hole are not restored to the index, and no event restores a block that the
+// Known blocks after a hole are not restored to the index, and no event restores a block that the
 // engine does not have. A cleared engine behaves like any other.
 func TestAnEngineWithHolesComesBack(t *testing.T) {
 	for seed := range seeds(300) {

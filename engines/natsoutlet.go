@@ -117,7 +117,7 @@ func (o *natsOutlet) send(_ uint32, e events.Envelope) error {
 }
 
 // store repeats a message until the stream has acknowledged it, or until some time after
-// the end of Run. Messages are sent one after the other: a repeated one behind a later one
+// the end of Run. Messages are sent one after the other: a repeated one after a later one
 // would count as old. Events that wait meanwhile make the next message larger, so the wait
 // costs little. The stream drops duplicates by the message's id.
 func (o *natsOutlet) store(subject, id string, data []byte) error {

@@ -77,7 +77,7 @@ type outlet interface {
 //   - The events of a rank have the numbers 1, 2, 3 and so on in the order of Publish,
 //     also the dropped ones. An event that is joined to the one before has its number.
 //   - The first sealed events of pending are final, and the local index has them: an answer
-//     to a query and the events behind it never overlap.
+//     to a query and the events after it never overlap.
 //   - A rank whose last event may not have been sent is in lost until a later event of it is
 //     sent.
 //   - At most max events are pending.

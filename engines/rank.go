@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// replayTime bounds the time of a whole answer.
+	// replayTime limits the time of a complete answer.
 	replayTime = 30 * time.Second
 	// An engine's ROUTER socket queues 1,000 messages for a client, ZeroMQ's default, and
 	// drops the others, including the end. So when an answer of that many messages ends, or
@@ -50,7 +50,7 @@ type rankSource struct {
 	misfit   bool                // blocks of an unfit size were ignored
 	fits     bool                // blocks were indexed
 	seenAsks int                 // the stream's requests that the other goroutine has been woken for
-	cancel   context.CancelFunc  // of the request under way, nil if there is none
+	cancel   context.CancelFunc  // of the request under way; nil without a request
 
 	state  atomic.Uint32 // a KnownState
 	copies atomic.Int64

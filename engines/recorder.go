@@ -53,14 +53,14 @@ type recordedLine struct {
 	Rank    uint32            `json:"rank"`
 	Time    time.Time         `json:"time"`
 	Batches []recordedMessage `json:"batches,omitempty"`
-	// Of the answer to a request.
+	// For the answer to a request.
 	Request []string          `json:"request_frames_hex,omitempty"`
 	Replies []recordedMessage `json:"replies,omitempty"`
-	// Of an engine that is asked over HTTP.
+	// For an engine that is polled over HTTP.
 	Body json.RawMessage `json:"body,omitempty"`
 }
 
-// Note writes that something happened.
+// Note writes an event of the recording itself.
 func (r *Recorder) Note(step, note string) { r.write(recordedLine{Step: step, Note: note}) }
 
 // live writes a message of the PUB socket.
@@ -77,7 +77,7 @@ func (r *Recorder) reply(rank uint32, request, frames [][]byte) {
 	}
 }
 
-// news writes what happened to a connection.
+// news writes a change of a connection.
 func (r *Recorder) news(rank uint32, step, note string) {
 	if r != nil {
 		r.write(recordedLine{Step: step, Rank: rank, Note: note})
@@ -139,8 +139,8 @@ func recordMessage(frames [][]byte) recordedMessage {
 	return m
 }
 
-// maxDecoded bounds the batches that are written decoded: a decoded value takes many times
-// the memory of its bytes.
+// maxDecoded limits the batches that are written decoded: a decoded value takes many times the
+// memory of its bytes.
 const maxDecoded = 4 << 20
 
 // readable replaces the byte strings in a decoded value by {"$hex": "…"}.

@@ -30,8 +30,8 @@ const (
 	tiers         = int(indexer.External) + 1
 )
 
-// savedRank is a rank after the last applied batch. It does not have the index: its blocks
-// are the published blocks of the engine's state.
+// savedRank is the state of a rank after the last applied batch. It does not contain the index:
+// its blocks are the published blocks of the engine's state.
 type savedRank struct {
 	Worker  uint64
 	Rank    uint32
@@ -47,7 +47,7 @@ type savedRank struct {
 	Ranks map[uint32]*savedEngineRank
 }
 
-// savedEngineRank is what an [Engine] remembers of a rank.
+// savedEngineRank is an [Engine]'s state of a rank.
 type savedEngineRank struct {
 	Groups  map[int]groupKind
 	Window  int
@@ -71,8 +71,8 @@ type savedBlock struct {
 	Locals     []uint64
 }
 
-// Save writes what is known of the engines and the last batch of each, so that
-// [Sources.Load] of a later process can continue from it. The error is w's.
+// Save writes the state of the engines and the last batch of each, so that [Sources.Load] of a
+// later process can continue from it. The error is w's.
 func (s *Sources) Save(w io.Writer) error {
 	s.mu.Lock()
 	ranks := slices.Collect(maps.Keys(s.ranks))
@@ -123,9 +123,9 @@ func (s *Sources) ended(w EngineWorker) {
 	}
 }
 
-// Load reads what an earlier process saved, before Run. The state of a rank is used when its
-// worker is followed within a minute, with the same settings. The error wraps
-// [events.ErrSnapshot], unless it is in's; then nothing is loaded.
+// Load reads the state that an earlier process saved. It must be called before Run. The state of a
+// rank is used when its worker is followed within a minute, with the same settings. The error
+// wraps [events.ErrSnapshot], unless it is in's; then nothing is loaded.
 func (s *Sources) Load(in io.Reader) (ranks int, err error) {
 	saved, err := readSources(in)
 	if err != nil {
@@ -253,7 +253,7 @@ func partNames(blocks map[uint64]known) map[*more]uint64 {
 }
 
 // restore replaces the state by a saved one, and returns the events that give its blocks to
-// the index. A block behind a removed one is in no event, because its place is unknown; it
+// the index. A block after a removed one is in no event, because its place is unknown; it
 // counts again when it is stored again. untold is the number of such blocks.
 func (e *Engine) restore(saved map[uint32]*savedEngineRank) (told []events.RouterEvent, untold int) {
 	for rank, in := range saved {
@@ -302,8 +302,8 @@ func (e *Engine) restore(saved map[uint32]*savedEngineRank) (told []events.Route
 	return told, untold
 }
 
-// tell returns the events that make what a rank has, the faster tiers first and parents
-// before children, and the number of blocks that no event can make.
+// tell returns the events that build a rank's blocks, the faster tiers first and parents before
+// children, and the number of blocks that no event can build.
 func (e *Engine) tell(rank uint32) (told []events.RouterEvent, untold int) {
 	r := e.ranks[rank]
 	var there [tiers]map[uint64]bool // the blocks that the events make
@@ -314,7 +314,7 @@ func (e *Engine) tell(rank uint32) (told []events.RouterEvent, untold int) {
 				continue
 			}
 			blocks, seen := r.places[at], make(map[uint64]bool)
-			var add func(hash uint64) bool // reports whether the events make the block here
+			var add func(hash uint64) bool // reports whether the events build the block here
 			add = func(hash uint64) bool {
 				k := blocks[hash]
 				if seen[hash] || !k.published {

@@ -7,12 +7,11 @@ import "github.com/zeebo/xxh3"
 // stream puts the batches of one engine's socket in order: the live batches, and those that the
 // engine sends again on request. It has no sockets, clock or goroutine.
 //
-// Engines number batches from 0 in each process, and say nothing when a process
-// ends. Three things tell of a new one: a live number that is not above the one
-// before it on its connection, or not above what was known when the connection
-// began; an answer that begins with the last batch known, which is another one
-// now; and an answer without it. That is why questions begin with the last batch
-// that is known, not the one behind it.
+// Engines number batches from 0 in each process, and send nothing when a process ends. A new
+// process is detected in three ways. A live number is not above the previous one of its
+// connection, or not above the last known number when the connection began. An answer begins with
+// the last known batch, but its content differs. An answer does not contain that batch. Therefore
+// requests begin with the last known batch, not with the next one.
 //
 // A long answer may lack batches that the engine has, because its socket drops messages that do
 // not fit into its queue. Therefore a gap inside an answer is requested once more, from the last

@@ -143,7 +143,7 @@ func (t *trtEvent) stored(base EngineEvent, b *EngineBatch) {
 		block := &t.Data.Blocks[i]
 		tier, ok := trtTier(block.Level)
 		if block.Hash == nil || len(block.Tokens) == 0 || !ok || cut {
-			// Blocks behind an unreadable block have no known parent.
+			// Blocks after an unreadable block have no known parent.
 			reason := DropBad
 			if block.Hash != nil && !ok {
 				reason = DropMedium

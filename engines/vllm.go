@@ -139,7 +139,7 @@ func (r *eventReader) name(i int, data []byte) string {
 		return "block_mm_infos"
 	case kind == msgp.StrType && r.ev.Spec == "":
 		return "kv_cache_spec_kind"
-	case (kind == msgp.IntType || kind == msgp.UintType) && !r.hasGroup && r.ev.Spec == "": // behind the kind stands its window
+	case (kind == msgp.IntType || kind == msgp.UintType) && !r.hasGroup && r.ev.Spec == "": // the window follows the kind
 		return "group_idx"
 	default:
 		return ""
@@ -217,7 +217,7 @@ func mediumTier(medium string) (indexer.Tier, bool) {
 }
 
 // readTokens reads the token ids, or, of models that draft tokens, pairs of a token and
-// the one behind it.
+// the one after it.
 func (r *eventReader) readTokens(data []byte) (rest []byte, err error) {
 	var behind uint32
 	r.ev.Tokens, rest, err = readList(data, func(data []byte) (uint32, []byte, error) {
