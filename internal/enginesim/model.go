@@ -13,7 +13,7 @@ import (
 //
 //	max(Floor, Step + Token·(prefill tokens + decodes)) + Attention·Σ n·(ctx + n/2) + KVToken·(KV tokens of the decodes)
 //
-// milliseconds, where each prefilling request adds n tokens behind ctx others. The values
+// milliseconds, where each prefilling request adds n tokens after ctx others. The values
 // were fitted to published figures; those of 70B leave out attention and all-reduce, and
 // are unchecked.
 //

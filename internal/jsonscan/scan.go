@@ -36,7 +36,7 @@ const defaultDepth = 512
 // Fail returns an error that names the current byte.
 func (s *Scanner) Fail(what string) error { return fmt.Errorf("%s at byte %d", what, s.Base+s.At) }
 
-// Peek skips white space and returns the byte behind it, 0 at the end.
+// Peek skips white space and returns the byte after it, 0 at the end.
 func (s *Scanner) Peek() byte {
 	for ; s.At < len(s.In); s.At++ {
 		switch c := s.In[s.At]; c {

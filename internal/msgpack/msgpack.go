@@ -14,8 +14,8 @@ import (
 // ErrShape is wrapped by the errors about values of the wrong shape.
 var ErrShape = errors.New("unexpected shape")
 
-// WalkFields calls field for each key of a map, with the bytes behind the key; field returns
-// the bytes behind its value. Unlike [EachField] it reads each byte once.
+// WalkFields calls field for each key of a map, with the bytes after the key; field returns
+// the bytes after its value. Unlike [EachField] it reads each byte once.
 func WalkFields(data []byte, field func(key, data []byte) (rest []byte, err error)) (rest []byte, err error) {
 	n, rest, err := msgp.ReadMapHeaderBytes(data)
 	if err != nil {
@@ -40,7 +40,7 @@ func Cut(data []byte) (value, rest []byte, err error) {
 }
 
 // EachField calls field for each key of a map, with the encoding of its value, and
-// returns the bytes behind the map.
+// returns the bytes after the map.
 func EachField(data []byte, field func(key, value []byte) error) (rest []byte, err error) {
 	return WalkFields(data, func(key, data []byte) ([]byte, error) {
 		value, rest, err := Cut(data)
@@ -80,7 +80,7 @@ func Uint(data []byte) (uint64, error) {
 	return v, err
 }
 
-// UintRest is Uint with the bytes behind the value.
+// UintRest is Uint with the bytes after the value.
 func UintRest(data []byte) (uint64, []byte, error) {
 	if len(data) > 0 && (data[0] >= 0xe0 || 0xd0 <= data[0] && data[0] <= 0xd3) {
 		v, rest, err := msgp.ReadInt64Bytes(data)

@@ -11,7 +11,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// RefusalConfig says how [RefusalConfig.Refusal] words an error.
+// RefusalConfig configures the wording of [RefusalConfig.Refusal].
 type RefusalConfig struct {
 	Overload      int    // status for a lack of room; 0 = 429
 	WorkerParam   string // name of the parameter that pins a worker
@@ -72,8 +72,8 @@ func UnknownModel(model string) *Error {
 	}
 }
 
-// NoDecision is the answer where the router reached no decision, through no fault of the
-// client's, and the request cannot go on without one.
+// NoDecision is the answer if the router reached no decision, not because of the client, and the
+// request cannot continue without one.
 func NoDecision() *Error {
 	return &Error{Status: http.StatusServiceUnavailable, Message: "no worker could be chosen in time", Type: Unavailable, Code: "no_decision"}
 }

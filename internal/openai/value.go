@@ -44,7 +44,7 @@ func (v value) members(take func(name []byte, v value)) {
 	}
 }
 
-// member returns the member of an object with a name, the last one if there are several.
+// member returns the value of an object's member by name, the last one if there are several.
 func (v value) member(name string) (found value) {
 	v.members(func(n []byte, v value) {
 		if string(n) == name {

@@ -26,7 +26,7 @@ type Config struct {
 	Log    *slog.Logger
 }
 
-// Holdings returns what snapshots are taken of and restored to.
+// Holdings returns the functions with which package events takes and restores snapshots.
 func Holdings(c Config) events.Holdings { return events.Holdings{Dump: c.dump, Restore: c.restore} }
 
 // dump fills a snapshot.
@@ -59,7 +59,7 @@ func (c *Config) dump(s *events.Snapshot, mine func(uint64) bool) (done func(), 
 	return d.Close, true
 }
 
-// restore replaces what the router knows by a snapshot.
+// restore replaces the router's state by a snapshot.
 func (c *Config) restore(s *events.Snapshot, mine func(uint64) bool, whole func() error) error {
 	contents := router.Contents{Runs: s.Runs, Keep: func(id uint64) bool { return !mine(id) || c.Direct(id) }}
 	for _, p := range s.Meta.Pools {

@@ -22,7 +22,7 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 )
 
-// Metrics is the measuring side of a process.
+// Metrics makes and serves the metrics of a process.
 type Metrics struct {
 	provider *sdkmetric.MeterProvider
 	registry *prometheus.Registry
@@ -40,7 +40,7 @@ func NewMetrics() (*Metrics, error) {
 	return &Metrics{provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter)), registry: registry}, nil
 }
 
-// Meter returns the meter that a package makes its instruments with.
+// Meter returns the meter with which a package makes its instruments.
 func (m *Metrics) Meter(name string) metric.Meter { return m.provider.Meter(name) }
 
 // Handler serves the readings in Prometheus' text format.

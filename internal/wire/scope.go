@@ -12,8 +12,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Scope is what workers of one kind have in common on the bus. An empty field
-// means its default: "kvroute", "workers", "generate".
+// Scope identifies workers of one kind on NATS. An empty field means its default: "kvroute",
+// "workers", "generate".
 type Scope struct {
 	Namespace, Component, Endpoint string
 }
@@ -74,7 +74,7 @@ func (s Scope) Stream() string {
 	return fmt.Sprintf("kvr-%s-%s-%08x", slug(s.Namespace), slug(s.Component), uint32(xxh3.HashString(s.Namespace+"\x00"+s.Component)))
 }
 
-// StreamSubjects returns the subjects that the stream takes of a topic, as one with a
+// StreamSubjects returns the subjects of a topic that the stream stores, as one subject with a
 // wildcard: those of all endpoints of the component.
 func (s Scope) StreamSubjects(topic string) string {
 	s = s.WithDefaults()

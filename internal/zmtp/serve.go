@@ -70,8 +70,8 @@ func Serve(ctx context.Context, l net.Listener, own Role, handle func(*Conn)) er
 // Publisher is a PUB socket. The zero value is ready. Messages without a subscriber are
 // dropped.
 type Publisher struct {
-	// Queue bounds the messages that wait for one subscriber. Further ones are dropped for
-	// it, and those beyond its share of maxQueued. Default 10,000.
+	// Queue limits the messages that wait for one subscriber. Messages beyond it, or beyond the
+	// subscriber's share of maxQueued, are dropped for that subscriber. Default 10,000.
 	Queue int
 
 	mu sync.Mutex
@@ -81,9 +81,9 @@ type Publisher struct {
 }
 
 const (
-	// maxQueued bounds the bytes of the messages that wait in all of a publisher's queues.
-	// Each subscriber has an equal share, so a subscriber that does not read takes nothing
-	// from the others.
+	// maxQueued limits the bytes of the messages that wait in all of a publisher's queues. Each
+	// subscriber has an equal share, so a subscriber that does not read takes nothing from the
+	// others.
 	maxQueued = 256 << 20
 	// Limits of the subscriptions of a connection. No topic of kvroute has a longer prefix.
 	maxPrefixes = 1024
