@@ -282,7 +282,7 @@ func TestAReplicaThatWasAwayForLong(t *testing.T) {
 	way.cut(false)
 	e.mustKnow(a)
 	if !a.log.has("a snapshot is restored") {
-		t.Error("it did not take the snapshot")
+		t.Error("the replica did not load the snapshot")
 	}
 }
 

@@ -112,7 +112,7 @@ func TestWhatThePublisherLosesIsAskedFor(t *testing.T) {
 	e.mustKnow(a)
 	a.isIn(events.StateOK, 3)
 	if c := asked(); c["ask_range"]+c["ask_dump"] == 0 {
-		t.Errorf("nobody was asked: %v", c)
+		t.Errorf("no worker was queried: %v", c)
 	}
 }
 
@@ -300,7 +300,7 @@ func TestAPublisherLeavesInTime(t *testing.T) {
 	begin := time.Now()
 	stop()
 	if took := time.Since(begin); took > 25*time.Second { // 100 messages with a timeout each would take 50 s
-		t.Errorf("it takes %v", took)
+		t.Errorf("the publisher took %v to end", took)
 	}
 }
 
@@ -376,6 +376,6 @@ func TestOtherEndpointsPurge(t *testing.T) {
 	eventually(t, func() bool { return c.Position() > 1 })
 	c.isIn(events.StateOK, 1)
 	if got := c.content(); len(got) != 1 {
-		t.Errorf("it knows %v, want one block", got)
+		t.Errorf("the replica knows %v, want one block", got)
 	}
 }

@@ -83,7 +83,7 @@ func TestTheStoreIsFull(t *testing.T) {
 			e.mustKnow(a)
 			a.isIn(events.StateOK, 3)
 			if !a.log.has("JetStream does not store events") {
-				t.Error("nobody was told")
+				t.Error("the log does not report the full store")
 			}
 		})
 	}

@@ -631,7 +631,7 @@ func TestAThirdReplicaHasTheFullState(t *testing.T) {
 	c := startReplica(t, n.connect(), "c", conf)
 	e.mustKnow(c)
 	if !c.log.has("a snapshot is restored") {
-		t.Error("it did not start from a snapshot")
+		t.Error("the replica did not start from a snapshot")
 	}
 }
 

@@ -211,7 +211,7 @@ func (w *world) settle() {
 				return
 			}
 		}
-		w.t.Fatal("it does not come to rest")
+		w.t.Fatal("the model does not come to rest")
 	}
 	calm(&w.now, quiet, func() {
 		for _, p := range w.workers {

@@ -221,10 +221,10 @@ func TestGaps(t *testing.T) {
 		}
 		s.answer(9, events.AnswerEvents, events.MaxHeldEvents+16, rest...)
 		if n := len(s.sink.told); n != len(rest) {
-			t.Errorf("%d events were told, want %d", n, len(rest))
+			t.Errorf("the sink received %d events, want %d", n, len(rest))
 		}
 		if ranks, _, _ := s.tracker.Repairs(); ranks != 0 {
-			t.Error("it does not end")
+			t.Error("the repair does not end")
 		}
 	})
 }

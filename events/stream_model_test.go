@@ -330,7 +330,7 @@ func (l *land) settle() {
 				return
 			}
 		}
-		l.t.Fatal("it does not come to rest")
+		l.t.Fatal("the model does not come to rest")
 	}
 	calm(&l.now, quiet, func() {
 		for _, p := range l.workers {
