@@ -433,7 +433,7 @@ func TestCapturedEventsForetellHits(t *testing.T) {
 				index.Match(scores, indexer.AppendLocalHashes(nil, req.Prompt, 32, indexer.Seed(lora, req.Body.CacheSalt)))
 				want := response.Usage.Details.Cached
 				if got := min(int(scores[rank])*32, (len(req.Prompt)-1)/32*32); got != want {
-					t.Errorf("%s, %s: %d tokens foretold, %d cached", name, row.Step, got, want)
+					t.Errorf("%s, %s: %d tokens predicted, %d cached", name, row.Step, got, want)
 				}
 				foretold++
 			}

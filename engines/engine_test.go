@@ -509,7 +509,7 @@ func checkTold(t *testing.T, e *engines.Engine, index map[uint32]map[indexer.Tie
 		for tier, ids := range tiers {
 			for id := range ids {
 				if !told[rank][tier][id] {
-					t.Fatalf("rank %d, tier %d: block %d is told of and not kept", rank, tier, id)
+					t.Fatalf("rank %d, tier %d: block %d is published and not remembered", rank, tier, id)
 				}
 			}
 		}

@@ -135,7 +135,7 @@ func TestEventsForetellHits(t *testing.T) {
 		want := min(int(scores[0]), (len(prompt)-1)/size) * size
 		got := ask(prompt, lora, salt)
 		if got != want {
-			t.Fatalf("request %d, %d tokens for %q with %q: %d foretold, %d cached", i, len(prompt), lora, salt, want, got)
+			t.Fatalf("request %d, %d tokens for %q with %q: %d predicted, %d cached", i, len(prompt), lora, salt, want, got)
 		}
 		hits += got
 		settle()

@@ -150,7 +150,7 @@ func eventually(t *testing.T, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !ok(); {
 		if time.Now().After(deadline) {
-			t.Fatal("it does not happen")
+			t.Fatal("the condition did not hold in time")
 		}
 		<-time.After(time.Millisecond)
 	}

@@ -106,7 +106,7 @@ func TestTheBusIsAwayForAWhile(t *testing.T) {
 	engine.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 42}}}, Tokens: seq(9000, 16)})
 	eventually(t, func() bool { _, there := c.of(7, 0)[42]; return there })
 	if !log.has("events of a worker are missing") {
-		t.Error("nobody was told of the gap")
+		t.Error("the gap was not reported")
 	}
 	if got := all.State(7); got != engines.KnownWell {
 		t.Errorf("the engine is known %s to its sidecar", got)

@@ -148,7 +148,7 @@ func TestFromEngineToIndex(t *testing.T) {
 	all.Remove(7)
 	eventually(t, func() bool { return s.Subscribers() == 0 })
 	if all.Has(7) {
-		t.Error("it is still there")
+		t.Error("the removed worker is still there")
 	}
 }
 
