@@ -89,7 +89,7 @@ func TestABusWithoutJetStreamIsTriedLessOften(t *testing.T) {
 		t.Errorf("waits %s, want %s", got, want)
 	}
 	if r.After(other) != time.Second || r.After(bus.ErrNoJetStream) != time.Second {
-		t.Error("after another failure it does not begin anew")
+		t.Error("after another failure the waits do not start again")
 	}
 }
 

@@ -70,7 +70,7 @@ func Eventually(t testing.TB, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(15 * time.Second); !ok(); {
 		if time.Now().After(deadline) {
-			t.Fatal("it does not happen")
+			t.Fatal("the condition did not hold in time")
 		}
 		<-time.After(5 * time.Millisecond)
 	}

@@ -66,7 +66,7 @@ func eventually(t *testing.T, ok func() bool) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	t.Fatal("it does not happen")
+	t.Fatal("the condition did not hold in time")
 }
 
 func read(t *testing.T, c *zmtp.Conn) string {
@@ -304,7 +304,7 @@ func TestBadPeers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := talk(t, zmtp.Sub, said)
 			if err == nil {
-				t.Error("it is taken")
+				t.Error("the invalid bytes are accepted")
 			}
 			if cut := strings.Contains(name, "nothing") || strings.Contains(name, "end"); cut == errors.Is(err, zmtp.ErrProtocol) {
 				t.Errorf("error %v", err)
@@ -360,7 +360,7 @@ func TestAUnixSocketIsReplacedIfNobodyListens(t *testing.T) {
 	}
 	if l, err := zmtp.Listen(e); err == nil {
 		l.Close()
-		t.Error("it is taken from its owner")
+		t.Error("the socket is taken from its owner")
 	}
 	first.(*net.UnixListener).SetUnlinkOnClose(false) // as after a crash
 	first.Close()
