@@ -120,10 +120,10 @@ func TestReplicaSaysWhoItIs(t *testing.T) {
 			t.Fatalf("%d %s: %v", status, body, err)
 		}
 		if r.Scope != "n/c/e" || r.NowMS == 0 || r.Ready.Status != "not ready" || !strings.Contains(body, `"peers":[]`) || r.HashSeed != 1337 {
-			t.Errorf("it says %s", body)
+			t.Errorf("/v1/replica answers %s", body)
 		}
 		if said != nil && (r.RouterID != 7 || len(r.Settings) != 1) {
-			t.Errorf("it says %s", body)
+			t.Errorf("/v1/replica answers %s", body)
 		}
 	}
 }
