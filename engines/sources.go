@@ -290,8 +290,8 @@ func runEach[K comparable](ctx context.Context, wake <-chan struct{}, wanted fun
 	}
 }
 
-// follow follows one worker until ctx ends. An engine that was asked where its sockets are
-// is asked again if they become unavailable: it may have restarted with others.
+// follow follows one worker until ctx ends. An engine that was queried for its sockets
+// is queried again if they become unavailable: it may have restarted with others.
 func (s *Sources) follow(ctx context.Context, wanted EngineWorker) {
 	log := s.conf.Log.With("worker", wanted.ID, "name", wanted.Name)
 	wait := backoff{}
@@ -332,7 +332,8 @@ func (s *Sources) follow(ctx context.Context, wanted EngineWorker) {
 	}
 }
 
-// discoverEvery is how often an engine whose sockets are unavailable is asked for others.
+// discoverEvery is the interval at which an engine whose sockets are unavailable is queried for
+// other sockets.
 const discoverEvery = 3 * time.Second
 
 // awaitMove returns when ctx ends, or when the engine reports other sockets.

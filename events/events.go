@@ -22,8 +22,8 @@
 //     suspect. It is read once a minute until that succeeds.
 //
 // For a worker whose events travel in the JetStream stream the same holds, but the stream is
-// read at discovery instead of the ranks. At the end of the stream each rank is asked for the
-// events that follow.
+// read at discovery instead of the ranks. At the end of the stream each rank is queried for
+// later events.
 //
 // Without a local indexer the sink gets a subsequence of the published events, in order and
 // without duplicates. A rank with a gap is suspect: its known blocks stay, and may be partly
