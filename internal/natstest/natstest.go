@@ -68,7 +68,7 @@ func Run(t testing.TB, run func(context.Context) error) (stop func()) {
 // Eventually waits up to 15 s for a condition.
 func Eventually(t testing.TB, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(15 * time.Second); !ok(); {
+	for deadline := time.Now().Add(3 * time.Minute); !ok(); {
 		if time.Now().After(deadline) {
 			t.Fatal("the condition did not hold in time")
 		}
