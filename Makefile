@@ -171,11 +171,11 @@ PROSE    := .cache/prose
 COMMANDS := serve config publish replay demo doctor explain tokenize
 
 .PHONY: prose
-prose: build ## run the prose linter (vale) over README, docs, examples, help texts and package comments
+prose: build ## run the prose linter (vale) over README, docs, examples, help texts and comments
 	@rm -rf $(PROSE) && mkdir -p $(PROSE)
 	@for c in $(COMMANDS); do $(BIN) $$c -h 2>&1 | sed 's/^[ \t]*//; s/$$/\n/' > $(PROSE)/help-$$c.md || true; done
 	@for p in $$(go list ./...); do go doc $$p | sed '1d; /^\(const\|var\|func\|type\) /,$$d' > $(PROSE)/package-$$(basename $$p).md; done
-	$(VALE) README.md SECURITY.md CONTRIBUTING.md ARCHITECTURE.md docs/*.md examples/*/README.md $(PROSE)
+	$(VALE) README.md SECURITY.md CONTRIBUTING.md ARCHITECTURE.md CHANGELOG.md docs/*.md examples/*/README.md $(PROSE) $$(git ls-files '*.go')
 
 .PHONY: vulnerabilities
 vulnerabilities: tools ## run govulncheck: known vulnerabilities in functions that kvroute calls (sends requests to vuln.go.dev)

@@ -21,7 +21,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// What counts as the first token of a response.
+// The signs of the first token of a response.
 const (
 	// FirstTokenObserver waits for the observer stream.
 	FirstTokenObserver = "observer"
@@ -30,7 +30,7 @@ const (
 	FirstTokenResponseHeaders = "response-headers"
 )
 
-// How Envoy is told the second choice, to which it sends a request that its worker refuses.
+// The ways in which Envoy receives the second choice, to which it sends a request that its worker refuses.
 const (
 	// SecondHeader names the second choice in x-dynamo-worker-fallback.
 	SecondHeader = "header"

@@ -20,7 +20,7 @@ func Table() string {
 		for s := range states {
 			for m := range messages {
 				act, to := next(f, s, m)
-				// What is as with bodies in one message stands there.
+				// Cases that equal those of bodies in one message are listed there.
 				if wholeAct, wholeTo := next(whole, s, m); f != whole && act == wholeAct && to == wholeTo {
 					continue
 				}

@@ -38,7 +38,7 @@ var chosen = router.Decision{
 
 var second = router.Second{Worker: router.Worker{ID: 9}, Address: netip.MustParseAddrPort("10.0.0.9:8000")}
 
-// fakeRouter decides what it is told and fails the test if it is misused: an id
+// fakeRouter makes the decisions that a test sets and fails the test if it is misused: an id
 // used twice, a slot freed twice or never, a slot of nobody's freed.
 type fakeRouter struct {
 	t *testing.T

@@ -123,7 +123,7 @@ func TestWorkerWithoutAddressFailsOpen(t *testing.T) {
 	})
 }
 
-// Whoever got a worker past the registry: requests leave for the worker networks
+// However a worker got past the registry: requests leave for the worker networks
 // only.
 func TestOnlyWorkerNetworksAreRoutedTo(t *testing.T) {
 	for address, want := range map[string]bool{"10.0.0.7:8000": true, "[::ffff:10.0.0.7]:8000": true, "10.0.0.7:8001": false, "10.1.0.7:8000": false, "[::1]:80": false} {
@@ -145,7 +145,7 @@ func TestOnlyWorkerNetworksAreRoutedTo(t *testing.T) {
 	}
 }
 
-// What panics for one request ends neither the server nor other streams.
+// A panic in one request ends neither the server nor other streams.
 func TestPanicHitsOneStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, extproc.Config{})

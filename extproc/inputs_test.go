@@ -20,7 +20,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// The listeners of the table: what each heeds.
+// The listeners of the table, and the headers that each obeys.
 var listeners = []struct {
 	name string
 	conf extproc.Config
@@ -32,7 +32,7 @@ var listeners = []struct {
 
 // Everything that a request may say of its routing, by header and by field of its body,
 // and what becomes of it on each listener: pins need --allow-direct and nothing else,
-// hints --trust-overrides and nothing else, the rest is heeded always.
+// hints --trust-overrides and nothing else, the rest is always obeyed.
 func TestInputs(t *testing.T) {
 	const pinned = ", pin {7 0} any rank: true"
 	for _, c := range []struct {
@@ -40,7 +40,7 @@ func TestInputs(t *testing.T) {
 		header []string // name, value
 		body   string   // members of the body
 		gone   bool     // the headers are removed
-		// What the router is asked, or with which status and code the request is refused;
+		// The question to the router, or the status and code with which the request is refused;
 		// "" for nothing special.
 		plain, direct, trusted string
 	}{
@@ -208,7 +208,7 @@ func outcome(h *harness, x *envoytest.Exchange) string {
 	return text
 }
 
-// The subset of endpoints comes by a filter of Envoy's, so it is heeded on each listener;
+// The subset of endpoints comes by a filter of Envoy's, so every listener obeys it;
 // nobody in it is a 503.
 func TestSubsetLeavesNobody(t *testing.T) {
 	for _, l := range listeners {
@@ -248,7 +248,7 @@ func TestSubsetLeavesNobody(t *testing.T) {
 	}
 }
 
-// A request with the annotation query_instance_id is told its worker and goes nowhere,
+// A request with the annotation query_instance_id receives the name of its worker and goes nowhere,
 // on a listener that lets clients name workers; on others it is a request like all.
 func TestQueryInstanceID(t *testing.T) {
 	const body = `{"model":"m","messages":[1],"nvext":{"annotations":["query_instance_id:"],"agent_hints":{}}}`
@@ -272,7 +272,7 @@ func TestQueryInstanceID(t *testing.T) {
 	if n := h.count(t, "kvroute.extproc.queries"); n != 1 || h.router.taken() != 0 {
 		t.Errorf("%d queries counted, %d slots taken; want 1 and none", n, h.router.taken())
 	}
-	// What was told can be sent back: the same worker, for both parts.
+	// A client can send back the worker that it received, for both parts.
 	var answer struct {
 		Worker json.RawMessage `json:"worker_id"`
 	}

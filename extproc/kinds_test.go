@@ -113,7 +113,7 @@ func TestPromptsWithoutAModel(t *testing.T) {
 	}
 }
 
-// What is nobody's endpoint passes, whatever is in it.
+// A request to a path that is no endpoint passes, whatever its body.
 func TestUnknownPathsPass(t *testing.T) {
 	h := newHarness(t, extproc.Config{})
 	for _, path := range []string{"/", "/v1/files", "/v1/audio/transcriptions", "/generate_stream", "/get_model_info"} {

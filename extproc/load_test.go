@@ -11,7 +11,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// What an engine says of its load is said of the worker that served, whoever was chosen
+// The load that an engine reports counts for the worker that served, whichever worker was chosen
 // first, and of nobody where no worker that we chose has answered.
 func TestLoadReportsAreOfWhoServed(t *testing.T) {
 	const report = "TEXT named_metrics.kv_cache_usage_perc=0.5"

@@ -19,7 +19,7 @@ import (
 //   - For each own request with a slot, Tell gets SlotTaken once, first, and SlotFreed once.
 //     The changes between them come in the order in which they happened. Only a first token
 //     that is noticed or inferred while the request begins or ends may come before or
-//     after. An inferred first token is told again when it is noticed.
+//     after. An inferred first token is reported again when it is noticed.
 //   - A peer's request is a flight like an own one. Its key is unique, and it has at most
 //     one slot. Only its peer moves or frees it.
 //   - Changes of a peer's requests change load and predictions of caches: never an own

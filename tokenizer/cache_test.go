@@ -87,7 +87,7 @@ func TestCacheChangesNoID(t *testing.T) {
 	}
 }
 
-// Encoding resumes only where every step begins anew: not inside of a character that a step
+// Encoding resumes only where every step begins again: not inside of a character that a step
 // behind ByteLevel parts, nor where an earlier step would read a contraction.
 func TestCacheBehindSteps(t *testing.T) {
 	pieces := []string{"₲", "'s", "'", "ò", "²", "12", "123", "!", " ", "Ⲁ", "Ⲁ", "中", "e", "'st", "'te"}
@@ -165,7 +165,7 @@ func TestCacheIsBounded(t *testing.T) {
 	}
 }
 
-// What is used again stays; of a text that is not, the last step goes first.
+// Steps that are used again stay; of an unused text, the last step is removed first.
 func TestCacheKeepsWhatIsUsed(t *testing.T) {
 	tok := golden(t, "bytelevel-gpt2")
 	c := tokenizer.NewCache(128 << 10)

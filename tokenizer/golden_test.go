@@ -320,7 +320,7 @@ func TestKimiLong(t *testing.T) {
 	}
 }
 
-// What the reference makes of ids that the vocabulary has already, of a token that stands
+// The reference's treatment of ids that the vocabulary has already, of a token that stands
 // there twice, and of tokens that no merge reaches in text that nothing parts.
 func TestOddTokens(t *testing.T) {
 	var fallback strings.Builder

@@ -16,7 +16,7 @@ import (
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// What does not mean the same to the references and to our engine is refused, and
+// An expression that the references and our engine read differently is refused, and
 // the error says what and where.
 func TestRefusedExpressions(t *testing.T) {
 	for _, c := range []struct{ expr, want string }{
@@ -250,7 +250,7 @@ func TestTimeUpAnywhere(t *testing.T) {
 					t.Errorf("%s: text %d: after %d looks: %d ids are not the first of %d", name, k, looks, len(got), len(want))
 				}
 			}
-			// What was left undone leaves nothing behind.
+			// Unfinished work leaves nothing behind.
 			if again, err := tok.Append(context.Background(), nil, []byte(text), true); err != nil || !slices.Equal(again, want) {
 				t.Errorf("%s: text %d: other ids afterwards, %v", name, k, err)
 			}

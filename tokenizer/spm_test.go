@@ -53,7 +53,7 @@ func loadSPM(b []byte) (*tokenizer.Tokenizer, error) {
 }
 
 // Of equal scores the leftmost merges first; a merge of characters that are no
-// pieces alone, or of pieces that are none, does not happen.
+// pieces alone, or of strings that are no pieces, does not happen.
 func TestSentencePieceOrder(t *testing.T) {
 	tok, err := loadSPM(spmFile(spmBPE, spmNorm, spmPiece("▁", -9, 1), spmPiece("a", -9, 1), spmPiece("b", -9, 1), spmPiece("ba", -1, 1), spmPiece("ab", -1, 1), spmPiece("aba", -2, 1), spmPiece("▁▁", -3, 1)))
 	if err != nil {

@@ -22,8 +22,7 @@ import (
 
 var mistralModel = regexp.MustCompile(`^[^.]+\.model(\.(v1|v2|v3|v7|v11|v13|v15)(m1)?)?$`)
 
-// mistralFile returns the file that the engine takes in mistral mode, "" if there
-// is none.
+// mistralFile returns the file that the engine reads in mistral mode, or "".
 func mistralFile(fsys fs.FS) (string, error) {
 	entries, err := fs.ReadDir(fsys, ".")
 	if err != nil {

@@ -195,7 +195,7 @@ func patternSteps(pattern string) ([]splitter, error) {
 	if err != nil {
 		return nil, err
 	}
-	// What no alternative matches is not part of the result.
+	// Text that no alternative matches is not part of the result.
 	return []splitter{{regex: re, behavior: "Removed", invert: true}}, nil
 }
 

@@ -531,7 +531,7 @@ var punctRanges = [...]classRange{
 	{0x16a6e, 0x16a6f, 1}, {0x16af5, 0x16af5, 1}, {0x16b37, 0x16b3b, 1}, {0x16b44, 0x16b44, 1}, {0x1bc9f, 0x1bc9f, 1}, {0x1da87, 0x1da8b, 1},
 }
 
-// newDigits lists what the step Digits takes for a number and is none in Unicode 16.0.
+// newDigits lists what the step Digits takes for a number and is not one in Unicode 16.0.
 var newDigits = [...]classRange{
 	{0x11de0, 0x11de9, 1}, {0x16ff4, 0x16ff6, 1},
 }

@@ -50,8 +50,8 @@ var ownTemplates = map[string]string{
 	"own/guarded attributes":                 `{% set ns = namespace(_n=0, n=0) %}{% for m in messages %}{% set ns._n = 1 %}{{ ns._n }}{{ ns['_n'] is defined }}{% if m.tool_calls %}{{ ns._n + 1 }}{% endif %}{% endfor %}`,
 }
 
-// templateTexts are the templates of the reference data, by name. Without the data there
-// are none.
+// templateTexts are the templates of the reference data, by name. Without the data the
+// list is empty.
 func templateTexts(o options) (all map[string]string) {
 	b, err := os.ReadFile(filepath.Join(o.shared, "templates/templates.json"))
 	if errors.Is(err, os.ErrNotExist) {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvroute/kvroute/bench/replay"
 )
 
-// What is held against one router differs from it in what its name says, and in nothing
+// A fleet that is compared with one router differs from it in what its name says, and in nothing
 // else.
 func TestFleetComparisons(t *testing.T) {
 	p := &Bench{Log: io.Discard}

@@ -46,7 +46,7 @@ func TestRivalFiguresFindTheWorstCell(t *testing.T) {
 	}
 }
 
-// What is near the default in one open cell is compared with it in all.
+// A rule that is near the default in one open cell is compared with the default in all.
 func TestContendersAndTheWorstCell(t *testing.T) {
 	b := &Bench{}
 	larger := b.largerCells()

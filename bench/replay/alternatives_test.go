@@ -14,7 +14,7 @@ import (
 	"github.com/kvroute/kvroute/internal/fixtures"
 )
 
-// What the summary of a group's prefixes was chosen over, in the least form that can be
+// The alternatives to the summary of a group's prefixes, in the smallest form that can be
 // measured; see docs/adr/0006-prefix-summary.md. Each is a set of the sequence hashes of
 // checkpoints, one every 64 tokens.
 type prefixSet interface {

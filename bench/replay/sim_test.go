@@ -317,7 +317,7 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// Load that is told is load that is seen, and so is what is guessed of caches.
+// Reported load counts like observed load, and predicted blocks like cached ones.
 func TestReplicasThatShareAllAtOnceAreOne(t *testing.T) {
 	for _, approximate := range []bool{false, true} {
 		c := Scenario{Trace: small(t), Rule: rule(t, "tokens"), Speedup: 2, KVBlocks: 300, Seed: 1, Approximate: approximate}
@@ -506,7 +506,7 @@ func TestMooncakeRoundTrip(t *testing.T) {
 	if a, b := trace.HitRate(trace.InOrder(), 1, 0), back.HitRate(back.InOrder(), 1, 0); a.Hit != b.Hit {
 		t.Errorf("%d blocks hit, were %d", b.Hit, a.Hit)
 	}
-	// What is in the format stays what it is: the same bytes, and, where each
+	// A record of the format does not change when it is read and written: the same bytes, and, where each
 	// request has a millisecond of its own, the same simulation.
 	for i := range back.Requests {
 		back.Requests[i].At = time.Duration(i) * 83 * time.Millisecond

@@ -49,7 +49,7 @@ func standIn(item string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// What makes a conversation's next turn find its blocks.
+// The condition for a conversation's next turn to find its blocks.
 func TestTextOfAConversationGrowsAtTheEnd(t *testing.T) {
 	turns := []string{
 		`{"role":"system","content":"You help."}`,

@@ -176,7 +176,7 @@ func (r *Renderer) readVariables(c *conversation, tools []jinja.Value) {
 	}
 }
 
-// What the values may take that a template makes: a template that works on its
+// The limit of memory for the values that a template makes: a template that works on its
 // messages makes some copies of them.
 const (
 	leastMemory   = 24 << 20

@@ -126,7 +126,7 @@ func place(k Value, n int) (int, bool) {
 	return int(i), i >= 0 && i < int64(n)
 }
 
-// slice is v[start:stop:step]. Parts that are absent are None.
+// slice is v[start:stop:step]. An absent part stands for None.
 func (r *renderer) slice(v, start, stop, step Value) Value {
 	r.defined(v, start, stop, step)
 	for _, part := range []Value{start, stop, step} {

@@ -8,7 +8,7 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
-// What vLLM 0.32's own detection says of these templates.
+// The results of vLLM 0.32's own detection for these templates.
 func TestLoopsOverContent(t *testing.T) {
 	for text, want := range map[string]bool{
 		"{% for m in messages %}{{ m.content }}{% endfor %}":                                                            false,

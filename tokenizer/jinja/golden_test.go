@@ -62,7 +62,7 @@ func goldenFile(t testing.TB, name string) (vars *jinja.Dict, o jinja.Options, a
 	return v.Dict(), o, all
 }
 
-// What Jinja2 makes of each feature: the text, or the kind of error. A feature that this
+// The result of Jinja2 for each feature: the text, or the kind of error. A feature that this
 // package does not have is an error of its own, never another text.
 func TestGolden(t *testing.T) {
 	vars, o, all := golden(t)

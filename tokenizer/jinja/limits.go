@@ -30,7 +30,7 @@ const (
 	maxCalls      = 200 // nested calls of macros
 	maxNesting    = 900 // nested values; Python's own limit is near a thousand
 
-	// What one step pays for.
+	// The amount of work that counts as one step.
 	stringStep = 16 // bytes of a string that is made
 	scanStep   = 64 // bytes of a string that is read
 	itemSteps  = 2  // steps for each item of a list

@@ -94,7 +94,7 @@ func TestParsingIsBounded(t *testing.T) {
 	}
 }
 
-// What a template can build is no danger to the process: values that hold
+// No value that a template can build endangers the process: values that hold
 // themselves, are deep or share their parts end the rendering where they are
 // printed, compared or sorted, and work is counted by its size.
 func TestHostileValues(t *testing.T) {
@@ -268,7 +268,7 @@ func TestErrorsNameTheLine(t *testing.T) {
 	}
 }
 
-// What the package lacks is an error that names it: of a filter when the template is
+// A feature that the package lacks gives an error that names it: for a filter when the template is
 // parsed, of what depends on values once it is reached.
 func TestUnsupported(t *testing.T) {
 	for text, want := range map[string]string{

@@ -147,7 +147,7 @@ func tooLarge() *Error { return errorf(Unsupported, "arithmetic with integers of
 // undefined returns an undefined value. message is that of the error of using it.
 func undefined(message string) Value { return Value{str: message} }
 
-// IsNone reports whether v is None.
+// IsNone reports whether v stands for None.
 func (v Value) IsNone() bool { return v.kind == kindNone }
 
 // IsUndefined reports whether v is undefined.

@@ -57,7 +57,7 @@ def main() -> None:
     print("// punctRanges lists what the step Punctuation takes for a sign.")
     print("var punctRanges = [...]classRange{")
     ranges(those(lambda c: len(parts.pre_tokenize_str("a" + c)) == 2))
-    print("// newDigits lists what the step Digits takes for a number and is none in Unicode 16.0.")
+    print("// newDigits lists what the step Digits takes for a number and is not one in Unicode 16.0.")
     print("var newDigits = [...]classRange{")
     ranges(those(lambda c: len(digits.pre_tokenize_str("a" + c)) == 2 and u.category(c)[0] != "N"))
     print("// accentRanges lists what the normalizer StripAccents takes away.")
