@@ -35,29 +35,29 @@ type room struct {
 // lines. Limits only fall: a change that adds lines must remove as many elsewhere.
 var (
 	product = []room{
-		{"cmd/kvroute", 5050, 25},
-		{"extproc", 2120, 25},
-		{"router", 5470, 25},
-		{"scorer", 2010, 25},
-		{"indexer", 3330, 25},
-		{"events internal/msgpack", 5190, 25},
-		{"engines engines/localindex", 4620, 25},
-		{"fleet", 2660, 25},
-		{"replicas", 2640, 25},
-		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/openai internal/reach internal/records internal/replica internal/telemetry internal/wire internal/zmtp", 4540, 34},
-		{"tokenizer tokenizer/chat tokenizer/jinja", 12100, 25},
+		{"cmd/kvroute", 4840, 20},
+		{"extproc", 2000, 20},
+		{"router", 5115, 20},
+		{"scorer", 1955, 23},
+		{"indexer", 3315, 20},
+		{"events internal/msgpack", 4630, 20},
+		{"engines engines/localindex", 3970, 20},
+		{"fleet", 2335, 20},
+		{"replicas", 2435, 20},
+		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/openai internal/reach internal/records internal/replica internal/telemetry internal/wire internal/zmtp", 4470, 25},
+		{"tokenizer tokenizer/chat tokenizer/jinja", 11640, 20},
 	}
 	support = []room{
-		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 14960, 31},
+		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 13155, 31},
 	}
 	// The limits for the sums of the two lists above.
-	productLimit, supportLimit = 49650, 14960
+	productLimit, supportLimit = 46680, 13155
 	// longest limits the lines of a function, longestFile those of a file. The aims are 80 and
 	// 500. These limits only fall, too.
-	longest, longestFile = 90, 730
+	longest, longestFile = 80, 670
 	// unusedLimit limits the exported names, in all packages together, that no other package uses.
 	// Methods and fields are not counted, and uses in tests do not count.
-	unusedLimit = 81
+	unusedLimit = 71
 )
 
 // TestHouse prints the table of rooms and fails if a room is above its limit.
