@@ -30,7 +30,7 @@ func (c counter) count(attributes ...string) { c.add(1, attributes...) }
 
 // add counts several events.
 //
-//nolint:contextcheck // counters need none
+//nolint:contextcheck,nolintlint // counters need none; without this each caller would need it
 func (c counter) add(n int, attributes ...string) {
 	set := make([]attribute.KeyValue, 0, len(attributes)/2)
 	for i := 0; i+1 < len(attributes); i += 2 {

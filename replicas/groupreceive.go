@@ -192,14 +192,14 @@ func (g *Groups) Run(ctx context.Context) error {
 	}
 	tick := time.NewTicker(groupTick)
 	defer tick.Stop()
-	for g.tick(); ; { //nolint:contextcheck // counters need none
+	for g.tick(); ; {
 		select {
 		case <-ctx.Done():
 			return nil
 		case m := <-in:
-			g.take(m.Data) //nolint:contextcheck // counters need none
+			g.take(m.Data)
 		case <-tick.C:
-			g.tick() //nolint:contextcheck // counters need none
+			g.tick()
 		}
 	}
 }

@@ -166,7 +166,7 @@ func (g *GroupPublisher) Run(ctx context.Context) error {
 		case <-requested:
 			g.requestFull()
 		case <-tick.C:
-			g.summarize(g.conf.Now()) //nolint:contextcheck // counters need none
+			g.summarize(g.conf.Now())
 		}
 	}
 }

@@ -50,7 +50,7 @@ func (c counter) count(value string) { c.add(value, 1) }
 
 // add counts several events.
 //
-//nolint:contextcheck // counters need none
+//nolint:contextcheck,nolintlint // counters need none; without this each caller would need it
 func (c counter) add(value string, n int) {
 	if n > 0 {
 		c.Add(context.Background(), int64(n), metric.WithAttributes(attribute.String(c.attribute, value)))

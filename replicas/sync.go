@@ -206,8 +206,8 @@ func (s *Sync) Run(ctx context.Context) error {
 		return err
 	}
 	var sending sync.WaitGroup
-	sending.Go(func() { newSender(s).run(ctx.Done(), asked) }) //nolint:contextcheck // counters need none
-	newReceiver(s).run(ctx.Done(), in)                         //nolint:contextcheck // as before
+	sending.Go(func() { newSender(s).run(ctx.Done(), asked) })
+	newReceiver(s).run(ctx.Done(), in)
 	sending.Wait()
 	_ = s.nc.FlushTimeout(time.Second) // a peer that misses the last message drops the requests later
 	return nil
