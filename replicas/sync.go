@@ -207,7 +207,7 @@ func (s *Sync) Run(ctx context.Context) error {
 	}
 	var sending sync.WaitGroup
 	sending.Go(func() { newSender(s).run(ctx.Done(), asked) })
-	newReceiver(s).run(ctx.Done(), in)
+	newReceiver(s).run(ctx.Done(), in) //nolint:contextcheck // its queries end with the receiver
 	sending.Wait()
 	_ = s.nc.FlushTimeout(time.Second) // a peer that misses the last message drops the requests later
 	return nil
