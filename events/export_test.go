@@ -126,6 +126,8 @@ func (s *Subscriber) Ranks() (steady, others int) {
 // Counting makes the subscriber count its events in a map, and returns a function that copies the
 // map.
 func (s *Subscriber) Counting() func() map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	counts := map[string]int{}
 	before := s.tracker.count
 	s.tracker.count = func(what string, n int) {
