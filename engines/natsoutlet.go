@@ -27,7 +27,8 @@ const (
 	slowestRetry      = 500 * time.Millisecond
 )
 
-// natsOutlet sends messages over NATS core, or, if publish is set, into a stream.
+// natsOutlet sends the messages of a publisher over NATS core, or, if publish is set, into a
+// stream. It also receives the publisher's queries. Only the goroutine of [Publisher.Run] uses it.
 type natsOutlet struct {
 	nc       *nats.Conn
 	conf     *PublisherConfig
@@ -61,6 +62,7 @@ func newNATSOutlet(nc *nats.Conn, conf *PublisherConfig) *natsOutlet {
 	return o
 }
 
+// open begins to receive queries. end must also be called after an error.
 func (o *natsOutlet) open(ctx context.Context, p *Publisher) (end func(), err error) {
 	var cancel context.CancelFunc
 	o.life, cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -106,7 +108,8 @@ func (o *natsOutlet) query(p *Publisher, m *nats.Msg) {
 	}
 }
 
-func (o *natsOutlet) send(_ uint32, e events.Envelope) error {
+// send numbers a message and sends it. After an error some reader may lack it.
+func (o *natsOutlet) send(e events.Envelope) error {
 	e.Sequence = o.sequence
 	o.sequence++
 	subject, message := o.conf.Scope.Topic(events.Topic), events.AppendEnvelope(nil, e)
@@ -159,10 +162,13 @@ func (o *natsOutlet) limited(do func(context.Context) error) error {
 	return do(ctx)
 }
 
+// connection returns a number that changes when readers may have missed messages that were
+// sent without an error, and whether messages can be sent now.
 func (o *natsOutlet) connection() (changes uint64, up bool) {
 	return o.nc.Stats().Reconnects, o.nc.IsConnected()
 }
 
+// flush waits for the last messages to leave, up to a second.
 func (o *natsOutlet) flush() error {
 	if !o.nc.IsConnected() || o.publish != nil {
 		return nil // nothing to wait for: the stream has acknowledged its messages

@@ -4,19 +4,15 @@ package engines
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/events"
-	"github.com/kvroute/kvroute/internal/msgpack"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
@@ -88,11 +84,11 @@ func (p *plane) spots() map[spot]bool {
 
 // follow receives the events of a spot until ctx ends.
 func (p *plane) follow(ctx context.Context, at spot) {
-	l := planeListener{s: p.s, ctx: ctx, feed: events.FeedPlane, ranks: func() []WorkerRank {
+	l := planeListener{s: p.s, ctx: ctx, ranks: func() []WorkerRank {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return p.ranks[at]
-	}, foreign: func(uint64, uint32) { p.s.metrics.count(ctx, sourceForeign, 1) }}
+	}}
 	if at.endpoint == "" {
 		l.log = events.QuietLog(p.s.conf.Log).With("subject", at.subject)
 		l.followSubject(at.subject)
@@ -105,36 +101,24 @@ func (p *plane) follow(ctx context.Context, at spot) {
 		l.log.Warn("a publisher's endpoint is unusable", "err", err)
 		return
 	}
-	l.followSocket(endpoint, 0, func(KnownState) {})
-}
-
-// followPlane receives the events of a publisher of kvroute until ctx ends.
-func (r *rankSource) followPlane(ctx context.Context) {
-	own := []WorkerRank{{r.worker.ID, r.at.rank}}
-	l := planeListener{
-		s: r.s, ctx: ctx, log: r.log, feed: events.FeedZMQ,
-		ranks: func() []WorkerRank { return own }, foreign: r.lie,
-	}
-	l.followSocket(r.at.events, r.at.rank, r.set)
+	l.followSocket(endpoint)
 }
 
 // planeListener hands the messages of a spot to the Subscriber. After each connection the
 // Subscriber queries the ranks of the spot.
 type planeListener struct {
-	s       *Sources
-	ctx     context.Context //nolint:containedctx // of the function that follows
-	log     *slog.Logger
-	feed    events.Feed
-	ranks   func() []WorkerRank // may send events here
-	foreign func(worker uint64, dpRank uint32)
+	s     *Sources
+	ctx   context.Context //nolint:containedctx // of the function that follows
+	log   *slog.Logger
+	ranks func() []WorkerRank // may send events here
 }
 
-func (l *planeListener) followSocket(at zmtp.Endpoint, rank uint32, known func(KnownState)) {
+func (l *planeListener) followSocket(at zmtp.Endpoint) {
 	again := time.AfterFunc(settleSurely, l.missed)
 	again.Stop() // until there is a connection
 	defer again.Stop()
 	(&subscription{
-		s: l.s, at: at, topic: events.Topic, rank: rank, log: l.log, known: known,
+		s: l.s, at: at, topic: events.Topic, log: l.log, known: func(KnownState) {},
 		connected: func(bool) {
 			l.missed()
 			again.Reset(settleSurely)
@@ -179,63 +163,23 @@ func (l *planeListener) missed() {
 
 func (l *planeListener) take(body []byte) {
 	l.s.metrics.count(l.ctx, sourceLive, 1)
-	l.s.conf.Subscriber.TakeFrom(l.ctx, l.feed, body, func(worker uint64, dpRank uint32) bool {
+	l.s.conf.Subscriber.TakeFrom(l.ctx, events.FeedPlane, body, func(worker uint64, dpRank uint32) bool {
 		own := slices.Contains(l.ranks(), WorkerRank{worker, dpRank})
 		if !own {
-			l.foreign(worker, dpRank)
+			l.s.metrics.count(l.ctx, sourceForeign, 1)
 		}
 		return own
 	})
 }
 
-// Ask sends a query to the local indexer of a Dynamo worker's rank, or to the publisher of a
-// worker with Queries. It calls part with the parts of the answer until part returns false.
-// It is for [events.SubscriberConfig].
+// Ask sends a query to the local indexer of a Dynamo worker's rank. It calls part with the parts
+// of the answer until part returns false. It is for [events.SubscriberConfig].
 func (s *Sources) Ask(ctx context.Context, q events.Query, part func(events.AnswerPart) (more bool)) error {
 	s.plane.mu.Lock()
 	indexer, ok := s.plane.indexers[WorkerRank{q.WorkerID, q.DPRank}]
 	s.plane.mu.Unlock()
-	if ok {
-		return askIndexer(ctx, indexer, q, part)
-	}
-	at, ok := s.planeOf(q.WorkerID, q.DPRank)
 	if !ok {
 		return events.ErrNobody
 	}
-	err := s.request(ctx, at.replay, [][]byte{nil, events.AppendQuery(nil, q)}, func(frames [][]byte) (more bool, err error) {
-		p, err := splitPart(frames)
-		return err == nil && part(p), err
-	})
-	if errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("%w: %w", events.ErrNobody, err)
-	}
-	return err
-}
-
-// splitPart reads a part of an answer: an empty frame; a frame of number and count, u32
-// big-endian, and the bytes; and a frame of the publisher, which is optional.
-func splitPart(frames [][]byte) (events.AnswerPart, error) {
-	n := len(frames)
-	if n < 2 || n > 3 || len(frames[0]) > 0 || len(frames[1]) < 8 || n == 3 && len(frames[2]) != 8 {
-		return events.AnswerPart{}, fmt.Errorf("events: read an answer: %w: %d frames", msgpack.ErrShape, n)
-	}
-	p := events.AnswerPart{
-		Index: int(binary.BigEndian.Uint32(frames[1])), Count: int(binary.BigEndian.Uint32(frames[1][4:])), Data: frames[1][8:],
-	}
-	if n == 3 {
-		p.Publisher = binary.BigEndian.Uint64(frames[2])
-	}
-	return p, nil
-}
-
-// planeOf returns the sockets of a rank's publisher.
-func (s *Sources) planeOf(worker uint64, dpRank uint32) (at socket, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for r := range s.ranks {
-		if r.at.plane && r.worker.ID == worker && r.at.rank == dpRank {
-			return r.at, true
-		}
-	}
-	return at, false
+	return askIndexer(ctx, indexer, q, part)
 }

@@ -42,9 +42,6 @@ type PublisherConfig struct {
 	// LocalIndexer keeps the worker's blocks and its last events, and answers queries. The
 	// worker's record should say so.
 	LocalIndexer bool
-	// Sockets are the publisher's own, by rank. With sockets the publisher does not use
-	// NATS: Durable is ignored, LocalIndexer is implied, and events of other ranks are lost.
-	Sockets map[uint32]RankSockets
 	// Publish sends a message of a Durable publisher and waits for the acknowledgement.
 	// Default: JetStream's.
 	Publish func(ctx context.Context, m *nats.Msg) error
@@ -54,20 +51,6 @@ type PublisherConfig struct {
 	Now func() time.Time
 	// Log takes a line for each loss. Default none.
 	Log *slog.Logger
-}
-
-// outlet sends the messages of a publisher and receives its queries. Only the goroutine of
-// [Publisher.Run] uses it.
-type outlet interface {
-	// open begins to receive queries. end must also be called after an error.
-	open(ctx context.Context, p *Publisher) (end func(), err error)
-	// send numbers a message and sends it. After an error some reader may lack it.
-	send(rank uint32, e events.Envelope) error
-	// connection returns a number that changes when readers may have missed messages that
-	// were sent without an error, and whether messages can be sent now.
-	connection() (changes uint64, up bool)
-	// flush waits for the last messages to leave, up to a second.
-	flush() error
 }
 
 // Publisher publishes the events of one worker's cache.
@@ -83,7 +66,7 @@ type outlet interface {
 //   - At most max events are pending.
 type Publisher struct {
 	conf PublisherConfig
-	out  outlet
+	out  *natsOutlet
 	id   uint64
 	wake chan struct{} // holds a token while events are pending
 	max  int           // events that may be pending
@@ -102,17 +85,13 @@ type Publisher struct {
 	local   *localindex.Index // nil without LocalIndexer
 }
 
-// NewPublisher returns a publisher. The caller keeps the connection, which may be nil if
-// the publisher has sockets. Readers forget what they know of the worker from an earlier
-// publisher.
+// NewPublisher returns a publisher. The caller keeps the connection. Readers forget what
+// they know of the worker from an earlier publisher.
 func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
 	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
-	if len(conf.Sockets) > 0 {
-		conf.Durable, conf.LocalIndexer = false, true
-	}
 	p := &Publisher{
 		conf: conf, max: maxPending,
 		id:     rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
@@ -123,11 +102,7 @@ func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 	if conf.Durable {
 		p.max = maxPendingDurable
 	}
-	if len(conf.Sockets) > 0 {
-		p.out = newSocketOutlet(conf.Sockets)
-	} else {
-		p.out = newNATSOutlet(nc, &p.conf)
-	}
+	p.out = newNATSOutlet(nc, &p.conf)
 	if conf.LocalIndexer {
 		p.local = localindex.New()
 	}
@@ -219,16 +194,16 @@ func (p *Publisher) flush() {
 	p.mu.Unlock()
 
 	for len(pending) > 0 {
-		n, blocks, rank := 0, 0, pending[0].DPRank
+		n, blocks := 0, 0
 		for n < len(pending) && n < maxMessageEvents {
 			size := len(pending[n].Event.Blocks) + len(pending[n].Event.Externals)
-			if n > 0 && blocks+size > maxMessageBlocks || len(p.conf.Sockets) > 0 && pending[n].DPRank != rank {
+			if n > 0 && blocks+size > maxMessageBlocks {
 				break
 			}
 			blocks += size
 			n++
 		}
-		if err := p.out.send(rank, events.Envelope{
+		if err := p.out.send(events.Envelope{
 			PublisherID: p.id,
 			PublishedAt: uint64(p.conf.Now().UnixMilli()),
 			Topic:       events.Topic,

@@ -90,10 +90,6 @@ func (r *rankSource) count(outcome string, n int) {
 // run follows the rank until ctx ends.
 func (r *rankSource) run(ctx context.Context) {
 	r.ctx = ctx
-	if r.at.plane {
-		r.followPlane(ctx)
-		return
-	}
 	r.do(r.clear) // known blocks are of another source
 	r.restore()
 	if r.at.url != "" {
@@ -189,7 +185,7 @@ func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
 	for i := range b.Events {
 		if ev := &b.Events[i]; ev.HasRank {
 			if ev.Rank < r.worker.DPStart || ev.Rank-r.worker.DPStart >= max(1, r.worker.DPSize) {
-				r.lie(r.worker.ID, ev.Rank)
+				r.lie(ev.Rank)
 				return false // the whole batch is of one rank
 			}
 			r.spoken[ev.Rank] = struct{}{}
@@ -210,11 +206,11 @@ func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
 }
 
 // lie counts events of a rank that is not the socket's.
-func (r *rankSource) lie(worker uint64, rank uint32) {
+func (r *rankSource) lie(rank uint32) {
 	r.count(sourceForeign, 1)
 	if !r.lied {
 		r.lied = true
-		r.log.Warn("events of ranks that are not the socket's are ignored", "claimed_worker", worker, "claimed_rank", rank,
+		r.log.Warn("events of ranks that are not the socket's are ignored", "claimed_rank", rank,
 			"dp_start", r.worker.DPStart, "dp_size", max(1, r.worker.DPSize))
 	}
 }

@@ -62,8 +62,6 @@ func (r TestRank) Take(frames [][]byte) { r.r.live(frames) }
 
 func DecodeTRTLLM(data []byte) (EngineBatch, error) { return decodeTRTLLM(data) }
 
-func SplitPart(frames [][]byte) (events.AnswerPart, error) { return splitPart(frames) }
-
 // RecordedMessage returns the JSON that a [Recorder] writes for a message.
 func RecordedMessage(frames [][]byte) []byte {
 	text, err := json.Marshal(recordMessage(frames))

@@ -53,11 +53,6 @@ type EngineWorker struct {
 	// reports, if any.
 	Replay string
 
-	// Queries means that a kvroute publisher is at Endpoint and answers queries for missed events
-	// at Replay. Its events go to [SourcesConfig].Subscriber. Both endpoints must be set, with
-	// [TransportZMQ].
-	Queries bool
-
 	// DPStart and DPSize are the ranks. If DPSize is 0, it is the number that the engine reports,
 	// or 1.
 	DPStart, DPSize uint32
@@ -97,8 +92,8 @@ func (k KnownState) String() string {
 type SourcesConfig struct {
 	// Sink receives the events. One goroutine at a time calls it for a rank.
 	Sink events.Sink
-	// Subscriber receives the events of workers with Queries and of Dynamo's publishers. It must
-	// send its queries with [Sources.Ask]. Default: such workers are not followed.
+	// Subscriber receives the events of Dynamo's publishers. It must send its queries with
+	// [Sources.Ask]. Default: such publishers are not followed.
 	Subscriber *events.Subscriber
 	// Found receives what an engine reports about itself, before the engine's events and after
 	// each discovery. It must not call back. Default: none.
@@ -197,13 +192,12 @@ func stir(wake chan<- struct{}) {
 	}
 }
 
-// Has reports whether s itself orders the events of a worker. It does not for a worker with a
-// local indexer, whose events the Subscriber orders.
+// Has reports whether s reads and orders the events of a worker.
 func (s *Sources) Has(id uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w, ok := s.wanted[id]
-	return ok && !w.Queries
+	_, ok := s.wanted[id]
+	return ok
 }
 
 // State returns the worst state of a worker's ranks.
@@ -362,7 +356,6 @@ type socket struct {
 	url            string // of TransportPoll
 	events, replay zmtp.Endpoint
 	replays        bool // replay is set
-	plane          bool // a kvroute publisher, which answers queries at replay
 }
 
 // basePort and baseReplayPort are the ports of rank 0 for an endpoint whose port is "{rank}".
@@ -386,9 +379,6 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 	default:
 		return nil, fmt.Errorf("events: transport is %q, want %s or %s", w.Transport, TransportZMQ, TransportPoll)
 	}
-	if w.Queries && (s.conf.Subscriber == nil || w.Endpoint == "" || w.Replay == "") {
-		return nil, errors.New("events: a publisher that answers queries needs an endpoint, and one to ask at")
-	}
 	if w.Endpoint == "" {
 		f, err := s.discover(ctx, w)
 		if err != nil {
@@ -403,7 +393,7 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 	host, _, err := net.SplitHostPort(w.Address)
 	if err != nil {
 		host = "127.0.0.1"
-	} else if w.BlockSize == 0 && !w.Queries {
+	} else if w.BlockSize == 0 {
 		// Only the block size is missing, so an error is ignored.
 		if f, err := s.discover(ctx, w); err == nil {
 			w.Engine, w.BlockSize = cmp.Or(w.Engine, f.Engine), f.BlockSize
@@ -413,18 +403,14 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 	}
 	var sockets []socket
 	for i := range max(1, w.DPSize) {
-		at := socket{rank: w.DPStart + i, topic: w.Topic, plane: w.Queries}
-		live, ask := basePort, baseReplayPort
-		if at.plane {
-			at.topic, live, ask = events.Topic, PlanePort, QueryPort
-		}
-		if at.events, err = zmtp.ParseEndpoint(w.Endpoint, live, int(at.rank)); err != nil {
+		at := socket{rank: w.DPStart + i, topic: w.Topic}
+		if at.events, err = zmtp.ParseEndpoint(w.Endpoint, basePort, int(at.rank)); err != nil {
 			return nil, err
 		}
 		at.events = at.events.At(host)
 		if w.Replay != "" {
 			at.replays = true
-			if at.replay, err = zmtp.ParseEndpoint(w.Replay, ask, int(at.rank)); err != nil {
+			if at.replay, err = zmtp.ParseEndpoint(w.Replay, baseReplayPort, int(at.rank)); err != nil {
 				return nil, err
 			}
 			at.replay = at.replay.At(host)

@@ -322,15 +322,3 @@ func FuzzLoadSources(f *testing.F) {
 		}
 	})
 }
-
-func FuzzAnswerParts(f *testing.F) {
-	f.Add([]byte{}, []byte{0, 0, 0, 0, 0, 0, 0, 1, 0x81}, []byte{0, 0, 0, 0, 0, 0, 0, 9})
-	f.Fuzz(func(t *testing.T, a, b, c []byte) {
-		for _, frames := range [][][]byte{{a}, {a, b}, {a, b, c}, {a, b, c, a}} {
-			p, err := engines.SplitPart(frames)
-			if err == nil && (len(a) > 0 || len(p.Data) != len(b)-8 || p.Index < 0 || p.Count < 0) {
-				t.Errorf("%x: %+v", frames, p)
-			}
-		}
-	})
-}

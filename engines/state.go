@@ -166,7 +166,7 @@ var errTooManyRanks = fmt.Errorf("more than %d ranks", maxSavedRanks)
 func (r *rankSource) save() (state *savedRank, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.at.plane || !r.stream.heard || !r.at.replays && r.at.url == "" {
+	if !r.stream.heard || !r.at.replays && r.at.url == "" {
 		return nil, false
 	}
 	st := r.stream

@@ -206,7 +206,7 @@ func TestChooseFeed(t *testing.T) {
 		{"jetstream", true, false, events.FeedCore, true},
 		{"jetstream", false, false, events.FeedCore, false},
 		{"zmq", false, true, events.FeedZMQ, false},
-		{"zmq", true, true, events.FeedZMQ, true},
+		{"zmq", true, true, events.FeedZMQ, false},
 		{"http_poll", false, true, events.FeedPoll, false},
 		{"none", true, true, events.FeedNone, false},
 		{"heartbeat", false, false, events.FeedNone, false},

@@ -47,7 +47,7 @@ type Source struct {
 
 // asked reports whether queries to workers of a feed go to [SubscriberConfig].Ask instead of
 // NATS.
-func (f Feed) asked() bool { return f == FeedZMQ || f == FeedPlane }
+func (f Feed) asked() bool { return f == FeedPlane }
 
 func (s Source) takes(feed Feed) bool {
 	return s.Feed == feed || s.Feed == FeedAny || feed == FeedAny && s.Feed != FeedNone
@@ -170,7 +170,7 @@ func ChooseFeed(transport string, localIndexer, durable bool) (feed Feed, querie
 	case "none", "heartbeat":
 		return FeedNone, false
 	case "zmq":
-		return FeedZMQ, localIndexer
+		return FeedZMQ, false
 	case "http_poll":
 		return FeedPoll, false
 	case "dynamo":

@@ -33,7 +33,7 @@ type SubscriberConfig struct {
 	// Changed, if not nil, is called when the state of a rank changes, one call at a
 	// time and in order. It must not call methods of the subscriber.
 	Changed func(workerID uint64, dpRank uint32, s State)
-	// Ask sends a query to a worker of [FeedZMQ] or [FeedPlane], and calls part with the parts
+	// Ask sends a query to a worker of [FeedPlane], and calls part with the parts
 	// of the answer until it returns false. The error is the reason why no more parts come.
 	// Default: [ErrNobody].
 	Ask func(ctx context.Context, q Query, part func(AnswerPart) (more bool)) error
@@ -447,7 +447,7 @@ func (s *Subscriber) take(ctx context.Context, feed Feed, data []byte, whose fun
 	taken(gap)
 }
 
-// Missed reports that a rank of a worker of [FeedZMQ] or [FeedPlane] is reachable from now on,
+// Missed reports that a rank of a worker of [FeedPlane] is reachable from now on,
 // and that events may have been lost before.
 func (s *Subscriber) Missed(workerID uint64, dpRank uint32) {
 	s.mu.Lock()

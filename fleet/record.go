@@ -101,8 +101,8 @@ type Events struct {
 	Endpoint string `json:"endpoint,omitempty"`
 	Topic    string `json:"topic,omitempty"`  // prefix of the wanted topics
 	Replay   string `json:"replay,omitempty"` // socket that sends lost events again
-	// LocalIndexer means that the worker answers queries about its events. With "zmq",
-	// kvroute's publisher listens at Endpoint and answers queries at Replay.
+	// LocalIndexer means that the worker answers queries about its events. Ignored with "zmq",
+	// where the engine's own socket sends lost events again.
 	LocalIndexer bool `json:"local_indexer,omitempty"`
 	// PublisherID is the id of the worker's publisher, if one publisher sends the events of
 	// all ranks. kvroute then ignores other publishers of this worker.
@@ -282,8 +282,6 @@ func (c *check) events(r *Record, networks reach.Networks) {
 		}
 		c.noError(near(u.Hostname(), networks), "events.endpoint", e.Endpoint)
 	case "zmq":
-		c.that(!e.LocalIndexer || r.BlockSize > 0 && e.Endpoint != "" && e.Replay != "",
-			"events.local_indexer", true, "with zmq block_size, events.endpoint and events.replay beside it")
 		c.socket("events.endpoint", e.Endpoint, networks)
 		c.socket("events.replay", e.Replay, networks)
 	default:

@@ -116,7 +116,7 @@ func (d *direct) follow(r fleet.Record, info router.WorkerInfo) {
 	d.mu.Unlock()
 	d.sources.Set(engines.EngineWorker{
 		ID: id, Name: info.Name, Transport: r.Events.Transport, Address: info.Address.String(),
-		Endpoint: r.Events.Endpoint, Topic: r.Events.Topic, Replay: r.Events.Replay, Queries: r.Events.LocalIndexer,
+		Endpoint: r.Events.Endpoint, Topic: r.Events.Topic, Replay: r.Events.Replay,
 		DPStart: info.DPStart, DPSize: info.DPSize, BlockSize: info.BlockSize, Engine: info.Engine, Started: info.StartedMS,
 	})
 }

@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,7 +13,9 @@ import (
 
 	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
 func TestBadDynamoSettings(t *testing.T) {
@@ -36,16 +37,12 @@ func TestBadDynamoSettings(t *testing.T) {
 // publishers, and they are removed with their records.
 func TestWorkersOfDynamosStore(t *testing.T) {
 	t.Parallel() // mostly waits
-	var lc net.ListenConfig
-	listen := func() net.Listener {
-		l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return l
+	const publisherID = 0x1a26
+	socket, err := zmtp.Listen(zmtp.Endpoint{Host: "127.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
 	}
-	sockets := engines.RankSockets{Events: listen(), Queries: listen()}
-	publisher := engines.NewPublisher(nil, engines.PublisherConfig{WorkerID: 26, Sockets: map[uint32]engines.RankSockets{0: sockets}})
+	var publisher zmtp.Publisher
 	store := t.TempDir()
 	put := func(bucket, name, text string) {
 		t.Helper()
@@ -62,15 +59,15 @@ func TestWorkersOfDynamosStore(t *testing.T) {
 			`"card_json":{"display_name":"m","kv_cache_block_size":16,"worker_type":"aggregated","runtime_config":{"data_parallel_size":1,"kv_event_publishing_enabled":true}}}`, id))
 	}
 	const scope = `"scope":{"kind":"endpoint","endpoint":{"namespace":"dynamo","component":"backend","name":"generate"}},"topic":"kv-events"`
-	key := fmt.Sprintf("namespace/dynamo/component/backend/endpoint/generate/topic/kv%%2Devents/%x", publisher.ID())
-	put("event_channels", key, fmt.Sprintf(`{%s,"instance_id":%d,"transport":{"kind":"Zmq","config":{"endpoint":"tcp://%s"}}}`, scope, publisher.ID(), sockets.Events.Addr()))
-	put("event_sources", key, fmt.Sprintf(`{%s,"publisher_id":%d,"metadata":{"worker":{"worker_id":26,"dp_rank":0}}}`, scope, publisher.ID()))
+	key := fmt.Sprintf("namespace/dynamo/component/backend/endpoint/generate/topic/kv%%2Devents/%x", publisherID)
+	put("event_channels", key, fmt.Sprintf(`{%s,"instance_id":%d,"transport":{"kind":"Zmq","config":{"endpoint":"tcp://%s"}}}`, scope, publisherID, socket.Addr()))
+	put("event_sources", key, fmt.Sprintf(`{%s,"publisher_id":%d,"metadata":{"worker":{"worker_id":26,"dp_rank":0}}}`, scope, publisherID))
 	card(26)
 
 	file := writeFile(t, fmt.Sprintf("version: 1\ndynamo: {dir: %q, frontend: \"127.0.0.1:1\"}\nworkers:\n- {name: a, worker_id: 3, address: \"127.0.0.1:2\", models: [m]}\n", store))
 	d := &demonstration{demo.Stack{Router: serveFile(t, file)}}
 	running := make(chan error, 1)
-	go func() { running <- publisher.Run(t.Context()) }()
+	go func() { running <- publisher.Serve(t.Context(), socket) }()
 	state := func() (all string) {
 		for _, w := range workers(t, d) {
 			all += fmt.Sprintf("%d %s %s, ", w.ID, w.Address, w.Engine)
@@ -98,7 +95,10 @@ func TestWorkersOfDynamosStore(t *testing.T) {
 	eventually(t, "the publisher is not heard", func() bool {
 		touch()
 		n++
-		publisher.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: n, Local: n}}})
+		frames := engines.PlaneFrames(events.Envelope{PublisherID: publisherID, Sequence: n, Topic: events.Topic, Payload: events.AppendEvents(nil, []events.RouterEvent{{
+			WorkerID: 26, EventID: n, Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: n, Local: n}}},
+		}})})
+		publisher.Send(frames[:]...)
 		for _, w := range workers(t, d) {
 			if w.ID == 26 && w.CachedBlocks > 0 {
 				return true
@@ -123,6 +123,4 @@ func TestWorkersOfDynamosStore(t *testing.T) {
 	is("4 127.0.0.1:3 , 27 127.0.0.1:1 dynamo, ")
 	// No process updates the files any more.
 	eventually(t, "the dead are there", func() bool { return state() == "4 127.0.0.1:3 , " })
-	sockets.Events.Close()
-	sockets.Queries.Close()
 }

@@ -19,8 +19,6 @@ type addresses struct {
 	Extproc string `json:"extproc,omitempty"`
 	HTTP    string `json:"http"`
 	NATS    string `json:"nats,omitempty"`
-	Events  string `json:"events,omitempty"`
-	Queries string `json:"queries,omitempty"`
 }
 
 // listen opens a listener at ip:port or unix:/path. It replaces the socket file of a

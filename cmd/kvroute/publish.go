@@ -24,7 +24,7 @@ import (
 
 // publishConfig is the flags of `kvroute publish`, with the tags of config.
 type publishConfig struct {
-	NATSURL      string `yaml:"nats-url" default:"nats://127.0.0.1:4222" help:"<URL> of the NATS bus, or file:PATH of a file that holds it; empty uses no bus, with bind-events and a router that has the worker in its configuration"`
+	NATSURL      string `yaml:"nats-url" default:"nats://127.0.0.1:4222" help:"<URL> of the NATS bus, or file:PATH of a file that holds it"`
 	bus.Access   `yaml:",inline"`
 	NATSReplicas int    `yaml:"nats-replicas" default:"1" want:"1, 3 or 5" help:"<number> of NATS servers that keep the stream, if it is made here: 1, 3 or 5"`
 	Namespace    string `yaml:"namespace" default:"kvroute" help:"namespace of the workers' subjects"`
@@ -53,10 +53,8 @@ type publishConfig struct {
 	DPSize    int    `yaml:"dp-size" want:"0 to 4294967295" help:"<number> of data-parallel ranks; 0 takes what the engine says"`
 	SetLike   bool   `yaml:"set-like" help:"one removal removes all copies of a block: for engines that report blocks again which they have"`
 
-	LocalIndexer bool   `yaml:"enable-local-indexer" default:"true" help:"answer routers' queries about events that they missed"`
-	Durable      bool   `yaml:"durable" default:"true" help:"publish into a stream that keeps events"`
-	BindEvents   string `yaml:"bind-events" help:"<endpoint> to publish events at instead of NATS, as tcp://*:5558; the ports of further ranks follow"`
-	BindQueries  string `yaml:"bind-queries" help:"<endpoint> at which routers then request what they missed; empty takes the port 5658 beside bind-events, a free one beside port 0"`
+	LocalIndexer bool `yaml:"enable-local-indexer" default:"true" help:"answer routers' queries about events that they missed"`
+	Durable      bool `yaml:"durable" default:"true" help:"publish into a stream that keeps events"`
 
 	HTTPAddress string        `yaml:"http-address" help:"<ip:port> of /metrics and /healthz; empty has none"`
 	Record      string        `yaml:"record" help:"<file> that records every event of the engine, with the token ids of prompts; an existing file is overwritten"`
@@ -98,12 +96,10 @@ func publish(ctx context.Context, args []string, std stdio) error {
 	defer stop()
 	s := newSidecar(&c, record, log)
 	defer s.client.CloseIdleConnections()
-	if c.NATSURL != "" {
-		if s.nc, err = bus.Connect(c.NATSURL, "kvroute publish "+record.Name, &c.Access, log); err != nil {
-			return err
-		}
-		defer s.nc.Close()
+	if s.nc, err = bus.Connect(c.NATSURL, "kvroute publish "+record.Name, &c.Access, log); err != nil {
+		return err
 	}
+	defer s.nc.Close()
 	if err := s.open(ctx, metrics.Meter("publish"), recorder); err != nil {
 		return err
 	}
@@ -120,18 +116,15 @@ func (c *publishConfig) worker() (r fleet.Record, err error) {
 	if c.NATSURL, err = bus.ReadURL(c.NATSURL); err != nil {
 		return r, err
 	}
-	switch {
-	case c.NATSURL == "" && c.BindEvents == "":
-		return r, errors.New("nats-url is empty, and so is bind-events: there is nowhere to publish")
-	case c.BindQueries != "" && c.BindEvents == "":
-		return r, errors.New("bind-queries is set, and bind-events is not")
+	if c.NATSURL == "" {
+		return r, errors.New("nats-url is empty: there is nowhere to publish")
 	}
 	if err := errors.Join(wrongValues(c)...); err != nil {
 		return r, err
 	}
 	listener := at.String()
 	first, _, _ := strings.Cut(c.NATSURL, ",")
-	if u, err := url.Parse(first); err == nil && c.NATSURL != "" && at.Addr().IsLoopback() && !loopback(net.JoinHostPort(u.Hostname(), "0")) {
+	if u, err := url.Parse(first); err == nil && at.Addr().IsLoopback() && !loopback(net.JoinHostPort(u.Hostname(), "0")) {
 		// Routers on other machines cannot reach the engine at its loopback address.
 		listener = net.JoinHostPort("0.0.0.0", fmt.Sprint(at.Port()))
 	}

@@ -27,7 +27,6 @@ import (
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/internal/telemetry"
-	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
 const (
@@ -42,7 +41,7 @@ const (
 type sidecar struct {
 	conf   *publishConfig
 	log    *slog.Logger
-	nc     *nats.Conn // nil without a bus
+	nc     *nats.Conn
 	client *http.Client
 
 	engine    engines.EngineWorker
@@ -51,7 +50,7 @@ type sidecar struct {
 	mismatch  bool    // the engine's blocks do not fit those of the routers
 	publisher *engines.Publisher
 	sources   *engines.Sources
-	announcer *fleet.Announcer // nil without a bus
+	announcer *fleet.Announcer
 	alive     atomic.Bool
 	load      engineLoad
 }
@@ -95,10 +94,6 @@ func (s *sidecar) open(ctx context.Context, meter metric.Meter, recorder *engine
 	if c.Durable {
 		s.record.Events.Transport = "jetstream"
 	}
-	sockets, err := s.bind()
-	if err != nil {
-		return err
-	}
 	s.engine.ID, s.engine.Name = s.record.ID(), s.record.Name
 	lost, err := s.instruments(meter)
 	if err != nil {
@@ -106,13 +101,9 @@ func (s *sidecar) open(ctx context.Context, meter metric.Meter, recorder *engine
 	}
 	s.publisher = engines.NewPublisher(s.nc, engines.PublisherConfig{
 		Scope: c.scope(), WorkerID: s.engine.ID, LocalIndexer: c.LocalIndexer, Durable: c.Durable, Replicas: c.NATSReplicas, Log: s.log,
-		Sockets: sockets,
-		Lost:    func(n int) { lost.Add(ctx, int64(n)) },
+		Lost: func(n int) { lost.Add(ctx, int64(n)) },
 	})
 	s.record.Events.PublisherID, s.record.StartedMS = s.publisher.ID(), time.Now().UnixMilli()
-	if s.nc == nil {
-		return nil
-	}
 	s.announcer, err = fleet.NewAnnouncer(s.nc, fleet.AnnouncerConfig{
 		Scope: c.scope(), Record: s.record, Replicas: c.NATSReplicas, Alive: s.alive.Load, Load: s.load.recent, Log: s.log,
 	})
@@ -205,64 +196,6 @@ func (s *sidecar) fitBlocks() error {
 	return nil
 }
 
-// bind opens the sockets of each rank, if events are published there, and adds their endpoints to
-// the record.
-func (s *sidecar) bind() (map[uint32]engines.RankSockets, error) {
-	c := s.conf
-	switch {
-	case s.mismatch && s.nc == nil:
-		return nil, errors.New("block-size does not fit the engine's, and without a bus no router would know")
-	case c.BindEvents == "" || s.mismatch:
-		return nil, nil
-	}
-	queries := c.BindQueries
-	if queries == "" {
-		at, err := zmtp.ParseEndpoint(c.BindEvents, engines.PlanePort, 0)
-		if err != nil {
-			return nil, fmt.Errorf("bind-events: %w", err)
-		}
-		if at.Path != "" {
-			return nil, errors.New("bind-events is a path, so bind-queries must be one")
-		}
-		if at.Port > 0 { // port 0: any free port
-			at.Port = engines.QueryPort
-		}
-		queries = at.String()
-	}
-	sockets := make(map[uint32]engines.RankSockets)
-	for i := range max(1, s.record.DPSize) {
-		var at engines.RankSockets
-		var err1, err2 error
-		at.Events, s.record.Events.Endpoint, err1 = s.listen("bind-events", c.BindEvents, engines.PlanePort, s.record.DPStart+i)
-		at.Queries, s.record.Events.Replay, err2 = s.listen("bind-queries", queries, engines.QueryPort, s.record.DPStart+i)
-		if err := cmp.Or(err1, err2); err != nil {
-			return nil, err
-		}
-		sockets[s.record.DPStart+i] = at
-	}
-	s.record.Events.Transport, s.record.Events.LocalIndexer = engines.TransportZMQ, true
-	return sockets, nil
-}
-
-// listen opens a rank's socket at the endpoint of rank 0. It returns that endpoint with the actual
-// port in place of port 0.
-func (s *sidecar) listen(flag, endpoint string, base int, rank uint32) (l net.Listener, known string, err error) {
-	e, err := zmtp.ParseEndpoint(endpoint, base, int(rank))
-	if err == nil {
-		l, err = zmtp.Listen(e)
-	}
-	switch {
-	case err != nil:
-		return nil, "", fmt.Errorf("%s: %w", flag, err)
-	case e.Path != "" || e.Port != 0:
-		return l, endpoint, nil
-	case s.record.DPSize > 1:
-		return nil, "", fmt.Errorf("%s is %q: several ranks need a port", flag, endpoint)
-	}
-	e.Port = l.Addr().(*net.TCPAddr).Port
-	return l, e.String(), nil
-}
-
 // instruments makes the metrics of messages that wait for the bus and of lost events.
 // docs/metrics.md lists them.
 func (s *sidecar) instruments(meter metric.Meter) (lost metric.Int64Counter, err error) {
@@ -271,9 +204,6 @@ func (s *sidecar) instruments(meter metric.Meter) (lost metric.Int64Counter, err
 	_, err2 := meter.Int64ObservableGauge("kvroute.publish.buffered",
 		metric.WithUnit("By"), metric.WithDescription("Messages that wait for the bus."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			if s.nc == nil {
-				return nil
-			}
 			if n, err := s.nc.Buffered(); err == nil { // an error means that the connection is closed: nothing waits
 				o.Observe(int64(n))
 			}
@@ -284,7 +214,7 @@ func (s *sidecar) instruments(meter metric.Meter) (lost metric.Int64Counter, err
 
 // run runs all parts until ctx ends or one of them fails.
 func (s *sidecar) run(ctx context.Context, metrics http.Handler) error {
-	ready := addresses{Events: s.record.Events.Endpoint, Queries: s.record.Events.Replay}
+	var ready addresses
 	// The publisher ends last: it publishes the events that the sources deliver until they end.
 	last, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
@@ -300,17 +230,7 @@ func (s *sidecar) run(ctx context.Context, metrics http.Handler) error {
 		mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {})
 		serveHTTP(ctx, parts, at, mux)
 	}
-	if s.announcer != nil {
-		parts.Go(func() error { return s.announcer.Run(ctx) })
-	} else {
-		r := s.record
-		r.StartedMS = 0 // it changes with each start
-		text, err := json.Marshal(r)
-		if err != nil {
-			return err
-		}
-		s.log.Info("there is no bus to register on: routers need this worker in their configuration", "record", string(text))
-	}
+	parts.Go(func() error { return s.announcer.Run(ctx) })
 	parts.Go(func() error { return s.publisher.Run(last) })
 	parts.Go(func() error { return s.watch(ctx) })
 	parts.Go(func() error {
@@ -323,15 +243,13 @@ func (s *sidecar) run(ctx context.Context, metrics http.Handler) error {
 // follow reads the engine's events once the worker is registered: routers must know the worker
 // before they receive its events.
 func (s *sidecar) follow(ctx context.Context, ready addresses) error {
-	if s.announcer != nil {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-s.announcer.Registered():
-		}
-		s.log.Info("the worker is registered", "worker", s.engine.ID, "address", s.record.Address, "models", s.record.Models,
-			"block_size", s.record.BlockSize, "engine", s.engine.Engine)
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-s.announcer.Registered():
 	}
+	s.log.Info("the worker is registered", "worker", s.engine.ID, "address", s.record.Address, "models", s.record.Models,
+		"block_size", s.record.BlockSize, "engine", s.engine.Engine)
 	if s.conf.ReadyFile != "" {
 		if err := records.WriteJSON(s.conf.ReadyFile, ready); err != nil {
 			return fmt.Errorf("ready-file: %w", err)
@@ -364,10 +282,9 @@ func (s *sidecar) watch(ctx context.Context) error {
 			if s.mismatch || now == s.record.KVEvents {
 				continue
 			}
-			if s.record.KVEvents = now; s.announcer != nil {
-				if err := s.announcer.Update(s.record); err != nil {
-					return err
-				}
+			s.record.KVEvents = now
+			if err := s.announcer.Update(s.record); err != nil {
+				return err
 			}
 		}
 	}
@@ -456,9 +373,6 @@ func (s *sidecar) measure(ctx context.Context) {
 	s.load.mu.Lock()
 	s.load.ranks, s.load.at = ranks, time.Now()
 	s.load.mu.Unlock()
-	if s.nc == nil {
-		return
-	}
 	for rank, l := range ranks {
 		e := events.Envelope{
 			PublisherID: s.load.publisher, Sequence: s.load.sequence, PublishedAt: uint64(time.Now().UnixMilli()), Topic: events.LoadTopic,

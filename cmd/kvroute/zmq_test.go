@@ -18,7 +18,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/bench/demo"
-	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
@@ -365,7 +364,6 @@ func TestBadPublishFlags(t *testing.T) {
 		"--log-level loud":           `log level is "loud"`,
 		"--zmq-endpoint x --nothing": "",
 		"--nats-url=":                "nowhere to publish",
-		"--bind-queries tcp://*:1":   "bind-events is not",
 		"--record-bytes 0":           `record-bytes is "0", want more than 0`,
 		"--record /nowhere/a.jsonl":  "record: open /nowhere/a.jsonl",
 	} {
@@ -374,84 +372,6 @@ func TestBadPublishFlags(t *testing.T) {
 			t.Errorf("%s: status %d, %s; want %s", args, status, stderr, want)
 		}
 	}
-}
-
-// Recorders of two engines on one machine that publish nothing need no ports.
-func TestTwoRecordersOfOneMachine(t *testing.T) {
-	for _, name := range []string{"a", "b"} {
-		e := bareEngine(t, name)
-		file := filepath.Join(t.TempDir(), "frames.jsonl")
-		p := spawn(t, "publish", "publish", "--name", name, "--engine-address", e.At.HTTP, "--nats-url", "", "--bind-events", "tcp://127.0.0.1:0", "--record", file)
-		if strings.HasSuffix(p.At.Queries, fmt.Sprint(":", engines.QueryPort)) {
-			t.Errorf("%s asks for the port at %s", name, p.At.Queries)
-		}
-		complete(t, e, "what is recorded")
-		eventually(t, "nothing is recorded", func() bool {
-			text, err := os.ReadFile(file)
-			return err == nil && strings.Contains(string(text), "BlockStored")
-		})
-	}
-}
-
-// Without NATS a sidecar publishes at its own sockets and answers queries there, also for only the
-// events that kvroute missed while it was absent.
-func TestPublishWithoutNATS(t *testing.T) {
-	t.Parallel() // mostly waits
-	e := bareEngine(t, "a", "--block-hash", "random")
-	beside := []string{
-		"publish", "--name", "a", "--engine-address", e.At.HTTP, "--nats-url", "",
-		"--bind-events", "tcp://127.0.0.1:0", "--bind-queries", "tcp://127.0.0.1:0", "--http-address", "127.0.0.1:0",
-	}
-	p := spawn(t, "publish", beside...)
-	complete(t, e, "before anybody listens")
-	config := func() string {
-		return writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: a, address: %q, models: [sim], block_size: 16, events: {transport: zmq, endpoint: %q, replay: %q, local_indexer: true}}\n",
-			e.At.HTTP, p.At.Events, p.At.Queries))
-	}
-	dir := t.TempDir()
-	d := &demonstration{}
-	serve := func(file string) {
-		d.Router = spawn(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
-			"--nats-listen", "127.0.0.1:0", "--state-dir", dir, "--state-interval", "50ms")
-	}
-	file := config()
-	serve(file)
-	knows(t, d, 5, e)
-	complete(t, e, "while it is heard")
-	knows(t, d, 10, e)
-	asked := func() (ranges, dumps int) {
-		return d.counter(t, "kvroute_events_queries_total", `kind="range"`), d.counter(t, "kvroute_events_queries_total", `kind="dump"`)
-	}
-	if _, dumps := asked(); dumps != 1 {
-		t.Errorf("asked for %d dumps, want 1", dumps)
-	}
-
-	// kvroute is absent for a while, with its index saved.
-	before, saved := time.Now(), filepath.Join(dir, wire.Scope{}.Bucket(eventFile))
-	eventually(t, "the state is not saved", func() bool {
-		info, err := os.Stat(saved)
-		return err == nil && info.ModTime().After(before.Add(100*time.Millisecond))
-	})
-	kill(t, d.Router)
-	complete(t, e, "while nobody listens")
-	serve(file)
-	knows(t, d, 15, e)
-	if ranges, dumps := asked(); ranges == 0 || dumps != 0 {
-		t.Errorf("after a crash: asked for %d ranges and %d dumps, want ranges only", ranges, dumps)
-	}
-
-	// Another sidecar at the same sockets, of an engine that restarted meanwhile.
-	p.Stop()
-	beside[len(beside)-5], beside[len(beside)-3] = p.At.Events, p.At.Queries
-	if resp, body := whole(t, http.MethodPost, "http://"+e.At.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
-		t.Fatal(body)
-	}
-	complete(t, e, "after the restart")
-	spawn(t, "publish", beside...)
-	knows(t, d, 5, e)
-	complete(t, e, "heard again")
-	knows(t, d, 10, e)
-	eventually(t, "the worker's cache is in doubt", func() bool { return workers(t, d)[0].KVEvents == "ok" })
 }
 
 // A router that is killed requests the missing events from an engine's own socket.

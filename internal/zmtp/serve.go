@@ -147,19 +147,6 @@ func (p *Publisher) Joined() uint64 {
 	return p.joined
 }
 
-// Drain waits until all messages are sent, at most until the deadline.
-func (p *Publisher) Drain(deadline time.Time) {
-	for time.Now().Before(deadline) {
-		p.mu.Lock()
-		busy := slices.ContainsFunc(p.subscribers, func(s *subscriber) bool { return s.waiting.Load() > 0 })
-		p.mu.Unlock()
-		if !busy {
-			return
-		}
-		<-time.After(time.Millisecond)
-	}
-}
-
 // subscribe takes a message of a subscriber: 1 or 0, and a prefix to add or to remove.
 func (p *Publisher) subscribe(s *subscriber, frames [][]byte) {
 	if len(frames) != 1 || len(frames[0]) == 0 {
