@@ -6,11 +6,9 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
@@ -65,10 +63,7 @@ func count(all []finding, levels ...severity) (n int) {
 func serious(all []finding) int { return count(all, different, fault) }
 
 // tolerance is by how much replicas may differ.
-type tolerance struct {
-	requests, tokens, blocks int
-	clock                    time.Duration
-}
+type tolerance struct{ requests, tokens, blocks int }
 
 // diagnosis collects findings.
 type diagnosis struct {
@@ -94,7 +89,6 @@ func diagnose(all []*examined, t tolerance) []finding {
 		d.checkWorkers(x)
 	}
 	d.checkIdentities()
-	d.checkClocks()
 	d.compareFacts()
 	d.checkPeers()
 	return d.found
@@ -175,17 +169,6 @@ func (d *diagnosis) checkIdentities() {
 	}
 }
 
-func (d *diagnosis) checkClocks() {
-	if len(d.all) == 0 {
-		return
-	}
-	byClock := func(a, b *examined) int { return cmp.Compare(a.ahead, b.ahead) }
-	slow, fast := slices.MinFunc(d.all, byClock), slices.MaxFunc(d.all, byClock)
-	if apart := fast.ahead - slow.ahead; apart > d.tolerance.clock {
-		d.report(note, fast, "clock", "its clock is %v before that of %s; that harms no decision", apart.Round(time.Millisecond), slow.name)
-	}
-}
-
 // fact names a value that every replica reports. Of is the worker, model or setting.
 type fact struct{ what, of string }
 
@@ -215,9 +198,6 @@ func (r *reading) facts(synced bool, asked map[uint64]string) map[fact]any {
 		}
 		delete(all, fact{"requests of", ""})
 	}
-	if r.contents != "" {
-		all[fact{"contents", ""}] = r.contents
-	}
 	for model, value := range r.thresholds { // the API may have changed them since the start
 		all[fact{"busy thresholds", model}] = value
 	}
@@ -244,38 +224,37 @@ func (d *diagnosis) compareFacts() {
 	if !synced && len(d.all) > 1 {
 		d.found = append(d.found, finding{Level: note, What: "sync", Text: "the replicas do not exchange their requests (--router-replica-sync), so their loads are not compared"})
 	}
-	values := map[fact][]span{} // by replica
-	var blocks span
+	reported := map[fact][]values{} // by replica
 	for i, x := range d.all {
 		for j := range x.readings {
-			_, cached, _ := x.readings[j].sums()
-			blocks.add(cached)
 			for f, value := range x.readings[j].facts(synced, d.names) {
-				if values[f] == nil {
-					values[f] = make([]span, len(d.all))
+				if reported[f] == nil {
+					reported[f] = make([]values, len(d.all))
 				}
-				values[f][i].add(value)
+				reported[f][i] = append(reported[f][i], value)
 			}
 		}
 	}
 	tolerated := map[string]int{"cached blocks": d.tolerance.blocks, "active requests": d.tolerance.requests, "requests of": d.tolerance.requests, "pending tokens": d.tolerance.tokens}
 	inOrder := func(a, b fact) int { return cmp.Or(cmp.Compare(a.what, b.what), cmp.Compare(a.of, b.of)) }
-	for _, f := range slices.SortedFunc(maps.Keys(values), inOrder) {
-		spans, said := values[f], map[string]string{}
+	for _, f := range slices.SortedFunc(maps.Keys(reported), inOrder) {
+		all, agree, texts := reported[f], true, map[string]string{}
 		for i, x := range d.all {
-			if value, compared := absent[f.what]; compared && spans[i].readings < len(x.readings) && (f.what != "requests of" || x.last().Synced) {
-				spans[i].add(value)
+			if value, compared := absent[f.what]; compared && len(all[i]) < len(x.readings) && (f.what != "requests of" || x.last().Synced) {
+				all[i] = append(all[i], value)
 			}
-			said[x.name] = spans[i].String()
+			texts[x.name] = all[i].String()
+			for j := range i {
+				agree = agree && all[i].agree(all[j], tolerated[f.what])
+			}
 		}
-		if farthest(spans) <= tolerated[f.what] || f.what == "contents" && blocks.low < blocks.high { // changing contents are not compared
-			continue
+		switch {
+		case agree:
+		case f.what == "version":
+			d.found = append(d.found, difference(note, f, texts))
+		default:
+			d.found = append(d.found, difference(different, f, texts))
 		}
-		level := different
-		if f.what == "version" {
-			level = note
-		}
-		d.found = append(d.found, difference(level, f, said))
 	}
 }
 
@@ -296,63 +275,47 @@ func difference(level severity, f fact, said map[string]string) finding {
 	return finding{Level: level, What: f.what, Of: f.of, Values: said, Text: subject + ": " + strings.Join(parts, "; ")}
 }
 
-// span holds the values of a fact in a replica's readings: texts, a range of numbers, or both if
-// some readings lack the fact.
-type span struct {
-	texts     []string
-	numbers   bool
-	low, high int
-	readings  int
-}
+// values are what a replica reports of a fact in its readings: strings or ints.
+type values []any
 
-func (s *span) add(value any) {
-	switch v := value.(type) {
-	case int:
-		if !s.numbers {
-			s.numbers, s.low, s.high = true, v, v
-		}
-		s.low, s.high = min(s.low, v), max(s.high, v)
-	case string:
-		if !slices.Contains(s.texts, v) {
-			s.texts = append(s.texts, v)
+// bounds returns the smallest and the largest int; ok is false if there is none.
+func (v values) bounds() (low, high int, ok bool) {
+	for _, value := range v {
+		if n, isInt := value.(int); isInt && !ok {
+			low, high, ok = n, n, true
+		} else if isInt {
+			low, high = min(low, n), max(high, n)
 		}
 	}
-	s.readings++
+	return low, high, ok
 }
 
-func (s *span) String() string {
+func (v values) String() string {
+	low, high, ok := v.bounds()
 	switch {
-	case s.readings == 0:
+	case len(v) == 0:
 		return "unknown"
-	case !s.numbers:
-		return cmp.Or(strings.Join(slices.Sorted(slices.Values(s.texts)), " or "), "none")
-	case s.low == s.high:
-		return strconv.Itoa(s.low)
+	case ok && low < high:
+		return fmt.Sprintf("%d..%d", low, high)
+	case ok:
+		return strconv.Itoa(low)
 	}
-	return fmt.Sprintf("%d..%d", s.low, s.high)
+	var texts []string
+	for _, value := range v {
+		texts = append(texts, fmt.Sprint(value))
+	}
+	slices.Sort(texts)
+	return cmp.Or(strings.Join(slices.Compact(texts), " or "), "none")
 }
 
-// apart is the distance of two spans: 0 if they overlap, or one has no value.
-func apart(a, b *span) int {
-	switch {
-	case a.readings == 0 || b.readings == 0:
-		return 0
-	case a.numbers && b.numbers:
-		return max(0, a.low-b.high, b.low-a.high)
-	case slices.ContainsFunc(a.texts, func(text string) bool { return slices.Contains(b.texts, text) }):
-		return 0
-	}
-	return math.MaxInt
-}
-
-// farthest is the largest distance of two spans.
-func farthest(all []span) (far int) {
-	for i := range all {
-		for j := range i {
-			far = max(far, apart(&all[i], &all[j]))
-		}
-	}
-	return far
+// agree reports whether a value of two replicas is the same, or the ranges of their numbers come as
+// close as is tolerated. A replica without a value agrees with every other one.
+func (v values) agree(other values, tolerated int) bool {
+	low, high, ok := v.bounds()
+	otherLow, otherHigh, otherOK := other.bounds()
+	return len(v) == 0 || len(other) == 0 ||
+		slices.ContainsFunc(v, func(value any) bool { return slices.Contains(other, value) }) ||
+		ok && otherOK && low-otherHigh <= tolerated && otherLow-high <= tolerated
 }
 
 // checkPeers reports replicas that the doctor did not read, and replicas that miss requests of

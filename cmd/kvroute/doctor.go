@@ -3,12 +3,10 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io"
 	"maps"
 	"net/http"
@@ -23,11 +21,12 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// readTime is how long a replica may take for one reading.
-const readTime = 5 * time.Second
-
-// printMost is how many findings are printed for people.
-const printMost = 60
+const (
+	maxReadings  = 5                      // of each replica
+	readingEvery = 150 * time.Millisecond // pause between two readings
+	readingTime  = 5 * time.Second        // that one may take
+	printMost    = 60                     // findings for people
+)
 
 // doctor reads what router replicas know, and fails if they differ or one of them has a
 // fault. This file reads and prints; diagnose.go compares.
@@ -43,23 +42,16 @@ func doctor(ctx context.Context, args []string, std stdio) error {
 		return nil
 	})
 	tokenFile := fs.String("api-token-file", "", "`file` whose first line is the token that opens all of them")
-	readings := fs.Int("readings", 5, "`number` of times that replicas are asked before they are said to differ")
 	var d examination
-	fs.DurationVar(&d.apart, "apart", 150*time.Millisecond, "`time` between two of them")
 	t := &d.tolerance
 	fs.IntVar(&t.requests, "tolerate-requests", 0, "`number` of requests in flight by which a worker may differ")
 	fs.IntVar(&t.tokens, "tolerate-tokens", 0, "`number` of pending tokens by which a worker may differ")
 	fs.IntVar(&t.blocks, "tolerate-blocks", 0, "`number` of cached blocks by which a worker may differ")
-	fs.DurationVar(&t.clock, "tolerate-clock", time.Second, "`time` by which clocks may differ without a note")
-	fs.BoolVar(&d.contents, "contents", false, "compare which blocks are cached, not only how many: reads each index whole")
 	asJSON := fs.Bool("json", false, "print all as JSON")
 	if err := parse(fs, args); err != nil {
 		return err
 	}
-	if *readings < 2 || *readings > 100 || d.apart < 0 || d.apart > time.Minute {
-		return fmt.Errorf("readings is %d and apart %v, want 2 to 100, at most 1m apart", *readings, d.apart)
-	}
-	if min(t.requests, t.tokens, t.blocks) < 0 || t.clock < 0 {
+	if min(t.requests, t.tokens, t.blocks) < 0 {
 		return errors.New("a tolerance is below 0")
 	}
 	if len(urls) == 0 {
@@ -74,7 +66,7 @@ func doctor(ctx context.Context, args []string, std stdio) error {
 		}
 		d.all = append(d.all, &x)
 	}
-	findings, err := d.run(ctx, *readings)
+	findings, err := d.run(ctx)
 	if err != nil {
 		return err
 	}
@@ -94,19 +86,15 @@ func doctor(ctx context.Context, args []string, std stdio) error {
 // examination is one comparison of replicas.
 type examination struct {
 	all       []*examined
-	apart     time.Duration // between two readings
-	contents  bool
 	tolerance tolerance
 }
 
 // examined is a replica and its readings.
 type examined struct {
-	api  apiClient
-	name string // for people
-	err  error  // of the reading that failed; there are no more after it
-
+	api      apiClient
+	name     string // for people
 	readings []reading
-	ahead    time.Duration // the replica's clock minus ours
+	err      error // of the reading that failed; there are no more after it
 }
 
 // reading is the data of a replica at one time.
@@ -115,7 +103,6 @@ type reading struct {
 	workers    []router.WorkerState
 	models     []router.ModelState
 	thresholds map[string]string // of models that have thresholds
-	contents   string            // digest of the index; "" if it was not read
 }
 
 func (x *examined) last() *reading { return &x.readings[len(x.readings)-1] }
@@ -128,14 +115,13 @@ func (r *reading) sums() (workers, blocks, requests int) {
 	return len(r.workers), blocks, requests
 }
 
-// run reads all replicas until two readings show no difference, or the number of readings is
-// reached.
-func (d *examination) run(ctx context.Context, readings int) (findings []finding, err error) {
+// run reads all replicas until two readings show no difference, at most maxReadings times.
+func (d *examination) run(ctx context.Context) (findings []finding, err error) {
 	for n := 1; ; n++ {
 		var asked sync.WaitGroup
 		for _, x := range d.all {
 			if x.err == nil {
-				asked.Go(func() { x.err = x.read(ctx, d.contents && n >= 2) })
+				asked.Go(func() { x.err = x.read(ctx) })
 			}
 		}
 		asked.Wait()
@@ -144,13 +130,13 @@ func (d *examination) run(ctx context.Context, readings int) (findings []finding
 		}
 		if n >= 2 {
 			d.nameAll()
-			if findings = diagnose(d.all, d.tolerance); n >= readings || count(findings, different) == 0 {
+			if findings = diagnose(d.all, d.tolerance); n >= maxReadings || count(findings, different) == 0 {
 				return findings, nil
 			}
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(d.apart):
+		case <-time.After(readingEvery):
 		}
 	}
 }
@@ -174,8 +160,8 @@ func (d *examination) nameAll() {
 }
 
 // read adds a reading of a replica.
-func (x *examined) read(ctx context.Context, contents bool) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, readTime)
+func (x *examined) read(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, readingTime)
 	defer cancel()
 	var r reading
 	var answers struct {
@@ -183,16 +169,11 @@ func (x *examined) read(ctx context.Context, contents bool) (err error) {
 		Models     []router.ModelState
 		Thresholds []map[string]any
 	}
-	begin := time.Now()
 	err = x.api.read(ctx, "/v1/replica", &r.Replica)
-	took := time.Since(begin)
 	for _, path := range []string{"/v1/workers", "/v1/models", "/busy_threshold"} {
 		if err == nil {
 			err = x.api.read(ctx, path, &answers)
 		}
-	}
-	if err == nil && contents {
-		r.contents, err = x.digest(ctx)
 	}
 	if err != nil {
 		return err
@@ -207,27 +188,8 @@ func (x *examined) read(ctx context.Context, contents bool) (err error) {
 		}
 		r.thresholds[fmt.Sprint(t["model"])] = strings.Join(set, ", ")
 	}
-	x.ahead = time.UnixMilli(r.NowMS).Sub(begin.Add(took / 2))
 	x.readings = append(x.readings, r)
 	return nil
-}
-
-// digest returns a digest of a replica's index: of all lines of a sorted dump except the header,
-// which contains the time.
-func (x *examined) digest(ctx context.Context) (string, error) {
-	resp, err := x.api.open(ctx, "/v1/index/dump?sort=1")
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	body, h := bufio.NewReader(resp.Body), fnv.New128a()
-	if _, err := body.ReadString('\n'); err != nil {
-		return "", fmt.Errorf("read the dump of %s: %w", x.api.url, err)
-	}
-	if err := copyDump(h, body); err != nil {
-		return "", fmt.Errorf("read the dump of %s: %w", x.api.url, err)
-	}
-	return fmt.Sprintf("%x", h.Sum(nil)), nil
 }
 
 // summary returns the result as one line.
@@ -264,7 +226,7 @@ func counted(n int, what string) string {
 
 func (d *examination) print(out io.Writer, findings []finding) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "replica\turl\tversion\tstate\tworkers\tblocks\trequests\thears\tclock")
+	fmt.Fprintln(w, "replica\turl\tversion\tstate\tworkers\tblocks\trequests\thears")
 	for _, x := range d.all {
 		if x.err != nil {
 			fmt.Fprintf(w, "%s\t%s\t\tno answer\n", x.name, x.api.url)
@@ -272,7 +234,7 @@ func (d *examination) print(out io.Writer, findings []finding) error {
 		}
 		last := x.last()
 		workers, blocks, requests := last.sums()
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%+d ms\n", x.name, x.api.url, last.Version, last.Ready.Status, workers, blocks, requests, len(last.Peers), x.ahead.Milliseconds())
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", x.name, x.api.url, last.Version, last.Ready.Status, workers, blocks, requests, len(last.Peers))
 	}
 	fmt.Fprintln(w)
 	for i := range findings[:min(len(findings), printMost)] {
@@ -294,7 +256,6 @@ func (d *examination) writeJSON(out io.Writer, findings []finding) error {
 		Workers  int    `json:"workers"`
 		Blocks   int    `json:"cached_blocks"`
 		Requests int    `json:"requests_in_flight"`
-		AheadMS  int64  `json:"ahead_ms"`
 		*api.Replica
 	}
 	report := struct {
@@ -313,7 +274,7 @@ func (d *examination) writeJSON(out io.Writer, findings []finding) error {
 		} else {
 			last := x.last()
 			r.Workers, r.Blocks, r.Requests = last.sums()
-			r.AheadMS, r.Replica = x.ahead.Milliseconds(), &last.Replica
+			r.Replica = &last.Replica
 		}
 		report.Replicas = append(report.Replicas, r)
 	}
