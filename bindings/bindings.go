@@ -217,9 +217,6 @@ type Stored struct {
 	CacheSalt   string
 	// Objects are the hashes of the images and other media in each block.
 	Objects [][]uint64
-	// Eagle means that blocks are hashed with the token after them, and that TokenIDs contains
-	// the token after the last block.
-	Eagle bool
 }
 
 // PublishStored publishes that blocks were stored, and returns the number of published ones.
@@ -234,12 +231,8 @@ func (p *Publisher) PublishStored(s Stored) (published int, err error) {
 		full++
 		tokens += size
 	}
-	need := tokens
-	if s.Eagle && full > 0 {
-		need++
-	}
-	if need > len(s.TokenIDs) {
-		return 0, fmt.Errorf("bindings: %d token_ids for %d blocks of %d tokens, want %d or more", len(s.TokenIDs), full, size, need)
+	if tokens > len(s.TokenIDs) {
+		return 0, fmt.Errorf("bindings: %d token_ids for %d blocks of %d tokens, want %d or more", len(s.TokenIDs), full, size, tokens)
 	}
 	if full == 0 {
 		return 0, nil
@@ -247,7 +240,7 @@ func (p *Publisher) PublishStored(s Stored) (published int, err error) {
 	ev := engines.EngineEvent{
 		Kind: engines.EngineStored, Rank: s.DPRank, HasRank: true,
 		Hashes: s.BlockHashes[:full], Parent: s.ParentHash, HasParent: s.HasParent,
-		Tokens: s.TokenIDs[:need], BlockSize: size, Window: s.Eagle,
+		Tokens: s.TokenIDs[:tokens], BlockSize: size,
 		LoRA: s.LoRAName, Salt: s.CacheSalt, HasSalt: s.CacheSalt != "" || s.LoRAName != "" || !s.HasParent,
 		Objects: s.Objects, Usable: full,
 	}

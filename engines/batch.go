@@ -67,9 +67,6 @@ type EngineEvent struct {
 
 	Tokens    []uint32
 	BlockSize int
-	// Window means that Tokens also has the token after the last block, and that each
-	// block is hashed together with the token after it: the model drafts tokens.
-	Window bool
 
 	LoRA      string
 	HasLoRAID bool // the adapter has a number

@@ -184,7 +184,6 @@ func checkDecoded(t *testing.T, body []byte, decoded json.RawMessage) engines.En
 				for _, p := range pairs {
 					tokens = append(tokens, p[0])
 				}
-				tokens = append(tokens, pairs[len(pairs)-1][1])
 			}
 			line += fmt.Sprintf(" after %s tokens %d size %d lora %q", parent, tokens, r.Size, r.LoRA)
 		}
@@ -293,7 +292,7 @@ func checkLocals(t *testing.T, b *engines.EngineBatch, want [][]string) {
 	t.Helper()
 	var got [][]string
 	for _, ev := range b.Events {
-		if ev.Kind == engines.EngineStored && len(ev.Tokens) > 0 && !ev.Window {
+		if ev.Kind == engines.EngineStored && len(ev.Tokens) > 0 {
 			var words []string
 			for _, l := range indexer.AppendLocalHashes(nil, ev.Tokens, ev.BlockSize, indexer.Seed("", "")) {
 				words = append(words, strconv.FormatUint(l, 10))
@@ -347,6 +346,7 @@ func TestCapturedFramesAgainstDynamo(t *testing.T) {
 		{"vllm-0.33.0", "main", 3}:    lines(),
 		{"vllm-0.33.0", "main", 7}:    lines("device 14=16863443419780771464", "device 15=2287610619914608821"), // a dump shows one id for a chain
 		{"vllm-0.33.0", "main", 11}:   lines("device 16=10823191264391160519"),                                  // cleared in the same batch
+		{"sglang-0.5.23", "main", 7}:  lines("device 12=15310707395893867146"),                                  // pairs of tokens
 		{"sglang-0.5.23", "main", 10}: lines("device 13=10823191264391160519"),                                  // cleared in the same batch
 		{"vllm-0.33.0", "matrix", 17}: lines("device 5017=15605087182438151557"),
 		{"vllm-0.33.0", "matrix", 19}: lines(),

@@ -371,9 +371,6 @@ func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 	}()
 	seed, reason := r.seed(ev, at)
 	size, own := ev.BlockSize, len(ev.Tokens)
-	if ev.Window {
-		own--
-	}
 	switch {
 	case reason != DropNone:
 	case size <= 0 || e.opt.BlockSize <= 0 || size%e.opt.BlockSize != 0 && e.opt.BlockSize%size != 0:
@@ -436,9 +433,6 @@ func (r *engineRank) seed(ev *EngineEvent, at place) (uint64, DropReason) {
 // the block and those after it.
 func (e *Engine) hash(r *engineRank, at place, ev *EngineEvent, i int, k *known) DropReason {
 	tokens := ev.Tokens[i*ev.BlockSize:][:ev.BlockSize]
-	if ev.Window {
-		tokens = tokens[:ev.BlockSize+1]
-	}
 	var objects []uint64
 	if i < len(ev.Objects) {
 		objects = ev.Objects[i]
@@ -454,8 +448,6 @@ func (e *Engine) hash(r *engineRank, at place, ev *EngineEvent, i int, k *known)
 		e.hashes = indexer.AppendLocalHashes(e.hashes[:0], tokens, len(tokens), k.seed)
 	case len(objects) > 0:
 		e.hashes = append(e.hashes[:0], indexer.ObjectHash(tokens, objects, k.seed))
-	case ev.Window:
-		e.hashes = indexer.AppendWindowHashes(e.hashes[:0], tokens, e.opt.BlockSize, k.seed)
 	default:
 		e.hashes = indexer.AppendLocalHashes(e.hashes[:0], tokens, e.opt.BlockSize, k.seed)
 	}

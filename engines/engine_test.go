@@ -236,7 +236,7 @@ func TestStored(t *testing.T) {
 		{"unknown block without tokens", engines.EngineOptions{}, blockStored(list{5}, nil, list{}, 0), "", "block=1"},
 		{"token ids beyond 32 bits", engines.EngineOptions{}, blockStored(list{5}, nil, list{1 << 40}, 1), "", "bad=1"},
 
-		{"pairs", engines.EngineOptions{}, blockStored(list{5}, nil, pairs, 16), store(0, indexer.AppendWindowHashes(nil, seq(0, 17), 16, indexer.Seed("", ""))[0]), ""},
+		{"pairs", engines.EngineOptions{}, blockStored(list{5}, nil, pairs, 16), store(0, indexer.AppendLocalHashes(nil, seq(0, 16), 16, indexer.Seed("", ""))[0]), ""},
 		{"lookahead", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "lookahead_token_ids", list{list{7}}), store(0, plain), ""},
 		{"a token more", engines.EngineOptions{}, blockStored(list{5}, nil, append(slices.Clone(tokens), 7), 16), "", "tokens=1"},
 		{"a pair of three", engines.EngineOptions{}, blockStored(list{5}, nil, list{list{1, 2, 3}}, 1), "", "bad=1"},
@@ -317,11 +317,10 @@ func TestCopiesAreCounted(t *testing.T) {
 			t.Errorf("set-like %v: the third gives %q", setLike, got)
 		}
 	}
-	// The same block with another next token: the first content stays.
+	// The same block with another last token: the first content stays.
 	e := engines.NewEngine(engines.EngineOptions{BlockSize: 4})
-	pairs := func(last int) list { return list{list{0, 1}, list{1, 2}, list{2, 3}, list{3, last}} }
-	first, _ := apply(t, e, blockStored(list{1}, nil, pairs(4), 4))
-	again, drops := apply(t, e, blockStored(list{1}, nil, pairs(9), 4))
+	first, _ := apply(t, e, blockStored(list{1}, nil, list{0, 1, 2, 3}, 4))
+	again, drops := apply(t, e, blockStored(list{1}, nil, list{0, 1, 2, 9}, 4))
 	if first != again || dropped(drops) != "conflict=1" {
 		t.Errorf("first %q, again %q, dropped %q", first, again, dropped(drops))
 	}

@@ -216,10 +216,9 @@ func mediumTier(medium string) (indexer.Tier, bool) {
 	}
 }
 
-// readTokens reads the token ids, or, of models that draft tokens, pairs of a token and
-// the one after it.
+// readTokens reads the token ids. If the model drafts tokens, each element is a pair of a token
+// and the one after it; the first one counts, as in a prompt.
 func (r *eventReader) readTokens(data []byte) (rest []byte, err error) {
-	var behind uint32
 	r.ev.Tokens, rest, err = readList(data, func(data []byte) (uint32, []byte, error) {
 		if msgp.NextType(data) != msgp.ArrayType {
 			return msgp.ReadUint32Bytes(data)
@@ -231,12 +230,8 @@ func (r *eventReader) readTokens(data []byte) (rest []byte, err error) {
 		if err != nil {
 			return 0, rest, err
 		}
-		r.ev.Window, behind = true, pair[1]
 		return pair[0], rest, nil
 	})
-	if r.ev.Window {
-		r.ev.Tokens = append(r.ev.Tokens, behind)
-	}
 	return rest, err
 }
 

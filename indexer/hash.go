@@ -34,22 +34,9 @@ func Seed(lora, salt string) uint64 {
 // numbers. A partial block at the end has no hash. It allocates only to enlarge dst.
 // blockSize must be positive.
 func AppendLocalHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64) []uint64 {
-	return appendHashes(dst, tokens, blockSize, blockSize, seed)
-}
-
-// AppendWindowHashes is [AppendLocalHashes] for models that draft tokens (Eagle,
-// MTP): a block's hash covers its blockSize tokens and the next one, so a prompt of
-// n tokens has (n-1)/blockSize blocks.
-func AppendWindowHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64) []uint64 {
-	return appendHashes(dst, tokens, blockSize, blockSize+1, seed)
-}
-
-// appendHashes appends the hash of each full window of tokens; the next window begins
-// blockSize tokens after the one before it.
-func appendHashes(dst []uint64, tokens []uint32, blockSize, window int, seed uint64) []uint64 {
 	dst = slices.Grow(dst, len(tokens)/blockSize)
-	for bytes := littleEndian(tokens); len(bytes) >= 4*window; bytes = bytes[4*blockSize:] {
-		dst = append(dst, xxh3.HashSeed(bytes[:4*window], seed))
+	for bytes := littleEndian(tokens); len(bytes) >= 4*blockSize; bytes = bytes[4*blockSize:] {
+		dst = append(dst, xxh3.HashSeed(bytes[:4*blockSize], seed))
 	}
 	return dst
 }

@@ -134,17 +134,6 @@ func TestVectorsOfVariants(t *testing.T) {
 	if got, want := indexer.AppendLocalHashes(nil, padded, 4, plain), []uint64{12120013481557396188}; !slices.Equal(got, want) {
 		t.Errorf("padded block %d: %d, want %d", padded, got, want)
 	}
-	local := indexer.AppendWindowHashes(nil, run(0, 9), 4, plain) // H12
-	if want := []uint64{14562210786876287112, 15916330181359808192}; !slices.Equal(local, want) {
-		t.Errorf("windows hash to %d, want %d", local, want)
-	} else if s := indexer.AppendSequenceHashes(nil, local); s[1] != 11643125693293304894 {
-		t.Errorf("the second window's sequence hash is %d", s[1])
-	}
-	for n, want := range map[int]int{0: 0, 4: 0, 5: 1, 8: 1, 9: 2} {
-		if got := len(indexer.AppendWindowHashes(nil, run(0, n), 4, plain)); got != want {
-			t.Errorf("%d tokens have %d windows, want %d", n, got, want)
-		}
-	}
 }
 
 func TestReplacePlaceholders(t *testing.T) {

@@ -52,16 +52,15 @@ uint64_t kvroute_publisher_open(const char *config, char **error);
  * first block on that has another size than kv_block_size they are left out.
  * parent_hash is the block before them, NULL at the beginning of a sequence.
  * lora_name and cache_salt may be NULL; behind a parent without both, the parent's
- * count. eagle says that token_ids has one token more and that blocks are hashed with
- * the token behind them. Returns how many blocks were told of: 0 if the parent is not
- * known and there is neither lora_name nor cache_salt. */
+ * count. Returns the number of published blocks: 0 if the parent is not known and
+ * there is neither lora_name nor cache_salt. */
 int64_t kvroute_publisher_stored(uint64_t publisher, uint32_t dp_rank,
                                  const uint32_t *token_ids, size_t tokens,
                                  const uint32_t *num_block_tokens,
                                  const uint64_t *block_hashes, size_t blocks,
                                  const uint64_t *parent_hash,
                                  const char *lora_name, const char *cache_salt,
-                                 int eagle, char **error);
+                                 char **error);
 
 /* Blocks were removed. */
 int kvroute_publisher_removed(uint64_t publisher, uint32_t dp_rank,

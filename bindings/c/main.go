@@ -109,7 +109,7 @@ func kvroute_publisher_open(config *C.char, failure **C.char) C.uint64_t {
 func kvroute_publisher_stored(
 	handle C.uint64_t, dpRank C.uint32_t, tokenIDs *C.uint32_t, tokens C.size_t,
 	numBlockTokens *C.uint32_t, blockHashes *C.uint64_t, blocks C.size_t, parentHash *C.uint64_t,
-	loraName, cacheSalt *C.char, eagle C.int, failure **C.char,
+	loraName, cacheSalt *C.char, failure **C.char,
 ) C.int64_t {
 	told := 0
 	err := guard(func() error {
@@ -123,7 +123,7 @@ func kvroute_publisher_stored(
 		if err := errors.Join(err1, err2, err3); err != nil {
 			return err
 		}
-		s := bindings.Stored{DPRank: uint32(dpRank), LoRAName: text(loraName), CacheSalt: text(cacheSalt), Eagle: eagle != 0}
+		s := bindings.Stored{DPRank: uint32(dpRank), LoRAName: text(loraName), CacheSalt: text(cacheSalt)}
 		s.TokenIDs = make([]uint32, len(ids))
 		for i, t := range ids {
 			s.TokenIDs[i] = uint32(t)

@@ -39,13 +39,13 @@ int main(int argc, char **argv) {
 		int64_t status = -1;
 		line[strcspn(line, "\n")] = 0;
 		if (strcmp(line, "stored") == 0)
-			status = kvroute_publisher_stored(publisher, 0, ids, blocks * size, sizes, hashes, blocks, NULL, NULL, NULL, 0, &error);
+			status = kvroute_publisher_stored(publisher, 0, ids, blocks * size, sizes, hashes, blocks, NULL, NULL, NULL, &error);
 		else if (strcmp(line, "removed") == 0)
 			status = kvroute_publisher_removed(publisher, 0, &hashes[blocks - 1], 1, &error);
 		else if (strcmp(line, "cleared") == 0)
 			status = kvroute_publisher_cleared(publisher, 0, &error);
 		else if (strcmp(line, "wrong") == 0)
-			status = kvroute_publisher_stored(publisher, 0, NULL, 5, sizes, hashes, blocks, NULL, NULL, NULL, 0, &error);
+			status = kvroute_publisher_stored(publisher, 0, NULL, 5, sizes, hashes, blocks, NULL, NULL, NULL, &error);
 		else if (strcmp(line, "quit") == 0) {
 			if ((status = kvroute_publisher_load(publisher, 1, 2, 3, 0.5, &error)) == 0 &&
 			    (status = kvroute_publisher_close(publisher, &error)) == 0 &&

@@ -41,7 +41,7 @@ def _load() -> ctypes.CDLL:
     u32s, u64s, failure = ctypes.POINTER(u32), ctypes.POINTER(u64), ctypes.POINTER(ctypes.c_void_p)
     for function, result, arguments in (
         (lib.kvroute_publisher_open, u64, [text, failure]),
-        (lib.kvroute_publisher_stored, ctypes.c_int64, [u64, u32, u32s, size, u32s, u64s, size, u64s, text, text, ctypes.c_int, failure]),
+        (lib.kvroute_publisher_stored, ctypes.c_int64, [u64, u32, u32s, size, u32s, u64s, size, u64s, text, text, failure]),
         (lib.kvroute_publisher_removed, ctypes.c_int, [u64, u32, u64s, size, failure]),
         (lib.kvroute_publisher_cleared, ctypes.c_int, [u64, u32, failure]),
         (lib.kvroute_publisher_load, ctypes.c_int, [u64, u32, u32, u32, ctypes.c_double, failure]),
@@ -172,6 +172,7 @@ class KvEventPublisher:
         Returns how many were told of. An adapter must have a name: blocks of a lora_id
         without one are not told of, as another adapter's would be found under them; nor
         are blocks from the first one on that block_mm_infos says has images or the like.
+        is_eagle has no effect: the router's prompts have the same blocks without it.
         """
         if lora_id and not lora_name:
             return 0
@@ -188,7 +189,7 @@ class KvEventPublisher:
             _lib().kvroute_publisher_stored(
                 self._handle, self._rank if dp_rank is None else dp_rank, tokens, len(token_ids),
                 _u32s(num_block_tokens[:blocks], "num_block_tokens"), _u64s(block_hashes[:blocks]), blocks,
-                parent, _text(lora_name), _text(cache_salt), 1 if is_eagle else 0, ctypes.byref(failure),
+                parent, _text(lora_name), _text(cache_salt), ctypes.byref(failure),
             ),
             failure,
         )
