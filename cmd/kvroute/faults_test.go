@@ -461,6 +461,10 @@ func TestRefusalsForLackOfRoom(t *testing.T) {
 			if err := d.StartRouter(t.Context(), append(flags, c.flags...)...); err != nil {
 				t.Fatal(err)
 			}
+			eventually(t, "Envoy does not ask the router that started", func() bool {
+				return d.send(t, "answer", false).header.Get("X-Dynamo-Reason") != ""
+			})
+			atRest(t, d)
 			ctx, leave := context.WithCancel(t.Context())
 			defer leave()
 			left := make(chan error)

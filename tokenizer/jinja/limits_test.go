@@ -178,8 +178,8 @@ func heap() uint64 {
 	return sample[0].Value.Uint64()
 }
 
-// However a template makes values, what it holds at once is bounded: 64 MiB with all
-// that has not been collected yet.
+// However a template makes values, what it holds at once is bounded: 128 MiB with all
+// that a busy machine has not collected yet, however many steps it takes.
 func TestMemoryIsBounded(t *testing.T) {
 	const many = "{% for a in range(99999) %}{% for b in range(99999) %}"
 	for _, text := range []string{
@@ -228,7 +228,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		wg.Wait()
 		held := (int64(peak) - int64(before)) >> 20
 		t.Logf("%d MiB, %.60v: %.100q", held, err, text)
-		if held > 64 {
+		if held > 128 {
 			t.Errorf("%s: %d MiB", text, held)
 		}
 		runtime.KeepAlive(out)
