@@ -194,7 +194,7 @@ func (c *Command) agree(ctx context.Context, s *Stack) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"doctor", "--readings", "25", "--apart", "200ms"}
+	args := []string{"doctor"}
 	for _, r := range s.Others {
 		args = append(args, "--url", "http://"+r.At.HTTP)
 	}

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	maxReadings  = 5                      // of each replica
+	maxReadings  = 25                     // of each replica
 	readingEvery = 150 * time.Millisecond // pause between two readings
 	readingTime  = 5 * time.Second        // that one may take
 	printMost    = 60                     // findings for people
