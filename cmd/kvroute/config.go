@@ -15,16 +15,14 @@ import (
 
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/replicas"
 )
 
 // config is the settings of `kvroute serve`. Each is a flag and a key of the configuration
-// file, under one name; a flag wins over the file. The tags of a field, which settings.go
-// reads, say all about it:
-//
-//   - default, and want: the values that are accepted
-//   - help: the text of -h, in which <…> is the kind of value
-//   - own: replicas may differ in it. If they differ in others, they decide differently
+// file, under one name; a flag wins over the file. The tags of a field describe it: see package
+// settings. The tag own means that replicas may differ in the setting. If they differ in others,
+// they decide differently.
 //
 // "workers", "groups", "models" and "dynamo" are in the file only. Nothing is read from
 // the environment.
@@ -158,7 +156,7 @@ func readConfig(name string, args []string, out io.Writer, more func(*flag.FlagS
 		}
 		fs := newFlagSet(name, out)
 		fs.StringVar(&file, "config", file, "YAML `file` with settings of the same names, and workers")
-		addFlags(fs, &c)
+		settings.AddFlags(fs, &c)
 		if more != nil {
 			more(fs)
 		}

@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+
+	"github.com/kvroute/kvroute/internal/settings"
 )
 
 // beKvroute makes this test binary run as kvroute, so that tests start the code that they were built
@@ -109,7 +111,7 @@ func TestCommands(t *testing.T) {
 func TestEverySettingIsAFlag(t *testing.T) {
 	c := defaults()
 	fs := newFlagSet("test", os.Stderr)
-	addFlags(fs, &c)
+	settings.AddFlags(fs, &c)
 	var keys, flags []string
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[config]()) {
 		if field.Anonymous {

@@ -18,6 +18,7 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
 )
@@ -70,9 +71,9 @@ type publishConfig struct {
 // when another engine is at the address: a restart of publish then registers that engine.
 func publish(ctx context.Context, args []string, std stdio) error {
 	var c publishConfig
-	setDefaults(&c)
+	settings.SetDefaults(&c)
 	fs := newFlagSet("publish", std.err)
-	addFlags(fs, &c)
+	settings.AddFlags(fs, &c)
 	if err := parse(fs, args); err != nil {
 		return err
 	}
@@ -119,7 +120,7 @@ func (c *publishConfig) worker() (r fleet.Record, err error) {
 	if c.NATSURL == "" {
 		return r, errors.New("nats-url is empty: there is nowhere to publish")
 	}
-	if err := errors.Join(wrongValues(c)...); err != nil {
+	if err := settings.Check(c); err != nil {
 		return r, err
 	}
 	listener := at.String()

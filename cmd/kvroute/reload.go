@@ -12,6 +12,8 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvroute/kvroute/internal/settings"
 )
 
 func newReloads(meter metric.Meter) (metric.Int64Counter, error) {
@@ -54,7 +56,7 @@ func (s *server) readAgain(ctx context.Context) error {
 	if _, err := c.checkedRouting(); err != nil {
 		return err
 	}
-	pending := slices.DeleteFunc(c.changed(&s.given), func(name string) bool { return name == "models" || name == "workers" || name == "groups" })
+	pending := slices.DeleteFunc(settings.Changed(&c, &s.given), func(name string) bool { return name == "models" || name == "workers" || name == "groups" })
 	c.Attention = s.conf.Attention // it changes only with a restart
 	cards, err := c.loadCards(s.prompts, s.log)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
 )
@@ -118,8 +119,8 @@ func named(err error) error {
 		return err
 	}
 	flag := strings.ReplaceAll(bad.Setting, "_", "-")
-	for name, s := range eachSetting(new(config)) {
-		if s.tag.Get("setting") == bad.Setting {
+	for name, s := range settings.All(new(config)) {
+		if s.Tag.Get("setting") == bad.Setting {
 			flag = name
 		}
 	}
@@ -132,7 +133,7 @@ func (c *config) withoutEffect(s *scorer.Settings) error {
 	kv := c.RouterMode == string(router.KV)
 	mode, cost := "router-mode "+c.RouterMode, "cost "+string(s.Policy)
 	weighted := s.Policy == scorer.Weighted
-	given := c.changed(new(defaults()))
+	given := settings.Changed(c, new(defaults()))
 	for _, row := range []struct {
 		settings string
 		effect   bool // the settings have an effect

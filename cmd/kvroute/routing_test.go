@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvroute/kvroute/bench/replay"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
 )
@@ -233,7 +234,7 @@ func TestFlagsChangeDecisions(t *testing.T) {
 	}
 	c := defaults()
 	fs := newFlagSet("test", os.Stderr)
-	addFlags(fs, &c.Routing)
+	settings.AddFlags(fs, &c.Routing)
 	fs.VisitAll(func(f *flag.Flag) {
 		if !seen[f.Name] {
 			t.Errorf("--%s: nothing shows that it changes anything", f.Name)
@@ -457,14 +458,14 @@ func TestRoutingPageNamesFlags(t *testing.T) {
 	}
 	fs := newFlagSet("test", os.Stderr)
 	c := defaults()
-	addFlags(fs, &c)
+	settings.AddFlags(fs, &c)
 	before, rest, found := strings.Cut(string(text), "## Replaying a load\n")
 	section, after, more := strings.Cut(rest, "\n## ")
 	if !found || !more {
 		t.Fatal("there is no section on replaying a load")
 	}
 	own, replays := newFlagSet("test", os.Stderr), newFlagSet("test", os.Stderr)
-	addFlags(own, &c.Routing)
+	settings.AddFlags(own, &c.Routing)
 	new(replay.Command).Flags(replays)
 	for _, part := range []struct {
 		name, text string

@@ -8,6 +8,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
@@ -63,17 +64,17 @@ func (s *server) replica() api.Replica {
 // shared returns the settings that all replicas should have in common, by their names. It omits
 // settings without help: secrets, and workers and models, which the doctor compares as the router
 // reports them.
-func (c *config) shared() (settings map[string]any, err error) {
+func (c *config) shared() (values map[string]any, err error) {
 	text, err := yaml.Marshal(c)
 	if err == nil {
-		err = yaml.Unmarshal(text, &settings)
+		err = yaml.Unmarshal(text, &values)
 	}
-	for name, s := range eachSetting(c) {
-		if s.tag.Get("own") != "" || s.tag.Get("help") == "" {
-			delete(settings, name)
+	for name, s := range settings.All(c) {
+		if s.Tag.Get("own") != "" || s.Tag.Get("help") == "" {
+			delete(values, name)
 		}
 	}
-	return settings, err
+	return values, err
 }
 
 func (s *server) presence() replicas.Presence {

@@ -19,6 +19,7 @@ import (
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/internal/reach"
+	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -66,13 +67,13 @@ type compared struct {
 // those of a worker.
 func tokenizeFile(ctx context.Context, args []string, std stdio) error {
 	var c tokenizeConfig
-	setDefaults(&c)
+	settings.SetDefaults(&c)
 	fs := newFlagSet("tokenize", std.err)
-	addFlags(fs, &c)
+	settings.AddFlags(fs, &c)
 	if err := parse(fs, args); err != nil {
 		return err
 	}
-	if err := errors.Join(wrongValues(&c)...); err != nil {
+	if err := settings.Check(&c); err != nil {
 		return err
 	}
 	body, err := readRequest(c.Request, c.Path)

@@ -35,7 +35,8 @@ type room struct {
 // lines. Limits only fall: a change that adds lines must remove as many elsewhere.
 var (
 	product = []room{
-		{"cmd/kvroute", 4840, 20},
+		{"cmd/kvroute", 4565, 20},
+		{"internal/settings", 135, 20},
 		{"extproc", 2000, 20},
 		{"router", 5115, 20},
 		{"scorer", 1955, 23},
