@@ -66,7 +66,7 @@ func mistralCases(t testing.TB, name string) (cases []mistralCase) {
 // The package that vLLM uses gave the ids.
 func TestMistral(t *testing.T) {
 	requests := bytes.Split(bytes.TrimSpace(mistralFile(t, "requests.jsonl")), []byte{'\n'})
-	for name, want := range map[string][3]int{"tekken.json": {104, 76, 16}, "tokenizer.model": {72, 72, 16}} {
+	for name, want := range map[string][3]int{"tekken.json": {104, 76, 16}, "tokenizer.model": {39, 33, 16}} {
 		models := map[string]*tokenizer.Model{}
 		equal, refused, texts := 0, 0, 0
 		for _, c := range mistralCases(t, name) {
@@ -153,8 +153,7 @@ func TestMistralMode(t *testing.T) {
 	}
 }
 
-// Prompts go on at their ends, so that turns share their beginnings; v2 and v1 do
-// not from the last user on.
+// A longer conversation has a longer prompt, so turns share their beginnings.
 func TestMistralReuse(t *testing.T) {
 	m, err := tokenizer.LoadModel(mistralOf(t, "tekken.json", "v13"), tokenizer.ModelConfig{Cache: tokenizer.NewCache(1 << 20)})
 	if err != nil {
@@ -198,6 +197,25 @@ func TestMistralImage(t *testing.T) {
 	}
 	if p := encode(); p.Mode != tokenizer.ExactPrefix || p.Reason != tokenizer.Items || p.Exact == 0 {
 		t.Errorf("mode %s, %s, %d exact", p.Mode, p.Reason, p.Exact)
+	}
+}
+
+// kvroute makes no prompts of the oldest versions. Completions stay exact.
+func TestMistralOldVersions(t *testing.T) {
+	for _, version := range []string{"v1", "v2"} {
+		m, err := tokenizer.LoadModel(mistralOf(t, "tokenizer.model", version), tokenizer.ModelConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(m.Degraded(), version) {
+			t.Errorf("%s: degraded %q does not name the version", version, m.Degraded())
+		}
+		for body, want := range map[string]tokenizer.Mode{`{"messages":[{"role":"user","content":"Hi."}]}`: tokenizer.Bytes, `{"prompt":"Hi."}`: tokenizer.Exact} {
+			p, err := m.Encode(context.Background(), nil, requestOf(t, []byte(body)), time.Now())
+			if err != nil || p.Mode != want || want == tokenizer.Bytes && p.Reason != tokenizer.NoRenderer {
+				t.Errorf("%s: %s: mode %s, reason %s, %v; want mode %s", version, body, p.Mode, p.Reason, err, want)
+			}
+		}
 	}
 }
 

@@ -22,10 +22,13 @@ type Mistral struct {
 	Effort  string
 }
 
-// MistralVersions are the versions of Mistral's prompts.
+// MistralVersions are the versions of Mistral's tokenizer files. kvroute makes no prompts of v1 and v2.
 //
 //nolint:gochecknoglobals // a table
 var MistralVersions = []string{"v1", "v2", "v3", "v7", "v11", "v13", "v15"}
+
+// oldestMistral is the oldest version of prompts that kvroute makes.
+const oldestMistral = 3
 
 // mistral makes prompts as vLLM 0.32 makes them in mistral tokenizer mode, where
 // the package mistral-common 1.13 does it: control tokens by their ids, and each
@@ -40,8 +43,8 @@ type mistral struct {
 //
 //nolint:gochecknoglobals // a table
 var mistralTokens = map[string]int{
-	"<s>": 1, "</s>": 1,
-	"[INST]": 2, "[/INST]": 2, "[AVAILABLE_TOOLS]": 2, "[/AVAILABLE_TOOLS]": 2, "[TOOL_RESULTS]": 2, "[/TOOL_RESULTS]": 2, "[TOOL_CALLS]": 2,
+	"<s>": 3, "</s>": 3,
+	"[INST]": 3, "[/INST]": 3, "[AVAILABLE_TOOLS]": 3, "[/AVAILABLE_TOOLS]": 3, "[TOOL_RESULTS]": 3, "[/TOOL_RESULTS]": 3, "[TOOL_CALLS]": 3,
 	"[SYSTEM_PROMPT]": 7, "[/SYSTEM_PROMPT]": 7, "[TOOL_CONTENT]": 7,
 	"[ARGS]": 11, "[CALL_ID]": 11,
 	"[THINK]": 13, "[/THINK]": 13, // optional
@@ -51,8 +54,8 @@ var mistralTokens = map[string]int{
 func newMistral(f *Files) (*mistral, error) {
 	m := &mistral{Mistral: *f.Mistral, tokens: map[string]uint32{}}
 	version, err := strconv.Atoi(strings.TrimPrefix(m.Version, "v"))
-	if err != nil || !slices.Contains(MistralVersions, m.Version) {
-		return nil, fmt.Errorf("chat: Mistral's prompts of version %.40q are not known", m.Version)
+	if err != nil || version < oldestMistral || !slices.Contains(MistralVersions, m.Version) {
+		return nil, fmt.Errorf("chat: Mistral's prompts of version %.40q are not supported, only v%d and later: %w", m.Version, oldestMistral, ErrNoTemplate)
 	}
 	m.version = version
 	for text, since := range mistralTokens {
@@ -135,9 +138,8 @@ func (m *mistral) turn(i int, message jinja.Value) turn {
 		if t.name.IsUndefined() {
 			t.name = jinja.None()
 		}
-		id := message.Get("tool_call_id")
-		text, ok := id.Text()
-		if !ok && (id.IsUndefined() || m.version >= 3) {
+		text, ok := message.Get("tool_call_id").Text()
+		if !ok {
 			panic(refused("no tool_call_id"))
 		}
 		t.callID = lastNine(text)

@@ -75,25 +75,6 @@ func (m *mistral) checkResults(turns []turn) {
 			}
 		}
 	}
-	if m.version == 2 {
-		checkOneResult(turns)
-	}
-}
-
-// checkOneResult refuses a second result of one turn behind the last user: version 2
-// does not know it.
-func checkOneResult(turns []turn) {
-	count, calls := 0, false
-	for i, t := range turns {
-		switch t.role {
-		case "assistant", "user":
-			count, calls = 0, len(t.calls) > 0
-		case "tool":
-			if count++; calls && count > 1 && !slices.ContainsFunc(turns[i:], func(t turn) bool { return t.role == "user" }) {
-				panic(refused("messages[%d]: a second result", i))
-			}
-		}
-	}
 }
 
 func (m *mistral) checkTurn(i int, t turn) {
@@ -102,7 +83,7 @@ func (m *mistral) checkTurn(i int, t turn) {
 		ok := c.kind == "text"
 		switch {
 		case c.kind == "item" && strings.HasPrefix(c.text, "image"):
-			ok = m.Images && (t.role == "user" && m.version >= 3 || t.role == "tool" && m.version >= 15)
+			ok = m.Images && (t.role == "user" || t.role == "tool" && m.version >= 15)
 		case c.kind == "item":
 			ok = m.Audio && (t.role == "user" && m.version >= 7 || t.role == "tool" && m.version >= 15)
 		case c.kind == "thinking":
@@ -123,9 +104,6 @@ func (m *mistral) checkTurn(i int, t turn) {
 		if m.version < 7 && !empty == (len(t.calls) > 0) {
 			panic(refused("either content or calls"))
 		}
-		if m.version == 1 && len(t.calls) > 0 {
-			panic(refused("version 1 has no tools"))
-		}
 		for _, c := range t.calls {
 			checkName(jinja.String(c.name))
 			m.checkID(c.id)
@@ -134,7 +112,7 @@ func (m *mistral) checkTurn(i int, t turn) {
 }
 
 func (m *mistral) checkID(id string) {
-	if m.version >= 13 && (id == "" || id == "null") || m.version >= 3 && m.version < 13 && !mistralID.MatchString(id) {
+	if m.version >= 13 && (id == "" || id == "null") || m.version < 13 && !mistralID.MatchString(id) {
 		panic(refused("the id of a call is %.40q", id))
 	}
 }

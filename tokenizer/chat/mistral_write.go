@@ -23,19 +23,14 @@ type mistralWriter struct {
 // write writes the prompt.
 func (w *mistralWriter) write(turns []turn) {
 	isUser := func(t turn) bool { return t.role == "user" }
-	first, last := slices.IndexFunc(turns, isUser), -1
+	here := slices.IndexFunc(turns, isUser) // the user's message that gets the tools and the system's text
 	for i, t := range turns {
-		if isUser(t) {
-			last = i
+		if w.version < 13 && isUser(t) {
+			here = i
 		}
-	}
-	here := last // the message of the user with the tools and the system's text
-	if w.version == 1 || w.version >= 13 {
-		here = first
 	}
 	w.control("<s>")
 	for i, t := range turns {
-		past := i < last // a user spoke after it
 		switch t.role {
 		case "system":
 			w.control("[SYSTEM_PROMPT]")
@@ -44,9 +39,9 @@ func (w *mistralWriter) write(turns []turn) {
 		case "user":
 			w.user(t, i == here)
 		case "assistant":
-			w.assistant(t, past)
+			w.assistant(t)
 		case "tool":
-			w.result(t, past)
+			w.result(t)
 		}
 	}
 }
@@ -83,10 +78,6 @@ func (w *mistralWriter) user(t turn, here bool) {
 	before := ""
 	if here && w.system != "" {
 		before = w.system + "\n\n"
-	}
-	if w.version == 1 {
-		w.piece("[INST] " + before + textOf(t.content) + " [/INST]")
-		return
 	}
 	if here && len(w.tools) > 0 {
 		list := make([]jinja.Value, len(w.tools))
@@ -130,17 +121,13 @@ func mistralTool(tool jinja.Value) jinja.Value {
 	return jinja.Object("type", jinja.String("function"), "function", jinja.Object("name", f.Get("name"), "description", description, "parameters", parameters))
 }
 
-// assistant writes a message of the assistant. Version 2 leaves out past calls.
-func (w *mistralWriter) assistant(t turn, past bool) {
+// assistant writes a message of the assistant.
+func (w *mistralWriter) assistant(t turn) {
 	switch {
 	case len(t.content) == 0 && len(t.calls) == 0:
 		panic(refused("a message of the assistant without content and calls"))
-	case w.version == 1:
-		w.piece(textOf(t.content))
 	case w.version < 7 && len(t.content) > 0 && len(t.calls) > 0:
 		panic(refused("a message of the assistant with content and calls"))
-	case w.version == 2 && len(t.calls) > 0 && past:
-		return
 	case len(t.content) == 1 && t.content[0].kind == "text":
 		w.piece(strings.TrimRight(t.content[0].text, " "))
 	default:
@@ -156,11 +143,7 @@ func (w *mistralWriter) writeCalls(calls []mistralCall) {
 	var list []jinja.Value
 	for _, c := range calls {
 		if w.version < 11 {
-			d := jinja.Object("name", jinja.String(c.name), "arguments", c.arguments)
-			if w.version >= 3 {
-				d.Dict().Set("id", jinja.String(c.id))
-			}
-			list = append(list, d)
+			list = append(list, jinja.Object("name", jinja.String(c.name), "arguments", c.arguments, "id", jinja.String(c.id)))
 			continue
 		}
 		w.control("[TOOL_CALLS]")
@@ -178,11 +161,8 @@ func (w *mistralWriter) writeCalls(calls []mistralCall) {
 	}
 }
 
-// result writes the result of a tool. Version 2 leaves out past ones.
-func (w *mistralWriter) result(t turn, past bool) {
-	if w.version == 2 && past {
-		return
-	}
+// result writes the result of a tool.
+func (w *mistralWriter) result(t turn) {
 	w.control("[TOOL_RESULTS]")
 	defer w.control("[/TOOL_RESULTS]")
 	if w.version >= 7 {
@@ -201,9 +181,5 @@ func (w *mistralWriter) result(t turn, past bool) {
 	if err != nil {
 		content = jinja.String(text)
 	}
-	if w.version >= 3 {
-		w.json(jinja.Object("content", content, "call_id", jinja.String(t.callID)))
-		return
-	}
-	w.json(jinja.List(jinja.Object("name", t.name, "content", content)))
+	w.json(jinja.Object("content", content, "call_id", jinja.String(t.callID)))
 }

@@ -151,7 +151,7 @@ def main():
     with open(f"{folder}/requests.jsonl", "w") as out:
         for r in REQUESTS:
             print(json.dumps(r, ensure_ascii=False), file=out)
-    for name, versions in (("tekken.json", (3, 7, 11, 13, 15)), ("tokenizer.model", (1, 2, 3, 7))):
+    for name, versions in (("tekken.json", (3, 7, 11, 13, 15)), ("tokenizer.model", (3, 7))):
         with open(f"{folder}/{name}.jsonl", "w") as out, tempfile.TemporaryDirectory() as work:
             print(json.dumps(head), file=out)
             for v in versions:
