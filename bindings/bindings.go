@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -43,10 +44,6 @@ type Config struct {
 	Component string `json:"component,omitempty"`
 	Endpoint  string `json:"endpoint,omitempty"`
 
-	// WorkerID is the worker's number. 0 derives it from Name.
-	WorkerID uint64 `json:"worker_id,omitempty"`
-	Name     string `json:"name,omitempty"`
-
 	// BlockSize is the number of tokens in a block. Required.
 	BlockSize int `json:"kv_block_size"`
 	// EnableLocalIndexer answers routers that missed events. Durable publishes the events into
@@ -59,19 +56,9 @@ type Config struct {
 	// ImageTokenID is the model's token for an image, if it has one.
 	ImageTokenID uint32 `json:"image_token_id,omitempty"`
 
-	// Address is the ip:port of the worker's OpenAI endpoint. Without it the publisher does not
-	// register the worker.
-	Address          string   `json:"address,omitempty"`
-	Models           []string `json:"models,omitempty"`
-	LoRA             []string `json:"lora,omitempty"`
-	Role             string   `json:"role,omitempty"`
-	DPStart          uint32   `json:"dp_start,omitempty"`
-	DPSize           uint32   `json:"dp_size,omitempty"`
-	TotalKVBlocks    int      `json:"total_kv_blocks,omitempty"`
-	MaxNumSeqs       int      `json:"max_num_seqs,omitempty"`
-	MaxBatchedTokens int      `json:"max_num_batched_tokens,omitempty"`
-	ModelCard        string   `json:"model_card,omitempty"`
-	Engine           string   `json:"engine,omitempty"`
+	// Record describes the worker. Without an address the publisher does not register it. The
+	// publisher sets the block size, the events and the start time itself.
+	fleet.Record
 
 	// LogLevel is "debug", "info", "warn" or "error" to log to standard error. Default: no log.
 	LogLevel string `json:"log_level,omitempty"`
@@ -110,12 +97,11 @@ var errClosed = errors.New("bindings: the publisher is closed")
 // Open returns a publisher that runs until it is closed. It does not wait for NATS: while
 // NATS is unavailable, a limited number of events waits.
 func Open(conf Config) (*Publisher, error) {
-	id := conf.WorkerID
-	if id == 0 && conf.Name != "" {
-		id = wire.WorkerID(conf.Name)
+	if conf.WorkerID == 0 && conf.Name != "" {
+		conf.WorkerID = wire.WorkerID(conf.Name)
 	}
 	switch {
-	case id == 0:
+	case conf.WorkerID == 0:
 		return nil, errors.New("bindings: worker_id is 0 and there is no name to make one of")
 	case conf.BlockSize < 1 || conf.BlockSize > 1<<16:
 		return nil, fmt.Errorf("bindings: kv_block_size is %d, want 1 to %d tokens", conf.BlockSize, 1<<16)
@@ -145,12 +131,14 @@ func Open(conf Config) (*Publisher, error) {
 	scope := wire.Scope{Namespace: conf.Namespace, Component: conf.Component, Endpoint: conf.Endpoint}
 	p := &Publisher{
 		conf: conf, nc: nc, done: make(chan error, 1),
-		publisher: engines.NewPublisher(nc, publisherConfig(&conf, scope, id, log)),
-		engine:    engines.NewEngine(engines.EngineOptions{BlockSize: conf.BlockSize, SetLike: conf.SetLike, Placeholder: conf.ImageTokenID}),
+		publisher: engines.NewPublisher(nc, engines.PublisherConfig{
+			Scope: scope, WorkerID: conf.WorkerID, LocalIndexer: conf.EnableLocalIndexer, Durable: conf.Durable, Replicas: conf.NATSReplicas, Log: log,
+		}),
+		engine: engines.NewEngine(engines.EngineOptions{BlockSize: conf.BlockSize, SetLike: conf.SetLike, Placeholder: conf.ImageTokenID}),
 	}
 	var announcer *fleet.Announcer
 	if conf.Address != "" {
-		if announcer, err = fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Scope: scope, Record: conf.record(id, p.publisher.ID()), Replicas: conf.NATSReplicas, Load: p.loadNow, Log: log}); err != nil {
+		if announcer, err = fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Scope: scope, Record: conf.record(p.publisher.ID()), Replicas: conf.NATSReplicas, Load: p.loadNow, Log: log}); err != nil {
 			nc.Close()
 			return nil, err
 		}
@@ -159,6 +147,22 @@ func Open(conf Config) (*Publisher, error) {
 	ctx, p.cancel = context.WithCancel(context.Background())
 	go func() { p.done <- p.run(ctx, announcer) }()
 	return p, nil
+}
+
+// record returns the worker's record. A worker with several ranks may have a publisher for each
+// rank, so its record names none.
+func (c *Config) record(publisher uint64) fleet.Record {
+	r := c.Record
+	if r.DPSize > 1 {
+		publisher = 0
+	}
+	transport := "nats"
+	if c.Durable {
+		transport = "jetstream"
+	}
+	r.BlockSize, r.StartedMS = c.BlockSize, time.Now().UnixMilli()
+	r.Events = fleet.Events{Transport: transport, LocalIndexer: c.EnableLocalIndexer, PublisherID: publisher}
+	return r
 }
 
 func (p *Publisher) run(ctx context.Context, announcer *fleet.Announcer) error {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvroute/kvroute/bindings"
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/process"
 )
@@ -84,7 +85,7 @@ func open(t *testing.T) (*bindings.Publisher, *heard) {
 	go func() { done <- sub.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
 	eventually(t, "nobody subscribes to events", func() bool { return s.NumSubscriptions() > before })
-	p, err := bindings.Open(bindings.Config{NATSURL: s.ClientURL(), WorkerID: 7, BlockSize: 4})
+	p, err := bindings.Open(bindings.Config{NATSURL: s.ClientURL(), Record: fleet.Record{WorkerID: 7}, BlockSize: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
