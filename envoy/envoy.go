@@ -175,90 +175,44 @@ func Render(w io.Writer, c Config) error {
 	return err
 }
 
-func (c *Config) check() error {
-	for _, a := range []struct{ field, value string }{{"ListenAddress", c.ListenAddress}, {"AdminAddress", c.AdminAddress}} {
-		if at, err := netip.ParseAddrPort(a.value); err != nil || at.Addr().Zone() != "" {
-			return fmt.Errorf("envoy: %s is %q, want ip:port", a.field, a.value)
+// check returns an error for the first wrong setting.
+func (c *Config) check() (err error) {
+	want := func(ok bool, format string, args ...any) {
+		if !ok && err == nil {
+			err = fmt.Errorf("envoy: "+format, args...)
 		}
 	}
-	if len(c.ExtProc) == 0 {
-		return fmt.Errorf("envoy: ExtProc is empty, want the addresses of kvroute's replicas")
-	}
+	want(isAddress(c.ListenAddress), "ListenAddress is %q, want ip:port", c.ListenAddress)
+	want(isAddress(c.AdminAddress), "AdminAddress is %q, want ip:port", c.AdminAddress)
+	want(len(c.ExtProc) > 0, "ExtProc is empty, want the addresses of kvroute's replicas")
 	for i, a := range c.ExtProc {
-		if path, ok := strings.CutPrefix(a, "unix:"); ok && len(c.ExtProc) == 1 && pathForm.MatchString(path) {
-			continue
-		}
-		if !validHostPort(a) {
-			return fmt.Errorf("envoy: ExtProc[%d] is %q, want host:port, or a single unix:/path", i, a)
-		}
+		socket, isSocket := strings.CutPrefix(a, "unix:")
+		want(isHostPort(a) || isSocket && len(c.ExtProc) == 1 && pathForm.MatchString(socket), "ExtProc[%d] is %q, want host:port, or a single unix:/path", i, a)
 	}
 	for i, a := range c.Pool {
-		if !validHostPort(a) {
-			return fmt.Errorf("envoy: Pool[%d] is %q, want host:port", i, a)
-		}
+		want(isHostPort(a), "Pool[%d] is %q, want host:port", i, a)
 	}
-	if err := c.checkTLS(); err != nil {
-		return err
+	for _, file := range []struct{ field, path string }{{"CA", c.CA}, {"Cert", c.Cert}, {"Key", c.Key}, {"PoolFile", c.PoolFile}} {
+		want(file.path == "" || pathForm.MatchString(file.path), "%s is %q, want an absolute path of letters, digits, '.', '_' and '-'", file.field, file.path)
 	}
-	if c.PoolFile != "" {
-		switch {
-		case !pathForm.MatchString(c.PoolFile):
-			return fmt.Errorf("envoy: PoolFile is %q, want an absolute path of letters, digits, '.', '_' and '-'", c.PoolFile)
-		case len(c.Pool) > 0:
-			return fmt.Errorf("envoy: Pool and PoolFile are both given, want one")
-		}
-	}
+	want((c.Cert == "") == (c.Key == ""), "Cert and Key need each other")
+	want(c.CA != "" || c.Cert == "" && c.ServerName == "", "Cert, Key and ServerName need CA")
+	want(c.ServerName == "" || hostForm.MatchString(c.ServerName), "ServerName is %q, want a host name", c.ServerName)
+	want(c.PoolFile == "" || len(c.Pool) == 0, "Pool and PoolFile are both given, want one")
 	for i, p := range c.AllowPaths {
-		if !allowForm.MatchString(p) {
-			return fmt.Errorf("envoy: AllowPaths[%d] is %q, want a path such as /v1/audio/speech, or /v1/audio/* for all paths below it", i, p)
-		}
+		want(allowForm.MatchString(p), "AllowPaths[%d] is %q, want a path such as /v1/audio/speech, or /v1/audio/* for all paths below it", i, p)
 	}
-	switch c.Failover {
-	case Composite, NoFailover:
-	case List:
-		if len(c.Pool) == 0 && c.PoolFile == "" {
-			return fmt.Errorf("envoy: Failover is list, which needs Pool or PoolFile")
-		}
-	default:
-		return fmt.Errorf("envoy: Failover is %q, want composite, list or none", c.Failover)
-	}
-	if bodyModes[c.BodyMode] == "" {
-		return fmt.Errorf("envoy: BodyMode is %q, want buffered, buffered-partial, streamed, streamed-ahead or full-duplex", c.BodyMode)
-	}
-	switch {
-	case c.MaxBodyBytes < 1 || int64(c.MaxBodyBytes) > 1<<32-1:
-		return fmt.Errorf("envoy: MaxBodyBytes is %d, want 1 to 4294967295", c.MaxBodyBytes)
-	case c.MaxHeapBytes < 1:
-		return fmt.Errorf("envoy: MaxHeapBytes is %d, want a number of bytes", c.MaxHeapBytes)
-	case c.MaxConnections < 1:
-		return fmt.Errorf("envoy: MaxConnections is %d, want 1 or more", c.MaxConnections)
-	case c.MessageTimeout <= 0:
-		return fmt.Errorf("envoy: MessageTimeout is %v, want more than 0", c.MessageTimeout)
-	case c.MaxMessageTimeout < c.MessageTimeout:
-		return fmt.Errorf("envoy: MaxMessageTimeout is %v, want at least MessageTimeout, %v", c.MaxMessageTimeout, c.MessageTimeout)
-	case c.RequestTimeout < time.Second:
-		return fmt.Errorf("envoy: RequestTimeout is %v, want a second or more", c.RequestTimeout)
-	case c.IdleTimeout < time.Second:
-		return fmt.Errorf("envoy: IdleTimeout is %v, want a second or more", c.IdleTimeout)
-	}
-	return nil
-}
-
-func (c *Config) checkTLS() error {
-	for field, path := range map[string]string{"CA": c.CA, "Cert": c.Cert, "Key": c.Key} {
-		if path != "" && !pathForm.MatchString(path) {
-			return fmt.Errorf("envoy: %s is %q, want an absolute path of letters, digits, '.', '_' and '-'", field, path)
-		}
-	}
-	switch {
-	case (c.Cert == "") != (c.Key == ""):
-		return fmt.Errorf("envoy: Cert and Key need each other")
-	case c.CA == "" && (c.Cert != "" || c.ServerName != ""):
-		return fmt.Errorf("envoy: Cert, Key and ServerName need CA")
-	case c.ServerName != "" && !hostForm.MatchString(c.ServerName):
-		return fmt.Errorf("envoy: ServerName is %q, want a host name", c.ServerName)
-	}
-	return nil
+	want(slices.Contains([]Failover{Composite, List, NoFailover}, c.Failover), "Failover is %q, want composite, list or none", c.Failover)
+	want(c.Failover != List || len(c.Pool) > 0 || c.PoolFile != "", "Failover is list, which needs Pool or PoolFile")
+	want(bodyModes[c.BodyMode] != "", "BodyMode is %q, want buffered, buffered-partial, streamed, streamed-ahead or full-duplex", c.BodyMode)
+	want(c.MaxBodyBytes > 0 && int64(c.MaxBodyBytes) < 1<<32, "MaxBodyBytes is %d, want 1 to 4294967295", c.MaxBodyBytes)
+	want(c.MaxHeapBytes > 0, "MaxHeapBytes is %d, want a number of bytes", c.MaxHeapBytes)
+	want(c.MaxConnections > 0, "MaxConnections is %d, want 1 or more", c.MaxConnections)
+	want(c.MessageTimeout > 0, "MessageTimeout is %v, want more than 0", c.MessageTimeout)
+	want(c.MaxMessageTimeout >= c.MessageTimeout, "MaxMessageTimeout is %v, want at least MessageTimeout, %v", c.MaxMessageTimeout, c.MessageTimeout)
+	want(c.RequestTimeout >= time.Second, "RequestTimeout is %v, want a second or more", c.RequestTimeout)
+	want(c.IdleTimeout >= time.Second, "IdleTimeout is %v, want a second or more", c.IdleTimeout)
+	return err
 }
 
 var (
@@ -268,19 +222,19 @@ var (
 	pathForm  = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+$`)
 )
 
-func validHostPort(s string) bool {
+func isAddress(s string) bool {
+	a, err := netip.ParseAddrPort(s)
+	return err == nil && a.Addr().Zone() == ""
+}
+
+func isHostPort(s string) bool {
 	host, port, err := net.SplitHostPort(s)
-	if err != nil {
+	n, portErr := strconv.ParseUint(port, 10, 16)
+	if err != nil || portErr != nil || n == 0 {
 		return false
 	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil || n == 0 {
-		return false
-	}
-	if a, err := netip.ParseAddr(host); err == nil {
-		return a.Zone() == ""
-	}
-	return hostForm.MatchString(host)
+	a, err := netip.ParseAddr(host)
+	return err == nil && a.Zone() == "" || err != nil && hostForm.MatchString(host)
 }
 
 // address writes a checked address in Envoy's form.
@@ -298,12 +252,7 @@ func address(s string) (string, error) {
 // Paths returns a regular expression of the paths that reach workers.
 func (c Config) Paths() string {
 	all := append(openai.Paths(), "/v1/models", "/v1/models/*")
-	for _, p := range c.AllowPaths {
-		if !slices.Contains(all, p) {
-			all = append(all, p)
-		}
-	}
-	return strings.NewReplacer(".", `\.`, "*", ".+").Replace(strings.Join(all, "|"))
+	return strings.NewReplacer(".", `\.`, "*", ".+").Replace(strings.Join(append(all, c.AllowPaths...), "|"))
 }
 
 // Steering returns the client headers that Envoy removes before a request reaches a worker.
@@ -314,17 +263,13 @@ func (c Config) HeadersTimeout() time.Duration { return max(time.Second, c.Reque
 
 // discovery returns STRICT_DNS if at least one address is a name, otherwise STATIC.
 func discovery(addresses []string) string {
-	for _, a := range addresses {
-		if strings.HasPrefix(a, "unix:") {
-			continue
-		}
-		host, _, err := net.SplitHostPort(a)
-		if err != nil {
-			continue
-		}
-		if _, err := netip.ParseAddr(host); err != nil {
-			return "STRICT_DNS"
-		}
+	isName := func(a string) bool {
+		host, _, _ := net.SplitHostPort(a) // checked before
+		_, err := netip.ParseAddr(host)
+		return err != nil && !strings.HasPrefix(a, "unix:")
+	}
+	if slices.ContainsFunc(addresses, isName) {
+		return "STRICT_DNS"
 	}
 	return "STATIC"
 }
