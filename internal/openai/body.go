@@ -3,6 +3,7 @@
 package openai
 
 import (
+	"cmp"
 	"unsafe"
 
 	"github.com/kvroute/kvroute/internal/jsonscan"
@@ -135,7 +136,8 @@ var places = func() map[string]int {
 // member of the same name replaces an earlier one.
 type fields struct {
 	values       [len(names) + 1]value
-	promptValues int // number of values in the prompt
+	promptValues int    // number of values in the prompt
+	err          *Error // of the first field with a value of the wrong type
 }
 
 // get returns the member of a name in names.
@@ -192,9 +194,9 @@ func (f *fields) count(name []byte, numbers, others int) {
 }
 
 // body turns the values into a Body.
-func (f *fields) body() (b Body, err *Error) {
+func (f *fields) body() (Body, *Error) {
 	nvext := f.get("nvext")
-	b = Body{NVExt: nvext, Echo: string(f.get("echo")) == "true"}
+	b := Body{NVExt: nvext, Echo: string(f.get("echo")) == "true"}
 	b.Request = chat.Request{
 		Messages:             f.get("messages"),
 		Tools:                f.get("tools"),
@@ -209,22 +211,11 @@ func (f *fields) body() (b Body, err *Error) {
 		AddSpecialTokens:     f.get("add_special_tokens"),
 		TruncatePromptTokens: f.get("truncate_prompt_tokens"),
 	}
-	if b.Model, err = f.get("model").stringOf("model"); err != nil {
-		return b, err
-	}
-	if b.Stream, err = f.get("stream").boolOf("stream"); err != nil {
-		return b, err
-	}
-	if b.IncludeUsage, err = f.get("stream_options").member("include_usage").boolOf("stream_options.include_usage"); err != nil {
-		return b, err
-	}
-	if b.CacheSalt, err = nvext.member("cache_salt").stringOf("nvext.cache_salt"); err != nil {
-		return b, err
-	}
-	if b.CacheSalt == "" {
-		if b.CacheSalt, err = f.get("cache_salt").stringOf("cache_salt"); err != nil {
-			return b, err
-		}
+	b.Model = f.text(f.get("model"), "model")
+	b.Stream = f.boolean(f.get("stream"), "stream")
+	b.IncludeUsage = f.boolean(f.get("stream_options").member("include_usage"), "stream_options.include_usage")
+	if b.CacheSalt = f.text(nvext.member("cache_salt"), "nvext.cache_salt"); b.CacheSalt == "" {
+		b.CacheSalt = f.text(f.get("cache_salt"), "cache_salt")
 	}
 	for _, name := range [...]string{"max_completion_tokens", "max_tokens", "max_output_tokens"} {
 		if b.MaxTokens = f.get(name).count(); b.MaxTokens > 0 {
@@ -234,7 +225,7 @@ func (f *fields) body() (b Body, err *Error) {
 	if b.Tokens = nvext.member("token_data").ids(); b.Tokens == nil && b.Messages != nil {
 		b.Tokens = f.get("kv_transfer_params").member("prompt_token_ids").ids()
 	}
-	return b, nil
+	return b, f.err
 }
 
 // complete returns an error for a missing or wrong field.
@@ -258,23 +249,25 @@ func (b *Body) complete(e Endpoint) *Error {
 	return nil
 }
 
-// stringOf returns the text of a string, "" for nil. An error names the field.
-func (v value) stringOf(field string) (string, *Error) {
+// text returns the text of a string, "" for nil. For another value it keeps an error that names the
+// field.
+func (f *fields) text(v value, field string) string {
 	if v == nil {
-		return "", nil
+		return ""
 	}
 	if v.kind() != '"' {
-		return "", bad(field, field+" must be a string")
+		f.err = cmp.Or(f.err, bad(field, field+" must be a string"))
+		return ""
 	}
 	t := unquote(v)
 	// Without a copy, which would be the only allocation of most requests; see Body.
-	return unsafe.String(unsafe.SliceData(t), len(t)), nil
+	return unsafe.String(unsafe.SliceData(t), len(t))
 }
 
-// boolOf returns a boolean, false for nil. An error names the field.
-func (v value) boolOf(field string) (bool, *Error) {
+// boolean returns a boolean, false for nil. For another value it keeps an error that names the field.
+func (f *fields) boolean(v value, field string) bool {
 	if v != nil && v.kind() != 't' && v.kind() != 'f' {
-		return false, bad(field, field+" must be true or false")
+		f.err = cmp.Or(f.err, bad(field, field+" must be true or false"))
 	}
-	return v.kind() == 't', nil
+	return v.kind() == 't'
 }

@@ -5,6 +5,7 @@
 package wire
 
 import (
+	"cmp"
 	"encoding/hex"
 	"fmt"
 	"strings"
@@ -20,16 +21,7 @@ type Scope struct {
 
 // WithDefaults returns the scope with no field empty.
 func (s Scope) WithDefaults() Scope {
-	if s.Namespace == "" {
-		s.Namespace = "kvroute"
-	}
-	if s.Component == "" {
-		s.Component = "workers"
-	}
-	if s.Endpoint == "" {
-		s.Endpoint = "generate"
-	}
-	return s
+	return Scope{cmp.Or(s.Namespace, "kvroute"), cmp.Or(s.Component, "workers"), cmp.Or(s.Endpoint, "generate")}
 }
 
 // Topic returns the subject of a topic of the event plane, such as "kv-events".
