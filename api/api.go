@@ -39,61 +39,13 @@ import (
 	"cmp"
 	"fmt"
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 
-	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 )
-
-// Check is a condition for kvroute to route as configured.
-type Check struct {
-	Name string
-	// OK reports whether the condition holds. It must not block.
-	OK func() bool
-	// Required says that without the condition kvroute cannot route and is not ready. Without
-	// another condition it routes, degraded.
-	Required bool
-}
-
-// Config is what an API serves.
-type Config struct {
-	// Router makes the decisions. Required.
-	Router *router.Router
-	// Metrics serves /metrics. Required.
-	Metrics http.Handler
-	// OverloadStatus is the status of requests that are refused because all
-	// workers are busy. Default 429.
-	OverloadStatus int
-	// DecisionTimeout is how long a decision may take, without the time in the queue.
-	// Default 0: no limit.
-	DecisionTimeout time.Duration
-	// QueueWait is the longest wait of a booking in the router's queue. Default 0: as long
-	// as the client waits, or the request's own target.
-	QueueWait time.Duration
-	// Client sends the requests of /v1/generate. Default [fleet.Networks.Client] of all
-	// networks: it follows neither proxies nor redirects.
-	Client *http.Client
-	// Ready are the checks of /readyz, beside the check that some worker can take requests.
-	Ready []Check
-	// Replica describes this router replica; the API adds time, scope and readiness. Default:
-	// no description.
-	Replica func() Replica
-	// Scope is the scope of the workers, as namespace/component/endpoint.
-	Scope string
-	// Stream returns the position in the stream of events. Default: 0.
-	Stream func() uint64
-	// Fleet registers workers. Default: the API registers none.
-	Fleet *fleet.Registry
-	// BodyTime is how long a request's body may take to arrive. Default 1 minute.
-	BodyTime time.Duration
-	// Tokens are needed for everything but the probes and the metrics. Default: no token is
-	// needed.
-	Tokens *Tokens
-}
 
 const (
 	defaultDecisions = 20
@@ -142,35 +94,6 @@ func New(c Config) http.Handler {
 		h = c.Tokens.guard(h)
 	}
 	return timely(c.BodyTime, h)
-}
-
-// Readiness is the answer of /readyz.
-type Readiness struct {
-	Status string          `json:"status"` // "ready", "degraded" or "not ready"
-	Checks map[string]bool `json:"checks"`
-}
-
-func (c *Config) readiness() (r Readiness, status int) {
-	r, status = Readiness{Status: "ready", Checks: map[string]bool{}}, http.StatusOK
-	workers := Check{Name: "workers", OK: c.hasWorkers, Required: true}
-	for _, check := range append([]Check{workers}, c.Ready...) {
-		ok := check.OK()
-		r.Checks[check.Name] = ok
-		switch {
-		case ok:
-		case check.Required:
-			r.Status, status = "not ready", http.StatusServiceUnavailable
-		case r.Status == "ready":
-			r.Status = "degraded"
-		}
-	}
-	return r, status
-}
-
-func (c *Config) hasWorkers() bool {
-	return slices.ContainsFunc(c.Router.Workers(), func(w router.WorkerState) bool {
-		return (w.Health == router.Healthy.String() || w.Health == router.Degraded.String()) && !w.Draining
-	})
 }
 
 func (c *Config) decisions(req *http.Request) (any, *openai.Error) {

@@ -4,10 +4,12 @@ package api
 
 import (
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/replicas"
+	"github.com/kvroute/kvroute/router"
 )
 
 // Replica is the answer of /v1/replica. It describes a router replica, so that replicas can be
@@ -46,4 +48,33 @@ func (c *Config) replica(*http.Request) (any, *openai.Error) {
 		r.Peers = []replicas.PeerView{} // a list in JSON, not null
 	}
 	return r, nil
+}
+
+// Readiness is the answer of /readyz.
+type Readiness struct {
+	Status string          `json:"status"` // "ready", "degraded" or "not ready"
+	Checks map[string]bool `json:"checks"`
+}
+
+func (c *Config) readiness() (r Readiness, status int) {
+	r, status = Readiness{Status: "ready", Checks: map[string]bool{}}, http.StatusOK
+	workers := Check{Name: "workers", OK: c.hasWorkers, Required: true}
+	for _, check := range append([]Check{workers}, c.Ready...) {
+		ok := check.OK()
+		r.Checks[check.Name] = ok
+		switch {
+		case ok:
+		case check.Required:
+			r.Status, status = "not ready", http.StatusServiceUnavailable
+		case r.Status == "ready":
+			r.Status = "degraded"
+		}
+	}
+	return r, status
+}
+
+func (c *Config) hasWorkers() bool {
+	return slices.ContainsFunc(c.Router.Workers(), func(w router.WorkerState) bool {
+		return (w.Health == router.Healthy.String() || w.Health == router.Degraded.String()) && !w.Draining
+	})
 }

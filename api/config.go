@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/router"
+)
+
+// Check is a condition for kvroute to route as configured.
+type Check struct {
+	Name string
+	// OK reports whether the condition holds. It must not block.
+	OK func() bool
+	// Required says that without the condition kvroute cannot route and is not ready. Without
+	// another condition it routes, degraded.
+	Required bool
+}
+
+// Config is what an API serves.
+type Config struct {
+	// Router makes the decisions. Required.
+	Router *router.Router
+	// Metrics serves /metrics. Required.
+	Metrics http.Handler
+	// OverloadStatus is the status of requests that are refused because all
+	// workers are busy. Default 429.
+	OverloadStatus int
+	// DecisionTimeout is how long a decision may take, without the time in the queue.
+	// Default 0: no limit.
+	DecisionTimeout time.Duration
+	// QueueWait is the longest wait of a booking in the router's queue. Default 0: as long
+	// as the client waits, or the request's own target.
+	QueueWait time.Duration
+	// Client sends the requests of /v1/generate. Default [fleet.Networks.Client] of all
+	// networks: it follows neither proxies nor redirects.
+	Client *http.Client
+	// Ready are the checks of /readyz, beside the check that some worker can take requests.
+	Ready []Check
+	// Replica describes this router replica; the API adds time, scope and readiness. Default:
+	// no description.
+	Replica func() Replica
+	// Scope is the scope of the workers, as namespace/component/endpoint.
+	Scope string
+	// Stream returns the position in the stream of events. Default: 0.
+	Stream func() uint64
+	// Fleet registers workers. Default: the API registers none.
+	Fleet *fleet.Registry
+	// BodyTime is how long a request's body may take to arrive. Default 1 minute.
+	BodyTime time.Duration
+	// Tokens are needed for everything but the probes and the metrics. Default: no token is
+	// needed.
+	Tokens *Tokens
+}
