@@ -9,20 +9,20 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 )
 
-// Headers that tell Envoy where to send a request, and the observer stream which request it is.
+// Headers with the destination of a request, for Envoy, and its id, for the observer stream.
 const (
 	headerWorker    = "x-dynamo-worker"
 	headerFallback  = "x-dynamo-worker-fallback"
 	headerRequestID = "x-dynamo-request-id"
 )
 
-// route answers what is unanswered of the request, the last of it m, with the decision. A body
-// that is not nil replaces the request's.
+// route answers all unanswered messages of the request, of which m is the last one, with the
+// decision. A body that is not nil replaces the request's.
 func (s *stream) route(m message, body []byte) bool {
 	headers := append(s.destination(), headerRequestID, s.id)
 	headers = append(headers, s.named()...)
 	if body != nil && s.sized {
-		// Envoy answers 500 to a body of another length than the header says.
+		// Envoy answers 500 if the header differs from the body's length.
 		headers = append(headers, "content-length", strconv.Itoa(len(body)))
 	}
 	c := &extprocv3.CommonResponse{HeaderMutation: mutation(headers), ClearRouteCache: true}
@@ -36,7 +36,7 @@ func (s *stream) route(m message, body []byte) bool {
 	return s.send(s.withMetadata(answer(m, c)))
 }
 
-// destination returns the headers that tell Envoy where to send the request, as name and value.
+// destination returns the headers with the destination, as name, value, name, value.
 func (s *stream) destination() []string {
 	headers := []string{headerWorker, s.decision.Address.String()}
 	switch second := s.second(); {
@@ -60,8 +60,8 @@ func (s *stream) second() (a netip.AddrPort) {
 	return a
 }
 
-// named returns the headers that tell the worker its rank or instance, or a group's router
-// the group and the worker it named, as name and value.
+// named returns the headers that name the rank or the instance to the worker, or the group and its
+// worker to the router of a group, as name, value, name, value.
 func (s *stream) named() []string {
 	d := &s.decision
 	if d.Group != "" {
@@ -79,18 +79,4 @@ func (s *stream) named() []string {
 		return []string{headerPin, strconv.FormatUint(d.Worker.ID, 10), headerRank, rank, headerRoutingMode, "aggregated"}
 	}
 	return nil
-}
-
-// unchanged answers m so that the request continues unchanged, except that client headers that
-// steer Envoy or kvroute are removed. Our configuration of Envoy removes them before kvroute
-// sees any. Another one may not, and a request that fails open must not go where its client
-// likes.
-func (s *stream) unchanged(m message) *extprocv3.ProcessingResponse {
-	if !m.isRequestHeaders() || s.stripHeaders == nil {
-		return answer(m, nil)
-	}
-	return answer(m, &extprocv3.CommonResponse{
-		HeaderMutation:  &extprocv3.HeaderMutation{RemoveHeaders: s.stripHeaders},
-		ClearRouteCache: true,
-	})
 }

@@ -4,19 +4,47 @@ package extproc
 
 import (
 	"bytes"
+	"context"
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
 
-// hold keeps a part of the request, which is answered later.
+// readBody reads the fields of the request's body, of which b is the last message. unread reports
+// that kvroute cannot read all of it.
+func (s *stream) readBody(ctx context.Context, m message, b *extprocv3.HttpBody, body []byte) (fields openai.Body, unread bool, bad *openai.Error) {
+	if m == headersOurs || m.isOther() {
+		return fields, true, nil
+	}
+	s.server.metrics.bodySize.Record(context.Background(), int64(len(body)))
+	limit := s.server.conf.MaxBodyBytes
+	if len(body) > limit {
+		return fields, false, tooLarge(limit)
+	}
+	s.truncated = s.partial && m == requestBody && !b.GetEndOfStream()
+	text, outcome := s.plain(ctx, body)
+	switch outcome {
+	case readable:
+	case tooBig:
+		return fields, false, tooLarge(limit)
+	default:
+		return fields, true, nil
+	}
+	fields, bad = openai.Parse(s.endpoint, text)
+	if bad != nil && s.truncated {
+		return openai.ParseTruncated(text), true, nil
+	}
+	return fields, false, bad
+}
+
+// hold keeps a part of the request, to be answered later. It returns false if the stream must end.
 func (s *stream) hold(m message, chunk []byte) bool {
 	if m == headersOurs {
 		if s.flow == ahead {
-			// Envoy's timeout for this answer has begun. In full duplex Envoy has no
-			// timeout, since a client may be slow.
+			// Envoy waits for this answer with a timeout. In full duplex it has none.
 			s.late = time.After(s.server.conf.DecisionTimeout)
 		}
 		return true
@@ -33,7 +61,7 @@ func (s *stream) hold(m message, chunk []byte) bool {
 	return true
 }
 
-// take reserves room for n bytes of the request's body, if there is any.
+// take reserves n bytes of the budget for the request's body. It returns false if they do not fit.
 func (s *stream) take(n int) bool {
 	if !s.server.held.take(n) {
 		return false
@@ -42,20 +70,21 @@ func (s *stream) take(n int) bool {
 	return true
 }
 
-// giveBack returns the room of the request's body, which the stream no longer holds.
+// giveBack returns the bytes that take reserved.
 func (s *stream) giveBack() {
 	s.server.held.give(s.taken)
 	s.taken = 0
 }
 
-// release answers all held parts of the request without a decision, for a reason.
+// release answers all held parts of the request without a decision, and counts the reason.
 func (s *stream) release(why failure) bool {
 	defer s.giveBack()
 	s.server.failOpen(why, nil)
 	return s.pass(requestChunk)
 }
 
-// pass answers what is unanswered of the request, the last of it m, without a decision.
+// pass answers all unanswered messages of the request, of which m is the last one, without a
+// decision.
 func (s *stream) pass(m message) bool {
 	if s.state = passing; s.ended {
 		s.state = passed
@@ -66,8 +95,21 @@ func (s *stream) pass(m message) bool {
 	return s.flush(m, s.unchanged(headersOurs), nil)
 }
 
-// flush sends the answer to the held headers, the answers to the held chunks, and one to m if that
-// is trailers. A body that is not nil replaces the chunks.
+// unchanged answers m so that the request continues unchanged, without the client's steering
+// headers. kvroute's own Envoy configuration removes these headers before; another configuration may
+// not, and a client must not choose the destination of a request that fails open.
+func (s *stream) unchanged(m message) *extprocv3.ProcessingResponse {
+	if !m.isRequestHeaders() || s.stripHeaders == nil {
+		return answer(m, nil)
+	}
+	return answer(m, &extprocv3.CommonResponse{
+		HeaderMutation:  &extprocv3.HeaderMutation{RemoveHeaders: s.stripHeaders},
+		ClearRouteCache: true,
+	})
+}
+
+// flush sends the answer to the held headers, the answers to the held chunks, and the answer to m
+// if m is the trailers. A body that is not nil replaces the chunks.
 func (s *stream) flush(m message, headers *extprocv3.ProcessingResponse, body []byte) bool {
 	s.late = nil
 	answers := []*extprocv3.ProcessingResponse{headers}
@@ -101,7 +143,7 @@ func (s *stream) relay(m message, req *extprocv3.ProcessingRequest) []*extprocv3
 	if m == responseBody {
 		b, back = req.GetResponseBody(), s.echo
 		if s.watching && s.booked && s.events.in(b.GetBody()) {
-			s.watching = false // what follows the first token is not read
+			s.watching = false // nothing after the first token is read
 			s.server.router.FirstToken(s.id, router.SignObserver)
 		}
 	}
@@ -111,7 +153,8 @@ func (s *stream) relay(m message, req *extprocv3.ProcessingRequest) []*extprocv3
 	return appendChunks(nil, m, b.GetBody(), b.GetEndOfStream())
 }
 
-// body returns the request's body, of which b is the last part, if there is room for it.
+// body returns the request's body, of which b is the last part. It returns false if the budget has
+// no room for it.
 func (s *stream) body(b *extprocv3.HttpBody) (body []byte, ok bool) {
 	last := b.GetBody()
 	if s.flow == whole {
@@ -137,12 +180,11 @@ func (s *stream) body(b *extprocv3.HttpBody) (body []byte, ok bool) {
 	return body, true
 }
 
-// maxChunk is how much of a body stands in one answer. Envoy takes somewhat below 64 KiB.
-// Up to 32 KiB gRPC has buffers that fit; a larger message takes one of 1 MiB, which it
-// clears each time.
+// maxChunk limits the part of a body in one answer. Envoy accepts somewhat less than 64 KiB. gRPC
+// has buffers up to 32 KiB; for a larger message it clears one of 1 MiB each time.
 const maxChunk = 32_000
 
-// echo gives a chunk back to Envoy.
+// echo sends a chunk back to Envoy.
 func echo(m message, chunk []byte, last bool) *extprocv3.ProcessingResponse {
 	return answer(m, &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{
 		Mutation: &extprocv3.BodyMutation_StreamedResponse{
@@ -151,7 +193,7 @@ func echo(m message, chunk []byte, last bool) *extprocv3.ProcessingResponse {
 	}})
 }
 
-// appendChunks appends the answers that give a part of a body back to Envoy.
+// appendChunks appends the answers that send a part of a body back to Envoy.
 func appendChunks(to []*extprocv3.ProcessingResponse, m message, part []byte, last bool) []*extprocv3.ProcessingResponse {
 	for len(part) > maxChunk {
 		to = append(to, echo(m, part[:maxChunk], false))

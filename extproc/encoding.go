@@ -12,16 +12,16 @@ import (
 	"strings"
 )
 
-// Compressed bodies go to the worker as they are. kvroute inflates gzip to read it, up to the
-// largest size of a body. It routes a body in another form, or a broken one, by load: the worker
-// judges it.
+// The worker gets a compressed body unchanged. kvroute inflates gzip to read it, up to the largest
+// size of a body. It routes other compressed bodies, and broken ones, by load: the worker may be
+// able to read them.
 
-// Outcomes of a compressed body.
+// Outcomes of reading a compressed body.
 const (
-	inflated   = "read"
-	kept       = "unread"    // in a form that is not read
+	readable   = "read"
+	unreadable = "unread"    // in a form that kvroute does not read
 	broken     = "broken"    // not in its declared form
-	overfilled = "too_large" // larger than a body may be
+	tooBig     = "too_large" // larger than a body may be
 	crowded    = "crowded"   // the budget has no room for it
 )
 
@@ -52,7 +52,7 @@ func (h *heldBytes) inflate(ctx context.Context, body []byte, limit int) (text [
 	}
 	for {
 		if len(text) == cap(text) {
-			// Text shrinks to a third or so. The size that a body claims is not trusted.
+			// Text usually shrinks to a third. The size in the body is not trusted.
 			size := min(max(4*len(body), 2*len(text)), limit) + 1
 			if !h.take(size - cap(text)) {
 				return text, crowded, nil
@@ -63,9 +63,9 @@ func (h *heldBytes) inflate(ctx context.Context, body []byte, limit int) (text [
 		text = text[:len(text)+n]
 		switch {
 		case len(text) > limit:
-			return text, overfilled, nil
+			return text, tooBig, nil
 		case errors.Is(err, io.EOF):
-			return text, inflated, nil
+			return text, readable, nil
 		case err == nil:
 			err = context.Cause(ctx)
 		}
@@ -75,28 +75,27 @@ func (h *heldBytes) inflate(ctx context.Context, body []byte, limit int) (text [
 	}
 }
 
-// plain returns the text of a body, or of the beginning of a truncated one. The outcome is
-// inflated if there is a text, kept if there is none, or why not; it is counted. Inflated text
-// is s.inflated, too, to be given back.
+// plain returns the text of a body, or of the beginning of a truncated one, and counts the outcome.
+// The text is complete if the outcome is readable. Inflated text must be dropped with dropInflated.
 func (s *stream) plain(ctx context.Context, body []byte) (text []byte, outcome string) {
 	if s.encoding == "" || len(body) == 0 {
-		return body, inflated
+		return body, readable
 	}
-	if outcome = kept; s.encoding == "gzip" {
+	if outcome = unreadable; s.encoding == "gzip" {
 		ctx, cancel := context.WithTimeout(ctx, s.server.conf.DecisionTimeout)
 		defer cancel()
 		var err error
 		text, outcome, err = s.server.held.inflate(ctx, body, s.server.conf.MaxBodyBytes)
 		if s.inflated = text; s.truncated && errors.Is(err, io.ErrUnexpectedEOF) {
-			outcome = inflated
+			outcome = readable
 		}
 	}
 	count(s.server.metrics.encodings, label("encoding", s.encoding), label("outcome", outcome))
 	return text, outcome
 }
 
-// deflate gives back the room of an inflated body.
-func (s *stream) deflate() {
+// dropInflated gives the bytes of the inflated body back to the budget.
+func (s *stream) dropInflated() {
 	s.server.held.give(cap(s.inflated))
 	s.inflated = nil
 }

@@ -10,7 +10,7 @@ import (
 func (f flow) String() string { return [...]string{"whole", "behind", "ahead", "duplex"}[f] }
 
 func (a action) String() string {
-	return [...]string{"leave", "proceed", "hold", "decide", "relay", "refuse", "tell", "ignore"}[a]
+	return [...]string{"leave", "proceed", "hold", "decide", "relay", "refuse", "respond", "ignore"}[a]
 }
 
 // Table prints the legal moves of a main stream.

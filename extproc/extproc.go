@@ -6,12 +6,12 @@
 // # Messages and answers
 //
 // One main stream accompanies each HTTP request from its headers to its end. The
-// first message says how Envoy hands over the request's body:
+// first message says how Envoy sends the request's body:
 //
-//	whole   BUFFERED, BUFFERED_PARTIAL: in one message behind the answer to the headers
-//	behind  STREAMED: in chunks behind that answer; NONE: not at all
+//	whole   BUFFERED, BUFFERED_PARTIAL: in one message after the answer to the headers
+//	behind  STREAMED: in chunks after that answer; NONE: not at all
 //	ahead   STREAMED without waiting for that answer: in chunks
-//	duplex  FULL_DUPLEX_STREAMED: in chunks that Envoy wants back, those of the response too
+//	duplex  FULL_DUPLEX_STREAMED: in chunks that kvroute must send back, also those of the response
 //
 // With whole bodies:
 //
@@ -29,9 +29,9 @@
 //	                    response trailers   empty
 //	error response      nothing
 //
-// With bodies ahead and in duplex, kvroute answers headers and chunks together when it has the
-// last chunk, and the worker's header stands in the answer to the headers. With bodies behind,
-// it decides at the headers, without the body: by load alone.
+// In the flows ahead and duplex, kvroute answers headers and chunks together when it has the last
+// chunk. The answer to the headers has the worker's header. In the flow behind, it decides at the
+// headers, without the body: by load alone.
 //
 // The function next has the whole protocol in one switch. On an unexpected message the server
 // ends the stream, so that Envoy does not wait for an answer. The stream may end at any time.

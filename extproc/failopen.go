@@ -34,9 +34,8 @@ func (f failure) String() string {
 	return [...]string{"budget", "panic", "limit", "held_bytes", "draining", "unsupported_mode", "unreadable_encoding", "starting", "internal"}[f]
 }
 
-// failOpen counts a request that Envoy routes without kvroute: answered without a header, or by
-// the end of the stream. It logs some of them. err, if not nil, adds to the reason; it has no
-// text of the client.
+// failOpen counts a request that Envoy routes without kvroute, and logs some of them. err, if not
+// nil, is logged with the reason; it must not contain text of the client.
 func (s *Server) failOpen(why failure, err error, more ...any) {
 	count(s.metrics.failOpen, label("reason", why.String()))
 	unlogged, ok := s.lines[why].allow(time.Now())
@@ -73,7 +72,7 @@ func (s *stream) failure(err error, starting, unread bool) failure {
 	return failInternal
 }
 
-// giveUp leaves a request without a decision to Envoy. It reports whether the stream may
+// giveUp answers a request that has no decision yet without one. It reports whether the stream may
 // end now: it may not while Envoy needs kvroute for the rest of the request or response.
 func (s *stream) giveUp(why failure) bool {
 	switch s.state {
@@ -88,9 +87,9 @@ func (s *stream) giveUp(why failure) bool {
 	return s.mayEnd()
 }
 
-// mayEnd reports whether Envoy can continue without this stream. kvroute must give back the
-// chunks of a request that it has. If Envoy sends the response in chunks, some may be on their
-// way, and would be missing from the response without an error.
+// mayEnd reports whether Envoy can continue without this stream. kvroute must send back the chunks
+// of a request that it holds. In full duplex, chunks of the response may be on their way to
+// kvroute; they would be missing from the response, and no error would show it.
 func (s *stream) mayEnd() bool {
 	if s.echo && s.state != begun && s.state != refused {
 		return false
@@ -113,16 +112,17 @@ func (s *stream) free() {
 // recoverPanic is deferred by a stream's handler: a panic for one request must not end the
 // others.
 func (s *Server) recoverPanic(k kind) {
-	what := recover()
-	if what == nil {
+	cause := recover()
+	if cause == nil {
 		return
 	}
 	// A panic's value may be text of any length.
-	text := fmt.Sprint(what)
+	text := fmt.Sprint(cause)
 	s.failOpen(failPanic, fmt.Errorf("panic: %s", text[:min(len(text), 256)]), "stream", k.String(), "stack", string(debug.Stack()))
 }
 
-// lineInterval keeps a fault of every request from filling the log.
+// lineInterval is the least time between two log lines of one reason, so that a fault of every
+// request does not fill the log.
 const lineInterval = 10 * time.Second
 
 // lineLimit lets one line through per lineInterval.

@@ -13,7 +13,7 @@ import (
 )
 
 // configure reads how Envoy is configured to send bodies. An old Envoy sends no configuration in
-// the first message; it is taken for BUFFERED, as our configurations set it.
+// the first message; kvroute then assumes BUFFERED, the mode of its own Envoy configuration.
 func (s *stream) configure(c *extprocv3.ProtocolConfiguration) {
 	s.echo = c.GetResponseBodyMode() == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
 	s.chunks = s.echo || c.GetResponseBodyMode() == filterv3.ProcessingMode_STREAMED
@@ -34,8 +34,8 @@ func (s *stream) configure(c *extprocv3.ProtocolConfiguration) {
 	}
 }
 
-// override is the processing mode for Config.ModeOverride. It repeats the mode of the request's
-// body, which would change otherwise.
+// override returns the processing mode for Config.ModeOverride. It repeats the mode of the
+// request's body, because an override replaces all modes.
 func (s *stream) override() *filterv3.ProcessingMode {
 	body := filterv3.ProcessingMode_BUFFERED
 	if s.partial {
@@ -109,7 +109,7 @@ func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 	case s.endpoint == openai.Other:
 		return headersOther
 	case length > int64(s.server.conf.MaxBodyBytes):
-		// Known early: neither Envoy nor kvroute needs to hold it.
+		// Refused before the body: neither Envoy nor kvroute needs to hold it.
 		s.wrong = tooLarge(s.server.conf.MaxBodyBytes)
 		return headersWrong
 	case h.GetEndOfStream():

@@ -58,21 +58,21 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 		return c
 	}
 	m := metrics{
-		ends:      counter("stream.ends", "{stream}", "Streams ended, by kind and by where they stood."),
-		failOpen:  counter("fail_open", "{request}", "Requests that Envoy was left to route, by reason."),
+		ends:      counter("stream.ends", "{stream}", "Streams ended, by kind and last state."),
+		failOpen:  counter("fail_open", "{request}", "Requests that Envoy routes without kvroute, by reason."),
 		refusals:  counter("refusals", "{request}", "Requests answered with an error, by status."),
-		strays:    counter("strays", "{message}", "Messages of Envoy that were not expected, by message."),
-		forwards:  counter("forwards", "{request}", "Requests whose prompt was to be handed on as token ids, by form and by what became of it."),
-		queries:   counter("queries", "{request}", "Requests that only asked for their worker, and were told."),
-		encodings: counter("encodings", "{request}", "Requests with a compressed body, by its encoding and by what became of it."),
-		unreached: counter("unreached", "{request}", "Requests that Envoy could not send to the worker named, because it has no endpoint there."),
+		strays:    counter("strays", "{message}", "Unexpected messages of Envoy, by message."),
+		forwards:  counter("forwards", "{request}", "Requests whose prompt could be forwarded as token ids, by form and outcome."),
+		queries:   counter("queries", "{request}", "Requests that only queried their worker."),
+		encodings: counter("encodings", "{request}", "Requests with a compressed body, by encoding and outcome."),
+		unreached: counter("unreached", "{request}", "Requests that Envoy could not send to the chosen worker, because it has no endpoint there."),
 	}
 	var err error
 	m.streams, err = meter.Int64UpDownCounter("kvroute.extproc.streams",
 		metric.WithUnit("{stream}"), metric.WithDescription("Streams open, by kind: main or observer."))
 	errs = append(errs, err)
 	m.bodySize, err = meter.Int64Histogram("kvroute.extproc.request.body.size",
-		metric.WithUnit("By"), metric.WithDescription("Bodies of requests to be routed."),
+		metric.WithUnit("By"), metric.WithDescription("Size of the bodies of requests that kvroute routes."),
 		// From a question to a long document, in powers of four.
 		metric.WithExplicitBucketBoundaries(256, 1<<10, 4<<10, 16<<10, 64<<10, 256<<10, 1<<20, 4<<20, 16<<20))
 	if err := errors.Join(append(errs, err)...); err != nil {
@@ -84,8 +84,8 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 	return &m, nil
 }
 
-// count adds 1 to a counter. It takes no context: that of a stream is over at most calls, and
-// nothing of it would be recorded.
+// count adds 1 to a counter. It takes no context: most streams have ended at the call, and the
+// counter would record nothing of the context.
 func count(c metric.Int64Counter, labels ...attribute.KeyValue) {
 	c.Add(context.Background(), 1, metric.WithAttributes(labels...))
 }

@@ -10,19 +10,19 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// The endpoint-picker protocol of the Gateway API Inference Extension, proposal 004:
-// gateways that speak it choose no worker themselves. Config.EndpointPicker adds what
-// it asks for to our own headers.
+// The endpoint-picker protocol of the Gateway API Inference Extension, proposal 004. A gateway
+// that speaks it never chooses an endpoint itself. Config.EndpointPicker adds the protocol's header
+// and metadata to kvroute's own headers.
 const (
-	// destinationKey is a header and, in the namespace, an entry of the dynamic
-	// metadata: the endpoints in the order in which they are to be tried.
+	// destinationKey is the name of a header, and of an entry of the dynamic metadata in the
+	// namespace. Both list the endpoints in the order in which the gateway tries them.
 	destinationKey       = "x-gateway-destination-endpoint"
 	destinationNamespace = "envoy.lb"
-	// servedKey is where the gateway says which of them served.
+	// servedKey is the entry in which the gateway names the endpoint that served.
 	servedKey = "x-gateway-destination-endpoint-served"
 
-	// Hooks of the extension's conformance tests: the request's header says which
-	// endpoints may be picked, the response's which one was picked and which one served.
+	// Hooks of the extension's conformance tests. The request's header lists the allowed
+	// endpoints. The response's headers name the chosen endpoint and the one that served.
 	headerTestSelection = "test-epp-endpoint-selection"
 	headerTestPicked    = "x-conformance-test-selected-endpoint"
 	headerTestServed    = "x-conformance-test-served-endpoint"

@@ -25,9 +25,9 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	s.note(req)
 	switch {
 	case status(h) != "200":
-	case isWhole(h): // the prefill has ended before
+	case isWhole(h): // the prefill has ended
 		s.server.router.FirstToken(s.id, router.SignEnd)
-	case !isEventStream(h): // another kind of stream, in which no first token is seen
+	case !isEventStream(h): // kvroute finds no first token in another kind of stream
 	case s.server.conf.FirstToken == FirstTokenResponseHeaders:
 		s.server.router.FirstToken(s.id, router.SignHeaders)
 	default:
@@ -104,7 +104,7 @@ func (s *stream) unreached() {
 	}
 }
 
-// maxAttempts is far above the attempts of any retry policy of ours.
+// maxAttempts limits the reported number of attempts. Retry policies have far fewer.
 const maxAttempts = 1000
 
 // envoysOwn reports whether the details of Envoy's own reply name a cause in Envoy for a request

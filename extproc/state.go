@@ -11,27 +11,27 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// flow is how Envoy hands over the request's body: the filter's processing mode.
+// flow is how Envoy sends the request's body: the processing mode of its filter.
 type flow uint8
 
 const (
 	whole  flow = iota // BUFFERED, BUFFERED_PARTIAL: in one message, after the answer to the headers
 	behind             // STREAMED, NONE: in chunks or not at all, after the answer to the headers
 	ahead              // STREAMED without waiting for that answer: in chunks
-	duplex             // FULL_DUPLEX_STREAMED: in chunks, which Envoy wants back
+	duplex             // FULL_DUPLEX_STREAMED: in chunks, which kvroute must send back
 	flows              // the number of flows
 )
 
-// state is where a main stream stands.
+// state is the state of a main stream.
 type state uint8
 
 const (
 	begun      state = iota // nothing received
-	waiting                 // a request of ours, its body to come in one message
-	gathering               // a request of ours, its headers unanswered, its body coming in chunks
-	passing                 // a request that we do not route, its body to come
+	waiting                 // a request that kvroute routes; its body will come in one message
+	gathering               // the same; its headers are unanswered, its body comes in chunks
+	passing                 // a request that kvroute does not route; its body will come
 	routed                  // answered with the worker's header
-	passed                  // Envoy routes it: not ours, or failed open
+	passed                  // Envoy routes the request: for another endpoint, or failed open
 	responding              // the response has begun
 	refused                 // answered with an error response
 	states                  // the number of states
@@ -41,23 +41,23 @@ func (s state) String() string {
 	return [...]string{"begun", "waiting", "gathering", "passing", "routed", "passed", "responding", "refused"}[s]
 }
 
-// message is what came, as far as the state machine tells messages apart.
+// message is a kind of message of Envoy.
 type message uint8
 
 const (
-	headersOurs     message = iota // request headers of an endpoint of ours, a body follows
-	headersBodyless                // the same, and no body follows
-	headersWrong                   // request headers that no body can mend
-	headersOther                   // request headers of anything else, a body follows
-	headersOtherEnd                // the same, and no body follows
+	headersOurs     message = iota // request headers for an endpoint that kvroute routes; a body follows
+	headersBodyless                // the same; no body follows
+	headersWrong                   // request headers that kvroute refuses, whatever the body
+	headersOther                   // request headers for another endpoint; a body follows
+	headersOtherEnd                // the same; no body follows
 	requestChunk                   // a part of the request's body that is not the last
 	requestBody                    // the request's body, or its last part
-	requestAgain                   // more of it after its end: Envoy repeats the end of some large bodies
+	requestAgain                   // a part after the last one: Envoy repeats the end of some large bodies
 	requestTrailers
 	responseHeaders
 	responseBody
 	responseTrailers
-	unknown  // what this version does not know
+	unknown  // a message that this version does not know
 	messages // the number of messages
 )
 
@@ -75,23 +75,22 @@ func (m message) isRequestHeaders() bool { return m <= headersOtherEnd }
 // isOther reports whether m are the headers of a request for another endpoint.
 func (m message) isOther() bool { return m == headersOther || m == headersOtherEnd }
 
-// action is what a message calls for.
+// action is how the stream reacts to a message.
 type action uint8
 
 const (
-	leave   action = iota // end the stream: Envoy must not wait for an answer that has no right form
-	proceed               // answer: continue, nothing changes
-	hold                  // answer later: the request is not complete
-	decide                // answer everything unanswered with a decision, a refusal or nothing
-	relay                 // answer: this part of a body is unchanged; give it back if Envoy wants that
+	leave   action = iota // end the stream: no answer is valid, and Envoy must not wait for one
+	proceed               // answer: continue unchanged
+	hold                  // answer later: the request is incomplete
+	decide                // answer all unanswered messages: with a decision, a refusal, or unchanged
+	relay                 // answer: continue with this part of a body, which is sent back if Envoy needs that
 	refuse                // answer with an error response
-	tell                  // answer the response's headers, with the decision's if they are wanted
-	ignore                // send nothing; Envoy waits for nothing
+	respond               // answer the response's headers; the answer may add the decision's headers
+	ignore                // send nothing: Envoy does not wait
 )
 
-// next is the whole protocol: what a message calls for in a state, and the state
-// that it leads to. After decide the outcome says which one: routed, passing,
-// passed or refused.
+// next is the whole protocol: the action for a message in a state, and the next state. After
+// decide, the outcome sets the state: routed, passing, passed or refused.
 func next(f flow, s state, m message) (action, state) {
 	body := m == requestChunk || m == requestBody
 	switch {
@@ -100,7 +99,7 @@ func next(f flow, s state, m message) (action, state) {
 		case whole:
 			return proceed, waiting
 		case behind:
-			return decide, s // without having seen the body
+			return decide, s // without the body
 		default:
 			return hold, gathering
 		}
@@ -118,7 +117,7 @@ func next(f flow, s state, m message) (action, state) {
 	case m == requestAgain:
 		return ignore, s
 	case s == refused && (body || m == requestTrailers):
-		return ignore, s // on their way when we refused
+		return ignore, s // Envoy sent them before it received the refusal
 	case s == refused:
 		return leave, s
 
@@ -139,7 +138,7 @@ func next(f flow, s state, m message) (action, state) {
 
 	// A response may overtake the request: Envoy's own replies do.
 	case m == responseHeaders && s != responding:
-		return tell, responding
+		return respond, responding
 	// Without response headers where Envoy is configured to skip them.
 	case m == responseBody || m == responseTrailers:
 		return relay, responding
@@ -149,38 +148,36 @@ func next(f flow, s state, m message) (action, state) {
 
 // stream is one main stream. Its handler's goroutine owns it.
 type stream struct {
-	// Set once.
 	server *Server
 	grpc   extprocv3.ExternalProcessor_ProcessServer
+	state  state
 
-	state state
-
-	// From the first message.
+	// From the request headers.
 	flow         flow
 	partial      bool // Envoy may truncate the body
 	truncated    bool // Envoy sent only the beginning of the body
-	echo         bool // Envoy wants the chunks of the response back
+	echo         bool // kvroute must send the chunks of the response back
 	endpoint     openai.Endpoint
-	wrong        *openai.Error // why the headers are refused
-	salt         string        // the tenant, of the header x-tenant-id
+	wrong        *openai.Error // the refusal of headersWrong
+	salt         string        // the tenant: the header x-tenant-id
 	stripHeaders []string      // client headers that only kvroute may set, or that steer it
-	sized        bool          // the headers have the body's length
+	sized        bool          // the headers have a content-length
 	encoding     string        // of the body; "" for none
-	inflated     []byte        // the body inflated, while a decision needs it
+	inflated     []byte        // the inflated body, until the decision
 	steering     steering
 
-	ended bool             // the request's last part has come
+	ended bool             // the last part of the request has come
 	held  [][]byte         // the unanswered chunks
 	size  int              // bytes of the unanswered chunks
-	late  <-chan time.Time // when Envoy will have waited too long for the answer to the headers
-	taken int              // bytes of the server's budget that this stream has
+	late  <-chan time.Time // the deadline for the answer to the headers
+	taken int              // bytes that the stream has of Server.held
 
-	id       string // of the request; "" before the decision
+	id       string // the request's id; "" before the decision
 	booked   bool   // the slot must be freed
 	served   bool   // the response has a status 2xx
 	decision router.Decision
 
-	chunks   bool       // Envoy hands over the response's body, too
-	watching bool       // the first token is expected in the response's body
-	events   firstEvent // the state of that search between two chunks
+	chunks   bool       // Envoy sends the response's body, too
+	watching bool       // the stream looks for the first token in the response's body
+	events   firstEvent // the state of that search
 }

@@ -4,18 +4,13 @@ package extproc
 
 import (
 	"context"
-	"errors"
-	"io"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 )
 
-// errEnded is why the context of a stream ends.
-var errEnded = errors.New("the stream has ended")
-
-// serve handles a main stream and returns the name of its last state. The slot is freed however
-// the stream ends. If the first message shows that it is an observer stream, serve calls
-// observing and handles it as one.
+// serve handles a main stream and returns the name of its last state. It frees the slot at the end
+// of the stream, whatever the cause. If the first message is that of an observer stream, serve
+// calls observing and handles the stream as one.
 func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, observing func()) string {
 	st := &stream{server: s, grpc: g}
 	defer st.free()
@@ -24,11 +19,11 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, observing fu
 	defer cancel(errEnded)
 	drained := s.drained.Done()
 	for {
-		if s.draining() && drained != nil { // before select, which takes any case that is ready
+		if s.draining() && drained != nil { // before select, which chooses any ready case
 			if st.giveUp(failDraining) {
 				return st.state.String()
 			}
-			drained = nil // the stream ends later
+			drained = nil // Envoy still needs the stream
 		}
 		evict := s.received.evict
 		if st.state > gathering {
@@ -44,7 +39,7 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, observing fu
 				return st.state.String()
 			}
 		case <-st.late:
-			// After a refusal, or a response that overtook the request, Envoy does not wait.
+			// In another state Envoy does not wait: a refusal or a response came first.
 			if st.late = nil; st.state == gathering && !st.release(failBudget) {
 				return st.state.String()
 			}
@@ -59,34 +54,7 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, observing fu
 	}
 }
 
-// receive returns the messages of g, and a context that ends with g or by cancel, which the
-// caller must call. It receives a message after the previous one is taken, so it notices the end
-// of g during a decision. Its goroutine ends with the context, or when the handler of g returns,
-// which ends a Recv.
-func receive(g extprocv3.ExternalProcessor_ProcessServer) (ctx context.Context, cancel context.CancelCauseFunc, messages <-chan *extprocv3.ProcessingRequest) {
-	ctx, cancel = context.WithCancelCause(g.Context())
-	in := make(chan *extprocv3.ProcessingRequest)
-	go func() {
-		for {
-			req, err := g.Recv()
-			if err != nil {
-				if errors.Is(err, io.EOF) {
-					err = errEnded
-				}
-				cancel(err)
-				return
-			}
-			select {
-			case in <- req:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return ctx, cancel, in
-}
-
-// handle answers one message. It returns false if the stream is of no more use.
+// handle answers one message. It returns false if the stream must end.
 func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) bool {
 	if s.state == begun {
 		s.configure(req.GetProtocolConfig())
@@ -94,7 +62,7 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 	m := s.classify(req)
 	act, to := next(s.flow, s.state, m)
 	if act == proceed && m.isOther() && s.server.conf.EndpointPicker {
-		act = decide // a gateway with that protocol has no other choice for the request
+		act = decide // a gateway with that protocol cannot choose an endpoint itself
 	}
 	switch act {
 	case leave, ignore:
@@ -104,11 +72,11 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 		return s.answerRequest(ctx, m, req.GetRequestBody())
 	case refuse:
 		return s.refuse(s.wrong)
-	case tell:
+	case respond:
 		answer := s.answerResponse(req)
 		s.state = to
 		return s.send(answer)
-	default: // the other actions change the state first
+	default: // these actions may change the state again
 	}
 	s.state = to
 	switch act {
@@ -121,7 +89,7 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 	}
 }
 
-// send sends answers, and reports whether the stream is of further use.
+// send sends answers. It returns false if the stream must end.
 func (s *stream) send(answers ...*extprocv3.ProcessingResponse) bool {
 	for _, a := range answers {
 		if a.GetRequestHeaders() != nil && s.server.conf.ModeOverride && s.flow == whole {
