@@ -17,7 +17,6 @@ import (
 	"strings"
 
 	"github.com/kvroute/kvroute/internal/openai"
-	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -26,14 +25,17 @@ import (
 func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 	var q question
 	var req router.Request
-	var path string
-	var body []byte
 	bad := read(w, r, &q)
 	if bad == nil {
 		req, bad = c.request(&q)
 	}
+	if bad == nil && q.RequestID == "" {
+		bad = invalid("request_id", "request_id must be the id of the request")
+	}
+	var path string
+	var body []byte
 	if bad == nil {
-		path, body, bad = forward(&q)
+		path, body, bad = workerRequest(&q)
 	}
 	if bad != nil {
 		bad.Write(w)
@@ -41,7 +43,7 @@ func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 	}
 	begun := false
 	out := http.NewResponseController(w)
-	for chunk, err := range c.Router.Generate(r.Context(), req, dispatch(c.Client, path, body, &q)) {
+	for chunk, err := range c.Router.Generate(r.Context(), req, c.dispatch(path, body, &q)) {
 		if err != nil {
 			c.failGenerate(w, err, req.Model, begun)
 			return
@@ -57,81 +59,37 @@ func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Dispatch returns a function with which [router.Router.Generate] sends requests to the workers
-// over HTTP: token ids or a prompt to /v1/completions, messages to /v1/chat/completions, together
-// with further fields of the body. A chunk is an event of the response's stream. A nil client is
-// the default of [Config.Client]. Fields that the request itself sets, and those that are not
-// JSON, are an error.
-func Dispatch(client *http.Client, fields map[string]json.RawMessage) (router.Dispatch, error) {
-	if client == nil {
-		client = reach.Networks{}.Client()
-	}
-	// Check the fields once: wrong fields are wrong for every request.
-	if _, _, bad := forward(&question{RequestID: "-", TokenIDs: []uint32{}, Body: fields}); bad != nil {
-		return nil, fmt.Errorf("api: %s", bad.Message)
-	}
-	return func(ctx context.Context, req router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
-		p := &req.Prompt
-		q := question{
-			Model: req.Model, RequestID: req.ID, TokenIDs: req.Tokens, CacheSalt: req.Salt, Body: fields,
-			Prompt: p.Prompt, Messages: p.Messages, Tools: p.Tools, ToolChoice: p.ToolChoice, ChatTemplateKwargs: p.ChatTemplateKwargs,
-		}
-		path, body, bad := forward(&q)
-		if bad != nil {
-			return func(yield func(router.Chunk, error) bool) { yield(router.Chunk{}, fmt.Errorf("api: %s", bad.Message)) }
-		}
-		return dispatch(client, path, body, &q)(ctx, req, d)
-	}, nil
-}
-
-// forward makes the request to the worker.
-func forward(q *question) (path string, body []byte, _ *openai.Error) {
-	bad := func(field, want string) (string, []byte, *openai.Error) {
-		return "", nil, invalid(field, field+" must be "+want)
-	}
-	if q.RequestID == "" {
-		return bad("request_id", "the id of the request")
-	}
-	fields := maps.Clone(q.Body)
-	if fields == nil {
-		fields = make(map[string]json.RawMessage)
-	}
-	model, err := json.Marshal(q.Model)
-	if err != nil {
-		return bad("model", "a text")
-	}
-	ours := map[string]json.RawMessage{
-		"model": model, "stream": json.RawMessage("true"), "prompt": q.Prompt, "messages": q.Messages,
-		"tools": q.Tools, "tool_choice": q.ToolChoice, "chat_template_kwargs": q.ChatTemplateKwargs,
-	}
-	path = "/v1/completions"
-	switch {
-	case q.TokenIDs != nil:
-		ids, err := json.Marshal(q.TokenIDs)
-		if err != nil {
-			return bad("token_ids", "numbers")
-		}
-		ours["prompt"], ours["messages"] = ids, nil
-	case span(q.Messages) != nil:
-		path = "/v1/chat/completions"
-	}
-	if q.CacheSalt != "" {
-		salt, err := json.Marshal(q.CacheSalt)
-		if err != nil {
-			return bad("cache_salt", "a text")
-		}
-		ours["cache_salt"] = salt
-	}
-	for name, value := range ours {
-		if _, given := fields[name]; given {
-			return bad("body", "without the field "+name+", which stands beside it")
-		}
-		if span(value) != nil {
+// workerRequest makes the request to the worker: token ids or a prompt to /v1/completions, messages to
+// /v1/chat/completions, together with the further fields of the question.
+func workerRequest(q *question) (path string, body []byte, _ *openai.Error) {
+	fields := map[string]any{"model": q.Model, "stream": true}
+	for name, value := range map[string]json.RawMessage{
+		"prompt": q.Prompt, "messages": q.Messages, "tools": q.Tools, "tool_choice": q.ToolChoice, "chat_template_kwargs": q.ChatTemplateKwargs,
+	} {
+		if fields[name] = nil; span(value) != nil {
 			fields[name] = value
 		}
 	}
-	if body, err = json.Marshal(fields); err != nil {
-		return bad("body", "JSON")
+	path = "/v1/completions"
+	if fields["messages"] != nil {
+		path = "/v1/chat/completions"
+	}
+	if q.TokenIDs != nil {
+		fields["prompt"] = q.TokenIDs
+	}
+	if q.CacheSalt != "" {
+		fields["cache_salt"] = q.CacheSalt
+	}
+	for name, value := range q.Body {
+		if _, given := fields[name]; given {
+			return "", nil, invalid("body", "body must be without the field "+name+", which stands beside it")
+		}
+		fields[name] = value
+	}
+	maps.DeleteFunc(fields, func(_ string, value any) bool { return value == nil })
+	body, err := json.Marshal(fields)
+	if err != nil {
+		return "", nil, invalid("body", "body must be JSON")
 	}
 	return path, body, nil
 }
@@ -175,10 +133,10 @@ const (
 // choices[].token_ids.
 const askTokenIDs = "return_token_ids"
 
-// dispatch posts a body to the worker of a decision and yields the events of the response,
-// unchanged. It drops comments: they are no tokens. It requests token ids from an engine that can
-// return them, unless the question sets that field.
-func dispatch(client *http.Client, path string, body []byte, q *question) router.Dispatch {
+// dispatch returns a function that posts a body to the worker of a decision and yields the events of
+// the response, unchanged. It drops comments: they are no tokens. It requests token ids from an
+// engine that can return them, unless the question sets that field.
+func (c *Config) dispatch(path string, body []byte, q *question) router.Dispatch {
 	return func(ctx context.Context, _ router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
 		return func(yield func(router.Chunk, error) bool) {
 			fail := func(err error) { yield(router.Chunk{}, &dispatchError{err}) }
@@ -194,7 +152,7 @@ func dispatch(client *http.Client, path string, body []byte, q *question) router
 			if d.Worker.DPRank > 0 {
 				post.Header.Set("X-Data-Parallel-Rank", strconv.FormatUint(uint64(d.Worker.DPRank), 10))
 			}
-			resp, err := client.Do(post)
+			resp, err := c.Client.Do(post)
 			if err != nil {
 				fail(err)
 				return

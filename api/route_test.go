@@ -315,42 +315,31 @@ func TestGenerateEndsWithItsClient(t *testing.T) {
 	}
 }
 
-// Dispatch sends the same requests as /v1/generate.
-func TestDispatch(t *testing.T) {
+// The worker gets the prompt and the further fields. A field that the question sets itself is refused.
+func TestGenerateMakesTheWorkersRequest(t *testing.T) {
 	r := newRouter(t, 0)
 	engine(t, r, func(w http.ResponseWriter, req *http.Request) {
 		sent, _ := io.ReadAll(req.Body)
 		fmt.Fprintf(w, "data: %s %s\n\n", req.URL.Path, sent)
 	})
-	by, err := api.Dispatch(nil, map[string]json.RawMessage{"max_tokens": json.RawMessage("3")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for want, req := range map[string]router.Request{
-		`/v1/completions {"cache_salt":"s","max_tokens":3,"model":"m","prompt":[1,2],"stream":true}`:                        {Tokens: []uint32{1, 2}, Salt: "s"},
-		`/v1/completions {"max_tokens":3,"model":"m","prompt":"x","stream":true}`:                                           {Prompt: router.Prompt{Prompt: []byte(`"x"`)}},
-		`/v1/chat/completions {"max_tokens":3,"messages":[{"role":"user"}],"model":"m","stream":true,"tool_choice":"auto"}`: {Prompt: router.Prompt{Messages: []byte(`[{"role":"user"}]`), ToolChoice: []byte(`"auto"`)}},
+	h := api.New(api.Config{Router: r, Metrics: http.NotFoundHandler()})
+	for fields, want := range map[string]string{
+		`"token_ids":[1,2],"cache_salt":"s"`:                      `/v1/completions {"cache_salt":"s","max_tokens":3,"model":"m","prompt":[1,2],"stream":true}`,
+		`"prompt":"x","messages":null`:                            `/v1/completions {"max_tokens":3,"model":"m","prompt":"x","stream":true}`,
+		`"messages":[{"role":"user"}],"tool_choice":"auto"`:       `/v1/chat/completions {"max_tokens":3,"messages":[{"role":"user"}],"model":"m","stream":true,"tool_choice":"auto"}`,
+		`"prompt":[1,2],"token_ids":[1,2],"tools":[{"a": "<b>"}]`: `/v1/completions {"max_tokens":3,"model":"m","prompt":[1,2],"stream":true,"tools":[{"a":"\u003cb\u003e"}]}`,
 	} {
-		req.ID, req.Model = "g", "m"
-		var got strings.Builder
-		for chunk, err := range r.Generate(t.Context(), req, by) {
-			if err != nil {
-				t.Fatal(err)
-			}
-			got.WriteString(string(chunk.Data))
-		}
-		if got.String() != "data: "+want+"\n\n" {
-			t.Errorf("%q, want %s", got.String(), want)
+		if status, got, _ := post(t, h, "/v1/generate", `{"model":"m","request_id":"g",`+fields+`,"body":{"max_tokens":3}}`); status != 200 || got != "data: "+want+"\n\n" {
+			t.Errorf("%s: %d %q, want %s", fields, status, got, want)
 		}
 	}
-	for name, fields := range map[string]map[string]json.RawMessage{
-		"stream":  {"stream": json.RawMessage("false")},
-		"prompt":  {"prompt": json.RawMessage(`"x"`)},
-		"no JSON": {"max_tokens": json.RawMessage("three")},
-	} {
-		if _, err := api.Dispatch(nil, fields); err == nil || !strings.Contains(err.Error(), "api: body must be") {
-			t.Errorf("%s: %v", name, err)
+	for _, field := range []string{`"stream":false`, `"prompt":"x"`, `"messages":[]`} {
+		if status, text, _ := post(t, h, "/v1/generate", `{"model":"m","request_id":"g","token_ids":[1],"body":{`+field+`}}`); status != 400 || !strings.Contains(text, "body must be without the field") {
+			t.Errorf("%s: %d %s", field, status, text)
 		}
+	}
+	if status, text, _ := post(t, h, "/v1/generate", `{"model":"m","token_ids":[1]}`); status != 400 || !strings.Contains(text, "request_id must be") {
+		t.Errorf("without an id: %d %s", status, text)
 	}
 }
 
