@@ -36,7 +36,6 @@ type room struct {
 var (
 	product = []room{
 		{"cmd/kvroute", 4565, 20},
-		{"internal/settings", 135, 20},
 		{"extproc", 2000, 20},
 		{"router", 5115, 20},
 		{"scorer", 1955, 23},
@@ -45,7 +44,7 @@ var (
 		{"engines engines/localindex", 3970, 20},
 		{"fleet", 2335, 20},
 		{"replicas", 2435, 20},
-		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/openai internal/reach internal/records internal/replica internal/telemetry internal/wire internal/zmtp", 4470, 25},
+		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 4470, 25},
 		{"tokenizer tokenizer/chat tokenizer/jinja", 11640, 20},
 	}
 	support = []room{
