@@ -21,8 +21,10 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/sidecar"
 )
 
 // notes is a meter that records which instruments are made.
@@ -113,7 +115,9 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := replicas.NewGroupPublisher(nil, replicas.GroupPublisherConfig{Meter: n, Group: "g", ID: 1, Router: r}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := new(sidecar).instruments(n); err != nil {
+	published := new(sidecar.Config)
+	settings.SetDefaults(published)
+	if _, err := sidecar.New(published, nil, n); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := newVerifier(nil, n, nil, noWorkers); err != nil {

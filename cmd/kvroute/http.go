@@ -10,12 +10,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
-	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/kvroute/kvroute/api"
 )
@@ -112,36 +108,9 @@ func do(client *http.Client, req *http.Request) (*http.Response, error) {
 	return nil, fmt.Errorf("%s answers with status %d: %s", req.URL, resp.StatusCode, bytes.TrimSpace(text))
 }
 
-// fetch returns the body of a URL's answer.
-func fetch(ctx context.Context, client *http.Client, url string) ([]byte, error) {
-	resp, err := open(ctx, client, url, "")
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-}
-
 // writeJSON writes a command's result for programs.
 func writeJSON(out io.Writer, result any) error {
 	enc := json.NewEncoder(out)
 	enc.SetIndent("", "  ")
 	return enc.Encode(result)
-}
-
-// serveHTTP adds a server to the parts of a command. It ends with ctx, without waiting for
-// requests.
-func serveHTTP(ctx context.Context, parts *errgroup.Group, at net.Listener, h http.Handler) {
-	// On a busy machine a client may need seconds from its connection to its headers.
-	server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
-	parts.Go(func() error {
-		if err := server.Serve(at); !errors.Is(err, http.ErrServerClosed) {
-			return err
-		}
-		return nil
-	})
-	parts.Go(func() error {
-		<-ctx.Done()
-		return server.Close()
-	})
 }

@@ -435,6 +435,9 @@ func healthcheck(ctx context.Context, args []string, std stdio) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	_, err := fetch(ctx, http.DefaultClient, *url)
-	return err
+	resp, err := open(ctx, http.DefaultClient, *url, "")
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
 }

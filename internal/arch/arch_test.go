@@ -45,6 +45,7 @@ var ours = map[string]string{
 	"internal/fixtures":  "internal/process",
 	"internal/natstest":  "internal/fixtures",
 	"internal/replica":   "events indexer router",
+	"sidecar":            "engines events fleet indexer internal/bus internal/reach internal/records internal/settings internal/telemetry internal/wire",
 	"cmd/kvroute":        "*",
 	"bench":              "",
 	"bench/demo":         "*",
@@ -64,14 +65,14 @@ var theirs = map[string]string{
 	"github.com/goccy/go-yaml":               "cmd/kvroute",
 	"github.com/hashicorp/golang-lru":        "indexer router tokenizer internal/enginesim",
 	"github.com/nats-io/nats-server":         "internal/bus internal/natstest",
-	"github.com/nats-io/nats.go":             "engines events fleet replicas cmd/kvroute bindings bench/demo bench/parts bench/interop internal/bus internal/natstest",
+	"github.com/nats-io/nats.go":             "engines events fleet replicas sidecar cmd/kvroute bindings bench/demo bench/parts bench/interop internal/bus internal/natstest",
 	"github.com/prometheus/client_golang":    "internal/telemetry internal/enginesim",
 	"github.com/zeebo/xxh3":                  "indexer internal/records internal/wire engines events",
 	"github.com/tinylib/msgp":                "engines events fleet replicas internal/enginesim internal/msgpack",
 	"go.opentelemetry.io/otel/exporters":     "internal/telemetry",
 	"go.opentelemetry.io/otel/sdk":           "internal/telemetry",
 	"golang.org/x/text":                      "tokenizer tokenizer/jinja bench/chats",
-	"golang.org/x/sync":                      "cmd/kvroute bench/demo",
+	"golang.org/x/sync":                      "cmd/kvroute sidecar bench/demo",
 	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest internal/epptest bench/envoy",
 	"google.golang.org/protobuf":             "extproc envoy fleet internal/envoytest internal/epptest",
 }
@@ -89,7 +90,7 @@ var (
 
 // notOutside are packages that only tests and the listed packages may import.
 var notOutside = map[string]string{
-	"internal/telemetry": "cmd/kvroute bench/demo",
+	"internal/telemetry": "cmd/kvroute sidecar bench/demo",
 	"internal/enginesim": "cmd/kvroute bench bench/demo bench/interop",
 	"internal/envoytest": "cmd/kvroute bench/demo bench/envoy bench/interop",
 	"cmd/kvroute":        "",

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sidecar
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/settings"
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// Config is the flags of `kvroute publish`, with the tags of package settings.
+type Config struct {
+	NATSURL      string `yaml:"nats-url" default:"nats://127.0.0.1:4222" help:"<URL> of the NATS server, or file:PATH of a file that holds it"`
+	bus.Access   `yaml:",inline"`
+	NATSReplicas int    `yaml:"nats-replicas" default:"1" want:"1, 3 or 5" help:"<number> of NATS servers that store the stream, if it is made here: 1, 3 or 5"`
+	Namespace    string `yaml:"namespace" default:"kvroute" help:"namespace of the workers' subjects"`
+	Component    string `yaml:"component" default:"workers" help:"component of the workers' subjects"`
+	Endpoint     string `yaml:"endpoint" default:"generate" help:"endpoint of the workers' subjects"`
+
+	Name             string `yaml:"name" help:"name of the worker; empty takes its address"`
+	WorkerID         uint64 `yaml:"worker-id" help:"<number> of the worker; 0 takes one made of its name"`
+	EngineAddress    string `yaml:"engine-address" default:"127.0.0.1:8000" help:"<ip:port> of the engine's HTTP server, as reached from here"`
+	Advertise        string `yaml:"advertise" help:"<ip:port> of the engine to register; empty takes engine-address, or the address of this machine that reaches NATS"`
+	MetricsPath      string `yaml:"metrics-path" help:"<path> of the engine's metrics, for its load; empty tries the usual ones"`
+	HealthPath       string `yaml:"health-path" default:"/health" help:"<path> that answers 200 while the engine is healthy"`
+	Model            string `yaml:"model" help:"<names> of the model, comma-separated; empty asks the engine"`
+	LoRA             string `yaml:"lora" help:"<names> of its adapters, comma-separated"`
+	ModelCard        string `yaml:"model-card" help:"name of the routers' <card> for the model"`
+	TotalKVBlocks    int    `yaml:"total-kv-blocks" help:"capacity of its cache in <blocks>; 0 takes the engine's own value"`
+	MaxNumSeqs       int    `yaml:"max-num-seqs" help:"largest <number> of requests running at once"`
+	MaxBatchedTokens int    `yaml:"max-num-batched-tokens" help:"largest <number> of tokens in a step"`
+
+	Engine    string `yaml:"engine" want:"vllm, sglang, trtllm or nothing" help:"vllm, sglang or trtllm; empty asks the engine"`
+	ZMQ       string `yaml:"zmq-endpoint" help:"<endpoint> of the engine's events, tcp://host:port or ipc://path; empty asks the engine"`
+	ZMQTopic  string `yaml:"zmq-topic" help:"<prefix> of the topics to read"`
+	ZMQReplay string `yaml:"zmq-replay-endpoint" help:"<endpoint> that sends lost events again"`
+	BlockSize int    `yaml:"block-size" help:"<tokens> in a block of the routers; 0 takes the engine's own value, but at least 16"`
+	DPStart   int    `yaml:"dp-start" want:"0 to 4294967295" help:"first data-parallel <rank>"`
+	DPSize    int    `yaml:"dp-size" want:"0 to 4294967295" help:"<number> of data-parallel ranks; 0 takes the engine's own value"`
+	SetLike   bool   `yaml:"set-like" help:"one removal removes all copies of a block: for engines that report blocks again which they have"`
+
+	LocalIndexer bool `yaml:"enable-local-indexer" default:"true" help:"answer routers' queries about events that they missed"`
+	Durable      bool `yaml:"durable" default:"true" help:"publish into a stream that stores events"`
+
+	HTTPAddress string        `yaml:"http-address" help:"<ip:port> of /metrics and /healthz; empty opens none"`
+	Record      string        `yaml:"record" help:"<file> that records every event of the engine, with the token ids of prompts; an existing file is overwritten"`
+	RecordBytes int64         `yaml:"record-bytes" default:"67108864" want:"more than 0" help:"<bytes> of the recording at most"`
+	RecordTime  time.Duration `yaml:"record-time" default:"10m" want:"more than 0s" help:"<time> of the recording at most"`
+	ReadyFile   string        `yaml:"ready-file" help:"<file> that gets the addresses as JSON once the worker is registered"`
+	LogLevel    string        `yaml:"log-level" default:"info" help:"debug, info, warn or error"`
+	LogFormat   string        `yaml:"log-format" default:"text" help:"text or json"`
+}
+
+// record checks the flags, reads NATSURL from its file, and returns the worker's record as far as
+// the flags say it.
+func (c *Config) record() (r fleet.Record, err error) {
+	at, err := netip.ParseAddrPort(c.EngineAddress)
+	if err != nil {
+		return r, fmt.Errorf("engine-address is %q, want ip:port", c.EngineAddress)
+	}
+	if c.NATSURL, err = bus.ReadURL(c.NATSURL); err != nil {
+		return r, err
+	}
+	if c.NATSURL == "" {
+		return r, errors.New("nats-url is empty: there is nowhere to publish")
+	}
+	if err := settings.Check(c); err != nil {
+		return r, err
+	}
+	listener := at.String()
+	if at.Addr().IsLoopback() && !c.busIsLocal() {
+		// Routers on other machines cannot reach the engine at its loopback address.
+		listener = net.JoinHostPort("0.0.0.0", fmt.Sprint(at.Port()))
+	}
+	address, err := bus.PublicAddress(c.Advertise, listener, c.NATSURL)
+	return fleet.Record{
+		Name: cmp.Or(c.Name, address), WorkerID: c.WorkerID, Address: address, Models: commaList(c.Model), LoRA: commaList(c.LoRA), ModelCard: c.ModelCard,
+		BlockSize: c.BlockSize, DPStart: uint32(c.DPStart), DPSize: uint32(c.DPSize),
+		TotalKVBlocks: c.TotalKVBlocks, MaxNumSeqs: c.MaxNumSeqs, MaxBatchedTokens: c.MaxBatchedTokens, Engine: c.Engine,
+	}, err
+}
+
+// busIsLocal reports whether the first NATS server is on this machine's loopback.
+func (c *Config) busIsLocal() bool {
+	first, _, _ := strings.Cut(c.NATSURL, ",")
+	u, err := url.Parse(first)
+	if err != nil || u.Hostname() == "localhost" {
+		return true // a wrong URL is refused elsewhere
+	}
+	ip, err := netip.ParseAddr(u.Hostname())
+	return err == nil && ip.Unmap().IsLoopback()
+}
+
+// engineWorker returns where the events of the engine come from.
+func (c *Config) engineWorker() engines.EngineWorker {
+	w := engines.EngineWorker{
+		Address: c.EngineAddress, Engine: c.Engine, Transport: engines.TransportZMQ, Endpoint: c.ZMQ, Topic: c.ZMQTopic, Replay: c.ZMQReplay,
+		DPStart: uint32(c.DPStart), DPSize: uint32(c.DPSize), SetLike: c.SetLike,
+	}
+	if c.Engine == "trtllm" && c.ZMQ == "" {
+		w.Transport = engines.TransportPoll
+	}
+	return w
+}
+
+func (c *Config) scope() wire.Scope {
+	return wire.Scope{Namespace: c.Namespace, Component: c.Component, Endpoint: c.Endpoint}
+}
+
+// recorder opens the recording, if there is to be one. The caller calls stop at the end.
+func (c *Config) recorder(log *slog.Logger) (rec *engines.Recorder, stop func(), err error) {
+	if c.Record == "" {
+		return nil, func() {}, nil
+	}
+	// Token ids reveal prompts: only this user may read the file.
+	f, err := os.OpenFile(c.Record, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, nil, fmt.Errorf("record: %w", err)
+	}
+	log.Info("all events of the engine are recorded, with the token ids of prompts", "file", c.Record, "bytes", c.RecordBytes, "time", c.RecordTime.String())
+	rec = engines.NewRecorder(f, c.RecordBytes, c.RecordTime, func(why string) {
+		log.Warn("the recording ends", "file", c.Record, "why", why)
+	})
+	return rec, func() {
+		if err := f.Close(); err != nil {
+			log.Warn("the recording is not complete", "file", c.Record, "err", err)
+		}
+	}, nil
+}
+
+func commaList(s string) (items []string) {
+	for item := range strings.SplitSeq(s, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			items = append(items, item)
+		}
+	}
+	return items
+}
