@@ -14,6 +14,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/kvroute/kvroute/doctor"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
 )
@@ -86,9 +87,9 @@ func printDecision(out io.Writer, d *router.Decision) error {
 		}
 		line("thresholds", "%s", text)
 	}
-	line("worker", "%s at %s", nameOf(d.Worker, d.WorkerName), d.Address)
+	line("worker", "%s at %s", doctor.WorkerName(d.Worker, d.WorkerName), d.Address)
 	if d.Member != nil {
-		line("member", "%s, named by the group", nameOf(*d.Member, ""))
+		line("member", "%s, named by the group", doctor.WorkerName(*d.Member, ""))
 	}
 	line("reason", "%s", because(d))
 	line("expected", "%d of its blocks are cached, %d tokens to compute, first token in %.0f ms (%.0f ms by rule of thumb)", d.OverlapBlocks, d.PrefillTokens, d.EstimatedTTFT, d.CoarseTTFT)
@@ -160,7 +161,7 @@ func printCandidates(out io.Writer, d *router.Decision) error {
 		if d.Policy != "" && c.Excluded == "" {
 			cost = exactly(c.Cost)
 		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%d\t%s\t%s\t", nameOf(c.Worker, c.WorkerName),
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%d\t%s\t%s\t", doctor.WorkerName(c.Worker, c.WorkerName),
 			c.OverlapBlocks, c.HostBlocks, c.DiskBlocks, c.PendTokens, c.WaitingRequests, c.ActiveRequests, c.DecodeTokens,
 			c.ActiveBlocks, c.AdditionalBlocks, exactly(c.KVUse), c.MaxRequests, exactly(c.TaintWeight), cost)
 		if drawn {
@@ -179,7 +180,7 @@ func printCandidates(out io.Writer, d *router.Decision) error {
 		c := &d.Candidates[i]
 		if f := c.Foreign; f != (router.Foreign{}) {
 			fmt.Fprintf(out, "Foreign load on %s, included above (reported by the engine, not sent by kvroute): %d requests, %d of them waiting with about %d tokens, %d blocks.\n",
-				nameOf(c.Worker, c.WorkerName), f.Requests, f.Waiting, f.Tokens, f.Blocks)
+				doctor.WorkerName(c.Worker, c.WorkerName), f.Requests, f.Waiting, f.Tokens, f.Blocks)
 		}
 	}
 	if !groups {
@@ -282,15 +283,4 @@ func because(d *router.Decision) string {
 		text += fmt.Sprintf("; %d cost the same: fewer requests, then fewer blocks, then a draw", d.Equal)
 	}
 	return text
-}
-
-func nameOf(w router.Worker, name string) string {
-	id := strconv.FormatUint(w.ID, 10)
-	if name != "" {
-		id = name
-	}
-	if w.DPRank > 0 {
-		id += fmt.Sprintf("/%d", w.DPRank)
-	}
-	return id
 }

@@ -43,7 +43,7 @@ func commands() []command {
 		{"dump", "print the index of a running kvroute as JSON lines", dump},
 		{"replay", "play a workload against simulated engines, with the real router", elsewhere("replay", new(replay.Command))},
 		{"tokenize", "show the tokens, blocks and hashes of a request", tokenizeFile},
-		{"doctor", "compare router replicas and report differences and faults", doctor},
+		{"doctor", "compare router replicas and report differences and faults", compareReplicas},
 		{"explain", "print a recent decision of a running kvroute and its inputs", explain},
 		{"config", "check a configuration and print it with its defaults", printConfig},
 		{"config envoy", "print an Envoy bootstrap for kvroute", printEnvoy},

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvroute/kvroute/doctor"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/router"
@@ -42,7 +43,7 @@ func (s *server) warnOfWorkers() {
 	var silent []string
 	noTokenizer := map[string][]string{} // workers by model
 	for _, w := range s.router.Workers() {
-		name := nameOf(w.Worker, w.Name)
+		name := doctor.WorkerName(w.Worker, w.Name)
 		if w.NeverHeard {
 			silent = append(silent, name)
 		}
@@ -52,7 +53,7 @@ func (s *server) warnOfWorkers() {
 		}
 	}
 	if n := len(silent); n > 0 {
-		s.log.Warn("workers have no events in the configuration: until one arrives, kvroute estimates what they cache from the requests that it sent there; "+howToPublish, "workers", strings.Join(silent[:min(n, most)], ", "), "count", n)
+		s.log.Warn("workers have no events in the configuration: until one arrives, kvroute estimates what they cache from the requests that it sent there; "+doctor.HowToPublish, "workers", strings.Join(silent[:min(n, most)], ", "), "count", n)
 	}
 	for _, model := range slices.Sorted(maps.Keys(noTokenizer)) {
 		names := noTokenizer[model]

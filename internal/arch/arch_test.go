@@ -45,6 +45,7 @@ var ours = map[string]string{
 	"internal/fixtures":  "internal/process",
 	"internal/natstest":  "internal/fixtures",
 	"internal/replica":   "events indexer router",
+	"doctor":             "api replicas router",
 	"sidecar":            "engines events fleet indexer internal/bus internal/reach internal/records internal/settings internal/telemetry internal/wire",
 	"cmd/kvroute":        "*",
 	"bench":              "",

@@ -35,7 +35,7 @@ type room struct {
 // lines. Limits only fall: a change that adds lines must remove as many elsewhere.
 var (
 	product = []room{
-		{"cmd/kvroute", 4080, 20},
+		{"cmd/kvroute", 3660, 20},
 		{"extproc", 2000, 20},
 		{"router", 5115, 20},
 		{"scorer", 1955, 23},
@@ -46,6 +46,7 @@ var (
 		{"replicas", 2435, 20},
 		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 4470, 25},
 		{"sidecar", 520, 20},
+		{"doctor", 436, 20},
 		{"tokenizer tokenizer/chat tokenizer/jinja", 11640, 20},
 	}
 	support = []room{

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package doctor
 
 import (
 	"cmp"
@@ -14,24 +14,18 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Replicas change while the doctor reads them, and it cannot read all of them at one
-// moment. So it reads each replica several times. Two replicas differ only if no reading
-// of one agrees with a reading of the other: no text in common, or ranges of numbers that
-// do not overlap. A change that is still on its way takes less time than lies between two
-// readings, so it is not reported.
-
-// severity says how serious a finding is.
-type severity string
+// Severity says how serious a finding is.
+type Severity string
 
 const (
-	different severity = "different" // replicas do not agree
-	fault     severity = "fault"     // of one replica alone
-	note      severity = "note"      // allowed, but possibly unexpected
+	different Severity = "different" // replicas do not agree
+	fault     Severity = "fault"     // of one replica alone
+	note      Severity = "note"      // allowed, but possibly unexpected
 )
 
-// finding is a difference between replicas, or a fault of one.
-type finding struct {
-	Level severity `json:"level"`
+// Finding is a difference between replicas, or a fault of one.
+type Finding struct {
+	Level Severity `json:"level"`
 	What  string   `json:"what"`
 	// Of is the worker, model or setting that differs. Replica is the replica that has a
 	// fault. Values are what each replica says, by its name.
@@ -41,8 +35,8 @@ type finding struct {
 	Text    string            `json:"text"`
 }
 
-// text is the finding in words.
-func (f *finding) text() string {
+// String is the finding in words.
+func (f *Finding) String() string {
 	if f.Replica != "" {
 		return f.Replica + ": " + f.Text
 	}
@@ -50,7 +44,7 @@ func (f *finding) text() string {
 }
 
 // count returns how many findings have one of the levels.
-func count(all []finding, levels ...severity) (n int) {
+func count(all []Finding, levels ...Severity) (n int) {
 	for i := range all {
 		if slices.Contains(levels, all[i].Level) {
 			n++
@@ -59,30 +53,27 @@ func count(all []finding, levels ...severity) (n int) {
 	return n
 }
 
-// serious returns how many findings are not notes.
-func serious(all []finding) int { return count(all, different, fault) }
-
-// tolerance is by how much replicas may differ.
-type tolerance struct{ requests, tokens, blocks int }
+// Tolerance is by how much replicas may differ.
+type Tolerance struct{ Requests, Tokens, Blocks int }
 
 // diagnosis collects findings.
 type diagnosis struct {
-	all       []*examined       // the replicas that answered
+	all       []*Replica        // the replicas that answered
 	names     map[uint64]string // of these replicas, by id
-	tolerance tolerance
-	found     []finding
+	tolerance Tolerance
+	found     []Finding
 }
 
 // diagnose checks each replica and compares all of them. Every replica must have a name.
-func diagnose(all []*examined, t tolerance) []finding {
+func diagnose(all []*Replica, t Tolerance) []Finding {
 	d := diagnosis{tolerance: t, names: map[uint64]string{}}
 	for _, x := range all {
-		if x.err != nil {
-			d.report(fault, x, "answer", "it cannot be asked: %v", x.err)
+		if x.Err != nil {
+			d.report(fault, x, "answer", "it cannot be asked: %v", x.Err)
 			continue
 		}
 		d.all = append(d.all, x)
-		d.names[x.last().RouterID] = x.name
+		d.names[x.Last().RouterID] = x.Name
 	}
 	for _, x := range d.all {
 		d.checkReplica(x)
@@ -94,30 +85,30 @@ func diagnose(all []*examined, t tolerance) []finding {
 	return d.found
 }
 
-func (d *diagnosis) report(level severity, x *examined, what, format string, args ...any) {
-	d.found = append(d.found, finding{Level: level, What: what, Replica: x.name, Text: fmt.Sprintf(format, args...)})
+func (d *diagnosis) report(level Severity, x *Replica, what, format string, args ...any) {
+	d.found = append(d.found, Finding{Level: level, What: what, Replica: x.Name, Text: fmt.Sprintf(format, args...)})
 }
 
 // always reports whether a condition holds in every reading of a replica.
-func (x *examined) always(is func(*reading) bool) bool {
-	return !slices.ContainsFunc(x.readings, func(r reading) bool { return !is(&r) })
+func (x *Replica) always(is func(*Reading) bool) bool {
+	return !slices.ContainsFunc(x.readings, func(r Reading) bool { return !is(&r) })
 }
 
 // checkReplica reports what is wrong with a replica in all of its readings.
-func (d *diagnosis) checkReplica(x *examined) {
-	last := x.last()
-	if !x.always(func(r *reading) bool { return r.RouterID == last.RouterID }) {
+func (d *diagnosis) checkReplica(x *Replica) {
+	last := x.Last()
+	if !x.always(func(r *Reading) bool { return r.RouterID == last.RouterID }) {
 		d.report(fault, x, "identity", "its answers come from several replicas, or it has just started again: is the URL that of a balancer?")
 	}
-	if x.always(func(r *reading) bool { return !r.Bus }) {
+	if x.always(func(r *Reading) bool { return !r.Bus }) {
 		d.report(fault, x, "bus", "NATS is away: it neither hears of workers nor of other replicas")
 	}
 	for _, check := range slices.Sorted(maps.Keys(last.Ready.Checks)) {
-		if x.always(func(r *reading) bool { return !r.Ready.Checks[check] }) && (check != "workers" || len(last.workers) > 0) {
+		if x.always(func(r *Reading) bool { return !r.Ready.Checks[check] }) && (check != "workers" || len(last.workers) > 0) {
 			d.report(fault, x, "ready", "it is %s: the check %q fails", last.Ready.Status, check)
 		}
 	}
-	if x.always(func(r *reading) bool { return len(r.workers) == 0 }) {
+	if x.always(func(r *Reading) bool { return len(r.workers) == 0 }) {
 		d.report(fault, x, "workers", "it knows no worker")
 	}
 	for _, m := range last.models {
@@ -127,17 +118,17 @@ func (d *diagnosis) checkReplica(x *examined) {
 	}
 }
 
-// howToPublish tells an operator what to do when a worker sends no events.
-const howToPublish = "start vLLM with --kv-events-config '{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5657\",\"topic\":\"kv-events\"}' " +
+// HowToPublish tells an operator what to do when a worker sends no events.
+const HowToPublish = "start vLLM with --kv-events-config '{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5657\",\"topic\":\"kv-events\"}' " +
 	"and set events: {transport: zmq} for the worker, or events: {transport: none} if it publishes none"
 
 // checkWorkers reports workers whose events or health are not as they should be.
-func (d *diagnosis) checkWorkers(x *examined) {
-	last := x.last()
+func (d *diagnosis) checkWorkers(x *Replica) {
+	last := x.Last()
 	for i := range last.workers {
 		w := &last.workers[i]
-		name := nameOf(w.Worker, w.Name)
-		lasting := x.always(func(r *reading) bool {
+		name := WorkerName(w.Worker, w.Name)
+		lasting := x.always(func(r *Reading) bool {
 			return slices.ContainsFunc(r.workers, func(s router.WorkerState) bool { return s.Worker == w.Worker && s.KVEvents == w.KVEvents })
 		})
 		fromEngine := w.Transport == "zmq" || w.Transport == "http_poll"
@@ -146,7 +137,7 @@ func (d *diagnosis) checkWorkers(x *examined) {
 		case w.KVEvents == "suspect", w.KVEvents == "partial", w.KVEvents == "block_size_mismatch":
 			d.report(fault, x, "events", "what worker %s caches is not known in full: its events are %s", name, w.KVEvents)
 		case w.KVEvents == "none" && (fromEngine || w.NeverHeard):
-			d.report(fault, x, "events", "no cache events of worker %s have come: %s", name, howToPublish)
+			d.report(fault, x, "events", "no cache events of worker %s have come: %s", name, HowToPublish)
 		}
 		if w.Health != router.Healthy.String() {
 			d.report(note, x, "health", "worker %s is %s", name, w.Health)
@@ -159,11 +150,11 @@ func (d *diagnosis) checkWorkers(x *examined) {
 
 // checkIdentities reports URLs behind which the same replica answers.
 func (d *diagnosis) checkIdentities() {
-	byID := map[uint64]*examined{}
+	byID := map[uint64]*Replica{}
 	for _, x := range d.all {
-		id := x.last().RouterID
+		id := x.Last().RouterID
 		if other := byID[id]; other != nil {
-			d.report(fault, x, "identity", "it is the same process as %s", other.name)
+			d.report(fault, x, "identity", "it is the same process as %s", other.Name)
 		}
 		byID[id] = x
 	}
@@ -180,7 +171,7 @@ var absent = map[string]string{"worker": "unknown", "model": "unknown", "setting
 
 // facts returns what a replica reports in one reading: strings and ints. Requests are compared only
 // where replicas exchange them; asked are the names of all replicas.
-func (r *reading) facts(synced bool, asked map[uint64]string) map[fact]any {
+func (r *Reading) facts(synced bool, asked map[uint64]string) map[fact]any {
 	all := map[fact]any{{"version", ""}: r.Version, {"scope", ""}: r.Scope, {"hash seed", ""}: strconv.Itoa(r.HashSeed)}
 	for name, value := range r.Settings {
 		all[fact{"setting", name}] = ""
@@ -203,7 +194,7 @@ func (r *reading) facts(synced bool, asked map[uint64]string) map[fact]any {
 	}
 	for i := range r.workers {
 		w := &r.workers[i]
-		name := nameOf(w.Worker, w.Name)
+		name := WorkerName(w.Worker, w.Name)
 		for what, value := range map[string]any{
 			"worker": "known", "address": w.Address.String(), "served model": fmt.Sprint(w.Model, " ", w.LoRA), "role": string(w.Role),
 			"block size": strconv.Itoa(w.BlockSize), "health": w.Health, "draining": strconv.FormatBool(w.Draining),
@@ -220,9 +211,9 @@ func (r *reading) facts(synced bool, asked map[uint64]string) map[fact]any {
 
 // compareFacts reports the facts in which replicas differ.
 func (d *diagnosis) compareFacts() {
-	synced := slices.ContainsFunc(d.all, func(x *examined) bool { return x.readings[0].Synced })
+	synced := slices.ContainsFunc(d.all, func(x *Replica) bool { return x.readings[0].Synced })
 	if !synced && len(d.all) > 1 {
-		d.found = append(d.found, finding{Level: note, What: "sync", Text: "the replicas do not exchange their requests (--router-replica-sync), so their loads are not compared"})
+		d.found = append(d.found, Finding{Level: note, What: "sync", Text: "the replicas do not exchange their requests (--router-replica-sync), so their loads are not compared"})
 	}
 	reported := map[fact][]values{} // by replica
 	for i, x := range d.all {
@@ -235,15 +226,15 @@ func (d *diagnosis) compareFacts() {
 			}
 		}
 	}
-	tolerated := map[string]int{"cached blocks": d.tolerance.blocks, "active requests": d.tolerance.requests, "requests of": d.tolerance.requests, "pending tokens": d.tolerance.tokens}
+	tolerated := map[string]int{"cached blocks": d.tolerance.Blocks, "active requests": d.tolerance.Requests, "requests of": d.tolerance.Requests, "pending tokens": d.tolerance.Tokens}
 	inOrder := func(a, b fact) int { return cmp.Or(cmp.Compare(a.what, b.what), cmp.Compare(a.of, b.of)) }
 	for _, f := range slices.SortedFunc(maps.Keys(reported), inOrder) {
 		all, agree, texts := reported[f], true, map[string]string{}
 		for i, x := range d.all {
-			if value, compared := absent[f.what]; compared && len(all[i]) < len(x.readings) && (f.what != "requests of" || x.last().Synced) {
+			if value, compared := absent[f.what]; compared && len(all[i]) < len(x.readings) && (f.what != "requests of" || x.Last().Synced) {
 				all[i] = append(all[i], value)
 			}
-			texts[x.name] = all[i].String()
+			texts[x.Name] = all[i].String()
 			for j := range i {
 				agree = agree && all[i].agree(all[j], tolerated[f.what])
 			}
@@ -259,7 +250,7 @@ func (d *diagnosis) compareFacts() {
 }
 
 // difference is a finding that names each value with its replicas.
-func difference(level severity, f fact, said map[string]string) finding {
+func difference(level Severity, f fact, said map[string]string) Finding {
 	replicasOf := map[string][]string{}
 	for _, name := range slices.Sorted(maps.Keys(said)) {
 		replicasOf[said[name]] = append(replicasOf[said[name]], name)
@@ -272,7 +263,7 @@ func difference(level severity, f fact, said map[string]string) finding {
 	if absent[f.what] == "" && f.of != "" {
 		subject = f.what + " of " + f.of
 	}
-	return finding{Level: level, What: f.what, Of: f.of, Values: said, Text: subject + ": " + strings.Join(parts, "; ")}
+	return Finding{Level: level, What: f.what, Of: f.of, Values: said, Text: subject + ": " + strings.Join(parts, "; ")}
 }
 
 // values are what a replica reports of a fact in its readings: strings or ints.
@@ -323,9 +314,9 @@ func (v values) agree(other values, tolerated int) bool {
 func (d *diagnosis) checkPeers() {
 	notAsked := map[uint64]string{}
 	for _, x := range d.all {
-		for _, p := range x.last().Peers {
+		for _, p := range x.Last().Peers {
 			name := d.names[p.RouterID]
-			missesSome := x.always(func(r *reading) bool {
+			missesSome := x.always(func(r *Reading) bool {
 				return slices.ContainsFunc(r.Peers, func(q replicas.PeerView) bool { return q.RouterID == p.RouterID && !q.Whole })
 			})
 			switch {
@@ -337,6 +328,18 @@ func (d *diagnosis) checkPeers() {
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(notAsked)) {
-		d.found = append(d.found, finding{Level: note, What: "replica", Of: notAsked[id], Text: fmt.Sprintf("replica %s (%d) is heard by others, but was not asked: give its --url, too", notAsked[id], id)})
+		d.found = append(d.found, Finding{Level: note, What: "replica", Of: notAsked[id], Text: fmt.Sprintf("replica %s (%d) is heard by others, but was not asked: give its --url, too", notAsked[id], id)})
 	}
+}
+
+// WorkerName returns the text by which people know a worker: its name, or its id if it has none, and
+// its rank unless that is 0.
+func WorkerName(w router.Worker, name string) string {
+	if name == "" {
+		name = strconv.FormatUint(w.ID, 10)
+	}
+	if w.DPRank > 0 {
+		name += fmt.Sprintf("/%d", w.DPRank)
+	}
+	return name
 }

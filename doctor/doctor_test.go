@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/replicas"
+	"github.com/kvroute/kvroute/router"
+)
+
+// replicaSaying is a replica that reports the same in three readings, unless change modifies one of
+// them.
+func replicaSaying(name string, id uint64, change func(n int, r *Reading)) *Replica {
+	x := &Replica{Source: Source{URL: "http://" + name}, Name: name}
+	for n := range 3 {
+		r := Reading{
+			Replica: api.Replica{
+				RouterID: id, Replica: name, Version: "v1", Scope: "s", HashSeed: 1337, Bus: true, Synced: true, ActiveRequests: 2,
+				Ready:    api.Readiness{Status: "ready", Checks: map[string]bool{"workers": true, "registry": true}},
+				Settings: map[string]any{"block-size": 16.0, "busy-threshold": nil},
+			},
+			models:     []router.ModelState{{Model: "m", Names: []string{"m"}, BlockSizes: []int{16}}},
+			thresholds: map[string]string{},
+		}
+		for _, other := range []uint64{1, 2} {
+			if other != id {
+				r.Peers = append(r.Peers, replicas.PeerView{RouterID: other, Replica: string("ab"[other-1]), ActiveRequests: 2, Whole: true})
+			}
+		}
+		for w := range uint64(2) {
+			r.workers = append(r.workers, router.WorkerState{
+				Worker: router.Worker{ID: w + 1}, Name: fmt.Sprint("w", w+1), Model: "m", Health: "healthy", KVEvents: "ok", BlockSize: 16,
+				CachedBlocks: 100, ActiveRequests: 2, PendTokens: 50,
+			})
+		}
+		if change != nil {
+			change(n, &r)
+		}
+		x.readings = append(x.readings, r)
+	}
+	return x
+}
+
+// One of two replicas reports another value. Values that are equal in any two readings are not
+// reported as different.
+func TestDiagnosis(t *testing.T) {
+	const equal = ""
+	for name, c := range map[string]struct {
+		change func(n int, r *Reading)
+		edit   func(x *Replica)
+		want   string // text of the one expected finding, or the constant equal
+		level  Severity
+	}{
+		"nothing":              {want: equal},
+		"a request on its way": {change: func(n int, r *Reading) { r.workers[0].ActiveRequests += n }, want: equal},
+		"a request for ever": {
+			change: func(_ int, r *Reading) { r.workers[0].ActiveRequests = 3 },
+			want:   "active requests of w1: 2 at a; 3 at b", level: different,
+		},
+		"a load that moves elsewhere": {
+			change: func(n int, r *Reading) { r.workers[1].ActiveRequests = 7 + n },
+			want:   "active requests of w2: 2 at a; 7..9 at b", level: different,
+		},
+		"pending tokens": {
+			change: func(_ int, r *Reading) { r.workers[1].PendTokens = 0 },
+			want:   "pending tokens of w2: 0 at b; 50 at a", level: different,
+		},
+		"blocks on their way": {change: func(n int, r *Reading) { r.workers[0].CachedBlocks = 90 + 8*n }, want: equal},
+		"blocks": {
+			change: func(n int, r *Reading) { r.workers[0].CachedBlocks = 80 + 8*n },
+			want:   "cached blocks of w1: 100 at a; 80..96 at b", level: different,
+		},
+		"an unknown worker": {
+			change: func(_ int, r *Reading) { r.workers = r.workers[:1] },
+			want:   "worker w2: known at a; unknown at b", level: different,
+		},
+		"a worker that comes": {
+			change: func(n int, r *Reading) { r.workers = r.workers[:min(2, 1+n)] },
+			want:   equal,
+		},
+		"another health": {
+			change: func(_ int, r *Reading) { r.workers[0].Health = "degraded" },
+			want:   "health of w1: degraded at b; healthy at a", level: different,
+		},
+		"a setting": {
+			change: func(_ int, r *Reading) { r.Settings = map[string]any{"block-size": 32.0, "busy-threshold": nil} },
+			want:   "setting block-size: 16 at a; 32 at b", level: different,
+		},
+		"a setting that the other does not have": {
+			change: func(_ int, r *Reading) { r.Settings = map[string]any{"block-size": 16.0, "busy-threshold": 0.5} },
+			want:   "setting busy-threshold: 0.5 at b; none at a", level: different,
+		},
+		"thresholds set by the API": {
+			change: func(_ int, r *Reading) { r.thresholds = map[string]string{"m": "busy 1"} },
+			want:   `busy thresholds of m: busy 1 at b; none at a`, level: different,
+		},
+		"the hash seed": {
+			change: func(_ int, r *Reading) { r.HashSeed = 1 },
+			want:   "hash seed: 1 at b; 1337 at a", level: different,
+		},
+		"how prompts are read": {
+			change: func(_ int, r *Reading) {
+				r.models = []router.ModelState{{Model: "m", Names: []string{"m"}, BlockSizes: []int{16}, TokenState: router.TokenState{TokenMode: "bytes"}}}
+			},
+			want: "model m: [m], blocks of [16], tokens:  at a; [m], blocks of [16], tokens: bytes at b", level: different,
+		},
+		"the version": {
+			change: func(_ int, r *Reading) { r.Version = "v2" },
+			want:   "version: v1 at a; v2 at b", level: note,
+		},
+		"what it holds of the other": {
+			change: func(_ int, r *Reading) { r.Peers[0].ActiveRequests = 5 },
+			want:   "requests of a: 2 at a; 5 at b", level: different,
+		},
+		"it does not hear the other": {
+			change: func(_ int, r *Reading) { r.Peers = nil },
+			want:   "requests of a: 2 at a; not heard at b", level: different,
+		},
+		"it asks the other": {
+			change: func(_ int, r *Reading) { r.Peers[0].Whole = false },
+			want:   "b: it is not sure to hold all requests of a, and asks for them", level: note,
+		},
+		"there is a third one": {
+			change: func(_ int, r *Reading) { r.Peers = append(r.Peers, replicas.PeerView{RouterID: 3, Replica: "c"}) },
+			want:   "replica c (3) is heard by others, but was not asked: give its --url, too", level: note,
+		},
+		"NATS is away": {
+			change: func(_ int, r *Reading) { r.Bus = false },
+			want:   "b: NATS is away: it neither hears of workers nor of other replicas", level: fault,
+		},
+		"a check fails": {
+			change: func(_ int, r *Reading) {
+				r.Ready = api.Readiness{Status: "degraded", Checks: map[string]bool{"registry": false}}
+			},
+			want: `b: it is degraded: the check "registry" fails`, level: fault,
+		},
+		"a balancer": {
+			change: func(n int, r *Reading) { r.RouterID = uint64(2 + n) },
+			edit: func(x *Replica) {
+				x.readings[2].RouterID = 2 // the replica that the other one hears
+				x.readings[0].RouterID = 5
+			},
+			want: "b: its answers come from several replicas, or it has just started again: is the URL that of a balancer?", level: fault,
+		},
+		"it does not answer": {
+			edit: func(x *Replica) { x.Err = http.ErrServerClosed },
+			want: "b: it cannot be asked: http: Server closed", level: fault,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := replicaSaying("a", 1, nil), replicaSaying("b", 2, c.change)
+			if c.edit != nil {
+				c.edit(b)
+			}
+			got := diagnose([]*Replica{a, b}, Tolerance{})
+			if b.Err != nil { // the doctor then also notes the unread replica
+				got = slices.DeleteFunc(got, func(f Finding) bool { return f.What == "replica" })
+			}
+			if strings.Contains(name, "health") { // health is also a finding of one replica
+				got = slices.DeleteFunc(got, func(f Finding) bool { return f.Level == note })
+			}
+			switch {
+			case c.want == equal && len(got) == 0:
+			case c.want == equal, len(got) != 1:
+				t.Errorf("found %+v, want %q", got, c.want)
+			case got[0].String() != c.want || got[0].Level != c.level:
+				t.Errorf("found %s: %s\nwant  %s: %s", got[0].Level, got[0].String(), c.level, c.want)
+			}
+		})
+	}
+	tolerant := diagnose([]*Replica{replicaSaying("a", 1, nil), replicaSaying("b", 2, func(_ int, r *Reading) {
+		r.workers[0].ActiveRequests, r.workers[0].CachedBlocks, r.workers[0].PendTokens, r.Peers[0].ActiveRequests = 4, 90, 60, 3
+	})}, Tolerance{Requests: 2, Blocks: 10, Tokens: 10})
+	if len(tolerant) > 0 {
+		t.Errorf("findings within the tolerance: %+v", tolerant)
+	}
+	for _, state := range []string{"suspect", "partial", "block_size_mismatch"} {
+		found := diagnose([]*Replica{replicaSaying("a", 1, func(_ int, r *Reading) { r.workers[0].KVEvents, r.Peers = state, nil })}, Tolerance{})
+		if count(found, different, fault) != 1 || !strings.Contains(found[0].String(), state) {
+			t.Errorf("%s: found %+v", state, found)
+		}
+	}
+	empty := diagnose([]*Replica{replicaSaying("a", 1, func(_ int, r *Reading) { r.workers, r.Peers = nil, nil })}, Tolerance{})
+	if len(empty) != 1 || empty[0].String() != "a: it knows no worker" {
+		t.Errorf("without workers: %+v", empty)
+	}
+	alone := func(_ int, r *Reading) { r.Synced, r.Peers, r.workers[0].ActiveRequests = false, nil, int(r.RouterID) }
+	if found := diagnose([]*Replica{replicaSaying("a", 1, alone), replicaSaying("b", 2, alone)}, Tolerance{}); len(found) != 1 || found[0].Level != note || found[0].What != "sync" {
+		t.Errorf("replicas that do not exchange: %+v", found)
+	}
+}
+
+// The log names each worker that should send events but never did, and the flags to set.
+func TestDiagnosisOfSilentWorkers(t *testing.T) {
+	saying := func(transport string, neverHeard bool) []Finding {
+		x := replicaSaying("a", 1, func(_ int, r *Reading) {
+			w := &r.workers[0]
+			w.KVEvents, w.Transport, w.NeverHeard = "none", transport, neverHeard
+		})
+		return slices.DeleteFunc(diagnose([]*Replica{x}, Tolerance{}), func(f Finding) bool { return f.What != "events" })
+	}
+	for _, got := range [][]Finding{saying("", true), saying("zmq", false), saying("http_poll", false)} {
+		if len(got) != 1 || got[0].Level != fault || !strings.Contains(got[0].Text, "worker w1") || !strings.Contains(got[0].Text, "--kv-events-config") {
+			t.Errorf("found %+v", got)
+		}
+	}
+	if got := saying("none", false); len(got) != 0 {
+		t.Errorf("findings for a worker that is configured to publish no events: %+v", got)
+	}
+}
