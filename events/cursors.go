@@ -39,17 +39,10 @@ type Waiting struct {
 // workers as well.
 func (t *tracker) streamed(worker uint64) bool { return t.workers[worker].takes(FeedDurable) }
 
-// knowledge is a tracker's state of some workers, without the state in the sink.
-type knowledge struct {
-	cursors []Cursor
-	waiting []Waiting
-	states  []RankState
-}
-
-// export returns the tracker's state of the workers whose events the stream stores, or of the
-// others, in a fixed order. For a rank under repair it returns the events applied so far: the
-// reader finds the same gap, and requests the missing events.
-func (t *tracker) export(streamed bool) (k knowledge) {
+// export fills in the Cursors, States and Waiting of a snapshot, in a fixed order: those of the
+// workers whose events the stream stores, or of the others. The cursor of a rank under repair is
+// that of the last applied event: the reader finds the same gap, and requests the missing events.
+func (t *tracker) export(s *Snapshot, streamed bool) {
 	for _, key := range slices.SortedFunc(maps.Keys(t.ranks), func(a, b rankKey) int {
 		return cmp.Or(cmp.Compare(a.worker, b.worker), cmp.Compare(a.rank, b.rank))
 	}) {
@@ -59,19 +52,19 @@ func (t *tracker) export(streamed bool) (k knowledge) {
 		r := t.ranks[key]
 		for _, p := range slices.Sorted(maps.Keys(r.cursors)) {
 			if p != r.newest {
-				k.cursors = append(k.cursors, Cursor{key.worker, key.rank, p, r.cursors[p]})
+				s.Cursors = append(s.Cursors, Cursor{key.worker, key.rank, p, r.cursors[p]})
 			}
 		}
 		id, heard := r.cursors[r.newest]
 		if heard {
-			k.cursors = append(k.cursors, Cursor{key.worker, key.rank, r.newest, id})
+			s.Cursors = append(s.Cursors, Cursor{key.worker, key.rank, r.newest, id})
 		}
 		state, missed := r.state, r.missed
 		if rp := r.repair; rp != nil && rp.dump && heard && !rp.passing {
 			state = StateSuspect // until the dump arrives
 		}
 		if state != StateOK {
-			k.states = append(k.states, RankState{key.worker, key.rank, state, missed})
+			s.States = append(s.States, RankState{key.worker, key.rank, state, missed})
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(t.waiting), func(a, b waitKey) int { return cmp.Compare(a.worker, b.worker) }) {
@@ -79,16 +72,15 @@ func (t *tracker) export(streamed bool) (k knowledge) {
 			continue
 		}
 		for _, h := range t.waiting[key].events {
-			k.waiting = append(k.waiting, Waiting{h.publisher, h.ev})
+			s.Waiting = append(s.Waiting, Waiting{h.publisher, h.ev})
 		}
 	}
-	return k
 }
 
 // restored replaces the tracker's state of the workers whose events the stream stores. Two
 // publishers of one rank are detected again when the older one sends. Waiting events count as if
 // they arrived now.
-func (t *tracker) restored(now time.Time, k knowledge) {
+func (t *tracker) restored(now time.Time, s *Snapshot) {
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
 		if t.streamed(r.key.worker) {
 			t.drop(r)
@@ -110,29 +102,29 @@ func (t *tracker) restored(now time.Time, k knowledge) {
 		}
 		return r
 	}
-	k.setCursors(known)
+	s.setCursors(known)
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
 		if src := t.workers[r.key.worker]; r.restored && !r.only(src.Publisher) {
 			t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared}) // of a process that is gone
 			t.drop(r)
 		}
 	}
-	for _, w := range k.waiting {
+	for _, w := range s.Waiting {
 		if _, registered := t.workers[w.Event.WorkerID]; registered {
 			t.accept(now, FeedDurable, w.PublisherID, w.Event, true)
 		} else {
 			t.wait(now, FeedDurable, w.PublisherID, w.Event)
 		}
 	}
-	t.setStates(now, k, known)
+	t.setStates(now, s, known)
 	t.settleUnsure(now)
 }
 
 // load adds the state of workers that an earlier process saved and that are not registered yet. It
 // returns the number of their ranks. The state is used or dropped when the workers are registered.
-func (t *tracker) load(now time.Time, workers []SnapshotWorker, k knowledge) (ranks int) {
+func (t *tracker) load(now time.Time, s *Snapshot) (ranks int) {
 	var saved []uint64
-	for _, w := range workers {
+	for _, w := range s.Workers {
 		if _, known := t.workers[w.ID]; !known {
 			t.workers[w.ID] = Source{Feed: feedSaved, StartedMS: w.StartedMS, Home: w.Home}
 			saved = append(saved, w.ID)
@@ -144,26 +136,26 @@ func (t *tracker) load(now time.Time, workers []SnapshotWorker, k knowledge) (ra
 		}
 		return t.rank(rankKey{worker, dpRank})
 	}
-	k.setCursors(known)
-	t.setStates(now, k, known)
+	s.setCursors(known)
+	t.setStates(now, s, known)
 	for _, id := range saved {
 		ranks += len(t.owned[id].ranks)
 	}
 	return ranks
 }
 
-func (k *knowledge) setCursors(known func(worker uint64, dpRank uint32) *rank) {
-	for _, c := range k.cursors {
+func (s *Snapshot) setCursors(known func(worker uint64, dpRank uint32) *rank) {
+	for _, c := range s.Cursors {
 		if r := known(c.WorkerID, c.DPRank); r != nil && len(r.cursors) < maxPublishers {
 			r.cursors[c.PublisherID], r.newest = c.EventID, c.PublisherID
 		}
 	}
 }
 
-func (t *tracker) setStates(now time.Time, k knowledge, known func(worker uint64, dpRank uint32) *rank) {
-	for _, s := range k.states {
-		if r := known(s.WorkerID, s.DPRank); r != nil {
-			t.miss(s.Missed, r, s.State)
+func (t *tracker) setStates(now time.Time, s *Snapshot, known func(worker uint64, dpRank uint32) *rank) {
+	for _, was := range s.States {
+		if r := known(was.WorkerID, was.DPRank); r != nil {
+			t.miss(was.Missed, r, was.State)
 			if r.repair != nil {
 				t.turn(now, r)
 			}

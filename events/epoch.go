@@ -37,7 +37,6 @@ type head struct {
 	LastSeq   uint64 `json:"last_seq"`
 	CreatedMS int64  `json:"created_ms"`
 	Bytes     int64  `json:"bytes"`
-	XXH3      string `json:"xxh3"`
 	Epoch     uint64 `json:"epoch"`
 	Stream    int64  `json:"stream"`
 	// Inherited: the snapshot has state that is older than the stream. A replica without such

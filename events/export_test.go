@@ -58,12 +58,13 @@ func (t Tracker) Accept(now time.Time, publisher uint64, ev RouterEvent) string 
 func (t Tracker) AcceptStream(now time.Time, publisher uint64, ev RouterEvent) {
 	t.t.accept(now, FeedDurable, publisher, ev, t.knows(ev.WorkerID))
 }
-func (t Tracker) Export() Knowledge                   { return Knowledge{t.t.export(true)} }
-func (t Tracker) Restored(now time.Time, k Knowledge) { t.t.restored(now, k.k) }
+func (t Tracker) Export() *Snapshot {
+	s := &Snapshot{}
+	t.t.export(s, true)
+	return s
+}
+func (t Tracker) Restored(now time.Time, s *Snapshot) { t.t.restored(now, s) }
 func (t Tracker) CaughtUp(now time.Time, lost bool)   { t.t.caughtUp(now, lost) }
-
-// Knowledge is a tracker's part of a snapshot.
-type Knowledge struct{ k knowledge }
 
 // Known, Forget and Expire call the tracker's methods.
 func (t Tracker) Known(worker uint64)      { t.t.known(time.Time{}, worker) }
@@ -167,7 +168,7 @@ func (t Tracker) Asked() int                                  { return len(t.t.r
 
 // Load restores the state that an earlier process saved of a worker.
 func (t Tracker) Load(now time.Time, w SnapshotWorker, c Cursor) {
-	t.t.load(now, []SnapshotWorker{w}, knowledge{cursors: []Cursor{c}})
+	t.t.load(now, &Snapshot{Workers: []SnapshotWorker{w}, Cursors: []Cursor{c}})
 }
 
 func (t Tracker) State(id uint64, dpRank uint32) (s State) {

@@ -31,7 +31,7 @@ func (s *Subscriber) Save(ctx context.Context, w io.Writer, h Holdings) error {
 		snap, done, ok := s.cut(h, false, func(*Snapshot) bool { return true })
 		if ok {
 			defer done()
-			_, err := writeSnapshot(w, s.conf.Scope, snap)
+			_, err := WriteSnapshot(w, s.conf.Scope, snap)
 			return err
 		}
 		select {
@@ -51,8 +51,7 @@ func (s *Subscriber) cut(h Holdings, streamed bool, begin func(*Snapshot) bool) 
 		if ok = begin(snap); !ok {
 			return
 		}
-		k := s.tracker.export(streamed)
-		snap.Cursors, snap.Waiting, snap.States = k.cursors, k.waiting, k.states
+		s.tracker.export(snap, streamed)
 		for id, src := range s.tracker.workers {
 			if s.tracker.streamed(id) != streamed {
 				src.Feed = FeedNone
@@ -89,7 +88,7 @@ func (s *Subscriber) Load(in io.Reader, h Holdings) (ranks int, err error) {
 	}
 	s.mu.Lock()
 	defer s.unlock()
-	return s.tracker.load(s.conf.Now(), snap.Workers, knowledge{snap.Cursors, nil, snap.States}), nil
+	return s.tracker.load(s.conf.Now(), snap), nil
 }
 
 // unknown reports whether SetWorker was not called for a worker.

@@ -112,25 +112,14 @@ func scopeDigest(s wire.Scope) uint64 {
 	return xxh3.HashString(s.Namespace + "\x00" + s.Component + "\x00" + s.Endpoint)
 }
 
-// written describes a snapshot that was written.
-type written struct {
-	bytes  int64
-	digest uint64 // XXH3 of all bytes
-}
-
 // WriteSnapshot writes a snapshot of a scope as a stream. It keeps one run in memory.
 // It returns the number of bytes.
 func WriteSnapshot(w io.Writer, scope wire.Scope, s *Snapshot) (int64, error) {
-	out, err := writeSnapshot(w, scope, s)
-	return out.bytes, err
-}
-
-func writeSnapshot(w io.Writer, scope wire.Scope, s *Snapshot) (written, error) {
 	out := &snapshotWriter{Writer: records.NewWriter(w, s.header(scope))}
 	if err := out.all(s); err != nil {
-		return written{}, fmt.Errorf("events: write snapshot: %w", err)
+		return 0, fmt.Errorf("events: write snapshot: %w", err)
 	}
-	return written{bytes: out.Bytes(), digest: out.Digest()}, nil
+	return out.Bytes(), nil
 }
 
 // header makes the file's header. Its body has time, position, seed and scope.

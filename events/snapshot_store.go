@@ -29,12 +29,12 @@ const (
 func (d *Durable) upload(ctx context.Context, o *opened, s *Snapshot) (head, error) {
 	name := fmt.Sprintf("%s%020d", objectPrefix, s.LastSeq)
 	r, w := io.Pipe()
-	var out written
+	var size int64
 	finished := make(chan struct{})
 	go func() {
 		defer close(finished)
 		var err error
-		out, err = writeSnapshot(w, d.scope, s)
+		size, err = WriteSnapshot(w, d.scope, s)
 		_ = w.CloseWithError(err) // always nil
 	}()
 	info, err := o.objects.Put(ctx, jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: objectChunk}}, r)
@@ -43,12 +43,12 @@ func (d *Durable) upload(ctx context.Context, o *opened, s *Snapshot) (head, err
 	if err != nil {
 		return head{}, fmt.Errorf("upload snapshot %s: %w", name, err)
 	}
-	if info.Size != uint64(out.bytes) {
-		return head{}, fmt.Errorf("upload snapshot %s: %d of %d bytes arrived", name, info.Size, out.bytes)
+	if info.Size != uint64(size) {
+		return head{}, fmt.Errorf("upload snapshot %s: %d of %d bytes arrived", name, info.Size, size)
 	}
 	return head{
-		Object: name, LastSeq: s.LastSeq, CreatedMS: s.Created.UnixMilli(), Bytes: out.bytes,
-		XXH3: fmt.Sprintf("%016x", out.digest), Epoch: s.Meta.Epoch, Stream: s.Meta.Stream, Inherited: s.Meta.Inherited,
+		Object: name, LastSeq: s.LastSeq, CreatedMS: s.Created.UnixMilli(), Bytes: size,
+		Epoch: s.Meta.Epoch, Stream: s.Meta.Stream, Inherited: s.Meta.Inherited,
 	}, nil
 }
 

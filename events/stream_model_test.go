@@ -48,7 +48,7 @@ type said struct {
 // snap is a snapshot.
 type snap struct {
 	position, epoch uint64
-	known           events.Knowledge
+	known           *events.Snapshot
 	runs            []indexer.Run
 	started         map[uint64]int64 // start times of the contained workers, as the router keeps them
 }
@@ -155,7 +155,7 @@ func (n *node) load() {
 	n.index = indexer.New(indexer.Config{})
 	n.parked = indexer.NewParked(n.index)
 	n.position = max(l.start, 1) - 1
-	n.tracker.Restored(l.now, events.Knowledge{})
+	n.tracker.Restored(l.now, &events.Snapshot{})
 	n.lost = l.epoch > 0 || l.first > n.position+1
 }
 
