@@ -317,7 +317,7 @@ func (d *Durable) session(ctx context.Context) (*opened, error) {
 func (d *Durable) open(ctx context.Context) (*opened, error) {
 	o := &opened{subject: d.scope.Topic(Topic), component: d.scope.StreamSubjects(Topic)}
 	err := d.limited(ctx, func(ctx context.Context) (err error) {
-		if o.stream, err = openStream(ctx, d.js, d.scope, d.conf.Replicas, d.conf.Memory, &d.timing); err != nil {
+		if o.stream, err = openStream(ctx, d.js, d.scope, d.conf.Replicas, d.storage(), &d.timing); err != nil {
 			return err
 		}
 		if d.conf.Retention > 0 {

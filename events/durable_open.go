@@ -25,34 +25,25 @@ func (d *Durable) limited(ctx context.Context, do func(context.Context) error) e
 // default retention.
 func OpenStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, replicas int) (jetstream.Stream, error) {
 	t := defaultTiming()
-	return openStream(ctx, js, scope, replicas, false, &t)
+	return openStream(ctx, js, scope, replicas, jetstream.FileStorage, &t)
 }
 
 // openStream opens the stream of a scope's component, and creates a missing one. The first
 // publisher or router that needs the stream creates it. An existing one stays as it is.
-func openStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, replicas int, memory bool, t *timing) (jetstream.Stream, error) {
-	name := scope.Stream()
-	storage := jetstream.FileStorage
-	if memory {
-		storage = jetstream.MemoryStorage
-	}
-	stream, err := openOrCreate(jetstream.ErrStreamNotFound, jetstream.ErrStreamNameAlreadyInUse,
-		func() (jetstream.Stream, error) { return js.Stream(ctx, name) },
-		func() (jetstream.Stream, error) {
-			return js.CreateStream(ctx, jetstream.StreamConfig{
-				Name:        name,
-				Description: "kvroute: what happens in the caches of workers",
-				Subjects:    []string{scope.StreamSubjects(Topic)},
-				Retention:   jetstream.LimitsPolicy,
-				Discard:     jetstream.DiscardOld,
-				MaxAge:      t.maxAge,
-				Duplicates:  min(t.duplicates, t.maxAge),
-				Storage:     storage,
-				Replicas:    replicas,
-			})
-		})
+func openStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, replicas int, storage jetstream.StorageType, t *timing) (jetstream.Stream, error) {
+	stream, err := openOrCreate(ctx, js.Stream, js.CreateStream, scope.Stream(), jetstream.StreamConfig{
+		Name:        scope.Stream(),
+		Description: "kvroute: what happens in the caches of workers",
+		Subjects:    []string{scope.StreamSubjects(Topic)},
+		Retention:   jetstream.LimitsPolicy,
+		Discard:     jetstream.DiscardOld,
+		MaxAge:      t.maxAge,
+		Duplicates:  min(t.duplicates, t.maxAge),
+		Storage:     storage,
+		Replicas:    replicas,
+	})
 	if err != nil {
-		return nil, fmt.Errorf("events: open stream %s: %w", name, bus.Explain(err))
+		return nil, fmt.Errorf("events: open stream %s: %w", scope.Stream(), bus.Explain(err))
 	}
 	return stream, nil
 }
@@ -79,14 +70,10 @@ func (d *Durable) storage() jetstream.StorageType {
 
 func (d *Durable) bucket(ctx context.Context, kind string, ttl time.Duration) (jetstream.KeyValue, error) {
 	name := d.scope.Bucket(kind)
-	bucket, err := openOrCreate(jetstream.ErrBucketNotFound, jetstream.ErrBucketExists,
-		func() (jetstream.KeyValue, error) { return d.js.KeyValue(ctx, name) },
-		func() (jetstream.KeyValue, error) {
-			return d.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
-				Bucket: name, Description: "kvroute: " + kind + " of the events", TTL: ttl, History: 1,
-				Replicas: d.conf.Replicas, Storage: d.storage(), MaxValueSize: 64 << 10,
-			})
-		})
+	bucket, err := openOrCreate(ctx, d.js.KeyValue, d.js.CreateKeyValue, name, jetstream.KeyValueConfig{
+		Bucket: name, Description: "kvroute: " + kind + " of the events", TTL: ttl, History: 1,
+		Replicas: d.conf.Replicas, Storage: d.storage(), MaxValueSize: 64 << 10,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("events: open bucket %s: %w", name, err)
 	}
@@ -95,26 +82,23 @@ func (d *Durable) bucket(ctx context.Context, kind string, ttl time.Duration) (j
 
 func (d *Durable) objectStore(ctx context.Context) (jetstream.ObjectStore, error) {
 	name := d.scope.Bucket("snap")
-	objects, err := openOrCreate(jetstream.ErrBucketNotFound, jetstream.ErrBucketExists,
-		func() (jetstream.ObjectStore, error) { return d.js.ObjectStore(ctx, name) },
-		func() (jetstream.ObjectStore, error) {
-			return d.js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
-				Bucket: name, Description: "kvroute: snapshots of the index",
-				Replicas: d.conf.Replicas, Storage: d.storage(),
-			})
-		})
+	objects, err := openOrCreate(ctx, d.js.ObjectStore, d.js.CreateObjectStore, name, jetstream.ObjectStoreConfig{
+		Bucket: name, Description: "kvroute: snapshots of the index",
+		Replicas: d.conf.Replicas, Storage: d.storage(),
+	})
 	if err != nil {
 		return nil, fmt.Errorf("events: open object store %s: %w", name, err)
 	}
 	return objects, nil
 }
 
-// openOrCreate opens what may have to be created, or be created by another process.
-func openOrCreate[T any](missing, exists error, open, create func() (T, error)) (T, error) {
-	v, err := open()
-	if errors.Is(err, missing) {
-		if v, err = create(); errors.Is(err, exists) {
-			v, err = open()
+// openOrCreate opens a stream or bucket that may be missing, and that another process may create
+// meanwhile.
+func openOrCreate[T, C any](ctx context.Context, open func(context.Context, string) (T, error), create func(context.Context, C) (T, error), name string, conf C) (T, error) {
+	v, err := open(ctx, name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrBucketNotFound) {
+		if v, err = create(ctx, conf); errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) || errors.Is(err, jetstream.ErrBucketExists) {
+			v, err = open(ctx, name)
 		}
 	}
 	return v, err
