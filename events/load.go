@@ -36,9 +36,9 @@ type UsedBlocks struct {
 	Publisher uint64 // of the envelope; 0 without one
 }
 
-// ReadUsedBlocks reads the payload of a message of [LoadTopic]. said is false if the message
+// ReadUsedBlocks reads the payload of a message of [LoadTopic]. present is false if the message
 // has no number of used blocks.
-func ReadUsedBlocks(payload []byte) (u UsedBlocks, said bool, err error) {
+func ReadUsedBlocks(payload []byte) (u UsedBlocks, present bool, err error) {
 	_, err = msgpack.EachField(payload, func(key, value []byte) (err error) {
 		switch string(key) {
 		case "worker_id":
@@ -51,7 +51,7 @@ func ReadUsedBlocks(payload []byte) (u UsedBlocks, said bool, err error) {
 			}
 			var n uint64
 			if n, _, err = msgp.ReadUint64Bytes(value); err == nil {
-				u.Blocks, said = int(min(n, math.MaxInt32)), true
+				u.Blocks, present = int(min(n, math.MaxInt32)), true
 			}
 		}
 		return err
@@ -59,31 +59,26 @@ func ReadUsedBlocks(payload []byte) (u UsedBlocks, said bool, err error) {
 	if err != nil {
 		return UsedBlocks{}, false, fmt.Errorf("events: read a load: %w", err)
 	}
-	return u, said, nil
+	return u, present, nil
 }
 
-// FollowUsedBlocks calls tell for each message of the engines of a scope with a number of used
+// FollowUsedBlocks calls report for each message of the engines of a scope with a number of used
 // blocks, until ctx ends. It ignores other messages.
-func FollowUsedBlocks(ctx context.Context, nc *nats.Conn, scope wire.Scope, tell func(UsedBlocks)) error {
-	messages := make(chan *nats.Msg, 4096)
-	sub, err := nc.ChanSubscribe(scope.Topic(LoadTopic), messages)
+func FollowUsedBlocks(ctx context.Context, nc *nats.Conn, scope wire.Scope, report func(UsedBlocks)) error {
+	sub, err := nc.Subscribe(scope.Topic(LoadTopic), func(m *nats.Msg) {
+		e, err := DecodeEnvelope(m.Data)
+		if err != nil {
+			return
+		}
+		if u, present, err := ReadUsedBlocks(e.Payload); err == nil && present {
+			u.Publisher = e.PublisherID
+			report(u)
+		}
+	})
 	if err != nil {
 		return fmt.Errorf("events: subscribe to %s: %w", scope.Topic(LoadTopic), err)
 	}
-	defer func() { _ = sub.Unsubscribe() }() // fails if the connection is closed
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case m := <-messages:
-			e, err := DecodeEnvelope(m.Data)
-			if err != nil {
-				continue
-			}
-			if u, said, err := ReadUsedBlocks(e.Payload); err == nil && said {
-				u.Publisher = e.PublisherID
-				tell(u)
-			}
-		}
-	}
+	<-ctx.Done()
+	_ = sub.Unsubscribe() // fails if the connection is closed
+	return nil
 }
