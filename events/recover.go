@@ -98,11 +98,6 @@ func (p *repairs) init(rng *rand.Rand) {
 	p.rng, p.timers, p.asked = rng, make(map[*rank]time.Time), make(map[uint64]*rank)
 }
 
-// busy reports whether a query is due, planned or sent.
-func (p *repairs) busy() bool {
-	return len(p.timers)+len(p.ranges)+len(p.dumps)+len(p.asked) > 0
-}
-
 func (p *repairs) jitter(spread time.Duration) time.Duration {
 	return time.Duration(p.rng.Int64N(int64(spread)))
 }

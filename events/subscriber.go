@@ -50,7 +50,7 @@ type Subscriber struct {
 	conf    SubscriberConfig
 	nc      *nats.Conn
 	metrics *metrics
-	inbox   string         // subject of answers, without the query's id
+	inbox   string         // subject of answers, without the query's id; set by Run
 	pending int            // how many messages may wait in a subscription
 	asking  sync.WaitGroup // calls of Ask
 
@@ -58,8 +58,6 @@ type Subscriber struct {
 	// mu guards the fields below. Nothing that may wait happens while it is held.
 	tracker *tracker
 	answers map[uint64]*collected // by query
-	resting bool                  // Run ticks less often
-	wake    chan struct{}         // with room for one: Run has to tick more often
 
 	// queue is what to do after mu is unlocked, in order: events for the sink, publishing,
 	// logging and callbacks. One goroutine at a time does it; it has set delivering.
@@ -166,10 +164,8 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	}
 	s := &Subscriber{
 		conf: conf, nc: nc,
-		inbox:   inbox(nc) + ".",
 		pending: 1 << 20, maxQueue: 4096,
 		answers: make(map[uint64]*collected),
-		wake:    make(chan struct{}, 1),
 	}
 	s.delivered.L = &s.mu
 	s.tracker = newTracker(func(worker uint64, rank uint32, ev indexer.Event) {
@@ -194,18 +190,9 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	return s, nil
 }
 
-// inbox returns a subject for answers, below the connection's prefix.
-func inbox(nc *nats.Conn) string {
-	if nc == nil { // of a test
-		return nats.NewInbox()
-	}
-	return nc.NewInbox()
-}
-
 // Periods of [Subscriber.Run].
 const (
-	tickEvery   = 20 * time.Millisecond  // precision of the times of queries
-	restEvery   = 100 * time.Millisecond // the same while no query is planned
+	tickEvery   = 50 * time.Millisecond // precision of the times of queries
 	lossesEvery = time.Second
 	expireEvery = 5 * time.Second
 	wantedEvery = 50 * time.Millisecond // see [Subscriber.AwaitWanted]
@@ -226,6 +213,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.inbox = s.nc.NewInbox() + "."
 	replies, err := s.nc.Subscribe(s.inbox+"*", func(m *nats.Msg) { s.reply(ctx, m) })
 	if err != nil {
 		return fmt.Errorf("events: subscribe to answers: %w", err)
@@ -237,7 +225,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	defer tick.Stop()
 	defer losses.Stop()
 	defer expire.Stop()
-	connection, every := s.nc.Stats().Reconnects, tickEvery
+	connection := s.nc.Stats().Reconnects
 	for lost := 0; ; {
 		select {
 		case <-ctx.Done():
@@ -247,14 +235,8 @@ func (s *Subscriber) Run(ctx context.Context) error {
 				}
 			}
 			return nil
-		case <-s.wake:
-			every = tickEvery
-			tick.Reset(every)
 		case <-tick.C:
-			if next := s.tick(ctx); next != every {
-				every = next
-				tick.Reset(every)
-			}
+			s.tick(ctx)
 			if now := s.nc.Stats().Reconnects; now != connection && s.nc.IsConnected() {
 				connection = now
 				s.audit("NATS was away")
@@ -443,7 +425,6 @@ func (s *Subscriber) take(ctx context.Context, feed Feed, data []byte, whose fun
 			})
 		}
 	}
-	s.wakeLocked()
 	taken(gap)
 }
 
@@ -453,23 +434,10 @@ func (s *Subscriber) Missed(workerID uint64, dpRank uint32) {
 	s.mu.Lock()
 	defer s.unlock()
 	s.tracker.missed(s.conf.Now(), workerID, dpRank)
-	s.wakeLocked()
 }
 
-// wakeLocked makes Run tick more often if a query is planned.
-func (s *Subscriber) wakeLocked() {
-	if s.resting && s.tracker.repairs.busy() {
-		s.resting = false
-		select {
-		case s.wake <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// tick sends the queries that are due. It returns the time to the next tick: 50 ticks a second
-// would be half of an idle router's CPU time.
-func (s *Subscriber) tick(ctx context.Context) (next time.Duration) {
+// tick sends the queries that are due.
+func (s *Subscriber) tick(ctx context.Context) {
 	connected := s.nc.IsConnected()
 	s.mu.Lock()
 	defer s.unlock()
@@ -481,10 +449,6 @@ func (s *Subscriber) tick(ctx context.Context) (next time.Duration) {
 			delete(s.answers, id) // the rest of the answer is not needed
 		}
 	}
-	if s.resting = !s.tracker.repairs.busy(); s.resting {
-		return restEvery
-	}
-	return tickEvery
 }
 
 // sendLocked sends queries after mu is unlocked. Without a connection it sends only those to
