@@ -3,7 +3,6 @@
 package events
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -43,13 +42,11 @@ func (t *tracker) streamed(worker uint64) bool { return t.workers[worker].takes(
 // workers whose events the stream stores, or of the others. The cursor of a rank under repair is
 // that of the last applied event: the reader finds the same gap, and requests the missing events.
 func (t *tracker) export(s *Snapshot, streamed bool) {
-	for _, key := range slices.SortedFunc(maps.Keys(t.ranks), func(a, b rankKey) int {
-		return cmp.Or(cmp.Compare(a.worker, b.worker), cmp.Compare(a.rank, b.rank))
-	}) {
+	for _, r := range slices.SortedFunc(maps.Values(t.ranks), compareRanks) {
+		key := r.key
 		if t.streamed(key.worker) != streamed {
 			continue
 		}
-		r := t.ranks[key]
 		for _, p := range slices.Sorted(maps.Keys(r.cursors)) {
 			if p != r.newest {
 				s.Cursors = append(s.Cursors, Cursor{key.worker, key.rank, p, r.cursors[p]})
@@ -67,28 +64,28 @@ func (t *tracker) export(s *Snapshot, streamed bool) {
 			s.States = append(s.States, RankState{key.worker, key.rank, state, missed})
 		}
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(t.waiting), func(a, b waitKey) int { return cmp.Compare(a.worker, b.worker) }) {
-		if !streamed || key.feed != FeedDurable {
-			continue
-		}
-		for _, h := range t.waiting[key].events {
-			s.Waiting = append(s.Waiting, Waiting{h.publisher, h.ev})
+	for _, worker := range slices.Sorted(maps.Keys(t.waiting)) {
+		for _, h := range t.waiting[worker].events {
+			if streamed && h.feed == FeedDurable {
+				s.Waiting = append(s.Waiting, Waiting{h.publisher, h.ev})
+			}
 		}
 	}
 }
 
-// restored replaces the tracker's state of the workers whose events the stream stores. Two
+// restore replaces the tracker's state of the workers whose events the stream stores. Two
 // publishers of one rank are detected again when the older one sends. Waiting events count as if
 // they arrived now.
-func (t *tracker) restored(now time.Time, s *Snapshot) {
+func (t *tracker) restore(now time.Time, s *Snapshot) {
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
 		if t.streamed(r.key.worker) {
 			t.drop(r)
 		}
 	}
-	for key := range t.waiting {
-		if key.feed == FeedDurable {
-			delete(t.waiting, key)
+	for worker, q := range t.waiting {
+		q.events = slices.DeleteFunc(q.events, func(h heldEvent) bool { return h.feed == FeedDurable })
+		if len(q.events) == 0 {
+			delete(t.waiting, worker)
 		}
 	}
 	t.current = false
@@ -98,13 +95,13 @@ func (t *tracker) restored(now time.Time, s *Snapshot) {
 		}
 		r := t.rank(rankKey{worker, dpRank})
 		if r != nil {
-			t.fromSnapshot(r)
+			t.restored[worker] = struct{}{}
 		}
 		return r
 	}
 	s.setCursors(known)
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
-		if src := t.workers[r.key.worker]; r.restored && !r.only(src.Publisher) {
+		if t.streamed(r.key.worker) && !r.only(t.workers[r.key.worker].Publisher) {
 			t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared}) // of a process that is gone
 			t.drop(r)
 		}
@@ -139,7 +136,7 @@ func (t *tracker) load(now time.Time, s *Snapshot) (ranks int) {
 	s.setCursors(known)
 	t.setStates(now, s, known)
 	for _, id := range saved {
-		ranks += len(t.owned[id].ranks)
+		ranks += len(t.owned[id])
 	}
 	return ranks
 }
@@ -173,7 +170,7 @@ func (t *tracker) settleUnsure(now time.Time) {
 		for n := range src.DPSize {
 			t.sink(id, src.DPStart+n, indexer.Event{Kind: indexer.Cleared})
 		}
-		for _, r := range slices.Clone(t.owned[id].ranks) {
+		for _, r := range t.ranksOf(id) {
 			t.sink(id, r.key.rank, indexer.Event{Kind: indexer.Cleared})
 			t.drop(r)
 		}

@@ -92,7 +92,7 @@ func (d *Durable) replace(s *Snapshot, whole func() error, at position, lost boo
 		d.sub.tracker.unsure = nil
 		return err
 	}
-	d.sub.tracker.restored(d.sub.conf.Now(), s)
+	d.sub.tracker.restore(d.sub.conf.Now(), s)
 	d.review.Store(true)
 	d.lost.Store(lost)
 	d.at, d.loaded, d.inherited = at, true, s.Meta.Inherited

@@ -43,9 +43,9 @@
 //   - A rank that is ok and has no repair lacks no event that is known to be missing.
 //   - A rank is steady, or has one repair; a repair has at most one query under way.
 //   - Events of an unknown worker wait undecoded and change no cursor.
-//   - At most 1,024 events wait for each worker and feed, for at most 256 workers and feeds, for
-//     at most 60 seconds. Cursors are kept for at most 262,144 ranks. At most 4,096 events wait
-//     after a gap of a rank, and their blocks are bounded over all ranks.
+//   - At most 1,024 events wait for each worker, for at most 256 workers, for at most 60 seconds.
+//     Cursors are kept for at most 262,144 ranks. At most 4,096 events wait after a gap of a rank,
+//     and their blocks are bounded over all ranks.
 //   - At most 64 queries are under way, at most 8 of them for dumps.
 //
 // # Concurrency
@@ -55,6 +55,7 @@
 package events
 
 import (
+	"cmp"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -93,12 +94,14 @@ type tracker struct {
 	count   func(what string, n int)
 
 	ranks   map[rankKey]*rank
-	owned   map[uint64]owned   // the same, by worker
-	workers map[uint64]Source  // by setWorker or load
-	waiting map[waitKey]*queue // never empty
-	repairs repairs
-	current bool // the stream was read to its end since it was opened
-	stalled bool // the stream stores no events: its ranks are suspect
+	owned   map[uint64]map[uint32]*rank // the same, by worker and rank; never empty
+	workers map[uint64]Source           // by setWorker or load
+	waiting map[uint64]*queue           // by worker; never empty
+	// restored are the workers of which a snapshot of the stream has named ranks.
+	restored map[uint64]struct{}
+	repairs  repairs
+	current  bool // the stream was read to its end since it was opened
+	stalled  bool // the stream stores no events: its ranks are suspect
 	// unsure are the workers that left, or changed their feed or process, while a snapshot is
 	// read. It is nil while no snapshot is read.
 	unsure map[uint64]struct{}
@@ -109,29 +112,14 @@ type rankKey struct {
 	rank   uint32
 }
 
-type waitKey struct {
-	worker uint64
-	feed   Feed
-}
-
-// owned are the ranks of a worker, in no order. Forged events can give one worker the
-// maximum number of ranks, so the work for an event must not grow with their number.
-type owned struct {
-	ranks    []*rank
-	restored int // how many are known from a snapshot of the stream
-}
-
 type rank struct {
 	key      rankKey
-	at       int               // index in owned.ranks
 	cursors  map[uint64]uint64 // by publisher
 	newest   uint64            // the current publisher: the last one that was new; 0 = unknown, or without an id
 	many     bool              // two publishers send at the same time: the rank is not cleared any more
 	state    State
 	reported State     // worse than state while the stream takes no events
 	missed   time.Time // when the last loss was noticed
-	// restored says that it is known from a snapshot of the stream.
-	restored bool
 
 	// Of ranks with a local indexer:
 	repair   *repair              // nil if steady
@@ -146,8 +134,9 @@ type queue struct {
 	events []heldEvent
 }
 
-// heldEvent is an event with its publisher.
+// heldEvent is an event that waits, with its publisher.
 type heldEvent struct {
+	feed      Feed // while its worker is unknown
 	publisher uint64
 	ev        RouterEvent
 	after     uint64 // number of the last query sent before the event arrived
@@ -174,9 +163,11 @@ func newTracker(sink Sink) *tracker {
 		gaveUp:  func(uint64, uint32) {},
 		count:   func(string, int) {},
 		ranks:   make(map[rankKey]*rank),
-		owned:   make(map[uint64]owned),
+		owned:   make(map[uint64]map[uint32]*rank),
 		workers: make(map[uint64]Source),
-		waiting: make(map[waitKey]*queue),
+		waiting: make(map[uint64]*queue),
+
+		restored: make(map[uint64]struct{}),
 	}
 	t.repairs.init(rand.New(rand.NewPCG(rand.Uint64(), 0)))
 	return t
@@ -192,28 +183,34 @@ func (t *tracker) accept(now time.Time, feed Feed, publisher uint64, ev RouterEv
 	case registered && !src.takes(feed):
 		return verdict{other: true}
 	case !registered:
-		if q := t.waiting[waitKey{ev.WorkerID, feed}]; q != nil || t.waits(ev.WorkerID) {
+		if t.waiting[ev.WorkerID] != nil {
 			return t.wait(now, feed, publisher, ev)
 		}
-		if feed != FeedDurable && t.owned[ev.WorkerID].restored > 0 {
+		if _, restored := t.restored[ev.WorkerID]; restored && feed != FeedDurable {
 			return verdict{other: true} // the stream brings it, too
 		}
 		if !sinkKnows {
 			return t.wait(now, feed, publisher, ev)
 		}
-	case !src.has(ev.DPRank):
-		return verdict{dropped: true}
-	case !src.hears(publisher):
-		v := verdict{stranger: t.waiting[waitKey{ev.WorkerID, feed}] == nil}
+	case src.has(ev.DPRank) && !src.hears(publisher):
+		v := verdict{stranger: t.waiting[ev.WorkerID] == nil}
 		w := t.wait(now, feed, publisher, ev)
 		v.rejected, v.waiting, v.dropped = true, w.waiting, w.dropped
 		return v
 	}
-	r := t.rank(rankKey{ev.WorkerID, ev.DPRank})
-	if r == nil {
+	return t.apply(now, src, publisher, ev)
+}
+
+// apply takes an event of a worker's feed and publisher.
+func (t *tracker) apply(now time.Time, src Source, publisher uint64, ev RouterEvent) verdict {
+	if !src.has(ev.DPRank) {
 		return verdict{dropped: true}
 	}
-	if src.Queries {
+	r := t.rank(rankKey{ev.WorkerID, ev.DPRank})
+	switch {
+	case r == nil:
+		return verdict{dropped: true}
+	case src.Queries:
 		return t.follow(now, r, publisher, ev)
 	}
 	return t.pass(now, r, publisher, ev)
@@ -230,11 +227,12 @@ func (t *tracker) past(e Envelope, worker uint64) bool {
 func (t *tracker) rank(key rankKey) *rank {
 	r := t.ranks[key]
 	if r == nil && len(t.ranks) < maxRanks {
-		o := t.owned[key.worker]
-		r = &rank{key: key, at: len(o.ranks), cursors: make(map[uint64]uint64, 1)}
+		r = &rank{key: key, cursors: make(map[uint64]uint64, 1)}
 		t.ranks[key] = r
-		o.ranks = append(o.ranks, r)
-		t.owned[key.worker] = o
+		if t.owned[key.worker] == nil {
+			t.owned[key.worker] = make(map[uint32]*rank, 1)
+		}
+		t.owned[key.worker][key.rank] = r
 		t.report(r)
 	}
 	return r
@@ -247,30 +245,20 @@ func (t *tracker) drop(r *rank) {
 		t.changed(r.key.worker, r.key.rank, StateOK)
 	}
 	delete(t.ranks, r.key)
-	o := t.owned[r.key.worker]
-	last := o.ranks[len(o.ranks)-1]
-	o.ranks[r.at], last.at = last, r.at
-	o.ranks[len(o.ranks)-1] = nil
-	o.ranks = o.ranks[:len(o.ranks)-1]
-	if r.restored {
-		o.restored--
-	}
-	if len(o.ranks) == 0 {
+	delete(t.owned[r.key.worker], r.key.rank)
+	if len(t.owned[r.key.worker]) == 0 {
 		delete(t.owned, r.key.worker)
-		return
+		delete(t.restored, r.key.worker)
 	}
-	t.owned[r.key.worker] = o
 }
 
-// fromSnapshot marks a rank as known from a snapshot of the stream.
-func (t *tracker) fromSnapshot(r *rank) {
-	if r.restored {
-		return
-	}
-	r.restored = true
-	o := t.owned[r.key.worker]
-	o.restored++
-	t.owned[r.key.worker] = o
+// ranksOf returns a worker's ranks in order.
+func (t *tracker) ranksOf(worker uint64) []*rank {
+	return slices.SortedFunc(maps.Values(t.owned[worker]), compareRanks)
+}
+
+func compareRanks(a, b *rank) int {
+	return cmp.Or(cmp.Compare(a.key.worker, b.key.worker), cmp.Compare(a.key.rank, b.key.rank))
 }
 
 // pass applies a new event, even if events before it are missing.
@@ -364,58 +352,33 @@ func (t *tracker) stall(now bool) {
 	}
 }
 
-// waits reports whether events wait for a worker.
-func (t *tracker) waits(worker uint64) bool {
-	for _, feed := range feeds {
-		if t.waiting[waitKey{worker, feed}] != nil {
-			return true
-		}
-	}
-	return false
-}
-
 // wait keeps an event until its worker is known.
 func (t *tracker) wait(now time.Time, feed Feed, publisher uint64, ev RouterEvent) verdict {
-	key := waitKey{ev.WorkerID, feed}
-	q := t.waiting[key]
+	q := t.waiting[ev.WorkerID]
 	if q == nil {
 		if len(t.waiting) >= maxWaitingWorkers {
 			return verdict{dropped: true}
 		}
 		q = &queue{since: now}
-		t.waiting[key] = q
+		t.waiting[ev.WorkerID] = q
 	}
 	if len(q.events) >= maxWaitingEvents {
 		return verdict{dropped: true}
 	}
-	q.events = append(q.events, heldEvent{publisher: publisher, ev: ev})
+	q.events = append(q.events, heldEvent{feed: feed, publisher: publisher, ev: ev})
 	return verdict{waiting: true}
 }
 
 // known applies the events that waited for a worker.
 func (t *tracker) known(now time.Time, worker uint64) {
-	for _, feed := range feeds {
-		q := t.waiting[waitKey{worker, feed}]
-		if q == nil {
-			continue
-		}
-		delete(t.waiting, waitKey{worker, feed})
-		src := t.workers[worker]
-		if !src.takes(feed) {
-			continue
-		}
-		for _, h := range q.events {
-			if !src.hears(h.publisher) {
-				continue
-			}
-			r := t.rank(rankKey{worker, h.ev.DPRank})
-			switch {
-			case r == nil || !src.has(h.ev.DPRank):
-			case src.Queries:
-				t.follow(now, r, h.publisher, h.ev)
-			default:
-				t.pass(now, r, h.publisher, h.ev)
-			}
+	q, src := t.waiting[worker], t.workers[worker]
+	if q == nil {
+		return
+	}
+	delete(t.waiting, worker)
+	for _, h := range q.events {
+		if src.takes(h.feed) && src.hears(h.publisher) {
+			t.apply(now, src, h.publisher, h.ev)
 		}
 	}
 }
@@ -423,10 +386,8 @@ func (t *tracker) known(now time.Time, worker uint64) {
 // forget removes a worker.
 func (t *tracker) forget(worker uint64) {
 	t.doubtSnapshot(worker)
-	for _, feed := range feeds {
-		delete(t.waiting, waitKey{worker, feed})
-	}
-	for _, r := range slices.Clone(t.owned[worker].ranks) {
+	delete(t.waiting, worker)
+	for _, r := range t.ranksOf(worker) {
 		t.drop(r)
 	}
 	delete(t.workers, worker)

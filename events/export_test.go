@@ -63,7 +63,7 @@ func (t Tracker) Export() *Snapshot {
 	t.t.export(s, true)
 	return s
 }
-func (t Tracker) Restored(now time.Time, s *Snapshot) { t.t.restored(now, s) }
+func (t Tracker) Restored(now time.Time, s *Snapshot) { t.t.restore(now, s) }
 func (t Tracker) CaughtUp(now time.Time, lost bool)   { t.t.caughtUp(now, lost) }
 
 // Known, Forget and Expire call the tracker's methods.

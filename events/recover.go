@@ -214,7 +214,7 @@ func (t *tracker) keep(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 		t.release(rp) // this event shows later that they are missing
 		t.turn(now, r)
 	}
-	rp.held = append(rp.held, heldEvent{publisher, ev, t.repairs.last})
+	rp.held = append(rp.held, heldEvent{publisher: publisher, ev: ev, after: t.repairs.last})
 	rp.blocks += w
 	t.repairs.blocks += w
 }
@@ -312,7 +312,7 @@ func (t *tracker) tick(now time.Time) {
 		}
 	}
 	slices.SortFunc(due, func(a, b *rank) int {
-		return cmp.Or(t.repairs.timers[a].Compare(t.repairs.timers[b]), cmp.Compare(a.key.worker, b.key.worker), cmp.Compare(a.key.rank, b.key.rank))
+		return cmp.Or(t.repairs.timers[a].Compare(t.repairs.timers[b]), compareRanks(a, b))
 	})
 	for _, r := range due {
 		delete(t.repairs.timers, r)
@@ -606,9 +606,7 @@ func (t *tracker) audit(now time.Time) {
 			steady = append(steady, r)
 		}
 	}
-	slices.SortFunc(steady, func(a, b *rank) int {
-		return cmp.Or(cmp.Compare(a.key.worker, b.key.worker), cmp.Compare(a.key.rank, b.key.rank))
-	})
+	slices.SortFunc(steady, compareRanks)
 	for _, r := range steady {
 		t.want(now, r, !r.cursor().set, t.repairs.jitter(auditSpread))
 	}

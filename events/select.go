@@ -3,7 +3,6 @@
 package events
 
 import (
-	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
@@ -23,9 +22,6 @@ const (
 	FeedNone  // events are not wanted
 	feedSaved // none yet: the worker is known from an earlier process only, see [Subscriber.Load]
 )
-
-//nolint:gochecknoglobals // a table: the feeds that events come from, in the order in which waiting events are taken
-var feeds = [...]Feed{FeedAny, FeedDurable, FeedCore, FeedZMQ, FeedPoll, FeedPlane}
 
 // Source is where the events of a worker come from. The zero Source accepts every feed and
 // rank.
@@ -83,7 +79,7 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 	// The tracker forgets what the sink has forgotten, or never got in order. A stream
 	// brings everything in order, whether the worker is known or not.
 	forgotten := restarted || !registered && !saved && src.Queries && src.Feed != FeedDurable
-	for _, r := range slices.Clone(t.owned[id].ranks) {
+	for _, r := range t.ranksOf(id) {
 		switch {
 		case forgotten || !src.has(r.key.rank) || src.Feed == FeedNone:
 			t.drop(r)
@@ -101,7 +97,7 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 		t.known(now, id)
 		return
 	}
-	for _, r := range t.owned[id].ranks {
+	for _, r := range t.ranksOf(id) {
 		if t.report(r); !registered && r.reported != StateOK {
 			t.changed(id, r.key.rank, r.reported) // an unknown worker's state was not kept
 		}
