@@ -52,12 +52,12 @@ func (t *tracker) export(s *Snapshot, streamed bool) {
 				s.Cursors = append(s.Cursors, Cursor{key.worker, key.rank, p, r.cursors[p]})
 			}
 		}
-		id, heard := r.cursors[r.newest]
-		if heard {
+		id, known := r.cursors[r.newest]
+		if known {
 			s.Cursors = append(s.Cursors, Cursor{key.worker, key.rank, r.newest, id})
 		}
 		state, missed := r.state, r.missed
-		if rp := r.repair; rp != nil && rp.dump && heard && !rp.passing {
+		if rp := r.repair; rp != nil && rp.dump && known && !rp.passing {
 			state = StateSuspect // until the dump arrives
 		}
 		if state != StateOK {

@@ -144,16 +144,11 @@ type heldEvent struct {
 
 // verdict is the result of an event.
 type verdict struct {
-	duplicate bool // dropped
-	gap       bool // events before it are missing
-	restart   bool // of a new publisher: its rank is cleared, or read again
-	many      bool // an older publisher of the rank sent again
-	rejected  bool // dropped: its publisher is ignored, see rank.rejected
-	stranger  bool // waits for its worker's record to name its publisher; the first such event
-	waiting   bool // its worker or publisher is unknown
-	held      bool // waits for the missing events before it
-	dropped   bool // too many events wait
-	other     bool // dropped: the worker has another feed
+	outcome string
+	gap     bool // events before it are missing
+	held    bool // it waits for the missing events before it
+	second  bool // it shows that the rank has two publishers
+	unnamed bool // the first one that waits because its worker's record names another publisher
 }
 
 func newTracker(sink Sink) *tracker {
@@ -181,21 +176,23 @@ func (t *tracker) accept(now time.Time, feed Feed, publisher uint64, ev RouterEv
 	case src.Feed == feedSaved:
 		return t.wait(now, feed, publisher, ev)
 	case registered && !src.takes(feed):
-		return verdict{other: true}
+		return verdict{outcome: outcomeOther}
 	case !registered:
 		if t.waiting[ev.WorkerID] != nil {
 			return t.wait(now, feed, publisher, ev)
 		}
 		if _, restored := t.restored[ev.WorkerID]; restored && feed != FeedDurable {
-			return verdict{other: true} // the stream brings it, too
+			return verdict{outcome: outcomeOther} // the stream brings it, too
 		}
 		if !sinkKnows {
 			return t.wait(now, feed, publisher, ev)
 		}
-	case src.has(ev.DPRank) && !src.hears(publisher):
-		v := verdict{stranger: t.waiting[ev.WorkerID] == nil}
-		w := t.wait(now, feed, publisher, ev)
-		v.rejected, v.waiting, v.dropped = true, w.waiting, w.dropped
+	case src.has(ev.DPRank) && !src.accepts(publisher):
+		first := t.waiting[ev.WorkerID] == nil
+		v := t.wait(now, feed, publisher, ev)
+		if v.unnamed = first; v.outcome == outcomeWaiting {
+			v.outcome = outcomeMany
+		}
 		return v
 	}
 	return t.apply(now, src, publisher, ev)
@@ -204,12 +201,12 @@ func (t *tracker) accept(now time.Time, feed Feed, publisher uint64, ev RouterEv
 // apply takes an event of a worker's feed and publisher.
 func (t *tracker) apply(now time.Time, src Source, publisher uint64, ev RouterEvent) verdict {
 	if !src.has(ev.DPRank) {
-		return verdict{dropped: true}
+		return verdict{outcome: outcomeDropped}
 	}
 	r := t.rank(rankKey{ev.WorkerID, ev.DPRank})
 	switch {
 	case r == nil:
-		return verdict{dropped: true}
+		return verdict{outcome: outcomeDropped}
 	case src.Queries:
 		return t.follow(now, r, publisher, ev)
 	}
@@ -220,7 +217,7 @@ func (t *tracker) apply(now time.Time, src Source, publisher uint64, ev RouterEv
 // and older than the worker's process, by the publisher's clock.
 func (t *tracker) past(e Envelope, worker uint64) bool {
 	src, registered := t.workers[worker]
-	return registered && !src.hears(e.PublisherID) && e.PublishedAt > 0 && e.PublishedAt < uint64(max(0, src.StartedMS))
+	return registered && !src.accepts(e.PublisherID) && e.PublishedAt > 0 && e.PublishedAt < uint64(max(0, src.StartedMS))
 }
 
 // rank returns a rank, which it creates if needed, or nil if there are too many.
@@ -262,25 +259,32 @@ func compareRanks(a, b *rank) int {
 }
 
 // pass applies a new event, even if events before it are missing.
-func (t *tracker) pass(now time.Time, r *rank, publisher uint64, ev RouterEvent) (v verdict) {
-	cursor, heard := r.cursors[publisher]
+func (t *tracker) pass(now time.Time, r *rank, publisher uint64, ev RouterEvent) verdict {
+	cursor, known := r.cursors[publisher]
+	if known && ev.EventID <= cursor {
+		return verdict{outcome: outcomeDuplicate}
+	}
+	v := verdict{outcome: outcomeAccepted}
+	restart := false
 	switch {
-	case heard && ev.EventID <= cursor:
-		v.duplicate = true
-		return v
-	case heard:
+	case known:
 		v.gap = ev.EventID > cursor+1
-		if publisher != r.newest && !r.many {
-			// The older publisher is alive, so it was wrong to clear the rank.
-			r.many, v.many = true, true
-			t.miss(now, r, StateSuspect)
-		}
 	case len(r.cursors) == 0:
 		v.gap = ev.EventID > 1 // its first events are unknown
-	case !r.many:
-		v.restart = true
+	default:
+		restart = !r.many
 	}
-	if !heard {
+	switch {
+	case known && publisher != r.newest && !r.many:
+		// The older publisher is alive, so it was wrong to clear the rank.
+		r.many, v.outcome, v.second = true, outcomeMany, true
+		t.miss(now, r, StateSuspect)
+	case restart:
+		v.outcome = outcomeRestart
+	case v.gap:
+		v.outcome = outcomeGap
+	}
+	if !known {
 		if len(r.cursors) >= maxPublishers {
 			clear(r.cursors)
 		}
@@ -288,14 +292,14 @@ func (t *tracker) pass(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 	}
 	r.cursors[publisher] = ev.EventID
 	switch {
-	case v.restart && ev.EventID <= 1, ev.Event.Kind == indexer.Cleared && !ev.Foreign:
+	case restart && ev.EventID <= 1, ev.Event.Kind == indexer.Cleared && !ev.Foreign:
 		t.set(r, StateOK)
-	case v.restart, v.gap && heard:
+	case restart, v.gap && known:
 		t.miss(now, r, StateSuspect)
 	case v.gap:
 		t.miss(now, r, StatePartial)
 	}
-	if v.restart {
+	if restart {
 		t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})
 	}
 	t.give(r, &ev)
@@ -357,16 +361,16 @@ func (t *tracker) wait(now time.Time, feed Feed, publisher uint64, ev RouterEven
 	q := t.waiting[ev.WorkerID]
 	if q == nil {
 		if len(t.waiting) >= maxWaitingWorkers {
-			return verdict{dropped: true}
+			return verdict{outcome: outcomeDropped}
 		}
 		q = &queue{since: now}
 		t.waiting[ev.WorkerID] = q
 	}
 	if len(q.events) >= maxWaitingEvents {
-		return verdict{dropped: true}
+		return verdict{outcome: outcomeDropped}
 	}
 	q.events = append(q.events, heldEvent{feed: feed, publisher: publisher, ev: ev})
-	return verdict{waiting: true}
+	return verdict{outcome: outcomeWaiting}
 }
 
 // known applies the events that waited for a worker.
@@ -377,7 +381,7 @@ func (t *tracker) known(now time.Time, worker uint64) {
 	}
 	delete(t.waiting, worker)
 	for _, h := range q.events {
-		if src.takes(h.feed) && src.hears(h.publisher) {
+		if src.takes(h.feed) && src.accepts(h.publisher) {
 			t.apply(now, src, h.publisher, h.ev)
 		}
 	}

@@ -88,7 +88,7 @@ func TestOrderOfEvents(t *testing.T) {
 		{"ranks count apart", []step{{9, stored(1, 1), ""}, {9, events.RouterEvent{WorkerID: 1, DPRank: 1, EventID: 1, Event: indexer.Event{Kind: indexer.Cleared}}, ""}}, "1.0 stored 1, 1.1 cleared"},
 		{"a restart forgets", []step{{9, stored(1, 5), "gap"}, {8, stored(1, 1), "restart"}, {8, stored(1, 2), ""}}, "1.0 stored 5, 1.0 cleared, 1.0 stored 1, 1.0 stored 2"},
 		{"two publishers are a union", []step{
-			{9, stored(1, 1), ""}, {8, stored(1, 1), "restart"}, {9, stored(1, 2), "many"}, {8, stored(1, 2), ""}, {7, stored(1, 1), ""},
+			{9, stored(1, 1), ""}, {8, stored(1, 1), "restart"}, {9, stored(1, 2), "multi_publisher"}, {8, stored(1, 2), ""}, {7, stored(1, 1), ""},
 		}, "1.0 stored 1, 1.0 cleared, 1.0 stored 1, 1.0 stored 2, 1.0 stored 2, 1.0 stored 1"},
 		{"others' blocks count but do nothing", []step{{9, stored(1, 1), ""}, {9, foreign, ""}, {9, unknown, ""}, {9, stored(1, 4), ""}}, "1.0 stored 1, 1.0 stored 4"},
 	} {

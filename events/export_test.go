@@ -3,12 +3,10 @@
 package events
 
 import (
-	"fmt"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
@@ -42,15 +40,17 @@ func (t Tracker) Knows(knows func(worker uint64) bool) Tracker {
 	return t
 }
 
-// Accept passes an event to the tracker and returns its verdict in words.
+// Accept passes an event to the tracker and returns its outcome, "" if it was accepted, and
+// whether the event waits for missing ones.
 func (t Tracker) Accept(now time.Time, publisher uint64, ev RouterEvent) string {
-	var words []string
-	for f := range strings.FieldsSeq(strings.Trim(fmt.Sprintf("%+v", t.t.accept(now, FeedCore, publisher, ev, t.knows(ev.WorkerID))), "{}")) {
-		if name, ok := strings.CutSuffix(f, ":true"); ok {
-			words = append(words, name)
-		}
+	v := t.t.accept(now, FeedCore, publisher, ev, t.knows(ev.WorkerID))
+	switch {
+	case v.outcome == outcomeAccepted:
+		return ""
+	case v.held && v.outcome != outcomeHeld:
+		return v.outcome + " held"
 	}
-	return strings.Join(words, " ")
+	return v.outcome
 }
 
 // AcceptStream passes an event of the stream. Export, Restored and CaughtUp call the tracker's

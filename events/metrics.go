@@ -124,34 +124,14 @@ func (m *metrics) delay(ctx context.Context, now time.Time, publishedMS uint64) 
 	m.late.Record(ctx, max(0, now.Sub(time.UnixMilli(int64(publishedMS))).Seconds()))
 }
 
-// accepted counts an event under the first outcome that applies.
-func (m *metrics) accepted(ctx context.Context, ev RouterEvent, v verdict) {
-	outcome := outcomeAccepted
+// event counts an event. Foreign and unknown ones without another outcome count as such.
+func (m *metrics) event(ctx context.Context, ev *RouterEvent, outcome string) {
 	switch {
-	case v.duplicate:
-		outcome = outcomeDuplicate
-	case v.dropped:
-		outcome = outcomeDropped
-	case v.other:
-		outcome = outcomeOther
-	case v.rejected:
-		outcome = outcomeMany
-	case v.held:
-		if outcome = outcomeHeld; v.gap {
-			outcome = outcomeGap
-		}
+	case outcome != outcomeAccepted:
 	case ev.Foreign:
 		outcome = outcomeForeign
 	case ev.Event.Kind == 0:
 		outcome = outcomeUnknown
-	case v.many:
-		outcome = outcomeMany
-	case v.restart:
-		outcome = outcomeRestart
-	case v.gap:
-		outcome = outcomeGap
-	case v.waiting:
-		outcome = outcomeWaiting
 	}
 	m.count(ctx, outcome, 1)
 }

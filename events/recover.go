@@ -141,7 +141,7 @@ func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEven
 			// The cache was cleared, so nothing before this event is missing any more. A
 			// dump that was requested before would put the rank back to before it.
 			t.settle(r)
-		case rp != nil && !v.duplicate:
+		case rp != nil && v.outcome != outcomeDuplicate:
 			t.keep(now, r, publisher, ev)
 		}
 		return v
@@ -157,22 +157,22 @@ func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEven
 	c := r.cursor()
 	switch {
 	case publisher != r.newest && now.Before(r.rejected[publisher]):
-		return verdict{rejected: true}
+		return verdict{outcome: outcomeMany}
 	case publisher != r.newest:
 		// The answer shows whether the worker restarted, or the event is forged.
 		t.want(now, r, true, t.repairs.jitter(gapSpread))
 		v = t.hold(now, r, publisher, ev)
-		v.restart = true
+		v.outcome = outcomeRestart
 		return v
 	case c.next(ev.EventID):
 		t.advance(r, &ev)
-		return v
+		return verdict{outcome: outcomeAccepted}
 	case c.set && ev.EventID <= c.id:
-		return verdict{duplicate: true}
+		return verdict{outcome: outcomeDuplicate}
 	}
 	t.want(now, r, !c.set, gapSpread/5+t.repairs.jitter(gapSpread))
 	v = t.hold(now, r, publisher, ev)
-	v.gap = true
+	v.outcome, v.gap = outcomeGap, true
 	return v
 }
 
@@ -189,21 +189,21 @@ func (t *tracker) hold(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 		c := r.cursor()
 		switch {
 		case publisher != r.newest && now.Before(r.rejected[publisher]):
-			return verdict{rejected: true}
+			return verdict{outcome: outcomeMany}
 		case publisher != r.newest:
 			t.turn(now, r)
 		case ev.EventID <= c.id:
-			return verdict{duplicate: true}
+			return verdict{outcome: outcomeDuplicate}
 		case ev.EventID == c.id+1:
 			t.advance(r, &ev)
 			if t.drain(r) == 0 {
 				t.done(now, r) // the missing event was only late
 			}
-			return verdict{}
+			return verdict{outcome: outcomeAccepted}
 		}
 	}
 	t.keep(now, r, publisher, ev)
-	return verdict{held: true}
+	return verdict{outcome: outcomeHeld, held: true}
 }
 
 // keep adds a held event.
@@ -437,165 +437,6 @@ func (t *tracker) giveUp(now time.Time, r *rank) {
 	t.gaveUp(r.key.worker, r.key.rank)
 	t.miss(now, r, StateSuspect)
 	t.again(now, r)
-}
-
-// answer applies the whole answer to a query. publisher is the one whose event ids it counts,
-// or 0 if it does not name one.
-func (t *tracker) answer(now time.Time, id, publisher uint64, a *Answer) {
-	r := t.repairs.asked[id]
-	if r == nil {
-		t.count("stale", 1)
-		return
-	}
-	t.unask(r)
-	delete(t.repairs.timers, r)
-	t.honest(r, a)
-	t.count(a.Kind.String(), 1)
-	if src := t.workers[r.key.worker]; publisher != 0 && !src.hears(publisher) {
-		t.count("foreign", 1) // the record does not name it yet, or another process answers
-		t.fail(now, r)
-		return
-	}
-	if a.Kind == AnswerDump {
-		t.replace(now, r, id, publisher, a)
-		return
-	}
-	c := r.cursor()
-	foreign := publisher != 0 && publisher != r.newest
-	switch {
-	case r.repair.dump:
-		t.fail(now, r)
-	case foreign && (a.Kind == AnswerEvents || a.Kind == AnswerTooNew),
-		a.Kind == AnswerTooNew && a.LastEventID < c.id:
-		// The publisher restarted.
-		t.turn(now, r)
-	case a.Kind == AnswerTooNew && a.LastEventID == c.id:
-		t.progress(now, r, false)
-	case a.Kind == AnswerEvents && c.continues(a):
-		for i := range a.Events {
-			if ev := &a.Events[i]; ev.EventID > r.cursor().id {
-				t.advance(r, ev)
-			}
-		}
-		t.progress(now, r, r.cursor() != c)
-	case a.Kind == AnswerEvents:
-		t.count("broken", 1)
-		r.repair.dump = true
-		t.fail(now, r)
-	default:
-		t.fail(now, r)
-	}
-}
-
-// honest removes the events of other ranks from an answer.
-func (t *tracker) honest(r *rank, a *Answer) {
-	n := len(a.Events)
-	a.Events = slices.DeleteFunc(a.Events, func(ev RouterEvent) bool { return ev.WorkerID != r.key.worker || ev.DPRank != r.key.rank })
-	if n -= len(a.Events); n > 0 {
-		t.count("lie", n)
-		a.Bad += n
-	}
-}
-
-// continues reports whether an answer has all events after the cursor. Events before a
-// clear may be missing.
-func (c cursor) continues(a *Answer) bool {
-	next := c.id + 1
-	for i := range a.Events {
-		switch ev := &a.Events[i]; {
-		case ev.EventID < next:
-		case ev.EventID == next, ev.Event.Kind == indexer.Cleared:
-			next = ev.EventID + 1
-		default:
-			return false
-		}
-	}
-	return a.Bad == 0 && a.LastEventID == next-1
-}
-
-// progress ends a repair if no event waits any more. Waiting events show another gap.
-func (t *tracker) progress(now time.Time, r *rank, moved bool) {
-	before := r.cursor()
-	if t.drain(r) == 0 {
-		t.done(now, r)
-		return
-	}
-	rp := r.repair
-	if !moved && r.cursor() == before {
-		t.fail(now, r)
-		return
-	}
-	rp.tries = 0
-	rp.dump, rp.step = !r.cursor().set, stepWaiting
-	t.repairs.timers[r] = now.Add(t.repairs.jitter(gapSpread))
-}
-
-// replace makes a dump the content of a rank.
-func (t *tracker) replace(now time.Time, r *rank, id, publisher uint64, a *Answer) {
-	rp := r.repair
-	if publisher != 0 && rp.overtaken(id, publisher) {
-		t.fail(now, r)
-		return
-	}
-	if publisher == 0 {
-		publisher = r.newest
-		if n := len(rp.held); n > 0 {
-			publisher = rp.held[n-1].publisher
-		}
-	}
-	before := r.cursor()
-	t.reject(now, r, publisher)
-	r.newest, r.many = publisher, false
-	clear(r.cursors)
-	if a.LastEventID > 0 {
-		r.cursors[publisher] = a.LastEventID
-	}
-	t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})
-	for i := range a.Events {
-		if ev := &a.Events[i]; ev.Event.Kind != indexer.Cleared {
-			t.give(r, ev)
-		}
-	}
-	rp.passing = false
-	if a.Bad > 0 {
-		t.miss(now, r, StateSuspect)
-	} else {
-		t.set(r, StateOK)
-	}
-	t.progress(now, r, r.cursor() != before)
-}
-
-// overtaken reports whether another publisher than that of the answer first sent after the
-// query: the process that answered may have ended since.
-func (rp *repair) overtaken(id, publisher uint64) bool {
-	for i, h := range rp.held {
-		if h.publisher != publisher && h.after >= id &&
-			!slices.ContainsFunc(rp.held[:i], func(o heldEvent) bool { return o.publisher == h.publisher }) {
-			return true
-		}
-	}
-	return false
-}
-
-// reject ignores all publishers of a rank except the given one, for some time.
-func (t *tracker) reject(now time.Time, r *rank, publisher uint64) {
-	if r.rejected == nil {
-		r.rejected = make(map[uint64]time.Time)
-	}
-	put := func(other uint64) {
-		if other == 0 || other == publisher {
-			return
-		}
-		if len(r.rejected) >= maxRejected {
-			clear(r.rejected)
-		}
-		r.rejected[other] = now.Add(rejectFor)
-	}
-	put(r.newest)
-	for _, h := range r.repair.held {
-		put(h.publisher)
-	}
-	delete(r.rejected, publisher)
 }
 
 // audit queries all ranks: any event may have been lost.

@@ -269,7 +269,7 @@ func TestRestarts(t *testing.T) {
 		s.want(s.pass(time.Second), "dump")
 		s.answer(4, events.AnswerDump, 1, 500)
 		s.told("X 500 2")
-		s.want(s.hear(9, 7), "rejected")
+		s.want(s.hear(9, 7), "multi_publisher")
 		s.want(s.hear(4, 3), "")
 		s.told("3")
 	})
@@ -280,7 +280,7 @@ func TestRestarts(t *testing.T) {
 		s.hear(9, 6)
 		s.answer(9, events.AnswerDump, 5, 100)
 		s.told("X 100 6")
-		s.want(s.hear(66, 2, 3), "rejected, rejected")
+		s.want(s.hear(66, 2, 3), "multi_publisher, multi_publisher")
 		// It may be the worker's next process.
 		s.pass(11 * time.Second)
 		s.want(s.hear(66, 4), "restart held")

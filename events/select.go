@@ -56,8 +56,8 @@ func (s Source) continues(saved Source) bool {
 	return s.Home == saved.Home && s.StartedMS == saved.StartedMS && (s.StartedMS != 0 || s.Queries) && s.Feed != FeedDurable
 }
 
-// hears reports whether events of a publisher are accepted.
-func (s Source) hears(publisher uint64) bool { return s.Publisher == 0 || s.Publisher == publisher }
+// accepts reports whether events of a publisher are accepted.
+func (s Source) accepts(publisher uint64) bool { return s.Publisher == 0 || s.Publisher == publisher }
 
 func (s Source) has(rank uint32) bool {
 	return s.DPSize == 0 || rank >= s.DPStart && rank-s.DPStart < s.DPSize

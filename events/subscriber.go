@@ -70,85 +70,6 @@ type Subscriber struct {
 	maxQueue, queuedBlocks int
 }
 
-// maxQueuedBlocks is about 10 MB of events.
-const maxQueuedBlocks = 1 << 18
-
-// delivery is an event for the sink, or something else to do.
-type delivery struct {
-	do     func() // nil for an event
-	worker uint64
-	rank   uint32
-	ev     indexer.Event
-}
-
-// unlock unlocks mu and makes the deliveries, unless another goroutine makes them.
-func (s *Subscriber) unlock() {
-	if !s.delivering {
-		s.delivering = true
-		for len(s.queue) > 0 {
-			s.deliverLocked()
-			if s.waiters > 0 {
-				break // a waiter continues
-			}
-		}
-		s.endLocked()
-	}
-	s.mu.Unlock()
-}
-
-// deliverLocked makes the deliveries that are queued now. Its caller has set delivering.
-func (s *Subscriber) deliverLocked() {
-	list := s.queue
-	s.queue, s.queuedBlocks = nil, 0
-	s.mu.Unlock()
-	for i := range list {
-		if d := &list[i]; d.do != nil {
-			d.do()
-		} else {
-			s.conf.Sink(d.worker, d.rank, d.ev)
-		}
-	}
-	s.mu.Lock()
-}
-
-func (s *Subscriber) endLocked() {
-	s.delivering = false
-	s.delivered.Broadcast()
-}
-
-// settle unlocks mu like unlock, and returns when the queue is short.
-func (s *Subscriber) settle() {
-	for s.delivering && (len(s.queue) > s.maxQueue || s.queuedBlocks > maxQueuedBlocks) {
-		s.waiters++
-		s.delivered.Wait()
-		s.waiters--
-	}
-	s.unlock()
-}
-
-// pause calls at with mu locked, makes the deliveries queued so far, and makes no more until
-// resume is called. Until then the sink has what the tracker had during the call of at.
-func (s *Subscriber) pause(at func()) (resume func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for s.delivering {
-		s.waiters++
-		s.delivered.Wait()
-		s.waiters--
-	}
-	s.delivering = true
-	at()
-	s.deliverLocked()
-	return func() {
-		s.mu.Lock()
-		s.endLocked()
-		s.unlock()
-	}
-}
-
-// laterLocked calls do after mu is unlocked.
-func (s *Subscriber) laterLocked(do func()) { s.queue = append(s.queue, delivery{do: do}) }
-
 // NewSubscriber returns a subscriber. The caller closes the connection.
 func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	if conf.Now == nil {
@@ -396,30 +317,30 @@ func (s *Subscriber) take(ctx context.Context, feed Feed, data []byte, whose fun
 	defer s.settle()
 	for i, ev := range m.Events {
 		if s.tracker.past(m.Envelope, ev.WorkerID) {
-			s.metrics.accepted(ctx, ev, verdict{rejected: true})
+			s.metrics.count(ctx, outcomeMany, 1)
 			continue
 		}
 		v := s.tracker.accept(now, feed, m.Envelope.PublisherID, ev, known[i])
-		s.metrics.accepted(ctx, ev, v)
+		s.metrics.event(ctx, &ev, v.outcome)
 		gap = gap || v.gap && !v.held
 		switch {
-		case v.stranger:
+		case v.unnamed:
 			s.laterLocked(func() {
 				s.conf.Log.Warn("a publisher speaks for a worker whose record names another one; its events wait for the record to change", "worker", ev.WorkerID, "publisher", m.Envelope.PublisherID)
 			})
 		case v.gap && v.held:
 			s.laterLocked(func() {
-				s.conf.Log.Debug("events of a worker are missing; they are asked for", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
+				s.conf.Log.Debug("events of a worker are missing; they are requested", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
 			})
 		case v.gap:
 			s.laterLocked(func() {
 				s.conf.Log.Warn("events of a worker are missing; what is known of it stays and may be wrong", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
 			})
-		case v.restart:
+		case v.outcome == outcomeRestart:
 			s.laterLocked(func() {
-				s.conf.Log.Info("a worker's publisher started anew", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
+				s.conf.Log.Info("a worker's publisher restarted", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
 			})
-		case v.many:
+		case v.second:
 			s.laterLocked(func() {
 				s.conf.Log.Warn("two publishers speak for one rank; its blocks are not cleared any more", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
 			})
@@ -550,83 +471,3 @@ func (s *Subscriber) stop() {
 
 // ErrNobody means that a query has no receiver.
 var ErrNobody = errors.New("nobody answers")
-
-// Bounds of an answer.
-const (
-	maxParts       = 4096
-	MaxAnswerBytes = 256 << 20 // sum of the messages
-)
-
-// collected is an answer whose parts arrive one by one.
-type collected struct {
-	query     Query
-	parts     []*Answer
-	missing   int
-	size      int
-	publisher uint64
-	answer    Answer // whole
-}
-
-// AnswerPart is one of the messages that make an answer.
-type AnswerPart struct {
-	Index, Count int    // from 0
-	Publisher    uint64 // the publisher of the event ids; 0 = unknown
-	Data         []byte
-}
-
-// partOf reads the headers of a part that came over NATS.
-func partOf(m *nats.Msg) (p AnswerPart, err error) {
-	p.Data, p.Count = m.Data, 1
-	if text := m.Header.Get(HeaderParts); text != "" {
-		var errs [2]error
-		p.Index, errs[0] = strconv.Atoi(m.Header.Get(HeaderPart))
-		p.Count, errs[1] = strconv.Atoi(text)
-		if errors.Join(errs[:]...) != nil {
-			return p, fmt.Errorf("events: an answer's part %.20q of %.20q", m.Header.Get(HeaderPart), text)
-		}
-	}
-	if text := m.Header.Get(HeaderPublisher); text != "" {
-		if p.Publisher, err = strconv.ParseUint(text, 16, 64); err != nil {
-			return p, fmt.Errorf("events: an answer's publisher is %.20q", text)
-		}
-	}
-	return p, nil
-}
-
-// add adds a part, and reports whether the answer is complete.
-func (c *collected) add(m AnswerPart) (done bool, err error) {
-	part, parts := m.Index, m.Count
-	if parts < 1 || parts > maxParts || part < 0 || part >= parts {
-		return false, fmt.Errorf("events: an answer's part %d of %d", part, parts)
-	}
-	if m.Publisher != 0 {
-		c.publisher = m.Publisher
-	}
-	if c.size += len(m.Data); c.size > MaxAnswerBytes {
-		return false, fmt.Errorf("events: an answer has more than %d bytes", MaxAnswerBytes)
-	}
-	if c.parts == nil {
-		c.parts, c.missing = make([]*Answer, parts), parts
-	}
-	if len(c.parts) != parts || c.parts[part] != nil {
-		return false, fmt.Errorf("events: an answer's part %d of %d does not fit", part, parts)
-	}
-	a, err := DecodeAnswer(m.Data)
-	if err != nil {
-		return false, err
-	}
-	c.parts[part] = &a
-	if c.missing--; c.missing > 0 {
-		return false, nil
-	}
-	c.answer = *c.parts[0]
-	for _, p := range c.parts[1:] {
-		if p.Kind != c.answer.Kind || p.LastEventID != c.answer.LastEventID {
-			return false, fmt.Errorf("events: an answer's parts contradict each other: %v, %v", c.answer.Kind, p.Kind)
-		}
-		c.answer.Events = append(c.answer.Events, p.Events...)
-		c.answer.Bad += p.Bad
-	}
-	c.parts = nil
-	return true, nil
-}
