@@ -7,6 +7,8 @@ import (
 	"math"
 
 	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvroute/kvroute/internal/msgpack"
 )
 
 // packer appends entries of MessagePack maps.
@@ -35,7 +37,7 @@ type field struct {
 // readFields reads a map. Unknown keys are ignored. The value of an absent or nil field does
 // not change.
 func readFields(data []byte, fields []field) (rest []byte, err error) {
-	return eachField(data, func(key, value []byte) (rest []byte, err error) { return readField(key, value, fields) })
+	return msgpack.WalkFields(data, func(key, value []byte) (rest []byte, err error) { return readField(key, value, fields) })
 }
 
 // readField reads the value of a key.
@@ -70,23 +72,4 @@ func readCount(data []byte) (int, []byte, error) {
 		err = fmt.Errorf("%w: the number %d", errShape, n)
 	}
 	return int(min(n, maxCount)), rest, err
-}
-
-// eachField calls f for each entry of a map, with its key and all bytes behind the key. f
-// returns the bytes behind the value.
-func eachField(data []byte, f func(key, value []byte) (rest []byte, err error)) (rest []byte, err error) {
-	n, rest, err := msgp.ReadMapHeaderBytes(data)
-	if err != nil {
-		return rest, err
-	}
-	for range n {
-		var key []byte
-		if key, rest, err = msgp.ReadStringZC(rest); err != nil {
-			return rest, err
-		}
-		if rest, err = f(key, rest); err != nil {
-			return rest, err
-		}
-	}
-	return rest, nil
 }

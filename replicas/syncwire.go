@@ -9,6 +9,7 @@ import (
 
 	"github.com/tinylib/msgp/msgp"
 
+	"github.com/kvroute/kvroute/internal/msgpack"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -130,7 +131,7 @@ type syncPayload struct{ part, parts int }
 // the payload cannot be read to its end.
 func (r *syncReader) read(data []byte, yield func(*syncEvent)) (p syncPayload, bad int, err error) {
 	batched := false
-	rest, err := eachField(data, func(key, value []byte) ([]byte, error) {
+	rest, err := msgpack.WalkFields(data, func(key, value []byte) ([]byte, error) {
 		var err error
 		switch string(key) {
 		case "events":
@@ -181,7 +182,7 @@ func (r *syncReader) event(data []byte) (rest []byte, err error) {
 	r.e = syncEvent{}
 	e := &r.e
 	var id, worker, what bool
-	rest, err = eachField(data, func(key, value []byte) (rest []byte, err error) {
+	rest, err = msgpack.WalkFields(data, func(key, value []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "request_id":
 			id = true
@@ -222,7 +223,7 @@ func (r *syncReader) data(data []byte, e *syncEvent) (rest []byte, err error) {
 		}
 		return rest, err
 	}
-	return eachField(data, func(key, value []byte) (rest []byte, err error) {
+	return msgpack.WalkFields(data, func(key, value []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "AddRequest":
 			e.Kind = router.SlotTaken
@@ -247,7 +248,7 @@ func (r *syncReader) addition(data []byte, e *syncEvent) (rest []byte, err error
 		{"guessed", &e.Guessed},
 		{"started", &e.started},
 	}
-	rest, err = eachField(data, func(key, value []byte) (rest []byte, err error) {
+	rest, err = msgpack.WalkFields(data, func(key, value []byte) (rest []byte, err error) {
 		if string(key) == "token_sequence" && !msgp.IsNil(value) {
 			e.Sequence, rest, err = r.sequence(value)
 			return rest, err
