@@ -27,16 +27,12 @@ type beat struct {
 	TS       *int64  `json:"ts_ms"`     // unread: kvroute uses its own clock
 	// The worker's load; a missing field counts as 0.
 	fleet.Load
-	ActivePrefillTokens int            `json:"active_prefill_tokens"` // unread: kvroute counts its requests
-	CachedPrefixes      map[string]int `json:"cached_prefixes"`
+	ActivePrefillTokens int `json:"active_prefill_tokens"` // unread: kvroute counts its requests
 }
 
 func (c *Config) heartbeat(r *http.Request, b *beat) (any, *openai.Error) {
-	if _, err := fleet.ParsePrefixes(b.CachedPrefixes); err != nil {
-		return nil, invalid("cached_prefixes", err.Error())
-	}
 	id := c.Fleet.Find(r.PathValue("id"))
-	err := c.Fleet.Beat(r.Context(), fleet.Heartbeat{WorkerID: id, Load: b.Load, CachedPrefixes: b.CachedPrefixes})
+	err := c.Fleet.Beat(r.Context(), fleet.Heartbeat{WorkerID: id, Load: b.Load})
 	return registered{WorkerID: id}, fleetError(err)
 }
 

@@ -209,7 +209,6 @@ func TestChooseFeed(t *testing.T) {
 		{"zmq", true, true, events.FeedZMQ, false},
 		{"http_poll", false, true, events.FeedPoll, false},
 		{"none", true, true, events.FeedNone, false},
-		{"heartbeat", false, false, events.FeedNone, false},
 	} {
 		if feed, queries := events.ChooseFeed(c.transport, c.local, c.durable); feed != c.feed || queries != c.queries {
 			t.Errorf("%+v: feed %d, queries %v", c, feed, queries)

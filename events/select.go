@@ -163,7 +163,7 @@ func (t *tracker) setRank(now time.Time, key rankKey, src Source) {
 // A worker with a local indexer is queried whatever its feed is: a stream loses events, too.
 func ChooseFeed(transport string, localIndexer, durable bool) (feed Feed, queries bool) {
 	switch transport {
-	case "none", "heartbeat":
+	case "none":
 		return FeedNone, false
 	case "zmq":
 		return FeedZMQ, false

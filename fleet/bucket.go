@@ -44,9 +44,6 @@ type Heartbeat struct {
 	WorkerID uint64 `json:"worker_id"`
 	TS       int64  `json:"ts_ms"`
 	Load
-	// CachedPrefixes are all prefixes that the worker holds, as [ParsePrefixes] reads them.
-	// Nil changes nothing; an empty map means that it holds none.
-	CachedPrefixes map[string]int `json:"cached_prefixes,omitzero"`
 }
 
 // bucket opens the bucket of records, and creates it if it does not exist.
@@ -135,9 +132,5 @@ func (r *registration) beat(h *Heartbeat) error {
 	if err != nil {
 		return fmt.Errorf("fleet: write a heartbeat: %w", err)
 	}
-	err = r.nc.Publish(r.scope.Own(heartbeatTopic, wire.WorkerKey(h.WorkerID)), data)
-	if errors.Is(err, nats.ErrMaxPayload) {
-		return fmt.Errorf("fleet: the heartbeat has %d bytes: %w", len(data), err)
-	}
-	return err
+	return r.nc.Publish(r.scope.Own(heartbeatTopic, wire.WorkerKey(h.WorkerID)), data)
 }

@@ -44,17 +44,16 @@ func FuzzRegistration(f *testing.F) {
 		`{"name":"w","address":"[fd00::7]:8000","models":["m"],"rank_addresses":{"0":"[fd00::7]:8001"},"events":{"transport":"zmq","endpoint":"tcp://*:{rank}","replay":"tcp://[fd00::7]:5657","local_indexer":true},"block_size":16}`,
 		`{"name":"w","address":"10.0.0.7:8000","models":["m"],"events":{"transport":"http_poll","endpoint":"http://10.0.0.7:8000/kv_cache_events"}}`,
 		`{"name":"w","address":"127.0.0.1:9901","models":["m"],"health":{"path":"/quitquitquit"}}`,
-		`{"name":"w","address":"10.0.0.7:8000","models":["m"],"events":{"transport":"heartbeat"}}`,
+		`{"name":"w","address":"10.0.0.7:8000","models":["m"],"events":{"transport":"none"}}`,
 	} {
-		f.Add([]byte(text), []byte(`{"worker_id":1,"batch_size":3,"waiting":-1,"kv_cache_util":1e300,"kv_used_blocks":7,"cached_prefixes":{"77d735ce838418aa":16,"x":-1}}`))
+		f.Add([]byte(text), []byte(`{"worker_id":1,"batch_size":3,"waiting":-1,"kv_cache_util":1e300,"kv_used_blocks":7}`))
 	}
 	f.Fuzz(func(t *testing.T, record, beat []byte) {
 		taken := make(map[uint64]router.WorkerInfo)
 		r, err := fleet.NewRegistry(nil, fleet.RegistryConfig{
-			Set:      func(i router.WorkerInfo) { taken[i.ID] = i },
-			Remove:   func(id uint64) { delete(taken, id) },
-			Load:     func(router.WorkerInfo, fleet.Load) {},
-			Prefixes: func(_ uint64, cached map[string]int) { _, _ = fleet.ParsePrefixes(cached) },
+			Set:    func(i router.WorkerInfo) { taken[i.ID] = i },
+			Remove: func(id uint64) { delete(taken, id) },
+			Load:   func(router.WorkerInfo, fleet.Load) {},
 		})
 		if err != nil {
 			t.Fatal(err)

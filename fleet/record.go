@@ -93,8 +93,8 @@ func (p *Probe) every(byDefault time.Duration) time.Duration {
 
 // Events is the source of a worker's cache events.
 type Events struct {
-	// Transport is "nats" (default), "jetstream", "zmq", "http_poll", "heartbeat" or
-	// "none"; in the configuration also [transportDynamo].
+	// Transport is "nats" (default), "jetstream", "zmq", "http_poll" or "none"; in the
+	// configuration also [transportDynamo].
 	Transport string `json:"transport,omitempty"`
 	// Endpoint is the engine's socket, tcp://host:port, in the configuration also
 	// ipc://path. With "http_poll" it is a URL. Empty: kvroute asks the engine.
@@ -240,7 +240,7 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 		Taints: r.Taints, CPU: strings.EqualFold(r.Device, "cpu"),
 		ModelCard: clip(r.ModelCard),
 		KVEvents:  clip(r.KVEvents),
-		NoEvents:  r.Events.Transport == "none" || r.Events.Transport == "heartbeat" || r.KVEvents == "block_size_mismatch",
+		NoEvents:  r.Events.Transport == "none" || r.KVEvents == "block_size_mismatch",
 		Group:     r.Group, Members: r.Members,
 		Engine: r.Engine, EngineVersion: r.EngineVersion, Draining: r.Draining, StartedMS: r.StartedMS,
 		Events: router.EventSource{Transport: r.Events.Transport, LocalIndexer: r.Events.LocalIndexer, PublisherID: r.Events.PublisherID},
@@ -270,7 +270,7 @@ func (c *check) events(r *Record, networks reach.Networks) {
 	c.length(len(e.Topic), 0, maxNameLen, "events.topic", "bytes")
 	c.length(len(e.Replay), 0, maxNameLen, "events.replay", "bytes")
 	switch e.Transport {
-	case "", "nats", "jetstream", "heartbeat", "none", transportDynamo:
+	case "", "nats", "jetstream", "none", transportDynamo:
 	case "http_poll":
 		if e.Endpoint == "" {
 			return
@@ -285,7 +285,7 @@ func (c *check) events(r *Record, networks reach.Networks) {
 		c.socket("events.endpoint", e.Endpoint, networks)
 		c.socket("events.replay", e.Replay, networks)
 	default:
-		c.that(false, "events.transport", e.Transport, "nats, jetstream, zmq, http_poll, heartbeat or none")
+		c.that(false, "events.transport", e.Transport, "nats, jetstream, zmq, http_poll or none")
 	}
 }
 

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
@@ -67,9 +65,7 @@ func (r *Registry) Beat(ctx context.Context, h Heartbeat) error {
 	}
 	now := r.conf.Now()
 	h.TS = now.UnixMilli()
-	if err := r.registration.beat(&h); errors.Is(err, nats.ErrMaxPayload) {
-		return err
-	} else if err != nil {
+	if err := r.registration.beat(&h); err != nil {
 		return fmt.Errorf("%w: %w", ErrBusAway, err)
 	}
 	var due *Record
@@ -118,24 +114,4 @@ func (r *Registry) Find(text string) uint64 {
 		return n
 	}
 	return id
-}
-
-const maxPrefixes = 1 << 16 // of a heartbeat
-
-// ParsePrefixes reads the prefixes of a heartbeat: the number of tokens that the worker
-// holds, by the first 16 hex digits of the SHA-256 of a prompt's beginning (token ids as
-// little endian u32), whose length is a multiple of 16 tokens.
-func ParsePrefixes(cached map[string]int) (map[uint64]int, error) {
-	if len(cached) > maxPrefixes {
-		return nil, fmt.Errorf("fleet: cached_prefixes has %d entries, want at most %d", len(cached), maxPrefixes)
-	}
-	prefixes := make(map[uint64]int, len(cached))
-	for key, tokens := range cached {
-		h, err := strconv.ParseUint(key, 16, 64)
-		if err != nil || len(key) != 16 || tokens < 0 {
-			return nil, fmt.Errorf("fleet: cached_prefixes has %q: %d, want 16 hex digits and a number of tokens", clip(key), tokens)
-		}
-		prefixes[h] = tokens
-	}
-	return prefixes, nil
 }

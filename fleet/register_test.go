@@ -6,14 +6,10 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
-	"github.com/kvroute/kvroute/router"
 )
 
 // A worker that speaks only HTTP is in the fleets of all replicas, whichever replica it
@@ -24,7 +20,7 @@ func TestRegistrationOnBehalf(t *testing.T) {
 	if err := a.SetStatic([]fleet.Record{record("static")}); err != nil {
 		t.Fatal(err)
 	}
-	beat := fleet.Heartbeat{WorkerID: wire.WorkerID("w"), CachedPrefixes: map[string]int{"c9bfd41410669565": 512}}
+	beat := fleet.Heartbeat{WorkerID: wire.WorkerID("w")}
 	if err := a.Beat(t.Context(), beat); !errors.Is(err, fleet.ErrNotRegistered) {
 		t.Errorf("a heartbeat before the registration: %v", err)
 	}
@@ -78,62 +74,3 @@ func TestRegistrationOnBehalf(t *testing.T) {
 }
 
 func errOf[T any](_ T, err error) error { return err }
-
-// The prefixes that a worker reports reach all replicas, and so does an empty report. A
-// heartbeat without prefixes changes nothing.
-func TestPrefixesReachAllReplicas(t *testing.T) {
-	s := natstest.Start(t, 0)
-	type replica struct {
-		*fleet.Registry
-		said chan int
-	}
-	var all [2]replica
-	for i := range all {
-		r := &all[i]
-		r.said = make(chan int, 16)
-		var err error
-		if r.Registry, err = fleet.NewRegistry(natstest.Connect(t, s), fleet.RegistryConfig{
-			Set: func(router.WorkerInfo) {}, Remove: func(uint64) {},
-			Prefixes: func(_ uint64, cached map[string]int) { r.said <- len(cached) },
-		}); err != nil {
-			t.Fatal(err)
-		}
-		natstest.Run(t, r.Run)
-		natstest.Eventually(t, r.Ready)
-	}
-	w := record("w")
-	w.Events.Transport = "heartbeat"
-	info, err := all[0].Register(t.Context(), w)
-	if err != nil {
-		t.Fatal(err)
-	}
-	other := &all[1]
-	natstest.Eventually(t, func() bool { return other.Beat(t.Context(), fleet.Heartbeat{WorkerID: info.ID}) == nil })
-	for _, cached := range []map[string]int{{"77d735ce838418aa": 16}, nil, {}} {
-		if err := all[0].Beat(t.Context(), fleet.Heartbeat{WorkerID: info.ID, CachedPrefixes: cached}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, want := range []int{1, 0} {
-		select {
-		case got := <-other.said:
-			if got != want {
-				t.Errorf("the other replica receives %d prefixes, want %d", got, want)
-			}
-		case <-time.After(15 * time.Second):
-			t.Fatalf("the other replica does not receive %d prefixes", want)
-		}
-	}
-}
-
-func TestPrefixesAreRead(t *testing.T) {
-	got, err := fleet.ParsePrefixes(map[string]int{"c9bfd41410669565": 512, "00000000000000ff": 16})
-	if diff := cmp.Diff(map[uint64]int{0xc9bfd41410669565: 512, 255: 16}, got); err != nil || diff != "" {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
-	for _, bad := range []map[string]int{{"ff": 1}, {"c9bfd4141066956g": 1}, {"c9bfd41410669565": -1}, {"+9bfd41410669565a": 1}} {
-		if _, err := fleet.ParsePrefixes(bad); err == nil {
-			t.Errorf("%v is accepted", bad)
-		}
-	}
-}

@@ -49,10 +49,8 @@ type RegistryConfig struct {
 	Remove func(id uint64)
 	// Events receives each new record, after Set. Default none.
 	Events func(Record, router.WorkerInfo)
-	// Load receives the load of each heartbeat. Prefixes receives the cached prefixes of
-	// workers with Record.Events.Transport "heartbeat"; see [ParsePrefixes]. Default none.
-	Load     func(router.WorkerInfo, Load)
-	Prefixes func(id uint64, cached map[string]int)
+	// Load receives the load of each heartbeat. Default none.
+	Load func(router.WorkerInfo, Load)
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
 	// Log receives a line for each connection and each refused record. Default none.
@@ -91,7 +89,7 @@ func NewRegistry(nc *nats.Conn, conf RegistryConfig) (*Registry, error) {
 	}
 	table := NewTable(conf.Networks, conf.Set, conf.Remove)
 	table.ages = conf.Ages.withDefaults()
-	table.events, table.load, table.prefixes = conf.Events, conf.Load, conf.Prefixes
+	table.events, table.load = conf.Events, conf.Load
 	table.flapped = func() { news.count("kind", "flaps") }
 	table.claimed = func(now router.WorkerInfo, before netip.AddrPort) {
 		news.count("kind", "claimed")

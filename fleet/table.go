@@ -107,7 +107,6 @@ type Table struct {
 	remove   func(id uint64)
 	events   func(Record, router.WorkerInfo)
 	load     func(router.WorkerInfo, Load)
-	prefixes func(id uint64, p map[string]int)
 	flapped  func()
 	claimed  func(now router.WorkerInfo, before netip.AddrPort) // an id returned to the address that it had left
 	followed func(old, by router.WorkerInfo)                    // a worker started at the address of another one
@@ -306,9 +305,6 @@ func (t *Table) Heartbeat(now time.Time, h *Heartbeat) bool {
 	}
 	if m.seen, m.kept, m.followed = now, now, false; t.load != nil {
 		t.load(m.info, h.Load)
-	}
-	if t.prefixes != nil && h.CachedPrefixes != nil && m.record.Events.Transport == "heartbeat" {
-		t.prefixes(h.WorkerID, h.CachedPrefixes)
 	}
 	t.judge(now, m)
 	return true

@@ -244,16 +244,16 @@ func (r *Router) SetSummary(id uint64, s Summary) (known bool) {
 	if !known || p.known == nil {
 		return known
 	}
-	p.known.claims.change(ord, func(c *claim) {
+	p.known.filters.change(ord, func(f *groupFilter) {
 		switch {
 		case s.Silent:
-			c.filter = nil
+			f.Filter = nil
 		case filter != nil && stride > 0:
-			c.filter, c.stride = filter, stride
+			*f = groupFilter{filter, stride}
 		}
-		if c.filter != nil {
+		if f.Filter != nil {
 			for _, h := range added {
-				c.filter.Add(h)
+				f.Add(h)
 			}
 		}
 	})

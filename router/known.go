@@ -18,8 +18,8 @@ type known struct {
 	// nothing is predicted.
 	history, predicted *indexer.Approx
 
-	claims claims       // of router groups and heartbeats
-	shrunk atomic.Int64 // blocks removed because a worker's cache became smaller
+	filters groupFilters
+	shrunk  atomic.Int64 // blocks removed because a worker's cache became smaller
 }
 
 // eventIndex is the index of events, with the events that wait for their parent block. All
@@ -44,16 +44,15 @@ func newKnown(c *Config) *known {
 	return k
 }
 
-// match fills in the overlap of every ordinal, and what follows it on lower tiers. plain is
-// as in claims.match.
-func (k *known) match(now time.Time, local, sequence []uint64, plain bool, blockSize int, s *scratch) {
+// match fills in the overlap of every ordinal, and what follows it on lower tiers.
+func (k *known) match(now time.Time, local, sequence []uint64, s *scratch) {
 	m := indexer.Matches{Device: s.overlap}
 	for t := range m.Lower {
 		s.lower[t] = resize(s.lower[t], len(s.overlap))
 		m.Lower[t] = s.lower[t]
 	}
 	k.index().FindMatches(&m, local)
-	k.claims.match(s.overlap, sequence, s.encoded.IDs, plain, blockSize)
+	k.filters.match(s.overlap, sequence)
 	for _, a := range [...]*indexer.Approx{k.history, k.predicted} {
 		if a == nil || a.Blocks() == 0 {
 			continue
@@ -117,7 +116,7 @@ func (k *known) removeWorker(ord int) {
 	}
 	k.events.Load().parked.RemoveWorker(ord)
 	k.history.Clear(ord)
-	k.claims.change(ord, func(c *claim) { *c = claim{} })
+	k.filters.change(ord, func(f *groupFilter) { *f = groupFilter{} })
 	if k.predicted != nil {
 		k.predicted.Clear(ord)
 	}

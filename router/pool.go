@@ -95,7 +95,7 @@ func (p *pool) match(now time.Time, q *question, s *scratch) {
 	view := p.view.Load()
 	q.matched, q.version = now, view.changes
 	s.overlap = resize(s.overlap, view.size)
-	p.known.match(now, q.local, q.sequence, q.lora == "" && q.Salt == "", p.blockSize, s)
+	p.known.match(now, q.local, q.sequence, s)
 	q.overlap, q.lower = s.overlap, s.lower
 	if p.cached {
 		s.cached = s.cached[:0]

@@ -59,7 +59,7 @@ func (h Health) String() string {
 // EventSource says how the events of a worker's cache arrive. The router only passes it on
 // to the readers of events.
 type EventSource struct {
-	Transport string // "nats", "jetstream", "zmq", "http_poll", "heartbeat", "none"; empty = unknown
+	Transport string // "nats", "jetstream", "zmq", "http_poll", "none"; empty = unknown
 	// LocalIndexer says that the worker answers queries about its events.
 	LocalIndexer bool
 	// PublisherID is the only publisher of events of the worker's ranks; 0 = unknown.

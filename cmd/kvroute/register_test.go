@@ -42,37 +42,27 @@ func TestWorkersRegisterOverHTTP(t *testing.T) {
 		}
 	}
 	eventually(t, "the registry is not there", func() bool {
-		status, _ := call("POST", "/v1/workers", `{"name":"first","address":"127.0.0.1:9001","models":["m"],"block_size":16,"total_kv_blocks":100,"events":{"transport":"heartbeat"}}`)
+		status, _ := call("POST", "/v1/workers", `{"name":"first","address":"127.0.0.1:9001","models":["m"],"block_size":16,"total_kv_blocks":100,"events":{"transport":"none"}}`)
 		return status == http.StatusCreated
 	})
 	expect("POST", "/v1/workers/second/heartbeat", `{}`, 404, "not registered")
-	expect("POST", "/v1/workers", `{"name":"second","address":"127.0.0.1:9002","models":["m"],"block_size":16,"total_kv_blocks":100,"events":{"transport":"heartbeat"}}`, 201, `"worker_id":`)
+	expect("POST", "/v1/workers", `{"name":"second","address":"127.0.0.1:9002","models":["m"],"block_size":16,"total_kv_blocks":100,"events":{"transport":"none"}}`, 201, `"worker_id":`)
 	expect("POST", "/v1/workers", `{"name":"third","address":"127.0.0.1","models":["m"]}`, 400, "address")
 	expect("POST", "/v1/workers", `{"nam":"third"}`, 400, "nam")
-	// The hash of token ids 1 to 16.
-	expect("POST", "/v1/workers/second/heartbeat", `{"batch_size":1,"kv_used_blocks":90,"ts_ms":1,"cached_prefixes":{"77d735ce838418aa":16}}`, 200, `"worker_id":`)
-	expect("POST", "/v1/workers/second/heartbeat", `{"cached_prefixes":{"zz":16}}`, 400, "16 hex digits")
+	expect("POST", "/v1/workers/second/heartbeat", `{"batch_size":1,"kv_used_blocks":90,"ts_ms":1}`, 200, `"worker_id":`)
 	ids := make([]int, 40)
 	for i := range ids {
 		ids[i] = i + 1
 	}
 	prompt, _ := json.Marshal(ids)
-	status, text := call("POST", "/v1/best_worker", fmt.Sprintf(`{"model":"m","token_ids":%s}`, prompt))
 	var best struct {
-		Overlap  int    `json:"overlap_blocks"`
-		Address  string `json:"address"`
-		Decision struct {
-			Reason string `json:"reason"`
-		} `json:"decision"`
+		Address string `json:"address"`
 	}
-	if err := json.Unmarshal([]byte(text), &best); err != nil || best.Overlap != 1 || best.Address != "127.0.0.1:9002" {
-		t.Errorf("%d %s, want one block on the second worker", status, text)
-	}
-	// The reported load counts, too.
+	// The reported load counts.
 	expect("POST", "/busy_threshold", `{"model":"m","active_decode_blocks_threshold":0.5}`, 200, "")
-	status, text = call("POST", "/v1/best_worker", fmt.Sprintf(`{"model":"m","token_ids":%s}`, prompt))
+	_, text := call("POST", "/v1/best_worker", fmt.Sprintf(`{"model":"m","token_ids":%s}`, prompt))
 	if err := json.Unmarshal([]byte(text), &best); err != nil || best.Address != "127.0.0.1:9001" {
-		t.Errorf("%d %s, want the first worker, since the second is full", status, text)
+		t.Errorf("%s, want the first worker, since the second is full", text)
 	}
 	// A rank's load that the engine publishes on the bus overrides the load of a heartbeat, which
 	// may be unknown.

@@ -188,7 +188,6 @@ func (s *server) openFleet() (err error) {
 		Remove:   s.removeWorker,
 		Events:   s.follow,
 		Load:     s.engineLoad,
-		Prefixes: s.cachedPrefixes,
 		Log:      s.log,
 		Meter:    s.metrics.Meter("fleet"),
 	}); err != nil {

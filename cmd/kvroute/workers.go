@@ -152,16 +152,6 @@ func (s *server) usedBlocks(u events.UsedBlocks) {
 	s.rankLoad(router.Worker{ID: u.WorkerID, DPRank: u.DPRank}, fleet.ViaBus, u.Publisher, u.Blocks)
 }
 
-// cachedPrefixes takes the cached prefixes that a worker reports in a heartbeat.
-func (s *server) cachedPrefixes(id uint64, cached map[string]int) {
-	prefixes, err := fleet.ParsePrefixes(cached)
-	if err != nil {
-		s.log.Warn("a heartbeat's prefixes are refused", "worker", id, "err", err)
-		return
-	}
-	s.router.SetCachedPrefixes(id, prefixes)
-}
-
 // workersOf returns the addresses of a model's healthy workers.
 func (s *server) workersOf(model string) (addresses []netip.AddrPort) {
 	for _, w := range s.router.Workers() {

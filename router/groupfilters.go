@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// groupFilters are the filters of router groups, by ordinal.
+type groupFilters struct {
+	some atomic.Bool // whether there are filters: match returns at once without them
+
+	mu sync.RWMutex
+	// mu guards the field below.
+	of map[int]groupFilter
+}
+
+// groupFilter has the cached blocks of a router group: checkpoints every stride blocks. The
+// filter is nil if the blocks are unknown.
+type groupFilter struct {
+	*indexer.Filter
+	stride int
+}
+
+// change replaces the filter of a group, and removes an empty one.
+func (x *groupFilters) change(ord int, change func(*groupFilter)) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	f := x.of[ord]
+	change(&f)
+	if f.Filter == nil {
+		delete(x.of, ord)
+	} else {
+		if x.of == nil {
+			x.of = make(map[int]groupFilter)
+		}
+		x.of[ord] = f
+	}
+	x.some.Store(len(x.of) > 0)
+}
+
+// match raises the overlaps of groups to those of their filters.
+func (x *groupFilters) match(overlap []int32, sequence []uint64) {
+	if !x.some.Load() {
+		return
+	}
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	for ord, f := range x.of {
+		if ord < len(overlap) {
+			overlap[ord] = max(overlap[ord], int32(f.Overlap(sequence, f.stride)))
+		}
+	}
+}
