@@ -32,7 +32,7 @@ type Occupancy struct {
 	MaxBatchedTokens int // 0 = unknown
 }
 
-// Busy says whether a worker is above one of the thresholds. skipped is the number of
+// Busy reports whether a worker is above one of the thresholds. skipped is the number of
 // thresholds that could not be applied because the worker's capacity is unknown.
 func (t *Thresholds) Busy(o Occupancy) (busy bool, skipped int) {
 	if t.ActiveBlocks != nil {

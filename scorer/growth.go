@@ -17,7 +17,7 @@ func (s *Slots) Grow(now time.Time, worker int, perSecond float64) {
 		return
 	}
 	since := now.Sub(s.epoch)
-	for next := s.workers[worker].untold.head; next != 0; {
+	for next := s.workers[worker].estimated.head; next != 0; {
 		n := next - 1
 		t := &s.slots[n]
 		next = t.next

@@ -2,15 +2,6 @@
 
 package scorer
 
-// Random returns one of n candidates with equal chances, by u in [0, 1). It returns -1
-// if n is 0.
-func Random(n int, u float64) int {
-	if n <= 0 {
-		return -1
-	}
-	return max(0, min(int(u*float64(n)), n-1))
-}
-
 // RoundRobin returns the candidate whose turn it is. It returns -1 if n is 0.
 func RoundRobin(n int, turn uint64) int {
 	if n <= 0 {
@@ -84,7 +75,7 @@ func class(in *Input) int {
 	return gpu
 }
 
-// SessionOverloaded says whether a session should leave its worker: the worker has more
+// SessionOverloaded reports whether a session should leave its worker: the worker has more
 // than 50,000 tokens above twice the mean of pending and held tokens.
 func SessionOverloaded(in []Input, bound int) bool {
 	var sum float64

@@ -31,7 +31,7 @@ func (s *Slots) Move(now time.Time, id string, worker, cached int) bool {
 	s.Add(now, id, &b)
 	m := s.ids[id]
 	to := &s.slots[m]
-	to.added, to.told, to.estimate = t.added, t.told, t.estimate
+	to.added, to.outputReported, to.estimate = t.added, t.outputReported, t.estimate
 	if t.started {
 		s.start(m, t.first)
 		to.confirmed, to.grown = t.confirmed, t.grown

@@ -4,71 +4,39 @@ package scorer
 
 import "math"
 
-// Policy names a formula for the cost of a candidate.
-type Policy string
-
-// The policies. All are costs, in a unit of their own; lower wins.
-const (
-	// Tokens is the default: the tokens to wait for, and the delay that the prefill causes
-	// to requests that decode on the worker; see [TokenCost].
-	Tokens Policy = "tokens"
-	// Dynamo is the cost of NVIDIA Dynamo's KV router in its classic form, in
-	// blocks: OverlapWeight · prefill blocks + decode blocks. The prefill blocks
-	// are all prompt tokens that the worker has to compute with the new request.
-	// They may be fractional and are never negative. The decode blocks are the blocks
-	// active on the worker with the new request.
-	Dynamo Policy = "dynamo"
-	// DynamoNewer is the newer form of that cost: cached blocks are subtracted from the
-	// prefill, by tier, and each request may add to the load.
-	DynamoNewer Policy = "dynamo_newer"
-	// PredictedTTFT is the time to the first token in ms by a model of the
-	// engine, plus the delay of other requests as in Tokens; see [Engine].
-	PredictedTTFT Policy = "predicted_ttft"
-	// Weighted is −(WeightedOverlap · cached share − WeightedRequests ·
-	// requests / largest batch of the engine − WeightedKVUse · KV use). The first
-	// of equal candidates wins.
-	Weighted Policy = "weighted"
-)
-
-// Policies returns the names of all policies, the default first.
-func Policies() []Policy {
-	return []Policy{Tokens, Dynamo, DynamoNewer, PredictedTTFT, Weighted}
-}
-
 // Costs fills costs, as long as in, with the cost of each candidate by the policy. A
 // candidate with preferred taints has its cost multiplied by e^−tanh(weight), which is
 // between .37 and 2.72. Costs are finite; see [Bound]. The settings must be valid.
 func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
-	switch s.Policy {
-	case Tokens:
-		for i := range in {
-			costs[i] = tokens(s, r, &in[i])
-		}
-	case Dynamo:
-		for i := range in {
-			costs[i] = dynamo(s, r, &in[i])
-		}
-	case DynamoNewer:
-		dynamoNewer(s, r, in, costs)
-	case PredictedTTFT:
-		for i := range in {
-			costs[i] = predictedTTFT(s, r, &in[i])
-		}
-	case Weighted:
-		for i := range in {
-			costs[i] = weighted(s, r, &in[i])
-		}
-	default:
-		return
+	least := 0.
+	if s.Policy == DynamoNewer {
+		least = leastPending(in)
 	}
-	if s.Policy != Weighted && !r.Pinned { // a weighted cost may be negative: the factor would have the opposite effect
-		for i := range in {
-			if w := in[i].TaintWeight; w != 0 {
-				costs[i] *= math.Exp(-math.Tanh(w))
-			}
+	taints := s.Policy != Weighted && !r.Pinned // a weighted cost may be negative: the factor would have the opposite effect
+	for i := range in {
+		costs[i] = s.cost(r, &in[i], least)
+		if w := in[i].TaintWeight; w != 0 && taints {
+			costs[i] *= math.Exp(-math.Tanh(w))
 		}
 	}
 	Bound(costs)
+}
+
+// cost returns the cost of a candidate. least is the lowest pending prefill of all candidates,
+// which only DynamoNewer uses.
+func (s *Settings) cost(r *Request, in *Input, least float64) float64 {
+	switch s.Policy {
+	case Dynamo:
+		return dynamo(s, r, in)
+	case DynamoNewer:
+		return s.dynamoNewer(r, in, least)
+	case PredictedTTFT:
+		return predictedTTFT(s, r, in)
+	case Weighted:
+		return weighted(s, r, in)
+	default:
+		return tokens(s, r, in)
+	}
 }
 
 // Bound makes all costs finite. NaN becomes the highest cost. Very large weights are
@@ -82,9 +50,8 @@ func Bound(costs []float64) {
 	}
 }
 
-// Choose fills costs and returns the index of the chosen candidate, -1 if there is
-// none: by [Softmax] if there is a temperature, by [Pick] otherwise. It is a
-// [Rule].
+// Choose fills costs and returns the index of the chosen candidate, -1 without candidates:
+// by [Softmax] if there is a temperature, by [Pick] otherwise. It is a [Rule].
 func (s *Settings) Choose(r *Request, in []Input, costs []float64) int {
 	s.Costs(r, in, costs)
 	switch {
@@ -106,16 +73,13 @@ func dynamo(s *Settings, r *Request, in *Input) float64 {
 	return s.OverlapWeight*max(0, prefill)/r.block() + decode
 }
 
-func dynamoNewer(s *Settings, r *Request, in []Input, costs []float64) {
-	var least float64
+// leastPending returns the lowest pending prefill of the candidates.
+func leastPending(in []Input) float64 {
+	least := math.Inf(1)
 	for i := range in {
-		if pend := in[i].mean(in[i].PendTokens); i == 0 || pend < least {
-			least = pend
-		}
+		least = min(least, in[i].mean(in[i].PendTokens))
 	}
-	for i := range in {
-		costs[i] = s.dynamoNewer(r, &in[i], least)
-	}
+	return least
 }
 
 func (s *Settings) dynamoNewer(r *Request, in *Input, leastPend float64) float64 {
@@ -216,61 +180,6 @@ func weighted(s *Settings, r *Request, in *Input) float64 {
 	}
 	return -(s.WeightedOverlap*r.share(in) - s.WeightedRequests*in.mean(in.ActiveRequests)/batch - s.WeightedKVUse*in.KVUse)
 }
-
-// Engine is a model of an engine: how long one of its steps takes, in ms.
-//
-//	max(Floor, Step + Token · tokens) + Attention · Σ new · (context + new/2) + KVToken · tokens held
-type Engine struct {
-	Floor     float64 `json:"floor"`           // of a step
-	Step      float64 `json:"step"`            // each step
-	Token     float64 `json:"token" want:">0"` // each token computed
-	Attention float64 `json:"attention"`       // each pair of a token and one before it
-	KVToken   float64 `json:"kv_token"`        // each token held by a decoding request
-	Chunk     float64 `json:"chunk" want:">0"` // prefill tokens in a step at most
-}
-
-// Dense32B is the engine of a dense model of 32B on two H100.
-func Dense32B() Engine {
-	return Engine{Floor: 11, Step: 6, Token: .0386, Attention: 2.33e-6, KVToken: 5.6e-5, Chunk: 8192}
-}
-
-// Dense8B is the engine of a dense model of 8B on one H100.
-func Dense8B() Engine {
-	return Engine{Floor: 5.8, Step: 2.9, Token: .0154, Attention: 1.3e-6, KVToken: 5.6e-5, Chunk: 8192}
-}
-
-// Dense70B is the engine of a dense model of 70B on four H100.
-func Dense70B() Engine {
-	return Engine{Floor: 15, Step: 10, Token: .0535, Attention: 4e-6, KVToken: 6e-5, Chunk: 8192}
-}
-
-// AttentionWeight is the attention weight of the tokens policy for this engine.
-func (e *Engine) AttentionWeight() float64 { return e.Attention / e.Token }
-
-// own is the time in ms that the uncached tokens of one prompt take.
-func (e *Engine) own(uncached, prompt int) float64 {
-	u := float64(uncached)
-	return e.Token*u + e.Attention*u*(float64(prompt)-u/2)
-}
-
-// waiting is the cost of a pending token relative to its linear part. It contains
-// attention, for prompts whose length is not known any more.
-const waiting = 1.15
-
-func (e *Engine) ttft(uncached, prompt int, in *Input) float64 {
-	pend := in.mean(in.PendTokens)
-	step := e.Floor + e.KVToken*in.mean(in.DecodeTokens)
-	return e.own(uncached, prompt) + e.PrefillTime(pend) + (pend+float64(uncached))/e.Chunk*step
-}
-
-// DecodeStep is the time in ms of a step that computes one token of each of some
-// requests, which hold so many tokens together.
-func (e *Engine) DecodeStep(requests, held int) float64 {
-	return max(e.Floor, e.Step+e.Token*float64(requests)) + e.KVToken*float64(held)
-}
-
-// PrefillTime is the time in ms that pending prefill tokens take.
-func (e *Engine) PrefillTime(tokens float64) float64 { return waiting * e.Token * tokens }
 
 // ModelTTFT estimates by the engine's model when the first token of the request
 // would come from this worker, in ms.

@@ -86,14 +86,14 @@ type queue struct {
 
 // pace is how fast, and in which order, a worker computes. It outlives its slots.
 type pace struct {
-	samples [15]float64 // tokens a second
-	taken   int         // samples so far
-	rate    float64     // their median; 0 = unknown
-	late    uint16      // bits of the last first tokens: 1 for those that were overtaken
-	said    bool        // registered as reordering
+	samples    [15]float64 // tokens a second
+	taken      int         // samples so far
+	rate       float64     // their median; 0 = unknown
+	late       uint16      // bits of the last first tokens: 1 for those that were overtaken
+	registered bool        // the worker registered that it reorders prompts
 }
 
-func (p *pace) reorders() bool { return p.said || bits.OnesCount16(p.late) >= overtakings }
+func (p *pace) reorders() bool { return p.registered || bits.OnesCount16(p.late) >= overtakings }
 
 func (p *pace) sample(rate float64) {
 	p.samples[p.taken%len(p.samples)] = rate
@@ -119,7 +119,7 @@ func (s *Slots) InferFirstTokens() { s.infers = true }
 
 // SetReorders notes whether a worker registered that it computes prompts in another order.
 func (s *Slots) SetReorders(worker int, reorders bool) {
-	s.pace(worker).said = reorders
+	s.pace(worker).registered = reorders
 }
 
 // PrefillRate returns the prompt tokens a second that a worker computes, 0 if unknown, and
@@ -260,8 +260,8 @@ func (s *Slots) start(n int32, at time.Duration) {
 	w.waiting--
 	w.pend -= t.pend
 	w.decode += t.prompt + t.out
-	if t.linked = !t.told; t.linked {
-		s.link(&w.untold, n)
+	if t.linked = !t.outputReported; t.linked {
+		s.link(&w.estimated, n)
 	}
 }
 

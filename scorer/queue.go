@@ -123,7 +123,7 @@ func (q *Queue[T]) find(number int) (at int, found bool) {
 	return slices.BinarySearchFunc(q.lanes, number, func(l *lane[T], n int) int { return cmp.Compare(l.number, n) })
 }
 
-// Waits says whether requests wait in a lane.
+// Waits reports whether requests wait in a lane.
 func (q *Queue[T]) Waits(lane int) bool {
 	_, found := q.find(lane)
 	return found
@@ -170,13 +170,13 @@ func (q *Queue[T]) Admit(fits func(*Item[T]) bool) {
 	q.tidy()
 }
 
-// Overfull says whether a worker has more pending prefill than threshold batches of the
+// Overfull reports whether a worker has more pending prefill than threshold batches of the
 // engine. A worker whose batch size is unknown is never overfull.
 func (in *Input) Overfull(threshold float64) bool {
 	return in.MaxBatchedTokens > 0 && in.mean(in.PendTokens) > threshold*float64(in.MaxBatchedTokens)
 }
 
-// MustWait says whether all candidates are overfull; false without candidates.
+// MustWait reports whether all candidates are overfull; false without candidates.
 func MustWait(in []Input, threshold float64) bool {
 	for i := range in {
 		if !in[i].Overfull(threshold) {

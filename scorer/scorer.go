@@ -163,8 +163,17 @@ func Best(n int, u float64, order func(i, j int) int) int {
 	return first
 }
 
-// Equals returns how many costs [Pick] takes for equal to that of candidate i, itself
-// included.
+// Random returns one of n candidates with equal chances, by u in [0, 1). It returns -1
+// if n is 0.
+func Random(n int, u float64) int {
+	if n <= 0 {
+		return -1
+	}
+	return max(0, min(int(u*float64(n)), n-1))
+}
+
+// Equals returns the number of costs that are equal to that of candidate i, with candidate i;
+// see [Pick].
 func Equals(costs []float64, i int) (n int) {
 	for _, c := range costs {
 		if compare(c, costs[i]) == 0 {
@@ -229,17 +238,13 @@ func sign(less bool) int {
 // candidate; temperature must be above 0.
 func Softmax(costs []float64, temperature, u float64) int {
 	s := newSoftmax(costs, temperature)
-	var sum float64
-	for _, c := range costs {
-		sum += s.weight(c)
-	}
 	last, cumulative := len(costs)-1, 0.
 	for i, c := range costs {
 		w := s.weight(c)
 		if w == 0 {
 			continue
 		}
-		if cumulative += w / sum; u <= cumulative {
+		if cumulative += w / s.sum; u <= cumulative {
 			return i
 		}
 		last = i
@@ -251,20 +256,17 @@ func Softmax(costs []float64, temperature, u float64) int {
 // each candidate.
 func Probabilities(costs []float64, temperature float64, p []float64) {
 	s := newSoftmax(costs, temperature)
-	var sum float64
 	for i, c := range costs {
-		p[i] = s.weight(c)
-		sum += p[i]
-	}
-	for i := range costs {
-		p[i] /= sum
+		p[i] = s.weight(c) / s.sum
 	}
 }
 
+// softmax computes the weights of costs.
 type softmax struct {
 	scale, low, spread float64 // of the finite costs, after scaling
 	temperature        float64
-	none               bool // no cost is finite
+	none               bool    // no cost is finite
+	sum                float64 // of all weights
 }
 
 func newSoftmax(costs []float64, temperature float64) softmax {
@@ -283,6 +285,9 @@ func newSoftmax(costs []float64, temperature float64) softmax {
 		low, high = low/s.scale, high/s.scale
 	}
 	s.low, s.spread = low, high-low
+	for _, c := range costs {
+		s.sum += s.weight(c)
+	}
 	return s
 }
 

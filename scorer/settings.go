@@ -8,6 +8,37 @@ import (
 	"slices"
 )
 
+// Policy names a formula for the cost of a candidate.
+type Policy string
+
+// The policies. All are costs, in a unit of their own; lower wins.
+const (
+	// Tokens is the default: the tokens to wait for, and the delay that the prefill causes
+	// to requests that decode on the worker; see [TokenCost].
+	Tokens Policy = "tokens"
+	// Dynamo is the cost of NVIDIA Dynamo's KV router in its classic form, in
+	// blocks: OverlapWeight · prefill blocks + decode blocks. The prefill blocks
+	// are all prompt tokens that the worker has to compute with the new request.
+	// They may be fractional and are never negative. The decode blocks are the blocks
+	// active on the worker with the new request.
+	Dynamo Policy = "dynamo"
+	// DynamoNewer is the newer form of that cost: cached blocks are subtracted from the
+	// prefill, by tier, and each request may add to the load.
+	DynamoNewer Policy = "dynamo_newer"
+	// PredictedTTFT is the time to the first token in ms by a model of the
+	// engine, plus the delay of other requests as in Tokens; see [Engine].
+	PredictedTTFT Policy = "predicted_ttft"
+	// Weighted is −(WeightedOverlap · cached share − WeightedRequests ·
+	// requests / largest batch of the engine − WeightedKVUse · KV use). The first
+	// of equal candidates wins.
+	Weighted Policy = "weighted"
+)
+
+// Policies returns the names of all policies, the default first.
+func Policies() []Policy {
+	return []Policy{Tokens, Dynamo, DynamoNewer, PredictedTTFT, Weighted}
+}
+
 // Settings say how a decision is made. Begin with [Defaults]; use only settings that
 // [Settings.Validate] accepts.
 type Settings struct {
@@ -111,7 +142,7 @@ func check(name string, value float64, above bool) error {
 	return nil
 }
 
-// UsesOverlap says whether cached blocks can change a decision. If not, no index is
+// UsesOverlap reports whether cached blocks can change a decision. If not, no index is
 // needed.
 func (s *Settings) UsesOverlap() bool {
 	switch s.Policy {
@@ -143,7 +174,7 @@ type Override struct {
 	TrackPrefillTokens *bool `json:"track_prefill_tokens,omitempty"`
 }
 
-// Compares says whether the override changes how workers are compared, and not only how
+// Compares reports whether the override changes how workers are compared, and not only how
 // the request is booked.
 func (o *Override) Compares() bool {
 	booking := Override{AssumeKVReuse: o.AssumeKVReuse, TrackPrefillTokens: o.TrackPrefillTokens}
@@ -159,12 +190,12 @@ func (s Settings) With(o *Override) (Settings, error) {
 		return s, nil
 	}
 	given := []knob{
-		{"overlap_score_weight", o.OverlapScoreWeight, []Policy{Dynamo, DynamoNewer}},
-		{"overlap_score_credit", o.OverlapScoreCredit, []Policy{DynamoNewer}},
-		{"prefill_load_scale", o.PrefillLoadScale, []Policy{DynamoNewer}},
-		{"shared_cache_multiplier", o.SharedCacheMultiplier, []Policy{DynamoNewer}},
-		{"alpha", o.Alpha, []Policy{Tokens, PredictedTTFT}},
-		{"attention", o.Attention, []Policy{Tokens}},
+		{"overlap_score_weight", o.OverlapScoreWeight, []Policy{Dynamo, DynamoNewer}, true},
+		{"overlap_score_credit", o.OverlapScoreCredit, []Policy{DynamoNewer}, false},
+		{"prefill_load_scale", o.PrefillLoadScale, []Policy{DynamoNewer}, true},
+		{"shared_cache_multiplier", o.SharedCacheMultiplier, []Policy{DynamoNewer}, false},
+		{"alpha", o.Alpha, []Policy{Tokens, PredictedTTFT}, true},
+		{"attention", o.Attention, []Policy{Tokens}, true},
 	}
 	if m := o.SharedCacheMultiplier; m != nil && *m != 0 {
 		return s, &SettingError{"shared_cache_multiplier", *m, "0: the router does not know the contents of a shared cache"}
@@ -204,41 +235,36 @@ func (s Settings) With(o *Override) (Settings, error) {
 	return t, nil
 }
 
-// knob is a number of an override, and the policies that use it.
+// knob is a number of an override.
 type knob struct {
-	name  string
-	value *float64
-	known []Policy
+	name     string
+	value    *float64
+	policies []Policy // that use it
+	prefill  bool     // it weighs prefill
 }
 
-func (k *knob) in(p Policy) bool { return k.value == nil || slices.Contains(k.known, p) }
+// ignoredBy reports whether the policy does not use a given knob.
+func (k *knob) ignoredBy(p Policy) bool { return k.value != nil && !slices.Contains(k.policies, p) }
 
-// target returns the policy that an override selects.
+// target returns the policy that an override selects: the named one, else the configured one if
+// it uses all knobs, else the first one that does.
 func (s *Settings) target(o *Override, given []knob) (Policy, error) {
+	ignored := func(p Policy) int {
+		return slices.IndexFunc(given, func(k knob) bool { return k.ignoredBy(p) })
+	}
 	if o.Cost != nil {
-		for _, k := range given {
-			if !k.in(*o.Cost) && slices.Contains(Policies(), *o.Cost) {
-				return "", &SettingError{k.name, *k.value, fmt.Sprintf("a cost that knows it, which %q does not", *o.Cost)}
-			}
+		if at := ignored(*o.Cost); at >= 0 && slices.Contains(Policies(), *o.Cost) {
+			return "", &SettingError{given[at].name, *given[at].value, fmt.Sprintf("a cost that knows it, which %q does not", *o.Cost)}
 		}
 		return *o.Cost, nil
 	}
-	// The configured policy if it uses all knobs, else the first one that does.
-	for _, p := range append([]Policy{s.Policy}, Dynamo, DynamoNewer, Tokens) {
-		fits := true
-		for _, k := range given {
-			fits = fits && k.in(p)
-		}
-		if fits {
+	for _, p := range []Policy{s.Policy, Dynamo, DynamoNewer, Tokens} {
+		if ignored(p) < 0 {
 			return p, nil
 		}
 	}
-	for _, k := range given {
-		if !k.in(Tokens) {
-			return "", &SettingError{k.name, *k.value, "no alpha or attention beside it, which belong to another cost"}
-		}
-	}
-	return s.Policy, nil
+	k := given[ignored(Tokens)]
+	return "", &SettingError{k.name, *k.value, "no alpha or attention beside it, which belong to another cost"}
 }
 
 // idle refuses weights of prefill if prefill is not tracked: they would have no effect. A
@@ -248,11 +274,8 @@ func (s *Settings) idle(given []knob) error {
 		return nil
 	}
 	for _, k := range given {
-		switch k.name {
-		case "overlap_score_weight", "prefill_load_scale", "alpha", "attention":
-			if k.value != nil && *k.value > 0 {
-				return &SettingError{k.name, *k.value, "none where prefill is not tracked: it weighs nothing else"}
-			}
+		if k.prefill && k.value != nil && *k.value > 0 {
+			return &SettingError{k.name, *k.value, "none where prefill is not tracked: it weighs nothing else"}
 		}
 	}
 	return nil

@@ -130,10 +130,10 @@ type slot struct {
 	// token in that of the slots whose output is estimated; see [list].
 	next, previous int32
 	// An estimated output: its length, and the time of the estimate.
-	estimate float64
-	grown    time.Duration
-	linked   bool
-	told     bool // the output is reported
+	estimate       float64
+	grown          time.Duration
+	linked         bool
+	outputReported bool // not estimated
 
 	owned      bool
 	free       bool // its prompt arrives computed
@@ -180,7 +180,7 @@ type account struct {
 	blocks                          int
 	off                             int64 // sum of slot.off
 	root                            int32
-	untold                          list // slots whose output Grow estimates
+	estimated                       list // slots whose output Grow estimates
 	queue                           queue
 }
 
@@ -293,9 +293,9 @@ func (s *Slots) AddOutputTokens(now time.Time, id string, k int) bool {
 		return true
 	}
 	k = min(k, MostTokens)
-	if !t.told {
-		if t.told = true; t.linked {
-			s.unlink(&s.workers[t.worker].untold, n)
+	if !t.outputReported {
+		if t.outputReported = true; t.linked {
+			s.unlink(&s.workers[t.worker].estimated, n)
 			t.linked = false
 		}
 		k -= t.out
@@ -374,7 +374,7 @@ func (s *Slots) drop(n int32) {
 	delete(s.ids, t.id)
 	s.note(int(t.worker))
 	if t.linked {
-		s.unlink(&w.untold, n)
+		s.unlink(&w.estimated, n)
 	}
 	if t.reports {
 		was := load{requests: 1}
