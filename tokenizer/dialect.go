@@ -237,78 +237,29 @@ func (d *dialect) group() (item, error) {
 	return item{empty: empty || open == "(?=" || open == "(?!", fold: fold}, nil
 }
 
-// class reads what stands in brackets: characters, ranges, escapes and classes, which
-// together are an operand, or operands with && between them, of which it is what all
-// have.
+// class reads what stands in brackets: characters, ranges and escapes.
 func (d *dialect) class() (item, error) {
-	at := d.i
-	set, not, err := d.set(0)
-	if err != nil {
-		return item{}, err
-	}
-	if len(set) == 0 {
-		return item{}, d.refuse(at, "a class of nothing")
-	}
-	return d.write(at, set, not)
-}
-
-// set reads a class without writing it; not says that it is all but set.
-func (d *dialect) set(depth int) (set []runeRange, not bool, err error) {
-	at := d.i
+	open := d.i
 	d.i++
-	not = d.take("^")
-	var operands [][]runeRange
-	for {
-		x, err := d.operand(at, depth)
-		if err != nil {
-			return nil, false, err
-		}
-		if operands = append(operands, x); d.take("]") {
-			break
-		}
-		if d.fold {
-			return nil, false, d.refuse(d.i, "&& in (?i:")
-		}
-		d.i += len("&&")
-	}
-	set = operands[0]
-	for _, x := range operands[1:] { // what is in both: not what is outside of one
-		set = complement(union(append(complement(union(set)), complement(union(x))...)))
-	}
-	return set, not, nil
-}
-
-// operand reads up to ] or &&.
-func (d *dialect) operand(open, depth int) (set []runeRange, err error) {
+	not := d.take("^")
+	var set []runeRange
 	var halves [2]bool // \p{Lm} and \p{Lo}, for which there is a table of both only
 	for first := true; ; first = false {
+		at := d.i
 		switch {
-		case d.i == len(d.expr):
-			return nil, d.refuse(open, "[ without ]")
-		case d.has("]"), d.has("&&"):
-			if first || d.has("&&&") {
-				return nil, d.refuse(d.i, d.expr[d.i:d.i+1]+" as the first in brackets")
-			}
+		case at == len(d.expr):
+			return item{}, d.refuse(open, "[ without ]")
+		case d.has("]") && first:
+			return item{}, d.refuse(at, "] as the first in brackets")
+		case d.take("]"):
 			if halves[0] != halves[1] {
-				return nil, d.refuse(open, `one of \p{Lm} and \p{Lo}`)
+				return item{}, d.refuse(open, `one of \p{Lm} and \p{Lo}`)
 			}
-			return set, nil
-		case d.has("[:"), d.has("[="), d.has("[."), d.has("[") && (d.fold || depth == maxClassDepth):
-			return nil, d.refuse(d.i, "[ in brackets")
-		case d.has("["):
-			in, not, err := d.set(depth + 1)
-			if err != nil {
-				return nil, err
-			}
-			if not {
-				in = complement(union(in))
-			}
-			set = append(set, in...)
-			continue
-		case d.has("--"), d.has("~~"):
-			return nil, d.refuse(d.i, d.expr[d.i:d.i+2]+" in brackets")
+			return d.write(open, set, not)
+		case d.has("["), d.has("--"), d.has("~~"), d.has("&&"):
+			return item{}, d.refuse(at, d.expr[at:at+1]+" in brackets")
 		case d.has("-") && !first && !d.has("-]"):
-			return nil, d.refuse(d.i, "- between these")
+			return item{}, d.refuse(at, "- between these")
 		case d.take(`\p{Lm}`):
 			halves[0] = true
 			set = append(set, d.table("LmLo")...)
@@ -317,31 +268,27 @@ func (d *dialect) operand(open, depth int) (set []runeRange, err error) {
 			halves[1] = true
 			continue
 		}
-		from := d.i
 		one, err := d.one()
 		if err != nil {
-			return nil, err
+			return item{}, err
 		}
 		if d.has("-") && !d.has("-]") {
 			d.i++
 			if d.i == len(d.expr) || d.has("[") || d.has("-") || d.has("&&") {
-				return nil, d.refuse(from, "this range")
+				return item{}, d.refuse(at, "this range")
 			}
 			to, err := d.one()
 			if err != nil {
-				return nil, err
+				return item{}, err
 			}
 			if !single(one) || !single(to) || one[0].lo > to[0].lo {
-				return nil, d.refuse(from, "this range")
+				return item{}, d.refuse(at, "this range")
 			}
 			one = []runeRange{{one[0].lo, to[0].lo}}
 		}
 		set = append(set, one...)
 	}
 }
-
-// maxClassDepth bounds classes in classes; those in use have one.
-const maxClassDepth = 8
 
 // one reads one character or escape.
 func (d *dialect) one() ([]runeRange, error) {

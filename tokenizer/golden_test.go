@@ -111,14 +111,13 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// A rank file of our own gives tiktoken's ids, with patterns that have a scanner and
-// with one that has none.
+// A rank file of our own gives tiktoken's ids.
 func TestRanks(t *testing.T) {
 	ranks, err := os.ReadFile("testdata/ranks/own.tiktoken")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"kimi", "o200k", "sets"} {
+	for _, name := range []string{"kimi", "o200k"} {
 		b, err := os.ReadFile("testdata/ranks/" + name + ".jsonl")
 		if err != nil {
 			t.Fatal(err)
@@ -135,7 +134,7 @@ func TestRanks(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if (tok.Slow == "") != (name != "sets") {
+		if tok.Slow != "" {
 			t.Errorf("%s: slow: %q", name, tok.Slow)
 		}
 		for _, line := range lines[1:] {

@@ -4,7 +4,6 @@ package tokenizer
 
 import (
 	"fmt"
-	"slices"
 	"sync"
 	"unicode/utf8"
 )
@@ -247,21 +246,7 @@ func (t *classTable) runNot(s []byte, i, end int, mask uint8) int {
 
 type runeRange struct{ lo, hi rune }
 
-// union returns the same code points as ranges in order that do not touch.
-func union(set []runeRange) []runeRange {
-	set = slices.Clone(set)
-	slices.SortFunc(set, func(a, b runeRange) int { return int(a.lo - b.lo) })
-	out := set[:0]
-	for _, r := range set {
-		if n := len(out); n > 0 && r.lo <= out[n-1].hi+1 {
-			out[n-1].hi = max(out[n-1].hi, r.hi)
-			continue
-		}
-		out = append(out, r)
-	}
-	return out
-}
-
+// complement returns all other code points. The ranges of set are in order and do not touch.
 func complement(set []runeRange) []runeRange {
 	var out []runeRange
 	next := rune(0)

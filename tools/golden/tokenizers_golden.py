@@ -60,8 +60,6 @@ HAN = r"[\p{Han}]+"
 NO_HAN = r"&&[^\p{Han}]]"
 KUPPER, KLOWER = UPPER[:-1] + NO_HAN, LOWER[:-1] + NO_HAN
 KIMI = f"{HAN}|{LEAD}{KUPPER}*{KLOWER}+{SUFFIX}|{LEAD}{KUPPER}+{KLOWER}*{SUFFIX}|\\p{{N}}{{1,3}}| ?[^\\s\\p{{L}}\\p{{N}}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-# Classes in classes, and what several have in common.
-SETS = r"[\p{L}\p{M}&&[^\p{Han}a-e]]+|[\p{Han}[0-9]]{1,3}|[^\p{L}&&[^a-c]&&\P{N}]|[\S&&\P{L}x-z]+|[^\s&&\S\n]+"
 
 # Steps behind ByteLevel, as Falcon has them, see a character for each byte.
 BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
@@ -156,7 +154,6 @@ def all_tokenizers():
         "bytelevel-tekken": byte_level(split(TEKKEN)),
         "bytelevel-deepseek": byte_level([split(r"\p{N}{1,3}"), split("[一-龥\u3040-ゟ゠-ヿ]+"), split(DEEPSEEK)]),
         "bytelevel-kimi": byte_level(split(KIMI)),
-        "bytelevel-sets": byte_level(split(SETS)),
         "falcon": behind_bytes([pre_tokenizers.Punctuation("contiguous")], [pre_tokenizers.Digits(False), split("[0-9][0-9][0-9]")]),
         "falcon3": behind_bytes([pre_tokenizers.Punctuation("contiguous")], [pre_tokenizers.Digits(True)]),
         "bloom": byte_level(split(BLOOM)),
@@ -226,7 +223,7 @@ def main() -> None:
         (folder / f"{name}.json").write_text(text)
         t = Tokenizer.from_str(text)
         with open(folder / f"{name}.jsonl", "w") as f:
-            more = HAN_TEXTS if name in ("bytelevel-kimi", "bytelevel-sets") else UNICODE_TEXTS if name in NEW else GAPS_TEXTS if "gaps" in name else []
+            more = HAN_TEXTS if name == "bytelevel-kimi" else UNICODE_TEXTS if name in NEW else GAPS_TEXTS if "gaps" in name else []
             few = joined[:24] if more and name != "bytelevel-digit-runs" and "gaps" not in name else joined
             if t.normalizer and "ByteLevel" in text:
                 more = more + MARK_TEXTS
@@ -247,7 +244,7 @@ def ranks(folder, joined):
         for token, i in sorted(vocab.items(), key=lambda kv: kv[1]):
             f.write(f"{base64.b64encode(token).decode()} {i}\n")
     special = {"<|im_start|>": 1000, "<|im_end|>": 1001}
-    for name, pattern in {"kimi": KIMI, "sets": SETS, "o200k": O200K}.items():
+    for name, pattern in {"kimi": KIMI, "o200k": O200K}.items():
         t = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=vocab, special_tokens=special)
         with open(folder / f"{name}.jsonl", "w") as f:
             f.write(json.dumps({"pattern": pattern, "special": special}, ensure_ascii=False) + "\n")
