@@ -26,6 +26,7 @@ import (
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/records"
+	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/tokenizer"
@@ -54,7 +55,7 @@ type EngineCommand struct {
 func (c *EngineCommand) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.listen, "listen", "127.0.0.1:8000", "`ip:port` of the OpenAI endpoint; port 0 picks a free one")
 	fs.StringVar(&c.advertise, "advertise", "", "`ip:port` to register; empty takes the address that the bus is reached from")
-	c.access.Flags(fs)
+	settings.AddFlags(fs, &c.access)
 	fs.BoolVar(&c.durable, "durable-kv-events", true, "publish events into a stream that keeps them")
 	fs.IntVar(&c.replicas, "nats-replicas", 1, "`number` of NATS servers that keep the stream, if it is not there yet")
 	fs.StringVar(&c.natsURL, "nats-url", "nats://127.0.0.1:4222", "`URL` of the NATS bus, or file:PATH of a file that has it; empty does not register")

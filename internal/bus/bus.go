@@ -7,7 +7,6 @@ package bus
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -22,31 +21,18 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Access has the credentials of this process for the bus, and how it verifies the bus.
+// Access has the credentials of this process for the bus, and how it verifies the bus. Its tags are
+// those of package settings.
 type Access struct {
-	// NATSCreds is a credentials file, with a JWT and its key.
-	NATSCreds string `json:"nats_creds,omitempty" yaml:"nats-creds"`
-	// NATSNkey is a file with the seed of an nkey.
-	NATSNkey string `json:"nats_nkey,omitempty" yaml:"nats-nkey"`
-	// NATSCA is a PEM file with the authorities that may sign the bus's certificate. Empty
-	// means the system's. For TLS, the URL begins with tls://.
-	NATSCA string `json:"nats_ca,omitempty" yaml:"nats-ca"`
-	// NATSCert and NATSKey are PEM files with this process's certificate and its key.
-	NATSCert string `json:"nats_cert,omitempty" yaml:"nats-cert"`
-	NATSKey  string `json:"nats_key,omitempty" yaml:"nats-key"`
-	// NATSInboxPrefix begins the subjects of answers. With a different one for each kind of
-	// client, clients cannot read each other's answers; see examples/nats.
-	NATSInboxPrefix string `json:"nats_inbox_prefix,omitempty" yaml:"nats-inbox-prefix"`
-}
-
-// Flags adds a flag for each setting to fs.
-func (a *Access) Flags(fs *flag.FlagSet) {
-	fs.StringVar(&a.NATSCreds, "nats-creds", a.NATSCreds, "`file` with credentials for NATS: a JWT and its key")
-	fs.StringVar(&a.NATSNkey, "nats-nkey", a.NATSNkey, "`file` with the seed of an nkey for NATS")
-	fs.StringVar(&a.NATSCA, "nats-ca", a.NATSCA, "PEM `file` with the certificates that NATS is trusted by")
-	fs.StringVar(&a.NATSCert, "nats-cert", a.NATSCert, "PEM `file` with the certificate to show to NATS")
-	fs.StringVar(&a.NATSKey, "nats-key", a.NATSKey, "PEM `file` with its key")
-	fs.StringVar(&a.NATSInboxPrefix, "nats-inbox-prefix", a.NATSInboxPrefix, "`subject` that answers of NATS come below; empty for _INBOX")
+	NATSCreds string `json:"nats_creds,omitempty" yaml:"nats-creds" help:"<file> with credentials for NATS: a JWT and its key"`
+	NATSNkey  string `json:"nats_nkey,omitempty" yaml:"nats-nkey" help:"<file> with the seed of an nkey for NATS"`
+	// NATSCA is for TLS: the URL begins with tls://.
+	NATSCA   string `json:"nats_ca,omitempty" yaml:"nats-ca" help:"PEM <file> with the authorities that may sign NATS's certificate; empty takes the system's"`
+	NATSCert string `json:"nats_cert,omitempty" yaml:"nats-cert" help:"PEM <file> with this process's certificate for NATS"`
+	NATSKey  string `json:"nats_key,omitempty" yaml:"nats-key" help:"PEM <file> with the key of nats-cert"`
+	// NATSInboxPrefix differs for each kind of client, so that clients cannot read each other's
+	// answers; see examples/nats.
+	NATSInboxPrefix string `json:"nats_inbox_prefix,omitempty" yaml:"nats-inbox-prefix" help:"<subject> that begins the subjects of NATS's answers; empty takes _INBOX"`
 }
 
 // Options returns the options of a connection. An error names the wrong setting.

@@ -45,8 +45,7 @@ func SetDefaults(to any) {
 
 var kindOfValue = regexp.MustCompile(`<([^>]*)>`)
 
-// AddFlags makes every setting of a struct a flag, with the setting's value as the default. A struct
-// can add further flags with a method Flags.
+// AddFlags makes every setting of a struct a flag, with the setting's value as the default.
 func AddFlags(fs *flag.FlagSet, to any) {
 	for name, s := range All(to) {
 		if s.Tag.Get("help") == "" {
@@ -81,9 +80,6 @@ func AddFlags(fs *flag.FlagSet, to any) {
 				return err
 			})
 		}
-	}
-	if own, ok := to.(interface{ Flags(fs *flag.FlagSet) }); ok {
-		own.Flags(fs)
 	}
 }
 
