@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell kvroute what is in the KV cache of an engine.
+"""Publish the events of an engine's KV cache to kvroute.
 
     publisher = kvroute.KvEventPublisher(
         name="gpu-1", kv_block_size=16, address="10.0.0.7:8000", models=["llama"])
@@ -9,7 +9,7 @@
     publisher.shutdown()
 
 The class takes the arguments of Dynamo's KvEventPublisher under the same names, and
-says besides where the bus is and whom to register.
+further ones for NATS and for the registration of the worker.
 """
 
 import atexit
@@ -25,7 +25,7 @@ __all__ = ["KvEventPublisher", "PublisherError"]
 
 
 class PublisherError(RuntimeError):
-    """What the library refuses, in its words."""
+    """An error of the library, with its text."""
 
 
 def _load() -> ctypes.CDLL:
@@ -93,21 +93,21 @@ class KvEventPublisher:
 
     Args:
         endpoint: "namespace/component/endpoint", "namespace.component.endpoint", or None for the default.
-        worker_id: number of the worker; None takes one made of name.
+        worker_id: number of the worker; None derives it from name.
         kv_block_size: tokens in a block.
-        dp_rank: the rank that the publish methods mean unless they say another.
+        dp_rank: default rank of the publish methods.
         enable_local_indexer: answer routers that missed events.
         durable: publish into a stream that keeps events.
-        nats_url: where the bus is.
-        name: the worker's name, for people.
+        nats_url: URL of NATS.
+        name: the worker's name.
         address: "ip:port" of its OpenAI endpoint. Registers the worker, and keeps it
             registered until shutdown; then models is required.
         further: nats_creds, nats_nkey, nats_ca, nats_cert, nats_key, nats_inbox_prefix,
             nats_replicas (see the server's account file in examples/nats), set_like, models, lora, role, dp_start, dp_size, total_kv_blocks, max_num_seqs,
             max_num_batched_tokens, model_card, engine, log_level.
 
-    All methods may be called from any thread, and none waits for the bus. PublisherError
-    says what the library refuses, ValueError and TypeError what cannot be passed to it.
+    All methods may be called from any thread, and none waits for NATS. Errors of the library
+    are PublisherError; arguments of a wrong type or length are TypeError or ValueError.
     """
 
     def __init__(
@@ -169,9 +169,9 @@ class KvEventPublisher:
     ) -> int:
         """Publishes that consecutive blocks of one sequence were stored.
 
-        Returns how many were told of. An adapter must have a name: blocks of a lora_id
-        without one are not told of, as another adapter's would be found under them; nor
-        are blocks from the first one on that block_mm_infos says has images or the like.
+        Returns the number of published blocks. Blocks of a lora_id without lora_name are not
+        published: they would match the prompts of other adapters. The first block with objects
+        in block_mm_infos, such as images, and all blocks after it are not published either.
         is_eagle has no effect: the router's prompts have the same blocks without it.
         """
         if lora_id and not lora_name:
@@ -207,13 +207,13 @@ class KvEventPublisher:
         self._check(_lib().kvroute_publisher_cleared(self._handle, self._rank if dp_rank is None else dp_rank, ctypes.byref(failure)), failure)
 
     def set_load(self, running: int = 0, waiting: int = 0, kv_used_blocks: int = 0, kv_utilization: float = 0.0) -> None:
-        """Says how busy the worker is, for its heartbeats."""
+        """Sets the load that the worker's heartbeats contain."""
         failure = ctypes.c_void_p()
         status = _lib().kvroute_publisher_load(self._handle, running, waiting, kv_used_blocks, kv_utilization, ctypes.byref(failure))
         self._check(status, failure)
 
     def shutdown(self) -> None:
-        """Publishes what is pending, takes the registration back and ends. Again is no error."""
+        """Publishes the waiting events, removes the registration and ends. Further calls do nothing."""
         handle, self._handle = self._handle, 0
         if handle:
             failure = ctypes.c_void_p()
@@ -232,4 +232,4 @@ def _end() -> None:
         try:
             publisher.shutdown()
         except PublisherError:
-            pass  # the process ends; there is nobody to tell
+            pass  # the process ends
