@@ -47,8 +47,10 @@ type fakeRouter struct {
 	// mu guards the fields below.
 	decide func(ctx context.Context, req router.Request) (router.Decision, error) // nil for chosen
 	slots  map[string]bool                                                        // true as long as taken
-	calls  []string
-	asked  []router.Request
+	// queries lets requests come without an id; such a one books nothing.
+	queries bool
+	calls   []string
+	asked   []router.Request
 }
 
 func newRouter(t *testing.T) *fakeRouter {
@@ -66,6 +68,12 @@ func newRouter(t *testing.T) *fakeRouter {
 func (r *fakeRouter) BestWorker(ctx context.Context, req router.Request) (router.Decision, error) {
 	r.mu.Lock()
 	decide := r.decide
+	if req.ID == "" && r.queries {
+		r.mu.Unlock()
+		ctx, cancel := limited(ctx, &req)
+		defer cancel()
+		return decide(ctx, req)
+	}
 	_, used := r.slots[req.ID]
 	if req.ID == "" || used {
 		r.t.Errorf("BestWorker called with id %q, used before: %v", req.ID, used)

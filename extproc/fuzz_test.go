@@ -189,6 +189,7 @@ func FuzzSteering(f *testing.F) {
 			}
 		}
 		h := newUnserved(t, conf)
+		h.router.queries = true
 		h.router.will(func(context.Context, router.Request) (router.Decision, error) { return chosen, nil })
 		answers := process(t, h.server, begin(false, filterv3.ProcessingMode_BUFFERED, filterv3.ProcessingMode_NONE, false, pairs...),
 			part(fmt.Sprintf(`{"model":"m","messages":[1],"nvext":%s}`, nvext), true))

@@ -181,9 +181,9 @@ func clip(s string) string {
 	return strings.Clone(s[:most])
 }
 
-// direct reports whether the request's headers may name its worker, and whether its body may. An
-// upper router names a worker in headers; the body's hints were for the upper router. With the name
-// of another group, as in a second choice, the worker belongs to that group.
+// direct reports whether the request's headers may name its worker, and whether its body may do
+// so or query the worker. An upper router uses headers; hints in the body were meant for the upper
+// router. With another group's name, as in a second choice, the worker is one of that group.
 func (s *stream) direct() (headers, body bool) {
 	c, group := &s.server.conf, s.steering.get(headerGroup)
 	return c.AllowDirect && (group == "" || group == c.Group), c.AllowDirect && group == ""

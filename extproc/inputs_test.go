@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -59,6 +60,7 @@ func TestInputs(t *testing.T) {
 		{name: "worker of our group, another in the body", header: []string{"x-dynamo-router-group", "west", "x-dynamo-worker-instance-id", "7"}, body: `"nvext":{"backend_instance_id":8,"dp_rank":1}`, gone: true, direct: ", preferred {7 0}"},
 		{name: "group, a pin in the body", header: []string{"x-dynamo-router-group", "west"}, body: `"nvext":{"backend_instance_id":8}`, gone: true},
 		{name: "group, two pins in the body", header: []string{"x-dynamo-router-group", "west"}, body: `"nvext":{"backend_instance_id":8,"decode_worker_id":9,"prefill_worker_id":7}`, gone: true},
+		{name: "group, a question in the body", header: []string{"x-dynamo-router-group", "west"}, body: `"nvext":{"annotations":["query_instance_id"]}`, gone: true},
 		{name: "group alone", header: []string{"x-dynamo-router-group", "west"}, gone: true},
 		{name: "prefill pin of the same", header: []string{"x-dynamo-worker-instance-id", "7", "x-dynamo-prefill-instance-id", "7"}, gone: true, direct: pinned},
 		{name: "prefill pin of another", header: []string{"x-dynamo-worker-instance-id", "7", "x-dynamo-prefill-instance-id", "8"}, gone: true, direct: "400 no_prefill_worker"},
@@ -246,6 +248,70 @@ func TestSubsetLeavesNobody(t *testing.T) {
 	}
 }
 
+// A request with the annotation query_instance_id receives the name of its worker and goes nowhere,
+// on a listener that lets clients name workers; on others it is a request like all.
+func TestQueryInstanceID(t *testing.T) {
+	const body = `{"model":"m","messages":[1],"nvext":{"annotations":["query_instance_id:"],"agent_hints":{}}}`
+	told := chosen
+	told.Worker.DPRank = 3
+	told.Tokens = &router.Tokens{IDs: []uint32{1, 2}}
+	h := newHarness(t, extproc.Config{AllowDirect: true})
+	h.router.queries = true
+	h.router.will(func(_ context.Context, req router.Request) (router.Decision, error) {
+		if req.ID != "" || !req.WantTokens || req.WantSecond {
+			t.Errorf("asked with id %q, for tokens %v, for a second choice %v", req.ID, req.WantTokens, req.WantSecond)
+		}
+		return told, nil
+	})
+	x := h.Do(chat(body))
+	const want = `{"worker_id":{"decode_worker_id":9223372036854775813,"decode_dp_rank":3,"prefill_worker_id":9223372036854775813,"prefill_dp_rank":3},"overlap_blocks":12,"token_ids":[1,2]}`
+	if x.Refusal == nil || x.Refusal.Status != 200 || x.Refusal.Header["content-type"] != "application/json" || x.Refusal.Body != want {
+		t.Errorf("answered %+v, want %s", x.Refusal, want)
+	}
+	x.End()
+	if n := h.count(t, "kvroute.extproc.queries"); n != 1 || h.router.taken() != 0 {
+		t.Errorf("%d queries counted, %d slots taken; want 1 and none", n, h.router.taken())
+	}
+	// A client can send back the worker that it received, for both parts.
+	var answer struct {
+		Worker json.RawMessage `json:"worker_id"`
+	}
+	if err := json.Unmarshal([]byte(x.Refusal.Body), &answer); err != nil {
+		t.Fatal(err)
+	}
+	back := newHarness(t, extproc.Config{AllowDirect: true})
+	x = back.Do(chat(fmt.Sprintf(`{"model":"m","messages":[1],"nvext":%s}`, answer.Worker)))
+	if got := outcome(back, x); got != ", pin {9223372036854775813 3} any rank: false" {
+		t.Errorf("sent back it is %q", got)
+	}
+	x.End()
+
+	for name, c := range map[string]struct {
+		err  error
+		want string
+	}{
+		"no workers":    {router.ErrNoWorkers, "503 no_worker"},
+		"unknown model": {router.ErrUnknownModel, "404 model_not_found"},
+		"our fault":     {errOther, "503 no_decision"},
+	} {
+		h.router.will(func(context.Context, router.Request) (router.Decision, error) { return router.Decision{}, c.err })
+		x := h.Do(chat(body))
+		if got := outcome(h, x); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+		x.End()
+	}
+
+	for _, conf := range []extproc.Config{{}, {TrustOverrides: true}} {
+		h := newHarness(t, conf)
+		x := h.Do(chat(body))
+		if x.Refusal != nil || x.Header["x-dynamo-worker"] != chosen.Address.String() {
+			t.Errorf("without trust: %+v, header %v", x.Refusal, x.Header)
+		}
+		x.End()
+	}
+}
+
 // Workers that need to be told which rank is meant are: vLLM with one port for all, and
 // Dynamo's fronts. Whatever the client says there.
 func TestRanksAreNamed(t *testing.T) {
@@ -278,4 +344,16 @@ func TestRanksAreNamed(t *testing.T) {
 		}
 		x.End()
 	}
+}
+
+// A query has as long as a decision has.
+func TestQueriesAreBounded(t *testing.T) {
+	h := newHarness(t, extproc.Config{AllowDirect: true, DecisionTimeout: 20 * time.Millisecond})
+	h.router.queries = true
+	h.router.will(until(nil))
+	x := h.Do(chat(`{"model":"m","messages":[1],"nvext":{"annotations":["query_instance_id"]}}`))
+	if got := outcome(h, x); got != "503 no_decision" {
+		t.Errorf("%s, want 503", got)
+	}
+	x.End()
 }

@@ -44,6 +44,7 @@ type metrics struct {
 	bodySize  metric.Int64Histogram
 	forwards  metric.Int64Counter
 	encodings metric.Int64Counter
+	queries   metric.Int64Counter
 	unreached metric.Int64Counter
 
 	kinds [kinds]metric.MeasurementOption // labels, made once since every request needs them
@@ -62,6 +63,7 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 		refusals:  counter("refusals", "{request}", "Requests answered with an error, by status."),
 		strays:    counter("strays", "{message}", "Unexpected messages of Envoy, by message."),
 		forwards:  counter("forwards", "{request}", "Requests whose prompt could be forwarded as token ids, by form and outcome."),
+		queries:   counter("queries", "{request}", "Requests that only queried their worker."),
 		encodings: counter("encodings", "{request}", "Requests with a compressed body, by encoding and outcome."),
 		unreached: counter("unreached", "{request}", "Requests that Envoy could not send to the chosen worker, because it has no endpoint there."),
 	}

@@ -3,6 +3,9 @@
 package extproc
 
 import (
+	"cmp"
+	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -11,6 +14,7 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/router"
 )
 
 // refuse answers the request with an error response.
@@ -50,4 +54,38 @@ func tooLarge(limit int) *openai.Error {
 		Type:    openai.InvalidRequest,
 		Code:    "body_too_large",
 	}
+}
+
+// queried is the answer to a request that only queries its worker, in Dynamo's form: one worker
+// does prefill and decode.
+type queried struct {
+	Worker struct {
+		Decode      uint64 `json:"decode_worker_id"`
+		DecodeRank  uint32 `json:"decode_dp_rank"`
+		Prefill     uint64 `json:"prefill_worker_id"`
+		PrefillRank uint32 `json:"prefill_dp_rank"`
+	} `json:"worker_id"`
+	Overlap int      `json:"overlap_blocks"`
+	Tokens  []uint32 `json:"token_ids,omitempty"` // only exact ones
+}
+
+// query answers a request with the worker that it would get. It books nothing, and the request
+// goes to no worker. The answer shows the fleet and its caches, so it is for trusted listeners.
+func (s *stream) query(ctx context.Context, req router.Request, model string) bool {
+	req.DecisionTimeout = s.server.conf.DecisionTimeout
+	req.ID, req.Owned, req.WantTokens, req.WantSecond = "", false, true, false
+	d, err := s.server.router.BestWorker(ctx, req)
+	if err != nil { // it does not fail open: the client does not want it served
+		return s.refuse(cmp.Or(s.refusal(err, model), openai.NoDecision()))
+	}
+	s.state = refused
+	var a queried
+	a.Worker.Decode, a.Worker.DecodeRank = d.Worker.ID, d.Worker.DPRank
+	a.Worker.Prefill, a.Worker.PrefillRank = d.Worker.ID, d.Worker.DPRank
+	if a.Overlap = d.OverlapBlocks; d.Tokens != nil {
+		a.Tokens = d.Tokens.IDs
+	}
+	body, _ := json.Marshal(a) // numbers always marshal
+	count(s.server.metrics.queries)
+	return s.send(immediate(http.StatusOK, []string{"content-type", "application/json"}, body, "kvroute_query"))
 }

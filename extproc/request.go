@@ -11,6 +11,7 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -45,6 +46,9 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	}
 	if bad := s.steer(&req, fields.NVExt); bad != nil {
 		return s.refuse(bad)
+	}
+	if _, may := s.direct(); may && openai.Queries(fields.NVExt) {
+		return s.query(ctx, req, fields.Model)
 	}
 	starting := s.server.starting()
 	err := s.bestWorker(ctx, &req)

@@ -85,16 +85,18 @@ func TestAddedTokensHonourTheDeadline(t *testing.T) {
 	}
 }
 
-// The NFC of small characters may be large. It takes memory in proportion to the text, or
-// the text is refused.
-func TestNFCIsBounded(t *testing.T) {
-	tok := loadWith(t, map[string]any{"normalizer": map[string]any{"type": "NFC"}})
-	for _, c := range []string{"\ufdfa", "\u3300", "\u0301", "\U0001d160", "한"} {
-		text := []byte(strings.Repeat(c, (3<<20)/len(c)))
-		ctx := &lateContext{context.Background(), 1000}
-		ids := make([]uint32, 0, 5*len(text))
-		if n := allocated(func() { _, _ = tok.Append(ctx, ids, text, false) }); n > 160 {
-			t.Errorf("%+q: %d MiB are allocated", c, n)
+// Normal forms of small characters may be large. They take memory in proportion to the
+// text, or the text is refused.
+func TestNormalFormsAreBounded(t *testing.T) {
+	for _, form := range []string{"NFC", "NFD", "NFKC", "NFKD"} {
+		tok := loadWith(t, map[string]any{"normalizer": map[string]any{"type": form}})
+		for _, c := range []string{"\ufdfa", "\u3300", "\u0301", "\U0001d160", "한"} {
+			text := []byte(strings.Repeat(c, (3<<20)/len(c)))
+			ctx := &lateContext{context.Background(), 1000}
+			ids := make([]uint32, 0, 5*len(text))
+			if n := allocated(func() { _, _ = tok.Append(ctx, ids, text, false) }); n > 160 {
+				t.Errorf("%s of %+q: %d MiB are allocated", form, c, n)
+			}
 		}
 	}
 }

@@ -12,6 +12,11 @@ import (
 	"golang.org/x/text/unicode/rangetable"
 )
 
+// forms maps a normal form's name to the form that decomposes its characters.
+//
+//nolint:gochecknoglobals // a table
+var forms = map[string]norm.Form{"NFC": norm.NFD, "NFD": norm.NFD, "NFKC": norm.NFKD, "NFKD": norm.NFKD}
+
 // old holds the code points of Unicode 9.0. The reference tokenizers compose by
 // the tables of that version: later code points neither compose nor move.
 //
@@ -62,13 +67,14 @@ func compose(a, b rune) rune {
 	return rest
 }
 
-// formWriter writes text in NFC. A starter and the marks behind it are held until the
+// formWriter writes a normal form. A starter and the marks behind it are held until the
 // next starter. x/text does the same, but inserts U+034F after 30 marks.
 type formWriter struct {
-	dst     []byte
-	starter rune     // rest means no starter
-	marks   []uint32 // each with its combining class in the bits from markClass on
-	spare   []uint32
+	dst      []byte
+	composes bool
+	starter  rune     // rest means no starter
+	marks    []uint32 // each with its combining class in the bits from markClass on
+	spare    []uint32
 }
 
 // add takes the next decomposed character.
@@ -78,7 +84,7 @@ func (w *formWriter) add(r rune, class uint8) {
 		return
 	}
 	w.settle()
-	if len(w.marks) == 0 && w.starter != rest {
+	if w.composes && len(w.marks) == 0 && w.starter != rest {
 		if c := compose(w.starter, r); c != rest {
 			w.starter = c
 			return
@@ -105,7 +111,7 @@ func (w *formWriter) settle() {
 		}
 		w.marks, w.spare = w.spare, w.marks
 	}
-	if w.starter == rest {
+	if !w.composes || w.starter == rest {
 		return
 	}
 	kept, last := w.marks[:0], uint32(0)
@@ -140,7 +146,7 @@ func (w *formWriter) write() {
 }
 
 // decomposed adds the parts of the character r, which is s.
-func (w *formWriter) decomposed(r rune, s []byte) {
+func (w *formWriter) decomposed(form norm.Form, r rune, s []byte) {
 	if k := r - hangulBase; 0 <= k && k < hangulCount {
 		w.add(leadBase+k/(vowelCount*trailCount), 0)
 		w.add(vowelBase+k/trailCount%vowelCount, 0)
@@ -153,7 +159,7 @@ func (w *formWriter) decomposed(r rune, s []byte) {
 		w.add(r, 0)
 		return
 	}
-	p := norm.NFD.Properties(s)
+	p := form.Properties(s)
 	d := p.Decomposition()
 	if d == nil {
 		w.add(r, p.CCC())
@@ -161,14 +167,14 @@ func (w *formWriter) decomposed(r rune, s []byte) {
 	}
 	for len(d) > 0 {
 		r, n := utf8.DecodeRune(d)
-		w.add(r, norm.NFD.Properties(d).CCC())
+		w.add(r, form.Properties(d).CCC())
 		d = d[n:]
 	}
 }
 
-// composed returns the NFC of text by the tables of Unicode 9.0.
-func composed(b *budget, text []byte, limit int) ([]byte, error) {
-	w := formWriter{starter: rest}
+// normalForm returns the normal form kind of text by the tables of Unicode 9.0.
+func normalForm(b *budget, text []byte, kind string, limit int) ([]byte, error) {
+	w := formWriter{starter: rest, composes: kind == "NFC" || kind == "NFKC"}
 	next := 0 // where to look at the time
 	for i := 0; i < len(text); {
 		if i >= next {
@@ -183,7 +189,7 @@ func composed(b *budget, text []byte, limit int) ([]byte, error) {
 		last, end := i, i
 		for end < len(text) && end < next {
 			r, n := utf8.DecodeRune(text[end:])
-			if r >= utf8.RuneSelf && plainClasses().of(r) == 0 {
+			if r >= utf8.RuneSelf && (kind != "NFC" || plainClasses().of(r) == 0) {
 				break
 			}
 			last, end = end, end+n
@@ -197,7 +203,7 @@ func composed(b *budget, text []byte, limit int) ([]byte, error) {
 			w.finish()
 			w.dst = append(w.dst, text[last])
 		} else {
-			w.decomposed(r, text[last:last+n])
+			w.decomposed(forms[kind], r, text[last:last+n])
 		}
 		i = last + n
 	}

@@ -184,8 +184,7 @@ func TestBadFiles(t *testing.T) {
 		{"no text in the template", `{"post_processor":{"type":"TemplateProcessing","single":[],"special_tokens":{}},` + model + `}`, "does not have the text", true},
 		{"another text in the template", `{"post_processor":{"type":"TemplateProcessing","single":[{"Sequence":{"id":"B"}}],"special_tokens":{}},` + model + `}`, "more than the text", true},
 		{"added tokens that overlap", `{"added_tokens":[{"id":3,"content":"<m>","rstrip":true},{"id":4,"content":"\n"}],` + model + `}`, `added_tokens: "<m>" takes white space behind it along, "\n" begins with some`, true},
-		{"the first character is dropped", `{"normalizer":{"type":"Replace","pattern":{"String":"a"},"content":""},"pre_tokenizer":{"type":"Metaspace","replacement":"▁","prepend_scheme":"first"},` + model + `}`, "behind a normalizer Replace", true},
-		{"another normal form", `{"normalizer":{"type":"NFKC"},` + model + `}`, `cannot do "NFKC" exactly`, true},
+		{"the first character is dropped", `{"normalizer":{"type":"Strip","strip_left":true,"strip_right":false},"pre_tokenizer":{"type":"Metaspace","replacement":"▁","prepend_scheme":"first"},` + model + `}`, "behind a normalizer Strip", true},
 		{"unk", `{"model":{"unk_token":"<unk>","vocab":{"a":0},"merges":[]}}`, "<unk>", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -288,7 +287,7 @@ func TestHostileTexts(t *testing.T) {
 			for _, s := range []string{"a", "'", "\u0301", " ", "\n ", "<|im_st", "<", "中", "1", "▁", "\xff", "aB", "😀"} {
 				text := bytes.Repeat([]byte(s), size/len(s))
 				ids, err := tok.Append(context.Background(), nil, text, false)
-				gone := strings.TrimSpace(s) == "" || name == "bytelevel-gaps"
+				gone := strings.TrimSpace(s) == "" || name == "bytelevel-gaps" || name == "norm-nfkd-lower" && s == "\u0301"
 				if err != nil || utf8.Valid(text) && len(ids) == 0 && !gone {
 					t.Errorf("%q: %d ids, %v", s, len(ids), err)
 				}

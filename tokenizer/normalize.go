@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
@@ -14,9 +15,10 @@ import (
 
 // normalizer rewrites a stretch of text between two added tokens.
 type normalizer struct {
-	kind     string // the type's name in the file: NFC, Prepend or Replace
-	from, to string
-	regex    *regex // Replace with a regular expression
+	kind        string // the type's name in the file: NFC, Prepend, Replace, …
+	from, to    string
+	regex       *regex // Replace with a regular expression
+	left, right bool   // Strip
 }
 
 // rewrite returns the normal form of text, which may be text itself. A form of more than limit
@@ -30,6 +32,22 @@ func (n *normalizer) rewrite(b *budget, text []byte, limit int) (out []byte, err
 	}
 	out = text
 	switch n.kind {
+	case "Lowercase":
+		out, err = eachRune(b, text, limit, appendLower)
+	case "StripAccents":
+		out, err = eachRune(b, text, limit, func(dst []byte, r rune) []byte {
+			if accentClasses().of(r) != 0 {
+				return dst
+			}
+			return utf8.AppendRune(dst, r)
+		})
+	case "Strip":
+		if n.left {
+			out = bytes.TrimLeftFunc(out, unicode.IsSpace)
+		}
+		if n.right {
+			out = bytes.TrimRightFunc(out, unicode.IsSpace)
+		}
 	case "Prepend":
 		if len(n.to)+len(text) > limit {
 			return nil, errGrown
@@ -37,9 +55,9 @@ func (n *normalizer) rewrite(b *budget, text []byte, limit int) (out []byte, err
 		out = append([]byte(n.to), text...)
 	case "Replace":
 		out, err = n.replace(b, text, limit)
-	case "NFC":
-		if !isNFC(text) {
-			out, err = composed(b, text, limit)
+	default:
+		if n.kind != "NFC" || !isNFC(text) {
+			out, err = normalForm(b, text, n.kind, limit)
 		}
 	}
 	if err == nil && len(out) > limit {
@@ -68,6 +86,40 @@ func (n *normalizer) replace(b *budget, text []byte, limit int) ([]byte, error) 
 		}
 	}
 	return append(out, text[at:]...), nil
+}
+
+// eachRune rewrites text character by character. Bytes that are no character stay.
+func eachRune(b *budget, text []byte, limit int, f func(dst []byte, r rune) []byte) (out []byte, err error) {
+	next := 0 // where to look at the time
+	for i := 0; i < len(text); {
+		if i >= next {
+			if next += rewriteStep; b.spend(rewriteStep) {
+				return nil, b.err
+			}
+			if len(out) > limit {
+				return nil, errGrown
+			}
+		}
+		r, size := utf8.DecodeRune(text[i:])
+		if r == utf8.RuneError && size == 1 {
+			out = append(out, text[i])
+		} else {
+			out = f(out, r)
+		}
+		i += size
+	}
+	return out, nil
+}
+
+// appendLower appends the lower case of one character. Sigma has one form everywhere.
+func appendLower(dst []byte, r rune) []byte {
+	if r == 'İ' {
+		return append(dst, "i\u0307"...)
+	}
+	if to, ok := newLower[r]; ok {
+		return utf8.AppendRune(dst, to)
+	}
+	return utf8.AppendRune(dst, unicode.ToLower(r))
 }
 
 // isNFC reports whether text is in NFC. If it is by current tables, it is by those of Unicode 9.0:
@@ -111,6 +163,8 @@ func readNormalizers(s section) ([]normalizer, error) {
 		Prepend     string            `json:"prepend"`
 		Pattern     pattern           `json:"pattern"`
 		Content     string            `json:"content"`
+		Left        *bool             `json:"strip_left"`
+		Right       *bool             `json:"strip_right"`
 	}
 	if err := s.unmarshal(&c); err != nil {
 		return nil, fmt.Errorf("normalizer: %w", err)
@@ -133,8 +187,13 @@ func readNormalizers(s section) ([]normalizer, error) {
 			}
 		}
 		return all, nil
-	case "NFC":
+	case "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents":
 		return []normalizer{{kind: c.Type}}, nil
+	case "Strip":
+		if c.Left == nil || c.Right == nil {
+			return nil, fmt.Errorf("normalizer: Strip without strip_left and strip_right")
+		}
+		return []normalizer{{kind: c.Type, left: *c.Left, right: *c.Right}}, nil
 	case "Prepend":
 		return []normalizer{{kind: c.Type, to: c.Prepend}}, nil
 	case "Replace":
@@ -149,14 +208,16 @@ func readNormalizers(s section) ([]normalizer, error) {
 		}
 		return []normalizer{n}, nil
 	}
-	return nil, fmt.Errorf("normalizer: cannot do %q exactly; known are NFC, Prepend, Replace, Sequence", c.Type)
+	return nil, fmt.Errorf("normalizer: cannot do %q exactly; known are NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, Sequence", c.Type)
 }
 
 // keepFirst returns an error if a step may drop the first character: the reference then does not treat
 // the following text as the start.
 func keepFirst(steps []normalizer) error {
 	for _, n := range steps {
-		if n.kind == "Replace" && (n.regex != nil || n.to == "" || utf8.RuneCountInString(n.from) > 1) {
+		drops := n.kind == "StripAccents" || n.kind == "Strip" && n.left ||
+			n.kind == "Replace" && (n.regex != nil || n.to == "" || utf8.RuneCountInString(n.from) > 1)
+		if drops {
 			return fmt.Errorf("pre_tokenizer: prepend_scheme first behind a normalizer %s that may drop the first character", n.kind)
 		}
 	}

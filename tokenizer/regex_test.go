@@ -190,11 +190,11 @@ func (c *looks) Err() error {
 	return nil
 }
 
-// Splitting a large stretch looks at the context, too, not only what
-// comes behind it: nothing of this text is left for that.
+// Rewriting and parting a large stretch look at the context, too, not only what
+// comes behind them: nothing of these texts is left for that.
 func TestTimeWithinALargeStretch(t *testing.T) {
 	const size, every = 2 << 20, 64 << 10
-	for name, char := range map[string]string{"punctuation": "e"} {
+	for name, char := range map[string]string{"norm-nfkd-lower": "\u0301", "punctuation": "e"} {
 		tok := golden(t, name)
 		text := bytes.Repeat([]byte(char), size/len(char))
 		ctx := &looks{Context: context.Background()}

@@ -51,12 +51,13 @@ type classTable struct {
 
 // The bits of tables that one step or expression needs.
 const (
-	classHan   = classMark   // hanClasses: \p{Han}
-	classSign  = classPunct  // signClasses: what Punctuation takes for a sign
-	classKana  = classLetter // kanaClasses: Chinese characters and kana
-	classWord  = classLetter // wordClasses: \w
-	classBloom = classLetter // bloomClasses: what BLOOM's runs consist of
-	classPlain = classLetter // plainClasses: what NFC leaves as it is, whatever stands beside it
+	classHan    = classMark   // hanClasses: \p{Han}
+	classSign   = classPunct  // signClasses: what Punctuation takes for a sign
+	classKana   = classLetter // kanaClasses: Chinese characters and kana
+	classWord   = classLetter // wordClasses: \w
+	classBloom  = classLetter // bloomClasses: what BLOOM's runs consist of
+	classPlain  = classLetter // plainClasses: what NFC leaves as it is, whatever stands beside it
+	classAccent = classLetter // accentClasses: what StripAccents removes
 )
 
 //nolint:gochecknoglobals // tables
@@ -97,6 +98,7 @@ var (
 		{lo: 0x3000, hi: 0x3029}, {lo: 0x3030, hi: 0x3098}, {lo: 0x30a0, hi: 0x312f}, // kana
 		{lo: 0xac00, hi: 0xd7a3}, {lo: 0xff01, hi: 0xff60}, // Hangul syllables, wide forms
 	}, classPlain))
+	accentClasses = newClasses(only(accentRanges[:], classAccent))
 )
 
 // only gives the code points in ranges a class, and no other code point any.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/router"
@@ -49,6 +50,16 @@ func ParsePins(nvext []byte) (Pins, *Error) {
 		return new(uint64(*n))
 	}
 	return Pins{Worker: raw.Decode, Rank: wide(raw.Rank), Prefill: raw.Prefill, PrefillRank: wide(raw.PrefillRank)}, nil
+}
+
+// Queries reports whether nvext has the annotation query_instance_id, alone or with a value behind
+// a colon: the client wants to know the worker, and no response.
+func Queries(nvext []byte) (queries bool) {
+	value(nvext).member("annotations").each(func(a value) {
+		name, _, _ := strings.Cut(a.textOr(""), ":")
+		queries = queries || name == "query_instance_id"
+	})
+	return queries
 }
 
 // maxHint bounds the numbers of hints, far above any useful one.

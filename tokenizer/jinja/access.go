@@ -58,7 +58,10 @@ func (r *renderer) attr(v Value, name string, m *methods) Value {
 			return x
 		}
 	case kindFunc, kindRange:
-		panic(errorf(Unsupported, "the attribute '%s' of a %s", name, v.typeName()))
+		if name != "fromkeys" || v != r.t.library.globals["dict"] {
+			panic(errorf(Unsupported, "the attribute '%s' of a %s", name, v.typeName()))
+		}
+		b = m.ofDict
 	}
 	switch b {
 	case nil:

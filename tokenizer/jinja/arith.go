@@ -75,37 +75,6 @@ func (r *renderer) arithmetic(op string, a, b Value) Value {
 	return integers(op, a, b)
 }
 
-// percent is the operator % of a string, with the fields %s and %% only.
-func (r *renderer) percent(format, v Value) Value {
-	values := []Value{v}
-	if v.kind == kindTuple {
-		values = v.Items()
-	}
-	start := len(r.out)
-	for rest := format.str; ; {
-		text, field, found := strings.Cut(rest, "%")
-		if r.write(String(text)); !found {
-			break
-		}
-		switch {
-		case format.kind == kindSafe || !strings.HasPrefix(field, "%") && !strings.HasPrefix(field, "s"):
-			panic(errorf(Unsupported, "the format %%%.20s", field))
-		case field[0] == '%':
-			r.write(String("%"))
-		case len(values) == 0:
-			panic(errorf(TypeError, "not enough arguments for format string"))
-		default:
-			r.write(values[0])
-			values = values[1:]
-		}
-		rest = field[1:]
-	}
-	if len(values) > 0 && v.kind != kindDict && v.kind != kindList && v.kind != kindRange {
-		panic(errorf(TypeError, "not all arguments converted during string formatting"))
-	}
-	return String(r.cut(start))
-}
-
 func (r *renderer) repeated(v Value, n int64) Value {
 	n = max(n, 0)
 	items := v.Items()

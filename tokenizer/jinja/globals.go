@@ -33,7 +33,7 @@ func globals() map[string]Value {
 	return all
 }
 
-// dictOf is Python's dict: of a dictionary, and keywords.
+// dictOf is Python's dict: of a dictionary or pairs, and keywords.
 func (r *renderer) dictOf(a args) *Dict {
 	d := NewDict(len(a.names))
 	positional := a.positional()
@@ -41,13 +41,17 @@ func (r *renderer) dictOf(a args) *Dict {
 		panic(errorf(TypeError, "dict expected at most 1 argument, got %d", len(positional)))
 	}
 	for _, from := range positional {
-		of := from.Dict()
-		if of == nil {
-			panic(errorf(Unsupported, "dict() of another value than a dictionary"))
+		pairs := r.iterate(from)
+		if of := from.Dict(); of != nil {
+			pairs = r.pairs(of)
 		}
-		r.listed(3 * of.Len())
-		for i, key := range of.keys {
-			r.setKey(d, key, of.values[i])
+		r.listed(3 * len(pairs))
+		for i, it := range pairs {
+			pair := r.iterate(it)
+			if len(pair) != 2 {
+				panic(errorf(ValueError, "dictionary update sequence element #%d has length %d; 2 is required", i, len(pair)))
+			}
+			r.setKey(d, pair[0], pair[1])
 		}
 	}
 	r.listed(3 * len(a.names))

@@ -40,7 +40,7 @@ func (m *methods) of(v Value) *builtin {
 const (
 	changesOfDict       = "update pop popitem setdefault clear"
 	changesOfList       = "append extend insert pop remove clear sort reverse"
-	unsupportedOfString = "casefold center encode escape expandtabs format format_map isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper ljust maketrans partition rindex rjust rpartition striptags swapcase translate unescape zfill"
+	unsupportedOfString = "casefold center encode escape expandtabs format format_map isalnum isalpha isascii isdecimal isidentifier islower isnumeric isprintable isspace istitle isupper ljust maketrans partition rindex rjust rpartition striptags swapcase translate unescape zfill"
 )
 
 //nolint:gochecknoglobals // a constant
@@ -74,7 +74,15 @@ func allMethods() map[string]*methods {
 		}
 		return a.or(1, None())
 	})
-	named("fromkeys").ofDict = unsupported("the method", "fromkeys")
+	named("fromkeys").ofDict = define("_! _", func(r *renderer, _ Value, a args) Value {
+		keys := r.iterate(a.values[0])
+		r.listed(3 * len(keys))
+		d := &Dict{}
+		for _, k := range keys {
+			r.setKey(d, k, a.or(1, None()))
+		}
+		return FromDict(d)
+	})
 	named("keys").ofDict = define("", func(r *renderer, v Value, _ args) Value { return r.view("dict_keys", v.ref.(*Dict).keys) })
 	named("values").ofDict = define("", func(r *renderer, v Value, _ args) Value { return r.view("dict_values", v.ref.(*Dict).values) })
 	named("items").ofDict = define("", func(r *renderer, v Value, _ args) Value { return r.view("dict_items", r.pairs(v.ref.(*Dict))) })
@@ -120,6 +128,7 @@ func stringMethods() map[string]*builtin {
 			r.scanned(len(v.str))
 			return Int(int64(strings.Count(v.str, a.text(0))))
 		}),
+		"isdigit": define("", func(r *renderer, v Value, _ args) Value { return Bool(r.isDigits(v.str)) }),
 	}
 	for name, f := range map[string]func(string) string{"upper": upper, "lower": lower, "capitalize": capitalized, "title": titled} {
 		all[name] = define("", func(r *renderer, v Value, _ args) Value { return r.changed(v, f) })
