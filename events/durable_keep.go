@@ -58,17 +58,11 @@ func (d *Durable) keep(ctx context.Context, o *opened) error {
 }
 
 // probe finds out whether JetStream stores events. A replica that only reads does not notice a
-// full store, or a full stream that refuses new messages.
+// full store.
 func (d *Durable) probe(ctx context.Context, o *opened) {
 	err := d.limited(ctx, func(ctx context.Context) error {
-		if _, err := o.locks.Put(ctx, keyProbe, []byte(d.instance)); err != nil {
-			return err
-		}
-		info, err := o.stream.Info(ctx, jetstream.WithSubjectFilter(o.subject))
-		if err != nil {
-			return nil //nolint:nilerr // look reports what is wrong with the stream
-		}
-		return fullStream(info, o.subject)
+		_, err := o.locks.Put(ctx, keyProbe, []byte(d.instance))
+		return err
 	})
 	switch {
 	case ctx.Err() != nil || !d.sub.nc.IsConnected():
@@ -94,30 +88,6 @@ func (d *Durable) probe(ctx context.Context, o *opened) {
 		d.lastAudit = now
 		d.sub.audit("JetStream does not store events")
 	}
-}
-
-// largestMessage is above the size of a publisher's messages.
-const largestMessage = 1 << 20
-
-// fullStream returns an error if a stream that refuses new messages at its limits has
-// reached one. The limit of bytes counts as reached when there is no room for the largest
-// message, or for a tenth of the limit if that is less.
-func fullStream(info *jetstream.StreamInfo, subject string) error {
-	c, s := &info.Config, &info.State
-	full := func(limit string, value int64) error {
-		return fmt.Errorf("stream %s has reached its %s of %d, and its discard policy refuses new messages: raise the limit, or set the policy to old", c.Name, limit, value)
-	}
-	switch {
-	case c.Discard != jetstream.DiscardNew:
-		return nil
-	case c.MaxMsgs > 0 && s.Msgs >= uint64(c.MaxMsgs):
-		return full("max_msgs", c.MaxMsgs)
-	case c.MaxBytes > 0 && int64(s.Bytes)+min(largestMessage, c.MaxBytes/10) > c.MaxBytes:
-		return full("max_bytes", c.MaxBytes)
-	case c.DiscardNewPerSubject && c.MaxMsgsPerSubject > 0 && s.Subjects[subject] >= uint64(c.MaxMsgsPerSubject):
-		return full("max_msgs_per_subject", c.MaxMsgsPerSubject)
-	}
-	return nil
 }
 
 // The work that may be due.
