@@ -4,6 +4,7 @@ package events
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -158,23 +159,18 @@ func DecodeEvents(data []byte) (evs []RouterEvent, bad int, err error) {
 }
 
 func decodeEvent(data []byte) (r RouterEvent, err error) {
-	hasEvent := false
 	var hasID, hasData bool
 	_, err = msgpack.WalkFields(data, func(key, data []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "worker_id":
 			r.WorkerID, rest, err = msgpack.UintRest(data)
 		case "storage_tier":
-			var value []byte
-			if value, rest, err = msgpack.Cut(data); err == nil {
-				r.Event.Tier, err = readTier(value)
-			}
+			r.Event.Tier, rest, err = readTier(data)
 		case "residency_domain":
 			var domain []byte
 			domain, rest, err = msgp.ReadStringZC(data)
 			r.Foreign = string(domain) != "worker"
 		case "event":
-			hasEvent = true
 			rest, err = msgpack.WalkFields(data, func(key, data []byte) (rest []byte, err error) {
 				switch string(key) {
 				case "event_id":
@@ -198,11 +194,7 @@ func decodeEvent(data []byte) (r RouterEvent, err error) {
 		}
 		return rest, err
 	})
-	switch {
-	case err != nil:
-	case !hasEvent:
-		err = fmt.Errorf("%w: no event", msgpack.ErrShape)
-	case !hasID || !hasData:
+	if err == nil && !(hasID && hasData) {
 		err = fmt.Errorf("%w: no event_id or no data", msgpack.ErrShape)
 	}
 	return r, err
@@ -336,15 +328,14 @@ func decodeRemoved(data []byte, ev *indexer.Event) error {
 	return err
 }
 
-func readTier(data []byte) (indexer.Tier, error) {
-	name, _, err := msgp.ReadStringBytes(data)
+func readTier(data []byte) (t indexer.Tier, rest []byte, err error) {
+	name, rest, err := msgp.ReadStringZC(data)
 	if err != nil {
-		return 0, err
+		return 0, rest, err
 	}
-	for t, known := range tiers {
-		if name == known {
-			return indexer.Tier(t), nil
-		}
+	at := slices.Index(tiers[:], string(name))
+	if at < 0 {
+		return 0, rest, fmt.Errorf("%w: storage tier %q", msgpack.ErrShape, name[:min(len(name), 32)])
 	}
-	return 0, fmt.Errorf("%w: storage tier %q", msgpack.ErrShape, name[:min(len(name), 32)])
+	return indexer.Tier(at), rest, nil
 }

@@ -135,29 +135,19 @@ func (d *Durable) look(ctx context.Context, o *opened) (todo due, err error) {
 		}
 		start := max(h.LastSeq, e.start(o.created))
 		messages := int(info.State.Subjects[o.subject])
-		threshold := d.conf.SnapshotThreshold
-		purgeable := h.PreviousSeq >= info.State.FirstSeq
+		many, news := messages > d.conf.SnapshotThreshold, at.seq > h.LastSeq
+		age := time.Since(info.Created)
+		if h.Object != "" {
+			age = time.Since(time.UnixMilli(h.CreatedMS))
+		}
 		switch {
-		case d.wanted.Load() && (at.seq > h.LastSeq || h.Object == "" || inherited && !h.Inherited):
+		case d.wanted.Load() && (news || h.Object == "" || inherited && !h.Inherited),
+			news && many && (at.seq-start)*2 > uint64(d.conf.SnapshotThreshold),
+			news && info.State.FirstSeq > start+1, // the stream no longer begins at the end of the snapshot
+			news && age >= d.timing.snapshotAge && (h.Object != "" || messages > 0):
 			todo = snapshotDue
-		case at.seq <= h.LastSeq:
-			if messages > threshold && purgeable {
-				todo = purgeDue
-			}
-		case messages > threshold && (at.seq-start)*2 > uint64(threshold):
-			todo = snapshotDue
-		case messages > threshold && purgeable:
-			// The snapshot is new; a consumer has not got all that it contains.
+		case many && h.PreviousSeq >= info.State.FirstSeq: // a consumer had not got all messages
 			todo = purgeDue
-		case info.State.FirstSeq > start+1:
-			// The stream no longer begins at the end of the snapshot.
-			todo = snapshotDue
-		case h.Object == "":
-			if messages > 0 && time.Since(info.Created) >= d.timing.snapshotAge {
-				todo = snapshotDue
-			}
-		case time.Since(time.UnixMilli(h.CreatedMS)) >= d.timing.snapshotAge:
-			todo = snapshotDue
 		}
 		return nil
 	})

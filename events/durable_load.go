@@ -148,15 +148,10 @@ func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err err
 			return nil
 		}
 		d.review.Store(true)
-		others := 0
-		for subject := range info.State.Subjects {
-			if subject != o.subject {
-				others++
-			}
-		}
+		delete(info.State.Subjects, o.subject)
 		at := []any{"position", position.seq, "first", info.State.FirstSeq}
 		switch {
-		case others > 0:
+		case len(info.State.Subjects) > 0:
 			d.conf.Log.Info("the stream begins behind the position; what is gone may be of other endpoints", at...)
 		case position.seq == 0:
 			d.lost.Store(true)
