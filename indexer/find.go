@@ -31,9 +31,6 @@ func (x *Index) hash(n int, external func(int) uint64) {
 // processor's cache: all buckets at once, then all cells and their nodes. Blocks that are
 // removed together need not lie together in memory.
 func (x *Index) touchRemoved() {
-	if len(x.hashes) == 1 {
-		return // the search itself is as fast
-	}
 	x.table.touch(len(x.hashes), func(i int) uint64 { return x.hashes[i] })
 	if len(x.hashes) < 4 {
 		return

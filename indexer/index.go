@@ -272,8 +272,7 @@ func (x *Index) storeLocked(owner int32, ev *Event) (out Outcome) {
 			}
 			if room <= 0 || x.crowded(to-i) {
 				out.Refused += len(ev.Blocks) - i
-				to = len(ev.Blocks)
-				i = to
+				i, to = len(ev.Blocks), len(ev.Blocks)
 				break
 			}
 			n := min(room, to-i)
@@ -302,7 +301,7 @@ func (x *Index) removeLocked(owner int32, externals []uint64) (out Outcome) {
 	x.hash(len(externals), func(i int) uint64 { return externals[i] })
 	k := x.lastRemoved(owner, h, externals)
 	near := k.column != nil
-	if !near {
+	if !near && len(externals) > 1 { // for one hash the search itself is as fast
 		x.touchRemoved()
 	}
 	x.known, x.view = x.known[:0], view{}
