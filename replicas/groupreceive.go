@@ -43,7 +43,7 @@ type Groups struct {
 
 	mu sync.Mutex
 	// mu guards the fields below.
-	groups  map[string]*heardGroup
+	groups  map[string]*followedGroup
 	unknown map[string]bool // unknown groups that are in the log
 }
 
@@ -84,8 +84,8 @@ const (
 	groupClock = 5
 )
 
-// heardGroup is a configured group.
-type heardGroup struct {
+// followedGroup is a configured group.
+type followedGroup struct {
 	Group
 	feeds     map[string]*groupFeed // by model
 	requested time.Time             // the last request for a full summary
@@ -96,7 +96,7 @@ type heardGroup struct {
 type groupFeed struct {
 	model     string
 	blockSize int
-	heard     time.Time // the last message of the followed replica
+	latest    time.Time // the last message of the followed replica
 	interval  time.Duration
 
 	router      uint64 // the followed replica
@@ -148,13 +148,13 @@ func (g *Groups) Replace(groups []Group) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	before := g.groups
-	g.groups = make(map[string]*heardGroup, len(groups))
+	g.groups = make(map[string]*followedGroup, len(groups))
 	for _, c := range groups {
-		h := &heardGroup{Group: c, feeds: make(map[string]*groupFeed)}
+		h := &followedGroup{Group: c, feeds: make(map[string]*groupFeed)}
 		if old := before[c.Name]; old != nil {
 			h.requested, h.fresh = old.requested, old.fresh
 			maps.Copy(h.feeds, old.feeds)
-			maps.DeleteFunc(h.feeds, func(model string, f *groupFeed) bool { return f.heard.IsZero() && !slices.Contains(c.Models, model) })
+			maps.DeleteFunc(h.feeds, func(model string, f *groupFeed) bool { return f.latest.IsZero() && !slices.Contains(c.Models, model) })
 		}
 		for _, model := range c.Models {
 			if h.feeds[model] == nil {
@@ -252,7 +252,7 @@ func (g *Groups) unknownLocked(group string) {
 
 // feedLocked returns the feed of a summary, and makes it if the model or its block size is
 // new. It returns nil if the summary does not count.
-func (g *Groups) feedLocked(now time.Time, h *heardGroup, s *summary) *groupFeed {
+func (g *Groups) feedLocked(now time.Time, h *followedGroup, s *summary) *groupFeed {
 	before := h.feeds[s.Model]
 	switch {
 	case before == nil && len(h.feeds) >= maxGroupModels:
@@ -260,7 +260,7 @@ func (g *Groups) feedLocked(now time.Time, h *heardGroup, s *summary) *groupFeed
 		return nil
 	case before != nil && before.blockSize == s.BlockSize:
 		return before
-	case before != nil && before.blockSize != 0 && before.heardWithin(now, groupSilent):
+	case before != nil && before.blockSize != 0 && before.recent(now, groupSilent):
 		g.events.count("block_size")
 		return nil
 	}
@@ -278,9 +278,9 @@ func (g *Groups) feedLocked(now time.Time, h *heardGroup, s *summary) *groupFeed
 	return f
 }
 
-// heardWithin reports whether the last message is at most this number of intervals old.
-func (f *groupFeed) heardWithin(now time.Time, intervals int) bool {
-	return !f.heard.IsZero() && now.Sub(f.heard) <= time.Duration(intervals)*f.interval
+// recent reports whether the last message is at most this number of intervals old.
+func (f *groupFeed) recent(now time.Time, intervals int) bool {
+	return !f.latest.IsZero() && now.Sub(f.latest) <= time.Duration(intervals)*f.interval
 }
 
 // take handles a message of the feed. The outcome is the message's kind, or why its content
@@ -300,7 +300,7 @@ func (f *groupFeed) take(now time.Time, s *summary) (outcome string, filter *ind
 		return "repeated", nil
 	}
 	missing := s.Seq > f.next
-	f.heard, f.interval, f.next = now, s.interval(), s.Seq+1
+	f.latest, f.interval, f.next = now, s.interval(), s.Seq+1
 	if f.broken {
 		return "behind_hole", nil
 	}
@@ -318,7 +318,7 @@ func (f *groupFeed) take(now time.Time, s *summary) (outcome string, filter *ind
 // followed replica is missing, any epoch is followed from its first message on.
 func (f *groupFeed) follows(now time.Time, s *summary) bool {
 	switch {
-	case !f.heardWithin(now, groupSilent):
+	case !f.recent(now, groupSilent):
 		return true
 	case s.Router == f.router:
 		return s.Epoch > f.epoch
@@ -346,7 +346,7 @@ func (f *groupFeed) content(s *summary) (filter *indexer.Filter, broken bool) {
 }
 
 // requestLocked requests a full summary of a group.
-func (g *Groups) requestLocked(now time.Time, h *heardGroup) {
+func (g *Groups) requestLocked(now time.Time, h *followedGroup) {
 	if now.Sub(h.requested) < groupAskEvery || !g.link.connected() {
 		return
 	}
@@ -367,9 +367,9 @@ func (g *Groups) tick() {
 	for _, h := range g.groups {
 		fresh, missing, models := false, len(h.feeds) == 0, len(h.feeds)
 		for model, f := range h.feeds {
-			missing = missing || f.broken || f.heard.IsZero()
-			fresh = fresh || f.heardWithin(now, groupStale)
-			if now.Sub(f.heard) > groupForget && !slices.Contains(h.Models, model) {
+			missing = missing || f.broken || f.latest.IsZero()
+			fresh = fresh || f.recent(now, groupStale)
+			if now.Sub(f.latest) > groupForget && !slices.Contains(h.Models, model) {
 				delete(h.feeds, model)
 			}
 		}
@@ -396,8 +396,8 @@ func (g *Groups) observeAges(o observe) {
 	defer g.mu.Unlock()
 	for _, h := range g.groups {
 		for _, f := range h.feeds {
-			if !f.heard.IsZero() {
-				o(now.Sub(f.heard).Seconds(), "group", h.Name, "model", f.model)
+			if !f.latest.IsZero() {
+				o(now.Sub(f.latest).Seconds(), "group", h.Name, "model", f.model)
 			}
 		}
 	}
@@ -414,9 +414,9 @@ func (g *Groups) observeStates(o observe) {
 		}
 		for _, f := range h.feeds {
 			switch {
-			case f.heardWithin(now, groupStale):
+			case f.recent(now, groupStale):
 				fresh++
-			case f.heard.IsZero():
+			case f.latest.IsZero():
 				missing++
 			default:
 				stale++

@@ -23,8 +23,6 @@ type Presence struct {
 	RouterID  uint64 `json:"router_id"`
 	StartedMS int64  `json:"started_ms"`
 	Version   string `json:"version,omitempty"`
-	// WantsEvents is true if it reads the workers' events. It is information only.
-	WantsEvents bool `json:"wants_events"`
 	// Replica is its name, the same after a restart. Group is the name of its router group.
 	Replica string `json:"replica,omitempty"`
 	Group   string `json:"group,omitempty"`

@@ -29,7 +29,7 @@ func TestPresence(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop := natstest.Run(t, func(ctx context.Context) error {
-		return replicas.AnnouncePresence(ctx, nc, wire.Scope{Endpoint: "e"}, replicas.Presence{RouterID: 1<<53 - 1, StartedMS: 5, Version: "v", WantsEvents: true})
+		return replicas.AnnouncePresence(ctx, nc, wire.Scope{Endpoint: "e"}, replicas.Presence{RouterID: 1<<53 - 1, StartedMS: 5, Version: "v"})
 	})
 	begin := time.Now()
 	for range 2 {
@@ -37,7 +37,7 @@ func TestPresence(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := string(m.Data), `{"router_id":9007199254740991,"started_ms":5,"version":"v","wants_events":true}`; got != want {
+		if got, want := string(m.Data), `{"router_id":9007199254740991,"started_ms":5,"version":"v"}`; got != want {
 			t.Errorf("said %s, want %s", got, want)
 		}
 	}

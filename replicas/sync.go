@@ -61,12 +61,12 @@ type Sync struct {
 	// Subjects: of changes, session bindings, presences, and of lists for this replica.
 	topic, sessionTopic, presence, lists string
 
-	own      ownRequests
-	sessions chan router.SessionBinding // to publish
-	listened atomic.Int64               // when another router was last there, in ns since 1970
-	announce chan struct{}              // holds a token if this replica must publish its presence now
-	workers  workerChanges
-	status   atomic.Pointer[syncStatus] // as of the last tick
+	own        ownRequests
+	sessions   chan router.SessionBinding // to publish
+	othersSeen atomic.Int64               // when another router was last there, in ns since 1970
+	announce   chan struct{}              // holds a token if this replica must publish its presence now
+	workers    workerChanges
+	status     atomic.Pointer[syncStatus] // as of the last tick
 }
 
 // syncStatus is what a replica holds of the others.
@@ -218,7 +218,7 @@ func (s *Sync) listRequests(id uint64) string { return s.conf.Scope.Own("sync", 
 
 // alone reports whether no other router was present for some time. Then nothing is sent.
 func (s *Sync) alone() bool {
-	return s.conf.Now().UnixNano()-s.listened.Load() > int64(syncQuietAfter)
+	return s.conf.Now().UnixNano()-s.othersSeen.Load() > int64(syncQuietAfter)
 }
 
 // workerChanges are the workers that the router added or dropped since the last take.

@@ -55,7 +55,7 @@ func TestBindingsAreBounded(t *testing.T) {
 	if n := tell(); n != 0 {
 		t.Errorf("%d wait, though there is no other replica", n)
 	}
-	s.listened.Store(s.conf.Now().UnixNano())
+	s.othersSeen.Store(s.conf.Now().UnixNano())
 	if n := tell(); n != syncSessions {
 		t.Errorf("%d wait, want %d", n, syncSessions)
 	}

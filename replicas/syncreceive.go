@@ -160,7 +160,7 @@ func (r *receiver) join(now time.Time, p *Presence) *peer {
 	delete(r.dynamo, from.id)
 	r.conf.Remove(from.id)
 	r.peers[from.id] = from
-	r.listened.Store(now.UnixNano())
+	r.othersSeen.Store(now.UnixNano())
 	signal(r.announce)
 	r.conf.Log.Info("a router replica has come", "replica", clip(p.Replica), "id", from.id, "active_requests", p.ActiveRequests)
 	if p.ActiveRequests > 0 {
@@ -292,7 +292,7 @@ func (r *receiver) applyOther(now time.Time, e *syncEvent) {
 		r.metrics.news.count("too_many")
 	default:
 		r.dynamo[e.router] = now
-		r.listened.Store(now.UnixNano())
+		r.othersSeen.Store(now.UnixNano())
 		e.Expires = true
 		if !r.conf.Apply(e.router, e.Change) {
 			r.metrics.news.count("unknown")
@@ -378,7 +378,7 @@ func (r *receiver) replace(from *peer, list map[string]syncEvent) {
 // tick does what depends on time. All messages that came before have been handled.
 func (r *receiver) tick() {
 	now := r.conf.Now()
-	if !r.hears(now) {
+	if !r.checkConnection(now) {
 		return
 	}
 	known, dropped := r.workers.take()
@@ -402,15 +402,15 @@ func (r *receiver) tick() {
 	}
 	maps.DeleteFunc(r.dynamo, func(_ uint64, seen time.Time) bool { return now.Sub(seen) > syncDynamo })
 	if status.routers = len(r.peers) + len(r.dynamo); status.routers > 0 {
-		r.listened.Store(now.UnixNano())
+		r.othersSeen.Store(now.UnixNano())
 	}
 	r.status.Store(status)
 }
 
-// hears reports whether there is a connection. When a connection returns, the ages of all
+// checkConnection reports whether there is a connection. When a connection returns, the ages of all
 // peers begin at 0 again. After a pause of this process, each peer has at least 1.5
 // presence periods left.
-func (r *receiver) hears(now time.Time) bool {
+func (r *receiver) checkConnection(now time.Time) bool {
 	connected, reconnects := r.link.connected(), r.link.reconnects()
 	missed, stalled := !connected || r.away || reconnects != r.reconnects, now.Sub(r.ticked) > r.times.presence
 	for _, from := range r.peers {

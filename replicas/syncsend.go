@@ -153,7 +153,7 @@ func (s *sender) sendList(to []string) {
 		return
 	}
 	state := s.flush(true)
-	s.listened.Store(s.conf.Now().UnixNano()) // the peer's presence may not have arrived yet
+	s.othersSeen.Store(s.conf.Now().UnixNano()) // the peer's presence may not have arrived yet
 	parts := s.listParts(state.list)
 	for i, part := range parts {
 		var p packer

@@ -142,7 +142,7 @@ func (s *server) openRouter() error {
 	if c.RemoteTokenize {
 		rc.Remote = newRemote(c.TokenizerCacheBytes, s.client).ids
 	}
-	rc.Meter, rc.Tell, rc.TellSession = s.metrics.Meter("router"), s.tell(), s.tellSession()
+	rc.Meter, rc.Tell, rc.TellSession = s.metrics.Meter("router"), s.publishChange(), s.publishSession()
 	if rc.Probe, err = s.openProbes(); err != nil {
 		return err
 	}
@@ -345,7 +345,7 @@ func (s *server) run(ctx context.Context) error {
 	}
 	// This replica announces itself until its last request has ended.
 	drained, leave := context.WithCancel(context.WithoutCancel(ctx))
-	parts.Go(func() error { return s.beHeard(drained) })
+	parts.Go(func() error { return s.announce(drained) })
 	parts.Go(func() error {
 		<-ctx.Done()
 		defer leave()

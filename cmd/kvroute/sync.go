@@ -31,18 +31,18 @@ func (s *server) openSync() (err error) {
 	return err
 }
 
-// tell returns the function that receives each change of the router's slots; nil without the
+// publishChange returns the function that receives each change of the router's slots; nil without the
 // exchange.
-func (s *server) tell() func(router.Change) {
+func (s *server) publishChange() func(router.Change) {
 	if !s.conf.RouterReplicaSync {
 		return nil
 	}
 	return func(c router.Change) { s.sync.Publish(c) }
 }
 
-// tellSession returns the function that receives each binding of a session; nil without the
+// publishSession returns the function that receives each binding of a session; nil without the
 // exchange, or without sessions.
-func (s *server) tellSession() func(router.SessionBinding) {
+func (s *server) publishSession() func(router.SessionBinding) {
 	if !s.conf.RouterReplicaSync || s.conf.SessionAffinityTTL == 0 {
 		return nil
 	}
@@ -80,13 +80,13 @@ func (c *config) shared() (values map[string]any, err error) {
 func (s *server) presence() replicas.Presence {
 	return replicas.Presence{
 		RouterID: s.id, StartedMS: s.begun.UnixMilli(), Version: telemetry.Version(),
-		WantsEvents: s.router.WantsEvents(), Replica: replicaName(&s.conf), Group: s.conf.Group,
+		Replica: replicaName(&s.conf), Group: s.conf.Group,
 	}
 }
 
-// beHeard announces this replica to the others until ctx ends, and exchanges requests with them if
-// --router-replica-sync is set.
-func (s *server) beHeard(ctx context.Context) error {
+// announce publishes this replica's presence until ctx ends. With --router-replica-sync it also
+// exchanges requests with the other replicas.
+func (s *server) announce(ctx context.Context) error {
 	if s.sync != nil {
 		return s.sync.Run(ctx)
 	}
