@@ -3,7 +3,6 @@
 package engines
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"net/http"
@@ -92,9 +91,6 @@ func (r *rankSource) pollOnce(ctx context.Context) (EngineBatch, error) {
 	body, err := r.s.do(req)
 	if err != nil {
 		return EngineBatch{}, err
-	}
-	if string(bytes.TrimSpace(body)) != "[]" {
-		r.s.conf.Recorder.polled(r.at.rank, body)
 	}
 	return decodeTRTLLM(body)
 }

@@ -100,7 +100,7 @@ func (r *rankSource) run(ctx context.Context) {
 	defer wg.Wait()
 	wg.Go(func() { r.request(ctx) })
 	(&subscription{
-		s: r.s, at: r.at.events, topic: r.at.topic, rank: r.at.rank, log: r.log,
+		s: r.s, at: r.at.events, topic: r.at.topic, log: r.log,
 		known: func(state KnownState) { r.do(func() { r.set(state) }) },
 		connected: func(closed bool) {
 			r.do(func() { r.stream.connected(closed) })
@@ -112,7 +112,6 @@ func (r *rankSource) run(ctx context.Context) {
 
 // live takes a message of the engine's PUB socket.
 func (r *rankSource) live(frames [][]byte) {
-	r.s.conf.Recorder.live(r.at.rank, frames)
 	f, err := SplitFrames(frames)
 	if err != nil || f.End || f.Plane {
 		r.count(sourceBad, 1)
@@ -300,7 +299,6 @@ func (r *rankSource) replay(ctx context.Context, from uint64, ask int) error {
 	n := 0
 	err := r.s.request(ctx, r.at.replay, request[:], func(frames [][]byte) (more bool, err error) {
 		pause.Stop() // the time to apply a batch does not count
-		r.s.conf.Recorder.reply(r.at.rank, request[:], frames)
 		f, err := SplitFrames(frames)
 		switch {
 		case err != nil:

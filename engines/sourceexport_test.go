@@ -4,7 +4,6 @@ package engines
 
 import (
 	"context"
-	"encoding/json"
 
 	"github.com/kvroute/kvroute/events"
 )
@@ -61,12 +60,3 @@ func NewTestRank(sink events.Sink) TestRank {
 func (r TestRank) Take(frames [][]byte) { r.r.live(frames) }
 
 func DecodeTRTLLM(data []byte) (EngineBatch, error) { return decodeTRTLLM(data) }
-
-// RecordedMessage returns the JSON that a [Recorder] writes for a message.
-func RecordedMessage(frames [][]byte) []byte {
-	text, err := json.Marshal(recordMessage(frames))
-	if err != nil {
-		panic(err)
-	}
-	return text
-}

@@ -105,8 +105,6 @@ type SourcesConfig struct {
 	// [net.Dialer]'s. Default: those of package reach for all networks.
 	Client  *http.Client
 	Control func(network, address string, _ syscall.RawConn) error
-	// Recorder records the messages of the engines' sockets. Default: none.
-	Recorder *Recorder
 	// Log receives a line for each loss and each change. Default: none.
 	Log *slog.Logger
 	// Meter makes the instruments listed in docs/metrics.md. Default: none.

@@ -27,7 +27,6 @@ type subscription struct {
 	s     *Sources
 	at    zmtp.Endpoint
 	topic string // prefix of the wanted topics
-	rank  uint32 // for the recording
 	log   *slog.Logger
 	// known is called with [KnownWell] before connected, and with [KnownNothing] when the
 	// connection ends.
@@ -68,14 +67,12 @@ func (u *subscription) receive(ctx context.Context, c *zmtp.Conn, closed bool) {
 	case <-time.After(settle):
 	}
 	u.s.metrics.count(ctx, sourceConnected, 1)
-	u.s.conf.Recorder.news(u.rank, "connected", u.at.String())
 	u.log.Info("the socket of events is connected", "endpoint", u.at.String())
 	u.known(KnownWell)
 	u.connected(closed)
 	for {
 		frames, err := c.Read()
 		if err != nil {
-			u.s.conf.Recorder.news(u.rank, "disconnected", err.Error())
 			if ctx.Err() == nil {
 				u.s.metrics.count(ctx, sourceAway, 1)
 				u.log.Warn("the socket of events is disconnected", "endpoint", u.at.String(), "err", err)

@@ -6,13 +6,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"net/url"
-	"os"
 	"strings"
-	"time"
 
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/fleet"
@@ -55,13 +52,10 @@ type Config struct {
 	LocalIndexer bool `yaml:"enable-local-indexer" default:"true" help:"answer routers' queries about events that they missed"`
 	Durable      bool `yaml:"durable" default:"true" help:"publish into a stream that stores events"`
 
-	HTTPAddress string        `yaml:"http-address" help:"<ip:port> of /metrics and /healthz; empty opens none"`
-	Record      string        `yaml:"record" help:"<file> that records every event of the engine, with the token ids of prompts; an existing file is overwritten"`
-	RecordBytes int64         `yaml:"record-bytes" default:"67108864" want:"more than 0" help:"<bytes> of the recording at most"`
-	RecordTime  time.Duration `yaml:"record-time" default:"10m" want:"more than 0s" help:"<time> of the recording at most"`
-	ReadyFile   string        `yaml:"ready-file" help:"<file> that gets the addresses as JSON once the worker is registered"`
-	LogLevel    string        `yaml:"log-level" default:"info" help:"debug, info, warn or error"`
-	LogFormat   string        `yaml:"log-format" default:"text" help:"text or json"`
+	HTTPAddress string `yaml:"http-address" help:"<ip:port> of /metrics and /healthz; empty opens none"`
+	ReadyFile   string `yaml:"ready-file" help:"<file> that gets the addresses as JSON once the worker is registered"`
+	LogLevel    string `yaml:"log-level" default:"info" help:"debug, info, warn or error"`
+	LogFormat   string `yaml:"log-format" default:"text" help:"text or json"`
 }
 
 // record checks the flags, reads NATSURL from its file, and returns the worker's record as far as
@@ -118,27 +112,6 @@ func (c *Config) engineWorker() engines.EngineWorker {
 
 func (c *Config) scope() wire.Scope {
 	return wire.Scope{Namespace: c.Namespace, Component: c.Component, Endpoint: c.Endpoint}
-}
-
-// recorder opens the recording, if there is to be one. The caller calls stop at the end.
-func (c *Config) recorder(log *slog.Logger) (rec *engines.Recorder, stop func(), err error) {
-	if c.Record == "" {
-		return nil, func() {}, nil
-	}
-	// Token ids reveal prompts: only this user may read the file.
-	f, err := os.OpenFile(c.Record, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return nil, nil, fmt.Errorf("record: %w", err)
-	}
-	log.Info("all events of the engine are recorded, with the token ids of prompts", "file", c.Record, "bytes", c.RecordBytes, "time", c.RecordTime.String())
-	rec = engines.NewRecorder(f, c.RecordBytes, c.RecordTime, func(why string) {
-		log.Warn("the recording ends", "file", c.Record, "why", why)
-	})
-	return rec, func() {
-		if err := f.Close(); err != nil {
-			log.Warn("the recording is not complete", "file", c.Record, "err", err)
-		}
-	}, nil
 }
 
 func commaList(s string) (items []string) {

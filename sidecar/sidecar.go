@@ -36,7 +36,6 @@ import (
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/records"
-	"github.com/kvroute/kvroute/internal/telemetry"
 )
 
 const (
@@ -94,17 +93,12 @@ func New(c *Config, log *slog.Logger, meter metric.Meter) (*Sidecar, error) {
 
 // Run waits for the engine, and publishes its events until ctx ends. metrics is served at /metrics.
 func (s *Sidecar) Run(ctx context.Context, metrics http.Handler) (err error) {
-	recorder, stop, err := s.conf.recorder(s.log)
-	if err != nil {
-		return err
-	}
-	defer stop()
 	if s.nc, err = bus.Connect(s.conf.NATSURL, "kvroute publish "+s.record.Name, &s.conf.Access, s.log); err != nil {
 		return err
 	}
 	defer s.nc.Close()
 	defer s.client.CloseIdleConnections()
-	if err := s.open(ctx, recorder); err != nil {
+	if err := s.open(ctx); err != nil {
 		return err
 	}
 	// The publisher ends last: it publishes the events that the sources deliver until they end.
@@ -150,11 +144,11 @@ func serve(ctx context.Context, parts *errgroup.Group, at net.Listener, metrics 
 }
 
 // open waits for the engine and makes all parts; nothing runs yet.
-func (s *Sidecar) open(ctx context.Context, recorder *engines.Recorder) (err error) {
+func (s *Sidecar) open(ctx context.Context) (err error) {
 	c := s.conf
 	if s.sources, err = engines.NewSources(engines.SourcesConfig{
-		Sink:     func(_ uint64, rank uint32, ev indexer.Event) { s.publisher.Publish(rank, ev) },
-		Recorder: recorder, Log: s.log, Meter: s.meter,
+		Sink: func(_ uint64, rank uint32, ev indexer.Event) { s.publisher.Publish(rank, ev) },
+		Log:  s.log, Meter: s.meter,
 	}); err != nil {
 		return err
 	}
@@ -163,10 +157,6 @@ func (s *Sidecar) open(ctx context.Context, recorder *engines.Recorder) (err err
 	}
 	if err := s.fitBlocks(); err != nil {
 		return err
-	}
-	if recorder != nil {
-		recorder.Note("begin", fmt.Sprintf("kvroute %s, worker %s, engine %q at %s, models %q, adapters %q, blocks of %d tokens there and %d here, ranks from %d: %d",
-			telemetry.Version(), s.record.Name, s.engine.Engine, s.engine.Address, s.record.Models, s.record.LoRA, s.first.found.BlockSize, s.record.BlockSize, s.record.DPStart, max(1, s.record.DPSize)))
 	}
 	s.record.Events = fleet.Events{Transport: "nats", LocalIndexer: c.LocalIndexer}
 	if c.Durable {

@@ -3,17 +3,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"os"
-	"path/filepath"
-	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -35,17 +27,15 @@ func published(ctx context.Context, e *env, res *result) {
 }
 
 // publish plays with events that `kvroute publish` beside each engine puts into JetStream:
-// kvroute knows the workers from the registry. Each publisher's recording must have what
-// the engine announced.
+// kvroute knows the workers from the registry.
 func (e *env) publish(ctx context.Context, res *result, scenes []scene) {
 	// A kvroute without workers has a NATS server for the others.
 	bus := e.startKvroute(ctx, "bus", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--drain-delay", "0")
 	e.atEnd(bus.Stop)
-	recording := func(v *vllmEngine) string { return filepath.Join(e.dir, v.name+".recorded.jsonl") }
 	f := e.vllms
 	for _, v := range f.engines {
 		e.atEnd(e.startKvroute(ctx, "publish-"+v.name, "publish", "--name", v.name, "--engine-address", v.address, "--nats-url", bus.At.NATS, "--model", modelName,
-			"--lora", adapterName, "--record", recording(v)).Stop)
+			"--lora", adapterName).Stop)
 	}
 	config := fmt.Sprintf("version: 1\nnats-url: %s\nmodels:\n- {name: %s, lora: [%s], tokenizer: %q}\n", bus.At.NATS, modelName, adapterName, f.model)
 	for _, s := range scenes {
@@ -56,49 +46,6 @@ func (e *env) publish(ctx context.Context, res *result, scenes []scene) {
 			res.notes[notes+i] = s.name + ": " + res.notes[notes+i]
 		}
 	}
-	for _, v := range f.engines {
-		for rank, l := range v.heard {
-			live, played := l.heard(), playRecording(recording(v), rank)
-			if res.cases++; !reflect.DeepEqual(live, played) {
-				res.differ("engine %s, rank %d: %d batches, %d blocks stored, %d removed, %d cached; in the recording %d, %d, %d, %d", v.name, rank,
-					live.batches, live.stored, live.removed, len(live.hashes), played.batches, played.stored, played.removed, len(played.hashes))
-			}
-			res.note("engine %s, rank %d: a recording of %d batches", v.name, rank, played.batches)
-		}
-	}
-}
-
-// playRecording returns the state of a rank after the messages of a recording: live ones and
-// those of replays, in the order of their numbers.
-func playRecording(path string, rank int) heard {
-	type message struct {
-		Frames []string `json:"frames_hex"`
-		Seq    int64    `json:"seq"`
-	}
-	all := make(map[int64][][]byte)
-	for text := range bytes.Lines(bench.Must(os.ReadFile(path))) {
-		var line struct {
-			Rank    int       `json:"rank"`
-			Batches []message `json:"batches"`
-			Replies []message `json:"replies"`
-		}
-		bench.NoError(json.Unmarshal(text, &line))
-		for _, m := range slices.Concat(line.Batches, line.Replies) {
-			if line.Rank != rank || m.Seq < 0 {
-				continue
-			}
-			frames := make([][]byte, len(m.Frames))
-			for i, text := range m.Frames {
-				frames[i] = bench.Must(hex.DecodeString(text))
-			}
-			all[m.Seq] = frames
-		}
-	}
-	l := listener{copies: make(map[uint64]int)}
-	for _, seq := range slices.Sorted(maps.Keys(all)) {
-		bench.NoError(l.take(all[seq]))
-	}
-	return l.heard()
 }
 
 // loaded is the outcome of a load.

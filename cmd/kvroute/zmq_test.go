@@ -303,58 +303,6 @@ func TestPublishWithOtherBlockSizes(t *testing.T) {
 	}
 }
 
-// A recording is complete when a signal ends the process, and contains all events of the engine.
-func TestPublishRecords(t *testing.T) {
-	t.Parallel() // mostly waits
-	bus, _ := emptyBus(t)
-	e := bareEngine(t, "a", "--block-hash", "vllm")
-	complete(t, e, "before anybody listens")
-	file := filepath.Join(t.TempDir(), "frames.jsonl")
-	p := spawn(t, "publish", "publish", "--name", "a", "--engine-address", e.At.HTTP, "--nats-url", bus.URL(), "--record", file)
-	d := &demonstration{demo.Stack{Router: spawn(t, "kvroute", "serve", "--nats-url", bus.URL(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")}}
-	complete(t, e, "while it is recorded")
-	knows(t, d, 5, e)
-	p.Stop()
-	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	type message struct {
-		Decoded json.RawMessage
-	}
-	steps, blocks := map[string]int{}, map[uint64]bool{}
-	for line := range strings.Lines(string(data)) {
-		var l struct {
-			Step             string
-			Batches, Replies []message
-		}
-		if err := json.Unmarshal([]byte(line), &l); err != nil {
-			t.Fatalf("%v in %s", err, line)
-		}
-		steps[l.Step]++
-		for _, m := range append(l.Batches, l.Replies...) {
-			var batch []json.RawMessage
-			var stored []struct {
-				Hashes []uint64 `json:"block_hashes"`
-			}
-			if len(m.Decoded) == 0 {
-				continue // the end of an answer
-			}
-			if err := json.Unmarshal(m.Decoded, &batch); err != nil || json.Unmarshal(batch[1], &stored) != nil {
-				t.Fatalf("%v in %s", err, m.Decoded)
-			}
-			for _, ev := range stored {
-				for _, h := range ev.Hashes {
-					blocks[h] = true
-				}
-			}
-		}
-	}
-	if n := cachedBlocks(t, e); len(blocks) != n || steps["begin"] != 1 || steps["connected"] != 1 || steps["replay"] == 0 {
-		t.Errorf("%d blocks in %v, the engine has %d", len(blocks), steps, n)
-	}
-}
-
 func TestBadPublishFlags(t *testing.T) {
 	for args, want := range map[string]string{
 		"--engine-address here":      `engine-address is "here"`,
@@ -364,8 +312,6 @@ func TestBadPublishFlags(t *testing.T) {
 		"--log-level loud":           `log level is "loud"`,
 		"--zmq-endpoint x --nothing": "",
 		"--nats-url=":                "nowhere to publish",
-		"--record-bytes 0":           `record-bytes is "0", want more than 0`,
-		"--record /nowhere/a.jsonl":  "record: open /nowhere/a.jsonl",
 	} {
 		status, _, stderr := runs(t, append([]string{"publish", "--nats-url", "nats://127.0.0.1:1"}, strings.Fields(args)...)...)
 		if status == 0 || !strings.Contains(stderr, want) {
