@@ -24,15 +24,15 @@ func (e *Engine) Told() (told map[uint32]map[indexer.Tier]map[uint64]bool, weigh
 	told = make(map[uint32]map[indexer.Tier]map[uint64]bool)
 	for rank, r := range e.ranks {
 		told[rank] = make(map[indexer.Tier]map[uint64]bool)
-		for at, blocks := range r.places {
-			if told[rank][at.tier] == nil {
-				told[rank][at.tier] = make(map[uint64]bool)
+		for at, blocks := range r.Places {
+			if told[rank][at.Tier] == nil {
+				told[rank][at.Tier] = make(map[uint64]bool)
 			}
 			for hash, k := range blocks {
 				weight += k.weight()
-				if k.published {
+				if k.Published {
 					for _, b := range appendBlocks(nil, hash, &k) {
-						told[rank][at.tier][b.External] = true
+						told[rank][at.Tier][b.External] = true
 					}
 				}
 			}

@@ -42,15 +42,15 @@ type rankSource struct {
 
 	mu sync.Mutex
 	// mu guards the fields below. Between two batches the state can be saved.
-	engine   *Engine
-	stream   *stream
-	spoken   map[uint32]struct{} // ranks that the socket has named
-	lied     bool                // it named another worker's rank, which was logged
-	gap      time.Time           // when events of TensorRT-LLM were missing last
-	misfit   bool                // blocks of an unfit size were ignored
-	fits     bool                // blocks were indexed
-	seenAsks int                 // the stream's requests that the other goroutine has been woken for
-	cancel   context.CancelFunc  // of the request under way; nil without a request
+	engine        *Engine
+	stream        *stream
+	namedRanks    map[uint32]struct{} // ranks that the socket has named
+	foreignLogged bool                // a rank that is not the socket's was logged
+	gap           time.Time           // when events of TensorRT-LLM were missing last
+	misfit        bool                // blocks of an unfit size were ignored
+	fits          bool                // blocks were indexed
+	seenAsks      int                 // the stream's requests that the other goroutine has been woken for
+	cancel        context.CancelFunc  // of the request under way; nil without a request
 
 	state  atomic.Uint32 // a KnownState
 	copies atomic.Int64
@@ -63,7 +63,7 @@ func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *ra
 		engine: NewEngine(EngineOptions{
 			BlockSize: w.BlockSize, Rank: at.rank, SetLike: w.SetLike || w.Engine == "sglang" || w.Engine == "trtllm",
 		}),
-		spoken: map[uint32]struct{}{at.rank: {}},
+		namedRanks: map[uint32]struct{}{at.rank: {}},
 	}
 	r.settle.Stop() // until there is a connection
 	r.state.Store(uint32(KnownNothing))
@@ -164,7 +164,7 @@ func (r *rankSource) set(state KnownState) {
 
 // clear forgets the blocks of the rank.
 func (r *rankSource) clear() {
-	for rank := range r.spoken {
+	for rank := range r.namedRanks {
 		r.deliver(r.engine.Clear(rank))
 	}
 }
@@ -184,10 +184,10 @@ func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
 	for i := range b.Events {
 		if ev := &b.Events[i]; ev.HasRank {
 			if ev.Rank < r.worker.DPStart || ev.Rank-r.worker.DPStart >= max(1, r.worker.DPSize) {
-				r.lie(ev.Rank)
+				r.rejectRank(ev.Rank)
 				return false // the whole batch is of one rank
 			}
-			r.spoken[ev.Rank] = struct{}{}
+			r.namedRanks[ev.Rank] = struct{}{}
 		}
 	}
 	evs, drops := r.engine.Apply(b)
@@ -204,11 +204,11 @@ func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
 	return cleared
 }
 
-// lie counts events of a rank that is not the socket's.
-func (r *rankSource) lie(rank uint32) {
+// rejectRank counts events of a rank that is not the socket's.
+func (r *rankSource) rejectRank(rank uint32) {
 	r.count(sourceForeign, 1)
-	if !r.lied {
-		r.lied = true
+	if !r.foreignLogged {
+		r.foreignLogged = true
 		r.log.Warn("events of ranks that are not the socket's are ignored", "claimed_rank", rank,
 			"dp_start", r.worker.DPStart, "dp_size", max(1, r.worker.DPSize))
 	}

@@ -22,7 +22,7 @@ import (
 // has the frame of [records]; its data is a gob stream of savedRank. The count at its end is
 // the number of ranks.
 const (
-	sourceMagic   = "KVRSRCS3"
+	sourceMagic   = "KVRSRCS4"
 	sourceVersion = 1
 
 	maxSavedRanks = 1 << 18
@@ -44,31 +44,7 @@ type savedRank struct {
 	Digest           uint64
 	Partial, Suspect bool
 
-	Ranks map[uint32]*savedEngineRank
-}
-
-// savedEngineRank is an [Engine]'s state of a rank.
-type savedEngineRank struct {
-	Groups  map[int]groupKind
-	Window  int
-	LastID  uint64
-	HeardID bool
-	Blocks  []savedBlock
-}
-
-type savedBlock struct {
-	Tier  indexer.Tier
-	Group int
-
-	Hash, Local, Seed, Parent uint64
-	Count                     uint32
-	HasParent, Published      bool
-
-	// Of a block whose size is not the index's.
-	More, Part bool
-	Tokens     []uint32
-	Parts      []uint64 // hashes of those before it
-	Locals     []uint64
+	Ranks map[uint32]*engineRank
 }
 
 // Save writes the state of the engines and the last batch of each, so that [Sources.Load] of a
@@ -195,155 +171,107 @@ func (r *rankSource) restore() {
 		r.log.Info("the saved state of an engine is not used: the engine or its settings are different")
 		return
 	}
-	told, untold := r.engine.restore(saved.Ranks)
-	for _, ev := range told {
-		r.spoken[ev.DPRank] = struct{}{}
+	evs, orphans := r.engine.restore(saved.Ranks)
+	for _, ev := range evs {
+		r.namedRanks[ev.DPRank] = struct{}{}
 		r.fits = true
 		r.deliver(ev)
 	}
 	st := r.stream
 	st.heard, st.last, st.digest = saved.Heard, saved.Last, saved.Digest
-	st.partial, st.suspect, st.review = saved.Partial, saved.Suspect || untold > 0, untold > 0
+	st.partial, st.suspect, st.review = saved.Partial, saved.Suspect || orphans > 0, orphans > 0
 	r.count(sourceRestored, 1)
-	r.log.Info("the saved state of an engine is used", "blocks", r.engine.Blocks(), "behind_holes", untold, "sequence", saved.Last)
+	r.log.Info("the saved state of an engine is used", "blocks", r.engine.Blocks(), "behind_holes", orphans, "sequence", saved.Last)
 }
 
-// save returns a copy of the state.
-func (e *Engine) save() map[uint32]*savedEngineRank {
-	all := make(map[uint32]*savedEngineRank, len(e.ranks))
+// save returns a copy of the state. It may be read while the engine changes.
+func (e *Engine) save() map[uint32]*engineRank {
+	all := make(map[uint32]*engineRank, len(e.ranks))
 	for rank, r := range e.ranks {
-		out := &savedEngineRank{Groups: make(map[int]groupKind), Window: r.window, LastID: r.lastID, HeardID: r.heardID}
-		for g, kind := range r.groups {
-			if kind != groupUnheard {
-				out.Groups[g] = kind
-			}
+		saved := new(*r)
+		saved.Places = make(map[place]map[uint64]cachedBlock, len(r.Places))
+		for at, blocks := range r.Places {
+			saved.Places[at] = maps.Clone(blocks)
 		}
-		for at, blocks := range r.places {
-			var names map[*more]uint64 // of parts
-			for hash, k := range blocks {
-				b := savedBlock{
-					Tier: at.tier, Group: at.group, Hash: hash, Local: k.local, Seed: k.seed, Parent: k.parent, Count: k.count,
-					HasParent: k.hasParent, Published: k.published,
-				}
-				if k.more != nil {
-					if names == nil {
-						names = partNames(blocks)
-					}
-					b.More, b.Part, b.Tokens, b.Locals = true, k.more.part, slices.Clone(k.more.tokens), slices.Clone(k.more.locals)
-					for _, p := range k.more.parts {
-						b.Parts = append(b.Parts, names[p])
-					}
-				}
-				out.Blocks = append(out.Blocks, b)
-			}
-		}
-		all[rank] = out
+		all[rank] = saved
 	}
 	return all
 }
 
-func partNames(blocks map[uint64]known) map[*more]uint64 {
-	names := make(map[*more]uint64)
-	for hash, k := range blocks {
-		if k.more != nil {
-			names[k.more] = hash
-		}
-	}
-	return names
-}
-
 // restore replaces the state by a saved one, and returns the events that give its blocks to
-// the index. A block after a removed one is in no event, because its place is unknown; it
-// counts again when it is stored again. untold is the number of such blocks.
-func (e *Engine) restore(saved map[uint32]*savedEngineRank) (told []events.RouterEvent, untold int) {
+// the index. No event has an orphan, a block after a removed one, because its place is unknown;
+// it is published when the engine stores it again.
+func (e *Engine) restore(saved map[uint32]*engineRank) (evs []events.RouterEvent, orphans int) {
 	for rank, in := range saved {
 		if len(e.ranks) >= maxEngineRanks {
 			break
 		}
-		r := &engineRank{places: make(map[place]map[uint64]known), window: in.Window, lastID: in.LastID, heardID: in.HeardID}
+		r := new(*in)
 		e.ranks[rank] = r
-		for g, kind := range in.Groups {
-			if g >= 0 && g < maxGroup {
-				r.groups[g] = kind
-			}
-		}
-		for i := range in.Blocks {
-			b := &in.Blocks[i]
-			k := known{local: b.Local, seed: b.Seed, parent: b.Parent, hasParent: b.HasParent, published: b.Published}
-			if b.More {
-				k.more = &more{part: b.Part, tokens: b.Tokens, locals: b.Locals}
-			}
-			at := place{b.Tier, b.Group}
-			if int(b.Tier) >= tiers || e.put(r, at, b.Hash, &k) != DropNone {
-				continue
-			}
-			k.count = b.Count
-			r.places[at][b.Hash] = k
-		}
-		for i := range in.Blocks {
-			b := &in.Blocks[i]
-			blocks := r.places[place{b.Tier, b.Group}]
-			k, ok := blocks[b.Hash]
-			if !ok || len(b.Parts) == 0 {
-				continue
-			}
-			for _, hash := range b.Parts {
-				if p, ok := blocks[hash]; ok && p.more != nil {
-					k.more.parts = append(k.more.parts, p.more)
+		r.Places = make(map[place]map[uint64]cachedBlock, len(in.Places))
+		for at, blocks := range in.Places {
+			for hash, k := range blocks {
+				if count := k.Count; int(at.Tier) < tiers && e.put(r, at, hash, &k) == DropNone {
+					k.Count = count
+					r.Places[at][hash] = k
 				}
 			}
-			if k.published {
-				k.more.register(b.Hash)
+		}
+		for at, blocks := range r.Places {
+			for hash, k := range blocks {
+				if k.Published {
+					r.register(at, hash, &k)
+				}
 			}
 		}
-		evs, n := e.tell(rank)
-		told, untold = append(told, evs...), untold+n
+		stored, n := e.storedEvents(rank)
+		evs, orphans = append(evs, stored...), orphans+n
 	}
-	return told, untold
+	return evs, orphans
 }
 
-// tell returns the events that build a rank's blocks, the faster tiers first and parents before
-// children, and the number of blocks that no event can build.
-func (e *Engine) tell(rank uint32) (told []events.RouterEvent, untold int) {
+// storedEvents returns the events that build a rank's blocks, the faster tiers first and parents
+// before children, and the number of orphans, which are not published any more.
+func (e *Engine) storedEvents(rank uint32) (evs []events.RouterEvent, orphans int) {
 	r := e.ranks[rank]
-	var there [tiers]map[uint64]bool // the blocks that the events make
-	for t := range there {
-		there[t] = make(map[uint64]bool)
-		for _, at := range slices.SortedFunc(maps.Keys(r.places), func(a, b place) int { return a.group - b.group }) {
-			if int(at.tier) != t {
+	var built [tiers]map[uint64]bool // the blocks that the events make
+	for t := range built {
+		built[t] = make(map[uint64]bool)
+		for _, at := range slices.SortedFunc(maps.Keys(r.Places), func(a, b place) int { return a.Group - b.Group }) {
+			if int(at.Tier) != t {
 				continue
 			}
-			blocks, seen := r.places[at], make(map[uint64]bool)
+			blocks, seen := r.Places[at], make(map[uint64]bool)
 			var add func(hash uint64) bool // reports whether the events build the block here
 			add = func(hash uint64) bool {
 				k := blocks[hash]
-				if seen[hash] || !k.published {
-					return seen[hash] && there[t][hash]
+				if seen[hash] || !k.Published {
+					return seen[hash] && built[t][hash]
 				}
 				seen[hash] = true // ends a circle, which no engine has
-				if k.hasParent && !add(k.parent) && !slices.ContainsFunc(there[:t+1], func(known map[uint64]bool) bool { return known[k.parent] }) {
+				if k.HasParent && !add(k.Parent) && !slices.ContainsFunc(built[:t+1], func(on map[uint64]bool) bool { return on[k.Parent] }) {
 					return false
 				}
-				there[t][hash] = true
-				ev := indexer.Event{Kind: indexer.Stored, Tier: at.tier, Parent: k.parent, HasParent: k.hasParent, Blocks: appendBlocks(nil, hash, &k)}
-				if n := len(told); n == 0 || !events.Join(&told[n-1], rank, &ev) {
-					told = append(told, events.RouterEvent{DPRank: rank, Event: ev})
+				built[t][hash] = true
+				ev := indexer.Event{Kind: indexer.Stored, Tier: at.Tier, Parent: k.Parent, HasParent: k.HasParent, Blocks: appendBlocks(nil, hash, &k)}
+				if n := len(evs); n == 0 || !events.Join(&evs[n-1], rank, &ev) {
+					evs = append(evs, events.RouterEvent{DPRank: rank, Event: ev})
 				}
 				return true
 			}
 			for _, hash := range slices.Sorted(maps.Keys(blocks)) {
-				if k := blocks[hash]; k.published && !add(hash) && !there[t][hash] {
-					untold += k.weight()
+				if k := blocks[hash]; k.Published && !add(hash) && !built[t][hash] {
+					orphans += k.weight()
 				}
 			}
 			for hash, k := range blocks {
-				if k.published && !there[t][hash] {
+				if k.Published && !built[t][hash] {
 					e.blocks += 1 - k.weight()
-					k.more.unregister(hash)
-					blocks[hash] = known{count: k.count}
+					r.unregister(at, hash, &k)
+					blocks[hash] = cachedBlock{Count: k.Count}
 				}
 			}
 		}
 	}
-	return told, untold
+	return evs, orphans
 }

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"maps"
+	"math"
+	"slices"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// engineRank is the state of a rank of an engine. Its exported fields are saved.
+type engineRank struct {
+	Places map[place]map[uint64]cachedBlock // neither the outer nor an inner map is ever empty
+	Groups [maxGroup]groupKind
+	Window int // TensorRT-LLM: the largest attention window
+
+	LastID    uint64 // TensorRT-LLM
+	HasLastID bool
+}
+
+// place is where an engine keeps blocks: a tier of a group of its cache.
+type place struct {
+	Tier  indexer.Tier
+	Group int
+}
+
+type groupKind uint8
+
+const (
+	groupUnknown groupKind = iota
+	groupPrefix            // its blocks are prefixes
+	groupOther
+)
+
+// cachedBlock is a block in the engine's cache.
+type cachedBlock struct {
+	Local, Seed uint64
+	Parent      uint64 // as in the index; for a part that is not published, the engine's id
+	Count       uint32 // copies
+	HasParent   bool
+	Published   bool          // the index has the block
+	Resized     *resizedBlock // nil if the block's size is the index's
+}
+
+// resizedBlock is the additional state of a block whose size is not the index's. Its exported
+// fields never change, so that they can be saved without a lock.
+type resizedBlock struct {
+	Part   bool     // smaller than the index's block
+	Tokens []uint32 // of a part
+	Parts  []uint64 // of a published part: the ids of the parts before it
+	Locals []uint64 // of a larger block: the hashes of its parts
+
+	whole map[uint64]struct{} // of a part: the ids of the published parts after it
+}
+
+// register adds a published part to the parts before it.
+func (r *engineRank) register(at place, hash uint64, k *cachedBlock) {
+	if k.Resized == nil {
+		return
+	}
+	for _, id := range k.Resized.Parts {
+		if part := r.Places[at][id].Resized; part != nil {
+			if part.whole == nil {
+				part.whole = make(map[uint64]struct{})
+			}
+			part.whole[hash] = struct{}{}
+		}
+	}
+}
+
+// unregister removes a published part from the parts before it.
+func (r *engineRank) unregister(at place, hash uint64, k *cachedBlock) {
+	if k.Resized == nil {
+		return
+	}
+	for _, id := range k.Resized.Parts {
+		if part := r.Places[at][id].Resized; part != nil {
+			delete(part.whole, hash)
+		}
+	}
+}
+
+// weight returns the number of blocks that a block counts as in MaxBlocks.
+func (k *cachedBlock) weight() int {
+	if k.Resized == nil {
+		return 1
+	}
+	return max(1, len(k.Resized.Locals))
+}
+
+func (e *Engine) forget(r *engineRank) {
+	for _, blocks := range r.Places {
+		for _, k := range blocks {
+			e.blocks -= k.weight()
+		}
+	}
+	clear(r.Places)
+}
+
+// find looks for a block at a place and on other tiers, because a parent may be on another tier.
+func (r *engineRank) find(hash uint64, at place) (cachedBlock, bool) {
+	if k, ok := r.Places[at][hash]; ok {
+		return k, true
+	}
+	if k, ok := r.Places[place{indexer.Device, at.Group}][hash]; ok {
+		return k, true
+	}
+	for _, blocks := range r.Places {
+		if k, ok := blocks[hash]; ok {
+			return k, true
+		}
+	}
+	return cachedBlock{}, false
+}
+
+// put remembers a block, or one more copy of it. The index keeps the first content of a block
+// until the block is removed; k is set to that content.
+func (e *Engine) put(r *engineRank, at place, hash uint64, k *cachedBlock) DropReason {
+	old, again := r.Places[at][hash]
+	reason, grown := DropNone, k.weight()
+	k.Count = 1
+	if again {
+		count := old.Count
+		if count < math.MaxUint32 {
+			count++
+		}
+		switch {
+		case old.Published:
+			if k.Published && k.Local != old.Local {
+				reason = DropConflict
+			}
+			*k = old
+		case k.Resized != nil && old.Resized != nil && !k.Published:
+			k.Resized = old.Resized
+		}
+		k.Count = count
+		grown = k.weight() - old.weight()
+	}
+	if grown > 0 && e.blocks+grown > e.opt.MaxBlocks {
+		return DropFull
+	}
+	if r.Places[at] == nil {
+		r.Places[at] = make(map[uint64]cachedBlock)
+	}
+	r.Places[at][hash] = *k
+	e.blocks += grown
+	return reason
+}
+
+// remember keeps a block that is not published, so that its removal is not published either.
+func (e *Engine) remember(r *engineRank, at place, hash uint64) {
+	if _, there := r.Places[at][hash]; !there {
+		e.put(r, at, hash, &cachedBlock{})
+	}
+}
+
+func (e *Engine) delete(r *engineRank, at place, hash uint64) {
+	k := r.Places[at][hash]
+	e.blocks -= k.weight()
+	delete(r.Places[at], hash)
+	if len(r.Places[at]) == 0 {
+		delete(r.Places, at)
+	}
+}
+
+// join hashes the index's block that ends with a part, if there is one: the parts after the end
+// of another block, or after the beginning of the sequence, must fill it exactly. The block is
+// published with its last part. If another part is removed and stored again, the block is
+// published when its last part is stored again.
+func (e *Engine) join(r *engineRank, at place, tokens []uint32, size int, k *cachedBlock) DropReason {
+	k.Resized = &resizedBlock{Part: true, Tokens: slices.Clone(tokens[:size])}
+	var ids []uint64 // of the parts before the last one, backwards
+	start, hasStart := k.Parent, k.HasParent
+	for hasStart {
+		if before, ok := r.find(start, at); ok && before.Published {
+			break
+		}
+		before := r.Places[at][start]
+		if before.Resized == nil || len(before.Resized.Tokens) != size || (len(ids)+1)*size >= e.opt.BlockSize {
+			return DropParent
+		}
+		ids = append(ids, start)
+		start, hasStart = before.Parent, before.HasParent
+	}
+	if (len(ids)+1)*size < e.opt.BlockSize {
+		return DropNone
+	}
+	whole := make([]uint32, 0, e.opt.BlockSize+1)
+	for _, id := range slices.Backward(ids) {
+		whole = append(whole, r.Places[at][id].Resized.Tokens...)
+	}
+	whole = append(whole, tokens...)
+	k.Resized.Parts = ids
+	e.hashes = indexer.AppendLocalHashes(e.hashes[:0], whole, len(whole), k.Seed)
+	k.Local, k.Published = e.hashes[0], true
+	k.Parent, k.HasParent = start, hasStart
+	return DropNone
+}
+
+// appendBlocks appends the index's blocks of a block of the engine. The last part of a
+// split block keeps the engine's id.
+func appendBlocks(blocks []indexer.Block, hash uint64, k *cachedBlock) []indexer.Block {
+	if k.Resized != nil {
+		for j, local := range k.Resized.Locals[:max(0, len(k.Resized.Locals)-1)] {
+			blocks = append(blocks, indexer.Block{External: splitID(hash, j), Local: local})
+		}
+	}
+	return append(blocks, indexer.Block{External: hash, Local: k.Local})
+}
+
+// splitID is the id of the j-th part of a split block: XXH3-64 with the base seed
+// over both, which is how a block of three tokens is hashed.
+func splitID(hash uint64, j int) uint64 {
+	var id [1]uint64
+	return indexer.AppendLocalHashes(id[:0], []uint32{uint32(hash), uint32(hash >> 32), uint32(j)}, 3, indexer.Seed("", ""))[0]
+}
+
+// take removes one copy of a block, or all copies, and returns the index's ids of the blocks that
+// are gone.
+func (e *Engine) take(r *engineRank, at place, hash uint64, all bool) (externals []uint64) {
+	k := r.Places[at][hash]
+	if k.Count > 1 && !all {
+		k.Count--
+		r.Places[at][hash] = k
+		return nil
+	}
+	if k.Published {
+		for _, b := range appendBlocks(nil, hash, &k) {
+			externals = append(externals, b.External)
+		}
+	}
+	e.delete(r, at, hash)
+	if k.Resized == nil {
+		return externals
+	}
+	r.unregister(at, hash, &k)
+	for _, id := range slices.Sorted(maps.Keys(k.Resized.whole)) {
+		// Of a block in parts, the index has only the last part's id.
+		if last, ok := r.Places[at][id]; ok && last.Published {
+			externals = append(externals, id)
+			r.unregister(at, id, &last)
+			last.Published, last.Resized = false, nil
+			r.Places[at][id] = last
+		}
+	}
+	return externals
+}
