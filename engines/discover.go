@@ -68,14 +68,9 @@ func (s *Sources) do(req *http.Request) ([]byte, error) {
 	return body, nil
 }
 
-// Discover queries an engine for its event sockets, as is done for a worker without an endpoint.
-func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
-	return s.discover(ctx, &w)
-}
-
-// discover queries an engine for its ranks, its event sockets and its block size: vLLM first, then
+// Discover queries an engine for its ranks, its event sockets and its block size: vLLM first, then
 // SGLang.
-func (s *Sources) discover(ctx context.Context, w *EngineWorker) (Found, error) {
+func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
 	host, _, err := net.SplitHostPort(w.Address)
 	if err != nil {
 		return Found{}, fmt.Errorf("events: discover: address %q is no ip:port", w.Address)
@@ -110,23 +105,23 @@ func (s *Sources) discover(ctx context.Context, w *EngineWorker) (Found, error) 
 }
 
 // readVLLM reads an answer of /kv_event_sources.
-func readVLLM(body []byte, host string, w *EngineWorker) (Found, error) {
+func readVLLM(body []byte, host string, w EngineWorker) (Found, error) {
 	f := Found{Engine: "vllm"}
-	var said map[string]struct {
+	var answer map[string]struct {
 		Enabled   *bool  `json:"enable_kv_cache_events"`
 		Publisher string `json:"publisher"`
 		Endpoint  string `json:"endpoint"`
 		Replay    string `json:"replay_endpoint"`
 		Topic     string `json:"topic"`
 	}
-	if err := json.Unmarshal(body, &said); err != nil {
+	if err := json.Unmarshal(body, &answer); err != nil {
 		return f, err
 	}
-	byRank := make(map[uint32]string, len(said))
-	for key := range said {
+	byRank := make(map[uint32]string, len(answer))
+	for key := range answer {
 		rank, err := strconv.ParseUint(key, 10, 32)
-		if err != nil || len(said) > maxEngineRanks {
-			return f, fmt.Errorf("%w: rank %q of %d", msgpack.ErrShape, key[:min(len(key), 32)], len(said))
+		if err != nil || len(answer) > maxEngineRanks {
+			return f, fmt.Errorf("%w: rank %q of %d", msgpack.ErrShape, key[:min(len(key), 32)], len(answer))
 		}
 		byRank[uint32(rank)] = key
 	}
@@ -135,7 +130,7 @@ func readVLLM(body []byte, host string, w *EngineWorker) (Found, error) {
 		if rank != ranks[0]+uint32(i) {
 			return f, fmt.Errorf("%w: ranks %v", msgpack.ErrShape, ranks)
 		}
-		a := said[byRank[rank]]
+		a := answer[byRank[rank]]
 		if a.Enabled != nil && !*a.Enabled || a.Publisher != "" && a.Publisher != "zmq" || a.Endpoint == "" {
 			return f, fmt.Errorf("rank %d: %w", rank, errNoEvents)
 		}
@@ -155,7 +150,7 @@ func readVLLM(body []byte, host string, w *EngineWorker) (Found, error) {
 
 // foundSocket reads the endpoints that an engine names. The engine binds an endpoint
 // without a host, or with its own host. It connects to any other, which is refused.
-func foundSocket(endpoint, replay, host string, w *EngineWorker) (at socket, err error) {
+func foundSocket(endpoint, replay, host string, w EngineWorker) (at socket, err error) {
 	if at.events, err = zmtp.ParseEndpoint(endpoint, basePort, 0); err != nil {
 		return at, err
 	}
@@ -204,9 +199,9 @@ func readCacheConfig(metrics []byte) (blockSize, blocks int) {
 }
 
 // readSGLang reads an answer of /server_info.
-func readSGLang(body []byte, host string, w *EngineWorker) (Found, error) {
+func readSGLang(body []byte, host string, w EngineWorker) (Found, error) {
 	f := Found{Engine: "sglang"}
-	var said struct {
+	var answer struct {
 		Events *struct {
 			Publisher string `json:"publisher"`
 			Host      string `json:"endpoint_host"`
@@ -216,10 +211,10 @@ func readSGLang(body []byte, host string, w *EngineWorker) (Found, error) {
 			DPSize    uint32 `json:"dp_size"`
 		} `json:"kv_events"`
 	}
-	if err := json.Unmarshal(body, &said); err != nil {
+	if err := json.Unmarshal(body, &answer); err != nil {
 		return f, err
 	}
-	e := said.Events
+	e := answer.Events
 	if e == nil || e.Publisher != "" && e.Publisher != "zmq" {
 		return f, errNoEvents
 	}

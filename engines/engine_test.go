@@ -480,9 +480,9 @@ func TestBatchForms(t *testing.T) {
 	}
 }
 
-// checkTold fails if the index may have blocks that the engine does not have, or if the engine
+// checkPublished fails if the index may have blocks that the engine does not have, or if the engine
 // remembers more blocks than its limit.
-func checkTold(t *testing.T, e *engines.Engine, index map[uint32]map[indexer.Tier]map[uint64]bool, out []events.RouterEvent, limit int) {
+func checkPublished(t *testing.T, e *engines.Engine, index map[uint32]map[indexer.Tier]map[uint64]bool, out []events.RouterEvent, limit int) {
 	t.Helper()
 	for _, r := range out {
 		if index[r.DPRank] == nil || r.Event.Kind == indexer.Cleared {
@@ -500,7 +500,7 @@ func checkTold(t *testing.T, e *engines.Engine, index map[uint32]map[indexer.Tie
 			delete(tier, h)
 		}
 	}
-	told, weight := e.Told()
+	told, weight := e.Published()
 	if weight != e.Blocks() || weight > limit {
 		t.Fatalf("%d blocks counted, %d kept, at most %d", e.Blocks(), weight, limit)
 	}
@@ -551,7 +551,7 @@ func TestRemovalsReachTheIndex(t *testing.T) {
 				t.Fatal(err)
 			}
 			out, _ := e.Apply(&batch)
-			checkTold(t, e, index, out, 24)
+			checkPublished(t, e, index, out, 24)
 			if t.Failed() {
 				t.Fatalf("seed %d", seed)
 			}
@@ -582,7 +582,7 @@ func FuzzBatch(f *testing.F) {
 			index := map[uint32]map[indexer.Tier]map[uint64]bool{}
 			for range 2 {
 				out, _ := e.Apply(&batch)
-				checkTold(t, e, index, out, limit)
+				checkPublished(t, e, index, out, limit)
 			}
 		}
 	})
@@ -601,9 +601,9 @@ func TestAnEngineComesBack(t *testing.T) {
 		for seed := range seeds(100) {
 			rng := rand.New(rand.NewPCG(seed, uint64(opt.BlockSize)))
 			a, x := engineAfter(rng, opt, leafFirst)
-			b, told, untold := engines.ComeBack(a, opt)
-			if untold > 0 {
-				t.Fatalf("seed %d, blocks of %d: %d are behind holes", seed, opt.BlockSize, untold)
+			b, told, orphans := engines.SaveAndRestore(a, opt)
+			if orphans > 0 {
+				t.Fatalf("seed %d, blocks of %d: %d are behind holes", seed, opt.BlockSize, orphans)
 			}
 			y := index(t, told)
 			if a, b := holdings(x), holdings(y); !slices.Equal(a, b) {
@@ -615,7 +615,7 @@ func TestAnEngineComesBack(t *testing.T) {
 				if was, is := means(a, x, batch), means(b, y, batch); was != is {
 					t.Fatalf("seed %d, step %d, blocks of %d: %+v\nmeant %s\nmeans %s", seed, step, opt.BlockSize, batch, was, is)
 				}
-				if _, weight := b.Told(); weight != b.Blocks() {
+				if _, weight := b.Published(); weight != b.Blocks() {
 					t.Fatalf("seed %d: %d blocks are counted, %d are kept", seed, b.Blocks(), weight)
 				}
 			}
@@ -633,14 +633,14 @@ func TestAnEngineWithHolesComesBack(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 8))
 		opt := engines.EngineOptions{BlockSize: []int{4, 8, 2}[seed%3]}
 		a, x := engineAfter(rng, opt, anyhow)
-		b, told, untold := engines.ComeBack(a, opt)
+		b, told, orphans := engines.SaveAndRestore(a, opt)
 		y := index(t, told)
-		if lost := published(a) - published(b); lost != untold {
-			t.Fatalf("seed %d: %d blocks are behind holes, %d are said to be", seed, lost, untold)
+		if lost := published(a) - published(b); lost != orphans {
+			t.Fatalf("seed %d: %d blocks are behind holes, %d are said to be", seed, lost, orphans)
 		}
 		for range 30 {
-			was, _ := a.Told()
-			is, weight := b.Told()
+			was, _ := a.Published()
+			is, weight := b.Published()
 			if weight != b.Blocks() {
 				t.Fatalf("seed %d: %d blocks are counted, %d are kept", seed, b.Blocks(), weight)
 			}
@@ -673,7 +673,7 @@ func TestAnEngineWithHolesComesBack(t *testing.T) {
 
 // published returns the number of blocks that the index must have.
 func published(e *engines.Engine) (n int) {
-	told, _ := e.Told()
+	told, _ := e.Published()
 	for _, tiers := range told {
 		for _, ids := range tiers {
 			n += len(ids)

@@ -19,8 +19,8 @@ func (p *Publisher) Answer(q events.Query) events.Answer { return p.answer(&q) }
 // Flush sends the pending events, as Run does.
 func (p *Publisher) Flush() { p.flush() }
 
-// Told returns the published blocks by rank and tier, and the weight of all remembered ones.
-func (e *Engine) Told() (told map[uint32]map[indexer.Tier]map[uint64]bool, weight int) {
+// Published returns the published blocks by rank and tier, and the weight of all remembered ones.
+func (e *Engine) Published() (told map[uint32]map[indexer.Tier]map[uint64]bool, weight int) {
 	told = make(map[uint32]map[indexer.Tier]map[uint64]bool)
 	for rank, r := range e.ranks {
 		told[rank] = make(map[indexer.Tier]map[uint64]bool)
@@ -41,9 +41,9 @@ func (e *Engine) Told() (told map[uint32]map[indexer.Tier]map[uint64]bool, weigh
 	return told, weight
 }
 
-// ComeBack saves an engine and restores it as another one. It returns the restored engine, its
+// SaveAndRestore saves an engine and restores it as another one. It returns that engine, its
 // events for the index, and the number of blocks that no event restores.
-func ComeBack(e *Engine, opt EngineOptions) (again *Engine, told []events.RouterEvent, untold int) {
+func SaveAndRestore(e *Engine, opt EngineOptions) (again *Engine, told []events.RouterEvent, orphans int) {
 	var blob bytes.Buffer
 	if err := gob.NewEncoder(&blob).Encode(&savedRank{Ranks: e.save()}); err != nil {
 		panic(err)
@@ -53,6 +53,6 @@ func ComeBack(e *Engine, opt EngineOptions) (again *Engine, told []events.Router
 		panic(err)
 	}
 	again = NewEngine(opt)
-	told, untold = again.restore(saved.Ranks)
-	return again, told, untold
+	told, orphans = again.restore(saved.Ranks)
+	return again, told, orphans
 }

@@ -44,16 +44,16 @@ func newSourceMetrics(meter metric.Meter, s *Sources) (*sourceMetrics, error) {
 	var m sourceMetrics
 	var errs [6]error
 	m.batches, errs[0] = meter.Int64Counter("kvroute.source.batches",
-		metric.WithUnit("{batch}"), metric.WithDescription("Messages of engines' sockets, by what became of them."))
+		metric.WithUnit("{batch}"), metric.WithDescription("Messages of engines' sockets, by outcome."))
 	m.news, errs[1] = meter.Int64Counter("kvroute.source.news",
-		metric.WithUnit("{event}"), metric.WithDescription("What happened between us and engines' sockets, by kind."))
+		metric.WithUnit("{event}"), metric.WithDescription("Changes of the connections and requests to engines, by kind."))
 	m.leftOut, errs[2] = meter.Int64Counter("kvroute.source.blocks.left_out",
-		metric.WithUnit("{block}"), metric.WithDescription("Blocks of engines' events that are not told to the index, by reason."))
+		metric.WithUnit("{block}"), metric.WithDescription("Blocks of engines' events that are not indexed, by reason."))
 	var ranks, copies metric.Int64ObservableGauge
 	ranks, errs[3] = meter.Int64ObservableGauge("kvroute.source.ranks",
-		metric.WithUnit("{rank}"), metric.WithDescription("Ranks whose engine is heard directly, by how well they are known."))
+		metric.WithUnit("{rank}"), metric.WithDescription("Ranks with a direct connection to their engine, by the state of their known blocks."))
 	copies, errs[4] = meter.Int64ObservableGauge("kvroute.source.copies",
-		metric.WithUnit("{copy}"), metric.WithDescription("The largest number of copies that an engine has announced of a block."))
+		metric.WithUnit("{copy}"), metric.WithDescription("The largest number of copies of a block that an engine reported."))
 	_, errs[5] = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		counts, most := s.survey()
 		for state, n := range counts {

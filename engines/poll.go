@@ -34,7 +34,7 @@ func (r *rankSource) poll(ctx context.Context) {
 				r.set(KnownNothing)
 				r.log.Warn("an engine does not return events any more", "endpoint", r.at.url, "err", err)
 			}
-			if errors.Is(err, syscall.ECONNREFUSED) && r.stream.heard {
+			if errors.Is(err, syscall.ECONNREFUSED) && r.stream.hasLast {
 				r.do(r.stream.restart) // its process has ended
 			}
 			wait.wait(ctx)
@@ -70,10 +70,10 @@ func (r *rankSource) poll(ctx context.Context) {
 // applyPolled applies the events of an answer. Missing events cannot be requested: after a
 // gap, and if another client received the first events, the rank is partial.
 func (r *rankSource) applyPolled(b *EngineBatch) {
-	if !r.stream.heard && len(b.Events) > 0 && b.Events[0].ID > 0 {
+	if !r.stream.hasLast && len(b.Events) > 0 && b.Events[0].ID > 0 {
 		r.stream.partial, r.gap = true, time.Now()
 	}
-	r.stream.heard = true
+	r.stream.hasLast = true
 	gaps := r.engine.gaps
 	switch cleared := r.applyBatch(b); {
 	case r.engine.gaps > gaps:

@@ -248,10 +248,9 @@ func (p *Publisher) answer(q *events.Query) events.Answer {
 	defer p.answering.Unlock()
 	p.mu.Lock()
 	p.sealLocked()
-	a, content := p.local.Answer(q)
+	answer := p.local.Answer(q)
 	p.mu.Unlock()
-	localindex.Complete(&a, q, content)
-	return a
+	return answer()
 }
 
 // admit publishes an event without blocks for each rank whose last event may have been lost,

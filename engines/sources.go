@@ -202,13 +202,13 @@ func (s *Sources) Has(id uint64) bool {
 func (s *Sources) State(id uint64) KnownState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	state, heard := KnownWell, false
+	state, followed := KnownWell, false
 	for r := range s.ranks {
 		if r.worker.ID == id {
-			state, heard = max(state, r.known()), true
+			state, followed = max(state, r.known()), true
 		}
 	}
-	if !heard {
+	if !followed {
 		return KnownNothing
 	}
 	return state
@@ -341,7 +341,7 @@ func (s *Sources) awaitMove(ctx context.Context, w EngineWorker, sockets []socke
 		if s.State(w.ID) != KnownNothing {
 			continue
 		}
-		if f, err := s.discover(ctx, &w); err == nil && !slices.Equal(f.sockets, sockets) {
+		if f, err := s.Discover(ctx, w); err == nil && !slices.Equal(f.sockets, sockets) {
 			return
 		}
 	}
@@ -378,7 +378,7 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 		return nil, fmt.Errorf("events: transport is %q, want %s or %s", w.Transport, TransportZMQ, TransportPoll)
 	}
 	if w.Endpoint == "" {
-		f, err := s.discover(ctx, w)
+		f, err := s.Discover(ctx, *w)
 		if err != nil {
 			return nil, err
 		}
@@ -393,7 +393,7 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 		host = "127.0.0.1"
 	} else if w.BlockSize == 0 {
 		// Only the block size is missing, so an error is ignored.
-		if f, err := s.discover(ctx, w); err == nil {
+		if f, err := s.Discover(ctx, *w); err == nil {
 			w.Engine, w.BlockSize = cmp.Or(w.Engine, f.Engine), f.BlockSize
 			f.DPStart, f.DPSize = w.DPStart, max(1, w.DPSize)
 			s.conf.Found(w.ID, f)

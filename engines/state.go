@@ -39,7 +39,6 @@ type savedRank struct {
 	Options EngineOptions
 
 	// Of the stream.
-	Heard            bool
 	Last             uint64
 	Digest           uint64
 	Partial, Suspect bool
@@ -142,13 +141,13 @@ var errTooManyRanks = fmt.Errorf("more than %d ranks", maxSavedRanks)
 func (r *rankSource) save() (state *savedRank, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.stream.heard || !r.at.replays && r.at.url == "" {
+	if !r.stream.hasLast || !r.at.replays && r.at.url == "" {
 		return nil, false
 	}
 	st := r.stream
 	return &savedRank{
 		Worker: r.worker.ID, Rank: r.at.rank, Started: r.worker.Started, Options: r.engine.opt,
-		Heard: st.heard, Last: st.last, Digest: st.digest, Partial: st.partial, Suspect: st.suspect,
+		Last: st.last, Digest: st.digest, Partial: st.partial, Suspect: st.suspect,
 		Ranks: r.engine.save(),
 	}, true
 }
@@ -178,7 +177,7 @@ func (r *rankSource) restore() {
 		r.deliver(ev)
 	}
 	st := r.stream
-	st.heard, st.last, st.digest = saved.Heard, saved.Last, saved.Digest
+	st.hasLast, st.last, st.digest = true, saved.Last, saved.Digest
 	st.partial, st.suspect, st.review = saved.Partial, saved.Suspect || orphans > 0, orphans > 0
 	r.count(sourceRestored, 1)
 	r.log.Info("the saved state of an engine is used", "blocks", r.engine.Blocks(), "behind_holes", orphans, "sequence", saved.Last)

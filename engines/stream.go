@@ -33,9 +33,9 @@ type stream struct {
 	count func(outcome string, n int)
 
 	// The last applied batch, if any since the last clear.
-	heard  bool
-	last   uint64
-	digest uint64
+	hasLast bool
+	last    uint64
+	digest  uint64
 
 	// The connection.
 	fresh     bool   // no batch arrived on it yet
@@ -93,7 +93,7 @@ func newStream(replays bool, apply func([]byte) bool, wipe func(), count func(st
 
 // missing returns the number of batches that are missing before a sequence.
 func (s *stream) missing(sequence uint64) uint64 {
-	if !s.heard {
+	if !s.hasLast {
 		return sequence
 	}
 	return sequence - s.last - 1
@@ -102,15 +102,15 @@ func (s *stream) missing(sequence uint64) uint64 {
 // connected starts a new connection. closed means that the engine's port was closed since the
 // previous connection.
 func (s *stream) connected(closed bool) {
-	s.fresh, s.before, s.hadBefore = true, s.last, s.heard
-	s.closed = s.heard && (closed || s.closed && s.replays)
+	s.fresh, s.before, s.hadBefore = true, s.last, s.hasLast
+	s.closed = s.hasLast && (closed || s.closed && s.replays)
 	// The answer must contain these batches again; otherwise they are missing.
 	s.waiting, s.waitingBytes = nil, 0
 	switch {
 	case s.replays:
 		s.again, s.holes, s.hole = 0, 0, false
 		s.ask()
-	case closed && s.heard:
+	case closed && s.hasLast:
 		s.restart()
 	}
 }
@@ -118,7 +118,7 @@ func (s *stream) connected(closed bool) {
 // ask schedules a request: for the batches after the last one, or for all.
 func (s *stream) ask() {
 	s.asking, s.answered = askAll, false
-	if s.heard && !s.rebuild {
+	if s.hasLast && !s.rebuild {
 		s.asking = askTail
 	}
 	s.asks++
@@ -134,7 +134,7 @@ func (s *stream) askAgain() {
 // begin is called each time that the request is sent. It returns the first requested sequence.
 func (s *stream) begin() (from uint64) {
 	s.answered = false
-	if s.heard && !s.rebuild {
+	if s.hasLast && !s.rebuild {
 		s.asking = askTail
 	}
 	return s.from()
@@ -142,7 +142,7 @@ func (s *stream) begin() (from uint64) {
 
 // from returns the sequence at which a request would start now.
 func (s *stream) from() uint64 {
-	if s.heard && !s.rebuild {
+	if s.hasLast && !s.rebuild {
 		return s.last
 	}
 	return 0
@@ -164,7 +164,7 @@ func (s *stream) restart() {
 }
 
 func (s *stream) forget() {
-	s.heard, s.hadBefore, s.closed, s.rebuild, s.asking = false, false, false, false, askNothing
+	s.hasLast, s.hadBefore, s.closed, s.rebuild, s.asking = false, false, false, false, askNothing
 	s.holes, s.hole = 0, false
 	s.whole()
 }
@@ -183,7 +183,7 @@ func (s *stream) fromLive(b batch) {
 	switch {
 	case s.asking != askNothing:
 		s.wait(b)
-	case s.heard && b.sequence <= s.last:
+	case s.hasLast && b.sequence <= s.last:
 		s.count(sourceDuplicate, 1)
 	case s.missing(b.sequence) == 0 || !s.replays:
 		s.take(b)
@@ -207,9 +207,9 @@ func (s *stream) wait(b batch) {
 func (s *stream) take(b batch) {
 	if n := s.missing(b.sequence); n > 0 {
 		s.count(sourceLost, int(min(n, 1<<30)))
-		s.partial, s.suspect = s.partial || !s.heard, s.suspect || s.heard
+		s.partial, s.suspect = s.partial || !s.hasLast, s.suspect || s.hasLast
 	}
-	s.heard, s.last, s.digest, s.hole = true, b.sequence, xxh3.Hash(b.body), false
+	s.hasLast, s.last, s.digest, s.hole = true, b.sequence, xxh3.Hash(b.body), false
 	if s.apply(b.body) {
 		s.whole()
 	}
@@ -240,7 +240,7 @@ func (s *stream) fromReplay(b batch) {
 		s.forget()
 		s.asking = askAll
 		s.clear()
-	case s.asking == askNothing || s.heard && b.sequence <= s.last:
+	case s.asking == askNothing || s.hasLast && b.sequence <= s.last:
 		return
 	}
 	inside := s.answered
@@ -282,11 +282,11 @@ func (s *stream) replayEnd() {
 
 // giveUp ends a request without an answer.
 func (s *stream) giveUp() {
-	if s.heard && s.closed && !s.answered {
+	if s.hasLast && s.closed && !s.answered {
 		s.restart()
 	}
 	// It is unknown which batches the answer would have contained.
-	s.partial, s.suspect = s.partial || !s.heard, s.suspect || s.heard
+	s.partial, s.suspect = s.partial || !s.hasLast, s.suspect || s.hasLast
 	s.asking, s.rebuild = askNothing, false
 	s.asks++ // a late answer is ignored
 	s.drain(true)
@@ -295,7 +295,7 @@ func (s *stream) giveUp() {
 // drain applies the waiting batches. A gap in them is requested, unless last is set.
 func (s *stream) drain(last bool) {
 	for i, b := range s.waiting {
-		if s.heard && b.sequence <= s.last {
+		if s.hasLast && b.sequence <= s.last {
 			s.count(sourceDuplicate, 1)
 			s.waitingBytes -= len(b.body)
 			continue

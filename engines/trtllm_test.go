@@ -138,7 +138,7 @@ func FuzzTRTLLM(f *testing.F) {
 		index := map[uint32]map[indexer.Tier]map[uint64]bool{}
 		for range 2 {
 			out, _ := e.Apply(&batch)
-			checkTold(t, e, index, out, limit)
+			checkPublished(t, e, index, out, limit)
 		}
 	})
 }

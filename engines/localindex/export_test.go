@@ -9,7 +9,5 @@ const RingEvents = ringEvents
 
 // Ask answers a query completely.
 func (l *Index) Ask(q events.Query) events.Answer {
-	a, content := l.Answer(&q)
-	Complete(&a, &q, content)
-	return a
+	return l.Answer(&q)()
 }

@@ -5,7 +5,6 @@
 package localindex
 
 import (
-	"iter"
 	"slices"
 	"time"
 
@@ -22,7 +21,7 @@ const (
 )
 
 // Index holds the cached blocks and the last events of each rank of a worker. One goroutine at a
-// time may use it, except for the contents that it returns.
+// time may use it.
 //
 // Invariants, for each rank:
 //
@@ -70,70 +69,40 @@ func (l *Index) Remember(now time.Time, ev events.RouterEvent) {
 	r.ring = r.ring[drop:]
 }
 
-// Answer answers a query. A dump's blocks are returned as content, so that they can be read
-// without a lock; they are the blocks that the worker holds now. The events in the answer, which
-// wait for their parents, follow the content.
-func (l *Index) Answer(q *events.Query) (a events.Answer, content *Content) {
+// Answer returns a function that makes the answer to a query as of now. The function must be
+// called; it needs no lock. A dump has the worker's blocks, and then the events that wait for
+// their parents.
+func (l *Index) Answer(q *events.Query) func() events.Answer {
 	r := l.ranks[q.DPRank]
 	if r == nil {
 		r = &rank{}
 	}
+	a := events.Answer{Kind: events.AnswerDump, LastEventID: r.last}
 	first := r.last + 1 - uint64(len(r.ring))
 	switch start := q.Start; {
 	case q.HasStart && q.End > 0 && q.End < start:
-		return events.Answer{Kind: events.AnswerInvalidRange, Start: start, End: q.End}, nil
+		a = events.Answer{Kind: events.AnswerInvalidRange, Start: start, End: q.End}
 	case q.HasStart && start > r.last:
-		return events.Answer{Kind: events.AnswerTooNew, Start: start, End: q.End, LastEventID: r.last}, nil
+		a.Kind, a.Start, a.End = events.AnswerTooNew, start, q.End
 	case q.HasStart && max(start, 1) >= first:
-		return events.Answer{Kind: events.AnswerEvents, Events: slices.Clone(r.ring[max(start, 1)-first:]), LastEventID: r.last}, nil
+		a.Kind, a.Events = events.AnswerEvents, slices.Clone(r.ring[max(start, 1)-first:])
 	case r.index != nil:
-		content = freeze(r.index)
-		for _, ev := range r.parked.Waiting()[0] {
-			a.Events = append(a.Events, events.RouterEvent{Event: ev})
+		runs, stop := r.index.DumpNow()
+		waiting := r.parked.Waiting()[0]
+		return func() events.Answer {
+			defer stop()
+			evs, err := events.RankEvents(runs, 0)
+			if err != nil {
+				return events.Answer{Kind: events.AnswerDumpFailed, LastEventID: a.LastEventID, Message: err.Error()}
+			}
+			a.Events = make([]events.RouterEvent, 0, len(evs)+len(waiting))
+			for _, ev := range append(evs, waiting...) {
+				a.Events = append(a.Events, events.RouterEvent{WorkerID: q.WorkerID, DPRank: q.DPRank, EventID: uint64(len(a.Events)) + 1, Event: ev})
+			}
+			return a
 		}
 	}
-	a.Kind, a.LastEventID = events.AnswerDump, r.last
-	return a, content
-}
-
-// Content is the content of a rank's index at one moment. The caller must read it.
-type Content struct {
-	runs iter.Seq2[indexer.Run, error]
-	stop func()
-}
-
-func freeze(x *indexer.Index) *Content {
-	runs, stop := x.DumpNow()
-	return &Content{runs, stop}
-}
-
-// Events returns events that build the content.
-func (f *Content) Events() ([]indexer.Event, error) {
-	defer f.stop()
-	return events.RankEvents(f.runs, 0)
-}
-
-// Complete makes the content of a dump, if there is one, the events of an answer, in
-// front of those that are there.
-func Complete(a *events.Answer, q *events.Query, content *Content) {
-	if content == nil {
-		return
-	}
-	evs, err := content.Events()
-	if err != nil {
-		*a = events.Answer{Kind: events.AnswerDumpFailed, LastEventID: a.LastEventID, Message: err.Error()}
-		return
-	}
-	waiting := a.Events
-	a.Events = make([]events.RouterEvent, 0, len(evs)+len(waiting))
-	for _, ev := range evs {
-		a.Events = append(a.Events, events.RouterEvent{Event: ev})
-	}
-	a.Events = append(a.Events, waiting...)
-	for i := range a.Events {
-		ev := &a.Events[i]
-		ev.WorkerID, ev.DPRank, ev.EventID = q.WorkerID, q.DPRank, uint64(i)+1
-	}
+	return func() events.Answer { return a }
 }
 
 // Split splits an answer into parts. Each encoded part is small enough not to delay other messages
