@@ -92,10 +92,15 @@ type EngineEvent struct {
 
 // EngineBatch is one message of an engine.
 type EngineBatch struct {
-	Time   float64 // unix seconds; 0 if unknown
 	Events []EngineEvent
 	Drops  Drops
 }
 
-// maxGroup bounds the number of an engine's cache groups; engines have a few.
-const maxGroup = 256
+const (
+	// maxEngineRanks is far above the number of ranks of an engine.
+	maxEngineRanks = 1024
+	// maxGroup limits the number of an engine's cache groups; engines have a few.
+	maxGroup = 256
+	// tiers is the number of tiers of a cache.
+	tiers = int(indexer.External) + 1
+)

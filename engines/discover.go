@@ -73,35 +73,34 @@ func (s *Sources) do(req *http.Request) ([]byte, error) {
 func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
 	host, _, err := net.SplitHostPort(w.Address)
 	if err != nil {
-		return Found{}, fmt.Errorf("events: discover: address %q is no ip:port", w.Address)
+		return Found{}, fmt.Errorf("engines: discover: address %q is no ip:port", w.Address)
 	}
 	base := "http://" + w.Address
-	body, err := s.get(ctx, base+"/kv_event_sources")
-	if err == nil {
-		f, err := readVLLM(body, host, w)
+	var last error
+	for _, source := range []struct {
+		path string
+		read func(body []byte, host string, w EngineWorker) (Found, error)
+	}{{"/kv_event_sources", readVLLM}, {"/server_info", readSGLang}, {"/get_server_info", readSGLang}} {
+		body, err := s.get(ctx, base+source.path)
 		if err != nil {
-			return f, fmt.Errorf("events: discover: %s/kv_event_sources: %w", base, err)
+			last = err
+			if _, ok := errors.AsType[statusError](err); !ok {
+				break // no server
+			}
+			continue
 		}
-		// vLLM reports the block size only in its metrics.
-		if metrics, err := s.get(ctx, base+"/metrics"); err == nil {
-			f.BlockSize, f.TotalKVBlocks = readCacheConfig(metrics)
+		f, err := source.read(body, host, w)
+		if err != nil {
+			return f, fmt.Errorf("engines: discover: %s%s: %w", base, source.path, err)
+		}
+		if f.Engine == "vllm" { // reports the block size only in its metrics
+			if metrics, err := s.get(ctx, base+"/metrics"); err == nil {
+				f.BlockSize, f.TotalKVBlocks = readCacheConfig(metrics)
+			}
 		}
 		return f, nil
 	}
-	if _, ok := errors.AsType[statusError](err); !ok {
-		return Found{}, fmt.Errorf("events: discover: %s/kv_event_sources: %w", base, err)
-	}
-	first := err
-	for _, path := range []string{"/server_info", "/get_server_info"} {
-		if body, err = s.get(ctx, base+path); err == nil {
-			f, err := readSGLang(body, host, w)
-			if err != nil {
-				return f, fmt.Errorf("events: discover: %s%s: %w", base, path, err)
-			}
-			return f, nil
-		}
-	}
-	return Found{}, fmt.Errorf("events: discover: %s says neither /kv_event_sources (%w) nor /server_info (%w)", base, first, err)
+	return Found{}, fmt.Errorf("engines: discover: %s answers neither /kv_event_sources nor /server_info: %w", base, last)
 }
 
 // readVLLM reads an answer of /kv_event_sources.

@@ -26,11 +26,7 @@ type EngineOptions struct {
 	MaxBlocks int
 }
 
-const (
-	defaultMaxBlocks = 1 << 21
-	// maxEngineRanks is far above the number of ranks of an engine.
-	maxEngineRanks = 1024
-)
+const defaultMaxBlocks = 1 << 21
 
 // Engine translates the events of one engine for the index. It remembers the blocks,
 // because engines name the salt only where a sequence begins, move blocks between tiers

@@ -38,20 +38,20 @@ func SplitFrames(frames [][]byte) (Frames, error) {
 			Publisher: binary.BigEndian.Uint64(frames[1]), Sequence: binary.BigEndian.Uint64(frames[2]),
 		}
 		if size := binary.BigEndian.Uint32(frames[3][1:]); int64(size) != int64(len(f.Body)) {
-			return f, fmt.Errorf("events: split frames: %w: %d bytes, %d announced", msgpack.ErrShape, len(f.Body), size)
+			return f, fmt.Errorf("engines: split frames: %w: %d bytes, %d announced", msgpack.ErrShape, len(f.Body), size)
 		}
 		e, err := events.DecodeEnvelope(f.Body)
 		if err != nil {
 			return f, err
 		}
 		if e.PublisherID != f.Publisher || e.Sequence != f.Sequence {
-			return f, fmt.Errorf("events: split frames: %w: publisher %d, sequence %d; the envelope says %d, %d",
+			return f, fmt.Errorf("engines: split frames: %w: publisher %d, sequence %d; the envelope says %d, %d",
 				msgpack.ErrShape, f.Publisher, f.Sequence, e.PublisherID, e.Sequence)
 		}
 		return f, nil
 	}
 	if n < 2 || n > 4 || len(frames[n-2]) != 8 {
-		return Frames{}, fmt.Errorf("events: split frames: %w: %d frames", events.ErrMessage, n)
+		return Frames{}, fmt.Errorf("engines: split frames: %w: %d frames", events.ErrMessage, n)
 	}
 	f := Frames{Sequence: binary.BigEndian.Uint64(frames[n-2]), Body: frames[n-1], End: len(frames[n-1]) == 0}
 	if n > 2 {

@@ -63,7 +63,7 @@ func newSourceMetrics(meter metric.Meter, s *Sources) (*sourceMetrics, error) {
 		return nil
 	}, ranks, copies)
 	if err := errors.Join(errs[:]...); err != nil {
-		return nil, fmt.Errorf("events: make instruments: %w", err)
+		return nil, fmt.Errorf("engines: make instruments: %w", err)
 	}
 	return &m, nil
 }

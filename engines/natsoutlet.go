@@ -71,7 +71,7 @@ func (o *natsOutlet) open(ctx context.Context, p *Publisher) (end func(), err er
 	if p.conf.LocalIndexer {
 		subject := events.QuerySubject(p.conf.Scope, p.conf.WorkerID, "*")
 		if sub, err = o.nc.Subscribe(subject, func(m *nats.Msg) { o.query(p, m) }); err != nil {
-			err = fmt.Errorf("events: subscribe to %s: %w", subject, err)
+			err = fmt.Errorf("engines: subscribe to %s: %w", subject, err)
 		}
 	}
 	return func() {
@@ -150,7 +150,7 @@ func (o *natsOutlet) store(subject, id string, data []byte) error {
 		last = err
 		select {
 		case <-o.life.Done():
-			return fmt.Errorf("events: publish: %w: %w", context.Cause(o.life), last)
+			return fmt.Errorf("engines: publish: %w: %w", context.Cause(o.life), last)
 		case <-time.After(wait):
 		}
 	}
@@ -174,7 +174,7 @@ func (o *natsOutlet) flush() error {
 		return nil // nothing to wait for: the stream has acknowledged its messages
 	}
 	if err := o.nc.FlushTimeout(time.Second); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
-		return fmt.Errorf("events: flush the last events: %w", err)
+		return fmt.Errorf("engines: flush the last events: %w", err)
 	}
 	return nil
 }

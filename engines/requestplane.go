@@ -61,7 +61,7 @@ func askIndexer(ctx context.Context, at Indexer, q events.Query, part func(event
 		err = fmt.Errorf("%w: %w", events.ErrNobody, err)
 	}
 	if err != nil {
-		return fmt.Errorf("events: ask the indexer at %.128q: %w", at.Transport, err)
+		return fmt.Errorf("engines: ask the indexer at %.128q: %w", at.Transport, err)
 	}
 	return nil
 }

@@ -12,14 +12,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/enginesim"
-	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -41,31 +40,11 @@ func (l *lines) has(text string) bool {
 	return strings.Contains(l.buf.String(), text)
 }
 
-// startBus starts a NATS server on a port, 0 for a free one.
-func startBus(t *testing.T, port int) (s *server.Server, stop func()) {
-	t.Helper()
-	if port == 0 {
-		port = fixtures.HoldPort(t) // kept for a restart
-	}
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	go s.Start()
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("NATS does not start")
-	}
-	var once sync.Once
-	stop = func() { once.Do(func() { s.Shutdown(); s.WaitForShutdown() }) }
-	t.Cleanup(stop)
-	return s, stop
-}
-
 // While NATS is away, a limited number of events waits. Dropped events show as a gap, and later
 // events arrive.
 func TestTheBusIsAwayForAWhile(t *testing.T) {
 	t.Parallel()
-	s, stop := startBus(t, 0)
+	s := natstest.Start(t, 0)
 	port := s.Addr().(*net.TCPAddr).Port
 	connect := func(buffer int) *nats.Conn {
 		nc, err := nats.Connect(s.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.ReconnectJitter(0, 0), nats.ReconnectBufSize(buffer))
@@ -94,14 +73,15 @@ func TestTheBusIsAwayForAWhile(t *testing.T) {
 	engine.store(3)
 	agree(t, &c, 0, engine)
 
-	stop()
+	s.Shutdown()
+	s.WaitForShutdown()
 	eventually(t, func() bool { return !sending.IsConnected() && !receiving.IsConnected() })
 	for range 300 { // each is a chain of its own, so that no event is joined to another
 		engine.last += 2
 		engine.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1e6 + engine.last}}}, Tokens: seq(int(engine.last), 16)})
 	}
 	eventually(t, func() bool { return lost.Load() > 0 })
-	startBus(t, port)
+	natstest.Start(t, port)
 	eventually(t, func() bool { return sending.IsConnected() && receiving.IsConnected() })
 	engine.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 42}}}, Tokens: seq(9000, 16)})
 	eventually(t, func() bool { _, there := c.of(7, 0)[42]; return there })

@@ -375,7 +375,7 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 		return []socket{{rank: w.DPStart, url: url}}, nil
 	case TransportZMQ:
 	default:
-		return nil, fmt.Errorf("events: transport is %q, want %s or %s", w.Transport, TransportZMQ, TransportPoll)
+		return nil, fmt.Errorf("engines: transport is %q, want %s or %s", w.Transport, TransportZMQ, TransportPoll)
 	}
 	if w.Endpoint == "" {
 		f, err := s.Discover(ctx, *w)

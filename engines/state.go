@@ -27,7 +27,6 @@ const (
 
 	maxSavedRanks = 1 << 18
 	savedFor      = time.Minute // workers must register again within this time
-	tiers         = int(indexer.External) + 1
 )
 
 // savedRank is the state of a rank after the last applied batch. It does not contain the index:

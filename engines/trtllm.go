@@ -80,7 +80,7 @@ func decodeTRTLLM(data []byte) (EngineBatch, error) {
 	var b EngineBatch
 	var list []json.RawMessage
 	if err := json.Unmarshal(data, &list); err != nil {
-		return b, fmt.Errorf("events: decode TensorRT-LLM events: %w", err)
+		return b, fmt.Errorf("engines: decode TensorRT-LLM events: %w", err)
 	}
 	for _, element := range list {
 		var ev trtEvent

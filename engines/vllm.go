@@ -26,7 +26,7 @@ func DecodeBatch(data []byte) (EngineBatch, error) {
 	field := func(key string, data []byte) (rest []byte, err error) {
 		switch key {
 		case "ts":
-			b.Time, rest, err = readTime(data)
+			rest, err = skipTime(data)
 		case "events":
 			hasEvents = true
 			n, _, _ := msgp.ReadArrayHeaderBytes(data) // eachElement returns the error
@@ -58,7 +58,7 @@ func DecodeBatch(data []byte) (EngineBatch, error) {
 		}
 	}
 	if err != nil {
-		return b, fmt.Errorf("events: decode engine batch: %w", err)
+		return b, fmt.Errorf("engines: decode engine batch: %w", err)
 	}
 	return b, nil
 }
@@ -392,15 +392,13 @@ func readWord(data []byte) (word, rest []byte, err error) {
 	return []byte("?"), rest, err
 }
 
-func readTime(data []byte) (seconds float64, rest []byte, err error) {
-	switch msgp.NextType(data) {
-	case msgp.Float64Type, msgp.Float32Type:
-		return msgp.ReadFloat64Bytes(data)
-	case msgp.NilType:
-		return 0, data[1:], nil
+// skipTime skips a batch's time, in seconds. Another type shows that the message is not a batch.
+func skipTime(data []byte) (rest []byte, err error) {
+	switch kind := msgp.NextType(data); kind {
+	case msgp.Float64Type, msgp.Float32Type, msgp.IntType, msgp.UintType, msgp.NilType:
+		return msgp.Skip(data)
 	default:
-		n, rest, err := msgpack.UintRest(data)
-		return float64(n), rest, err
+		return data, fmt.Errorf("%w: a time of type %v", msgpack.ErrShape, kind)
 	}
 }
 
