@@ -10,23 +10,23 @@ import (
 	"unicode/utf8"
 )
 
-// added is a token that is searched in the text before all other steps.
+// added is a token that is searched for in the text before the text is split.
 type added struct {
 	id         uint32
 	content    []byte
-	lstrip     bool // takes the white space before it along
-	rstrip     bool // takes the white space behind it along
-	singleWord bool // counts only where no word character stands beside it
+	lstrip     bool // includes the white space before it
+	rstrip     bool // includes the white space behind it
+	singleWord bool // is found only where no word character is next to it
 }
 
-// finder finds added tokens: leftmost, of several that begin at one place the
-// longest. Immutable once built; a nil finder finds nothing.
+// finder finds the leftmost added token. Of several that begin at one place it finds the
+// longest. It is immutable once built; a nil finder finds nothing.
 type finder struct {
-	tokens []added // in the order of their contents; of equal ones the last counts
+	tokens []added // sorted by content; of equal contents the last one is found
 	first  [256]bool
-	starts []byte // the bytes of first
-	reach  int    // how far behind a place the search there may look
-	single bool   // one of the tokens is a singleWord
+	starts []byte // the bytes that are set in first
+	reach  int    // number of bytes that a search at one place may read
+	single bool   // at least one token is a singleWord
 }
 
 func newFinder(tokens []added) *finder {
@@ -79,7 +79,7 @@ func (f *finder) next(b *budget, s []byte, from int) (found, bool) {
 		}
 		a := &f.tokens[k]
 		if a.singleWord && (wordBefore(s, i) || wordAt(s, end)) {
-			i = end // the match is dropped, and with it what it covers
+			i = end // the match is ignored, and no other match may begin inside of it
 			continue
 		}
 		m := found{i, end, a.id}
@@ -107,8 +107,8 @@ func (f *finder) next(b *budget, s []byte, from int) (found, bool) {
 }
 
 const (
-	fewStarts  = 4   // first bytes, up to which each is looked for by itself
-	skipWindow = 512 // bytes that are looked at for one before another is looked for
+	fewStarts  = 4   // number of different first bytes up to which skip searches for each of them
+	skipWindow = 512 // bytes that skip searches for all first bytes before it continues
 )
 
 // skip returns the first place from i on at which a token may begin.
@@ -131,11 +131,11 @@ func (f *finder) skip(s []byte, i int) int {
 	return i
 }
 
-// longest returns the longest token that begins at s[i], -1 if none does, and how many
-// bytes it has looked at.
+// longest returns the index and the end of the longest token that begins at s[i]; the index is
+// -1 if there is none. looked is the number of bytes that it has read.
 func (f *finder) longest(s []byte, i int) (token, end, looked int) {
 	token = -1
-	from, to := 0, len(f.tokens) // those that begin with s[i:i+n]
+	from, to := 0, len(f.tokens) // the tokens that begin with s[i:i+n]
 	for n := 0; ; n++ {
 		for from < to && len(f.tokens[from].content) == n {
 			token, end = from, i+n
@@ -145,7 +145,7 @@ func (f *finder) longest(s []byte, i int) (token, end, looked int) {
 			return token, end, n
 		}
 		c := s[i+n]
-		if f.tokens[from].content[n] == f.tokens[to-1].content[n] { // all have the same byte
+		if f.tokens[from].content[n] == f.tokens[to-1].content[n] { // all remaining tokens have the same byte
 			if f.tokens[from].content[n] != c {
 				return token, end, n
 			}

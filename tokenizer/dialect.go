@@ -12,13 +12,13 @@ import (
 	"unicode/utf8"
 )
 
-// maxKnown bounds a translated expression: \p{L} alone becomes 6 KB.
+// maxKnown is the size limit in bytes of a translated expression. \p{L} alone becomes 6 KB.
 const maxKnown = 1 << 20
 
-// dialect reads an expression and writes one for the engine used here. It knows
-// only what means the same to Oniguruma, for tokenizer.json, and to Rust's
-// fancy-regex, for rank files; anything else is refused by name. All that depends on tables
-// of Unicode or on case is written as explicit ranges, from our own tables.
+// dialect translates an expression for regexp2. It supports only constructs that have the
+// same meaning in Oniguruma, which reads tokenizer.json, and in Rust's fancy-regex, which
+// reads rank files. It refuses all others and names them. Classes of Unicode and letter case
+// become explicit ranges, from the tables of this package.
 //
 //	alternatives = sequence {"|" sequence}
 //	sequence     = {item [("*"|"+"|"?"|"{n}"|"{n,}"|"{n,m}") ["?"]]}
@@ -33,11 +33,11 @@ type dialect struct {
 	tables map[string][]runeRange
 }
 
-// item says what matters of an item to what stands beside it.
+// item is what the translation must know of an item to check the items around it.
 type item struct {
-	empty bool   // it can match nothing
+	empty bool   // it can match the empty text
 	fold  bool   // it is a (?i: group
-	chars string // in (?i: what it matches
+	chars string // in (?i: the letters that it matches, in lower case
 }
 
 func translate(expr string) (string, error) {
@@ -63,7 +63,7 @@ func (d *dialect) refuse(at int, what string) error {
 
 func (d *dialect) has(s string) bool { return strings.HasPrefix(d.expr[d.i:], s) }
 
-// take consumes s if it stands here.
+// take reads s if the rest of the expression begins with it.
 func (d *dialect) take(s string) bool {
 	if !d.has(s) {
 		return false
@@ -72,7 +72,7 @@ func (d *dialect) take(s string) bool {
 	return true
 }
 
-// alternatives reads up to a ) or the end, and tells whether it can match nothing.
+// alternatives translates up to a ) or the end. It reports whether the part can match the empty text.
 func (d *dialect) alternatives() (empty bool, err error) {
 	for {
 		e, err := d.sequence()
@@ -112,8 +112,8 @@ func (d *dialect) sequence() (empty bool, err error) {
 	return empty, nil
 }
 
-// joins reports whether a character of a and one of b begin what some character
-// is in full case folding.
+// joins reports whether a letter of a and a letter of b are the beginning of the full case
+// folding of one character.
 func joins(a, b string) bool {
 	for _, p := range []string{"ss", "st", "ff", "fi", "fl"} {
 		if strings.Contains(a, p[:1]) && strings.Contains(b, p[1:]) {
@@ -290,7 +290,7 @@ func (d *dialect) class() (item, error) {
 	}
 }
 
-// one reads one character or escape.
+// one reads a character or an escape and returns the code points that it matches.
 func (d *dialect) one() ([]runeRange, error) {
 	at := d.i
 	r, n := utf8.DecodeRuneInString(d.expr[d.i:])
@@ -340,7 +340,7 @@ func (d *dialect) one() ([]runeRange, error) {
 	return []runeRange{{r, r}}, nil
 }
 
-// write writes a set, in (?i: with the other cases of its characters.
+// write writes a set of code points. In (?i: it adds the other cases of the characters.
 func (d *dialect) write(at int, set []runeRange, not bool) (item, error) {
 	var x item
 	if d.fold {
@@ -373,14 +373,15 @@ func (d *dialect) write(at int, set []runeRange, not bool) (item, error) {
 	return x, nil
 }
 
-// named are the classes that an expression may name by one letter, and Han's of its own table.
+// named maps the names of classes in \p{…}, and s for \s, to the bits of a table: of hanClasses
+// for Han, else of classes.
 //
 //nolint:gochecknoglobals // a table
 var named = map[string]uint8{
 	"L": classLetter, "N": classNumber, "M": classMark, "P": classPunct, "S": classSymbol, "s": classSpace, "Han": classHan,
 }
 
-// table returns the code points of a class.
+// table returns the code points of a class as ranges in order.
 func (d *dialect) table(name string) []runeRange {
 	if t := d.tables[name]; t != nil {
 		return t

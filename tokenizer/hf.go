@@ -53,11 +53,11 @@ func parse(file sections, more additions) (*Tokenizer, error) {
 	return t, nil
 }
 
-// vocabKeys finds ids by the keys of the file while a file is loaded.
+// vocabKeys finds ids by the keys of the file while the file is loaded.
 type vocabKeys struct {
 	vocab    *vocab
-	alphabet map[rune]byte     // what the characters of a byte-level key stand for, else nil
-	others   map[string]uint32 // keys that no bytes spell
+	alphabet map[rune]byte     // the byte of each character of a byte-level key; nil for other vocabularies
+	others   map[string]uint32 // ids of byte-level keys with a character that stands for no byte
 	count    int
 }
 
@@ -227,7 +227,7 @@ func byteAlphabet() map[rune]byte {
 	return m
 }
 
-// readMerges reads the merges, the pairs as lists or as strings with a space.
+// readMerges reads the merges. A pair is a list of two tokens, or a string with a space between them.
 func (b *bpe) readMerges(s section, alphabet map[rune]byte) error {
 	if s.null() {
 		return errors.New("missing")
@@ -251,7 +251,7 @@ func (b *bpe) readMerges(s section, alphabet map[rune]byte) error {
 		n := len(both)
 		both, ok2 = toBytes(both, right, alphabet)
 		if !ok || !ok2 {
-			return nil // of characters that no byte becomes: it never happens
+			return nil // no text has such a pair: a character of it stands for no byte
 		}
 		l, rr, to := b.vocab.id(both[:n]), b.vocab.id(both[n:]), b.vocab.id(both)
 		if l == noID || rr == noID || to == noID {

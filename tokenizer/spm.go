@@ -23,24 +23,24 @@ const (
 	pieceByte    = 6
 )
 
-// piece is one entry of a SentencePiece vocabulary. Its id is its place.
+// piece is one entry of a SentencePiece vocabulary. Its id is its index.
 type piece struct {
 	text  string
 	score float32
 	kind  uint64
 }
 
-// spmModel is what is read of a SentencePiece model: a protocol buffer.
+// spmModel holds the fields of a SentencePiece model, a protocol buffer, that have an effect on ids.
 type spmModel struct {
 	pieces []piece
 	kind   uint64 // of the model: 1 Unigram, 2 BPE, …
 
 	prefix       bool // a space is put before each text
-	squeeze      bool // runs of spaces become one
+	squeeze      bool // a run of spaces becomes one space
 	escape       bool // a space is written ▁
 	suffix       bool // ▁ stands behind words, not before them
-	charsmap     int  // size of the table of a normal form
-	normalRules  int
+	charsmap     int  // size in bytes of the table of a normal form
+	normalRules  int  // size in bytes of the rules of a normal form
 	byteFallback bool
 }
 
@@ -126,8 +126,9 @@ func (m *spmModel) tokenizer() (*Tokenizer, error) {
 	return t, nil
 }
 
-// mergesOfScores makes a merge of each way to cut a piece into two: into pieces, or
-// characters. Those of higher scores come first; of equal ones, the leftmost.
+// mergesOfScores makes a merge for each way to cut a piece into two pieces or characters. A
+// merge of a higher score has a lower rank. Equal scores have equal ranks: the leftmost pair in
+// the text is merged first.
 func (b *bpe) mergesOfScores(pieces []piece) error {
 	order := make([]int, 0, len(pieces))
 	for i, p := range pieces {

@@ -17,8 +17,8 @@ import (
 )
 
 // Mistral's own tokenizer files: tekken.json, a list of tokens by rank, and
-// SentencePiece models whose names end in a version. Engines that read them put
-// control tokens into a prompt by their ids; no text becomes one.
+// SentencePiece models whose names end in a version. Engines that read them insert control
+// tokens into a prompt by id. A text never becomes a control token.
 
 var mistralModel = regexp.MustCompile(`^[^.]+\.model(\.(v1|v2|v3|v7|v11|v13|v15)(m1)?)?$`)
 
@@ -40,7 +40,7 @@ func mistralFile(fsys fs.FS) (string, error) {
 	return best, nil
 }
 
-// isMistral reports whether fsys is read in mistral mode, and from which file.
+// isMistral reports whether the engine reads fsys in mistral mode, and the name of the file that it reads.
 func isMistral(fsys fs.FS, mode string) (name string, is bool, err error) {
 	switch mode {
 	case "hf":
@@ -65,7 +65,7 @@ func isMistral(fsys fs.FS, mode string) (name string, is bool, err error) {
 		}
 	}
 	if strings.HasSuffix(name, ".model") {
-		// In hf mode engines convert it, and get other ids than it has by itself.
+		// In hf mode engines convert the file; the result has other ids.
 		return "", false, fmt.Errorf("tokenizer: %s: %w: without a tokenizer.json it is read in mistral mode only", name, ErrUnsupported)
 	}
 	return name, true, nil
@@ -105,7 +105,7 @@ func loadMistral(fsys fs.FS, name string) (*Tokenizer, error) {
 	return t, nil
 }
 
-// tekkenConfig is the part of tekken.json that says how it is to be read.
+// tekkenConfig is the section config of tekken.json.
 type tekkenConfig struct {
 	Pattern string `json:"pattern"`
 	Size    int    `json:"default_vocab_size"`
@@ -121,9 +121,8 @@ var oldTekkenTokens = []string{
 	"[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
 }
 
-// parseTekken reads tekken.json. The first ids are control tokens, the others
-// follow in the order of their ranks; what the file has beyond its own
-// default_vocab_size is not used.
+// parseTekken reads tekken.json. The first ids are control tokens. The other tokens follow in
+// the order of their ranks, up to default_vocab_size ids in all; later tokens are not used.
 func parseTekken(b []byte) (*Tokenizer, error) {
 	file, err := section{b, 0}.sections()
 	if err != nil {
@@ -220,7 +219,7 @@ func (r *reader) tekkenToken(dst []byte) (rank uint32, token []byte, err error) 
 	return rank, token, err
 }
 
-// readTekkenSpecial names the first ids.
+// readTekkenSpecial reads the texts of the control tokens, which have the first ids.
 func (t *Tokenizer) readTekkenSpecial(file sections, c tekkenConfig) error {
 	names := oldTekkenTokens
 	if s := file["special_tokens"]; !s.null() {

@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// published are the rank files whose pattern and special tokens everybody knows.
+// published holds the patterns and special tokens of OpenAI's rank files, by file name.
 //
 //nolint:gochecknoglobals // a table
 var published = map[string]Config{
@@ -24,9 +24,9 @@ var published = map[string]Config{
 	"o200k_base.tiktoken": {Pattern: "o200k", Special: map[string]uint32{"<|endoftext|>": 199999, "<|endofprompt|>": 200018}},
 }
 
-// loadRanks reads a rank file: the token's bytes in base64, a space and its rank,
-// which is its id, on each line. Two neighbours merge if together they are a
-// token, lowest rank first.
+// loadRanks reads a rank file. Each line has the token's bytes in base64, a space and its rank,
+// which is its id. Two neighbours merge if together they are a token; the token of the lowest
+// rank is made first.
 func loadRanks(fsys fs.FS, c Config) (*Tokenizer, error) {
 	var names []string
 	for _, glob := range []string{"*.tiktoken", "*.tiktoken.gz", "tiktoken.model"} {
@@ -57,7 +57,7 @@ func loadRanks(fsys fs.FS, c Config) (*Tokenizer, error) {
 	return t, nil
 }
 
-// completed fills in what the configuration leaves open.
+// completed returns c with the empty fields set from the file's name and tokenizer_config.json.
 func completed(fsys fs.FS, c Config, name string) (Config, error) {
 	known := published[name]
 	if c.Pattern == "" {
@@ -102,11 +102,11 @@ func completed(fsys fs.FS, c Config, name string) (Config, error) {
 	return c, nil
 }
 
-// kimiReserved is how many special tokens Kimi's class makes behind the ranks.
+// kimiReserved is the number of special tokens that Kimi's class makes after the ranks.
 const kimiReserved = 258
 
-// isKimi reports whether the class that an auto_map names is Kimi's: its files do not say
-// the pattern, its code does. Others call theirs the same, so the module decides.
+// isKimi reports whether the class that an auto_map names is Kimi's, whose code contains the
+// pattern. Other models have a class of the same name, so the name of the module decides.
 func isKimi(class any) bool {
 	if list, ok := class.([]any); ok && len(list) > 0 {
 		class = list[0]
@@ -169,7 +169,7 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 	return t, nil
 }
 
-// withReserved returns the special tokens of c, and the reserved ones from the id first on.
+// withReserved returns the special tokens of c and the reserved tokens, whose ids begin with first.
 func withReserved(c Config, first int) map[string]uint32 {
 	if c.reserved == 0 {
 		return c.Special
@@ -186,7 +186,7 @@ func withReserved(c Config, first int) map[string]uint32 {
 	return all
 }
 
-// patternSteps returns the step that parts text by the expression of a rank file.
+// patternSteps returns the step that splits text by the expression of a rank file.
 func patternSteps(pattern string) ([]splitter, error) {
 	if r := scanners[pattern]; r.scan != nil {
 		return []splitter{r.splitter()}, nil
@@ -199,7 +199,7 @@ func patternSteps(pattern string) ([]splitter, error) {
 	return []splitter{{regex: re, behavior: "Removed", invert: true}}, nil
 }
 
-// mergesOfRanks makes a merge of each way to cut a token into two tokens.
+// mergesOfRanks makes a merge for each way to cut a token into two tokens.
 func (b *bpe) mergesOfRanks() {
 	var all []mergeSlot
 	for id := range b.vocab.token {

@@ -8,9 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// Classes of code points as the patterns of pre-tokenizers name them, in
-// Unicode 16.0: what the reference tokenizers' regex engine uses, whatever
-// version Go's own tables are of.
+// Classes of code points, as the patterns of pre-tokenizers name them. They are those of
+// Unicode 16.0, which the reference's regex engine uses. Go's tables may have another version.
 const (
 	classLetter = 1 << iota // \p{L}
 	classUpper              // \p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}
@@ -22,8 +21,8 @@ const (
 	classSymbol             // \p{S}
 )
 
-// classRange says the class of the code points lo to hi, both included. The
-// spaces are not in the generated table: \s is not a category.
+// classRange is the class of the code points lo to hi, both included. The generated table has
+// no spaces, because \s is not a category.
 type classRange struct {
 	lo, hi rune
 	class  uint8
@@ -38,18 +37,18 @@ var spaces = [...]rune{
 	0x2028, 0x2029, 0x202f, 0x205f, 0x3000,
 }
 
-// classTable gives the class of any code point in two steps: pages of 256, of
-// which most are equal to each other.
+// classTable gives the class of any code point in two steps: the number of its page of 256
+// code points, then the class within the page. Most pages are equal to another one.
 type classTable struct {
 	ascii [utf8.RuneSelf]uint8
 	page  [(utf8.MaxRune + 1) / 256]uint8
 	class [][256]uint8
-	// three is the class of all characters of three bytes of which the first two
-	// are those of the place: 64 code points, 0 if not all are of one class.
+	// three is the common class of the 64 characters of three bytes that have the same first
+	// two bytes; 0 if their classes differ.
 	three [1024]uint8
 }
 
-// The bits of tables that one step or expression needs.
+// The bits of tables for one step or expression.
 const (
 	classHan    = classMark   // hanClasses: \p{Han}
 	classSign   = classPunct  // signClasses: what Punctuation takes for a sign
@@ -63,13 +62,13 @@ const (
 //nolint:gochecknoglobals // tables
 var (
 	classes = newClasses(func([]uint8) {})
-	// hanClasses are those of Kimi's expression: it asks for no mark, and takes Chinese
-	// characters, of any class, for nothing else.
+	// hanClasses are the classes of Kimi's expression. It names no marks, and its other classes
+	// contain no Chinese characters.
 	hanClasses = newClasses(func(all []uint8) {
 		change(all, nil, classHan, 0)
 		change(all, hanRanges[:], classUpper|classLower, classHan)
 	})
-	// digitClasses are those of the step Digits, which knows newer numbers.
+	// digitClasses are the classes of the step Digits, whose Unicode version has more numbers.
 	digitClasses = newClasses(func(all []uint8) { change(all, newDigits[:], 0, classNumber) })
 	signClasses  = newClasses(only(punctRanges[:], classSign))
 	kanaClasses  = newClasses(only([]classRange{{lo: '一', hi: '龥'}, {lo: '぀', hi: 'ヿ'}}, classKana))
@@ -101,7 +100,7 @@ var (
 	accentClasses = newClasses(only(accentRanges[:], classAccent))
 )
 
-// only gives the code points in ranges a class, and no other code point any.
+// only sets the class of the code points in ranges, and clears that of all others.
 func only(ranges []classRange, class uint8) func(all []uint8) {
 	return func(all []uint8) {
 		clear(all)
@@ -109,8 +108,8 @@ func only(ranges []classRange, class uint8) func(all []uint8) {
 	}
 }
 
-// change takes bits from the classes of all code points in ranges, and adds others.
-// No ranges stand for all code points.
+// change clears the bits without and sets the bits with in the classes of all code points in
+// ranges. Nil ranges mean all code points.
 func change(all []uint8, ranges []classRange, without, with uint8) {
 	if ranges == nil {
 		ranges = []classRange{{hi: utf8.MaxRune}}
@@ -159,8 +158,8 @@ func newClasses(edit func(all []uint8)) func() *classTable {
 	})
 }
 
-// ofThree returns the class of the character at s[i] if it has three bytes, and is
-// one of many of that class; else 0.
+// ofThree returns the class of the character at s[i] if it has three bytes and its 63 neighbours
+// have the same class; else 0.
 func (t *classTable) ofThree(s []byte, i, end int) uint8 {
 	if i+3 > end {
 		return 0
@@ -174,7 +173,7 @@ func (t *classTable) ofThree(s []byte, i, end int) uint8 {
 
 func (t *classTable) of(r rune) uint8 { return t.class[t.page[r>>8]][r&0xff] }
 
-// at returns class and length of the character at s[i], i < end.
+// at returns the class and the length of the character at s[i], i < end.
 func (t *classTable) at(s []byte, i, end int) (class uint8, n int) {
 	if c := s[i]; c < utf8.RuneSelf {
 		return t.ascii[c], 1
@@ -186,8 +185,8 @@ func (t *classTable) at(s []byte, i, end int) (class uint8, n int) {
 	return t.of(r), n
 }
 
-// decode is utf8.DecodeRune of s[i:end], quicker for the three bytes that most
-// characters of long words have.
+// decode is utf8.DecodeRune of s[i:end]. It is faster for characters of three bytes, which most
+// long words consist of.
 func decode(s []byte, i, end int) (rune, int) {
 	if r, ok := threeBytes(s, i, end); ok {
 		return r, 3
@@ -195,8 +194,8 @@ func decode(s []byte, i, end int) (rune, int) {
 	return utf8.DecodeRune(s[i:end])
 }
 
-// threeBytes returns the character at s[i] if it has three bytes, of the ranges
-// where all such bytes are one.
+// threeBytes returns the character at s[i] if it has three bytes and its first byte is one with
+// which all second and third bytes are valid.
 func threeBytes(s []byte, i, end int) (rune, bool) {
 	if i+3 > end {
 		return 0, false
@@ -266,7 +265,7 @@ func complement(set []runeRange) []runeRange {
 
 func single(set []runeRange) bool { return len(set) == 1 && set[0].lo == set[0].hi }
 
-// literal writes a code point so that it means itself inside of brackets.
+// literal returns a code point in the form in which it means itself inside of brackets.
 func literal(r rune) string {
 	if r < 0x80 {
 		return fmt.Sprintf(`\x%02x`, r)

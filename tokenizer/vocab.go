@@ -30,8 +30,7 @@ func (v *vocab) get(id uint32) string {
 	return v.token[id]
 }
 
-// put stores text as the bytes of id; find says whether lookups by the bytes
-// shall see it.
+// put stores text as the bytes of id. If find is set, id finds the token by its bytes.
 func (v *vocab) put(text string, id uint32, find bool) {
 	for int(id) >= len(v.token) {
 		v.token = append(v.token, "")
@@ -61,7 +60,7 @@ type merges struct {
 
 type mergeSlot struct{ key, value uint64 } // key is pair+1, 0 if the slot is free
 
-// newMerges returns the table of all: of two merges of one pair the later counts.
+// newMerges returns a table of all merges. Of two merges of one pair it keeps the later.
 func newMerges(all []mergeSlot) merges {
 	n := max(4, bits.Len(uint(len(all)+len(all)/2)))
 	m := merges{slots: make([]mergeSlot, 1<<n), shift: uint(64 - n)}
@@ -80,7 +79,7 @@ func mergeOf(left, right uint32, rank uint64, id uint32) mergeSlot {
 	return mergeSlot{pairOf(left, right) + 1, rank<<32 | uint64(id)}
 }
 
-// appendMerges appends a merge of each way to cut the token id into two tokens.
+// appendMerges appends a merge for each way to cut the token id into two tokens.
 func (v *vocab) appendMerges(all []mergeSlot, rank uint64, id uint32) []mergeSlot {
 	token := v.get(id)
 	for k := 1; k < len(token); k++ {
@@ -141,8 +140,8 @@ func newWork() *work {
 	return &work{words: make([]wordSlot, fewWords), short: make([]shortSlot, fewShort)}
 }
 
-// wordSlot keeps the ids of one word: 64 bytes, one cache line. key is the word's
-// bytes, with its length in the last one; a word of no length is no word.
+// wordSlot keeps the ids of one word: 64 bytes, one cache line. key has the word's bytes, and
+// its length in the last byte. The slot is free if the length is 0.
 type wordSlot struct {
 	key [4]uint64
 	ids [7]uint32
@@ -183,14 +182,14 @@ func (w *work) keep(key *[4]uint64, ids []uint32) {
 	slot.n = uint32(copy(slot.ids[:], ids))
 }
 
-// shortSlot keeps the ids of a word of at most seven bytes that has one or two. key
-// is the word's bytes, with its length in the last one.
+// shortSlot keeps the one or two ids of a word of at most seven bytes. key has the word's
+// bytes, and its length in the last byte.
 type shortSlot struct {
 	key uint64
-	ids [2]uint32 // the second is noID if there is one
+	ids [2]uint32 // the second is noID if the word has one id
 }
 
-// shortWord is word for a short one.
+// shortWord returns the slot of a short word, or the slot where it would be kept.
 func (w *work) shortWord(key uint64) *shortSlot {
 	i := key * 0x9e3779b97f4a7c15 >> 32 & uint64(len(w.short)-1)
 	slot := &w.short[i]
@@ -203,7 +202,7 @@ func (w *work) shortWord(key uint64) *shortSlot {
 	return slot
 }
 
-// keepShort is keep for a short word, of one or two ids.
+// keepShort remembers the ids of a short word.
 func (w *work) keepShort(s shortSlot) {
 	slot := w.shortWord(s.key)
 	if slot.key == 0 {
@@ -221,10 +220,10 @@ func (w *work) keepShort(s shortSlot) {
 	*slot = s
 }
 
-// longestKey is the longest word that is kept with its ids.
+// longestKey is the length in bytes of the longest word whose ids are kept.
 const longestKey = 31
 
-// wordKey returns the up to 31 bytes of s[i:j], and their number in the last byte.
+// wordKey returns the bytes of s[i:j], at most 31, with their number in the last byte.
 func wordKey(s []byte, i, j int) (key [4]uint64) {
 	n := j - i
 	if i+32 > len(s) {

@@ -8,7 +8,7 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
-// The common part of prompts that engines make in code, without a template.
+// The common part of prompts that engines make in code instead of with a template.
 
 // checked returns the messages as the client sent them, if the engine accepts them.
 func (c *conversation) checked() []jinja.Value {

@@ -9,7 +9,7 @@ import (
 	"io/fs"
 )
 
-// Files is what a model's files say about chats, apart from its vocabulary.
+// Files holds what a model's files contain about chats, without the vocabulary.
 type Files struct {
 	// Templates are the chat templates by name: "default", and for some models
 	// "tool_use" and others.
@@ -20,11 +20,11 @@ type Files struct {
 	ModelType string
 	// Mistral is set for files that are Mistral's own.
 	Mistral *Mistral
-	// ID returns the id of a control token by its text. Models whose prompts
-	// have control tokens by their ids need it; nil knows none.
+	// ID returns the id of a control token by its text. Prompts of gpt-oss and of Mistral's own
+	// files need it. Nil means that there are no control tokens.
 	ID func(text string) (id uint32, ok bool)
 
-	broken error // why the template of tokenizer_config.json cannot be read
+	broken error // why the chat_template of tokenizer_config.json cannot be read
 }
 
 // LoadFiles reads the chat template and the special tokens: chat_template.jinja,
@@ -84,7 +84,7 @@ func optional(read func(name string) ([]byte, error), name string) ([]byte, erro
 	return b, err
 }
 
-// tokenNames are the fields that hold special tokens.
+// tokenNames are the fields of tokenizer_config.json with special tokens.
 //
 //nolint:gochecknoglobals // a table
 var tokenNames = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}

@@ -18,8 +18,8 @@ import (
 // at the engine's midnight.
 type harmony map[string]uint32 // ids of the control tokens
 
-// harmonyTokens are the control tokens of a model that speaks harmony. Prompts have
-// the first five.
+// harmonyTokens are the control tokens of the format harmony. Prompts contain only the first
+// five.
 //
 //nolint:gochecknoglobals // a table
 var harmonyTokens = []string{"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"}
@@ -91,7 +91,7 @@ func (h *harmony) render(c *conversation) Text {
 	return Text{Text: out, Exact: len(out), Marked: true}
 }
 
-// partTexts returns the texts of a message part by part; parts without one are empty.
+// partTexts returns the text of each part of a message, "" for a part without text.
 func partTexts(m jinja.Value) []string {
 	content := m.Get("content")
 	if text, ok := content.Text(); ok || !content.IsList() {
@@ -130,7 +130,7 @@ func harmonyHistory(dst []harmonyMessage, list []jinja.Value) []harmonyMessage {
 			panic(refused("messages[%d]: harmony has no role %.40q", i, role))
 		}
 	}
-	// Thoughts are left out that led to an answer which is in the prompt.
+	// Thoughts before the last final answer in the prompt are left out.
 	for last, m := range slices.Backward(dst) {
 		if m.channel == "final" {
 			kept := slices.DeleteFunc(slices.Clone(dst[:last]), func(m harmonyMessage) bool { return m.channel == "analysis" })
@@ -164,7 +164,7 @@ func harmonyAnswer(dst []harmonyMessage, m jinja.Value) []harmonyMessage {
 	return dst
 }
 
-// write writes the messages, and the beginning of the answer.
+// write returns the text of the messages and the beginning of the answer.
 func (h *harmony) write(messages []harmonyMessage) []byte {
 	size := 64
 	for _, m := range messages {

@@ -7,8 +7,8 @@ import (
 	"encoding/binary"
 )
 
-// A mark stands in the text of a prompt for a control token that is put there by
-// its id, and not found by its text: a byte that is in no text, and the id.
+// A mark stands for a control token in the text of a prompt. It is a byte that no UTF-8 text
+// contains, followed by the token's id.
 const (
 	markByte = 0xff
 	markSize = 5
@@ -23,9 +23,8 @@ func AppendMark(dst []byte, id uint32) []byte {
 	return binary.LittleEndian.AppendUint32(append(dst, markByte), id)
 }
 
-// NextMark returns where the first mark in text[from:] begins and ends, and its
-// id; start is -1 if there is none. Behind half a mark, which AppendMark does not
-// make, there is nothing.
+// NextMark returns the start, the end and the id of the first mark in text[from:]. start is -1
+// if there is none. An incomplete mark, which AppendMark never makes, extends to the end of text.
 func NextMark(text []byte, from int) (start, end int, id uint32) {
 	k := bytes.IndexByte(text[from:], markByte)
 	if k < 0 {

@@ -11,8 +11,8 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
-// resumeTag stands behind the text that the answer continues: what is behind it in the
-// rendering is cut off. The space at its end shows whether the template keeps spaces.
+// resumeTag stands after the text that the answer continues. The rendering is cut off at the tag.
+// The space at the tag's end shows whether the template trims the text.
 const resumeTag = "\ue000kvroute goes on here\ue000 "
 
 // messageList returns the messages as the client sent them.
@@ -36,9 +36,9 @@ func (c *conversation) readMessages() {
 	}
 }
 
-// mergeDevelopers gives messages of the role developer, which the template does not
-// know, the role system. If there are any, and a message of either role is not the
-// first one, one message of the system in front takes the place of all of them.
+// mergeDevelopers gives messages of the role developer, which the template does not know, the
+// role system. If there are any, and a message of either role is not the first message, it
+// replaces all messages of both roles by one system message in front.
 func (c *conversation) mergeDevelopers() {
 	developers, behind := 0, false
 	var texts []string
@@ -78,7 +78,7 @@ func textsOf(m jinja.Value) (texts []string) {
 	return texts
 }
 
-// contentOf is a text in the form in which the template gets contents.
+// contentOf returns a text in the form that the template expects of contents.
 func (c *conversation) contentOf(text string) jinja.Value {
 	if !c.template.parts {
 		return jinja.String(text)
@@ -90,8 +90,8 @@ func textPart(text string) jinja.Value {
 	return jinja.Object("type", jinja.String("text"), "text", jinja.String(text))
 }
 
-// message reads message i. The text of a last one that the answer continues ends in
-// resumeTag.
+// message reads message i. If last is set, the answer continues the message, and resumeTag
+// stands at the end of its text.
 func (c *conversation) message(i int, m jinja.Value, last bool) jinja.Value {
 	defer inside("messages[%d]", i)
 	d := m.Dict()
@@ -149,7 +149,7 @@ func thoughtOf(m jinja.Value) jinja.Value {
 	return jinja.Value{}
 }
 
-// toolCall reads call i of a tool, and makes an object of its arguments' text.
+// toolCall reads tool call i. It replaces the JSON text of the arguments by an object.
 func (c *conversation) toolCall(i int, call jinja.Value) jinja.Value {
 	defer inside("tool_calls[%d]", i)
 	f := call.Get("function").Dict()
@@ -253,12 +253,12 @@ func (c *conversation) content(v jinja.Value, role string, last bool) jinja.Valu
 	return jinja.String(strings.Repeat(itemMark+"\n", len(read)-len(texts)) + strings.Join(texts, between) + tag)
 }
 
-// billing begins a line of the system's that changes from request to request. vLLM
-// drops it.
+// billing is the beginning of a first line of system messages that differs between requests.
+// vLLM drops the line.
 const billing = "x-anthropic-billing-header"
 
-// withoutBilling returns a text of the system without its first line, if that is
-// for billing. dropped says that there is no other.
+// withoutBilling returns a system message's text without its billing line. dropped is true if no
+// other line is left.
 func (c *conversation) withoutBilling(text, role string) (rest string, dropped bool) {
 	if role != "system" || c.profile != VLLM || !strings.HasPrefix(text, billing) {
 		return text, false
@@ -267,7 +267,7 @@ func (c *conversation) withoutBilling(text, role string) (rest string, dropped b
 	return rest, rest == ""
 }
 
-// itemMark stands in a text where an engine puts an item.
+// itemMark stands in a text at the place of an item.
 const itemMark = "\ue000item\ue000"
 
 // part reads part i of a content: a text, or an item.
@@ -289,7 +289,7 @@ func (c *conversation) part(i int, p jinja.Value) (text string, item jinja.Value
 	return text, item
 }
 
-// withoutItems returns a message with a text in the place of each item.
+// withoutItems returns a message with the text instead in the place of each item.
 func withoutItems(m jinja.Value, instead string) jinja.Value {
 	out := m.Dict().Clone()
 	content := m.Get("content")

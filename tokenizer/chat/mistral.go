@@ -11,13 +11,13 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
-// Mistral is what Mistral's own tokenizer files say about chats.
+// Mistral holds what Mistral's own tokenizer files contain about chats.
 type Mistral struct {
 	Version string // one of MistralVersions
 	Images  bool   // the model reads images
-	Audio   bool   // and sound
-	// Efforts are the reasoning efforts that the model knows, and Effort is that
-	// of requests that name none. Of version v15.
+	Audio   bool   // the model reads sound
+	// Efforts are the reasoning efforts that the model supports. Effort is the default of
+	// requests without one. Files of version v15 have them.
 	Efforts []string
 	Effort  string
 }
@@ -30,16 +30,16 @@ var MistralVersions = []string{"v1", "v2", "v3", "v7", "v11", "v13", "v15"}
 // oldestMistral is the oldest version of prompts that kvroute makes.
 const oldestMistral = 3
 
-// mistral makes prompts as vLLM 0.32 makes them in mistral tokenizer mode, where
-// the package mistral-common 1.13 does it: control tokens by their ids, and each
-// text between them tokenized alone.
+// mistral makes prompts as vLLM 0.32 makes them in mistral tokenizer mode, with the package
+// mistral-common 1.13. Control tokens are inserted by id, and each text between two of them is
+// tokenized by itself.
 type mistral struct {
 	Mistral
 	version int
 	tokens  map[string]uint32 // ids of the control tokens that the version has
 }
 
-// mistralTokens are the control tokens, by the version that brought them.
+// mistralTokens are the control tokens, each with the first version that has it.
 //
 //nolint:gochecknoglobals // a table
 var mistralTokens = map[string]int{
@@ -71,12 +71,12 @@ func newMistral(f *Files) (*mistral, error) {
 	return m, nil
 }
 
-// turn is a message, or several of one role in a row.
+// turn is a message, or several consecutive messages of one role.
 type turn struct {
 	role    string
 	content []chunk
 	calls   []mistralCall
-	resume  bool // the answer continues it
+	resume  bool // the answer continues this turn
 
 	name   jinja.Value // of a tool
 	callID string
@@ -86,7 +86,7 @@ type turn struct {
 type chunk struct {
 	kind   string // text, thinking, item
 	text   string // of an item its type
-	closed bool   // the thought is at its end
+	closed bool   // the thought is complete
 	item   []byte
 }
 
@@ -169,7 +169,7 @@ func (m *mistral) turn(i int, message jinja.Value) turn {
 	return t
 }
 
-// lastNine is what vLLM leaves of the id of a call.
+// lastNine returns the part of a call's id that vLLM keeps.
 func lastNine(id string) string {
 	runes := []rune(id)
 	return string(runes[max(0, len(runes)-9):])
@@ -198,8 +198,8 @@ func chunksOf(message jinja.Value) (chunks []chunk) {
 	return chunks
 }
 
-// merged returns the turns with those of one role in a row as one, as far as the
-// version does that.
+// merged joins consecutive turns of one role, except those of tools and of the system. Before v7
+// it drops the system's turns, because their text stands in a user's turn.
 func (m *mistral) merged(turns []turn) []turn {
 	var out []turn
 	for i, t := range turns {
@@ -225,8 +225,8 @@ func (m *mistral) merged(turns []turn) []turn {
 	return out
 }
 
-// joined appends the chunks of one message to those of the messages before it. Texts
-// side by side become one, empty ones vanish.
+// joined appends the chunks of one message to the chunks of earlier messages. Neighbouring
+// texts become one text; empty texts are dropped.
 func (m *mistral) joined(to, chunks []chunk) []chunk {
 	between := "\n\n"
 	for _, c := range chunks {
@@ -279,8 +279,8 @@ func sortResults(turns []turn) {
 	}
 }
 
-// system returns the text of the system messages, which before v7 stands in a
-// message of the user.
+// system returns the text of the system messages if it stands in a user's message, as it does
+// before v7; else "".
 func (m *mistral) system(turns []turn) string {
 	var all []string
 	for _, t := range turns {
@@ -291,7 +291,7 @@ func (m *mistral) system(turns []turn) string {
 	return strings.Join(all, "\n\n")
 }
 
-// textOf returns the text of a content without items and thoughts.
+// textOf returns the text of a content that has only one chunk, a text; "" if it is empty.
 func textOf(chunks []chunk) string {
 	if len(chunks) == 0 {
 		return ""
@@ -299,7 +299,7 @@ func textOf(chunks []chunk) string {
 	return chunks[0].text
 }
 
-// settings returns the settings of the model that the prompt has.
+// settings returns the model settings in the prompt, "" if it has none.
 func (m *mistral) settings(c *conversation) string {
 	if m.version < 15 || m.Efforts == nil && m.Effort == "" {
 		return ""

@@ -19,8 +19,8 @@ var (
 	mistralNext = map[string]string{"system": "user assistant system", "user": "assistant system user", "assistant": "assistant user tool", "tool": "assistant tool user"}
 )
 
-// check refuses what the engine refuses: an order of roles, contents, and calls
-// without results, or results without calls. It does not read a tool's parameters.
+// check refuses what the engine refuses: a wrong order of roles, wrong contents, calls without
+// results and results without calls. It does not check the schema of a tool's parameters.
 func (m *mistral) check(turns []turn, tools []jinja.Value) {
 	if len(turns) == 1 && turns[0].role != "user" && turns[0].role != "system" {
 		panic(refused("the conversation begins with the role %s", turns[0].role))
@@ -45,8 +45,8 @@ func checkName(v jinja.Value) {
 	}
 }
 
-// checkResults counts the results of calls: by their ids from v11 on. Calls of the
-// very first message do not count.
+// checkResults checks that calls and results match: by number, and from v11 on by id. It ignores
+// the first message.
 func (m *mistral) checkResults(turns []turn) {
 	due, got := map[string]bool{}, map[string]bool{}
 	open := 0

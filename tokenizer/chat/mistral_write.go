@@ -13,9 +13,9 @@ import (
 type mistralWriter struct {
 	*mistral
 	marked
-	exact    int // where the first item stands, -1 if there is none
+	exact    int // offset of the first item in the text, -1 if there is none
 	items    int
-	system   string // text of the system before v7
+	system   string // text of the system messages, before v7
 	tools    []jinja.Value
 	settings string
 }

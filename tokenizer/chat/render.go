@@ -176,8 +176,8 @@ func (r *Renderer) readVariables(c *conversation, tools []jinja.Value) {
 	}
 }
 
-// The limit of memory for the values that a template makes: a template that works on its
-// messages makes some copies of them.
+// The limit of memory for the values that a template makes is memoryPerByte for each byte of
+// messages and tools, but at least leastMemory: a template may copy its messages several times.
 const (
 	leastMemory   = 24 << 20
 	memoryPerByte = 4

@@ -10,7 +10,7 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
-// Profile names an engine by how it makes a prompt of a request.
+// Profile is the name of an engine whose rules for making a prompt of a request apply.
 type Profile string
 
 // The profiles. The rules of vLLM are those of version 0.32, taken from a running one
@@ -23,12 +23,11 @@ const (
 	TRTLLM Profile = "trtllm"
 )
 
-// ErrRefused is wrapped by errors about requests that the engine itself refuses,
-// so that there is no prompt.
+// ErrRefused is in the chain of errors about requests that the engine itself refuses.
 var ErrRefused = errors.New("the engine would refuse this request")
 
-// ErrNoTemplate is wrapped where a model's files have no chat template, or the
-// engine makes the prompt in another way that this package does not know.
+// ErrNoTemplate is in the chain of the error if a model's files have no chat template, or if the
+// engine makes the prompt in a way that this package does not support.
 var ErrNoTemplate = errors.New("no chat template")
 
 // Request holds the fields of a request body that make up the prompt, as raw
@@ -52,11 +51,9 @@ type Request struct {
 	AddSpecialTokens     []byte
 	TruncatePromptTokens []byte
 
-	// Inexact says why the spans are not all that the engine makes its prompt
-	// of; empty if they are.
+	// Inexact is the reason why the engine's prompt has more than these spans; "" if it does not.
 	Inexact string
-	// Size in bytes is all that is known of a request without a prompt to route
-	// by; 0 for all others.
+	// Size is the number of bytes of a request whose prompt is not known; 0 for all others.
 	Size int
 }
 
@@ -77,7 +74,7 @@ type Text struct {
 	Items, Others int
 }
 
-// template is a chat template, and what the engine sees in it.
+// template is a chat template with the properties that the engine derives from its text.
 type template struct {
 	*jinja.Template
 	parts bool // contents are lists of parts, not strings
@@ -106,7 +103,7 @@ func refused(format string, a ...any) *refusal {
 	return &refusal{fmt.Errorf("%w: %s", ErrRefused, fmt.Sprintf(format, a...))}
 }
 
-// inside is deferred. It adds the part of the request to a refusal that is on its way up.
+// inside is deferred. It adds the part of the request to the text of a refusal that passes.
 func inside(format string, a ...any) {
 	if e := recover(); e != nil {
 		if refusal, ok := e.(*refusal); ok {
@@ -116,8 +113,8 @@ func inside(format string, a ...any) {
 	}
 }
 
-// Kept reads truncate_prompt_tokens: how many of the last tokens the engine keeps,
-// 0 if it keeps all.
+// Kept reads truncate_prompt_tokens: the number of last tokens that the engine keeps, 0 if it
+// keeps all.
 func Kept(span []byte) int {
 	n := 0
 	for _, d := range span {
@@ -157,7 +154,7 @@ func toJSON(v jinja.Value) []byte {
 	return b
 }
 
-// readTools returns the tools as the engine writes them again, nil if there are none.
+// readTools returns the tools with the keys that the engine gives the template, nil if there are none.
 func (c *conversation) readTools() []jinja.Value {
 	if c.q.Tools == nil {
 		if c.profile == VLLM && c.q.ToolChoice != nil && string(c.q.ToolChoice) != `"none"` {

@@ -10,8 +10,7 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
-// toolNamespace describes tools as harmony shows them to the model: as functions
-// of a TypeScript namespace.
+// toolNamespace returns the tools in the form of harmony: functions of a TypeScript namespace.
 func toolNamespace(tools []jinja.Value) string {
 	var b strings.Builder
 	b.WriteString("# Tools\n\n## functions\n\nnamespace functions {\n\n")
@@ -39,8 +38,7 @@ func toolNamespace(tools []jinja.Value) string {
 // at 128, of which the message around it takes some.
 const maxSchema = 110
 
-// schemaType writes a JSON schema as a type. Of the keys that tell what it is oneOf
-// counts before type.
+// schemaType returns the type of a JSON schema. oneOf has priority over type.
 func schemaType(v jinja.Value, indent string, depth int) string {
 	if depth > maxSchema {
 		panic(refused("a tool's parameters are nested too deep"))
@@ -117,7 +115,7 @@ func comment(description string, described bool, byDefault string) string {
 // describe returns the description of a schema; ok is false if it has none.
 func describe(v jinja.Value) (string, bool) { return v.Get("description").Text() }
 
-// nullable is schemaType, with null added where the schema says so.
+// nullable is schemaType with null added if the schema is nullable.
 func nullable(v jinja.Value, indent string, depth int) string {
 	text := schemaType(v, indent, depth+1)
 	if is := v.Get("nullable"); is.IsBool() && is.Truth() && !strings.Contains(text, "null") {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// args are the arguments of a call. The last len(names) values are the ones given by
-// name. A function must not keep values: the memory is used again.
+// args are the arguments of a call. The last len(names) values are given by name. A function
+// must not keep values, because later calls use their memory.
 type args struct {
 	values []Value
 	names  []string

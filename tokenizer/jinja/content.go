@@ -4,9 +4,9 @@ package jinja
 
 import "slices"
 
-// Engines give a template the contents of messages as strings, or as lists of parts if
-// they see in its tree that it loops over them. Their rule counts, not what the
-// template does.
+// Engines give a template the contents of messages as strings, or as lists of parts if the
+// template's syntax tree has a loop over a content. The functions below apply the engines' rules,
+// which may be wrong about what the template does.
 
 // LoopsOverContent reports whether vLLM 0.32 gives the template lists of parts. It does
 // if a loop goes over
@@ -123,8 +123,8 @@ func contentParameters(all []*node, isContent func(*node) bool) map[*node][]stri
 	return loops
 }
 
-// isAccess reports whether n is the variable name or, with a key, its value under the
-// key. Filters, tests and slices around that do not matter.
+// isAccess reports whether n is the variable name or, with a key, the variable's value under the
+// key. It ignores filters, tests and slices around n.
 func isAccess(n *node, name, key string) bool {
 	for n != nil && (n.op == opFilter || n.op == opTest || n.op == opSlice) {
 		n = n.kids[0]

@@ -136,8 +136,8 @@ func (l *lexer) next() {
 	}
 }
 
-// data adds the text of n bytes before a tag. The sign "-" removes all white space
-// before the tag, none that which stands alone before a block on its line.
+// data adds the text of n bytes before a tag. The sign "-" removes all white space before the
+// tag. Without a sign, white space is removed if it is all that stands before a block on its line.
 func (l *lexer) data(n int, sign string, block bool) {
 	text := l.rest()[:n]
 	if sign == "-" {
@@ -154,8 +154,8 @@ func (l *lexer) data(n int, sign string, block bool) {
 	l.advance(n)
 }
 
-// endTag goes behind a tag that is n bytes long, and the white space that it removes:
-// all with the sign "-", without a sign one newline if trim is set.
+// endTag reads a tag of n bytes and the white space after it that it removes: all of it with the
+// sign "-"; without a sign one newline if trim is set.
 func (l *lexer) endTag(n int, sign string, trim bool) {
 	l.advance(n)
 	switch {

@@ -31,8 +31,8 @@ const (
 	maxNesting    = 900 // nested values; Python's own limit is near a thousand
 
 	// The amount of work that counts as one step.
-	stringStep = 16 // bytes of a string that is made
-	scanStep   = 64 // bytes of a string that is read
+	stringStep = 16 // bytes of a new string
+	scanStep   = 64 // bytes of a string that is only read
 	itemSteps  = 2  // steps for each item of a list
 
 	valueSize = 48 // bytes of a Value
@@ -181,7 +181,7 @@ func (r *renderer) checkOutput() {
 	}
 }
 
-// cut takes the output from start on back.
+// cut removes the output from start on and returns it.
 func (r *renderer) cut(start int) string {
 	n := len(r.out) - start
 	r.hold(n)

@@ -70,10 +70,10 @@ type macro struct {
 	scope    *scope
 }
 
-// A scope is a block with variables of its own: the template, a loop, a macro or
-// set. Parsing tells which names a scope may set; each has a slot in the frame
-// that holds the variables while the block runs. A name that is read belongs to the
-// innermost frame in which it is set at that time.
+// scope is a block with its own variables: the template, a loop, a macro or a set block. The
+// parser finds the names that the block may set. Each has a slot in the frame that holds the
+// variables while the block runs. Reading a name gives the variable of the innermost frame in
+// which the name is set at that time.
 type scope struct {
 	around *scope
 	slots  map[string]*decl

@@ -23,7 +23,7 @@ type parser struct {
 	unknown []unknownName
 }
 
-// read is a name whose slots are found once all scopes around it are parsed.
+// read is a name whose slots are looked up when all scopes around it are parsed.
 type read struct {
 	n  *node
 	in *scope
@@ -55,7 +55,7 @@ func (p *parser) parse() {
 	}
 }
 
-// conditional accepts the unknown names from the first n on, if they are in this scope.
+// conditional accepts the unknown names of this scope from index n on: they fail when they are reached.
 func (p *parser) conditional(n int) {
 	p.unknown = append(p.unknown[:n], slices.DeleteFunc(p.unknown[n:], func(u unknownName) bool { return u.scope == p.scope })...)
 }
@@ -218,7 +218,7 @@ func (p *parser) block(end string) []*node {
 	return body
 }
 
-// outsideLoops parses a block in which loops around it cannot be ended.
+// outsideLoops parses a block in which break and continue cannot end a loop around it.
 func (p *parser) outsideLoops(end string) []*node {
 	loops := p.loops
 	p.loops = 0
@@ -361,7 +361,7 @@ func (p *parser) macroBlock(n *node) {
 	p.scope = n.macro.scope.around
 }
 
-// target parses what is assigned to: a name, names, or an attribute of a namespace.
+// target parses the left side of an assignment: a name, names, or an attribute of a namespace.
 func (p *parser) target(withNamespace bool) *node {
 	all := []*node{p.oneTarget(withNamespace)}
 	if !p.isOp(",") {

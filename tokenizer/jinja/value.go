@@ -18,7 +18,7 @@ const (
 	kindNone
 	kindBool
 	kindInt
-	kindBig // an integer of more than 64 bits, which is only printed and compared with another one
+	kindBig // an integer of more than 64 bits; it can only be printed, and compared with another one
 	kindFloat
 	kindString
 	kindSafe // a string that escapes what is added to it
@@ -72,7 +72,7 @@ type generator struct {
 	items func() []Value // nil: used up
 }
 
-// span is a range. Its items are made when they are needed: a loop that looks ahead ends early.
+// span is a range. Its items are made when they are used.
 type span struct{ start, step, count int }
 
 func (s *span) item(i int) Value { return Int(int64(s.start + i*s.step)) }
@@ -116,7 +116,7 @@ func String(s string) Value { return Value{kind: kindString, str: s} }
 // List returns a list that keeps items.
 func List(items ...Value) Value { return sequence(kindList, items) }
 
-// Object returns a dictionary of names and values, which alternate.
+// Object returns a dictionary of pairs: a name, its value, a name, its value, …
 func Object(pairs ...any) Value {
 	d := NewDict(len(pairs) / 2)
 	for i := 0; i < len(pairs); i += 2 {
@@ -141,7 +141,7 @@ func integer(digits string) Value {
 	return Int(n)
 }
 
-// tooLarge is panicked with when a result has more than 64 bits.
+// tooLarge returns the error for results of more than 64 bits.
 func tooLarge() *Error { return errorf(Unsupported, "arithmetic with integers of more than 64 bits") }
 
 // undefined returns an undefined value. message is that of the error of using it.
