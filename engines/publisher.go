@@ -171,7 +171,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 			changes = now
 			continue
 		case <-ctx.Done():
-			p.flush()
+			p.flush() //nolint:contextcheck // events are also sent after ctx; natsOutlet.life ends that
 			return p.out.flush()
 		case <-p.wake:
 		}
@@ -181,7 +181,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 		case <-batch.C:
 		}
 		batch.Stop()
-		p.flush()
+		p.flush() //nolint:contextcheck // as above
 	}
 }
 

@@ -93,6 +93,7 @@ func New(c *Config, log *slog.Logger, meter metric.Meter) (*Sidecar, error) {
 
 // Run waits for the engine, and publishes its events until ctx ends. metrics is served at /metrics.
 func (s *Sidecar) Run(ctx context.Context, metrics http.Handler) (err error) {
+	//nolint:contextcheck // the connection's callbacks only log
 	if s.nc, err = bus.Connect(s.conf.NATSURL, "kvroute publish "+s.record.Name, &s.conf.Access, s.log); err != nil {
 		return err
 	}

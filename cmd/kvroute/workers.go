@@ -39,7 +39,10 @@ func (s *server) warnOfWorkers() {
 	if !s.router.WantsEvents() {
 		return
 	}
-	const most = 10 // names in a line
+	const (
+		most     = 10 // names in a line
+		noEvents = "workers have no events in the configuration: until one arrives, kvroute estimates what they cache from the requests that it sent there; " + doctor.HowToPublish
+	)
 	var silent []string
 	noTokenizer := map[string][]string{} // workers by model
 	for _, w := range s.router.Workers() {
@@ -53,7 +56,7 @@ func (s *server) warnOfWorkers() {
 		}
 	}
 	if n := len(silent); n > 0 {
-		s.log.Warn("workers have no events in the configuration: until one arrives, kvroute estimates what they cache from the requests that it sent there; "+doctor.HowToPublish, "workers", strings.Join(silent[:min(n, most)], ", "), "count", n)
+		s.log.Warn(noEvents, "workers", strings.Join(silent[:min(n, most)], ", "), "count", n)
 	}
 	for _, model := range slices.Sorted(maps.Keys(noTokenizer)) {
 		names := noTokenizer[model]
