@@ -3,7 +3,6 @@
 package indexer_test
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -184,43 +183,6 @@ func TestForgettingWhatIsNotGuessedDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// Restored predictions expire when the saved ones would have.
-func TestApproxRestore(t *testing.T) {
-	a := newApprox(indexer.ApproxConfig{}, 0)
-	insert(a, at(0), 0, "abc")
-	insert(a, at(50), 0, "abx")
-	saved := a.Guesses(at(60), 0)
-	for i := range saved.Prompts {
-		saved.Prompts[i].Left -= 10 * time.Second
-	}
-	b := newApprox(indexer.ApproxConfig{}, 0)
-	if n := b.Restore(at(70), 0, 1, saved); n != 4 || saved.Blocks() != 4 {
-		t.Errorf("%d of %d blocks restored, want 4 of 4", n, saved.Blocks())
-	}
-	for _, c := range []struct {
-		at   float64
-		want string
-	}{{70, "3 3"}, {119.9, "3 3"}, {120, "2 3"}, {169.9, "2 3"}, {170, "0 0"}} {
-		now := at(c.at)
-		if got := fmt.Sprint(overlaps(b, now, "abc", 1)[0], overlaps(b, now, "abx", 1)[0]); got != c.want {
-			t.Errorf("at %v s: overlaps of abc and abx are %s, want %s", c.at, got, c.want)
-		}
-	}
-	for name, wrong := range map[string]indexer.Guesses{
-		"no such piece": {Prompts: []indexer.Prompt{{Piece: 1, Left: time.Second}}},
-		"a circle":      {Pieces: []indexer.Piece{{Parent: 1, Sequence: []uint64{1}}}, Prompts: []indexer.Prompt{{Piece: 1, Left: time.Second}}},
-		"no blocks":     {Pieces: []indexer.Piece{{}}, Prompts: []indexer.Prompt{{Piece: 1, Left: time.Second}}},
-		"no time":       {Pieces: []indexer.Piece{{Sequence: []uint64{1}}}, Prompts: []indexer.Prompt{{Piece: 1}}},
-	} {
-		if n := newApprox(indexer.ApproxConfig{}, 0).Restore(at(200), 0, 1, wrong); n != 0 {
-			t.Errorf("%s: %d blocks restored", name, n)
-		}
-	}
-	if n := newApprox(indexer.ApproxConfig{}, 0).Restore(at(60), 0, 7, saved); n != 0 {
-		t.Error("blocks of another generation were restored")
-	}
-}
-
 // slowApprox is a model of Approx: lists of prompts that are searched linearly.
 type slowApprox struct {
 	limits []int
@@ -332,7 +294,7 @@ func TestApproxModel(t *testing.T) {
 			}
 			worker := rng.IntN(workers)
 			local, sequence := spell(string(prompt))
-			switch rng.IntN(16) {
+			switch rng.IntN(15) {
 			case 0:
 				m.lists[worker] = nil
 				a.Clear(worker)
@@ -345,16 +307,7 @@ func TestApproxModel(t *testing.T) {
 						a.Withdraw(r.worker, 1, r.fast, r.last)
 					}
 				}
-			case 2: // save and restore
-				saved := a.Guesses(clock, worker)
-				a.Clear(worker)
-				a.Restore(clock, worker, 1, saved)
-				before := m.lists[worker]
-				m.lists[worker] = nil
-				for _, g := range before {
-					m.insert(worker, g.left, g.dies)
-				}
-			case 3:
+			case 2:
 				a.Expire(clock)
 				unlearn(a, worker, local)
 				m.forget(worker, string(prompt))

@@ -154,7 +154,6 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 	}
 	r.owners[info.ID] = p
 	p.setWorker(now, info)
-	r.recallLocked(p, info)
 	return changed, nil
 }
 

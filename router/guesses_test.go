@@ -3,16 +3,11 @@
 package router_test
 
 import (
-	"bytes"
-	"errors"
-	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
-	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -175,153 +170,6 @@ func TestSilentWorker(t *testing.T) {
 	if _, n := ask(t, r, "abc"); n != 0 {
 		t.Errorf("%d blocks of a worker that got the number of another", n)
 	}
-}
-
-// Predictions survive a restart of the router, for the rest of their life, and only for
-// the worker process that they were made for.
-func TestSaveAndLoadGuesses(t *testing.T) {
-	c := newClock()
-	conf := router.Config{NoEvents: true, Now: c.read}
-	r := newRouter(t, conf, 1)
-	book(t, r, "1", "abcd")
-	c.pass(50 * time.Second)
-	book(t, r, "2", "ab")
-	var file bytes.Buffer
-	if err := r.SaveGuesses(&file); err != nil {
-		t.Fatal(err)
-	}
-
-	c.pass(30 * time.Second)
-	load := func() *router.Router {
-		t.Helper()
-		r := newRouter(t, conf, 0)
-		if n, err := r.LoadGuesses(bytes.NewReader(file.Bytes())); err != nil || n != 4 {
-			t.Fatalf("LoadGuesses = %d blocks, %v, want 4", n, err)
-		}
-		return r
-	}
-	again := load()
-	var second bytes.Buffer
-	if err := again.SaveGuesses(&second); err != nil {
-		t.Fatal(err)
-	}
-	again = newRouter(t, conf, 0)
-	if n, err := again.LoadGuesses(&second); err != nil || n != 4 {
-		t.Fatalf("LoadGuesses of what was saved before the worker came = %d, %v, want 4", n, err)
-	}
-	set(t, again, worker(1))
-	if _, n := ask(t, again, "abcd"); n != 4 {
-		t.Errorf("%d blocks after a restart, want 4", n)
-	}
-	c.pass(45 * time.Second) // 125 s after the first, 75 s after the second
-	if _, n := ask(t, again, "abcd"); n != 2 {
-		t.Errorf("%d blocks after the older ones' end, want 2", n)
-	}
-
-	restarted := worker(1)
-	restarted.StartedMS = 7
-	r = load()
-	set(t, r, restarted)
-	if _, n := ask(t, r, "ab"); n != 0 {
-		t.Errorf("%d blocks of a worker that restarted between save and load", n)
-	}
-
-	for name, damage := range map[string]func([]byte) []byte{
-		"cut":     func(b []byte) []byte { return b[:len(b)-9] },
-		"flipped": func(b []byte) []byte { b[40] ^= 1; return b },
-		"foreign": func([]byte) []byte { return []byte("something else altogether") },
-		"empty":   func([]byte) []byte { return nil },
-		"older":   func([]byte) []byte { return []byte("KVRGUES2 and a form of its own") },
-	} {
-		r := newRouter(t, conf, 1)
-		if _, err := r.LoadGuesses(bytes.NewReader(damage(bytes.Clone(file.Bytes())))); !errors.Is(err, records.ErrBad) {
-			t.Errorf("%s: %v, want that the file is bad", name, err)
-		}
-		if _, n := ask(t, r, "abcd"); n != 0 {
-			t.Errorf("%s: %d blocks of the file count", name, n)
-		}
-	}
-}
-
-// Saving and loading loses nothing of one very long prompt and many short ones.
-func TestManyGuessesComeBack(t *testing.T) {
-	c := newClock()
-	conf := router.Config{NoEvents: true, Now: c.read}
-	r := newRouter(t, conf, 1)
-	book(t, r, "long", strings.Repeat("abcdefg", 3000))
-	for n := range 200 {
-		book(t, r, fmt.Sprint(n), strings.Repeat("xyz", 5+n)+strings.Repeat("q", n))
-	}
-	var file bytes.Buffer
-	if err := r.SaveGuesses(&file); err != nil {
-		t.Fatal(err)
-	}
-	again := newRouter(t, conf, 1)
-	// There are 200 numbers of x, y and z that share beginnings, and the rest of each
-	// except the first.
-	if n, err := again.LoadGuesses(&file); err != nil || n != 21_000+3*204+199*200/2 {
-		t.Errorf("%d blocks are back, %v, want %d", n, err, 21_000+3*204+199*200/2)
-	}
-	if _, n := ask(t, again, strings.Repeat("abcdefg", 3000)); n != 21_000 {
-		t.Errorf("%d blocks of the long prompt, want 21,000", n)
-	}
-	if _, n := ask(t, again, strings.Repeat("xyz", 105)+strings.Repeat("q", 100)); n != 415 {
-		t.Errorf("%d blocks of a short prompt, want 415", n)
-	}
-}
-
-// Loading a file of another version returns an error that says so.
-func TestGuessesOfAnEarlierVersion(t *testing.T) {
-	r := newRouter(t, router.Config{NoEvents: true}, 1)
-	for magic, want := range map[string]string{"KVRGUES3": `begins with "KVRGUES3", want "KVRGUES4"`, "KVRGUES4": "version is 9, want 1"} {
-		var file bytes.Buffer
-		if err := records.NewWriter(&file, records.Header{Magic: magic, Version: 9}).Close(0); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := r.LoadGuesses(&file); !errors.Is(err, records.ErrBad) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s, version 9: %v, want %s", magic, err, want)
-		}
-	}
-}
-
-// The fuzzer varies only the contents: the frame is the one of every file, with correct
-// checksums.
-func FuzzLoadGuesses(f *testing.F) {
-	saved := newRouter(f, router.Config{NoEvents: true}, 1)
-	book(f, saved, "1", "abcd")
-	book(f, saved, "2", "abx")
-	var good bytes.Buffer
-	if err := saved.SaveGuesses(&good); err != nil {
-		f.Fatal(err)
-	}
-	in, _, err := records.NewReader(&good, "KVRGUES4", 1)
-	if err != nil {
-		f.Fatal(err)
-	}
-	var all []byte
-	for _, payload, err := in.Next(); err == nil; _, payload, err = in.Next() {
-		all = append(all, payload...)
-	}
-	f.Add(all, byte(1), in.Count())
-	f.Add(all[:len(all)/2], byte(1), in.Count())
-	f.Add([]byte{1, 1, 0, 'm', 16, 0, 0, 0}, byte(2), uint64(0))
-	f.Fuzz(func(t *testing.T, payload []byte, kind byte, count uint64) {
-		if len(payload) > records.Max || kind == records.End {
-			return
-		}
-		r := newRouter(t, router.Config{NoEvents: true}, 1)
-		var file bytes.Buffer
-		w := records.NewWriter(&file, records.Header{Magic: "KVRGUES4", Version: 1})
-		if err := w.Record(kind, func(b []byte) []byte { return append(b, payload...) }); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.Close(count); err != nil {
-			t.Fatal(err)
-		}
-		if n, err := r.LoadGuesses(bytes.NewReader(file.Bytes())); err == nil && n > file.Len() {
-			t.Errorf("%d blocks in %d bytes", n, file.Len())
-		}
-	})
 }
 
 // Blocks that a worker keeps below the device continue the blocks on the device, and are

@@ -60,9 +60,8 @@ type Router struct {
 	// fleet guards the fields below. An event is applied under the read lock, so that its
 	// worker cannot be removed meanwhile.
 	pools  map[poolKey]*pool
-	saved  map[Worker]savedGuesses // predictions of an earlier process, for workers that did not register yet
-	owners map[uint64]*pool        // by worker id
-	cards  map[string]*Card        // by name
+	owners map[uint64]*pool // by worker id
+	cards  map[string]*Card // by name
 
 	// busy are the models' own thresholds, by base model.
 	busy map[string]scorer.Thresholds

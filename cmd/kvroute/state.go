@@ -17,11 +17,9 @@ import (
 	"github.com/kvroute/kvroute/internal/records"
 )
 
-// Files in --state-dir: predicted blocks, the snapshot of the workers whose events no stream
-// stores, and the state of engines whose sockets kvroute reads. The names of the latter two
-// begin with the scope.
+// Files in --state-dir: the snapshot of the workers whose events no stream stores, and the state
+// of engines whose sockets kvroute reads. Their names begin with the scope.
 const (
-	guessFile  = "guesses"
 	eventFile  = "events"
 	sourceFile = "sources"
 )
@@ -41,8 +39,8 @@ func (s *server) loadState() (err error) {
 	if s.files, err = newStateFiles(s.metrics.Meter("state")); err != nil {
 		return err
 	}
-	if err := s.loadFile(guessFile, guessFile, s.router.LoadGuesses); err != nil || !s.router.WantsEvents() {
-		return err
+	if !s.router.WantsEvents() {
+		return nil
 	}
 	if err := s.loadFile(sourceFile, s.scope.Bucket(sourceFile), s.direct.sources.Load); err != nil {
 		return err
@@ -78,7 +76,7 @@ func (s *server) loadFile(what, name string, load func(io.Reader) (int, error)) 
 // stateUnits are the units of the number of items in a file.
 //
 //nolint:gochecknoglobals // a table
-var stateUnits = map[string]string{guessFile: "blocks", eventFile: "ranks", sourceFile: "ranks"}
+var stateUnits = map[string]string{eventFile: "ranks", sourceFile: "ranks"}
 
 // stateFiles counts how the files of --state-dir were used, by outcome. docs/metrics.md lists the counter.
 type stateFiles struct{ files metric.Int64Counter }
@@ -112,14 +110,14 @@ func (s *server) keepState(ctx context.Context) error {
 // saveWait is how long a save waits for a dump that a client reads.
 const saveWait = 15 * time.Second
 
-// saveState writes all files, even if one of them fails.
+// saveState writes both files, even if one of them fails.
 func (s *server) saveState() error {
-	err := s.saveFile(guessFile, guessFile, s.router.SaveGuesses)
-	if s.router.WantsEvents() {
-		err = errors.Join(err, s.saveFile(sourceFile, s.scope.Bucket(sourceFile), s.direct.sources.Save))
-		err = errors.Join(err, s.saveFile(eventFile, s.scope.Bucket(eventFile), s.saveEvents))
+	if !s.router.WantsEvents() {
+		return nil
 	}
-	return err
+	return errors.Join(
+		s.saveFile(sourceFile, s.scope.Bucket(sourceFile), s.direct.sources.Save),
+		s.saveFile(eventFile, s.scope.Bucket(eventFile), s.saveEvents))
 }
 
 func (s *server) saveFile(what, name string, write func(io.Writer) error) error {
