@@ -24,15 +24,15 @@ import (
 // Access has the credentials of this process for the bus, and how it verifies the bus. Its tags are
 // those of package settings.
 type Access struct {
-	NATSCreds string `json:"nats_creds,omitempty" yaml:"nats-creds" help:"<file> with credentials for NATS: a JWT and its key"`
-	NATSNkey  string `json:"nats_nkey,omitempty" yaml:"nats-nkey" help:"<file> with the seed of an nkey for NATS"`
+	NATSCreds string `json:"nats_creds,omitempty" yaml:"nats-creds" own:"yes" help:"<file> with credentials for NATS: a JWT and its key"`
+	NATSNkey  string `json:"nats_nkey,omitempty" yaml:"nats-nkey" own:"yes" help:"<file> with the seed of an nkey for NATS"`
 	// NATSCA is for TLS: the URL begins with tls://.
-	NATSCA   string `json:"nats_ca,omitempty" yaml:"nats-ca" help:"PEM <file> with the authorities that may sign NATS's certificate; empty takes the system's"`
-	NATSCert string `json:"nats_cert,omitempty" yaml:"nats-cert" help:"PEM <file> with this process's certificate for NATS"`
-	NATSKey  string `json:"nats_key,omitempty" yaml:"nats-key" help:"PEM <file> with the key of nats-cert"`
+	NATSCA   string `json:"nats_ca,omitempty" yaml:"nats-ca" own:"yes" help:"PEM <file> with the authorities that may sign NATS's certificate; empty takes the system's"`
+	NATSCert string `json:"nats_cert,omitempty" yaml:"nats-cert" own:"yes" help:"PEM <file> with this process's certificate for NATS"`
+	NATSKey  string `json:"nats_key,omitempty" yaml:"nats-key" own:"yes" help:"PEM <file> with the key of nats-cert"`
 	// NATSInboxPrefix differs for each kind of client, so that clients cannot read each other's
 	// answers; see examples/nats.
-	NATSInboxPrefix string `json:"nats_inbox_prefix,omitempty" yaml:"nats-inbox-prefix" help:"<subject> that begins the subjects of NATS's answers; empty takes _INBOX"`
+	NATSInboxPrefix string `json:"nats_inbox_prefix,omitempty" yaml:"nats-inbox-prefix" own:"yes" help:"<subject> that begins the subjects of NATS's answers; empty takes _INBOX"`
 }
 
 // Options returns the options of a connection. An error names the wrong setting.
