@@ -35,31 +35,31 @@ type room struct {
 // lines. Limits only fall: a change that adds lines must remove as many elsewhere.
 var (
 	product = []room{
-		{"cmd/kvroute", 3660, 20},
+		{"cmd/kvroute", 3655, 20},
 		{"extproc", 2000, 20},
-		{"router", 5115, 20},
-		{"scorer", 1955, 23},
-		{"indexer", 3315, 20},
-		{"events internal/msgpack", 4630, 20},
-		{"engines engines/localindex", 3970, 20},
-		{"fleet", 2335, 20},
-		{"replicas", 2435, 20},
-		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 4470, 25},
-		{"sidecar", 520, 20},
+		{"router", 4880, 20},
+		{"scorer", 1935, 20},
+		{"indexer", 3225, 20},
+		{"events internal/msgpack", 4465, 20},
+		{"engines engines/localindex", 3560, 20},
+		{"fleet", 2305, 20},
+		{"replicas", 2420, 20},
+		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 4445, 20},
+		{"sidecar", 485, 20},
 		{"doctor", 436, 20},
-		{"tokenizer tokenizer/chat tokenizer/jinja", 11640, 20},
+		{"tokenizer tokenizer/chat tokenizer/jinja", 11540, 20},
 	}
 	support = []room{
-		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 13155, 31},
+		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 13105, 31},
 	}
 	// The limits for the sums of the two lists above.
-	productLimit, supportLimit = 46680, 13155
+	productLimit, supportLimit = 45330, 13105
 	// longest limits the lines of a function, longestFile those of a file. The aims are 80 and
 	// 500. These limits only fall, too.
-	longest, longestFile = 80, 670
+	longest, longestFile = 80, 531
 	// unusedLimit limits the exported names, in all packages together, that no other package uses.
 	// Methods and fields are not counted, and uses in tests do not count.
-	unusedLimit = 71
+	unusedLimit = 70
 )
 
 // TestHouse prints the table of rooms and fails if a room is above its limit.
