@@ -3,7 +3,7 @@
 // Package sidecar runs beside one engine: it publishes the events of the engine's cache over NATS,
 // registers the worker, and keeps it registered while the engine is healthy.
 //
-// # What it promises
+// # Promises
 //
 //   - Events are published only after the worker is registered, and all of them until the sources
 //     end: the publisher ends last.
