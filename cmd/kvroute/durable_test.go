@@ -81,7 +81,12 @@ var unequal = regexp.MustCompile(`"(event_id|parent_hash|block_hash)":(\d+|null)
 // indexOf returns a replica's index in the form in which two replicas are compared.
 func indexOf(t *testing.T, c *demo.Child) []string {
 	t.Helper()
-	resp, body := get(t, "http://"+c.At.HTTP+"/v1/index/dump?sort=1")
+	var resp *http.Response
+	var body string
+	eventually(t, "a snapshot never ends", func() bool { // kvroute answers 503 while it makes one
+		resp, body = get(t, "http://"+c.At.HTTP+"/v1/index/dump?sort=1")
+		return resp.StatusCode != http.StatusServiceUnavailable
+	})
 	lines := strings.Split(strings.TrimSpace(body), "\n")
 	if resp.StatusCode != 200 || len(lines) < 2 || !strings.HasPrefix(lines[0], `{"kvroute_dump":1,`) || !strings.HasPrefix(lines[len(lines)-1], `{"kvroute_end":`) {
 		t.Fatalf("status %d, dump %.300s", resp.StatusCode, body)
