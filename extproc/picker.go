@@ -4,6 +4,7 @@ package extproc
 
 import (
 	"net/netip"
+	"strconv"
 	"strings"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -78,4 +79,33 @@ func endpointList(items []string) []netip.AddrPort {
 		}
 	}
 	return list
+}
+
+// second returns the second choice if it may serve.
+func (s *stream) second() (a netip.AddrPort) {
+	if a = s.decision.Second.Address; !a.IsValid() || !s.server.conf.mayServe(a) {
+		return netip.AddrPort{}
+	}
+	return a
+}
+
+// named returns the headers that name the rank or the instance to the worker, or the group and its
+// worker to the router of a group, as name, value, name, value.
+func (s *stream) named() []string {
+	d := &s.decision
+	if d.Group != "" {
+		headers := []string{headerGroup, d.Group}
+		if m := d.Member; m != nil {
+			headers = append(headers, headerPin, strconv.FormatUint(m.ID, 10), headerRank, strconv.FormatUint(uint64(m.DPRank), 10))
+		}
+		return headers
+	}
+	rank := strconv.FormatUint(uint64(d.Worker.DPRank), 10)
+	switch {
+	case d.NameRank: // otherwise the server chooses a rank by itself
+		return []string{headerVLLMRank, rank}
+	case engineName(d.Engine) == "dynamo": // a frontend that forwards to the named instance
+		return []string{headerPin, strconv.FormatUint(d.Worker.ID, 10), headerRank, rank, headerRoutingMode, "aggregated"}
+	}
+	return nil
 }

@@ -3,6 +3,7 @@
 package router
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -210,4 +211,77 @@ func (c *core) grow(now time.Time) {
 		}
 		c.slots.Grow(now, ord, rate)
 	}
+}
+
+// settingsFor works out the settings of one decision.
+func (c *core) settingsFor(q *question) (*scorer.Settings, error) {
+	if q.Override == nil {
+		return c.settings, nil
+	}
+	if c.conf.Mode != KV || c.conf.Rule != nil {
+		return nil, fmt.Errorf("%w: nothing is compared that it could change: the mode is %s", ErrBadOverride, c.conf.Mode)
+	}
+	if q.Pinned != nil && !q.AnyRank && q.Override.Compares() {
+		return nil, fmt.Errorf("%w: nothing is compared that it could change: the request names its worker", ErrBadOverride)
+	}
+	s, err := c.settings.With(q.Override)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrBadOverride, err)
+	}
+	return &s, nil
+}
+
+// draw returns the one random number of the decision for a request, uniform in
+// [0, 1). It depends on the seed and the id alone, not on other requests.
+func (c *core) draw(id string) float64 {
+	key := c.turn
+	if id != "" {
+		key = scorer.DrawKey(id)
+	}
+	return scorer.Draw(c.conf.Seed, key)
+}
+
+// best returns the candidate that the mode chooses.
+func (c *core) best(s *scorer.Settings, d *Decision) (chosen int) {
+	reason := ReasonMode
+	switch c.conf.Mode {
+	case RoundRobin:
+		reason = ReasonRoundRobin
+		chosen = scorer.RoundRobin(len(c.candidates), c.turn)
+	case Random:
+		chosen = scorer.Random(len(c.candidates), c.request.U)
+	case LeastLoaded:
+		chosen = scorer.LeastLoaded(c.inputs, c.request.U)
+	case PowerOfTwo:
+		chosen = scorer.PowerOfTwo(c.inputs, c.request.U)
+	case DeviceAware:
+		chosen = scorer.DeviceAware(&c.request, c.inputs, c.conf.DeviceRatio)
+		d.DeviceRatio = c.conf.DeviceRatio
+	case KV, Direct: // Direct has only pinned workers
+		if reason = ReasonLoad; c.anyOverlap() {
+			reason = ReasonKV
+		}
+		if c.conf.Rule != nil {
+			chosen = c.conf.Rule(&c.request, c.inputs, c.costs)
+			chosen = max(0, min(chosen, len(c.candidates)-1)) // a caller's rule may err
+			scorer.Bound(c.costs)
+		} else {
+			chosen = s.Choose(&c.request, c.inputs, c.costs)
+			d.Policy = s.Policy
+		}
+		d.Cost, d.Equal = c.costs[chosen], scorer.Equals(c.costs, chosen)
+	}
+	if d.Reason == "" {
+		d.Reason = reason
+	}
+	return chosen
+}
+
+func (c *core) anyOverlap() bool {
+	for i := range c.inputs {
+		if c.inputs[i].OverlapBlocks > 0 {
+			return true
+		}
+	}
+	return false
 }

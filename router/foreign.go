@@ -17,12 +17,12 @@ import (
 //
 //   - Foreign load is never negative, and never more than the engine reported.
 //   - Own requests are not counted twice: of each report, the largest own load of the last
-//     [scorer.PeakSpan] is subtracted. So a report that is older than the latest bookings
-//     still contains no own request, and what was booked since counts by its slot. This
+//     [scorer.PeakSpan] is subtracted. So what remains of a report has no own request, also
+//     if the router booked more requests since. Those count by their slots. This
 //     assumes that engines end requests before the router frees them. Aborted requests may
 //     count as foreign for one report.
-//   - A request that becomes known only after the report which contains it (of a replica,
-//     or served by another worker than decided) leaves the foreign load then.
+//   - The router may learn of a request after the report that contains it: another replica
+//     routed it, or another worker served it. The request counts as foreign until then.
 //   - A report counts for reportLife and is replaced by the next one. Between two reports
 //     foreign load is constant, whatever happens to own requests.
 //   - An engine that reports only what the router sent changes no cost.

@@ -222,3 +222,46 @@ func (r *Router) noteInferred(p *pool, list []scorer.Inference) {
 		r.tellPeers(Change{Kind: FirstToken, ID: i.ID})
 	}
 }
+
+// describe fills in the decision's fields about the chosen candidate.
+func (c *core) describe(q *question, chosen int, d *Decision) {
+	ord, in := c.candidates[chosen], &c.inputs[chosen]
+	e := &c.entries[ord]
+	d.OverlapBlocks = in.OverlapBlocks
+	d.CachedTokens = in.OverlapBlocks * c.blockSize
+	// The engine computes the last token of a prompt even if it holds them all.
+	d.PrefillTokens = max(min(1, q.tokens), q.tokens-d.CachedTokens)
+	d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, in.ActiveRequests, c.throughput(e))
+	d.EstimatedTTFT = d.Settings.ModelTTFT(&c.request, in)
+	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
+	d.Engine, d.NameRank, d.Group = e.info.Engine, e.info.wantsRank(e.worker.DPRank), e.info.Group
+	d.Member = c.member(q, ord)
+}
+
+// takeSlot books a slot on the chosen candidate. It returns false if a request with this
+// id has a slot.
+func (c *core) takeSlot(now time.Time, q *question, chosen int, d *Decision) bool {
+	ord := c.candidates[chosen]
+	e := &c.entries[ord]
+	if !c.slots.Add(now, q.ID, &scorer.Booking{
+		Worker: ord, Blocks: q.sequence, BlockSize: c.blockSize,
+		PromptTokens: q.tokens, CachedTokens: q.tokens - d.PrefillTokens,
+		ExpectedOutput: q.ExpectedOutput, Owned: q.Owned, Unseen: q.Unseen, Number: q.number,
+		BlocksUntracked: c.conf.NoActiveBlocks, PrefillUntracked: !d.Settings.TrackPrefill, NoReuse: !d.Settings.AssumeKVReuse,
+		Reports: e.info.Group != "",
+	}) {
+		return false
+	}
+	c.turn++
+	e.routed++
+	if q.tokens > 0 {
+		c.typical.note(q.tokens, d.PrefillTokens)
+	}
+	q.ordinal, q.generation = ord, e.since
+	q.unreported = c.unknown(e)
+	if d.OverlapBlocks == 0 && !c.anyOverlap() {
+		e.cold = c.turn
+	}
+	c.sessions.touch(now, q.session, q.SessionFinal)
+	return true
+}

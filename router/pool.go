@@ -292,3 +292,13 @@ func resize(s []int32, n int) []int32 {
 	}
 	return s[:n]
 }
+
+// target is the meaning of a model name.
+type target struct {
+	pools []*pool // of the base model, by block size; at least one
+	lora  string
+	// adapter is lora if workers registered it. All workers are assumed to have an adapter
+	// that only the card names.
+	adapter string
+	card    *Card // nil if the model has no card
+}

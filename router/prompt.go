@@ -4,6 +4,8 @@ package router
 
 import (
 	"context"
+	"errors"
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -15,6 +17,44 @@ import (
 
 // bytesSeed separates the hashes of text-block mode from all others.
 const bytesSeed = 0x6b76726f75746521
+
+// place returns the pool that the request in s goes to, and hashes the prompt for it. Of
+// several pools of one model it is the pool of the pinned worker or of the session's
+// worker, or else the cheapest pool; see [pool.appeal].
+func (r *Router) place(ctx context.Context, t target, s *scratch) (*pool, error) {
+	q, best := &s.question, t.pools[0]
+	ready := func(p *pool) error {
+		if p.view.Load().reads {
+			r.read(ctx, p, s, t.card)
+		}
+		return context.Cause(ctx)
+	}
+	if len(t.pools) == 1 {
+		return best, ready(best)
+	}
+	at := slices.IndexFunc(t.pools, func(p *pool) bool {
+		return q.Pinned != nil && p.has(q) || q.Pinned == nil && q.session != 0 && p.bound(r.conf.Now(), q.session)
+	})
+	if at >= 0 || q.Pinned != nil { // the first pool returns the error for an unknown worker
+		best = t.pools[max(0, at)]
+		return best, ready(best)
+	}
+	least := math.Inf(1)
+	for _, p := range t.pools {
+		if err := ready(p); err != nil {
+			return nil, err
+		}
+		switch a, err := p.appeal(r.conf.Now, s); {
+		case errors.Is(err, ErrAllBusy) && math.IsInf(least, 1):
+			best = p // the request may wait there
+		case err != nil && !isAbsence(err):
+			return nil, err
+		case err == nil && a < least:
+			best, least = p, a
+		}
+	}
+	return best, ready(best)
+}
 
 // read fills in the prompt's tokens, once, and the hashes of its blocks for a pool.
 func (r *Router) read(ctx context.Context, p *pool, s *scratch, card *Card) {

@@ -8,9 +8,12 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // Request asks for a worker. Its slices and maps are only read, and not used after the
@@ -215,4 +218,112 @@ type workspace struct {
 	costs      []float64
 	chances    []float64   // of being drawn, along candidates
 	seen       []Candidate // along core.order, if the question asks to explain
+}
+
+// prepare checks the request in s and fills in what does not depend on the pool.
+func (r *Router) prepare(s *scratch) (target, error) {
+	req := &s.request
+	names := *r.names.Load()
+	t, ok := names[req.Model]
+	switch {
+	case !ok && len(names) == 0:
+		return t, fmt.Errorf("router: model %q: %w", bounded(req.Model), ErrNoWorkers)
+	case !ok:
+		return t, fmt.Errorf("router: model %q: %w", bounded(req.Model), ErrUnknownModel)
+	case r.conf.StrictModels && (t.card == nil || t.card.Prompts == nil):
+		return t, fmt.Errorf("router: model %q has no tokenizer: %w", bounded(req.Model), ErrUnknownModel)
+	}
+	if err := req.check(); err != nil {
+		return t, fmt.Errorf("router: model %q: %w", bounded(req.Model), err)
+	}
+	// It is empty; a literal would be made elsewhere and copied here, as below.
+	q := &s.question
+	q.Request, q.lora, q.adapter, q.workspace = req, t.lora, t.adapter, &s.workspace
+	q.explain = req.Explain || req.ID != "" && r.conf.KeepDecisions > 0
+	if r.conf.Sessions.TTL > 0 && req.Session != "" {
+		q.session = sessionKey(req.Session)
+	}
+	if len(req.PreferredTaints) > 0 {
+		s.taints = s.taints[:0]
+		for name, weight := range req.PreferredTaints {
+			s.taints = append(s.taints, taint{name, min(max(weight, -mostWeight), mostWeight)})
+		}
+		slices.SortFunc(s.taints, func(a, b taint) int { return strings.Compare(a.name, b.name) })
+		q.taints = s.taints
+	}
+	d := &s.decision
+	*d = Decision{}
+	d.ID, d.Model, d.Mode, d.Labels = req.ID, t.pools[0].model, r.conf.Mode, req.Labels
+	return t, nil
+}
+
+// release gives the memory of a decision back, without the request's data. Memory that an
+// unusually long prompt made large is not kept.
+func (r *Router) release(s *scratch) {
+	if cap(s.tokens) > 1<<20 {
+		return
+	}
+	s.request, s.question, s.encoded, s.hasRead, s.hashed = Request{}, question{}, tokenizer.Prompt{}, false, time.Time{}
+	clear(s.taints)
+	r.scratch.Put(s)
+}
+
+// allows reports whether a list has an address. Port 0 in the list stands for any port.
+func allows(list []netip.AddrPort, a netip.AddrPort) bool {
+	return slices.ContainsFunc(list, func(l netip.AddrPort) bool {
+		return l.Addr() == a.Addr() && (l.Port() == 0 || l.Port() == a.Port())
+	})
+}
+
+// pinError says why the pinned worker is not a candidate; nil if it is one.
+// In the mode Direct a worker that does not exist is also a lack of workers.
+func (c *core) pinError(q *question) error {
+	from, to := c.pin(q)
+	switch {
+	case len(c.candidates) > 0:
+		return nil
+	case from == to && c.conf.Mode == Direct:
+		return q.pinned(fmt.Errorf("%w: %w", ErrPinnedUnknown, ErrNoWorkers))
+	case from == to:
+		return q.pinned(ErrPinnedUnknown)
+	}
+	switch why := c.verdicts[to-1]; why {
+	case ExcludedDraining, ExcludedHealth:
+		return q.pinned(fmt.Errorf("%w: %s", ErrNoWorkers, why))
+	default:
+		return q.pinned(fmt.Errorf("%w: %s", ErrPinnedNotAllowed, why))
+	}
+}
+
+// pin returns the range of the pinned worker, or of its ranks, in the order.
+func (c *core) pin(q *question) (from, to int) {
+	if !q.AnyRank {
+		at, known := c.search(*q.Pinned)
+		if !known {
+			return 0, 0
+		}
+		return at, at + 1
+	}
+	from, _ = c.search(Worker{ID: q.Pinned.ID})
+	for to = from; to < len(c.order) && c.entries[c.order[to]].worker.ID == q.Pinned.ID; to++ {
+	}
+	return from, to
+}
+
+// lane is the lane of the queue in which a request waits.
+func (c *core) lane(q *question) int {
+	if q.Pinned != nil {
+		if from, to := c.pin(q); from < to {
+			return c.order[from]
+		}
+	}
+	return scorer.AnyWorker
+}
+
+// pinned adds the pinned worker to an error.
+func (q *question) pinned(err error) error {
+	if q.AnyRank {
+		return fmt.Errorf("worker %d: %w", q.Pinned.ID, err)
+	}
+	return fmt.Errorf("worker %d, rank %d: %w", q.Pinned.ID, q.Pinned.DPRank, err)
 }

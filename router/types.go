@@ -1,5 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package router decides which worker a request goes to.
+//
+// A [Router] knows workers, what they cache and what they are busy with. The caller
+// passes in workers ([Router.SetWorker]) and the events of their caches
+// ([Router.ApplyEvent]); the load follows from the requests that the router routed
+// itself. [Router.BestWorker] turns a prompt into tokens, tokens into block hashes, hashes into each worker's
+// overlap, and overlap and load into a cost; the lowest cost wins and the request
+// takes a slot there, until [Router.Free].
+//
+// # Guarantees
+//
+// Workers of one base model with blocks of one size are a pool; pools share
+// nothing. Two requests decided
+// at the same time are decided one after the other, so the second sees the slot
+// of the first. Only workers that were passed in are ever chosen. It never fails
+// a request because of its prompt: what it cannot tokenize is routed by load.
+//
+// It does not retry, starts no goroutine, and uses the network only through the functions
+// [Config.Remote] and [Config.Probe]. Requests wait only if a queue is configured. Slots,
+// sessions and the queue expire when [Router.Run] runs, or the caller calls [Router.Tick].
+//
+// # Concurrency
+//
+// A [Router] may be used by any number of goroutines. Reading the index takes no
+// lock that a decision holds; load, choice and booking of one pool are one
+// critical section.
 package router
 
 import (

@@ -62,8 +62,8 @@ type Input struct {
 	AdditionalBlocks int     `json:"additional_blocks"` // blocks that the new request would add to ActiveBlocks
 	KVUse            float64 `json:"kv_use"`            // share of its KV cache in use, 0..1
 
-	// Members is the number of workers whose loads the load is the sum of: more than 1 for a
-	// router group. Costs use the mean. 0 counts as 1.
+	// Members is the number of workers in a router group; the load above is their sum. Costs
+	// use the mean. 0 and 1 mean a single worker.
 	Members int `json:"members,omitempty"`
 
 	// Properties of the worker.

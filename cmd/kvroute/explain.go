@@ -173,7 +173,7 @@ func printCandidates(out io.Writer, d *router.Decision) error {
 		return err
 	}
 	if _, err := fmt.Fprintln(out, "cached, host, disk: blocks of the prompt; active, adds: blocks of requests; pending, decoding: tokens;\n"+
-		"places: requests that the engine computes at a time, 0 if unknown. docs/routing.md has the formulas."); err != nil {
+		"waiting: requests before their first token; places: requests that the engine computes at a time, 0 if unknown. docs/routing.md has the formulas."); err != nil {
 		return err
 	}
 	for i := range d.Candidates {

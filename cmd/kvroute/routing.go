@@ -19,7 +19,9 @@ import (
 )
 
 // Routing is the settings of decisions. Where NVIDIA Dynamo has a flag of the same meaning,
-// the setting has its name.
+// the setting has its name. A new setting of the cost also needs a field of
+// [scorer.Settings], its assignment in scoring, a row in withoutEffect, and its place in the
+// settings that explain prints.
 type Routing struct {
 	// In mode direct the request names its worker.
 	RouterMode string   `yaml:"router-mode" default:"kv" want:"kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted" help:"kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted"`
@@ -95,7 +97,7 @@ func (c *config) scoring() (scorer.Settings, error) {
 	} else if given {
 		o.Attention = &attention
 	}
-	if c.OverlapScoreCreditDecay != 0 || c.DecodeActiveRequestWeight != 0 { // With checks only what a request can override
+	if c.OverlapScoreCreditDecay != 0 || c.DecodeActiveRequestWeight != 0 { // [scorer.Settings.With] does not check these two: no request can override them
 		if c.Cost != "" && scorer.Policy(c.Cost) != scorer.DynamoNewer {
 			return s, fmt.Errorf("router-kv-overlap-score-credit-decay and router-decode-active-request-weight belong to the cost %s, not to %s", scorer.DynamoNewer, c.Cost)
 		}
