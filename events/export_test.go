@@ -58,6 +58,7 @@ func (t Tracker) Accept(now time.Time, publisher uint64, ev RouterEvent) string 
 func (t Tracker) AcceptStream(now time.Time, publisher uint64, ev RouterEvent) {
 	t.t.accept(now, FeedDurable, publisher, ev, t.knows(ev.WorkerID))
 }
+
 func (t Tracker) Export() *Snapshot {
 	s := &Snapshot{}
 	t.t.export(s, true)

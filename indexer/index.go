@@ -272,7 +272,7 @@ func (x *Index) storeLocked(owner int32, ev *Event) (out Outcome) {
 			}
 			if room <= 0 || x.crowded(to-i) {
 				out.Refused += len(ev.Blocks) - i
-				i, to = len(ev.Blocks), len(ev.Blocks)
+				i = len(ev.Blocks)
 				break
 			}
 			n := min(room, to-i)
