@@ -59,7 +59,7 @@ type stream struct {
 	partial  bool // batches before the first applied one are missing: blocks are unknown
 	suspect  bool // batches in between are missing: known blocks may be gone
 	review   bool // request everything after the next answer, if possible
-	hopeless bool // the engine no longer has the missing batches
+	hopeless bool // the engine no longer has the missing batches: none is requested again until a clear or a restart
 }
 
 // batch is a message of an engine.

@@ -63,7 +63,7 @@ const (
 //	   └──────────── failure, backoff ─────────────┘   after maxTries: given up
 //
 // A range becomes a dump when the answer does not continue after the cursor, when another
-// publisher sends, and when too many events wait.
+// publisher sends, or when too many events wait.
 type repair struct {
 	dump    bool // a query for the whole content, else for the events after the cursor
 	step    step
@@ -439,7 +439,8 @@ func (t *tracker) giveUp(now time.Time, r *rank) {
 	t.again(now, r)
 }
 
-// audit queries all ranks: any event may have been lost.
+// audit queries the ranks of workers with a local indexer, except suspect ones and those under
+// repair: any event may have been lost.
 func (t *tracker) audit(now time.Time) {
 	var steady []*rank
 	for _, r := range t.ranks {
