@@ -111,7 +111,7 @@ const (
 //   - A message is purged only after it was delivered to every consumer of the subject, and if
 //     the two newest snapshots contain it. Each of them, with the stream, has the whole state.
 //   - What another program purges before this replica has got it is lost, unless a snapshot
-//     of a later position has it. Ranks with a gap are suspect.
+//     of a later position has it. Ranks with a gap are suspect, the others partial.
 //   - Only the holder of the lock replaces the newest snapshot, by compare-and-set, and only
 //     by one of a later position.
 type Durable struct {
@@ -130,6 +130,7 @@ type Durable struct {
 	// review: at the stream's end, workers are queried for events that the stream did not contain.
 	review atomic.Bool
 	lost   atomic.Bool // messages of the stream may be missing
+	shared atomic.Bool // the stream has had messages of other endpoints
 	// refuses: JetStream does not store events.
 	refuses atomic.Bool
 
@@ -224,6 +225,13 @@ func (d *Durable) position() position {
 	d.sub.mu.Lock()
 	defer d.sub.mu.Unlock()
 	return d.at
+}
+
+// moveTo sets the number of the last message applied.
+func (d *Durable) moveTo(seq uint64) {
+	d.sub.mu.Lock()
+	defer d.sub.mu.Unlock()
+	d.at.seq = seq
 }
 
 // Run reads the stream until ctx ends, then takes a last snapshot. After any fault of NATS it
@@ -367,7 +375,8 @@ func (d *Durable) behind(n int64) {
 		return
 	}
 	if d.review.CompareAndSwap(true, false) {
-		d.sub.caughtUp(d.lost.Swap(false))
+		d.sub.caughtUp(d.lost.Load())
+		d.lost.Store(false)
 	}
 	d.live.Store(true)
 }
@@ -403,20 +412,25 @@ func (d *Durable) read(ctx context.Context, o *opened) error {
 
 // take applies a message, unless it was applied before.
 func (d *Durable) take(ctx context.Context, o *opened, data []byte, meta *jetstream.MsgMetadata) error {
-	before, hole := d.Position(), false
-	if meta.Sequence.Stream > before {
-		d.sub.take(ctx, FeedDurable, data, nil, func(gap bool) {
-			d.at.seq = meta.Sequence.Stream
-			hole = gap && before > 0 && d.at.seq > before+1
-		})
-	} else {
+	before, at := d.Position(), meta.Sequence.Stream
+	if at <= before {
 		d.metrics.repeated(ctx)
+	} else {
+		missing := false
+		d.sub.take(ctx, FeedDurable, data, nil, func(gap bool) {
+			// If other endpoints share the stream, their messages are skipped, too.
+			if missing = before > 0 && at > before+1 && (gap || !d.shared.Load()); !missing {
+				d.at.seq = at
+			}
+		})
+		if missing {
+			if d.purgedBehind(ctx, o, before) {
+				d.lost.Store(true)
+				return errPurged // the next session restores a snapshot of a later position, if there is one
+			}
+			d.moveTo(at)
+		}
 	}
 	d.behind(int64(meta.NumPending))
-	if hole && d.purgedBehind(ctx, o, before) {
-		d.review.Store(true)
-		d.lost.Store(true)
-		return errPurged // the next session restores a newer snapshot, if there is one
-	}
 	return nil
 }

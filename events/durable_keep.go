@@ -109,6 +109,7 @@ func (d *Durable) look(ctx context.Context, o *opened) (todo due, err error) {
 		case err != nil:
 			return err
 		}
+		d.others(o, info)
 		var e epoch
 		if _, err := readKey(ctx, o.state, keyEpoch, &e); err != nil {
 			return err
@@ -237,7 +238,7 @@ func (d *Durable) cut(o *opened) (s *Snapshot, done func(), ok bool) {
 	return d.sub.cut(d.conf.Holdings, true, func(s *Snapshot) bool {
 		s.LastSeq = d.at.seq
 		s.Meta = SnapshotMeta{Writer: d.conf.Replica, Epoch: d.at.epoch, Stream: d.at.stream, Inherited: d.inherited}
-		return d.loaded && d.at.stream == o.created
+		return d.loaded && d.at.stream == o.created && !d.lost.Load() // later the ranks are partial
 	})
 }
 

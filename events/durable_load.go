@@ -137,6 +137,7 @@ func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err err
 		if err != nil {
 			return fmt.Errorf("events: look at the stream: %w", err)
 		}
+		others := d.others(o, info)
 		position := d.position() // it does not change: no session is open
 		gone := info.State.NumDeleted > 0 || info.State.FirstSeq > position.seq+1
 		newer := h.Stream == position.stream && h.Epoch == position.epoch && h.LastSeq > position.seq
@@ -148,10 +149,12 @@ func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err err
 			return nil
 		}
 		d.review.Store(true)
-		delete(info.State.Subjects, o.subject)
+		if position.seq > 0 {
+			d.moveTo(info.State.FirstSeq - 1)
+		}
 		at := []any{"position", position.seq, "first", info.State.FirstSeq}
 		switch {
-		case len(info.State.Subjects) > 0:
+		case others:
 			d.conf.Log.Info("the stream begins behind the position; what is gone may be of other endpoints", at...)
 		case position.seq == 0:
 			d.lost.Store(true)
@@ -163,6 +166,16 @@ func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err err
 		return nil
 	})
 	return again, err
+}
+
+// others reports whether the stream has messages of other endpoints, and remembers it.
+func (d *Durable) others(o *opened, info *jetstream.StreamInfo) bool {
+	_, own := info.State.Subjects[o.subject]
+	others := len(info.State.Subjects) > 1 || !own && len(info.State.Subjects) > 0
+	if others {
+		d.shared.Store(true)
+	}
+	return others
 }
 
 // everybody selects the subjects of all endpoints of the component.

@@ -118,3 +118,54 @@ func TestSomebodyPurgesWhatAReplicaHasNotRead(t *testing.T) {
 	e.mustKnow(b)
 	b.isIn(events.StateOK, len(e.pubs))
 }
+
+// Another program purges the stream while a replica is behind. The replica restores a snapshot of
+// another replica that contains the purged messages, whichever worker publishes the next message.
+// Without such a snapshot the ranks are suspect or partial.
+func TestASnapshotFillsAPurgedHole(t *testing.T) {
+	for name, c := range map[string]struct {
+		next     int // the worker of the message behind the hole
+		snapshot bool
+		want     [3]events.State
+	}{
+		"a worker that lost messages publishes":                        {0, true, [3]events.State{}},
+		"a worker that lost nothing publishes":                         {2, true, [3]events.State{}},
+		"a worker that lost messages publishes, without a snapshot":    {0, false, [3]events.State{events.StateSuspect, events.StatePartial, events.StatePartial}},
+		"a worker that lost nothing publishes, and without a snapshot": {2, false, [3]events.State{events.StatePartial, events.StatePartial, events.StatePartial}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := startJetStream(t)
+			e := startEngines(t, n.connect(), 3)
+			b := startReplica(t, n.connect(), "b", events.DurableConfig{SnapshotThreshold: 1 << 30}, func(x *events.Timing) { x.Fetch = 4 })
+			e.register(b)
+			for w := range e.pubs { // each worker publishes something
+				e.tell(w, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<50 | uint64(w), Local: 1}}})
+			}
+			e.work(50)
+			e.mustKnow(b)
+			e.live = 2 // the last worker publishes nothing for now
+			b.mu.Lock()
+			from := n.streamInfo().State.LastSeq
+			e.workUntil(func() bool { return n.streamInfo().State.LastSeq > from+40 })
+			if c.snapshot {
+				a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 1 << 30})
+				e.mustKnow(a)
+				a.stop()
+			}
+			n.purge()
+			first := n.streamInfo().State.FirstSeq
+			e.tell(c.next, indexer.Event{Kind: indexer.Removed, Externals: []uint64{1}})
+			b.mu.Unlock()
+			eventually(t, func() bool { return b.Position() >= first && b.Ready() })
+			eventually(t, func() bool {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				return [3]events.State{b.states[1], b.states[2], b.states[3]} == c.want
+			})
+			if c.snapshot {
+				e.mustKnow(b)
+			}
+		})
+	}
+}
