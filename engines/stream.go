@@ -108,7 +108,7 @@ func (s *stream) connected(closed bool) {
 	s.waiting, s.waitingBytes = nil, 0
 	switch {
 	case s.replays:
-		s.again, s.holes, s.hole = 0, 0, false
+		s.again, s.holes, s.hole, s.rebuild = 0, 0, false, false
 		s.ask()
 	case closed && s.hasLast:
 		s.restart()
@@ -285,8 +285,9 @@ func (s *stream) giveUp() {
 	if s.hasLast && s.closed && !s.answered {
 		s.restart()
 	}
-	// It is unknown which batches the answer would have contained.
-	s.partial, s.suspect = s.partial || !s.hasLast, s.suspect || s.hasLast
+	if !s.rebuild { // it is unknown which batches the answer would have contained
+		s.partial, s.suspect = s.partial || !s.hasLast, s.suspect || s.hasLast
+	}
 	s.asking, s.rebuild = askNothing, false
 	s.asks++ // a late answer is ignored
 	s.drain(true)
