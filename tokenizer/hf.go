@@ -15,28 +15,25 @@ import (
 // tokenizer uses the general path until plan chooses another.
 func parse(file sections, more additions) (*Tokenizer, error) {
 	t := &Tokenizer{}
-	normalizers, err := readNormalizers(file["normalizer"])
+	var err error
+	if t.normalizers, err = readNormalizers(file["normalizer"]); err != nil {
+		return nil, unsupported(fmt.Errorf("normalizer: %w", err))
+	}
+	t.steps, t.byteLevel, err = readSplitters(file["pre_tokenizer"])
+	if err == nil && slices.ContainsFunc(t.steps, func(p splitter) bool { return p.first }) {
+		err = keepFirst(t.normalizers)
+	}
 	if err != nil {
-		return nil, unsupported(err)
-	}
-	t.normalizers = normalizers
-	if t.steps, t.byteLevel, err = readSplitters(file["pre_tokenizer"]); err != nil {
-		return nil, unsupported(err)
-	}
-	if slices.ContainsFunc(t.steps, func(p splitter) bool { return p.first }) {
-		if err := keepFirst(normalizers); err != nil {
-			return nil, unsupported(err)
-		}
+		return nil, unsupported(fmt.Errorf("pre_tokenizer: %w", err))
 	}
 	keys, err := t.readModel(file["model"], file["flags"])
 	if err != nil {
 		return nil, err
 	}
-	t.special, err = t.readAdded(file["added_tokens"], keys, more)
-	if err != nil {
+	if t.special, err = t.readAdded(file["added_tokens"], keys, more); err != nil {
 		return nil, err
 	}
-	if t.before, t.after, err = readPost(file["post_processor"], 0); err != nil {
+	if t.before, t.after, err = readPost(file["post_processor"]); err != nil {
 		return nil, err
 	}
 	for key, around := range map[string]*[]uint32{"bos": &t.before, "eos": &t.after} { // of a class, not of the file

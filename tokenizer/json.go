@@ -60,6 +60,34 @@ func (s section) sections() (sections, error) {
 	return all, r.End()
 }
 
+// steps returns the steps of a section: those that a Sequence has under the key list, or the section itself.
+func (s section) steps(list string) (all []section, err error) {
+	if s.null() {
+		return nil, nil
+	}
+	fields, err := s.sections()
+	if err != nil {
+		return nil, err
+	}
+	if string(fields["type"].b) != `"Sequence"` {
+		return []section{s}, nil
+	}
+	r := fields[list].reader()
+	err = r.List(func() error {
+		r.Peek()
+		start := r.At
+		if err := r.Skip(); err != nil {
+			return err
+		}
+		more, err := section{r.In[start:r.At], r.Base + start}.steps(list)
+		if all = append(all, more...); len(all) > maxDepth {
+			return fmt.Errorf("more than %d steps", maxDepth)
+		}
+		return err
+	})
+	return all, err
+}
+
 // UnmarshalJSON lets encoding/json read an object as its sections.
 func (m *sections) UnmarshalJSON(b []byte) (err error) {
 	*m, err = section{slices.Clone(b), 0}.sections()

@@ -5,7 +5,7 @@ package tokenizer
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"unicode"
 	"unicode/utf8"
@@ -35,11 +35,11 @@ func (n *normalizer) rewrite(b *budget, text []byte, limit int) (out []byte, err
 	case "Lowercase":
 		out, err = eachRune(b, text, limit, appendLower)
 	case "StripAccents":
-		out, err = eachRune(b, text, limit, func(dst []byte, r rune) []byte {
+		out, err = eachRune(b, text, limit, func(dst []byte, r rune, char []byte) []byte {
 			if accentClasses().of(r) != 0 {
 				return dst
 			}
-			return utf8.AppendRune(dst, r)
+			return append(dst, char...)
 		})
 	case "Strip":
 		if n.left {
@@ -88,8 +88,8 @@ func (n *normalizer) replace(b *budget, text []byte, limit int) ([]byte, error) 
 	return append(out, text[at:]...), nil
 }
 
-// eachRune rewrites text character by character. Bytes that are no character stay.
-func eachRune(b *budget, text []byte, limit int, f func(dst []byte, r rune) []byte) (out []byte, err error) {
+// eachRune rewrites text character by character. A byte that is no character comes as U+FFFD.
+func eachRune(b *budget, text []byte, limit int, f func(dst []byte, r rune, char []byte) []byte) (out []byte, err error) {
 	next := 0 // where to look at the time
 	for i := 0; i < len(text); {
 		if i >= next {
@@ -100,26 +100,26 @@ func eachRune(b *budget, text []byte, limit int, f func(dst []byte, r rune) []by
 				return nil, errGrown
 			}
 		}
-		r, size := utf8.DecodeRune(text[i:])
-		if r == utf8.RuneError && size == 1 {
-			out = append(out, text[i])
-		} else {
-			out = f(out, r)
-		}
-		i += size
+		r, n := utf8.DecodeRune(text[i:])
+		out = f(out, r, text[i:i+n])
+		i += n
 	}
 	return out, nil
 }
 
 // appendLower appends the lower case of one character. Sigma has one form everywhere.
-func appendLower(dst []byte, r rune) []byte {
+func appendLower(dst []byte, r rune, char []byte) []byte {
 	if r == 'İ' {
 		return append(dst, "i\u0307"...)
 	}
-	if to, ok := newLower[r]; ok {
-		return utf8.AppendRune(dst, to)
+	to, ok := newLower[r]
+	if !ok {
+		to = unicode.ToLower(r)
 	}
-	return utf8.AppendRune(dst, unicode.ToLower(r))
+	if to == r {
+		return append(dst, char...)
+	}
+	return utf8.AppendRune(dst, to)
 }
 
 // isNFC reports whether text is in NFC. If it is by current tables, it is by those of Unicode 9.0:
@@ -153,62 +153,58 @@ func closed(text []byte) bool {
 	return len(text) > 0 && (text[0] < utf8.RuneSelf || norm.NFC.Properties(text).BoundaryBefore())
 }
 
-func readNormalizers(s section) ([]normalizer, error) {
-	if s.null() {
-		return nil, nil
+func readNormalizers(s section) (all []normalizer, err error) {
+	steps, err := s.steps("normalizers")
+	for _, step := range steps {
+		n, err := readNormalizer(step)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, n)
 	}
+	return all, err
+}
+
+func readNormalizer(s section) (n normalizer, err error) {
 	var c struct {
-		Type        string            `json:"type"`
-		Normalizers []json.RawMessage `json:"normalizers"`
-		Prepend     string            `json:"prepend"`
-		Pattern     pattern           `json:"pattern"`
-		Content     string            `json:"content"`
-		Left        *bool             `json:"strip_left"`
-		Right       *bool             `json:"strip_right"`
+		Type    string  `json:"type"`
+		Prepend string  `json:"prepend"`
+		Pattern pattern `json:"pattern"`
+		Content string  `json:"content"`
+		Left    *bool   `json:"strip_left"`
+		Right   *bool   `json:"strip_right"`
 	}
 	if err := s.unmarshal(&c); err != nil {
-		return nil, fmt.Errorf("normalizer: %w", err)
+		return n, err
 	}
 	for _, f := range [][2]string{{"prepend", c.Prepend}, {"content", c.Content}, {"pattern", c.Pattern.String}} {
 		if err := bounded(f[0], f[1]); err != nil {
-			return nil, fmt.Errorf("normalizer: %s: %w", c.Type, err)
+			return n, fmt.Errorf("%s: %w", c.Type, err)
 		}
 	}
+	n.kind = c.Type
 	switch c.Type {
-	case "Sequence":
-		var all []normalizer
-		for _, raw := range c.Normalizers {
-			n, err := readNormalizers(section{raw, s.base})
-			if err != nil {
-				return nil, err
-			}
-			if all = append(all, n...); len(all) > maxDepth {
-				return nil, fmt.Errorf("normalizer: more than %d steps", maxDepth)
-			}
-		}
-		return all, nil
 	case "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents":
-		return []normalizer{{kind: c.Type}}, nil
 	case "Strip":
 		if c.Left == nil || c.Right == nil {
-			return nil, fmt.Errorf("normalizer: Strip without strip_left and strip_right")
+			return n, errors.New("Strip without strip_left and strip_right")
 		}
-		return []normalizer{{kind: c.Type, left: *c.Left, right: *c.Right}}, nil
+		n.left, n.right = *c.Left, *c.Right
 	case "Prepend":
-		return []normalizer{{kind: c.Type, to: c.Prepend}}, nil
+		n.to = c.Prepend
 	case "Replace":
-		n := normalizer{kind: c.Type, from: c.Pattern.String, to: c.Content}
+		n.from, n.to = c.Pattern.String, c.Content
 		if c.Pattern.Regex != "" {
-			var err error
 			if n.regex, err = compile(c.Pattern.Regex); err != nil {
-				return nil, fmt.Errorf("normalizer: Replace: %w", err)
+				return n, fmt.Errorf("Replace: %w", err)
 			}
 		} else if n.from == "" {
-			return nil, fmt.Errorf("normalizer: Replace without a pattern")
+			return n, errors.New("Replace without a pattern")
 		}
-		return []normalizer{n}, nil
+	default:
+		return n, fmt.Errorf("cannot do %q exactly; known are NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, Sequence", c.Type)
 	}
-	return nil, fmt.Errorf("normalizer: cannot do %q exactly; known are NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, Sequence", c.Type)
+	return n, nil
 }
 
 // keepFirst returns an error if a step may drop the first character: the reference then does not treat
@@ -218,7 +214,7 @@ func keepFirst(steps []normalizer) error {
 		drops := n.kind == "StripAccents" || n.kind == "Strip" && n.left ||
 			n.kind == "Replace" && (n.regex != nil || n.to == "" || utf8.RuneCountInString(n.from) > 1)
 		if drops {
-			return fmt.Errorf("pre_tokenizer: prepend_scheme first behind a normalizer %s that may drop the first character", n.kind)
+			return fmt.Errorf("prepend_scheme first behind a normalizer %s that may drop the first character", n.kind)
 		}
 	}
 	return nil

@@ -167,17 +167,32 @@ func overlapping(tokens []added) error {
 }
 
 // readPost returns the special tokens that stand before and behind a text.
-func readPost(s section, depth int) (before, after []uint32, err error) {
-	if s.null() {
-		return nil, nil, nil
+func readPost(s section) (before, after []uint32, err error) {
+	steps, err := s.steps("processors")
+	for _, step := range steps {
+		b, a, err := readFrame(step)
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case len(b)+len(a) == 0:
+			continue
+		case len(before)+len(after) > 0:
+			// The second puts its ids around each id of the first.
+			return nil, nil, unsupported(errors.New("post_processor: two steps that put ids around a text"))
+		}
+		before, after = b, a
 	}
+	return before, after, err
+}
+
+// readFrame is readPost of one step.
+func readFrame(s section) (before, after []uint32, err error) {
 	type special struct {
 		ID string `json:"id"`
 	}
 	var c struct {
-		Type       string            `json:"type"`
-		Processors []json.RawMessage `json:"processors"`
-		Single     []struct {
+		Type   string `json:"type"`
+		Single []struct {
 			SpecialToken *special `json:"SpecialToken"`
 			Sequence     *special `json:"Sequence"`
 		} `json:"single"`
@@ -193,58 +208,41 @@ func readPost(s section, depth int) (before, after []uint32, err error) {
 	switch c.Type {
 	case "ByteLevel":
 		return nil, nil, nil
-	case "Sequence":
-		if depth > maxDepth || len(c.Processors) > maxDepth {
-			return nil, nil, errors.New("post_processor: too many steps")
-		}
-		for _, raw := range c.Processors {
-			b, a, err := readPost(section{raw, s.base}, depth+1)
-			switch {
-			case err != nil:
-				return nil, nil, err
-			case len(b)+len(a) == 0:
-				continue
-			case len(before)+len(after) > 0:
-				// The second puts its ids around each id of the first.
-				return nil, nil, unsupported(errors.New("post_processor: two steps that put ids around a text"))
-			}
-			before, after = b, a
-		}
-		return before, after, nil
 	case "RobertaProcessing", "BertProcessing":
 		if before, err = readAround("cls", c.CLS); err == nil {
 			after, err = readAround("sep", c.SEP)
 		}
 		return before, after, err
 	case "TemplateProcessing":
-		seen := false
-		for _, x := range c.Single {
-			switch {
-			case x.Sequence != nil && (seen || x.Sequence.ID != "A"):
-				return nil, nil, unsupported(errors.New("post_processor: the template has more than the text"))
-			case x.Sequence != nil:
-				seen = true
-			case x.SpecialToken != nil:
-				ids, ok := c.SpecialTokens[x.SpecialToken.ID]
-				if !ok {
-					return nil, nil, fmt.Errorf("post_processor: special token %q has no ids", x.SpecialToken.ID)
-				}
-				if len(before)+len(after)+len(ids.IDs) > maxFrame {
-					return nil, nil, fmt.Errorf("post_processor: more than %d ids around a text", maxFrame)
-				}
-				if seen {
-					after = append(after, ids.IDs...)
-				} else {
-					before = append(before, ids.IDs...)
-				}
-			}
-		}
-		if !seen {
-			return nil, nil, unsupported(errors.New("post_processor: the template does not have the text"))
-		}
-		return before, after, nil
+	default:
+		return nil, nil, unsupported(fmt.Errorf("post_processor: type %q", c.Type))
 	}
-	return nil, nil, unsupported(fmt.Errorf("post_processor: type %q", c.Type))
+	seen := false
+	for _, x := range c.Single {
+		switch {
+		case x.Sequence != nil && (seen || x.Sequence.ID != "A"):
+			return nil, nil, unsupported(errors.New("post_processor: the template has more than the text"))
+		case x.Sequence != nil:
+			seen = true
+		case x.SpecialToken != nil:
+			ids, ok := c.SpecialTokens[x.SpecialToken.ID]
+			if !ok {
+				return nil, nil, fmt.Errorf("post_processor: special token %q has no ids", x.SpecialToken.ID)
+			}
+			if len(before)+len(after)+len(ids.IDs) > maxFrame {
+				return nil, nil, fmt.Errorf("post_processor: more than %d ids around a text", maxFrame)
+			}
+			side := &before
+			if seen {
+				side = &after
+			}
+			*side = append(*side, ids.IDs...)
+		}
+	}
+	if !seen {
+		return nil, nil, unsupported(errors.New("post_processor: the template does not have the text"))
+	}
+	return before, after, nil
 }
 
 // readAround reads one of the two tokens around a text: its text and its id.

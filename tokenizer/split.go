@@ -5,7 +5,6 @@ package tokenizer
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -171,50 +170,58 @@ func (p *splitter) behave(parts []part, of span) []span {
 //nolint:gochecknoglobals // a table
 var behaviors = []string{"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"}
 
-// readSplitters returns the steps of a pre-tokenizer. bytes is true if one of
+// readSplitters returns the steps of a pre-tokenizer. byteLevel is true if one of
 // them turns text into the alphabet of bytes.
-func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
-	if s.null() {
-		return nil, false, nil
-	}
-	var c struct {
-		Type             string            `json:"type"`
-		Pretokenizers    []json.RawMessage `json:"pretokenizers"`
-		Pattern          pattern           `json:"pattern"`
-		Behavior         string            `json:"behavior"`
-		Invert           bool              `json:"invert"`
-		AddPrefixSpace   *bool             `json:"add_prefix_space"`
-		UseRegex         *bool             `json:"use_regex"`
-		IndividualDigits bool              `json:"individual_digits"`
-		Replacement      string            `json:"replacement"`
-		PrependScheme    string            `json:"prepend_scheme"`
-		Split            *bool             `json:"split"`
-		Delimiter        string            `json:"delimiter"`
-	}
-	if err := s.unmarshal(&c); err != nil {
-		return nil, false, fmt.Errorf("pre_tokenizer: %w", err)
-	}
-	isTrue := func(b *bool) bool { return b == nil || *b }
-	switch c.Type {
-	case "Sequence":
-		for _, raw := range c.Pretokenizers {
-			read := readSplitters
-			if byteLevel {
-				read = readBehindBytes
-			}
-			more, b, err := read(section{raw, s.base})
-			if err != nil {
-				return nil, false, err
-			}
-			byteLevel = byteLevel || b
-			if steps = append(steps, more...); len(steps) > maxDepth {
-				return nil, false, fmt.Errorf("pre_tokenizer: more than %d steps", maxDepth)
-			}
+func readSplitters(s section) (all []splitter, byteLevel bool, err error) {
+	steps, err := s.steps("pretokenizers")
+	for _, step := range steps {
+		var c splitConfig
+		if err := step.unmarshal(&c); err != nil {
+			return nil, false, err
 		}
-		return steps, byteLevel, nil
+		read := c.splitters
+		if byteLevel {
+			read = c.behindBytes
+		}
+		more, err := read()
+		if err != nil {
+			return nil, false, err
+		}
+		all, byteLevel = append(all, more...), byteLevel || c.Type == "ByteLevel"
+	}
+	return all, byteLevel, err
+}
+
+// splitConfig is a step of a pre-tokenizer in a file.
+type splitConfig struct {
+	Type             string  `json:"type"`
+	Pattern          pattern `json:"pattern"`
+	Behavior         string  `json:"behavior"`
+	Invert           bool    `json:"invert"`
+	AddPrefixSpace   *bool   `json:"add_prefix_space"`
+	UseRegex         *bool   `json:"use_regex"`
+	IndividualDigits bool    `json:"individual_digits"`
+	Replacement      string  `json:"replacement"`
+	PrependScheme    string  `json:"prepend_scheme"`
+	Split            *bool   `json:"split"`
+	Delimiter        string  `json:"delimiter"`
+}
+
+func isTrue(b *bool) bool { return b == nil || *b }
+
+// most is the number of digits in a piece.
+func (c *splitConfig) most() int {
+	if c.IndividualDigits {
+		return 1
+	}
+	return math.MaxInt
+}
+
+func (c *splitConfig) splitters() (steps []splitter, err error) {
+	p := splitter{behavior: "Removed"}
+	switch c.Type {
 	case "Split":
-		p, err := readSplit(c.Pattern, c.Behavior, c.Invert)
-		return []splitter{p}, false, err
+		p, err = c.readSplit()
 	case "ByteLevel":
 		if isTrue(c.AddPrefixSpace) {
 			steps = append(steps, splitter{prefix: []byte{' '}})
@@ -222,110 +229,90 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 		if isTrue(c.UseRegex) {
 			steps = append(steps, rule{(*classTable).gpt2, classes, false}.splitter())
 		}
-		return steps, true, nil
+		return steps, nil
 	case "Digits":
-		most := math.MaxInt
-		if c.IndividualDigits {
-			most = 1
-		}
-		return []splitter{rule{runs(classNumber, most), digitClasses, true}.splitter()}, false, nil
+		p = rule{runs(classNumber, c.most()), digitClasses, true}.splitter()
 	case "Punctuation":
-		p := splitter{scan: runs(classSign, 1), table: signClasses(), mask: classSign, behavior: cmp.Or(c.Behavior, "Isolated"), anywhere: true}
+		p = splitter{scan: runs(classSign, 1), table: signClasses(), mask: classSign, behavior: cmp.Or(c.Behavior, "Isolated"), anywhere: true}
 		switch {
 		case !slices.Contains(behaviors, p.behavior):
-			return nil, false, fmt.Errorf("pre_tokenizer: Punctuation: unknown behavior %q", c.Behavior)
+			err = fmt.Errorf("Punctuation: unknown behavior %q", c.Behavior)
 		case p.behavior == "Contiguous":
 			p.behavior, p.scan = "Isolated", runs(classSign, math.MaxInt)
 		}
-		return []splitter{p}, false, nil
 	case "CharDelimiterSplit":
-		if utf8.RuneCountInString(c.Delimiter) != 1 {
-			return nil, false, fmt.Errorf("pre_tokenizer: CharDelimiterSplit: delimiter %q is not one character", c.Delimiter)
+		if p.literal = []byte(c.Delimiter); utf8.RuneCountInString(c.Delimiter) != 1 {
+			err = fmt.Errorf("CharDelimiterSplit: delimiter %q is not one character", c.Delimiter)
 		}
-		return []splitter{{literal: []byte(c.Delimiter), behavior: "Removed"}}, false, nil
 	case "Whitespace":
-		return []splitter{{scan: runs(classWord|classSpace, math.MaxInt), table: wordClasses(), mask: classSpace, behavior: "Removed"}}, false, nil
+		p.scan, p.table, p.mask = runs(classWord|classSpace, math.MaxInt), wordClasses(), classSpace
 	case "WhitespaceSplit":
-		return []splitter{{scan: runs(classSpace, math.MaxInt), table: classes(), mask: classSpace, behavior: "Removed"}}, false, nil
+		p.scan, p.table, p.mask = runs(classSpace, math.MaxInt), classes(), classSpace
 	case "Metaspace":
-		return metaspace(c.Replacement, c.PrependScheme, isTrue(c.AddPrefixSpace), isTrue(c.Split))
+		return c.metaspace()
+	default:
+		err = fmt.Errorf("cannot do %q exactly", c.Type)
 	}
-	return nil, false, fmt.Errorf("pre_tokenizer: cannot do %q exactly", c.Type)
+	return []splitter{p}, err
 }
 
 // readSplit returns the step Split.
-func readSplit(of pattern, behavior string, invert bool) (p splitter, err error) {
-	if err := bounded("pattern", of.String); err != nil {
-		return p, fmt.Errorf("pre_tokenizer: Split: %w", err)
+func (c *splitConfig) readSplit() (p splitter, err error) {
+	if err := bounded("pattern", c.Pattern.String); err != nil {
+		return p, fmt.Errorf("Split: %w", err)
 	}
-	p = splitter{behavior: behavior, invert: invert}
-	switch {
-	case !slices.Contains(behaviors, behavior):
-		err = fmt.Errorf("pre_tokenizer: Split: unknown behavior %q", behavior)
-	case of.Regex == "" && of.String == "":
-		err = errors.New("pre_tokenizer: Split without a pattern")
-	case of.Regex == "":
-		p.literal = []byte(of.String)
-	case scanners[of.Regex].scan != nil && behavior == "Isolated":
-		p = scanners[of.Regex].splitter() // inverted or not, parts are pieces
+	p = splitter{behavior: c.Behavior, invert: c.Invert}
+	switch known := scanners[c.Pattern.Regex]; {
+	case !slices.Contains(behaviors, c.Behavior):
+		err = fmt.Errorf("Split: unknown behavior %q", c.Behavior)
+	case c.Pattern.Regex == "" && c.Pattern.String == "":
+		err = errors.New("Split without a pattern")
+	case c.Pattern.Regex == "":
+		p.literal = []byte(c.Pattern.String)
+	case known.scan != nil && c.Behavior == "Isolated":
+		p = known.splitter() // inverted or not, parts are pieces
 	default:
-		if p.regex, err = compile(of.Regex); err != nil {
-			err = fmt.Errorf("pre_tokenizer: Split: %w", err)
+		if p.regex, err = compile(c.Pattern.Regex); err != nil {
+			err = fmt.Errorf("Split: %w", err)
 		}
 	}
 	return p, err
 }
 
-// readBehindBytes returns a step behind ByteLevel. Such a step sees one character for each byte, so
+// behindBytes returns a step behind ByteLevel. Such a step sees one character for each byte, so
 // only steps that are defined on bytes are supported.
-func readBehindBytes(s section) ([]splitter, bool, error) {
-	var c struct {
-		Type             string  `json:"type"`
-		Pattern          pattern `json:"pattern"`
-		Behavior         string  `json:"behavior"`
-		IndividualDigits bool    `json:"individual_digits"`
-	}
-	if err := s.unmarshal(&c); err != nil {
-		return nil, false, fmt.Errorf("pre_tokenizer: %w", err)
-	}
-	scan := byteDigits(math.MaxInt)
+func (c *splitConfig) behindBytes() ([]splitter, error) {
+	r := rule{scan: scanThousands, table: classes}
 	switch {
-	case c.Type == "Digits" && c.IndividualDigits:
-		scan = byteDigits(1)
 	case c.Type == "Digits":
+		r.scan = byteDigits(c.most())
 	case c.Type == "Split" && c.Pattern.Regex == "[0-9][0-9][0-9]" && c.Behavior == "Isolated":
-		scan = scanThousands
 	default:
-		return nil, false, fmt.Errorf("pre_tokenizer: %q behind ByteLevel cannot be done exactly", c.Type)
+		return nil, fmt.Errorf("%q behind ByteLevel cannot be done exactly", c.Type)
 	}
-	return []splitter{rule{scan, classes, false}.splitter()}, true, nil
+	return []splitter{r.splitter()}, nil
 }
 
-// metaspace makes the steps of Metaspace. Old files have add_prefix_space
+// metaspace returns the steps of Metaspace. Old files have add_prefix_space
 // instead of a scheme.
-func metaspace(replacement, scheme string, prefix, split bool) ([]splitter, bool, error) {
-	if replacement == "" {
-		replacement = "▁"
+func (c *splitConfig) metaspace() ([]splitter, error) {
+	space := []byte(cmp.Or(c.Replacement, "▁"))
+	if utf8.RuneCount(space) != 1 {
+		return nil, fmt.Errorf("Metaspace: replacement %q is not one character", space)
 	}
-	if scheme == "" && prefix {
-		scheme = "always"
-	}
-	if utf8.RuneCountInString(replacement) != 1 {
-		return nil, false, fmt.Errorf("pre_tokenizer: Metaspace: replacement %q is not one character", replacement)
-	}
-	p := splitter{prefix: []byte(replacement), space: []byte(replacement)}
-	switch scheme {
-	case "always":
-	case "first":
+	p := splitter{prefix: space, space: space}
+	switch {
+	case c.PrependScheme == "always", c.PrependScheme == "" && isTrue(c.AddPrefixSpace):
+	case c.PrependScheme == "first":
 		p.first = true
-	case "never", "":
+	case c.PrependScheme == "never", c.PrependScheme == "":
 		p.prefix = nil
 	default:
-		return nil, false, fmt.Errorf("pre_tokenizer: Metaspace: unknown prepend_scheme %q", scheme)
+		return nil, fmt.Errorf("Metaspace: unknown prepend_scheme %q", c.PrependScheme)
 	}
 	steps := []splitter{p}
-	if split {
-		steps = append(steps, splitter{literal: []byte(replacement), behavior: "MergedWithNext"})
+	if isTrue(c.Split) {
+		steps = append(steps, splitter{literal: space, behavior: "MergedWithNext"})
 	}
-	return steps, false, nil
+	return steps, nil
 }
