@@ -114,14 +114,14 @@ type planeListener struct {
 }
 
 func (l *planeListener) followSocket(at zmtp.Endpoint) {
-	again := time.AfterFunc(settleSurely, l.missed)
+	again := time.AfterFunc(secondRequestAfter, l.missed)
 	again.Stop() // until there is a connection
 	defer again.Stop()
 	(&subscription{
 		s: l.s, at: at, topic: events.Topic, log: l.log, known: func(KnownState) {},
 		connected: func(bool) {
 			l.missed()
-			again.Reset(settleSurely)
+			again.Reset(secondRequestAfter)
 		},
 		message: func(frames [][]byte) {
 			f, err := SplitFrames(frames)

@@ -36,9 +36,9 @@ type rankSource struct {
 	at     socket
 	log    *slog.Logger
 
-	ctx    context.Context //nolint:containedctx // of run, for the metrics
-	wake   chan struct{}   // holds a token while the stream may have another request
-	settle *time.Timer     // fires when batches are to be requested once more
+	ctx           context.Context //nolint:containedctx // of run, for the metrics
+	wake          chan struct{}   // holds a token while the stream may have another request
+	secondRequest *time.Timer     // fires when batches are to be requested once more
 
 	mu sync.Mutex
 	// mu guards the fields below. Between two batches the state can be saved.
@@ -49,7 +49,7 @@ type rankSource struct {
 	gap           time.Time           // when events of TensorRT-LLM were missing last
 	misfit        bool                // blocks of an unfit size were ignored
 	fits          bool                // blocks were indexed
-	seenAsks      int                 // the stream's requests that the other goroutine has been woken for
+	seenRequests  int                 // the stream's requests that the other goroutine has been woken for
 	cancel        context.CancelFunc  // of the request under way; nil without a request
 
 	state  atomic.Uint32 // a KnownState
@@ -59,13 +59,13 @@ type rankSource struct {
 func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *rankSource {
 	r := &rankSource{
 		s: s, worker: w, at: at, log: events.QuietLog(log),
-		wake: make(chan struct{}, 1), settle: time.NewTimer(settleSurely),
+		wake: make(chan struct{}, 1), secondRequest: time.NewTimer(secondRequestAfter),
 		engine: NewEngine(EngineOptions{
 			BlockSize: w.BlockSize, Rank: at.rank, SetLike: w.SetLike || w.Engine == "sglang" || w.Engine == "trtllm",
 		}),
 		namedRanks: map[uint32]struct{}{at.rank: {}},
 	}
-	r.settle.Stop() // until there is a connection
+	r.secondRequest.Stop() // until there is a connection
 	r.state.Store(uint32(KnownNothing))
 	r.stream = newStream(at.replays, r.apply, r.clear, r.count)
 	return r
@@ -104,7 +104,7 @@ func (r *rankSource) run(ctx context.Context) {
 		known: func(state KnownState) { r.do(func() { r.set(state) }) },
 		connected: func(closed bool) {
 			r.do(func() { r.stream.connected(closed) })
-			r.settle.Reset(settleSurely)
+			r.secondRequest.Reset(secondRequestAfter)
 		},
 		message: r.live,
 	}).run(ctx)
@@ -128,8 +128,8 @@ func (r *rankSource) do(change func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	change()
-	if r.seenAsks != r.stream.asks {
-		r.seenAsks = r.stream.asks
+	if r.seenRequests != r.stream.requests {
+		r.seenRequests = r.stream.requests
 		if r.cancel != nil {
 			r.cancel()
 		}
@@ -220,65 +220,64 @@ func (r *rankSource) deliver(ev events.RouterEvent) {
 	})
 }
 
-// request sends the stream's requests to the engine until ctx ends: each until it is
-// answered, given up, or replaced by another one.
+// request sends the stream's requests to the engine until ctx ends.
 func (r *rankSource) request(ctx context.Context) {
 	rebuild := time.NewTicker(rebuildEvery)
 	defer rebuild.Stop()
-	var (
-		tries, ask int
-		wait       backoff
-		retry      <-chan time.Time
-	)
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.settle.C:
-			r.do(r.stream.askAgain)
-			continue
+		case <-r.secondRequest.C:
+			r.do(r.stream.requestMore)
 		case <-rebuild.C:
-			r.do(r.stream.tryAll)
-			r.do(func() { r.copies.Store(int64(r.engine.Copies())) })
-			continue
+			r.do(func() {
+				r.stream.requestAll()
+				r.copies.Store(int64(r.engine.Copies()))
+			})
 		case <-r.wake:
-		case <-retry:
+			own, cancel := context.WithCancel(ctx)
+			r.do(func() { r.cancel = cancel })
+			r.requestUntilAnswered(own)
+			cancel()
 		}
-		retry = nil
+	}
+}
+
+// requestUntilAnswered sends the stream's request until it is answered or given up. ctx ends when
+// the stream has another request.
+func (r *rankSource) requestUntilAnswered(ctx context.Context) {
+	var wait backoff
+	for tries := 0; ; {
+		if tries > 0 {
+			wait.wait(ctx)
+		}
 		r.mu.Lock()
-		if r.stream.asking == askNothing {
-			r.mu.Unlock()
-			continue
-		}
-		if ask != r.stream.asks {
-			ask, tries, wait = r.stream.asks, 0, backoff{}
-		}
-		from := r.stream.begin()
-		limited, cancel := context.WithTimeout(ctx, replayTime)
-		r.cancel = cancel
+		due, from := r.stream.requesting && ctx.Err() == nil, r.stream.begin()
 		r.mu.Unlock()
+		if !due {
+			return
+		}
 		r.count(sourceAsked, 1)
-		err := r.replay(limited, from, ask)
-		cancel()
+		err := r.replay(ctx, from)
 		r.do(func() {
 			switch {
-			case ask != r.stream.asks || ctx.Err() != nil: // the next request is due, or there is no next request
+			case ctx.Err() != nil: // the answer is not needed any more
+				return
 			case err == nil:
 				r.stream.replayEnd()
+				return
 			case errors.Is(err, errCut) && r.stream.from() > from:
 				r.count(sourceCut, 1)
-				tries = 0
-				stir(r.wake)
-			case tries+1 >= replayTries:
-				r.count(sourceUnanswered, 1)
-				r.log.Warn("an engine does not send missing events: later ones are applied without them, the rank is suspect, and all are requested every minute",
+				tries, wait = 0, backoff{}
+				return
+			}
+			r.count(sourceUnanswered, 1)
+			r.log.Debug("an engine does not answer", "err", err)
+			if tries++; tries >= replayTries {
+				r.log.Warn("an engine does not send missing events: later ones are applied without them, and all are requested every minute",
 					"tries", replayTries, "every", rebuildEvery.String(), "err", err)
 				r.stream.giveUp()
-			default:
-				r.count(sourceUnanswered, 1)
-				r.log.Debug("an engine does not answer", "err", err)
-				tries++
-				retry = time.After(wait.step())
 			}
 		})
 	}
@@ -287,17 +286,18 @@ func (r *rankSource) request(ctx context.Context) {
 // errCut means that an answer is so long that its rest may have been dropped.
 var errCut = errors.New("an answer longer than the engine's queue")
 
-// replay requests the batches from a sequence on, and hands them to the stream as the
-// answer to its request number ask.
-func (r *rankSource) replay(ctx context.Context, from uint64, ask int) error {
+// replay requests the batches from a sequence on, and hands them to the stream until ctx ends.
+func (r *rankSource) replay(ctx context.Context, from uint64) error {
 	request := ReplayFrames(from)
-	ctx, cancel := context.WithCancelCause(ctx)
+	limited, end := context.WithTimeout(ctx, replayTime)
+	defer end()
+	limited, cancel := context.WithCancelCause(limited)
 	defer cancel(nil)
 	pause := time.AfterFunc(replayTime, func() { cancel(errCut) })
 	pause.Stop() // until the answer is long
 	defer pause.Stop()
 	n := 0
-	err := r.s.request(ctx, r.at.replay, request[:], func(frames [][]byte) (more bool, err error) {
+	err := r.s.request(limited, r.at.replay, request[:], func(frames [][]byte) (more bool, err error) {
 		pause.Stop() // the time to apply a batch does not count
 		f, err := SplitFrames(frames)
 		switch {
@@ -309,16 +309,16 @@ func (r *rankSource) replay(ctx context.Context, from uint64, ask int) error {
 			return false, nil
 		}
 		r.do(func() {
-			if ask == r.stream.asks {
+			if ctx.Err() == nil {
 				r.stream.fromReplay(batch{f.Sequence, f.Body})
 			}
 		})
 		if n++; n >= replayQueue {
 			pause.Reset(replayPause)
 		}
-		return true, ctx.Err()
+		return true, limited.Err()
 	})
-	if errors.Is(context.Cause(ctx), errCut) {
+	if errors.Is(context.Cause(limited), errCut) {
 		return errCut
 	}
 	return err

@@ -26,10 +26,10 @@ func (s *Stream) FromReplay(sequence uint64, body []byte) {
 }
 func (s *Stream) ReplayEnd()                     { s.s.replayEnd() }
 func (s *Stream) GiveUp()                        { s.s.giveUp() }
-func (s *Stream) TryAll()                        { s.s.tryAll() }
+func (s *Stream) TryAll()                        { s.s.requestAll() }
 func (s *Stream) Begin() uint64                  { return s.s.begin() }
-func (s *Stream) Asks() int                      { return s.s.asks }
-func (s *Stream) Asking() bool                   { return s.s.asking != askNothing }
+func (s *Stream) Asks() int                      { return s.s.requests }
+func (s *Stream) Asking() bool                   { return s.s.requesting }
 func (s *Stream) State() (partial, suspect bool) { return s.s.partial, s.s.suspect }
 
 // Discover queries an engine for its sockets.

@@ -177,7 +177,7 @@ func (r *rankSource) restore() {
 	}
 	st := r.stream
 	st.hasLast, st.last, st.digest = true, saved.Last, saved.Digest
-	st.partial, st.suspect, st.review = saved.Partial, saved.Suspect || orphans > 0, orphans > 0
+	st.partial, st.suspect, st.recheck = saved.Partial, saved.Suspect || orphans > 0, orphans > 0
 	r.count(sourceRestored, 1)
 	r.log.Info("the saved state of an engine is used", "blocks", r.engine.Blocks(), "behind_holes", orphans, "sequence", saved.Last)
 }

@@ -23,8 +23,8 @@ import "github.com/zeebo/xxh3"
 //     process published, in order, without duplicates.
 //   - No batch is missing between them unless the stream is suspect, and none
 //     before them unless it is partial.
-//   - While an answer is expected, live batches wait: at most maxWaitingBatches
-//     with at most maxWaitingBytes.
+//   - While an answer is expected, live batches wait: at most maxHeldBatches
+//     with at most maxHeldBytes.
 type stream struct {
 	replays bool // the engine can be asked
 	// apply applies a batch and reports whether the engine cleared its cache in it.
@@ -45,21 +45,22 @@ type stream struct {
 	closed    bool   // the port was closed before it, and no answer came since
 
 	// The request to the engine.
-	asking   asking
-	asks     int  // number of requests so far; answers to older requests are ignored
-	rebuild  bool // an answer from 0 replaces the known blocks
-	answered bool // the answer had a requested batch
-	again    int  // requests since the stream was last in order
-	holes    int  // requests since then because of a gap inside an answer
-	hole     bool // the last of them began at the batch that is still the last
+	requesting  bool // a request is due or under way
+	tail        bool // it begins with the last known batch, not with batch 0
+	requests    int  // number of requests so far; answers to older requests are ignored
+	rebuild     bool // an answer from 0 replaces the known blocks
+	answered    bool // the answer had a requested batch
+	gapRequests int  // requests since the stream was last in order
+	holes       int  // requests since then because of a gap inside an answer
+	hole        bool // the last of them began at the batch that is still the last
 
-	waiting      []batch
-	waitingBytes int
+	held      []batch // live batches that wait for the answer
+	heldBytes int
 
-	partial  bool // batches before the first applied one are missing: blocks are unknown
-	suspect  bool // batches in between are missing: known blocks may be gone
-	review   bool // request everything after the next answer, if possible
-	hopeless bool // the engine no longer has the missing batches: none is requested again until a clear or a restart
+	partial     bool // batches before the first applied one are missing: blocks are unknown
+	suspect     bool // batches in between are missing: known blocks may be gone
+	recheck     bool // request everything after the next answer, if possible
+	unavailable bool // the engine no longer has the missing batches: none is requested again until a clear or a restart
 }
 
 // batch is a message of an engine.
@@ -68,19 +69,11 @@ type batch struct {
 	body     []byte
 }
 
-type asking uint8
-
 const (
-	askNothing asking = iota
-	askTail           // from the last known batch
-	askAll            // from 0
-)
-
-const (
-	maxWaitingBatches = 4096
-	maxWaitingBytes   = 64 << 20
-	// maxAgain limits the requests for a gap that an answer did not fill.
-	maxAgain = 2
+	maxHeldBatches = 4096
+	maxHeldBytes   = 64 << 20
+	// maxGapRequests limits the requests for a gap that an answer did not fill.
+	maxGapRequests = 2
 	// maxHoles limits the requests because of gaps inside an answer. After that many, the engine
 	// is assumed not to have the missing batches. An engine's queue of 1,000 messages loses some
 	// of its 10,000 batches ten times at most.
@@ -105,38 +98,32 @@ func (s *stream) connected(closed bool) {
 	s.fresh, s.before, s.hadBefore = true, s.last, s.hasLast
 	s.closed = s.hasLast && (closed || s.closed && s.replays)
 	// The answer must contain these batches again; otherwise they are missing.
-	s.waiting, s.waitingBytes = nil, 0
+	s.held, s.heldBytes = nil, 0
 	switch {
 	case s.replays:
-		s.again, s.holes, s.hole, s.rebuild = 0, 0, false, false
-		s.ask()
+		s.gapRequests, s.holes, s.hole, s.rebuild = 0, 0, false, false
+		s.request()
 	case closed && s.hasLast:
 		s.restart()
 	}
 }
 
-// ask schedules a request: for the batches after the last one, or for all.
-func (s *stream) ask() {
-	s.asking, s.answered = askAll, false
-	if s.hasLast && !s.rebuild {
-		s.asking = askTail
-	}
-	s.asks++
+// request schedules a request. It replaces the one under way.
+func (s *stream) request() {
+	s.requesting, s.answered = true, false
+	s.requests++
 }
 
-// askAgain schedules a request for later batches, unless a request is under way.
-func (s *stream) askAgain() {
-	if s.replays && s.asking == askNothing {
-		s.ask()
+// requestMore schedules a request for later batches, unless a request is under way.
+func (s *stream) requestMore() {
+	if s.replays && !s.requesting {
+		s.request()
 	}
 }
 
 // begin is called each time that the request is sent. It returns the first requested sequence.
 func (s *stream) begin() (from uint64) {
-	s.answered = false
-	if s.hasLast && !s.rebuild {
-		s.asking = askTail
-	}
+	s.answered, s.tail = false, s.hasLast && !s.rebuild
 	return s.from()
 }
 
@@ -148,11 +135,11 @@ func (s *stream) from() uint64 {
 	return 0
 }
 
-// tryAll requests all batches, to replace suspect state.
-func (s *stream) tryAll() {
-	if (s.suspect || s.partial) && s.replays && !s.hopeless && s.asking == askNothing {
-		s.rebuild, s.again = true, 0
-		s.ask()
+// requestAll requests all batches, to replace suspect state.
+func (s *stream) requestAll() {
+	if (s.suspect || s.partial) && s.replays && !s.unavailable && !s.requesting {
+		s.rebuild, s.gapRequests = true, 0
+		s.request()
 	}
 }
 
@@ -164,47 +151,47 @@ func (s *stream) restart() {
 }
 
 func (s *stream) forget() {
-	s.hasLast, s.hadBefore, s.closed, s.rebuild, s.asking = false, false, false, false, askNothing
+	s.hasLast, s.hadBefore, s.closed, s.rebuild, s.requesting = false, false, false, false, false
 	s.holes, s.hole = 0, false
 	s.whole()
 }
 
 // whole marks the stream as complete.
-func (s *stream) whole() { s.partial, s.suspect, s.hopeless = false, false, false }
+func (s *stream) whole() { s.partial, s.suspect, s.unavailable = false, false, false }
 
 // fromLive handles a batch that the engine has just published.
 func (s *stream) fromLive(b batch) {
 	switch {
 	case !s.fresh && b.sequence <= s.live, s.fresh && s.hadBefore && b.sequence <= s.before:
-		s.waiting, s.waitingBytes = nil, 0 // batches of the old process
+		s.held, s.heldBytes = nil, 0 // batches of the old process
 		s.restart()
 	}
 	s.fresh, s.live = false, b.sequence
 	switch {
-	case s.asking != askNothing:
-		s.wait(b)
+	case s.requesting:
+		s.hold(b)
 	case s.hasLast && b.sequence <= s.last:
 		s.count(sourceDuplicate, 1)
 	case s.missing(b.sequence) == 0 || !s.replays:
-		s.take(b)
+		s.accept(b)
 	default:
 		s.count(sourceGap, 1)
-		s.wait(b)
-		s.again = 0
-		s.ask()
+		s.hold(b)
+		s.gapRequests = 0
+		s.request()
 	}
 }
 
-func (s *stream) wait(b batch) {
-	s.waiting = append(s.waiting, b)
-	if s.waitingBytes += len(b.body); len(s.waiting) > maxWaitingBatches || s.waitingBytes > maxWaitingBytes {
+func (s *stream) hold(b batch) {
+	s.held = append(s.held, b)
+	if s.heldBytes += len(b.body); len(s.held) > maxHeldBatches || s.heldBytes > maxHeldBytes {
 		s.count(sourceOverflow, 1)
 		s.giveUp()
 	}
 }
 
-// take applies a batch. Batches missing before it are lost.
-func (s *stream) take(b batch) {
+// accept applies a batch. Batches missing before it are lost.
+func (s *stream) accept(b batch) {
 	if n := s.missing(b.sequence); n > 0 {
 		s.count(sourceLost, int(min(n, 1<<30)))
 		s.partial, s.suspect = s.partial || !s.hasLast, s.suspect || s.hasLast
@@ -218,29 +205,29 @@ func (s *stream) take(b batch) {
 // fromReplay handles a batch of the answer.
 func (s *stream) fromReplay(b batch) {
 	switch {
-	case s.asking == askTail && b.sequence == s.last && !s.answered:
+	case s.requesting && s.tail && b.sequence == s.last && !s.answered:
 		s.answered, s.closed = true, false
 		if xxh3.Hash(b.body) != s.digest {
 			s.restart()
-			s.ask()
+			s.request()
 		}
 		return
-	case s.asking == askTail && b.sequence > s.last && !s.answered && s.closed:
+	case s.requesting && s.tail && b.sequence > s.last && !s.answered && s.closed:
 		// The last known batch is missing from the answer and the port was closed: this is another
 		// process.
 		s.restart()
-		s.ask()
+		s.request()
 		return
 	case s.rebuild && b.sequence > 0 && !s.answered:
 		// The engine no longer has the first missing batches; keep the known blocks.
-		s.hopeless = true
+		s.unavailable = true
 		s.giveUp()
 		return
 	case s.rebuild && !s.answered:
 		s.forget()
-		s.asking = askAll
+		s.requesting, s.tail = true, false
 		s.clear()
-	case s.asking == askNothing || s.hasLast && b.sequence <= s.last:
+	case !s.requesting || s.hasLast && b.sequence <= s.last:
 		return
 	}
 	inside := s.answered
@@ -248,35 +235,35 @@ func (s *stream) fromReplay(b batch) {
 	if s.missing(b.sequence) > 0 {
 		if inside && !s.hole && s.holes < maxHoles {
 			s.count(sourceCut, 1)
-			s.ask()
+			s.request()
 			s.hole = true
 			s.holes++
 			return
 		}
-		s.hopeless = true // the engine has no further batches
+		s.unavailable = true // the engine has no further batches
 	}
 	s.count(sourceReplayed, 1)
-	s.take(b)
+	s.accept(b)
 }
 
 // replayEnd handles the end of the answer.
 func (s *stream) replayEnd() {
 	switch {
-	case s.asking == askNothing:
+	case !s.requesting:
 		return
-	case s.asking == askTail && !s.answered:
+	case s.tail && !s.answered:
 		// The engine does not have the last known batch: this is another process.
 		s.restart()
-		s.ask()
+		s.request()
 		return
 	case s.rebuild && !s.answered:
 		s.restart() // the engine has no batches, so the known ones belong to another process
 	}
-	s.asking, s.rebuild, s.holes, s.hole = askNothing, false, 0, false
-	s.drain(s.again >= maxAgain)
-	if s.review {
-		s.review = false
-		s.tryAll()
+	s.requesting, s.rebuild, s.holes, s.hole = false, false, 0, false
+	s.applyHeld(s.gapRequests >= maxGapRequests)
+	if s.recheck {
+		s.recheck = false
+		s.requestAll()
 	}
 }
 
@@ -288,27 +275,27 @@ func (s *stream) giveUp() {
 	if !s.rebuild { // it is unknown which batches the answer would have contained
 		s.partial, s.suspect = s.partial || !s.hasLast, s.suspect || s.hasLast
 	}
-	s.asking, s.rebuild = askNothing, false
-	s.asks++ // a late answer is ignored
-	s.drain(true)
+	s.requesting, s.rebuild = false, false
+	s.requests++ // a late answer is ignored
+	s.applyHeld(true)
 }
 
-// drain applies the waiting batches. A gap in them is requested, unless last is set.
-func (s *stream) drain(last bool) {
-	for i, b := range s.waiting {
+// applyHeld applies the held batches. A gap in them is requested, unless last is set.
+func (s *stream) applyHeld(last bool) {
+	for i, b := range s.held {
 		if s.hasLast && b.sequence <= s.last {
 			s.count(sourceDuplicate, 1)
-			s.waitingBytes -= len(b.body)
+			s.heldBytes -= len(b.body)
 			continue
 		}
 		if s.missing(b.sequence) > 0 && !last {
-			s.waiting = s.waiting[i:]
-			s.again++
-			s.ask()
+			s.held = s.held[i:]
+			s.gapRequests++
+			s.request()
 			return
 		}
-		s.waitingBytes -= len(b.body)
-		s.take(b)
+		s.heldBytes -= len(b.body)
+		s.accept(b)
 	}
-	s.waiting, s.waitingBytes, s.again = nil, 0, 0
+	s.held, s.heldBytes, s.gapRequests = nil, 0, 0
 }

@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// settle is how long a subscription may take to reach the publisher before anything is
+	// subscribeTime is how long a subscription may take to reach the publisher before anything is
 	// requested. Messages that are sent earlier would be neither received nor in the answer.
-	settle = 20 * time.Millisecond
-	// settleSurely is the time until a second request after a new connection. Engines and
+	subscribeTime = 20 * time.Millisecond
+	// secondRequestAfter is the time until a second request after a new connection. Engines and
 	// Dynamo's publishers do not tell when they have taken a subscription. Messages that a
 	// slow one sends between the first answer and then are lost, and nothing shows it.
-	settleSurely = 2 * time.Second
+	secondRequestAfter = 2 * time.Second
 )
 
 // subscription keeps a connection to a publisher's socket.
@@ -64,7 +64,7 @@ func (u *subscription) receive(ctx context.Context, c *zmtp.Conn, closed bool) {
 	select {
 	case <-ctx.Done():
 		return
-	case <-time.After(settle):
+	case <-time.After(subscribeTime):
 	}
 	u.s.metrics.count(ctx, sourceConnected, 1)
 	u.log.Info("the socket of events is connected", "endpoint", u.at.String())
