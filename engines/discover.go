@@ -133,12 +133,9 @@ func readVLLM(body []byte, host string, w EngineWorker) (Found, error) {
 		if a.Enabled != nil && !*a.Enabled || a.Publisher != "" && a.Publisher != "zmq" || a.Endpoint == "" {
 			return f, fmt.Errorf("rank %d: %w", rank, errNoEvents)
 		}
-		at, err := foundSocket(a.Endpoint, a.Replay, host, w)
-		if err != nil {
-			return f, fmt.Errorf("rank %d: %w", rank, err)
+		if err := f.addSocket(socket{rank: rank, topic: a.Topic}, a.Endpoint, a.Replay, host, w); err != nil {
+			return f, err
 		}
-		at.rank, at.topic = rank, cmp.Or(w.Topic, a.Topic)
-		f.sockets = append(f.sockets, at)
 	}
 	if len(ranks) == 0 {
 		return f, errNoEvents
@@ -147,27 +144,28 @@ func readVLLM(body []byte, host string, w EngineWorker) (Found, error) {
 	return f, nil
 }
 
-// foundSocket reads the endpoints that an engine names. The engine binds an endpoint
-// without a host, or with its own host. It connects to any other, which is refused.
-func foundSocket(endpoint, replay, host string, w EngineWorker) (at socket, err error) {
-	if at.events, err = zmtp.ParseEndpoint(endpoint, basePort, 0); err != nil {
-		return at, err
+// addSocket adds a rank's socket with the endpoints that the engine reports. The engine binds an
+// endpoint without a host, or with its own host. It connects to any other, which is refused. Topic
+// and replay endpoint of the worker's record come first.
+func (f *Found) addSocket(at socket, endpoint, replay, host string, w EngineWorker) (err error) {
+	if at.events, err = zmtp.ParseEndpoint(endpoint, basePort, 0); err == nil && !ofHost(at.events, host) {
+		err = fmt.Errorf("%w: its socket connects to %s: give the engine an endpoint that it binds, such as tcp://*:5557", errNoEvents, at.events)
 	}
-	if !ofHost(at.events, host) {
-		return at, fmt.Errorf("%w: its socket connects to %s: give the engine an endpoint that it binds, such as tcp://*:5557", errNoEvents, at.events)
+	if err == nil && w.Replay == "" && replay != "" {
+		// It may be bound to an address that only the engine's host can reach, such as 127.0.0.1.
+		at.replay, err = zmtp.ParseEndpoint(replay, baseReplayPort, 0)
+		at.replays = ofHost(at.replay, host)
+		at.replay = at.replay.At(host)
 	}
-	at.events = at.events.At(host)
-	if replay = cmp.Or(w.Replay, replay); replay == "" {
-		return at, nil
+	if err == nil {
+		err = at.setReplay(w.Replay, host)
 	}
-	if at.replay, err = zmtp.ParseEndpoint(replay, baseReplayPort, 0); err != nil {
-		return at, err
+	if err != nil {
+		return fmt.Errorf("rank %d: %w", at.rank, err)
 	}
-	// Otherwise the replay socket is bound to an address that only the engine's host can reach,
-	// such as 127.0.0.1.
-	at.replays = w.Replay != "" || ofHost(at.replay, host)
-	at.replay = at.replay.At(host)
-	return at, nil
+	at.events, at.topic = at.events.At(host), cmp.Or(w.Topic, at.topic)
+	f.sockets = append(f.sockets, at)
+	return nil
 }
 
 // ofHost reports whether an endpoint that the worker at host reports is on that host.
@@ -224,18 +222,9 @@ func readSGLang(body []byte, host string, w EngineWorker) (Found, error) {
 	for i := range f.DPSize {
 		rank := f.DPStart + i
 		endpoint := zmtp.Endpoint{Host: cmp.Or(e.Host, "*"), Port: e.Base + int(rank)}
-		at, err := foundSocket(endpoint.String(), "", host, w)
-		if err != nil {
-			return f, fmt.Errorf("rank %d: %w", rank, err)
+		if err := f.addSocket(socket{rank: rank, topic: e.Topic}, endpoint.String(), "", host, w); err != nil {
+			return f, err
 		}
-		if w.Replay != "" {
-			if at.replay, err = zmtp.ParseEndpoint(w.Replay, baseReplayPort, int(rank)); err != nil {
-				return f, err
-			}
-			at.replay, at.replays = at.replay.At(host), true
-		}
-		at.rank, at.topic = rank, cmp.Or(w.Topic, e.Topic)
-		f.sockets = append(f.sockets, at)
 	}
 	return f, nil
 }

@@ -57,7 +57,7 @@ func newSourceMetrics(meter metric.Meter, s *Sources) (*sourceMetrics, error) {
 	_, errs[5] = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		counts, most := s.survey()
 		for state, n := range counts {
-			o.ObserveInt64(ranks, int64(n), metric.WithAttributes(attribute.String("state", KnownState(state).String())))
+			o.ObserveInt64(ranks, int64(n), metric.WithAttributes(attribute.String("state", State(state).String())))
 		}
 		o.ObserveInt64(copies, int64(most))
 		return nil

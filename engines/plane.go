@@ -118,7 +118,7 @@ func (l *planeListener) followSocket(at zmtp.Endpoint) {
 	again.Stop() // until there is a connection
 	defer again.Stop()
 	(&subscription{
-		s: l.s, at: at, topic: events.Topic, log: l.log, known: func(KnownState) {},
+		s: l.s, at: at, topic: events.Topic, log: l.log, disconnected: func() {},
 		connected: func(bool) {
 			l.missed()
 			again.Reset(secondRequestAfter)

@@ -24,14 +24,14 @@ func (r *rankSource) poll(ctx context.Context) {
 	copies := time.Now()
 	for ctx.Err() == nil {
 		b, err := r.pollOnce(ctx)
-		away := r.known() == KnownNothing
+		away := r.current() == StateNone
 		if err != nil {
 			if ctx.Err() != nil {
 				return
 			}
 			if !away {
 				r.count(sourceAway, 1)
-				r.set(KnownNothing)
+				r.set(StateNone)
 				r.log.Warn("an engine does not return events any more", "endpoint", r.at.url, "err", err)
 			}
 			if errors.Is(err, syscall.ECONNREFUSED) && r.stream.hasLast {
@@ -43,7 +43,7 @@ func (r *rankSource) poll(ctx context.Context) {
 		if away {
 			wait = backoff{}
 			r.count(sourceConnected, 1)
-			r.set(KnownWell)
+			r.set(StateOK)
 			r.log.Info("an engine returns events", "endpoint", r.at.url)
 		}
 		if len(b.Events) > 0 || b.Drops != (Drops{}) {

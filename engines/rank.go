@@ -52,7 +52,7 @@ type rankSource struct {
 	seenRequests  int                 // the stream's requests that the other goroutine has been woken for
 	cancel        context.CancelFunc  // of the request under way; nil without a request
 
-	state  atomic.Uint32 // a KnownState
+	state  atomic.Uint32 // a State
 	copies atomic.Int64
 }
 
@@ -66,12 +66,12 @@ func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *ra
 		namedRanks: map[uint32]struct{}{at.rank: {}},
 	}
 	r.secondRequest.Stop() // until there is a connection
-	r.state.Store(uint32(KnownNothing))
+	r.state.Store(uint32(StateNone))
 	r.stream = newStream(at.replays, r.apply, r.clear, r.count)
 	return r
 }
 
-func (r *rankSource) known() KnownState { return KnownState(r.state.Load()) }
+func (r *rankSource) current() State { return State(r.state.Load()) }
 
 func (r *rankSource) count(outcome string, n int) {
 	r.s.metrics.count(r.ctx, outcome, n)
@@ -101,12 +101,15 @@ func (r *rankSource) run(ctx context.Context) {
 	wg.Go(func() { r.request(ctx) })
 	(&subscription{
 		s: r.s, at: r.at.events, topic: r.at.topic, log: r.log,
-		known: func(state KnownState) { r.do(func() { r.set(state) }) },
 		connected: func(closed bool) {
-			r.do(func() { r.stream.connected(closed) })
+			r.do(func() {
+				r.set(StateOK)
+				r.stream.connected(closed)
+			})
 			r.secondRequest.Reset(secondRequestAfter)
 		},
-		message: r.live,
+		disconnected: func() { r.do(func() { r.set(StateNone) }) },
+		message:      r.live,
 	}).run(ctx)
 }
 
@@ -140,24 +143,24 @@ func (r *rankSource) do(change func()) {
 
 // judge updates the state that others see.
 func (r *rankSource) judge() {
-	state := KnownWell
+	state := StateOK
 	switch {
-	case r.known() == KnownNothing:
+	case r.current() == StateNone:
 		return // until it is connected
 	case r.misfit && !r.fits:
-		state = KnownMisfit
+		state = StateMisfit
 	case r.stream.suspect:
-		state = KnownSuspect
+		state = StateSuspect
 	case r.stream.partial:
-		state = KnownPartly
+		state = StatePartial
 	}
-	if r.known() != state {
+	if r.current() != state {
 		r.log.Info("the state of a rank's known blocks has changed", "state", state.String())
 		r.set(state)
 	}
 }
 
-func (r *rankSource) set(state KnownState) {
+func (r *rankSource) set(state State) {
 	r.state.Store(uint32(state))
 	r.s.conf.Changed(r.worker.ID, r.s.State(r.worker.ID))
 }

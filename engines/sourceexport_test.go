@@ -42,6 +42,16 @@ func Discover(ctx context.Context, w EngineWorker) (Found, error) {
 	return s.Discover(ctx, w)
 }
 
+// Replays returns the replay endpoints of the ranks, "" for a rank without one.
+func (f *Found) Replays() (endpoints []string) {
+	for _, at := range f.sockets {
+		if endpoints = append(endpoints, ""); at.replays {
+			endpoints[len(endpoints)-1] = at.replay.String()
+		}
+	}
+	return endpoints
+}
+
 // TestRank is a rank without sockets.
 type TestRank struct{ r *rankSource }
 

@@ -69,22 +69,22 @@ type EngineWorker struct {
 	Started int64
 }
 
-// KnownState describes how complete and correct the known blocks of a rank are.
-type KnownState uint8
+// State describes how complete and correct the known blocks of a rank are.
+type State uint8
 
 // The states, from best to worst.
 const (
-	KnownWell    KnownState = iota // all events since the engine's start or last clear are applied
-	KnownPartly                    // earlier events are missing: some blocks are unknown
-	KnownSuspect                   // events in between are missing: some known blocks may be gone
-	KnownMisfit                    // the engine's block size does not fit the index's: no block is known
-	KnownNothing                   // no connection
-	knownStates
+	StateOK      State = iota // all events since the engine's start or last clear are applied
+	StatePartial              // earlier events are missing: some blocks are unknown
+	StateSuspect              // events in between are missing: some known blocks may be gone
+	StateMisfit               // the engine's block size does not fit the index's: no block is known
+	StateNone                 // no connection
+	states
 )
 
 // String returns the state's value in records and metrics.
-func (k KnownState) String() string {
-	return [...]string{"ok", "partial", "suspect", "block_size_mismatch", "none"}[min(k, KnownNothing)]
+func (s State) String() string {
+	return [...]string{"ok", "partial", "suspect", "block_size_mismatch", "none"}[min(s, StateNone)]
 }
 
 // SourcesConfig configures [Sources]. Sink is required; the zero value of each other field is its
@@ -100,7 +100,7 @@ type SourcesConfig struct {
 	Found func(id uint64, f Found)
 	// Changed is called when a worker's state may have changed. It must not call back. Default:
 	// none.
-	Changed func(id uint64, worst KnownState)
+	Changed func(id uint64, worst State)
 	// Client sends HTTP requests to engines. Control checks the addresses of their sockets, as
 	// [net.Dialer]'s. Default: those of package reach for all networks.
 	Client  *http.Client
@@ -147,7 +147,7 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 		conf.Found = func(uint64, Found) {}
 	}
 	if conf.Changed == nil {
-		conf.Changed = func(uint64, KnownState) {}
+		conf.Changed = func(uint64, State) {}
 	}
 	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
 	if conf.Client == nil {
@@ -158,6 +158,7 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 		wake:   make(chan struct{}, 1),
 		wanted: make(map[uint64]EngineWorker),
 		ranks:  make(map[*rankSource]struct{}),
+		saved:  make(map[WorkerRank]*savedRank),
 	}
 	s.plane.s, s.plane.wake = s, make(chan struct{}, 1)
 	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
@@ -199,27 +200,27 @@ func (s *Sources) Has(id uint64) bool {
 }
 
 // State returns the worst state of a worker's ranks.
-func (s *Sources) State(id uint64) KnownState {
+func (s *Sources) State(id uint64) State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	state, followed := KnownWell, false
+	state, followed := StateOK, false
 	for r := range s.ranks {
 		if r.worker.ID == id {
-			state, followed = max(state, r.known()), true
+			state, followed = max(state, r.current()), true
 		}
 	}
 	if !followed {
-		return KnownNothing
+		return StateNone
 	}
 	return state
 }
 
 // survey counts ranks by state, and finds the block with most copies.
-func (s *Sources) survey() (counts [knownStates]int, copies int) {
+func (s *Sources) survey() (counts [states]int, copies int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for r := range s.ranks {
-		counts[r.known()]++
+		counts[r.current()]++
 		copies = max(copies, int(r.copies.Load()))
 	}
 	return counts, copies
@@ -338,7 +339,7 @@ func (s *Sources) awaitMove(ctx context.Context, w EngineWorker, sockets []socke
 			return
 		case <-tick.C:
 		}
-		if s.State(w.ID) != KnownNothing {
+		if s.State(w.ID) != StateNone {
 			continue
 		}
 		if f, err := s.Discover(ctx, w); err == nil && !slices.Equal(f.sockets, sockets) {
@@ -354,6 +355,16 @@ type socket struct {
 	url            string // of TransportPoll
 	events, replay zmtp.Endpoint
 	replays        bool // replay is set
+}
+
+// setReplay sets the replay endpoint that the worker's record names, if it names one.
+func (at *socket) setReplay(endpoint, host string) error {
+	if endpoint == "" {
+		return nil
+	}
+	replay, err := zmtp.ParseEndpoint(endpoint, baseReplayPort, int(at.rank))
+	at.replay, at.replays = replay.At(host), true
+	return err
 }
 
 // basePort and baseReplayPort are the ports of rank 0 for an endpoint whose port is "{rank}".
@@ -406,12 +417,8 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 			return nil, err
 		}
 		at.events = at.events.At(host)
-		if w.Replay != "" {
-			at.replays = true
-			if at.replay, err = zmtp.ParseEndpoint(w.Replay, baseReplayPort, int(at.rank)); err != nil {
-				return nil, err
-			}
-			at.replay = at.replay.At(host)
+		if err = at.setReplay(w.Replay, host); err != nil {
+			return nil, err
 		}
 		sockets = append(sockets, at)
 	}

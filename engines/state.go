@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"reflect"
 	"slices"
 	"time"
 
@@ -51,21 +50,17 @@ func (s *Sources) Save(w io.Writer) error {
 	s.mu.Lock()
 	ranks := slices.Collect(maps.Keys(s.ranks))
 	if time.Since(s.loaded) >= savedFor {
-		s.saved = nil
+		clear(s.saved)
 	}
 	saved := slices.Collect(maps.Values(s.saved)) // of workers that may still come
 	s.mu.Unlock()
 	out := records.NewWriter(w, records.Header{Magic: sourceMagic, Version: sourceVersion})
 	enc, n := gob.NewEncoder(out), uint64(0)
-	for _, state := range saved {
-		if err := enc.Encode(state); err != nil {
-			return fmt.Errorf("engines: save a rank: %w", err)
-		}
-		n++
-	}
-	for _, r := range ranks {
-		state, ok := r.save()
-		if !ok {
+	for i := range len(saved) + len(ranks) {
+		var state *savedRank
+		if i < len(saved) {
+			state = saved[i]
+		} else if state = ranks[i-len(saved)].save(); state == nil {
 			continue
 		}
 		if err := enc.Encode(state); err != nil {
@@ -81,17 +76,13 @@ func (s *Sources) Save(w io.Writer) error {
 func (s *Sources) ended(w EngineWorker) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	wanted, ok := s.wanted[w.ID]
-	stays := ok && reflect.DeepEqual(wanted, w)
+	stays := s.wanted[w.ID] == w
 	for r := range s.ranks {
 		if r.worker.ID != w.ID {
 			continue
 		}
 		delete(s.ranks, r)
-		if state, ok := r.save(); ok && stays {
-			if s.saved == nil {
-				s.saved = make(map[WorkerRank]*savedRank)
-			}
+		if state := r.save(); state != nil && stays {
 			s.saved[WorkerRank{w.ID, r.at.rank}], s.loaded = state, time.Now()
 		}
 	}
@@ -135,20 +126,20 @@ func readSources(in io.Reader) (map[WorkerRank]*savedRank, error) {
 
 var errTooManyRanks = fmt.Errorf("more than %d ranks", maxSavedRanks)
 
-// save returns the rank's state between two batches. ok is false if a later process could
-// not find out whether the engine is still the same.
-func (r *rankSource) save() (state *savedRank, ok bool) {
+// save returns the rank's state between two batches, or nil if a later process could not find
+// out whether the engine is still the same.
+func (r *rankSource) save() *savedRank {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.stream.hasLast || !r.at.replays && r.at.url == "" {
-		return nil, false
+		return nil
 	}
 	st := r.stream
 	return &savedRank{
 		Worker: r.worker.ID, Rank: r.at.rank, Started: r.worker.Started, Options: r.engine.opt,
 		Last: st.last, Digest: st.digest, Partial: st.partial, Suspect: st.suspect,
 		Ranks: r.engine.save(),
-	}, true
+	}
 }
 
 // restore begins the rank with the saved state, if the settings are the same, and gives its

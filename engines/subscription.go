@@ -28,13 +28,11 @@ type subscription struct {
 	at    zmtp.Endpoint
 	topic string // prefix of the wanted topics
 	log   *slog.Logger
-	// known is called with [KnownWell] before connected, and with [KnownNothing] when the
-	// connection ends.
-	known func(KnownState)
 	// connected is called when the publisher has the subscription. closed means that the
 	// port was closed since the connection before.
-	connected func(closed bool)
-	message   func(frames [][]byte)
+	connected    func(closed bool)
+	disconnected func()
+	message      func(frames [][]byte)
 }
 
 // run connects until ctx ends. It calls the functions one at a time.
@@ -68,7 +66,6 @@ func (u *subscription) receive(ctx context.Context, c *zmtp.Conn, closed bool) {
 	}
 	u.s.metrics.count(ctx, sourceConnected, 1)
 	u.log.Info("the socket of events is connected", "endpoint", u.at.String())
-	u.known(KnownWell)
 	u.connected(closed)
 	for {
 		frames, err := c.Read()
@@ -76,7 +73,7 @@ func (u *subscription) receive(ctx context.Context, c *zmtp.Conn, closed bool) {
 			if ctx.Err() == nil {
 				u.s.metrics.count(ctx, sourceAway, 1)
 				u.log.Warn("the socket of events is disconnected", "endpoint", u.at.String(), "err", err)
-				u.known(KnownNothing)
+				u.disconnected()
 			}
 			return
 		}

@@ -61,7 +61,7 @@ func (s *Sidecar) fitBlocks() error {
 		}
 	case own > 0 && own%theirs != 0 && theirs%own != 0:
 		s.mismatch = true
-		s.record.KVEvents = engines.KnownMisfit.String()
+		s.record.KVEvents = engines.StateMisfit.String()
 		s.log.Error("neither block size is a multiple of the other: no events are published, and routers estimate what the engine caches",
 			"engine_block_size", own, "block_size", theirs)
 	}

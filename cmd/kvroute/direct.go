@@ -49,7 +49,7 @@ func newDirect(r *router.Router, sub *events.Subscriber, client *http.Client, ne
 		Control:    networks.Control,
 
 		Found: func(id uint64, f engines.Found) { d.complete(id, func(w *directWorker) { w.found = &f }) },
-		Changed: func(id uint64, worst engines.KnownState) {
+		Changed: func(id uint64, worst engines.State) {
 			d.complete(id, func(w *directWorker) { w.known = worst.String() })
 		},
 		Log:   log,
