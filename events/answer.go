@@ -17,13 +17,13 @@ func (t *tracker) answer(now time.Time, id, publisher uint64, a *Answer) {
 		t.count("stale", 1)
 		return
 	}
-	t.unask(r)
+	t.cancelQuery(r)
 	delete(t.repairs.timers, r)
 	t.dropOthers(r, a)
 	t.count(a.Kind.String(), 1)
 	if src := t.workers[r.key.worker]; publisher != 0 && !src.accepts(publisher) {
 		t.count("foreign", 1) // the record does not name it yet, or another process answers
-		t.fail(now, r)
+		t.retryOrGiveUp(now, r)
 		return
 	}
 	if a.Kind == AnswerDump {
@@ -34,26 +34,26 @@ func (t *tracker) answer(now time.Time, id, publisher uint64, a *Answer) {
 	foreign := publisher != 0 && publisher != r.newest
 	switch {
 	case r.repair.dump:
-		t.fail(now, r)
+		t.retryOrGiveUp(now, r)
 	case foreign && (a.Kind == AnswerEvents || a.Kind == AnswerTooNew),
 		a.Kind == AnswerTooNew && a.LastEventID < c.id:
 		// The publisher restarted.
-		t.turn(now, r)
+		t.requestDump(now, r)
 	case a.Kind == AnswerTooNew && a.LastEventID == c.id:
-		t.progress(now, r, false)
+		t.continueRepair(now, r, false)
 	case a.Kind == AnswerEvents && c.continues(a):
 		for i := range a.Events {
 			if ev := &a.Events[i]; ev.EventID > r.cursor().id {
 				t.advance(r, ev)
 			}
 		}
-		t.progress(now, r, r.cursor() != c)
+		t.continueRepair(now, r, r.cursor() != c)
 	case a.Kind == AnswerEvents:
 		t.count("broken", 1)
 		r.repair.dump = true
-		t.fail(now, r)
+		t.retryOrGiveUp(now, r)
 	default:
-		t.fail(now, r)
+		t.retryOrGiveUp(now, r)
 	}
 }
 
@@ -83,28 +83,28 @@ func (c cursor) continues(a *Answer) bool {
 	return a.Bad == 0 && a.LastEventID == next-1
 }
 
-// progress ends a repair if no event waits any more. Waiting events show another gap.
-func (t *tracker) progress(now time.Time, r *rank, moved bool) {
+// continueRepair ends a repair if no event is held any more. Held events show another gap.
+func (t *tracker) continueRepair(now time.Time, r *rank, moved bool) {
 	before := r.cursor()
-	if t.drain(r) == 0 {
-		t.done(now, r)
+	if t.applyHeld(r) == 0 {
+		t.repaired(now, r)
 		return
 	}
 	rp := r.repair
 	if !moved && r.cursor() == before {
-		t.fail(now, r)
+		t.retryOrGiveUp(now, r)
 		return
 	}
 	rp.tries = 0
-	rp.dump, rp.step = !r.cursor().set, stepWaiting
+	rp.dump, rp.step = !r.cursor().set, stepDelayed
 	t.repairs.timers[r] = now.Add(t.repairs.jitter(gapSpread))
 }
 
 // replace makes a dump the content of a rank.
 func (t *tracker) replace(now time.Time, r *rank, id, publisher uint64, a *Answer) {
 	rp := r.repair
-	if publisher != 0 && rp.overtaken(id, publisher) {
-		t.fail(now, r)
+	if publisher != 0 && rp.newerPublisher(id, publisher) {
+		t.retryOrGiveUp(now, r)
 		return
 	}
 	if publisher == 0 {
@@ -123,21 +123,21 @@ func (t *tracker) replace(now time.Time, r *rank, id, publisher uint64, a *Answe
 	t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})
 	for i := range a.Events {
 		if ev := &a.Events[i]; ev.Event.Kind != indexer.Cleared {
-			t.give(r, ev)
+			t.deliver(r, ev)
 		}
 	}
-	rp.passing = false
+	rp.reread = false
 	if a.Bad > 0 {
 		t.miss(now, r, StateSuspect)
 	} else {
 		t.set(r, StateOK)
 	}
-	t.progress(now, r, r.cursor() != before)
+	t.continueRepair(now, r, r.cursor() != before)
 }
 
-// overtaken reports whether another publisher than that of the answer first sent after the
+// newerPublisher reports whether another publisher than that of the answer first sent after the
 // query: the process that answered may have ended since.
-func (rp *repair) overtaken(id, publisher uint64) bool {
+func (rp *repair) newerPublisher(id, publisher uint64) bool {
 	for i, h := range rp.held {
 		if h.publisher != publisher && h.after >= id &&
 			!slices.ContainsFunc(rp.held[:i], func(o heldEvent) bool { return o.publisher == h.publisher }) {

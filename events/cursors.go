@@ -57,7 +57,7 @@ func (t *tracker) export(s *Snapshot, streamed bool) {
 			s.Cursors = append(s.Cursors, Cursor{key.worker, key.rank, r.newest, id})
 		}
 		state, missed := r.state, r.missed
-		if rp := r.repair; rp != nil && rp.dump && known && !rp.passing {
+		if rp := r.repair; rp != nil && rp.dump && known && !rp.reread {
 			state = StateSuspect // until the dump arrives
 		}
 		if state != StateOK {
@@ -101,7 +101,7 @@ func (t *tracker) restore(now time.Time, s *Snapshot) {
 	}
 	s.setCursors(known)
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
-		if t.streamed(r.key.worker) && !r.only(t.workers[r.key.worker].Publisher) {
+		if t.streamed(r.key.worker) && !r.isOnlyFrom(t.workers[r.key.worker].Publisher) {
 			t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared}) // of a process that is gone
 			t.drop(r)
 		}
@@ -114,7 +114,7 @@ func (t *tracker) restore(now time.Time, s *Snapshot) {
 		}
 	}
 	t.setStates(now, s, known)
-	t.settleUnsure(now)
+	t.clearUnsure(now)
 }
 
 // load adds the state of workers that an earlier process saved and that are not registered yet. It
@@ -154,15 +154,15 @@ func (t *tracker) setStates(now time.Time, s *Snapshot, known func(worker uint64
 		if r := known(was.WorkerID, was.DPRank); r != nil {
 			t.miss(was.Missed, r, was.State)
 			if r.repair != nil {
-				t.turn(now, r)
+				t.requestDump(now, r)
 			}
 		}
 	}
 }
 
-// settleUnsure clears the workers that changed while the snapshot was read: the sink may have
+// clearUnsure clears the workers that changed while the snapshot was read: the sink may have
 // their state in the snapshot, or may have lost later events.
-func (t *tracker) settleUnsure(now time.Time) {
+func (t *tracker) clearUnsure(now time.Time) {
 	unsure := t.unsure
 	t.unsure = nil
 	for _, id := range slices.Sorted(maps.Keys(unsure)) {
@@ -181,10 +181,10 @@ func (t *tracker) settleUnsure(now time.Time) {
 	}
 }
 
-// caughtUp notes that the stream was read to its end. Workers with a local indexer are queried
+// repairAtStreamEnd is called when the stream was read to its end. Workers with a local indexer are queried
 // for events that the stream has lost, or that are older than the stream. If messages may be
 // lost, ranks of other workers become partial.
-func (t *tracker) caughtUp(now time.Time, lost bool) {
+func (t *tracker) repairAtStreamEnd(now time.Time, lost bool) {
 	t.current = true
 	for _, id := range slices.Sorted(maps.Keys(t.workers)) {
 		src := t.workers[id]
@@ -199,7 +199,7 @@ func (t *tracker) caughtUp(now time.Time, lost bool) {
 			case !src.Queries:
 				t.miss(now, r, StatePartial)
 			case r.repair == nil:
-				t.want(now, r, !r.cursor().set || r.state != StateOK, t.repairs.jitter(auditSpread))
+				t.startRepair(now, r, !r.cursor().set || r.state != StateOK, t.repairs.jitter(auditSpread))
 			}
 		}
 	}

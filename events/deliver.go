@@ -21,8 +21,8 @@ func (s *Subscriber) unlock() {
 		s.delivering = true
 		for len(s.queue) > 0 {
 			s.deliverLocked()
-			if s.waiters > 0 {
-				break // a waiter continues
+			if s.blocked > 0 {
+				break // a blocked goroutine continues
 			}
 		}
 		s.endLocked()
@@ -50,12 +50,12 @@ func (s *Subscriber) endLocked() {
 	s.delivered.Broadcast()
 }
 
-// settle unlocks mu like unlock, and returns when the queue is short.
-func (s *Subscriber) settle() {
+// unlockAndWait unlocks mu like unlock, and returns when the queue is short.
+func (s *Subscriber) unlockAndWait() {
 	for s.delivering && (len(s.queue) > s.maxQueue || s.queuedBlocks > maxQueuedBlocks) {
-		s.waiters++
+		s.blocked++
 		s.delivered.Wait()
-		s.waiters--
+		s.blocked--
 	}
 	s.unlock()
 }
@@ -66,9 +66,9 @@ func (s *Subscriber) pause(at func()) (resume func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.delivering {
-		s.waiters++
+		s.blocked++
 		s.delivered.Wait()
-		s.waiters--
+		s.blocked--
 	}
 	s.delivering = true
 	at()

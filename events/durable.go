@@ -80,8 +80,8 @@ func defaultTiming() timing {
 }
 
 const (
-	// caughtUp is the number of messages below which the stream counts as read to its end.
-	caughtUp = 1000
+	// nearEnd is the number of messages below which the stream counts as read to its end.
+	nearEnd = 1000
 	// The messages requested ahead are bounded by number and by bytes.
 	fetchMessages = 8192
 	fetchBytes    = 64 << 20
@@ -107,7 +107,7 @@ const (
 //     its worker, or as one that waits for the parent of its blocks.
 //   - A delivered message counts as read, although up to fetchMessages or fetchBytes are not
 //     applied yet. A replica that loses them, because it dies or its session ends, restores a
-//     snapshot if they were purged meanwhile (see overtaken).
+//     snapshot if they were purged meanwhile (see mustRestore).
 //   - A message is purged only after it was delivered to every consumer of the subject, and if
 //     the two newest snapshots contain it. Each of them, with the stream, has the whole state.
 //   - What another program purges before this replica has got it is lost, unless a snapshot
@@ -127,10 +127,10 @@ type Durable struct {
 	pending atomic.Int64
 	live    atomic.Bool // a session is open, and has been up to date
 	wanted  atomic.Bool // a snapshot is wanted in place of a damaged one, or because only this replica has the state
-	// review: at the stream's end, workers are queried for events that the stream did not contain.
-	review atomic.Bool
-	lost   atomic.Bool // messages of the stream may be missing
-	shared atomic.Bool // the stream has had messages of other endpoints
+	// queryAtEnd: at the stream's end, workers are queried for events that the stream did not contain.
+	queryAtEnd atomic.Bool
+	lost       atomic.Bool // messages of the stream may be missing
+	shared     atomic.Bool // the stream has had messages of other endpoints
 	// refuses: JetStream does not store events.
 	refuses atomic.Bool
 
@@ -351,31 +351,31 @@ func (d *Durable) open(ctx context.Context) (*opened, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := d.settle(ctx, o, &e); err != nil {
+		if err := d.ensureState(ctx, o, &e); err != nil {
 			return nil, err
 		}
 		if err := d.limited(ctx, func(ctx context.Context) error { return d.subscribe(ctx, o) }); err != nil {
 			return nil, err
 		}
-		again, err := d.overtaken(ctx, o)
+		again, err := d.mustRestore(ctx, o)
 		if err != nil {
 			return nil, err
 		}
 		if !again {
-			d.behind(d.pending.Load())
+			d.setPending(d.pending.Load())
 			return o, nil
 		}
 	}
 }
 
-// behind notes how many messages are not applied yet.
-func (d *Durable) behind(n int64) {
+// setPending notes how many messages are not applied yet.
+func (d *Durable) setPending(n int64) {
 	d.pending.Store(n)
-	if n >= caughtUp {
+	if n >= nearEnd {
 		return
 	}
-	if d.review.CompareAndSwap(true, false) {
-		d.sub.caughtUp(d.lost.Load())
+	if d.queryAtEnd.CompareAndSwap(true, false) {
+		d.sub.repairAtStreamEnd(d.lost.Load())
 		d.lost.Store(false)
 	}
 	d.live.Store(true)
@@ -404,20 +404,20 @@ func (d *Durable) read(ctx context.Context, o *opened) error {
 		if meta.Sequence.Consumer != delivered {
 			return errMissed
 		}
-		if err := d.take(ctx, o, m.Data(), meta); err != nil {
+		if err := d.applyMessage(ctx, o, m.Data(), meta); err != nil {
 			return err
 		}
 	}
 }
 
-// take applies a message, unless it was applied before.
-func (d *Durable) take(ctx context.Context, o *opened, data []byte, meta *jetstream.MsgMetadata) error {
+// applyMessage applies a message, unless it was applied before.
+func (d *Durable) applyMessage(ctx context.Context, o *opened, data []byte, meta *jetstream.MsgMetadata) error {
 	before, at := d.Position(), meta.Sequence.Stream
 	if at <= before {
 		d.metrics.repeated(ctx)
 	} else {
 		missing := false
-		d.sub.take(ctx, FeedDurable, data, nil, func(gap bool) {
+		d.sub.applyMessage(ctx, FeedDurable, data, nil, func(gap bool) {
 			// If other endpoints share the stream, their messages are skipped, too.
 			if missing = before > 0 && at > before+1 && (gap || !d.shared.Load()); !missing {
 				d.at.seq = at
@@ -431,6 +431,6 @@ func (d *Durable) take(ctx context.Context, o *opened, data []byte, meta *jetstr
 			d.moveTo(at)
 		}
 	}
-	d.behind(int64(meta.NumPending))
+	d.setPending(int64(meta.NumPending))
 	return nil
 }

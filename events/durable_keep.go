@@ -34,7 +34,7 @@ func (d *Durable) keep(ctx context.Context, o *opened) error {
 			d.lastProbe = now
 			d.probe(ctx, o)
 		}
-		due, err := d.look(ctx, o)
+		due, err := d.findDue(ctx, o)
 		if err != nil {
 			if errors.Is(err, errEpoch) || errors.Is(err, errNewStream) || errors.Is(err, errConsumer) || errors.Is(err, errInherited) {
 				return err
@@ -99,8 +99,8 @@ const (
 	snapshotDue
 )
 
-// look returns the work that is due, or the reason why the session must end.
-func (d *Durable) look(ctx context.Context, o *opened) (todo due, err error) {
+// findDue returns the work that is due, or the reason why the session must end.
+func (d *Durable) findDue(ctx context.Context, o *opened) (todo due, err error) {
 	err = d.limited(ctx, func(ctx context.Context) error {
 		info, err := o.stream.Info(ctx, o.everybody())
 		switch {
@@ -198,7 +198,7 @@ func (d *Durable) snapshot(ctx context.Context, o *opened) (err error) {
 	if err != nil {
 		return err
 	}
-	s, done, ok := d.cut(o)
+	s, done, ok := d.beginSnapshot(o)
 	if !ok {
 		return nil
 	}
@@ -212,7 +212,7 @@ func (d *Durable) snapshot(ctx context.Context, o *opened) (err error) {
 	}
 	h, err := d.upload(ctx, o, s)
 	if err == nil {
-		h.Previous, h.PreviousSeq = d.before(&before, o, h.Object, h.Epoch)
+		h.Previous, h.PreviousSeq = d.previous(&before, o, h.Object, h.Epoch)
 		err = writeKey(ctx, o.state, keyHead, h, revision)
 	}
 	if err != nil {
@@ -233,9 +233,9 @@ func (d *Durable) unload() {
 	d.loaded = false
 }
 
-// cut begins a snapshot between two messages.
-func (d *Durable) cut(o *opened) (s *Snapshot, done func(), ok bool) {
-	return d.sub.cut(d.conf.Holdings, true, func(s *Snapshot) bool {
+// beginSnapshot begins a snapshot between two messages.
+func (d *Durable) beginSnapshot(o *opened) (s *Snapshot, done func(), ok bool) {
+	return d.sub.beginSnapshot(d.conf.Holdings, true, func(s *Snapshot) bool {
 		s.LastSeq = d.at.seq
 		s.Meta = SnapshotMeta{Writer: d.conf.Replica, Epoch: d.at.epoch, Stream: d.at.stream, Inherited: d.inherited}
 		return d.loaded && d.at.stream == o.created && !d.lost.Load() // later the ranks are partial

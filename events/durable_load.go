@@ -11,17 +11,17 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// settle brings the state to a position of the stream, unless it has one: to that
+// ensureState brings the state to a position of the stream, unless it has one: to that
 // of the newest good snapshot, or to the beginning of the epoch.
-func (d *Durable) settle(ctx context.Context, o *opened, e *epoch) error {
+func (d *Durable) ensureState(ctx context.Context, o *opened, e *epoch) error {
 	d.sub.mu.Lock()
 	at, loaded := d.at, d.loaded
 	d.sub.mu.Unlock()
 	if another := at.stream != o.created; loaded && (at.epoch == e.N || another && at.epoch > e.N) {
 		if another { // the deletion of the store also deletes the epoch's number
 			d.conf.Log.Warn("the stream of events is another one; it is read from its beginning")
-			d.wanted.Store(true) // only running replicas have the state
-			d.review.Store(true) // messages of the deleted stream may be missing
+			d.wanted.Store(true)     // only running replicas have the state
+			d.queryAtEnd.Store(true) // messages of the deleted stream may be missing
 			d.sub.mu.Lock()
 			d.at, d.inherited = position{stream: o.created, epoch: e.N}, true
 			d.sub.mu.Unlock()
@@ -93,7 +93,7 @@ func (d *Durable) replace(s *Snapshot, whole func() error, at position, lost boo
 		return err
 	}
 	d.sub.tracker.restore(d.sub.conf.Now(), s)
-	d.review.Store(true)
+	d.queryAtEnd.Store(true)
 	d.lost.Store(lost)
 	d.at, d.loaded, d.inherited = at, true, s.Meta.Inherited
 	return nil
@@ -124,10 +124,10 @@ func (d *Durable) restore(ctx context.Context, o *opened, name string, e *epoch)
 	return s, nil
 }
 
-// overtaken reports whether messages after the position were purged before the consumer was
+// mustRestore reports whether messages after the position were purged before the consumer was
 // created, and a snapshot contains them. Without such a snapshot the messages are lost, unless
 // all of them belong to other endpoints of the component: then the ids of events show a loss.
-func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err error) {
+func (d *Durable) mustRestore(ctx context.Context, o *opened) (again bool, err error) {
 	err = d.limited(ctx, func(ctx context.Context) error {
 		var h head
 		if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {
@@ -148,7 +148,7 @@ func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err err
 		if info.State.FirstSeq <= position.seq+1 {
 			return nil
 		}
-		d.review.Store(true)
+		d.queryAtEnd.Store(true)
 		if position.seq > 0 {
 			d.moveTo(info.State.FirstSeq - 1)
 		}

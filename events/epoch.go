@@ -48,16 +48,16 @@ type head struct {
 	PreviousSeq uint64 `json:"previous_seq,omitempty"`
 }
 
-// before returns Previous and PreviousSeq of a new head: the newest known snapshot that is not
+// previous returns Previous and PreviousSeq of a new head: the newest known snapshot that is not
 // damaged.
-func (d *Durable) before(h *head, o *opened, object string, epoch uint64) (previous string, seq uint64) {
+func (d *Durable) previous(h *head, o *opened, newest string, epoch uint64) (object string, seq uint64) {
 	known := []head{d.base}
 	if h.Epoch == epoch {
 		known = []head{*h, {Object: h.Previous, LastSeq: h.PreviousSeq, Stream: h.Stream}, d.base}
 	}
 	for _, k := range known {
 		switch {
-		case k.Object == "" || k.Object == object || slices.Contains(d.damaged, k.Object):
+		case k.Object == "" || k.Object == newest || slices.Contains(d.damaged, k.Object):
 		case k.Stream != o.created:
 			return k.Object, 0
 		default:

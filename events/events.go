@@ -17,8 +17,8 @@
 // repeats or delays:
 //
 //   - The rank is read when the worker is discovered, and when its publisher restarts.
-//   - Events after a gap wait while the missing ones are requested.
-//   - If no answer arrives, the waiting events are applied across the gap and the rank is
+//   - Events after a gap are held while the missing ones are requested.
+//   - If no answer arrives, the held events are applied across the gap and the rank is
 //     suspect. It is read once a minute until that succeeds.
 //
 // For a worker whose events travel in the JetStream stream the same holds, but the stream is
@@ -44,7 +44,7 @@
 //   - A rank is steady, or has one repair; a repair has at most one query under way.
 //   - Events of an unknown worker wait undecoded and change no cursor.
 //   - At most 1,024 events wait for each worker, for at most 256 workers, for at most 60 seconds.
-//     Cursors are kept for at most 262,144 ranks. At most 4,096 events wait after a gap of a rank,
+//     Cursors are kept for at most 262,144 ranks. At most 4,096 events are held after a gap of a rank,
 //     and their blocks are bounded over all ranks.
 //   - At most 64 queries are under way, at most 8 of them for dumps.
 //
@@ -134,7 +134,7 @@ type queue struct {
 	events []heldEvent
 }
 
-// heldEvent is an event that waits, with its publisher.
+// heldEvent is an event that waits for its worker, or is held after a gap, with its publisher.
 type heldEvent struct {
 	feed      Feed // while its worker is unknown
 	publisher uint64
@@ -146,7 +146,7 @@ type heldEvent struct {
 type verdict struct {
 	outcome string
 	gap     bool // events before it are missing
-	held    bool // it waits for the missing events before it
+	held    bool // until the missing events before it arrive
 	second  bool // it shows that the rank has two publishers
 	unnamed bool // the first one that waits because its worker's record names another publisher
 }
@@ -210,7 +210,7 @@ func (t *tracker) apply(now time.Time, src Source, publisher uint64, ev RouterEv
 	case src.Queries:
 		return t.follow(now, r, publisher, ev)
 	}
-	return t.pass(now, r, publisher, ev)
+	return t.applyAcrossGap(now, r, publisher, ev)
 }
 
 // past reports whether a message is from a publisher that the worker's record does not name,
@@ -237,7 +237,7 @@ func (t *tracker) rank(key rankKey) *rank {
 
 // drop removes a rank.
 func (t *tracker) drop(r *rank) {
-	t.settle(r)
+	t.endRepair(r)
 	if r.state = StateOK; r.reported != StateOK {
 		t.changed(r.key.worker, r.key.rank, StateOK)
 	}
@@ -258,8 +258,8 @@ func compareRanks(a, b *rank) int {
 	return cmp.Or(cmp.Compare(a.key.worker, b.key.worker), cmp.Compare(a.key.rank, b.key.rank))
 }
 
-// pass applies a new event, even if events before it are missing.
-func (t *tracker) pass(now time.Time, r *rank, publisher uint64, ev RouterEvent) verdict {
+// applyAcrossGap applies a new event, even if events before it are missing.
+func (t *tracker) applyAcrossGap(now time.Time, r *rank, publisher uint64, ev RouterEvent) verdict {
 	cursor, known := r.cursors[publisher]
 	if known && ev.EventID <= cursor {
 		return verdict{outcome: outcomeDuplicate}
@@ -302,12 +302,12 @@ func (t *tracker) pass(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 	if restart {
 		t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})
 	}
-	t.give(r, &ev)
+	t.deliver(r, &ev)
 	return v
 }
 
-// give passes an event to the sink, unless the event has no effect.
-func (t *tracker) give(r *rank, ev *RouterEvent) {
+// deliver passes an event to the sink, unless the event has no effect.
+func (t *tracker) deliver(r *rank, ev *RouterEvent) {
 	if !ev.Foreign && ev.Event.Kind != 0 {
 		t.sink(r.key.worker, r.key.rank, ev.Event)
 	}
@@ -373,8 +373,8 @@ func (t *tracker) wait(now time.Time, feed Feed, publisher uint64, ev RouterEven
 	return verdict{outcome: outcomeWaiting}
 }
 
-// known applies the events that waited for a worker.
-func (t *tracker) known(now time.Time, worker uint64) {
+// applyWaiting applies the events that waited for a worker.
+func (t *tracker) applyWaiting(now time.Time, worker uint64) {
 	q, src := t.waiting[worker], t.workers[worker]
 	if q == nil {
 		return
@@ -389,7 +389,7 @@ func (t *tracker) known(now time.Time, worker uint64) {
 
 // forget removes a worker.
 func (t *tracker) forget(worker uint64) {
-	t.doubtSnapshot(worker)
+	t.markUnsure(worker)
 	delete(t.waiting, worker)
 	for _, r := range t.ranksOf(worker) {
 		t.drop(r)
@@ -397,9 +397,9 @@ func (t *tracker) forget(worker uint64) {
 	delete(t.workers, worker)
 }
 
-// doubtSnapshot notes that the state of a worker in the snapshot that is read must not be
+// markUnsure notes that the state of a worker in the snapshot that is read must not be
 // used.
-func (t *tracker) doubtSnapshot(worker uint64) {
+func (t *tracker) markUnsure(worker uint64) {
 	if t.unsure != nil {
 		t.unsure[worker] = struct{}{}
 	}

@@ -65,10 +65,10 @@ func (t Tracker) Export() *Snapshot {
 	return s
 }
 func (t Tracker) Restored(now time.Time, s *Snapshot) { t.t.restore(now, s) }
-func (t Tracker) CaughtUp(now time.Time, lost bool)   { t.t.caughtUp(now, lost) }
+func (t Tracker) CaughtUp(now time.Time, lost bool)   { t.t.repairAtStreamEnd(now, lost) }
 
 // Known, Forget and Expire call the tracker's methods.
-func (t Tracker) Known(worker uint64)      { t.t.known(time.Time{}, worker) }
+func (t Tracker) Known(worker uint64)      { t.t.applyWaiting(time.Time{}, worker) }
 func (t Tracker) Forget(worker uint64)     { t.t.forget(worker) }
 func (t Tracker) Expire(now time.Time) int { return t.t.expire(now) }
 func (t Tracker) Waiting() (workers, evs int) {
@@ -86,7 +86,7 @@ func (t Tracker) SetWorker(now time.Time, id uint64, src Source) { t.t.setWorker
 func (t Tracker) Audit(now time.Time)                            { t.t.audit(now) }
 func (t Tracker) Missed(now time.Time, id uint64, dpRank uint32) { t.t.missed(now, id, dpRank) }
 func (t Tracker) Doubt(now time.Time, id uint64, dpRank uint32)  { t.t.doubt(now, id, dpRank) }
-func (t Tracker) Failed(now time.Time, id uint64)                { t.t.failed(now, id, "nobody") }
+func (t Tracker) Failed(now time.Time, id uint64)                { t.t.queryFailed(now, id, "nobody") }
 func (t Tracker) Answer(now time.Time, id, publisher uint64, a Answer) {
 	a.Events = slices.Clone(a.Events)
 	t.t.answer(now, id, publisher, &a)
@@ -107,7 +107,7 @@ func (s *Subscriber) LimitPending(n int) { s.pending, s.maxQueue = n, n }
 func (s *Subscriber) Follow(worker, publisher, id uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tracker.known(time.Time{}, worker)
+	s.tracker.applyWaiting(time.Time{}, worker)
 	s.tracker.accept(time.Time{}, FeedCore, publisher, RouterEvent{WorkerID: worker, EventID: id, Event: indexer.Event{Kind: indexer.Removed}}, true)
 }
 

@@ -28,7 +28,7 @@ type Holdings struct {
 // until ctx ends.
 func (s *Subscriber) Save(ctx context.Context, w io.Writer, h Holdings) error {
 	for {
-		snap, done, ok := s.cut(h, false, func(*Snapshot) bool { return true })
+		snap, done, ok := s.beginSnapshot(h, false, func(*Snapshot) bool { return true })
 		if ok {
 			defer done()
 			_, err := WriteSnapshot(w, s.conf.Scope, snap)
@@ -42,9 +42,9 @@ func (s *Subscriber) Save(ctx context.Context, w io.Writer, h Holdings) error {
 	}
 }
 
-// cut begins a snapshot of the workers whose events the stream stores, or of the others,
+// beginSnapshot begins a snapshot of the workers whose events the stream stores, or of the others,
 // between two events. begin is called at that moment, with mu held.
-func (s *Subscriber) cut(h Holdings, streamed bool, begin func(*Snapshot) bool) (snap *Snapshot, done func(), ok bool) {
+func (s *Subscriber) beginSnapshot(h Holdings, streamed bool, begin func(*Snapshot) bool) (snap *Snapshot, done func(), ok bool) {
 	snap = &Snapshot{Created: s.conf.Now()}
 	sources := make(map[uint64]Source)
 	resume := s.pause(func() {

@@ -78,7 +78,7 @@ func (s *Subscriber) observe(o metric.Observer, held, ranks metric.Int64Observab
 	s.mu.Lock()
 	blocks := s.tracker.repairs.blocks
 	for _, r := range s.tracker.ranks {
-		if r.repair != nil && !r.repair.passing {
+		if r.repair != nil && !r.repair.reread {
 			n[repairing]++
 		} else {
 			n[r.reported]++

@@ -58,26 +58,26 @@ const (
 
 // repair brings the index of a rank back to the content of its worker. Its steps:
 //
-//	waiting ──time──► ready ──a query is free──► asked ──answer──► done, or waiting again
+//	delayed ──time──► ready ──a query is free──► asked ──answer──► done, or delayed again
 //	   ▲                                           │
 //	   └──────────── failure, backoff ─────────────┘   after maxTries: given up
 //
 // A range becomes a dump when the answer does not continue after the cursor, when another
-// publisher sends, or when too many events wait.
+// publisher sends, or when too many events are held.
 type repair struct {
-	dump    bool // a query for the whole content, else for the events after the cursor
-	step    step
-	id      uint64 // of the query, if asked
-	tries   int
-	passing bool // events do not wait: they are applied at once, and again after a dump
-	held    []heldEvent
-	blocks  int // in held
+	dump   bool // a query for the whole content, else for the events after the cursor
+	step   step
+	id     uint64 // of the query, if asked
+	tries  int
+	reread bool // of a suspect rank: events are applied at once, and again after the dump
+	held   []heldEvent
+	blocks int // in held
 }
 
 type step uint8
 
 const (
-	stepWaiting step = iota
+	stepDelayed step = iota
 	stepReady
 	stepAsked
 )
@@ -130,19 +130,19 @@ func (c cursor) next(id uint64) bool {
 // follow accepts an event of a rank whose worker answers queries.
 func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEvent) (v verdict) {
 	rp := r.repair
-	if rp != nil && !rp.passing {
+	if rp != nil && !rp.reread {
 		return t.hold(now, r, publisher, ev)
 	}
 	if r.state == StateSuspect {
 		// The worker does not answer: treat it like a worker without a local indexer.
-		v = t.pass(now, r, publisher, ev)
+		v = t.applyAcrossGap(now, r, publisher, ev)
 		switch {
 		case r.state == StateOK:
 			// The cache was cleared, so nothing before this event is missing any more. A
 			// dump that was requested before would put the rank back to before it.
-			t.settle(r)
+			t.endRepair(r)
 		case rp != nil && v.outcome != outcomeDuplicate:
-			t.keep(now, r, publisher, ev)
+			t.addHeld(now, r, publisher, ev)
 		}
 		return v
 	}
@@ -160,7 +160,7 @@ func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEven
 		return verdict{outcome: outcomeMany}
 	case publisher != r.newest:
 		// The answer shows whether the worker restarted, or the event is forged.
-		t.want(now, r, true, t.repairs.jitter(gapSpread))
+		t.startRepair(now, r, true, t.repairs.jitter(gapSpread))
 		v = t.hold(now, r, publisher, ev)
 		v.outcome = outcomeRestart
 		return v
@@ -170,7 +170,7 @@ func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEven
 	case c.set && ev.EventID <= c.id:
 		return verdict{outcome: outcomeDuplicate}
 	}
-	t.want(now, r, !c.set, gapSpread/5+t.repairs.jitter(gapSpread))
+	t.startRepair(now, r, !c.set, gapSpread/5+t.repairs.jitter(gapSpread))
 	v = t.hold(now, r, publisher, ev)
 	v.outcome, v.gap = outcomeGap, true
 	return v
@@ -179,7 +179,7 @@ func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEven
 // advance applies the next event.
 func (t *tracker) advance(r *rank, ev *RouterEvent) {
 	r.cursors[r.newest] = ev.EventID
-	t.give(r, ev)
+	t.deliver(r, ev)
 }
 
 // hold keeps an event until the end of the repair, or until no event is missing before it.
@@ -191,28 +191,28 @@ func (t *tracker) hold(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 		case publisher != r.newest && now.Before(r.rejected[publisher]):
 			return verdict{outcome: outcomeMany}
 		case publisher != r.newest:
-			t.turn(now, r)
+			t.requestDump(now, r)
 		case ev.EventID <= c.id:
 			return verdict{outcome: outcomeDuplicate}
 		case ev.EventID == c.id+1:
 			t.advance(r, &ev)
-			if t.drain(r) == 0 {
-				t.done(now, r) // the missing event was only late
+			if t.applyHeld(r) == 0 {
+				t.repaired(now, r) // the missing event was only late
 			}
 			return verdict{outcome: outcomeAccepted}
 		}
 	}
-	t.keep(now, r, publisher, ev)
+	t.addHeld(now, r, publisher, ev)
 	return verdict{outcome: outcomeHeld, held: true}
 }
 
-// keep adds a held event.
-func (t *tracker) keep(now time.Time, r *rank, publisher uint64, ev RouterEvent) {
+// addHeld adds a held event.
+func (t *tracker) addHeld(now time.Time, r *rank, publisher uint64, ev RouterEvent) {
 	rp, w := r.repair, Weight(&ev.Event)
 	if len(rp.held) >= maxHeldEvents || rp.blocks+w > maxHeldBlocks || t.repairs.blocks+w > maxAllHeld {
 		t.count("spilled", len(rp.held))
 		t.release(rp) // this event shows later that they are missing
-		t.turn(now, r)
+		t.requestDump(now, r)
 	}
 	rp.held = append(rp.held, heldEvent{publisher: publisher, ev: ev, after: t.repairs.last})
 	rp.blocks += w
@@ -224,30 +224,30 @@ func (t *tracker) release(rp *repair) {
 	rp.held, rp.blocks = nil, 0
 }
 
-// want begins a repair of a rank, or turns a running one into a dump.
-func (t *tracker) want(now time.Time, r *rank, dump bool, delay time.Duration) {
+// startRepair begins a repair of a rank, or turns a running one into a dump.
+func (t *tracker) startRepair(now time.Time, r *rank, dump bool, delay time.Duration) {
 	switch {
 	case r.repair == nil:
 		r.repair = &repair{dump: dump}
 		t.repairs.timers[r] = now.Add(delay)
 	case dump:
-		t.turn(now, r)
+		t.requestDump(now, r)
 	}
 }
 
-// turn makes a repair request a dump instead of a range.
-func (t *tracker) turn(now time.Time, r *rank) {
+// requestDump makes a repair request a dump instead of a range.
+func (t *tracker) requestDump(now time.Time, r *rank) {
 	rp := r.repair
 	if rp.dump {
 		return
 	}
-	t.unask(r)
-	rp.dump, rp.step = true, stepWaiting
+	t.cancelQuery(r)
+	rp.dump, rp.step = true, stepDelayed
 	t.repairs.timers[r] = now.Add(t.repairs.jitter(gapSpread))
 }
 
-// unask drops the query of a repair.
-func (t *tracker) unask(r *rank) {
+// cancelQuery drops the query of a repair.
+func (t *tracker) cancelQuery(r *rank) {
 	rp := r.repair
 	if rp.step != stepAsked {
 		return
@@ -256,29 +256,29 @@ func (t *tracker) unask(r *rank) {
 	if rp.dump {
 		t.repairs.queued--
 	}
-	rp.step = stepWaiting
+	rp.step = stepDelayed
 }
 
-// settle ends a repair in any step.
-func (t *tracker) settle(r *rank) {
+// endRepair ends a repair in any step.
+func (t *tracker) endRepair(r *rank) {
 	if rp := r.repair; rp != nil {
-		t.unask(r)
+		t.cancelQuery(r)
 		t.release(rp)
 		r.repair = nil
 	}
 	delete(t.repairs.timers, r)
 }
 
-// done ends a repair that has succeeded.
-func (t *tracker) done(now time.Time, r *rank) {
-	t.settle(r)
+// repaired ends a repair that has succeeded.
+func (t *tracker) repaired(now time.Time, r *rank) {
+	t.endRepair(r)
 	if r.state == StateSuspect { // part of the answer could not be read
-		t.again(now, r)
+		t.planRereading(now, r)
 	}
 }
 
-// drain applies the held events that follow the cursor, and returns how many still wait.
-func (t *tracker) drain(r *rank) int {
+// applyHeld applies the held events that follow the cursor, and returns how many still wait.
+func (t *tracker) applyHeld(r *rank) int {
 	rp := r.repair
 	held := slices.DeleteFunc(rp.held, func(h heldEvent) bool { return h.publisher != r.newest })
 	slices.SortStableFunc(held, func(a, b heldEvent) int { return cmp.Compare(a.ev.EventID, b.ev.EventID) })
@@ -319,12 +319,12 @@ func (t *tracker) tick(now time.Time) {
 		rp := r.repair
 		switch {
 		case rp == nil:
-			r.repair = &repair{dump: true, passing: true}
+			r.repair = &repair{dump: true, reread: true}
 			t.ready(r)
 		case rp.step == stepAsked:
 			t.count("timeout", 1)
-			t.unask(r)
-			t.fail(now, r)
+			t.cancelQuery(r)
+			t.retryOrGiveUp(now, r)
 		default:
 			t.ready(r)
 		}
@@ -343,7 +343,7 @@ func (t *tracker) ready(r *rank) {
 // queries returns the queries to send now to reachable workers.
 func (t *tracker) queries(now time.Time, reached func(worker uint64) bool) (asks []ask) {
 	p := &t.repairs
-	take := func(ready []*rank, dump bool, room func() bool) (left []*rank) {
+	pick := func(ready []*rank, dump bool, room func() bool) (left []*rank) {
 		for i, r := range ready {
 			rp := r.repair
 			switch {
@@ -353,17 +353,17 @@ func (t *tracker) queries(now time.Time, reached func(worker uint64) bool) (asks
 			case !reached(r.key.worker):
 				left = append(left, r)
 			default:
-				asks = append(asks, t.ask(now, r))
+				asks = append(asks, t.query(now, r))
 			}
 		}
 		return left
 	}
-	p.ranges = take(p.ranges, false, func() bool { return len(p.asked) < maxQueries })
-	p.dumps = take(p.dumps, true, func() bool { return len(p.asked) < maxQueries && p.queued < maxDumps })
+	p.ranges = pick(p.ranges, false, func() bool { return len(p.asked) < maxQueries })
+	p.dumps = pick(p.dumps, true, func() bool { return len(p.asked) < maxQueries && p.queued < maxDumps })
 	return asks
 }
 
-func (t *tracker) ask(now time.Time, r *rank) ask {
+func (t *tracker) query(now time.Time, r *rank) ask {
 	p, rp := &t.repairs, r.repair
 	p.last++
 	rp.step, rp.id = stepAsked, p.last
@@ -383,21 +383,21 @@ func (t *tracker) ask(now time.Time, r *rank) ask {
 	return ask{rp.id, q}
 }
 
-// failed ends a query without an answer.
-func (t *tracker) failed(now time.Time, id uint64, why string) {
+// queryFailed ends a query without an answer.
+func (t *tracker) queryFailed(now time.Time, id uint64, why string) {
 	if r := t.repairs.asked[id]; r != nil {
 		t.count(why, 1)
-		t.unask(r)
-		t.fail(now, r)
+		t.cancelQuery(r)
+		t.retryOrGiveUp(now, r)
 	}
 }
 
-// fail plans the next try of a repair, or gives the repair up.
-func (t *tracker) fail(now time.Time, r *rank) {
+// retryOrGiveUp plans the next try of a repair, or gives the repair up.
+func (t *tracker) retryOrGiveUp(now time.Time, r *rank) {
 	rp := r.repair
-	if rp.passing {
-		t.settle(r)
-		t.again(now, r)
+	if rp.reread {
+		t.endRepair(r)
+		t.planRereading(now, r)
 		return
 	}
 	if rp.tries++; rp.tries >= maxTries {
@@ -405,19 +405,19 @@ func (t *tracker) fail(now time.Time, r *rank) {
 		return
 	}
 	backoff := min(firstBackoff<<(rp.tries-1), lastBackoff)
-	rp.step = stepWaiting
+	rp.step = stepDelayed
 	t.repairs.timers[r] = now.Add(backoff*3/4 + t.repairs.jitter(backoff/2))
 }
 
-// again plans the next reading of a suspect rank.
-func (t *tracker) again(now time.Time, r *rank) {
+// planRereading plans the next reading of a suspect rank.
+func (t *tracker) planRereading(now time.Time, r *rank) {
 	t.repairs.timers[r] = now.Add(suspectEvery*3/4 + t.repairs.jitter(suspectEvery/2))
 }
 
 // giveUp applies the held events across the gap. The rank is suspect then.
 func (t *tracker) giveUp(now time.Time, r *rank) {
 	held := r.repair.held
-	t.settle(r)
+	t.endRepair(r)
 	for _, h := range slices.Backward(held) {
 		if h.publisher != r.newest && !now.Before(r.rejected[h.publisher]) {
 			// A new publisher, and no answer contradicts it.
@@ -436,7 +436,7 @@ func (t *tracker) giveUp(now time.Time, r *rank) {
 	t.count("given_up", 1)
 	t.gaveUp(r.key.worker, r.key.rank)
 	t.miss(now, r, StateSuspect)
-	t.again(now, r)
+	t.planRereading(now, r)
 }
 
 // audit queries the ranks of workers with a local indexer, except suspect ones and those under
@@ -450,7 +450,7 @@ func (t *tracker) audit(now time.Time) {
 	}
 	slices.SortFunc(steady, compareRanks)
 	for _, r := range steady {
-		t.want(now, r, !r.cursor().set, t.repairs.jitter(auditSpread))
+		t.startRepair(now, r, !r.cursor().set, t.repairs.jitter(auditSpread))
 	}
 }
 
@@ -466,8 +466,8 @@ func (t *tracker) missed(now time.Time, worker uint64, dpRank uint32) {
 	case rp == nil && r.state == StateSuspect: // the timer of its next reading
 		t.repairs.timers[r] = soon
 	case rp == nil:
-		t.want(now, r, !r.cursor().set, soon.Sub(now))
-	case rp.step == stepWaiting:
+		t.startRepair(now, r, !r.cursor().set, soon.Sub(now))
+	case rp.step == stepDelayed:
 		rp.tries = 0
 		t.repairs.timers[r] = soon
 	}
@@ -481,6 +481,6 @@ func (t *tracker) doubt(now time.Time, worker uint64, dpRank uint32) {
 	case !t.workers[worker].Queries:
 		t.miss(now, r, StateSuspect)
 	case r.state != StateSuspect:
-		t.want(now, r, true, t.repairs.jitter(discoverySpread))
+		t.startRepair(now, r, true, t.repairs.jitter(discoverySpread))
 	}
 }

@@ -74,7 +74,7 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 	registered = registered && !saved
 	restarted := registered && (old.StartedMS != src.StartedMS || old.Home != src.Home)
 	if restarted || old.takes(FeedDurable) != src.takes(FeedDurable) {
-		t.doubtSnapshot(id)
+		t.markUnsure(id)
 	}
 	// The tracker forgets what the sink has forgotten, or never got in order. A stream
 	// brings everything in order, whether the worker is known or not.
@@ -83,7 +83,7 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 		switch {
 		case forgotten || !src.has(r.key.rank) || src.Feed == FeedNone:
 			t.drop(r)
-		case !r.only(src.Publisher), saved && !src.continues(old):
+		case !r.isOnlyFrom(src.Publisher), saved && !src.continues(old):
 			t.sink(id, r.key.rank, indexer.Event{Kind: indexer.Cleared}) // of a process that is gone
 			t.drop(r)
 		case saved:
@@ -94,7 +94,7 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 		}
 	}
 	if src.Feed == FeedNone {
-		t.known(now, id)
+		t.applyWaiting(now, id)
 		return
 	}
 	for _, r := range t.ranksOf(id) {
@@ -110,12 +110,12 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 	for n := range src.DPSize {
 		t.setRank(now, rankKey{id, src.DPStart + n}, src)
 	}
-	t.known(now, id)
+	t.applyWaiting(now, id)
 }
 
-// only reports whether everything known of a rank is from the publisher that the worker's
+// isOnlyFrom reports whether everything known of a rank is from the publisher that the worker's
 // record names, if it names one.
-func (r *rank) only(publisher uint64) bool {
+func (r *rank) isOnlyFrom(publisher uint64) bool {
 	if publisher == 0 || len(r.cursors) == 0 {
 		return true
 	}
@@ -148,7 +148,7 @@ func (t *tracker) setRank(now time.Time, key rankKey, src Source) {
 		}
 	}
 	if src.Queries && r.repair == nil && (src.Feed != FeedDurable || t.current) {
-		t.want(now, r, !r.cursor().set || r.state != StateOK, t.repairs.jitter(discoverySpread))
+		t.startRepair(now, r, !r.cursor().set || r.state != StateOK, t.repairs.jitter(discoverySpread))
 	}
 }
 

@@ -64,7 +64,7 @@ type Subscriber struct {
 	queue      []delivery
 	delivering bool
 	delivered  sync.Cond // on mu: delivering is false, or the queue is empty
-	waiters    int       // goroutines that wait for delivered
+	blocked    int       // goroutines that wait for delivered
 	// Goroutines with messages wait while the queue has more deliveries than maxQueue, or more
 	// blocks than maxQueuedBlocks in its events.
 	maxQueue, queuedBlocks int
@@ -261,11 +261,11 @@ func (s *Subscriber) streamed(worker uint64) bool {
 	return s.tracker.streamed(worker)
 }
 
-// caughtUp notes that the stream was read to its end, and whether messages may be lost.
-func (s *Subscriber) caughtUp(lost bool) {
+// repairAtStreamEnd notes that the stream was read to its end, and whether messages may be lost.
+func (s *Subscriber) repairAtStreamEnd(lost bool) {
 	s.mu.Lock()
 	defer s.unlock()
-	s.tracker.caughtUp(s.conf.Now(), lost)
+	s.tracker.repairAtStreamEnd(s.conf.Now(), lost)
 }
 
 func (s *Subscriber) audit(why string) {
@@ -283,12 +283,12 @@ func (s *Subscriber) Take(ctx context.Context, feed Feed, data []byte) {
 // TakeFrom applies one message of a feed. whose, if not nil, selects the ranks for which the
 // sender may publish.
 func (s *Subscriber) TakeFrom(ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool) {
-	s.take(ctx, feed, data, whose, func(bool) {})
+	s.applyMessage(ctx, feed, data, whose, func(bool) {})
 }
 
-// take applies one message of a feed. It calls taken with mu locked; gap reports that events
+// applyMessage applies one message of a feed. It calls applied with mu locked; gap reports that events
 // before the message are missing and not requested.
-func (s *Subscriber) take(ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool, taken func(gap bool)) {
+func (s *Subscriber) applyMessage(ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool, applied func(gap bool)) {
 	m, err := DecodeMessage(data)
 	if err != nil {
 		s.metrics.count(ctx, outcomeBad, 1)
@@ -314,7 +314,7 @@ func (s *Subscriber) take(ctx context.Context, feed Feed, data []byte, whose fun
 	}
 	gap := false
 	s.mu.Lock()
-	defer s.settle()
+	defer s.unlockAndWait()
 	for i, ev := range m.Events {
 		if s.tracker.past(m.Envelope, ev.WorkerID) {
 			s.metrics.count(ctx, outcomeMany, 1)
@@ -346,7 +346,7 @@ func (s *Subscriber) take(ctx context.Context, feed Feed, data []byte, whose fun
 			})
 		}
 	}
-	taken(gap)
+	applied(gap)
 }
 
 // Missed reports that a rank of a worker of [FeedPlane] is reachable from now on,
@@ -389,7 +389,7 @@ func (s *Subscriber) sendLocked(ctx context.Context, now time.Time, connected bo
 				s.mu.Lock()
 				defer s.unlock()
 				delete(s.answers, a.id)
-				s.tracker.failed(s.conf.Now(), a.id, "refused")
+				s.tracker.queryFailed(s.conf.Now(), a.id, "refused")
 			}
 		})
 	}
@@ -453,7 +453,7 @@ func (s *Subscriber) part(ctx context.Context, id uint64, p AnswerPart, err erro
 		s.laterLocked(func() {
 			s.conf.Log.Debug("a query about a worker's events has failed", "worker", c.query.WorkerID, "dp_rank", c.query.DPRank, "err", err)
 		})
-		s.tracker.failed(now, id, why)
+		s.tracker.queryFailed(now, id, why)
 	}
 	s.sendLocked(ctx, now, connected)
 	return false
@@ -464,7 +464,7 @@ func (s *Subscriber) stop() {
 	s.mu.Lock()
 	defer s.unlock()
 	for id := range s.answers {
-		s.tracker.failed(s.conf.Now(), id, "stopped")
+		s.tracker.queryFailed(s.conf.Now(), id, "stopped")
 	}
 	clear(s.answers)
 }
