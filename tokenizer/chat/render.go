@@ -196,7 +196,7 @@ func (c *conversation) text(instead string) []byte {
 		vars.Set("messages", jinja.List(replaced...))
 	}
 	o := jinja.Options{Now: c.now, MaxMemory: max(leastMemory, (len(c.q.Messages)+len(c.q.Tools))*memoryPerByte)}
-	out, err := c.template.Render(nil, vars, o)
+	out, err := c.template.Render(make([]byte, 0, len(c.q.Messages)+len(c.q.Tools)), vars, o)
 	if err != nil && c.profile == SGLang {
 		// SGLang tries once more with the functions of the tools alone.
 		var bare []jinja.Value

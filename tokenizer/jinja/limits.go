@@ -3,7 +3,7 @@
 package jinja
 
 import (
-	"sync"
+	"cmp"
 	"time"
 )
 
@@ -37,8 +37,6 @@ const (
 
 	valueSize = 48 // bytes of a Value
 	boxSize   = 64 // bytes of a list, dictionary or function without its items
-
-	keptBytes = 1 << 20 // largest memory that a renderer keeps for its next rendering
 )
 
 // renderer is the state of one rendering. Its methods panic with an *Error.
@@ -58,64 +56,25 @@ type renderer struct {
 	longest int      // maximum length of the buffer that a value is printed to
 }
 
-//nolint:gochecknoglobals // memory to be used again
-var renderers = sync.Pool{New: func() any { return &renderer{} }}
-
 // Render appends the text of the template with the given variables to dst. The
 // variables are only read. An error is of type [*Error]; dst is then returned
 // unchanged.
 func (t *Template) Render(dst []byte, vars *Dict, o Options) (text []byte, err error) {
+	o.MaxOutput, o.MaxSteps, o.MaxMemory = cmp.Or(o.MaxOutput, defaultOutput), cmp.Or(o.MaxSteps, defaultSteps), cmp.Or(o.MaxMemory, defaultMemory)
+	r := &renderer{t: t, vars: vars, o: o, out: dst, steps: o.MaxSteps, memory: o.MaxMemory}
 	if vars == nil {
-		vars = &Dict{}
+		r.vars = &Dict{}
 	}
-	r := renderers.Get().(*renderer)
-	r.begin(t, vars, o)
-	defer r.release()
 	defer func() {
 		if err != nil {
 			text = dst
 		}
 	}()
 	defer catch(&err, t.name, &r.line)
+	r.frame = r.newFrame(t.scope, nil)
 	r.run(t.body)
 	r.checkOutput()
-	if dst == nil && len(r.out) > keptBytes {
-		text, r.out = r.out, nil
-		return text, nil
-	}
-	return append(dst, r.out...), nil
-}
-
-func (r *renderer) begin(t *Template, vars *Dict, o Options) {
-	set := func(value *int, byDefault int) {
-		if *value <= 0 {
-			*value = byDefault
-		}
-	}
-	set(&o.MaxOutput, defaultOutput)
-	set(&o.MaxSteps, defaultSteps)
-	set(&o.MaxMemory, defaultMemory)
-	r.t, r.vars, r.o = t, vars, o
-	r.steps, r.memory = o.MaxSteps, o.MaxMemory
-	r.frame = r.newFrame(t.scope, nil)
-}
-
-// release puts the renderer's memory back into the pool, without the values.
-func (r *renderer) release() {
-	clear(r.stack[:cap(r.stack)])
-	clear(r.free[len(r.free):cap(r.free)])
-	kept := cap(r.out) + cap(r.stack)*valueSize
-	for _, f := range r.free {
-		f.around = nil
-		clear(f.slots[:cap(f.slots)])
-		kept += boxSize + cap(f.slots)*valueSize
-	}
-	next := renderer{out: r.out[:0], stack: r.stack[:0], free: r.free}
-	if kept > keptBytes {
-		next = renderer{}
-	}
-	*r = next
-	renderers.Put(r)
+	return r.out, nil
 }
 
 // tick counts n steps.
