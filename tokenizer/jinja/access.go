@@ -89,11 +89,7 @@ func (r *renderer) item(v, k Value) Value {
 				return x
 			}
 		}
-	case kindRange:
-		if i, ok := place(k, v.ref.(*span).count); ok {
-			return v.ref.(*span).item(i)
-		}
-	case kindList, kindTuple:
+	case kindList, kindTuple, kindRange:
 		if i, ok := place(k, len(v.Items())); ok {
 			return v.Items()[i]
 		}
@@ -229,16 +225,8 @@ func (r *renderer) iterate(v Value) []Value {
 	switch v.kind {
 	case kindUndefined:
 		return nil
-	case kindList, kindTuple, kindView:
+	case kindList, kindTuple, kindView, kindRange:
 		return v.Items()
-	case kindRange:
-		s := v.ref.(*span)
-		r.listed(s.count)
-		items := make([]Value, s.count)
-		for i := range items {
-			items[i] = s.item(i)
-		}
-		return items
 	case kindDict:
 		return v.ref.(*Dict).keys
 	case kindGenerator:
@@ -263,7 +251,7 @@ func (r *renderer) iterate(v Value) []Value {
 
 // loopAttr is an attribute of the variable "loop".
 func (r *renderer) loopAttr(l *loop, name string) (Value, bool) {
-	n := l.count
+	n := len(l.items)
 	number := func(i int) (Value, bool) { return Int(int64(i)), true }
 	switch name {
 	case "index":
@@ -282,12 +270,12 @@ func (r *renderer) loopAttr(l *loop, name string) (Value, bool) {
 		return Bool(l.at == n-1), true
 	case "previtem":
 		if l.at > 0 {
-			return l.item(l.at - 1), true
+			return l.items[l.at-1], true
 		}
 		return undefined("there is no previous item"), true
 	case "nextitem":
 		if l.at < n-1 {
-			return l.item(l.at + 1), true
+			return l.items[l.at+1], true
 		}
 		return undefined("there is no next item"), true
 	case "changed", "cycle", "depth", "depth0":

@@ -81,14 +81,12 @@ func lengthOf(r *renderer, v Value, _ args) Value {
 	case kindString, kindSafe:
 		r.scanned(len(v.str))
 		n = utf8.RuneCountInString(v.str)
-	case kindList, kindTuple, kindView:
+	case kindList, kindTuple, kindView, kindRange:
 		n = len(v.Items())
-	case kindRange:
-		n = v.ref.(*span).count
 	case kindDict:
 		n = v.ref.(*Dict).Len()
 	case kindLoop:
-		n = v.ref.(*loop).count
+		n = len(v.ref.(*loop).items)
 	default:
 		panic(errorf(TypeError, "object of type '%s' has no len()", v.typeName()))
 	}

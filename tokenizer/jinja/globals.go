@@ -78,12 +78,16 @@ func rangeOf(r *renderer, _ Value, a args) Value {
 	if count > maxRange {
 		panic(errorf(OverflowError, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", maxRange))
 	}
-	r.hold(boxSize)
+	r.listed(count)
+	items := make([]Value, count)
+	for i := range items {
+		items[i] = Int(int64(start + i*step))
+	}
 	text := fmt.Sprintf("range(%d, %d)", start, stop)
 	if step != 1 {
 		text = fmt.Sprintf("range(%d, %d, %d)", start, stop, step)
 	}
-	return Value{kind: kindRange, str: text, ref: &span{start, step, count}}
+	return Value{kind: kindRange, str: text, ref: &list{items: items}}
 }
 
 // dateLayouts are the directives of strftime as layouts of Go.

@@ -79,7 +79,7 @@ func (r *renderer) appendRepr(dst []byte, v Value) []byte {
 		}
 	case kindLoop:
 		l := v.ref.(*loop)
-		return fmt.Appendf(dst, "<LoopContext %d/%d>", l.at+1, l.count)
+		return fmt.Appendf(dst, "<LoopContext %d/%d>", l.at+1, len(l.items))
 	}
 	panic(errorf(Unsupported, "the text of a %s, which has an address in it", v.typeName()))
 }

@@ -141,13 +141,7 @@ func (r *renderer) assign(target *node, v Value) {
 func (r *renderer) loop(n *node) jump {
 	v := r.eval(n.kids[1])
 	r.line = n.line
-	l := &loop{}
-	if s, ok := v.ref.(*span); ok && n.kids[2] == nil {
-		l.span, l.count = s, s.count
-	} else {
-		l.items = r.iterate(v)
-		l.count = len(l.items)
-	}
+	l := &loop{items: r.iterate(v)}
 	r.hold(2 * boxSize)
 	target, test, outer := n.kids[0], n.kids[2], r.frame
 	inner := r.newFrame(n.scope, outer)
@@ -168,11 +162,10 @@ func (r *renderer) loop(n *node) jump {
 			next(item)
 			return !r.holds(test)
 		})
-		l.count = len(l.items)
 	}
 	ended := false
-	for i := range l.count {
-		next(l.item(i))
+	for i, item := range l.items {
+		next(item)
 		l.at = i
 		inner.slots[n.slot] = Value{kind: kindLoop, ref: l}
 		j := r.run(n.body)

@@ -39,10 +39,10 @@ type Value struct {
 	kind kind
 	num  uint64 // bool, int, float; undefined: the flags in access.go
 	str  string // strings; big: the digits; undefined: what is undefined; range: its repr; view and generator: the type
-	ref  any    // *list, *Dict, *function, *span, *loop or *generator
+	ref  any    // *list, *Dict, *function, *loop or *generator
 }
 
-// list holds the items of a list, tuple or view. The items never change. Lists
+// list holds the items of a list, tuple, range or view. The items never change. Lists
 // made by addition share memory: grown is the length of the longest of them, and only
 // the list of that length may be appended to in place.
 type list struct {
@@ -72,25 +72,10 @@ type generator struct {
 	items func() []Value // nil: used up
 }
 
-// span is a range. Its items are made when they are used.
-type span struct{ start, step, count int }
-
-func (s *span) item(i int) Value { return Int(int64(s.start + i*s.step)) }
-
 // loop is the variable "loop" inside a loop.
 type loop struct {
 	items []Value
-	span  *span // of a loop over a range, instead of items
-	count int
 	at    int
-}
-
-// item returns item i of a loop.
-func (l *loop) item(i int) Value {
-	if l.span != nil {
-		return l.span.item(i)
-	}
-	return l.items[i]
 }
 
 // None returns Python's None.
@@ -167,7 +152,7 @@ func (v Value) Dict() *Dict {
 	return v.ref.(*Dict)
 }
 
-// Items returns the items of a list or tuple, nil for other values. The caller must
+// Items returns the items of a list, tuple, range or view, nil for other values. The caller must
 // not change them.
 func (v Value) Items() []Value {
 	if l, ok := v.ref.(*list); ok {
@@ -223,9 +208,7 @@ func (v Value) Truth() bool {
 		return v.float() != 0
 	case kindString, kindSafe:
 		return v.str != ""
-	case kindRange:
-		return v.ref.(*span).count > 0
-	case kindList, kindTuple, kindView:
+	case kindList, kindTuple, kindView, kindRange:
 		return len(v.Items()) > 0
 	case kindDict:
 		return v.ref.(*Dict).Len() > 0
