@@ -3,6 +3,7 @@
 package tokenizer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,11 +25,16 @@ type regex struct {
 	free freeList[*regexp2.Regexp] // an engine has one time limit for all who use it; so each text has its own
 }
 
+// plainer has an expression without a class within a class, which translate refuses, for that of BLOOM's files.
+//
+//nolint:gochecknoglobals // a table
+var plainer = map[string]string{` ?[^(\s|[.,!?…。，、।۔،])]+`: ` ?[^(\s|.,!?…。，、।۔،)]+`}
+
 func compile(expr string) (*regex, error) {
 	if len(expr) > 16<<10 {
 		return nil, fmt.Errorf("expression of %d bytes, more than 16 KiB", len(expr))
 	}
-	known, err := translate(expr)
+	known, err := translate(cmp.Or(plainer[expr], expr))
 	if err != nil {
 		return nil, fmt.Errorf("expression %q: %w", expr, err)
 	}

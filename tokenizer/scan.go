@@ -50,7 +50,6 @@ var scanners = map[string]rule{
 	patterns["o200k"]: {(*classTable).o200k, classes, false},
 	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {(*classTable).tekken, classes, false},
 	patterns["kimi"]:   {(*classTable).kimi, hanClasses, false},
-	bloom:              {(*classTable).bloom, bloomClasses, false},
 	`\p{N}{1,3}`:       {runs(classNumber, 3), classes, true},
 	`[0-9][0-9][0-9]`:  {scanThousands, classes, true},
 	`[一-龥぀-ゟ゠-ヿ]+`:     {runs(classKana, math.MaxInt), kanaClasses, true},
@@ -325,27 +324,6 @@ func scanThousands(_ *classTable, s []byte, i, end int) (j, looked int) {
 		}
 	}
 	return end, end + 1
-}
-
-// bloom is the expression of BLOOM's files.
-const bloom = ` ?[^(\s|[.,!?…。，、।۔،])]+`
-
-// bloom is that expression: runs of all but white space and some signs, with a
-// space before. What it does not match is a piece up to the next match.
-func (t *classTable) bloom(s []byte, i, end int) (j, looked int) {
-	first := i
-	if s[i] == ' ' {
-		first++
-	}
-	if j = t.run(s, first, end, classBloom); j > first {
-		return j, reach(s, j, end)
-	}
-	j = t.runNot(s, i, end, classBloom)
-	looked = reach(s, j, end)
-	if j < end && s[j-1] == ' ' {
-		j--
-	}
-	return j, looked
 }
 
 // contraction returns the end of a contraction such as 's or 'll at i, or i. If

@@ -54,7 +54,6 @@ const (
 	classSign   = classPunct  // signClasses: what Punctuation takes for a sign
 	classKana   = classLetter // kanaClasses: Chinese characters and kana
 	classWord   = classLetter // wordClasses: \w
-	classBloom  = classLetter // bloomClasses: what BLOOM's runs consist of
 	classPlain  = classLetter // plainClasses: what NFC leaves as it is, whatever stands beside it
 	classAccent = classLetter // accentClasses: what StripAccents removes
 )
@@ -79,17 +78,6 @@ var (
 			}
 		}
 		change(all, wordRanges[:], 0, classWord)
-	})
-	bloomClasses = newClasses(func(all []uint8) {
-		for c := range all {
-			isSpace := all[c]&classSpace != 0
-			if all[c] = 0; !isSpace {
-				all[c] = classBloom
-			}
-		}
-		for _, c := range "(|.,!?…。，、।۔،)" {
-			all[c] = 0
-		}
 	})
 	plainClasses = newClasses(only([]classRange{
 		{lo: 0, hi: 0x2ff}, {lo: 0x3400, hi: 0x9fff}, // Latin, Chinese
