@@ -3,7 +3,6 @@
 package tokenizer
 
 import (
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -162,32 +161,34 @@ func readTekkenVocab(s section, v *vocab, count, shift int) error {
 	if s.null() {
 		return fmt.Errorf("missing")
 	}
-	var token []byte
 	n := 0
 	r := s.reader()
 	err := r.List(func() error {
-		if n == count {
-			return r.Skip()
-		}
+		r.Peek()
 		at := r.At
-		rank, bytes, err := r.tekkenToken(token[:0])
-		if token = bytes; err != nil {
+		if err := r.Skip(); err != nil || n == count {
 			return err
 		}
+		x := struct {
+			Rank  int
+			Bytes []byte `json:"token_bytes"` // in base64
+		}{Rank: -1}
 		wrong := ""
-		switch {
-		case int(rank) != n:
-			wrong = fmt.Sprintf("rank %d, want %d", int32(rank), n)
-		case len(token) == 0 || len(token) >= 1<<16 || n < 256 && string(token) != string([]byte{byte(n)}):
+		switch err := json.Unmarshal(r.In[at:r.At], &x); {
+		case err != nil:
+			wrong = err.Error()
+		case x.Rank != n:
+			wrong = fmt.Sprintf("rank %d, want %d", x.Rank, n)
+		case len(x.Bytes) == 0 || len(x.Bytes) >= 1<<16 || n < 256 && string(x.Bytes) != string([]byte{byte(n)}):
 			wrong = fmt.Sprintf("token %d is empty, has 64 KiB or more, or is not the byte of its rank", n)
-		case v.id(token) != noID:
+		case v.id(x.Bytes) != noID:
 			wrong = fmt.Sprintf("token %d is there twice", n)
 		}
 		if wrong != "" {
 			r.At = at
 			return r.Fail(wrong)
 		}
-		v.put(string(token), uint32(n+shift), true)
+		v.put(string(x.Bytes), uint32(n+shift), true)
 		n++
 		return nil
 	})
@@ -195,28 +196,6 @@ func readTekkenVocab(s section, v *vocab, count, shift int) error {
 		err = r.Fail(fmt.Sprintf("%d tokens, want %d", n, count))
 	}
 	return err
-}
-
-func (r *reader) tekkenToken(dst []byte) (rank uint32, token []byte, err error) {
-	rank, token = noID, dst
-	err = r.Object(func(key []byte) (err error) {
-		switch string(key) {
-		case `"rank"`:
-			rank, err = r.id()
-			return err
-		case `"token_bytes"`:
-			text, err := r.text()
-			if err != nil {
-				return err
-			}
-			if token, err = base64.StdEncoding.AppendDecode(dst, text); err != nil {
-				return r.Fail("token_bytes is not base64")
-			}
-			return nil
-		}
-		return r.Skip()
-	})
-	return rank, token, err
 }
 
 // readTekkenSpecial reads the texts of the control tokens, which have the first ids.
