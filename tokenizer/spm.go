@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // The types of pieces in a SentencePiece model.
@@ -227,41 +229,31 @@ type field struct {
 
 // eachField calls f with each field of a message that begins at base in the file.
 func eachField(b []byte, base int, f func(field) error) error {
-	fail := func(i int, what string) error { return fmt.Errorf("%s at byte %d", what, base+i) }
 	for i := 0; i < len(b); {
-		tag, n := binary.Uvarint(b[i:])
-		if n <= 0 || tag>>3 == 0 || tag>>3 > 1<<29 {
-			return fail(i, "no field of a SentencePiece model")
+		number, kind, n := protowire.ConsumeTag(b[i:])
+		if n < 0 {
+			return fmt.Errorf("no field of a SentencePiece model at byte %d", base+i)
 		}
 		i += n
-		x := field{number: tag >> 3, at: base + i}
-		switch tag & 7 {
-		case 0:
-			if x.value, n = binary.Uvarint(b[i:]); n <= 0 {
-				return fail(i, "the file ends in a number")
-			}
-		case 1, 5:
-			n = 8
-			if tag&7 == 5 {
-				n = 4
-			}
-			if len(b)-i < n {
-				return fail(i, "the file ends in a number")
-			}
-			for k := range n {
-				x.value |= uint64(b[i+k]) << (8 * k)
-			}
-		case 2:
-			size, k := binary.Uvarint(b[i:])
-			if k <= 0 || size > uint64(len(b)-i-k) {
-				return fail(i, "the file ends in a field")
-			}
-			x.bytes, x.at = b[i+k:i+k+int(size)], base+i+k
-			n = k + int(size)
+		size := protowire.ConsumeFieldValue(number, kind, b[i:])
+		switch {
+		case kind == protowire.StartGroupType, kind == protowire.EndGroupType, kind > protowire.Fixed32Type:
+			return fmt.Errorf("unknown kind of field at byte %d", base+i)
+		case size < 0:
+			return fmt.Errorf("the file ends in a field or number at byte %d", base+i)
+		}
+		x := field{number: uint64(number), at: base + i}
+		switch kind {
+		case protowire.VarintType:
+			x.value, _ = protowire.ConsumeVarint(b[i:])
+		case protowire.Fixed32Type:
+			x.value = uint64(binary.LittleEndian.Uint32(b[i:]))
+		case protowire.BytesType:
+			x.bytes, _ = protowire.ConsumeBytes(b[i:])
+			x.at += size - len(x.bytes)
 		default:
-			return fail(i, "unknown kind of field")
 		}
-		i += n
+		i += size
 		if err := f(x); err != nil {
 			return err
 		}

@@ -75,7 +75,7 @@ var theirs = map[string]string{
 	"golang.org/x/text":                      "tokenizer tokenizer/jinja bench/chats",
 	"golang.org/x/sync":                      "cmd/kvroute sidecar bench/demo",
 	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest internal/epptest bench/envoy",
-	"google.golang.org/protobuf":             "extproc envoy fleet internal/envoytest internal/epptest",
+	"google.golang.org/protobuf":             "extproc envoy fleet tokenizer internal/envoytest internal/epptest",
 }
 
 // free are the modules that any package may import.
