@@ -5,14 +5,25 @@ package router
 import (
 	"maps"
 	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
 // flights holds the requests in flight: from the decision to the end of the response.
 type flights struct {
 	mu sync.Mutex
-	// mu guards the field below.
+	// mu guards the fields below.
 	byID map[string]flight
+	// endedEarly has the ends of peers' requests that may begin only now, and until when they
+	// are remembered; nil before the first one.
+	endedEarly *simplelru.LRU[string, time.Time]
 }
+
+const (
+	endedLife = 60 * time.Second
+	maxEnded  = 1 << 16 // ends, about 10 MB
+)
 
 // flight is what the router remembers of a request in flight.
 type flight struct {
@@ -80,6 +91,29 @@ func (f *flights) end(id string, peer, number uint64) flight {
 	}
 	delete(f.byID, id)
 	return fl
+}
+
+// noteEnd remembers the end of a peer's request.
+func (f *flights) noteEnd(now time.Time, id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.endedEarly == nil {
+		f.endedEarly, _ = simplelru.NewLRU[string, time.Time](maxEnded, nil) // fails for a size below 1 only
+	}
+	if until, _ := f.endedEarly.Peek(id); !now.Before(until) {
+		f.endedEarly.Add(id, now.Add(endedLife))
+	}
+}
+
+// hasEnded says whether the end of a peer's request is remembered.
+func (f *flights) hasEnded(now time.Time, id string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.endedEarly == nil {
+		return false
+	}
+	until, _ := f.endedEarly.Peek(id)
+	return now.Before(until)
 }
 
 // endAll removes all requests of a replica.

@@ -125,9 +125,8 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 	}
 	fl := r.flights.get(key)
 	if fl.pool == nil || fl.peer != peer {
-		if p := r.owners[c.Worker.ID]; p != nil && c.Kind == SlotFreed && c.Expires {
-			// The request's beginning is still to come, and must not take a slot.
-			p.update(now, func(core *core) { core.slots.FreeRemote(now, key) })
+		if c.Kind == SlotFreed && c.Expires {
+			r.flights.noteEnd(now, key) // its beginning is still to come, and must not take a slot
 		}
 		return false
 	}
@@ -147,10 +146,11 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 			fl.guess.withdraw()
 		}
 		fl.pool.update(now, func(core *core) {
-			if known, _ = core.slots.End(now, key); c.Expires {
-				core.slots.FreeRemote(now, key)
-			}
+			known, _ = core.slots.End(now, key)
 		})
+		if c.Expires {
+			r.flights.noteEnd(now, key) // a repeated beginning must not take a slot
+		}
 	}
 	return known
 }
@@ -160,6 +160,9 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 	p := r.owners[c.Worker.ID]
 	if p == nil {
 		return false
+	}
+	if c.Expires && r.flights.hasEnded(now, key) {
+		return true
 	}
 	fl := flight{pool: p, peer: peer, first: c.Worker, number: peerNumbers + r.peerFlights.Add(1)}
 	if !r.flights.begin(key, fl) {

@@ -78,6 +78,39 @@ func TestPeerChanged(t *testing.T) {
 	}
 }
 
+// The changes of a request that expires may come in any order: a beginning after the end
+// takes no slot for 60 s.
+func TestPeerMessagesOutOfOrder(t *testing.T) {
+	c := newClock()
+	r := newRouter(t, router.Config{Now: c.read}, 1)
+	late := taken("a", "ab", 1)
+	late.Expires = true
+	end := router.Change{Kind: router.SlotFreed, ID: "a", Worker: router.Worker{ID: 1}, Expires: true}
+	none, one := "1:0/0/0 ", "1:1/16/2 "
+	expect := func(want, when string) {
+		t.Helper()
+		if got := loads(r); got != want {
+			t.Errorf("%s: %s, want %s", when, got, want)
+		}
+	}
+	r.PeerChanged(7, end)
+	c.pass(59 * time.Second)
+	r.PeerChanged(7, late)
+	expect(none, "a request that ended before it began")
+	c.pass(time.Second)
+	r.PeerChanged(7, late)
+	expect(one, "after 60 s the id is free again")
+	r.PeerChanged(7, end)
+	r.PeerChanged(7, late)
+	expect(none, "a repeated beginning after the end")
+	// A client may send the same id to this router.
+	for range 2 {
+		book(t, r, "a", "ab")
+		expect(one, "an own request")
+		r.Free("a")
+	}
+}
+
 // A router reports each of its own slots in order, and no slot of another router.
 func TestTell(t *testing.T) {
 	var told []string

@@ -68,5 +68,5 @@ func (s *Slots) Broken() string {
 	return ""
 }
 
-// Endings returns how many endings of a worker's requests are kept.
-func (s *Slots) Endings(worker int) int { return len(s.later[worker].ends) }
+// Endings returns how many changes of a worker's requests are kept.
+func (s *Slots) Endings(worker int) int { return len(s.histories[worker].unreported.changes) }

@@ -41,10 +41,7 @@ func (s *Slots) Grow(now time.Time, worker int, perSecond float64) {
 // OutputRate returns the tokens a second of a request on the worker, by the reported
 // outputs there; newer reports count more. It is 0 without reports.
 func (s *Slots) OutputRate(worker int) float64 {
-	if worker < 0 || worker >= len(s.rates) {
-		return 0
-	}
-	return s.rates[worker]
+	return s.history(worker).outputRate
 }
 
 const (
@@ -60,10 +57,7 @@ func (s *Slots) learn(t *slot) {
 	if !t.started || taken < rateAfter {
 		return
 	}
-	for len(s.rates) <= int(t.worker) {
-		s.rates = append(s.rates, 0)
-	}
-	rate := &s.rates[t.worker]
+	rate := &s.histories[t.worker].outputRate
 	if now := float64(t.out) / taken.Seconds(); *rate == 0 {
 		*rate = now
 	} else {

@@ -25,21 +25,15 @@ type peak struct {
 // contain requests that ended since. The peak contains both, so what a report has above
 // the peak was not sent by the owners of these slots.
 func (s *Slots) Peak(now time.Time, worker int) Load {
-	if worker < 0 || worker >= len(s.workers) {
-		return Load{}
-	}
 	s.at(now)
 	s.note(worker)
-	p := &s.peaks[worker]
+	p := &s.history(worker).peak
 	return p.earlier.max(p.late)
 }
 
 // note records the present load of a worker before the load decreases.
 func (s *Slots) note(worker int) {
-	for len(s.peaks) <= worker {
-		s.peaks = append(s.peaks, peak{since: s.latest})
-	}
-	p, l := &s.peaks[worker], s.Load(worker)
+	p, l := &s.history(worker).peak, s.Load(worker)
 	switch passed := s.latest - p.since; {
 	case passed >= 2*PeakSpan: // nothing decreased in the span before the present one
 		*p = peak{s.latest - passed%PeakSpan, l, l}

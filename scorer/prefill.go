@@ -119,16 +119,16 @@ func (s *Slots) InferFirstTokens() { s.infers = true }
 
 // SetReorders notes whether a worker registered that it computes prompts in another order.
 func (s *Slots) SetReorders(worker int, reorders bool) {
-	s.pace(worker).registered = reorders
+	if worker >= 0 {
+		s.grow(worker)
+		s.histories[worker].pace.registered = reorders
+	}
 }
 
 // PrefillRate returns the prompt tokens a second that a worker computes, 0 if unknown, and
 // whether it reorders prompts.
 func (s *Slots) PrefillRate(worker int) (rate float64, reorders bool) {
-	if worker < 0 || worker >= len(s.paces) {
-		return 0, false
-	}
-	p := &s.paces[worker]
+	p := &s.history(worker).pace
 	return p.rate, p.reorders()
 }
 
@@ -137,13 +137,6 @@ func (s *Slots) TakeInferred() []Inference {
 	taken := s.inferred
 	s.inferred = nil
 	return taken
-}
-
-func (s *Slots) pace(worker int) *pace {
-	for len(s.paces) <= worker {
-		s.paces = append(s.paces, pace{})
-	}
-	return &s.paces[worker]
 }
 
 // FirstToken notes that a request has its first token: now, if it is exact, or at some
@@ -174,7 +167,7 @@ func (s *Slots) FirstToken(now time.Time, id string, exact bool) (news, inferred
 // evidence infers earlier first tokens, and measures the rate, by a reported first token.
 func (s *Slots) evidence(n int32, exact bool) {
 	t := &s.slots[n]
-	q, p := &s.workers[t.worker].queue, s.pace(int(t.worker))
+	q, p := &s.workers[t.worker].queue, &s.histories[t.worker].pace
 	q.due = 0
 	if t.replica != 0 {
 		if !t.started {
@@ -252,10 +245,7 @@ func (s *Slots) start(n int32, at time.Duration) {
 	w.queue.due = 0
 	t.started, t.first, t.grown = true, at, at
 	if t.reports {
-		s.ended(t, at, load{pend: t.pend})
-	}
-	if t.unreported {
-		s.later[t.worker].pend -= t.pend
+		s.changed(t, load{pend: -t.pend})
 	}
 	w.waiting--
 	w.pend -= t.pend
@@ -280,7 +270,7 @@ func (s *Slots) InferByRate(now time.Time, worker int) (inferred int) {
 	if q.broken {
 		q.began, q.done, q.broken = since, 0, false
 	}
-	p := s.pace(worker)
+	p := &s.histories[worker].pace
 	if p.rate == 0 || p.reorders() {
 		return 0
 	}

@@ -27,24 +27,18 @@ import (
 //
 // The zero value is empty and ready to use. Only one goroutine at a time may use a Slots.
 type Slots struct {
-	ids     map[string]int32 // index into slots
-	slots   []slot
-	vacant  []int32 // slots to hand out again
-	workers []account
-	rates   []float64 // by worker: output tokens a second of a request, as reported; 0 = unknown
-	paces   []pace    // by worker
-	peaks   []peak    // by worker
-	tree    prefixTree
-	later   []unreported  // by worker
-	latest  time.Duration // latest time of an input
+	ids    map[string]int32 // index into slots
+	slots  []slot
+	vacant []int32 // slots to hand out again
+	tree   prefixTree
+	latest time.Duration // latest time of an input
 
-	epoch time.Time // time of the first slot; all times are relative to it
+	// By worker, of the same length.
+	workers   []account
+	histories []history
+
+	epoch time.Time // time of the first input; all times are relative to it
 	swept time.Time // last sweep of Expire
-
-	// Requests of replicas that were freed lately: until when they are remembered, and
-	// their order.
-	freed map[string]time.Time
-	order []string
 
 	infers   bool   // first tokens
 	turn     uint64 // bookings so far
@@ -54,7 +48,6 @@ type Slots struct {
 const (
 	ownerlessLife = 300 * time.Second // of a slot without an owner or a sign of life
 	sweepEvery    = 30 * time.Second
-	freedLife     = 60 * time.Second // how long the end of a replica's request is remembered
 )
 
 // Booking describes a slot to be taken.
@@ -74,9 +67,7 @@ type Booking struct {
 
 	// Owned says that a live stream will free the slot, so the slot never expires.
 	Owned bool
-	// Replica is the router replica that booked the request; 0 = this one. Messages about
-	// owned requests of replicas come in order. Another request of a replica gets no slot
-	// if its end came before its beginning.
+	// Replica is the router replica that booked the request; 0 = this one.
 	Replica uint64
 
 	// Unseen says that the first token will not be reported when it comes. Number is the
@@ -135,13 +126,12 @@ type slot struct {
 	linked         bool
 	outputReported bool // not estimated
 
-	owned      bool
-	free       bool // its prompt arrives computed
-	blocks     bool // tracked
-	taken      bool // not vacant
-	reports    bool // its worker reports its load
-	unreported bool // the worker's last report does not contain it
-	arrived    time.Duration
+	owned   bool
+	free    bool          // its prompt arrives computed
+	blocks  bool          // tracked
+	taken   bool          // not vacant
+	reports bool          // its worker reports its load
+	arrived time.Duration // when the worker got it, if the worker reports its load
 }
 
 // list is a list of slots, linked by next and previous. Each number is one more than the
@@ -184,6 +174,29 @@ type account struct {
 	queue                           queue
 }
 
+// history is what is known of a worker beside the sums of its slots. It outlives them.
+type history struct {
+	outputRate float64 // output tokens a second of a request, as reported; 0 = unknown
+	pace       pace
+	peak       peak
+	unreported unreported
+}
+
+// history returns the history of a worker; an empty one, that is not kept, of an unknown worker.
+func (s *Slots) history(worker int) *history {
+	if worker < 0 || worker >= len(s.histories) {
+		return new(history)
+	}
+	return &s.histories[worker]
+}
+
+// grow makes room for a worker.
+func (s *Slots) grow(worker int) {
+	for len(s.workers) <= worker {
+		s.workers, s.histories = append(s.workers, account{}), append(s.histories, history{})
+	}
+}
+
 // MostTokens bounds the length of a prompt or an output, far above what any engine
 // holds: so no sum over a worker's slots overflows.
 const MostTokens = 1 << 30
@@ -193,27 +206,14 @@ const MostTokens = 1 << 30
 const fraction = 1 << 20
 
 // Add takes a slot for the request id. It returns false, and changes nothing, if
-// the id has a slot already, if the worker's number is negative, or if the request is a
-// replica's and has ended before.
+// the id has a slot already, or if the worker's number is negative.
 func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	if _, exists := s.ids[id]; exists || b.Worker < 0 {
 		return false
 	}
-	if b.Replica != 0 && !b.Owned {
-		if s.forget(now); len(s.freed) > 0 {
-			if _, ended := s.freed[id]; ended {
-				return false
-			}
-		}
-	}
-	for len(s.workers) <= b.Worker {
-		s.workers = append(s.workers, account{})
-	}
+	s.grow(b.Worker)
 	if s.ids == nil {
 		s.ids = make(map[string]int32)
-	}
-	if s.epoch.IsZero() {
-		s.epoch = now
 	}
 	n, since := s.vacancy(), s.at(now)
 	s.ids[id] = n
@@ -232,7 +232,7 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	w.pend += t.pend
 	s.enqueue(n)
 	if b.Reports {
-		s.arrive(n, since)
+		s.arrive(t)
 	}
 	switch {
 	case !t.blocks:
@@ -333,36 +333,11 @@ func (s *Slots) End(now time.Time, id string) (existed, waited bool) {
 	return true, waited
 }
 
-// FreeRemote is [Slots.Free] for a replica's request whose messages may arrive in any
-// order: the end is remembered for 60 s, and a beginning that comes after it is ignored.
-func (s *Slots) FreeRemote(now time.Time, id string) bool {
-	s.forget(now)
-	if s.freed == nil {
-		s.freed = make(map[string]time.Time)
-	}
-	if _, known := s.freed[id]; !known {
-		s.freed[id] = now.Add(freedLife)
-		s.order = append(s.order, id)
-	}
-	existed, _ := s.End(now, id)
-	return existed
-}
-
-// forget removes ended requests after freedLife.
-func (s *Slots) forget(now time.Time) {
-	old := 0
-	for old < len(s.order) && !now.Before(s.freed[s.order[old]]) {
-		delete(s.freed, s.order[old])
-		old++
-	}
-	s.order = s.order[old:]
-	if len(s.order) == 0 {
-		s.order = nil
-	}
-}
-
 // at converts the time of an input.
 func (s *Slots) at(now time.Time) time.Duration {
+	if s.epoch.IsZero() {
+		s.epoch = now
+	}
 	since := now.Sub(s.epoch)
 	s.latest = max(s.latest, since)
 	return since
@@ -377,13 +352,12 @@ func (s *Slots) drop(n int32) {
 		s.unlink(&w.estimated, n)
 	}
 	if t.reports {
-		was := load{requests: 1}
+		by := load{requests: -1}
 		if !t.started {
-			was.pend = t.pend
+			by.pend = -t.pend
 		}
-		s.ended(t, s.latest, was)
+		s.changed(t, by)
 	}
-	s.settle(t)
 	w.requests--
 	if t.started {
 		w.decode -= t.prompt + t.out
@@ -426,18 +400,7 @@ func (s *Slots) dropIf(condition func(*slot) bool) (dropped int) {
 // RemoveWorker drops all slots on a worker. Its number may then be used again.
 func (s *Slots) RemoveWorker(worker int) {
 	s.dropIf(func(t *slot) bool { return int(t.worker) == worker })
-	if worker >= 0 && worker < len(s.rates) {
-		s.rates[worker] = 0
-	}
-	if worker >= 0 && worker < len(s.paces) {
-		s.paces[worker] = pace{}
-	}
-	if worker >= 0 && worker < len(s.later) {
-		s.later[worker] = unreported{}
-	}
-	if worker >= 0 && worker < len(s.peaks) {
-		s.peaks[worker] = peak{since: s.latest}
-	}
+	*s.history(worker) = history{}
 }
 
 // RemoveReplica drops all slots of another router replica.
@@ -448,7 +411,6 @@ func (s *Slots) RemoveReplica(replica uint64) {
 // Expire drops the slots that are not owned and had no sign of life for 300 s, and returns
 // how many. It works at most every 30 s, so it may be called at any rate.
 func (s *Slots) Expire(now time.Time) int {
-	s.forget(now)
 	if now.Sub(s.swept) < sweepEvery {
 		return 0
 	}

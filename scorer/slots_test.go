@@ -241,27 +241,11 @@ func TestOwnerlessSlotsExpire(t *testing.T) {
 	}
 }
 
-func TestReplicaMessagesOutOfOrder(t *testing.T) {
+// The slots of a replica that left are dropped, and no others.
+func TestRemoveReplica(t *testing.T) {
 	var s scorer.Slots
-	late := scorer.Booking{Blocks: []uint64{1}, PromptTokens: 16, Replica: 7}
-	s.FreeRemote(at(0), "a")
-	if s.Add(at(59.9), "a", &late) || s.Len() != 0 || s.Load(0) != (scorer.Load{}) {
-		t.Error("a request that ended before it began must take no slot")
-	}
-	if !s.Add(at(60), "a", &late) {
-		t.Error("after 60 s the id is free again")
-	}
-	if !s.FreeRemote(at(61), "a") || s.Add(at(62), "a", &late) {
-		t.Error("a repeated beginning after the end must take no slot")
-	}
-	// A client may send the same id again to this router.
-	own := scorer.Booking{PromptTokens: 1}
-	if !s.Add(at(62), "a", &own) || !s.Free("a") || !s.Add(at(62), "a", &own) {
-		t.Error("our own requests are in order")
-	}
-	s.Free("a")
-	s.Add(at(70), "b", &late)
-	s.Add(at(70), "c", &own)
+	s.Add(at(70), "b", &scorer.Booking{Blocks: []uint64{1}, PromptTokens: 16, Replica: 7})
+	s.Add(at(70), "c", &scorer.Booking{PromptTokens: 1})
 	s.RemoveReplica(7)
 	if s.Len() != 1 || s.Load(0).Requests != 1 {
 		t.Errorf("%d slots after the replica left, want ours", s.Len())
@@ -609,13 +593,7 @@ func TestReplicasConverge(t *testing.T) {
 				i := rng.IntN(len(live[from]))
 				id := live[from][i]
 				live[from] = slices.Delete(live[from], i, i+1)
-				send(from, func(s *scorer.Slots, sender uint64) {
-					if sender == 0 {
-						s.Free(id)
-					} else {
-						s.FreeRemote(at(0), id)
-					}
-				})
+				send(from, func(s *scorer.Slots, _ uint64) { s.Free(id) })
 			}
 		}
 		for w := range 2 {

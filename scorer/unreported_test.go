@@ -92,6 +92,12 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 				ends = append(ends, ended{b.worker, requests, b.pend, b.at, now})
 			}
 		}
+		arrival := func(w int, now time.Time) time.Time { // after the last report
+			if !now.After(reported[w]) {
+				return reported[w].Add(1)
+			}
+			return now
+		}
 		now := at(0)
 		for step := range 2000 {
 			now = now.Add(time.Duration(rng.IntN(3)) * time.Millisecond)
@@ -104,7 +110,7 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 					t.Fatalf("seed %d, step %d: a slot is taken twice", seed, step)
 				}
 				if b == nil {
-					model[id] = &booked{w, max(0, booking.PromptTokens-booking.CachedTokens), now, w != 2, w != 2}
+					model[id] = &booked{w, max(0, booking.PromptTokens-booking.CachedTokens), arrival(w, now), w != 2, w != 2}
 				}
 			case 4:
 				s.MarkPrefillCompleted(now, id)
@@ -117,7 +123,7 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 				if load := s.Load(w); s.Move(now, id, w, cached) {
 					before := load.PendTokens
 					over(b, now, 1)
-					b.worker, b.at, b.unreported = w, now, b.reports
+					b.worker, b.at, b.unreported = w, arrival(w, now), b.reports
 					b.pend = s.Load(w).PendTokens - before
 				}
 			case 6, 7:
