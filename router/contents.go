@@ -28,7 +28,7 @@ type Contents struct {
 	// contents. Nil selects none.
 	Keep func(id uint64) bool
 
-	stays map[uint64]bool
+	kept map[uint64]bool // ids that Keep selects
 }
 
 // PoolContents names a pool and the size of its blocks in tokens.
@@ -43,11 +43,20 @@ type Dump struct {
 	// Blocks is the number of (block, owner) pairs; an owner is one tier of a rank's
 	// cache.
 	Blocks int
+	// Parked are the events that wait for a parent block, of each worker in the order in which
+	// they are to be applied. The runs do not contain them.
+	Parked []ParkedEvent
 
 	router *Router
 	pools  []poolDump
 	read   bool // Runs was read to its end
 	err    error
+}
+
+// ParkedEvent is an event that waits for an event that stores the parent of its blocks.
+type ParkedEvent struct {
+	Worker Worker
+	Event  indexer.Event
 }
 
 // poolDump is the running dump of a pool.
@@ -96,21 +105,22 @@ func (r *Router) begin(mine func(id uint64) bool) *Dump {
 			continue
 		}
 		d.Pools = append(d.Pools, PoolContents{key.model, key.blockSize})
-		p.mu.Lock()
-		pd := poolDump{numbers: make([]int, p.core.size())}
-		for i, ord := range p.core.order {
-			e := &p.core.entries[ord]
+		pd := poolDump{numbers: make([]int, p.view.Load().size)}
+		parked := p.known.events.Load().parked.Waiting()
+		p.each(func(ord int, e *entry) {
 			if mine != nil && !mine(e.worker.ID) {
 				pd.numbers[ord] = -1
-				continue
+				return
+			}
+			if last := len(d.Holders) - 1; last < 0 || d.Holders[last].ID != e.worker.ID {
+				d.Workers = append(d.Workers, *e.info)
 			}
 			pd.numbers[ord] = len(d.Holders)
 			d.Holders = append(d.Holders, e.worker)
-			if i == 0 || p.core.entries[p.core.order[i-1]].worker.ID != e.worker.ID {
-				d.Workers = append(d.Workers, *e.info)
+			for _, ev := range parked[ord] {
+				d.Parked = append(d.Parked, ParkedEvent{e.worker, ev})
 			}
-		}
-		p.mu.Unlock()
+		})
 		x := p.known.index()
 		d.Blocks += x.Blocks()
 		pd.runs, pd.stop = x.DumpNow()

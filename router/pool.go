@@ -22,8 +22,7 @@ import (
 // empty worker. Nothing blocks under it.
 type pool struct {
 	// Set once.
-	model      string
-	blockSize  int
+	poolKey
 	known      *known // nil if cached blocks cannot change a decision
 	cached     bool   // a rule needs the number of blocks that each worker holds
 	labels     *labels
@@ -60,7 +59,7 @@ func (k poolKey) compare(l poolKey) int {
 }
 
 func newPool(conf *Config, key poolKey) *pool {
-	p := &pool{model: key.model, blockSize: key.blockSize, core: newCore(conf, key.blockSize), cached: conf.Rule != nil, labels: newLabels(key.model), names: make(map[modelName]int)}
+	p := &pool{poolKey: key, core: newCore(conf, key.blockSize), cached: conf.Rule != nil, labels: newLabels(key.model), names: make(map[modelName]int)}
 	if conf.indexed() {
 		p.known = newKnown(conf)
 	}
@@ -159,6 +158,15 @@ func (p *pool) unlock() {
 	}
 	if len(inferred) > 0 {
 		p.onInferred(p, inferred)
+	}
+}
+
+// each visits the workers in their order, under the lock.
+func (p *pool) each(visit func(ord int, e *entry)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, ord := range p.core.order {
+		visit(ord, &p.core.entries[ord])
 	}
 }
 

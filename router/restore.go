@@ -23,13 +23,27 @@ type Restored struct {
 	Skipped int
 }
 
-// seat is the place of a holder's blocks.
+// seat is the place of a holder's blocks in a pool.
 type seat struct {
-	worker    Worker
-	startedMS int64
+	pool      *pool // nil: the blocks have no place
+	ord       int
 	since     uint64
-	pool      int
-	ord       int // -1: nowhere
+	startedMS int64
+}
+
+// seatOf returns the place of a worker's blocks. The fleet is locked.
+func (r *Router) seatOf(w Worker) (s seat) {
+	p := r.owners[w.ID]
+	if p == nil || p.known == nil {
+		return seat{}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if ord, known := p.core.find(w); known {
+		e := &p.core.entries[ord]
+		s = seat{p, ord, e.since, e.info.StartedMS}
+	}
+	return s
 }
 
 // Restore replaces the indexes of all pools by c. Decisions use the old indexes until all of c
@@ -43,9 +57,9 @@ func (r *Router) Restore(c Contents, whole func() error) (out Restored, err erro
 		return out, fmt.Errorf("router: restore: %w", ErrDumping)
 	}
 	defer func() { <-r.dumping }()
-	r.whoStays(&c)
-	places := r.reserve(&c, &out)
-	indexes, err := build(indexer.Config{MaxBlocks: r.conf.MaxBlocks}, &c, places, &out)
+	r.findKept(&c)
+	seats := r.reserve(&c, &out)
+	indexes, err := r.build(&c, seats, &out)
 	if whole != nil {
 		// whole checks the file itself, so its error is more precise.
 		if bad := whole(); bad != nil {
@@ -53,28 +67,15 @@ func (r *Router) Restore(c Contents, whole func() error) (out Restored, err erro
 		}
 	}
 	if err == nil {
-		r.install(&c, places, indexes, &out)
+		r.install(&c, seats, indexes, &out)
 		return out, nil
 	}
-	for _, id := range out.Expected {
-		r.removeExpected(id)
-	}
+	r.RemoveExpected(out.Expected)
 	return Restored{}, fmt.Errorf("router: restore: %w", err)
 }
 
-// numbers returns the number of each pool of the contents.
-func (c *Contents) numbers() map[poolKey]int {
-	numbers := make(map[poolKey]int, len(c.Pools))
-	for i, p := range c.Pools {
-		numbers[poolKey{p.Model, p.BlockSize}] = i
-	}
-	return numbers
-}
-
-func (c *Contents) keeps(id uint64) bool { return c.stays[id] }
-
-// whoStays calls Keep without a lock, for all known workers and those in the contents.
-func (r *Router) whoStays(c *Contents) {
+// findKept calls Keep without a lock, for all known workers and those in the contents.
+func (r *Router) findKept(c *Contents) {
 	if c.Keep == nil {
 		return
 	}
@@ -87,25 +88,24 @@ func (r *Router) whoStays(c *Contents) {
 	for _, w := range c.Holders {
 		ids = append(ids, w.ID)
 	}
-	c.stays = make(map[uint64]bool)
+	c.kept = make(map[uint64]bool)
 	for _, id := range ids {
 		if c.Keep(id) {
-			c.stays[id] = true
+			c.kept[id] = true
 		}
 	}
 }
 
-// reserve finds an ordinal for each holder. It adds unknown workers.
+// reserve finds the place of each holder's blocks. It adds unknown workers.
 func (r *Router) reserve(c *Contents, out *Restored) []seat {
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
-	numbers := c.numbers()
-	processes := make(map[uint64]*WorkerInfo, len(c.Workers))
+	started := make(map[uint64]int64, len(c.Workers))
 	for i := range c.Workers {
 		info := c.Workers[i]
 		info.Health = expected
-		processes[info.ID] = &info
-		if r.owners[info.ID] != nil || info.Check() != nil || c.keeps(info.ID) {
+		started[info.ID] = info.StartedMS
+		if r.owners[info.ID] != nil || info.Check() != nil || c.kept[info.ID] {
 			continue
 		}
 		if _, err := r.setWorkerLocked(&info); err == nil {
@@ -113,32 +113,19 @@ func (r *Router) reserve(c *Contents, out *Restored) []seat {
 		}
 	}
 	r.renameLocked()
-	places := make([]seat, len(c.Holders))
+	seats := make([]seat, len(c.Holders))
 	for i, w := range c.Holders {
-		places[i] = seat{worker: w, ord: -1}
-		p := r.owners[w.ID]
-		if p == nil || p.known == nil || c.keeps(w.ID) {
-			continue
+		s := r.seatOf(w)
+		if was, known := started[w.ID]; s.pool != nil && !c.kept[w.ID] && (!known || was == s.startedMS) {
+			seats[i] = s
 		}
-		n, named := numbers[poolKey{p.model, p.blockSize}]
-		if !named {
-			continue
-		}
-		p.mu.Lock()
-		if ord, ok := p.core.find(w); ok {
-			e := &p.core.entries[ord]
-			if was := processes[w.ID]; was == nil || was.StartedMS == e.info.StartedMS {
-				places[i] = seat{worker: w, startedMS: e.info.StartedMS, since: e.since, pool: n, ord: ord}
-			}
-		}
-		p.mu.Unlock()
 	}
-	return places
+	return seats
 }
 
 // build makes an index of each pool's runs. The runs of a pool follow each other.
-func build(config indexer.Config, c *Contents, places []seat, out *Restored) ([]*indexer.Index, error) {
-	indexes := make([]*indexer.Index, len(c.Pools))
+func (r *Router) build(c *Contents, seats []seat, out *Restored) (map[poolKey]*indexer.Index, error) {
+	indexes := make(map[poolKey]*indexer.Index)
 	if c.Runs == nil {
 		return indexes, nil
 	}
@@ -146,19 +133,23 @@ func build(config indexer.Config, c *Contents, places []seat, out *Restored) ([]
 	defer stop()
 	n, run, ok := next()
 	for ok {
-		pool := n
-		if pool < 0 || pool >= len(indexes) || indexes[pool] != nil {
-			return nil, fmt.Errorf("pool %d of %d is there twice or not named", pool, len(indexes))
+		number := n
+		if number < 0 || number >= len(c.Pools) {
+			return nil, fmt.Errorf("pool %d of %d is not named", number, len(c.Pools))
 		}
-		x, outcome, err := indexer.Restore(config, func(yield func(indexer.Run, error) bool) {
-			for ok && n == pool {
+		key := poolKey{c.Pools[number].Model, c.Pools[number].BlockSize}
+		if indexes[key] != nil {
+			return nil, fmt.Errorf("pool %d of %d is there twice", number, len(c.Pools))
+		}
+		x, outcome, err := indexer.Restore(indexer.Config{MaxBlocks: r.conf.MaxBlocks}, func(yield func(indexer.Run, error) bool) {
+			for ok && n == number {
 				kept := run.Holders[:0]
 				for _, h := range run.Holders {
-					if h.Worker < 0 || h.Worker >= len(places) {
-						yield(run, fmt.Errorf("run %d names holder %d of %d", run.ID, h.Worker, len(places)))
+					if h.Worker < 0 || h.Worker >= len(seats) {
+						yield(run, fmt.Errorf("run %d names holder %d of %d", run.ID, h.Worker, len(seats)))
 						return
 					}
-					if at := &places[h.Worker]; at.ord >= 0 && at.pool == pool {
+					if at := &seats[h.Worker]; at.pool != nil && at.pool.poolKey == key {
 						h.Worker = at.ord
 						kept = append(kept, h)
 					} else {
@@ -176,50 +167,36 @@ func build(config indexer.Config, c *Contents, places []seat, out *Restored) ([]
 			return nil, err
 		}
 		out.Skipped += outcome.Refused + outcome.Conflict
-		indexes[pool] = x
+		indexes[key] = x
 	}
 	return indexes, nil
 }
 
 // install replaces the indexes.
-func (r *Router) install(c *Contents, places []seat, indexes []*indexer.Index, out *Restored) {
+func (r *Router) install(c *Contents, seats []seat, indexes map[poolKey]*indexer.Index, out *Restored) {
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
-	// Workers may have left or restarted meanwhile.
-	for _, at := range places {
-		if at.ord < 0 || indexes[at.pool] == nil {
+	for i, s := range seats {
+		if s.pool == nil || r.seatOf(c.Holders[i]) == s {
 			continue
 		}
-		still := false
-		if p := r.pools[poolKey{c.Pools[at.pool].Model, c.Pools[at.pool].BlockSize}]; p != nil {
-			p.mu.Lock()
-			if ord, ok := p.core.find(at.worker); ok {
-				e := &p.core.entries[ord]
-				still = ord == at.ord && e.since == at.since && e.info.StartedMS == at.startedMS
-			}
-			p.mu.Unlock()
-		}
-		if !still {
-			indexes[at.pool].RemoveWorker(at.ord)
+		if x := indexes[s.pool.poolKey]; x != nil { // the worker left or restarted meanwhile
+			x.RemoveWorker(s.ord)
 		}
 	}
-	numbers := c.numbers()
 	for key, p := range r.pools {
 		if p.known == nil {
 			continue
 		}
-		x := indexer.New(indexer.Config{MaxBlocks: r.conf.MaxBlocks})
-		if n, ok := numbers[key]; ok && indexes[n] != nil {
-			x = indexes[n]
+		x := indexes[key]
+		if x == nil {
+			x = indexer.New(indexer.Config{MaxBlocks: r.conf.MaxBlocks})
 		}
-		p.carry(c, x)
-		p.mu.Lock()
-		for _, ord := range p.core.order {
-			e := &p.core.entries[ord]
+		p.carry(c.kept, x)
+		p.each(func(ord int, e *entry) {
 			p.known.shrunk.Add(int64(x.SetLimit(ord, e.info.TotalKVBlocks)))
 			e.hasEvents = e.hasEvents || x.WorkerBlocks(ord) > 0
-		}
-		p.mu.Unlock()
+		})
 		p.known.events.Store(newEventIndex(x))
 		out.Blocks += x.Blocks()
 	}
@@ -227,16 +204,14 @@ func (r *Router) install(c *Contents, places []seat, indexes []*indexer.Index, o
 
 // carry copies the blocks of kept workers to another index, except those behind a block that
 // the worker does not hold.
-func (p *pool) carry(c *Contents, to *indexer.Index) {
-	keep := make(map[int]bool)
-	p.mu.Lock()
-	for _, ord := range p.core.order {
-		if c.keeps(p.core.entries[ord].worker.ID) {
-			keep[ord] = true
+func (p *pool) carry(kept map[uint64]bool, to *indexer.Index) {
+	ordinals := make(map[int]bool)
+	p.each(func(ord int, e *entry) {
+		if kept[e.worker.ID] {
+			ordinals[ord] = true
 		}
-	}
-	p.mu.Unlock()
-	if len(keep) == 0 {
+	})
+	if len(ordinals) == 0 {
 		return
 	}
 	for c := range indexer.Chains(func(yield func(indexer.Run) bool) {
@@ -244,7 +219,7 @@ func (p *pool) carry(c *Contents, to *indexer.Index) {
 			if err != nil {
 				return // not possible: no event is applied while the fleet is locked
 			}
-			run.Holders = slices.DeleteFunc(run.Holders, func(h indexer.Holder) bool { return !keep[h.Worker] })
+			run.Holders = slices.DeleteFunc(run.Holders, func(h indexer.Holder) bool { return !ordinals[h.Worker] })
 			if !yield(run) {
 				return
 			}
@@ -256,29 +231,14 @@ func (p *pool) carry(c *Contents, to *indexer.Index) {
 	}
 }
 
-// removeExpected removes a worker that is still known from a restore only.
-func (r *Router) removeExpected(id uint64) bool {
-	r.fleet.Lock()
-	defer r.fleet.Unlock()
-	p := r.owners[id]
-	if p == nil {
-		return false
-	}
-	p.mu.Lock()
-	ords := p.core.ordinals(id)
-	still := len(ords) > 0 && p.core.entries[ords[0]].info.Health == expected
-	p.mu.Unlock()
-	if still {
-		r.removeWorkerLocked(id)
-	}
-	return still
-}
-
 // RemoveExpected removes the workers that are still known from a restore only, and returns
 // them.
 func (r *Router) RemoveExpected(ids []uint64) (removed []uint64) {
+	r.fleet.Lock()
+	defer r.fleet.Unlock()
 	for _, id := range ids {
-		if r.removeExpected(id) {
+		if p := r.owners[id]; p != nil && p.infoOf(id).Health == expected {
+			r.removeWorkerLocked(id)
 			removed = append(removed, id)
 		}
 	}

@@ -216,13 +216,11 @@ func (r *Router) modelState(name string, t target) ModelState {
 	for _, p := range t.pools {
 		reads = reads || p.view.Load().reads
 		s.BlockSizes = append(s.BlockSizes, p.blockSize)
-		p.mu.Lock()
-		for _, ord := range p.core.order {
-			if p.core.entries[ord].info.Health != expected {
+		p.each(func(_ int, e *entry) {
+			if e.info.Health != expected {
 				s.Workers++
 			}
-		}
-		p.mu.Unlock()
+		})
 	}
 	s.TokenState = r.tokenState(t.card, reads)
 	return s

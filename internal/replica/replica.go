@@ -50,10 +50,8 @@ func (c *Config) dump(s *events.Snapshot, mine func(uint64) bool) (done func(), 
 		}
 		s.Workers = append(s.Workers, events.SnapshotWorker{ID: d.Workers[i].ID, Info: data})
 	}
-	for _, p := range c.Router.ParkedEvents() {
-		if ours(p.Worker.ID) {
-			s.Parked = append(s.Parked, events.RouterEvent{WorkerID: p.Worker.ID, DPRank: p.Worker.DPRank, Event: p.Event})
-		}
+	for _, p := range d.Parked {
+		s.Parked = append(s.Parked, events.RouterEvent{WorkerID: p.Worker.ID, DPRank: p.Worker.DPRank, Event: p.Event})
 	}
 	s.Runs, s.Failed = d.Runs, d.Err
 	return d.Close, true
