@@ -5,6 +5,7 @@ package chats
 import (
 	_ "embed"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -12,7 +13,7 @@ import (
 	"golang.org/x/text/unicode/rangetable"
 )
 
-// odd are the pieces that tokenizers differ about: contractions, spaces, line
+// odd are pieces that tokenizers often handle differently: contractions, spaces, line
 // ends, marks, numbers of all scripts, halves of special tokens.
 //
 //nolint:gochecknoglobals // a table
@@ -55,34 +56,33 @@ var blocks = [][2]rune{
 	{0xe0000, 0xe01ff},
 }
 
-// Random returns a text of up to a few hundred bytes.
+// Random returns a text of up to a few hundred bytes: of the odd pieces, of the characters of
+// one block or several, or of both.
 func Random(r *rand.Rand) string {
 	var b strings.Builder
-	n := 1 + r.IntN(40)
 	block := blocks[r.IntN(len(blocks))]
 	kind := r.IntN(4)
-	for range n {
-		switch {
-		case kind == 0 || kind == 1 && r.IntN(2) == 0:
+	for range 1 + r.IntN(40) {
+		if kind == 0 || kind == 1 && r.IntN(2) == 0 {
 			b.WriteString(odd[r.IntN(len(odd))])
-		case kind == 2 && r.IntN(4) == 0:
+			continue
+		}
+		if kind == 2 && r.IntN(4) == 0 {
 			block = blocks[r.IntN(len(blocks))]
-			fallthrough
-		default:
-			if c := block[0] + r.Int32N(block[1]-block[0]+1); utf8.ValidRune(c) {
-				b.WriteRune(c)
-			}
+		}
+		if c := block[0] + r.Int32N(block[1]-block[0]+1); utf8.ValidRune(c) {
+			b.WriteRune(c)
 		}
 	}
 	return b.String()
 }
 
-// runs are the characters of which texts have long runs: white space, marks that
-// combine, marks that part words, digits, letters.
+// runs are the characters of which texts have long runs: white space, combining marks,
+// marks that separate words, digits, letters.
 const runs = " \t\n\r\u00a0\u0085\u2003\u3000\u0301\u0323\u0327\u0328\u0e38\u05b0\u0951\u1161\u11a8\u200b\u200d\ufe0f=-_.0一aAé"
 
-// Runs returns a text of long runs of one character or two, a letter or more between
-// some of them.
+// Runs returns a text of long runs of one character or two. Odd pieces stand between some of
+// them.
 func Runs(r *rand.Rand) string {
 	all := []rune(runs)
 	var b strings.Builder
@@ -103,13 +103,21 @@ func Runs(r *rand.Rand) string {
 	return b.String()
 }
 
-// Words of the three kinds of text that are made at random.
+// Kind is a kind of text, of which documents are made at random.
+type Kind struct {
+	words []string
+	// Each word is followed by one of these.
+	separators []string
+}
+
+// The kinds of text.
 //
 //nolint:gochecknoglobals // tables
 var (
-	ChatWords = strings.Fields(chatText)
-	CodeWords = strings.Split("func (r *Router) |if err != nil {\n\treturn err\n}\n|for i := range |def __init__(self, |self.|import numpy as np\n|return x + 1\n|\t\t|    |const |let result = await |std::vector<int>|() => {|});\n||/* comment */|\"key\": |[0], |0x1f|3.14159, |== |&& |!= null|println!(\"{}\", |class Foo<T> extends Bar|@decorator\n|async |yield |lambda x: x**2|SELECT * FROM users WHERE id = |<div class=\"row\">|</div>\n|npm install --save-dev |git commit -m |snake_case_name |camelCaseName |CONSTANT_VALUE |{}\n\n", "|")
-	CJKWords  = strings.Fields(cjkText)
+	English = Kind{strings.Fields(chatText), spaced}
+	Code    = Kind{strings.Split("func (r *Router) |if err != nil {\n\treturn err\n}\n|for i := range |def __init__(self, |self.|import numpy as np\n|return x + 1\n|\t\t|    |const |let result = await |std::vector<int>|() => {|});\n||/* comment */|\"key\": |[0], |0x1f|3.14159, |== |&& |!= null|println!(\"{}\", |class Foo<T> extends Bar|@decorator\n|async |yield |lambda x: x**2|SELECT * FROM users WHERE id = |<div class=\"row\">|</div>\n|npm install --save-dev |git commit -m |snake_case_name |camelCaseName |CONSTANT_VALUE |{}\n\n", "|"), spaced}
+	CJK     = Kind{strings.Fields(cjkText), append(slices.Repeat([]string{""}, 35), "，", "，", "，", "。\n", "。\n")}
+	spaced  = append(slices.Repeat([]string{" "}, 38), ", ", ".\n\n")
 )
 
 //go:embed chat.txt
@@ -119,29 +127,18 @@ var chatText string
 var cjkText string
 
 // Document returns about size bytes of text of one kind.
-func Document(r *rand.Rand, words []string, sep string, size int) string {
+func (k Kind) Document(r *rand.Rand, size int) string {
 	var b strings.Builder
 	for b.Len() < size {
-		b.WriteString(words[r.IntN(len(words))])
-		switch n := r.IntN(40); {
-		case sep == "" && n < 3:
-			b.WriteString("，")
-		case sep == "" && n < 5:
-			b.WriteString("。\n")
-		case sep != "" && n == 0:
-			b.WriteString(", ")
-		case sep != "" && n == 1:
-			b.WriteString(".\n\n")
-		default:
-			b.WriteString(sep)
-		}
+		b.WriteString(k.words[r.IntN(len(k.words))])
+		b.WriteString(k.separators[r.IntN(len(k.separators))])
 	}
 	return b.String()
 }
 
-// Settled drops the code points that Unicode 14 and 15 brought. Templates that
-// print a list show them as they are or as escapes: as the tables of the engine's
-// Python have it, 14.0 in Python 3.11 and 15.0, like ours, in 3.12.
+// Settled is a mapping for [strings.Map] that drops the code points that Unicode 14 and 15
+// added. A template that prints a list writes them as they are or as escapes. That depends on
+// the Unicode version of the engine's Python: 14.0 in Python 3.11, 15.0, like ours, in 3.12.
 func Settled(r rune) rune {
 	if unicode.Is(rangetable.Assigned(unicode.Version), r) && !unicode.Is(rangetable.Assigned("13.0.0"), r) {
 		return -1

@@ -8,16 +8,20 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/chats"
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// compare encodes random texts on both sides. Of the first differences it prints a short
-// text.
-func compare(ref *reference, tok *tokenizer.Tokenizer, c candidate) bench.Comparison {
+// sample is a random text, to encode with special tokens before and after it or without.
+type sample struct {
+	text    string
+	special bool
+}
+
+// tokenIDs compares the ids of random texts.
+func tokenIDs(ref *reference, tok *tokenizer.Tokenizer, c candidate) bench.Comparison {
 	kind, n := "tokenizer", texts
 	switch {
 	case c.config != "":
@@ -25,36 +29,27 @@ func compare(ref *reference, tok *tokenizer.Tokenizer, c candidate) bench.Compar
 	case !c.real:
 		n = texts / 4
 	}
-	r := random(1)
-	var ours, theirs time.Duration
-	different := 0
-	for done := 0; done < n; {
-		batch := make([]string, min(500, n-done))
-		for i := range batch {
-			batch[i] = c.text(r, tok)
+	r, made := random(1), 0
+	theirs := func(all []sample) ([][]uint32, float64) {
+		texts := make([]string, len(all))
+		for i, s := range all {
+			texts[i] = s.text
 		}
-		special := done%1000 == 500
-		ids, took := ref.encode(batch, special)
-		theirs += took
-		for i, text := range batch {
-			start := bench.CPUTime()
-			got := bench.Must(tok.Append(context.Background(), nil, []byte(text), special))
-			ours += bench.CPUTime() - start
-			if slices.Equal(got, ids[i]) {
-				continue
-			}
-			if different++; different <= 3 {
-				shrink(c.name, ref, tok, text, special)
-			}
-		}
-		done += len(batch)
+		// A batch is of one kind.
+		answers := ref.askAll(map[string]any{"op": "encode", "texts": texts, "special": all[0].special}, len(texts))
+		return answers.IDs, answers.Seconds
 	}
-	return bench.NewComparison(kind, c.name, n, different, ours, theirs)
-}
-
-// encode returns the reference's ids of texts, and how long they took.
-func (r *reference) encode(texts []string, special bool) ([][]uint32, time.Duration) {
-	return r.ids(map[string]any{"op": "encode", "texts": texts, "special": special}, len(texts))
+	ours := func(s sample) []uint32 {
+		return bench.Must(tok.Append(context.Background(), nil, []byte(s.text), s.special))
+	}
+	return comparison[sample, []uint32]{
+		kind: kind, name: c.name, cases: n, theirs: theirs, ours: ours, equal: slices.Equal[[]uint32],
+		random: func() sample {
+			made++
+			return sample{c.text(r, tok), (made-1)/batch%2 == 1}
+		},
+		show: func(s sample, _, _ []uint32) string { return shrink(s, ours, theirs) },
+	}.run()
 }
 
 // text returns a text to compare: random characters, tokens, long runs, or the
@@ -75,25 +70,26 @@ func (c candidate) text(r *rand.Rand, tok *tokenizer.Tokenizer) string {
 	return chats.Random(r)
 }
 
-// shrink prints a short text on which the two sides differ: it removes parts, large ones
-// first, as long as the rest still differs.
-func shrink(name string, ref *reference, tok *tokenizer.Tokenizer, text string, special bool) {
-	encode := func(s []rune) (ours, theirs []uint32) {
-		ids, _ := ref.encode([]string{string(s)}, special)
-		return bench.Must(tok.Append(context.Background(), nil, []byte(string(s)), special)), ids[0]
+// shrink returns a short text on which the two sides differ, and their ids: it removes parts of
+// the text, large ones first, as long as the rest still differs.
+func shrink(s sample, ours func(sample) []uint32, theirs func([]sample) ([][]uint32, float64)) string {
+	var got, want []uint32
+	differ := func(text []rune) bool {
+		part := sample{string(text), s.special}
+		ids, _ := theirs([]sample{part})
+		got, want = ours(part), ids[0]
+		return !slices.Equal(got, want)
 	}
-	runes := []rune(text)
-	for n := len(runes) / 2; n > 0; n /= 2 {
-		for i := 0; i+n <= len(runes); {
-			less := slices.Delete(slices.Clone(runes), i, i+n)
-			got, want := encode(less)
-			if slices.Equal(got, want) {
-				i += n
+	text := []rune(s.text)
+	for n := len(text) / 2; n > 0; n /= 2 {
+		for i := 0; i+n <= len(text); {
+			if less := slices.Delete(slices.Clone(text), i, i+n); differ(less) {
+				text = less
 			} else {
-				runes = less
+				i += n
 			}
 		}
 	}
-	got, want := encode(runes)
-	fmt.Printf("%s: different: %q (%+.300q): got %d, want %d\n", name, string(runes), string(runes), got, want)
+	differ(text)
+	return fmt.Sprintf("%q (%+.300q): got %d, want %d", string(text), string(text), got, want)
 }

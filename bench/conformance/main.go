@@ -6,46 +6,17 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
 	"flag"
-	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/kvroute/kvroute/bench"
-	"github.com/kvroute/kvroute/bench/chats"
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/process"
-	"github.com/kvroute/kvroute/tokenizer"
 )
-
-type options struct {
-	python, shared, out, commit, only, vllm string
-
-	work      string              // a folder for this run
-	documents map[string][]string // real texts by their kind, in parts of documentBytes
-}
-
-const (
-	golden        = "tokenizer/testdata/golden" // the project's own tokenizers
-	texts         = 20_000                      // random texts for a real tokenizer
-	conversations = 200                         // random conversations for a template
-	requests      = 10 * conversations          // random requests for a model
-	rounds        = 5                           // of measuring speed
-	seed          = 1                           // of everything random
-
-	// The texts that speed is measured on.
-	documents     = 240 // of a kind; a round takes 48 of them
-	documentBytes = 8 << 10
-)
-
-func random(stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, stream)) }
 
 func main() {
 	var o options
@@ -67,8 +38,8 @@ func run(o options) (met bool) {
 	}
 	ref := &reference{bench.Must(process.StartLines(exec.Command(o.python, "bench/conformance/reference.py")))}
 	defer ref.Stop()
-	report := bench.NewRun("conformance", o.commit, "make conformance", nil)
-	report.Compared, report.Figures = templates(ref, o), renderFigures(o)
+	report := bench.NewRun("conformance", o.commit, "make conformance", renderFigures(o))
+	report.Compared = templates(ref, o)
 	ref.ask(map[string]any{"op": "documents", "size": documentBytes, "count": documents}, &o.documents)
 	if strings.Contains("gpt-oss prompts", o.only) {
 		report.Compared = append(report.Compared, harmony(ref, o)...)
@@ -84,47 +55,16 @@ func run(o options) (met bool) {
 
 // compareCandidate compares one tokenizer and adds the outcome to a report.
 func compareCandidate(report *bench.Run, ref *reference, c candidate, o options) {
-	path := c.unpacked(o.work)
-	m := bench.Must(tokenizer.LoadModel(os.DirFS(filepath.Dir(path)), tokenizer.ModelConfig{}))
-	var answer struct{ Error string }
-	ref.ask(map[string]any{"op": "load", "path": path, "auto": c.config != ""}, &answer)
-	switch doubt := m.Tokenizer().Doubt; {
-	case answer.Error != "":
-		fmt.Printf("%s: AutoTokenizer does not load it: %s\n", c.name, answer.Error)
-		return
-	case doubt != "":
-		fmt.Printf("%s: not compared, since kvroute says that its ids may differ: %s\n", c.name, doubt)
+	m := c.load(ref, filepath.Join(o.work, c.name))
+	if m == nil {
 		return
 	}
-	report.Compared = append(report.Compared, compare(ref, m.Tokenizer(), c))
-	if c.mistral {
-		g := chats.Requests{R: random(4), Strict: true}
-		report.Compared = append(report.Compared, prompts(ref, m, g, c.name, map[string]any{"op": "mistral"}))
+	report.Compared = append(report.Compared, tokenIDs(ref, m.Tokenizer(), c))
+	if c.mistral() {
+		report.Compared = append(report.Compared, prompts(ref, m, c.name, true, map[string]any{"op": "mistral"}))
 	}
 	if c.real && c.config == "" {
+		path := filepath.Join(o.work, c.name, c.file)
 		report.Figures = slices.Concat(report.Figures, speeds(ref, m.Tokenizer(), c, o), turnFigures(m.Tokenizer(), c, o), loadFigures(c, path))
 	}
 }
-
-// reference is the Python process.
-type reference struct{ *process.Lines }
-
-func (r *reference) ask(question map[string]any, answer any) {
-	bench.NoError(r.Ask(string(bench.Must(json.Marshal(question))), answer))
-}
-
-// ids returns the ids that the reference gives for a list of n questions, and how long
-// they took.
-func (r *reference) ids(question map[string]any, n int) ([][]uint32, time.Duration) {
-	var answer struct {
-		IDs     [][]uint32
-		Seconds float64
-	}
-	r.ask(question, &answer)
-	if len(answer.IDs) != n {
-		bench.NoError(errors.New("the reference process answered other questions"))
-	}
-	return answer.IDs, seconds(answer.Seconds)
-}
-
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

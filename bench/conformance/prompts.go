@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,19 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/chats"
-	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/tokenizer"
-	"github.com/kvroute/kvroute/tokenizer/chat"
 )
-
-// day is the date of the prompts: some contain it.
-const day = "2026-08-22"
-
-func today() time.Time { return time.Date(2026, 8, 22, 12, 0, 0, 0, time.UTC) }
 
 // harmony compares whole prompts of gpt-oss with the package that vLLM makes them
 // with, if the model's tokenizer is in the reference data.
@@ -34,66 +25,39 @@ func harmony(ref *reference, o options) []bench.Comparison {
 		return nil
 	}
 	bench.NoError(err)
-	g := chats.Requests{R: random(4)}
-	return []bench.Comparison{prompts(ref, m, g, "gpt-oss", map[string]any{"op": "harmony", "date": day})}
+	return []bench.Comparison{prompts(ref, m, "gpt-oss", false, map[string]any{"op": "harmony", "date": day})}
 }
 
-// prompts compares the ids of random chat requests.
-func prompts(ref *reference, m *tokenizer.Model, g chats.Requests, name string, question map[string]any) bench.Comparison {
-	var ours, theirs time.Duration
-	different, refused := 0, 0
-	for done := 0; done < requests; {
-		bodies := make([]json.RawMessage, min(200, requests-done))
-		for i := range bodies {
-			bodies[i] = bench.Must(json.Marshal(g.Request()))
-		}
-		question["requests"] = bodies
-		ids, took := ref.ids(question, len(bodies))
-		theirs += took
-		for i, body := range bodies {
-			start := bench.CPUTime()
-			got := encodeRequest(m, body, today())
-			ours += bench.CPUTime() - start
-			if ids[i] == nil {
-				refused++
-			}
-			if !slices.Equal(got, ids[i]) {
-				if different++; different <= 3 {
-					fmt.Println(difference(m, name, got, ids[i], body))
+// prompts compares the ids of random chat requests. The question is the operation of the
+// reference, without requests.
+func prompts(ref *reference, m *tokenizer.Model, name string, strict bool, question map[string]any) bench.Comparison {
+	refused := 0
+	g := chats.Requests{R: random(4), Strict: strict}
+	c := comparison[json.RawMessage, []uint32]{
+		kind: "prompts", name: name, cases: requests, equal: slices.Equal[[]uint32],
+		random: func() json.RawMessage { return bench.Must(json.Marshal(g.Request())) },
+		theirs: func(bodies []json.RawMessage) ([][]uint32, float64) {
+			question["requests"] = bodies
+			all := ref.askAll(question, len(bodies))
+			for _, ids := range all.IDs {
+				if ids == nil {
+					refused++
 				}
 			}
-		}
-		done += len(bodies)
-	}
-	c := bench.NewComparison("prompts", name, requests, different, ours, theirs)
+			return all.IDs, all.Seconds
+		},
+		ours: func(body json.RawMessage) []uint32 { return chats.IDs(m, with(`"model":"model"`, body), today()) },
+		show: func(body json.RawMessage, ours, theirs []uint32) string { return difference(m, ours, theirs, body) },
+	}.run()
 	c.Refused = refused
 	return c
 }
 
-// encodeRequest returns the ids of a request, nil if kvroute or the engine refuses it.
-func encodeRequest(m *tokenizer.Model, body []byte, now time.Time) []uint32 {
-	q, err := requestOf(body)
-	if err != nil {
-		return nil
-	}
-	p := bench.Must(m.Encode(context.Background(), nil, q, now))
-	if p.Mode == tokenizer.Bytes {
-		return nil
-	}
-	return p.IDs
-}
-
-// requestOf reads a body as kvroute does. The bodies here name no model.
-func requestOf(body []byte) (chat.Request, error) {
-	b, bad := openai.Parse(openai.ChatCompletions, append([]byte(`{"model":"m",`), body[1:]...))
-	if bad != nil {
-		return chat.Request{}, errors.New(bad.Message)
-	}
-	return b.Request, nil
-}
+// with adds fields to a body.
+func with(fields string, body []byte) []byte { return append([]byte("{"+fields+","), body[1:]...) }
 
 // difference describes where two prompts differ.
-func difference(m *tokenizer.Model, name string, ours, theirs []uint32, body []byte) string {
+func difference(m *tokenizer.Model, ours, theirs []uint32, body []byte) string {
 	at := max(0, tokenizer.FirstDiff(ours, theirs))
 	window := func(ids []uint32) string {
 		if ids == nil {
@@ -101,5 +65,5 @@ func difference(m *tokenizer.Model, name string, ours, theirs []uint32, body []b
 		}
 		return fmt.Sprintf("%q", m.Tokenizer().Decode(nil, ids[max(0, min(len(ids), at-10)):min(len(ids), at+20)]))
 	}
-	return fmt.Sprintf("%s: different at %d: got %s, want %s, for %.2000s", name, at, window(ours), window(theirs), body)
+	return fmt.Sprintf("at %d got %s, want %s, for %.2000s", at, window(ours), window(theirs), body)
 }

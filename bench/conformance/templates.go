@@ -8,33 +8,13 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/chats"
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
-
-// templates compares the renderings of random conversations, template by template.
-func templates(ref *reference, o options) (compared []bench.Comparison) {
-	all := templateTexts(o)
-	if len(all) == 0 {
-		fmt.Println("no templates under", o.shared)
-		all = map[string]string{}
-	}
-	maps.Copy(all, ownTemplates)
-	r := random(3)
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		if strings.Contains(name, o.only) {
-			bench.Within(name, func() { compared = append(compared, template(ref, r, name, all[name])) })
-		}
-	}
-	return compared
-}
 
 // ownTemplates have features that are rare in published templates.
 //
@@ -50,86 +30,93 @@ var ownTemplates = map[string]string{
 	"own/guarded attributes":                 `{% set ns = namespace(_n=0, n=0) %}{% for m in messages %}{% set ns._n = 1 %}{{ ns._n }}{{ ns['_n'] is defined }}{% if m.tool_calls %}{{ ns._n + 1 }}{% endif %}{% endfor %}`,
 }
 
-// templateTexts are the templates of the reference data, by name. Without the data the
-// list is empty.
-func templateTexts(o options) (all map[string]string) {
-	b, err := os.ReadFile(filepath.Join(o.shared, "templates/templates.json"))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
+// templates compares the renderings of random conversations, template by template.
+func templates(ref *reference, o options) (compared []bench.Comparison) {
+	all := templateTexts(o)
+	if len(all) == 0 {
+		fmt.Println("no templates under", o.shared)
 	}
-	bench.NoError(err)
-	bench.NoError(json.Unmarshal(b, &all))
-	return all
+	maps.Copy(all, ownTemplates)
+	r := random(3)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if strings.Contains(name, o.only) {
+			bench.Within(name, func() { compared = append(compared, template(ref, r, name, all[name])) })
+		}
+	}
+	return compared
 }
 
-func template(ref *reference, r *rand.Rand, name, text string) (f bench.Comparison) {
+// variables are those of a template, as JSON and as ours.
+type variables struct {
+	text json.RawMessage
+	vars *jinja.Dict
+}
+
+// rendered is the outcome of a template: a text, or an error.
+type rendered struct {
+	text string
+	err  error
+}
+
+func template(ref *reference, r *rand.Rand, name, text string) bench.Comparison {
 	var parsed struct{ Error string }
 	ref.ask(map[string]any{"op": "parse", "template": text}, &parsed)
 	ours, err := jinja.Parse(name, text)
-	if refused := parsed.Error != ""; err != nil || refused {
-		if refused == (err != nil) {
-			f = bench.NewComparison("template", name, conversations, 0, 0, 0)
-			f.Refused = conversations
-			return f
-		}
+	if refused := parsed.Error != ""; refused && err != nil {
+		c := bench.NewComparison("template", name, conversations, 0, 0, 0)
+		c.Refused = conversations
+		return c
+	} else if refused || err != nil {
 		fmt.Printf("%s: different: got %v; want %s\n", name, err, parsed.Error)
 		return bench.NewComparison("template", name, conversations, conversations, 0, 0)
 	}
-	vars := make([]json.RawMessage, conversations)
-	for i := range vars {
-		vars[i] = bench.Must(json.Marshal(conversation(r)))
-	}
-	var theirs struct {
-		Outcomes []pythonOutcome
-		Seconds  float64
-	}
-	ref.ask(map[string]any{"op": "render", "vars": vars}, &theirs)
-	if len(theirs.Outcomes) != len(vars) {
-		bench.NoError(errors.New("the reference process answered for other conversations"))
-	}
-	different := 0
-	var took time.Duration
-	for i, v := range vars {
-		value := bench.Must(jinja.FromJSON(v))
-		start := bench.CPUTime()
-		out, err := ours.Render(nil, value.Dict(), jinja.Options{Now: today()})
-		took += bench.CPUTime() - start
-		got, want := outcome(string(out), err), theirs.Outcomes[i].String()
-		if got == want {
-			continue
-		}
-		if different++; different <= 2 {
-			at := 0
+	return comparison[variables, rendered]{
+		kind: "template", name: name, cases: conversations,
+		random: func() variables {
+			text := bench.Must(json.Marshal(conversation(r)))
+			return variables{text, bench.Must(jinja.FromJSON(text)).Dict()}
+		},
+		theirs: func(all []variables) (out []rendered, seconds float64) {
+			vars := make([]json.RawMessage, len(all))
+			for i, v := range all {
+				vars[i] = v.text
+			}
+			answers := ref.askAll(map[string]any{"op": "render", "vars": vars}, len(vars))
+			for _, o := range answers.Outcomes {
+				if o.Out != nil {
+					out = append(out, rendered{text: *o.Out})
+					continue
+				}
+				kind, message, _ := strings.Cut(*o.Err, ": ")
+				out = append(out, rendered{err: &jinja.Error{Kind: jinja.Kind(kind), Message: message}})
+			}
+			return out, answers.Seconds
+		},
+		ours: func(v variables) rendered {
+			out, err := ours.Render(nil, v.vars, jinja.Options{Now: today()})
+			return rendered{string(out), err}
+		},
+		equal: func(ours, theirs rendered) bool { return ours.String() == theirs.String() },
+		show: func(v variables, ours, theirs rendered) string {
+			got, want, at := ours.String(), theirs.String(), 0
 			for at < min(len(got), len(want)) && got[at] == want[at] {
 				at++
 			}
 			at = max(0, at-20)
-			fmt.Printf("%s: different: got %+.80q; want %+.80q; for %s\n", name, got[at:], want[at:], v)
-		}
-	}
-	return bench.NewComparison("template", name, len(vars), different, took, seconds(theirs.Seconds))
+			return fmt.Sprintf("got %+.80q; want %+.80q; for %s", got[at:], want[at:], v.text)
+		},
+	}.run()
 }
 
-// pythonOutcome is the reference's text, or its error as "Class: message".
-type pythonOutcome struct{ Out, Err *string }
-
-func (o pythonOutcome) String() string {
-	if o.Out != nil {
-		return "text " + *o.Out
-	}
-	kind, message, _ := strings.Cut(*o.Err, ": ")
-	return outcome("", &jinja.Error{Kind: jinja.Kind(kind), Message: message})
-}
-
-// outcome is the text or the kind of the error. An error that the template raises has its
+// String returns the text or the kind of the error. An error that the template raises has its
 // message, too.
-func outcome(text string, err error) string {
-	e, ok := errors.AsType[*jinja.Error](err)
+func (r rendered) String() string {
+	e, ok := errors.AsType[*jinja.Error](r.err)
 	switch {
-	case err == nil:
-		return "text " + text
+	case r.err == nil:
+		return "text " + r.text
 	case !ok:
-		return "unknown error " + err.Error()
+		return "unknown error " + r.err.Error()
 	case e.Kind == jinja.Raise:
 		return "error " + string(e.Kind) + ": " + e.Message
 	}
@@ -139,19 +126,15 @@ func outcome(text string, err error) string {
 // conversation makes the variables of a template from a random request, as an engine does:
 // the arguments of calls are objects.
 func conversation(r *rand.Rand) map[string]any {
-	vars := chats.Requests{R: r, Strange: 5}.Request()
+	vars := map[string]any{"add_generation_prompt": r.IntN(3) > 0, "bos_token": "<BOS>", "eos_token": "<EOS>", "tools": nil}
+	maps.Copy(vars, chats.Requests{R: r, Strange: 5}.Request())
 	for _, m := range vars["messages"].([]any) {
 		calls, _ := m.(map[string]any)["tool_calls"].([]any)
 		for _, call := range calls {
 			f := call.(map[string]any)["function"].(map[string]any)
-			if text, ok := f["arguments"].(string); ok && json.Valid([]byte(text)) && r.IntN(4) > 0 {
+			if text := f["arguments"].(string); json.Valid([]byte(text)) && r.IntN(4) > 0 {
 				f["arguments"] = json.RawMessage(text)
 			}
-		}
-	}
-	for name, value := range map[string]any{"add_generation_prompt": r.IntN(3) > 0, "bos_token": "<BOS>", "eos_token": "<EOS>", "tools": nil} {
-		if _, given := vars[name]; !given {
-			vars[name] = value
 		}
 	}
 	if r.IntN(4) == 0 {

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing/fstest"
 	"time"
@@ -28,49 +27,62 @@ const (
 	fileBytes          = 8 << 20 // size of the file in the targets of loading
 )
 
+// milliseconds returns the CPU time of this process since an earlier CPU time.
+func milliseconds(since time.Duration) float64 { return float64(bench.CPUTime()-since) / 1e6 }
+
+// measure is a quantity of speed with its values so far.
+type measure struct {
+	what, unit string
+	target     bench.Target
+	values     []float64
+}
+
+func figures(of string, measures ...measure) (out []bench.Figure) {
+	for _, m := range measures {
+		if len(m.values) > 0 {
+			out = append(out, bench.NewFigure(of+m.what, m.unit, m.target, m.values...))
+		}
+	}
+	return out
+}
+
 // speeds measures both sides, and fastokens, on documents of 8 KB in turn.
 func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) (out []bench.Figure) {
 	r := random(2)
-	for _, kind := range []struct {
-		name   string
-		target float64
-	}{{"prose", 10}, {"Python", 10}, {"Go", 10}, {"Chinese words", 6}} {
-		parts := o.documents[kind.name]
-		var cold, warm, rate, fastCold, fastWarm []float64
+	for _, kind := range []string{"prose", "Python", "Go", "Chinese words"} {
+		target := bench.AtLeast(10)
+		if kind == "Chinese words" {
+			target = bench.AtLeast(6)
+		}
+		all := []measure{
+			{what: "cold, times Hugging Face's speed", unit: "×", target: target},
+			{what: "warm, times Hugging Face's speed", unit: "×", target: bench.AtLeast(20)},
+			{what: "cold rate", unit: "MB/s"},
+			{what: "cold, times the speed of fastokens", unit: "×"},
+			{what: "warm, times the speed of fastokens", unit: "×"},
+		}
 		for range rounds {
-			texts := make([]string, 48)
-			size := 0
+			texts, size := make([]string, 48), 0
 			for i := range texts {
-				if texts[i] = chats.Document(r, chats.CJKWords, "", documentBytes); len(parts) > 0 {
+				if parts := o.documents[kind]; len(parts) > 0 {
 					texts[i] = parts[r.IntN(len(parts))]
+				} else {
+					texts[i] = chats.CJK.Document(r, documentBytes)
 				}
 				size += len(texts[i])
 			}
-			var theirs struct {
-				Seconds float64
-				Fast    *float64
-			}
+			var theirs struct{ Seconds, Fast float64 } // Fast is 0 if fastokens cannot read the file
 			ref.ask(map[string]any{"op": "time", "texts": texts}, &theirs)
-			first := timeAll(tok, texts, true)
-			again := timeAll(tok, texts, false)
-			cold = append(cold, theirs.Seconds/first)
-			warm = append(warm, theirs.Seconds/again)
-			rate = append(rate, float64(size)/1e6/first)
-			if theirs.Fast != nil {
-				fastCold = append(fastCold, *theirs.Fast/first)
-				fastWarm = append(fastWarm, *theirs.Fast/again)
+			cold, warm := timeAll(tok, texts, true), timeAll(tok, texts, false)
+			values := []float64{theirs.Seconds / cold, theirs.Seconds / warm, float64(size) / 1e6 / cold, theirs.Fast / cold, theirs.Fast / warm}
+			if theirs.Fast == 0 {
+				values = values[:3]
+			}
+			for i, v := range values {
+				all[i].values = append(all[i].values, v)
 			}
 		}
-		of := c.name + ", " + kind.name + ": "
-		out = append(out,
-			bench.NewFigure(of+"cold, times Hugging Face's speed", "×", bench.AtLeast(kind.target), cold...),
-			bench.NewFigure(of+"warm, times Hugging Face's speed", "×", bench.AtLeast(20), warm...),
-			bench.NewFigure(of+"cold rate", "MB/s", bench.Target{}, rate...),
-		)
-		if fastCold != nil {
-			out = append(out, bench.NewFigure(of+"cold, times the speed of fastokens", "×", bench.Target{}, fastCold...),
-				bench.NewFigure(of+"warm, times the speed of fastokens", "×", bench.Target{}, fastWarm...))
-		}
+		out = append(out, figures(c.name+", "+kind+": ", all...)...)
 	}
 	return out
 }
@@ -78,68 +90,55 @@ func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) (o
 // timeAll returns the seconds that the texts take. If cold is set, the word cache is emptied
 // before each text, which is not timed.
 func timeAll(tok *tokenizer.Tokenizer, texts []string, cold bool) float64 {
-	all := make([][]byte, len(texts))
-	for i, t := range texts {
-		all[i] = []byte(t)
-	}
 	dst := make([]uint32, 0, 16<<10)
 	var took time.Duration
-	for _, t := range all {
+	for _, text := range texts {
+		data := []byte(text)
 		if cold {
 			forget(tok)
 		}
 		start := bench.CPUTime()
-		dst = bench.Must(tok.Append(context.Background(), dst[:0], t, false))
+		dst = bench.Must(tok.Append(context.Background(), dst[:0], data, false))
 		took += bench.CPUTime() - start
 	}
 	return took.Seconds()
-}
-
-// milliseconds returns the CPU time of this process since an earlier CPU time.
-func milliseconds(since time.Duration) float64 { return float64(bench.CPUTime()-since) / 1e6 }
-
-// turnFigures measures a conversation of 100,000 tokens: first all of it with empty caches,
-// then each next turn with the cache of the turns before.
-func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) []bench.Figure {
-	r := random(5)
-	ctx := context.Background()
-	var scratch, next []float64
-	for range rounds {
-		var text []byte
-		ids := 0
-		for ids < conversationTokens {
-			part := []byte(o.documents["prose"][r.IntN(len(o.documents["prose"]))])
-			all := bench.Must(tok.Append(ctx, nil, part, false))
-			ids += len(all)
-			text = append(text, part...)
-		}
-		dst := make([]uint32, 0, 2*conversationTokens)
-		cache := tokenizer.NewCache(64 << 20)
-		appendAll := func(text []byte) {
-			_, _, err := cache.Append(ctx, dst, tok, text, false)
-			bench.NoError(err)
-		}
-		forget(tok)
-		start := bench.CPUTime()
-		appendAll(text)
-		scratch = append(scratch, milliseconds(start))
-		for range turns {
-			text = append(text, o.documents["prose"][r.IntN(len(o.documents["prose"]))][:turnBytes]...)
-			start := bench.CPUTime()
-			appendAll(text)
-			next = append(next, milliseconds(start))
-		}
-	}
-	return []bench.Figure{
-		bench.NewFigure(c.name+", conversation of 100k tokens: from scratch", "ms", bench.AtMost(25), scratch...),
-		bench.NewFigure(c.name+", conversation of 100k tokens: next turn", "ms", bench.AtMost(1.5), next...),
-	}
 }
 
 // forget empties a tokenizer's word cache, and allocates the memory of the next one.
 func forget(tok *tokenizer.Tokenizer) {
 	tok.Forget()
 	bench.Must(tok.Append(context.Background(), nil, nil, false))
+}
+
+// turnFigures measures a conversation of 100,000 tokens: first all of it with empty caches,
+// then each next turn with the cache of the turns before.
+func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) []bench.Figure {
+	r := random(5)
+	prose := func() string { return o.documents["prose"][r.IntN(len(o.documents["prose"]))] }
+	var scratch, next []float64
+	for range rounds {
+		var text []byte
+		for ids := 0; ids < conversationTokens; {
+			part := prose()
+			ids += len(bench.Must(tok.Append(context.Background(), nil, []byte(part), false)))
+			text = append(text, part...)
+		}
+		dst := make([]uint32, 0, 2*conversationTokens)
+		cache := tokenizer.NewCache(64 << 20)
+		timed := func() float64 {
+			start := bench.CPUTime()
+			_, _, err := cache.Append(context.Background(), dst, tok, text, false)
+			bench.NoError(err)
+			return milliseconds(start)
+		}
+		forget(tok)
+		scratch = append(scratch, timed())
+		for range turns {
+			text = append(text, prose()[:turnBytes]...)
+			next = append(next, timed())
+		}
+	}
+	return figures(c.name+", conversation of 100k tokens: ", measure{"from scratch", "ms", bench.AtMost(25), scratch}, measure{"next turn", "ms", bench.AtMost(1.5), next})
 }
 
 // loadFigures measures the time to load a file and the memory of the loaded tokenizer, scaled
@@ -154,31 +153,22 @@ func loadFigures(c candidate, path string) []bench.Figure {
 	scale := fileBytes / float64(len(b))
 	var took, kept []float64
 	for range rounds {
-		before := bench.Heap()
-		start := bench.CPUTime()
+		before, start := bench.Heap(), bench.CPUTime()
 		tok := bench.Must(tokenizer.Load(fsys, tokenizer.Config{}))
 		took = append(took, milliseconds(start)*scale)
 		kept = append(kept, (bench.Heap()-before)/(1<<20)*scale)
 		runtime.KeepAlive(tok)
 	}
-	of := fmt.Sprintf("%s, of %.1f MB: ", c.name, float64(len(b))/(1<<20))
-	return []bench.Figure{
-		bench.NewFigure(of+"load, as of 8 MB", "ms", bench.AtMost(400), took...),
-		bench.NewFigure(of+"kept, as of 8 MB", "MB", bench.AtMost(40), kept...),
-	}
+	return figures(fmt.Sprintf("%s, of %.1f MB: ", c.name, float64(len(b))/(1<<20)),
+		measure{"load, as of 8 MB", "ms", bench.AtMost(400), took}, measure{"kept, as of 8 MB", "MB", bench.AtMost(40), kept})
 }
 
-// timedTemplates are those of models with tools on which rendering is timed.
-//
-//nolint:gochecknoglobals // a table
-var timedTemplates = []string{"real/qwen3", "vllm_ex/tool_chat_template_hermes", "vllm_ex/tool_chat_template_llama3.2_json"}
-
-// renderFigures measures rendering of a chat of 100 messages with tools.
+// renderFigures measures rendering of a chat of 100 messages with tools, with the templates of
+// three models with tools.
 func renderFigures(o options) (out []bench.Figure) {
 	all := templateTexts(o)
-	body := bench.Must(json.Marshal(longChat(random(6))))
-	q := bench.Must(requestOf(body))
-	for _, name := range timedTemplates {
+	q := longChat(random(6))
+	for _, name := range []string{"real/qwen3", "vllm_ex/tool_chat_template_hermes", "vllm_ex/tool_chat_template_llama3.2_json"} {
 		if all[name] == "" || !strings.Contains(name, o.only) {
 			continue
 		}
@@ -189,31 +179,29 @@ func renderFigures(o options) (out []bench.Figure) {
 			bench.Must(r.Render(q, today()))
 			took = append(took, milliseconds(start))
 		}
-		out = append(out, bench.NewFigure(name+": rendering 100 messages with tools", "ms", bench.AtMost(1), took...))
+		out = append(out, figures(name+": ", measure{"rendering 100 messages with tools", "ms", bench.AtMost(1), took})...)
 	}
 	return out
 }
 
 // longChat is a request of 100 messages and four tools, of which every tenth
 // message is a result.
-func longChat(r *rand.Rand) map[string]any {
-	messages := []any{map[string]any{"role": "system", "content": chats.Document(r, chats.ChatWords, " ", 1000)}}
+func longChat(r *rand.Rand) chat.Request {
+	messages := []any{chats.Message("system", chats.English.Document(r, 1000))}
 	for len(messages) < 100 {
-		messages = append(messages, map[string]any{"role": "user", "content": chats.Document(r, chats.ChatWords, " ", 200)})
+		messages = append(messages, chats.Message("user", chats.English.Document(r, 200)))
 		if len(messages)%10 == 8 {
-			call := map[string]any{"id": "call12345", "type": "function", "function": map[string]any{"name": "tool0", "arguments": `{"city": "Bern"}`}}
-			messages = append(messages, map[string]any{"role": "assistant", "content": "", "tool_calls": []any{call}},
-				map[string]any{"role": "tool", "tool_call_id": "call12345", "name": "tool0", "content": chats.Document(r, chats.CodeWords, " ", 300)})
+			call := chats.Message("assistant", "")
+			call["tool_calls"] = []any{chats.Call("call12345", "tool0", `{"city": "Bern"}`)}
+			messages = append(messages, call, map[string]any{"role": "tool", "tool_call_id": "call12345", "name": "tool0", "content": chats.Code.Document(r, 300)})
 		}
-		messages = append(messages, map[string]any{"role": "assistant", "content": chats.Document(r, chats.ChatWords, " ", 400)})
+		messages = append(messages, chats.Message("assistant", chats.English.Document(r, 400)))
 	}
 	var tools []any
 	for k := range 4 {
-		tools = append(tools, map[string]any{"type": "function", "function": map[string]any{
-			"name": fmt.Sprintf("tool%d", k), "description": chats.Document(r, chats.ChatWords, " ", 200), "parameters": map[string]any{
-				"type": "object", "properties": map[string]any{"city": map[string]any{"type": "string", "description": "of where"}}, "required": []any{"city"},
-			},
-		}})
+		parameters := json.RawMessage(`{"type": "object", "properties": {"city": {"type": "string", "description": "of where"}}, "required": ["city"]}`)
+		f := map[string]any{"name": fmt.Sprintf("tool%d", k), "description": chats.English.Document(r, 200), "parameters": parameters}
+		tools = append(tools, map[string]any{"type": "function", "function": f})
 	}
-	return map[string]any{"messages": slices.Clip(messages[:100]), "tools": tools, "add_generation_prompt": true}
+	return chat.Request{Messages: bench.Must(json.Marshal(messages[:100])), Tools: bench.Must(json.Marshal(tools)), AddGenerationPrompt: []byte("true")}
 }

@@ -28,120 +28,21 @@ import (
 // machine.
 const startWithin = 5 * time.Minute
 
-// renderServer is `vllm launch render`: request, template and tokenizer of a real
-// engine, without a model.
-type renderServer struct {
-	*process.Process
-	url string
-}
-
-func startRenderServer(o options, dir string, args ...string) *renderServer {
-	port := bench.Must(process.FreePorts(1))
-	cmd := exec.Command(o.vllm, append([]string{
-		"launch", "render", dir, "--host", "127.0.0.1", "--port", fmt.Sprint(port), "--served-model-name", "model", "--max-model-len", "32768",
-	}, args...)...)
-	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "OMP_NUM_THREADS=1", "VLLM_SYSTEM_START_DATE="+day)
-	p := bench.Must(process.Start(o.work, "vllm", cmd))
-	s := &renderServer{p, fmt.Sprintf("http://127.0.0.1:%d", port)}
-	if err := p.Await(context.Background(), startWithin, "it serves", func(context.Context) bool {
-		resp, err := http.Get(s.url + "/health")
-		if err != nil {
-			return false
-		}
-		_ = resp.Body.Close() // it has none
-		return resp.StatusCode == http.StatusOK
-	}); err != nil {
-		s.Stop()
-		bench.NoError(err)
-	}
-	return s
-}
-
-// render returns the ids of a chat request, nil if the server refuses it.
-func (s *renderServer) render(body []byte) []uint32 {
-	resp := bench.Must(http.Post(s.url+"/v1/chat/completions/render", "application/json", bytes.NewReader(body)))
-	defer func() { _ = resp.Body.Close() }() // it was read
-	b := bench.Must(io.ReadAll(resp.Body))
-	if resp.StatusCode != http.StatusOK {
-		return nil
-	}
-	var answer struct {
-		IDs []uint32 `json:"token_ids"`
-	}
-	bench.NoError(json.Unmarshal(b, &answer))
-	return answer.IDs
-}
-
-// side is one model as both sides have it.
-type side struct {
-	name     string
-	m        *tokenizer.Model
-	template string    // sent along
-	now      time.Time // of the server; zero: the same as here
-	strict   bool
-}
-
-// encode returns our ids of a request that the server rendered after begin. A
-// template may print the second.
-func (x side) encode(body []byte, theirs []uint32, begin time.Time) []uint32 {
-	if !x.now.IsZero() {
-		return encodeRequest(x.m, body, x.now)
-	}
-	got := encodeRequest(x.m, body, begin)
-	if now := time.Now(); !slices.Equal(got, theirs) && now.Truncate(time.Second) != begin.Truncate(time.Second) {
-		return encodeRequest(x.m, body, now)
-	}
-	return got
-}
-
-// compare sends n random requests to the server, and counts.
-func (s *renderServer) compare(x side, n int) bench.Figure {
-	g := chats.Requests{R: random(5), Strange: 5, Strict: x.strict}
-	equal, refused, only, different := 0, 0, 0, 0
-	for range n {
-		q := g.Request()
-		ours := bench.Must(json.Marshal(q))
-		if q["model"] = "model"; x.template != "" {
-			q["chat_template"] = x.template
-		}
-		body := bench.Must(json.Marshal(q))
-		begin := time.Now()
-		theirs := s.render(body)
-		got := x.encode(ours, theirs, begin)
-		switch {
-		case got == nil && theirs == nil:
-			refused++
-		case theirs == nil:
-			only++ // the client gets the engine's error, wherever kvroute sends the request
-		case slices.Equal(got, theirs):
-			equal++
-		default:
-			if different++; different <= 3 {
-				fmt.Println(difference(x.m, x.name, got, theirs, ours))
-			}
-		}
-	}
-	fmt.Printf("%s: %d cases, %d equal, %d refused by both, %d by vLLM alone, %d different\n", x.name, n, equal, refused, only, different)
-	what := fmt.Sprintf("vLLM's render server, %s: different of %d requests (%d equal, %d refused by both, %d by it alone)", x.name, n, equal, refused, only)
-	return bench.NewFigure(what, "", bench.Exactly(0), float64(different))
-}
-
 // served is a model folder that a render server is started with.
 type served struct {
-	name   string
-	config map[string]any    // of config.json
-	files  map[string]string // from where each comes
-	args   []string          // of the server
+	name, architecture, modelType string
+	config                        map[string]any    // more fields of config.json
+	files                         map[string]string // the path of each file's contents
+	args                          []string          // of the server
 
 	templates map[string]string // to send along, by name; none: the model's own
-	strict    bool
+	strict    bool              // the requests, for an engine that refuses more
 }
 
 // vllm compares whole prompts with a real vLLM's: with each template of the reference
 // data, for gpt-oss, and in mistral mode.
 func vllm(o options) (figures []bench.Figure) {
-	all := servedModels(o)
-	for _, s := range all {
+	for _, s := range servedModels(o) {
 		names := []string{s.name}
 		if s.templates != nil {
 			names = slices.Sorted(maps.Keys(s.templates))
@@ -154,25 +55,6 @@ func vllm(o options) (figures []bench.Figure) {
 	return figures
 }
 
-// compare starts a server and compares with it the model's own template or those of names.
-func (s *served) compare(o options, names []string) (figures []bench.Figure) {
-	dir := modelFolder(o, s.name, s.config, s.files)
-	server := startRenderServer(o, dir, s.args...)
-	defer server.Stop()
-	for _, name := range names {
-		x, n := side{name: name, template: s.templates[name], strict: s.strict}, conversations/4
-		if s.templates == nil {
-			x.now, n = today(), 5*conversations
-		}
-		x.m = bench.Must(tokenizer.LoadModel(os.DirFS(dir), tokenizer.ModelConfig{ChatTemplate: x.template}))
-		f := server.compare(x, n)
-		figures = append(figures, f)
-	}
-	return figures
-}
-
-const ownTemplate = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-
 // servedModels are the models that are compared.
 func servedModels(o options) (all []served) {
 	ofReference := func(name string) map[string]string {
@@ -182,22 +64,20 @@ func servedModels(o options) (all []served) {
 		}
 		return map[string]string{"tokenizer.json": folder + "/tokenizer.json", "tokenizer_config.json": folder + "/tokenizer_config.json"}
 	}
+	// Without the reference data.
+	own := "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 	templates := served{
-		name: "templates", files: ofReference("qwen3"), config: map[string]any{"architectures": []string{"Qwen3ForCausalLM"}, "model_type": "qwen3"},
+		name: "templates", architecture: "Qwen3ForCausalLM", modelType: "qwen3", files: ofReference("qwen3"), templates: templateTexts(o),
 		args: []string{"--trust-request-chat-template", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"},
 	}
 	if templates.files == nil {
-		templates.files, templates.templates = map[string]string{"tokenizer.json": golden + "/bytelevel-qwen2-nfc.json"}, map[string]string{"own": ownTemplate}
-	} else {
-		templates.templates = templateTexts(o)
+		templates.files, templates.templates = map[string]string{"tokenizer.json": golden + "/bytelevel-qwen2-nfc.json"}, map[string]string{"own": own}
 	}
 	all = append(all, templates)
 	if files := ofReference("gpt-oss"); files != nil {
 		all = append(all, served{
-			name: "gpt-oss", files: files, args: []string{"--enable-auto-tool-choice", "--tool-call-parser", "openai"}, config: map[string]any{
-				"architectures": []string{"GptOssForCausalLM"}, "model_type": "gpt_oss", "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 128,
-				"layer_types": []string{"sliding_attention", "full_attention"},
-			},
+			name: "gpt-oss", architecture: "GptOssForCausalLM", modelType: "gpt_oss", files: files, args: []string{"--enable-auto-tool-choice", "--tool-call-parser", "openai"},
+			config: map[string]any{"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 128, "layer_types": []string{"sliding_attention", "full_attention"}},
 		})
 	}
 	// Without a parser of calls: that of this version does not work with its own mistral-common.
@@ -209,40 +89,129 @@ func servedModels(o options) (all []served) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		to := "tekken.json"
+		file := "tekken.json"
 		if k := strings.Index(name, ".model"); k >= 0 {
-			to = "tokenizer" + name[k:]
+			file = "tokenizer" + name[k:]
 		}
 		all = append(all, served{
-			name: "mistral " + name, files: map[string]string{to: files[name]}, args: []string{"--tokenizer-mode", "mistral"}, strict: true,
-			config: map[string]any{"architectures": []string{"MistralForCausalLM"}, "model_type": "mistral"},
+			name: "mistral " + name, architecture: "MistralForCausalLM", modelType: "mistral", files: map[string]string{file: files[name]},
+			args: []string{"--tokenizer-mode", "mistral"}, strict: true,
 		})
 	}
 	return all
 }
 
-// modelFolder makes the folder of a model for the server.
-func modelFolder(o options, name string, config map[string]any, files map[string]string) (dir string) {
-	dir = filepath.Join(o.work, "vllm", name)
-	bench.NoError(os.MkdirAll(dir, 0o755))
-	for to, from := range files {
-		b, err := readMaybeGzip(from)
-		if errors.Is(err, os.ErrNotExist) && to != "tokenizer.json" {
-			continue
+// prompt is the body of a request, and the time at which the server rendered it.
+type prompt struct {
+	body []byte
+	now  time.Time
+}
+
+// compare starts a server and compares with it the model's own template or those of names.
+func (s *served) compare(o options, names []string) (figures []bench.Figure) {
+	dir := filepath.Join(o.work, "vllm", s.name)
+	s.writeModel(dir)
+	server, url := startRenderServer(o, dir, s.args...)
+	defer server.Stop()
+	for _, name := range names {
+		fields, n := `"model":"model"`, 5*conversations
+		if s.templates != nil {
+			fields, n = fmt.Sprintf(`"model":"model","chat_template":%s`, bench.Must(json.Marshal(s.templates[name]))), conversations/4
 		}
+		m := bench.Must(tokenizer.LoadModel(os.DirFS(dir), tokenizer.ModelConfig{ChatTemplate: s.templates[name]}))
+		g := chats.Requests{R: random(5), Strange: 5, Strict: s.strict}
+		refused, only := 0, 0
+		c := comparison[*prompt, []uint32]{
+			name: name, cases: n,
+			random: func() *prompt { return &prompt{body: bench.Must(json.Marshal(g.Request()))} },
+			theirs: func(all []*prompt) (ids [][]uint32, _ float64) {
+				for _, p := range all {
+					ids = append(ids, s.render(url, with(fields, p.body), &p.now))
+				}
+				return ids, 0
+			},
+			ours: func(p *prompt) []uint32 { return chats.IDs(m, with(`"model":"model"`, p.body), p.now) },
+			equal: func(ours, theirs []uint32) bool {
+				switch {
+				case ours == nil && theirs == nil:
+					refused++
+				case theirs == nil:
+					only++ // the client gets the engine's error, wherever kvroute sends the request
+				default:
+					return slices.Equal(ours, theirs)
+				}
+				return true
+			},
+			show: func(p *prompt, ours, theirs []uint32) string { return difference(m, ours, theirs, p.body) },
+		}.run()
+		what := fmt.Sprintf("vLLM's render server, %s: different of %d requests (%d equal, %d refused by both, %d by it alone)", name, n, c.Equal-refused-only, refused, only)
+		figures = append(figures, bench.NewFigure(what, "", bench.Exactly(0), float64(c.Different)))
+	}
+	return figures
+}
+
+// writeModel makes the folder of the model for the server.
+func (s *served) writeModel(dir string) {
+	// The sizes do not matter.
+	config := map[string]any{
+		"architectures": []string{s.architecture}, "model_type": s.modelType, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+		"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 262144, "max_position_embeddings": 65536,
+		"torch_dtype": "bfloat16", "transformers_version": "4.57.0", "rms_norm_eps": 1e-6, "rope_theta": 10000,
+	}
+	maps.Copy(config, s.config)
+	files := map[string][]byte{"config.json": bench.Must(json.Marshal(config))}
+	for name, path := range s.files {
+		data, err := readFile(path)
+		if !errors.Is(err, os.ErrNotExist) || name == "tokenizer.json" {
+			bench.NoError(err)
+		}
+		files[name] = data
+	}
+	writeFolder(dir, files)
+}
+
+// startRenderServer starts `vllm launch render`: request, template and tokenizer of a real
+// engine, without a model.
+func startRenderServer(o options, dir string, args ...string) (server *process.Process, url string) {
+	port := bench.Must(process.FreePorts(1))
+	cmd := exec.Command(o.vllm, append([]string{
+		"launch", "render", dir, "--host", "127.0.0.1", "--port", fmt.Sprint(port), "--served-model-name", "model", "--max-model-len", "32768",
+	}, args...)...)
+	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "OMP_NUM_THREADS=1", "VLLM_SYSTEM_START_DATE="+day)
+	server, url = bench.Must(process.Start(o.work, "vllm", cmd)), fmt.Sprintf("http://127.0.0.1:%d", port)
+	if err := server.Await(context.Background(), startWithin, "it serves", func(ctx context.Context) bool {
+		_, err := process.Get(ctx, url+"/health")
+		return err == nil
+	}); err != nil {
+		server.Stop()
 		bench.NoError(err)
-		bench.NoError(os.WriteFile(filepath.Join(dir, to), b, 0o644))
 	}
-	// Its sizes do not matter.
-	for key, value := range map[string]any{
-		"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 262144,
-		"max_position_embeddings": 65536, "torch_dtype": "bfloat16", "transformers_version": "4.57.0", "rms_norm_eps": 1e-6, "rope_theta": 10000,
-	} {
-		if _, ok := config[key]; !ok {
-			config[key] = value
+	return server, url
+}
+
+// render returns the ids of a chat request, nil if the server refuses it, and the time that a
+// template sees: the server's clock, or a fixed day for a model's own template. It repeats a
+// request during which a second ended, since a template may print the second.
+func (s *served) render(url string, body []byte, now *time.Time) []uint32 {
+	for range 10 {
+		*now = time.Now()
+		resp := bench.Must(http.Post(url+"/v1/chat/completions/render", "application/json", bytes.NewReader(body)))
+		text := bench.Must(io.ReadAll(resp.Body))
+		_ = resp.Body.Close() // it was read
+		if resp.StatusCode != http.StatusOK {
+			return nil
+		}
+		var answer struct {
+			IDs []uint32 `json:"token_ids"`
+		}
+		bench.NoError(json.Unmarshal(text, &answer))
+		if s.templates == nil {
+			*now = today()
+			return answer.IDs
+		}
+		if now.Unix() == time.Now().Unix() {
+			return answer.IDs
 		}
 	}
-	b := bench.Must(json.Marshal(config))
-	bench.NoError(os.WriteFile(filepath.Join(dir, "config.json"), b, 0o644))
-	return dir
+	return nil
 }

@@ -53,6 +53,7 @@ var ours = map[string]string{
 	"bench/parts":        "*",
 	"bench/policy":       "bench bench/replay scorer",
 	"bench/replay":       "bench router scorer indexer extproc",
+	"bench/chats":        "bench internal/openai tokenizer",
 	"bench/conformance":  "*",
 	"bench/envoy":        "*",
 	"bench/interop":      "*",
