@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvroute/kvroute/internal/meter"
 )
 
 // Times and limits of Dynamo's store.
@@ -58,7 +60,7 @@ type DynamoConfig struct {
 // A Dynamo belongs to one goroutine at a time.
 type Dynamo struct {
 	conf    DynamoConfig
-	news    counter
+	news    meter.Counter
 	table   DynamoTable
 	seed    maphash.Seed
 	records map[string]*storedRecord
@@ -91,11 +93,9 @@ func NewDynamo(conf DynamoConfig) (*Dynamo, error) {
 	if err := conf.Rules.Check(); err != nil {
 		return nil, fmt.Errorf("fleet: Dynamo's %w", err)
 	}
-	news, err := newCounter(conf.Meter, "dynamo", "{event}", "What the records of Dynamo's discovery tell, by kind.")
-	if err != nil {
-		return nil, err
-	}
-	return &Dynamo{conf: conf, news: news, seed: maphash.MakeSeed(), records: make(map[string]*storedRecord), limit: maxDynamoRecords}, nil
+	m := meter.New(conf.Meter)
+	news := m.Counter("kvroute.fleet.dynamo", "{event}", "What the records of Dynamo's discovery tell, by kind.", "kind")
+	return &Dynamo{conf: conf, news: news, seed: maphash.MakeSeed(), records: make(map[string]*storedRecord), limit: maxDynamoRecords}, m.Err()
 }
 
 // Run reads the store periodically until ctx ends.
@@ -141,7 +141,7 @@ func (d *Dynamo) report(before int, err error) {
 	switch {
 	case err != nil && !d.away:
 		d.away = true
-		d.news.count("kind", "away")
+		d.news.Count("away")
 		d.conf.Log.Warn("the store of Dynamo's discovery cannot be read; what is known stays", "err", err)
 	case err == nil && d.away:
 		d.away = false
@@ -151,7 +151,7 @@ func (d *Dynamo) report(before int, err error) {
 		d.over = before // the reading was not complete
 	}
 	if d.over > before {
-		d.news.add(d.over-before, "kind", "over")
+		d.news.Add(d.over-before, "over")
 		if before == 0 {
 			d.conf.Log.Warn("the store of Dynamo's discovery has more records than are read; the others are left out", "limit", d.limit, "left_out", d.over)
 		}
@@ -161,11 +161,11 @@ func (d *Dynamo) report(before int, err error) {
 // view passes on the view of the records.
 func (d *Dynamo) view() {
 	v := d.table.View(&d.conf.Rules, d.conf.Networks)
-	d.news.count("kind", "changed")
+	d.news.Count("changed")
 	leftOut := make(map[string]struct{}, len(v.LeftOut))
 	for _, err := range v.LeftOut {
 		if _, before := d.leftOut[err.Error()]; !before {
-			d.news.count("kind", "left_out")
+			d.news.Count("left_out")
 			d.conf.Log.Warn("a record of Dynamo's discovery is left out", "err", err)
 		}
 		leftOut[err.Error()] = struct{}{}
@@ -262,7 +262,7 @@ func (d *Dynamo) update(root *os.Root, key string, info fs.FileInfo) (changed bo
 	}
 	if !r.reported && now.Sub(r.unread) >= unreadAfter {
 		r.reported = true
-		d.news.count("kind", "refused")
+		d.news.Count("refused")
 		d.conf.Log.Warn("a record of Dynamo's discovery cannot be read", "err", err)
 	}
 	return false

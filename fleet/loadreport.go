@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -106,15 +107,16 @@ func textReport(text string) (map[string]float64, error) {
 type Reports struct {
 	use     func(w router.Worker, usage float64) bool
 	log     *slog.Logger
-	reports counter
+	reports meter.Counter
 	logged  atomic.Int64 // when the last bad report was logged, in ns since 1970
 }
 
 // NewReports returns Reports that call use with the used share of a worker's cache. use
-// returns false if the worker is unknown. Meter and log may be nil.
-func NewReports(use func(w router.Worker, usage float64) bool, meter metric.Meter, log *slog.Logger) (*Reports, error) {
-	reports, err := newCounter(meter, "load_reports", "{header}", "Headers of responses in which an engine says how busy it is, by outcome.")
-	return &Reports{use: use, log: cmp.Or(log, slog.New(slog.DiscardHandler)), reports: reports}, err
+// returns false if the worker is unknown. The meter and log may be nil.
+func NewReports(use func(w router.Worker, usage float64) bool, from metric.Meter, log *slog.Logger) (*Reports, error) {
+	m := meter.New(from)
+	reports := m.Counter("kvroute.fleet.load_reports", "{header}", "Headers of responses in which an engine says how busy it is, by outcome.", "outcome")
+	return &Reports{use: use, log: cmp.Or(log, slog.New(slog.DiscardHandler)), reports: reports}, m.Err()
 }
 
 // Take reads a header of a response of w. It logs at most one bad report a minute.
@@ -132,5 +134,5 @@ func (r *Reports) Take(w router.Worker, header, value string) {
 	case !r.use(w, usage):
 		outcome = "unused"
 	}
-	r.reports.count("outcome", outcome)
+	r.reports.Count(outcome)
 }

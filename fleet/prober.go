@@ -16,6 +16,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -46,7 +47,7 @@ type ProberConfig struct {
 // goroutines.
 type Prober struct {
 	conf   ProberConfig
-	probes counter
+	probes meter.Counter
 
 	mu sync.Mutex
 	// mu guards the field below.
@@ -77,8 +78,9 @@ func NewProber(conf ProberConfig) (*Prober, error) {
 	if conf.Client == nil {
 		conf.Client = Networks{}.Client()
 	}
-	probes, err := newCounter(conf.Meter, "probes", "{probe}", "Questions to workers over HTTP, by kind and outcome.")
-	return &Prober{conf: conf, probes: probes, targets: make(map[probeKey]*target)}, err
+	m := meter.New(conf.Meter)
+	probes := m.Counter("kvroute.fleet.probes", "{probe}", "Questions to workers over HTTP, by kind and outcome.", "kind", "outcome")
+	return &Prober{conf: conf, probes: probes, targets: make(map[probeKey]*target)}, m.Err()
 }
 
 // Set replaces the probes of a worker by those of its record.
@@ -165,7 +167,7 @@ func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
 	} else if err != nil {
 		outcome = "failed"
 	}
-	p.probes.count("kind", key.kind, "outcome", outcome)
+	p.probes.Count(key.kind, outcome)
 
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
@@ -63,7 +64,7 @@ type RegistryConfig struct {
 type Registry struct {
 	conf         RegistryConfig
 	registration registration
-	news         counter
+	news         meter.Counter
 	ready        atomic.Bool
 	// connection is the number of reconnections when the current watch began. After another
 	// reconnection the ages of heartbeats mean nothing until the next watch begins.
@@ -83,25 +84,23 @@ func NewRegistry(nc *nats.Conn, conf RegistryConfig) (*Registry, error) {
 	if err := conf.Ages.Check(); err != nil {
 		return nil, err
 	}
-	news, err := newCounter(conf.Meter, "news", "{message}", "Messages about workers, by kind.")
-	if err != nil {
-		return nil, err
-	}
+	m := meter.New(conf.Meter)
+	news := m.Counter("kvroute.fleet.news", "{message}", "Messages about workers, by kind.", "kind")
 	table := NewTable(conf.Networks, conf.Set, conf.Remove)
 	table.ages = conf.Ages.withDefaults()
 	table.events, table.load = conf.Events, conf.Load
-	table.flapped = func() { news.count("kind", "flaps") }
+	table.flapped = func() { news.Count("flaps") }
 	table.claimed = func(now router.WorkerInfo, before netip.AddrPort) {
-		news.count("kind", "claimed")
+		news.Count("claimed")
 		conf.Log.Warn("two processes claim one worker's id: the last record counts; give each a name of its own",
 			"worker", now.ID, "name", now.Name, "address", now.Address.String(), "other", before.String())
 	}
 	table.followed = func(old, by router.WorkerInfo) {
-		news.count("kind", "followed")
+		news.Count("followed")
 		conf.Log.Info("another worker has started at a worker's address, which is taken to be gone until it is heard",
 			"worker", old.ID, "name", old.Name, "address", old.Address.String(), "by", by.Name)
 	}
-	return &Registry{conf: conf, registration: registration{nc, conf.Scope, conf.Replicas}, news: news, table: table}, nil
+	return &Registry{conf: conf, registration: registration{nc, conf.Scope, conf.Replicas}, news: news, table: table}, m.Err()
 }
 
 // SetStatic replaces the workers of the configuration; see [Table.SetStatic].
@@ -279,7 +278,7 @@ func (r *Registry) entry(e jetstream.KeyValueEntry, opened time.Time) {
 		return
 	}
 	if e.Operation() != jetstream.KeyValuePut {
-		r.news.count("kind", "left")
+		r.news.Count("left")
 		r.locked(func(t *Table) { t.Delete(id) })
 		return
 	}
@@ -299,7 +298,7 @@ func (r *Registry) entry(e jetstream.KeyValueEntry, opened time.Time) {
 		r.refuse(err)
 		return
 	}
-	r.news.count("kind", "record")
+	r.news.Count("record")
 }
 
 // overdue returns an age for a record in the bucket: 0, or the age of a degraded worker if
@@ -314,7 +313,7 @@ func (r *Registry) overdue(e jetstream.KeyValueEntry, opened time.Time) time.Dur
 }
 
 func (r *Registry) refuse(err error) {
-	r.news.count("kind", "refused")
+	r.news.Count("refused")
 	r.conf.Log.Warn("a worker's record is refused", "err", err)
 }
 
@@ -322,7 +321,7 @@ func (r *Registry) heartbeat(m *nats.Msg) {
 	var h Heartbeat
 	key := m.Subject[strings.LastIndexByte(m.Subject, '.')+1:]
 	if err := json.Unmarshal(m.Data, &h); err != nil || wire.WorkerKey(h.WorkerID) != key {
-		r.news.count("kind", "refused")
+		r.news.Count("refused")
 		return
 	}
 	kind := "stranger"
@@ -331,5 +330,5 @@ func (r *Registry) heartbeat(m *nats.Msg) {
 			kind = "heartbeat"
 		}
 	})
-	r.news.count("kind", kind)
+	r.news.Count(kind)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
@@ -24,7 +25,7 @@ import (
 type Probes struct {
 	conf   ProbesConfig
 	nc     *nats.Conn
-	probes counter
+	probes meter.Counter
 	took   metric.Float64Histogram
 
 	mu sync.Mutex
@@ -58,13 +59,13 @@ type probedGroup struct {
 // NewProbes returns Probes on a connection that the caller closes.
 func NewProbes(nc *nats.Conn, conf ProbesConfig) (*Probes, error) {
 	conf.Most, conf.Budget = cmp.Or(conf.Most, probeGroups), cmp.Or(conf.Budget, probeBudget)
-	m := newInstruments(conf.Meter)
+	m := meter.New(conf.Meter)
 	return &Probes{
 		conf: conf, nc: nc, groups: make(map[string]*probedGroup),
-		probes: m.counter("kvroute.group.probes", "{probe}", "outcome", "Probes of router groups, by what became of them."),
-		took: m.seconds("kvroute.group.probe.duration", "Time that a request waited for the answers to its probes.",
+		probes: m.Counter("kvroute.group.probes", "{probe}", "Probes of router groups, by what became of them.", "outcome"),
+		took: m.Seconds("kvroute.group.probe.duration", "Time that a request waited for the answers to its probes.",
 			.0001, .0002, .0005, .001, .002, .003, .005, .01),
-	}, m.err()
+	}, m.Err()
 }
 
 // Ask asks the groups of a probe, and returns the answers that came in time; see
@@ -72,15 +73,15 @@ func NewProbes(nc *nats.Conn, conf ProbesConfig) (*Probes, error) {
 func (p *Probes) Ask(ctx context.Context, q router.Probe) (answers []router.ProbeAnswer) {
 	switch {
 	case !p.nc.IsConnected():
-		p.probes.add("unsent", len(q.Groups))
+		p.probes.Add(len(q.Groups), "unsent")
 		return nil
 	case len(q.Groups) > p.conf.Most || len(q.Local) > maxProbeBlocks:
-		p.probes.add("too_many", len(q.Groups))
+		p.probes.Add(len(q.Groups), "too_many")
 		return nil
 	}
 	start := time.Now()
 	groups := p.responsive(start, q.Groups)
-	p.probes.add("skipped", len(q.Groups)-len(groups))
+	p.probes.Add(len(q.Groups)-len(groups), "skipped")
 	data, err := encodeProbe(&q)
 	if len(groups) == 0 || err != nil {
 		return nil
@@ -108,21 +109,21 @@ func (p *Probes) askOne(ctx context.Context, name string, data []byte, q *router
 	m, err := p.nc.RequestWithContext(ctx, p.conf.Scope.Group(name, probeTopic), data)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
-		p.probes.count("nobody")
+		p.probes.Count("nobody")
 		return nil
 	case ctx.Err() != nil:
-		p.probes.count("late")
+		p.probes.Count("late")
 		return nil
 	case err != nil:
-		p.probes.count("unsent")
+		p.probes.Count("unsent")
 		return nil
 	}
 	a, err := readProbeAnswer(m.Data, q)
 	if err != nil || a.Group != name {
-		p.probes.count("bad")
+		p.probes.Count("bad")
 		return nil
 	}
-	p.probes.count("answered")
+	p.probes.Count("answered")
 	return &a
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
@@ -39,7 +40,7 @@ type Groups struct {
 	conf   GroupsConfig
 	nc     *nats.Conn
 	link   link
-	events counter
+	events meter.Counter
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -129,11 +130,11 @@ func newGroups(conf GroupsConfig, to link) (*Groups, error) {
 	}
 	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
 	g := &Groups{conf: conf, link: to, unknown: make(map[string]bool)}
-	m := newInstruments(conf.Meter)
-	g.events = m.counter("kvroute.group.events", "{event}", "kind", "What happened to summaries of router groups, by kind.")
-	m.gauge("kvroute.group.summary.age", "s", "Age of the last summary of a router group, by group and model.", g.observeAges)
-	m.gauge("kvroute.group.candidates", "{group}", "Router groups, one for each model of theirs, by state of their summaries.", g.observeStates)
-	if err := m.err(); err != nil {
+	m := meter.New(conf.Meter)
+	g.events = m.Counter("kvroute.group.events", "{event}", "What happened to summaries of router groups, by kind.", "kind")
+	m.Gauge("kvroute.group.summary.age", "s", "Age of the last summary of a router group, by group and model.", g.observeAges)
+	m.Gauge("kvroute.group.candidates", "{group}", "Router groups, one for each model of theirs, by state of their summaries.", g.observeStates)
+	if err := m.Err(); err != nil {
 		return nil, err
 	}
 	return g, g.Replace(conf.Groups)
@@ -208,7 +209,7 @@ func (g *Groups) Run(ctx context.Context) error {
 func (g *Groups) take(data []byte) {
 	s, err := readSummary(data)
 	if err != nil {
-		g.events.count("bad")
+		g.events.Count("bad")
 		return
 	}
 	now := g.conf.Now()
@@ -224,7 +225,7 @@ func (g *Groups) take(data []byte) {
 		return
 	}
 	outcome, filter := f.take(now, &s)
-	g.events.count(outcome)
+	g.events.Count(outcome)
 	if f.broken && s.Stride > 0 {
 		g.requestLocked(now, h)
 	}
@@ -238,12 +239,12 @@ func (g *Groups) take(data []byte) {
 		sum.Added = readHashes(s.content)
 	}
 	if !g.conf.Summary(groupWorkerID(h.Name, s.Model), sum) {
-		g.events.count("refused")
+		g.events.Count("refused")
 	}
 }
 
 func (g *Groups) unknownLocked(group string) {
-	g.events.count("unknown_group")
+	g.events.Count("unknown_group")
 	if !g.unknown[group] && len(g.unknown) < maxUnknown {
 		g.unknown[group] = true
 		g.conf.Log.Warn("a router group publishes that the configuration does not name", "group", clip(group))
@@ -256,12 +257,12 @@ func (g *Groups) feedLocked(now time.Time, h *followedGroup, s *summary) *groupF
 	before := h.feeds[s.Model]
 	switch {
 	case before == nil && len(h.feeds) >= maxGroupModels:
-		g.events.count("too_many")
+		g.events.Count("too_many")
 		return nil
 	case before != nil && before.blockSize == s.BlockSize:
 		return before
 	case before != nil && before.blockSize != 0 && before.recent(now, groupSilent):
-		g.events.count("block_size")
+		g.events.Count("block_size")
 		return nil
 	}
 	f := &groupFeed{model: s.Model, blockSize: s.BlockSize}
@@ -270,7 +271,7 @@ func (g *Groups) feedLocked(now time.Time, h *followedGroup, s *summary) *groupF
 		if h.feeds[s.Model] = before; before == nil {
 			delete(h.feeds, s.Model)
 		}
-		g.events.count("refused")
+		g.events.Count("refused")
 		g.conf.Log.Warn("a model of a router group is refused", "group", h.Name, "model", clip(s.Model), "err", err)
 		return nil
 	}
@@ -352,10 +353,10 @@ func (g *Groups) requestLocked(now time.Time, h *followedGroup) {
 	}
 	h.requested = now
 	if g.link.publish(g.conf.Scope.Group(h.Name, summaryTopic, getTopic), "", nil) != nil {
-		g.events.count("unsent")
+		g.events.Count("unsent")
 		return
 	}
-	g.events.count("asked")
+	g.events.Count("asked")
 }
 
 // tick requests missing summaries, logs groups that become fresh or stale, and removes
@@ -390,7 +391,7 @@ func (g *Groups) tick() {
 	}
 }
 
-func (g *Groups) observeAges(o observe) {
+func (g *Groups) observeAges(o meter.Observe) {
 	now := g.conf.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -403,7 +404,7 @@ func (g *Groups) observeAges(o observe) {
 	}
 }
 
-func (g *Groups) observeStates(o observe) {
+func (g *Groups) observeStates(o meter.Observe) {
 	now := g.conf.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()

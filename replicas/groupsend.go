@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
@@ -41,9 +42,9 @@ type GroupPublisher struct {
 	nc            *nats.Conn
 	link          link
 	subject       string // of summaries
-	events        counter
-	sent, size    counter // messages, and their bytes
-	probesHandled counter
+	events        meter.Counter
+	sent, size    meter.Counter // messages, and their bytes
+	probesHandled meter.Counter
 
 	// The fields below belong to the goroutine that publishes summaries.
 	pools  map[poolName]*publishedPool
@@ -133,14 +134,14 @@ func newGroupPublisher(conf GroupPublisherConfig, to link) (*GroupPublisher, err
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	m := newInstruments(conf.Meter)
+	m := meter.New(conf.Meter)
 	return &GroupPublisher{
 		conf: conf, link: to, subject: conf.Scope.Group(conf.Group, summaryTopic), pools: make(map[poolName]*publishedPool),
-		events:        m.counter("kvroute.group.events", "{event}", "kind", "What happened to summaries of router groups, by kind."),
-		sent:          m.counter("kvroute.group.sent", "{message}", "kind", "Summaries sent for the own router group, by kind."),
-		size:          m.counter("kvroute.group.sent.size", "By", "kind", "Size of the summaries sent, by kind."),
-		probesHandled: m.counter("kvroute.group.answers", "{probe}", "outcome", "Probes of the own router group, by what was answered."),
-	}, m.err()
+		events:        m.Counter("kvroute.group.events", "{event}", "What happened to summaries of router groups, by kind.", "kind"),
+		sent:          m.Counter("kvroute.group.sent", "{message}", "Summaries sent for the own router group, by kind.", "kind"),
+		size:          m.Counter("kvroute.group.sent.size", "By", "Size of the summaries sent, by kind.", "kind"),
+		probesHandled: m.Counter("kvroute.group.answers", "{probe}", "Probes of the own router group, by what was answered.", "outcome"),
+	}, m.Err()
 }
 
 // Run publishes until ctx ends.
@@ -233,7 +234,7 @@ func (g *GroupPublisher) begin(now time.Time, p *publishedPool) {
 func (g *GroupPublisher) full(now time.Time, p *publishedPool, m *summary) {
 	began := time.Now()
 	if _, err := g.walk(m, func(uint64) bool { return true }, math.MaxInt); err != nil {
-		g.events.count("overtaken") // the former filter stays until the index can be read
+		g.events.Count("overtaken") // the former filter stays until the index can be read
 		if p.filter == nil {
 			g.begin(now, p)
 		}
@@ -269,7 +270,7 @@ func (g *GroupPublisher) delta(now time.Time, p *publishedPool, m *summary) {
 	}
 	many, err := g.walk(m, add, deltaMost*maxSummaryAdds)
 	if err != nil {
-		g.events.count("overtaken") // the blocks found so far are cached nevertheless
+		g.events.Count("overtaken") // the blocks found so far are cached nevertheless
 	}
 	if many || p.filter.Overfull() {
 		g.full(now, p, m)
@@ -323,12 +324,12 @@ func (g *GroupPublisher) publish(p *publishedPool, m *summary) {
 		err = g.link.send(g.subject, "", data)
 	}
 	if err != nil {
-		g.events.count("unsent")
+		g.events.Count("unsent")
 		p.filter = nil
 		return
 	}
-	g.sent.count(m.Kind)
-	g.size.add(m.Kind, len(data))
+	g.sent.Count(m.Kind)
+	g.size.Add(len(data), m.Kind)
 }
 
 // answerProbes answers probes until ctx ends.
@@ -338,7 +339,7 @@ func (g *GroupPublisher) answerProbes(ctx context.Context, probes <-chan *nats.M
 		case <-ctx.Done():
 			return
 		case m := <-probes:
-			g.probesHandled.count(g.answer(ctx, m))
+			g.probesHandled.Count(g.answer(ctx, m))
 		}
 	}
 }

@@ -166,7 +166,7 @@ func (s *Sync) PublishSession(b router.SessionBinding) {
 		default:
 		}
 	}
-	s.metrics.drops.count("session")
+	s.metrics.drops.Count("session")
 }
 
 // WorkerChanged notes that the router knows a worker now, or has dropped it with all its

@@ -47,7 +47,7 @@ func (o *ownRequests) change(c *router.Change) {
 		return
 	}
 	if len(o.pending) >= syncPending {
-		o.metrics.drops.add("change", len(o.pending))
+		o.metrics.drops.Add(len(o.pending), "change")
 		clear(o.pending)
 		o.pending, o.skipped = o.pending[:0], true
 	}

@@ -94,7 +94,7 @@ func (r *receiver) message(subject string, data []byte) {
 	env, err := events.DecodeEnvelope(data)
 	switch {
 	case err != nil:
-		r.metrics.news.count("bad")
+		r.metrics.news.Count("bad")
 	case env.PublisherID == r.conf.ID:
 	case env.Topic == sessionTopic:
 		r.session(env.Payload)
@@ -109,12 +109,12 @@ func (r *receiver) session(payload []byte) {
 	b, from, err := readSession(payload)
 	switch {
 	case err != nil:
-		r.metrics.news.count("bad")
+		r.metrics.news.Count("bad")
 	case from == r.conf.ID || r.conf.Bind == nil:
 	case r.conf.Bind(b):
-		r.metrics.news.count("session")
+		r.metrics.news.Count("session")
 	default:
-		r.metrics.news.count("session_kept")
+		r.metrics.news.Count("session_kept")
 	}
 }
 
@@ -122,7 +122,7 @@ func (r *receiver) session(payload []byte) {
 func (r *receiver) present(data []byte) {
 	var p Presence
 	if err := json.Unmarshal(data, &p); err != nil {
-		r.metrics.news.count("bad")
+		r.metrics.news.Count("bad")
 		return
 	}
 	if p.RouterID == r.conf.ID || p.RouterID == 0 || p.SyncSeq == nil {
@@ -138,7 +138,7 @@ func (r *receiver) present(data []byte) {
 		}
 		return
 	case from == nil && len(r.peers)+len(r.dynamo) >= syncPeers:
-		r.metrics.news.count("too_many")
+		r.metrics.news.Count("too_many")
 		return
 	case from == nil:
 		from = r.join(now, &p)
@@ -171,7 +171,7 @@ func (r *receiver) join(now time.Time, p *Presence) *peer {
 
 // remove removes a peer with all its requests.
 func (r *receiver) remove(from *peer, why string) {
-	r.metrics.news.count(why)
+	r.metrics.news.Count(why)
 	r.conf.Remove(from.id)
 	delete(r.peers, from.id)
 	delete(r.delays, from.id)
@@ -188,12 +188,12 @@ func (r *receiver) changes(env *events.Envelope) {
 		}
 		if env.Sequence < from.next {
 			// It came twice, or another process used the number.
-			r.metrics.news.count("repeated")
+			r.metrics.news.Count("repeated")
 			return
 		}
 		from.next = env.Sequence + 1
 	}
-	r.metrics.news.count("received")
+	r.metrics.news.Count("received")
 	r.measure(now, env)
 	_, bad, err := r.reader.read(env.Payload, func(e *syncEvent) {
 		r.metrics.received[e.Kind].Add(1)
@@ -206,7 +206,7 @@ func (r *receiver) changes(env *events.Envelope) {
 	if err != nil {
 		bad++
 	}
-	if r.metrics.news.add("bad_event", bad); bad > 0 && from != nil {
+	if r.metrics.news.Add(bad, "bad_event"); bad > 0 && from != nil {
 		r.requestList(now, from, "unreadable")
 	}
 }
@@ -226,7 +226,7 @@ func (r *receiver) measure(now time.Time, env *events.Envelope) {
 	if late <= syncLate {
 		return
 	}
-	r.metrics.news.count("late")
+	r.metrics.news.Count("late")
 	if now.Sub(r.warned) >= time.Minute {
 		r.warned = now
 		r.conf.Log.Warn("other replicas' changes come late; decisions are worse for it", "delay", late, "publisher", env.PublisherID)
@@ -240,13 +240,13 @@ func (r *receiver) apply(now time.Time, from *peer, e *syncEvent) {
 	case e.Kind == 0: // a kind of a later version
 		return
 	case e.Kind == router.SlotTaken && !known && len(from.requests) >= syncRequests:
-		r.metrics.news.count("too_many")
+		r.metrics.news.Count("too_many")
 		return
 	case e.Kind == router.SlotTaken && known, e.Kind == router.FirstToken && held.started:
-		r.metrics.news.count("duplicate")
+		r.metrics.news.Count("duplicate")
 		return
 	case e.Kind != router.SlotTaken && !known:
-		r.metrics.news.count("unknown")
+		r.metrics.news.Count("unknown")
 		return
 	}
 	switch e.Kind {
@@ -289,13 +289,13 @@ func (r *receiver) applyOther(now time.Time, e *syncEvent) {
 		r.conf.FirstToken(e.ID)
 	case e.router == r.conf.ID || r.peers[e.router] != nil: // the owner publishes it itself
 	case !known && len(r.dynamo)+len(r.peers) >= syncPeers:
-		r.metrics.news.count("too_many")
+		r.metrics.news.Count("too_many")
 	default:
 		r.dynamo[e.router] = now
 		r.othersSeen.Store(now.UnixNano())
 		e.Expires = true
 		if !r.conf.Apply(e.router, e.Change) {
-			r.metrics.news.count("unknown")
+			r.metrics.news.Count("unknown")
 		}
 	}
 }
@@ -304,7 +304,7 @@ func (r *receiver) applyOther(now time.Time, e *syncEvent) {
 func (r *receiver) requestList(now time.Time, from *peer, why string) {
 	if from.ask.IsZero() {
 		from.ask, from.tries, from.list = now.Add(r.upTo(r.times.jitter)), 0, partialList{}
-		r.metrics.lists.count(why)
+		r.metrics.lists.Count(why)
 	}
 }
 
@@ -316,7 +316,7 @@ func (r *receiver) upTo(d time.Duration) time.Duration {
 // listPart handles a part of a peer's list. If a part is missing, the list is requested
 // again.
 func (r *receiver) listPart(env *events.Envelope) {
-	r.metrics.news.count("received")
+	r.metrics.news.Count("received")
 	from := r.peers[env.PublisherID]
 	if from == nil || from.ask.IsZero() {
 		return // the peer is gone, or no list was requested
@@ -333,7 +333,7 @@ func (r *receiver) listPart(env *events.Envelope) {
 		}
 	})
 	if err != nil || bad > 0 || position.part >= position.parts {
-		r.metrics.news.count("bad")
+		r.metrics.news.Count("bad")
 		return
 	}
 	if position.part == 0 {
@@ -395,7 +395,7 @@ func (r *receiver) tick() {
 			from.tries++
 			from.ask = now.Add(r.times.ask*time.Duration(min(from.tries, 5)) + r.upTo(r.times.jitter))
 			if r.link.send(r.listRequests(id), r.lists, nil) == nil {
-				r.metrics.news.count("asked")
+				r.metrics.news.Count("asked")
 			}
 		}
 		status.peers = append(status.peers, PeerView{id, from.name, len(from.requests), from.ask.IsZero()})

@@ -143,7 +143,7 @@ func (s *sender) present(leaving bool) {
 		err = s.link.send(s.presence, "", data)
 	}
 	if err != nil {
-		s.metrics.news.count("unsent")
+		s.metrics.news.Count("unsent")
 	}
 }
 
@@ -165,7 +165,7 @@ func (s *sender) sendList(to []string) {
 			s.post(subject, syncTopic, s.next, payload)
 		}
 	}
-	s.metrics.news.count("answered")
+	s.metrics.news.Count("answered")
 }
 
 // listParts encodes a list in parts of at most 512 KiB, or one request.
@@ -198,8 +198,8 @@ func (s *sender) post(subject, topic string, number uint64, payload []byte) {
 		Topic: topic, Payload: payload,
 	})
 	if s.link.send(subject, "", s.message) != nil {
-		s.metrics.news.count("unsent")
+		s.metrics.news.Count("unsent")
 		return
 	}
-	s.metrics.news.count("sent")
+	s.metrics.news.Count("sent")
 }

@@ -34,6 +34,7 @@ import (
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/records"
 )
@@ -51,7 +52,7 @@ type Sidecar struct {
 	conf   *Config
 	log    *slog.Logger
 	meter  metric.Meter
-	lost   metric.Int64Counter
+	lost   meter.Counter
 	nc     *nats.Conn
 	client *http.Client
 
@@ -67,28 +68,22 @@ type Sidecar struct {
 }
 
 // New checks the flags, and makes the instruments; docs/metrics.md lists them.
-func New(c *Config, log *slog.Logger, meter metric.Meter) (*Sidecar, error) {
+func New(c *Config, log *slog.Logger, from metric.Meter) (*Sidecar, error) {
 	record, err := c.record()
 	if err != nil {
 		return nil, err
 	}
-	s := &Sidecar{conf: c, log: log, meter: meter, client: reach.Networks{}.Client(), record: record, engine: c.engineWorker()}
+	s := &Sidecar{conf: c, log: log, meter: from, client: reach.Networks{}.Client(), record: record, engine: c.engineWorker()}
 	s.client.Timeout = 2 * time.Second
 	s.load.publisher = rand.Uint64() & (1<<53 - 1) // every JSON reader keeps it exactly
-	s.lost, err = meter.Int64Counter("kvroute.publish.lost",
-		metric.WithUnit("{event}"), metric.WithDescription("Events that NATS did not accept and that had no more room to wait."))
-	if err != nil {
-		return nil, err
-	}
-	_, err = meter.Int64ObservableGauge("kvroute.publish.buffered",
-		metric.WithUnit("By"), metric.WithDescription("Messages that wait for NATS."),
-		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			if n, err := s.nc.Buffered(); err == nil { // an error means that the connection is closed: nothing waits
-				o.Observe(int64(n))
-			}
-			return nil
-		}))
-	return s, err
+	m := meter.New(from)
+	s.lost = m.Counter("kvroute.publish.lost", "{event}", "Events that NATS did not accept and that had no more room to wait.")
+	m.Gauge("kvroute.publish.buffered", "By", "Messages that wait for NATS.", func(o meter.Observe) {
+		if n, err := s.nc.Buffered(); err == nil { // an error means that the connection is closed: nothing waits
+			o(float64(n))
+		}
+	})
+	return s, m.Err()
 }
 
 // Run waits for the engine, and publishes its events until ctx ends. metrics is served at /metrics.
@@ -166,7 +161,7 @@ func (s *Sidecar) open(ctx context.Context) (err error) {
 	s.engine.ID, s.engine.Name = s.record.ID(), s.record.Name
 	s.publisher = engines.NewPublisher(s.nc, engines.PublisherConfig{
 		Scope: c.scope(), WorkerID: s.engine.ID, LocalIndexer: c.LocalIndexer, Durable: c.Durable, Replicas: c.NATSReplicas, Log: s.log,
-		Lost: func(n int) { s.lost.Add(ctx, int64(n)) },
+		Lost: func(n int) { s.lost.Add(n) },
 	})
 	s.record.Events.PublisherID, s.record.StartedMS = s.publisher.ID(), time.Now().UnixMilli()
 	s.announcer, err = fleet.NewAnnouncer(s.nc, fleet.AnnouncerConfig{

@@ -10,15 +10,8 @@ import (
 	"strings"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvroute/kvroute/internal/settings"
 )
-
-func newReloads(meter metric.Meter) (metric.Int64Counter, error) {
-	return meter.Int64Counter("kvroute.config.reloads", metric.WithUnit("{reload}"), metric.WithDescription("Reloads of the configuration, by outcome."))
-}
 
 // reload reads the configuration again on SIGHUP, and when its file or that of the API's
 // tokens has changed.
@@ -42,7 +35,7 @@ func (s *server) reload(ctx context.Context) error {
 			outcome = "refused"
 			s.log.Error("the configuration is not reloaded; the old one stays", "err", err)
 		}
-		s.reloads.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", outcome)))
+		s.metered.reloads.Count(outcome)
 	}
 }
 

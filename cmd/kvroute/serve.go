@@ -91,7 +91,7 @@ func (s *server) open() (err error) {
 	if s.metrics, err = telemetry.NewMetrics(); err != nil {
 		return err
 	}
-	if s.reloads, err = newReloads(s.metrics.Meter("config")); err != nil {
+	if s.metered, err = newCounters(s.metrics.Meter("kvroute")); err != nil {
 		return err
 	}
 	for _, open := range []func() error{
@@ -118,9 +118,7 @@ func (s *server) openRouter() error {
 	}
 	var observers []func(router.Observation)
 	if c.VerifyTokenizer {
-		if s.verifier, err = newVerifier(s.log, s.metrics.Meter("tokenize"), s.client, s.workersOf); err != nil {
-			return err
-		}
+		s.verifier = newVerifier(s.log, s.metered.checks, s.client, s.workersOf)
 		observers = append(observers, s.verifier.observe)
 	}
 	if c.TraceOut != "" {

@@ -22,6 +22,7 @@ import (
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -44,15 +45,14 @@ type server struct {
 	scope    wire.Scope
 
 	metrics   *telemetry.Metrics
+	metered   counters
 	bus       *bus.Server // nil with --nats-url
 	nc        *nats.Conn
 	prompts   *tokenizer.Cache // of ids, for all models
-	reloads   metric.Int64Counter
 	verifier  *verifier      // nil unless --verify-tokenizer
 	tracer    *replay.Tracer // nil unless --trace-out
 	state     *os.Root       // the folder --state-dir; nil without the setting
 	stateLock *os.File       // nil without --state-dir
-	files     stateFiles     // metric of the files in state
 	id        uint64         // of this replica
 	begun     time.Time
 	shared    map[string]any // settings that all replicas should have in common
@@ -79,6 +79,18 @@ type server struct {
 	http      *http.Server
 	grpcAt    net.Listener
 	httpAt    net.Listener
+}
+
+// counters are the metrics of this package.
+type counters struct{ reloads, files, checks meter.Counter }
+
+func newCounters(from metric.Meter) (counters, error) {
+	m := meter.New(from)
+	return counters{
+		reloads: m.Counter("kvroute.config.reloads", "{reload}", "Reloads of the configuration, by outcome.", "outcome"),
+		files:   m.Counter("kvroute.state.files", "{file}", "Files in --state-dir, by file and by what became of them.", "file", "outcome"),
+		checks:  m.Counter("kvroute.tokenize.checks", "{check}", "Prompts compared with a worker's own token ids, by model and outcome.", "model", "outcome"),
+	}, m.Err()
 }
 
 // every calls do at each tick until ctx ends.

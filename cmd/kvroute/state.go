@@ -11,9 +11,6 @@ import (
 	"os"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvroute/kvroute/internal/records"
 )
 
@@ -35,9 +32,6 @@ func (s *server) loadState() (err error) {
 	}
 	if err != nil {
 		return fmt.Errorf("state-dir: %w", err)
-	}
-	if s.files, err = newStateFiles(s.metrics.Meter("state")); err != nil {
-		return err
 	}
 	if !s.router.WantsEvents() {
 		return nil
@@ -62,33 +56,15 @@ func (s *server) loadFile(what, name string, load func(io.Reader) (int, error)) 
 	}
 	switch {
 	case errors.Is(err, records.ErrBad):
-		s.files.count(what, "refused")
+		s.metered.files.Count(what, "refused")
 		s.log.Warn("a state file is refused; what it says of the workers' caches is lost", "file", f.Name(), "err", err)
 		return nil
 	case err != nil:
 		return fmt.Errorf("state-dir: %w", err)
 	}
-	s.files.count(what, "loaded")
-	s.log.Info("a state file is read", "file", f.Name(), stateUnits[what], n)
+	s.metered.files.Count(what, "loaded")
+	s.log.Info("a state file is read", "file", f.Name(), "ranks", n)
 	return nil
-}
-
-// stateUnits are the units of the number of items in a file.
-//
-//nolint:gochecknoglobals // a table
-var stateUnits = map[string]string{eventFile: "ranks", sourceFile: "ranks"}
-
-// stateFiles counts how the files of --state-dir were used, by outcome. docs/metrics.md lists the counter.
-type stateFiles struct{ files metric.Int64Counter }
-
-func newStateFiles(meter metric.Meter) (stateFiles, error) {
-	c, err := meter.Int64Counter("kvroute.state.files",
-		metric.WithUnit("{file}"), metric.WithDescription("Files in --state-dir, by file and by what became of them."))
-	return stateFiles{c}, err
-}
-
-func (c stateFiles) count(what, outcome string) {
-	c.files.Add(context.Background(), 1, metric.WithAttributes(attribute.String("file", what), attribute.String("outcome", outcome)))
 }
 
 // keepState saves the state periodically, and at the end.
@@ -123,10 +99,10 @@ func (s *server) saveState() error {
 func (s *server) saveFile(what, name string, write func(io.Writer) error) error {
 	err := records.WriteFile(s.state, name, write)
 	if err != nil {
-		s.files.count(what, "failed")
+		s.metered.files.Count(what, "failed")
 		return fmt.Errorf("state-dir: %s: %w", name, err)
 	}
-	s.files.count(what, "saved")
+	s.metered.files.Count(what, "saved")
 	return nil
 }
 

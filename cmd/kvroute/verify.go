@@ -12,9 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
-
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
@@ -41,7 +39,7 @@ const (
 // prompt finds equal ids. A reloaded model is Unchecked again.
 type verifier struct {
 	log    *slog.Logger
-	checks metric.Int64Counter
+	checks meter.Counter
 	queue  chan router.Observation // copies
 	client *http.Client
 	again  time.Duration // between checks of a model that drifted
@@ -59,13 +57,11 @@ type observed struct {
 	n    int
 }
 
-func newVerifier(log *slog.Logger, meter metric.Meter, client *http.Client, workers func(model string) []netip.AddrPort) (*verifier, error) {
-	checks, err := meter.Int64Counter("kvroute.tokenize.checks", metric.WithUnit("{check}"),
-		metric.WithDescription("Prompts compared with a worker's own token ids, by model and outcome."))
+func newVerifier(log *slog.Logger, checks meter.Counter, client *http.Client, workers func(model string) []netip.AddrPort) *verifier {
 	return &verifier{
 		log: log, checks: checks, queue: make(chan router.Observation, 16), observed: map[string]observed{}, again: recheckEvery, workers: workers,
 		client: client,
-	}, err
+	}
 }
 
 // observe queues a request if it is to be checked. It does not block.
@@ -187,9 +183,7 @@ func (v *verifier) recheck(ctx context.Context, t *trial) {
 // first id that differs, -1 if none does. ok is false if the worker did not answer.
 func (v *verifier) compare(ctx context.Context, o router.Observation) (position int, ok bool) {
 	outcome := "ok"
-	defer func() {
-		v.checks.Add(ctx, 1, metric.WithAttributes(attribute.String("model", o.Model), attribute.String("outcome", outcome)))
-	}()
+	defer func() { v.checks.Count(o.Model, outcome) }()
 	asking, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	theirs, err := askTokenize(asking, v.client, "http://"+o.Address.String(), o.Model, o.Prompt)

@@ -20,9 +20,9 @@ import (
 	"testing"
 	"time"
 
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
@@ -76,10 +76,7 @@ func TestDrift(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			address, asked := tokenizeServer(t, c.ids)
 			var out bytes.Buffer
-			v, err := newVerifier(slog.New(slog.NewTextHandler(&out, nil)), noop.Meter{}, reach.Networks{}.Client(), noWorkers)
-			if err != nil {
-				t.Fatal(err)
-			}
+			v := newVerifier(slog.New(slog.NewTextHandler(&out, nil)), meter.New(nil).Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client(), noWorkers)
 			card := simCard(t)
 			prompt := router.Prompt{Messages: []byte(`[{"role":"user","content":"the worker keeps the shared prefix and the router finds it there"}]`)}
 			p, err := card.Prompts.Encode(t.Context(), nil, prompt, time.Now())
@@ -110,10 +107,7 @@ func TestDrift(t *testing.T) {
 
 // The first requests are checked, and then one in ten thousand. No request waits for a check.
 func TestFewRequestsAreChecked(t *testing.T) {
-	v, err := newVerifier(slog.New(slog.DiscardHandler), noop.Meter{}, reach.Networks{}.Client(), noWorkers)
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := newVerifier(slog.New(slog.DiscardHandler), meter.New(nil).Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client(), noWorkers)
 	o := router.Observation{Model: "m", Card: new(router.Card), Prompt: router.Prompt{Prompt: []byte(`"a"`)}}
 	for range 30_000 {
 		v.observe(o)
@@ -151,10 +145,7 @@ func noWorkers(string) []netip.AddrPort { return nil }
 // verifying runs a verifier with a short time between checks, until the test ends.
 func verifying(t *testing.T, log io.Writer, workers func(string) []netip.AddrPort) *verifier {
 	t.Helper()
-	v, err := newVerifier(slog.New(slog.NewTextHandler(log, nil)), noop.Meter{}, reach.Networks{}.Client(), workers)
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := newVerifier(slog.New(slog.NewTextHandler(log, nil)), meter.New(nil).Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client(), workers)
 	v.again = 20 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)

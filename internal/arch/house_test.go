@@ -44,7 +44,7 @@ var (
 		{"engines engines/localindex", 3560, 20},
 		{"fleet", 2305, 20},
 		{"replicas", 2420, 20},
-		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 4445, 20},
+		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/meter internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 4445, 20},
 		{"sidecar", 485, 20},
 		{"doctor", 436, 20},
 		{"tokenizer tokenizer/chat tokenizer/jinja", 11540, 20},
