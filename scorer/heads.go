@@ -2,6 +2,8 @@
 
 package scorer
 
+import "math/bits"
+
 // heads leads from a node of a [prefixTree] and the block behind it to the child
 // that begins with that block. Every decision looks here several times for each
 // candidate.
@@ -65,10 +67,7 @@ func (h *heads) put(parent int32, block uint64, child int32) {
 func (h *heads) grow() {
 	old := h.slots
 	h.slots = make([]head, max(64, 2*len(old)))
-	h.shift = 64
-	for n := len(h.slots); n > 1; n /= 2 {
-		h.shift--
-	}
+	h.shift = uint8(64 - bits.TrailingZeros(uint(len(h.slots))))
 	h.used = 0
 	for _, e := range old {
 		if e.child != 0 {

@@ -18,25 +18,19 @@ func LeastLoaded(in []Input, u float64) int {
 // PowerOfTwo draws two candidates and returns the one with fewer requests, the
 // first drawn if they are equal.
 func PowerOfTwo(in []Input, u float64) int {
-	i, j := two(len(in), u)
-	if j >= 0 && in[j].ActiveRequests*in[i].workers() < in[i].ActiveRequests*in[j].workers() {
+	n := len(in)
+	if n <= 1 {
+		return n - 1
+	}
+	pair := Random(n*(n-1), u) // every ordered pair has the same chance
+	i, j := pair/(n-1), pair%(n-1)
+	if j >= i {
+		j++
+	}
+	if in[j].ActiveRequests*in[i].workers() < in[i].ActiveRequests*in[j].workers() {
 		return j
 	}
 	return i
-}
-
-// two draws two of n candidates with one u; every ordered pair has the same chance. It
-// returns -1 for a candidate that does not exist.
-func two(n int, u float64) (first, second int) {
-	if n <= 1 {
-		return n - 1, -1
-	}
-	pair := Random(n*(n-1), u)
-	first, second = pair/(n-1), pair%(n-1)
-	if second >= first {
-		second++
-	}
-	return first, second
 }
 
 // DeviceAware returns the least loaded candidate of one class of devices. A GPU counts as

@@ -4,7 +4,6 @@ package scorer
 
 import (
 	"cmp"
-	"container/heap"
 	"errors"
 	"fmt"
 	"slices"
@@ -24,12 +23,10 @@ const (
 
 // Validate returns a *[SettingError] if the policy is unknown.
 func (p QueuePolicy) Validate() error {
-	switch p {
-	case FCFS, LCFS, WSPT:
-		return nil
-	default:
-		return &SettingError{"router_queue_policy", string(p), fmt.Sprintf("one of %v", []QueuePolicy{FCFS, LCFS, WSPT})}
+	if all := []QueuePolicy{FCFS, LCFS, WSPT}; !slices.Contains(all, p) {
+		return &SettingError{"router_queue_policy", string(p), fmt.Sprintf("one of %v", all)}
 	}
+	return nil
 }
 
 // Waiting is a request in the queue.
@@ -89,12 +86,23 @@ type Item[T any] struct {
 	Waiting
 	key   float64
 	order uint64
-	at    int // in its lane, -1 when it has left
+	left  bool // it is no longer in the queue
+}
+
+// compare orders items, the first to be admitted first. No two items are equal.
+func (it *Item[T]) compare(other *Item[T]) int {
+	return cmp.Or(cmp.Compare(other.Strict, it.Strict), cmp.Compare(other.key, it.key),
+		cmp.Compare(it.Arrival, other.Arrival), cmp.Compare(it.order, other.order))
 }
 
 type lane[T any] struct {
 	number int
-	items  byKey[T]
+	items  []*Item[T] // sorted: most requests come last and leave first
+}
+
+func (l *lane[T]) find(it *Item[T]) int {
+	at, _ := slices.BinarySearchFunc(l.items, it, (*Item[T]).compare)
+	return at
 }
 
 // NewQueue returns an empty queue for limit items at most.
@@ -115,7 +123,8 @@ func (q *Queue[T]) Push(w Waiting, value T) (*Item[T], error) {
 	if !found {
 		q.lanes = slices.Insert(q.lanes, at, &lane[T]{number: w.Lane})
 	}
-	heap.Push(&q.lanes[at].items, it)
+	l := q.lanes[at]
+	l.items = slices.Insert(l.items, l.find(it), it)
 	return it, nil
 }
 
@@ -137,24 +146,26 @@ func (q *Queue[T]) Uncached() int { return q.total }
 
 // Remove removes a cancelled request. It returns false if the request has left already.
 func (q *Queue[T]) Remove(it *Item[T]) bool {
-	if it.at < 0 {
+	if it.left {
 		return false
 	}
-	at, _ := q.find(it.Lane)
-	q.take(q.lanes[at], it.at)
-	q.tidy()
+	number, _ := q.find(it.Lane)
+	l := q.lanes[number]
+	at := l.find(it)
+	l.items = slices.Delete(l.items, at, at+1)
+	q.leave(it)
+	q.removeEmptyLanes()
 	return true
 }
 
-func (q *Queue[T]) take(l *lane[T], at int) *Item[T] {
+// leave notes that an item is no longer in its lane.
+func (q *Queue[T]) leave(it *Item[T]) {
+	it.left = true
 	q.count--
-	it := heap.Remove(&l.items, at).(*Item[T])
 	q.total -= it.Uncached
-	return it
 }
 
-// tidy removes empty lanes.
-func (q *Queue[T]) tidy() {
+func (q *Queue[T]) removeEmptyLanes() {
 	q.lanes = slices.DeleteFunc(q.lanes, func(l *lane[T]) bool { return len(l.items) == 0 })
 }
 
@@ -164,57 +175,23 @@ func (q *Queue[T]) tidy() {
 func (q *Queue[T]) Admit(fits func(*Item[T]) bool) {
 	for _, l := range q.lanes {
 		for len(l.items) > 0 && fits(l.items[0]) {
-			q.take(l, 0)
+			first := l.items[0]
+			l.items[0] = nil // the array may stay
+			l.items = l.items[1:]
+			q.leave(first)
 		}
 	}
-	q.tidy()
+	q.removeEmptyLanes()
 }
 
-// Overfull reports whether a worker has more pending prefill than threshold batches of the
-// engine. A worker whose batch size is unknown is never overfull.
-func (in *Input) Overfull(threshold float64) bool {
-	return in.MaxBatchedTokens > 0 && in.mean(in.PendTokens) > threshold*float64(in.MaxBatchedTokens)
-}
-
-// MustWait reports whether all candidates are overfull; false without candidates.
+// MustWait reports whether all candidates have more pending prefill than threshold batches of
+// the engine; false without candidates, and if the batch size of any of them is unknown.
 func MustWait(in []Input, threshold float64) bool {
 	for i := range in {
-		if !in[i].Overfull(threshold) {
+		batch := in[i].MaxBatchedTokens
+		if batch <= 0 || in[i].mean(in[i].PendTokens) <= threshold*float64(batch) {
 			return false
 		}
 	}
 	return len(in) > 0
-}
-
-// byKey is a heap, the first to be admitted on top.
-type byKey[T any] []*Item[T]
-
-func (h byKey[T]) Len() int { return len(h) }
-
-func (h byKey[T]) Less(i, j int) bool {
-	a, b := h[i], h[j]
-	return cmp.Or(cmp.Compare(b.Strict, a.Strict), cmp.Compare(b.key, a.key),
-		cmp.Compare(a.Arrival, b.Arrival), cmp.Compare(a.order, b.order)) < 0
-}
-
-func (h byKey[T]) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].at, h[j].at = i, j
-}
-
-// Push implements heap.Interface.
-func (h *byKey[T]) Push(x any) {
-	it := x.(*Item[T])
-	it.at = len(*h)
-	*h = append(*h, it)
-}
-
-// Pop implements heap.Interface.
-func (h *byKey[T]) Pop() any {
-	last := len(*h) - 1
-	it := (*h)[last]
-	(*h)[last] = nil
-	*h = (*h)[:last]
-	it.at = -1
-	return it
 }

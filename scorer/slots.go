@@ -241,7 +241,7 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 		w.blocks += t.lone
 	case len(b.Blocks) > 0:
 		if w.root == 0 {
-			w.root = s.tree.newRoot()
+			w.root = s.tree.newNode(node{})
 		}
 		t.leaf = s.tree.add(w.root, b.Blocks, n, s.share)
 	}
@@ -379,7 +379,9 @@ func (s *Slots) drop(n int32) {
 		s.tree.remove(t.leaf, n, s.share)
 	}
 	if w.requests == 0 {
-		s.tree.dropRoot(w.root)
+		if w.root != 0 {
+			s.tree.retire(w.root)
+		}
 		*w = account{}
 	}
 	*t = slot{}

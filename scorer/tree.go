@@ -58,15 +58,6 @@ func (t *prefixTree) retire(i int32) {
 	t.vacant = append(t.vacant, i)
 }
 
-func (t *prefixTree) newRoot() int32 { return t.newNode(node{}) }
-
-// dropRoot gives back the root of a worker whose slots are gone; 0 is no root.
-func (t *prefixTree) dropRoot(root int32) {
-	if root != 0 {
-		t.retire(root)
-	}
-}
-
 // match returns how many leading blocks are active under a root.
 func (t *prefixTree) match(root int32, blocks []uint64) (matched int) {
 	at := root
