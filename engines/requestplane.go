@@ -156,13 +156,8 @@ func readTwoPart(r io.Reader, maxBody int) (header, body []byte, err error) {
 	return header, body, err
 }
 
-// readBytes reads n bytes. It reserves memory for many of them only as they come.
+// readBytes reads n bytes. It reserves memory for them only as they come.
 func readBytes(r io.Reader, n int) ([]byte, error) {
-	if n <= maxPlaneHeader {
-		data := make([]byte, n)
-		_, err := io.ReadFull(r, data)
-		return data, err
-	}
 	data, err := io.ReadAll(io.LimitReader(r, int64(n)))
 	if err == nil && len(data) < n {
 		err = io.ErrUnexpectedEOF

@@ -108,15 +108,11 @@ func (s *Sources) request(ctx context.Context, at zmtp.Endpoint, request [][]byt
 // backoff waits longer each time: 200 ms doubling to 5 s.
 type backoff struct{ next time.Duration }
 
-func (b *backoff) step() time.Duration {
+func (b *backoff) wait(ctx context.Context) {
 	d := max(b.next, 200*time.Millisecond)
 	b.next = min(2*d, 5*time.Second)
-	return d
-}
-
-func (b *backoff) wait(ctx context.Context) {
 	select {
 	case <-ctx.Done():
-	case <-time.After(b.step()):
+	case <-time.After(d):
 	}
 }

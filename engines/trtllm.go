@@ -230,13 +230,11 @@ func (t *trtEvent) updated(base EngineEvent, b *EngineBatch) {
 	b.Events = append(b.Events, base)
 }
 
-func trtTier(level int) (indexer.Tier, bool) {
-	switch level {
-	case 0:
-		return indexer.Device, true
-	case 1:
-		return indexer.HostPinned, true
-	default:
-		return 0, false
+// trtTier returns the tier of a cache level: 0 is the device, 1 the host.
+func trtTier(level int) (tier indexer.Tier, known bool) {
+	tiers := [...]indexer.Tier{indexer.Device, indexer.HostPinned}
+	if known = level >= 0 && level < len(tiers); known {
+		tier = tiers[level]
 	}
+	return tier, known
 }
