@@ -26,83 +26,53 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/internal/settings"
 )
 
-// Config is the settings of a bootstrap. The zero value of each field means its default; ExtProc is
-// required.
+// Config is the settings of a bootstrap, with the tags of package settings. The zero value of
+// each field means its default; ExtProc is required.
 type Config struct {
-	// ListenAddress accepts the clients' requests: ip:port. Default 127.0.0.1:8080; with port 0
-	// Envoy chooses a free port.
-	ListenAddress string
-	// AdminAddress is Envoy's own. Default 127.0.0.1:9901.
-	AdminAddress string
+	BodyMode      BodyMode `yaml:"body-mode" default:"buffered" help:"buffered, buffered-partial, streamed, streamed-ahead or full-duplex: how Envoy sends request bodies to kvroute"`
+	ListenAddress string   `yaml:"listen" default:"127.0.0.1:8080" help:"<ip:port> that takes the clients' requests; with port 0 Envoy chooses a free port"`
+	AdminAddress  string   `yaml:"admin" default:"127.0.0.1:9901" help:"<ip:port> of Envoy's administration"`
 
-	// ExtProc are the kvroute replicas: host:port each, or one unix:/path.
-	ExtProc []string
-	// CA, Cert and Key secure the connections to ExtProc: PEM files, absolute paths, with
-	// the authority that signed kvroute's certificate, and Envoy's own certificate and key.
-	// Cert and Key need each other and CA. ServerName is the name in kvroute's certificate;
-	// without it Envoy accepts any certificate signed by CA.
-	CA, Cert, Key, ServerName string
+	ExtProc []string `yaml:"extproc" help:"<host:port> of a kvroute replica, or unix:/path; may be given several times (default 127.0.0.1:9002)"`
+	// Pool are all workers. Without Pool and PoolFile, Envoy answers 503 to requests that kvroute
+	// does not route. [Endpoints] writes the content of PoolFile, which must exist when Envoy starts.
+	Pool     []string `yaml:"pool" help:"<host:port> of a worker, for requests that kvroute does not route; may be given several times"`
+	PoolFile string   `yaml:"pool-file" help:"<file> with the workers instead of pool, which kvroute's --endpoint-file updates"`
+	// AllowPaths are added to the paths that [Config.Paths] returns. Envoy answers 404 to any other path.
+	AllowPaths []string `yaml:"allow-path" help:"<path> that clients may reach on workers beside the inference paths, or /path/* for all below it; may be given several times"`
 
-	// Pool are all workers: host:port each. Requests that kvroute does not route
-	// go there. Empty answers them with 503.
-	Pool []string
-	// PoolFile replaces Pool by a file that kvroute keeps up to date (its flag
-	// --endpoint-file): an absolute path of a file that must exist when Envoy starts.
-	// [Endpoints] writes its content.
-	PoolFile string
+	// CA, Cert and Key are absolute paths of PEM files. Without ServerName, Envoy accepts any
+	// certificate signed by CA.
+	CA         string `yaml:"extproc-ca" help:"<file> with the authority of kvroute's certificate; turns TLS to kvroute on"`
+	Cert       string `yaml:"extproc-cert" help:"<file> with Envoy's own certificate for kvroute"`
+	Key        string `yaml:"extproc-key" help:"<file> with the key of extproc-cert"`
+	ServerName string `yaml:"extproc-name" help:"<name> in kvroute's certificate"`
 
-	// WorkerHTTP2 speaks HTTP/2 to workers, without TLS; they must all understand it.
-	// Default HTTP/1.1.
-	WorkerHTTP2 bool
+	Failover    Failover `yaml:"failover" default:"composite" help:"composite, list or none: how Envoy reaches the second worker if the first one refuses"`
+	WorkerHTTP2 bool     `yaml:"worker-http2" help:"use HTTP/2 without TLS to the workers"`
+	EngineLoad  bool     `yaml:"engine-load" help:"have engines report their load in each response"`
+	// Without the observer, kvroute needs --first-token=response-headers, unless BodyMode is [FullDuplex].
+	NoObserver bool `yaml:"no-observer" help:"leave out the filter that reports the first token"`
 
-	// Failover selects where Envoy sends a request that its worker refuses. Default [Composite].
-	Failover Failover
+	MaxHeapBytes int64 `yaml:"max-heap-bytes" default:"2147483648" help:"<bytes> of memory that Envoy may use; near the limit new requests get 503"`
+	// MaxConnections is also the limit of requests to workers.
+	MaxConnections int `yaml:"max-connections" default:"40000" help:"<number> of client connections that Envoy accepts"`
+	MaxBodyBytes   int `yaml:"max-body-bytes" default:"16777216" help:"largest request body in <bytes>"`
 
-	// AllowPaths are paths that Envoy sends to workers beside those of inference requests,
-	// which [Config.Paths] returns: a path, or a path with /* at its end for all paths
-	// below it. Envoy answers 404 to any other path.
-	AllowPaths []string
-
-	// MaxHeapBytes is how much memory Envoy may use: near it, new requests get status 503.
-	// Default 2 GiB.
-	MaxHeapBytes int64
-	// MaxConnections is the limit of clients' connections. Envoy closes any further one. Default
-	// 40,000, which is also the limit of requests to workers.
-	MaxConnections int
-
-	// MaxBodyBytes is the largest request body. Default 16 MiB, as kvroute's own.
-	MaxBodyBytes int
-	// MessageTimeout is how long Envoy waits for an answer of kvroute before it continues
-	// without. Default 2 s.
-	MessageTimeout time.Duration
+	MessageTimeout time.Duration `yaml:"message-timeout" default:"2s" help:"<time> for which Envoy waits for kvroute"`
 	// MaxMessageTimeout bounds a timeout that kvroute extends. Default 10 s.
 	MaxMessageTimeout time.Duration
-
-	// RequestTimeout is how long a client may take to send a request. For the headers a client has a
-	// tenth of it, at least a second. Default 5 minutes: enough for 16 MiB at half a megabit a
-	// second.
-	RequestTimeout time.Duration
-	// IdleTimeout is how long nothing may happen between a client and its worker:
-	// the longest silence before a first token. Default 1 hour.
-	IdleTimeout time.Duration
-
-	// BodyMode is how Envoy sends the request's body to kvroute. Default [Buffered].
-	BodyMode BodyMode
-
-	// EngineLoad requests from engines, with each request, their load in the response's
-	// headers (endpoint-load-metrics). kvroute reads these headers; clients do not see them.
-	EngineLoad bool
-
-	// NoObserver leaves out the filter that sees the first token. kvroute then needs
-	// --first-token=response-headers, unless BodyMode is [FullDuplex].
-	NoObserver bool
+	// RequestTimeout by default suffices for 16 MiB at half a megabit a second. See [Config.HeadersTimeout].
+	RequestTimeout time.Duration `yaml:"request-timeout" default:"5m" help:"<time> that a client may take to send a request"`
+	IdleTimeout    time.Duration `yaml:"idle-timeout" default:"1h" help:"longest <time> without a byte of a response, as before its first token"`
 }
 
 // Failover is a way to reach the second choice if the first one refuses the connection, does not
 // accept it, or answers 503.
-type Failover string
+type Failover = string
 
 // The ways to reach the second choice.
 const (
@@ -117,7 +87,7 @@ const (
 )
 
 // BodyMode is a way in which Envoy sends the request's body to kvroute.
-type BodyMode string
+type BodyMode = string
 
 // The modes; docs/envoy.md describes them.
 const (
@@ -146,17 +116,8 @@ var bootstrap string
 // Render writes the bootstrap for c as YAML. The same settings give the same bytes. An error names
 // the field and its value; in this case Render writes nothing.
 func Render(w io.Writer, c Config) error {
-	c.ListenAddress = cmp.Or(c.ListenAddress, "127.0.0.1:8080")
-	c.AdminAddress = cmp.Or(c.AdminAddress, "127.0.0.1:9901")
-	c.MaxBodyBytes = cmp.Or(c.MaxBodyBytes, 16<<20)
-	c.MaxHeapBytes = cmp.Or(c.MaxHeapBytes, 2<<30)
-	c.MaxConnections = cmp.Or(c.MaxConnections, 40_000)
-	c.BodyMode = cmp.Or(c.BodyMode, Buffered)
-	c.Failover = cmp.Or(c.Failover, Composite)
-	c.MessageTimeout = cmp.Or(c.MessageTimeout, 2*time.Second)
+	settings.SetDefaults(&c)
 	c.MaxMessageTimeout = cmp.Or(c.MaxMessageTimeout, 10*time.Second)
-	c.RequestTimeout = cmp.Or(c.RequestTimeout, 5*time.Minute)
-	c.IdleTimeout = cmp.Or(c.IdleTimeout, time.Hour)
 	if err := c.check(); err != nil {
 		return err
 	}

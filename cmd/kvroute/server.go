@@ -49,11 +49,11 @@ type server struct {
 	bus       *bus.Server // nil with --nats-url
 	nc        *nats.Conn
 	prompts   *tokenizer.Cache // of ids, for all models
-	verifier  *verifier      // nil unless --verify-tokenizer
-	tracer    *replay.Tracer // nil unless --trace-out
-	state     *os.Root       // the folder --state-dir; nil without the setting
-	stateLock *os.File       // nil without --state-dir
-	id        uint64         // of this replica
+	verifier  *verifier        // nil unless --verify-tokenizer
+	tracer    *replay.Tracer   // nil unless --trace-out
+	state     *os.Root         // the folder --state-dir; nil without the setting
+	stateLock *os.File         // nil without --state-dir
+	id        uint64           // of this replica
 	begun     time.Time
 	shared    map[string]any // settings that all replicas should have in common
 	router    *router.Router

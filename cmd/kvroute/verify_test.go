@@ -20,7 +20,6 @@ import (
 	"testing"
 	"time"
 
-
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"

@@ -37,7 +37,7 @@ var ours = map[string]string{
 	"replicas":           "engines events fleet indexer router internal/meter internal/msgpack internal/wire",
 	"api":                "router fleet replicas indexer internal/openai internal/reach",
 	"extproc":            "router internal/openai internal/reach",
-	"envoy":              "internal/openai",
+	"envoy":              "internal/openai internal/settings",
 	"internal/enginesim": "indexer scorer tokenizer tokenizer/chat internal/openai internal/zmtp events",
 	"bindings":           "engines events fleet indexer router internal/bus internal/wire",
 	"bindings/c":         "bindings fleet",

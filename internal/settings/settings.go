@@ -10,8 +10,9 @@
 //     or "more than 0, at most 5". Without it every value is
 //   - help: the text of -h, in which <…> is the kind of value. A setting without help is no flag
 //
-// A field has the type string, bool, int, int64, uint64, float64 or [time.Duration], or is a pointer
-// to a float64 or int, which is nil without a value.
+// A field has the type string, bool, int, int64, uint64, float64 or [time.Duration]. It may be a
+// pointer to a float64 or int, which is nil without a value, or a []string, whose flag may be given
+// several times.
 package settings
 
 import (
@@ -30,12 +31,13 @@ import (
 	"time"
 )
 
-// SetDefaults sets the settings of a struct to their defaults. It panics if a tag is wrong.
+// SetDefaults sets the settings of a struct that have zero values to their defaults. It panics if
+// a tag is wrong.
 func SetDefaults(to any) {
 	fs := flag.NewFlagSet("defaults", flag.ContinueOnError)
 	AddFlags(fs, to)
 	for name, s := range All(to) {
-		if text, ok := s.Tag.Lookup("default"); ok {
+		if text, ok := s.Tag.Lookup("default"); ok && s.Value.IsZero() {
 			if err := fs.Set(name, text); err != nil {
 				panic(err)
 			}
@@ -67,6 +69,11 @@ func AddFlags(fs *flag.FlagSet, to any) {
 			fs.Float64Var(p, name, *p, help)
 		case *time.Duration:
 			fs.DurationVar(p, name, *p, help)
+		case *[]string:
+			fs.Func(name, help, func(text string) error {
+				*p = append(*p, text)
+				return nil
+			})
 		case **float64:
 			fs.Func(name, help, func(text string) error {
 				v, err := strconv.ParseFloat(text, 64)
