@@ -77,7 +77,7 @@ func (w *formWriter) add(r rune, class uint8) {
 // settle orders the held marks by their classes and composes them with the starter.
 func (w *formWriter) settle() {
 	slices.Sort(w.marks)
-	if !w.composes || w.starter == noRune {
+	if !w.composes || w.starter == noRune || len(w.marks) == 0 {
 		return
 	}
 	kept, last := w.marks[:0], uint64(0)
@@ -117,9 +117,6 @@ func (w *formWriter) take(r rune, char []byte) {
 	case r == utf8.RuneError: // a byte that is no character stays
 		w.finish()
 		w.dst = append(w.dst, char...)
-	case r < utf8.RuneSelf:
-		w.finish()
-		w.starter = r
 	case !unicode.Is(old, r):
 		w.add(r, 0)
 	case 0xac00 <= r && r < 0xac00+11172: // syllables of Hangul decompose by arithmetic
@@ -143,15 +140,33 @@ func (w *formWriter) take(r rune, char []byte) {
 // normalForm returns the normal form kind of text by the tables of Unicode 9.0.
 func normalForm(b *budget, text []byte, kind string, limit int) ([]byte, error) {
 	w := formWriter{starter: noRune, decomposes: forms[kind], composes: kind == "NFC" || kind == "NFKC"}
-	out, err := eachRune(b, text, limit, func(dst []byte, r rune, char []byte) []byte {
-		w.dst = dst
-		w.take(r, char)
-		return w.dst
-	})
-	if err != nil {
-		return nil, err
+	next, plain := 0, plainClasses() // next is where to look at the time
+	for i := 0; i < len(text); {
+		if i >= next {
+			if next += rewriteStep; b.spend(rewriteStep) {
+				return nil, b.err
+			}
+			if len(w.dst) > limit {
+				return nil, errGrown
+			}
+		}
+		// Of a run of plain characters only the last one may compose or decompose.
+		last, end := i, i
+		for end < len(text) && end < next {
+			r, n := utf8.DecodeRune(text[end:])
+			if r >= utf8.RuneSelf && (kind != "NFC" || plain.of(r) == 0) {
+				break
+			}
+			last, end = end, end+n
+		}
+		if last > i {
+			w.finish()
+			w.dst = append(w.dst, text[i:last]...)
+		}
+		r, n := utf8.DecodeRune(text[last:])
+		w.take(r, text[last:last+n])
+		i = last + n
 	}
-	w.dst = out
 	w.finish()
 	return w.dst, nil
 }
