@@ -71,17 +71,17 @@ func (b *bpe) parts(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 		for cuts != 0 {
 			k := from + 3*bits.TrailingZeros64(cuts)
 			cuts &= cuts - 1
-			dst = b.part(dst, w, s, i, k)
+			dst = b.seen(dst, w, s, i, k, false)
 			i = k
 		}
 		switch {
 		case n == 0:
 			k := b.cuts.next(s, i, j)
-			dst = b.part(dst, w, s, i, k)
+			dst = b.seen(dst, w, s, i, k, false)
 			i = k
 		case from+3*n == j || n < maxThrees || i == from:
 			k := b.cuts.next(s, from+3*(n-1), j)
-			dst = b.part(dst, w, s, i, k)
+			dst = b.seen(dst, w, s, i, k, false)
 			i = k
 		}
 		if w.spend(i - from) {
@@ -89,30 +89,6 @@ func (b *bpe) parts(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 		}
 	}
 	return dst
-}
-
-// part appends the ids of s[i:j], a part of a word. It appends known ids of short parts without a
-// branch on their number, which no processor predicts.
-func (b *bpe) part(dst []uint32, w *work, s []byte, i, j int) []uint32 {
-	if j-i > 7 || i+8 > len(s) {
-		return b.seen(dst, w, s, i, j, false)
-	}
-	n := uint64(j-i) & 7
-	key := binary.LittleEndian.Uint64(s[i:i+8])&(1<<(8*n)-1) | n<<56
-	slot := w.shortWord(key)
-	if slot.key == key {
-		dst = append(dst, slot.ids[0], slot.ids[1])
-		less := 0
-		if slot.ids[1] == noID {
-			less = 1
-		}
-		return dst[:len(dst)-less]
-	}
-	if id := b.alone(s, i, j); id != noID {
-		w.keepShort(shortSlot{key, [2]uint32{id, noID}})
-		return append(dst, id)
-	}
-	return b.seenShort(dst, w, s, i, j, false)
 }
 
 // alone returns the token of s[i:j] if it is a single character of three bytes and a single token,
@@ -181,22 +157,29 @@ func (b *bpe) seenLong(dst []uint32, w *work, s []byte, i, j int, whole bool) []
 }
 
 // seenShort is seen for at most seven bytes, behind which there is another one. Words
-// of more than two ids are among the long ones.
+// of more than two ids are among the long ones. It appends known ids without a branch on
+// their number, which no processor predicts.
 func (b *bpe) seenShort(dst []uint32, w *work, s []byte, i, j int, whole bool) []uint32 {
-	n := uint64(j - i)
-	key := binary.LittleEndian.Uint64(s[i:])&(1<<(8*n)-1) | n<<56
+	n := uint64(j-i) & 7
+	key := binary.LittleEndian.Uint64(s[i:i+8])&(1<<(8*n)-1) | n<<56
 	if whole {
 		key |= 1 << 63
 	}
 	slot := w.shortWord(key)
 	if slot.key == key {
+		dst = append(dst, slot.ids[0], slot.ids[1])
+		less := 0
 		if slot.ids[1] == noID {
-			return append(dst, slot.ids[0])
+			less = 1
 		}
-		return append(dst, slot.ids[0], slot.ids[1])
+		return dst[:len(dst)-less]
 	}
 	at := len(dst)
-	dst = b.seenLong(dst, w, s, i, j, whole)
+	if id := b.alone(s, i, j); id != noID && !whole {
+		dst = append(dst, id)
+	} else {
+		dst = b.seenLong(dst, w, s, i, j, whole)
+	}
 	switch got := dst[at:]; len(got) {
 	case 1:
 		w.keepShort(shortSlot{key, [2]uint32{got[0], noID}})
