@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"regexp"
 	"strconv"
 )
 
@@ -155,23 +156,18 @@ func readGauges(text []byte, set func(rank uint32, g gauge, v float64)) {
 	}
 }
 
+// rankLabels are the labels that name a rank.
+//
+//nolint:gochecknoglobals // a table
+var rankLabels = [...]*regexp.Regexp{regexp.MustCompile(`(?:^|,)dp_rank="([0-9]+)"`), regexp.MustCompile(`(?:^|,)engine="([0-9]+)"`)}
+
 // rankOf returns the rank among labels; 0 if they contain none.
 func rankOf(labels []byte) uint32 {
-	for _, name := range []string{`dp_rank="`, `engine="`} {
-		for rest := labels; ; {
-			i := bytes.Index(rest, []byte(name))
-			if i < 0 {
-				break
+	for _, label := range rankLabels {
+		if m := label.FindSubmatch(labels); m != nil {
+			if n, err := strconv.ParseUint(string(m[1]), 10, 32); err == nil {
+				return uint32(n)
 			}
-			value := rest[i+len(name):]
-			if i == 0 || rest[i-1] == ',' {
-				if end := bytes.IndexByte(value, '"'); end > 0 {
-					if n, err := strconv.ParseUint(string(value[:end]), 10, 32); err == nil {
-						return uint32(n)
-					}
-				}
-			}
-			rest = value
 		}
 	}
 	return 0
