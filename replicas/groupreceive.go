@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -109,27 +108,21 @@ type groupFeed struct {
 	delay       latency
 }
 
-var errGroupless = errors.New("the functions Set and Summary are required")
-
 // NewGroups returns Groups on a connection that the caller closes. It sets the configured
 // candidates; [Groups.Run] does the rest.
 func NewGroups(nc *nats.Conn, conf GroupsConfig) (*Groups, error) {
-	g, err := newGroups(conf, linkOf(nc))
-	if err == nil {
-		g.nc = nc
-	}
-	return g, err
+	return newGroups(nc, conf, linkOf(nc))
 }
 
-func newGroups(conf GroupsConfig, to link) (*Groups, error) {
+func newGroups(nc *nats.Conn, conf GroupsConfig, to link) (*Groups, error) {
 	if conf.Set == nil || conf.Summary == nil {
-		return nil, fmt.Errorf("router groups: %w", errGroupless)
+		return nil, errors.New("router groups: the functions Set and Summary are required")
 	}
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
 	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
-	g := &Groups{conf: conf, link: to, unknown: make(map[string]bool)}
+	g := &Groups{conf: conf, nc: nc, link: to, unknown: make(map[string]bool)}
 	m := meter.New(conf.Meter)
 	g.events = m.Counter("kvroute.group.events", "{event}", "What happened to summaries of router groups, by kind.", "kind")
 	m.Gauge("kvroute.group.summary.age", "s", "Age of the last summary of a router group, by group and model.", g.observeAges)

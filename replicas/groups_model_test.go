@@ -69,7 +69,7 @@ func newGroupWorld(t *testing.T, seed uint64, publishers, hearers int) *groupWor
 	for range hearers {
 		h := &groupHearer{ahead: time.Duration(w.rand.IntN(600)-300) * time.Second}
 		var err error
-		h.Groups, err = newGroups(GroupsConfig{
+		h.Groups, err = newGroups(nil, GroupsConfig{
 			Groups: []Group{{Name: "g", Address: "10.0.0.9:80", Models: []string{"m"}}},
 			Set:    func([]fleet.Record) error { return nil },
 			Summary: func(id uint64, s router.Summary) bool {
@@ -109,7 +109,7 @@ func (w *groupWorld) start(i int) {
 	w.starts++
 	id := uint64(100 + w.starts)
 	var err error
-	s.GroupPublisher, err = newGroupPublisher(GroupPublisherConfig{
+	s.GroupPublisher, err = newGroupPublisher(nil, GroupPublisherConfig{
 		Group: "g", ID: id, Router: s.router, Stride: 2, FullEvery: 10 * time.Second,
 		Now: func() time.Time { return w.now.Add(s.ahead) },
 	}, link{
@@ -383,7 +383,7 @@ func TestBadSummariesAreRefused(t *testing.T) {
 	}
 	// Parts that disagree about the filter's size make no filter.
 	var told int
-	g, err := newGroups(GroupsConfig{
+	g, err := newGroups(nil, GroupsConfig{
 		Groups:  []Group{{Name: "g", Address: "10.0.0.9:80"}},
 		Set:     func([]fleet.Record) error { return nil },
 		Summary: func(uint64, router.Summary) bool { told++; return true },

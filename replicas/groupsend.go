@@ -104,21 +104,15 @@ type publishedPool struct {
 	current     bool            // the router has the pool
 }
 
-var errGroupPublisher = errors.New("Group, ID and Router are required")
-
 // NewGroupPublisher returns a publisher on a connection that the caller closes. It does
 // nothing before [GroupPublisher.Run].
 func NewGroupPublisher(nc *nats.Conn, conf GroupPublisherConfig) (*GroupPublisher, error) {
-	p, err := newGroupPublisher(conf, linkOf(nc))
-	if err == nil {
-		p.nc = nc
-	}
-	return p, err
+	return newGroupPublisher(nc, conf, linkOf(nc))
 }
 
-func newGroupPublisher(conf GroupPublisherConfig, to link) (*GroupPublisher, error) {
+func newGroupPublisher(nc *nats.Conn, conf GroupPublisherConfig, to link) (*GroupPublisher, error) {
 	if conf.Group == "" || conf.ID == 0 || conf.Router == nil {
-		return nil, fmt.Errorf("router group: %w", errGroupPublisher)
+		return nil, errors.New("router group: Group, ID and Router are required")
 	}
 	if len(conf.Group) > maxGroupName {
 		return nil, fmt.Errorf("router group: the name has %d bytes, want at most %d", len(conf.Group), maxGroupName)
@@ -136,7 +130,7 @@ func newGroupPublisher(conf GroupPublisherConfig, to link) (*GroupPublisher, err
 	}
 	m := meter.New(conf.Meter)
 	return &GroupPublisher{
-		conf: conf, link: to, subject: conf.Scope.Group(conf.Group, summaryTopic), pools: make(map[poolName]*publishedPool),
+		conf: conf, nc: nc, link: to, subject: conf.Scope.Group(conf.Group, summaryTopic), pools: make(map[poolName]*publishedPool),
 		events:        m.Counter("kvroute.group.events", "{event}", "What happened to summaries of router groups, by kind.", "kind"),
 		sent:          m.Counter("kvroute.group.sent", "{message}", "Summaries sent for the own router group, by kind.", "kind"),
 		size:          m.Counter("kvroute.group.sent.size", "By", "Size of the summaries sent, by kind.", "kind"),
