@@ -14,7 +14,6 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
-	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -70,9 +69,6 @@ func (c *Config) record() (r fleet.Record, err error) {
 	}
 	if c.NATSURL == "" {
 		return r, errors.New("nats-url is empty: there is nowhere to publish")
-	}
-	if err := settings.Check(c); err != nil {
-		return r, err
 	}
 	listener := at.String()
 	if at.Addr().IsLoopback() && !c.busIsLocal() {

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -25,6 +24,7 @@ import (
 // file that was removed is written again: Envoy does not start without it.
 type endpointFile struct {
 	path    string
+	id      uint64      // of this replica
 	known   func() bool // reports whether the registry has answered
 	workers func() []router.WorkerState
 	log     *slog.Logger
@@ -80,23 +80,16 @@ func (f *endpointFile) update() error {
 func (f *endpointFile) write(pool []netip.AddrPort) error {
 	h := fnv.New64a()
 	fmt.Fprint(h, pool)
-	out, err := os.CreateTemp(filepath.Dir(f.path), "."+filepath.Base(f.path)+".*")
-	if err != nil {
+	temporary := fmt.Sprintf("%s.%016x", f.path, f.id)
+	defer func() { _ = os.Remove(temporary) }() // fails if it was renamed
+	const mode = 0o644                          // Envoy may run as another user
+	if err := os.WriteFile(temporary, envoy.Endpoints(fmt.Sprintf("%016x", h.Sum64()), pool), mode); err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(out.Name()) }() // fails if it was renamed
-	// Envoy may run as another user.
-	err = out.Chmod(0o644)
-	if err == nil {
-		_, err = out.Write(envoy.Endpoints(fmt.Sprintf("%016x", h.Sum64()), pool))
-	}
-	if closed := out.Close(); err == nil {
-		err = closed
-	}
-	if err != nil {
+	if err := os.Chmod(temporary, mode); err != nil { // whatever the umask
 		return err
 	}
-	return os.Rename(out.Name(), f.path)
+	return os.Rename(temporary, f.path)
 }
 
 // poolOf returns the addresses of the workers that can take any request: of each model the

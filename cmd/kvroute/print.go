@@ -14,7 +14,6 @@ import (
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
-	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/scorer"
 )
 
@@ -83,10 +82,7 @@ func (c *config) printCost(out io.Writer, s scorer.Settings) (err error) {
 // printEnvoy prints an Envoy bootstrap.
 func printEnvoy(_ context.Context, args []string, std stdio) error {
 	var c envoy.Config
-	fs := newFlagSet("config envoy", std.err)
-	settings.SetDefaults(&c)
-	settings.AddFlags(fs, &c)
-	if err := parse(fs, args); err != nil {
+	if err := parseSettings("config envoy", args, std.err, &c); err != nil {
 		return err
 	}
 	if len(c.ExtProc) == 0 {

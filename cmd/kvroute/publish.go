@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 
-	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/sidecar"
 )
@@ -15,10 +14,7 @@ import (
 // when another engine is at the address: a restart of publish then registers that engine.
 func publish(ctx context.Context, args []string, std stdio) error {
 	var c sidecar.Config
-	settings.SetDefaults(&c)
-	fs := newFlagSet("publish", std.err)
-	settings.AddFlags(fs, &c)
-	if err := parse(fs, args); err != nil {
+	if err := parseSettings("publish", args, std.err, &c); err != nil {
 		return err
 	}
 	log, err := telemetry.NewLogger(std.err, c.LogLevel, c.LogFormat, nil)

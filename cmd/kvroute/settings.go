@@ -25,6 +25,18 @@ func defaults() (c config) {
 	return c
 }
 
+// parseSettings sets a struct with the tags of package settings to its defaults and the flags of a
+// command, and checks it.
+func parseSettings(name string, args []string, out io.Writer, to any) error {
+	settings.SetDefaults(to)
+	fs := newFlagSet(name, out)
+	settings.AddFlags(fs, to)
+	if err := parse(fs, args); err != nil {
+		return err
+	}
+	return settings.Check(to)
+}
+
 // check refuses values that no other package checks, or checks only under another name.
 func (c *config) check() error {
 	errs := []error{settings.Check(c), c.checkAddresses(), c.checkModels(), c.Dynamo.check(), replicas.CheckGroups(c.Groups)}

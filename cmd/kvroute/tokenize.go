@@ -19,7 +19,6 @@ import (
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/internal/reach"
-	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -67,13 +66,7 @@ type compared struct {
 // those of a worker.
 func tokenizeFile(ctx context.Context, args []string, std stdio) error {
 	var c tokenizeConfig
-	settings.SetDefaults(&c)
-	fs := newFlagSet("tokenize", std.err)
-	settings.AddFlags(fs, &c)
-	if err := parse(fs, args); err != nil {
-		return err
-	}
-	if err := settings.Check(&c); err != nil {
+	if err := parseSettings("tokenize", args, std.err, &c); err != nil {
 		return err
 	}
 	body, err := readRequest(c.Request, c.Path)
