@@ -110,6 +110,7 @@ type syncTimes struct {
 }
 
 const (
+	presentEvery   = 2 * time.Second       // a replica is gone after three missing presences
 	syncDelay      = time.Millisecond      // the least time that a change waits for others
 	syncSpacing    = 5 * time.Millisecond  // between two rounds of messages
 	syncListEvery  = 50 * time.Millisecond // between two answers to requests for the list

@@ -19,6 +19,26 @@ const (
 	sessionTopic = "session_affinity_events" // bindings of sessions
 )
 
+// presenceTopic is the topic of presences in kvroute's own subjects.
+const presenceTopic = "presence"
+
+// Presence is the message that a router replica runs.
+type Presence struct {
+	RouterID  uint64 `json:"router_id"`
+	StartedMS int64  `json:"started_ms"`
+	Version   string `json:"version,omitempty"`
+	// Replica is its name, the same after a restart. Group is the name of its router group.
+	Replica string `json:"replica,omitempty"`
+	Group   string `json:"group,omitempty"`
+
+	// SyncSeq is the number of its next message about requests. A presence without it is ignored.
+	// ActiveRequests is the number of its requests in flight after the messages before.
+	SyncSeq        *uint64 `json:"sync_seq,omitempty"`
+	ActiveRequests int     `json:"active_requests,omitempty"`
+	// Leaving is set in its last presence: its requests have ended.
+	Leaving bool `json:"leaving,omitempty"`
+}
+
 const maxSyncID = 1024 // bytes of a request's id or a session's name
 
 // syncEvent is a change of a request in a message.

@@ -343,7 +343,9 @@ func (s *server) run(ctx context.Context) error {
 	}
 	// This replica announces itself until its last request has ended.
 	drained, leave := context.WithCancel(context.WithoutCancel(ctx))
-	parts.Go(func() error { return s.announce(drained) })
+	if s.sync != nil {
+		parts.Go(func() error { return s.sync.Run(drained) })
+	}
 	parts.Go(func() error {
 		<-ctx.Done()
 		defer leave()

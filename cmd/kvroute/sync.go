@@ -3,8 +3,6 @@
 package main
 
 import (
-	"context"
-
 	"github.com/goccy/go-yaml"
 
 	"github.com/kvroute/kvroute/api"
@@ -24,7 +22,10 @@ func (s *server) openSync() (err error) {
 		bind = s.router.PeerSession
 	}
 	s.sync, err = replicas.NewSync(s.nc, replicas.SyncConfig{
-		Scope: s.scope, ID: s.id, Presence: s.presence(),
+		Scope: s.scope, ID: s.id, Presence: replicas.Presence{
+			RouterID: s.id, StartedMS: s.begun.UnixMilli(), Version: telemetry.Version(),
+			Replica: replicaName(&s.conf), Group: s.conf.Group,
+		},
 		Apply: s.router.PeerChanged, Remove: s.router.RemovePeer, FirstToken: s.router.MarkPrefillCompleted, Bind: bind,
 		Log: s.log, Meter: s.metrics.Meter("fleet"),
 	})
@@ -75,22 +76,6 @@ func (c *config) shared() (values map[string]any, err error) {
 		}
 	}
 	return values, err
-}
-
-func (s *server) presence() replicas.Presence {
-	return replicas.Presence{
-		RouterID: s.id, StartedMS: s.begun.UnixMilli(), Version: telemetry.Version(),
-		Replica: replicaName(&s.conf), Group: s.conf.Group,
-	}
-}
-
-// announce publishes this replica's presence until ctx ends. With --router-replica-sync it also
-// exchanges requests with the other replicas.
-func (s *server) announce(ctx context.Context) error {
-	if s.sync != nil {
-		return s.sync.Run(ctx)
-	}
-	return replicas.AnnouncePresence(ctx, s.nc, s.scope, s.presence())
 }
 
 // workerChanged reports to the exchange that a worker was added, or removed with its slots.
