@@ -101,9 +101,6 @@ func (r *Router) begin(mine func(id uint64) bool) *Dump {
 	defer r.fleet.Unlock()
 	for _, key := range slices.SortedFunc(maps.Keys(r.pools), poolKey.compare) {
 		p := r.pools[key]
-		if p.known == nil {
-			continue
-		}
 		d.Pools = append(d.Pools, PoolContents{key.model, key.blockSize})
 		pd := poolDump{numbers: make([]int, p.view.Load().size)}
 		parked := p.known.events.Load().parked.Waiting()

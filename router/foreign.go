@@ -108,15 +108,19 @@ func (c *core) disclose(now time.Time, ord, blocks int, lag time.Duration) {
 	}
 }
 
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
 // reportCache takes how much of its cache an engine uses: blocks, and a share. A report
 // from the future counts as one of now: a clock that is ahead must not keep a worker busy
 // for ever. A report that is too old to be compared with own requests has no foreign load.
 func (c *core) reportCache(now time.Time, ord, blocks int, usage float64, at time.Time) {
 	r := &c.entries[ord].report
-	if at.After(now) {
-		at = now
-	}
-	if at.Before(r.usedAt) {
+	if at = earlier(at, now); at.Before(r.usedAt) {
 		return
 	}
 	r.usedBlocks, r.usage, r.usedAt, r.foreignBlocks = min(max(0, blocks), mostReported), usage, at, 0
@@ -130,10 +134,7 @@ func (c *core) reportCache(now time.Time, ord, blocks int, usage float64, at tim
 // reportRequests takes how many requests an engine has, as reportCache does.
 func (c *core) reportRequests(now time.Time, ord, running, waiting int, at time.Time) {
 	r := &c.entries[ord].report
-	if at.After(now) {
-		at = now
-	}
-	if at.Before(r.requestsAt) {
+	if at = earlier(at, now); at.Before(r.requestsAt) {
 		return
 	}
 	r.running, r.waiting, r.requestsAt = min(max(0, running), mostReported), min(max(0, waiting), mostReported), at

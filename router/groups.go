@@ -219,9 +219,7 @@ func (r *Router) SetSummary(id uint64, s Summary) (known bool) {
 	if s.Interval <= 0 {
 		s.Interval = defaultInterval
 	}
-	if s.Taken.After(now) {
-		s.Taken = now
-	}
+	s.Taken = earlier(s.Taken, now)
 	filter, stride, added := s.Filter, s.Stride, s.Added
 	s.Filter, s.Added = nil, nil
 	ord := 0
@@ -241,7 +239,7 @@ func (r *Router) SetSummary(id uint64, s Summary) (known bool) {
 		e.group = &g
 		c.slots.Reported(ord, g.load.Taken)
 	})
-	if !known || p.known == nil {
+	if !known || !p.known.used {
 		return known
 	}
 	p.known.filters.change(ord, func(f *groupFilter) {
@@ -347,8 +345,6 @@ func (r *Router) Checkpoints(model string, blockSize, stride int) iter.Seq2[uint
 			yield(0, ErrNoModel)
 			return
 		}
-		if k := t.pools[at].known; k != nil {
-			k.index().Checkpoints(stride)(yield)
-		}
+		t.pools[at].known.index().Checkpoints(stride)(yield)
 	}
 }

@@ -10,13 +10,15 @@ import (
 )
 
 // known is what a pool knows of its workers' caches. The overlap of a worker is the largest
-// one of all indexes. A nil known is empty and stays empty.
+// one of all indexes.
 type known struct {
+	used   bool                       // cached blocks can change a decision; else all indexes stay empty
 	events atomic.Pointer[eventIndex] // replaced by [Router.Restore]
 	// history has routed requests to workers without events, and requests whose hashes no
 	// engine has. predicted has routed requests whose events are still to come; it is nil if
 	// nothing is predicted.
 	history, predicted *indexer.Approx
+	guesses            []*indexer.Approx // those of the two that exist
 
 	filters groupFilters
 	shrunk  atomic.Int64 // blocks removed because a worker's cache became smaller
@@ -34,12 +36,12 @@ func newEventIndex(x *indexer.Index) *eventIndex { return &eventIndex{x, indexer
 func (k *known) index() *indexer.Index { return k.events.Load().index }
 
 func newKnown(c *Config) *known {
-	k := &known{
-		history: indexer.NewApprox(indexer.ApproxConfig{TTL: c.GuessTTL}),
-	}
+	k := &known{used: c.indexed(), history: indexer.NewApprox(indexer.ApproxConfig{TTL: c.GuessTTL})}
 	k.events.Store(newEventIndex(indexer.New(indexer.Config{MaxBlocks: c.MaxBlocks})))
+	k.guesses = append(k.guesses, k.history)
 	if c.PredictTTL > 0 && !c.NoEvents {
 		k.predicted = indexer.NewApprox(indexer.ApproxConfig{TTL: c.PredictTTL})
+		k.guesses = append(k.guesses, k.predicted)
 	}
 	return k
 }
@@ -53,8 +55,8 @@ func (k *known) match(now time.Time, local, sequence []uint64, s *scratch) {
 	}
 	k.index().FindMatches(&m, local)
 	k.filters.match(s.overlap, sequence)
-	for _, a := range [...]*indexer.Approx{k.history, k.predicted} {
-		if a == nil || a.Blocks() == 0 {
+	for _, a := range k.guesses {
+		if a.Blocks() == 0 {
 			continue
 		}
 		s.guessed = resize(s.guessed, len(s.overlap))
@@ -74,15 +76,11 @@ func (k *known) match(now time.Time, local, sequence []uint64, s *scratch) {
 
 // begin makes room for predictions about the ranks of a worker.
 func (k *known) begin(c *core, info *WorkerInfo) {
-	if k == nil {
-		return
-	}
 	for _, ord := range c.ordinals(info.ID) {
 		since := c.entries[ord].since
 		k.shrunk.Add(int64(k.index().SetLimit(ord, info.TotalKVBlocks)))
-		k.history.Begin(ord, since, info.TotalKVBlocks)
-		if k.predicted != nil {
-			k.predicted.Begin(ord, since, info.TotalKVBlocks)
+		for _, a := range k.guesses {
+			a.Begin(ord, since, info.TotalKVBlocks)
 		}
 	}
 }
@@ -96,30 +94,21 @@ type indexSource struct {
 }
 
 func (k *known) sources() (all []indexSource) {
-	if k == nil {
-		return nil
-	}
 	events := k.events.Load()
 	x := events.index
 	all = append(all, indexSource{"events", x.Blocks, func() int { return x.Bytes() + events.parked.Bytes() }, func() int { return int(k.shrunk.Load()) }})
-	for i, a := range [...]*indexer.Approx{k.history, k.predicted} {
-		if a != nil {
-			all = append(all, indexSource{[...]string{"history", "prediction"}[i], a.Blocks, a.Bytes, a.Evicted})
-		}
+	for i, a := range k.guesses {
+		all = append(all, indexSource{[...]string{"history", "prediction"}[i], a.Blocks, a.Bytes, a.Evicted})
 	}
 	return all
 }
 
 func (k *known) removeWorker(ord int) {
-	if k == nil {
-		return
-	}
 	k.events.Load().parked.RemoveWorker(ord)
-	k.history.Clear(ord)
-	k.filters.change(ord, func(f *groupFilter) { *f = groupFilter{} })
-	if k.predicted != nil {
-		k.predicted.Clear(ord)
+	for _, a := range k.guesses {
+		a.Clear(ord)
 	}
+	k.filters.change(ord, func(f *groupFilter) { *f = groupFilter{} })
 }
 
 // apply applies an event of a worker.
@@ -140,19 +129,8 @@ func (k *known) apply(now time.Time, ord int, ev indexer.Event) indexer.Outcome 
 
 // eventBlocks returns the number of blocks that a worker holds by its events, guessedBlocks
 // the number that is predicted without events.
-func (k *known) eventBlocks(ord int) int {
-	if k == nil {
-		return 0
-	}
-	return k.index().WorkerBlocks(ord)
-}
-
-func (k *known) guessedBlocks(ord int) int {
-	if k == nil {
-		return 0
-	}
-	return k.history.WorkerBlocks(ord)
-}
+func (k *known) eventBlocks(ord int) int   { return k.index().WorkerBlocks(ord) }
+func (k *known) guessedBlocks(ord int) int { return k.history.WorkerBlocks(ord) }
 
 // guess is the prediction that a booking added to an index.
 type guess struct {
@@ -165,7 +143,7 @@ type guess struct {
 
 // guess predicts that the worker of a booking will hold the prompt.
 func (k *known) guess(now time.Time, q *question) guess {
-	if k == nil || len(q.sequence) == 0 {
+	if !k.used || len(q.sequence) == 0 {
 		return guess{}
 	}
 	g := guess{in: k.predicted, ordinal: q.ordinal, generation: q.generation}

@@ -23,8 +23,8 @@ import (
 type pool struct {
 	// Set once.
 	poolKey
-	known      *known // nil if cached blocks cannot change a decision
-	cached     bool   // a rule needs the number of blocks that each worker holds
+	known      *known
+	cached     bool // a rule needs the number of blocks that each worker holds
 	labels     *labels
 	onInferred func(*pool, []scorer.Inference) // called without the lock
 
@@ -59,10 +59,7 @@ func (k poolKey) compare(l poolKey) int {
 }
 
 func newPool(conf *Config, key poolKey) *pool {
-	p := &pool{poolKey: key, core: newCore(conf, key.blockSize), cached: conf.Rule != nil, labels: newLabels(key.model), names: make(map[modelName]int)}
-	if conf.indexed() {
-		p.known = newKnown(conf)
-	}
+	p := &pool{poolKey: key, known: newKnown(conf), core: newCore(conf, key.blockSize), cached: conf.Rule != nil, labels: newLabels(key.model), names: make(map[modelName]int)}
 	p.update(time.Time{}, p.look)
 	return p
 }
@@ -88,7 +85,7 @@ type scratch struct {
 
 // match counts the overlap of the prompt whose hashes are in s, without the lock.
 func (p *pool) match(now time.Time, q *question, s *scratch) {
-	if q.sequence == nil || p.known == nil {
+	if q.sequence == nil || !p.known.used {
 		return
 	}
 	view := p.view.Load()
@@ -258,7 +255,7 @@ func (p *pool) applyEvent(now time.Time, w Worker, ev indexer.Event) (out indexe
 		// Without a block size the hashes of events match no prompt. With NoEvents the caches
 		// are predicted from requests, and events would count the same blocks twice.
 		return indexer.Outcome{Invalid: len(ev.Blocks) + len(ev.Externals)}, true
-	case p.known == nil:
+	case !p.known.used:
 		return out, true
 	}
 	return p.known.apply(now, ord, ev), true
@@ -267,9 +264,6 @@ func (p *pool) applyEvent(now time.Time, w Worker, ev indexer.Event) (out indexe
 // expireEvents drops events that waited too long for their parents, and returns their
 // workers and the number of blocks.
 func (p *pool) expireEvents(now time.Time) (whose []Worker, blocks int) {
-	if p.known == nil {
-		return nil, 0
-	}
 	for ord, n := range p.known.events.Load().parked.Expire(now) {
 		blocks += n
 		if p.known.index().Truncated(ord) {

@@ -34,7 +34,7 @@ type seat struct {
 // seatOf returns the place of a worker's blocks. The fleet is locked.
 func (r *Router) seatOf(w Worker) (s seat) {
 	p := r.owners[w.ID]
-	if p == nil || p.known == nil {
+	if p == nil || !p.known.used {
 		return seat{}
 	}
 	p.mu.Lock()
@@ -185,9 +185,6 @@ func (r *Router) install(c *Contents, seats []seat, indexes map[poolKey]*indexer
 		}
 	}
 	for key, p := range r.pools {
-		if p.known == nil {
-			continue
-		}
 		x := indexes[key]
 		if x == nil {
 			x = indexer.New(indexer.Config{MaxBlocks: r.conf.MaxBlocks})
