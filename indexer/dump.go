@@ -62,7 +62,7 @@ type dump struct {
 	limit int
 	over  bool // the dump was aborted: limit was exceeded
 
-	line    []*node  // reused by take
+	line    []*node  // reused by copyNode
 	holders []Holder // reused by add
 	ends    []tail   // reused by add
 }
@@ -132,7 +132,7 @@ func (x *Index) Dump() iter.Seq2[Run, error] {
 			x.mu.Lock()
 			for from := i; i < end && d.fill.size < size && i-from < dumpBatch; i++ {
 				if n := x.nodes.at(i); n != nil && *n != nil {
-					d.take(&x.root, *n)
+					d.copyNode(&x.root, *n)
 				}
 			}
 			more = i < end
@@ -172,7 +172,7 @@ func (x *Index) preserve(n *node) {
 		return
 	}
 	if n.dumped != d.id {
-		d.take(&x.root, n)
+		d.copyNode(&x.root, n)
 	}
 	if n.kids.len() > 0 {
 		if _, has := d.tails[n.number]; !has {
@@ -188,8 +188,8 @@ func (x *Index) preserve(n *node) {
 	}
 }
 
-// take copies a node after the nodes above it, each unless it is copied already.
-func (d *dump) take(root, n *node) {
+// copyNode copies a node after the nodes above it, each unless it is copied already.
+func (d *dump) copyNode(root, n *node) {
 	d.line = d.line[:0]
 	for ; n != root && n.dumped != d.id; n = n.parent {
 		d.line = append(d.line, n)
@@ -329,7 +329,7 @@ func Restore(c Config, runs iter.Seq2[Run, error]) (*Index, Outcome, error) {
 			x.tidy(*n) // a run without holders
 		}
 	}
-	x.settle()
+	x.applyPending()
 	return x, out, nil
 }
 
@@ -364,7 +364,7 @@ func (x *Index) restore(r *Run, ends *[]lastCell, out *Outcome) error {
 			return fmt.Errorf("%w: run %d, worker %d holds %d blocks from %d on, on tier %d", ErrDump, r.ID, h.Worker, len(h.Externals), h.Start, h.Tier)
 		}
 		x.restoreHolder(before.place(), blocks, h, out)
-		x.settle()
+		x.applyPending()
 	}
 	return nil
 }

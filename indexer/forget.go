@@ -81,14 +81,14 @@ func (x *Index) release(owner int32, i int) (released int) {
 
 // leave removes an owner from the blocks of some cells of a node.
 func (x *Index) leave(owner int32, n *node, cells uint64) {
-	x.take(owner, n, cells)
-	x.bury(n, cells)
+	x.removeCells(owner, n, cells)
+	x.endUnused(n, cells)
 	x.tidy(n)
 }
 
-// take is leave without its consequences for cells of the columns in x.worn that no owner
-// uses any more, and for a node that is not needed any more.
-func (x *Index) take(owner int32, n *node, cells uint64) {
+// removeCells is leave without its consequences: for cells of the columns in x.maybeUnused
+// that no owner uses any more, and for a node that is not needed any more.
+func (x *Index) removeCells(owner int32, n *node, cells uint64) {
 	before := n.cells(owner)
 	if cells &= before; cells == 0 {
 		return
@@ -105,14 +105,14 @@ func (x *Index) take(owner int32, n *node, cells uint64) {
 		c, gone := o.column, o.cells&cells
 		h.externals -= bits.OnesCount64(gone)
 		o.cells &^= gone
-		if x.wear(c, gone); o.cells == 0 {
+		if x.unlist(c, gone); o.cells == 0 {
 			n.listed = cut(n.listed, i)
 			x.drop(c)
 		}
 	}
 	if !owns {
 		h.externals -= bits.OnesCount64(cells)
-		x.wear(n.main, cells)
+		x.unlist(n.main, cells)
 	}
 	n.setCells(owner, before, before&^cells)
 	x.count(owner, -bits.OnesCount64(cells))
@@ -121,27 +121,27 @@ func (x *Index) take(owner int32, n *node, cells uint64) {
 	}
 }
 
-// wear ends cells of a column that an owner no longer holds by it, if no other owner
-// uses the column; else bury checks the cells.
-func (x *Index) wear(c *column, cells uint64) {
+// unlist ends cells of a column that an owner no longer holds by it, if no other owner
+// uses the column; else endUnused checks the cells.
+func (x *Index) unlist(c *column, cells uint64) {
 	switch {
 	case c.owner != anyOwner:
-		x.kill(c, cells)
-	case cells != 0 && !slices.Contains(x.worn, c):
-		c.refs++ // until bury
-		x.worn = append(x.worn, c)
+		x.endCells(c, cells)
+	case cells != 0 && !slices.Contains(x.maybeUnused, c):
+		c.refs++ // until endUnused
+		x.maybeUnused = append(x.maybeUnused, c)
 	}
 }
 
-// bury ends the given cells of the columns in x.worn that no owner uses.
-func (x *Index) bury(n *node, cells uint64) {
-	for _, c := range x.worn {
+// endUnused ends the given cells of the columns in x.maybeUnused that no owner uses.
+func (x *Index) endUnused(n *node, cells uint64) {
+	for _, c := range x.maybeUnused {
 		if left := cells & c.live; left != 0 {
-			x.kill(c, left&^n.standing(c, left))
+			x.endCells(c, left&^n.standing(c, left))
 		}
 		x.drop(c)
 	}
-	x.worn = x.worn[:0]
+	x.maybeUnused = x.maybeUnused[:0]
 }
 
 // tidy drops a node without holders and children, and the parents that this makes
@@ -188,8 +188,8 @@ func (n *node) promote() {
 	}
 }
 
-// kill ends live cells of a column.
-func (x *Index) kill(c *column, cells uint64) {
+// endCells ends live cells of a column.
+func (x *Index) endCells(c *column, cells uint64) {
 	for rest := cells; rest != 0; rest &= rest - 1 {
 		at := bits.TrailingZeros64(rest)
 		x.pending = append(x.pending, entry{c.key(spread(c.external(at))), c.id, uint8(at), true})
@@ -197,7 +197,7 @@ func (x *Index) kill(c *column, cells uint64) {
 	x.end(c, cells)
 }
 
-// end is kill without the change of the table.
+// end is endCells without the change of the table.
 func (x *Index) end(c *column, cells uint64) {
 	if c.private {
 		x.of(c.owner).private -= bits.OnesCount64(cells)

@@ -100,14 +100,14 @@ type Index struct {
 	dumping sync.Mutex // held during a dump, before mu
 
 	// Scratch memory of one event.
-	known   []cell // of each block
-	view    view
-	hashes  []uint64
-	seen    []int32
-	pending []entry // in order; see pendingRemovals
-	dropped bool    // a column that pending may name was dropped
-	ends    []int32
-	worn    []*column // shared columns that an owner no longer uses; see bury
+	known       []cell // of each block
+	view        view
+	hashes      []uint64
+	seen        []int32
+	pending     []entry // in order; see pendingRemovals
+	dropped     bool    // a column that pending may name was dropped
+	ends        []int32
+	maybeUnused []*column // shared columns that an owner no longer uses; see endUnused
 }
 
 // holdings is the state of an owner outside the tree.
@@ -284,7 +284,7 @@ func (x *Index) storeLocked(owner int32, ev *Event) (out Outcome) {
 	}
 	at.n.used.Store(x.clock.Add(1))
 	x.gate.Unlock()
-	x.settle()
+	x.applyPending()
 	x.tidyLog(owner)
 	if owner > maxWorker {
 		out.OtherTier = out.Stored
@@ -328,7 +328,7 @@ func (x *Index) removeLocked(owner int32, externals []uint64) (out Outcome) {
 		if near || len(x.pending) > out.Removed {
 			x.table.touch(len(x.pending), func(i int) uint64 { return x.pending[i].hash })
 		}
-		x.settle()
+		x.applyPending()
 	}
 	x.tidyLog(owner)
 	return out
@@ -370,7 +370,7 @@ func (x *Index) clearLocked(worker int) (removed int) {
 				}
 			}
 			x.gate.Unlock()
-			x.settle()
+			x.applyPending()
 		}
 		*h = holdings{limit: h.limit}
 	}

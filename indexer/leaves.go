@@ -109,7 +109,7 @@ func (x *Index) makeRoom(n int, at *node) int {
 			pairs += x.dropTail(oldest)
 		}
 		x.gate.Unlock()
-		x.settle()
+		x.applyPending()
 	}
 	for _, n := range kept {
 		x.queueLeaf(n)
@@ -132,9 +132,9 @@ func (x *Index) dropTail(n *node) int {
 	}
 	for _, w := range x.ends {
 		x.of(w).truncated = true
-		x.take(w, n, bit)
+		x.removeCells(w, n, bit)
 	}
-	x.bury(n, bit)
+	x.endUnused(n, bit)
 	x.tidy(n)
 	return len(x.ends)
 }
@@ -172,7 +172,7 @@ func (x *Index) shrink(owner int32, n int, at *node) int {
 		x.gate.Lock()
 		x.leave(owner, end, gone)
 		x.gate.Unlock()
-		x.settle()
+		x.applyPending()
 		if below[before]--; gone == cells && below[before] == 0 && before != &x.root {
 			ends.push(before)
 		}

@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// parkedEvents limits the waiting events of one worker, parkedBlocks the blocks of
+	// parkedEvents limits the parked events of one worker, parkedBlocks the blocks of
 	// one worker, and parkedInAll the blocks of all workers: some 60 MB.
 	parkedEvents = 1024
 	parkedBlocks = 1 << 16
@@ -39,7 +39,7 @@ type Parked struct {
 	blocks  int          // of the events that wait
 }
 
-// lot is the waiting events of one worker.
+// lot has the parked events of one worker.
 type lot struct {
 	queue  []*parked // in order of arrival
 	blocks int
@@ -47,7 +47,7 @@ type lot struct {
 	has    map[parkedBlock][]*parked
 }
 
-// parked is a waiting event.
+// parked is one parked event.
 type parked struct {
 	event   Event
 	until   time.Time
@@ -95,7 +95,7 @@ func (p *Parked) Apply(now time.Time, worker int, ev Event) Outcome {
 	return out
 }
 
-// add adds a waiting event.
+// add adds an event.
 func (p *Parked) add(l *lot, w *parked) {
 	l.queue = append(l.queue, w)
 	l.blocks += len(w.event.Blocks)
@@ -107,8 +107,8 @@ func (p *Parked) add(l *lot, w *parked) {
 	}
 }
 
-// take removes the event at a place in the queue, and returns it.
-func (p *Parked) take(worker int, l *lot, at int) *parked {
+// removeAt removes the event at a place in the queue, and returns it.
+func (p *Parked) removeAt(worker int, l *lot, at int) *parked {
 	w := l.queue[at]
 	l.queue = slices.Delete(l.queue, at, at+1)
 	l.blocks -= len(w.event.Blocks)
@@ -132,7 +132,7 @@ func without[K comparable](m map[K][]*parked, key K, w *parked) {
 	}
 }
 
-// forget drops the waiting events of a worker.
+// forget drops the parked events of a worker.
 func (p *Parked) forget(worker int) {
 	if l := p.workers[worker]; l != nil {
 		p.blocks -= l.blocks
@@ -156,7 +156,7 @@ func (p *Parked) wake(worker int, l *lot, tier Tier, blocks []Block, out *Outcom
 			continue
 		}
 		at += next
-		w := p.take(worker, l, at)
+		w := p.removeAt(worker, l, at)
 		out.add(p.x.Apply(worker, w.event))
 		if len(w.removed) > 0 {
 			out.add(p.x.Apply(worker, w.removal()))
@@ -170,7 +170,7 @@ func (p *Parked) wake(worker int, l *lot, tier Tier, blocks []Block, out *Outcom
 }
 
 // arrive notes that an event has stored a block. Events that wait for it are ready. If a
-// waiting event has the block too, its removal no longer counts: the block was stored
+// parked event has the block too, its removal no longer counts: the block was stored
 // again.
 func (l *lot) arrive(tier Tier, external uint64) {
 	for _, w := range l.has[parkedBlock{tier, external}] {
@@ -183,7 +183,7 @@ func (l *lot) arrive(tier Tier, external uint64) {
 	}
 }
 
-// remove notes the removal of blocks of waiting events.
+// remove notes the removal of blocks of parked events.
 func (l *lot) remove(tier Tier, externals []uint64) {
 	for _, e := range externals {
 		for _, w := range l.has[parkedBlock{tier, e}] {
@@ -200,10 +200,10 @@ func (w *parked) removal() Event {
 	return Event{Kind: Removed, Tier: w.event.Tier, Externals: slices.Sorted(maps.Keys(w.removed))}
 }
 
-// Waiting returns the waiting events, by worker. Applied to an empty Parked in front of
+// Events returns the parked events, by worker. Applied to an empty Parked in front of
 // the same index they result in the same state, except for the time that they have
 // waited.
-func (p *Parked) Waiting() map[int][]Event {
+func (p *Parked) Events() map[int][]Event {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := make(map[int][]Event, len(p.workers))
@@ -218,7 +218,7 @@ func (p *Parked) Waiting() map[int][]Event {
 	return all
 }
 
-// Bytes estimates the heap memory of the waiting events.
+// Bytes estimates the heap memory of the parked events.
 func (p *Parked) Bytes() int {
 	const (
 		event = 160 + 90 // with its entries in queue and behind
@@ -245,13 +245,13 @@ func (p *Parked) Expire(now time.Time) map[int]int {
 			if dropped == nil {
 				dropped = map[int]int{}
 			}
-			dropped[worker] += len(p.take(worker, l, 0).event.Blocks)
+			dropped[worker] += len(p.removeAt(worker, l, 0).event.Blocks)
 		}
 	}
 	return dropped
 }
 
-// RemoveWorker is [Index.RemoveWorker], and drops the worker's waiting events.
+// RemoveWorker is [Index.RemoveWorker], and drops the worker's parked events.
 func (p *Parked) RemoveWorker(worker int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -184,7 +184,7 @@ func TestParkedEqualsSlowModel(t *testing.T) {
 			if a, b := p.Expire(now), slow.expire(now); !maps.Equal(a, b) {
 				t.Fatalf("seed %d, step %d: %v expired, want %v", seed, step, a, b)
 			}
-			if a, b := p.Waiting(), slow.all(); !reflect.DeepEqual(a, b) {
+			if a, b := p.Events(), slow.all(); !reflect.DeepEqual(a, b) {
 				t.Fatalf("seed %d, step %d: waiting after %+v (-want +got):\n%s", seed, step, ev, cmp.Diff(b, a))
 			}
 			if step%16 > 0 {
@@ -197,8 +197,8 @@ func TestParkedEqualsSlowModel(t *testing.T) {
 		for w := range workers {
 			p.RemoveWorker(w)
 		}
-		if p.Bytes() != 0 || len(p.Waiting()) > 0 {
-			t.Fatalf("seed %d: %d bytes, %v wait after all workers were removed", seed, p.Bytes(), p.Waiting())
+		if p.Bytes() != 0 || len(p.Events()) > 0 {
+			t.Fatalf("seed %d: %d bytes, %v wait after all workers were removed", seed, p.Bytes(), p.Events())
 		}
 	}
 	if woken < 500 || mostWaiting < 20 {

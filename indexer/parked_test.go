@@ -239,14 +239,14 @@ func TestWaitingEventsCanBeHandedOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		q := indexer.NewParked(y)
-		for worker, evs := range p.Waiting() {
+		for worker, evs := range p.Events() {
 			for _, ev := range evs {
 				q.Apply(now, worker, ev)
 				waited++
 			}
 		}
 		for step := range 60 {
-			if a, b := p.Waiting(), q.Waiting(); !reflect.DeepEqual(a, b) {
+			if a, b := p.Events(), q.Events(); !reflect.DeepEqual(a, b) {
 				t.Fatalf("seed %d, step %d: waiting (-was +is):\n%s", seed, step, cmp.Diff(a, b))
 			}
 			w, ev := rng.IntN(2), event()

@@ -264,8 +264,8 @@ func (x *Index) enter(owner int32, n *node) {
 // loaded from memory together. None may be left when a column's id is used again.
 const pendingRemovals = 32
 
-// settle makes the pending changes of the table.
-func (x *Index) settle() {
+// applyPending makes the pending changes of the table.
+func (x *Index) applyPending() {
 	x.dropped = false
 	for _, e := range x.pending {
 		if e.remove {

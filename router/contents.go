@@ -103,7 +103,7 @@ func (r *Router) begin(mine func(id uint64) bool) *Dump {
 		p := r.pools[key]
 		d.Pools = append(d.Pools, PoolContents{key.model, key.blockSize})
 		pd := poolDump{numbers: make([]int, p.view.Load().size)}
-		parked := p.known.events.Load().parked.Waiting()
+		parked := p.known.events.Load().parked.Events()
 		p.each(func(ord int, e *entry) {
 			if mine != nil && !mine(e.worker.ID) {
 				pd.numbers[ord] = -1

@@ -265,7 +265,7 @@ func (r *Router) SetEngineRequests(w Worker, running, waiting int, at time.Time)
 }
 
 // reported gives a worker's report to its pool. The report may admit requests that wait.
-func (r *Router) reported(w Worker, take func(c *core, now time.Time, ord int) (counts bool)) (counts bool) {
+func (r *Router) reported(w Worker, apply func(c *core, now time.Time, ord int) (counts bool)) (counts bool) {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
 	p := r.owners[w.ID]
@@ -275,7 +275,7 @@ func (r *Router) reported(w Worker, take func(c *core, now time.Time, ord int) (
 	now := r.conf.Now()
 	p.update(now, func(c *core) {
 		ord, known := c.find(w)
-		counts = known && take(c, now, ord)
+		counts = known && apply(c, now, ord)
 	})
 	return counts
 }
@@ -331,7 +331,7 @@ func (r *Router) SetThresholds(model string, change func(scorer.Thresholds) scor
 func (p *pool) setThresholds(now time.Time, t scorer.Thresholds) {
 	p.update(now, func(c *core) {
 		c.thresholds = &t
-		p.look(c)
+		p.updateView(c)
 	})
 }
 

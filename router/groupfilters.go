@@ -15,7 +15,7 @@ type groupFilters struct {
 
 	mu sync.RWMutex
 	// mu guards the field below.
-	of map[int]groupFilter
+	byOrdinal map[int]groupFilter
 }
 
 // groupFilter has the cached blocks of a router group: checkpoints every stride blocks. The
@@ -29,17 +29,17 @@ type groupFilter struct {
 func (x *groupFilters) change(ord int, change func(*groupFilter)) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	f := x.of[ord]
+	f := x.byOrdinal[ord]
 	change(&f)
 	if f.Filter == nil {
-		delete(x.of, ord)
+		delete(x.byOrdinal, ord)
 	} else {
-		if x.of == nil {
-			x.of = make(map[int]groupFilter)
+		if x.byOrdinal == nil {
+			x.byOrdinal = make(map[int]groupFilter)
 		}
-		x.of[ord] = f
+		x.byOrdinal[ord] = f
 	}
-	x.some.Store(len(x.of) > 0)
+	x.some.Store(len(x.byOrdinal) > 0)
 }
 
 // match raises the overlaps of groups to those of their filters.
@@ -49,7 +49,7 @@ func (x *groupFilters) match(overlap []int32, sequence []uint64) {
 	}
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	for ord, f := range x.of {
+	for ord, f := range x.byOrdinal {
 		if ord < len(overlap) {
 			overlap[ord] = max(overlap[ord], int32(f.Overlap(sequence, f.stride)))
 		}

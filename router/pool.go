@@ -60,7 +60,7 @@ func (k poolKey) compare(l poolKey) int {
 
 func newPool(conf *Config, key poolKey) *pool {
 	p := &pool{poolKey: key, known: newKnown(conf), core: newCore(conf, key.blockSize), cached: conf.Rule != nil, labels: newLabels(key.model), names: make(map[modelName]int)}
-	p.update(time.Time{}, p.look)
+	p.update(time.Time{}, p.updateView)
 	return p
 }
 
@@ -102,10 +102,10 @@ func (p *pool) match(now time.Time, q *question, s *scratch) {
 	}
 }
 
-// appeal returns a cost of a pool for a request, to compare the pools of one model; lower is
+// compareCost returns a cost of a pool for a request, to compare the pools of one model; lower is
 // better. It is the cost of the best candidate, in tokens if the policy's unit is a block,
 // or the requests in flight for each candidate if the mode has no costs.
-func (p *pool) appeal(now func() time.Time, s *scratch) (float64, error) {
+func (p *pool) compareCost(now func() time.Time, s *scratch) (float64, error) {
 	q, d := &s.question, &s.decision
 	p.match(now(), q, s)
 	p.mu.Lock()
@@ -202,7 +202,7 @@ func (p *pool) setWorker(now time.Time, info *WorkerInfo) {
 	p.update(now, func(c *core) {
 		c.setWorker(info)
 		p.known.begin(c, info)
-		p.look(c)
+		p.updateView(c)
 	})
 }
 
@@ -215,12 +215,12 @@ func (p *pool) removeWorker(now time.Time, id uint64) {
 	p.purge(ordinals)
 	p.update(now, func(c *core) {
 		c.removeWorker(id)
-		p.look(c)
+		p.updateView(c)
 	})
 }
 
-// look replaces the view of the pool.
-func (p *pool) look(c *core) {
+// updateView replaces the view of the pool.
+func (p *pool) updateView(c *core) {
 	v := poolView{reads: c.conf.Mode == KV || c.queue != nil || *c.thresholds != scorer.Thresholds{}, changes: c.changes, size: c.size()}
 	for _, ord := range c.order {
 		if name := c.entries[ord].info.Group; name != "" {

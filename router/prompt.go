@@ -20,7 +20,7 @@ const bytesSeed = 0x6b76726f75746521
 
 // place returns the pool that the request in s goes to, and hashes the prompt for it. Of
 // several pools of one model it is the pool of the pinned worker or of the session's
-// worker, or else the cheapest pool; see [pool.appeal].
+// worker, or else the cheapest pool; see [pool.compareCost].
 func (r *Router) place(ctx context.Context, t target, s *scratch) (*pool, error) {
 	q, best := &s.question, t.pools[0]
 	ready := func(p *pool) error {
@@ -44,7 +44,7 @@ func (r *Router) place(ctx context.Context, t target, s *scratch) (*pool, error)
 		if err := ready(p); err != nil {
 			return nil, err
 		}
-		switch a, err := p.appeal(r.conf.Now, s); {
+		switch a, err := p.compareCost(r.conf.Now, s); {
 		case errors.Is(err, ErrAllBusy) && math.IsInf(least, 1):
 			best = p // the request may wait there
 		case err != nil && !isAbsence(err):

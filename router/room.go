@@ -70,21 +70,21 @@ func (c *core) roomOn(now time.Time, ord int) time.Duration {
 	e, load := &c.entries[ord], c.slots.Load(ord)
 	info, f := e.info, c.foreign(now, e, 0)
 	var wait time.Duration
-	drain := func(limit float64) {
+	prefillBelow := func(limit float64) {
 		if over := float64(load.PendTokens+f.Tokens) - limit; over > 0 {
 			ms := c.settings.Engine.PrefillTime(over)
 			wait = max(wait, time.Duration(min(ms, float64(maxRetry.Milliseconds()))*float64(time.Millisecond)))
 		}
 	}
 	if t := c.thresholds.PrefillTokens; t != nil {
-		drain(float64(*t))
+		prefillBelow(float64(*t))
 	}
 	if batch := float64(info.MaxBatchedTokens); batch > 0 {
 		if t := c.thresholds.PrefillFraction; t != nil {
-			drain(*t * batch)
+			prefillBelow(*t * batch)
 		}
 		if c.queue != nil {
-			drain(*c.conf.Queue.Threshold * batch)
+			prefillBelow(*c.conf.Queue.Threshold * batch)
 		}
 	}
 	if t := c.thresholds.ActiveBlocks; t != nil && info.TotalKVBlocks > 0 {

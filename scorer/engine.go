@@ -38,9 +38,9 @@ func (e *Engine) own(uncached, prompt int) float64 {
 	return e.Token*u + e.Attention*u*(float64(prompt)-u/2)
 }
 
-// waiting is the cost of a pending token relative to its linear part. It contains
+// pendingFactor is the cost of a pending token relative to its linear part. It contains
 // attention, for prompts whose length is not known any more.
-const waiting = 1.15
+const pendingFactor = 1.15
 
 func (e *Engine) ttft(uncached, prompt int, in *Input) float64 {
 	pend := in.mean(in.PendTokens)
@@ -55,4 +55,4 @@ func (e *Engine) DecodeStep(requests, held int) float64 {
 }
 
 // PrefillTime is the time in ms that pending prefill tokens take.
-func (e *Engine) PrefillTime(tokens float64) float64 { return waiting * e.Token * tokens }
+func (e *Engine) PrefillTime(tokens float64) float64 { return pendingFactor * e.Token * tokens }

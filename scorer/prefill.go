@@ -89,7 +89,7 @@ type pace struct {
 	samples    [15]float64 // tokens a second
 	taken      int         // samples so far
 	rate       float64     // their median; 0 = unknown
-	late       uint16      // bits of the last first tokens: 1 for those that were overtaken
+	late       uint16      // bits of the last first tokens: 1 for those that came after that of a later request
 	registered bool        // the worker registered that it reorders prompts
 }
 
@@ -107,9 +107,9 @@ func (p *pace) sample(rate float64) {
 	p.rate = some[len(some)/2]
 }
 
-func (p *pace) note(overtaken bool) {
+func (p *pace) note(late bool) {
 	p.late <<= 1
-	if overtaken {
+	if late {
 		p.late |= 1
 	}
 }
@@ -177,10 +177,10 @@ func (s *Slots) evidence(n int32, exact bool) {
 	}
 	if exact {
 		since := q.newestAt
-		if t.overtaken {
+		if t.byOrder {
 			since = t.first
 		}
-		p.note((t.overtaken || t.turn < q.newest) && t.seen-since > orderGrace)
+		p.note((t.byOrder || t.turn < q.newest) && t.seen-since > orderGrace)
 		if t.turn > q.newest {
 			q.newest, q.newestAt = t.turn, t.seen
 		}
@@ -232,7 +232,7 @@ func (t *slot) work() int {
 func (s *Slots) infer(n int32, by string, at time.Duration) {
 	t := &s.slots[n]
 	s.start(n, at)
-	t.overtaken = by == ByOrder
+	t.byOrder = by == ByOrder
 	s.inferred = append(s.inferred, Inference{ID: t.id, Number: t.number, By: by, At: s.epoch.Add(at)})
 }
 

@@ -115,7 +115,7 @@ type slot struct {
 	listed       time.Duration
 	unseen       bool // its first token will not be reported
 	counted      bool // its tokens are in queue.done
-	overtaken    bool // its first token was inferred by order
+	byOrder      bool // its first token was inferred by order
 
 	// The slot's neighbours in the list of its worker's waiting slots, and after the first
 	// token in that of the slots whose output is estimated; see [list].

@@ -88,7 +88,7 @@ func (l *Index) Answer(q *events.Query) func() events.Answer {
 		a.Kind, a.Events = events.AnswerEvents, slices.Clone(r.ring[max(start, 1)-first:])
 	case r.index != nil:
 		runs, stop := r.index.DumpNow()
-		waiting := r.parked.Waiting()[0]
+		waiting := r.parked.Events()[0]
 		return func() events.Answer {
 			defer stop()
 			evs, err := events.RankEvents(runs, 0)
