@@ -148,10 +148,12 @@ func TestASnapshotFillsAPurgedHole(t *testing.T) {
 			b.mu.Lock()
 			from := n.streamInfo().State.LastSeq
 			e.workUntil(func() bool { return n.streamInfo().State.LastSeq > from+40 })
+			a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 1 << 30})
+			e.mustKnow(a) // the publishers have sent everything
 			if c.snapshot {
-				a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 1 << 30})
-				e.mustKnow(a)
-				a.stop()
+				a.stop() // writes a snapshot
+			} else {
+				a.kill()
 			}
 			n.purge()
 			first := n.streamInfo().State.FirstSeq

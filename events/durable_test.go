@@ -65,7 +65,7 @@ func (n *natsd) stop() {
 
 func (n *natsd) connect() *nats.Conn {
 	n.t.Helper()
-	nc, err := nats.Connect(n.s.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.ReconnectJitter(0, 0), nats.Timeout(time.Second))
+	nc, err := nats.Connect(n.s.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.ReconnectJitter(0, 0), nats.Timeout(10*time.Second))
 	if err != nil {
 		n.t.Fatal(err)
 	}
