@@ -135,11 +135,7 @@ type Durable struct {
 	refuses atomic.Bool
 
 	// The mutex of sub guards the fields below.
-	at     position
-	loaded bool
-	// inherited: the state is older than the stream. After a deletion of the store only
-	// replicas with such a state have it.
-	inherited bool
+	at position
 
 	// The fields below belong to Run, and to keep while a session is open.
 	consumer   string
@@ -148,17 +144,20 @@ type Durable struct {
 	subscribed bool     // the consumer was created once
 	reset      bool
 	lastTaken  time.Time
-	lastExpire time.Time
 	lastProbe  time.Time
 	lastAudit  time.Time
 	refusals   int // failed probes in a row
 }
 
-// position is a place in a stream.
+// position is a place in a stream. The tracker has the state there if it is loaded.
 type position struct {
 	stream int64 // creation time of the stream, unix ns
 	seq    uint64
 	epoch  uint64
+	loaded bool
+	// inherited: the state is older than the stream. After a deletion of the store only
+	// replicas with such a state have it.
+	inherited bool
 }
 
 // NewDurable returns a reader of the stream that passes the events to a subscriber.
@@ -375,7 +374,7 @@ func (d *Durable) setPending(n int64) {
 		return
 	}
 	if d.queryAtEnd.CompareAndSwap(true, false) {
-		d.sub.repairAtStreamEnd(d.lost.Load())
+		d.sub.change(func(t *tracker, now time.Time) { t.repairAtStreamEnd(now, d.lost.Load()) })
 		d.lost.Store(false)
 	}
 	d.live.Store(true)

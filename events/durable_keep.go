@@ -26,10 +26,6 @@ func (d *Durable) keep(ctx context.Context, o *opened) error {
 			return nil
 		case <-time.After(d.timing.keepEvery*9/10 + rand.N(d.timing.keepEvery/5)):
 		}
-		if now := time.Now(); now.Sub(d.lastExpire) >= 5*time.Second {
-			d.lastExpire = now
-			d.sub.expire(ctx)
-		}
 		if now := time.Now(); now.Sub(d.lastProbe) >= d.timing.probe {
 			d.lastProbe = now
 			d.probe(ctx, o)
@@ -71,7 +67,7 @@ func (d *Durable) probe(ctx context.Context, o *opened) {
 		d.refusals = 0
 		if d.refuses.CompareAndSwap(true, false) {
 			d.conf.Log.Info("JetStream stores events again")
-			d.sub.stall(false)
+			d.sub.change(func(t *tracker, _ time.Time) { t.stall(false) })
 			d.sub.audit("JetStream did not store events")
 		}
 		return
@@ -82,7 +78,7 @@ func (d *Durable) probe(ctx context.Context, o *opened) {
 	}
 	if d.refuses.CompareAndSwap(false, true) {
 		d.conf.Log.Warn("JetStream does not store events, so ranks are suspect: give it more storage, or delete other data in it", "err", bus.Explain(err))
-		d.sub.stall(true)
+		d.sub.change(func(t *tracker, _ time.Time) { t.stall(true) })
 	}
 	if now := time.Now(); now.Sub(d.lastAudit) >= d.timing.audit {
 		d.lastAudit = now
@@ -118,9 +114,7 @@ func (d *Durable) findDue(ctx context.Context, o *opened) (todo due, err error) 
 		if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {
 			return err
 		}
-		d.sub.mu.Lock()
-		at, inherited := d.at, d.inherited
-		d.sub.mu.Unlock()
+		at := d.position()
 		if e.N != at.epoch {
 			return errEpoch
 		}
@@ -130,7 +124,7 @@ func (d *Durable) findDue(ctx context.Context, o *opened) (todo due, err error) 
 		if h.Stream != at.stream || h.Epoch != at.epoch {
 			h = head{}
 		}
-		if h.Inherited && !inherited && !slices.Contains(d.damaged, h.Object) {
+		if h.Inherited && !at.inherited && !slices.Contains(d.damaged, h.Object) {
 			d.unload()
 			return errInherited
 		}
@@ -142,7 +136,7 @@ func (d *Durable) findDue(ctx context.Context, o *opened) (todo due, err error) 
 			age = time.Since(time.UnixMilli(h.CreatedMS))
 		}
 		switch {
-		case d.wanted.Load() && (news || h.Object == "" || inherited && !h.Inherited),
+		case d.wanted.Load() && (news || h.Object == "" || at.inherited && !h.Inherited),
 			news && many && (at.seq-start)*2 > uint64(d.conf.SnapshotThreshold),
 			news && info.State.FirstSeq > start+1, // the stream no longer begins at the end of the snapshot
 			news && age >= d.timing.snapshotAge && (h.Object != "" || messages > 0):
@@ -230,15 +224,15 @@ func (d *Durable) snapshot(ctx context.Context, o *opened) (err error) {
 func (d *Durable) unload() {
 	d.sub.mu.Lock()
 	defer d.sub.mu.Unlock()
-	d.loaded = false
+	d.at.loaded = false
 }
 
 // beginSnapshot begins a snapshot between two messages.
 func (d *Durable) beginSnapshot(o *opened) (s *Snapshot, done func(), ok bool) {
 	return d.sub.beginSnapshot(d.conf.Holdings, true, func(s *Snapshot) bool {
 		s.LastSeq = d.at.seq
-		s.Meta = SnapshotMeta{Writer: d.conf.Replica, Epoch: d.at.epoch, Stream: d.at.stream, Inherited: d.inherited}
-		return d.loaded && d.at.stream == o.created && !d.lost.Load() // later the ranks are partial
+		s.Meta = SnapshotMeta{Writer: d.conf.Replica, Epoch: d.at.epoch, Stream: d.at.stream, Inherited: d.at.inherited}
+		return d.at.loaded && d.at.stream == o.created && !d.lost.Load() // later the ranks are partial
 	})
 }
 

@@ -14,16 +14,14 @@ import (
 // ensureState brings the state to a position of the stream, unless it has one: to that
 // of the newest good snapshot, or to the beginning of the epoch.
 func (d *Durable) ensureState(ctx context.Context, o *opened, e *epoch) error {
-	d.sub.mu.Lock()
-	at, loaded := d.at, d.loaded
-	d.sub.mu.Unlock()
-	if another := at.stream != o.created; loaded && (at.epoch == e.N || another && at.epoch > e.N) {
+	at := d.position()
+	if another := at.stream != o.created; at.loaded && (at.epoch == e.N || another && at.epoch > e.N) {
 		if another { // the deletion of the store also deletes the epoch's number
 			d.conf.Log.Warn("the stream of events is another one; it is read from its beginning")
 			d.wanted.Store(true)     // only running replicas have the state
 			d.queryAtEnd.Store(true) // messages of the deleted stream may be missing
 			d.sub.mu.Lock()
-			d.at, d.inherited = position{stream: o.created, epoch: e.N}, true
+			d.at = position{stream: o.created, epoch: e.N, loaded: true, inherited: true}
 			d.sub.mu.Unlock()
 		}
 		return nil
@@ -95,7 +93,8 @@ func (d *Durable) replace(s *Snapshot, whole func() error, at position, lost boo
 	d.sub.tracker.restore(d.sub.conf.Now(), s)
 	d.queryAtEnd.Store(true)
 	d.lost.Store(lost)
-	d.at, d.loaded, d.inherited = at, true, s.Meta.Inherited
+	d.at = at
+	d.at.loaded, d.at.inherited = true, s.Meta.Inherited
 	return nil
 }
 

@@ -123,6 +123,7 @@ type rank struct {
 
 	// Of ranks with a local indexer:
 	repair   *repair              // nil if steady
+	listed   bool                 // in the list of ready ranks
 	rejected map[uint64]time.Time // publishers that are ignored, and until when
 }
 

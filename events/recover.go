@@ -86,12 +86,11 @@ const (
 type repairs struct {
 	rng    *rand.Rand
 	timers map[*rank]time.Time // when the next step of a rank is due
-	ranges []*rank             // ready, or no longer
-	dumps  []*rank
-	asked  map[uint64]*rank // by query
-	queued int              // number of dumps in asked
-	last   uint64           // id of a query
-	blocks int              // held
+	ready  []*rank             // ready, or no longer
+	asked  map[uint64]*rank    // by query
+	queued int                 // number of dumps in asked
+	last   uint64              // id of a query
+	blocks int                 // held
 }
 
 func (p *repairs) init(rng *rand.Rand) {
@@ -333,33 +332,25 @@ func (t *tracker) tick(now time.Time) {
 
 func (t *tracker) ready(r *rank) {
 	r.repair.step = stepReady
-	if r.repair.dump {
-		t.repairs.dumps = append(t.repairs.dumps, r)
-	} else {
-		t.repairs.ranges = append(t.repairs.ranges, r)
+	if !r.listed {
+		r.listed = true
+		t.repairs.ready = append(t.repairs.ready, r)
 	}
 }
 
 // queries returns the queries to send now to reachable workers.
 func (t *tracker) queries(now time.Time, reached func(worker uint64) bool) (asks []ask) {
 	p := &t.repairs
-	pick := func(ready []*rank, dump bool, room func() bool) (left []*rank) {
-		for i, r := range ready {
-			rp := r.repair
-			switch {
-			case rp == nil || rp.step != stepReady || rp.dump != dump: // no longer
-			case !room():
-				return append(left, ready[i:]...)
-			case !reached(r.key.worker):
-				left = append(left, r)
-			default:
-				asks = append(asks, t.query(now, r))
+	p.ready = slices.DeleteFunc(p.ready, func(r *rank) bool {
+		if rp := r.repair; rp != nil && rp.step == stepReady {
+			if len(p.asked) >= maxQueries || rp.dump && p.queued >= maxDumps || !reached(r.key.worker) {
+				return false
 			}
+			asks = append(asks, t.query(now, r))
 		}
-		return left
-	}
-	p.ranges = pick(p.ranges, false, func() bool { return len(p.asked) < maxQueries })
-	p.dumps = pick(p.dumps, true, func() bool { return len(p.asked) < maxQueries && p.queued < maxDumps })
+		r.listed = false
+		return true
+	})
 	return asks
 }
 

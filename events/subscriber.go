@@ -114,8 +114,8 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 // Periods of [Subscriber.Run].
 const (
 	tickEvery   = 50 * time.Millisecond // precision of the times of queries
-	lossesEvery = time.Second
-	expireEvery = 5 * time.Second
+	lossesEvery = 20                    // ticks
+	expireEvery = 100                   // ticks
 	wantedEvery = 50 * time.Millisecond // see [Subscriber.AwaitWanted]
 )
 
@@ -142,12 +142,10 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	if err := replies.SetPendingLimits(-1, 1<<30); err != nil { // the number of queries is bounded
 		return fmt.Errorf("events: set limits of answers: %w", err)
 	}
-	tick, losses, expire := time.NewTicker(tickEvery), time.NewTicker(lossesEvery), time.NewTicker(expireEvery)
+	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
-	defer losses.Stop()
-	defer expire.Stop()
-	connection := s.nc.Stats().Reconnects
-	for lost := 0; ; {
+	connection, lost := s.nc.Stats().Reconnects, 0
+	for n := 1; ; n++ {
 		select {
 		case <-ctx.Done():
 			for _, sub := range []*nats.Subscription{sub, replies} {
@@ -157,20 +155,23 @@ func (s *Subscriber) Run(ctx context.Context) error {
 			}
 			return nil
 		case <-tick.C:
-			s.tick(ctx)
-			if now := s.nc.Stats().Reconnects; now != connection && s.nc.IsConnected() {
-				connection = now
-				s.audit("NATS was away")
-			}
-		case <-expire.C:
+		}
+		s.tick(ctx)
+		if now := s.nc.Stats().Reconnects; now != connection && s.nc.IsConnected() {
+			connection = now
+			s.audit("NATS was away")
+		}
+		if n%expireEvery == 0 {
 			s.expire(ctx)
-		case <-losses.C:
-			if n, err := sub.Dropped(); err == nil && n > lost {
-				s.conf.Log.Warn("too slow for the events; messages were dropped", "messages", n-lost)
-				s.metrics.count(ctx, outcomeSlow, n-lost)
-				lost = n
-				s.audit("too slow for the events")
-			}
+		}
+		if n%lossesEvery != 0 {
+			continue
+		}
+		if dropped, err := sub.Dropped(); err == nil && dropped > lost {
+			s.conf.Log.Warn("too slow for the events; messages were dropped", "messages", dropped-lost)
+			s.metrics.count(ctx, outcomeSlow, dropped-lost)
+			lost = dropped
+			s.audit("too slow for the events")
 		}
 	}
 }
@@ -192,27 +193,28 @@ func (s *Subscriber) Listen(ctx context.Context, subject string, take func(data 
 	return sub, nil
 }
 
+// change changes the tracker, and then makes the deliveries.
+func (s *Subscriber) change(do func(t *tracker, now time.Time)) {
+	s.mu.Lock()
+	defer s.unlock()
+	do(s.tracker, s.conf.Now())
+}
+
 // SetWorker sets the source of a worker that the sink knows. A call with the same source does
 // nothing.
 func (s *Subscriber) SetWorker(id uint64, src Source) {
-	s.mu.Lock()
-	defer s.unlock()
-	s.tracker.setWorker(s.conf.Now(), id, src)
+	s.change(func(t *tracker, now time.Time) { t.setWorker(now, id, src) })
 }
 
 // Forget removes a worker that the sink has removed.
 func (s *Subscriber) Forget(id uint64) {
-	s.mu.Lock()
-	defer s.unlock()
-	s.tracker.forget(id)
+	s.change(func(t *tracker, _ time.Time) { t.forget(id) })
 }
 
 // Doubt reports that the sink could not apply an event of a rank: something is missing,
 // although no event is.
 func (s *Subscriber) Doubt(workerID uint64, dpRank uint32) {
-	s.mu.Lock()
-	defer s.unlock()
-	s.tracker.doubt(s.conf.Now(), workerID, dpRank)
+	s.change(func(t *tracker, now time.Time) { t.doubt(now, workerID, dpRank) })
 }
 
 // Wants reports whether there are workers whose events come by a feed.
@@ -238,20 +240,12 @@ func (s *Subscriber) AwaitWanted(ctx context.Context, feed Feed) {
 }
 
 func (s *Subscriber) expire(ctx context.Context) {
-	s.mu.Lock()
-	dropped := s.tracker.expire(s.conf.Now())
-	s.unlock()
+	dropped := 0
+	s.change(func(t *tracker, now time.Time) { dropped = t.expire(now) })
 	if dropped > 0 {
 		s.conf.Log.Warn("events of workers that never registered, or of publishers that their records do not name, were dropped", "events", dropped)
 		s.metrics.count(ctx, outcomeDropped, dropped)
 	}
-}
-
-// stall sets whether the stream stores no events.
-func (s *Subscriber) stall(now bool) {
-	s.mu.Lock()
-	defer s.unlock()
-	s.tracker.stall(now)
 }
 
 // streamed reports whether the stream stores the events of a worker.
@@ -261,17 +255,8 @@ func (s *Subscriber) streamed(worker uint64) bool {
 	return s.tracker.streamed(worker)
 }
 
-// repairAtStreamEnd notes that the stream was read to its end, and whether messages may be lost.
-func (s *Subscriber) repairAtStreamEnd(lost bool) {
-	s.mu.Lock()
-	defer s.unlock()
-	s.tracker.repairAtStreamEnd(s.conf.Now(), lost)
-}
-
 func (s *Subscriber) audit(why string) {
-	s.mu.Lock()
-	s.tracker.audit(s.conf.Now())
-	s.unlock()
+	s.change((*tracker).audit)
 	s.conf.Log.Info("all workers are queried for missing events", "why", why)
 }
 
@@ -323,26 +308,22 @@ func (s *Subscriber) applyMessage(ctx context.Context, feed Feed, data []byte, w
 		v := s.tracker.accept(now, feed, m.Envelope.PublisherID, ev, known[i])
 		s.metrics.event(ctx, &ev, v.outcome)
 		gap = gap || v.gap && !v.held
+		level, text := slog.LevelWarn, ""
 		switch {
 		case v.unnamed:
-			s.laterLocked(func() {
-				s.conf.Log.Warn("a publisher speaks for a worker whose record names another one; its events wait for the record to change", "worker", ev.WorkerID, "publisher", m.Envelope.PublisherID)
-			})
+			text = "a publisher speaks for a worker whose record names another one; its events wait for the record to change"
 		case v.gap && v.held:
-			s.laterLocked(func() {
-				s.conf.Log.Debug("events of a worker are missing; they are requested", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
-			})
+			level, text = slog.LevelDebug, "events of a worker are missing; they are requested"
 		case v.gap:
-			s.laterLocked(func() {
-				s.conf.Log.Warn("events of a worker are missing; what is known of it stays and may be wrong", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
-			})
+			text = "events of a worker are missing; what is known of it stays and may be wrong"
 		case v.outcome == outcomeRestart:
-			s.laterLocked(func() {
-				s.conf.Log.Info("a worker's publisher restarted", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
-			})
+			level, text = slog.LevelInfo, "a worker's publisher restarted"
 		case v.second:
+			text = "two publishers speak for one rank; its blocks are not cleared any more"
+		}
+		if text != "" {
 			s.laterLocked(func() {
-				s.conf.Log.Warn("two publishers speak for one rank; its blocks are not cleared any more", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
+				s.conf.Log.Log(ctx, level, text, "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID, "publisher", m.Envelope.PublisherID)
 			})
 		}
 	}
@@ -352,9 +333,7 @@ func (s *Subscriber) applyMessage(ctx context.Context, feed Feed, data []byte, w
 // Missed reports that a rank of a worker of [FeedPlane] is reachable from now on,
 // and that events may have been lost before.
 func (s *Subscriber) Missed(workerID uint64, dpRank uint32) {
-	s.mu.Lock()
-	defer s.unlock()
-	s.tracker.missed(s.conf.Now(), workerID, dpRank)
+	s.change(func(t *tracker, now time.Time) { t.missed(now, workerID, dpRank) })
 }
 
 // tick sends the queries that are due.
@@ -386,10 +365,10 @@ func (s *Subscriber) sendLocked(ctx context.Context, now time.Time, connected bo
 			err := s.nc.PublishRequest(QuerySubject(s.conf.Scope, q.WorkerID, strconv.FormatUint(uint64(q.DPRank), 10)),
 				s.inbox+strconv.FormatUint(a.id, 10), AppendQuery(nil, *q))
 			if err != nil {
-				s.mu.Lock()
-				defer s.unlock()
-				delete(s.answers, a.id)
-				s.tracker.queryFailed(s.conf.Now(), a.id, "refused")
+				s.change(func(t *tracker, now time.Time) {
+					delete(s.answers, a.id)
+					t.queryFailed(now, a.id, "refused")
+				})
 			}
 		})
 	}
@@ -461,12 +440,12 @@ func (s *Subscriber) part(ctx context.Context, id uint64, p AnswerPart, err erro
 
 // stop fails all queries: the subscription of the answers is gone.
 func (s *Subscriber) stop() {
-	s.mu.Lock()
-	defer s.unlock()
-	for id := range s.answers {
-		s.tracker.queryFailed(s.conf.Now(), id, "stopped")
-	}
-	clear(s.answers)
+	s.change(func(t *tracker, now time.Time) {
+		for id := range s.answers {
+			t.queryFailed(now, id, "stopped")
+		}
+		clear(s.answers)
+	})
 }
 
 // ErrNobody means that a query has no receiver.
