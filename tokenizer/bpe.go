@@ -134,7 +134,7 @@ func (b *bpe) seen(dst []uint32, w *work, s []byte, i, j int, whole bool) []uint
 
 // seenLong is seen for at most longestKey bytes.
 func (b *bpe) seenLong(dst []uint32, w *work, s []byte, i, j int, whole bool) []uint32 {
-	key := wordKey(s, i, j)
+	key := wordKey(s[i:j])
 	if whole {
 		key[3] |= 1 << 63
 	}
@@ -315,24 +315,6 @@ func (b *bpe) mergeLong(dst []uint32, w *work, ids []uint32) []uint32 {
 	n := len(ids)
 	w.grow(n)
 	pairs, next, prev, heap := w.pairs[:n], w.next[:n], w.prev[:n], w.heap[:0]
-	for i := range n {
-		if i&4095 == 4095 && w.spend(4096) {
-			return dst
-		}
-		next[i], prev[i] = int32(i+1), int32(i-1)
-		pairs[i] = noMerge
-		if i+1 < n {
-			if pairs[i] = b.merges.get(ids[i], ids[i+1]); pairs[i] != noMerge {
-				heap = append(heap, pairs[i]>>32<<32|uint64(i))
-			}
-		}
-	}
-	for i := len(heap)/2 - 1; i >= 0; i-- {
-		if i&4095 == 4095 && w.spend(4096) {
-			return dst
-		}
-		siftDown(heap, i)
-	}
 	renew := func(at int32) {
 		pairs[at] = noMerge
 		if nx := next[at]; int(nx) < n {
@@ -340,6 +322,13 @@ func (b *bpe) mergeLong(dst []uint32, w *work, ids []uint32) []uint32 {
 				heap = push(heap, pairs[at]>>32<<32|uint64(at))
 			}
 		}
+	}
+	for i := range int32(n) {
+		if i&4095 == 4095 && w.spend(4096) {
+			return dst
+		}
+		next[i], prev[i] = i+1, i-1
+		renew(i)
 	}
 	for len(heap) > 0 {
 		// The step has cache misses: it costs as much as 16 bytes of text.
@@ -350,7 +339,7 @@ func (b *bpe) mergeLong(dst []uint32, w *work, ids []uint32) []uint32 {
 		last := len(heap) - 1
 		heap[0] = heap[last]
 		heap = heap[:last]
-		siftDown(heap, 0)
+		siftDown(heap)
 		at := int32(uint32(top))
 		if pairs[at] == noMerge || pairs[at]>>32 != top>>32 {
 			continue
@@ -387,12 +376,9 @@ func push(heap []uint64, v uint64) []uint64 {
 	return heap
 }
 
-func siftDown(heap []uint64, i int) {
-	for {
-		down := 2*i + 1
-		if down >= len(heap) {
-			return
-		}
+// siftDown moves the first element of a heap to its place.
+func siftDown(heap []uint64) {
+	for i, down := 0, 1; down < len(heap); down = 2*i + 1 {
 		if down+1 < len(heap) && heap[down+1] < heap[down] {
 			down++
 		}

@@ -223,32 +223,13 @@ func (w *work) keepShort(s shortSlot) {
 // longestKey is the length in bytes of the longest word whose ids are kept.
 const longestKey = 31
 
-// wordKey returns the bytes of s[i:j], at most 31, with their number in the last byte.
-func wordKey(s []byte, i, j int) (key [4]uint64) {
-	n := j - i
-	if i+32 > len(s) {
-		var end [32]byte
-		copy(end[:], s[i:j])
-		s, i = end[:], 0
+// wordKey returns the bytes of a word of at most 31 bytes, with their number in the last byte.
+func wordKey(word []byte) (key [4]uint64) {
+	var b [32]byte
+	b[31] = byte(copy(b[:longestKey], word))
+	for k := range key {
+		key[k] = binary.LittleEndian.Uint64(b[8*k:])
 	}
-	s = s[i : i+32]
-	key[0] = binary.LittleEndian.Uint64(s)
-	if n <= 8 {
-		key[0] &= ^uint64(0) >> (64 - 8*uint(n))
-	} else {
-		key[1] = binary.LittleEndian.Uint64(s[8:])
-		if n <= 16 {
-			key[1] &= ^uint64(0) >> (128 - 8*uint(n))
-		} else {
-			key[2] = binary.LittleEndian.Uint64(s[16:])
-			if n <= 24 {
-				key[2] &= ^uint64(0) >> (192 - 8*uint(n))
-			} else {
-				key[3] = binary.LittleEndian.Uint64(s[24:]) & (^uint64(0) >> (256 - 8*uint(n)))
-			}
-		}
-	}
-	key[3] |= uint64(n) << 56
 	return key
 }
 
