@@ -122,17 +122,13 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 	v := newVocab(min(bytes.Count(b, []byte{'\n'}), maxIDs))
 	token := make([]byte, 0, 256)
 	ranks := 0
-	for n := 1; len(b) > 0; n++ {
-		line := b
-		if k := bytes.IndexByte(b, '\n'); k >= 0 {
-			line, b = b[:k], b[k+1:]
-		} else {
-			b = nil
-		}
-		if len(bytes.TrimSpace(line)) == 0 {
+	n := 0
+	for line := range bytes.Lines(b) {
+		n++
+		if line = bytes.TrimSpace(line); len(line) == 0 {
 			continue
 		}
-		text, rank, ok := bytes.Cut(bytes.TrimSpace(line), []byte{' '})
+		text, rank, ok := bytes.Cut(line, []byte{' '})
 		id, err := strconv.ParseUint(string(rank), 10, 32)
 		if !ok || err != nil || id >= maxIDs || len(text) > 1<<16 {
 			return nil, fmt.Errorf("line %d: want a token in base64 and a rank below %d", n, maxIDs)

@@ -18,6 +18,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
@@ -138,13 +139,7 @@ func appendPrompt(dst, prompt []byte) ([]byte, error) {
 	if len(list) == 0 {
 		return dst, nil
 	}
-	longest := 0
-	for i := range list {
-		if len(list[i]) > len(list[longest]) {
-			longest = i
-		}
-	}
-	return append(dst, list[longest]...), nil
+	return append(dst, slices.MaxFunc(list, func(a, b string) int { return len(a) - len(b) })...), nil
 }
 
 // OtherBytes is how long the prompts beside the longest one of a list are, as JSON.

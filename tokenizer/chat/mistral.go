@@ -3,7 +3,9 @@
 package chat
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -250,24 +252,18 @@ func (m *mistral) joined(to, chunks []chunk) []chunk {
 // Results of no call come last.
 func sortResults(turns []turn) {
 	place := map[string]int{}
+	placeOf := func(t turn) int {
+		if p, ok := place[t.callID]; ok {
+			return p
+		}
+		return math.MaxInt
+	}
 	for i := 0; i < len(turns); i++ {
 		start := i
 		for i < len(turns) && turns[i].role == "tool" {
 			i++
 		}
-		slices.SortStableFunc(turns[start:i], func(a, b turn) int {
-			x, isX := place[a.callID]
-			y, isY := place[b.callID]
-			switch {
-			case isX && isY:
-				return x - y
-			case isX:
-				return -1
-			case isY:
-				return 1
-			}
-			return 0
-		})
+		slices.SortStableFunc(turns[start:i], func(a, b turn) int { return cmp.Compare(placeOf(a), placeOf(b)) })
 		if i > start {
 			clear(place)
 		}
