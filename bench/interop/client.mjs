@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// As clients.py, with the OpenAI client for JavaScript: node client.mjs BASE_URL MODEL
+// As clients.py, with the OpenAI client for JavaScript: node client.mjs BASE_URL MODEL direct|envoy
 import OpenAI from "openai";
 
-const [baseURL, model] = process.argv.slice(-2);
+const [baseURL, model] = process.argv.slice(-3);
 const client = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0, timeout: 120_000 });
 const common = { model, temperature: 0, max_tokens: 12, seed: 1 };
 const long = "Every block of a cache is named by all that stands before it. ".repeat(12);

@@ -27,20 +27,45 @@ var pythonClients string
 var javaScriptClient string
 
 // client is a program that sends a server all kinds of requests, and prints a JSON
-// object with the outcome of each.
+// object with the outcome of each. Its last arguments are the base URL, the model, and "direct" or
+// "envoy".
 type client struct {
-	name string
-	run  func(ctx context.Context, e *env, url string) map[string]json.RawMessage
+	name, program, folder, script string // the first three in the folder of the clients
+	args                          []string
 }
 
 func allClients() []client {
-	return []client{
-		{"openai for Python", python("openai")},
-		{"openai for Python, asynchronous", python("openai-async")},
-		{"litellm", python("litellm")},
-		{"openai for JavaScript", javaScript},
-		{"curl with HTTP/2", curls},
+	python := func(name, kind string) client {
+		return client{name, "py/bin/python", "", pythonClients, []string{"-", kind}}
 	}
+	return []client{
+		python("openai for Python", "openai"),
+		python("openai for Python, asynchronous", "openai-async"),
+		python("litellm", "litellm"),
+		{"openai for JavaScript", "node", "js", javaScriptClient, []string{"--input-type=module", "-"}},
+		python("curl with HTTP/2", "curl"),
+	}
+}
+
+// run runs the client with a server.
+func (c client) run(ctx context.Context, e *env, url, way string) (out map[string]json.RawMessage) {
+	program := c.program
+	if strings.Contains(program, "/") {
+		program = bench.Must(filepath.Abs(filepath.Join(e.clients, program)))
+	}
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, append(c.args, url+"/v1", modelName, way)...)
+	cmd.Dir, cmd.Stdin, cmd.Stderr = filepath.Join(e.clients, c.folder), strings.NewReader(c.script), &stderr // the folder has the client's packages
+	// Clients obey proxies of the environment.
+	cmd.Env = append(os.Environ(), "NO_PROXY=127.0.0.1", "no_proxy=127.0.0.1")
+	text, err := cmd.Output()
+	if err != nil {
+		log := stderr.String()
+		bench.NoError(fmt.Errorf("%s: %w: %s", c.name, err, log[max(0, len(log)-2000):]))
+	}
+	lines := bytes.Split(bytes.TrimSpace(text), []byte("\n"))
+	bench.NoError(json.Unmarshal(lines[len(lines)-1], &out))
+	return out
 }
 
 // clientChecks send requests through Envoy with clients that know nothing of kvroute, and
@@ -98,14 +123,14 @@ func (e *env) compareClient(ctx context.Context, res *result, c client, config s
 	s := e.startStack(ctx, "clients", config, engines)
 	s.waitWorkers(ctx, len(engines))
 	s.waitRouted(ctx)
-	want := c.run(ctx, e, "http://"+engines[0])
+	want := c.run(ctx, e, "http://"+engines[0], "direct")
 	// Two equal failures would be no success.
 	for name, value := range want {
 		if bytes.Contains(value, []byte("Error")) && !slices.Contains(refusals, name) {
 			bench.NoError(fmt.Errorf("directly: %s: %s", name, value))
 		}
 	}
-	got := c.run(ctx, e, s.envoy.URL())
+	got := c.run(ctx, e, s.envoy.URL(), "envoy")
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		if res.cases++; !bytes.Equal(want[name], got[name]) {
 			res.differ("%s: directly %.300s, through Envoy %.300s", name, want[name], got[name])
@@ -133,87 +158,4 @@ func (e *env) compareClient(ctx context.Context, res *result, c client, config s
 		res.differ("kvroute has decided %d requests only", routed)
 	}
 	res.note("scenarios %s; %d requests routed", strings.Join(slices.Sorted(maps.Keys(want)), "; "), routed)
-}
-
-// output runs a program and reads the JSON object that it prints last.
-func output(cmd *exec.Cmd) (out map[string]json.RawMessage) {
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	// Clients obey proxies of the environment.
-	cmd.Env = append(os.Environ(), "NO_PROXY=127.0.0.1", "no_proxy=127.0.0.1")
-	text, err := cmd.Output()
-	if err != nil {
-		log := stderr.String()
-		bench.NoError(fmt.Errorf("%s: %w: %s", filepath.Base(cmd.Path), err, log[max(0, len(log)-2000):]))
-	}
-	lines := bytes.Split(bytes.TrimSpace(text), []byte("\n"))
-	bench.NoError(json.Unmarshal(lines[len(lines)-1], &out))
-	return out
-}
-
-func python(kind string) func(context.Context, *env, string) map[string]json.RawMessage {
-	return func(ctx context.Context, e *env, url string) map[string]json.RawMessage {
-		cmd := exec.CommandContext(ctx, filepath.Join(e.clients, "py/bin/python"), "-", kind, url+"/v1", modelName)
-		cmd.Stdin = strings.NewReader(pythonClients)
-		return output(cmd)
-	}
-}
-
-func javaScript(ctx context.Context, e *env, url string) map[string]json.RawMessage {
-	cmd := exec.CommandContext(ctx, "node", "--input-type=module", "-", url+"/v1", modelName)
-	cmd.Dir = filepath.Join(e.clients, "js") // has the client's packages
-	cmd.Stdin = strings.NewReader(javaScriptClient)
-	return output(cmd)
-}
-
-// curls sends requests with curl: HTTP/1.1 with the offer of HTTP/2, and HTTP/2 from the
-// start. An engine has HTTP/1.1 only, so all requests to it use that.
-func curls(ctx context.Context, e *env, url string) map[string]json.RawMessage {
-	direct := slices.Contains(e.sims, strings.TrimPrefix(url, "http://")) || e.vllms != nil && slices.Contains(e.vllms.addresses(), strings.TrimPrefix(url, "http://"))
-	out := make(map[string]json.RawMessage)
-	for _, version := range []string{"--http1.1", "--http2", "--http2-prior-knowledge"} {
-		flag := version
-		if direct {
-			flag = "--http1.1"
-		}
-		for name, q := range map[string]string{
-			"chat":   chat(words(8000, 100), map[string]any{"seed": 1}),
-			"stream": chat(words(8000, 100), map[string]any{"seed": 1, "stream": true, "max_tokens": 4}),
-			"wrong":  chat("a", map[string]any{"model": "nobody's"}),
-		} {
-			text := string(bench.Must(exec.CommandContext(ctx, "curl", "-sS", "-N", "--noproxy", "*", flag, "-w", "\n%{http_code} %{content_type} %{http_version}", "-H", "Content-Type: application/json", "-d", q, url+chatPath).Output()))
-			at := strings.LastIndex(text, "\n")
-			status := strings.Fields(text[at:])
-			if got := status[len(status)-1]; version == "--http2-prior-knowledge" && !direct && got != "2" {
-				bench.NoError(fmt.Errorf("curl %s: HTTP %s", flag, got))
-			}
-			value := []any{status[0], status[1], settledBody(text[:at])}
-			if name == "wrong" {
-				value = value[:2] // kvroute and the engine have different texts
-			}
-			out[name+" "+version] = bench.Must(json.Marshal(value))
-		}
-	}
-	return out
-}
-
-// settledBody is a body without the fields that differ in each answer: ids, times, and
-// cached tokens.
-func settledBody(text string) any {
-	var out []any
-	for line := range strings.SplitSeq(text, "\n") {
-		line = strings.TrimPrefix(strings.TrimSpace(line), "data: ")
-		var v map[string]any
-		switch {
-		case line == "":
-		case json.Unmarshal([]byte(line), &v) != nil:
-			out = append(out, line)
-		default:
-			for _, key := range []string{"id", "created", "usage", "system_fingerprint"} {
-				delete(v, key)
-			}
-			out = append(out, v)
-		}
-	}
-	return out
 }

@@ -3,16 +3,17 @@
 each answer as a JSON object, by scenario. The same must come out at an engine and
 through Envoy: nothing but the base URL differs.
 
-    python clients.py openai|openai-async|litellm BASE_URL MODEL
+    python clients.py openai|openai-async|litellm|curl BASE_URL MODEL direct|envoy
 """
 import asyncio
 import json
 import os
+import subprocess
 import sys
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it is fetched from elsewhere
 
-kind, base_url, model = sys.argv[1:4]
+kind, base_url, model, way = sys.argv[1:5]
 LONG = "Every block of a cache is named by all that stands before it. " * 12
 TOOLS = [{
     "type": "function",
@@ -126,6 +127,35 @@ def litellm_sync():
     yield "unknown model", lambda: litellm.completion(**{**common, "model": "openai/nobody"}, messages=messages("a"))
 
 
+def curl():
+    # HTTP/1.1, with the offer of HTTP/2, and HTTP/2 from the start. An engine has HTTP/1.1 only, so all requests to it use that.
+    chats = {"chat": {"messages": messages("HTTP")}, "stream": {"messages": messages("HTTP"), "stream": True, "max_tokens": 4}, "wrong": {"messages": messages("a"), "model": "nobody's"}}
+    for version in "--http1.1", "--http2", "--http2-prior-knowledge":
+        flag = version if way == "envoy" else "--http1.1"
+        for name, args in chats.items():
+            yield f"{name} {version}", lambda: curl_once(flag, name, {**CHAT, **args})
+
+
+def curl_once(flag, name, body):
+    out = "\n%{http_code} %{content_type} %{http_version}"
+    command = ["curl", "-sS", "-N", "--noproxy", "*", flag, "-w", out, "-H", "Content-Type: application/json", "-d", json.dumps(body), base_url + "/chat/completions"]
+    text, _, status = subprocess.run(command, capture_output=True, text=True, check=True).stdout.rpartition("\n")
+    code, *content_type, version = status.split()
+    if flag == "--http2-prior-knowledge" and version != "2":
+        raise RuntimeError(f"HTTP {version}")
+    if name == "wrong":  # kvroute and the engine have different texts
+        return [code, content_type]
+    return [code, content_type, [settled(line) for line in text.replace("data: ", "").split("\n") if line.strip()]]
+
+
+def settled(line):
+    """A line without the fields that differ in each response: ids, times, and cached tokens."""
+    try:
+        return {k: v for k, v in json.loads(line).items() if k not in ("id", "created", "usage", "system_fingerprint")}
+    except ValueError:
+        return line
+
+
 def run(scenarios):
     out = {}
     for name, do in scenarios:
@@ -136,5 +166,5 @@ def run(scenarios):
     return out
 
 
-out = asyncio.run(openai_async()) if kind == "openai-async" else run({"openai": openai_sync, "litellm": litellm_sync}[kind]())
+out = asyncio.run(openai_async()) if kind == "openai-async" else run({"openai": openai_sync, "litellm": litellm_sync, "curl": curl}[kind]())
 print(json.dumps(out))

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/process"
@@ -72,7 +74,7 @@ func dynamoDiffers(_ context.Context, e *env, r *result) {
 		const worker = 7
 		for i, s := range steps {
 			payload := events.AppendEvents(nil, []events.RouterEvent{{WorkerID: worker, EventID: uint64(i + 1), Event: s.event}})
-			bench.NoError(theirs.apply(events.AppendEnvelope(nil, events.Envelope{PublisherID: 1, Topic: events.Topic, Payload: payload})))
+			bench.NoError(theirs.Tell(hex.EncodeToString(events.AppendEnvelope(nil, events.Envelope{PublisherID: 1, Topic: events.Topic, Payload: payload}))))
 			ours.Apply(time.Now(), 0, s.event)
 			there := theirs.match([]uint64{1, 2, 3, 4, 5}, worker)
 			here := make([]int32, 1)
@@ -91,18 +93,18 @@ func dynamoDiffers(_ context.Context, e *env, r *result) {
 // another kvroute, which subscribes to the event plane.
 func dynamoIndexer(ctx context.Context, e *env, r *result) {
 	r.what = "kvroute's index with that of the stand-alone indexer, which hears the same sockets of engines"
-	engines, port := bench.Must(process.FreePorts(4)), bench.Must(process.FreePorts(1))
-	w := e.openDynamo(ctx, "dynamo-sockets", "zmq", 3, "--zmq-kv-events-ports", fmt.Sprintf("%d,%d", engines, engines+2))
+	sockets, port := bench.Must(process.FreePorts(4)), bench.Must(process.FreePorts(1))
+	w := e.openDynamo(ctx, "dynamo-sockets", "zmq", "--zmq-kv-events-ports", fmt.Sprintf("%d,%d", sockets, sockets+2))
 	var ranks []string
 	var workers strings.Builder
 	workers.WriteString("version: 1\nworkers:\n")
 	for i := range 2 {
-		at := engines + 2*i
+		at := sockets + 2*i
 		ranks = append(ranks, fmt.Sprintf("%d:0=tcp://127.0.0.1:%d,%d:1=tcp://127.0.0.1:%d", i+1, at, i+1, at+1))
 		fmt.Fprintf(&workers, "- {worker_id: %d, name: engine-%d, address: %q, models: [%s], model_card: kvroute-sim, block_size: %d, dp_size: 2, events: {transport: zmq, endpoint: \"tcp://127.0.0.1:%d\"}}\n",
-			i+1, i+1, w.address, modelName, dynamoBlock, at)
+			i+1, i+1, w.dynamo.address, modelName, dynamoBlock, at)
 	}
-	theirs := e.start("dynamo-indexer", w.environment, w.python(), "-m", "dynamo.indexer", "--port", fmt.Sprint(port), "--block-size", fmt.Sprint(dynamoBlock),
+	theirs := e.start("dynamo-indexer", w.dynamo.environment, w.dynamo.python(), "-m", "dynamo.indexer", "--port", fmt.Sprint(port), "--block-size", fmt.Sprint(dynamoBlock),
 		"--model-name", modelName, "--workers", strings.Join(ranks, ","))
 	e.atEnd(theirs.Stop)
 	url := fmt.Sprintf("http://127.0.0.1:%d", port)
@@ -110,26 +112,26 @@ func dynamoIndexer(ctx context.Context, e *env, r *result) {
 		active := strings.Count(string(bench.Must(process.Get(ctx, url+"/workers"))), `"status":"active"`)
 		return missingUnless(active == 2+4, "%d active", active) // the workers and their ranks
 	})
-	ours := e.startStack(ctx, "dynamo-beside", workers.String(), []string{w.address})
+	ours := e.startStack(ctx, "dynamo-beside", workers.String(), []string{w.dynamo.address})
 	ours.waitWorkers(ctx, 4)
-	seen := 0
+	seen, next := 0, conversations(3)
 	for round := range 10 {
-		w.talk(ctx, r, 6)
+		w.talk(ctx, r, 6, next)
 		r.try(ctx, fmt.Sprintf("round %d", round), func() {
-			equalBlocks(ctx, ours, func(ctx context.Context) (all []blockAt) {
+			await(ctx, nil, 20*time.Second, "kvroute's index equals the indexer's", func(ctx context.Context) string {
 				var dump map[string]struct {
 					Events []routerEvent `json:"events"`
 				}
 				bench.NoError(process.GetJSON(ctx, url+"/dump", &dump))
+				var there []blockAt
 				for _, group := range dump {
-					all = appendBlocks(all, group.Events...)
+					there = appendBlocks(there, group.Events...)
 				}
-				seen = len(all)
-				return all
+				if seen = len(there); seen == 0 {
+					return "no blocks there"
+				}
+				return differing(ours.blocks(ctx), there)
 			})
-			if seen == 0 {
-				bench.NoError(fmt.Errorf("no blocks there"))
-			}
 		})
 	}
 	r.note("%s; %d blocks in the end", w.summary(), seen)
@@ -141,19 +143,19 @@ func dynamoIndexer(ctx context.Context, e *env, r *result) {
 // same messages. At the end another kvroute starts, which has to query the indexers.
 func dynamoEvents(ctx context.Context, e *env, r *result, plane string) {
 	r.what = "workers chosen with those that answered, overlap with cached_tokens, index with Dynamo's"
-	w := e.openDynamo(ctx, "dynamo-"+plane, plane, 1)
-	w.talk(ctx, r, 100)
+	w := e.openDynamo(ctx, "dynamo-"+plane, plane)
+	next := conversations(1)
+	w.talk(ctx, r, 100, next)
 	var flags []string
 	if plane == "nats" {
 		flags = []string{"--nats-url", w.router.At.NATS}
 	}
-	late := e.startStack(ctx, "dynamo-late-"+plane, w.config(w.store), []string{w.address}, flags...)
+	late := e.startStack(ctx, "dynamo-late-"+plane, w.dynamo.config(w.dynamo.store), []string{w.dynamo.address}, flags...)
 	late.waitWorkers(ctx, 4)
-	r.try(ctx, "a kvroute that starts late", func() { w.equal(ctx, late) })
-	// It continues from the indexers' answers.
-	w.stack = late
+	w.stack = late // which continues from the indexers' answers
+	r.try(ctx, "a kvroute that starts late", func() { w.settle(ctx) })
 	late.waitRouted(ctx)
-	w.talk(ctx, r, 20)
+	w.talk(ctx, r, 20, next)
 	r.note("%s", w.summary())
 }
 
@@ -169,24 +171,28 @@ func dynamoLoss(ctx context.Context, e *env, r *result) {
 	s := e.startStack(ctx, "dynamo-loss", f.config(store), []string{f.address})
 	s.waitWorkers(ctx, 4)
 	s.waitRouted(ctx)
-	w := &dynamoWorld{dynamoFleet: f, stack: s, rng: rand.New(rand.NewPCG(2, 1))}
+	w, next := f.world(s), conversations(2)
 	for round := range 4 {
-		w.talk(ctx, r, 6)
+		w.talk(ctx, r, 6, next)
 		for _, v := range sockets {
 			v.cut()
 		}
 		// Predictions are wrong meanwhile, so nothing is compared.
 		for range 8 {
-			w.send(ctx)
+			a := ask(ctx, w.envoy.URL()+chatPath, next(), nil).read()
+			w.expect(engines.WorkerRank(a.Ext.Worker), a.Usage.stored(dynamoBlock))
 		}
-		w.heard(ctx)
+		await(ctx, nil, 20*time.Second, "the workers announce what they stored", func(context.Context) string {
+			_, missing := w.announced()
+			return missing
+		})
 		for _, v := range sockets {
 			v.join()
 		}
 		await(ctx, nil, process.Patience, "kvroute connects to the publishers again", func(context.Context) string {
 			return missingUnless(!slices.ContainsFunc(sockets, func(v *valve) bool { return !v.passing() }), "a connection is missing")
 		})
-		r.try(ctx, fmt.Sprintf("after cut %d", round), func() { w.equal(ctx, s) })
+		r.try(ctx, fmt.Sprintf("after cut %d", round), func() { w.settle(ctx) })
 	}
 	const counter = "kvroute_events_query_ends_total"
 	for line := range strings.Lines(string(bench.Must(process.Get(ctx, "http://"+s.router.At.HTTP+"/metrics")))) {
@@ -200,7 +206,7 @@ func dynamoLoss(ctx context.Context, e *env, r *result) {
 // dynamoWorkers compares kvroute's workers with Dynamo's while these come and go.
 func dynamoWorkers(ctx context.Context, e *env, r *result) {
 	r.what = "kvroute's workers with Dynamo's"
-	w := e.openDynamo(ctx, "dynamo-fleet", "zmq", 1)
+	w := e.openDynamo(ctx, "dynamo-fleet", "zmq")
 	const form = "%d/%d of %d blocks of %d at %v, "
 	compare := func(when string, n int) {
 		r.try(ctx, when, func() {
@@ -209,9 +215,9 @@ func dynamoWorkers(ctx context.Context, e *env, r *result) {
 				for _, state := range w.states(ctx) {
 					got += fmt.Sprintf(form, state.ID, state.DPRank, state.TotalKVBlocks, state.BlockSize, state.Address)
 				}
-				for _, record := range w.records().Workers {
+				for _, record := range w.dynamo.records().Workers {
 					for rank := range record.DPSize {
-						want += fmt.Sprintf(form, record.WorkerID, record.DPStart+rank, dynamoBlocks, dynamoBlock, w.address)
+						want += fmt.Sprintf(form, record.WorkerID, record.DPStart+rank, dynamoBlocks, dynamoBlock, w.dynamo.address)
 					}
 				}
 				return missingUnless(got == want && strings.Count(got, "/") == n, "kvroute has %s, Dynamo %s", got, want)
@@ -219,14 +225,61 @@ func dynamoWorkers(ctx context.Context, e *env, r *result) {
 		})
 	}
 	compare("at the start", 4)
-	w.mocker.Stop()
+	w.dynamo.mocker.Stop()
 	compare("after they stopped", 0)
 	r.cases++
 	if answer := ask(ctx, w.envoy.URL()+chatPath, chat("Hi", nil), nil); answer.status != http.StatusServiceUnavailable && answer.status != http.StatusNotFound {
 		r.differ("without workers: status %d", answer.status)
 	}
-	w.startMocker()
+	w.dynamo.startMocker()
 	compare("after they started", 4)
-	w.mocker.Kill()
+	w.dynamo.mocker.Kill()
 	compare("after they died", 0)
+}
+
+// openDynamo starts Dynamo's processes and kvroute behind Envoy. The mock workers get the
+// flags.
+func (e *env) openDynamo(ctx context.Context, name, plane string, flags ...string) *world {
+	f := e.newDynamo(name, flags...)
+	// With NATS as the event plane kvroute has the server, so it starts first.
+	s := e.startStack(ctx, name, f.config(f.store), []string{f.address}, "--router-temperature", "0.5")
+	server := ""
+	if plane == "nats" {
+		server = s.router.At.NATS
+	}
+	f.start(plane, server)
+	f.ready(ctx)
+	s.waitWorkers(ctx, 4)
+	s.waitRouted(ctx)
+	return f.world(s)
+}
+
+func (f *dynamoFleet) world(s *stack) *world {
+	return &world{stack: s, ledger: f.ledger, block: dynamoBlock, dynamo: f, requests: make(map[engines.WorkerRank]int)}
+}
+
+// talk sends n requests of conversations.
+func (w *world) talk(ctx context.Context, r *result, n int, next func() string) {
+	for i := range n {
+		w.ask(ctx, r, fmt.Sprintf("request %d", i), chatPath, next())
+	}
+}
+
+// conversations returns a function that makes the next request each time. It begins a new
+// conversation with one of three system prompts, or continues an old one.
+func conversations(seed uint64) (next func() string) {
+	r := rand.New(rand.NewPCG(seed, 1))
+	var all [][]any
+	return func() string {
+		if len(all) == 0 || r.IntN(3) == 0 {
+			all = append(all, []any{message("system", words(r.Uint64N(3), 60))})
+		}
+		i := r.IntN(len(all))
+		all[i] = append(all[i], message("user", words(r.Uint64(), 10+r.IntN(60))))
+		text := body(map[string]any{"messages": all[i]}, map[string]any{"max_tokens": 1 + r.IntN(24), "nvext": map[string]any{"extra_fields": []string{"worker_id"}}})
+		if all[i] = append(all[i], message("assistant", words(r.Uint64(), 5))); len(all[i]) > 12 {
+			all = slices.Delete(all, i, i+1)
+		}
+		return text
+	}
 }

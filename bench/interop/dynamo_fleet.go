@@ -7,9 +7,7 @@ import (
 	_ "embed"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/url"
 	"os"
 	"os/exec"
@@ -24,8 +22,6 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
-	"github.com/kvroute/kvroute/indexer"
-	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
@@ -53,7 +49,7 @@ type dynamoFleet struct {
 	mocker      *process.Process
 	frontend    *process.Process
 	address     string // of the frontend
-	plane       *eventPlane
+	ledger      *ledger
 	index       dynamoIndex
 }
 
@@ -61,7 +57,9 @@ func (f *dynamoFleet) python() string { return filepath.Join(f.e.dynamo, "bin", 
 
 // newDynamo returns a fleet that is not started. The mock workers get the flags.
 func (e *env) newDynamo(name string, flags ...string) *dynamoFleet {
-	return &dynamoFleet{e: e, name: name, flags: flags, store: filepath.Join(e.dir, name+"-store"), address: fmt.Sprintf("127.0.0.1:%d", bench.Must(process.FreePorts(1)))}
+	l := newLedger()
+	l.mayStoreMore = true
+	return &dynamoFleet{e: e, name: name, flags: flags, ledger: l, store: filepath.Join(e.dir, name+"-store"), address: fmt.Sprintf("127.0.0.1:%d", bench.Must(process.FreePorts(1)))}
 }
 
 // start starts the processes without waiting for them. Their event plane is zmq, or nats
@@ -102,7 +100,7 @@ func (f *dynamoFleet) ready(ctx context.Context) {
 		return missingUnless(workers == 2 && channels == 4 && indexers == 4, "%d workers, %d publishers, %d indexers", workers, channels, indexers)
 	})
 	f.index = f.startIndex()
-	f.plane = f.listen(ctx, f.records().Plane)
+	f.listen(ctx, f.records().Plane)
 	await(ctx, f.frontend, dynamoStart, "its model", func(ctx context.Context) string {
 		models := string(bench.Must(process.Get(ctx, "http://"+f.address+"/v1/models")))
 		return missingUnless(strings.Contains(models, `"`+modelName+`"`), "it has %s", models)
@@ -124,29 +122,11 @@ func (f *dynamoFleet) config(store string) string {
 	return fmt.Sprintf("version: 1\ndynamo: {dir: %q, namespace: dynamo, frontend: %q}\nmodels: [{name: %s, tokenizer: %q}]\n", store, f.address, modelName, f.e.dynamoModel())
 }
 
-// dynamoModel writes the files that Dynamo wants of a model, whose tokenizer is the simulated
-// engine's, and returns their folder.
+// dynamoModel returns the folder of the model, whose tokenizer is the simulated engine's.
 func (e *env) dynamoModel() string {
 	dir := filepath.Join(e.dir, "dynamo-model")
-	err := os.CopyFS(dir, enginesim.ModelFiles())
-	if errors.Is(err, fs.ErrExist) {
-		return dir
-	}
-	bench.NoError(err)
-	template := string(bench.Must(os.ReadFile(filepath.Join(dir, "chat_template.jinja"))))
-	const begin, end = 1500, 1501
-	for name, fields := range map[string]map[string]any{
-		"tokenizer_config.json": {
-			"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "eos_token": "<|im_end|>", "model_max_length": 131072,
-		},
-		"generation_config.json": {"eos_token_id": end, "bos_token_id": begin},
-		"config.json": {
-			"architectures": []string{"Qwen3ForCausalLM"}, "model_type": "qwen3", "vocab_size": end + 1, "hidden_size": hidden, "num_hidden_layers": layers,
-			"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": headSize, "intermediate_size": 2 * hidden, "max_position_embeddings": 131072,
-			"eos_token_id": end, "bos_token_id": begin, "torch_dtype": "bfloat16", "transformers_version": "4.51.0",
-		},
-	} {
-		writeJSON(filepath.Join(dir, name), fields)
+	if _, err := os.Stat(dir); err != nil { // no check before made it
+		writeModel(dir, "")
 	}
 	return dir
 }
@@ -161,8 +141,6 @@ func (f *dynamoFleet) startIndex() dynamoIndex {
 	return x
 }
 
-func (x dynamoIndex) apply(envelope []byte) error { return x.Tell(hex.EncodeToString(envelope)) }
-
 func (x dynamoIndex) dump() []blockAt {
 	var evs []routerEvent
 	bench.NoError(x.Ask("", &evs))
@@ -176,78 +154,34 @@ func (x dynamoIndex) match(locals []uint64, worker uint64) int {
 	return scores[fmt.Sprintf("%d/0", worker)]
 }
 
-// eventPlane receives what the workers publish, beside kvroute, and forwards it to Dynamo's
-// index.
-type eventPlane struct {
-	index dynamoIndex
-
-	mu sync.Mutex
-	// mu guards the fields below.
-	stored, removed map[engines.WorkerRank]int // blocks
-	err             error
-}
-
-// listen subscribes to all publishers. It returns before the first event, and ends with the
-// check.
-func (f *dynamoFleet) listen(ctx context.Context, plane engines.Plane) *eventPlane {
-	p := &eventPlane{index: f.index, stored: make(map[engines.WorkerRank]int), removed: make(map[engines.WorkerRank]int)}
+// listen subscribes to all publishers beside kvroute, and forwards their messages to Dynamo's
+// index. It returns before the first event, and ends with the check.
+func (f *dynamoFleet) listen(ctx context.Context, plane engines.Plane) {
+	receive := func(envelope []byte) {
+		bench.NoError(f.index.Tell(hex.EncodeToString(envelope)))
+		f.ledger.addMessage(envelope)
+	}
 	if f.nats != "" {
 		nc := bench.Must(nats.Connect(f.nats))
 		f.e.atEnd(nc.Close)
 		subjects := make(map[string]bool)
 		for _, c := range plane.Channels {
-			if !subjects[c.Subject] {
-				subjects[c.Subject] = true
-				bench.Must(nc.Subscribe(c.Subject, func(m *nats.Msg) { p.take(m.Data) }))
-			}
+			subjects[c.Subject] = true
+		}
+		for subject := range subjects {
+			bench.Must(nc.Subscribe(subject, func(m *nats.Msg) { f.ledger.try(func() { receive(m.Data) }) }))
 		}
 		bench.NoError(nc.FlushWithContext(ctx))
-		return p
+		return
 	}
-	var readers sync.WaitGroup
-	f.e.atEnd(readers.Wait)
 	for _, c := range plane.Channels {
-		conn := bench.Must(zmtp.Dial(ctx, bench.Must(zmtp.ParseEndpoint(c.Endpoint, 0, 0)), zmtp.Sub))
-		f.e.atEnd(func() { _ = conn.Close() }) // Read then ends
-		bench.NoError(conn.Subscribe(events.Topic))
-		readers.Go(func() {
-			for {
-				frames, err := conn.Read()
-				if err != nil {
-					return // the check notices missing blocks
-				}
-				if s, err := engines.SplitFrames(frames); err == nil && s.Topic == events.Topic {
-					p.take(s.Body)
-				}
+		f.e.atEnd(f.ledger.follow(subscribe(ctx, bench.Must(zmtp.ParseEndpoint(c.Endpoint, 0, 0)), events.Topic), func(m engines.Frames) {
+			if m.Topic == events.Topic {
+				receive(m.Body)
 			}
-		})
+		}))
 	}
-	// The publishers do not confirm a subscription.
-	at := time.Now().Add(500 * time.Millisecond)
-	await(ctx, nil, process.Patience, "a pause", func(context.Context) string { return missingUnless(time.Now().After(at), "time") })
-	return p
-}
-
-// take receives a message.
-func (p *eventPlane) take(envelope []byte) {
-	m, err := events.DecodeMessage(envelope)
-	if err == nil && m.Bad > 0 {
-		err = fmt.Errorf("a message with %d bad events", m.Bad)
-	}
-	err = errors.Join(err, p.index.apply(envelope))
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.err = errors.Join(p.err, err)
-	for _, ev := range m.Events {
-		at := engines.WorkerRank{WorkerID: ev.WorkerID, DPRank: ev.DPRank}
-		switch ev.Event.Kind {
-		case indexer.Stored:
-			p.stored[at] += len(ev.Event.Blocks)
-		case indexer.Removed:
-			p.removed[at] += len(ev.Event.Externals)
-		case indexer.Cleared:
-		}
-	}
+	time.Sleep(500 * time.Millisecond) // the publishers do not confirm a subscription
 }
 
 // mirror keeps a copy of the store until the check ends. In the copy the publishers'
@@ -260,44 +194,38 @@ func (f *dynamoFleet) mirror(store string) (valves []*valve) {
 		valves = append(valves, v)
 		replace = append(replace, ch.Endpoint+`"`, "tcp://"+v.l.Addr().String()+`"`)
 	}
-	copyAll := func() error { return copyStore(f.store, store, strings.NewReplacer(replace...)) }
-	bench.NoError(copyAll())
-	tick := time.NewTicker(2 * time.Second) // Dynamo removes records that are not renewed for 10 s
-	done := make(chan struct{})
-	f.e.atEnd(func() { done <- struct{}{} })
-	go func() {
-		defer tick.Stop()
-		for {
+	copyAll := func() { copyStore(f.store, store, strings.NewReplacer(replace...)) }
+	copyAll()
+	ctx, stop := context.WithCancel(context.Background())
+	var copier sync.WaitGroup
+	copier.Go(func() {
+		for ctx.Err() == nil {
 			select {
-			case <-done:
-				return
-			case <-tick.C:
-				_ = copyAll() // a file may be removed meanwhile; the next copy is right
+			case <-ctx.Done():
+			case <-time.After(2 * time.Second): // Dynamo removes records that are not renewed for 10 s
+				_ = bench.Try(copyAll) // a file may be removed meanwhile; the next copy is right
 			}
 		}
-	}()
+	})
+	f.e.atEnd(func() {
+		stop()
+		copier.Wait()
+	})
 	return valves
 }
 
 // copyStore copies a folder with replacements in its files. Each file is there as a whole,
 // as Dynamo writes it.
-func copyStore(from, to string, replace *strings.Replacer) error {
-	return filepath.WalkDir(from, func(path string, d os.DirEntry, err error) error {
+func copyStore(from, to string, replace *strings.Replacer) {
+	bench.NoError(filepath.WalkDir(from, func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") {
 			return err
 		}
-		data, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
 		target := filepath.Join(to, strings.TrimPrefix(path, from))
-		if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
-			return err
-		}
 		half := filepath.Join(filepath.Dir(target), ".tmp_"+filepath.Base(target))
-		if err := os.WriteFile(half, []byte(replace.Replace(string(data))), 0o644); err != nil {
-			return err
-		}
+		data := bench.Must(os.ReadFile(path))
+		bench.NoError(os.MkdirAll(filepath.Dir(target), 0o755))
+		bench.NoError(os.WriteFile(half, []byte(replace.Replace(string(data))), 0o644))
 		return os.Rename(half, target)
-	})
+	}))
 }

@@ -4,17 +4,20 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/zmtp"
-	"github.com/kvroute/kvroute/tokenizer"
 )
 
 const (
@@ -34,14 +37,17 @@ const (
 // vllmEngine is a running vLLM.
 type vllmEngine struct {
 	name    string
-	id      uint64 // kvroute's
+	id      uint64 // as kvroute's configuration says
 	address string
 	ranks   int
 	args    []string
 	process *process.Process
-	heard   []*listener
-	// expected is how many blocks each rank must have announced.
-	expected []int
+	ledger  *ledger  // of the fleet
+	stops   []func() // of the subscriptions to its events
+}
+
+func (v *vllmEngine) rank(i int) engines.WorkerRank {
+	return engines.WorkerRank{WorkerID: v.id, DPRank: uint32(i)}
 }
 
 // vllmFleet has the two engines and the model's files that the checks of vLLM share.
@@ -49,6 +55,7 @@ type vllmFleet struct {
 	model, adapter string
 	tokenizer      string // of which kind, for the record
 	engines        []*vllmEngine
+	ledger         *ledger
 }
 
 // fleet starts the engines when they are needed first: both at once, since each uses
@@ -58,13 +65,11 @@ func (e *env) fleet(ctx context.Context) *vllmFleet {
 		e.vllms = e.files()
 		e.atGroupEnd(func() { e.vllms = nil })
 		for _, name := range []string{"a", "b"} {
-			v := e.launch(e.vllms, name, 1)
-			e.vllms.engines = append(e.vllms.engines, v)
-			e.atGroupEnd(v.stop)
+			e.atGroupEnd(e.launch(e.vllms, name, 1).stop)
 		}
 	}
 	for _, v := range e.vllms.engines {
-		if len(v.heard) == 0 {
+		if len(v.stops) == 0 {
 			v.ready(ctx) // after an error the next check waits for it again
 		}
 	}
@@ -78,13 +83,20 @@ func (f *vllmFleet) addresses() (all []string) {
 	return all
 }
 
+func (f *vllmFleet) ranks() (n int) {
+	for _, v := range f.engines {
+		n += v.ranks
+	}
+	return n
+}
+
 // config is kvroute's configuration. In events, NAME stands for the engine's name.
 func (f *vllmFleet) config(events string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "version: 1\nmodels:\n- {name: %s, lora: [%s], tokenizer: %q}\nworkers:\n", modelName, adapterName, f.model)
 	for _, v := range f.engines {
-		fmt.Fprintf(&b, "- {name: %s, address: %q, models: [%s], lora: [%s], events: %s}\n",
-			v.name, v.address, modelName, adapterName, strings.ReplaceAll(events, "NAME", v.name))
+		fmt.Fprintf(&b, "- {worker_id: %d, name: %s, address: %q, models: [%s], lora: [%s], events: %s}\n",
+			v.id, v.name, v.address, modelName, adapterName, strings.ReplaceAll(events, "NAME", v.name))
 	}
 	return b.String()
 }
@@ -102,7 +114,8 @@ func (e *env) launch(f *vllmFleet, name string, ranks int) *vllmEngine {
 		"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": live, "replay_endpoint": replay, "topic": "kv-events",
 	}))
 	port := fmt.Sprint(bench.Must(process.FreePorts(1)))
-	v := &vllmEngine{name: name, address: "127.0.0.1:" + port, ranks: ranks}
+	v := &vllmEngine{name: name, id: uint64(len(f.engines) + 1), address: "127.0.0.1:" + port, ranks: ranks, ledger: f.ledger}
+	f.engines = append(f.engines, v)
 	v.args = []string{
 		"serve", f.model, "--host", "127.0.0.1", "--port", port, "--load-format", "dummy", "--served-model-name", modelName,
 		"--enforce-eager", "--block-size", fmt.Sprint(blockSize), "--enable-prefix-caching", "--enable-prompt-tokens-details",
@@ -112,6 +125,7 @@ func (e *env) launch(f *vllmFleet, name string, ranks int) *vllmEngine {
 	if ranks > 1 {
 		v.args = append(v.args, "--data-parallel-size", fmt.Sprint(ranks), "--api-server-count", "1")
 	} else {
+		e.writeAdapter(f.adapter)
 		v.args = append(v.args, "--enable-lora", "--max-lora-rank", "8", "--lora-modules", adapterName+"="+f.adapter)
 	}
 	e.begin(v)
@@ -127,16 +141,17 @@ func (e *env) begin(v *vllmEngine) {
 	}, "nice", append([]string{"-n", "15", program}, v.args...)...)
 }
 
-// ready waits until the engine serves, and begins to listen to all its ranks.
+// ready waits until the engine serves, and begins to listen to all its ranks. Their blocks are
+// counted from here.
 func (v *vllmEngine) ready(ctx context.Context) {
 	await(ctx, v.process, engineStart, "it serves", func(ctx context.Context) string {
 		bench.Must(process.Get(ctx, "http://"+v.address+"/health"))
 		return ""
 	})
 	v.stopListening()
-	for _, at := range v.sources(ctx) {
-		l := listen(ctx, at.live, at.replay)
-		v.heard, v.expected = append(v.heard, l), append(v.expected, l.heard().stored)
+	for i, at := range v.sources(ctx) {
+		v.stops = append(v.stops, v.ledger.hear(ctx, v.rank(i), at.live, at.replay))
+		v.ledger.with(v.rank(i), func(a *account) { a.expected = a.stored })
 	}
 }
 
@@ -162,10 +177,11 @@ func (v *vllmEngine) sources(ctx context.Context) (all []sockets) {
 }
 
 func (v *vllmEngine) stopListening() {
-	for _, l := range v.heard {
-		l.stop()
+	for i, stop := range v.stops {
+		stop()
+		v.ledger.forget(v.rank(i))
 	}
-	v.heard, v.expected = nil, nil
+	v.stops = nil
 }
 
 func (v *vllmEngine) stop() {
@@ -173,74 +189,65 @@ func (v *vllmEngine) stop() {
 	v.process.Stop()
 }
 
+// reset asks the engine to empty its cache. It announces that with its next step only.
+func (v *vllmEngine) reset(ctx context.Context) {
+	if r := ask(ctx, "http://"+v.address+"/reset_prefix_cache", "", nil); r.status != http.StatusOK {
+		bench.NoError(&refusal{r.status, r.body})
+	}
+}
+
 // empty empties the engine's cache and waits until it has announced that, and with that all
 // that came before: blocks are counted from here.
 func (v *vllmEngine) empty(ctx context.Context) {
 	before := make([]int, v.ranks)
-	for rank, l := range v.heard {
-		before[rank] = l.heard().cleared
+	for i := range before {
+		v.ledger.with(v.rank(i), func(a *account) { before[i] = a.cleared })
 	}
-	await(ctx, v.process, process.Patience, "it announces a reset", func(ctx context.Context) string {
+	await(ctx, v.process, process.Patience, "it announces a reset", func(ctx context.Context) (missing string) {
 		// While a request runs that its client gave up, nothing is emptied.
-		bench.NoError(v.post(ctx, "/reset_prefix_cache"))
-		for rank := range v.ranks { // each announces it with its next step
+		v.reset(ctx)
+		for i := range before { // each rank announces it with its next step
 			var header map[string]string
 			if v.ranks > 1 {
-				header = map[string]string{"X-Data-Parallel-Rank": fmt.Sprint(rank)}
+				header = map[string]string{"X-Data-Parallel-Rank": fmt.Sprint(i)}
 			}
 			ask(ctx, "http://"+v.address+chatPath, chat("Hi", nil), header).read()
 		}
-		for rank, l := range v.heard {
-			h := l.heard()
-			if h.cleared == before[rank] || len(h.hashes) > 0 {
-				return fmt.Sprintf("rank %d has %d blocks", rank, len(h.hashes))
-			}
-			v.expected[rank] = h.stored
+		for i, cleared := range before {
+			v.ledger.with(v.rank(i), func(a *account) {
+				a.expected = a.stored
+				if a.cleared == cleared || len(a.copies) > 0 {
+					missing += fmt.Sprintf("rank %d has %d blocks; ", i, len(a.copies))
+				}
+			})
 		}
-		return ""
+		return missing
 	})
 }
 
-// files makes the folders of a small model with dummy weights and of an adapter.
+// files makes the folder of the model: with a real model's tokenizer if the reference data has it.
 func (e *env) files() *vllmFleet {
-	f := &vllmFleet{model: filepath.Join(e.dir, "model"), adapter: filepath.Join(e.dir, "adapter")}
-	for _, dir := range []string{f.model, f.adapter} {
-		bench.NoError(os.MkdirAll(dir, 0o755))
-	}
-	// The tokenizer of a real model if it is there, else one of the project's own.
-	own, theirs := "tokenizer/testdata/golden", filepath.Join(e.shared, "tokenizers/qwen3")
+	f := &vllmFleet{model: filepath.Join(e.dir, "model"), adapter: filepath.Join(e.dir, "adapter"), ledger: newLedger()}
+	folder := filepath.Join(e.shared, "tokenizers/qwen3")
 	f.tokenizer = "Qwen3's tokenizer and template"
-	vocabulary := 151936
-	write := func(name, dir, from string) error {
-		data, err := tokenizer.ReadFile(os.DirFS(dir), from)
-		if err != nil {
-			return err
-		}
-		return os.WriteFile(filepath.Join(f.model, name), data, 0o644)
+	if _, err := os.Stat(folder); err != nil {
+		folder, f.tokenizer = "", "the simulated engine's tokenizer and a template of the project's own"
 	}
-	if write("tokenizer.json", theirs, "tokenizer.json") == nil {
-		bench.NoError(write("tokenizer_config.json", theirs, "tokenizer_config.json"))
-	} else {
-		f.tokenizer = "a tokenizer and a template of the project's own"
-		vocabulary = 512
-		bench.NoError(write("tokenizer.json", own, "bytelevel-qwen2-nfc.json"))
-		writeJSON(filepath.Join(f.model, "tokenizer_config.json"), map[string]any{
-			// Without an end the engine cannot hold a model to a form.
-			"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": ownTemplate,
-		})
+	if _, err := os.Stat(f.model); err != nil { // no check before made it
+		writeModel(f.model, folder)
 	}
-	writeJSON(filepath.Join(f.model, "config.json"), map[string]any{
-		"architectures": []string{"Qwen3ForCausalLM"}, "model_type": "qwen3", "hidden_size": hidden, "intermediate_size": 128, "num_hidden_layers": layers,
-		"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": headSize, "vocab_size": vocabulary, "max_position_embeddings": 40960,
-		"torch_dtype": "bfloat16", "tie_word_embeddings": true, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "hidden_act": "silu",
-		"transformers_version": "4.51.0", // a newer one brings a warning about the tokenizer
-	})
-	writeAdapter(f.adapter)
 	return f
 }
 
-// ownTemplate renders all fields of requests, so that the ids depend on each of them.
-const ownTemplate = "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}" +
-	"{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content or m.reasoning %}<think>{{ m.reasoning_content or m.reasoning }}</think>{% endif %}{{ m.content or '' }}" +
-	"{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }} {{ c.function.arguments | tojson }}</tool_call>{% endfor %}" +
-	"{% if m.tool_call_id %}({{ m.tool_call_id }}){% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+//go:embed adapter.py
+var adapterScript string
+
+// writeAdapter makes the folder of the adapter, with vLLM's Python.
+func (e *env) writeAdapter(dir string) {
+	bench.NoError(os.MkdirAll(dir, 0o755))
+	script := exec.Command(filepath.Join(e.vllm, "bin/python"), "-", dir, fmt.Sprint(hidden), fmt.Sprint(layers), fmt.Sprint(headSize))
+	script.Stdin = strings.NewReader(adapterScript)
+	if out, err := script.CombinedOutput(); err != nil {
+		bench.NoError(fmt.Errorf("write an adapter: %w\n%s", err, out))
+	}
+}

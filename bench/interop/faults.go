@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 
@@ -80,7 +79,7 @@ func silentReset(ctx context.Context, w *world, res *result) {
 	text := chat(words(11_500, 200), nil)
 	w.askAll(ctx, res, "before", []string{text, text})
 	for _, v := range w.engines {
-		bench.NoError(v.post(ctx, "/reset_prefix_cache"))
+		v.reset(ctx)
 	}
 	var first result
 	a := w.ask(ctx, &first, "the first one after a reset", chatPath, text)
@@ -116,7 +115,7 @@ func killed(ctx context.Context, e *env, res *result) {
 		for _, text := range known { // Envoy retries at the other one
 			a := ask(ctx, w.envoy.URL()+chatPath, text, nil).read()
 			res.cases++
-			f.engines[0].expected[0] += a.Usage.stored(blockSize)
+			w.expect(f.engines[0].rank(0), a.Usage.stored(blockSize))
 		}
 		e.begin(victim)
 		victim.ready(ctx)
@@ -157,13 +156,4 @@ func lastNumber(text []byte, words string) (n int) {
 		_, _ = fmt.Sscan(string(text[at+len(words):]), &n)
 	}
 	return n
-}
-
-// post sends an engine an empty request.
-func (v *vllmEngine) post(ctx context.Context, path string) error {
-	r, err := tryAsk(ctx, "http://"+v.address+path, "", nil)
-	if err == nil && r.status != http.StatusOK {
-		err = fmt.Errorf("%s: %w", path, &refusal{r.status, r.body})
-	}
-	return err
 }

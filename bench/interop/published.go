@@ -34,7 +34,7 @@ func (e *env) publish(ctx context.Context, res *result, scenes []scene) {
 	e.atEnd(bus.Stop)
 	f := e.vllms
 	for _, v := range f.engines {
-		e.atEnd(e.startKvroute(ctx, "publish-"+v.name, "publish", "--name", v.name, "--engine-address", v.address, "--nats-url", bus.At.NATS, "--model", modelName,
+		e.atEnd(e.startKvroute(ctx, "publish-"+v.name, "publish", "--name", v.name, "--worker-id", fmt.Sprint(v.id), "--engine-address", v.address, "--nats-url", bus.At.NATS, "--model", modelName,
 			"--lora", adapterName).Stop)
 	}
 	config := fmt.Sprintf("version: 1\nnats-url: %s\nmodels:\n- {name: %s, lora: [%s], tokenizer: %q}\n", bus.At.NATS, modelName, adapterName, f.model)

@@ -72,8 +72,8 @@ type answer struct {
 	Prompt []uint32 `json:"prompt_token_ids"`
 	Ext    struct {
 		Worker struct { // Dynamo's: the worker that answered
-			ID   uint64 `json:"decode_worker_id"`
-			Rank uint32 `json:"decode_dp_rank"`
+			WorkerID uint64 `json:"decode_worker_id"`
+			DPRank   uint32 `json:"decode_dp_rank"`
 		} `json:"worker_id"`
 	} `json:"nvext"`
 }

@@ -182,26 +182,14 @@ type response struct {
 
 // ask sends a request and reads the whole response.
 func ask(ctx context.Context, url, body string, header map[string]string) *response {
-	return bench.Must(tryAsk(ctx, url, body, header))
-}
-
-// tryAsk is ask for other goroutines than the check's.
-func tryAsk(ctx context.Context, url, body string, header map[string]string) (*response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
+	req := bench.Must(http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body)))
 	req.Header.Set("Content-Type", "application/json")
 	for k, v := range header {
 		req.Header.Set(k, v)
 	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
+	resp := bench.Must(http.DefaultClient.Do(req))
 	defer func() { _ = resp.Body.Close() }() // it was read
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
-	return &response{header["X-Request-Id"], resp.StatusCode, resp.Header, text}, err
+	return &response{header["X-Request-Id"], resp.StatusCode, resp.Header, bench.Must(io.ReadAll(io.LimitReader(resp.Body, 64<<20)))}
 }
 
 // named is the header that gives a request an id of its own, by which its decision is found.

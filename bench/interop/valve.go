@@ -12,13 +12,12 @@ import (
 // new ones.
 type valve struct {
 	l     net.Listener
-	to    string // in the listener's network
 	parts sync.WaitGroup
 
 	mu sync.Mutex
 	// mu guards the fields below.
 	off   bool
-	conns map[net.Conn]struct{} // two for each connection that passes
+	conns map[net.Conn]struct{} // both ends of each connection that passes
 }
 
 // openValve listens at an address. The socket that it leads to is in the same network.
@@ -27,48 +26,36 @@ func openValve(network, at, to string) (*valve, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &valve{l: l, to: to, conns: make(map[net.Conn]struct{})}
+	v := &valve{l: l, conns: make(map[net.Conn]struct{})}
 	v.parts.Go(func() {
 		for {
-			conn, err := l.Accept()
+			from, err := l.Accept()
 			if err != nil {
 				return // it has stopped
 			}
-			v.parts.Go(func() { v.pass(conn) })
+			if to, err := net.Dial(network, to); err != nil {
+				_ = from.Close()
+			} else {
+				v.parts.Go(func() { v.pass(from, to) })
+				v.parts.Go(func() { v.pass(to, from) })
+			}
 		}
 	})
 	return v, nil
 }
 
-// pass carries a connection's bytes until one side ends, or it is cut.
-func (v *valve) pass(from net.Conn) {
-	defer from.Close()
-	to, err := net.Dial(v.l.Addr().Network(), v.to)
-	if err != nil {
-		return // the client sees a closed connection
-	}
-	defer to.Close()
+// pass carries the bytes of one direction until one end is closed.
+func (v *valve) pass(from, to net.Conn) {
 	v.mu.Lock()
 	off := v.off
-	if !off {
-		v.conns[from], v.conns[to] = struct{}{}, struct{}{}
-	}
+	v.conns[from] = struct{}{}
 	v.mu.Unlock()
-	if off {
-		return
+	if !off {
+		_, _ = io.Copy(to, from) // how it ends does not matter
 	}
-	var both sync.WaitGroup
-	for _, way := range [][2]net.Conn{{from, to}, {to, from}} {
-		both.Go(func() {
-			_, _ = io.Copy(way[0], way[1]) // until one of them is closed
-			_ = way[0].Close()
-			_ = way[1].Close()
-		})
-	}
-	both.Wait()
+	_, _ = from.Close(), to.Close()
 	v.mu.Lock()
 	delete(v.conns, from)
-	delete(v.conns, to)
 	v.mu.Unlock()
 }
 

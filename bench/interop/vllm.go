@@ -72,7 +72,7 @@ func shared(ctx context.Context, w *world, res *result) {
 // evict sends more prompts than the caches hold, and earlier ones again. Some consist of
 // whole blocks, which vLLM stores again each time.
 func evict(ctx context.Context, w *world, res *result) {
-	before := w.announced().removed
+	_, before := w.totals()
 	r := rand.New(rand.NewPCG(3, 3))
 	var seen []string
 	for i := range 60 {
@@ -92,7 +92,7 @@ func evict(ctx context.Context, w *world, res *result) {
 		seen = append(seen, text)
 		w.ask(ctx, res, fmt.Sprintf("prompt %d", i), completionPath, text)
 	}
-	if w.announced().removed == before {
+	if _, after := w.totals(); after == before {
 		res.differ("nothing was evicted")
 	}
 }
@@ -159,11 +159,13 @@ func atOnce(ctx context.Context, w *world, res *result) {
 	for range 6 {
 		clients.Go(func() {
 			for text := range next {
-				one, err := tryAsk(ctx, w.envoy.URL()+chatPath, text, named())
+				err := bench.Try(func() {
+					one := ask(ctx, w.envoy.URL()+chatPath, text, named())
+					mu.Lock()
+					defer mu.Unlock()
+					w.compareAnswer(ctx, &during, "at once", one)
+				})
 				mu.Lock()
-				if err == nil {
-					err = bench.Try(func() { w.compareAnswer(ctx, &during, "at once", one) })
-				}
 				failed = errors.Join(failed, err)
 				mu.Unlock()
 			}
@@ -188,7 +190,7 @@ func ranks(ctx context.Context, e *env, res *result) {
 	v := e.launch(f, "dp", 2)
 	e.atEnd(v.stop)
 	v.ready(ctx)
-	f.engines, e.vllms = []*vllmEngine{v}, f
+	e.vllms = f
 	e.atEnd(func() { e.vllms = nil })
 	e.play(ctx, res, "ranks", f.config("{transport: zmq}"), []string{noGuesses}, inTurn(turns, shared, evict, salts))
 	e.publish(ctx, res, []scene{{"turns over JetStream", turns}, {"evict over JetStream", evict}})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/engines"
 )
 
 // world is engines behind kvroute and Envoy, which get one request at a time. Each
@@ -17,35 +18,12 @@ import (
 // the engines announced.
 type world struct {
 	*stack
-	engines []*vllmEngine
-	byID    map[uint64]*vllmEngine // kvroute's ids of the workers
-	cached  int                    // tokens, as the engines say
-	each    map[string]int         // requests by worker
-}
-
-func newWorld(ctx context.Context, s *stack, engines []*vllmEngine) *world {
-	w := &world{stack: s, engines: engines, byID: make(map[uint64]*vllmEngine), each: make(map[string]int)}
-	ranks := 0
-	for _, v := range engines {
-		ranks += v.ranks
-	}
-	s.waitWorkers(ctx, ranks)
-	for _, state := range s.states(ctx) {
-		for _, v := range engines {
-			if v.name == state.Name {
-				w.byID[state.ID], v.id = v, state.ID
-			}
-		}
-	}
-	if len(w.byID) != len(engines) {
-		bench.NoError(fmt.Errorf("kvroute knows %d of %d engines", len(w.byID), len(engines)))
-	}
-	s.waitRouted(ctx)
-	for _, v := range engines {
-		v.empty(ctx)
-	}
-	w.settle(ctx)
-	return w
+	*ledger
+	block    int // tokens
+	engines  []*vllmEngine
+	dynamo   *dynamoFleet // nil for vLLM
+	cached   int          // tokens, as the engines say
+	requests map[engines.WorkerRank]int
 }
 
 // ask sends a request through Envoy, compares, and waits until the index has the blocks
@@ -68,41 +46,38 @@ func (w *world) askAll(ctx context.Context, res *result, what string, all []stri
 // direct sends a request to an engine without kvroute, which learns of it from events only.
 func (w *world) direct(ctx context.Context, v *vllmEngine, text string) {
 	a := ask(ctx, "http://"+v.address+chatPath, text, nil).read()
-	v.expected[0] += a.Usage.stored(blockSize)
+	w.expect(v.rank(0), a.Usage.stored(w.block))
 }
 
 // compareAnswer compares a response with kvroute's decision.
 func (w *world) compareAnswer(ctx context.Context, res *result, what string, r *response) answer {
 	a := r.read()
-	d := w.stack.compare(ctx, res, what, r, &a.Usage, blockSize)
-	v := w.byID[d.Worker.ID]
-	if v == nil || int(d.Worker.DPRank) >= len(v.expected) {
-		bench.NoError(fmt.Errorf("it went to %+v", d.Worker))
+	d := w.compare(ctx, res, what, r, &a.Usage, w.block)
+	at := engines.WorkerRank{WorkerID: d.Worker.ID, DPRank: d.Worker.DPRank}
+	if by := engines.WorkerRank(a.Ext.Worker); w.dynamo != nil && by != at {
+		res.differ("%s: sent to %v, answered by %v", what, at, by)
+		at = by
 	}
-	v.expected[d.Worker.DPRank] += a.Usage.stored(blockSize)
-	w.cached += a.Usage.Details.Cached
-	w.each[fmt.Sprintf("%s/%d", v.name, d.Worker.DPRank)]++
 	if said := r.header.Get("X-Dynamo-Overlap-Blocks"); said != strconv.Itoa(d.OverlapBlocks) {
 		res.differ("%s: the header says %s blocks, the decision %d", what, said, d.OverlapBlocks)
 	}
+	w.expect(at, a.Usage.stored(w.block))
+	w.cached += a.Usage.Details.Cached
+	w.requests[at]++
 	return a
 }
 
 // settle waits until each engine has announced the blocks that it must have stored,
-// and the index has the blocks that the engines have by their announcements.
+// and the index has the blocks that the engines have by their announcements. Dynamo's own
+// index says which these are.
 func (w *world) settle(ctx context.Context) {
 	await(ctx, nil, 20*time.Second, "the index equals what the engines announced", func(ctx context.Context) string {
-		var theirs []blockAt
-		for _, v := range w.engines {
-			for rank, l := range v.heard {
-				h := l.heard()
-				if h.stored != v.expected[rank] {
-					return fmt.Sprintf("engine %s, rank %d announced %d blocks, want %d", v.name, rank, h.stored, v.expected[rank])
-				}
-				for _, hash := range h.hashes {
-					theirs = append(theirs, blockAt{worker: v.id, rank: uint32(rank), external: hash})
-				}
-			}
+		theirs, missing := w.announced()
+		if missing != "" {
+			return missing
+		}
+		if w.dynamo != nil {
+			return differing(w.blocks(ctx), w.dynamo.index.dump())
 		}
 		ours := w.blocks(ctx)
 		for i := range ours {
@@ -112,20 +87,9 @@ func (w *world) settle(ctx context.Context) {
 	})
 }
 
-// announced adds up what the engines announced so far.
-func (w *world) announced() (sum heard) {
-	for _, v := range w.engines {
-		for _, l := range v.heard {
-			h := l.heard()
-			sum.stored, sum.removed, sum.batches = sum.stored+h.stored, sum.removed+h.removed, sum.batches+h.batches
-		}
-	}
-	return sum
-}
-
 func (w *world) summary() string {
-	h := w.announced()
-	return fmt.Sprintf("requests %v, %d tokens cached, %d blocks stored and %d evicted so far, in %d batches", w.each, w.cached, h.stored, h.removed, h.batches)
+	stored, removed := w.totals()
+	return fmt.Sprintf("requests by rank %v, %d tokens cached, %d blocks stored and %d evicted so far", w.requests, w.cached, stored, removed)
 }
 
 // play sends requests to a world.
@@ -155,7 +119,13 @@ func (e *env) play(ctx context.Context, res *result, name, config string, flags 
 	f := e.vllms
 	s := e.startStack(ctx, name, config, f.addresses(), flags...)
 	defer s.stop()
-	w := newWorld(ctx, s, f.engines)
+	w := &world{stack: s, ledger: f.ledger, block: blockSize, engines: f.engines, requests: make(map[engines.WorkerRank]int)}
+	s.waitWorkers(ctx, f.ranks())
+	s.waitRouted(ctx)
+	for _, v := range f.engines {
+		v.empty(ctx)
+	}
+	w.settle(ctx)
 	p(ctx, w, res)
 	res.note("%s; %s", w.summary(), f.tokenizer)
 }

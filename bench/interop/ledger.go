@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/zmtp"
+)
+
+// ledger is what engines announced, by rank. It receives the events as kvroute does, and counts
+// copies of blocks by the engines' own hashes. It knows nothing of tokens, prefixes and the
+// index.
+type ledger struct {
+	mayStoreMore bool // the engines: Dynamo's mock engines sometimes store a block again
+
+	mu sync.Mutex
+	// mu guards the fields below.
+	ranks map[engines.WorkerRank]*account
+	err   error
+}
+
+// account is the blocks of one rank.
+type account struct {
+	copies                   map[uint64]int
+	stored, removed, cleared int // stored and removed are blocks, cleared is how often
+	expected                 int // blocks that it must have stored
+}
+
+func newLedger() *ledger { return &ledger{ranks: make(map[engines.WorkerRank]*account)} }
+
+// with runs a function that reads or changes the account of a rank.
+func (l *ledger) with(at engines.WorkerRank, do func(*account)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ranks[at] == nil {
+		l.ranks[at] = &account{copies: make(map[uint64]int)}
+	}
+	do(l.ranks[at])
+}
+
+// expect adds blocks that a rank must store.
+func (l *ledger) expect(at engines.WorkerRank, blocks int) {
+	l.with(at, func(a *account) { a.expected += blocks })
+}
+
+// forget closes the account of a rank that has ended.
+func (l *ledger) forget(at engines.WorkerRank) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.ranks, at)
+}
+
+// announced returns the blocks of all ranks. If a rank has not announced the blocks that it must
+// have stored, or more of them, missing says so.
+func (l *ledger) announced() (blocks []blockAt, missing string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	bench.NoError(l.err)
+	for at, a := range l.ranks {
+		if a.stored < a.expected || a.stored > a.expected && !l.mayStoreMore {
+			missing += fmt.Sprintf("%v announced %d blocks, want %d; ", at, a.stored, a.expected)
+		}
+		for hash := range a.copies {
+			blocks = append(blocks, blockAt{worker: at.WorkerID, rank: at.DPRank, external: hash})
+		}
+	}
+	return blocks, missing
+}
+
+// totals adds up the accounts.
+func (l *ledger) totals() (stored, removed int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, a := range l.ranks {
+		stored, removed = stored+a.stored, removed+a.removed
+	}
+	return stored, removed
+}
+
+func (l *ledger) add(at engines.WorkerRank, kind indexer.Kind, hashes []uint64) {
+	l.with(at, func(a *account) {
+		switch kind {
+		case indexer.Stored:
+			a.stored += len(hashes)
+			for _, h := range hashes {
+				a.copies[h]++
+			}
+		case indexer.Removed:
+			a.removed += len(hashes)
+			for _, h := range hashes {
+				if a.copies[h]--; a.copies[h] <= 0 {
+					delete(a.copies, h)
+				}
+			}
+		case indexer.Cleared:
+			a.cleared++
+			clear(a.copies)
+		}
+	})
+}
+
+// addMessage adds the events of a message of Dynamo's event plane.
+func (l *ledger) addMessage(envelope []byte) {
+	m := bench.Must(events.DecodeMessage(envelope))
+	if m.Bad > 0 {
+		bench.NoError(fmt.Errorf("a message with %d bad events", m.Bad))
+	}
+	for _, ev := range m.Events {
+		hashes := ev.Event.Externals
+		for _, b := range ev.Event.Blocks {
+			hashes = append(hashes, b.External)
+		}
+		l.add(engines.WorkerRank{WorkerID: ev.WorkerID, DPRank: ev.DPRank}, ev.Event.Kind, hashes)
+	}
+}
+
+// addBatch adds the events of a batch of vLLM's.
+func (l *ledger) addBatch(at engines.WorkerRank, body []byte) {
+	b := bench.Must(engines.DecodeBatch(body))
+	if b.Drops != (engines.Drops{}) {
+		bench.NoError(fmt.Errorf("%v: left out %v", at, b.Drops))
+	}
+	kinds := map[engines.EngineKind]indexer.Kind{engines.EngineStored: indexer.Stored, engines.EngineRemoved: indexer.Removed, engines.EngineCleared: indexer.Cleared}
+	for _, ev := range b.Events {
+		kind, known := kinds[ev.Kind]
+		if !known {
+			bench.NoError(fmt.Errorf("%v: an event of kind %d of a vLLM", at, ev.Kind))
+		}
+		l.add(at, kind, ev.Hashes)
+	}
+}
+
+// try receives something, and remembers an error.
+func (l *ledger) try(receive func()) (ok bool) {
+	err := bench.Try(receive)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.err = errors.Join(l.err, err)
+	return err == nil
+}
+
+// subscribe connects to a socket with events.
+func subscribe(ctx context.Context, at zmtp.Endpoint, topic string) *zmtp.Conn {
+	conn := bench.Must(zmtp.Dial(ctx, at, zmtp.Sub))
+	bench.NoError(conn.Subscribe(topic))
+	return conn
+}
+
+// follow receives each message of a connection until stop is called or one is wrong.
+func (l *ledger) follow(conn *zmtp.Conn, receive func(engines.Frames)) (stop func()) {
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		for {
+			frames, err := conn.Read()
+			if err != nil || !l.try(func() { receive(bench.Must(engines.SplitFrames(frames))) }) {
+				return // it is stopped, or the check notices the error or missing blocks
+			}
+		}
+	})
+	return func() {
+		_ = conn.Close() // Read then ends
+		reader.Wait()
+	}
+}
+
+// hear follows a rank of a vLLM, from the first batch that it sent. The engine repeats the
+// earlier ones on request.
+func (l *ledger) hear(ctx context.Context, at engines.WorkerRank, live, replay zmtp.Endpoint) (stop func()) {
+	next := uint64(0)
+	receive := func(f engines.Frames) {
+		if f.Sequence > next {
+			bench.NoError(fmt.Errorf("%v: batch %d follows batch %d", at, f.Sequence, int64(next)-1))
+		}
+		if f.Sequence == next { // else it came both ways
+			next++
+			l.addBatch(at, f.Body)
+		}
+	}
+	later := subscribe(ctx, live, "")
+	conn := bench.Must(zmtp.Dial(ctx, replay, zmtp.Dealer))
+	defer func() { _ = conn.Close() }() // nothing more is wanted
+	request := engines.ReplayFrames(0)
+	bench.NoError(conn.Write(request[:]...))
+	for {
+		f := bench.Must(engines.SplitFrames(bench.Must(conn.Read())))
+		if f.End {
+			return l.follow(later, receive)
+		}
+		receive(f)
+	}
+}
