@@ -19,7 +19,6 @@ import (
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/chats"
-	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
@@ -39,38 +38,22 @@ func newTokens(e *env, w *world, res *result) *tokens {
 	return &tokens{w: w, res: res, m: bench.Must(tokenizer.LoadModel(os.DirFS(e.vllms.model), tokenizer.ModelConfig{}))}
 }
 
-// ids are kvroute's for a body, nil if it refuses the body or can only guess: an engine
-// then refuses it.
-func (t *tokens) ids(ctx context.Context, body string) []uint32 {
-	b, bad := openai.Parse(openai.ChatCompletions, []byte(body))
-	if bad != nil {
-		return nil
-	}
-	p, err := t.m.Encode(ctx, nil, b.Request, time.Now())
-	if err != nil || p.Mode != tokenizer.Exact { // an error: it is no text
-		return nil
-	}
-	return p.IDs
-}
-
 // compare sends one body.
 func (t *tokens) compare(ctx context.Context, what string, q map[string]any) {
 	q["model"], q["max_tokens"], q["return_token_ids"] = modelName, 1, true
 	delete(q, "stream")
-	data := string(bench.Must(json.Marshal(q)))
-	ours := t.ids(ctx, data)
+	data := bench.Must(json.Marshal(q))
+	ours := chats.IDs(t.m, data, time.Now())
 	if len(ours) >= maxLen-1 {
 		return // the engine has no room for it
 	}
-	r := ask(ctx, t.w.envoy.URL()+chatPath, data, named())
-	switch {
-	case r.status == http.StatusBadRequest && ours == nil:
-		t.res.cases++
-		t.refused++
-		return
-	case r.status == http.StatusBadRequest:
-		t.res.cases++
-		t.theirs++ // the client gets the engine's error, wherever kvroute sends the request
+	r := ask(ctx, t.w.envoy.URL()+chatPath, string(data), named())
+	if r.status == http.StatusBadRequest {
+		if t.res.cases++; ours == nil {
+			t.refused++
+		} else {
+			t.theirs++ // the client gets the engine's error, wherever kvroute sends the request
+		}
 		return
 	}
 	a := t.w.compareAnswer(ctx, t.res, what, r)

@@ -9,7 +9,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/kvroute/kvroute/bench/chats"
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
@@ -56,7 +58,7 @@ func TestTheOwnTemplateShowsAllOfARequest(t *testing.T) {
 		if !json.Valid([]byte(body)) {
 			t.Fatal(body)
 		}
-		all := (&tokens{m: m}).ids(t.Context(), body)
+		all := chats.IDs(m, []byte(body), time.Now())
 		if all == nil {
 			t.Fatalf("no exact ids for %s", body)
 		}
