@@ -179,7 +179,7 @@ func (g Requests) text() string {
 	case 5, 6, 7:
 		return []Kind{English, Code, CJK}[k-5].Document(g.R, 40+g.R.IntN(400))
 	default:
-		return strings.Map(Settled, Random(g.R))
+		return strings.Map(settled, Random(g.R))
 	}
 }
 

@@ -136,10 +136,10 @@ func (k Kind) Document(r *rand.Rand, size int) string {
 	return b.String()
 }
 
-// Settled is a mapping for [strings.Map] that drops the code points that Unicode 14 and 15
+// settled is a mapping for [strings.Map] that drops the code points that Unicode 14 and 15
 // added. A template that prints a list writes them as they are or as escapes. That depends on
 // the Unicode version of the engine's Python: 14.0 in Python 3.11, 15.0, like ours, in 3.12.
-func Settled(r rune) rune {
+func settled(r rune) rune {
 	if unicode.Is(rangetable.Assigned(unicode.Version), r) && !unicode.Is(rangetable.Assigned("13.0.0"), r) {
 		return -1
 	}
