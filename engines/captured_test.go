@@ -20,6 +20,7 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/enginesim"
 )
 
 // rows reads a file of captured frames: one JSON value per line.
@@ -525,7 +526,7 @@ func TestCapturedDynamoMessages(t *testing.T) {
 					}
 					continue
 				}
-				for i, frame := range engines.PlaneFrames(m.Envelope) {
+				for i, frame := range enginesim.PlaneFrames(m.Envelope) {
 					if !bytes.Equal(frame, row.Frames[i]) {
 						t.Errorf("frame %d: written %x, was %x", i, frame, row.Frames[i])
 					}

@@ -9,7 +9,6 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -21,9 +20,9 @@ import (
 	"github.com/kvroute/kvroute/engines/localindex"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/wire"
-	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
 // dynamoRank is a rank of a Dynamo worker: a publisher on the event plane, which may lose
@@ -32,7 +31,7 @@ type dynamoRank struct {
 	*testing.T
 	worker, publisher uint64
 	rank              uint32
-	pub               zmtp.Publisher
+	pub               *enginesim.Sockets
 	endpoint          string
 	stop              func()
 	nc                *nats.Conn // nil over ZMQ
@@ -69,14 +68,13 @@ func newDynamoRank(t *testing.T, worker uint64, rank uint32, publisher uint64) *
 // open lets listeners connect. stop closes the connections and loses undelivered messages.
 func (d *dynamoRank) open() {
 	d.Helper()
-	at, err := zmtp.ParseEndpoint(d.endpoint, 0, 0)
-	if err != nil {
-		d.Fatal(err)
-	}
-	var l net.Listener
-	eventually(d.T, func() bool { l, err = zmtp.Listen(at); return err == nil })
-	d.endpoint = "tcp://" + l.Addr().String()
-	d.stop = running(d.T, func(ctx context.Context) error { return d.pub.Serve(ctx, l) })
+	eventually(d.T, func() (ok bool) {
+		var err error
+		d.pub, err = enginesim.NewSockets(enginesim.SocketsConfig{Endpoint: d.endpoint})
+		return err == nil
+	})
+	d.endpoint, _ = d.pub.Endpoints()
+	d.stop = running(d.T, d.pub.Run)
 }
 
 func (d *dynamoRank) channel() engines.Channel {
@@ -127,12 +125,12 @@ func (d *dynamoRank) say(payload []byte) {
 		}
 		return
 	}
-	frames := engines.PlaneFrames(e)
-	d.pub.Send(frames[:]...)
+	frames := enginesim.PlaneFrames(e)
+	d.pub.PublishFrames(frames[:]...)
 	other := e
-	other.Topic = events.Topic + "-more" // the subscription's prefix matches it
-	others := engines.PlaneFrames(other) // Send owns the earlier frames now
-	d.pub.Send(others[:]...)
+	other.Topic = events.Topic + "-more"   // the subscription's prefix matches it
+	others := enginesim.PlaneFrames(other) // the socket owns the earlier frames now
+	d.pub.PublishFrames(others[:]...)
 }
 
 func oneBlock(n uint64) indexer.Event {
@@ -326,7 +324,7 @@ func TestGarbageFromDynamosPublishersIsHarmless(t *testing.T) {
 		for _, f := range frames {
 			raw = append(raw, []byte(f))
 		}
-		a.pub.Send(raw...)
+		a.pub.PublishFrames(raw...)
 	}
 	a.mu.Lock()
 	a.say(bytes.Repeat([]byte{0xc1}, 40))

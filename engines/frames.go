@@ -60,16 +60,6 @@ func SplitFrames(frames [][]byte) (Frames, error) {
 	return f, nil
 }
 
-// PlaneFrames returns the frames of an envelope on ZMQ.
-func PlaneFrames(e events.Envelope) [4][]byte {
-	body := append(make([]byte, 0, 5+128+len(e.Payload)), planeVersion, 0, 0, 0, 0)
-	body = events.AppendEnvelope(body, e)
-	binary.BigEndian.PutUint32(body[1:], uint32(len(body)-5))
-	return [4][]byte{
-		[]byte(e.Topic), binary.BigEndian.AppendUint64(nil, e.PublisherID), binary.BigEndian.AppendUint64(nil, e.Sequence), body,
-	}
-}
-
 // ReplayFrames returns the request for an engine's batches, starting at a sequence.
 func ReplayFrames(from uint64) [2][]byte {
 	return [2][]byte{{}, binary.BigEndian.AppendUint64(nil, from)}

@@ -11,11 +11,12 @@ import (
 
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/enginesim"
 )
 
 func TestFrames(t *testing.T) {
 	e := events.Envelope{PublisherID: 4660, Sequence: 1, PublishedAt: 1755000000500, Topic: "kv-events", Payload: unhex(t, "92"+frameE2+frameE3)}
-	frames := engines.PlaneFrames(e)
+	frames := enginesim.PlaneFrames(e)
 	if want := append(unhex(t, "01000000eb"), unhex(t, frameE5)...); !bytes.Equal(frames[3], want) {
 		t.Errorf("got %x, want %x", frames[3], want)
 	}
@@ -55,7 +56,7 @@ func TestFrames(t *testing.T) {
 }
 
 func FuzzFrames(f *testing.F) {
-	e := engines.PlaneFrames(events.Envelope{PublisherID: 4660, Sequence: 1, Topic: "kv-events", Payload: unhex(f, "91"+frameE3)})
+	e := enginesim.PlaneFrames(events.Envelope{PublisherID: 4660, Sequence: 1, Topic: "kv-events", Payload: unhex(f, "91"+frameE3)})
 	f.Add(e[0], e[1], e[2], e[3], uint8(4))
 	f.Add([]byte{}, []byte{}, []byte("12345678"), unhex(f, batchZ4), uint8(3))
 	f.Fuzz(func(t *testing.T, a, b, c, d []byte, n uint8) {

@@ -359,7 +359,7 @@ func TestLiarsAreNotBelieved(t *testing.T) {
 
 // plane returns a message of the event plane that stores a block.
 func plane(worker uint64, rank uint32, sequence uint64) [][]byte {
-	frames := engines.PlaneFrames(events.Envelope{
+	frames := enginesim.PlaneFrames(events.Envelope{
 		PublisherID: 99, Sequence: sequence, Topic: events.Topic,
 		Payload: events.AppendEvents(nil, []events.RouterEvent{{
 			WorkerID: worker, DPRank: rank, EventID: sequence + 1,

@@ -94,7 +94,7 @@ func (c *EngineCommand) Run(ctx context.Context, _ *flag.FlagSet, _, logTo io.Wr
 		return err
 	}
 	log = log.With("worker", c.sim.Name)
-	if err := c.prepare(log); err != nil {
+	if err := c.prepare(); err != nil {
 		return err
 	}
 	at, err := net.Listen("tcp", c.listen)
@@ -155,8 +155,8 @@ func (c *EngineCommand) Run(ctx context.Context, _ *flag.FlagSet, _, logTo io.Wr
 }
 
 // prepare checks the flags, and completes the engine's configuration.
-func (c *EngineCommand) prepare(log *slog.Logger) (err error) {
-	c.sim.Log, c.sim.Aliases, c.sim.LoRA = log, names(c.aliases), names(c.adapters)
+func (c *EngineCommand) prepare() (err error) {
+	c.sim.Aliases, c.sim.LoRA = names(c.aliases), names(c.adapters)
 	if c.tokenizer != "" {
 		dir, err := os.OpenRoot(c.tokenizer)
 		if err != nil {

@@ -12,10 +12,9 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench/demo"
-	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
-	"github.com/kvroute/kvroute/internal/zmtp"
+	"github.com/kvroute/kvroute/internal/enginesim"
 )
 
 func TestBadDynamoSettings(t *testing.T) {
@@ -38,11 +37,11 @@ func TestBadDynamoSettings(t *testing.T) {
 func TestWorkersOfDynamosStore(t *testing.T) {
 	t.Parallel() // mostly waits
 	const publisherID = 0x1a26
-	socket, err := zmtp.Listen(zmtp.Endpoint{Host: "127.0.0.1"})
+	publisher, err := enginesim.NewSockets(enginesim.SocketsConfig{Endpoint: "tcp://127.0.0.1:0"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var publisher zmtp.Publisher
+	endpoint, _ := publisher.Endpoints()
 	store := t.TempDir()
 	put := func(bucket, name, text string) {
 		t.Helper()
@@ -60,14 +59,14 @@ func TestWorkersOfDynamosStore(t *testing.T) {
 	}
 	const scope = `"scope":{"kind":"endpoint","endpoint":{"namespace":"dynamo","component":"backend","name":"generate"}},"topic":"kv-events"`
 	key := fmt.Sprintf("namespace/dynamo/component/backend/endpoint/generate/topic/kv%%2Devents/%x", publisherID)
-	put("event_channels", key, fmt.Sprintf(`{%s,"instance_id":%d,"transport":{"kind":"Zmq","config":{"endpoint":"tcp://%s"}}}`, scope, publisherID, socket.Addr()))
+	put("event_channels", key, fmt.Sprintf(`{%s,"instance_id":%d,"transport":{"kind":"Zmq","config":{"endpoint":%q}}}`, scope, publisherID, endpoint))
 	put("event_sources", key, fmt.Sprintf(`{%s,"publisher_id":%d,"metadata":{"worker":{"worker_id":26,"dp_rank":0}}}`, scope, publisherID))
 	card(26)
 
 	file := writeFile(t, fmt.Sprintf("version: 1\ndynamo: {dir: %q, frontend: \"127.0.0.1:1\"}\nworkers:\n- {name: a, worker_id: 3, address: \"127.0.0.1:2\", models: [m]}\n", store))
 	d := &demonstration{demo.Stack{Router: serveFile(t, file)}}
 	running := make(chan error, 1)
-	go func() { running <- publisher.Serve(t.Context(), socket) }()
+	go func() { running <- publisher.Run(t.Context()) }()
 	state := func() (all string) {
 		for _, w := range workers(t, d) {
 			all += fmt.Sprintf("%d %s %s, ", w.ID, w.Address, w.Engine)
@@ -95,10 +94,10 @@ func TestWorkersOfDynamosStore(t *testing.T) {
 	eventually(t, "the publisher is not heard", func() bool {
 		touch()
 		n++
-		frames := engines.PlaneFrames(events.Envelope{PublisherID: publisherID, Sequence: n, Topic: events.Topic, Payload: events.AppendEvents(nil, []events.RouterEvent{{
+		frames := enginesim.PlaneFrames(events.Envelope{PublisherID: publisherID, Sequence: n, Topic: events.Topic, Payload: events.AppendEvents(nil, []events.RouterEvent{{
 			WorkerID: 26, EventID: n, Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: n, Local: n}}},
 		}})})
-		publisher.Send(frames[:]...)
+		publisher.PublishFrames(frames[:]...)
 		for _, w := range workers(t, d) {
 			if w.ID == 26 && w.CachedBlocks > 0 {
 				return true

@@ -13,29 +13,25 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// answer is a response that is being written.
+// answer is a response that is being written, in the format of its endpoint.
 type answer struct {
-	engine  *Engine
-	body    openai.Body
-	ids     []uint32 // ids of the prompt, if the client requested them
-	created time.Time
-
-	endpoint openai.Endpoint
 	w        http.ResponseWriter
+	endpoint openai.Endpoint
+	body     *openai.Body
+	created  time.Time
+	ids      []uint32 // ids of the prompt, if the client requested them
 
-	prompt, output int
-	cached         int           // set before the first progress
-	progress       chan struct{} // one at admission, one for each token; closed at the end
-
-	made int
-	buf  bytes.Buffer
+	prompt   int           // tokens
+	cached   int           // prompt tokens found in the cache; set before the first progress
+	progress chan struct{} // one at admission, one for each token; closed at the end
+	made     int           // tokens
 }
 
 // follow writes the response as the engine makes progress. It returns false if the
 // client left.
-func (a *answer) follow(r *http.Request) bool {
-	w := a.w
-	for admitted := false; ; {
+func (a *answer) follow(r *http.Request, m *metrics) bool {
+	admitted := false
+	for {
 		select {
 		case <-r.Context().Done():
 			return false
@@ -43,33 +39,120 @@ func (a *answer) follow(r *http.Request) bool {
 			switch {
 			case !more:
 				a.end()
+				m.prompts.Add(float64(a.prompt))
+				m.outputs.Add(float64(a.made))
+				m.success.Inc()
 				return true
 			case !admitted:
 				admitted = true
-				if a.body.Stream {
-					// As in vLLM, the headers are sent before the prompt is computed.
-					w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-					w.WriteHeader(http.StatusOK)
-					if a.endpoint == openai.Responses {
-						a.named("response.created", a.response(""))
-						_, _ = w.Write(a.buf.Bytes()) // the next write fails if the client left
-					}
-					flush(w)
-				}
+				a.begin()
 				continue
+			case a.made == 0:
+				m.firstToken.Observe(time.Since(a.created).Seconds())
 			}
-			if a.made == 0 {
-				a.engine.metrics.firstToken(time.Since(a.created))
-			}
-			a.made++
-			if a.body.Stream && !a.stream() {
+			if a.made++; a.body.Stream && !a.send(a.delta()...) {
 				return false
 			}
 		}
 	}
 }
 
-func flush(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }
+// begin starts a stream when the request is admitted. As in vLLM, the headers are sent before the
+// prompt is computed.
+func (a *answer) begin() {
+	if !a.body.Stream {
+		return
+	}
+	a.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	a.w.WriteHeader(http.StatusOK)
+	if a.endpoint == openai.Responses {
+		a.send(event{"response.created", a.response()})
+	} else {
+		a.send()
+	}
+}
+
+// delta returns the events of a stream for the newest token.
+func (a *answer) delta() []event {
+	word := a.word(a.made - 1)
+	switch a.endpoint {
+	case openai.Responses:
+		return []event{{"response.output_text.delta", object{"delta": word}}}
+	case openai.Messages:
+		return []event{{"content_block_delta", object{"delta": word}}}
+	}
+	token := event{data: a.completion(a.choice(word, "", nil))}
+	if a.endpoint == openai.ChatCompletions && a.made == 1 { // as vLLM does
+		return []event{{data: a.completion(a.choice("", "assistant", nil))}, token}
+	}
+	return []event{token}
+}
+
+// end writes what follows the last token, or the whole response if it is not a stream.
+func (a *answer) end() {
+	var last event
+	switch a.endpoint {
+	case openai.Responses:
+		last = event{"response.completed", a.response()}
+	case openai.Messages:
+		last = event{"message_stop", a.message()}
+	default:
+		if !a.body.Stream {
+			whole := a.completion(a.choice(a.text(), "assistant", "length"))
+			if whole["usage"] = a.usage(); a.ids != nil {
+				whole["prompt_token_ids"] = a.ids
+			}
+			reply(a.w, whole)
+			return
+		}
+		events := []event{{data: a.completion(a.choice("", "", "length"))}}
+		if a.body.IncludeUsage {
+			usage := a.completion()
+			usage["usage"] = a.usage()
+			events = append(events, event{data: usage})
+		}
+		a.send(append(events, event{data: json.RawMessage("[DONE]")})...)
+		return
+	}
+	if a.body.Stream {
+		a.send(last)
+	} else {
+		reply(a.w, last.data)
+	}
+}
+
+// event is an event of a stream. Those of OpenAI's older endpoints have no name.
+type event struct {
+	name string
+	data any // written as it is if it is a [json.RawMessage]
+}
+
+// object is a JSON object. The answers have the fields that clients in this repository read.
+type object = map[string]any
+
+// send writes events of a stream. It returns false if the client left.
+func (a *answer) send(events ...event) bool {
+	var b bytes.Buffer
+	for _, e := range events {
+		if e.name != "" {
+			fmt.Fprintf(&b, "event: %s\n", e.name)
+		}
+		text, ok := e.data.(json.RawMessage)
+		if !ok {
+			text, _ = json.Marshal(e.data) // plain data always marshals
+		}
+		fmt.Fprintf(&b, "data: %s\n\n", text)
+	}
+	_, err := a.w.Write(b.Bytes())
+	_ = http.NewResponseController(a.w).Flush() // the next write fails if the client left
+	return err == nil
+}
+
+// reply writes a complete answer.
+func reply(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v) // an error means that the client has left
+}
 
 // words are the words of answers.
 //
@@ -77,141 +160,6 @@ func flush(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }
 var words = [...]string{"the ", "block ", "is ", "cached ", "and ", "a ", "worker ", "answers ", "soon, ", "then ", "another ", "one "}
 
 func (a *answer) word(i int) string { return words[(a.prompt*7+i*i+i)%len(words)] }
-
-// usage is the token usage of a request.
-type usage struct {
-	PromptTokens     int `json:"prompt_tokens"`
-	CompletionTokens int `json:"completion_tokens"`
-	TotalTokens      int `json:"total_tokens"`
-	Details          struct {
-		CachedTokens int `json:"cached_tokens"`
-	} `json:"prompt_tokens_details"`
-}
-
-func (a *answer) usage() *usage {
-	u := &usage{PromptTokens: a.prompt, CompletionTokens: a.made, TotalTokens: a.prompt + a.made}
-	u.Details.CachedTokens = a.cached
-	return u
-}
-
-// text is a message or a delta.
-type text struct {
-	Role    string `json:"role,omitempty"`
-	Content string `json:"content"`
-}
-
-// choice and object are the parts of OpenAI's answers, streamed or not.
-type choice struct {
-	Index        int     `json:"index"`
-	Delta        *text   `json:"delta,omitempty"`
-	Message      *text   `json:"message,omitempty"`
-	Text         *string `json:"text,omitempty"`
-	FinishReason *string `json:"finish_reason"`
-}
-
-type object struct {
-	ID      string   `json:"id"`
-	Object  string   `json:"object"`
-	Created int64    `json:"created"`
-	Model   string   `json:"model"`
-	Choices []choice `json:"choices"`
-	Usage   *usage   `json:"usage,omitempty"`
-
-	PromptTokenIDs []uint32 `json:"prompt_token_ids,omitempty"`
-}
-
-func (a *answer) chat() bool { return a.endpoint == openai.ChatCompletions }
-
-func (a *answer) object(c ...choice) object {
-	o := object{ID: fmt.Sprintf("cmpl-%x", a.created.UnixNano()), Object: "text_completion", Created: a.created.Unix(), Model: a.body.Model, Choices: c}
-	if a.chat() {
-		o.ID = "chat" + o.ID
-		o.Object = "chat.completion"
-		if a.body.Stream {
-			o.Object += ".chunk"
-		}
-	}
-	if c == nil {
-		o.Choices = []choice{}
-	}
-	return o
-}
-
-// stream writes the newest token; before the first one it writes the role, as vLLM does.
-func (a *answer) stream() bool {
-	a.buf.Reset()
-	word := a.word(a.made - 1)
-	switch {
-	case a.endpoint == openai.Responses:
-		a.named("response.output_text.delta", map[string]any{"delta": word})
-	case a.endpoint == openai.Messages:
-		a.named("content_block_delta", map[string]any{"delta": word})
-	case a.chat():
-		if a.made == 1 {
-			a.event(a.object(choice{Delta: &text{Role: "assistant"}}))
-		}
-		a.event(a.object(choice{Delta: &text{Content: word}}))
-	default:
-		a.event(a.object(choice{Text: &word}))
-	}
-	_, err := a.w.Write(a.buf.Bytes())
-	flush(a.w)
-	return err == nil
-}
-
-func (a *answer) event(o object) {
-	a.buf.WriteString("data: ")
-	_ = json.NewEncoder(&a.buf).Encode(o) // plain data always marshals
-	a.buf.WriteString("\n")
-}
-
-// end writes the messages after the last token.
-func (a *answer) end() {
-	defer a.engine.metrics.finished(a.prompt, a.made)
-	reason := "length"
-	last := choice{FinishReason: &reason}
-	switch {
-	case a.endpoint == openai.Responses:
-		a.finish("response.completed", a.response(a.text()))
-	case a.endpoint == openai.Messages:
-		a.finish("message_stop", a.message(a.text()))
-	case a.body.Stream:
-		if a.chat() {
-			last.Delta = &text{}
-		} else {
-			last.Text = new("")
-		}
-		a.buf.Reset()
-		a.event(a.object(last))
-		if a.body.IncludeUsage {
-			o := a.object()
-			o.Usage = a.usage()
-			a.event(o)
-		}
-		a.buf.WriteString("data: [DONE]\n\n")
-		_, _ = a.w.Write(a.buf.Bytes()) // the client may have left
-	default:
-		if a.chat() {
-			last.Message = &text{Role: "assistant", Content: a.text()}
-		} else {
-			last.Text = new(a.text())
-		}
-		o := a.object(last)
-		o.Usage, o.PromptTokenIDs = a.usage(), a.ids
-		reply(a.w, o)
-	}
-}
-
-// finish sends a complete answer; for a stream it is the last event.
-func (a *answer) finish(name string, whole map[string]any) {
-	if !a.body.Stream {
-		reply(a.w, whole)
-		return
-	}
-	a.buf.Reset()
-	a.named(name, whole)
-	_, _ = a.w.Write(a.buf.Bytes()) // the client may have left
-}
 
 // text returns the text generated so far.
 func (a *answer) text() string {
@@ -222,37 +170,73 @@ func (a *answer) text() string {
 	return all.String()
 }
 
-// response is the answer of /v1/responses, with the fields that clients in this repository read.
-// An empty text means that nothing was generated yet.
-func (a *answer) response(text string) map[string]any {
-	r := map[string]any{
+// completion is an answer of /v1/chat/completions or /v1/completions, or a chunk of one.
+func (a *answer) completion(choices ...object) object {
+	id, kind := fmt.Sprintf("cmpl-%x", a.created.UnixNano()), "text_completion"
+	switch {
+	case a.endpoint == openai.ChatCompletions && a.body.Stream:
+		id, kind = "chat"+id, "chat.completion.chunk"
+	case a.endpoint == openai.ChatCompletions:
+		id, kind = "chat"+id, "chat.completion"
+	}
+	if choices == nil {
+		choices = []object{}
+	}
+	return object{"id": id, "object": kind, "created": a.created.Unix(), "model": a.body.Model, "choices": choices}
+}
+
+// choice is the choice of a completion or of a chunk. reason is nil before the end.
+func (a *answer) choice(content, role string, reason any) object {
+	c, message := object{"index": 0, "finish_reason": reason}, object{"content": content}
+	if role != "" {
+		message["role"] = role
+	}
+	switch {
+	case a.endpoint != openai.ChatCompletions:
+		c["text"] = content
+	case a.body.Stream:
+		c["delta"] = message
+	default:
+		c["message"] = message
+	}
+	return c
+}
+
+// usage returns the token usage of a completion.
+func (a *answer) usage() any {
+	type details struct {
+		CachedTokens int `json:"cached_tokens"`
+	}
+	return struct {
+		PromptTokens     int     `json:"prompt_tokens"`
+		CompletionTokens int     `json:"completion_tokens"`
+		TotalTokens      int     `json:"total_tokens"`
+		Details          details `json:"prompt_tokens_details"`
+	}{a.prompt, a.made, a.prompt + a.made, details{a.cached}}
+}
+
+// response is the answer of /v1/responses: in progress while no token is generated.
+func (a *answer) response() object {
+	r := object{
 		"id": fmt.Sprintf("resp_%x", a.created.UnixNano()), "object": "response", "status": "in_progress", "model": a.body.Model, "output": []any{}, "usage": nil,
 	}
-	if text != "" {
+	if a.made > 0 {
 		r["status"] = "completed"
-		r["output"] = []any{map[string]any{
-			"type": "message", "role": "assistant", "status": "completed", "content": []any{map[string]any{"type": "output_text", "text": text}},
+		r["output"] = []object{{
+			"type": "message", "role": "assistant", "status": "completed", "content": []object{{"type": "output_text", "text": a.text()}},
 		}}
-		r["usage"] = map[string]any{
-			"input_tokens": a.prompt, "output_tokens": a.made, "total_tokens": a.prompt + a.made, "input_tokens_details": map[string]any{"cached_tokens": a.cached},
+		r["usage"] = object{
+			"input_tokens": a.prompt, "output_tokens": a.made, "total_tokens": a.prompt + a.made, "input_tokens_details": object{"cached_tokens": a.cached},
 		}
 	}
 	return r
 }
 
-// message is the answer of /v1/messages, with the fields that clients in this repository read.
-func (a *answer) message(all string) map[string]any {
-	return map[string]any{
+// message is the answer of /v1/messages.
+func (a *answer) message() object {
+	return object{
 		"id": fmt.Sprintf("msg_%x", a.created.UnixNano()), "type": "message", "role": "assistant", "model": a.body.Model,
-		"content": []any{map[string]any{"type": "text", "text": all}},
-		"usage":   map[string]any{"input_tokens": a.prompt - a.cached, "output_tokens": a.made, "cache_read_input_tokens": a.cached},
+		"content": []object{{"type": "text", "text": a.text()}},
+		"usage":   object{"input_tokens": a.prompt - a.cached, "output_tokens": a.made, "cache_read_input_tokens": a.cached},
 	}
-}
-
-// named adds an event with a name. The first event of /v1/responses is sent with the headers,
-// before the prompt is computed.
-func (a *answer) named(name string, data map[string]any) {
-	_, _ = fmt.Fprintf(&a.buf, "event: %s\ndata: ", name) // a write to a buffer never fails
-	_ = json.NewEncoder(&a.buf).Encode(data)              // plain data always marshals
-	a.buf.WriteString("\n")
 }

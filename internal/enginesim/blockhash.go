@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/kvroute/kvroute/indexer"
 )
@@ -17,9 +18,9 @@ type blockID [32]byte
 // keys are the values that are hashed besides tokens.
 type keys struct{ lora, salt string }
 
-// blockHash computes the name of a block. parent is nil for the first block of a sequence.
-// sequence is the router's hash of all tokens up to the block's end.
-type blockHash func(parent *block, sequence uint64, tokens []uint32, k keys) (blockID, uint64)
+// blockHash computes the hash and the name of a block. parent is nil for the first block of a
+// sequence. sequence is the router's hash of all tokens up to the block's end.
+type blockHash func(parent *blockID, sequence uint64, tokens []uint32, k keys) (blockID, uint64)
 
 // simSalt makes the names of "sim" differ from the router's hashes, as in real engines.
 const simSalt = 0x656e67696e65
@@ -31,7 +32,7 @@ func newBlockHash(kind string) (blockHash, error) {
 	case "random":
 		return mixed(rand.Uint64()), nil
 	case "sequence":
-		return func(_ *block, sequence uint64, _ []uint32, _ keys) (blockID, uint64) { return blockID{}, sequence }, nil
+		return func(_ *blockID, sequence uint64, _ []uint32, _ keys) (blockID, uint64) { return blockID{}, sequence }, nil
 	case "vllm":
 		return vllmHash, nil
 	case "sglang":
@@ -42,7 +43,7 @@ func newBlockHash(kind string) (blockHash, error) {
 }
 
 func mixed(salt uint64) blockHash {
-	return func(_ *block, sequence uint64, _ []uint32, _ keys) (blockID, uint64) {
+	return func(_ *blockID, sequence uint64, _ []uint32, _ keys) (blockID, uint64) {
 		return blockID{}, indexer.NextSequenceHash(sequence, salt)
 	}
 }
@@ -52,17 +53,17 @@ const vllmRoot = "vllm-none-hash"
 
 // vllmHash is vLLM's sha256_cbor: SHA-256 of the CBOR of parent, tokens and extra keys. Events
 // contain the last eight bytes.
-func vllmHash(parent *block, _ uint64, tokens []uint32, k keys) (blockID, uint64) {
+func vllmHash(parent *blockID, _ uint64, tokens []uint32, k keys) (blockID, uint64) {
+	salted := parent == nil && k.salt != ""
 	above := blockID(sha256.Sum256(cborText(nil, vllmRoot)))
 	if parent != nil {
-		above = parent.id
+		above = *parent
 	}
 	b := append(cborHead([]byte{0x83}, 2, uint64(len(above))), above[:]...)
 	b = cborHead(b, 4, uint64(len(tokens)))
 	for _, t := range tokens {
 		b = cborHead(b, 0, uint64(t))
 	}
-	salted := parent == nil && k.salt != ""
 	switch {
 	case k.lora != "" && salted:
 		b = append(b, 0x82)
@@ -100,17 +101,15 @@ func cborText(dst []byte, s string) []byte { return append(cborHead(dst, 3, uint
 // sglangHash is SGLang's hash: SHA-256 of the parent's hash and the tokens. Events contain the
 // first eight bytes; with a salt or an adapter, the first eight bytes of a hash over these and
 // them.
-func sglangHash(parent *block, _ uint64, tokens []uint32, k keys) (blockID, uint64) {
-	h := sha256.New()
+func sglangHash(parent *blockID, _ uint64, tokens []uint32, k keys) (blockID, uint64) {
+	var b []byte
 	if parent != nil {
-		h.Write(parent.id[:])
+		b = slices.Clone(parent[:])
 	}
 	for _, t := range tokens {
-		var b [4]byte
-		binary.LittleEndian.PutUint32(b[:], t)
-		h.Write(b[:])
+		b = binary.LittleEndian.AppendUint32(b, t)
 	}
-	id := blockID(h.Sum(nil))
+	id := blockID(sha256.Sum256(b))
 	shown := id
 	if k != (keys{}) {
 		space := sha256.Sum256([]byte(k.lora + "\x00" + k.salt))

@@ -35,10 +35,10 @@ type cache struct {
 }
 
 type block struct {
-	local    uint64
-	id       blockID
-	external uint64
-	refs     int
+	indexer.Block
+
+	id   blockID
+	refs int
 }
 
 // Change is a change of a cache.
@@ -51,6 +51,19 @@ type Change struct {
 	// Copy means that the block has another copy, so the change does not affect whether it is
 	// cached.
 	Copy bool
+}
+
+// prefix is the part of a prompt that can be cached: its full blocks.
+type prefix struct {
+	size            int      // tokens in a block
+	tokens          []uint32 // of the full blocks
+	keys            keys
+	local, sequence []uint64 // the router's hashes of the blocks
+}
+
+func newPrefix(tokens []uint32, size int, k keys) prefix {
+	local := indexer.AppendLocalHashes(nil, tokens, size, indexer.Seed(k.lora, k.salt))
+	return prefix{size, tokens[:len(local)*size], k, local, indexer.AppendSequenceHashes(nil, local)}
 }
 
 func newCache(capacity int, hash blockHash, publish func(Change)) *cache {
@@ -92,53 +105,53 @@ func (c *cache) acquire(sequence []uint64) {
 }
 
 // fill references the blocks of a prompt after the first have ones, and caches new ones. Each
-// takes the place of a reserved block.
-func (c *cache) fill(r *request, have int) {
-	sequence := r.sequence
-	ev := Change{Event: indexer.Event{Kind: indexer.Stored}, LoRA: r.keys.lora, Salt: r.keys.salt}
-	flush := func() {
-		if len(ev.Blocks) > 0 {
-			c.publish(ev)
+// takes the place of a reserved block. Consecutive new blocks are published together.
+func (c *cache) fill(p *prefix, have int) {
+	var fresh Change
+	publish := func() {
+		if len(fresh.Blocks) > 0 {
+			c.publish(fresh)
 		}
-		ev.Blocks, ev.Tokens = nil, nil
+		fresh = Change{}
 	}
-	size := 0
-	if len(sequence) > 0 {
-		size = len(r.tokens) / len(sequence)
+	var parent *block
+	if have > 0 {
+		parent = c.blocks[p.sequence[have-1]]
 	}
-	for i := have; i < len(sequence); i++ {
-		h := sequence[i]
+	for i := have; i < len(p.sequence); i++ {
+		h, end := p.sequence[i], (i+1)*p.size
+		stored := Change{Event: indexer.Event{Kind: indexer.Stored}, Tokens: p.tokens[end-p.size : end : end], LoRA: p.keys.lora, Salt: p.keys.salt}
+		var above *blockID
+		if parent != nil {
+			stored.HasParent, stored.Parent, above = true, parent.External, &parent.id
+		}
 		c.reserved--
-		var parent *block
-		if i > 0 {
-			parent = c.blocks[sequence[i-1]]
+		b := c.blocks[h]
+		isNew := b == nil
+		if isNew {
+			b = &block{refs: 1}
+			b.Local = p.local[i]
+			b.id, b.External = c.hash(above, h, stored.Tokens, p.keys)
+			c.blocks[h] = b
+		} else { // the whole prompt is cached, or another request stored the block
+			publish()
+			c.acquire(p.sequence[i : i+1])
 		}
-		tokens := r.tokens[i*size : (i+1)*size]
-		if b := c.blocks[h]; b != nil { // the whole prompt is cached, or another request stored the block
-			flush()
-			c.acquire(sequence[i : i+1])
-			if c.copies {
-				c.spare = append(c.spare, b)
-				again := Change{Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: b.external, Local: b.local}}}, Tokens: tokens, LoRA: ev.LoRA, Salt: ev.Salt, Copy: true}
-				if again.HasParent = parent != nil; parent != nil {
-					again.Parent = parent.external
-				}
-				c.publish(again)
-			}
-			continue
+		stored.Blocks = []indexer.Block{b.Block}
+		switch {
+		case !isNew && c.copies:
+			c.spare = append(c.spare, b)
+			stored.Copy = true
+			c.publish(stored)
+		case !isNew:
+		case len(fresh.Blocks) == 0:
+			fresh = stored
+		default:
+			fresh.Blocks, fresh.Tokens = append(fresh.Blocks, b.Block), append(fresh.Tokens, stored.Tokens...)
 		}
-		b := &block{local: r.local[i], refs: 1}
-		b.id, b.external = c.hash(parent, h, tokens, r.keys)
-		c.blocks[h] = b
-		if len(ev.Blocks) == 0 {
-			if ev.HasParent, ev.Parent = parent != nil, 0; parent != nil {
-				ev.Parent = parent.external
-			}
-		}
-		ev.Tokens = append(ev.Tokens, tokens...)
-		ev.Blocks = append(ev.Blocks, indexer.Block{External: b.external, Local: b.local})
+		parent = b
 	}
-	flush()
+	publish()
 }
 
 // release removes references, from the last block on, so that the last block is evicted first.
@@ -154,7 +167,7 @@ func (c *cache) release(sequence []uint64) {
 // evict evicts blocks until everything fits or no unused block is left.
 func (c *cache) evict() {
 	for len(c.spare) > 0 && len(c.blocks)+len(c.spare)+c.reserved > c.capacity {
-		c.publish(Change{Event: indexer.Event{Kind: indexer.Removed, Externals: []uint64{c.spare[0].external}}, Copy: true})
+		c.publish(Change{Event: indexer.Event{Kind: indexer.Removed, Externals: []uint64{c.spare[0].External}}, Copy: true})
 		c.spare = c.spare[1:]
 	}
 	var ev Change
@@ -164,7 +177,7 @@ func (c *cache) evict() {
 			break
 		}
 		delete(c.blocks, h)
-		ev.Externals = append(ev.Externals, b.external)
+		ev.Externals = append(ev.Externals, b.External)
 	}
 	if len(ev.Externals) > 0 {
 		ev.Kind = indexer.Removed

@@ -27,7 +27,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"sync"
 	"time"
@@ -73,33 +72,24 @@ type Config struct {
 	Publish func(indexer.Event)
 	// Sockets publish each change as a real engine does. The caller runs them. Default: none.
 	Sockets *Sockets
-	// Log is optional.
-	Log *slog.Logger
 }
 
-func (c Config) withDefaults() (Config, error) {
-	setDefault(&c.Name, "engine")
-	setDefault(&c.Model, "sim")
-	setDefault(&c.Engine, VLLM)
-	setDefault(&c.BlockSize, 16)
-	setDefault(&c.NumBlocks, 8192)
-	setDefault(&c.MaxNumSeqs, 256)
-	setDefault(&c.MaxBatchedTokens, 8192)
-	setDefault(&c.Preset, "32b-2xh100")
-	setDefault(&c.Speed, 1)
-	setDefault(&c.BlockHash, "sim")
+func (c Config) withDefaults() (_ Config, err error) {
+	c.Name, c.Model, c.Engine = cmp.Or(c.Name, "engine"), cmp.Or(c.Model, "sim"), cmp.Or(c.Engine, VLLM)
+	c.BlockSize, c.NumBlocks = cmp.Or(c.BlockSize, 16), cmp.Or(c.NumBlocks, 8192)
+	c.MaxNumSeqs, c.MaxBatchedTokens = cmp.Or(c.MaxNumSeqs, 256), cmp.Or(c.MaxBatchedTokens, 8192)
+	c.Preset, c.Speed, c.BlockHash = cmp.Or(c.Preset, "32b-2xh100"), cmp.Or(c.Speed, 1), cmp.Or(c.BlockHash, "sim")
 	if c.Prompts == nil {
-		var err error
 		if c.Prompts, err = tokenizer.LoadModel(ModelFiles(), tokenizer.ModelConfig{}); err != nil {
 			return c, fmt.Errorf("enginesim: %w", err)
 		}
 	}
-	for _, n := range []struct {
-		name  string
-		value int
-	}{{"BlockSize", c.BlockSize}, {"NumBlocks", c.NumBlocks}, {"MaxNumSeqs", c.MaxNumSeqs}, {"MaxBatchedTokens", c.MaxBatchedTokens}} {
-		if n.value < 1 || n.value > 1<<26 {
-			return c, fmt.Errorf("enginesim: %s is %d, want 1 to %d", n.name, n.value, 1<<26)
+	if c.Publish == nil {
+		c.Publish = func(indexer.Event) {}
+	}
+	for name, n := range map[string]int{"BlockSize": c.BlockSize, "NumBlocks": c.NumBlocks, "MaxNumSeqs": c.MaxNumSeqs, "MaxBatchedTokens": c.MaxBatchedTokens} {
+		if n < 1 || n > 1<<26 {
+			return c, fmt.Errorf("enginesim: %s is %d, want 1 to %d", name, n, 1<<26)
 		}
 	}
 	if c.Engine != VLLM && c.Engine != SGLang && c.Engine != TRTLLM {
@@ -111,17 +101,7 @@ func (c Config) withDefaults() (Config, error) {
 	if !(c.Speed >= .001 && c.Speed <= 1e6) {
 		return c, fmt.Errorf("enginesim: Speed is %v, want 0.001 to 1,000,000", c.Speed)
 	}
-	if c.Publish == nil {
-		c.Publish = func(indexer.Event) {}
-	}
-	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	return c, nil
-}
-
-func setDefault[T comparable](v *T, def T) {
-	if *v == *new(T) {
-		*v = def
-	}
 }
 
 // Engine is a simulated engine. It is an [http.Handler]; [Engine.Run] must run for
@@ -134,7 +114,7 @@ type Engine struct {
 
 	mu sync.Mutex
 	// mu guards the field below. Events are published under it.
-	model model
+	scheduler scheduler
 }
 
 // New returns an engine with an empty cache. The error names a setting that is out of range.
@@ -147,20 +127,14 @@ func New(conf Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{
-		conf: conf,
-		wake: make(chan struct{}, 1),
-		model: model{
-			timing:    presets[conf.Preset],
-			blockSize: conf.BlockSize,
-			maxSeqs:   conf.MaxNumSeqs,
-			maxTokens: conf.MaxBatchedTokens,
-		},
+	e := &Engine{conf: conf, wake: make(chan struct{}, 1)}
+	e.scheduler = scheduler{
+		timing: presets[conf.Preset], blockSize: conf.BlockSize, maxSeqs: conf.MaxNumSeqs, maxTokens: conf.MaxBatchedTokens,
+		cache: newCache(conf.NumBlocks, hash, e.publish),
 	}
-	e.model.cache = newCache(conf.NumBlocks, hash, e.publish)
 	// Only subscribers of the sockets receive copies.
-	e.model.cache.copies = conf.Sockets != nil && conf.Sockets.conf.Format == "vllm"
-	e.metrics = newMetrics(e)
+	e.scheduler.cache.copies = conf.Sockets != nil && conf.Sockets.conf.Format == VLLM
+	e.metrics = newMetrics(conf.Model, conf.BlockSize, conf.NumBlocks, e.Stats)
 	e.mux = e.routes()
 	return e, nil
 }
@@ -168,25 +142,14 @@ func New(conf Config) (*Engine, error) {
 // Config returns the settings with their defaults.
 func (e *Engine) Config() Config { return e.conf }
 
-// Stats is the load of an engine.
-type Stats struct {
-	Running, Waiting int // requests
-	CachedBlocks     int // blocks in the cache, in use or not
-	UsedBlocks       int // blocks in use or reserved
-	PromptTokens     int // prompt tokens looked up in the cache so far
-	CachedTokens     int // of these, the tokens that were found
-	GeneratedTokens  int
-}
-
 // Stats returns the current load of the engine.
 func (e *Engine) Stats() Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	m := &e.model
+	s := &e.scheduler
 	return Stats{
-		Running: len(m.running), Waiting: len(m.waiting),
-		CachedBlocks: len(m.cache.blocks), UsedBlocks: m.cache.used(),
-		PromptTokens: m.queries, CachedTokens: m.hits, GeneratedTokens: m.generated,
+		Running: len(s.running), Waiting: len(s.waiting),
+		CachedBlocks: len(s.cache.blocks), UsedBlocks: s.cache.used(), PromptTokens: s.queries, CachedTokens: s.hits,
 	}
 }
 
@@ -194,9 +157,9 @@ func (e *Engine) Stats() Stats {
 func (e *Engine) Cached() []uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	all := make([]uint64, 0, len(e.model.cache.blocks))
-	for _, b := range e.model.cache.blocks {
-		all = append(all, b.external)
+	all := make([]uint64, 0, len(e.scheduler.cache.blocks))
+	for _, b := range e.scheduler.cache.blocks {
+		all = append(all, b.External)
 	}
 	return all
 }
@@ -213,7 +176,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	var due time.Time // simulated end of the last step
 	for {
 		e.mu.Lock()
-		step := e.model.begin()
+		step := e.scheduler.begin()
 		e.mu.Unlock()
 		if step == 0 {
 			select {
@@ -237,7 +200,7 @@ func (e *Engine) Run(ctx context.Context) error {
 			}
 		}
 		e.mu.Lock()
-		e.model.finish()
+		e.scheduler.finish()
 		if e.conf.Sockets != nil {
 			e.conf.Sockets.flush()
 		}
@@ -258,7 +221,7 @@ func (e *Engine) publish(c Change) {
 // submit adds a request to the engine.
 func (e *Engine) submit(r *request) {
 	e.mu.Lock()
-	e.model.submit(r)
+	e.scheduler.submit(r)
 	e.mu.Unlock()
 	select {
 	case e.wake <- struct{}{}:
@@ -269,5 +232,5 @@ func (e *Engine) submit(r *request) {
 func (e *Engine) abort(r *request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.model.abort(r)
+	e.scheduler.abort(r)
 }

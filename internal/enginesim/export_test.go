@@ -3,37 +3,73 @@
 package enginesim
 
 import (
+	"context"
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
-// Model drives the engine's model step by step, without a clock.
-type Model struct {
-	m model
+// MaxQueued is maxQueued.
+const MaxQueued = maxQueued
+
+// Socket is a bound ZeroMQ socket.
+type Socket struct{ *socket }
+
+// Bind binds a socket.
+func Bind(endpoint string, role zmtp.Role, handle func(*zmtp.Conn)) (Socket, error) {
+	s, err := bind(endpoint, 0, 0, role, handle)
+	return Socket{s}, err
+}
+
+// Run serves the socket until ctx ends.
+func (s Socket) Run(ctx context.Context) error { return s.run(ctx) }
+
+// Endpoint is the socket's endpoint with the real port.
+func (s Socket) Endpoint() string { return s.at.String() }
+
+// Publisher is the work of a PUB socket.
+type Publisher struct{ p publisher }
+
+// NewPublisher returns a publisher; 0 means the default length of the queues.
+func NewPublisher(queue int) *Publisher { return &Publisher{publisher{queue: queue}} }
+
+// Follow serves one subscriber.
+func (p *Publisher) Follow(c *zmtp.Conn) { p.p.follow(c) }
+
+// Send publishes a message and returns for how many subscribers it is dropped.
+func (p *Publisher) Send(frames ...[]byte) int { return p.p.send(frames...) }
+
+// Subscribers returns the number of connections with a subscription.
+func (p *Publisher) Subscribers() int {
+	n, _ := p.p.counts()
+	return n
+}
+
+// Scheduler drives the engine's scheduler step by step, without a clock.
+type Scheduler struct {
+	m scheduler
 	// Log is called with a word for each thing that happens to a request.
 	Log func(id int, what string)
 }
 
-// NewModel returns a model with blocks of 16 tokens.
-func NewModel(preset string, blocks int, publish func(indexer.Event), log func(id int, what string)) *Model {
+// NewScheduler returns a scheduler with blocks of 16 tokens.
+func NewScheduler(preset string, blocks int, publish func(indexer.Event), log func(id int, what string)) *Scheduler {
 	hash, err := newBlockHash("sim")
 	if err != nil {
 		panic(err)
 	}
 	cache := newCache(blocks, hash, func(c Change) { publish(c.Event) })
-	return &Model{model{timing: presets[preset], blockSize: 16, maxSeqs: 256, maxTokens: 8192, cache: cache}, log}
+	return &Scheduler{scheduler{timing: presets[preset], blockSize: 16, maxSeqs: 256, maxTokens: 8192, cache: cache}, log}
 }
 
 // Request is a handle of a request.
 type Request struct{ r *request }
 
 // Submit adds a request with a prompt.
-func (m *Model) Submit(id int, tokens []uint32, output int) Request {
-	local := indexer.AppendLocalHashes(nil, tokens, 16, indexer.Seed("", ""))
+func (m *Scheduler) Submit(id int, tokens []uint32, output int) Request {
 	r := &request{
-		tokens: tokens[:len(local)*16],
-		prompt: len(tokens), local: local, sequence: indexer.AppendSequenceHashes(nil, local), output: output,
+		prefix: newPrefix(tokens, 16, keys{}), prompt: len(tokens), output: output,
 		admitted: func(int) { m.Log(id, "admitted") },
 		token:    func() { m.Log(id, "token") },
 		finished: func() { m.Log(id, "finished") },
@@ -46,10 +82,10 @@ func (m *Model) Submit(id int, tokens []uint32, output int) Request {
 func (r Request) Cached() int { return r.r.cached }
 
 // Abort aborts a request.
-func (m *Model) Abort(r Request) { m.m.abort(r.r) }
+func (m *Scheduler) Abort(r Request) { m.m.abort(r.r) }
 
 // Step runs a step and returns how long it takes; 0 if there is nothing to do.
-func (m *Model) Step() time.Duration {
+func (m *Scheduler) Step() time.Duration {
 	d := m.m.begin()
 	if d > 0 {
 		m.m.finish()
@@ -58,15 +94,15 @@ func (m *Model) Step() time.Duration {
 }
 
 // Blocks returns the number of cached blocks, of those in use, and of reserved ones.
-func (m *Model) Blocks() (cached, used, reserved int) {
+func (m *Scheduler) Blocks() (cached, used, reserved int) {
 	return len(m.m.cache.blocks), len(m.m.cache.blocks) - m.m.cache.unused.Len(), m.m.cache.reserved
 }
 
 // Externals returns the cached blocks by the engine's own ids, with local hashes.
-func (m *Model) Externals() map[uint64]uint64 {
+func (m *Scheduler) Externals() map[uint64]uint64 {
 	out := map[uint64]uint64{}
 	for _, b := range m.m.cache.blocks {
-		out[b.external] = b.local
+		out[b.External] = b.Local
 	}
 	return out
 }
@@ -77,12 +113,12 @@ func BlockHashes(kind string, tokens []uint32, size int, salt string) ([]uint64,
 	if err != nil {
 		return nil, err
 	}
+	p := newPrefix(tokens, size, keys{salt: salt})
 	var names []uint64
-	var parent *block
-	for _, sequence := range indexer.AppendSequenceHashes(nil, indexer.AppendLocalHashes(nil, tokens, size, indexer.Seed("", salt))) {
-		b := &block{}
-		b.id, b.external = hash(parent, sequence, tokens[len(names)*size:(len(names)+1)*size], keys{salt: salt})
-		names, parent = append(names, b.external), b
+	var parent *blockID
+	for i, sequence := range p.sequence {
+		id, name := hash(parent, sequence, p.tokens[i*size:(i+1)*size], p.keys)
+		names, parent = append(names, name), &id
 	}
 	return names, nil
 }

@@ -3,8 +3,7 @@
 package enginesim
 
 import (
-	"context"
-	"encoding/json"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -28,24 +27,24 @@ func (e *Engine) routes() *http.ServeMux {
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		(&openai.Error{Status: http.StatusNotFound, Message: "Not Found", Type: openai.NotFound}).Write(w)
 	})
-	mux.HandleFunc("/v1/chat/completions", e.generate)
-	mux.HandleFunc("/v1/completions", e.generate)
-	mux.HandleFunc("/v1/responses", e.generate)
-	mux.HandleFunc("/v1/messages", e.generate)
-	// Engines' own endpoints; they answer like completions.
-	mux.HandleFunc("POST /generate", e.generate)
-	mux.HandleFunc("POST /inference/v1/generate", e.generate)
+	// The last two are engines' own endpoints, which answer like completions.
+	for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "POST /generate", "POST /inference/v1/generate"} {
+		mux.HandleFunc(path, e.generate)
+	}
 	mux.HandleFunc("POST /v1/embeddings", e.embed)
 	mux.HandleFunc("POST /tokenize", e.tokenize)
-	mux.HandleFunc("GET /v1/models", e.models)
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		reply(w, object{"object": "list", "data": []object{{"id": e.conf.Model, "object": "model", "owned_by": "kvroute", "max_model_len": e.capacity()}}})
+	})
 	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
-	mux.Handle("GET /metrics", e.metrics.handler())
+	mux.Handle("GET /metrics", e.metrics)
 	mux.HandleFunc("POST /reset_prefix_cache", e.forget(func() { e.publish(Change{Event: indexer.Event{Kind: indexer.Cleared}}) }))
 	// A restart of the process: no event is published, and cache and sockets start empty.
 	restart := func() {}
-	if e.conf.Sockets != nil {
-		restart = e.conf.Sockets.Restart
-		e.conf.Sockets.routes(mux, e.conf.BlockSize)
+	if s := e.conf.Sockets; s != nil {
+		restart = s.Restart
+		path, description := s.description(e.conf.BlockSize)
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { reply(w, description) })
 	}
 	mux.HandleFunc("POST /sim/restart", e.forget(restart))
 	return mux
@@ -57,160 +56,132 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.mux.ServeHTTP(w, r)
 }
 
-func (e *Engine) models(w http.ResponseWriter, _ *http.Request) {
-	reply(w, map[string]any{"object": "list", "data": []any{
-		map[string]any{"id": e.conf.Model, "object": "model", "owned_by": "kvroute", "max_model_len": e.capacity()},
-	}})
-}
-
-// read reads and parses the body of a request. If that fails, it sends the error.
-func read(w http.ResponseWriter, r *http.Request, endpoint openai.Endpoint) (body openai.Body, data []byte, ok bool) {
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	if err != nil {
-		status := http.StatusBadRequest
-		if _, large := errors.AsType[*http.MaxBytesError](err); large {
-			status = http.StatusRequestEntityTooLarge
-		}
-		refuse(w, status, "", err.Error())
-		return body, nil, false
-	}
-	body, bad := openai.Parse(endpoint, data)
-	if bad != nil {
-		bad.Write(w)
-	}
-	return body, data, bad == nil
-}
-
-func refuse(w http.ResponseWriter, status int, param, message string) {
-	(&openai.Error{Status: status, Message: message, Type: openai.InvalidRequest, Param: param}).Write(w)
-}
-
-func reply[T any](w http.ResponseWriter, v T) {
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(v) // an error means that the client has left
-}
-
-// tokenize returns the token ids of a chat or a completion, as vLLM does.
-func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
-	body, _, ok := read(w, r, openai.Other)
-	if !ok {
-		return
-	}
-	prompt, err := e.conf.Prompts.Encode(r.Context(), nil, body.Request, time.Now())
-	if err != nil || prompt.Mode != tokenizer.Exact {
-		refuse(w, http.StatusBadRequest, "", fmt.Sprintf("no prompt: %s %v", prompt.Reason, err))
-		return
-	}
-	reply(w, map[string]any{"count": len(prompt.IDs), "max_model_len": e.capacity(), "tokens": prompt.IDs})
-}
-
-// capacity is the size of the cache in tokens.
-func (e *Engine) capacity() int { return e.conf.NumBlocks * e.conf.BlockSize }
-
 // forget empties the cache if no block is in use, as vLLM does, and then calls f.
 func (e *Engine) forget(f func()) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		e.mu.Lock()
-		ok := e.model.cache.reset()
+		ok := e.scheduler.cache.reset()
 		if ok {
 			f()
 		}
 		e.mu.Unlock()
 		if !ok {
-			refuse(w, http.StatusConflict, "", "blocks are in use")
+			refusal(http.StatusConflict, "", "blocks are in use").Write(w)
 		}
 	}
 }
 
 // embed answers at once with a meaningless vector, without using the cache.
 func (e *Engine) embed(w http.ResponseWriter, r *http.Request) {
-	body, _, ok := read(w, r, openai.Load)
-	if !ok {
-		return
+	body, _, bad := read(w, r, openai.Load)
+	if bad == nil && body.Model != e.conf.Model && body.Model != "" {
+		bad = unknownModel(body.Model)
 	}
-	if body.Model != e.conf.Model && body.Model != "" {
-		(&openai.Error{Status: http.StatusNotFound, Message: fmt.Sprintf("The model %q does not exist.", body.Model), Type: openai.NotFound, Param: "model"}).Write(w)
-		return
-	}
-	reply(w, map[string]any{
-		"object": "list", "model": e.conf.Model, "data": []any{map[string]any{"object": "embedding", "index": 0, "embedding": []float64{0, 1}}},
-	})
-}
-
-// generate serves all endpoints with a prompt.
-func (e *Engine) generate(w http.ResponseWriter, r *http.Request) {
-	endpoint, bad := openai.Classify(r.Method, r.URL.Path)
 	if bad != nil {
 		bad.Write(w)
 		return
 	}
-	body, data, ok := read(w, r, endpoint)
-	if !ok {
+	reply(w, object{"object": "list", "model": e.conf.Model, "data": []object{{"object": "embedding", "index": 0, "embedding": []float64{0, 1}}}})
+}
+
+// tokenize returns the token ids of a chat or a completion, as vLLM does.
+func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
+	body, _, bad := read(w, r, openai.Other)
+	if bad != nil {
+		bad.Write(w)
 		return
 	}
-	if body.CacheSalt == "" {
-		body.CacheSalt = r.Header.Get("X-Tenant-Id") // as Dynamo's workers do
+	prompt, err := e.conf.Prompts.Encode(r.Context(), nil, body.Request, time.Now())
+	if err != nil || prompt.Mode != tokenizer.Exact {
+		refusal(http.StatusBadRequest, "", fmt.Sprintf("no prompt: %s %v", prompt.Reason, err)).Write(w)
+		return
 	}
-	a := answer{engine: e, body: body, endpoint: endpoint, created: time.Now(), w: w}
-	req, bad := e.request(r.Context(), data, &a)
+	reply(w, object{"count": len(prompt.IDs), "max_model_len": e.capacity(), "tokens": prompt.IDs})
+}
+
+// capacity is the size of the cache in tokens.
+func (e *Engine) capacity() int { return e.conf.NumBlocks * e.conf.BlockSize }
+
+// generate serves all endpoints with a prompt.
+func (e *Engine) generate(w http.ResponseWriter, r *http.Request) {
+	a := answer{w: w, created: time.Now()}
+	req, bad := e.request(r, &a)
 	if bad != nil {
 		bad.Write(w)
 		return
 	}
 	e.submit(req)
-	if !a.follow(r) {
+	if !a.follow(r, e.metrics) {
 		e.abort(req)
 	}
 }
 
-// adapter returns the adapter for a model name: "" for the model itself. Some requests need not
-// name a model.
-func (e *Engine) adapter(name string) (lora string, known bool) {
-	if slices.Contains(e.conf.LoRA, name) {
-		return name, true
+// request reads a request, which reports its progress to a.
+func (e *Engine) request(r *http.Request, a *answer) (*request, *openai.Error) {
+	endpoint, bad := openai.Classify(r.Method, r.URL.Path)
+	if bad != nil {
+		return nil, bad
 	}
-	return "", name == "" || name == e.conf.Model || slices.Contains(e.conf.Aliases, name)
-}
-
-// request turns a body into a request that reports its progress to a.
-func (e *Engine) request(ctx context.Context, data []byte, a *answer) (*request, *openai.Error) {
-	refuse := func(status int, param, message string) (*request, *openai.Error) {
-		return nil, &openai.Error{Status: status, Message: message, Type: openai.InvalidRequest, Param: param}
+	body, data, bad := read(a.w, r, endpoint)
+	if bad != nil {
+		return nil, bad
 	}
-	lora, known := e.adapter(a.body.Model)
-	if !known {
-		return refuse(http.StatusNotFound, "model", fmt.Sprintf("The model %q does not exist.", a.body.Model))
+	a.endpoint, a.body = endpoint, &body
+	own := keys{salt: cmp.Or(body.CacheSalt, r.Header.Get("X-Tenant-Id"))}   // as Dynamo's workers do
+	switch known := append([]string{"", e.conf.Model}, e.conf.Aliases...); { // some requests need not name a model
+	case slices.Contains(e.conf.LoRA, body.Model):
+		own.lora = body.Model
+	case !slices.Contains(known, body.Model):
+		return nil, unknownModel(body.Model)
 	}
-	var fields promptFields
-	tokens, form, err := e.promptOf(ctx, data, &a.body, &fields, a.created)
+	prompt, err := readPrompt(r.Context(), e.conf.Engine, e.conf.Prompts, data, &body, a.created)
 	if err != nil {
-		return refuse(http.StatusBadRequest, "", err.Error())
+		return nil, refusal(http.StatusBadRequest, "", err.Error())
 	}
-	a.w.Header().Set("X-Sim-Prompt", form)
-	if fields.ReturnTokenIDs {
-		a.ids = tokens
+	a.w.Header().Set("X-Sim-Prompt", prompt.form)
+	if prompt.returnIDs {
+		a.ids = prompt.ids
 	}
-	if len(tokens) == 0 {
-		return refuse(http.StatusBadRequest, "prompt", "The prompt is empty.")
+	a.prompt = len(prompt.ids)
+	output := min(cmp.Or(body.MaxTokens, defaultTokens), maxTokens)
+	switch most := e.capacity(); {
+	case a.prompt == 0:
+		return nil, refusal(http.StatusBadRequest, "prompt", "The prompt is empty.")
+	case a.prompt+output > most:
+		return nil, refusal(http.StatusBadRequest, "max_tokens",
+			fmt.Sprintf("This model's maximum context length is %d tokens, you asked for %d.", most, a.prompt+output))
 	}
-	output := a.body.MaxTokens
-	if output == 0 {
-		output = defaultTokens
-	}
-	output = min(output, maxTokens)
-	if most := e.capacity(); len(tokens)+output > most {
-		return refuse(http.StatusBadRequest, "max_tokens",
-			fmt.Sprintf("This model's maximum context length is %d tokens, you asked for %d.", most, len(tokens)+output))
-	}
-	local := indexer.AppendLocalHashes(nil, tokens, e.conf.BlockSize, indexer.Seed(lora, a.body.CacheSalt))
 	// The channel has room for all progress of the request, so that the engine never waits for a
 	// slow client.
-	a.prompt, a.output, a.progress = len(tokens), output, make(chan struct{}, output+1)
+	a.progress = make(chan struct{}, output+1)
 	return &request{
-		tokens: tokens[:len(local)*e.conf.BlockSize], keys: keys{lora, a.body.CacheSalt},
-		prompt: len(tokens), local: local, sequence: indexer.AppendSequenceHashes(nil, local), output: output,
+		prefix: newPrefix(prompt.ids, e.conf.BlockSize, own), prompt: a.prompt, output: output,
 		admitted: func(cached int) { a.cached = cached; a.progress <- struct{}{} },
 		token:    func() { a.progress <- struct{}{} },
 		finished: func() { close(a.progress) },
 	}, nil
+}
+
+// read reads and parses the body of a request.
+func read(w http.ResponseWriter, r *http.Request, endpoint openai.Endpoint) (body openai.Body, data []byte, bad *openai.Error) {
+	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		status := http.StatusBadRequest
+		if _, large := errors.AsType[*http.MaxBytesError](err); large {
+			status = http.StatusRequestEntityTooLarge
+		}
+		return body, nil, refusal(status, "", err.Error())
+	}
+	body, bad = openai.Parse(endpoint, data)
+	return body, data, bad
+}
+
+func unknownModel(name string) *openai.Error {
+	bad := refusal(http.StatusNotFound, "model", fmt.Sprintf("The model %q does not exist.", name))
+	bad.Type = openai.NotFound
+	return bad
+}
+
+func refusal(status int, param, message string) *openai.Error {
+	return &openai.Error{Status: status, Message: message, Type: openai.InvalidRequest, Param: param}
 }

@@ -3,19 +3,16 @@
 package enginesim
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
+	"slices"
 	"strconv"
 	"sync"
-	"time"
 
-	"github.com/tinylib/msgp/msgp"
-
-	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
@@ -44,102 +41,60 @@ type SocketsConfig struct {
 // numbered from 0.
 type Sockets struct {
 	conf         SocketsConfig
-	sglang       bool // the format, else vLLM's
-	pub          zmtp.Publisher
-	live, replay net.Listener // nil if absent
+	pub          publisher
+	live, replay *socket // replay is nil if absent
 
 	mu sync.Mutex
 	// mu guards the fields below.
 	pending []Change
 	next    uint64
-	buffer  []message // the newest last
-	conns   map[*zmtp.Conn]struct{}
-	drop    int // number of the next batches to drop
-}
-
-type message struct {
-	sequence uint64
-	body     []byte
+	buffer  [][][]byte // the live messages that can be sent again, the newest last
+	drop    int        // number of the next batches to drop
 }
 
 // NewSockets binds the sockets.
-func NewSockets(conf SocketsConfig) (*Sockets, error) {
-	setDefault(&conf.Format, VLLM)
-	setDefault(&conf.Buffer, 10_000)
-	setDefault(&conf.Queue, 1000)
-	s := &Sockets{conf: conf, conns: make(map[*zmtp.Conn]struct{})}
-	if s.sglang = conf.Format == SGLang; !s.sglang && conf.Format != VLLM {
+func NewSockets(conf SocketsConfig) (s *Sockets, err error) {
+	conf.Format = cmp.Or(conf.Format, VLLM)
+	conf.Buffer, conf.Queue = cmp.Or(conf.Buffer, 10_000), cmp.Or(conf.Queue, 1000)
+	if conf.Format != SGLang && conf.Format != VLLM {
 		return nil, fmt.Errorf("enginesim: Format is %q, want vllm or sglang", conf.Format)
 	}
-	at, err := zmtp.ParseEndpoint(conf.Endpoint, 5557, int(conf.Rank))
-	if err != nil {
+	s = &Sockets{conf: conf}
+	if s.live, err = bind(conf.Endpoint, 5557, int(conf.Rank), zmtp.Pub, s.pub.follow); err != nil {
 		return nil, err
 	}
-	if s.live, err = zmtp.Listen(at); err != nil {
-		return nil, err
-	}
-	if conf.Replay == "" {
-		return s, nil
-	}
-	if at, err = zmtp.ParseEndpoint(conf.Replay, 5657, int(conf.Rank)); err == nil {
-		s.replay, err = zmtp.Listen(at)
-	}
-	if err != nil {
-		_ = s.live.Close() // the other error is reported
-		return nil, err
+	if conf.Replay != "" {
+		if s.replay, err = bind(conf.Replay, 5657, int(conf.Rank), zmtp.Router, s.answer); err != nil {
+			_ = s.live.Close() // the other error is reported
+			return nil, err
+		}
 	}
 	return s, nil
 }
 
 // Endpoints returns the addresses of the sockets, "" for an absent one.
 func (s *Sockets) Endpoints() (live, replay string) {
-	at := func(l net.Listener, asked string) string {
-		address, ok := l.Addr().(*net.TCPAddr)
-		if !ok {
-			return asked
-		}
-		e, _ := zmtp.ParseEndpoint(asked, 0, 0) // it was parsed before
-		e.Port = address.Port
-		return e.String()
-	}
-	live = at(s.live, s.conf.Endpoint)
 	if s.replay != nil {
-		replay = at(s.replay, s.conf.Replay)
+		replay = s.replay.at.String()
 	}
-	return live, replay
+	return s.live.at.String(), replay
 }
 
 // Run serves the sockets until ctx ends.
 func (s *Sockets) Run(ctx context.Context) error {
+	var replayErr error
 	var wg sync.WaitGroup
-	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	errs := make(chan error, 2)
-	wg.Go(func() { errs <- zmtp.Serve(ctx, s.live, zmtp.Pub, s.kept(s.pub.Follow)) })
 	if s.replay != nil {
-		wg.Go(func() { errs <- zmtp.Serve(ctx, s.replay, zmtp.Router, s.kept(s.answer)) })
-	} else {
-		errs <- nil
+		wg.Go(func() {
+			defer cancel()
+			replayErr = s.replay.run(ctx)
+		})
 	}
-	first := <-errs
-	if first != nil {
-		cancel()
-	}
-	return errors.Join(first, <-errs)
-}
-
-// kept remembers connections, so that a restart can end them.
-func (s *Sockets) kept(serve func(*zmtp.Conn)) func(*zmtp.Conn) {
-	return func(c *zmtp.Conn) {
-		s.mu.Lock()
-		s.conns[c] = struct{}{}
-		s.mu.Unlock()
-		serve(c)
-		s.mu.Lock()
-		delete(s.conns, c)
-		s.mu.Unlock()
-	}
+	err := s.live.run(ctx)
+	cancel()
+	wg.Wait()
+	return errors.Join(err, replayErr)
 }
 
 // answer sends batches again, in the newest form of four frames, with an empty batch at the end.
@@ -152,28 +107,18 @@ func (s *Sockets) answer(c *zmtp.Conn) {
 		if len(frames) != 2 || len(frames[0]) > 0 || len(frames[1]) != 8 {
 			continue
 		}
-		from := binary.BigEndian.Uint64(frames[1])
+		from := frames[1] // sequences are big-endian, so bytes compare as numbers do
 		s.mu.Lock()
 		buffer := s.buffer
 		s.mu.Unlock()
-		sent := 0
-		send := func(topic []byte, sequence uint64, body []byte) error {
-			sent++
-			if (sent-1)/s.conf.Queue%2 == 1 {
-				return nil // the queue is full
+		buffer = slices.DeleteFunc(slices.Clone(buffer), func(m [][]byte) bool { return bytes.Compare(m[1], from) < 0 })
+		for i, m := range append(buffer, [][]byte{nil, binary.BigEndian.AppendUint64(nil, 1<<64-1), nil}) {
+			if i/s.conf.Queue%2 == 1 {
+				continue // the queue is full
 			}
-			return c.Write(nil, topic, binary.BigEndian.AppendUint64(nil, sequence), body)
-		}
-		for _, m := range buffer {
-			if m.sequence < from {
-				continue
-			}
-			if err := send([]byte(s.conf.Topic), m.sequence, m.body); err != nil {
+			if err := c.Write(nil, m[0], m[1], m[2]); err != nil {
 				return
 			}
-		}
-		if err := send(nil, 1<<64-1, nil); err != nil {
-			return
 		}
 	}
 }
@@ -188,48 +133,40 @@ func (s *Sockets) add(c Change) {
 // flush publishes the added changes as one batch.
 func (s *Sockets) flush() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.pending) == 0 {
-		return
-	}
-	body := s.batch(s.pending, s.conf.Rank)
+	changes := s.pending
 	s.pending = nil
-	s.publishLocked(body)
+	s.mu.Unlock()
+	if len(changes) > 0 {
+		s.Publish(changes...)
+	}
 }
 
 // Publish publishes changes as a batch.
 func (s *Sockets) Publish(changes ...Change) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.publishLocked(s.batch(changes, s.conf.Rank))
+	s.PublishBody(batch(changes, s.conf.Rank, s.conf.Format == SGLang))
 }
 
 // PublishBody publishes a body as it is.
 func (s *Sockets) PublishBody(body []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.publishLocked(body)
-}
-
-// PublishFrames publishes frames as they are, valid or not.
-func (s *Sockets) PublishFrames(frames ...[]byte) { s.pub.Send(frames...) }
-
-func (s *Sockets) publishLocked(body []byte) {
-	m := message{s.next, body}
+	m := [][]byte{[]byte(s.conf.Topic), binary.BigEndian.AppendUint64(nil, s.next), body}
 	s.next++
 	s.buffer = append(s.buffer, m)
 	if len(s.buffer) > s.conf.Buffer {
-		// A replay in progress reads the old array.
-		s.buffer = append([]message(nil), s.buffer[1:]...)
+		s.buffer = slices.Clone(s.buffer[1:]) // a replay in progress reads the old array
 	}
 	switch {
 	case s.drop > 0:
 		s.drop--
-	case s.conf.DropEvery > 0 && (m.sequence+1)%uint64(s.conf.DropEvery) == 0:
+	case s.conf.DropEvery > 0 && s.next%uint64(s.conf.DropEvery) == 0:
 	default:
-		s.pub.Send([]byte(s.conf.Topic), binary.BigEndian.AppendUint64(nil, m.sequence), m.body)
+		s.pub.send(m...)
 	}
 }
+
+// PublishFrames publishes frames as they are, valid or not.
+func (s *Sockets) PublishFrames(frames ...[]byte) { s.pub.send(frames...) }
 
 // Drop drops the next n live batches, so that only a replay contains them.
 func (s *Sockets) Drop(n int) {
@@ -239,136 +176,37 @@ func (s *Sockets) Drop(n int) {
 }
 
 // Subscribers returns the number of subscribers.
-func (s *Sockets) Subscribers() int { return s.pub.Subscribers() }
+func (s *Sockets) Subscribers() int {
+	n, _ := s.pub.counts()
+	return n
+}
 
 // Joined returns the number of subscriptions since the start.
-func (s *Sockets) Joined() uint64 { return s.pub.Joined() }
+func (s *Sockets) Joined() uint64 {
+	_, n := s.pub.counts()
+	return n
+}
 
 // Restart has the effect of a restart of the process on subscribers: connections end, numbers
 // begin at 0 again, and no event is published.
 func (s *Sockets) Restart() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.pending, s.next, s.buffer = nil, 0, nil
-	for c := range s.conns {
-		_ = c.Close() // its goroutine removes it
+	s.mu.Unlock()
+	s.live.disconnect()
+	if s.replay != nil {
+		s.replay.disconnect()
 	}
 }
 
-// batch encodes changes as the engine does: [time, events, rank], each event a map with its type.
-func (s *Sockets) batch(changes []Change, rank uint32) []byte {
-	var events []byte
-	n := 0
-	for i := range changes {
-		c := &changes[i]
-		switch c.Kind {
-		case indexer.Stored:
-			events = s.stored(events, c)
-			n++
-		case indexer.Removed:
-			for _, e := range c.Externals { // one each, as vLLM does
-				events = named(msgp.AppendMapHeader(events, 3), "type", "BlockRemoved")
-				events = msgp.AppendArrayHeader(msgp.AppendString(events, "block_hashes"), 1)
-				events = named(s.hash(events, e), "medium", "GPU")
-				n++
-			}
-		default:
-			events = named(msgp.AppendMapHeader(events, 1), "type", "AllBlocksCleared")
-			n++
-		}
+// description returns the path and the answer with which an engine describes its sockets.
+func (s *Sockets) description(blockSize int) (path string, answer map[string]any) {
+	if s.conf.Format == SGLang {
+		return "/server_info", map[string]any{"kv_events": map[string]any{
+			"publisher": "zmq", "endpoint_host": s.live.at.Host, "endpoint_port_base": s.live.at.Port - int(s.conf.Rank), "topic": s.conf.Topic, "block_size": blockSize, "dp_size": 1,
+		}}
 	}
-	b := msgp.AppendFloat64(msgp.AppendArrayHeader(nil, 3), float64(time.Now().UnixMicro())/1e6)
-	b = append(msgp.AppendArrayHeader(b, uint32(n)), events...)
-	return msgp.AppendUint32(b, rank)
-}
-
-// named appends a field with a text, or nil for an empty text.
-func named(b []byte, field, value string) []byte {
-	b = msgp.AppendString(b, field)
-	if value == "" {
-		return msgp.AppendNil(b)
-	}
-	return msgp.AppendString(b, value)
-}
-
-func (s *Sockets) stored(b []byte, c *Change) []byte {
-	// SGLang has a field for the salt; vLLM puts it among the first block's extra keys.
-	salt := c.Salt
-	if !s.sglang && c.HasParent {
-		salt = ""
-	}
-	extra := salt != "" || !s.sglang && c.LoRA != ""
-	fields := uint32(8)
-	if extra {
-		fields++
-	}
-	b = named(msgp.AppendMapHeader(b, fields), "type", "BlockStored")
-	b = msgp.AppendArrayHeader(msgp.AppendString(b, "block_hashes"), uint32(len(c.Blocks)))
-	for _, block := range c.Blocks {
-		b = s.hash(b, block.External)
-	}
-	if b = msgp.AppendString(b, "parent_block_hash"); c.HasParent {
-		b = s.hash(b, c.Parent)
-	} else {
-		b = msgp.AppendNil(b)
-	}
-	b = msgp.AppendArrayHeader(msgp.AppendString(b, "token_ids"), uint32(len(c.Tokens)))
-	for _, t := range c.Tokens {
-		b = msgp.AppendUint32(b, t)
-	}
-	b = msgp.AppendInt(msgp.AppendString(b, "block_size"), len(c.Tokens)/len(c.Blocks))
-	b = named(named(named(b, "lora_id", ""), "medium", "GPU"), "lora_name", c.LoRA)
-	switch {
-	case !extra:
-	case s.sglang:
-		b = named(b, "cache_salt", salt)
-	default: // the adapter on each block, the salt on the first
-		b = msgp.AppendArrayHeader(msgp.AppendString(b, "extra_keys"), uint32(len(c.Blocks)))
-		for i := range c.Blocks {
-			b = extraKeys(b, c.LoRA, salt, i == 0)
-		}
-	}
-	return b
-}
-
-func extraKeys(b []byte, lora, salt string, first bool) []byte {
-	var keys []string
-	if lora != "" {
-		keys = append(keys, lora)
-	}
-	if first && salt != "" {
-		keys = append(keys, salt)
-	}
-	if keys == nil {
-		return msgp.AppendNil(b)
-	}
-	b = msgp.AppendArrayHeader(b, uint32(len(keys)))
-	for _, key := range keys {
-		b = msgp.AppendString(b, key)
-	}
-	return b
-}
-
-// hash appends the name of a block, which SGLang writes as a signed number.
-func (s *Sockets) hash(b []byte, hash uint64) []byte {
-	if s.sglang {
-		return msgp.AppendInt64(b, int64(hash))
-	}
-	return msgp.AppendUint64(b, hash)
-}
-
-// routes serves the engines' descriptions of their sockets.
-func (s *Sockets) routes(mux *http.ServeMux, blockSize int) {
 	live, replay := s.Endpoints()
-	if s.sglang {
-		e, _ := zmtp.ParseEndpoint(live, 0, 0) // an endpoint of this process
-		mux.HandleFunc("GET /server_info", func(w http.ResponseWriter, _ *http.Request) {
-			reply(w, map[string]any{"kv_events": map[string]any{
-				"publisher": "zmq", "endpoint_host": e.Host, "endpoint_port_base": e.Port - int(s.conf.Rank), "topic": s.conf.Topic, "block_size": blockSize, "dp_size": 1,
-			}})
-		})
-		return
-	}
 	source := map[string]any{
 		"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": live, "replay_endpoint": nil,
 		"buffer_steps": s.conf.Buffer, "hwm": 100_000, "max_queue_size": 100_000, "topic": s.conf.Topic,
@@ -376,7 +214,5 @@ func (s *Sockets) routes(mux *http.ServeMux, blockSize int) {
 	if replay != "" {
 		source["replay_endpoint"] = replay
 	}
-	mux.HandleFunc("GET /kv_event_sources", func(w http.ResponseWriter, _ *http.Request) {
-		reply(w, map[string]any{strconv.Itoa(int(s.conf.Rank)): source})
-	})
+	return "/kv_event_sources", map[string]any{strconv.Itoa(int(s.conf.Rank)): source}
 }

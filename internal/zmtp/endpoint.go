@@ -4,10 +4,8 @@ package zmtp
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -83,7 +81,8 @@ func (e Endpoint) String() string {
 	return "tcp://" + net.JoinHostPort(e.Host, strconv.Itoa(e.Port))
 }
 
-func (e Endpoint) address() (network, address string) {
+// Address returns the network and the address to dial or to bind.
+func (e Endpoint) Address() (network, address string) {
 	if e.Path != "" {
 		return "unix", e.Path
 	}
@@ -104,31 +103,12 @@ func Dial(ctx context.Context, e Endpoint, own Role, options ...func(*net.Dialer
 	for _, change := range options {
 		change(&d)
 	}
-	network, address := e.address()
+	network, address := e.Address()
 	nc, err := d.DialContext(ctx, network, address)
 	if err != nil {
 		return nil, fmt.Errorf("zmtp: connect to %s: %w", e, err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = nc.Close() }) // the handshake then ends
 	defer stop()
-	return newConn(nc, own)
-}
-
-// Listen binds an endpoint. A Unix socket without a listener is replaced.
-func Listen(e Endpoint) (net.Listener, error) {
-	network, address := e.address()
-	if network == "unix" && !strings.HasPrefix(address, "@") {
-		if nc, err := net.Dial(network, address); err == nil {
-			_ = nc.Close() // the connection only tested whether a process listens
-			return nil, fmt.Errorf("zmtp: bind %s: somebody else has", e)
-		}
-		if err := os.Remove(address); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("zmtp: bind %s: %w", e, err)
-		}
-	}
-	l, err := net.Listen(network, address)
-	if err != nil {
-		return nil, fmt.Errorf("zmtp: bind %s: %w", e, err)
-	}
-	return l, nil
+	return Accept(nc, own)
 }

@@ -2,10 +2,4 @@
 
 package zmtp
 
-// MaxQueued is maxQueued.
-const MaxQueued = maxQueued
-
-var (
-	ErrProtocol = errProtocol
-	NewConn     = newConn
-)
+var ErrProtocol = errProtocol

@@ -12,8 +12,7 @@
 //
 // A message is read whole or not at all. A peer can make us keep at most
 // [maxMessage] bytes, and only as many as it has sent. A peer that says nothing
-// costs a goroutine and a connection of those that [Serve] allows, for
-// [handshakeTime].
+// costs a goroutine and a connection for [handshakeTime].
 //
 // # Concurrency
 //
@@ -95,9 +94,9 @@ type Conn struct {
 	w *bufio.Writer
 }
 
-// newConn does the handshake over nc. After an error nc is closed; otherwise the connection owns
-// it.
-func newConn(nc net.Conn, own Role) (*Conn, error) {
+// Accept does the handshake over nc, which either side may have dialed. After an error nc is
+// closed; otherwise the connection owns it.
+func Accept(nc net.Conn, own Role) (*Conn, error) {
 	c := &Conn{nc: nc, r: bufio.NewReaderSize(nc, 64<<10), w: bufio.NewWriterSize(nc, 16<<10), most: maxMessage}
 	if own == Pub || own == Router {
 		c.most = maxRequest

@@ -4,15 +4,12 @@ package zmtp_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/hex"
 	"errors"
 	"io"
 	"net"
-	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
@@ -21,180 +18,6 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// serve binds an endpoint until the test's end and returns it with its real port.
-func serve(t *testing.T, endpoint string, run func(context.Context, net.Listener) error) zmtp.Endpoint {
-	t.Helper()
-	e, err := zmtp.ParseEndpoint(endpoint, 0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := zmtp.Listen(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if a, ok := l.Addr().(*net.TCPAddr); ok {
-		e.Port = a.Port
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- run(ctx, l) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	return e
-}
-
-func dial(t *testing.T, e zmtp.Endpoint, own zmtp.Role) *zmtp.Conn {
-	t.Helper()
-	c, err := zmtp.Dial(t.Context(), e, own)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	return c
-}
-
-func eventually(t *testing.T, ok func() bool) {
-	t.Helper()
-	for range 500 {
-		if ok() {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatal("the condition did not hold in time")
-}
-
-func read(t *testing.T, c *zmtp.Conn) string {
-	t.Helper()
-	frames, err := c.Read()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(bytes.Join(frames, []byte("|")))
-}
-
-func TestPublishAndSubscribe(t *testing.T) {
-	for _, endpoint := range []string{"tcp://127.0.0.1:0", "ipc://" + t.TempDir() + "/pub"} {
-		t.Run(endpoint[:3], func(t *testing.T) {
-			var p zmtp.Publisher
-			e := serve(t, endpoint, p.Serve)
-			all, some := dial(t, e, zmtp.Sub), dial(t, e, zmtp.Sub)
-			for c, prefix := range map[*zmtp.Conn]string{all: "", some: "b"} {
-				if err := c.Subscribe(prefix); err != nil {
-					t.Fatal(err)
-				}
-			}
-			eventually(t, func() bool { return p.Subscribers() == 2 })
-			long := strings.Repeat("x", 300_000)
-			for _, m := range [][2]string{{"a", "1"}, {"b", long}, {"bc", ""}, {"c", "4"}} {
-				if n := p.Send([]byte(m[0]), []byte(m[1])); n != 0 {
-					t.Errorf("dropped for %d", n)
-				}
-			}
-			for _, want := range []string{"a|1", "b|" + long, "bc|", "c|4"} {
-				if got := read(t, all); got != want {
-					t.Errorf("got %.40q, want %.40q", got, want)
-				}
-			}
-			for _, want := range []string{"b|" + long, "bc|"} {
-				if got := read(t, some); got != want {
-					t.Errorf("got %.40q, want %.40q", got, want)
-				}
-			}
-			all.Close()
-			eventually(t, func() bool { return p.Subscribers() == 1 })
-		})
-	}
-}
-
-func TestRequestsAreAnswered(t *testing.T) {
-	e := serve(t, "tcp://127.0.0.1:0", func(ctx context.Context, l net.Listener) error {
-		return zmtp.Serve(ctx, l, zmtp.Router, func(c *zmtp.Conn) {
-			for {
-				frames, err := c.Read()
-				if err != nil {
-					return
-				}
-				if c.Write(nil, append([]byte("re: "), frames[1]...)) != nil {
-					return
-				}
-			}
-		})
-	})
-	c := dial(t, e, zmtp.Dealer)
-	for _, text := range []string{"a", "b"} {
-		if err := c.Write(nil, []byte(text)); err != nil {
-			t.Fatal(err)
-		}
-		if got := read(t, c); got != "|re: "+text {
-			t.Errorf("got %q", got)
-		}
-	}
-}
-
-// A subscriber that does not read loses messages, and delays nothing.
-func TestASlowSubscriberLosesMessages(t *testing.T) {
-	p := zmtp.Publisher{Queue: 4}
-	e := serve(t, "tcp://127.0.0.1:0", p.Serve)
-	c := dial(t, e, zmtp.Sub)
-	if err := c.Subscribe(""); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, func() bool { return p.Subscribers() == 1 })
-	body := make([]byte, 1<<20)
-	lost := 0
-	for range 64 {
-		lost += p.Send(body)
-	}
-	if lost == 0 {
-		t.Error("64 MiB were kept")
-	}
-}
-
-// Connections cost little until they subscribe, and the waiting messages of all connections
-// together are limited in bytes.
-func TestManySubscribersTakeLittle(t *testing.T) {
-	var p zmtp.Publisher
-	e := serve(t, "tcp://127.0.0.1:0", p.Serve)
-	memory := func() uint64 {
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
-	}
-	before := memory()
-	var conns []*zmtp.Conn
-	for range 200 {
-		conns = append(conns, dial(t, e, zmtp.Sub))
-	}
-	if took := memory() - before; took > 100<<20 {
-		t.Errorf("200 connections without a subscription take %d MiB", took>>20)
-	}
-	for _, c := range conns {
-		if err := c.Subscribe(""); err != nil {
-			t.Fatal(err)
-		}
-	}
-	eventually(t, func() bool { return p.Subscribers() == len(conns) })
-	body := make([]byte, 1<<20)
-	kept := 0
-	for range 64 { // no client reads
-		kept += len(conns) - p.Send(body)
-	}
-	// One message of each connection is being written, and the kernel buffers some.
-	if most := zmtp.MaxQueued>>20 + len(conns)*16; kept > most {
-		t.Errorf("%d MiB are kept, want at most %d", kept, most)
-	}
-	one := []byte{1}
-	if long := append(one, make([]byte, 1<<21)...); conns[0].Write(long) == nil {
-		eventually(t, func() bool { return p.Subscribers() < len(conns) }) // the connection is refused completely
-	}
-}
 
 // Recorded bytes of libzmq 4.3 as a subscriber and as a publisher.
 const (
@@ -212,7 +35,7 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-// talk makes a peer send bytes and close. It returns the results of NewConn and Read, and the
+// talk makes a peer send bytes and close. It returns the results of Accept and Read, and the
 // bytes that the peer received.
 func talk(t testing.TB, own zmtp.Role, said []byte) (frames [][]byte, heard []byte, err error) {
 	t.Helper()
@@ -239,7 +62,7 @@ func talk(t testing.TB, own zmtp.Role, said []byte) (frames [][]byte, heard []by
 		t.Fatal(err)
 	}
 	_ = theirs.(*net.TCPConn).CloseWrite()
-	c, err := zmtp.NewConn(ours, own)
+	c, err := zmtp.Accept(ours, own)
 	if err == nil {
 		frames, err = c.Read()
 		c.Close()
@@ -350,25 +173,6 @@ func TestEndpoints(t *testing.T) {
 			t.Errorf("%s is reached at %s, %v; want %s", text, got, err, want)
 		}
 	}
-}
-
-func TestAUnixSocketIsReplacedIfNobodyListens(t *testing.T) {
-	e := zmtp.Endpoint{Path: t.TempDir() + "/s"}
-	first, err := zmtp.Listen(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if l, err := zmtp.Listen(e); err == nil {
-		l.Close()
-		t.Error("the socket is taken from its owner")
-	}
-	first.(*net.UnixListener).SetUnlinkOnClose(false) // as after a crash
-	first.Close()
-	second, err := zmtp.Listen(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	second.Close()
 }
 
 func FuzzRead(f *testing.F) {

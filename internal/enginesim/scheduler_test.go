@@ -26,10 +26,10 @@ func tokens(topic, n int) []uint32 {
 	return out
 }
 
-func newModel(preset string, blocks int) (*enginesim.Model, *[]indexer.Event, *[]string) {
+func newScheduler(preset string, blocks int) (*enginesim.Scheduler, *[]indexer.Event, *[]string) {
 	var evs []indexer.Event
 	var log []string
-	m := enginesim.NewModel(preset, blocks, func(ev indexer.Event) { evs = append(evs, ev) }, func(id int, what string) {
+	m := enginesim.NewScheduler(preset, blocks, func(ev indexer.Event) { evs = append(evs, ev) }, func(id int, what string) {
 		log = append(log, fmt.Sprint(id, " ", what))
 	})
 	return m, &evs, &log
@@ -39,7 +39,7 @@ func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond)
 
 // The worked examples of the timing model.
 func TestStepTimes(t *testing.T) {
-	m, _, _ := newModel("32b-2xh100", 1<<20)
+	m, _, _ := newScheduler("32b-2xh100", 1<<20)
 	m.Submit(1, tokens(1, 12_000), 1)
 	for i, want := range []float64{400.393, 242.567} {
 		if got := ms(m.Step()); math.Abs(got-want) > .001 {
@@ -50,14 +50,14 @@ func TestStepTimes(t *testing.T) {
 		t.Errorf("an idle engine steps for %v", d)
 	}
 	for preset, want := range map[string]float64{"32b-2xh100": 400.4, "8b-1xh100": 172.7, "70b-4xh100": 582.5} {
-		m, _, _ := newModel(preset, 1<<20)
+		m, _, _ := newScheduler(preset, 1<<20)
 		m.Submit(1, tokens(1, 8192), 1)
 		if got := ms(m.Step()); math.Abs(got-want) > .05 {
 			t.Errorf("%s: a step of 8,192 tokens takes %.2f ms, want %.1f", preset, got, want)
 		}
 	}
 	// Eight concurrent decodes with about 80,000 tokens together.
-	m, _, log := newModel("32b-2xh100", 1<<20)
+	m, _, log := newScheduler("32b-2xh100", 1<<20)
 	for i := range 8 {
 		m.Submit(i, tokens(i, 9950), 200)
 	}
@@ -77,7 +77,7 @@ func TestStepTimes(t *testing.T) {
 // Prefills share the step's budget in order of arrival, and each request ends with its own number
 // of tokens.
 func TestContinuousBatching(t *testing.T) {
-	m, _, log := newModel("32b-2xh100", 1<<20)
+	m, _, log := newScheduler("32b-2xh100", 1<<20)
 	m.Submit(1, tokens(1, 6000), 3)
 	m.Submit(2, tokens(2, 6000), 1)
 	var first string
@@ -96,7 +96,7 @@ func TestContinuousBatching(t *testing.T) {
 }
 
 func TestPrefixCache(t *testing.T) {
-	m, evs, _ := newModel("32b-2xh100", 100)
+	m, evs, _ := newScheduler("32b-2xh100", 100)
 	run := func(topic, n int) int {
 		r := m.Submit(0, tokens(topic, n), 1)
 		for m.Step() > 0 {
@@ -132,7 +132,7 @@ func TestPrefixCache(t *testing.T) {
 // A request waits while the blocks of others leave no room for it. A request that is alone is
 // admitted whatever it needs.
 func TestCapacity(t *testing.T) {
-	m, _, log := newModel("32b-2xh100", 20)
+	m, _, log := newScheduler("32b-2xh100", 20)
 	m.Submit(1, tokens(1, 160), 100) // 10 blocks and 7 for its output
 	m.Submit(2, tokens(2, 80), 1)
 	m.Step()
@@ -151,7 +151,7 @@ func TestCapacity(t *testing.T) {
 func TestCacheInvariants(t *testing.T) {
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(seed, 1))
-		m, evs, log := newModel("8b-1xh100", 60)
+		m, evs, log := newScheduler("8b-1xh100", 60)
 		replayed, next := map[uint64]uint64{}, 0
 		replay := func() {
 			for _, ev := range (*evs)[next:] {
@@ -211,7 +211,7 @@ func TestCacheInvariants(t *testing.T) {
 }
 
 func TestAbort(t *testing.T) {
-	m, _, log := newModel("32b-2xh100", 1000)
+	m, _, log := newScheduler("32b-2xh100", 1000)
 	running := m.Submit(1, tokens(1, 1600), 50)
 	m.Step()
 	waiting := m.Submit(2, tokens(2, 1600), 50)

@@ -22,11 +22,10 @@ var presets = map[string]scorer.Engine{"8b-1xh100": scorer.Dense8B(), "32b-2xh10
 
 // request is one sequence on its way through the engine.
 type request struct {
-	prompt          int // tokens
-	local, sequence []uint64
-	tokens          []uint32 // of the full blocks
-	keys            keys
-	output          int // tokens to generate, at least 1
+	prefix
+
+	prompt int // tokens
+	output int // tokens to generate, at least 1
 
 	admitted func(cachedTokens int) // called when the request leaves the queue
 	token    func()                 // called for each token
@@ -41,10 +40,10 @@ type request struct {
 	aborted  bool
 }
 
-// model is the engine without clock and network: its input is requests, its output is steps. It
-// does continuous batching: each step serves all running requests, and prefills share a token
+// scheduler is the engine without clock and network: its input is requests, its output is steps.
+// It does continuous batching: each step serves all running requests, and prefills share a token
 // budget in order of arrival.
-type model struct {
+type scheduler struct {
 	timing    scorer.Engine
 	blockSize int
 	maxSeqs   int
@@ -55,15 +54,14 @@ type model struct {
 	running []*request
 
 	queries, hits int // tokens looked up in the cache, and found
-	generated     int
 }
 
-func (m *model) submit(r *request) { m.waiting = append(m.waiting, r) }
+func (s *scheduler) submit(r *request) { s.waiting = append(s.waiting, r) }
 
 // abort removes a request at the next step.
-func (m *model) abort(r *request) {
-	if i := slices.Index(m.waiting, r); i >= 0 {
-		m.waiting = slices.Delete(m.waiting, i, i+1)
+func (s *scheduler) abort(r *request) {
+	if i := slices.Index(s.waiting, r); i >= 0 {
+		s.waiting = slices.Delete(s.waiting, i, i+1)
 		return
 	}
 	r.aborted = true
@@ -71,26 +69,26 @@ func (m *model) abort(r *request) {
 
 // begin admits requests and plans a step. It returns how long the step takes; 0 if there is
 // nothing to do.
-func (m *model) begin() time.Duration {
-	m.running = slices.DeleteFunc(m.running, func(r *request) bool {
+func (s *scheduler) begin() time.Duration {
+	s.running = slices.DeleteFunc(s.running, func(r *request) bool {
 		if r.aborted {
-			m.leave(r)
+			s.leave(r)
 		}
 		return r.aborted
 	})
-	m.admit()
-	m.cache.evict()
+	s.admit()
+	s.cache.evict()
 
 	var prefill, decodes, kv int
 	var attention float64
-	for _, r := range m.running {
+	for _, r := range s.running {
 		if r.made > 0 {
 			decodes++
 			kv += r.prompt + r.made
 		}
 	}
-	budget := max(0, m.maxTokens-decodes)
-	for _, r := range m.running {
+	budget := max(0, s.maxTokens-decodes)
+	for _, r := range s.running {
 		if r.planned = 0; r.made > 0 {
 			continue
 		}
@@ -103,70 +101,69 @@ func (m *model) begin() time.Duration {
 	if prefill+decodes == 0 {
 		return 0
 	}
-	t := m.timing
+	t := s.timing
 	ms := max(t.Floor, t.Step+t.Token*float64(prefill+decodes)) + t.Attention*attention + t.KVToken*float64(kv)
 	return time.Duration(ms * float64(time.Millisecond))
 }
 
 // admit admits requests, first come first served, while there is room.
-func (m *model) admit() {
-	for len(m.waiting) > 0 && len(m.running) < m.maxSeqs {
-		r := m.waiting[0]
-		hit, unused := m.cache.hit(r.sequence)
+func (s *scheduler) admit() {
+	for len(s.waiting) > 0 && len(s.running) < s.maxSeqs {
+		r := s.waiting[0]
+		hit, unused := s.cache.hit(r.sequence)
 		// The last token is always computed, so a completely cached prompt computes its last
 		// block.
-		if most := (r.prompt - 1) / m.blockSize; hit > most {
+		if most := (r.prompt - 1) / s.blockSize; hit > most {
 			hit = most
-			_, unused = m.cache.hit(r.sequence[:hit])
+			_, unused = s.cache.hit(r.sequence[:hit])
 		}
 		blocks := len(r.sequence)
-		reserve := max(0, (r.prompt+r.output+m.blockSize-1)/m.blockSize-blocks)
+		reserve := max(0, (r.prompt+r.output+s.blockSize-1)/s.blockSize-blocks)
 		need := blocks - hit + unused + reserve
-		if m.cache.used()+need > m.cache.capacity && len(m.running) > 0 {
+		if s.cache.used()+need > s.cache.capacity && len(s.running) > 0 {
 			return
 		}
-		m.waiting = m.waiting[1:]
-		m.cache.acquire(r.sequence[:hit])
-		m.cache.reserved += blocks - hit + reserve
+		s.waiting = s.waiting[1:]
+		s.cache.acquire(r.sequence[:hit])
+		s.cache.reserved += blocks - hit + reserve
 		r.hit, r.reserve = hit, reserve
-		r.cached = min(hit*m.blockSize, r.prompt-1)
+		r.cached = min(hit*s.blockSize, r.prompt-1)
 		r.computed = r.cached
-		m.queries += r.prompt
-		m.hits += r.cached
-		m.running = append(m.running, r)
+		s.queries += r.prompt
+		s.hits += r.cached
+		s.running = append(s.running, r)
 		r.admitted(r.cached)
 	}
 }
 
 // finish completes the step that begin planned.
-func (m *model) finish() {
-	m.running = slices.DeleteFunc(m.running, func(r *request) bool {
+func (s *scheduler) finish() {
+	s.running = slices.DeleteFunc(s.running, func(r *request) bool {
 		if r.aborted {
-			m.leave(r)
+			s.leave(r)
 			return true
 		}
 		if r.made == 0 {
 			if r.computed += r.planned; r.computed < r.prompt {
 				return false
 			}
-			m.cache.fill(r, r.hit)
+			s.cache.fill(&r.prefix, r.hit)
 			r.hit = len(r.sequence)
 		}
 		r.made++
-		m.generated++
 		r.token()
 		if r.made < r.output {
 			return false
 		}
-		m.leave(r)
+		s.leave(r)
 		r.finished()
 		return true
 	})
-	m.cache.evict()
+	s.cache.evict()
 }
 
 // leave releases the blocks of a request. Its output is not cached.
-func (m *model) leave(r *request) {
-	m.cache.reserved -= len(r.sequence) - r.hit + r.reserve
-	m.cache.release(r.sequence[:r.hit])
+func (s *scheduler) leave(r *request) {
+	s.cache.reserved -= len(r.sequence) - r.hit + r.reserve
+	s.cache.release(r.sequence[:r.hit])
 }
