@@ -73,7 +73,7 @@ func (d *demonstration) die(t *testing.T) {
 	if err := syscall.Kill(d.Envoy.Pid(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	<-d.Envoy.Done()
+	<-d.Envoy.Done
 	for _, c := range append(slices.Clone(d.Engines), d.Router) {
 		kill(t, c)
 	}

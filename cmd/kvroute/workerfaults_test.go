@@ -158,7 +158,7 @@ func TestEnvoyRestarts(t *testing.T) {
 	if err := syscall.Kill(d.Envoy.Pid(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	<-d.Envoy.Done()
+	<-d.Envoy.Done
 	if _, err := io.ReadAll(resp.Body); err == nil {
 		t.Error("the response is whole")
 	}

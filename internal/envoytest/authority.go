@@ -29,18 +29,15 @@ func NewAuthority(t TB) *Authority {
 	a := &Authority{t: t}
 	a.cert = &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "a test's authority"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	a.key = a.newKey()
-	a.der = a.sign(a.cert, a.cert, &a.key.PublicKey)
+	a.der = a.sign(a.cert, &a.key.PublicKey)
 	return a
 }
 
 // PEM returns the authority's own certificate.
-func (a *Authority) PEM() []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.der})
-}
+func (a *Authority) PEM() []byte { return encode("CERTIFICATE", a.der) }
 
 // Write writes a certificate for a name, its key and the authority's certificate into a folder:
 // name.pem, name.key and ca.pem. It returns their paths.
@@ -49,38 +46,38 @@ func (a *Authority) Write(dir, name string) (cert, key, ca string) {
 	private := a.newKey()
 	der := a.sign(&x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}, a.cert, &private.PublicKey)
+	}, &private.PublicKey)
 	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		a.t.Fatalf("envoytest: %v", err)
-	}
+	a.check(err)
 	cert, key, ca = filepath.Join(dir, name+".pem"), filepath.Join(dir, name+".key"), filepath.Join(dir, "ca.pem")
-	for path, data := range map[string][]byte{
-		cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		key:  pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}),
-		ca:   a.PEM(),
-	} {
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			a.t.Fatalf("envoytest: %v", err)
-		}
-	}
+	a.check(os.WriteFile(cert, encode("CERTIFICATE", der), 0o600))
+	a.check(os.WriteFile(key, encode("PRIVATE KEY", secret), 0o600))
+	a.check(os.WriteFile(ca, a.PEM(), 0o600))
 	return cert, key, ca
+}
+
+func encode(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }
 
 func (a *Authority) newKey() *ecdsa.PrivateKey {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		a.t.Fatalf("envoytest: %v", err)
-	}
+	a.check(err)
 	return key
 }
 
-func (a *Authority) sign(c, parent *x509.Certificate, key *ecdsa.PublicKey) []byte {
-	der, err := x509.CreateCertificate(rand.Reader, c, parent, key, a.key)
+// sign returns a certificate that is valid for two hours, one of which has passed.
+func (a *Authority) sign(c *x509.Certificate, key *ecdsa.PublicKey) []byte {
+	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	der, err := x509.CreateCertificate(rand.Reader, c, a.cert, key, a.key)
+	a.check(err)
+	return der
+}
+
+func (a *Authority) check(err error) {
+	a.t.Helper()
 	if err != nil {
 		a.t.Fatalf("envoytest: %v", err)
 	}
-	return der
 }

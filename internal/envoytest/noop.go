@@ -63,12 +63,13 @@ func (n Noop) answer(m *extprocv3.ProcessingRequest) *extprocv3.ProcessingRespon
 		SetHeaders: []*corev3.HeaderValueOption{set("x-dynamo-worker", n.Worker), set("x-dynamo-request-id", "noop")},
 	}}
 	var a extprocv3.ProcessingResponse
-	switch m.GetRequest().(type) {
+	switch r := m.GetRequest().(type) {
 	case *extprocv3.ProcessingRequest_RequestHeaders:
-		a.Response = &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{}}
-		if m.GetRequestHeaders().GetEndOfStream() {
-			a.Response = &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{Response: route}}
+		h := &extprocv3.HeadersResponse{}
+		if r.RequestHeaders.GetEndOfStream() {
+			h.Response = route
 		}
+		a.Response = &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: h}
 	case *extprocv3.ProcessingRequest_RequestBody:
 		a.Response = &extprocv3.ProcessingResponse_RequestBody{RequestBody: &extprocv3.BodyResponse{Response: route}}
 	case *extprocv3.ProcessingRequest_RequestTrailers:

@@ -9,14 +9,15 @@
 package envoytest
 
 import (
+	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -68,21 +69,18 @@ type Options struct {
 
 // Proc is a running Envoy.
 type Proc struct {
-	process *process.Process
-	dir     string
-	admin   string
-	url     string
+	*process.Process
+
+	dir, admin, url string
 }
 
 // Start starts Envoy and waits until it accepts requests. Envoy chooses the ports that are 0 in
 // the configuration. If Envoy does not start, the error ends with the last lines of its log.
-func Start(ctx context.Context, o Options) (*Proc, error) {
+func Start(ctx context.Context, o Options) (_ *Proc, err error) {
 	if o.Path == "" {
-		path, err := Find()
-		if err != nil {
+		if o.Path, err = Find(); err != nil {
 			return nil, err
 		}
-		o.Path = path
 	}
 	dir, err := os.MkdirTemp("", "kvroute-envoy-")
 	if err != nil {
@@ -91,7 +89,7 @@ func Start(ctx context.Context, o Options) (*Proc, error) {
 	p := &Proc{dir: dir}
 	config, adminPath := filepath.Join(dir, "envoy.yaml"), filepath.Join(dir, "admin")
 	if err = os.WriteFile(config, o.Config, 0o600); err == nil {
-		p.process, err = process.Start(dir, "envoy", exec.Command(o.Path, "-c", config, "--admin-address-path", adminPath,
+		p.Process, err = process.Start(dir, "envoy", exec.Command(o.Path, "-c", config, "--admin-address-path", adminPath,
 			"--disable-hot-restart", "--concurrency", "1", "--log-level", "warn", "--file-flush-interval-msec", "10"))
 	}
 	if err != nil {
@@ -105,22 +103,15 @@ func Start(ctx context.Context, o Options) (*Proc, error) {
 
 // ready waits for Envoy and reads its addresses.
 func (p *Proc) ready(ctx context.Context, adminPath string) error {
-	if err := p.process.Await(ctx, process.Patience, "it is live", func(ctx context.Context) bool {
+	err := p.Await(ctx, process.Patience, "it is live", func(ctx context.Context) bool {
 		admin, err := os.ReadFile(adminPath)
 		if err != nil || len(admin) == 0 {
 			return false
 		}
 		p.admin = "http://" + string(admin)
-		body, err := p.get(ctx, "/ready")
-		return err == nil && strings.HasPrefix(body, "LIVE")
-	}); err != nil {
-		return err
-	}
-	return p.listener(ctx)
-}
-
-func (p *Proc) listener(ctx context.Context) error {
-	body, err := p.get(ctx, "/listeners?format=json")
+		body, err := process.Get(ctx, p.admin+"/ready")
+		return err == nil && bytes.HasPrefix(body, []byte("LIVE"))
+	})
 	if err != nil {
 		return err
 	}
@@ -134,17 +125,15 @@ func (p *Proc) listener(ctx context.Context) error {
 			} `json:"local_address"`
 		} `json:"listener_statuses"`
 	}
-	if err := json.Unmarshal([]byte(body), &list); err != nil || len(list.Statuses) == 0 {
-		return fmt.Errorf("no listener in %q: %w", body, err)
+	if err := process.GetJSON(ctx, p.admin+"/listeners?format=json", &list); err != nil {
+		return err
+	}
+	if len(list.Statuses) == 0 {
+		return errors.New("it has no listener")
 	}
 	at := list.Statuses[0].Address.Socket
 	p.url = fmt.Sprintf("http://%s:%d", at.Address, at.Port)
 	return nil
-}
-
-func (p *Proc) get(ctx context.Context, path string) (string, error) {
-	body, err := process.Get(ctx, p.admin+path)
-	return string(body), err
 }
 
 // URL returns the address of Envoy's first listener, without a path.
@@ -153,32 +142,18 @@ func (p *Proc) URL() string { return p.url }
 // AdminURL returns the URL of Envoy's admin endpoint.
 func (p *Proc) AdminURL() string { return p.admin }
 
-// Pid returns the number of Envoy's process.
-func (p *Proc) Pid() int { return p.process.Pid() }
-
-// Done is closed when Envoy has ended.
-func (p *Proc) Done() <-chan struct{} { return p.process.Done }
-
 // Stat returns one of Envoy's counters or gauges; one that does not exist is 0.
 func (p *Proc) Stat(ctx context.Context, name string) (int64, error) {
-	body, err := p.get(ctx, "/stats?filter=^"+strings.ReplaceAll(name, ".", `\.`)+"$")
-	if err != nil {
-		return 0, fmt.Errorf("envoytest: read %s: %w", name, err)
-	}
-	_, value, ok := strings.Cut(strings.TrimSpace(body), ": ")
-	if !ok {
-		return 0, nil
-	}
-	return strconv.ParseInt(value, 10, 64)
+	return p.Sum(ctx, "^"+regexp.QuoteMeta(name)+"$")
 }
 
 // Sum returns the sum of the counters and gauges whose names match a pattern.
 func (p *Proc) Sum(ctx context.Context, pattern string) (sum int64, err error) {
-	body, err := p.get(ctx, "/stats?filter="+url.QueryEscape(pattern))
+	body, err := process.Get(ctx, p.admin+"/stats?filter="+url.QueryEscape(pattern))
 	if err != nil {
 		return 0, fmt.Errorf("envoytest: read %s: %w", pattern, err)
 	}
-	for line := range strings.Lines(body) {
+	for line := range strings.Lines(string(body)) {
 		_, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
 		n, err := strconv.ParseInt(value, 10, 64)
 		if err != nil {
@@ -191,6 +166,6 @@ func (p *Proc) Sum(ctx context.Context, pattern string) (sum int64, err error) {
 
 // Stop ends Envoy, by force if it does not end by itself, and removes its files.
 func (p *Proc) Stop() error {
-	p.process.Stop()
+	p.Process.Stop()
 	return os.RemoveAll(p.dir)
 }

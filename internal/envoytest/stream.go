@@ -3,26 +3,19 @@
 package envoytest
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"net"
-	"regexp"
-	"slices"
-	"strconv"
+	"io"
 	"strings"
 	"sync"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
-	"google.golang.org/protobuf/types/known/structpb"
 )
 
 // TB has the methods of a test that a [Link] uses. It is not testing.TB itself, so that the
@@ -35,456 +28,137 @@ type TB interface {
 	Context() context.Context
 }
 
-// messageTimeout is how long Envoy waits for an answer in kvroute's configuration.
-const messageTimeout = 2 * time.Second
+// stream is one gRPC stream to an external processor, main or observing. Its own goroutine
+// receives messages; it ends with the stream, at the latest when the test ends.
+type stream struct {
+	t       TB
+	grpc    extprocv3.ExternalProcessor_ProcessClient
+	reset   context.CancelFunc
+	answers chan *extprocv3.ProcessingResponse
+	patient chan time.Duration // requested with override_message_timeout
+	ended   chan struct{}
 
-// maxMessageTimeout is the longest timeout that an external processor may request instead.
-const maxMessageTimeout = 10 * time.Second
+	// duplex means that parts of bodies come back in any number, and messages with such a part
+	// require no answer of their own.
+	duplex bool
 
-// allowed are the headers that an external processor may set in kvroute's configuration; Envoy
-// drops others.
-var allowed = regexp.MustCompile("^(x-(dynamo|gateway|llm-d|prefill|prefiller|worker|dp|data)-.*|content-(type|length)|retry-after|allow)$")
-
-// Link is a connection from Envoy to an external processor. It may be used by any
-// number of goroutines; each [Exchange] belongs to one.
-type Link struct {
-	t      TB
-	conn   *grpc.ClientConn
-	client extprocv3.ExternalProcessorClient
+	mu sync.Mutex
+	// mu guards the field below.
+	due []string // types of the messages that wait for an answer
 }
 
-// Serve runs server in memory until the test ends. It works in a synctest bubble.
-func Serve(t TB, server *grpc.Server) *Link {
-	t.Helper()
-	l := bufconn.Listen(1 << 20)
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		if err := server.Serve(l); err != nil {
-			t.Errorf("envoytest: serve: %v", err)
-		}
-	})
-	t.Cleanup(func() {
-		server.Stop()
-		serving.Wait()
-	})
-	return Dial(t, "passthrough:///bufconn", grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-		return l.DialContext(ctx)
-	}))
-}
-
-// Dial connects to an external processor that is served elsewhere.
-func Dial(t TB, target string, more ...grpc.DialOption) *Link {
-	t.Helper()
-	conn, err := grpc.NewClient(target, append(more, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+// open begins a stream. meta are the pairs of its metadata. An observing stream has metadata and
+// must not be answered.
+func (l *Link) open(observer, duplex bool, meta ...string) *stream {
+	l.t.Helper()
+	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(l.t.Context(), meta...))
+	g, err := l.client.Process(ctx)
 	if err != nil {
-		t.Fatalf("envoytest: connect: %v", err)
+		cancel()
+		l.t.Fatalf("envoytest: open a stream: %v", err)
 	}
-	t.Cleanup(func() { _ = conn.Close() }) // may be closed already, see Kill
-	return &Link{t: t, conn: conn, client: extprocv3.NewExternalProcessorClient(conn)}
-}
-
-// Kill closes the connection with all its streams, as the end of Envoy does.
-func (l *Link) Kill() { _ = l.conn.Close() } // a second time is harmless
-
-// Request is an HTTP request that arrives at Envoy.
-type Request struct {
-	Method string   // default POST
-	Path   string   // with the query
-	Header []string // name, value, name, value
-	Body   []byte   // nil for a request that ends with its headers
-
-	// Trailers ends the request with trailers instead of its body.
-	Trailers bool
-
-	// Mode is the filter's mode for the request's body. NONE, the zero value, means BUFFERED.
-	Mode filterv3.ProcessingMode_BodySendMode
-	// Ahead sends the chunks of STREAMED before the headers are answered.
-	Ahead bool
-	// Chunk is the size of a chunk in modes with chunks; 0 means one chunk.
-	Chunk int
-	// NoBodyMode selects the mode NONE, which the zero value of Mode does not.
-	NoBodyMode bool
-}
-
-// Refusal is a response of the external processor in place of the worker's.
-type Refusal struct {
-	Status int
-	Header map[string]string
-	Body   string
-}
-
-// Exchange is one HTTP request and its response, as sent by Envoy's main filter. The test fails if
-// the external processor breaks the protocol: an answer of the wrong kind, a second or an
-// unsolicited answer, a mutation that kvroute's configuration forbids, or an end with an error.
-type Exchange struct {
-	Header   map[string]string        // the request's current headers
-	Body     []byte                   // replaces the request's body, or nil
-	Rerouted bool                     // the route was chosen again
-	Refusal  *Refusal                 // or nil
-	Left     bool                     // Envoy continues without the external processor
-	Patience time.Duration            // the last requested message timeout
-	Mode     *filterv3.ProcessingMode // the requested mode
-
-	// Upstream is the address that the response comes from, Details the reason that Envoy gives
-	// for it; empty if Envoy does not report it.
-	Upstream, Details string
-	// Attempts is the number of Envoy's attempts; 0 if Envoy does not report it.
-	Attempts int
-
-	main    *stream
-	link    *Link
-	request Request
-	whole   bool // in full duplex: the complete body has come back
-}
-
-// Do sends the request's half of an exchange.
-func (l *Link) Do(r Request) *Exchange {
-	l.t.Helper()
-	x := l.Begin(r)
-	x.SendHeaders()
-	switch {
-	case x.request.Mode == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED || x.request.Ahead:
-		x.stream()
-		return x
-	case !x.Settle() || r.Body == nil || r.NoBodyMode:
-		return x
-	case x.request.Mode == filterv3.ProcessingMode_STREAMED:
-		x.streamSettled()
-		return x
+	s := &stream{
+		t: l.t, grpc: g, reset: cancel, ended: make(chan struct{}), duplex: duplex,
+		// Room for the largest number of answers that a test waits for at once.
+		answers: make(chan *extprocv3.ProcessingResponse, 1024),
+		patient: make(chan time.Duration, 16),
 	}
-	if x.SendBody(); !x.Settle() {
-		return x
-	}
-	if r.Trailers {
-		x.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}}})
-		x.Settle()
-	}
-	return x
-}
-
-// chunks returns the parts in which the request's body is sent.
-func (x *Exchange) chunks() [][]byte {
-	if n := x.request.Chunk; n > 0 && len(x.request.Body) > 0 {
-		return slices.Collect(slices.Chunk(x.request.Body, n))
-	}
-	return [][]byte{x.request.Body}
-}
-
-// chunk returns the message with a part of the request's body.
-func (x *Exchange) chunk(part []byte, last bool) *extprocv3.ProcessingRequest {
-	return &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{
-		RequestBody: &extprocv3.HttpBody{Body: part, EndOfStream: last && !x.request.Trailers},
-	}}
-}
-
-// trailers ends the request with trailers.
-func (x *Exchange) trailers() {
-	x.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}}})
-}
-
-// streamSettled sends the body in chunks, each after the answer to the one before.
-func (x *Exchange) streamSettled() {
-	parts := x.chunks()
-	for i, part := range parts {
-		if x.Send(x.chunk(part, i == len(parts)-1)); !x.Settle() {
-			return
-		}
-	}
-	if x.request.Trailers {
-		x.trailers()
-		x.Settle()
-	}
-}
-
-// stream sends the body in chunks, and waits for the answers when all chunks are sent. In full
-// duplex it joins the parts that come back.
-func (x *Exchange) stream() {
-	duplex := x.request.Mode == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
-	due := 1
-	if x.request.Body != nil {
-		parts := x.chunks()
-		for i, part := range parts {
-			if m := x.chunk(part, i == len(parts)-1); duplex {
-				x.Stray(m)
-			} else {
-				x.Send(m)
-				due++
-			}
-		}
-	}
-	if x.request.Trailers {
-		x.trailers()
-		due++
-	}
-	for range due {
-		if !x.Settle() {
-			return
-		}
-		if duplex && x.request.Body != nil && !x.whole {
-			x.gather()
-		}
-	}
-}
-
-// gather waits for the parts of a body that come back.
-func (x *Exchange) gather() {
-	x.link.t.Helper()
-	for !x.whole && !(x.request.Trailers && len(x.Body) >= len(x.request.Body)) {
-		if !x.Settle() {
-			x.link.t.Errorf("envoytest: %d bytes of the body came back, and then no more", len(x.Body))
-			return
-		}
-	}
-	x.whole = true
-}
-
-// Begin opens the stream of an exchange and sends nothing.
-func (l *Link) Begin(r Request) *Exchange {
-	l.t.Helper()
-	if r.Method == "" {
-		r.Method = "POST"
-	}
-	if r.Mode == filterv3.ProcessingMode_NONE && !r.NoBodyMode {
-		r.Mode = filterv3.ProcessingMode_BUFFERED
-	}
-	x := &Exchange{link: l, request: r, Header: map[string]string{":method": r.Method, ":path": r.Path}}
-	for i := 0; i < len(r.Header); i += 2 {
-		x.Header[r.Header[i]] = r.Header[i+1]
-	}
-	x.main = l.open(false, r.Mode == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED)
-	return x
-}
-
-// SendHeaders sends the request's headers and does not wait.
-func (x *Exchange) SendHeaders() {
-	x.link.t.Helper()
-	h := headers(x.Header)
-	h.EndOfStream = x.request.Body == nil
-	x.Send(&extprocv3.ProcessingRequest{
-		Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: h},
-		ProtocolConfig: &extprocv3.ProtocolConfiguration{
-			RequestBodyMode:  x.request.Mode,
-			ResponseBodyMode: x.responseMode(),
-
-			SendBodyWithoutWaitingForHeaderResponse: x.request.Ahead,
-		},
+	go s.receive(observer)
+	l.t.Cleanup(func() {
+		cancel()
+		<-s.ended
 	})
+	return s
 }
 
-// responseMode returns the mode of the response's body: NONE, or full duplex if the request's mode
-// is full duplex, as Envoy requires.
-func (x *Exchange) responseMode() filterv3.ProcessingMode_BodySendMode {
-	if x.main.duplex {
-		return filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
-	}
-	return filterv3.ProcessingMode_NONE
-}
-
-// Answer sends chunks of the response's body in full duplex and returns the parts that come back.
-func (x *Exchange) Answer(chunks ...string) (back string) {
-	x.link.t.Helper()
-	for i, c := range chunks {
-		last := i == len(chunks)-1
-		x.Stray(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseBody{
-			ResponseBody: &extprocv3.HttpBody{Body: []byte(c), EndOfStream: last},
-		}})
-		for ended := false; len(back) < len(strings.Join(chunks[:i+1], "")) || last && !ended; {
-			select {
-			case a := <-x.main.answers:
-				part := streamed(a)
-				if part == nil || a.GetResponseBody() == nil {
-					x.link.t.Fatalf("envoytest: the answer to a chunk of a response is %v", a)
-				}
-				back, ended = back+string(part.GetBody()), part.GetEndOfStream()
-			case <-time.After(messageTimeout):
-				x.link.t.Fatalf("envoytest: %q came back of a response, and then no more", back)
-			}
-		}
-	}
-	return back
-}
-
-// SendBody sends the request's body and does not wait.
-func (x *Exchange) SendBody() {
-	x.link.t.Helper()
-	x.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{
-		RequestBody: &extprocv3.HttpBody{Body: x.request.Body, EndOfStream: !x.request.Trailers},
-	}})
-}
-
-// Send sends any message that requires one answer.
-func (x *Exchange) Send(m *extprocv3.ProcessingRequest) {
-	x.link.t.Helper()
-	x.main.send(m, fmt.Sprintf("%T", m.Request))
-}
-
-// Stray sends a message that requires no answer.
-func (x *Exchange) Stray(m *extprocv3.ProcessingRequest) { x.main.send(m, "") }
-
-// Settle waits for the answer to the last message and applies it. It returns false if the
-// request phase is over for the external processor: it refused, or ended the stream, or took
-// longer than Envoy waits.
-func (x *Exchange) Settle() bool {
-	x.link.t.Helper()
-	timeout := time.NewTimer(messageTimeout)
-	defer timeout.Stop()
-	asked := false
-	for waiting := true; waiting; {
-		select {
-		case a := <-x.main.answers:
-			return x.apply(a)
-		case d := <-x.main.patient:
-			// Envoy applies the first timeout for a message, if it is at most the configured
-			// limit.
-			if asked || d < time.Millisecond || d > maxMessageTimeout {
-				x.link.t.Errorf("envoytest: a message timeout of %v is asked for, before: %v", d, asked)
-			}
-			asked, x.Patience = true, d
-			timeout.Reset(d)
-		case <-x.main.ended:
-			waiting = false
-		case <-timeout.C:
-			x.main.reset()
-			waiting = false
-		}
-	}
-	select {
-	case a := <-x.main.answers: // the last answer before the end
-		return x.apply(a)
-	default:
-		x.Left = true
-		return false
-	}
-}
-
-// Respond sends the response's headers and returns those that the client sees.
-func (x *Exchange) Respond(status int, header ...string) map[string]string {
-	x.link.t.Helper()
-	h := responseHeaders(status, header)
-	m := &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: headers(h)}}
-	if x.Left {
-		return h
-	}
-	if x.Upstream != "" || x.Details != "" {
-		fields := map[string]*structpb.Value{}
-		if x.Attempts > 0 {
-			fields["upstream.request_attempt_count"] = structpb.NewNumberValue(float64(x.Attempts))
-		}
-		for name, v := range map[string]string{"upstream.address": x.Upstream, "response.code_details": x.Details} {
-			if v != "" {
-				fields[name] = structpb.NewStringValue(v)
-			}
-		}
-		m.Attributes = map[string]*structpb.Struct{"envoy.filters.http.ext_proc": {Fields: fields}}
-	}
-	x.Send(m)
-	request := x.Header
-	x.Header = h
-	x.Settle()
-	x.Header = request
-	return h
-}
-
-// RespondTrailers sends the response's trailers, as of an HTTP/2 worker.
-func (x *Exchange) RespondTrailers() {
-	x.link.t.Helper()
-	x.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseTrailers{ResponseTrailers: &extprocv3.HttpTrailers{}}})
-	x.Settle()
-}
-
-// End ends the exchange as Envoy does with graceful close: it half-closes the stream and waits for
-// the other side to end it.
-func (x *Exchange) End() {
-	x.link.t.Helper()
-	x.main.closeSend()
-	select {
-	case <-x.main.ended:
-	case <-time.After(messageTimeout):
-		x.link.t.Errorf("envoytest: the stream was not ended after its half-close")
-		x.main.reset()
-	}
-}
-
-// Reset ends the exchange as Envoy does by default: it half-closes the stream and does not wait.
-func (x *Exchange) Reset() {
-	x.main.closeSend()
-	x.main.reset()
-}
-
-// Ended reports whether the stream has ended.
-func (x *Exchange) Ended() bool { return x.main.over() }
-
-// apply applies an answer.
-func (x *Exchange) apply(a *extprocv3.ProcessingResponse) bool {
-	x.link.t.Helper()
-	x.Mode = cmp.Or(a.GetModeOverride(), x.Mode)
-	if a.GetDynamicMetadata() != nil || a.GetOverrideMessageTimeout() != nil {
-		x.link.t.Errorf("envoytest: the answer has more than our configuration allows: %v", a)
-	}
-	switch r := a.Response.(type) {
-	case *extprocv3.ProcessingResponse_RequestHeaders:
-		x.common(r.RequestHeaders.GetResponse())
-	case *extprocv3.ProcessingResponse_RequestBody:
-		x.common(r.RequestBody.GetResponse())
-	case *extprocv3.ProcessingResponse_ResponseHeaders:
-		x.common(r.ResponseHeaders.GetResponse())
-	case *extprocv3.ProcessingResponse_RequestTrailers:
-		x.mutate(x.Header, r.RequestTrailers.GetHeaderMutation())
-	case *extprocv3.ProcessingResponse_ImmediateResponse:
-		x.Refusal = &Refusal{Status: int(r.ImmediateResponse.GetStatus().GetCode()), Header: map[string]string{}, Body: string(r.ImmediateResponse.GetBody())}
-		x.mutate(x.Refusal.Header, r.ImmediateResponse.GetHeaders())
-		x.End()
-		return false
-	}
-	return true
-}
-
-func (x *Exchange) common(c *extprocv3.CommonResponse) {
-	x.link.t.Helper()
-	if c.GetStatus() != extprocv3.CommonResponse_CONTINUE || c.GetTrailers() != nil {
-		x.link.t.Errorf("envoytest: the answer changes more than headers and body: %v", c)
-	}
-	if part := c.GetBodyMutation().GetStreamedResponse(); part != nil {
-		if !x.main.duplex || x.whole || len(part.GetBody()) > 64<<10 {
-			x.link.t.Errorf("envoytest: a part of %d bytes of a body that is not to come back", len(part.GetBody()))
-		}
-		x.Body = append(x.Body, part.GetBody()...)
-		x.whole = x.whole || part.GetEndOfStream()
-		return
-	}
-	if b := c.GetBodyMutation(); b != nil {
-		if x.Body != nil || len(b.GetBody()) == 0 {
-			x.link.t.Errorf("envoytest: the body is changed a second time, or taken away")
-		}
-		x.Body = b.GetBody()
-	}
-	x.Rerouted = x.Rerouted || c.GetClearRouteCache()
-	x.mutate(x.Header, c.GetHeaderMutation())
-	if length, ok := x.Header["content-length"]; ok && x.Body != nil && length != strconv.Itoa(len(x.Body)) {
-		x.link.t.Errorf("envoytest: content-length is %s and the body has %d bytes: Envoy answers 500", length, len(x.Body))
-	}
-}
-
-func (x *Exchange) mutate(h map[string]string, m *extprocv3.HeaderMutation) {
-	x.link.t.Helper()
-	for _, name := range m.GetRemoveHeaders() {
-		if !allowed.MatchString(name) {
-			x.link.t.Errorf("envoytest: the removal of header %q is not allowed by mutation_rules", name)
-		}
-		delete(h, name)
-	}
-	for _, v := range m.GetSetHeaders() {
-		name := v.GetHeader().GetKey()
+func (s *stream) receive(observer bool) {
+	defer close(s.ended)
+	for {
+		a, err := s.grpc.Recv()
 		switch {
-		case !allowed.MatchString(name):
-			x.link.t.Errorf("envoytest: header %q is not allowed by mutation_rules", name)
-		case v.GetHeader().GetValue() != "":
-			x.link.t.Errorf("envoytest: header %q has a value, want raw_value", name)
-		case v.GetAppendAction() != corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD:
-			x.link.t.Errorf("envoytest: header %q is appended, want it overwritten", name)
+		case errors.Is(err, io.EOF):
+			return
+		case err != nil:
+			if !fine(err) {
+				s.t.Errorf("envoytest: the stream ended with %v", err)
+			}
+			return
+		case observer:
+			s.t.Errorf("envoytest: an observing stream was answered: %v", a)
+			continue
 		}
-		h[name] = string(v.GetHeader().GetRawValue())
+		if s.duplex && streamed(a) != nil {
+			s.answers <- a
+			continue
+		}
+		if d := a.GetOverrideMessageTimeout(); d != nil && a.Response == nil {
+			s.patient <- d.AsDuration()
+			continue
+		}
+		s.mu.Lock()
+		var to string
+		if len(s.due) > 0 {
+			to, s.due = s.due[0], s.due[1:]
+		}
+		s.mu.Unlock()
+		switch {
+		case to == "":
+			s.t.Errorf("envoytest: an answer that nobody waits for: %v", a)
+		case a.GetImmediateResponse() == nil && kind(a.Response) != to:
+			s.t.Errorf("envoytest: the answer to %s is %T", to, a.Response)
+		default:
+			s.answers <- a
+		}
 	}
+}
+
+// streamed returns the part of a body that an answer gives back in full duplex.
+func streamed(a *extprocv3.ProcessingResponse) *extprocv3.StreamedBodyResponse {
+	c := a.GetRequestBody().GetResponse()
+	if a.GetResponseBody() != nil {
+		c = a.GetResponseBody().GetResponse()
+	}
+	return c.GetBodyMutation().GetStreamedResponse()
+}
+
+// kind returns the name of a message's type, which is the same for a message and its answer.
+func kind(message any) string {
+	name := fmt.Sprintf("%T", message)
+	return name[strings.LastIndexByte(name, '_')+1:]
+}
+
+// send sends m. If want is not empty, m requires an answer. A stream that the other side has ended
+// causes no error: Envoy then continues alone.
+func (s *stream) send(m *extprocv3.ProcessingRequest, want string) {
+	s.t.Helper()
+	if want != "" {
+		s.mu.Lock()
+		s.due = append(s.due, want)
+		s.mu.Unlock()
+	}
+	if err := s.grpc.Send(m); err != nil && !errors.Is(err, io.EOF) && !fine(err) {
+		s.t.Errorf("envoytest: send: %v", err)
+	}
+}
+
+func (s *stream) closeSend() { _ = s.grpc.CloseSend() } // fails harmlessly if the stream has ended
+
+func (s *stream) over() bool {
+	select {
+	case <-s.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// pairs returns the headers of a list of names and values.
+func pairs(list []string) map[string]string {
+	h := map[string]string{}
+	for i := 0; i < len(list); i += 2 {
+		h[list[i]] = list[i+1]
+	}
+	return h
 }
 
 // headers returns the message form of h.
@@ -494,14 +168,6 @@ func headers(h map[string]string) *extprocv3.HttpHeaders {
 		m.Headers = append(m.Headers, &corev3.HeaderValue{Key: k, RawValue: []byte(v)})
 	}
 	return &extprocv3.HttpHeaders{Headers: &m}
-}
-
-func responseHeaders(status int, header []string) map[string]string {
-	h := map[string]string{":status": strconv.Itoa(status)}
-	for i := 0; i < len(header); i += 2 {
-		h[header[i]] = header[i+1]
-	}
-	return h
 }
 
 // fine reports whether a stream ended in an orderly way for Envoy, or was closed by this package.
