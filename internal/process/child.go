@@ -6,19 +6,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"time"
 )
-
-// Patience is far above the time that anything but a real engine's start takes on a busy
-// machine. It is also above the 60 s after which Envoy checks an unhealthy host without
-// traffic again, where the configuration cannot say otherwise.
-const Patience = 3 * time.Minute
 
 // A Child is a program that has the flag --ready-file, to which it writes its addresses
 // once it is ready.
@@ -70,34 +61,4 @@ func (c *Child) Stop() {
 	if c != nil {
 		c.Process.Stop()
 	}
-}
-
-// Get fetches a URL. A status other than 200 is an error.
-func Get(ctx context.Context, url string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s answers with status %d: %.300s", url, resp.StatusCode, body)
-	}
-	return body, err
-}
-
-// GetJSON fetches a URL and decodes the answer.
-func GetJSON[T any](ctx context.Context, url string, into *T) error {
-	body, err := Get(ctx, url)
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("read the answer of %s: %w", url, err)
-	}
-	return nil
 }

@@ -12,8 +12,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -82,10 +80,7 @@ func (p *Process) signal(s syscall.Signal) { _ = syscall.Kill(-p.Pid(), s) } // 
 
 // LastLines returns the end of the program's log.
 func (p *Process) LastLines() string {
-	data, err := os.ReadFile(p.Log)
-	if err != nil {
-		return ""
-	}
+	data, _ := os.ReadFile(p.Log) // without its log there is nothing to show
 	lines := bytes.SplitAfter(data, []byte("\n"))
 	return string(bytes.Join(lines[max(0, len(lines)-15):], nil))
 }
@@ -110,41 +105,21 @@ func (p *Process) Await(ctx context.Context, limit time.Duration, what string, o
 	return nil
 }
 
+// Patience is far above the time that anything but a real engine's start takes on a busy
+// machine. It is also above the 60 s after which Envoy checks an unhealthy host without
+// traffic again, where the configuration cannot say otherwise.
+const Patience = 3 * time.Minute
+
 // Until waits until ok returns true. After the limit it fails with an error that names what.
 func Until(ctx context.Context, limit time.Duration, what string, ok func(context.Context) bool) error {
-	limited, cancel := context.WithTimeout(ctx, limit)
+	limited, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: not in %v", what, limit))
 	defer cancel()
 	for !ok(limited) {
 		select {
 		case <-limited.Done():
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
-			return fmt.Errorf("%s: not in %v", what, limit)
+			return context.Cause(limited)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 	return nil
-}
-
-// FreePorts returns the first of n free TCP ports in a row. An engine binds them minutes
-// later, so they are below those that the kernel gives to connections.
-func FreePorts(n int) (int, error) {
-	for range 100 {
-		if first := 15_000 + rand.IntN(15_000); free(first, n) {
-			return first, nil
-		}
-	}
-	return 0, fmt.Errorf("no %d free ports in a row", n)
-}
-
-func free(first, n int) bool {
-	for i := range n {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+i))
-		if err != nil {
-			return false
-		}
-		_ = l.Close() // it is for another program
-	}
-	return true
 }

@@ -4,6 +4,8 @@ package process
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"syscall"
 )
 
@@ -34,4 +36,26 @@ func HoldPort() (port int, release func(), err error) {
 		return 0, nil, fmt.Errorf("reserve a port: %w", err)
 	}
 	return at.(*syscall.SockaddrInet4).Port, release, nil
+}
+
+// FreePorts returns the first of n free TCP ports in a row. An engine binds them minutes
+// later, so they are below those that the kernel gives to connections.
+func FreePorts(n int) (int, error) {
+	for range 100 {
+		if first := 15_000 + rand.IntN(15_000); free(first, n) {
+			return first, nil
+		}
+	}
+	return 0, fmt.Errorf("no %d free ports in a row", n)
+}
+
+func free(first, n int) bool {
+	for i := range n {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+i))
+		if err != nil {
+			return false
+		}
+		_ = l.Close() // it is for another program
+	}
+	return true
 }
