@@ -10,9 +10,6 @@ import (
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
-// MaxQueued is maxQueued.
-const MaxQueued = maxQueued
-
 // Socket is a bound ZeroMQ socket.
 type Socket struct{ *socket }
 

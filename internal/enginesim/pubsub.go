@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
@@ -97,9 +96,7 @@ func (s *socket) disconnect() {
 
 // publisher is the work of a PUB socket. Messages without a subscriber are dropped.
 type publisher struct {
-	// queue limits the messages that wait for one subscriber. Messages beyond it, or beyond the
-	// subscriber's share of maxQueued, are dropped for that subscriber. Default 10,000.
-	queue int
+	queue int // limit of the messages that wait for one subscriber; default 10,000
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -107,49 +104,24 @@ type publisher struct {
 	joined      uint64
 }
 
-const (
-	// maxQueued limits the bytes of the messages that wait in all of a publisher's queues. Each
-	// subscriber has an equal share, so a subscriber that does not read takes nothing from the
-	// others.
-	maxQueued = 256 << 20
-	// Limits of the subscriptions of a connection. No topic of kvroute has a longer prefix.
-	maxPrefixes = 1024
-	maxPrefix   = 1024
-)
-
 type subscriber struct {
-	queue    chan *message
-	waiting  atomic.Int64 // size of the messages that are not sent yet
-	prefixes [][]byte     // guarded by the publisher's mu
-}
-
-type message struct {
-	frames [][]byte
-	size   int64
+	queue    chan [][]byte
+	prefixes [][]byte // of the topics; guarded by the publisher's mu
 }
 
 // send publishes a message whose first frame is the topic, and does not wait. The frames
 // are kept and must not change. It returns for how many subscribers the message is dropped.
 func (p *publisher) send(frames ...[]byte) (dropped int) {
-	m := &message{frames, 64}
-	for _, f := range frames {
-		m.size += int64(len(f))
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, s := range p.subscribers {
-		if !slices.ContainsFunc(s.prefixes, func(prefix []byte) bool { return bytes.HasPrefix(frames[0], prefix) }) {
-			continue
-		}
-		if s.waiting.Add(m.size) <= maxQueued/int64(len(p.subscribers)) {
+		if slices.ContainsFunc(s.prefixes, func(prefix []byte) bool { return bytes.HasPrefix(frames[0], prefix) }) {
 			select {
-			case s.queue <- m:
-				continue
+			case s.queue <- frames:
 			default:
+				dropped++
 			}
 		}
-		s.waiting.Add(-m.size)
-		dropped++
 	}
 	return dropped
 }
@@ -167,28 +139,9 @@ func (p *publisher) counts() (subscribers int, joined uint64) {
 	return subscribers, p.joined
 }
 
-// subscribe handles a message of a subscriber: 1 or 0, and a prefix to add or to remove.
-func (p *publisher) subscribe(s *subscriber, frames [][]byte) {
-	if len(frames) != 1 || len(frames[0]) == 0 {
-		return
-	}
-	prefix := frames[0][1:]
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch {
-	case frames[0][0] == 1 && len(s.prefixes) < maxPrefixes && len(prefix) <= maxPrefix:
-		s.prefixes = append(s.prefixes, bytes.Clone(prefix)) // the frame's memory may be longer
-		p.joined++
-	case frames[0][0] == 0:
-		if i := slices.IndexFunc(s.prefixes, func(p []byte) bool { return bytes.Equal(p, prefix) }); i >= 0 {
-			s.prefixes = slices.Delete(s.prefixes, i, i+1)
-		}
-	}
-}
-
 // follow serves one subscriber until its connection ends.
 func (p *publisher) follow(c *zmtp.Conn) {
-	s := &subscriber{queue: make(chan *message, cmp.Or(p.queue, 10_000))}
+	s := &subscriber{queue: make(chan [][]byte, cmp.Or(p.queue, 10_000))}
 	p.mu.Lock()
 	p.subscribers = append(p.subscribers, s)
 	p.mu.Unlock()
@@ -196,20 +149,24 @@ func (p *publisher) follow(c *zmtp.Conn) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
-		for m := range s.queue {
-			if err := c.Write(m.frames...); err != nil {
-				_ = c.Close() // Read then ends
-				return
+		for frames := range s.queue {
+			if err := c.Write(frames...); err != nil {
+				break
 			}
-			s.waiting.Add(-m.size)
 		}
+		_ = c.Close() // Read then ends
 	})
 	for {
 		frames, err := c.Read()
 		if err != nil {
 			break
 		}
-		p.subscribe(s, frames)
+		if len(frames) == 1 && len(frames[0]) > 0 && frames[0][0] == 1 { // a subscription
+			p.mu.Lock()
+			s.prefixes = append(s.prefixes, frames[0][1:])
+			p.joined++
+			p.mu.Unlock()
+		}
 	}
 	_ = c.Close() // Write then ends
 	p.mu.Lock()
