@@ -4,7 +4,9 @@ package envoy_test
 
 import (
 	"bytes"
+	"encoding/pem"
 	"flag"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -273,7 +275,9 @@ func TestEnvoyValidates(t *testing.T) {
 			file := filepath.Join(dir, "envoy.yaml")
 			if c.CA != "" { // any certificate
 				c.CA = filepath.Join(dir, "ca.pem")
-				if err := os.WriteFile(c.CA, envoytest.NewAuthority(t).PEM(), 0o600); err != nil {
+				server := httptest.NewTLSServer(nil)
+				defer server.Close()
+				if err := os.WriteFile(c.CA, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package envoytest
+package main
 
 import (
 	"crypto/ecdsa"
@@ -12,21 +12,22 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"testing"
 	"time"
 )
 
-// Authority makes certificates for tests.
-type Authority struct {
-	t    TB
+// certAuthority makes certificates for tests.
+type certAuthority struct {
+	t    *testing.T
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 	der  []byte
 }
 
-// NewAuthority returns an authority with a new key.
-func NewAuthority(t TB) *Authority {
+// newAuthority returns an authority with a new key.
+func newAuthority(t *testing.T) *certAuthority {
 	t.Helper()
-	a := &Authority{t: t}
+	a := &certAuthority{t: t}
 	a.cert = &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "a test's authority"},
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
@@ -36,12 +37,12 @@ func NewAuthority(t TB) *Authority {
 	return a
 }
 
-// PEM returns the authority's own certificate.
-func (a *Authority) PEM() []byte { return encode("CERTIFICATE", a.der) }
+// pem returns the authority's own certificate.
+func (a *certAuthority) pem() []byte { return encodePEM("CERTIFICATE", a.der) }
 
-// Write writes a certificate for a name, its key and the authority's certificate into a folder:
+// write writes a certificate for a name, its key and the authority's certificate into a folder:
 // name.pem, name.key and ca.pem. It returns their paths.
-func (a *Authority) Write(dir, name string) (cert, key, ca string) {
+func (a *certAuthority) write(dir, name string) (cert, key, ca string) {
 	a.t.Helper()
 	private := a.newKey()
 	der := a.sign(&x509.Certificate{
@@ -51,33 +52,33 @@ func (a *Authority) Write(dir, name string) (cert, key, ca string) {
 	secret, err := x509.MarshalPKCS8PrivateKey(private)
 	a.check(err)
 	cert, key, ca = filepath.Join(dir, name+".pem"), filepath.Join(dir, name+".key"), filepath.Join(dir, "ca.pem")
-	a.check(os.WriteFile(cert, encode("CERTIFICATE", der), 0o600))
-	a.check(os.WriteFile(key, encode("PRIVATE KEY", secret), 0o600))
-	a.check(os.WriteFile(ca, a.PEM(), 0o600))
+	a.check(os.WriteFile(cert, encodePEM("CERTIFICATE", der), 0o600))
+	a.check(os.WriteFile(key, encodePEM("PRIVATE KEY", secret), 0o600))
+	a.check(os.WriteFile(ca, a.pem(), 0o600))
 	return cert, key, ca
 }
 
-func encode(kind string, der []byte) []byte {
+func encodePEM(kind string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }
 
-func (a *Authority) newKey() *ecdsa.PrivateKey {
+func (a *certAuthority) newKey() *ecdsa.PrivateKey {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	a.check(err)
 	return key
 }
 
 // sign returns a certificate that is valid for two hours, one of which has passed.
-func (a *Authority) sign(c *x509.Certificate, key *ecdsa.PublicKey) []byte {
+func (a *certAuthority) sign(c *x509.Certificate, key *ecdsa.PublicKey) []byte {
 	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
 	der, err := x509.CreateCertificate(rand.Reader, c, a.cert, key, a.key)
 	a.check(err)
 	return der
 }
 
-func (a *Authority) check(err error) {
+func (a *certAuthority) check(err error) {
 	a.t.Helper()
 	if err != nil {
-		a.t.Fatalf("envoytest: %v", err)
+		a.t.Fatal(err)
 	}
 }

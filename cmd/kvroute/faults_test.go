@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/process"
 )
@@ -498,13 +497,13 @@ func TestRefusalsForLackOfRoom(t *testing.T) {
 
 // With certificates that do not match, kvroute is treated as absent: the pool serves.
 func TestWrongCertificates(t *testing.T) {
-	authority, other := envoytest.NewAuthority(t), envoytest.NewAuthority(t)
+	authority, other := newAuthority(t), newAuthority(t)
 	dir, elsewhere := t.TempDir(), t.TempDir()
-	cert, key, ca := authority.Write(dir, "kvroute.internal")
+	cert, key, ca := authority.write(dir, "kvroute.internal")
 	right := struct{ cert, key, ca string }{}
-	right.cert, right.key, right.ca = authority.Write(dir, "envoy.internal")
+	right.cert, right.key, right.ca = authority.write(dir, "envoy.internal")
 	wrong := right
-	wrong.cert, wrong.key, wrong.ca = other.Write(elsewhere, "envoy.internal")
+	wrong.cert, wrong.key, wrong.ca = other.write(elsewhere, "envoy.internal")
 	d := newStack(t, 2, []string{"--speed", "20"})
 	d.EnvoyConfig.Cert, d.EnvoyConfig.Key, d.EnvoyConfig.CA, d.EnvoyConfig.ServerName = right.cert, right.key, right.ca, "kvroute.internal"
 	d.begin(t, "--extproc-tls-cert", cert, "--extproc-tls-key", key, "--extproc-tls-client-ca", ca)

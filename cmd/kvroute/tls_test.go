@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/internal/process"
 )
 
@@ -25,11 +24,11 @@ import (
 // replaced. An Envoy with a certificate of another authority is refused: its requests fail open.
 func TestEnvoyAndKvrouteKnowEachOther(t *testing.T) {
 	t.Parallel() // mostly waits
-	authority := envoytest.NewAuthority(t)
+	authority := newAuthority(t)
 	dir := t.TempDir()
-	cert, key, ca := authority.Write(dir, "kvroute.internal")
+	cert, key, ca := authority.write(dir, "kvroute.internal")
 	d := newStack(t, 2, []string{"--speed", "20"})
-	d.EnvoyConfig.Cert, d.EnvoyConfig.Key, d.EnvoyConfig.CA = authority.Write(dir, "envoy.internal")
+	d.EnvoyConfig.Cert, d.EnvoyConfig.Key, d.EnvoyConfig.CA = authority.write(dir, "envoy.internal")
 	d.EnvoyConfig.ServerName = "kvroute.internal"
 	d.begin(t, "--extproc-tls-cert", cert, "--extproc-tls-key", key, "--extproc-tls-client-ca", ca)
 	ask := func(d *demonstration) (decided bool) {
@@ -45,7 +44,7 @@ func TestEnvoyAndKvrouteKnowEachOther(t *testing.T) {
 	}
 
 	stranger := *d
-	stranger.EnvoyConfig.Cert, stranger.EnvoyConfig.Key, _ = envoytest.NewAuthority(t).Write(t.TempDir(), "envoy.internal")
+	stranger.EnvoyConfig.Cert, stranger.EnvoyConfig.Key, _ = newAuthority(t).write(t.TempDir(), "envoy.internal")
 	if err := stranger.StartEnvoy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +53,7 @@ func TestEnvoyAndKvrouteKnowEachOther(t *testing.T) {
 		t.Error("kvroute decided for an Envoy that it does not know")
 	}
 
-	authority.Write(dir, "kvroute.internal")
+	authority.write(dir, "kvroute.internal")
 	if err := d.Envoy.Stop(); err != nil { // so that there is a new handshake
 		t.Fatal(err)
 	}
@@ -66,10 +65,10 @@ func TestEnvoyAndKvrouteKnowEachOther(t *testing.T) {
 
 // Invalid files leave the old ones in force.
 func TestTLSFilesAreReadAgain(t *testing.T) {
-	a := envoytest.NewAuthority(t)
+	a := newAuthority(t)
 	dir := t.TempDir()
 	c := defaults()
-	c.ExtprocTLSCert, c.ExtprocTLSKey, c.ExtprocTLSClientCA = a.Write(dir, "one")
+	c.ExtprocTLSCert, c.ExtprocTLSKey, c.ExtprocTLSClientCA = a.write(dir, "one")
 	var log strings.Builder
 	f := &tlsFiles{cert: c.ExtprocTLSCert, key: c.ExtprocTLSKey, clientCA: c.ExtprocTLSClientCA, log: slog.New(slog.NewTextHandler(&log, nil))}
 	certificate := func() string {
@@ -90,7 +89,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	if one, two := certificate(), certificate(); one != first || two != first || strings.Count(log.String(), "the old ones stay") != 1 {
 		t.Errorf("a bad file is in force, or logged more than once:\n%s", &log)
 	}
-	a.Write(dir, "one")
+	a.write(dir, "one")
 	if certificate() == first || !strings.Contains(log.String(), "can be read again") {
 		t.Errorf("a good file is not in force:\n%s", &log)
 	}
@@ -115,12 +114,12 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 // A new authority in the file replaces the old one at once. A client with a certificate of the old
 // authority is refused, even if it resumes a session.
 func TestANewAuthorityShutsTheOldOneOut(t *testing.T) {
-	old, fresh := envoytest.NewAuthority(t), envoytest.NewAuthority(t)
+	old, fresh := newAuthority(t), newAuthority(t)
 	dir := t.TempDir()
 	c := defaults()
-	c.ExtprocTLSCert, c.ExtprocTLSKey, c.ExtprocTLSClientCA = old.Write(dir, "kvroute.internal")
-	clientOf := func(a *envoytest.Authority) *tls.Config {
-		cert, key, _ := a.Write(t.TempDir(), "envoy.internal")
+	c.ExtprocTLSCert, c.ExtprocTLSKey, c.ExtprocTLSClientCA = old.write(dir, "kvroute.internal")
+	clientOf := func(a *certAuthority) *tls.Config {
+		cert, key, _ := a.write(t.TempDir(), "envoy.internal")
 		pair, err := tls.LoadX509KeyPair(cert, key)
 		if err != nil {
 			t.Fatal(err)
@@ -165,7 +164,7 @@ func TestANewAuthorityShutsTheOldOneOut(t *testing.T) {
 		t.Fatal("the second time it is not let in")
 	}
 	other := t.TempDir()
-	_, _, ca := fresh.Write(other, "x")
+	_, _, ca := fresh.write(other, "x")
 	text, err := os.ReadFile(ca)
 	if err != nil {
 		t.Fatal(err)
