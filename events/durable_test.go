@@ -387,7 +387,7 @@ func (r *replica) dump(s *events.Snapshot, _ func(uint64) bool) (done func(), ok
 			}
 		}
 	}
-	for w, evs := range r.parked.Waiting() {
+	for w, evs := range r.parked.Events() {
 		id := uint64(w)
 		if name, ok := r.names[w]; ok {
 			id = name

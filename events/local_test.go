@@ -309,7 +309,7 @@ func TestWhatWaitsForItsParentIsSaved(t *testing.T) {
 	eventually(t, func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return len(b.parked.Waiting()[1]) == 3
+		return len(b.parked.Events()[1]) == 3
 	})
 
 	var file bytes.Buffer
@@ -350,7 +350,7 @@ func (b *bed) holdings(n int) events.Holdings {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		s.Meta.Pools = []events.SnapshotPool{{Model: "m", BlockSize: 16}}
-		waiting := b.parked.Waiting()
+		waiting := b.parked.Events()
 		for id := range uint64(n) {
 			s.Ranks = append(s.Ranks, events.RankName{WorkerID: id})
 			if !mine(id) {
