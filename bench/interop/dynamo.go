@@ -74,7 +74,7 @@ func dynamoDiffers(_ context.Context, e *env, r *result) {
 		const worker = 7
 		for i, s := range steps {
 			payload := events.AppendEvents(nil, []events.RouterEvent{{WorkerID: worker, EventID: uint64(i + 1), Event: s.event}})
-			bench.NoError(theirs.Tell(hex.EncodeToString(events.AppendEnvelope(nil, events.Envelope{PublisherID: 1, Topic: events.Topic, Payload: payload}))))
+			bench.NoError(theirs.Ask(hex.EncodeToString(events.AppendEnvelope(nil, events.Envelope{PublisherID: 1, Topic: events.Topic, Payload: payload})), nil))
 			ours.Apply(time.Now(), 0, s.event)
 			there := theirs.match([]uint64{1, 2, 3, 4, 5}, worker)
 			here := make([]int32, 1)

@@ -158,7 +158,7 @@ func (x dynamoIndex) match(locals []uint64, worker uint64) int {
 // index. It returns before the first event, and ends with the check.
 func (f *dynamoFleet) listen(ctx context.Context, plane engines.Plane) {
 	receive := func(envelope []byte) {
-		bench.NoError(f.index.Tell(hex.EncodeToString(envelope)))
+		bench.NoError(f.index.Ask(hex.EncodeToString(envelope), nil))
 		f.ledger.addMessage(envelope)
 	}
 	if f.nats != "" {

@@ -42,19 +42,11 @@ func StartLines(cmd *exec.Cmd) (*Lines, error) {
 // Pid is the program's process number.
 func (l *Lines) Pid() int { return l.cmd.Process.Pid }
 
-// Tell writes a line that has no answer.
-func (l *Lines) Tell(line string) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, err := io.WriteString(l.in, line+"\n")
-	return err
-}
-
-// Ask writes a line and decodes the answer.
+// Ask writes a line and decodes the answer. A line without an answer has nil as its answer.
 func (l *Lines) Ask(question string, answer any) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, err := io.WriteString(l.in, question+"\n"); err != nil {
+	if _, err := io.WriteString(l.in, question+"\n"); err != nil || answer == nil {
 		return err
 	}
 	line, err := l.out.ReadBytes('\n')

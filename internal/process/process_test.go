@@ -78,7 +78,7 @@ func TestLinesAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Stop()
-	if err := l.Tell("quiet"); err != nil {
+	if err := l.Ask("quiet", nil); err != nil {
 		t.Fatal(err)
 	}
 	for _, question := range []string{"one", "two"} {
