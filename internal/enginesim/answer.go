@@ -80,12 +80,13 @@ func (a *answer) delta() []event {
 		return []event{{"response.output_text.delta", object{"delta": word}}}
 	case openai.Messages:
 		return []event{{"content_block_delta", object{"delta": word}}}
+	default:
+		token := event{data: a.completion(a.choice(word, "", nil))}
+		if a.endpoint == openai.ChatCompletions && a.made == 1 { // as vLLM does
+			return []event{{data: a.completion(a.choice("", "assistant", nil))}, token}
+		}
+		return []event{token}
 	}
-	token := event{data: a.completion(a.choice(word, "", nil))}
-	if a.endpoint == openai.ChatCompletions && a.made == 1 { // as vLLM does
-		return []event{{data: a.completion(a.choice("", "assistant", nil))}, token}
-	}
-	return []event{token}
 }
 
 // end writes what follows the last token, or the whole response if it is not a stream.
@@ -203,16 +204,10 @@ func (a *answer) choice(content, role string, reason any) object {
 }
 
 // usage returns the token usage of a completion.
-func (a *answer) usage() any {
-	type details struct {
-		CachedTokens int `json:"cached_tokens"`
+func (a *answer) usage() object {
+	return object{
+		"prompt_tokens": a.prompt, "completion_tokens": a.made, "total_tokens": a.prompt + a.made, "prompt_tokens_details": object{"cached_tokens": a.cached},
 	}
-	return struct {
-		PromptTokens     int     `json:"prompt_tokens"`
-		CompletionTokens int     `json:"completion_tokens"`
-		TotalTokens      int     `json:"total_tokens"`
-		Details          details `json:"prompt_tokens_details"`
-	}{a.prompt, a.made, a.prompt + a.made, details{a.cached}}
 }
 
 // response is the answer of /v1/responses: in progress while no token is generated.

@@ -4,7 +4,6 @@ package enginesim
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,7 +16,6 @@ import (
 )
 
 const (
-	maxBody       = 64 << 20
 	defaultTokens = 16
 	maxTokens     = 8192
 )
@@ -73,7 +71,7 @@ func (e *Engine) forget(f func()) http.HandlerFunc {
 
 // embed answers at once with a meaningless vector, without using the cache.
 func (e *Engine) embed(w http.ResponseWriter, r *http.Request) {
-	body, _, bad := read(w, r, openai.Load)
+	body, _, bad := read(r, openai.Load)
 	if bad == nil && body.Model != e.conf.Model && body.Model != "" {
 		bad = unknownModel(body.Model)
 	}
@@ -86,7 +84,7 @@ func (e *Engine) embed(w http.ResponseWriter, r *http.Request) {
 
 // tokenize returns the token ids of a chat or a completion, as vLLM does.
 func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
-	body, _, bad := read(w, r, openai.Other)
+	body, _, bad := read(r, openai.Other)
 	if bad != nil {
 		bad.Write(w)
 		return
@@ -122,7 +120,7 @@ func (e *Engine) request(r *http.Request, a *answer) (*request, *openai.Error) {
 	if bad != nil {
 		return nil, bad
 	}
-	body, data, bad := read(a.w, r, endpoint)
+	body, data, bad := read(r, endpoint)
 	if bad != nil {
 		return nil, bad
 	}
@@ -163,14 +161,10 @@ func (e *Engine) request(r *http.Request, a *answer) (*request, *openai.Error) {
 }
 
 // read reads and parses the body of a request.
-func read(w http.ResponseWriter, r *http.Request, endpoint openai.Endpoint) (body openai.Body, data []byte, bad *openai.Error) {
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+func read(r *http.Request, endpoint openai.Endpoint) (body openai.Body, data []byte, bad *openai.Error) {
+	data, err := io.ReadAll(r.Body)
 	if err != nil {
-		status := http.StatusBadRequest
-		if _, large := errors.AsType[*http.MaxBytesError](err); large {
-			status = http.StatusRequestEntityTooLarge
-		}
-		return body, nil, refusal(status, "", err.Error())
+		return body, nil, refusal(http.StatusBadRequest, "", err.Error())
 	}
 	body, bad = openai.Parse(endpoint, data)
 	return body, data, bad

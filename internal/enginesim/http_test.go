@@ -99,7 +99,7 @@ func TestAnswers(t *testing.T) {
 	events := strings.Split(strings.TrimSpace(streamed), "\n\n")
 	// The role, five tokens, the end, the usage, [DONE].
 	if len(events) != 9 || !strings.Contains(events[0], `"role":"assistant"`) || !strings.Contains(events[6], `"finish_reason":"length"`) ||
-		!strings.Contains(events[7], `"usage":{"prompt_tokens"`) || events[8] != "data: [DONE]" {
+		!strings.Contains(events[7], `"usage":{"completion_tokens":5,"prompt_tokens":`) || events[8] != "data: [DONE]" {
 		t.Errorf("streamed %d events:\n%s", len(events), streamed)
 	}
 	var text strings.Builder
