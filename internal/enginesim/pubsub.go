@@ -74,7 +74,7 @@ func (s *socket) run(ctx context.Context) error {
 		s.conns[nc] = struct{}{}
 		s.mu.Unlock()
 		wg.Go(func() {
-			if c, err := zmtp.Accept(nc, s.role); err == nil { // any program may connect
+			if c, err := zmtp.NewConn(nc, s.role); err == nil { // any program may connect
 				s.handle(c)
 			}
 			_ = nc.Close() // perhaps a second time

@@ -111,12 +111,12 @@ func dial(t *testing.T, endpoint string, own zmtp.Role) *zmtp.Conn {
 }
 
 // The published events rebuild the engine's cache, with tokens and salts.
-func TestSocketsTellOfTheCache(t *testing.T) {
+func TestSocketsPublishTheCache(t *testing.T) {
 	for _, format := range []string{"vllm", "sglang"} {
 		t.Run(format, func(t *testing.T) {
 			s, c, replay := listen(t, enginesim.SocketsConfig{Format: format, Endpoint: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0", Topic: "kv"})
-			var told []indexer.Event
-			_, url := start(t, enginesim.Config{Speed: fast, BlockHash: format, LoRA: []string{"tuned"}, Sockets: s, Publish: func(ev indexer.Event) { told = append(told, ev) }})
+			var published []indexer.Event
+			_, url := start(t, enginesim.Config{Speed: fast, BlockHash: format, LoRA: []string{"tuned"}, Sockets: s, Publish: func(ev indexer.Event) { published = append(published, ev) }})
 			for _, body := range []string{
 				`{"model":"sim","prompt":"` + strings.Repeat("some words here ", 20) + `","max_tokens":2}`,
 				`{"model":"sim","prompt":"` + strings.Repeat("some words here ", 30) + `","max_tokens":2,"cache_salt":"mine"}`,
@@ -128,7 +128,7 @@ func TestSocketsTellOfTheCache(t *testing.T) {
 				}
 			}
 			engine := engines.NewEngine(engines.EngineOptions{BlockSize: 16})
-			var heard []indexer.Event
+			var received []indexer.Event
 			for sequence := range uint64(4) {
 				frames, err := c.Read()
 				if err != nil {
@@ -147,15 +147,15 @@ func TestSocketsTellOfTheCache(t *testing.T) {
 					t.Errorf("left out: %v", drops)
 				}
 				for _, ev := range evs {
-					heard = append(heard, ev.Event)
+					received = append(received, ev.Event)
 				}
 			}
-			if len(told) != 4 || len(heard) != 4 {
-				t.Fatalf("%d events were told, %d heard", len(told), len(heard))
+			if len(published) != 4 || len(received) != 4 {
+				t.Fatalf("%d events were published, %d received", len(published), len(received))
 			}
-			for i := range told {
-				if !slices.Equal(told[i].Blocks, heard[i].Blocks) || told[i].HasParent != heard[i].HasParent {
-					t.Errorf("event %d:\ntold  %+v\nheard %+v", i, told[i], heard[i])
+			for i := range published {
+				if !slices.Equal(published[i].Blocks, received[i].Blocks) || published[i].HasParent != received[i].HasParent {
+					t.Errorf("event %d:\npublished %+v\nreceived  %+v", i, published[i], received[i])
 				}
 			}
 			if path := map[string]string{"vllm": "/kv_event_sources", "sglang": "/server_info"}[format]; path != "" {

@@ -7,10 +7,12 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/test/bufconn"
 )
 
@@ -54,6 +56,30 @@ func Dial(t TB, target string, more ...grpc.DialOption) *Link {
 
 // Kill closes the connection with all its streams, as the end of Envoy does.
 func (l *Link) Kill() { _ = l.conn.Close() } // a second time is harmless
+
+// open begins a stream. meta are the pairs of its metadata. An observing stream has metadata and
+// must not be answered.
+func (l *Link) open(observer, duplex bool, meta ...string) *stream {
+	l.t.Helper()
+	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(l.t.Context(), meta...))
+	g, err := l.client.Process(ctx)
+	if err != nil {
+		cancel()
+		l.t.Fatalf("envoytest: open a stream: %v", err)
+	}
+	s := &stream{
+		t: l.t, grpc: g, reset: cancel, ended: make(chan struct{}), duplex: duplex,
+		// Room for the largest number of answers that a test waits for at once.
+		answers: make(chan *extprocv3.ProcessingResponse, 1024),
+		patient: make(chan time.Duration, 16),
+	}
+	go s.receive(observer)
+	l.t.Cleanup(func() {
+		cancel()
+		<-s.ended
+	})
+	return s
+}
 
 // Observer is the observing filter's stream of an exchange. The test fails if an answer arrives on
 // it or it ends with an error.

@@ -14,7 +14,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
 
@@ -45,30 +44,6 @@ type stream struct {
 	mu sync.Mutex
 	// mu guards the field below.
 	due []string // types of the messages that wait for an answer
-}
-
-// open begins a stream. meta are the pairs of its metadata. An observing stream has metadata and
-// must not be answered.
-func (l *Link) open(observer, duplex bool, meta ...string) *stream {
-	l.t.Helper()
-	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(l.t.Context(), meta...))
-	g, err := l.client.Process(ctx)
-	if err != nil {
-		cancel()
-		l.t.Fatalf("envoytest: open a stream: %v", err)
-	}
-	s := &stream{
-		t: l.t, grpc: g, reset: cancel, ended: make(chan struct{}), duplex: duplex,
-		// Room for the largest number of answers that a test waits for at once.
-		answers: make(chan *extprocv3.ProcessingResponse, 1024),
-		patient: make(chan time.Duration, 16),
-	}
-	go s.receive(observer)
-	l.t.Cleanup(func() {
-		cancel()
-		<-s.ended
-	})
-	return s
 }
 
 func (s *stream) receive(observer bool) {

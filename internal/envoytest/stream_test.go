@@ -117,7 +117,7 @@ func TestAnExchangeThatKeepsTheRules(t *testing.T) {
 }
 
 // Each violation of the protocol is reported, including those that would only affect Envoy.
-func TestBreachesAreTold(t *testing.T) {
+func TestBreachesAreReported(t *testing.T) {
 	const overwrite = corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD
 	set := func(o *corev3.HeaderValueOption) func(*extprocv3.ProcessingResponse) (answers, error) {
 		return func(a *extprocv3.ProcessingResponse) (answers, error) {

@@ -65,7 +65,7 @@ func Run(t testing.TB, run func(context.Context) error) (stop func()) {
 	return stop
 }
 
-// Eventually waits up to 15 s for a condition.
+// Eventually waits up to three minutes for a condition.
 func Eventually(t testing.TB, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(3 * time.Minute); !ok(); {

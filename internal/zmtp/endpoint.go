@@ -110,5 +110,5 @@ func Dial(ctx context.Context, e Endpoint, own Role, options ...func(*net.Dialer
 	}
 	stop := context.AfterFunc(ctx, func() { _ = nc.Close() }) // the handshake then ends
 	defer stop()
-	return Accept(nc, own)
+	return NewConn(nc, own)
 }

@@ -94,9 +94,9 @@ type Conn struct {
 	w *bufio.Writer
 }
 
-// Accept does the handshake over nc, which either side may have dialed. After an error nc is
+// NewConn does the handshake over nc, which either side may have dialed. After an error nc is
 // closed; otherwise the connection owns it.
-func Accept(nc net.Conn, own Role) (*Conn, error) {
+func NewConn(nc net.Conn, own Role) (*Conn, error) {
 	c := &Conn{nc: nc, r: bufio.NewReaderSize(nc, 64<<10), w: bufio.NewWriterSize(nc, 16<<10), most: maxMessage}
 	if own == Pub || own == Router {
 		c.most = maxRequest

@@ -35,7 +35,7 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-// talk makes a peer send bytes and close. It returns the results of Accept and Read, and the
+// talk makes a peer send bytes and close. It returns the results of NewConn and Read, and the
 // bytes that the peer received.
 func talk(t testing.TB, own zmtp.Role, said []byte) (frames [][]byte, heard []byte, err error) {
 	t.Helper()
@@ -62,7 +62,7 @@ func talk(t testing.TB, own zmtp.Role, said []byte) (frames [][]byte, heard []by
 		t.Fatal(err)
 	}
 	_ = theirs.(*net.TCPConn).CloseWrite()
-	c, err := zmtp.Accept(ours, own)
+	c, err := zmtp.NewConn(ours, own)
 	if err == nil {
 		frames, err = c.Read()
 		c.Close()
