@@ -14,8 +14,7 @@ type Planned struct {
 
 // Plan returns the plan of a load.
 func Plan(c LoadConfig) ([]Planned, error) {
-	c, err := c.withDefaults()
-	if err != nil {
+	if err := Complete(&c); err != nil {
 		return nil, err
 	}
 	var out []Planned

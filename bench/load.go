@@ -66,9 +66,8 @@ func (s *Summary) Failed() (n int) {
 // each request that ended, one call at a time; record, if not nil, gets a JSON line
 // for each.
 func Load(ctx context.Context, conf LoadConfig, progress func(done, total int), record io.Writer) (Summary, error) {
-	conf, err := conf.withDefaults()
-	if err != nil {
-		return Summary{}, err
+	if err := Complete(&conf); err != nil {
+		return Summary{}, fmt.Errorf("bench: %w", err)
 	}
 	l := loader{conf: conf, client: &http.Client{Transport: &http.Transport{
 		DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,

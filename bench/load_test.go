@@ -87,10 +87,10 @@ func TestPlanOfConversations(t *testing.T) {
 
 func TestBadLoads(t *testing.T) {
 	for want, c := range map[string]bench.LoadConfig{
-		"Rate":          {Rate: math.NaN()},
-		"Arrivals":      {Arrivals: "bursty"},
-		"Conversations": {Conversations: -1},
-		"TurnGap":       {TurnGap: -1},
+		"rate is":          {Rate: math.NaN()},
+		"arrivals is":      {Arrivals: "bursty"},
+		"conversations is": {Conversations: -1},
+		"turn-gap is":      {TurnGap: -1},
 	} {
 		if _, err := bench.Load(t.Context(), c, nil, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want one that names %s", c, err, want)

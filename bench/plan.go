@@ -9,83 +9,53 @@ package bench
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
+	"flag"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kvroute/kvroute/internal/settings"
 )
 
-// LoadConfig describes a load of multi-turn conversations. The zero value of each
-// field means its default.
+// LoadConfig describes a load of multi-turn conversations. A setting that is 0 has its default.
 type LoadConfig struct {
 	URL   string // of the endpoint, without path; required
-	Model string // default "sim"
+	Model string `yaml:"model" default:"sim" help:"<name> of the model"`
 
-	// Arrivals are "poisson" (default) or "constant", of conversations.
-	Arrivals string
-	// Rate is the mean number of requests a second, over the time in which
-	// conversations begin. Default 8.
-	Rate float64
-	// Conversations begin over time; each has Turns requests, the next one
-	// TurnGap after the one before it on average. Defaults 40, 4, 2 s.
-	Conversations int
-	Turns         int
-	TurnGap       time.Duration
+	// Conversations arrive, each with a number of turns. Rate counts requests, over the time in
+	// which conversations begin.
+	Arrivals      string        `yaml:"arrivals" default:"poisson" want:"poisson or constant" help:"poisson or constant: how conversations begin"`
+	Rate          float64       `yaml:"rate" default:"8" want:"more than 0, at most 1e5" help:"mean <requests> a second"`
+	Conversations int           `yaml:"conversations" default:"40" want:"1 to 1e6" help:"<number> of conversations"`
+	Turns         int           `yaml:"turns" default:"4" want:"1 to 1e3" help:"<requests> of a conversation"`
+	TurnGap       time.Duration `yaml:"turn-gap" default:"2s" want:"0s or more" help:"mean <time> between two turns"`
 
-	// SystemPrompts distinct ones of SystemBytes each are shared by the
-	// conversations. Defaults 8 and 4,000.
-	SystemPrompts int
-	SystemBytes   int
-	// UserBytes is the length of a user's message, ReplyBytes that of an
-	// assistant's in the history. Defaults 400 and 200.
-	UserBytes  int
-	ReplyBytes int
-	// MaxTokens are generated for each request. Default 32.
-	MaxTokens int
+	SystemPrompts int `yaml:"system-prompts" default:"8" want:"1 to 1e6" help:"<number> of system prompts that conversations share"`
+	SystemBytes   int `yaml:"system-bytes" default:"4000" want:"1 to 4194304" help:"length of each system prompt in <bytes>"`
+	UserBytes     int `yaml:"user-bytes" default:"400" want:"1 to 4194304" help:"length of a user's message in <bytes>"`
+	ReplyBytes    int `yaml:"reply-bytes" default:"200" want:"1 to 4194304" help:"length of an earlier reply in <bytes>"`
+	MaxTokens     int `yaml:"max-tokens" default:"32" want:"1 to 1e5" help:"<tokens> to generate for a request"`
 
-	Seed uint64
-	// MaxInFlight bounds the requests at a time. One that would go above it is
-	// an error, "overload": it is not held back. Default 4,096.
-	MaxInFlight int
-	// Timeout of a request. Default 60 s.
-	Timeout time.Duration
+	Seed uint64 `yaml:"seed" help:"<number>; the same seed gives the same requests at the same times"`
+	// A request above MaxInFlight has the error "overload"; the load generator never delays it.
+	MaxInFlight int           `yaml:"max-in-flight" default:"4096" want:"1 to 1e5" help:"largest <number> of requests at a time; one more is an error"`
+	Timeout     time.Duration `yaml:"timeout" default:"1m" want:"0s or more" help:"longest <time> of a request"`
 }
 
-func (c LoadConfig) withDefaults() (LoadConfig, error) {
-	c.Model = cmp.Or(c.Model, "sim")
-	c.Arrivals = cmp.Or(c.Arrivals, "poisson")
-	c.Rate = cmp.Or(c.Rate, 8)
-	c.TurnGap = cmp.Or(c.TurnGap, 2*time.Second)
-	c.Timeout = cmp.Or(c.Timeout, time.Minute)
-	if c.Arrivals != "poisson" && c.Arrivals != "constant" {
-		return c, fmt.Errorf("bench: Arrivals is %q, want poisson or constant", c.Arrivals)
-	}
-	if !(c.Rate > 0 && c.Rate <= 1e5) {
-		return c, fmt.Errorf("bench: Rate is %v, want more than 0 and at most 100,000 requests a second", c.Rate)
-	}
-	for _, n := range []struct {
-		name     string
-		value    *int
-		or, most int
-	}{
-		{"Conversations", &c.Conversations, 40, 1e6},
-		{"Turns", &c.Turns, 4, 1e3},
-		{"SystemPrompts", &c.SystemPrompts, 8, 1e6},
-		{"SystemBytes", &c.SystemBytes, 4000, 1 << 22},
-		{"UserBytes", &c.UserBytes, 400, 1 << 22},
-		{"ReplyBytes", &c.ReplyBytes, 200, 1 << 22},
-		{"MaxTokens", &c.MaxTokens, 32, 1e5},
-		{"MaxInFlight", &c.MaxInFlight, 4096, 1e5},
-	} {
-		if *n.value = cmp.Or(*n.value, n.or); *n.value < 1 || *n.value > n.most {
-			return c, fmt.Errorf("bench: %s is %d, want 1 to %d", n.name, *n.value, n.most)
+// Complete gives each setting that is 0 its default and checks all settings of a struct, which
+// has the tags of package settings.
+func Complete(of any) error {
+	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	settings.AddFlags(fs, of)
+	for name, s := range settings.All(of) {
+		if text, ok := s.Tag.Lookup("default"); ok && s.Value.IsZero() {
+			if err := fs.Set(name, text); err != nil {
+				return err
+			}
 		}
 	}
-	if c.TurnGap < 0 || c.Timeout < 0 {
-		return c, fmt.Errorf("bench: TurnGap %v and Timeout %v must not be negative", c.TurnGap, c.Timeout)
-	}
-	return c, nil
+	return settings.Check(of)
 }
 
 // planned is one request of a load, with its due time. Its body is built when the request is

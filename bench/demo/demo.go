@@ -16,38 +16,37 @@ import (
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/settings"
 )
 
 // Command is `kvroute demo`: the same load through a real Envoy, routed in several ways.
 type Command struct {
-	stack                    Stack // what every way has
-	load                     bench.LoadConfig
-	rounds, replicas, groups int
-	preset                   string
-	blocks                   int
-	keep                     bool
-	report, commit           string
-	out                      io.Writer
+	Keep     bool   `yaml:"keep" help:"leave everything running until Ctrl-C"`
+	Rounds   int    `yaml:"rounds" default:"1" want:"1 to 100" help:"<number> of times to play the load in each way"`
+	Report   string `yaml:"report" help:"<folder> that gets the rounds' figures, which are then printed with targets"`
+	Commit   string `yaml:"commit" help:"<commit> to name in the report"`
+	Envoy    string `yaml:"envoy" help:"<path> of an Envoy binary (default: on PATH, or what make envoy installed)"`
+	Core     bool   `yaml:"core" help:"send events over NATS core, without a stream that keeps them"`
+	Replicas int    `yaml:"replicas" default:"1" want:"1 to 16" help:"<number> of router replicas; above 1 the load is played through one replica, and through this number with and without --router-replica-sync"`
+	Groups   int    `yaml:"groups" default:"1" want:"1 to 16" help:"<number> of router groups; above 1 the load is played through one router, and through a router of this number of groups with and without --group-probe"`
+	Workers  int    `yaml:"workers" default:"4" want:"1 to 64" help:"<number> of simulated workers; 8 if there are groups"`
+	Preset   string `yaml:"preset" default:"32b-2xh100" help:"<hardware> of the workers"`
+	Blocks   int    `yaml:"num-gpu-blocks" default:"2400" help:"capacity of each worker's cache in <blocks> of 16 tokens"`
+
+	stack Stack // what every way has
+	load  bench.LoadConfig
+	out   io.Writer
 }
 
 // Flags adds the flags of the command to fs.
 func (c *Command) Flags(fs *flag.FlagSet) {
-	fs.BoolVar(&c.keep, "keep", false, "leave everything running until Ctrl-C")
-	fs.IntVar(&c.rounds, "rounds", 1, "`number` of times to play the load in each way")
-	fs.StringVar(&c.report, "report", "", "`folder` that gets the rounds' figures, which are then printed with targets")
-	fs.StringVar(&c.commit, "commit", "", "commit to name in the report")
-	fs.StringVar(&c.stack.EnvoyPath, "envoy", "", "`path` of an Envoy binary (default: on PATH, or what make envoy installed)")
-	fs.BoolVar(&c.stack.Core, "core", false, "let events travel without a stream that keeps them")
-	fs.IntVar(&c.replicas, "replicas", 1, "`number` of router replicas; above 1 the load is played through one replica, and through this number with and without --router-replica-sync")
-	fs.IntVar(&c.groups, "groups", 1, "`number` of router groups; above 1 the load is played through one router, and through a router of this number of groups with and without --group-probe")
-	fs.IntVar(&c.stack.Workers, "workers", 4, "`number` of simulated workers; 8 if there are groups")
-	fs.StringVar(&c.preset, "preset", "32b-2xh100", "hardware of the workers")
-	fs.IntVar(&c.blocks, "num-gpu-blocks", 2400, "capacity of each worker's cache in `blocks` of 16 tokens")
-	c.load = bench.LoadConfig{
-		Rate: 10, Conversations: 45, Turns: 4, TurnGap: 2500 * time.Millisecond,
-		SystemPrompts: 12, SystemBytes: 36_000, UserBytes: 4200, ReplyBytes: 1800, MaxTokens: 40,
-	}
-	loadFlags(fs, &c.load)
+	settings.SetDefaults(c)
+	settings.AddFlags(fs, c)
+	settings.SetDefaults(&c.load)
+	l := &c.load
+	l.Rate, l.Conversations, l.TurnGap, l.Seed = 10, 45, 2500*time.Millisecond, 1
+	l.SystemPrompts, l.SystemBytes, l.UserBytes, l.ReplyBytes, l.MaxTokens = 12, 36_000, 4200, 1800, 40
+	settings.AddFlags(fs, l)
 }
 
 // Run plays the rounds. It fails if a request failed, or a target was missed.
@@ -56,8 +55,8 @@ func (c *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) (
 	if err := c.check(fs); err != nil {
 		return err
 	}
-	c.stack.Model = c.load.Model
-	c.stack.EngineFlags = []string{"--preset", c.preset, "--num-gpu-blocks", fmt.Sprint(c.blocks)}
+	c.stack.Model, c.stack.EnvoyPath, c.stack.Core, c.stack.Workers = c.load.Model, c.Envoy, c.Core, c.Workers
+	c.stack.EngineFlags = []string{"--preset", c.Preset, "--num-gpu-blocks", fmt.Sprint(c.Blocks)}
 	if c.stack.EnvoyPath == "" {
 		if c.stack.EnvoyPath, err = envoytest.Find(); err != nil {
 			return err
@@ -76,12 +75,12 @@ func (c *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) (
 	}()
 	show := c.show()
 	var missed error
-	played := make([][]bench.Summary, c.rounds)
+	played := make([][]bench.Summary, c.Rounds)
 	for round := range played {
 		played[round] = make([]bench.Summary, len(show.ways))
 		for i := range show.ways {
 			// The order of the ways changes, since other work on the machine changes, too.
-			at := (i + c.rounds - 1 - round) % len(show.ways)
+			at := (i + c.Rounds - 1 - round) % len(show.ways)
 			running.Stop()
 			running = c.stack
 			if played[round][at], err = c.play(ctx, &running, &show.ways[at]); err != nil {
@@ -94,13 +93,13 @@ func (c *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) (
 	if err := c.twice(ctx, &running); err != nil {
 		return err
 	}
-	if c.report != "" {
+	if c.Report != "" {
 		fmt.Fprintln(out)
-		if met, err := bench.Report(out, c.report, bench.NewRun(show.name, c.commit, show.command, show.figures(played))); err != nil || !met {
+		if met, err := bench.Report(out, c.Report, bench.NewRun(show.name, c.Commit, show.command, show.figures(played))); err != nil || !met {
 			missed = errors.Join(missed, err, errors.New("a target was missed"))
 		}
 	}
-	if c.keep {
+	if c.Keep {
 		c.invite(&running)
 		<-ctx.Done()
 	}
@@ -111,24 +110,21 @@ func (c *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) (
 func (c *Command) check(fs *flag.FlagSet) error {
 	given := map[string]bool{}
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	if c.groups > 1 && !given["workers"] {
-		c.stack.Workers = 8
+	if c.Groups > 1 && !given["workers"] {
+		c.Workers = 8
 	}
-	switch n := c.stack.Workers; {
-	case c.rounds < 1 || c.rounds > 100:
-		return fmt.Errorf("rounds is %d, want 1 to 100", c.rounds)
-	case n < 1 || n > 64:
-		return fmt.Errorf("workers is %d, want 1 to 64", n)
-	case c.replicas < 1 || c.replicas > 16:
-		return fmt.Errorf("replicas is %d, want 1 to 16", c.replicas)
-	case c.groups < 1 || c.groups > min(16, n):
-		return fmt.Errorf("groups is %d, want 1 to 16, and a worker for each", c.groups)
-	case c.groups > 1 && c.replicas > 1:
+	if err := settings.Check(c); err != nil {
+		return err
+	}
+	switch {
+	case c.Groups > c.Workers:
+		return fmt.Errorf("groups is %d, and workers %d: want a worker for each group", c.Groups, c.Workers)
+	case c.Groups > 1 && c.Replicas > 1:
 		return errors.New("groups and replicas are shown one at a time")
 	}
-	if (c.replicas > 1 || c.groups > 1) && !given["rate"] && !given["conversations"] {
+	if (c.Replicas > 1 || c.Groups > 1) && !given["rate"] && !given["conversations"] {
 		// With little to do it does not matter which router knows of what.
-		c.load.Rate, c.load.Conversations = 5.5*float64(c.stack.Workers), 25*c.stack.Workers
+		c.load.Rate, c.load.Conversations = 5.5*float64(c.Workers), 25*c.Workers
 	}
 	return nil
 }

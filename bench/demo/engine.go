@@ -35,61 +35,54 @@ import (
 // EngineCommand is `kvroute engine`: a simulated worker, which is the engine, the
 // publisher of its events and its registration.
 type EngineCommand struct {
-	sim                enginesim.Config
-	scope              wire.Scope
-	access             bus.Access
-	sockets            enginesim.SocketsConfig
-	listen, advertise  string
-	natsURL            string
-	replicas           int
-	durable            bool
-	localIndexer       bool
-	kvEvents           string
-	aliases, adapters  string
-	version, tokenizer string
-	readyFile          string
-	level              string
+	bus.Access
+	Listen       string `yaml:"listen" default:"127.0.0.1:8000" help:"<ip:port> of the OpenAI endpoint; port 0 picks a free one"`
+	Advertise    string `yaml:"advertise" help:"<ip:port> to register; empty takes the address that the bus is reached from"`
+	NATSURL      string `yaml:"nats-url" default:"nats://127.0.0.1:4222" help:"<URL> of the NATS bus, or file:PATH of a file that has it; empty does not register"`
+	Replicas     int    `yaml:"nats-replicas" default:"1" help:"<number> of NATS servers that keep the stream, if it is not there yet"`
+	Durable      bool   `yaml:"durable-kv-events" default:"true" help:"publish events into a stream that keeps them"`
+	LocalIndexer bool   `yaml:"enable-local-indexer" help:"answer routers' queries about events that they missed"`
+	KVEvents     string `yaml:"kv-events" default:"nats" want:"nats, zmq or none" help:"nats, zmq or none: how the worker publishes the events of its cache"`
+	Aliases      string `yaml:"alias" help:"other <names> of the model, comma-separated"`
+	Adapters     string `yaml:"lora" help:"<names> of its adapters, comma-separated"`
+	Tokenizer    string `yaml:"tokenizer" help:"<folder> with the model's tokenizer and chat template; empty takes a small one of its own"`
+	ReadyFile    string `yaml:"ready-file" help:"<file> that gets the address as JSON once it is open"`
+	Level        string `yaml:"log-level" default:"info" help:"debug, info, warn or error"`
+
+	version string
+	sim     enginesim.Config
+	scope   wire.Scope
+	sockets enginesim.SocketsConfig
 }
 
 // Flags adds the flags of the command to fs.
 func (c *EngineCommand) Flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.listen, "listen", "127.0.0.1:8000", "`ip:port` of the OpenAI endpoint; port 0 picks a free one")
-	fs.StringVar(&c.advertise, "advertise", "", "`ip:port` to register; empty takes the address that the bus is reached from")
-	settings.AddFlags(fs, &c.access)
-	fs.BoolVar(&c.durable, "durable-kv-events", true, "publish events into a stream that keeps them")
-	fs.IntVar(&c.replicas, "nats-replicas", 1, "`number` of NATS servers that keep the stream, if it is not there yet")
-	fs.StringVar(&c.natsURL, "nats-url", "nats://127.0.0.1:4222", "`URL` of the NATS bus, or file:PATH of a file that has it; empty does not register")
-	fs.StringVar(&c.readyFile, "ready-file", "", "`file` that gets the address as JSON once it is open")
+	settings.SetDefaults(c)
+	settings.AddFlags(fs, c)
 	fs.StringVar(&c.scope.Namespace, "namespace", "kvroute", "namespace of the workers' subjects")
 	fs.StringVar(&c.scope.Component, "component", "workers", "component of the workers' subjects")
 	fs.StringVar(&c.scope.Endpoint, "endpoint", "generate", "endpoint of the workers' subjects")
 	fs.StringVar(&c.sim.Name, "name", "worker", "name of the worker")
 	fs.StringVar(&c.sim.Model, "model", "sim", "name of the model")
-	fs.StringVar(&c.aliases, "alias", "", "other `names` of the model, comma-separated")
-	fs.StringVar(&c.adapters, "lora", "", "`names` of its adapters, comma-separated")
 	fs.StringVar(&c.sim.Engine, "engine", "", "act, and register, as vllm, sglang or trtllm; empty acts as vllm and registers as kvroute-sim")
 	fs.StringVar(&c.version, "engine-version", telemetry.Version(), "version to register")
-	fs.StringVar(&c.tokenizer, "tokenizer", "", "`folder` with the model's tokenizer and chat template; empty takes a small one of its own")
 	fs.IntVar(&c.sim.BlockSize, "block-size", 16, "`tokens` in a block")
 	fs.IntVar(&c.sim.NumBlocks, "num-gpu-blocks", 8192, "capacity of the cache in `blocks`")
 	fs.IntVar(&c.sim.MaxNumSeqs, "max-num-seqs", 256, "largest `number` of requests running at once")
 	fs.IntVar(&c.sim.MaxBatchedTokens, "max-num-batched-tokens", 8192, "largest `number` of tokens in a step")
 	fs.StringVar(&c.sim.Preset, "preset", "32b-2xh100", "hardware: 8b-1xh100, 32b-2xh100 or 70b-4xh100")
 	fs.StringVar(&c.sim.BlockHash, "block-hash", "sim", "names of blocks: sim, vllm, sglang, sequence or random")
-	fs.StringVar(&c.kvEvents, "kv-events", "nats", "how it publishes the events of its cache: nats, zmq or none")
 	fs.StringVar(&c.sockets.Endpoint, "kv-events-endpoint", "tcp://127.0.0.1:0", "`endpoint` of the events' PUB socket")
 	fs.StringVar(&c.sockets.Replay, "kv-events-replay-endpoint", "tcp://127.0.0.1:0", "`endpoint` of the ROUTER socket that sends events again; empty has none")
 	fs.StringVar(&c.sockets.Topic, "kv-events-topic", "kv-events", "topic of the events")
 	fs.StringVar(&c.sockets.Format, "kv-events-format", "", "vllm or sglang; empty as the engine, else vllm")
 	fs.IntVar(&c.sockets.DropEvery, "kv-events-drop-every", 0, "leave out each `n`-th message of events, as a network might; 0 leaves out none")
 	fs.Float64Var(&c.sim.Speed, "speed", 1, "simulated seconds in a real one")
-	fs.BoolVar(&c.localIndexer, "enable-local-indexer", false, "answer routers' queries about events that they missed")
-	fs.StringVar(&c.level, "log-level", "info", "debug, info, warn or error")
 }
 
 // Run runs the worker until ctx ends.
 func (c *EngineCommand) Run(ctx context.Context, _ *flag.FlagSet, _, logTo io.Writer) error {
-	log, err := telemetry.NewLogger(logTo, c.level, "text", nil)
+	log, err := telemetry.NewLogger(logTo, c.Level, "text", nil)
 	if err != nil {
 		return err
 	}
@@ -97,19 +90,19 @@ func (c *EngineCommand) Run(ctx context.Context, _ *flag.FlagSet, _, logTo io.Wr
 	if err := c.prepare(); err != nil {
 		return err
 	}
-	at, err := net.Listen("tcp", c.listen)
+	at, err := net.Listen("tcp", c.Listen)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
 	defer at.Close()
 	address := at.Addr().String()
 	var nc *nats.Conn
-	if c.natsURL != "" {
-		if nc, err = bus.Connect(c.natsURL, "kvroute engine "+c.sim.Name, &c.access, log); err != nil { //nolint:contextcheck // the connection ends with its Close
+	if c.NATSURL != "" {
+		if nc, err = bus.Connect(c.NATSURL, "kvroute engine "+c.sim.Name, &c.Access, log); err != nil { //nolint:contextcheck // the connection ends with its Close
 			return err
 		}
 		defer nc.Close()
-		if address, err = bus.PublicAddress(c.advertise, address, c.natsURL); err != nil {
+		if address, err = bus.PublicAddress(c.Advertise, address, c.NATSURL); err != nil {
 			return err
 		}
 	}
@@ -124,15 +117,15 @@ func (c *EngineCommand) Run(ctx context.Context, _ *flag.FlagSet, _, logTo io.Wr
 	parts, ctx := errgroup.WithContext(ctx)
 	if nc != nil {
 		announcer, err := fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{
-			Scope: c.scope, Record: c.record(e, address, where), Replicas: c.replicas, Load: func() fleet.Load { return loadOf(e) }, Log: log,
+			Scope: c.scope, Record: c.record(e, address, where), Replicas: c.Replicas, Load: func() fleet.Load { return loadOf(e) }, Log: log,
 		})
 		if err != nil {
 			return err
 		}
 		parts.Go(func() error { return announcer.Run(ctx) })
 	}
-	if c.readyFile != "" {
-		if err := records.WriteJSON(c.readyFile, process.Addresses{HTTP: at.Addr().String()}); err != nil {
+	if c.ReadyFile != "" {
+		if err := records.WriteJSON(c.ReadyFile, process.Addresses{HTTP: at.Addr().String()}); err != nil {
 			return fmt.Errorf("ready-file: %w", err)
 		}
 	}
@@ -156,9 +149,9 @@ func (c *EngineCommand) Run(ctx context.Context, _ *flag.FlagSet, _, logTo io.Wr
 
 // prepare checks the flags, and completes the engine's configuration.
 func (c *EngineCommand) prepare() (err error) {
-	c.sim.Aliases, c.sim.LoRA = names(c.aliases), names(c.adapters)
-	if c.tokenizer != "" {
-		dir, err := os.OpenRoot(c.tokenizer)
+	c.sim.Aliases, c.sim.LoRA = names(c.Aliases), names(c.Adapters)
+	if c.Tokenizer != "" {
+		dir, err := os.OpenRoot(c.Tokenizer)
 		if err != nil {
 			return fmt.Errorf("tokenizer: %w", err)
 		}
@@ -167,25 +160,19 @@ func (c *EngineCommand) prepare() (err error) {
 			return err
 		}
 	}
-	if c.natsURL, err = bus.ReadURL(c.natsURL); err != nil {
+	if c.NATSURL, err = bus.ReadURL(c.NATSURL); err != nil {
 		return err
 	}
-	switch c.kvEvents {
-	case "zmq", "none":
-	case "nats":
-		if c.natsURL == "" {
-			return errors.New("kv-events is nats, and there is no nats-url")
-		}
-	default:
-		return fmt.Errorf("kv-events is %q, want nats, zmq or none", c.kvEvents)
+	if c.KVEvents == "nats" && c.NATSURL == "" {
+		return errors.New("kv-events is nats, and there is no nats-url")
 	}
-	return nil
+	return settings.Check(c)
 }
 
 // publisher makes the publisher of the engine's events. It returns the record's entry for
 // the events and the function that runs the publisher.
 func (c *EngineCommand) publisher(nc *nats.Conn, log *slog.Logger) (where fleet.Events, run func(context.Context) error, err error) {
-	switch c.kvEvents {
+	switch c.KVEvents {
 	case "zmq":
 		if c.sockets.Format == "" && c.sim.Engine == "sglang" {
 			c.sockets.Format = c.sim.Engine
@@ -200,12 +187,12 @@ func (c *EngineCommand) publisher(nc *nats.Conn, log *slog.Logger) (where fleet.
 		return fleet.Events{Transport: "none"}, func(context.Context) error { return nil }, nil
 	}
 	publisher := engines.NewPublisher(nc, engines.PublisherConfig{
-		Scope: c.scope, WorkerID: wire.WorkerID(c.sim.Name), LocalIndexer: c.localIndexer,
-		Durable: c.durable, Replicas: c.replicas, Log: log,
+		Scope: c.scope, WorkerID: wire.WorkerID(c.sim.Name), LocalIndexer: c.LocalIndexer,
+		Durable: c.Durable, Replicas: c.Replicas, Log: log,
 	})
 	c.sim.Publish = func(ev indexer.Event) { publisher.Publish(0, ev) }
-	where = fleet.Events{Transport: "nats", LocalIndexer: c.localIndexer, PublisherID: publisher.ID()}
-	if c.durable {
+	where = fleet.Events{Transport: "nats", LocalIndexer: c.LocalIndexer, PublisherID: publisher.ID()}
+	if c.Durable {
 		where.Transport = "jetstream"
 	}
 	return where, publisher.Run, nil
@@ -219,7 +206,7 @@ func (c *EngineCommand) record(e *enginesim.Engine, address string, where fleet.
 		BlockSize: sim.BlockSize, TotalKVBlocks: sim.NumBlocks, MaxNumSeqs: sim.MaxNumSeqs, MaxBatchedTokens: sim.MaxBatchedTokens,
 		Engine: cmp.Or(c.sim.Engine, "kvroute-sim"), EngineVersion: c.version, StartedMS: time.Now().UnixMilli(), Events: where,
 	}
-	if c.tokenizer == "" {
+	if c.Tokenizer == "" {
 		r.ModelCard = enginesim.ModelCard
 	}
 	return r

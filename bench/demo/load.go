@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/internal/process"
+	"github.com/kvroute/kvroute/internal/settings"
 )
 
 // LoadCommand is `kvroute load`: it puts load on an OpenAI endpoint and measures.
@@ -31,29 +32,9 @@ func (c *LoadCommand) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.file, "out", "", "`file` that gets a JSON line for each request")
 	fs.BoolVar(&c.json, "json", false, "print the summary as JSON")
 	fs.DurationVar(&c.wait, "wait", 0, "how `long` to wait until the endpoint answers")
-	c.load = bench.LoadConfig{
-		Rate: 8, Conversations: 40, Turns: 4, TurnGap: 2 * time.Second,
-		SystemPrompts: 8, SystemBytes: 4000, UserBytes: 400, ReplyBytes: 200, MaxTokens: 32,
-	}
-	loadFlags(fs, &c.load)
-}
-
-// loadFlags makes the settings of a load flags of fs, with the values in c as defaults.
-func loadFlags(fs *flag.FlagSet, c *bench.LoadConfig) {
-	fs.StringVar(&c.Model, "model", "sim", "name of the model")
-	fs.StringVar(&c.Arrivals, "arrivals", "poisson", "poisson or constant")
-	fs.Float64Var(&c.Rate, "rate", c.Rate, "mean `requests` a second")
-	fs.IntVar(&c.Conversations, "conversations", c.Conversations, "`number` of conversations")
-	fs.IntVar(&c.Turns, "turns", c.Turns, "requests of a conversation")
-	fs.DurationVar(&c.TurnGap, "turn-gap", c.TurnGap, "mean `time` between them")
-	fs.IntVar(&c.SystemPrompts, "system-prompts", c.SystemPrompts, "`number` of system prompts that conversations share")
-	fs.IntVar(&c.SystemBytes, "system-bytes", c.SystemBytes, "length of each system prompt in `bytes`")
-	fs.IntVar(&c.UserBytes, "user-bytes", c.UserBytes, "length of a user's message in `bytes`")
-	fs.IntVar(&c.ReplyBytes, "reply-bytes", c.ReplyBytes, "length of an earlier reply in `bytes`")
-	fs.IntVar(&c.MaxTokens, "max-tokens", c.MaxTokens, "`tokens` to generate for a request")
-	fs.Uint64Var(&c.Seed, "seed", 1, "the same seed gives the same requests at the same times")
-	fs.IntVar(&c.MaxInFlight, "max-in-flight", 4096, "largest `number` of requests at a time; one more is an error")
-	fs.DurationVar(&c.Timeout, "timeout", time.Minute, "longest `time` of a request")
+	settings.SetDefaults(&c.load)
+	c.load.Seed = 1
+	settings.AddFlags(fs, &c.load)
 }
 
 // Run puts load on the endpoint; it fails if a request failed.

@@ -70,12 +70,12 @@ func (c *Command) show() show {
 		}
 	}
 	grouped := func(probe string) func(context.Context, *Stack) error {
-		return func(ctx context.Context, s *Stack) error { return s.startGroups(ctx, c.groups, "--group-probe", probe) }
+		return func(ctx context.Context, s *Stack) error { return s.startGroups(ctx, c.Groups, "--group-probe", probe) }
 	}
-	switch n := c.replicas; {
-	case c.groups > 1:
+	switch n := c.Replicas; {
+	case c.Groups > 1:
 		return show{
-			name: "bench-demo-groups", command: fmt.Sprint("make bench-demo GROUPS=", c.groups),
+			name: "bench-demo-groups", command: fmt.Sprint("make bench-demo GROUPS=", c.Groups),
 			ways: []way{
 				{title: "flat", name: "flat", start: alone()},
 				{title: "groups, asked", name: "groups that are asked", start: grouped("on"), check: checkSummaries},

@@ -32,7 +32,7 @@ func TestGroupFigures(t *testing.T) {
 		{of(1.15, 1.06), of(1.15, 1.05), 4},
 		{of(1, 1), of(1.16, 1.06), 3},
 	} {
-		if got := met(Command{groups: 2}, of(1, 1), c.asked, c.told); got != c.met {
+		if got := met(Command{Groups: 2}, of(1, 1), c.asked, c.told); got != c.met {
 			t.Errorf("%+v: %d targets are met", c, got)
 		}
 	}
@@ -44,7 +44,7 @@ func TestReplicaFigures(t *testing.T) {
 		one, synced, alone float64
 		met                int
 	}{{1, 1.05, 2, 3}, {1, 1.2, 2, 2}, {1, 1, 0.9, 2}} {
-		if got := met(Command{replicas: 2}, of(c.one), of(c.synced), of(c.alone)); got != c.met {
+		if got := met(Command{Replicas: 2}, of(c.one), of(c.synced), of(c.alone)); got != c.met {
 			t.Errorf("%+v: %d targets are met", c, got)
 		}
 	}

@@ -60,10 +60,10 @@ func TestReportsOfOwnLoadChangeNothing(t *testing.T) {
 
 func TestForeignTrafficIsRefused(t *testing.T) {
 	for want, c := range map[string]Scenario{
-		"foreign share is 1":  {ForeignShare: 1},
-		"9 workers, want":     {ForeignShare: .1, ForeignWorkers: 9},
-		"report every 1µs":    {ForeignShare: .1, ReportEvery: time.Microsecond},
-		"neither groups nor ": {ForeignShare: .1, Groups: 2},
+		"foreign share is 1":    {ForeignShare: 1},
+		"9 workers, want":       {ForeignShare: .1, ForeignWorkers: 9},
+		`report-every is "1µs"`: {ForeignShare: .1, ReportEvery: time.Microsecond},
+		"neither groups nor ":   {ForeignShare: .1, Groups: 2},
 	} {
 		c.Trace, c.Rule = small(t), rule(t, Default)
 		if _, err := Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), want) {

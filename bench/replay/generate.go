@@ -7,71 +7,37 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+
+	"github.com/kvroute/kvroute/bench"
 )
 
-// GenerateConfig describes an open loop of made-up requests: shared prefixes, each
-// with questions of their own. The zero value of each field means its default.
+// GenerateConfig describes an open loop of made-up requests: shared prefixes, each with
+// questions of their own. A setting that is 0 has its default.
 type GenerateConfig struct {
-	Requests int     // default 4,000
-	Rate     float64 // requests a second, as a Poisson process; default 10
-	Prefixes int     // distinct ones, equally likely; default 150
-	// Lengths in tokens: of a prefix, 6,000, of a question, 1,200, and of the
-	// output, 1,000. Questions and outputs vary by up to half of it. One of the
-	// first two may be [NoTokens].
-	PrefixTokens   int
-	QuestionTokens int
-	OutputTokens   int
-	// Turns is the number of requests of a conversation, each of which repeats
-	// the one before and adds a question. Default 1.
-	Turns int
+	Requests int     `yaml:"requests" default:"4000" want:"1 to 16777216" help:"<number> of requests made up, or taken from conversations"`
+	Rate     float64 `yaml:"rate" default:"10" want:"more than 0, at most 1e6" help:"made up: <requests> a second, as a Poisson process"`
+	Prefixes int     `yaml:"prefixes" default:"150" want:"1 to 16777216" help:"made up: <number> of shared prefixes"`
+	// Questions and outputs vary by up to half of their mean.
+	PrefixTokens   int `yaml:"prefix-tokens" default:"6000" want:"0 to 1048576" help:"made up: <tokens> of a prefix"`
+	QuestionTokens int `yaml:"question-tokens" default:"1200" want:"0 to 1048576" help:"made up: mean <tokens> of a question"`
+	OutputTokens   int `yaml:"output-tokens" default:"1000" want:"1 to 1048576" help:"made up: mean <tokens> of an output"`
+	// Each request of a conversation repeats the one before and adds a question.
+	Turns int `yaml:"turns" default:"1" want:"1 to 1000" help:"made up: <requests> of a conversation"`
 	Seed  uint64
-}
-
-// NoTokens is a length of 0, which stands for the default.
-const NoTokens = -1
-
-func (c GenerateConfig) withDefaults() (GenerateConfig, error) {
-	for _, n := range []struct {
-		name  string
-		value *int
-		or    int
-		most  int
-	}{
-		{"requests", &c.Requests, 4000, maxRequests},
-		{"prefixes", &c.Prefixes, 150, maxRequests},
-		{"prefix tokens", &c.PrefixTokens, 6000, 1 << 20},
-		{"question tokens", &c.QuestionTokens, 1200, 1 << 20},
-		{"output tokens", &c.OutputTokens, 1000, 1 << 20},
-		{"turns", &c.Turns, 1, 1000},
-	} {
-		if *n.value == 0 {
-			*n.value = n.or
-		}
-		if none := *n.value == NoTokens && (n.value == &c.PrefixTokens || n.value == &c.QuestionTokens); none {
-			*n.value = 0
-			continue
-		}
-		if *n.value < 1 || *n.value > n.most {
-			return c, fmt.Errorf("replay: %s is %d, want 1 to %d", n.name, *n.value, n.most)
-		}
-	}
-	if c.PrefixTokens+c.QuestionTokens == 0 {
-		return c, errors.New("replay: prompts without prefix and question")
-	}
-	if c.Rate == 0 {
-		c.Rate = 10
-	}
-	if !(c.Rate > 0 && c.Rate <= 1e6) {
-		return c, fmt.Errorf("replay: rate is %v, want more than 0 and at most 1,000,000 requests a second", c.Rate)
-	}
-	return c, nil
 }
 
 // Generate makes requests. The same config makes the same ones.
 func Generate(c GenerateConfig) (*Trace, error) {
-	c, err := c.withDefaults()
-	if err != nil {
-		return nil, err
+	if err := bench.Complete(&c); err != nil {
+		return nil, fmt.Errorf("replay: %w", err)
+	}
+	return c.generate()
+}
+
+// generate is [Generate] without defaults: 0 tokens are no tokens.
+func (c *GenerateConfig) generate() (*Trace, error) {
+	if c.PrefixTokens+c.QuestionTokens == 0 {
+		return nil, errors.New("prefix-tokens and question-tokens are 0, want one of them above 0")
 	}
 	t := &Trace{Name: "generated", BlockSize: MooncakeBlock}
 	rng := rand.New(rand.NewPCG(c.Seed, 0x67656e))

@@ -33,7 +33,7 @@ func TestTheDemoOfGroups(t *testing.T) {
 		t.Errorf("status %d, %s\n%s", status, stderr, out)
 	}
 	for want, flags := range map[string][]string{
-		"groups is 0":         {"--groups", "0"},
+		`groups is "0"`:       {"--groups", "0"},
 		"groups is 3":         {"--groups", "3", "--workers", "2"},
 		"shown one at a time": {"--groups", "2", "--replicas", "2"},
 	} {

@@ -28,7 +28,7 @@ func TestTheDemoOfReplicas(t *testing.T) {
 	if status != 0 || t.Failed() {
 		t.Errorf("status %d, %s\n%s", status, stderr, out)
 	}
-	if status, _, stderr := runs(t, "demo", "--replicas", "0"); status != 1 || !strings.Contains(stderr, "replicas is 0") {
+	if status, _, stderr := runs(t, "demo", "--replicas", "0"); status != 1 || !strings.Contains(stderr, `replicas is "0"`) {
 		t.Errorf("no replicas: status %d, %s", status, stderr)
 	}
 }
