@@ -3,9 +3,9 @@
 package replay
 
 import (
-	"fmt"
 	"slices"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
 )
@@ -56,17 +56,21 @@ func (s *sim) publish(w int, ev indexer.Event) {
 	}
 	for w := from; w < to; w++ {
 		if s.EventDelay == 0 {
-			s.deliver(int32(w), &ev)
+			s.deliver(w, &ev)
 			continue
 		}
-		s.late = append(s.late, lateEvent{int32(w), s.started[w], ev})
-		s.queue.plan(s.now+s.EventDelay.Nanoseconds(), kvEvent, 0, uint32(len(s.late)-1))
+		life := s.engines[w].started
+		s.queue.plan(s.now+s.EventDelay.Nanoseconds(), func() {
+			if s.engines[w].started == life { // ignore an event of the worker before its restart
+				s.deliver(w, &ev)
+			}
+		})
 	}
 }
 
 // deliver applies an event in each router.
-func (s *sim) deliver(w int32, ev *indexer.Event) {
-	name := router.Worker{ID: s.id(int(w))}
+func (s *sim) deliver(w int, ev *indexer.Event) {
+	name := router.Worker{ID: s.id(w)}
 	for _, r := range s.routers {
 		if s.EventLoss > 0 {
 			if s.rng.Float64() < s.EventLoss {
@@ -82,16 +86,6 @@ func (s *sim) deliver(w int32, ev *indexer.Event) {
 	}
 }
 
-// free ends a request at the routers that chose its group and its worker.
-func (s *sim) free(req int32) {
-	if s.replica[req] >= 0 {
-		s.routers[s.replica[req]].router.Free(s.ids[req])
-	}
-	if s.upper != nil {
-		s.upper.router.Free(s.ids[req])
-	}
-}
-
 // sendChange sends a change of a replica's requests to the other replicas.
 func (s *sim) sendChange(from int, c router.Change) {
 	lost := s.now >= s.SyncLost.Nanoseconds() && s.now < (s.SyncLost+s.SyncLostFor).Nanoseconds()
@@ -100,52 +94,41 @@ func (s *sim) sendChange(from int, c router.Change) {
 	}
 	c.Sequence = slices.Clone(c.Sequence)
 	c.Expires = s.SyncLostFor > 0
-	s.messages = append(s.messages, syncMessage{from, c})
-	s.queue.plan(s.now+s.SyncDelay.Nanoseconds(), message, 0, uint32(len(s.messages)-1))
-}
-
-// receive applies a change at the other replicas.
-func (s *sim) receive(m *syncMessage) {
-	for i, r := range s.routers {
-		if i != m.from {
-			r.router.PeerChanged(uint64(m.from)+1, m.change)
+	s.queue.plan(s.now+s.SyncDelay.Nanoseconds(), func() {
+		for i, r := range s.routers {
+			if i != from {
+				r.router.PeerChanged(uint64(from)+1, c)
+			}
 		}
-	}
-	*m = syncMessage{}
+	})
 }
 
 // changed applies a change of a worker.
-func (s *sim) changed(c Change) error {
-	w := c.Worker
-	if s.alive[w] == (c.Kind == Join) {
-		return nil
+func (s *sim) changed(c Change) {
+	e := s.engines[c.Worker]
+	if e.present == (c.Kind == Join) {
+		return
 	}
-	s.alive[w] = c.Kind != Leave
-	s.started[w] = s.now/1e6 + 1
+	e.present, e.started = c.Kind != Leave, s.now/1e6+1
 	for _, r := range s.routers {
-		if !slices.Contains(r.workers, w) {
-			continue
-		}
-		if c.Kind == Leave {
-			r.router.RemoveWorker(s.id(w))
-		} else if err := r.router.SetWorker(s.info(w)); err != nil {
-			return fmt.Errorf("replay: %w", err)
+		switch {
+		case !slices.Contains(r.workers, c.Worker):
+		case c.Kind == Leave:
+			r.router.RemoveWorker(s.id(c.Worker))
+		default:
+			bench.NoError(r.router.SetWorker(s.info(c.Worker)))
 		}
 	}
 	if c.Kind == Join {
-		return nil
+		return
 	}
-	lost := s.engines[w].reset(s.Rule.Oracle, s.Trace.Distinct())
+	lost := e.reset(s.Trace.Distinct())
 	for _, req := range lost {
 		s.free(req)
-		s.worker[req] = -1
-		s.begun[req], s.first[req] = -1, 0
+		s.states[req].begun, s.states[req].first = -1, 0
 		s.retried++
 	}
 	for _, req := range lost {
-		if err := s.route(req); err != nil {
-			return err
-		}
+		s.route(req)
 	}
-	return nil
 }

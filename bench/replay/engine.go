@@ -27,13 +27,16 @@ import (
 //   - version changes with each planned end; an event with an older version is ignored.
 //   - held is the sum over the decoding requests of prompt and output so far.
 type engine struct {
-	model scorer.Engine
-	speed float64 // the times of the model are divided by this
-	block int     // tokens
-	cache *cache
-	reqs  []Request
-	role  role
-	begun []int64 // by request: when its prefill began, in ns; -1 = not yet
+	model  scorer.Engine
+	speed  float64 // the times of the model are divided by this
+	block  int     // tokens
+	cache  *cache
+	reqs   []Request
+	role   role
+	states []state // of the requests
+
+	present bool
+	started int64 // ms; of its current life
 
 	waiting  []int32
 	head     int // of waiting
@@ -76,7 +79,7 @@ const maxRunning = 256
 
 // admit takes waiting requests up, in their order, until one does not fit, and
 // notes how many tokens of their prompts were cached.
-func (e *engine) admit(cached []int32) {
+func (e *engine) admit() {
 	for e.head < len(e.waiting) && len(e.decodes)+len(e.prefills) < maxRunning {
 		n := e.waiting[e.head]
 		r := &e.reqs[n]
@@ -95,7 +98,7 @@ func (e *engine) admit(cached []int32) {
 		} else {
 			done := hit * e.block
 			e.prefills = append(e.prefills, prefill{req: n, done: done, left: r.Input - done})
-			cached[n] = int32(done)
+			e.states[n].cached = done
 		}
 		if e.head++; e.head == len(e.waiting) {
 			e.waiting, e.head = e.waiting[:0], 0
@@ -140,8 +143,8 @@ func (e *engine) plan(now int64) bool {
 	tokens, attention := n, 0.
 	for i := range e.prefills {
 		p := &e.prefills[i]
-		if p.now = min(p.left, budget); e.begun[p.req] < 0 {
-			e.begun[p.req] = now
+		if p.now = min(p.left, budget); e.states[p.req].begun < 0 {
+			e.states[p.req].begun = now
 		}
 		budget -= p.now
 		tokens += p.now
@@ -240,7 +243,7 @@ func (e *engine) release(t *sim, w int, req int32) {
 
 // reset empties the engine and returns the requests that it had. A shared cache keeps
 // its blocks.
-func (e *engine) reset(shared bool, distinct int) (lost []int32) {
+func (e *engine) reset(distinct int) (lost []int32) {
 	var running []int32
 	for _, p := range e.prefills {
 		running = append(running, p.req)
@@ -252,7 +255,7 @@ func (e *engine) reset(shared bool, distinct int) (lost []int32) {
 		e.cache.release(e.reqs[n].Blocks)
 		e.cache.reserved -= e.reserve(&e.reqs[n])
 	}
-	if !shared {
+	if !e.shared {
 		e.cache = newCache(e.cache.capacity, distinct)
 	}
 	lost = append(running, e.waiting[e.head:]...)

@@ -4,37 +4,16 @@ package replay
 
 import "container/heap"
 
-// event is a planned event of the simulation.
-type event struct {
-	kind eventKind
-	a    int32
-	b    uint32
-}
-
-type eventKind uint8
-
-const (
-	arrival eventKind = iota // of request a
-	stepEnd                  // of engine a, plan b
-	kvEvent                  // delayed event number b
-	message                  // between replicas, number b
-	change                   // of the workers, number a
-	coldStart
-	summary      // of router group a
-	handOver     // of request a from prefill to decode
-	tick         // of the routers
-	engineReport // of engine a
-)
-
-// queue holds events by time in ns; of events at one time the first one made comes first.
+// queue holds planned events by time in ns. Of events at one time the one that was planned first
+// comes first.
 type queue struct {
-	timeline[event]
+	timeline[func()]
 	turn int64
 }
 
-func (q *queue) plan(at int64, kind eventKind, a int32, b uint32) {
+func (q *queue) plan(at int64, do func()) {
 	q.turn++
-	q.push(entry[event]{at, q.turn, event{kind, a, b}})
+	q.push(entry[func()]{at, q.turn, do})
 }
 
 // timeline is a heap of values: the first one comes first by at, then by turn.

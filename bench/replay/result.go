@@ -99,12 +99,12 @@ func (s *sim) result() *Result {
 	begin, last := int64(math.MaxInt64), int64(0)
 	good := 0
 	for i := range s.reqs {
-		req := &s.reqs[i]
-		a, f, e := s.due[i], s.first[i], s.end[i]
+		req, state := &s.reqs[i], &s.states[i]
+		a, f, e := state.due, state.first, state.end
 		begin, last = min(begin, a), max(last, e)
 		wait, gap := float64(f-a)/1e9, 0.
 		ttft = append(ttft, wait)
-		waits = append(waits, float64(s.begun[i]-a)/1e9)
+		waits = append(waits, float64(state.begun-a)/1e9)
 		e2e = append(e2e, float64(e-a)/1e9)
 		if req.Output > 1 {
 			gap = float64(e-f) / 1e9 / float64(req.Output-1)
@@ -114,12 +114,12 @@ func (s *sim) result() *Result {
 			good++
 		}
 		tokens += float64(req.Input)
-		hit += float64(s.cached[i])
-		if s.replica[i] < 0 {
+		hit += float64(state.cached)
+		if state.router < 0 {
 			continue // kvroute made no decision
 		}
 		routed++
-		d := float64(s.promised[i] - s.cached[i])
+		d := float64(state.promised - state.cached)
 		promised += d
 		misjudged += math.Abs(d)
 	}
@@ -130,7 +130,7 @@ func (s *sim) result() *Result {
 	r.Goodput = float64(good) / r.Span
 	r.HitRate = hit / tokens
 	r.Promised, r.Misjudged = promised/n, misjudged/n
-	if s.user == nil {
+	if s.next == nil {
 		h := s.Trace.HitRate(s.Trace.InOrder(), 1, s.KVBlocks*s.Workers)
 		if h.HitTokens > 0 {
 			r.LRUShare = r.HitRate / (float64(h.HitTokens) / float64(h.Tokens))

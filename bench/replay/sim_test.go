@@ -221,7 +221,7 @@ func TestEngineSteps(t *testing.T) {
 	for range 8 {
 		many.Requests = append(many.Requests, Request{Input: 9_999, Output: 2})
 	}
-	e := &engine{model: scorer.Dense32B(), speed: 1, block: 512, cache: newCache(1<<20, 0), reqs: many.Requests, begun: make([]int64, len(many.Requests))}
+	e := &engine{model: scorer.Dense32B(), speed: 1, block: 512, cache: newCache(1<<20, 0), reqs: many.Requests, states: make([]state, len(many.Requests))}
 	for i := range many.Requests {
 		e.decodes.push(entry[int32]{1, int64(i), int32(i)})
 		e.held += 10_000
