@@ -52,27 +52,24 @@ func (c *Command) Flags(fs *flag.FlagSet) {
 // Run plays the rounds. It fails if a request failed, or a target was missed.
 func (c *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) (err error) {
 	c.out = out
-	if err := c.check(fs); err != nil {
-		return err
-	}
-	c.stack.Model, c.stack.EnvoyPath, c.stack.Core, c.stack.Workers = c.load.Model, c.Envoy, c.Core, c.Workers
-	c.stack.EngineFlags = []string{"--preset", c.Preset, "--num-gpu-blocks", fmt.Sprint(c.Blocks)}
-	if c.stack.EnvoyPath == "" {
-		if c.stack.EnvoyPath, err = envoytest.Find(); err != nil {
-			return err
-		}
-	}
-	if c.stack.Dir, err = os.MkdirTemp("", "kvroute-demo-"); err != nil {
-		return err
-	}
-	var running Stack
 	defer func() {
-		running.Stop()
-		err = errors.Join(err, os.RemoveAll(c.stack.Dir))
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
 	}()
+	return bench.Try(func() { c.run(ctx, fs) })
+}
+
+func (c *Command) run(ctx context.Context, fs *flag.FlagSet) {
+	bench.NoError(c.check(fs))
+	c.stack = Stack{Model: c.load.Model, EnvoyPath: c.Envoy, Core: c.Core, Workers: c.Workers, EngineFlags: []string{"--preset", c.Preset, "--num-gpu-blocks", fmt.Sprint(c.Blocks)}}
+	if c.Envoy == "" {
+		c.stack.EnvoyPath = bench.Must(envoytest.Find())
+	}
+	c.stack.Dir = bench.Must(os.MkdirTemp("", "kvroute-demo-"))
+	defer os.RemoveAll(c.stack.Dir)
+	var running Stack
+	defer func() { running.Stop() }()
 	show := c.show()
 	var missed error
 	played := make([][]bench.Summary, c.Rounds)
@@ -83,27 +80,23 @@ func (c *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) (
 			at := (i + c.Rounds - 1 - round) % len(show.ways)
 			running.Stop()
 			running = c.stack
-			if played[round][at], err = c.play(ctx, &running, &show.ways[at]); err != nil {
-				return err
-			}
+			played[round][at] = c.play(ctx, &running, &show.ways[at])
 		}
-		show.compare(out, played[round])
+		show.compare(c.out, played[round])
 		missed = errors.Join(missed, show.judge(played[round]))
 	}
-	if err := c.twice(ctx, &running); err != nil {
-		return err
-	}
+	c.twice(ctx, &running)
 	if c.Report != "" {
-		fmt.Fprintln(out)
-		if met, err := bench.Report(out, c.Report, bench.NewRun(show.name, c.Commit, show.command, show.figures(played))); err != nil || !met {
-			missed = errors.Join(missed, err, errors.New("a target was missed"))
+		fmt.Fprintln(c.out)
+		if !bench.Must(bench.Report(c.out, c.Report, bench.NewRun(show.name, c.Commit, show.command, show.figures(played)))) {
+			missed = errors.Join(missed, errors.New("a target was missed"))
 		}
 	}
 	if c.Keep {
 		c.invite(&running)
 		<-ctx.Done()
 	}
-	return missed
+	bench.NoError(missed)
 }
 
 // check refuses numbers out of range, and sets what depends on other flags.
@@ -130,40 +123,34 @@ func (c *Command) check(fs *flag.FlagSet) error {
 }
 
 // play starts the processes of a way, and plays the load through its Envoy.
-func (c *Command) play(ctx context.Context, s *Stack, w *way) (played bench.Summary, err error) {
-	if err := w.start(ctx, s); err != nil {
-		return played, fmt.Errorf("%s: %w", w.title, err)
-	}
+func (c *Command) play(ctx context.Context, s *Stack, w *way) (played bench.Summary) {
+	bench.Within(w.title, func() { bench.NoError(w.start(ctx, s)) })
 	load, bar := c.load, progressBar{out: c.out, title: w.title}
 	load.URL = s.Envoy.URL()
-	played, err = bench.Load(ctx, load, func(done, total int) {
+	played = bench.Must(bench.Load(ctx, load, func(done, total int) {
 		if ctx.Err() == nil { // cancelled requests are not done
 			bar.show(done, total)
 		}
-	}, nil)
-	if err == nil && w.check != nil {
-		err = w.check(ctx, s)
+	}, nil))
+	if w.check != nil {
+		bench.NoError(w.check(ctx, s))
 	}
-	return played, err
+	return played
 }
 
 // twice sends one conversation twice, and shows kvroute's decision each time.
-func (c *Command) twice(ctx context.Context, s *Stack) error {
+func (c *Command) twice(ctx context.Context, s *Stack) {
 	question := strings.Repeat("Why is the same question answered sooner the second time? ", 6)
 	fmt.Fprintln(c.out, "\nThe same conversation, asked twice:")
 	for _, when := range []string{"first", "again"} {
-		h, err := s.Ask(ctx, question)
-		if err != nil {
-			return fmt.Errorf("ask through Envoy: %w", err)
-		}
+		h := bench.Must(s.Ask(ctx, question))
 		fmt.Fprintf(c.out, "  %s: %s, overlap %s blocks, reason %s\n", when, h.Get("X-Sim-Worker"), h.Get("X-Dynamo-Overlap-Blocks"), h.Get("X-Dynamo-Reason"))
 		select { // the worker's events travel some milliseconds
 		case <-ctx.Done():
-			return ctx.Err()
+			bench.NoError(ctx.Err())
 		case <-time.After(300 * time.Millisecond):
 		}
 	}
-	return nil
 }
 
 func (c *Command) invite(s *Stack) {

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -19,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
@@ -82,109 +82,73 @@ func (c *EngineCommand) Flags(fs *flag.FlagSet) {
 
 // Run runs the worker until ctx ends.
 func (c *EngineCommand) Run(ctx context.Context, _ *flag.FlagSet, _, logTo io.Writer) error {
-	log, err := telemetry.NewLogger(logTo, c.Level, "text", nil)
-	if err != nil {
-		return err
-	}
-	log = log.With("worker", c.sim.Name)
-	if err := c.prepare(); err != nil {
-		return err
-	}
-	at, err := net.Listen("tcp", c.Listen)
-	if err != nil {
-		return fmt.Errorf("listen: %w", err)
-	}
-	defer at.Close()
-	address := at.Addr().String()
-	var nc *nats.Conn
-	if c.NATSURL != "" {
-		if nc, err = bus.Connect(c.NATSURL, "kvroute engine "+c.sim.Name, &c.Access, log); err != nil { //nolint:contextcheck // the connection ends with its Close
-			return err
+	return bench.Try(func() {
+		log := bench.Must(telemetry.NewLogger(logTo, c.Level, "text", nil)).With("worker", c.sim.Name)
+		c.prepare()
+		at := bench.Must(net.Listen("tcp", c.Listen))
+		defer at.Close()
+		address := at.Addr().String()
+		var nc *nats.Conn
+		if c.NATSURL != "" {
+			nc = bench.Must(bus.Connect(c.NATSURL, "kvroute engine "+c.sim.Name, &c.Access, log)) //nolint:contextcheck // the connection ends with its Close
+			defer nc.Close()
+			address = bench.Must(bus.PublicAddress(c.Advertise, address, c.NATSURL))
 		}
-		defer nc.Close()
-		if address, err = bus.PublicAddress(c.Advertise, address, c.NATSURL); err != nil {
-			return err
+		where, publish := c.publisher(nc, log)
+		e := bench.Must(enginesim.New(c.sim))
+		parts, ctx := errgroup.WithContext(ctx)
+		if nc != nil {
+			announcer := bench.Must(fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{
+				Scope: c.scope, Record: c.record(e, address, where), Replicas: c.Replicas, Load: func() fleet.Load { return loadOf(e) }, Log: log,
+			}))
+			parts.Go(func() error { return announcer.Run(ctx) })
 		}
-	}
-	where, publish, err := c.publisher(nc, log)
-	if err != nil {
-		return err
-	}
-	e, err := enginesim.New(c.sim)
-	if err != nil {
-		return err
-	}
-	parts, ctx := errgroup.WithContext(ctx)
-	if nc != nil {
-		announcer, err := fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{
-			Scope: c.scope, Record: c.record(e, address, where), Replicas: c.Replicas, Load: func() fleet.Load { return loadOf(e) }, Log: log,
+		if c.ReadyFile != "" {
+			bench.NoError(records.WriteJSON(c.ReadyFile, process.Addresses{HTTP: at.Addr().String()}))
+		}
+		log.Info("engine is open", "address", address, "model", c.sim.Model)
+		parts.Go(func() error { return e.Run(ctx) })
+		parts.Go(func() error { return publish(ctx) })
+		// On a busy machine a client may need seconds from its connection to its headers.
+		server := &http.Server{Handler: e, ReadHeaderTimeout: time.Minute}
+		context.AfterFunc(ctx, func() { _ = server.Close() }) // responses in progress have no engine any more
+		parts.Go(func() error {
+			if err := server.Serve(at); !errors.Is(err, http.ErrServerClosed) {
+				return err
+			}
+			return nil
 		})
-		if err != nil {
-			return err
-		}
-		parts.Go(func() error { return announcer.Run(ctx) })
-	}
-	if c.ReadyFile != "" {
-		if err := records.WriteJSON(c.ReadyFile, process.Addresses{HTTP: at.Addr().String()}); err != nil {
-			return fmt.Errorf("ready-file: %w", err)
-		}
-	}
-	log.Info("engine is open", "address", address, "model", c.sim.Model)
-	parts.Go(func() error { return e.Run(ctx) })
-	parts.Go(func() error { return publish(ctx) })
-	// On a busy machine a client may need seconds from its connection to its headers.
-	server := &http.Server{Handler: e, ReadHeaderTimeout: time.Minute}
-	parts.Go(func() error {
-		if err := server.Serve(at); !errors.Is(err, http.ErrServerClosed) {
-			return err
-		}
-		return nil
+		bench.NoError(parts.Wait())
 	})
-	parts.Go(func() error {
-		<-ctx.Done()
-		return server.Close() // responses in progress have no engine any more
-	})
-	return parts.Wait()
 }
 
 // prepare checks the flags, and completes the engine's configuration.
-func (c *EngineCommand) prepare() (err error) {
+func (c *EngineCommand) prepare() {
+	bench.NoError(settings.Check(c))
 	c.sim.Aliases, c.sim.LoRA = names(c.Aliases), names(c.Adapters)
 	if c.Tokenizer != "" {
-		dir, err := os.OpenRoot(c.Tokenizer)
-		if err != nil {
-			return fmt.Errorf("tokenizer: %w", err)
-		}
-		defer func() { _ = dir.Close() }() // it is only read
-		if c.sim.Prompts, err = tokenizer.LoadModel(dir.FS(), tokenizer.ModelConfig{}); err != nil {
-			return err
-		}
+		c.sim.Prompts = bench.Must(tokenizer.LoadModel(os.DirFS(c.Tokenizer), tokenizer.ModelConfig{}))
 	}
-	if c.NATSURL, err = bus.ReadURL(c.NATSURL); err != nil {
-		return err
-	}
+	c.NATSURL = bench.Must(bus.ReadURL(c.NATSURL))
 	if c.KVEvents == "nats" && c.NATSURL == "" {
-		return errors.New("kv-events is nats, and there is no nats-url")
+		bench.NoError(errors.New("kv-events is nats, and there is no nats-url"))
 	}
-	return settings.Check(c)
 }
 
 // publisher makes the publisher of the engine's events. It returns the record's entry for
 // the events and the function that runs the publisher.
-func (c *EngineCommand) publisher(nc *nats.Conn, log *slog.Logger) (where fleet.Events, run func(context.Context) error, err error) {
+func (c *EngineCommand) publisher(nc *nats.Conn, log *slog.Logger) (where fleet.Events, run func(context.Context) error) {
 	switch c.KVEvents {
 	case "zmq":
 		if c.sockets.Format == "" && c.sim.Engine == "sglang" {
 			c.sockets.Format = c.sim.Engine
 		}
-		if c.sim.Sockets, err = enginesim.NewSockets(c.sockets); err != nil {
-			return where, nil, err
-		}
+		c.sim.Sockets = bench.Must(enginesim.NewSockets(c.sockets))
 		live, replay := c.sim.Sockets.Endpoints()
 		log.Info("events are on ZeroMQ", "endpoint", live, "replay", replay)
-		return fleet.Events{Transport: "zmq", Endpoint: live, Replay: replay, Topic: c.sockets.Topic}, c.sim.Sockets.Run, nil
+		return fleet.Events{Transport: "zmq", Endpoint: live, Replay: replay, Topic: c.sockets.Topic}, c.sim.Sockets.Run
 	case "none":
-		return fleet.Events{Transport: "none"}, func(context.Context) error { return nil }, nil
+		return fleet.Events{Transport: "none"}, func(context.Context) error { return nil }
 	}
 	publisher := engines.NewPublisher(nc, engines.PublisherConfig{
 		Scope: c.scope, WorkerID: wire.WorkerID(c.sim.Name), LocalIndexer: c.LocalIndexer,
@@ -195,7 +159,7 @@ func (c *EngineCommand) publisher(nc *nats.Conn, log *slog.Logger) (where fleet.
 	if c.Durable {
 		where.Transport = "jetstream"
 	}
-	return where, publisher.Run, nil
+	return where, publisher.Run
 }
 
 // record is the worker's registration.

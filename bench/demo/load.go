@@ -3,10 +3,8 @@
 package demo
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -38,38 +36,30 @@ func (c *LoadCommand) Flags(fs *flag.FlagSet) {
 }
 
 // Run puts load on the endpoint; it fails if a request failed.
-func (c *LoadCommand) Run(ctx context.Context, _ *flag.FlagSet, out, _ io.Writer) (err error) {
-	if c.wait > 0 {
-		// A router may not know its workers yet.
-		probe := bench.LoadConfig{URL: c.load.URL, Model: c.load.Model, Conversations: 1, Turns: 1, MaxTokens: 1, SystemBytes: 1, UserBytes: 1, Timeout: 5 * time.Second}
-		if err := process.Until(ctx, c.wait, fmt.Sprintf("%s does not answer for the model %q", probe.URL, probe.Model), func(ctx context.Context) bool {
-			s, err := bench.Load(ctx, probe, nil, nil)
-			return err == nil && s.Failed() == 0
-		}); err != nil {
-			return err
+func (c *LoadCommand) Run(ctx context.Context, _ *flag.FlagSet, out, _ io.Writer) error {
+	return bench.Try(func() {
+		if c.wait > 0 {
+			// A router may not know its workers yet.
+			probe := bench.LoadConfig{URL: c.load.URL, Model: c.load.Model, Conversations: 1, Turns: 1, MaxTokens: 1, SystemBytes: 1, UserBytes: 1, Timeout: 5 * time.Second}
+			bench.NoError(process.Until(ctx, c.wait, fmt.Sprintf("%s does not answer for the model %q", probe.URL, probe.Model), func(ctx context.Context) bool {
+				s, err := bench.Load(ctx, probe, nil, nil)
+				return err == nil && s.Failed() == 0
+			}))
 		}
-	}
-	var record io.Writer
-	if c.file != "" {
-		file, failed := os.Create(c.file)
-		if failed != nil {
-			return failed
+		var record io.Writer
+		if c.file != "" {
+			file := bench.Must(os.Create(c.file))
+			defer func() { bench.NoError(file.Close()) }()
+			record = file
 		}
-		buffer := bufio.NewWriter(file)
-		defer func() { err = errors.Join(err, buffer.Flush(), file.Close()) }()
-		record = buffer
-	}
-	summary, err := bench.Load(ctx, c.load, nil, record)
-	if err != nil {
-		return err
-	}
-	if !c.json {
-		summary.Print(out)
-	} else if err := json.NewEncoder(out).Encode(summary); err != nil {
-		return err
-	}
-	if n := summary.Failed(); n > 0 {
-		return fmt.Errorf("%d of %d requests failed", n, summary.Requests)
-	}
-	return nil
+		summary := bench.Must(bench.Load(ctx, c.load, nil, record))
+		if c.json {
+			bench.NoError(json.NewEncoder(out).Encode(summary))
+		} else {
+			summary.Print(out)
+		}
+		if n := summary.Failed(); n > 0 {
+			bench.NoError(fmt.Errorf("%d of %d requests failed", n, summary.Requests))
+		}
+	})
 }

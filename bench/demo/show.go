@@ -53,24 +53,24 @@ func cachedShare(s *bench.Summary) float64 { return s.CachedShare }
 
 // show returns the show that the flags select.
 func (c *Command) show() show {
-	alone := func(flags ...string) func(context.Context, *Stack) error {
+	started := func(then func(context.Context, *Stack) error) func(context.Context, *Stack) error {
 		return func(ctx context.Context, s *Stack) error {
 			if err := s.Start(ctx); err != nil {
 				return err
 			}
-			return s.StartRouter(ctx, flags...)
+			return then(ctx, s)
 		}
+	}
+	alone := func(flags ...string) func(context.Context, *Stack) error {
+		return started(func(ctx context.Context, s *Stack) error { return s.StartRouter(ctx, flags...) })
 	}
 	replicated := func(n int, flags ...string) func(context.Context, *Stack) error {
-		return func(ctx context.Context, s *Stack) error {
-			if err := s.Start(ctx); err != nil {
-				return err
-			}
-			return s.StartReplicas(ctx, n, flags...)
-		}
+		return started(func(ctx context.Context, s *Stack) error { return s.StartReplicas(ctx, n, flags...) })
 	}
 	grouped := func(probe string) func(context.Context, *Stack) error {
-		return func(ctx context.Context, s *Stack) error { return s.startGroups(ctx, c.Groups, "--group-probe", probe) }
+		return func(ctx context.Context, s *Stack) error {
+			return bench.Try(func() { s.startGroups(ctx, c.Groups, "--group-probe", probe) })
+		}
 	}
 	switch n := c.Replicas; {
 	case c.Groups > 1:
@@ -208,14 +208,12 @@ func (c *Command) agree(ctx context.Context, s *Stack) error {
 }
 
 // startGroups starts two tiers: n groups, each with its share of the workers, an Envoy
-// and a router, and the tier above them.
-func (s *Stack) startGroups(ctx context.Context, n int, flags ...string) (err error) {
-	if s.Bus, err = bus.StartServer("127.0.0.1:0", "", ""); err != nil {
-		return err
-	}
+// and a router, and the tier above them. It runs in [bench.Try].
+func (s *Stack) startGroups(ctx context.Context, n int, flags ...string) {
+	s.Bus = bench.Must(bus.StartServer("127.0.0.1:0", "", ""))
 	model := filepath.Join(s.Dir, "model") // the tier above hashes prompts as the groups do
-	if err := os.CopyFS(model, enginesim.ModelFiles()); err != nil && !errors.Is(err, os.ErrExist) {
-		return err
+	if err := os.CopyFS(model, enginesim.ModelFiles()); !errors.Is(err, os.ErrExist) {
+		bench.NoError(err)
 	}
 	var upper strings.Builder
 	fmt.Fprintf(&upper, "version: 1\ncomponent: tier\nmodels:\n- {name: %q, tokenizer: %q}\ngroups:\n", s.Model, model)
@@ -227,40 +225,32 @@ func (s *Stack) startGroups(ctx context.Context, n int, flags ...string) (err er
 			Workers: end - first, EngineFlags: s.EngineFlags, Model: s.Model, Core: s.Core,
 		}
 		s.Groups = append(s.Groups, g)
-		if err := os.MkdirAll(g.Dir, 0o700); err != nil {
-			return err
-		}
-		if err := g.StartEngines(ctx, name, first+1); err != nil {
-			return err
-		}
-		if err := g.StartRouter(ctx, "--group", name, "--component", name, "--allow-direct"); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
+		bench.Within(name, func() {
+			bench.NoError(os.MkdirAll(g.Dir, 0o700))
+			bench.NoError(g.StartEngines(ctx, name, first+1))
+			bench.NoError(g.StartRouter(ctx, "--group", name, "--component", name, "--allow-direct"))
+		})
 		fmt.Fprintf(&upper, "- {name: %s, address: %q}\n", name, strings.TrimPrefix(g.Envoy.URL(), "http://"))
 	}
 	file := filepath.Join(s.Dir, "upper.yaml")
-	if err := os.WriteFile(file, []byte(upper.String()), 0o600); err != nil {
-		return err
-	}
-	if err := s.StartRouter(ctx, append([]string{"--config", file}, flags...)...); err != nil {
-		return err
-	}
-	return process.Until(ctx, process.Patience, "the summaries of the groups are missing", func(ctx context.Context) bool { return checkSummaries(ctx, s) == nil })
+	bench.NoError(os.WriteFile(file, []byte(upper.String()), 0o600))
+	bench.NoError(s.StartRouter(ctx, append([]string{"--config", file}, flags...)...))
+	bench.NoError(process.Until(ctx, process.Patience, "the summaries of the groups are missing", func(ctx context.Context) bool { return checkSummaries(ctx, s) == nil }))
 }
 
 // checkSummaries fails if the upper tier lacks the current summary of a group.
 func checkSummaries(ctx context.Context, s *Stack) error {
-	var answer struct{ Workers []router.WorkerState }
-	if err := process.GetJSON(ctx, "http://"+s.Router.At.HTTP+"/v1/workers", &answer); err != nil {
+	known, err := s.workers(ctx)
+	if err != nil {
 		return err
 	}
 	members := 0
-	for _, w := range answer.Workers {
+	for _, w := range known {
 		if w.Summary != nil && !w.Summary.Stale && w.Summary.Filtered {
 			members += w.Summary.Members
 		}
 	}
-	if members != s.Workers || len(answer.Workers) != len(s.Groups) {
+	if members != s.Workers || len(known) != len(s.Groups) {
 		return fmt.Errorf("the summaries name %d of %d workers", members, s.Workers)
 	}
 	return nil

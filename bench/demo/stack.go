@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/envoytest"
@@ -112,54 +113,42 @@ func (s *Stack) Stop() {
 
 // StartRouter starts kvroute in place of the one before, and waits until it decides
 // requests through Envoy.
-func (s *Stack) StartRouter(ctx context.Context, flags ...string) (err error) {
-	var extprocAt, httpAt string
-	if s.Router != nil { // Envoy knows the address of the one before
-		extprocAt, httpAt = s.Router.At.Extproc, s.Router.At.HTTP
-		s.Router.Stop()
-		s.Router = nil
-	} else {
-		if extprocAt, err = s.hold(); err != nil {
-			return err
+func (s *Stack) StartRouter(ctx context.Context, flags ...string) error {
+	return bench.Try(func() {
+		var at process.Addresses
+		if s.Router != nil { // Envoy knows the address of the one before
+			at = s.Router.At
+			s.Router.Stop()
+			s.Router = nil
+		} else {
+			at.Extproc, at.HTTP = bench.Must(s.hold()), bench.Must(s.hold())
 		}
-		if httpAt, err = s.hold(); err != nil {
-			return err
+		bench.NoError(s.serve(ctx, "kvroute", at.Extproc, at.HTTP, flags...))
+		if s.Envoy == nil {
+			bench.NoError(s.StartEnvoy(ctx))
 		}
-	}
-	if err := s.serve(ctx, "kvroute", extprocAt, httpAt, flags...); err != nil {
-		return err
-	}
-	if s.Envoy == nil {
-		if err := s.StartEnvoy(ctx); err != nil {
-			return err
+		if !s.Unrouted {
+			bench.NoError(s.WaitRouted(ctx))
 		}
-	}
-	if s.Unrouted {
-		return nil
-	}
-	return s.WaitRouted(ctx)
+	})
 }
 
 // StartReplicas starts so many routers, and waits until Envoy spreads requests over them.
 func (s *Stack) StartReplicas(ctx context.Context, n int, flags ...string) error {
-	for i := range n {
-		name := fmt.Sprint("kvroute-", i+1)
-		if err := s.serve(ctx, name, "127.0.0.1:0", "127.0.0.1:0", append([]string{"--replica", name}, flags...)...); err != nil {
-			return err
+	return bench.Try(func() {
+		for i := range n {
+			name := fmt.Sprint("kvroute-", i+1)
+			bench.NoError(s.serve(ctx, name, "127.0.0.1:0", "127.0.0.1:0", append([]string{"--replica", name}, flags...)...))
+			s.Others = append(s.Others, s.Router)
+			s.EnvoyConfig.ExtProc = append(s.EnvoyConfig.ExtProc, s.Router.At.Extproc)
 		}
-		s.Others = append(s.Others, s.Router)
-		s.EnvoyConfig.ExtProc = append(s.EnvoyConfig.ExtProc, s.Router.At.Extproc)
-	}
-	if err := s.StartEnvoy(ctx); err != nil {
-		return err
-	}
-	if err := process.Until(ctx, process.Patience, "Envoy does not find all replicas", func(ctx context.Context) bool {
-		healthy, err := s.Envoy.Stat(ctx, "cluster.kvroute.membership_healthy")
-		return err == nil && healthy == int64(n)
-	}); err != nil {
-		return err
-	}
-	return s.WaitRouted(ctx)
+		bench.NoError(s.StartEnvoy(ctx))
+		bench.NoError(process.Until(ctx, process.Patience, "Envoy does not find all replicas", func(ctx context.Context) bool {
+			healthy, err := s.Envoy.Stat(ctx, "cluster.kvroute.membership_healthy")
+			return err == nil && healthy == int64(n)
+		}))
+		bench.NoError(s.WaitRouted(ctx))
+	})
 }
 
 // serve starts a kvroute, and waits until it knows the workers.
@@ -211,10 +200,16 @@ func (s *Stack) WaitWorkers(ctx context.Context) error {
 		want = len(s.Groups)
 	}
 	return process.Until(ctx, process.Patience, "the workers do not register", func(ctx context.Context) bool {
-		var answer struct{ Workers []router.WorkerState }
-		err := process.GetJSON(ctx, "http://"+s.Router.At.HTTP+"/v1/workers", &answer)
-		return err == nil && len(answer.Workers) >= want // there may be others than ours
+		known, err := s.workers(ctx)
+		return err == nil && len(known) >= want // there may be others than ours
 	})
+}
+
+// workers returns the workers that the router knows.
+func (s *Stack) workers(ctx context.Context) ([]router.WorkerState, error) {
+	var answer struct{ Workers []router.WorkerState }
+	err := process.GetJSON(ctx, "http://"+s.Router.At.HTTP+"/v1/workers", &answer)
+	return answer.Workers, err
 }
 
 // WaitRouted waits until Envoy has found the router: its requests are decided.
@@ -234,28 +229,19 @@ func (s *Stack) WaitRouted(ctx context.Context) error {
 }
 
 // Ask sends one request through Envoy, and returns the headers of its response.
-func (s *Stack) Ask(ctx context.Context, content string) (http.Header, error) {
-	body, err := json.Marshal(map[string]any{
-		"model": s.Model, "max_tokens": 4,
-		"messages": []map[string]string{{"role": "user", "content": content}},
+func (s *Stack) Ask(ctx context.Context, content string) (headers http.Header, err error) {
+	err = bench.Try(func() {
+		body := bench.Must(json.Marshal(map[string]any{
+			"model": s.Model, "max_tokens": 4,
+			"messages": []map[string]string{{"role": "user", "content": content}},
+		}))
+		resp := bench.Must(http.DefaultClient.Do(bench.Must(http.NewRequestWithContext(ctx, http.MethodPost, s.Envoy.URL()+"/v1/chat/completions", bytes.NewReader(body)))))
+		defer resp.Body.Close()
+		bench.Must(io.Copy(io.Discard, resp.Body))
+		if resp.StatusCode != http.StatusOK {
+			bench.NoError(fmt.Errorf("status %d", resp.StatusCode))
+		}
+		headers = resp.Header
 	})
-	if err != nil {
-		return nil, err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.Envoy.URL()+"/v1/chat/completions", bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
-		return nil, err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("status %d", resp.StatusCode)
-	}
-	return resp.Header, nil
+	return headers, err
 }
