@@ -3,7 +3,6 @@
 package replay
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +21,7 @@ type Conversations struct {
 type conversation struct {
 	blockSize int
 	turns     []turn // those of nested agents in their places
+	agents    int32  // nested agents
 }
 
 // turn is one request of a conversation.
@@ -55,41 +55,20 @@ type sessionLine struct {
 // with an empty prompt; the chain goes on after them. An error names the line.
 func readConversations(name string, r io.Reader) (*Conversations, error) {
 	c := &Conversations{Name: name}
-	lines := newLines(r)
-	for lines.Scan() {
-		var l sessionLine
-		if err := json.Unmarshal(lines.Bytes(), &l); err != nil {
-			return nil, fmt.Errorf("replay: %s: line %d: %w", name, len(c.list)+1, err)
-		}
+	err := readLines(name, r, func(l *sessionLine) error {
 		if l.BlockSize < 1 || l.BlockSize > MooncakeBlock || MooncakeBlock%l.BlockSize != 0 {
-			return nil, fmt.Errorf("replay: %s: line %d: block_size is %d, want a divisor of %d", name, len(c.list)+1, l.BlockSize, MooncakeBlock)
+			return fmt.Errorf("block_size is %d, want a divisor of %d", l.BlockSize, MooncakeBlock)
 		}
-		conv := conversation{blockSize: l.BlockSize}
-		if err := conv.add(l.Requests, 0); err != nil {
-			return nil, fmt.Errorf("replay: %s: line %d: %w", name, len(c.list)+1, err)
-		}
-		c.list = append(c.list, conv)
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("replay: %s: line %d: %w", name, len(c.list)+1, err)
-	}
-	if len(c.list) == 0 {
-		return nil, fmt.Errorf("replay: %s: no conversations", name)
-	}
-	return c, nil
+		c.list = append(c.list, conversation{blockSize: l.BlockSize})
+		return c.list[len(c.list)-1].add(l.Requests, 0)
+	})
+	return c, err
 }
 
 // LoadConversations reads a file of recorded conversations.
 func LoadConversations(name string) (*Conversations, error) {
-	f, err := openFile(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return readConversations("agentic", f)
+	return readFile(name, func(r io.Reader) (*Conversations, error) { return readConversations("agentic", r) })
 }
-
-var errNesting = errors.New("a nested agent has nested agents")
 
 func (c *conversation) add(requests []sessionLine, chain int32) error {
 	length := 0 // of the chain
@@ -97,16 +76,10 @@ func (c *conversation) add(requests []sessionLine, chain int32) error {
 		r := &requests[i]
 		if r.Requests != nil {
 			if chain > 0 {
-				return errNesting
+				return errors.New("a nested agent has nested agents")
 			}
-			nested := int32(1)
-			if n := len(c.turns); n > 0 {
-				nested = c.turns[n-1].chain + 1
-			}
-			for _, t := range c.turns {
-				nested = max(nested, t.chain+1)
-			}
-			if err := c.add(r.Requests, nested); err != nil {
+			c.agents++
+			if err := c.add(r.Requests, c.agents); err != nil {
 				return err
 			}
 			continue

@@ -547,7 +547,7 @@ func TestBadTraces(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"":                   "no conversations",
+		"":                   "no requests",
 		`{"block_size":0}`:   "block_size is 0",
 		`{"block_size":100}`: "block_size is 100",
 		`{"block_size":64,"requests":[{"in":64,"out":1,"p":1,"h":[]}]}`:                           "keeps 1 blocks of 0",

@@ -8,7 +8,6 @@ import (
 	"cmp"
 	"compress/gzip"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -122,45 +121,57 @@ type mooncake struct {
 // bursts that were never there. An error names the line.
 func readMooncake(name string, r io.Reader) (*Trace, error) {
 	t := &Trace{Name: name, BlockSize: MooncakeBlock}
-	lines, line := newLines(r), 0
-	for lines.Scan() {
-		line++
-		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
-			continue
-		}
-		var m mooncake
-		if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
-			return nil, fmt.Errorf("replay: %s: line %d: %w", name, line, err)
-		}
+	err := readLines(name, r, func(m *mooncake) error {
 		if err := m.check(); err != nil {
-			return nil, fmt.Errorf("replay: %s: line %d: %w", name, line, err)
+			return err
 		}
 		if len(t.Requests) >= maxRequests {
-			return nil, fmt.Errorf("replay: %s: line %d: more than %d requests", name, line, maxRequests)
+			return fmt.Errorf("more than %d requests", maxRequests)
 		}
 		req := Request{At: time.Duration(m.Timestamp) * time.Millisecond, Session: m.Session, Input: m.Input, Output: max(1, m.Output)}
-		parent := int32(-1)
+		parent := none
 		for _, id := range m.HashIDs {
 			parent = t.blocks.number(parent, id)
 			req.Blocks = append(req.Blocks, parent)
 		}
 		t.Requests = append(t.Requests, req)
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("replay: %s: line %d: %w", name, line+1, err)
-	}
-	if len(t.Requests) == 0 {
-		return nil, fmt.Errorf("replay: %s: no requests", name)
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	slices.SortStableFunc(t.Requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
 	t.spread()
 	return t, nil
 }
 
-func newLines(r io.Reader) *bufio.Scanner {
-	s := bufio.NewScanner(r)
-	s.Buffer(make([]byte, 1<<16), maxLine)
-	return s
+// readLines reads JSON objects, one a line, empty lines apart. An error names the line. A file
+// without objects is an error.
+func readLines[T any](name string, r io.Reader, each func(*T) error) error {
+	lines, line, objects := bufio.NewScanner(r), 0, 0
+	lines.Buffer(make([]byte, 1<<16), maxLine)
+	for lines.Scan() {
+		line++
+		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
+			continue
+		}
+		objects++
+		var object T
+		err := json.Unmarshal(lines.Bytes(), &object)
+		if err == nil {
+			err = each(&object)
+		}
+		if err != nil {
+			return fmt.Errorf("replay: %s: line %d: %w", name, line, err)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("replay: %s: line %d: %w", name, line+1, err)
+	}
+	if objects == 0 {
+		return fmt.Errorf("replay: %s: no requests", name)
+	}
+	return nil
 }
 
 func (m *mooncake) check() error {
@@ -225,45 +236,31 @@ func (t *Trace) WriteMooncake(w io.Writer) error {
 			rest++
 		}
 		if err := enc.Encode(&m); err != nil {
-			return fmt.Errorf("replay: write %s: %w", t.Name, err)
+			return err
 		}
 	}
-	if err := out.Flush(); err != nil {
-		return fmt.Errorf("replay: write %s: %w", t.Name, err)
-	}
-	return nil
+	return out.Flush()
 }
-
-// openFile opens a file, unpacked if its name ends with .gz.
-func openFile(name string) (io.ReadCloser, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, fmt.Errorf("replay: %w", err)
-	}
-	if !strings.HasSuffix(name, ".gz") {
-		return f, nil
-	}
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("replay: %s: %w", name, err), f.Close())
-	}
-	return unpacked{z, f}, nil
-}
-
-type unpacked struct {
-	*gzip.Reader
-	file *os.File
-}
-
-func (u unpacked) Close() error { return errors.Join(u.Reader.Close(), u.file.Close()) }
 
 // LoadMooncake reads a file in the Mooncake format.
 func LoadMooncake(name string) (*Trace, error) {
-	f, err := openFile(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
 	base, _, _ := strings.Cut(filepath.Base(name), ".")
-	return readMooncake(base, f)
+	return readFile(name, func(r io.Reader) (*Trace, error) { return readMooncake(base, r) })
+}
+
+// readFile reads a file, unpacked if its name ends with .gz.
+func readFile[T any](name string, read func(io.Reader) (*T, error)) (*T, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("replay: %w", err)
+	}
+	defer file.Close()
+	if !strings.HasSuffix(name, ".gz") {
+		return read(file)
+	}
+	unpacked, err := gzip.NewReader(file)
+	if err != nil {
+		return nil, fmt.Errorf("replay: %s: %w", name, err)
+	}
+	return read(unpacked)
 }

@@ -4,10 +4,10 @@ package replay
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"math"
@@ -171,87 +171,85 @@ func (t *Tracer) Run(ctx context.Context) error {
 	f := traceFile{name: t.conf.File, size: t.size}
 	ticker := time.NewTicker(traceFlush)
 	defer ticker.Stop()
-	err := f.open()
-	for err == nil {
+	f.open()
+	for logged := false; ; {
+		if f.err != nil && !logged {
+			t.conf.Log.Error("the trace ends", "file", t.conf.File, "err", f.err)
+			logged = true
+		}
 		select {
 		case l := <-t.queue:
-			err = t.write(&f, &l) //nolint:contextcheck // counters need none
+			t.write(&f, &l) //nolint:contextcheck // counters need none
 		case <-ticker.C:
-			err = f.out.Flush()
+			f.flush()
 		case <-ctx.Done():
-			for err == nil && len(t.queue) > 0 {
+			for len(t.queue) > 0 {
 				l := <-t.queue
-				err = t.write(&f, &l) //nolint:contextcheck // counters need none
+				t.write(&f, &l) //nolint:contextcheck // counters need none
 			}
-			return errors.Join(err, f.close())
-		}
-	}
-	t.conf.Log.Error("the trace ends", "file", t.conf.File, "err", errors.Join(err, f.close()))
-	for {
-		select {
-		case <-t.queue:
-			t.count("error") //nolint:contextcheck // counters need none
-		case <-ctx.Done():
-			return nil
+			f.close()
+			if logged {
+				return nil
+			}
+			return f.err
 		}
 	}
 }
 
-func (t *Tracer) write(f *traceFile, l *traceLine) error {
-	if err := f.write(l); err != nil {
+func (t *Tracer) write(f *traceFile, l *traceLine) {
+	if f.write(l); f.err != nil {
 		t.count("error")
-		return err
+		return
 	}
 	t.count("written")
-	return nil
 }
 
-// traceFile is the file being written.
+// traceFile is the file being written. After an error it does nothing.
 type traceFile struct {
 	name    string
 	size    int64
-	file    *os.File
 	out     *bufio.Writer
+	file    *os.File
 	written int64
+	err     error
 }
 
-func (f *traceFile) open() error {
-	file, err := os.OpenFile(f.name, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
+func (f *traceFile) open() {
+	if f.file, f.err = os.OpenFile(f.name, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600); f.err == nil {
+		f.out, f.written = bufio.NewWriterSize(f.file, 1<<16), 0
 	}
-	f.file, f.out, f.written = file, bufio.NewWriterSize(file, 1<<16), 0
-	return nil
 }
 
-func (f *traceFile) close() error {
-	if f.file == nil {
-		return nil
+func (f *traceFile) flush() {
+	if f.err == nil {
+		f.err = f.out.Flush()
 	}
-	err := errors.Join(f.out.Flush(), f.file.Close())
-	f.file = nil
-	return err
+}
+
+func (f *traceFile) close() {
+	if f.file != nil {
+		f.flush()
+		f.err = errors.Join(f.err, f.file.Close())
+		f.file = nil
+	}
 }
 
 // write appends a line. At its size the file becomes NAME.1, in place of the last
 // one, and a new one begins.
-func (f *traceFile) write(l *traceLine) error {
+func (f *traceFile) write(l *traceLine) {
 	text, err := json.Marshal(l)
-	if err != nil {
-		return err
-	}
-	if f.written > 0 && f.written+int64(len(text)) >= f.size {
-		if err := f.close(); err != nil {
-			return err
+	if f.err = cmp.Or(f.err, err); f.err == nil && f.written > 0 && f.written+int64(len(text)) >= f.size {
+		if f.close(); f.err == nil {
+			if f.err = os.Rename(f.name, f.name+".1"); errors.Is(f.err, fs.ErrNotExist) {
+				f.err = nil // somebody has removed the file
+			}
 		}
-		if err := os.Rename(f.name, f.name+".1"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("rotate: %w", err)
-		}
-		if err := f.open(); err != nil {
-			return err
+		if f.err == nil {
+			f.open()
 		}
 	}
-	n, err := f.out.Write(append(text, '\n'))
-	f.written += int64(n)
-	return err
+	if f.err == nil {
+		n, err := f.out.Write(append(text, '\n'))
+		f.written, f.err = f.written+int64(n), err
+	}
 }
