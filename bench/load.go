@@ -167,27 +167,20 @@ func (l *loader) ask(ctx context.Context, p *planned) Result {
 }
 
 func (l *loader) exchange(ctx context.Context, p *planned, due time.Time, r *Result) error {
-	body, err := p.body(&l.conf)
-	if err != nil {
-		return err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(l.conf.URL, "/")+"/v1/chat/completions", bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := l.client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	r.Worker = cmp.Or(resp.Header.Get("X-Sim-Worker"), resp.Header.Get("X-Dynamo-Worker-Instance-Id"))
-	if resp.StatusCode != http.StatusOK {
+	return Try(func() {
+		body := Must(p.body(&l.conf))
+		req := Must(http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(l.conf.URL, "/")+"/v1/chat/completions", bytes.NewReader(body)))
+		req.Header.Set("Content-Type", "application/json")
+		resp := Must(l.client.Do(req))
+		defer resp.Body.Close()
+		r.Worker = cmp.Or(resp.Header.Get("X-Sim-Worker"), resp.Header.Get("X-Dynamo-Worker-Instance-Id"))
+		if resp.StatusCode == http.StatusOK {
+			NoError(follow(resp.Body, due, r))
+			return
+		}
 		r.Error = fmt.Sprint("status ", resp.StatusCode)
 		_, _ = io.CopyN(io.Discard, resp.Body, 64<<10) // so that the connection can be used again
-		return nil
-	}
-	return follow(resp.Body, due, r)
+	})
 }
 
 // follow reads an event stream to its end.

@@ -58,7 +58,7 @@ func run(ctx context.Context, args []string) (met bool) {
 	case "events":
 		figures = part.Events()
 	case "policy":
-		figures = append(parts.Decisions(), traces.Figures(ctx, os.Stdout, *dir)...)
+		figures = append(cost.Decisions(), traces.Figures(ctx, os.Stdout, *dir)...)
 	case "fleet":
 		figures = slices.Concat(traces.Fleet(ctx, os.Stdout, *dir), cost.Sync([]string{os.Args[0], busArgument}), cost.Summaries(), parts.Scale(traces.Traces))
 	case busArgument:

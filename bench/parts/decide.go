@@ -33,7 +33,8 @@ const (
 )
 
 // Decisions measures the cost of a decision with small prompts.
-func Decisions() (out []bench.Figure) {
+func (b *Bench) Decisions() []bench.Figure {
+	var shapes []shape
 	for _, c := range []struct {
 		what            string
 		hashed, predict bool
@@ -44,17 +45,17 @@ func Decisions() (out []bench.Figure) {
 		{"the same from token ids, with prediction", false, true, bench.Target{}},
 		{"the same with hashes given, with prediction", true, true, bench.Target{}},
 	} {
-		l := newDecideLoad(c.predict)
-		var rates, busy []float64
-		for range 5 {
-			start := bench.CPUTime()
-			rate := l.rate(c.hashed, decideRounds)
-			rates = append(rates, rate)
-			busy = append(busy, decideRounds*decideRequests/(bench.CPUTime()-start).Seconds())
-		}
-		out = append(out, bench.NewFigure(c.what, "/s", c.target, rates...), bench.NewFigure("  … for a second of one core", "/s", bench.Target{}, busy...))
+		load := sync.OnceValue(func() *decideLoad { return newDecideLoad(c.predict) })
+		shapes = append(shapes, shape{
+			[]quantity{{c.what, "/s", c.target}, {"  … for a second of one core", "/s", bench.Target{}}},
+			func() []float64 {
+				l, start := load(), bench.CPUTime()
+				rate := l.rate(c.hashed, decideRounds)
+				return []float64{rate, decideRounds * decideRequests / (bench.CPUTime() - start).Seconds()}
+			},
+		})
 	}
-	return out
+	return (&Bench{Rounds: 5, Log: b.Log}).run(shapes)
 }
 
 // decideLoad is the load, and a router that knows what its workers have cached of it.

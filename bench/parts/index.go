@@ -113,11 +113,15 @@ func unique() (evs []indexEvent) {
 }
 
 // shared is 64 workers that hold the same.
-func shared(agree bool) (evs []indexEvent) {
+func shared(agree bool) []indexEvent {
+	return sharedBy(func(w int) uint64 { return engineSeed(w, agree) })
+}
+
+func sharedBy(seed func(w int) uint64) (evs []indexEvent) {
 	for n := range indexPairs / indexSequence / 64 {
 		local := sequence(n, indexSequence)
 		for w := range 64 {
-			evs = stored(evs, w, engineSeed(w, agree), local)
+			evs = stored(evs, w, seed(w), local)
 		}
 	}
 	return evs
@@ -126,14 +130,8 @@ func shared(agree bool) (evs []indexEvent) {
 // deviantRate is the rate where the first of the workers names blocks otherwise than
 // all others, as a share of the rate where all agree.
 func deviantRate() float64 {
-	var evs []indexEvent
-	for n := range indexPairs / indexSequence / 64 {
-		local := sequence(n, indexSequence)
-		for w := range 64 {
-			evs = stored(evs, w, engineSeed(min(w, 1), false), local)
-		}
-	}
-	return applyRate(evs) / applyRate(shared(true))
+	deviant := sharedBy(func(w int) uint64 { return engineSeed(min(w, 1), false) })
+	return applyRate(deviant) / applyRate(shared(true))
 }
 
 func applyAll(x *indexer.Index, evs []indexEvent) {
@@ -173,8 +171,7 @@ func removals(evs []indexEvent, batch int, random bool) (out []indexEvent) {
 		}
 	}
 	if random {
-		rng := rand.New(rand.NewPCG(1, 2))
-		rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+		shuffle(rand.New(rand.NewPCG(1, 2)), out)
 		// As they are received, one after the other.
 		all := make([]uint64, 0, len(out)*batch)
 		for i := range out {
@@ -201,13 +198,17 @@ func scatteredRate(evs []indexEvent, batch int) float64 {
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, w := range slices.Sorted(maps.Keys(of)) {
-		rng.Shuffle(len(of[w]), func(i, j int) { of[w][i], of[w][j] = of[w][j], of[w][i] })
+		shuffle(rng, of[w])
 		for part := range slices.Chunk(of[w], batch) {
 			gone = append(gone, indexEvent{w, indexer.Event{Kind: indexer.Removed, Externals: part}})
 		}
 	}
-	rng.Shuffle(len(gone), func(i, j int) { gone[i], gone[j] = gone[j], gone[i] })
+	shuffle(rng, gone)
 	return goneRate(evs, gone)
+}
+
+func shuffle[T any](rng *rand.Rand, s []T) {
+	rng.Shuffle(len(s), func(i, j int) { s[i], s[j] = s[j], s[i] })
 }
 
 // goneRate is the rate at which events remove all that others have stored.

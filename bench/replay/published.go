@@ -31,14 +31,6 @@ func publishedRules() []Rule {
 	return all
 }
 
-// sign orders two candidates: the first one goes first if less.
-func sign(less bool) int {
-	if less {
-		return -1
-	}
-	return 1
-}
-
 // cachedShare returns the share of the prompt that the worker holds on its device.
 func cachedShare(r *scorer.Request, in *scorer.Input) float64 {
 	return float64(match(r, in)) / float64(max(1, r.PromptTokens))
@@ -87,24 +79,28 @@ func longer(in []scorer.Input, i, j int) int {
 	return scorer.Quieter(in, i, j)
 }
 
-// loads returns the fewest and the most requests of a candidate.
-func loads(in []scorer.Input) (fewest, most int) {
+// span returns the lowest and the highest value of a candidate.
+func span(in []scorer.Input, of func(in *scorer.Input) int) (lowest, highest int) {
 	for i := range in {
-		n := in[i].ActiveRequests
+		n := of(&in[i])
 		if i == 0 {
-			fewest, most = n, n
+			lowest, highest = n, n
 		}
-		fewest, most = min(fewest, n), max(most, n)
+		lowest, highest = min(lowest, n), max(highest, n)
 	}
-	return fewest, most
+	return lowest, highest
 }
+
+func requests(in *scorer.Input) int { return in.ActiveRequests }
+func waiting(in *scorer.Input) int  { return in.WaitingRequests }
+func overlap(in *scorer.Input) int  { return in.OverlapBlocks }
 
 // sglangCacheAware is the router of SGLang: least requests when they differ by
 // more than spread and by more than the factor ratio; else the longest match if it
 // is more than share of the prompt; else the worker that holds the fewest blocks.
 func sglangCacheAware(share float64, spread int, ratio float64) scorer.Rule { //nolint:unparam // the parameters are the published rule's
 	return func(r *scorer.Request, in []scorer.Input, costs []float64) int {
-		fewest, most := loads(in)
+		fewest, most := span(in, requests)
 		if most-fewest > spread && float64(most) > ratio*float64(fewest) {
 			return scorer.LeastLoaded(in, r.U)
 		}
@@ -122,7 +118,7 @@ func sglangCacheAware(share float64, spread int, ratio float64) scorer.Rule { //
 // of requests; without any match the fewest requests.
 func aibrixPrefixCache(spread int, sigmas float64) scorer.Rule {
 	return func(r *scorer.Request, in []scorer.Input, _ []float64) int {
-		fewest, most := loads(in)
+		fewest, most := span(in, requests)
 		var sum, squares float64
 		for i := range in {
 			n := float64(in[i].ActiveRequests)
@@ -137,10 +133,13 @@ func aibrixPrefixCache(spread int, sigmas float64) scorer.Rule {
 			return in[i].OverlapBlocks > 0 && float64(in[i].ActiveRequests) <= bound*(1+1e-12)
 		}
 		return scorer.Best(len(in), r.U, func(i, j int) int {
-			if a, b := counts(i), counts(j); a != b {
-				return sign(a)
-			} else if a {
+			switch a, b := counts(i), counts(j); {
+			case a && b:
 				return longer(in, i, j)
+			case a:
+				return -1
+			case b:
+				return 1
 			}
 			return scorer.Quieter(in, i, j)
 		})
@@ -153,23 +152,15 @@ func aibrixPrefixCache(spread int, sigmas float64) scorer.Rule {
 // last got such a prompt. The highest sum wins; costs are the sums negated.
 func gieBlend(prefix, queue, memory, cold float64) scorer.Rule { //nolint:unparam // the parameters are the published rule's
 	return func(r *scorer.Request, in []scorer.Input, costs []float64) int {
-		known := false
-		var shortest, longest int
-		for i := range in {
-			n := in[i].WaitingRequests
-			if i == 0 {
-				shortest, longest = n, n
-			}
-			shortest, longest = min(shortest, n), max(longest, n)
-			known = known || in[i].OverlapBlocks > 0
-		}
+		shortest, longest := span(in, waiting)
+		_, known := span(in, overlap)
 		for i := range in {
 			idle := 1.
 			if longest > shortest {
 				idle = float64(longest-in[i].WaitingRequests) / float64(longest-shortest)
 			}
 			rank := .5
-			if !known {
+			if known == 0 {
 				rank = coldRank(in, i)
 			}
 			costs[i] = -(prefix*cachedShare(r, &in[i]) + queue*idle + memory*(1-in[i].KVUse) + cold*rank)

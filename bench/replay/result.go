@@ -61,29 +61,22 @@ type Timing struct {
 	Bytes       float64       `json:"bytes_per_request"`
 }
 
-type stopwatch struct {
-	start time.Time
-	bytes uint64
-}
-
-func startTiming(on bool) (w stopwatch) {
-	if on {
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		w = stopwatch{time.Now(), m.TotalAlloc}
+// timing measures a part of the simulation, in which the routers' decisions are noted.
+func (s *sim) timing(play func()) *Timing {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	start := time.Now()
+	play()
+	taken := time.Since(start)
+	if !s.Timing {
+		return nil
 	}
-	return w
-}
-
-func (w stopwatch) stop(requests int, decisions []time.Duration) *Timing {
-	taken := time.Since(w.start)
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	slices.Sort(decisions)
-	n := len(decisions)
+	runtime.ReadMemStats(&after)
+	slices.Sort(s.decisions)
+	n, requests := len(s.decisions), float64(len(s.reqs))
 	return &Timing{
-		DecisionP50: decisions[n/2], DecisionP99: decisions[n*99/100],
-		Rate: float64(requests) / taken.Seconds(), Bytes: float64(m.TotalAlloc-w.bytes) / float64(requests),
+		DecisionP50: s.decisions[n/2], DecisionP99: s.decisions[n*99/100],
+		Rate: requests / taken.Seconds(), Bytes: float64(after.TotalAlloc-before.TotalAlloc) / requests,
 	}
 }
 

@@ -100,12 +100,9 @@ func Run(ctx context.Context, c Scenario) (r *Result, err error) {
 		s.build()
 		s.newRouters()
 		s.begin()
-		wall := startTiming(c.Timing)
-		s.loop() //nolint:contextcheck // events have no context
+		timing := s.timing(s.loop) //nolint:contextcheck // events have no context
 		r = s.result()
-		if c.Timing {
-			r.Timing = wall.stop(len(s.reqs), s.decisions)
-		}
+		r.Timing = timing
 	})
 	if err != nil {
 		return nil, fmt.Errorf("replay: %w", err)
