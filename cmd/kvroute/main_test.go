@@ -95,7 +95,7 @@ func TestCommands(t *testing.T) {
 		{"serve --log-level loud", 1, "", `log level is "loud"`},
 		{"engine --advertise here --nats-url nats://127.0.0.1:1 --listen 127.0.0.1:0", 1, "", `advertise is "here"`},
 		{"engine --preset abacus --nats-url nats://127.0.0.1:1 --listen 127.0.0.1:0", 1, "", `Preset is "abacus"`},
-		{"load --rate -1", 1, "", "Rate is -1"},
+		{"load --rate -1", 1, "", `rate is "-1"`},
 		{"healthcheck --url http://127.0.0.1:1/", 1, "", "refused"},
 	} {
 		t.Run(c.args, func(t *testing.T) {
