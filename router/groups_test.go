@@ -413,7 +413,11 @@ func TestTwoTiers(t *testing.T) {
 						t.Fatalf("seed %d, step %d: group %d has %d requests and %d tokens, want %d and %d", seed, step, g, c.ActiveRequests, c.PendTokens, requests, pend)
 					}
 				}
-				flying[name] = &sent{group: d.Worker.ID, at: w.now(), pend: d.PrefillTokens}
+				at := w.now()
+				if s := last[d.Worker.ID]; s != nil && !at.After(s.Taken) {
+					at = s.Taken.Add(1) // booked after the summary, at the same time
+				}
+				flying[name] = &sent{group: d.Worker.ID, at: at, pend: d.PrefillTokens}
 				to := bookFor(t, lower[d.Worker.ID], name, p)
 				store(lower[d.Worker.ID], to.Worker, p)
 			case 3:
