@@ -21,6 +21,8 @@ type Body struct {
 	CacheSalt    string // nvext.cache_salt, else cache_salt
 	NVExt        []byte // nvext, for [ReadHints]; nil if absent
 	Echo         bool   // the client wants the prompt's text back
+	Prompts      int    // number of prompts in a list of them; 0 for another prompt
+	Choices      int    // number of responses to each prompt that the engine generates; 0 if the body names none
 
 	// Tokens is the prompt as the client tokenized it, in nvext.token_data or a chat's
 	// kv_transfer_params.prompt_token_ids; nil if the field is absent or not a list of
@@ -109,7 +111,7 @@ const (
 //nolint:gochecknoglobals // a table
 var names = [...]string{
 	"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens",
-	"cache_salt", "nvext", "kv_transfer_params", "prompt_embeds", "echo",
+	"cache_salt", "nvext", "kv_transfer_params", "prompt_embeds", "echo", "n", "best_of",
 	"messages", "tools", "prompt", "tool_choice", "add_generation_prompt", "continue_final_message", "chat_template",
 	"chat_template_kwargs", "reasoning_effort", "documents", "add_special_tokens", "truncate_prompt_tokens",
 	// Of Messages.
@@ -211,6 +213,8 @@ func (f *fields) body() (Body, *Error) {
 		AddSpecialTokens:     f.get("add_special_tokens"),
 		TruncatePromptTokens: f.get("truncate_prompt_tokens"),
 	}
+	b.Choices = max(f.get("n").count(), f.get("best_of").count())
+	b.Prompts = f.get("prompt").prompts()
 	b.Model = f.text(f.get("model"), "model")
 	b.Stream = f.boolean(f.get("stream"), "stream")
 	b.IncludeUsage = f.boolean(f.get("stream_options").member("include_usage"), "stream_options.include_usage")

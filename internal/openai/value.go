@@ -112,6 +112,17 @@ func (v value) count() int {
 	return int(n)
 }
 
+// prompts returns the length of a list of prompts, 0 for another value: a list of token ids is one
+// prompt.
+func (v value) prompts() (n int) {
+	first := jsonscan.Scanner{In: v, At: 1}
+	if kind := first.Peek(); v.kind() != '[' || kind != '"' && kind != '[' {
+		return 0
+	}
+	v.each(func(value) { n++ })
+	return n
+}
+
 // ids returns a list of token ids, nil for an empty list or one with other values.
 func (v value) ids() []uint32 {
 	if !v.filled() {
