@@ -63,7 +63,7 @@ type Config struct {
 	MaxBodyBytes   int `yaml:"max-body-bytes" default:"16777216" help:"largest request body in <bytes>"`
 
 	MessageTimeout time.Duration `yaml:"message-timeout" default:"2s" help:"<time> for which Envoy waits for kvroute"`
-	// MaxMessageTimeout bounds a timeout that kvroute extends. Default 10 s.
+	// MaxMessageTimeout bounds a timeout that kvroute extends. Default 60 s.
 	MaxMessageTimeout time.Duration
 	// RequestTimeout by default suffices for 16 MiB at half a megabit a second. See [Config.HeadersTimeout].
 	RequestTimeout time.Duration `yaml:"request-timeout" default:"5m" help:"<time> that a client may take to send a request"`
@@ -117,7 +117,7 @@ var bootstrap string
 // the field and its value; in this case Render writes nothing.
 func Render(w io.Writer, c Config) error {
 	settings.SetDefaults(&c)
-	c.MaxMessageTimeout = cmp.Or(c.MaxMessageTimeout, 10*time.Second)
+	c.MaxMessageTimeout = cmp.Or(c.MaxMessageTimeout, time.Minute)
 	if err := c.check(); err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ const (
 func (s *stream) route(m message, body []byte) bool {
 	headers := append(s.destination(), headerRequestID, s.id)
 	headers = append(headers, s.named()...)
+	headers = append(headers, s.prefillHeaders()...)
 	if body != nil && s.sized {
 		// Envoy answers 500 if the header differs from the body's length.
 		headers = append(headers, "content-length", strconv.Itoa(len(body)))

@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/internal/reach"
+	"github.com/kvroute/kvroute/prefill"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -99,6 +100,14 @@ type Config struct {
 	// the worker's version supports. Default none: bodies are unchanged.
 	ForwardTokens string
 
+	// PrefillLeg says who sends the prefill request of a split request: [PrefillByRouter], the
+	// default, or [PrefillByHeader].
+	PrefillLeg string
+	// PrefillTimeout is the time that a prefill leg may take; then the decode worker computes
+	// the prompt. With QueueWait and half a second it must not exceed Envoy's
+	// max_message_timeout. Default 30 s.
+	PrefillTimeout time.Duration
+
 	// SecondChoice is how Envoy learns the second choice: [SecondHeader], the default,
 	// [SecondList] or [SecondNone].
 	SecondChoice string
@@ -149,7 +158,7 @@ func (c *Config) mayServe(a netip.AddrPort) bool { return c.Networks.Check(a) ==
 func (c Config) withDefaults() (Config, error) {
 	for name, value := range map[string]int64{
 		"MaxBodyBytes": int64(c.MaxBodyBytes), "MaxHeldBytes": c.MaxHeldBytes, "MaxStreams": int64(c.MaxStreams),
-		"DecisionTimeout": int64(c.DecisionTimeout), "QueueWait": int64(c.QueueWait),
+		"DecisionTimeout": int64(c.DecisionTimeout), "QueueWait": int64(c.QueueWait), "PrefillTimeout": int64(c.PrefillTimeout),
 	} {
 		if value < 0 {
 			return c, fmt.Errorf("extproc: %s is %d, want 0 or more", name, value)
@@ -164,10 +173,15 @@ func (c Config) withDefaults() (Config, error) {
 	c.QueueWait = cmp.Or(c.QueueWait, 9500*time.Millisecond)
 	c.OverloadStatus = cmp.Or(c.OverloadStatus, http.StatusTooManyRequests)
 	c.MaxStreams = cmp.Or(c.MaxStreams, 40_000)
+	c.PrefillLeg = cmp.Or(c.PrefillLeg, PrefillByRouter)
+	c.PrefillTimeout = cmp.Or(c.PrefillTimeout, 30*time.Second)
 	c.SecondChoice = cmp.Or(c.SecondChoice, SecondHeader)
 	c.FirstToken = cmp.Or(c.FirstToken, FirstTokenObserver)
 	if !slices.Contains([]string{SecondHeader, SecondList, SecondNone}, c.SecondChoice) {
 		return c, fmt.Errorf("extproc: SecondChoice is %q, want %q, %q or %q", c.SecondChoice, SecondHeader, SecondList, SecondNone)
+	}
+	if c.PrefillLeg != PrefillByRouter && c.PrefillLeg != PrefillByHeader {
+		return c, fmt.Errorf("extproc: PrefillLeg is %q, want %q or %q", c.PrefillLeg, PrefillByRouter, PrefillByHeader)
 	}
 	if c.FirstToken != FirstTokenObserver && c.FirstToken != FirstTokenResponseHeaders {
 		return c, fmt.Errorf("extproc: FirstToken is %q, want %q or %q", c.FirstToken, FirstTokenObserver, FirstTokenResponseHeaders)
@@ -186,6 +200,7 @@ type Server struct {
 	router  Router
 	metrics *metrics
 	forms   forms
+	prefill prefill.Client
 	prefix  string // of our request ids
 
 	held     heldBytes
@@ -220,4 +235,7 @@ type Router interface {
 	// Served notes which worker answered a request when its response begins. It reports
 	// whether it moved the booking to that worker, and which workers it avoids from now on.
 	Served(id string, r router.Response) (moved bool, avoided []router.Worker)
+	// PrefillFailed notes that a booked request has no prefill leg after all: its worker
+	// computes the prompt.
+	PrefillFailed(id string)
 }

@@ -74,6 +74,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/tap"
+
+	"github.com/kvroute/kvroute/prefill"
 )
 
 // New returns a server that gets its decisions from r. It fails if a setting is out of range,
@@ -97,7 +99,7 @@ func New(conf Config, r Router) (*Server, error) {
 	s := &Server{
 		conf: conf, router: r, metrics: m, forms: f,
 		prefix: IDPrefix(conf.RouterID),
-		held:   heldBytes{most: conf.MaxHeldBytes},
+		held:   heldBytes{most: conf.MaxHeldBytes}, prefill: prefill.Client{HTTP: conf.Networks.Client(), Router: r},
 	}
 	s.received = receiveBuffers{held: &s.held, evict: make(chan struct{})}
 	s.drained, s.drain = context.WithCancel(context.Background())

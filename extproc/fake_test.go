@@ -110,10 +110,10 @@ func limited(ctx context.Context, req *router.Request) (context.Context, context
 	timer := time.AfterFunc(req.DecisionTimeout, func() { cancel(router.ErrDecisionTimeout) })
 	if waiting := req.Waiting; waiting != nil {
 		limit := req.QueueWait
-		req.Waiting = func() {
+		req.Waiting = func(split bool) {
 			timer.Stop()
 			timer = time.AfterFunc(limit, func() { cancel(router.ErrTooLate) })
-			waiting()
+			waiting(split)
 		}
 	}
 	return ctx, func() { timer.Stop(); cancel(nil) }
@@ -147,6 +147,8 @@ func (r *fakeRouter) Abandon(id string) bool {
 	r.calls = append(r.calls, "abandon")
 	return true
 }
+
+func (r *fakeRouter) PrefillFailed(string) {}
 
 func (r *fakeRouter) Served(id string, resp router.Response) (moved bool, avoided []router.Worker) {
 	r.mu.Lock()

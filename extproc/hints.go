@@ -221,30 +221,41 @@ func (t *steering) pin(req *router.Request, nvext []byte, inBody bool) (bad *ope
 		}
 		*c.to = &n
 	}
-	if mode := t.get(headerRoutingMode); mode != "" && mode != "aggregated" {
-		return badHeader(headerRoutingMode, mode, "aggregated: prefill and decode are not split")
-	}
-	// One worker does both, so it may be named twice.
-	if prefill != nil && (id == nil || *prefill != *id) || prefillRank != nil && (rank == nil || *prefillRank != *rank) {
-		return &openai.Error{
-			Status: http.StatusBadRequest, Type: openai.InvalidRequest, Param: headerPrefillPin, Code: "no_prefill_worker",
-			Message: "the request names a worker for prefill other than the one for decode: prefill and decode are not split",
+	switch mode := router.Split(t.get(headerRoutingMode)); mode {
+	case router.SplitAuto:
+	case router.SplitNever, router.SplitAlways:
+		if req.Split == router.SplitAuto { // else kvroute cannot change the body
+			req.Split = mode
 		}
+	default:
+		return badHeader(headerRoutingMode, string(mode), "aggregated or disaggregated")
 	}
 	switch {
 	case id == nil && rank != nil:
 		return badHeader(headerRank, strconv.FormatUint(*rank, 10), "a worker beside it, in "+headerPin)
-	case id == nil:
+	case prefill == nil && prefillRank != nil:
+		return badHeader(headerPrefillRank, strconv.FormatUint(*prefillRank, 10), "a worker beside it, in "+headerPrefillPin)
+	case prefill != nil && id != nil && *prefill == *id:
+		req.Split = router.SplitNever // one worker does both
+	case prefill != nil:
+		req.PrefillPinned, req.PrefillAnyRank = pinned(*prefill, prefillRank)
+	}
+	if id == nil {
 		return nil
 	}
-	req.Pinned, req.AnyRank = &router.Worker{ID: *id}, rank == nil
-	if rank != nil {
-		req.Pinned.DPRank = uint32(*rank)
-	}
+	req.Pinned, req.AnyRank = pinned(*id, rank)
 	if t.get(headerGroup) != "" {
 		req.Preferred, req.Pinned, req.AnyRank = req.Pinned, nil, false
 	}
 	return nil
+}
+
+// pinned returns a worker, and whether any of its ranks will do.
+func pinned(id uint64, rank *uint64) (w *router.Worker, anyRank bool) {
+	if rank == nil {
+		return &router.Worker{ID: id}, true
+	}
+	return &router.Worker{ID: id, DPRank: uint32(*rank)}, false
 }
 
 func badHeader(name, value, want string) *openai.Error {

@@ -62,13 +62,15 @@ func TestInputs(t *testing.T) {
 		{name: "group, two pins in the body", header: []string{"x-dynamo-router-group", "west"}, body: `"nvext":{"backend_instance_id":8,"decode_worker_id":9,"prefill_worker_id":7}`, gone: true},
 		{name: "group, a question in the body", header: []string{"x-dynamo-router-group", "west"}, body: `"nvext":{"annotations":["query_instance_id"]}`, gone: true},
 		{name: "group alone", header: []string{"x-dynamo-router-group", "west"}, gone: true},
-		{name: "prefill pin of the same", header: []string{"x-dynamo-worker-instance-id", "7", "x-dynamo-prefill-instance-id", "7"}, gone: true, direct: pinned},
-		{name: "prefill pin of another", header: []string{"x-dynamo-worker-instance-id", "7", "x-dynamo-prefill-instance-id", "8"}, gone: true, direct: "400 no_prefill_worker"},
-		{name: "prefill pin, other name", header: []string{"x-prefill-instance-id", "8"}, gone: true, direct: "400 no_prefill_worker"},
-		{name: "prefill rank", header: []string{"x-dynamo-prefill-dp-rank", "8"}, gone: true, direct: "400 no_prefill_worker"},
+		{name: "prefill pin of the same", header: []string{"x-dynamo-worker-instance-id", "7", "x-dynamo-prefill-instance-id", "7"}, gone: true, direct: pinned + ", aggregated"},
+		{name: "prefill pin of another", header: []string{"x-dynamo-worker-instance-id", "7", "x-dynamo-prefill-instance-id", "8"}, gone: true, direct: pinned + ", prefill {8 0} any rank: true"},
+		{name: "prefill pin, other name", header: []string{"x-prefill-instance-id", "8"}, gone: true, direct: ", prefill {8 0} any rank: true"},
+		{name: "prefill rank", header: []string{"x-dynamo-prefill-dp-rank", "8"}, gone: true, direct: "400 bad_header"},
 		{name: "prefill rank, other name", header: []string{"x-prefill-dp-rank", "x"}, gone: true, direct: "400 bad_header"},
-		{name: "aggregated", header: []string{"x-dynamo-routing-mode", "aggregated"}, gone: true},
-		{name: "disaggregated", header: []string{"x-dynamo-routing-mode", "disaggregated"}, gone: true, direct: "400 bad_header"},
+		{name: "prefill pin and rank", header: []string{"x-prefill-instance-id", "8", "x-prefill-dp-rank", "2"}, gone: true, direct: ", prefill {8 2} any rank: false"},
+		{name: "aggregated", header: []string{"x-dynamo-routing-mode", "aggregated"}, gone: true, direct: ", aggregated"},
+		{name: "disaggregated", header: []string{"x-dynamo-routing-mode", "disaggregated"}, gone: true, direct: ", disaggregated"},
+		{name: "another mode", header: []string{"x-dynamo-routing-mode", "both"}, gone: true, direct: "400 bad_header"},
 		{name: "session", header: []string{"x-dynamo-session-id", "s"}, plain: ", session s", direct: ", session s", trusted: ", session s"},
 		{name: "session, another header", header: []string{"x-claude-code-session-id", "s"}, plain: ", session s", direct: ", session s", trusted: ", session s"},
 		{
@@ -124,8 +126,8 @@ func TestInputs(t *testing.T) {
 		{name: "two pins of the body", body: `"nvext":{"decode_worker_id":7,"backend_instance_id":8}`, direct: "400"},
 		{name: "no pin in the body", body: `"nvext":{"backend_instance_id":"7"}`, direct: "400"},
 		{name: "the header wins", header: []string{"x-dynamo-worker-instance-id", "7", "x-dynamo-dp-rank", "1"}, gone: true, body: `"nvext":{"backend_instance_id":8,"dp_rank":2}`, direct: ", pin {7 1} any rank: false"},
-		{name: "prefill pin of the body", body: `"nvext":{"decode_worker_id":7,"prefill_worker_id":8}`, direct: "400 no_prefill_worker"},
-		{name: "prefill rank of the body", body: `"nvext":{"decode_worker_id":7,"dp_rank":1,"prefill_worker_id":7,"prefill_dp_rank":1}`, direct: ", pin {7 1} any rank: false"},
+		{name: "prefill pin of the body", body: `"nvext":{"decode_worker_id":7,"prefill_worker_id":8}`, direct: pinned + ", prefill {8 0} any rank: true"},
+		{name: "prefill rank of the body", body: `"nvext":{"decode_worker_id":7,"dp_rank":1,"prefill_worker_id":7,"prefill_dp_rank":1}`, direct: ", pin {7 1} any rank: false, aggregated"},
 		{name: "priority of the body", body: `"nvext":{"agent_hints":{"priority":3,"strict_priority":1,"osl":9,"latency_sensitivity":8}}`, trusted: ", priority 3, strict 1, output 9"},
 		{name: "priority, older name", body: `"nvext":{"agent_hints":{"latency_sensitivity":0.5}}`, trusted: ", priority 0.5"},
 		{name: "the priority's header wins", header: []string{"x-dynamo-request-priority", "4"}, gone: true, body: `"nvext":{"agent_hints":{"priority":3}}`, trusted: ", priority 4"},
@@ -184,6 +186,12 @@ func outcome(h *harness, x *envoytest.Exchange) string {
 	defer h.router.mu.Unlock()
 	req := &h.router.asked[0]
 	text := steered(req)
+	if p := req.PrefillPinned; p != nil {
+		text += fmt.Sprintf(", prefill %v any rank: %v", *p, req.PrefillAnyRank)
+	}
+	if req.Split != router.SplitAuto {
+		text += ", " + string(req.Split)
+	}
 	if p := req.Preferred; p != nil {
 		text += fmt.Sprint(", preferred ", *p)
 	}
@@ -281,7 +289,7 @@ func TestQueryInstanceID(t *testing.T) {
 	}
 	back := newHarness(t, extproc.Config{AllowDirect: true})
 	x = back.Do(chat(fmt.Sprintf(`{"model":"m","messages":[1],"nvext":%s}`, answer.Worker)))
-	if got := outcome(back, x); got != ", pin {9223372036854775813 3} any rank: false" {
+	if got := outcome(back, x); got != ", pin {9223372036854775813 3} any rank: false, aggregated" {
 		t.Errorf("sent back it is %q", got)
 	}
 	x.End()

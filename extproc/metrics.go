@@ -46,6 +46,7 @@ type metrics struct {
 	encodings metric.Int64Counter
 	queries   metric.Int64Counter
 	unreached metric.Int64Counter
+	legs      metric.Float64Histogram
 
 	kinds [kinds]metric.MeasurementOption // labels, made once since every request needs them
 }
@@ -75,6 +76,11 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 		metric.WithUnit("By"), metric.WithDescription("Size of the bodies of requests that kvroute routes."),
 		// From a question to a long document, in powers of four.
 		metric.WithExplicitBucketBoundaries(256, 1<<10, 4<<10, 16<<10, 64<<10, 256<<10, 1<<20, 4<<20, 16<<20))
+	errs = append(errs, err)
+	m.legs, err = meter.Float64Histogram("kvroute.extproc.prefill.duration",
+		metric.WithUnit("s"), metric.WithDescription("Time that requests waited for their prefill leg, by outcome."),
+		// From a prefill worker that is not reached to the longest prompts.
+		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30))
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, fmt.Errorf("extproc: make instruments: %w", err)
 	}

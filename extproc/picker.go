@@ -9,6 +9,8 @@ import (
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/kvroute/kvroute/router"
 )
 
 // The endpoint-picker protocol of the Gateway API Inference Extension, proposal 004. A gateway
@@ -104,8 +106,12 @@ func (s *stream) named() []string {
 	switch {
 	case d.NameRank: // otherwise the server chooses a rank by itself
 		return []string{headerVLLMRank, rank}
-	case engineName(d.Engine) == "dynamo": // a frontend that forwards to the named instance
-		return []string{headerPin, strconv.FormatUint(d.Worker.ID, 10), headerRank, rank, headerRoutingMode, "aggregated"}
+	case engineName(d.Engine) == engineDynamo: // a frontend that forwards to the named instance
+		mode := router.SplitNever
+		if d.Prefill != nil {
+			mode = router.SplitAlways
+		}
+		return []string{headerPin, strconv.FormatUint(d.Worker.ID, 10), headerRank, rank, headerRoutingMode, string(mode)}
 	}
 	return nil
 }

@@ -81,8 +81,9 @@ func (s *stream) query(ctx context.Context, req router.Request, model string) bo
 	s.state = refused
 	var a queried
 	a.Worker.Decode, a.Worker.DecodeRank = d.Worker.ID, d.Worker.DPRank
-	a.Worker.Prefill, a.Worker.PrefillRank = d.Worker.ID, d.Worker.DPRank
-	if a.Overlap = d.OverlapBlocks; d.Tokens != nil {
+	first := cmp.Or(d.Prefill, &d) // computes the prompt
+	a.Worker.Prefill, a.Worker.PrefillRank = first.Worker.ID, first.Worker.DPRank
+	if a.Overlap = first.OverlapBlocks; d.Tokens != nil {
 		a.Tokens = d.Tokens.IDs
 	}
 	body, _ := json.Marshal(a) // numbers always marshal

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
@@ -39,6 +38,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 		// Treat the response as non-streaming unless the body has "stream": true. A first token
 		// that kvroute sees in it ends the prefill anyway.
 		Unseen:     !fields.Stream,
+		Split:      s.splittable(m, &fields),
 		WantTokens: len(s.server.forms) > 0, WantSecond: s.server.conf.SecondChoice != SecondNone,
 	}
 	if s.salt != "" { // a gateway can set the header; the body is always the client's
@@ -55,7 +55,8 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	switch {
 	case err == nil:
 		s.state = routed
-		return s.route(m, s.forward(&fields, m, body))
+		changed := s.runLeg(ctx, &fields, body, s.forward(&fields, m, body))
+		return ctx.Err() == nil && s.route(m, changed)
 	case ctx.Err() != nil:
 		return false
 	}
@@ -83,9 +84,12 @@ const answerTime = 500 * time.Millisecond
 func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 	conf := &s.server.conf
 	req.DecisionTimeout, req.QueueWait = conf.DecisionTimeout, conf.QueueWait
-	req.Waiting = func() {
-		// An error means that the stream has ended, which ends ctx.
-		_ = s.grpc.Send(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(conf.QueueWait + answerTime)})
+	req.Waiting = func(split bool) {
+		wait := conf.QueueWait
+		if split && conf.PrefillLeg == PrefillByRouter {
+			wait += conf.PrefillTimeout
+		}
+		s.extend(wait)
 	}
 	s.id = s.server.newID()
 	s.booked = true // before the call, which may book and then panic

@@ -141,7 +141,7 @@ func decides(t *testing.T, d *datadriven.TestData) func(context.Context, router.
 	}
 	if d.HasArg("waits") {
 		return func(ctx context.Context, req router.Request) (router.Decision, error) {
-			req.Waiting()
+			req.Waiting(false)
 			return admittedAfter(delay)(ctx, req)
 		}
 	}

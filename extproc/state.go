@@ -174,6 +174,7 @@ type stream struct {
 
 	id       string // the request's id; "" before the decision
 	booked   bool   // the slot must be freed
+	extended bool   // Envoy has been asked for more time
 	served   bool   // the response has a status 2xx
 	decision router.Decision
 

@@ -31,7 +31,10 @@ type Record struct {
 
 	Models []string    `json:"models"` // names of the base model
 	LoRA   []string    `json:"lora,omitempty"`
-	Role   router.Role `json:"role,omitempty"` // "aggregated" (default), "prefill", "decode"
+	Role   router.Role `json:"role,omitempty"` // "aggregated" (default), "prefill", "decode", "both"
+	// Bootstrap is the ip:port of the server by which SGLang's decode workers find this
+	// prefill worker. Default: port 8998 of the worker's address.
+	Bootstrap string `json:"bootstrap,omitempty"`
 
 	BlockSize        int    `json:"block_size,omitempty"` // tokens; 0 = publishes no events
 	DPStart          uint32 `json:"dp_start,omitempty"`
@@ -206,7 +209,11 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 	for _, taint := range r.Taints {
 		c.length(len(taint), 0, maxNameLen, "a word of taints", "bytes")
 	}
-	c.that(slices.Contains([]router.Role{"", router.Aggregated, router.Prefill, router.Decode}, r.Role), "role", string(r.Role), "aggregated, prefill or decode")
+	c.that(slices.Contains([]router.Role{"", router.Aggregated, router.Prefill, router.Decode, router.Both}, r.Role), "role", string(r.Role), "aggregated, prefill, decode or both")
+	if r.Bootstrap != "" {
+		_, err := address(r.Bootstrap, networks)
+		c.noError(err, "bootstrap", r.Bootstrap)
+	}
 	c.that(r.BlockSize >= 0, "block_size", r.BlockSize, "0 or more tokens")
 	c.that(r.TotalKVBlocks >= 0, "total_kv_blocks", r.TotalKVBlocks, "0 or more")
 	c.that(r.MaxNumSeqs >= 0, "max_num_seqs", r.MaxNumSeqs, "0 or more")
@@ -233,7 +240,7 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 	}
 	info := router.WorkerInfo{
 		ID: r.ID(), Name: r.Name, Address: at, RankAddresses: ranks,
-		Models: r.Models, LoRA: r.LoRA, Role: r.Role,
+		Models: r.Models, LoRA: r.LoRA, Role: r.Role, Bootstrap: r.Bootstrap,
 		BlockSize: r.BlockSize, DPStart: r.DPStart, DPSize: max(1, r.DPSize),
 		TotalKVBlocks: r.TotalKVBlocks, MaxNumSeqs: r.MaxNumSeqs, MaxBatchedTokens: r.MaxBatchedTokens, Reorders: r.Reorders,
 		PrefillThroughput: r.PrefillTPS, GPUType: clip(r.GPUType),
@@ -330,6 +337,10 @@ func (r *Record) Registered(networks reach.Networks) (router.WorkerInfo, error) 
 	for _, a := range info.RankAddresses {
 		c.that(a.Addr() == own, "rank_addresses", a.String(), fmt.Sprintf("the worker's own host %v", own))
 		c.noError(networks.CheckRegistered(a), "rank_addresses", a.String())
+	}
+	if r.Bootstrap != "" {
+		at, _ := netip.ParseAddrPort(r.Bootstrap)
+		c.that(at.Addr() == own, "bootstrap", r.Bootstrap, fmt.Sprintf("the worker's own host %v", own))
 	}
 	if p := r.Health; p != nil {
 		c.that(p.Path == "" || p.Path == healthPath, "health.path", p.Path, healthPath+"; other paths are for workers in the configuration file")

@@ -88,7 +88,7 @@ func TestAWorkerVanishes(t *testing.T) {
 	waits, left := make(chan struct{}), make(chan error, 1)
 	go func() {
 		_, err := r.BestWorker(context.Background(), router.Request{
-			ID: "waits", Model: "m", Tokens: prompt("A"), Pinned: &router.Worker{ID: 2}, Waiting: func() { close(waits) },
+			ID: "waits", Model: "m", Tokens: prompt("A"), Pinned: &router.Worker{ID: 2}, Waiting: func(bool) { close(waits) },
 		})
 		left <- err
 	}()

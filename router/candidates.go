@@ -4,6 +4,7 @@ package router
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -60,7 +61,8 @@ func (c *core) exclude(e *entry, q *question) Exclusion {
 		return ExcludedPin
 	case info.Draining:
 		return ExcludedDraining
-	case info.Role == Prefill:
+	case !info.Role.takes(q.workspace.part),
+		q.decode != nil && (info.ID == q.decode.ID || !strings.EqualFold(info.Engine, q.decode.Engine)):
 		return ExcludedRole
 	case q.adapter != "" && !slices.Contains(info.LoRA, q.adapter):
 		return ExcludedAdapter
@@ -88,8 +90,9 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 	for i, ord := range c.candidates {
 		e, in := &c.entries[ord], &c.inputs[i]
 		c.load(now, ord, q.tokens, in)
+		in.DecodeOnly = in.DecodeOnly || c.part == decodePart
 		switch {
-		case c.conf.NoActiveBlocks:
+		case c.conf.NoActiveBlocks, c.part == prefillPart:
 		case s.AssumeKVReuse:
 			in.AdditionalBlocks = c.slots.AdditionalBlocks(ord, q.sequence)
 		default:

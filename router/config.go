@@ -70,6 +70,9 @@ type Config struct {
 	// Sessions says whether a conversation stays on its worker.
 	Sessions SessionConfig
 
+	// Split says when another worker computes the prompt than the one that generates.
+	Split SplitConfig
+
 	// NoActiveBlocks ignores the blocks of requests in flight. Their prefill tokens and
 	// their number count as before.
 	NoActiveBlocks bool
@@ -192,11 +195,12 @@ func (c Config) withDefaults() (Config, error) {
 	c.PrefillThroughput = cmp.Or(c.PrefillThroughput, 50_000)
 	c.KeepDecisions = cmp.Or(c.KeepDecisions, 1024)
 	c.Meter = cmp.Or[metric.Meter](c.Meter, noop.Meter{})
+	c.Split.Skip = cmp.Or(c.Split.Skip, SkipNever)
 	q, s := &c.Queue, &c.Sessions
 	q.Policy = cmp.Or(q.Policy, scorer.FCFS)
 	threshold := *cmp.Or(q.Threshold, new(0.))
 	for _, err := range []error{
-		c.Scoring.Validate(), c.Thresholds.Validate(), q.Policy.Validate(),
+		c.Scoring.Validate(), c.Thresholds.Validate(), q.Policy.Validate(), c.Split.check(&c.Thresholds, q.Threshold),
 		check("Mode", c.Mode, slices.Contains(Modes(), c.Mode), fmt.Sprintf("one of %v", Modes())),
 		check("BlockSize", c.BlockSize, c.BlockSize >= 0 && c.BlockSize <= maxBlockSize, fmt.Sprintf("0 to %d tokens", maxBlockSize)),
 		check("GuessTTL", c.GuessTTL, c.GuessTTL >= 0, "0 or more"),

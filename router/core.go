@@ -51,6 +51,7 @@ type core struct {
 	turn     uint64 // booked requests so far
 	expired  int    // slots that were neither owned nor freed
 	skipped  int    // thresholds that could not be applied
+	splits   bool   // some workers take prefill legs, and some the decode of split requests
 
 	typical typical       // average of this router's requests
 	ended   uint64        // requests that ended
@@ -125,6 +126,7 @@ func (c *core) setWorker(info *WorkerInfo) {
 			c.add(w, info)
 		}
 	}
+	c.countRoles()
 }
 
 // removeWorker drops all ranks of a worker process with their slots. The caller
@@ -133,6 +135,7 @@ func (c *core) removeWorker(id uint64) {
 	for _, ord := range c.ordinals(id) {
 		c.drop(ord)
 	}
+	c.countRoles()
 }
 
 // ordinals returns the ordinals of a process's ranks.
@@ -241,6 +244,36 @@ func (c *core) draw(id string) float64 {
 	return scorer.Draw(c.conf.Seed, key)
 }
 
+// choose returns the chosen candidate, and the reason in d. bound is the candidate that the
+// session is bound to, or -1. There is a candidate.
+func (c *core) choose(q *question, s *scorer.Settings, bound int, d *Decision) (chosen int) {
+	d.Reason, d.Cost, d.Policy, d.Equal = q.reason, 0, "", 0
+	c.costs = slices.Grow(c.costs[:0], len(c.inputs))[:len(c.inputs)]
+	clear(c.costs)
+	switch {
+	case bound >= 0:
+		d.Reason = ReasonSession
+		return bound
+	case q.Pinned != nil:
+		if d.Reason = ReasonPinned; len(c.candidates) == 1 {
+			return 0
+		}
+	}
+	chosen = c.best(s, d)
+	if q.Preferred == nil || q.Pinned != nil {
+		return chosen
+	}
+	at := slices.IndexFunc(c.candidates, func(ord int) bool { return c.entries[ord].worker == *q.Preferred })
+	if at < 0 {
+		return chosen
+	}
+	d.Reason, d.Cost = ReasonPreferred, c.costs[at]
+	if d.Equal > 0 {
+		d.Equal = scorer.Equals(c.costs, at)
+	}
+	return at
+}
+
 // best returns the candidate that the mode chooses.
 func (c *core) best(s *scorer.Settings, d *Decision) (chosen int) {
 	reason := ReasonMode
@@ -261,7 +294,7 @@ func (c *core) best(s *scorer.Settings, d *Decision) (chosen int) {
 		if reason = ReasonLoad; c.anyOverlap() {
 			reason = ReasonKV
 		}
-		if c.conf.Rule != nil {
+		if c.conf.Rule != nil && c.part != decodePart {
 			chosen = c.conf.Rule(&c.request, c.inputs, c.costs)
 			chosen = max(0, min(chosen, len(c.candidates)-1)) // a caller's rule may err
 			scorer.Bound(c.costs)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -60,7 +59,7 @@ func (c *core) submit(now time.Time, q *question, d *Decision) (w *waiter, err e
 	if !errors.Is(err, errMustWait) {
 		return nil, err
 	}
-	w = &waiter{q: q, d: d, since: now, wake: make(chan struct{}, 1)}
+	w = &waiter{q: q, d: d, since: now, wake: make(chan struct{}, 1), split: c.splits && q.Split != SplitNever}
 	if t := q.mayWait(); t > 0 {
 		w.deadline = now.Add(t)
 	}
@@ -77,15 +76,11 @@ func (c *core) submit(now time.Time, q *question, d *Decision) (w *waiter, err e
 	return w, nil
 }
 
-// decide chooses a worker for q and, if q has an id, takes a slot on it. d gets the choice,
-// and q.workspace the inputs of the choice. othersWait says that requests wait already in
+// decide chooses a worker for q and, if q has an id, takes a slot on it; in a split model also
+// for the prefill leg. d gets the choice. othersWait says that requests wait already in
 // the lane of q: then q must wait, too, if any worker may take it. After an error nothing
 // is booked.
-//
-// The order of the steps is fixed: the workers that may take the request, their loads, the
-// busy ones, whether to wait, the session's worker, and then the best one.
 func (c *core) decide(now time.Time, q *question, d *Decision, othersWait bool) error {
-	c.workspace = q.workspace
 	settings, err := c.settingsFor(q)
 	if err != nil {
 		return err
@@ -93,34 +88,15 @@ func (c *core) decide(now time.Time, q *question, d *Decision, othersWait bool) 
 	if c.conf.Mode == Direct && q.Pinned == nil {
 		return ErrPinMissing
 	}
-	if err := c.eligible(now, q); err != nil {
-		return err
-	}
-	c.grow(now)
-	c.measure(now, q, settings)
-	mayWait := c.queue != nil && q.ID != ""
-	if err := c.leaveOutBusy(now, q); err != nil {
-		if mayWait {
-			return errMustWait
-		}
-		return err
-	}
-	if mayWait && (othersWait || scorer.MustWait(c.inputs, *c.conf.Queue.Threshold)) {
-		return errMustWait
-	}
-	bound, err := c.followSession(now, q)
+	chosen, err := c.pickWorkers(now, q, settings, d, othersWait)
 	if err != nil {
 		return err
 	}
-	d.Time, d.Second = now, Second{}
-	d.BlockSize, d.Draw, d.Turn = c.blockSize, c.request.U, c.request.Turn
-	d.Settings, d.Thresholds = settings, c.thresholds
-	chosen := c.choose(q, settings, bound, d)
-	c.describe(q, chosen, d)
-	if q.WantSecond && q.Pinned == nil && !(bound >= 0 && c.conf.Sessions.Hard) {
-		d.Second = c.second(chosen)
-	}
 	if q.ID != "" && !c.takeSlot(now, q, chosen, d) {
+		return ErrDuplicate
+	}
+	if d.Prefill != nil && !c.bookLeg(now, q, d) {
+		c.slots.Free(q.ID)
 		return ErrDuplicate
 	}
 	if q.explain {
@@ -129,32 +105,40 @@ func (c *core) decide(now time.Time, q *question, d *Decision, othersWait bool) 
 	return nil
 }
 
-// choose returns the chosen candidate, and the reason in d. bound is the candidate that the
-// session is bound to, or -1. There is a candidate.
-func (c *core) choose(q *question, s *scorer.Settings, bound int, d *Decision) (chosen int) {
-	d.Reason, d.Cost, d.Policy, d.Equal = q.reason, 0, "", 0
-	c.costs = slices.Grow(c.costs[:0], len(c.inputs))[:len(c.inputs)]
-	clear(c.costs)
-	switch {
-	case bound >= 0:
-		d.Reason = ReasonSession
-		return bound
-	case q.Pinned != nil:
-		if d.Reason = ReasonPinned; len(c.candidates) == 1 {
-			return 0
+// pick chooses a worker for a part of q. It returns the candidate, and the choice in d. q.workspace
+// gets the inputs of the choice.
+//
+// The order of the steps is fixed: the workers that may take the part, their loads, the
+// busy ones, whether to wait, the session's worker, and then the best one.
+func (c *core) pick(now time.Time, q *question, p part, settings *scorer.Settings, d *Decision, othersWait bool) (chosen int, err error) {
+	c.workspace = q.workspace
+	c.part = p
+	if err := c.eligible(now, q); err != nil {
+		return 0, err
+	}
+	c.grow(now)
+	c.measure(now, q, settings)
+	mayWait := c.queue != nil && q.ID != ""
+	if err := c.leaveOutBusy(now, q); err != nil {
+		if mayWait {
+			return 0, errMustWait
 		}
+		return 0, err
 	}
-	chosen = c.best(s, d)
-	if q.Preferred == nil || q.Pinned != nil {
-		return chosen
+	if mayWait && (othersWait || scorer.MustWait(c.inputs, *c.conf.Queue.Threshold)) {
+		return 0, errMustWait
 	}
-	at := slices.IndexFunc(c.candidates, func(ord int) bool { return c.entries[ord].worker == *q.Preferred })
-	if at < 0 {
-		return chosen
+	bound, err := c.followSession(now, q)
+	if err != nil {
+		return 0, err
 	}
-	d.Reason, d.Cost = ReasonPreferred, c.costs[at]
-	if d.Equal > 0 {
-		d.Equal = scorer.Equals(c.costs, at)
+	d.Time, d.Second = now, Second{}
+	d.BlockSize, d.Draw, d.Turn = c.blockSize, c.request.U, c.request.Turn
+	d.Settings, d.Thresholds = settings, c.thresholds
+	chosen = c.choose(q, settings, bound, d)
+	c.describe(q, chosen, d)
+	if q.WantSecond && q.Pinned == nil && !(bound >= 0 && c.conf.Sessions.Hard) {
+		d.Second = c.second(chosen)
 	}
-	return at
+	return chosen, nil
 }

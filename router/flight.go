@@ -35,6 +35,7 @@ type flight struct {
 	held    int32  // blocks of the prompt that the second choice holds
 	rebind  bool   // bind the session even if it is bound to another worker
 	lapses  bool   // the request ends when it loses its slot, because no caller has to free it
+	leg     bool   // the request has a prefill leg, which ends with its first token or its end
 	session uint64 // to be bound at the first token; 0 = none
 	name    string // of the session, if other replicas must learn of it
 	guess   guess  // of cached blocks, until the first token confirms it

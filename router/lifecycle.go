@@ -36,6 +36,9 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 	if fl.pool == nil {
 		return false
 	}
+	if fl.leg {
+		r.endLeg(id, true)
+	}
 	now := r.conf.Now()
 	var news, inferred bool
 	bound := SessionBinding{Session: fl.name}
@@ -110,6 +113,9 @@ func (r *Router) Abandon(id string) bool {
 func (r *Router) free(fl flight, id string, served bool) bool {
 	if fl.pool == nil {
 		return false
+	}
+	if fl.leg {
+		r.endLeg(id, served)
 	}
 	now := r.conf.Now()
 	var silent bool
@@ -234,7 +240,7 @@ func (c *core) describe(q *question, chosen int, d *Decision) {
 	d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, in.ActiveRequests, c.throughput(e))
 	d.EstimatedTTFT = d.Settings.ModelTTFT(&c.request, in)
 	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
-	d.Engine, d.NameRank, d.Group = e.info.Engine, e.info.wantsRank(e.worker.DPRank), e.info.Group
+	d.Engine, d.NameRank, d.Group, d.Bootstrap = e.info.Engine, e.info.wantsRank(e.worker.DPRank), e.info.Group, e.info.Bootstrap
 	d.Member = c.member(q, ord)
 }
 
@@ -243,18 +249,22 @@ func (c *core) describe(q *question, chosen int, d *Decision) {
 func (c *core) takeSlot(now time.Time, q *question, chosen int, d *Decision) bool {
 	ord := c.candidates[chosen]
 	e := &c.entries[ord]
+	reuse := d.Settings.AssumeKVReuse
+	if q.leg != nil {
+		reuse = c.settings.AssumeKVReuse // the decode settings leave it out of the comparison only
+	}
 	if !c.slots.Add(now, q.ID, &scorer.Booking{
 		Worker: ord, Blocks: q.sequence, BlockSize: c.blockSize,
 		PromptTokens: q.tokens, CachedTokens: q.tokens - d.PrefillTokens,
-		ExpectedOutput: q.ExpectedOutput, Owned: q.Owned, Unseen: q.Unseen, Number: q.number,
-		BlocksUntracked: c.conf.NoActiveBlocks, PrefillUntracked: !d.Settings.TrackPrefill, NoReuse: !d.Settings.AssumeKVReuse,
+		ExpectedOutput: q.ExpectedOutput, Owned: q.Owned, Unseen: q.Unseen && q.leg == nil, Number: q.number,
+		BlocksUntracked: c.conf.NoActiveBlocks || q.decode != nil, PrefillUntracked: !d.Settings.TrackPrefill, NoReuse: !reuse,
 		Reports: e.info.Group != "",
 	}) {
 		return false
 	}
 	c.turn++
 	e.routed++
-	if q.tokens > 0 {
+	if q.tokens > 0 && q.leg == nil {
 		c.typical.note(q.tokens, d.PrefillTokens)
 	}
 	q.ordinal, q.generation = ord, e.since

@@ -26,7 +26,7 @@ type metrics struct {
 	refusals              metric.Int64Counter
 	waits                 metric.Float64Histogram
 	failovers, avoidances metric.Int64Counter
-	firstTokens           metric.Int64Counter
+	firstTokens, legs     metric.Int64Counter
 }
 
 // labels are the attributes of one pool's measurements, made once.
@@ -121,6 +121,7 @@ func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 		avoidances:  k.counter("router.avoidances", "{period}", "Times that a worker began to be avoided because it failed, by model."),
 		firstTokens: k.counter("router.first_tokens", "{request}", "Requests whose prompt was taken for computed, by model and by what said so first."),
 	}
+	m.legs = k.counter("router.prefill_legs", "{request}", "Booked requests of split models, by model and by why they have no prefill leg; skipped is empty for those with a leg.")
 	r.observeWith(&k)
 	if err := errors.Join(k.errs...); err != nil {
 		return nil, fmt.Errorf("router: make instruments: %w", err)
@@ -214,8 +215,15 @@ func (m *metrics) decided(ctx context.Context, l *labels, d *Decision) {
 	if d.ReusedBytes > 0 {
 		m.reused.Add(ctx, int64(d.ReusedBytes), l.add...)
 	}
+	overlap := d.OverlapBlocks
+	if d.Prefill != nil || d.NoLeg != "" {
+		m.legs.Add(ctx, 1, metric.WithAttributes(l.model, attribute.String("skipped", string(d.NoLeg))))
+	}
+	if d.Prefill != nil {
+		overlap = d.Prefill.OverlapBlocks
+	}
 	if d.PromptBlocks > 0 {
-		m.overlap.Record(ctx, float64(d.OverlapBlocks)/float64(d.PromptBlocks), l.record...)
+		m.overlap.Record(ctx, float64(overlap)/float64(d.PromptBlocks), l.record...)
 	}
 	if d.QueueTime > 0 {
 		m.waits.Record(ctx, d.QueueTime.Seconds(), l.record...)

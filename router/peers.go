@@ -187,7 +187,7 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 		if booked = core.slots.Add(now, key, &scorer.Booking{
 			Worker: q.ordinal, Blocks: c.Sequence, BlockSize: core.blockSize,
 			PromptTokens: c.PromptTokens, CachedTokens: max(0, cached), ExpectedOutput: c.ExpectedOutput,
-			Owned: !c.Expires, Replica: peer, Number: fl.number, BlocksUntracked: core.conf.NoActiveBlocks,
+			Owned: !c.Expires, Replica: peer, Number: fl.number, BlocksUntracked: core.conf.NoActiveBlocks || isLeg(c.ID),
 			PrefillUntracked: c.PrefillUntracked, NoReuse: !core.settings.AssumeKVReuse, Reports: e.info.Group != "",
 		}); booked {
 			core.disclose(now, q.ordinal, len(c.Sequence), syncLag)

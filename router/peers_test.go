@@ -194,7 +194,7 @@ func TestPeersWakeTheQueue(t *testing.T) {
 			r.PeerChanged(7, taken("p", "ab", 1))
 			waits, done := make(chan struct{}), make(chan error, 1)
 			go func() {
-				_, err := r.BestWorker(context.WithoutCancel(t.Context()), router.Request{ID: "o", Model: "m", Tokens: prompt("c"), Waiting: func() { close(waits) }})
+				_, err := r.BestWorker(context.WithoutCancel(t.Context()), router.Request{ID: "o", Model: "m", Tokens: prompt("c"), Waiting: func(bool) { close(waits) }})
 				done <- err
 			}()
 			<-waits

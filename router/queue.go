@@ -23,6 +23,7 @@ type waiter struct {
 	done     bool      // the request has left the queue: booked, or with err
 	stale    bool      // the caller must count the overlap again before the request is admitted
 	err      error     // if done
+	split    bool      // the request may have a prefill leg
 
 	wake chan struct{} // has room for one
 }
@@ -106,7 +107,7 @@ func (p *pool) wait(ctx context.Context, now func() time.Time, w *waiter, s *scr
 		}
 	}()
 	if w.q.Waiting != nil {
-		w.q.Waiting()
+		w.q.Waiting(w.split)
 	}
 	if w.q.freed() {
 		return ErrFreed // before it was in the queue, where [core.dismiss] finds it

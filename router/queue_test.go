@@ -47,7 +47,7 @@ func (l *line) join(ctx context.Context, t *testing.T, req router.Request) {
 	t.Helper()
 	waits := make(chan struct{})
 	req.Model = "m"
-	req.Waiting = func() { close(waits) }
+	req.Waiting = func(split bool) { close(waits) }
 	l.wg.Go(func() {
 		_, err := l.r.BestWorker(ctx, req)
 		l.mu.Lock()
@@ -280,7 +280,7 @@ func TestQueueOfAPanic(t *testing.T) {
 				t.Error("the panic is lost")
 			}
 		}()
-		_, _ = r.BestWorker(t.Context(), router.Request{ID: "p", Model: "m", Waiting: func() { panic("no") }})
+		_, _ = r.BestWorker(t.Context(), router.Request{ID: "p", Model: "m", Waiting: func(bool) { panic("no") }})
 	}()
 	if r.Free("p") {
 		t.Error("the request is in flight")

@@ -68,6 +68,12 @@ type Request struct {
 	RequiredTaints  []string
 	PreferredTaints map[string]float64
 
+	// PrefillPinned, if not nil, is the worker that must take the prefill leg; PrefillAnyRank
+	// allows all of its ranks. Split says whether the request may have, or must have, such a leg.
+	PrefillPinned  *Worker
+	PrefillAnyRank bool
+	Split          Split
+
 	// Session names the conversation that the request belongs to; see
 	// [SessionConfig]. SessionFinal says that this is its last request.
 	Session      string
@@ -87,8 +93,9 @@ type Request struct {
 	// Labels are kept with the decision. They have no effect on it.
 	Labels Labels
 	// Waiting, if not nil, is called once if the request has to wait, before it
-	// does, by the goroutine that called [Router.BestWorker].
-	Waiting func()
+	// does, by the goroutine that called [Router.BestWorker]. split says that the request
+	// may have a prefill leg after that.
+	Waiting func(split bool)
 
 	// Override changes the settings of this decision; mode [KV] only.
 	Override *Override
@@ -133,8 +140,10 @@ func (req *Request) check() error {
 	switch {
 	case len(req.RequiredTaints) > maxTaints || len(req.PreferredTaints) > maxTaints:
 		return fmt.Errorf("%w: %d required and %d preferred taints, want at most %d of a kind", ErrBadRequest, len(req.RequiredTaints), len(req.PreferredTaints), maxTaints)
-	case len(req.ID) > maxID:
-		return fmt.Errorf("%w: ID has %d bytes, want at most %d", ErrBadRequest, len(req.ID), maxID)
+	case len(req.ID) > maxID || isLeg(req.ID):
+		return fmt.Errorf("%w: ID has %d bytes, want at most %d, and no %q at its end", ErrBadRequest, len(req.ID), maxID, legSuffix)
+	case req.Split != SplitAuto && req.Split != SplitNever && req.Split != SplitAlways:
+		return fmt.Errorf("%w: Split is %q, want aggregated or disaggregated", ErrBadRequest, bounded(string(req.Split)))
 	case math.IsNaN(req.Priority) || math.IsInf(req.Priority, 0):
 		return fmt.Errorf("%w: Priority is %v, want a finite number", ErrBadRequest, req.Priority)
 	case req.ExpectedOutput < 0:
@@ -187,6 +196,10 @@ type question struct {
 
 	workspace *workspace
 
+	// Of a request with a prefill leg, the leg. Of a prefill leg, the worker that decodes.
+	leg    *legQuestion
+	decode *WorkerInfo
+
 	flights *flights // that has the request; nil for a request without an id
 
 	// The fields below are set by a booking.
@@ -211,6 +224,7 @@ var errMustWait = errors.New("the request must wait")
 // workspace is the memory of one decision. It belongs to the request and not to the pool,
 // so that it stays in the cache of the request's processor.
 type workspace struct {
+	part       part
 	request    scorer.Request
 	verdicts   []Exclusion // along core.order; empty for candidates
 	candidates []int       // ordinals, in worker order

@@ -85,14 +85,14 @@ func TestRefusalsSayWhenToComeAgain(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			ask := func(id string, waiting func()) error {
+			ask := func(id string, waiting func(bool)) error {
 				_, err := r.BestWorker(ctx, router.Request{ID: id, Model: "m", Blocks: &router.Blocks{Tokens: 10}, Pinned: c.pinned, Waiting: waiting})
 				return err
 			}
 			left := make(chan error, 1)
 			if c.waiting {
 				waits := make(chan struct{})
-				go func() { left <- ask("waits", func() { close(waits) }) }()
+				go func() { left <- ask("waits", func(bool) { close(waits) }) }()
 				<-waits
 			}
 			err := ask("late", nil)

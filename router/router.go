@@ -146,11 +146,17 @@ func (r *Router) book(ctx context.Context, p *pool, s *scratch) error {
 	fl.lapses, fl.rebind = !q.Owned, q.rebind
 	fl.first, fl.second, fl.held = s.decision.Worker, s.decision.Second.Worker, int32(s.decision.Second.OverlapBlocks)
 	fl.guess = p.known.guess(s.decision.Time, q)
+	if fl.leg = s.decision.Prefill != nil; fl.leg {
+		r.beginLeg(p, q, s.decision.Prefill)
+	}
 	if !r.flights.change(q.ID, fl) {
 		// Free was called between the booking and here. It did not free the slot, and it is
 		// not called again.
 		fl.guess.withdraw()
 		p.update(r.conf.Now(), func(c *core) { c.slots.Free(q.ID) })
+		if fl.leg {
+			r.Abandon(legID(q.ID))
+		}
 		return ErrFreed
 	}
 	if r.conf.Tell != nil {

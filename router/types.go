@@ -136,6 +136,8 @@ type WorkerInfo struct {
 	ModelCard string
 	// KVEvents says in one word how well the worker's cache is known; "" = well. Only shown.
 	KVEvents string
+	// Bootstrap is the address of SGLang's bootstrap server on a prefill worker, host:port.
+	Bootstrap string
 	// Group, if not empty, makes this a router group of that name. Address is the group's
 	// gateway. The group reports its load and its cache; see [Router.SetSummary].
 	// Members is the number of its workers until the first report.
@@ -170,9 +172,10 @@ type Role string
 
 // The roles. The empty string counts as [Aggregated].
 const (
-	Aggregated Role = "aggregated"
-	Prefill    Role = "prefill" // never a candidate until prefill/decode pairs exist
-	Decode     Role = "decode"
+	Aggregated Role = "aggregated" // computes whole requests and transfers no blocks
+	Prefill    Role = "prefill"    // takes prefill legs only
+	Decode     Role = "decode"     // takes the decode of split requests, and whole requests without a leg
+	Both       Role = "both"       // takes either leg of a request, and whole requests
 )
 
 // Card is the configuration of a model: its names and its tokenizer.
@@ -248,8 +251,9 @@ type Decision struct {
 	Labels     Labels         `json:"labels,omitzero"`
 	// Engine is the worker's registered engine. NameRank says that the request must name the
 	// rank, because other ranks of the worker have the same address.
-	Engine   string `json:"engine,omitempty"`
-	NameRank bool   `json:"name_rank,omitempty"`
+	Engine    string `json:"engine,omitempty"`
+	NameRank  bool   `json:"name_rank,omitempty"`
+	Bootstrap string `json:"bootstrap,omitempty"` // of a prefill leg, as registered
 	// Group is the router group that the worker stands for. Member is the worker that the
 	// group chose, if it was probed.
 	Group  string  `json:"group,omitempty"`
@@ -259,6 +263,12 @@ type Decision struct {
 	// for it. It has no address if there is no other candidate, if the worker is pinned, or
 	// if a hard session is bound to it.
 	Second Second `json:"second,omitzero"`
+
+	// Prefill is the request's prefill leg: a decision of its own, for another worker, with
+	// the id that [Router.Free] takes when the leg has ended. It is nil if the worker computes the
+	// prompt itself; NoLeg then says why, in a split model. Neither is to be changed.
+	Prefill *Decision `json:"prefill,omitempty"`
+	NoLeg   NoLeg     `json:"no_prefill,omitempty"`
 
 	// How the prompt was tokenized, and the reason if its ids are not exact.
 	TokenMode   tokenizer.Mode `json:"token_mode,omitempty"`
@@ -354,7 +364,7 @@ const (
 	ExcludedFailing  Exclusion = "failing"     // failed lately, while other workers did not
 	ExcludedStale    Exclusion = "stale"       // a router group without a recent summary, while others have one
 	ExcludedDraining Exclusion = "draining"    // takes no new requests
-	ExcludedRole     Exclusion = "role"        // for prefill only
+	ExcludedRole     Exclusion = "role"        // has another role than the part of the request needs
 	ExcludedAdapter  Exclusion = "adapter"     // does not have the adapter
 	ExcludedPin      Exclusion = "pin"         // the request names another worker
 	ExcludedAllowed  Exclusion = "not_allowed" // not among the workers that the request allows

@@ -305,6 +305,20 @@ func (s *Slots) AddOutputTokens(now time.Time, id string, k int) bool {
 	return true
 }
 
+// ComputePrompt notes that the worker computes the prompt of a request that was booked with
+// PrefillUntracked. It changes nothing after the first token.
+func (s *Slots) ComputePrompt(id string) {
+	n, exists := s.ids[id]
+	if !exists || s.slots[n].started || !s.slots[n].free {
+		return
+	}
+	t := &s.slots[n]
+	w := &s.workers[t.worker]
+	t.free, t.pend = false, t.prompt
+	w.pend += t.pend
+	w.queue.due = 0
+}
+
 // Age returns how long ago a request took its slot.
 func (s *Slots) Age(now time.Time, id string) (age time.Duration, taken bool) {
 	n, taken := s.ids[id]

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -49,7 +50,7 @@ func reasonOf(err error) string {
 func (f *flagTest) wait(id string) (result chan string) {
 	result = make(chan string, 1)
 	waits := make(chan struct{})
-	go func() { result <- f.decide(router.Request{ID: id, Waiting: func() { close(waits) }}) }()
+	go func() { result <- f.decide(router.Request{ID: id, Waiting: func(bool) { close(waits) }}) }()
 	select {
 	case <-waits:
 	case got := <-result:
@@ -77,6 +78,35 @@ func (f *flagTest) envoy(header ...string) *envoytest.Exchange {
 	x := envoytest.Serve(f.T, g).Do(envoytest.Request{Path: "/v1/completions", Header: header, Body: []byte(body.String() + "]}")})
 	f.Cleanup(x.End)
 	return x
+}
+
+// split gives the first worker the role prefill and the others the role decode.
+func (f *flagTest) split(prefill uint64, decode ...uint64) {
+	for i, id := range append([]uint64{prefill}, decode...) {
+		info := router.WorkerInfo{
+			ID: id, Models: []string{"m"}, BlockSize: 8, TotalKVBlocks: 100, MaxBatchedTokens: 16, Engine: "vllm", Role: router.Decode,
+			Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(id)}), 80),
+		}
+		if i == 0 {
+			info.Role = router.Prefill
+		}
+		if err := f.router.SetWorker(info); err != nil {
+			f.Fatal(err)
+		}
+	}
+}
+
+// leg says whether the prompt has a prefill leg, or why it has none.
+func (f *flagTest) leg() string {
+	f.split(1, 2)
+	d, err := f.router.BestWorker(f.Context(), router.Request{Model: "m", Tokens: letters("ABCDEFGHIJ")})
+	if err != nil {
+		f.Fatal(err)
+	}
+	if d.Prefill != nil {
+		return "a leg"
+	}
+	return string(d.NoLeg)
 }
 
 func sentTo(x *envoytest.Exchange) string {
@@ -165,6 +195,22 @@ func moreFlags() []flagCase {
 			x := f.envoy()
 			return fmt.Sprint(sentTo(x), " after ", x.Patience)
 		}, "status 429 after 520ms", "status 429 after 540ms"},
+		{"prefill-leg", full, "", "--prefill-leg header", func(f *flagTest) string {
+			f.split(1, 2)
+			x := f.envoy()
+			return fmt.Sprint(x.Header["x-dynamo-prefill-worker"], x.Header["x-prefiller-host-port"])
+		}, "", "10.0.0.1:8010.0.0.1:80"},
+		{"prefill-timeout", full, "--prefill-timeout 10ms", "--prefill-timeout 20ms", func(f *flagTest) string {
+			f.split(1, 2)
+			return fmt.Sprint(f.envoy().Patience)
+		}, "510ms", "520ms"},
+		{"conditional-disaggregation", situation{held: []int{0, 8}}, "", "--conditional-disaggregation isl_bounding", (*flagTest).leg, "a leg", "short"},
+		{"disaggregation-tokens", situation{held: []int{0, 8}}, "--conditional-disaggregation isl_bounding", "--conditional-disaggregation isl_bounding --disaggregation-tokens 16", (*flagTest).leg, "short", "a leg"},
+		{"disaggregation-fraction", situation{held: []int{0, 8}}, "--conditional-disaggregation isl_bounding", "--conditional-disaggregation isl_bounding --disaggregation-fraction 0.2", (*flagTest).leg, "short", "a leg"},
+		{"decode-overlap-score-credit", situation{held: []int{0, 8, 0}, decode: []int{0, 2, 0}}, "", "--decode-overlap-score-credit 1", func(f *flagTest) string {
+			f.split(1, 2, 3)
+			return f.decide(router.Request{})
+		}, "worker 3", "worker 2"},
 		// 100,000 tokens take 4.4 s.
 		{"overload-status", situation{held: []int{0}}, "--active-prefill-tokens-threshold 0", "--active-prefill-tokens-threshold 0 --overload-status 529", func(f *flagTest) string {
 			if _, err := f.router.BestWorker(f.Context(), router.Request{ID: "long", Model: "m", Blocks: &router.Blocks{Tokens: 100_000}}); err != nil {

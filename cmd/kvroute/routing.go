@@ -60,6 +60,13 @@ type Routing struct {
 	RouterQueuePolicy                string        `yaml:"router-queue-policy" default:"fcfs" want:"fcfs, lcfs or wspt" help:"fcfs, lcfs or wspt: which waiting request is next"`
 	RouterQueueLimit                 int           `yaml:"router-queue-limit" default:"10000" want:"more than 0" help:"<number> of requests that may wait, for each pool"`
 	QueueWait                        time.Duration `yaml:"queue-wait" default:"9.5s" want:"more than 0s" help:"<time> that a request may wait; half a second more must not exceed Envoy's max_message_timeout"`
+	// The next six are about models with workers for prefill and workers for decode.
+	PrefillLeg                       string        `yaml:"prefill-leg" default:"router" want:"router or header" help:"router or header: kvroute sends the prefill request itself, or only names the prefill worker in headers"`
+	PrefillTimeout                   time.Duration `yaml:"prefill-timeout" default:"30s" want:"more than 0s" help:"<time> that a prefill leg may take before the decode worker computes the prompt; with queue-wait and half a second it must not exceed Envoy's max_message_timeout"`
+	ConditionalDisaggregation        string        `yaml:"conditional-disaggregation" default:"never" want:"never, isl_bounding, prefill_load or isl_or_load" help:"never, isl_bounding, prefill_load or isl_or_load: no prefill leg for requests with a short or mostly cached prompt, for those that find all prefill workers busy, or for both"`
+	DisaggregationTokens             int           `yaml:"disaggregation-tokens" default:"2048" want:"more than 0" help:"<tokens> to compute from which a prompt is not short, for conditional-disaggregation"`
+	DisaggregationFraction           float64       `yaml:"disaggregation-fraction" default:"0.7" want:"0 to 1" help:"<share> of tokens to compute from which a prompt is not mostly cached, for conditional-disaggregation"`
+	DecodeOverlapScoreCredit         float64       `yaml:"decode-overlap-score-credit" want:"0 or more" help:"<blocks> that a cached block of a decode worker is worth in its choice; 0 chooses it by load alone"`
 	OverloadStatus                   int           `yaml:"overload-status" default:"429" want:"429, 503 or 529" help:"<status> of requests that are refused because all workers are busy: 429, 503 or 529"`
 	SessionAffinityTTL               int           `yaml:"session-affinity-ttl-secs" want:"0 to 31536000" help:"<seconds> without a request after which a session leaves its worker; 0 ignores sessions"`
 	SessionAffinityMode              string        `yaml:"session-affinity-mode" default:"soft" want:"hard or soft" help:"hard or soft: refuse the request of a session whose worker is busy, or send it to another worker"`
@@ -155,6 +162,7 @@ func (c *config) withoutEffect(s *scorer.Settings) error {
 		{"max-index-blocks", !c.NoKVEvents, "no-kv-events"},
 		{"output-rate", !c.NoTrackOutputBlocks, "no-router-track-output-blocks"},
 		{"router-queue-policy router-queue-limit queue-wait", c.RouterQueueThreshold != nil, "no router-queue-threshold"},
+		{"disaggregation-tokens disaggregation-fraction", strings.HasPrefix(c.ConditionalDisaggregation, "isl_"), "conditional-disaggregation " + c.ConditionalDisaggregation},
 		{"session-affinity-mode session-headers", c.SessionAffinityTTL != 0, "session-affinity-ttl-secs 0"},
 	} {
 		for name := range strings.FieldsSeq(row.settings) {
@@ -219,6 +227,10 @@ func (c *config) routing() (router.Config, error) {
 		Thresholds:     thresholds,
 		Queue:          router.QueueConfig{Threshold: c.RouterQueueThreshold, Policy: scorer.QueuePolicy(c.RouterQueuePolicy), Limit: c.RouterQueueLimit},
 		Sessions:       router.SessionConfig{TTL: time.Duration(c.SessionAffinityTTL) * time.Second, Hard: c.SessionAffinityMode == "hard"},
+		Split: router.SplitConfig{
+			Skip: router.SkipRule(c.ConditionalDisaggregation), SkipTokens: c.DisaggregationTokens, SkipFraction: c.DisaggregationFraction,
+			DecodeCredit: c.DecodeOverlapScoreCredit,
+		},
 		NoActiveBlocks: c.NoTrackActiveBlocks,
 		EstimateOutput: !c.NoTrackOutputBlocks,
 		OutputRate:     c.OutputRate,

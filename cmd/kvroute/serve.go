@@ -266,6 +266,8 @@ func (c *config) extproc() extproc.Config {
 		FirstToken:      c.FirstToken,
 		ForwardTokens:   c.ForwardTokens,
 		SecondChoice:    c.SecondChoice,
+		PrefillLeg:      c.PrefillLeg,
+		PrefillTimeout:  c.PrefillTimeout,
 		EndpointPicker:  c.EndpointPicker,
 		ModeOverride:    c.ModeOverride,
 	}

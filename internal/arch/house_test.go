@@ -32,34 +32,36 @@ type room struct {
 }
 
 // product and support name all packages of the module. The limits are the current numbers of
-// lines. Limits only fall: a change that adds lines must remove as many elsewhere.
+// lines. Limits only fall: a change that adds lines must remove as many elsewhere. Prefill and
+// decode on different workers, a feature of its own, raised those of extproc, router and prefill.
 var (
 	product = []room{
-		{"cmd/kvroute", 3655, 20},
-		{"extproc", 2000, 20},
-		{"router", 4880, 20},
-		{"scorer", 1935, 20},
+		{"cmd/kvroute", 3600, 20},
+		{"extproc", 2125, 20},
+		{"router", 5100, 20},
+		{"prefill", 300, 20},
+		{"scorer", 1815, 20},
 		{"indexer", 3225, 20},
-		{"events internal/msgpack", 4465, 20},
-		{"engines engines/localindex", 3560, 20},
-		{"fleet", 2305, 20},
-		{"replicas", 2420, 20},
-		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/meter internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 4445, 20},
-		{"sidecar", 485, 20},
+		{"events internal/msgpack", 4455, 20},
+		{"engines engines/localindex", 3520, 20},
+		{"fleet", 2280, 20},
+		{"replicas", 2315, 20},
+		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/meter internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 4405, 20},
+		{"sidecar", 480, 20},
 		{"doctor", 436, 20},
-		{"tokenizer tokenizer/chat tokenizer/jinja", 11540, 20},
+		{"tokenizer tokenizer/chat tokenizer/jinja", 11315, 20},
 	}
 	support = []room{
-		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 13105, 31},
+		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 12215, 25},
 	}
 	// The limits for the sums of the two lists above.
-	productLimit, supportLimit = 45330, 13105
+	productLimit, supportLimit = 45330, 12215
 	// longest limits the lines of a function, longestFile those of a file. The aims are 80 and
 	// 500. These limits only fall, too.
-	longest, longestFile = 80, 531
+	longest, longestFile = 80, 500
 	// unusedLimit limits the exported names, in all packages together, that no other package uses.
 	// Methods and fields are not counted, and uses in tests do not count.
-	unusedLimit = 70
+	unusedLimit = 68
 )
 
 // TestHouse prints the table of rooms and fails if a room is above its limit.

@@ -20,7 +20,7 @@ import (
 const messageTimeout = 2 * time.Second
 
 // maxMessageTimeout is the longest timeout that an external processor may request instead.
-const maxMessageTimeout = 10 * time.Second
+const maxMessageTimeout = time.Minute
 
 // allowed are the headers that an external processor may set in kvroute's configuration; Envoy
 // drops others.

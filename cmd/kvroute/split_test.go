@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/internal/process"
+	"github.com/kvroute/kvroute/router"
+)
+
+// pair is a fleet of two prefill workers and a decode worker, behind Envoy and kvroute. All answer
+// as vLLM does.
+type pair struct {
+	*demonstration
+	mu      sync.Mutex
+	bodies  map[string][]map[string]any // requests that each worker got, by its name
+	prefill [2]atomic.Pointer[http.HandlerFunc]
+}
+
+// startPair starts the fleet.
+func startPair(t *testing.T, mode envoy.BodyMode, flags ...string) *pair {
+	t.Helper()
+	p := &pair{demonstration: newStack(t, 0, nil), bodies: map[string][]map[string]any{}}
+	p.EnvoyConfig.BodyMode = mode
+	note := func(name string, then http.HandlerFunc) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			text, err := io.ReadAll(r.Body)
+			var body map[string]any
+			if err != nil || json.Unmarshal(text, &body) != nil {
+				return // the client left, or it is a health check
+			}
+			p.mu.Lock()
+			p.bodies[name] = append(p.bodies[name], body)
+			p.mu.Unlock()
+			w.Header().Set("Content-Type", "application/json")
+			then(w, r)
+		}
+	}
+	var text strings.Builder
+	text.WriteString("version: 1\nworkers:\n")
+	worker := func(name, role string, h http.HandlerFunc) {
+		fmt.Fprintf(&text, "- {name: %s, role: %s, engine: vllm, address: %q, models: [sim], block_size: 16}\n", name, role, startHTTP(t, h))
+	}
+	for i := range p.prefill {
+		p.computes(i, func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprintf(w, `{"choices":[{}],"kv_transfer_params":{"remote_engine_id":"p%d"}}`, i)
+		})
+		name := fmt.Sprint("p", i)
+		worker(name, "prefill", note(name, func(w http.ResponseWriter, r *http.Request) { (*p.prefill[i].Load())(w, r) }))
+	}
+	worker("d", "decode", note("d", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"choices":[{"text":"answer"}]}`) }))
+	file := filepath.Join(p.Dir, "kvroute.yaml")
+	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.begin(t, append([]string{"--config", file, "--no-kv-events"}, flags...)...)
+	p.take() // without the stack's own request
+	return p
+}
+
+// computes sets what a prefill worker does.
+func (p *pair) computes(i int, h http.HandlerFunc) { p.prefill[i].Store(&h) }
+
+// take returns the requests that came since the last call.
+func (p *pair) take() map[string][]map[string]any {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	taken := p.bodies
+	p.bodies = map[string][]map[string]any{}
+	return taken
+}
+
+// In every mode in which the body can be changed, a prefill worker computes the prompt and the decode
+// worker gets the transfer's parameters; in the other modes the decode worker does both.
+func TestARequestIsSplit(t *testing.T) {
+	t.Parallel() // mostly waits
+	for mode, splits := range map[envoy.BodyMode]bool{
+		envoy.Buffered: true, envoy.BufferedPartial: true, envoy.FullDuplex: true, envoy.Streamed: false,
+	} {
+		t.Run(string(mode), func(t *testing.T) {
+			p := startPair(t, mode)
+			resp, body := reply(t, p.demonstration, "POST", chatPath, chatBody("hello", 7, true), nil)
+			if resp.StatusCode != 200 || !strings.Contains(body, "answer") {
+				t.Fatalf("status %d: %s", resp.StatusCode, body)
+			}
+			got := p.take()
+			decode := got["d"]
+			if len(decode) != 1 || decode[0]["stream"] != true || decode[0]["max_tokens"] != 7. {
+				t.Fatalf("the decode worker got %v", decode)
+			}
+			params, split := decode[0]["kv_transfer_params"].(map[string]any)
+			if split != splits {
+				t.Fatalf("the decode worker got %v", decode)
+			}
+			if splits {
+				name := params["remote_engine_id"].(string)
+				if first := got[name]; len(first) != 1 || first[0]["stream"] != false || first[0]["max_tokens"] != 1. || first[0]["messages"] == nil {
+					t.Errorf("the prefill worker got %v", first)
+				}
+				if d := newest(t, p.demonstration); d.Prefill == nil || d.Prefill.WorkerName != name || d.WorkerName != "d" {
+					t.Errorf("the kept decision is %+v", d)
+				}
+			}
+			atRest(t, p.demonstration)
+		})
+	}
+}
+
+// Whatever a prefill worker does, the client gets a response: from the second prefill worker's blocks,
+// or from the decode worker alone.
+func TestFaultsOfPrefillWorkers(t *testing.T) {
+	t.Parallel() // mostly waits
+	p := startPair(t, envoy.Buffered, "--prefill-timeout", "500ms", "--avoid-failing", "0")
+	hang := make(chan struct{})
+	defer close(hang)
+	reset := func(w http.ResponseWriter, _ *http.Request) {
+		if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+			_ = conn.Close()
+		}
+	}
+	says := func(text string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, text) }
+	}
+	for _, c := range []struct {
+		name    string
+		does    http.HandlerFunc
+		outcome string // if both do it; the second one helps otherwise, unless it is empty
+		helps   bool
+	}{
+		{"refuses", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }, "status", true},
+		{"refuses the request", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(400) }, "status", false},
+		{"resets the connection", reset, "unreachable", true},
+		{"has no parameters", says(`{"choices":[]}`), "no_parameters", true},
+		{"answers nonsense", says(`<html>`), "no_parameters", true},
+		{"sends a megabyte", says(`{"kv_transfer_params":{"a":"` + strings.Repeat("x", 1<<20) + `"}}`), "too_large", true},
+		{"hangs", func(_ http.ResponseWriter, r *http.Request) {
+			select {
+			case <-hang:
+			case <-r.Context().Done():
+			}
+		}, "timeout", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			both := [2]http.HandlerFunc{*p.prefill[0].Load(), *p.prefill[1].Load()}
+			defer p.computes(0, both[0])
+			defer p.computes(1, both[1])
+			for _, second := range []bool{true, false} {
+				p.computes(0, c.does)
+				if p.computes(1, c.does); second {
+					p.computes(1, both[1])
+				}
+				split := 0
+				for range 4 { // each prefill worker is first for some of them
+					resp, body := reply(t, p.demonstration, "POST", chatPath, chatBody("hello", 7, false), nil)
+					if resp.StatusCode != 200 || !strings.Contains(body, "answer") {
+						t.Fatalf("status %d: %s", resp.StatusCode, body)
+					}
+					decode := p.take()["d"]
+					if len(decode) != 1 {
+						t.Fatalf("the decode worker got %v", decode)
+					}
+					if decode[0]["kv_transfer_params"] != nil {
+						split++
+					}
+				}
+				if !second && split > 0 || second && c.helps && split < 4 {
+					t.Errorf("one worker works: %v; %d of 4 requests were split", second, split)
+				}
+			}
+			_, text := get(t, "http://"+p.Router.At.HTTP+"/metrics")
+			if strings.Trim(level(text, fmt.Sprintf(`kvroute_extproc_prefill_duration_seconds_count{outcome=%q}`, c.outcome)), "0") == "" {
+				t.Errorf("no leg has the outcome %s", c.outcome)
+			}
+			if d := newest(t, p.demonstration); d.NoLeg != router.NoLegFailed {
+				t.Errorf("the kept decision says %q", d.NoLeg)
+			}
+			atRest(t, p.demonstration)
+		})
+	}
+}
+
+// A client that leaves during the leg ends it, and a router that dies leaves the request to Envoy.
+func TestALegEndsWithItsRequest(t *testing.T) {
+	t.Parallel() // mostly waits
+	p := startPair(t, envoy.Buffered)
+	var under atomic.Int32
+	for i := range p.prefill {
+		p.computes(i, func(_ http.ResponseWriter, r *http.Request) {
+			under.Add(1)
+			<-r.Context().Done()
+			under.Add(-1)
+		})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	const requests = 50
+	done := make(chan error, requests)
+	for range requests {
+		go func() {
+			_, err := send(t, ctx, "POST", p.Envoy.URL()+chatPath, chatBody("hello", 7, false), nil)
+			done <- err
+		}()
+	}
+	eventually(t, "not all legs begin", func() bool { return under.Load() == requests })
+	cancel()
+	for range requests {
+		<-done
+	}
+	eventually(t, "legs go on", func() bool { return under.Load() == 0 })
+	atRest(t, p.demonstration)
+
+	answered := make(chan sight)
+	go func() { answered <- look(send(t, t.Context(), "POST", p.Envoy.URL()+chatPath, chatBody("hello", 7, false), nil)) }()
+	eventually(t, "no leg begins", func() bool { return under.Load() == 1 })
+	if err := p.Router.Cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	// Envoy's pool has no worker here, so it answers by itself, at once.
+	if got := <-answered; got.err != nil || got.status == 200 {
+		t.Errorf("status %d, error %v", got.status, got.err)
+	}
+}
+
+// Prefill workers die under load: no client sees an error.
+func TestHalfOfThePrefillWorkersDie(t *testing.T) {
+	t.Parallel() // mostly waits
+	p := startPair(t, envoy.Buffered, "--avoid-failing", "1s")
+	const clients, requests = 8, 40
+	var bad atomic.Int32
+	var all sync.WaitGroup
+	var sent atomic.Int32
+	for range clients {
+		all.Go(func() {
+			for range requests {
+				if got := look(send(t, t.Context(), "POST", p.Envoy.URL()+chatPath, chatBody("hello", 7, false), nil)); got.status != 200 {
+					bad.Add(1)
+				}
+				if sent.Add(1) == clients*requests/4 {
+					p.computes(0, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) })
+				}
+			}
+		})
+	}
+	all.Wait()
+	if bad.Load() > 0 {
+		t.Errorf("%d of %d requests failed", bad.Load(), clients*requests)
+	}
+	p.computes(1, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) })
+	if resp, body := reply(t, p.demonstration, "POST", chatPath, chatBody("hello", 7, false), nil); resp.StatusCode != 200 {
+		t.Errorf("without any prefill worker: status %d: %s", resp.StatusCode, body)
+	}
+	atRest(t, p.demonstration)
+	var list struct{ Workers []router.WorkerState }
+	if err := process.GetJSON(t.Context(), "http://"+p.Router.At.HTTP+"/v1/workers", &list); err != nil || len(list.Workers) != 3 {
+		t.Errorf("workers %+v, error %v", list, err)
+	}
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"go.opentelemetry.io/otel/metric"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/prefill"
+	"github.com/kvroute/kvroute/router"
+)
+
+// Who sends the prefill request of a split request.
+const (
+	// PrefillByRouter: kvroute does, before it answers Envoy with the decode worker.
+	PrefillByRouter = "router"
+	// PrefillByHeader: the decode worker's sidecar or frontend does. kvroute names the prefill
+	// worker in headers.
+	PrefillByHeader = "header"
+)
+
+// legMemory is the outcome of a leg for which the budget of held bodies has no room.
+const legMemory = "memory"
+
+// splittable says whether kvroute could run a prefill leg for a request.
+func (s *stream) splittable(m message, fields *openai.Body) router.Split {
+	switch {
+	case s.server.conf.PrefillLeg == PrefillByHeader:
+		return router.SplitAuto
+	case s.endpoint != openai.ChatCompletions && s.endpoint != openai.Completions, fields.Choices > 1,
+		m != requestBody, s.flow == ahead, s.truncated, s.encoding != "":
+		return router.SplitNever // the body cannot be changed, or not so
+	}
+	return router.SplitAuto
+}
+
+// runLeg runs the prefill leg of the decision, if there is one, and returns the decode request's
+// body. changed is the body with token ids, nil if the body is unchanged. Without a leg, or if it
+// fails, runLeg returns changed: the worker computes the prompt.
+func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body, changed []byte) []byte {
+	d := s.decision.Prefill
+	if d == nil || s.legByHeader() {
+		return changed
+	}
+	if changed != nil {
+		body = changed
+	}
+	leg := prefill.Leg{
+		Engine: engineName(d.Engine), Path: "/v1/chat/completions", Header: http.Header{"X-Request-Id": {s.id}},
+		Body: body, Prompts: fields.Prompts,
+	}
+	if s.endpoint == openai.Completions {
+		leg.Path = "/v1/completions"
+	}
+	began := time.Now()
+	var decode []byte
+	outcome := legMemory
+	if size := 2 * len(body); s.server.held.take(size) { // the client's body, and the decode worker's
+		if !s.extended {
+			s.extend(s.server.conf.PrefillTimeout)
+		}
+		decode, outcome = s.server.prefill.Do(ctx, d, leg, began.Add(s.server.conf.PrefillTimeout), func() { s.server.held.give(size) })
+	}
+	s.server.metrics.legs.Record(context.Background(), time.Since(began).Seconds(), metric.WithAttributes(label("outcome", outcome)))
+	switch {
+	case decode != nil:
+		return decode
+	case outcome != prefill.Left:
+		s.server.conf.Log.Debug("a prefill leg failed: the decode worker computes the prompt", "worker", d.Worker.ID, "reason", outcome)
+		s.server.router.PrefillFailed(s.id)
+	}
+	return changed
+}
+
+// legByHeader reports whether the decode worker sends the prefill request. Dynamo's workers always
+// do: their frontend reads the prefill worker from headers.
+func (s *stream) legByHeader() bool {
+	return s.server.conf.PrefillLeg == PrefillByHeader || engineName(s.decision.Engine) == engineDynamo
+}
+
+const engineDynamo = "dynamo"
+
+// extend gives kvroute more time to answer Envoy's message. Envoy takes only one extension for a
+// message.
+func (s *stream) extend(d time.Duration) {
+	s.extended = true
+	// An error means that the stream has ended, which ends ctx.
+	_ = s.grpc.Send(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + answerTime)})
+}
+
+// prefillHeaders returns the headers that name the prefill worker to a decode worker's sidecar, as
+// name, value, name, value.
+func (s *stream) prefillHeaders() []string {
+	d := s.decision.Prefill
+	if d == nil || !s.legByHeader() {
+		return nil
+	}
+	at := d.Address.String()
+	headers := []string{headerPrefillWorker, at, headerPrefiller, at}
+	if engineName(d.Engine) == engineDynamo {
+		headers = append(headers, headerPrefillPin, strconv.FormatUint(d.Worker.ID, 10), headerPrefillRank, strconv.FormatUint(uint64(d.Worker.DPRank), 10))
+	}
+	return headers
+}
+
+// Headers that name the prefill worker: kvroute's own, and that of llm-d's sidecar.
+const (
+	headerPrefillWorker = "x-dynamo-prefill-worker"
+	headerPrefiller     = "x-prefiller-host-port"
+)
