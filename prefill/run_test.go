@@ -16,7 +16,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// ledger notes what the router is told.
+// ledger notes the calls of a router.
 type ledger struct {
 	mu    sync.Mutex
 	lines []string

@@ -64,8 +64,7 @@ func (r *reference) askAll(question map[string]any, n int) (all answers) {
 	return all
 }
 
-// templateTexts returns the templates of the reference data, by name. Without the data there
-// are none.
+// templateTexts returns the templates of the reference data, by name: nil without the data.
 func templateTexts(o options) (all map[string]string) {
 	b, err := os.ReadFile(filepath.Join(o.shared, "templates/templates.json"))
 	if errors.Is(err, os.ErrNotExist) {
