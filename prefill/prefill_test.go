@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -79,9 +80,7 @@ func TestProtocols(t *testing.T) {
 				t.Errorf("prefill request %s, want %s", got, c.first)
 			}
 			want := object(t, []byte(client))
-			for name, v := range object(t, []byte(c.second)) {
-				want[name] = v
-			}
+			maps.Copy(want, object(t, []byte(c.second)))
 			if !reflect.DeepEqual(object(t, body), want) {
 				t.Errorf("decode request %s, want %v", body, want)
 			}
