@@ -165,7 +165,7 @@ type Comparison struct {
 	Cases     int     `json:"cases"`
 	Equal     int     `json:"equal"`
 	Different int     `json:"different"`
-	Refused   int     `json:"refused,omitempty"` // of the equal ones: by both sides
+	Refused   int     `json:"refused,omitempty"` // of the equal ones: by both sides, or unsupported by kvroute
 	Micros    float64 `json:"us"`                // that kvroute took for a case
 	Ratio     float64 `json:"ratio"`             // the reference's time divided by kvroute's
 }

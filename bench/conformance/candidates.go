@@ -56,15 +56,16 @@ func mistralFiles(ref *reference) (all []candidate) {
 		switch name := filepath.Base(f); {
 		case strings.HasPrefix(name, "tekken"):
 			all = append(all, candidate{name: name, file: "tekken.json", source: f})
-		case strings.Contains(name, ".model"):
+		case strings.Contains(name, ".model") && !strings.HasSuffix(name, ".v1"): // see chat.MistralVersions
 			all = append(all, candidate{name: name, file: name, source: f})
 		}
 	}
 	for _, v := range chat.MistralVersions {
 		n, _ := strconv.Atoi(v[1:])
-		if n >= 3 {
-			all = append(all, candidate{name: "own tekken " + v, file: "tekken.json", source: filepath.Join(golden, "../mistral/tekken.json"), version: v})
+		if n < 3 {
+			continue // kvroute makes no such prompts
 		}
+		all = append(all, candidate{name: "own tekken " + v, file: "tekken.json", source: filepath.Join(golden, "../mistral/tekken.json"), version: v})
 		if n <= 7 {
 			all = append(all, candidate{name: "own tokenizer.model." + v, file: "tokenizer.model." + v, source: filepath.Join(golden, "../mistral/tokenizer.model")})
 		}

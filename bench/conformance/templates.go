@@ -70,7 +70,8 @@ func template(ref *reference, r *rand.Rand, name, text string) bench.Comparison 
 		fmt.Printf("%s: different: got %v; want %s\n", name, err, parsed.Error)
 		return bench.NewComparison("template", name, conversations, conversations, 0, 0)
 	}
-	return comparison[variables, rendered]{
+	lacking := 0
+	c := comparison[variables, rendered]{
 		kind: "template", name: name, cases: conversations,
 		random: func() variables {
 			text := bench.Must(json.Marshal(conversation(r)))
@@ -96,7 +97,16 @@ func template(ref *reference, r *rand.Rand, name, text string) bench.Comparison 
 			out, err := ours.Render(nil, v.vars, jinja.Options{Now: today()})
 			return rendered{string(out), err}
 		},
-		equal: func(ours, theirs rendered) bool { return ours.String() == theirs.String() },
+		equal: func(ours, theirs rendered) bool {
+			// Such a request is routed by text blocks, and says why.
+			if e, ok := errors.AsType[*jinja.Error](ours.err); ok && e.Kind == jinja.Unsupported {
+				if lacking++; lacking == 1 {
+					fmt.Printf("%s: unsupported: %s\n", name, e.Message)
+				}
+				return true
+			}
+			return ours.String() == theirs.String()
+		},
 		show: func(v variables, ours, theirs rendered) string {
 			got, want, at := ours.String(), theirs.String(), 0
 			for at < min(len(got), len(want)) && got[at] == want[at] {
@@ -106,6 +116,8 @@ func template(ref *reference, r *rand.Rand, name, text string) bench.Comparison 
 			return fmt.Sprintf("got %+.80q; want %+.80q; for %s", got[at:], want[at:], v.text)
 		},
 	}.run()
+	c.Refused = lacking
+	return c
 }
 
 // String returns the text or the kind of the error. An error that the template raises has its
