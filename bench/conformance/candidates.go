@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/kvroute/kvroute/bench"
@@ -60,13 +59,9 @@ func mistralFiles(ref *reference) (all []candidate) {
 			all = append(all, candidate{name: name, file: name, source: f})
 		}
 	}
-	for _, v := range chat.MistralVersions {
-		n, _ := strconv.Atoi(v[1:])
-		if n < 3 {
-			continue // kvroute makes no such prompts
-		}
+	for _, v := range chat.MistralVersions[2:] { // kvroute makes no prompts of v1 and v2
 		all = append(all, candidate{name: "own tekken " + v, file: "tekken.json", source: filepath.Join(golden, "../mistral/tekken.json"), version: v})
-		if n <= 7 {
+		if v == "v3" || v == "v7" {
 			all = append(all, candidate{name: "own tokenizer.model." + v, file: "tokenizer.model." + v, source: filepath.Join(golden, "../mistral/tokenizer.model")})
 		}
 	}
