@@ -414,7 +414,7 @@ func TestParkedEventsAreInTheSnapshot(t *testing.T) {
 	e.pubs[0].Publish(0, goes)
 	from := n.streamInfo().State.LastSeq
 	e.workUntil(func() bool { return n.hasSnapshot(from + 5) }) // the snapshot contains the waiting events
-	e.mustKnow(a) // both publishers have sent everything
+	e.mustKnow(a)                                               // both publishers have sent everything
 	eventually(t, func() bool { return a.Position() == n.streamInfo().State.LastSeq })
 	a.stop() // stop writes another snapshot
 	n.purge()

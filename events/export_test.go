@@ -87,6 +87,7 @@ func (t Tracker) Audit(now time.Time)                            { t.t.audit(now
 func (t Tracker) Missed(now time.Time, id uint64, dpRank uint32) { t.t.missed(now, id, dpRank) }
 func (t Tracker) Doubt(now time.Time, id uint64, dpRank uint32)  { t.t.doubt(now, id, dpRank) }
 func (t Tracker) Failed(now time.Time, id uint64)                { t.t.queryFailed(now, id, "nobody") }
+
 func (t Tracker) Answer(now time.Time, id, publisher uint64, a Answer) {
 	a.Events = slices.Clone(a.Events)
 	t.t.answer(now, id, publisher, &a)

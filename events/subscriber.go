@@ -323,7 +323,7 @@ func (s *Subscriber) applyMessage(ctx context.Context, feed Feed, data []byte, w
 		}
 		if text != "" {
 			s.laterLocked(func() {
-				s.conf.Log.Log(ctx, level, text, "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID, "publisher", m.Envelope.PublisherID)
+				s.conf.Log.Log(ctx, level, text, "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID, "publisher", m.Envelope.PublisherID) //nolint:sloglint // one of the texts above
 			})
 		}
 	}

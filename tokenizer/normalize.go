@@ -187,7 +187,7 @@ func readNormalizer(s section) (n normalizer, err error) {
 	case "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents":
 	case "Strip":
 		if c.Left == nil || c.Right == nil {
-			return n, errors.New("Strip without strip_left and strip_right")
+			return n, errors.New("step Strip without strip_left and strip_right")
 		}
 		n.left, n.right = *c.Left, *c.Right
 	case "Prepend":
@@ -196,10 +196,10 @@ func readNormalizer(s section) (n normalizer, err error) {
 		n.from, n.to = c.Pattern.String, c.Content
 		if c.Pattern.Regex != "" {
 			if n.regex, err = compile(c.Pattern.Regex); err != nil {
-				return n, fmt.Errorf("Replace: %w", err)
+				return n, fmt.Errorf("step Replace: %w", err)
 			}
 		} else if n.from == "" {
-			return n, errors.New("Replace without a pattern")
+			return n, errors.New("step Replace without a pattern")
 		}
 	default:
 		return n, fmt.Errorf("cannot do %q exactly; known are NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, Sequence", c.Type)

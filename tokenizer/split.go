@@ -236,7 +236,7 @@ func (c *splitConfig) splitters() (steps []splitter, err error) {
 		p = splitter{scan: runs(classSign, 1), table: signClasses(), mask: classSign, behavior: cmp.Or(c.Behavior, "Isolated"), anywhere: true}
 		switch {
 		case !slices.Contains(behaviors, p.behavior):
-			err = fmt.Errorf("Punctuation: unknown behavior %q", c.Behavior)
+			err = fmt.Errorf("step Punctuation: unknown behavior %q", c.Behavior)
 		case p.behavior == "Contiguous":
 			p.behavior, p.scan = "Isolated", runs(classSign, math.MaxInt)
 		}
@@ -298,7 +298,7 @@ func (c *splitConfig) behindBytes() ([]splitter, error) {
 func (c *splitConfig) metaspace() ([]splitter, error) {
 	space := []byte(cmp.Or(c.Replacement, "▁"))
 	if utf8.RuneCount(space) != 1 {
-		return nil, fmt.Errorf("Metaspace: replacement %q is not one character", space)
+		return nil, fmt.Errorf("step Metaspace: replacement %q is not one character", space)
 	}
 	p := splitter{prefix: space, space: space}
 	switch {
@@ -308,7 +308,7 @@ func (c *splitConfig) metaspace() ([]splitter, error) {
 	case c.PrependScheme == "never", c.PrependScheme == "":
 		p.prefix = nil
 	default:
-		return nil, fmt.Errorf("Metaspace: unknown prepend_scheme %q", c.PrependScheme)
+		return nil, fmt.Errorf("step Metaspace: unknown prepend_scheme %q", c.PrependScheme)
 	}
 	steps := []splitter{p}
 	if isTrue(c.Split) {

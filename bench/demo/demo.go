@@ -67,7 +67,7 @@ func (c *Command) run(ctx context.Context, fs *flag.FlagSet) {
 		c.stack.EnvoyPath = bench.Must(envoytest.Find())
 	}
 	c.stack.Dir = bench.Must(os.MkdirTemp("", "kvroute-demo-"))
-	defer os.RemoveAll(c.stack.Dir)
+	defer func() { _ = os.RemoveAll(c.stack.Dir) }()
 	var running Stack
 	defer func() { running.Stop() }()
 	show := c.show()

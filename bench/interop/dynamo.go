@@ -167,7 +167,7 @@ func dynamoLoss(ctx context.Context, e *env, r *result) {
 	f.start("zmq", "")
 	f.ready(ctx)
 	store := filepath.Join(e.dir, "dynamo-loss-store-cut")
-	sockets := f.mirror(store)
+	sockets := f.mirror(store) //nolint:contextcheck // its sockets end with the world
 	s := e.startStack(ctx, "dynamo-loss", f.config(store), []string{f.address})
 	s.waitWorkers(ctx, 4)
 	s.waitRouted(ctx)

@@ -181,7 +181,7 @@ func (f *dynamoFleet) listen(ctx context.Context, plane engines.Plane) {
 			}
 		}))
 	}
-	time.Sleep(500 * time.Millisecond) // the publishers do not confirm a subscription
+	<-time.After(500 * time.Millisecond) // the publishers do not confirm a subscription
 }
 
 // mirror keeps a copy of the store until the check ends. In the copy the publishers'

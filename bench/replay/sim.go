@@ -96,11 +96,11 @@ func Run(ctx context.Context, c Scenario) (r *Result, err error) {
 	for i := range s.states {
 		s.states[i] = state{id: strconv.Itoa(i), begun: -1}
 	}
-	err = bench.Try(func() {
+	err = bench.Try(func() { //nolint:contextcheck // events have no context
 		s.build()
 		s.newRouters()
 		s.begin()
-		timing := s.timing(s.loop) //nolint:contextcheck // events have no context
+		timing := s.timing(s.loop)
 		r = s.result()
 		r.Timing = timing
 	})

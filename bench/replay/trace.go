@@ -254,7 +254,7 @@ func readFile[T any](name string, read func(io.Reader) (*T, error)) (*T, error) 
 	if err != nil {
 		return nil, fmt.Errorf("replay: %w", err)
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }()
 	if !strings.HasSuffix(name, ".gz") {
 		return read(file)
 	}

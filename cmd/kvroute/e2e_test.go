@@ -396,7 +396,7 @@ func TestADeadRouterFailsOpen(t *testing.T) {
 func TestADrainHarmsNoResponse(t *testing.T) {
 	t.Parallel() // mostly waits
 	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.StreamedAhead, envoy.FullDuplex} {
-		t.Run(string(mode), func(t *testing.T) {
+		t.Run(mode, func(t *testing.T) {
 			d := startStackIn(t, mode, 2, []string{"--speed", "20"}, "--drain-timeout", "1m")
 			resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("tell me a long story", 1500, true), nil)
 			if err != nil {

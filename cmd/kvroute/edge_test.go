@@ -101,7 +101,7 @@ func TestOnlyInferencePathsReachWorkers(t *testing.T) {
 						}
 					}
 				}
-				if kvroute == "eager" && name == string(envoy.FullDuplex) {
+				if kvroute == "eager" && name == envoy.FullDuplex {
 					return // this kvroute does not know the path
 				}
 				served := func(path, want string) {

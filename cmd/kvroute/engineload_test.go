@@ -18,7 +18,7 @@ import (
 // router in each mode in which Envoy sends bodies, and never the client.
 func TestEnginesSayHowBusyTheyAre(t *testing.T) {
 	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.FullDuplex} {
-		t.Run(string(mode), func(t *testing.T) {
+		t.Run(mode, func(t *testing.T) {
 			d := newStack(t, 0, nil)
 			d.EnvoyConfig.BodyMode, d.EnvoyConfig.EngineLoad = mode, true
 			var report, asked atomic.Value

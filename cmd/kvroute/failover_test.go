@@ -59,7 +59,7 @@ func idle(t *testing.T, d *demonstration) {
 func TestTheSecondChoiceServes(t *testing.T) {
 	t.Parallel() // mostly waits
 	for failover, choice := range map[envoy.Failover]string{envoy.Composite: "header", envoy.List: "list"} {
-		t.Run(string(failover), func(t *testing.T) {
+		t.Run(failover, func(t *testing.T) {
 			d := newStack(t, 3, []string{"--speed", "20"})
 			d.EnvoyConfig.Failover, d.EnvoyConfig.PoolFile = failover, filepath.Join(d.Dir, "pool.json")
 			d.begin(t, "--second-choice", choice, "--endpoint-file", d.EnvoyConfig.PoolFile, "--avoid-failing", "1m")
@@ -159,7 +159,7 @@ func TestThePoolIsKeptUpToDate(t *testing.T) {
 // whatever else is in Envoy's pool.
 func TestOnlyAllowedWorkersServe(t *testing.T) {
 	for failover, choice := range map[envoy.Failover]string{envoy.Composite: "header", envoy.List: "list"} {
-		t.Run(string(failover), func(t *testing.T) {
+		t.Run(failover, func(t *testing.T) {
 			d := newStack(t, 4, []string{"--speed", "20"})
 			d.EnvoyConfig.Failover = failover
 			d.begin(t, "--second-choice", choice, "--allow-direct", "--endpoint-picker", "--avoid-failing", "0")
@@ -202,14 +202,14 @@ func TestTheOnlyChoiceIsBlamed(t *testing.T) {
 			idle(t, d)
 		}
 		flags := []string{"--second-choice", choice, "--avoid-failing", "1m"}
-		t.Run(string(failover)+" refuses", func(t *testing.T) {
+		t.Run(failover+" refuses", func(t *testing.T) {
 			d := newStack(t, 1, []string{"--speed", "20"})
 			d.EnvoyConfig.Failover = failover
 			d.begin(t, flags...)
 			kill(t, d.Engines[0])
 			blamed(t, d)
 		})
-		t.Run(string(failover)+" answers 503", func(t *testing.T) {
+		t.Run(failover+" answers 503", func(t *testing.T) {
 			d := newStack(t, 0, nil)
 			d.EnvoyConfig.Failover = failover
 			var bad atomic.Bool

@@ -80,9 +80,9 @@ func (f *flagTest) envoy(header ...string) *envoytest.Exchange {
 	return x
 }
 
-// split gives the first worker the role prefill and the others the role decode.
-func (f *flagTest) split(prefill uint64, decode ...uint64) {
-	for i, id := range append([]uint64{prefill}, decode...) {
+// split gives the first of these workers the role prefill and the others the role decode.
+func (f *flagTest) split(ids ...uint64) {
+	for i, id := range ids {
 		info := router.WorkerInfo{
 			ID: id, Models: []string{"m"}, BlockSize: 8, TotalKVBlocks: 100, MaxBatchedTokens: 16, Engine: "vllm", Role: router.Decode,
 			Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(id)}), 80),

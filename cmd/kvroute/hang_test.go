@@ -71,7 +71,7 @@ func hold(t *testing.T, c *demo.Child) {
 func TestARouterThatHangs(t *testing.T) {
 	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.BufferedPartial, envoy.Streamed, envoy.StreamedAhead, envoy.FullDuplex} {
 		duplex := mode == envoy.FullDuplex
-		t.Run(string(mode)+", never answers", func(t *testing.T) {
+		t.Run(mode+", never answers", func(t *testing.T) {
 			t.Parallel() // mostly waits
 			d := newStack(t, 2, []string{"--speed", "20"})
 			d.EnvoyConfig.BodyMode, d.Unrouted, d.EnvoyConfig.ExtProc = mode, true, []string{startMute(t)}
@@ -88,7 +88,7 @@ func TestARouterThatHangs(t *testing.T) {
 			}
 			want.check(t, look(send(t, t.Context(), http.MethodGet, d.Envoy.URL()+"/v1/models", "", nil)))
 		})
-		t.Run(string(mode)+", stands still", func(t *testing.T) {
+		t.Run(mode+", stands still", func(t *testing.T) {
 			t.Parallel()
 			d := newStack(t, 2, []string{"--speed", "5"})
 			d.EnvoyConfig.BodyMode = mode

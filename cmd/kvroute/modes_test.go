@@ -61,7 +61,7 @@ func TestBodyModes(t *testing.T) {
 		{envoy.StreamedAhead, false},
 		{envoy.FullDuplex, false},
 	} {
-		t.Run(string(c.mode), func(t *testing.T) {
+		t.Run(c.mode, func(t *testing.T) {
 			d := startStackIn(t, c.mode, 3, []string{"--speed", "20"}, "--decision-headers")
 			system := strings.Repeat("You know all about caches. ", 400)
 			idle := func() {

@@ -61,18 +61,18 @@ type Routing struct {
 	RouterQueueLimit                 int           `yaml:"router-queue-limit" default:"10000" want:"more than 0" help:"<number> of requests that may wait, for each pool"`
 	QueueWait                        time.Duration `yaml:"queue-wait" default:"9.5s" want:"more than 0s" help:"<time> that a request may wait; half a second more must not exceed Envoy's max_message_timeout"`
 	// The next six are about models with workers for prefill and workers for decode.
-	PrefillLeg                       string        `yaml:"prefill-leg" default:"router" want:"router or header" help:"router or header: kvroute sends the prefill request itself, or only names the prefill worker in headers"`
-	PrefillTimeout                   time.Duration `yaml:"prefill-timeout" default:"30s" want:"more than 0s" help:"<time> that a prefill leg may take before the decode worker computes the prompt; with queue-wait and half a second it must not exceed Envoy's max_message_timeout"`
-	ConditionalDisaggregation        string        `yaml:"conditional-disaggregation" default:"never" want:"never, isl_bounding, prefill_load or isl_or_load" help:"never, isl_bounding, prefill_load or isl_or_load: no prefill leg for requests with a short or mostly cached prompt, for those that find all prefill workers busy, or for both"`
-	DisaggregationTokens             int           `yaml:"disaggregation-tokens" default:"2048" want:"more than 0" help:"<tokens> to compute from which a prompt is not short, for conditional-disaggregation"`
-	DisaggregationFraction           float64       `yaml:"disaggregation-fraction" default:"0.7" want:"0 to 1" help:"<share> of tokens to compute from which a prompt is not mostly cached, for conditional-disaggregation"`
-	DecodeOverlapScoreCredit         float64       `yaml:"decode-overlap-score-credit" want:"0 or more" help:"<blocks> that a cached block of a decode worker is worth in its choice; 0 chooses it by load alone"`
-	OverloadStatus                   int           `yaml:"overload-status" default:"429" want:"429, 503 or 529" help:"<status> of requests that are refused because all workers are busy: 429, 503 or 529"`
-	SessionAffinityTTL               int           `yaml:"session-affinity-ttl-secs" want:"0 to 31536000" help:"<seconds> without a request after which a session leaves its worker; 0 ignores sessions"`
-	SessionAffinityMode              string        `yaml:"session-affinity-mode" default:"soft" want:"hard or soft" help:"hard or soft: refuse the request of a session whose worker is busy, or send it to another worker"`
-	SessionHeaders                   string        `yaml:"session-headers" default:"x-dynamo-session-id,x-session-id,session-id,x-claude-code-session-id" help:"<names> of the headers that name a session, comma-separated; the first one present counts"`
-	TrustOverrides                   bool          `yaml:"trust-overrides" help:"accept routing hints and overrides in headers of requests; only for listeners that trusted clients reach"`
-	AllowDirect                      bool          `yaml:"allow-direct" help:"accept headers of requests that name the worker; only for listeners that trusted clients reach"`
+	PrefillLeg                string        `yaml:"prefill-leg" default:"router" want:"router or header" help:"router or header: kvroute sends the prefill request itself, or only names the prefill worker in headers"`
+	PrefillTimeout            time.Duration `yaml:"prefill-timeout" default:"30s" want:"more than 0s" help:"<time> that a prefill leg may take before the decode worker computes the prompt; with queue-wait and half a second it must not exceed Envoy's max_message_timeout"`
+	ConditionalDisaggregation string        `yaml:"conditional-disaggregation" default:"never" want:"never, isl_bounding, prefill_load or isl_or_load" help:"never, isl_bounding, prefill_load or isl_or_load: no prefill leg for requests with a short or mostly cached prompt, for those that find all prefill workers busy, or for both"`
+	DisaggregationTokens      int           `yaml:"disaggregation-tokens" default:"2048" want:"more than 0" help:"<tokens> to compute from which a prompt is not short, for conditional-disaggregation"`
+	DisaggregationFraction    float64       `yaml:"disaggregation-fraction" default:"0.7" want:"0 to 1" help:"<share> of tokens to compute from which a prompt is not mostly cached, for conditional-disaggregation"`
+	DecodeOverlapScoreCredit  float64       `yaml:"decode-overlap-score-credit" want:"0 or more" help:"<blocks> that a cached block of a decode worker is worth in its choice; 0 chooses it by load alone"`
+	OverloadStatus            int           `yaml:"overload-status" default:"429" want:"429, 503 or 529" help:"<status> of requests that are refused because all workers are busy: 429, 503 or 529"`
+	SessionAffinityTTL        int           `yaml:"session-affinity-ttl-secs" want:"0 to 31536000" help:"<seconds> without a request after which a session leaves its worker; 0 ignores sessions"`
+	SessionAffinityMode       string        `yaml:"session-affinity-mode" default:"soft" want:"hard or soft" help:"hard or soft: refuse the request of a session whose worker is busy, or send it to another worker"`
+	SessionHeaders            string        `yaml:"session-headers" default:"x-dynamo-session-id,x-session-id,session-id,x-claude-code-session-id" help:"<names> of the headers that name a session, comma-separated; the first one present counts"`
+	TrustOverrides            bool          `yaml:"trust-overrides" help:"accept routing hints and overrides in headers of requests; only for listeners that trusted clients reach"`
+	AllowDirect               bool          `yaml:"allow-direct" help:"accept headers of requests that name the worker; only for listeners that trusted clients reach"`
 }
 
 // autoAttention is the attention weight of models without a config.json: that of a dense
@@ -221,12 +221,12 @@ func (c *config) routing() (router.Config, error) {
 		return router.Config{}, named(err)
 	}
 	return router.Config{
-		Mode:           router.Mode(c.RouterMode),
-		Scoring:        scoring,
-		DeviceRatio:    c.DeviceRatio,
-		Thresholds:     thresholds,
-		Queue:          router.QueueConfig{Threshold: c.RouterQueueThreshold, Policy: scorer.QueuePolicy(c.RouterQueuePolicy), Limit: c.RouterQueueLimit},
-		Sessions:       router.SessionConfig{TTL: time.Duration(c.SessionAffinityTTL) * time.Second, Hard: c.SessionAffinityMode == "hard"},
+		Mode:        router.Mode(c.RouterMode),
+		Scoring:     scoring,
+		DeviceRatio: c.DeviceRatio,
+		Thresholds:  thresholds,
+		Queue:       router.QueueConfig{Threshold: c.RouterQueueThreshold, Policy: scorer.QueuePolicy(c.RouterQueuePolicy), Limit: c.RouterQueueLimit},
+		Sessions:    router.SessionConfig{TTL: time.Duration(c.SessionAffinityTTL) * time.Second, Hard: c.SessionAffinityMode == "hard"},
 		Split: router.SplitConfig{
 			Skip: router.SkipRule(c.ConditionalDisaggregation), SkipTokens: c.DisaggregationTokens, SkipFraction: c.DisaggregationFraction,
 			DecodeCredit: c.DecodeOverlapScoreCredit,

@@ -89,7 +89,7 @@ func TestARequestIsSplit(t *testing.T) {
 	for mode, splits := range map[envoy.BodyMode]bool{
 		envoy.Buffered: true, envoy.BufferedPartial: true, envoy.FullDuplex: true, envoy.Streamed: false,
 	} {
-		t.Run(string(mode), func(t *testing.T) {
+		t.Run(mode, func(t *testing.T) {
 			p := startPair(t, mode)
 			resp, body := reply(t, p.demonstration, "POST", chatPath, chatBody("hello", 7, true), nil)
 			if resp.StatusCode != 200 || !strings.Contains(body, "answer") {
@@ -222,7 +222,9 @@ func TestALegEndsWithItsRequest(t *testing.T) {
 	atRest(t, p.demonstration)
 
 	answered := make(chan sight)
-	go func() { answered <- look(send(t, t.Context(), "POST", p.Envoy.URL()+chatPath, chatBody("hello", 7, false), nil)) }()
+	go func() {
+		answered <- look(send(t, t.Context(), "POST", p.Envoy.URL()+chatPath, chatBody("hello", 7, false), nil))
+	}()
 	eventually(t, "no leg begins", func() bool { return under.Load() == 1 })
 	if err := p.Router.Cmd.Process.Kill(); err != nil {
 		t.Fatal(err)

@@ -119,11 +119,11 @@ func configurations(t *testing.T, pool [2]string, kvroute string) map[string][]b
 		t.Fatal(err)
 	}
 	for _, failover := range []envoy.Failover{envoy.Composite, envoy.List, envoy.NoFailover} {
-		add(string(failover), envoy.Config{Failover: failover})
-		add(string(failover)+" with a file", envoy.Config{Failover: failover, PoolFile: file})
+		add(failover, envoy.Config{Failover: failover})
+		add(failover+" with a file", envoy.Config{Failover: failover, PoolFile: file})
 	}
 	for _, mode := range []envoy.BodyMode{envoy.BufferedPartial, envoy.Streamed, envoy.StreamedAhead, envoy.FullDuplex} {
-		add(string(mode), envoy.Config{BodyMode: mode})
+		add(mode, envoy.Config{BodyMode: mode})
 	}
 	add("all else", envoy.Config{EngineLoad: true, NoObserver: true})
 
@@ -222,7 +222,7 @@ func TestNoConfigurationLetsClientsChoose(t *testing.T) {
 						t.Logf("%s: status %d: %.200s", c.path, status, body)
 					}
 					// In full duplex Envoy must first notice that kvroute is absent.
-					return status == 200 || name != string(envoy.FullDuplex)
+					return status == 200 || name != envoy.FullDuplex
 				})
 				mu.Lock()
 				if status != 200 || !slices.Equal(reached, []string{"pool"}) || len(seen) > 0 {

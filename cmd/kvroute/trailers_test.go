@@ -47,7 +47,7 @@ func TestFormsOfHTTP2(t *testing.T) {
 	client := &http.Client{Transport: transport}
 
 	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.BufferedPartial, envoy.Streamed, envoy.StreamedAhead, envoy.FullDuplex} {
-		t.Run(string(mode), func(t *testing.T) {
+		t.Run(mode, func(t *testing.T) {
 			d := newStack(t, 0, nil)
 			d.EnvoyConfig.BodyMode, d.EnvoyConfig.WorkerHTTP2 = mode, true
 			d.EnvoyConfig.Pool = []string{strings.TrimPrefix(s.URL, "http://")}

@@ -52,6 +52,8 @@ func (m *Maker) Counter(name, unit, description string, attributes ...string) Co
 func (c Counter) Count(values ...string) { c.Add(1, values...) }
 
 // Add counts several events.
+//
+//nolint:contextcheck,nolintlint // a counter needs no context, so its callers need not pass one
 func (c Counter) Add(n int, values ...string) {
 	if n <= 0 {
 		return
