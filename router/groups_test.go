@@ -600,6 +600,34 @@ func TestProbe(t *testing.T) {
 	}
 }
 
+// What the answer to a probe does not contain is the mean over the group's members, as without a
+// probe: the predicted time to the first token does not grow with the size of the group.
+func TestAProbedGroupHasTheMeanOfItsDecodes(t *testing.T) {
+	w := newWatch()
+	var answers []router.ProbeAnswer
+	r := newRouter(t, router.Config{Scoring: flat(), Now: w.now, Probe: func(context.Context, router.Probe) []router.ProbeAnswer { return answers }}, 0)
+	set(t, r, groupOf(1))
+	tell(t, r, 1, router.Summary{Taken: w.now(), Interval: time.Hour, Healthy: 4})
+	for i := range 8 {
+		id := fmt.Sprint(i)
+		if bookFor(t, r, id, "abcd"); i < 4 {
+			r.FirstToken(id, router.SignTold)
+		}
+	}
+	w.advance(time.Minute)
+	tell(t, r, 1, router.Summary{Taken: w.now(), Interval: time.Hour, Healthy: 4})
+	without := dryRun(t, r, "wxyz")
+	answers = []router.ProbeAnswer{{Group: "g1", Worker: router.Worker{ID: 71}}}
+	probed := dryRun(t, r, "wxyz")
+	c, was := probed.Candidates[0], without.Candidates[0]
+	if was.Members != 4 || was.DecodeTokens != 128 || was.WaitingRequests != 4 || c.Members != 1 || c.DecodeTokens != 32 || c.WaitingRequests != 1 {
+		t.Errorf("without a probe %+v, with a probe %+v", was.Input, c.Input)
+	}
+	if probed.EstimatedTTFT != without.EstimatedTTFT {
+		t.Errorf("first token expected in %v ms, without a probe in %v ms", probed.EstimatedTTFT, without.EstimatedTTFT)
+	}
+}
+
 // The answer to a probe is the choice that a request would get; a probe books nothing.
 func TestAnswer(t *testing.T) {
 	limit := 100

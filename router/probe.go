@@ -110,6 +110,8 @@ func (c *core) applyProbe(q *question, ord, at int) {
 	in.PendTokens = a.PendTokens + pend/in.Members
 	in.ActiveRequests = a.ActiveRequests + requests/in.Members
 	in.ActiveBlocks = a.ActiveBlocks
+	in.DecodeTokens /= in.Members // the answer has no such number: the mean stands for it
+	in.WaitingRequests /= in.Members
 	in.Members = 1
 }
 
