@@ -196,6 +196,7 @@ func (c Config) withDefaults() (Config, error) {
 	c.KeepDecisions = cmp.Or(c.KeepDecisions, 1024)
 	c.Meter = cmp.Or[metric.Meter](c.Meter, noop.Meter{})
 	c.Split.Skip = cmp.Or(c.Split.Skip, SkipNever)
+	c.Split.SkipTokens, c.Split.SkipFraction = cmp.Or(c.Split.SkipTokens, 2048), cmp.Or(c.Split.SkipFraction, .7)
 	q, s := &c.Queue, &c.Sessions
 	q.Policy = cmp.Or(q.Policy, scorer.FCFS)
 	threshold := *cmp.Or(q.Threshold, new(0.))

@@ -20,7 +20,7 @@ import (
 //
 //   - Both workers are chosen, and both slots are booked, in one critical section.
 //   - The leg is a flight of its own, whose id is derived from the request's. It ends once:
-//     by [Router.Free] with its own id, or with the request's first token or end.
+//     by [Router.Free] with its own id, when it fails, or with the request's first token or end.
 //   - A leg books prefill tokens and no blocks. A request with a leg books blocks and no
 //     prefill tokens.
 //   - A request without a leg is decided as if the model were not split.
@@ -42,23 +42,24 @@ type SkipRule string
 
 // The rules.
 const (
-	SkipNever    SkipRule = "never"
-	SkipShort    SkipRule = "isl_bounding" // few tokens to compute, and most of the prompt cached
-	SkipBusy     SkipRule = "prefill_load" // all prefill workers are above a threshold
-	SkipEither   SkipRule = "isl_or_load"
-	skipTokens            = 2048
-	skipFraction          = .7
+	SkipNever  SkipRule = "never"
+	SkipShort  SkipRule = "isl_bounding" // few tokens to compute, and part of the prompt cached
+	SkipBusy   SkipRule = "prefill_load" // all prefill workers are above a threshold
+	SkipEither SkipRule = "isl_or_load"
 )
+
+func (s SkipRule) skipsShort() bool { return s == SkipShort || s == SkipEither }
+
+func (s SkipRule) skipsBusy() bool { return s == SkipBusy || s == SkipEither }
 
 // SplitConfig says when the prefill of a request runs on another worker than its decode.
 type SplitConfig struct {
-	// Skip is the rule for requests without a prefill leg. The busy rules need a threshold for
-	// prefill tokens, or the queue's. Default [SkipNever]: each request has a leg if a
+	// Skip says which requests have no prefill leg. [SkipBusy] and [SkipEither] need a threshold
+	// for prefill tokens, or the queue's. Default [SkipNever]: each request has a leg if a
 	// prefill worker can take it.
 	Skip SkipRule
-	// SkipTokens and SkipFraction bound the prompt of [SkipShort]: it is short if the decode
-	// worker would compute fewer tokens, and a smaller share of the prompt. Defaults 2,048
-	// and 0.7.
+	// A prompt is short if the decode worker would compute fewer tokens than SkipTokens, and a
+	// smaller share of the prompt than SkipFraction. Defaults 2,048 and 0.7.
 	SkipTokens   int
 	SkipFraction float64
 	// DecodeCredit is the weight of cached blocks in the choice of the decode worker, which
@@ -82,21 +83,19 @@ const (
 
 // check returns an error for the first setting that is out of range.
 func (s *SplitConfig) check(t *scorer.Thresholds, queue *float64) error {
-	byLoad := s.Skip == SkipBusy || s.Skip == SkipEither
 	return cmp.Or(
-		check("Split.Skip", s.Skip, s.Skip == SkipNever || s.Skip == SkipShort || byLoad, "never, isl_bounding, prefill_load or isl_or_load"),
+		check("Split.Skip", s.Skip, s.Skip == SkipNever || s.Skip.skipsShort() || s.Skip.skipsBusy(), "never, isl_bounding, prefill_load or isl_or_load"),
 		check("Split.SkipTokens", s.SkipTokens, s.SkipTokens >= 0, "a number of tokens"),
 		check("Split.SkipFraction", s.SkipFraction, s.SkipFraction >= 0 && s.SkipFraction <= 1, "0 to 1"),
 		check("Split.DecodeCredit", s.DecodeCredit, s.DecodeCredit >= 0 && s.DecodeCredit <= 1e6, "0 to 1e6"),
-		check("Split.Skip", s.Skip, !byLoad || t.PrefillTokens != nil || t.PrefillFraction != nil || queue != nil, "beside it a threshold for prefill tokens, or the queue's"),
+		check("Split.Skip", s.Skip, !s.Skip.skipsBusy() || t.PrefillTokens != nil || t.PrefillFraction != nil || queue != nil, "beside it a threshold for prefill tokens, or the queue's"),
 	)
 }
 
-// short reports whether [SkipShort] applies to a prompt of which so many tokens are cached.
+// short reports whether a prompt is short, of which the decode worker has so many tokens cached.
 func (s *SplitConfig) short(tokens, cached int) bool {
 	uncached := max(0, tokens-cached)
-	return uncached < cmp.Or(s.SkipTokens, skipTokens) &&
-		float64(uncached) < cmp.Or(s.SkipFraction, skipFraction)*float64(tokens)
+	return uncached < s.SkipTokens && float64(uncached) < s.SkipFraction*float64(tokens)
 }
 
 // part is the part of a request that a worker is chosen for.
@@ -123,7 +122,7 @@ func (r Role) takes(p part) bool {
 
 func (r Role) aggregated() bool { return r == "" || r == Aggregated }
 
-// countRoles notes whether the pool has workers for both legs.
+// countRoles notes whether the pool has workers for prefill legs and workers for decodes.
 func (c *core) countRoles() {
 	prefill, decode := false, false
 	for _, ord := range c.order {
@@ -155,7 +154,7 @@ func (c *core) pickWorkers(now time.Time, q *question, s *scorer.Settings, d *De
 // there is none.
 func (c *core) decideSplit(now time.Time, q *question, s *scorer.Settings, d *Decision, othersWait bool) (chosen int, err error) {
 	conf := &c.conf.Split
-	if q.Split == SplitAuto && (conf.Skip == SkipShort || conf.Skip == SkipEither) {
+	if q.Split == SplitAuto && conf.Skip.skipsShort() {
 		if chosen, err = c.pick(now, q, whole, s, d, othersWait); err != nil {
 			return 0, err
 		}
@@ -198,8 +197,8 @@ func (c *core) decodeSettings(s *scorer.Settings) *scorer.Settings {
 	return &d
 }
 
-// pickPrefill chooses the worker of the prefill leg: one of another process than the decode worker
-// with the same engine. It returns why there is no leg, empty if there is one.
+// pickPrefill chooses the worker of the prefill leg: it has the decode worker's engine and is another
+// process. pickPrefill returns why there is no leg, or "" if there is one.
 func (c *core) pickPrefill(now time.Time, q *question, s *scorer.Settings, d *Decision, decode *WorkerInfo, othersWait bool) (NoLeg, error) {
 	if c.conf.Mode == Direct && q.PrefillPinned == nil {
 		return NoLegAsked, nil
@@ -213,10 +212,9 @@ func (c *core) pickPrefill(now time.Time, q *question, s *scorer.Settings, d *De
 	}
 	ld := &Decision{ID: req.ID, Model: d.Model, Mode: d.Mode, Labels: d.Labels, TokenMode: d.TokenMode, PromptTokens: d.PromptTokens, PromptBlocks: d.PromptBlocks}
 	chosen, err := c.pick(now, lq, prefillPart, s, ld, othersWait)
-	byLoad := q.Split == SplitAuto && (c.conf.Split.Skip == SkipBusy || c.conf.Split.Skip == SkipEither)
 	switch {
 	case err == nil:
-	case errors.Is(err, errMustWait) && byLoad, errors.Is(err, ErrAllBusy):
+	case errors.Is(err, errMustWait) && q.Split == SplitAuto && c.conf.Split.Skip.skipsBusy(), errors.Is(err, ErrAllBusy):
 		return NoLegBusy, nil
 	case errors.Is(err, ErrNoWorkers) && q.PrefillPinned == nil:
 		return NoLegMissing, nil
