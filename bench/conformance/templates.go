@@ -46,10 +46,10 @@ func templates(ref *reference, o options) (compared []bench.Comparison) {
 	return compared
 }
 
-// variables are those of a template, as JSON and as ours.
+// variables are the inputs of a template.
 type variables struct {
-	text json.RawMessage
-	vars *jinja.Dict
+	text json.RawMessage // for the reference
+	vars *jinja.Dict     // the same, for kvroute's renderer
 }
 
 // rendered is the outcome of a template: a text, or an error.

@@ -107,7 +107,8 @@ type prompt struct {
 	now  time.Time
 }
 
-// compare starts a server and compares with it the model's own template or those of names.
+// compare starts vLLM's render server and compares its token ids with kvroute's, once for each name:
+// the names of s.templates, or of the model if the model's own template is compared.
 func (s *served) compare(o options, names []string) (figures []bench.Figure) {
 	dir := filepath.Join(o.work, "vllm", s.name)
 	s.writeModel(dir)

@@ -122,7 +122,8 @@ func (f *dynamoFleet) config(store string) string {
 	return fmt.Sprintf("version: 1\ndynamo: {dir: %q, namespace: dynamo, frontend: %q}\nmodels: [{name: %s, tokenizer: %q}]\n", store, f.address, modelName, f.e.dynamoModel())
 }
 
-// dynamoModel returns the folder of the model, whose tokenizer is the simulated engine's.
+// dynamoModel returns the folder of the model of Dynamo's workers, and writes it if it is missing. Its
+// tokenizer is that of the simulated engine.
 func (e *env) dynamoModel() string {
 	dir := filepath.Join(e.dir, "dynamo-model")
 	if _, err := os.Stat(dir); err != nil { // no check before made it
