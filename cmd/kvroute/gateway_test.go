@@ -85,6 +85,10 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 					t.Errorf("the filter has no %s: %s", want, text)
 				}
 			}
+			// kvroute's requests for more time count only with a maximum.
+			if got, want := strings.Contains(text, "max_message_timeout:{seconds:60}"), variant == "original-destination"; got != want {
+				t.Errorf("the filter has a maximum of 60 s for a message: %v, want %v: %s", got, want, text)
+			}
 			if !hcm.GetUseRemoteAddress().GetValue() || !hcm.GetNormalizePath().GetValue() || !hcm.GetMergeSlashes() ||
 				hcm.GetPathWithEscapedSlashesAction() != hcmv3.HttpConnectionManager_UNESCAPE_AND_FORWARD {
 				t.Errorf("clients may forge their address or the spelling of a path: %v", hcm)
