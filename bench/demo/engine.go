@@ -29,6 +29,7 @@ import (
 	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
@@ -77,6 +78,10 @@ func (c *EngineCommand) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.sockets.Topic, "kv-events-topic", "kv-events", "topic of the events")
 	fs.StringVar(&c.sockets.Format, "kv-events-format", "", "vllm or sglang; empty as the engine, else vllm")
 	fs.IntVar(&c.sockets.DropEvery, "kv-events-drop-every", 0, "leave out each `n`-th message of events, as a network might; 0 leaves out none")
+	fs.StringVar(&c.sim.Role, "role", "", "part in a split model, to play and to register: prefill, decode or both; empty has none")
+	fs.IntVar(&c.sim.TokenBytes, "token-bytes", 262_144, "`bytes` of the cache that a prefill worker sends for a token")
+	fs.Float64Var(&c.sim.Bandwidth, "bandwidth", 50, "`GB/s` at which a prefill worker sends them")
+	fs.DurationVar(&c.sim.HoldTime, "hold-time", 8*time.Minute, "how `long` a prefill worker keeps blocks that no decode worker fetches")
 	fs.Float64Var(&c.sim.Speed, "speed", 1, "simulated seconds in a real one")
 }
 
@@ -169,6 +174,12 @@ func (c *EngineCommand) record(e *enginesim.Engine, address string, where fleet.
 		Name: sim.Name, Address: address, Models: append([]string{sim.Model}, sim.Aliases...), LoRA: sim.LoRA,
 		BlockSize: sim.BlockSize, TotalKVBlocks: sim.NumBlocks, MaxNumSeqs: sim.MaxNumSeqs, MaxBatchedTokens: sim.MaxBatchedTokens,
 		Engine: cmp.Or(c.sim.Engine, "kvroute-sim"), EngineVersion: c.version, StartedMS: time.Now().UnixMilli(), Events: where,
+	}
+	if sim.Role != "" {
+		r.Role, r.Engine = router.Role(sim.Role), sim.Engine // kvroute knows no protocol of kvroute-sim
+	}
+	if r.Role == router.Prefill && sim.Engine == enginesim.SGLang {
+		r.Bootstrap = address
 	}
 	if c.Tokenizer == "" {
 		r.ModelCard = enginesim.ModelCard

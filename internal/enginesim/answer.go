@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"time"
@@ -20,15 +21,20 @@ type answer struct {
 	body     *openai.Body
 	created  time.Time
 	ids      []uint32 // ids of the prompt, if the client requested them
+	// receive fetches the blocks of the prompt, offer adds the parameters with which they are
+	// fetched to a whole answer. Both may be nil.
+	receive func() bool
+	offer   func(whole object)
 
 	prompt   int           // tokens
 	cached   int           // prompt tokens found in the cache; set before the first progress
 	progress chan struct{} // one at admission, one for each token; closed at the end
 	made     int           // tokens
+	failed   bool          // the blocks were not fetched; set before the end
 }
 
-// follow writes the response as the engine makes progress. It returns false if the
-// client left.
+// follow writes the response as the engine makes progress. It returns false if the client left, or
+// the blocks were not received.
 func (a *answer) follow(r *http.Request, m *metrics) bool {
 	admitted := false
 	for {
@@ -37,6 +43,9 @@ func (a *answer) follow(r *http.Request, m *metrics) bool {
 			return false
 		case _, more := <-a.progress:
 			switch {
+			case !more && a.failed:
+				a.fail()
+				return true
 			case !more:
 				a.end()
 				m.prompts.Add(float64(a.prompt))
@@ -45,7 +54,10 @@ func (a *answer) follow(r *http.Request, m *metrics) bool {
 				return true
 			case !admitted:
 				admitted = true
-				a.begin()
+				if a.begin(); a.receive != nil && !a.receive() {
+					a.fail()
+					return false
+				}
 				continue
 			case a.made == 0:
 				m.firstToken.Observe(time.Since(a.created).Seconds())
@@ -70,6 +82,18 @@ func (a *answer) begin() {
 	} else {
 		a.send()
 	}
+}
+
+// fail answers as vLLM does if a transfer fails: in a stream the error is an event.
+func (a *answer) fail() {
+	const text = `{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}`
+	if a.body.Stream {
+		a.send(event{data: json.RawMessage(text)}, event{data: json.RawMessage("[DONE]")})
+		return
+	}
+	a.w.Header().Set("Content-Type", "application/json")
+	a.w.WriteHeader(http.StatusInternalServerError)
+	_, _ = io.WriteString(a.w, text) // an error means that the client has left
 }
 
 // delta returns the events of a stream for the newest token.
@@ -102,6 +126,9 @@ func (a *answer) end() {
 			whole := a.completion(a.choice(a.text(), "assistant", "length"))
 			if whole["usage"] = a.usage(); a.ids != nil {
 				whole["prompt_token_ids"] = a.ids
+			}
+			if a.offer != nil {
+				a.offer(whole)
 			}
 			reply(a.w, whole)
 			return

@@ -11,6 +11,10 @@
 // As in vLLM, the headers of a streamed response leave
 // when the request is admitted, its first chunk when the prompt is computed.
 //
+// With a role the engine takes part in prefill legs, in the protocol of its kind. The decode engine
+// fetches blocks with a request to /sim/blocks of the prefill engine, which answers after the
+// time of the transfer. The blocks are stored as if they were computed, but count as not cached.
+//
 // # Guarantees
 //
 // The cache holds at most its capacity; its events, replayed in order, give its contents.
@@ -26,6 +30,7 @@ package enginesim
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -62,6 +67,16 @@ type Config struct {
 	// Speed is the number of simulated seconds per real second. Default 1.
 	Speed float64
 
+	// Role is "prefill", "decode" or "both" if the engine's model is split. Default: none.
+	Role string
+	// TokenBytes is the size of a token's part of the cache, and Bandwidth in GB/s the rate at which
+	// a prefill engine sends it. Each transfer has the whole rate. Defaults 262,144 and 50.
+	TokenBytes int
+	Bandwidth  float64
+	// HoldTime is how long a prefill engine keeps the blocks of a prompt that no decode engine
+	// fetches, in real time. Default 8 minutes, as vLLM's.
+	HoldTime time.Duration
+
 	// BlockHash selects how the engine names its blocks: "sim" (default), "vllm" (sha256_cbor),
 	// "sglang", "sequence" as Dynamo's mock engine does, or "random", with different names in each
 	// process.
@@ -79,6 +94,7 @@ func (c Config) withDefaults() (_ Config, err error) {
 	c.BlockSize, c.NumBlocks = cmp.Or(c.BlockSize, 16), cmp.Or(c.NumBlocks, 8192)
 	c.MaxNumSeqs, c.MaxBatchedTokens = cmp.Or(c.MaxNumSeqs, 256), cmp.Or(c.MaxBatchedTokens, 8192)
 	c.Preset, c.Speed, c.BlockHash = cmp.Or(c.Preset, "32b-2xh100"), cmp.Or(c.Speed, 1), cmp.Or(c.BlockHash, "sim")
+	c.TokenBytes, c.Bandwidth, c.HoldTime = cmp.Or(c.TokenBytes, 262_144), cmp.Or(c.Bandwidth, 50), cmp.Or(c.HoldTime, 8*time.Minute)
 	if c.Prompts == nil {
 		if c.Prompts, err = tokenizer.LoadModel(ModelFiles(), tokenizer.ModelConfig{}); err != nil {
 			return c, fmt.Errorf("enginesim: %w", err)
@@ -87,13 +103,25 @@ func (c Config) withDefaults() (_ Config, err error) {
 	if c.Publish == nil {
 		c.Publish = func(indexer.Event) {}
 	}
-	for name, n := range map[string]int{"BlockSize": c.BlockSize, "NumBlocks": c.NumBlocks, "MaxNumSeqs": c.MaxNumSeqs, "MaxBatchedTokens": c.MaxBatchedTokens} {
+	for name, n := range map[string]int{"BlockSize": c.BlockSize, "NumBlocks": c.NumBlocks, "MaxNumSeqs": c.MaxNumSeqs, "MaxBatchedTokens": c.MaxBatchedTokens, "TokenBytes": c.TokenBytes} {
 		if n < 1 || n > 1<<26 {
 			return c, fmt.Errorf("enginesim: %s is %d, want 1 to %d", name, n, 1<<26)
 		}
 	}
 	if c.Engine != VLLM && c.Engine != SGLang && c.Engine != TRTLLM {
 		return c, fmt.Errorf("enginesim: Engine is %q, want vllm, sglang or trtllm", c.Engine)
+	}
+	switch c.Role {
+	case "", rolePrefill, roleDecode:
+	case roleBoth:
+		if c.Engine == SGLang {
+			return c, errors.New(`enginesim: Role is "both", want prefill or decode for SGLang`)
+		}
+	default:
+		return c, fmt.Errorf("enginesim: Role is %q, want prefill, decode or both", c.Role)
+	}
+	if !(c.Bandwidth > 0) || c.HoldTime <= 0 {
+		return c, fmt.Errorf("enginesim: Bandwidth is %v and HoldTime %v, want more than 0", c.Bandwidth, c.HoldTime)
 	}
 	if _, ok := presets[c.Preset]; !ok {
 		return c, fmt.Errorf("enginesim: Preset is %q, want 8b-1xh100, 32b-2xh100 or 70b-4xh100", c.Preset)
@@ -111,10 +139,12 @@ type Engine struct {
 	mux     *http.ServeMux
 	metrics *metrics
 	wake    chan struct{} // holds one token while there may be work
+	peers   http.Client   // for prefill engines
 
 	mu sync.Mutex
-	// mu guards the field below. Events are published under it.
+	// mu guards the fields below. Events are published under it.
 	scheduler scheduler
+	legs      map[string]*leg // by id
 }
 
 // New returns an engine with an empty cache. The error names a setting that is out of range.
@@ -127,7 +157,7 @@ func New(conf Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{conf: conf, wake: make(chan struct{}, 1)}
+	e := &Engine{conf: conf, wake: make(chan struct{}, 1), peers: http.Client{Transport: &http.Transport{}}, legs: make(map[string]*leg)}
 	e.scheduler = scheduler{
 		timing: presets[conf.Preset], blockSize: conf.BlockSize, maxSeqs: conf.MaxNumSeqs, maxTokens: conf.MaxBatchedTokens,
 		cache: newCache(conf.NumBlocks, hash, e.publish),
@@ -148,7 +178,7 @@ func (e *Engine) Stats() Stats {
 	defer e.mu.Unlock()
 	s := &e.scheduler
 	return Stats{
-		Running: len(s.running), Waiting: len(s.waiting),
+		Running: len(s.running) - s.receiving, Waiting: len(s.waiting) + s.receiving, ReceivedTokens: s.received,
 		CachedBlocks: len(s.cache.blocks), UsedBlocks: s.cache.used(), PromptTokens: s.queries, CachedTokens: s.hits,
 	}
 }
@@ -173,6 +203,7 @@ const lag = 100 * time.Millisecond
 func (e *Engine) Run(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
+	defer e.peers.CloseIdleConnections()
 	var due time.Time // simulated end of the last step
 	for {
 		e.mu.Lock()
@@ -223,14 +254,24 @@ func (e *Engine) submit(r *request) {
 	e.mu.Lock()
 	e.scheduler.submit(r)
 	e.mu.Unlock()
-	select {
-	case e.wake <- struct{}{}:
-	default:
-	}
+	e.work()
 }
 
+// abort ends a request whose client left, and its leg.
 func (e *Engine) abort(r *request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.scheduler.abort(r)
+	if r.leg != nil {
+		e.end(r.leg, false)
+	}
+	e.work()
+}
+
+// work has Run look for work.
+func (e *Engine) work() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
 }

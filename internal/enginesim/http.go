@@ -45,6 +45,7 @@ func (e *Engine) routes() *http.ServeMux {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { reply(w, description) })
 	}
 	mux.HandleFunc("POST /sim/restart", e.forget(restart))
+	mux.HandleFunc("POST /sim/blocks/{id}", e.send) // for decode engines
 	return mux
 }
 
@@ -152,12 +153,25 @@ func (e *Engine) request(r *http.Request, a *answer) (*request, *openai.Error) {
 	// The channel has room for all progress of the request, so that the engine never waits for a
 	// slow client.
 	a.progress = make(chan struct{}, output+1)
-	return &request{
+	req := &request{
 		prefix: newPrefix(prompt.ids, e.conf.BlockSize, own), prompt: a.prompt, output: output,
 		admitted: func(cached int) { a.cached = cached; a.progress <- struct{}{} },
 		token:    func() { a.progress <- struct{}{} },
 		finished: func() { close(a.progress) },
-	}, nil
+	}
+	move, err := e.conf.transfer(data)
+	if err == nil && move.send {
+		err = e.open(move.id, req, a)
+		a.offer = func(whole object) { e.offer(whole, r, req.leg, a) }
+	}
+	if err != nil {
+		return nil, refusal(http.StatusBadRequest, "", err.Error())
+	}
+	if move.from != "" {
+		req.receiving = true
+		a.receive = func() bool { return e.receive(r.Context(), move, req) }
+	}
+	return req, nil
 }
 
 // read reads and parses the body of a request.

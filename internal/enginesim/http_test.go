@@ -253,6 +253,11 @@ func TestBadSettings(t *testing.T) {
 		"NumBlocks": {NumBlocks: 1 << 30},
 		"Preset":    {Preset: "abacus"},
 		"Speed":     {Speed: -1},
+		"Bandwidth": {Bandwidth: -1},
+		"HoldTime":  {HoldTime: -1},
+
+		`Role is "both"`: {Role: "both", Engine: enginesim.SGLang},
+		`Role is "gpu"`:  {Role: "gpu"},
 	} {
 		if _, err := enginesim.New(c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want one that names %s", c, err, want)

@@ -17,6 +17,7 @@ type Stats struct {
 	UsedBlocks       int // blocks in use or reserved
 	PromptTokens     int // prompt tokens looked up in the cache so far
 	CachedTokens     int // of these, the tokens that were found
+	ReceivedTokens   int // prompt tokens that prefill engines sent so far
 }
 
 // metrics are vLLM's, by its names.
@@ -45,6 +46,8 @@ func newMetrics(model string, blockSize, numBlocks int, stats func() Stats) *met
 	} {
 		add(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, ConstLabels: labels}, func() float64 { return float64(read(stats())) }))
 	}
+	received := prometheus.Labels{"model_name": model, "engine": "0", "source": "external_kv_transfer"}
+	add(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "vllm:prompt_tokens_by_source_total", ConstLabels: received}, func() float64 { return float64(stats().ReceivedTokens) }))
 	cache := prometheus.Labels{"engine": "0", "block_size": strconv.Itoa(blockSize), "num_gpu_blocks": strconv.Itoa(numBlocks), "enable_prefix_caching": "True"}
 	add(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "vllm:cache_config_info", ConstLabels: cache}, func() float64 { return 1 }))
 	counter := func(name string, labels prometheus.Labels) prometheus.Counter {

@@ -31,6 +31,10 @@ type request struct {
 	token    func()                 // called for each token
 	finished func()                 // called after the last one
 
+	receiving bool // the blocks are fetched from a prefill engine, see receive
+	leg       *leg // if set, the blocks stay after the last token, see release
+	held      bool // they do
+
 	hit      int // blocks referenced since admission
 	reserve  int // output blocks held in reserve
 	cached   int // prompt tokens that need no computing
@@ -53,7 +57,9 @@ type scheduler struct {
 	waiting []*request
 	running []*request
 
-	queries, hits int // tokens looked up in the cache, and found
+	queries, hits, received int // prompt tokens: looked up in the cache, found there, fetched
+	receiving               int // running requests whose blocks are being fetched
+	held                    int // ended requests whose blocks stay
 }
 
 func (s *scheduler) submit(r *request) { s.waiting = append(s.waiting, r) }
@@ -89,7 +95,7 @@ func (s *scheduler) begin() time.Duration {
 	}
 	budget := max(0, s.maxTokens-decodes)
 	for _, r := range s.running {
-		if r.planned = 0; r.made > 0 {
+		if r.planned = 0; r.made > 0 || r.receiving {
 			continue
 		}
 		n := min(budget, r.prompt-r.computed)
@@ -120,7 +126,7 @@ func (s *scheduler) admit() {
 		blocks := len(r.sequence)
 		reserve := max(0, (r.prompt+r.output+s.blockSize-1)/s.blockSize-blocks)
 		need := blocks - hit + unused + reserve
-		if s.cache.used()+need > s.cache.capacity && len(s.running) > 0 {
+		if s.cache.used()+need > s.cache.capacity && len(s.running)+s.held > 0 {
 			return
 		}
 		s.waiting = s.waiting[1:]
@@ -132,6 +138,9 @@ func (s *scheduler) admit() {
 		s.queries += r.prompt
 		s.hits += r.cached
 		s.running = append(s.running, r)
+		if r.receiving {
+			s.receiving++
+		}
 		r.admitted(r.cached)
 	}
 }
@@ -155,15 +164,40 @@ func (s *scheduler) finish() {
 		if r.made < r.output {
 			return false
 		}
-		s.leave(r)
+		if r.leg != nil {
+			r.held = true
+			s.held++
+		} else {
+			s.leave(r)
+		}
 		r.finished()
 		return true
 	})
 	s.cache.evict()
 }
 
+// receive completes the fetch of a request's blocks. As in vLLM, the engine computes the last token.
+func (s *scheduler) receive(r *request) {
+	s.cache.fill(&r.prefix, r.hit)
+	s.received += r.prompt - r.cached
+	r.hit, r.computed, r.receiving = len(r.sequence), r.prompt-1, false
+	s.receiving--
+}
+
+// release frees the blocks that stayed after a request's end.
+func (s *scheduler) release(r *request) {
+	if r.held {
+		r.held = false
+		s.held--
+		s.leave(r)
+	}
+}
+
 // leave releases the blocks of a request. Its output is not cached.
 func (s *scheduler) leave(r *request) {
+	if r.receiving {
+		s.receiving--
+	}
 	s.cache.reserved -= len(r.sequence) - r.hit + r.reserve
 	s.cache.release(r.sequence[:r.hit])
 }
