@@ -52,11 +52,16 @@ type syncReplica struct {
 
 type liveRequest struct {
 	replica, worker int
+	leg             int    // worker of its prefill leg, -1 without one
 	id, prompt      string // a letter is a block
 	started         bool
+	untracked       bool // its worker does not compute the prompt
 }
 
-const syncBlock = 8
+const (
+	syncBlock   = 8
+	prefillOnly = 100 // workers from this id on take prefill legs only
+)
 
 func workerIDs(set map[uint64]bool) []uint64 { return slices.Sorted(maps.Keys(set)) }
 
@@ -82,7 +87,11 @@ func newSyncWorld(t testing.TB, seed uint64, n int, workers ...uint64) *syncWorl
 }
 
 func workerInfo(at int, id uint64) router.WorkerInfo {
-	return router.WorkerInfo{ID: id, Models: []string{"m"}, BlockSize: syncBlock, Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(at >> 8), byte(at)}), 8000)}
+	role := router.Decode // without a prefill worker it takes whole requests
+	if id >= prefillOnly {
+		role = router.Prefill
+	}
+	return router.WorkerInfo{ID: id, Role: role, Models: []string{"m"}, BlockSize: syncBlock, Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(at >> 8), byte(at)}), 8000)}
 }
 
 // join starts a replica that knows all workers and has no state of the others.
@@ -204,7 +213,10 @@ func (w *syncWorld) book(r *syncReplica, id string) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	q.worker = slices.Index(w.workers, d.Worker.ID)
+	q.worker, q.leg = slices.Index(w.workers, d.Worker.ID), -1
+	if d.Prefill != nil {
+		q.leg, q.untracked = slices.Index(w.workers, d.Prefill.Worker.ID), true
+	}
 	w.live[fmt.Sprint(r.number, "/", id)] = q
 }
 
@@ -227,9 +239,14 @@ func (w *syncWorld) want() []syncLoad {
 		blocks[i] = map[string]bool{}
 	}
 	for _, q := range w.live {
+		tokens := len(q.prompt)*syncBlock + 1
 		l := &loads[q.worker]
-		if l.requests++; !q.started {
-			l.pending += len(q.prompt)*syncBlock + 1
+		if l.requests++; !q.started && !q.untracked {
+			l.pending += tokens
+		}
+		if q.leg >= 0 {
+			loads[q.leg].requests++
+			loads[q.leg].pending += tokens
 		}
 		for i := range q.prompt {
 			blocks[q.worker][q.prompt[:i+1]] = true
@@ -271,7 +288,11 @@ func TestSyncWorld(t *testing.T) {
 		seeds = 30
 	}
 	for seed := range seeds {
-		w := newSyncWorld(t, seed, 2+int(seed%3), 11, 12, 13)
+		workers := []uint64{11, 12, 13}
+		if seed%7 < 3 {
+			workers[2] = prefillOnly // each request has a prefill leg
+		}
+		w := newSyncWorld(t, seed, 2+int(seed%3), workers...)
 		all := slices.Clone(w.replicas)
 		w.calm = seed%12 == 0 && seed%5 != 0
 		for round := range 3 {
@@ -318,7 +339,7 @@ func (w *syncWorld) step() {
 			owner = o
 		}
 	}
-	switch n := w.rand.IntN(20); {
+	switch n := w.rand.IntN(22); {
 	case n < 6:
 		// Two replicas may get the same id, and one of them again later. This does not
 		// happen while messages are lost: a replica that missed the end of the first
@@ -338,11 +359,11 @@ func (w *syncWorld) step() {
 		if owner.router.MarkPrefillCompleted(q.id) == q.started && !w.noticed[key] {
 			w.t.Fatalf("the first token of %s had an effect: %v", key, q.started)
 		}
-		q.started = true
+		q.started, q.leg = true, -1
 	case n < 9 && owner != nil && len(q.id) > 17 && w.calm:
 		// Another replica reports the first token, if it has the request.
 		if r != owner && r.router.MarkPrefillCompleted(q.id) {
-			q.started, w.noticed[key] = true, true
+			q.started, q.leg, w.noticed[key] = true, -1, true
 		}
 	case n < 10 && owner != nil:
 		to := w.rand.IntN(len(w.workers))
@@ -370,6 +391,12 @@ func (w *syncWorld) step() {
 		if r.away = !r.away; !r.away {
 			r.breaks++
 		}
+	case n < 19 && owner != nil && q.untracked:
+		owner.router.PrefillFailed(q.id)
+		q.leg, q.untracked = -1, false
+	case n < 20 && owner != nil && q.leg >= 0:
+		owner.router.Free(q.id + "/prefill")
+		q.leg = -1
 	default:
 		r.out.flush(false)
 		w.deliver(r, 1+w.rand.IntN(20))

@@ -78,6 +78,8 @@ func (o *ownRequests) note(e *syncEvent) bool {
 			return false
 		}
 		own.started = true
+	case router.PrefillFailed:
+		own.PrefillUntracked, own.CachedTokens = false, 0
 	case router.SlotMoved:
 		own.Worker, own.CachedTokens, own.OverlapBlocks = e.Worker, e.CachedTokens, 0
 	case router.SlotFreed:

@@ -46,9 +46,10 @@ type peer struct {
 
 // heldRequest is a request of a peer.
 type heldRequest struct {
-	worker  router.Worker
-	started bool // it has its first token
-	booked  bool // the router has a slot for it, because the worker is known
+	worker    router.Worker
+	started   bool // it has its first token
+	untracked bool // as in its Change: PrefillUntracked
+	booked    bool // the router has a slot for it, because the worker is known
 }
 
 // partialList holds the first parts of a list.
@@ -251,13 +252,17 @@ func (r *receiver) apply(now time.Time, from *peer, e *syncEvent) {
 	}
 	switch e.Kind {
 	case router.SlotTaken:
-		held = heldRequest{worker: e.Worker, booked: r.conf.Apply(from.id, e.Change)}
+		held = heldRequest{worker: e.Worker, untracked: e.PrefillUntracked, booked: r.conf.Apply(from.id, e.Change)}
 		if held.started = e.started; e.started && held.booked {
 			r.conf.Apply(from.id, router.Change{Kind: router.FirstToken, ID: e.ID, Worker: e.Worker})
 		}
 	case router.FirstToken:
 		if held.started = true; held.booked {
 			r.conf.Apply(from.id, router.Change{Kind: router.FirstToken, ID: e.ID, Worker: held.worker})
+		}
+	case router.PrefillFailed:
+		if held.untracked = false; held.booked {
+			r.conf.Apply(from.id, e.Change)
 		}
 	case router.SlotMoved:
 		held.worker, held.booked = e.Worker, held.booked && r.conf.Apply(from.id, e.Change)
@@ -358,7 +363,7 @@ func (r *receiver) replace(from *peer, list map[string]syncEvent) {
 	now := r.conf.Now()
 	for id, held := range from.requests {
 		e, stays := list[id]
-		if stays && held.booked && held.worker == e.Worker && (e.started || !held.started) {
+		if stays && held.booked && held.worker == e.Worker && (e.started || !held.started && held.untracked == e.PrefillUntracked) {
 			continue
 		}
 		r.apply(now, from, &syncEvent{Change: router.Change{Kind: router.SlotFreed, ID: id, Worker: held.worker}})

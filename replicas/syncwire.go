@@ -64,6 +64,8 @@ func appendSyncEvent(b []byte, e *syncEvent) []byte {
 		p.addRequest(e)
 	case router.FirstToken:
 		p.text("data", "MarkPrefillCompleted")
+	case router.PrefillFailed:
+		p.text("data", "PrefillFailed")
 	case router.SlotMoved:
 		p.key("data")
 		p.header(1)
@@ -238,6 +240,8 @@ func (r *syncReader) data(data []byte, e *syncEvent) (rest []byte, err error) {
 		switch string(kind) {
 		case "MarkPrefillCompleted":
 			e.Kind = router.FirstToken
+		case "PrefillFailed":
+			e.Kind = router.PrefillFailed
 		case "Free":
 			e.Kind = router.SlotFreed
 		}

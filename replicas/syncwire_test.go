@@ -83,6 +83,7 @@ func TestSyncEventsComeThrough(t *testing.T) {
 		{router: 1, Change: router.Change{Kind: router.SlotTaken, ID: "c", Worker: w, PromptTokens: 9, CachedTokens: -1, PrefillUntracked: true}},
 		{router: 1, Change: router.Change{Kind: router.SlotMoved, ID: "a", Worker: w, CachedTokens: 12}},
 		{router: 2, Change: router.Change{Kind: router.FirstToken, ID: "a", Worker: w}},
+		{router: 1, Change: router.Change{Kind: router.PrefillFailed, ID: "c", Worker: w}},
 		{router: 1, Change: router.Change{Kind: router.SlotFreed, ID: "a", Worker: w, Abandoned: true}},
 	}
 	batch := msgp.AppendMapHeader(nil, 4)
@@ -99,7 +100,7 @@ func TestSyncEventsComeThrough(t *testing.T) {
 		}
 		batch = append(batch, single...)
 	}
-	kind := bytes.Replace(appendSyncEvent(nil, &sent[5]), []byte("Free"), []byte("Grow"), 1)
+	kind := bytes.Replace(appendSyncEvent(nil, &sent[6]), []byte("Free"), []byte("Grow"), 1)
 	batch = append(batch, kind...)
 	all, p, bad, err := readAll(batch)
 	if err != nil || bad != 1 || p != (syncPayload{1, 2}) || len(all) != len(sent)+1 || all[len(sent)].Kind != 0 {

@@ -33,13 +33,14 @@ type ChangeKind uint8
 const (
 	SlotTaken  ChangeKind = iota + 1
 	FirstToken            // its prompt is computed
+	PrefillFailed         // its prefill leg failed: the worker computes the prompt
 	SlotMoved             // another worker serves the request
 	SlotFreed
 )
 
 // String returns the kind in lower case.
 func (k ChangeKind) String() string {
-	names := [...]string{SlotTaken: "taken", FirstToken: "first_token", SlotMoved: "moved", SlotFreed: "freed"}
+	names := [...]string{SlotTaken: "taken", FirstToken: "first_token", PrefillFailed: "prefill_failed", SlotMoved: "moved", SlotFreed: "freed"}
 	if int(k) >= len(names) || k == 0 {
 		return "unknown"
 	}
@@ -137,6 +138,11 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 		fl.pool.update(now, func(core *core) {
 			_, known = core.slots.Worker(key)
 			core.prefillCompleted(now, key, 0, false, SignTold)
+		})
+	case PrefillFailed:
+		fl.pool.update(now, func(core *core) {
+			_, known = core.slots.Worker(key)
+			core.slots.ComputePrompt(key)
 		})
 	case SlotMoved:
 		known = r.peerMoved(now, key, fl, &c)

@@ -249,15 +249,19 @@ func (c *core) bookLeg(now time.Time, q *question, d *Decision) (booked bool) {
 	return true
 }
 
-// PrefillFailed notes that the prefill leg of a booked request came to nothing: the request's
-// worker computes the prompt. Other replicas learn of it only by the end of the leg.
+// PrefillFailed notes that the prefill leg of a booked request failed: the request's worker computes
+// the prompt.
 func (r *Router) PrefillFailed(id string) {
 	fl := r.flights.get(id)
 	if !fl.leg {
 		return
 	}
 	r.endLeg(id, false)
-	fl.pool.update(r.conf.Now(), func(c *core) { c.slots.ComputePrompt(id) })
+	computes := false
+	fl.pool.update(r.conf.Now(), func(c *core) { computes = c.settings.TrackPrefill && c.slots.ComputePrompt(id) })
+	if computes {
+		r.tellPeers(Change{Kind: PrefillFailed, ID: id})
+	}
 	r.kept.change(fl.number, func(d *Decision) { d.NoLeg = NoLegFailed })
 }
 

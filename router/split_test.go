@@ -302,8 +302,10 @@ func TestRandomSplits(t *testing.T) {
 				replica.RemoveWorker(id)
 			case 2, 3:
 				for name, leg := range flying {
-					if rng.IntN(3) == 0 {
+					if n := rng.IntN(6); n < 2 {
 						r.MarkPrefillCompleted(name)
+					} else if n < 3 {
+						r.PrefillFailed(name)
 					} else if leg != "" && rng.IntN(2) == 0 {
 						r.Free(leg)
 					} else {

@@ -306,17 +306,19 @@ func (s *Slots) AddOutputTokens(now time.Time, id string, k int) bool {
 }
 
 // ComputePrompt notes that the worker computes the prompt of a request that was booked with
-// PrefillUntracked. It changes nothing after the first token.
-func (s *Slots) ComputePrompt(id string) {
+// PrefillUntracked. It returns false, and changes nothing, if the id has no such slot, and after the
+// first token.
+func (s *Slots) ComputePrompt(id string) bool {
 	n, exists := s.ids[id]
 	if !exists || s.slots[n].started || !s.slots[n].free {
-		return
+		return false
 	}
 	t := &s.slots[n]
 	w := &s.workers[t.worker]
 	t.free, t.pend = false, t.prompt
 	w.pend += t.pend
 	w.queue.due = 0
+	return true
 }
 
 // Age returns how long ago a request took its slot.
