@@ -55,11 +55,12 @@ func mistralFiles(ref *reference) (all []candidate) {
 		switch name := filepath.Base(f); {
 		case strings.HasPrefix(name, "tekken"):
 			all = append(all, candidate{name: name, file: "tekken.json", source: f})
-		case strings.Contains(name, ".model") && !strings.HasSuffix(name, ".v1"): // see chat.MistralVersions
+		case strings.HasSuffix(name, ".v1"), strings.HasSuffix(name, ".v2"): // kvroute makes no prompts of v1 and v2
+		case strings.Contains(name, ".model"):
 			all = append(all, candidate{name: name, file: name, source: f})
 		}
 	}
-	for _, v := range chat.MistralVersions[2:] { // kvroute makes no prompts of v1 and v2
+	for _, v := range chat.MistralVersions[2:] { // without v1 and v2
 		all = append(all, candidate{name: "own tekken " + v, file: "tekken.json", source: filepath.Join(golden, "../mistral/tekken.json"), version: v})
 		if v == "v3" || v == "v7" {
 			all = append(all, candidate{name: "own tokenizer.model." + v, file: "tokenizer.model." + v, source: filepath.Join(golden, "../mistral/tokenizer.model")})
