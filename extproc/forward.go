@@ -11,9 +11,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// A worker that gets a prompt as token ids need not tokenize it again. Token ids are the only
-// thing that kvroute writes into a request's body, and wrong ids would give wrong responses. So
-// kvroute writes them only if the operator wants it, the ids are exact, the model's ids were
+// A worker that gets a prompt as token ids need not tokenize it again. Wrong ids would give wrong
+// responses. So kvroute writes ids into a request's body only if the operator wants it, the ids are exact, the model's ids were
 // compared with a worker's and always equal, and the chosen worker's engine and version supports
 // them. Otherwise the body is unchanged, and the first reason is counted.
 

@@ -52,8 +52,8 @@ func Edit(object []byte, members ...Member) (pieces [][]byte) {
 	return append(pieces, []byte("}"))
 }
 
-// Find returns the value at a path of names, in a list that of its first element: nil if the text is no object, has no such member
-// or it is null.
+// Find returns the value at a path of names, where a list stands for its first element. It returns
+// nil if there is no such value, if the value is null, or if the text is not valid JSON.
 func Find(object []byte, path ...string) []byte {
 	s := jsonscan.Scanner{In: object}
 	v, err := readValue(&s)

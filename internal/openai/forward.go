@@ -3,9 +3,8 @@
 package openai
 
 import (
+	"bytes"
 	"strconv"
-
-	"github.com/kvroute/kvroute/internal/jsonscan"
 )
 
 // Form is a way to send a prompt as token ids.
@@ -19,60 +18,27 @@ const (
 )
 
 // WithTokens returns a copy of a body that [Parse] accepted, with the prompt as ids in the given
-// form. All other bytes are unchanged; of two fields of one name it changes the last one, which
-// counts. It returns nil if the field has a value that cannot take ids.
+// form. The values of all other fields are unchanged. It returns nil if the field has a value that
+// cannot take ids.
 func WithTokens(body []byte, form Form, ids []uint32) []byte {
-	// Where the field's last copy is, and its value.
-	start, end := -1, -1
-	var old value
-	s := jsonscan.Scanner{In: body}
-	_ = readObject(&s, func(name []byte, v value) { // Parse has checked it, so there is no error
-		if string(name) == string(form) {
-			old, end = v, s.At
-			if start = end - len(v); v == nil {
-				start = end - len("null")
-			}
-		}
-	})
-	const field = `"prompt_token_ids":`
+	old := value(bytes.TrimSpace(body)).member(string(form))
 	list := appendIDs(make([]byte, 0, 8*len(ids)+2), ids)
-	switch {
-	case form == FormPrompt && old.kind() == '"':
-		return splice(body, start, end, list)
-	case form == FormPrompt:
-		return nil
-	case form == FormKVTransfer && old != nil:
-		if old.kind() != '{' || old.member("prompt_token_ids") != nil {
+	switch form {
+	case FormPrompt:
+		if old.kind() != '"' {
 			return nil
 		}
-		if first := (jsonscan.Scanner{In: old, At: 1}); first.Peek() == '}' {
-			return splice(body, start+1, start+1, []byte(field), list)
+	case FormTokenIDs:
+		if old != nil {
+			return nil
 		}
-		// The new member is the last one: a null of that name may stand before it.
-		return splice(body, end-1, end-1, []byte(`,`+field), list)
-	case form == FormKVTransfer:
-		list = append(append([]byte(`{`+field), list...), '}')
-	case old != nil:
-		return nil
+	case FormKVTransfer:
+		if old = old.or("{}"); old.kind() != '{' || old.member(string(FormTokenIDs)) != nil {
+			return nil
+		}
+		list = bytes.Join(Edit(old, Member{string(FormTokenIDs), list}), nil)
 	}
-	if start >= 0 { // a null
-		return splice(body, start, end, list)
-	}
-	return splice(body, s.At-1, s.At-1, []byte(`,"`+form+`":`), list)
-}
-
-// splice returns a copy of body with parts in the place of its bytes from start
-// to end.
-func splice(body []byte, start, end int, parts ...[]byte) []byte {
-	size := len(body) - (end - start)
-	for _, p := range parts {
-		size += len(p)
-	}
-	out := append(make([]byte, 0, size), body[:start]...)
-	for _, p := range parts {
-		out = append(out, p...)
-	}
-	return append(out, body[end:]...)
+	return bytes.Join(Edit(body, Member{string(form), list}), nil)
 }
 
 func appendIDs(dst []byte, ids []uint32) []byte {

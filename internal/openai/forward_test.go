@@ -12,33 +12,34 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// WithTokens changes only the bytes of the field.
+// WithTokens replaces the field by one at the end of the body, and copies all other fields.
 func TestWithTokens(t *testing.T) {
 	for _, c := range []struct {
 		name, body string
 		form       openai.Form
 		want       string // "" for none
 	}{
-		{"a prompt", " {\"model\":\"m\",\n\"prompt\" : \"hi \\\"you\\\"\" ,\"x\":1.50}\n", openai.FormPrompt, " {\"model\":\"m\",\n\"prompt\" : [1,4294967295] ,\"x\":1.50}\n"},
-		{"of two prompts the last", `{"model":"m","prompt":"a","pr\u006fmpt":"b"}`, openai.FormPrompt, `{"model":"m","prompt":"a","pr\u006fmpt":[1,4294967295]}`},
+		{"a prompt", " {\"model\":\"m\",\n\"prompt\" : \"hi \\\"you\\\"\" ,\"x\":1.50}\n", openai.FormPrompt, `{"model":"m","x":1.50,"prompt":[1,4294967295]}`},
+		{"two prompts", `{"model":"m","prompt":"a","pr\u006fmpt":"b"}`, openai.FormPrompt, `{"model":"m","prompt":[1,4294967295]}`},
+		{"of two prompts the last counts", `{"model":"m","prompt":"a","pr\u006fmpt":["b"]}`, openai.FormPrompt, ""},
 		{"a list of prompts", `{"model":"m","prompt":["a"]}`, openai.FormPrompt, ""},
 		{"no prompt", `{"model":"m"}`, openai.FormPrompt, ""},
 		{"the prompt of something else", `{"model":"m","x":{"prompt":"a"},"prompt":"b"}`, openai.FormPrompt, `{"model":"m","x":{"prompt":"a"},"prompt":[1,4294967295]}`},
 
-		{"a chat", `{"model":"m","messages":[1] }`, openai.FormKVTransfer, `{"model":"m","messages":[1] ,"kv_transfer_params":{"prompt_token_ids":[1,4294967295]}}`},
-		{"a chat with null", `{"kv_transfer_params": null ,"model":"m"}`, openai.FormKVTransfer, `{"kv_transfer_params": {"prompt_token_ids":[1,4294967295]} ,"model":"m"}`},
-		{"a chat with an empty object", `{"model":"m","kv_transfer_params":{ }}`, openai.FormKVTransfer, `{"model":"m","kv_transfer_params":{"prompt_token_ids":[1,4294967295] }}`},
+		{"a chat", `{"model":"m","messages":[1] }`, openai.FormKVTransfer, `{"model":"m","messages":[1],"kv_transfer_params":{"prompt_token_ids":[1,4294967295]}}`},
+		{"a chat with null", `{"kv_transfer_params": null ,"model":"m"}`, openai.FormKVTransfer, `{"model":"m","kv_transfer_params":{"prompt_token_ids":[1,4294967295]}}`},
+		{"a chat with an empty object", `{"model":"m","kv_transfer_params":{ }}`, openai.FormKVTransfer, `{"model":"m","kv_transfer_params":{"prompt_token_ids":[1,4294967295]}}`},
 		{
 			"a chat between prefill and decode", `{"model":"m","kv_transfer_params":{"do_remote_prefill":true} }`, openai.FormKVTransfer,
-			`{"model":"m","kv_transfer_params":{"do_remote_prefill":true,"prompt_token_ids":[1,4294967295]} }`,
+			`{"model":"m","kv_transfer_params":{"do_remote_prefill":true,"prompt_token_ids":[1,4294967295]}}`,
 		},
-		{"a null within", `{"model":"m","kv_transfer_params":{"prompt_token_ids":null}}`, openai.FormKVTransfer, `{"model":"m","kv_transfer_params":{"prompt_token_ids":null,"prompt_token_ids":[1,4294967295]}}`},
+		{"a null within", `{"model":"m","kv_transfer_params":{"prompt_token_ids":null}}`, openai.FormKVTransfer, `{"model":"m","kv_transfer_params":{"prompt_token_ids":[1,4294967295]}}`},
 		{"ids of the client's", `{"model":"m","kv_transfer_params":{"prompt_token_ids":[7]}}`, openai.FormKVTransfer, ""},
 		{"what is no object", `{"model":"m","kv_transfer_params":[]}`, openai.FormKVTransfer, ""},
-		{"an object, then null", `{"kv_transfer_params":{"a":1},"model":"m","kv_transfer_params":null}`, openai.FormKVTransfer, `{"kv_transfer_params":{"a":1},"model":"m","kv_transfer_params":{"prompt_token_ids":[1,4294967295]}}`},
+		{"an object, then null", `{"kv_transfer_params":{"a":1},"model":"m","kv_transfer_params":null}`, openai.FormKVTransfer, `{"model":"m","kv_transfer_params":{"prompt_token_ids":[1,4294967295]}}`},
 
 		{"TensorRT-LLM", `{"model":"m"}`, openai.FormTokenIDs, `{"model":"m","prompt_token_ids":[1,4294967295]}`},
-		{"TensorRT-LLM with null", `{"prompt_token_ids":null,"model":"m"}`, openai.FormTokenIDs, `{"prompt_token_ids":[1,4294967295],"model":"m"}`},
+		{"TensorRT-LLM with null", `{"prompt_token_ids":null,"model":"m"}`, openai.FormTokenIDs, `{"model":"m","prompt_token_ids":[1,4294967295]}`},
 		{"TensorRT-LLM with ids", `{"prompt_token_ids":[],"model":"m"}`, openai.FormTokenIDs, ""},
 	} {
 		before := c.body

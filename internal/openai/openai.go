@@ -13,7 +13,7 @@
 //
 // Of a truncated body [ParseTruncated] reads the complete fields, but no prompt.
 //
-// [WithTokens] writes token ids into a copy of a body.
+// [Edit] replaces members of a body in a copy, [WithTokens] the prompt by its token ids.
 //
 // # Not checked
 //
