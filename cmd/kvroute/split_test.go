@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,61 +22,113 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// pair is a fleet of two prefill workers and a decode worker, behind Envoy and kvroute. All answer
-// as vLLM does.
-type pair struct {
+// splitFleet is a fleet with prefill and decode workers, behind Envoy and kvroute. The workers answer
+// as vLLM does, unless a test changes what they do.
+type splitFleet struct {
 	*demonstration
+	file    string // kvroute's configuration
 	mu      sync.Mutex
-	bodies  map[string][]map[string]any // requests that each worker got, by its name
-	prefill [2]atomic.Pointer[http.HandlerFunc]
+	workers []string                    // in the file
+	servers map[string]*httptest.Server // of the workers, by name
+	does    map[string]http.HandlerFunc // what a worker does
+	bodies  map[string][]map[string]any // requests that a worker got
 }
 
-// startPair starts the fleet.
-func startPair(t *testing.T, mode envoy.BodyMode, flags ...string) *pair {
+// startPair starts a fleet of two prefill workers, p0 and p1, and the decode worker d.
+func startPair(t *testing.T, mode envoy.BodyMode, flags ...string) *splitFleet {
 	t.Helper()
-	p := &pair{demonstration: newStack(t, 0, nil), bodies: map[string][]map[string]any{}}
+	p := newSplitFleet(t)
 	p.EnvoyConfig.BodyMode = mode
-	note := func(name string, then http.HandlerFunc) http.HandlerFunc {
-		return func(w http.ResponseWriter, r *http.Request) {
-			text, err := io.ReadAll(r.Body)
-			var body map[string]any
-			if err != nil || json.Unmarshal(text, &body) != nil {
-				return // the client left, or it is a health check
-			}
-			p.mu.Lock()
-			p.bodies[name] = append(p.bodies[name], body)
-			p.mu.Unlock()
-			w.Header().Set("Content-Type", "application/json")
-			then(w, r)
-		}
-	}
-	var text strings.Builder
-	text.WriteString("version: 1\nworkers:\n")
-	worker := func(name, role string, h http.HandlerFunc) {
-		fmt.Fprintf(&text, "- {name: %s, role: %s, engine: vllm, address: %q, models: [sim], block_size: 16}\n", name, role, startHTTP(t, h))
-	}
-	for i := range p.prefill {
-		p.computes(i, func(w http.ResponseWriter, _ *http.Request) {
-			fmt.Fprintf(w, `{"choices":[{}],"kv_transfer_params":{"remote_engine_id":"p%d"}}`, i)
-		})
-		name := fmt.Sprint("p", i)
-		worker(name, "prefill", note(name, func(w http.ResponseWriter, r *http.Request) { (*p.prefill[i].Load())(w, r) }))
-	}
-	worker("d", "decode", note("d", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"choices":[{"text":"answer"}]}`) }))
-	file := filepath.Join(p.Dir, "kvroute.yaml")
-	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p.begin(t, append([]string{"--config", file, "--no-kv-events"}, flags...)...)
-	p.take() // without the stack's own request
+	p.add(t, "p0", "role: prefill")
+	p.add(t, "p1", "role: prefill")
+	p.add(t, "d", "role: decode")
+	p.start(t, flags...)
 	return p
 }
 
-// computes sets what a prefill worker does.
-func (p *pair) computes(i int, h http.HandlerFunc) { p.prefill[i].Store(&h) }
+// newSplitFleet returns a fleet without workers, which [splitFleet.start] starts.
+func newSplitFleet(t *testing.T) *splitFleet {
+	t.Helper()
+	p := &splitFleet{
+		demonstration: newStack(t, 0, nil), servers: map[string]*httptest.Server{},
+		does: map[string]http.HandlerFunc{}, bodies: map[string][]map[string]any{},
+	}
+	p.file = filepath.Join(p.Dir, "kvroute.yaml")
+	return p
+}
+
+// add adds a worker to the fleet. fields are more fields of its record, or other values than those
+// below.
+func (p *splitFleet) add(t *testing.T, name, fields string) {
+	t.Helper()
+	p.does[name] = func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, `{"choices":[{"text":"answer"}],"kv_transfer_params":{"remote_engine_id":%q}}`, name)
+	}
+	p.servers[name] = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		text, err := io.ReadAll(r.Body)
+		var body map[string]any
+		if err != nil || json.Unmarshal(text, &body) != nil {
+			return // the client left, or it is a health check
+		}
+		p.mu.Lock()
+		p.bodies[name] = append(p.bodies[name], body)
+		then := p.does[name]
+		p.mu.Unlock()
+		w.Header().Set("Content-Type", "application/json")
+		then(w, r)
+	}))
+	t.Cleanup(p.servers[name].Close)
+	record := []string{fmt.Sprintf("name: %s, address: %q, %s", name, p.address(name), fields)}
+	for field, value := range map[string]string{"engine": "vllm", "models": "[sim]", "block_size": "16"} {
+		if !strings.Contains(fields, field) {
+			record = append(record, field+": "+value)
+		}
+	}
+	p.workers = append(p.workers, "- {"+strings.Join(record, ", ")+"}\n")
+}
+
+// address returns where a worker listens.
+func (p *splitFleet) address(name string) string { return p.servers[name].Listener.Addr().String() }
+
+// config is kvroute's configuration file, without the worker of a name.
+func (p *splitFleet) config(without string) string {
+	left := func(record string) bool { return strings.Contains(record, "name: "+without+",") }
+	return "version: 1\nworkers:\n" + strings.Join(slices.DeleteFunc(slices.Clone(p.workers), left), "")
+}
+
+// start starts kvroute with these flags, and Envoy.
+func (p *splitFleet) start(t *testing.T, flags ...string) {
+	t.Helper()
+	p.begin(t, append(p.flags(t), flags...)...)
+	p.take() // without the stack's own request
+}
+
+// flags writes the configuration file and returns the flags that name it.
+func (p *splitFleet) flags(t *testing.T) []string {
+	t.Helper()
+	if err := os.WriteFile(p.file, []byte(p.config("")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return []string{"--config", p.file, "--no-kv-events"}
+}
+
+// computes changes what a worker does, and returns what it did before.
+func (p *splitFleet) computes(name string, h http.HandlerFunc) (before http.HandlerFunc) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before = p.does[name]
+	p.does[name] = h
+	return before
+}
+
+// dies ends a worker: its connections are reset, and it accepts no others.
+func (p *splitFleet) dies(name string) {
+	_ = p.servers[name].Listener.Close() // nothing is done with the error
+	p.servers[name].CloseClientConnections()
+}
 
 // take returns the requests that came since the last call.
-func (p *pair) take() map[string][]map[string]any {
+func (p *splitFleet) take() map[string][]map[string]any {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	taken := p.bodies
@@ -144,6 +198,12 @@ func TestFaultsOfPrefillWorkers(t *testing.T) {
 		{"resets the connection", reset, "unreachable", true},
 		{"has no parameters", says(`{"choices":[]}`), "no_parameters", true},
 		{"answers nonsense", says(`<html>`), "no_parameters", true},
+		{"has a list of parameters", says(`{"kv_transfer_params":[{"remote_engine_id":"p"}]}`), "no_parameters", true},
+		{"has half of the parameters", says(`{"kv_transfer_params":{"remote_engine_id":"p"`), "no_parameters", true},
+		{"dies while it answers", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "1000")
+			fmt.Fprint(w, `{"kv_transfer_params":{"remote_engine_id":"p"}}`)
+		}, "unreachable", true},
 		{"sends a megabyte", says(`{"kv_transfer_params":{"a":"` + strings.Repeat("x", 1<<20) + `"}}`), "too_large", true},
 		{"hangs", func(_ http.ResponseWriter, r *http.Request) {
 			select {
@@ -153,13 +213,12 @@ func TestFaultsOfPrefillWorkers(t *testing.T) {
 		}, "timeout", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			both := [2]http.HandlerFunc{*p.prefill[0].Load(), *p.prefill[1].Load()}
-			defer p.computes(0, both[0])
-			defer p.computes(1, both[1])
+			p0, p1 := p.computes("p0", c.does), p.computes("p1", c.does)
+			defer p.computes("p0", p0)
+			defer p.computes("p1", p1)
 			for _, second := range []bool{true, false} {
-				p.computes(0, c.does)
-				if p.computes(1, c.does); second {
-					p.computes(1, both[1])
+				if p.computes("p1", c.does); second {
+					p.computes("p1", p1)
 				}
 				split := 0
 				for range 4 { // each prefill worker is first for some of them
@@ -196,8 +255,8 @@ func TestALegEndsWithItsRequest(t *testing.T) {
 	t.Parallel() // mostly waits
 	p := startPair(t, envoy.Buffered)
 	var under atomic.Int32
-	for i := range p.prefill {
-		p.computes(i, func(_ http.ResponseWriter, r *http.Request) {
+	for _, name := range []string{"p0", "p1"} {
+		p.computes(name, func(_ http.ResponseWriter, r *http.Request) {
 			under.Add(1)
 			<-r.Context().Done()
 			under.Add(-1)
@@ -250,7 +309,7 @@ func TestHalfOfThePrefillWorkersDie(t *testing.T) {
 					bad.Add(1)
 				}
 				if sent.Add(1) == clients*requests/4 {
-					p.computes(0, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) })
+					p.computes("p0", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) })
 				}
 			}
 		})
@@ -259,7 +318,7 @@ func TestHalfOfThePrefillWorkersDie(t *testing.T) {
 	if bad.Load() > 0 {
 		t.Errorf("%d of %d requests failed", bad.Load(), clients*requests)
 	}
-	p.computes(1, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) })
+	p.computes("p1", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) })
 	if resp, body := reply(t, p.demonstration, "POST", chatPath, chatBody("hello", 7, false), nil); resp.StatusCode != 200 {
 		t.Errorf("without any prefill worker: status %d: %s", resp.StatusCode, body)
 	}
