@@ -20,7 +20,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: build envoy ## compare routing by cache with round robin under the same load, through a real Envoy (DEMO=--keep leaves the demo running, DEMO=--core runs without JetStream)
+demo: build envoy ## compare routing by cache with round robin under the same load, through a real Envoy (DEMO=--keep leaves the demo running, DEMO=--core runs without JetStream, DEMO=--split compares aggregated workers with prefill and decode workers)
 	@$(BIN) demo $(DEMO)
 
 .PHONY: bench-demo

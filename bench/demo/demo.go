@@ -29,6 +29,7 @@ type Command struct {
 	Core     bool   `yaml:"core" help:"send events over NATS core, without a stream that keeps them"`
 	Replicas int    `yaml:"replicas" default:"1" want:"1 to 16" help:"<number> of router replicas; above 1 the load is played through one replica, and through this number with and without --router-replica-sync"`
 	Groups   int    `yaml:"groups" default:"1" want:"1 to 16" help:"<number> of router groups; above 1 the load is played through one router, and through a router of this number of groups with and without --group-probe"`
+	Split    bool   `yaml:"split" help:"play the load on aggregated workers, and on prefill and decode workers, half of each"`
 	Workers  int    `yaml:"workers" default:"4" want:"1 to 64" help:"<number> of simulated workers; 8 if there are groups"`
 	Preset   string `yaml:"preset" default:"32b-2xh100" help:"<hardware> of the workers"`
 	Blocks   int    `yaml:"num-gpu-blocks" default:"2400" help:"capacity of each worker's cache in <blocks> of 16 tokens"`
@@ -114,6 +115,10 @@ func (c *Command) check(fs *flag.FlagSet) error {
 		return fmt.Errorf("groups is %d, and workers %d: want a worker for each group", c.Groups, c.Workers)
 	case c.Groups > 1 && c.Replicas > 1:
 		return errors.New("groups and replicas are shown one at a time")
+	case c.Split && (c.Groups > 1 || c.Replicas > 1):
+		return errors.New("split is shown without groups and replicas")
+	case c.Split && c.Workers < 2:
+		return fmt.Errorf("workers is %d: want 2 or more for a split", c.Workers)
 	}
 	if (c.Replicas > 1 || c.Groups > 1) && !given["rate"] && !given["conversations"] {
 		// With little to do it does not matter which router knows of what.
@@ -133,7 +138,7 @@ func (c *Command) play(ctx context.Context, s *Stack, w *way) (played bench.Summ
 		}
 	}, nil))
 	if w.check != nil {
-		bench.NoError(w.check(ctx, s))
+		bench.NoError(w.check(ctx, s, &played))
 	}
 	return played
 }

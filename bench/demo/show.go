@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/kvroute/kvroute/bench"
@@ -34,7 +35,7 @@ type way struct {
 	title string // of its column, and in errors
 	name  string // in figures
 	start func(ctx context.Context, s *Stack) error
-	check func(ctx context.Context, s *Stack) error // after the load; may be nil
+	check func(ctx context.Context, s *Stack, played *bench.Summary) error // after the load; may be nil
 }
 
 // A ratio compares a measure of two ways of one round. Both ran within minutes, so the
@@ -48,6 +49,8 @@ type ratio struct {
 
 func meanTTFT(s *bench.Summary) float64    { return s.TTFT.Mean }
 func p90TTFT(s *bench.Summary) float64     { return s.TTFT.P90 }
+func meanITL(s *bench.Summary) float64     { return s.ITL.Mean }
+func p99ITL(s *bench.Summary) float64      { return s.ITL.P99 }
 func meanE2E(s *bench.Summary) float64     { return s.E2E.Mean }
 func cachedShare(s *bench.Summary) float64 { return s.CachedShare }
 
@@ -78,8 +81,8 @@ func (c *Command) show() show {
 			name: "bench-demo-groups", command: fmt.Sprint("make bench-demo GROUPS=", c.Groups),
 			ways: []way{
 				{title: "flat", name: "flat", start: alone()},
-				{title: "groups, asked", name: "groups that are asked", start: grouped("on"), check: checkSummaries},
-				{title: "by summaries", name: "groups by summaries", start: grouped("off"), check: checkSummaries},
+				{title: "groups, asked", name: "groups that are asked", start: grouped("on"), check: summarized},
+				{title: "by summaries", name: "groups by summaries", start: grouped("off"), check: summarized},
 			},
 			ratios: []ratio{
 				{"mean TTFT, groups by summaries ÷ flat", bench.AtMost(1.15), meanTTFT, 2, 0},
@@ -88,6 +91,8 @@ func (c *Command) show() show {
 				{"mean E2E, groups that are asked ÷ flat", bench.AtMost(1.05), meanE2E, 1, 0},
 			},
 		}
+	case c.Split:
+		return splitShow(c.Workers, alone())
 	case n > 1:
 		return show{
 			name: "bench-demo-replicas", command: fmt.Sprint("make bench-demo REPLICAS=", n),
@@ -120,6 +125,27 @@ func (c *Command) show() show {
 	}
 }
 
+// splitShow shows workers that start starts: aggregated ones, and the same number split.
+func splitShow(workers int, start func(context.Context, *Stack) error) show {
+	return show{
+		name: "bench-demo-split", command: "make demo DEMO=--split",
+		ways: []way{
+			{title: fmt.Sprint(workers, " aggregated"), name: "aggregated", start: start},
+			{title: fmt.Sprintf("%d + %d split", workers/2, workers-workers/2), name: "split", start: func(ctx context.Context, s *Stack) error {
+				s.Prefill = s.Workers / 2
+				return start(ctx, s)
+			}, check: countLegs},
+		},
+		ratios: []ratio{
+			{"mean TTFT, split ÷ aggregated", bench.Target{}, meanTTFT, 1, 0},
+			{"p90 TTFT, split ÷ aggregated", bench.Target{}, p90TTFT, 1, 0},
+			{"mean time between tokens, split ÷ aggregated", bench.Target{}, meanITL, 1, 0},
+			{"p99 time between tokens, split ÷ aggregated", bench.Target{}, p99ITL, 1, 0},
+			{"mean E2E, split ÷ aggregated", bench.Target{}, meanE2E, 1, 0},
+		},
+	}
+}
+
 // compare prints a round, with a column for each way.
 func (s *show) compare(out io.Writer, round []bench.Summary) {
 	row := func(what string, cell func(i int) string) {
@@ -139,6 +165,8 @@ func (s *show) compare(out io.Writer, round []bench.Summary) {
 	number("TTFT mean", "%.0f ms", func(s *bench.Summary) any { return s.TTFT.Mean * 1e3 })
 	number("TTFT p50", "%.0f ms", func(s *bench.Summary) any { return s.TTFT.P50 * 1e3 })
 	number("TTFT p90", "%.0f ms", func(s *bench.Summary) any { return s.TTFT.P90 * 1e3 })
+	number("between tokens mean", "%.1f ms", func(s *bench.Summary) any { return s.ITL.Mean * 1e3 })
+	number("between tokens p99", "%.1f ms", func(s *bench.Summary) any { return s.ITL.P99 * 1e3 })
 	number("E2E mean", "%.0f ms", func(s *bench.Summary) any { return s.E2E.Mean * 1e3 })
 	number("E2E p90", "%.0f ms", func(s *bench.Summary) any { return s.E2E.P90 * 1e3 })
 	number("cached prompt tokens", "%.1f %%", func(s *bench.Summary) any { return s.CachedShare * 100 })
@@ -188,8 +216,40 @@ func (s *show) figures(played [][]bench.Summary) (figures []bench.Figure) {
 	return figures
 }
 
+// countLegs adds the prefill workers' requests to those of the load. The share of cached tokens, which
+// clients see of decode workers only, becomes that of all workers: a prompt token that no worker
+// computed is cached. It fails if no request was split.
+func countLegs(ctx context.Context, s *Stack, played *bench.Summary) error {
+	return bench.Try(func() {
+		var computed, prompts float64
+		for i, e := range s.Engines {
+			counts := map[string]float64{}
+			for line := range strings.Lines(string(bench.Must(process.Get(ctx, "http://"+e.At.HTTP+"/metrics")))) {
+				if name, rest, ok := strings.Cut(line, "{"); ok {
+					_, value, _ := strings.Cut(rest, "} ")
+					counts[name], _ = strconv.ParseFloat(strings.TrimSpace(value), 64)
+				}
+			}
+			computed += counts["vllm:prefix_cache_queries_total"] - counts["vllm:prefix_cache_hits_total"] - counts["vllm:prompt_tokens_by_source_total"]
+			if i >= s.Prefill {
+				prompts += counts["vllm:prefix_cache_queries_total"]
+				continue
+			}
+			legs := int(counts["vllm:request_success_total"])
+			if legs == 0 {
+				bench.NoError(fmt.Errorf("worker-%d computed no prompt", i+1))
+			}
+			played.PerWorker[fmt.Sprint("worker-", i+1)] = legs
+		}
+		played.CachedShare = 1 - computed/prompts
+	})
+}
+
+// summarized is [checkSummaries] after a load.
+func summarized(ctx context.Context, s *Stack, _ *bench.Summary) error { return checkSummaries(ctx, s) }
+
 // agree has the replicas compared by `kvroute doctor`, which fails if they differ.
-func (c *Command) agree(ctx context.Context, s *Stack) error {
+func (c *Command) agree(ctx context.Context, s *Stack, _ *bench.Summary) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err

@@ -29,6 +29,7 @@ type Stack struct {
 	Model       string
 	Workers     int
 	EngineFlags []string
+	Prefill     int          // the first workers have the role prefill, the others decode; 0 = none has a role
 	Core        bool         // events go over NATS core, without JetStream
 	SharedBus   bool         // Bus belongs to another stack, which stops it
 	EnvoyConfig envoy.Config // the addresses that are not given here are those of the children
@@ -63,12 +64,20 @@ func (s *Stack) StartEngines(ctx context.Context, component string, first int) e
 		if err != nil {
 			return err
 		}
+		flags := s.EngineFlags
+		if s.Prefill > 0 {
+			role := router.Decode
+			if i < s.Prefill {
+				role = router.Prefill
+			}
+			flags = append([]string{"--role", string(role)}, flags...)
+		}
 		all.Go(func() (err error) {
 			name := fmt.Sprint("worker-", first+i)
 			s.Engines[i], err = Start(ctx, s.Dir, name, append([]string{
 				"engine", "--name", name, "--component", component,
 				"--listen", at, "--nats-url", s.Bus.URL(), "--model", s.Model, s.EventsFlag(),
-			}, s.EngineFlags...)...)
+			}, flags...)...)
 			return err
 		})
 	}
@@ -170,7 +179,7 @@ func (s *Stack) StartEnvoy(ctx context.Context) (err error) {
 	if len(c.ExtProc) == 0 {
 		c.ExtProc = []string{s.Router.At.Extproc}
 	}
-	for _, e := range s.Engines {
+	for _, e := range s.Engines[s.Prefill:] {
 		if c.PoolFile == "" {
 			c.Pool = append(c.Pool, e.At.HTTP)
 		}

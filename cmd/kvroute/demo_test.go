@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/kvroute/kvroute/internal/envoytest"
+)
+
+// The demo plays its load in several ways, and all requests succeed. The demo itself checks that
+// replicas that exchange their requests agree at its end, that the upper tier receives the groups'
+// summaries, and that prefill workers compute the prompts of a split model.
+func TestDemos(t *testing.T) {
+	t.Parallel() // mostly waits
+	if testing.Short() {
+		t.Skip("starts a real Envoy")
+	}
+	if _, err := envoytest.Find(); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ flags, want []string }{
+		"replicas": {
+			[]string{"--replicas", "2", "--workers", "2"},
+			[]string{
+				"kvroute doctor: equal: 2 replicas, 2 workers, ", "one       2 synced     2 unsynced",
+				"  errors                              0              0              0\n",
+			},
+		},
+		"groups": {
+			[]string{"--groups", "2", "--workers", "3"},
+			[]string{
+				"flat  groups, asked   by summaries\n  requests                           16             16             16\n  errors                              0              0              0\n",
+				"requests of worker-3", "again: worker-",
+			},
+		},
+		"split": {
+			[]string{"--split", "--workers", "3"},
+			[]string{
+				"3 aggregated    1 + 2 split\n  requests                           16             16\n  errors                              0              0\n",
+				"between tokens p99", "requests of worker-1",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // mostly waits
+			status, out, stderr := runs(t, append([]string{"demo", "--rate", "20", "--conversations", "8", "--turns", "2", "--turn-gap", "200ms"}, c.flags...)...)
+			for _, want := range c.want {
+				if !strings.Contains(out, want) {
+					t.Errorf("it does not say %q", want)
+				}
+			}
+			if status != 0 || t.Failed() {
+				t.Errorf("status %d, %s\n%s", status, stderr, out)
+			}
+		})
+	}
+	for want, flags := range map[string][]string{
+		`groups is "0"`:                     {"--groups", "0"},
+		`replicas is "0"`:                   {"--replicas", "0"},
+		"groups is 3":                       {"--groups", "3", "--workers", "2"},
+		"shown one at a time":               {"--groups", "2", "--replicas", "2"},
+		"shown without groups and replicas": {"--split", "--replicas", "2"},
+		"want 2 or more for a split":        {"--split", "--workers", "1"},
+	} {
+		if status, _, stderr := runs(t, append([]string{"demo"}, flags...)...); status != 1 || !strings.Contains(stderr, want) {
+			t.Errorf("%v: status %d, %s, want %q", flags, status, stderr, want)
+		}
+	}
+}
