@@ -10,6 +10,13 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
+// publishComputed sends the events of a computed or received prompt, of whose blocks the first known
+// ones were cached before. Removals come first, so that no cache ever holds more than its capacity.
+func (s *sim) publishComputed(w int, req int32, known int) {
+	s.publishRemoved(w)
+	s.publishStored(w, req, known)
+}
+
 // publishStored sends the event of the blocks of a prompt behind the known ones.
 func (s *sim) publishStored(w int, req int32, known int) {
 	all := s.reqs[req].Blocks
@@ -47,7 +54,7 @@ func (s *sim) publish(w int, ev indexer.Event) {
 	if s.EventDelay > 0 {
 		ev.Blocks, ev.Externals = slices.Clone(ev.Blocks), slices.Clone(ev.Externals)
 	}
-	if s.engines[w].role == decodeOnly || s.Approximate {
+	if s.Approximate {
 		return
 	}
 	from, to := w, w+1

@@ -107,8 +107,12 @@ func (f *Command) parts() []any { return []any{f, &f.generate, &f.scenario} }
 
 // Run plays the workload and prints the table of results.
 func (f *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) error {
-	engines := map[string]scorer.Engine{"8b": scorer.Dense8B(), "32b": scorer.Dense32B(), "70b": scorer.Dense70B()}
-	f.scenario.Engine = engines[f.Engine]
+	engines := map[string]struct {
+		model   scorer.Engine
+		kvBytes int // of Llama-3.1-8B, Qwen3-32B and Llama-3.3-70B
+	}{"8b": {scorer.Dense8B(), 131_072}, "32b": {scorer.Dense32B(), kvBytes32B}, "70b": {scorer.Dense70B(), 327_680}}
+	engine := engines[f.Engine]
+	f.scenario.Engine, f.scenario.KVBytesPerToken = engine.model, cmp.Or(f.scenario.KVBytesPerToken, engine.kvBytes)
 	if err := errors.Join(f.check(), f.withoutEffect(fs)); err != nil {
 		return err
 	}
@@ -168,9 +172,11 @@ func (f *Command) withoutEffect(fs *flag.FlagSet) (err error) {
 		{s.Groups == 1, "one group", "summary-age summary-stride"},
 		{s.ForeignShare == 0, "no --foreign-share", "foreign-workers report-every"},
 		{s.Approximate, "--no-kv-events", "event-delay event-loss predict"},
-		{s.PrefillWorkers == 0, "workers that do both", "transfer"},
+		{s.PrefillWorkers == 0, "no --prefill-workers", "kv-bytes-per-token transfer-rate conditional-disaggregation disaggregation-tokens disaggregation-fraction decode-overlap-score-credit"},
+		{s.ConditionalDisaggregation == "never", "no --conditional-disaggregation", "disaggregation-tokens disaggregation-fraction"},
 		{f.HitRate, "--hit-rate, which plays nothing", "rule load jitter speeds engine replicas sync-delay sync-off sync-lost groups summary-age summary-stride " +
-			"no-kv-events event-delay event-loss predict prefill-workers transfer foreign-share foreign-workers report-every change cold-start seeds timing json"},
+			"no-kv-events event-delay event-loss predict prefill-workers kv-bytes-per-token transfer-rate conditional-disaggregation disaggregation-tokens disaggregation-fraction " +
+			"decode-overlap-score-credit foreign-share foreign-workers report-every change cold-start seeds timing json"},
 	} {
 		fs.Visit(func(given *flag.Flag) {
 			if row.when && err == nil && slices.Contains(strings.Fields(row.flags), given.Name) {

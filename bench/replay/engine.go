@@ -23,16 +23,17 @@ import (
 //
 // # Invariants
 //
-//   - A request is in exactly one of waiting, prefills and decodes.
+//   - A request is in waiting, in prefills, in decodes, or its blocks are being transferred.
+//   - admitted is the number of requests that hold blocks: all but the waiting ones.
 //   - version changes with each planned end; an event with an older version is ignored.
 //   - held is the sum over the decoding requests of prompt and output so far.
 type engine struct {
+	number int
 	model  scorer.Engine
 	speed  float64 // the times of the model are divided by this
 	block  int     // tokens
 	cache  *cache
 	reqs   []Request
-	role   role
 	states []state // of the requests
 
 	present bool
@@ -40,6 +41,7 @@ type engine struct {
 
 	waiting  []int32
 	head     int // of waiting
+	admitted int
 	prefills []prefill
 	decodes  timeline[int32] // requests, by the step after which they end, then by number
 	steps    int64           // so far
@@ -53,19 +55,11 @@ type engine struct {
 	count      int64
 	mixed      bool // has prefills
 
+	linkFree int64 // ns; when the transfers of blocks that have begun or wait will have ended
 	computed int64 // prompt tokens so far
 	shared   bool  // the cache is that of all engines
 	single   bool  // tests: plan every step
 }
-
-// role is an engine's part of a request.
-type role uint8
-
-const (
-	both        role = iota
-	prefillOnly      // ends at the first token
-	decodeOnly       // begins behind it
-)
 
 // prefill is an admitted request whose prompt is being computed.
 type prefill struct {
@@ -77,26 +71,27 @@ type prefill struct {
 // maxRunning is the most requests that an engine computes at a time.
 const maxRunning = 256
 
-// admit takes waiting requests up, in their order, until one does not fit, and
+// admit begins with waiting requests, in their order, until one does not fit, and
 // notes how many tokens of their prompts were cached.
-func (e *engine) admit() {
-	for e.head < len(e.waiting) && len(e.decodes)+len(e.prefills) < maxRunning {
+func (e *engine) admit(s *sim) {
+	for e.head < len(e.waiting) && e.admitted < maxRunning {
 		n := e.waiting[e.head]
 		r := &e.reqs[n]
-		need := e.cache.missing(r.Blocks) + e.reserve(r)
-		if e.cache.live+e.cache.reserved+need > e.cache.capacity && len(e.decodes)+len(e.prefills) > 0 {
+		need := e.cache.missing(r.Blocks) + e.reserve(n)
+		if e.cache.live+e.cache.reserved+need > e.cache.capacity && e.admitted > 0 {
 			return
 		}
+		e.admitted++
 		hit := e.cache.leading(r.Blocks)
 		if hit*e.block >= r.Input {
 			hit = (r.Input - 1) / e.block
 		}
 		e.cache.acquire(r.Blocks)
-		e.cache.reserved += e.reserve(r)
-		if e.role == decodeOnly {
-			e.decode(n)
+		e.cache.reserved += e.reserve(n)
+		done := hit * e.block
+		if leg := e.states[n].leg; leg != noLeg && leg != e.number {
+			s.transfer(n, r.Input-done)
 		} else {
-			done := hit * e.block
 			e.prefills = append(e.prefills, prefill{req: n, done: done, left: r.Input - done})
 			e.states[n].cached = done
 		}
@@ -106,7 +101,7 @@ func (e *engine) admit() {
 	}
 }
 
-// decode begins the rest of the output of a request whose prompt is computed.
+// decode begins the output of a request behind its first token.
 func (e *engine) decode(n int32) {
 	r := &e.reqs[n]
 	e.held += int64(r.Input) + 1
@@ -114,10 +109,11 @@ func (e *engine) decode(n int32) {
 }
 
 // reserve is how many blocks are kept free for the output of a request.
-func (e *engine) reserve(r *Request) int {
-	if e.role == prefillOnly {
+func (e *engine) reserve(n int32) int {
+	if e.states[n].leg == e.number {
 		return 0
 	}
+	r := &e.reqs[n]
 	return max(0, (r.Input+r.Output+e.block-1)/e.block-len(r.Blocks))
 }
 
@@ -216,9 +212,15 @@ func (e *engine) complete(t *sim, w int) {
 		r := &e.reqs[p.req]
 		known := e.cache.computed(r.Blocks)
 		e.cache.trim(e.cache.capacity)
-		t.firstToken(w, p.req, known)
-		if r.Output == 1 || e.role == prefillOnly {
-			e.release(t, w, p.req)
+		t.publishComputed(w, p.req, known)
+		if e.states[p.req].leg == w {
+			t.endLeg(p.req)
+			continue
+		}
+		t.firstToken(p.req)
+		if r.Output == 1 {
+			e.release(p.req)
+			t.ended(w, p.req)
 			continue
 		}
 		e.decode(p.req)
@@ -229,16 +231,16 @@ func (e *engine) complete(t *sim, w int) {
 func (e *engine) finish(t *sim, w int, req int32) {
 	r := &e.reqs[req]
 	e.held -= int64(r.Input + r.Output)
-	e.release(t, w, req)
+	e.release(req)
+	t.ended(w, req)
 }
 
-// release ends a request: its blocks stay cached as long as there is room.
-func (e *engine) release(t *sim, w int, req int32) {
-	r := &e.reqs[req]
-	e.cache.release(r.Blocks)
-	e.cache.reserved -= e.reserve(r)
+// release ends the engine's part of a request: its blocks stay cached as long as there is room.
+func (e *engine) release(req int32) {
+	e.admitted--
+	e.cache.release(e.reqs[req].Blocks)
+	e.cache.reserved -= e.reserve(req)
 	e.cache.trim(e.cache.capacity)
-	t.ended(w, req)
 }
 
 // reset empties the engine and returns the requests that it had. A shared cache keeps
@@ -253,14 +255,14 @@ func (e *engine) reset(distinct int) (lost []int32) {
 	}
 	for _, n := range running {
 		e.cache.release(e.reqs[n].Blocks)
-		e.cache.reserved -= e.reserve(&e.reqs[n])
+		e.cache.reserved -= e.reserve(n)
 	}
 	if !e.shared {
 		e.cache = newCache(e.cache.capacity, distinct)
 	}
 	lost = append(running, e.waiting[e.head:]...)
 	e.waiting, e.head, e.prefills = nil, 0, nil
-	e.held, e.busy = 0, false
+	e.held, e.admitted, e.busy = 0, 0, false
 	e.version++
 	return lost
 }

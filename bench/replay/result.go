@@ -3,6 +3,7 @@
 package replay
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -43,12 +44,17 @@ type Result struct {
 	// open loop only.
 	LRUShare float64 `json:"lru_share,omitempty"`
 	// Imbalance is the largest of the workers' computed prompt tokens divided by
-	// the mean of those that compute prompts.
+	// their mean, with prefill workers only theirs.
 	Imbalance float64 `json:"imbalance"`
 	// Promised is the mean of the cached tokens that a decision expected minus
 	// those there were, Misjudged the mean of the differences' sizes.
 	Promised  float64 `json:"promised_minus_real_tokens"`
 	Misjudged float64 `json:"misjudged_tokens"`
+
+	// Legs is the number of requests with a prefill leg. Transfer is the time until their decode
+	// worker has the blocks: waiting for the link, and the transfer itself.
+	Legs     int              `json:"prefill_legs,omitempty"`
+	Transfer *bench.Quantiles `json:"transfer_s,omitempty"`
 
 	Timing *Timing `json:"timing,omitempty"`
 }
@@ -130,14 +136,14 @@ func (s *sim) result() *Result {
 		}
 	}
 	var most, sum int64
-	able := 0
-	for _, e := range s.engines {
+	able := cmp.Or(s.PrefillWorkers, s.Workers)
+	for _, e := range s.engines[:able] {
 		most, sum = max(most, e.computed), sum+e.computed
-		if e.role != decodeOnly {
-			able++
-		}
 	}
 	r.Imbalance = float64(most) * float64(able) / float64(max(1, sum))
+	if r.Legs = len(s.transfers); r.Legs > 0 {
+		r.Transfer = new(bench.NewQuantiles(s.transfers))
+	}
 	return r
 }
 

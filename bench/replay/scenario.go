@@ -54,11 +54,19 @@ type Scenario struct {
 	EventLoss float64       `yaml:"event-loss" want:"0 to 1" help:"<share> of cache events that are lost"`
 	Predict   time.Duration `yaml:"predict" want:"0s or more" help:"<time> for which routers expect a prompt in the cache of the worker that they sent it to; 0 = not at all"`
 
-	// The first PrefillWorkers workers compute prompts only. The others get the KV cache at
-	// Transfer tokens a second and make the output. The default of Transfer is 50 GB/s of a cache
-	// with 262 kB a token. Not with Replicas, Groups, Changes, ColdStart or an oracle.
-	PrefillWorkers int     `yaml:"prefill-workers" want:"0 to 4095" help:"<number> of workers that compute prompts only, while the others decode; 0 = each does both"`
-	Transfer       float64 `yaml:"transfer" default:"190000" want:"more than 0, at most 1e12" help:"<tokens> a second that go from prefill to decode"`
+	// The first PrefillWorkers workers have the role prefill, the others the role decode. Not with
+	// Groups, Changes, ForeignShare or an oracle.
+	PrefillWorkers int `yaml:"prefill-workers" want:"0 to 4095" help:"<number> of workers, the first ones, that only compute prompts, while the others decode; 0 = each worker does both"`
+	// A token has 2 bytes for each element of a key and a value: layers x KV heads x head size x 4.
+	// The default is that of Qwen3-32B, 64 x 8 x 128 x 4; [Command] has those of the other engines.
+	KVBytesPerToken int     `yaml:"kv-bytes-per-token" want:"0 to 1e9" help:"<bytes> of keys and values that a token has in a transfer; 0 = the model of the engine: 131072 for 8b, 262144 for 32b, 327680 for 70b"`
+	TransferRate    float64 `yaml:"transfer-rate" default:"50" want:"more than 0, at most 1e6" help:"<GB/s> at which a worker sends or receives blocks; 50 is a link of 400 Gbit/s at its line rate"`
+	// The next four are settings of `kvroute serve`. The rules of ConditionalDisaggregation that need
+	// a threshold are left out: the workers here have none.
+	ConditionalDisaggregation string  `yaml:"conditional-disaggregation" default:"never" want:"never or isl_bounding" help:"never or isl_bounding: no prefill leg for requests with a short or mostly cached prompt"`
+	DisaggregationTokens      int     `yaml:"disaggregation-tokens" default:"2048" want:"more than 0" help:"<tokens> to compute from which a prompt is not short, for isl_bounding"`
+	DisaggregationFraction    float64 `yaml:"disaggregation-fraction" default:"0.7" want:"more than 0, at most 1" help:"<share> of tokens to compute from which a prompt is not mostly cached, for isl_bounding"`
+	DecodeOverlapScoreCredit  float64 `yaml:"decode-overlap-score-credit" want:"0 to 1e6" help:"<blocks> that a cached block of a decode worker is worth in its choice; 0 chooses it by load alone"`
 
 	// Foreign requests reach workers without a router: all requests of a session do, or none.
 	// Each goes to a random one of the first ForeignWorkers workers, since other clients know some
@@ -74,8 +82,9 @@ type Scenario struct {
 	// Only the fields of [Result.Timing] depend on Timing.
 	Timing bool `yaml:"timing" help:"measure what decisions cost here"`
 
-	everyStep bool                               // tests: plan each step alone
-	decided   func(req int32, d router.Decision) // tests: called with each decision
+	everyStep   bool                               // tests: plan each step alone
+	slotChanged func(router.Change)                // tests: called with each change of a slot if there is one replica
+	decided     func(req int32, d router.Decision) // tests: called with each decision
 }
 
 // Change is a change of a worker. The requests that were on a worker that
@@ -96,49 +105,49 @@ const (
 	Restart ChangeKind = "restart" // with an empty cache, at once
 )
 
-const maxWorkers = 4096
+const (
+	maxWorkers = 4096
+	kvBytes32B = 262_144
+)
 
 func (c Scenario) withDefaults() (Scenario, error) {
 	c.Speedup = cmp.Or(c.Speedup, 1)
 	c.Engine = cmp.Or(c.Engine, scorer.Dense32B())
 	if err := bench.Complete(&c); err != nil {
-		return c, fmt.Errorf("replay: %w", err)
+		return c, err
 	}
 	c.ForeignWorkers = cmp.Or(c.ForeignWorkers, (c.Workers+1)/2)
+	c.KVBytesPerToken = cmp.Or(c.KVBytesPerToken, kvBytes32B)
 	positive := func(v float64) bool { return v > 0 && !math.IsInf(v, 0) }
 	stable := len(c.Changes) == 0 && c.ColdStart == 0
 	switch {
 	case c.Trace == nil || len(c.Trace.Requests) == 0:
-		return c, errors.New("replay: no trace")
+		return c, errors.New("no trace")
 	case !positive(c.Speedup):
-		return c, fmt.Errorf("replay: speedup is %v, want a number above 0", c.Speedup)
+		return c, fmt.Errorf("speedup is %v, want a number above 0", c.Speedup)
 	case len(c.Speeds) > c.Workers:
-		return c, fmt.Errorf("replay: %d speeds for %d workers", len(c.Speeds), c.Workers)
+		return c, fmt.Errorf("%d speeds for %d workers", len(c.Speeds), c.Workers)
 	case slices.ContainsFunc(c.Speeds, func(v float64) bool { return !positive(v) }):
-		return c, fmt.Errorf("replay: speeds are %v, want numbers above 0", c.Speeds)
+		return c, fmt.Errorf("speeds are %v, want numbers above 0", c.Speeds)
 	case c.Groups > c.Workers:
-		return c, fmt.Errorf("replay: %d groups of %d workers", c.Groups, c.Workers)
+		return c, fmt.Errorf("%d groups of %d workers", c.Groups, c.Workers)
 	case c.Groups > 1 && c.Replicas > 1:
-		return c, fmt.Errorf("replay: %d groups and %d replicas, want one of them 1", c.Groups, c.Replicas)
+		return c, fmt.Errorf("%d groups and %d replicas, want one of them 1", c.Groups, c.Replicas)
 	case c.SyncLost < 0 || c.SyncLostFor < 0:
-		return c, fmt.Errorf("replay: sync lost at %v for %v, want no negative times", c.SyncLost, c.SyncLostFor)
-	case c.PrefillWorkers > 0 && c.PrefillWorkers >= c.Workers:
-		return c, fmt.Errorf("replay: %d prefill workers of %d workers, want at least one of either kind", c.PrefillWorkers, c.Workers)
-	case c.PrefillWorkers > 0 && (c.Replicas > 1 || c.Groups > 1 || !stable || c.Rule.Oracle):
-		return c, errors.New("replay: prefill workers go with one router, and workers that stay; there is no oracle for them")
+		return c, fmt.Errorf("sync lost at %v for %v, want no negative times", c.SyncLost, c.SyncLostFor)
 	case c.ForeignShare == 1:
-		return c, errors.New("replay: foreign share is 1, want 0 to below 1")
+		return c, errors.New("foreign share is 1, want 0 to below 1")
 	case c.ForeignWorkers > c.Workers:
-		return c, fmt.Errorf("replay: foreign requests go to %d workers, want 1 to %d", c.ForeignWorkers, c.Workers)
+		return c, fmt.Errorf("foreign requests go to %d workers, want 1 to %d", c.ForeignWorkers, c.Workers)
 	case c.ForeignShare > 0 && (c.Groups > 1 || c.PrefillWorkers > 0 || !stable):
-		return c, errors.New("replay: foreign requests go with workers and routers that stay, and with neither groups nor prefill workers")
+		return c, errors.New("foreign requests go with workers and routers that stay, and with neither groups nor prefill workers")
 	case c.Approximate && c.Rule.Oracle:
-		return c, errors.New("replay: the oracle knows all caches: not without events")
+		return c, errors.New("the oracle knows all caches: not without events")
 	}
 	for _, ch := range c.Changes {
 		if ch.Worker < 0 || ch.Worker >= c.Workers || ch.At < 0 || !slices.Contains([]ChangeKind{Join, Leave, Restart}, ch.Kind) {
-			return c, fmt.Errorf("replay: change %+v, want join, leave or restart of a worker from 0 to %d", ch, c.Workers-1)
+			return c, fmt.Errorf("change %+v, want join, leave or restart of a worker from 0 to %d", ch, c.Workers-1)
 		}
 	}
-	return c, nil
+	return c, c.checkSplit()
 }

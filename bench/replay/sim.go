@@ -41,10 +41,10 @@ type sim struct {
 	retried int
 
 	engines   []*engine
-	routers   []*replica
-	decoder   *replica    // of the workers that only decode, nil if there are none
-	upper     *replica    // chooses among groups, nil if there are none
+	routers   []*replica  // by replica, or by group
+	upper     *replica    // the router whose candidates are the groups; nil without groups
 	published []published // by group
+	transfers []float64   // times from the decode worker's request for blocks to their arrival, in s
 
 	rng, jitter, foreign *rand.Rand
 
@@ -67,8 +67,10 @@ type state struct {
 	end      int64
 	cached   int // tokens of the prompt that the engine found cached
 	promised int // cached tokens that the decision expected
-	decoder  int // worker that decodes, if it is another one than that of the prompt
 	router   int // -1 = a foreign request
+	worker   int // that generates the output
+	leg      int // worker of the prefill leg, or noLeg
+	legID    string
 }
 
 // replica is one router of the simulation.
@@ -84,8 +86,17 @@ const model = "model"
 const tickEvery = 15 * time.Second
 
 // Run simulates a scenario to its end, or until ctx ends.
-func Run(ctx context.Context, c Scenario) (r *Result, err error) {
-	if c, err = c.withDefaults(); err != nil {
+func Run(ctx context.Context, c Scenario) (*Result, error) {
+	s, err := newSim(ctx, c)
+	if err != nil {
+		return nil, fmt.Errorf("replay: %w", err)
+	}
+	return s.play()
+}
+
+func newSim(ctx context.Context, c Scenario) (*sim, error) {
+	c, err := c.withDefaults()
+	if err != nil {
 		return nil, err
 	}
 	draw := func(stream uint64) *rand.Rand { return rand.New(rand.NewPCG(c.Seed, stream)) }
@@ -94,9 +105,13 @@ func Run(ctx context.Context, c Scenario) (r *Result, err error) {
 		rng: draw(0x7265706c6963), jitter: draw(0x6a6974746572), foreign: draw(0x666f726569676e),
 	}
 	for i := range s.states {
-		s.states[i] = state{id: strconv.Itoa(i), begun: -1}
+		s.states[i] = state{id: strconv.Itoa(i), begun: -1, leg: noLeg}
 	}
-	err = bench.Try(func() { //nolint:contextcheck // events have no context
+	return s, nil
+}
+
+func (s *sim) play() (r *Result, err error) {
+	err = bench.Try(func() {
 		s.build()
 		s.newRouters()
 		s.begin()
@@ -117,15 +132,9 @@ func (s *sim) build() {
 		shared = newCache(s.KVBlocks*s.Workers, s.Trace.Distinct())
 	}
 	for w := range s.Workers {
-		e := &engine{model: s.Engine, speed: 1, block: s.Trace.BlockSize, cache: shared, shared: shared != nil, reqs: s.reqs, states: s.states, single: s.everyStep}
+		e := &engine{number: w, model: s.Engine, speed: 1, block: s.Trace.BlockSize, cache: shared, shared: shared != nil, reqs: s.reqs, states: s.states, single: s.everyStep}
 		if w < len(s.Speeds) {
 			e.speed = s.Speeds[w]
-		}
-		switch {
-		case w < s.PrefillWorkers:
-			e.role = prefillOnly
-		case s.PrefillWorkers > 0:
-			e.role = decodeOnly
 		}
 		if shared == nil {
 			e.cache = newCache(s.KVBlocks, s.Trace.Distinct())
@@ -138,20 +147,15 @@ func (s *sim) build() {
 // newRouters replaces the routers by new ones that know only the workers.
 func (s *sim) newRouters() {
 	s.routers = nil
-	var decoders []int
 	for i := range max(s.Replicas, s.Groups) {
 		var workers []int
-		for w, e := range s.engines {
-			switch {
-			case e.role == decodeOnly:
-				decoders = append(decoders, w)
-			case s.Groups == 1 || w*s.Groups/s.Workers == i:
+		for w := range s.engines {
+			if s.Groups == 1 || w*s.Groups/s.Workers == i {
 				workers = append(workers, w)
 			}
 		}
 		conf := s.config(uint64(i))
 		conf.NoEvents = s.Approximate
-		conf.NoActiveBlocks = s.PrefillWorkers > 0 // a worker that only prefills keeps nothing for later tokens
 		if s.Replicas > 1 {
 			conf.Tell = func(c router.Change) { s.sendChange(i, c) }
 		}
@@ -160,18 +164,13 @@ func (s *sim) newRouters() {
 	if s.Groups > 1 {
 		s.newUpper()
 	}
-	if s.PrefillWorkers > 0 {
-		conf := s.config(0)
-		conf.Scoring, conf.Rule, conf.PredictTTL = decodeSettings(s.Rule.Settings), nil, -1
-		s.decoder = s.newReplica(conf, decoders)
-	}
 }
 
 // config is the configuration of the router with a number.
 func (s *sim) config(number uint64) router.Config {
 	return router.Config{
 		Scoring: s.Rule.Settings, Rule: s.Rule.Choose, BlockSize: s.Trace.BlockSize,
-		Seed: s.Seed + number, KeepDecisions: -1, PredictTTL: cmp.Or(s.Predict, -1),
+		Seed: s.Seed + number, KeepDecisions: -1, PredictTTL: cmp.Or(s.Predict, -1), Split: s.split(), Tell: s.slotChanged,
 		Now: func() time.Time { return time.Unix(0, s.now) },
 	}
 }
@@ -187,24 +186,13 @@ func (s *sim) newReplica(conf router.Config, workers []int) *replica {
 	return r
 }
 
-// decodeSettings choose by load alone: prompts arrive computed, so a decoding worker does
-// not use its cache.
-func decodeSettings(s scorer.Settings) scorer.Settings {
-	s.AssumeKVReuse, s.TrackPrefill = false, false
-	s.OverlapWeight, s.OverlapCredit = 0, 0
-	if s.Policy != scorer.Dynamo && s.Policy != scorer.DynamoNewer {
-		s.Policy = scorer.Tokens
-	}
-	return s
-}
-
 // id identifies a worker. It depends on the seed, so that no rule depends on one set of
 // ids.
 func (s *sim) id(w int) uint64 { return s.Seed<<20 + uint64(w) + 1 }
 
 func (s *sim) info(w int) router.WorkerInfo {
 	return router.WorkerInfo{
-		ID: s.id(w), Name: "w" + strconv.Itoa(w), Models: []string{model},
+		ID: s.id(w), Name: "w" + strconv.Itoa(w), Models: []string{model}, Role: s.role(w),
 		Address:   netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, byte(w >> 8), byte(w)}), 8000),
 		BlockSize: s.Trace.BlockSize, TotalKVBlocks: s.KVBlocks, MaxNumSeqs: maxRunning,
 		MaxBatchedTokens: int(s.Engine.Chunk), StartedMS: s.engines[w].started + 1,
@@ -353,12 +341,18 @@ func (s *sim) route(req int32) {
 		return
 	}
 	bench.NoError(err)
-	state.promised = min(d.CachedTokens, s.reqs[req].Input)
-	if s.decoder != nil && s.reqs[req].Output > 1 {
-		state.decoder = int(bench.Must(s.decide(s.decoder, req)).Worker.ID - s.id(0))
+	state.worker = s.number(&d)
+	first := state.worker
+	if leg := d.Prefill; leg != nil {
+		d, state.leg, state.legID = *leg, s.number(leg), leg.ID
+		first = state.leg
 	}
-	s.send(int(d.Worker.ID-s.id(0)), req)
+	state.promised = min(d.CachedTokens, s.reqs[req].Input)
+	s.send(first, req)
 }
+
+// number is the number of the decision's worker.
+func (s *sim) number(d *router.Decision) int { return int(d.Worker.ID - s.id(0)) }
 
 // decide makes a router choose for the request whose hashes [sim.route] has filled in.
 func (s *sim) decide(r *replica, req int32) (router.Decision, error) {
@@ -384,10 +378,17 @@ func (s *sim) send(w int, req int32) {
 	e := s.engines[w]
 	idle := e.head == len(e.waiting)
 	e.waiting = append(e.waiting, req)
-	switch {
+	if !e.busy || idle {
+		s.wake(w)
+	}
+}
+
+// wake has an engine look for work: now if it is idle, otherwise after its current step.
+func (s *sim) wake(w int) {
+	switch e := s.engines[w]; {
 	case !e.busy:
 		s.proceed(w)
-	case idle && e.cut(s.now):
+	case e.cut(s.now):
 		s.planSteps(w)
 	}
 }
@@ -395,7 +396,7 @@ func (s *sim) send(w int, req int32) {
 // proceed admits waiting requests to an engine and plans its next step.
 func (s *sim) proceed(w int) {
 	e := s.engines[w]
-	e.admit()
+	e.admit(s)
 	if e.plan(s.now) {
 		s.planSteps(w)
 	}
@@ -414,14 +415,10 @@ func (s *sim) planSteps(w int) {
 	})
 }
 
-// firstToken ends the prefill of a request, of whose blocks the first known were cached
-// before.
-func (s *sim) firstToken(w int, req int32, known int) {
+// firstToken notes the first token of a request.
+func (s *sim) firstToken(req int32) {
 	state := &s.states[req]
 	state.first = max(1, s.now)
-	// Removals come first, so that no cache ever holds more than its capacity.
-	s.publishRemoved(w)
-	s.publishStored(w, req, known)
 	if state.router >= 0 {
 		s.routers[state.router].router.MarkPrefillCompleted(state.id)
 	}
@@ -433,23 +430,8 @@ func (s *sim) firstToken(w int, req int32, known int) {
 // ended ends a request on a worker.
 func (s *sim) ended(w int, req int32) {
 	s.publishRemoved(w)
+	s.free(req)
 	state := &s.states[req]
-	switch s.engines[w].role {
-	case prefillOnly:
-		s.free(req)
-		if s.reqs[req].Output > 1 {
-			took := float64(s.reqs[req].Input) / s.Transfer
-			s.queue.plan(s.now+int64(took*1e9), func() {
-				s.decoder.router.MarkPrefillCompleted(state.id)
-				s.send(state.decoder, req)
-			})
-			return
-		}
-	case decodeOnly:
-		s.decoder.router.Free(state.id)
-	case both:
-		s.free(req)
-	}
 	state.end = s.now
 	s.left--
 	if s.next == nil {
