@@ -26,8 +26,11 @@ const (
 	PrefillByHeader = "header"
 )
 
-// legMemory is the outcome of a leg for which the budget of held bodies has no room.
-const legMemory = "memory"
+// The outcomes of legs, beside those of package prefill.
+const (
+	legMemory = "memory"    // no room for the bodies
+	legLarge  = "too_large" // the decode request would be larger than a body may be
+)
 
 // splittable says whether kvroute could run a prefill leg for a request.
 func (s *stream) splittable(m message, fields *openai.Body) router.Split {
@@ -49,7 +52,9 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body, changed 
 	if d == nil || s.legByHeader() {
 		return changed
 	}
+	size := 2 * len(body) // the client's body, and the decode worker's
 	if changed != nil {
+		size += len(changed)
 		body = changed
 	}
 	leg := prefill.Leg{
@@ -62,11 +67,15 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body, changed 
 	began := time.Now()
 	var decode []byte
 	outcome := legMemory
-	if size := 2 * len(body); s.server.held.take(size) { // the client's body, and the decode worker's
+	if s.server.held.takeForLeg(size) {
+		s.giveBack() // size has the client's body
 		if !s.extended {
 			s.extend(s.server.conf.PrefillTimeout)
 		}
-		decode, outcome = s.server.prefill.Do(ctx, d, leg, began.Add(s.server.conf.PrefillTimeout), func() { s.server.held.give(size) })
+		decode, outcome = s.server.prefill.Do(ctx, d, leg, began.Add(s.server.conf.PrefillTimeout), func() { s.server.held.giveForLeg(size) })
+		if len(decode) > s.server.conf.MaxBodyBytes { // Envoy answers 413
+			decode, outcome = nil, legLarge
+		}
 	}
 	s.server.metrics.legs.Record(context.Background(), time.Since(began).Seconds(), metric.WithAttributes(label("outcome", outcome)))
 	switch {

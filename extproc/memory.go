@@ -14,6 +14,7 @@ import (
 type heldBytes struct {
 	most  int64
 	taken atomic.Int64
+	legs  atomic.Int64 // part of taken: of requests whose prefill leg runs
 }
 
 // take reserves n bytes, if there are as many left.
@@ -26,6 +27,21 @@ func (h *heldBytes) take(n int) bool {
 }
 
 func (h *heldBytes) give(n int) { h.taken.Add(-int64(n)) }
+
+// takeForLeg reserves n bytes for the time of a prefill leg. Legs get at most half of the budget:
+// slow prefill workers must leave room for requests that are decided.
+func (h *heldBytes) takeForLeg(n int) bool {
+	if h.legs.Add(int64(n)) <= h.most/2 && h.take(n) {
+		return true
+	}
+	h.legs.Add(-int64(n))
+	return false
+}
+
+func (h *heldBytes) giveForLeg(n int) {
+	h.legs.Add(-int64(n))
+	h.give(n)
+}
 
 // receiveBuffers is gRPC's pool of buffers for received data. gRPC keeps what it has of an
 // unfinished message, which may be as large as a body, before extproc sees any of it. If the
