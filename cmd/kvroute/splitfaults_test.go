@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/internal/process"
@@ -28,6 +30,9 @@ type fault struct {
 
 // maxBody is the largest body of a client in that fleet.
 const maxBody = 2 << 20
+
+// patient are flags with which no request of a busy machine has a timeout, and no worker is tried again.
+var patient = []string{"--decision-timeout", "25s", "--prefill-timeout", "30s", "--avoid-failing", "10m", "--max-body-bytes", fmt.Sprint(maxBody)}
 
 // One fleet has several models, each with its own workers and its own fault. After each fault the
 // client has the response that docs/disaggregation.md promises, and nothing stays booked.
@@ -53,8 +58,9 @@ func TestFaultsOfSplitRequests(t *testing.T) {
 		}
 	}
 	p.EnvoyConfig.MaxBodyBytes = maxBody
-	p.EnvoyConfig.Pool = []string{p.address("sim-d")} // for requests that Envoy routes without kvroute
-	p.start(t, "--prefill-timeout", "1s", "--max-body-bytes", fmt.Sprint(maxBody))
+	p.EnvoyConfig.MessageTimeout, p.EnvoyConfig.MaxMessageTimeout = 30*time.Second, time.Minute // for busy machines
+	p.EnvoyConfig.Pool = []string{p.address("sim-d")}                                           // for requests that Envoy routes without kvroute
+	p.start(t, patient...)
 	for _, f := range faults {
 		t.Run(f.name, func(t *testing.T) {
 			f.test(t, p, f.name)
@@ -283,6 +289,19 @@ func lastPrefillWorkerLeaves(t *testing.T, p *splitFleet, model string) {
 // pausedRouter tests a kvroute that stands still during two legs. Envoy continues with one request when
 // the time is over that kvroute asked for, and the client of the other one leaves.
 func pausedRouter(t *testing.T, p *splitFleet, model string) {
+	// The legs must begin before this time is over.
+	if err := p.StartRouter(t.Context(), slices.Concat(p.flags(t), patient, []string{"--prefill-timeout", "4s"})...); err != nil {
+		t.Fatal(err)
+	}
+	p.take()
+	extended := func() int64 {
+		n, err := p.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.override_message_timeout_received")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	already := extended()
 	var under atomic.Int32
 	hangs := func(_ http.ResponseWriter, r *http.Request) {
 		under.Add(1)
@@ -297,6 +316,7 @@ func pausedRouter(t *testing.T, p *splitFleet, model string) {
 	go func() { stays <- p.ask(t, t.Context(), model) }()
 	go func() { leaves <- p.ask(t, ctx, model) }()
 	eventually(t, "two legs do not begin", func() bool { return under.Load() == 2 })
+	eventually(t, "Envoy has not extended both timeouts", func() bool { return extended() == already+2 })
 	hold(t, p.Router)
 	leave()
 	if got := <-leaves; got.err == nil {
@@ -324,7 +344,7 @@ func manyLegs(t *testing.T, p *splitFleet, model string) {
 	const requests, room = 500, 250
 	body := strings.Replace(chatBody(strings.Repeat("a long prompt ", 1500), 7, false), "sim", model, 1)
 	// A leg counts its body twice, and legs get half of the bytes.
-	if err := p.StartRouter(t.Context(), append(p.flags(t), "--prefill-timeout", "30s", "--max-held-bytes", fmt.Sprint(4*room*len(body)))...); err != nil {
+	if err := p.StartRouter(t.Context(), slices.Concat(p.flags(t), patient, []string{"--max-held-bytes", fmt.Sprint(4 * room * len(body))})...); err != nil {
 		t.Fatal(err)
 	}
 	p.take()
@@ -383,7 +403,7 @@ func TestReplicasLoseNATSDuringLegs(t *testing.T) {
 	at = strings.TrimPrefix(bus.URL(), "nats://") // with the password, which stays when the bus restarts
 	p.Bus, p.SharedBus = bus, true
 	t.Cleanup(p.Stop)
-	if err := p.StartReplicas(t.Context(), 2, append(p.flags(t), "--prefill-timeout", "1m")...); err != nil {
+	if err := p.StartReplicas(t.Context(), 2, append(p.flags(t), "--prefill-timeout", "30s")...); err != nil {
 		t.Fatal(err)
 	}
 	p.take()
