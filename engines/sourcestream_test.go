@@ -101,6 +101,17 @@ func TestStream(t *testing.T) {
 			f.FromLive(p.publish())
 		}
 	}
+	// firstLost brings f into a partial state: the engine kept no batch when it was asked.
+	firstLost := func(f *follower) *process {
+		e := &process{id: 1}
+		f.Connected(false)
+		e.publish()
+		live(f, e, 1)
+		for range 3 {
+			f.answer(e, 9)
+		}
+		return e
+	}
 	for _, c := range []struct {
 		name    string
 		replays bool
@@ -260,51 +271,27 @@ func TestStream(t *testing.T) {
 			f.answer(e, 9) // no request is pending
 		}, "1/0 1/1 1/4 suspect ", 0},
 		{"a partial state stays partial if nobody answers the request of all batches", true, func(f *follower) {
-			e := &process{id: 1, keeps: 0}
-			f.Connected(false)
-			e.publish()
-			live(f, e, 1)
-			for range 3 {
-				f.answer(e, 9)
-			}
+			e := firstLost(f)
 			f.TryAll()
 			live(f, e, 1)
 			f.GiveUp()
 			live(f, e, 1)
 		}, "1/1 1/2 1/3 partial ", 0},
 		{"and if the engine no longer has the first batches", true, func(f *follower) {
-			e := &process{id: 1, keeps: 0}
-			f.Connected(false)
-			e.publish()
-			live(f, e, 1)
-			for range 3 {
-				f.answer(e, 9)
-			}
+			e := firstLost(f)
 			f.TryAll()
 			e.keeps = 1
 			f.answer(e, 9)
 		}, "1/1 partial ", 0},
 		{"a connection that ends during the request of all batches", true, func(f *follower) {
-			e := &process{id: 1, keeps: 0}
-			f.Connected(false)
-			e.publish()
-			live(f, e, 1)
-			for range 3 {
-				f.answer(e, 9)
-			}
+			e := firstLost(f)
 			f.TryAll()
 			e.publish()
 			f.Connected(false)
 			f.GiveUp()
 		}, "1/1 partial suspect ", 0},
 		{"an answer that never has what live has", true, func(f *follower) {
-			e := &process{id: 1, keeps: 0}
-			f.Connected(false)
-			e.publish()
-			live(f, e, 1)
-			for range 3 {
-				f.answer(e, 9)
-			}
+			firstLost(f)
 		}, "1/1 partial ", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {

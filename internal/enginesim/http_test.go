@@ -26,18 +26,10 @@ func start(t *testing.T, c enginesim.Config) (e *enginesim.Engine, url string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- e.Run(ctx) }()
+	background(t, e.Run)
 	s := httptest.NewServer(e)
-	t.Cleanup(func() {
-		s.CloseClientConnections()
-		s.Close()
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(s.Close)
+	t.Cleanup(s.CloseClientConnections)
 	return e, s.URL
 }
 

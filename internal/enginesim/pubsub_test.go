@@ -17,6 +17,20 @@ import (
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
+// background calls run until the test's end.
+func background(t *testing.T, run func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // bind binds a socket until the test's end, and returns its endpoint with the real port. No
 // goroutine outlives the socket.
 func bind(t *testing.T, endpoint string, role zmtp.Role, handle func(*zmtp.Conn)) string {
@@ -27,15 +41,7 @@ func bind(t *testing.T, endpoint string, role zmtp.Role, handle func(*zmtp.Conn)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	background(t, s.Run)
 	return s.Endpoint()
 }
 

@@ -18,10 +18,13 @@ import (
 )
 
 // tokens returns a prompt of n tokens that begins like the other prompts of its topic.
-func tokens(topic, n int) []uint32 {
+func tokens(topic, n int) []uint32 { return span(topic*1_000_003, n) }
+
+// span returns n token ids that count up.
+func span(from, n int) []uint32 {
 	out := make([]uint32, n)
 	for i := range out {
-		out[i] = uint32(topic*1_000_003 + i)
+		out[i] = uint32(from + i)
 	}
 	return out
 }

@@ -4,7 +4,6 @@ package enginesim_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -22,14 +21,6 @@ import (
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
-
-func span(from, n int) []uint32 {
-	out := make([]uint32, n)
-	for i := range out {
-		out[i] = uint32(from + i)
-	}
-	return out
-}
 
 // The names that real engines gave to the same tokens.
 func TestBlockHashes(t *testing.T) {
@@ -71,15 +62,7 @@ func listen(t *testing.T, conf enginesim.SocketsConfig) (*enginesim.Sockets, *zm
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	background(t, s.Run)
 	live, replay := s.Endpoints()
 	c := dial(t, live, zmtp.Sub)
 	if err := c.Subscribe(""); err != nil {
