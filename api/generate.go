@@ -14,7 +14,6 @@ import (
 	"maps"
 	"net/http"
 	"strconv"
-	"strings"
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
@@ -140,7 +139,7 @@ func (c *Config) dispatch(path string, body []byte, q *question) router.Dispatch
 	return func(ctx context.Context, _ router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
 		return func(yield func(router.Chunk, error) bool) {
 			fail := func(err error) { yield(router.Chunk{}, &dispatchError{err}) }
-			if _, given := q.Body[askTokenIDs]; !given && strings.EqualFold(d.Engine, "vllm") {
+			if _, given := q.Body[askTokenIDs]; !given && d.Engine == router.EngineVLLM {
 				body = append([]byte(`{"`+askTokenIDs+`":true,`), body[1:]...)
 			}
 			post, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+d.Address.String()+path, bytes.NewReader(body))

@@ -100,6 +100,9 @@ type Config struct {
 	// the worker's version supports. Default none: bodies are unchanged.
 	ForwardTokens string
 
+	// Client sends prefill requests. It must follow no redirects and use no proxies. Default
+	// [reach.Networks.Client] of Networks.
+	Client *http.Client
 	// PrefillLeg says who sends the prefill request of a split request: [PrefillByRouter], the
 	// default, or [PrefillByHeader].
 	PrefillLeg string
@@ -173,6 +176,7 @@ func (c Config) withDefaults() (Config, error) {
 	c.QueueWait = cmp.Or(c.QueueWait, 9500*time.Millisecond)
 	c.OverloadStatus = cmp.Or(c.OverloadStatus, http.StatusTooManyRequests)
 	c.MaxStreams = cmp.Or(c.MaxStreams, 40_000)
+	c.Client = cmp.Or(c.Client, c.Networks.Client())
 	c.PrefillLeg = cmp.Or(c.PrefillLeg, PrefillByRouter)
 	c.PrefillTimeout = cmp.Or(c.PrefillTimeout, 30*time.Second)
 	c.SecondChoice = cmp.Or(c.SecondChoice, SecondHeader)

@@ -99,7 +99,7 @@ func New(conf Config, r Router) (*Server, error) {
 	s := &Server{
 		conf: conf, router: r, metrics: m, forms: f,
 		prefix: IDPrefix(conf.RouterID),
-		held:   heldBytes{most: conf.MaxHeldBytes}, prefill: prefill.Client{HTTP: conf.Networks.Client(), Router: r},
+		held:   heldBytes{most: conf.MaxHeldBytes}, prefill: prefill.Client{HTTP: conf.Client, Router: r},
 	}
 	s.received = receiveBuffers{held: &s.held, evict: make(chan struct{})}
 	s.drained, s.drain = context.WithCancel(context.Background())

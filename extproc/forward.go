@@ -12,9 +12,9 @@ import (
 )
 
 // A worker that gets a prompt as token ids need not tokenize it again. Wrong ids would give wrong
-// responses. So kvroute writes ids into a request's body only if the operator wants it, the ids are exact, the model's ids were
-// compared with a worker's and always equal, and the chosen worker's engine and version supports
-// them. Otherwise the body is unchanged, and the first reason is counted.
+// responses. So kvroute writes ids into a request's body only if the operator wants it, the ids are
+// exact, the model's ids were compared with a worker's and always equal, and the chosen worker's
+// engine and version supports them. Otherwise the body is unchanged, and the first reason is counted.
 
 // ForwardAuto is [Config.ForwardTokens] for each form that the chosen worker's engine supports in
 // its version.
@@ -70,25 +70,16 @@ const (
 // take kv_transfer_params; TensorRT-LLM's field came with 1.0.
 func since(engine string, form openai.Form) string {
 	switch {
-	case form == openai.FormPrompt && (engine == "vllm" || engine == "sglang" || engine == "trtllm" || engine == "kvroute-sim"):
+	case form == openai.FormPrompt && (engine == router.EngineVLLM || engine == router.EngineSGLang || engine == router.EngineTRTLLM || engine == router.EngineSim):
 		return "0"
-	case form == openai.FormKVTransfer && engine == "kvroute-sim":
+	case form == openai.FormKVTransfer && engine == router.EngineSim:
 		return "0"
-	case form == openai.FormKVTransfer && engine == "vllm":
+	case form == openai.FormKVTransfer && engine == router.EngineVLLM:
 		return "0.32.0"
-	case form == openai.FormTokenIDs && engine == "trtllm":
+	case form == openai.FormTokenIDs && engine == router.EngineTRTLLM:
 		return "1.0.0"
 	}
 	return ""
-}
-
-// engineName returns one name for all spellings of an engine.
-func engineName(s string) string {
-	switch s = strings.ToLower(s); s {
-	case "tensorrt-llm", "tensorrt_llm", "tensorrtllm":
-		return "trtllm"
-	}
-	return s
 }
 
 // forward returns the body with the prompt as ids, nil if the body is unchanged.
@@ -113,17 +104,16 @@ func (s *stream) forward(fields *openai.Body, m message, body []byte) (out []byt
 
 // forward returns the body with the prompt as ids, and the form; or nil and the reason.
 func (f forms) forward(e openai.Endpoint, b *openai.Body, t *router.Tokens, body []byte, limit int) (out []byte, form openai.Form, outcome string) {
-	engine := engineName(t.Engine)
 	switch {
 	case e == openai.Completions:
 		form = openai.FormPrompt
-	case e == openai.ChatCompletions && engine == "trtllm":
+	case e == openai.ChatCompletions && t.Engine == router.EngineTRTLLM:
 		form = openai.FormTokenIDs
 	case e == openai.ChatCompletions:
 		form = openai.FormKVTransfer
 	}
 	named, on := f[form]
-	first := since(engine, form)
+	first := since(t.Engine, form)
 	switch {
 	case b.Tokens != nil:
 		return nil, form, keptGiven
@@ -136,7 +126,7 @@ func (f forms) forward(e openai.Endpoint, b *openai.Body, t *router.Tokens, body
 	case len(t.IDs) == 0:
 		return nil, form, keptInexact
 	// An engine that does not return ids cannot be compared: the operator's setting decides.
-	case !t.Agreed && (t.Differs || !named || engine != "trtllm"):
+	case !t.Agreed && (t.Differs || !named || t.Engine != router.EngineTRTLLM):
 		return nil, form, keptUnchecked
 	case !named && !atLeast(t.EngineVersion, first):
 		return nil, form, keptVersion

@@ -35,9 +35,9 @@ func TestForwarding(t *testing.T) {
 	}{
 		{"completion", "auto", "/v1/completions", completion, agreed("vllm", "0.6.0"), "prompt", "forwarded", `{"model":"m","prompt":[5,6]}`},
 		{"completion, SGLang", "prompt", "/v1/completions", completion, agreed("sglang", ""), "prompt", "forwarded", `{"model":"m","prompt":[5,6]}`},
-		{"completion, TensorRT-LLM", "auto", "/v1/completions", completion, agreed("TensorRT-LLM", "1.2"), "prompt", "forwarded", `{"model":"m","prompt":[5,6]}`},
+		{"completion, TensorRT-LLM", "auto", "/v1/completions", completion, agreed("trtllm", "1.2"), "prompt", "forwarded", `{"model":"m","prompt":[5,6]}`},
 		{"chat, vLLM", "auto", "/v1/chat/completions", chat, agreed("vllm", "0.32.0"), "kv_transfer_params", "forwarded", `{"model":"m","messages":[1],"kv_transfer_params":{"prompt_token_ids":[5,6]}}`},
-		{"chat, later vLLM", "auto", "/v1/chat/completions", chat, agreed("vLLM", "v1.0.3rc1"), "kv_transfer_params", "forwarded", `{"model":"m","messages":[1],"kv_transfer_params":{"prompt_token_ids":[5,6]}}`},
+		{"chat, later vLLM", "auto", "/v1/chat/completions", chat, agreed("vllm", "v1.0.3rc1"), "kv_transfer_params", "forwarded", `{"model":"m","messages":[1],"kv_transfer_params":{"prompt_token_ids":[5,6]}}`},
 		{"chat, built after", "auto", "/v1/chat/completions", chat, agreed("vllm", "0.32.0.post1+cu130"), "kv_transfer_params", "forwarded", `{"model":"m","messages":[1],"kv_transfer_params":{"prompt_token_ids":[5,6]}}`},
 		{"chat, TensorRT-LLM", "auto", "/v1/chat/completions", chat, agreed("trtllm", "1.0.0"), "prompt_token_ids", "forwarded", `{"model":"m","messages":[1],"prompt_token_ids":[5,6]}`},
 		{"named forms trust the version", "kv_transfer_params", "/v1/chat/completions", chat, agreed("vllm", "main"), "kv_transfer_params", "forwarded", `{"model":"m","messages":[1],"kv_transfer_params":{"prompt_token_ids":[5,6]}}`},

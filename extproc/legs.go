@@ -57,9 +57,10 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body, changed 
 		size += len(changed)
 		body = changed
 	}
-	leg := prefill.Leg{
-		Engine: engineName(d.Engine), Path: "/v1/chat/completions", Header: http.Header{"X-Request-Id": {s.id}},
-		Body: body, Prompts: fields.Prompts,
+	leg := prefill.Leg{Path: "/v1/chat/completions", Header: http.Header{}, Body: body, Prompts: fields.Prompts}
+	leg.Header.Set("x-request-id", s.id)
+	if d.NameRank { // the second choice has the same rank
+		leg.Header.Set(headerVLLMRank, strconv.FormatUint(uint64(d.Worker.DPRank), 10))
 	}
 	if s.endpoint == openai.Completions {
 		leg.Path = "/v1/completions"
@@ -91,10 +92,8 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body, changed 
 // legByHeader reports whether the decode worker sends the prefill request. Dynamo's workers always
 // do: their frontend reads the prefill worker from headers.
 func (s *stream) legByHeader() bool {
-	return s.server.conf.PrefillLeg == PrefillByHeader || engineName(s.decision.Engine) == engineDynamo
+	return s.server.conf.PrefillLeg == PrefillByHeader || s.decision.Engine == router.EngineDynamo
 }
-
-const engineDynamo = "dynamo"
 
 // extend gives kvroute more time to answer Envoy's message. Envoy takes only one extension for a
 // message.
@@ -113,7 +112,7 @@ func (s *stream) prefillHeaders() []string {
 	}
 	at := d.Address.String()
 	headers := []string{headerPrefillWorker, at, headerPrefiller, at}
-	if engineName(d.Engine) == engineDynamo {
+	if d.Engine == router.EngineDynamo {
 		headers = append(headers, headerPrefillPin, strconv.FormatUint(d.Worker.ID, 10), headerPrefillRank, strconv.FormatUint(uint64(d.Worker.DPRank), 10))
 	}
 	return headers

@@ -106,7 +106,7 @@ func (s *stream) named() []string {
 	switch {
 	case d.NameRank: // otherwise the server chooses a rank by itself
 		return []string{headerVLLMRank, rank}
-	case engineName(d.Engine) == engineDynamo: // a frontend that forwards to the named instance
+	case d.Engine == router.EngineDynamo: // a frontend that forwards to the named instance
 		mode := router.SplitNever
 		if d.Prefill != nil {
 			mode = router.SplitAlways

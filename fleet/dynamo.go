@@ -243,7 +243,7 @@ func (r *dynamoRecord) worker(rules *DynamoRules, host string, adapters []string
 	w := Record{
 		WorkerID: r.ID, Name: r.Namespace + "/" + r.Component + "/" + strconv.FormatUint(r.ID, 16),
 		Models: []string{r.Card.Name}, LoRA: adapters, Role: router.Aggregated, BlockSize: r.Card.BlockSize,
-		DPStart: run.DPStart, DPSize: run.DPSize, Taints: run.Taints, Engine: "dynamo",
+		DPStart: run.DPStart, DPSize: run.DPSize, Taints: run.Taints, Engine: router.EngineDynamo,
 		TotalKVBlocks: run.TotalKVBlocks, MaxNumSeqs: run.MaxNumSeqs, MaxBatchedTokens: run.MaxBatchedTokens,
 		Events: Events{Transport: transportDynamo, LocalIndexer: run.LocalIndexer},
 	}

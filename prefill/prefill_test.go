@@ -6,7 +6,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"net"
@@ -16,22 +16,63 @@ import (
 	"os"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/prefill"
+	"github.com/kvroute/kvroute/router"
 )
+
+// ledger notes the calls of a router.
+type ledger struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *ledger) note(line string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, line)
+}
+
+func (l *ledger) Served(id string, r router.Response) (moved bool, avoided []router.Worker) {
+	l.note(fmt.Sprintf("%s: status %d, local %v", id, r.Status, r.Local))
+	return false, nil
+}
+
+func (l *ledger) FirstToken(id string, by router.Sign) bool {
+	l.note(fmt.Sprintf("%s: first token %s", id, by))
+	return true
+}
+
+func (l *ledger) Free(id string) bool { l.note(id + ": free"); return true }
+
+func (l *ledger) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return fmt.Sprint(l.lines)
+}
 
 // worker is a prefill worker that gives one answer to all requests.
 func worker(t *testing.T, answer http.HandlerFunc) (*prefill.Client, netip.AddrPort) {
 	t.Helper()
 	s := httptest.NewServer(answer)
 	t.Cleanup(s.Close)
-	c := &prefill.Client{HTTP: reach.Networks{}.Client()}
+	c := &prefill.Client{HTTP: reach.Networks{}.Client(), Router: new(ledger)}
 	t.Cleanup(c.HTTP.CloseIdleConnections)
 	return c, netip.MustParseAddrPort(strings.TrimPrefix(s.URL, "http://"))
+}
+
+// run runs a leg at one worker, to its end.
+func run(t *testing.T, c *prefill.Client, engine string, at netip.AddrPort, l prefill.Leg) (decode []byte, outcome string) {
+	t.Helper()
+	ended := make(chan struct{})
+	decode, outcome = c.Do(t.Context(), &router.Decision{ID: "leg", Engine: engine, Address: at}, l, time.Now().Add(time.Minute), func() { close(ended) })
+	<-ended // closed once: a second call would panic
+	return decode, outcome
 }
 
 func object(t *testing.T, text []byte) (o map[string]any) {
@@ -68,13 +109,9 @@ func TestProtocols(t *testing.T) {
 				}
 				_, _ = io.WriteString(w, c.answer)
 			})
-			leg := prefill.Leg{Engine: c.engine, Address: at, Path: "/v1/completions", Header: http.Header{"X-Request-Id": {"id"}}, Body: []byte(client)}
-			if leg.AtOnce() != nil {
-				t.Error("both requests at once")
-			}
-			body, err := client0.Run(t.Context(), &leg, time.Now().Add(time.Minute))
-			if err != nil {
-				t.Fatal(err)
+			body, outcome := run(t, client0, c.engine, at, prefill.Leg{Path: "/v1/completions", Header: http.Header{"X-Request-Id": {"id"}}, Body: []byte(client)})
+			if outcome != "served" {
+				t.Fatal(outcome)
 			}
 			if !reflect.DeepEqual(object(t, got), object(t, []byte(c.first))) {
 				t.Errorf("prefill request %s, want %s", got, c.first)
@@ -105,11 +142,11 @@ func TestSGLang(t *testing.T) {
 		{`{"prompt":"a"}`, "", 0, at.Addr().String(), 8998.},
 		{`{"prompt":["a","b"],"bootstrap_room":3}`, "[fd00::1]:9000", 2, []any{"fd00::1", "fd00::1"}, []any{9000., 9000.}},
 	} {
-		leg := prefill.Leg{Engine: "sglang", Address: at, Bootstrap: c.bootstrap, Path: "/v1/completions", Body: []byte(c.body), Prompts: c.prompts}
-		decode := leg.AtOnce()
-		body, err := client.Run(t.Context(), &leg, time.Now().Add(time.Minute))
-		if err != nil || body != nil {
-			t.Fatalf("body %s, error %v", body, err)
+		d := &router.Decision{ID: "leg", Engine: "sglang", Address: at, Bootstrap: c.bootstrap}
+		ended := make(chan struct{})
+		decode, outcome := client.Do(t.Context(), d, prefill.Leg{Path: "/v1/completions", Body: []byte(c.body), Prompts: c.prompts}, time.Now().Add(time.Minute), func() { close(ended) })
+		if <-ended; outcome != "served" {
+			t.Fatal(outcome)
 		}
 		o := object(t, decode)
 		if string(got) != string(decode) || !reflect.DeepEqual(o["bootstrap_host"], c.host) || !reflect.DeepEqual(o["bootstrap_port"], c.port) {
@@ -131,7 +168,7 @@ func TestSGLang(t *testing.T) {
 	}
 }
 
-// Every failure has a reason.
+// Every failure has a reason, which is the outcome of the leg.
 func TestFailures(t *testing.T) {
 	dead, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -145,7 +182,6 @@ func TestFailures(t *testing.T) {
 	}{
 		{"refused", "vllm", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }, "status"},
 		{"a redirect", "vllm", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/", http.StatusTemporaryRedirect) }, "status"},
-		{"refused at once", "sglang", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(400) }, "status"},
 		{"no JSON", "vllm", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") }, "no_parameters"},
 		{"none", "vllm", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"kv_transfer_params":null}`) }, "no_parameters"},
 		{"no object", "vllm", func(w http.ResponseWriter, _ *http.Request) {
@@ -167,20 +203,22 @@ func TestFailures(t *testing.T) {
 			if c.answer == nil { // connections are accepted by the kernel, and never answered
 				at, timeout = netip.MustParseAddrPort(dead.Addr().String()), 50*time.Millisecond
 			}
-			leg := prefill.Leg{Engine: c.engine, Address: at, Path: "/v1/completions", Body: []byte(`{"prompt":"a"}`)}
-			leg.AtOnce()
-			body, err := client.Run(t.Context(), &leg, time.Now().Add(timeout))
-			failure, ok := errors.AsType[*prefill.Error](err)
-			if !ok || failure.Reason != c.reason || body != nil {
-				t.Errorf("body %s, error %v; want reason %s", body, err, c.reason)
+			d := &router.Decision{ID: "leg", Engine: c.engine, Address: at}
+			body, outcome := client.Do(t.Context(), d, prefill.Leg{Path: "/v1/completions", Body: []byte(`{"prompt":"a"}`)}, time.Now().Add(timeout), func() {})
+			if outcome != c.reason || body != nil {
+				t.Errorf("body %s, outcome %s; want %s", body, outcome, c.reason)
 			}
 		})
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	client, at := worker(t, func(http.ResponseWriter, *http.Request) {})
-	if _, err := client.Run(ctx, &prefill.Leg{Address: at, Body: []byte(`{}`)}, time.Now().Add(time.Minute)); !errors.Is(err, context.Canceled) {
-		t.Errorf("a client that left: %v", err)
+	for _, engine := range []string{"vllm", "sglang", "trtllm"} {
+		client, at := worker(t, func(http.ResponseWriter, *http.Request) {})
+		d := &router.Decision{ID: "leg", Engine: engine, Address: at, Second: router.Second{Address: at}}
+		body, outcome := client.Do(ctx, d, prefill.Leg{Path: "/v1/completions", Body: []byte(`{}`)}, time.Now().Add(time.Minute), func() {})
+		if told := fmt.Sprint(client.Router); body != nil || outcome != prefill.Left || told != "[]" {
+			t.Errorf("%s: a client that left: body %s, outcome %s, the router was told %s", engine, body, outcome, told)
+		}
 	}
 }
 
@@ -216,9 +254,76 @@ func TestCapturedLegs(t *testing.T) {
 		want := object(t, first.Response)["kv_transfer_params"]
 		delete(sent, "kv_transfer_params")
 		body, _ := json.Marshal(sent)
-		decode, err := client.Run(t.Context(), &prefill.Leg{Engine: "vllm", Address: at, Path: second.Path, Body: body}, time.Now().Add(time.Minute))
-		if err != nil || !reflect.DeepEqual(object(t, decode), object(t, second.Request)) || want == nil {
-			t.Errorf("%s: error %v, decode request %s, want %s", name, err, decode, second.Request)
+		decode, outcome := run(t, client, "vllm", at, prefill.Leg{Path: second.Path, Body: body})
+		if outcome != "served" || !reflect.DeepEqual(object(t, decode), object(t, second.Request)) || want == nil {
+			t.Errorf("%s: outcome %s, decode request %s, want %s", name, outcome, decode, second.Request)
 		}
+	}
+}
+
+// With SGLang the decode request may leave as soon as the prefill request has; the leg ends when the
+// prefill does, and its body counts until then.
+func TestBothRequestsAtOnce(t *testing.T) {
+	finish := make(chan struct{})
+	client, at := worker(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		<-finish
+	})
+	var told ledger
+	client.Router = &told
+	ended := make(chan struct{})
+	d := &router.Decision{ID: "leg", Engine: "sglang", Address: at}
+	decode, outcome := client.Do(t.Context(), d, prefill.Leg{Path: "/v1/completions", Body: []byte(`{"prompt":"a"}`)}, time.Now().Add(time.Minute), func() { close(ended) })
+	if decode == nil || outcome != "served" || told.String() != "[]" {
+		t.Fatalf("body %s, outcome %s, the router was told %s", decode, outcome, &told)
+	}
+	close(finish)
+	<-ended
+	if got := told.String(); got != "[leg: status 200, local false leg: first token told leg: free]" {
+		t.Errorf("the router was told %s", got)
+	}
+
+	client, at = worker(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadRequest) })
+	run(t, client, "sglang", at, prefill.Leg{Path: "/v1/completions", Body: []byte(`{"prompt":"a"}`)})
+	if got := fmt.Sprint(client.Router); got != "[leg: status 400, local false]" { // whether the decode request has left or not
+		t.Errorf("a worker refuses: the router was told %s", got)
+	}
+}
+
+// The second worker is tried if the first one fails, whatever the protocol. What the engines cannot do
+// is not tried.
+func TestTheSecondPrefillWorker(t *testing.T) {
+	closed := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(fixtures.HoldPort(t)))
+	answer := `{"kv_transfer_params":{"a":1},"choices":[{"disaggregated_params":{"a":1}}]}`
+	client, at := worker(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		_, _ = io.WriteString(w, answer)
+	})
+	for _, c := range []struct {
+		engine        string
+		first, second netip.AddrPort
+		prompts       int
+		outcome       string
+	}{
+		{"vllm", closed, at, 0, "second"},
+		{"sglang", closed, at, 0, "second"},
+		{"trtllm", closed, at, 0, "second"},
+		{"vllm", at, closed, 0, "served"},
+		{"sglang", closed, closed, 0, "unreachable"},
+		{"vllm", closed, netip.AddrPort{}, 0, "unreachable"},
+		{"vllm", at, at, 2, "batch"},
+		{"sglang", at, at, 2, "served"},
+		{"other", at, at, 0, "engine"},
+	} {
+		var told ledger
+		client.Router = &told
+		ended := make(chan struct{})
+		d := &router.Decision{ID: "leg", Engine: c.engine, Address: c.first, Second: router.Second{Address: c.second}}
+		decode, outcome := client.Do(t.Context(), d, prefill.Leg{Path: "/v1/completions", Body: []byte(`{"prompt":"a"}`), Prompts: c.prompts}, time.Now().Add(time.Minute), func() { close(ended) })
+		worked := c.outcome == "served" || c.outcome == "second"
+		if outcome != c.outcome || (decode != nil) != worked {
+			t.Errorf("%+v: outcome %s, body %s", c, outcome, decode)
+		}
+		<-ended // once: a second call would panic
 	}
 }

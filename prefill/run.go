@@ -3,129 +3,174 @@
 package prefill
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"maps"
+	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/netip"
-	"strconv"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
 
-// Router learns what becomes of legs; see the methods of [router.Router].
-type Router interface {
-	Served(id string, r router.Response) (moved bool, avoided []router.Worker)
-	FirstToken(id string, by router.Sign) bool
-	Free(id string) bool
+// run is a leg under way.
+type run struct {
+	*Client
+	Leg
+	id, engine, bootstrap string // of the leg's decision
+	deadline              time.Time
+
+	users atomic.Int32 // Do, and the prefill request of SGLang
+	done  func()       // called when there are no users any more
 }
 
-// The outcomes of legs, beside the reasons of [Error].
-const (
-	served  = "served"
-	second  = "second" // the second prefill worker computed the prompt
-	batch   = "batch"  // the engine cannot hand over several prompts
-	unknown = "engine" // the engine has no protocol
-	Left    = "left"   // ctx ended
-)
-
-// Do runs a prefill leg at the worker of its decision d, and if that fails at the second choice. It
-// returns the decode request's body as soon as that request may be sent, nil if the leg failed, and
-// the outcome. Do sets l.Address and l.Bootstrap. done is called once, when l.Body is no longer
-// used: with SGLang after Do has returned.
-func (c *Client) Do(ctx context.Context, d *router.Decision, l Leg, deadline time.Time, done func()) (decode []byte, outcome string) {
-	running := false
-	defer func() {
-		if !running {
-			done()
-		}
-	}()
-	switch {
-	case l.Engine != vllm && l.Engine != sglang && l.Engine != trtllm:
-		return nil, unknown
-	case l.Prompts > 1 && l.Engine != sglang:
-		return nil, batch
+func (r *run) release() {
+	if r.users.Add(-1) == 0 {
+		r.done()
 	}
-	l.Bootstrap = d.Bootstrap
-	send := func(w router.Worker, at netip.AddrPort) ([]byte, error) {
-		one := l
-		one.Address, one.Header = at, maps.Clone(l.Header)
-		if d.NameRank {
-			one.Header.Set("X-Data-Parallel-Rank", strconv.FormatUint(uint64(w.DPRank), 10))
-		}
-		body, still, err := c.send(ctx, d.ID, one, deadline, done)
-		running = still
-		return body, err
-	}
-	outcome = served
-	decode, err := send(d.Worker, d.Address)
-	if mayRetry(err) && d.Second.Address.IsValid() {
-		outcome = second
-		decode, err = send(d.Second.Worker, d.Second.Address)
-	}
-	switch failure, failed := errors.AsType[*Error](err); {
-	case failed:
-		return nil, failure.Reason
-	case err != nil:
-		return nil, Left
-	}
-	return decode, outcome
 }
+
+// legError is why a prefill request failed.
+type legError struct {
+	// reason is "unreachable", "timeout", "status", "no_parameters" or "too_large".
+	reason string
+	status int // of the worker's answer; 0 = it sent none
+}
+
+// Error implements error.
+func (e legError) Error() string { return "prefill: " + e.reason }
 
 // mayRetry says whether another prefill worker may succeed after an error.
 func mayRetry(err error) bool {
-	failure, failed := errors.AsType[*Error](err)
-	return failed && failure.Reason != "timeout" && (failure.Status < 400 || failure.Status >= 500 || failure.Status == http.StatusTooManyRequests)
+	f, failed := errors.AsType[legError](err)
+	return failed && f.reason != "timeout" && (f.status < 400 || f.status >= 500 || f.status == http.StatusTooManyRequests)
 }
 
-// send sends one prefill request and returns the decode request's body when that may be sent.
-// running says that the prefill request goes on; done is then called at its end.
-func (c *Client) send(ctx context.Context, id string, l Leg, deadline time.Time, done func()) (decode []byte, running bool, err error) {
-	if decode = l.AtOnce(); decode == nil {
-		decode, err = c.Run(ctx, &l, deadline)
-		c.tell(id, l.Address, err)
-		return decode, false, err
+// try sends the prefill request to a worker, and returns the decode request's body when that request
+// may be sent. The error is a [legError], or that of ctx.
+func (r *run) try(ctx context.Context, at netip.AddrPort) (decode []byte, err error) {
+	if r.engine == router.EngineSGLang {
+		return r.tryAtOnce(ctx, at)
 	}
-	sent, ended := make(chan struct{}, 1), make(chan error, 1)
-	l.Sent = func() {
-		select {
-		case sent <- struct{}{}:
-		default: // the request is sent again on another connection
+	answer, err := r.post(ctx, at, openai.Edit(r.Body, prefillMembers(r.engine)...), nil)
+	if err == nil {
+		if decode = decodeBody(r.engine, r.Body, answer); decode == nil {
+			err = legError{reason: "no_parameters"}
 		}
 	}
-	goOn := make(chan bool, 1)
+	r.report(at, err)
+	return decode, err
+}
+
+// tryAtOnce is try for SGLang, whose two requests have the same body and run at once.
+func (r *run) tryAtOnce(ctx context.Context, at netip.AddrPort) (decode []byte, err error) {
+	decode = bytes.Join(openai.Edit(r.Body, bootstrapMembers(r.bootstrap, at, r.Prompts)...), nil)
+	sent, ended := make(chan struct{}), make(chan error, 1)
+	r.users.Add(1)
 	go func() { // ends with ctx or at the deadline
-		_, err := c.Run(ctx, &l, deadline)
-		c.tell(id, l.Address, err)
+		defer r.release()
+		_, err := r.post(ctx, at, [][]byte{decode}, sync.OnceFunc(func() { close(sent) }))
+		r.report(at, err)
 		ended <- err
-		if <-goOn {
-			done()
-		}
 	}()
 	select {
 	case <-sent:
-		goOn <- true
-		return decode, true, nil
+		return decode, nil
 	case err = <-ended:
-		goOn <- false
-		return decode, false, err
+		return decode, err
 	}
 }
 
-// tell tells the router how a prefill request ended. If it succeeded, its slot is free.
-func (c *Client) tell(id string, at netip.AddrPort, err error) {
-	r := router.Response{Address: at, Asked: 1, Status: http.StatusOK}
+// report tells the router how a prefill request ended. If it succeeded, its slot is free.
+func (r *run) report(at netip.AddrPort, err error) {
+	resp := router.Response{Address: at, Asked: 1, Status: http.StatusOK}
 	if err != nil {
-		failure, failed := errors.AsType[*Error](err)
+		f, failed := errors.AsType[legError](err)
 		if !failed {
 			return // the client left, and its request's end frees the slot
 		}
-		r.Status, r.Local = failure.Status, failure.Status == 0
+		resp.Status, resp.Local = f.status, f.status == 0
 	}
-	c.Router.Served(id, r)
+	r.Router.Served(r.id, resp)
 	if err == nil {
-		c.Router.FirstToken(id, router.SignTold)
-		c.Router.Free(id)
+		r.Router.FirstToken(r.id, router.SignTold)
+		r.Router.Free(r.id)
 	}
+}
+
+var errTimeout = errors.New("the prefill took too long")
+
+// post sends a request, whose body is in pieces, to a prefill worker and returns the answer. sent,
+// unless nil, is called when the connection has taken the request, each time that it is sent.
+func (r *run) post(ctx context.Context, at netip.AddrPort, pieces [][]byte, sent func()) ([]byte, error) {
+	timed, cancel := context.WithDeadlineCause(ctx, r.deadline, errTimeout)
+	defer cancel()
+	if sent != nil {
+		timed = httptrace.WithClientTrace(timed, &httptrace.ClientTrace{WroteRequest: func(i httptrace.WroteRequestInfo) {
+			if i.Err == nil {
+				sent()
+			}
+		}})
+	}
+	answer, err := r.exchange(timed, at, pieces)
+	switch {
+	case err == nil:
+		return answer, nil
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case errors.Is(context.Cause(timed), errTimeout):
+		return nil, legError{reason: "timeout"}
+	}
+	return nil, err
+}
+
+// maxAnswer bounds the answer of a prefill worker. The list of a long prompt's blocks has some ten
+// thousand numbers.
+const maxAnswer = 1 << 20
+
+// exchange sends a request and reads its answer. The error is a [legError].
+func (r *run) exchange(ctx context.Context, at netip.AddrPort, pieces [][]byte) ([]byte, error) {
+	// A connection that the worker has closed meanwhile is no failure: the request is sent again.
+	body := func() (io.ReadCloser, error) { b := net.Buffers(slices.Clone(pieces)); return io.NopCloser(&b), nil }
+	first, _ := body()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+at.String()+r.Path, first)
+	if err != nil {
+		return nil, legError{reason: "unreachable"}
+	}
+	req.GetBody = body
+	for _, p := range pieces {
+		req.ContentLength += int64(len(p))
+	}
+	maps.Copy(req.Header, r.Header)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := r.HTTP.Do(req)
+	if err != nil {
+		return nil, legError{reason: "unreachable"}
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return nil, legError{reason: "status", status: resp.StatusCode}
+	}
+	if r.engine == router.EngineSGLang { // the whole response, of which nothing is needed
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+			return nil, legError{reason: "unreachable"}
+		}
+		return nil, nil
+	}
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return nil, legError{reason: "unreachable"}
+	case len(answer) > maxAnswer:
+		return nil, legError{reason: "too_large"}
+	}
+	return answer, nil
 }

@@ -4,7 +4,6 @@ package router
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -62,7 +61,7 @@ func (c *core) exclude(e *entry, q *question) Exclusion {
 	case info.Draining:
 		return ExcludedDraining
 	case !info.Role.takes(q.workspace.part),
-		q.decode != nil && (info.ID == q.decode.ID || !strings.EqualFold(info.Engine, q.decode.Engine)):
+		q.decode != nil && (info.ID == q.decode.ID || info.Engine != q.decode.Engine):
 		return ExcludedRole
 	case q.adapter != "" && !slices.Contains(info.LoRA, q.adapter):
 		return ExcludedAdapter

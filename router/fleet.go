@@ -125,6 +125,7 @@ func (r *Router) SetWorker(info WorkerInfo) error {
 // setWorkerLocked is SetWorker for information that was checked. It reports whether the
 // names of models changed: then the caller calls renameLocked.
 func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
+	info.Engine = engineName(info.Engine)
 	key := poolKey{info.Models[0], r.blockSizeLocked(info)}
 	p := r.pools[key]
 	if p == nil {

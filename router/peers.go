@@ -31,10 +31,10 @@ type ChangeKind uint8
 
 // The kinds of changes.
 const (
-	SlotTaken  ChangeKind = iota + 1
-	FirstToken            // its prompt is computed
-	PrefillFailed         // its prefill leg failed: the worker computes the prompt
-	SlotMoved             // another worker serves the request
+	SlotTaken     ChangeKind = iota + 1
+	FirstToken               // its prompt is computed
+	PrefillFailed            // its prefill leg failed: the worker computes the prompt
+	SlotMoved                // another worker serves the request
 	SlotFreed
 )
 

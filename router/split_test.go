@@ -74,6 +74,14 @@ func TestSplitsBeginAndEnd(t *testing.T) {
 	other.Engine = "sglang"
 	set(t, r, other)
 	legs("engines cannot transfer blocks to other engines", 1, 0, router.NoLegMissing)
+	for id, engine := range map[uint64]string{1: "TensorRT-LLM", 2: "trtllm"} {
+		w := withRole(id, router.Both)
+		w.Engine = engine
+		set(t, r, w)
+	}
+	if d := decided(t, r, "spelling", "abcd"); d.Prefill == nil || d.Engine != router.EngineTRTLLM || d.Prefill.Engine != router.EngineTRTLLM {
+		t.Errorf("two spellings of one engine: %q and leg %+v", d.Engine, d.Prefill)
+	}
 }
 
 // The prefill worker is chosen by overlap and pending prefill, the decode worker by its active

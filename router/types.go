@@ -130,7 +130,7 @@ type WorkerInfo struct {
 	// so the order of first tokens proves nothing; see [Config.InferFirstTokens].
 	Reorders bool
 
-	Engine        string // "vllm", "sglang", …
+	Engine        string // one of the Engine constants, in any spelling; or another one
 	EngineVersion string
 	// ModelCard names the [Card] of its model. Default: the model's name.
 	ModelCard string
@@ -164,7 +164,25 @@ func (i *WorkerInfo) rankAddress(rank uint32) netip.AddrPort {
 // address, and the engine reads the rank of a request.
 func (i *WorkerInfo) wantsRank(rank uint32) bool {
 	_, own := i.RankAddresses[rank]
-	return i.DPSize > 1 && !own && strings.EqualFold(i.Engine, "vllm")
+	return i.DPSize > 1 && !own && i.Engine == EngineVLLM
+}
+
+// The engines that kvroute treats in their own ways.
+const (
+	EngineVLLM   = "vllm"
+	EngineSGLang = "sglang"
+	EngineTRTLLM = "trtllm"
+	EngineDynamo = "dynamo"      // a frontend of Dynamo, which forwards to the worker that a request names
+	EngineSim    = "kvroute-sim" // kvroute's simulated engine
+)
+
+// engineName returns one name for all spellings of an engine.
+func engineName(s string) string {
+	switch s = strings.ToLower(s); s {
+	case "tensorrt-llm", "tensorrt_llm", "tensorrtllm":
+		return EngineTRTLLM
+	}
+	return s
 }
 
 // Role says which phase of a request a worker takes.

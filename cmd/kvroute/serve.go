@@ -214,7 +214,7 @@ func (s *server) openExtproc() (err error) {
 	c.fitMemory(memoryLimit(os.DirFS("/")))
 	s.log.Debug("bounds", "held_bytes", c.MaxHeldBytes, "streams", c.MaxStreams)
 	conf := c.extproc()
-	conf.RouterID, conf.Networks, conf.Log, conf.Meter = s.id, s.networks, s.log, s.metrics.Meter("extproc")
+	conf.RouterID, conf.Networks, conf.Client, conf.Log, conf.Meter = s.id, s.networks, s.client, s.log, s.metrics.Meter("extproc")
 	conf.Started = s.started.Load
 	conf.Synced = s.sync != nil
 	reports, err := fleet.NewReports(s.engineUsage, s.metrics.Meter("fleet"), s.log)

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package prefill
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strconv"
+
+	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/router"
+)
+
+// The members with the parameters of a transfer.
+const (
+	paramsVLLM   = "kv_transfer_params"
+	paramsTRTLLM = "disaggregated_params"
+)
+
+// prefillMembers returns the members that make the client's body a prefill request of vLLM or
+// TensorRT-LLM.
+func prefillMembers(engine string) []openai.Member {
+	members := []openai.Member{
+		{Name: "stream", Value: []byte("false")},
+		{Name: "max_tokens", Value: []byte("1")},
+	}
+	// One token is asked for. These would ask for more, or need a longer or streamed answer.
+	for _, name := range [...]string{"max_completion_tokens", "min_tokens", "stream_options", "n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs", "echo"} {
+		members = append(members, openai.Member{Name: name})
+	}
+	if engine == router.EngineTRTLLM {
+		return append(members, openai.Member{Name: paramsTRTLLM, Value: []byte(`{"request_type":"context_only"}`)})
+	}
+	return append(members, openai.Member{Name: paramsVLLM, Value: []byte(`{"do_remote_decode":true}`)})
+}
+
+// decodeBody returns the body of the decode request: the client's, with the parameters of the
+// prefill worker's answer. It is nil if the answer has none.
+func decodeBody(engine string, body, answer []byte) []byte {
+	m := openai.Member{Name: paramsVLLM, Value: openai.Find(answer, paramsVLLM)}
+	if engine == router.EngineTRTLLM {
+		m = openai.Member{Name: paramsTRTLLM, Value: openai.Find(answer, "choices", paramsTRTLLM)}
+	}
+	if len(m.Value) <= len("{}") || m.Value[0] != '{' {
+		return nil
+	}
+	if engine == router.EngineTRTLLM {
+		m.Value = bytes.Join(openai.Edit(m.Value, openai.Member{Name: "request_type", Value: []byte(`"generation_only"`)}), nil)
+	}
+	return bytes.Join(openai.Edit(body, m), nil)
+}
+
+// defaultBootstrap is the port of SGLang's bootstrap server if the worker registered none.
+const defaultBootstrap = "8998"
+
+// bootstrapMembers returns the members that both requests of SGLang have, in lists if there are several
+// prompts. bootstrap is the host:port that the prefill worker registered, at its address.
+func bootstrapMembers(bootstrap string, at netip.AddrPort, prompts int) []openai.Member {
+	host, port, err := net.SplitHostPort(bootstrap)
+	if err != nil {
+		host, port = at.Addr().String(), defaultBootstrap
+	}
+	value := func(one func() string) []byte {
+		if prompts <= 1 {
+			return []byte(one())
+		}
+		list := []byte{'['}
+		for range prompts {
+			list = append(append(list, one()...), ',')
+		}
+		list[len(list)-1] = ']'
+		return list
+	}
+	return []openai.Member{
+		{Name: "bootstrap_host", Value: value(func() string { return strconv.Quote(host) })},
+		{Name: "bootstrap_port", Value: value(func() string { return port })},
+		// Nobody may guess it, and no two requests may have the same.
+		{Name: "bootstrap_room", Value: value(func() string { return strconv.FormatUint(rand.Uint64()>>1, 10) })},
+	}
+}
