@@ -22,7 +22,7 @@ func Report(w io.Writer, dir string, r Run) (met bool, err error) {
 	if r.Name == "" || strings.ContainsAny(r.Name, `/\`) {
 		return false, fmt.Errorf("bench: the name of a run is %q, want one without slashes", r.Name)
 	}
-	if len(r.Compared)+len(r.Figures) == 0 {
+	if len(r.Figures) == 0 {
 		return false, fmt.Errorf("bench: %s: nothing was measured: check that the reference data is there and that the requested name exists", r.Name)
 	}
 	reached, targets, err := r.print(w)
@@ -46,8 +46,6 @@ type Run struct {
 	Date    time.Time `json:"date"`
 	Cores   int       `json:"cores"`
 	Figures []Figure  `json:"figures"`
-
-	Compared []Comparison `json:"compared,omitempty"`
 }
 
 // NewRun returns a run of today on this machine.
@@ -55,33 +53,19 @@ func NewRun(name, commit, command string, figures []Figure) Run {
 	return Run{Name: name, Commit: commit, Command: command, Date: time.Now().UTC().Truncate(time.Second), Cores: runtime.GOMAXPROCS(0), Figures: figures}
 }
 
-// print writes the tables and counts the targets.
+// print writes the table and counts the targets.
 func (r *Run) print(w io.Writer) (reached, targets int, err error) {
-	count := func(met bool) string {
-		targets++
-		if !met {
-			return "no"
-		}
-		reached++
-		return "yes"
-	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	if len(r.Compared) > 0 {
-		fmt.Fprintln(t, "kind\tname\tcases\tequal\tdifferent\tµs a case\ttimes the reference's speed")
-		for _, c := range r.Compared {
-			count(c.Different == 0)
-			fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%.3g\t%.3g\n", c.Kind, c.Name, c.Cases, c.Equal, c.Different, c.Micros, c.Ratio)
-		}
-		if err := t.Flush(); err != nil {
-			return 0, 0, err
-		}
-		fmt.Fprintln(w)
-	}
 	fmt.Fprintln(t, "what\ttarget\tmedian\tmin – max\tmet")
 	for _, f := range r.Figures {
 		verdict := "–"
 		if f.Target != "" {
-			verdict = count(f.Met)
+			targets++
+			verdict = "no"
+		}
+		if f.Met {
+			reached++
+			verdict = "yes"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%.4g %s\t%.4g – %.4g\t%s\n", f.What, f.Target, f.Median, f.Unit, f.Min, f.Max, verdict)
 	}
@@ -117,6 +101,33 @@ func NewFigure(what, unit string, t Target, rounds ...float64) Figure {
 	return t.Figure(what, unit, v[len(v)/2], v[0], v[len(v)-1])
 }
 
+// Row is a figure that is yet to be measured.
+type Row struct {
+	What, Unit string
+	Target     Target
+}
+
+// NewRow returns a row; the zero target is none.
+func NewRow(what, unit string, t Target) Row { return Row{what, unit, t} }
+
+// Rounds measures rows together. Each round gives a value for each row; a row without values has
+// no figure.
+func Rounds(n int, rows []Row, round func() []float64) (out []Figure) {
+	values := make([][]float64, len(rows))
+	for range n {
+		runtime.GC()
+		for i, v := range round() {
+			values[i] = append(values[i], v)
+		}
+	}
+	for i, r := range rows {
+		if len(values[i]) > 0 {
+			out = append(out, NewFigure(r.What, r.Unit, r.Target, values[i]...))
+		}
+	}
+	return out
+}
+
 // Target is a bound of a figure. The zero value is no target.
 type Target struct {
 	text string
@@ -124,28 +135,22 @@ type Target struct {
 }
 
 // AtMost is an upper bound.
-func AtMost(v float64) Target {
-	return Target{fmt.Sprintf("≤ %g", v), func(got float64) bool { return got <= v }}
-}
+func AtMost(v float64) Target { return bound("≤", v, func(got float64) bool { return got <= v }) }
 
 // AtLeast is a lower bound.
-func AtLeast(v float64) Target {
-	return Target{fmt.Sprintf("≥ %g", v), func(got float64) bool { return got >= v }}
-}
+func AtLeast(v float64) Target { return bound("≥", v, func(got float64) bool { return got >= v }) }
 
 // Below is an upper bound that is missed itself.
-func Below(v float64) Target {
-	return Target{fmt.Sprintf("< %g", v), func(got float64) bool { return got < v }}
-}
+func Below(v float64) Target { return bound("<", v, func(got float64) bool { return got < v }) }
 
 // Above is a lower bound that is missed itself.
-func Above(v float64) Target {
-	return Target{fmt.Sprintf("> %g", v), func(got float64) bool { return got > v }}
-}
+func Above(v float64) Target { return bound(">", v, func(got float64) bool { return got > v }) }
 
 // Exactly is the only accepted value.
-func Exactly(v float64) Target {
-	return Target{fmt.Sprintf("= %g", v), func(got float64) bool { return got == v }}
+func Exactly(v float64) Target { return bound("=", v, func(got float64) bool { return got == v }) }
+
+func bound(sign string, v float64, met func(float64) bool) Target {
+	return Target{fmt.Sprintf("%s %g", sign, v), met}
 }
 
 // IsSet reports whether there is a target.
@@ -154,28 +159,6 @@ func (t Target) IsSet() bool { return t.met != nil }
 // Figure returns a figure with this target; the middle of the range is compared with it.
 func (t Target) Figure(what, unit string, middle, low, high float64) Figure {
 	return Figure{What: what, Unit: unit, Target: t.text, Median: middle, Min: low, Max: high, Met: t.IsSet() && t.met(middle)}
-}
-
-// Comparison is a number of cases that were compared with a reference implementation,
-// and the time that both took, in turn, in the same run. Any difference is a missed
-// target.
-type Comparison struct {
-	Kind      string  `json:"kind"` // "tokenizer", "template", "prompts"
-	Name      string  `json:"name"`
-	Cases     int     `json:"cases"`
-	Equal     int     `json:"equal"`
-	Different int     `json:"different"`
-	Refused   int     `json:"refused,omitempty"` // of the equal ones: by both sides, or unsupported by kvroute
-	Micros    float64 `json:"us"`                // that kvroute took for a case
-	Ratio     float64 `json:"ratio"`             // the reference's time divided by kvroute's
-}
-
-// NewComparison fills in what follows from the arguments. The times are of all cases.
-func NewComparison(kind, name string, cases, different int, ours, theirs time.Duration) Comparison {
-	return Comparison{
-		Kind: kind, Name: name, Cases: cases, Equal: cases - different, Different: different,
-		Micros: float64(ours.Nanoseconds()) / 1e3 / float64(max(1, cases)), Ratio: float64(theirs) / float64(max(1, ours)),
-	}
 }
 
 // Quantiles describe a set of measured values.

@@ -21,29 +21,28 @@ type sample struct {
 }
 
 // tokenIDs compares the ids of random texts.
-func tokenIDs(ref *reference, tok *tokenizer.Tokenizer, c candidate) bench.Comparison {
-	kind, n := "tokenizer", texts
+func tokenIDs(ref *reference, tok *tokenizer.Tokenizer, c candidate) bench.Figure {
+	kind, n := "tokenizer ", texts
 	switch {
 	case c.config != "":
-		kind, n = "AutoTokenizer", texts/20
+		kind, n = "AutoTokenizer ", texts/20
 	case !c.real:
 		n = texts / 4
 	}
 	r, made := random(1), 0
-	theirs := func(all []sample) ([][]uint32, float64) {
+	theirs := func(all []sample) [][]uint32 {
 		texts := make([]string, len(all))
 		for i, s := range all {
 			texts[i] = s.text
 		}
 		// A batch is of one kind.
-		answers := ref.askAll(map[string]any{"op": "encode", "texts": texts, "special": all[0].special}, len(texts))
-		return answers.IDs, answers.Seconds
+		return ref.askAll(map[string]any{"op": "encode", "texts": texts, "special": all[0].special}, len(texts)).IDs
 	}
 	ours := func(s sample) []uint32 {
 		return bench.Must(tok.Append(context.Background(), nil, []byte(s.text), s.special))
 	}
 	return comparison[sample, []uint32]{
-		kind: kind, name: c.name, cases: n, theirs: theirs, ours: ours, equal: slices.Equal[[]uint32],
+		name: kind + c.name, cases: n, theirs: theirs, ours: ours, equal: slices.Equal[[]uint32],
 		random: func() sample {
 			made++
 			return sample{c.text(r, tok), (made-1)/batch%2 == 1}
@@ -72,12 +71,11 @@ func (c candidate) text(r *rand.Rand, tok *tokenizer.Tokenizer) string {
 
 // shrink returns a short text on which the two sides differ, and their ids: it removes parts of
 // the text, large ones first, as long as the rest still differs.
-func shrink(s sample, ours func(sample) []uint32, theirs func([]sample) ([][]uint32, float64)) string {
+func shrink(s sample, ours func(sample) []uint32, theirs func([]sample) [][]uint32) string {
 	var got, want []uint32
 	differ := func(text []rune) bool {
 		part := sample{string(text), s.special}
-		ids, _ := theirs([]sample{part})
-		got, want = ours(part), ids[0]
+		got, want = ours(part), theirs([]sample{part})[0]
 		return !slices.Equal(got, want)
 	}
 	text := []rune(s.text)

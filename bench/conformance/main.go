@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/chats"
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/process"
 )
@@ -26,45 +27,51 @@ func main() {
 	flag.StringVar(&o.vllm, "vllm", "", "compare only whole prompts, with the render server of this `program`")
 	flag.StringVar(&o.only, "only", "", "compare only what has this in its name")
 	flag.Parse()
-	bench.Exit("conformance", func() bool { return run(o) })
+	bench.Exit("conformance", func() bool {
+		o.shared = bench.Must(fixtures.Dir())
+		o.work = bench.Must(os.MkdirTemp("", "conformance"))
+		defer func() { _ = os.RemoveAll(o.work) }()
+		name, command, figures := "conformance", "make conformance", []bench.Figure(nil)
+		if o.vllm != "" {
+			name, command, figures = "vllm", "VLLM=1 make conformance", vllm(o)
+		} else {
+			figures = compareAll(o)
+		}
+		return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun(name, o.commit, command, figures)))
+	})
 }
 
-func run(o options) (met bool) {
-	o.shared = bench.Must(fixtures.Dir())
-	o.work = bench.Must(os.MkdirTemp("", "conformance"))
-	defer func() { _ = os.RemoveAll(o.work) }()
-	if o.vllm != "" {
-		return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun("vllm", o.commit, "VLLM=1 make conformance", vllm(o))))
-	}
+// compareAll compares everything with the reference.
+func compareAll(o options) []bench.Figure {
 	ref := &reference{bench.Must(process.StartLines(exec.Command(o.python, "bench/conformance/reference.py")))}
 	defer ref.Stop()
-	report := bench.NewRun("conformance", o.commit, "make conformance", renderFigures(o))
-	report.Compared = templates(ref, o)
+	figures := append(renderFigures(o), templates(ref, o)...)
 	ref.ask(map[string]any{"op": "documents", "size": documentBytes, "count": documents}, &o.documents)
 	if strings.Contains("gpt-oss prompts", o.only) {
-		report.Compared = append(report.Compared, harmony(ref, o)...)
+		figures = append(figures, harmony(ref, o)...)
 	}
 	hugging := candidates(o)
 	for _, c := range slices.Concat(hugging, mistralFiles(ref), withConfigs(hugging)) {
 		if strings.Contains(c.name, o.only) {
-			bench.Within(c.name, func() { compareCandidate(&report, ref, c, o) })
+			bench.Within(c.name, func() { figures = append(figures, compareCandidate(ref, c, o)...) })
 		}
 	}
-	return bench.Must(bench.Report(os.Stdout, o.out, report))
+	return figures
 }
 
-// compareCandidate compares one tokenizer and adds the outcome to a report.
-func compareCandidate(report *bench.Run, ref *reference, c candidate, o options) {
+// compareCandidate compares one tokenizer.
+func compareCandidate(ref *reference, c candidate, o options) []bench.Figure {
 	m := c.load(ref, filepath.Join(o.work, c.name))
 	if m == nil {
-		return
+		return nil
 	}
-	report.Compared = append(report.Compared, tokenIDs(ref, m.Tokenizer(), c))
+	figures := []bench.Figure{tokenIDs(ref, m.Tokenizer(), c)}
 	if c.mistral() {
-		report.Compared = append(report.Compared, prompts(ref, m, c.name, true, map[string]any{"op": "mistral"}))
+		figures = append(figures, referencePrompts(ref, m, c.name, chats.Requests{Strict: true}, map[string]any{"op": "mistral"}))
 	}
 	if c.real && c.config == "" {
 		path := filepath.Join(o.work, c.name, c.file)
-		report.Figures = slices.Concat(report.Figures, speeds(ref, m.Tokenizer(), c, o), turnFigures(m.Tokenizer(), c, o), loadFigures(c, path))
+		figures = slices.Concat(figures, speeds(ref, m.Tokenizer(), c, o), turnFigures(m.Tokenizer(), c, o), loadFigures(c, path))
 	}
+	return figures
 }

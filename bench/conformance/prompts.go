@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/chats"
@@ -18,39 +19,59 @@ import (
 
 // harmony compares whole prompts of gpt-oss with the package that vLLM makes them
 // with, if the model's tokenizer is in the reference data.
-func harmony(ref *reference, o options) []bench.Comparison {
+func harmony(ref *reference, o options) []bench.Figure {
 	m, err := tokenizer.LoadModel(os.DirFS(filepath.Join(o.shared, "tokenizers/gpt-oss")), tokenizer.ModelConfig{})
 	if errors.Is(err, fs.ErrNotExist) {
 		fmt.Println("no gpt-oss under", o.shared, "- its prompts are not compared")
 		return nil
 	}
 	bench.NoError(err)
-	return []bench.Comparison{prompts(ref, m, "gpt-oss", false, map[string]any{"op": "harmony", "date": day})}
+	return []bench.Figure{referencePrompts(ref, m, "gpt-oss", chats.Requests{}, map[string]any{"op": "harmony", "date": day})}
 }
 
-// prompts compares the ids of random chat requests. The question is the operation of the
-// reference, without requests.
-func prompts(ref *reference, m *tokenizer.Model, name string, strict bool, question map[string]any) bench.Comparison {
-	refused := 0
-	g := chats.Requests{R: random(4), Strict: strict}
-	c := comparison[json.RawMessage, []uint32]{
-		kind: "prompts", name: name, cases: requests, equal: slices.Equal[[]uint32],
-		random: func() json.RawMessage { return bench.Must(json.Marshal(g.Request())) },
-		theirs: func(bodies []json.RawMessage) ([][]uint32, float64) {
-			question["requests"] = bodies
-			all := ref.askAll(question, len(bodies))
-			for _, ids := range all.IDs {
-				if ids == nil {
-					refused++
-				}
+// referencePrompts compares whole prompts with those of the reference. The question is the
+// operation of the reference, without requests.
+func referencePrompts(ref *reference, m *tokenizer.Model, name string, g chats.Requests, question map[string]any) bench.Figure {
+	return prompts("prompts "+name, requests, g, m, false, func(all []*prompt) [][]uint32 {
+		bodies := make([]json.RawMessage, len(all))
+		for i, p := range all {
+			bodies[i] = p.body
+		}
+		question["requests"] = bodies
+		return ref.askAll(question, len(bodies)).IDs
+	})
+}
+
+// prompt is the body of a request, and the time that its template sees.
+type prompt struct {
+	body []byte
+	now  time.Time
+}
+
+// prompts compares the ids of random chat requests, nil for a refused one. An engine may refuse
+// requests that kvroute accepts: the client gets the engine's error from any worker.
+func prompts(name string, n int, g chats.Requests, m *tokenizer.Model, engine bool, theirs func([]*prompt) [][]uint32) bench.Figure {
+	g.R = random(4)
+	refused, refusedByEngine := 0, 0
+	f := comparison[*prompt, []uint32]{
+		name: name, cases: n, theirs: theirs,
+		random: func() *prompt { return &prompt{bench.Must(json.Marshal(g.Request())), today()} },
+		ours:   func(p *prompt) []uint32 { return chats.IDs(m, with(`"model":"model"`, p.body), p.now) },
+		equal: func(ours, theirs []uint32) bool {
+			switch {
+			case ours == nil && theirs == nil:
+				refused++
+			case theirs == nil && engine:
+				refusedByEngine++
+			default:
+				return slices.Equal(ours, theirs)
 			}
-			return all.IDs, all.Seconds
+			return true
 		},
-		ours: func(body json.RawMessage) []uint32 { return chats.IDs(m, with(`"model":"model"`, body), today()) },
-		show: func(body json.RawMessage, ours, theirs []uint32) string { return difference(m, ours, theirs, body) },
+		show: func(p *prompt, ours, theirs []uint32) string { return difference(m, ours, theirs, p.body) },
 	}.run()
-	c.Refused = refused
-	return c
+	f.What += fmt.Sprintf(" (%d refused by both, %d by the engine alone)", refused, refusedByEngine)
+	return f
 }
 
 // with adds fields to a body.

@@ -48,11 +48,10 @@ func (r *reference) ask(question map[string]any, answer any) {
 	bench.NoError(r.Ask(string(bench.Must(json.Marshal(question))), answer))
 }
 
-// answers are what the reference says to a list of questions, and how long it took.
+// answers are the reference's answers to a list of questions.
 type answers struct {
 	IDs      [][]uint32
 	Outcomes []struct{ Out, Err *string } // of templates; Err is "Class: message"
-	Seconds  float64
 }
 
 // askAll asks n questions at a time.

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference's side of `make conformance`: answers one JSON request a line. Seconds are of CPU time.
+"""The reference's side of `make conformance`: answers one JSON request a line.
 
 load   {"path", "auto"}            a tokenizer.json or a file of Mistral's, which later requests speak of; with auto
                                    what transformers.AutoTokenizer makes of the file's folder, or {"error"}
 files                              the files of Mistral's that the package mistral-common has inside
-encode {"texts", "special"}        the ids of each text, and the seconds
-time   {"texts"}                   seconds to encode all of them, one after the other; also of fastokens, null if it cannot read the file
+encode {"texts", "special"}        the ids of each text
+time   {"texts"}                   seconds of CPU time to encode all of them, one after the other; also of fastokens, null if it cannot read the file
 documents {"size", "count"}        parts of prose and of Python and Go code, from installed packages
 parse  {"template"}                a chat template, which later requests speak of, or {"error"}
-harmony {"requests", "date"}       for each chat request the ids of its gpt-oss prompt, or null if it is refused; and the seconds
+harmony {"requests", "date"}       for each chat request the ids of its gpt-oss prompt, or null if it is refused
 mistral {"requests"}               the same, of its prompt with the loaded file of Mistral's
-render {"vars"}                    for each set of variables {"out"} or {"err": "Class: message"}; and the seconds
+render {"vars"}                    for each set of variables {"out"} or {"err": "Class: message"}
 """
 import datetime
 import json
@@ -147,15 +147,14 @@ class Mistral:
 
 
 def prompts(render, requests):
-    """The ids of each request, None for those that are refused; and the seconds."""
+    """The ids of each request, None for those that are refused."""
     out = []
-    start = time.process_time()
     for r in requests:
         try:
             out.append(render(r))
         except ValueError:
             out.append(None)
-    return {"ids": out, "seconds": time.process_time() - start}
+    return {"ids": out}
 
 
 def main() -> None:
@@ -179,9 +178,7 @@ def main() -> None:
             else:
                 tok = Mistral(path)
         elif op == "encode":
-            start = time.process_time()
-            encoded = [tok.encode(t, add_special_tokens=r["special"]) for t in r["texts"]]
-            out = {"seconds": time.process_time() - start, "ids": [e.ids for e in encoded]}
+            out = {"ids": [tok.encode(t, add_special_tokens=r["special"]).ids for t in r["texts"]]}
         elif op == "time":
             if fast is None:
                 fast = fastokens(path)
@@ -195,9 +192,7 @@ def main() -> None:
             except jinja2.TemplateSyntaxError as e:
                 out = {"error": str(e)}
         elif op == "render":
-            start = time.process_time()
-            outcomes = [render(template, v) for v in r["vars"]]
-            out = {"outcomes": outcomes, "seconds": time.process_time() - start}
+            out = {"outcomes": [render(template, v) for v in r["vars"]]}
         elif op == "files":
             data = os.path.join(os.path.dirname(mistral_common.__file__), "data")
             out = {"files": [os.path.join(data, f) for f in sorted(os.listdir(data))]}

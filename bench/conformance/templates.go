@@ -31,7 +31,7 @@ var ownTemplates = map[string]string{
 }
 
 // templates compares the renderings of random conversations, template by template.
-func templates(ref *reference, o options) (compared []bench.Comparison) {
+func templates(ref *reference, o options) (figures []bench.Figure) {
 	all := templateTexts(o)
 	if len(all) == 0 {
 		fmt.Println("no templates under", o.shared)
@@ -40,10 +40,10 @@ func templates(ref *reference, o options) (compared []bench.Comparison) {
 	r := random(3)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		if strings.Contains(name, o.only) {
-			bench.Within(name, func() { compared = append(compared, template(ref, r, name, all[name])) })
+			bench.Within(name, func() { figures = append(figures, template(ref, r, name, all[name])) })
 		}
 	}
-	return compared
+	return figures
 }
 
 // variables are the inputs of a template.
@@ -52,61 +52,54 @@ type variables struct {
 	vars *jinja.Dict     // the same, for kvroute's renderer
 }
 
-// rendered is the outcome of a template: a text, or an error.
-type rendered struct {
-	text string
-	err  error
-}
-
-func template(ref *reference, r *rand.Rand, name, text string) bench.Comparison {
+func template(ref *reference, r *rand.Rand, name, text string) bench.Figure {
 	var parsed struct{ Error string }
 	ref.ask(map[string]any{"op": "parse", "template": text}, &parsed)
 	ours, err := jinja.Parse(name, text)
-	if refused := parsed.Error != ""; refused && err != nil {
-		c := bench.NewComparison("template", name, conversations, 0, 0, 0)
-		c.Refused = conversations
-		return c
-	} else if refused || err != nil {
-		fmt.Printf("%s: different: got %v; want %s\n", name, err, parsed.Error)
-		return bench.NewComparison("template", name, conversations, conversations, 0, 0)
+	if refused := parsed.Error != ""; refused || err != nil {
+		different := 0.
+		if !refused || err == nil {
+			fmt.Printf("%s: different: got %v; want %s\n", name, err, parsed.Error)
+			different = conversations
+		}
+		return bench.NewFigure(fmt.Sprintf("template %s: different of %d (refused)", name, conversations), "", bench.Exactly(0), different)
 	}
 	lacking := 0
-	c := comparison[variables, rendered]{
-		kind: "template", name: name, cases: conversations,
+	f := comparison[variables, string]{
+		name: "template " + name, cases: conversations,
 		random: func() variables {
 			text := bench.Must(json.Marshal(conversation(r)))
 			return variables{text, bench.Must(jinja.FromJSON(text)).Dict()}
 		},
-		theirs: func(all []variables) (out []rendered, seconds float64) {
+		theirs: func(all []variables) (out []string) {
 			vars := make([]json.RawMessage, len(all))
 			for i, v := range all {
 				vars[i] = v.text
 			}
-			answers := ref.askAll(map[string]any{"op": "render", "vars": vars}, len(vars))
-			for _, o := range answers.Outcomes {
+			for _, o := range ref.askAll(map[string]any{"op": "render", "vars": vars}, len(vars)).Outcomes {
 				if o.Out != nil {
-					out = append(out, rendered{text: *o.Out})
+					out = append(out, outcome(*o.Out, nil))
 					continue
 				}
 				kind, message, _ := strings.Cut(*o.Err, ": ")
-				out = append(out, rendered{err: &jinja.Error{Kind: jinja.Kind(kind), Message: message}})
+				out = append(out, outcome("", &jinja.Error{Kind: jinja.Kind(kind), Message: message}))
 			}
-			return out, answers.Seconds
+			return out
 		},
-		ours: func(v variables) rendered {
+		ours: func(v variables) string {
 			out, err := ours.Render(nil, v.vars, jinja.Options{Now: today()})
-			return rendered{string(out), err}
+			return outcome(string(out), err)
 		},
-		equal: func(ours, theirs rendered) bool {
-			// An unsupported request is routed by text blocks, and says why.
-			if ours.String() == "error "+string(jinja.Unsupported) {
+		equal: func(ours, theirs string) bool {
+			// An unsupported request is routed by text blocks, and the decision has the reason.
+			if ours == "error "+string(jinja.Unsupported) {
 				lacking++
 				return true
 			}
-			return ours.String() == theirs.String()
+			return ours == theirs
 		},
-		show: func(v variables, ours, theirs rendered) string {
-			got, want, at := ours.String(), theirs.String(), 0
+		show: func(v variables, got, want string) string {
+			at := 0
 			for at < min(len(got), len(want)) && got[at] == want[at] {
 				at++
 			}
@@ -114,19 +107,19 @@ func template(ref *reference, r *rand.Rand, name, text string) bench.Comparison 
 			return fmt.Sprintf("got %+.80q; want %+.80q; for %s", got[at:], want[at:], v.text)
 		},
 	}.run()
-	c.Refused = lacking
-	return c
+	f.What += fmt.Sprintf(" (%d unsupported)", lacking)
+	return f
 }
 
-// String returns the text or the kind of the error. An error that the template raises has its
-// message, too.
-func (r rendered) String() string {
-	e, ok := errors.AsType[*jinja.Error](r.err)
+// outcome describes what a template returned: the text or the kind of the error. An error that the
+// template raises has its message, too.
+func outcome(text string, err error) string {
+	e, ok := errors.AsType[*jinja.Error](err)
 	switch {
-	case r.err == nil:
-		return "text " + r.text
+	case err == nil:
+		return "text " + text
 	case !ok:
-		return "unknown error " + r.err.Error()
+		return "unknown error " + err.Error()
 	case e.Kind == jinja.Raise:
 		return "error " + string(e.Kind) + ": " + e.Message
 	}

@@ -30,41 +30,24 @@ const (
 // milliseconds returns the CPU time of this process since an earlier CPU time.
 func milliseconds(since time.Duration) float64 { return float64(bench.CPUTime()-since) / 1e6 }
 
-// measure is a quantity of speed with its values so far.
-type measure struct {
-	what, unit string
-	target     bench.Target
-	values     []float64
-}
-
-func figures(of string, measures ...measure) (out []bench.Figure) {
-	for _, m := range measures {
-		if len(m.values) > 0 {
-			out = append(out, bench.NewFigure(of+m.what, m.unit, m.target, m.values...))
-		}
-	}
-	return out
-}
-
 // speeds measures both sides, and fastokens, on documents of 8 KB in turn.
 func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) (out []bench.Figure) {
 	r := random(2)
-	for _, kind := range []string{"prose", "Python", "Go", "Chinese words"} {
-		target := bench.AtLeast(10)
-		if kind == "Chinese words" {
-			target = bench.AtLeast(6)
-		}
-		all := []measure{
-			{what: "cold, times Hugging Face's speed", unit: "×", target: target},
-			{what: "warm, times Hugging Face's speed", unit: "×", target: bench.AtLeast(20)},
-			{what: "cold rate", unit: "MB/s"},
-			{what: "cold, times the speed of fastokens", unit: "×"},
-			{what: "warm, times the speed of fastokens", unit: "×"},
-		}
-		for range rounds {
+	for _, kind := range []struct {
+		name string
+		cold float64 // target
+	}{{"prose", 10}, {"Python", 10}, {"Go", 10}, {"Chinese words", 6}} {
+		of := c.name + ", " + kind.name + ": "
+		out = append(out, bench.Rounds(rounds, []bench.Row{
+			bench.NewRow(of+"cold, times Hugging Face's speed", "×", bench.AtLeast(kind.cold)),
+			bench.NewRow(of+"warm, times Hugging Face's speed", "×", bench.AtLeast(20)),
+			bench.NewRow(of+"cold rate", "MB/s", bench.Target{}),
+			bench.NewRow(of+"cold, times the speed of fastokens", "×", bench.Target{}),
+			bench.NewRow(of+"warm, times the speed of fastokens", "×", bench.Target{}),
+		}, func() []float64 {
 			texts, size := make([]string, 48), 0
 			for i := range texts {
-				if parts := o.documents[kind]; len(parts) > 0 {
+				if parts := o.documents[kind.name]; len(parts) > 0 {
 					texts[i] = parts[r.IntN(len(parts))]
 				} else {
 					texts[i] = chats.CJK.Document(r, documentBytes)
@@ -74,15 +57,12 @@ func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) (o
 			var theirs struct{ Seconds, Fast float64 } // Fast is 0 if fastokens cannot read the file
 			ref.ask(map[string]any{"op": "time", "texts": texts}, &theirs)
 			cold, warm := timeAll(tok, texts, true), timeAll(tok, texts, false)
-			values := []float64{theirs.Seconds / cold, theirs.Seconds / warm, float64(size) / 1e6 / cold, theirs.Fast / cold, theirs.Fast / warm}
-			if theirs.Fast == 0 {
-				values = values[:3]
+			values := []float64{theirs.Seconds / cold, theirs.Seconds / warm, float64(size) / 1e6 / cold}
+			if theirs.Fast > 0 {
+				values = append(values, theirs.Fast/cold, theirs.Fast/warm)
 			}
-			for i, v := range values {
-				all[i].values = append(all[i].values, v)
-			}
-		}
-		out = append(out, figures(c.name+", "+kind+": ", all...)...)
+			return values
+		})...)
 	}
 	return out
 }
@@ -115,15 +95,18 @@ func forget(tok *tokenizer.Tokenizer) {
 func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) []bench.Figure {
 	r := random(5)
 	prose := func() string { return o.documents["prose"][r.IntN(len(o.documents["prose"]))] }
-	var scratch, next []float64
-	for range rounds {
+	dst := make([]uint32, 0, 2*conversationTokens)
+	of := c.name + ", conversation of 100k tokens: "
+	return bench.Rounds(rounds, []bench.Row{
+		bench.NewRow(of+"from scratch", "ms", bench.AtMost(25)),
+		bench.NewRow(of+"next turn, mean of 20", "ms", bench.AtMost(1.5)),
+	}, func() []float64 {
 		var text []byte
 		for ids := 0; ids < conversationTokens; {
 			part := prose()
 			ids += len(bench.Must(tok.Append(context.Background(), nil, []byte(part), false)))
 			text = append(text, part...)
 		}
-		dst := make([]uint32, 0, 2*conversationTokens)
 		cache := tokenizer.NewCache(64 << 20)
 		timed := func() float64 {
 			start := bench.CPUTime()
@@ -132,35 +115,35 @@ func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) []bench.Figur
 			return milliseconds(start)
 		}
 		forget(tok)
-		scratch = append(scratch, timed())
+		values := []float64{timed(), 0}
 		for range turns {
 			text = append(text, prose()[:turnBytes]...)
-			next = append(next, timed())
+			values[1] += timed() / turns
 		}
-	}
-	return figures(c.name+", conversation of 100k tokens: ", measure{"from scratch", "ms", bench.AtMost(25), scratch}, measure{"next turn", "ms", bench.AtMost(1.5), next})
+		return values
+	})
 }
 
 // loadFigures measures the time to load a file and the memory of the loaded tokenizer, scaled
 // to a file of 8 MB. Files below half of that are mostly tables of constant size, so they
-// give no figures.
+// have no figures.
 func loadFigures(c candidate, path string) []bench.Figure {
 	b := bench.Must(os.ReadFile(path))
 	if len(b) < fileBytes/2 {
 		return nil
 	}
 	fsys := fstest.MapFS{filepath.Base(path): {Data: b}}
-	scale := fileBytes / float64(len(b))
-	var took, kept []float64
-	for range rounds {
+	of := fmt.Sprintf("%s, of %.1f MB: ", c.name, float64(len(b))/(1<<20))
+	return bench.Rounds(rounds, []bench.Row{
+		bench.NewRow(of+"load, as of 8 MB", "ms", bench.AtMost(400)),
+		bench.NewRow(of+"kept, as of 8 MB", "MB", bench.AtMost(40)),
+	}, func() []float64 {
 		before, start := bench.Heap(), bench.CPUTime()
 		tok := bench.Must(tokenizer.Load(fsys, tokenizer.Config{}))
-		took = append(took, milliseconds(start)*scale)
-		kept = append(kept, (bench.Heap()-before)/(1<<20)*scale)
-		runtime.KeepAlive(tok)
-	}
-	return figures(fmt.Sprintf("%s, of %.1f MB: ", c.name, float64(len(b))/(1<<20)),
-		measure{"load, as of 8 MB", "ms", bench.AtMost(400), took}, measure{"kept, as of 8 MB", "MB", bench.AtMost(40), kept})
+		took, scale := milliseconds(start), fileBytes/float64(len(b))
+		defer runtime.KeepAlive(tok)
+		return []float64{took * scale, (bench.Heap() - before) / (1 << 20) * scale}
+	})
 }
 
 // renderFigures measures rendering of a chat of 100 messages with tools, with the templates of
@@ -173,35 +156,34 @@ func renderFigures(o options) (out []bench.Figure) {
 			continue
 		}
 		r := bench.Must(chat.NewRenderer(chat.VLLM, &chat.Files{Templates: map[string]string{"default": all[name]}}))
-		var took []float64
-		for range 20 * rounds {
+		row := bench.NewRow(name+": rendering 100 messages with tools", "ms", bench.AtMost(1))
+		out = append(out, bench.Rounds(20*rounds, []bench.Row{row}, func() []float64 {
 			start := bench.CPUTime()
 			bench.Must(r.Render(q, today()))
-			took = append(took, milliseconds(start))
-		}
-		out = append(out, figures(name+": ", measure{"rendering 100 messages with tools", "ms", bench.AtMost(1), took})...)
+			return []float64{milliseconds(start)}
+		})...)
 	}
 	return out
 }
 
-// longChat is a request of 100 messages and four tools, of which every tenth
-// message is a result.
+// longChat is a request of 100 messages and four tools. It has a call and its result in every ten
+// messages.
 func longChat(r *rand.Rand) chat.Request {
-	messages := []any{chats.Message("system", chats.English.Document(r, 1000))}
+	text := func(size int) string { return chats.English.Document(r, size) }
+	messages := []any{chats.Message("system", text(1000))}
 	for len(messages) < 100 {
-		messages = append(messages, chats.Message("user", chats.English.Document(r, 200)))
+		messages = append(messages, chats.Message("user", text(200)))
 		if len(messages)%10 == 8 {
 			call := chats.Message("assistant", "")
 			call["tool_calls"] = []any{chats.Call("call12345", "tool0", `{"city": "Bern"}`)}
 			messages = append(messages, call, map[string]any{"role": "tool", "tool_call_id": "call12345", "name": "tool0", "content": chats.Code.Document(r, 300)})
 		}
-		messages = append(messages, chats.Message("assistant", chats.English.Document(r, 400)))
+		messages = append(messages, chats.Message("assistant", text(400)))
 	}
 	var tools []any
 	for k := range 4 {
 		parameters := json.RawMessage(`{"type": "object", "properties": {"city": {"type": "string", "description": "of where"}}, "required": ["city"]}`)
-		f := map[string]any{"name": fmt.Sprintf("tool%d", k), "description": chats.English.Document(r, 200), "parameters": parameters}
-		tools = append(tools, map[string]any{"type": "function", "function": f})
+		tools = append(tools, map[string]any{"type": "function", "function": map[string]any{"name": fmt.Sprint("tool", k), "description": text(200), "parameters": parameters}})
 	}
 	return chat.Request{Messages: bench.Must(json.Marshal(messages[:100])), Tools: bench.Must(json.Marshal(tools)), AddGenerationPrompt: []byte("true")}
 }

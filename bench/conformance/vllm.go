@@ -56,55 +56,33 @@ func vllm(o options) (figures []bench.Figure) {
 }
 
 // servedModels are the models that are compared.
-func servedModels(o options) (all []served) {
-	ofReference := func(name string) map[string]string {
-		folder := filepath.Join(o.shared, "tokenizers", name)
-		if _, err := os.Stat(folder); err != nil {
-			return nil
+func servedModels(o options) []served {
+	templates := templateTexts(o)
+	templates["own"] = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+	mistral := func(file, source string) served {
+		// Without a parser of calls: that of this version does not work with its own mistral-common.
+		return served{
+			name: "mistral own " + file, architecture: "MistralForCausalLM", modelType: "mistral", files: map[string]string{file: golden + "/../mistral/" + source},
+			args: []string{"--tokenizer-mode", "mistral"}, strict: true,
 		}
-		return map[string]string{"tokenizer.json": folder + "/tokenizer.json", "tokenizer_config.json": folder + "/tokenizer_config.json"}
 	}
-	// Without the reference data.
-	own := "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-	templates := served{
-		name: "templates", architecture: "Qwen3ForCausalLM", modelType: "qwen3", files: ofReference("qwen3"), templates: templateTexts(o),
-		args: []string{"--trust-request-chat-template", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"},
+	all := []served{
+		{
+			name: "templates", architecture: "Qwen3ForCausalLM", modelType: "qwen3", files: map[string]string{"tokenizer.json": golden + "/bytelevel-qwen2-nfc.json"},
+			templates: templates, args: []string{"--trust-request-chat-template", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"},
+		},
+		mistral("tekken.json", "tekken.json"),
+		mistral("tokenizer.model.v3", "tokenizer.model"),
 	}
-	if templates.files == nil {
-		templates.files, templates.templates = map[string]string{"tokenizer.json": golden + "/bytelevel-qwen2-nfc.json"}, map[string]string{"own": own}
-	}
-	all = append(all, templates)
-	if files := ofReference("gpt-oss"); files != nil {
+	folder := filepath.Join(o.shared, "tokenizers/gpt-oss")
+	if _, err := os.Stat(folder); err == nil {
 		all = append(all, served{
-			name: "gpt-oss", architecture: "GptOssForCausalLM", modelType: "gpt_oss", files: files, args: []string{"--enable-auto-tool-choice", "--tool-call-parser", "openai"},
+			name: "gpt-oss", architecture: "GptOssForCausalLM", modelType: "gpt_oss", args: []string{"--enable-auto-tool-choice", "--tool-call-parser", "openai"},
+			files:  map[string]string{"tokenizer.json": folder + "/tokenizer.json", "tokenizer_config.json": folder + "/tokenizer_config.json"},
 			config: map[string]any{"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 128, "layer_types": []string{"sliding_attention", "full_attention"}},
 		})
 	}
-	// Without a parser of calls: that of this version does not work with its own mistral-common.
-	files := map[string]string{"own tekken.json v15": golden + "/../mistral/tekken.json", "own tokenizer.model.v2": golden + "/../mistral/tokenizer.model"}
-	inside, _ := filepath.Glob(filepath.Join(filepath.Dir(o.vllm), "../lib/python3*/site-packages/mistral_common/data/*"))
-	for _, f := range inside {
-		if name := filepath.Base(f); name == "tekken_240911.json" || strings.HasSuffix(name, ".v7") {
-			files[name] = f
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		file := "tekken.json"
-		if k := strings.Index(name, ".model"); k >= 0 {
-			file = "tokenizer" + name[k:]
-		}
-		all = append(all, served{
-			name: "mistral " + name, architecture: "MistralForCausalLM", modelType: "mistral", files: map[string]string{file: files[name]},
-			args: []string{"--tokenizer-mode", "mistral"}, strict: true,
-		})
-	}
 	return all
-}
-
-// prompt is the body of a request, and the time at which the server rendered it.
-type prompt struct {
-	body []byte
-	now  time.Time
 }
 
 // compare starts vLLM's render server and compares its token ids with kvroute's, once for each name:
@@ -120,33 +98,13 @@ func (s *served) compare(o options, names []string) (figures []bench.Figure) {
 			fields, n = fmt.Sprintf(`"model":"model","chat_template":%s`, bench.Must(json.Marshal(s.templates[name]))), conversations/4
 		}
 		m := bench.Must(tokenizer.LoadModel(os.DirFS(dir), tokenizer.ModelConfig{ChatTemplate: s.templates[name]}))
-		g := chats.Requests{R: random(5), Strange: 5, Strict: s.strict}
-		refused, only := 0, 0
-		c := comparison[*prompt, []uint32]{
-			name: name, cases: n,
-			random: func() *prompt { return &prompt{body: bench.Must(json.Marshal(g.Request()))} },
-			theirs: func(all []*prompt) (ids [][]uint32, _ float64) {
-				for _, p := range all {
-					ids = append(ids, s.render(url, with(fields, p.body), &p.now))
-				}
-				return ids, 0
-			},
-			ours: func(p *prompt) []uint32 { return chats.IDs(m, with(`"model":"model"`, p.body), p.now) },
-			equal: func(ours, theirs []uint32) bool {
-				switch {
-				case ours == nil && theirs == nil:
-					refused++
-				case theirs == nil:
-					only++ // the client gets the engine's error, wherever kvroute sends the request
-				default:
-					return slices.Equal(ours, theirs)
-				}
-				return true
-			},
-			show: func(p *prompt, ours, theirs []uint32) string { return difference(m, ours, theirs, p.body) },
-		}.run()
-		what := fmt.Sprintf("vLLM's render server, %s: different of %d requests (%d equal, %d refused by both, %d by it alone)", name, n, c.Equal-refused-only, refused, only)
-		figures = append(figures, bench.NewFigure(what, "", bench.Exactly(0), float64(c.Different)))
+		g := chats.Requests{Strange: 5, Strict: s.strict}
+		figures = append(figures, prompts("vLLM's render server, "+name, n, g, m, true, func(all []*prompt) (ids [][]uint32) {
+			for _, p := range all {
+				ids = append(ids, s.render(url, with(fields, p.body), &p.now))
+			}
+			return ids
+		}))
 	}
 	return figures
 }
