@@ -34,28 +34,15 @@ const (
 
 // Decisions measures the cost of a decision with small prompts.
 func (b *Bench) Decisions() []bench.Figure {
-	var shapes []shape
-	for _, c := range []struct {
-		what            string
-		hashed, predict bool
-		target          bench.Target
-	}{
-		{"decisions a second from token ids, booked and freed, all cores", false, false, bench.AtLeast(500_000)},
-		{"the same with hashes given", true, false, bench.Target{}},
-		{"the same from token ids, with prediction", false, true, bench.Target{}},
-		{"the same with hashes given, with prediction", true, true, bench.Target{}},
-	} {
-		load := sync.OnceValue(func() *decideLoad { return newDecideLoad(c.predict) })
-		shapes = append(shapes, shape{
-			[]quantity{{c.what, "/s", c.target}, {"  … for a second of one core", "/s", bench.Target{}}},
-			func() []float64 {
-				l, start := load(), bench.CPUTime()
-				rate := l.rate(c.hashed, decideRounds)
-				return []float64{rate, decideRounds * decideRequests / (bench.CPUTime() - start).Seconds()}
-			},
-		})
-	}
-	return (&Bench{Rounds: 5, Log: b.Log}).run(shapes)
+	load := sync.OnceValue(newDecideLoad)
+	return b.run([]shape{{[]bench.Row{
+		bench.NewRow("decisions a second from token ids, booked and freed, all cores", "/s", bench.AtLeast(500_000)),
+		bench.NewRow("  … for a second of one core", "/s", bench.Target{}),
+	}, func() []float64 {
+		l, start := load(), bench.CPUTime()
+		rate := l.rate(decideRounds)
+		return []float64{rate, decideRounds * decideRequests / (bench.CPUTime() - start).Seconds()}
+	}}})
 }
 
 // decideLoad is the load, and a router that knows what its workers have cached of it.
@@ -63,19 +50,13 @@ type decideLoad struct {
 	router *router.Router
 	ids    []string
 	tokens [][]uint32
-	blocks []router.Blocks
 }
 
-func newDecideLoad(predict bool) *decideLoad {
+func newDecideLoad() *decideLoad {
 	settings := scorer.Defaults()
 	engine := scorer.Dense32B()
 	settings.Attention = engine.AttentionWeight()
-	conf := router.Config{Scoring: settings, BlockSize: blockTokens, PredictTTL: -1}
-	if predict {
-		conf.PredictTTL = 0
-	}
-	r := newRouter(conf, decideWorkers, 1<<16)
-	l := &decideLoad{router: r}
+	l := &decideLoad{router: newRouter(router.Config{Scoring: settings, BlockSize: blockTokens, PredictTTL: -1}, decideWorkers, 1<<16)}
 	rng := rand.New(rand.NewPCG(1, 0x646563696465))
 	random := func(n int) []uint32 {
 		ids := make([]uint32, n)
@@ -88,34 +69,33 @@ func newDecideLoad(predict bool) *decideLoad {
 	for i := range prompts {
 		prompts[i] = random(decidePrefix)
 	}
+	// The load is played once while it is made; every worker stores its requests' blocks.
 	for i := range decideRequests {
 		// Pareto of exponent 1 from 1 on, cut to a prompt's number.
 		rank := min(decidePrompts-1, int(math.Floor(1/(1-rng.Float64())))-1)
 		tokens := slices.Concat(prompts[rank], random(decideOwnLeast+rng.IntN(decideOwnMost-decideOwnLeast+1)))
-		l.ids = append(l.ids, strconv.Itoa(i))
-		l.tokens = append(l.tokens, tokens)
-		l.blocks = append(l.blocks, promptOf(indexer.AppendLocalHashes(nil, tokens, blockTokens, indexer.Seed("", "")), len(tokens)))
-	}
-	// Play the load once; every worker stores what it gets.
-	for i := range l.ids {
-		d := bench.Must(l.router.BestWorker(context.Background(), router.Request{ID: l.ids[i], Model: "m", Blocks: &l.blocks[i]}))
-		store(l.router, d.Worker, &l.blocks[i])
+		l.ids, l.tokens = append(l.ids, strconv.Itoa(i)), append(l.tokens, tokens)
+		blocks := promptOf(indexer.AppendLocalHashes(nil, tokens, blockTokens, indexer.Seed("", "")), len(tokens))
+		d := bench.Must(l.router.BestWorker(context.Background(), router.Request{ID: l.ids[i], Model: "m", Blocks: &blocks}))
+		store(l.router, d.Worker, &blocks)
 		l.router.Free(l.ids[i])
 	}
 	return l
 }
 
 // rate returns decisions a second, each booked, marked and freed, on all cores.
-func (l *decideLoad) rate(hashed bool, rounds int) float64 {
+func (l *decideLoad) rate(rounds int) float64 {
 	threads := runtime.GOMAXPROCS(0)
 	errs := make([]error, threads)
 	var wg sync.WaitGroup
 	start := time.Now()
 	for t := range threads {
 		wg.Go(func() {
-			for n := 0; n < rounds && errs[t] == nil; n++ {
-				errs[t] = bench.Try(func() { l.play(t, threads, hashed) })
-			}
+			errs[t] = bench.Try(func() {
+				for range rounds {
+					l.play(t, threads)
+				}
+			})
 		})
 	}
 	wg.Wait()
@@ -125,26 +105,14 @@ func (l *decideLoad) rate(hashed bool, rounds int) float64 {
 }
 
 // play sends every n-th request, beginning with number first.
-func (l *decideLoad) play(first, n int, hashed bool) {
-	var inFlight []int
-	done := func(i int) {
-		l.router.MarkPrefillCompleted(l.ids[i])
-		l.router.Free(l.ids[i])
-	}
-	for i := first; i < len(l.ids); i += n {
-		req := router.Request{ID: l.ids[i], Model: "m"}
-		if hashed {
-			req.Blocks = &l.blocks[i]
-		} else {
-			req.Tokens = l.tokens[i]
+func (l *decideLoad) play(first, n int) {
+	for i := first; i < len(l.ids)+n*decideInFlight; i += n {
+		if i < len(l.ids) {
+			bench.Must(l.router.BestWorker(context.Background(), router.Request{ID: l.ids[i], Model: "m", Tokens: l.tokens[i]}))
 		}
-		bench.Must(l.router.BestWorker(context.Background(), req))
-		if inFlight = append(inFlight, i); len(inFlight) > decideInFlight {
-			done(inFlight[0])
-			inFlight = inFlight[1:]
+		if done := i - n*decideInFlight; done >= 0 && done < len(l.ids) {
+			l.router.MarkPrefillCompleted(l.ids[done])
+			l.router.Free(l.ids[done])
 		}
-	}
-	for _, i := range inFlight {
-		done(i)
 	}
 }

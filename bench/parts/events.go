@@ -4,7 +4,6 @@ package parts
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"runtime"
@@ -19,6 +18,7 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/replica"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
@@ -27,6 +27,7 @@ import (
 const (
 	eventWorkers   = 64
 	eventRate      = 10_000 // events a second, of all workers
+	eventSeconds   = 10
 	snapshotPairs  = 10_000_000
 	tailPairs      = 1_000_000
 	tailMessages   = 1_000_000
@@ -37,58 +38,39 @@ const (
 // Events measures the path of events and the start of replicas. The NATS server is in the
 // same process and stores in files, as in `kvroute serve`.
 func (b *Bench) Events() []bench.Figure {
-	const rate = "10,000 events/s, "
-	latency := func(name string, durable bool, target float64) shape {
-		return shape{[]quantity{
-			{"publisher's flush to index, " + rate + name + ", p99", "ms", bench.AtMost(target)},
-			{"publish to index (batching included), " + rate + name + ", p99", "ms", bench.Target{}},
-		}, func() []float64 { return inLab(func(l *lab) []float64 { return l.latency(durable) }) }}
-	}
+	const latency = "publisher's flush to index, 10,000 events/s, "
 	return b.run([]shape{
-		{
-			[]quantity{{"decode and apply, 32-block events, one core", "M block operations/s", bench.AtLeast(2)}},
-			func() []float64 { return inLab((*lab).applyRate) },
-		},
-		latency("NATS core", false, 5),
-		latency("JetStream", true, 20),
-		{[]quantity{
-			{"snapshot of 10 M pairs, from the index into the object store", "s", bench.AtMost(10)},
-			{"restore of 10 M pairs, from the object store into the index", "s", bench.AtMost(5)},
-		}, func() []float64 { return inLab(func(l *lab) []float64 { return l.snapshot(snapshotPairs) }) }},
-		{
-			[]quantity{{"replica start: snapshot of 1 M pairs, then 1 M messages of 4 blocks", "s", bench.AtMost(15)}},
-			func() []float64 { return inLab((*lab).start) },
-		},
+		inLab((*lab).applyRate, bench.NewRow("decode and apply, 32-block events, one core", "M block operations/s", bench.AtLeast(2))),
+		inLab(func(l *lab) []float64 { return l.latency(false) }, bench.NewRow(latency+"NATS core, p99", "ms", bench.AtMost(5))),
+		inLab(func(l *lab) []float64 { return l.latency(true) }, bench.NewRow(latency+"JetStream, p99", "ms", bench.AtMost(20))),
+		inLab(func(l *lab) []float64 { return l.snapshot(snapshotPairs) },
+			bench.NewRow("snapshot of 10 M pairs, from the index into the object store", "s", bench.AtMost(10)),
+			bench.NewRow("restore of 10 M pairs, from the object store into the index", "s", bench.AtMost(5))),
+		inLab((*lab).start, bench.NewRow("replica start: snapshot of 1 M pairs, then 1 M messages of 4 blocks", "s", bench.AtMost(15))),
 	})
 }
-
-var errLong = errors.New("it takes too long")
 
 // lab is a NATS server with its clients.
 type lab struct {
 	url   string
-	scope wire.Scope
-	done  <-chan struct{} // closed when the measurement takes too long
 	conns []*nats.Conn
 }
 
-func inLab(measure func(*lab) []float64) []float64 {
-	s := bench.Must(bus.StartServer("127.0.0.1:0", "", ""))
-	defer s.Stop()
-	return inLabAt(s.URL(), measure)
+// inLab is a shape that needs a NATS server. Each round has a new one.
+func inLab(measure func(*lab) []float64, rows ...bench.Row) shape {
+	return shape{rows, func() []float64 {
+		s := bench.Must(bus.StartServer("127.0.0.1:0", "", ""))
+		defer s.Stop()
+		l := &lab{url: s.URL()}
+		defer l.close()
+		return measure(l)
+	}}
 }
 
-// inLabAt is inLab with a server that runs already.
-func inLabAt(url string, measure func(*lab) []float64) []float64 {
-	ctx, cancel := context.WithTimeout(context.Background(), eventsDeadline)
-	defer cancel()
-	l := &lab{url: url, done: ctx.Done()}
-	defer func() {
-		for _, nc := range l.conns {
-			nc.Close()
-		}
-	}()
-	return measure(l)
+func (l *lab) close() {
+	for _, nc := range l.conns {
+		nc.Close()
+	}
 }
 
 func (l *lab) connect() *nats.Conn {
@@ -97,72 +79,54 @@ func (l *lab) connect() *nats.Conn {
 	return nc
 }
 
-// until waits until ok.
-func (l *lab) until(ok func() bool) {
-	for !ok() {
-		l.wait(time.Millisecond)
-	}
+// until waits for a condition.
+func until(ok func() bool) {
+	bench.NoError(process.Until(context.Background(), eventsDeadline, "the measurement", func(context.Context) bool { return ok() }))
 }
 
-// wait waits for a time, if that is not negative.
-func (l *lab) wait(d time.Duration) {
-	if d <= 0 {
-		return
-	}
-	select {
-	case <-l.done:
-		bench.NoError(errLong)
-	case <-time.After(d):
-	}
-}
-
-// follower is a router that gets events from a subscriber, over NATS core or JetStream.
+// follower is a router that receives events over NATS core or from JetStream.
 type follower struct {
 	router  *router.Router
-	sub     *events.Subscriber
 	durable *events.Durable
-	stop    func() // waits for its end
+	stop    func() // waits for the end of the subscriber
 }
 
 func (l *lab) follow(name string, durable bool, applied func(worker uint64, ev *indexer.Event)) *follower {
 	r := newRouter(router.Config{BlockSize: blockTokens}, eventWorkers, 0)
 	nc := l.connect()
 	f := &follower{router: r}
-	f.sub = bench.Must(events.NewSubscriber(nc, events.SubscriberConfig{Scope: l.scope, Sink: func(id uint64, rank uint32, ev indexer.Event) {
+	sub := bench.Must(events.NewSubscriber(nc, events.SubscriberConfig{Sink: func(id uint64, rank uint32, ev indexer.Event) {
 		r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
-		if applied != nil {
-			applied(id, &ev)
-		}
+		applied(id, &ev)
 	}}))
-	run := f.sub.Run
+	run, ready := sub.Run, func() bool { return nc.NumSubscriptions() > 0 && nc.Flush() == nil }
 	if durable {
-		f.durable = bench.Must(events.NewDurable(f.sub, events.DurableConfig{
+		f.durable = bench.Must(events.NewDurable(sub, events.DurableConfig{
 			Replica: name, Drain: eventsDeadline, SnapshotThreshold: 1 << 30,
 			Holdings: replica.Holdings(replica.Config{Router: r, Direct: func(uint64) bool { return false }, Expect: func([]uint64) {}, Log: slog.New(slog.DiscardHandler)}),
 		}))
-		run = f.durable.Run
+		run, ready = f.durable.Run, f.durable.Ready
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- run(ctx) }()
-	f.stop = func() {
-		cancel()
-		bench.NoError(<-done)
-	}
-	l.until(func() bool {
-		if durable {
-			return f.durable.Ready()
-		}
-		return nc.NumSubscriptions() > 0 && nc.Flush() == nil
-	})
+	f.stop = background(run)
+	until(ready)
 	return f
 }
 
-// applyRate decodes and applies messages that are ready, on one core.
+// background calls run in a goroutine. stop ends its context and waits for its end.
+func background(run func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	return func() {
+		cancel()
+		bench.NoError(<-done)
+	}
+}
+
+// applyRate decodes and applies messages on one core. The messages exist before.
 func (l *lab) applyRate() []float64 {
 	r := newRouter(router.Config{BlockSize: blockTokens}, eventWorkers, 0)
-	nc := l.connect()
-	sub := bench.Must(events.NewSubscriber(nc, events.SubscriberConfig{Sink: func(id uint64, rank uint32, ev indexer.Event) {
+	sub := bench.Must(events.NewSubscriber(l.connect(), events.SubscriberConfig{Sink: func(id uint64, rank uint32, ev indexer.Event) {
 		r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
 	}}))
 	messages, blocks := manyMessages(1_000_000)
@@ -183,7 +147,7 @@ func manyMessages(blocks int) (messages [][]byte, operations int) {
 	for n := 0; operations < blocks; n++ {
 		evs := stored(nil, n%eventWorkers, uint64(n)<<32, sequence(n, indexSequence))
 		if n%2 == 1 {
-			evs = append(evs, removals(evs, indexBatch, false)...)
+			evs = append(evs, removals(evs, indexBatch)...)
 		}
 		for _, e := range evs {
 			ids[e.worker]++
@@ -205,15 +169,14 @@ func envelope(number uint64, evs []events.RouterEvent) []byte {
 	})
 }
 
-// sender is a publisher that records when its events were sent.
+// sender is a publisher that records when it sent its events.
 type sender struct {
 	publisher *engines.Publisher
 
 	mu sync.Mutex
-	// mu guards the fields below. The index is the first block of an event.
-	published []time.Time
-	flushed   []time.Time
-	open      int // the first that has not left
+	// mu guards the fields below.
+	published uint64
+	sent      []time.Time // by the number of the event
 }
 
 // now is the publisher's clock, which it reads when it sends a message. Events that were
@@ -222,69 +185,55 @@ func (s *sender) now() time.Time {
 	t := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for ; s.open < len(s.published); s.open++ {
-		s.flushed = append(s.flushed, t)
+	for uint64(len(s.sent)) < s.published {
+		s.sent = append(s.sent, t)
 	}
 	return t
 }
 
-// latency publishes at a steady rate for some seconds, and returns the 99th
-// percentiles from flush to index and from publish to index, in ms.
+// latency publishes at a steady rate for some seconds, and returns the 99th percentile of the
+// time from the publisher's flush to the index, in ms.
 func (l *lab) latency(durable bool) []float64 {
-	const seconds = 10
 	senders := make([]*sender, eventWorkers)
 	var mu sync.Mutex
-	var fromFlush, fromPublish []time.Duration
+	var took []time.Duration
 	f := l.follow("a", durable, func(worker uint64, ev *indexer.Event) {
-		now := time.Now()
-		s := senders[worker-1]
-		i := ev.Blocks[0].Local // see below
+		now, s := time.Now(), senders[worker-1]
 		s.mu.Lock()
-		flushed, published := s.flushed[i], s.published[i]
+		sent := s.sent[ev.Blocks[0].Local] // see below
 		s.mu.Unlock()
 		mu.Lock()
 		defer mu.Unlock()
-		fromFlush = append(fromFlush, now.Sub(flushed))
-		fromPublish = append(fromPublish, now.Sub(published))
+		took = append(took, now.Sub(sent))
 	})
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
+	defer f.stop()
 	for i := range senders {
-		nc := l.connect()
 		s := &sender{}
-		s.publisher = engines.NewPublisher(nc, engines.PublisherConfig{Scope: l.scope, WorkerID: uint64(i + 1), Durable: durable, Now: s.now})
+		s.publisher = engines.NewPublisher(l.connect(), engines.PublisherConfig{WorkerID: uint64(i + 1), Durable: durable, Now: s.now})
 		senders[i] = s
-		running.Go(func() { _ = s.publisher.Run(ctx) }) // events that it did not send are missed below
+		defer background(s.publisher.Run)()
 	}
-	total := 0
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for start := time.Now(); total < seconds*eventRate; {
-		<-tick.C
-		for due := int(time.Since(start).Seconds() * eventRate); total < min(due, seconds*eventRate); total++ {
-			w := total % eventWorkers
-			s := senders[w]
-			s.mu.Lock()
-			i := uint64(len(s.published))
-			s.published = append(s.published, time.Now())
-			s.mu.Unlock()
-			// Each begins a sequence, so the publisher joins none with another; four blocks.
-			ev := indexer.Event{Kind: indexer.Stored}
-			for k := range uint64(4) {
-				ev.Blocks = append(ev.Blocks, indexer.Block{External: mix(uint64(total)<<8 | k), Local: i + k<<40})
-			}
-			s.publisher.Publish(0, ev)
+	begin := time.Now()
+	for total := range eventSeconds * eventRate {
+		time.Sleep(time.Until(begin.Add(time.Duration(total*1000/eventRate) * time.Millisecond)))
+		s := senders[total%eventWorkers]
+		s.mu.Lock()
+		i := s.published
+		s.published++
+		s.mu.Unlock()
+		// Each begins a sequence, so the publisher joins none with another; four blocks.
+		ev := indexer.Event{Kind: indexer.Stored}
+		for k := range uint64(4) {
+			ev.Blocks = append(ev.Blocks, indexer.Block{External: mix(uint64(total)<<8 | k), Local: i + k<<40})
 		}
+		s.publisher.Publish(0, ev)
 	}
-	l.until(func() bool {
+	until(func() bool {
 		mu.Lock()
 		defer mu.Unlock()
-		return len(fromFlush) == total
+		return len(took) == eventSeconds*eventRate
 	})
-	f.stop()
-	return []float64{percentile(fromFlush, 99) / 1e3, percentile(fromPublish, 99) / 1e3}
+	return []float64{percentile(took, 99) / 1e3}
 }
 
 // fill stores so many pairs in the router's index, in sequences of 512 blocks. Two workers
@@ -305,9 +254,9 @@ func fill(r *router.Router, pairs int) {
 // snapshot writes a snapshot of so many pairs at the end of one replica, and starts
 // another one from it. It returns the times in seconds.
 func (l *lab) snapshot(pairs int) []float64 {
-	a := l.follow("a", true, nil)
-	l.say(1)
-	l.until(func() bool { return a.durable.Position() == 1 })
+	a := l.follow("a", true, unwatched)
+	l.publish(1)
+	until(func() bool { return a.durable.Position() == 1 })
 	fill(a.router, pairs)
 	want := contentSize(a.router)
 	start := time.Now()
@@ -316,7 +265,7 @@ func (l *lab) snapshot(pairs int) []float64 {
 	a = nil
 	runtime.GC()
 	start = time.Now()
-	b := l.follow("b", true, nil)
+	b := l.follow("b", true, unwatched)
 	read := time.Since(start).Seconds()
 	if got := contentSize(b.router); got != want || got < pairs {
 		bench.NoError(fmt.Errorf("%d pairs were restored of %d", got, want))
@@ -325,6 +274,8 @@ func (l *lab) snapshot(pairs int) []float64 {
 	return []float64{wrote, read}
 }
 
+func unwatched(uint64, *indexer.Event) {}
+
 func contentSize(r *router.Router) (blocks int) {
 	for _, w := range r.Workers() {
 		blocks += w.CachedBlocks
@@ -332,33 +283,28 @@ func contentSize(r *router.Router) (blocks int) {
 	return blocks
 }
 
-// say publishes n messages with one event of four blocks each into the stream, which
-// must exist.
-func (l *lab) say(n int) {
-	nc := l.connect()
-	js := bench.Must(jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(8192)))
+// publish sends n messages with one event of four blocks each into the stream, which must
+// exist.
+func (l *lab) publish(n int) {
+	js := bench.Must(jetstream.New(l.connect(), jetstream.WithPublishAsyncMaxPending(8192)))
 	for i := range n {
 		id := uint64(i/eventWorkers) + 1
 		e := stored(nil, i%eventWorkers, 1<<60, sequence(1<<30+i, tailBlocks))[0]
 		data := envelope(id, []events.RouterEvent{{WorkerID: uint64(e.worker + 1), EventID: id, Event: e.event}})
-		bench.Must(js.PublishAsync(l.scope.Topic(events.Topic), data, jetstream.WithStallWait(eventsDeadline)))
+		bench.Must(js.PublishAsync(wire.Scope{}.Topic(events.Topic), data, jetstream.WithStallWait(eventsDeadline)))
 	}
-	select {
-	case <-js.PublishAsyncComplete():
-	case <-l.done:
-		bench.NoError(errLong)
-	}
+	until(func() bool { return js.PublishAsyncPending() == 0 })
 }
 
 // start starts a replica with a snapshot of a million pairs and a million messages
 // behind it, and returns the seconds until it has applied them all.
 func (l *lab) start() []float64 {
 	l.snapshot(tailPairs)
-	l.say(tailMessages)
+	l.publish(tailMessages)
 	runtime.GC()
 	start := time.Now()
-	c := l.follow("c", true, nil)
-	l.until(func() bool { return c.durable.Position() >= tailMessages+1 })
+	c := l.follow("c", true, unwatched)
+	until(func() bool { return c.durable.Position() >= tailMessages+1 })
 	took := time.Since(start).Seconds()
 	if got, want := contentSize(c.router), tailPairs+tailMessages*tailBlocks; got < want {
 		bench.NoError(fmt.Errorf("the replica knows %d pairs, want %d", got, want))

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
@@ -31,30 +32,33 @@ func (b *Bench) Index() []bench.Figure {
 		workers int
 		target  float64
 	}{{4, .7}, {64, 1.8}, {512, 9.9}} {
-		for _, agree := range []bool{true, false} {
-			name := fmt.Sprintf("match 512 blocks, %d workers, engine hashes %s, p50", c.workers, map[bool]string{true: "agree", false: "differ"}[agree])
-			shapes = append(shapes, one(name, "µs", atMost(c.target), func() float64 { return matchTime(fullPath(c.workers, agree)) }))
+		for _, hashes := range []struct {
+			name string
+			seed func(worker int) uint64
+		}{{"agree", agree}, {"differ", differ}} {
+			name := fmt.Sprintf("match 512 blocks, %d workers, engine hashes %s, p50", c.workers, hashes.name)
+			shapes = append(shapes, one(name, "µs", atMost(c.target), func() float64 { return matchTime(fullPath(c.workers, hashes.seed)) }))
 		}
 	}
 	return b.run(append(
 		shapes,
 		one("match 512 blocks, allocations", "", atMost(0), matchAllocs),
-		one("match 512 blocks, 64 workers, path of 16 nodes, p50", "µs", atMost(2.5), func() float64 { return matchTime(branchedPath(16, false)) }),
-		one("match 512 blocks, 64 workers, path of 512 nodes, p50", "µs", atMost(10), func() float64 { return matchTime(branchedPath(512, false)) }),
+		one("match 512 blocks, 64 workers, path of 16 nodes, p50", "µs", atMost(2.5), func() float64 { return matchTime(branchedPath(16, differ)) }),
+		one("match 512 blocks, 64 workers, path of 512 nodes, p50", "µs", atMost(10), func() float64 { return matchTime(branchedPath(512, differ)) }),
 		one("match 512 blocks, 64 workers, under full event load, p99", "µs", atMost(10), matchUnderLoad),
-		one("match 32 blocks of 10,000 prompts, 4 workers, two threads", "M/s", atLeast(2), func() float64 { return matchRandom(false) }),
+		one("match 32 blocks of 10,000 prompts, 4 workers, two threads", "M/s", atLeast(2), func() float64 { return matchRandom(differ) }),
 		one("events of 32 blocks, unique", "M blocks/s", atLeast(7), func() float64 { return applyRate(unique()) }),
-		one("events of 32 blocks, shared by 64, engine hashes agree", "M blocks/s", atLeast(12), func() float64 { return applyRate(shared(true)) }),
-		one("events of 32 blocks, shared by 64, engine hashes differ", "M blocks/s", atLeast(12), func() float64 { return applyRate(shared(false)) }),
-		one("events of 32 blocks, one deviant first of 64, as a share of where all agree", "", atLeast(.5), deviantRate),
-		one("removals, 1 per event, tails first", "M blocks/s", atLeast(3), func() float64 { return removeRate(unique(), 1, false) }),
-		one("removals, 1 per event, tails first, shared by 64", "M blocks/s", atLeast(3), func() float64 { return removeRate(shared(false), 1, false) }),
-		one("removals, 1 per event, at random", "M blocks/s", atLeast(3), func() float64 { return removeRate(unique(), 1, true) }),
-		one("removals, 32 per event, tails first", "M blocks/s", atLeast(11), func() float64 { return removeRate(unique(), 32, false) }),
-		one("removals, 32 per event, each block at random", "M blocks/s", atLeast(3), func() float64 { return scatteredRate(unique(), 32) }),
+		one("events of 32 blocks, shared by 64, engine hashes agree", "M blocks/s", atLeast(12), func() float64 { return applyRate(shared(agree)) }),
+		one("events of 32 blocks, shared by 64, engine hashes differ", "M blocks/s", atLeast(12), func() float64 { return applyRate(shared(differ)) }),
+		one("events of 32 blocks, one deviant first of 64, as a share of where all agree", "", atLeast(.5), func() float64 { return applyRate(shared(deviant)) / applyRate(shared(agree)) }),
+		one("removals, 1 per event, tails first", "M blocks/s", atLeast(3), func() float64 { return removeRate(unique(), removals, 1) }),
+		one("removals, 1 per event, tails first, shared by 64", "M blocks/s", atLeast(3), func() float64 { return removeRate(shared(differ), removals, 1) }),
+		one("removals, 1 per event, at random", "M blocks/s", atLeast(3), func() float64 { return removeRate(unique(), scattered, 1) }),
+		one("removals, 32 per event, tails first", "M blocks/s", atLeast(11), func() float64 { return removeRate(unique(), removals, 32) }),
+		one("removals, 32 per event, each block at random", "M blocks/s", atLeast(3), func() float64 { return removeRate(unique(), scattered, 32) }),
 		one("bytes per (block, worker), unshared", "B", atMost(48), func() float64 { return pairBytes(unique()) }),
-		one("bytes per (block, worker), shared by 64, hashes agree", "B", atMost(6), func() float64 { return pairBytes(shared(true)) }),
-		one("bytes per (block, worker), shared by 64, hashes differ", "B", atMost(20), func() float64 { return pairBytes(shared(false)) }),
+		one("bytes per (block, worker), shared by 64, hashes agree", "B", atMost(6), func() float64 { return pairBytes(shared(agree)) }),
+		one("bytes per (block, worker), shared by 64, hashes differ", "B", atMost(20), func() float64 { return pairBytes(shared(differ)) }),
 		one("heap returned after removing everything", "%", atLeast(90), heapReturned),
 		one("dump of 10 M (block, worker) pairs", "s", atMost(5), dumpTime),
 		one("restore of 10 M (block, worker) pairs", "s", atMost(5), restoreTime),
@@ -96,28 +100,22 @@ func sequence(number, blocks int) []uint64 {
 	return local
 }
 
-// engineSeed is the seed of a worker's external hashes.
-func engineSeed(worker int, agree bool) uint64 {
-	if agree {
-		return 1 << 60
-	}
-	return uint64(worker+1) << 48
-}
+// The seed of a worker's external hashes: the same for all workers, or different for each. With
+// deviant only the first worker's differs.
+func agree(int) uint64          { return 1 << 60 }
+func differ(worker int) uint64  { return uint64(worker+1) << 48 }
+func deviant(worker int) uint64 { return differ(min(worker, 1)) }
 
 // unique is 64 workers that share nothing.
 func unique() (evs []indexEvent) {
 	for n := range indexPairs / indexSequence {
-		evs = stored(evs, n%64, engineSeed(n%64, false), sequence(n, indexSequence))
+		evs = stored(evs, n%64, differ(n%64), sequence(n, indexSequence))
 	}
 	return evs
 }
 
 // shared is 64 workers that hold the same.
-func shared(agree bool) []indexEvent {
-	return sharedBy(func(w int) uint64 { return engineSeed(w, agree) })
-}
-
-func sharedBy(seed func(w int) uint64) (evs []indexEvent) {
+func shared(seed func(worker int) uint64) (evs []indexEvent) {
 	for n := range indexPairs / indexSequence / 64 {
 		local := sequence(n, indexSequence)
 		for w := range 64 {
@@ -125,13 +123,6 @@ func sharedBy(seed func(w int) uint64) (evs []indexEvent) {
 		}
 	}
 	return evs
-}
-
-// deviantRate is the rate where the first of the workers names blocks otherwise than
-// all others, as a share of the rate where all agree.
-func deviantRate() float64 {
-	deviant := sharedBy(func(w int) uint64 { return engineSeed(min(w, 1), false) })
-	return applyRate(deviant) / applyRate(shared(true))
 }
 
 func applyAll(x *indexer.Index, evs []indexEvent) {
@@ -154,13 +145,11 @@ func rate(x *indexer.Index, evs []indexEvent) float64 {
 	return float64(blocksOf(evs)) / time.Since(start).Seconds() / 1e6
 }
 
-func applyRate(evs []indexEvent) float64 {
-	return rate(indexer.New(indexer.Config{}), evs)
-}
+func applyRate(evs []indexEvent) float64 { return rate(indexer.New(indexer.Config{}), evs) }
 
 // removals returns events that remove what evs stored, batch blocks each, the
 // tails of sequences first.
-func removals(evs []indexEvent, batch int, random bool) (out []indexEvent) {
+func removals(evs []indexEvent, batch int) (out []indexEvent) {
 	for _, e := range slices.Backward(evs) {
 		var all []uint64
 		for _, b := range slices.Backward(e.event.Blocks) {
@@ -170,49 +159,38 @@ func removals(evs []indexEvent, batch int, random bool) (out []indexEvent) {
 			out = append(out, indexEvent{e.worker, indexer.Event{Kind: indexer.Removed, Externals: part}})
 		}
 	}
-	if random {
-		shuffle(rand.New(rand.NewPCG(1, 2)), out)
-		// As they are received, one after the other.
-		all := make([]uint64, 0, len(out)*batch)
-		for i := range out {
-			all = append(all, out[i].event.Externals...)
-			out[i].event.Externals = all[len(all)-len(out[i].event.Externals):]
+	return out
+}
+
+// scattered is removals in random order. The blocks of an event have only their worker in common.
+func scattered(evs []indexEvent, batch int) (out []indexEvent) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	blocks := map[int][]uint64{} // by worker
+	for i := range evs {
+		for _, b := range evs[i].event.Blocks {
+			blocks[evs[i].worker] = append(blocks[evs[i].worker], b.External)
 		}
+	}
+	for _, w := range slices.Sorted(maps.Keys(blocks)) {
+		all := blocks[w]
+		rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		for part := range slices.Chunk(all, batch) {
+			out = append(out, indexEvent{w, indexer.Event{Kind: indexer.Removed, Externals: part}})
+		}
+	}
+	rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	// In memory the blocks are in the order of the events, as if they had just been received.
+	received := make([]uint64, 0, len(out)*batch)
+	for i := range out {
+		received = append(received, out[i].event.Externals...)
+		out[i].event.Externals = received[len(received)-len(out[i].event.Externals):]
 	}
 	return out
 }
 
-func removeRate(evs []indexEvent, batch int, random bool) float64 {
-	return goneRate(evs, removals(evs, batch, random))
-}
-
-// scatteredRate is removeRate where the blocks of an event have nothing in common but
-// their worker.
-func scatteredRate(evs []indexEvent, batch int) float64 {
-	var gone []indexEvent
-	of := map[int][]uint64{}
-	for i := range evs {
-		for _, b := range evs[i].event.Blocks {
-			of[evs[i].worker] = append(of[evs[i].worker], b.External)
-		}
-	}
-	rng := rand.New(rand.NewPCG(1, 2))
-	for _, w := range slices.Sorted(maps.Keys(of)) {
-		shuffle(rng, of[w])
-		for part := range slices.Chunk(of[w], batch) {
-			gone = append(gone, indexEvent{w, indexer.Event{Kind: indexer.Removed, Externals: part}})
-		}
-	}
-	shuffle(rng, gone)
-	return goneRate(evs, gone)
-}
-
-func shuffle[T any](rng *rand.Rand, s []T) {
-	rng.Shuffle(len(s), func(i, j int) { s[i], s[j] = s[j], s[i] })
-}
-
-// goneRate is the rate at which events remove all that others have stored.
-func goneRate(evs, gone []indexEvent) float64 {
+// removeRate is the rate at which events remove all that others have stored.
+func removeRate(evs []indexEvent, removals func([]indexEvent, int) []indexEvent, batch int) float64 {
+	gone := removals(evs, batch)
 	x := indexer.New(indexer.Config{})
 	applyAll(x, evs)
 	runtime.GC()
@@ -231,27 +209,27 @@ type prompt struct {
 }
 
 // fullPath is a number of workers that hold all of a prompt.
-func fullPath(workers int, agree bool) prompt {
+func fullPath(workers int, seed func(worker int) uint64) prompt {
 	p := prompt{indexer.New(indexer.Config{}), workers, sequence(0, indexSequence)}
 	for w := range workers {
-		applyAll(p.x, stored(nil, w, engineSeed(w, agree), p.local))
+		applyAll(p.x, stored(nil, w, seed(w), p.local))
 	}
 	return p
 }
 
 // branchedPath is a prompt whose path branches so often that it has the given
 // number of nodes, and that 64 workers leave at different depths.
-func branchedPath(nodes int, agree bool) prompt {
+func branchedPath(nodes int, seed func(worker int) uint64) prompt {
 	p := prompt{indexer.New(indexer.Config{}), 64, sequence(0, indexSequence)}
 	stride := indexSequence / nodes
 	for w := range 64 {
 		depth := (w + 1) * indexSequence / 64
 		depth = max(depth/stride*stride, stride)
-		applyAll(p.x, stored(nil, w, engineSeed(w, agree), p.local[:depth]))
+		applyAll(p.x, stored(nil, w, seed(w), p.local[:depth]))
 		for at := stride; at < depth; at += stride {
 			if at/stride%64 == w || w == 63 {
 				branch := indexer.Event{
-					Kind: indexer.Stored, HasParent: true, Parent: mix(engineSeed(w, agree) ^ p.local[at-1]),
+					Kind: indexer.Stored, HasParent: true, Parent: mix(seed(w) ^ p.local[at-1]),
 					Blocks: []indexer.Block{{External: mix(uint64(w)<<32 | uint64(at)), Local: uint64(at)}},
 				}
 				p.x.Apply(w, branch)
@@ -286,23 +264,17 @@ func percentile(times []time.Duration, p int) float64 {
 }
 
 func matchAllocs() float64 {
-	p := fullPath(64, false)
+	p := fullPath(64, differ)
 	dst := make([]int32, p.workers)
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	for range 1000 {
-		p.x.Match(dst, p.local)
-	}
-	runtime.ReadMemStats(&after)
-	return float64((after.Mallocs - before.Mallocs) / 1000)
+	return testing.AllocsPerRun(1000, func() { p.x.Match(dst, p.local) })
 }
 
 // matchUnderLoad returns the time below which 99 of 100 matches stay while
 // another thread stores and removes blocks as fast as it can.
 func matchUnderLoad() float64 {
-	p := fullPath(64, false)
+	p := fullPath(64, differ)
 	evs := unique()[:indexPairs/indexBatch/4]
-	gone := removals(evs, indexBatch, false)
+	gone := removals(evs, indexBatch)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -332,14 +304,14 @@ func matchUnderLoad() float64 {
 }
 
 // matchRandom returns millions of matches a second of two threads.
-func matchRandom(agree bool) float64 {
+func matchRandom(seed func(worker int) uint64) float64 {
 	const prompts, each = 10_000, 500_000
 	x := indexer.New(indexer.Config{})
 	local := make([][]uint64, prompts)
 	for n := range local {
 		local[n] = sequence(n, 32)
 		for w := range 4 {
-			applyAll(x, stored(nil, w, engineSeed(w, agree), local[n]))
+			applyAll(x, stored(nil, w, seed(w), local[n]))
 		}
 	}
 	runtime.GC()
@@ -370,7 +342,7 @@ func pairBytes(evs []indexEvent) float64 {
 
 func heapReturned() float64 {
 	evs := unique()
-	gone := removals(evs, 1, true)
+	gone := scattered(evs, 1)
 	before := bench.Heap()
 	x := indexer.New(indexer.Config{})
 	applyAll(x, evs)
@@ -391,11 +363,11 @@ func many() *indexer.Index {
 	for n := range shares {
 		local := sequence(n, indexSequence)
 		for w := range 64 {
-			applyAll(x, stored(nil, w, engineSeed(w, false), local))
+			applyAll(x, stored(nil, w, differ(w), local))
 		}
 	}
 	for n := range alone {
-		applyAll(x, stored(nil, n%64, engineSeed(n%64, false), sequence(shares+n, indexSequence)))
+		applyAll(x, stored(nil, n%64, differ(n%64), sequence(shares+n, indexSequence)))
 	}
 	return x
 }

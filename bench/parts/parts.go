@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package parts measures parts of kvroute alone, each against its targets: the index,
-// decisions, events and snapshots, and the exchange between replicas and router groups.
+// decisions, events and snapshots, and the messages between replicas and router groups.
 // ../README.md is the method. Errors end a measurement with [bench.NoError].
 //
 // One measurement runs at a time: each uses all cores.
@@ -12,7 +12,6 @@ import (
 	"io"
 	"net/netip"
 	"regexp"
-	"runtime"
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
@@ -27,42 +26,30 @@ type Bench struct {
 	Log    io.Writer      // gets a line for each figure
 }
 
-// shape is something to measure: one quantity or more at once.
+// shape is something to measure: one row of the report, or more rows that are measured together.
 type shape struct {
-	quantities []quantity
-	measure    func() []float64 // a value for each quantity
+	rows    []bench.Row
+	measure func() []float64 // a value for each row
 }
 
-type quantity struct {
-	what, unit string
-	target     bench.Target
-}
-
-// one is a shape of one quantity.
+// one is a shape of one row.
 func one(what, unit string, target bench.Target, measure func() float64) shape {
-	return shape{[]quantity{{what, unit, target}}, func() []float64 { return []float64{measure()} }}
+	return shape{[]bench.Row{bench.NewRow(what, unit, target)}, func() []float64 { return []float64{measure()} }}
 }
 
 // run measures the shapes that match b.Only.
 func (b *Bench) run(shapes []shape) (out []bench.Figure) {
 	for _, s := range shapes {
-		if b.Only != nil && !b.Only.MatchString(s.quantities[0].what) {
+		name := s.rows[0].What
+		if b.Only != nil && !b.Only.MatchString(name) {
 			continue
 		}
-		rounds := make([][]float64, len(s.quantities))
-		for range b.Rounds {
-			runtime.GC()
-			bench.Within(s.quantities[0].what, func() {
-				for i, v := range s.measure() {
-					rounds[i] = append(rounds[i], v)
-				}
-			})
-		}
-		for i, q := range s.quantities {
-			f := bench.NewFigure(q.what, q.unit, q.target, rounds[i]...)
-			fmt.Fprintf(b.Log, "%s: %.4g %s (%s)\n", f.What, f.Median, f.Unit, f.Target)
-			out = append(out, f)
-		}
+		bench.Within(name, func() {
+			for _, f := range bench.Rounds(b.Rounds, s.rows, s.measure) {
+				fmt.Fprintf(b.Log, "%s: %.4g %s (%s)\n", f.What, f.Median, f.Unit, f.Target)
+				out = append(out, f)
+			}
+		})
 	}
 	return out
 }
@@ -73,8 +60,8 @@ const (
 	predictTTL   = 10 * time.Second
 )
 
-// newRouter returns a router that knows n workers of one model, with ids from 1 on. Each
-// has room for so many blocks; 0 sets no bound.
+// newRouter returns a router with n workers of one model, whose ids begin at 1. Each worker has
+// room for so many blocks; 0 sets no bound.
 func newRouter(conf router.Config, n, blocks int) *router.Router {
 	r := bench.Must(router.New(conf))
 	for id := range uint64(n) {

@@ -40,29 +40,25 @@ type scaleFleet struct {
 	groups []*router.Router
 }
 
-func newScaleFleet(predict time.Duration) (f *scaleFleet) {
+func newScaleFleet() (f *scaleFleet) {
 	f = &scaleFleet{}
-	f.upper = bench.Must(router.New(router.Config{KeepDecisions: -1, PredictTTL: predict}))
+	f.upper = bench.Must(router.New(router.Config{KeepDecisions: -1, PredictTTL: predictTTL}))
 	for g := range scaleGroups {
 		name := fmt.Sprint("g", g)
 		address := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(g)}), 8000)
 		bench.NoError(f.upper.SetWorker(router.WorkerInfo{ID: uint64(g) + 1, Name: name, Group: name, Models: []string{"m"}, Address: address, BlockSize: blockTokens}))
-		r := newRouter(router.Config{KeepDecisions: -1}, scaleMembers, workerBlocks)
-		f.groups = append(f.groups, r)
+		f.groups = append(f.groups, newRouter(router.Config{KeepDecisions: -1}, scaleMembers, workerBlocks))
 	}
 	return f
 }
 
-// decided is how long a decision took: on the clock, and on the core.
-type decided struct{ wall, core time.Duration }
-
-// route sends a request through both tiers, and returns how long the upper one took. Its
-// blocks are cached at once, under their sequence hashes. It stays on one thread.
-func (f *scaleFleet) route(id string, blocks *router.Blocks) (took decided) {
+// route sends a request through both tiers, and returns the CPU time of the upper one's decision.
+// The request's blocks are cached at once, under their sequence hashes. It stays on one thread.
+func (f *scaleFleet) route(id string, blocks *router.Blocks) (took time.Duration) {
 	q := router.Request{ID: id, Owned: true, Model: "m", Blocks: blocks}
-	start, core := time.Now(), bench.ThreadTime()
+	start := bench.ThreadTime()
 	d := bench.Must(f.upper.BestWorker(context.Background(), q))
-	took = decided{time.Since(start), bench.ThreadTime() - core}
+	took = bench.ThreadTime() - start
 	group := f.groups[d.Worker.ID-1]
 	d = bench.Must(group.BestWorker(context.Background(), q))
 	store(group, d.Worker, blocks)
@@ -143,77 +139,50 @@ func scalePrompts(t *replay.Trace, n, common int) (out []router.Blocks) {
 func Scale(traces string) (out []bench.Figure) {
 	trace := bench.Must(replay.LoadMooncake(filepath.Join(traces, "mooncake_conversation.jsonl.gz")))
 	for _, c := range []struct {
-		what    string
-		common  int // blocks
-		predict time.Duration
-		target  bench.Target
-	}{
-		{"chat prompts", 0, predictTTL, bench.AtMost(1)},
-		{"chat prompts, without prediction", 0, -1, bench.Target{}},
-		{"chat prompts behind 8,000 tokens that all groups have", 500, predictTTL, bench.AtMost(1)},
-	} {
-		rounds := decideAtScale(scalePrompts(trace, scaleWarm+scaleRounds*scaleAsked, c.common), c.common, c.predict)
-		what := fmt.Sprintf("decision of the upper tier, %d workers in %d groups, %s, ", scaleGroups*scaleMembers, scaleGroups, c.what)
-		for _, f := range []struct {
-			what       string
-			percentile int
-			target     bench.Target
-			of         func(decided) time.Duration
-		}{
-			{"p50", 50, bench.Target{}, func(d decided) time.Duration { return d.core }},
-			{"p99", 99, c.target, func(d decided) time.Duration { return d.core }},
-			{"p99 on the clock", 99, bench.Target{}, func(d decided) time.Duration { return d.wall }},
-		} {
-			var v []float64
-			for _, r := range rounds {
-				var times []time.Duration
-				for _, d := range r {
-					times = append(times, f.of(d))
-				}
-				v = append(v, percentile(times, f.percentile)/1e3)
-			}
-			out = append(out, bench.NewFigure(what+f.what, "ms", f.target, v...))
+		what   string
+		common int // blocks
+	}{{"chat prompts", 0}, {"chat prompts behind 8,000 tokens that all groups have", 500}} {
+		var p50, p99 []float64
+		for _, times := range decideAtScale(scalePrompts(trace, scaleWarm+scaleRounds*scaleAsked, c.common), c.common) {
+			p50, p99 = append(p50, percentile(times, 50)/1e3), append(p99, percentile(times, 99)/1e3)
 		}
+		what := fmt.Sprintf("decision of the upper tier, %d workers in %d groups, %s, ", scaleGroups*scaleMembers, scaleGroups, c.what)
+		out = append(out, bench.NewFigure(what+"p50", "ms", bench.Target{}, p50...), bench.NewFigure(what+"p99", "ms", bench.AtMost(1), p99...))
 	}
 	return out
 }
 
 // decideAtScale returns the times of the upper tier's decisions, by round, while the groups
 // send summaries. All groups have cached the first common blocks of the prompts.
-func decideAtScale(prompts []router.Blocks, common int, predict time.Duration) (rounds [][]decided) {
-	f := newScaleFleet(predict)
+func decideAtScale(prompts []router.Blocks, common int) (rounds [scaleRounds][]time.Duration) {
+	f := newScaleFleet()
 	runtime.LockOSThread() // for ThreadTime
 	defer runtime.UnlockOSThread()
+	for _, g := range f.groups {
+		store(g, router.Worker{ID: 1}, &router.Blocks{Local: prompts[0].Local[:common], Sequence: prompts[0].Sequence[:common]})
+	}
+	rng := rand.New(rand.NewPCG(3, 4))
+	done := make(chan struct{})
+	var updates sync.WaitGroup
+	defer updates.Wait()
+	defer close(done)
 	const behind = 1000 // requests in flight
 	id := func(i int) string { return fmt.Sprint("request ", i) }
-	ask := func(i int) decided {
+	for i := range prompts {
+		if i == scaleWarm {
+			for g := range scaleGroups {
+				f.summarise(g, rng)
+			}
+			updates.Go(func() { f.update(done) })
+		}
 		took := f.route(id(i), &prompts[i])
 		if i >= behind {
 			f.free(id(i - behind))
 		}
-		return took
-	}
-	for _, g := range f.groups {
-		store(g, router.Worker{ID: 1}, &router.Blocks{Local: prompts[0].Local[:common], Sequence: prompts[0].Sequence[:common]})
-	}
-	for i := range scaleWarm {
-		ask(i)
-	}
-	rng := rand.New(rand.NewPCG(3, 4))
-	for g := range scaleGroups {
-		f.summarise(g, rng)
-	}
-	done := make(chan struct{})
-	var updates sync.WaitGroup
-	updates.Go(func() { f.update(done) })
-	defer updates.Wait()
-	defer close(done)
-	for i := scaleWarm; i < len(prompts); i++ {
-		if (i-scaleWarm)%scaleAsked == 0 {
-			rounds = append(rounds, nil)
+		if i >= scaleWarm {
+			round := &rounds[(i-scaleWarm)/scaleAsked]
+			*round = append(*round, took)
 		}
-		took := ask(i)
-		rounds[len(rounds)-1] = append(rounds[len(rounds)-1], took)
 	}
 	return rounds
 }

@@ -3,9 +3,11 @@
 package parts
 
 import (
+	"bufio"
 	"context"
 	"fmt"
-	"sync"
+	"io"
+	"os/exec"
 	"sync/atomic"
 	"time"
 
@@ -13,6 +15,9 @@ import (
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/process"
+	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
@@ -20,7 +25,8 @@ import (
 const (
 	costReplicas = 4
 	costWorkers  = 8
-	costSeconds  = 4 // of requests
+	costSeconds  = 4  // of requests
+	costInFlight = 32 // requests
 	// Blocks of a prompt, of which each has its first half in common with the one before:
 	// of a load test's, of 512 tokens and an answer or two before them; of a long one;
 	// and of the public trace of chats, whose mean is 13,300 tokens.
@@ -29,53 +35,58 @@ const (
 
 // Sync measures the CPU time that a request costs each replica: four replicas with real
 // routers in this process, less the same replicas without the exchange. The bus runs in
-// its own process, as in a fleet, started by a command that does what [ServeBus] does.
+// its own process, as in a fleet, started by a command that calls [ServeBus].
 func (b *Bench) Sync(command []string) []bench.Figure {
-	bus := startBusProcess(command)
-	defer bus.Stop()
+	server := bench.Must(process.StartLines(exec.Command(command[0], command[1:]...)))
+	defer server.Stop()
+	var url string
+	bench.NoError(server.Ask("", &url))
 	var shapes []shape
 	for _, c := range []struct {
-		what   string
-		rate   int // requests a second, of all replicas
-		blocks int
-		ttl    time.Duration
-		target bench.Target
+		rate, blocks int // requests a second, of all replicas, and their blocks
+		target       bench.Target
 	}{
-		{"", 1000, costShort, predictTTL, bench.AtMost(30)},
-		{"", 1000, costLong, predictTTL, bench.AtMost(30)},
-		{", without prediction", 1000, costLong, -1, bench.Target{}},
-		{"", 1000, costChat, predictTTL, bench.Target{}},
-		{"", 4000, costShort, predictTTL, bench.AtMost(30)},
-		{"", 4000, costLong, predictTTL, bench.AtMost(30)},
+		{1000, costShort, bench.AtMost(30)},
+		{1000, costLong, bench.AtMost(30)},
+		{1000, costChat, bench.Target{}},
+		{4000, costShort, bench.AtMost(30)},
+		{4000, costLong, bench.AtMost(30)},
 	} {
-		each := float64(c.rate * costSeconds * costReplicas)
-		what := fmt.Sprintf("CPU of replica sync, of a request, of each of %d replicas, %d requests/s of %d blocks%s", costReplicas, c.rate, c.blocks, c.what)
+		requests := float64(c.rate * costSeconds * costReplicas)
+		what := fmt.Sprintf("CPU of replica sync, of a request, of each of %d replicas, %d requests/s of %d blocks", costReplicas, c.rate, c.blocks)
 		shapes = append(shapes, shape{
-			[]quantity{{what, "µs", c.target}, {"the same and a quarter of the bus", "µs", bench.Target{}}},
+			[]bench.Row{bench.NewRow(what, "µs", c.target), bench.NewRow("the same and a quarter of the bus", "µs", bench.Target{})},
 			func() []float64 {
-				return inLabAt(bus.url, func(l *lab) []float64 {
-					alone, aloneBus := l.tellTime(bus, false, c.rate, c.blocks, c.ttl)
-					synced, syncedBus := l.tellTime(bus, true, c.rate, c.blocks, c.ttl)
-					own, all := synced-alone, synced-alone+syncedBus-aloneBus
-					return []float64{own.Seconds() * 1e6 / each, all.Seconds() * 1e6 / each}
-				})
+				l := &lab{url: url}
+				defer l.close()
+				pid := server.Pid()
+				alone, aloneBus := l.syncTime(pid, false, c.rate, c.blocks)
+				synced, syncedBus := l.syncTime(pid, true, c.rate, c.blocks)
+				own, all := synced-alone, synced-alone+syncedBus-aloneBus
+				return []float64{own.Seconds() * 1e6 / requests, all.Seconds() * 1e6 / requests}
 			},
 		})
 	}
 	return b.run(shapes)
 }
 
-// tellTime returns the CPU time of replicas during some seconds of requests with so many
-// blocks each, and that of the bus.
-func (l *lab) tellTime(bus *busProcess, synced bool, rate, size int, predict time.Duration) (own, server time.Duration) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
+// ServeBus runs a NATS server until in ends. It answers each line of in with the server's
+// URL, as JSON.
+func ServeBus(in io.Reader, out io.Writer) {
+	s := bench.Must(bus.StartServer("127.0.0.1:0", "", ""))
+	defer s.Stop()
+	for lines := bufio.NewScanner(in); lines.Scan(); {
+		bench.Must(fmt.Fprintf(out, "%q\n", s.URL()))
+	}
+}
+
+// syncTime returns the CPU time of replicas during some seconds of requests with so many
+// blocks each, and that of the bus, a process.
+func (l *lab) syncTime(bus int, synced bool, rate, size int) (own, server time.Duration) {
 	var routers []*router.Router
 	for n := range costReplicas {
 		var exchange *replicas.Sync
-		conf := router.Config{PredictTTL: predict}
+		conf := router.Config{PredictTTL: predictTTL}
 		if synced {
 			conf.Tell = func(c router.Change) { exchange.Publish(c) }
 		}
@@ -86,32 +97,27 @@ func (l *lab) tellTime(bus *busProcess, synced bool, rate, size int, predict tim
 		}
 		nc := l.connect()
 		exchange = bench.Must(replicas.NewSync(nc, replicas.SyncConfig{
-			Scope: l.scope, ID: uint64(n) + 1, Apply: r.PeerChanged, Remove: r.RemovePeer, FirstToken: r.MarkPrefillCompleted,
+			ID: uint64(n) + 1, Apply: r.PeerChanged, Remove: r.RemovePeer, FirstToken: r.MarkPrefillCompleted,
 		}))
-		running.Go(func() { _ = exchange.Run(ctx) }) // fails where connect would have
-		l.until(func() bool { return nc.NumSubscriptions() > 3 && nc.Flush() == nil })
+		defer background(exchange.Run)()
+		until(func() bool { return nc.NumSubscriptions() > 3 && nc.Flush() == nil })
 	}
 	// The first requests let the replicas find each other and allocate.
 	n := rate * costSeconds
-	l.tellAll(routers, rate, 0, n/8, size, synced)
-	served := bus.cpu()
-	before := bench.CPUTime()
-	l.tellAll(routers, rate, n, n, size, synced)
-	own = bench.CPUTime() - before
-	server = bus.cpu()
-	return own, server - served
+	serveAll(routers, rate, 0, n/8, size)
+	own, server = bench.CPUTime(), bench.Must(bench.ProcessTime(bus))
+	serveAll(routers, rate, n, n, size)
+	return bench.CPUTime() - own, bench.Must(bench.ProcessTime(bus)) - server
 }
 
-// tellAll sends requests with so many blocks each to the replicas in turn, at an even rate.
-// A request ends after 32 more have begun.
-func (l *lab) tellAll(routers []*router.Router, rate, first, n, size int, synced bool) {
-	const behind = 32
+// serveAll sends requests with so many blocks each to the replicas in turn, at an even rate.
+func serveAll(routers []*router.Router, rate, first, n, size int) {
 	start := time.Now()
 	id := func(i int) string { return fmt.Sprintf("%016x-%024x", i%len(routers)+1, i) }
 	var blocks router.Blocks
-	for i := first; i < first+n+behind; i++ {
+	for i := first; i < first+n+costInFlight; i++ {
 		if i < first+n {
-			l.wait(time.Until(start.Add(time.Duration(i-first) * time.Second / time.Duration(rate))))
+			time.Sleep(time.Until(start.Add(time.Duration(i-first) * time.Second / time.Duration(rate))))
 			blocks.Local = append(sequence(i/2, size/2), sequence(i+1<<20, size/2)...)
 			blocks.Sequence = indexer.AppendSequenceHashes(blocks.Sequence[:0], blocks.Local)
 			blocks.Tokens = size*16 + 7
@@ -119,14 +125,14 @@ func (l *lab) tellAll(routers []*router.Router, rate, first, n, size int, synced
 			bench.Must(r.BestWorker(context.Background(), router.Request{ID: id(i), Owned: true, Model: "m", Blocks: &blocks}))
 			r.MarkPrefillCompleted(id(i))
 		}
-		if done := i - behind; done >= first {
+		if done := i - costInFlight; done >= first {
 			routers[done%len(routers)].Free(id(done))
 		}
 	}
-	l.until(func() bool {
+	until(func() bool {
 		for _, r := range routers {
 			for _, w := range r.Workers() {
-				if synced && w.ActiveRequests > 0 {
+				if w.ActiveRequests > 0 {
 					return false
 				}
 			}
@@ -136,72 +142,57 @@ func (l *lab) tellAll(routers []*router.Router, rate, first, n, size int, synced
 }
 
 const (
-	// tellFaster is how many times faster everything goes than it would, so that it is
-	// over in a few seconds: summaries, whole filters and what workers compute.
-	tellFaster = 10
-	tellFor    = 6 * time.Second // for two whole filters
-	tellChain  = 512             // blocks that are stored, and removed, together
+	// summaryFaster is how many times faster everything happens than in production, so that the
+	// measurement takes a few seconds: summaries, whole filters and what workers compute.
+	summaryFaster  = 10
+	summaryRate    = costWorkers * 20_480 / 16 / summaryChain * summaryFaster // chains a second
+	summarySeconds = 6                                                        // for two whole filters
+	summaryChain   = 512                                                      // blocks that are stored, and removed, together
 )
 
 // Summaries measures the messages of a router group of eight workers. Their caches are full,
 // and each worker computes new blocks all the time, as fast as the engine can.
 func (b *Bench) Summaries() []bench.Figure {
-	rounds := Bench{Rounds: 1, Log: b.Log}
-	return rounds.run([]shape{{[]quantity{
-		{fmt.Sprintf("summaries of a group of %d workers with %d blocks each, all computing all the time", costWorkers, workerBlocks), "MB/s", bench.AtMost(1)},
-		{"the same, messages", "/s", bench.Target{}},
-		{"the same, bytes of the largest message", "kB", bench.Target{}},
-	}, func() []float64 { return inLab((*lab).summaries) }}})
+	return (&Bench{Rounds: 1, Log: b.Log}).run([]shape{inLab((*lab).summaries, bench.NewRow(
+		fmt.Sprintf("summaries of a group of %d workers with %d blocks each, all computing all the time", costWorkers, workerBlocks), "MB/s", bench.AtMost(1),
+	))})
 }
 
-// summaries returns MB and messages a second, and the kB of the largest message.
+// summaries returns MB a second.
 func (l *lab) summaries() []float64 {
 	r := newRouter(router.Config{}, costWorkers, workerBlocks)
-	chains := 0
-	// compute has the worker whose turn it is store a chain, and forget its oldest one.
-	compute := func() {
-		w := router.Worker{ID: uint64(chains%costWorkers) + 1}
-		hashes := func(n int) []uint64 { return sequence(n, tellChain) }
-		if old := chains - workerBlocks/tellChain*costWorkers; old >= 0 {
-			r.ApplyEvent(w, indexer.Event{Kind: indexer.Removed, Externals: hashes(old)})
+	// compute has the workers in turn store a chain, and remove their oldest one.
+	compute := func(chain int) {
+		w := router.Worker{ID: uint64(chain%costWorkers) + 1}
+		if old := chain - workerBlocks/summaryChain*costWorkers; old >= 0 {
+			r.ApplyEvent(w, indexer.Event{Kind: indexer.Removed, Externals: sequence(old, summaryChain)})
 		}
-		ev := indexer.Event{Kind: indexer.Stored}
-		for _, h := range hashes(chains) {
-			ev.Blocks = append(ev.Blocks, indexer.Block{Local: h, External: h})
-		}
-		r.ApplyEvent(w, ev)
-		chains++
+		local := sequence(chain, summaryChain)
+		store(r, w, &router.Blocks{Local: local, Sequence: local})
 	}
-	for chains < workerBlocks/tellChain*costWorkers {
-		compute()
+	chains := workerBlocks / summaryChain * costWorkers
+	for c := range chains {
+		compute(c)
 	}
 	above := l.connect()
-	nc := l.connect()
-	var bytes, messages, largest atomic.Int64
-	bench.Must(above.Subscribe(l.scope.Group("g1", ">"), func(m *nats.Msg) {
+	var bytes, largest atomic.Int64
+	bench.Must(above.Subscribe(wire.Scope{}.Group("g1", ">"), func(m *nats.Msg) {
 		bytes.Add(int64(m.Size()))
-		messages.Add(1)
 		largest.Store(max(largest.Load(), int64(len(m.Data)))) // by this goroutine alone
 	}))
 	bench.NoError(above.Flush())
-	s := bench.Must(replicas.NewGroupPublisher(nc, replicas.GroupPublisherConfig{
-		Scope: l.scope, Group: "g1", ID: 1, Router: r, Interval: time.Second / tellFaster, FullEvery: 30 * time.Second / tellFaster,
+	s := bench.Must(replicas.NewGroupPublisher(l.connect(), replicas.GroupPublisherConfig{
+		Group: "g1", ID: 1, Router: r, Interval: time.Second / summaryFaster, FullEvery: 30 * time.Second / summaryFaster,
 	}))
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
-	running.Go(func() { _ = s.Run(ctx) }) // fails where connect would have
-	l.until(func() bool { return largest.Load() > 10_000 })
-	// From one whole filter on, so that there are as many as there should be.
-	first, before, start := bytes.Load(), messages.Load(), time.Now()
-	const rate = costWorkers * 20_480 / 16 / tellChain * tellFaster // chains a second
+	defer background(s.Run)()
+	until(func() bool { return largest.Load() > 10_000 })
+	// The measurement begins after a whole filter, so that it contains as many as it should.
+	before, start := bytes.Load(), time.Now()
 	n := 0
-	for ; time.Since(start) < tellFor; n++ {
-		l.wait(time.Until(start.Add(time.Duration(n) * time.Second / rate)))
-		compute()
+	for ; time.Since(start) < summarySeconds*time.Second; n++ {
+		time.Sleep(time.Until(start.Add(time.Duration(n) * time.Second / summaryRate)))
+		compute(chains + n)
 	}
 	// In proportion to the chains, since a busy machine computes fewer of them.
-	took := float64(n) / rate * tellFaster
-	return []float64{float64(bytes.Load()-first) / 1e6 / took, float64(messages.Load()-before) / took, float64(largest.Load()) / 1e3}
+	return []float64{float64(bytes.Load()-before) / 1e6 / (float64(n) / summaryRate * summaryFaster)}
 }
