@@ -6,7 +6,6 @@ import (
 	"context"
 	"io"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
@@ -18,32 +17,27 @@ import (
 // to w, and returns the figures with their targets.
 func (b *Bench) Fleet(ctx context.Context, w io.Writer, dir string) (figures []bench.Figure) {
 	b.load()
-	// One seed of groups can be off by a third, so there are more of them.
-	wide := *b
-	wide.Seeds = 2 * b.Seeds
 	var all []Measured
 	for _, part := range []struct {
 		name        string
-		bench       *Bench
+		seeds       int
 		comparisons []comparison
-	}{{"replicas", b, b.replicaComparisons()}, {"groups", &wide, b.groupComparisons()}} {
+	}{
+		{"replicas", b.Seeds, b.replicaComparisons()},
+		{"groups", 2 * b.Seeds, b.groupComparisons()}, // one seed can be off by a third
+	} {
 		var cells []cell
 		for _, c := range part.comparisons {
-			for _, one := range []cell{c.one, c.cell} {
-				if !slices.ContainsFunc(cells, func(c cell) bool { return c.name == one.name }) {
-					cells = append(cells, one)
-				}
-			}
+			cells = append(cells, c.one, c.cell)
 		}
-		b.log("%s: %d cells with %d seeds", part.name, len(cells), part.bench.Seeds)
-		m := part.bench.play(ctx, cells, []string{defaultRule})
+		b.log("%s: %d comparisons with %d seeds", part.name, len(part.comparisons), part.seeds)
+		m := b.play(ctx, cells, []string{defaultRule}, part.seeds)
 		for _, c := range part.comparisons {
 			figures = append(figures, c.figures(m)...)
 		}
 		all = append(all, m...)
 	}
-	printMeasured(w, all)
-	writeLines(filepath.Join(dir, "fleet.jsonl"), all)
+	record(w, filepath.Join(dir, "fleet.jsonl"), all)
 	return figures
 }
 

@@ -3,9 +3,7 @@
 package policy
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,103 +16,53 @@ func figure(what, unit string, target bench.Target, v Range) bench.Figure {
 	return target.Figure(what, unit, v.Mean, v.Min, v.Max)
 }
 
-func single(v float64) Range { return Range{v, v, v} }
-
-// speedFigures are how fast the simulation itself is, and whether it repeats.
-func (b *Bench) speedFigures() (out []bench.Figure) {
-	rule := bench.Must(replay.ParseRule(defaultRule))
-	agentic := b.agenticCell(64, 1334).trace(1)
-	for _, c := range []struct {
-		what   string
-		trace  *replay.Trace
-		target bench.Target
-	}{
-		{"simulated requests a second on one core, chat", b.chat, bench.AtLeast(20_000)},
-		{"simulated requests a second on one core, agentic", agentic, bench.AtLeast(2_000)},
-	} {
-		var rates []float64
-		var first []byte
-		same := 1.
-		for range max(3, b.Seeds) {
-			start := bench.CPUTime()
-			r := bench.Must(replay.Run(context.Background(), replay.Scenario{Trace: c.trace, Rule: rule, KVBlocks: 1334, Seed: 1}))
-			rates = append(rates, float64(len(c.trace.Requests))/(bench.CPUTime()-start).Seconds())
-			text := bench.Must(json.Marshal(r))
-			if first == nil {
-				first = text
-			} else if !bytes.Equal(first, text) {
-				same = 0
-			}
-		}
-		out = append(
-			out,
-			figure(c.what, "/s", c.target, newRange(rates)),
-			figure("the same seed gives the same bytes, "+c.trace.Name, "", bench.Exactly(1), single(same)),
-		)
+// speedFigures measure the simulation itself.
+func (b *Bench) speedFigures() []bench.Figure {
+	speed := func(t *replay.Trace) float64 {
+		start := bench.CPUTime()
+		bench.Must(replay.Run(context.Background(), replay.Scenario{Trace: t, Rule: bench.Must(replay.ParseRule(defaultRule)), KVBlocks: 1334, Seed: 1}))
+		return float64(len(t.Requests)) / (bench.CPUTime() - start).Seconds()
 	}
-	return out
+	agentic := b.agenticCell(64, 1334).trace(1)
+	return bench.Rounds(max(3, b.Seeds), []bench.Row{
+		bench.NewRow("simulated requests a second on one core, chat", "/s", bench.AtLeast(20_000)),
+		bench.NewRow("simulated requests a second on one core, agentic", "/s", bench.AtLeast(2_000)),
+	}, func() []float64 { return []float64{speed(b.chat), speed(agentic)} })
 }
 
 // ratio is a divided by b, seed by seed only in its mean; its range is the widest.
 func ratio(a, b Range) Range { return Range{a.Mean / b.Mean, a.Min / b.Max, a.Max / b.Min} }
 
-// contenders are the rules whose mean E2E is at most a quarter above the default's in
-// one of the open cells, and the default itself.
-func contenders(cells []cell, all []Measured) (rules []string) {
-	for i := range all {
-		m := &all[i]
-		for _, c := range cells {
-			if c.open && c.name == m.Cell && m.Rule != oracleRule && m.E2E.Mean <= 1.25*find(all, c.name, defaultRule).E2E.Mean && !slices.Contains(rules, m.Rule) {
-				rules = append(rules, m.Rule)
-			}
-		}
-	}
-	return rules
-}
-
 // cellFigures are the targets about the seven cells, all rules with prediction. Of the
 // rival the better result counts, with prediction or without.
 func cellFigures(fresh, shipped, larger []cell, all []Measured) (out []bench.Figure) {
-	synthetic2, agentic32, agentic64 := 3, 4, 5
-	for _, c := range []int{synthetic2, agentic64} {
-		rival := find(all, shipped[c].name, rivalRule)
-		if other := find(all, fresh[c].name, rivalRule); other.TTFT.Mean < rival.TTFT.Mean {
+	chat2, synthetic2, agentic32, agentic64 := 1, 3, 4, 5
+	for _, i := range []int{synthetic2, agentic64} {
+		rival := find(all, shipped[i].name, rivalRule).TTFT
+		if other := find(all, fresh[i].name, rivalRule).TTFT; other.Mean < rival.Mean {
 			rival = other
 		}
-		out = append(out, figure("mean TTFT of "+rivalRule+" over the default's, "+fresh[c].name, "×", bench.AtLeast(3),
-			ratio(rival.TTFT, find(all, shipped[c].name, defaultRule).TTFT)))
+		out = append(out, figure("mean TTFT of "+rivalRule+" over the default's, "+fresh[i].name, "×", bench.AtLeast(3), ratio(rival, find(all, shipped[i].name, defaultRule).TTFT)))
 	}
 	for _, c := range []struct {
 		cell      int
 		ttft, e2e float64
-	}{{1, 1.10, 1.15}, {synthetic2, 1.30, 1.20}, {agentic32, 1.45, 1.20}, {agentic64, 1.45, 1.20}} {
+	}{{chat2, 1.10, 1.15}, {synthetic2, 1.30, 1.20}, {agentic32, 1.45, 1.20}, {agentic64, 1.45, 1.20}} {
 		own, best := find(all, shipped[c.cell].name, defaultRule), find(all, shipped[c.cell].name, oracleRule)
 		out = append(
 			out,
 			figure("mean TTFT of the default over the oracle's, "+fresh[c.cell].name, "×", bench.AtMost(c.ttft), ratio(own.TTFT, best.TTFT)),
-			// Where the distance lies.
-			figure("  … of the distance in TTFT: waiting for others' prefill", "s", bench.Target{}, single(own.Wait.Mean-best.Wait.Mean)),
-			figure("  … and computing the prompt, in steps that decodes make longer", "s", bench.Target{}, single(own.TTFT.Mean-own.Wait.Mean-best.TTFT.Mean+best.Wait.Mean)),
 			figure("mean E2E of the default over the oracle's, "+fresh[c.cell].name, "×", bench.AtMost(c.e2e), ratio(own.E2E, best.E2E)),
-			figure("  … of the distance in E2E: between two tokens", "ms", bench.Target{}, single(own.TPOT.Mean-best.TPOT.Mean)),
 		)
 	}
-	var open []cell
-	imbalance := single(0)
-	for _, c := range shipped {
-		if !c.open {
-			continue
-		}
-		open = append(open, c)
+	open := slices.DeleteFunc(slices.Clone(shipped), func(c cell) bool { return !c.open })
+	var imbalance Range
+	for _, c := range open {
 		if own := find(all, c.name, defaultRule); own.Imbalance.Mean > imbalance.Mean {
 			imbalance = own.Imbalance
 		}
 	}
-	if n := len(larger); n > 0 {
-		w := worstE2E(larger[n-1:], all)
-		out = append(out, figure("mean E2E of the default over the best other rule's, saturated: "+w.where, "×", bench.Target{}, w.ratio))
-		open = append(open, larger[:n-1]...)
-	}
+	open = append(open, larger...)
 	w := worstE2E(open, all)
 	return append(
 		out,

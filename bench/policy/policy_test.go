@@ -9,12 +9,16 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/replay"
 )
+
+func single(v float64) Range { return Range{v, v, v} }
 
 func fixed(cell, rule string, ttft, e2e float64) Measured {
 	return Measured{Cell: cell, Rule: rule, TTFT: single(ttft), E2E: single(e2e), TTFTp90: single(1)}
@@ -46,63 +50,57 @@ func TestRivalFiguresFindTheWorstCell(t *testing.T) {
 	}
 }
 
-// A rule that is near the default in one open cell is compared with the default in all.
-func TestContendersAndTheWorstCell(t *testing.T) {
-	b := &Bench{}
-	larger := b.largerCells()
-	names := map[string]bool{}
-	for _, c := range append(larger, b.cells()...) {
-		names[c.name] = true
-	}
-	if len(names) != len(larger)+7 {
-		t.Errorf("cells that have one name: %d names of %d cells", len(names), len(larger)+7)
-	}
-	cells := []cell{{name: "a", open: true}, {name: "b", open: true}, {name: "loop"}}
+func TestTheWorstCell(t *testing.T) {
+	cells := []cell{{name: "a", open: true}, {name: "b", open: true}}
 	all := []Measured{
 		fixed("a", defaultRule, 1, 10), fixed("a", "near", 1, 12.5), fixed("a", "far", 1, 13), fixed("a", oracleRule, 1, 5),
 		fixed("b", defaultRule, 1, 10), fixed("b", "near", 1, 8), fixed("b", "far", 1, 13),
 		fixed("loop", defaultRule, 1, 10), fixed("loop", "far", 1, 1),
 	}
-	if got := contenders(cells, all); len(got) != 2 || got[0] != defaultRule || got[1] != "near" {
-		t.Errorf("contenders are %v", got)
-	}
-	if w := worstE2E(cells[:2], all); w.ratio.Mean != 1.25 || w.where != "b, near" {
+	if w := worstE2E(cells, all); w.ratio.Mean != 1.25 || w.where != "b, near" {
 		t.Errorf("worst is %+v", w)
 	}
 }
 
-// Cells have names of their own, since results are found by them, and rules parse.
-func TestAxesAreSound(t *testing.T) {
+// Results are found by the names of cells: cells of one name are equal. Rules parse.
+func TestCellsAndRulesAreSound(t *testing.T) {
 	b := &Bench{}
-	n := 0
-	for _, a := range b.axes(tops{2.1, 1.9, 15}) {
-		seen := map[string]bool{}
-		for _, c := range a.cells {
-			if n++; seen[c.name] {
-				t.Errorf("axis %s has two cells %q", a.name, c.name)
-			}
-			seen[c.name] = true
-			var s replay.Scenario
-			c.set(&s)
+	seen := map[string]replay.Scenario{}
+	for _, c := range slices.Concat(b.cells(), b.largerCells(), b.axisCells(), unseenCells()) {
+		var s replay.Scenario
+		c.set(&s)
+		if other, ok := seen[c.name]; ok && !reflect.DeepEqual(s, other) {
+			t.Errorf("two cells %q: %+v and %+v", c.name, s, other)
 		}
-		for _, r := range a.rules {
-			if _, err := replay.ParseRule(r); err != nil {
-				t.Error(err)
-			}
-		}
+		seen[c.name] = s
 	}
-	if n < 80 {
-		t.Errorf("%d cells", n)
+	if len(seen) < 60 {
+		t.Errorf("%d cells", len(seen))
 	}
-	for _, rule := range cellRules() {
+	for _, rule := range append(targetRules(), otherRules()...) {
 		if _, err := replay.ParseRule(rule); err != nil {
 			t.Error(err)
 		}
 	}
 }
 
+// The same seed gives the same result.
+func TestASimulationRepeats(t *testing.T) {
+	trace := bench.Must(replay.Generate(replay.GenerateConfig{Requests: 500, Rate: 20, Seed: 1}))
+	var first []byte
+	for range 3 {
+		result := bench.Must(replay.Run(t.Context(), replay.Scenario{Trace: trace, Rule: bench.Must(replay.ParseRule(defaultRule)), KVBlocks: 400, Seed: 1}))
+		text := bench.Must(json.Marshal(result))
+		if first == nil {
+			first = text
+		} else if !bytes.Equal(text, first) {
+			t.Fatalf("%s, before %s", text, first)
+		}
+	}
+}
+
 func TestPlayMeasures(t *testing.T) {
-	b := &Bench{Seeds: 2, Log: io.Discard}
+	b := &Bench{Log: io.Discard}
 	c := cell{
 		name: "small", open: true,
 		trace: func(seed uint64) *replay.Trace {
@@ -110,17 +108,16 @@ func TestPlayMeasures(t *testing.T) {
 		},
 		set: func(*replay.Scenario) {},
 	}
-	all := b.play(context.Background(), []cell{c, c.with("predicting", predicting)}, []string{defaultRule, "random"})
+	all := b.play(context.Background(), []cell{c, c.with("predicting", predicting), c}, []string{defaultRule, "random"}, 2)
 	own, other := find(all, "small", defaultRule), find(all, "small, predicting", "random")
 	if len(all) != 4 || own.HitRate.Mean <= other.HitRate.Mean || own.TTFT.Min > own.TTFT.Mean || own.TTFT.Max < own.TTFT.Mean {
 		t.Errorf("%+v", all)
 	}
 	var table bytes.Buffer
-	if printMeasured(&table, all); !strings.Contains(table.String(), "small, predicting\n") {
+	file := filepath.Join(t.TempDir(), "new", "policy.jsonl")
+	if record(&table, file, all); !strings.Contains(table.String(), "\nsmall, predicting ") {
 		t.Error(table.String())
 	}
-	file := filepath.Join(t.TempDir(), "new", "policy.jsonl")
-	writeLines(file, all)
 	text, err := os.ReadFile(file)
 	if err != nil || strings.Count(string(text), "\n") != 4 {
 		t.Errorf("%v\n%s", err, text)
