@@ -21,6 +21,7 @@ import (
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/prefill"
+	"github.com/kvroute/kvroute/router"
 )
 
 // hop is a prefill engine, a decode engine, and kvroute's client of the first one.
@@ -29,11 +30,25 @@ type hop struct {
 	engine        string
 	first, second *enginesim.Engine
 	from, to      string // URLs
+	answers       answers
 }
+
+// answers has the status of each answer of the prefill engine. It is the client's router.
+type answers chan int
+
+func (a answers) Served(_ string, r router.Response) (moved bool, avoided []router.Worker) {
+	a <- r.Status
+	return false, nil
+}
+
+func (answers) FirstToken(string, router.Sign) bool { return true }
+
+func (answers) Free(string) bool { return true }
 
 func startHop(t *testing.T, c enginesim.Config) *hop {
 	t.Helper()
-	h := &hop{engine: c.Engine, client: &prefill.Client{HTTP: reach.Networks{}.Client()}}
+	h := &hop{engine: c.Engine, answers: make(answers, 100)}
+	h.client = &prefill.Client{HTTP: reach.Networks{}.Client(), Router: h.answers}
 	t.Cleanup(h.client.HTTP.CloseIdleConnections)
 	c.Speed, c.BlockHash, c.BlockSize = fast, "vllm", 32
 	c.Name, c.Role = "p", "prefill"
@@ -46,35 +61,27 @@ func startHop(t *testing.T, c enginesim.Config) *hop {
 // leg is the leg of a completion of n token ids.
 func (h *hop) leg(from, n, output int) prefill.Leg {
 	prompt, _ := json.Marshal(tokens(from, n))
-	at := strings.TrimPrefix(h.from, "http://")
-	return prefill.Leg{
-		Engine: h.engine, Address: netip.MustParseAddrPort(at), Bootstrap: at, Path: "/v1/completions",
-		Body: fmt.Appendf(nil, `{"model":"sim","prompt":%s,"max_tokens":%d}`, prompt, output),
-	}
+	return prefill.Leg{Path: "/v1/completions", Body: fmt.Appendf(nil, `{"model":"sim","prompt":%s,"max_tokens":%d}`, prompt, output)}
 }
 
-// run runs the prefill request, and returns the body of the decode request.
-func (h *hop) run(t *testing.T, l prefill.Leg) string {
+// begin runs the prefill request, with SGLang until it was sent, and returns the body of the decode
+// request. The prefill request has ended when ended is closed.
+func (h *hop) begin(t *testing.T, ctx context.Context, l prefill.Leg) (decode string, ended <-chan struct{}) {
 	t.Helper()
-	body, err := h.client.Run(t.Context(), &l, time.Now().Add(time.Minute))
-	if err != nil {
-		t.Error(err)
+	at, done := strings.TrimPrefix(h.from, "http://"), make(chan struct{})
+	d := &router.Decision{ID: "leg", Engine: h.engine, Address: netip.MustParseAddrPort(at), Bootstrap: at}
+	body, outcome := h.client.Do(ctx, d, l, time.Now().Add(time.Minute), func() { close(done) })
+	if outcome != "served" {
+		t.Error(outcome)
 	}
-	return string(body)
+	return string(body), done
 }
 
 // split runs both requests of a leg, at once if the protocol wants it. It returns how many tokens the
 // decode engine generated, and found in its own cache.
 func (h *hop) split(t *testing.T, l prefill.Leg) (made, cached int) {
 	t.Helper()
-	body, ended := "", make(chan struct{})
-	if atOnce := l.AtOnce(); atOnce == nil {
-		body = h.run(t, l)
-		close(ended)
-	} else {
-		body = string(atOnce)
-		go func() { defer close(ended); h.run(t, l) }()
-	}
+	body, ended := h.begin(t, t.Context(), l)
 	resp, text := ask(t, "POST", h.to+l.Path, body)
 	<-ended
 	var answer struct {
@@ -174,7 +181,8 @@ func TestParametersAreTheRealEngines(t *testing.T) {
 	var ours struct {
 		Params map[string]any `json:"kv_transfer_params"`
 	}
-	if err := json.Unmarshal([]byte(h.run(t, h.leg(1, 150, 1))), &ours); err != nil {
+	body, _ := h.begin(t, t.Context(), h.leg(1, 150, 1))
+	if err := json.Unmarshal([]byte(body), &ours); err != nil {
 		t.Fatal(err)
 	}
 	want := captured.Response.Params
@@ -195,7 +203,7 @@ func TestParametersAreTheRealEngines(t *testing.T) {
 func TestAPrefillEngineIsGone(t *testing.T) {
 	h := startHop(t, enginesim.Config{Engine: enginesim.VLLM, HoldTime: time.Minute})
 	gone := strings.TrimPrefix(h.from, "http://")
-	body := h.run(t, h.leg(1, 100, 4))
+	body, _ := h.begin(t, t.Context(), h.leg(1, 100, 4))
 	if h.first.Stats().UsedBlocks != 4 {
 		t.Errorf("the prefill engine keeps %d blocks, want 4", h.first.Stats().UsedBlocks)
 	}
@@ -226,18 +234,19 @@ func TestAPrefillEngineIsGone(t *testing.T) {
 func TestHoldTime(t *testing.T) {
 	for _, engine := range []string{enginesim.VLLM, enginesim.SGLang} {
 		h := startHop(t, enginesim.Config{Engine: engine, HoldTime: 50 * time.Millisecond, NumBlocks: 4})
+		want := map[string]int{enginesim.VLLM: 200, enginesim.SGLang: 500}[engine]
+		late := ""
 		for topic := range 3 { // each needs the whole cache
-			l := h.leg(topic, 120, 1)
-			if l.AtOnce() == nil {
-				h.run(t, l)
-			} else if _, err := h.client.Run(t.Context(), &l, time.Now().Add(time.Minute)); err == nil || !strings.Contains(err.Error(), "500") {
-				t.Errorf("a leg without a decode request: %v", err)
+			body, ended := h.begin(t, t.Context(), h.leg(topic, 120, 1))
+			<-ended
+			if status := <-h.answers; status != want {
+				t.Errorf("%s: a leg without a decode request: status %d", engine, status)
 			}
+			late = body
 		}
-		l := h.leg(9, 100, 1)
-		if body := l.AtOnce(); body != nil { // and a decode request without a leg
-			if resp, text := ask(t, "POST", h.to+l.Path, string(body)); resp.StatusCode != 500 {
-				t.Errorf("status %d: %s", resp.StatusCode, text)
+		if engine == enginesim.SGLang {
+			if resp, text := ask(t, "POST", h.to+"/v1/completions", late); resp.StatusCode != 500 {
+				t.Errorf("a decode request after its leg: status %d: %s", resp.StatusCode, text)
 			}
 		}
 		h.atRest(t)
@@ -248,13 +257,10 @@ func TestHoldTime(t *testing.T) {
 func TestAClientLeavesALeg(t *testing.T) {
 	h := startHop(t, enginesim.Config{Engine: enginesim.SGLang, Bandwidth: 1e-9, HoldTime: time.Minute})
 	l := h.leg(1, 100, 4)
-	body := string(l.AtOnce())
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 2)
-	go func() {
-		_, err := h.client.Run(ctx, &l, time.Now().Add(time.Minute))
-		ended <- err
-	}()
+	defer cancel()
+	body, legEnded := h.begin(t, ctx, l)
+	ended := make(chan error, 1)
 	go func() {
 		req, err := http.NewRequestWithContext(ctx, "POST", h.to+l.Path, strings.NewReader(body))
 		if err == nil {
@@ -267,10 +273,9 @@ func TestAClientLeavesALeg(t *testing.T) {
 	}()
 	eventually(t, func() bool { return h.first.Stats().UsedBlocks == 4 && h.second.Stats().Waiting == 1 })
 	cancel()
-	for range 2 {
-		if err := <-ended; err == nil {
-			t.Error("a cancelled request succeeded")
-		}
+	<-legEnded
+	if err := <-ended; err == nil || len(h.answers) > 0 {
+		t.Error("a cancelled request succeeded")
 	}
 	h.atRest(t)
 }
@@ -278,10 +283,9 @@ func TestAClientLeavesALeg(t *testing.T) {
 func TestBadTransfers(t *testing.T) {
 	h := startHop(t, enginesim.Config{Engine: enginesim.SGLang, HoldTime: time.Minute})
 	l := h.leg(1, 40, 1)
-	body := string(l.AtOnce())
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	go func() { _, _ = h.client.Run(ctx, &l, time.Now().Add(time.Minute)) }()
+	body, _ := h.begin(t, ctx, l)
 	eventually(t, func() bool { return h.first.Stats().UsedBlocks == 2 })
 	for _, c := range []struct{ url, body, want string }{
 		{h.from + l.Path, body, "another request has the room"},
