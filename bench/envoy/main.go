@@ -136,12 +136,19 @@ func startEnvoy(ctx context.Context, worker string, server *process.Child, noObs
 	return bench.Must(envoytest.Start(ctx, envoytest.Options{Config: []byte(config)}))
 }
 
-// pause waits for a time, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
+// use is the CPU time and the messages of a variant so far.
+type use struct {
+	server, proxy time.Duration
+	messages      int64
+}
+
+func (v *variant) used(ctx context.Context) (u use) {
+	u.proxy = bench.Must(bench.ProcessTime(v.envoy.Pid()))
+	if v.server == nil {
+		return u
 	}
+	u.server = bench.Must(bench.ProcessTime(v.server.Pid()))
+	// A filter that this Envoy does not have counts 0.
+	u.messages = bench.Must(v.envoy.Sum(ctx, `^http\.llm\.ext_proc\.(kvroute|kvroute_observer)\.stream_msgs_sent$`))
+	return u
 }
