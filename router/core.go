@@ -53,11 +53,9 @@ type core struct {
 	skipped  int    // thresholds that could not be applied
 	splits   bool   // some workers take prefill legs, and some the decode of split requests
 
-	typical typical       // average of this router's requests
-	ended   uint64        // requests that ended
-	stay    time.Duration // mean time for which requests hold their slots; newer ones count more; 0 = unknown
-	grown   time.Time     // when outputs were estimated last
-	asked   int           // turn of the next worker to request token ids from
+	typical typical   // average of this router's requests
+	grown   time.Time // when outputs were estimated last
+	asked   int       // turn of the next worker to request token ids from
 
 	inferredAt time.Time // when first tokens were inferred last
 

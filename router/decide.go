@@ -39,11 +39,6 @@ func (p *pool) admit(ctx context.Context, now func() time.Time, s *scratch) erro
 		err = w.err
 	}
 	if err != nil {
-		if waits || isCrowded(err) {
-			p.mu.Lock()
-			err = p.core.crowded(now(), q, err)
-			p.mu.Unlock()
-		}
 		return err
 	}
 	d.PickTime = pick

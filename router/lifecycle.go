@@ -123,7 +123,7 @@ func (r *Router) free(fl flight, id string, served bool) bool {
 		if w := c.waiting[id]; w != nil {
 			c.remove(w, ErrFreed)
 		} else {
-			silent = c.end(now, id)
+			_, silent = c.slots.End(now, id)
 		}
 	})
 	if silent && served {

@@ -211,14 +211,13 @@ func moreFlags() []flagCase {
 			f.split(1, 2, 3)
 			return f.decide(router.Request{})
 		}, "worker 3", "worker 2"},
-		// 100,000 tokens take 4.4 s.
 		{"overload-status", situation{held: []int{0}}, "--active-prefill-tokens-threshold 0", "--active-prefill-tokens-threshold 0 --overload-status 529", func(f *flagTest) string {
 			if _, err := f.router.BestWorker(f.Context(), router.Request{ID: "long", Model: "m", Blocks: &router.Blocks{Tokens: 100_000}}); err != nil {
 				f.Fatal(err)
 			}
 			x := f.envoy()
 			return fmt.Sprint(sentTo(x), ", again in ", x.Refusal.Header["retry-after"], " s")
-		}, "status 429, again in 5 s", "status 529, again in 5 s"},
+		}, "status 429, again in 1 s", "status 529, again in 1 s"},
 
 		{"session-affinity-ttl-secs", warm, "", "--session-affinity-ttl-secs 9", func(f *flagTest) string { return f.session("x-session-id") }, "10.0.0.3:80", "10.0.0.1:80"},
 		{"session-headers", warm, "--session-affinity-ttl-secs 9", "--session-affinity-ttl-secs 9 --session-headers x-talk", func(f *flagTest) string {

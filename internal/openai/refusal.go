@@ -18,9 +18,11 @@ type RefusalConfig struct {
 	OverrideParam string // name of the parameter with the override of settings
 }
 
-// retryNoWorker is the Retry-After of a model without workers: after a hiccup a worker is
-// back by then.
-const retryNoWorker = 5
+// The values of Retry-After, in seconds.
+const (
+	retryNoWorker = 5 // for a model without workers: after a short failure a worker is back by then
+	retryBusy     = 1
+)
 
 // Refusal returns the answer to an error of the router: it is the only map from such errors to
 // statuses and codes, so Envoy's clients and those of the HTTP API get the same answers. It is nil
@@ -57,7 +59,7 @@ func (c RefusalConfig) Refusal(err error, model string) *Error {
 			return &Error{Status: http.StatusBadRequest, Message: err.Error(), Type: InvalidRequest, Param: r.param, Code: r.code}
 		default:
 			status := cmp.Or(c.Overload, http.StatusTooManyRequests)
-			return &Error{Status: status, Message: r.message, Type: Overloaded, Code: r.code, Retry: router.RetryAfter(err)}
+			return &Error{Status: status, Message: r.message, Type: Overloaded, Code: r.code, Retry: retryBusy}
 		}
 	}
 	return nil
