@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/scorer"
 )
@@ -194,7 +193,6 @@ func (c Config) withDefaults() (Config, error) {
 	c.DeviceRatio = cmp.Or(c.DeviceRatio, 8)
 	c.PrefillThroughput = cmp.Or(c.PrefillThroughput, 50_000)
 	c.KeepDecisions = cmp.Or(c.KeepDecisions, 1024)
-	c.Meter = cmp.Or[metric.Meter](c.Meter, noop.Meter{})
 	c.Split.Skip = cmp.Or(c.Split.Skip, SkipNever)
 	c.Split.SkipTokens, c.Split.SkipFraction = cmp.Or(c.Split.SkipTokens, 2048), cmp.Or(c.Split.SkipFraction, .7)
 	q, s := &c.Queue, &c.Sessions

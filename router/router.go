@@ -93,7 +93,7 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, 
 	}
 	if err != nil {
 		if req.ID != "" {
-			r.metrics.refused(ctx, t.pools[0].model, err)
+			r.metrics.refused(t.pools[0].model, err)
 		}
 		return Decision{}, fmt.Errorf("router: model %q: %w", t.pools[0].model, err)
 	}

@@ -4,7 +4,6 @@ package router
 
 import (
 	"cmp"
-	"context"
 	"net/netip"
 	"time"
 )
@@ -213,12 +212,12 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker)
 	var s serving
 	fl.pool.update(now, func(c *core) { s = c.served(now, id, &fl, resp) })
 	if len(s.avoided) > 0 {
-		r.metrics.avoidances.Add(context.Background(), int64(len(s.avoided)), fl.pool.labels.add...)
+		r.metrics.avoidances.AddTo(fl.pool.labels.pool, len(s.avoided))
 	}
 	if !s.moved {
 		return false, s.avoided
 	}
-	r.metrics.failovers.Add(context.Background(), 1, fl.pool.labels.add...)
+	r.metrics.failovers.AddTo(fl.pool.labels.pool, 1)
 	r.kept.change(fl.number, func(d *Decision) { d.Served = resp.Address })
 	r.guessMoved(now, id, fl, s)
 	r.tellPeers(Change{Kind: SlotMoved, ID: id, Worker: s.worker, CachedTokens: s.cached})

@@ -29,7 +29,7 @@ var ours = map[string]string{
 	"tokenizer/jinja":    "internal/jsonscan",
 	"tokenizer/chat":     "tokenizer/jinja",
 	"internal/openai":    "router tokenizer/chat internal/jsonscan",
-	"router":             "tokenizer tokenizer/chat scorer indexer",
+	"router":             "tokenizer tokenizer/chat scorer indexer internal/meter",
 	"engines":            "events engines/localindex indexer internal/msgpack internal/reach internal/records internal/wire internal/zmtp",
 	"engines/localindex": "events indexer",
 	"events":             "indexer internal/bus internal/msgpack internal/records internal/wire",

@@ -52,8 +52,6 @@ func (m *Maker) Counter(name, unit, description string, attributes ...string) Co
 func (c Counter) Count(values ...string) { c.Add(1, values...) }
 
 // Add counts several events.
-//
-//nolint:contextcheck,nolintlint // a counter needs no context, so its callers need not pass one
 func (c Counter) Add(n int, values ...string) {
 	if n <= 0 {
 		return
@@ -62,12 +60,32 @@ func (c Counter) Add(n int, values ...string) {
 	for i, value := range values {
 		set[i] = attribute.String(c.names[i], value)
 	}
-	c.counter.Add(context.Background(), int64(n), metric.WithAttributes(set...))
+	c.AddTo(Set{metric.WithAttributes(set...)}, n)
+}
+
+// Set is a set of attributes that was made once, for events that are frequent.
+type Set []metric.AddOption
+
+// NewSet returns a set of attributes, names and values in turn.
+func NewSet(attributes ...string) Set { return Set{metric.WithAttributes(pairs(attributes)...)} }
+
+// AddTo counts several events with the attributes of a set.
+//
+//nolint:contextcheck,nolintlint // a counter needs no context, so its callers need not pass one
+func (c Counter) AddTo(s Set, n int) {
+	if n > 0 {
+		c.counter.Add(context.Background(), int64(n), s...)
+	}
 }
 
 // Seconds makes a histogram of durations.
 func (m *Maker) Seconds(name, description string, boundaries ...float64) metric.Float64Histogram {
-	h, err := m.meter.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(description), metric.WithExplicitBucketBoundaries(boundaries...))
+	return m.Histogram(name, "s", description, boundaries...)
+}
+
+// Histogram makes a histogram.
+func (m *Maker) Histogram(name, unit, description string, boundaries ...float64) metric.Float64Histogram {
+	h, err := m.meter.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(description), metric.WithExplicitBucketBoundaries(boundaries...))
 	m.errs = append(m.errs, err)
 	return h
 }
@@ -91,12 +109,16 @@ func (m *Maker) Total(name, unit, description string, read func(Observe)) {
 func callback(read func(Observe)) metric.Float64ObservableOption {
 	return metric.WithFloat64Callback(func(_ context.Context, o metric.Float64Observer) error {
 		read(func(value float64, attributes ...string) {
-			set := make([]attribute.KeyValue, 0, len(attributes)/2)
-			for i := 0; i+1 < len(attributes); i += 2 {
-				set = append(set, attribute.String(attributes[i], attributes[i+1]))
-			}
-			o.Observe(value, metric.WithAttributes(set...))
+			o.Observe(value, metric.WithAttributes(pairs(attributes)...))
 		})
 		return nil
 	})
+}
+
+func pairs(attributes []string) []attribute.KeyValue {
+	set := make([]attribute.KeyValue, 0, len(attributes)/2)
+	for i := 0; i+1 < len(attributes); i += 2 {
+		set = append(set, attribute.String(attributes[i], attributes[i+1]))
+	}
+	return set
 }
