@@ -14,9 +14,11 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/reach"
@@ -112,7 +114,8 @@ func (h *hop) atRest(t *testing.T) {
 func TestTransfers(t *testing.T) {
 	for _, engine := range []string{enginesim.VLLM, enginesim.SGLang, enginesim.TRTLLM} {
 		t.Run(engine, func(t *testing.T) {
-			h := startHop(t, enginesim.Config{Engine: engine})
+			var stored atomic.Int32 // blocks, by both engines
+			h := startHop(t, enginesim.Config{Engine: engine, Publish: func(ev indexer.Event) { stored.Add(int32(len(ev.Blocks))) }})
 			for i, want := range []struct{ cached, received int }{{0, 100}, {96, 104}} { // as in the capture of vLLM
 				if made, cached := h.split(t, h.leg(7, 100, 6)); made != 6 || cached != want.cached {
 					t.Errorf("request %d: %d tokens, %d cached, want 6 and %d", i, made, cached, want.cached)
@@ -123,8 +126,8 @@ func TestTransfers(t *testing.T) {
 			}
 			one, two := h.first.Cached(), h.second.Cached()
 			slices.Sort(one)
-			if slices.Sort(two); len(one) != 3 || !slices.Equal(one, two) {
-				t.Errorf("the prefill engine has %v, the decode engine %v", one, two)
+			if slices.Sort(two); len(one) != 3 || !slices.Equal(one, two) || stored.Load() != 6 {
+				t.Errorf("the prefill engine has %v, the decode engine %v; %d blocks are published", one, two, stored.Load())
 			}
 			h.atRest(t)
 			if _, metrics := ask(t, "GET", h.to+"/metrics", ""); !strings.Contains(metrics, `source="external_kv_transfer"} 104`) {
@@ -202,14 +205,21 @@ func TestParametersAreTheRealEngines(t *testing.T) {
 // A decode engine that cannot fetch the blocks answers as vLLM does, and frees the request.
 func TestAPrefillEngineIsGone(t *testing.T) {
 	h := startHop(t, enginesim.Config{Engine: enginesim.VLLM, HoldTime: time.Minute})
-	gone := strings.TrimPrefix(h.from, "http://")
+	dies := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+			_ = conn.Close()
+		}
+	}))
+	t.Cleanup(dies.Close)
+	port := func(url string) string { return `"remote_port":` + url[strings.LastIndex(url, ":")+1:] }
 	body, _ := h.begin(t, t.Context(), h.leg(1, 100, 4))
 	if h.first.Stats().UsedBlocks != 4 {
 		t.Errorf("the prefill engine keeps %d blocks, want 4", h.first.Stats().UsedBlocks)
 	}
 	for name, lost := range map[string]string{
 		"another id":  strings.Replace(body, `"remote_request_id":"`, `"remote_request_id":"1`, 1),
-		"no listener": strings.Replace(body, `"remote_port":`+gone[strings.LastIndex(gone, ":")+1:], `"remote_port":1`, 1),
+		"no listener": strings.Replace(body, port(h.from), `"remote_port":1`, 1),
+		"it dies":     strings.Replace(body, port(h.from), port(dies.URL), 1),
 		"no host":     strings.Replace(body, `"remote_host":"127.0.0.1"`, `"remote_host":" "`, 1),
 	} {
 		const want = `{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}`
