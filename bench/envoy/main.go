@@ -2,7 +2,8 @@
 
 // Command envoy measures what kvroute adds to a request through a real Envoy, against one
 // without an external processor (A) and with one that does nothing (B), as
-// `make bench-envoy` runs it. It prints a table and exits 1 if a target is missed.
+// `make bench-envoy` runs it. With --split it measures prefill legs, as `make bench-pd` runs it. It
+// prints a table and exits 1 if a target is missed.
 package main
 
 import (
@@ -46,6 +47,7 @@ func main() {
 	flag.StringVar(&o.commit, "commit", "", "record this commit")
 	flag.IntVar(&o.rounds, "rounds", 15, "rounds of the shapes that have targets")
 	flag.StringVar(&o.only, "only", "", "measure only the shapes whose names contain this")
+	split := flag.Bool("split", false, "measure split requests: make bench-pd")
 	worker := flag.String("noop", "", "be the processor that does nothing but name this worker")
 	ready := flag.String("ready-file", "", "of --noop: `file` that gets the address")
 	flag.Parse()
@@ -55,6 +57,9 @@ func main() {
 		if *worker != "" {
 			serveNoop(ctx, *worker, *ready)
 			return true
+		}
+		if *split {
+			return runSplit(ctx, o)
 		}
 		return run(ctx, o)
 	})
@@ -85,13 +90,7 @@ func run(ctx context.Context, o options) (met bool) {
 	defer worker.Close()
 	at := worker.Listener.Addr().String()
 
-	config := filepath.Join(dir, "kvroute.yaml")
-	bench.NoError(os.WriteFile(config, fmt.Appendf(nil, `version: 1
-models: [{name: sim, tokenizer: %q, block-size: 16}]
-workers: [{name: w, address: %q, models: [sim], block_size: 16}]
-`, bench.Must(filepath.Abs(tokenizer)), at), 0o600))
-	ours := bench.Must(process.StartChild(ctx, dir, "kvroute", bench.Must(filepath.Abs(o.binary)), "serve", "--config", config, "--extproc-address", "127.0.0.1:0",
-		"--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--log-level", "error"))
+	ours := startRouter(ctx, o, dir, "kvroute", []string{at}, []string{""})
 	defer ours.Stop()
 	noop := bench.Must(process.StartChild(ctx, dir, "noop", bench.Must(os.Executable()), "--noop", at))
 	defer noop.Stop()
@@ -114,6 +113,18 @@ workers: [{name: w, address: %q, models: [sim], block_size: 16}]
 	}
 	figures := measure(ctx, o, variants)
 	return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun("bench-envoy", o.commit, "make bench-envoy", figures)))
+}
+
+// startRouter starts a kvroute with workers of these addresses and roles.
+func startRouter(ctx context.Context, o options, dir, name string, workers, roles []string) *process.Child {
+	config := fmt.Appendf(nil, "version: 1\nmodels: [{name: sim, tokenizer: %q, block-size: 16}]\nworkers:\n", bench.Must(filepath.Abs(tokenizer)))
+	for i, at := range workers {
+		config = fmt.Appendf(config, "- {name: w%d, address: %q, role: %q, engine: vllm, models: [sim], block_size: 16}\n", i, at, roles[i])
+	}
+	file := filepath.Join(dir, name+".yaml")
+	bench.NoError(os.WriteFile(file, config, 0o600))
+	return bench.Must(process.StartChild(ctx, dir, name, bench.Must(filepath.Abs(o.binary)), "serve", "--config", file, "--extproc-address", "127.0.0.1:0",
+		"--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--log-level", "error"))
 }
 
 // startEnvoy starts an Envoy with kvroute's configuration. Without a server the filters are
