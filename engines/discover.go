@@ -28,6 +28,8 @@ type Found struct {
 	TotalKVBlocks int
 	DPStart       uint32
 	DPSize        uint32
+	Role          string // "aggregated", "prefill" or "decode"; only SGLang reports it
+	BootstrapPort int    // of an SGLang worker for prefill
 
 	sockets []socket
 }
@@ -199,7 +201,9 @@ func readCacheConfig(metrics []byte) (blockSize, blocks int) {
 func readSGLang(body []byte, host string, w EngineWorker) (Found, error) {
 	f := Found{Engine: "sglang"}
 	var answer struct {
-		Events *struct {
+		Mode      string `json:"disaggregation_mode"`
+		Bootstrap int    `json:"disaggregation_bootstrap_port"`
+		Events    *struct {
 			Publisher string `json:"publisher"`
 			Host      string `json:"endpoint_host"`
 			Base      int    `json:"endpoint_port_base"`
@@ -210,6 +214,12 @@ func readSGLang(body []byte, host string, w EngineWorker) (Found, error) {
 	}
 	if err := json.Unmarshal(body, &answer); err != nil {
 		return f, err
+	}
+	f.Role = map[string]string{"null": "aggregated", "prefill": "prefill", "decode": "decode"}[answer.Mode]
+	if f.Role == "prefill" {
+		if f.BootstrapPort = answer.Bootstrap; f.BootstrapPort < 0 || f.BootstrapPort > 65535 {
+			return f, fmt.Errorf("%w: disaggregation_bootstrap_port %d", msgpack.ErrShape, f.BootstrapPort)
+		}
 	}
 	e := answer.Events
 	if e == nil || e.Publisher != "" && e.Publisher != "zmq" {

@@ -510,6 +510,7 @@ func TestDiscoveryOfOddEngines(t *testing.T) {
 		"it connects":           {"/kv_event_sources", `{"0":{"endpoint":"tcp://10.9.9.9:5557"}}`, "that it binds"},
 		"SGLang without events": {"/server_info", `{"kv_events":null}`, "publishes no events"},
 		"SGLang, odd":           {"/server_info", `{"kv_events":{"endpoint_port_base":0}}`, "endpoint_port_base 0"},
+		"SGLang, odd bootstrap": {"/server_info", `{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":-1}`, "disaggregation_bootstrap_port -1"},
 		"old SGLang":            {"/get_server_info", `{"kv_events":{"endpoint_port_base":70000}}`, "endpoint_port_base 70000"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -529,8 +530,8 @@ func TestDiscoveryOfOddEngines(t *testing.T) {
 	}
 }
 
-// The port of a replay endpoint in the worker's record is that of rank 0. An endpoint that the
-// engine reports is the rank's own.
+// The worker's record has the replay endpoint of rank 0; the ports of the other ranks follow. An
+// engine reports the replay endpoint of each rank.
 func TestDiscoveredReplayEndpoints(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/kv_event_sources" {

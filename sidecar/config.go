@@ -15,6 +15,7 @@ import (
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
 )
 
 // Config is the flags of `kvroute publish`, with the tags of package settings.
@@ -34,6 +35,7 @@ type Config struct {
 	HealthPath       string `yaml:"health-path" default:"/health" help:"<path> that answers 200 while the engine is healthy"`
 	Model            string `yaml:"model" help:"<names> of the model, comma-separated; empty asks the engine"`
 	LoRA             string `yaml:"lora" help:"<names> of its adapters, comma-separated"`
+	Role             string `yaml:"role" want:"aggregated, prefill, decode, both or nothing" help:"<role> of the worker: aggregated, prefill, decode or both; empty asks the engine, where only SGLang answers"`
 	ModelCard        string `yaml:"model-card" help:"name of the routers' <card> for the model"`
 	TotalKVBlocks    int    `yaml:"total-kv-blocks" help:"capacity of its cache in <blocks>; 0 takes the engine's own value"`
 	MaxNumSeqs       int    `yaml:"max-num-seqs" help:"largest <number> of requests running at once"`
@@ -77,7 +79,7 @@ func (c *Config) record() (r fleet.Record, err error) {
 	}
 	address, err := bus.PublicAddress(c.Advertise, listener, c.NATSURL)
 	return fleet.Record{
-		Name: cmp.Or(c.Name, address), WorkerID: c.WorkerID, Address: address, Models: commaList(c.Model), LoRA: commaList(c.LoRA), ModelCard: c.ModelCard,
+		Name: cmp.Or(c.Name, address), WorkerID: c.WorkerID, Address: address, Models: commaList(c.Model), LoRA: commaList(c.LoRA), ModelCard: c.ModelCard, Role: router.Role(c.Role),
 		BlockSize: c.BlockSize, DPStart: uint32(c.DPStart), DPSize: uint32(c.DPSize),
 		TotalKVBlocks: c.TotalKVBlocks, MaxNumSeqs: c.MaxNumSeqs, MaxBatchedTokens: c.MaxBatchedTokens, Engine: c.Engine,
 	}, err

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"sync"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/router"
 )
 
 // waitForEngine waits until the engine answers, and completes the record with its answers.
@@ -41,6 +43,10 @@ func (s *Sidecar) waitForEngine(ctx context.Context) (err error) {
 	s.healthy.Store(true)
 	s.record.Models = s.first.models
 	s.record.Engine = cmp.Or(s.record.Engine, f.Engine)
+	s.record.Role = cmp.Or(s.record.Role, router.Role(f.Role))
+	if host, _, err := net.SplitHostPort(s.record.Address); err == nil && f.BootstrapPort > 0 {
+		s.record.Bootstrap = net.JoinHostPort(host, fmt.Sprint(f.BootstrapPort))
+	}
 	if s.conf.ZMQ == "" && f.DPSize > 0 {
 		s.record.DPStart, s.record.DPSize = f.DPStart, f.DPSize
 	}
@@ -197,6 +203,7 @@ func (a *answers) difference(before *answers) string {
 	}{
 		{"models", a.models, before.models, true},
 		{"engine", f.Engine, old.Engine, f.Engine != "" && old.Engine != ""},
+		{"role", f.Role, old.Role, f.Role != "" && old.Role != ""},
 		{"tokens in a block", f.BlockSize, old.BlockSize, f.BlockSize > 0 && old.BlockSize > 0},
 		{"ranks from", [2]uint32{f.DPStart, f.DPSize}, [2]uint32{old.DPStart, old.DPSize}, f.DPSize > 0 && old.DPSize > 0},
 	} {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/events"
@@ -25,6 +26,7 @@ import (
 	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
 )
 
 // The tests of this file have engines without knowledge of kvroute: they publish on ZeroMQ sockets
@@ -303,10 +305,59 @@ func TestPublishWithOtherBlockSizes(t *testing.T) {
 	}
 }
 
+// SGLang reports its role and the port of its bootstrap server. A flag takes precedence.
+func TestPublishRegistersTheRole(t *testing.T) {
+	t.Parallel() // mostly waits
+	bus, nc := emptyBus(t)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		path, report, flag string
+		role               router.Role
+		bootstrap          string
+	}{
+		"prefill":    {"/get_server_info", `"disaggregation_mode":"prefill","disaggregation_bootstrap_port":9001,`, "", router.Prefill, "127.0.0.1:9001"},
+		"decode":     {"/server_info", `"disaggregation_mode":"decode","disaggregation_bootstrap_port":9001,`, "", router.Decode, ""},
+		"both parts": {"/server_info", `"disaggregation_mode":"null","disaggregation_bootstrap_port":8998,`, "", router.Aggregated, ""},
+		"silent":     {"/server_info", "", "", "", ""},
+		"flag":       {"/server_info", "", "both", router.Both, ""},
+		"other flag": {"/server_info", `"disaggregation_mode":"prefill","disaggregation_bootstrap_port":9001,`, "both", router.Both, "127.0.0.1:9001"},
+	} {
+		engine := startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/health":
+			case "/v1/models":
+				fmt.Fprint(w, `{"data":[{"id":"m"}]}`)
+			case c.path:
+				fmt.Fprintf(w, `{%s"kv_events":{"endpoint_host":"*","endpoint_port_base":9,"block_size":16}}`, c.report)
+			default:
+				http.NotFound(w, r)
+			}
+		})
+		// It is ready when the worker is registered.
+		spawn(t, "publish-"+name, "publish", "--name", name, "--engine-address", engine, "--nats-url", bus.URL(), "--role", c.flag)
+		bucket, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("workers"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		entry, err := bucket.Get(t.Context(), wire.WorkerKey(wire.WorkerID(name)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		record, err := fleet.ParseRecord(entry.Value())
+		if err != nil || record.Role != c.role || record.Bootstrap != c.bootstrap {
+			t.Errorf("%s: role %q, bootstrap %q, %v", name, record.Role, record.Bootstrap, err)
+		}
+	}
+}
+
 func TestBadPublishFlags(t *testing.T) {
 	for args, want := range map[string]string{
 		"--engine-address here":      `engine-address is "here"`,
 		"--engine abacus":            `engine is "abacus"`,
+		"--role boss":                `role is "boss"`,
 		"--advertise there":          `advertise is "there"`,
 		"--dp-size many":             "",
 		"--log-level loud":           `log level is "loud"`,

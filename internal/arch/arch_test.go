@@ -47,7 +47,7 @@ var ours = map[string]string{
 	"internal/natstest":  "internal/fixtures",
 	"internal/replica":   "events indexer router",
 	"doctor":             "api replicas router",
-	"sidecar":            "engines events fleet indexer internal/bus internal/meter internal/reach internal/records internal/settings internal/telemetry internal/wire",
+	"sidecar":            "engines events fleet indexer router internal/bus internal/meter internal/reach internal/records internal/settings internal/telemetry internal/wire",
 	"cmd/kvroute":        "*",
 	"bench":              "internal/settings",
 	"bench/demo":         "*",
