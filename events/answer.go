@@ -135,8 +135,8 @@ func (t *tracker) replace(now time.Time, r *rank, id, publisher uint64, a *Answe
 	t.continueRepair(now, r, r.cursor() != before)
 }
 
-// newerPublisher reports whether another publisher than that of the answer first sent after the
-// query: the process that answered may have ended since.
+// newerPublisher reports whether a publisher other than the given one sent its first event after
+// query id. Then the process that answered the query may have ended.
 func (rp *repair) newerPublisher(id, publisher uint64) bool {
 	for i, h := range rp.held {
 		if h.publisher != publisher && h.after >= id &&
