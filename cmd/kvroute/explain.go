@@ -73,13 +73,6 @@ func printDecision(out io.Writer, d *router.Decision) error {
 	line("model", "%s", d.Model)
 	line("prompt", "%d tokens (%s), %d full blocks of %d", d.PromptTokens, mode, d.PromptBlocks, d.BlockSize)
 	line("mode", "%s", modeOf(d))
-	if d.Policy != "" && d.Settings != nil {
-		text, err := settingsOf(d.Settings)
-		if err != nil {
-			return err
-		}
-		line("settings", "%s", text)
-	}
 	if t := d.Thresholds; t != nil && *t != (router.Thresholds{}) {
 		text, err := json.Marshal(t)
 		if err != nil {
@@ -87,12 +80,15 @@ func printDecision(out io.Writer, d *router.Decision) error {
 		}
 		line("thresholds", "%s", text)
 	}
-	line("worker", "%s at %s", doctor.WorkerName(d.Worker, d.WorkerName), d.Address)
-	if d.Member != nil {
-		line("member", "%s, named by the group", doctor.WorkerName(*d.Member, ""))
+	if err := printChoice(line, d); err != nil {
+		return err
 	}
-	line("reason", "%s", because(d))
-	line("expected", "%d of its blocks are cached, %d tokens to compute, first token in %.0f ms (%.0f ms by rule of thumb)", d.OverlapBlocks, d.PrefillTokens, d.EstimatedTTFT, d.CoarseTTFT)
+	switch {
+	case d.NoLeg != "" && d.Prefill == nil:
+		line("prefill leg", "none: %s", d.NoLeg)
+	case d.NoLeg != "":
+		line("prefill leg", "%s: the worker computes the prompt", d.NoLeg)
+	}
 	steps := fmt.Sprintf("tokens %v, hashes %v, match %v, choice and booking %v", d.TokenizeTime, d.HashTime, d.MatchTime, d.PickTime)
 	if d.ProbeTime > 0 {
 		steps = fmt.Sprintf("probe %v, ", d.ProbeTime) + steps
@@ -114,7 +110,40 @@ func printDecision(out io.Writer, d *router.Decision) error {
 		return err
 	}
 	fmt.Fprintln(out)
-	return printCandidates(out, d)
+	if err := printCandidates(out, d); err != nil {
+		return err
+	}
+	if d.Prefill != nil {
+		fmt.Fprintln(out, "\nprefill leg:")
+		if err := errors.Join(printChoice(line, d.Prefill), w.Flush()); err != nil {
+			return err
+		}
+		fmt.Fprintln(out)
+		if err := printCandidates(out, d.Prefill); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintln(out, "cached, host, disk: blocks of the prompt; active, adds: blocks of requests; pending, decoding: tokens;\n"+
+		"waiting: requests before their first token; places: requests that the engine computes at a time, 0 if unknown. docs/routing.md has the formulas.")
+	return err
+}
+
+// printChoice prints the worker of a decision or a prefill leg, and why it was chosen.
+func printChoice(line func(name, format string, args ...any), d *router.Decision) error {
+	if d.Policy != "" && d.Settings != nil {
+		text, err := settingsOf(d.Settings)
+		if err != nil {
+			return err
+		}
+		line("settings", "%s", text)
+	}
+	line("worker", "%s at %s", doctor.WorkerName(d.Worker, d.WorkerName), d.Address)
+	if d.Member != nil {
+		line("member", "%s, named by the group", doctor.WorkerName(*d.Member, ""))
+	}
+	line("reason", "%s", because(d))
+	line("expected", "%d of its blocks are cached, %d tokens to compute, first token in %.0f ms (%.0f ms by rule of thumb)", d.OverlapBlocks, d.PrefillTokens, d.EstimatedTTFT, d.CoarseTTFT)
+	return nil
 }
 
 // noticed says how kvroute learnt of the first token.
@@ -170,10 +199,6 @@ func printCandidates(out io.Writer, d *router.Decision) error {
 		fmt.Fprintf(t, "%s\t\n", mark)
 	}
 	if err := t.Flush(); err != nil {
-		return err
-	}
-	if _, err := fmt.Fprintln(out, "cached, host, disk: blocks of the prompt; active, adds: blocks of requests; pending, decoding: tokens;\n"+
-		"waiting: requests before their first token; places: requests that the engine computes at a time, 0 if unknown. docs/routing.md has the formulas."); err != nil {
 		return err
 	}
 	for i := range d.Candidates {

@@ -3,8 +3,11 @@
 package main
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,6 +41,51 @@ func TestExplain(t *testing.T) {
 				t.Errorf("explain %s: status %d, %s; want %q in\n%s", args, status, stderr, w, out)
 			}
 		}
+	}
+	// A split decision has a table for each worker that was chosen.
+	split := routerOf(t, situation{})
+	for i, role := range []router.Role{router.Prefill, router.Prefill, router.Decode, router.Decode} {
+		w := router.WorkerInfo{
+			ID: uint64(i + 1), Name: string(role) + fmt.Sprint(i), Role: role, Models: []string{"m"}, BlockSize: 8,
+			Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), 80),
+		}
+		if err := split.SetWorker(w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, req := range []router.Request{
+		{ID: "a", Model: "m", Tokens: letters("AB"), PrefillPinned: &router.Worker{ID: 1}, Pinned: &router.Worker{ID: 3}},
+		{ID: "both", Model: "m", Tokens: letters("CDE")},
+		{ID: "whole", Model: "m", Tokens: letters("F"), Split: router.SplitNever},
+	} {
+		if _, err := split.BestWorker(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	both := httptest.NewServer(api.New(api.Config{Router: split, Metrics: http.NotFoundHandler()}))
+	defer both.Close()
+	_, out, _ := runs(t, "explain", "--url", both.URL, "both")
+	decode, leg, _ := strings.Cut(out, "\nprefill leg:\n")
+	for text, want := range map[string][]string{
+		decode: {"worker    decode3 at 10.0.0.4:80", "cost dynamo_newer", "prefill is not tracked", "0 tokens to compute", "prefill1"},
+		leg:    {"worker    prefill1 at 10.0.0.2:80", "cost tokens", "24 tokens to compute", "decode3"},
+	} {
+		rows := strings.Split(text, "\n")
+		chosen := slices.IndexFunc(rows, func(row string) bool { return strings.Contains(row, "<- chosen") })
+		if chosen < 0 || strings.Count(text, "not: role") != 2 || !strings.Contains(rows[chosen], strings.Fields(want[0])[1]) {
+			t.Errorf("split decision: want a table with %s in\n%s", want[0], out)
+		}
+		for _, w := range want {
+			if !strings.Contains(text, w) {
+				t.Errorf("split decision: want %q in\n%s", w, text)
+			}
+		}
+	}
+	if r := strings.Fields(leg); !slices.Contains(r, "16") { // prefill0 has the tokens of the request before
+		t.Errorf("split decision: the pending tokens of prefill0 are missing in\n%s", leg)
+	}
+	if _, out, _ = runs(t, "explain", "--url", both.URL, "whole"); !strings.Contains(out, "prefill leg  none: asked") {
+		t.Errorf("a request without a leg:\n%s", out)
 	}
 	text := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("hello")) }))
 	defer text.Close()
