@@ -97,7 +97,7 @@ func (p *plane) follow(ctx context.Context, at spot) {
 	l.log = events.QuietLog(p.s.conf.Log).With("endpoint", at.endpoint)
 	endpoint, err := zmtp.ParseEndpoint(at.endpoint, 0, 0)
 	if err != nil {
-		p.s.metrics.count(ctx, sourceUndiscovered, 1)
+		p.s.metrics.count(sourceUndiscovered, 1)
 		l.log.Warn("a publisher's endpoint is unusable", "err", err)
 		return
 	}
@@ -127,7 +127,7 @@ func (l *planeListener) followSocket(at zmtp.Endpoint) {
 			f, err := SplitFrames(frames)
 			switch {
 			case err != nil || !f.Plane:
-				l.s.metrics.count(l.ctx, sourceBad, 1)
+				l.s.metrics.count(sourceBad, 1)
 				l.log.Debug("a message is not one of the event plane", "frames", len(frames), "err", err)
 			case f.Topic == events.Topic: // others begin with it
 				l.take(f.Body)
@@ -162,11 +162,11 @@ func (l *planeListener) missed() {
 }
 
 func (l *planeListener) take(body []byte) {
-	l.s.metrics.count(l.ctx, sourceLive, 1)
+	l.s.metrics.count(sourceLive, 1)
 	l.s.conf.Subscriber.TakeFrom(l.ctx, events.FeedPlane, body, func(worker uint64, dpRank uint32) bool {
 		own := slices.Contains(l.ranks(), WorkerRank{worker, dpRank})
 		if !own {
-			l.s.metrics.count(l.ctx, sourceForeign, 1)
+			l.s.metrics.count(sourceForeign, 1)
 		}
 		return own
 	})

@@ -74,7 +74,7 @@ func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *ra
 func (r *rankSource) current() State { return State(r.state.Load()) }
 
 func (r *rankSource) count(outcome string, n int) {
-	r.s.metrics.count(r.ctx, outcome, n)
+	r.s.metrics.count(outcome, n)
 	switch outcome {
 	case sourceLost:
 		r.log.Warn("events of an engine are lost; the known blocks of the rank may be wrong", "batches", n)
@@ -194,7 +194,7 @@ func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
 		}
 	}
 	evs, drops := r.engine.Apply(b)
-	r.s.metrics.drops(r.ctx, drops)
+	r.s.metrics.drops(drops)
 	if drops[DropSize] > 0 && !r.misfit {
 		r.misfit = true
 		r.log.Error("an engine's block size neither divides the index's nor is a multiple of it", "block_size", r.worker.BlockSize)

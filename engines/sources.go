@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/reach"
@@ -161,7 +160,6 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 		saved:  make(map[WorkerRank]*savedRank),
 	}
 	s.plane.s, s.plane.wake = s, make(chan struct{}, 1)
-	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
 	var err error
 	s.metrics, err = newSourceMetrics(conf.Meter, s)
 	return s, err
@@ -294,7 +292,7 @@ func (s *Sources) follow(ctx context.Context, wanted EngineWorker) {
 		sockets, err := s.sockets(ctx, &w)
 		if err != nil {
 			if ctx.Err() == nil {
-				s.metrics.count(ctx, sourceUndiscovered, 1)
+				s.metrics.count(sourceUndiscovered, 1)
 				log.Log(ctx, level, "the sockets of an engine are unknown; it is asked again", "err", err)
 				level = slog.LevelDebug
 			}

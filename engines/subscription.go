@@ -64,14 +64,14 @@ func (u *subscription) receive(ctx context.Context, c *zmtp.Conn, closed bool) {
 		return
 	case <-time.After(subscribeTime):
 	}
-	u.s.metrics.count(ctx, sourceConnected, 1)
+	u.s.metrics.count(sourceConnected, 1)
 	u.log.Info("the socket of events is connected", "endpoint", u.at.String())
 	u.connected(closed)
 	for {
 		frames, err := c.Read()
 		if err != nil {
 			if ctx.Err() == nil {
-				u.s.metrics.count(ctx, sourceAway, 1)
+				u.s.metrics.count(sourceAway, 1)
 				u.log.Warn("the socket of events is disconnected", "endpoint", u.at.String(), "err", err)
 				u.disconnected()
 			}

@@ -17,7 +17,6 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -185,7 +184,6 @@ func NewDurable(sub *Subscriber, conf DurableConfig) (*Durable, error) {
 		conf.Drain = 10 * time.Second
 	}
 	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
-	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
 	js, err := jetstream.New(sub.nc)
 	if err != nil {
 		return nil, fmt.Errorf("events: use JetStream: %w", err)
@@ -247,7 +245,7 @@ func (d *Durable) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			break
 		}
-		d.metrics.reopened(ctx, err)
+		d.metrics.reopened(err)
 		d.conf.Log.Warn("the stream of events is opened anew", "err", err)
 		wait := d.timing.retry
 		if errors.Is(err, bus.ErrNoJetStream) {
@@ -413,7 +411,7 @@ func (d *Durable) read(ctx context.Context, o *opened) error {
 func (d *Durable) applyMessage(ctx context.Context, o *opened, data []byte, meta *jetstream.MsgMetadata) error {
 	before, at := d.Position(), meta.Sequence.Stream
 	if at <= before {
-		d.metrics.repeated(ctx)
+		d.metrics.twice.Count()
 	} else {
 		missing := false
 		d.sub.applyMessage(ctx, FeedDurable, data, nil, func(gap bool) {

@@ -16,7 +16,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -76,7 +75,6 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 		conf.Now = time.Now
 	}
 	conf.Log = QuietLog(cmp.Or(conf.Log, slog.New(slog.DiscardHandler)))
-	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
 	if conf.Knows == nil {
 		conf.Knows = func(uint64) bool { return true }
 	}
@@ -169,7 +167,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 		}
 		if dropped, err := sub.Dropped(); err == nil && dropped > lost {
 			s.conf.Log.Warn("too slow for the events; messages were dropped", "messages", dropped-lost)
-			s.metrics.count(ctx, outcomeSlow, dropped-lost)
+			s.metrics.events.Add(dropped-lost, outcomeSlow)
 			lost = dropped
 			s.audit("too slow for the events")
 		}
@@ -244,7 +242,7 @@ func (s *Subscriber) expire(ctx context.Context) {
 	s.change(func(t *tracker, now time.Time) { dropped = t.expire(now) })
 	if dropped > 0 {
 		s.conf.Log.Warn("events of workers that never registered, or of publishers that their records do not name, were dropped", "events", dropped)
-		s.metrics.count(ctx, outcomeDropped, dropped)
+		s.metrics.events.Add(dropped, outcomeDropped)
 	}
 }
 
@@ -276,12 +274,12 @@ func (s *Subscriber) TakeFrom(ctx context.Context, feed Feed, data []byte, whose
 func (s *Subscriber) applyMessage(ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool, applied func(gap bool)) {
 	m, err := DecodeMessage(data)
 	if err != nil {
-		s.metrics.count(ctx, outcomeBad, 1)
+		s.metrics.events.Add(1, outcomeBad)
 		s.conf.Log.Debug("a message has no events for us", "err", err)
 		m = Message{}
 	}
 	if m.Bad > 0 {
-		s.metrics.count(ctx, outcomeBad, m.Bad)
+		s.metrics.events.Add(m.Bad, outcomeBad)
 		s.conf.Log.Debug("events could not be read", "publisher", m.Envelope.PublisherID, "events", m.Bad)
 	}
 	now := s.conf.Now()
@@ -302,11 +300,11 @@ func (s *Subscriber) applyMessage(ctx context.Context, feed Feed, data []byte, w
 	defer s.unlockAndWait()
 	for i, ev := range m.Events {
 		if s.tracker.past(m.Envelope, ev.WorkerID) {
-			s.metrics.count(ctx, outcomeMany, 1)
+			s.metrics.events.Add(1, outcomeMany)
 			continue
 		}
 		v := s.tracker.accept(now, feed, m.Envelope.PublisherID, ev, known[i])
-		s.metrics.event(ctx, &ev, v.outcome)
+		s.metrics.event(&ev, v.outcome)
 		gap = gap || v.gap && !v.held
 		level, text := slog.LevelWarn, ""
 		switch {
@@ -404,7 +402,7 @@ func (s *Subscriber) part(ctx context.Context, id uint64, p AnswerPart, err erro
 	c := s.answers[id]
 	s.mu.Unlock()
 	if c == nil {
-		s.metrics.ended(ctx, "stale", 1)
+		s.metrics.answers.Count("stale")
 		return false
 	}
 	var done bool
@@ -421,7 +419,7 @@ func (s *Subscriber) part(ctx context.Context, id uint64, p AnswerPart, err erro
 	delete(s.answers, id)
 	if err == nil {
 		if n := c.answer.Bad; n > 0 {
-			s.metrics.count(ctx, outcomeBad, n)
+			s.metrics.events.Add(n, outcomeBad)
 		}
 		s.tracker.answer(now, id, c.publisher, &c.answer)
 	} else {

@@ -19,7 +19,7 @@ func (s *stream) readBody(ctx context.Context, m message, b *extprocv3.HttpBody,
 	if m == headersOurs || m.isOther() {
 		return fields, true, nil
 	}
-	s.server.metrics.bodySize.Record(context.Background(), int64(len(body)))
+	s.server.metrics.bodySize.Record(context.Background(), float64(len(body)))
 	limit := s.server.conf.MaxBodyBytes
 	if len(body) > limit {
 		return fields, false, tooLarge(limit)

@@ -15,7 +15,6 @@ import (
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/prefill"
@@ -191,7 +190,6 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("extproc: FirstToken is %q, want %q or %q", c.FirstToken, FirstTokenObserver, FirstTokenResponseHeaders)
 	}
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
-	c.Meter = cmp.Or[metric.Meter](c.Meter, noop.Meter{})
 	return c, nil
 }
 

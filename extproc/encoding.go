@@ -90,7 +90,7 @@ func (s *stream) plain(ctx context.Context, body []byte) (text []byte, outcome s
 			outcome = readable
 		}
 	}
-	count(s.server.metrics.encodings, label("encoding", s.encoding), label("outcome", outcome))
+	s.server.metrics.encodings.Count(s.encoding, outcome)
 	return text, outcome
 }
 

@@ -92,18 +92,15 @@ func New(conf Config, r Router) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("extproc: ForwardTokens: %w", err)
 	}
-	m, err := newMetrics(conf.Meter)
-	if err != nil {
-		return nil, err
-	}
 	s := &Server{
-		conf: conf, router: r, metrics: m, forms: f,
+		conf: conf, router: r, forms: f,
 		prefix: IDPrefix(conf.RouterID),
 		held:   heldBytes{most: conf.MaxHeldBytes}, prefill: prefill.Client{HTTP: conf.Client, Router: r},
 	}
 	s.received = receiveBuffers{held: &s.held, evict: make(chan struct{})}
 	s.drained, s.drain = context.WithCancel(context.Background())
-	return s, nil
+	s.metrics, err = newMetrics(conf.Meter, s)
+	return s, err
 }
 
 // ServerOptions are the options that a gRPC server for Envoy needs: room for the
@@ -173,7 +170,7 @@ func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
 	open := s.track(k, 1)
 	defer func() {
 		s.track(k, -1)
-		count(s.metrics.ends, label("kind", k.String()), label("end", end))
+		s.metrics.ends.Count(k.String(), end)
 	}()
 	defer s.recoverPanic(k)
 	switch {
@@ -196,7 +193,6 @@ func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
 
 // track adds n to the number of open streams of a kind, and returns it.
 func (s *Server) track(k kind, n int64) int64 {
-	s.metrics.streams.Add(context.Background(), n, s.metrics.kinds[k])
 	return s.open[k].Add(n)
 }
 

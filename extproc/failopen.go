@@ -37,7 +37,7 @@ func (f failure) String() string {
 // failOpen counts a request that Envoy routes without kvroute, and logs some of them. err, if not
 // nil, is logged with the reason; it must not contain text of the client.
 func (s *Server) failOpen(why failure, err error, more ...any) {
-	count(s.metrics.failOpen, label("reason", why.String()))
+	s.metrics.failOpen.Count(why.String())
 	unlogged, ok := s.lines[why].allow(time.Now())
 	if !ok {
 		return

@@ -292,7 +292,7 @@ func newUnserved(t *testing.T, conf extproc.Config) *harness {
 	return h
 }
 
-// count reads a counter: the sum of all its values whose labels have each of
+// count reads a counter or gauge: the sum of all its values whose labels have each of
 // values.
 func (h *harness) count(t *testing.T, name string, values ...string) (n int64) {
 	t.Helper()
@@ -302,10 +302,20 @@ func (h *harness) count(t *testing.T, name string, values ...string) (n int64) {
 	}
 	for _, scope := range all.ScopeMetrics {
 		for _, m := range scope.Metrics {
-			if sum, ok := m.Data.(metricdata.Sum[int64]); ok && m.Name == name {
-				for _, p := range sum.DataPoints {
+			if m.Name != name {
+				continue
+			}
+			switch data := m.Data.(type) {
+			case metricdata.Sum[int64]:
+				for _, p := range data.DataPoints {
 					if hasValues(p.Attributes, values) {
 						n += p.Value
+					}
+				}
+			case metricdata.Gauge[float64]:
+				for _, p := range data.DataPoints {
+					if hasValues(p.Attributes, values) {
+						n += int64(p.Value)
 					}
 				}
 			}

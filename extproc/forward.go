@@ -98,7 +98,7 @@ func (s *stream) forward(fields *openai.Body, m message, body []byte) (out []byt
 	default:
 		out, form, outcome = s.server.forms.forward(s.endpoint, fields, t, body, s.server.conf.MaxBodyBytes)
 	}
-	count(s.server.metrics.forwards, label("form", string(form)), label("outcome", outcome))
+	s.server.metrics.forwards.Count(string(form), outcome)
 	return out
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -78,7 +79,7 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body, changed 
 			decode, outcome = nil, legLarge
 		}
 	}
-	s.server.metrics.legs.Record(context.Background(), time.Since(began).Seconds(), metric.WithAttributes(label("outcome", outcome)))
+	s.server.metrics.legs.Record(context.Background(), time.Since(began).Seconds(), metric.WithAttributes(attribute.String("outcome", outcome)))
 	switch {
 	case decode != nil:
 		return decode

@@ -20,7 +20,7 @@ import (
 // refuse answers the request with an error response.
 func (s *stream) refuse(e *openai.Error) bool {
 	s.state = refused
-	count(s.server.metrics.refusals, label("status", strconv.Itoa(e.Status)))
+	s.server.metrics.refusals.Count(strconv.Itoa(e.Status))
 	s.server.conf.Log.Debug("request refused", "status", e.Status, "err", e.Message)
 	headers := e.Headers()
 	if (e.Type == openai.Overloaded || e.Type == openai.Unavailable) && e.Code != "" {
@@ -87,6 +87,6 @@ func (s *stream) query(ctx context.Context, req router.Request, model string) bo
 		a.Tokens = d.Tokens.IDs
 	}
 	body, _ := json.Marshal(a) // numbers always marshal
-	count(s.server.metrics.queries)
+	s.server.metrics.queries.Count()
 	return s.send(immediate(http.StatusOK, []string{"content-type", "application/json"}, body, "kvroute_query"))
 }

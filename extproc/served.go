@@ -97,7 +97,7 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 
 // unreached notes that Envoy has no endpoint where the decision sends the request.
 func (s *stream) unreached() {
-	count(s.server.metrics.unreached)
+	s.server.metrics.unreached.Count()
 	if unlogged, ok := s.server.apart.allow(time.Now()); ok {
 		s.server.conf.Log.Warn("Envoy has no endpoint at the address of the worker that was chosen", "worker", s.decision.Worker.ID,
 			"address", s.decision.Address, "unlogged", unlogged)

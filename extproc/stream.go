@@ -66,7 +66,7 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 	}
 	switch act {
 	case leave, ignore:
-		count(s.server.metrics.strays, label("message", m.String()))
+		s.server.metrics.strays.Count(m.String())
 		return act == ignore
 	case decide:
 		return s.answerRequest(ctx, m, req.GetRequestBody())
