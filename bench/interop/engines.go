@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -18,6 +19,7 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/zmtp"
+	"github.com/kvroute/kvroute/router"
 )
 
 const (
@@ -36,14 +38,16 @@ const (
 
 // vllmEngine is a running vLLM.
 type vllmEngine struct {
-	name    string
-	id      uint64 // as kvroute's configuration says
-	address string
-	ranks   int
-	args    []string
-	process *process.Process
-	ledger  *ledger  // of the fleet
-	stops   []func() // of the subscriptions to its events
+	name        string
+	id          uint64 // as kvroute's configuration says
+	address     string
+	role        router.Role // empty for an engine that transfers no blocks
+	ranks       int
+	args        []string
+	environment []string // beside that of all engines
+	process     *process.Process
+	ledger      *ledger  // of the fleet
+	stops       []func() // of the subscriptions to its events
 }
 
 func (v *vllmEngine) rank(i int) engines.WorkerRank {
@@ -65,7 +69,7 @@ func (e *env) fleet(ctx context.Context) *vllmFleet {
 		e.vllms = e.files()
 		e.atGroupEnd(func() { e.vllms = nil })
 		for _, name := range []string{"a", "b"} {
-			e.atGroupEnd(e.launch(e.vllms, name, 1).stop)
+			e.atGroupEnd(e.launch(e.vllms, name, 1, "").stop)
 		}
 	}
 	for _, v := range e.vllms.engines {
@@ -95,15 +99,15 @@ func (f *vllmFleet) config(events string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "version: 1\nmodels:\n- {name: %s, lora: [%s], tokenizer: %q}\nworkers:\n", modelName, adapterName, f.model)
 	for _, v := range f.engines {
-		fmt.Fprintf(&b, "- {worker_id: %d, name: %s, address: %q, models: [%s], lora: [%s], events: %s}\n",
-			v.id, v.name, v.address, modelName, adapterName, strings.ReplaceAll(events, "NAME", v.name))
+		fmt.Fprintf(&b, "- {worker_id: %d, name: %s, address: %q, role: %q, models: [%s], lora: [%s], events: %s}\n",
+			v.id, v.name, v.address, cmp.Or(v.role, router.Aggregated), modelName, adapterName, strings.ReplaceAll(events, "NAME", v.name))
 	}
 	return b.String()
 }
 
 // launch starts an engine without waiting. Its sockets are files where that is
 // possible, so that no other process can subscribe.
-func (e *env) launch(f *vllmFleet, name string, ranks int) *vllmEngine {
+func (e *env) launch(f *vllmFleet, name string, ranks int, role router.Role) *vllmEngine {
 	live, replay := "ipc://"+filepath.Join(e.dir, name+".events"), "ipc://"+filepath.Join(e.dir, name+".replay")
 	if ranks > 1 {
 		// Ranks have ports in a row, and vLLM binds no port of one address only.
@@ -114,19 +118,24 @@ func (e *env) launch(f *vllmFleet, name string, ranks int) *vllmEngine {
 		"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": live, "replay_endpoint": replay, "topic": "kv-events",
 	}))
 	port := fmt.Sprint(bench.Must(process.FreePorts(1)))
-	v := &vllmEngine{name: name, id: uint64(len(f.engines) + 1), address: "127.0.0.1:" + port, ranks: ranks, ledger: f.ledger}
+	v := &vllmEngine{name: name, id: uint64(len(f.engines) + 1), address: "127.0.0.1:" + port, role: role, ranks: ranks, ledger: f.ledger}
 	f.engines = append(f.engines, v)
 	v.args = []string{
-		"serve", f.model, "--host", "127.0.0.1", "--port", port, "--load-format", "dummy", "--served-model-name", modelName,
+		"serve", f.model, "--host", "127.0.0.1", "--port", port, "--served-model-name", modelName,
 		"--enforce-eager", "--block-size", fmt.Sprint(blockSize), "--enable-prefix-caching", "--enable-prompt-tokens-details",
 		"--max-model-len", fmt.Sprint(maxLen), "--max-num-seqs", "8", "--num-gpu-blocks-override", fmt.Sprint(engineBlocks),
 		"--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--kv-events-config", string(kvEvents),
 	}
-	if ranks > 1 {
-		v.args = append(v.args, "--data-parallel-size", fmt.Sprint(ranks), "--api-server-count", "1")
-	} else {
+	switch {
+	case role != "":
+		var config string
+		config, v.environment = transferConfig()
+		v.args = append(v.args, "--kv-transfer-config", config)
+	case ranks > 1:
+		v.args = append(v.args, "--load-format", "dummy", "--data-parallel-size", fmt.Sprint(ranks), "--api-server-count", "1")
+	default:
 		e.writeAdapter(f.adapter)
-		v.args = append(v.args, "--enable-lora", "--max-lora-rank", "8", "--lora-modules", adapterName+"="+f.adapter)
+		v.args = append(v.args, "--load-format", "dummy", "--enable-lora", "--max-lora-rank", "8", "--lora-modules", adapterName+"="+f.adapter)
 	}
 	e.begin(v)
 	return v
@@ -135,10 +144,10 @@ func (e *env) launch(f *vllmFleet, name string, ranks int) *vllmEngine {
 // begin starts the engine's process.
 func (e *env) begin(v *vllmEngine) {
 	program := bench.Must(filepath.Abs(filepath.Join(e.vllm, "bin/vllm")))
-	v.process = e.start("vllm-"+v.name, []string{
+	v.process = e.start("vllm-"+v.name, append([]string{
 		"HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "VLLM_SERVER_DEV_MODE=1", "VLLM_CPU_KVCACHE_SPACE=1",
 		"VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1", "VLLM_CACHE_ROOT=" + filepath.Join(e.dir, "vllm-cache"),
-	}, "nice", append([]string{"-n", "15", program}, v.args...)...)
+	}, v.environment...), "nice", append([]string{"-n", "15", program}, v.args...)...)
 }
 
 // ready waits until the engine serves, and begins to listen to all its ranks. Their blocks are
@@ -245,9 +254,14 @@ var adapterScript string
 // writeAdapter makes the folder of the adapter, with vLLM's Python.
 func (e *env) writeAdapter(dir string) {
 	bench.NoError(os.MkdirAll(dir, 0o755))
-	script := exec.Command(filepath.Join(e.vllm, "bin/python"), "-", dir, fmt.Sprint(hidden), fmt.Sprint(layers), fmt.Sprint(headSize))
-	script.Stdin = strings.NewReader(adapterScript)
-	if out, err := script.CombinedOutput(); err != nil {
-		bench.NoError(fmt.Errorf("write an adapter: %w\n%s", err, out))
+	e.runPython(adapterScript, dir, fmt.Sprint(hidden), fmt.Sprint(layers), fmt.Sprint(headSize))
+}
+
+// runPython runs a script with vLLM's Python.
+func (e *env) runPython(script string, args ...string) {
+	cmd := exec.Command(filepath.Join(e.vllm, "bin/python"), append([]string{"-"}, args...)...)
+	cmd.Stdin = strings.NewReader(script)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		bench.NoError(fmt.Errorf("run a script in Python: %w\n%s", err, out))
 	}
 }

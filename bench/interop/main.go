@@ -51,6 +51,7 @@ func groups() []group {
 		{"clients", func(o options) string { return o.clients }, clientChecks()},
 		{"dynamo", func(o options) string { return o.dynamo }, dynamoChecks()},
 		{"vllm", func(o options) string { return o.vllm }, vllmChecks()},
+		{"vllm", func(o options) string { return o.vllm }, pairChecks()},
 	}
 }
 

@@ -25,6 +25,8 @@ func TestPartsGetTheirPrograms(t *testing.T) {
 		"vllm forced eviction":   "clients vllm",
 		"vllm client litellm":    "clients vllm",
 		"clients curl,dynamo":    "clients dynamo",
+		"pd":                     "vllm",
+		"pd,dynamo":              "dynamo vllm",
 		"forced eviction":        "clients dynamo vllm",
 	} {
 		text, err := exec.Command("make", "--no-print-directory", "-n", "test-interop", "ONLY="+only).Output()

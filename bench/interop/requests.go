@@ -68,6 +68,9 @@ type answer struct {
 		Message struct {
 			Content string `json:"content"`
 		} `json:"message"`
+		Delta struct { // of a stream
+			Content string `json:"content"`
+		} `json:"delta"`
 	} `json:"choices"`
 	Prompt []uint32 `json:"prompt_token_ids"`
 	Ext    struct {
@@ -76,14 +79,16 @@ type answer struct {
 			DPRank   uint32 `json:"decode_dp_rank"`
 		} `json:"worker_id"`
 	} `json:"nvext"`
+
+	streamed string // the reply, of a stream
 }
 
 // text is the reply.
 func (a *answer) text() string {
 	if len(a.Choices) == 0 {
-		return ""
+		return a.streamed
 	}
-	return a.Choices[0].Message.Content + a.Choices[0].Text
+	return a.Choices[0].Message.Content + a.Choices[0].Text + a.Choices[0].Delta.Content
 }
 
 // refusal is a response whose status is not 200.
@@ -104,6 +109,7 @@ func (r *response) read() (a answer) {
 		bench.NoError(json.Unmarshal(r.body, &a))
 		return a
 	}
+	text := ""
 	for lines := bufio.NewScanner(bytes.NewReader(r.body)); lines.Scan(); {
 		data, ok := strings.CutPrefix(lines.Text(), "data: ")
 		if !ok || data == "[DONE]" {
@@ -111,6 +117,7 @@ func (r *response) read() (a answer) {
 		}
 		var one answer
 		bench.NoError(json.Unmarshal([]byte(data), &one))
+		text += one.text()
 		if one.Usage.Prompt > 0 {
 			a = one
 		}
@@ -118,5 +125,6 @@ func (r *response) read() (a answer) {
 	if a.Usage.Prompt == 0 {
 		bench.NoError(errors.New("a stream without usage"))
 	}
+	a.streamed = text
 	return a
 }

@@ -187,7 +187,7 @@ func atOnce(ctx context.Context, w *world, res *result) {
 func ranks(ctx context.Context, e *env, res *result) {
 	f := e.files()
 	e.endGroup() // the memory is needed
-	v := e.launch(f, "dp", 2)
+	v := e.launch(f, "dp", 2, "")
 	e.atEnd(v.stop)
 	v.ready(ctx)
 	e.vllms = f

@@ -61,6 +61,13 @@ func (w *world) compareAnswer(ctx context.Context, res *result, what string, r *
 	if said := r.header.Get("X-Dynamo-Overlap-Blocks"); said != strconv.Itoa(d.OverlapBlocks) {
 		res.differ("%s: the header says %s blocks, the decision %d", what, said, d.OverlapBlocks)
 	}
+	if leg := d.Prefill; leg != nil { // its worker generated one token
+		used := usage{Prompt: a.Usage.Prompt, Completed: 1}
+		used.Details.Cached = min(leg.OverlapBlocks, max(0, used.Prompt-1)/w.block) * w.block
+		worker := engines.WorkerRank{WorkerID: leg.Worker.ID, DPRank: leg.Worker.DPRank}
+		w.expect(worker, used.stored(w.block))
+		w.requests[worker]++
+	}
 	w.expect(at, a.Usage.stored(w.block))
 	w.cached += a.Usage.Details.Cached
 	w.requests[at]++
