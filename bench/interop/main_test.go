@@ -25,8 +25,7 @@ func TestPartsGetTheirPrograms(t *testing.T) {
 		"vllm forced eviction":   "clients vllm",
 		"vllm client litellm":    "clients vllm",
 		"clients curl,dynamo":    "clients dynamo",
-		"pd":                     "vllm",
-		"pd,dynamo":              "dynamo vllm",
+		"pd":                     "clients vllm",
 		"forced eviction":        "clients dynamo vllm",
 	} {
 		text, err := exec.Command("make", "--no-print-directory", "-n", "test-interop", "ONLY="+only).Output()

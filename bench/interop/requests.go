@@ -109,7 +109,7 @@ func (r *response) read() (a answer) {
 		bench.NoError(json.Unmarshal(r.body, &a))
 		return a
 	}
-	text := ""
+	var text strings.Builder
 	for lines := bufio.NewScanner(bytes.NewReader(r.body)); lines.Scan(); {
 		data, ok := strings.CutPrefix(lines.Text(), "data: ")
 		if !ok || data == "[DONE]" {
@@ -117,7 +117,7 @@ func (r *response) read() (a answer) {
 		}
 		var one answer
 		bench.NoError(json.Unmarshal([]byte(data), &one))
-		text += one.text()
+		text.WriteString(one.text())
 		if one.Usage.Prompt > 0 {
 			a = one
 		}
@@ -125,6 +125,6 @@ func (r *response) read() (a answer) {
 	if a.Usage.Prompt == 0 {
 		bench.NoError(errors.New("a stream without usage"))
 	}
-	a.streamed = text
+	a.streamed = text.String()
 	return a
 }
