@@ -4,6 +4,7 @@ package policy
 
 import (
 	"io"
+	"reflect"
 	"testing"
 	"time"
 
@@ -52,5 +53,28 @@ func TestFleetComparisons(t *testing.T) {
 	}
 	if targets != 12 {
 		t.Errorf("%d targets, want 12", targets)
+	}
+}
+
+// Prefill and decode workers are compared with as many aggregated workers, under the same load.
+func TestSplitComparisons(t *testing.T) {
+	p := &Bench{Log: io.Discard}
+	comparisons := p.splitComparisons()
+	for i, c := range comparisons {
+		var one, split replay.Scenario
+		c.one.set(&one)
+		c.cell.set(&split)
+		if split.PrefillWorkers != 4 || (split.ConditionalDisaggregation == "isl_bounding") != (i%2 == 1) || len(c.figures([]Measured{
+			{Cell: c.one.name, Rule: defaultRule}, {Cell: c.cell.name, Rule: defaultRule},
+		})) != 4 {
+			t.Errorf("%s: %+v", c.what, split)
+		}
+		split.PrefillWorkers, split.ConditionalDisaggregation = 0, ""
+		if !reflect.DeepEqual(one, split) {
+			t.Errorf("%s: %+v against %+v", c.what, split, one)
+		}
+	}
+	if len(comparisons) != 12 {
+		t.Errorf("%d comparisons, want 12", len(comparisons))
 	}
 }

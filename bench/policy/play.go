@@ -67,6 +67,7 @@ type Measured struct {
 	TTFTp99   Range  `json:"ttft_p99_s"`
 	E2E       Range  `json:"e2e_s"`
 	TPOT      Range  `json:"tpot_ms"`
+	TPOTp99   Range  `json:"tpot_p99_ms"`
 	HitRate   Range  `json:"token_hit_rate"`
 	Imbalance Range  `json:"imbalance"`
 }
@@ -110,6 +111,7 @@ func (m *Measured) fill(results []*replay.Result) {
 	m.TTFTp99 = over(func(r *replay.Result) float64 { return r.TTFT.P99 })
 	m.E2E = over(func(r *replay.Result) float64 { return r.E2E.Mean })
 	m.TPOT = over(func(r *replay.Result) float64 { return r.TPOT.Mean * 1e3 })
+	m.TPOTp99 = over(func(r *replay.Result) float64 { return r.TPOT.P99 * 1e3 })
 	m.HitRate = over(func(r *replay.Result) float64 { return r.HitRate })
 	m.Imbalance = over(func(r *replay.Result) float64 { return r.Imbalance })
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package policy compares ways to choose a worker in simulations ([replay]): rules with
-// each other, several routers with one. ../README.md is the method.
+// each other, several routers with one, prefill and decode workers with aggregated ones.
+// ../README.md is the method.
 package policy
 
 import (

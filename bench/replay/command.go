@@ -36,6 +36,8 @@ TTFT ≤ 2 s and TPOT ≤ 50 ms; hits are cached tokens of prompts, "of LRU" the
 share of what one cache of the summed size would hit; imbalance is the most prompt
 tokens that a worker computed over the mean; misjudged is by how many cached tokens
 decisions were wrong on average. The same flags give the same bytes, --timing apart.
+With --prefill-workers the first token comes from the decode worker, after the
+transfer; legs is the share of requests with a prefill leg.
 
 Rules: %s.
 Settings follow a colon: tokens:alpha=.1,attention=6e-5 or dynamo:overlap_score_weight=4.

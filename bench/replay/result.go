@@ -53,8 +53,8 @@ type Result struct {
 
 	// Legs is the number of requests with a prefill leg. Transfer is the time until their decode
 	// worker has the blocks: waiting for the link, and the transfer itself.
-	Legs     int              `json:"prefill_legs,omitempty"`
-	Transfer *bench.Quantiles `json:"transfer_s,omitempty"`
+	Legs     int             `json:"prefill_legs,omitempty"`
+	Transfer bench.Quantiles `json:"transfer_s,omitzero"`
 
 	Timing *Timing `json:"timing,omitempty"`
 }
@@ -141,9 +141,7 @@ func (s *sim) result() *Result {
 		most, sum = max(most, e.computed), sum+e.computed
 	}
 	r.Imbalance = float64(most) * float64(able) / float64(max(1, sum))
-	if r.Legs = len(s.transfers); r.Legs > 0 {
-		r.Transfer = new(bench.NewQuantiles(s.transfers))
-	}
+	r.Legs, r.Transfer = len(s.transfers), bench.NewQuantiles(s.transfers)
 	return r
 }
 
@@ -162,7 +160,11 @@ func writeJSON(w io.Writer, results []*Result) error {
 func writeTable(w io.Writer, results []*Result) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	timed := slices.ContainsFunc(results, func(r *Result) bool { return r.Timing != nil })
+	split := slices.ContainsFunc(results, func(r *Result) bool { return r.Legs > 0 })
 	fmt.Fprint(t, "rule\tload\tseed\tTTFT mean\tp50\tp90\tp99 s\tTPOT mean\tp99 ms\tE2E mean\tp99 s\tgoodput/s\thits\tof LRU\timbalance\tmisjudged\t")
+	if split {
+		fmt.Fprint(t, "legs\ttransfer ms\t")
+	}
 	if timed {
 		fmt.Fprint(t, "decision p50\tp99 µs\trequests/s\tB/request\t")
 	}
@@ -175,6 +177,9 @@ func writeTable(w io.Writer, results []*Result) error {
 		fmt.Fprintf(t, "%s\t%g\t%d\t%.3f\t%.3f\t%.2f\t%.2f\t%.1f\t%.1f\t%.2f\t%.1f\t%.2f\t%.3f\t%s\t%.3f\t%.0f\t", r.Rule, r.Load, r.Seed,
 			r.TTFT.Mean, r.TTFT.P50, r.TTFT.P90, r.TTFT.P99, r.TPOT.Mean*1e3, r.TPOT.P99*1e3, r.E2E.Mean, r.E2E.P99,
 			r.Goodput, r.HitRate, share, r.Imbalance, r.Misjudged)
+		if split {
+			fmt.Fprintf(t, "%.3f\t%.0f\t", float64(r.Legs)/float64(r.Requests), r.Transfer.Mean*1e3)
+		}
 		if c := r.Timing; c != nil {
 			fmt.Fprintf(t, "%.1f\t%.1f\t%.0f\t%.0f\t", float64(c.DecisionP50)/1e3, float64(c.DecisionP99)/1e3, c.Rate, c.Bytes)
 		}
