@@ -4,6 +4,7 @@ package enginesim
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -23,7 +24,7 @@ type answer struct {
 	ids      []uint32 // ids of the prompt, if the client requested them
 	// receive fetches the blocks of the prompt, offer adds the parameters with which they are
 	// fetched to a whole answer. Both may be nil.
-	receive func() bool
+	receive func(context.Context) bool
 	offer   func(whole object)
 
 	prompt   int           // tokens
@@ -54,7 +55,7 @@ func (a *answer) follow(r *http.Request, m *metrics) bool {
 				return true
 			case !admitted:
 				admitted = true
-				if a.begin(); a.receive != nil && !a.receive() {
+				if a.begin(); a.receive != nil && !a.receive(r.Context()) {
 					a.fail()
 					return false
 				}

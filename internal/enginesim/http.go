@@ -4,6 +4,7 @@ package enginesim
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -169,7 +170,7 @@ func (e *Engine) request(r *http.Request, a *answer) (*request, *openai.Error) {
 	}
 	if move.from != "" {
 		req.receiving = true
-		a.receive = func() bool { return e.receive(r.Context(), move, req) }
+		a.receive = func(ctx context.Context) bool { return e.receive(ctx, move, req) }
 	}
 	return req, nil
 }
