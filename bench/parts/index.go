@@ -60,8 +60,6 @@ func (b *Bench) Index() []bench.Figure {
 		one("bytes per (block, worker), shared by 64, hashes agree", "B", atMost(6), func() float64 { return pairBytes(shared(agree)) }),
 		one("bytes per (block, worker), shared by 64, hashes differ", "B", atMost(20), func() float64 { return pairBytes(shared(differ)) }),
 		one("heap returned after removing everything", "%", atLeast(90), heapReturned),
-		one("dump of 10 M (block, worker) pairs", "s", atMost(5), dumpTime),
-		one("restore of 10 M (block, worker) pairs", "s", atMost(5), restoreTime),
 	))
 }
 
@@ -353,68 +351,4 @@ func heapReturned() float64 {
 	runtime.KeepAlive(gone)
 	runtime.KeepAlive(x)
 	return 100 * (full - empty) / (full - before)
-}
-
-// many is an index of 10 M pairs: 8 M of 64 workers that share chains, though not
-// their engine hashes, and 2 M of one worker each.
-func many() *indexer.Index {
-	const shares, alone = 8 << 20 / 64 / indexSequence, 2 << 20 / indexSequence
-	x := indexer.New(indexer.Config{})
-	for n := range shares {
-		local := sequence(n, indexSequence)
-		for w := range 64 {
-			applyAll(x, stored(nil, w, differ(w), local))
-		}
-	}
-	for n := range alone {
-		applyAll(x, stored(nil, n%64, differ(n%64), sequence(shares+n, indexSequence)))
-	}
-	return x
-}
-
-func dumpTime() float64 {
-	x := many()
-	runtime.GC()
-	start := time.Now()
-	pairs := 0
-	for r, err := range x.Dump() {
-		bench.NoError(err)
-		for _, h := range r.Holders {
-			pairs += len(h.Externals)
-		}
-	}
-	seconds := time.Since(start).Seconds()
-	if pairs != x.Blocks() {
-		bench.NoError(fmt.Errorf("%d pairs dumped, want %d", pairs, x.Blocks()))
-	}
-	return seconds
-}
-
-func restoreTime() float64 {
-	var runs []indexer.Run
-	pairs := 0
-	for r, err := range many().Dump() {
-		bench.NoError(err)
-		r.Local, r.Holders = slices.Clone(r.Local), slices.Clone(r.Holders)
-		for i := range r.Holders {
-			r.Holders[i].Externals = slices.Clone(r.Holders[i].Externals)
-			pairs += len(r.Holders[i].Externals)
-		}
-		runs = append(runs, r)
-	}
-	runtime.GC()
-	start := time.Now()
-	y, _, err := indexer.Restore(indexer.Config{}, func(yield func(indexer.Run, error) bool) {
-		for _, r := range runs {
-			if !yield(r, nil) {
-				return
-			}
-		}
-	})
-	seconds := time.Since(start).Seconds()
-	bench.NoError(err)
-	if y.Blocks() != pairs {
-		bench.NoError(fmt.Errorf("%d pairs restored, want %d", y.Blocks(), pairs))
-	}
-	return seconds
 }
