@@ -174,8 +174,8 @@ func (f *Command) withoutEffect(fs *flag.FlagSet) (err error) {
 		{s.Groups == 1, "one group", "summary-age summary-stride"},
 		{s.ForeignShare == 0, "no --foreign-share", "foreign-workers report-every"},
 		{s.Approximate, "--no-kv-events", "event-delay event-loss predict"},
-		{s.PrefillWorkers == 0, "no --prefill-workers", "kv-bytes-per-token transfer-rate conditional-disaggregation disaggregation-tokens disaggregation-fraction decode-overlap-score-credit"},
-		{s.ConditionalDisaggregation == "never", "no --conditional-disaggregation", "disaggregation-tokens disaggregation-fraction"},
+		{s.PrefillWorkers == 0, "--prefill-workers 0", "kv-bytes-per-token transfer-rate conditional-disaggregation disaggregation-tokens disaggregation-fraction decode-overlap-score-credit"},
+		{s.ConditionalDisaggregation == "never", "--conditional-disaggregation never", "disaggregation-tokens disaggregation-fraction"},
 		{f.HitRate, "--hit-rate, which plays nothing", "rule load jitter speeds engine replicas sync-delay sync-off sync-lost groups summary-age summary-stride " +
 			"no-kv-events event-delay event-loss predict prefill-workers kv-bytes-per-token transfer-rate conditional-disaggregation disaggregation-tokens disaggregation-fraction " +
 			"decode-overlap-score-credit foreign-share foreign-workers report-every change cold-start seeds timing json"},

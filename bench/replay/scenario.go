@@ -57,12 +57,12 @@ type Scenario struct {
 	// The first PrefillWorkers workers have the role prefill, the others the role decode. Not with
 	// Groups, Changes, ForeignShare or an oracle.
 	PrefillWorkers int `yaml:"prefill-workers" want:"0 to 4095" help:"<number> of workers, the first ones, that only compute prompts, while the others decode; 0 = each worker does both"`
-	// A token has 2 bytes for each element of a key and a value: layers x KV heads x head size x 4.
-	// The default is that of Qwen3-32B, 64 x 8 x 128 x 4; [Command] has those of the other engines.
-	KVBytesPerToken int     `yaml:"kv-bytes-per-token" want:"0 to 1e9" help:"<bytes> of keys and values that a token has in a transfer; 0 = the model of the engine: 131072 for 8b, 262144 for 32b, 327680 for 70b"`
-	TransferRate    float64 `yaml:"transfer-rate" default:"50" want:"more than 0, at most 1e6" help:"<GB/s> at which a worker sends or receives blocks; 50 is a link of 400 Gbit/s at its line rate"`
-	// The next four are settings of `kvroute serve`. The rules of ConditionalDisaggregation that need
-	// a threshold are left out: the workers here have none.
+	// KVBytesPerToken is the size of a token's keys and values with 2 bytes a number: layers x KV
+	// heads x head size x 4. The default is that of Qwen3-32B, 64 x 8 x 128 x 4.
+	KVBytesPerToken int     `yaml:"kv-bytes-per-token" want:"0 to 1e9" help:"<bytes> of a token's keys and values, which a transfer carries (layers x KV heads x head size x 4); 0 takes those of the engine's model: 131072 for 8b, 262144 for 32b, 327680 for 70b"`
+	TransferRate    float64 `yaml:"transfer-rate" default:"50" want:"more than 0, at most 1e6" help:"<GB/s> at which a worker sends or receives blocks: 50 is the line rate of a 400 Gbit/s adapter"`
+	// The next four are settings of `kvroute serve`. Rules of ConditionalDisaggregation that need a
+	// threshold are left out: these workers have no thresholds.
 	ConditionalDisaggregation string  `yaml:"conditional-disaggregation" default:"never" want:"never or isl_bounding" help:"never or isl_bounding: no prefill leg for requests with a short or mostly cached prompt"`
 	DisaggregationTokens      int     `yaml:"disaggregation-tokens" default:"2048" want:"more than 0" help:"<tokens> to compute from which a prompt is not short, for isl_bounding"`
 	DisaggregationFraction    float64 `yaml:"disaggregation-fraction" default:"0.7" want:"more than 0, at most 1" help:"<share> of tokens to compute from which a prompt is not mostly cached, for isl_bounding"`

@@ -2,8 +2,8 @@
 
 // Package replay plays a workload against simulated engines on a virtual clock. The
 // product's own router chooses the engines: package router with its index, slots and cost
-// rules. It gets cache events, first tokens and ends of requests as in production, or
-// later, or never, as the scenario says.
+// rules. The router gets cache events, first tokens and ends of requests as in production. A
+// scenario may delay or lose them.
 //
 // The same scenario gives the same result, bit for bit. A [Trace] may be read by
 // any number of simulations at a time; one simulation uses one goroutine.
@@ -77,7 +77,7 @@ type state struct {
 type replica struct {
 	router  *router.Router
 	workers []int  // candidates of the router
-	broken  []bool // by worker: an event was lost since the last one
+	broken  []bool // by worker: its last event was lost
 }
 
 const model = "model"
@@ -334,7 +334,7 @@ func (s *sim) route(req int32) {
 	}
 	d, err := s.decide(s.routers[state.router], req)
 	if s.upper != nil && errors.Is(err, router.ErrNoWorkers) {
-		// The group has no workers any more: its summary was old.
+		// The group has lost its last worker since its last summary: the upper router chooses again.
 		s.upper.router.Free(state.id)
 		s.summarise(state.router)
 		s.route(req)
@@ -444,7 +444,7 @@ func (s *sim) ended(w int, req int32) {
 	}
 }
 
-// free ends a request at the routers that chose its group and its worker.
+// free frees the slots of a request, at the router of its worker and at the upper router.
 func (s *sim) free(req int32) {
 	state := &s.states[req]
 	if state.router >= 0 {

@@ -146,6 +146,7 @@ func digest(t testing.TB) string {
 	for _, name := range []string{"tokens", "dynamo", "lmetric"} {
 		all = append(all, encode(t, play(t, Scenario{Trace: trace, Rule: rule(t, name), KVBlocks: 300, Seed: 1})))
 	}
+	all = append(all, encode(t, play(t, Scenario{Trace: trace, Rule: rule(t, "predicted_ttft"), KVBlocks: 300, Seed: 1, PrefillWorkers: 4})))
 	return strings.Join(all, "\n")
 }
 
@@ -157,8 +158,8 @@ func TestDigest(t *testing.T) {
 	}
 }
 
-// The simulation decides by package scorer, and by the published rules: a change of either
-// changes its results.
+// The simulation decides by package scorer, by the published rules, and on prefill and decode workers
+// by package router: a change of one of them changes its results.
 func TestMutatedScorerChangesTheResult(t *testing.T) {
 	if testing.Short() {
 		return
@@ -168,6 +169,7 @@ func TestMutatedScorerChangesTheResult(t *testing.T) {
 		{"scorer/policy.go", "return pend + own*", "return .5*pend + own*"},
 		{"scorer/policy.go", "return s.OverlapWeight*max(0, prefill)/r.block() + decode", "return s.OverlapWeight*max(0, prefill)/r.block() + 2*decode"},
 		{"bench/replay/published.go", "return float64(in.PendTokens+uncached(r, in)) * float64(in.ActiveRequests+1)", "return float64(in.PendTokens+uncached(r, in)) * float64(in.ActiveRequests+2)"},
+		{"router/split.go", "d.AssumeKVReuse, d.TrackPrefill = false, false", "d.AssumeKVReuse, d.TrackPrefill = true, false"},
 	} {
 		dir := t.TempDir()
 		name, err := filepath.Abs(filepath.Join("../..", m.file))
