@@ -11,19 +11,6 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// Sign is how a first token was noticed.
-type Sign string
-
-// The signs.
-const (
-	SignTold     Sign = "told"             // the caller reported it: [Router.MarkPrefillCompleted]
-	SignObserver Sign = "observer"         // it was seen in the response
-	SignHeaders  Sign = "response-headers" // the headers of a stream came: the worker sends them with the first token
-	SignOrder    Sign = scorer.ByOrder     // inferred: a request that was booked later on the worker has its first token
-	SignRate     Sign = scorer.ByRate      // inferred: the worker should have computed the prompt by now
-	SignEnd      Sign = "end"              // only the whole response, or its end, was seen
-)
-
 // MarkPrefillCompleted notes the first token of a booked request, or of a request that
 // another replica booked: its prompt tokens no longer wait to be computed. It returns false
 // for an id without a slot and for a repetition, which are both harmless.

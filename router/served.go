@@ -8,14 +8,6 @@ import (
 	"time"
 )
 
-// Second is the worker that gets a request if the chosen worker does not take it.
-type Second struct {
-	Worker        Worker         `json:"worker"`
-	WorkerName    string         `json:"worker_name,omitempty"`
-	Address       netip.AddrPort `json:"address"`
-	OverlapBlocks int            `json:"overlap_blocks"` // leading blocks of the prompt that the worker holds
-}
-
 // Response is what the proxy knows when the response to a booked request begins.
 type Response struct {
 	// Address is the address of the last worker that the proxy tried; invalid if unknown.

@@ -347,6 +347,27 @@ type Decision struct {
 	Served netip.AddrPort `json:"served,omitzero"`
 }
 
+// Second is the worker that gets a request if the chosen worker does not take it.
+type Second struct {
+	Worker        Worker         `json:"worker"`
+	WorkerName    string         `json:"worker_name,omitempty"`
+	Address       netip.AddrPort `json:"address"`
+	OverlapBlocks int            `json:"overlap_blocks"` // leading blocks of the prompt that the worker holds
+}
+
+// Sign is how a first token was noticed.
+type Sign string
+
+// The signs.
+const (
+	SignTold     Sign = "told"             // the caller reported it: [Router.MarkPrefillCompleted]
+	SignObserver Sign = "observer"         // it was seen in the response
+	SignHeaders  Sign = "response-headers" // the headers of a stream came: the worker sends them with the first token
+	SignOrder    Sign = scorer.ByOrder     // inferred: a request that was booked later on the worker has its first token
+	SignRate     Sign = scorer.ByRate      // inferred: the worker should have computed the prompt by now
+	SignEnd      Sign = "end"              // only the whole response, or its end, was seen
+)
+
 // Candidate is one worker that a decision looked at. If the worker was excluded, its cost
 // and the fields about the prompt are 0.
 type Candidate struct {
