@@ -92,11 +92,13 @@ func legs(ctx context.Context, o options, dir string) []bench.Figure {
 		return server, proxy
 	}
 	begin := []use{fleets[0].used(ctx), fleets[1].used(ctx)}
-	time.Sleep(length)
+	<-time.After(length)
 	idle, _ := usedUntil(begin)
 	var rows []bench.Row
-	for _, name := range []string{"p50, aggregated", "p50, split", "p50, the leg alone", "server's CPU a request, aggregated", "server's CPU a request, split",
-		"Envoy's CPU a request, aggregated", "Envoy's CPU a request, split"} {
+	for _, name := range []string{
+		"p50, aggregated", "p50, split", "p50, the leg alone", "server's CPU a request, aggregated", "server's CPU a request, split",
+		"Envoy's CPU a request, aggregated", "Envoy's CPU a request, split",
+	} {
 		rows = append(rows, bench.NewRow("10 KB: "+name, "ms", bench.Target{}))
 	}
 	rows = append(rows, bench.NewRow("10 KB: p50, split − aggregated − leg", "ms", bench.AtMost(1.5)),
@@ -120,7 +122,7 @@ func legs(ctx context.Context, o options, dir string) []bench.Figure {
 				took[kind] = append(took[kind], ms(time.Since(sent)))
 			}
 		}
-		time.Sleep(50 * time.Millisecond) // streams end after the response
+		<-time.After(50 * time.Millisecond) // streams end after the response
 		seconds := time.Since(start).Seconds()
 		server, proxy := usedUntil(begin)
 		for i := range server {

@@ -214,8 +214,7 @@ func TestFaultsOfPrefillWorkers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p0, p1 := p.computes("p0", c.does), p.computes("p1", c.does)
-			defer p.computes("p0", p0)
-			defer p.computes("p1", p1)
+			defer func() { p.computes("p0", p0); p.computes("p1", p1) }()
 			for _, second := range []bool{true, false} {
 				if p.computes("p1", c.does); second {
 					p.computes("p1", p1)

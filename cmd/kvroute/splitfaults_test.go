@@ -31,7 +31,8 @@ type fault struct {
 // maxBody is the largest body of a client in that fleet.
 const maxBody = 2 << 20
 
-// patient are flags with which no request of a busy machine has a timeout, and no worker is tried again.
+// patient are flags with long times: on a busy machine no request has a timeout, and no worker that is
+// avoided is tried again.
 var patient = []string{"--decision-timeout", "25s", "--prefill-timeout", "30s", "--avoid-failing", "10m", "--max-body-bytes", fmt.Sprint(maxBody)}
 
 // One fleet has several models, each with its own workers and its own fault. After each fault the
@@ -309,7 +310,6 @@ func pausedRouter(t *testing.T, p *splitFleet, model string) {
 		under.Add(-1)
 	}
 	works := p.computes("sim-p", hangs)
-	defer p.computes("sim-p", works)
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
 	stays, leaves := make(chan sight, 1), make(chan sight, 1)
