@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,8 +19,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	_ "embed"
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/internal/process"
