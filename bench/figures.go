@@ -115,7 +115,6 @@ func NewRow(what, unit string, t Target) Row { return Row{what, unit, t} }
 func Rounds(n int, rows []Row, round func() []float64) (out []Figure) {
 	values := make([][]float64, len(rows))
 	for range n {
-		runtime.GC()
 		for i, v := range round() {
 			values[i] = append(values[i], v)
 		}

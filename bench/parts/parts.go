@@ -12,6 +12,7 @@ import (
 	"io"
 	"net/netip"
 	"regexp"
+	"runtime"
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
@@ -45,7 +46,11 @@ func (b *Bench) run(shapes []shape) (out []bench.Figure) {
 			continue
 		}
 		bench.Within(name, func() {
-			for _, f := range bench.Rounds(b.Rounds, s.rows, s.measure) {
+			round := func() []float64 {
+				runtime.GC()
+				return s.measure()
+			}
+			for _, f := range bench.Rounds(b.Rounds, s.rows, round) {
 				fmt.Fprintf(b.Log, "%s: %.4g %s (%s)\n", f.What, f.Median, f.Unit, f.Target)
 				out = append(out, f)
 			}
