@@ -107,7 +107,7 @@ type Row struct {
 	Target     Target
 }
 
-// NewRow returns a row; the zero target is none.
+// NewRow returns a row. With the zero target it has no target.
 func NewRow(what, unit string, t Target) Row { return Row{what, unit, t} }
 
 // Rounds measures rows together. Each round gives a value for each row; a row without values has

@@ -59,7 +59,7 @@ type Scenario struct {
 	PrefillWorkers int `yaml:"prefill-workers" want:"0 to 4095" help:"<number> of workers, the first ones, that only compute prompts, while the others decode; 0 = each worker does both"`
 	// KVBytesPerToken is the size of a token's keys and values with 2 bytes a number: layers x KV
 	// heads x head size x 4. The default is that of Qwen3-32B, 64 x 8 x 128 x 4.
-	KVBytesPerToken int     `yaml:"kv-bytes-per-token" want:"0 to 1e9" help:"<bytes> of a token's keys and values, which a transfer carries (layers x KV heads x head size x 4); 0 takes those of the engine's model: 131072 for 8b, 262144 for 32b, 327680 for 70b"`
+	KVBytesPerToken int     `yaml:"kv-bytes-per-token" want:"0 to 1e9" help:"<bytes> of a token's keys and values in a transfer: layers x KV heads x head size x 4. 0 is the engine's model: 131072 for 8b, 262144 for 32b, 327680 for 70b"`
 	TransferRate    float64 `yaml:"transfer-rate" default:"50" want:"more than 0, at most 1e6" help:"<GB/s> at which a worker sends or receives blocks: 50 is the line rate of a 400 Gbit/s adapter"`
 	// The next four are settings of `kvroute serve`. Rules of ConditionalDisaggregation that need a
 	// threshold are left out: these workers have no thresholds.
