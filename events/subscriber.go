@@ -160,7 +160,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 			s.audit("NATS was away")
 		}
 		if n%expireEvery == 0 {
-			s.expire(ctx)
+			s.expire()
 		}
 		if n%lossesEvery != 0 {
 			continue
@@ -237,7 +237,7 @@ func (s *Subscriber) AwaitWanted(ctx context.Context, feed Feed) {
 	}
 }
 
-func (s *Subscriber) expire(ctx context.Context) {
+func (s *Subscriber) expire() {
 	dropped := 0
 	s.change(func(t *tracker, now time.Time) { dropped = t.expire(now) })
 	if dropped > 0 {

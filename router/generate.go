@@ -47,7 +47,7 @@ func (r *Router) Generate(ctx context.Context, req Request, dispatch Dispatch) i
 			return
 		}
 		served := false
-		defer func() { //nolint:contextcheck // the end is counted also after ctx
+		defer func() {
 			if served {
 				r.Free(req.ID)
 			} else {
@@ -59,15 +59,15 @@ func (r *Router) Generate(ctx context.Context, req Request, dispatch Dispatch) i
 		for c, err := range dispatch(worker, req, d) {
 			if err != nil {
 				if !served && ctx.Err() == nil {
-					r.failed(req.ID, &d, err) //nolint:contextcheck // counted also if the client disconnects
+					r.failed(req.ID, &d, err)
 				}
 				yield(Chunk{}, fmt.Errorf("router: worker %d: %w", d.Worker.ID, err))
 				return
 			}
 			if len(c.Data) > 0 && !served {
 				served = true
-				r.Served(req.ID, Response{Address: d.Address, Status: 200}) //nolint:contextcheck // as above
-				r.MarkPrefillCompleted(req.ID)                              //nolint:contextcheck // as above
+				r.Served(req.ID, Response{Address: d.Address, Status: 200})
+				r.MarkPrefillCompleted(req.ID)
 			}
 			if c.Tokens > 0 {
 				r.AddOutputTokens(req.ID, c.Tokens)

@@ -31,13 +31,11 @@ func main() {
 		o.shared = bench.Must(fixtures.Dir())
 		o.work = bench.Must(os.MkdirTemp("", "conformance"))
 		defer func() { _ = os.RemoveAll(o.work) }()
-		name, command, figures := "conformance", "make conformance", []bench.Figure(nil)
+		name, command, compare := "conformance", "make conformance", compareAll
 		if o.vllm != "" {
-			name, command, figures = "vllm", "VLLM=1 make conformance", vllm(o)
-		} else {
-			figures = compareAll(o)
+			name, command, compare = "vllm", "VLLM=1 make conformance", vllm
 		}
-		return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun(name, o.commit, command, figures)))
+		return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun(name, o.commit, command, compare(o))))
 	})
 }
 

@@ -148,7 +148,7 @@ func idle(ctx context.Context, variants []*variant) []bench.Figure {
 	rows := []bench.Row{bench.NewRow(what+"no-op", "ms", bench.Target{}), bench.NewRow(what+"kvroute", "ms", bench.Target{})}
 	return bench.Rounds(1, rows, func() []float64 {
 		a, b := variants[noop].used(ctx).server, variants[ours].used(ctx).server
-		time.Sleep(length)
+		<-time.After(length)
 		return []float64{ms(variants[noop].used(ctx).server-a) / length.Seconds(), ms(variants[ours].used(ctx).server-b) / length.Seconds()}
 	})
 }
@@ -171,7 +171,7 @@ func one(ctx context.Context, client *http.Client, texts *texts, s shape, v *var
 		took[i] = time.Since(start) - due(i)
 	})
 	bench.NoError(cmp.Or(errors.Join(errs...), context.Cause(ctx)))
-	time.Sleep(50 * time.Millisecond) // streams end after the response
+	<-time.After(50 * time.Millisecond) // streams end after the response
 	after := v.used(ctx)
 	slices.Sort(took)
 	each := func(d time.Duration) float64 { return ms(d) / float64(n) }

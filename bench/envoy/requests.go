@@ -64,7 +64,7 @@ func answer(w http.ResponseWriter, r *http.Request) {
 		if out.Flush() != nil {
 			return
 		}
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 	}
 	_, _ = io.WriteString(w, "data: [DONE]\n\n")
 }

@@ -215,7 +215,7 @@ func (l *lab) latency(durable bool) []float64 {
 	}
 	begin := time.Now()
 	for total := range eventSeconds * eventRate {
-		time.Sleep(time.Until(begin.Add(time.Duration(total*1000/eventRate) * time.Millisecond)))
+		<-time.After(time.Until(begin.Add(time.Duration(total*1000/eventRate) * time.Millisecond)))
 		s := senders[total%eventWorkers]
 		s.mu.Lock()
 		i := s.published

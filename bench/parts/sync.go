@@ -117,7 +117,7 @@ func serveAll(routers []*router.Router, rate, first, n, size int) {
 	var blocks router.Blocks
 	for i := first; i < first+n+costInFlight; i++ {
 		if i < first+n {
-			time.Sleep(time.Until(start.Add(time.Duration(i-first) * time.Second / time.Duration(rate))))
+			<-time.After(time.Until(start.Add(time.Duration(i-first) * time.Second / time.Duration(rate))))
 			blocks.Local = append(sequence(i/2, size/2), sequence(i+1<<20, size/2)...)
 			blocks.Sequence = indexer.AppendSequenceHashes(blocks.Sequence[:0], blocks.Local)
 			blocks.Tokens = size*16 + 7
@@ -190,7 +190,7 @@ func (l *lab) summaries() []float64 {
 	before, start := bytes.Load(), time.Now()
 	n := 0
 	for ; time.Since(start) < summarySeconds*time.Second; n++ {
-		time.Sleep(time.Until(start.Add(time.Duration(n) * time.Second / summaryRate)))
+		<-time.After(time.Until(start.Add(time.Duration(n) * time.Second / summaryRate)))
 		compute(chains + n)
 	}
 	// In proportion to the chains, since a busy machine computes fewer of them.

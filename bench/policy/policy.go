@@ -21,7 +21,7 @@ const manySeeds = 10
 // them to w, and returns the figures with their targets.
 func (b *Bench) Figures(ctx context.Context, w io.Writer, dir string) []bench.Figure {
 	b.load()
-	figures := b.speedFigures() //nolint:contextcheck // a decision has a context of its own
+	figures := b.speedFigures()
 	fresh := b.cells()
 	var shipped []cell
 	for _, c := range fresh {

@@ -76,7 +76,7 @@ func (s *sim) transfer(req int32, tokens int) {
 
 // checkSplit returns an error for settings that cannot be combined with prefill workers.
 func (c *Scenario) checkSplit() error {
-	beside := ""
+	var beside string
 	switch {
 	case c.PrefillWorkers == 0:
 		return nil

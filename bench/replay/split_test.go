@@ -88,6 +88,7 @@ func TestSlotsOfLegsEnd(t *testing.T) {
 				taken[change.ID]++
 			case router.SlotFreed:
 				freed[change.ID]++
+			default:
 			}
 		}
 		c.decided = func(_ int32, d router.Decision) {
