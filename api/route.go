@@ -34,6 +34,10 @@ type question struct {
 	DPRank           *uint32  `json:"dp_rank"`
 	AllowedWorkerIDs []uint64 `json:"allowed_worker_ids"`
 
+	PrefillWorkerID *uint64      `json:"prefill_worker_id"` // pin
+	PrefillDPRank   *uint32      `json:"prefill_dp_rank"`
+	RoutingMode     router.Split `json:"routing_mode"`
+
 	RequiredTaints  []string           `json:"required_taints"`
 	PreferredTaints map[string]float64 `json:"preferred_taints"`
 
@@ -54,11 +58,27 @@ type question struct {
 
 // answer is the answer of /v1/best_worker.
 type answer struct {
-	WorkerID      uint64          `json:"worker_id"`
-	DPRank        uint32          `json:"dp_rank"`
-	OverlapBlocks int             `json:"overlap_blocks"`
-	Address       string          `json:"address"`
-	Decision      router.Decision `json:"decision"`
+	choice
+	Prefill  *leg            `json:"prefill,omitempty"`
+	Decision router.Decision `json:"decision"`
+}
+
+// leg is the prefill leg, which has a slot of its own under RequestID.
+type leg struct {
+	RequestID string `json:"request_id,omitempty"`
+	choice
+}
+
+// choice is a chosen worker.
+type choice struct {
+	WorkerID      uint64 `json:"worker_id"`
+	DPRank        uint32 `json:"dp_rank"`
+	OverlapBlocks int    `json:"overlap_blocks"`
+	Address       string `json:"address"`
+}
+
+func choiceOf(d *router.Decision) choice {
+	return choice{d.Worker.ID, d.Worker.DPRank, d.OverlapBlocks, d.Address.String()}
 }
 
 // booking is the body of the requests about a request in flight.
@@ -75,7 +95,7 @@ func (c *Config) request(q *question) (router.Request, *openai.Error) {
 		RequiredTaints: q.RequiredTaints, PreferredTaints: q.PreferredTaints,
 		Session: q.SessionID, SessionFinal: q.SessionFinal,
 		Priority: q.Priority, StrictPriority: q.StrictPriority, ExpectedOutput: q.ExpectedOutputTokens,
-		Override: q.RouterConfigOverride, Explain: q.Explain,
+		Override: q.RouterConfigOverride, Explain: q.Explain, Split: q.RoutingMode,
 	}
 	bad := func(field, want string) (router.Request, *openai.Error) {
 		return req, invalid(field, field+" must be "+want)
@@ -91,17 +111,17 @@ func (c *Config) request(q *question) (router.Request, *openai.Error) {
 		return bad("token_ids", "absent beside prompt, unless that is a list of the same ids")
 	case q.DPRank != nil && q.WorkerID == nil:
 		return bad("dp_rank", "beside a worker_id")
+	case q.PrefillDPRank != nil && q.PrefillWorkerID == nil:
+		return bad("prefill_dp_rank", "beside a prefill_worker_id")
+	case !slices.Contains([]router.Split{router.SplitAuto, router.SplitNever, router.SplitAlways}, q.RoutingMode):
+		return bad("routing_mode", "aggregated or disaggregated")
 	case math.IsNaN(q.TTFTTargetMS) || q.TTFTTargetMS < 0 || q.TTFTTargetMS > math.MaxInt32:
 		return bad("ttft_target_ms", "a number of milliseconds")
 	}
 	req.TTFTTarget = time.Duration(q.TTFTTargetMS * float64(time.Millisecond))
 	req.QueueWait, req.DecisionTimeout = c.QueueWait, c.DecisionTimeout
-	if q.WorkerID != nil {
-		req.Pinned, req.AnyRank = &router.Worker{ID: *q.WorkerID}, q.DPRank == nil
-		if q.DPRank != nil {
-			req.Pinned.DPRank = *q.DPRank
-		}
-	}
+	req.Pinned, req.AnyRank = pin(q.WorkerID, q.DPRank)
+	req.PrefillPinned, req.PrefillAnyRank = pin(q.PrefillWorkerID, q.PrefillDPRank)
 	if q.AllowedWorkerIDs != nil {
 		ids := make(map[uint64]bool, min(len(q.AllowedWorkerIDs), 1024))
 		for _, id := range q.AllowedWorkerIDs {
@@ -115,6 +135,17 @@ func (c *Config) request(q *question) (router.Request, *openai.Error) {
 		}
 	}
 	return req, nil
+}
+
+// pin returns a pinned worker, nil without one.
+func pin(id *uint64, rank *uint32) (w *router.Worker, anyRank bool) {
+	switch {
+	case id == nil:
+		return nil, false
+	case rank == nil:
+		return &router.Worker{ID: *id}, true
+	}
+	return &router.Worker{ID: *id, DPRank: *rank}, false
 }
 
 // sameIDs reports whether a prompt is a list of these token ids.
@@ -140,7 +171,11 @@ func (c *Config) bestWorker(r *http.Request, q *question) (any, *openai.Error) {
 	if err != nil {
 		return nil, c.refusal(err, req.Model)
 	}
-	return answer{d.Worker.ID, d.Worker.DPRank, d.OverlapBlocks, d.Address.String(), d}, nil
+	a := answer{choice: choiceOf(&d), Decision: d}
+	if d.Prefill != nil {
+		a.Prefill = &leg{d.Prefill.ID, choiceOf(d.Prefill)}
+	}
+	return a, nil
 }
 
 func (c *Config) potentialLoads(r *http.Request, q *question) (any, *openai.Error) {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -81,6 +82,72 @@ func TestBestWorker(t *testing.T) {
 	}
 	if status, text, _ := post(t, h, "/v1/dump_events", ""); status != 200 || strings.TrimSpace(text) != "[]" {
 		t.Errorf("dump: %d %s", status, text)
+	}
+}
+
+// Both workers of a split request are in the answer, each has a slot, and each may be pinned.
+func TestBestWorkerOfASplitModel(t *testing.T) {
+	r := newRouter(t, 0)
+	held := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(fixtures.HoldPort(t))) // refuses connections
+	for i, role := range []router.Role{router.Prefill, router.Prefill, router.Decode, router.Decode} {
+		if err := r.SetWorker(router.WorkerInfo{
+			ID: uint64(i + 1), Role: role, Models: []string{"m"}, BlockSize: 4, DPSize: 2, Engine: "vllm",
+			Address: held,
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h := api.New(api.Config{Router: r, Metrics: http.NotFoundHandler()})
+	requests := func() string {
+		n := map[uint64]int{}
+		for _, w := range r.Workers() {
+			n[w.ID] += w.ActiveRequests
+		}
+		return fmt.Sprint(n)
+	}
+	for _, c := range []struct {
+		more          string // fields of the body
+		status        int
+		want          string
+		slots, legEnd string // requests by worker, and after the end of the leg
+	}{
+		{`"worker_id":4,"dp_rank":1,"prefill_worker_id":2,"prefill_dp_rank":1`, 200, `{"worker_id":4,"dp_rank":1,"overlap_blocks":0,"address":"HELD","prefill":{"request_id":"a/prefill","worker_id":2,"dp_rank":1,"overlap_blocks":0,"address":"HELD"}`, "map[1:0 2:1 3:0 4:1]", "map[1:0 2:0 3:0 4:1]"},
+		{`"worker_id":3,"prefill_worker_id":1,"routing_mode":"disaggregated"`, 200, `"prefill":{"request_id":"a/prefill","worker_id":1,`, "map[1:1 2:0 3:1 4:0]", "map[1:0 2:0 3:1 4:0]"},
+		{`"worker_id":3,"routing_mode":"aggregated"`, 200, `"no_prefill":"asked"`, "map[1:0 2:0 3:1 4:0]", "map[1:0 2:0 3:1 4:0]"},
+		{`"allowed_worker_ids":[3],"routing_mode":"disaggregated"`, 503, `"code":"no_worker"`, "", ""},
+		{`"prefill_worker_id":3`, 400, `"code":"worker_not_allowed"`, "", ""},
+		{`"prefill_worker_id":9`, 400, `"code":"worker_not_found"`, "", ""},
+		{`"prefill_dp_rank":1`, 400, `prefill_dp_rank must be beside a prefill_worker_id`, "", ""},
+		{`"routing_mode":"both"`, 400, `routing_mode must be aggregated or disaggregated`, "", ""},
+	} {
+		status, text, _ := post(t, h, "/v1/best_worker", `{"model":"m","request_id":"a","token_ids":[1,2,3,4],`+c.more+`}`)
+		if want := strings.ReplaceAll(c.want, "HELD", held.String()); status != c.status || !strings.Contains(text, want) {
+			t.Errorf("%s: %d %s, want %d with %s", c.more, status, text, c.status, c.want)
+		}
+		if status != 200 {
+			continue
+		}
+		if got := requests(); got != c.slots {
+			t.Errorf("%s: requests %s, want %s", c.more, got, c.slots)
+		}
+		post(t, h, "/v1/free", `{"request_id":"a/prefill"}`)
+		if got := requests(); got != c.legEnd {
+			t.Errorf("%s: after the leg requests %s, want %s", c.more, got, c.legEnd)
+		}
+		post(t, h, "/v1/free", `{"request_id":"a"}`)
+		if got := requests(); got != "map[1:0 2:0 3:0 4:0]" {
+			t.Errorf("%s: in the end requests %s", c.more, got)
+		}
+	}
+	// kvroute sends a request of /v1/generate to one worker.
+	for _, field := range []string{`"prefill_worker_id":1`, `"routing_mode":"disaggregated"`} {
+		if status, text, _ := post(t, h, "/v1/generate", `{"model":"m","request_id":"a","token_ids":[1],`+field+`}`); status != 400 || !strings.Contains(text, `"param":"routing_mode"`) {
+			t.Errorf("generate with %s: %d %s", field, status, text)
+		}
+	}
+	post(t, h, "/v1/generate", `{"model":"m","request_id":"a","token_ids":[1]}`)
+	if d, kept := r.Decision("a"); !kept || d.NoLeg != router.NoLegAsked || d.Prefill != nil {
+		t.Errorf("generate is decided as %+v", d)
 	}
 }
 

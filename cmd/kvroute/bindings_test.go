@@ -17,6 +17,7 @@ import (
 	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/router"
 )
 
 // library builds the C library and returns its path, "" if there is no C compiler.
@@ -103,7 +104,7 @@ func publishes(t *testing.T, cmd *exec.Cmd) {
 	}
 	blocks := len(said.Tokens) / 16
 
-	config := fmt.Sprintf(`{"nats_url":%q,"name":"foreign","kv_block_size":16,"address":%q,"models":["sim"],"model_card":%q,"engine":"own"}`, d.Bus.URL(), e.At.HTTP, enginesim.ModelCard)
+	config := fmt.Sprintf(`{"nats_url":%q,"name":"foreign","kv_block_size":16,"address":%q,"models":["sim"],"model_card":%q,"engine":"own","role":"both","bootstrap":"127.0.0.1:8998"}`, d.Bus.URL(), e.At.HTTP, enginesim.ModelCard)
 	cmd.Args = append(cmd.Args, config, "16", ids)
 	cmd.Stderr = os.Stderr
 	in, err1 := cmd.StdinPipe()
@@ -151,6 +152,9 @@ func publishes(t *testing.T, cmd *exec.Cmd) {
 		}
 	}
 	overlap(0)
+	if role := workers(t, d)[0].Role; role != router.Both {
+		t.Errorf("the worker has the role %q, want both", role)
+	}
 	tell("stored", fmt.Sprint("ok ", blocks))
 	overlap(blocks)
 	tell("removed", "ok")

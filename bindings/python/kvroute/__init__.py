@@ -103,7 +103,7 @@ class KvEventPublisher:
         address: "ip:port" of its OpenAI endpoint. Registers the worker, and keeps it
             registered until shutdown; then models is required.
         further: nats_creds, nats_nkey, nats_ca, nats_cert, nats_key, nats_inbox_prefix,
-            nats_replicas (see the server's account file in examples/nats), set_like, models, lora, role, dp_start, dp_size, total_kv_blocks, max_num_seqs,
+            nats_replicas (see the server's account file in examples/nats), set_like, models, lora, role, bootstrap, dp_start, dp_size, total_kv_blocks, max_num_seqs,
             max_num_batched_tokens, model_card, engine, log_level.
 
     All methods may be called from any thread, and none waits for NATS. Errors of the library

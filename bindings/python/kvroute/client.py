@@ -128,11 +128,14 @@ class KvPushRouter:
 
     # --- without asyncio --------------------------------------------------
 
-    def best_worker_sync(self, token_ids, router_config_override=None, request_id=None, **more):
-        answer = self._post(
+    def decide_sync(self, token_ids, router_config_override=None, request_id=None, **more):
+        return self._post(
             "/v1/best_worker",
             self._question(token_ids, router_config_override, request_id=request_id, **more),
         )
+
+    def best_worker_sync(self, token_ids, router_config_override=None, request_id=None, **more):
+        answer = self.decide_sync(token_ids, router_config_override, request_id, **more)
         return answer["worker_id"], answer["dp_rank"], answer["overlap_blocks"]
 
     def get_potential_loads_sync(self, token_ids, *, router_config_override=None, **more):
@@ -181,8 +184,20 @@ class KvPushRouter:
     async def best_worker(self, token_ids, router_config_override=None, request_id=None, **more):
         """(worker_id, dp_rank, overlap_blocks). With a request_id the decision is
         booked, and mark_prefill_complete and free are owed. more are fields of
-        /v1/best_worker: worker_id, dp_rank, session_id, priority and so on."""
+        /v1/best_worker: worker_id, dp_rank, session_id, priority and so on.
+
+        In a model with prefill workers the worker is the decode worker: see decide."""
         return await asyncio.to_thread(self.best_worker_sync, token_ids, router_config_override, request_id, **more)
+
+    async def decide(self, token_ids, router_config_override=None, request_id=None, **more):
+        """The whole answer to best_worker, as a dict: worker_id, dp_rank, overlap_blocks,
+        address, decision, and for a request with a prefill leg prefill: a dict with the
+        first four of the prefill worker, and request_id, which is to be freed when the
+        leg has ended. free of the request itself also frees the leg. more may have
+        prefill_worker_id, prefill_dp_rank, and routing_mode: "aggregated" for a request
+        without a leg, "disaggregated" for an error if it can have none. Dynamo's KvRouter
+        has no such method."""
+        return await asyncio.to_thread(self.decide_sync, token_ids, router_config_override, request_id, **more)
 
     async def best_worker_id(self, token_ids, router_config_override=None, request_id=None, **more):
         """(worker_id, overlap_blocks). Deprecated: see best_worker."""
