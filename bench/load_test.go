@@ -156,13 +156,16 @@ func TestLoadMeasures(t *testing.T) {
 func TestAStallIsNotOmitted(t *testing.T) {
 	const stall = 400 * time.Millisecond
 	var once sync.Mutex
-	until := time.Time{}
+	until, stalled := time.Time{}, 0
 	url := serve(t, func(i int, _ http.ResponseWriter) bool {
 		once.Lock()
 		if i == 10 {
 			until = time.Now().Add(stall)
 		}
 		wait := time.Until(until)
+		if wait > 0 {
+			stalled++
+		}
 		once.Unlock()
 		if wait > 0 {
 			<-time.After(wait)
@@ -177,8 +180,8 @@ func TestAStallIsNotOmitted(t *testing.T) {
 	if s.TTFT.P90 < .2 || s.TTFT.Mean < .05 {
 		t.Errorf("TTFT p90 %v, mean %v: a stall of %v is hidden", s.TTFT.P90, s.TTFT.Mean, stall)
 	}
-	if s.Lag.P99 > .1 {
-		t.Errorf("requests left %v s late: the load waited for the server", s.Lag.P99)
+	if stalled < 2 {
+		t.Error("the load waited for the server")
 	}
 }
 

@@ -38,16 +38,13 @@ func run(ctx context.Context, args []string) (met bool) {
 	fs.IntVar(&part.Rounds, "rounds", 3, "`number` of times to measure each shape, of which the median counts; for policy and fleet, seeds of each cell, of which the mean counts")
 	dir := fs.String("report", "bench/out", "`folder` for the figures")
 	commit := fs.String("commit", "", "commit to name in the report")
-	only := fs.String("only", "", "measure only shapes that match this regular expression")
+	only := fs.String("only", "", "index, peers, events: measure only shapes that match this regular expression")
 	fs.StringVar(&traces.Traces, "traces", "", "policy, fleet: `folder` with the traces")
 	var peers parts.Peers
 	fs.StringVar(&peers.Dynamo, "dynamo", "", "peers: `program` of bench/peers/dynamo.rs")
 	fs.StringVar(&peers.LLMD, "llmd", "", "peers: `program` of bench/peers/llmd.go")
 	bench.NoError(fs.Parse(args[1:]))
 	part.Only, traces.Seeds = bench.Must(regexp.Compile(*only)), max(1, part.Rounds)
-	if *only != "" && (args[0] == "policy" || args[0] == "fleet") {
-		bench.NoError(fmt.Errorf("the targets of %s compare cells with each other: --only cannot leave any out", args[0]))
-	}
 	cost := parts.Bench{Rounds: 3, Log: os.Stderr} // of what replicas and groups exchange
 	var figures []bench.Figure
 	switch args[0] {
