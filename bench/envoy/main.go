@@ -30,8 +30,8 @@ import (
 )
 
 type options struct {
-	binary, out, commit, only string
-	rounds                    int
+	binary, out, commit, only, traces string
+	rounds                            int
 }
 
 const (
@@ -48,6 +48,7 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 15, "rounds of the shapes that have targets")
 	flag.StringVar(&o.only, "only", "", "measure only the shapes whose names contain this")
 	split := flag.Bool("split", false, "measure split requests: make bench-pd")
+	flag.StringVar(&o.traces, "traces", "", "of --split: `folder` with the traces")
 	worker := flag.String("noop", "", "be the processor that does nothing but name this worker")
 	ready := flag.String("ready-file", "", "of --noop: `file` that gets the address")
 	flag.Parse()

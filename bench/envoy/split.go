@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
-	"github.com/kvroute/kvroute/bench/replay"
+	"github.com/kvroute/kvroute/bench/policy"
 	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/prefill"
 	"github.com/kvroute/kvroute/router"
@@ -216,43 +216,13 @@ func killed(ctx context.Context, o options, dir string) []bench.Figure {
 	}
 }
 
-// simulated compares four prefill and four decode workers with eight aggregated ones.
-func simulated(ctx context.Context, _ options, _ string) (figures []bench.Figure) {
-	const seeds = 3
-	for _, load := range []struct {
-		name string
-		conf replay.GenerateConfig
-	}{
-		{"new prompts of 14,000 tokens, 2/s", replay.GenerateConfig{Rate: 2, Requests: 2000, Prefixes: 1 << 20, PrefixTokens: 7000, QuestionTokens: 7000, OutputTokens: 500}},
-		{"10,000 of 14,000 tokens shared, 6/s", replay.GenerateConfig{Rate: 6, Requests: 4000, PrefixTokens: 10_000, QuestionTokens: 4000, OutputTokens: 500}},
-	} {
-		var all []replay.Scenario
-		for i := range 2 * seeds {
-			load.conf.Seed = uint64(i/2 + 1)
-			all = append(all, replay.Scenario{
-				Trace: bench.Must(replay.Generate(load.conf)), Rule: bench.Must(replay.ParseRule(replay.Default)), Workers: 8, PrefillWorkers: i % 2 * 4,
-				Predict: 10 * time.Second, Seed: load.conf.Seed,
-			})
-		}
-		results := bench.Must(replay.RunAll(ctx, all))
-		for _, row := range []struct {
-			what string
-			of   func(r *replay.Result) float64
-		}{
-			{"mean time to the first token", func(r *replay.Result) float64 { return r.TTFT.Mean }},
-			{"p99 time to the first token", func(r *replay.Result) float64 { return r.TTFT.P99 }},
-			{"mean time between tokens", func(r *replay.Result) float64 { return r.TPOT.Mean }},
-			{"p99 time between tokens", func(r *replay.Result) float64 { return r.TPOT.P99 }},
-		} {
-			var values [3][]float64 // aggregated, split, split ÷ aggregated
-			for i := 0; i < len(results); i += 2 {
-				whole, split := row.of(results[i]), row.of(results[i+1])
-				values[0], values[1], values[2] = append(values[0], whole*1e3), append(values[1], split*1e3), append(values[2], split/whole)
-			}
-			for i, name := range []string{"8 aggregated", "4 prefill + 4 decode", "split ÷ aggregated"} {
-				figures = append(figures, bench.NewFigure(fmt.Sprintf("replay, %s: %s, %s", load.name, row.what, name), []string{"ms", "ms", "×"}[i], bench.Target{}, values[i]...))
-			}
-		}
+// simulated compares four prefill and four decode workers with eight aggregated ones, on public traces.
+// There are no figures without the traces, and no targets.
+func simulated(ctx context.Context, o options, _ string) []bench.Figure {
+	if _, err := os.Stat(o.traces); err != nil {
+		fmt.Fprintf(os.Stderr, "replay: left out, there are no traces: %v\n", err)
+		return nil
 	}
-	return figures
+	b := policy.Bench{Traces: o.traces, Seeds: 3, Log: os.Stderr}
+	return b.Split(ctx, os.Stdout, o.out)
 }
