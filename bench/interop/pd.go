@@ -70,15 +70,15 @@ func (e *env) writeWeights(model string) {
 // same request without kvroute.
 func transfers(ctx context.Context, w *world, res *result) {
 	res.what = "tokens, texts and indexes of split requests with the engines' own"
-	computes, decodes := w.engines[0], w.engines[1]
+	prefill, decode := w.engines[0], w.engines[1]
 	texts := make(map[string]bool)
 	received := 0
 	for _, one := range pairRequests() {
-		before := decodes.prompts(ctx)
+		before := decode.prompts(ctx)
 		a := w.ask(ctx, res, one.what, one.path, one.body)
-		after := decodes.prompts(ctx)
-		whole := ask(ctx, "http://"+computes.address+one.path, one.body, nil).read()
-		w.expect(computes.rank(0), whole.Usage.stored(w.block))
+		after := decode.prompts(ctx)
+		whole := ask(ctx, "http://"+prefill.address+one.path, one.body, nil).read()
+		w.expect(prefill.rank(0), whole.Usage.stored(w.block))
 		transferred, computed := after[externalTokens]-before[externalTokens], after[computedTokens]-before[computedTokens]
 		if want := a.Usage.Prompt - a.Usage.Details.Cached; transferred != want || computed != 0 {
 			res.differ("%s: of %d tokens %d were cached, %d transferred and %d computed", one.what, a.Usage.Prompt, a.Usage.Details.Cached, transferred, computed)
@@ -89,7 +89,7 @@ func transfers(ctx context.Context, w *world, res *result) {
 		texts[a.text()], received = true, received+transferred
 	}
 	if len(texts) < 6 {
-		res.differ("the texts say nothing: only %d different ones", len(texts))
+		res.differ("%d different texts only: equal texts prove nothing", len(texts))
 	}
 	res.note("%d tokens transferred, %d different texts", received, len(texts))
 }
@@ -122,17 +122,17 @@ func pairRequests() (all []pairRequest) {
 // time. Then no slot may be taken, and the engines must have freed all blocks.
 func leave(ctx context.Context, w *world, res *result) {
 	res.what = "slots and engines without work, after clients have left"
-	computes := w.engines[0]
+	prefill := w.engines[0]
 	long := func(i int) string {
 		return chat(words(uint64(15_000+i), 1500), map[string]any{"stream": true, "max_tokens": 1000, "ignore_eos": true})
 	}
-	done := func(what string) {
-		res.try(ctx, what, func() { w.waitIdle(ctx) })
+	idle := func(when string) {
+		res.try(ctx, when, func() { w.waitIdle(ctx) })
 	}
 	// The prefill engine computes nothing while its processes are stopped.
-	bench.NoError(syscall.Kill(-computes.process.Pid(), syscall.SIGSTOP))
+	bench.NoError(syscall.Kill(-prefill.process.Pid(), syscall.SIGSTOP))
 	res.try(ctx, "during the leg", func() {
-		defer func() { bench.NoError(syscall.Kill(-computes.process.Pid(), syscall.SIGCONT)) }()
+		defer func() { bench.NoError(syscall.Kill(-prefill.process.Pid(), syscall.SIGCONT)) }()
 		client, left := context.WithCancel(ctx)
 		var ended sync.WaitGroup
 		ended.Go(func() { w.listen(client, long(0), nil) })
@@ -145,14 +145,15 @@ func leave(ctx context.Context, w *world, res *result) {
 			return missingUnless(w.active(ctx) == 0, "%d slots are taken", w.active(ctx))
 		})
 	})
-	done("after the leg")
+	idle("after the leg")
 	client, left := context.WithCancel(ctx)
+	defer left()
 	chunks := w.listen(client, long(1), left)
 	res.cases++
 	if chunks == 0 || chunks > 900 {
 		res.differ("the client received %d chunks before it left", chunks)
 	}
-	done("after the stream")
+	idle("after the stream")
 	var clients sync.WaitGroup
 	r := rand.New(rand.NewPCG(16, 16))
 	for i := range 16 {
@@ -164,7 +165,7 @@ func leave(ctx context.Context, w *world, res *result) {
 		})
 	}
 	clients.Wait()
-	done("after 16 clients")
+	idle("after 16 clients")
 	w.settle(ctx)
 	w.ask(ctx, res, "in the end", chatPath, chat(words(15_900, 100), nil))
 }
@@ -219,24 +220,24 @@ func (w *world) active(ctx context.Context) (n int) {
 func killedPrefill(ctx context.Context, e *env, res *result) {
 	pair(func(ctx context.Context, w *world, res *result) {
 		res.what = "responses while the prefill engine is killed, and transfers after it serves again"
-		computes, decodes := w.engines[0], w.engines[1]
+		prefill, decode := w.engines[0], w.engines[1]
 		texts := make([]string, 30)
 		for i := range texts {
 			texts[i] = chat(words(uint64(17_000+i), 100+20*(i%5)), map[string]any{"max_tokens": 4})
 		}
 		killUnderLoad(ctx, w, res, texts)
-		e.begin(computes)
-		computes.ready(ctx)
+		e.begin(prefill)
+		prefill.ready(ctx)
 		w.waitWorkers(ctx, len(w.engines))
 		for _, v := range w.engines {
 			v.empty(ctx)
 		}
 		w.settle(ctx)
 		r := rand.New(rand.NewPCG(18, 18))
-		await(ctx, computes.process, process.Patience, "the prefill engine is used again", func(ctx context.Context) string {
-			before := decodes.prompts(ctx)
+		await(ctx, prefill.process, process.Patience, "the prefill engine is used again", func(ctx context.Context) string {
+			before := decode.prompts(ctx)
 			w.ask(ctx, res, "after", chatPath, chat(words(r.Uint64(), 100), nil))
-			return missingUnless(decodes.prompts(ctx)[externalTokens] > before[externalTokens], "no tokens were transferred")
+			return missingUnless(decode.prompts(ctx)[externalTokens] > before[externalTokens], "no tokens were transferred")
 		})
 		w.askAll(ctx, res, "after", texts[:6])
 	})(ctx, e, res)
@@ -245,14 +246,14 @@ func killedPrefill(ctx context.Context, e *env, res *result) {
 // killUnderLoad kills the prefill engine while three clients send requests, and compares the texts
 // with those that the decode engine generates alone.
 func killUnderLoad(ctx context.Context, w *world, res *result, texts []string) {
-	computes, decodes := w.engines[0], w.engines[1]
+	prefill, decode := w.engines[0], w.engines[1]
 	want, got := make([]string, len(texts)), make([]string, len(texts))
 	for i, text := range texts {
-		a := ask(ctx, "http://"+decodes.address+chatPath, text, nil).read()
+		a := ask(ctx, "http://"+decode.address+chatPath, text, nil).read()
 		want[i] = a.text()
 	}
-	decodes.empty(ctx)
-	before := decodes.prompts(ctx)
+	decode.empty(ctx)
+	before := decode.prompts(ctx)
 	next, answered := make(chan int), make(chan struct{}, len(texts))
 	var clients sync.WaitGroup
 	for range 3 {
@@ -274,8 +275,8 @@ func killUnderLoad(ctx context.Context, w *world, res *result, texts []string) {
 			for range i - 3 { // their blocks have been transferred
 				<-answered
 			}
-			computes.stopListening()
-			computes.process.Kill()
+			prefill.stopListening()
+			prefill.process.Kill()
 		}
 		next <- i
 	}
@@ -286,7 +287,7 @@ func killUnderLoad(ctx context.Context, w *world, res *result, texts []string) {
 			res.differ("request %d: %q, want %q", i, got[i], want[i])
 		}
 	}
-	after := decodes.prompts(ctx)
+	after := decode.prompts(ctx)
 	transferred, computed := after[externalTokens]-before[externalTokens], after[computedTokens]-before[computedTokens]
 	if res.cases++; transferred == 0 || computed == 0 {
 		res.differ("%d tokens were transferred before the engine was killed, %d computed after it", transferred, computed)
