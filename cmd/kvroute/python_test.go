@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -57,15 +58,16 @@ func TestPythonClient(t *testing.T) {
 	test("test_client.py", "http://"+d.Router.At.HTTP, "sim")
 
 	file := filepath.Join(t.TempDir(), "kvroute.yaml")
-	config := "version: 1\nworkers:\n"
+	var config strings.Builder
+	config.WriteString("version: 1\nworkers:\n")
 	for i, role := range []string{"prefill", "decode"} {
 		at := startHTTP(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			fmt.Fprintf(w, "data: {\"choices\":[{\"text\":\"of the %s worker\"}]}\n\ndata: [DONE]\n\n", role)
 		})
-		config += fmt.Sprintf("- {worker_id: %d, role: %s, engine: vllm, address: %q, models: [m], block_size: 16}\n", i+1, role, at)
+		config.WriteString(fmt.Sprintf("- {worker_id: %d, role: %s, engine: vllm, address: %q, models: [m], block_size: 16}\n", i+1, role, at))
 	}
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(config.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	split := spawn(t, "kvroute", "serve", "--config", file, "--http-address", "127.0.0.1:0", "--extproc-address", "127.0.0.1:0", "--no-kv-events")
