@@ -39,7 +39,7 @@ bench-envoy: build envoy ## measure what kvroute adds to a request through Envoy
 	@.cache/bin/bench-envoy --rounds $(or $(ROUNDS),15) --only '$(ONLY)' --commit "$(COMMIT)"
 
 .PHONY: bench-pd
-bench-pd: build envoy ## measure what a prefill leg adds to a request, and simulate a split model on public traces in TRACES (4 minutes; ROUNDS=15, ONLY=legs, rewrite, killed or replay)
+bench-pd: build envoy ## measure what a prefill leg adds to a request, and simulate a split model on public traces in TRACES (2 minutes; ROUNDS=15, ONLY=legs, rewrite, killed or replay)
 	@go build -o .cache/bin/bench-envoy ./bench/envoy
 	@.cache/bin/bench-envoy --split --traces $(TRACES) --rounds $(or $(ROUNDS),15) --only '$(ONLY)' --commit "$(COMMIT)"
 
