@@ -6,6 +6,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
@@ -351,6 +353,36 @@ func TestRanksAreNamed(t *testing.T) {
 			}
 		}
 		x.End()
+	}
+}
+
+// The prefill request names the rank where the decode request does, and has the request's id.
+func TestThePrefillWorkersRankIsNamed(t *testing.T) {
+	headers := make(chan http.Header, 2)
+	worker := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		headers <- r.Header
+		_, _ = w.Write([]byte(`{"kv_transfer_params":{"a":1}}`))
+	}))
+	defer worker.Close()
+	for named, want := range map[bool]string{true: "3", false: ""} {
+		h := newHarness(t, extproc.Config{})
+		h.router.will(func(_ context.Context, req router.Request) (router.Decision, error) {
+			d, leg := chosen, req.ID+"/prefill"
+			h.router.mu.Lock()
+			h.router.slots[leg] = true
+			h.router.mu.Unlock()
+			d.Prefill = &router.Decision{
+				ID: leg, Engine: router.EngineVLLM, NameRank: named, Worker: router.Worker{ID: 7, DPRank: 3},
+				Address: netip.MustParseAddrPort(strings.TrimPrefix(worker.URL, "http://")),
+			}
+			return d, nil
+		})
+		x := h.Do(chat(hello))
+		x.End()
+		got := <-headers
+		if got.Get("x-data-parallel-rank") != want || got.Get("x-request-id") != x.Header["x-dynamo-request-id"] || got.Get("x-request-id") == "" {
+			t.Errorf("a rank to name: %v; headers %v, the request's id %q", named, got, x.Header["x-dynamo-request-id"])
+		}
 	}
 }
 

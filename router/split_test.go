@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
@@ -254,6 +255,39 @@ func TestLegsFollowTheRequestsConditions(t *testing.T) {
 	none := splitOf(t, router.Config{}, router.Decode)
 	if _, err := none.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("a"), Split: router.SplitAlways}); !errors.Is(err, router.ErrNoWorkers) {
 		t.Errorf("a leg that cannot be had: %v", err)
+	}
+}
+
+// A session binds the decode worker only, and preferred taints, such as a zone, hold for both workers.
+func TestSessionsAndPreferencesOfLegs(t *testing.T) {
+	r := splitOf(t, router.Config{Sessions: router.SessionConfig{TTL: time.Minute}}, router.Prefill, router.Prefill, router.Decode, router.Decode)
+	for id, role := range map[uint64]router.Role{2: router.Prefill, 4: router.Decode} {
+		w := withRole(id, role)
+		w.Taints = []string{"zone-b"}
+		set(t, r, w)
+	}
+	ask := func(id string, prefer float64) router.Decision {
+		t.Helper()
+		d, err := r.BestWorker(t.Context(), router.Request{
+			ID: id, Owned: true, Model: "m", Tokens: prompt("abcdefgh"), Session: "s", PreferredTaints: map[string]float64{"zone-b": prefer},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	first := ask("first", 1e6)
+	if first.Worker.ID != 4 || first.Prefill == nil || first.Prefill.Worker.ID != 2 {
+		t.Fatalf("decision %+v, prefill %+v; want the workers of the zone, 4 and 2", first, first.Prefill)
+	}
+	r.MarkPrefillCompleted("first") // binds the session
+	other := router.Request{ID: "other", Owned: true, Model: "m", Tokens: prompt("stuvwxyz"), PrefillPinned: &router.Worker{ID: 2}}
+	if _, err := r.BestWorker(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	second := ask("second", 0)
+	if second.Worker.ID != 4 || second.Reason != router.ReasonSession || second.Prefill == nil || second.Prefill.Reason == router.ReasonSession || second.Prefill.Worker.ID != 1 {
+		t.Errorf("decision %+v, prefill %+v; want the session's decode worker, and the idle prefill worker", second, second.Prefill)
 	}
 }
 

@@ -158,6 +158,11 @@ func TestARequestIsSplit(t *testing.T) {
 			if split != splits {
 				t.Fatalf("the decode worker got %v", decode)
 			}
+			_, text := get(t, "http://"+p.Router.At.HTTP+"/metrics")
+			skipped := map[bool]string{true: "", false: "asked"}[splits]
+			if n := level(text, fmt.Sprintf(`kvroute_router_prefill_legs_total{model="sim",skipped=%q}`, skipped)); strings.Trim(n, "0") == "" {
+				t.Errorf("no request is counted with the reason %q", skipped)
+			}
 			if splits {
 				name := params["remote_engine_id"].(string)
 				if first := got[name]; len(first) != 1 || first[0]["stream"] != false || first[0]["max_tokens"] != 1. || first[0]["messages"] == nil {
