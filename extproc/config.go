@@ -238,6 +238,6 @@ type Router interface {
 	// whether it moved the booking to that worker, and which workers it avoids from now on.
 	Served(id string, r router.Response) (moved bool, avoided []router.Worker)
 	// PrefillFailed notes that a booked request has no prefill leg after all: its worker
-	// computes the prompt.
-	PrefillFailed(id string)
+	// computes the prompt. It returns an error if that worker cannot.
+	PrefillFailed(id string) error
 }

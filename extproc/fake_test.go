@@ -148,7 +148,7 @@ func (r *fakeRouter) Abandon(id string) bool {
 	return true
 }
 
-func (r *fakeRouter) PrefillFailed(string) {}
+func (r *fakeRouter) PrefillFailed(string) error { return nil }
 
 func (r *fakeRouter) Served(id string, resp router.Response) (moved bool, avoided []router.Worker) {
 	r.mu.Lock()

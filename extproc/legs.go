@@ -47,11 +47,12 @@ func (s *stream) splittable(m message, fields *openai.Body) router.Split {
 
 // runLeg runs the prefill leg of the decision, if there is one, and returns the decode request's
 // body. changed is the body with token ids, nil if the body is unchanged. Without a leg, or if it
-// fails, runLeg returns changed: the worker computes the prompt.
-func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body, changed []byte) []byte {
+// fails, runLeg returns changed: the worker computes the prompt. The error is that of
+// [router.Router.PrefillFailed].
+func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body, changed []byte) ([]byte, error) {
 	d := s.decision.Prefill
 	if d == nil || s.legByHeader() {
-		return changed
+		return changed, nil
 	}
 	size := 2 * len(body) // the client's body, and the decode worker's
 	if changed != nil {
@@ -82,12 +83,12 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body, changed 
 	s.server.metrics.legs.Record(context.Background(), time.Since(began).Seconds(), metric.WithAttributes(attribute.String("outcome", outcome)))
 	switch {
 	case decode != nil:
-		return decode
+		return decode, nil
 	case outcome != prefill.Left:
-		s.server.conf.Log.Debug("a prefill leg failed: the decode worker computes the prompt", "worker", d.Worker.ID, "reason", outcome)
-		s.server.router.PrefillFailed(s.id)
+		s.server.conf.Log.Debug("a prefill leg failed", "worker", d.Worker.ID, "reason", outcome)
+		return changed, s.server.router.PrefillFailed(s.id)
 	}
-	return changed
+	return changed, nil
 }
 
 // legByHeader reports whether the decode worker sends the prefill request. Dynamo's workers always

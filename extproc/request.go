@@ -55,8 +55,14 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	switch {
 	case err == nil:
 		s.state = routed
-		changed := s.runLeg(ctx, &fields, body, s.forward(&fields, m, body))
-		return ctx.Err() == nil && s.route(m, changed)
+		changed, err := s.runLeg(ctx, &fields, body, s.forward(&fields, m, body))
+		switch {
+		case ctx.Err() != nil:
+			return false
+		case err != nil:
+			return s.refuse(s.refusal(err, fields.Model))
+		}
+		return s.route(m, changed)
 	case ctx.Err() != nil:
 		return false
 	}

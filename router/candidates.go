@@ -60,7 +60,7 @@ func (c *core) exclude(e *entry, q *question) Exclusion {
 		return ExcludedPin
 	case info.Draining:
 		return ExcludedDraining
-	case !info.Role.takes(q.workspace.part),
+	case !info.takes(q.workspace.part),
 		q.decode != nil && (info.ID == q.decode.ID || info.Engine != q.decode.Engine):
 		return ExcludedRole
 	case q.adapter != "" && !slices.Contains(info.LoRA, q.adapter):

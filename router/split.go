@@ -120,6 +120,11 @@ func (r Role) takes(p part) bool {
 	}
 }
 
+// takes reports whether a worker may take a part. An SGLang engine with a role refuses whole requests.
+func (i *WorkerInfo) takes(p part) bool {
+	return i.Role.takes(p) && (p != whole || i.Role.aggregated() || i.Engine != EngineSGLang)
+}
+
 func (r Role) aggregated() bool { return r == "" || r == Aggregated }
 
 // countRoles notes whether the pool has workers for prefill legs and workers for decodes.
@@ -155,10 +160,12 @@ func (c *core) pickWorkers(now time.Time, q *question, s *scorer.Settings, d *De
 func (c *core) decideSplit(now time.Time, q *question, s *scorer.Settings, d *Decision, othersWait bool) (chosen int, err error) {
 	conf := &c.conf.Split
 	if q.Split == SplitAuto && conf.Skip.skipsShort() {
-		if chosen, err = c.pick(now, q, whole, s, d, othersWait); err != nil {
+		chosen, err = c.pick(now, q, whole, s, d, othersWait)
+		switch {
+		case errors.Is(err, ErrNoWorkers): // none that takes whole requests
+		case err != nil:
 			return 0, err
-		}
-		if conf.short(q.tokens, d.CachedTokens) {
+		case conf.short(q.tokens, d.CachedTokens):
 			d.NoLeg = NoLegShort
 			return chosen, nil
 		}
@@ -214,10 +221,12 @@ func (c *core) pickPrefill(now time.Time, q *question, s *scorer.Settings, d *De
 	chosen, err := c.pick(now, lq, prefillPart, s, ld, othersWait)
 	switch {
 	case err == nil:
-	case errors.Is(err, errMustWait) && q.Split == SplitAuto && c.conf.Split.Skip.skipsBusy(), errors.Is(err, ErrAllBusy):
-		return NoLegBusy, nil
 	case errors.Is(err, ErrNoWorkers) && q.PrefillPinned == nil:
 		return NoLegMissing, nil
+	case !decode.takes(whole): // the request waits for a prefill worker, or is refused
+		return "", err
+	case errors.Is(err, errMustWait) && q.Split == SplitAuto && c.conf.Split.Skip.skipsBusy(), errors.Is(err, ErrAllBusy):
+		return NoLegBusy, nil
 	default:
 		return "", err
 	}
@@ -250,19 +259,25 @@ func (c *core) bookLeg(now time.Time, q *question, d *Decision) (booked bool) {
 }
 
 // PrefillFailed notes that the prefill leg of a booked request failed: the request's worker computes
-// the prompt.
-func (r *Router) PrefillFailed(id string) {
+// the prompt. PrefillFailed returns [ErrNoWorkers] if that worker takes no whole requests.
+func (r *Router) PrefillFailed(id string) (err error) {
 	fl := r.flights.get(id)
 	if !fl.leg {
-		return
+		return nil
 	}
 	r.endLeg(id, false)
 	computes := false
-	fl.pool.update(r.conf.Now(), func(c *core) { computes = c.settings.TrackPrefill && c.slots.ComputePrompt(id) })
+	fl.pool.update(r.conf.Now(), func(c *core) {
+		if ord, taken := c.slots.Worker(id); taken && !c.entries[ord].info.takes(whole) {
+			err = fmt.Errorf("the prefill leg failed: %w", ErrNoWorkers)
+		}
+		computes = c.settings.TrackPrefill && c.slots.ComputePrompt(id)
+	})
 	if computes {
 		r.tellPeers(Change{Kind: PrefillFailed, ID: id})
 	}
 	r.kept.change(fl.number, func(d *Decision) { d.NoLeg = NoLegFailed })
+	return err
 }
 
 // legSuffix ends the ids of prefill legs. Other replicas recognise a leg by it.

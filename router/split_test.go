@@ -189,6 +189,40 @@ func TestRulesThatSkipTheLeg(t *testing.T) {
 	}
 }
 
+// SGLang's engines with a role take split requests only, so no rule leaves out their legs.
+func TestSGLangTakesNoWholeRequests(t *testing.T) {
+	for _, rule := range []router.SkipRule{router.SkipNever, router.SkipEither} {
+		r := newRouter(t, router.Config{Split: router.SplitConfig{Skip: rule}, Thresholds: scorer.Thresholds{PrefillTokens: new(10)}}, 0)
+		workers := []router.WorkerInfo{withRole(1, router.Prefill), withRole(2, router.Decode)}
+		for i := range workers {
+			workers[i].Engine = "sglang"
+			set(t, r, workers[i])
+		}
+		first := decided(t, r, "first", "abcd")
+		if first.Prefill == nil || first.Worker.ID != 2 {
+			t.Fatalf("%s: a short prompt: worker %d, reason %q", rule, first.Worker.ID, first.NoLeg)
+		}
+		refused := func(what string, split router.Split, want error) {
+			t.Helper()
+			if d, err := r.BestWorker(t.Context(), router.Request{Model: "m", ID: "refused", Tokens: prompt("abcd"), Split: split}); !errors.Is(err, want) {
+				t.Errorf("%s: %s: worker %d, error %v; want %v", rule, what, d.Worker.ID, err, want)
+			}
+		}
+		refused("a whole request", router.SplitNever, router.ErrNoWorkers)
+		refused("the prefill worker is busy", router.SplitAuto, router.ErrAllBusy)
+		if err := r.PrefillFailed("first"); !errors.Is(err, router.ErrNoWorkers) {
+			t.Errorf("%s: the leg failed: %v", rule, err)
+		}
+		r.Free("first")
+		whole := worker(3)
+		whole.Engine = "sglang"
+		set(t, r, whole)
+		if d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("abcd"), Split: router.SplitNever}); err != nil || d.Worker.ID != 3 {
+			t.Errorf("%s: a whole request beside an aggregated worker: worker %d, error %v", rule, d.Worker.ID, err)
+		}
+	}
+}
+
 // A decode worker above its threshold never gets a prefill: it is no candidate.
 func TestABusyDecodeWorkerGetsNoPrefill(t *testing.T) {
 	conf := router.Config{Split: router.SplitConfig{Skip: router.SkipShort, SkipTokens: 1 << 20, SkipFraction: 1}}

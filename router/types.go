@@ -192,7 +192,7 @@ type Role string
 const (
 	Aggregated Role = "aggregated" // computes whole requests and transfers no blocks
 	Prefill    Role = "prefill"    // takes prefill legs only
-	Decode     Role = "decode"     // takes the decode of split requests, and whole requests without a leg
+	Decode     Role = "decode"     // takes the decode of split requests, and whole requests; SGLang's takes no whole ones
 	Both       Role = "both"       // takes either leg of a request, and whole requests
 )
 

@@ -165,6 +165,10 @@ func deadBootstrapServer(t *testing.T, p *splitFleet, model string) {
 	if decode := p.take()["sglang-d"]; len(decode) != 1 || decode[0]["bootstrap_room"] == nil {
 		t.Errorf("the decode worker got %v", decode)
 	}
+	// The next request finds the prefill worker dead. The decode worker would refuse a whole request.
+	if got := p.ask(t, t.Context(), model); got.status != 503 || !strings.Contains(got.body, `"no_worker"`) || len(p.take()) > 0 {
+		t.Errorf("without a prefill worker: status %d, error %v: %s", got.status, got.err, got.body)
+	}
 }
 
 // largeParameters tests the largest answer of a prefill worker. The decode worker gets all of it, unless
