@@ -65,7 +65,7 @@ func TestPythonClient(t *testing.T) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			fmt.Fprintf(w, "data: {\"choices\":[{\"text\":\"of the %s worker\"}]}\n\ndata: [DONE]\n\n", role)
 		})
-		config.WriteString(fmt.Sprintf("- {worker_id: %d, role: %s, engine: vllm, address: %q, models: [m], block_size: 16}\n", i+1, role, at))
+		fmt.Fprintf(&config, "- {worker_id: %d, role: %s, engine: vllm, address: %q, models: [m], block_size: 16}\n", i+1, role, at)
 	}
 	if err := os.WriteFile(file, []byte(config.String()), 0o600); err != nil {
 		t.Fatal(err)
