@@ -133,7 +133,7 @@ func (c *core) pick(now time.Time, q *question, p part, settings *scorer.Setting
 	chosen = c.choose(q, settings, bound, d)
 	c.describe(q, chosen, d)
 	if q.WantSecond && q.Pinned == nil && !(bound >= 0 && c.conf.Sessions.Hard) {
-		d.Second = c.second(chosen)
+		d.Second = c.second(chosen, nil)
 	}
 	return chosen, nil
 }

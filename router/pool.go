@@ -278,11 +278,6 @@ func (p *pool) expireEvents(now time.Time) (whose []Worker, blocks int) {
 	return whose, blocks
 }
 
-// isCrowded says whether an error means a lack of room.
-func isCrowded(err error) bool {
-	return errors.Is(err, ErrAllBusy) || errors.Is(err, ErrPinnedBusy) || errors.Is(err, ErrQueueFull) || errors.Is(err, ErrTooLate)
-}
-
 // isAbsence says whether another pool of the model may take a request after an error.
 func isAbsence(err error) bool {
 	return errors.Is(err, ErrNoWorkers) || errors.Is(err, ErrAllBusy)

@@ -4,6 +4,7 @@ package router
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/kvroute/kvroute/indexer"
@@ -46,7 +47,7 @@ func (r *Router) Answer(ctx context.Context, p Probe) (ProbeAnswer, error) {
 		Blocks: &Blocks{Local: p.Local, Sequence: indexer.AppendSequenceHashes(nil, p.Local), Tokens: p.Tokens, BlockSize: p.BlockSize},
 	})
 	switch {
-	case isCrowded(err):
+	case errors.Is(err, ErrAllBusy), errors.Is(err, ErrPinnedBusy), errors.Is(err, ErrQueueFull), errors.Is(err, ErrTooLate):
 		return ProbeAnswer{Busy: true}, nil
 	case err != nil:
 		return ProbeAnswer{}, err

@@ -70,8 +70,9 @@ func (a *avoidance) answer(now time.Time, status int, first time.Duration) bool 
 
 // second finds the next best of the candidates for the request just decided: the
 // one of another process that costs least, or if costs are equal, has the fewest tokens to
-// compute. If the request names the rank, the second choice has the same rank.
-func (c *core) second(chosen int) (s Second) {
+// compute. If the request names the rank, the second choice has the same rank. If the request has a
+// prefill leg, whose parameters it contains, the second choice has the leg's engine, and is not its worker.
+func (c *core) second(chosen int, leg *Decision) (s Second) {
 	chosenEntry := &c.entries[c.candidates[chosen]]
 	first := chosenEntry.worker
 	named := chosenEntry.info.wantsRank(first.DPRank)
@@ -84,6 +85,7 @@ func (c *core) second(chosen int) (s Second) {
 		e := &c.entries[ord]
 		switch {
 		case e.worker.ID == first.ID:
+		case leg != nil && (e.worker.ID == leg.Worker.ID || e.info.Engine != leg.Engine):
 		case named && (e.worker.DPRank != first.DPRank || !e.info.wantsRank(e.worker.DPRank)):
 			// The request names one rank for both workers.
 		case best < 0 || less(i, best):

@@ -179,7 +179,11 @@ func (c *core) decideSplit(now time.Time, q *question, s *scorer.Settings, d *De
 		if e := &c.entries[c.candidates[chosen]]; !e.info.Role.aggregated() {
 			why, err = c.pickPrefill(now, q, s, d, e.info, othersWait)
 		}
-		if c.workspace = q.workspace; why == "" || err != nil {
+		c.workspace = q.workspace
+		if d.Prefill != nil && d.Second.Worker != (Worker{}) {
+			d.Second = c.second(chosen, d.Prefill)
+		}
+		if why == "" || err != nil {
 			return chosen, err
 		}
 	}

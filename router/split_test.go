@@ -189,6 +189,28 @@ func TestRulesThatSkipTheLeg(t *testing.T) {
 	}
 }
 
+// The second choice gets the request with the parameters of the prefill leg, so it has the leg's
+// engine, and is not the leg's worker.
+func TestTheSecondChoiceOfASplitRequest(t *testing.T) {
+	r := splitOf(t, router.Config{}, router.Both, router.Both)
+	other := withRole(3, router.Decode)
+	other.Engine = "trtllm"
+	set(t, r, other)
+	if _, err := r.BestWorker(t.Context(), router.Request{Model: "m", ID: "load", Tokens: prompt("abcdefgh"), Pinned: &router.Worker{ID: 3}, Split: router.SplitNever}); err != nil {
+		t.Fatal(err)
+	}
+	check := func(id string, want func(d router.Decision) uint64) {
+		t.Helper()
+		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", ID: id, Tokens: prompt("abcd"), WantSecond: true})
+		if err != nil || d.Prefill == nil || d.Worker.ID == 3 || d.Second.Worker.ID != want(d) {
+			t.Errorf("%s: error %v, prefill %v, decode on %d, second choice %d", id, err, d.Prefill, d.Worker.ID, d.Second.Worker.ID)
+		}
+	}
+	check("no third worker", func(router.Decision) uint64 { return 0 })
+	set(t, r, withRole(4, router.Both))
+	check("a third worker", func(d router.Decision) uint64 { return 1 + 2 + 4 - d.Worker.ID - d.Prefill.Worker.ID })
+}
+
 // SGLang's engines with a role take split requests only, so no rule leaves out their legs.
 func TestSGLangTakesNoWholeRequests(t *testing.T) {
 	for _, rule := range []router.SkipRule{router.SkipNever, router.SkipEither} {
