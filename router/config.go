@@ -117,6 +117,17 @@ type Config struct {
 	// Cards are the models known beforehand; see [Router.SetCards].
 	Cards []Card
 
+	// Finished, if not nil, gets the outcome of each booked request at its end. Used gets the decision
+	// of a request, with the usage in its response, when the usage is read: before or after the end.
+	// Departs says that a worker's cache differs from what the router knows of it, by the usage in its
+	// responses, or that it agrees again. The three must not block, and may be called at once.
+	Finished func(Outcome)
+	Used     func(Decision)
+	Departs  func(w Worker, departs bool)
+
+	// WorkerMetrics is the number of workers that have metrics of their own. Default 0.
+	WorkerMetrics int
+
 	// Observe, if not nil, is called for each booked request whose prompt was tokenized
 	// exactly, before the decision returns. It must be quick, and must copy what it keeps.
 	Observe func(Observation)

@@ -72,6 +72,8 @@ type entry struct {
 	hasEvents bool   // an event of the worker came
 	cold      uint64 // number of the last request sent here without a cached block on any worker
 	avoid     avoidance
+	failures  uint64 // requests that it refused or failed
+	audit     audit
 
 	report engineReport
 

@@ -25,20 +25,22 @@ const (
 	maxEnded  = 1 << 16 // ends, about 10 MB
 )
 
-// flight is what the router remembers of a request in flight.
+// flight is what the router remembers of a request in flight. It has 128 bytes: a map allocates
+// larger values one by one.
 type flight struct {
-	pool    *pool  // that has the request's slot; nil for no flight
-	number  uint64 // of the decision: no two flights have the same, and none has 0
-	peer    uint64 // router replica that booked the request; 0 = this one
-	first   Worker // that the request was booked on
-	second  Worker // second choice
-	held    int32  // blocks of the prompt that the second choice holds
-	rebind  bool   // bind the session even if it is bound to another worker
-	lapses  bool   // the request ends when it loses its slot, because no caller has to free it
-	leg     bool   // the request has a prefill leg, which ends with its first token or its end
-	session uint64 // to be bound at the first token; 0 = none
-	name    string // of the session, if other replicas must learn of it
-	guess   guess  // of cached blocks, until the first token confirms it
+	pool    *pool        // that has the request's slot; nil for no flight
+	number  uint64       // of the decision: no two flights have the same, and none has 0
+	peer    uint64       // router replica that booked the request; 0 = this one
+	first   Worker       // that the request was booked on
+	second  Worker       // second choice
+	held    int32        // blocks of the prompt that the second choice holds
+	rebind  bool         // bind the session even if it is bound to another worker
+	lapses  bool         // the request ends when it loses its slot, because no caller has to free it
+	leg     bool         // the request has a prefill leg, which ends with its first token or its end
+	session uint64       // to be bound at the first token; 0 = none
+	name    *string      // of the session; nil unless other replicas must learn of it
+	guess   guess        // of cached blocks, until the first token confirms it
+	outcome *openOutcome // of this replica's requests; nil if nobody wants it
 }
 
 // begin returns false if a request with this id is in flight.

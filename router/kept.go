@@ -75,9 +75,22 @@ func (k *keptDecisions) change(number uint64, change func(*Decision)) {
 	}
 }
 
-// find returns up to n decisions that meet a condition, newest first. It holds the lock for
-// one decision at a time, because decisions wait for it.
+// find returns up to n decisions that meet a condition, newest first.
 func (k *keptDecisions) find(n int, meets func(*Decision) bool) []Decision {
+	found := []Decision{} // an empty list in JSON, not null
+	k.each(func(d *Decision) bool {
+		if len(found) < n && meets(d) {
+			found = append(found, *d)
+			found[len(found)-1].Candidates = slices.Clone(d.Candidates)
+		}
+		return len(found) < n
+	})
+	return found
+}
+
+// each visits the decisions, newest first, until visit returns false. It holds the lock for one
+// decision at a time, because decisions wait for it.
+func (k *keptDecisions) each(visit func(*Decision) bool) {
 	var numbers []uint64
 	k.mu.Lock()
 	for i := range k.ring {
@@ -87,19 +100,12 @@ func (k *keptDecisions) find(n int, meets func(*Decision) bool) []Decision {
 	}
 	k.mu.Unlock()
 	slices.Sort(numbers)
-	found := []Decision{} // an empty list in JSON, not null
 	for _, number := range slices.Backward(numbers) {
-		if len(found) >= n {
-			break
+		more := true
+		if k.change(number, func(d *Decision) { more = visit(d) }); !more {
+			return
 		}
-		k.change(number, func(d *Decision) {
-			if meets(d) {
-				found = append(found, *d)
-				found[len(found)-1].Candidates = slices.Clone(d.Candidates)
-			}
-		})
 	}
-	return found
 }
 
 // explain records the inputs of the decision for every worker of the pool.

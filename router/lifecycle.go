@@ -6,6 +6,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -28,10 +29,10 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 	}
 	now := r.conf.Now()
 	var news, inferred bool
-	bound := SessionBinding{Session: fl.name}
+	var bound SessionBinding
 	fl.pool.update(now, func(c *core) {
 		news, inferred = c.prefillCompleted(now, id, fl.session, fl.rebind, by)
-		if news && fl.name != "" {
+		if news && fl.name != nil {
 			ord, _ := c.sessions.worker(now, fl.session)
 			bound.Worker = c.entries[ord].worker
 		}
@@ -43,13 +44,14 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 		r.tellPeers(Change{Kind: FirstToken, ID: id, Owner: fl.peer, Worker: fl.first})
 		return true
 	}
-	if fl.name != "" {
+	if fl.name != nil {
+		bound.Session = *fl.name
 		if fl.rebind { // other replicas may have the old binding
-			r.conf.TellSession(SessionBinding{Session: fl.name, Worker: bound.Worker, Over: true})
+			r.conf.TellSession(SessionBinding{Session: bound.Session, Worker: bound.Worker, Over: true})
 		}
 		r.conf.TellSession(bound)
 	}
-	r.noteFirstToken(fl.number, now, by)
+	r.noteFirstToken(&fl, now, by)
 	r.tellPeers(Change{Kind: FirstToken, ID: id})
 	if !inferred {
 		r.metrics.firstToken(fl.pool.labels, by)
@@ -67,8 +69,8 @@ func (c *core) prefillCompleted(now time.Time, id string, session uint64, rebind
 	return news, inferred
 }
 
-func (r *Router) noteFirstToken(number uint64, at time.Time, by Sign) {
-	r.kept.change(number, func(d *Decision) { d.FirstToken, d.FirstTokenBy = at, by })
+func (r *Router) noteFirstToken(fl *flight, at time.Time, by Sign) {
+	r.note(fl, func(d *Decision) { d.FirstToken, d.FirstTokenBy = at, by })
 }
 
 // AddOutputTokens notes that a booked request has k more tokens of output, which
@@ -114,12 +116,48 @@ func (r *Router) free(fl flight, id string, served bool) bool {
 		}
 	})
 	if silent && served {
-		r.noteFirstToken(fl.number, time.Time{}, SignEnd)
+		r.noteFirstToken(&fl, time.Time{}, SignEnd)
 		r.metrics.firstToken(fl.pool.labels, SignEnd)
 	}
-	r.kept.change(fl.number, func(d *Decision) { d.Freed = now })
+	r.finish(&fl, id, now, served)
 	r.tellPeers(Change{Kind: SlotFreed, ID: id, Abandoned: !served})
 	return true
+}
+
+// beginOutcome begins the outcome of a request that was just booked.
+func (r *Router) beginOutcome(d *Decision, a Arrival) *openOutcome {
+	if r.conf.Finished == nil {
+		return nil
+	}
+	if a.Began.IsZero() {
+		a.Began = d.Time.Add(-d.TokenizeTime - d.HashTime - d.MatchTime - d.QueueTime)
+	}
+	o := &openOutcome{outcome: Outcome{Decision: *d, Arrival: a}}
+	o.outcome.Candidates, o.outcome.Tokens = nil, nil
+	return o
+}
+
+// note changes the kept decision of a request in flight, and its outcome.
+func (r *Router) note(fl *flight, change func(*Decision)) {
+	r.kept.change(fl.number, change)
+	fl.outcome.change(func(o *Outcome) { change(&o.Decision) })
+}
+
+// finish reports the outcome of a request that has ended. No lock is held.
+func (r *Router) finish(fl *flight, id string, now time.Time, served bool) {
+	if parent, isLeg := strings.CutSuffix(id, legSuffix); isLeg {
+		r.flights.get(parent).outcome.change(func(o *Outcome) { o.LegEnded = now })
+		return
+	}
+	r.note(fl, func(d *Decision) { d.Freed = now })
+	var done Outcome
+	fl.outcome.change(func(o *Outcome) {
+		o.Abandoned = !served
+		done = *o
+	})
+	if fl.outcome != nil {
+		r.conf.Finished(done)
+	}
 }
 
 // Run calls [Router.Tick] until ctx ends.
@@ -210,7 +248,9 @@ func (r *Router) noteInferred(p *pool, list []scorer.Inference) {
 		if i.Number >= peerNumbers {
 			continue // counted by the replica that booked it
 		}
-		r.noteFirstToken(i.Number, i.At, Sign(i.By))
+		if fl := r.flights.get(i.ID); fl.number == i.Number {
+			r.noteFirstToken(&fl, i.At, Sign(i.By))
+		}
 		r.metrics.firstToken(p.labels, Sign(i.By))
 		r.tellPeers(Change{Kind: FirstToken, ID: i.ID})
 	}
@@ -222,6 +262,11 @@ func (c *core) describe(q *question, chosen int, d *Decision) {
 	e := &c.entries[ord]
 	d.OverlapBlocks = in.OverlapBlocks
 	d.CachedTokens = in.OverlapBlocks * c.blockSize
+	held := 0
+	for i := range c.inputs {
+		held += c.inputs[i].OverlapBlocks
+	}
+	d.MeanCachedTokens = float64(held*c.blockSize) / float64(len(c.inputs))
 	// The engine computes the last token of a prompt even if it holds them all.
 	d.PrefillTokens = max(min(1, q.tokens), q.tokens-d.CachedTokens)
 	d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, in.ActiveRequests, c.throughput(e))

@@ -3,8 +3,10 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"strconv"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -18,7 +20,9 @@ import (
 type metrics struct {
 	decisions, prompts, text, reused, refusals, blocks meter.Counter
 	failovers, avoidances, firstTokens, legs           meter.Counter
-	duration, overlap, waits                           metric.Float64Histogram
+	audits, auditedPrompts                             meter.Counter
+	promptTokens, cachedTokens, meanTokens             meter.Counter
+	duration, overlap, waits, cachedRatio, auditError  metric.Float64Histogram
 }
 
 // labels are the attributes of one pool's measurements, made once.
@@ -71,8 +75,48 @@ func newMetrics(from metric.Meter, r *Router) (*metrics, error) {
 		firstTokens: k.Counter("kvroute.router.first_tokens", "{request}", "Requests whose prompt was taken for computed, by model and by what said so first.", "model", "source"),
 	}
 	m.legs = k.Counter("kvroute.router.prefill_legs", "{request}", "Booked requests of split models, by model and by why they have no prefill leg; skipped is empty for those with a leg.", "model", "skipped")
+	m.promptTokens = k.Counter("kvroute.router.prompt_tokens", "{token}", "Prompt tokens of booked requests, by model.", "model")
+	m.cachedTokens = k.Counter("kvroute.router.cached_tokens", "{token}", "Prompt tokens of booked requests that the chosen worker has cached by the index, by model.", "model")
+	m.meanTokens = k.Counter("kvroute.router.mean_cached_tokens", "{token}", "The same as the mean over all candidates: what a random choice would find, by model.", "model")
+	m.audits = k.Counter("kvroute.audit.responses", "{response}", "Responses whose usage was read, by model and by the comparison of the cached tokens with the prediction.", "model", "outcome")
+	m.auditedPrompts = k.Counter("kvroute.audit.prompts", "{response}", "Responses whose usage was read, by model and by the comparison of the prompt's length with kvroute's.", "model", "outcome")
+	m.cachedRatio = k.Histogram("kvroute.audit.cached.ratio", "1", "Share of the prompt that was cached, by the response's usage.",
+		0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, .99, 1)
+	m.auditError = k.Histogram("kvroute.audit.error", "1", "Predicted less reported cached tokens, as a share of the prompt.",
+		-1, -.5, -.2, -.1, -.05, -.02, 0, .02, .05, .1, .2, .5, 1)
 	r.observeWith(k)
+	r.observeWorkers(k)
 	return &m, k.Err()
+}
+
+// observeWorkers makes the instruments with a value for each worker, up to Config.WorkerMetrics
+// workers.
+func (r *Router) observeWorkers(k *meter.Maker) {
+	if r.conf.WorkerMetrics <= 0 {
+		return
+	}
+	k.Together([]meter.Reading{
+		{Name: "kvroute.worker.requests", Unit: "{request}", Description: "Requests sent to a worker.", Total: true},
+		{Name: "kvroute.worker.failures", Unit: "{request}", Description: "Requests that a worker refused, failed, or answered with a status of 500 or above.", Total: true},
+		{Name: "kvroute.worker.active_requests", Unit: "{request}", Description: "Requests in flight on a worker."},
+		{Name: "kvroute.worker.pending_tokens", Unit: "{token}", Description: "Prompt tokens that a worker has to compute."},
+		{Name: "kvroute.worker.active_blocks", Unit: "{block}", Description: "Blocks of the requests in flight on a worker."},
+		{Name: "kvroute.worker.cached_blocks", Unit: "{block}", Description: "Blocks that a worker has cached, by its events or by prediction."},
+		{Name: "kvroute.worker.state", Unit: "{worker}", Description: "1 for each worker, by its health."},
+	}, func(observe meter.ObserveOne) {
+		workers := r.Workers()
+		for _, w := range workers[:min(len(workers), r.conf.WorkerMetrics)] {
+			names := []string{"worker", cmp.Or(w.Name, strconv.FormatUint(w.ID, 10)), "rank", strconv.FormatUint(uint64(w.DPRank), 10), "model", w.Model}
+			of := meter.Of(names...)
+			for i, value := range []float64{
+				float64(w.Routed), float64(w.Failures), float64(w.ActiveRequests), float64(w.PendTokens), float64(w.ActiveBlocks),
+				float64(w.CachedBlocks + w.GuessedBlocks),
+			} {
+				observe(i, value, of)
+			}
+			observe(6, 1, meter.Of(append(names, "health", w.Health)...))
+		}
+	})
 }
 
 // observeWith makes the instruments that read the router's state.
@@ -157,15 +201,15 @@ func (m *metrics) decided(ctx context.Context, l *labels, d *Decision) {
 	}
 	m.text.AddTo(l.pool, d.TextBytes)
 	m.reused.AddTo(l.pool, d.ReusedBytes)
-	overlap := d.OverlapBlocks
 	if d.Prefill != nil || d.NoLeg != "" {
 		m.legs.Count(l.model, string(d.NoLeg))
 	}
-	if d.Prefill != nil {
-		overlap = d.Prefill.OverlapBlocks
-	}
+	computing := d.Computing()
+	m.promptTokens.AddTo(l.pool, d.PromptTokens)
+	m.cachedTokens.AddTo(l.pool, computing.CachedTokens)
+	m.meanTokens.AddTo(l.pool, int(computing.MeanCachedTokens+.5))
 	if d.PromptBlocks > 0 {
-		m.overlap.Record(ctx, float64(overlap)/float64(d.PromptBlocks), l.record...)
+		m.overlap.Record(ctx, float64(computing.OverlapBlocks)/float64(d.PromptBlocks), l.record...)
 	}
 	if d.QueueTime > 0 {
 		m.waits.Record(ctx, d.QueueTime.Seconds(), l.record...)

@@ -92,6 +92,8 @@ type Request struct {
 	DecisionTimeout time.Duration
 	// Labels are kept with the decision. They have no effect on it.
 	Labels Labels
+	// Arrival is for [Config.Finished]. It has no effect on the decision.
+	Arrival Arrival
 	// Waiting, if not nil, is called once if the request has to wait, before it
 	// does, by the goroutine that called [Router.BestWorker]. split says that the request
 	// may have a prefill leg after that.
@@ -112,6 +114,7 @@ type Labels struct {
 	Class     string        `json:"policy_class,omitempty"`  // class of requests
 	Fairness  string        `json:"fairness_id,omitempty"`   // tenant
 	ITLTarget time.Duration `json:"itl_target_ns,omitempty"` // wanted time between two tokens
+	Operation string        `json:"operation,omitempty"`     // the API's, by OpenTelemetry's names: chat, text_completion, …
 }
 
 // Blocks is a prompt that its caller has hashed, in blocks of the pool's size and

@@ -141,7 +141,7 @@ func (r *Router) book(ctx context.Context, p *pool, s *scratch) error {
 	if q.SessionFinal {
 		fl.session = 0
 	} else if q.session != 0 && r.conf.TellSession != nil {
-		fl.name = q.Session
+		fl.name = new(q.Session)
 	}
 	fl.lapses, fl.rebind = !q.Owned, q.rebind
 	fl.first, fl.second, fl.held = s.decision.Worker, s.decision.Second.Worker, int32(s.decision.Second.OverlapBlocks)
@@ -149,6 +149,7 @@ func (r *Router) book(ctx context.Context, p *pool, s *scratch) error {
 	if fl.leg = s.decision.Prefill != nil; fl.leg {
 		r.beginLeg(p, q, s.decision.Prefill)
 	}
+	fl.outcome = r.beginOutcome(&s.decision, q.Arrival)
 	if !r.flights.change(q.ID, fl) {
 		// Free was called between the booking and here. It did not free the slot, and it is
 		// not called again.

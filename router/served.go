@@ -18,6 +18,9 @@ type Response struct {
 	Status int
 	// Local says that the proxy made the response, not a worker.
 	Local bool
+	// Nowhere says that the proxy made the response, and that the request reached no worker. The other
+	// fields but Status are unknown then.
+	Nowhere bool
 }
 
 // avoidance is what a worker's failures have led to. A worker that fails gets no requests
@@ -129,6 +132,9 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 	age, _ := c.slots.Age(now, id)
 	strike := func(ord int, local bool) {
 		e := &c.entries[ord]
+		if local || r.Status >= 500 {
+			e.failures++
+		}
 		var news bool
 		switch {
 		case !local:
@@ -203,6 +209,10 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker)
 		return false, nil
 	}
 	now := r.conf.Now()
+	fl.outcome.change(func(o *Outcome) { o.Answered, o.Status = now, resp.Status })
+	if resp.Nowhere {
+		return false, nil
+	}
 	var s serving
 	fl.pool.update(now, func(c *core) { s = c.served(now, id, &fl, resp) })
 	if len(s.avoided) > 0 {
@@ -212,7 +222,7 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker)
 		return false, s.avoided
 	}
 	r.metrics.failovers.AddTo(fl.pool.labels.pool, 1)
-	r.kept.change(fl.number, func(d *Decision) { d.Served = resp.Address })
+	r.note(&fl, func(d *Decision) { d.Served = resp.Address })
 	r.guessMoved(now, id, fl, s)
 	r.tellPeers(Change{Kind: SlotMoved, ID: id, Worker: s.worker, CachedTokens: s.cached})
 	return true, s.avoided

@@ -280,7 +280,7 @@ func (r *Router) PrefillFailed(id string) (err error) {
 	if computes {
 		r.tellPeers(Change{Kind: PrefillFailed, ID: id})
 	}
-	r.kept.change(fl.number, func(d *Decision) { d.NoLeg = NoLegFailed })
+	r.note(&fl, func(d *Decision) { d.NoLeg = NoLegFailed })
 	return err
 }
 

@@ -45,6 +45,8 @@ type WorkerState struct {
 	GPUType        string         `json:"gpu_type,omitempty"`
 	PrefillTPS     float64        `json:"prefill_tps,omitempty"`  // prompt tokens a second, as registered
 	Routed         uint64         `json:"routed"`                 // requests sent there so far
+	Failures       uint64         `json:"failures"`               // requests that it refused, failed, or answered with a status of 500 or above
+	Audit          *AuditState    `json:"audit,omitempty"`        // its cache by its responses; nil before the first one
 	PrefillRate    float64        `json:"prefill_rate,omitempty"` // prompt tokens a second, as measured
 	Reorders       bool           `json:"reorders,omitempty"`     // does not compute prompts in the order of their arrival
 	Summary        *SummaryState  `json:"summary,omitempty"`
@@ -116,6 +118,8 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			GPUType:        e.info.GPUType,
 			PrefillTPS:     e.info.PrefillThroughput,
 			Routed:         e.routed,
+			Failures:       e.failures,
+			Audit:          e.audit.state(),
 			Foreign:        p.core.foreign(now, e, 0),
 		}
 		if fresh(now, e.report.requestsAt) {

@@ -294,12 +294,15 @@ type Decision struct {
 	TextBytes   int            `json:"text_bytes,omitempty"`   // of text that was encoded
 	ReusedBytes int            `json:"reused_bytes,omitempty"` // part of TextBytes whose ids were known
 
-	PromptTokens  int     `json:"prompt_tokens"`  // length of the prompt
-	PromptBlocks  int     `json:"prompt_blocks"`  // full blocks in it
-	OverlapBlocks int     `json:"overlap_blocks"` // leading blocks that the worker holds
-	CachedTokens  int     `json:"cached_tokens"`  // OverlapBlocks in tokens
-	PrefillTokens int     `json:"prefill_tokens"` // left to compute
-	Cost          float64 `json:"cost"`           // in the policy's unit; lower is better; 0 if no costs were compared
+	PromptTokens  int `json:"prompt_tokens"`  // length of the prompt
+	PromptBlocks  int `json:"prompt_blocks"`  // full blocks in it
+	OverlapBlocks int `json:"overlap_blocks"` // leading blocks that the worker holds
+	CachedTokens  int `json:"cached_tokens"`  // OverlapBlocks in tokens
+	// MeanCachedTokens is the mean of the candidates' cached tokens: what a random choice would
+	// find, in the caches as they are.
+	MeanCachedTokens float64 `json:"mean_cached_tokens"`
+	PrefillTokens    int     `json:"prefill_tokens"` // left to compute
+	Cost             float64 `json:"cost"`           // in the policy's unit; lower is better; 0 if no costs were compared
 
 	// Policy is the policy of the cost, empty if no costs were compared. Equal is the number
 	// of candidates with the same cost, the worker included.
@@ -345,6 +348,8 @@ type Decision struct {
 	FirstTokenBy Sign `json:"first_token_by,omitempty"`
 	// Served is the worker that answered, if it is not the chosen one.
 	Served netip.AddrPort `json:"served,omitzero"`
+	// Usage is what the response reports, if kvroute read it; see [Router.ReportUsage].
+	Usage *Usage `json:"usage,omitempty"`
 }
 
 // Second is the worker that gets a request if the chosen worker does not take it.

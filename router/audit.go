@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+// Usage is the number of tokens that a response names in its field usage.
+type Usage struct {
+	PromptTokens int `json:"prompt_tokens"`
+	OutputTokens int `json:"output_tokens"`
+	CachedTokens int `json:"cached_tokens"` // of the prompt
+	// Cached says that the response names the cached tokens.
+	Cached bool `json:"cached_reported"`
+	// Bad says that the response has a usage that kvroute cannot read.
+	Bad bool `json:"-"`
+}
+
+// AuditState compares the predicted cached tokens of a worker's last responses, at most 8, with those
+// that the responses report.
+type AuditState struct {
+	Responses       int  `json:"responses"`
+	PredictedTokens int  `json:"predicted_tokens"`
+	CachedTokens    int  `json:"cached_tokens"`
+	Departs         bool `json:"departs"` // half of the responses, and at least 4, differ by more than a block
+}
+
+// audit is the comparison of a worker's last responses.
+type audit struct {
+	last     [auditWindow]audited
+	n        int // responses since departs was reported
+	departs  bool
+	reported time.Time // when departs was reported last
+}
+
+type audited struct{ predicted, cached, blockSize int }
+
+const (
+	auditWindow  = 8
+	auditDeviant = auditWindow / 2
+	// auditRepeat is the least time between two reports that a worker departs.
+	auditRepeat = time.Minute
+)
+
+// differs returns −1, 0 or 1 if the worker had more tokens cached than predicted, about as many,
+// or fewer. Engines count whole blocks, or single tokens.
+func (a audited) differs() int {
+	if diff := a.predicted - a.cached; diff > a.blockSize || diff < -a.blockSize {
+		return cmp.Compare(diff, 0)
+	}
+	return 0
+}
+
+// add adds a response. It returns true if departs is to be reported: it has changed, or the worker
+// still departs. The window then begins again, since the report changes what kvroute knows.
+func (a *audit) add(now time.Time, r audited) (report bool) {
+	a.last[a.n%auditWindow] = r
+	a.n++
+	differ := 0
+	for _, r := range a.window() {
+		if r.differs() != 0 {
+			differ++
+		}
+	}
+	departs := differ >= auditDeviant
+	switch {
+	case departs && a.departs && now.Sub(a.reported) < auditRepeat,
+		!departs && (!a.departs || len(a.window())-differ < auditDeviant):
+		return false
+	}
+	*a = audit{departs: departs, reported: now}
+	return true
+}
+
+func (a *audit) window() []audited { return a.last[:min(a.n, auditWindow)] }
+
+func (a *audit) state() *AuditState {
+	if a.n == 0 && !a.departs {
+		return nil
+	}
+	s := &AuditState{Departs: a.departs}
+	for _, r := range a.window() {
+		s.Responses++
+		s.PredictedTokens += r.predicted
+		s.CachedTokens += r.cached
+	}
+	return s
+}
+
+// The outcomes of audited responses.
+const (
+	auditEqual      = "equal"
+	auditOver       = "over"
+	auditUnder      = "under"
+	auditUnreported = "unreported"
+	auditInexact    = "inexact"
+	auditBad        = "bad"
+	auditUnknown    = "unknown"
+)
+
+// ReportUsage notes the usage in the response to a booked request, during the request or soon
+// after its end, and compares it with the decision. The zero value says that the response has no
+// usage.
+func (r *Router) ReportUsage(id string, u Usage) {
+	d, known := r.noteUsage(id, u)
+	if !known {
+		r.metrics.audits.Count("", auditUnknown)
+		return
+	}
+	switch {
+	case u.Bad:
+		r.metrics.audits.Count(d.Model, auditBad)
+		return
+	case u.PromptTokens == 0:
+		r.metrics.audits.Count(d.Model, auditUnreported)
+		return
+	}
+	if r.conf.Used != nil {
+		r.conf.Used(d)
+	}
+	if d.TokenMode == tokenizer.Exact {
+		outcome := "equal"
+		if u.PromptTokens != d.PromptTokens {
+			outcome = "different"
+		}
+		r.metrics.auditedPrompts.Count(d.Model, outcome)
+	}
+	switch predicted, w, comparable := d.predicted(); {
+	case !u.Cached:
+		r.metrics.audits.Count(d.Model, auditUnreported)
+	case !comparable:
+		r.metrics.audits.Count(d.Model, auditInexact)
+	default:
+		r.audit(&d, w, audited{predicted, u.CachedTokens, d.BlockSize})
+	}
+}
+
+// noteUsage adds the usage to the kept decision and to the outcome of a request.
+func (r *Router) noteUsage(id string, u Usage) (d Decision, known bool) {
+	note := func(kept *Decision) {
+		if kept.ID == id {
+			kept.Usage = &u
+			d, known = *kept, true
+		}
+	}
+	fl := r.flights.get(id)
+	if fl.pool != nil {
+		r.note(&fl, note)
+	} else {
+		r.kept.each(func(kept *Decision) bool { note(kept); return !known })
+	}
+	d.Candidates = nil
+	return d, known
+}
+
+// predicted returns the tokens of the prompt that the worker that served was expected to have
+// cached. comparable is false if the engine counts something else: kvroute has no exact tokens,
+// another worker computed the prompt, or the worker is not known.
+func (d *Decision) predicted() (tokens int, w Worker, comparable bool) {
+	tokens, w = d.CachedTokens, d.Worker
+	if d.Served.IsValid() && d.Served != d.Address {
+		if d.Served != d.Second.Address {
+			return 0, w, false
+		}
+		tokens, w = d.Second.OverlapBlocks*d.BlockSize, d.Second.Worker
+	}
+	exact := d.TokenMode == tokenizer.Exact || d.TokenMode == tokenizer.Remote
+	// An engine computes the last token in any case, so it uses no block that has this token.
+	most := (d.PromptTokens - 1) / max(1, d.BlockSize) * d.BlockSize
+	return min(tokens, most), w, exact && d.Prefill == nil && d.Group == ""
+}
+
+// audit compares a response with its decision.
+func (r *Router) audit(d *Decision, w Worker, a audited) {
+	r.fleet.RLock()
+	p := r.owners[w.ID]
+	r.fleet.RUnlock()
+	if p == nil {
+		return // the worker left
+	}
+	m := r.metrics
+	outcome := [...]string{auditUnder, auditEqual, auditOver}[a.differs()+1]
+	m.audits.Count(d.Model, outcome)
+	prompt := float64(d.Usage.PromptTokens)
+	of := p.labels.record
+	m.cachedRatio.Record(context.Background(), float64(a.cached)/prompt, of...)
+	m.auditError.Record(context.Background(), float64(a.predicted-a.cached)/prompt, of...)
+
+	var report, departs bool
+	now := r.conf.Now()
+	p.update(now, func(c *core) {
+		if ord, known := c.find(w); known {
+			e := &c.entries[ord]
+			report, departs = e.audit.add(now, a), e.audit.departs
+		}
+	})
+	if report && r.conf.Departs != nil {
+		r.conf.Departs(w, departs)
+	}
+}
