@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -179,6 +180,22 @@ func (s *Sources) Remove(id uint64) {
 	delete(s.wanted, id)
 	s.mu.Unlock()
 	stir(s.wake)
+}
+
+// Reread requests all events of a worker's rank from the engine, if it has a replay socket.
+func (s *Sources) Reread(id uint64, rank uint32) {
+	s.mu.Lock()
+	ranks := slices.Collect(maps.Keys(s.ranks))
+	s.mu.Unlock()
+	for _, r := range ranks {
+		if r.worker.ID == id {
+			r.do(func() {
+				if _, named := r.namedRanks[rank]; named {
+					r.stream.reread()
+				}
+			})
+		}
+	}
 }
 
 // stir puts a token into a channel that has room for one.

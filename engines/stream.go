@@ -143,6 +143,12 @@ func (s *stream) requestAll() {
 	}
 }
 
+// reread requests all batches although none is missing: the known blocks are wrong.
+func (s *stream) reread() {
+	s.suspect = s.suspect || s.replays
+	s.requestAll()
+}
+
 // restart forgets the batches of the previous process.
 func (s *stream) restart() {
 	s.count(sourceRestart, 1)

@@ -215,6 +215,15 @@ func (s *Subscriber) Doubt(workerID uint64, dpRank uint32) {
 	s.change(func(t *tracker, now time.Time) { t.doubt(now, workerID, dpRank) })
 }
 
+// Reread requests all events of a rank from the worker's local indexer, if it has one.
+func (s *Subscriber) Reread(workerID uint64, dpRank uint32) {
+	s.change(func(t *tracker, now time.Time) {
+		if t.workers[workerID].Queries {
+			t.doubt(now, workerID, dpRank)
+		}
+	})
+}
+
 // Wants reports whether there are workers whose events come by a feed.
 func (s *Subscriber) Wants(feed Feed) bool {
 	s.mu.Lock()
