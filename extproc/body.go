@@ -142,6 +142,9 @@ func (s *stream) relay(m message, req *extprocv3.ProcessingRequest) []*extprocv3
 	b, back := req.GetRequestBody(), s.flow == duplex
 	if m == responseBody {
 		b, back = req.GetResponseBody(), s.echo
+		if s.usage != nil && s.booked {
+			s.usage.read(b.GetBody(), b.GetEndOfStream())
+		}
 		if s.watching && s.booked && s.events.in(b.GetBody()) {
 			s.watching = false // nothing after the first token is read
 			s.server.router.FirstToken(s.id, router.SignObserver)

@@ -134,6 +134,10 @@ type Config struct {
 	// Gateway's. Bodies must be buffered there.
 	ModeOverride bool
 
+	// AuditShare is the share of requests, 0 to 1, whose observer stream stays to the end of the response
+	// to read its usage. Default 0. kvroute reads the usage of each response that passes through it.
+	AuditShare float64
+
 	// LoadReport, if not nil, is called for each header of a response with the engine's
 	// load: the name begins with endpoint-load-metrics. w is the worker that served.
 	// LoadReport must not block.
@@ -165,6 +169,9 @@ func (c Config) withDefaults() (Config, error) {
 		if value < 0 {
 			return c, fmt.Errorf("extproc: %s is %d, want 0 or more", name, value)
 		}
+	}
+	if c.AuditShare < 0 || c.AuditShare > 1 {
+		return c, fmt.Errorf("extproc: AuditShare is %v, want 0 to 1", c.AuditShare)
 	}
 	if !slices.Contains([]int{0, 429, 503, 529}, c.OverloadStatus) {
 		return c, fmt.Errorf("extproc: OverloadStatus is %d, want 429, 503 or 529", c.OverloadStatus)
@@ -240,4 +247,7 @@ type Router interface {
 	// PrefillFailed notes that a booked request has no prefill leg after all: its worker
 	// computes the prompt. It returns an error if that worker cannot.
 	PrefillFailed(id string) error
+	// ReportUsage notes the usage in a response, the zero value if it has none. It may come after
+	// the request's end.
+	ReportUsage(id string, u router.Usage)
 }

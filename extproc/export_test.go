@@ -4,7 +4,10 @@ package extproc
 
 import (
 	"fmt"
+	"slices"
 	"strings"
+
+	"github.com/kvroute/kvroute/router"
 )
 
 func (f flow) String() string { return [...]string{"whole", "behind", "ahead", "duplex"}[f] }
@@ -47,3 +50,26 @@ func NewFirstEvent() func(piece []byte) bool { return new(firstEvent).in }
 
 // Held returns the bytes of request bodies that are held.
 func (s *Server) Held() int64 { return s.held.taken.Load() }
+
+// ReadUsage reads a response in pieces of n bytes.
+func ReadUsage(response string, n int) (u router.Usage) {
+	var r usageReader
+	for piece := range slices.Chunk([]byte(response), n) {
+		r.read(piece, false)
+		if len(r.rest) > 2*maxUsage {
+			panic("the reader keeps more than its limit")
+		}
+	}
+	return r.usage
+}
+
+// Audited returns the number of audited requests of n.
+func Audited(share float64, n int) (audited int) {
+	s := Server{conf: Config{AuditShare: share}, prefix: IDPrefix(1)}
+	for range n {
+		if s.audited(s.newID()) {
+			audited++
+		}
+	}
+	return audited
+}

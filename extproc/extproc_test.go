@@ -48,7 +48,14 @@ func TestRouterIsAskedForWhatTheBodySays(t *testing.T) {
 			if !got.Owned || got.Waiting == nil || !got.WantSecond {
 				t.Errorf("owned: %v, told when it has to wait: %v, second choice wanted: %v", got.Owned, got.Waiting != nil, got.WantSecond)
 			}
-			got.ID, got.Owned, got.Waiting, got.WantSecond, got.DecisionTimeout, got.QueueWait = "", false, nil, false, 0, 0
+			if a := got.Arrival; a.Began.IsZero() || a.BodyAt.Before(a.Began) {
+				t.Errorf("arrival %+v", a)
+			}
+			got.ID, got.Owned, got.Waiting, got.WantSecond, got.DecisionTimeout, got.QueueWait, got.Arrival = "", false, nil, false, 0, 0, router.Arrival{}
+			if got.Labels.Operation == "" {
+				t.Error("the request's operation is unknown")
+			}
+			got.Labels.Operation = ""
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", c.path, diff)
 			}

@@ -102,6 +102,7 @@ func (s *stream) free() {
 	if !s.booked {
 		return
 	}
+	s.server.reportUsage(s.id, s.usage)
 	if s.booked = false; s.served || !s.server.headersSent.Load() {
 		s.server.router.Free(s.id)
 	} else {

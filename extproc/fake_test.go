@@ -150,11 +150,21 @@ func (r *fakeRouter) Abandon(id string) bool {
 
 func (r *fakeRouter) PrefillFailed(string) error { return nil }
 
+func (r *fakeRouter) ReportUsage(_ string, u router.Usage) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = append(r.calls, fmt.Sprintf("usage: %d prompt tokens, %d cached (reported: %v), %d output tokens, bad: %v", u.PromptTokens, u.CachedTokens, u.Cached, u.OutputTokens, u.Bad))
+}
+
 func (r *fakeRouter) Served(id string, resp router.Response) (moved bool, avoided []router.Worker) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.slots[id] {
 		r.t.Errorf("Served called with id %q, which has no slot", id)
+	}
+	if resp.Nowhere {
+		r.calls = append(r.calls, fmt.Sprintf("served by no worker, status %d", resp.Status))
+		return false, nil
 	}
 	if resp.Address.IsValid() || resp.Local {
 		call := fmt.Sprintf("served by %v, status %d, local %v", resp.Address, resp.Status, resp.Local)

@@ -122,6 +122,7 @@ func (s *stream) steer(req *router.Request, nvext []byte) *openai.Error {
 	req.Session, req.SessionFinal = t.session, t.final
 	req.AllowedAddresses = t.allowed
 	req.Labels = t.labels()
+	req.Labels.Operation = operation(s.endpoint)
 	if headers, inBody := s.direct(); headers {
 		if bad := t.pin(req, nvext, inBody); bad != nil {
 			return bad
@@ -282,4 +283,19 @@ func subset(req *extprocv3.ProcessingRequest) []netip.AddrPort {
 		return nil
 	}
 	return endpointList(items)
+}
+
+// operation returns the name of the request's operation in OpenTelemetry's conventions for GenAI; ""
+// if the model computes nothing.
+func operation(e openai.Endpoint) string {
+	switch e {
+	case openai.ChatCompletions, openai.Responses, openai.Messages:
+		return "chat"
+	case openai.Completions, openai.Generate, openai.Ids:
+		return "text_completion"
+	case openai.Load:
+		return "embeddings"
+	case openai.Text, openai.Other:
+	}
+	return ""
 }

@@ -203,7 +203,8 @@ func outcome(h *harness, x *envoytest.Exchange) string {
 	if req.Tokens != nil {
 		text += fmt.Sprint(", tokens ", req.Tokens)
 	}
-	if l := req.Labels; l != (router.Labels{}) {
+	l := req.Labels
+	if l.Operation = ""; l != (router.Labels{}) {
 		var some []string
 		for _, f := range []struct{ name, value string }{{"RequestID", l.RequestID}, {"Class", l.Class}, {"Fairness", l.Fairness}} {
 			if f.value != "" {

@@ -70,7 +70,7 @@ func TestKindsOfRequests(t *testing.T) {
 			h.router.mu.Lock()
 			defer h.router.mu.Unlock()
 			got := h.router.asked[0]
-			got.Owned, got.Waiting, got.DecisionTimeout, got.QueueWait = false, nil, 0, 0
+			got.Owned, got.Waiting, got.DecisionTimeout, got.QueueWait, got.Arrival, got.Labels = false, nil, 0, 0, router.Arrival{}, router.Labels{}
 			if c.path != "/v1/chat/completions" && c.path != "/v1/completions" {
 				c.want.Split = router.SplitNever
 			}

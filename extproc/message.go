@@ -93,6 +93,10 @@ func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 			s.sized = true
 		case "content-encoding":
 			coded = append(coded, value(v))
+		case "traceparent":
+			s.arrival.TraceParent = clip(value(v))
+		case "tracestate":
+			s.arrival.TraceState = clip(value(v))
 		case "x-tenant-id":
 			s.salt = value(v)
 		default:

@@ -44,20 +44,36 @@ func (s *Server) observe(id string, receive func() (*extprocv3.ProcessingRequest
 		return endElsewhere
 	}
 	var events firstEvent
-	for {
+	var usage *usageReader // nil: the stream ends at the first token
+	defer func() { s.reportUsage(id, usage) }()
+	for end := ""; ; {
 		req, err := receive()
-		switch headers, body := req.GetResponseHeaders(), req.GetResponseBody(); {
+		headers, body := req.GetResponseHeaders(), req.GetResponseBody()
+		if usage != nil && body != nil {
+			usage.read(body.GetBody(), body.GetEndOfStream())
+		}
+		switch {
+		case err != nil && end != "":
+			return end
 		case err != nil && s.draining():
 			return endDraining
 		case err != nil:
 			return endEnded
-		case headers != nil && (!isEventStream(headers) || headers.GetEndOfStream()):
-			return endNoEvents
-		case body != nil && events.in(body.GetBody()):
+		case headers != nil:
+			if s.audited(id) {
+				usage = readsUsage(headers)
+			}
+			if !isEventStream(headers) || headers.GetEndOfStream() {
+				end = endNoEvents
+			}
+		case end == "" && body != nil && events.in(body.GetBody()):
 			s.router.FirstToken(id, router.SignObserver)
-			return endFirstToken
-		case body.GetEndOfStream():
-			return endNoEvents
+			end = endFirstToken
+		case end == "" && body.GetEndOfStream():
+			end = endNoEvents
+		}
+		if end != "" && (usage == nil || usage.ended) {
+			return end
 		}
 	}
 }

@@ -31,8 +31,9 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	if fields.Model == "" && !unread && fields.Size > 0 {
 		return s.pass(m) // no prompt and no model: any worker of Envoy's pool can serve it
 	}
+	s.arrival.BodyAt = time.Now()
 	req := router.Request{
-		Owned: true,
+		Owned: true, Arrival: s.arrival,
 		Model: fields.Model, Prompt: fields.Request, Tokens: fields.Tokens, Salt: fields.CacheSalt,
 		Unread: unread && fields.Model == "",
 		// Treat the response as non-streaming unless the body has "stream": true. A first token

@@ -23,6 +23,9 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 		return answer(responseHeaders, nil)
 	}
 	s.note(req)
+	if s.chunks {
+		s.usage = readsUsage(h)
+	}
 	switch {
 	case status(h) != "200":
 	case isWhole(h): // the prefill has ended
@@ -71,12 +74,16 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 			r.Local, r.Asked = true, max(0, r.Asked-1)
 		case d == "no_healthy_upstream":
 			s.unreached()
-			return
+			r.Nowhere = true
 		case strings.HasPrefix(d, "upstream_") && !envoysOwn(d):
 			r.Local = true // reset, refused, too slow
 		default:
-			return // no worker was reached
+			r.Nowhere = true
 		}
+	}
+	if r.Nowhere {
+		s.server.router.Served(s.id, r)
+		return
 	}
 	if !r.Address.IsValid() {
 		r.Address = servedBy(req)

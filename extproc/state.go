@@ -172,13 +172,16 @@ type stream struct {
 	late  <-chan time.Time // the deadline for the answer to the headers
 	taken int              // bytes that the stream has of Server.held
 
+	arrival router.Arrival
+
 	id       string // the request's id; "" before the decision
 	booked   bool   // the slot must be freed
 	extended bool   // Envoy has been asked for more time
 	served   bool   // the response has a status 2xx
 	decision router.Decision
 
-	chunks   bool       // Envoy sends the response's body, too
-	watching bool       // the stream looks for the first token in the response's body
-	events   firstEvent // the state of that search
+	chunks   bool         // Envoy sends the response's body, too
+	usage    *usageReader // of the response's body; nil if Envoy does not send it
+	watching bool         // the stream looks for the first token in the response's body
+	events   firstEvent   // the state of that search
 }

@@ -4,6 +4,7 @@ package extproc
 
 import (
 	"context"
+	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 )
@@ -57,6 +58,7 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, observing fu
 // handle answers one message. It returns false if the stream must end.
 func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) bool {
 	if s.state == begun {
+		s.arrival.Began = time.Now()
 		s.configure(req.GetProtocolConfig())
 	}
 	m := s.classify(req)

@@ -28,6 +28,7 @@ func (deaf) FirstToken(string, router.Sign) bool { return true }
 func (deaf) Free(string) bool                    { return true }
 func (deaf) Abandon(string) bool                 { return true }
 func (deaf) PrefillFailed(string) error          { return nil }
+func (deaf) ReportUsage(string, router.Usage)    {}
 func (deaf) Served(string, router.Response) (moved bool, avoided []router.Worker) {
 	return false, nil
 }
