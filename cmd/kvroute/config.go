@@ -71,8 +71,10 @@ type config struct {
 
 	// The trace has the Mooncake format: hashes of blocks of 512 tokens under a seed of this
 	// process, and no text.
-	TraceOut     string        `yaml:"trace-out" own:"yes" help:"<file> for a trace of the requests served, for kvroute replay; empty writes none. At 256 MiB it is renamed to FILE.1"`
-	TraceOutTPOT time.Duration `yaml:"trace-out-tpot" own:"yes" default:"20ms" want:"more than 0s" help:"<time> between two tokens of a response that the trace assumes"`
+	TraceOut      string        `yaml:"trace-out" own:"yes" help:"<file> for a trace of the requests served, for kvroute replay; empty writes none. At 256 MiB it is renamed to FILE.1"`
+	AuditShare    float64       `yaml:"audit-share" default:"0.01" want:"0 to 1" help:"<share> of the responses whose usage is read to compare the predicted cached tokens with the real ones"`
+	WorkerMetrics int           `yaml:"worker-metrics" default:"1024" want:"0 or more" help:"<number> of workers that have metrics of their own; 0 turns these metrics off"`
+	TraceOutTPOT  time.Duration `yaml:"trace-out-tpot" own:"yes" default:"20ms" want:"more than 0s" help:"<time> between two tokens of a response that the trace assumes"`
 
 	SecondChoice string `yaml:"second-choice" default:"header" help:"header, list or none: how Envoy learns where to send a request that its worker refuses; must fit config envoy --failover"`
 	// The configuration of some filters cannot request the response: see examples/envoy-gateway.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go"
@@ -22,6 +23,7 @@ import (
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/settings"
+	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/sidecar"
@@ -75,7 +77,7 @@ func (n *notes) Float64ObservableCounter(name string, _ ...metric.Float64Observa
 
 func TestMetricsAreDocumented(t *testing.T) {
 	n := &notes{made: map[string]bool{}}
-	r, err := router.New(router.Config{Meter: n})
+	r, err := router.New(router.Config{Meter: n, WorkerMetrics: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,12 +133,15 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := replay.NewTracer(replay.TracerConfig{Meter: n}); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := outcomes.New(n, time.Now); err != nil {
+		t.Fatal(err)
+	}
 	text, err := os.ReadFile("../../docs/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	documented := map[string]bool{}
-	for _, m := range regexp.MustCompile("(?m)^\\| `(kvroute[^`]+)`").FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile("(?m)^\\| `((?:kvroute|gen_ai)[^`]+)`").FindAllStringSubmatch(string(text), -1) {
 		documented[m[1]] = true
 	}
 	if diff := cmp.Diff(n.made, documented); diff != "" || len(documented) < 10 {

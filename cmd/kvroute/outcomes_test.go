@@ -24,7 +24,7 @@ type outcome struct {
 
 var outcomeRow = regexp.MustCompile("(?m)^\\| ([^|]+) \\| `(?:none|([0-9]{3})( cut off)?(?: ([a-z_]+))?)` \\|")
 
-func outcomes(t *testing.T) map[string]outcome {
+func envoyOutcomes(t *testing.T) map[string]outcome {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/envoy.md")
 	if err != nil {
@@ -46,7 +46,7 @@ func outcomes(t *testing.T) map[string]outcome {
 // outcomeOf returns the row of the table with a name.
 func outcomeOf(t *testing.T, what string) outcome {
 	t.Helper()
-	o, ok := outcomes(t)[what]
+	o, ok := envoyOutcomes(t)[what]
 	if !ok {
 		t.Fatalf("docs/envoy.md has no row %q", what)
 	}
@@ -104,7 +104,7 @@ func TestOutcomesAreTested(t *testing.T) {
 			tested[m[1]] = true
 		}
 	}
-	all := outcomes(t)
+	all := envoyOutcomes(t)
 	for what := range all {
 		if !tested[what] {
 			t.Errorf("no test looks up %q", what)

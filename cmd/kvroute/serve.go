@@ -33,6 +33,7 @@ import (
 	"github.com/kvroute/kvroute/internal/replica"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -140,6 +141,11 @@ func (s *server) openRouter() error {
 	if c.RemoteTokenize {
 		rc.Remote = newRemote(c.TokenizerCacheBytes, s.client).ids
 	}
+	if s.outcomes, err = outcomes.New(s.metrics.Meter("outcomes"), time.Now); err != nil {
+		return err
+	}
+	rc.Finished, rc.Used = s.outcomes.Finished, s.outcomes.Used
+	rc.WorkerMetrics, rc.Departs = c.WorkerMetrics, s.departs
 	rc.Meter, rc.Tell, rc.TellSession = s.metrics.Meter("router"), s.publishChange(), s.publishSession()
 	if rc.Probe, err = s.openProbes(); err != nil {
 		return err
@@ -264,6 +270,7 @@ func (c *config) extproc() extproc.Config {
 		Group:           c.Group,
 		DecisionHeaders: c.DecisionHeaders,
 		FirstToken:      c.FirstToken,
+		AuditShare:      c.AuditShare,
 		ForwardTokens:   c.ForwardTokens,
 		SecondChoice:    c.SecondChoice,
 		PrefillLeg:      c.PrefillLeg,
@@ -368,6 +375,17 @@ func (s *server) serveAPI(context.Context) error {
 		return err
 	}
 	return nil
+}
+
+// departs handles a worker whose responses report other cached tokens than kvroute predicts.
+func (s *server) departs(w router.Worker, departs bool) {
+	if !departs {
+		s.log.Info("the worker's cache agrees with kvroute's index again", "worker", w.ID, "rank", w.DPRank)
+		return
+	}
+	s.log.Warn("the worker's cache differs from kvroute's index by the usage in its responses; its events are requested again", "worker", w.ID, "rank", w.DPRank)
+	s.events.Reread(w.ID, w.DPRank)
+	s.direct.sources.Reread(w.ID, w.DPRank)
 }
 
 // expireEvents requests the events of a worker again if one of them waited too long for an earlier

@@ -26,6 +26,7 @@ import (
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
@@ -57,6 +58,7 @@ type server struct {
 	begun     time.Time
 	shared    map[string]any // settings that all replicas should have in common
 	router    *router.Router
+	outcomes  *outcomes.Recorder
 	registry  *fleet.Registry
 	prober    *fleet.Prober
 	static    *static

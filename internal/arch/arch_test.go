@@ -38,6 +38,7 @@ var ours = map[string]string{
 	"api":                "router fleet replicas indexer internal/openai internal/reach",
 	"extproc":            "router internal/meter internal/openai internal/reach prefill",
 	"prefill":            "internal/openai router",
+	"outcomes":           "internal/meter router",
 	"envoy":              "internal/openai internal/settings",
 	"internal/enginesim": "indexer scorer tokenizer tokenizer/chat internal/openai internal/zmtp events",
 	"bindings":           "engines events fleet indexer router internal/bus internal/wire",

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package outcomes makes visible what became of requests: as histograms, as a history of the last
+// minutes, and as sums since the start.
+//
+// A [Recorder] may be used by any number of goroutines.
+package outcomes
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvroute/kvroute/internal/meter"
+	"github.com/kvroute/kvroute/router"
+)
+
+const (
+	// sampleTime is the time of one sample, and samples their number: 10 minutes.
+	sampleTime = 2 * time.Second
+	samples    = 300
+	// sampledTTFTs limits the times to first token that a sample's percentile is computed from.
+	sampledTTFTs = 512
+)
+
+// Totals are sums over requests that ended.
+type Totals struct {
+	Requests     int `json:"requests"`
+	Failed       int `json:"failed"` // no worker served the request, or the status was 500 or above
+	PromptTokens int `json:"prompt_tokens"`
+	CachedTokens int `json:"cached_tokens"` // by kvroute's index, on the workers that computed the prompts
+	// MeanCachedTokens is the mean over the candidates: what a random choice would have found, in
+	// the caches as they are.
+	MeanCachedTokens float64 `json:"mean_cached_tokens"`
+}
+
+// Sample has the requests that ended within two seconds.
+type Sample struct {
+	TimeMS int64 `json:"time_ms"` // end of the two seconds, Unix time
+	Totals
+	// Mean and 90th percentile of the time to first token in ms, of the requests whose first token
+	// was seen; 0 without one.
+	TTFT    float64 `json:"ttft_ms"`
+	TTFTP90 float64 `json:"ttft_p90_ms"`
+}
+
+// Recorder records the outcomes of requests.
+type Recorder struct {
+	now                              func() time.Time
+	ttft, perToken, duration, tokens metric.Float64Histogram
+
+	mu sync.Mutex
+	// mu guards the fields below.
+	totals  Totals
+	current Sample
+	ttfts   []float64 // of current, in ms
+	history []Sample  // ended samples, oldest first
+}
+
+// New returns a recorder whose clock is now. It fails if the instruments, which docs/metrics.md lists, cannot be made.
+func New(from metric.Meter, now func() time.Time) (*Recorder, error) {
+	m := meter.New(from)
+	// The boundaries are those of OpenTelemetry's conventions for GenAI.
+	seconds := []float64{.01, .02, .04, .08, .16, .32, .64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92}
+	return &Recorder{
+		now: now,
+		ttft: m.Seconds("gen_ai.server.time_to_first_token", "Time from a request's arrival to its first token, of requests whose first token was seen.",
+			.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10),
+		perToken: m.Seconds("gen_ai.server.time_per_output_token", "Time between two output tokens, of responses whose usage was read.",
+			.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5),
+		duration: m.Seconds("gen_ai.server.request.duration", "Time from a request's arrival to its end.", seconds...),
+		tokens: m.Histogram("gen_ai.client.token.usage", "{token}", "Tokens of a request: input, and output of responses whose usage was read.",
+			1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864),
+	}, m.Err()
+}
+
+// failed reports whether the outcome counts as a failure. A client that leaves before the response is one, too:
+// kvroute cannot tell it from a worker that does not answer.
+func failed(o *router.Outcome) bool { return o.Abandoned || o.Status >= 500 }
+
+// errorType returns the attribute error.type of an outcome, "" if there was no error.
+func errorType(o *router.Outcome) string {
+	switch {
+	case o.Status >= 400:
+		return strconv.Itoa(o.Status)
+	case o.Abandoned:
+		return "no_response"
+	}
+	return ""
+}
+
+// seen reports whether the time of a first token was observed, not inferred.
+func seen(d *router.Decision) bool {
+	by := d.FirstTokenBy
+	return !d.FirstToken.IsZero() && (by == router.SignObserver || by == router.SignHeaders || by == router.SignTold)
+}
+
+// Finished records an outcome. It is for [router.Config.Finished].
+func (r *Recorder) Finished(o router.Outcome) {
+	ctx := context.Background()
+	of := attributes(&o.Decision)
+	end := of
+	if e := errorType(&o); e != "" {
+		end = append(slices.Clone(of), attribute.String("error.type", e))
+	}
+	r.duration.Record(ctx, o.Freed.Sub(o.Began).Seconds(), metric.WithAttributes(end...))
+	ttft := -1.
+	if seen(&o.Decision) {
+		ttft = o.FirstToken.Sub(o.Began).Seconds()
+		r.ttft.Record(ctx, ttft, metric.WithAttributes(of...))
+	}
+	if o.PromptTokens > 0 {
+		r.tokens.Record(ctx, float64(o.PromptTokens), metric.WithAttributes(append(of, attribute.String("gen_ai.token.type", "input"))...))
+	}
+	r.add(&o, ttft*1000)
+}
+
+// Used records the usage in a response. It is for [router.Config.Used].
+func (r *Recorder) Used(d router.Decision) {
+	ctx := context.Background()
+	of := attributes(&d)
+	if n := d.Usage.OutputTokens; n > 0 {
+		r.tokens.Record(ctx, float64(n), metric.WithAttributes(append(of, attribute.String("gen_ai.token.type", "output"))...))
+		end := d.Freed
+		if end.IsZero() {
+			end = r.now()
+		}
+		if n > 1 && seen(&d) {
+			r.perToken.Record(ctx, end.Sub(d.FirstToken).Seconds()/float64(n-1), metric.WithAttributes(of...))
+		}
+	}
+}
+
+// attributes returns the attributes of a request. Models are those of the fleet, and operations a
+// fixed list, so a client cannot make new ones.
+func attributes(d *router.Decision) []attribute.KeyValue {
+	of := make([]attribute.KeyValue, 0, 4)
+	of = append(of, attribute.String("gen_ai.request.model", d.Model))
+	if d.Labels.Operation != "" {
+		of = append(of, attribute.String("gen_ai.operation.name", d.Labels.Operation))
+	}
+	return of
+}
+
+// add adds an outcome to the sums. ttft is below 0 if it was not seen.
+func (r *Recorder) add(o *router.Outcome, ttft float64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.roll()
+	computing := o.Computing()
+	for _, t := range []*Totals{&r.totals, &r.current.Totals} {
+		t.Requests++
+		if failed(o) {
+			t.Failed++
+		}
+		t.PromptTokens += o.PromptTokens
+		t.CachedTokens += computing.CachedTokens
+		t.MeanCachedTokens += computing.MeanCachedTokens
+	}
+	if ttft >= 0 && len(r.ttfts) < sampledTTFTs {
+		r.ttfts = append(r.ttfts, ttft)
+	}
+}
+
+// roll ends the current sample if its time is over. Times without requests have no sample.
+func (r *Recorder) roll() {
+	now := r.now()
+	if now.UnixMilli() < r.current.TimeMS {
+		return
+	}
+	if r.current.Requests > 0 {
+		if n := len(r.ttfts); n > 0 {
+			sum := 0.
+			for _, t := range r.ttfts {
+				sum += t
+			}
+			slices.Sort(r.ttfts)
+			r.current.TTFT, r.current.TTFTP90 = sum/float64(n), r.ttfts[n*9/10]
+		}
+		if r.history = append(r.history, r.current); len(r.history) > samples {
+			r.history = slices.Delete(r.history, 0, len(r.history)-samples)
+		}
+	}
+	r.current = Sample{TimeMS: now.Truncate(sampleTime).Add(sampleTime).UnixMilli()}
+	r.ttfts = r.ttfts[:0]
+}
+
+// History returns the samples of the last 10 minutes, oldest first, without the current one. Two
+// seconds without an ended request have no sample.
+func (r *Recorder) History() []Sample {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.roll()
+	since := r.now().Add(-samples * sampleTime).UnixMilli()
+	return slices.DeleteFunc(slices.Clone(r.history), func(s Sample) bool { return s.TimeMS < since })
+}
+
+// Totals returns the sums since the start.
+func (r *Recorder) Totals() Totals {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.totals
+}
