@@ -101,7 +101,8 @@ func (u *usageReader) add(field []byte) {
 	}
 	var o struct {
 		Prompt        *int    `json:"prompt_tokens"`
-		Input         *int    `json:"input_tokens"` // of /v1/responses and /v1/messages
+		Input         *int    `json:"input_tokens"`            // of /v1/responses and /v1/messages
+		CacheRead     *int    `json:"cache_read_input_tokens"` // of /v1/messages: not part of the input
 		Completion    *int    `json:"completion_tokens"`
 		Output        *int    `json:"output_tokens"`
 		PromptDetails details `json:"prompt_tokens_details"`
@@ -121,7 +122,10 @@ func (u *usageReader) add(field []byte) {
 		return true
 	}
 	set(&u.usage.PromptTokens, o.Prompt)
-	set(&u.usage.PromptTokens, o.Input)
+	if set(&u.usage.PromptTokens, o.Input) && set(&u.usage.CachedTokens, o.CacheRead) {
+		u.usage.PromptTokens += u.usage.CachedTokens
+		u.usage.Cached = true
+	}
 	set(&u.usage.OutputTokens, o.Completion)
 	set(&u.usage.OutputTokens, o.Output)
 	for _, n := range []*int{o.PromptDetails.Cached, o.InputDetails.Cached} {

@@ -33,7 +33,7 @@ type AuditState struct {
 // audit is the comparison of a worker's last responses.
 type audit struct {
 	last     [auditWindow]audited
-	n        int // responses since departs was reported
+	n        int // responses since the window began
 	departs  bool
 	reported time.Time // when departs was reported last
 }
@@ -57,7 +57,7 @@ func (a audited) differs() int {
 }
 
 // add adds a response. It returns true if departs is to be reported: it has changed, or the worker
-// still departs. The window then begins again, since the report changes what kvroute knows.
+// still departs. The window begins again when a worker departs, since its index is then read again.
 func (a *audit) add(now time.Time, r audited) (report bool) {
 	a.last[a.n%auditWindow] = r
 	a.n++
@@ -73,7 +73,9 @@ func (a *audit) add(now time.Time, r audited) (report bool) {
 		!departs && (!a.departs || len(a.window())-differ < auditDeviant):
 		return false
 	}
-	*a = audit{departs: departs, reported: now}
+	if a.departs, a.reported = departs, now; departs {
+		a.n = 0
+	}
 	return true
 }
 

@@ -274,15 +274,9 @@ func TestUnwantedEventsAreNotRead(t *testing.T) {
 	}
 }
 
-// A worker without an answer to queries for missing events is shown as suspect.
-func TestAWorkerInDoubtShows(t *testing.T) {
-	d := startFleet(t, nil)
-	nc, err := nats.Connect(d.Bus.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	// Events of a publisher that the worker's record does not name would wait.
+// publisherOf returns the publisher of a worker's events, as registered.
+func publisherOf(t *testing.T, nc *nats.Conn, worker string) uint64 {
+	t.Helper()
 	js, err := jetstream.New(nc)
 	if err != nil {
 		t.Fatal(err)
@@ -291,8 +285,7 @@ func TestAWorkerInDoubtShows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	worker := wire.WorkerID(d.Engines[0].Name)
-	entry, err := bucket.Get(t.Context(), wire.WorkerKey(worker))
+	entry, err := bucket.Get(t.Context(), wire.WorkerKey(wire.WorkerID(worker)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,10 +293,23 @@ func TestAWorkerInDoubtShows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return record.Events.PublisherID
+}
+
+// A worker without an answer to queries for missing events is shown as suspect.
+func TestAWorkerInDoubtShows(t *testing.T) {
+	d := startFleet(t, nil)
+	nc, err := nats.Connect(d.Bus.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	worker := wire.WorkerID(d.Engines[0].Name)
+	publisher := publisherOf(t, nc, d.Engines[0].Name) // events of another one would wait
 	say := func(id uint64) {
 		t.Helper()
 		ev := events.RouterEvent{WorkerID: worker, EventID: id, Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: id, Local: id}}}}
-		m := events.AppendEnvelope(nil, events.Envelope{PublisherID: record.Events.PublisherID, Topic: events.Topic, Payload: events.AppendEvents(nil, []events.RouterEvent{ev})})
+		m := events.AppendEnvelope(nil, events.Envelope{PublisherID: publisher, Topic: events.Topic, Payload: events.AppendEvents(nil, []events.RouterEvent{ev})})
 		if err := nc.Publish(wire.Scope{}.Topic(events.Topic), m); err != nil {
 			t.Fatal(err)
 		}
