@@ -43,6 +43,11 @@ bench-pd: build envoy ## measure what a prefill leg adds to a request, and simul
 	@go build -o .cache/bin/bench-envoy ./bench/envoy
 	@.cache/bin/bench-envoy --split --traces $(TRACES) --rounds $(or $(ROUNDS),15) --only '$(ONLY)' --commit "$(COMMIT)"
 
+.PHONY: bench-see
+bench-see: build envoy ## measure what audit, metrics, traces and an open dashboard cost (3 minutes; ROUNDS=15, BASE=path of an earlier kvroute to compare with)
+	@go build -o .cache/bin/bench-envoy ./bench/envoy
+	@.cache/bin/bench-envoy --see --rounds $(or $(ROUNDS),15) --base '$(BASE)' --commit "$(COMMIT)"
+
 .PHONY: bench-peers
 bench-peers: tools ## measure the index and its peers in turn (ROUNDS=5; needs Rust; downloads 30 MB of crates and modules once)
 	@command -v cargo >/dev/null || { echo "make: cargo is missing: install Rust 1.85 or later" >&2; exit 1; }

@@ -2,7 +2,8 @@
 
 // Command envoy measures what kvroute adds to a request through a real Envoy, against one
 // without an external processor (A) and with one that does nothing (B), as
-// `make bench-envoy` runs it. With --split it measures prefill legs, as `make bench-pd` runs it. It
+// `make bench-envoy` runs it. With --split it measures prefill legs, as `make bench-pd` runs it, and with
+// --see what makes kvroute visible, as `make bench-see` runs it. It
 // prints a table and exits 1 if a target is missed.
 package main
 
@@ -30,8 +31,8 @@ import (
 )
 
 type options struct {
-	binary, out, commit, only, traces string
-	rounds                            int
+	binary, base, out, commit, only, traces string
+	rounds                                  int
 }
 
 const (
@@ -49,6 +50,8 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "measure only the shapes whose names contain this")
 	split := flag.Bool("split", false, "measure split requests: make bench-pd")
 	flag.StringVar(&o.traces, "traces", "", "of --split: `folder` with the traces")
+	see := flag.Bool("see", false, "measure what it costs to make kvroute visible: make bench-see")
+	flag.StringVar(&o.base, "base", "", "of --see: `path` of an earlier kvroute to compare with")
 	worker := flag.String("noop", "", "be the processor that does nothing but name this worker")
 	ready := flag.String("ready-file", "", "of --noop: `file` that gets the address")
 	flag.Parse()
@@ -59,8 +62,11 @@ func main() {
 			serveNoop(ctx, *worker, *ready)
 			return true
 		}
-		if *split {
+		switch {
+		case *split:
 			return runSplit(ctx, o)
+		case *see:
+			return runSee(ctx, o)
 		}
 		return run(ctx, o)
 	})
@@ -116,16 +122,18 @@ func run(ctx context.Context, o options) (met bool) {
 	return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun("bench-envoy", o.commit, "make bench-envoy", figures)))
 }
 
-// startRouter starts a kvroute with workers of these addresses and roles.
-func startRouter(ctx context.Context, o options, dir, name string, workers, roles []string) *process.Child {
+// startRouter starts a kvroute with workers of these addresses and roles, and with more flags.
+func startRouter(ctx context.Context, o options, dir, name string, workers, roles []string, flags ...string) *process.Child {
 	config := fmt.Appendf(nil, "version: 1\nmodels: [{name: sim, tokenizer: %q, block-size: 16}]\nworkers:\n", bench.Must(filepath.Abs(tokenizer)))
 	for i, at := range workers {
 		config = fmt.Appendf(config, "- {name: w%d, address: %q, role: %q, engine: vllm, models: [sim], block_size: 16}\n", i, at, roles[i])
 	}
 	file := filepath.Join(dir, name+".yaml")
 	bench.NoError(os.WriteFile(file, config, 0o600))
-	return bench.Must(process.StartChild(ctx, dir, name, bench.Must(filepath.Abs(o.binary)), "serve", "--config", file, "--extproc-address", "127.0.0.1:0",
-		"--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--log-level", "error"))
+	flags = append([]string{
+		"serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--log-level", "error",
+	}, flags...)
+	return bench.Must(process.StartChild(ctx, dir, name, bench.Must(filepath.Abs(o.binary)), flags...))
 }
 
 // startEnvoy starts an Envoy with kvroute's configuration. Without a server the filters are
