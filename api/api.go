@@ -11,6 +11,12 @@
 //	GET /v1/models                JSON: every model with its names and how its prompts become token ids
 //	GET /v1/decisions?id=ID       JSON: one kept decision with every candidate's inputs
 //	GET /v1/decisions?limit=N     JSON: the newest ones, 20 if not said, at most 1,000
+//	GET /v1/live                  JSON: an object with replica, workers, models, the newest 50 decisions without
+//	                              candidates, and history, prefixes and totals where kvroute has them. With
+//	                              Accept: text/event-stream a stream of server-sent events, one for each section
+//	                              at the start, and again, at most once a second, when the section has changed.
+//	                              Later events of history have only new samples. A client that reads nothing for
+//	                              10 s is disconnected. At most 256 streams, else 503
 //	GET /v1/index/dump            JSON lines: every cached block known, at one moment; with ?sort=1 in an order
 //	                              that two replicas agree on, if it is not too large (422).
 //	                              One at a time, else 503
@@ -27,7 +33,8 @@
 //	POST /v1/dump_events          JSON: events that rebuild the index
 //	POST /v1/generate             a stream of events from the chosen worker
 //
-// docs/routing.md describes the fields. The package has no state of its own. Errors are in
+// docs/routing.md describes the fields. The package has no state of its own but
+// for the open streams of /v1/live. Errors are in
 // OpenAI's form. Any number of requests may run at once.
 //
 // A client of the API can change where requests go, so serve it inside a network only. With
@@ -58,7 +65,7 @@ func New(c Config) http.Handler {
 	if c.Client == nil {
 		c.Client = reach.Networks{}.Client()
 	}
-	c.BodyTime = cmp.Or(c.BodyTime, time.Minute)
+	c.BodyTime, c.stall = cmp.Or(c.BodyTime, time.Minute), cmp.Or(c.stall, stall)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", get(func(*http.Request) (any, *openai.Error) { return map[string]string{"status": "ok"}, nil }))
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -66,7 +73,7 @@ func New(c Config) http.Handler {
 		write(w, status, r)
 	})
 	mux.Handle("GET /metrics", c.Metrics)
-	mux.HandleFunc("GET /v1/replica", get(c.replica))
+	mux.HandleFunc("GET /v1/replica", get(func(*http.Request) (any, *openai.Error) { return c.describe(), nil }))
 	mux.HandleFunc("GET /v1/workers", get(func(*http.Request) (any, *openai.Error) {
 		return map[string][]router.WorkerState{"workers": c.Router.Workers()}, nil
 	}))
@@ -74,6 +81,7 @@ func New(c Config) http.Handler {
 		return map[string][]router.ModelState{"models": c.Router.Models()}, nil
 	}))
 	mux.HandleFunc("GET /v1/decisions", get(c.decisions))
+	mux.HandleFunc("GET /v1/live", (&live{conf: &c, sections: c.sections()}).serve)
 	mux.HandleFunc("GET /v1/index/dump", c.dump)
 	mux.HandleFunc("GET /busy_threshold", get(c.thresholds))
 	mux.HandleFunc("POST /busy_threshold", post(http.StatusOK, c.setThresholds))

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/api"
 	"github.com/kvroute/kvroute/router"
@@ -21,9 +22,14 @@ func get(t *testing.T, h http.Handler, path string) (status int, body string) {
 	return w.Code, w.Body.String()
 }
 
-func newRouter(t *testing.T, workers int) *router.Router {
+// newRouter returns a router with a number of workers, and with a clock of the test's own if one is given.
+func newRouter(t *testing.T, workers int, clock ...func() time.Time) *router.Router {
 	t.Helper()
-	r, err := router.New(router.Config{})
+	var conf router.Config
+	for _, now := range clock {
+		conf.Now = now
+	}
+	r, err := router.New(conf)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,4 +54,19 @@ type Config struct {
 	// Tokens are needed for everything but the probes and the metrics. Default: no token is
 	// needed.
 	Tokens *Tokens
+
+	// History returns the samples that /v1/live serves as the section history: oldest first,
+	// each later than the one before. Prefixes and Totals return the sections of these names, as
+	// values for encoding/json. All of them are called at most once a second for all streams, and
+	// for each other request. Default: the section is absent.
+	History          func() []Sample
+	Prefixes, Totals func() any
+	// Draining is closed when the server stops: the streams of /v1/live then end, for which
+	// [http.Server.Shutdown] waits. Default: they end with their clients.
+	Draining <-chan struct{}
+
+	// For tests: the ticks of /v1/live in place of those of a clock, and the longest time of a
+	// write there.
+	ticks <-chan time.Time
+	stall time.Duration
 }

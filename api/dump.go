@@ -44,9 +44,9 @@ type dumpEnd struct {
 // hashSeed is the seed of all block hashes.
 const hashSeed = 1337
 
-// dumpStall is how long a client may take to read a part of a dump before the dump ends: the
-// index keeps the changes meanwhile.
-const dumpStall = 10 * time.Second
+// stall is how long a client may take to read a part of a dump or of /v1/live before the answer
+// ends: during a dump the index keeps the changes.
+const stall = 10 * time.Second
 
 // dumpWait is how long a dump waits for another one, or for a snapshot.
 const dumpWait = 2 * time.Second
@@ -89,7 +89,7 @@ func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
 		}
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
-	out := bufio.NewWriterSize(&patient{w, http.NewResponseController(w)}, 64<<10)
+	out := bufio.NewWriterSize(&patient{w, http.NewResponseController(w), stall}, 64<<10)
 	// After an error of the connection the client misses the last line.
 	defer func() { _ = out.Flush() }()
 	enc := json.NewEncoder(out)
@@ -115,11 +115,12 @@ func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
 type patient struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
+	stall   time.Duration // of a write
 }
 
 func (p *patient) Write(b []byte) (int, error) {
 	// Writers of tests have no deadline.
-	_ = p.control.SetWriteDeadline(time.Now().Add(dumpStall))
+	_ = p.control.SetWriteDeadline(time.Now().Add(p.stall))
 	return p.w.Write(b)
 }
 

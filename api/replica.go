@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
@@ -37,7 +36,8 @@ type Replica struct {
 	Settings map[string]any `json:"settings"`
 }
 
-func (c *Config) replica(*http.Request) (any, *openai.Error) {
+// describe returns the description of this replica.
+func (c *Config) describe() Replica {
 	var r Replica
 	if c.Replica != nil {
 		r = c.Replica()
@@ -47,7 +47,7 @@ func (c *Config) replica(*http.Request) (any, *openai.Error) {
 	if r.Peers == nil {
 		r.Peers = []replicas.PeerView{} // a list in JSON, not null
 	}
-	return r, nil
+	return r
 }
 
 // Readiness is the answer of /readyz.

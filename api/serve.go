@@ -73,16 +73,23 @@ func reply(w http.ResponseWriter, status int, answer any, bad *openai.Error) {
 
 // write sends v as JSON. It ignores an error of the connection: the client has left.
 func write(w http.ResponseWriter, status int, v any) {
-	var text bytes.Buffer
-	enc := json.NewEncoder(&text)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
+	text, err := encode(v)
+	if err != nil {
 		failure(http.StatusInternalServerError, openai.Unavailable, "", "the answer cannot be written: "+err.Error()).Write(w)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_, _ = w.Write(text.Bytes())
+	_, _ = w.Write(text)
+}
+
+// encode returns v as one line of JSON, with a newline.
+func encode(v any) ([]byte, error) {
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(v)
+	return text.Bytes(), err
 }
 
 // restTime is how long the unread rest of a body may take to arrive: net/http reads some of it

@@ -13,7 +13,7 @@ import (
 
 // Decision returns a kept decision by its request id, this router's or the client's.
 func (r *Router) Decision(id string) (Decision, bool) {
-	found := r.kept.find(1, func(d *Decision) bool { return d.ID == id || id != "" && d.Labels.RequestID == id })
+	found := r.kept.find(1, true, func(d *Decision) bool { return d.ID == id || id != "" && d.Labels.RequestID == id })
 	if len(found) == 0 {
 		return Decision{}, false
 	}
@@ -22,7 +22,20 @@ func (r *Router) Decision(id string) (Decision, bool) {
 
 // Decisions returns up to n kept decisions, newest first.
 func (r *Router) Decisions(n int) []Decision {
-	return r.kept.find(n, func(*Decision) bool { return true })
+	return r.kept.find(n, true, func(*Decision) bool { return true })
+}
+
+// BriefDecisions returns the same as Decisions, without candidates: its cost does not depend on
+// the number of workers.
+func (r *Router) BriefDecisions(n int) []Decision {
+	brief := r.kept.find(n, false, func(*Decision) bool { return true })
+	for i := range brief {
+		if leg := brief[i].Prefill; leg != nil {
+			own := *leg // other readers have the leg, too
+			own.Candidates, brief[i].Prefill = nil, &own
+		}
+	}
+	return brief
 }
 
 // keptDecisions is a ring of the latest booked decisions. A request takes a number, and
@@ -75,13 +88,17 @@ func (k *keptDecisions) change(number uint64, change func(*Decision)) {
 	}
 }
 
-// find returns up to n decisions that meet a condition, newest first.
-func (k *keptDecisions) find(n int, meets func(*Decision) bool) []Decision {
+// find returns up to n decisions that meet a condition, newest first, with copies of their
+// candidates or without candidates.
+func (k *keptDecisions) find(n int, candidates bool, meets func(*Decision) bool) []Decision {
 	found := []Decision{} // an empty list in JSON, not null
 	k.each(func(d *Decision) bool {
 		if len(found) < n && meets(d) {
-			found = append(found, *d)
-			found[len(found)-1].Candidates = slices.Clone(d.Candidates)
+			one := *d
+			if one.Candidates = nil; candidates {
+				one.Candidates = slices.Clone(d.Candidates)
+			}
+			found = append(found, one)
 		}
 		return len(found) < n
 	})

@@ -286,6 +286,7 @@ func (s *server) openHTTP() (err error) {
 			return err
 		}
 	}
+	draining := make(chan struct{})
 	s.http = &http.Server{
 		Handler: api.New(api.Config{
 			Router:  s.router,
@@ -298,6 +299,8 @@ func (s *server) openHTTP() (err error) {
 			Fleet:   s.registry,
 			Tokens:  s.tokens,
 
+			Draining: draining,
+
 			OverloadStatus: s.conf.OverloadStatus,
 			QueueWait:      s.conf.QueueWait,
 
@@ -307,6 +310,7 @@ func (s *server) openHTTP() (err error) {
 		IdleTimeout:       time.Minute,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
+	s.http.RegisterOnShutdown(func() { close(draining) })
 	if s.httpAt, err = net.Listen("tcp", s.conf.HTTPAddress); err != nil {
 		return fmt.Errorf("listen for HTTP: %w", err)
 	}

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import "time"
+
+// Hurried returns a configuration whose /v1/live has these ticks in place of a clock's, and a limit
+// of the time of a write.
+func Hurried(c Config, ticks <-chan time.Time, stall time.Duration) Config {
+	c.ticks, c.stall = ticks, stall
+	return c
+}
