@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -59,7 +60,7 @@ type Config struct {
 	// each later than the one before. Prefixes and Totals return the sections of these names, as
 	// values for encoding/json. All of them are called at most once a second for all streams, and
 	// for each other request. Default: the section is absent.
-	History          func() []Sample
+	History          func() []outcomes.Sample
 	Prefixes, Totals func() any
 	// Draining is closed when the server stops: the streams of /v1/live then end, for which
 	// [http.Server.Shutdown] waits. Default: they end with their clients.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/outcomes"
 )
 
 const (
@@ -23,18 +24,6 @@ const (
 	// livePeriod is the time between two states of a stream.
 	livePeriod = time.Second
 )
-
-// Sample is two seconds of a router's requests, by the time of their end.
-type Sample struct {
-	TimeMS       int64   `json:"time_ms"`            // the end of the two seconds
-	Requests     int     `json:"requests"`           // that ended
-	Failed       int     `json:"failed"`             // of Requests: without a response, or with a status of 500 or higher
-	TTFT         float64 `json:"ttft_ms"`            // mean time to the first token, of requests whose first token was seen; 0 = none was
-	TTFTP90      float64 `json:"ttft_p90_ms"`        // 90th percentile of the same
-	PromptTokens int     `json:"prompt_tokens"`      // of all requests
-	CachedTokens int     `json:"cached_tokens"`      // part of PromptTokens: predicted, of the chosen workers
-	MeanCached   float64 `json:"mean_cached_tokens"` // the same as the mean over the candidates, as round robin would find
-}
 
 // section is a part of /v1/live.
 type section struct {
@@ -97,7 +86,7 @@ func (l *live) serve(w http.ResponseWriter, req *http.Request) {
 			all[s.name] = s.read()
 		}
 		if l.conf.History != nil {
-			all["history"] = append([]Sample{}, l.conf.History()...) // a list in JSON, not null
+			all["history"] = append([]outcomes.Sample{}, l.conf.History()...) // a list in JSON, not null
 		}
 		write(w, http.StatusOK, all)
 		return

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -103,12 +104,12 @@ func TestLive(t *testing.T) {
 	start := time.Now()
 	r := newRouter(t, 2, func() time.Time { return start }) // nothing expires
 	decide(t, r, "a")
-	var history atomic.Pointer[[]api.Sample]
-	history.Store(&[]api.Sample{{TimeMS: 1, Requests: 7}, {TimeMS: 2}})
+	var history atomic.Pointer[[]outcomes.Sample]
+	history.Store(&[]outcomes.Sample{{TimeMS: 1, Totals: outcomes.Totals{Requests: 7}}, {TimeMS: 2}})
 	ticks := make(chan time.Time)
 	conf := api.Hurried(api.Config{
 		Router: r, Metrics: http.NotFoundHandler(), Scope: "n/c/e", Replica: func() api.Replica { return api.Replica{RouterID: 7} },
-		History: func() []api.Sample { return *history.Load() },
+		History: func() []outcomes.Sample { return *history.Load() },
 		Totals:  func() any { return map[string]int{"requests": 7} },
 	}, ticks, within)
 	h := api.New(conf)
@@ -126,11 +127,11 @@ func TestLive(t *testing.T) {
 	}
 
 	decide(t, r, "b")
-	history.Store(&[]api.Sample{{TimeMS: 2}, {TimeMS: 3, Failed: 1}})
+	history.Store(&[]outcomes.Sample{{TimeMS: 2}, {TimeMS: 3, Totals: outcomes.Totals{Failed: 1}}})
 	ticks <- time.Time{}
 	second := f.until("history")
 	checkSections(t, h, r, second)
-	var samples []api.Sample
+	var samples []outcomes.Sample
 	if err := json.Unmarshal([]byte(second["history"]), &samples); err != nil || len(samples) != 1 || samples[0].TimeMS != 3 {
 		t.Errorf("the new samples are %s, %v", second["history"], err)
 	}
@@ -188,7 +189,7 @@ func checkSections(t *testing.T, h http.Handler, r *router.Router, events map[st
 
 // Without the header Accept the answer is one object.
 func TestLiveOnce(t *testing.T) {
-	conf := api.Config{Router: newRouter(t, 1), Metrics: http.NotFoundHandler(), Prefixes: func() any { return []int{} }, History: func() []api.Sample { return nil }}
+	conf := api.Config{Router: newRouter(t, 1), Metrics: http.NotFoundHandler(), Prefixes: func() any { return []int{} }, History: func() []outcomes.Sample { return nil }}
 	h := api.New(conf)
 	_, body := get(t, h, "/v1/live")
 	var all map[string]json.RawMessage

@@ -300,6 +300,8 @@ func (s *server) openHTTP() (err error) {
 			Tokens:  s.tokens,
 
 			Draining: draining,
+			History:  s.outcomes.History,
+			Totals:   func() any { return s.outcomes.Totals() },
 
 			OverloadStatus: s.conf.OverloadStatus,
 			QueueWait:      s.conf.QueueWait,
