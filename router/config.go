@@ -125,9 +125,6 @@ type Config struct {
 	Used     func(Decision)
 	Departs  func(w Worker, departs bool)
 
-	// WorkerMetrics is the number of workers that have metrics of their own. Default 0.
-	WorkerMetrics int
-
 	// Observe, if not nil, is called for each booked request whose prompt was tokenized
 	// exactly, before the decision returns. It must be quick, and must copy what it keeps.
 	Observe func(Observation)

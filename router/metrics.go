@@ -3,10 +3,8 @@
 package router
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"strconv"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -85,38 +83,7 @@ func newMetrics(from metric.Meter, r *Router) (*metrics, error) {
 	m.auditError = k.Histogram("kvroute.audit.error", "1", "Predicted less reported cached tokens, as a share of the prompt.",
 		-1, -.5, -.2, -.1, -.05, -.02, 0, .02, .05, .1, .2, .5, 1)
 	r.observeWith(k)
-	r.observeWorkers(k)
 	return &m, k.Err()
-}
-
-// observeWorkers makes the instruments with a value for each worker, up to Config.WorkerMetrics
-// workers.
-func (r *Router) observeWorkers(k *meter.Maker) {
-	if r.conf.WorkerMetrics <= 0 {
-		return
-	}
-	k.Together([]meter.Reading{
-		{Name: "kvroute.worker.requests", Unit: "{request}", Description: "Requests sent to a worker.", Total: true},
-		{Name: "kvroute.worker.failures", Unit: "{request}", Description: "Requests that a worker refused, failed, or answered with a status of 500 or above.", Total: true},
-		{Name: "kvroute.worker.active_requests", Unit: "{request}", Description: "Requests in flight on a worker."},
-		{Name: "kvroute.worker.pending_tokens", Unit: "{token}", Description: "Prompt tokens that a worker has to compute."},
-		{Name: "kvroute.worker.active_blocks", Unit: "{block}", Description: "Blocks of the requests in flight on a worker."},
-		{Name: "kvroute.worker.cached_blocks", Unit: "{block}", Description: "Blocks that a worker has cached, by its events or by prediction."},
-		{Name: "kvroute.worker.state", Unit: "{worker}", Description: "1 for each worker, by its health."},
-	}, func(observe meter.ObserveOne) {
-		workers := r.Workers()
-		for _, w := range workers[:min(len(workers), r.conf.WorkerMetrics)] {
-			names := []string{"worker", cmp.Or(w.Name, strconv.FormatUint(w.ID, 10)), "rank", strconv.FormatUint(uint64(w.DPRank), 10), "model", w.Model}
-			of := meter.Of(names...)
-			for i, value := range []float64{
-				float64(w.Routed), float64(w.Failures), float64(w.ActiveRequests), float64(w.PendTokens), float64(w.ActiveBlocks),
-				float64(w.CachedBlocks + w.GuessedBlocks),
-			} {
-				observe(i, value, of)
-			}
-			observe(6, 1, meter.Of(append(names, "health", w.Health)...))
-		}
-	})
 }
 
 // observeWith makes the instruments that read the router's state.

@@ -145,13 +145,15 @@ func (s *server) openRouter() error {
 		return err
 	}
 	rc.Finished, rc.Used = s.outcomes.Finished, s.outcomes.Used
-	rc.WorkerMetrics, rc.Departs = c.WorkerMetrics, s.departs
+	rc.Departs = s.departs
 	rc.Meter, rc.Tell, rc.TellSession = s.metrics.Meter("router"), s.publishChange(), s.publishSession()
 	if rc.Probe, err = s.openProbes(); err != nil {
 		return err
 	}
-	s.router, err = router.New(rc)
-	return err
+	if s.router, err = router.New(rc); err != nil {
+		return err
+	}
+	return s.metrics.Register(workerMetrics, s.readWorkers)
 }
 
 // openEvents makes the readers of the workers' events, from NATS and from engines.

@@ -106,43 +106,6 @@ func (m *Maker) Total(name, unit, description string, read func(Observe)) {
 	m.errs = append(m.errs, err)
 }
 
-// Reading describes a gauge, or a counter if Total is set.
-type Reading struct {
-	Name, Unit, Description string
-	Total                   bool
-}
-
-// ObserveOne passes the value of a reading, which is named by its place in the list.
-type ObserveOne func(place int, value float64, of metric.MeasurementOption)
-
-// Of returns attributes for several readings. They are names and values in turn.
-func Of(attributes ...string) metric.MeasurementOption {
-	return metric.WithAttributeSet(attribute.NewSet(pairs(attributes)...))
-}
-
-// Together makes readings that one function reads, each time that metrics are collected.
-func (m *Maker) Together(readings []Reading, read func(ObserveOne)) {
-	instruments := make([]metric.Float64Observable, len(readings))
-	all := make([]metric.Observable, len(readings))
-	for i, r := range readings {
-		var err error
-		if r.Total {
-			instruments[i], err = m.meter.Float64ObservableCounter(r.Name, metric.WithUnit(r.Unit), metric.WithDescription(r.Description))
-		} else {
-			instruments[i], err = m.meter.Float64ObservableGauge(r.Name, metric.WithUnit(r.Unit), metric.WithDescription(r.Description))
-		}
-		all[i] = instruments[i]
-		m.errs = append(m.errs, err)
-	}
-	_, err := m.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		read(func(place int, value float64, of metric.MeasurementOption) {
-			o.ObserveFloat64(instruments[place], value, of)
-		})
-		return nil
-	}, all...)
-	m.errs = append(m.errs, err)
-}
-
 func callback(read func(Observe)) metric.Float64ObservableOption {
 	return metric.WithFloat64Callback(func(_ context.Context, o metric.Float64Observer) error {
 		read(func(value float64, attributes ...string) {

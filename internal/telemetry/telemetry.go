@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -42,6 +43,53 @@ func NewMetrics() (*Metrics, error) {
 
 // Meter returns the meter with which a package makes its instruments.
 func (m *Metrics) Meter(name string) metric.Meter { return m.provider.Meter(name) }
+
+// Reading describes a metric with many values that are read together. Name has dots, as the names of
+// instruments have. Total makes it a counter, otherwise it is a gauge.
+type Reading struct {
+	Name, Help string
+	Total      bool
+	Labels     []string
+}
+
+// Register adds metrics that one function reads at each scrape. observe takes the place of the metric
+// in the list, and the values of its labels. It is for values of thousands of labels: OpenTelemetry
+// would make each label anew. Two values of a metric with
+// equal labels fail the scrape; labels that are not UTF-8 panic.
+func (m *Metrics) Register(readings []Reading, read func(observe func(place int, value float64, labels ...string))) error {
+	c := &collector{read: read}
+	for _, r := range readings {
+		name, kind := strings.ReplaceAll(r.Name, ".", "_"), prometheus.GaugeValue
+		if r.Total {
+			name, kind = name+"_total", prometheus.CounterValue
+		}
+		c.descriptions = append(c.descriptions, prometheus.NewDesc(name, r.Help, r.Labels, nil))
+		c.kinds = append(c.kinds, kind)
+	}
+	if err := m.registry.Register(c); err != nil {
+		return fmt.Errorf("telemetry: register metrics: %w", err)
+	}
+	return nil
+}
+
+// collector implements [prometheus.Collector].
+type collector struct {
+	descriptions []*prometheus.Desc
+	kinds        []prometheus.ValueType
+	read         func(observe func(place int, value float64, labels ...string))
+}
+
+func (c *collector) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range c.descriptions {
+		to <- d
+	}
+}
+
+func (c *collector) Collect(to chan<- prometheus.Metric) {
+	c.read(func(place int, value float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(c.descriptions[place], c.kinds[place], value, labels...)
+	})
+}
 
 // Handler serves the readings in Prometheus' text format.
 func (m *Metrics) Handler() http.Handler {

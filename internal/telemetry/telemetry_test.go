@@ -53,3 +53,29 @@ func TestLogger(t *testing.T) {
 		}
 	}
 }
+
+func TestReadingsTogether(t *testing.T) {
+	m, err := telemetry.NewMetrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	readings := []telemetry.Reading{{Name: "kvroute.test.sent", Help: "Sent.", Total: true, Labels: []string{"to"}}, {Name: "kvroute.test.load", Help: "Load.", Labels: []string{"to"}}}
+	if err := m.Register(readings, func(observe func(int, float64, ...string)) {
+		for i, to := range []string{"a", "b"} {
+			observe(0, float64(i), to)
+			observe(1, 7, to)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/metrics", nil))
+	for _, want := range []string{"# TYPE kvroute_test_sent_total counter\n", "kvroute_test_sent_total{to=\"b\"} 1\n", "kvroute_test_load{to=\"a\"} 7\n"} {
+		if !strings.Contains(w.Body.String(), want) {
+			t.Errorf("no %q in\n%s", want, w.Body)
+		}
+	}
+	if err := m.Register(readings, nil); err == nil {
+		t.Error("the same metrics were registered twice")
+	}
+}
