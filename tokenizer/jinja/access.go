@@ -58,10 +58,7 @@ func (r *renderer) attr(v Value, name string, m *methods) Value {
 			return x
 		}
 	case kindFunc, kindRange:
-		if name != "fromkeys" || v != r.t.library.globals["dict"] {
-			panic(errorf(Unsupported, "the attribute '%s' of a %s", name, v.typeName()))
-		}
-		b = m.ofDict
+		panic(errorf(Unsupported, "the attribute '%s' of a %s", name, v.typeName()))
 	}
 	switch b {
 	case nil:

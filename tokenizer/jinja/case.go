@@ -79,15 +79,6 @@ func isLowercase(c rune) bool { return unicode.IsLower(c) || unicode.Is(unicode.
 func isUppercase(c rune) bool { return unicode.IsUpper(c) || unicode.Is(unicode.Other_Uppercase, c) }
 func isCased(c rune) bool     { return isLowercase(c) || isUppercase(c) || unicode.IsTitle(c) }
 
-// isLowerText and isUpperText are str.islower and str.isupper.
-func isLowerText(s string) bool {
-	return strings.IndexFunc(s, isLowercase) >= 0 && strings.IndexFunc(s, func(c rune) bool { return isUppercase(c) || unicode.IsTitle(c) }) < 0
-}
-
-func isUpperText(s string) bool {
-	return strings.IndexFunc(s, isUppercase) >= 0 && strings.IndexFunc(s, func(c rune) bool { return isLowercase(c) || unicode.IsTitle(c) }) < 0
-}
-
 // isDigits is str.isdigit. Go's tables do not say which of the numbers in the category No are digits.
 func (r *renderer) isDigits(s string) bool {
 	r.tick(1 + len(s)/8)

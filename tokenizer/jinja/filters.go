@@ -15,17 +15,16 @@ import (
 // template uses them.
 //
 //nolint:gochecknoglobals // a table
-var unsupportedFilters = strings.Fields("abs attr batch center filesizeformat forceescape groupby pprint random round slice striptags sum truncate urlencode urlize wordcount wordwrap xmlattr")
+var unsupportedFilters = strings.Fields("abs attr batch center filesizeformat forceescape groupby max min pprint random round slice striptags sum truncate unique urlencode urlize wordcount wordwrap xmlattr")
 
 func filters() map[string]*builtin {
 	all := map[string]*builtin{
 		"length": define("", lengthOf), "list": define("", toList), "default": define("default_value boolean", defaultOf),
 		"first": define("", firstOf), "last": define("", lastOf), "items": define("", itemsOf),
-		"map": lazily("*", true, mapped), "unique": lazily("case_sensitive attribute", false, unique), "reverse": define("", reversed),
+		"map": lazily(mapped), "reverse": define("", reversed),
 		"select": selecting(false, true), "reject": selecting(false, false), "selectattr": selecting(true, true), "rejectattr": selecting(true, false),
 		"sort": define("reverse case_sensitive attribute", sorted), "dictsort": define("case_sensitive by reverse", dictSorted),
-		"min": extreme(-1), "max": extreme(1), "join": define("d attribute", joined),
-		"tojson": define("ensure_ascii indent separators sort_keys", toJSON), "indent": define("width first blank", indented),
+		"join": define("d attribute", joined), "tojson": define("ensure_ascii indent separators sort_keys", toJSON), "indent": define("width first blank", indented),
 		"int": define("default base", toInt), "float": define("default", toFloatOf),
 		"upper": ofText(upper), "lower": ofText(lower), "capitalize": ofText(capitalized), "title": ofText(titleWords), "format": define("*", formatOf),
 	}
@@ -60,13 +59,13 @@ func ofText(f func(string) string) *builtin {
 }
 
 // lazily returns a filter whose result is a generator: f runs, and may fail, when the
-// generator is used. If falsy is set, None and other false values count as an empty list.
-func lazily(parameters string, falsy bool, f func(r *renderer, items []Value, a args) []Value) *builtin {
-	return define(parameters, func(r *renderer, v Value, a args) Value {
+// generator is used. None and other false values count as an empty list.
+func lazily(f func(r *renderer, items []Value, a args) []Value) *builtin {
+	return define("*", func(r *renderer, v Value, a args) Value {
 		r.listed(len(a.values))
 		a = a.kept()
 		return r.newGenerator(func() []Value {
-			if falsy && !v.Truth() {
+			if !v.Truth() {
 				return nil
 			}
 			return f(r, r.iterate(v), a)
@@ -215,36 +214,6 @@ func (r *renderer) inOrder(all []keyed, reverse bool) Value {
 	return List(out...)
 }
 
-// extreme returns the filter min (sign -1) or max (sign 1): the first item with the lowest or highest key.
-func extreme(sign int) *builtin {
-	return define("case_sensitive attribute", func(r *renderer, v Value, a args) Value {
-		all := r.keys(r.iterate(v), a.values[1], a.values[0])
-		if len(all) == 0 {
-			return undefined("No aggregated item, sequence was empty.")
-		}
-		best := all[0]
-		for _, x := range all[1:] {
-			if r.compare(x.key, best.key)*sign > 0 {
-				best = x
-			}
-		}
-		return best.item
-	})
-}
-
-func unique(r *renderer, items []Value, a args) (out []Value) {
-	seen := &Dict{}
-	for _, x := range r.keys(items, a.values[1], a.values[0]) {
-		r.tick(1 + seen.Len()/scanStep)
-		if _, ok := r.lookup(seen, x.key); !ok {
-			seen.add(x.key, None())
-			out = append(out, x.item)
-			r.hold(6 * valueSize)
-		}
-	}
-	return out
-}
-
 func reversed(r *renderer, v Value, _ args) Value {
 	if v.isString() {
 		return r.slice(v, None(), None(), Int(-1))
@@ -266,7 +235,7 @@ func reversed(r *renderer, v Value, _ args) Value {
 
 // selecting returns one of the filters select, reject, selectattr and rejectattr.
 func selecting(byAttribute, want bool) *builtin {
-	return lazily("*", true, func(r *renderer, items []Value, a args) (out []Value) {
+	return lazily(func(r *renderer, items []Value, a args) (out []Value) {
 		attribute := None()
 		if byAttribute {
 			if len(a.positional()) == 0 {

@@ -128,7 +128,6 @@ func TestHostileValues(t *testing.T) {
 		{deep + "{{ ns.l in [ns.m] }}", jinja.RecursionError, 2},
 		{deep + "{{ {'a': ns.l} == {'a': ns.m} }}", jinja.RecursionError, 2},
 		{tuples + "{{ {ns.l: 1} }}", jinja.RecursionError, 2},
-		{tuples + "{{ [ns.l, ns.m] | unique | list }}", jinja.RecursionError, 2},
 		{shared + "{{ ns.s | tojson }}", jinja.LimitError, 2},
 		{shared + "{{ ns.s | tojson(indent=900) }}", jinja.LimitError, 2},
 		{shared + "{{ ns.s | string }}", jinja.LimitError, 2},
@@ -138,7 +137,6 @@ func TestHostileValues(t *testing.T) {
 		{sharedT + "{{ {ns.s: 1}[ns.t] }}", jinja.LimitError, 2},
 		{"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", jinja.LimitError, 1},
 		{"{% set l = range(65536) | list %}{% for a in range(3000) %}\n{% set x = l | sort %}{% endfor %}", jinja.LimitError, 2},
-		{"{% set l = range(65536) | list %}\n{{ l | unique | list }}", jinja.LimitError, 2},
 		{"{% set l = range(65536) | list %}{% for a in range(9999) %}\n{% set x = l[::2] %}{% endfor %}", jinja.LimitError, 2},
 		{"{% set l = range(65536) | list %}{% for a in range(9999) %}\n{% set x = l + l %}{% endfor %}", jinja.LimitError, 2},
 		{"{% set l = range(65536) | list %}{% for a in range(99999) %}\n{% set x = l == l %}{% endfor %}", jinja.LimitError, 2},
@@ -201,7 +199,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		"{{ range(99999) | list | tojson(indent=900) }}", many + "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}",
 		"{% set x %}" + many + "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}{% endset %}",
 		"{% macro m(n) %}{{ 'x' * 100000 }}{% if n %}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(190) }}",
-		"{{ (['a' * 100000] * 1000) | sort | join }}", "{{ {}.fromkeys(range(99999)) | length }}{{ {}.fromkeys('x' * 400000) | length }}",
+		"{{ (['a' * 100000] * 1000) | sort | join }}",
 	} {
 		tmpl, err := jinja.Parse("hostile", text)
 		if err != nil {

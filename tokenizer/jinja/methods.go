@@ -74,15 +74,7 @@ func allMethods() map[string]*methods {
 		}
 		return a.or(1, None())
 	})
-	named("fromkeys").ofDict = define("_! _", func(r *renderer, _ Value, a args) Value {
-		keys := r.iterate(a.values[0])
-		r.listed(3 * len(keys))
-		d := &Dict{}
-		for _, k := range keys {
-			r.setKey(d, k, a.or(1, None()))
-		}
-		return FromDict(d)
-	})
+	named("fromkeys").ofDict = unsupported("the method", "fromkeys")
 	named("keys").ofDict = define("", func(r *renderer, v Value, _ args) Value { return r.view("dict_keys", v.ref.(*Dict).keys) })
 	named("values").ofDict = define("", func(r *renderer, v Value, _ args) Value { return r.view("dict_values", v.ref.(*Dict).values) })
 	named("items").ofDict = define("", func(r *renderer, v Value, _ args) Value { return r.view("dict_items", r.pairs(v.ref.(*Dict))) })
