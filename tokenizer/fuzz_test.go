@@ -287,7 +287,7 @@ func TestHostileTexts(t *testing.T) {
 			for _, s := range []string{"a", "'", "\u0301", " ", "\n ", "<|im_st", "<", "中", "1", "▁", "\xff", "aB", "😀"} {
 				text := bytes.Repeat([]byte(s), size/len(s))
 				ids, err := tok.Append(context.Background(), nil, text, false)
-				gone := strings.TrimSpace(s) == "" || name == "bytelevel-gaps" || name == "norm-nfkd-lower" && s == "\u0301"
+				gone := strings.TrimSpace(s) == "" || name == "bytelevel-gaps"
 				if err != nil || utf8.Valid(text) && len(ids) == 0 && !gone {
 					t.Errorf("%q: %d ids, %v", s, len(ids), err)
 				}

@@ -32,15 +32,6 @@ func (n *normalizer) rewrite(b *budget, text []byte, limit int) (out []byte, err
 	}
 	out = text
 	switch n.kind {
-	case "Lowercase":
-		out, err = eachRune(b, text, limit, appendLower)
-	case "StripAccents":
-		out, err = eachRune(b, text, limit, func(dst []byte, r rune, char []byte) []byte {
-			if accentClasses().of(r) != 0 {
-				return dst
-			}
-			return append(dst, char...)
-		})
 	case "Strip":
 		if n.left {
 			out = bytes.TrimLeftFunc(out, unicode.IsSpace)
@@ -86,40 +77,6 @@ func (n *normalizer) replace(b *budget, text []byte, limit int) ([]byte, error) 
 		}
 	}
 	return append(out, text[at:]...), nil
-}
-
-// eachRune rewrites text character by character. A byte that is no character comes as U+FFFD.
-func eachRune(b *budget, text []byte, limit int, f func(dst []byte, r rune, char []byte) []byte) (out []byte, err error) {
-	next := 0 // where to look at the time
-	for i := 0; i < len(text); {
-		if i >= next {
-			if next += rewriteStep; b.spend(rewriteStep) {
-				return nil, b.err
-			}
-			if len(out) > limit {
-				return nil, errGrown
-			}
-		}
-		r, n := utf8.DecodeRune(text[i:])
-		out = f(out, r, text[i:i+n])
-		i += n
-	}
-	return out, nil
-}
-
-// appendLower appends the lower case of one character. Sigma has one form everywhere.
-func appendLower(dst []byte, r rune, char []byte) []byte {
-	if r == 'İ' {
-		return append(dst, "i\u0307"...)
-	}
-	to, ok := newLower[r]
-	if !ok {
-		to = unicode.ToLower(r)
-	}
-	if to == r {
-		return append(dst, char...)
-	}
-	return utf8.AppendRune(dst, to)
 }
 
 // isNFC reports whether text is in NFC. If it is by current tables, it is by those of Unicode 9.0:
@@ -184,7 +141,7 @@ func readNormalizer(s section) (n normalizer, err error) {
 	}
 	n.kind = c.Type
 	switch c.Type {
-	case "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents":
+	case "NFC", "NFD", "NFKC", "NFKD":
 	case "Strip":
 		if c.Left == nil || c.Right == nil {
 			return n, errors.New("step Strip without strip_left and strip_right")
@@ -202,7 +159,7 @@ func readNormalizer(s section) (n normalizer, err error) {
 			return n, errors.New("step Replace without a pattern")
 		}
 	default:
-		return n, fmt.Errorf("cannot do %q exactly; known are NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, Sequence", c.Type)
+		return n, fmt.Errorf("cannot do %q exactly; known are NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Sequence", c.Type)
 	}
 	return n, nil
 }
@@ -211,7 +168,7 @@ func readNormalizer(s section) (n normalizer, err error) {
 // the following text as the start.
 func keepFirst(steps []normalizer) error {
 	for _, n := range steps {
-		drops := n.kind == "StripAccents" || n.kind == "Strip" && n.left ||
+		drops := n.kind == "Strip" && n.left ||
 			n.kind == "Replace" && (n.regex != nil || n.to == "" || utf8.RuneCountInString(n.from) > 1)
 		if drops {
 			return fmt.Errorf("prepend_scheme first behind a normalizer %s that may drop the first character", n.kind)

@@ -50,12 +50,11 @@ type classTable struct {
 
 // The bits of tables for one step or expression.
 const (
-	classHan    = classMark   // hanClasses: \p{Han}
-	classSign   = classPunct  // signClasses: what Punctuation takes for a sign
-	classKana   = classLetter // kanaClasses: Chinese characters and kana
-	classWord   = classLetter // wordClasses: \w
-	classPlain  = classLetter // plainClasses: what NFC leaves as it is, whatever stands beside it
-	classAccent = classLetter // accentClasses: what StripAccents removes
+	classHan   = classMark   // hanClasses: \p{Han}
+	classSign  = classPunct  // signClasses: what Punctuation takes for a sign
+	classKana  = classLetter // kanaClasses: Chinese characters and kana
+	classWord  = classLetter // wordClasses: \w
+	classPlain = classLetter // plainClasses: what NFC leaves as it is, whatever stands beside it
 )
 
 //nolint:gochecknoglobals // tables
@@ -85,7 +84,6 @@ var (
 		{lo: 0x3000, hi: 0x3029}, {lo: 0x3030, hi: 0x3098}, {lo: 0x30a0, hi: 0x312f}, // kana
 		{lo: 0xac00, hi: 0xd7a3}, {lo: 0xff01, hi: 0xff60}, // Hangul syllables, wide forms
 	}, classPlain))
-	accentClasses = newClasses(only(accentRanges[:], classAccent))
 )
 
 // only sets the class of the code points in ranges, and clears that of all others.

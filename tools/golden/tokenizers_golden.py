@@ -141,7 +141,7 @@ def sentencepiece(norm=None, pre=None, fallback=True, fuse=True, size=600):
     return t
 
 
-NEW = ["falcon", "falcon3", "bloom", "starcoder", "neox", "norm-nfd", "norm-nfkc-strip", "norm-nfkd-lower", "punctuation", "bytelevel-digit-runs"]
+NEW = ["falcon", "falcon3", "bloom", "starcoder", "neox", "norm-nfd", "norm-nfkc-strip", "norm-nfkd-strip", "punctuation", "bytelevel-digit-runs"]
 
 
 def all_tokenizers():
@@ -161,7 +161,7 @@ def all_tokenizers():
         "neox": framed(byte_level(split(GPT2), normalizers.NFC()), processors.BertProcessing(("<|im_end|>", 401), ("<|im_start|>", 400))),
         "norm-nfd": byte_level(split(GPT2), normalizers.NFD()),
         "norm-nfkc-strip": byte_level(split(GPT2), normalizers.Sequence([normalizers.NFKC(), normalizers.Strip(left=True, right=False)])),
-        "norm-nfkd-lower": byte_level(split(CL100K), normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(), normalizers.Strip()])),
+        "norm-nfkd-strip": byte_level(split(CL100K), normalizers.Sequence([normalizers.NFKD(), normalizers.Strip()])),
         "punctuation": byte_level([pre_tokenizers.Punctuation("merged_with_next"), pre_tokenizers.Punctuation("isolated"), pre_tokenizers.CharDelimiterSplit("e")]),
         # Most bytes are no token: what stands on both sides of one merges, or an unknown token stands for several.
         "bytelevel-gaps": byte_level(split(GPT2), corpus=GAPS, size=300, alphabet=[]),

@@ -52,24 +52,14 @@ def main() -> None:
     print("// hanRanges lists the code points of the script Han, as the reference's regex engine has them.")
     print("var hanRanges = [...]classRange{")
     ranges(han())
-    pre, norm = tokenizers.pre_tokenizers, tokenizers.normalizers
-    parts, digits, accents = pre.Punctuation(), pre.Digits(), norm.StripAccents()
+    pre = tokenizers.pre_tokenizers
+    parts, digits = pre.Punctuation(), pre.Digits()
     print("// punctRanges lists what the step Punctuation takes for a sign.")
     print("var punctRanges = [...]classRange{")
     ranges(those(lambda c: len(parts.pre_tokenize_str("a" + c)) == 2))
     print("// newDigits lists what the step Digits takes for a number and is not one in Unicode 16.0.")
     print("var newDigits = [...]classRange{")
     ranges(those(lambda c: len(digits.pre_tokenize_str("a" + c)) == 2 and u.category(c)[0] != "N"))
-    print("// accentRanges lists what the normalizer StripAccents takes away.")
-    print("var accentRanges = [...]classRange{")
-    ranges(those(lambda c: accents.normalize_str(c) == ""))
-    print("// newLower lists the small forms that the normalizer Lowercase gives and that are of no version of Unicode up to 14.0.")
-    print("var newLower = map[rune]rune{")
-    small = norm.Lowercase()
-    rows = [f"{ord(c):#x}: {ord(small.normalize_str(c)):#x}" for c in map(chr, range(0x110000)) if not "\ud800" <= c < "\ue000" and small.normalize_str(c) != c.lower()]
-    for i in range(0, len(rows), 6):
-        print("\t" + ", ".join(rows[i : i + 6]) + ",")
-    print("}")
 
 
 def ranges(all):
