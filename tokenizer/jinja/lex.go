@@ -8,11 +8,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"unicode"
 	"unicode/utf8"
-
-	"golang.org/x/text/unicode/runenames"
 )
 
 type tokenKind uint8
@@ -268,13 +265,7 @@ func unescape(s string) (text, rest string) {
 		}
 		return string(r), rest
 	case 'N':
-		name, rest, _ := strings.Cut(s[2:], "}")
-		name, braced := strings.CutPrefix(name, "{")
-		r, ok := runesByName()[strings.ToUpper(name)]
-		if !braced || !ok {
-			panic(errorf(SyntaxError, "unknown Unicode character name %.100q", name))
-		}
-		return string(r), rest
+		panic(errorf(Unsupported, "the name of a character in a string"))
 	}
 	if digits := octals.FindString(s[1:]); digits != "" {
 		n, _ := strconv.ParseUint(digits, 8, 16) // cannot fail
@@ -282,20 +273,6 @@ func unescape(s string) (text, rest string) {
 	}
 	return s[:1], s[1:]
 }
-
-// runesByName are the characters by their names in Unicode. It lacks aliases and the names
-// that Python computes: of ideographs and Hangul.
-//
-//nolint:gochecknoglobals // a table that few templates need
-var runesByName = sync.OnceValue(func() map[string]rune {
-	all := map[string]rune{}
-	for r := range rune(unicode.MaxRune) {
-		if name := runenames.Name(r); name != "" && name[0] != '<' {
-			all[name] = r
-		}
-	}
-	return all
-})
 
 func (l *lexer) number(text string) {
 	digits := strings.ReplaceAll(text, "_", "")
