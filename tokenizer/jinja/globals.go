@@ -33,30 +33,15 @@ func globals() map[string]Value {
 	return all
 }
 
-// dictOf is Python's dict: of a dictionary or pairs, and keywords.
+// dictOf returns the dictionary of keyword arguments.
 func (r *renderer) dictOf(a args) *Dict {
+	if len(a.positional()) > 0 {
+		panic(errorf(Unsupported, "a dictionary of other values than keyword arguments"))
+	}
 	d := NewDict(len(a.names))
-	positional := a.positional()
-	if len(positional) > 1 {
-		panic(errorf(TypeError, "dict expected at most 1 argument, got %d", len(positional)))
-	}
-	for _, from := range positional {
-		pairs := r.iterate(from)
-		if of := from.Dict(); of != nil {
-			pairs = r.pairs(of)
-		}
-		r.listed(3 * len(pairs))
-		for i, it := range pairs {
-			pair := r.iterate(it)
-			if len(pair) != 2 {
-				panic(errorf(ValueError, "dictionary update sequence element #%d has length %d; 2 is required", i, len(pair)))
-			}
-			r.setKey(d, pair[0], pair[1])
-		}
-	}
 	r.listed(3 * len(a.names))
 	for i, name := range a.names {
-		d.Set(name, a.values[len(positional)+i])
+		d.Set(name, a.values[i])
 	}
 	return d
 }
