@@ -241,12 +241,10 @@ func readAnswer(r io.Reader, at Indexer, part func(events.AnswerPart) (more bool
 			return fmt.Errorf("it ends without one: %.64q", header)
 		}
 		var data []byte // empty in the last message
-		if _, err := msgpack.EachField(body, func(key, value []byte) error {
-			if string(key) == "data" {
-				data = value
-			}
-			return nil
-		}); err != nil {
+		if _, err := msgpack.ReadFields(body, []msgpack.Field{{Key: "data", Value: func(value []byte) (rest []byte, err error) {
+			data, rest, err = msgpack.Cut(value)
+			return rest, err
+		}}}); err != nil {
 			return err
 		}
 		if len(data) > 0 && !part(events.AnswerPart{Count: 1, Publisher: at.Publisher, Data: data}) {

@@ -53,22 +53,12 @@ func AppendEnvelope(dst []byte, e Envelope) []byte {
 func DecodeEnvelope(data []byte) (Envelope, error) {
 	var e Envelope
 	var publisher, payload bool
-	rest, err := msgpack.EachField(data, func(key, value []byte) (err error) {
-		switch string(key) {
-		case "publisher_id":
-			publisher = true
-			e.PublisherID, err = msgpack.Uint(value)
-		case "sequence":
-			e.Sequence, err = msgpack.Uint(value)
-		case "published_at":
-			e.PublishedAt, err = msgpack.Uint(value)
-		case "topic":
-			e.Topic, _, err = msgp.ReadStringBytes(value)
-		case "payload":
-			payload = true
-			e.Payload, _, err = msgp.ReadBytesZC(value)
-		}
-		return err
+	rest, err := msgpack.ReadFields(data, []msgpack.Field{
+		{Key: "publisher_id", Value: &e.PublisherID, Found: &publisher},
+		{Key: "sequence", Value: &e.Sequence},
+		{Key: "published_at", Value: &e.PublishedAt},
+		{Key: "topic", Value: &e.Topic},
+		{Key: "payload", Value: &e.Payload, Found: &payload},
 	})
 	switch {
 	case err != nil:
@@ -160,39 +150,22 @@ func DecodeEvents(data []byte) (evs []RouterEvent, bad int, err error) {
 
 func decodeEvent(data []byte) (r RouterEvent, err error) {
 	var hasID, hasData bool
-	_, err = msgpack.WalkFields(data, func(key, data []byte) (rest []byte, err error) {
-		switch string(key) {
-		case "worker_id":
-			r.WorkerID, rest, err = msgpack.UintRest(data)
-		case "storage_tier":
+	_, err = msgpack.ReadFields(data, []msgpack.Field{
+		{Key: "worker_id", Value: &r.WorkerID},
+		{Key: "storage_tier", Value: func(data []byte) (rest []byte, err error) {
 			r.Event.Tier, rest, err = readTier(data)
-		case "residency_domain":
-			var domain []byte
-			domain, rest, err = msgp.ReadStringZC(data)
+			return rest, err
+		}},
+		{Key: "residency_domain", Value: func(data []byte) ([]byte, error) {
+			domain, rest, err := msgp.ReadStringZC(data)
 			r.Foreign = string(domain) != "worker"
-		case "event":
-			rest, err = msgpack.WalkFields(data, func(key, data []byte) (rest []byte, err error) {
-				switch string(key) {
-				case "event_id":
-					hasID = true
-					r.EventID, rest, err = msgpack.UintRest(data)
-				case "dp_rank":
-					var value []byte
-					if value, rest, err = msgpack.Cut(data); err == nil {
-						r.DPRank, err = msgpack.Rank(value)
-					}
-				case "data":
-					hasData = true
-					rest, err = decodeData(data, &r.Event)
-				default:
-					rest, err = msgp.Skip(data)
-				}
-				return rest, err
-			})
-		default:
-			rest, err = msgp.Skip(data)
-		}
-		return rest, err
+			return rest, err
+		}},
+		{Key: "event", Value: []msgpack.Field{
+			{Key: "event_id", Value: &r.EventID, Found: &hasID},
+			{Key: "dp_rank", Value: &r.DPRank},
+			{Key: "data", Found: &hasData, Value: func(data []byte) ([]byte, error) { return decodeData(data, &r.Event) }},
+		}},
 	})
 	if err == nil && !(hasID && hasData) {
 		err = fmt.Errorf("%w: no event_id or no data", msgpack.ErrShape)
@@ -216,12 +189,8 @@ func decodeData(data []byte, ev *indexer.Event) (rest []byte, err error) {
 			ev.Kind = indexer.Stored
 			return decodeStored(data, ev)
 		case "removed":
-			var value []byte
-			if value, rest, err = msgpack.Cut(data); err != nil {
-				return rest, err
-			}
 			ev.Kind = indexer.Removed
-			return rest, decodeRemoved(value, ev)
+			return decodeRemoved(data, ev)
 		case "cleared":
 			ev.Kind = indexer.Cleared
 		}
@@ -230,20 +199,12 @@ func decodeData(data []byte, ev *indexer.Event) (rest []byte, err error) {
 }
 
 func decodeStored(data []byte, ev *indexer.Event) (rest []byte, err error) {
-	return msgpack.WalkFields(data, func(key, data []byte) (rest []byte, err error) {
-		switch string(key) {
-		case "parent_hash":
-			if msgp.IsNil(data) {
-				return msgp.Skip(data)
-			}
-			ev.HasParent = true
-			ev.Parent, rest, err = msgpack.UintRest(data)
-			return rest, err
-		case "blocks":
+	return msgpack.ReadFields(data, []msgpack.Field{
+		{Key: "parent_hash", Value: &ev.Parent, Found: &ev.HasParent},
+		{Key: "blocks", Value: func(data []byte) (rest []byte, err error) {
 			ev.Blocks, rest, err = decodeBlocks(data)
 			return rest, err
-		}
-		return msgp.Skip(data)
+		}},
 	})
 }
 
@@ -259,11 +220,7 @@ func decodeBlocks(data []byte) ([]indexer.Block, []byte, error) {
 	for range n {
 		b, after, ok := plainBlock(rest)
 		if !ok {
-			var value []byte
-			if value, after, err = msgpack.Cut(rest); err != nil {
-				return nil, after, err
-			}
-			if b, err = decodeBlock(value); err != nil {
+			if b, after, err = decodeBlock(rest); err != nil {
 				return nil, after, err
 			}
 		}
@@ -299,33 +256,26 @@ func plainBlock(data []byte) (b indexer.Block, rest []byte, ok bool) {
 	return b, rest[len(plainBlockEnd):], true
 }
 
-func decodeBlock(data []byte) (b indexer.Block, err error) {
+func decodeBlock(data []byte) (b indexer.Block, rest []byte, err error) {
 	var external, local bool
-	_, err = msgpack.EachField(data, func(key, value []byte) (err error) {
-		switch string(key) {
-		case "block_hash":
-			external = true
-			b.External, err = msgpack.Uint(value)
-		case "tokens_hash":
-			local = true
-			b.Local, err = msgpack.Uint(value)
-		}
-		return err
+	rest, err = msgpack.ReadFields(data, []msgpack.Field{
+		{Key: "block_hash", Value: &b.External, Found: &external},
+		{Key: "tokens_hash", Value: &b.Local, Found: &local},
 	})
 	if err == nil && !(external && local) {
 		err = fmt.Errorf("%w: a block without hashes", msgpack.ErrShape)
 	}
-	return b, err
+	return b, rest, err
 }
 
-func decodeRemoved(data []byte, ev *indexer.Event) error {
-	_, err := msgpack.EachField(data, func(key, value []byte) (err error) {
-		if string(key) == "block_hashes" {
-			ev.Externals, err = msgpack.List(value, 1, msgpack.Uint)
+func decodeRemoved(data []byte, ev *indexer.Event) (rest []byte, err error) {
+	return msgpack.ReadFields(data, []msgpack.Field{{Key: "block_hashes", Value: func(data []byte) ([]byte, error) {
+		list, rest, err := msgpack.Cut(data)
+		if err == nil {
+			ev.Externals, err = msgpack.List(list, 1, msgpack.Uint)
 		}
-		return err
-	})
-	return err
+		return rest, err
+	}}})
 }
 
 func readTier(data []byte) (t indexer.Tier, rest []byte, err error) {

@@ -39,26 +39,21 @@ type UsedBlocks struct {
 // ReadUsedBlocks reads the payload of a message of [LoadTopic]. present is false if the message
 // has no number of used blocks.
 func ReadUsedBlocks(payload []byte) (u UsedBlocks, present bool, err error) {
-	_, err = msgpack.EachField(payload, func(key, value []byte) (err error) {
-		switch string(key) {
-		case "worker_id":
-			u.WorkerID, err = msgpack.Uint(value)
-		case "dp_rank":
-			u.DPRank, err = msgpack.Rank(value)
-		case "kv_used_blocks":
-			if msgp.IsNil(value) {
-				break
+	var blocks uint64
+	_, err = msgpack.ReadFields(payload, []msgpack.Field{
+		{Key: "worker_id", Value: &u.WorkerID}, {Key: "dp_rank", Value: &u.DPRank},
+		{Key: "kv_used_blocks", Value: func(data []byte) (rest []byte, err error) {
+			if present = !msgp.IsNil(data); !present {
+				return msgp.Skip(data)
 			}
-			var n uint64
-			if n, _, err = msgp.ReadUint64Bytes(value); err == nil {
-				u.Blocks, present = int(min(n, math.MaxInt32)), true
-			}
-		}
-		return err
+			blocks, rest, err = msgp.ReadUint64Bytes(data) // a negative number is an error
+			return rest, err
+		}},
 	})
 	if err != nil {
 		return UsedBlocks{}, false, fmt.Errorf("events: read a load: %w", err)
 	}
+	u.Blocks = int(min(blocks, math.MaxInt32))
 	return u, present, nil
 }
 

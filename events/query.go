@@ -82,25 +82,12 @@ func appendOptional(dst []byte, has bool, v uint64) []byte {
 func DecodeQuery(data []byte) (q Query, err error) {
 	q.Kind = RecoveryKind
 	var worker bool
-	rest, err := msgpack.EachField(data, func(key, value []byte) (err error) {
-		switch string(key) {
-		case "worker_id":
-			worker = true
-			q.WorkerID, err = msgpack.Uint(value)
-		case "dp_rank":
-			q.DPRank, err = msgpack.Rank(value)
-		case "start_event_id":
-			if q.HasStart = !msgp.IsNil(value); q.HasStart {
-				q.Start, err = msgpack.Uint(value)
-			}
-		case "end_event_id":
-			if !msgp.IsNil(value) {
-				q.End, err = msgpack.Uint(value)
-			}
-		case "kind":
-			q.Kind, _, err = msgp.ReadStringBytes(value)
-		}
-		return err
+	rest, err := msgpack.ReadFields(data, []msgpack.Field{
+		{Key: "worker_id", Value: &q.WorkerID, Found: &worker},
+		{Key: "dp_rank", Value: &q.DPRank},
+		{Key: "start_event_id", Value: &q.Start, Found: &q.HasStart},
+		{Key: "end_event_id", Value: &q.End},
+		{Key: "kind", Value: &q.Kind},
 	})
 	if err == nil && (!worker || len(rest) > 0) {
 		err = fmt.Errorf("%w: no worker_id, or bytes behind it", msgpack.ErrShape)
@@ -145,9 +132,13 @@ func AppendAnswer(dst []byte, a *Answer) []byte {
 // DecodeAnswer reads an answer. An answer of an unknown kind is an [AnswerError].
 func DecodeAnswer(data []byte) (Answer, error) {
 	a, known := Answer{}, 0
-	rest, err := msgpack.EachField(data, func(key, value []byte) error {
+	rest, err := msgpack.WalkFields(data, func(key, data []byte) ([]byte, error) {
 		known++
-		return a.read(string(key), value)
+		value, rest, err := msgpack.Cut(data)
+		if err == nil {
+			err = a.read(string(key), value)
+		}
+		return rest, err
 	})
 	if err == nil && (known != 1 || len(rest) > 0) {
 		err = fmt.Errorf("%w: %d answers, %d bytes behind them", msgpack.ErrShape, known, len(rest))
@@ -184,27 +175,22 @@ func (a *Answer) read(name string, data []byte) (err error) {
 }
 
 func (a *Answer) readFields(data []byte) error {
-	hasEvents, hasLast := false, false
-	_, err := msgpack.EachField(data, func(key, value []byte) (err error) {
-		switch string(key) {
-		case "events":
-			hasEvents = true
-			a.Events, a.Bad, err = DecodeEvents(value)
-		case "last_event_id", "newest_available":
-			hasLast = true
-			a.LastEventID, err = msgpack.Uint(value)
-		case "message":
-			a.Message, _, err = msgp.ReadStringBytes(value)
-			a.Message = a.Message[:min(len(a.Message), 256)]
-		case "requested_start", "start_id":
-			a.Start, err = msgpack.Uint(value)
-		case "requested_end", "end_id":
-			if !msgp.IsNil(value) {
-				a.End, err = msgpack.Uint(value)
+	var hasEvents, hasLast bool
+	_, err := msgpack.ReadFields(data, []msgpack.Field{
+		{Key: "events", Found: &hasEvents, Value: func(data []byte) (rest []byte, err error) {
+			var list []byte
+			if list, rest, err = msgpack.Cut(data); err == nil {
+				a.Events, a.Bad, err = DecodeEvents(list)
 			}
-		}
-		return err
+			return rest, err
+		}},
+		{Key: "last_event_id", Value: &a.LastEventID, Found: &hasLast},
+		{Key: "newest_available", Value: &a.LastEventID, Found: &hasLast},
+		{Key: "message", Value: &a.Message},
+		{Key: "requested_start", Value: &a.Start}, {Key: "start_id", Value: &a.Start},
+		{Key: "requested_end", Value: &a.End}, {Key: "end_id", Value: &a.End},
 	})
+	a.Message = a.Message[:min(len(a.Message), 256)]
 	switch {
 	case err != nil:
 		return err

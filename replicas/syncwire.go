@@ -153,37 +153,12 @@ type syncPayload struct{ part, parts int }
 // the payload cannot be read to its end.
 func (r *syncReader) read(data []byte, yield func(*syncEvent)) (p syncPayload, bad int, err error) {
 	batched := false
-	rest, err := msgpack.WalkFields(data, func(key, value []byte) ([]byte, error) {
-		var err error
-		switch string(key) {
-		case "events":
-			batched = true
-			var n uint32
-			if n, value, err = msgp.ReadArrayHeaderBytes(value); err != nil {
-				return value, err
-			}
-			for i := range n {
-				rest, err := r.event(value)
-				if err == nil {
-					value = rest
-					yield(&r.e)
-					continue
-				}
-				if value, err = msgp.Skip(value); err != nil {
-					bad += int(n - i)
-					return value, err
-				}
-				bad++
-			}
-			return value, nil
-		case "part":
-			p.part, value, err = readCount(value)
-		case "parts":
-			p.parts, value, err = readCount(value)
-		default:
-			value, err = msgp.Skip(value)
-		}
-		return value, err
+	rest, err := msgpack.ReadFields(data, []msgpack.Field{
+		{Key: "events", Found: &batched, Value: func(list []byte) (rest []byte, err error) {
+			bad, rest, err = r.events(list, yield)
+			return rest, err
+		}},
+		{Key: "part", Value: &p.part}, {Key: "parts", Value: &p.parts},
 	})
 	if err != nil {
 		return p, bad, fmt.Errorf("read a message of a replica: %w", err)
@@ -198,31 +173,40 @@ func (r *syncReader) read(data []byte, yield func(*syncEvent)) (p syncPayload, b
 	return p, bad, nil
 }
 
+// events calls yield for each event of a list. It returns the number of events that cannot be read,
+// and the bytes behind the list.
+func (r *syncReader) events(list []byte, yield func(*syncEvent)) (bad int, rest []byte, err error) {
+	n, rest, err := msgp.ReadArrayHeaderBytes(list)
+	if err != nil {
+		return 0, rest, err
+	}
+	for i := range n {
+		after, err := r.event(rest)
+		if err == nil {
+			rest = after
+			yield(&r.e)
+			continue
+		}
+		if rest, err = msgp.Skip(rest); err != nil {
+			return bad + int(n-i), rest, err
+		}
+		bad++
+	}
+	return bad, rest, nil
+}
+
 // event reads one event into e, and returns the bytes behind it. An event of an unknown kind
 // has the Kind 0.
 func (r *syncReader) event(data []byte) (rest []byte, err error) {
 	r.e = syncEvent{}
 	e := &r.e
 	var id, worker, what bool
-	rest, err = msgpack.WalkFields(data, func(key, value []byte) (rest []byte, err error) {
-		switch string(key) {
-		case "request_id":
-			id = true
-			e.ID, rest, err = msgp.ReadStringBytes(value)
-		case "worker":
-			worker = true
-			return readFields(value, []field{{"worker_id", &e.Worker.ID}, {"dp_rank", &e.Worker.DPRank}})
-		case "data":
-			what = true
-			rest, err = r.data(value, e)
-		case "router_id":
-			e.router, rest, err = msgp.ReadUint64Bytes(value)
-		case "abandoned":
-			e.Abandoned, rest, err = msgp.ReadBoolBytes(value)
-		default:
-			rest, err = msgp.Skip(value)
-		}
-		return rest, err
+	rest, err = msgpack.ReadFields(data, []msgpack.Field{
+		{Key: "request_id", Value: &e.ID, Found: &id},
+		{Key: "worker", Value: []msgpack.Field{{Key: "worker_id", Value: &e.Worker.ID}, {Key: "dp_rank", Value: &e.Worker.DPRank}}, Found: &worker},
+		{Key: "data", Value: r.data, Found: &what},
+		{Key: "router_id", Value: &e.router},
+		{Key: "abandoned", Value: &e.Abandoned},
 	})
 	switch {
 	case err != nil:
@@ -234,7 +218,9 @@ func (r *syncReader) event(data []byte) (rest []byte, err error) {
 	return rest, err
 }
 
-func (r *syncReader) data(data []byte, e *syncEvent) (rest []byte, err error) {
+// data reads what happened to the request of e.
+func (r *syncReader) data(data []byte) (rest []byte, err error) {
+	e := &r.e
 	if msgp.NextType(data) == msgp.StrType {
 		kind, rest, err := msgp.ReadStringZC(data)
 		switch string(kind) {
@@ -247,37 +233,32 @@ func (r *syncReader) data(data []byte, e *syncEvent) (rest []byte, err error) {
 		}
 		return rest, err
 	}
-	return msgpack.WalkFields(data, func(key, value []byte) (rest []byte, err error) {
-		switch string(key) {
-		case "AddRequest":
-			e.Kind = router.SlotTaken
-			return r.addition(value, e)
-		case "SlotMoved":
-			e.Kind = router.SlotMoved
-			return readFields(value, []field{{"cached_tokens", &e.CachedTokens}})
-		}
-		return msgp.Skip(value)
+	var added, moved bool
+	rest, err = msgpack.ReadFields(data, []msgpack.Field{
+		{Key: "AddRequest", Value: r.addition, Found: &added},
+		{Key: "SlotMoved", Value: []msgpack.Field{{Key: "cached_tokens", Value: &e.CachedTokens}}, Found: &moved},
 	})
+	switch {
+	case added:
+		e.Kind = router.SlotTaken
+	case moved:
+		e.Kind = router.SlotMoved
+	}
+	return rest, err
 }
 
-func (r *syncReader) addition(data []byte, e *syncEvent) (rest []byte, err error) {
-	add := &r.add
+func (r *syncReader) addition(data []byte) (rest []byte, err error) {
+	add, e := &r.add, &r.e
 	*add = syncAdd{tracked: true, hint: -1, isl: -1, overlap: -1}
-	fields := []field{
-		{"track_prefill_tokens", &add.tracked},
-		{"expected_output_tokens", &e.ExpectedOutput},
-		{"prefill_load_hint", []field{{"initial_effective_prefill_tokens", &add.hint}}},
-		{"isl", &add.isl},
-		{"overlap", &add.overlap},
-		{"guessed", &e.Guessed},
-		{"started", &e.started},
-	}
-	rest, err = msgpack.WalkFields(data, func(key, value []byte) (rest []byte, err error) {
-		if string(key) == "token_sequence" && !msgp.IsNil(value) {
-			e.Sequence, rest, err = r.sequence(value)
-			return rest, err
-		}
-		return readField(key, value, fields)
+	rest, err = msgpack.ReadFields(data, []msgpack.Field{
+		{Key: "token_sequence", Value: r.sequence},
+		{Key: "track_prefill_tokens", Value: &add.tracked},
+		{Key: "expected_output_tokens", Value: &e.ExpectedOutput},
+		{Key: "prefill_load_hint", Value: []msgpack.Field{{Key: "initial_effective_prefill_tokens", Value: &add.hint}}},
+		{Key: "isl", Value: &add.isl},
+		{Key: "overlap", Value: &add.overlap},
+		{Key: "guessed", Value: &e.Guessed},
+		{Key: "started", Value: &e.started},
 	})
 	add.fill(e)
 	return rest, err
@@ -296,16 +277,20 @@ func (a *syncAdd) fill(e *syncEvent) {
 	}
 }
 
-func (r *syncReader) sequence(data []byte) (all []uint64, rest []byte, err error) {
+// sequence reads the hashes of a prompt.
+func (r *syncReader) sequence(data []byte) (rest []byte, err error) {
+	if msgp.IsNil(data) {
+		return msgp.Skip(data)
+	}
 	n, rest, err := msgp.ReadArrayHeaderBytes(data)
 	if err != nil {
-		return nil, rest, err
+		return rest, err
 	}
 	if int64(n) > int64(len(rest)) { // each hash has a byte at least
-		return nil, rest, fmt.Errorf("%w: %d hashes in %d bytes", errShape, n, len(rest))
+		return rest, fmt.Errorf("%w: %d hashes in %d bytes", errShape, n, len(rest))
 	}
 	const wide = 0xcf // the encoding of nearly all hashes: uint64
-	all = slices.Grow(r.hashes[:0], int(n))
+	all := slices.Grow(r.hashes[:0], int(n))
 	for range n {
 		if len(rest) >= 9 && rest[0] == wide {
 			all = append(all, binary.BigEndian.Uint64(rest[1:]))
@@ -314,12 +299,12 @@ func (r *syncReader) sequence(data []byte) (all []uint64, rest []byte, err error
 		}
 		var h uint64
 		if h, rest, err = msgp.ReadUint64Bytes(rest); err != nil {
-			return nil, rest, err
+			return rest, err
 		}
 		all = append(all, h)
 	}
-	r.hashes = all
-	return all, rest, nil
+	r.hashes, r.e.Sequence = all, all
+	return rest, nil
 }
 
 // encodeSession encodes a session binding of a router, as Dynamo's routers do. Only kvroute
@@ -339,7 +324,12 @@ func encodeSession(s *router.SessionBinding, from uint64) []byte {
 
 // readSession reads a session binding.
 func readSession(data []byte) (s router.SessionBinding, from uint64, err error) {
-	_, err = readFields(data, []field{{"session_id", &s.Session}, {"worker_id", &s.Worker.ID}, {"dp_rank", &s.Worker.DPRank}, {"router_id", &from}, {"final", &s.Over}})
+	_, err = msgpack.ReadFields(data, []msgpack.Field{
+		{Key: "session_id", Value: &s.Session},
+		{Key: "worker_id", Value: &s.Worker.ID}, {Key: "dp_rank", Value: &s.Worker.DPRank},
+		{Key: "router_id", Value: &from},
+		{Key: "final", Value: &s.Over},
+	})
 	if err == nil && (s.Session == "" || len(s.Session) > maxSyncID || s.Worker.ID == 0 || from == 0) {
 		err = fmt.Errorf("%w: a field of the binding is missing, or the session's name has %d bytes", errShape, len(s.Session))
 	}

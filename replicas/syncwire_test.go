@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"encoding/json"
+	"math"
 	"os"
 	"slices"
 	"testing"
@@ -123,7 +124,7 @@ func FuzzSyncRead(f *testing.F) {
 		all, _, _, err := readAll(data)
 		for i := range all {
 			if e := &all[i]; e.ID == "" || len(e.ID) > maxSyncID || e.router == 0 || len(e.Sequence) > len(data) ||
-				e.PromptTokens < 0 || e.PromptTokens > maxCount || e.CachedTokens > e.PromptTokens {
+				e.PromptTokens < 0 || e.PromptTokens > math.MaxInt32 || e.CachedTokens > e.PromptTokens {
 				t.Errorf("read %+v, %v", e, err)
 			}
 		}

@@ -15,7 +15,7 @@ import (
 var ErrShape = errors.New("unexpected shape")
 
 // WalkFields calls field for each key of a map, with the bytes after the key; field returns
-// the bytes after its value. Unlike [EachField] it reads each byte once.
+// the bytes after its value.
 func WalkFields(data []byte, field func(key, data []byte) (rest []byte, err error)) (rest []byte, err error) {
 	n, rest, err := msgp.ReadMapHeaderBytes(data)
 	if err != nil {
@@ -37,18 +37,6 @@ func WalkFields(data []byte, field func(key, data []byte) (rest []byte, err erro
 func Cut(data []byte) (value, rest []byte, err error) {
 	rest, err = msgp.Skip(data)
 	return data[:len(data)-len(rest)], rest, err
-}
-
-// EachField calls field for each key of a map, with the encoding of its value, and
-// returns the bytes after the map.
-func EachField(data []byte, field func(key, value []byte) error) (rest []byte, err error) {
-	return WalkFields(data, func(key, data []byte) ([]byte, error) {
-		value, rest, err := Cut(data)
-		if err == nil {
-			err = field(key, value)
-		}
-		return rest, err
-	})
 }
 
 // List reads an array whose elements take at least size bytes each. So a false header cannot

@@ -4,6 +4,7 @@ package msgpack_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -39,30 +40,56 @@ func TestFields(t *testing.T) {
 	}
 
 	a, b = 0, 0
-	rest, err = msgpack.EachField(data, func(key, value []byte) (err error) {
-		switch string(key) {
-		case "a":
-			a, err = msgpack.Uint(value)
-		case "inner":
-			_, err = msgpack.EachField(value, func(_, value []byte) (err error) {
-				b, err = msgpack.Uint(value)
-				return err
-			})
-		}
-		return err
+	found, absent, text := false, false, ""
+	data = append(msgp.AppendNil(msgp.AppendString(msgp.AppendMapHeader(nil, 4), "text")), data[1:]...)
+	rest, err = msgpack.ReadFields(data, []msgpack.Field{
+		{Key: "a", Value: &a},
+		{Key: "inner", Value: []msgpack.Field{{Key: "b", Value: &b}}, Found: &found},
+		{Key: "text", Value: &text, Found: &absent},
 	})
-	if err != nil || string(rest) != "rest" || a != 7 || b != 8 {
-		t.Errorf("each: a %d, b %d, rest %q, %v", a, b, rest, err)
+	if err != nil || string(rest) != "rest" || a != 7 || b != 8 || !found || absent || text != "" {
+		t.Errorf("read: a %d, b %d, text %q, found %v, %v, rest %q, %v", a, b, text, found, absent, rest, err)
+	}
+}
+
+// Each type of a field takes its value, and refuses a value of another type or out of range.
+func TestTypesOfFields(t *testing.T) {
+	var count int
+	var rank uint32
+	var hash uint64
+	var flag bool
+	var text string
+	var raw []byte
+	for _, test := range []struct {
+		value any
+		good  []byte
+		got   func() bool
+		bad   []byte
+	}{
+		{&count, msgp.AppendInt(nil, 7), func() bool { return count == 7 }, msgp.AppendUint64(nil, 1<<31)},
+		{&rank, msgp.AppendInt(nil, 8), func() bool { return rank == 8 }, msgp.AppendUint64(nil, 1<<32)},
+		{&hash, msgp.AppendInt64(nil, -1), func() bool { return hash == 1<<64-1 }, msgp.AppendString(nil, "x")},
+		{&flag, msgp.AppendBool(nil, true), func() bool { return flag }, msgp.AppendInt(nil, 1)},
+		{&text, msgp.AppendString(nil, "word"), func() bool { return text == "word" }, msgp.AppendInt(nil, 1)},
+		{&raw, msgp.AppendBytes(nil, []byte("raw")), func() bool { return string(raw) == "raw" }, msgp.AppendInt(nil, 1)},
+	} {
+		fields, begin := []msgpack.Field{{Key: "k", Value: test.value}}, msgp.AppendString(msgp.AppendMapHeader(nil, 1), "k")
+		if _, err := msgpack.ReadFields(append(slices.Clone(begin), test.good...), fields); err != nil || !test.got() {
+			t.Errorf("%T: the value was not read: %v", test.value, err)
+		}
+		if _, err := msgpack.ReadFields(append(slices.Clone(begin), test.bad...), fields); err == nil {
+			t.Errorf("%T: % x was read", test.value, test.bad)
+		}
 	}
 }
 
 // A truncated map is an error, and an error of a field names the field.
 func TestBadFields(t *testing.T) {
 	data := msgp.AppendString(msgp.AppendString(msgp.AppendMapHeader(nil, 2), "first"), "x")
-	if _, err := msgpack.EachField(data, func(_, _ []byte) error { return nil }); err == nil {
+	if _, err := msgpack.ReadFields(data, nil); err == nil {
 		t.Error("a map without its second field was read")
 	}
-	_, err := msgpack.EachField(data, func(_, _ []byte) error { return msgpack.ErrShape })
+	_, err := msgpack.WalkFields(data, func(_, _ []byte) ([]byte, error) { return nil, msgpack.ErrShape })
 	if !errors.Is(err, msgpack.ErrShape) || !strings.HasPrefix(err.Error(), "first: ") {
 		t.Errorf("the error is %v", err)
 	}
