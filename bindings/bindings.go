@@ -12,6 +12,7 @@ package bindings
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -82,12 +84,12 @@ type Publisher struct {
 	nc        *nats.Conn
 	publisher *engines.Publisher
 	cancel    context.CancelFunc
-	done      chan error // the error of run
+	done      chan error                 // the error of run
+	load      atomic.Pointer[fleet.Load] // of the heartbeats
 
 	mu sync.Mutex
 	// mu guards the fields below, and orders the events.
 	engine *engines.Engine
-	load   fleet.Load
 	closed bool
 }
 
@@ -116,11 +118,7 @@ func Open(conf Config) (*Publisher, error) {
 		}
 		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	}
-	url := conf.NATSURL
-	if url == "" {
-		url = nats.DefaultURL
-	}
-	url, err := bus.ReadURL(url)
+	url, err := bus.ReadURL(cmp.Or(conf.NATSURL, nats.DefaultURL))
 	if err != nil {
 		return nil, fmt.Errorf("bindings: %w", err)
 	}
@@ -136,9 +134,10 @@ func Open(conf Config) (*Publisher, error) {
 		}),
 		engine: engines.NewEngine(engines.EngineOptions{BlockSize: conf.BlockSize, SetLike: conf.SetLike, Placeholder: conf.ImageTokenID}),
 	}
+	p.SetLoad(fleet.Load{})
 	var announcer *fleet.Announcer
 	if conf.Address != "" {
-		if announcer, err = fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Scope: scope, Record: conf.record(p.publisher.ID()), Replicas: conf.NATSReplicas, Load: p.loadNow, Log: log}); err != nil {
+		if announcer, err = fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Scope: scope, Record: conf.record(p.publisher.ID()), Replicas: conf.NATSReplicas, Load: func() fleet.Load { return *p.load.Load() }, Log: log}); err != nil {
 			nc.Close()
 			return nil, err
 		}
@@ -193,17 +192,7 @@ func (p *Publisher) Close() error {
 }
 
 // SetLoad sets the load that the heartbeats contain.
-func (p *Publisher) SetLoad(load fleet.Load) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.load = load
-}
-
-func (p *Publisher) loadNow() fleet.Load {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.load
-}
+func (p *Publisher) SetLoad(load fleet.Load) { p.load.Store(&load) }
 
 // Stored are consecutive blocks of one sequence that an engine has stored.
 type Stored struct {

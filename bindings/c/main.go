@@ -31,16 +31,6 @@ var publishers = struct {
 	open map[uint64]*bindings.Publisher
 }{open: make(map[uint64]*bindings.Publisher)}
 
-func find(handle C.uint64_t) (*bindings.Publisher, error) {
-	publishers.mu.Lock()
-	defer publishers.mu.Unlock()
-	p := publishers.open[uint64(handle)]
-	if p == nil {
-		return nil, fmt.Errorf("there is no open publisher %d", uint64(handle))
-	}
-	return p, nil
-}
-
 // fail passes an error to C, if there is one and C has a place for it.
 func fail(err error, text **C.char) C.int {
 	if err == nil {
@@ -62,8 +52,25 @@ func guard(do func() error) (err error) {
 	return do()
 }
 
-// list returns a C array, which is valid during the call only.
-func list[T any](first *T, n C.size_t) ([]T, error) {
+// integer is a type of C's or Go's integers.
+type integer interface{ ~int | ~uint32 | ~uint64 }
+
+// use calls do with the publisher of a handle. It returns -1 and passes an error on if there is no
+// such publisher, or if do fails.
+func use(handle C.uint64_t, failure **C.char, do func(p *bindings.Publisher) error) C.int {
+	return fail(guard(func() error {
+		publishers.mu.Lock()
+		p := publishers.open[uint64(handle)]
+		publishers.mu.Unlock()
+		if p == nil {
+			return fmt.Errorf("there is no open publisher %d", uint64(handle))
+		}
+		return do(p)
+	}), failure)
+}
+
+// list returns a copy of a C array as values of another integer type.
+func list[To, From integer](first *From, n C.size_t) ([]To, error) {
 	switch {
 	case n == 0:
 		return nil, nil
@@ -72,7 +79,11 @@ func list[T any](first *T, n C.size_t) ([]T, error) {
 	case n > 1<<28:
 		return nil, fmt.Errorf("a list of %d elements", uint64(n))
 	}
-	return unsafe.Slice(first, int(n)), nil
+	all := make([]To, int(n))
+	for i, v := range unsafe.Slice(first, int(n)) {
+		all[i] = To(v)
+	}
+	return all, nil
 }
 
 func text(s *C.char) string {
@@ -111,93 +122,60 @@ func kvroute_publisher_stored(
 	numBlockTokens *C.uint32_t, blockHashes *C.uint64_t, blocks C.size_t, parentHash *C.uint64_t,
 	loraName, cacheSalt *C.char, failure **C.char,
 ) C.int64_t {
-	told := 0
-	err := guard(func() error {
-		p, err := find(handle)
-		if err != nil {
-			return err
-		}
-		ids, err1 := list(tokenIDs, tokens)
-		sizes, err2 := list(numBlockTokens, blocks)
-		hashes, err3 := list(blockHashes, blocks)
-		if err := errors.Join(err1, err2, err3); err != nil {
-			return err
-		}
+	published := C.int64_t(-1)
+	use(handle, failure, func(p *bindings.Publisher) (err error) {
 		s := bindings.Stored{DPRank: uint32(dpRank), LoRAName: text(loraName), CacheSalt: text(cacheSalt)}
-		s.TokenIDs = make([]uint32, len(ids))
-		for i, t := range ids {
-			s.TokenIDs[i] = uint32(t)
-		}
-		s.NumBlockTokens, s.BlockHashes = make([]int, len(sizes)), make([]uint64, len(hashes))
-		for i := range hashes {
-			s.NumBlockTokens[i], s.BlockHashes[i] = int(sizes[i]), uint64(hashes[i])
+		var errs [3]error
+		s.TokenIDs, errs[0] = list[uint32](tokenIDs, tokens)
+		s.NumBlockTokens, errs[1] = list[int](numBlockTokens, blocks)
+		s.BlockHashes, errs[2] = list[uint64](blockHashes, blocks)
+		if err := errors.Join(errs[:]...); err != nil {
+			return err
 		}
 		if parentHash != nil {
 			s.ParentHash, s.HasParent = uint64(*parentHash), true
 		}
-		told, err = p.PublishStored(s)
+		n, err := p.PublishStored(s)
+		if err == nil {
+			published = C.int64_t(n)
+		}
 		return err
 	})
-	if err != nil {
-		return C.int64_t(fail(err, failure))
-	}
-	return C.int64_t(told)
+	return published
 }
 
 //export kvroute_publisher_removed
 func kvroute_publisher_removed(handle C.uint64_t, dpRank C.uint32_t, blockHashes *C.uint64_t, blocks C.size_t, failure **C.char) C.int {
-	return fail(guard(func() error {
-		p, err := find(handle)
+	return use(handle, failure, func(p *bindings.Publisher) error {
+		hashes, err := list[uint64](blockHashes, blocks)
 		if err != nil {
 			return err
-		}
-		named, err := list(blockHashes, blocks)
-		if err != nil {
-			return err
-		}
-		hashes := make([]uint64, len(named))
-		for i, h := range named {
-			hashes[i] = uint64(h)
 		}
 		return p.PublishRemoved(uint32(dpRank), hashes)
-	}), failure)
+	})
 }
 
 //export kvroute_publisher_cleared
 func kvroute_publisher_cleared(handle C.uint64_t, dpRank C.uint32_t, failure **C.char) C.int {
-	return fail(guard(func() error {
-		p, err := find(handle)
-		if err != nil {
-			return err
-		}
-		return p.PublishCleared(uint32(dpRank))
-	}), failure)
+	return use(handle, failure, func(p *bindings.Publisher) error { return p.PublishCleared(uint32(dpRank)) })
 }
 
 //export kvroute_publisher_load
 func kvroute_publisher_load(handle C.uint64_t, running, waiting, kvUsedBlocks C.uint32_t, kvUtilization C.double, failure **C.char) C.int {
-	return fail(guard(func() error {
-		p, err := find(handle)
-		if err != nil {
-			return err
-		}
+	return use(handle, failure, func(p *bindings.Publisher) error {
 		p.SetLoad(fleet.Load{Running: int(running), Waiting: int(waiting), KVUsedBlocks: int(kvUsedBlocks), KVUtilization: float64(kvUtilization)})
 		return nil
-	}), failure)
+	})
 }
 
 //export kvroute_publisher_close
 func kvroute_publisher_close(handle C.uint64_t, failure **C.char) C.int {
-	return fail(guard(func() error {
-		p, err := find(handle)
-		if err != nil {
-			return err
-		}
+	return use(handle, failure, func(p *bindings.Publisher) error {
 		publishers.mu.Lock()
 		delete(publishers.open, uint64(handle))
 		publishers.mu.Unlock()
 		return p.Close()
-	}), failure)
+	})
 }
 
 //export kvroute_free
