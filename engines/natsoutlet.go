@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvroute/kvroute/engines/localindex"
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -148,10 +149,8 @@ func (o *natsOutlet) store(subject, id string, data []byte) error {
 			o.conf.Log.Warn("the stream does not take events; they wait", "err", err)
 		}
 		last = err
-		select {
-		case <-o.life.Done():
+		if !bus.Wait(o.life, wait) {
 			return fmt.Errorf("engines: publish: %w: %w", context.Cause(o.life), last)
-		case <-time.After(wait):
 		}
 	}
 }

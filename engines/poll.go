@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"syscall"
 	"time"
+
+	"github.com/kvroute/kvroute/internal/bus"
 )
 
 const (
@@ -60,10 +62,7 @@ func (r *rankSource) poll(ctx context.Context) {
 				r.copies.Store(int64(r.engine.Copies()))
 			}
 		})
-		select {
-		case <-ctx.Done():
-		case <-time.After(pollEvery):
-		}
+		bus.Wait(ctx, pollEvery)
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
@@ -346,14 +347,7 @@ const discoverEvery = 3 * time.Second
 
 // awaitMove returns when ctx ends, or when the engine reports other sockets.
 func (s *Sources) awaitMove(ctx context.Context, w EngineWorker, sockets []socket) {
-	tick := time.NewTicker(discoverEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	for bus.Wait(ctx, discoverEvery) {
 		if s.State(w.ID) != StateNone {
 			continue
 		}

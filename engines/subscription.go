@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
@@ -59,10 +60,8 @@ func (u *subscription) receive(ctx context.Context, c *zmtp.Conn, closed bool) {
 	if err := c.Subscribe(u.topic); err != nil {
 		return
 	}
-	select {
-	case <-ctx.Done():
+	if !bus.Wait(ctx, subscribeTime) {
 		return
-	case <-time.After(subscribeTime):
 	}
 	u.s.metrics.count(sourceConnected, 1)
 	u.log.Info("the socket of events is connected", "endpoint", u.at.String())
@@ -111,8 +110,5 @@ type backoff struct{ next time.Duration }
 func (b *backoff) wait(ctx context.Context) {
 	d := max(b.next, 200*time.Millisecond)
 	b.next = min(2*d, 5*time.Second)
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
+	bus.Wait(ctx, d)
 }

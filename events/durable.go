@@ -251,10 +251,7 @@ func (d *Durable) Run(ctx context.Context) error {
 		if errors.Is(err, bus.ErrNoJetStream) {
 			wait = retry.After(err)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait/4 + rand.N(wait)):
-		}
+		bus.Wait(ctx, wait/4+rand.N(wait))
 	}
 	if last != nil {
 		d.leave(ctx, last)

@@ -20,12 +20,7 @@ import (
 // keep checks, while the stream is read, whether it is still the same stream and epoch, and
 // whether a snapshot is due. It returns the reason why the session must end.
 func (d *Durable) keep(ctx context.Context, o *opened) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(d.timing.keepEvery*9/10 + rand.N(d.timing.keepEvery/5)):
-		}
+	for bus.Wait(ctx, d.timing.keepEvery*9/10+rand.N(d.timing.keepEvery/5)) {
 		if now := time.Now(); now.Sub(d.lastProbe) >= d.timing.probe {
 			d.lastProbe = now
 			d.probe(ctx, o)
@@ -51,6 +46,7 @@ func (d *Durable) keep(ctx context.Context, o *opened) error {
 			d.conf.Log.Warn("a snapshot failed; it is tried again", "err", err)
 		}
 	}
+	return nil
 }
 
 // probe finds out whether JetStream stores events. A replica that only reads does not notice a

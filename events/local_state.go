@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"github.com/kvroute/kvroute/internal/bus"
 )
 
 // Holdings reads and replaces the content of the sink: the blocks that its events have built. Both
@@ -34,10 +36,8 @@ func (s *Subscriber) Save(ctx context.Context, w io.Writer, h Holdings) error {
 			_, err := WriteSnapshot(w, s.conf.Scope, snap)
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if !bus.Wait(ctx, 20*time.Millisecond) {
 			return fmt.Errorf("events: save: another dump is running: %w", context.Cause(ctx))
-		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvroute/kvroute/internal/bus"
 )
 
 // lock is held by at most one process at a time: it is an entry of a bucket whose entries
@@ -62,12 +64,7 @@ func takeLock(ctx context.Context, bucket jetstream.KeyValue, key, holder string
 }
 
 func (l *lock) refresh(ctx context.Context, end context.CancelCauseFunc, every time.Duration) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(every):
-		}
+	for bus.Wait(ctx, every) {
 		limited, cancel := context.WithTimeout(ctx, every)
 		revision, err := l.bucket.Update(limited, l.key, l.value, l.revision)
 		cancel()

@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -238,11 +239,7 @@ func (s *Subscriber) Wants(feed Feed) bool {
 
 // AwaitWanted returns when there is a worker whose events come by a feed, or ctx ends.
 func (s *Subscriber) AwaitWanted(ctx context.Context, feed Feed) {
-	for !s.Wants(feed) && ctx.Err() == nil {
-		select {
-		case <-ctx.Done():
-		case <-time.After(wantedEvery):
-		}
+	for !s.Wants(feed) && bus.Wait(ctx, wantedEvery) {
 	}
 }
 

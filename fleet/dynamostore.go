@@ -17,6 +17,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/meter"
 )
 
@@ -100,16 +101,11 @@ func NewDynamo(conf DynamoConfig) (*Dynamo, error) {
 
 // Run reads the store periodically until ctx ends.
 func (d *Dynamo) Run(ctx context.Context) error {
-	tick := time.NewTicker(filesEvery)
-	defer tick.Stop()
-	for {
+	d.Read()
+	for bus.Wait(ctx, filesEvery) {
 		d.Read()
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
 	}
+	return nil
 }
 
 // Read reads the store once, and passes on the new view if it has changed.

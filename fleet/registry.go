@@ -151,25 +151,15 @@ func (r *Registry) Run(ctx context.Context) error {
 		}
 		wait := retry.After(err)
 		r.conf.Log.Warn("the registry of workers is not available; it is tried again", "err", err, "in", wait)
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait):
-		}
+		bus.Wait(ctx, wait)
 	}
 }
 
 // judge updates the workers' health by their ages, until ctx ends. While the registry is
 // not ready, the cause of a silence may be NATS.
 func (r *Registry) judge(ctx context.Context) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			r.locked(func(t *Table) { t.Tick(r.conf.Now(), !r.Ready()) })
-		}
+	for bus.Wait(ctx, time.Second) {
+		r.locked(func(t *Table) { t.Tick(r.conf.Now(), !r.Ready()) })
 	}
 }
 
@@ -240,19 +230,13 @@ func (r *Registry) watch(ctx context.Context, heartbeats <-chan *nats.Msg) error
 // untilReplaced returns [errDeleted] when the bucket does not exist or was created again,
 // and nil when ctx ends. If NATS does not answer, it checks again later.
 func untilReplaced(ctx context.Context, bucket jetstream.KeyValue, created time.Time) error {
-	tick := time.NewTicker(bucketEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
+	for bus.Wait(ctx, bucketEvery) {
 		info, err := streamInfo(ctx, bucket)
 		if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrBucketNotFound) || err == nil && !info.Created.Equal(created) {
 			return errDeleted
 		}
 	}
+	return nil
 }
 
 func streamInfo(ctx context.Context, bucket jetstream.KeyValue) (*jetstream.StreamInfo, error) {

@@ -19,6 +19,7 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -33,10 +34,8 @@ func (s *Sidecar) waitForEngine(ctx context.Context) (err error) {
 			s.log.Log(ctx, level, "waiting for the engine", "engine", s.engine.Address, "err", err)
 			level = slog.LevelDebug
 		}
-		select {
-		case <-ctx.Done():
+		if !bus.Wait(ctx, time.Second) {
 			return ctx.Err()
-		case <-time.After(time.Second):
 		}
 	}
 	f := &s.first.found

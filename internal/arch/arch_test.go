@@ -30,7 +30,7 @@ var ours = map[string]string{
 	"tokenizer/chat":     "tokenizer/jinja",
 	"internal/openai":    "router tokenizer/chat internal/jsonscan",
 	"router":             "tokenizer tokenizer/chat scorer indexer internal/meter",
-	"engines":            "events engines/localindex indexer internal/meter internal/msgpack internal/reach internal/records internal/wire internal/zmtp",
+	"engines":            "events engines/localindex indexer internal/bus internal/meter internal/msgpack internal/reach internal/records internal/wire internal/zmtp",
 	"engines/localindex": "events indexer",
 	"events":             "indexer internal/bus internal/meter internal/msgpack internal/records internal/wire",
 	"fleet":              "engines events indexer router internal/bus internal/meter internal/reach internal/wire internal/zmtp",

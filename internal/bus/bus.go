@@ -208,6 +208,15 @@ const (
 	slowest = 30 * time.Second
 )
 
+// Wait waits for a time, or until ctx ends. It returns false if ctx has ended.
+func Wait(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+	return ctx.Err() == nil
+}
+
 // Retry computes the waits between retries. The zero value is ready for the first failure.
 type Retry struct{ wait time.Duration }
 

@@ -3,6 +3,7 @@
 package bus_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -151,5 +152,17 @@ func TestPublicAddress(t *testing.T) {
 		if got != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
 			t.Errorf("%+v: %q, %v", c, got, err)
 		}
+	}
+}
+
+// A wait ends after its time, and at once when the context ends.
+func TestWait(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	if !bus.Wait(ctx, time.Millisecond) {
+		t.Error("a wait says that its context has ended")
+	}
+	cancel()
+	if bus.Wait(ctx, time.Hour) {
+		t.Error("a wait says that its context has not ended")
 	}
 }
