@@ -7,7 +7,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -42,13 +42,10 @@ type Announcer struct {
 	conf       AnnouncerConfig
 	registry   registration
 	id         uint64
-	changed    chan struct{} // holds a token while the newest record has not been put
-	registered chan struct{} // closed once a record was put
-	revision   uint64        // of the record as Run put it last; 0 = never
-
-	mu sync.Mutex
-	// mu guards the field below.
-	record []byte
+	changed    chan struct{}          // holds a token while the newest record has not been put
+	registered chan struct{}          // closed once a record was put
+	revision   uint64                 // of the record as Run put it last; 0 = never
+	record     atomic.Pointer[[]byte] // as JSON
 }
 
 // NewAnnouncer returns an announcer on a connection that the caller closes. It returns an
@@ -81,9 +78,7 @@ func (a *Announcer) Update(r Record) error {
 	if err != nil {
 		return err
 	}
-	a.mu.Lock()
-	a.record = data
-	a.mu.Unlock()
+	a.record.Store(&data)
 	select {
 	case a.changed <- struct{}{}:
 	default:
@@ -114,7 +109,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 				next.Reset(time.Second)
 				continue
 			}
-			revision, err := a.registry.put(ctx, a.id, a.current())
+			revision, err := a.registry.put(ctx, a.id, *a.record.Load())
 			if err != nil && ctx.Err() == nil {
 				wait := retry.After(err)
 				a.conf.Log.Warn("the worker cannot register; it tries again", "err", err, "in", wait)
@@ -141,12 +136,6 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
-func (a *Announcer) current() []byte {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.record
-}
-
 // leave removes the record. After a failure the record expires.
 func (a *Announcer) leave(ctx context.Context) {
 	if !a.registry.nc.IsConnected() {
@@ -154,7 +143,7 @@ func (a *Announcer) leave(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	err := a.registry.takeBack(ctx, a.id, a.current(), a.revision)
+	err := a.registry.takeBack(ctx, a.id, *a.record.Load(), a.revision)
 	switch {
 	case errors.Is(err, errReplaced):
 		a.conf.Log.Info("the worker's record stays: another process has put it since")

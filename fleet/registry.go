@@ -88,7 +88,12 @@ func NewRegistry(nc *nats.Conn, conf RegistryConfig) (*Registry, error) {
 	news := m.Counter("kvroute.fleet.news", "{message}", "Messages about workers, by kind.", "kind")
 	table := NewTable(conf.Networks, conf.Set, conf.Remove)
 	table.ages = conf.Ages.withDefaults()
-	table.events, table.load = conf.Events, conf.Load
+	if conf.Events != nil {
+		table.events = conf.Events
+	}
+	if conf.Load != nil {
+		table.load = conf.Load
+	}
 	table.flapped = func() { news.Count("flaps") }
 	table.claimed = func(now router.WorkerInfo, before netip.AddrPort) {
 		news.Count("claimed")

@@ -98,8 +98,7 @@ const (
 	flapRest    = 30 * time.Second
 )
 
-// Table is the set of known workers. [NewTable] makes one. The functions may be nil, except
-// set and remove.
+// Table is the set of known workers. [NewTable] makes one.
 type Table struct {
 	ages     Ages
 	networks reach.Networks
@@ -156,6 +155,8 @@ type Load struct {
 func NewTable(networks reach.Networks, set func(router.WorkerInfo), remove func(id uint64)) *Table {
 	return &Table{
 		ages: Ages{}.withDefaults(), networks: networks, set: set, remove: remove,
+		events: func(Record, router.WorkerInfo) {}, load: func(router.WorkerInfo, Load) {}, flapped: func() {},
+		claimed: func(router.WorkerInfo, netip.AddrPort) {}, followed: func(_, _ router.WorkerInfo) {},
 		workers: make(map[uint64]*member), latest: make(map[place]uint64),
 	}
 }
@@ -192,7 +193,7 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 		}
 		t.workers[id] = m
 		t.set(m.info)
-		t.setEvents(m)
+		t.events(m.record, m.info)
 	}
 	return nil
 }
@@ -223,7 +224,7 @@ func (t *Table) Put(now time.Time, r Record) error {
 	}
 	info.Health = m.info.Health
 	if before := m.info.Address; before.IsValid() && before != info.Address {
-		if info.Address == m.before && now.Sub(m.moved) < t.ages.removal() && t.claimed != nil {
+		if info.Address == m.before && now.Sub(m.moved) < t.ages.removal() {
 			t.claimed(info, before)
 		}
 		m.before, m.moved = before, now
@@ -239,7 +240,7 @@ func (t *Table) Put(now time.Time, r Record) error {
 	}
 	m.info.Health = t.health(now, m)
 	t.set(m.info)
-	t.setEvents(m)
+	t.events(m.record, m.info)
 	return nil
 }
 
@@ -266,9 +267,8 @@ func (t *Table) start(now time.Time, m *member) {
 }
 
 func (t *Table) follow(m, by *member) {
-	if m.followed = true; t.followed != nil {
-		t.followed(m.info, by.info)
-	}
+	m.followed = true
+	t.followed(m.info, by.info)
 }
 
 // leave notes that a registered worker is no longer at its address.
@@ -284,12 +284,6 @@ func slack(p *Probe) time.Duration {
 	return max(0, every+every/16-heartbeatEvery) // [Prober] varies the interval
 }
 
-func (t *Table) setEvents(m *member) {
-	if t.events != nil {
-		t.events(m.record, m.info)
-	}
-}
-
 // Delete removes a worker that left the registry.
 func (t *Table) Delete(id uint64) {
 	if m := t.workers[id]; m != nil && !m.static {
@@ -303,9 +297,8 @@ func (t *Table) Heartbeat(now time.Time, h *Heartbeat) bool {
 	if m == nil {
 		return false
 	}
-	if m.seen, m.kept, m.followed = now, now, false; t.load != nil {
-		t.load(m.info, h.Load)
-	}
+	m.seen, m.kept, m.followed = now, now, false
+	t.load(m.info, h.Load)
 	t.judge(now, m)
 	return true
 }
@@ -377,9 +370,7 @@ func (t *Table) health(now time.Time, m *member) router.Health {
 		m.returns[flapReturns-1] = now
 		if !m.returns[0].IsZero() && now.Sub(m.returns[0]) <= flapWithin {
 			m.rest = now.Add(flapRest)
-			if t.flapped != nil {
-				t.flapped()
-			}
+			t.flapped()
 		}
 	}
 	if now.Before(m.rest) {

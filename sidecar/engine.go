@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvroute/kvroute/engines"
@@ -117,7 +118,7 @@ func (s *Sidecar) measure(ctx context.Context) {
 		}
 		return
 	}
-	s.load.set(ranks)
+	s.load.last.Store(&loadReport{ranks, time.Now()})
 	for rank, l := range ranks {
 		e := events.Envelope{
 			PublisherID: s.load.publisher, Sequence: s.load.sequence, PublishedAt: uint64(time.Now().UnixMilli()), Topic: events.LoadTopic,
@@ -134,27 +135,22 @@ type engineLoad struct {
 	publisher uint64 // id that signs the messages of used blocks; not the id of events
 	sequence  uint64 // of these messages
 	unknown   sync.Once
+	last      atomic.Pointer[loadReport]
+}
 
-	mu sync.Mutex
-	// mu guards the fields below.
+// loadReport is the load of the ranks at a time.
+type loadReport struct {
 	ranks map[uint32]fleet.Load
 	at    time.Time
 }
 
-func (l *engineLoad) set(ranks map[uint32]fleet.Load) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.ranks, l.at = ranks, time.Now()
-}
-
 // recent is the load for heartbeats: the zero load if the last report is too old.
 func (l *engineLoad) recent() fleet.Load {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if time.Since(l.at) > loadGood {
+	last := l.last.Load()
+	if last == nil || time.Since(last.at) > loadGood {
 		return fleet.Load{}
 	}
-	return fleet.Total(l.ranks)
+	return fleet.Total(last.ranks)
 }
 
 // answers is what an engine reports about itself, for values that the flags do not set. Zero values
