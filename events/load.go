@@ -41,7 +41,8 @@ type UsedBlocks struct {
 func ReadUsedBlocks(payload []byte) (u UsedBlocks, present bool, err error) {
 	var blocks uint64
 	_, err = msgpack.ReadFields(payload, []msgpack.Field{
-		{Key: "worker_id", Value: &u.WorkerID}, {Key: "dp_rank", Value: &u.DPRank},
+		{Key: "worker_id", Value: &u.WorkerID},
+		{Key: "dp_rank", Value: &u.DPRank},
 		{Key: "kv_used_blocks", Value: func(data []byte) (rest []byte, err error) {
 			if present = !msgp.IsNil(data); !present {
 				return msgp.Skip(data)

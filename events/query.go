@@ -187,8 +187,10 @@ func (a *Answer) readFields(data []byte) error {
 		{Key: "last_event_id", Value: &a.LastEventID, Found: &hasLast},
 		{Key: "newest_available", Value: &a.LastEventID, Found: &hasLast},
 		{Key: "message", Value: &a.Message},
-		{Key: "requested_start", Value: &a.Start}, {Key: "start_id", Value: &a.Start},
-		{Key: "requested_end", Value: &a.End}, {Key: "end_id", Value: &a.End},
+		{Key: "requested_start", Value: &a.Start},
+		{Key: "start_id", Value: &a.Start},
+		{Key: "requested_end", Value: &a.End},
+		{Key: "end_id", Value: &a.End},
 	})
 	a.Message = a.Message[:min(len(a.Message), 256)]
 	switch {

@@ -21,8 +21,8 @@ type sender struct {
 	next, bindings uint64    // numbers of the next messages about requests and sessions
 
 	// Reused memory.
-	changes                  []syncEvent
-	events, payload, message []byte
+	changes                         []syncEvent
+	events, entry, payload, message []byte
 }
 
 // syncBatch is the largest number of changes in a message.
@@ -95,30 +95,40 @@ func (s *sender) flush(withList bool) ownState {
 
 // sendAll sends changes in as many messages as necessary.
 func (s *sender) sendAll(changes []syncEvent) {
-	s.events = s.events[:0]
-	n := uint32(0)
+	if len(changes) == 0 {
+		return
+	}
 	for i := range changes {
-		e := &changes[i]
-		before := len(s.events)
-		s.events = appendSyncEvent(s.events, s.fit(e))
-		s.metrics.sent[e.Kind].Add(1)
-		if n > 0 && (n == syncBatch || len(s.events) > s.room()) {
-			s.sendChanges(s.events[:before], n)
-			s.events = append(s.events[:0], s.events[before:]...)
-			n = 0
-		}
-		n++
+		s.metrics.sent[changes[i].Kind].Add(1)
 	}
-	if n > 0 {
-		s.sendChanges(s.events, n)
-	}
+	s.pack(len(changes), syncBatch, s.room(), func(i int) *syncEvent { return &changes[i] }, func(list []byte) {
+		s.payload = append(msgp.AppendMapHeader(s.payload[:0], 1), list...)
+		s.post(s.topic, syncTopic, s.next, s.payload)
+		s.next++
+	})
 }
 
-func (s *sender) sendChanges(encoded []byte, n uint32) {
-	s.payload = msgp.AppendString(msgp.AppendMapHeader(s.payload[:0], 1), "events")
-	s.payload = append(msgp.AppendArrayHeader(s.payload, n), encoded...)
-	s.post(s.topic, syncTopic, s.next, s.payload)
-	s.next++
+// pack encodes n events as the entry "events" of as many messages as necessary, at least one. An
+// entry has at most this number of events and of bytes, or one event. It is valid during the call
+// of emit only.
+func (s *sender) pack(n, most, room int, event func(i int) *syncEvent, emit func(entry []byte)) {
+	s.events = s.events[:0]
+	packed := 0
+	cut := func(end int) {
+		s.entry = msgp.AppendArrayHeader(msgp.AppendString(s.entry[:0], "events"), uint32(packed))
+		s.entry = append(s.entry, s.events[:end]...)
+		emit(s.entry)
+		s.events, packed = append(s.events[:0], s.events[end:]...), 0
+	}
+	for i := range n {
+		before := len(s.events)
+		s.events = appendSyncEvent(s.events, s.fit(event(i)))
+		if packed > 0 && (packed == most || len(s.events) > room) {
+			cut(before)
+		}
+		packed++
+	}
+	cut(len(s.events))
 }
 
 // room returns the number of bytes of changes that fit into a message.
@@ -170,24 +180,11 @@ func (s *sender) sendList(to []string) {
 
 // listParts encodes a list in parts of at most 512 KiB, or one request.
 func (s *sender) listParts(list []ownRequest) (parts [][]byte) {
-	room := min(512<<10, s.room())
-	var buf []byte
-	n := uint32(0)
-	cut := func(end int) {
-		part := msgp.AppendArrayHeader(msgp.AppendString(nil, "events"), n)
-		parts = append(parts, append(part, buf[:end]...))
-		buf, n = append(buf[:0], buf[end:]...), 0
-	}
-	for i := range list {
+	s.pack(len(list), len(list), min(512<<10, s.room()), func(i int) *syncEvent {
 		e := syncEvent{router: s.conf.ID, started: list[i].started, Change: list[i].Change}
 		e.Kind = router.SlotTaken
-		before := len(buf)
-		if buf = appendSyncEvent(buf, s.fit(&e)); n > 0 && len(buf) > room {
-			cut(before)
-		}
-		n++
-	}
-	cut(len(buf))
+		return &e
+	}, func(entry []byte) { parts = append(parts, slices.Clone(entry)) })
 	return parts
 }
 

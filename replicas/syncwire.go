@@ -158,7 +158,8 @@ func (r *syncReader) read(data []byte, yield func(*syncEvent)) (p syncPayload, b
 			bad, rest, err = r.events(list, yield)
 			return rest, err
 		}},
-		{Key: "part", Value: &p.part}, {Key: "parts", Value: &p.parts},
+		{Key: "part", Value: &p.part},
+		{Key: "parts", Value: &p.parts},
 	})
 	if err != nil {
 		return p, bad, fmt.Errorf("read a message of a replica: %w", err)
@@ -326,7 +327,8 @@ func encodeSession(s *router.SessionBinding, from uint64) []byte {
 func readSession(data []byte) (s router.SessionBinding, from uint64, err error) {
 	_, err = msgpack.ReadFields(data, []msgpack.Field{
 		{Key: "session_id", Value: &s.Session},
-		{Key: "worker_id", Value: &s.Worker.ID}, {Key: "dp_rank", Value: &s.Worker.DPRank},
+		{Key: "worker_id", Value: &s.Worker.ID},
+		{Key: "dp_rank", Value: &s.Worker.DPRank},
 		{Key: "router_id", Value: &from},
 		{Key: "final", Value: &s.Over},
 	})

@@ -225,3 +225,16 @@ func TestSessionVector(t *testing.T) {
 		}
 	}
 }
+
+// A replica without requests answers a request for its list with one empty part: the peer waits for it.
+func TestAnEmptyListHasOnePart(t *testing.T) {
+	s := newSender(&Sync{link: link{room: func() int { return 1 << 20 }}})
+	parts := s.listParts(nil)
+	if len(parts) != 1 {
+		t.Fatalf("an empty list has %d parts", len(parts))
+	}
+	data := append(msgp.AppendMapHeader(nil, 1), parts[0]...)
+	if _, bad, err := new(syncReader).read(data, func(e *syncEvent) { t.Errorf("it has %+v", e) }); bad > 0 || err != nil {
+		t.Errorf("%d bad events, %v", bad, err)
+	}
+}
