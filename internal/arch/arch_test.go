@@ -75,6 +75,7 @@ var theirs = map[string]string{
 	"github.com/tinylib/msgp":                "engines events fleet replicas internal/enginesim internal/msgpack",
 	"go.opentelemetry.io/otel/exporters":     "internal/telemetry",
 	"go.opentelemetry.io/otel/sdk":           "internal/telemetry",
+	"go.opentelemetry.io/otel/trace":         "internal/telemetry",
 	"golang.org/x/text":                      "tokenizer tokenizer/jinja bench/chats",
 	"golang.org/x/sync":                      "cmd/kvroute sidecar bench/demo",
 	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest internal/epptest bench/envoy",

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package telemetry makes the binary's logger, and an OpenTelemetry meter provider whose readings
-// Prometheus can scrape.
+// Package telemetry makes the binary's logger, an OpenTelemetry meter provider whose readings
+// Prometheus can scrape, and a provider of tracers. It is the only package that reads the
+// environment's OTEL_ variables.
 //
 // It has no globals. Any number of goroutines may use what it returns.
 package telemetry
@@ -38,7 +39,7 @@ func NewMetrics() (*Metrics, error) {
 		return nil, fmt.Errorf("telemetry: make the Prometheus exporter: %w", err)
 	}
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return &Metrics{provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter)), registry: registry}, nil
+	return &Metrics{provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter), sdkmetric.WithResource(origin(context.Background()))), registry: registry}, nil
 }
 
 // Meter returns the meter with which a package makes its instruments.
