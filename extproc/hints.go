@@ -13,6 +13,7 @@ import (
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/kvroute/kvroute/internal/openai"
@@ -284,6 +285,32 @@ func subset(req *extprocv3.ProcessingRequest) []netip.AddrPort {
 	}
 	return endpointList(items)
 }
+
+// traceContext returns the request's W3C trace context. If Envoy traces the request, its tracer sends
+// the context of Envoy's own span with the stream. Otherwise the request may have its client's.
+func (s *stream) traceContext(h *extprocv3.HttpHeaders) (parent, state string) {
+	ctx := s.grpc.Context()
+	parents, states := metadata.ValueFromIncomingContext(ctx, "traceparent"), metadata.ValueFromIncomingContext(ctx, "tracestate")
+	if parents == nil {
+		states = nil
+		for _, v := range h.GetHeaders().GetHeaders() {
+			switch v.GetKey() {
+			case "traceparent":
+				parents = append(parents, value(v))
+			case "tracestate":
+				states = append(states, value(v))
+			}
+		}
+	}
+	// Two parents, joined as HTTP does, are none. The limits are those that the standard wants at least.
+	if parent, state = strings.Join(parents, ","), strings.Join(states, ","); len(state) > maxTraceState {
+		state = ""
+	}
+	return clip(parent), state
+}
+
+// maxTraceState bounds a header tracestate, in bytes. A longer one is ignored.
+const maxTraceState = 512
 
 // operation returns the name of the request's operation in OpenTelemetry's conventions for GenAI; ""
 // if the model computes nothing.

@@ -11,6 +11,7 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvroute/kvroute/internal/openai"
@@ -61,6 +62,7 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body, changed 
 	}
 	leg := prefill.Leg{Path: "/v1/chat/completions", Header: http.Header{}, Body: body, Prompts: fields.Prompts}
 	leg.Header.Set("x-request-id", s.id)
+	s.trace(leg.Header)
 	if d.NameRank { // the second choice has the same rank
 		leg.Header.Set(headerVLLMRank, strconv.FormatUint(uint64(d.Worker.DPRank), 10))
 	}
@@ -89,6 +91,14 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body, changed 
 		return changed, s.server.router.PrefillFailed(s.id)
 	}
 	return changed, nil
+}
+
+// trace adds the request's trace context to the headers of another request, so that the worker's spans
+// belong to the same trace. A broken context adds nothing.
+func (s *stream) trace(h http.Header) {
+	from := propagation.MapCarrier{"traceparent": s.arrival.TraceParent, "tracestate": s.arrival.TraceState}
+	w3c := propagation.TraceContext{}
+	w3c.Inject(w3c.Extract(context.Background(), from), propagation.HeaderCarrier(h))
 }
 
 // legByHeader reports whether the decode worker sends the prefill request. Dynamo's workers always

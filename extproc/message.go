@@ -93,16 +93,13 @@ func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 			s.sized = true
 		case "content-encoding":
 			coded = append(coded, value(v))
-		case "traceparent":
-			s.arrival.TraceParent = clip(value(v))
-		case "tracestate":
-			s.arrival.TraceState = clip(value(v))
 		case "x-tenant-id":
 			s.salt = value(v)
 		default:
 			s.noteHeader(v.GetKey(), value(v))
 		}
 	}
+	s.arrival.TraceParent, s.arrival.TraceState = s.traceContext(h)
 	s.encoding = encodings(coded)
 	s.endpoint, s.wrong = openai.Classify(method, path)
 	switch {

@@ -13,7 +13,7 @@ import (
 type Arrival struct {
 	Began  time.Time // the request's headers came; zero: [Outcome.Began] follows from the decision's times
 	BodyAt time.Time // the whole body had come; zero = unknown
-	// The request's W3C trace context, as the client sent it; "" = none.
+	// The request's W3C trace context, as Envoy or the client sent it, unchecked; "" = none.
 	TraceParent, TraceState string
 }
 
