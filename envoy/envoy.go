@@ -56,6 +56,8 @@ type Config struct {
 	EngineLoad  bool     `yaml:"engine-load" help:"have engines report their load in each response"`
 	// Without the observer, kvroute needs --first-token=response-headers, unless BodyMode is [FullDuplex].
 	NoObserver bool `yaml:"no-observer" help:"leave out the filter that reports the first token"`
+	// OTLP makes Envoy trace requests. kvroute's spans are then below Envoy's.
+	OTLP string `yaml:"otlp" help:"<host:port> of an OpenTelemetry collector that receives Envoy's traces as OTLP over gRPC without TLS"`
 
 	MaxHeapBytes int64 `yaml:"max-heap-bytes" default:"2147483648" help:"<bytes> of memory that Envoy may use; near the limit new requests get 503"`
 	// MaxConnections is also the limit of requests to workers.
@@ -158,6 +160,7 @@ func (c *Config) check() (err error) {
 	}
 	want((c.Cert == "") == (c.Key == ""), "Cert and Key need each other")
 	want(c.CA != "" || c.Cert == "" && c.ServerName == "", "Cert, Key and ServerName need CA")
+	want(c.OTLP == "" || isHostPort(c.OTLP), "OTLP is %q, want host:port", c.OTLP)
 	want(c.ServerName == "" || hostForm.MatchString(c.ServerName), "ServerName is %q, want a host name", c.ServerName)
 	want(c.PoolFile == "" || len(c.Pool) == 0, "Pool and PoolFile are both given, want one")
 	for i, p := range c.AllowPaths {

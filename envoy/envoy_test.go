@@ -17,6 +17,7 @@ import (
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/config/trace/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/filters/cel/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/composite/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
@@ -59,6 +60,7 @@ var configs = map[string]envoy.Config{
 	"full duplex":       {ExtProc: []string{"127.0.0.1:9002"}, BodyMode: envoy.FullDuplex},
 	"HTTP/2":            {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001"}, WorkerHTTP2: true},
 	"engines' load":     {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001"}, EngineLoad: true},
+	"traces":            {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001"}, OTLP: "collector:4317"},
 	"one choice":        {ExtProc: []string{"127.0.0.1:9002"}, Failover: envoy.NoFailover},
 	"everything else": {
 		ListenAddress: "0.0.0.0:0", AdminAddress: "[::1]:0", ExtProc: []string{"[fd00::1]:1"}, Pool: []string{"10.0.0.1:65535"},
@@ -241,6 +243,7 @@ func TestRefusedSettings(t *testing.T) {
 		"Cert and Key need each other":           {ExtProc: ok, CA: "/a.pem", Cert: "/b.pem"},
 		"Cert, Key and ServerName need CA":       {ExtProc: ok, ServerName: "a"},
 		`ServerName is "a b"`:                    {ExtProc: ok, CA: "/a.pem", ServerName: "a b"},
+		`OTLP is "collector"`:                    {ExtProc: ok, OTLP: "collector"},
 		`PoolFile is "a.json"`:                   {ExtProc: ok, PoolFile: "a.json"},
 		"Pool and PoolFile are both given":       {ExtProc: ok, PoolFile: "/a.json", Pool: ok},
 		"MaxBodyBytes is -1":                     {ExtProc: ok, MaxBodyBytes: -1},
