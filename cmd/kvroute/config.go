@@ -24,8 +24,9 @@ import (
 // settings. The tag own means that replicas may differ in the setting. If they differ in others,
 // they decide differently.
 //
-// "workers", "groups", "models" and "dynamo" are in the file only. Nothing is read from
-// the environment.
+// "workers", "groups", "models" and "dynamo" are in the file only. Nothing is read from the
+// environment but the variables of OpenTelemetry, whose names begin with OTEL_, for traces and the
+// names of the process: see package telemetry.
 type config struct {
 	// Version of the file's format: 1.
 	Version int `yaml:"version"`

@@ -144,7 +144,7 @@ func (s *server) openRouter() error {
 	if s.outcomes, err = outcomes.New(s.metrics.Meter("outcomes"), time.Now); err != nil {
 		return err
 	}
-	rc.Finished, rc.Used = s.outcomes.Finished, s.outcomes.Used
+	rc.Finished, rc.Used = s.finished(), s.outcomes.Used
 	rc.Departs = s.departs
 	rc.Meter, rc.Tell, rc.TellSession = s.metrics.Meter("router"), s.publishChange(), s.publishSession()
 	if rc.Probe, err = s.openProbes(); err != nil {
@@ -154,6 +154,23 @@ func (s *server) openRouter() error {
 		return err
 	}
 	return s.metrics.Register(workerMetrics, s.readWorkers)
+}
+
+// finished returns what is done with the outcome of each request.
+func (s *server) finished() func(router.Outcome) {
+	var err error
+	if s.traces, err = telemetry.NewTraces(context.Background(), s.log, s.metered.spans.Add); err != nil {
+		s.log.Warn("there are no traces", "err", err)
+	}
+	if s.traces == nil {
+		return s.outcomes.Finished
+	}
+	s.log.Info("spans are exported")
+	tracer := s.traces.Tracer("github.com/kvroute/kvroute")
+	return func(o router.Outcome) {
+		s.outcomes.Finished(o)
+		outcomes.Trace(tracer, &o)
+	}
 }
 
 // openEvents makes the readers of the workers' events, from NATS and from engines.
@@ -442,6 +459,14 @@ func (s *server) close() error {
 	}
 	if s.stateLock != nil {
 		_ = s.stateLock.Close() // unlocks the folder
+	}
+	if s.traces != nil {
+		const limit = 3 * time.Second // for a collector that does not answer
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		if err := s.traces.Shutdown(ctx); err != nil {
+			s.log.Warn("the last spans were not exported", "err", err)
+		}
 	}
 	if s.metrics != nil {
 		return s.metrics.Shutdown(context.Background())

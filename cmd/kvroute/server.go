@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -59,6 +60,7 @@ type server struct {
 	shared    map[string]any // settings that all replicas should have in common
 	router    *router.Router
 	outcomes  *outcomes.Recorder
+	traces    *telemetry.Traces // nil without traces
 	registry  *fleet.Registry
 	prober    *fleet.Prober
 	static    *static
@@ -84,14 +86,18 @@ type server struct {
 }
 
 // counters are the metrics of this package.
-type counters struct{ reloads, files, checks meter.Counter }
+type counters struct{ reloads, files, checks, spans meter.Counter }
 
 func newCounters(from metric.Meter) (counters, error) {
 	m := meter.New(from)
+	m.Gauge("kvroute.build_info", "", "1, with the version of kvroute and of Go.", func(observe meter.Observe) {
+		observe(1, "version", telemetry.Version(), "go_version", runtime.Version())
+	})
 	return counters{
 		reloads: m.Counter("kvroute.config.reloads", "{reload}", "Reloads of the configuration, by outcome.", "outcome"),
 		files:   m.Counter("kvroute.state.files", "{file}", "Files in --state-dir, by file and by what became of them.", "file", "outcome"),
 		checks:  m.Counter("kvroute.tokenize.checks", "{check}", "Prompts compared with a worker's own token ids, by model and outcome.", "model", "outcome"),
+		spans:   m.Counter("kvroute.trace.spans", "{span}", "Spans for the OpenTelemetry collector, by outcome.", "outcome"),
 	}, m.Err()
 }
 
