@@ -302,14 +302,14 @@ func (s *stream) traceContext(h *extprocv3.HttpHeaders) (parent, state string) {
 			}
 		}
 	}
-	// Two parents, joined as HTTP does, are none. The limits are those that the standard wants at least.
+	// Repeated headers are joined, as in HTTP: two parents make an invalid one, which names no span.
 	if parent, state = strings.Join(parents, ","), strings.Join(states, ","); len(state) > maxTraceState {
 		state = ""
 	}
 	return clip(parent), state
 }
 
-// maxTraceState bounds a header tracestate, in bytes. A longer one is ignored.
+// maxTraceState bounds a tracestate, in bytes: the least that the standard demands. A longer one is ignored.
 const maxTraceState = 512
 
 // operation returns the name of the request's operation in OpenTelemetry's conventions for GenAI; ""
