@@ -96,7 +96,7 @@ test-raced:
 	@$(GOTEST) $(RACE) -run '$(SHARED)' ./tokenizer/...
 
 .PHONY: test-long
-test-long: tools envoy ## run all tests with the race detector, and the long forms of random worlds, restarts and faults (half an hour)
+test-long: tools envoy ## run all tests with the race detector, and the long forms of random worlds, restarts and faults (half an hour; builds OpenTelemetry's collector from its modules)
 	KVROUTE_LONG=1 go test $(RACE) -timeout 90m -shuffle=on -count=1 -parallel 4 ./...
 
 .PHONY: gateway

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package outcomes makes visible what became of requests: as histograms, as a history of the last
-// minutes, and as sums since the start.
+// minutes, as sums since the start, and as spans of traces.
 //
 // A [Recorder] may be used by any number of goroutines.
 package outcomes
