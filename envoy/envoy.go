@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package envoy writes the Envoy configuration that kvroute is built for.
+// Package envoy writes the Envoy configuration that kvroute is built for, and finds out from an Envoy's
+// counters whether it uses kvroute ([Watch]).
 //
 // [Render] writes a complete bootstrap: a listener that sends each request to kvroute, the
 // cluster that connects to the address that kvroute named, and a pool of all workers for
