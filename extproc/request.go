@@ -3,9 +3,11 @@
 package extproc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -109,7 +111,7 @@ func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 	}
 	if !d.Address.IsValid() || !conf.mayServe(d.Address) {
 		s.free()
-		return fmt.Errorf("extproc: worker %d has the address %v, want one in the worker networks", d.Worker.ID, d.Address)
+		return fmt.Errorf("extproc: worker %s has the address %v, want one in the worker networks", cmp.Or(d.WorkerName, strconv.FormatUint(d.Worker.ID, 10)), d.Address)
 	}
 	s.decision = d
 	return nil

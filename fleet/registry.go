@@ -273,7 +273,7 @@ func (r *Registry) entry(e jetstream.KeyValueEntry, opened time.Time) {
 	}
 	record, err := ParseRecord(e.Value())
 	if err == nil && record.ID() != id {
-		err = fmt.Errorf("fleet: the record under key %s is of worker %d", e.Key(), record.ID())
+		err = fmt.Errorf("fleet: the record under key %s is of worker %q (%d)", e.Key(), clip(record.Name), record.ID())
 	}
 	if err == nil {
 		r.locked(func(t *Table) {

@@ -103,7 +103,7 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, 
 		r.metrics.decided(ctx, p.labels, d)
 		r.kept.add(s.question.number, d, s.workspace.seen)
 		if r.conf.Observe != nil && d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
-			r.conf.Observe(Observation{ID: req.ID, Card: t.card, Model: p.model, Address: d.Address, BlockSize: p.blockSize, Prompt: req.Prompt, IDs: s.tokens})
+			r.conf.Observe(Observation{ID: req.ID, Card: t.card, Model: p.model, Worker: d.Worker, Address: d.Address, BlockSize: p.blockSize, Prompt: req.Prompt, IDs: s.tokens})
 		}
 	}
 	answer = *d

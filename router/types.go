@@ -221,6 +221,7 @@ type Observation struct {
 	ID        string // of the request
 	Card      *Card
 	Model     string         // name of the pool
+	Worker    Worker         // the chosen one
 	Address   netip.AddrPort // of the chosen worker
 	BlockSize int
 	Prompt    Prompt

@@ -83,7 +83,7 @@ func (d *direct) complete(id uint64, take func(*directWorker)) {
 		return
 	}
 	if err := d.router.SetWorker(w.completed()); err != nil {
-		d.log.Warn("a worker is refused", "err", err)
+		d.log.Warn("a worker is refused", "worker", id, "err", err)
 	}
 }
 

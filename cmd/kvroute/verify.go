@@ -7,7 +7,6 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -43,8 +42,8 @@ type verifier struct {
 	queue  chan router.Observation // copies
 	client *http.Client
 	again  time.Duration // between checks of a model that drifted
-	// workers returns the addresses of a model's workers.
-	workers func(model string) []netip.AddrPort
+	// workers returns a model's workers.
+	workers func(model string) []router.WorkerState
 
 	mu sync.Mutex
 	// mu guards the field below.
@@ -57,7 +56,7 @@ type observed struct {
 	n    int
 }
 
-func newVerifier(log *slog.Logger, checks meter.Counter, client *http.Client, workers func(model string) []netip.AddrPort) *verifier {
+func newVerifier(log *slog.Logger, checks meter.Counter, client *http.Client, workers func(model string) []router.WorkerState) *verifier {
 	return &verifier{
 		log: log, checks: checks, queue: make(chan router.Observation, 16), observed: map[string]observed{}, again: recheckEvery, workers: workers,
 		client: client,
@@ -145,7 +144,7 @@ func (v *verifier) judge(t *trial, o router.Observation, position int) {
 	switch {
 	case verdict == tokenizer.DriftSeen: // only recheck changes that
 	case t.wrong >= driftAfter:
-		v.log.Error("model is routed in text-block mode: its worker makes other tokens", "model", o.Model, "worker", o.Address, "position", position)
+		v.log.Error("model is routed in text-block mode: its worker makes other tokens", "model", o.Model, "worker", o.Worker.ID, "address", o.Address, "position", position)
 		prompts.SetVerdict(tokenizer.DriftSeen)
 		t.drifted = o
 	case position >= 0:
@@ -164,7 +163,8 @@ func (v *verifier) recheck(ctx context.Context, t *trial) {
 		return
 	}
 	o.IDs = p.IDs
-	for _, o.Address = range append([]netip.AddrPort{o.Address}, v.workers(o.Model)...) {
+	for _, w := range append([]router.WorkerState{{Worker: o.Worker, Address: o.Address}}, v.workers(o.Model)...) {
+		o.Worker, o.Address = w.Worker, w.Address
 		position, ok := v.compare(ctx, o)
 		if !ok {
 			continue
@@ -189,12 +189,12 @@ func (v *verifier) compare(ctx context.Context, o router.Observation) (position 
 	theirs, err := askTokenize(asking, v.client, "http://"+o.Address.String(), o.Model, o.Prompt)
 	if err != nil {
 		outcome = "error"
-		v.log.Debug("a worker does not return token ids", "model", o.Model, "worker", o.Address, "err", err)
+		v.log.Debug("a worker does not return token ids", "model", o.Model, "worker", o.Worker.ID, "address", o.Address, "err", err)
 		return 0, false
 	}
 	if position = tokenizer.FirstDiff(o.IDs, theirs); position >= 0 {
 		outcome = "different"
-		v.log.Warn("a worker makes other tokens", "model", o.Model, "worker", o.Address, "position", position,
+		v.log.Warn("a worker makes other tokens", "model", o.Model, "worker", o.Worker.ID, "address", o.Address, "position", position,
 			"ours", around(o.IDs, position), "theirs", around(theirs, position))
 	}
 	return position, true

@@ -68,7 +68,7 @@ func TestDrift(t *testing.T) {
 		log     string
 	}{
 		{"the same", func(ids []uint32) any { return ids }, false, ""},
-		{"other ids at once", func(ids []uint32) any { return append([]uint32{7}, ids...) }, true, "position=0"},
+		{"other ids at once", func(ids []uint32) any { return append([]uint32{7}, ids...) }, true, "worker=7 address=127.0.0.1:"},
 		{"other ids at the end", func(ids []uint32) any { return append(ids, 7) }, false, "position="},
 		{"no ids", func([]uint32) any { return "none" }, false, ""},
 	} {
@@ -86,7 +86,7 @@ func TestDrift(t *testing.T) {
 			done := make(chan error)
 			go func() { done <- v.run(ctx) }()
 			for range 5 {
-				v.observe(router.Observation{Card: card, Model: "sim", Address: address, BlockSize: 16, Prompt: prompt, IDs: p.IDs})
+				v.observe(router.Observation{Card: card, Model: "sim", Worker: router.Worker{ID: 7}, Address: address, BlockSize: 16, Prompt: prompt, IDs: p.IDs})
 			}
 			eventually(t, "the worker is not asked", func() bool { return asked.Load() >= 5 && len(v.queue) == 0 })
 			eventually(t, "the verdict is another", func() bool {
@@ -139,10 +139,10 @@ func TestFewRequestsAreChecked(t *testing.T) {
 	}
 }
 
-func noWorkers(string) []netip.AddrPort { return nil }
+func noWorkers(string) []router.WorkerState { return nil }
 
 // verifying runs a verifier with a short time between checks, until the test ends.
-func verifying(t *testing.T, log io.Writer, workers func(string) []netip.AddrPort) *verifier {
+func verifying(t *testing.T, log io.Writer, workers func(string) []router.WorkerState) *verifier {
 	t.Helper()
 	v := newVerifier(slog.New(slog.NewTextHandler(log, nil)), meter.New(nil).Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client(), workers)
 	v.again = 20 * time.Millisecond
@@ -244,11 +244,11 @@ func TestDriftEndsWithAnotherWorker(t *testing.T) {
 		return ids[1:]
 	})
 	good, _ := tokenizeServer(t, func(ids []uint32) any { return ids })
-	v := verifying(t, io.Discard, func(model string) []netip.AddrPort {
+	v := verifying(t, io.Discard, func(model string) []router.WorkerState {
 		if model != "sim" || !gone.Load() {
 			return nil
 		}
-		return []netip.AddrPort{bad, good}
+		return []router.WorkerState{{Address: bad}, {Address: good}}
 	})
 	card := simCard(t)
 	tell(t, v, card, bad, 2)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -23,7 +22,7 @@ import (
 func (s *server) setWorker(info router.WorkerInfo) {
 	s.names.set(info.ID, info.Name)
 	if err := s.direct.setWorker(info); err != nil {
-		s.log.Warn("a worker is refused", "err", err)
+		s.log.Warn("a worker is refused", "worker", info.ID, "err", err)
 		return
 	}
 	s.workerChanged(info.ID, true)
@@ -155,12 +154,9 @@ func (s *server) usedBlocks(u events.UsedBlocks) {
 	s.rankLoad(router.Worker{ID: u.WorkerID, DPRank: u.DPRank}, fleet.ViaBus, u.Publisher, u.Blocks)
 }
 
-// workersOf returns the addresses of a model's healthy workers.
-func (s *server) workersOf(model string) (addresses []netip.AddrPort) {
-	for _, w := range s.router.Workers() {
-		if w.Model == model && w.Health == router.Healthy.String() && w.Group == "" {
-			addresses = append(addresses, w.Address)
-		}
-	}
-	return addresses
+// workersOf returns a model's healthy workers.
+func (s *server) workersOf(model string) []router.WorkerState {
+	return slices.DeleteFunc(s.router.Workers(), func(w router.WorkerState) bool {
+		return w.Model != model || w.Health != router.Healthy.String() || w.Group != ""
+	})
 }
