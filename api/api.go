@@ -69,7 +69,7 @@ func New(c Config) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", get(func(*http.Request) (any, *openai.Error) { return map[string]string{"status": "ok"}, nil }))
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		r, status := c.readiness()
+		r, status := c.Readiness()
 		write(w, status, r)
 	})
 	mux.Handle("GET /metrics", c.Metrics)

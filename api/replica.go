@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
@@ -32,6 +33,9 @@ type Replica struct {
 	ActiveRequests int                 `json:"active_requests"`
 	Peers          []replicas.PeerView `json:"peers"`
 
+	// Envoy is what Envoy's admin endpoint says, with --envoy-admin.
+	Envoy *envoy.State `json:"envoy,omitempty"`
+
 	// Settings are the settings that all replicas should have in common, by name.
 	Settings map[string]any `json:"settings"`
 }
@@ -43,7 +47,7 @@ func (c *Config) describe() Replica {
 		r = c.Replica()
 	}
 	r.NowMS, r.Scope, r.HashSeed = time.Now().UnixMilli(), c.Scope, hashSeed
-	r.Ready, _ = c.readiness()
+	r.Ready, _ = c.Readiness()
 	if r.Peers == nil {
 		r.Peers = []replicas.PeerView{} // a list in JSON, not null
 	}
@@ -56,7 +60,8 @@ type Readiness struct {
 	Checks map[string]bool `json:"checks"`
 }
 
-func (c *Config) readiness() (r Readiness, status int) {
+// Readiness returns the answer of /readyz and its status.
+func (c *Config) Readiness() (r Readiness, status int) {
 	r, status = Readiness{Status: "ready", Checks: map[string]bool{}}, http.StatusOK
 	workers := Check{Name: "workers", OK: c.hasWorkers, Required: true}
 	for _, check := range append([]Check{workers}, c.Ready...) {

@@ -108,6 +108,11 @@ func (d *diagnosis) checkReplica(x *Replica) {
 			d.report(fault, x, "ready", "it is %s: the check %q fails", last.Ready.Status, check)
 		}
 	}
+	if last.Envoy != nil {
+		for _, f := range last.Envoy.Faults {
+			d.report(fault, x, "envoy", "%s", f.Text)
+		}
+	}
 	if x.always(func(r *Reading) bool { return len(r.workers) == 0 }) {
 		d.report(fault, x, "workers", "it knows no worker")
 	}
@@ -118,9 +123,27 @@ func (d *diagnosis) checkReplica(x *Replica) {
 	}
 }
 
-// HowToPublish tells an operator what to do when a worker sends no events.
-const HowToPublish = "start vLLM with --kv-events-config '{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5657\",\"topic\":\"kv-events\"}' " +
-	"and set events: {transport: zmq} for the worker, or events: {transport: none} if it publishes none"
+// Unheard reports whether no event of a worker was ever heard, although it may publish some.
+func Unheard(w *router.WorkerState) bool {
+	fromEngine := w.Transport == "zmq" || w.Transport == "http_poll"
+	viaSidecar := w.Transport == "nats" && w.BlockSize > 0
+	return w.KVEvents == "none" && (w.NeverHeard || fromEngine || viaSidecar)
+}
+
+// HowToPublish tells an operator what to do when no event of a worker was ever heard.
+func HowToPublish(w *router.WorkerState) string {
+	text, transport := `start vLLM with --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657","topic":"kv-events"}'`, "zmq"
+	switch w.Engine {
+	case router.EngineSGLang:
+		text = `start SGLang with --kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557","topic":"kv-events"}'`
+	case router.EngineTRTLLM:
+		text, transport = "start TensorRT-LLM with kv_cache_config: {event_buffer_max_size: 1024} in the file of --extra_llm_api_options", "http_poll"
+	}
+	if w.NeverHeard {
+		text += " and set events: {transport: " + transport + "} for the worker, or events: {transport: none} if it publishes none"
+	}
+	return text
+}
 
 // checkWorkers reports workers whose events or health are not as they should be.
 func (d *diagnosis) checkWorkers(x *Replica) {
@@ -131,13 +154,12 @@ func (d *diagnosis) checkWorkers(x *Replica) {
 		lasting := x.always(func(r *Reading) bool {
 			return slices.ContainsFunc(r.workers, func(s router.WorkerState) bool { return s.Worker == w.Worker && s.KVEvents == w.KVEvents })
 		})
-		fromEngine := w.Transport == "zmq" || w.Transport == "http_poll"
 		switch {
 		case !lasting:
 		case w.KVEvents == "suspect", w.KVEvents == "partial", w.KVEvents == "block_size_mismatch":
 			d.report(fault, x, "events", "what worker %s caches is not known in full: its events are %s", name, w.KVEvents)
-		case w.KVEvents == "none" && (fromEngine || w.NeverHeard):
-			d.report(fault, x, "events", "no cache events of worker %s have come: %s", name, HowToPublish)
+		case Unheard(w) && last.Settings["no-kv-events"] != true:
+			d.report(fault, x, "events", "events of %s were never heard: %s", name, HowToPublish(w))
 		}
 		if w.Health != router.Healthy.String() {
 			d.report(note, x, "health", "worker %s is %s", name, w.Health)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
@@ -196,21 +197,42 @@ func TestDiagnosis(t *testing.T) {
 	}
 }
 
-// The log names each worker that should send events but never did, and the flags to set.
+// The doctor names each worker that should send events but never did, and what to set for its engine.
 func TestDiagnosisOfSilentWorkers(t *testing.T) {
-	saying := func(transport string, neverHeard bool) []Finding {
+	for _, c := range []struct {
+		transport, engine string
+		neverHeard, off   bool   // off: kvroute ignores events
+		want              string // at the end of the one finding; "" = none
+	}{
+		{"", "", true, false, `"topic":"kv-events"}' and set events: {transport: zmq} for the worker, or events: {transport: none} if it publishes none`},
+		{"", "trtllm", true, false, "event_buffer_max_size: 1024} in the file of --extra_llm_api_options and set events: {transport: http_poll} for the worker, or events: {transport: none} if it publishes none"},
+		{"zmq", "vllm", false, false, `start vLLM with --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657","topic":"kv-events"}'`},
+		{"zmq", "sglang", false, false, `start SGLang with --kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557","topic":"kv-events"}'`},
+		{"http_poll", "trtllm", false, false, "start TensorRT-LLM with kv_cache_config: {event_buffer_max_size: 1024} in the file of --extra_llm_api_options"},
+		{"nats", "", false, false, `"topic":"kv-events"}'`},
+		{"none", "", false, false, ""},
+		{"zmq", "", false, true, ""},
+	} {
 		x := replicaSaying("a", 1, func(_ int, r *Reading) {
 			w := &r.workers[0]
-			w.KVEvents, w.Transport, w.NeverHeard = "none", transport, neverHeard
+			w.KVEvents, w.Transport, w.NeverHeard, w.Engine = "none", c.transport, c.neverHeard, c.engine
+			r.Settings["no-kv-events"] = c.off
 		})
-		return slices.DeleteFunc(diagnose([]*Replica{x}, Tolerance{}), func(f Finding) bool { return f.What != "events" })
-	}
-	for _, got := range [][]Finding{saying("", true), saying("zmq", false), saying("http_poll", false)} {
-		if len(got) != 1 || got[0].Level != fault || !strings.Contains(got[0].Text, "worker w1") || !strings.Contains(got[0].Text, "--kv-events-config") {
-			t.Errorf("found %+v", got)
+		got := slices.DeleteFunc(diagnose([]*Replica{x}, Tolerance{}), func(f Finding) bool { return f.What != "events" })
+		switch {
+		case c.want == "" && len(got) == 0:
+		case c.want == "" || len(got) != 1 || got[0].Level != fault || !strings.HasPrefix(got[0].Text, "events of w1 were never heard: start ") || !strings.HasSuffix(got[0].Text, c.want):
+			t.Errorf("%+v: found %+v", c, got)
 		}
 	}
-	if got := saying("none", false); len(got) != 0 {
-		t.Errorf("findings for a worker that is configured to publish no events: %+v", got)
+}
+
+// Each fault in Envoy's use of a replica is a finding.
+func TestDiagnosisOfEnvoy(t *testing.T) {
+	found := diagnose([]*Replica{replicaSaying("a", 1, func(_ int, r *Reading) {
+		r.Peers, r.Envoy = nil, &envoy.State{Faults: []envoy.Fault{{What: "unused", Text: "Envoy sent no request"}, {What: "bypassed", Text: "100 % of"}}}
+	})}, Tolerance{})
+	if len(found) != 2 || count(found, fault) != 2 || found[0].String() != "a: Envoy sent no request" || found[1].String() != "a: 100 % of" {
+		t.Errorf("found %+v", found)
 	}
 }

@@ -18,6 +18,7 @@ const (
 // route answers all unanswered messages of the request, of which m is the last one, with the
 // decision. A body that is not nil replaces the request's.
 func (s *stream) route(m message, body []byte) bool {
+	s.server.routed.Add(1)
 	headers := append(s.destination(), headerRequestID, s.id)
 	headers = append(headers, s.named()...)
 	headers = append(headers, s.prefillHeaders()...)

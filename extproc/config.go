@@ -215,9 +215,11 @@ type Server struct {
 	held     heldBytes
 	received receiveBuffers
 
-	open  [kinds]atomic.Int64 // streams
-	lines [failures]lineLimit // of the log, on requests that fail open
-	apart lineLimit           // of the log, on workers that Envoy does not know
+	open [kinds]atomic.Int64 // streams
+	// seen counts the requests that Envoy sent, routed those whose worker kvroute named.
+	seen, routed atomic.Uint64
+	lines        [failures]lineLimit // of the log, on requests that fail open
+	apart        lineLimit           // of the log, on workers that Envoy does not know
 	// headersSent says that Envoy is configured to send response headers: a stream that
 	// ends without them had no response.
 	headersSent atomic.Bool

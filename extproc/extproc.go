@@ -125,6 +125,10 @@ func (s *Server) ServerOptions() []grpc.ServerOption {
 // checks.
 func (s *Server) Register(to grpc.ServiceRegistrar) { extprocv3.RegisterExternalProcessorServer(to, s) }
 
+// Counts returns how many requests Envoy has sent since the start, and for how many of them the server
+// named a worker.
+func (s *Server) Counts() (requests, routed uint64) { return s.seen.Load(), s.routed.Load() }
+
 // Drain ends all streams, and from now on each new one at once. Streams with a decision in
 // progress get their answer first. Envoy continues without kvroute, responses are not affected,
 // and the slots are freed. All handlers return within DecisionTimeout if the router respects its

@@ -59,6 +59,7 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, observing fu
 func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) bool {
 	if s.state == begun {
 		s.arrival.Began = time.Now()
+		s.server.seen.Add(1)
 		s.configure(req.GetProtocolConfig())
 	}
 	m := s.classify(req)

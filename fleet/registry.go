@@ -117,6 +117,25 @@ func (r *Registry) SetStatic(records []Record) (err error) {
 // Alive notes that a worker answered a health probe.
 func (r *Registry) Alive(id uint64) { r.locked(func(t *Table) { t.Alive(r.conf.Now(), id) }) }
 
+// Sources returns where each worker's record came from: "file" for those of [Registry.SetStatic], "HTTP"
+// for workers that registered at this process, and "NATS" for other registered ones.
+func (r *Registry) Sources() map[uint64]string {
+	sources := map[uint64]string{}
+	r.locked(func(t *Table) {
+		for id, m := range t.workers {
+			switch {
+			case m.static:
+				sources[id] = "file"
+			case m.put.IsZero():
+				sources[id] = "NATS"
+			default:
+				sources[id] = "HTTP"
+			}
+		}
+	})
+	return sources
+}
+
 // Ready reports whether the registry is connected and has read all records since it connected.
 func (r *Registry) Ready() bool {
 	return r.ready.Load() && r.registration.nc.IsConnected() && !r.reconnected()

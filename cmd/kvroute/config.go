@@ -93,6 +93,7 @@ type config struct {
 	ExpiredAfter   time.Duration `yaml:"expired-after" default:"30s" help:"<time> without a sign of life after which a worker is removed"`
 	EndpointFile   string        `yaml:"endpoint-file" own:"yes" help:"<file> that is kept up to date with the healthy workers, for Envoy's pool; empty writes none"`
 
+	EnvoyAdmin      string        `yaml:"envoy-admin" own:"yes" help:"<URL> of Envoy's admin endpoint, as http://127.0.0.1:9901; kvroute then reads Envoy's counters every 10 s and reports whether Envoy uses it. Empty reads none"`
 	DecisionHeaders bool          `yaml:"decision-headers" help:"add worker, overlap and reason of the decision to the response's headers, which reveals the addresses of workers"`
 	FirstToken      string        `yaml:"first-token" default:"observer" want:"observer or response-headers" help:"observer or response-headers: what counts as the first token of a response; response-headers fits only workers that send their headers with it"`
 	MaxBodyBytes    int           `yaml:"max-body-bytes" default:"16777216" want:"more than 0" help:"<bytes> of the largest request body that is read; set Envoy's limit to the same"`

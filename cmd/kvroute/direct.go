@@ -34,7 +34,7 @@ type direct struct {
 type directWorker struct {
 	info  router.WorkerInfo // of the registry
 	found *engines.Found    // nil until the engine answered
-	known string            // how well its cache is known; "" before the first events
+	known string            // how well its cache is known; "" in follow only
 }
 
 func newDirect(r *router.Router, sub *events.Subscriber, client *http.Client, networks reach.Networks, log *slog.Logger, meter metric.Meter) (*direct, error) {
@@ -112,6 +112,7 @@ func (d *direct) follow(r fleet.Record, info router.WorkerInfo) {
 		w.info = info
 	} else {
 		d.workers[id] = &directWorker{info: info}
+		defer d.complete(id, func(w *directWorker) { w.known = cmp.Or(w.known, engines.StateNone.String()) }) // until it is connected
 	}
 	d.mu.Unlock()
 	d.sources.Set(engines.EngineWorker{

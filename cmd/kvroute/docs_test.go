@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvroute/kvroute/bench/replay"
 	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
@@ -128,6 +129,9 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := newCounters(n); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := envoy.NewWatch(envoy.WatchConfig{Meter: n}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := replay.NewTracer(replay.TracerConfig{Meter: n}); err != nil {

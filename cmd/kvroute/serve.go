@@ -96,7 +96,7 @@ func (s *server) open() (err error) {
 		return err
 	}
 	for _, open := range []func() error{
-		s.lockStateDir, s.openBus, s.openRouter, s.openSync, s.openEvents, s.openDurable, s.loadState, s.openFleet, s.openGroups, s.openExtproc, s.openHTTP,
+		s.lockStateDir, s.openBus, s.openRouter, s.openSync, s.openEvents, s.openDurable, s.loadState, s.openFleet, s.openGroups, s.openExtproc, s.openHTTP, s.openWatch,
 		s.openDynamo, // last: its records must not name our listeners
 	} {
 		if err := open(); err != nil {
@@ -306,27 +306,29 @@ func (s *server) openHTTP() (err error) {
 		}
 	}
 	draining := make(chan struct{})
+	conf := api.Config{
+		Router:  s.router,
+		Client:  s.client,
+		Metrics: s.metrics.Handler(),
+		Ready:   s.checks(),
+		Replica: s.replica,
+		Scope:   s.scopeName(),
+		Stream:  s.position,
+		Fleet:   s.registry,
+		Tokens:  s.tokens,
+
+		Draining: draining,
+		History:  s.outcomes.History,
+		Totals:   func() any { return s.outcomes.Totals() },
+
+		OverloadStatus: s.conf.OverloadStatus,
+		QueueWait:      s.conf.QueueWait,
+
+		DecisionTimeout: s.conf.DecisionTimeout,
+	}
+	s.readiness = conf.Readiness
 	s.http = &http.Server{
-		Handler: api.New(api.Config{
-			Router:  s.router,
-			Client:  s.client,
-			Metrics: s.metrics.Handler(),
-			Ready:   s.checks(),
-			Replica: s.replica,
-			Scope:   s.scopeName(),
-			Stream:  s.position,
-			Fleet:   s.registry,
-			Tokens:  s.tokens,
-
-			Draining: draining,
-			History:  s.outcomes.History,
-			Totals:   func() any { return s.outcomes.Totals() },
-
-			OverloadStatus: s.conf.OverloadStatus,
-			QueueWait:      s.conf.QueueWait,
-
-			DecisionTimeout: s.conf.DecisionTimeout,
-		}),
+		Handler:           api.New(conf),
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       time.Minute,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
@@ -355,7 +357,7 @@ func (s *server) run(ctx context.Context) error {
 	s.log.Info("kvroute is open", "extproc", s.grpcAt.Addr().String(), "http", s.httpAt.Addr().String())
 	parts, ctx := errgroup.WithContext(ctx)
 	runs := []func(context.Context) error{
-		s.registry.Run, s.prober.Run, s.static.run, s.followUsedBlocks, s.router.Run, s.warmUp, s.reload, s.serveEnvoy, s.serveAPI,
+		s.registry.Run, s.prober.Run, s.static.run, s.followUsedBlocks, s.router.Run, s.warmUp, s.reload, s.serveEnvoy, s.serveAPI, s.logStatus,
 	}
 	when := func(is bool, run ...func(context.Context) error) {
 		if is {
@@ -364,6 +366,7 @@ func (s *server) run(ctx context.Context) error {
 	}
 	wanted := s.router.WantsEvents()
 	when(s.dynamo != nil, s.dynamo.Run)
+	when(s.watch != nil, s.watchEnvoy)
 	when(s.conf.EndpointFile != "", (&endpointFile{path: s.conf.EndpointFile, id: s.id, known: s.started.Load, workers: s.router.Workers, log: s.log}).run)
 	when(wanted, s.events.Run, s.direct.sources.Run, s.expireEvents, s.forgetExpected)
 	when(wanted && s.durable != nil, s.readStream)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvroute/kvroute/api"
 	"github.com/kvroute/kvroute/bench/replay"
+	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
@@ -78,7 +79,9 @@ type server struct {
 	extproc   *extproc.Server
 	grpc      *grpc.Server
 	health    *health.Server
-	started   atomic.Bool // the workers are known, or warmUpLimit is over
+	started   atomic.Bool  // the workers are known, or warmUpLimit is over
+	watch     *envoy.Watch // nil unless --envoy-admin
+	readiness func() (api.Readiness, int)
 	tokens    *api.Tokens // nil unless --api-token-file
 	http      *http.Server
 	grpcAt    net.Listener

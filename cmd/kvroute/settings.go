@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"strings"
 	"time"
 
@@ -52,6 +53,7 @@ func (c *config) check() error {
 			errs = append(errs, fmt.Errorf("%s is %q, want %v to 1h", d.name, d.value, d.least))
 		}
 	}
+	admin, err := url.Parse(c.EnvoyAdmin)
 	r := c.KVEventsRetention
 	for _, wrong := range []struct {
 		is   bool
@@ -60,6 +62,7 @@ func (c *config) check() error {
 		{c.ForwardTokens != "" && !c.VerifyTokenizer, "forward-tokens needs verify-tokenizer: token ids go only to workers whose own ids were compared"},
 		{r != 0 && (r < 30*time.Minute || r > 8760*time.Hour), fmt.Sprintf("kv-events-retention is %q, want 0, or 30m to 8760h", r)},
 		{r != 0 && !c.DurableKVEvents, "kv-events-retention needs durable-kv-events: without it no stream keeps events"},
+		{c.EnvoyAdmin != "" && (err != nil || admin.Host == "" || admin.User != nil || admin.Scheme != "http" && admin.Scheme != "https"), fmt.Sprintf("envoy-admin is %q, want http://host:port", bus.Redact(c.EnvoyAdmin))},
 		{c.Group != "" && len(c.Groups) > 0, "group and groups are both given: the router of a group has workers, not groups"},
 	} {
 		if wrong.is {

@@ -80,6 +80,17 @@ func (s *static) replaceLocked(list *[]fleet.Record, records []fleet.Record) err
 	return err
 }
 
+// foundIDs returns the ids of the workers of Dynamo's records.
+func (s *static) foundIDs() map[uint64]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ids := map[uint64]bool{}
+	for i := range s.found {
+		ids[s.found[i].ID()] = true
+	}
+	return ids
+}
+
 func (s *static) resolveLocked(ctx context.Context, records []fleet.Record) []fleet.Record {
 	ctx, cancel := context.WithTimeout(ctx, lookUpTime)
 	defer cancel()

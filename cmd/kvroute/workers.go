@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/doctor"
@@ -38,29 +37,26 @@ func (s *server) warnOfWorkers() {
 	if !s.router.WantsEvents() {
 		return
 	}
-	const (
-		most     = 10 // names in a line
-		noEvents = "workers have no events in the configuration: until one arrives, kvroute estimates what they cache from the requests that it sent there; " + doctor.HowToPublish
-	)
-	var silent []string
+	const noEvents = "workers have no events in the configuration: until one arrives, kvroute estimates what they cache from the requests that it sent there"
+	silent := map[string][]string{}      // workers by what to do
 	noTokenizer := map[string][]string{} // workers by model
 	for _, w := range s.router.Workers() {
 		name := doctor.WorkerName(w.Worker, w.Name)
 		if w.NeverHeard {
-			silent = append(silent, name)
+			silent[doctor.HowToPublish(&w)] = append(silent[doctor.HowToPublish(&w)], name)
 		}
 		listed := slices.ContainsFunc(s.conf.Models, func(m modelConfig) bool { return m.Name == w.Model })
 		if w.TokenMode == tokenizer.Bytes && w.Group == "" && !listed {
 			noTokenizer[w.Model] = append(noTokenizer[w.Model], name)
 		}
 	}
-	if n := len(silent); n > 0 {
-		s.log.Warn(noEvents, "workers", strings.Join(silent[:min(n, most)], ", "), "count", n)
+	for _, advice := range slices.Sorted(maps.Keys(silent)) {
+		s.log.Warn(noEvents, "workers", listed(silent[advice]), "count", len(silent[advice]), "advice", advice)
 	}
 	for _, model := range slices.Sorted(maps.Keys(noTokenizer)) {
 		names := noTokenizer[model]
 		s.log.Warn("the model has no tokenizer, so kvroute finds cached prompts only by their text: add the model to models with the folder of its tokenizer",
-			"model", model, "workers", strings.Join(names[:min(len(names), most)], ", "), "count", len(names))
+			"model", model, "workers", listed(names), "count", len(names))
 	}
 }
 
