@@ -19,7 +19,8 @@ type Router struct {
 	conf    Config
 	metrics *metrics
 	kept    *keptDecisions
-	scratch sync.Pool // of *scratch
+	recent  *beginnings // of booked prompts
+	scratch sync.Pool   // of *scratch
 
 	// names has the pools of each model name. The map is replaced, never changed.
 	names atomic.Pointer[map[string]target]
@@ -52,6 +53,7 @@ func New(conf Config) (*Router, error) {
 		dumping: make(chan struct{}, 1),
 		conf:    conf,
 		kept:    &keptDecisions{ring: make([]keptDecision, max(0, conf.KeepDecisions))},
+		recent:  new(beginnings),
 		pools:   make(map[poolKey]*pool),
 		owners:  make(map[uint64]*pool),
 		busy:    make(map[string]scorer.Thresholds),
@@ -102,6 +104,7 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, 
 	if req.ID != "" {
 		r.metrics.decided(ctx, p.labels, d)
 		r.kept.add(s.question.number, d, s.workspace.seen)
+		r.recent.add(p.poolKey, s.question.local, s.question.sequence)
 		if r.conf.Observe != nil && d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
 			r.conf.Observe(Observation{ID: req.ID, Card: t.card, Model: p.model, Worker: d.Worker, Address: d.Address, BlockSize: p.blockSize, Prompt: req.Prompt, IDs: s.tokens})
 		}

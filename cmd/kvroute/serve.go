@@ -320,6 +320,7 @@ func (s *server) openHTTP() (err error) {
 		Draining: draining,
 		History:  s.outcomes.History,
 		Totals:   func() any { return s.outcomes.Totals() },
+		Prefixes: func() any { return s.router.HotPrefixes() },
 
 		OverloadStatus: s.conf.OverloadStatus,
 		QueueWait:      s.conf.QueueWait,
