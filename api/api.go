@@ -33,12 +33,15 @@
 //	POST /v1/dump_events          JSON: events that rebuild the index
 //	POST /v1/generate             a stream of events from the chosen worker
 //
+//	GET /, GET /dashboard/NAME    the web page of package dashboard, which reads /v1/live
+//
 // docs/routing.md describes the fields. The package has no state of its own but
 // for the open streams of /v1/live. Errors are in
 // OpenAI's form. Any number of requests may run at once.
 //
 // A client of the API can change where requests go, so serve it inside a network only. With
-// [Config.Tokens] clients need a token, except for /healthz, /readyz and /metrics. Bodies must
+// [Config.Tokens] clients need a token, except for /healthz, /readyz, /metrics and the files of the
+// web page. Bodies must
 // be of type application/json. Requests that web pages send through a browser are refused.
 package api
 
@@ -101,7 +104,7 @@ func New(c Config) http.Handler {
 	if c.Tokens != nil {
 		h = c.Tokens.guard(h)
 	}
-	return timely(c.BodyTime, h)
+	return timely(c.BodyTime, withPage(h))
 }
 
 func (c *Config) decisions(req *http.Request) (any, *openai.Error) {

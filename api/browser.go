@@ -9,13 +9,28 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strings"
 
+	"github.com/kvroute/kvroute/dashboard"
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
 // open reports whether a path needs neither token nor checks of browsers. Probes have no token,
 // and a reader of metrics should not have one that changes routing.
 func open(path string) bool { return path == "/healthz" || path == "/readyz" || path == "/metrics" }
+
+// withPage serves the files of the dashboard, which need neither token nor checks: they are the same
+// for everybody. Requests for their paths never reach the API, whatever the rest of the path is.
+func withPage(api http.Handler) http.Handler {
+	page := dashboard.Handler()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/" || strings.HasPrefix(r.URL.Path, "/dashboard/") {
+			page.ServeHTTP(w, r)
+			return
+		}
+		api.ServeHTTP(w, r)
+	})
+}
 
 // noBrowsers refuses requests that a web page sends through a browser. A page can reach kvroute
 // on loopback addresses of the browser's machine, and by a name of its own that resolves to

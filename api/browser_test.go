@@ -88,3 +88,39 @@ func TestNamesAreFreeWithTokens(t *testing.T) {
 		t.Errorf("status %d", resp.StatusCode)
 	}
 }
+
+// The dashboard needs no token and may be read by any name. No path of it leads to the API.
+func TestDashboardIsOpen(t *testing.T) {
+	tokens, err := api.OpenTokens(tokenFile(t, tokenA))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, conf := range map[string]api.Config{"token": {Tokens: tokens}, "no token": {}} {
+		conf.Router, conf.Metrics = newRouter(t, 1), http.NotFoundHandler()
+		s := httptest.NewServer(api.New(conf))
+		defer s.Close()
+		refused := http.StatusForbidden // by the header Host
+		if conf.Tokens != nil {
+			refused = http.StatusUnauthorized
+		}
+		for path, want := range map[string]int{
+			"/": 200, "/dashboard/main.js": 200, "/dashboard/none.js": 404, "/dashboard/": 404,
+			"/v1/workers": refused, "/v1/live": refused, "/v1/decisions": refused, "/dashboard": refused, "//": refused, "/./": refused,
+			"/dashboard/../v1/workers": 404, "/dashboard/%2e%2e/v1/workers": 404, "/dashboard%2fmain.js": 200, "/dashboard/..%2fv1%2fworkers": 404,
+		} {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Host = "evil.example"
+			resp, err := http.DefaultTransport.RoundTrip(req) // follows no redirect
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = resp.Body.Close()
+			if resp.StatusCode != want {
+				t.Errorf("%s, %s: status %d, want %d", name, path, resp.StatusCode, want)
+			}
+		}
+	}
+}

@@ -35,7 +35,7 @@ var ours = map[string]string{
 	"events":             "indexer internal/bus internal/meter internal/msgpack internal/records internal/wire",
 	"fleet":              "engines events indexer router internal/bus internal/meter internal/reach internal/wire internal/zmtp",
 	"replicas":           "engines events fleet indexer router internal/meter internal/msgpack internal/wire",
-	"api":                "router envoy fleet replicas outcomes indexer internal/openai internal/reach",
+	"api":                "dashboard router envoy fleet replicas outcomes indexer internal/openai internal/reach",
 	"extproc":            "router internal/meter internal/openai internal/reach prefill",
 	"prefill":            "internal/openai router",
 	"outcomes":           "internal/meter router",

@@ -51,13 +51,14 @@ var (
 		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/meter internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 4450, 20},
 		{"sidecar", 485, 20},
 		{"doctor", 436, 20},
+		{"dashboard", 36, 20},
 		{"tokenizer tokenizer/chat tokenizer/jinja", 11315, 20},
 	}
 	support = []room{
 		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 12705, 25},
 	}
 	// The limits for the sums of the two lists above.
-	productLimit, supportLimit = 45890, 12705
+	productLimit, supportLimit = 45926, 12705
 	// longest limits the lines of a function, longestFile those of a file. The aims are 80 and
 	// 500. These limits only fall, too.
 	longest, longestFile = 80, 500
