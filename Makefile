@@ -84,6 +84,7 @@ test: tools envoy ## run the tests, in less than 10 minutes on two cores, and pr
 	@$(MAKE) --no-print-directory fix
 	@mkdir -p .cache && rm -f $(FIXTURES)
 	@$(MAKE) --no-print-directory -j2 test-plain test-raced
+	@if tools/browser.sh >/dev/null; then $(MAKE) --no-print-directory test-browser; fi
 	@KVROUTE_FIXTURES_LOG=$(FIXTURES) go test -count=1 -v -run '^TestReferenceData$$' ./internal/fixtures | sed -n 's/^.*_test.go:[0-9]*: //p'
 
 GOTEST := KVROUTE_FIXTURES_LOG=$(FIXTURES) go test -vet=off -timeout 40m -shuffle=on -count=1
@@ -97,7 +98,18 @@ test-raced:
 
 .PHONY: test-long
 test-long: tools envoy ## run all tests with the race detector, and the long forms of random worlds, restarts and faults (half an hour; builds OpenTelemetry's collector from its modules)
+	@tools/browser.sh >/dev/null
 	KVROUTE_LONG=1 go test $(RACE) -timeout 90m -shuffle=on -count=1 -parallel 4 ./...
+	@$(MAKE) --no-print-directory test-browser
+
+.PHONY: test-browser
+test-browser: build ## test the dashboard in headless Chromium against the API, and print its processor time with 512 workers
+	@BROWSER=$$(tools/browser.sh) && export BROWSER && go vet -C bench/browser . && \
+		go test -C bench/browser -count=1 -v . | sed -n '/^=== /d; s/^ *[a-z]*_test.go:[0-9]*: //; p'
+
+.PHONY: pictures
+pictures: build envoy ## make the README's picture of the dashboard in headless Chromium, after 5 minutes of the demo's load
+	@BROWSER=$$(tools/browser.sh) && export BROWSER && tools/pictures.sh
 
 .PHONY: gateway
 gateway: tools ## translate examples/envoy-gateway again with Envoy Gateway's own tool and compare (builds the tool: 20 minutes once; WRITE=1 replaces the committed files)

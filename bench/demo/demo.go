@@ -161,13 +161,14 @@ func (c *Command) twice(ctx context.Context, s *Stack) {
 func (c *Command) invite(s *Stack) {
 	fmt.Fprintf(c.out, `
 Everything is still running; Ctrl-C ends it.
+  dashboard  http://%s/
   clients    %s
   kvroute    http://%s/v1/workers  /v1/decisions  /metrics
   Envoy      %s
 Try, twice:
   curl -i %s/v1/chat/completions -H 'content-type: application/json' \
     -d '{"model":"%s","max_tokens":8,"messages":[{"role":"user","content":"Tell me which worker has my blocks, and how it came to have them."}]}'
-`, s.Envoy.URL(), s.Router.At.HTTP, s.Envoy.AdminURL(), s.Envoy.URL(), s.Model)
+`, s.Router.At.HTTP, s.Envoy.URL(), s.Router.At.HTTP, s.Envoy.AdminURL(), s.Envoy.URL(), s.Model)
 }
 
 // progressBar shows the progress of a load: on a terminal as a bar that grows, elsewhere

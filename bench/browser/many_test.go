@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/performance"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+)
+
+// With 512 workers whose loads change all the time the page keeps its rows, writes only cells that have changed, and
+// shows a page of the table.
+func TestManyWorkersAreShownInPlace(t *testing.T) {
+	var config strings.Builder
+	config.WriteString("workers:\n")
+	for i := range 512 {
+		fmt.Fprintf(&config, "- {name: gpu-%d, address: \"10.0.%d.%d:8000\", models: [sim], block_size: 16, total_kv_blocks: 50000}\n", i+1, i/250, i%250+1)
+	}
+	s := serve(t, config.String())
+	p := open(t, s, 1280, 900, "light")
+	p.live()
+	p.wait(`document.querySelector('#page').dataset.value === '512' && document.querySelector('[data-field=workers]').dataset.value === '512'`)
+	if rows := eval[int](p, `document.querySelectorAll('#workers tbody tr').length`); rows != 50 {
+		t.Errorf("%d rows, want a page of 50", rows)
+	}
+	p.do(chromedp.Evaluate[chromedp.Void](`(() => {
+		window.changes = 0
+		window.rows = [...document.querySelectorAll('#workers tbody tr')]
+		window.long = 0
+		new PerformanceObserver((list) => { window.long += list.getEntries().length }).observe({ entryTypes: ['longtask'] })
+		new MutationObserver((list) => { window.changes += list.filter((m) => m.type === 'childList' && m.target.dataset?.field).length }).observe(document.querySelector('#workers'), { subtree: true, childList: true })
+		performance.clearMeasures()
+	})()`))
+	before := p.spent()
+	const rounds = 12
+	for round := range rounds {
+		for i := range 60 { // new loads at many workers
+			s.book(t, fmt.Sprint(round, "-", i), 160)
+		}
+		p.wait(fmt.Sprintf(`performance.getEntriesByName('update').length > %d`, round))
+	}
+	if !eval[bool](p, `[...document.querySelectorAll('#workers tbody tr')].every((row, i) => row === window.rows[i])`) {
+		t.Error("rows were made again")
+	}
+	cells, changes := 50*12*rounds, eval[int](p, `window.changes`)
+	if changes == 0 || changes > cells/2 {
+		t.Errorf("%d of %d cells were written", changes, cells)
+	}
+	read, update := eval[[]float64](p, `performance.getEntriesByName('read').map((m) => m.duration)`), eval[[]float64](p, `performance.getEntriesByName('update').map((m) => m.duration)`)
+	after, updates := p.spent(), float64(len(update))
+	per := func(metric string) float64 { return (after[metric] - before[metric]) / updates * 1000 }
+	t.Logf("512 workers: processor time of an update: %.1f ms, of this script %.1f ms, layout %.1f ms, style %.1f ms", per("TaskDuration"), per("ScriptDuration"), per("LayoutDuration"), per("RecalcStyleDuration"))
+	t.Logf("512 workers: script time of an update: %s; of reading an event: %s; %d tasks above 50 ms in %d updates", spread(update), spread(read), eval[int](p, `window.long`), len(update))
+
+	// Sorting, paging and filtering.
+	p.do(chromedp.Click(chromedp.CSS("#workers thead th:nth-child(10) button")))
+	p.wait(`document.querySelector('#workers thead th:nth-child(10)').ariaSort === 'descending'`)
+	routed := eval[[]int](p, `[...document.querySelectorAll('#workers tbody [data-field=routed]')].map((e) => +e.dataset.value)`)
+	if !slices.IsSortedFunc(routed, func(a, b int) int { return b - a }) {
+		t.Errorf("sorted by routed requests: %v", routed)
+	}
+	p.do(chromedp.Click(chromedp.CSS("#workers thead th:nth-child(1) button")), chromedp.Click(chromedp.CSS("#pager button[value='1']")))
+	p.wait(`document.querySelector('#workers tbody th').textContent === 'gpu-51'`)
+	p.picture("many-1280")
+	p.do(chromedp.Click(chromedp.CSS("#filter")), chromedp.KeyEvent("GPU-512"))
+	p.wait(`document.querySelectorAll('#workers tbody tr').length === 1 && document.querySelector('#workers tbody th').textContent === 'gpu-512' && document.querySelector('#pager').hidden`)
+	p.do(chromedp.KeyEvent("no such worker"), chromedp.KeyEvent(kb.Tab))
+	p.wait(`document.querySelector('#workers').hidden && document.querySelector('#workers + p').textContent.includes('No worker matches')`)
+}
+
+// spent returns the processor time in s that the page has spent so far, by kind of work.
+func (p *page) spent() map[string]float64 {
+	p.t.Helper()
+	if _, err := chromedp.Call(p.ctx, performance.Enable, performance.EnableParams{TimeDomain: performance.EnableTimeDomainThreadTicks}); err != nil {
+		p.t.Fatal(err)
+	}
+	answer, err := chromedp.Call(p.ctx, performance.GetMetrics, cdp.Empty{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	spent := map[string]float64{}
+	for _, m := range answer.Metrics {
+		spent[m.Name] = m.Value
+	}
+	return spent
+}
+
+// spread is the median and the 95th percentile of times in ms.
+func spread(ms []float64) string {
+	if len(ms) == 0 {
+		return "none"
+	}
+	slices.Sort(ms)
+	return fmt.Sprintf("median %.1f ms, p95 %.1f ms", ms[len(ms)/2], ms[len(ms)*95/100])
+}
