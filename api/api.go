@@ -84,7 +84,7 @@ func New(c Config) http.Handler {
 		return map[string][]router.ModelState{"models": c.Router.Models()}, nil
 	}))
 	mux.HandleFunc("GET /v1/decisions", get(c.decisions))
-	mux.HandleFunc("GET /v1/live", (&live{conf: &c, sections: c.sections()}).serve)
+	mux.HandleFunc("GET /v1/live", newLive(&c).serve)
 	mux.HandleFunc("GET /v1/index/dump", c.dump)
 	mux.HandleFunc("GET /busy_threshold", get(c.thresholds))
 	mux.HandleFunc("POST /busy_threshold", post(http.StatusOK, c.setThresholds))

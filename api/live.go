@@ -5,6 +5,7 @@ package api
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -25,39 +26,22 @@ const (
 	livePeriod = time.Second
 )
 
-// section is a part of /v1/live.
-type section struct {
-	name string
-	read func() any
-}
-
-// sections returns the sections except history.
-func (c *Config) sections() []section {
-	list := []section{
-		{"replica", func() any { return c.describe() }},
-		{"workers", func() any { return c.Router.Workers() }},
-		{"models", func() any { return c.Router.Models() }},
-		{"decisions", func() any { return c.Router.BriefDecisions(liveDecisions) }},
-	}
-	if c.Prefixes != nil {
-		list = append(list, section{"prefixes", c.Prefixes})
-	}
-	if c.Totals != nil {
-		list = append(list, section{"totals", c.Totals})
-	}
-	return list
-}
-
 // live serves /v1/live. While streams are open, one goroutine encodes the sections once a second
 // for all of them.
 type live struct {
 	conf     *Config
-	sections []section
+	sections []section // without history
 
 	mu sync.Mutex
 	// mu guards the fields below.
 	streams int
 	feed    *feed // nil while no stream is open
+}
+
+// section is a part of /v1/live.
+type section struct {
+	name string
+	read func() any
 }
 
 // feed is what the streams that are open at the same time have in common.
@@ -68,15 +52,28 @@ type feed struct {
 
 // liveState is the content of /v1/live at one moment. It does not change.
 type liveState struct {
-	events   [][]byte      // of each section, as server-sent events; nil = not encoded
-	versions []uint64      // of events, counted from 1
-	samples  []liveSample  // nil = no history
-	next     chan struct{} // closed when there is a newer state
+	number  uint64        // 0 = nothing is encoded yet
+	parts   []livePart    // the sections, as server-sent events
+	samples []livePart    // the history, as JSON
+	newest  int64         // time of the last sample
+	next    chan struct{} // closed when there is a newer state
 }
 
-type liveSample struct {
-	timeMS int64
-	text   []byte
+type livePart struct {
+	text  []byte
+	since uint64 // number of the state in which it changed
+}
+
+func newLive(c *Config) *live {
+	l := &live{conf: c, sections: []section{
+		{"replica", func() any { return c.describe() }},
+		{"workers", func() any { return c.Router.Workers() }},
+		{"models", func() any { return c.Router.Models() }},
+		{"decisions", func() any { return c.Router.BriefDecisions(liveDecisions) }},
+	}}
+	l.sections = append(l.sections, section{"prefixes", c.Prefixes}, section{"totals", c.Totals})
+	l.sections = slices.DeleteFunc(l.sections, func(s section) bool { return s.read == nil })
+	return l
 }
 
 func (l *live) serve(w http.ResponseWriter, req *http.Request) {
@@ -93,7 +90,8 @@ func (l *live) serve(w http.ResponseWriter, req *http.Request) {
 	}
 	f := l.enter()
 	if f == nil {
-		e := openai.Error{Status: http.StatusServiceUnavailable, Type: openai.Unavailable, Retry: 5, Message: fmt.Sprintf("%d streams of /v1/live are open, which is the limit: close a dashboard or a kvroute top, or read /v1/live without Accept: text/event-stream", maxStreams)}
+		e := failure(http.StatusServiceUnavailable, openai.Unavailable, "", fmt.Sprintf("%d streams of /v1/live are open, which is the limit: close a dashboard or a kvroute top, or read /v1/live without Accept: text/event-stream", maxStreams))
+		e.Retry = 5
 		e.Write(w)
 		return
 	}
@@ -101,12 +99,13 @@ func (l *live) serve(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
 	control := http.NewResponseController(w)
-	s := stream{out: &patient{w, control, l.conf.stall}, sent: make([]uint64, len(l.sections))}
-	for {
+	out := &patient{w, control, l.conf.stall}
+	for sent := uint64(0); ; {
 		state := f.state.Load()
-		if s.send(state) != nil || control.Flush() != nil {
+		if l.send(out, state, sent) != nil || control.Flush() != nil {
 			return
 		}
+		sent = state.number
 		select {
 		case <-state.next:
 		case <-req.Context().Done():
@@ -126,9 +125,8 @@ func (l *live) enter() *feed {
 	}
 	l.streams++
 	if l.feed == nil {
-		n := len(l.sections)
 		l.feed = &feed{over: make(chan struct{})}
-		l.feed.state.Store(&liveState{events: make([][]byte, n), versions: make([]uint64, n), next: make(chan struct{})})
+		l.feed.state.Store(&liveState{parts: make([]livePart, len(l.sections)), next: make(chan struct{})})
 		go l.encode(l.feed)
 	}
 	return l.feed
@@ -166,72 +164,54 @@ func (l *live) encode(f *feed) {
 // after encodes the state that follows another one. A section that cannot be encoded stays as it
 // was.
 func (l *live) after(old *liveState) *liveState {
-	s := &liveState{events: slices.Clone(old.events), versions: slices.Clone(old.versions), samples: old.samples, next: make(chan struct{})}
+	s := &liveState{number: old.number + 1, parts: slices.Clone(old.parts), samples: old.samples, newest: old.newest, next: make(chan struct{})}
 	for i, part := range l.sections {
 		text, err := encode(part.read())
-		if event := event(part.name, text); err == nil && !bytes.Equal(event, s.events[i]) {
-			s.events[i] = event
-			s.versions[i]++
+		if text = event(part.name, text); err == nil && !bytes.Equal(text, s.parts[i].text) {
+			s.parts[i] = livePart{text, s.number}
 		}
 	}
 	if l.conf.History == nil {
 		return s
 	}
-	if s.samples == nil {
-		s.samples = []liveSample{}
-	}
 	history := l.conf.History()
-	for len(history) > 0 && len(s.samples) > 0 && s.samples[0].timeMS < history[0].TimeMS {
-		s.samples = s.samples[1:]
-	}
 	for _, sample := range history {
-		if n := len(s.samples); n > 0 && s.samples[n-1].timeMS >= sample.TimeMS {
+		if sample.TimeMS <= s.newest {
 			continue
 		}
 		if text, err := encode(sample); err == nil {
-			s.samples = append(s.samples, liveSample{sample.TimeMS, text}) // older states do not see it
+			s.samples = append(s.samples, livePart{bytes.TrimSpace(text), s.number}) // older states do not see it
+			s.newest = sample.TimeMS
 		}
 	}
+	s.samples = s.samples[max(0, len(s.samples)-len(history)):]
 	return s
 }
 
+// event returns a server-sent event with a line of data.
 func event(name string, data []byte) []byte {
 	return fmt.Appendf(nil, "event: %s\ndata: %s\n\n", name, bytes.TrimSpace(data))
 }
 
-// stream is one reader of a feed. It remembers only what it has sent, not the data.
-type stream struct {
-	out     *patient
-	sent    []uint64 // versions of the sections
-	history int64    // time of the last sample
-	begun   bool     // the history was sent
-}
-
-// send writes what has changed since the last call. A reader that is slow misses the states in
-// between.
-func (s *stream) send(state *liveState) error {
-	for i, event := range state.events {
-		if s.sent[i] == state.versions[i] {
-			continue
+// send writes what has changed since the state with the number sent. A reader that is slow misses
+// the states in between.
+func (l *live) send(out io.Writer, state *liveState, sent uint64) error {
+	for _, part := range state.parts {
+		if part.since > sent {
+			if _, err := out.Write(part.text); err != nil {
+				return err
+			}
 		}
-		if _, err := s.out.Write(event); err != nil {
-			return err
-		}
-		s.sent[i] = state.versions[i]
 	}
 	var list [][]byte
 	for _, sample := range state.samples {
-		if !s.begun || sample.timeMS > s.history {
-			list = append(list, bytes.TrimSpace(sample.text))
+		if sample.since > sent {
+			list = append(list, sample.text)
 		}
 	}
-	if n := len(state.samples); n > 0 {
-		s.history = state.samples[n-1].timeMS
-	}
-	if len(list) == 0 && (s.begun || state.samples == nil) {
+	if first := sent == 0 && state.number > 0 && l.conf.History != nil; len(list) == 0 && !first {
 		return nil
 	}
-	s.begun = true
-	_, err := s.out.Write(event("history", slices.Concat([]byte("["), bytes.Join(list, []byte(",")), []byte("]"))))
+	_, err := out.Write(event("history", slices.Concat([]byte("["), bytes.Join(list, []byte(",")), []byte("]"))))
 	return err
 }

@@ -28,14 +28,7 @@ func (r *Router) Decisions(n int) []Decision {
 // BriefDecisions returns the same as Decisions, without candidates: its cost does not depend on
 // the number of workers.
 func (r *Router) BriefDecisions(n int) []Decision {
-	brief := r.kept.find(n, false, func(*Decision) bool { return true })
-	for i := range brief {
-		if leg := brief[i].Prefill; leg != nil {
-			own := *leg // other readers have the leg, too
-			own.Candidates, brief[i].Prefill = nil, &own
-		}
-	}
-	return brief
+	return r.kept.find(n, false, func(*Decision) bool { return true })
 }
 
 // keptDecisions is a ring of the latest booked decisions. A request takes a number, and
@@ -94,9 +87,9 @@ func (k *keptDecisions) find(n int, candidates bool, meets func(*Decision) bool)
 	found := []Decision{} // an empty list in JSON, not null
 	k.each(func(d *Decision) bool {
 		if len(found) < n && meets(d) {
-			one := *d
-			if one.Candidates = nil; candidates {
-				one.Candidates = slices.Clone(d.Candidates)
+			one := d.brief()
+			if candidates {
+				one.Candidates, one.Prefill = slices.Clone(d.Candidates), d.Prefill
 			}
 			found = append(found, one)
 		}
@@ -123,6 +116,16 @@ func (k *keptDecisions) each(visit func(*Decision) bool) {
 			return
 		}
 	}
+}
+
+// brief returns the decision and its prefill leg without candidates.
+func (d Decision) brief() Decision {
+	d.Candidates = nil
+	if d.Prefill != nil {
+		leg := d.Prefill.brief() // other readers have the leg, too
+		d.Prefill = &leg
+	}
+	return d
 }
 
 // explain records the inputs of the decision for every worker of the pool.
