@@ -191,7 +191,7 @@ lint: prose ## run golangci-lint and the prose linter, and check the formatting
 	$(GOLANGCI) fmt --diff ./...
 
 PROSE    := .cache/prose
-COMMANDS := serve config publish replay demo doctor explain tokenize
+COMMANDS := serve config publish replay demo doctor explain tokenize top
 
 .PHONY: prose
 prose: build ## run the prose linter (vale) over README, docs, examples, help texts and comments

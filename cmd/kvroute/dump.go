@@ -22,7 +22,7 @@ func dump(ctx context.Context, args []string, std stdio) error {
 	if *sorted {
 		path += "?sort=1"
 	}
-	resp, err := from.open(ctx, path)
+	resp, err := from.open(ctx, path, "")
 	if err != nil {
 		return err
 	}

@@ -47,9 +47,9 @@ func (c *apiClient) readToken() error {
 	return err
 }
 
-// open requests a path. The caller closes the body of the answer.
-func (c *apiClient) open(ctx context.Context, path string) (*http.Response, error) {
-	resp, err := open(ctx, c.http, strings.TrimRight(c.url, "/")+path, c.token)
+// open requests a path, in a media type unless that is "". The caller closes the body of the answer.
+func (c *apiClient) open(ctx context.Context, path, accept string) (*http.Response, error) {
+	resp, err := open(ctx, c.http, strings.TrimRight(c.url, "/")+path, c.token, accept)
 	if _, ofAPI := errors.AsType[apiError](err); err != nil && !ofAPI {
 		err = c.wrongURL(err)
 	}
@@ -58,7 +58,7 @@ func (c *apiClient) open(ctx context.Context, path string) (*http.Response, erro
 
 // read requests a path and decodes the answer. Numbers of unknown type keep their digits.
 func (c *apiClient) read(ctx context.Context, path string, into any) error {
-	resp, err := c.open(ctx, path)
+	resp, err := c.open(ctx, path, "")
 	if err != nil {
 		return err
 	}
@@ -80,14 +80,18 @@ type apiError string
 
 func (e apiError) Error() string { return string(e) }
 
-// open requests a URL, with a bearer token if there is one. Errors are those of do.
-func open(ctx context.Context, client *http.Client, url, token string) (*http.Response, error) {
+// open requests a URL, with a bearer token and in a media type if there are such. Errors are those of
+// do.
+func open(ctx context.Context, client *http.Client, url, token, accept string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token) // not sent to other hosts after a redirect
+	}
+	if accept != "" {
+		req.Header.Set("Accept", accept)
 	}
 	return do(client, req)
 }

@@ -45,6 +45,7 @@ func commands() []command {
 		{"tokenize", "show the tokens, blocks and hashes of a request", tokenizeFile},
 		{"doctor", "compare router replicas and report differences and faults", compareReplicas},
 		{"explain", "print a recent decision of a running kvroute and its inputs", explain},
+		{"top", "show live what a running kvroute does", showTop},
 		{"config", "check a configuration and print it with its defaults", printConfig},
 		{"config envoy", "print an Envoy bootstrap for kvroute", printEnvoy},
 		{"healthcheck", "exit 0 if a URL answers 200", healthcheck},

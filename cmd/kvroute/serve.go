@@ -491,7 +491,7 @@ func healthcheck(ctx context.Context, args []string, std stdio) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	resp, err := open(ctx, http.DefaultClient, *url, "")
+	resp, err := open(ctx, http.DefaultClient, *url, "", "")
 	if err != nil {
 		return err
 	}

@@ -48,6 +48,7 @@ var ours = map[string]string{
 	"internal/natstest":  "internal/fixtures",
 	"internal/replica":   "events indexer router",
 	"doctor":             "api replicas router",
+	"top":                "api outcomes doctor router",
 	"sidecar":            "engines events fleet indexer router internal/bus internal/meter internal/reach internal/records internal/settings internal/telemetry internal/wire",
 	"cmd/kvroute":        "*",
 	"bench":              "internal/settings",
@@ -63,6 +64,7 @@ var ours = map[string]string{
 
 // theirs lists the only packages that may import a third-party module.
 var theirs = map[string]string{
+	"charm.land/bubbletea/v2":                "top",
 	"github.com/envoyproxy/go-control-plane": "extproc envoy internal/envoytest internal/epptest",
 	"github.com/cncf/xds":                    "fleet",
 	"github.com/dlclark/regexp2":             "tokenizer",

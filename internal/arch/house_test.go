@@ -52,6 +52,7 @@ var (
 		{"sidecar", 485, 20},
 		{"doctor", 436, 20},
 		{"dashboard", 36, 20},
+		{"top", 447, 20},
 		{"tokenizer tokenizer/chat tokenizer/jinja", 11315, 20},
 	}
 	support = []room{

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package top
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/doctor"
+	"github.com/kvroute/kvroute/outcomes"
+	"github.com/kvroute/kvroute/router"
+)
+
+const (
+	// window is the time over which rates are averaged, in seconds.
+	window = 10
+	// maxCell limits the characters of a cell: an id of a request fits.
+	maxCell = 40
+)
+
+// picture is what is known of a kvroute: the sections of /v1/live. A kvroute may lack some.
+type picture struct {
+	Replica   *api.Replica       `json:"replica"`
+	Workers   []worker           `json:"workers"`
+	Decisions []router.Decision  `json:"decisions"`
+	History   []outcomes.Sample       `json:"history"` // the newest ones, oldest first
+	Totals    map[string]float64 `json:"totals"`
+}
+
+type worker struct {
+	router.WorkerState
+	Failures uint64 `json:"failures"`
+	Audit    struct {
+		Departs bool `json:"departs"`
+	} `json:"audit"`
+}
+
+// apply applies a JSON object of sections.
+func (p *picture) apply(sections []byte) error {
+	var n picture
+	if err := json.Unmarshal(sections, &n); err != nil {
+		return fmt.Errorf("this version of kvroute top cannot read /v1/live: %w", err)
+	}
+	p.Replica = cmp.Or(n.Replica, p.Replica)
+	if n.Workers != nil {
+		p.Workers = n.Workers
+	}
+	if n.Decisions != nil {
+		p.Decisions = n.Decisions
+	}
+	if n.Totals != nil {
+		p.Totals = n.Totals
+	}
+	for _, sample := range n.History { // after a new connection known ones, too
+		if last := len(p.History) - 1; last < 0 || p.History[last].TimeMS < sample.TimeMS {
+			p.History = append(p.History, sample)
+		}
+	}
+	p.History = p.History[max(0, len(p.History)-window):]
+	return nil
+}
+
+// head returns the lines above the tables.
+func (p *picture) head() []string {
+	r := cmp.Or(p.Replica, &api.Replica{})
+	first := []string{"kvroute " + cmp.Or(r.Replica, strconv.FormatUint(r.RouterID, 10)), r.Version, r.Ready.Status}
+	for _, check := range slices.Sorted(maps.Keys(r.Ready.Checks)) {
+		if !r.Ready.Checks[check] {
+			first = append(first, check+" is missing")
+		}
+	}
+	lines := []string{strings.Join(first, "  "), p.rates(r.NowMS)}
+	if t := p.Totals; t != nil {
+		saved, all := t["cached_tokens"]-t["mean_cached_tokens"], t["prompt_tokens"]
+		lines = append(lines, fmt.Sprintf("saved against round robin  %.0fk of %.0fk prompt tokens (%s)", saved/1000, all/1000, percent(saved, all)))
+	}
+	if len(r.Peers) > 0 {
+		active := []string{fmt.Sprintf("active requests of replicas  %d here", r.ActiveRequests)}
+		for _, peer := range r.Peers {
+			active = append(active, fmt.Sprintf("%d of %s", peer.ActiveRequests, cmp.Or(peer.Replica, strconv.FormatUint(peer.RouterID, 10))))
+		}
+		lines = append(lines, strings.Join(active, "  "))
+	}
+	return append(lines, "")
+}
+
+// rates returns the figures of the last 10 s.
+func (p *picture) rates(nowMS int64) string {
+	var requests, failed, prompt, cached int
+	rate, ttft := "-", "-"
+	for _, s := range p.History {
+		if s.TimeMS > nowMS-1000*window {
+			requests, failed, prompt, cached = requests+s.Requests, failed+s.Failed, prompt+s.PromptTokens, cached+s.CachedTokens
+			if s.TTFT > 0 {
+				ttft = fmt.Sprintf("mean %.0f ms, p90 %.0f ms", s.TTFT, s.TTFTP90)
+			}
+		}
+	}
+	if len(p.History) > 0 {
+		rate = fmt.Sprintf("%.1f  failed/s  %.1f", float64(requests)/window, float64(failed)/window)
+	}
+	return fmt.Sprintf("requests/s  %s  TTFT  %s  cached  %s", rate, ttft, percent(float64(cached), float64(prompt)))
+}
+
+// order is an order of workers: the largest figure first, then by name.
+type order struct {
+	name   string
+	figure func(*worker) int
+}
+
+func orders() []order {
+	return []order{
+		{"name", func(*worker) int { return 0 }},
+		{"active requests", func(w *worker) int { return w.ActiveRequests }},
+		{"pending tokens", func(w *worker) int { return w.PendTokens }},
+		{"cached blocks", func(w *worker) int { return w.CachedBlocks + w.GuessedBlocks }},
+		{"routed requests", func(w *worker) int { return int(w.Routed) }},
+		{"failures", func(w *worker) int { return int(w.Failures) }},
+	}
+}
+
+// workerTable returns the titles and a line for each worker, in an order.
+func (p *picture) workerTable(by, width int) []string {
+	label := func(w *worker) string {
+		if w.Group != "" {
+			return "group " + w.Group
+		}
+		return doctor.WorkerName(w.Worker, w.Name)
+	}
+	sorted := slices.Clone(p.Workers)
+	figure := orders()[by].figure
+	slices.SortFunc(sorted, func(a, b worker) int {
+		return cmp.Or(cmp.Compare(figure(&b), figure(&a)), strings.Compare(label(&a), label(&b)))
+	})
+	rows := [][]string{{"worker", "health", "active", "pending", " cached", "  routed", "failed", "events", "model", "address"}}
+	for i := range sorted {
+		w := &sorted[i]
+		health, events := w.Health, w.KVEvents
+		switch {
+		case health == router.Unhealthy.String():
+		case w.Draining:
+			health = "draining"
+		case w.Failing:
+			health = "failing"
+		}
+		switch {
+		case w.Summary != nil && w.Summary.Stale:
+			events = "stale"
+		case w.NeverHeard:
+			events = "never heard"
+		case w.Audit.Departs:
+			events += ", departs"
+		}
+		rows = append(rows, []string{
+			label(w), health, fmt.Sprintf("%6d", w.ActiveRequests), fmt.Sprintf("%7d", w.PendTokens), fmt.Sprintf("%7d", w.CachedBlocks+w.GuessedBlocks),
+			fmt.Sprintf("%8d", w.Routed), fmt.Sprintf("%6d", w.Failures), events, w.Model, w.Address.String(),
+		})
+	}
+	return table(rows, width)
+}
+
+// decisionTable returns the titles and a line for each decision, the newest first.
+func (p *picture) decisionTable(width int) []string {
+	rows := [][]string{{"time", "worker", " prompt", "cached", "TTFT ms", "reason", "model", "request"}}
+	for i := range p.Decisions {
+		d := &p.Decisions[i]
+		to, ttft := doctor.WorkerName(d.Worker, d.WorkerName), "-"
+		if d.Prefill != nil {
+			to = doctor.WorkerName(d.Prefill.Worker, d.Prefill.WorkerName) + " > " + to
+		}
+		if !d.FirstToken.IsZero() {
+			ttft = strconv.FormatInt(d.FirstToken.Sub(d.Time).Milliseconds(), 10)
+		}
+		rows = append(rows, []string{
+			d.Time.Local().Format(time.TimeOnly), to, fmt.Sprintf("%7d", d.PromptTokens), fmt.Sprintf("%6s", percent(float64(d.CachedTokens), float64(d.PromptTokens))),
+			fmt.Sprintf("%7s", ttft), string(d.Reason), d.Model, d.ID,
+		})
+	}
+	return table(rows, width)
+}
+
+// text returns the whole picture as text.
+func (p *picture) text() string {
+	lines := slices.Concat(p.head(), p.workerTable(0, 0), []string{""}, p.decisionTable(0))
+	for i := range lines {
+		lines[i] = clip(lines[i], len(lines[i])) + "\n"
+	}
+	return strings.Join(lines, "")
+}
+
+// table aligns the cells of rows, and leaves out columns at the right until the lines fit into width;
+// 0 = any width.
+func table(rows [][]string, width int) []string {
+	for n := len(rows[0]); ; n-- {
+		var text strings.Builder
+		w := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
+		for _, row := range rows {
+			for _, cell := range row[:n-1] {
+				fmt.Fprint(w, clip(cell, maxCell), "\t")
+			}
+			fmt.Fprintln(w, clip(row[n-1], maxCell))
+		}
+		_ = w.Flush() // a builder takes everything
+		lines := strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
+		if n == 1 || width == 0 || !slices.ContainsFunc(lines, func(l string) bool { return utf8.RuneCountInString(l) > width }) {
+			return lines
+		}
+	}
+}
+
+// warning matches the lines of workers that need attention, as red and yellow ones.
+var warning = regexp.MustCompile(`(unhealthy)|degraded|draining|failing|suspect|partial|stale|departs`)
+
+// clip returns at most n characters of a text, without control characters: the text may come from
+// a worker's record.
+func clip(s string, n int) string {
+	s = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
+	if utf8.RuneCountInString(s) <= n {
+		return s
+	}
+	return string([]rune(s)[:max(0, n-1)]) + "~"
+}
+
+func percent(part, of float64) string {
+	if of == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f %%", 100*part/of)
+}

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package top
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	tea "charm.land/bubbletea/v2"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// within is a deadline that only a fault exceeds.
+const within = time.Minute
+
+// sections are what a kvroute with three workers and one decision sends. %s is a worker's name.
+const (
+	replicaJSON = `{"replica":"a","version":"1.2.3","now_ms":100000,"ready":{"status":"degraded","checks":{"nats":false,"workers":true}},
+		"active_requests":3,"peers":[{"router_id":7,"active_requests":5,"whole":true}]}`
+	workersJSON = `[
+		{"worker_id":1,"dp_rank":0,"name":"gpu-1","address":"10.0.0.1:8000","model":"llama","health":"healthy","kv_events":"ok","cached_blocks":10,"guessed_blocks":1,"active_requests":2,"pend_tokens":900,"routed":41},
+		{"worker_id":1,"dp_rank":1,"name":"gpu-1","address":"10.0.0.1:8000","model":"llama","health":"degraded","failing":true,"kv_events":"ok","pend_tokens":1200,"routed":2,"failures":6,"audit":{"requests":9,"departs":true}},
+		{"worker_id":2,"dp_rank":0,"name":"\u001b[31mevil\n","address":"10.0.0.2:8000","model":"llama","health":"unhealthy","kv_events":"none","never_heard":true,"routed":77}]`
+	decisionsJSON = `[{"id":"r-1","time":"2026-11-23T17:00:00Z","model":"llama","reason":"kv","worker":{"worker_id":1,"dp_rank":1},"worker_name":"gpu-1",
+		"address":"10.0.0.1:8000","prompt_tokens":200,"cached_tokens":150,"mean_cached_tokens":60.5,"first_token":"2026-11-23T17:00:00.25Z"}]`
+	historyJSON = `[{"time_ms":80000,"requests":900},{"time_ms":96000,"requests":12,"ttft_ms":80,"ttft_p90_ms":140,"prompt_tokens":1000,"cached_tokens":250},
+		{"time_ms":98000,"requests":13,"failed":2,"prompt_tokens":1000,"cached_tokens":250}]`
+	totalsJSON = `{"requests":1000,"failed":3,"prompt_tokens":4000000,"cached_tokens":3000000,"mean_cached_tokens":1000000.5}`
+)
+
+// section is a part of the feed.
+type section struct {
+	name string
+	data []byte
+}
+
+func (s section) object() []byte { return fmt.Appendf(nil, "{%q:%s}", s.name, s.data) }
+
+func sections() []section {
+	return []section{
+		{"replica", []byte(replicaJSON)},
+		{"workers", []byte(workersJSON)},
+		{"decisions", []byte(decisionsJSON)},
+		{"history", []byte(historyJSON)},
+		{"totals", []byte(totalsJSON)},
+		{"prefixes", []byte(`[]`)},
+		{"new in a later version", []byte(`1`)},
+	}
+}
+
+// filled returns a screen that shows the sections, and sends it more messages.
+func filled(t *testing.T, width, height int, messages ...tea.Msg) *screen {
+	t.Helper()
+	s := &screen{}
+	s.Update(tea.WindowSizeMsg{Width: width, Height: height})
+	for _, part := range sections() {
+		s.Update(part.object())
+	}
+	for _, m := range messages {
+		s.Update(m)
+	}
+	return s
+}
+
+func key(name rune) tea.KeyPressMsg { return tea.KeyPressMsg{Code: name, Text: string(name)} }
+
+// text returns what a terminal without styles shows.
+func text(s *screen) string {
+	return strings.NewReplacer(bold, "", red, "", yellow, "", plain, "").Replace(s.View().Content)
+}
+
+func TestScreen(t *testing.T) {
+	got := text(filled(t, 80, 24))
+	at := time.Date(2026, 11, 23, 17, 0, 0, 0, time.UTC).Local().Format(time.TimeOnly)
+	want := `kvroute a  1.2.3  degraded  nats is missing
+requests/s  2.5  failed/s  0.2  TTFT  mean 80 ms, p90 140 ms  cached  25 %
+saved against round robin  2000k of 4000k prompt tokens (50 %)
+active requests of replicas  3 here  5 of 7
+
+worker      health     active  pending   cached    routed  failed  events
+?[31mevil?  unhealthy       0        0        0        77       0  never heard
+gpu-1       healthy         2      900       11        41       0  ok
+gpu-1/1     failing         0     1200        0         2       6  ok, departs
+
+time      worker    prompt  cached  TTFT ms  reason  model  request
+` + at + `  gpu-1/1      200    75 %      250  kv      llama  r-1
+` + strings.Repeat("\n", 11) + "3 workers by name  up/down scroll  s sort  ? help  q quit"
+	if got != want {
+		t.Errorf("the screen is\n%s\n\nwant\n%s", got, want)
+	}
+	if styled := filled(t, 80, 24).View(); !styled.AltScreen || !strings.Contains(styled.Content, red+"?[31mevil?") || !strings.Contains(styled.Content, yellow+"gpu-1/1") {
+		t.Errorf("styles are missing: %q", styled.Content)
+	}
+}
+
+// The screen fits every terminal.
+func TestScreenFits(t *testing.T) {
+	for width := 1; width < 160; width += 3 {
+		for height := 1; height < 60; height++ {
+			for _, s := range []*screen{filled(t, width, height), filled(t, width, height, key('?')), filled(t, width, height, io.EOF)} {
+				lines := strings.Split(text(s), "\n")
+				if len(lines) != height {
+					t.Fatalf("%dx%d: %d lines", width, height, len(lines))
+				}
+				for _, l := range lines {
+					if utf8.RuneCountInString(l) > width {
+						t.Fatalf("%dx%d: %q is wider", width, height, l)
+					}
+				}
+			}
+		}
+	}
+	if got := filled(t, 0, 0).View().Content; got != "" {
+		t.Errorf("before the size is known: %q", got)
+	}
+}
+
+func TestKeys(t *testing.T) {
+	// Of a screen of 10 lines the workers get one.
+	down, up := tea.KeyPressMsg{Code: tea.KeyDown}, tea.KeyPressMsg{Code: tea.KeyUp}
+	for _, c := range []struct {
+		want string
+		keys []tea.Msg
+	}{
+		{"?[31mevil?", nil},
+		{"gpu-1", []tea.Msg{down}},
+		{"gpu-1/1", []tea.Msg{down, down}},
+		{"gpu-1/1", []tea.Msg{tea.KeyPressMsg{Code: tea.KeyPgDown}}},
+		{"?[31mevil?", []tea.Msg{tea.KeyPressMsg{Code: tea.KeyPgDown}, tea.KeyPressMsg{Code: tea.KeyPgUp}}},
+		{"gpu-1", []tea.Msg{down, up, up, down}},
+		{"gpu-1", []tea.Msg{down, key('s')}},                                                  // active
+		{"gpu-1/1", []tea.Msg{key('s'), key('s')}},                                            // pending
+		{"gpu-1", []tea.Msg{key('s'), key('s'), key('s')}},                                    // cached
+		{"?[31mevil?", []tea.Msg{key('s'), key('s'), key('s'), key('s')}},                     // routed
+		{"gpu-1/1", []tea.Msg{key('s'), key('s'), key('s'), key('s'), key('s')}},              // failures
+		{"?[31mevil?", []tea.Msg{key('s'), key('s'), key('s'), key('s'), key('s'), key('s')}}, // name
+	} {
+		// View clamps the offset after each key, as in a terminal.
+		s := filled(t, 80, 10)
+		for _, k := range c.keys {
+			s.Update(k)
+			s.View()
+		}
+		if got := strings.Fields(strings.Split(text(s), "\n")[6])[0]; got != c.want {
+			t.Errorf("after %v: %s, want %s", c.keys, got, c.want)
+		}
+	}
+	if help := text(filled(t, 80, 24, key('?'))); !strings.Contains(help, "page up, page down   scroll") || !strings.HasSuffix(help, "? back  q quit") {
+		t.Errorf("help: %s", help)
+	}
+	if back := text(filled(t, 80, 24, key('?'), key('?'))); back != text(filled(t, 80, 24)) {
+		t.Errorf("after the help: %s", back)
+	}
+	for _, k := range []tea.KeyPressMsg{key('q'), {Code: 'c', Mod: tea.ModCtrl}} {
+		if _, then := filled(t, 80, 24).Update(k); then == nil || then() != tea.Quit() {
+			t.Errorf("%v does not quit", k)
+		}
+	}
+}
+
+// A problem stays visible until the next section.
+func TestProblems(t *testing.T) {
+	s := filled(t, 80, 24, &url.Error{Op: "Get", URL: "http://127.0.0.1:9003/v1/live", Err: errors.New("connection refused")})
+	if got := text(s); !strings.HasSuffix(got, "\nnot connected, retrying: connection refused") || !strings.Contains(got, "gpu-1") {
+		t.Errorf("the screen is %s", got)
+	}
+	s.Update(sections()[0].object())
+	if got := text(s); !strings.HasSuffix(got, "q quit") {
+		t.Errorf("after a section: %s", got)
+	}
+	s.Update([]byte(`{"workers":[{"worker_id":"a"}]}`))
+	if got := text(s); !strings.Contains(got, "this version of kvroute top cannot read /v1/live") || !strings.Contains(got, "gpu-1") {
+		t.Errorf("after a section that cannot be read: %s", got)
+	}
+}
+
+// Without sections that an older or younger kvroute lacks, the figures are unknown, not zero.
+func TestMissingSections(t *testing.T) {
+	var p picture
+	if err := p.apply(sections()[0].object()); err != nil {
+		t.Fatal(err)
+	}
+	all := p.text()
+	if !strings.Contains(all, "requests/s  -  TTFT  -  cached  -") || strings.Contains(all, "round robin") {
+		t.Errorf("the picture is %s", all)
+	}
+}
+
+// A source of streams for tests.
+type source struct {
+	opened  atomic.Int64
+	streams []func(ctx context.Context) (io.ReadCloser, error) // the last one again and again
+}
+
+func (s *source) open(ctx context.Context, stream bool) (io.ReadCloser, error) {
+	n := int(s.opened.Add(1))
+	return s.streams[min(n, len(s.streams))-1](ctx)
+}
+
+func events(list ...section) string {
+	var text strings.Builder
+	for _, s := range list {
+		fmt.Fprintf(&text, "event: %s\ndata: %s\n\n", s.name, bytes.ReplaceAll(s.data, []byte("\n"), nil))
+	}
+	return text.String()
+}
+
+// sends returns a stream that ends after a text.
+func sends(text string) func(context.Context) (io.ReadCloser, error) {
+	return func(context.Context) (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(text)), nil }
+}
+
+// fails returns a stream that cannot be opened.
+func fails(err error) func(context.Context) (io.ReadCloser, error) {
+	return func(context.Context) (io.ReadCloser, error) { return nil, err }
+}
+
+// silent returns a stream that sends a text and then nothing, like a request of net/http.
+func silent(text string) func(context.Context) (io.ReadCloser, error) {
+	return func(ctx context.Context) (io.ReadCloser, error) {
+		r, w := io.Pipe()
+		go func() {
+			_, _ = io.WriteString(w, text) // an error: the reader has left
+			<-ctx.Done()
+			_ = w.CloseWithError(ctx.Err()) // never fails
+		}()
+		return r, nil
+	}
+}
+
+func TestFollow(t *testing.T) {
+	broken := errors.New("broken")
+	t.Run("opens again", func(t *testing.T) {
+		from := &source{streams: []func(context.Context) (io.ReadCloser, error){
+			sends(events(section{"a", []byte("1")})), fails(broken), silent(events(section{"b", []byte("2")})), silent(": a comment\n\n" + events(section{"c", []byte("3")})),
+		}}
+		var got []string
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		first, err := from.open(ctx, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		follower{
+			open: from.open, silence: 100 * time.Millisecond,
+			changed: func(section []byte) {
+				if got = append(got, string(section)); string(section) == `{"c":3}` {
+					cancel()
+				}
+			},
+			ended: func(err error) { got = append(got, err.Error()) },
+		}.follow(ctx, first)
+		want := `{"a":1}|kvroute ended the stream|broken|{"b":2}|kvroute sent nothing for 100ms|{"c":3}`
+		if all := strings.Join(got, "|"); all != want {
+			t.Errorf("%s, want %s", all, want)
+		}
+	})
+	t.Run("the first attempt fails", func(t *testing.T) {
+		err := Stream(t.Context(), (&source{streams: []func(context.Context) (io.ReadCloser, error){fails(broken)}}).open, io.Discard, io.Discard)
+		if !errors.Is(err, broken) {
+			t.Errorf("%v, want %v", err, broken)
+		}
+	})
+	t.Run("nothing can be written", func(t *testing.T) {
+		r, w := io.Pipe()
+		_ = r.CloseWithError(broken) // never fails
+		err := Stream(t.Context(), (&source{streams: []func(context.Context) (io.ReadCloser, error){silent(events(sections()...))}}).open, w, io.Discard)
+		if !errors.Is(err, broken) {
+			t.Errorf("%v, want %v", err, broken)
+		}
+	})
+}
+
+// The program shows the picture, shows that the stream ended, and ends with q.
+func TestShow(t *testing.T) {
+	from := &source{streams: []func(context.Context) (io.ReadCloser, error){sends(events(sections()...)), fails(errors.New("refused"))}}
+	keys, press := io.Pipe()
+	defer keys.Close()
+	shown := make(chan string, 1000)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- show(t.Context(), follower{open: from.open, silence: within, pause: 10 * time.Millisecond},
+			tea.WithInput(keys), tea.WithOutput(writer(func(b []byte) { shown <- string(b) })), tea.WithWindowSize(100, 30), tea.WithEnvironment([]string{"TERM=xterm"}))
+	}()
+	var all string
+	for deadline := time.After(within); !strings.Contains(all, "gpu-1/1") || !strings.Contains(all, "refused"); {
+		select {
+		case part := <-shown:
+			all += part
+		case err := <-ended:
+			t.Fatalf("the program ends: %v\n%q", err, all)
+		case <-deadline:
+			t.Fatalf("the screen got %q", all)
+		}
+	}
+	if _, err := io.WriteString(press, "q"); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		select {
+		case <-shown:
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+			return
+		}
+	}
+}
+
+type writer func([]byte)
+
+func (w writer) Write(b []byte) (int, error) { w(b); return len(b), nil }
+
+// Ctrl-C of the process, and a kvroute that is not there, end the program.
+func TestShowEnds(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	from := &source{streams: []func(context.Context) (io.ReadCloser, error){func(ctx context.Context) (io.ReadCloser, error) {
+		time.AfterFunc(10*time.Millisecond, cancel)
+		return silent(events(sections()...))(ctx)
+	}}}
+	if err := Show(ctx, from.open, strings.NewReader(""), io.Discard); !errors.Is(err, context.Canceled) {
+		t.Errorf("canceled: %v", err)
+	}
+	broken := errors.New("broken")
+	var out bytes.Buffer
+	if err := Show(t.Context(), (&source{streams: []func(context.Context) (io.ReadCloser, error){fails(broken)}}).open, nil, &out); !errors.Is(err, broken) || out.Len() > 0 {
+		t.Errorf("%v and %q, want %v", err, out.String(), broken)
+	}
+}
+
+func TestOnce(t *testing.T) {
+	all := map[string]json.RawMessage{}
+	for _, s := range sections() {
+		all[s.name] = s.data
+	}
+	object, err := json.Marshal(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := &source{streams: []func(context.Context) (io.ReadCloser, error){sends(string(object))}}
+	var out bytes.Buffer
+	if err := Once(t.Context(), from.open, &out, false); err != nil || strings.ContainsRune(out.String(), '\x1b') || !strings.Contains(out.String(), "gpu-1/1") || !strings.Contains(out.String(), "10.0.0.2:8000") {
+		t.Errorf("%v: %q", err, out.String())
+	}
+	out.Reset()
+	if err := Once(t.Context(), from.open, &out, true); err != nil || out.String() != string(object) {
+		t.Errorf("%v: %s, want %s", err, out.String(), object)
+	}
+	from.streams = append(from.streams, sends("<html>"))
+	from.opened.Store(1)
+	if err := Once(t.Context(), from.open, &out, true); err == nil || !strings.Contains(err.Error(), "cannot read /v1/live") {
+		t.Errorf("no JSON: %v", err)
+	}
+}
