@@ -242,29 +242,32 @@ func silent(text string) func(context.Context) (io.ReadCloser, error) {
 
 func TestFollow(t *testing.T) {
 	broken := errors.New("broken")
-	t.Run("opens again", func(t *testing.T) {
-		from := &source{streams: []func(context.Context) (io.ReadCloser, error){
-			sends(events(section{"a", []byte("1")})), fails(broken), silent(events(section{"b", []byte("2")})), silent(": a comment\n\n" + events(section{"c", []byte("3")})),
-		}}
-		var got []string
+	follow := func(t *testing.T, silence time.Duration, until string, streams ...func(context.Context) (io.ReadCloser, error)) (got string) {
+		from := &source{streams: streams}
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
 		first, err := from.open(ctx, true)
 		if err != nil {
 			t.Fatal(err)
 		}
-		follower{
-			open: from.open, silence: 100 * time.Millisecond,
-			changed: func(section []byte) {
-				if got = append(got, string(section)); string(section) == `{"c":3}` {
-					cancel()
-				}
-			},
-			ended: func(err error) { got = append(got, err.Error()) },
-		}.follow(ctx, first)
-		want := `{"a":1}|kvroute ended the stream|broken|{"b":2}|kvroute sent nothing for 100ms|{"c":3}`
-		if all := strings.Join(got, "|"); all != want {
-			t.Errorf("%s, want %s", all, want)
+		add := func(what string) {
+			if got += what + "|"; what == until {
+				cancel()
+			}
+		}
+		follower{open: from.open, silence: silence, changed: func(section []byte) { add(string(section)) }, ended: func(err error) { add(err.Error()) }}.follow(ctx, first)
+		return got
+	}
+	t.Run("opens again", func(t *testing.T) {
+		got := follow(t, within, `{"b":2}`, sends(events(section{"a", []byte("1")})), fails(broken), silent(": a comment\n\n"+events(section{"b", []byte("2")})))
+		if want := `{"a":1}|kvroute ended the stream|broken|{"b":2}|`; got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	})
+	t.Run("nothing comes", func(t *testing.T) {
+		const want = "kvroute sent nothing for 10ms"
+		if got := follow(t, 10*time.Millisecond, want, silent("")); got != want+"|" {
+			t.Errorf("%s, want %s", got, want)
 		}
 	})
 	t.Run("the first attempt fails", func(t *testing.T) {
