@@ -4,7 +4,7 @@ package fleet
 
 import (
 	"cmp"
-	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,10 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	orca "github.com/cncf/xds/go/xds/data/orca/v3"
 	"go.opentelemetry.io/otel/metric"
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/router"
@@ -36,9 +33,8 @@ const maxReport = 4 << 10 // bytes of a header; vLLM's have about a hundred
 var reportUsage = [...]string{"kv_cache_usage_perc", "gpu_cache_usage_perc", "kv_cache_utilization"}
 
 // loadReport reads the used share of an engine's cache, 0 to 1, from a response header:
-// [loadHeader] with TEXT, JSON or BIN and the report in that form, loadHeader-json with JSON
-// alone, or loadHeader-bin with ORCA's message in base64. The error is [errNoLoad] if the
-// report is well-formed and does not contain the share.
+// [loadHeader] with TEXT or JSON and the report in that form, or loadHeader-json with JSON alone. The
+// error is [errNoLoad] if the report is well-formed and does not contain the share.
 func loadReport(header, value string) (usage float64, err error) {
 	if len(value) > maxReport {
 		return 0, fmt.Errorf("fleet: header %s has %d bytes, want %d at most", header, len(value), maxReport)
@@ -50,30 +46,30 @@ func loadReport(header, value string) (usage float64, err error) {
 		form, text, _ = strings.Cut(value, " ")
 	case "-json":
 		form = "JSON"
-	case "-bin":
-		form = "BIN"
 	default:
-		return 0, fmt.Errorf("fleet: header %s is not known, want %s, or that with -json or -bin", header, loadHeader)
+		return 0, fmt.Errorf("fleet: header %s is not known, want %s, or that with -json", header, loadHeader)
 	}
-	var report orca.OrcaLoadReport
+	var named map[string]float64
 	switch form {
 	case "JSON":
-		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal([]byte(text), &report)
-	case "TEXT":
-		report.NamedMetrics, err = textReport(text)
-	case "BIN":
-		var message []byte
-		if message, err = base64.RawStdEncoding.DecodeString(strings.TrimRight(strings.TrimSpace(text), "=")); err == nil {
-			err = proto.Unmarshal(message, &report)
+		var report struct {
+			Snake map[string]float64 `json:"named_metrics"`
+			Camel map[string]float64 `json:"namedMetrics"`
 		}
+		err = json.Unmarshal([]byte(text), &report)
+		if named = report.Snake; named == nil {
+			named = report.Camel
+		}
+	case "TEXT":
+		named, err = textReport(text)
 	default:
-		err = fmt.Errorf("the form is %q, want JSON, TEXT or BIN", form[:min(len(form), 16)])
+		err = fmt.Errorf("the form is %q, want JSON or TEXT", form[:min(len(form), 16)])
 	}
 	if err != nil {
 		return 0, fmt.Errorf("fleet: header %s: %w", header, err)
 	}
 	for _, name := range reportUsage {
-		if v, ok := report.GetNamedMetrics()[name]; ok {
+		if v, ok := named[name]; ok {
 			if math.IsNaN(v) || v < 0 || v > 1 {
 				return 0, fmt.Errorf("fleet: header %s: %s is %v, want 0 to 1", header, name, v)
 			}

@@ -66,7 +66,6 @@ var ours = map[string]string{
 var theirs = map[string]string{
 	"charm.land/bubbletea/v2":                "top",
 	"github.com/envoyproxy/go-control-plane": "extproc envoy internal/envoytest internal/epptest",
-	"github.com/cncf/xds":                    "fleet",
 	"github.com/dlclark/regexp2":             "tokenizer",
 	"github.com/goccy/go-yaml":               "cmd/kvroute",
 	"github.com/hashicorp/golang-lru":        "indexer router tokenizer internal/enginesim",
@@ -83,7 +82,7 @@ var theirs = map[string]string{
 	"golang.org/x/text":                      "tokenizer tokenizer/jinja bench/chats",
 	"golang.org/x/sync":                      "cmd/kvroute sidecar bench/demo",
 	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest internal/epptest bench/envoy",
-	"google.golang.org/protobuf":             "extproc envoy fleet tokenizer internal/envoytest internal/epptest",
+	"google.golang.org/protobuf":             "extproc envoy tokenizer internal/envoytest internal/epptest",
 }
 
 // free are the modules that any package may import.
