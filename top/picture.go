@@ -31,19 +31,11 @@ const (
 
 // picture is what is known of a kvroute: the sections of /v1/live. A kvroute may lack some.
 type picture struct {
-	Replica   *api.Replica       `json:"replica"`
-	Workers   []worker           `json:"workers"`
-	Decisions []router.Decision  `json:"decisions"`
-	History   []outcomes.Sample       `json:"history"` // the newest ones, oldest first
-	Totals    map[string]float64 `json:"totals"`
-}
-
-type worker struct {
-	router.WorkerState
-	Failures uint64 `json:"failures"`
-	Audit    struct {
-		Departs bool `json:"departs"`
-	} `json:"audit"`
+	Replica   *api.Replica         `json:"replica"`
+	Workers   []router.WorkerState `json:"workers"`
+	Decisions []router.Decision    `json:"decisions"`
+	History   []outcomes.Sample    `json:"history"` // the newest ones, oldest first
+	Totals    map[string]float64   `json:"totals"`
 }
 
 // apply applies a JSON object of sections.
@@ -116,23 +108,23 @@ func (p *picture) rates(nowMS int64) string {
 // order is an order of workers: the largest figure first, then by name.
 type order struct {
 	name   string
-	figure func(*worker) int
+	figure func(*router.WorkerState) int
 }
 
 func orders() []order {
 	return []order{
-		{"name", func(*worker) int { return 0 }},
-		{"active requests", func(w *worker) int { return w.ActiveRequests }},
-		{"pending tokens", func(w *worker) int { return w.PendTokens }},
-		{"cached blocks", func(w *worker) int { return w.CachedBlocks + w.GuessedBlocks }},
-		{"routed requests", func(w *worker) int { return int(w.Routed) }},
-		{"failures", func(w *worker) int { return int(w.Failures) }},
+		{"name", func(*router.WorkerState) int { return 0 }},
+		{"active requests", func(w *router.WorkerState) int { return w.ActiveRequests }},
+		{"pending tokens", func(w *router.WorkerState) int { return w.PendTokens }},
+		{"cached blocks", func(w *router.WorkerState) int { return w.CachedBlocks + w.GuessedBlocks }},
+		{"routed requests", func(w *router.WorkerState) int { return int(w.Routed) }},
+		{"failures", func(w *router.WorkerState) int { return int(w.Failures) }},
 	}
 }
 
 // workerTable returns the titles and a line for each worker, in an order.
 func (p *picture) workerTable(by, width int) []string {
-	label := func(w *worker) string {
+	label := func(w *router.WorkerState) string {
 		if w.Group != "" {
 			return "group " + w.Group
 		}
@@ -140,7 +132,7 @@ func (p *picture) workerTable(by, width int) []string {
 	}
 	sorted := slices.Clone(p.Workers)
 	figure := orders()[by].figure
-	slices.SortFunc(sorted, func(a, b worker) int {
+	slices.SortFunc(sorted, func(a, b router.WorkerState) int {
 		return cmp.Or(cmp.Compare(figure(&b), figure(&a)), strings.Compare(label(&a), label(&b)))
 	})
 	rows := [][]string{{"worker", "health", "active", "pending", " cached", "  routed", "failed", "events", "model", "address"}}
@@ -159,7 +151,7 @@ func (p *picture) workerTable(by, width int) []string {
 			events = "stale"
 		case w.NeverHeard:
 			events = "never heard"
-		case w.Audit.Departs:
+		case w.Audit != nil && w.Audit.Departs:
 			events += ", departs"
 		}
 		rows = append(rows, []string{
