@@ -132,10 +132,10 @@ func (r *Router) ReportUsage(id string, u Usage) {
 		}
 		r.metrics.auditedPrompts.Count(d.Model, outcome)
 	}
-	switch predicted, w, comparable := d.predicted(); {
+	switch predicted, w, compares := d.predicted(); {
 	case !u.Cached:
 		r.metrics.audits.Count(d.Model, auditUnreported)
-	case !comparable:
+	case !compares:
 		r.metrics.audits.Count(d.Model, auditInexact)
 	default:
 		r.audit(&d, w, audited{predicted, u.CachedTokens, d.BlockSize})
@@ -161,9 +161,9 @@ func (r *Router) noteUsage(id string, u Usage) (d Decision, known bool) {
 }
 
 // predicted returns the tokens of the prompt that the worker that served was expected to have
-// cached. comparable is false if the engine counts something else: kvroute has no exact tokens,
+// cached. compares is false if the engine counts something else: kvroute has no exact tokens,
 // another worker computed the prompt, or the worker is not known.
-func (d *Decision) predicted() (tokens int, w Worker, comparable bool) {
+func (d *Decision) predicted() (tokens int, w Worker, compares bool) {
 	tokens, w = d.CachedTokens, d.Worker
 	if d.Served.IsValid() && d.Served != d.Address {
 		if d.Served != d.Second.Address {

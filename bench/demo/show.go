@@ -65,7 +65,9 @@ func (c *Command) show() show {
 		}
 	}
 	alone := func(flags ...string) func(context.Context, *Stack) error {
-		return started(func(ctx context.Context, s *Stack) error { return s.StartRouter(ctx, flags...) })
+		return started(func(ctx context.Context, s *Stack) error {
+			return s.StartRouter(ctx, append([]string{"--replica", "kvroute-1"}, flags...)...)
+		})
 	}
 	replicated := func(n int, flags ...string) func(context.Context, *Stack) error {
 		return started(func(ctx context.Context, s *Stack) error { return s.StartReplicas(ctx, n, flags...) })

@@ -54,9 +54,9 @@ type Reading struct {
 }
 
 // Register adds metrics that one function reads at each scrape. observe takes the place of the metric
-// in the list, and the values of its labels. It is for values of thousands of labels: OpenTelemetry
-// would make each label anew. Two values of a metric with
-// equal labels fail the scrape; labels that are not UTF-8 panic.
+// in the list, and the values of its labels. It is for metrics with thousands of values: OpenTelemetry
+// would make the labels of each value at each scrape. Two values of a metric with equal labels fail the
+// scrape; labels that are not UTF-8 panic.
 func (m *Metrics) Register(readings []Reading, read func(observe func(place int, value float64, labels ...string))) error {
 	c := &collector{read: read}
 	for _, r := range readings {
