@@ -54,7 +54,6 @@ type Config struct {
 
 	Failover    Failover `yaml:"failover" default:"composite" help:"composite, list or none: how Envoy reaches the second worker if the first one refuses"`
 	WorkerHTTP2 bool     `yaml:"worker-http2" help:"use HTTP/2 without TLS to the workers"`
-	EngineLoad  bool     `yaml:"engine-load" help:"have engines report their load in each response"`
 	// Without the observer, kvroute needs --first-token=response-headers, unless BodyMode is [FullDuplex].
 	NoObserver bool `yaml:"no-observer" help:"leave out the filter that reports the first token"`
 	// OTLP makes Envoy trace requests. kvroute's spans are then below Envoy's.

@@ -138,11 +138,6 @@ type Config struct {
 	// to read its usage. Default 0. kvroute reads the usage of each response that passes through it.
 	AuditShare float64
 
-	// LoadReport, if not nil, is called for each header of a response with the engine's
-	// load: the name begins with endpoint-load-metrics. w is the worker that served.
-	// LoadReport must not block.
-	LoadReport func(w router.Worker, header, value string)
-
 	// Started, if not nil, reports whether the fleet is known. Until then, requests for
 	// which no worker is known fail open instead of being refused. It must not block.
 	Started func() bool

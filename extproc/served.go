@@ -90,9 +90,6 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	} else if r.Asked == 1 && r.Address != s.decision.Address {
 		s.unreached()
 	}
-	if s.server.conf.LoadReport != nil && !r.Local {
-		s.load(req.GetResponseHeaders(), r.Address)
-	}
 	moved, avoided := s.server.router.Served(s.id, r)
 	if moved {
 		s.server.conf.Log.Debug("another worker served", "first", s.decision.Address, "served", r.Address)
@@ -124,25 +121,6 @@ func envoysOwn(details string) bool {
 		return true
 	}
 	return false
-}
-
-// headerLoad begins the headers with an engine's load.
-const headerLoad = "endpoint-load-metrics"
-
-// load reports the load of the worker that served: the chosen one if Envoy does not name it. It
-// ignores the load of other workers.
-func (s *stream) load(h *extprocv3.HttpHeaders, served netip.AddrPort) {
-	for _, v := range h.GetHeaders().GetHeaders() {
-		if !strings.HasPrefix(v.GetKey(), headerLoad) {
-			continue
-		}
-		switch {
-		case !served.IsValid() || served == s.decision.Address:
-			s.server.conf.LoadReport(s.decision.Worker, v.GetKey(), value(v))
-		case served == s.decision.Second.Address:
-			s.server.conf.LoadReport(s.decision.Second.Worker, v.GetKey(), value(v))
-		}
-	}
 }
 
 // address reads ip:port; it is invalid if v has none.

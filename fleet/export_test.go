@@ -21,12 +21,10 @@ func (r *Registry) TakeEntry(e jetstream.KeyValueEntry) {
 
 // These names are exported for tests only.
 const (
-	LoadHeader      = loadHeader
 	TransportDynamo = transportDynamo
 )
 
 var (
 	EngineLoad = engineLoad
-	LoadReport = loadReport
 	ErrNoLoad  = errNoLoad
 )

@@ -24,7 +24,6 @@ const (
 	ViaHeartbeat LoadVia = iota // a share of all ranks' load; 0 also if it is unknown
 	ViaBus                      // of a publisher, for a rank
 	ViaMetrics                  // read by this router, for a rank
-	ViaHeader                   // in a response
 )
 
 // Loads combines the load reports of each rank, such as the used blocks of its cache. The

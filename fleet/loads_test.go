@@ -30,7 +30,7 @@ func TestWhoSpeaksOfALoad(t *testing.T) {
 		{6 * time.Second, fleet.ViaMetrics, 0, 30, 30, true},  // the newest source counts
 		{14 * time.Second, fleet.ViaBus, 2, 100, 200, true},
 		{15001 * time.Millisecond, fleet.ViaBus, 2, 100, 100, true}, // the other publisher's has expired
-		{16 * time.Second, fleet.ViaHeader, 0, 0, 0, true},
+		{16 * time.Second, fleet.ViaMetrics, 0, 0, 0, true},
 		{25500 * time.Millisecond, fleet.ViaHeartbeat, 0, 10, 0, false},
 		{26001 * time.Millisecond, fleet.ViaHeartbeat, 0, 10, 10, true}, // all others have expired
 	} {

@@ -101,9 +101,6 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := fleet.NewProber(fleet.ProberConfig{Meter: n}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fleet.NewReports(nil, n, nil); err != nil {
-		t.Fatal(err)
-	}
 	if _, err := fleet.NewDynamo(fleet.DynamoConfig{Dir: "x", Meter: n}); err != nil {
 		t.Fatal(err)
 	}

@@ -242,11 +242,6 @@ func (s *server) openExtproc() (err error) {
 	conf.RouterID, conf.Networks, conf.Client, conf.Log, conf.Meter = s.id, s.networks, s.client, s.log, s.metrics.Meter("extproc")
 	conf.Started = s.started.Load
 	conf.Synced = s.sync != nil
-	reports, err := fleet.NewReports(s.engineUsage, s.metrics.Meter("fleet"), s.log)
-	if err != nil {
-		return err
-	}
-	conf.LoadReport = reports.Take
 	if s.extproc, err = extproc.New(conf, decider); err != nil {
 		return err
 	}

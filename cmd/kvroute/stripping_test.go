@@ -125,7 +125,7 @@ func configurations(t *testing.T, pool [2]string, kvroute string) map[string][]b
 	for _, mode := range []envoy.BodyMode{envoy.BufferedPartial, envoy.Streamed, envoy.StreamedAhead, envoy.FullDuplex} {
 		add(mode, envoy.Config{BodyMode: mode})
 	}
-	add("all else", envoy.Config{EngineLoad: true, NoObserver: true})
+	add("all else", envoy.Config{NoObserver: true})
 
 	kept, err := filepath.Glob(filepath.Join("..", "..", "envoy", "testdata", "*.yaml"))
 	if err != nil {

@@ -135,16 +135,6 @@ func (s *server) rankLoads(info router.WorkerInfo, ranks map[uint32]fleet.Load) 
 	}
 }
 
-// engineUsage takes the used share of its cache that a worker reports in a response.
-func (s *server) engineUsage(w router.Worker, usage float64) bool {
-	now := time.Now()
-	known := s.router.SetEngineUsage(w, usage, now)
-	if known {
-		s.loads.Report(w, fleet.ViaHeader, 0, 0, now) // the router has it already
-	}
-	return known
-}
-
 // usedBlocks takes how many blocks a rank uses, as its engine reports on the bus.
 func (s *server) usedBlocks(u events.UsedBlocks) {
 	s.rankLoad(router.Worker{ID: u.WorkerID, DPRank: u.DPRank}, fleet.ViaBus, u.Publisher, u.Blocks)
