@@ -219,8 +219,7 @@ type Server struct {
 	// ends without them had no response.
 	headersSent atomic.Bool
 
-	drained context.Context //nolint:containedctx // ends with Drain; context.AfterFunc wants one
-	drain   context.CancelFunc
+	waits waits // of all streams
 }
 
 // Router decides and counts the load. Any goroutine may call its methods at any time.

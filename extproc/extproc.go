@@ -54,14 +54,15 @@
 //
 // # Concurrency
 //
-// Each stream has the goroutine that gRPC gives its handler, which owns all state. A
-// main stream has a second goroutine that only receives, so that the end of the stream interrupts
-// a decision and a drain does not wait for Envoy. It ends at the latest when the handler returns.
-// An observer stream needs no second one: a drain ends its context.
+// Each stream has the goroutine that gRPC gives its handler, which owns all state. While it waits
+// for a message, a drain or an eviction may end its context, see waits. Where Envoy sends the
+// body in one message, a second goroutine receives only during a decision that takes long, so that
+// the end of the stream interrupts it. In the other flows a second goroutine receives each message,
+// since held chunks must be answered before the stream ends. It ends at the latest when the handler
+// returns.
 package extproc
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -73,7 +74,6 @@ import (
 	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/tap"
 
 	"github.com/kvroute/kvroute/prefill"
 )
@@ -97,8 +97,7 @@ func New(conf Config, r Router) (*Server, error) {
 		prefix: IDPrefix(conf.RouterID),
 		held:   heldBytes{most: conf.MaxHeldBytes}, prefill: prefill.Client{HTTP: conf.Client, Router: r},
 	}
-	s.received = receiveBuffers{held: &s.held, evict: make(chan struct{})}
-	s.drained, s.drain = context.WithCancel(context.Background())
+	s.received = receiveBuffers{held: &s.held, evict: s.waits.evict}
 	s.metrics, err = newMetrics(conf.Meter, s)
 	return s, err
 }
@@ -110,6 +109,8 @@ func (s *Server) ServerOptions() []grpc.ServerOption {
 	// A body somewhat above the limit gets status 413. Above gRPC's own limit it breaks the
 	// stream, and Envoy continues without kvroute.
 	const above = 1 << 20
+	// Goroutines that stay, so that their stacks need not grow for each stream.
+	const streamWorkers = 32
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(s.conf.MaxBodyBytes + above),
 		// The longest queue of unread data of a stream, beside one message.
@@ -117,6 +118,7 @@ func (s *Server) ServerOptions() []grpc.ServerOption {
 		grpc.InitialConnWindowSize(16 << 20),
 		experimental.BufferPool(&s.received),
 		grpc.InTapHandle(endable),
+		grpc.NumStreamWorkers(streamWorkers),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	}
 }
@@ -135,29 +137,7 @@ func (s *Server) Counts() (requests, routed uint64) { return s.seen.Load(), s.ro
 // context, except those that receive the response in chunks (full duplex): these stay to the
 // response's end. Call Drain when the health service has told Envoy to send no new streams, and
 // then the gRPC server's GracefulStop.
-func (s *Server) Drain() { s.drain() }
-
-func (s *Server) draining() bool { return s.drained.Err() != nil }
-
-// endKey is the key in a stream's context of the function that ends the context.
-type endKey struct{}
-
-// endable makes the context of a new stream one that kvroute can end. gRPC ends its own context,
-// and with it a wait for a message, only when the handler returns.
-func endable(ctx context.Context, _ *tap.Info) (context.Context, error) {
-	ctx, end := context.WithCancel(ctx)
-	return context.WithValue(ctx, endKey{}, end), nil
-}
-
-// endWithDrain ends a stream's context when the server drains, until stop is called. On a
-// server without [Server.ServerOptions] it does nothing, and the drain waits for the stream.
-func (s *Server) endWithDrain(ctx context.Context) (stop func() bool) {
-	end, _ := ctx.Value(endKey{}).(context.CancelFunc)
-	if end == nil {
-		return func() bool { return false }
-	}
-	return context.AfterFunc(s.drained, end)
-}
+func (s *Server) Drain() { s.waits.drain() }
 
 // metaRole is the metadata that Envoy's configuration marks observer streams with.
 // They also have headerRequestID. Envoy Gateway cannot add metadata: see [Server.shadow].
@@ -183,8 +163,9 @@ func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
 			s.failOpen(failLimit, nil)
 		}
 	case k == observerStream:
-		defer s.endWithDrain(g.Context())()
-		end = s.observe(first(metadata.ValueFromIncomingContext(g.Context(), headerRequestID)), g.Recv)
+		_, stop := ending(g.Context())
+		defer stop()
+		end = s.observe(first(metadata.ValueFromIncomingContext(g.Context(), headerRequestID)), &wait{end: stop}, g.Recv)
 	default:
 		end = s.serve(g, func() {
 			s.track(k, -1)

@@ -298,6 +298,7 @@ func newUnserved(t *testing.T, conf extproc.Config) *harness {
 		t.Fatal(err)
 	}
 	h.grpc = grpc.NewServer(h.server.ServerOptions()...)
+	t.Cleanup(h.grpc.Stop)
 	h.server.Register(h.grpc)
 	return h
 }

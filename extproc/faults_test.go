@@ -34,8 +34,11 @@ func TestSlotIsFreedOnAnyEnd(t *testing.T) {
 			x.Settle()
 			return x
 		}, 0},
-		{"in the decision", func(h *harness) *envoytest.Exchange {
-			h.router.will(until(nil))
+		{"in the queue", func(h *harness) *envoytest.Exchange {
+			h.router.will(func(ctx context.Context, req router.Request) (router.Decision, error) {
+				req.Waiting(false)
+				return until(nil)(ctx, req)
+			})
 			x := h.Begin(chat(hello))
 			x.SendHeaders()
 			x.Settle()

@@ -111,6 +111,7 @@ func (s *stream) legByHeader() bool {
 // message.
 func (s *stream) extend(d time.Duration) {
 	s.extended = true
+	s.watch()
 	// An error means that the stream has ended, which ends ctx.
 	_ = s.grpc.Send(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + answerTime)})
 }

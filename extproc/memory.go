@@ -53,7 +53,7 @@ func (h *heldBytes) giveForLeg(n int) {
 type receiveBuffers struct {
 	held   *heldBytes
 	bytes  atomic.Int64
-	evict  chan struct{} // a receiver leaves its request to Envoy
+	evict  func() // ends the stream that has waited longest
 	unused [len(bufferSizes)]sync.Pool
 }
 
@@ -83,10 +83,7 @@ func (r *receiveBuffers) Get(length int) *[]byte {
 	buffer := make([]byte, length, size)
 	runtime.AddCleanup(&buffer, func(n int) { r.bytes.Add(-int64(n)) }, size)
 	if n := r.bytes.Add(int64(size)); n > usualBytes && n+r.held.taken.Load() > r.held.most {
-		select {
-		case r.evict <- struct{}{}:
-		default: // no stream waits
-		}
+		r.evict()
 	}
 	return &buffer
 }

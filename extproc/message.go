@@ -32,6 +32,9 @@ func (s *stream) configure(c *extprocv3.ProtocolConfiguration) {
 		s.flow = duplex
 	case filterv3.ProcessingMode_BUFFERED, filterv3.ProcessingMode_GRPC:
 	}
+	if s.flow != whole || s.echo {
+		s.wait.woken = make(chan struct{}, 1)
+	}
 }
 
 // override returns the processing mode for Config.ModeOverride. It repeats the mode of the

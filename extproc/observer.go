@@ -4,7 +4,6 @@ package extproc
 
 import (
 	"bytes"
-	"context"
 	"mime"
 	"slices"
 	"strings"
@@ -17,32 +16,29 @@ import (
 // shadow is observe for an observer stream without metadata: Envoy Gateway's shadowMode. req is its
 // first message. With Config.ModeOverride the main stream has put the request's id into the
 // response headers.
-func (s *Server) shadow(ctx context.Context, req *extprocv3.ProcessingRequest, in <-chan *extprocv3.ProcessingRequest) string {
-	return s.observe(header(req.GetResponseHeaders(), headerRequestID), func() (*extprocv3.ProcessingRequest, error) {
+func (s *Server) shadow(g extprocv3.ExternalProcessor_ProcessServer, w *wait, req *extprocv3.ProcessingRequest) string {
+	return s.observe(header(req.GetResponseHeaders(), headerRequestID), w, func() (*extprocv3.ProcessingRequest, error) {
 		if next := req; next != nil {
 			req = nil
 			return next, nil
 		}
-		select {
-		case next := <-in:
-			return next, nil
-		case <-s.drained.Done():
-			return nil, errEnded
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+		return g.Recv()
 	})
 }
 
 // observe watches a response, whose messages receive returns, for its first token, and returns
-// the name of its end. The sooner it returns, the less Envoy copies.
-func (s *Server) observe(id string, receive func() (*extprocv3.ProcessingRequest, error)) string {
+// the name of its end. The sooner it returns, the less Envoy copies. A drain ends w.
+func (s *Server) observe(id string, w *wait, receive func() (*extprocv3.ProcessingRequest, error)) string {
 	switch {
 	case id == "" || id == "-": // Envoy writes "-" for a missing header
 		return endUnrouted
 	case !s.conf.Synced && !strings.HasPrefix(id, s.prefix):
 		return endElsewhere
 	}
+	if !s.waits.add(w, false) {
+		return endDraining
+	}
+	defer s.waits.remove(w)
 	var events firstEvent
 	var usage *usageReader // nil: the stream ends at the first token
 	defer func() { s.reportUsage(id, usage) }()
@@ -55,7 +51,7 @@ func (s *Server) observe(id string, receive func() (*extprocv3.ProcessingRequest
 		switch {
 		case err != nil && end != "":
 			return end
-		case err != nil && s.draining():
+		case err != nil && s.waits.isDraining():
 			return endDraining
 		case err != nil:
 			return endEnded

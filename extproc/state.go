@@ -170,6 +170,10 @@ type stream struct {
 	held  [][]byte         // the unanswered chunks
 	size  int              // bytes of the unanswered chunks
 	late  <-chan time.Time // the deadline for the answer to the headers
+
+	wait     wait                              // for Envoy
+	messages chan *extprocv3.ProcessingRequest // not nil: a goroutine receives, and sends the message, nil at the stream's end
+	lasting  bool                              // the server drains, and Envoy still needs the stream
 	taken int              // bytes that the stream has of Server.held
 
 	arrival router.Arrival

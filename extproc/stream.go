@@ -13,45 +13,38 @@ import (
 // of the stream, whatever the cause. If the first message is that of an observer stream, serve
 // calls observing and handles the stream as one.
 func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, observing func()) string {
-	st := &stream{server: s, grpc: g}
+	ctx, end := ending(g.Context())
+	defer end()
+	st := &stream{server: s, grpc: g, wait: wait{end: end}}
 	defer st.free()
 	defer st.giveBack()
-	ctx, cancel, messages := receive(g)
-	defer cancel(errEnded)
-	drained := s.drained.Done()
 	for {
-		if s.draining() && drained != nil { // before select, which chooses any ready case
-			if st.giveUp(failDraining) {
-				return st.state.String()
-			}
-			drained = nil // Envoy still needs the stream
-		}
-		evict := s.received.evict
-		if st.state > gathering {
-			evict = nil // the request is decided
-		}
-		select {
-		case req := <-messages:
+		req, why := st.receive()
+		switch why {
+		case received:
 			if st.state == begun && req.GetObservabilityMode() {
 				observing()
-				return s.shadow(ctx, req, messages)
+				return s.shadow(g, &st.wait, req)
 			}
-			if !st.handle(ctx, req) || drained == nil && st.mayEnd() {
-				return st.state.String()
+			if st.handle(ctx, req) && !(st.lasting && st.mayEnd()) {
+				continue
 			}
-		case <-st.late:
+		case late:
 			// In another state Envoy does not wait: a refusal or a response came first.
-			if st.late = nil; st.state == gathering && !st.release(failBudget) {
-				return st.state.String()
+			if st.state != gathering || st.release(failBudget) {
+				continue
 			}
-		case <-evict:
-			if st.giveUp(failHeld) {
-				return st.state.String()
+		case evicted:
+			if !st.giveUp(failHeld) {
+				continue
 			}
-		case <-ctx.Done():
-			return st.state.String()
-		case <-drained:
+		case drained:
+			if st.lasting = !st.giveUp(failDraining); st.lasting { // Envoy still needs the stream
+				continue
+			}
+		case ended, woken:
 		}
+		return st.state.String()
 	}
 }
 

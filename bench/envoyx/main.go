@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command envoy measures what kvroute adds to a request through a real Envoy, against one
+// without an external processor (A) and with one that does nothing (B), as
+// `make bench-envoy` runs it. With --split it measures prefill legs, as `make bench-pd` runs it, and with
+// --see what makes kvroute visible, as `make bench-see` runs it. It
+// prints a table and exits 1 if a target is missed.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/process"
+)
+
+type options struct {
+	binary, base, out, commit, only, traces string
+	rounds                                  int
+}
+
+const (
+	tokenizer   = "internal/enginesim/model" // folder with the model's tokenizer
+	otherRounds = 5                          // of shapes without a target
+	length      = 2 * time.Second            // of a round of one variant
+)
+
+func main() {
+	var o options
+	flag.StringVar(&o.binary, "kvroute", ".cache/bin/kvroute", "the kvroute to measure")
+	flag.StringVar(&o.out, "report", "bench/out", "write the figures to this folder")
+	flag.StringVar(&o.commit, "commit", "", "record this commit")
+	flag.IntVar(&o.rounds, "rounds", 15, "rounds of the shapes that have targets")
+	flag.StringVar(&o.only, "only", "", "measure only the shapes whose names contain this")
+	split := flag.Bool("split", false, "measure split requests: make bench-pd")
+	flag.StringVar(&o.traces, "traces", "", "of --split: `folder` with the traces")
+	x := flag.Bool("x", false, "")
+	see := flag.Bool("see", false, "measure what it costs to make kvroute visible: make bench-see")
+	flag.StringVar(&o.base, "base", "", "of --see: `path` of an earlier kvroute to compare with")
+	worker := flag.String("noop", "", "be the processor that does nothing but name this worker")
+	ready := flag.String("ready-file", "", "of --noop: `file` that gets the address")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	bench.Exit("bench-envoy", func() bool {
+		if *worker != "" {
+			serveNoop(ctx, *worker, *ready)
+			return true
+		}
+		switch {
+		case *x:
+			return xrun(ctx, o)
+		case *split:
+			return runSplit(ctx, o)
+		case *see:
+			return runSee(ctx, o)
+		}
+		return run(ctx, o)
+	})
+}
+
+// serveNoop is the processor of variant B. It has a process of its own, so that its CPU time
+// is not mixed with the client's.
+func serveNoop(ctx context.Context, worker, ready string) {
+	l := bench.Must(net.Listen("tcp", "127.0.0.1:0"))
+	s := grpc.NewServer(grpc.MaxRecvMsgSize(32<<20), grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(16<<20))
+	envoytest.Noop{Worker: worker}.Register(s)
+	bench.NoError(os.WriteFile(ready, fmt.Appendf(nil, `{"extproc":%q}`, l.Addr()), 0o600))
+	context.AfterFunc(ctx, s.Stop)
+	bench.NoError(s.Serve(l))
+}
+
+// variant is one path of a request.
+type variant struct {
+	name   string
+	envoy  *envoytest.Proc
+	server *process.Child // the external processor, nil for none
+}
+
+func run(ctx context.Context, o options) (met bool) {
+	dir := bench.Must(os.MkdirTemp("", "bench-envoy"))
+	defer func() { _ = os.RemoveAll(dir) }()
+	worker := httptest.NewServer(http.HandlerFunc(answer))
+	defer worker.Close()
+	at := worker.Listener.Addr().String()
+
+	ours := startRouter(ctx, o, dir, "kvroute", []string{at}, []string{""})
+	defer ours.Stop()
+	noop := bench.Must(process.StartChild(ctx, dir, "noop", bench.Must(os.Executable()), "--noop", at))
+	defer noop.Stop()
+
+	var variants []*variant
+	for _, v := range []struct {
+		name       string
+		server     *process.Child
+		noObserver bool
+	}{
+		{"without", nil, false},
+		{"no-op", noop, false},
+		{"kvroute", ours, false},
+		{"no-op without observer", noop, true},
+		{"kvroute without observer", ours, true},
+	} {
+		e := startEnvoy(ctx, at, v.server, v.noObserver)
+		defer func() { _ = e.Stop() }() // it ends with this process in any case
+		variants = append(variants, &variant{v.name, e, v.server})
+	}
+	figures := measure(ctx, o, variants)
+	return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun("bench-envoy", o.commit, "make bench-envoy", figures)))
+}
+
+// startRouter starts a kvroute with workers of these addresses and roles, and with more flags.
+func startRouter(ctx context.Context, o options, dir, name string, workers, roles []string, flags ...string) *process.Child {
+	config := fmt.Appendf(nil, "version: 1\nmodels: [{name: sim, tokenizer: %q, block-size: 16}]\nworkers:\n", bench.Must(filepath.Abs(tokenizer)))
+	for i, at := range workers {
+		config = fmt.Appendf(config, "- {name: w%d, address: %q, role: %q, engine: vllm, models: [sim], block_size: 16}\n", i, at, roles[i])
+	}
+	file := filepath.Join(dir, name+".yaml")
+	bench.NoError(os.WriteFile(file, config, 0o600))
+	flags = append([]string{
+		"serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--log-level", "error",
+	}, flags...)
+	return bench.Must(process.StartChild(ctx, dir, name, bench.Must(filepath.Abs(o.binary)), flags...))
+}
+
+// startEnvoy starts an Envoy with kvroute's configuration. Without a server the filters are
+// left out, and Envoy chooses from the pool.
+func startEnvoy(ctx context.Context, worker string, server *process.Child, noObserver bool) *envoytest.Proc {
+	c := envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", Pool: []string{worker}, NoObserver: noObserver, ExtProc: []string{"127.0.0.1:1"}}
+	if server != nil {
+		c.ExtProc[0] = server.At.Extproc
+	}
+	var text bytes.Buffer
+	bench.NoError(envoy.Render(&text, c))
+	config := text.String()
+	if server == nil {
+		from, to := strings.Index(config, "          - name: kvroute\n"), strings.Index(config, "          - name: envoy.filters.http.router\n")
+		if from < 0 || to < from {
+			bench.NoError(errors.New("the filters are not where they were in the bootstrap"))
+		}
+		config = config[:from] + config[to:]
+	}
+	return bench.Must(envoytest.Start(ctx, envoytest.Options{Config: []byte(config)}))
+}
+
+// use is the CPU time and the messages of a variant so far.
+type use struct {
+	server, proxy time.Duration
+	messages      int64
+}
+
+func (v *variant) used(ctx context.Context) (u use) {
+	u.proxy = bench.Must(bench.ProcessTime(v.envoy.Pid()))
+	if v.server == nil {
+		return u
+	}
+	u.server = bench.Must(bench.ProcessTime(v.server.Pid()))
+	// A filter that this Envoy does not have counts 0.
+	u.messages = bench.Must(v.envoy.Sum(ctx, `^http\.llm\.ext_proc\.(kvroute|kvroute_observer)\.stream_msgs_sent$`))
+	return u
+}
