@@ -73,3 +73,6 @@ func Audited(share float64, n int) (audited int) {
 	}
 	return audited
 }
+
+// DecodeRequest is exported for tests only.
+var DecodeRequest = decodeRequest

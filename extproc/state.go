@@ -174,7 +174,7 @@ type stream struct {
 	wait     wait                              // for Envoy
 	messages chan *extprocv3.ProcessingRequest // not nil: a goroutine receives, and sends the message, nil at the stream's end
 	lasting  bool                              // the server drains, and Envoy still needs the stream
-	taken int              // bytes that the stream has of Server.held
+	taken    int                               // bytes that the stream has of Server.held
 
 	arrival router.Arrival
 
