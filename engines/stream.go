@@ -2,7 +2,11 @@
 
 package engines
 
-import "github.com/zeebo/xxh3"
+import (
+	"bytes"
+
+	"github.com/zeebo/xxh3"
+)
 
 // stream puts the batches of one engine's socket in order: the live batches, and those that the
 // engine sends again on request. It has no sockets, clock or goroutine.
@@ -63,7 +67,7 @@ type stream struct {
 	unavailable bool // the engine no longer has the missing batches: none is requested again until a clear or a restart
 }
 
-// batch is a message of an engine.
+// batch is a message of an engine. The caller may change the body when the stream returns.
 type batch struct {
 	sequence uint64
 	body     []byte
@@ -189,6 +193,7 @@ func (s *stream) fromLive(b batch) {
 }
 
 func (s *stream) hold(b batch) {
+	b.body = bytes.Clone(b.body)
 	s.held = append(s.held, b)
 	if s.heldBytes += len(b.body); len(s.held) > maxHeldBatches || s.heldBytes > maxHeldBytes {
 		s.count(sourceOverflow, 1)

@@ -163,7 +163,7 @@ func (p *publisher) follow(c *zmtp.Conn) {
 		}
 		if len(frames) == 1 && len(frames[0]) > 0 && frames[0][0] == 1 { // a subscription
 			p.mu.Lock()
-			s.prefixes = append(s.prefixes, frames[0][1:])
+			s.prefixes = append(s.prefixes, bytes.Clone(frames[0][1:]))
 			p.joined++
 			p.mu.Unlock()
 		}

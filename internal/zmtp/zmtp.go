@@ -11,7 +11,7 @@
 // # Guarantees
 //
 // A message is read whole or not at all. A peer can make us keep at most
-// [maxMessage] bytes, and only as many as it has sent. A peer that says nothing
+// [maxMessage] bytes, and only twice as many as it has sent. A peer that says nothing
 // costs a goroutine and a connection for [handshakeTime].
 //
 // # Concurrency
@@ -67,6 +67,10 @@ const (
 	maxRequest = 1 << 20
 	maxFrames  = 64
 	maxCommand = 64 << 10
+	// idleBuffer is the size of a connection's buffer for received bytes. If a message made the
+	// buffer larger than maxIdle, it is replaced when it is empty.
+	idleBuffer = 64 << 10
+	maxIdle    = 1 << 20
 	// handshakeTime is how long a peer may take for its part of the handshake.
 	handshakeTime = 5 * time.Second
 	writeTime     = 10 * time.Second
@@ -86,8 +90,12 @@ const (
 // Conn is a connection to a peer of a fitting role.
 type Conn struct {
 	nc   net.Conn
-	r    *bufio.Reader
 	most uint64 // limit of the bytes of a received message
+
+	// The received bytes that were not returned yet are buf[from:to].
+	buf      []byte
+	from, to int
+	frames   [][]byte // reused
 
 	mu sync.Mutex
 	// mu guards the field below.
@@ -97,7 +105,7 @@ type Conn struct {
 // NewConn does the handshake over nc, which either side may have dialed. After an error nc is
 // closed; otherwise the connection owns it.
 func NewConn(nc net.Conn, own Role) (*Conn, error) {
-	c := &Conn{nc: nc, r: bufio.NewReaderSize(nc, 64<<10), w: bufio.NewWriterSize(nc, 16<<10), most: maxMessage}
+	c := &Conn{nc: nc, buf: make([]byte, idleBuffer), w: bufio.NewWriterSize(nc, 16<<10), most: maxMessage}
 	if own == Pub || own == Router {
 		c.most = maxRequest
 	}
@@ -124,10 +132,11 @@ func (c *Conn) shakeHands(own Role) error {
 	if _, err := c.nc.Write(greeting()); err != nil {
 		return err
 	}
-	var peer [64]byte
-	if _, err := io.ReadFull(c.r, peer[:]); err != nil {
+	if err := c.await(64); err != nil {
 		return fmt.Errorf("read greeting: %w", err)
 	}
+	peer := c.buf[c.from:]
+	c.from += 64
 	mechanism, _, _ := bytes.Cut(peer[12:32], []byte{0})
 	switch {
 	case peer[0] != 0xff || peer[9] != 0x7f:
@@ -145,18 +154,15 @@ func (c *Conn) shakeHands(own Role) error {
 	if err := c.write(flagCommand, ready); err != nil {
 		return err
 	}
-	flags, size, err := c.header()
+	flags, begin, end, err := c.frame(0, maxCommand)
 	if err != nil {
 		return fmt.Errorf("read READY: %w", err)
 	}
-	if flags&flagCommand == 0 || size > maxCommand {
+	if flags&flagCommand == 0 {
 		return fmt.Errorf("%w: no READY", errProtocol)
 	}
-	body, err := c.body(nil, size)
-	if err != nil {
-		return fmt.Errorf("read READY: %w", err)
-	}
-	role, err := readReady(body)
+	role, err := readReady(c.buf[c.from+begin : c.from+end])
+	c.from += end
 	if err != nil {
 		return err
 	}
@@ -201,80 +207,95 @@ func cutShort(b []byte) (s, rest []byte, ok bool) {
 	return b[1 : 1+b[0]], b[1+b[0]:], true
 }
 
-func (c *Conn) header() (flags byte, size uint64, err error) {
-	var head [9]byte
-	if head[0], err = c.r.ReadByte(); err != nil {
-		return 0, 0, err
+// frame waits for the frame that begins at bytes after from, and returns its flags and where its body
+// begins and ends. room limits the body.
+func (c *Conn) frame(at int, room uint64) (flags byte, begin, end int, err error) {
+	if err := c.await(at + 2); err != nil {
+		return 0, 0, 0, err
 	}
-	n := 1
-	if head[0]&flagLong != 0 {
-		n = 8
-	}
-	if _, err := io.ReadFull(c.r, head[1:1+n]); err != nil {
-		return 0, 0, err
-	}
-	if head[0]&^(flagMore|flagLong|flagCommand) != 0 {
-		return 0, 0, fmt.Errorf("%w: a frame with flags %#02x", errProtocol, head[0])
-	}
-	if n == 1 {
-		return head[0], uint64(head[1]), nil
-	}
-	return head[0], binary.BigEndian.Uint64(head[1:]), nil
-}
-
-// body reads size bytes. It reserves memory only as the bytes arrive, because the announced size
-// may be false.
-func (c *Conn) body(dst []byte, size uint64) ([]byte, error) {
-	const step = 1 << 20
-	for size > 0 {
-		n := int(min(size, step))
-		from := len(dst)
-		dst = append(dst, make([]byte, n)...)
-		if _, err := io.ReadFull(c.r, dst[from:]); err != nil {
-			return nil, err
+	flags, size := c.buf[c.from+at], uint64(c.buf[c.from+at+1])
+	begin = at + 2
+	if flags&flagLong != 0 {
+		if err := c.await(at + 9); err != nil {
+			return 0, 0, 0, err
 		}
-		size -= uint64(n)
+		size, begin = binary.BigEndian.Uint64(c.buf[c.from+at+1:]), at+9
 	}
-	return dst, nil
+	switch {
+	case flags&^(flagMore|flagLong|flagCommand) != 0:
+		err = fmt.Errorf("%w: a frame with flags %#02x", errProtocol, flags)
+	case flags&flagCommand != 0 && size > maxCommand:
+		err = fmt.Errorf("%w: a command of %d bytes", errProtocol, size)
+	case size > room:
+		err = fmt.Errorf("%w: a message of more than %d bytes", errProtocol, c.most)
+	default:
+		end = begin + int(size)
+		err = c.await(end)
+	}
+	return flags, begin, end, err
 }
 
-// Read waits for the next message and returns its frames, which belong to the caller. After an
-// error the connection is unusable. A subscription, in either form of the protocol, is a message
-// of one frame: 1 or 0 (to unsubscribe), then the prefix of the topics.
+// await waits until there are n bytes after from. The buffer grows only as bytes arrive, because
+// the announced size may be false.
+func (c *Conn) await(n int) error {
+	for c.to-c.from < n {
+		if c.from > 0 && c.from+n > len(c.buf) {
+			c.to = copy(c.buf, c.buf[c.from:c.to])
+			c.from = 0
+		}
+		if c.to == len(c.buf) {
+			c.buf = append(c.buf, make([]byte, min(n, 2*c.to)-c.to)...)
+		}
+		read, err := c.nc.Read(c.buf[c.to:])
+		if c.to += read; err != nil && c.to-c.from < n {
+			if errors.Is(err, io.EOF) && c.to > c.from {
+				err = io.ErrUnexpectedEOF
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// Read waits for the next message and returns its frames, which are valid until the next Read.
+// After an error the connection is unusable. A subscription, in either form of the protocol, is a
+// message of one frame: 1 or 0 (to unsubscribe), then the prefix of the topics.
 func (c *Conn) Read() ([][]byte, error) {
-	var frames [][]byte
-	room := c.most
-	for {
-		flags, size, err := c.header()
+	if c.from == c.to && len(c.buf) > maxIdle {
+		c.buf, c.from, c.to = make([]byte, idleBuffer), 0, 0
+	}
+	var spans [maxFrames][2]int // where the frames begin and end, after from
+	for at, n, room := 0, 0, c.most; ; {
+		flags, begin, end, err := c.frame(at, room)
+		if err == nil && flags&flagCommand == 0 && n >= maxFrames {
+			err = fmt.Errorf("%w: a message of more than %d frames", errProtocol, maxFrames)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("zmtp: read: %w", err)
 		}
+		at = end
+		room -= uint64(end - begin) // also of commands inside a message, which stay in the buffer
 		if flags&flagCommand != 0 {
-			if size > maxCommand {
-				return nil, fmt.Errorf("zmtp: read: %w: a command of %d bytes", errProtocol, size)
-			}
-			command, err := c.body(nil, size)
-			if err == nil {
-				command, err = c.command(command)
-			}
+			message, err := c.command(c.buf[c.from+begin : c.from+end])
 			if err != nil {
 				return nil, fmt.Errorf("zmtp: read: %w", err)
 			}
-			if command != nil && len(frames) == 0 {
-				return [][]byte{command}, nil
+			if n == 0 {
+				c.from, at, room = c.from+end, 0, c.most
+				if message != nil {
+					return [][]byte{message}, nil
+				}
 			}
 			continue
 		}
-		if size > room || len(frames) >= maxFrames {
-			return nil, fmt.Errorf("zmtp: read: %w: a message of more than %d bytes or %d frames", errProtocol, c.most, maxFrames)
-		}
-		room -= size
-		frame, err := c.body(make([]byte, 0, min(size, 64<<10)), size)
-		if err != nil {
-			return nil, fmt.Errorf("zmtp: read: %w", err)
-		}
-		if frames = append(frames, frame); flags&flagMore == 0 {
-			return frames, nil
+		spans[n] = [2]int{begin, end}
+		if n++; flags&flagMore == 0 {
+			c.frames = c.frames[:0]
+			for _, s := range spans[:n] {
+				c.frames = append(c.frames, c.buf[c.from+s[0]:c.from+s[1]:c.from+s[1]])
+			}
+			c.from += at
+			return c.frames, nil
 		}
 	}
 }
@@ -312,7 +333,7 @@ func (c *Conn) Write(frames ...[]byte) error {
 		if i < len(frames)-1 {
 			flags = flagMore
 		}
-		if err := c.frame(flags, f); err != nil {
+		if err := c.writeFrame(flags, f); err != nil {
 			return fmt.Errorf("zmtp: write: %w", err)
 		}
 	}
@@ -330,15 +351,15 @@ func (c *Conn) Subscribe(prefix string) error {
 func (c *Conn) write(flags byte, body []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.frame(flags, body); err != nil {
+	if err := c.writeFrame(flags, body); err != nil {
 		return err
 	}
 	return c.w.Flush()
 }
 
-// frame writes a frame; the caller holds mu and flushes. The writer keeps its
+// writeFrame writes a frame; the caller holds mu and flushes. The writer keeps its
 // first error.
-func (c *Conn) frame(flags byte, body []byte) error {
+func (c *Conn) writeFrame(flags byte, body []byte) error {
 	if len(body) <= 255 {
 		_, _ = c.w.Write([]byte{flags, byte(len(body))})
 	} else {
