@@ -94,6 +94,10 @@ type EngineEvent struct {
 type EngineBatch struct {
 	Events []EngineEvent
 	Drops  Drops
+
+	// The events' hashes and tokens, in one list each.
+	hashes []uint64
+	tokens []uint32
 }
 
 const (

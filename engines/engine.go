@@ -47,6 +47,7 @@ type Engine struct {
 	blocks int      // remembered, of all ranks
 	gaps   int      // how often events of TensorRT-LLM were missing
 	hashes []uint64 // reused buffer
+	gone   []uint64 // reused buffer
 }
 
 // NewEngine returns an Engine whose caches are empty.
@@ -64,8 +65,8 @@ func (e *Engine) Blocks() int { return e.blocks }
 // removal, the number grows without limit; then SetLike is right.
 func (e *Engine) Copies() (most int) {
 	for _, r := range e.ranks {
-		for _, blocks := range r.Places {
-			for _, k := range blocks {
+		for _, p := range r.Places {
+			for _, k := range p.Blocks.all() {
 				most = max(most, int(k.Count))
 			}
 		}
@@ -84,46 +85,72 @@ func (e *Engine) Clear(rank uint32) events.RouterEvent {
 // Apply applies a batch in order. It returns the events for the index, without worker and id,
 // which the publisher adds, and the number of blocks that the decoder or Apply ignored.
 func (e *Engine) Apply(b *EngineBatch) ([]events.RouterEvent, Drops) {
-	out := output{drops: b.Drops}
-	if len(b.Events) > 0 {
-		out.events = make([]events.RouterEvent, 0, len(b.Events))
-	}
-	for i := range b.Events {
-		e.apply(&b.Events[i], &out)
-	}
+	var out output
+	e.translate(b, &out)
 	return out.events, out.drops
+}
+
+// translate is Apply, and reuses the memory of out.
+func (e *Engine) translate(b *EngineBatch, out *output) {
+	if cap(out.blocks) > maxKept || cap(out.externals) > maxKept || cap(out.events) > maxKept {
+		*out = output{}
+	}
+	*out = output{drops: b.Drops, events: out.events[:0], blocks: out.blocks[:0], externals: out.externals[:0]}
+	for i := range b.Events {
+		e.apply(&b.Events[i], out)
+	}
 }
 
 // output collects the events that a batch produces.
 type output struct {
-	events []events.RouterEvent
-	drops  Drops
-	rank   uint32
-	open   bool // the last event belongs to the engine's event that is being applied
+	events    []events.RouterEvent
+	blocks    []indexer.Block // of the events, in one list
+	externals []uint64        // of the events, in one list
+	drops     Drops
+	rank      uint32
+	open      bool // the last event belongs to the engine's event that is being applied
+	removes   bool // the last event has removals of an engine, which the next ones join
 }
+
+// maxJoined limits the blocks of joined removals: the index applies them with its lock held.
+const maxJoined = 128
 
 func (o *output) add(ev indexer.Event) {
 	o.events = append(o.events, events.RouterEvent{DPRank: o.rank, Event: ev})
+	o.removes = false
 }
 
 // stored adds a block to the last event if it continues that event's sequence, otherwise
 // to a new one.
 func (o *output) stored(tier indexer.Tier, hash uint64, k *cachedBlock) {
+	first := len(o.blocks)
+	o.blocks = appendBlocks(o.blocks, hash, k)
 	if o.open && k.HasParent {
 		last := &o.events[len(o.events)-1].Event
 		if n := len(last.Blocks); n > 0 && last.Tier == tier && last.Blocks[n-1].External == k.Parent {
-			last.Blocks = appendBlocks(last.Blocks, hash, k)
+			last.Blocks = o.blocks[first-n : len(o.blocks) : len(o.blocks)]
 			return
 		}
 	}
-	o.add(indexer.Event{Kind: indexer.Stored, Tier: tier, Parent: k.Parent, HasParent: k.HasParent, Blocks: appendBlocks(nil, hash, k)})
+	o.add(indexer.Event{Kind: indexer.Stored, Tier: tier, Parent: k.Parent, HasParent: k.HasParent, Blocks: o.blocks[first:len(o.blocks):len(o.blocks)]})
 	o.open = true
 }
 
-func (o *output) removed(tier indexer.Tier, externals ...uint64) {
-	if len(externals) > 0 {
-		o.add(indexer.Event{Kind: indexer.Removed, Tier: tier, Externals: externals})
+// removed adds removed blocks, to the last event if removes is set and the tier is the same.
+func (o *output) removed(tier indexer.Tier, externals []uint64) {
+	if len(externals) == 0 {
+		return
 	}
+	first := len(o.externals)
+	o.externals = append(o.externals, externals...)
+	if o.removes {
+		last := &o.events[len(o.events)-1]
+		if n := len(last.Event.Externals); n+len(externals) <= maxJoined && last.DPRank == o.rank && last.Event.Tier == tier {
+			last.Event.Externals = o.externals[first-n : len(o.externals) : len(o.externals)]
+			return
+		}
+	}
+	o.add(indexer.Event{Kind: indexer.Removed, Tier: tier, Externals: o.externals[first:len(o.externals):len(o.externals)]})
 }
 
 func (o *output) drop(reason DropReason, blocks int) { o.drops[reason] += blocks }
@@ -139,7 +166,7 @@ func (e *Engine) apply(ev *EngineEvent, out *output) {
 			out.drop(DropFull, max(1, len(ev.Hashes)))
 			return
 		}
-		r = &engineRank{Places: make(map[place]map[uint64]cachedBlock)}
+		r = &engineRank{}
 		e.ranks[out.rank] = r
 	}
 	if ev.HasID && !ev.SameID {
@@ -157,7 +184,7 @@ func (e *Engine) apply(ev *EngineEvent, out *output) {
 	case EngineMoved:
 		e.move(r, ev, out)
 	case EngineCleared:
-		out.events = append(out.events, e.Clear(out.rank))
+		out.add(e.Clear(out.rank).Event)
 	case EngineStarted: // has only an id and a window
 	}
 }
@@ -179,7 +206,7 @@ func (e *Engine) follow(r *engineRank, ev *EngineEvent, out *output) {
 		r.Window = ev.WindowSize
 	}
 	if lost {
-		out.events = append(out.events, e.Clear(out.rank))
+		out.add(e.Clear(out.rank).Event)
 	}
 }
 
@@ -238,7 +265,7 @@ func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 	}
 	parent, hasParent := ev.Parent, ev.HasParent
 	for i, hash := range ev.Hashes[:usable] {
-		k := cachedBlock{Seed: seed, Parent: parent, HasParent: hasParent}
+		k := cachedBlock{blockState: blockState{Seed: seed, Parent: parent, HasParent: hasParent}}
 		reason := e.hash(r, at, ev, i, &k)
 		if reason == DropNone {
 			reason = e.put(r, at, hash, &k)
@@ -325,13 +352,14 @@ func (e *Engine) offload(r *engineRank, ev *EngineEvent, at place, out *output) 
 func (e *Engine) move(r *engineRank, ev *EngineEvent, out *output) {
 	from, to := place{ev.From, ev.Group}, place{ev.Tier, ev.Group}
 	for _, hash := range ev.Hashes {
-		k, ok := r.Places[from][hash]
+		k, ok := r.blocks(from).get(hash)
 		if !ok {
 			out.drop(DropBlock, 1)
-			out.removed(ev.From, hash)
+			out.removed(ev.From, []uint64{hash})
 			continue
 		}
-		out.removed(ev.From, e.take(r, from, hash, true)...)
+		e.gone = e.take(e.gone[:0], r, from, hash, true)
+		out.removed(ev.From, e.gone)
 		switch {
 		case ev.GoneTo:
 			out.drop(DropMedium, 1)
@@ -352,24 +380,22 @@ func (e *Engine) remove(r *engineRank, ev *EngineEvent, out *output) {
 		out.drop(DropGroup, max(1, len(ev.Hashes)))
 		return
 	}
-	var gone [tiers][]uint64
-	for _, hash := range ev.Hashes {
-		found := false
-		for t := range gone {
-			at := place{indexer.Tier(t), ev.Group}
-			if !ev.AnyTier && at.Tier != ev.Tier {
-				continue
+	for t := range indexer.Tier(tiers) {
+		if !ev.AnyTier && t != ev.Tier {
+			continue
+		}
+		at, first := place{t, ev.Group}, !ev.AnyTier || t == 0
+		for _, hash := range ev.Hashes {
+			tier := t
+			if e.gone = e.gone[:0]; r.has(at, hash) {
+				e.gone = e.take(e.gone, r, at, hash, ev.HasID || e.opt.SetLike)
+			} else if first && !(ev.AnyTier && r.onTier(ev.Group, hash)) {
+				tier, e.gone = ev.Tier, append(e.gone, hash) // the index may still have the block
 			}
-			if _, ok := r.Places[at][hash]; ok {
-				found = true
-				gone[t] = append(gone[t], e.take(r, at, hash, ev.HasID || e.opt.SetLike)...)
+			if len(e.gone) > 0 {
+				out.removed(tier, e.gone)
+				out.removes = true
 			}
 		}
-		if !found {
-			gone[ev.Tier] = append(gone[ev.Tier], hash) // the index may still have the block
-		}
-	}
-	for t, externals := range gone {
-		out.removed(indexer.Tier(t), externals...)
 	}
 }

@@ -308,7 +308,7 @@ func TestCopiesAreCounted(t *testing.T) {
 		got, _ := apply(t, e, blockRemoved(list{1}), blockRemoved(list{1}))
 		want := ""
 		if setLike {
-			want = "0/0 removed [1]\n0/0 removed [1]\n"
+			want = "0/0 removed [1 1]\n"
 		}
 		if got != want {
 			t.Errorf("set-like %v: two removals give %q, want %q", setLike, got, want)

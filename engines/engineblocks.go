@@ -12,7 +12,7 @@ import (
 
 // engineRank is the state of a rank of an engine. Its exported fields are saved.
 type engineRank struct {
-	Places map[place]map[uint64]cachedBlock // neither the outer nor an inner map is ever empty
+	Places []*placeBlocks // none is empty; there are few
 	Groups [maxGroup]groupKind
 	Window int // TensorRT-LLM: the largest attention window
 
@@ -26,6 +26,32 @@ type place struct {
 	Group int
 }
 
+// placeBlocks are the blocks at a place.
+type placeBlocks struct {
+	At     place
+	Blocks blockTable
+}
+
+// blocks returns the blocks at a place, or nil.
+func (r *engineRank) blocks(at place) *blockTable {
+	for _, p := range r.Places {
+		if p.At == at {
+			return &p.Blocks
+		}
+	}
+	return nil
+}
+
+func (r *engineRank) has(at place, hash uint64) bool {
+	_, there := r.blocks(at).get(hash)
+	return there
+}
+
+// onTier reports whether a block of a group is on any tier.
+func (r *engineRank) onTier(group int, hash uint64) bool {
+	return slices.ContainsFunc(r.Places, func(p *placeBlocks) bool { return p.At.Group == group && r.has(p.At, hash) })
+}
+
 type groupKind uint8
 
 const (
@@ -36,12 +62,18 @@ const (
 
 // cachedBlock is a block in the engine's cache.
 type cachedBlock struct {
+	blockState
+
+	Resized *resizedBlock // nil if the block's size is the index's
+}
+
+// blockState is the state of a block of any size.
+type blockState struct {
 	Local, Seed uint64
 	Parent      uint64 // as in the index; for a part that is not published, the engine's id
 	Count       uint32 // copies
 	HasParent   bool
-	Published   bool          // the index has the block
-	Resized     *resizedBlock // nil if the block's size is the index's
+	Published   bool // the index has the block
 }
 
 // resizedBlock is the additional state of a block whose size is not the index's. Its exported
@@ -61,7 +93,8 @@ func (r *engineRank) register(at place, hash uint64, k *cachedBlock) {
 		return
 	}
 	for _, id := range k.Resized.Parts {
-		if part := r.Places[at][id].Resized; part != nil {
+		if k, _ := r.blocks(at).get(id); k.Resized != nil {
+			part := k.Resized
 			if part.whole == nil {
 				part.whole = make(map[uint64]struct{})
 			}
@@ -76,8 +109,8 @@ func (r *engineRank) unregister(at place, hash uint64, k *cachedBlock) {
 		return
 	}
 	for _, id := range k.Resized.Parts {
-		if part := r.Places[at][id].Resized; part != nil {
-			delete(part.whole, hash)
+		if part, _ := r.blocks(at).get(id); part.Resized != nil {
+			delete(part.Resized.whole, hash)
 		}
 	}
 }
@@ -91,24 +124,24 @@ func (k *cachedBlock) weight() int {
 }
 
 func (e *Engine) forget(r *engineRank) {
-	for _, blocks := range r.Places {
-		for _, k := range blocks {
+	for _, p := range r.Places {
+		for _, k := range p.Blocks.all() {
 			e.blocks -= k.weight()
 		}
 	}
-	clear(r.Places)
+	r.Places = nil
 }
 
 // find looks for a block at a place and on other tiers, because a parent may be on another tier.
 func (r *engineRank) find(hash uint64, at place) (cachedBlock, bool) {
-	if k, ok := r.Places[at][hash]; ok {
+	if k, ok := r.blocks(at).get(hash); ok {
 		return k, true
 	}
-	if k, ok := r.Places[place{indexer.Device, at.Group}][hash]; ok {
+	if k, ok := r.blocks(place{indexer.Device, at.Group}).get(hash); ok {
 		return k, true
 	}
-	for _, blocks := range r.Places {
-		if k, ok := blocks[hash]; ok {
+	for _, p := range r.Places {
+		if k, ok := p.Blocks.get(hash); ok {
 			return k, true
 		}
 	}
@@ -118,7 +151,8 @@ func (r *engineRank) find(hash uint64, at place) (cachedBlock, bool) {
 // put remembers a block, or one more copy of it. The index keeps the first content of a block
 // until the block is removed; k is set to that content.
 func (e *Engine) put(r *engineRank, at place, hash uint64, k *cachedBlock) DropReason {
-	old, again := r.Places[at][hash]
+	blocks := r.blocks(at)
+	old, again := blocks.get(hash)
 	reason, grown := DropNone, k.weight()
 	k.Count = 1
 	if again {
@@ -141,27 +175,28 @@ func (e *Engine) put(r *engineRank, at place, hash uint64, k *cachedBlock) DropR
 	if grown > 0 && e.blocks+grown > e.opt.MaxBlocks {
 		return DropFull
 	}
-	if r.Places[at] == nil {
-		r.Places[at] = make(map[uint64]cachedBlock)
+	if blocks == nil {
+		r.Places = append(r.Places, &placeBlocks{At: at})
+		blocks = r.blocks(at)
 	}
-	r.Places[at][hash] = *k
+	blocks.set(hash, k)
 	e.blocks += grown
 	return reason
 }
 
 // remember keeps a block that is not published, so that its removal is not published either.
 func (e *Engine) remember(r *engineRank, at place, hash uint64) {
-	if _, there := r.Places[at][hash]; !there {
+	if !r.has(at, hash) {
 		e.put(r, at, hash, &cachedBlock{})
 	}
 }
 
 func (e *Engine) delete(r *engineRank, at place, hash uint64) {
-	k := r.Places[at][hash]
+	blocks := r.blocks(at)
+	k, _ := blocks.get(hash)
 	e.blocks -= k.weight()
-	delete(r.Places[at], hash)
-	if len(r.Places[at]) == 0 {
-		delete(r.Places, at)
+	if blocks.delete(hash); blocks.n == 0 {
+		r.Places = slices.DeleteFunc(r.Places, func(p *placeBlocks) bool { return p.At == at })
 	}
 }
 
@@ -177,7 +212,7 @@ func (e *Engine) join(r *engineRank, at place, tokens []uint32, size int, k *cac
 		if before, ok := r.find(start, at); ok && before.Published {
 			break
 		}
-		before := r.Places[at][start]
+		before, _ := r.blocks(at).get(start)
 		if before.Resized == nil || len(before.Resized.Tokens) != size || (len(ids)+1)*size >= e.opt.BlockSize {
 			return DropParent
 		}
@@ -189,7 +224,8 @@ func (e *Engine) join(r *engineRank, at place, tokens []uint32, size int, k *cac
 	}
 	whole := make([]uint32, 0, e.opt.BlockSize+1)
 	for _, id := range slices.Backward(ids) {
-		whole = append(whole, r.Places[at][id].Resized.Tokens...)
+		part, _ := r.blocks(at).get(id)
+		whole = append(whole, part.Resized.Tokens...)
 	}
 	whole = append(whole, tokens...)
 	k.Resized.Parts = ids
@@ -217,33 +253,37 @@ func splitID(hash uint64, j int) uint64 {
 	return indexer.AppendLocalHashes(id[:0], []uint32{uint32(hash), uint32(hash >> 32), uint32(j)}, 3, indexer.Seed("", ""))[0]
 }
 
-// take removes one copy of a block, or all copies, and returns the index's ids of the blocks that
-// are gone.
-func (e *Engine) take(r *engineRank, at place, hash uint64, all bool) (externals []uint64) {
-	k := r.Places[at][hash]
+// take removes one copy of a block, or all copies, and appends the index's ids of the blocks that
+// are gone to gone.
+func (e *Engine) take(gone []uint64, r *engineRank, at place, hash uint64, all bool) []uint64 {
+	blocks := r.blocks(at)
+	k, _ := blocks.get(hash)
 	if k.Count > 1 && !all {
 		k.Count--
-		r.Places[at][hash] = k
-		return nil
+		blocks.set(hash, &k)
+		return gone
 	}
-	if k.Published {
+	switch {
+	case k.Published && k.Resized == nil:
+		gone = append(gone, hash)
+	case k.Published:
 		for _, b := range appendBlocks(nil, hash, &k) {
-			externals = append(externals, b.External)
+			gone = append(gone, b.External)
 		}
 	}
 	e.delete(r, at, hash)
 	if k.Resized == nil {
-		return externals
+		return gone
 	}
 	r.unregister(at, hash, &k)
 	for _, id := range slices.Sorted(maps.Keys(k.Resized.whole)) {
 		// Of a block in parts, the index has only the last part's id.
-		if last, ok := r.Places[at][id]; ok && last.Published {
-			externals = append(externals, id)
+		if last, ok := blocks.get(id); ok && last.Published {
+			gone = append(gone, id)
 			r.unregister(at, id, &last)
 			last.Published, last.Resized = false, nil
-			r.Places[at][id] = last
+			blocks.set(id, &last)
 		}
 	}
-	return externals
+	return gone
 }

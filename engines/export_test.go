@@ -24,11 +24,12 @@ func (e *Engine) Published() (told map[uint32]map[indexer.Tier]map[uint64]bool, 
 	told = make(map[uint32]map[indexer.Tier]map[uint64]bool)
 	for rank, r := range e.ranks {
 		told[rank] = make(map[indexer.Tier]map[uint64]bool)
-		for at, blocks := range r.Places {
+		for _, p := range r.Places {
+			at := p.At
 			if told[rank][at.Tier] == nil {
 				told[rank][at.Tier] = make(map[uint64]bool)
 			}
-			for hash, k := range blocks {
+			for hash, k := range p.Blocks.all() {
 				weight += k.weight()
 				if k.Published {
 					for _, b := range appendBlocks(nil, hash, &k) {

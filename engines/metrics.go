@@ -66,8 +66,10 @@ func (m *sourceMetrics) count(outcome string, n int) {
 	}
 }
 
-func (m *sourceMetrics) drops(d Drops) {
+func (m *sourceMetrics) drops(d *Drops) {
 	for reason, n := range d {
-		m.leftOut.Add(n, DropReason(reason).String())
+		if n > 0 {
+			m.leftOut.Add(n, DropReason(reason).String())
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -114,7 +115,7 @@ func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 func (p *Publisher) ID() uint64 { return p.id }
 
 // Publish takes the events of a rank in the order in which they happened, and does not wait:
-// an event is sent within 5 ms, together with others. The event's slices are kept. If too
+// an event is sent within 5 ms, together with others. The event's slices are copied. If too
 // many events are pending, the event is dropped and its number skipped, so that readers
 // notice the gap.
 func (p *Publisher) Publish(dpRank uint32, ev indexer.Event) {
@@ -128,6 +129,7 @@ func (p *Publisher) publishLocked(dpRank uint32, ev indexer.Event) {
 		return
 	}
 	p.lastID[dpRank]++
+	ev.Blocks, ev.Externals = slices.Clone(ev.Blocks), slices.Clone(ev.Externals)
 	e := events.RouterEvent{WorkerID: p.conf.WorkerID, DPRank: dpRank, EventID: p.lastID[dpRank], Event: ev}
 	if len(p.pending) >= p.max {
 		p.sealLocked()

@@ -44,6 +44,8 @@ type rankSource struct {
 	// mu guards the fields below. Between two batches the state can be saved.
 	engine        *Engine
 	stream        *stream
+	batch         EngineBatch         // the last one; its memory is reused
+	translated    output              // of the batch; its memory is reused
 	namedRanks    map[uint32]struct{} // ranks that the socket has named
 	foreignLogged bool                // a rank that is not the socket's was logged
 	gap           time.Time           // when events of TensorRT-LLM were missing last
@@ -168,24 +170,24 @@ func (r *rankSource) set(state State) {
 // clear forgets the blocks of the rank.
 func (r *rankSource) clear() {
 	for rank := range r.namedRanks {
-		r.deliver(r.engine.Clear(rank))
+		ev := r.engine.Clear(rank)
+		r.deliver(&ev)
 	}
 }
 
 // apply applies a batch, and reports whether the engine cleared its cache in it.
 func (r *rankSource) apply(body []byte) (cleared bool) {
-	b, err := DecodeBatch(body)
-	if err != nil {
+	if err := r.batch.decode(body); err != nil {
 		r.count(sourceBad, 1)
 		r.log.Debug("a batch of an engine cannot be read", "err", err)
 		return false
 	}
-	return r.applyBatch(&b)
+	return r.applyBatch(&r.batch)
 }
 
 func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
 	for i := range b.Events {
-		if ev := &b.Events[i]; ev.HasRank {
+		if ev := &b.Events[i]; ev.HasRank && (i == 0 || b.Events[i-1].Rank != ev.Rank || !b.Events[i-1].HasRank) {
 			if ev.Rank < r.worker.DPStart || ev.Rank-r.worker.DPStart >= max(1, r.worker.DPSize) {
 				r.rejectRank(ev.Rank)
 				return false // the whole batch is of one rank
@@ -193,13 +195,15 @@ func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
 			r.namedRanks[ev.Rank] = struct{}{}
 		}
 	}
-	evs, drops := r.engine.Apply(b)
-	r.s.metrics.drops(drops)
-	if drops[DropSize] > 0 && !r.misfit {
+	out := &r.translated
+	r.engine.translate(b, out)
+	r.s.metrics.drops(&out.drops)
+	if out.drops[DropSize] > 0 && !r.misfit {
 		r.misfit = true
 		r.log.Error("an engine's block size neither divides the index's nor is a multiple of it", "block_size", r.worker.BlockSize)
 	}
-	for _, ev := range evs {
+	for i := range out.events {
+		ev := &out.events[i]
 		r.fits = r.fits || ev.Event.Kind == indexer.Stored
 		cleared = cleared || ev.Event.Kind == indexer.Cleared
 		r.deliver(ev)
@@ -217,7 +221,7 @@ func (r *rankSource) rejectRank(rank uint32) {
 	}
 }
 
-func (r *rankSource) deliver(ev events.RouterEvent) {
+func (r *rankSource) deliver(ev *events.RouterEvent) {
 	events.Parts(ev.Event, func(part indexer.Event) {
 		r.s.conf.Sink(r.worker.ID, ev.DPRank, part)
 	})

@@ -91,7 +91,8 @@ func (s State) String() string {
 // SourcesConfig configures [Sources]. Sink is required; the zero value of each other field is its
 // default.
 type SourcesConfig struct {
-	// Sink receives the events. One goroutine at a time calls it for a rank.
+	// Sink receives the events. One goroutine at a time calls it for a rank. The slices of an event
+	// are reused when it returns.
 	Sink events.Sink
 	// Subscriber receives the events of Dynamo's publishers. It must send its queries with
 	// [Sources.Ask]. Default: such publishers are not followed.

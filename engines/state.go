@@ -21,7 +21,7 @@ import (
 // has the frame of [records]; its data is a gob stream of savedRank. The count at its end is
 // the number of ranks.
 const (
-	sourceMagic   = "KVRSRCS4"
+	sourceMagic   = "KVRSRCS5"
 	sourceVersion = 1
 
 	maxSavedRanks = 1 << 18
@@ -161,10 +161,10 @@ func (r *rankSource) restore() {
 		return
 	}
 	evs, orphans := r.engine.restore(saved.Ranks)
-	for _, ev := range evs {
-		r.namedRanks[ev.DPRank] = struct{}{}
+	for i := range evs {
+		r.namedRanks[evs[i].DPRank] = struct{}{}
 		r.fits = true
-		r.deliver(ev)
+		r.deliver(&evs[i])
 	}
 	st := r.stream
 	st.hasLast, st.last, st.digest = true, saved.Last, saved.Digest
@@ -178,9 +178,9 @@ func (e *Engine) save() map[uint32]*engineRank {
 	all := make(map[uint32]*engineRank, len(e.ranks))
 	for rank, r := range e.ranks {
 		saved := new(*r)
-		saved.Places = make(map[place]map[uint64]cachedBlock, len(r.Places))
-		for at, blocks := range r.Places {
-			saved.Places[at] = maps.Clone(blocks)
+		saved.Places = nil
+		for _, p := range r.Places {
+			saved.Places = append(saved.Places, &placeBlocks{p.At, p.Blocks.clone()})
 		}
 		all[rank] = saved
 	}
@@ -197,19 +197,19 @@ func (e *Engine) restore(saved map[uint32]*engineRank) (evs []events.RouterEvent
 		}
 		r := new(*in)
 		e.ranks[rank] = r
-		r.Places = make(map[place]map[uint64]cachedBlock, len(in.Places))
-		for at, blocks := range in.Places {
-			for hash, k := range blocks {
-				if count := k.Count; int(at.Tier) < tiers && e.put(r, at, hash, &k) == DropNone {
+		r.Places = nil
+		for _, p := range in.Places {
+			for hash, k := range p.Blocks.all() {
+				if count := k.Count; int(p.At.Tier) < tiers && e.put(r, p.At, hash, &k) == DropNone {
 					k.Count = count
-					r.Places[at][hash] = k
+					r.blocks(p.At).set(hash, &k)
 				}
 			}
 		}
-		for at, blocks := range r.Places {
-			for hash, k := range blocks {
+		for _, p := range r.Places {
+			for hash, k := range p.Blocks.all() {
 				if k.Published {
-					r.register(at, hash, &k)
+					r.register(p.At, hash, &k)
 				}
 			}
 		}
@@ -226,14 +226,14 @@ func (e *Engine) storedEvents(rank uint32) (evs []events.RouterEvent, orphans in
 	var built [tiers]map[uint64]bool // the blocks that the events make
 	for t := range built {
 		built[t] = make(map[uint64]bool)
-		for _, at := range slices.SortedFunc(maps.Keys(r.Places), func(a, b place) int { return a.Group - b.Group }) {
-			if int(at.Tier) != t {
+		for _, p := range slices.SortedFunc(slices.Values(r.Places), func(a, b *placeBlocks) int { return a.At.Group - b.At.Group }) {
+			if int(p.At.Tier) != t {
 				continue
 			}
-			blocks, seen := r.Places[at], make(map[uint64]bool)
+			blocks, seen := &p.Blocks, make(map[uint64]bool)
 			var add func(hash uint64) bool // reports whether the events build the block here
 			add = func(hash uint64) bool {
-				k := blocks[hash]
+				k, _ := blocks.get(hash)
 				if seen[hash] || !k.Published {
 					return seen[hash] && built[t][hash]
 				}
@@ -242,22 +242,22 @@ func (e *Engine) storedEvents(rank uint32) (evs []events.RouterEvent, orphans in
 					return false
 				}
 				built[t][hash] = true
-				ev := indexer.Event{Kind: indexer.Stored, Tier: at.Tier, Parent: k.Parent, HasParent: k.HasParent, Blocks: appendBlocks(nil, hash, &k)}
+				ev := indexer.Event{Kind: indexer.Stored, Tier: p.At.Tier, Parent: k.Parent, HasParent: k.HasParent, Blocks: appendBlocks(nil, hash, &k)}
 				if n := len(evs); n == 0 || !events.Join(&evs[n-1], rank, &ev) {
 					evs = append(evs, events.RouterEvent{DPRank: rank, Event: ev})
 				}
 				return true
 			}
-			for _, hash := range slices.Sorted(maps.Keys(blocks)) {
-				if k := blocks[hash]; k.Published && !add(hash) && !built[t][hash] {
+			for hash, k := range blocks.all() {
+				if k.Published && !add(hash) && !built[t][hash] {
 					orphans += k.weight()
 				}
 			}
-			for hash, k := range blocks {
+			for hash, k := range blocks.all() {
 				if k.Published && !built[t][hash] {
 					e.blocks += 1 - k.weight()
-					r.unregister(at, hash, &k)
-					blocks[hash] = cachedBlock{Count: k.Count}
+					r.unregister(p.At, hash, &k)
+					blocks.set(hash, &cachedBlock{blockState: blockState{Count: k.Count}})
 				}
 			}
 		}

@@ -3,9 +3,11 @@
 package engines
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -21,16 +23,27 @@ import (
 // batch, or that its rank cannot be read.
 func DecodeBatch(data []byte) (EngineBatch, error) {
 	var b EngineBatch
+	err := b.decode(data)
+	return b, err
+}
+
+// maxKept limits the tokens for which a batch keeps memory for the next one.
+const maxKept = 1 << 18
+
+// decode replaces the batch by the one that [DecodeBatch] describes, and reuses its memory.
+func (b *EngineBatch) decode(data []byte) error {
+	if cap(b.tokens) > maxKept || cap(b.hashes) > maxKept || cap(b.Events) > maxKept {
+		*b = EngineBatch{}
+	}
+	b.Events, b.Drops, b.hashes, b.tokens = b.Events[:0], Drops{}, b.hashes[:0], b.tokens[:0]
 	var rank []byte
 	hasEvents := false
-	field := func(key string, data []byte) (rest []byte, err error) {
-		switch key {
+	field := func(key, data []byte) (rest []byte, err error) {
+		switch string(key) {
 		case "ts":
 			rest, err = skipTime(data)
 		case "events":
 			hasEvents = true
-			n, _, _ := msgp.ReadArrayHeaderBytes(data) // eachElement returns the error
-			b.Events = make([]EngineEvent, 0, min(int(n), 256))
 			rest, err = eachElement(data, func(_ int, event []byte) ([]byte, error) { return b.readEvent(event) })
 		case "data_parallel_rank", "attn_dp_rank":
 			rank, rest, err = msgpack.Cut(data)
@@ -41,10 +54,13 @@ func DecodeBatch(data []byte) (EngineBatch, error) {
 	}
 	var err error
 	if msgp.NextType(data) == msgp.MapType {
-		_, err = msgpack.WalkFields(data, func(key, data []byte) ([]byte, error) { return field(string(key), data) })
+		_, err = msgpack.WalkFields(data, field)
 	} else {
 		_, err = eachElement(data, func(i int, data []byte) ([]byte, error) {
-			return field([...]string{"ts", "events", "data_parallel_rank", ""}[min(i, 3)], data)
+			if i >= len(batchFields) {
+				return msgp.Skip(data)
+			}
+			return field(batchFields[i], data)
 		})
 	}
 	if err == nil && !hasEvents {
@@ -58,31 +74,27 @@ func DecodeBatch(data []byte) (EngineBatch, error) {
 		}
 	}
 	if err != nil {
-		return b, fmt.Errorf("engines: decode engine batch: %w", err)
+		return fmt.Errorf("engines: decode engine batch: %w", err)
 	}
-	return b, nil
+	return nil
 }
 
 // readEvent appends an event to the batch, or counts it.
 func (b *EngineBatch) readEvent(data []byte) (rest []byte, err error) {
 	n := len(b.Events)
 	b.Events = append(b.Events, EngineEvent{})
-	r := eventReader{ev: &b.Events[n]}
+	r := eventReader{b: b, ev: &b.Events[n]}
 	if rest, err = r.read(data); err == nil {
 		r.ev.Usable = len(r.ev.Hashes)
 		err = r.readExtraKeys()
 	}
-	switch r.tag {
-	case "BlockStored":
-		r.ev.Kind = EngineStored
-	case "BlockRemoved":
-		r.ev.Kind = EngineRemoved
-	case "AllBlocksCleared":
-		r.ev.Kind, r.drop = EngineCleared, DropNone
-	case "":
-		r.drop = DropBad
-	default:
+	switch {
+	case r.ev.Kind == EngineCleared:
+		r.drop = DropNone
+	case r.ev.Kind == 0 && r.tagged:
 		r.drop = DropKind
+	case r.ev.Kind == 0:
+		r.drop = DropBad
 	}
 	if err != nil && r.drop != DropKind {
 		r.drop = DropBad
@@ -99,9 +111,10 @@ func (b *EngineBatch) readEvent(data []byte) (rest []byte, err error) {
 
 // eventReader reads one event.
 type eventReader struct {
+	b         *EngineBatch
 	ev        *EngineEvent
-	tag       string
 	extraKeys []byte // read when all other fields are known
+	tagged    bool   // the event names its kind, perhaps an unknown one
 	hasGroup  bool
 	drop      DropReason
 }
@@ -110,54 +123,69 @@ func (r *eventReader) read(data []byte) (rest []byte, err error) {
 	if msgp.NextType(data) == msgp.ArrayType {
 		return eachElement(data, func(i int, data []byte) ([]byte, error) { return r.field(r.name(i, data), data) })
 	}
-	return msgpack.WalkFields(data, func(key, data []byte) ([]byte, error) { return r.field(string(key), data) })
+	return msgpack.WalkFields(data, r.field)
 }
 
-// The names of the elements of events that are arrays.
+// The names of the elements of batches and events that are arrays.
 //
 //nolint:gochecknoglobals // tables
 var (
-	storedFields  = [...]string{"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys"}
-	removedFields = [...]string{"type", "block_hashes", "medium", "group_idx"}
+	batchFields   = bytes.Fields([]byte("ts events data_parallel_rank"))
+	storedFields  = bytes.Fields([]byte("type block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys"))
+	removedFields = bytes.Fields([]byte("type block_hashes medium group_idx"))
+	laterFields   = bytes.Fields([]byte("block_mm_infos kv_cache_spec_kind group_idx"))
 )
 
 // name returns the name of the i-th element of an event that is an array. Behind the named
 // fields of a stored event there are more, which differ by version: their types tell them
 // apart.
-func (r *eventReader) name(i int, data []byte) string {
-	fields := storedFields[:]
-	if r.tag == "BlockRemoved" {
-		fields = removedFields[:]
+func (r *eventReader) name(i int, data []byte) []byte {
+	fields, removed := storedFields, r.ev.Kind == EngineRemoved
+	if removed {
+		fields = removedFields
 	}
 	kind := msgp.NextType(data)
 	switch {
 	case i < len(fields):
 		return fields[i]
-	case r.tag == "BlockRemoved":
-		return ""
+	case removed:
+		return nil
 	case kind == msgp.ArrayType:
-		return "block_mm_infos"
+		return laterFields[0]
 	case kind == msgp.StrType && r.ev.Spec == "":
-		return "kv_cache_spec_kind"
+		return laterFields[1]
 	case (kind == msgp.IntType || kind == msgp.UintType) && !r.hasGroup && r.ev.Spec == "": // the window follows the kind
-		return "group_idx"
+		return laterFields[2]
 	default:
-		return ""
+		return nil
 	}
 }
 
 // field reads the value of a field, and returns what follows it.
-func (r *eventReader) field(key string, data []byte) (rest []byte, err error) {
+func (r *eventReader) field(key, data []byte) (rest []byte, err error) {
 	if msgp.IsNil(data) {
 		return data[1:], nil
 	}
 	ev := r.ev
 	var word []byte
-	switch key {
+	switch string(key) {
 	case "type":
-		r.tag, rest, err = msgp.ReadStringBytes(data)
+		word, rest, err = msgp.ReadStringZC(data)
+		r.tagged = len(word) > 0
+		switch string(word) {
+		case "BlockStored":
+			ev.Kind = EngineStored
+		case "BlockRemoved":
+			ev.Kind = EngineRemoved
+		case "AllBlocksCleared":
+			ev.Kind = EngineCleared
+		default:
+			ev.Kind = 0
+		}
 	case "block_hashes":
-		ev.Hashes, rest, err = readList(data, readHash)
+		first := len(r.b.hashes)
+		r.b.hashes, rest, err = appendList(r.b.hashes, data, readHash)
+		ev.Hashes = r.b.hashes[first:len(r.b.hashes):len(r.b.hashes)]
 	case "parent_block_hash":
 		ev.HasParent = true
 		ev.Parent, rest, err = readHash(data)
@@ -169,11 +197,14 @@ func (r *eventReader) field(key string, data []byte) (rest []byte, err error) {
 		r.hasGroup = true
 		ev.Group, rest, err = readInt(data, maxGroup-1)
 	case "kv_cache_spec_kind":
-		ev.Spec, rest, err = msgp.ReadStringBytes(data)
+		word, rest, err = msgp.ReadStringZC(data)
+		if ev.Spec = fullAttention; string(word) != fullAttention {
+			ev.Spec = string(word)
+		}
 	case "medium":
 		word, rest, err = readWord(data)
 		var known bool
-		if ev.Tier, known = mediumTier(string(word)); !known {
+		if ev.Tier, known = mediumTier(word); !known {
 			r.drop = DropMedium
 		}
 	case "locality":
@@ -192,17 +223,25 @@ func (r *eventReader) field(key string, data []byte) (rest []byte, err error) {
 		ev.HasSalt = true
 		ev.Salt, rest, err = msgp.ReadStringBytes(data)
 	case "block_mm_infos":
-		ev.Objects, rest, err = readList(data, readObjects)
+		ev.Objects, rest, err = appendList([][]uint64{}, data, readObjects)
 	case "extra_keys":
-		r.extraKeys, rest, err = msgpack.Cut(data)
+		if r.extraKeys, rest = nil, skipNils(data); rest == nil {
+			r.extraKeys, rest, err = msgpack.Cut(data)
+		}
 	default:
 		rest, err = msgp.Skip(data)
 	}
 	return rest, err
 }
 
-func mediumTier(medium string) (indexer.Tier, bool) {
-	switch strings.ToUpper(medium) {
+// fullAttention is the most frequent kind of a cache group.
+const fullAttention = "full_attention"
+
+func mediumTier(medium []byte) (indexer.Tier, bool) {
+	if string(medium) == "GPU" {
+		return indexer.Device, true
+	}
+	switch strings.ToUpper(string(medium)) {
 	case "", "GPU", "DEVICE":
 		return indexer.Device, true
 	case "CPU", "CPU_PINNED", "CPU_TIER1":
@@ -219,20 +258,30 @@ func mediumTier(medium string) (indexer.Tier, bool) {
 // readTokens reads the token ids. If the model drafts tokens, each element is a pair of a token
 // and the one after it; the first one counts, as in a prompt.
 func (r *eventReader) readTokens(data []byte) (rest []byte, err error) {
-	r.ev.Tokens, rest, err = readList(data, func(data []byte) (uint32, []byte, error) {
-		if msgp.NextType(data) != msgp.ArrayType {
-			return msgp.ReadUint32Bytes(data)
-		}
-		pair, rest, err := readList(data, msgp.ReadUint32Bytes)
-		if err == nil && len(pair) != 2 {
-			err = fmt.Errorf("%w: %d tokens, want a pair", msgpack.ErrShape, len(pair))
-		}
-		if err != nil {
-			return 0, rest, err
-		}
-		return pair[0], rest, nil
-	})
+	first := len(r.b.tokens)
+	r.b.tokens, rest, err = msgpack.AppendUint32s(r.b.tokens, data)
+	if err != nil { // perhaps because of pairs
+		r.b.tokens, rest, err = appendList(r.b.tokens, data, readPair)
+	}
+	r.ev.Tokens = r.b.tokens[first:len(r.b.tokens):len(r.b.tokens)]
 	return rest, err
+}
+
+func readPair(data []byte) (first uint32, rest []byte, err error) {
+	if msgp.NextType(data) != msgp.ArrayType {
+		return msgp.ReadUint32Bytes(data)
+	}
+	var pair [2]uint32
+	n, rest, err := msgp.ReadArrayHeaderBytes(data)
+	if err == nil && n != 2 {
+		err = fmt.Errorf("%w: %d tokens, want a pair", msgpack.ErrShape, n)
+	}
+	for i := range pair {
+		if err == nil {
+			pair[i], rest, err = msgp.ReadUint32Bytes(rest)
+		}
+	}
+	return pair[0], rest, err
 }
 
 // saltTag stands before a salt among the extra keys of Dynamo's engines.
@@ -336,7 +385,7 @@ func readObjects(data []byte) (hashes []uint64, rest []byte, err error) {
 		if string(key) != "mm_objects" || msgp.IsNil(data) {
 			return msgp.Skip(data)
 		}
-		hashes, rest, err = readList(data, readObject)
+		hashes, rest, err = appendList(nil, data, readObject)
 		return rest, err
 	})
 	return hashes, rest, err
@@ -361,6 +410,9 @@ func readObject(data []byte) (hash uint64, rest []byte, err error) {
 // readHash reads a block's id. The last eight bytes of a byte string count: engines cut
 // their hashes to them as well where ids must be integers.
 func readHash(data []byte) (hash uint64, rest []byte, err error) {
+	if len(data) >= 9 && data[0] == 0xcf {
+		return binary.BigEndian.Uint64(data[1:]), data[9:], nil
+	}
 	if msgp.NextType(data) != msgp.BinType {
 		return msgpack.UintRest(data)
 	}
@@ -392,6 +444,18 @@ func readWord(data []byte) (word, rest []byte, err error) {
 	return []byte("?"), rest, err
 }
 
+// skipNils returns what follows an array, or nil if not all of its elements are nil.
+func skipNils(data []byte) (rest []byte) {
+	n, rest, err := msgp.ReadArrayHeaderBytes(data)
+	for ; err == nil && n > 0 && msgp.IsNil(rest); n-- {
+		rest = rest[1:]
+	}
+	if err != nil || n > 0 {
+		return nil
+	}
+	return rest
+}
+
 // skipTime skips a batch's time, in seconds. Another type shows that the message is not a batch.
 func skipTime(data []byte) (rest []byte, err error) {
 	switch kind := msgp.NextType(data); kind {
@@ -402,21 +466,18 @@ func skipTime(data []byte) (rest []byte, err error) {
 	}
 }
 
-// readList reads an array. It reserves memory for at most one element a byte, whatever
-// length the array claims.
-func readList[T any](data []byte, read func([]byte) (T, []byte, error)) ([]T, []byte, error) {
+// appendList appends the elements of an array to dst, none of them after an error. It reserves
+// memory for at most one element a byte, whatever length the array claims.
+func appendList[T any](dst []T, data []byte, read func([]byte) (T, []byte, error)) ([]T, []byte, error) {
 	n, rest, err := msgp.ReadArrayHeaderBytes(data)
+	list := slices.Grow(dst, min(int(n), len(rest)))
+	for i := 0; i < int(n) && err == nil; i++ {
+		var element T
+		element, rest, err = read(rest)
+		list = append(list, element)
+	}
 	if err != nil {
-		return nil, rest, err
-	}
-	list := make([]T, min(int(n), len(rest)))
-	for i := range list {
-		if list[i], rest, err = read(rest); err != nil {
-			return nil, rest, err
-		}
-	}
-	if len(list) < int(n) {
-		return nil, rest, msgp.ErrShortBytes
+		return dst, rest, err
 	}
 	return list, rest, nil
 }

@@ -2,11 +2,7 @@
 
 package events
 
-import (
-	"slices"
-
-	"github.com/kvroute/kvroute/indexer"
-)
+import "github.com/kvroute/kvroute/indexer"
 
 // maxEventBlocks is the largest number of blocks in an event. Longer ones are split, because
 // NATS refuses messages above 1 MiB.
@@ -33,7 +29,8 @@ func Parts(ev indexer.Event, do func(indexer.Event)) {
 // maxJoinedBlocks is the largest number of blocks in joined events.
 const maxJoinedBlocks = 128
 
-// Join appends ev to the event before it, if one event can have the effect of both.
+// Join appends ev to the event before it, if one event can have the effect of both. The memory after
+// the slices of the event before must be free.
 func Join(last *RouterEvent, dpRank uint32, ev *indexer.Event) bool {
 	before := &last.Event
 	if last.DPRank != dpRank || before.Kind != ev.Kind || before.Tier != ev.Tier {
@@ -45,13 +42,13 @@ func Join(last *RouterEvent, dpRank uint32, ev *indexer.Event) bool {
 		if n == 0 || !ev.HasParent || ev.Parent != before.Blocks[n-1].External || n+len(ev.Blocks) > maxJoinedBlocks {
 			return false
 		}
-		before.Blocks = append(slices.Clip(before.Blocks), ev.Blocks...)
+		before.Blocks = append(before.Blocks, ev.Blocks...)
 		return true
 	case indexer.Removed:
 		if len(before.Externals)+len(ev.Externals) > maxJoinedBlocks {
 			return false
 		}
-		before.Externals = append(slices.Clip(before.Externals), ev.Externals...)
+		before.Externals = append(before.Externals, ev.Externals...)
 		return true
 	default:
 		return false

@@ -5,8 +5,11 @@
 package msgpack
 
 import (
+	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/tinylib/msgp/msgp"
 )
@@ -75,6 +78,33 @@ func UintRest(data []byte) (uint64, []byte, error) {
 		return uint64(v), rest, err
 	}
 	return msgp.ReadUint64Bytes(data)
+}
+
+// AppendUint32s appends the elements of an array of numbers to dst, and returns the bytes after it. It
+// reserves memory for at most one element a byte, whatever length the array claims.
+func AppendUint32s(dst []uint32, data []byte) (list []uint32, rest []byte, err error) {
+	n, rest, err := msgp.ReadArrayHeaderBytes(data)
+	if err != nil || int(n) > len(rest) {
+		return dst, rest, cmp.Or(err, msgp.ErrShortBytes)
+	}
+	first := len(dst)
+	dst = slices.Grow(dst, int(n))[:first+int(n)]
+	for i := range dst[first:] {
+		v := &dst[first+i]
+		switch {
+		case len(rest) >= 3 && rest[0] == 0xcd:
+			*v, rest = uint32(rest[1])<<8|uint32(rest[2]), rest[3:]
+		case len(rest) >= 1 && rest[0] < 0x80:
+			*v, rest = uint32(rest[0]), rest[1:]
+		case len(rest) >= 5 && rest[0] == 0xce:
+			*v, rest = binary.BigEndian.Uint32(rest[1:]), rest[5:]
+		default:
+			if *v, rest, err = msgp.ReadUint32Bytes(rest); err != nil {
+				return dst[:first], rest, err
+			}
+		}
+	}
+	return dst, rest, nil
 }
 
 // Rank reads a rank of a worker; nil is rank 0.
