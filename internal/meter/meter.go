@@ -9,6 +9,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"sync/atomic"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -39,13 +41,20 @@ func (m *Maker) Err() error {
 type Counter struct {
 	counter metric.Int64Counter
 	names   []string // of the attributes
+	// sets are the sets of a single attribute's first values, at most maxSets. The map never changes.
+	sets *atomic.Pointer[map[string]Set]
 }
+
+// maxSets is far above the number of values of most attributes.
+const maxSets = 64
 
 // Counter makes a counter with these attributes.
 func (m *Maker) Counter(name, unit, description string, attributes ...string) Counter {
 	c, err := m.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(description))
 	m.errs = append(m.errs, err)
-	return Counter{c, attributes}
+	sets := new(atomic.Pointer[map[string]Set])
+	sets.Store(&map[string]Set{})
+	return Counter{c, attributes, sets}
 }
 
 // Count counts one event. The values are those of the attributes, in their order.
@@ -56,11 +65,28 @@ func (c Counter) Add(n int, values ...string) {
 	if n <= 0 {
 		return
 	}
+	if len(values) != 1 {
+		c.AddTo(c.set(values), n)
+		return
+	}
+	sets := c.sets.Load()
+	s, known := (*sets)[values[0]]
+	if !known {
+		if s = c.set(values); len(*sets) < maxSets {
+			more := maps.Clone(*sets)
+			more[values[0]] = s
+			c.sets.CompareAndSwap(sets, &more)
+		}
+	}
+	c.AddTo(s, n)
+}
+
+func (c Counter) set(values []string) Set {
 	set := make([]attribute.KeyValue, len(values))
 	for i, value := range values {
 		set[i] = attribute.String(c.names[i], value)
 	}
-	c.AddTo(Set{metric.WithAttributes(set...)}, n)
+	return Set{metric.WithAttributes(set...)}
 }
 
 // Set is a set of attributes that was made once, for events that are frequent.

@@ -26,7 +26,9 @@ func WalkFields(data []byte, field func(key, data []byte) (rest []byte, err erro
 	}
 	for range n {
 		var key []byte
-		if key, rest, err = msgp.ReadMapKeyZC(rest); err != nil {
+		if len(rest) > 0 && rest[0]&0xe0 == 0xa0 && len(rest) > int(rest[0]&0x1f) { // a short text, as most keys
+			key, rest = rest[1:1+rest[0]&0x1f], rest[1+rest[0]&0x1f:]
+		} else if key, rest, err = msgp.ReadMapKeyZC(rest); err != nil {
 			return rest, err
 		}
 		if rest, err = field(key, rest); err != nil {
@@ -96,6 +98,8 @@ func AppendUint32s(dst []uint32, data []byte) (list []uint32, rest []byte, err e
 			*v, rest = uint32(rest[1])<<8|uint32(rest[2]), rest[3:]
 		case len(rest) >= 1 && rest[0] < 0x80:
 			*v, rest = uint32(rest[0]), rest[1:]
+		case len(rest) >= 2 && rest[0] == 0xcc:
+			*v, rest = uint32(rest[1]), rest[2:]
 		case len(rest) >= 5 && rest[0] == 0xce:
 			*v, rest = binary.BigEndian.Uint32(rest[1:]), rest[5:]
 		default:
