@@ -25,12 +25,22 @@ type slot struct {
 }
 
 // place returns the slot of a block, or the vacant slot for it. There must be a vacant slot.
-func (t *blockTable) place(id uint64) *slot {
-	at := t.home(id)
-	for t.Slots[at].ID != id && t.Slots[at].Block.Count > 0 {
+func (t *blockTable) place(id uint64) (at int) {
+	for at = t.home(id); t.Slots[at].ID != id && t.Slots[at].Block.Count > 0; {
 		at = t.after(at)
 	}
-	return &t.Slots[at]
+	return at
+}
+
+// find returns the slot of a block, or -1.
+func (t *blockTable) find(id uint64) (at int) {
+	if t == nil || t.n == 0 {
+		return -1
+	}
+	if at = t.place(id); t.Slots[at].Block.Count == 0 {
+		return -1
+	}
+	return at
 }
 
 func (t *blockTable) home(id uint64) int {
@@ -45,18 +55,22 @@ func (t *blockTable) after(at int) int {
 	return at
 }
 
-// get returns a block. Its count is 0 if the table does not have it.
+// get returns a block, if the table has it.
 func (t *blockTable) get(id uint64) (k cachedBlock, ok bool) {
-	if t == nil || t.n == 0 {
-		return k, false
+	at := t.find(id)
+	if at < 0 {
+		return cachedBlock{}, false
 	}
-	if s := t.place(id); s.Block.Count > 0 {
-		k.blockState, ok = s.Block, true
-		if len(t.Resized) > 0 {
-			k.Resized = t.Resized[id]
-		}
+	return t.at(at), true
+}
+
+// at returns the block in a slot.
+func (t *blockTable) at(at int) cachedBlock {
+	k := cachedBlock{blockState: t.Slots[at].Block}
+	if len(t.Resized) > 0 {
+		k.Resized = t.Resized[t.Slots[at].ID]
 	}
-	return k, ok
+	return k
 }
 
 // set adds or replaces a block, which must have a copy.
@@ -64,7 +78,7 @@ func (t *blockTable) set(id uint64, k *cachedBlock) {
 	if t.n*4 >= len(t.Slots)*3 {
 		t.resize(len(t.Slots)*3/2 + 8)
 	}
-	s := t.place(id)
+	s := &t.Slots[t.place(id)]
 	if s.Block.Count == 0 {
 		t.n++
 	}
@@ -80,12 +94,11 @@ func (t *blockTable) set(id uint64, k *cachedBlock) {
 	}
 }
 
-// delete removes a block that the table has. It moves the blocks that a search would not find
-// behind the vacant slot.
-func (t *blockTable) delete(id uint64) {
-	hole := t.home(id)
-	for t.Slots[hole].ID != id {
-		hole = t.after(hole)
+// delete removes the block in a slot. It moves the blocks that a search would not find behind the
+// vacant slot.
+func (t *blockTable) delete(hole int) {
+	if len(t.Resized) > 0 {
+		delete(t.Resized, t.Slots[hole].ID)
 	}
 	for at := t.after(hole); t.Slots[at].Block.Count > 0; at = t.after(at) {
 		home := t.home(t.Slots[at].ID)
@@ -96,7 +109,6 @@ func (t *blockTable) delete(id uint64) {
 		hole = at
 	}
 	t.Slots[hole] = slot{}
-	delete(t.Resized, id)
 	if t.n--; t.n*4 < len(t.Slots) && len(t.Slots) > 64 {
 		t.resize(len(t.Slots) / 2)
 	}
@@ -107,7 +119,7 @@ func (t *blockTable) resize(size int) {
 	t.Slots = make([]slot, size)
 	for i := range old {
 		if old[i].Block.Count > 0 {
-			*t.place(old[i].ID) = old[i]
+			t.Slots[t.place(old[i].ID)] = old[i]
 		}
 	}
 }

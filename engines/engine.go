@@ -352,13 +352,14 @@ func (e *Engine) offload(r *engineRank, ev *EngineEvent, at place, out *output) 
 func (e *Engine) move(r *engineRank, ev *EngineEvent, out *output) {
 	from, to := place{ev.From, ev.Group}, place{ev.Tier, ev.Group}
 	for _, hash := range ev.Hashes {
-		k, ok := r.blocks(from).get(hash)
-		if !ok {
+		slot := r.blocks(from).find(hash)
+		if slot < 0 {
 			out.drop(DropBlock, 1)
 			out.removed(ev.From, []uint64{hash})
 			continue
 		}
-		e.gone = e.take(e.gone[:0], r, from, hash, true)
+		k := r.blocks(from).at(slot)
+		e.gone = e.take(e.gone[:0], r, from, slot, true)
 		out.removed(ev.From, e.gone)
 		switch {
 		case ev.GoneTo:
@@ -387,8 +388,9 @@ func (e *Engine) remove(r *engineRank, ev *EngineEvent, out *output) {
 		at, first := place{t, ev.Group}, !ev.AnyTier || t == 0
 		for _, hash := range ev.Hashes {
 			tier := t
-			if e.gone = e.gone[:0]; r.has(at, hash) {
-				e.gone = e.take(e.gone, r, at, hash, ev.HasID || e.opt.SetLike)
+			e.gone = e.gone[:0]
+			if slot := r.blocks(at).find(hash); slot >= 0 {
+				e.gone = e.take(e.gone, r, at, slot, ev.HasID || e.opt.SetLike)
 			} else if first && !(ev.AnyTier && r.onTier(ev.Group, hash)) {
 				tier, e.gone = ev.Tier, append(e.gone, hash) // the index may still have the block
 			}

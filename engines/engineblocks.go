@@ -42,10 +42,7 @@ func (r *engineRank) blocks(at place) *blockTable {
 	return nil
 }
 
-func (r *engineRank) has(at place, hash uint64) bool {
-	_, there := r.blocks(at).get(hash)
-	return there
-}
+func (r *engineRank) has(at place, hash uint64) bool { return r.blocks(at).find(hash) >= 0 }
 
 // onTier reports whether a block of a group is on any tier.
 func (r *engineRank) onTier(group int, hash uint64) bool {
@@ -152,10 +149,10 @@ func (r *engineRank) find(hash uint64, at place) (cachedBlock, bool) {
 // until the block is removed; k is set to that content.
 func (e *Engine) put(r *engineRank, at place, hash uint64, k *cachedBlock) DropReason {
 	blocks := r.blocks(at)
-	old, again := blocks.get(hash)
 	reason, grown := DropNone, k.weight()
 	k.Count = 1
-	if again {
+	if slot := blocks.find(hash); slot >= 0 {
+		old := blocks.at(slot)
 		count := old.Count
 		if count < math.MaxUint32 {
 			count++
@@ -188,15 +185,6 @@ func (e *Engine) put(r *engineRank, at place, hash uint64, k *cachedBlock) DropR
 func (e *Engine) remember(r *engineRank, at place, hash uint64) {
 	if !r.has(at, hash) {
 		e.put(r, at, hash, &cachedBlock{})
-	}
-}
-
-func (e *Engine) delete(r *engineRank, at place, hash uint64) {
-	blocks := r.blocks(at)
-	k, _ := blocks.get(hash)
-	e.blocks -= k.weight()
-	if blocks.delete(hash); blocks.n == 0 {
-		r.Places = slices.DeleteFunc(r.Places, func(p *placeBlocks) bool { return p.At == at })
 	}
 }
 
@@ -253,16 +241,15 @@ func splitID(hash uint64, j int) uint64 {
 	return indexer.AppendLocalHashes(id[:0], []uint32{uint32(hash), uint32(hash >> 32), uint32(j)}, 3, indexer.Seed("", ""))[0]
 }
 
-// take removes one copy of a block, or all copies, and appends the index's ids of the blocks that
-// are gone to gone.
-func (e *Engine) take(gone []uint64, r *engineRank, at place, hash uint64, all bool) []uint64 {
+// take removes one copy of the block in a slot, or all copies, and appends the index's ids of the
+// blocks that are gone to gone.
+func (e *Engine) take(gone []uint64, r *engineRank, at place, slot int, all bool) []uint64 {
 	blocks := r.blocks(at)
-	k, _ := blocks.get(hash)
-	if k.Count > 1 && !all {
-		k.Count--
-		blocks.set(hash, &k)
+	if s := &blocks.Slots[slot]; s.Block.Count > 1 && !all {
+		s.Block.Count--
 		return gone
 	}
+	hash, k := blocks.Slots[slot].ID, blocks.at(slot)
 	switch {
 	case k.Published && k.Resized == nil:
 		gone = append(gone, hash)
@@ -271,7 +258,10 @@ func (e *Engine) take(gone []uint64, r *engineRank, at place, hash uint64, all b
 			gone = append(gone, b.External)
 		}
 	}
-	e.delete(r, at, hash)
+	e.blocks -= k.weight()
+	if blocks.delete(slot); blocks.n == 0 {
+		r.Places = slices.DeleteFunc(r.Places, func(p *placeBlocks) bool { return p.At == at })
+	}
 	if k.Resized == nil {
 		return gone
 	}

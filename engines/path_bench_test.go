@@ -56,8 +56,17 @@ func (e *chatEngine) store(parent any, n int) (hashes []uint64) {
 		hash := e.rng.Uint64() | 1<<63
 		all[i], hashes = hash, append(hashes, hash)
 	}
-	for i := range tokens {
-		tokens[i] = uint32(e.rng.Uint64N(1 << (8 + e.rng.Uint64N(10)))) // half of a text's ids are below 4,096
+	for i := range tokens { // as many of each encoded size as in Qwen3's ids of English and Python
+		from, to := uint32(256), uint32(1<<16)
+		switch x := e.rng.IntN(100); {
+		case x < 13:
+			from, to = 0, 128
+		case x < 16:
+			from, to = 128, 256
+		case x < 18:
+			from, to = 1<<16, 151643
+		}
+		tokens[i] = from + e.rng.Uint32N(to-from)
 	}
 	e.remove(n - e.room)
 	e.room -= n
