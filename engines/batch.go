@@ -98,6 +98,10 @@ type EngineBatch struct {
 	// The events' hashes and tokens, in one list each.
 	hashes []uint64
 	tokens []uint32
+	// removal is the last event that removes one block, removed its place in Events. From hash on,
+	// the block's id is in it. It is empty while there is no such event.
+	removal       []byte
+	removed, hash int
 }
 
 const (

@@ -35,7 +35,7 @@ func (b *EngineBatch) decode(data []byte) error {
 	if cap(b.tokens) > maxKept || cap(b.hashes) > maxKept || cap(b.Events) > maxKept {
 		*b = EngineBatch{}
 	}
-	b.Events, b.Drops, b.hashes, b.tokens = b.Events[:0], Drops{}, b.hashes[:0], b.tokens[:0]
+	b.Events, b.Drops, b.hashes, b.tokens, b.removal = b.Events[:0], Drops{}, b.hashes[:0], b.tokens[:0], nil
 	var rank []byte
 	hasEvents := false
 	field := func(key, data []byte) (rest []byte, err error) {
@@ -81,9 +81,12 @@ func (b *EngineBatch) decode(data []byte) error {
 
 // readEvent appends an event to the batch, or counts it.
 func (b *EngineBatch) readEvent(data []byte) (rest []byte, err error) {
+	if rest := b.readRemoval(data); rest != nil {
+		return rest, nil
+	}
 	n := len(b.Events)
 	b.Events = append(b.Events, EngineEvent{})
-	r := eventReader{b: b, ev: &b.Events[n]}
+	r := eventReader{b: b, ev: &b.Events[n], size: len(data)}
 	if rest, err = r.read(data); err == nil {
 		r.ev.Usable = len(r.ev.Hashes)
 		err = r.readExtraKeys()
@@ -106,13 +109,32 @@ func (b *EngineBatch) readEvent(data []byte) (rest []byte, err error) {
 	if err != nil {
 		return msgp.Skip(data)
 	}
+	if r.drop == DropNone && r.ev.Kind == EngineRemoved && r.hash > 0 {
+		b.removal, b.hash, b.removed = data[:len(data)-len(rest)], r.hash, n
+	}
 	return rest, nil
+}
+
+// readRemoval reads an event that differs from an earlier removal only in the removed block: vLLM
+// sends an event for each one. It returns what follows the event, or nil if this is another event.
+func (b *EngineBatch) readRemoval(data []byte) (rest []byte) {
+	at, size := b.hash, len(b.removal)
+	if size == 0 || size > len(data) || string(data[:at]) != string(b.removal[:at]) || string(data[at+8:size]) != string(b.removal[at+8:]) {
+		return nil
+	}
+	ev, n := b.Events[b.removed], len(b.hashes)
+	b.hashes = append(b.hashes, binary.BigEndian.Uint64(data[at:]))
+	ev.Hashes = b.hashes[n : n+1 : n+1]
+	b.Events = append(b.Events, ev)
+	return data[size:]
 }
 
 // eventReader reads one event.
 type eventReader struct {
 	b         *EngineBatch
 	ev        *EngineEvent
+	size      int    // of the event and what follows it
+	hash      int    // where the block's id is in the event, if it is one number of 8 bytes
 	extraKeys []byte // read when all other fields are known
 	tagged    bool   // the event names its kind, perhaps an unknown one
 	hasGroup  bool
@@ -183,6 +205,9 @@ func (r *eventReader) field(key, data []byte) (rest []byte, err error) {
 			ev.Kind = 0
 		}
 	case "block_hashes":
+		if r.hash = 0; len(data) > 1 && data[0] == 0x91 && data[1] == 0xcf {
+			r.hash = r.size - len(data) + 2
+		}
 		first := len(r.b.hashes)
 		r.b.hashes, rest, err = appendList(r.b.hashes, data, readHash)
 		ev.Hashes = r.b.hashes[first:len(r.b.hashes):len(r.b.hashes)]
