@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"math/bits"
 	"strconv"
-	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -159,7 +158,9 @@ func (s *Scanner) String() ([]byte, error) {
 			return s.In[start:s.At:s.At], nil
 		case '\\':
 			s.Escaped = true
-			if err := s.escape(); err != nil {
+			if s.At+1 < len(s.In) && short[s.In[s.At+1]] != 0 {
+				s.At += 2
+			} else if err := s.escape(); err != nil {
 				return nil, err
 			}
 		default:
@@ -194,24 +195,18 @@ func plain(in []byte) int {
 	return n
 }
 
-// The letters of short escapes, and the characters that they stand for.
-const (
-	letters    = `"\/bfnrt`
-	characters = "\"\\/\b\f\n\r\t"
-)
+// short maps the letters of short escapes to the characters that they stand for, all other bytes to 0.
+//
+//nolint:gochecknoglobals // a table
+var short = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// escape reads a backslash and what belongs to it.
+// escape reads a backslash and four hexadecimal digits: short escapes are read before.
 func (s *Scanner) escape() error {
 	if s.At++; s.At == len(s.In) {
 		return s.Fail("unexpected end of a string")
 	}
-	c := s.In[s.At]
-	if c != 'u' {
-		if strings.IndexByte(letters, c) < 0 {
-			return s.Fail("bad escape in a string")
-		}
-		s.At++
-		return nil
+	if s.In[s.At] != 'u' {
+		return s.Fail("bad escape in a string")
 	}
 	s.At++
 	for range 4 {
@@ -275,8 +270,8 @@ func Unquote(dst, quoted []byte) (text []byte, whole bool) {
 		if in = in[n:]; len(in) == 0 {
 			return dst, whole
 		}
-		if k := strings.IndexByte(letters, in[1]); k >= 0 {
-			dst, in = append(dst, characters[k]), in[2:]
+		if c := short[in[1]]; c != 0 {
+			dst, in = append(dst, c), in[2:]
 			continue
 		}
 		r := unit(in)
