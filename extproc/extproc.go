@@ -64,6 +64,7 @@ package extproc
 
 import (
 	"crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -192,7 +193,11 @@ func IDPrefix(routerID uint64) string { return fmt.Sprintf("%016x-", routerID) }
 func (s *Server) newID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
-	return s.prefix + hex.EncodeToString(b[:])
+	id := s.prefix + hex.EncodeToString(b[:])
+	if float64(binary.BigEndian.Uint32(b[12:])) < s.conf.AuditShare*(1<<32) {
+		id += auditMark
+	}
+	return id
 }
 
 func first(values []string) string {

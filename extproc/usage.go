@@ -8,7 +8,6 @@ import (
 	"errors"
 	"io"
 	"math"
-	"strconv"
 	"strings"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -16,15 +15,13 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
+// auditMark ends the ids of a random share of the requests. Envoy's configuration, too, matches it.
+const auditMark = "-audit"
+
 // audited reports whether the usage in the response to a request is read although kvroute does not
-// need the response otherwise. The ids are random, so each stream of a request gives the same answer.
+// need the response otherwise.
 func (s *Server) audited(id string) bool {
-	const digits = 8
-	if s.conf.AuditShare <= 0 || !strings.HasPrefix(id, s.prefix) || len(id) < digits {
-		return false
-	}
-	n, err := strconv.ParseUint(id[len(id)-digits:], 16, 32)
-	return err == nil && float64(n) < s.conf.AuditShare*(1<<32)
+	return strings.HasPrefix(id, s.prefix) && strings.HasSuffix(id, auditMark)
 }
 
 // readsUsage returns a reader for the usage in a response, nil if the response can have none.

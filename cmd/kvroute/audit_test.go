@@ -70,6 +70,48 @@ func TestTheAuditFindsABrokenIndex(t *testing.T) {
 	}
 }
 
+// Envoy opens an observer stream for event streams, and for those of the other responses whose usage
+// kvroute reads.
+func TestTheObserverSeesOnlyWhatItNeeds(t *testing.T) {
+	t.Parallel() // mostly waits
+	for _, audits := range []bool{false, true} {
+		d := newStack(t, 1, nil)
+		d.begin(t, "--audit-share", map[bool]string{false: "0", true: "1"}[audits])
+		observed := func() int64 {
+			n, err := d.Envoy.Sum(t.Context(), `^http\.llm\.ext_proc\.kvroute_observer\.streams_started$`)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		for _, c := range []struct {
+			what, path, body string
+			status           int
+			want             bool
+		}{
+			{"an event stream", chatPath, chatBody("hello", 4, true), 200, true},
+			{"a document", chatPath, chatBody("hello", 4, false), 200, audits},
+			{"an unknown path", "/metrics", "{}", 404, false},
+			{"the pool's response", "/v1/models", "", 200, false},
+		} {
+			before := observed()
+			method := http.MethodPost
+			if c.body == "" {
+				method = http.MethodGet
+			}
+			if resp, text := reply(t, d, method, c.path, c.body, http.Header{"X-Dynamo-Request-Id": {"forged-audit"}}); resp.StatusCode != c.status {
+				t.Fatalf("%s: status %d: %s", c.what, resp.StatusCode, text)
+			}
+			if got := observed() > before; got != c.want {
+				t.Errorf("audits %v, %s is observed: %v", audits, c.what, got)
+			}
+		}
+		if audits {
+			eventually(t, "the document is not audited", func() bool { return d.counter(t, "kvroute_audit_responses_total", "") >= 1 })
+		}
+	}
+}
+
 // forgeClear publishes an event as the only worker's publisher: the worker has cleared its cache.
 func forgeClear(t *testing.T, d *demonstration) {
 	t.Helper()
