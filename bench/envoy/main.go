@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command envoy measures what kvroute adds to a request through a real Envoy, against one
-// without an external processor (A) and with one that does nothing (B), as
-// `make bench-envoy` runs it. With --split it measures prefill legs, as `make bench-pd` runs it, and with
-// --see what makes kvroute visible, as `make bench-see` runs it. It
+// Command envoy measures what Envoy and kvroute cost together: against Envoy alone, with a processor that
+// does nothing, and against Dynamo's frontend, as `make bench-front` runs it. With --split it measures
+// prefill legs (`make bench-pd`), with --see what makes kvroute visible (`make bench-see`). It
 // prints a table and exits 1 if a target is missed.
 package main
 
@@ -14,8 +13,6 @@ import (
 	"flag"
 	"fmt"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -31,14 +28,13 @@ import (
 )
 
 type options struct {
-	binary, base, out, commit, only, traces string
-	rounds                                  int
+	binary, base, out, commit, only, traces, dynamo, shared string
+	rounds                                                  int
 }
 
 const (
-	tokenizer   = "internal/enginesim/model" // folder with the model's tokenizer
-	otherRounds = 5                          // of shapes without a target
-	length      = 2 * time.Second            // of a round of one variant
+	tokenizerDir = "internal/enginesim/model" // folder with the model's tokenizer
+	length       = 2 * time.Second            // of a round of one variant
 )
 
 func main() {
@@ -46,18 +42,20 @@ func main() {
 	flag.StringVar(&o.binary, "kvroute", ".cache/bin/kvroute", "the kvroute to measure")
 	flag.StringVar(&o.out, "report", "bench/out", "write the figures to this folder")
 	flag.StringVar(&o.commit, "commit", "", "record this commit")
-	flag.IntVar(&o.rounds, "rounds", 15, "rounds of the shapes that have targets")
+	flag.IntVar(&o.rounds, "rounds", 15, "rounds")
 	flag.StringVar(&o.only, "only", "", "measure only the shapes whose names contain this")
 	split := flag.Bool("split", false, "measure split requests: make bench-pd")
 	flag.StringVar(&o.traces, "traces", "", "of --split: `folder` with the traces")
 	see := flag.Bool("see", false, "measure what it costs to make kvroute visible: make bench-see")
 	flag.StringVar(&o.base, "base", "", "of --see: `path` of an earlier kvroute to compare with")
+	flag.StringVar(&o.dynamo, "dynamo", "", "`folder` with Dynamo installed; empty leaves it out")
+	flag.StringVar(&o.shared, "shared", "../shared/data", "`folder` with the reference data")
 	worker := flag.String("noop", "", "be the processor that does nothing but name this worker")
 	ready := flag.String("ready-file", "", "of --noop: `file` that gets the address")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	bench.Exit("bench-envoy", func() bool {
+	bench.Exit("bench-front", func() bool {
 		if *worker != "" {
 			serveNoop(ctx, *worker, *ready)
 			return true
@@ -68,7 +66,7 @@ func main() {
 		case *see:
 			return runSee(ctx, o)
 		}
-		return run(ctx, o)
+		return runFront(ctx, o)
 	})
 }
 
@@ -90,46 +88,19 @@ type variant struct {
 	server *process.Child // the external processor, nil for none
 }
 
-func run(ctx context.Context, o options) (met bool) {
-	dir := bench.Must(os.MkdirTemp("", "bench-envoy"))
-	defer func() { _ = os.RemoveAll(dir) }()
-	worker := httptest.NewServer(http.HandlerFunc(answer))
-	defer worker.Close()
-	at := worker.Listener.Addr().String()
-
-	ours := startRouter(ctx, o, dir, "kvroute", []string{at}, []string{""})
-	defer ours.Stop()
-	noop := bench.Must(process.StartChild(ctx, dir, "noop", bench.Must(os.Executable()), "--noop", at))
-	defer noop.Stop()
-
-	var variants []*variant
-	for _, v := range []struct {
-		name       string
-		server     *process.Child
-		noObserver bool
-	}{
-		{"without", nil, false},
-		{"no-op", noop, false},
-		{"kvroute", ours, false},
-		{"no-op without observer", noop, true},
-		{"kvroute without observer", ours, true},
-	} {
-		e := startEnvoy(ctx, at, v.server, v.noObserver)
-		defer func() { _ = e.Stop() }() // it ends with this process in any case
-		variants = append(variants, &variant{v.name, e, v.server})
-	}
-	figures := measure(ctx, o, variants)
-	return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun("bench-envoy", o.commit, "make bench-envoy", figures)))
-}
-
 // startRouter starts a kvroute with workers of these addresses and roles, and with more flags.
 func startRouter(ctx context.Context, o options, dir, name string, workers, roles []string, flags ...string) *process.Child {
-	config := fmt.Appendf(nil, "version: 1\nmodels: [{name: sim, tokenizer: %q, block-size: 16}]\nworkers:\n", bench.Must(filepath.Abs(tokenizer)))
+	config := fmt.Appendf(nil, "version: 1\nmodels: [{name: sim, tokenizer: %q, block-size: 16}]\nworkers:\n", bench.Must(filepath.Abs(tokenizerDir)))
 	for i, at := range workers {
 		config = fmt.Appendf(config, "- {name: w%d, address: %q, role: %q, engine: vllm, models: [sim], block_size: 16}\n", i, at, roles[i])
 	}
+	return startServer(ctx, o, dir, name, string(config), flags...)
+}
+
+// startServer starts a kvroute with a configuration file.
+func startServer(ctx context.Context, o options, dir, name, config string, flags ...string) *process.Child {
 	file := filepath.Join(dir, name+".yaml")
-	bench.NoError(os.WriteFile(file, config, 0o600))
+	bench.NoError(os.WriteFile(file, []byte(config), 0o600))
 	flags = append([]string{
 		"serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--log-level", "error",
 	}, flags...)

@@ -53,10 +53,20 @@ func answer(w http.ResponseWriter, r *http.Request) {
 	}
 	var events int
 	if n, _ := fmt.Sscanf(string(body[:min(len(body), 64)]), bodyBegin, &events); n != 1 || events == 0 {
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, `{"choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}`)
+		document(w)
 		return
 	}
+	stream(w, events, time.Millisecond)
+}
+
+// document answers with a JSON document.
+func document(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = io.WriteString(w, `{"choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}`)
+}
+
+// stream answers with events and a pause after each.
+func stream(w http.ResponseWriter, events int, pause time.Duration) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	out := http.NewResponseController(w)
 	for i := range events {
@@ -64,7 +74,7 @@ func answer(w http.ResponseWriter, r *http.Request) {
 		if out.Flush() != nil {
 			return
 		}
-		<-time.After(time.Millisecond)
+		time.Sleep(pause)
 	}
 	_, _ = io.WriteString(w, "data: [DONE]\n\n")
 }

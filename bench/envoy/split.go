@@ -118,7 +118,7 @@ func legs(ctx context.Context, o options, dir string) []bench.Figure {
 					body = append([]byte("{"+remoteDecode+","), body[1:]...)
 				}
 				sent := time.Now()
-				post(ctx, client, urls[kind]+"/v1/chat/completions", body)
+				post(ctx, client, urls[kind], body)
 				took[kind] = append(took[kind], ms(time.Since(sent)))
 			}
 		}
