@@ -20,8 +20,8 @@ type blockTable struct {
 
 // slot is a block, or vacant if it has no copies.
 type slot struct {
-	ID    uint64
 	Block blockState
+	ID    uint64 // next to the count, which a search reads, too
 }
 
 // place returns the slot of a block, or the vacant slot for it. There must be a vacant slot.
@@ -136,5 +136,5 @@ func (t *blockTable) all() iter.Seq2[uint64, cachedBlock] {
 }
 
 func (t *blockTable) clone() blockTable {
-	return blockTable{slices.Clone(t.Slots), maps.Clone(t.Resized), t.n}
+	return blockTable{Slots: slices.Clone(t.Slots), Resized: maps.Clone(t.Resized)}
 }
