@@ -108,11 +108,10 @@ type output struct {
 	externals []uint64        // of the events, in one list
 	drops     Drops
 	rank      uint32
-	open      bool // the last event belongs to the engine's event that is being applied
 	removes   bool // the last event has removals of an engine, which the next ones join
 }
 
-// maxJoined limits the blocks of joined removals: the index applies them with its lock held.
+// maxJoined limits the blocks of joined events: the index applies them with its lock held.
 const maxJoined = 128
 
 func (o *output) add(ev indexer.Event) {
@@ -121,19 +120,19 @@ func (o *output) add(ev indexer.Event) {
 }
 
 // stored adds a block to the last event if it continues that event's sequence, otherwise
-// to a new one.
+// to a new one. SGLang sends an event for each block.
 func (o *output) stored(tier indexer.Tier, hash uint64, k *cachedBlock) {
 	first := len(o.blocks)
 	o.blocks = appendBlocks(o.blocks, hash, k)
-	if o.open && k.HasParent {
-		last := &o.events[len(o.events)-1].Event
-		if n := len(last.Blocks); n > 0 && last.Tier == tier && last.Blocks[n-1].External == k.Parent {
-			last.Blocks = o.blocks[first-n : len(o.blocks) : len(o.blocks)]
+	if len(o.events) > 0 && k.HasParent {
+		last := &o.events[len(o.events)-1]
+		ev := &last.Event
+		if n := len(ev.Blocks); n > 0 && n < maxJoined && last.DPRank == o.rank && ev.Tier == tier && ev.Blocks[n-1].External == k.Parent {
+			ev.Blocks = o.blocks[first-n : len(o.blocks) : len(o.blocks)]
 			return
 		}
 	}
 	o.add(indexer.Event{Kind: indexer.Stored, Tier: tier, Parent: k.Parent, HasParent: k.HasParent, Blocks: o.blocks[first:len(o.blocks):len(o.blocks)]})
-	o.open = true
 }
 
 // removed adds removed blocks, to the last event if removes is set and the tier is the same.
@@ -156,7 +155,7 @@ func (o *output) removed(tier indexer.Tier, externals []uint64) {
 func (o *output) drop(reason DropReason, blocks int) { o.drops[reason] += blocks }
 
 func (e *Engine) apply(ev *EngineEvent, out *output) {
-	out.rank, out.open = e.opt.Rank, false
+	out.rank = e.opt.Rank
 	if ev.HasRank {
 		out.rank = ev.Rank
 	}

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -43,11 +44,12 @@ type chatEngine struct {
 	rng      *rand.Rand
 	room     int      // vacant blocks of the cache
 	finished []uint64 // blocks of finished requests, in the order of their removal
+	pages    int      // number of events that follow each other in a chain; SGLang sends one for each block
 	batch    list
 }
 
 func newChatEngine(seed uint64, room int) *chatEngine {
-	return &chatEngine{rng: rand.New(rand.NewPCG(seed, 1)), room: room}
+	return &chatEngine{rng: rand.New(rand.NewPCG(seed, 1)), room: room, pages: 1}
 }
 
 func (e *chatEngine) store(parent any, n int) (hashes []uint64) {
@@ -70,6 +72,11 @@ func (e *chatEngine) store(parent any, n int) (hashes []uint64) {
 	}
 	e.remove(n - e.room)
 	e.room -= n
+	if e.pages > 1 {
+		e.batch = append(e.batch, blockStored(all, parent, tokens, 16, "lora_id", nil, "medium", "GPU"))
+		e.blocks += n
+		return hashes
+	}
 	e.batch = append(e.batch, blockStored(all, parent, tokens, 16, "lora_id", nil, "medium", "GPU", "lora_name", nil, "extra_keys", keys, "group_idx", 0, "kv_cache_spec_kind", "full_attention"))
 	e.blocks += n
 	return hashes
@@ -150,23 +157,31 @@ func (e *chatEngine) empty() {
 	}
 }
 
-// chains stores chains of 512 blocks, in events of so many blocks.
+// chains stores chains of 512 blocks, four at a time, in events of so many blocks. A batch has an
+// event of each of the four, or as many events of one as the prompt of a request has blocks.
 func (e *chatEngine) chains(chains, size int) {
-	for range chains {
-		var parent any
-		var all []uint64
-		for len(all) < 512 {
-			all = append(all, e.store(parent, size)...)
-			parent = all[len(all)-1]
-			if len(e.batch) == 4 {
-				e.step()
+	for range chains / 4 {
+		var all [4][]uint64
+		for len(all[3]) < 512 {
+			for i := range all {
+				for range e.pages {
+					var parent any
+					if n := len(all[i]); n > 0 {
+						parent = all[i][n-1]
+					}
+					all[i] = append(all[i], e.store(parent, size)...)
+				}
+				if e.pages > 1 {
+					e.step()
+				}
 			}
+			e.step()
 		}
-		for k := len(all) - 1; k >= 0; k-- {
-			e.finished = append(e.finished, all[k])
+		for i := range all {
+			slices.Reverse(all[i])
+			e.finished = append(e.finished, all[i]...)
 		}
 	}
-	e.step()
 }
 
 // pathFeeds are the feeds of the benchmark: first one that stores 16,384 blocks, which stay, then
@@ -181,10 +196,13 @@ func pathFeeds(name string) (feeds []feed) {
 		e.chats(160, 160)
 	case "100KB":
 		e.chats(1600, 24)
-	case "parts64", "parts1":
-		size := 64
-		if name == "parts1" {
-			size = 1
+	case "parts64", "parts1", "pages":
+		size := 1
+		switch name {
+		case "parts64":
+			size = 64
+		case "pages":
+			e.pages = 64
 		}
 		e.chains(16, size)
 		feeds = append(feeds, e.feed)
@@ -282,7 +300,7 @@ func processTime(b *testing.B) time.Duration {
 // that the reader is woken for each. The metrics: processor time and allocations of an event, and
 // time of a block that is stored or removed. Those of removals have the prefix "removal-".
 func BenchmarkPath(b *testing.B) {
-	for _, name := range []string{"10KB", "100KB", "parts64", "parts1"} {
+	for _, name := range []string{"10KB", "100KB", "parts64", "parts1", "pages"} {
 		for _, pace := range []string{"burst", "paced"} {
 			b.Run(name+"/"+pace, func(b *testing.B) { benchmarkPath(b, name, pace) })
 		}
