@@ -19,10 +19,12 @@ const cacheStep = 2 << 10
 // links of the list and the map.
 const chunkCost = 256
 
-// Cache keeps the ids of text prefixes. If the first n·2 KiB of a text were encoded before, encoding
+// Cache keeps the ids of text prefixes, and the messages at the beginning of request bodies.
+//
+// If the first n·2 KiB of a text were encoded before, encoding
 // it costs a hash of these and the encoding of the rest. The ids are always those of
 // [Tokenizer.Append]: an entry holds only ids that do not depend on the text behind it. Texts with
-// equal prefixes share entries.
+// equal prefixes share entries. The same holds for lists of messages; see [Cache.Messages].
 //
 // Any number of goroutines may use one Cache, with any number of tokenizers.
 type Cache struct {
@@ -31,26 +33,31 @@ type Cache struct {
 	step  int
 
 	mu    sync.Mutex
-	lru   *simplelru.LRU[cacheKey, *chunk]
+	lru   *simplelru.LRU[cacheKey, entry]
 	bytes int
 }
 
-// cacheKey identifies a tokenizer, the treatment of special tokens, and the first n·2 KiB of a text.
+// cacheKey identifies a tokenizer, the treatment of special tokens, and the first n·2 KiB of a text; or
+// the first n·2 KiB of a list of messages.
 // Its hash has seeds of this process, so nobody outside can make two texts collide.
 type cacheKey [2]uint64
 
-// chunk holds the ids that the last step of a prefix adds.
+// entry is immutable. cost returns its memory in bytes.
+type entry interface{ cost() int }
+
+// chunk holds the ids that the last step of a prefix adds. Where encoding can go on also depends on the text
+// behind the step, so chunks of two texts may not fit together.
 type chunk struct {
-	ids  []uint32 // from the resume point of the step before to this one's
-	from resume
+	ids         []uint32
+	after, from resume // where the ids begin and end
 }
 
-// NewCache returns a cache of about limit bytes. It covers about as many bytes of prompt text, since
-// an id stands for about four bytes and takes four.
+// NewCache returns a cache of about limit bytes. It covers about half as many bytes of chats: an id stands
+// for about four bytes and takes four, and the text of messages takes as much.
 func NewCache(limit int) *Cache {
 	c := &Cache{seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}, limit: limit, step: cacheStep}
 	var err error
-	c.lru, err = simplelru.NewLRU(max(1, limit/chunkCost), func(_ cacheKey, old *chunk) { c.bytes -= old.cost() })
+	c.lru, err = simplelru.NewLRU(max(1, limit/chunkCost), func(_ cacheKey, old entry) { c.bytes -= old.cost() })
 	if err != nil {
 		panic(err) // a size below 1
 	}
@@ -76,24 +83,33 @@ func (c *Cache) append(ctx context.Context, dst []uint32, t *Tokenizer, text []b
 		return ids, 0, err
 	}
 	var buf [64]cacheKey
-	keys := c.keys(buf[:0], t, text, f)
+	keys := c.keys(buf[:0], cacheKey{t.identity + uint64(f), t.identity}, text)
 	base := len(dst)
-	dst, known, from := c.find(dst, keys)
+	from := resume{start: true}
+	var room [64]entry
+	known := 0
+	for _, e := range c.find(room[:0], keys) {
+		ch := e.(*chunk)
+		if ch.after != from {
+			break
+		}
+		dst, from = append(dst, ch.ids...), ch.from
+		known++
+	}
 	rec := recorder{step: c.step, next: (known + 1) * c.step, mark: known * c.step, last: from, ends: make([]resume, 0, len(keys)-known)}
 	dst, err = t.encode(ctx, dst, text, f, &rec)
-	fresh := make([]*chunk, len(rec.ends))
-	last := from.ids
+	fresh := make([]entry, len(rec.ends))
+	last := from
 	for k, end := range rec.ends {
-		fresh[k] = &chunk{slices.Clip(slices.Clone(dst[base+last : base+end.ids])), end}
-		last = end.ids
+		fresh[k] = &chunk{slices.Clip(slices.Clone(dst[base+last.ids : base+end.ids])), last, end}
+		last = end
 	}
-	c.store(keys, known, fresh)
+	c.store(keys[known:], fresh)
 	return dst, from.at, err
 }
 
-// keys appends the keys of the text's steps.
-func (c *Cache) keys(dst []cacheKey, t *Tokenizer, text []byte, f form) []cacheKey {
-	at := cacheKey{t.identity + uint64(f), t.identity}
+// keys appends the keys of the text's steps. The first depends on at.
+func (c *Cache) keys(dst []cacheKey, at cacheKey, text []byte) []cacheKey {
 	for len(text) >= c.step {
 		for k, seed := range c.seeds {
 			h := maphash.Bytes(seed, text[:c.step])
@@ -105,39 +121,34 @@ func (c *Cache) keys(dst []cacheKey, t *Tokenizer, text []byte, f form) []cacheK
 	return dst
 }
 
-// find appends the ids of the known steps, and returns their number and the
-// place where encoding goes on.
-func (c *Cache) find(dst []uint32, keys []cacheKey) (ids []uint32, known int, from resume) {
-	from = resume{start: true}
+// find appends the entries of the known steps.
+func (c *Cache) find(dst []entry, keys []cacheKey) []entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for known < len(keys) {
-		ch, ok := c.lru.Peek(keys[known])
+	for _, key := range keys {
+		e, ok := c.lru.Peek(key)
 		if !ok {
 			break
 		}
-		dst = append(dst, ch.ids...)
-		from = ch.from
-		known++
+		dst = append(dst, e)
 	}
 	// In this order the last step of a text is evicted before its first.
-	for k := known - 1; k >= 0; k-- {
+	for k := len(dst) - 1; k >= 0; k-- {
 		c.lru.Get(keys[k])
 	}
-	return dst, known, from
+	return dst
 }
 
-// store adds the steps behind the known ones.
-func (c *Cache) store(keys []cacheKey, known int, fresh []*chunk) {
+// store adds the entries of steps behind the known ones.
+func (c *Cache) store(keys []cacheKey, fresh []entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for k, ch := range slices.Backward(fresh) {
-		key := keys[known+k]
-		if old, ok := c.lru.Peek(key); ok { // another goroutine was as quick
+	for k, e := range slices.Backward(fresh) {
+		if old, ok := c.lru.Peek(keys[k]); ok { // another goroutine was as quick
 			c.bytes -= old.cost()
 		}
-		c.lru.Add(key, ch)
-		c.bytes += ch.cost()
+		c.lru.Add(keys[k], e)
+		c.bytes += e.cost()
 	}
 	for c.bytes > c.limit && c.lru.Len() > 0 {
 		c.lru.RemoveOldest()

@@ -87,6 +87,36 @@ func TestCacheChangesNoID(t *testing.T) {
 	}
 }
 
+// Entries of two texts with a common beginning need not fit together, and goroutines that encode the texts at once
+// store entries of both.
+func TestCacheOfMixedEntries(t *testing.T) {
+	for name, tok := range goldens(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(11, 12))
+			for range 40 {
+				c := tokenizer.NewCache(1 << 20)
+				tokenizer.SetCacheStep(c, 16)
+				prefix := randomText(r, 60)
+				texts := []string{prefix + randomText(r, 10), prefix[:runeStart(prefix, r.IntN(len(prefix)+1))] + randomText(r, 10), prefix}
+				for _, text := range texts {
+					own := tokenizer.Twin(c)
+					if _, _, err := own.Append(context.Background(), nil, tok, []byte(text), false); err != nil {
+						t.Fatal(err)
+					}
+					tokenizer.Mix(c, own, r)
+				}
+				for _, text := range texts {
+					want, _ := tok.Append(context.Background(), nil, []byte(text), false)
+					if got, _, err := c.Append(context.Background(), nil, tok, []byte(text), false); err != nil || !slices.Equal(got, want) {
+						t.Fatalf("%q of %q: %d, %v; want %d", text, texts, got, err, want)
+					}
+				}
+			}
+		})
+	}
+}
+
 // Encoding resumes only where every step begins again: not inside of a character that a step
 // behind ByteLevel parts, nor where an earlier step would read a contraction.
 func TestCacheBehindSteps(t *testing.T) {

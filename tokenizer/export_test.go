@@ -4,6 +4,7 @@ package tokenizer
 
 import (
 	"context"
+	"math/rand/v2"
 	"time"
 	"unicode/utf8"
 )
@@ -18,6 +19,22 @@ func SetRegexTime(d time.Duration) (restore func()) {
 
 // SetCacheStep makes steps of a cache small enough for texts of tests.
 func SetCacheStep(c *Cache, step int) { c.step = step }
+
+// Twin returns an empty cache with the keys of c.
+func Twin(c *Cache) *Cache {
+	twin := NewCache(c.limit)
+	twin.seeds, twin.step = c.seeds, c.step
+	return twin
+}
+
+// Mix stores about half of the entries of other in c, as a goroutine does that began with an empty cache.
+func Mix(c, other *Cache, r *rand.Rand) {
+	for _, key := range other.lru.Keys() {
+		if e, ok := other.lru.Peek(key); ok && r.IntN(2) == 0 {
+			c.store([]cacheKey{key}, []entry{e})
+		}
+	}
+}
 
 // ThreeBytesDiffer returns a character for which the short ways of looking at
 // three bytes do not agree with the long ones, 0 if there is none.
