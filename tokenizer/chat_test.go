@@ -74,7 +74,7 @@ func TestVLLMChat(t *testing.T) {
 		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
 			t.Fatal(err)
 		}
-		text, err := r.Render(requestOf(t, c.Request), time.Now())
+		text, err := r.Render(nil, requestOf(t, c.Request), time.Now())
 		if c.Chat.Status != 200 {
 			// An image is the engine's to refuse; what stands behind it is not exact.
 			if err == nil && text.Exact == len(text.Text) {

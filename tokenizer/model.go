@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -224,7 +225,13 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	case q.Prompt == nil && (m.chat == nil || m.tok.toolsInCode && hasTools(q.Tools)):
 		return inBytes(dst, q, NoRenderer)
 	}
-	text, f, why := m.text(q, now)
+	room := texts.Get().(*[]byte)
+	text, f, why := m.text(*room, q, now)
+	defer func() {
+		if *room = text.Text; cap(*room) <= mostRoom {
+			texts.Put(room)
+		}
+	}()
 	if why != "" {
 		return inBytes(dst, q, why)
 	}
@@ -253,6 +260,13 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	return p, nil
 }
 
+// texts has memory for texts, of at most mostRoom bytes each.
+//
+//nolint:gochecknoglobals // a pool
+var texts = sync.Pool{New: func() any { return new([]byte) }}
+
+const mostRoom = 1 << 20
+
 func (m *Model) append(ctx context.Context, dst []uint32, text []byte, f form) ([]uint32, int, error) {
 	if m.cache != nil {
 		return m.cache.append(ctx, dst, m.tok, text, f)
@@ -267,10 +281,10 @@ func hasTools(tools []byte) bool {
 	return isList && string(bytes.TrimSpace(inside)) != "]"
 }
 
-// text returns the prompt's text, or why there is none.
-func (m *Model) text(q chat.Request, now time.Time) (text chat.Text, f form, why string) {
+// text returns the prompt's text, which may be in the memory of room, or why there is none.
+func (m *Model) text(room []byte, q chat.Request, now time.Time) (text chat.Text, f form, why string) {
 	if q.Prompt == nil {
-		text, err := m.chat.Render(q, now)
+		text, err := m.chat.Render(room, q, now)
 		switch {
 		case text.Marked:
 			return text, marked, ""

@@ -159,7 +159,7 @@ func renderFigures(o options) (out []bench.Figure) {
 		row := bench.NewRow(name+": rendering 100 messages with tools", "ms", bench.AtMost(1))
 		out = append(out, bench.Rounds(20*rounds, []bench.Row{row}, func() []float64 {
 			start := bench.CPUTime()
-			bench.Must(r.Render(q, today()))
+			bench.Must(r.Render(nil, q, today()))
 			return []float64{milliseconds(start)}
 		})...)
 	}

@@ -88,14 +88,14 @@ func BenchmarkTemplates(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := r.Render(q, now); err != nil {
+		if _, err := r.Render(nil, q, now); err != nil {
 			b.Logf("%s: %v", name, err)
 			continue
 		}
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := r.Render(q, now); err != nil {
+				if _, err := r.Render(nil, q, now); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -133,7 +133,7 @@ func TestHarmony(t *testing.T) {
 	}
 	r, refused := harmony(t), 0
 	for _, c := range cases {
-		text, err := r.Render(requestOf(t, c.Request), date)
+		text, err := r.Render(nil, requestOf(t, c.Request), date)
 		if c.Refused != nil {
 			if refused++; !errors.Is(err, chat.ErrRefused) {
 				t.Errorf("%s\n%q, %v; want it refused: %s", c.Request, text.Text, err, *c.Refused)
@@ -181,7 +181,7 @@ func TestHarmonyIsRecognised(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 			continue
 		}
-		text, err := r.Render(chat.Request{Messages: []byte(`[{"role":"user","content":"x"}]`)}, time.Now())
+		text, err := r.Render(nil, chat.Request{Messages: []byte(`[{"role":"user","content":"x"}]`)}, time.Now())
 		if err != nil || text.Marked != c.marked {
 			t.Errorf("%s: marked %v, %v; want %v", c.name, text.Marked, err, c.marked)
 		}
@@ -190,7 +190,7 @@ func TestHarmonyIsRecognised(t *testing.T) {
 
 func TestHarmonyDay(t *testing.T) {
 	late := time.Date(2027, 1, 2, 23, 59, 0, 0, time.FixedZone("", 9*3600))
-	text, err := harmony(t).Render(chat.Request{Messages: []byte(`[{"role":"user","content":"x"}]`)}, late)
+	text, err := harmony(t).Render(nil, chat.Request{Messages: []byte(`[{"role":"user","content":"x"}]`)}, late)
 	if err != nil || !strings.Contains(string(text.Text), "Current date: 2027-01-02\n") {
 		t.Errorf("%q, %v", text.Text, err)
 	}
@@ -209,7 +209,7 @@ func TestHarmonyRefuses(t *testing.T) {
 		`{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f","parameters":` + deep + `}}]}`:                "too deep",
 		`{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"oneOf":[{"default":NaN}]}}}]}`: "NaN",
 	} {
-		if text, err := harmony(t).Render(rawRequest(body), time.Now()); !errors.Is(err, chat.ErrRefused) || !strings.Contains(err.Error(), want) {
+		if text, err := harmony(t).Render(nil, rawRequest(body), time.Now()); !errors.Is(err, chat.ErrRefused) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.200s: %q, %v; want it refused for %s", body, text.Text, err, want)
 		}
 	}
@@ -264,7 +264,7 @@ func FuzzHarmony(f *testing.F) {
 	r := harmony(f)
 	f.Fuzz(func(t *testing.T, messages, tools, effort []byte) {
 		q := chat.Request{Messages: messages, Tools: tools, ReasoningEffort: effort}
-		text, err := r.Render(q, time.Unix(0, 0))
+		text, err := r.Render(nil, q, time.Unix(0, 0))
 		if err != nil {
 			return
 		}

@@ -83,11 +83,11 @@ func (r *Renderer) parse(name, text string) (template, error) {
 func (r *Renderer) Harmony() bool { return r.harmony != nil }
 
 // Render returns the prompt of a chat request. now is the time that the template may
-// read, in the engine's time zone.
+// read, in the engine's time zone. The text may be in the memory of room.
 //
 // Errors wrap [ErrRefused] if the engine refuses such a request, or are of type
 // [*jinja.Error], then too. Other errors are about JSON that no engine reads.
-func (r *Renderer) Render(q Request, now time.Time) (t Text, err error) {
+func (r *Renderer) Render(room []byte, q Request, now time.Time) (t Text, err error) {
 	defer func() {
 		switch e := recover().(type) {
 		case nil:
@@ -105,13 +105,13 @@ func (r *Renderer) Render(q Request, now time.Time) (t Text, err error) {
 		return r.harmony.render(c), nil
 	}
 	r.read(c)
-	text := c.text("")
+	text := c.text(room, "")
 	t = Text{Text: text, Exact: len(text), Kept: Kept(q.TruncatePromptTokens), Items: len(c.items)}
 	if len(c.items) == 0 {
 		return t, nil
 	}
 	// The first item stands where a text with other words in its place differs.
-	other := c.text("\x00")
+	other := c.text(nil, "\x00")
 	for t.Exact = 0; t.Exact < min(len(text), len(other)) && text[t.Exact] == other[t.Exact]; {
 		t.Exact++
 	}
@@ -183,9 +183,9 @@ const (
 	memoryPerByte = 4
 )
 
-// text renders the template. A text other than "" replaces the items of the
+// text renders the template, in room if it is large enough. A text other than "" replaces the items of the
 // conversation.
-func (c *conversation) text(instead string) []byte {
+func (c *conversation) text(room []byte, instead string) []byte {
 	vars := c.vars
 	if instead != "" {
 		vars = vars.Clone()
@@ -196,7 +196,7 @@ func (c *conversation) text(instead string) []byte {
 		vars.Set("messages", jinja.List(replaced...))
 	}
 	o := jinja.Options{Now: c.now, MaxMemory: max(leastMemory, (len(c.q.Messages)+len(c.q.Tools))*memoryPerByte)}
-	out, err := c.template.Render(make([]byte, 0, len(c.q.Messages)+len(c.q.Tools)), vars, o)
+	out, err := c.template.Render(slices.Grow(room[:0], len(c.q.Messages)+len(c.q.Tools)), vars, o)
 	if err != nil && c.profile == SGLang {
 		// SGLang tries once more with the functions of the tools alone.
 		var bare []jinja.Value
