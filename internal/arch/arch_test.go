@@ -28,7 +28,7 @@ var ours = map[string]string{
 	"tokenizer":          "tokenizer/chat tokenizer/jinja internal/jsonscan",
 	"tokenizer/jinja":    "internal/jsonscan",
 	"tokenizer/chat":     "tokenizer/jinja",
-	"internal/openai":    "router tokenizer/chat internal/jsonscan",
+	"internal/openai":    "router tokenizer tokenizer/chat internal/jsonscan",
 	"router":             "tokenizer tokenizer/chat scorer indexer internal/meter",
 	"engines":            "events engines/localindex indexer internal/bus internal/meter internal/msgpack internal/reach internal/records internal/wire internal/zmtp",
 	"engines/localindex": "events indexer",

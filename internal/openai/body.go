@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/kvroute/kvroute/internal/jsonscan"
+	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
@@ -36,11 +37,24 @@ type Body struct {
 	chat.Request
 }
 
+// Parse is [Reader.Parse] of a Reader that knows no messages.
+func Parse(e Endpoint, body []byte) (Body, *Error) { return Reader{}.Parse(e, body) }
+
+// Reader reads bodies. It may be used by any number of goroutines.
+type Reader struct {
+	// Known keeps the messages of chats, so that of the next turn's body only the new messages are read. Nil keeps
+	// nothing.
+	Known *tokenizer.Cache
+}
+
 // Parse reads the body of a request for e. Every error has status 400 and names the place:
 // malformed JSON by byte offset, a field by its name. For Other a prompt is optional and may have
 // any form. The model is optional unless [Endpoint.NeedsModel].
-func Parse(e Endpoint, body []byte) (Body, *Error) {
+func (r Reader) Parse(e Endpoint, body []byte) (Body, *Error) {
 	var f fields
+	if e == ChatCompletions {
+		f.known = r.Known
+	}
 	if err := f.read(body); err != nil {
 		return Body{}, err
 	}
@@ -140,6 +154,9 @@ type fields struct {
 	values       [len(names) + 1]value
 	promptValues int    // number of values in the prompt
 	err          *Error // of the first field with a value of the wrong type
+
+	known  *tokenizer.Cache // for the first list of messages; nil when it was read
+	parsed []*chat.Message  // the messages
 }
 
 // get returns the member of a name in names.
@@ -161,10 +178,13 @@ func (f *fields) read(body []byte) *Error {
 	var err error
 	if kind == '{' {
 		numbers, others := 0, 0
-		err = readObject(&s, func(name []byte, v value) {
+		err = s.Object(func(name []byte) error {
+			name = unquote(name)
+			v, err := f.value(&s, string(name) == "messages")
 			f.set(name, v)
 			f.count(name, s.Numbers-numbers, s.Others-others)
 			numbers, others = s.Numbers, s.Others
+			return err
 		})
 	} else {
 		err = s.Skip()
@@ -179,6 +199,22 @@ func (f *fields) read(body []byte) *Error {
 		return bad("", "the body must be a JSON object")
 	}
 	return nil
+}
+
+// value reads the value of a member.
+func (f *fields) value(s *jsonscan.Scanner, messages bool) (value, error) {
+	if !messages {
+		return readValue(s)
+	}
+	known := f.known
+	f.known, f.parsed = nil, nil
+	if s.Peek() != '[' || known == nil {
+		return readValue(s)
+	}
+	start := s.At
+	var err error
+	f.parsed, err = known.Messages(s)
+	return s.In[start:s.At:s.At], err
 }
 
 // maxValues bounds the JSON values of a prompt: reading a value takes up to a kilobyte of memory,
@@ -201,6 +237,7 @@ func (f *fields) body() (Body, *Error) {
 	b := Body{NVExt: nvext, Echo: string(f.get("echo")) == "true"}
 	b.Request = chat.Request{
 		Messages:             f.get("messages"),
+		Parsed:               f.parsed,
 		Tools:                f.get("tools"),
 		Prompt:               f.get("prompt"),
 		ToolChoice:           f.get("tool_choice"),

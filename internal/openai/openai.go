@@ -9,7 +9,8 @@
 // are allocated. A valid body is exactly one JSON object (RFC 8259) of at most 512 levels. If a
 // field appears twice the last one counts, as in the engines. Scalars become Go values, and
 // prompts stay raw spans of the body. Prompts of [Responses] and [Messages] become chats made of
-// the same spans. A prompt with too many values is not read. Nothing of a body is kept.
+// the same spans. A prompt with too many values is not read. Nothing of a body is kept, but the
+// messages of chats by a [Reader] with a cache.
 //
 // Of a truncated body [ParseTruncated] reads the complete fields, but no prompt.
 //

@@ -105,7 +105,7 @@ func BenchmarkTurn(b *testing.B) {
 			var ids []uint32
 			var local, sequence []uint64
 			turn := func(body []byte) tokenizer.Prompt {
-				q, bad := openai.Parse(openai.ChatCompletions, body)
+				q, bad := openai.Reader{Known: cache}.Parse(openai.ChatCompletions, body)
 				if bad != nil {
 					b.Fatal(bad)
 				}

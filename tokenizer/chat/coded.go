@@ -17,7 +17,7 @@ func (c *conversation) checked() []jinja.Value {
 	}
 	list := c.messageList()
 	for i, m := range list {
-		c.message(i, m, false)
+		c.normal(i, m, false)
 	}
 	return list
 }

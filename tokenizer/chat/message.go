@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"strings"
+	"sync/atomic"
 
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
@@ -15,11 +16,52 @@ import (
 // The space at the tag's end shows whether the template trims the text.
 const resumeTag = "\ue000kvroute goes on here\ue000 "
 
+// Message is a message of a chat, and how an engine passes it to a template. Only this package changes
+// it. Any number of goroutines may use it.
+type Message struct {
+	value  jinja.Value
+	normal atomic.Pointer[normalMessage]
+	bytes  int
+}
+
+// normalMessage is a message as [conversation.message] returns it.
+type normalMessage struct {
+	form  form
+	value jinja.Value
+}
+
+// form is what the normal form of a message depends on.
+type form struct {
+	profile    Profile
+	parts, dev bool
+}
+
+// NewMessage reads a message. The error is that of [jinja.FromJSON].
+func NewMessage(text []byte) (*Message, error) {
+	v, err := jinja.FromJSON(text)
+	m := &Message{value: v, bytes: len(text) + 2*v.Bytes()}
+	for _, call := range callsOf(v) {
+		arguments, _ := jinja.FromJSON([]byte(call.arguments))
+		m.bytes += len(call.arguments) + arguments.Bytes()
+	}
+	return m, err
+}
+
+// Bytes returns the memory that the message may take.
+func (m *Message) Bytes() int { return m.bytes }
+
 // messageList returns the messages as the client sent them.
 func (c *conversation) messageList() []jinja.Value {
-	list := parse("messages", c.q.Messages).Items()
-	if len(list) == 0 {
-		panic(refused("messages is empty or not a list"))
+	if c.q.Parsed == nil {
+		list := parse("messages", c.q.Messages).Items()
+		if len(list) == 0 {
+			panic(refused("messages is empty or not a list"))
+		}
+		return list
+	}
+	list := make([]jinja.Value, len(c.q.Parsed))
+	for i, m := range c.q.Parsed {
+		list[i] = m.value
 	}
 	return list
 }
@@ -29,7 +71,7 @@ func (c *conversation) readMessages() {
 	list := c.messageList()
 	c.messages = make([]jinja.Value, len(list))
 	for i, m := range list {
-		c.messages[i] = c.message(i, m, c.resume && i == len(list)-1)
+		c.messages[i] = c.normal(i, m, c.resume && i == len(list)-1)
 	}
 	if c.profile == VLLM && !c.template.dev {
 		c.mergeDevelopers()
@@ -47,7 +89,9 @@ func (c *conversation) mergeDevelopers() {
 		switch role, _ := m.Get("role").Text(); role {
 		case "developer":
 			developers++
+			m = jinja.FromDict(m.Dict().Clone()) // a known message must not change
 			m.Dict().Set("role", jinja.String("system"))
+			c.messages[i] = m
 		case "system":
 		default:
 			others = append(others, m)
@@ -88,6 +132,23 @@ func (c *conversation) contentOf(text string) jinja.Value {
 
 func textPart(text string) jinja.Value {
 	return jinja.Object("type", jinja.String("text"), "text", jinja.String(text))
+}
+
+// normal is message, or its result for a known message.
+func (c *conversation) normal(i int, m jinja.Value, last bool) jinja.Value {
+	if last || c.q.Parsed == nil {
+		return c.message(i, m, last)
+	}
+	known, f := &c.q.Parsed[i].normal, form{c.profile, c.template.parts, c.template.dev}
+	if n := known.Load(); n != nil && n.form == f {
+		return n.value
+	}
+	items := len(c.items)
+	v := c.message(i, m, false)
+	if len(c.items) == items && len(m.Get("content").Items()) <= 1 { // joined texts take memory
+		known.Store(&normalMessage{f, v})
+	}
+	return v
 }
 
 // message reads message i. If last is set, the answer continues the message, and resumeTag

@@ -35,8 +35,10 @@ var ErrNoTemplate = errors.New("no chat template")
 // that they were cut from; nobody writes to them.
 type Request struct {
 	Messages []byte // chat completions: the array of messages
-	Tools    []byte // chat completions: the array of tools
-	Prompt   []byte // completions: a string, or a list of strings
+	// Parsed is Messages by [NewMessage]; nil if nobody read them.
+	Parsed []*Message
+	Tools  []byte // chat completions: the array of tools
+	Prompt []byte // completions: a string, or a list of strings
 
 	// Chat completions: what else has an effect on the text.
 	ToolChoice           []byte

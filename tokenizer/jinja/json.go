@@ -22,7 +22,7 @@ import (
 // size, NaN and Infinity are numbers. Half a surrogate pair and text that is not
 // UTF-8 are errors, which name the byte.
 func FromJSON(b []byte) (v Value, err error) {
-	p := jsonReader{scan: jsonscan.Scanner{In: slices.Clone(b), Deepest: maxNesting}}
+	p := jsonReader{scan: jsonscan.Scanner{In: slices.Clone(b), Deepest: maxNesting}, stack: make([]Value, 0, 8)}
 	if v, err = p.value(); err == nil {
 		err = p.scan.End()
 	}
@@ -42,13 +42,14 @@ type jsonReader struct {
 	slab  []Value // room for the values of several lists and objects
 }
 
-// slabSize is the number of values that are allocated at once; a message has about four.
+// slabSize is the number of values that are allocated at once; a message has about four. A short text has few
+// messages.
 const slabSize = 128
 
 // take returns room for n values.
 func (p *jsonReader) take(n int) []Value {
 	if n > len(p.slab) {
-		p.slab = make([]Value, max(n, min(slabSize, len(p.scan.In)/16+n)))
+		p.slab = make([]Value, max(n, min(slabSize, len(p.scan.In)/128+n)))
 	}
 	room := p.slab[:n:n]
 	p.slab = p.slab[n:]

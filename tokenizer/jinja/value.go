@@ -175,6 +175,21 @@ func (v Value) Get(key string) Value {
 	return x
 }
 
+// Bytes returns about how much memory a value that was read from JSON takes, without its texts.
+func (v Value) Bytes() int {
+	n := valueSize
+	for _, item := range v.Items() {
+		n += boxSize + item.Bytes()
+	}
+	if d := v.Dict(); d != nil {
+		n += 2 * boxSize
+		for _, value := range d.values {
+			n += 2*valueSize + value.Bytes() // with the key and its place in the index
+		}
+	}
+	return n
+}
+
 func (v Value) int() int64       { return int64(v.num) }
 func (v Value) float() float64   { return math.Float64frombits(v.num) }
 func (v Value) isString() bool   { return v.kind == kindString || v.kind == kindSafe }
