@@ -33,7 +33,7 @@ func (s *stream) readBody(ctx context.Context, m message, b *extprocv3.HttpBody,
 	default:
 		return fields, true, nil
 	}
-	fields, bad = openai.Parse(s.endpoint, text)
+	fields, bad = s.server.conf.Bodies.Parse(s.endpoint, text)
 	if bad != nil && s.truncated {
 		return openai.ParseTruncated(text), true, nil
 	}

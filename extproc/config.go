@@ -16,6 +16,7 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/prefill"
 	"github.com/kvroute/kvroute/router"
@@ -46,6 +47,9 @@ type Config struct {
 	// MaxBodyBytes is the largest request body; larger ones get status 413. It
 	// should equal Envoy's request_body_buffer_limit. Default 16 MiB.
 	MaxBodyBytes int
+
+	// Bodies reads the requests' bodies. The default knows no messages of earlier ones.
+	Bodies openai.Reader
 
 	// MaxHeldBytes bounds the memory of all request bodies together: as Envoy sent them,
 	// received in part, joined and inflated. A request that finds no room fails open.

@@ -239,6 +239,7 @@ func (s *server) openExtproc() (err error) {
 	c.fitMemory(memoryLimit(os.DirFS("/")))
 	s.log.Debug("bounds", "held_bytes", c.MaxHeldBytes, "streams", c.MaxStreams)
 	conf := c.extproc()
+	conf.Bodies.Known = s.prompts
 	conf.RouterID, conf.Networks, conf.Client, conf.Log, conf.Meter = s.id, s.networks, s.client, s.log, s.metrics.Meter("extproc")
 	conf.Started = s.started.Load
 	conf.Synced = s.sync != nil
