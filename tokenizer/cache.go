@@ -86,9 +86,8 @@ func (c *Cache) append(ctx context.Context, dst []uint32, t *Tokenizer, text []b
 	keys := c.keys(buf[:0], cacheKey{t.identity + uint64(f), t.identity}, text)
 	base := len(dst)
 	from := resume{start: true}
-	var room [64]entry
 	known := 0
-	for _, e := range c.find(room[:0], keys) {
+	for _, e := range c.find(keys) {
 		ch := e.(*chunk)
 		if ch.after != from {
 			break
@@ -110,19 +109,19 @@ func (c *Cache) append(ctx context.Context, dst []uint32, t *Tokenizer, text []b
 
 // keys appends the keys of the text's steps. The first depends on at.
 func (c *Cache) keys(dst []cacheKey, at cacheKey, text []byte) []cacheKey {
-	for len(text) >= c.step {
+	for dst = slices.Grow(dst, len(text)/c.step); len(text) >= c.step; text = text[c.step:] {
 		for k, seed := range c.seeds {
 			h := maphash.Bytes(seed, text[:c.step])
 			at[k] = (at[k]^h)*0x9e3779b97f4a7c15 ^ (at[k]>>29 | h<<35)
 		}
 		dst = append(dst, at)
-		text = text[c.step:]
 	}
 	return dst
 }
 
-// find appends the entries of the known steps.
-func (c *Cache) find(dst []entry, keys []cacheKey) []entry {
+// find returns the entries of the known steps.
+func (c *Cache) find(keys []cacheKey) []entry {
+	dst := make([]entry, 0, len(keys))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, key := range keys {

@@ -35,7 +35,7 @@ func (c *Cache) Messages(s *jsonscan.Scanner) (list []*chat.Message, err error) 
 	if len(keys) < 2 { // the list costs less than what would be kept of it
 		return nil, s.Skip()
 	}
-	found := c.find(nil, keys)
+	found := c.find(keys)
 	known, fresh := len(found), []entry(nil)
 	now, keep := &messages{}, true
 	for _, e := range found {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -68,10 +69,9 @@ func (c *conversation) messageList() []jinja.Value {
 
 // readMessages reads the messages as the engine passes them to the template.
 func (c *conversation) readMessages() {
-	list := c.messageList()
-	c.messages = make([]jinja.Value, len(list))
-	for i, m := range list {
-		c.messages[i] = c.normal(i, m, c.resume && i == len(list)-1)
+	c.messages = c.messageList()
+	for i, m := range c.messages {
+		c.messages[i] = c.normal(i, m, c.resume && i == len(c.messages)-1)
 	}
 	if c.profile == VLLM && !c.template.dev {
 		c.mergeDevelopers()
@@ -82,13 +82,19 @@ func (c *conversation) readMessages() {
 // role system. If there are any, and a message of either role is not the first message, it
 // replaces all messages of both roles by one system message in front.
 func (c *conversation) mergeDevelopers() {
-	developers, behind := 0, false
+	isDeveloper := func(m jinja.Value) bool {
+		role, _ := m.Get("role").Text()
+		return role == "developer"
+	}
+	if !slices.ContainsFunc(c.messages, isDeveloper) {
+		return
+	}
+	behind := false
 	var texts []string
 	var others []jinja.Value
 	for i, m := range c.messages {
 		switch role, _ := m.Get("role").Text(); role {
 		case "developer":
-			developers++
 			m = jinja.FromDict(m.Dict().Clone()) // a known message must not change
 			m.Dict().Set("role", jinja.String("system"))
 			c.messages[i] = m
@@ -102,7 +108,7 @@ func (c *conversation) mergeDevelopers() {
 			texts = append(texts, text)
 		}
 	}
-	if developers > 0 && behind {
+	if behind {
 		system := jinja.Object("role", jinja.String("system"), "content", jinja.String(strings.Join(texts, "\n\n")))
 		c.messages = append([]jinja.Value{system}, others...)
 	}

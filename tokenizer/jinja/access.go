@@ -168,7 +168,7 @@ func (r *renderer) slice(v, start, stop, step Value) Value {
 		return List(items[lo:max(lo, hi):max(lo, hi)]...)
 	}
 	r.listed(len(items))
-	var out []Value
+	out := make([]Value, 0, max(0, (hi-lo)/by))
 	for i := lo; by > 0 && i < hi || by < 0 && i > hi; i += by {
 		out = append(out, items[i])
 		if by > n || by < -n {
