@@ -4,7 +4,10 @@ package tokenizer
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
+	"os"
+	"testing"
 	"time"
 	"unicode/utf8"
 )
@@ -168,4 +171,37 @@ func (t *Tokenizer) AppendMarked(ctx context.Context, dst []uint32, text []byte)
 // AppendMarked is t.AppendMarked with the ids of known beginnings copied.
 func (c *Cache) AppendMarked(ctx context.Context, dst []uint32, t *Tokenizer, text []byte) (ids []uint32, reused int, err error) {
 	return c.append(ctx, dst, t, text, marked)
+}
+
+// QuickPatterns returns the expressions whose scanners have quick words.
+func QuickPatterns() (all []string) {
+	for pattern, r := range scanners {
+		if r.quick != noQuick {
+			all = append(all, pattern)
+		}
+	}
+	return all
+}
+
+// WithPattern loads the simulated engine's tokenizer with another expression, and the same without
+// quick words.
+func WithPattern(t testing.TB, pattern string) (quick, slow *Tokenizer) {
+	t.Helper()
+	var both [2]*Tokenizer
+	for k := range both {
+		var err error
+		if both[k], err = Load(os.DirFS("../internal/enginesim/model"), Config{}); err != nil {
+			t.Fatal(err)
+		}
+		both[k].scan, both[k].resumes = []splitter{scanners[pattern].splitter()}, 0
+	}
+	both[1].scan[0].quick = noQuick
+	return both[0], both[1]
+}
+
+// Steps returns the ids of a text, and the places to resume at as text.
+func (t *Tokenizer) Steps(ctx context.Context, text []byte, step int) (ids []uint32, ends string) {
+	rec := recorder{step: step, next: step, last: resume{start: true}}
+	ids, err := t.encode(ctx, nil, text, bare, &rec)
+	return ids, fmt.Sprint(rec.ends, err)
 }

@@ -23,6 +23,7 @@ type splitter struct {
 	behavior string // of Split: Isolated, Removed, MergedWithPrevious, …
 	invert   bool
 	anywhere bool // see rule
+	quick    quick
 
 	prefix []byte // put before a piece that does not begin with it
 	first  bool   // only before the piece at the very start of the text
@@ -31,7 +32,7 @@ type splitter struct {
 
 // splitter returns a step whose pieces are those of the scanner.
 func (r rule) splitter() splitter {
-	return splitter{scan: r.scan, table: r.table(), behavior: "Isolated", anywhere: r.anywhere}
+	return splitter{scan: r.scan, table: r.table(), behavior: "Isolated", anywhere: r.anywhere, quick: r.quick}
 }
 
 // pieces are stretches of one text.
@@ -227,11 +228,11 @@ func (c *splitConfig) splitters() (steps []splitter, err error) {
 			steps = append(steps, splitter{prefix: []byte{' '}})
 		}
 		if isTrue(c.UseRegex) {
-			steps = append(steps, rule{(*classTable).gpt2, classes, false}.splitter())
+			steps = append(steps, rule{(*classTable).gpt2, classes, false, afterSign}.splitter())
 		}
 		return steps, nil
 	case "Digits":
-		p = rule{runs(classNumber, c.most()), digitClasses, true}.splitter()
+		p = rule{runs(classNumber, c.most()), digitClasses, true, noQuick}.splitter()
 	case "Punctuation":
 		p = splitter{scan: runs(classSign, 1), table: signClasses(), mask: classSign, behavior: cmp.Or(c.Behavior, "Isolated"), anywhere: true}
 		switch {

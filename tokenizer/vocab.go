@@ -112,16 +112,17 @@ func (m *merges) get(left, right uint32) uint64 {
 type work struct {
 	budget
 
-	ids   []uint32
-	pairs []uint64
-	next  []int32
-	prev  []int32
-	heap  []uint64
-	words []wordSlot
-	short []shortSlot
-	text  []byte
-	// How many slots of the two were taken.
-	wordCount, shortCount int
+	ids    []uint32
+	pairs  []uint64
+	next   []int32
+	prev   []int32
+	heap   []uint64
+	words  []wordSlot
+	short  []shortSlot
+	middle []middleSlot
+	text   []byte
+	// How many slots of the three were taken.
+	wordCount, shortCount, middleCount int
 	// spaced is a word with its spaces written.
 	spaced []byte
 }
@@ -137,7 +138,7 @@ const (
 )
 
 func newWork() *work {
-	return &work{words: make([]wordSlot, fewWords), short: make([]shortSlot, fewShort)}
+	return &work{words: make([]wordSlot, fewWords), short: make([]shortSlot, fewShort), middle: make([]middleSlot, fewWords)}
 }
 
 // wordSlot keeps the ids of one word: 64 bytes, one cache line. key has the word's bytes, and
