@@ -92,9 +92,6 @@ func (e *Engine) Apply(b *EngineBatch) ([]events.RouterEvent, Drops) {
 
 // translate is Apply, and reuses the memory of out.
 func (e *Engine) translate(b *EngineBatch, out *output) {
-	if cap(out.blocks) > maxKept || cap(out.externals) > maxKept || cap(out.events) > maxKept {
-		*out = output{}
-	}
 	*out = output{drops: b.Drops, events: out.events[:0], blocks: out.blocks[:0], externals: out.externals[:0]}
 	for i := range b.Events {
 		e.apply(&b.Events[i], out)
@@ -108,7 +105,6 @@ type output struct {
 	externals []uint64        // of the events, in one list
 	drops     Drops
 	rank      uint32
-	removes   bool // the last event has removals of an engine, which the next ones join
 }
 
 // maxJoined limits the blocks of joined events: the index applies them with its lock held.
@@ -116,40 +112,36 @@ const maxJoined = 128
 
 func (o *output) add(ev indexer.Event) {
 	o.events = append(o.events, events.RouterEvent{DPRank: o.rank, Event: ev})
-	o.removes = false
 }
 
-// stored adds a block to the last event if it continues that event's sequence, otherwise
-// to a new one. SGLang sends an event for each block.
+// last returns the last event if more blocks may join it. Its list is the end of blocks or externals.
+func (o *output) last(kind indexer.Kind, tier indexer.Tier) *indexer.Event {
+	if n := len(o.events); n > 0 {
+		if e := &o.events[n-1]; e.DPRank == o.rank && e.Event.Kind == kind && e.Event.Tier == tier && len(e.Event.Blocks)+len(e.Event.Externals) < maxJoined {
+			return &e.Event
+		}
+	}
+	return nil
+}
+
 func (o *output) stored(tier indexer.Tier, hash uint64, k *cachedBlock) {
 	first := len(o.blocks)
 	o.blocks = appendBlocks(o.blocks, hash, k)
-	if len(o.events) > 0 && k.HasParent {
-		last := &o.events[len(o.events)-1]
-		ev := &last.Event
-		if n := len(ev.Blocks); n > 0 && n < maxJoined && last.DPRank == o.rank && ev.Tier == tier && ev.Blocks[n-1].External == k.Parent {
-			ev.Blocks = o.blocks[first-n : len(o.blocks) : len(o.blocks)]
-			return
-		}
-	}
-	o.add(indexer.Event{Kind: indexer.Stored, Tier: tier, Parent: k.Parent, HasParent: k.HasParent, Blocks: o.blocks[first:len(o.blocks):len(o.blocks)]})
-}
-
-// removed adds removed blocks, to the last event if removes is set and the tier is the same.
-func (o *output) removed(tier indexer.Tier, externals []uint64) {
-	if len(externals) == 0 {
+	if last := o.last(indexer.Stored, tier); last != nil && k.HasParent && o.blocks[first-1].External == k.Parent {
+		last.Blocks = o.blocks[first-len(last.Blocks):]
 		return
 	}
+	o.add(indexer.Event{Kind: indexer.Stored, Tier: tier, Parent: k.Parent, HasParent: k.HasParent, Blocks: o.blocks[first:]})
+}
+
+func (o *output) removed(tier indexer.Tier, externals ...uint64) {
 	first := len(o.externals)
 	o.externals = append(o.externals, externals...)
-	if o.removes {
-		last := &o.events[len(o.events)-1]
-		if n := len(last.Event.Externals); n+len(externals) <= maxJoined && last.DPRank == o.rank && last.Event.Tier == tier {
-			last.Event.Externals = o.externals[first-n : len(o.externals) : len(o.externals)]
-			return
-		}
+	if last := o.last(indexer.Removed, tier); last != nil {
+		last.Externals = o.externals[first-len(last.Externals):]
+	} else if len(externals) > 0 {
+		o.add(indexer.Event{Kind: indexer.Removed, Tier: tier, Externals: o.externals[first:]})
 	}
-	o.add(indexer.Event{Kind: indexer.Removed, Tier: tier, Externals: o.externals[first:len(o.externals):len(o.externals)]})
 }
 
 func (o *output) drop(reason DropReason, blocks int) { o.drops[reason] += blocks }
@@ -276,7 +268,7 @@ func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 			return
 		}
 		if k.Published {
-			r.register(at, hash, &k)
+			r.register(at, hash, &k, true)
 		}
 		published = i + 1
 		if parent, hasParent = hash, true; k.Published {
@@ -354,12 +346,12 @@ func (e *Engine) move(r *engineRank, ev *EngineEvent, out *output) {
 		slot := r.blocks(from).find(hash)
 		if slot < 0 {
 			out.drop(DropBlock, 1)
-			out.removed(ev.From, []uint64{hash})
+			out.removed(ev.From, hash)
 			continue
 		}
 		k := r.blocks(from).at(slot)
 		e.gone = e.take(e.gone[:0], r, from, slot, true)
-		out.removed(ev.From, e.gone)
+		out.removed(ev.From, e.gone...)
 		switch {
 		case ev.GoneTo:
 			out.drop(DropMedium, 1)
@@ -380,23 +372,21 @@ func (e *Engine) remove(r *engineRank, ev *EngineEvent, out *output) {
 		out.drop(DropGroup, max(1, len(ev.Hashes)))
 		return
 	}
-	for t := range indexer.Tier(tiers) {
-		if !ev.AnyTier && t != ev.Tier {
-			continue
-		}
-		at, first := place{t, ev.Group}, !ev.AnyTier || t == 0
-		for _, hash := range ev.Hashes {
-			tier := t
-			e.gone = e.gone[:0]
+	for _, hash := range ev.Hashes {
+		found := false
+		for t := range indexer.Tier(tiers) {
+			if !ev.AnyTier && t != ev.Tier {
+				continue
+			}
+			at := place{t, ev.Group}
 			if slot := r.blocks(at).find(hash); slot >= 0 {
-				e.gone = e.take(e.gone, r, at, slot, ev.HasID || e.opt.SetLike)
-			} else if first && !(ev.AnyTier && r.onTier(ev.Group, hash)) {
-				tier, e.gone = ev.Tier, append(e.gone, hash) // the index may still have the block
+				found = true
+				e.gone = e.take(e.gone[:0], r, at, slot, ev.HasID || e.opt.SetLike)
+				out.removed(t, e.gone...)
 			}
-			if len(e.gone) > 0 {
-				out.removed(tier, e.gone)
-				out.removes = true
-			}
+		}
+		if !found {
+			out.removed(ev.Tier, hash) // the index may still have the block
 		}
 	}
 }

@@ -42,13 +42,6 @@ func (r *engineRank) blocks(at place) *blockTable {
 	return nil
 }
 
-func (r *engineRank) has(at place, hash uint64) bool { return r.blocks(at).find(hash) >= 0 }
-
-// onTier reports whether a block of a group is on any tier.
-func (r *engineRank) onTier(group int, hash uint64) bool {
-	return slices.ContainsFunc(r.Places, func(p *placeBlocks) bool { return p.At.Group == group && r.has(p.At, hash) })
-}
-
 type groupKind uint8
 
 const (
@@ -84,30 +77,20 @@ type resizedBlock struct {
 	whole map[uint64]struct{} // of a part: the ids of the published parts after it
 }
 
-// register adds a published part to the parts before it.
-func (r *engineRank) register(at place, hash uint64, k *cachedBlock) {
+// register adds a published part to the parts before it, or removes it from them.
+func (r *engineRank) register(at place, hash uint64, k *cachedBlock, published bool) {
 	if k.Resized == nil {
 		return
 	}
 	for _, id := range k.Resized.Parts {
-		if k, _ := r.blocks(at).get(id); k.Resized != nil {
-			part := k.Resized
-			if part.whole == nil {
-				part.whole = make(map[uint64]struct{})
-			}
-			part.whole[hash] = struct{}{}
-		}
-	}
-}
-
-// unregister removes a published part from the parts before it.
-func (r *engineRank) unregister(at place, hash uint64, k *cachedBlock) {
-	if k.Resized == nil {
-		return
-	}
-	for _, id := range k.Resized.Parts {
-		if part, _ := r.blocks(at).get(id); part.Resized != nil {
+		switch part, _ := r.blocks(at).get(id); {
+		case part.Resized == nil:
+		case !published:
 			delete(part.Resized.whole, hash)
+		case part.Resized.whole == nil:
+			part.Resized.whole = map[uint64]struct{}{hash: {}}
+		default:
+			part.Resized.whole[hash] = struct{}{}
 		}
 	}
 }
@@ -183,7 +166,7 @@ func (e *Engine) put(r *engineRank, at place, hash uint64, k *cachedBlock) DropR
 
 // remember keeps a block that is not published, so that its removal is not published either.
 func (e *Engine) remember(r *engineRank, at place, hash uint64) {
-	if !r.has(at, hash) {
+	if r.blocks(at).find(hash) < 0 {
 		e.put(r, at, hash, &cachedBlock{})
 	}
 }
@@ -265,12 +248,12 @@ func (e *Engine) take(gone []uint64, r *engineRank, at place, slot int, all bool
 	if k.Resized == nil {
 		return gone
 	}
-	r.unregister(at, hash, &k)
+	r.register(at, hash, &k, false)
 	for _, id := range slices.Sorted(maps.Keys(k.Resized.whole)) {
 		// Of a block in parts, the index has only the last part's id.
 		if last, ok := blocks.get(id); ok && last.Published {
 			gone = append(gone, id)
-			r.unregister(at, id, &last)
+			r.register(at, id, &last, false)
 			last.Published, last.Resized = false, nil
 			blocks.set(id, &last)
 		}

@@ -24,6 +24,8 @@ const (
 	replayPause = 500 * time.Millisecond
 	// replayTries is how often a request is sent before it is given up.
 	replayTries = 8
+	// maxKept limits the bytes of a batch whose memory is kept for the next one.
+	maxKept = 1 << 20
 	// rebuildEvery is how often all batches of a suspect rank are requested.
 	rebuildEvery = time.Minute
 )
@@ -182,7 +184,11 @@ func (r *rankSource) apply(body []byte) (cleared bool) {
 		r.log.Debug("a batch of an engine cannot be read", "err", err)
 		return false
 	}
-	return r.applyBatch(&r.batch)
+	cleared = r.applyBatch(&r.batch)
+	if len(body) > maxKept {
+		r.batch, r.translated = EngineBatch{}, output{}
+	}
+	return cleared
 }
 
 func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {

@@ -209,7 +209,7 @@ func (e *Engine) restore(saved map[uint32]*engineRank) (evs []events.RouterEvent
 		for _, p := range r.Places {
 			for hash, k := range p.Blocks.all() {
 				if k.Published {
-					r.register(p.At, hash, &k)
+					r.register(p.At, hash, &k, true)
 				}
 			}
 		}
@@ -256,7 +256,7 @@ func (e *Engine) storedEvents(rank uint32) (evs []events.RouterEvent, orphans in
 			for hash, k := range blocks.all() {
 				if k.Published && !built[t][hash] {
 					e.blocks += 1 - k.weight()
-					r.unregister(p.At, hash, &k)
+					r.register(p.At, hash, &k, false)
 					blocks.set(hash, &cachedBlock{blockState: blockState{Count: k.Count}})
 				}
 			}

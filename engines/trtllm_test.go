@@ -61,7 +61,7 @@ func TestTRTLLM(t *testing.T) {
 			trtStored(1, "null", trtBlock("11", trtTokens(1, 4), "")),
 			`{"event_id":2,"data":{"type":"updated","block_hash":11,"cache_level":{"new_value":7,"old_value":0}}}`,
 			`{"event_id":3,"data":{"type":"updated","block_hash":99,"cache_level":{"new_value":1,"old_value":0}}}`,
-		}, fmt.Sprintf("0/0 stored 11=%d\n0/0 removed [11]\n0/0 removed [99]\n", l[0]), "medium=1 block=1"},
+		}, fmt.Sprintf("0/0 stored 11=%d\n0/0 removed [11 99]\n", l[0]), "medium=1 block=1"},
 		{"two levels in one event", []string{
 			trtStored(1, "null", trtBlock("11", trtTokens(1, 4), ""), trtBlock("12", trtTokens(5, 4), `,"cache_level":1`)), trtStored(2, "12", trtBlock("13", trtTokens(9, 4), "")),
 		}, fmt.Sprintf("0/0 stored 11=%d\n0/1 stored after 11 12=%d\n0/0 stored after 12 13=%d\n", l[0], l[1], l[2]), ""},

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -27,14 +26,8 @@ func DecodeBatch(data []byte) (EngineBatch, error) {
 	return b, err
 }
 
-// maxKept limits the tokens for which a batch keeps memory for the next one.
-const maxKept = 1 << 18
-
 // decode replaces the batch by the one that [DecodeBatch] describes, and reuses its memory.
 func (b *EngineBatch) decode(data []byte) error {
-	if cap(b.tokens) > maxKept || cap(b.hashes) > maxKept || cap(b.Events) > maxKept {
-		*b = EngineBatch{}
-	}
 	b.Events, b.Drops, b.hashes, b.tokens, b.removal = b.Events[:0], Drops{}, b.hashes[:0], b.tokens[:0], nil
 	var rank []byte
 	hasEvents := false
@@ -44,7 +37,7 @@ func (b *EngineBatch) decode(data []byte) error {
 			rest, err = skipTime(data)
 		case "events":
 			hasEvents = true
-			rest, err = eachElement(data, func(_ int, event []byte) ([]byte, error) { return b.readEvent(event) })
+			rest, err = msgpack.Each(data, func(_ int, event []byte) ([]byte, error) { return b.readEvent(event) })
 		case "data_parallel_rank", "attn_dp_rank":
 			rank, rest, err = msgpack.Cut(data)
 		default:
@@ -52,17 +45,7 @@ func (b *EngineBatch) decode(data []byte) error {
 		}
 		return rest, err
 	}
-	var err error
-	if msgp.NextType(data) == msgp.MapType {
-		_, err = msgpack.WalkFields(data, field)
-	} else {
-		_, err = eachElement(data, func(i int, data []byte) ([]byte, error) {
-			if i >= len(batchFields) {
-				return msgp.Skip(data)
-			}
-			return field(batchFields[i], data)
-		})
-	}
+	_, err := walk(data, func(i int, _ []byte) []byte { return batchFields[min(i, 3)] }, field)
 	if err == nil && !hasEvents {
 		err = fmt.Errorf("%w: no events", msgpack.ErrShape)
 	}
@@ -87,7 +70,7 @@ func (b *EngineBatch) readEvent(data []byte) (rest []byte, err error) {
 	n := len(b.Events)
 	b.Events = append(b.Events, EngineEvent{})
 	r := eventReader{b: b, ev: &b.Events[n], size: len(data)}
-	if rest, err = r.read(data); err == nil {
+	if rest, err = walk(data, r.name, r.field); err == nil {
 		r.ev.Usable = len(r.ev.Hashes)
 		err = r.readExtraKeys()
 	}
@@ -124,7 +107,7 @@ func (b *EngineBatch) readRemoval(data []byte) (rest []byte) {
 	}
 	ev, n := b.Events[b.removed], len(b.hashes)
 	b.hashes = append(b.hashes, binary.BigEndian.Uint64(data[at:]))
-	ev.Hashes = b.hashes[n : n+1 : n+1]
+	ev.Hashes = b.hashes[n:]
 	b.Events = append(b.Events, ev)
 	return data[size:]
 }
@@ -141,21 +124,30 @@ type eventReader struct {
 	drop      DropReason
 }
 
-func (r *eventReader) read(data []byte) (rest []byte, err error) {
-	if msgp.NextType(data) == msgp.ArrayType {
-		return eachElement(data, func(i int, data []byte) ([]byte, error) { return r.field(r.name(i, data), data) })
+// walk calls field for each value of a map or an array, with the name of the array's element.
+func walk(data []byte, name func(i int, data []byte) []byte, field func(key, data []byte) ([]byte, error)) (rest []byte, err error) {
+	if msgp.NextType(data) == msgp.MapType {
+		return msgpack.WalkFields(data, field)
 	}
-	return msgpack.WalkFields(data, r.field)
+	return msgpack.Each(data, func(i int, data []byte) ([]byte, error) { return field(name(i, data), data) })
 }
 
-// The names of the elements of batches and events that are arrays.
+// The names of the elements of batches and events that are arrays, and of kinds and tiers.
 //
 //nolint:gochecknoglobals // tables
 var (
-	batchFields   = bytes.Fields([]byte("ts events data_parallel_rank"))
+	batchFields   = bytes.Fields([]byte("ts events data_parallel_rank -"))
 	storedFields  = bytes.Fields([]byte("type block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys"))
 	removedFields = bytes.Fields([]byte("type block_hashes medium group_idx"))
 	laterFields   = bytes.Fields([]byte("block_mm_infos kv_cache_spec_kind group_idx"))
+
+	engineKinds = map[string]EngineKind{"BlockStored": EngineStored, "BlockRemoved": EngineRemoved, "AllBlocksCleared": EngineCleared}
+	media       = map[string]indexer.Tier{
+		"": indexer.Device, "GPU": indexer.Device, "DEVICE": indexer.Device,
+		"CPU": indexer.HostPinned, "CPU_PINNED": indexer.HostPinned, "CPU_TIER1": indexer.HostPinned,
+		"CPU_TIER2": indexer.Disk, "DISK": indexer.Disk, "NVME": indexer.Disk, "STORAGE": indexer.Disk, "FS": indexer.Disk,
+		"EXTERNAL": indexer.External, "NETWORK": indexer.External, "REMOTE": indexer.External, "SHARED": indexer.External, "OBJ": indexer.External,
+	}
 )
 
 // name returns the name of the i-th element of an event that is an array. Behind the named
@@ -193,29 +185,21 @@ func (r *eventReader) field(key, data []byte) (rest []byte, err error) {
 	switch string(key) {
 	case "type":
 		word, rest, err = msgp.ReadStringZC(data)
-		r.tagged = len(word) > 0
-		switch string(word) {
-		case "BlockStored":
-			ev.Kind = EngineStored
-		case "BlockRemoved":
-			ev.Kind = EngineRemoved
-		case "AllBlocksCleared":
-			ev.Kind = EngineCleared
-		default:
-			ev.Kind = 0
-		}
+		ev.Kind, r.tagged = engineKinds[string(word)], len(word) > 0
 	case "block_hashes":
 		if r.hash = 0; len(data) > 1 && data[0] == 0x91 && data[1] == 0xcf {
 			r.hash = r.size - len(data) + 2
 		}
 		first := len(r.b.hashes)
-		r.b.hashes, rest, err = appendList(r.b.hashes, data, readHash)
-		ev.Hashes = r.b.hashes[first:len(r.b.hashes):len(r.b.hashes)]
+		r.b.hashes, rest, err = msgpack.AppendList(r.b.hashes, data, 1, readHash)
+		ev.Hashes = r.b.hashes[first:]
 	case "parent_block_hash":
 		ev.HasParent = true
 		ev.Parent, rest, err = readHash(data)
 	case "token_ids":
-		rest, err = r.readTokens(data)
+		first := len(r.b.tokens)
+		r.b.tokens, rest, err = msgpack.AppendIDs(r.b.tokens, data, readToken)
+		ev.Tokens = r.b.tokens[first:]
 	case "block_size":
 		ev.BlockSize, rest, err = readInt(data, math.MaxInt32)
 	case "group_idx":
@@ -228,8 +212,11 @@ func (r *eventReader) field(key, data []byte) (rest []byte, err error) {
 		}
 	case "medium":
 		word, rest, err = readWord(data)
-		var known bool
-		if ev.Tier, known = mediumTier(word); !known {
+		known := false
+		if ev.Tier, known = media[string(word)]; !known {
+			ev.Tier, known = media[strings.ToUpper(string(word))]
+		}
+		if !known {
 			r.drop = DropMedium
 		}
 	case "locality":
@@ -248,11 +235,9 @@ func (r *eventReader) field(key, data []byte) (rest []byte, err error) {
 		ev.HasSalt = true
 		ev.Salt, rest, err = msgp.ReadStringBytes(data)
 	case "block_mm_infos":
-		ev.Objects, rest, err = appendList([][]uint64{}, data, readObjects)
+		ev.Objects, rest, err = msgpack.AppendList([][]uint64{}, data, 1, readObjects)
 	case "extra_keys":
-		if r.extraKeys, rest = nil, skipNils(data); rest == nil {
-			r.extraKeys, rest, err = msgpack.Cut(data)
-		}
+		r.extraKeys, rest, err = msgpack.Cut(data)
 	default:
 		rest, err = msgp.Skip(data)
 	}
@@ -262,51 +247,17 @@ func (r *eventReader) field(key, data []byte) (rest []byte, err error) {
 // fullAttention is the most frequent kind of a cache group.
 const fullAttention = "full_attention"
 
-func mediumTier(medium []byte) (indexer.Tier, bool) {
-	if string(medium) == "GPU" {
-		return indexer.Device, true
-	}
-	switch strings.ToUpper(string(medium)) {
-	case "", "GPU", "DEVICE":
-		return indexer.Device, true
-	case "CPU", "CPU_PINNED", "CPU_TIER1":
-		return indexer.HostPinned, true
-	case "CPU_TIER2", "DISK", "NVME", "STORAGE", "FS":
-		return indexer.Disk, true
-	case "EXTERNAL", "NETWORK", "REMOTE", "SHARED", "OBJ":
-		return indexer.External, true
-	default:
-		return 0, false
-	}
-}
-
-// readTokens reads the token ids. If the model drafts tokens, each element is a pair of a token
-// and the one after it; the first one counts, as in a prompt.
-func (r *eventReader) readTokens(data []byte) (rest []byte, err error) {
-	first := len(r.b.tokens)
-	r.b.tokens, rest, err = msgpack.AppendUint32s(r.b.tokens, data)
-	if err != nil { // perhaps because of pairs
-		r.b.tokens, rest, err = appendList(r.b.tokens, data, readPair)
-	}
-	r.ev.Tokens = r.b.tokens[first:len(r.b.tokens):len(r.b.tokens)]
-	return rest, err
-}
-
-func readPair(data []byte) (first uint32, rest []byte, err error) {
+// readToken reads a token id. If the model drafts tokens, it is a pair of a token and the one after
+// it; the first one counts, as in a prompt.
+func readToken(data []byte) (id uint32, rest []byte, err error) {
 	if msgp.NextType(data) != msgp.ArrayType {
 		return msgp.ReadUint32Bytes(data)
 	}
-	var pair [2]uint32
-	n, rest, err := msgp.ReadArrayHeaderBytes(data)
-	if err == nil && n != 2 {
-		err = fmt.Errorf("%w: %d tokens, want a pair", msgpack.ErrShape, n)
+	pair, rest, err := msgpack.AppendList(make([]uint32, 0, 2), data, 1, msgp.ReadUint32Bytes)
+	if err == nil && len(pair) != 2 {
+		err = fmt.Errorf("%w: %d tokens, want a pair", msgpack.ErrShape, len(pair))
 	}
-	for i := range pair {
-		if err == nil {
-			pair[i], rest, err = msgp.ReadUint32Bytes(rest)
-		}
-	}
-	return pair[0], rest, err
+	return append(pair, 0)[0], rest, err
 }
 
 // saltTag stands before a salt among the extra keys of Dynamo's engines.
@@ -316,20 +267,20 @@ const saltTag = "dynamo-cache-salt:"
 // before the first block with unknown keys: hashed without them it would be a false hit
 // for other requests. Fields of their own overrule salt and objects among the keys.
 func (r *eventReader) readExtraKeys() error {
-	if r.extraKeys == nil {
-		return nil
+	if n, keys, _ := msgp.ReadArrayHeaderBytes(r.extraKeys); len(keys) == int(n) && bytes.Count(keys, []byte{0xc0}) == len(keys) {
+		return nil // there are none, or all are nil
 	}
 	ev := r.ev
 	salt, salted, hasObjects := "", false, false
 	objects := make([][]uint64, 0, len(ev.Hashes))
-	_, err := eachElement(r.extraKeys, func(i int, data []byte) ([]byte, error) {
+	_, err := msgpack.Each(r.extraKeys, func(i int, data []byte) ([]byte, error) {
 		value, rest, err := msgpack.Cut(data)
 		if err != nil || i >= ev.Usable {
 			return rest, err
 		}
 		keys := blockKeys{lora: ev.LoRA}
 		if !msgp.IsNil(value) {
-			if _, err := eachElement(value, keys.read); err != nil {
+			if _, err := msgpack.Each(value, keys.read); err != nil {
 				return rest, err
 			}
 		}
@@ -406,26 +357,19 @@ func readObjects(data []byte) (hashes []uint64, rest []byte, err error) {
 	if msgp.IsNil(data) {
 		return nil, data[1:], nil
 	}
-	rest, err = msgpack.WalkFields(data, func(key, data []byte) (rest []byte, err error) {
-		if string(key) != "mm_objects" || msgp.IsNil(data) {
-			return msgp.Skip(data)
+	rest, err = msgpack.ReadFields(data, []msgpack.Field{{Key: "mm_objects", Value: func(data []byte) (rest []byte, err error) {
+		if msgp.IsNil(data) {
+			return data[1:], nil
 		}
-		hashes, rest, err = appendList(nil, data, readObject)
+		hashes, rest, err = msgpack.AppendList(nil, data, 1, readObject)
 		return rest, err
-	})
+	}}})
 	return hashes, rest, err
 }
 
 func readObject(data []byte) (hash uint64, rest []byte, err error) {
 	found := false
-	rest, err = msgpack.WalkFields(data, func(key, data []byte) (rest []byte, err error) {
-		if string(key) != "mm_hash" {
-			return msgp.Skip(data)
-		}
-		found = true
-		hash, rest, err = msgpack.UintRest(data)
-		return rest, err
-	})
+	rest, err = msgpack.ReadFields(data, []msgpack.Field{{Key: "mm_hash", Value: &hash, Found: &found}})
 	if err == nil && !found {
 		err = fmt.Errorf("%w: no mm_hash", msgpack.ErrShape)
 	}
@@ -469,18 +413,6 @@ func readWord(data []byte) (word, rest []byte, err error) {
 	return []byte("?"), rest, err
 }
 
-// skipNils returns what follows an array, or nil if not all of its elements are nil.
-func skipNils(data []byte) (rest []byte) {
-	n, rest, err := msgp.ReadArrayHeaderBytes(data)
-	for ; err == nil && n > 0 && msgp.IsNil(rest); n-- {
-		rest = rest[1:]
-	}
-	if err != nil || n > 0 {
-		return nil
-	}
-	return rest
-}
-
 // skipTime skips a batch's time, in seconds. Another type shows that the message is not a batch.
 func skipTime(data []byte) (rest []byte, err error) {
 	switch kind := msgp.NextType(data); kind {
@@ -489,30 +421,4 @@ func skipTime(data []byte) (rest []byte, err error) {
 	default:
 		return data, fmt.Errorf("%w: a time of type %v", msgpack.ErrShape, kind)
 	}
-}
-
-// appendList appends the elements of an array to dst, none of them after an error. It reserves
-// memory for at most one element a byte, whatever length the array claims.
-func appendList[T any](dst []T, data []byte, read func([]byte) (T, []byte, error)) ([]T, []byte, error) {
-	n, rest, err := msgp.ReadArrayHeaderBytes(data)
-	list := slices.Grow(dst, min(int(n), len(rest)))
-	for i := 0; i < int(n) && err == nil; i++ {
-		var element T
-		element, rest, err = read(rest)
-		list = append(list, element)
-	}
-	if err != nil {
-		return dst, rest, err
-	}
-	return list, rest, nil
-}
-
-// eachElement calls element for each element of an array, with the element and all that
-// follows it. It returns what follows the array.
-func eachElement(data []byte, element func(i int, data []byte) (rest []byte, err error)) (rest []byte, err error) {
-	n, rest, err := msgp.ReadArrayHeaderBytes(data)
-	for i := 0; i < int(n) && err == nil; i++ {
-		rest, err = element(i, rest)
-	}
-	return rest, err
 }

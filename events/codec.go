@@ -202,31 +202,10 @@ func decodeStored(data []byte, ev *indexer.Event) (rest []byte, err error) {
 	return msgpack.ReadFields(data, []msgpack.Field{
 		{Key: "parent_hash", Value: &ev.Parent, Found: &ev.HasParent},
 		{Key: "blocks", Value: func(data []byte) (rest []byte, err error) {
-			ev.Blocks, rest, err = decodeBlocks(data)
+			ev.Blocks, rest, err = msgpack.AppendList(ev.Blocks[:0], data, 20, decodeBlock)
 			return rest, err
 		}},
 	})
-}
-
-// decodeBlocks reads the blocks of a stored event. Most bytes on NATS are blocks, so there is a
-// fast path for the form that kvroute and Dynamo write.
-func decodeBlocks(data []byte) ([]indexer.Block, []byte, error) {
-	n, rest, err := msgp.ReadArrayHeaderBytes(data)
-	if err != nil {
-		return nil, rest, err
-	}
-	// A block takes at least 20 bytes, which bounds the number in a false header.
-	blocks := make([]indexer.Block, 0, min(int(n), len(rest)/20+1))
-	for range n {
-		b, after, ok := plainBlock(rest)
-		if !ok {
-			if b, after, err = decodeBlock(rest); err != nil {
-				return nil, after, err
-			}
-		}
-		blocks, rest = append(blocks, b), after
-	}
-	return blocks, rest, nil
 }
 
 const (
@@ -256,7 +235,12 @@ func plainBlock(data []byte) (b indexer.Block, rest []byte, ok bool) {
 	return b, rest[len(plainBlockEnd):], true
 }
 
+// decodeBlock reads a block of a stored event. Most bytes on NATS are blocks, so there is a fast path
+// for the form that kvroute and Dynamo write.
 func decodeBlock(data []byte) (b indexer.Block, rest []byte, err error) {
+	if b, rest, ok := plainBlock(data); ok {
+		return b, rest, nil
+	}
 	var external, local bool
 	rest, err = msgpack.ReadFields(data, []msgpack.Field{
 		{Key: "block_hash", Value: &b.External, Found: &external},
@@ -269,11 +253,8 @@ func decodeBlock(data []byte) (b indexer.Block, rest []byte, err error) {
 }
 
 func decodeRemoved(data []byte, ev *indexer.Event) (rest []byte, err error) {
-	return msgpack.ReadFields(data, []msgpack.Field{{Key: "block_hashes", Value: func(data []byte) ([]byte, error) {
-		list, rest, err := msgpack.Cut(data)
-		if err == nil {
-			ev.Externals, err = msgpack.List(list, 1, msgpack.Uint)
-		}
+	return msgpack.ReadFields(data, []msgpack.Field{{Key: "block_hashes", Value: func(data []byte) (rest []byte, err error) {
+		ev.Externals, rest, err = msgpack.AppendList(ev.Externals[:0], data, 1, msgpack.UintRest)
 		return rest, err
 	}}})
 }

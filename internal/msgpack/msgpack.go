@@ -5,8 +5,6 @@
 package msgpack
 
 import (
-	"cmp"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -44,71 +42,63 @@ func Cut(data []byte) (value, rest []byte, err error) {
 	return data[:len(data)-len(rest)], rest, err
 }
 
-// List reads an array whose elements take at least size bytes each. So a false header cannot
-// make it allocate much more than the message has.
-func List[T any](data []byte, size int, read func([]byte) (T, error)) ([]T, error) {
+// AppendList appends the elements of an array to dst, none of them after an error, and returns the
+// bytes after it. The elements take at least size bytes each, so a false header cannot make it
+// allocate much more than the message has.
+func AppendList[T any](dst []T, data []byte, size int, read func([]byte) (T, []byte, error)) ([]T, []byte, error) {
 	n, rest, err := msgp.ReadArrayHeaderBytes(data)
+	list := slices.Grow(dst, min(int(n), len(rest)/size+1))
+	for i := 0; i < int(n) && err == nil; i++ {
+		var element T
+		element, rest, err = read(rest)
+		list = append(list, element)
+	}
 	if err != nil {
-		return nil, err
+		return dst, rest, err
 	}
-	list := make([]T, 0, min(int(n), len(rest)/size+1))
-	for range n {
-		element := rest
-		if rest, err = msgp.Skip(rest); err != nil {
-			return nil, err
-		}
-		v, err := read(element[:len(element)-len(rest)])
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, v)
-	}
-	return list, nil
+	return list, rest, nil
 }
 
-// Uint reads an integer of any width. A negative one keeps its bits: engines write hashes as
+// AppendIDs is AppendList for numbers that mostly take one or three bytes, as token ids do. It reads
+// the others by a function.
+func AppendIDs(dst []uint32, data []byte, other func([]byte) (uint32, []byte, error)) ([]uint32, []byte, error) {
+	n, rest, err := msgp.ReadArrayHeaderBytes(data)
+	list := slices.Grow(dst, min(int(n), len(rest)))
+	for i := 0; i < int(n) && err == nil; i++ {
+		var id uint32
+		switch {
+		case len(rest) >= 3 && rest[0] == 0xcd:
+			id, rest = uint32(rest[1])<<8|uint32(rest[2]), rest[3:]
+		case len(rest) >= 1 && rest[0] < 0x80:
+			id, rest = uint32(rest[0]), rest[1:]
+		case len(rest) >= 2 && rest[0] == 0xcc:
+			id, rest = uint32(rest[1]), rest[2:]
+		default:
+			id, rest, err = other(rest)
+		}
+		list = append(list, id)
+	}
+	return list, rest, err
+}
+
+// Each calls element for each element of an array, with the element and all that follows it. It
+// returns what follows the array.
+func Each(data []byte, element func(i int, data []byte) (rest []byte, err error)) (rest []byte, err error) {
+	n, rest, err := msgp.ReadArrayHeaderBytes(data)
+	for i := 0; i < int(n) && err == nil; i++ {
+		rest, err = element(i, rest)
+	}
+	return rest, err
+}
+
+// UintRest reads an integer of any width. A negative one keeps its bits: engines write hashes as
 // signed integers.
-func Uint(data []byte) (uint64, error) {
-	v, _, err := UintRest(data)
-	return v, err
-}
-
-// UintRest is Uint with the bytes after the value.
 func UintRest(data []byte) (uint64, []byte, error) {
 	if len(data) > 0 && (data[0] >= 0xe0 || 0xd0 <= data[0] && data[0] <= 0xd3) {
 		v, rest, err := msgp.ReadInt64Bytes(data)
 		return uint64(v), rest, err
 	}
 	return msgp.ReadUint64Bytes(data)
-}
-
-// AppendUint32s appends the elements of an array of numbers to dst, and returns the bytes after it. It
-// reserves memory for at most one element a byte, whatever length the array claims.
-func AppendUint32s(dst []uint32, data []byte) (list []uint32, rest []byte, err error) {
-	n, rest, err := msgp.ReadArrayHeaderBytes(data)
-	if err != nil || int(n) > len(rest) {
-		return dst, rest, cmp.Or(err, msgp.ErrShortBytes)
-	}
-	first := len(dst)
-	dst = slices.Grow(dst, int(n))[:first+int(n)]
-	for i := range dst[first:] {
-		v := &dst[first+i]
-		switch {
-		case len(rest) >= 3 && rest[0] == 0xcd:
-			*v, rest = uint32(rest[1])<<8|uint32(rest[2]), rest[3:]
-		case len(rest) >= 1 && rest[0] < 0x80:
-			*v, rest = uint32(rest[0]), rest[1:]
-		case len(rest) >= 2 && rest[0] == 0xcc:
-			*v, rest = uint32(rest[1]), rest[2:]
-		case len(rest) >= 5 && rest[0] == 0xce:
-			*v, rest = binary.BigEndian.Uint32(rest[1:]), rest[5:]
-		default:
-			if *v, rest, err = msgp.ReadUint32Bytes(rest); err != nil {
-				return dst[:first], rest, err
-			}
-		}
-	}
-	return dst, rest, nil
 }
 
 // Rank reads a rank of a worker; nil is rank 0.
