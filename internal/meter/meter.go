@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"sync/atomic"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -41,7 +42,7 @@ func (m *Maker) Err() error {
 type Counter struct {
 	counter metric.Int64Counter
 	names   []string // of the attributes
-	// sets are the sets of a single attribute's first values, at most maxSets. The map never changes.
+	// sets are the sets of the first values, at most maxSets. The map never changes.
 	sets *atomic.Pointer[map[string]Set]
 }
 
@@ -65,28 +66,20 @@ func (c Counter) Add(n int, values ...string) {
 	if n <= 0 {
 		return
 	}
-	if len(values) != 1 {
-		c.AddTo(c.set(values), n)
-		return
-	}
-	sets := c.sets.Load()
-	s, known := (*sets)[values[0]]
-	if !known {
-		if s = c.set(values); len(*sets) < maxSets {
-			more := maps.Clone(*sets)
-			more[values[0]] = s
-			c.sets.CompareAndSwap(sets, &more)
+	key, sets := strings.Join(values, "\x00"), *c.sets.Load()
+	s := sets[key]
+	if s == nil {
+		set := make([]attribute.KeyValue, len(values))
+		for i, value := range values {
+			set[i] = attribute.String(c.names[i], value)
+		}
+		if s = (Set{metric.WithAttributes(set...)}); len(sets) < maxSets {
+			sets = maps.Clone(sets)
+			sets[key] = s
+			c.sets.Store(&sets) // a set that another goroutine added meanwhile is made again
 		}
 	}
 	c.AddTo(s, n)
-}
-
-func (c Counter) set(values []string) Set {
-	set := make([]attribute.KeyValue, len(values))
-	for i, value := range values {
-		set[i] = attribute.String(c.names[i], value)
-	}
-	return Set{metric.WithAttributes(set...)}
 }
 
 // Set is a set of attributes that was made once, for events that are frequent.

@@ -27,6 +27,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -44,18 +45,9 @@ const (
 
 // fits reports whether a socket of role r can talk to the peer's role.
 func (r Role) fits(peer string) bool {
-	switch r {
-	case Pub:
-		return peer == "SUB" || peer == "XSUB"
-	case Sub:
-		return peer == "PUB" || peer == "XPUB"
-	case Dealer:
-		return peer == "ROUTER" || peer == "DEALER" || peer == "REP"
-	case Router:
-		return peer == "DEALER" || peer == "REQ" || peer == "ROUTER"
-	default:
-		return false
-	}
+	return slices.Contains(map[Role][]string{
+		Pub: {"SUB", "XSUB"}, Sub: {"PUB", "XPUB"}, Dealer: {"ROUTER", "DEALER", "REP"}, Router: {"DEALER", "REQ", "ROUTER"},
+	}[r], peer)
 }
 
 const (
@@ -210,16 +202,16 @@ func cutShort(b []byte) (s, rest []byte, ok bool) {
 // frame waits for the frame that begins at bytes after from, and returns its flags and where its body
 // begins and ends. room limits the body.
 func (c *Conn) frame(at int, room uint64) (flags byte, begin, end int, err error) {
-	if err := c.await(at + 2); err != nil {
+	if err = c.await(at + 2); err == nil && c.buf[c.from+at]&flagLong != 0 {
+		err = c.await(at + 9)
+	}
+	if err != nil {
 		return 0, 0, 0, err
 	}
-	flags, size := c.buf[c.from+at], uint64(c.buf[c.from+at+1])
-	begin = at + 2
+	head := c.buf[c.from+at:]
+	flags, size, begin := head[0], uint64(head[1]), at+2
 	if flags&flagLong != 0 {
-		if err := c.await(at + 9); err != nil {
-			return 0, 0, 0, err
-		}
-		size, begin = binary.BigEndian.Uint64(c.buf[c.from+at+1:]), at+9
+		size, begin = binary.BigEndian.Uint64(head[1:]), at+9
 	}
 	switch {
 	case flags&^(flagMore|flagLong|flagCommand) != 0:
@@ -323,21 +315,10 @@ func (c *Conn) command(body []byte) (message []byte, err error) {
 
 // Write sends a message. While the peer does not read, it waits up to ten seconds.
 func (c *Conn) Write(frames ...[]byte) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if err := c.nc.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
 		return fmt.Errorf("zmtp: write: %w", err)
 	}
-	for i, f := range frames {
-		flags := byte(0)
-		if i < len(frames)-1 {
-			flags = flagMore
-		}
-		if err := c.writeFrame(flags, f); err != nil {
-			return fmt.Errorf("zmtp: write: %w", err)
-		}
-	}
-	if err := c.w.Flush(); err != nil {
+	if err := c.write(flagMore, frames...); err != nil {
 		return fmt.Errorf("zmtp: write: %w", err)
 	}
 	return nil
@@ -348,27 +329,22 @@ func (c *Conn) Subscribe(prefix string) error {
 	return c.Write(append([]byte{1}, prefix...))
 }
 
-func (c *Conn) write(flags byte, body []byte) error {
+// write writes the frames of a message or of a command. The writer keeps its first error.
+func (c *Conn) write(flags byte, frames ...[]byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.writeFrame(flags, body); err != nil {
-		return err
+	for i, f := range frames {
+		if i == len(frames)-1 {
+			flags &^= flagMore
+		}
+		if len(f) <= 255 {
+			_, _ = c.w.Write([]byte{flags, byte(len(f))})
+		} else {
+			_, _ = c.w.Write(binary.BigEndian.AppendUint64([]byte{flags | flagLong}, uint64(len(f))))
+		}
+		_, _ = c.w.Write(f)
 	}
 	return c.w.Flush()
-}
-
-// writeFrame writes a frame; the caller holds mu and flushes. The writer keeps its
-// first error.
-func (c *Conn) writeFrame(flags byte, body []byte) error {
-	if len(body) <= 255 {
-		_, _ = c.w.Write([]byte{flags, byte(len(body))})
-	} else {
-		head := [9]byte{flags | flagLong}
-		binary.BigEndian.PutUint64(head[1:], uint64(len(body)))
-		_, _ = c.w.Write(head[:])
-	}
-	_, err := c.w.Write(body)
-	return err
 }
 
 // Close ends the connection, and reads and writes that wait on it.
