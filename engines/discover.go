@@ -108,7 +108,7 @@ func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
 // readVLLM reads an answer of /kv_event_sources.
 func readVLLM(body []byte, host string, w EngineWorker) (Found, error) {
 	f := Found{Engine: "vllm"}
-	var answer map[string]struct {
+	var answer map[uint32]struct { // by rank
 		Enabled   *bool  `json:"enable_kv_cache_events"`
 		Publisher string `json:"publisher"`
 		Endpoint  string `json:"endpoint"`
@@ -118,20 +118,15 @@ func readVLLM(body []byte, host string, w EngineWorker) (Found, error) {
 	if err := json.Unmarshal(body, &answer); err != nil {
 		return f, err
 	}
-	byRank := make(map[uint32]string, len(answer))
-	for key := range answer {
-		rank, err := strconv.ParseUint(key, 10, 32)
-		if err != nil || len(answer) > maxEngineRanks {
-			return f, fmt.Errorf("%w: rank %q of %d", msgpack.ErrShape, key[:min(len(key), 32)], len(answer))
-		}
-		byRank[uint32(rank)] = key
+	if len(answer) > maxEngineRanks {
+		return f, fmt.Errorf("%w: %d ranks", msgpack.ErrShape, len(answer))
 	}
-	ranks := slices.Sorted(maps.Keys(byRank))
+	ranks := slices.Sorted(maps.Keys(answer))
 	for i, rank := range ranks {
 		if rank != ranks[0]+uint32(i) {
 			return f, fmt.Errorf("%w: ranks %v", msgpack.ErrShape, ranks)
 		}
-		a := answer[byRank[rank]]
+		a := answer[rank]
 		if a.Enabled != nil && !*a.Enabled || a.Publisher != "" && a.Publisher != "zmq" || a.Endpoint == "" {
 			return f, fmt.Errorf("rank %d: %w", rank, errNoEvents)
 		}

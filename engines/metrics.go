@@ -68,8 +68,6 @@ func (m *sourceMetrics) count(outcome string, n int) {
 
 func (m *sourceMetrics) drops(d *Drops) {
 	for reason, n := range d {
-		if n > 0 {
-			m.leftOut.Add(n, DropReason(reason).String())
-		}
+		m.leftOut.Add(n, DropReason(reason).String())
 	}
 }

@@ -38,9 +38,8 @@ type rankSource struct {
 	at     socket
 	log    *slog.Logger
 
-	ctx           context.Context //nolint:containedctx // of run, for the metrics
-	wake          chan struct{}   // holds a token while the stream may have another request
-	secondRequest *time.Timer     // fires when batches are to be requested once more
+	wake          chan struct{} // holds a token while the stream may have another request
+	secondRequest *time.Timer   // fires when batches are to be requested once more
 
 	mu sync.Mutex
 	// mu guards the fields below. Between two batches the state can be saved.
@@ -93,7 +92,6 @@ func (r *rankSource) count(outcome string, n int) {
 
 // run follows the rank until ctx ends.
 func (r *rankSource) run(ctx context.Context) {
-	r.ctx = ctx
 	r.do(r.clear) // known blocks are of another source
 	r.restore()
 	if r.at.url != "" {

@@ -504,7 +504,7 @@ func TestDiscoveryOfOddEngines(t *testing.T) {
 		"off":                   {"/kv_event_sources", `{"0":{"enable_kv_cache_events":false,"endpoint":"tcp://*:1"}}`, "publishes no events"},
 		"no list":               {"/kv_event_sources", `[1]`, "unmarshal"},
 		"odd ranks":             {"/kv_event_sources", `{"0":{"endpoint":"tcp://*:1"},"2":{"endpoint":"tcp://*:1"}}`, "ranks [0 2]"},
-		"a rank of text":        {"/kv_event_sources", `{"a":{"endpoint":"tcp://*:1"}}`, `rank "a"`},
+		"a rank of text":        {"/kv_event_sources", `{"a":{"endpoint":"tcp://*:1"}}`, `number a`},
 		"another host's pipe":   {"/kv_event_sources", `{"0":{"endpoint":"tcp://[2001:db8::1]:5557"}}`, "that it binds"},
 		"no endpoint":           {"/kv_event_sources", `{"0":{"endpoint":"here"}}`, "want tcp"},
 		"it connects":           {"/kv_event_sources", `{"0":{"endpoint":"tcp://10.9.9.9:5557"}}`, "that it binds"},

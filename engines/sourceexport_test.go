@@ -62,7 +62,6 @@ func NewTestRank(sink events.Sink) TestRank {
 		panic(err)
 	}
 	r := newRankSource(s, &EngineWorker{ID: 7, BlockSize: 4}, socket{}, s.conf.Log)
-	r.ctx = context.Background()
 	return TestRank{r}
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/msgpack"
@@ -48,30 +49,22 @@ type trtHash uint64
 
 // UnmarshalJSON reads either form.
 func (h *trtHash) UnmarshalJSON(data []byte) error {
-	if len(data) > 0 && data[0] == '"' {
-		var text string
-		if err := json.Unmarshal(data, &text); err != nil {
-			return err
-		}
-		if len(text) < 16 {
-			return fmt.Errorf("%w: a hash of %d digits", msgpack.ErrShape, len(text))
-		}
+	text, isText := strings.CutPrefix(string(data), `"`)
+	switch {
+	case isText && len(text) < 17:
+		return fmt.Errorf("%w: a hash of %d digits", msgpack.ErrShape, len(text)-1)
+	case isText:
 		n, err := strconv.ParseUint(text[:16], 16, 64)
 		*h = trtHash(n)
 		return err
+	case strings.HasPrefix(text, "-"):
+		n, err := strconv.ParseInt(text, 10, 64) // keeps its bits
+		*h = trtHash(n)
+		return err
 	}
-	n, err := jsonUint(data)
+	n, err := strconv.ParseUint(text, 10, 64)
 	*h = trtHash(n)
 	return err
-}
-
-// jsonUint reads an integer; a negative one keeps its bits.
-func jsonUint(data []byte) (uint64, error) {
-	if len(data) > 0 && data[0] == '-' {
-		n, err := strconv.ParseInt(string(data), 10, 64)
-		return uint64(n), err
-	}
-	return strconv.ParseUint(string(data), 10, 64)
 }
 
 // decodeTRTLLM reads the answer of TensorRT-LLM's /kv_cache_events: a JSON list. An event that
@@ -104,16 +97,13 @@ func (t *trtEvent) appendTo(b *EngineBatch) {
 	switch t.Data.Type {
 	case "created":
 		base.Kind = EngineStarted
-		b.Events = append(b.Events, base)
 	case "stored":
 		t.stored(base, b)
 	case "removed":
-		ev := base
-		ev.Kind, ev.AnyTier, ev.Hashes = EngineRemoved, true, make([]uint64, len(t.Data.Hashes))
-		for i, h := range t.Data.Hashes {
-			ev.Hashes[i] = uint64(h)
+		base.Kind, base.AnyTier = EngineRemoved, true
+		for _, h := range t.Data.Hashes {
+			base.Hashes = append(base.Hashes, uint64(h))
 		}
-		b.Events = append(b.Events, ev)
 	case "updated":
 		t.updated(base, b)
 	case "":
@@ -122,7 +112,7 @@ func (t *trtEvent) appendTo(b *EngineBatch) {
 		b.Drops[DropKind]++
 	}
 	if len(b.Events) == before {
-		b.Events = append(b.Events, base) // with an unknown kind
+		b.Events = append(b.Events, base) // perhaps with an unknown kind
 	}
 }
 
@@ -153,15 +143,11 @@ func (t *trtEvent) stored(base EngineEvent, b *EngineBatch) {
 		}
 		if n := len(ev.Hashes); n > 0 && tier != ev.Tier {
 			b.Events = append(b.Events, ev)
-			parent := ev.Hashes[n-1]
+			base.Parent, base.HasParent = ev.Hashes[n-1], true
 			ev = base
-			ev.Parent, ev.HasParent = parent, true
 		}
 		if len(ev.Hashes) == 0 {
-			ev.Tier, ev.BlockSize = tier, len(block.Tokens)
-			if block.LoRA != nil {
-				ev.HasLoRAID = true
-			}
+			ev.Tier, ev.BlockSize, ev.HasLoRAID = tier, len(block.Tokens), block.LoRA != nil
 			if block.Salt != nil {
 				ev.Salt, ev.HasSalt = *block.Salt, true
 			}
