@@ -306,7 +306,7 @@ func FuzzLoadSources(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(empty.Bytes())
-	f.Add([]byte("KVRSRCS4"))
+	f.Add([]byte("KVRSRCS5"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := engines.NewSources(engines.SourcesConfig{})
 		if err != nil {
