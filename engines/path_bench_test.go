@@ -134,18 +134,16 @@ func (e *chatEngine) chats(prompt, requests int) {
 				c.blocks = append(c.blocks, e.store(parent, 1)...)
 			}
 			if c.tokens >= 256 {
-				for k := len(c.blocks) - 1; k >= 0; k-- {
-					e.finished = append(e.finished, c.blocks[k])
-				}
+				slices.Reverse(c.blocks)
+				e.finished = append(e.finished, c.blocks...)
 				running = append(running[:i], running[i+1:]...)
 				i--
 			}
 		}
 		e.step()
 	}
-	for k := len(system) - 1; k >= 0; k-- {
-		e.finished = append(e.finished, system[k])
-	}
+	slices.Reverse(system)
+	e.finished = append(e.finished, system...)
 	e.empty()
 }
 

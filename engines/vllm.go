@@ -212,11 +212,11 @@ func (r *eventReader) field(key, data []byte) (rest []byte, err error) {
 		}
 	case "medium":
 		word, rest, err = readWord(data)
-		known := false
-		if ev.Tier, known = media[string(word)]; !known {
-			ev.Tier, known = media[strings.ToUpper(string(word))]
-		}
+		tier, known := media[string(word)]
 		if !known {
+			tier, known = media[strings.ToUpper(string(word))]
+		}
+		if ev.Tier = tier; !known {
 			r.drop = DropMedium
 		}
 	case "locality":
