@@ -110,13 +110,19 @@ func (c *Cache) append(ctx context.Context, dst []uint32, t *Tokenizer, text []b
 // keys appends the keys of the text's steps. The first depends on at.
 func (c *Cache) keys(dst []cacheKey, at cacheKey, text []byte) []cacheKey {
 	for dst = slices.Grow(dst, len(text)/c.step); len(text) >= c.step; text = text[c.step:] {
-		for k, seed := range c.seeds {
-			h := maphash.Bytes(seed, text[:c.step])
-			at[k] = (at[k]^h)*0x9e3779b97f4a7c15 ^ (at[k]>>29 | h<<35)
-		}
+		at = c.mix(at, text[:c.step])
 		dst = append(dst, at)
 	}
 	return dst
+}
+
+// mix returns the key of at's text with more text behind it.
+func (c *Cache) mix(at cacheKey, text []byte) cacheKey {
+	for k, seed := range c.seeds {
+		h := maphash.Bytes(seed, text)
+		at[k] = (at[k]^h)*0x9e3779b97f4a7c15 ^ (at[k]>>29 | h<<35)
+	}
+	return at
 }
 
 // find returns the entries of the known steps.
@@ -152,6 +158,13 @@ func (c *Cache) store(keys []cacheKey, fresh []entry) {
 	for c.bytes > c.limit && c.lru.Len() > 0 {
 		c.lru.RemoveOldest()
 	}
+}
+
+// remove removes an entry, if it is there.
+func (c *Cache) remove(key cacheKey) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lru.Remove(key)
 }
 
 func (ch *chunk) cost() int { return chunkCost + 4*cap(ch.ids) }

@@ -235,7 +235,7 @@ func TestKnownMessagesAreShared(t *testing.T) {
 			same++
 		}
 	}
-	if same < 30 {
+	if same < 39 {
 		t.Errorf("%d of 39 messages were known", same)
 	}
 }
