@@ -50,6 +50,8 @@ type entry interface{ cost() int }
 type chunk struct {
 	ids         []uint32
 	after, from resume // where the ids begin and end
+	size        int    // of the text, for what lies behind the last step
+	hash        cacheKey
 }
 
 // NewCache returns a cache of about limit bytes. It covers about half as many bytes of chats: an id stands
@@ -85,26 +87,44 @@ func (c *Cache) append(ctx context.Context, dst []uint32, t *Tokenizer, text []b
 	var buf [64]cacheKey
 	keys := c.keys(buf[:0], cacheKey{t.identity + uint64(f), t.identity}, text)
 	base := len(dst)
-	from := resume{start: true}
-	known := 0
+	step, known := resume{start: true}, 0 // where the last known step ends
 	for _, e := range c.find(keys) {
 		ch := e.(*chunk)
-		if ch.after != from {
+		if ch.after != step {
 			break
 		}
-		dst, from = append(dst, ch.ids...), ch.from
+		dst, step = append(dst, ch.ids...), ch.from
 		known++
 	}
-	rec := recorder{step: c.step, next: (known + 1) * c.step, mark: known * c.step, last: from, ends: make([]resume, 0, len(keys)-known)}
+	rec := recorder{step: c.step, next: (known + 1) * c.step, mark: known * c.step, last: step, size: len(text), ends: make([]resume, 0, len(keys)-known)}
+	var old cacheKey
+	if known > 0 {
+		old = tailKey(keys[known-1])
+		for _, e := range c.find([]cacheKey{old}) {
+			if ch := e.(*chunk); ch.after == step && ch.size <= len(text) && c.mix(old, text[known*c.step:ch.size]) == ch.hash {
+				dst, rec.last, rec.mark = append(dst, ch.ids...), ch.from, ch.size
+			}
+		}
+	}
+	rec.tail, reused = rec.last, rec.last.at
 	dst, err = t.encode(ctx, dst, text, f, &rec)
 	fresh := make([]entry, len(rec.ends))
-	last := from
+	cut := func(end resume) *chunk {
+		ch := &chunk{ids: slices.Clone(dst[base+step.ids : base+end.ids]), after: step, from: end}
+		step = end
+		return ch
+	}
 	for k, end := range rec.ends {
-		fresh[k] = &chunk{slices.Clip(slices.Clone(dst[base+last.ids : base+end.ids])), last, end}
-		last = end
+		fresh[k] = cut(end)
 	}
 	c.store(keys[known:], fresh)
-	return dst, from.at, err
+	if known += len(fresh); known > 0 && err == nil && rec.tail.at > step.at {
+		key := tailKey(keys[known-1])
+		tail := cut(rec.tail)
+		tail.size, tail.hash = len(text), c.mix(key, text[known*c.step:])
+		c.replace(old, key, tail)
+	}
+	return dst, reused, err
 }
 
 // keys appends the keys of the text's steps. The first depends on at.
@@ -160,11 +180,17 @@ func (c *Cache) store(keys []cacheKey, fresh []entry) {
 	}
 }
 
-// remove removes an entry, if it is there.
-func (c *Cache) remove(key cacheKey) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.lru.Remove(key)
+// tailKey is the key of what lies behind the last step of a text.
+func tailKey(step cacheKey) cacheKey { return cacheKey{step[0], ^step[1]} }
+
+// replace stores what lies behind the last step of a text, instead of what was known behind an earlier step.
+func (c *Cache) replace(old, key cacheKey, e entry) {
+	if key != old {
+		c.mu.Lock()
+		c.lru.Remove(old)
+		c.mu.Unlock()
+	}
+	c.store([]cacheKey{key}, []entry{e})
 }
 
 func (ch *chunk) cost() int { return chunkCost + 4*cap(ch.ids) }

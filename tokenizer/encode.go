@@ -25,6 +25,8 @@ type recorder struct {
 	last resume // the last place; what it depends on ends at or before next
 	mark int    // where what any decision so far depends on ends
 	ends []resume
+	size int    // of the text
+	tail resume // the last place that depends on no text behind the text's end
 }
 
 // note records that the decisions so far depend on the text up to mark.
@@ -37,7 +39,9 @@ func (r *recorder) note(mark int) {
 // place records a place between two decisions. Calls are in the order of the text.
 func (r *recorder) place(p resume, mark int) {
 	r.note(max(mark, p.at))
-	r.last = p
+	if r.last = p; r.mark <= r.size {
+		r.tail = p
+	}
 }
 
 // finish records the steps up to the end of the text.

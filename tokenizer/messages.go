@@ -112,9 +112,6 @@ func (r *messagesReader) find() {
 	}
 }
 
-// tailKey is the key of what lies behind the last step.
-func tailKey(step cacheKey) cacheKey { return cacheKey{step[0], ^step[1]} }
-
 // hash returns the hash of the text up to end, which lies behind a number of steps.
 func (r *messagesReader) hash(steps, end int) cacheKey {
 	return r.c.mix(r.keys[steps-1], r.text[steps*r.c.step:end])
@@ -144,10 +141,6 @@ func (r *messagesReader) store() {
 	if steps == 0 || len(r.rest.list) == 0 {
 		return
 	}
-	key := tailKey(r.keys[steps-1])
-	if key != r.tail {
-		r.c.remove(r.tail)
-	}
 	r.rest.hash = r.hash(steps, r.rest.end)
-	r.c.store([]cacheKey{key}, []entry{&r.rest})
+	r.c.replace(r.tail, tailKey(r.keys[steps-1]), &r.rest)
 }

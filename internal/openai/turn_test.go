@@ -69,6 +69,7 @@ func turns(t testing.TB, size int) (list []string) {
 		add("user", cut(prose, n/4))
 		add("assistant", cut(prose, n/4)+"\n```go\n"+cut(code, n/2)+"\n```\n")
 	}
+	add("user", cut(prose, 200))
 	return list
 }
 
