@@ -148,7 +148,7 @@ func (s *Scanner) String() ([]byte, error) {
 	s.At++
 	s.Escaped = false
 	for {
-		s.At += plain(s.In[s.At:])
+		s.At += Plain(s.In[s.At:])
 		if s.At == len(s.In) {
 			return nil, s.Fail("unexpected end of a string")
 		}
@@ -169,10 +169,10 @@ func (s *Scanner) String() ([]byte, error) {
 	}
 }
 
-// plain returns how many bytes at the beginning of in stand for themselves in a
+// Plain returns how many bytes at the beginning of in stand for themselves in a
 // string: all but quotes, backslashes and control characters. Bodies are long
 // strings for the most part, so it looks at eight bytes at a time.
-func plain(in []byte) int {
+func Plain(in []byte) int {
 	const (
 		ones  = 0x0101010101010101
 		highs = 0x8080808080808080
@@ -261,11 +261,11 @@ func (s *Scanner) digits() bool {
 // appended to dst, which may be quoted[:0]. Half a surrogate pair becomes U+FFFD; whole is then false.
 func Unquote(dst, quoted []byte) (text []byte, whole bool) {
 	in := quoted[1 : len(quoted)-1]
-	n := plain(in)
+	n := Plain(in)
 	if n == len(in) {
 		return in, true
 	}
-	for whole = true; ; n = plain(in) {
+	for whole = true; ; n = Plain(in) {
 		dst = append(dst, in[:n]...)
 		if in = in[n:]; len(in) == 0 {
 			return dst, whole

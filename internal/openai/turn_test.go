@@ -73,6 +73,22 @@ func turns(t testing.TB, size int) (list []string) {
 	return list
 }
 
+// toolTurns are turns in which the assistant calls tools with code in the arguments.
+func toolTurns(t testing.TB, size int) (list []string) {
+	_, code := turnSource(t)
+	total := 0
+	for k := 0; total < size; k++ {
+		text := code[k*3001%(len(code)-2000):]
+		arguments, _ := json.Marshal(map[string]string{"path": "main.go", "text": text[:1500]})
+		quoted, _ := json.Marshal(string(arguments))
+		result, _ := json.Marshal(text[:500])
+		list = append(list, fmt.Sprintf(`{"role":"assistant","content":null,"tool_calls":[{"id":"call%d","type":"function","function":{"name":"write","arguments":%s}}]}`, k, quoted),
+			fmt.Sprintf(`{"role":"tool","tool_call_id":"call%d","content":%s}`, k, result))
+		total += len(list[2*k]) + len(list[2*k+1])
+	}
+	return append([]string{`{"role":"user","content":"Write it."}`}, list...)
+}
+
 func turnBody(messages ...string) []byte {
 	return []byte(`{"model":"m","temperature":0.7,"messages":[` + strings.Join(messages, ",") + `],"stream":true,"max_tokens":300}`)
 }
@@ -98,9 +114,14 @@ const turnMark = "@@@@@@@@"
 func BenchmarkTurn(b *testing.B) {
 	cache := tokenizer.NewCache(64 << 20)
 	m := turnModel(b, cache)
-	for _, size := range []int{1, 10, 100, 220} {
+	for _, size := range []int{1, 10, 100, 220, -220} {
 		for _, fresh := range []int{1, 4} {
-			list := turns(b, size<<10)
+			kind, list := "KB", []string(nil)
+			if size < 0 {
+				kind, list = "KB of calls", toolTurns(b, -size<<10)
+			} else {
+				list = turns(b, size<<10)
+			}
 			prose, code := turnSource(b)
 			body := turnBody(list...)
 			var ids []uint32
@@ -129,7 +150,7 @@ func BenchmarkTurn(b *testing.B) {
 				next := `{"role":"assistant","content":"` + turnMark + string(answer[1:]) + `},{"role":"user","content":` + string(question) + `}`
 				bodies = append(bodies, turnBody(append(list[:len(list):len(list)], next)...))
 			}
-			b.Run(fmt.Sprintf("%dKB/new=%dKB", size, fresh), func(b *testing.B) {
+			b.Run(fmt.Sprintf("%d%s/new=%dKB", max(size, -size), kind, fresh), func(b *testing.B) {
 				b.ReportAllocs()
 				b.SetBytes(int64(len(body)))
 				reused, taken := 0, time.Duration(0)

@@ -266,19 +266,36 @@ func (r *renderer) appendJSONObject(dst []byte, d *Dict, style *jsonStyle, level
 
 func appendJSONString(dst []byte, s string, ascii bool) []byte {
 	dst = append(dst, '"')
-	for _, c := range s {
+	from := 0 // of the characters that stand for themselves
+	bytes, valid := unsafe.Slice(unsafe.StringData(s), len(s)), !ascii && utf8.ValidString(s)
+	for i := 0; i < len(s); {
+		if valid {
+			if i += jsonscan.Plain(bytes[i:]); i == len(s) {
+				break
+			}
+		}
+		c, n := rune(s[i]), 1
+		if c >= utf8.RuneSelf {
+			c, n = utf8.DecodeRuneInString(s[i:])
+		}
+		i += n
+		if c >= ' ' && c != '"' && c != '\\' && (c <= 0x7e || !ascii && (c != utf8.RuneError || n > 1)) {
+			continue
+		}
+		dst = append(dst, s[from:i-n]...)
+		from = i
 		switch {
 		case c == '"' || c == '\\':
 			dst = append(dst, '\\', byte(c))
-		case c >= ' ' && (c <= 0x7e || !ascii):
+		case '\b' <= c && c <= '\r' && c != '\v':
+			dst = append(dst, '\\', "btn fr"[c-'\b'])
+		case c >= ' ' && !ascii:
 			dst = utf8.AppendRune(dst, c)
-		case strings.ContainsRune("\b\f\n\r\t", c):
-			dst = append(dst, '\\', "bfnrt"[strings.IndexRune("\b\f\n\r\t", c)])
 		default:
 			for _, unit := range utf16.AppendRune(nil, c) {
 				dst = fmt.Appendf(dst, `\u%04x`, unit)
 			}
 		}
 	}
-	return append(dst, '"')
+	return append(append(dst, s[from:]...), '"')
 }
