@@ -48,6 +48,7 @@ type ProberConfig struct {
 type Prober struct {
 	conf   ProberConfig
 	probes meter.Counter
+	news   chan struct{} // holds a token if there may be a new target
 
 	mu sync.Mutex
 	// mu guards the field below.
@@ -80,7 +81,7 @@ func NewProber(conf ProberConfig) (*Prober, error) {
 	}
 	m := meter.New(conf.Meter)
 	probes := m.Counter("kvroute.fleet.probes", "{probe}", "Questions to workers over HTTP, by kind and outcome.", "kind", "outcome")
-	return &Prober{conf: conf, probes: probes, targets: make(map[probeKey]*target)}, m.Err()
+	return &Prober{conf: conf, probes: probes, news: make(chan struct{}, 1), targets: make(map[probeKey]*target)}, m.Err()
 }
 
 // Set replaces the probes of a worker by those of its record.
@@ -89,6 +90,10 @@ func (p *Prober) Set(r Record, info router.WorkerInfo) {
 	defer p.mu.Unlock()
 	p.setLocked(probeKey{info.ID, kindHealth}, r.Health, target{info: info, paths: []string{healthPath}, every: probeEvery})
 	p.setLocked(probeKey{info.ID, kindMetrics}, r.Metrics, target{info: info, paths: LoadPaths[:], every: loadEvery})
+	select {
+	case p.news <- struct{}{}:
+	default:
+	}
 }
 
 func (p *Prober) setLocked(key probeKey, conf *Probe, t target) {
@@ -108,42 +113,58 @@ func (p *Prober) setLocked(key probeKey, conf *Probe, t target) {
 // Remove ends the probes of a worker.
 func (p *Prober) Remove(id uint64) { p.Set(Record{}, router.WorkerInfo{ID: id}) }
 
-// Run sends probes until ctx ends.
+// Run sends probes until ctx ends. Probes that are due within a tenth of the shortest period are
+// sent together, since each waking of an idle process costs more than a probe.
 func (p *Prober) Run(ctx context.Context) error {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
 	var open sync.WaitGroup
 	defer open.Wait()
 	room := make(chan struct{}, probesOpen)
+	pause := time.NewTimer(0)
+	defer pause.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case now := <-tick.C:
-			for key, t := range p.due(now, probesOpen-len(room)) {
-				room <- struct{}{}
-				open.Go(func() {
-					defer func() { <-room }()
-					p.probe(ctx, key, t)
-				})
-			}
+		case <-p.news:
+		case <-pause.C:
 		}
+		due, wait := p.due(time.Now())
+		for key, t := range due {
+			select {
+			case <-ctx.Done():
+				return nil
+			case room <- struct{}{}:
+			}
+			open.Go(func() {
+				defer func() { <-room }()
+				p.probe(ctx, key, t)
+			})
+		}
+		pause.Reset(wait)
 	}
 }
 
-// due returns at most n targets whose time has come. Their periods vary at random, so that
-// probes of one moment spread out.
-func (p *Prober) due(now time.Time, n int) map[probeKey]target {
+// due returns the targets whose time has come or is near, and the time until the next call. Their
+// periods vary at random, so that probes of one moment spread out.
+func (p *Prober) due(now time.Time) (due map[probeKey]target, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	due := make(map[probeKey]target)
-	for key, t := range p.targets {
-		if !t.open && !now.Before(t.next) && len(due) < n {
-			t.open, t.next = true, now.Add(t.every-t.every/16+rand.N(t.every/8))
-			due[key] = *t
-		}
+	due, wait = make(map[probeKey]target), time.Minute
+	near := time.Minute
+	for _, t := range p.targets {
+		near = min(near, t.every/10)
 	}
-	return due
+	for key, t := range p.targets {
+		if early := t.next.Sub(now); early < near {
+			t.next = now.Add(max(0, early) + t.every - t.every/16 + rand.N(t.every/8))
+			if !t.open {
+				t.open = true
+				due[key] = *t
+			}
+		}
+		wait = min(wait, t.next.Sub(now))
+	}
+	return due, wait
 }
 
 // probe sends one probe and passes on the answer.
