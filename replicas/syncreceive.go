@@ -67,9 +67,14 @@ func newReceiver(s *Sync) *receiver {
 }
 
 func (r *receiver) run(done <-chan struct{}, in <-chan *nats.Msg) {
-	tick := time.NewTicker(min(max(r.times.presence/20, time.Millisecond), 100*time.Millisecond))
+	often, rarely := min(max(r.times.presence/20, time.Millisecond), 100*time.Millisecond), min(max(r.times.presence/4, time.Millisecond), time.Second/2)
+	tick := time.NewTicker(rarely)
 	defer tick.Stop()
-	for {
+	for crowd := false; ; {
+		if now := len(r.peers) > 0; now != crowd { // only peers need precise times
+			crowd = now
+			tick.Reset(map[bool]time.Duration{false: rarely, true: often}[crowd])
+		}
 		select {
 		case <-done:
 			return
