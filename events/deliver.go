@@ -27,6 +27,12 @@ func (s *Subscriber) unlock() {
 		}
 		s.endLocked()
 	}
+	if p := &s.tracker.repairs; len(p.timers)+len(p.ready) > 0 {
+		select {
+		case s.repairing <- struct{}{}:
+		default:
+		}
+	}
 	s.mu.Unlock()
 }
 

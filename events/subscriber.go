@@ -54,6 +54,8 @@ type Subscriber struct {
 	pending int            // how many messages may wait in a subscription
 	asking  sync.WaitGroup // calls of Ask
 
+	repairing chan struct{} // holds a token if queries have a time or wait
+
 	mu sync.Mutex
 	// mu guards the fields below. Nothing that may wait happens while it is held.
 	tracker *tracker
@@ -85,7 +87,7 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	s := &Subscriber{
 		conf: conf, nc: nc,
 		pending: 1 << 20, maxQueue: 4096,
-		answers: make(map[uint64]*collected),
+		answers: make(map[uint64]*collected), repairing: make(chan struct{}, 1),
 	}
 	s.delivered.L = &s.mu
 	s.tracker = newTracker(func(worker uint64, rank uint32, ev indexer.Event) {
@@ -112,10 +114,11 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 
 // Periods of [Subscriber.Run].
 const (
-	tickEvery   = 50 * time.Millisecond // precision of the times of queries
-	lossesEvery = 20                    // ticks
-	expireEvery = 100                   // ticks
-	wantedEvery = 50 * time.Millisecond // see [Subscriber.AwaitWanted]
+	tickEvery   = 50 * time.Millisecond  // precision of the times of queries
+	idleEvery   = 500 * time.Millisecond // between two ticks without queries
+	lossesEvery = time.Second
+	expireEvery = 5 * time.Second
+	wantedEvery = 500 * time.Millisecond // see [Subscriber.AwaitWanted]
 )
 
 // Run receives events from NATS core until ctx ends, and sends queries. After a loss of the
@@ -141,10 +144,11 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	if err := replies.SetPendingLimits(-1, 1<<30); err != nil { // the number of queries is bounded
 		return fmt.Errorf("events: set limits of answers: %w", err)
 	}
-	tick := time.NewTicker(tickEvery)
+	tick := time.NewTicker(idleEvery)
 	defer tick.Stop()
 	connection, lost := s.nc.Stats().Reconnects, 0
-	for n := 1; ; n++ {
+	expired, checked := time.Now(), time.Now()
+	for {
 		select {
 		case <-ctx.Done():
 			for _, sub := range []*nats.Subscription{sub, replies} {
@@ -153,6 +157,8 @@ func (s *Subscriber) Run(ctx context.Context) error {
 				}
 			}
 			return nil
+		case <-s.repairing:
+			bus.Wait(ctx, tickEvery)
 		case <-tick.C:
 		}
 		s.tick(ctx)
@@ -160,12 +166,14 @@ func (s *Subscriber) Run(ctx context.Context) error {
 			connection = now
 			s.audit("NATS was away")
 		}
-		if n%expireEvery == 0 {
+		if time.Since(expired) >= expireEvery {
+			expired = time.Now()
 			s.expire()
 		}
-		if n%lossesEvery != 0 {
+		if time.Since(checked) < lossesEvery {
 			continue
 		}
+		checked = time.Now()
 		if dropped, err := sub.Dropped(); err == nil && dropped > lost {
 			s.conf.Log.Warn("too slow for the events; messages were dropped", "messages", dropped-lost)
 			s.metrics.events.Add(dropped-lost, outcomeSlow)
