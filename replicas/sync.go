@@ -30,7 +30,7 @@ import (
 // # Protocol
 //
 // Each replica owns its requests. It publishes every change of them; a change leaves at
-// most 5 ms after it happened, together with the other changes of that time. Messages are
+// most 10 ms after it happened, together with the other changes of that time. Messages are
 // numbered. Every 2 s a replica publishes its presence: the number of its next message,
 // and how many requests it has in flight. A peer that misses a number, or counts
 // otherwise, requests the whole list, which replaces what the peer holds. The list
@@ -112,7 +112,7 @@ type syncTimes struct {
 const (
 	presentEvery   = 2 * time.Second       // a replica is gone after three missing presences
 	syncDelay      = time.Millisecond      // the least time that a change waits for others
-	syncSpacing    = 5 * time.Millisecond  // between two rounds of messages
+	syncSpacing    = 10 * time.Millisecond  // between two rounds of messages
 	syncListEvery  = 50 * time.Millisecond // between two answers to requests for the list
 	syncQuietAfter = time.Minute           // without another router, until changes are not sent
 	syncDynamo     = 300 * time.Second     // without a message, until a router of Dynamo is removed
