@@ -97,12 +97,6 @@ type Config struct {
 	// [FirstTokenResponseHeaders].
 	FirstToken string
 
-	// ForwardTokens names the forms, comma-separated, in which workers get prompts as
-	// token ids: "prompt" for completions, "kv_transfer_params" for vLLM's chats,
-	// "prompt_token_ids" for TensorRT-LLM's chats, or [ForwardAuto] for each form that
-	// the worker's version supports. Default none: bodies are unchanged.
-	ForwardTokens string
-
 	// Client sends prefill requests. It must follow no redirects and use no proxies. Default
 	// [reach.Networks.Client] of Networks.
 	Client *http.Client
@@ -207,7 +201,6 @@ type Server struct {
 	conf    Config
 	router  Router
 	metrics *metrics
-	forms   forms
 	prefill prefill.Client
 	prefix  string // of our request ids
 

@@ -148,25 +148,6 @@ func TestCompressedBodiesThatAreCut(t *testing.T) {
 	})
 }
 
-// Ids never go into a body that is compressed.
-func TestCompressedBodiesAreNotWritten(t *testing.T) {
-	h := newHarness(t, extproc.Config{ForwardTokens: "auto"})
-	h.router.will(func(context.Context, router.Request) (router.Decision, error) {
-		d := chosen
-		d.Tokens = &router.Tokens{IDs: []uint32{1, 2}, Agreed: true, Engine: "vllm", EngineVersion: "0.32.0"}
-		return d, nil
-	})
-	body := zipped(`{"model":"m","prompt":"a"}`)
-	x := h.Do(envoytest.Request{Path: "/v1/completions", Body: body, Header: []string{"content-encoding", "gzip"}})
-	if x.Body != nil || x.Header["x-dynamo-worker"] == "" {
-		t.Errorf("body %q, header %v", x.Body, x.Header)
-	}
-	x.End()
-	if n := h.count(t, "kvroute.extproc.forwards", "encoding"); n != 1 {
-		t.Errorf("%d kept because of the encoding, want 1", n)
-	}
-}
-
 // Many bodies at a time, whole and broken, share their memory and nothing else.
 func TestCompressedBodiesAtATime(t *testing.T) {
 	h := newHarness(t, extproc.Config{})

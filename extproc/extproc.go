@@ -91,12 +91,8 @@ func New(conf Config, r Router) (*Server, error) {
 	if r == nil {
 		return nil, errors.New("extproc: there is no router")
 	}
-	f, err := parseForms(conf.ForwardTokens)
-	if err != nil {
-		return nil, fmt.Errorf("extproc: ForwardTokens: %w", err)
-	}
 	s := &Server{
-		conf: conf, router: r, forms: f,
+		conf: conf, router: r,
 		prefix: IDPrefix(conf.RouterID),
 		held:   heldBytes{most: conf.MaxHeldBytes}, prefill: prefill.Client{HTTP: conf.Client, Router: r},
 	}

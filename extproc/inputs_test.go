@@ -265,7 +265,7 @@ func TestQueryInstanceID(t *testing.T) {
 	const body = `{"model":"m","messages":[1],"nvext":{"annotations":["query_instance_id:"],"agent_hints":{}}}`
 	told := chosen
 	told.Worker.DPRank = 3
-	told.Tokens = &router.Tokens{IDs: []uint32{1, 2}}
+	told.Tokens = []uint32{1, 2}
 	h := newHarness(t, extproc.Config{AllowDirect: true})
 	h.router.queries = true
 	h.router.will(func(_ context.Context, req router.Request) (router.Decision, error) {

@@ -47,19 +47,14 @@ func (s *stream) splittable(m message, fields *openai.Body) router.Split {
 }
 
 // runLeg runs the prefill leg of the decision, if there is one, and returns the decode request's
-// body. changed is the body with token ids, nil if the body is unchanged. Without a leg, or if it
-// fails, runLeg returns changed: the worker computes the prompt. The error is that of
-// [router.Router.PrefillFailed].
-func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body, changed []byte) ([]byte, error) {
+// body. Without a leg, or if it fails, the body is nil: it is unchanged, and the worker computes the
+// prompt. The error is that of [router.Router.PrefillFailed].
+func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body []byte) ([]byte, error) {
 	d := s.decision.Prefill
 	if d == nil || s.legByHeader() {
-		return changed, nil
+		return nil, nil
 	}
 	size := 2 * len(body) // the client's body, and the decode worker's
-	if changed != nil {
-		size += len(changed)
-		body = changed
-	}
 	leg := prefill.Leg{Path: "/v1/chat/completions", Header: http.Header{}, Body: body, Prompts: fields.Prompts}
 	leg.Header.Set("x-request-id", s.id)
 	s.trace(leg.Header)
@@ -88,9 +83,9 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body, changed 
 		return decode, nil
 	case outcome != prefill.Left:
 		s.server.conf.Log.Debug("a prefill leg failed", "worker", d.Worker.ID, "reason", outcome)
-		return changed, s.server.router.PrefillFailed(s.id)
+		return nil, s.server.router.PrefillFailed(s.id)
 	}
-	return changed, nil
+	return nil, nil
 }
 
 // trace adds the request's trace context to the headers of another request, so that the worker's spans

@@ -33,7 +33,7 @@ const (
 
 // metrics are the package's instruments. docs/metrics.md lists them.
 type metrics struct {
-	ends, failOpen, refusals, strays, forwards, encodings, queries, unreached meter.Counter
+	ends, failOpen, refusals, strays, encodings, queries, unreached meter.Counter
 	bodySize, legs                                                            metric.Float64Histogram
 }
 
@@ -49,7 +49,6 @@ func newMetrics(from metric.Meter, s *Server) (*metrics, error) {
 		failOpen:  m.Counter("kvroute.extproc.fail_open", "{request}", "Requests that Envoy routes without kvroute, by reason.", "reason"),
 		refusals:  m.Counter("kvroute.extproc.refusals", "{request}", "Requests answered with an error, by status.", "status"),
 		strays:    m.Counter("kvroute.extproc.strays", "{message}", "Unexpected messages of Envoy, by message.", "message"),
-		forwards:  m.Counter("kvroute.extproc.forwards", "{request}", "Requests whose prompt could be forwarded as token ids, by form and outcome.", "form", "outcome"),
 		queries:   m.Counter("kvroute.extproc.queries", "{request}", "Requests that only queried their worker."),
 		encodings: m.Counter("kvroute.extproc.encodings", "{request}", "Requests with a compressed body, by encoding and outcome.", "encoding", "outcome"),
 		unreached: m.Counter("kvroute.extproc.unreached", "{request}", "Requests that Envoy could not send to the chosen worker, because it has no endpoint there."),

@@ -83,9 +83,7 @@ func (s *stream) query(ctx context.Context, req router.Request, model string) bo
 	a.Worker.Decode, a.Worker.DecodeRank = d.Worker.ID, d.Worker.DPRank
 	first := cmp.Or(d.Prefill, &d) // computes the prompt
 	a.Worker.Prefill, a.Worker.PrefillRank = first.Worker.ID, first.Worker.DPRank
-	if a.Overlap = first.OverlapBlocks; d.Tokens != nil {
-		a.Tokens = d.Tokens.IDs
-	}
+	a.Overlap, a.Tokens = first.OverlapBlocks, d.Tokens
 	body, _ := json.Marshal(a) // numbers always marshal
 	s.server.metrics.queries.Count()
 	return s.send(immediate(http.StatusOK, []string{"content-type", "application/json"}, body, "kvroute_query"))

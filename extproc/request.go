@@ -42,7 +42,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 		// that kvroute sees in it ends the prefill anyway.
 		Unseen:     !fields.Stream,
 		Split:      s.splittable(m, &fields),
-		WantTokens: len(s.server.forms) > 0, WantSecond: s.server.conf.SecondChoice != SecondNone,
+		WantSecond: s.server.conf.SecondChoice != SecondNone,
 	}
 	if s.salt != "" { // a gateway can set the header; the body is always the client's
 		req.Salt = s.salt
@@ -58,14 +58,14 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	switch {
 	case err == nil:
 		s.state = routed
-		changed, err := s.runLeg(ctx, &fields, body, s.forward(&fields, m, body))
+		decode, err := s.runLeg(ctx, &fields, body)
 		switch {
 		case ctx.Err() != nil:
 			return false
 		case err != nil:
 			return s.refuse(s.refusal(err, fields.Model))
 		}
-		return s.route(m, changed)
+		return s.route(m, decode)
 	case ctx.Err() != nil:
 		return false
 	}

@@ -144,39 +144,6 @@ func (r *Router) hash(p *pool, s *scratch) {
 	s.decision.HashTime += s.hashed.Sub(start)
 }
 
-// Tokens is a prompt as ids, for forwarding it to the chosen worker. Wrong ids would give
-// wrong answers: check all fields before forwarding ids.
-type Tokens struct {
-	// IDs are the whole prompt; nil if the ids are not exact, or if the prompt came as ids.
-	IDs []uint32
-	// Agreed: the model's ids were compared with a worker's and were always equal.
-	// Differs: they were different at least once.
-	Agreed, Differs bool
-	// Engine and EngineVersion are those that the chosen worker registered.
-	Engine, EngineVersion string
-}
-
-// tokensFor returns the prompt for the chosen worker. The ids are a copy.
-func (r *Router) tokensFor(t target, p *pool, s *scratch) *Tokens {
-	out := &Tokens{}
-	d, req := &s.decision, &s.request
-	if d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
-		out.IDs = slices.Clone(s.tokens)
-	}
-	if t.card != nil {
-		v := t.card.Prompts.Verdict()
-		out.Agreed, out.Differs = v == tokenizer.Agreed, v == tokenizer.Differs || v == tokenizer.DriftSeen
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	// The worker may have been removed meanwhile.
-	if ord, ok := p.core.find(d.Worker); ok {
-		info := p.core.entries[ord].info
-		out.Engine, out.EngineVersion = info.Engine, info.EngineVersion
-	}
-	return out
-}
-
 // remoteBudget is how long a decision waits for a worker's ids. A busy worker answers late,
 // and a late decision costs more than a decision by load.
 const remoteBudget = 300 * time.Millisecond

@@ -110,8 +110,8 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, 
 		}
 	}
 	answer = *d
-	if req.WantTokens {
-		answer.Tokens = r.tokensFor(t, p, s)
+	if req.WantTokens && d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
+		answer.Tokens = slices.Clone(s.tokens)
 	}
 	if req.Explain {
 		answer.Candidates = slices.Clone(s.workspace.seen)

@@ -334,8 +334,9 @@ type Decision struct {
 	PickTime     time.Duration `json:"pick_ns"`            // waiting for the pool's lock included
 	ProbeTime    time.Duration `json:"probe_ns,omitempty"` // asking router groups
 
-	// Tokens is set if the request asked for it.
-	Tokens *Tokens `json:"-"`
+	// Tokens is the whole prompt as ids if the request asked for it, the ids are exact, and the prompt
+	// did not come as ids.
+	Tokens []uint32 `json:"-"`
 
 	// Candidates are all workers of the pool with the inputs of the choice, in worker
 	// order. They are set if the request asked to explain, and in kept decisions.

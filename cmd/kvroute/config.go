@@ -109,7 +109,6 @@ type config struct {
 	StrictModels        bool   `yaml:"strict-models" help:"answer 404 to requests for models without a tokenizer, instead of routing them by load"`
 	VerifyTokenizer     bool   `yaml:"verify-tokenizer" help:"compare the first prompts of each model, and few later ones, with the workers' own token ids; a model whose ids differ is routed in text-block mode"`
 	RemoteTokenize      bool   `yaml:"remote-tokenize" help:"ask a worker for the token ids of prompts whose model has no tokenizer here, for up to 0.3 s"`
-	ForwardTokens       string `yaml:"forward-tokens" help:"auto, or a list of prompt, kv_transfer_params, prompt_token_ids: send prompts to workers as token ids; needs verify-tokenizer"`
 	TokenizerCacheBytes int    `yaml:"tokenizer-cache-bytes" own:"yes" default:"67108864" want:"more than 0" help:"<bytes> of memory for the messages and token ids of recent prompts"`
 
 	// Dynamo finds workers by the records of NVIDIA Dynamo's discovery: docs/fleet.md.

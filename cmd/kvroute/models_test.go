@@ -37,6 +37,18 @@ func modelFolder(t *testing.T) string {
 	return dir
 }
 
+// answered holds the fields of an engine's answer that the tests check.
+type answered struct {
+	PromptTokenIDs []uint32 `json:"prompt_token_ids"`
+	Usage          struct {
+		Prompt  int `json:"prompt_tokens"`
+		Input   int `json:"input_tokens"`
+		Details struct {
+			Cached int `json:"cached_tokens"`
+		} `json:"prompt_tokens_details"`
+	}
+}
+
 // Links in a folder of Hugging Face's cache lead out of the folder.
 func TestAModelFolderMayHaveLinks(t *testing.T) {
 	files, folder := modelFolder(t), t.TempDir()

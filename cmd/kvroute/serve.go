@@ -286,7 +286,6 @@ func (c *config) extproc() extproc.Config {
 		DecisionHeaders: c.DecisionHeaders,
 		FirstToken:      c.FirstToken,
 		AuditShare:      c.AuditShare,
-		ForwardTokens:   c.ForwardTokens,
 		SecondChoice:    c.SecondChoice,
 		PrefillLeg:      c.PrefillLeg,
 		PrefillTimeout:  c.PrefillTimeout,

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
@@ -59,7 +58,6 @@ func (c *config) check() error {
 		is   bool
 		text string
 	}{
-		{c.ForwardTokens != "" && !c.VerifyTokenizer, "forward-tokens needs verify-tokenizer: token ids go only to workers whose own ids were compared"},
 		{r != 0 && (r < 30*time.Minute || r > 8760*time.Hour), fmt.Sprintf("kv-events-retention is %q, want 0, or 30m to 8760h", r)},
 		{r != 0 && !c.DurableKVEvents, "kv-events-retention needs durable-kv-events: without it no stream keeps events"},
 		{c.EnvoyAdmin != "" && (err != nil || admin.Host == "" || admin.User != nil || admin.Scheme != "http" && admin.Scheme != "https"), fmt.Sprintf("envoy-admin is %q, want http://host:port", bus.Redact(c.EnvoyAdmin))},
@@ -74,9 +72,6 @@ func (c *config) check() error {
 	errs = append(errs, level, access)
 	if _, err := reach.Parse(c.WorkerNetworks); err != nil {
 		errs = append(errs, fmt.Errorf("worker-networks: %w", err))
-	}
-	if err := extproc.CheckForwardTokens(c.ForwardTokens); err != nil {
-		errs = append(errs, fmt.Errorf("forward-tokens: %w", err))
 	}
 	if c.NATSURL != "" && !strings.HasPrefix(c.NATSURL, "file:") {
 		errs = append(errs, bus.CheckURL(c.NATSURL))
