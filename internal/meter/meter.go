@@ -74,9 +74,9 @@ func (c Counter) Add(n int, values ...string) {
 			set[i] = attribute.String(c.names[i], value)
 		}
 		if s = (Set{metric.WithAttributes(set...)}); len(sets) < maxSets {
-			sets = maps.Clone(sets)
-			sets[key] = s
-			c.sets.Store(&sets) // a set that another goroutine added meanwhile is made again
+			more := maps.Clone(sets)
+			more[key] = s
+			c.sets.Store(&more) // a set that another goroutine added meanwhile is made again
 		}
 	}
 	c.AddTo(s, n)
