@@ -158,8 +158,8 @@ func (c *Cache) find(keys []cacheKey) []entry {
 		dst = append(dst, e)
 	}
 	// In this order the last step of a text is evicted before its first.
-	for k := len(dst) - 1; k >= 0; k-- {
-		c.lru.Get(keys[k])
+	for _, key := range slices.Backward(keys[:len(dst)]) {
+		c.lru.Get(key)
 	}
 	return dst
 }

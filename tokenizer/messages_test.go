@@ -135,22 +135,23 @@ func (w *worldOfChats) check(c *tokenizer.Cache, models []modelPair, body []byte
 		return false, fmt.Errorf("the body was changed: %q", original)
 	}
 	if !reflect.DeepEqual(gotErr, wantErr) {
-		return false, fmt.Errorf("%q: error %v, want %v", body, gotErr, wantErr)
+		return false, fmt.Errorf("%q: error %s, want %s", body, fmt.Sprint(gotErr), fmt.Sprint(wantErr))
 	}
 	parsed := got.Parsed
 	got.Parsed = nil
 	if !reflect.DeepEqual(got, want) {
 		return false, fmt.Errorf("%q: %+v, want %+v", body, got, want)
 	}
-	if got.Parsed = parsed; wantErr != nil {
-		return false, nil
+	got.Parsed = parsed
+	if wantErr != nil {
+		models = nil
 	}
 	now := time.Date(2026, 8, 22, 12, 0, 0, 0, time.UTC)
 	for k, m := range models {
 		p, err := m.cached.Encode(context.Background(), nil, got.Request, now)
-		q, wantErr := m.plain.Encode(context.Background(), nil, want.Request, now)
-		if p.Reused = 0; !reflect.DeepEqual(p, q) || fmt.Sprint(err) != fmt.Sprint(wantErr) {
-			return false, fmt.Errorf("%q: model %d: %+v, %v; want %+v, %v", body, k, p, err, q, wantErr)
+		q, plainErr := m.plain.Encode(context.Background(), nil, want.Request, now)
+		if p.Reused = 0; !reflect.DeepEqual(p, q) || fmt.Sprint(err) != fmt.Sprint(plainErr) {
+			return false, fmt.Errorf("%q: model %d: %+v, %s; want %+v, %s", body, k, p, fmt.Sprint(err), q, fmt.Sprint(plainErr))
 		}
 	}
 	return parsed != nil, nil

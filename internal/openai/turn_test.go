@@ -7,10 +7,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,7 +22,7 @@ import (
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// turnSource returns real prose and code: the project's pages and Go's standard library.
+// turnSource returns real prose and code: the project's own.
 func turnSource(t testing.TB) (prose, code string) {
 	t.Helper()
 	read := func(pattern string) string {
@@ -41,7 +40,7 @@ func turnSource(t testing.TB) (prose, code string) {
 		}
 		return all.String()
 	}
-	return read("../../docs/*.md"), read(filepath.Join(runtime.GOROOT(), "src/net/http/*.go"))
+	return read("../../docs/*.md"), read("../../router/*.go")
 }
 
 // turns are the messages of a conversation of about size bytes: a system prompt, then questions of
@@ -95,7 +94,7 @@ func turnBody(messages ...string) []byte {
 
 func turnModel(t testing.TB, cache *tokenizer.Cache) *tokenizer.Model {
 	t.Helper()
-	var files fs.FS = enginesim.ModelFiles()
+	files := enginesim.ModelFiles()
 	if dir := fixtures.Path(t, "tokenizers", "qwen3"); dir != "" {
 		files = os.DirFS(dir)
 	}
@@ -116,12 +115,11 @@ func BenchmarkTurn(b *testing.B) {
 	m := turnModel(b, cache)
 	for _, size := range []int{1, 10, 100, 220, -220} {
 		for _, fresh := range []int{1, 4} {
-			kind, list := "KB", []string(nil)
+			kind, of := "KB", turns
 			if size < 0 {
-				kind, list = "KB of calls", toolTurns(b, -size<<10)
-			} else {
-				list = turns(b, size<<10)
+				kind, of = "KB of calls", toolTurns
 			}
+			list := of(b, max(size, -size)<<10)
 			prose, code := turnSource(b)
 			body := turnBody(list...)
 			var ids []uint32
@@ -148,7 +146,7 @@ func BenchmarkTurn(b *testing.B) {
 				answer, _ := json.Marshal(code[k*997:][:half])
 				question, _ := json.Marshal(prose[k*997:][:half])
 				next := `{"role":"assistant","content":"` + turnMark + string(answer[1:]) + `},{"role":"user","content":` + string(question) + `}`
-				bodies = append(bodies, turnBody(append(list[:len(list):len(list)], next)...))
+				bodies = append(bodies, turnBody(append(slices.Clip(list), next)...))
 			}
 			b.Run(fmt.Sprintf("%d%s/new=%dKB", max(size, -size), kind, fresh), func(b *testing.B) {
 				b.ReportAllocs()
