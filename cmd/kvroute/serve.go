@@ -236,7 +236,10 @@ func (s *server) openExtproc() (err error) {
 		s.tracer.Router = s.router
 		decider = s.tracer
 	}
-	c.fitMemory(memoryLimit(os.DirFS("/")))
+	limit := memoryLimit(os.DirFS("/"))
+	if c.fitMemory(limit); os.Getenv("GOGC") == "" {
+		keepPace(limit)
+	}
 	s.log.Debug("bounds", "held_bytes", c.MaxHeldBytes, "streams", c.MaxStreams)
 	conf := c.extproc()
 	conf.Bodies.Known = s.prompts
