@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/router"
@@ -87,6 +88,10 @@ func BenchmarkStream(b *testing.B) {
 				}
 				return text
 			}
+			attributes, err := structpb.NewStruct(map[string]any{"upstream.address": "10.0.0.7:8000", "upstream.request_attempt_count": 1, "response.code_details": "via_upstream"})
+			if err != nil {
+				b.Fatal(err)
+			}
 			body := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", size) + `"}]}`
 			messages := [][]byte{
 				encode(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: benchHeaders(":authority", "llm", ":path", "/v1/chat/completions",
@@ -95,7 +100,7 @@ func BenchmarkStream(b *testing.B) {
 					ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_BUFFERED}}),
 				encode(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{Body: []byte(body), EndOfStream: true}}}),
 				encode(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: benchHeaders(":status", "200", "content-type", "application/json",
-					"date", "Mon, 23 Nov 2026 21:00:00 GMT", "content-length", "300", "x-envoy-upstream-service-time", "3")}}),
+					"date", "Mon, 23 Nov 2026 21:00:00 GMT", "content-length", "300", "x-envoy-upstream-service-time", "3")}, Attributes: map[string]*structpb.Struct{"envoy.filters.http.ext_proc": attributes}}),
 			}
 			request := func() {
 				ctx, cancel := context.WithCancel(b.Context())

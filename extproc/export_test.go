@@ -76,3 +76,18 @@ func Audited(share float64, n int) (audited int) {
 
 // DecodeRequest is exported for tests only.
 var DecodeRequest = decodeRequest
+
+// Evict ends the longest wait of a stream without a decision.
+func (s *Server) Evict() { s.waits.evict() }
+
+// Waits returns the number of streams that wait for Envoy.
+func (s *Server) Waits() (n int) {
+	s.waits.mu.Lock()
+	defer s.waits.mu.Unlock()
+	for _, head := range []*wait{&s.waits.undecided, &s.waits.others} {
+		for w := head.next; w != nil && w != head; w = w.next {
+			n++
+		}
+	}
+	return n
+}
