@@ -152,9 +152,6 @@ func (e *encoder) place(at, looked int, start bool) {
 	if e.t.normed != nil && !e.marks {
 		looked = max(looked, at+e.t.normed.reach)
 	}
-	if e.t.user != nil {
-		looked = max(looked, at+e.t.user.reach)
-	}
 	e.rec.place(resume{at, len(e.dst) - e.base, start}, min(looked, len(e.text)+1))
 }
 
@@ -167,7 +164,7 @@ func (e *encoder) stretch(lo, hi, looked int, start bool) {
 	t := e.t
 	switch {
 	case t.cuts != nil:
-		e.characters(lo, hi, looked, start)
+		e.pieces(lo, hi, looked, start && t.cuts.prefixed(e.text[lo:hi], lo == 0 || e.marks))
 	case t.chops && t.scan != nil:
 		e.chopped(lo, hi, looked)
 	case t.scan != nil && (!t.nfc || isNFC(e.text[lo:hi])):
@@ -352,34 +349,7 @@ func (e *encoder) parted(text []byte, first bool) {
 	e.err = e.w.err
 }
 
-// characters encodes a stretch of SentencePiece-style text with the user-defined tokens in it.
-func (e *encoder) characters(lo, hi, looked int, start bool) {
-	prefix := start && e.t.cuts.prefixed(e.text[lo:hi], lo == 0 || e.marks)
-	for e.t.user != nil && e.err == nil {
-		token, ok := e.t.user.next(&e.w.budget, e.text[:hi], lo)
-		if e.err = e.w.err; e.err != nil {
-			return
-		}
-		if !ok {
-			break
-		}
-		end := token.end + e.t.user.reach
-		if end > hi {
-			end = looked
-		}
-		if e.pieces(lo, token.start, end, prefix); e.err != nil {
-			return
-		}
-		e.dst = append(e.dst, token.id)
-		lo, prefix = token.end, false
-		e.place(lo, end, false)
-	}
-	if e.err == nil {
-		e.pieces(lo, hi, looked, prefix)
-	}
-}
-
-// pieces encodes text[lo:hi], with a space before it if prefix is set. A space is written ▁. Pieces
+// pieces encodes a stretch text[lo:hi] of SentencePiece-style text, with a space before it if prefix is set. A space is written ▁. Pieces
 // end where no merge can cross.
 func (e *encoder) pieces(lo, hi, looked int, prefix bool) {
 	c, bpe := e.t.cuts, &e.t.bpe

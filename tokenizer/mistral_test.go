@@ -66,7 +66,7 @@ func mistralCases(t testing.TB, name string) (cases []mistralCase) {
 // The package that vLLM uses gave the ids.
 func TestMistral(t *testing.T) {
 	requests := bytes.Split(bytes.TrimSpace(mistralFile(t, "requests.jsonl")), []byte{'\n'})
-	for name, want := range map[string][3]int{"tekken.json": {104, 76, 16}, "tokenizer.model": {39, 33, 16}} {
+	for name, want := range map[string][3]int{"tekken.json": {104, 76, 16}} {
 		models := map[string]*tokenizer.Model{}
 		equal, refused, texts := 0, 0, 0
 		for _, c := range mistralCases(t, name) {
@@ -111,7 +111,7 @@ func TestMistral(t *testing.T) {
 
 // Which files are read, and how, is what vLLM decides.
 func TestMistralMode(t *testing.T) {
-	tekken, model := &fstest.MapFile{Data: mistralFile(t, "tekken.json")}, &fstest.MapFile{Data: mistralFile(t, "tokenizer.model")}
+	tekken, model := &fstest.MapFile{Data: mistralFile(t, "tekken.json")}, &fstest.MapFile{Data: []byte("a SentencePiece model")}
 	file, err := os.ReadFile("testdata/golden/bytelevel-qwen2-nfc.json")
 	if err != nil {
 		t.Fatal(err)
@@ -124,13 +124,12 @@ func TestMistralMode(t *testing.T) {
 		err        string
 	}{
 		{"tekken.json alone", "", fstest.MapFS{"tekken.json": tekken}, true, ""},
-		{"a model alone", "", fstest.MapFS{"tokenizer.model.v3": model}, true, ""},
+		{"a model alone", "", fstest.MapFS{"tokenizer.model.v3": model}, false, "only tekken.json is done exactly"},
 		{"a model alone, without version", "", fstest.MapFS{"tokenizer.model": model}, false, "mistral mode only"},
-		{"the same, asked for", "mistral", fstest.MapFS{"tokenizer.model": model}, true, ""},
 		{"beside a tokenizer.json", "", fstest.MapFS{"tekken.json": tekken, "tokenizer.json": other}, false, ""},
 		{"with Mistral's weights", "", fstest.MapFS{"tekken.json": tekken, "tokenizer.json": other, "consolidated-1.safetensors": {}}, true, ""},
 		{"a model without version", "", fstest.MapFS{"tokenizer.model": model, "tokenizer.json": other, "consolidated.safetensors": {}}, false, ""},
-		{"asked for", "mistral", fstest.MapFS{"tokenizer.model.v3": model, "tokenizer.json": other}, true, ""},
+		{"a model is asked for", "mistral", fstest.MapFS{"tokenizer.model.v3": model, "tokenizer.json": other}, false, "only tekken.json is done exactly"},
 		{"not asked for", "hf", fstest.MapFS{"tekken.json": tekken, "tokenizer.json": other}, false, ""},
 		{"asked for and not there", "mistral", fstest.MapFS{"tokenizer.json": other}, false, "no tekken.json"},
 		{"not asked for and nothing else", "hf", fstest.MapFS{"tekken.json": tekken}, false, "no tokenizer.json"},
@@ -197,25 +196,6 @@ func TestMistralImage(t *testing.T) {
 	}
 	if p := encode(); p.Mode != tokenizer.ExactPrefix || p.Reason != tokenizer.Items || p.Exact == 0 {
 		t.Errorf("mode %s, %s, %d exact", p.Mode, p.Reason, p.Exact)
-	}
-}
-
-// kvroute makes no prompts of the oldest versions. Completions stay exact.
-func TestMistralOldVersions(t *testing.T) {
-	for _, version := range []string{"v1", "v2"} {
-		m, err := tokenizer.LoadModel(mistralOf(t, "tokenizer.model", version), tokenizer.ModelConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !strings.Contains(m.Degraded(), version) {
-			t.Errorf("%s: degraded %q does not name the version", version, m.Degraded())
-		}
-		for body, want := range map[string]tokenizer.Mode{`{"messages":[{"role":"user","content":"Hi."}]}`: tokenizer.Bytes, `{"prompt":"Hi."}`: tokenizer.Exact} {
-			p, err := m.Encode(context.Background(), nil, requestOf(t, []byte(body)), time.Now())
-			if err != nil || p.Mode != want || want == tokenizer.Bytes && p.Reason != tokenizer.NoRenderer {
-				t.Errorf("%s: %s: mode %s, reason %s, %v; want mode %s", version, body, p.Mode, p.Reason, err, want)
-			}
-		}
 	}
 }
 

@@ -218,7 +218,7 @@ func (e *encoder) calm(offers bool) int {
 
 // reach is how far a search for added tokens looks ahead of a place.
 func (t *Tokenizer) reach() (n int) {
-	for _, f := range []*finder{t.raw, t.normed, t.user} {
+	for _, f := range []*finder{t.raw, t.normed} {
 		if f != nil {
 			n = max(n, f.reach)
 		}

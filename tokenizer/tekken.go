@@ -71,24 +71,14 @@ func isMistral(fsys fs.FS, mode string) (name string, is bool, err error) {
 }
 
 func loadMistral(fsys fs.FS, name string) (*Tokenizer, error) {
+	if name != "tekken.json" {
+		return nil, fmt.Errorf("tokenizer: %s: %w", name, unsupported(errors.New("a SentencePiece model; only tekken.json is done exactly")))
+	}
 	b, found, err := readFile(fsys, name)
 	if err != nil {
 		return nil, err
 	}
-	var t *Tokenizer
-	if name == "tekken.json" {
-		t, err = parseTekken(b)
-	} else {
-		t, err = parseSentencePiece(b)
-		if t != nil {
-			_, version, _ := strings.Cut(name, ".model")
-			version, image, _ := strings.Cut(strings.TrimPrefix(version, "."), "m")
-			t.mistral = &chat.Mistral{Version: version, Images: image != ""}
-			if version == "" {
-				t.mistral.Version = "v1"
-			}
-		}
-	}
+	t, err := parseTekken(b)
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w", found, err)
 	}
@@ -98,9 +88,7 @@ func loadMistral(fsys fs.FS, name string) (*Tokenizer, error) {
 		}
 	}
 	t.before = []uint32{t.special["<s>"]}
-	if t.plan(); t.user != nil && t.cuts == nil {
-		return nil, fmt.Errorf("tokenizer: %s: %w", found, unsupported(errors.New("a user's pieces in text that cannot be cut")))
-	}
+	t.plan()
 	return t, nil
 }
 

@@ -38,7 +38,6 @@ type Tokenizer struct {
 
 	before, after []uint32          // special tokens around a text
 	special       map[string]uint32 // ids of control tokens, which no text becomes, and of added tokens, by their texts
-	user          *finder           // tokens that divide SentencePiece-style text; none of the parts begins again
 	mistral       *chat.Mistral     // the files are Mistral's own; else nil
 	byteLevel     bool
 	chops         bool // long stretches are encoded in slices, as Kimi's class does

@@ -52,19 +52,12 @@ func mistralFiles(ref *reference) (all []candidate) {
 	var answer struct{ Files []string }
 	ref.ask(map[string]any{"op": "files"}, &answer)
 	for _, f := range answer.Files {
-		switch name := filepath.Base(f); {
-		case strings.HasPrefix(name, "tekken"):
+		if name := filepath.Base(f); strings.HasPrefix(name, "tekken") { // kvroute reads no SentencePiece models
 			all = append(all, candidate{name: name, file: "tekken.json", source: f})
-		case strings.HasSuffix(name, ".v1"), strings.HasSuffix(name, ".v2"): // kvroute makes no prompts of v1 and v2
-		case strings.Contains(name, ".model"):
-			all = append(all, candidate{name: name, file: name, source: f})
 		}
 	}
 	for _, v := range chat.MistralVersions[2:] { // without v1 and v2
 		all = append(all, candidate{name: "own tekken " + v, file: "tekken.json", source: filepath.Join(golden, "../mistral/tekken.json"), version: v})
-		if v == "v3" || v == "v7" {
-			all = append(all, candidate{name: "own tokenizer.model." + v, file: "tokenizer.model." + v, source: filepath.Join(golden, "../mistral/tokenizer.model")})
-		}
 	}
 	return all
 }

@@ -59,20 +59,16 @@ func vllm(o options) (figures []bench.Figure) {
 func servedModels(o options) []served {
 	templates := templateTexts(o)
 	templates["own"] = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-	mistral := func(file, source string) served {
-		// Without a parser of calls: that of this version does not work with its own mistral-common.
-		return served{
-			name: "mistral own " + file, architecture: "MistralForCausalLM", modelType: "mistral", files: map[string]string{file: golden + "/../mistral/" + source},
-			args: []string{"--tokenizer-mode", "mistral"}, strict: true,
-		}
-	}
 	all := []served{
 		{
 			name: "templates", architecture: "Qwen3ForCausalLM", modelType: "qwen3", files: map[string]string{"tokenizer.json": golden + "/bytelevel-qwen2-nfc.json"},
 			templates: templates, args: []string{"--trust-request-chat-template", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"},
 		},
-		mistral("tekken.json", "tekken.json"),
-		mistral("tokenizer.model.v3", "tokenizer.model"),
+		{
+			// Without a parser of calls: that of this version does not work with its own mistral-common.
+			name: "mistral own tekken.json", architecture: "MistralForCausalLM", modelType: "mistral", files: map[string]string{"tekken.json": golden + "/../mistral/tekken.json"},
+			args: []string{"--tokenizer-mode", "mistral"}, strict: true,
+		},
 	}
 	folder := filepath.Join(o.shared, "tokenizers/gpt-oss")
 	if _, err := os.Stat(folder); err == nil {

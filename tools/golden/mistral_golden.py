@@ -2,12 +2,10 @@
 """Writes tokenizer/testdata/mistral: small tokenizers of our own in Mistral's formats, and prompts made with them.
 
 Run through `make golden`. tekken.json is of version v15; without its model_settings_builder it is a file of the version
-that stands in it. tokenizer.model is a SentencePiece model, whose version is a suffix of its name. requests.jsonl has
-the requests; lines of tekken.json.jsonl and tokenizer.model.jsonl are {"version", "request": its number, "ids"}, or
+that stands in it. requests.jsonl has the requests; lines of tekken.json.jsonl are {"version", "request": its number, "ids"}, or
 "refused" for the ids, or {"text", "ids"}.
 """
 import base64
-import io
 import json
 import os
 import sys
@@ -15,7 +13,6 @@ import tempfile
 from importlib.metadata import version
 
 import mistral
-import sentencepiece
 import tokenizers
 from mistral_common.tokens.tokenizers.base import SpecialTokens
 
@@ -65,16 +62,6 @@ def tekken(path):
     }
     json.dump(file, open(path, "w"), separators=(",", ":"))
     return file
-
-
-def spm(path):
-    out = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT.splitlines()), model_writer=out, model_type="bpe", vocab_size=560, byte_fallback=True, character_coverage=0.99,
-        normalization_rule_name="identity", remove_extra_whitespaces=False, add_dummy_prefix=True, split_digits=True, allow_whitespace_only_pieces=True,
-        control_symbols=SPECIAL[3:22], user_defined_symbols=["[REF]", "[/REF]", "[REF_1]"], minloglevel=2, hard_vocab_limit=False,
-    )
-    open(path, "wb").write(out.getvalue())
 
 
 def user(text="Hello there?"):
@@ -146,12 +133,11 @@ def main():
     folder = sys.argv[1]
     os.makedirs(folder, exist_ok=True)
     file = tekken(f"{folder}/tekken.json")
-    spm(f"{folder}/tokenizer.model")
-    head = {"made by": "tools/golden/mistral_golden.py", "mistral-common": version("mistral-common"), "sentencepiece": version("sentencepiece")}
+    head = {"made by": "tools/golden/mistral_golden.py", "mistral-common": version("mistral-common")}
     with open(f"{folder}/requests.jsonl", "w") as out:
         for r in REQUESTS:
             print(json.dumps(r, ensure_ascii=False), file=out)
-    for name, versions in (("tekken.json", (3, 7, 11, 13, 15)), ("tokenizer.model", (3, 7))):
+    for name, versions in (("tekken.json", (3, 7, 11, 13, 15)),):
         with open(f"{folder}/{name}.jsonl", "w") as out, tempfile.TemporaryDirectory() as work:
             print(json.dumps(head), file=out)
             for v in versions:
@@ -169,10 +155,6 @@ def main():
 
 def variant(folder, work, name, v, file):
     """The path of a file that is of version v."""
-    if name == "tokenizer.model":
-        path = f"{work}/{name}.v{v}"
-        open(path, "wb").write(open(f"{folder}/{name}", "rb").read())
-        return path
     path = f"{work}/tekken-v{v}.json"
     f = {**file, "config": {**file["config"], "version": f"v{v}"}}
     if v < 15:
