@@ -31,12 +31,13 @@ bench-demo: build envoy ## play the demo three times and report its figures agai
 bench-index: tools ## measure the index against its targets (ROUNDS=5)
 	@go run bench/main.go index --rounds $(or $(ROUNDS),5) --only '$(ONLY)' --commit "$(COMMIT)"
 
-PEERS := .cache/peers
+DYNAMO = .cache/dynamo
 
-.PHONY: bench-envoy
-bench-envoy: build envoy ## measure what kvroute adds to a request through Envoy (8 minutes; ROUNDS=15, ONLY=name)
+.PHONY: bench-front
+bench-front: build envoy ## compare Envoy with kvroute, Envoy alone, Envoy with a processor that does nothing, and Dynamo's frontend (15 minutes; ROUNDS=5, ONLY=name; DYNAMO= leaves Dynamo out; once downloads 0.2 GB from PyPI)
+	@$(if $(DYNAMO),tools/dynamo.sh $(DYNAMO))
 	@go build -o .cache/bin/bench-envoy ./bench/envoy
-	@.cache/bin/bench-envoy --rounds $(or $(ROUNDS),15) --only '$(ONLY)' --commit "$(COMMIT)"
+	@.cache/bin/bench-envoy --dynamo '$(DYNAMO)' --shared $(or $(KVROUTE_SHARED),../shared)/data --rounds $(or $(ROUNDS),5) --only '$(ONLY)' --commit "$(COMMIT)"
 
 .PHONY: bench-pd
 bench-pd: build envoy ## measure what a prefill leg adds to a request, and simulate a split model on public traces in TRACES (2 minutes; ROUNDS=15, ONLY=legs, rewrite, killed or replay)
@@ -47,14 +48,6 @@ bench-pd: build envoy ## measure what a prefill leg adds to a request, and simul
 bench-see: build envoy ## measure what audit, metrics, traces and an open dashboard cost (3 minutes; ROUNDS=15, BASE=path of an earlier kvroute to compare with)
 	@go build -o .cache/bin/bench-envoy ./bench/envoy
 	@.cache/bin/bench-envoy --see --rounds $(or $(ROUNDS),15) --base '$(BASE)' --commit "$(COMMIT)"
-
-.PHONY: bench-peers
-bench-peers: tools ## measure the index and its peers in turn (ROUNDS=5; needs Rust; downloads 30 MB of crates and modules once)
-	@command -v cargo >/dev/null || { echo "make: cargo is missing: install Rust 1.85 or later" >&2; exit 1; }
-	CARGO_TARGET_DIR=$(PEERS) cargo build --quiet --release --locked --manifest-path bench/peers/Cargo.toml
-	go build -C bench/peers -o $(CURDIR)/$(PEERS)/peer-llmd .
-	@go run bench/main.go peers --rounds $(or $(ROUNDS),5) --only '$(ONLY)' --commit "$(COMMIT)" \
-		--dynamo $(PEERS)/release/peer-dynamo --llmd $(PEERS)/peer-llmd
 
 .PHONY: bench-events
 bench-events: tools ## measure events, snapshots and the start of a replica against their targets (ROUNDS=3)
@@ -131,14 +124,8 @@ check: tools lint fix ## the inner loop: lint, house rules, short tests
 REFERENCE := .cache/reference/bin/python
 
 .PHONY: conformance
-ifdef VLLM
-conformance: tools # compare whole prompts with those of a real vLLM, which tools/vllm.sh installs into .cache
-	@tools/vllm.sh .cache/vllm
-	@go run ./bench/conformance --vllm .cache/vllm/bin/vllm --commit "$(COMMIT)" $(if $(OUT),--out $(OUT))
-else
-conformance: tools $(REFERENCE) ## compare tokenizer and templates with the reference implementations, and their speed, in 10 minutes (OUT=folder, ONLY=name; downloads 100 MB from PyPI once); VLLM=1 with a real vLLM (3 GB)
+conformance: tools $(REFERENCE) ## compare tokenizer and templates with the reference implementations, and their speed, in 10 minutes (OUT=folder, ONLY=name; downloads 100 MB from PyPI once)
 	@go run ./bench/conformance --python $(REFERENCE) --commit "$(COMMIT)" $(if $(OUT),--out $(OUT)) $(if $(ONLY),--only '$(ONLY)')
-endif
 
 # The groups of checks to install programs for: all, or those that ONLY names. The checks of vLLM also need the clients; pd are
 # the checks of two vLLM engines that share the work on each request.

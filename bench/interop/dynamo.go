@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -15,8 +14,6 @@ import (
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/engines"
-	"github.com/kvroute/kvroute/events"
-	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/process"
 )
 
@@ -25,7 +22,6 @@ import (
 // their frontend.
 func dynamoChecks() []check {
 	return []check{
-		{"where the indexes differ", 2 * time.Minute, dynamoDiffers},
 		{"the stand-alone indexer", 5 * time.Minute, dynamoIndexer},
 		{"events over ZMQ", 8 * time.Minute, func(ctx context.Context, e *env, r *result) { dynamoEvents(ctx, e, r, "zmq") }},
 		{"events over NATS", 8 * time.Minute, func(ctx context.Context, e *env, r *result) { dynamoEvents(ctx, e, r, "nats") }},
@@ -34,57 +30,6 @@ func dynamoChecks() []check {
 		{"the example", 5 * time.Minute, func(ctx context.Context, e *env, r *result) {
 			e.runExample(ctx, r, "dynamo", "DYNAMO", filepath.Join(e.dynamo, "bin/python"), dynamoBlock)
 		}},
-	}
-}
-
-// dynamoDiffers sends both indexes the event sequences that docs/protocol.md says they
-// handle differently, in the bytes of the event plane: each must do what the page says.
-func dynamoDiffers(_ context.Context, e *env, r *result) {
-	r.what = "leading blocks of a prompt by kvroute's index and by Dynamo's with what the docs say of each"
-	stored := func(parent uint64, first, n, by uint64) indexer.Event {
-		ev := indexer.Event{Kind: indexer.Stored, Parent: parent, HasParent: parent > 0}
-		for i := range n {
-			ev.Blocks = append(ev.Blocks, indexer.Block{External: by + first + i, Local: first + i})
-		}
-		return ev
-	}
-	removed := func(externals ...uint64) indexer.Event {
-		return indexer.Event{Kind: indexer.Removed, Externals: externals}
-	}
-	for what, steps := range map[string][]struct {
-		event        indexer.Event
-		ours, theirs int
-	}{
-		"a block in the middle": {
-			{stored(0, 1, 5, 100), 5, 5}, {removed(103), 2, 2}, {stored(102, 3, 1, 100), 5, 3}, {stored(103, 4, 2, 100), 5, 5},
-		},
-		"two ids for one chain": {
-			{stored(0, 1, 3, 100), 3, 3}, {stored(0, 1, 3, 200), 3, 3}, {removed(103, 102, 101), 3, 0}, {removed(203, 202, 201), 0, 0},
-		},
-		"a parent that comes later": {
-			{stored(103, 4, 2, 100), 0, 0}, {stored(0, 1, 3, 100), 5, 3},
-		},
-		"a clear": {
-			{stored(0, 1, 3, 100), 3, 3}, {indexer.Event{Kind: indexer.Cleared}, 0, 0}, {stored(0, 1, 2, 100), 2, 2},
-		},
-	} {
-		theirs := (&dynamoFleet{e: e}).startIndex()
-		index := indexer.New(indexer.Config{})
-		ours := indexer.NewParked(index)
-		const worker = 7
-		for i, s := range steps {
-			payload := events.AppendEvents(nil, []events.RouterEvent{{WorkerID: worker, EventID: uint64(i + 1), Event: s.event}})
-			bench.NoError(theirs.Ask(hex.EncodeToString(events.AppendEnvelope(nil, events.Envelope{PublisherID: 1, Topic: events.Topic, Payload: payload})), nil))
-			ours.Apply(time.Now(), 0, s.event)
-			there := theirs.match([]uint64{1, 2, 3, 4, 5}, worker)
-			here := make([]int32, 1)
-			index.Match(here, []uint64{1, 2, 3, 4, 5})
-			r.cases++
-			if int(here[0]) != s.ours || there != s.theirs {
-				r.differ("%s, event %d: %d blocks here, %d there; said is %d and %d", what, i+1, here[0], there, s.ours, s.theirs)
-			}
-		}
-		theirs.Stop()
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"context"
 	_ "embed"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"net/url"
 	"os"
@@ -146,13 +145,6 @@ func (x dynamoIndex) dump() []blockAt {
 	var evs []routerEvent
 	bench.NoError(x.Ask("", &evs))
 	return appendBlocks(nil, evs...)
-}
-
-// match returns how many leading blocks rank 0 of a worker has.
-func (x dynamoIndex) match(locals []uint64, worker uint64) int {
-	var scores map[string]int
-	bench.NoError(x.Ask("?"+string(bench.Must(json.Marshal(locals))), &scores))
-	return scores[fmt.Sprintf("%d/0", worker)]
 }
 
 // listen subscribes to all publishers beside kvroute, and forwards their messages to Dynamo's

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dynamo's own index, fed with the messages of its event plane: a line with an envelope
-in hex is applied and not answered, an empty line is answered by the tree as JSON, and
-"?" with a list of local hashes by how many of them each worker and rank has. An event that
-the tree refuses is dropped, as Dynamo's routers do."""
+in hex is applied and not answered, an empty line is answered by the tree as JSON. An event
+that the tree refuses is dropped, as Dynamo's routers do."""
 import json
 import sys
 
@@ -11,10 +10,7 @@ from dynamo.llm import RadixTree
 
 tree = RadixTree()
 for line in sys.stdin:
-    if line.startswith("?"):
-        scores = tree.find_matches(json.loads(line[1:])).scores
-        print(json.dumps({"%d/%d" % rank: n for rank, n in scores.items()}), flush=True)
-    elif line.strip():
+    if line.strip():
         envelope = msgspec.msgpack.decode(bytes.fromhex(line))
         payload = msgspec.msgpack.decode(envelope["payload"])
         for event in payload if isinstance(payload, list) else [payload]:

@@ -3,7 +3,7 @@
 vocabulary inside).
 
 What happens to a request before the package sees it is written here anew, since vLLM itself is too large to have at
-hand; `VLLM=1 make conformance` compares with the real one.
+hand; `make test-interop` compares with the real one.
 """
 from openai_harmony import (
     Author,

@@ -2,7 +2,7 @@
 """Prompts as vLLM 0.32 makes them in mistral tokenizer mode, from the package that it uses for that (mistral-common).
 
 What happens to a request before the package sees it is written here anew, since vLLM itself is too large to have at
-hand; `VLLM=1 make conformance` compares with the real one.
+hand; `make test-interop` compares with the real one.
 """
 import json
 
