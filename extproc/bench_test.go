@@ -94,10 +94,12 @@ func BenchmarkStream(b *testing.B) {
 			}
 			body := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", size) + `"}]}`
 			messages := [][]byte{
-				encode(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: benchHeaders(":authority", "llm", ":path", "/v1/chat/completions",
-					":method", "POST", ":scheme", "http", "user-agent", "Go-http-client/1.1", "content-length", fmt.Sprint(len(body)), "content-type", "application/json", "accept-encoding", "gzip",
-					"x-forwarded-for", "127.0.0.1", "x-forwarded-proto", "http", "x-envoy-internal", "true", "x-request-id", "5a5d0d64-8ab5-4d7a-a1a5-7ddcd6b1de9b", "accept", "*/*")},
-					ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_BUFFERED}}),
+				encode(&extprocv3.ProcessingRequest{
+					Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: benchHeaders(":authority", "llm", ":path", "/v1/chat/completions",
+						":method", "POST", ":scheme", "http", "user-agent", "Go-http-client/1.1", "content-length", fmt.Sprint(len(body)), "content-type", "application/json", "accept-encoding", "gzip",
+						"x-forwarded-for", "127.0.0.1", "x-forwarded-proto", "http", "x-envoy-internal", "true", "x-request-id", "5a5d0d64-8ab5-4d7a-a1a5-7ddcd6b1de9b", "accept", "*/*")},
+					ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_BUFFERED},
+				}),
 				encode(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{Body: []byte(body), EndOfStream: true}}}),
 				encode(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: benchHeaders(":status", "200", "content-type", "application/json",
 					"date", "Mon, 23 Nov 2026 21:00:00 GMT", "content-length", "300", "x-envoy-upstream-service-time", "3")}, Attributes: map[string]*structpb.Struct{"envoy.filters.http.ext_proc": attributes}}),

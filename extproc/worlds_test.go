@@ -237,12 +237,38 @@ func TestAMessageComesWithAnEviction(t *testing.T) {
 		_ = h.server.Process(evicted{p, h.server, &evicting}) // never fails
 		evicting.Wait()
 		end()
-		back := ""
+		var back strings.Builder
 		for _, a := range p.answers {
-			back += string(a.GetRequestBody().GetResponse().GetBodyMutation().GetStreamedResponse().GetBody())
+			back.Write(a.GetRequestBody().GetResponse().GetBodyMutation().GetStreamedResponse().GetBody())
 		}
-		if back != hello {
-			t.Fatalf("%q comes back", back)
+		if back.String() != hello {
+			t.Fatalf("%q comes back", back.String())
 		}
 	}
+}
+
+// An eviction ends the stream that has waited longest for its body, and none that is decided.
+func TestAnEvictionSparesDecidedStreams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, extproc.Config{})
+		decided := h.Do(chat(hello))
+		var waiting [2]*envoytest.Exchange
+		for i := range waiting {
+			waiting[i] = h.Begin(chat(hello))
+			waiting[i].SendHeaders()
+			waiting[i].Settle()
+			synctest.Wait()
+		}
+		h.server.Evict()
+		synctest.Wait()
+		if decided.Ended() || !waiting[0].Ended() || waiting[1].Ended() {
+			t.Errorf("ended: decided %v, first %v, second %v; want only the first", decided.Ended(), waiting[0].Ended(), waiting[1].Ended())
+		}
+		decided.End()
+		h.server.Evict()
+		h.server.Evict() // there is none left
+		if waiting[1].Settle() || !waiting[1].Left {
+			t.Error("the second is not evicted")
+		}
+	})
 }
