@@ -107,8 +107,9 @@ func decodeHeaders(h *extprocv3.HttpHeaders, text []byte) bool {
 			return decodeHeaderMap(h.Headers, value)
 		case 3:
 			return flag(&h.EndOfStream, raw)
+		default:
+			return false
 		}
-		return false
 	})
 }
 
@@ -166,8 +167,9 @@ func decodeBody(b *extprocv3.HttpBody, text []byte) bool {
 			return value != nil
 		case 2:
 			return flag(&b.EndOfStream, raw)
+		default:
+			return false
 		}
-		return false
 	})
 }
 
