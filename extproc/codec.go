@@ -98,18 +98,11 @@ func fields(text []byte, take func(field protowire.Number, value, raw []byte) bo
 
 func decodeHeaders(h *extprocv3.HttpHeaders, text []byte) bool {
 	return fields(text, func(field protowire.Number, value, raw []byte) bool {
-		switch field {
-		case 1:
-			if value == nil || h.Headers != nil {
-				return false
-			}
+		if field == 1 && value != nil && h.Headers == nil {
 			h.Headers = new(corev3.HeaderMap)
 			return decodeHeaderMap(h.Headers, value)
-		case 3:
-			return flag(&h.EndOfStream, raw)
-		default:
-			return false
 		}
+		return field == 3 && flag(&h.EndOfStream, raw)
 	})
 }
 
@@ -161,15 +154,11 @@ var usualNames = func() map[string]string {
 
 func decodeBody(b *extprocv3.HttpBody, text []byte) bool {
 	return fields(text, func(field protowire.Number, value, raw []byte) bool {
-		switch field {
-		case 1:
+		if field == 1 {
 			b.Body = value
 			return value != nil
-		case 2:
-			return flag(&b.EndOfStream, raw)
-		default:
-			return false
 		}
+		return field == 2 && flag(&b.EndOfStream, raw)
 	})
 }
 
