@@ -33,7 +33,7 @@ const (
 	day           = "2026-08-22"                // the date of the prompts: some contain it
 
 	// The texts that speed is measured on.
-	documents     = 240 // of a kind; a round takes 48 of them
+	documents     = 240 // of a kind; half of them are encoded first
 	documentBytes = 8 << 10
 )
 

@@ -5,7 +5,8 @@ load   {"path", "auto"}            a tokenizer.json or a file of Mistral's, whic
                                    what transformers.AutoTokenizer makes of the file's folder, or {"error"}
 files                              the files of Mistral's that the package mistral-common has inside
 encode {"texts", "special"}        the ids of each text
-time   {"texts"}                   seconds of CPU time to encode all of them, one after the other; also of fastokens, null if it cannot read the file
+time   {"others", "texts"}         seconds of CPU time to encode all texts, one after the other, after the others; also of a new fastokens,
+                                   the first time and the second time, null if it cannot read the file
 documents {"size", "count"}        parts of prose and of Python and Go code, from installed packages
 parse  {"template"}                a chat template, which later requests speak of, or {"error"}
 harmony {"requests", "date"}       for each chat request the ids of its gpt-oss prompt, or null if it is refused
@@ -180,9 +181,14 @@ def main() -> None:
         elif op == "encode":
             out = {"ids": [tok.encode(t, add_special_tokens=r["special"]).ids for t in r["texts"]]}
         elif op == "time":
-            if fast is None:
+            if fast is not False:
                 fast = fastokens(path)
-            out = {"seconds": encode_all(tok, r["texts"]), "fast": encode_all(fast, r["texts"]) if fast else None}
+            encode_all(tok, r["others"])
+            out = {"seconds": encode_all(tok, r["texts"]), "fast": None}
+            if fast:
+                encode_all(fast, r["others"])
+                out["fast"] = encode_all(fast, r["texts"])
+                out["fastWarm"] = encode_all(fast, r["texts"])
         elif op == "documents":
             out = documents(r["size"], r["count"])
         elif op == "parse":
