@@ -55,7 +55,7 @@ type messagesReader struct {
 func (c *Cache) Messages(s *jsonscan.Scanner) ([]*chat.Message, error) {
 	start := s.At
 	r := messagesReader{c: c, text: s.In[start:]}
-	if r.keys = c.keys(nil, cacheKey{messagesKey, messagesKey}, r.text); len(r.keys) < 2 {
+	if r.keys = c.keys(nil, cacheKey{messagesKey, messagesKey}, r.text); len(r.keys) < 4 {
 		return nil, s.Skip() // the list costs less than what would be kept of it
 	}
 	r.find()

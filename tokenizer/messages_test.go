@@ -220,7 +220,7 @@ func TestKnownMessagesAreShared(t *testing.T) {
 	c := tokenizer.NewCache(1 << 20)
 	var turns []string
 	for k := range 40 {
-		turns = append(turns, fmt.Sprintf(`{"role":"user","content":"%d %s"}`, k, strings.Repeat("text\\n", 40)))
+		turns = append(turns, fmt.Sprintf(`{"role":"user","content":"%d %s"}`, k, strings.Repeat("text\\n", 80)))
 	}
 	read := func(n int) []*chat.Message {
 		b, bad := openai.Reader{Known: c}.Parse(openai.ChatCompletions, []byte(`{"model":"m","messages":[`+strings.Join(turns[:n], ",")+`]}`))
