@@ -15,7 +15,7 @@ import (
 
 // readBody reads the fields of the request's body, of which b is the last message. unread reports
 // that kvroute cannot read all of it.
-func (s *stream) readBody(ctx context.Context, m message, b *extprocv3.HttpBody, body []byte) (fields openai.Body, unread bool, bad *openai.Error) {
+func (s *stream) readBody(m message, b *extprocv3.HttpBody, body []byte) (fields openai.Body, unread bool, bad *openai.Error) {
 	if m == headersOurs || m.isOther() {
 		return fields, true, nil
 	}
@@ -25,17 +25,13 @@ func (s *stream) readBody(ctx context.Context, m message, b *extprocv3.HttpBody,
 		return fields, false, tooLarge(limit)
 	}
 	s.truncated = s.partial && m == requestBody && !b.GetEndOfStream()
-	text, outcome := s.plain(ctx, body)
-	switch outcome {
-	case readable:
-	case tooBig:
-		return fields, false, tooLarge(limit)
-	default:
+	if s.encoding != "" && len(body) > 0 {
+		s.server.metrics.encodings.Count(s.encoding)
 		return fields, true, nil
 	}
-	fields, bad = s.server.conf.Bodies.Parse(s.endpoint, text)
+	fields, bad = s.server.conf.Bodies.Parse(s.endpoint, body)
 	if bad != nil && s.truncated {
-		return openai.ParseTruncated(text), true, nil
+		return openai.ParseTruncated(body), true, nil
 	}
 	return fields, false, bad
 }

@@ -52,7 +52,7 @@ type Config struct {
 	Bodies openai.Reader
 
 	// MaxHeldBytes bounds the memory of all request bodies together: as Envoy sent them,
-	// received in part, joined and inflated. A request that finds no room fails open.
+	// received in part and joined. A request that finds no room fails open.
 	// Default 256 MiB, or four of the largest bodies if that is more.
 	MaxHeldBytes int64
 

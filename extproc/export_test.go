@@ -74,9 +74,6 @@ func Audited(share float64, n int) (audited int) {
 	return audited
 }
 
-// DecodeRequest is exported for tests only.
-var DecodeRequest = decodeRequest
-
 // Evict ends the longest wait of a stream without a decision.
 func (s *Server) Evict() { s.waits.evict() }
 

@@ -3,8 +3,6 @@
 package extproc_test
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -220,47 +218,6 @@ func FuzzSteering(f *testing.F) {
 					t.Errorf("the client's %s is not removed: %v", name, mutation)
 				}
 			}
-		}
-	})
-}
-
-// FuzzGzip sends any bytes as gzip. What the standard library reads has the effect of the
-// text; nothing else is read.
-func FuzzGzip(f *testing.F) {
-	for _, body := range [][]byte{zipped(hello), zipped(hello[:20], hello[20:]), zipped(hello)[:30], zipped(strings.Repeat(" ", 5000)), []byte(hello), nil} {
-		f.Add(body)
-	}
-	const limit = 4 << 10
-	f.Fuzz(func(t *testing.T, body []byte) {
-		if len(body) > limit {
-			return
-		}
-		outcome := func(body []byte, more ...string) string {
-			pairs := append([]string{":method", "POST", ":path", "/v1/chat/completions"}, more...)
-			h, answers := play(t, extproc.Config{MaxBodyBytes: limit}, begin(false, filterv3.ProcessingMode_BUFFERED, filterv3.ProcessingMode_NONE, false, pairs...), part(string(body), true))
-			if r := answers[len(answers)-1].GetImmediateResponse(); r != nil {
-				return fmt.Sprint(int(r.GetStatus().GetCode()))
-			}
-			return fmt.Sprint(h.router.take())
-		}
-		var text []byte
-		z, err := gzip.NewReader(bytes.NewReader(body))
-		if err == nil {
-			text, err = io.ReadAll(io.LimitReader(z, limit+1))
-		}
-		got := outcome(body, "content-encoding", "gzip")
-		switch {
-		case len(text) > limit:
-			if got != "413" {
-				t.Errorf("%d bytes are more than the limit: %s", len(text), got)
-			}
-		case len(body) == 0: // no body, whatever its encoding
-		case err != nil:
-			if got != outcome([]byte("?"), "content-encoding", "br") {
-				t.Errorf("unreadable (%v): %s", err, got)
-			}
-		case got != outcome(text):
-			t.Errorf("compressed %s, plain %s", got, outcome(text))
 		}
 	})
 }

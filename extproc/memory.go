@@ -8,9 +8,8 @@ import (
 	"sync/atomic"
 )
 
-// heldBytes is the budget of all request bodies in memory: as Envoy sent them, joined and
-// inflated. A body of 15 KB may inflate to 16 MiB, and a body in chunks may never end, so
-// Envoy's limits do not bound them. Any goroutine may use it.
+// heldBytes is the budget of all request bodies in memory: as Envoy sent them, and joined. A body in
+// chunks may never end, so Envoy's limits do not bound them. Any goroutine may use it.
 type heldBytes struct {
 	most  int64
 	taken atomic.Int64

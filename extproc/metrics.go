@@ -34,7 +34,7 @@ const (
 // metrics are the package's instruments. docs/metrics.md lists them.
 type metrics struct {
 	ends, failOpen, refusals, strays, encodings, queries, unreached meter.Counter
-	bodySize, legs                                                            metric.Float64Histogram
+	bodySize, legs                                                  metric.Float64Histogram
 }
 
 func newMetrics(from metric.Meter, s *Server) (*metrics, error) {
@@ -50,7 +50,7 @@ func newMetrics(from metric.Meter, s *Server) (*metrics, error) {
 		refusals:  m.Counter("kvroute.extproc.refusals", "{request}", "Requests answered with an error, by status.", "status"),
 		strays:    m.Counter("kvroute.extproc.strays", "{message}", "Unexpected messages of Envoy, by message.", "message"),
 		queries:   m.Counter("kvroute.extproc.queries", "{request}", "Requests that only queried their worker."),
-		encodings: m.Counter("kvroute.extproc.encodings", "{request}", "Requests with a compressed body, by encoding and outcome.", "encoding", "outcome"),
+		encodings: m.Counter("kvroute.extproc.encodings", "{request}", "Requests with a compressed body, by encoding.", "encoding"),
 		unreached: m.Counter("kvroute.extproc.unreached", "{request}", "Requests that Envoy could not send to the chosen worker, because it has no endpoint there."),
 		// From a question to a long document, in powers of four.
 		bodySize: m.Histogram("kvroute.extproc.request.body.size", "By", "Size of the bodies of requests that kvroute routes.",

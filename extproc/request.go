@@ -20,13 +20,12 @@ import (
 // a worker, with a refusal, or unchanged (fail open). It returns false if the stream must end.
 func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.HttpBody) bool {
 	defer s.giveBack()
-	defer s.dropInflated()
 	body, ok := s.body(b)
 	if !ok {
 		s.server.failOpen(failHeld, nil)
 		return s.pass(m)
 	}
-	fields, unread, bad := s.readBody(ctx, m, b, body)
+	fields, unread, bad := s.readBody(m, b, body)
 	if bad != nil {
 		return s.refuse(bad)
 	}

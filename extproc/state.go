@@ -163,7 +163,6 @@ type stream struct {
 	stripHeaders []string      // client headers that only kvroute may set, or that steer it
 	sized        bool          // the headers have a content-length
 	encoding     string        // of the body; "" for none
-	inflated     []byte        // the inflated body, until the decision
 	steering     steering
 
 	ended bool             // the last part of the request has come
