@@ -6,9 +6,7 @@ import (
 	"io/fs"
 	"math"
 	"path"
-	"runtime"
 	"runtime/debug"
-	"runtime/metrics"
 	"strconv"
 	"strings"
 )
@@ -25,28 +23,6 @@ func memoryLimit(root fs.FS) int64 {
 		debug.SetMemoryLimit(n - n/10)
 	}
 	return n
-}
-
-// spareHeap is the memory by which a small heap may grow between two garbage collections.
-const spareHeap = 160 << 20
-
-// paceGC returns the GOGC for a heap with so many live bytes under a memory limit, 0 without one. A
-// small heap grows by spareHeap or an eighth of the limit, at most to five times its live bytes. A
-// larger heap grows to twice its live bytes: Go's default.
-func paceGC(limit, live int64) (percent int) {
-	spare := int64(spareHeap)
-	if limit > 0 {
-		spare = min(spare, limit/8)
-	}
-	return int(min(400, max(100, spare*100/max(live, 1))))
-}
-
-// keepPace sets GOGC by paceGC now and after each garbage collection.
-func keepPace(limit int64) {
-	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
-	metrics.Read(sample)
-	debug.SetGCPercent(paceGC(limit, int64(sample[0].Value.Uint64())))
-	runtime.AddCleanup(new([64]byte), keepPace, limit)
 }
 
 // cgroupLimit reads the smallest memory limit of the process's cgroup and of the mount of

@@ -54,23 +54,3 @@ func TestBodiesAndStreamsFitTheMemoryLimit(t *testing.T) {
 		})
 	}
 }
-
-// A small heap grows by 160 MiB at most, or an eighth of the memory limit; a large one to its double.
-func TestASmallHeapMayGrowBeforeItIsCollected(t *testing.T) {
-	for _, c := range []struct {
-		limit, live int64
-		percent     int
-	}{
-		{0, 0, 400},
-		{0, 16 << 20, 400},
-		{0, 64 << 20, 250},
-		{0, 160 << 20, 100},
-		{0, 4 << 30, 100},
-		{128 << 20, 8 << 20, 200},
-		{128 << 20, 64 << 20, 100},
-	} {
-		if got := paceGC(c.limit, c.live); got != c.percent {
-			t.Errorf("limit %d, live %d: GOGC %d, want %d", c.limit, c.live, got, c.percent)
-		}
-	}
-}

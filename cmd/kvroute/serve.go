@@ -236,10 +236,7 @@ func (s *server) openExtproc() (err error) {
 		s.tracer.Router = s.router
 		decider = s.tracer
 	}
-	limit := memoryLimit(os.DirFS("/"))
-	if c.fitMemory(limit); os.Getenv("GOGC") == "" {
-		keepPace(limit)
-	}
+	c.fitMemory(memoryLimit(os.DirFS("/")))
 	s.log.Debug("bounds", "held_bytes", c.MaxHeldBytes, "streams", c.MaxStreams)
 	conf := c.extproc()
 	conf.Bodies.Known = s.prompts
