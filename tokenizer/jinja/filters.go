@@ -15,7 +15,7 @@ import (
 // template uses them.
 //
 //nolint:gochecknoglobals // a table
-var unsupportedFilters = strings.Fields("abs attr batch center filesizeformat forceescape groupby max min pprint random round slice striptags sum truncate unique urlencode urlize wordcount wordwrap xmlattr")
+var unsupportedFilters = strings.Fields("abs attr batch center filesizeformat forceescape groupby indent max min pprint random round slice striptags sum truncate unique urlencode urlize wordcount wordwrap xmlattr")
 
 func filters() map[string]*builtin {
 	all := map[string]*builtin{
@@ -24,7 +24,7 @@ func filters() map[string]*builtin {
 		"map": lazily(mapped), "reverse": define("", reversed),
 		"select": selecting(false, true), "reject": selecting(false, false), "selectattr": selecting(true, true), "rejectattr": selecting(true, false),
 		"sort": define("reverse case_sensitive attribute", sorted), "dictsort": define("case_sensitive by reverse", dictSorted),
-		"join": define("d attribute", joined), "tojson": define("ensure_ascii indent separators sort_keys", toJSON), "indent": define("width first blank", indented),
+		"join": define("d attribute", joined), "tojson": define("ensure_ascii indent separators sort_keys", toJSON),
 		"int": define("default base", toInt), "float": define("default", toFloatOf),
 		"upper": ofText(upper), "lower": ofText(lower), "capitalize": ofText(capitalized), "title": ofText(titleWords), "format": define("*", formatOf),
 	}
@@ -309,28 +309,6 @@ func joined(r *renderer, v Value, a args) Value {
 		r.write(r.key(it, a.values[1]))
 	}
 	return String(r.cut(start))
-}
-
-// indented puts width spaces, or a text, before each line but the first.
-func indented(r *renderer, v Value, a args) Value {
-	r.defined(v)
-	if !v.isString() {
-		panic(errorf(TypeError, "unsupported operand type(s) for +=: '%s' and 'str'", v.typeName()))
-	}
-	pad := a.or(0, Int(4))
-	if !pad.isString() {
-		n := max(a.integer(0, 4), 0)
-		r.made(n)
-		pad = String(strings.Repeat(" ", n))
-	}
-	lines := r.lines(v.str+"\n", false)
-	r.made(len(v.str) + len(lines)*(1+len(pad.str)))
-	for i, l := range lines {
-		if i == 0 && a.values[1].Truth() || i > 0 && (l != "" || a.values[2].Truth()) {
-			lines[i] = pad.str + l
-		}
-	}
-	return v.withText(strings.Join(lines, "\n"))
 }
 
 // truncated returns a float as an integer.

@@ -111,7 +111,7 @@ func (a args) whole() {
 
 func stringMethods() map[string]*builtin {
 	all := map[string]*builtin{
-		"split": define("sep maxsplit", splitLeft), "rsplit": define("sep maxsplit", splitRight), "splitlines": define("keepends", splitLines),
+		"split": define("sep maxsplit", splitLeft), "rsplit": define("sep maxsplit", splitRight),
 		"replace": define("_! _! _", replaced), "join": define("_!", joinTexts),
 		"find": finding(strings.Index, false), "rfind": finding(strings.LastIndex, false), "index": finding(strings.Index, true),
 		"startswith": affix(strings.HasPrefix), "endswith": affix(strings.HasSuffix),
@@ -241,33 +241,6 @@ func (r *renderer) texts(parts []string, like Value) Value {
 		items[i] = like.withText(p)
 	}
 	return List(items...)
-}
-
-func splitLines(r *renderer, v Value, a args) Value {
-	return r.texts(r.lines(v.str, a.values[0].Truth()), v)
-}
-
-// lines cuts a string at line ends, which stay if keep is set.
-func (r *renderer) lines(s string, keep bool) (parts []string) {
-	r.tick(1 + len(s)/4)
-	for s != "" {
-		i := strings.IndexAny(s, "\n\r\v\f\x1c\x1d\x1e\u0085\u2028\u2029")
-		if i < 0 {
-			i = len(s)
-		}
-		_, n := utf8.DecodeRuneInString(s[i:])
-		if strings.HasPrefix(s[i:], "\r\n") {
-			n = 2
-		}
-		end := i
-		if keep {
-			end += n
-		}
-		r.hold(valueSize)
-		r.tick(itemSteps)
-		parts, s = append(parts, s[:end]), s[i+n:]
-	}
-	return parts
 }
 
 // replaced is str.replace. A safe string escapes what it puts in.
