@@ -25,8 +25,8 @@ func (s *stream) readBody(m message, b *extprocv3.HttpBody, body []byte) (fields
 		return fields, false, tooLarge(limit)
 	}
 	s.truncated = s.partial && m == requestBody && !b.GetEndOfStream()
-	if s.encoding != "" && len(body) > 0 {
-		s.server.metrics.encodings.Count(s.encoding)
+	if s.compressed && len(body) > 0 { // kvroute reads no compressed bodies
+		s.server.metrics.compressed.Count()
 		return fields, true, nil
 	}
 	fields, bad = s.server.conf.Bodies.Parse(s.endpoint, body)

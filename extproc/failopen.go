@@ -64,7 +64,7 @@ func (s *stream) failure(err error, starting, unread bool) failure {
 		return failStarting
 	case errors.Is(err, router.ErrDecisionTimeout) || errors.Is(err, context.DeadlineExceeded):
 		return failBudget
-	case unread && s.encoding != "":
+	case unread && s.compressed:
 		return failEncoding
 	case unread:
 		return failMode

@@ -40,7 +40,7 @@ func (s *stream) splittable(m message, fields *openai.Body) router.Split {
 	case s.server.conf.PrefillLeg == PrefillByHeader:
 		return router.SplitAuto
 	case s.endpoint != openai.ChatCompletions && s.endpoint != openai.Completions, fields.Choices > 1,
-		m != requestBody, s.flow == ahead, s.truncated, s.encoding != "":
+		m != requestBody, s.flow == ahead, s.truncated, s.compressed:
 		return router.SplitNever // the body cannot be changed, or not so
 	}
 	return router.SplitAuto

@@ -4,6 +4,7 @@ package extproc
 
 import (
 	"strconv"
+	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
@@ -84,7 +85,6 @@ func (s *stream) classify(req *extprocv3.ProcessingRequest) message {
 func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 	var method, path string
 	var length int64
-	var coded []string
 	for _, v := range h.GetHeaders().GetHeaders() {
 		switch v.GetKey() {
 		case ":method":
@@ -95,7 +95,7 @@ func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 			length, _ = strconv.ParseInt(value(v), 10, 64) // Envoy has checked it
 			s.sized = true
 		case "content-encoding":
-			coded = append(coded, value(v))
+			s.compressed = s.compressed || value(v) != "" && !strings.EqualFold(value(v), "identity")
 		case "x-tenant-id":
 			s.salt = value(v)
 		default:
@@ -103,7 +103,6 @@ func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 		}
 	}
 	s.arrival.TraceParent, s.arrival.TraceState = s.traceContext(h)
-	s.encoding = encodings(coded)
 	s.endpoint, s.wrong = openai.Classify(method, path)
 	switch {
 	case s.wrong != nil:

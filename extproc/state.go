@@ -162,7 +162,7 @@ type stream struct {
 	salt         string        // the tenant: the header x-tenant-id
 	stripHeaders []string      // client headers that only kvroute may set, or that steer it
 	sized        bool          // the headers have a content-length
-	encoding     string        // of the body; "" for none
+	compressed   bool          // the body has a content-encoding
 	steering     steering
 
 	ended bool             // the last part of the request has come

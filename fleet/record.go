@@ -249,7 +249,7 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 		KVEvents:  clip(r.KVEvents),
 		NoEvents:  r.Events.Transport == "none" || r.KVEvents == "block_size_mismatch",
 		Group:     r.Group, Members: r.Members,
-		Engine: r.Engine, EngineVersion: r.EngineVersion, Draining: r.Draining, StartedMS: r.StartedMS,
+		Engine: r.Engine, Draining: r.Draining, StartedMS: r.StartedMS,
 		Events: router.EventSource{Transport: r.Events.Transport, LocalIndexer: r.Events.LocalIndexer, PublisherID: r.Events.PublisherID},
 	}
 	if err := info.Check(); err != nil {

@@ -130,8 +130,7 @@ type WorkerInfo struct {
 	// so the order of first tokens proves nothing; see [Config.InferFirstTokens].
 	Reorders bool
 
-	Engine        string // one of the Engine constants, in any spelling; or another one
-	EngineVersion string
+	Engine string // one of the Engine constants, in any spelling; or another one
 	// ModelCard names the [Card] of its model. Default: the model's name.
 	ModelCard string
 	// KVEvents says in one word how well the worker's cache is known; "" = well. Only shown.

@@ -56,7 +56,7 @@ func mistralFiles(ref *reference) (all []candidate) {
 			all = append(all, candidate{name: name, file: "tekken.json", source: f})
 		}
 	}
-	for _, v := range chat.MistralVersions[2:] { // without v1 and v2
+	for _, v := range chat.MistralVersions {
 		all = append(all, candidate{name: "own tekken " + v, file: "tekken.json", source: filepath.Join(golden, "../mistral/tekken.json"), version: v})
 	}
 	return all

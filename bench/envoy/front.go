@@ -39,57 +39,35 @@ func sideName(i int) string {
 
 // side is a running front: the processes between the client and the workers.
 type side struct {
-	url   string
-	pids  []int // Envoy or the frontend, then the processor
-	after func(ctx context.Context) bool
+	url  string
+	pids []int // Envoy or the frontend, then the processor
 }
 
 // load is a closed loop of conversations: each client sends the next turn when it has the answer.
 type load struct {
+	name          string
 	size, clients int
 	stream        bool
 	requests      int
+	cpu, rate     bench.Target
 }
 
 const turns = 4
 
 func loads() (all []load) {
-	for _, s := range []struct{ size, requests int }{{1 << 10, 1200}, {10 << 10, 800}, {100 << 10, 240}, {220 << 10, 120}, {1 << 20, 32}} {
-		all = append(all, load{s.size, 8, false, s.requests}, load{s.size, 8, true, s.requests}, load{s.size, 32, true, s.requests})
+	for _, s := range []struct {
+		name           string
+		size, requests int
+		cpu, rate      bench.Target // kvroute's front over Dynamo's, with eight clients
+	}{
+		{"1 KB", 1 << 10, 1200, bench.AtMost(.7), bench.AtLeast(1.3)}, {"10 KB", 10 << 10, 800, bench.AtMost(.8), bench.AtLeast(1.2)},
+		{"100 KB", 100 << 10, 240, bench.AtMost(.8), bench.AtLeast(1.1)}, {"220 KB", 220 << 10, 120, bench.AtMost(.9), bench.AtLeast(1)}, {name: "1 MB", size: 1 << 20, requests: 32},
+	} {
+		all = append(all, load{s.name + ", 8 clients, documents", s.size, 8, false, s.requests, s.cpu, s.rate},
+			load{s.name + ", 8 clients, streams", s.size, 8, true, s.requests, s.cpu, s.rate},
+			load{name: s.name + ", 32 clients, streams", size: s.size, clients: 32, stream: true, requests: s.requests})
 	}
 	return all
-}
-
-func (l *load) name() string {
-	kind := "documents"
-	if l.stream {
-		kind = "streams"
-	}
-	return fmt.Sprintf("%s, %d clients, %s", sizeName(l.size), l.clients, kind)
-}
-
-func sizeName(n int) string {
-	if n >= 1<<20 {
-		return fmt.Sprint(n>>20, " MB")
-	}
-	return fmt.Sprint(n>>10, " KB")
-}
-
-// goals are the targets of a load: kvroute's front over Dynamo's, in CPU time and in throughput.
-func (l *load) goals() (cpu, rate bench.Target) {
-	if l.clients == 8 {
-		switch l.size >> 10 {
-		case 1:
-			return bench.AtMost(.7), bench.AtLeast(1.3)
-		case 10:
-			return bench.AtMost(.8), bench.AtLeast(1.2)
-		case 100:
-			return bench.AtMost(.8), bench.AtLeast(1.1)
-		case 220:
-			return bench.AtMost(.9), bench.AtLeast(1)
-		}
-	}
-	return cpu, rate
 }
 
 // bodies returns the turns of the load's conversations, one conversation after the other.
@@ -174,7 +152,7 @@ func runFront(ctx context.Context, o options) (met bool) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	texts := newTexts(rng)
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}
-	warm := load{10 << 10, 8, true, 80}
+	warm := load{size: 10 << 10, clients: 8, stream: true, requests: 80}
 	p.read(ctx, reader, warm.bodies(texts), warm.stream)
 	for i := range all {
 		if all[i] != nil {
@@ -183,7 +161,7 @@ func runFront(ctx context.Context, o options) (met bool) {
 	}
 	var figures []bench.Figure
 	for _, l := range loads() {
-		if !strings.Contains(l.name(), o.only) {
+		if !strings.Contains(l.name, o.only) {
 			continue
 		}
 		figures = append(figures, bench.Rounds(o.rounds, l.rows(all), func() []float64 {
@@ -191,38 +169,33 @@ func runFront(ctx context.Context, o options) (met bool) {
 			p.read(ctx, reader, l.bodies(texts), l.stream)
 			for _, i := range rng.Perm(sides) {
 				if all[i] != nil {
-					bench.Within(l.name()+", "+sideName(i), func() { got[i] = l.play(ctx, client, p, all[i]) })
+					bench.Within(l.name+", "+sideName(i), func() { got[i] = l.play(ctx, client, p, all[i]) })
 				}
 			}
-			fmt.Fprintf(os.Stderr, "%s: a round\n", l.name())
+			fmt.Fprintf(os.Stderr, "%s: a round\n", l.name)
 			return values(all, &got)
 		})...)
 	}
 	for i, s := range all {
-		if s != nil && s.pids != nil {
-			for _, pid := range s.pids {
-				figures = append(figures, bench.NewFigure(fmt.Sprintf("memory at the end, %s, %s", sideName(i), command(pid)), "MB", bench.Target{}, resident(pid)))
-			}
+		for k := 0; s != nil && k < len(s.pids); k++ {
+			figures = append(figures, bench.NewFigure(fmt.Sprintf("memory at the end, %s, process %d", sideName(i), k+1), "MB", bench.Target{}, resident(s.pids[k])))
 		}
 	}
 	if all[dynamo] == nil {
 		fmt.Fprintln(os.Stderr, "bench-front: Dynamo's frontend is not installed (--dynamo): its targets are not measured")
-		met = bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun("bench-front", o.commit, "make bench-front", figures)))
-		return false
 	}
-	return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun("bench-front", o.commit, "make bench-front", figures)))
+	return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun("bench-front", o.commit, "make bench-front", figures))) && all[dynamo] != nil
 }
 
 // rows are the rows of a load; values returns their values.
 func (l *load) rows(all [sides]*side) (rows []bench.Row) {
 	none := bench.Target{}
 	add := func(what, unit string, t bench.Target) {
-		rows = append(rows, bench.NewRow(l.name()+": "+what, unit, t))
+		rows = append(rows, bench.NewRow(l.name+": "+what, unit, t))
 	}
-	cpu, rate := l.goals()
 	if all[dynamo] != nil {
-		add("CPU, Envoy + kvroute ÷ Dynamo's frontend", "×", cpu)
-		add("throughput, Envoy + kvroute ÷ Dynamo's frontend", "×", rate)
+		add("CPU, Envoy + kvroute ÷ Dynamo's frontend", "×", l.cpu)
+		add("throughput, Envoy + kvroute ÷ Dynamo's frontend", "×", l.rate)
 	}
 	over, p50, p99 := none, none, none
 	if l.size == 10<<10 && l.clients == 8 && !l.stream {
@@ -322,11 +295,6 @@ func startDynamo(ctx context.Context, o options, dir, model string, stops *[]fun
 		return err == nil && bytes.Contains(models, []byte(`"`+frontModel+`"`))
 	}))
 	return &side{url: url, pids: []int{f.Pid()}}
-}
-
-// command returns the name of a process.
-func command(pid int) string {
-	return strings.TrimSpace(string(bench.Must(os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)))))
 }
 
 // resident returns the memory of a process in MB.

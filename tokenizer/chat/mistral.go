@@ -24,13 +24,10 @@ type Mistral struct {
 	Effort  string
 }
 
-// MistralVersions are the versions of Mistral's tokenizer files. kvroute makes no prompts of v1 and v2.
+// MistralVersions are the versions of tekken.json that kvroute reads.
 //
 //nolint:gochecknoglobals // a table
-var MistralVersions = []string{"v1", "v2", "v3", "v7", "v11", "v13", "v15"}
-
-// oldestMistral is the oldest version of prompts that kvroute makes.
-const oldestMistral = 3
+var MistralVersions = []string{"v3", "v7", "v11", "v13", "v15"}
 
 // mistral makes prompts as vLLM 0.32 makes them in mistral tokenizer mode, with the package
 // mistral-common 1.13. Control tokens are inserted by id, and each text between two of them is
@@ -56,8 +53,8 @@ var mistralTokens = map[string]int{
 func newMistral(f *Files) (*mistral, error) {
 	m := &mistral{Mistral: *f.Mistral, tokens: map[string]uint32{}}
 	version, err := strconv.Atoi(strings.TrimPrefix(m.Version, "v"))
-	if err != nil || version < oldestMistral || !slices.Contains(MistralVersions, m.Version) {
-		return nil, fmt.Errorf("chat: Mistral's prompts of version %.40q are not supported, only v%d and later: %w", m.Version, oldestMistral, ErrNoTemplate)
+	if err != nil || !slices.Contains(MistralVersions, m.Version) {
+		return nil, fmt.Errorf("chat: Mistral's prompts of version %.40q are not supported, only %q: %w", m.Version, MistralVersions, ErrNoTemplate)
 	}
 	m.version = version
 	for text, since := range mistralTokens {

@@ -192,7 +192,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + ['abc def'.split()] %}{% endfor %}{% endfor %}",
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [{'a': 1}.items()] %}{% endfor %}{% endfor %}",
 		"{% set s = 'a ' * 2000000 %}{{ s.split() }}", "{% set s = 'a' * 8000000 %}{{ s | list | length }}",
-		"{% set s = '\n' * 2000000 %}{{ s.splitlines() | length }}", "{{ ('<' * 3000000) | escape }}",
+		"{{ ('<' * 3000000) | escape }}",
 		"{{ range(99999) | list | tojson(indent=900) }}", many + "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}",
 		"{% set x %}" + many + "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}{% endset %}",
 		"{% macro m(n) %}{{ 'x' * 100000 }}{% if n %}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(190) }}",
