@@ -99,7 +99,7 @@ var (
 // notOutside are packages that only tests and the listed packages may import.
 var notOutside = map[string]string{
 	"internal/telemetry": "cmd/kvroute sidecar bench/demo",
-	"internal/enginesim": "cmd/kvroute bench bench/demo bench/interop",
+	"internal/enginesim": "cmd/kvroute bench bench/demo bench/envoy bench/interop",
 	"internal/envoytest": "cmd/kvroute bench/demo bench/envoy bench/interop",
 	"cmd/kvroute":        "",
 }

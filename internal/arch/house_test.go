@@ -37,29 +37,29 @@ type room struct {
 // what shows operators the effect of routing (outcomes, audit, traces, dashboard, top).
 var (
 	product = []room{
-		{"cmd/kvroute", 3911, 20},
-		{"extproc", 2305, 20},
-		{"router", 5411, 20},
+		{"cmd/kvroute", 3892, 20},
+		{"extproc", 2181, 20},
+		{"router", 5387, 20},
 		{"prefill", 261, 20},
 		{"outcomes", 263, 20},
 		{"scorer", 1816, 20},
 		{"indexer", 3221, 20},
-		{"events internal/msgpack", 4380, 20},
-		{"engines engines/localindex", 3515, 20},
-		{"fleet", 2262, 20},
-		{"replicas", 2261, 20},
-		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/meter internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 4966, 20},
+		{"events internal/msgpack", 4392, 20},
+		{"engines engines/localindex", 3622, 20},
+		{"fleet", 2175, 20},
+		{"replicas", 2266, 20},
+		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/meter internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 4954, 20},
 		{"sidecar", 481, 20},
 		{"doctor", 456, 20},
 		{"dashboard", 36, 20},
 		{"top", 441, 20},
-		{"tokenizer tokenizer/chat tokenizer/jinja", 11154, 20},
+		{"tokenizer tokenizer/chat tokenizer/jinja", 11296, 20},
 	}
 	support = []room{
-		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 12842, 25},
+		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 12841, 25},
 	}
 	// The limits for the sums of the two lists above.
-	productLimit, supportLimit = 47140, 12842
+	productLimit, supportLimit = 47140, 12841
 	// longest limits the lines of a function, longestFile those of a file. The aims are 80 and
 	// 500. These limits only fall, too.
 	longest, longestFile = 80, 500
