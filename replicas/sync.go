@@ -112,7 +112,7 @@ type syncTimes struct {
 const (
 	presentEvery   = 2 * time.Second       // a replica is gone after three missing presences
 	syncDelay      = time.Millisecond      // the least time that a change waits for others
-	syncSpacing    = 10 * time.Millisecond  // between two rounds of messages
+	syncSpacing    = 10 * time.Millisecond // between two rounds of messages
 	syncListEvery  = 50 * time.Millisecond // between two answers to requests for the list
 	syncQuietAfter = time.Minute           // without another router, until changes are not sent
 	syncDynamo     = 300 * time.Second     // without a message, until a router of Dynamo is removed

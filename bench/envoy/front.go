@@ -60,8 +60,11 @@ func loads() (all []load) {
 		size, requests int
 		cpu, rate      bench.Target // kvroute's front over Dynamo's, with eight clients
 	}{
-		{"1 KB", 1 << 10, 1200, bench.AtMost(.7), bench.AtLeast(1.3)}, {"10 KB", 10 << 10, 800, bench.AtMost(.8), bench.AtLeast(1.2)},
-		{"100 KB", 100 << 10, 240, bench.AtMost(.8), bench.AtLeast(1.1)}, {"220 KB", 220 << 10, 120, bench.AtMost(.9), bench.AtLeast(1)}, {name: "1 MB", size: 1 << 20, requests: 32},
+		{"1 KB", 1 << 10, 1200, bench.AtMost(.7), bench.AtLeast(1.3)},
+		{"10 KB", 10 << 10, 800, bench.AtMost(.8), bench.AtLeast(1.2)},
+		{"100 KB", 100 << 10, 240, bench.AtMost(.8), bench.AtLeast(1.1)},
+		{"220 KB", 220 << 10, 120, bench.AtMost(.9), bench.AtLeast(1)},
+		{name: "1 MB", size: 1 << 20, requests: 32},
 	} {
 		all = append(all, load{s.name + ", 8 clients, documents", s.size, 8, false, s.requests, s.cpu, s.rate},
 			load{s.name + ", 8 clients, streams", s.size, 8, true, s.requests, s.cpu, s.rate},
@@ -257,7 +260,7 @@ func startSides(ctx context.Context, o options, dir, model string, p *prompts) (
 			config := fmt.Sprintf("version: 1\nmodels: [{name: %s, tokenizer: %q}]\nworkers:\n%s", frontModel, model, f.records())
 			server = startServer(ctx, o, dir, "kvroute", config)
 		}
-		e := startEnvoy(ctx, f.addresses[0], server, false)
+		e := startEnvoy(ctx, f.addresses[0], server)
 		stops = append(stops, func() { _ = e.Stop() })
 		all[i] = &side{url: e.URL(), pids: []int{e.Pid()}}
 		if server != nil {

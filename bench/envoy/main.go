@@ -109,8 +109,8 @@ func startServer(ctx context.Context, o options, dir, name, config string, flags
 
 // startEnvoy starts an Envoy with kvroute's configuration. Without a server the filters are
 // left out, and Envoy chooses from the pool.
-func startEnvoy(ctx context.Context, worker string, server *process.Child, noObserver bool) *envoytest.Proc {
-	c := envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", Pool: []string{worker}, NoObserver: noObserver, ExtProc: []string{"127.0.0.1:1"}}
+func startEnvoy(ctx context.Context, worker string, server *process.Child) *envoytest.Proc {
+	c := envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", Pool: []string{worker}, ExtProc: []string{"127.0.0.1:1"}}
 	if server != nil {
 		c.ExtProc[0] = server.At.Extproc
 	}

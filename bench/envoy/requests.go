@@ -74,7 +74,7 @@ func stream(w http.ResponseWriter, events int, pause time.Duration) {
 		if out.Flush() != nil {
 			return
 		}
-		time.Sleep(pause)
+		<-time.After(pause)
 	}
 	_, _ = io.WriteString(w, "data: [DONE]\n\n")
 }

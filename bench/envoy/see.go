@@ -53,7 +53,7 @@ func visible(ctx context.Context, o options, dir string) []bench.Figure {
 	}
 	for _, v := range fleets {
 		defer v.server.Stop()
-		v.envoy = startEnvoy(ctx, at[0], v.server, false)
+		v.envoy = startEnvoy(ctx, at[0], v.server)
 		defer func() { _ = v.envoy.Stop() }() // it ends with this process in any case
 	}
 	on := "http://" + fleets[1].server.At.HTTP

@@ -80,7 +80,7 @@ func legs(ctx context.Context, o options, dir string) []bench.Figure {
 		v := fleets[i]
 		v.server = startRouter(ctx, o, dir, v.name, workers, roles)
 		defer v.server.Stop()
-		v.envoy = startEnvoy(ctx, workers[3], v.server, false)
+		v.envoy = startEnvoy(ctx, workers[3], v.server)
 		defer func() { _ = v.envoy.Stop() }() // it ends with this process in any case
 	}
 	urls := []string{fleets[0].envoy.URL(), fleets[1].envoy.URL(), "http://" + workers[0]}
@@ -193,7 +193,7 @@ func killed(ctx context.Context, o options, dir string) []bench.Figure {
 		}
 		server := startRouter(ctx, o, dir, fmt.Sprint("kvroute", round), workers, roles)
 		defer server.Stop()
-		e := startEnvoy(ctx, workers[1], server, false)
+		e := startEnvoy(ctx, workers[1], server)
 		defer func() { _ = e.Stop() }() // it ends with this process in any case
 		conf := bench.LoadConfig{URL: e.URL(), Rate: 20, Conversations: requests, Turns: 1, Seed: uint64(round)}
 		sum := bench.Must(bench.Load(ctx, conf, func(done, total int) {

@@ -106,10 +106,10 @@ type config struct {
 	LogLevel  string `yaml:"log-level" own:"yes" default:"info" help:"debug, info, warn or error"`
 	LogFormat string `yaml:"log-format" own:"yes" default:"text" help:"text or json"`
 
-	StrictModels        bool   `yaml:"strict-models" help:"answer 404 to requests for models without a tokenizer, instead of routing them by load"`
-	VerifyTokenizer     bool   `yaml:"verify-tokenizer" help:"compare the first prompts of each model, and few later ones, with the workers' own token ids; a model whose ids differ is routed in text-block mode"`
-	RemoteTokenize      bool   `yaml:"remote-tokenize" help:"ask a worker for the token ids of prompts whose model has no tokenizer here, for up to 0.3 s"`
-	TokenizerCacheBytes int    `yaml:"tokenizer-cache-bytes" own:"yes" default:"67108864" want:"more than 0" help:"<bytes> of memory for the messages and token ids of recent prompts"`
+	StrictModels        bool `yaml:"strict-models" help:"answer 404 to requests for models without a tokenizer, instead of routing them by load"`
+	VerifyTokenizer     bool `yaml:"verify-tokenizer" help:"compare the first prompts of each model, and few later ones, with the workers' own token ids; a model whose ids differ is routed in text-block mode"`
+	RemoteTokenize      bool `yaml:"remote-tokenize" help:"ask a worker for the token ids of prompts whose model has no tokenizer here, for up to 0.3 s"`
+	TokenizerCacheBytes int  `yaml:"tokenizer-cache-bytes" own:"yes" default:"67108864" want:"more than 0" help:"<bytes> of memory for the messages and token ids of recent prompts"`
 
 	// Dynamo finds workers by the records of NVIDIA Dynamo's discovery: docs/fleet.md.
 	Dynamo dynamoConfig `yaml:"dynamo,omitempty"`
