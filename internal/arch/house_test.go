@@ -56,10 +56,10 @@ var (
 		{"tokenizer tokenizer/chat tokenizer/jinja", 11296, 20},
 	}
 	support = []room{
-		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 12841, 25},
+		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 12839, 25},
 	}
 	// The limits for the sums of the two lists above.
-	productLimit, supportLimit = 47140, 12841
+	productLimit, supportLimit = 47140, 12839
 	// longest limits the lines of a function, longestFile those of a file. The aims are 80 and
 	// 500. These limits only fall, too.
 	longest, longestFile = 80, 500
