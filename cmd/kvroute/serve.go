@@ -442,11 +442,12 @@ func (s *server) drain() error {
 
 // close releases what open acquired, even if open failed halfway.
 func (s *server) close() error {
-	if s.nc != nil {
-		s.nc.Close()
-	}
+	s.nc.Close() // may be nil
 	if s.bus != nil {
 		s.bus.Stop()
+	}
+	if s.grpc != nil {
+		s.grpc.Stop() // its goroutines wait for streams even if it never ran
 	}
 	for _, l := range []net.Listener{s.grpcAt, s.httpAt} {
 		if l != nil {
@@ -460,8 +461,7 @@ func (s *server) close() error {
 		_ = s.stateLock.Close() // unlocks the folder
 	}
 	if s.traces != nil {
-		const limit = 3 * time.Second // for a collector that does not answer
-		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second) // a collector may not answer
 		defer cancel()
 		if err := s.traces.Shutdown(ctx); err != nil {
 			s.log.Warn("the last spans were not exported", "err", err)
