@@ -460,6 +460,20 @@ func TestRefusalsForLackOfRoom(t *testing.T) {
 			if err := d.StartRouter(t.Context(), append(flags, c.flags...)...); err != nil {
 				t.Fatal(err)
 			}
+			// A health check before kvroute was ready makes Envoy leave it out until the next one.
+			eventually(t, "kvroute is not ready", func() bool {
+				resp, _ := get(t, "http://"+d.Router.At.HTTP+"/readyz")
+				return resp.StatusCode == http.StatusOK
+			})
+			checks := func() int64 {
+				n, err := d.Envoy.Sum(t.Context(), `^cluster\.kvroute\.health_check\.success$`)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			earlier := checks()
+			eventually(t, "Envoy does not check kvroute's health", func() bool { return checks() > earlier })
 			eventually(t, "Envoy does not ask the router that started", func() bool {
 				return d.send(t, "answer", false).header.Get("X-Dynamo-Reason") != ""
 			})
