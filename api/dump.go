@@ -7,9 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/kvroute/kvroute/internal/openai"
@@ -55,15 +53,6 @@ const dumpWait = 2 * time.Second
 // [router.Router.Dump]. If the client reads too slowly for the changes meanwhile, the dump ends
 // early, without its last line.
 func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
-	sorted := false
-	switch v := req.FormValue("sort"); v {
-	case "", "0":
-	case "1":
-		sorted = true
-	default:
-		invalid("sort", "sort is "+strconv.Quote(v)+", want 0 or 1").Write(w)
-		return
-	}
 	ctx, cancel := context.WithTimeoutCause(req.Context(), dumpWait, errors.New("another dump, or a snapshot, takes longer"))
 	defer cancel()
 	d, err := c.Router.AwaitDump(ctx)
@@ -72,10 +61,6 @@ func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	defer d.Close()
-	if sorted && d.Blocks > router.MaxSorted {
-		failure(http.StatusUnprocessableEntity, openai.InvalidRequest, "sort", fmt.Sprintf("the index has %d blocks, at most %d are sorted; sort the lines of a dump that is not", d.Blocks, router.MaxSorted)).Write(w)
-		return
-	}
 	head := dumpHeader{Dump: 1, Scope: c.Scope, HashSeed: hashSeed, CreatedMS: time.Now().UnixMilli(), Owners: len(d.Holders), Pools: []dumpPool{}}
 	if c.Stream != nil {
 		head.LastStreamSeq = c.Stream()
@@ -98,7 +83,7 @@ func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
 	}
 	var end dumpEnd
 	var line []byte
-	for ev := range d.Events(sorted) {
+	for ev := range d.Events() {
 		line = append(ev.AppendJSON(line[:0], end.End.Events), '\n')
 		if _, err := out.Write(line); err != nil {
 			return

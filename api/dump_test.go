@@ -22,9 +22,9 @@ func TestDump(t *testing.T) {
 	r.ApplyEvent(a, indexer.Event{Kind: indexer.Stored, Blocks: blocks[:2]})
 	h := api.New(api.Config{Router: r, Metrics: http.NotFoundHandler(), Scope: "n/c/e", Stream: func() uint64 { return 42 }})
 
-	status, body := get(t, h, "/v1/index/dump?sort=1")
+	status, body := get(t, h, "/v1/index/dump")
 	lines := strings.Split(strings.TrimSpace(body), "\n")
-	if status != 200 || len(lines) != 6 {
+	if status != 200 || len(lines) != 5 {
 		t.Fatalf("status %d:\n%s", status, body)
 	}
 	var head map[string]any
@@ -38,22 +38,15 @@ func TestDump(t *testing.T) {
 	}
 	for i, want := range []string{
 		// The protocol's example, with another worker and id.
-		`{"worker_id":1,"storage_tier":"device","event":{"event_id":0,"data":{"stored":{"parent_hash":null,"start_position":null,"blocks":[{"block_hash":101,"tokens_hash":14643705804678351452,"mm_extra_info":null}]}},"dp_rank":0}}`,
-		`{"worker_id":1,"storage_tier":"device","event":{"event_id":1,"data":{"stored":{"parent_hash":101,"start_position":null,"blocks":[{"block_hash":102,"tokens_hash":16777012769546811212,"mm_extra_info":null}]}},"dp_rank":0}}`,
-		`{"worker_id":2,"storage_tier":"device","event":{"event_id":2,"data":{"stored":{"parent_hash":null,"start_position":null,"blocks":[{"block_hash":101,"tokens_hash":14643705804678351452,"mm_extra_info":null}]}},"dp_rank":0}}`,
+		`{"worker_id":1,"storage_tier":"device","event":{"event_id":0,"data":{"stored":{"parent_hash":null,"start_position":null,"blocks":[{"block_hash":101,"tokens_hash":14643705804678351452,"mm_extra_info":null},{"block_hash":102,"tokens_hash":16777012769546811212,"mm_extra_info":null}]}},"dp_rank":0}}`,
+		`{"worker_id":2,"storage_tier":"device","event":{"event_id":1,"data":{"stored":{"parent_hash":null,"start_position":null,"blocks":[{"block_hash":101,"tokens_hash":14643705804678351452,"mm_extra_info":null}]}},"dp_rank":0}}`,
 		// A block after a hole: its place is known, its parent is not.
-		`{"worker_id":2,"storage_tier":"device","event":{"event_id":3,"data":{"stored":{"parent_hash":null,"start_position":2,"blocks":[{"block_hash":103,"tokens_hash":5,"mm_extra_info":null}]}},"dp_rank":0}}`,
-		`{"kvroute_end":{"events":4,"blocks":4}}`,
+		`{"worker_id":2,"storage_tier":"device","event":{"event_id":2,"data":{"stored":{"parent_hash":null,"start_position":2,"blocks":[{"block_hash":103,"tokens_hash":5,"mm_extra_info":null}]}},"dp_rank":0}}`,
+		`{"kvroute_end":{"events":3,"blocks":4}}`,
 	} {
 		if lines[i+1] != want {
 			t.Errorf("line %d\ngot  %s\nwant %s", i+2, lines[i+1], want)
 		}
-	}
-	if _, body := get(t, h, "/v1/index/dump"); !strings.HasSuffix(body, `"blocks":4}}`+"\n") {
-		t.Errorf("unsorted: %s", body)
-	}
-	if status, body := get(t, h, "/v1/index/dump?sort=yes"); status != 400 || !strings.Contains(body, "want 0 or 1") {
-		t.Errorf("sort=yes: %d %s", status, body)
 	}
 	d, ok := r.Dump(nil)
 	if !ok {

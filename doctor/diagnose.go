@@ -53,20 +53,16 @@ func count(all []Finding, levels ...Severity) (n int) {
 	return n
 }
 
-// Tolerance is by how much replicas may differ.
-type Tolerance struct{ Requests, Tokens, Blocks int }
-
 // diagnosis collects findings.
 type diagnosis struct {
-	all       []*Replica        // the replicas that answered
-	names     map[uint64]string // of these replicas, by id
-	tolerance Tolerance
-	found     []Finding
+	all   []*Replica        // the replicas that answered
+	names map[uint64]string // of these replicas, by id
+	found []Finding
 }
 
 // diagnose checks each replica and compares all of them. Every replica must have a name.
-func diagnose(all []*Replica, t Tolerance) []Finding {
-	d := diagnosis{tolerance: t, names: map[uint64]string{}}
+func diagnose(all []*Replica) []Finding {
+	d := diagnosis{names: map[uint64]string{}}
 	for _, x := range all {
 		if x.Err != nil {
 			d.report(fault, x, "answer", "it cannot be asked: %v", x.Err)
@@ -107,6 +103,9 @@ func (d *diagnosis) checkReplica(x *Replica) {
 		if x.always(func(r *Reading) bool { return !r.Ready.Checks[check] }) && (check != "workers" || len(last.workers) > 0) {
 			d.report(fault, x, "ready", "it is %s: the check %q fails", last.Ready.Status, check)
 		}
+	}
+	if len(last.Pending) > 0 {
+		d.report(note, x, "settings", "its configuration file has changes that need a restart: %s", strings.Join(last.Pending, ", "))
 	}
 	if last.Envoy != nil {
 		for _, f := range last.Envoy.Faults {
@@ -248,7 +247,6 @@ func (d *diagnosis) compareFacts() {
 			}
 		}
 	}
-	tolerated := map[string]int{"cached blocks": d.tolerance.Blocks, "active requests": d.tolerance.Requests, "requests of": d.tolerance.Requests, "pending tokens": d.tolerance.Tokens}
 	inOrder := func(a, b fact) int { return cmp.Or(cmp.Compare(a.what, b.what), cmp.Compare(a.of, b.of)) }
 	for _, f := range slices.SortedFunc(maps.Keys(reported), inOrder) {
 		all, agree, texts := reported[f], true, map[string]string{}
@@ -258,7 +256,7 @@ func (d *diagnosis) compareFacts() {
 			}
 			texts[x.Name] = all[i].String()
 			for j := range i {
-				agree = agree && all[i].agree(all[j], tolerated[f.what])
+				agree = agree && all[i].agree(all[j])
 			}
 		}
 		switch {
@@ -321,14 +319,14 @@ func (v values) String() string {
 	return cmp.Or(strings.Join(slices.Compact(texts), " or "), "none")
 }
 
-// agree reports whether a value of two replicas is the same, or the ranges of their numbers come as
-// close as is tolerated. A replica without a value agrees with every other one.
-func (v values) agree(other values, tolerated int) bool {
+// agree reports whether a value of two replicas is the same, or the ranges of their numbers
+// overlap. A replica without a value agrees with every other one.
+func (v values) agree(other values) bool {
 	low, high, ok := v.bounds()
 	otherLow, otherHigh, otherOK := other.bounds()
 	return len(v) == 0 || len(other) == 0 ||
 		slices.ContainsFunc(v, func(value any) bool { return slices.Contains(other, value) }) ||
-		ok && otherOK && low-otherHigh <= tolerated && otherLow-high <= tolerated
+		ok && otherOK && low <= otherHigh && otherLow <= high
 }
 
 // checkPeers reports replicas that the doctor did not read, and replicas that miss requests of

@@ -51,7 +51,7 @@ type Replica struct {
 }
 
 // Examine reads replicas until two readings show no difference, at most maxReadings times.
-func Examine(ctx context.Context, sources []Source, t Tolerance) (*Report, error) {
+func Examine(ctx context.Context, sources []Source) (*Report, error) {
 	r := &Report{}
 	for _, s := range sources {
 		r.Replicas = append(r.Replicas, &Replica{Source: s})
@@ -69,7 +69,7 @@ func Examine(ctx context.Context, sources []Source, t Tolerance) (*Report, error
 		}
 		if n >= 2 {
 			r.nameAll()
-			if r.Findings = diagnose(r.Replicas, t); n >= maxReadings || count(r.Findings, different) == 0 {
+			if r.Findings = diagnose(r.Replicas); n >= maxReadings || count(r.Findings, different) == 0 {
 				return r, nil
 			}
 		}

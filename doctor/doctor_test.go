@@ -159,7 +159,7 @@ func TestDiagnosis(t *testing.T) {
 			if c.edit != nil {
 				c.edit(b)
 			}
-			got := diagnose([]*Replica{a, b}, Tolerance{})
+			got := diagnose([]*Replica{a, b})
 			if b.Err != nil { // the doctor then also notes the unread replica
 				got = slices.DeleteFunc(got, func(f Finding) bool { return f.What == "replica" })
 			}
@@ -175,24 +175,18 @@ func TestDiagnosis(t *testing.T) {
 			}
 		})
 	}
-	tolerant := diagnose([]*Replica{replicaSaying("a", 1, nil), replicaSaying("b", 2, func(_ int, r *Reading) {
-		r.workers[0].ActiveRequests, r.workers[0].CachedBlocks, r.workers[0].PendTokens, r.Peers[0].ActiveRequests = 4, 90, 60, 3
-	})}, Tolerance{Requests: 2, Blocks: 10, Tokens: 10})
-	if len(tolerant) > 0 {
-		t.Errorf("findings within the tolerance: %+v", tolerant)
-	}
 	for _, state := range []string{"suspect", "partial", "block_size_mismatch"} {
-		found := diagnose([]*Replica{replicaSaying("a", 1, func(_ int, r *Reading) { r.workers[0].KVEvents, r.Peers = state, nil })}, Tolerance{})
+		found := diagnose([]*Replica{replicaSaying("a", 1, func(_ int, r *Reading) { r.workers[0].KVEvents, r.Peers = state, nil })})
 		if count(found, different, fault) != 1 || !strings.Contains(found[0].String(), state) {
 			t.Errorf("%s: found %+v", state, found)
 		}
 	}
-	empty := diagnose([]*Replica{replicaSaying("a", 1, func(_ int, r *Reading) { r.workers, r.Peers = nil, nil })}, Tolerance{})
+	empty := diagnose([]*Replica{replicaSaying("a", 1, func(_ int, r *Reading) { r.workers, r.Peers = nil, nil })})
 	if len(empty) != 1 || empty[0].String() != "a: it knows no worker" {
 		t.Errorf("without workers: %+v", empty)
 	}
 	alone := func(_ int, r *Reading) { r.Synced, r.Peers, r.workers[0].ActiveRequests = false, nil, int(r.RouterID) }
-	if found := diagnose([]*Replica{replicaSaying("a", 1, alone), replicaSaying("b", 2, alone)}, Tolerance{}); len(found) != 1 || found[0].Level != note || found[0].What != "sync" {
+	if found := diagnose([]*Replica{replicaSaying("a", 1, alone), replicaSaying("b", 2, alone)}); len(found) != 1 || found[0].Level != note || found[0].What != "sync" {
 		t.Errorf("replicas that do not exchange: %+v", found)
 	}
 }
@@ -218,7 +212,7 @@ func TestDiagnosisOfSilentWorkers(t *testing.T) {
 			w.KVEvents, w.Transport, w.NeverHeard, w.Engine = "none", c.transport, c.neverHeard, c.engine
 			r.Settings["no-kv-events"] = c.off
 		})
-		got := slices.DeleteFunc(diagnose([]*Replica{x}, Tolerance{}), func(f Finding) bool { return f.What != "events" })
+		got := slices.DeleteFunc(diagnose([]*Replica{x}), func(f Finding) bool { return f.What != "events" })
 		switch {
 		case c.want == "" && len(got) == 0:
 		case c.want == "" || len(got) != 1 || got[0].Level != fault || !strings.HasPrefix(got[0].Text, "events of w1 were never heard: start ") || !strings.HasSuffix(got[0].Text, c.want):
@@ -231,7 +225,7 @@ func TestDiagnosisOfSilentWorkers(t *testing.T) {
 func TestDiagnosisOfEnvoy(t *testing.T) {
 	found := diagnose([]*Replica{replicaSaying("a", 1, func(_ int, r *Reading) {
 		r.Peers, r.Envoy = nil, &envoy.State{Faults: []envoy.Fault{{What: "unused", Text: "Envoy sent no request"}, {What: "bypassed", Text: "100 % of"}}}
-	})}, Tolerance{})
+	})})
 	if len(found) != 2 || count(found, fault) != 2 || found[0].String() != "a: Envoy sent no request" || found[1].String() != "a: 100 % of" {
 		t.Errorf("found %+v", found)
 	}

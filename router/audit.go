@@ -156,7 +156,7 @@ func (r *Router) noteUsage(id string, u Usage) (d Decision, known bool) {
 	} else {
 		r.kept.each(func(kept *Decision) bool { note(kept); return !known })
 	}
-	d.Candidates = nil
+	d.Candidates, d.Omitted = nil, 0
 	return d, known
 }
 
@@ -171,7 +171,7 @@ func (d *Decision) predicted() (tokens int, w Worker, compares bool) {
 		}
 		tokens, w = d.Second.OverlapBlocks*d.BlockSize, d.Second.Worker
 	}
-	exact := d.TokenMode == tokenizer.Exact || d.TokenMode == tokenizer.Remote
+	exact := d.TokenMode == tokenizer.Exact
 	// An engine computes the last token in any case, so it uses no block that has this token.
 	most := (d.PromptTokens - 1) / max(1, d.BlockSize) * d.BlockSize
 	return min(tokens, most), w, exact && d.Prefill == nil && d.Group == ""

@@ -18,8 +18,16 @@ func (c *core) eligible(now time.Time, q *question) error {
 		c.collect(now, q, Degraded)
 		return c.pinError(q)
 	}
-	if c.collect(now, q, Healthy); len(c.candidates) == 0 {
+	p := &c.plain[c.part]
+	if q.plain() && p.changes == c.changes && !now.Before(p.from) && now.Before(p.until) {
+		c.candidates = append(c.candidates[:0], p.candidates...)
+		copy(c.verdicts, p.verdicts)
+		return nil
+	}
+	if until := c.collect(now, q, Healthy); len(c.candidates) == 0 {
 		c.collect(now, q, Degraded)
+	} else if q.plain() && now.Before(until) {
+		*p = plain{c.changes, now, until, append(p.candidates[:0], c.candidates...), append(p.verdicts[:0], c.verdicts...)}
 	}
 	if len(c.candidates) == 0 {
 		return ErrNoWorkers
@@ -27,16 +35,33 @@ func (c *core) eligible(now time.Time, q *question) error {
 	return nil
 }
 
+// plain is what [core.eligible] found for a request that excludes no workers by itself.
+type plain struct {
+	changes     uint64    // core.changes
+	from, until time.Time // when it holds
+	candidates  []int
+	verdicts    []Exclusion
+}
+
+// plain says whether a request that is not pinned excludes no workers by itself.
+func (q *question) plain() bool {
+	return q.decode == nil && q.adapter == "" && q.Allowed == nil && q.AllowedAddresses == nil && len(q.RequiredTaints)+len(q.answers) == 0
+}
+
 // collect makes candidates of the workers that may take the request and whose health is
-// not worse than the given one.
-func (c *core) collect(now time.Time, q *question, worst Health) {
-	c.candidates = c.candidates[:0]
+// not worse than the given one. It returns when their health may change without an input.
+func (c *core) collect(now time.Time, q *question, worst Health) (until time.Time) {
+	c.candidates, until = c.candidates[:0], now.Add(time.Second)
 	for i, ord := range c.order {
 		e := &c.entries[ord]
 		why := c.exclude(e, q)
 		if why == "" {
 			var h Health
-			h, why = c.standing(now, e)
+			if h, why = c.standing(now, e); why == ExcludedFailing {
+				until = earlier(until, e.avoid.until)
+			} else if e.info.Group != "" {
+				until = now // its reports decide
+			}
 			switch a := q.probeAnswer(e); {
 			case a == nil:
 			case a.Busy && h == Healthy:
@@ -51,6 +76,7 @@ func (c *core) collect(now time.Time, q *question, worst Health) {
 		}
 		c.verdicts[i] = why
 	}
+	return until
 }
 
 // exclude returns why a worker may not take a request, apart from its health and load.
@@ -69,11 +95,8 @@ func (c *core) exclude(e *entry, q *question) Exclusion {
 		return ExcludedAllowed
 	case q.AllowedAddresses != nil && !allows(q.AllowedAddresses, info.rankAddress(e.worker.DPRank)):
 		return ExcludedAllowed
-	}
-	for _, t := range q.RequiredTaints {
-		if !slices.Contains(e.info.Taints, t) {
-			return ExcludedTaint
-		}
+	case slices.ContainsFunc(q.RequiredTaints, func(t string) bool { return !slices.Contains(info.Taints, t) }):
+		return ExcludedTaint
 	}
 	return ""
 }
@@ -86,16 +109,13 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 		PrefillUntracked: !s.TrackPrefill, Pinned: q.Pinned != nil, EmbeddingHit: q.EmbeddingHit,
 	}
 	c.inputs = slices.Grow(c.inputs[:0], len(c.candidates))[:len(c.candidates)]
+	c.held, c.whole = 0, c.conf.Rule != nil || q.Explain || s.Policy != scorer.Tokens && s.Policy != scorer.PredictedTTFT || !s.TrackPrefill
 	for i, ord := range c.candidates {
 		e, in := &c.entries[ord], &c.inputs[i]
 		c.load(now, ord, q.tokens, in)
 		in.DecodeOnly = in.DecodeOnly || c.part == decodePart
-		switch {
-		case c.conf.NoActiveBlocks, c.part == prefillPart:
-		case s.AssumeKVReuse:
-			in.AdditionalBlocks = c.slots.AdditionalBlocks(ord, q.sequence)
-		default:
-			in.AdditionalBlocks = len(q.sequence)
+		if c.whole {
+			c.complete(now, ord, q, s, in)
 		}
 		if e.since <= q.version {
 			if ord < len(q.overlap) {
@@ -109,10 +129,24 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 			}
 		}
 		c.applyProbe(q, ord, i)
+		c.held += in.OverlapBlocks
 		for _, t := range q.taints {
 			if slices.Contains(e.info.Taints, t.name) {
 				in.TaintWeight += t.weight
 			}
 		}
+	}
+}
+
+// complete adds to an input what takes long and what [scorer.Tokens] and [scorer.PredictedTTFT] do not count:
+// the blocks that q would add to the active ones, and the share of the cache in use.
+func (c *core) complete(now time.Time, ord int, q *question, s *scorer.Settings, in *scorer.Input) {
+	c.entries[ord].setKVUse(now, in)
+	switch {
+	case c.conf.NoActiveBlocks, c.part == prefillPart:
+	case s.AssumeKVReuse:
+		in.AdditionalBlocks = c.slots.AdditionalBlocks(ord, q.sequence)
+	default:
+		in.AdditionalBlocks = len(q.sequence)
 	}
 }

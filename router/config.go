@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -129,11 +128,6 @@ type Config struct {
 	// exactly, before the decision returns. It must be quick, and must copy what it keeps.
 	Observe func(Observation)
 
-	// Remote, if not nil, asks a worker for the ids of a prompt whose model has no
-	// tokenizer here. The decision waits for it: it must return soon after ctx
-	// ends, and keep nothing of the prompt.
-	Remote func(ctx context.Context, worker netip.AddrPort, model string, p Prompt) ([]uint32, error)
-
 	// Probe, if not nil, asks router groups about a request, and returns the answers that
 	// came in time. The decision waits for it: it must return soon, and keep nothing of the
 	// question.
@@ -155,7 +149,7 @@ type Config struct {
 	Seed uint64
 
 	// KeepDecisions is the number of recent decisions that are kept, each of some 400
-	// bytes for each worker of its pool. Default 1,024; negative keeps none.
+	// bytes for each worker of its pool, up to 128 workers. Default 1,024; negative keeps none.
 	KeepDecisions int
 
 	// Now is the clock. Default [time.Now].

@@ -24,18 +24,18 @@ func lines(t *testing.T, r *router.Router) (out []string) {
 		t.Fatal("a dump is under way")
 	}
 	defer d.Close()
-	for ev := range d.Events(true) {
-		b := ev.Event.Blocks
-		if len(b) != 1 {
-			t.Fatalf("a sorted dump has an event of %d blocks", len(b))
-		}
-		out = append(out, told(&ev))
-	}
-	return out
+	return told(d)
 }
 
-func told(ev *router.DumpedEvent) string {
-	return fmt.Sprintf("%d.%d %d %d %x hole=%v", ev.Worker.ID, ev.Worker.DPRank, ev.Event.Tier, ev.Position, ev.Event.Blocks[0].Local, ev.Hole)
+// told returns a line for each block of a dump, sorted.
+func told(d *router.Dump) (out []string) {
+	for ev := range d.Events() {
+		for i, b := range ev.Event.Blocks {
+			out = append(out, fmt.Sprintf("%d.%d %d %d %x hole=%v", ev.Worker.ID, ev.Worker.DPRank, ev.Event.Tier, ev.Position+i, b.Local, ev.Hole && i == 0))
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 func same(t *testing.T, what string, a, b []string) {
@@ -140,22 +140,20 @@ func TestADumpsEventsMakeTheIndex(t *testing.T) {
 	for seed := range uint64(30) {
 		a, b := twoModels(t, ids), twoModels(t, ids)
 		scramble(a, rand.New(rand.NewPCG(seed, 5)), ids, false)
-		for _, sorted := range []bool{false, true} {
-			d, _ := a.Dump(nil)
-			n := 0
-			for ev := range d.Events(sorted) {
-				if ev.Hole {
-					t.Fatalf("seed %d: a hole, although only tails were removed", seed)
-				}
-				n += len(ev.Event.Blocks)
-				b.ApplyEvent(ev.Worker, ev.Event)
+		d, _ := a.Dump(nil)
+		n := 0
+		for ev := range d.Events() {
+			if ev.Hole {
+				t.Fatalf("seed %d: a hole, although only tails were removed", seed)
 			}
-			d.Close()
-			if n == 0 {
-				t.Fatal("nothing was dumped")
-			}
-			same(t, fmt.Sprint("seed ", seed), lines(t, a), lines(t, b))
+			n += len(ev.Event.Blocks)
+			b.ApplyEvent(ev.Worker, ev.Event)
 		}
+		d.Close()
+		if n == 0 {
+			t.Fatal("nothing was dumped")
+		}
+		same(t, fmt.Sprint("seed ", seed), lines(t, a), lines(t, b))
 	}
 }
 
@@ -176,10 +174,7 @@ func TestADumpIsOfOneMoment(t *testing.T) {
 	r.RemoveWorker(1)
 	set(t, r, worker(9))
 	store(r, router.Worker{ID: 9}, "ABC")
-	var got []string
-	for ev := range d.Events(true) {
-		got = append(got, told(&ev))
-	}
+	got := told(d)
 	d.Close()
 	d.Close() // closing twice is harmless
 	same(t, "a dump of one moment", want, got)
@@ -294,8 +289,7 @@ func TestKeptWorkers(t *testing.T) {
 	same(t, "one of three kept", want, lines(t, b))
 }
 
-// The memory of a dump does not grow with the index in any form, except for the list that
-// a sorted dump needs.
+// The memory of a dump does not grow with the index in any form.
 func TestADumpTakesNoMoreForALargeIndex(t *testing.T) {
 	fill := func(sequences int) *router.Router {
 		r := newRouter(t, router.Config{}, 4)
@@ -323,7 +317,7 @@ func TestADumpTakesNoMoreForALargeIndex(t *testing.T) {
 		"events": func(r *router.Router) (n int) {
 			d, _ := r.Dump(nil)
 			defer d.Close()
-			for ev := range d.Events(false) {
+			for ev := range d.Events() {
 				n += len(ev.Event.Blocks)
 			}
 			return n
@@ -354,24 +348,3 @@ func TestADumpTakesNoMoreForALargeIndex(t *testing.T) {
 type counter int
 
 func (c *counter) Write(b []byte) (int, error) { *c += counter(len(b)); return len(b), nil }
-
-// A sorted dump above its size limit returns an error and no events.
-func TestTooMuchToSort(t *testing.T) {
-	const workers = 128
-	r := newRouter(t, router.Config{}, workers)
-	for w := range uint64(workers) {
-		ev := indexer.Event{Kind: indexer.Stored}
-		for i := range uint64(router.MaxSorted/workers + 1) {
-			ev.Blocks = append(ev.Blocks, indexer.Block{External: i, Local: i})
-		}
-		r.ApplyEvent(router.Worker{ID: w + 1}, ev)
-	}
-	d, _ := r.Dump(nil)
-	defer d.Close()
-	for ev := range d.Events(true) {
-		t.Fatalf("the dump yields %+v", ev)
-	}
-	if d.Err() == nil || d.Blocks != router.MaxSorted+workers {
-		t.Errorf("%v with %d blocks", d.Err(), d.Blocks)
-	}
-}

@@ -25,7 +25,8 @@ import (
 //   - An ordinal is handed out again only after its slots and sessions are dropped
 //     and, by the core's owner, its blocks purged from the index.
 //   - changes grows with every ordinal handed out, so overlaps counted before a
-//     change are not mistaken for those of an ordinal's new worker.
+//     change are not mistaken for those of an ordinal's new worker. It also grows with each
+//     change of the workers, and when one is avoided: then plain does not hold.
 //   - A waiting request is in the queue once, and leaves the queue once: admitted, with an
 //     error, removed by its caller, or freed. waiting has the same requests.
 //   - After each input, the first request of each lane must still wait, or its caller
@@ -52,32 +53,39 @@ type core struct {
 	expired  int    // slots that were neither owned nor freed
 	skipped  int    // thresholds that could not be applied
 	splits   bool   // some workers take prefill legs, and some the decode of split requests
+	plain    [prefillPart + 1]plain
 
 	typical typical   // average of this router's requests
 	grown   time.Time // when outputs were estimated last
-	asked   int       // turn of the next worker to request token ids from
 
 	inferredAt time.Time // when first tokens were inferred last
 
 	*workspace // of the request that is being decided
 }
 
-// entry is the state of the worker with an ordinal.
+// entry is the state of the worker with an ordinal. What every decision reads comes first.
 type entry struct {
-	worker    Worker
-	info      *WorkerInfo
-	since     uint64 // value of core.changes when the worker got the ordinal
-	routed    uint64 // requests sent here
-	events    string // why its events cannot be trusted; empty if they can
-	hasEvents bool   // an event of the worker came
-	cold      uint64 // number of the last request sent here without a cached block on any worker
-	avoid     avoidance
-	failures  uint64 // requests that it refused or failed
-	audit     audit
+	properties scorer.Input // of info; without load
+	since      uint64       // value of core.changes when the worker got the ordinal
+	report     engineReport
+	worker     Worker
+	info       *WorkerInfo
+	group      *group // last report of a router group; nil for workers, and before the first report
+	routed     uint64 // requests sent here
+	events     string // why its events cannot be trusted; empty if they can
+	hasEvents  bool   // an event of the worker came
+	avoid      avoidance
+	failures   uint64 // requests that it refused or failed
+	audit      audit
+}
 
-	report engineReport
-
-	group *group // last report of a router group; nil for workers, and before the first report
+// setInfo replaces the information about a worker.
+func (e *entry) setInfo(info *WorkerInfo) {
+	e.info = info
+	e.properties = scorer.Input{CPU: info.CPU, DecodeOnly: info.Role == Decode, MaxBatchedTokens: info.MaxBatchedTokens, MaxRequests: info.MaxNumSeqs, LastCold: e.properties.LastCold}
+	if info.Group != "" {
+		e.properties.Members = max(1, info.Members)
+	}
 }
 
 func newCore(conf *Config, blockSize int) core {
@@ -114,7 +122,7 @@ func (c *core) setWorker(info *WorkerInfo) {
 			if e.info.StartedMS != info.StartedMS {
 				e.avoid, e.report = avoidance{}, engineReport{} // it is another process
 			}
-			e.info = info
+			e.setInfo(info)
 			c.slots.SetReorders(ord, info.Reorders)
 		} else {
 			c.drop(ord)
@@ -140,19 +148,22 @@ func (c *core) removeWorker(id uint64) {
 
 // ordinals returns the ordinals of a process's ranks.
 func (c *core) ordinals(id uint64) (ordinals []int) {
-	at, _ := c.search(Worker{ID: id})
-	for _, ord := range c.order[at:] {
-		if c.entries[ord].worker.ID != id {
-			break
-		}
-		ordinals = append(ordinals, ord)
+	from, to := c.ranks(id)
+	return slices.Clone(c.order[from:to])
+}
+
+// ranks returns the range of a process's ranks in the order.
+func (c *core) ranks(id uint64) (from, to int) {
+	from, _ = c.search(Worker{ID: id})
+	for to = from; to < len(c.order) && c.entries[c.order[to]].worker.ID == id; to++ {
 	}
-	return ordinals
+	return from, to
 }
 
 func (c *core) add(w Worker, info *WorkerInfo) {
 	c.changes++
-	e := entry{worker: w, info: info, since: c.changes}
+	e := entry{worker: w, since: c.changes}
+	e.setInfo(info)
 	var ord int
 	if last := len(c.free) - 1; last >= 0 {
 		ord, c.free = c.free[last], c.free[:last]
@@ -182,10 +193,11 @@ func (c *core) search(w Worker) (at int, found bool) {
 }
 
 func (c *core) find(w Worker) (ord int, found bool) {
-	if at, ok := c.search(w); ok {
-		return c.order[at], true
+	at, found := c.search(w)
+	if found {
+		ord = c.order[at]
 	}
-	return 0, false
+	return ord, found
 }
 
 // size is one more than the largest ordinal in use, which is what an index needs
@@ -291,7 +303,7 @@ func (c *core) best(s *scorer.Settings, d *Decision) (chosen int) {
 		chosen = scorer.DeviceAware(&c.request, c.inputs, c.conf.DeviceRatio)
 		d.DeviceRatio = c.conf.DeviceRatio
 	case KV, Direct: // Direct has only pinned workers
-		if reason = ReasonLoad; c.anyOverlap() {
+		if reason = ReasonLoad; c.held > 0 {
 			reason = ReasonKV
 		}
 		if c.conf.Rule != nil && c.part != decodePart {
@@ -308,13 +320,4 @@ func (c *core) best(s *scorer.Settings, d *Decision) (chosen int) {
 		d.Reason = reason
 	}
 	return chosen
-}
-
-func (c *core) anyOverlap() bool {
-	for i := range c.inputs {
-		if c.inputs[i].OverlapBlocks > 0 {
-			return true
-		}
-	}
-	return false
 }

@@ -87,15 +87,15 @@ func (c *core) decide(now time.Time, q *question, d *Decision, othersWait bool) 
 	if err != nil {
 		return err
 	}
+	if q.explain {
+		c.explain(now, q, chosen, d)
+	}
 	if q.ID != "" && !c.takeSlot(now, q, chosen, d) {
 		return ErrDuplicate
 	}
 	if d.Prefill != nil && !c.bookLeg(now, q, d) {
 		c.slots.Free(q.ID)
 		return ErrDuplicate
-	}
-	if q.explain {
-		c.explain(now, q, d)
 	}
 	return nil
 }

@@ -4,12 +4,9 @@ package router
 
 import (
 	"bufio"
-	"cmp"
 	"context"
-	"fmt"
 	"io"
 	"iter"
-	"slices"
 	"strconv"
 
 	"github.com/kvroute/kvroute/indexer"
@@ -24,26 +21,13 @@ type DumpedEvent struct {
 	// no parent although Position is not 0.
 	Hole  bool
 	Event indexer.Event // Stored
-
-	sequence uint64 // of the first block, if the events are sorted
 }
-
-// MaxSorted is the largest number of blocks that [Dump.Events] sorts: about 150 MB.
-const MaxSorted = 1 << 20
 
 // Events turns the runs into events, parents before children. They can be read once, need the
 // memory of one run, and the slices of an event are valid until the next one.
 //
-// Sorted gives one event for each block, ordered by worker, tier, position and
-// sequence hash: two routers with equal indexes give equal events, except for the engines'
-// hashes. It keeps all events in memory. With more than [MaxSorted] it gives none, and an
-// error.
-//
 // [Dump.Err] returns the error after the last event.
-func (d *Dump) Events(sorted bool) iter.Seq[DumpedEvent] {
-	if sorted {
-		return d.sorted
-	}
+func (d *Dump) Events() iter.Seq[DumpedEvent] {
 	return func(yield func(DumpedEvent) bool) {
 		for c := range indexer.Chains(func(yield func(indexer.Run) bool) {
 			for _, run := range d.Runs {
@@ -52,68 +36,10 @@ func (d *Dump) Events(sorted bool) iter.Seq[DumpedEvent] {
 				}
 			}
 		}) {
-			if !yield(d.event(&c)) {
+			ev := DumpedEvent{Worker: d.Holders[c.Worker], Position: c.Start, Hole: c.Start > 0 && !c.Event.HasParent, Event: c.Event}
+			if !yield(ev) {
 				return
 			}
-		}
-	}
-}
-
-func (d *Dump) event(c *indexer.Chain) DumpedEvent {
-	return DumpedEvent{Worker: d.Holders[c.Worker], Position: c.Start, Hole: c.Start > 0 && !c.Event.HasParent, Event: c.Event}
-}
-
-func (d *Dump) sorted(yield func(DumpedEvent) bool) {
-	var all []DumpedEvent
-	var ends []uint64   // by run of a pool: the sequence hash of its last block
-	var seq []uint64    // of the run's blocks
-	var run indexer.Run // the one that the chains are of
-	pool := -1
-	for c := range indexer.Chains(func(yield func(indexer.Run) bool) {
-		for p, r := range d.Runs {
-			if p != pool {
-				pool, ends = p, append(ends[:0], 0)
-			}
-			seq = seq[:0]
-			at := ends[r.Parent]
-			for i, l := range r.Local {
-				if r.Depth+i == 0 {
-					at = l
-				} else {
-					at = indexer.NextSequenceHash(at, l)
-				}
-				seq = append(seq, at)
-			}
-			ends, run = append(ends, at), r
-			if !yield(r) {
-				return
-			}
-		}
-	}) {
-		if len(all)+len(c.Event.Blocks) > MaxSorted {
-			d.err = fmt.Errorf("router: more than %d blocks to sort", MaxSorted)
-			return
-		}
-		ev, blocks := d.event(&c), slices.Clone(c.Event.Blocks)
-		for i := range blocks {
-			one := ev
-			one.Position, one.Event.Blocks, one.sequence = ev.Position+i, blocks[i:i+1:i+1], seq[c.Start-run.Depth+i]
-			if i > 0 {
-				one.Hole, one.Event.HasParent, one.Event.Parent = false, true, blocks[i-1].External
-			}
-			all = append(all, one)
-		}
-	}
-	if d.err != nil {
-		return
-	}
-	slices.SortFunc(all, func(a, b DumpedEvent) int {
-		return cmp.Or(a.Worker.Compare(b.Worker), cmp.Compare(a.Event.Tier, b.Event.Tier), cmp.Compare(a.Position, b.Position), cmp.Compare(a.sequence, b.sequence),
-			cmp.Compare(a.Event.Blocks[0].External, b.Event.Blocks[0].External))
-	})
-	for _, ev := range all {
-		if !yield(ev) {
-			return
 		}
 	}
 }
@@ -165,7 +91,7 @@ func (r *Router) DumpEvents(ctx context.Context, w io.Writer) error {
 	left := make(leftOut)
 	n := 0
 	var line []byte
-	for ev := range d.Events(false) {
+	for ev := range d.Events() {
 		if left.out(&ev) {
 			continue
 		}

@@ -4,6 +4,7 @@ package router
 
 import (
 	"slices"
+	"time"
 
 	"github.com/kvroute/kvroute/indexer"
 )
@@ -29,18 +30,11 @@ func (r *Router) ExpireEvents() (whose []Worker) {
 // SetEventState sets how far the events of a worker can be trusted: "ok", "partial" or
 // "suspect". [Router.Workers] shows it. An unknown worker is ignored.
 func (r *Router) SetEventState(w Worker, state string) {
-	r.fleet.RLock()
-	defer r.fleet.RUnlock()
-	p := r.owners[w.ID]
-	if p == nil {
-		return
+	if state == "ok" {
+		state = ""
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if ord, known := p.core.find(w); known {
-		if state == "ok" {
-			state = ""
-		}
-		p.core.entries[ord].events = state
-	}
+	r.reported(w, func(c *core, _ time.Time, ord int) bool {
+		c.entries[ord].events = state
+		return true
+	})
 }

@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/scorer"
 )
 
 // signs counts the first tokens by their source.
@@ -221,5 +222,27 @@ func TestEachReasonIsCounted(t *testing.T) {
 		if got[string(reason)] != 1 {
 			t.Errorf("%d decisions with the reason %s, want 1 of %v", got[string(reason)], reason, got)
 		}
+	}
+}
+
+// A request whose pinned worker is busy or unknown counts as refused for that reason, not because all
+// workers are busy or gone.
+func TestRefusalsOfPinsAreCounted(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	some := .5
+	r := newRouter(t, router.Config{Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)).Meter("test"), Thresholds: scorer.Thresholds{ActiveBlocks: &some}}, 2)
+	w := worker(3)
+	w.TotalKVBlocks = 2
+	set(t, r, w)
+	occupy(t, r, "x", 3, "AB", true)
+	for i := range 20 {
+		for _, id := range []uint64{3, 9} {
+			if _, err := r.BestWorker(t.Context(), router.Request{ID: fmt.Sprint(id, " ", i), Model: "m", Tokens: prompt("AB"), Pinned: &router.Worker{ID: id}}); err == nil {
+				t.Fatalf("worker %d takes a request", id)
+			}
+		}
+	}
+	if got := counts(t, reader, "kvroute.router.refusals", "reason"); got["pinned_busy"] != 20 || got["pinned_unknown"] != 20 {
+		t.Errorf("refusals: %v", got)
 	}
 }

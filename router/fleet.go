@@ -21,8 +21,7 @@ func (r *Router) SetCards(cards []Card) {
 	known := make(map[string]*Card, len(cards))
 	for i := range cards {
 		if known[cards[i].Name] == nil {
-			c := cards[i]
-			known[c.Name] = &c
+			known[cards[i].Name] = new(cards[i])
 		}
 	}
 	r.fleet.Lock()
@@ -49,9 +48,7 @@ func (r *Router) attentionLocked(p *pool) {
 	if c := r.cardLocked(p.model, p.card); c != nil && c.Attention != nil {
 		s.Attention = *c.Attention
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.core.settings = &s
+	p.read(func(c *core) { c.settings = &s })
 }
 
 // ApplyEvent applies one event of a worker's cache. Events of one worker must
@@ -89,19 +86,19 @@ func (i *WorkerInfo) Check() error {
 	}
 	switch {
 	case len(i.Models) == 0 || slices.Contains(i.Models, ""):
-		return bad("Models", fmt.Sprintf("%q", i.Models), "names")
+		return bad("models", fmt.Sprintf("%q", i.Models), "names")
 	case !i.Address.IsValid() || i.Address.Port() == 0:
-		return bad("Address", fmt.Sprintf("%q", i.Address), "ip:port")
+		return bad("address", fmt.Sprintf("%q", i.Address), "ip:port")
 	case i.BlockSize < 0 || i.BlockSize > maxBlockSize:
-		return bad("BlockSize", i.BlockSize, fmt.Sprintf("0 to %d", maxBlockSize))
+		return bad("block_size", i.BlockSize, fmt.Sprintf("0 to %d", maxBlockSize))
 	case i.DPSize > maxRanks || i.DPStart > math.MaxUint32-maxRanks:
 		return bad("ranks", fmt.Sprintf("%d+%d", i.DPStart, i.DPSize), fmt.Sprintf("at most %d", maxRanks))
 	case !(i.PrefillThroughput >= 0) || math.IsInf(i.PrefillThroughput, 0):
-		return bad("PrefillThroughput", i.PrefillThroughput, "a finite number, 0 or more")
+		return bad("prefill_tps", i.PrefillThroughput, "a finite number, 0 or more")
 	case i.TotalKVBlocks < 0 || i.MaxNumSeqs < 0 || i.MaxBatchedTokens < 0:
-		return bad("TotalKVBlocks, MaxNumSeqs or MaxBatchedTokens", min(i.TotalKVBlocks, i.MaxNumSeqs, i.MaxBatchedTokens), "0 or more")
+		return bad("total_kv_blocks, max_num_seqs or max_num_batched_tokens", min(i.TotalKVBlocks, i.MaxNumSeqs, i.MaxBatchedTokens), "0 or more")
 	case len(i.Taints) > maxTaints:
-		return bad("Taints", fmt.Sprintf("a list of %d", len(i.Taints)), fmt.Sprintf("at most %d", maxTaints))
+		return bad("taints", fmt.Sprintf("a list of %d", len(i.Taints)), fmt.Sprintf("at most %d", maxTaints))
 	}
 	return nil
 }
@@ -159,10 +156,9 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 }
 
 // infoOf returns the information of a worker of the pool.
-func (p *pool) infoOf(id uint64) *WorkerInfo {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.core.entries[p.core.ordinals(id)[0]].info
+func (p *pool) infoOf(id uint64) (info *WorkerInfo) {
+	p.read(func(c *core) { info = c.entries[c.ordinals(id)[0]].info })
+	return info
 }
 
 // modelName is a name that requests may use, and the adapter that it stands for, if any.

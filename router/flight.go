@@ -16,7 +16,7 @@ type flights struct {
 	// mu guards the fields below.
 	byID map[string]flight
 	// endedEarly has the ends of peers' requests that may begin only now, and until when they
-	// are remembered; nil before the first one.
+	// are remembered.
 	endedEarly *simplelru.LRU[string, time.Time]
 }
 
@@ -100,9 +100,6 @@ func (f *flights) end(id string, peer, number uint64) flight {
 func (f *flights) noteEnd(now time.Time, id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.endedEarly == nil {
-		f.endedEarly, _ = simplelru.NewLRU[string, time.Time](maxEnded, nil) // fails for a size below 1 only
-	}
 	if until, _ := f.endedEarly.Peek(id); !now.Before(until) {
 		f.endedEarly.Add(id, now.Add(endedLife))
 	}
@@ -112,9 +109,6 @@ func (f *flights) noteEnd(now time.Time, id string) {
 func (f *flights) hasEnded(now time.Time, id string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.endedEarly == nil {
-		return false
-	}
 	until, _ := f.endedEarly.Peek(id)
 	return now.Before(until)
 }

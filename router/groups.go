@@ -151,7 +151,6 @@ func (g *group) age(now time.Time) time.Duration {
 // groupLoad fills in the load of a group.
 func (c *core) groupLoad(now time.Time, ord int, in *scorer.Input) {
 	g := c.entries[ord].group
-	in.Members = max(1, c.entries[ord].info.Members)
 	if g == nil {
 		return
 	}
@@ -276,10 +275,8 @@ func (r *Router) Summarize(model string) (all []Summary) {
 	return all
 }
 
-func (p *pool) summarize(now time.Time) Summary {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s := p.core.summarize(now)
+func (p *pool) summarize(now time.Time) (s Summary) {
+	p.read(func(c *core) { s = c.summarize(now) })
 	s.Model, s.BlockSize = p.model, p.blockSize
 	return s
 }

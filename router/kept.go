@@ -89,7 +89,7 @@ func (k *keptDecisions) find(n int, candidates bool, meets func(*Decision) bool)
 		if len(found) < n && meets(d) {
 			one := d.brief()
 			if candidates {
-				one.Candidates, one.Prefill = slices.Clone(d.Candidates), d.Prefill
+				one.Candidates, one.Omitted, one.Prefill = slices.Clone(d.Candidates), d.Omitted, d.Prefill
 			}
 			found = append(found, one)
 		}
@@ -120,7 +120,7 @@ func (k *keptDecisions) each(visit func(*Decision) bool) {
 
 // brief returns the decision and its prefill leg without candidates.
 func (d Decision) brief() Decision {
-	d.Candidates = nil
+	d.Candidates, d.Omitted = nil, 0
 	if d.Prefill != nil {
 		leg := d.Prefill.brief() // other readers have the leg, too
 		d.Prefill = &leg
@@ -128,35 +128,72 @@ func (d Decision) brief() Decision {
 	return d
 }
 
-// explain records the inputs of the decision for every worker of the pool.
-func (c *core) explain(now time.Time, q *question, d *Decision) {
+// keptCandidates bounds the candidates of a kept decision, so that the memory of kept decisions
+// does not grow with the fleet.
+const keptCandidates = 128
+
+// explain records the inputs of the decision, before the booking changes them: for every worker
+// of the pool, or in a larger pool for the candidates with the lowest costs if only the kept
+// decision needs them.
+func (c *core) explain(now time.Time, q *question, chosen int, d *Decision) {
 	drawn := d.Policy != "" && d.Settings.Temperature > 0
 	if drawn {
 		c.chances = slices.Grow(c.chances[:0], len(c.costs))[:len(c.costs)]
 		scorer.Probabilities(c.costs, d.Settings.Temperature, c.chances)
 	}
-	c.seen = slices.Grow(c.seen[:0], len(c.order))[:len(c.order)]
+	all, bound, equal := q.Explain || len(c.order) <= keptCandidates, 0., 0
+	if !all {
+		bound, equal = c.costBound()
+	}
+	c.seen = c.seen[:0]
 	next := 0 // candidate, in the same order
 	for i, ord := range c.order {
-		e, to := &c.entries[ord], &c.seen[i]
-		*to = Candidate{}
+		at := next
+		if at < len(c.candidates) && c.candidates[at] == ord {
+			next++
+		}
+		switch {
+		case all, at < next && at == chosen:
+		case at == next, c.costs[at] > bound, c.costs[at] == bound && equal == 0:
+			continue
+		case c.costs[at] == bound:
+			equal--
+		}
+		c.seen = append(c.seen, Candidate{})
+		e, to := &c.entries[ord], &c.seen[len(c.seen)-1]
 		to.Worker, to.WorkerName, to.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
 		to.TotalBlocks, to.ReportedBlocks, to.Excluded = e.info.TotalKVBlocks, e.reported(now), c.verdicts[i]
 		to.Foreign = c.foreign(now, e, q.tokens)
 		if e.info.Group != "" {
 			to.Group, to.SummaryAge, to.Probed = e.info.Group, e.group.age(now), to.Excluded == "" && q.probeOf(e) != nil
 		}
-		at := next
-		if at < len(c.candidates) && c.candidates[at] == ord {
-			next++
-		}
 		if to.Excluded != "" {
 			c.load(now, ord, q.tokens, &to.Input)
+			e.setKVUse(now, &to.Input)
 			continue
 		}
-		to.Input, to.Cost = c.inputs[at], c.costs[at]
+		if to.Input, to.Cost = c.inputs[at], c.costs[at]; !c.whole {
+			c.complete(now, ord, q, d.Settings, &to.Input)
+		}
 		if drawn {
 			to.Probability = c.chances[at]
 		}
 	}
+	d.Omitted = len(c.order) - len(c.seen)
+}
+
+// costBound returns the highest of the lowest costs that are kept, and how many candidates
+// with just this cost are kept.
+func (c *core) costBound() (bound float64, equal int) {
+	low := c.lowest[:0]
+	for _, cost := range c.costs {
+		if most := keptCandidates - 1; len(low) <= most || cost < low[most] {
+			at, _ := slices.BinarySearch(low, cost)
+			low = slices.Insert(low[:min(len(low), most)], at, cost)
+		}
+	}
+	c.lowest = low
+	bound = low[len(low)-1]
+	below, _ := slices.BinarySearch(low, bound)
+	return bound, len(low) - below
 }

@@ -63,8 +63,11 @@ func (k *known) match(now time.Time, local, sequence []uint64, s *scratch) {
 		a.Match(now, s.guessed, sequence)
 		for i, n := range s.guessed {
 			// A block that is predicted on the device does not count on a lower tier, too.
-			more := max(0, n-s.overlap[i])
-			s.overlap[i] += more
+			more := n - s.overlap[i]
+			if more <= 0 {
+				continue
+			}
+			s.overlap[i] = n
 			for t := range m.Lower {
 				twice := min(more, m.Lower[t][i])
 				m.Lower[t][i] -= twice

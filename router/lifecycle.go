@@ -51,10 +51,10 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 		}
 		r.conf.TellSession(bound)
 	}
-	r.noteFirstToken(&fl, now, by)
+	r.note(&fl, func(d *Decision) { d.FirstToken, d.FirstTokenBy = now, by })
 	r.tellPeers(Change{Kind: FirstToken, ID: id})
 	if !inferred {
-		r.metrics.firstToken(fl.pool.labels, by)
+		r.metrics.firstTokens.AddTo(fl.pool.labels.signs[by], 1)
 	}
 	return true
 }
@@ -69,22 +69,17 @@ func (c *core) prefillCompleted(now time.Time, id string, session uint64, rebind
 	return news, inferred
 }
 
-func (r *Router) noteFirstToken(fl *flight, at time.Time, by Sign) {
-	r.note(fl, func(d *Decision) { d.FirstToken, d.FirstTokenBy = at, by })
-}
-
 // AddOutputTokens notes that a booked request has k more tokens of output, which
 // fill blocks on its worker. It is optional, and a sign of life of requests that
 // are not owned. It reports whether the request has a slot.
-func (r *Router) AddOutputTokens(id string, k int) bool {
+func (r *Router) AddOutputTokens(id string, k int) (taken bool) {
 	fl := r.flights.get(id)
 	if fl.pool == nil || fl.peer != 0 {
 		return false
 	}
 	now := r.conf.Now()
-	fl.pool.mu.Lock()
-	defer fl.pool.mu.Unlock()
-	return fl.pool.core.slots.AddOutputTokens(now, id, k)
+	fl.pool.read(func(c *core) { taken = c.slots.AddOutputTokens(now, id, k) })
+	return taken
 }
 
 // Free gives the slot of a booked request back. It reports whether the request was
@@ -116,8 +111,8 @@ func (r *Router) free(fl flight, id string, served bool) bool {
 		}
 	})
 	if silent && served {
-		r.noteFirstToken(&fl, time.Time{}, SignEnd)
-		r.metrics.firstToken(fl.pool.labels, SignEnd)
+		r.note(&fl, func(d *Decision) { d.FirstTokenBy = SignEnd })
+		r.metrics.firstTokens.AddTo(fl.pool.labels.signs[SignEnd], 1)
 	}
 	r.finish(&fl, id, now, served)
 	r.tellPeers(Change{Kind: SlotFreed, ID: id, Abandoned: !served})
@@ -133,7 +128,7 @@ func (r *Router) beginOutcome(d *Decision, a Arrival) *openOutcome {
 		a.Began = d.Time.Add(-d.TokenizeTime - d.HashTime - d.MatchTime - d.QueueTime)
 	}
 	o := &openOutcome{outcome: Outcome{Decision: *d, Arrival: a}}
-	o.outcome.Candidates, o.outcome.Tokens = nil, nil
+	o.outcome.Candidates, o.outcome.Omitted, o.outcome.Tokens = nil, 0, nil
 	return o
 }
 
@@ -168,9 +163,7 @@ func (r *Router) Run(ctx context.Context) error {
 	var due <-chan time.Time
 	if r.conf.InferFirstTokens && r.conf.Queue.Threshold != nil {
 		// Requests in the queue wait for prefills, which may end without any report.
-		i := time.NewTicker(inferQueued)
-		defer i.Stop()
-		due = i.C
+		due = time.Tick(inferQueued)
 	}
 	for {
 		select {
@@ -249,9 +242,9 @@ func (r *Router) noteInferred(p *pool, list []scorer.Inference) {
 			continue // counted by the replica that booked it
 		}
 		if fl := r.flights.get(i.ID); fl.number == i.Number {
-			r.noteFirstToken(&fl, i.At, Sign(i.By))
+			r.note(&fl, func(d *Decision) { d.FirstToken, d.FirstTokenBy = i.At, Sign(i.By) })
 		}
-		r.metrics.firstToken(p.labels, Sign(i.By))
+		r.metrics.firstTokens.AddTo(p.labels.signs[Sign(i.By)], 1)
 		r.tellPeers(Change{Kind: FirstToken, ID: i.ID})
 	}
 }
@@ -262,11 +255,7 @@ func (c *core) describe(q *question, chosen int, d *Decision) {
 	e := &c.entries[ord]
 	d.OverlapBlocks = in.OverlapBlocks
 	d.CachedTokens = in.OverlapBlocks * c.blockSize
-	held := 0
-	for i := range c.inputs {
-		held += c.inputs[i].OverlapBlocks
-	}
-	d.MeanCachedTokens = float64(held*c.blockSize) / float64(len(c.inputs))
+	d.MeanCachedTokens = float64(c.held*c.blockSize) / float64(len(c.inputs))
 	// The engine computes the last token of a prompt even if it holds them all.
 	d.PrefillTokens = max(min(1, q.tokens), q.tokens-d.CachedTokens)
 	d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, in.ActiveRequests, c.throughput(e))
@@ -301,8 +290,8 @@ func (c *core) takeSlot(now time.Time, q *question, chosen int, d *Decision) boo
 	}
 	q.ordinal, q.generation = ord, e.since
 	q.unreported = c.unknown(e)
-	if d.OverlapBlocks == 0 && !c.anyOverlap() {
-		e.cold = c.turn
+	if c.held == 0 {
+		e.properties.LastCold = c.turn
 	}
 	c.sessions.touch(now, q.session, q.SessionFinal)
 	return true

@@ -10,31 +10,32 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// load fills in the load and the properties of a worker. prompt is the length of a prompt
+// load fills in the load and the properties of a worker; see [entry.setKVUse], too. prompt is the length of a prompt
 // that stands for the average one before the first booking; see [core.foreign].
 func (c *core) load(now time.Time, ord, prompt int, in *scorer.Input) {
 	e, load := &c.entries[ord], c.slots.Load(ord)
-	// Field by field: a literal would be made elsewhere and copied.
-	*in = scorer.Input{}
+	*in = e.properties
 	in.PendTokens, in.DecodeTokens = load.PendTokens, load.DecodeTokens
 	in.ActiveRequests, in.WaitingRequests, in.ActiveBlocks = load.Requests, load.Waiting, load.Blocks
-	info := e.info
-	in.CPU, in.DecodeOnly = info.CPU, info.Role == Decode
-	in.MaxBatchedTokens, in.MaxRequests = info.MaxBatchedTokens, info.MaxNumSeqs
-	in.LastCold = e.cold
-	if info.Group != "" {
+	if in.Members > 0 {
 		c.groupLoad(now, ord, in)
-		return
+	} else if r := &e.report; r.foreignRequests|r.foreignBlocks != 0 {
+		f := c.foreign(now, e, prompt)
+		in.PendTokens += f.Tokens
+		in.ActiveRequests += f.Requests
+		in.WaitingRequests += f.Waiting
+		in.ActiveBlocks += f.Blocks
+		in.DecodeTokens += f.Blocks * c.blockSize
 	}
-	f := c.foreign(now, e, prompt)
-	in.PendTokens += f.Tokens
-	in.ActiveRequests += f.Requests
-	in.WaitingRequests += f.Waiting
-	in.ActiveBlocks += f.Blocks
-	in.DecodeTokens += f.Blocks * c.blockSize
-	if info.TotalKVBlocks > 0 {
-		in.KVUse = min(1, float64(max(in.ActiveBlocks, e.reported(now)))/float64(info.TotalKVBlocks))
-	} else if fresh(now, e.report.usedAt) {
+}
+
+// setKVUse fills in the share of a worker's cache that is in use. in has the other load.
+func (e *entry) setKVUse(now time.Time, in *scorer.Input) {
+	switch total := e.info.TotalKVBlocks; {
+	case e.info.Group != "": // groupLoad did
+	case total > 0:
+		in.KVUse = min(1, float64(max(in.ActiveBlocks, e.reported(now)))/float64(total))
+	case fresh(now, e.report.usedAt):
 		in.KVUse = min(1, e.report.usage)
 	}
 }
@@ -72,6 +73,7 @@ func (c *core) leaveOutBusy(now time.Time, q *question) error {
 			kept++
 			continue
 		}
+		c.held -= in.OverlapBlocks
 		at, _ := c.search(e.worker)
 		c.verdicts[at] = ExcludedBusy
 	}

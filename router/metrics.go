@@ -131,9 +131,7 @@ func (r *Router) perModel(read func(*core) int) func(meter.Observe) {
 	return func(o meter.Observe) {
 		sums := make(map[string]int)
 		for _, p := range r.allPools() {
-			p.mu.Lock()
-			sums[p.model] += read(&p.core)
-			p.mu.Unlock()
+			p.read(func(c *core) { sums[p.model] += read(c) })
 		}
 		for model, n := range sums {
 			o(float64(n), "model", model)
@@ -186,24 +184,11 @@ func (m *metrics) decided(ctx context.Context, l *labels, d *Decision) {
 // refused counts a request that got no worker.
 func (m *metrics) refused(model string, err error) {
 	reason := "other"
-	for _, c := range []struct {
-		err  error
-		name string
-	}{
-		{ErrPinnedUnknown, "pinned_unknown"},
-		{ErrPinnedNotAllowed, "pinned_not_allowed"},
-		{ErrPinnedBusy, "pinned_busy"},
-		{ErrPinMissing, "pin_missing"},
-		{ErrQueueFull, "queue_full"},
-		{ErrTooLate, "too_late"},
-		{ErrAllBusy, "all_busy"},
-		{ErrNoWorkers, "no_workers"},
-		{ErrDuplicate, "duplicate"},
-		{ErrFreed, "freed"},
-		{ErrBadOverride, "bad_override"},
-	} {
-		if errors.Is(err, c.err) {
-			reason = c.name
+	// In this order: an error about a pin may also say that no worker is free.
+	names := [...]string{"pinned_unknown", "pinned_not_allowed", "pinned_busy", "pin_missing", "queue_full", "too_late", "all_busy", "no_workers", "duplicate", "freed", "bad_override"}
+	for i, known := range [...]error{ErrPinnedUnknown, ErrPinnedNotAllowed, ErrPinnedBusy, ErrPinMissing, ErrQueueFull, ErrTooLate, ErrAllBusy, ErrNoWorkers, ErrDuplicate, ErrFreed, ErrBadOverride} {
+		if errors.Is(err, known) {
+			reason = names[i]
 			break
 		}
 	}
@@ -211,26 +196,8 @@ func (m *metrics) refused(model string, err error) {
 }
 
 func (m *metrics) applied(out indexer.Outcome) {
-	for _, c := range [...]struct {
-		outcome string
-		n       int
-	}{
-		{"stored", out.Stored},
-		{"removed", out.Removed},
-		{"duplicate", out.Duplicate},
-		{"conflict", out.Conflict},
-		{"orphan", out.Orphan},
-		{"parked", out.Parked},
-		{"evicted", out.Evicted},
-		{"unknown", out.Unknown},
-		{"refused", out.Refused},
-		{"other_tier", out.OtherTier},
-		{"invalid", out.Invalid},
-	} {
-		m.blocks.Add(c.n, c.outcome)
+	counts := [...]int{out.Stored, out.Removed, out.Duplicate, out.Conflict, out.Orphan, out.Parked, out.Evicted, out.Unknown, out.Refused, out.OtherTier, out.Invalid}
+	for i, outcome := range [...]string{"stored", "removed", "duplicate", "conflict", "orphan", "parked", "evicted", "unknown", "refused", "other_tier", "invalid"} {
+		m.blocks.Add(counts[i], outcome)
 	}
-}
-
-func (m *metrics) firstToken(l *labels, by Sign) {
-	m.firstTokens.AddTo(l.signs[by], 1)
 }

@@ -116,13 +116,10 @@ func (p *pool) compareCost(now func() time.Time, s *scratch) (float64, error) {
 	if err := p.core.decide(now(), q, d, false); err != nil {
 		return 0, err
 	}
-	switch d.Policy {
-	case scorer.Dynamo, scorer.DynamoNewer:
+	switch {
+	case d.Policy == scorer.Dynamo || d.Policy == scorer.DynamoNewer:
 		return d.Cost * float64(p.blockSize), nil
-	case scorer.Tokens, scorer.PredictedTTFT, scorer.Weighted:
-		return d.Cost, nil
-	}
-	if p.core.conf.Rule != nil {
+	case d.Policy != "" || p.core.conf.Rule != nil:
 		return d.Cost, nil
 	}
 	var sum int
@@ -158,46 +155,45 @@ func (p *pool) unlock() {
 	}
 }
 
-// each visits the workers in their order, under the lock.
-func (p *pool) each(visit func(ord int, e *entry)) {
+// read calls a function with the core, under the lock. It may not change what requests wait for.
+func (p *pool) read(f func(*core)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, ord := range p.core.order {
-		visit(ord, &p.core.entries[ord])
-	}
+	f(&p.core)
+}
+
+// each visits the workers in their order, under the lock.
+func (p *pool) each(visit func(ord int, e *entry)) {
+	p.read(func(c *core) {
+		for _, ord := range c.order {
+			visit(ord, &c.entries[ord])
+		}
+	})
 }
 
 // holds says whether a request has a slot.
-func (p *pool) holds(id string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_, taken := p.core.slots.Worker(id)
+func (p *pool) holds(id string) (taken bool) {
+	p.read(func(c *core) { _, taken = c.slots.Worker(id) })
 	return taken
 }
 
 // has says whether the pinned worker is in the pool. bound says whether a session is bound
 // to a worker of the pool.
-func (p *pool) has(q *question) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	from, to := p.core.pin(q)
-	return from < to
+func (p *pool) has(q *question) (there bool) {
+	p.read(func(c *core) { from, to := c.pin(q); there = from < to })
+	return there
 }
 
-func (p *pool) bound(now time.Time, session uint64) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_, bound := p.core.sessions.worker(now, session)
+func (p *pool) bound(now time.Time, session uint64) (bound bool) {
+	p.read(func(c *core) { _, bound = c.sessions.worker(now, session) })
 	return bound
 }
 
 // setWorker adds or changes a worker. No event of the worker and no other change of the
 // pool may happen until it returns.
 func (p *pool) setWorker(now time.Time, info *WorkerInfo) {
-	p.mu.Lock()
-	outdated := p.core.outdated(info)
-	p.mu.Unlock()
-
+	var outdated []int
+	p.read(func(c *core) { outdated = c.outdated(info) })
 	p.purge(outdated)
 	p.update(now, func(c *core) {
 		c.setWorker(info)
@@ -208,10 +204,8 @@ func (p *pool) setWorker(now time.Time, info *WorkerInfo) {
 
 // removeWorker removes a worker, under the conditions of setWorker.
 func (p *pool) removeWorker(now time.Time, id uint64) {
-	p.mu.Lock()
-	ordinals := p.core.ordinals(id)
-	p.mu.Unlock()
-
+	var ordinals []int
+	p.read(func(c *core) { ordinals = c.ordinals(id) })
 	p.purge(ordinals)
 	p.update(now, func(c *core) {
 		c.removeWorker(id)

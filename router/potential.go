@@ -45,9 +45,7 @@ func (r *Router) PotentialLoads(ctx context.Context, req Request) ([]PotentialLo
 			return nil, fmt.Errorf("router: model %q: %w", p.model, err)
 		}
 		p.match(r.conf.Now(), &s.question, s)
-		p.mu.Lock()
-		loads, err = p.core.potentialLoads(r.conf.Now(), &s.question, loads)
-		p.mu.Unlock()
+		p.read(func(c *core) { loads, err = c.potentialLoads(r.conf.Now(), &s.question, loads) })
 		if err != nil {
 			lack = err
 		}
@@ -61,7 +59,7 @@ func (r *Router) PotentialLoads(ctx context.Context, req Request) ([]PotentialLo
 
 // potentialLoads appends one entry for each worker that may take the request.
 func (c *core) potentialLoads(now time.Time, q *question, loads []PotentialLoad) ([]PotentialLoad, error) {
-	c.workspace = q.workspace
+	c.workspace, q.workspace.part = q.workspace, whole
 	settings, err := c.settingsFor(q)
 	if err != nil {
 		return loads, err
@@ -73,6 +71,7 @@ func (c *core) potentialLoads(now time.Time, q *question, loads []PotentialLoad)
 	c.measure(now, q, settings)
 	for i, ord := range c.candidates {
 		in := &c.inputs[i]
+		c.complete(now, ord, q, settings, in)
 		loads = append(loads, PotentialLoad{
 			Worker:                 c.entries[ord].worker,
 			PotentialPrefillTokens: in.PendTokens + max(0, q.tokens-settings.CachedTokens(&c.request, in)),

@@ -6,9 +6,7 @@ import (
 	"context"
 	"errors"
 	"math"
-	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/tokenizer"
@@ -60,14 +58,14 @@ func (r *Router) place(ctx context.Context, t target, s *scratch) (*pool, error)
 func (r *Router) read(ctx context.Context, p *pool, s *scratch, card *Card) {
 	if !s.hasRead {
 		s.hasRead = true
-		r.encode(ctx, p, s, card)
+		r.encode(ctx, s, card)
 	}
 	r.hash(p, s)
 }
 
 // encode fills in the prompt's tokens, or the reason why the prompt has no tokens. It may
 // request them from a worker of the pool p.
-func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {
+func (r *Router) encode(ctx context.Context, s *scratch, card *Card) {
 	req, q, d := &s.request, &s.question, &s.decision
 	s.encoded = tokenizer.Prompt{}
 	switch {
@@ -97,9 +95,6 @@ func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {
 			s.encoded = tokenizer.Prompt{}
 		} else {
 			s.tokens = s.encoded.IDs
-			if r.conf.Remote != nil && s.encoded.Reason == tokenizer.NoTokenizer {
-				r.askWorker(ctx, p, req, &s.encoded)
-			}
 			q.tokens = len(s.encoded.IDs) + s.encoded.Others
 			d.TokenMode, d.TokenReason = s.encoded.Mode, s.encoded.Reason
 			d.TextBytes, d.ReusedBytes = s.encoded.Size, s.encoded.Reused
@@ -133,7 +128,7 @@ func (r *Router) hash(p *pool, s *scratch) {
 		// The blocks behind the exact ids have hashes that no engine has. Those before
 		// them match events.
 		q.guessed = len(tokens) > s.encoded.Exact
-	case tokenizer.Exact, tokenizer.Remote, tokenizer.None:
+	case tokenizer.Exact, tokenizer.None:
 	}
 	start := r.conf.Now()
 	s.local = indexer.AppendLocalHashes(s.local[:0], tokens, p.blockSize, seed)
@@ -142,38 +137,4 @@ func (r *Router) hash(p *pool, s *scratch) {
 	s.decision.PromptBlocks = len(s.local)
 	s.hashed = r.conf.Now()
 	s.decision.HashTime += s.hashed.Sub(start)
-}
-
-// remoteBudget is how long a decision waits for a worker's ids. A busy worker answers late,
-// and a late decision costs more than a decision by load.
-const remoteBudget = 300 * time.Millisecond
-
-// askWorker replaces prompt, which is in text-block mode, by a worker's ids. Without a worker
-// or an answer in time, prompt stays as it is. The workers are asked in turn, because
-// tokenizing all prompts is much work.
-func (r *Router) askWorker(ctx context.Context, p *pool, req *Request, prompt *tokenizer.Prompt) {
-	p.mu.Lock()
-	at, ok := p.core.nextAsked()
-	p.mu.Unlock()
-	if !ok {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, remoteBudget)
-	defer cancel()
-	if ids, err := r.conf.Remote(ctx, at, req.Model, req.Prompt); err == nil {
-		*prompt = tokenizer.Prompt{IDs: ids, Exact: len(ids), Mode: tokenizer.Remote, Others: prompt.Others}
-	}
-}
-
-// nextAsked returns the address of the next worker, in turn, to request ids from.
-func (c *core) nextAsked() (at netip.AddrPort, ok bool) {
-	for range c.order {
-		e := &c.entries[c.order[c.asked%len(c.order)]]
-		c.asked++
-		if e.info.Health == Healthy && !e.info.Draining && e.info.Group == "" {
-			at = e.info.rankAddress(e.worker.DPRank)
-			return at, at.IsValid()
-		}
-	}
-	return at, false
 }

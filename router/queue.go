@@ -127,9 +127,8 @@ func (p *pool) wait(ctx context.Context, now func() time.Time, w *waiter, s *scr
 			// The timer decides, not the pool's clock, which may differ from it.
 			p.update(now(), func(c *core) { c.remove(w, ErrTooLate) })
 		}
-		p.mu.Lock()
-		done, stale := w.done, w.stale
-		p.mu.Unlock()
+		var done, stale bool
+		p.read(func(*core) { done, stale = w.done, w.stale })
 		switch {
 		case done:
 			left = true

@@ -232,9 +232,12 @@ type workspace struct {
 	verdicts   []Exclusion // along core.order; empty for candidates
 	candidates []int       // ordinals, in worker order
 	inputs     []scorer.Input
+	held       int  // sum of the inputs' OverlapBlocks
+	whole      bool // the inputs are complete; else see [core.complete]
 	costs      []float64
 	chances    []float64   // of being drawn, along candidates
-	seen       []Candidate // along core.order, if the question asks to explain
+	seen       []Candidate // in worker order, if the question asks to explain
+	lowest     []float64   // costs of a kept decision's candidates, sorted
 }
 
 // prepare checks the request in s and fills in what does not depend on the pool.
@@ -314,17 +317,14 @@ func (c *core) pinError(q *question) error {
 
 // pin returns the range of the pinned worker, or of its ranks, in the order.
 func (c *core) pin(q *question) (from, to int) {
-	if !q.AnyRank {
-		at, known := c.search(*q.Pinned)
-		if !known {
-			return 0, 0
-		}
-		return at, at + 1
+	if q.AnyRank {
+		return c.ranks(q.Pinned.ID)
 	}
-	from, _ = c.search(Worker{ID: q.Pinned.ID})
-	for to = from; to < len(c.order) && c.entries[c.order[to]].worker.ID == q.Pinned.ID; to++ {
+	at, known := c.search(*q.Pinned)
+	if !known {
+		return 0, 0
 	}
-	return from, to
+	return at, at + 1
 }
 
 // lane is the lane of the queue in which a request waits.

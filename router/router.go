@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
 	"github.com/kvroute/kvroute/scorer"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -62,6 +64,7 @@ func New(conf Config) (*Router, error) {
 	if conf.Now == nil {
 		r.conf.Now = time.Now
 	}
+	r.flights.endedEarly, _ = simplelru.NewLRU[string, time.Time](maxEnded, nil) // fails for a size below 1 only
 	r.names.Store(&map[string]target{})
 	r.SetCards(conf.Cards)
 	r.scratch.New = func() any { return new(scratch) }
@@ -110,6 +113,7 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, 
 		}
 	}
 	answer = *d
+	answer.Omitted = 0 // of the kept decision
 	if req.WantTokens && d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
 		answer.Tokens = slices.Clone(s.tokens)
 	}

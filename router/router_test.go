@@ -586,10 +586,10 @@ func TestBadSettings(t *testing.T) {
 func TestBadWorkers(t *testing.T) {
 	r := newRouter(t, router.Config{Scoring: classic(1)}, 1)
 	for want, change := range map[string]func(*router.WorkerInfo){
-		"Models":    func(w *router.WorkerInfo) { w.Models = nil },
-		"Address":   func(w *router.WorkerInfo) { w.Address = netip.AddrPort{} },
-		"BlockSize": func(w *router.WorkerInfo) { w.BlockSize = -1 },
-		"ranks":     func(w *router.WorkerInfo) { w.DPSize = 1 << 30 },
+		"models":     func(w *router.WorkerInfo) { w.Models = nil },
+		"address":    func(w *router.WorkerInfo) { w.Address = netip.AddrPort{} },
+		"block_size": func(w *router.WorkerInfo) { w.BlockSize = -1 },
+		"ranks":      func(w *router.WorkerInfo) { w.DPSize = 1 << 30 },
 	} {
 		w := worker(1)
 		change(&w)

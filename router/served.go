@@ -82,16 +82,19 @@ func (c *core) second(chosen int, leg *Decision) (s Second) {
 	best := -1
 	less := func(i, j int) bool {
 		a, b := &c.inputs[i], &c.inputs[j]
-		return cmp.Or(cmp.Compare(c.costs[i], c.costs[j]), cmp.Compare(a.PendTokens, b.PendTokens), cmp.Compare(a.ActiveRequests, b.ActiveRequests)) < 0
+		return c.costs[i] < c.costs[j] || c.costs[i] == c.costs[j] && cmp.Or(cmp.Compare(a.PendTokens, b.PendTokens), cmp.Compare(a.ActiveRequests, b.ActiveRequests)) < 0
 	}
 	for i, ord := range c.candidates {
+		if best >= 0 && !less(i, best) {
+			continue // before the entries are read: there may be thousands
+		}
 		e := &c.entries[ord]
 		switch {
 		case e.worker.ID == first.ID:
 		case leg != nil && (e.worker.ID == leg.Worker.ID || e.info.Engine != leg.Engine):
 		case named && (e.worker.DPRank != first.DPRank || !e.info.wantsRank(e.worker.DPRank)):
 			// The request names one rank for both workers.
-		case best < 0 || less(i, best):
+		default:
 			best = i
 		}
 	}
@@ -143,6 +146,7 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 			news = e.avoid.fail(now, c.conf.AvoidFailing)
 		}
 		if news {
+			c.changes++
 			s.avoided = append(s.avoided, e.worker)
 		}
 	}

@@ -41,27 +41,16 @@ func (r *Router) PeerSession(b SessionBinding) (news bool) {
 	if r.conf.Sessions.TTL == 0 || b.Session == "" {
 		return false
 	}
-	now, key := r.conf.Now(), sessionKey(b.Session)
-	r.fleet.RLock()
-	defer r.fleet.RUnlock()
-	p := r.owners[b.Worker.ID]
-	if p == nil {
-		return false
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s := &p.core.sessions
-	_, bound := s.worker(now, key)
-	switch ord, known := p.core.find(b.Worker); {
-	case b.Over:
-		s.touch(now, key, true)
-		return bound
-	case bound || !known:
-		return false
-	default:
-		s.bind(now, key, ord, false)
-		return true
-	}
+	key := sessionKey(b.Session)
+	return r.reported(b.Worker, func(c *core, now time.Time, ord int) bool {
+		_, bound := c.sessions.worker(now, key)
+		if b.Over {
+			c.sessions.touch(now, key, true)
+		} else if !bound {
+			c.sessions.bind(now, key, ord, false)
+		}
+		return bound == b.Over
+	})
 }
 
 // sessionKey is the hash of a session's name: never 0.

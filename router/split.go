@@ -127,8 +127,10 @@ func (i *WorkerInfo) takes(p part) bool {
 
 func (r Role) aggregated() bool { return r == "" || r == Aggregated }
 
-// countRoles notes whether the pool has workers for prefill legs and workers for decodes.
+// countRoles notes that the workers changed, and whether the pool has workers for prefill legs and
+// workers for decodes.
 func (c *core) countRoles() {
+	c.changes++
 	prefill, decode := false, false
 	for _, ord := range c.order {
 		r := c.entries[ord].info.Role
@@ -247,19 +249,16 @@ type legQuestion struct {
 	chosen    int // candidate
 }
 
-// bookLeg takes the slot of the prefill leg of q, and records its candidates.
+// bookLeg records the candidates of the prefill leg of q, and takes its slot.
 func (c *core) bookLeg(now time.Time, q *question, d *Decision) (booked bool) {
 	leg := q.leg
 	c.workspace = &leg.workspace
 	defer func() { c.workspace = q.workspace }()
-	if q.ID != "" && !c.takeSlot(now, &leg.question, leg.chosen, d.Prefill) {
-		return false
-	}
 	if q.explain {
-		c.explain(now, &leg.question, d.Prefill)
+		c.explain(now, &leg.question, leg.chosen, d.Prefill)
 		d.Prefill.Candidates = c.seen
 	}
-	return true
+	return q.ID == "" || c.takeSlot(now, &leg.question, leg.chosen, d.Prefill)
 }
 
 // PrefillFailed notes that the prefill leg of a booked request failed: the request's worker computes

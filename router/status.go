@@ -182,9 +182,6 @@ func (r *Router) tokenState(card *Card, reads bool) TokenState {
 	if prompts != nil {
 		s.Why = prompts.Degraded()
 	}
-	if s.TokenReason == tokenizer.NoTokenizer && r.conf.Remote != nil {
-		s.TokenMode = tokenizer.Remote
-	}
 	return s
 }
 

@@ -3,10 +3,6 @@
 package router_test
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -164,58 +160,5 @@ func TestGivenIDsOfAnItem(t *testing.T) {
 		if err != nil || d.TokenMode != want || (d.TokenReason == tokenizer.Items) != (want == tokenizer.ExactPrefix) || d.OverlapBlocks != 1 {
 			t.Errorf("%s: %+v, %v; want mode %s and the one block before the image", messages, d, err, want)
 		}
-	}
-}
-
-// For a model without a tokenizer a worker may provide the token ids; then its blocks are
-// found. Prompts that the worker does not tokenize, or cannot receive, use text-block
-// mode.
-func TestAWorkerSaysTheIDs(t *testing.T) {
-	var asked []string
-	fail := false
-	r := newRouter(t, router.Config{Scoring: classic(1), BlockSize: 2, Cards: []router.Card{cardOf(t, "known")}, Remote: func(ctx context.Context, at netip.AddrPort, model string, p router.Prompt) ([]uint32, error) {
-		if _, ok := ctx.Deadline(); !ok {
-			t.Error("asked without a deadline")
-		}
-		asked = append(asked, fmt.Sprintf("%s %s %s", at, model, p.Prompt))
-		if fail {
-			return nil, errors.New("no answer")
-		}
-		return []uint32{7, 8, 9, 10}, nil
-	}}, 0)
-	for id, health := range []router.Health{router.Healthy, router.Healthy, router.Degraded, router.Healthy} {
-		w := worker(uint64(id + 1))
-		w.BlockSize = 2
-		w.Draining, w.Health = id == 0, health
-		set(t, r, w)
-	}
-	event := indexer.Event{Kind: indexer.Stored}
-	for i, local := range indexer.AppendLocalHashes(nil, []uint32{7, 8, 9, 10}, 2, indexer.Seed("", "")) {
-		event.Blocks = append(event.Blocks, indexer.Block{Local: local, External: uint64(i + 1)})
-	}
-	r.ApplyEvent(router.Worker{ID: 2}, event)
-	ask := func(p router.Prompt, mode tokenizer.Mode, overlap int) {
-		t.Helper()
-		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Prompt: p, ID: "x", WantTokens: true})
-		if err != nil || d.TokenMode != mode || d.OverlapBlocks != overlap || (mode != tokenizer.Exact && d.Tokens != nil) {
-			t.Errorf("%s: %+v, %v; want mode %s, overlap %d", p.Prompt, d, err, mode, overlap)
-		}
-		r.Free("x")
-	}
-	text := router.Prompt{Prompt: []byte(`"abcd"`)}
-	ask(text, tokenizer.Remote, 2)
-	ask(text, tokenizer.Remote, 2)
-	ask(text, tokenizer.Remote, 2)
-	if want := []string{"10.0.0.2:8000 m \"abcd\"", "10.0.0.4:8000 m \"abcd\"", "10.0.0.2:8000 m \"abcd\""}; !slices.Equal(asked, want) {
-		t.Errorf("asked %q, want %q: the workers that take requests, in turn", asked, want)
-	}
-	fail = true
-	ask(text, tokenizer.Bytes, 0)
-	asked = nil
-	ask(router.Prompt{Prompt: []byte(`"abcd"`), Inexact: "no_history"}, tokenizer.Bytes, 0)
-	ask(router.Prompt{Size: 40}, tokenizer.None, 0)
-	ask(router.Prompt{Prompt: []byte(`[7,8,9,10]`)}, tokenizer.Exact, 2)
-	if len(asked) > 0 {
-		t.Errorf("asked %q, want nothing", asked)
 	}
 }

@@ -18,7 +18,7 @@
 // a request because of its prompt: what it cannot tokenize is routed by load.
 //
 // It does not retry, starts no goroutine, and uses the network only through the functions
-// [Config.Remote] and [Config.Probe]. Requests wait only if a queue is configured. Slots,
+// [Config.Probe]. Requests wait only if a queue is configured. Slots,
 // sessions and the queue expire when [Router.Run] runs, or the caller calls [Router.Tick].
 //
 // # Concurrency
@@ -337,9 +337,12 @@ type Decision struct {
 	// did not come as ids.
 	Tokens []uint32 `json:"-"`
 
-	// Candidates are all workers of the pool with the inputs of the choice, in worker
-	// order. They are set if the request asked to explain, and in kept decisions.
+	// Candidates are the workers of the pool with the inputs of the choice, in worker
+	// order. They are set if the request asked to explain, and in kept decisions. In a
+	// pool with more than 128 workers, kept decisions have the chosen one and the 128 candidates with
+	// the lowest costs; Omitted is the number of the other workers.
 	Candidates []Candidate `json:"candidates,omitempty"`
+	Omitted    int         `json:"candidates_omitted,omitempty"`
 
 	// Later events of a kept decision; zero until then.
 	FirstToken time.Time `json:"first_token,omitzero"`

@@ -27,9 +27,12 @@ func (s *Slots) Left() int {
 // Broken returns the broken invariant of the tree, or "" if all hold.
 func (s *Slots) Broken() string {
 	refs, users := map[int32]int32{}, map[int32]int32{}
+	blocks := map[int32]int{} // by worker
 	for n := range s.slots {
 		t := &s.slots[n]
+		blocks[t.worker] += t.output
 		if !t.taken || t.leaf == 0 {
+			blocks[t.worker] += t.lone
 			continue
 		}
 		lone := 0
@@ -44,22 +47,26 @@ func (s *Slots) Broken() string {
 			return fmt.Sprintf("slot %d has %d blocks alone, not %d", n, lone, t.lone)
 		}
 	}
-	below := map[int32]int{}
+	below := map[int32]int{} // by root
 	for i, n := range s.tree.nodes {
 		at := int32(i)
 		if refs[at] != n.refs || users[at] != n.users {
 			return fmt.Sprintf("node %d has %d refs by %d, not %d by %d", i, refs[at], users[at], n.refs, n.users)
 		}
 		if n.refs > 0 {
-			below[n.root] += len(n.blocks)
+			root := n.parent
+			for s.tree.nodes[root].parent != 0 {
+				root = s.tree.nodes[root].parent
+			}
+			below[root] += len(n.blocks)
 			if len(n.blocks) == 0 || s.tree.heads.get(n.parent, n.blocks[0]) != at {
 				return fmt.Sprintf("nothing leads to node %d", i)
 			}
 		}
 	}
-	for i, n := range s.tree.nodes {
-		if n.below != below[int32(i)] {
-			return fmt.Sprintf("below node %d are %d blocks, not %d", i, below[int32(i)], n.below)
+	for i, w := range s.workers {
+		if want := blocks[int32(i)] + below[w.root]; w.Blocks != want {
+			return fmt.Sprintf("worker %d has %d blocks, not %d", i, w.Blocks, want)
 		}
 	}
 	if len(refs) != s.tree.heads.used {

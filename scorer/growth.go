@@ -71,11 +71,11 @@ func (s *Slots) lengthen(n int32, k int) {
 	t.out += k
 	w := &s.workers[t.worker]
 	if t.started {
-		w.decode += k
+		w.DecodeTokens += k
 	}
 	if size := int(t.blockSize); t.blocks && size > 0 {
 		output := blocks(t.prompt+t.out, size) - blocks(t.prompt, size)
-		w.blocks += output - t.output
+		w.Blocks += output - t.output
 		t.output = output
 	}
 	s.reweigh(n)

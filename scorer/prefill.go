@@ -247,9 +247,9 @@ func (s *Slots) start(n int32, at time.Duration) {
 	if t.reports {
 		s.changed(t, load{pend: -t.pend})
 	}
-	w.waiting--
-	w.pend -= t.pend
-	w.decode += t.prompt + t.out
+	w.Waiting--
+	w.PendTokens -= t.pend
+	w.DecodeTokens += t.prompt + t.out
 	if t.linked = !t.outputReported; t.linked {
 		s.link(&w.estimated, n)
 	}

@@ -185,7 +185,9 @@ func Equals(costs []float64, i int) (n int) {
 
 // compare orders two costs, the lower one first.
 func compare(a, b float64) int {
-	switch {
+	switch d := math.Abs(a - b); {
+	case d > tie*math.Abs(a) && d > tie*math.Abs(b): // false unless both are finite
+		return sign(a < b)
 	case math.IsNaN(a) || math.IsNaN(b):
 		if math.IsNaN(a) != math.IsNaN(b) {
 			return sign(math.IsNaN(b))
@@ -194,8 +196,6 @@ func compare(a, b float64) int {
 		if a != b {
 			return sign(a < b)
 		}
-	case math.Abs(a-b) > tie*max(math.Abs(a), math.Abs(b)):
-		return sign(a < b)
 	}
 	return 0
 }

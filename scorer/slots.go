@@ -166,12 +166,11 @@ func (s *Slots) unlink(l *list, n int32) {
 
 // account is the sum over the slots of a worker.
 type account struct {
-	requests, waiting, pend, decode int
-	blocks                          int
-	off                             int64 // sum of slot.off
-	root                            int32
-	estimated                       list // slots whose output Grow estimates
-	queue                           queue
+	Load            // without off
+	off       int64 // sum of slot.off
+	root      int32
+	estimated list // slots whose output Grow estimates
+	queue     queue
 }
 
 // history is what is known of a worker beside the sums of its slots. It outlives them.
@@ -227,9 +226,9 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	if !b.PrefillUntracked {
 		t.pend = max(0, t.prompt-max(0, b.CachedTokens))
 	}
-	w.requests++
-	w.waiting++
-	w.pend += t.pend
+	w.Requests++
+	w.Waiting++
+	w.PendTokens += t.pend
 	s.enqueue(n)
 	if b.Reports {
 		s.arrive(t)
@@ -238,12 +237,14 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	case !t.blocks:
 	case b.NoReuse:
 		t.lone = len(b.Blocks)
-		w.blocks += t.lone
+		w.Blocks += t.lone
 	case len(b.Blocks) > 0:
 		if w.root == 0 {
 			w.root = s.tree.newNode(node{})
 		}
-		t.leaf = s.tree.add(w.root, b.Blocks, n, s.share)
+		var added int
+		t.leaf, added = s.tree.add(w.root, b.Blocks, n, s.share)
+		w.Blocks += added
 	}
 	s.reweigh(n)
 	return true
@@ -316,7 +317,7 @@ func (s *Slots) ComputePrompt(id string) bool {
 	t := &s.slots[n]
 	w := &s.workers[t.worker]
 	t.free, t.pend = false, t.prompt
-	w.pend += t.pend
+	w.PendTokens += t.pend
 	w.queue.due = 0
 	return true
 }
@@ -374,27 +375,27 @@ func (s *Slots) drop(n int32) {
 		}
 		s.changed(t, by)
 	}
-	w.requests--
+	w.Requests--
 	if t.started {
-		w.decode -= t.prompt + t.out
+		w.DecodeTokens -= t.prompt + t.out
 	} else {
 		if t.previous == 0 {
 			w.queue.broken = true
 		}
 		s.unlink(&w.queue.list, n)
 		w.queue.due = 0
-		w.waiting--
-		w.pend -= t.pend
+		w.Waiting--
+		w.PendTokens -= t.pend
 	}
-	w.blocks -= t.output
+	w.Blocks -= t.output
 	w.off -= t.off
 	t.expected, t.off = 0, 0 // so that share does not change w.off again
 	if t.leaf == 0 {
-		w.blocks -= t.lone
+		w.Blocks -= t.lone
 	} else {
-		s.tree.remove(t.leaf, n, s.share)
+		w.Blocks -= s.tree.remove(t.leaf, n, s.share)
 	}
-	if w.requests == 0 {
+	if w.Requests == 0 {
 		if w.root != 0 {
 			s.tree.retire(w.root)
 		}
@@ -442,13 +443,9 @@ func (s *Slots) Load(worker int) Load {
 	if worker < 0 || worker >= len(s.workers) {
 		return Load{}
 	}
-	w := &s.workers[worker]
-	l := Load{Requests: w.requests, Waiting: w.waiting, PendTokens: w.pend, DecodeTokens: w.decode, Blocks: w.blocks}
-	if w.root != 0 {
-		l.Blocks += s.tree.nodes[w.root].below
-	}
-	if w.off != 0 {
-		l.Blocks = int(math.Round(float64(int64(l.Blocks)*fraction-w.off) / fraction))
+	l := s.workers[worker].Load
+	if off := s.workers[worker].off; off != 0 {
+		l.Blocks = int(math.Round(float64(int64(l.Blocks)*fraction-off) / fraction))
 	}
 	return l
 }

@@ -13,7 +13,6 @@ package scorer
 //     numbers, so it is the slot's number if there is only one.
 //   - A slot's path ends with a whole node.
 //   - heads leads from a node and the next block to the child that begins with it.
-//   - below of a root is the number of blocks under it.
 //   - Nodes without refs are vacant, except roots.
 type prefixTree struct {
 	nodes  []node // nodes[0] is not used: number 0 means no node
@@ -23,10 +22,8 @@ type prefixTree struct {
 
 type node struct {
 	parent int32 // 0 = a root
-	root   int32
 	users  int32
 	refs   int32
-	below  int
 	blocks []uint64
 }
 
@@ -89,18 +86,17 @@ func common(a, b []uint64) int {
 	return n
 }
 
-// add puts the blocks of a user under a root and returns the last node of its path. It
-// calls lone for each change of the number of blocks that a user has alone.
-func (t *prefixTree) add(root int32, blocks []uint64, user int32, lone func(user int32, delta int)) int32 {
+// add puts the blocks of a user under a root and returns the last node of its path, and how many of
+// the blocks were not there. It calls lone for each change of the number of blocks that a user has alone.
+func (t *prefixTree) add(root int32, blocks []uint64, user int32, lone func(user int32, delta int)) (leaf int32, added int) {
 	at := root
 	for len(blocks) > 0 {
 		next := t.heads.get(at, blocks[0])
 		if next == 0 {
-			leaf := t.newNode(node{parent: at, root: root, users: user, refs: 1, blocks: blocks})
+			leaf = t.newNode(node{parent: at, users: user, refs: 1, blocks: blocks})
 			t.heads.put(at, blocks[0], leaf)
-			t.nodes[root].below += len(blocks)
 			lone(user, len(blocks))
-			return leaf
+			return leaf, len(blocks)
 		}
 		k := common(t.nodes[next].blocks, blocks)
 		if k < len(t.nodes[next].blocks) {
@@ -114,14 +110,14 @@ func (t *prefixTree) add(root int32, blocks []uint64, user int32, lone func(user
 		n.users ^= user
 		at, blocks = next, blocks[k:]
 	}
-	return at
+	return at, 0
 }
 
 // split splits a node behind its first k blocks and returns the new node with these. The old
 // node keeps its number and the other blocks, because paths may end with it.
 func (t *prefixTree) split(i int32, k int) int32 {
 	old := t.nodes[i]
-	upper := t.newNode(node{parent: old.parent, root: old.root, users: old.users, refs: old.refs, blocks: old.blocks[:k]})
+	upper := t.newNode(node{parent: old.parent, users: old.users, refs: old.refs, blocks: old.blocks[:k]})
 	t.heads.put(old.parent, old.blocks[0], upper)
 	n := &t.nodes[i]
 	n.parent = upper
@@ -130,8 +126,8 @@ func (t *prefixTree) split(i int32, k int) int32 {
 	return upper
 }
 
-// remove removes a user's path, from its last node up.
-func (t *prefixTree) remove(leaf, user int32, lone func(user int32, delta int)) {
+// remove removes a user's path, from its last node up. It returns how many blocks no user has any more.
+func (t *prefixTree) remove(leaf, user int32, lone func(user int32, delta int)) (removed int) {
 	for at := leaf; t.nodes[at].parent != 0; {
 		n := &t.nodes[at]
 		parent := n.parent
@@ -139,7 +135,7 @@ func (t *prefixTree) remove(leaf, user int32, lone func(user int32, delta int)) 
 		n.users ^= user
 		switch n.refs {
 		case 0:
-			t.nodes[n.root].below -= len(n.blocks)
+			removed += len(n.blocks)
 			t.heads.remove(parent, n.blocks[0])
 			t.retire(at)
 		case 1:
@@ -147,4 +143,5 @@ func (t *prefixTree) remove(leaf, user int32, lone func(user int32, delta int)) 
 		}
 		at = parent
 	}
+	return removed
 }

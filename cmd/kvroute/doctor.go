@@ -21,7 +21,7 @@ const printMost = 60
 // compareReplicas reads what router replicas know, and fails if they differ or one of them has a
 // fault.
 func compareReplicas(ctx context.Context, args []string, std stdio) error {
-	fs := newFlagSet("doctor", std.err)
+	fs := newFlagSet("doctor")
 	var urls []string
 	fs.Func("url", "`URL` of a replica's API, once for each (default "+defaultAPI+")", func(s string) error {
 		u, err := url.Parse(s)
@@ -32,16 +32,9 @@ func compareReplicas(ctx context.Context, args []string, std stdio) error {
 		return nil
 	})
 	tokenFile := fs.String("api-token-file", "", "`file` whose first line is the token that opens all of them")
-	var t doctor.Tolerance
-	fs.IntVar(&t.Requests, "tolerate-requests", 0, "`number` of requests in flight by which a worker may differ")
-	fs.IntVar(&t.Tokens, "tolerate-tokens", 0, "`number` of pending tokens by which a worker may differ")
-	fs.IntVar(&t.Blocks, "tolerate-blocks", 0, "`number` of cached blocks by which a worker may differ")
 	asJSON := fs.Bool("json", false, "print all as JSON")
 	if err := parse(fs, args); err != nil {
 		return err
-	}
-	if min(t.Requests, t.Tokens, t.Blocks) < 0 {
-		return errors.New("a tolerance is below 0")
 	}
 	if len(urls) == 0 {
 		urls = []string{defaultAPI}
@@ -56,7 +49,7 @@ func compareReplicas(ctx context.Context, args []string, std stdio) error {
 		}
 		sources = append(sources, doctor.Source{URL: u, Read: from.read})
 	}
-	r, err := doctor.Examine(ctx, sources, t)
+	r, err := doctor.Examine(ctx, sources)
 	if err != nil {
 		return err
 	}

@@ -91,7 +91,7 @@ func TestTheDoctorComparesReplicas(t *testing.T) {
 	}
 
 	alone := startReplicaProcess(t, bus, "alone", "--router-replica-sync=false", "--block-size", "32", "--active-prefill-tokens-threshold", "1000000")
-	status, out := examine(t, append(append(apis(a, b, alone), apis(a)...), "--url", "http://127.0.0.1:1", "--tolerate-blocks", "1000000")...)
+	status, out := examine(t, append(append(apis(a, b, alone), apis(a)...), "--url", "http://127.0.0.1:1")...)
 	for _, want := range []string{
 		"setting block-size: 0 at a#1, a#4, b; 32 at alone",
 		"setting router-replica-sync: false at alone; true at a#1, a#4, b",
@@ -119,7 +119,7 @@ func TestTheDoctorComparesReplicas(t *testing.T) {
 // The doctor refuses contradictory flags.
 func TestTheDoctorRefuses(t *testing.T) {
 	for args, want := range map[string]string{
-		"--url nowhere": "want http://host:port", "--tolerate-blocks -1": "below 0", "--api-token-file /nowhere/at": "nowhere",
+		"--url nowhere": "want http://host:port", "--api-token-file /nowhere/at": "nowhere",
 	} {
 		if status, _, stderr := runs(t, append([]string{"doctor"}, strings.Fields(args)...)...); status == 0 || !strings.Contains(stderr, want) {
 			t.Errorf("%s: status %d, %s", args, status, stderr)

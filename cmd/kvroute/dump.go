@@ -11,18 +11,13 @@ import (
 
 // dump prints the index of a running kvroute.
 func dump(ctx context.Context, args []string, std stdio) error {
-	fs := newFlagSet("dump", std.err)
+	fs := newFlagSet("dump")
 	var from apiClient
 	from.flags(fs)
-	sorted := fs.Bool("sort", false, "one block a line, in an order that two replicas agree on")
 	if err := errors.Join(parse(fs, args), from.readToken()); err != nil {
 		return err
 	}
-	path := "/v1/index/dump"
-	if *sorted {
-		path += "?sort=1"
-	}
-	resp, err := from.open(ctx, path, "")
+	resp, err := from.open(ctx, "/v1/index/dump", "")
 	if err != nil {
 		return err
 	}

@@ -41,9 +41,12 @@ func lines(t *testing.T, r *router.Router) (out []string) {
 		t.Fatal("a dump is under way")
 	}
 	defer d.Close()
-	for ev := range d.Events(true) {
-		out = append(out, fmt.Sprint(ev.Worker, ev.Event.Tier, ev.Position, ev.Event.Blocks, ev.Hole))
+	for ev := range d.Events() {
+		for i, b := range ev.Event.Blocks {
+			out = append(out, fmt.Sprint(ev.Worker, ev.Event.Tier, ev.Position+i, b, ev.Hole && i == 0))
+		}
 	}
+	slices.Sort(out)
 	return out
 }
 

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+// ForgetCandidates makes the next request of each pool look at every worker.
+func (r *Router) ForgetCandidates() {
+	for _, p := range r.allPools() {
+		p.read(func(c *core) { c.changes++ })
+	}
+}
