@@ -9,9 +9,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// TakeLock takes the lock of a bucket if the lock is free.
-func TakeLock(ctx context.Context, kv jetstream.KeyValue, every time.Duration) (held context.Context, release func(), ok bool) {
-	l, held, err := takeLock(ctx, kv, "snapshot", "test", every)
+// TakeLock takes the lock of a bucket for an instance, if the lock is free or left over by the instance.
+func TakeLock(ctx context.Context, kv jetstream.KeyValue, instance string, every time.Duration) (held context.Context, release func(), ok bool) {
+	l, held, err := takeLock(ctx, kv, "snapshot", "test", instance, every)
 	if err != nil || l == nil {
 		return nil, nil, false
 	}

@@ -752,7 +752,7 @@ func TestAnInterruptedReplacementLeavesNoLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, release, ok := events.TakeLock(t.Context(), kv, time.Hour)
+	_, release, ok := events.TakeLock(t.Context(), kv, "a", time.Hour)
 	if !ok {
 		t.Fatal("the lock is not free")
 	}
@@ -764,8 +764,33 @@ func TestAnInterruptedReplacementLeavesNoLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	release()
-	if _, _, ok := events.TakeLock(t.Context(), kv, time.Hour); !ok {
+	if _, _, ok := events.TakeLock(t.Context(), kv, "b", time.Hour); !ok {
 		t.Error("the lock is not free again")
+	}
+}
+
+// A lock that could not be released keeps others from it until it expires, but not its own
+// instance.
+func TestALeftLockIsTakenAgain(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	kv, err := n.jetStream().CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "locks", TTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, ok := events.TakeLock(t.Context(), kv, "a", time.Hour); !ok {
+		t.Fatal("the lock is not free")
+	}
+	_, release, ok := events.TakeLock(t.Context(), kv, "a", time.Hour)
+	if !ok {
+		t.Fatal("an instance does not get its own lock")
+	}
+	if _, _, ok := events.TakeLock(t.Context(), kv, "b", time.Hour); ok {
+		t.Error("two have the lock")
+	}
+	release()
+	if _, _, ok := events.TakeLock(t.Context(), kv, "b", time.Hour); !ok {
+		t.Error("a released lock is not free")
 	}
 }
 
@@ -779,11 +804,11 @@ func TestALostLockStopsItsHolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, release, ok := events.TakeLock(t.Context(), kv, time.Second)
+	ctx, release, ok := events.TakeLock(t.Context(), kv, "a", time.Second)
 	if !ok {
 		t.Fatal("the lock is not free")
 	}
-	if _, _, ok := events.TakeLock(t.Context(), kv, time.Second); ok {
+	if _, _, ok := events.TakeLock(t.Context(), kv, "b", time.Second); ok {
 		t.Error("two have the lock")
 	}
 	select {
@@ -810,7 +835,7 @@ func TestALostLockStopsItsHolder(t *testing.T) {
 	for _, why := range []string{"the lock is not free again", "a released lock is not free"} {
 		ok := false
 		for tries := 0; tries < 50 && !ok; tries++ {
-			if _, release, ok = events.TakeLock(t.Context(), kv, time.Second); !ok {
+			if _, release, ok = events.TakeLock(t.Context(), kv, "a", time.Second); !ok {
 				time.Sleep(100 * time.Millisecond)
 			}
 		}

@@ -169,7 +169,7 @@ func (d *Durable) delivers(ctx context.Context, o *opened, at uint64) error {
 // the stream.
 func (d *Durable) snapshot(ctx context.Context, o *opened) (err error) {
 	begin := time.Now()
-	l, ctx, err := takeLock(ctx, o.locks, "snapshot", d.conf.Replica, d.timing.lockEvery)
+	l, ctx, err := takeLock(ctx, o.locks, "snapshot", d.conf.Replica, d.instance, d.timing.lockEvery)
 	if err != nil {
 		return err
 	}

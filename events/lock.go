@@ -5,10 +5,8 @@ package events
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -33,16 +31,12 @@ type lock struct {
 // errLockLost is the cause of the end of a holder's context.
 var errLockLost = errors.New("the lock is lost")
 
-// takeLock takes the lock if it is free; otherwise it returns nil. The returned context ends
-// when the lock is lost. The lock is refreshed with this period until release.
-func takeLock(ctx context.Context, bucket jetstream.KeyValue, key, holder string, every time.Duration) (*lock, context.Context, error) {
-	value, err := json.Marshal(struct {
-		Replica string `json:"replica"`
-		Token   uint64 `json:"token"`
-	}{holder, rand.Uint64() & (1<<53 - 1)})
-	if err != nil {
-		return nil, nil, err
-	}
+// takeLock takes the lock if it is free, or if an earlier lock of the same instance was left
+// over; otherwise it returns nil. An instance is one process of a replica. It holds at most one
+// lock of a key at a time. The returned context ends when the lock is lost. The lock is refreshed
+// with this period until release.
+func takeLock(ctx context.Context, bucket jetstream.KeyValue, key, replica, instance string, every time.Duration) (*lock, context.Context, error) {
+	value := []byte(replica + " " + instance)
 	l := &lock{bucket: bucket, key: key, value: value}
 	// An interrupted creation may arrive after remove has looked for it. The entry would
 	// then keep every replica from the lock until it expires. So creation gets one more
@@ -50,10 +44,16 @@ func takeLock(ctx context.Context, bucket jetstream.KeyValue, key, holder string
 	taking, cancel := context.WithTimeout(context.WithoutCancel(ctx), every)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, cancel) })()
-	switch l.revision, err = bucket.Create(taking, key, value); {
-	case errors.Is(err, jetstream.ErrKeyExists):
-		return nil, nil, nil
-	case err != nil:
+	var err error
+	l.revision, err = bucket.Create(taking, key, value)
+	if errors.Is(err, jetstream.ErrKeyExists) {
+		e, failed := bucket.Get(taking, key)
+		if failed != nil || !bytes.Equal(e.Value(), value) {
+			return nil, nil, nil
+		}
+		l.revision, err = bucket.Update(taking, key, value, e.Revision()) // the entry expires later
+	}
+	if err != nil {
 		l.remove(ctx) // it may be ours: the answer may be lost
 		return nil, nil, fmt.Errorf("take the lock: %w", err)
 	}
