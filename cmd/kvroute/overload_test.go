@@ -3,11 +3,16 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvroute/kvroute/internal/fixtures"
 )
 
 // Without room requests wait, longer than Envoy waits for a decision, and are admitted or refused
@@ -60,4 +65,79 @@ func TestRequestsWaitForRoom(t *testing.T) {
 		requests, pend, blocks := inFlight(t, d)
 		return requests+pend+blocks == 0
 	})
+}
+
+// Under three times the load that the workers can take, accepted requests wait no longer than the
+// workers' own queue is allowed to be, and the rest is refused at once. When the load ends, requests are
+// served as before.
+func TestOverload(t *testing.T) {
+	t.Parallel() // mostly waits
+	// A worker computes the prompt of 4,000 tokens below in 0.4 s or more, one after the other.
+	d := startStack(t, 2, []string{"--speed", "1", "--max-num-batched-tokens", "4096"}, "--active-prefill-tokens-threshold", "8000", "--avoid-failing", "0")
+	prompt := strings.Repeat("A prompt that takes the engine a while to read. ", 400)
+	type answer struct {
+		status int
+		took   time.Duration
+	}
+	ask := func(name string) answer {
+		start := time.Now()
+		got := look(send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody(name+prompt, 1, true), nil))
+		return answer{got.status, time.Since(start)}
+	}
+	alone := ask("alone ")
+	for i := range 4 {
+		alone.took = max(alone.took, ask(fmt.Sprint("alone ", i, " ")).took)
+	}
+	if alone.status != http.StatusOK {
+		t.Fatalf("status %d", alone.status)
+	}
+	// Each client sends its next request when the last one is answered; a refused client tries again
+	// after half of a service time. Two workers with room for three prompts each have six at a time.
+	lasts := 10 * alone.took
+	if fixtures.Long() {
+		lasts *= 5
+	}
+	var mu sync.Mutex
+	answers := map[int][]time.Duration{}
+	var clients sync.WaitGroup
+	for c := range 18 {
+		clients.Go(func() {
+			for i, begin := 0, time.Now(); time.Since(begin) < lasts; i++ {
+				a := ask(fmt.Sprint(c, " ", i, " "))
+				mu.Lock()
+				answers[a.status] = append(answers[a.status], a.took)
+				mu.Unlock()
+				if a.status != http.StatusOK {
+					<-time.After(alone.took / 2)
+				}
+			}
+		})
+	}
+	clients.Wait()
+	ended := time.Now()
+	served, refused := answers[http.StatusOK], answers[http.StatusTooManyRequests]
+	if len(answers) != 2 || len(served) < 6 || len(refused) < 6 {
+		t.Fatalf("answers by status: %v", answers)
+	}
+	eventually(t, "the workers do not recover", func() bool {
+		requests, pend, blocks := inFlight(t, d)
+		return requests+pend+blocks == 0
+	})
+	rest := time.Since(ended)
+	after := ask("after ")
+	slices.Sort(served)
+	slices.Sort(refused)
+	t.Logf("%d served: median %v, slowest %v; alone %v", len(served), served[len(served)/2], served[len(served)-1], alone.took)
+	t.Logf("%d refused: median %v, 99 of 100 within %v; recovered after %v", len(refused), refused[len(refused)/2], refused[len(refused)*99/100], rest)
+	// The bounds allow for a machine with other work: a refusal must not wait for a worker.
+	if most := 10*alone.took + 5*time.Second; served[len(served)-1] > most {
+		t.Errorf("a request was served after %v, want at most %v", served[len(served)-1], most)
+	}
+	if refused[len(refused)/2] > alone.took {
+		t.Errorf("refusals take %v", refused[len(refused)/2])
+	}
+	if after.status != http.StatusOK {
+		t.Errorf("status %d after the overload", after.status)
+	}
+	atRest(t, d)
 }

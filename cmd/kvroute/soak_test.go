@@ -4,10 +4,13 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +19,8 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/internal/process"
+	"github.com/kvroute/kvroute/internal/wire"
 )
 
 // outages are the times in which a worker was killed or absent. A request may fail only in these
@@ -88,15 +93,41 @@ func (s *soak) one(t *testing.T, rng *rand.Rand) {
 	}
 }
 
-// Under load every process is killed, stopped and started again in a random order, one at a time. A
-// request fails only if a worker dies, whatever happens to kvroute. Afterwards no slot, stream or
-// request is left.
+// soakTime is how long TestSoak runs: KVROUTE_SOAK, as 2h, or 10 minutes in the long form.
+func soakTime(t *testing.T) time.Duration {
+	t.Helper()
+	lasts, text := 10*time.Second, os.Getenv("KVROUTE_SOAK")
+	if fixtures.Long() {
+		lasts = 10 * time.Minute
+	}
+	if text != "" {
+		var err error
+		if lasts, err = time.ParseDuration(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return lasts
+}
+
+// Under load every process is killed, stopped and started again in a random order, one at a time, and
+// in one of the two runs a tenth of the events is lost. A request fails only if its worker dies,
+// whatever happens to kvroute. Afterwards no slot, stream or request is left, the index is equal to the
+// engines' caches, and kvroute's memory and descriptors are those of its start again.
 func TestSoak(t *testing.T) {
 	t.Parallel() // mostly waits
-	d := newStack(t, 3, []string{"--speed", "20", "--num-gpu-blocks", "16384"})
+	for events, flags := range map[string][]string{"jetstream": nil, "lost from sockets": {"--kv-events", "zmq", "--kv-events-drop-every", "10"}} {
+		t.Run(events, func(t *testing.T) {
+			t.Parallel()
+			soakOnce(t, append([]string{"--speed", "20", "--num-gpu-blocks", "16384"}, flags...))
+		})
+	}
+}
+
+func soakOnce(t *testing.T, engine []string) {
+	d := newStack(t, 3, engine)
 	d.begin(t, "--avoid-failing", "100ms", "--drain-delay", "1500ms", "--drain-timeout", "10s")
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed, lasts := rand.Uint64(), soakTime(t)
+	t.Logf("seed %d, %v", seed, lasts)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	s := &soak{d: d}
@@ -112,23 +143,32 @@ func TestSoak(t *testing.T) {
 	}
 	rng := rand.New(rand.NewPCG(seed, 99))
 	faults := map[string]int{}
-	lasts := 10 * time.Second
-	if fixtures.Long() {
-		lasts = 5 * time.Minute
-	}
-	for end := time.Now().Add(lasts); time.Now().Before(end) && !t.Failed(); {
+	begin := time.Now()
+	for time.Since(begin) < lasts && !t.Failed() {
 		var fault string
-		switch rng.IntN(4) {
+		kinds := 4
+		if time.Since(begin) > lasts/2 {
+			kinds = 1 // the last kvroute lives for half of the time
+		}
+		switch rng.IntN(kinds) {
 		case 0:
+			fault = "a worker is killed"
+			back := s.away.begin()
+			e := d.Engines[rng.IntN(len(d.Engines))]
+			kill(t, e)
+			<-time.After(time.Duration(rng.IntN(300)) * time.Millisecond)
+			*e = *restart(t, e, t.TempDir())
+			back()
+		case 1:
 			fault = "kvroute is killed"
 			kill(t, d.Router)
 			<-time.After(time.Duration(rng.IntN(300)) * time.Millisecond)
 			d.Router = restart(t, d.Router, d.Dir)
-		case 1:
+		case 2:
 			fault = "kvroute drains"
 			d.Router.Stop()
 			d.Router = restart(t, d.Router, d.Dir)
-		case 2:
+		default:
 			fault = "kvroute stands still"
 			if err := d.Router.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
@@ -137,18 +177,11 @@ func TestSoak(t *testing.T) {
 			if err := d.Router.Cmd.Process.Signal(syscall.SIGCONT); err != nil {
 				t.Fatal(err)
 			}
-		default:
-			fault = "a worker is killed"
-			back := s.away.begin()
-			e := d.Engines[rng.IntN(len(d.Engines))]
-			kill(t, e)
-			<-time.After(time.Duration(rng.IntN(300)) * time.Millisecond)
-			*e = *restart(t, e, t.TempDir())
-			back()
 		}
 		faults[fault]++
 		before := s.asked.Load()
 		eventually(t, "no requests are served behind the fault: "+fault, func() bool { return s.asked.Load() > before+4 })
+		<-time.After(time.Duration(rng.Int64N(int64(lasts/50) + 1)))
 	}
 	stop()
 	clients.Wait()
@@ -160,5 +193,99 @@ func TestSoak(t *testing.T) {
 		n, err := d.Envoy.Stat(t.Context(), "http.llm.downstream_rq_active")
 		return err == nil && n == 0
 	})
+	knowsCaches(t, d)
 	t.Logf("%d requests, %d left by clients, %d lost with a worker; faults: %v", s.asked.Load(), s.left.Load(), s.spent.Load(), faults)
+	end := d.uses(t)
+	d.Router.Stop()
+	d.Router = restart(t, d.Router, d.Dir)
+	for range 50 { // a new kvroute at work
+		if got := d.send(t, "hello", true); got.status != http.StatusOK {
+			t.Errorf("status %d after the soak", got.status)
+		}
+	}
+	atRest(t, d)
+	knowsCaches(t, d)
+	fresh := d.uses(t)
+	t.Logf("after the soak kvroute uses %v, after a restart %v", end, fresh)
+	// The heap may be twice the live data, which has the tokenizer's cache and 1,024 decisions.
+	if end.memory > 2*fresh.memory+128<<20 || end.descriptors > fresh.descriptors+16 || end.goroutines > fresh.goroutines+64 {
+		t.Error("kvroute does not give back what it used")
+	}
+}
+
+// knowsCaches waits until kvroute's index contains for each worker what is in the engine's cache.
+func knowsCaches(t *testing.T, d *demonstration) {
+	t.Helper()
+	var difference string
+	defer func() {
+		if t.Failed() {
+			t.Log(difference)
+		}
+	}()
+	var blocks int
+	eventually(t, "the index is not equal to the engines' caches", func() bool {
+		known := map[uint64]map[uint64]bool{}
+		blocks = 0
+		_, dump := get(t, "http://"+d.Router.At.HTTP+"/v1/index/dump")
+		for line := range strings.Lines(dump) {
+			var ev struct {
+				WorkerID uint64 `json:"worker_id"`
+				Event    struct {
+					Data struct {
+						Stored struct {
+							Blocks []struct {
+								Hash uint64 `json:"block_hash"`
+							} `json:"blocks"`
+						} `json:"stored"`
+					} `json:"data"`
+				} `json:"event"`
+			}
+			if err := json.Unmarshal([]byte(line), &ev); err != nil {
+				t.Fatal(err)
+			}
+			for _, b := range ev.Event.Data.Stored.Blocks {
+				if known[ev.WorkerID] == nil {
+					known[ev.WorkerID] = map[uint64]bool{}
+				}
+				known[ev.WorkerID][b.Hash] = true
+			}
+		}
+		for _, e := range d.Engines {
+			var cached []uint64
+			if err := process.GetJSON(t.Context(), "http://"+e.At.HTTP+"/sim/blocks", &cached); err != nil {
+				t.Fatal(err)
+			}
+			of, missing := known[wire.WorkerID(e.Name)], 0
+			for _, b := range cached {
+				if !of[b] {
+					missing++
+				}
+			}
+			if missing > 0 || len(of) != len(cached) {
+				difference = fmt.Sprintf("%s: kvroute knows %d blocks, the cache has %d, of which kvroute does not know %d", e.Name, len(of), len(cached), missing)
+				return false
+			}
+			blocks += len(cached)
+		}
+		return true
+	})
+	if blocks == 0 {
+		t.Error("the engines have cached nothing")
+	}
+}
+
+// resources are what a process of kvroute uses: bytes of memory, open files and sockets, goroutines.
+type resources struct{ memory, descriptors, goroutines int }
+
+func (d *demonstration) uses(t *testing.T) resources {
+	t.Helper()
+	_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
+	number := func(metric string) int {
+		v, err := strconv.ParseFloat(level(text, metric), 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return int(v)
+	}
+	return resources{number("process_resident_memory_bytes"), number("process_open_fds"), number("go_goroutines")}
 }

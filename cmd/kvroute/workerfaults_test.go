@@ -9,11 +9,15 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/fixtures"
 )
 
 // faulty is a worker that does what the prompt requests: it hangs until hang is closed, and resets
@@ -193,4 +197,71 @@ func TestLargeBodies(t *testing.T) {
 	idle(t, d)
 	outcomeOf(t, "the body is larger than the limit").check(t, d.send(t, strings.Repeat("word ", 17<<20/5), false))
 	idle(t, d)
+}
+
+// Many large bodies at a time, more than the budget of held bytes: each request is served, decided by
+// kvroute or left to Envoy's choice, and kvroute's memory stays within the budget and what its work
+// needs. Long runs send 500 bodies of 10 MB.
+func TestLargeBodiesWithinTheBudget(t *testing.T) {
+	if !fixtures.Long() {
+		t.Parallel() // mostly waits
+	}
+	// A body takes several times its length while it is decided: its text, the blocks' hashes, and
+	// as much again until the garbage collector runs.
+	const budget, times = 48 << 20, 10
+	requests, size := 60, 2<<20
+	if fixtures.Long() {
+		requests, size = 500, 10<<20
+	}
+	d := newStack(t, 0, nil)
+	worker := startHTTP(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := io.Copy(io.Discard, r.Body); err != nil {
+			w.WriteHeader(http.StatusTeapot)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}`)
+	}))
+	d.EnvoyConfig.MessageTimeout, d.EnvoyConfig.MaxMessageTimeout = 30*time.Second, 40*time.Second // for busy machines
+	d.EnvoyConfig.Pool = []string{worker}
+	d.begin(t, append(staticFlags(t, d, "large", worker), "--max-held-bytes", strconv.Itoa(budget), "--decision-timeout", "25s")...)
+	idleUse := d.uses(t)
+	body := chatBody(strings.Repeat("word ", size/5), 2, false)
+	ctx, stop := context.WithCancel(t.Context())
+	var most resources
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		for bus.Wait(ctx, 50*time.Millisecond) {
+			most.memory = max(most.memory, d.uses(t).memory)
+		}
+	})
+	var mu sync.Mutex
+	answers := map[string]int{}
+	var clients sync.WaitGroup
+	for range requests {
+		clients.Go(func() {
+			got := look(send(t, t.Context(), http.MethodPost, d.Envoy.URL()+chatPath, body, nil))
+			mu.Lock()
+			defer mu.Unlock()
+			decided := "decided"
+			if got.header.Get("X-Dynamo-Reason") == "" {
+				decided = "left to Envoy"
+			}
+			answers[fmt.Sprint(got.status, " ", decided)]++
+		})
+	}
+	clients.Wait()
+	stop()
+	watch.Wait()
+	t.Logf("%d bodies of %d bytes: %v; memory %d MB at the beginning, %d MB at most", requests, size, answers, idleUse.memory>>20, most.memory>>20)
+	if n := answers["200 decided"] + answers["200 left to Envoy"]; n != requests || answers["200 decided"] == 0 {
+		t.Errorf("answers: %v", answers)
+	}
+	if most.memory > idleUse.memory+times*budget {
+		t.Errorf("kvroute used %d MB", most.memory>>20)
+	}
+	atRest(t, d)
+	if got := d.send(t, strings.Repeat("word ", size/5), false); got.status != http.StatusOK || got.header.Get("X-Dynamo-Reason") == "" {
+		t.Errorf("afterwards: status %d, decided because of %q", got.status, got.header.Get("X-Dynamo-Reason"))
+	}
 }

@@ -23,9 +23,7 @@ const (
 
 func (e *Engine) routes() *http.ServeMux {
 	mux := http.NewServeMux()
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		(&openai.Error{Status: http.StatusNotFound, Message: "Not Found", Type: openai.NotFound}).Write(w)
-	})
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { refusal(http.StatusNotFound, "", "Not Found").Write(w) })
 	// The last two are engines' own endpoints, which answer like completions.
 	for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "POST /generate", "POST /inference/v1/generate"} {
 		mux.HandleFunc(path, e.generate)
@@ -47,6 +45,7 @@ func (e *Engine) routes() *http.ServeMux {
 	}
 	mux.HandleFunc("POST /sim/restart", e.forget(restart))
 	mux.HandleFunc("POST /sim/blocks/{id}", e.send) // for decode engines
+	mux.HandleFunc("GET /sim/blocks", func(w http.ResponseWriter, _ *http.Request) { reply(w, e.Cached()) })
 	return mux
 }
 
