@@ -17,16 +17,15 @@
 //	                              at the start, and again, at most once a second, when the section has changed.
 //	                              Later events of history have only new samples. A client that reads nothing for
 //	                              10 s is disconnected. At most 256 streams, else 503
-//	GET /v1/index/dump            JSON lines: every cached block known, at one moment; with ?sort=1 in an order
-//	                              that two replicas agree on, if it is not too large (422).
-//	                              One at a time, else 503
+//	GET /v1/index/dump            JSON lines: every cached block known, at one moment. One at a time, else
+//	                              503
 //	GET /busy_threshold           JSON: the thresholds of each model that has some
 //	POST /busy_threshold          changes or returns the thresholds of a model
 //
 //	POST /v1/best_worker          JSON: where a request goes; with request_id, booked
 //	POST /v1/potential_loads      JSON: the load of each worker if it got the request
 //	POST /v1/mark_prefill_complete, /v1/add_output_tokens, /v1/free
-//	POST /v1/workers              registers a worker that does not use NATS; the body is its record, see docs/fleet.md
+//	POST /v1/workers              registers a worker that does not use NATS; the body is its record, see docs/workers.md
 //	POST /v1/workers/ID/heartbeat heartbeat, every 2.5 s; 404 if the worker must register again
 //	DELETE /v1/workers/ID         removes its record. ID is a worker_id or a name
 //
@@ -35,7 +34,7 @@
 //
 //	GET /, GET /dashboard/NAME    the web page of package dashboard, which reads /v1/live
 //
-// docs/routing.md describes the fields. The package has no state of its own but
+// docs/openapi.yaml describes all fields, docs/api.md the use. The package has no state of its own but
 // for the open streams of /v1/live. Errors are in
 // OpenAI's form. Any number of requests may run at once.
 //

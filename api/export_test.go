@@ -10,3 +10,11 @@ func Hurried(c Config, ticks <-chan time.Time, stall time.Duration) Config {
 	c.ticks, c.stall = ticks, stall
 	return c
 }
+
+// Bodies are values of this package's own types of bodies, by the names of their schemas in docs/openapi.yaml.
+var Bodies = map[string]any{
+	"RoutingRequest": question{}, "BestWorker": answer{}, "PrefillLeg": leg{}, "Booking": booking{},
+	"ThresholdsOfModel": modelThresholds{}, "ThresholdsChange": modelThresholds{},
+	"WorkerID": registered{}, "Heartbeat": beat{},
+	"DumpHeader": dumpHeader{}, "DumpPool": dumpPool{}, "DumpEnd": dumpEnd{}, "DumpCounts": dumpEnd{}.End,
+}

@@ -36,6 +36,10 @@ type Replica struct {
 	// Envoy is what Envoy's admin endpoint says, with --envoy-admin.
 	Envoy *envoy.State `json:"envoy,omitempty"`
 
+	// Pending are the names of the settings that have changed in the configuration file and need
+	// a restart.
+	Pending []string `json:"pending,omitempty"`
+
 	// Settings are the settings that all replicas should have in common, by name.
 	Settings map[string]any `json:"settings"`
 }

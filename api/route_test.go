@@ -15,8 +15,10 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // post sends a body and returns the response.
@@ -439,23 +441,30 @@ func TestABookingWaitsNotForEver(t *testing.T) {
 	}
 }
 
-// A routing call has the same decision timeout as a request through Envoy: a prompt that takes
-// longer, here because of a worker's slow tokenizer, gets an error.
-func TestADecisionHasATimeout(t *testing.T) {
-	slow := func(ctx context.Context, _ netip.AddrPort, _ string, _ router.Prompt) ([]uint32, error) {
-		<-ctx.Done()
-		return nil, ctx.Err()
+// slowRouter returns a router with a worker of model m, whose prompts are tokenized.
+func slowRouter(t *testing.T) *router.Router {
+	t.Helper()
+	prompts, err := tokenizer.LoadModel(enginesim.ModelFiles(), tokenizer.ModelConfig{})
+	if err != nil {
+		t.Fatal(err)
 	}
-	r, err := router.New(router.Config{Remote: slow})
+	r, err := router.New(router.Config{Cards: []router.Card{{Name: "m", Prompts: prompts}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := r.SetWorker(router.WorkerInfo{ID: 1, Models: []string{"m"}, BlockSize: 4, Address: netip.MustParseAddrPort("10.0.0.1:8000")}); err != nil {
 		t.Fatal(err)
 	}
-	h := api.New(api.Config{Router: r, Metrics: http.NotFoundHandler(), DecisionTimeout: 10 * time.Millisecond})
+	return r
+}
+
+// A routing call has the same decision timeout as a request through Envoy: a prompt that takes
+// longer, here of a million tokens, gets an error.
+func TestADecisionHasATimeout(t *testing.T) {
+	r := slowRouter(t)
+	h := api.New(api.Config{Router: r, Metrics: http.NotFoundHandler(), DecisionTimeout: time.Nanosecond})
 	for _, path := range []string{"/v1/best_worker", "/v1/potential_loads", "/v1/generate"} {
-		status, text, _ := post(t, h, path, `{"model":"m","request_id":"a","prompt":"a prompt"}`)
+		status, text, _ := post(t, h, path, `{"model":"m","request_id":"a","prompt":"`+strings.Repeat("a word ", 1<<20)+`"}`)
 		if status != 503 || !strings.Contains(text, `"code":"no_decision"`) {
 			t.Errorf("%s: %d %s, want 503 no_decision", path, status, text)
 		}
