@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package helm tests deploy/helm/kvroute: Helm's linter accepts it, each rendered object has only fields
+// of Kubernetes' types, and `kvroute config` accepts the rendered configuration.
+package helm
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	gateway "github.com/envoyproxy/gateway/api/v1alpha1"
+	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	networking "k8s.io/api/networking/v1"
+	policy "k8s.io/api/policy/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	sigsyaml "sigs.k8s.io/yaml"
+)
+
+const folder = "../../deploy/helm/kvroute"
+
+// inferencePool has the fields of an InferencePool of inference.networking.k8s.io/v1 that a user may set.
+type inferencePool struct {
+	meta.TypeMeta   `json:",inline"`
+	meta.ObjectMeta `json:"metadata"`
+	Spec            struct {
+		Selector struct {
+			MatchLabels map[string]string `json:"matchLabels"`
+		} `json:"selector"`
+		TargetPorts       []struct{ Number int32 } `json:"targetPorts"`
+		EndpointPickerRef struct {
+			Group, Kind, Name string
+			Port              struct{ Number int32 } `json:"port"`
+			FailureMode       string                 `json:"failureMode"`
+		} `json:"endpointPickerRef"`
+	} `json:"spec"`
+}
+
+// kinds returns a new object of a kind.
+func kinds(kind string) any {
+	return map[string]any{
+		"ConfigMap": new(core.ConfigMap), "Deployment": new(apps.Deployment), "EnvoyExtensionPolicy": new(gateway.EnvoyExtensionPolicy),
+		"InferencePool": new(inferencePool), "NetworkPolicy": new(networking.NetworkPolicy), "PodDisruptionBudget": new(policy.PodDisruptionBudget),
+		"Secret": new(core.Secret), "Service": new(core.Service), "ServiceAccount": new(core.ServiceAccount), "ServiceMonitor": new(monitoring.ServiceMonitor),
+	}[kind]
+}
+
+const workers = `
+workers:
+- {name: vllm, address: "vllm.default.svc.cluster.local:8000", models: [m], engine: vllm, block_size: 16, health: {}, metrics: {}, events: {transport: zmq, endpoint: "tcp://vllm.default.svc.cluster.local:5557"}}
+`
+
+// everything turns all parts on.
+const everything = workers + `
+nats: {existingSecret: nats}
+apiToken: {value: "0123456789abcdef"}
+tls: {existingSecret: tls}
+envoy: {enabled: true, bootstrap: "admin: {}"}
+envoyGateway: {enabled: true, route: llm}
+inferencePool: {enabled: true}
+serviceMonitor: {enabled: true, labels: {release: prometheus}}
+networkPolicy: {envoyPeers: [{namespaceSelector: {}}], apiPeers: [{podSelector: {matchLabels: {app: prometheus}}}]}
+imagePullSecrets: [{name: registry}]
+extraArgs: [--log-level=debug]
+extraVolumes: [{name: models, persistentVolumeClaim: {claimName: models}}]
+extraVolumeMounts: [{name: models, mountPath: /models, readOnly: true}]
+podAnnotations: {a: b}
+podLabels: {c: d}
+nodeSelector: {pool: cpu}
+tolerations: [{key: gpu, operator: Exists}]
+affinity: {podAntiAffinity: {}}
+serviceAccount: {name: router, annotations: {e: f}}
+config: {decision-headers: true, router-mode: kv, max-held-bytes: 1073741824}
+`
+
+func values(t *testing.T, text string) chartutil.Values {
+	t.Helper()
+	v, err := chartutil.ReadValues([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func load(t *testing.T) *chart.Chart {
+	t.Helper()
+	c, err := loader.Load(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// render returns the chart's objects, and the notes.
+func render(t *testing.T, text string) (objects []any, notes string, err error) {
+	t.Helper()
+	c := load(t)
+	v, err := chartutil.ToRenderValues(c, values(t, text), chartutil.ReleaseOptions{Name: "kvroute", Namespace: "llm", Revision: 1, IsInstall: true}, nil)
+	if err != nil {
+		return nil, "", err
+	}
+	files, err := engine.Render(c, v)
+	if err != nil {
+		return nil, "", err
+	}
+	for name, file := range files {
+		if strings.HasSuffix(name, "NOTES.txt") {
+			notes = file
+			continue
+		}
+		for doc := range strings.SplitSeq(file, "\n---\n") {
+			data, err := sigsyaml.YAMLToJSONStrict([]byte(doc))
+			if err != nil {
+				t.Fatalf("%s: %v\n%s", name, err, doc)
+			}
+			if string(data) == "null" {
+				continue
+			}
+			var kind meta.TypeMeta
+			if err := json.Unmarshal(data, &kind); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			object := kinds(kind.Kind)
+			if object == nil {
+				t.Fatalf("%s: the kind %q has no type here", name, kind.Kind)
+			}
+			strict := json.NewDecoder(bytes.NewReader(data))
+			strict.DisallowUnknownFields()
+			if err := strict.Decode(object); err != nil {
+				t.Errorf("%s: %s: %v\n%s", name, kind.Kind, err, doc)
+			}
+			objects = append(objects, object)
+		}
+	}
+	return objects, notes, nil
+}
+
+func of[T any](t *testing.T, objects []any, name string) T {
+	t.Helper()
+	var all []string
+	for _, o := range objects {
+		m, _ := o.(meta.Object)
+		all = append(all, fmt.Sprintf("%T %s", o, m.GetName()))
+		if found, ok := o.(T); ok && m.GetName() == name {
+			return found
+		}
+	}
+	t.Fatalf("no %T %s among %v", *new(T), name, all)
+	panic("unreachable")
+}
+
+func TestLint(t *testing.T) {
+	for name, text := range map[string]string{"defaults": "{}", "everything": everything} {
+		for _, m := range lint.AllWithKubeVersionAndSchemaValidation(folder, values(t, text), "llm", nil, false).Messages {
+			if m.Severity > support.InfoSev {
+				t.Errorf("%s: %s: %v", name, m.Path, m.Err)
+			}
+		}
+	}
+}
+
+// Each variant renders, has the promised objects, and a configuration that kvroute accepts.
+func TestVariants(t *testing.T) {
+	binary := filepath.Join(t.TempDir(), "kvroute")
+	build := exec.Command("go", "build", "-o", binary, "./cmd/kvroute")
+	build.Dir, build.Stderr = "../..", os.Stderr
+	if err := build.Run(); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		values string
+		kinds  map[string]int
+	}{
+		"defaults":   {"{}", map[string]int{"ConfigMap": 1, "Deployment": 1, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 1, "ServiceAccount": 1}},
+		"workers":    {workers + `nats: {url: "nats://nats:4222"}`, map[string]int{"ConfigMap": 1, "Deployment": 1, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 1, "ServiceAccount": 1}},
+		"bare":       {"networkPolicy: {enabled: false}\npodDisruptionBudget: {enabled: false}\nreplicas: 1", map[string]int{"ConfigMap": 1, "Deployment": 1, "Service": 1, "ServiceAccount": 1}},
+		"everything": {everything, map[string]int{"ConfigMap": 2, "Deployment": 2, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 2, "ServiceAccount": 1, "Secret": 1, "ServiceMonitor": 1, "EnvoyExtensionPolicy": 1, "InferencePool": 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			objects, notes, err := render(t, c.values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := map[string]int{}
+			for _, o := range objects {
+				kind := fmt.Sprintf("%T", o)
+				got[strings.ToUpper(kind[strings.LastIndex(kind, ".")+1:][:1])+kind[strings.LastIndex(kind, ".")+2:]]++
+			}
+			if fmt.Sprint(got) != fmt.Sprint(c.kinds) {
+				t.Errorf("objects %v, want %v", got, c.kinds)
+			}
+			d := of[*apps.Deployment](t, objects, "kvroute")
+			pod := d.Spec.Template
+			for k, v := range d.Spec.Selector.MatchLabels {
+				if pod.Labels[k] != v {
+					t.Errorf("the pods have no label %s=%s", k, v)
+				}
+			}
+			for _, m := range pod.Spec.Containers[0].VolumeMounts {
+				if !slices.ContainsFunc(pod.Spec.Volumes, func(v core.Volume) bool { return v.Name == m.Name }) {
+					t.Errorf("no volume %s", m.Name)
+				}
+			}
+			s := of[*core.Service](t, objects, "kvroute")
+			for _, p := range s.Spec.Ports {
+				if !slices.ContainsFunc(pod.Spec.Containers[0].Ports, func(c core.ContainerPort) bool { return c.Name == p.TargetPort.StrVal }) {
+					t.Errorf("no port %s", p.TargetPort.StrVal)
+				}
+			}
+			if !strings.Contains(notes, "/readyz") || strings.Contains(notes, "WARNING") != (name == "defaults") {
+				t.Errorf("notes: %s", notes)
+			}
+			accepted(t, binary, of[*core.ConfigMap](t, objects, "kvroute").Data["kvroute.yaml"])
+		})
+	}
+}
+
+// accepted has kvroute check a configuration. The files of secrets are not there, so their lines are replaced.
+func accepted(t *testing.T, binary, text string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kvroute.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(binary, "config", "--config", file).CombinedOutput()
+	if err != nil {
+		t.Errorf("kvroute config: %v\n%s\n%s", err, out, text)
+	}
+}
+
+// Values that cannot work are refused, with their names.
+func TestWrongValues(t *testing.T) {
+	for text, want := range map[string]string{
+		"replicas: 0":                           "replicas",
+		"replica: 2":                            "replica",
+		"config: {http-address: '0.0.0.0:1'}":   "config",
+		"apiToken: {value: short}":              "apiToken",
+		"service: {extprocPort: 70000}":         "extprocPort",
+		"image: {pullPolicy: Sometimes}":        "pullPolicy",
+		"envoy: {enabled: true}":                "--set-file envoy.bootstrap",
+		"terminationGracePeriodSeconds: -1":     "terminationGracePeriodSeconds",
+		"envoyGateway: {enabled: yes, rout: a}": "rout",
+	} {
+		if _, _, err := render(t, text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want an error that names %s", text, err, want)
+		}
+	}
+}
