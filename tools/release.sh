@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Builds all files of a release without publishing them, and checks them: checksums, contents of the archives, the lists of
+# modules, the program of this machine, and that a second build makes the same binaries. Images are built if a Docker daemon
+# answers.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export PATH=$PWD/.cache/bin:$PATH GOFLAGS=${GOFLAGS:-}
+fail() {
+	echo "release.sh: $*" >&2
+	exit 1
+}
+
+go build -C tools/release -o "$PWD/.cache/bin/goreleaser" github.com/goreleaser/goreleaser/v2
+go build -C tools/release -o "$PWD/.cache/bin/cyclonedx-gomod" github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
+goreleaser check
+skip=publish
+if ! docker info >/dev/null 2>&1; then
+	skip+=,docker
+	echo "no Docker daemon answers: the images are not built"
+fi
+binaries() { (cd .cache/dist && find . -name kvroute -type f -exec sha256sum {} + | sort -k2); }
+release() { goreleaser release --snapshot --clean --skip="$skip" >.cache/release.log 2>&1 || fail "$(tail -n 20 .cache/release.log)"; }
+release
+first=$(binaries)
+release
+[ "$first" = "$(binaries)" ] || fail "two builds differ:"$'\n'"$first"$'\n'"$(binaries)"
+
+cd .cache/dist
+sha256sum --quiet -c checksums.txt
+archives=(kvroute_*.tar.gz) lists=(kvroute_*.cdx.json)
+[ "${#archives[@]} ${#lists[@]}" = "4 4" ] || fail "want 4 archives and 4 lists of modules, not ${archives[*]} ${lists[*]}"
+for archive in "${archives[@]}"; do
+	for file in kvroute LICENSE README.md CHANGELOG.md completion/kvroute.bash completion/kvroute.zsh completion/kvroute.fish; do
+		tar -tzf "$archive" | grep -qxF "$file" || fail "$archive has no $file"
+	done
+done
+for list in "${lists[@]}"; do
+	grep -q '"pkg:golang/github.com/nats-io/nats.go@' "$list" || fail "$list does not name nats.go"
+done
+own=$(find . -path "*$(go env GOOS)_$(go env GOARCH)*" -name kvroute -type f)
+"$own" version
+"$own" help >/dev/null
+[ "$(stat -c %s "$own")" -le $((40 << 20)) ] || fail "$own has more than 40 MiB"
+echo "${#archives[@]} archives and their checksums, ${#lists[@]} lists of modules; two builds are equal; $(stat -c %s "$own") bytes a binary"
