@@ -4,7 +4,7 @@
 FROM docker.io/library/golang:1.26-alpine AS build
 WORKDIR /src
 COPY . .
-RUN mkdir -p -m 1777 /out/tmp && CGO_ENABLED=0 go build -trimpath -o /out/kvroute ./cmd/kvroute
+RUN mkdir -p -m 1777 /out/tmp && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o /out/kvroute ./cmd/kvroute
 
 FROM build AS bootstrap
 ARG FLAGS

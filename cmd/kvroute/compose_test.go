@@ -5,6 +5,7 @@ package main
 import (
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -33,6 +34,11 @@ func TestComposeFile(t *testing.T) {
 		Command     []string
 		DependsOn   map[string]struct{ Condition string } `yaml:"depends_on"`
 		Healthcheck struct{ Test []string }
+		ReadOnly    bool   `yaml:"read_only"`
+		MemLimit    string `yaml:"mem_limit"`
+		CPUs        float64
+		CapDrop     []string `yaml:"cap_drop"`
+		Ports       []string
 	}
 	var file struct{ Services map[string]service }
 	if err := yaml.Unmarshal([]byte(read("docker-compose.yaml")), &file); err != nil {
@@ -60,6 +66,14 @@ func TestComposeFile(t *testing.T) {
 		}
 		if s.Build.Target != "" && (s.Build.Context != "." || !strings.Contains(dockerfile, " AS "+s.Build.Target+"\n")) {
 			t.Errorf("%s: the Dockerfile has no target %q", name, s.Build.Target)
+		}
+		if !s.ReadOnly || s.MemLimit == "" || s.CPUs == 0 || !slices.Equal(s.CapDrop, []string{"ALL"}) {
+			t.Errorf("%s: it may write to its image, has capabilities or no limits: %+v", name, s)
+		}
+		for _, port := range s.Ports {
+			if !strings.HasPrefix(port, "127.0.0.1:") {
+				t.Errorf("%s: other machines reach the port %s", name, port)
+			}
 		}
 		if name != "load" && len(s.Healthcheck.Test) == 0 {
 			t.Errorf("%s has no health check", name)
