@@ -481,7 +481,7 @@ func TestRefusedRecords(t *testing.T) {
 		"too many adapters":         {func(r *fleet.Record) { r.LoRA = slices.Repeat([]string{"l"}, 300) }, "lora"},
 		"a role of its own":         {func(r *fleet.Record) { r.Role = "boss" }, "role"},
 		"a negative block":          {func(r *fleet.Record) { r.BlockSize = -1 }, "block_size"},
-		"a block without end":       {func(r *fleet.Record) { r.BlockSize = 2e9 }, "BlockSize is 2000000000"},
+		"a block without end":       {func(r *fleet.Record) { r.BlockSize = 2e9 }, "block_size is 2000000000"},
 		"a negative cache":          {func(r *fleet.Record) { r.TotalKVBlocks = -5 }, "total_kv_blocks"},
 		"negative requests":         {func(r *fleet.Record) { r.MaxNumSeqs = -1 }, "max_num_seqs"},
 		"negative tokens":           {func(r *fleet.Record) { r.MaxBatchedTokens = -1 }, "max_num_batched_tokens"},

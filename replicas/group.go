@@ -41,24 +41,24 @@ func groupWorkerID(group, model string) uint64 {
 // CheckGroups returns an error for the first wrong group.
 func CheckGroups(groups []Group) error {
 	if len(groups) > maxGroups {
-		return fmt.Errorf("%d router groups, want at most %d", len(groups), maxGroups)
+		return fmt.Errorf("groups: there are %d, want at most %d", len(groups), maxGroups)
 	}
 	names := make(map[string]bool, len(groups))
 	for i := range groups {
 		c := &groups[i]
 		switch {
 		case c.Name == "" || len(c.Name) > maxGroupName:
-			return fmt.Errorf("router group %d: name has %d bytes, want 1 to %d", i, len(c.Name), maxGroupName)
+			return fmt.Errorf("groups[%d].name has %d bytes, want 1 to %d", i, len(c.Name), maxGroupName)
 		case names[c.Name]:
-			return fmt.Errorf("router group %q: the name is there twice", clip(c.Name))
+			return fmt.Errorf("groups[%d].name is %q, want each name once", i, clip(c.Name))
 		case len(c.Models) > maxGroupModels || slices.Contains(c.Models, ""):
-			return fmt.Errorf("router group %q: models is a list of %d, want at most %d names", clip(c.Name), len(c.Models), maxGroupModels)
+			return fmt.Errorf("groups[%d].models is a list of %d, want at most %d names", i, len(c.Models), maxGroupModels)
 		case c.Members < 0:
-			return fmt.Errorf("router group %q: members is %d, want 0 or more", clip(c.Name), c.Members)
+			return fmt.Errorf("groups[%d].members is %d, want 0 or more", i, c.Members)
 		}
 		candidate := c.candidate("any", c.BlockSize)
 		if _, err := candidate.Info(fleet.Networks{}); err != nil {
-			return fmt.Errorf("router group: %w", err)
+			return fmt.Errorf("groups[%d]: %w", i, err)
 		}
 		names[c.Name] = true
 	}

@@ -276,12 +276,12 @@ func TestBadGroupsAreRefused(t *testing.T) {
 	set := func([]fleet.Record) error { return nil }
 	summary := func(uint64, router.Summary) bool { return true }
 	for want, groups := range map[string][]replicas.Group{
-		"name has 0 bytes": {{Address: "10.0.0.1:80"}},
-		"is there twice":   {{Name: "a", Address: "10.0.0.1:80"}, {Name: "a", Address: "10.0.0.2:80"}},
-		"want ip:port":     {{Name: "a", Address: "gateway:80"}},
-		"block_size is -1": {{Name: "a", Address: "10.0.0.1:80", BlockSize: -1}},
-		"at most 64":       {{Name: "a", Address: "10.0.0.1:80", Models: make([]string, 65)}},
-		"at most 1024":     make([]replicas.Group, 1025),
+		"name has 0 bytes":    {{Address: "10.0.0.1:80"}},
+		"want each name once": {{Name: "a", Address: "10.0.0.1:80"}, {Name: "a", Address: "10.0.0.2:80"}},
+		"want ip:port":        {{Name: "a", Address: "gateway:80"}},
+		"block_size is -1":    {{Name: "a", Address: "10.0.0.1:80", BlockSize: -1}},
+		"at most 64":          {{Name: "a", Address: "10.0.0.1:80", Models: make([]string, 65)}},
+		"at most 1024":        make([]replicas.Group, 1025),
 	} {
 		_, err := replicas.NewGroups(nc, replicas.GroupsConfig{Groups: groups, Set: set, Summary: summary})
 		if err == nil || !strings.Contains(err.Error(), want) {

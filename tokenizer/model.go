@@ -29,8 +29,6 @@ const (
 	// Bytes: text-block mode. Each id stands for four bytes of a canonical text. Equal prompts have equal
 	// ids, but no engine knows these ids.
 	Bytes Mode = "bytes"
-	// Remote: a worker reported the ids.
-	Remote Mode = "remote"
 	// None: there are no ids, only an estimate of the prompt's length.
 	None Mode = "none"
 )

@@ -22,7 +22,7 @@ import (
 // explain prints a recent decision of a running kvroute: what the router knew of each
 // worker, why it chose one, and how long each step took.
 func explain(ctx context.Context, args []string, std stdio) error {
-	fs := newFlagSet("explain", std.err)
+	fs := newFlagSet("explain")
 	var from apiClient
 	from.flags(fs)
 	raw := fs.Bool("json", false, "print the decision as JSON")
@@ -166,15 +166,13 @@ func exactly(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 // printCandidates prints the inputs of each worker as a row.
 func printCandidates(out io.Writer, d *router.Decision) error {
 	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', tabwriter.AlignRight)
-	drawn := drawn(d)
+	drawn, groups := drawn(d), false
 	head := "worker\tcached\thost\tdisk\tpending\twaiting\trequests\tdecoding\tactive\tadds\tkv use\tplaces\ttaints\tcost\t"
 	if drawn {
 		head += "chance\t"
 	}
 	fmt.Fprint(t, head+"\t\n")
-	groups := false
-	for i := range d.Candidates {
-		c := &d.Candidates[i]
+	for _, c := range d.Candidates {
 		mark := ""
 		switch {
 		case c.Worker == d.Worker:
@@ -183,7 +181,7 @@ func printCandidates(out io.Writer, d *router.Decision) error {
 			mark = "not: " + string(c.Excluded)
 		}
 		if c.Group != "" {
-			mark += groupMark(c)
+			mark += groupMark(&c)
 			groups = true
 		}
 		cost := "-"
@@ -201,8 +199,10 @@ func printCandidates(out io.Writer, d *router.Decision) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	for i := range d.Candidates {
-		c := &d.Candidates[i]
+	if d.Omitted > 0 {
+		fmt.Fprintf(out, "Not stored: %d more workers of the pool. Those above have the lowest costs.\n", d.Omitted)
+	}
+	for _, c := range d.Candidates {
 		if f := c.Foreign; f != (router.Foreign{}) {
 			fmt.Fprintf(out, "Foreign load on %s, included above (reported by the engine, not sent by kvroute): %d requests, %d of them waiting with about %d tokens, %d blocks.\n",
 				doctor.WorkerName(c.Worker, c.WorkerName), f.Requests, f.Waiting, f.Tokens, f.Blocks)

@@ -28,6 +28,7 @@ import (
 type command struct {
 	name, does string
 	run        func(ctx context.Context, args []string, io stdio) error
+	topic      string // of this command and the next ones, in the list of `kvroute help`
 }
 
 // stdio is where a command writes: its result to out, messages for people to err.
@@ -35,30 +36,33 @@ type stdio struct{ out, err io.Writer }
 
 func commands() []command {
 	return []command{
-		{"serve", "run the external processor", serve},
-		{"demo", "play one load twice on Envoy and simulated workers: round robin and with kvroute", elsewhere("demo", new(demo.Command))},
-		{"engine", "run a simulated worker", elsewhere("engine", new(demo.EngineCommand))},
-		{"publish", "publish an engine's cache events and register it", publish},
-		{"load", "send load to an OpenAI endpoint and measure it", elsewhere("load", new(demo.LoadCommand))},
-		{"dump", "print the index of a running kvroute as JSON lines", dump},
-		{"replay", "play a workload against simulated engines, with the real router", elsewhere("replay", new(replay.Command))},
-		{"tokenize", "show the tokens, blocks and hashes of a request", tokenizeFile},
-		{"doctor", "compare router replicas and report differences and faults", compareReplicas},
-		{"explain", "print a recent decision of a running kvroute and its inputs", explain},
-		{"top", "show live what a running kvroute does", showTop},
-		{"config", "check a configuration and print it with its defaults", printConfig},
-		{"config envoy", "print an Envoy bootstrap for kvroute", printEnvoy},
-		{"healthcheck", "exit 0 if a URL answers 200", healthcheck},
-		{"version", "print the version", version},
+		{"serve", "run the external processor", serve, "Route"},
+		{"publish", "publish an engine's cache events and register it", publish, ""},
+		{"config", "print a configuration with its defaults", printConfig, "Configure"},
+		{"config check", "check a configuration, and the files and folders that it names", checkConfig, ""},
+		{"config envoy", "print an Envoy bootstrap for kvroute", printEnvoy, ""},
+		{"tokenize", "show the tokens, blocks and hashes of a request", tokenizeFile, ""},
+		{"top", "show live what a running kvroute does", showTop, "See what a running kvroute does"},
+		{"explain", "print a recent decision of a running kvroute and its inputs", explain, ""},
+		{"doctor", "compare router replicas and report differences and faults", compareReplicas, ""},
+		{"dump", "print the index of a running kvroute as JSON lines", dump, ""},
+		{"healthcheck", "exit 0 if a URL answers 200", healthcheck, ""},
+		{"demo", "play one load twice on Envoy and simulated workers: round robin and with kvroute", elsewhere("demo", new(demo.Command)), "Try and measure"},
+		{"engine", "run a simulated worker", elsewhere("engine", new(demo.EngineCommand)), ""},
+		{"load", "send load to an OpenAI endpoint and measure it", elsewhere("load", new(demo.LoadCommand)), ""},
+		{"replay", "play a workload against simulated engines, with the real router", elsewhere("replay", new(replay.Command)), ""},
+		{"completion", "print the completion of commands and flags for a shell: bash, zsh or fish", completion, "Other"},
+		{"version", "print the version", version, ""},
 	}
 }
 
-var (
-	// errUsage means that the flag package has printed the error.
-	errUsage = errors.New("usage")
-	// errInterrupted means that a signal ended the command early.
-	errInterrupted = errors.New("interrupted")
-)
+// errInterrupted means that a signal ended the command early.
+var errInterrupted = errors.New("interrupted")
+
+// usageError is a mistake in the command line.
+type usageError string
+
+func (e usageError) Error() string { return string(e) }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -67,18 +71,35 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, io stdio) (status int) {
+	switch {
+	case len(args) == 0:
+		printCommands(io.err)
+		return 2
+	case args[0] == "--version":
+		args = []string{"version"}
+	case args[0] == "help": // help COMMAND is COMMAND -h
+		args = append(args[1:], "-h")
+	}
 	cmd, rest := find(args)
-	if cmd == nil {
-		usage(io.err)
-		if len(args) == 1 && strings.Contains("help -h --help", args[0]) {
-			return 0
-		}
+	switch {
+	case cmd == nil && strings.Contains("-h --help", args[0]):
+		printCommands(io.out)
+		return 0
+	case cmd == nil:
+		fmt.Fprintf(io.err, "kvroute: there is no command %q%s; `kvroute help` lists the commands\n", args[0], didYouMean(args[0], commandsWith("")))
 		return 2
 	}
-	switch err := cmd.run(ctx, rest, io); {
-	case err == nil, errors.Is(err, flag.ErrHelp):
+	err := cmd.run(ctx, rest, io)
+	help, isHelp := errors.AsType[helpError](err)
+	wrong, isUsage := errors.AsType[usageError](err)
+	switch {
+	case err == nil:
 		return 0
-	case errors.Is(err, errUsage):
+	case isHelp:
+		cmd.printHelp(io.out, help.flags)
+		return 0
+	case isUsage:
+		fmt.Fprintf(io.err, "kvroute %s: %v; `kvroute help %s` lists the flags\n", cmd.name, wrong, cmd.name)
 		return 2
 	case errors.Is(err, errInterrupted), errors.Is(err, context.Canceled):
 		return 130 // as shells report SIGINT
@@ -102,14 +123,6 @@ func find(args []string) (found *command, rest []string) {
 	return found, rest
 }
 
-func usage(w io.Writer) {
-	fmt.Fprint(w, "usage: kvroute COMMAND [flags]\n\n")
-	for _, c := range commands() {
-		fmt.Fprintf(w, "  %-14s %s\n", c.name, c.does)
-	}
-	fmt.Fprint(w, "\n`kvroute COMMAND -h` lists a command's flags.\n")
-}
-
 // program is a subcommand of another package. Run is called when its flags are read.
 type program interface {
 	Flags(fs *flag.FlagSet)
@@ -119,7 +132,7 @@ type program interface {
 // elsewhere returns the run function of a program's subcommand.
 func elsewhere(name string, p program) func(context.Context, []string, stdio) error {
 	return func(ctx context.Context, args []string, io stdio) error {
-		fs := newFlagSet(name, io.err)
+		fs := newFlagSet(name)
 		p.Flags(fs)
 		if err := parse(fs, args); err != nil {
 			return err
@@ -128,9 +141,9 @@ func elsewhere(name string, p program) func(context.Context, []string, stdio) er
 	}
 }
 
-func newFlagSet(name string, out io.Writer) *flag.FlagSet {
+func newFlagSet(name string) *flag.FlagSet {
 	fs := flag.NewFlagSet("kvroute "+name, flag.ContinueOnError)
-	fs.SetOutput(out)
+	fs.SetOutput(io.Discard) // run prints errors and help
 	return fs
 }
 
@@ -138,20 +151,24 @@ func newFlagSet(name string, out io.Writer) *flag.FlagSet {
 func parse(fs *flag.FlagSet, args []string) error {
 	rest, err := parseArgs(fs, args)
 	if err == nil && len(rest) > 0 {
-		return fmt.Errorf("unexpected argument %q", rest[0])
+		name := strings.TrimPrefix(fs.Name(), "kvroute ") + " "
+		return usageError(fmt.Sprintf("unexpected argument %q%s", rest[0], didYouMean(name+rest[0], commandsWith(name))))
 	}
 	return err
 }
 
-// parseArgs reads the flags of a command and returns its arguments. Flags may stand before
-// and after them.
+// parseArgs reads the flags of a command, from the environment and from args, and returns its
+// arguments. Flags may stand before and after them. Errors are usageError and helpError.
 func parseArgs(fs *flag.FlagSet, args []string) (rest []string, err error) {
+	if err := fromEnvironment(fs); err != nil {
+		return nil, err
+	}
 	for {
 		switch err := fs.Parse(args); {
 		case errors.Is(err, flag.ErrHelp):
-			return nil, err
+			return nil, helpError{fs}
 		case err != nil:
-			return nil, errUsage
+			return nil, wrongFlag(fs, err)
 		}
 		if fs.NArg() == 0 {
 			return rest, nil
@@ -161,7 +178,7 @@ func parseArgs(fs *flag.FlagSet, args []string) (rest []string, err error) {
 }
 
 func version(_ context.Context, args []string, io stdio) error {
-	if err := parse(newFlagSet("version", io.err), args); err != nil {
+	if err := parse(newFlagSet("version"), args); err != nil {
 		return err
 	}
 	fmt.Fprintf(io.out, "kvroute %s\n", telemetry.Version())

@@ -56,12 +56,24 @@ func TestCommands(t *testing.T) {
 		err    string
 	}{
 		{"", 2, "", "usage: kvroute COMMAND"},
-		{"help", 0, "", "serve"},
-		{"nonsense", 2, "", "usage: kvroute COMMAND"},
+		{"help", 0, "external processor", ""},
+		{"nonsense", 2, "", "kvroute: there is no command \"nonsense\"; `kvroute help` lists the commands\n"},
+		{"serv", 2, "", `did you mean "serve"?`},
+		{"-h", 0, "usage: kvroute COMMAND", ""},
+		{"--version", 0, "kvroute ", ""},
+		{"help config envoy", 0, "--extproc", ""},
+		{"help serve", 0, "\nChoice of the worker\n  --router-mode", ""},
+		{"config enovy", 2, "", `did you mean "config envoy"?`},
+		{"serve --seed many", 2, "", `invalid value "many" for flag --seed: parse error; `},
+		{"serve --seed", 2, "", "flag needs an argument: --seed; "},
+		{"completion", 2, "", "want one of bash, zsh or fish"},
+		{"completion tcsh", 2, "", "want one of bash, zsh or fish"},
+		{"completion fish", 0, "complete -c kvroute", ""},
 		{"version", 0, "kvroute ", ""},
-		{"version now", 1, "", `unexpected argument "now"`},
-		{"serve -h", 0, "", "-kv-overlap-score-weight"},
-		{"serve --no-such-flag", 2, "", "no-such-flag"},
+		{"version now", 2, "", `unexpected argument "now"`},
+		{"serve -h", 0, "--kv-overlap-score-weight", ""},
+		{"serve --no-such-flag", 2, "", "kvroute serve: there is no flag --no-such-flag; `kvroute help serve` lists the flags\n"},
+		{"serve --rooter-mode kv", 2, "", `did you mean "router-mode"?`},
 		{"config", 0, "router-mode: kv", ""},
 		{"config --router-mode fastest", 1, "", `router-mode is "fastest", want kv, random`},
 		{"config --kv-overlap-score-weight -1", 1, "", "kv-overlap-score-weight is -1, want"},
@@ -95,7 +107,7 @@ func TestCommands(t *testing.T) {
 		{"config --config /nowhere/at.yaml", 1, "", "/nowhere"},
 		{"config envoy --extproc 10.0.0.1:9002 --pool w1:8000", 0, "STRICT_DNS", ""},
 		{"config envoy --pool nothing", 1, "", `Pool[0] is "nothing"`},
-		{"serve --log-level loud", 1, "", `log level is "loud"`},
+		{"serve --log-level loud", 1, "", `log-level is "loud"`},
 		{"engine --advertise here --nats-url nats://127.0.0.1:1 --listen 127.0.0.1:0", 1, "", `advertise is "here"`},
 		{"engine --preset abacus --nats-url nats://127.0.0.1:1 --listen 127.0.0.1:0", 1, "", `Preset is "abacus"`},
 		{"load --rate -1", 1, "", `rate is "-1"`},
@@ -113,7 +125,7 @@ func TestCommands(t *testing.T) {
 // Each setting is a flag and a key, under one name.
 func TestEverySettingIsAFlag(t *testing.T) {
 	c := defaults()
-	fs := newFlagSet("test", os.Stderr)
+	fs := newFlagSet("test")
 	settings.AddFlags(fs, &c)
 	var keys, flags []string
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[config]()) {
@@ -156,7 +168,7 @@ workers:
   address: 10.0.0.7:8000
   models: [m]
 `)
-	c, _, err := readConfig("test", []string{"--config", path, "--seed", "7", "--decision-timeout", "1s"}, os.Stderr, nil)
+	c, _, err := readConfig("test", []string{"--config", path, "--seed", "7", "--decision-timeout", "1s"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +183,7 @@ workers:
 	if status != 0 {
 		t.Fatal(stderr)
 	}
-	again, _, err := readConfig("test", []string{"--config", writeFile(t, out), "--seed", "7", "--decision-timeout", "1s"}, os.Stderr, nil)
+	again, _, err := readConfig("test", []string{"--config", writeFile(t, out), "--seed", "7", "--decision-timeout", "1s"}, nil)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -182,8 +194,8 @@ workers:
 
 func TestBadConfigurationFiles(t *testing.T) {
 	for text, want := range map[string]string{
-		"router-mode: kv":                      "kvroute.yaml: add version: 1",
-		"version: 2":                           "version is 2, want 1",
+		"router-mode: kv":                      "version is 0, want a line with version: 1",
+		"version: 2":                           "version is 2, want a line with version: 1",
 		"version: 1\nrouter-mod: kv":           "router-mod",
 		"version: 1\nseed: many":               "seed",
 		"version: 1\nworkers:\n- modells: [m]": "modells",
@@ -191,7 +203,7 @@ func TestBadConfigurationFiles(t *testing.T) {
 		"version: 1\nworkers:\n- name: a":      "models",
 		"version: 1\n  bad: [":                 "kvroute.yaml",
 		"version: 1\nworkers:\n- {name: a, models: [m], address: \"host\"}":                                                                                                             "address",
-		"version: 1\nworkers:\n- {name: a, models: [m], address: \"10.0.0.1:1\", block_size: 200000}":                                                                                   "BlockSize is 200000",
+		"version: 1\nworkers:\n- {name: a, models: [m], address: \"10.0.0.1:1\", block_size: 200000}":                                                                                   "block_size is 200000",
 		"version: 1\nworkers:\n- {name: a, models: [m], address: \"10.0.0.1:1\"}\n- {name: b, models: [m], address: \"10.0.0.1:1\"}\n- {name: a, models: [m], address: \"10.0.0.2:1\"}": "workers[2] (\"a\") has the id",
 		"version: 1\nworkers:\n- {worker_id: 5, models: [m], address: \"10.0.0.1:1\"}\n- {worker_id: 5, models: [m], address: \"10.0.0.2:1\"}":                                          "id 5 of workers[0]",
 	} {

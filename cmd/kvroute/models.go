@@ -26,7 +26,7 @@ func (c *config) loadCards(cache *tokenizer.Cache, log *slog.Logger) ([]router.C
 		m := &c.Models[i]
 		card, err := loadCard(*m, cache, log)
 		if err != nil {
-			return nil, fmt.Errorf("model %q: %w", m.Name, err)
+			return nil, fmt.Errorf("models[%d].%w", i, err)
 		}
 		if c.Attention == "auto" {
 			card.Attention = m.attention()
@@ -43,7 +43,7 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 	if m.ChatTemplate != "" {
 		text, err := readBounded(m.ChatTemplate)
 		if err != nil {
-			return card, err
+			return card, fmt.Errorf("chat-template: %w", err)
 		}
 		conf.ChatTemplate = string(text)
 	}
@@ -61,7 +61,7 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 		card.Why = err.Error()
 		log.Warn("model is routed in text-block mode", "model", m.Name, "folder", m.Tokenizer, "err", err)
 	case err != nil:
-		return card, fmt.Errorf("%s: %w", m.Tokenizer, err)
+		return card, fmt.Errorf("tokenizer: %s: %w", m.Tokenizer, err)
 	case card.Prompts.Degraded() != "":
 		log.Warn("model is not exact, or slow, in part", "model", m.Name, "folder", m.Tokenizer, "template", m.ChatTemplate, "why", card.Prompts.Degraded())
 	}

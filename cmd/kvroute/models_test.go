@@ -62,7 +62,7 @@ func TestAModelFolderMayHaveLinks(t *testing.T) {
 		}
 	}
 	file := writeFile(t, fmt.Sprintf("version: 1\nmodels:\n- {name: m, tokenizer: %q, chat-template: %q}\n", folder, folder+"/chat_template.jinja"))
-	c, _, err := readConfig("test", []string{"--config", file}, io.Discard, nil)
+	c, _, err := readConfig("test", []string{"--config", file}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -306,9 +306,6 @@ workers:
 	}{
 		{nil, map[string][2]string{
 			"exact": {"exact", ""}, "unigram": {"bytes", "no_tokenizer"}, "pieces": {"bytes", "no_tokenizer"}, "bare": {"bytes", "no_renderer"}, "nobodys": {"bytes", "no_tokenizer"}, "blocks": {"bytes", "no_renderer"},
-		}},
-		{[]string{"--remote-tokenize"}, map[string][2]string{
-			"exact": {"exact", ""}, "unigram": {"remote", "no_tokenizer"}, "pieces": {"remote", "no_tokenizer"}, "bare": {"bytes", "no_renderer"}, "nobodys": {"remote", "no_tokenizer"}, "blocks": {"bytes", "no_renderer"},
 		}},
 		{[]string{"--router-mode", "round-robin"}, map[string][2]string{
 			"exact": {"none", ""}, "unigram": {"none", ""}, "pieces": {"none", ""}, "bare": {"none", ""}, "nobodys": {"none", ""}, "blocks": {"none", ""},

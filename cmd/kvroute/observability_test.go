@@ -25,8 +25,8 @@ import (
 const observability = "../../examples/observability"
 
 type alertRule struct {
-	Alert, Expr string
-	Annotations map[string]string
+	Alert, Expr         string
+	Annotations, Labels map[string]string
 }
 
 func alertRules(t *testing.T) []alertRule {
@@ -106,6 +106,9 @@ func TestAlertsAndPanelsAreDocumented(t *testing.T) {
 		check(r.Alert, r.Expr)
 		if !strings.Contains(string(runbook), "\n### "+r.Alert+"\n") || !strings.HasSuffix(r.Annotations["runbook_url"], "docs/troubleshooting.md#"+strings.ToLower(r.Alert)) {
 			t.Errorf("%s has no paragraph in docs/troubleshooting.md, or does not name it: %s", r.Alert, r.Annotations["runbook_url"])
+		}
+		if row := fmt.Sprintf("\n| [%s](troubleshooting.md#%s) | %s | ", r.Alert, strings.ToLower(r.Alert), r.Labels["severity"]); !strings.Contains(string(text), row) {
+			t.Errorf("docs/metrics.md does not list %s with its severity", r.Alert)
 		}
 	}
 	for where, query := range panelQueries(t) {

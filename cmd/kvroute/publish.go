@@ -14,7 +14,7 @@ import (
 // when another engine is at the address: a restart of publish then registers that engine.
 func publish(ctx context.Context, args []string, std stdio) error {
 	var c sidecar.Config
-	if err := parseSettings("publish", args, std.err, &c); err != nil {
+	if err := parseSettings("publish", args, &c); err != nil {
 		return err
 	}
 	log, err := telemetry.NewLogger(std.err, c.LogLevel, c.LogFormat, nil)

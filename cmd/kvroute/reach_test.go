@@ -62,7 +62,7 @@ func TestPromptsDoNotFollowRedirects(t *testing.T) {
 		http.Redirect(w, r, other+r.URL.Path, http.StatusTemporaryRedirect)
 	}))
 	file := writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: a, address: %q, models: [sim, other], model_card: kvroute-sim, block_size: 16}\n", strings.TrimPrefix(worker, "http://")))
-	c := spawn(t, "kvroute", "serve", "--config", file, "--remote-tokenize", "--verify-tokenizer", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	c := spawn(t, "kvroute", "serve", "--config", file, "--verify-tokenizer", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
 	for _, path := range []string{"/v1/best_worker", "/v1/generate"} {
 		body := `{"model":"sim","request_id":"r` + path[4:] + `","messages":[{"role":"user","content":"a secret that nobody else may read, of more than one block of tokens"}]}`
 		before := asked.Load()

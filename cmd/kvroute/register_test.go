@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -92,7 +91,7 @@ func TestWorkersRegisterOverHTTP(t *testing.T) {
 func TestAgesAreSettings(t *testing.T) {
 	t.Parallel()
 	for flag, value := range map[string]string{"--degraded-after": "2s", "--unhealthy-after": "7s", "--expired-after": "14s"} {
-		if _, _, err := readConfig("serve", []string{flag, value}, io.Discard, nil); err == nil || !strings.Contains(err.Error(), flag[2:]+` is "`+value+`", want `) {
+		if _, _, err := readConfig("serve", []string{flag, value}, nil); err == nil || !strings.Contains(err.Error(), flag[2:]+` is "`+value+`", want `) {
 			t.Errorf("%s %s: error %v", flag, value, err)
 		}
 	}

@@ -34,6 +34,8 @@ func (s *server) reload(ctx context.Context) error {
 		if err := s.readAgain(ctx); err != nil {
 			outcome = "refused"
 			s.log.Error("the configuration is not reloaded; the old one stays", "err", err)
+		} else if len(*s.pending.Load()) > 0 {
+			outcome = "partial"
 		}
 		s.metered.reloads.Count(outcome)
 	}
@@ -44,9 +46,6 @@ func (s *server) reload(ctx context.Context) error {
 func (s *server) readAgain(ctx context.Context) error {
 	c, _, err := s.read()
 	if err != nil {
-		return err
-	}
-	if _, err := c.checkedRouting(); err != nil {
 		return err
 	}
 	pending := slices.DeleteFunc(settings.Changed(&c, &s.given), func(name string) bool { return name == "models" || name == "workers" || name == "groups" })
@@ -74,7 +73,7 @@ func (s *server) readAgain(ctx context.Context) error {
 	takeTokens()
 	s.warnOfWorkers()
 	s.log.Info("reloaded", "models", len(c.Models), "workers", len(c.Workers))
-	if len(pending) > 0 {
+	if s.pending.Store(&pending); len(pending) > 0 {
 		s.log.Warn("these changed settings take effect only after a restart", "settings", strings.Join(pending, ", "))
 	}
 	return nil

@@ -100,8 +100,14 @@ func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 	eventually(t, "no warning names the settings", is(`settings="alpha, max-streams, nats-inbox-prefix"`))
 	rewrite(t, c, file, fmt.Sprintf("version: 1\nalpha: 0.1\nseed: 5\n"+workers, "c"))
 	eventually(t, "no warning names the setting", is(`settings=seed`))
+	if _, text := get(t, "http://"+c.At.HTTP+"/metrics"); !strings.Contains(text, `kvroute_config_reloads_total{outcome="partial"} 2`) {
+		t.Error("the metric does not say that two reloads were partial")
+	}
+	if _, out, _ := runs(t, "doctor", "--url", "http://"+c.At.HTTP); !strings.Contains(out, "its configuration file has changes that need a restart: seed\n") {
+		t.Errorf("the doctor does not name the setting:\n%s", out)
+	}
 	rewrite(t, c, file, fmt.Sprintf("version: 1\nrouter-mode: kvv\n"+workers, "d"))
-	eventually(t, "an unknown mode is not reported", is(`not reloaded; the old one stays" err="router-mode is \"kvv\"`))
+	eventually(t, "an unknown mode is not reported", is(`.yaml:2: router-mode is \"kvv\", want kv,`))
 	rewrite(t, c, file, fmt.Sprintf("version: 1\n"+workers+workers, "d", "e"))
 	eventually(t, "a file with a mistake is not reported", is("not reloaded"))
 	if n := strings.Count(c.LastLines(), "only after a restart"); n != 2 {

@@ -56,7 +56,7 @@ func routerOf(t *testing.T, s situation, flags ...string) *router.Router {
 // routerWith also returns the configuration, and a function that advances the router's clock.
 func routerWith(t *testing.T, s situation, flags ...string) (*router.Router, config, func(time.Duration)) {
 	t.Helper()
-	c, _, err := readConfig("test", flags, os.Stderr, nil)
+	c, _, err := readConfig("test", flags, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func TestFlagsChangeDecisions(t *testing.T) {
 		})
 	}
 	c := defaults()
-	fs := newFlagSet("test", os.Stderr)
+	fs := newFlagSet("test")
 	settings.AddFlags(fs, &c.Routing)
 	fs.VisitAll(func(f *flag.Flag) {
 		if !seen[f.Name] {
@@ -372,7 +372,7 @@ func TestPointlessSettingsAreRefused(t *testing.T) {
 
 func TestRoutingFlagsReachTheRouter(t *testing.T) {
 	c, _, err := readConfig("test", strings.Fields("--router-queue-threshold 2 --router-queue-policy wspt --router-queue-limit 5 "+
-		"--session-affinity-ttl-secs 60 --session-affinity-mode hard --router-mode device-aware-weighted --device-ratio 4 --engine-preset 8b"), os.Stderr, nil)
+		"--session-affinity-ttl-secs 60 --session-affinity-mode hard --router-mode device-aware-weighted --device-ratio 4 --engine-preset 8b"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -440,12 +440,9 @@ func TestAttentionOfAModel(t *testing.T) {
 	if err := os.WriteFile(dir+"/config.json", []byte(dense), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	file := writeFile(t, "version: 1\nmodels:\n- {name: q, tokenizer: "+dir+"}\n")
-	if _, out, _ := runs(t, "config", "--config", file); !strings.Contains(out, "# attention of q: 6.4e-05, by its config.json") || !strings.Contains(out, "# attention: 6e-05") {
-		t.Errorf("kvroute config says %s", out)
-	}
-	if _, out, _ := runs(t, "config", "--config", file, "--attention", "0"); !strings.Contains(out, "# attention: 0\n") || strings.Contains(out, "of q") {
-		t.Errorf("kvroute config --attention 0 says %s", out)
+	m := modelConfig{Tokenizer: dir}
+	if a := m.attention(); a == nil || math.Abs(*a-6.4e-05) > 1e-6 {
+		t.Errorf("attention of the model: %v, want 6.4e-05 by its config.json", a)
 	}
 }
 
@@ -456,7 +453,7 @@ func TestRoutingPageNamesFlags(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fs := newFlagSet("test", os.Stderr)
+	fs := newFlagSet("test")
 	c := defaults()
 	settings.AddFlags(fs, &c)
 	before, rest, found := strings.Cut(string(text), "## Replaying a load\n")
@@ -464,7 +461,7 @@ func TestRoutingPageNamesFlags(t *testing.T) {
 	if !found || !more {
 		t.Fatal("there is no section on replaying a load")
 	}
-	own, replays := newFlagSet("test", os.Stderr), newFlagSet("test", os.Stderr)
+	own, replays := newFlagSet("test"), newFlagSet("test")
 	settings.AddFlags(own, &c.Routing)
 	new(replay.Command).Flags(replays)
 	for _, part := range []struct {

@@ -47,7 +47,7 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 	var readyFile string
 	began := time.Now() // files with a later time have changed since they were read
 	read := func() (config, string, error) {
-		return readConfig("serve", args, std.err, func(fs *flag.FlagSet) {
+		return readConfig("serve", args, func(fs *flag.FlagSet) {
 			fs.StringVar(&readyFile, "ready-file", "", "`file` that gets the addresses as JSON once they are open")
 		})
 	}
@@ -137,9 +137,6 @@ func (s *server) openRouter() error {
 				observe(o)
 			}
 		}
-	}
-	if c.RemoteTokenize {
-		rc.Remote = newRemote(c.TokenizerCacheBytes, s.client).ids
 	}
 	if s.outcomes, err = outcomes.New(s.metrics.Meter("outcomes"), time.Now); err != nil {
 		return err
@@ -479,7 +476,7 @@ func (c *config) scope() wire.Scope {
 
 // healthcheck requests a URL, for images without an HTTP client.
 func healthcheck(ctx context.Context, args []string, std stdio) error {
-	fs := newFlagSet("healthcheck", std.err)
+	fs := newFlagSet("healthcheck")
 	url := fs.String("url", "http://127.0.0.1:9003/readyz", "`URL` to ask")
 	if err := parse(fs, args); err != nil {
 		return err

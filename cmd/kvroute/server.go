@@ -44,7 +44,8 @@ type server struct {
 	networks reach.Networks
 	client   *http.Client // for all calls to workers
 	log      *slog.Logger
-	names    *workerNames // used by log
+	names    *workerNames             // used by log
+	pending  atomic.Pointer[[]string] // the changed settings that need a restart; nil before a reload
 	scope    wire.Scope
 
 	metrics   *telemetry.Metrics

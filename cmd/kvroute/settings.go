@@ -12,7 +12,6 @@ import (
 
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
-	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/replicas"
@@ -27,9 +26,9 @@ func defaults() (c config) {
 
 // parseSettings sets a struct with the tags of package settings to its defaults and the flags of a
 // command, and checks it.
-func parseSettings(name string, args []string, out io.Writer, to any) error {
+func parseSettings(name string, args []string, to any) error {
 	settings.SetDefaults(to)
-	fs := newFlagSet(name, out)
+	fs := newFlagSet(name)
 	settings.AddFlags(fs, to)
 	if err := parse(fs, args); err != nil {
 		return err
@@ -39,7 +38,7 @@ func parseSettings(name string, args []string, out io.Writer, to any) error {
 
 // check refuses values that no other package checks, or checks only under another name.
 func (c *config) check() error {
-	errs := []error{settings.Check(c), c.checkAddresses(), c.checkModels(), c.Dynamo.check(), replicas.CheckGroups(c.Groups)}
+	errs := []error{settings.Check(c), c.checkAddresses(), c.checkModels(), c.Dynamo.check(), replicas.CheckGroups(c.Groups), c.checkWorkers()}
 	for _, d := range []struct {
 		name         string
 		value, least time.Duration
@@ -70,13 +69,11 @@ func (c *config) check() error {
 	_, level := telemetry.NewLogger(io.Discard, c.LogLevel, c.LogFormat, nil)
 	_, access := c.Options()
 	errs = append(errs, level, access)
-	if _, err := reach.Parse(c.WorkerNetworks); err != nil {
-		errs = append(errs, fmt.Errorf("worker-networks: %w", err))
-	}
 	if c.NATSURL != "" && !strings.HasPrefix(c.NATSURL, "file:") {
 		errs = append(errs, bus.CheckURL(c.NATSURL))
 	}
-	return errors.Join(errs...)
+	_, routing := c.routing()
+	return errors.Join(append(errs, routing)...)
 }
 
 // checkAddresses refuses invalid addresses, and addresses that other machines can reach without

@@ -56,6 +56,9 @@ func (s *server) replica() api.Replica {
 		RouterID: s.id, Replica: replicaName(&s.conf), Version: telemetry.Version(), StartedMS: s.begun.UnixMilli(),
 		Bus: s.nc.IsConnected(), Synced: s.sync != nil, Settings: s.shared,
 	}
+	if p := s.pending.Load(); p != nil {
+		r.Pending = *p
+	}
 	if s.watch != nil {
 		r.Envoy = new(s.watch.State())
 	}

@@ -11,14 +11,12 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/openai"
-	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -32,7 +30,6 @@ type tokenizeConfig struct {
 	BlockSize int    `yaml:"block-size" default:"16" want:"more than 0" help:"<tokens> in a block"`
 	Adapter   string `yaml:"lora" help:"<name> of the adapter"`
 	Salt      string `yaml:"salt" help:"cache salt, if the body has none"`
-	Worker    string `yaml:"worker" help:"<URL> of a worker whose /tokenize is compared, or its ip:port"`
 	JSON      bool   `yaml:"json" help:"print all as JSON"`
 	Text      bool   `yaml:"text" help:"print each token's text"`
 }
@@ -49,56 +46,27 @@ type tokenized struct {
 	Encode   time.Duration  `json:"encode_ns"`
 	Again    time.Duration  `json:"again_ns"` // duration of a second run, with warm caches
 
-	Others int       `json:"other_tokens,omitempty"` // of further prompts and of items, mostly estimated
-	Worker *compared `json:"worker,omitempty"`
+	Others int `json:"other_tokens,omitempty"` // of further prompts and of items, mostly estimated
 }
 
-// compared is how a worker's ids of the same prompt differ.
-type compared struct {
-	Tokens int `json:"tokens"`
-	// Differs is the position of the first id that differs, -1 if none does.
-	Differs int      `json:"differs"`
-	Ours    []uint32 `json:"ours,omitempty"`   // ids around it
-	Theirs  []uint32 `json:"theirs,omitempty"` // the worker's
-}
-
-// tokenizeFile prints the ids, blocks and hashes of a request, and how they differ from
-// those of a worker.
+// tokenizeFile prints the ids, blocks and hashes of a request.
 func tokenizeFile(ctx context.Context, args []string, std stdio) error {
 	var c tokenizeConfig
-	if err := parseSettings("tokenize", args, std.err, &c); err != nil {
+	if err := parseSettings("tokenize", args, &c); err != nil {
 		return err
 	}
 	body, err := readRequest(c.Request, c.Path)
 	if err != nil {
 		return err
 	}
-	if c.Worker != "" && (body.Tokens != nil || !canAsk(body.Request)) {
-		return errors.New("--worker: a worker's /tokenize cannot be told all of this prompt: it takes one text or a chat, without reasoning, documents, truncation and ids")
-	}
 	out, model, err := c.tokenize(ctx, &body, std.err)
 	if err != nil {
 		return err
 	}
-	var asked error // reported after our own ids
-	if c.Worker != "" {
-		out.Worker, asked = c.compare(ctx, &body, out.IDs)
-	}
 	if c.JSON {
-		err = writeJSON(std.out, out)
-	} else {
-		err = out.print(std.out, model, c.BlockSize, c.Text)
+		return writeJSON(std.out, out)
 	}
-	switch w := out.Worker; {
-	case err != nil || asked != nil:
-		return errors.Join(err, asked)
-	case w == nil:
-		return nil
-	case w.Differs >= 0:
-		return fmt.Errorf("the worker makes other tokens from position %d on: ours %d, theirs %d", w.Differs, w.Ours, w.Theirs)
-	}
-	_, err = fmt.Fprintf(std.err, "the worker makes the same %d tokens\n", out.Worker.Tokens)
-	return err
+	return out.print(std.out, model, c.BlockSize, c.Text)
 }
 
 // tokenize loads the model and tokenizes a request with it.
@@ -131,25 +99,6 @@ func (c *tokenizeConfig) tokenize(ctx context.Context, body *openai.Body, log io
 	out.Local = indexer.AppendLocalHashes(nil, p.IDs[:p.Exact], c.BlockSize, indexer.Seed(c.Adapter, cmp.Or(body.CacheSalt, c.Salt)))
 	out.Sequence = indexer.AppendSequenceHashes(nil, out.Local)
 	return out, model, nil
-}
-
-// compare requests the ids of the same prompt from the worker.
-func (c *tokenizeConfig) compare(ctx context.Context, body *openai.Body, ours []uint32) (*compared, error) {
-	url := strings.TrimRight(c.Worker, "/")
-	if !strings.Contains(url, "://") {
-		url = "http://" + url
-	}
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
-	theirs, err := askTokenize(ctx, reach.Networks{}.Client(), url, body.Model, body.Request)
-	if err != nil {
-		return nil, err
-	}
-	w := &compared{Tokens: len(theirs), Differs: tokenizer.FirstDiff(ours, theirs)}
-	if w.Differs >= 0 {
-		w.Ours, w.Theirs = around(ours, w.Differs), around(theirs, w.Differs)
-	}
-	return w, nil
 }
 
 // readRequest reads the body of a request for the endpoint at path.

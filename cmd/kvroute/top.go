@@ -20,7 +20,7 @@ const answerTime = 10 * time.Second
 
 // showTop shows live what a running kvroute does.
 func showTop(ctx context.Context, args []string, std stdio) error {
-	fs := newFlagSet("top", std.err)
+	fs := newFlagSet("top")
 	var from apiClient
 	from.flags(fs)
 	once := fs.Bool("once", false, "print one picture as plain text and exit")

@@ -5,7 +5,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,42 +21,15 @@ func canAsk(p chat.Request) bool {
 		p.ReasoningEffort == nil && p.Documents == nil && p.TruncatePromptTokens == nil && !bytes.Contains(p.Messages, []byte(`"reasoning`))
 }
 
-// field is a field of the body of /tokenize. A nil value is absent.
-type field struct {
-	name  string
-	value json.RawMessage
-}
-
-func tokenizeFields(p chat.Request) []field {
-	return []field{
-		{"messages", p.Messages},
-		{"tools", p.Tools},
-		{"prompt", p.Prompt},
-		{"add_generation_prompt", p.AddGenerationPrompt},
-		{"continue_final_message", p.ContinueFinalMessage},
-		{"chat_template_kwargs", p.ChatTemplateKwargs},
-		{"add_special_tokens", p.AddSpecialTokens},
-	}
-}
-
-// promptKey identifies a prompt of a model: prompts with equal keys have equal ids.
-func promptKey(model string, p chat.Request) (key [sha256.Size]byte) {
-	h := sha256.New()
-	fmt.Fprintf(h, "%q", model)
-	for _, f := range tokenizeFields(p) {
-		fmt.Fprintf(h, " %d:", len(f.value))
-		h.Write(f.value)
-	}
-	h.Sum(key[:0])
-	return key
-}
-
 // askTokenize requests the ids of a prompt from a worker's /tokenize, which vLLM has.
 func askTokenize(ctx context.Context, client *http.Client, url, model string, p chat.Request) ([]uint32, error) {
 	body := map[string]any{"model": model}
-	for _, f := range tokenizeFields(p) {
-		if f.value != nil {
-			body[f.name] = f.value
+	for name, value := range map[string]json.RawMessage{
+		"messages": p.Messages, "tools": p.Tools, "prompt": p.Prompt, "add_generation_prompt": p.AddGenerationPrompt, "continue_final_message": p.ContinueFinalMessage,
+		"chat_template_kwargs": p.ChatTemplateKwargs, "add_special_tokens": p.AddSpecialTokens,
+	} {
+		if value != nil {
+			body[name] = value
 		}
 	}
 	data, err := json.Marshal(body)

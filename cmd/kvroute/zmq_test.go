@@ -360,7 +360,7 @@ func TestBadPublishFlags(t *testing.T) {
 		"--role boss":                `role is "boss"`,
 		"--advertise there":          `advertise is "there"`,
 		"--dp-size many":             "",
-		"--log-level loud":           `log level is "loud"`,
+		"--log-level loud":           `log-level is "loud"`,
 		"--zmq-endpoint x --nothing": "",
 		"--nats-url=":                "nowhere to publish",
 	} {

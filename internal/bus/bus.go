@@ -43,10 +43,10 @@ func (a *Access) Options() (opts []nats.Option, err error) {
 	if (a.NATSCert == "") != (a.NATSKey == "") {
 		return nil, errors.New("nats-cert and nats-key belong together")
 	}
-	for _, file := range []string{a.NATSCreds, a.NATSNkey, a.NATSCA, a.NATSCert, a.NATSKey} {
+	for name, file := range map[string]string{"nats-creds": a.NATSCreds, "nats-nkey": a.NATSNkey, "nats-ca": a.NATSCA, "nats-cert": a.NATSCert, "nats-key": a.NATSKey} {
 		if file != "" {
 			if _, err := os.Stat(file); err != nil {
-				return nil, fmt.Errorf("credentials for NATS: %w", err)
+				return nil, fmt.Errorf("%s: %w", name, err)
 			}
 		}
 	}

@@ -59,7 +59,7 @@ func TestOptions(t *testing.T) {
 		"nothing":         {bus.Access{}, 0, ""},
 		"both":            {bus.Access{NATSCreds: there, NATSNkey: there}, 0, "exclude"},
 		"half":            {bus.Access{NATSKey: there}, 0, "belong together"},
-		"not there":       {bus.Access{NATSCA: there + "x"}, 0, "credentials for NATS"},
+		"not there":       {bus.Access{NATSCA: there + "x"}, 0, "nats-ca: "},
 		"no nkey":         {bus.Access{NATSNkey: there}, 0, "nats-nkey"},
 		"all that may be": {bus.Access{NATSCreds: there, NATSCA: there, NATSCert: there, NATSKey: there, NATSInboxPrefix: "_I"}, 4, ""},
 	} {

@@ -80,13 +80,16 @@ func parse(item string) (n network, ok bool) {
 // Empty reports whether no network is named, so that all addresses are allowed.
 func (n Networks) Empty() bool { return len(n.list) == 0 }
 
-// First returns an address of the first network, for checks that need any address. It is invalid
-// without networks.
+// First returns an address in the first network, for checks that need any address. It is never
+// 0.0.0.0 or ::, which no worker may have. It is invalid without networks.
 func (n Networks) First() netip.Addr {
 	if n.Empty() {
 		return netip.Addr{}
 	}
-	return n.list[0].Addr()
+	if a := n.list[0].Addr(); !a.IsUnspecified() {
+		return a
+	}
+	return n.list[0].Addr().Next()
 }
 
 func (n Networks) contain(a netip.AddrPort, also func(network) bool) bool {

@@ -106,7 +106,7 @@ func (m *Metrics) Shutdown(ctx context.Context) error { return m.provider.Shutdo
 func NewLogger(w io.Writer, level, format string, replace func(groups []string, a slog.Attr) slog.Attr) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
-		return nil, fmt.Errorf("telemetry: log level is %q, want debug, info, warn or error", level)
+		return nil, fmt.Errorf("log-level is %q, want debug, info, warn or error", level)
 	}
 	opts := &slog.HandlerOptions{Level: l, ReplaceAttr: replace}
 	switch format {
@@ -115,7 +115,7 @@ func NewLogger(w io.Writer, level, format string, replace func(groups []string, 
 	case "json":
 		return slog.New(slog.NewJSONHandler(w, opts)), nil
 	}
-	return nil, fmt.Errorf("telemetry: log format is %q, want text or json", format)
+	return nil, fmt.Errorf("log-format is %q, want text or json", format)
 }
 
 // Version is the module's version, or the commit of a build from a checkout.

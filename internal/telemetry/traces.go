@@ -26,7 +26,7 @@ type Traces struct {
 	exporter *exporter
 }
 
-// NewTraces makes a provider of tracers as the OTEL_ variables of the environment say; docs/traces.md
+// NewTraces makes a provider of tracers as the OTEL_ variables of the environment say; docs/observe.md
 // lists them. It returns nil if they ask for no traces. Spans wait in a queue, so that no caller of
 // a tracer waits for the collector. count is called with the number of spans that were "exported",
 // "dropped" (the queue is full) or "failed" (the collector did not take them all). count must not block.

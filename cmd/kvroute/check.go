@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/parser"
+
+	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/reach"
+	"github.com/kvroute/kvroute/internal/telemetry"
+	"github.com/kvroute/kvroute/replicas"
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+// checkConfig checks a configuration and what it names: it reads certificates, tokens, chat
+// templates and tokenizers, and makes and locks the state folder, as serve does. It opens no listener
+// and does not connect to NATS or to workers.
+func checkConfig(_ context.Context, args []string, std stdio) error {
+	c, file, err := readConfig("config check", args, nil)
+	if err != nil {
+		return err
+	}
+	log, _ := telemetry.NewLogger(std.err, c.LogLevel, c.LogFormat, nil) // readConfig has checked them
+	s := server{conf: c, log: log}
+	defer func() { _ = s.close() }()
+	_, noTLS := c.tls(log)
+	_, noModels := c.loadCards(tokenizer.NewCache(c.TokenizerCacheBytes), log)
+	errs := []error{s.lockStateDir(), noTLS, noModels}
+	if c.APITokenFile != "" {
+		_, err = api.ReadTokens(c.APITokenFile)
+		errs = append(errs, err)
+	}
+	for name, path := range map[string]string{"trace-out": c.TraceOut, "endpoint-file": c.EndpointFile} {
+		if info, err := os.Stat(filepath.Dir(path)); path != "" && (err != nil || !info.IsDir()) {
+			errs = append(errs, fmt.Errorf("%s is %q, want a file in a folder that exists", name, path))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return located(err, file, nil)
+	}
+	_, err = fmt.Fprintf(std.out, "the configuration is right: %d workers, %d router groups and %d models are listed\n", len(c.Workers), len(c.Groups), len(c.Models))
+	return err
+}
+
+// checkWorkers refuses wrong workers. Names are not looked up: this machine's DNS may differ from
+// the router's.
+func (c *config) checkWorkers() error {
+	networks, err := reach.Parse(c.WorkerNetworks)
+	if err != nil {
+		return fmt.Errorf("worker-networks: %w", err)
+	}
+	names := fleet.Names{Lookup: func(context.Context, string) ([]netip.Addr, error) {
+		if a := networks.First(); a.IsValid() {
+			return []netip.Addr{a}, nil
+		}
+		return []netip.Addr{netip.IPv6Loopback()}, nil
+	}}
+	errs := []error{checkIDs(c.Workers)}
+	for i := range c.Workers {
+		workers, _ := names.Resolve(context.Background(), c.Workers[i:i+1])
+		if _, err := workers[0].Info(networks); err != nil {
+			text := err.Error() // fleet: worker "a" (5): block_size is ...
+			field, _, _ := strings.Cut(text, " is ")
+			errs = append(errs, fmt.Errorf("workers[%d].%s", i, text[strings.LastIndex(field, " ")+1:]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// settingName is the name of a setting with which an error begins, or of a part of one.
+var settingName = regexp.MustCompile(`^[a-z][a-z0-9-]*(\[\d+\])?(\.[a-z0-9_-]+)*`)
+
+// located adds the line of the configuration file to each error that begins with the name of a setting
+// which the file has, and which no flag has changed.
+func located(err error, file string, given map[string]bool) error {
+	if info, none := os.Stat(file); err == nil || none != nil || !info.Mode().IsRegular() { // a pipe can be read once
+		return err
+	}
+	tree, bad := parser.ParseFile(file, 0)
+	if bad != nil {
+		return err
+	}
+	var all []error
+	for text := range strings.Lines(err.Error()) {
+		name := settingName.FindString(text)
+		at := ""
+		for part := name; part != "" && at == "" && !given[name]; part = part[:max(0, strings.LastIndexAny(part, ".["))] {
+			path, err := yaml.PathString("$." + part)
+			if err != nil {
+				continue
+			}
+			if node, err := path.FilterFile(tree); err == nil {
+				at = fmt.Sprintf("%s:%d: ", file, node.GetToken().Position.Line)
+			}
+		}
+		all = append(all, errors.New(at+strings.TrimSuffix(text, "\n")))
+	}
+	return errors.Join(all...)
+}
+
+var wrongTime = regexp.MustCompile(`^time: invalid duration "(.*)"$`)
+
+// misread says where the configuration file is wrong, and what is wanted there.
+func misread(err error, file string, data []byte) error {
+	lines := strings.Split(string(data), "\n")
+	if text := wrongTime.FindStringSubmatch(err.Error()); text != nil { // the only error without a place
+		for i, line := range lines {
+			if key, value, _ := strings.Cut(line, ":"); strings.Trim(value, " \"'") == text[1] {
+				return fmt.Errorf("%s:%d: %s is %q, want %s", file, i+1, strings.TrimSpace(key), text[1], wanted(reflect.TypeFor[time.Duration]()))
+			}
+		}
+	}
+	in, ok := errors.AsType[yaml.Error](err)
+	if !ok {
+		return located(err, file, nil)
+	}
+	at, text := in.GetToken().Position.Line, in.GetMessage()
+	key, value, _ := strings.Cut(strings.TrimLeft(lines[at-1], " -{"), ":")
+	wrong := fmt.Sprintf("%s is %s, want ", key, strings.TrimSpace(value))
+	if mistyped, ok := errors.AsType[*yaml.TypeError](err); ok {
+		text = wrong + wanted(mistyped.DstType)
+	} else if large, ok := errors.AsType[*yaml.OverflowError](err); ok {
+		text = wrong + wanted(large.DstType)
+	} else if unknown, ok := errors.AsType[*yaml.UnknownFieldError](err); ok {
+		name := unknown.Token.Value
+		text = fmt.Sprintf("there is no setting %q%s", name, didYouMean(name, keys(reflect.TypeFor[config](), "yaml")))
+	}
+	return fmt.Errorf("%s:%d: %s", file, at, text)
+}
+
+// wanted names the values that a type accepts.
+func wanted(t reflect.Type) string {
+	if t == reflect.TypeFor[time.Duration]() {
+		return "a time with a unit, as 1.5s"
+	}
+	for kind, words := range map[string]string{"bool": "true or false", "int": "a whole number", "uint": "a whole number from 0 on", "float": "a number", "string": "a text", "[]": "a list", "ptr": "a number"} {
+		if strings.HasPrefix(t.Kind().String(), kind) || kind == "[]" && t.Kind() == reflect.Slice {
+			return words
+		}
+	}
+	return "names with values"
+}
+
+// keys returns the names that the fields of a struct, and of the structs in it, have in files.
+func keys(t reflect.Type, tag string) (names []string) {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct {
+		return nil
+	}
+	for _, f := range reflect.VisibleFields(t) {
+		if name, _, _ := strings.Cut(f.Tag.Get(tag), ","); name != "" {
+			names = append(names, name)
+		}
+		if !f.Anonymous {
+			names = append(names, keys(f.Type, tag)...)
+		}
+	}
+	return names
+}
+
+var unknownField = regexp.MustCompile(`unknown field "(.*)"`)
+
+// readElement decodes an element of one of the file's lists. An error begins with its place.
+func readElement[T any](place string, data []byte, to *T) error {
+	dec := json.NewDecoder(strings.NewReader(string(data)))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(to)
+	if err == nil {
+		return nil
+	}
+	if mistyped, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return fmt.Errorf("%s is a %s, want %s", strings.TrimSuffix(place+"."+mistyped.Field, "."), mistyped.Value, wanted(mistyped.Type))
+	}
+	if unknown := unknownField.FindStringSubmatch(err.Error()); unknown != nil {
+		return fmt.Errorf("%s.%s: there is no such field%s", place, unknown[1], didYouMean(unknown[1], keys(reflect.TypeFor[T](), "json")))
+	}
+	return fmt.Errorf("%s: %w", place, err)
+}
+
+// listName is the key of a list in the file, by the type of its elements.
+func listName(element any) string {
+	if _, ok := element.(replicas.Group); ok {
+		return "groups"
+	}
+	return "workers"
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/kvroute/kvroute/internal/settings"
+)
+
+// topics are the sections of docs/configuration.md, each with its first setting.
+var topics = []struct{ title, first, page string }{
+	{"Listeners and access", "extproc-address", "operations.md#security"},
+	{"NATS and the scope of the workers", "nats-url", "operations.md#nats"},
+	{"Cache events and replicas", "durable-kv-events", "replicas.md"},
+	{"Router groups", "group", "router-groups.md"},
+	{"Choice of the worker", "router-mode", "routing.md"},
+	{"The index and the stored state", "max-index-blocks", "operations.md#sizing"},
+	{"Traces for `kvroute replay`, and samples", "trace-out", "observe.md"},
+	{"Envoy", "second-choice", "envoy.md"},
+	{"Health of workers", "avoid-failing", "workers.md#health"},
+	{"Bodies, time and shutdown", "envoy-admin", "operations.md"},
+	{"Logs and prompts", "log-level", "requests.md"},
+	{"In the file only", "dynamo", "workers.md"},
+}
+
+// excluded says in words what withoutEffect refuses.
+var excluded = map[string]string{
+	"device-ratio":                         "needs `router-mode: device-aware-weighted`",
+	"router-kv-overlap-score-credit-decay": "needs prefill tracking and a credit above 0",
+	"weighted-overlap":                     "needs `cost: weighted`",
+	"weighted-requests":                    "needs `cost: weighted`",
+	"weighted-kv-use":                      "needs `cost: weighted`",
+	"output-rate":                          "excludes `no-router-track-output-blocks`",
+	"router-queue-policy":                  "needs `router-queue-threshold`",
+	"router-queue-limit":                   "needs `router-queue-threshold`",
+	"queue-wait":                           "needs `router-queue-threshold`",
+	"disaggregation-tokens":                "needs a `conditional-disaggregation` that begins with `isl_`",
+	"disaggregation-fraction":              "needs a `conditional-disaggregation` that begins with `isl_`",
+	"session-affinity-mode":                "needs `session-affinity-ttl-secs` above 0",
+	"session-headers":                      "needs `session-affinity-ttl-secs` above 0",
+	"max-index-blocks":                     "excludes `no-kv-events`",
+	"router-predicted-ttl-secs":            "excludes `no-kv-events`, unless it is 0",
+	"kv-events-retention":                  "needs `durable-kv-events`",
+	"group":                                "excludes `groups`",
+	"groups":                               "excludes `group`",
+}
+
+// configurationPage renders docs/configuration.md from the settings.
+func configurationPage(t *testing.T) string {
+	t.Helper()
+	var out strings.Builder
+	out.WriteString(`# Configuration
+
+For everybody who looks up a setting of ` + "`kvroute serve`" + `. This page is generated from the settings: ` + "`go test ./cmd/kvroute -run ConfigurationPage`" + ` compares it, and writes it with ` + "`KVROUTE_WRITE=1`" + `.
+
+- Each setting is a flag of ` + "`kvroute serve`" + ` and, under the same name, a key of the file that ` + "`--config`" + ` names. It is also an environment variable: ` + "`KVROUTE_LOG_LEVEL` for `log-level`" + ` and so on. A flag wins over a variable, and a variable over the file.
+- [NVIDIA Dynamo's variables](comparison.md#dynamos-settings) ` + "`DYN_*`" + ` count where they mean the same. ` + "`KVROUTE_*`" + ` wins over them.
+- The file begins with ` + "`version: 1`" + `. ` + "`kvroute config check --config FILE`" + ` reads the file and everything that it names, and prints the line of each mistake. ` + "`kvroute config --config FILE`" + ` prints it with all defaults.
+- A time has a unit, as ` + "`1.5s`" + ` or ` + "`10m`" + `. A flag without a value is true.
+- kvroute reads the file again when it changes, and on SIGHUP. It then applies ` + "`models`, `workers`, `groups`" + ` and the tokens of the API; one warning names the other settings that changed, which need a restart; ` + "`kvroute doctor`" + ` names them, too.
+- *own* means that router replicas may differ in the setting. All other settings must be equal: ` + "`kvroute doctor`" + ` compares them.
+- kvroute does not start with a setting that has no effect beside another one. The error names both.
+`)
+	c := defaults()
+	kinds := regexp.MustCompile(`<([^>]*)>`)
+	next, count := 0, 0
+	for name, s := range settings.All(&c) {
+		if name == "version" {
+			continue
+		}
+		if next < len(topics) && topics[next].first == name {
+			fmt.Fprintf(&out, "\n## %s\n\n[%s](%s)\n\n| setting | type | default | meaning |\n|---|---|---|---|\n", topics[next].title, strings.Split(topics[next].page, "#")[0], topics[next].page)
+			next++
+		}
+		kind := "text"
+		switch fmt.Sprint(s.Value.Type()) {
+		case "bool":
+			kind = "true or false"
+		case "time.Duration":
+			kind = "time"
+		case "int", "int64", "uint64", "*int", "float64", "*float64":
+			kind = "number"
+		case "[]string":
+			kind = "list of texts"
+		}
+		help := s.Tag.Get("help")
+		if help == "" {
+			kind = "list"
+			help = map[string]string{
+				"dynamo":  "how NVIDIA Dynamo's records are found: see [workers.md](workers.md#dynamos-own-discovery)",
+				"models":  "the models whose prompts are tokenized exactly: see [requests.md](requests.md#models)",
+				"workers": "the workers that do not register: see [workers.md](workers.md#fields-of-a-worker)",
+				"groups":  "the router groups below this router: see [router-groups.md](router-groups.md)",
+			}[name]
+			if help == "" {
+				t.Errorf("%s has no help", name)
+			}
+		}
+		unit := kinds.FindStringSubmatch(help)
+		if unit != nil && kind != "time" && unit[1] != kind {
+			kind = unit[1]
+		}
+		if own := s.Tag.Get("own"); own != "" {
+			kind += ", own"
+		}
+		text := kinds.ReplaceAllString(help, "$1")
+		if want := s.Tag.Get("want"); want != "" && !strings.Contains(help, strings.TrimSuffix(want, " or nothing")) {
+			text += ". Accepted: " + want
+		}
+		if e := excluded[name]; e != "" {
+			text += "; " + e
+		}
+		value := cmp.Or(s.Tag.Get("default"), map[bool]string{true: "false", false: "–"}[strings.HasPrefix(kind, "true")])
+		fmt.Fprintf(&out, "| `%s` | %s | %s | %s |\n", name, kind, value, strings.ReplaceAll(text, "|", `\|`))
+		count++
+	}
+	if next != len(topics) || count < 80 {
+		t.Fatalf("%d of %d sections, %d settings: section %v is not reached", next, len(topics), count, topics[min(next, len(topics)-1)])
+	}
+	return out.String()
+}
+
+func TestConfigurationPage(t *testing.T) {
+	want := configurationPage(t)
+	if os.Getenv("KVROUTE_WRITE") != "" {
+		if err := os.WriteFile("../../docs/configuration.md", []byte(want), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if page(t, "configuration") != want {
+		t.Error("docs/configuration.md is old: KVROUTE_WRITE=1 go test ./cmd/kvroute -run ConfigurationPage")
+	}
+	own := defaults()
+	var titles []string
+	for _, s := range settings.All(&own) {
+		if topic := s.Tag.Get("topic"); topic != "" {
+			titles = append(titles, topic)
+		}
+	}
+	for i, topic := range topics { // the page and kvroute help serve have the same sections
+		if i >= len(titles) || strings.ReplaceAll(topic.title, "`", "") != titles[i] {
+			t.Errorf("section %d is %q, and %q in the help", i, topic.title, titles)
+		}
+	}
+	for name := range excluded {
+		if !strings.Contains(want, "| `"+name+"` |") {
+			t.Errorf("%s is no setting", name)
+		}
+	}
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"embed"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvroute/kvroute/internal/settings"
+)
+
+// helpError is the error of a command that was run with -h. It has the command's flags.
+type helpError struct{ flags *flag.FlagSet }
+
+func (helpError) Error() string { return "help wanted" }
+
+// printCommands lists the commands.
+func printCommands(w io.Writer) {
+	fmt.Fprint(w, "usage: kvroute COMMAND [flags]\n")
+	for _, c := range commands() {
+		if c.topic != "" {
+			fmt.Fprintf(w, "\n%s\n", c.topic)
+		}
+		fmt.Fprintf(w, "  %-14s %s\n", c.name, c.does)
+	}
+	fmt.Fprint(w, "\n`kvroute help COMMAND` lists a command's flags. An exit status of 0 means success, 1 a failure, 2 a mistake in the\n"+
+		"command line, and 130 that a signal ended the command early.\n")
+}
+
+// printHelp lists the flags of a command: those of the router's settings by topic, in the order of
+// the configuration.
+func (c *command) printHelp(w io.Writer, fs *flag.FlagSet) {
+	fmt.Fprintf(w, "usage: kvroute %s [flags]\n\nThis command is to %s.\n\n", c.name, c.does)
+	own := defaults()
+	topics := fs.Lookup("router-mode") != nil
+	ofTopics := maps.Collect(settings.All(&own))
+	fs.VisitAll(func(f *flag.Flag) {
+		if _, has := ofTopics[f.Name]; !has || !topics {
+			printFlag(w, f)
+		}
+	})
+	for name, s := range settings.All(&own) {
+		if topic := s.Tag.Get("topic"); topics && topic != "" {
+			fmt.Fprintf(w, "\n%s\n", topic)
+		}
+		if f := fs.Lookup(name); topics && f != nil {
+			printFlag(w, f)
+		}
+	}
+	fmt.Fprintf(w, "\nEach flag can also be an environment variable: %s and so on. A flag wins over its variable.\n", variable("log-level"))
+}
+
+func printFlag(w io.Writer, f *flag.Flag) {
+	kind, text := flag.UnquoteUsage(f)
+	if !slices.Contains([]string{"", "0", "0s", "false"}, f.DefValue) {
+		text += " (default " + f.DefValue + ")"
+	}
+	fmt.Fprintf(w, "  --%s\n        %s\n", strings.TrimSpace(f.Name+" "+kind), text)
+}
+
+// variable returns the name of the environment variable of a flag.
+func variable(flag string) string {
+	return "KVROUTE_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// fromEnvironment sets the flags whose environment variables are set. NVIDIA Dynamo's variables
+// count where they have the same meaning; one that begins with ! has the opposite one.
+func fromEnvironment(fs *flag.FlagSet) (err error) {
+	own := defaults()
+	dynamos := maps.Collect(settings.All(&own))
+	fs.VisitAll(func(f *flag.Flag) {
+		for _, name := range []string{dynamos[f.Name].Tag.Get("dynamo"), variable(f.Name)} {
+			name, not := strings.CutPrefix(name, "!")
+			value, given := os.LookupEnv(name)
+			if b, bad := strconv.ParseBool(value); not && bad == nil {
+				value = strconv.FormatBool(!b)
+			}
+			if !given || err != nil {
+				continue
+			}
+			if bad := fs.Set(f.Name, value); bad != nil {
+				err = usageError(fmt.Sprintf("environment variable %s: %q is wrong: %v", name, value, bad))
+			}
+		}
+	})
+	return err
+}
+
+var unknownFlag = regexp.MustCompile(`^flag provided but not defined: -+(.*)$`)
+
+// wrongFlag says what is wrong with a flag, in this package's words.
+func wrongFlag(fs *flag.FlagSet, err error) error {
+	if unknown := unknownFlag.FindStringSubmatch(err.Error()); unknown != nil {
+		var names []string
+		fs.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
+		return usageError(fmt.Sprintf("there is no flag --%s%s", unknown[1], didYouMean(unknown[1], names)))
+	}
+	return usageError(strings.NewReplacer("flag -", "flag --", "argument: -", "argument: --").Replace(err.Error()))
+}
+
+// didYouMean returns a question with the name that is most like a wrong one, or "" if none is.
+func didYouMean(wrong string, names []string) string {
+	best, most := "", 0.5
+	for _, name := range names {
+		if l := likeness(wrong, name); l > most {
+			best, most = name, l
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return fmt.Sprintf(", did you mean %q?", best)
+}
+
+// likeness returns the share of pairs of neighbouring letters that two words have in common, 0 to 1
+// (the Dice coefficient).
+func likeness(a, b string) float64 {
+	common := 0
+	for i := range len(a) - 1 {
+		if strings.Contains(b, a[i:i+2]) {
+			common++
+		}
+	}
+	return 2 * float64(common) / float64(max(1, len(a)+len(b)-2))
+}
+
+// commandsWith returns the names of the commands that begin with a text.
+func commandsWith(with string) (names []string) {
+	for _, c := range commands() {
+		if strings.HasPrefix(c.name, with) {
+			names = append(names, c.name)
+		}
+	}
+	return names
+}
+
+//go:embed completion
+var shells embed.FS
+
+// completion prints the completion of a shell. It learns commands and flags from `kvroute help`.
+func completion(_ context.Context, args []string, std stdio) error {
+	rest, err := parseArgs(newFlagSet("completion"), args)
+	if err != nil {
+		return err
+	}
+	script, err := shells.ReadFile("completion/" + strings.Join(rest, " "))
+	if err != nil {
+		return usageError("want one of bash, zsh or fish")
+	}
+	_, err = std.out.Write(script)
+	return err
+}
