@@ -25,7 +25,6 @@ var ownTemplates = map[string]string{
 	"own/unknown test that some reach":       `{% for m in messages %}{% if m.tool_calls and m.content is json %}x{% endif %}{{ m.content }}{% endfor %}`,
 	"own/unknown filter in a loop":           `{% if tools is none %}{% for m in messages %}{{ m.content | fromjson }}{% endfor %}{% endif %}`,
 	"own/dict.fromkeys":                      `{{ dict.fromkeys(messages | map(attribute='role'), add_generation_prompt) }}`,
-	"own/names of characters":                `{% for m in messages %}{{ '\N{BULLET} \N{Latin Small Letter E With Acute}' ~ m.content }}{% endfor %}`,
 	"own/no name of a character":             `{{ '\N{BULLETT}' }}`,
 	"own/guarded attributes":                 `{% set ns = namespace(_n=0, n=0) %}{% for m in messages %}{% set ns._n = 1 %}{{ ns._n }}{{ ns['_n'] is defined }}{% if m.tool_calls %}{{ ns._n + 1 }}{% endif %}{% endfor %}`,
 }

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
@@ -43,34 +44,37 @@ type side struct {
 	pids []int // Envoy or the frontend, then the processor
 }
 
-// load is a closed loop of conversations: each client sends the next turn when it has the answer.
+// load is a closed loop of conversations: each client sends the next turn when it has the answer. With
+// a pace it is an open loop: turns are due at that interval.
 type load struct {
 	name          string
 	size, clients int
 	stream        bool
 	requests      int
 	cpu, rate     bench.Target
+	ofCore        bench.Target  // requests in a second of kvroute's CPU
+	over          bench.Target  // ms of kvroute over the no-op processor
+	pace          time.Duration // between two requests of all clients
 }
 
 const turns = 4
 
+// loads returns the loads. Targets of cpu and rate are those of kvroute's front over Dynamo's, with
+// eight clients.
 func loads() (all []load) {
-	for _, s := range []struct {
-		name           string
-		size, requests int
-		cpu, rate      bench.Target // kvroute's front over Dynamo's, with eight clients
-	}{
-		{"1 KB", 1 << 10, 1200, bench.AtMost(.7), bench.AtLeast(1.3)},
-		{"10 KB", 10 << 10, 800, bench.AtMost(.8), bench.AtLeast(1.2)},
-		{"100 KB", 100 << 10, 240, bench.AtMost(.8), bench.AtLeast(1.1)},
-		{"220 KB", 220 << 10, 120, bench.AtMost(.9), bench.AtLeast(1)},
+	for _, l := range []load{
+		{name: "1 KB", size: 1 << 10, requests: 1200, cpu: bench.AtMost(.7), rate: bench.AtLeast(1.3)},
+		{name: "10 KB", size: 10 << 10, requests: 800, cpu: bench.AtMost(.8), rate: bench.AtLeast(1.2), ofCore: bench.AtLeast(8000), over: bench.AtMost(.15)},
+		{name: "100 KB", size: 100 << 10, requests: 240, cpu: bench.AtMost(.8), rate: bench.AtLeast(1.1)},
+		{name: "220 KB", size: 220 << 10, requests: 120, cpu: bench.AtMost(.9), rate: bench.AtLeast(1), ofCore: bench.AtLeast(1000)},
 		{name: "1 MB", size: 1 << 20, requests: 32},
 	} {
-		all = append(all, load{s.name + ", 8 clients, documents", s.size, 8, false, s.requests, s.cpu, s.rate},
-			load{s.name + ", 8 clients, streams", s.size, 8, true, s.requests, s.cpu, s.rate},
-			load{name: s.name + ", 32 clients, streams", size: s.size, clients: 32, stream: true, requests: s.requests})
+		size := l.name
+		l.name, l.clients = size+", 8 clients, documents", 8
+		streams := load{name: size + ", 8 clients, streams", size: l.size, clients: 8, stream: true, requests: l.requests, cpu: l.cpu, rate: l.rate}
+		all = append(all, l, streams, load{name: size + ", 32 clients, streams", size: l.size, clients: 32, stream: true, requests: l.requests})
 	}
-	return all
+	return append(all, load{name: "10 KB, 150 requests a second, documents", size: 10 << 10, clients: 8, requests: 600, over: bench.AtMost(.25), pace: time.Second / 150})
 }
 
 // bodies returns the turns of the load's conversations, one conversation after the other.
@@ -103,6 +107,7 @@ func (s *spent) front() float64 { return s.cpu[0] + s.cpu[1] }
 // play sends all prompts of p to a side.
 func (l *load) play(ctx context.Context, client *http.Client, p *prompts, s *side) (used spent) {
 	var wg sync.WaitGroup
+	var sent atomic.Int64
 	next := make(chan int, len(p.all)/turns)
 	for i := range cap(next) {
 		next <- i * turns
@@ -116,6 +121,10 @@ func (l *load) play(ctx context.Context, client *http.Client, p *prompts, s *sid
 				for first := range next {
 					for i := first; i < first+turns; i++ {
 						began := time.Now()
+						if l.pace > 0 {
+							began = start.Add(time.Duration(sent.Add(1)) * l.pace)
+							<-time.After(time.Until(began))
+						}
 						postPrompt(ctx, client, s.url, p.all[i].body, i)
 						took[i] = time.Since(began)
 					}
@@ -192,7 +201,7 @@ func runFront(ctx context.Context, o options) (met bool) {
 
 // rows are the rows of a load; values returns their values.
 func (l *load) rows(all [sides]*side) (rows []bench.Row) {
-	none := bench.Target{}
+	var p50, p99, none bench.Target
 	add := func(what, unit string, t bench.Target) {
 		rows = append(rows, bench.NewRow(l.name+": "+what, unit, t))
 	}
@@ -200,13 +209,13 @@ func (l *load) rows(all [sides]*side) (rows []bench.Row) {
 		add("CPU, Envoy + kvroute ÷ Dynamo's frontend", "×", l.cpu)
 		add("throughput, Envoy + kvroute ÷ Dynamo's frontend", "×", l.rate)
 	}
-	targets := [3]bench.Target{}
-	if l.size == 10<<10 && l.clients == 8 && !l.stream {
-		targets = [3]bench.Target{bench.AtMost(.15), bench.AtMost(1.15), bench.AtMost(1.3)}
+	if l.over.IsSet() && l.pace == 0 {
+		p50, p99 = bench.AtMost(1.15), bench.AtMost(1.3)
 	}
-	add("processor's CPU a request, kvroute − no-op", "ms", targets[0])
-	add("p50, kvroute ÷ no-op", "×", targets[1])
-	add("p99, kvroute ÷ no-op", "×", targets[2])
+	add("processor's CPU a request, kvroute − no-op", "ms", l.over)
+	add("p50, kvroute ÷ no-op", "×", p50)
+	add("p99, kvroute ÷ no-op", "×", p99)
+	add("requests in a second of kvroute's CPU", "/s", l.ofCore)
 	for i, s := range all {
 		if s == nil {
 			continue
@@ -224,13 +233,12 @@ func values(all [sides]*side, got *[sides]spent) (v []float64) {
 	if all[dynamo] != nil {
 		v = append(v, got[ours].front()/got[dynamo].front(), got[ours].rate/got[dynamo].rate)
 	}
-	v = append(v, got[ours].cpu[1]-got[noop].cpu[1], got[ours].p50/got[noop].p50, got[ours].p99/got[noop].p99)
+	v = append(v, got[ours].cpu[1]-got[noop].cpu[1], got[ours].p50/got[noop].p50, got[ours].p99/got[noop].p99, 1e3/got[ours].cpu[1])
 	for i, s := range all {
 		if s == nil {
 			continue
 		}
-		v = append(v, got[i].front())
-		v = append(v, got[i].cpu[1], got[i].rate, got[i].p50, got[i].p99)
+		v = append(v, got[i].front(), got[i].cpu[1], got[i].rate, got[i].p50, got[i].p99)
 	}
 	return v
 }
