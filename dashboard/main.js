@@ -99,7 +99,7 @@ function drawWorkers(list) {
   const pages = Math.max(1, Math.ceil(shown.length / pageSize))
   order.page = Math.max(0, Math.min(order.page, pages - 1))
   const first = order.page * pageSize
-  workers.fill(shown.slice(first, first + pageSize), list.length ? 'No worker matches the filter.' : 'No worker is known yet. docs/fleet.md describes how workers register.')
+  workers.fill(shown.slice(first, first + pageSize), list.length ? 'No worker matches the filter.' : 'No worker is known yet. docs/workers.md describes how workers register.')
   workers.columns.forEach((column, i) => {
     const direction = column === order.column ? (order.direction > 0 ? 'ascending' : 'descending') : null
     if (workers.heads[i].ariaSort !== direction) workers.heads[i].ariaSort = direction

@@ -41,7 +41,7 @@ extern "C" {
  *                          keeps it registered. Without it the worker is not registered
  *   models, lora           names of the model (required with address) and its adapters
  *   role, bootstrap, dp_start, dp_size, total_kv_blocks, max_num_seqs,
- *   max_num_batched_tokens, model_card, engine   as in the registry, see docs/protocol.md
+ *   max_num_batched_tokens, model_card, engine   as in the registry, see docs/workers.md
  *   log_level              "debug", "info", "warn" or "error" to standard error;
  *                          default nothing
  */
