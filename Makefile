@@ -93,7 +93,15 @@ test-raced:
 test-long: tools envoy ## run all tests with the race detector, and the long forms of random worlds, restarts and faults (half an hour; builds OpenTelemetry's collector from its modules)
 	@tools/browser.sh >/dev/null
 	KVROUTE_LONG=1 go test $(RACE) -timeout 90m -shuffle=on -count=1 -parallel 4 ./...
-	@$(MAKE) --no-print-directory test-browser
+	@$(MAKE) --no-print-directory test-browser test-helm
+
+.PHONY: test-helm
+test-helm: ## test the Helm chart with Helm's linter and Kubernetes' types (1 minute; builds Helm's module once)
+	go test -C tools/helm -count=1 .
+
+.PHONY: soak
+soak: tools envoy ## play mixed load with killed processes and lost events through Envoy, three times the workers' capacity, and 500 bodies of 10 MB; compare the index with the engines' caches afterwards (FOR=10m)
+	KVROUTE_LONG=1 KVROUTE_SOAK=$(or $(FOR),10m) go test -count=1 -timeout 0 -v -run '^(TestSoak|TestOverload|TestLargeBodiesWithinTheBudget)$$' ./cmd/kvroute
 
 .PHONY: test-browser
 test-browser: build ## test the dashboard in headless Chromium against the API, and print its processor time with 512 workers
@@ -107,6 +115,10 @@ pictures: build envoy ## make the README's picture of the dashboard in headless 
 .PHONY: gateway
 gateway: tools ## translate examples/envoy-gateway again with Envoy Gateway's own tool and compare (builds the tool: 20 minutes once; WRITE=1 replaces the committed files)
 	@tools/gateway.sh $(if $(WRITE),--write)
+
+.PHONY: test-gateway
+test-gateway: build envoy ## run Envoy Gateway's own binary with examples/envoy-gateway and a real Envoy, route requests, kill kvroute and a worker (builds Envoy Gateway once: 5 to 20 minutes)
+	@tools/testgateway.sh
 
 ENVOYS := 1.38.2 1.38.3 1.39.0 1.39.1 1.39.3 1.40.0
 
@@ -219,6 +231,10 @@ cover: ## print the share of statements that the short tests run
 .PHONY: test-compose
 test-compose: tools ## run docker-compose.yaml end to end and check the result (podman or docker)
 	@tools/compose.sh
+
+.PHONY: release-check
+release-check: ## build the archives, checksums and lists of modules of a release twice, and check them (5 minutes; builds GoReleaser once)
+	@tools/release.sh
 
 .PHONY: clean
 clean: ## remove the files that the targets made
