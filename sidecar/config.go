@@ -55,8 +55,8 @@ type Config struct {
 
 	HTTPAddress string `yaml:"http-address" help:"<ip:port> of /metrics and /healthz; empty opens none"`
 	ReadyFile   string `yaml:"ready-file" help:"<file> that gets the addresses as JSON once the worker is registered"`
-	LogLevel    string `yaml:"log-level" default:"info" help:"debug, info, warn or error"`
-	LogFormat   string `yaml:"log-format" default:"text" help:"text or json"`
+	LogLevel    string `yaml:"log-level" default:"info" want:"debug, info, warn or error" help:"debug, info, warn or error"`
+	LogFormat   string `yaml:"log-format" default:"text" want:"text or json" help:"text or json"`
 }
 
 // record checks the flags, reads NATSURL from its file, and returns the worker's record as far as

@@ -48,7 +48,7 @@ type EngineCommand struct {
 	Adapters     string `yaml:"lora" help:"<names> of its adapters, comma-separated"`
 	Tokenizer    string `yaml:"tokenizer" help:"<folder> with the model's tokenizer and chat template; empty takes a small one of its own"`
 	ReadyFile    string `yaml:"ready-file" help:"<file> that gets the address as JSON once it is open"`
-	Level        string `yaml:"log-level" default:"info" help:"debug, info, warn or error"`
+	Level        string `yaml:"log-level" default:"info" want:"debug, info, warn or error" help:"debug, info, warn or error"`
 
 	version string
 	sim     enginesim.Config
@@ -88,7 +88,7 @@ func (c *EngineCommand) Flags(fs *flag.FlagSet) {
 // Run runs the worker until ctx ends.
 func (c *EngineCommand) Run(ctx context.Context, _ *flag.FlagSet, _, logTo io.Writer) error {
 	return bench.Try(func() {
-		log := bench.Must(telemetry.NewLogger(logTo, c.Level, "text", nil)).With("worker", c.sim.Name)
+		log := telemetry.NewLogger(logTo, telemetry.Level(c.Level), "text", nil).With("worker", c.sim.Name)
 		c.prepare()
 		at := bench.Must(net.Listen("tcp", c.Listen))
 		defer at.Close()

@@ -22,7 +22,6 @@ import (
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/telemetry"
-	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
@@ -34,7 +33,7 @@ func checkConfig(_ context.Context, args []string, std stdio) error {
 	if err != nil {
 		return err
 	}
-	log, _ := telemetry.NewLogger(std.err, c.LogLevel, c.LogFormat, nil) // readConfig has checked them
+	log := telemetry.NewLogger(std.err, telemetry.Level(c.LogLevel), c.LogFormat, nil)
 	s := server{conf: c, log: log}
 	defer func() { _ = s.close() }()
 	_, noTLS := c.tls(log)
@@ -191,12 +190,4 @@ func readElement[T any](place string, data []byte, to *T) error {
 		return fmt.Errorf("%s.%s: there is no such field%s", place, unknown[1], didYouMean(unknown[1], keys(reflect.TypeFor[T](), "json")))
 	}
 	return fmt.Errorf("%s: %w", place, err)
-}
-
-// listName is the key of a list in the file, by the type of its elements.
-func listName(element any) string {
-	if _, ok := element.(replicas.Group); ok {
-		return "groups"
-	}
-	return "workers"
 }

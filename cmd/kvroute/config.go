@@ -22,9 +22,9 @@ import (
 // settings. The tag own means that replicas may differ in the setting. If they differ in others,
 // they decide differently.
 //
-// "workers", "groups", "models" and "dynamo" are in the file only. Nothing is read from the
-// environment but the variables of OpenTelemetry, whose names begin with OTEL_, for traces and the
-// names of the process: see package telemetry.
+// "workers", "groups", "models" and "dynamo" are in the file only. Each flag is also an environment
+// variable; see [variable]. Variables whose names begin with OTEL_ set traces and the names of the
+// process: see package telemetry.
 type config struct {
 	// Version of the file's format: 1.
 	Version int `yaml:"version"`
@@ -75,7 +75,10 @@ type config struct {
 	WorkerMetrics int           `yaml:"worker-metrics" default:"1024" want:"0 or more" help:"<number> of workers that have metrics of their own; 0 turns these metrics off"`
 	TraceOutTPOT  time.Duration `yaml:"trace-out-tpot" own:"yes" default:"20ms" want:"more than 0s" help:"<time> between two tokens of a response that the trace assumes"`
 
-	SecondChoice string `yaml:"second-choice" topic:"Envoy" default:"header" help:"header, list or none: how Envoy learns where to send a request that its worker refuses; must fit config envoy --failover"`
+	SecondChoice    string `yaml:"second-choice" topic:"Envoy" default:"header" help:"header, list or none: how Envoy learns where to send a request that its worker refuses; must fit config envoy --failover"`
+	DecisionHeaders bool   `yaml:"decision-headers" help:"add worker, overlap and reason of the decision to the response's headers, which reveals the addresses of workers"`
+	FirstToken      string `yaml:"first-token" default:"observer" want:"observer or response-headers" help:"observer or response-headers: what counts as the first token of a response; response-headers fits only workers that send their headers with it"`
+	EnvoyAdmin      string `yaml:"envoy-admin" own:"yes" help:"<URL> of Envoy's admin endpoint, as http://127.0.0.1:9901; kvroute then reads Envoy's counters every 10 s and reports whether Envoy uses it. Empty reads none"`
 	// The configuration of some filters cannot request the response: see examples/envoy-gateway.
 	ModeOverride       bool   `yaml:"mode-override" help:"ask Envoy for the response's headers and trailers; needed with Envoy Gateway"`
 	ExtprocTLSCert     string `yaml:"extproc-tls-cert" own:"yes" help:"PEM <file> with the certificate for connections of Envoy"`
@@ -91,18 +94,15 @@ type config struct {
 	ExpiredAfter   time.Duration `yaml:"expired-after" default:"30s" help:"<time> without a sign of life after which a worker is removed"`
 	EndpointFile   string        `yaml:"endpoint-file" own:"yes" help:"<file> that is kept up to date with the healthy workers, for Envoy's pool; empty writes none"`
 
-	EnvoyAdmin      string        `yaml:"envoy-admin" topic:"Bodies, time and shutdown" own:"yes" help:"<URL> of Envoy's admin endpoint, as http://127.0.0.1:9901; kvroute then reads Envoy's counters every 10 s and reports whether Envoy uses it. Empty reads none"`
-	DecisionHeaders bool          `yaml:"decision-headers" help:"add worker, overlap and reason of the decision to the response's headers, which reveals the addresses of workers"`
-	FirstToken      string        `yaml:"first-token" default:"observer" want:"observer or response-headers" help:"observer or response-headers: what counts as the first token of a response; response-headers fits only workers that send their headers with it"`
-	MaxBodyBytes    int           `yaml:"max-body-bytes" default:"16777216" want:"more than 0" help:"<bytes> of the largest request body that is read; set Envoy's limit to the same"`
+	MaxBodyBytes    int           `yaml:"max-body-bytes" topic:"Bodies, time and shutdown" default:"16777216" want:"more than 0" help:"<bytes> of the largest request body that is read; set Envoy's limit to the same"`
 	MaxHeldBytes    int64         `yaml:"max-held-bytes" want:"0 or more" help:"<bytes> of request bodies in memory at a time; requests above it are left to Envoy's choice. 0 takes a quarter of the memory limit, or 512 MiB without one"`
 	MaxStreams      int           `yaml:"max-streams" want:"0 or more" help:"<number> of requests in flight; requests above it are left to Envoy's choice. 0 takes what fits a quarter of the memory limit, at most 40,000"`
 	DecisionTimeout time.Duration `yaml:"decision-timeout" default:"1.5s" want:"more than 0s" help:"<time> after which a request is left to Envoy's choice; less than Envoy's message_timeout"`
 	DrainDelay      time.Duration `yaml:"drain-delay" default:"2s" want:"0s or more" help:"<time> for which a shutdown still decides requests; longer than the interval of Envoy's health checks"`
 	DrainTimeout    time.Duration `yaml:"drain-timeout" default:"25s" want:"more than 0s" help:"<time> after which a shutdown ends open streams"`
 
-	LogLevel  string `yaml:"log-level" topic:"Logs and prompts" own:"yes" default:"info" help:"debug, info, warn or error"`
-	LogFormat string `yaml:"log-format" own:"yes" default:"text" help:"text or json"`
+	LogLevel  string `yaml:"log-level" topic:"Logs and prompts" own:"yes" default:"info" want:"debug, info, warn or error" help:"debug, info, warn or error"`
+	LogFormat string `yaml:"log-format" own:"yes" default:"text" want:"text or json" help:"text or json"`
 
 	StrictModels        bool `yaml:"strict-models" help:"answer 404 to requests for models without a tokenizer, instead of routing them by load"`
 	VerifyTokenizer     bool `yaml:"verify-tokenizer" help:"compare the first prompts of each model, and few later ones, with the workers' own token ids; a model whose ids differ is routed in text-block mode"`
@@ -203,7 +203,10 @@ func (l *jsonList[T]) UnmarshalYAML(data []byte) error {
 	if err != nil {
 		return err
 	}
-	name := listName(*new(T))
+	name := "workers"
+	if _, ok := any(*new(T)).(replicas.Group); ok {
+		name = "groups"
+	}
 	var elements []json.RawMessage
 	if err := readElement(name, text, &elements); err != nil {
 		return err

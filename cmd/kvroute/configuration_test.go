@@ -24,7 +24,7 @@ var topics = []struct{ title, first, page string }{
 	{"Traces for `kvroute replay`, and samples", "trace-out", "observe.md"},
 	{"Envoy", "second-choice", "envoy.md"},
 	{"Health of workers", "avoid-failing", "workers.md#health"},
-	{"Bodies, time and shutdown", "envoy-admin", "operations.md"},
+	{"Bodies, time and shutdown", "max-body-bytes", "operations.md"},
 	{"Logs and prompts", "log-level", "requests.md"},
 	{"In the file only", "dynamo", "workers.md"},
 }

@@ -40,6 +40,28 @@ func TestUnixSocket(t *testing.T) {
 	atRest(t, d)
 }
 
+// Addresses in use are named together, before a start loads models.
+func TestAddressesInUse(t *testing.T) {
+	taken := fmt.Sprint("127.0.0.1:", listenAt(t))
+	status, _, stderr := runs(t, "serve", "--extproc-address", taken, "--http-address", taken, "--config", writeFile(t, "version: 1\nmodels:\n- {name: a, tokenizer: /no/such}\n"))
+	for _, name := range []string{"extproc-address", "http-address"} {
+		if want := fmt.Sprintf("%s is %q: listen tcp %s: bind: address already in use; stop the other program, or set another address", name, taken, taken); status != 1 || !strings.Contains(stderr, want) {
+			t.Errorf("status %d, %s; want %s", status, stderr, want)
+		}
+	}
+}
+
+// listenAt returns a port at which the test listens.
+func listenAt(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l.Addr().(*net.TCPAddr).Port
+}
+
 // Connections from Envoy are renewed periodically; requests on the old connections continue.
 func TestConnectionsAreRenewed(t *testing.T) {
 	t.Parallel() // mostly waits

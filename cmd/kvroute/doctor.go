@@ -106,10 +106,7 @@ func writeReport(out io.Writer, r *doctor.Report) error {
 		Summary  string           `json:"summary"`
 		Replicas []replica        `json:"replicas"`
 		Findings []doctor.Finding `json:"findings"`
-	}{Equal: r.Serious() == 0, Summary: r.Summary(), Findings: r.Findings}
-	if r.Findings == nil {
-		report.Findings = []doctor.Finding{} // a list in JSON, not null
-	}
+	}{Equal: r.Serious() == 0, Summary: r.Summary(), Findings: append([]doctor.Finding{}, r.Findings...)} // a list in JSON, not null
 	for _, x := range r.Replicas {
 		one := replica{Name: x.Name, URL: x.URL}
 		if x.Err != nil {

@@ -43,6 +43,21 @@ func listen(at string) (net.Listener, error) {
 	return net.Listen(network, address)
 }
 
+// checkPorts refuses addresses that are in use, before the slow parts of a start. The listeners themselves
+// open later, so that connections are refused until kvroute can answer.
+func (s *server) checkPorts() error {
+	var errs []error
+	for name, at := range map[string]string{"extproc-address": s.conf.ExtprocAddress, "http-address": s.conf.HTTPAddress} {
+		l, err := listen(at)
+		if err == nil {
+			_ = l.Close()
+			continue
+		}
+		errs = append(errs, fmt.Errorf("%s is %q: %w; stop the other program, or set another address", name, at, err))
+	}
+	return errors.Join(errs...)
+}
+
 // listensAt reports whether this process listens at an address.
 func (s *server) listensAt(a netip.AddrPort) bool {
 	ours := []net.Addr{s.grpcAt.Addr(), s.httpAt.Addr()}

@@ -17,10 +17,7 @@ func publish(ctx context.Context, args []string, std stdio) error {
 	if err := parseSettings("publish", args, &c); err != nil {
 		return err
 	}
-	log, err := telemetry.NewLogger(std.err, c.LogLevel, c.LogFormat, nil)
-	if err != nil {
-		return err
-	}
+	log := telemetry.NewLogger(std.err, telemetry.Level(c.LogLevel), c.LogFormat, nil)
 	metrics, err := telemetry.NewMetrics()
 	if err != nil {
 		return err

@@ -41,14 +41,16 @@ func (s *server) reload(ctx context.Context) error {
 	}
 }
 
-// readAgain applies the models, workers and router groups of the configuration file and the
-// tokens of the API: all of them, or none after an error.
+// readAgain applies the models, workers, router groups and log level of the configuration file and
+// the tokens of the API: all of them, or none after an error.
 func (s *server) readAgain(ctx context.Context) error {
 	c, _, err := s.read()
 	if err != nil {
 		return err
 	}
-	pending := slices.DeleteFunc(settings.Changed(&c, &s.given), func(name string) bool { return name == "models" || name == "workers" || name == "groups" })
+	pending := slices.DeleteFunc(settings.Changed(&c, &s.given), func(name string) bool {
+		return slices.Contains([]string{"groups", "log-level", "models", "workers"}, name)
+	})
 	c.Attention = s.conf.Attention // it changes only with a restart
 	cards, err := c.loadCards(s.prompts, s.log)
 	if err != nil {
@@ -70,6 +72,7 @@ func (s *server) readAgain(ctx context.Context) error {
 	}
 	s.conf.Groups, s.conf.Models = c.Groups, c.Models
 	s.router.SetCards(cards)
+	_ = s.level.UnmarshalText([]byte(c.LogLevel)) // read has checked it
 	takeTokens()
 	s.warnOfWorkers()
 	s.log.Info("reloaded", "models", len(c.Models), "workers", len(c.Workers))

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -64,10 +65,7 @@ func TestLogLinesNameWorkers(t *testing.T) {
 func TestWorkerNamesInLogs(t *testing.T) {
 	var out strings.Builder
 	names := new(workerNames)
-	log, err := telemetry.NewLogger(&out, "info", "text", names.replace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := telemetry.NewLogger(&out, slog.LevelInfo, "text", names.replace)
 	names.set(7, "gpu-1")
 	log.Warn("a worker failed", "worker", uint64(7), "rank", uint32(0), "status", 503)
 	log.With("worker", uint64(7)).Warn("events are missing", "dp_rank", uint32(3))
@@ -88,17 +86,17 @@ func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	const workers = "workers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m]}\n"
-	file := writeFile(t, fmt.Sprintf("version: 1\nalpha: 0.1\n"+workers, "a"))
+	const list = "workers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m]}\n"
+	file := writeFile(t, fmt.Sprintf("version: 1\nalpha: 0.1\n"+list, "a"))
 	c := serveFile(t, file)
 	is := func(want string) func() bool {
 		return func() bool {
 			return strings.Contains(c.LastLines(), want)
 		}
 	}
-	rewrite(t, c, file, fmt.Sprintf("version: 1\nalpha: 0.2\nnats-inbox-prefix: _INBOX_a\nmax-streams: 100\nhttp-address: \"127.0.0.1:7\"\n"+workers, "b"))
+	rewrite(t, c, file, fmt.Sprintf("version: 1\nalpha: 0.2\nnats-inbox-prefix: _INBOX_a\nmax-streams: 100\nhttp-address: \"127.0.0.1:7\"\n"+list, "b"))
 	eventually(t, "no warning names the settings", is(`settings="alpha, max-streams, nats-inbox-prefix"`))
-	rewrite(t, c, file, fmt.Sprintf("version: 1\nalpha: 0.1\nseed: 5\n"+workers, "c"))
+	rewrite(t, c, file, fmt.Sprintf("version: 1\nalpha: 0.1\nseed: 5\n"+list, "c"))
 	eventually(t, "no warning names the setting", is(`settings=seed`))
 	if _, text := get(t, "http://"+c.At.HTTP+"/metrics"); !strings.Contains(text, `kvroute_config_reloads_total{outcome="partial"} 2`) {
 		t.Error("the metric does not say that two reloads were partial")
@@ -106,12 +104,22 @@ func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 	if _, out, _ := runs(t, "doctor", "--url", "http://"+c.At.HTTP); !strings.Contains(out, "its configuration file has changes that need a restart: seed\n") {
 		t.Errorf("the doctor does not name the setting:\n%s", out)
 	}
-	rewrite(t, c, file, fmt.Sprintf("version: 1\nrouter-mode: kvv\n"+workers, "d"))
+	rewrite(t, c, file, fmt.Sprintf("version: 1\nrouter-mode: kvv\n"+list, "d"))
 	eventually(t, "an unknown mode is not reported", is(`.yaml:2: router-mode is \"kvv\", want kv,`))
-	rewrite(t, c, file, fmt.Sprintf("version: 1\n"+workers+workers, "d", "e"))
+	rewrite(t, c, file, fmt.Sprintf("version: 1\n"+list+list, "d", "e"))
 	eventually(t, "a file with a mistake is not reported", is("not reloaded"))
 	if n := strings.Count(c.LastLines(), "only after a restart"); n != 2 {
 		t.Errorf("%d warnings, want 2:\n%s", n, c.LastLines())
+	}
+	// The log level takes effect at once: the reload itself is no longer logged.
+	before := strings.Count(c.LastLines(), "msg=reloaded")
+	rewrite(t, c, file, fmt.Sprintf("version: 1\nlog-level: error\n"+list, "f"))
+	eventually(t, "the last file is not read", func() bool {
+		w := workers(t, &demonstration{demo.Stack{Router: c}})
+		return len(w) == 1 && w[0].Name == "f"
+	})
+	if n := strings.Count(c.LastLines(), "msg=reloaded"); before == 0 || n != before {
+		t.Errorf("%d reloads are logged, want %d:\n%s", n, before, c.LastLines())
 	}
 }
 

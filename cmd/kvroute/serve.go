@@ -56,18 +56,13 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 		return err
 	}
 	names := new(workerNames)
-	log, err := telemetry.NewLogger(std.err, conf.LogLevel, conf.LogFormat, names.replace)
-	if err != nil {
-		return err
-	}
+	level := telemetry.Level(conf.LogLevel)
+	log := telemetry.NewLogger(std.err, level, conf.LogFormat, names.replace)
+	networks, _ := reach.Parse(conf.WorkerNetworks) // readConfig has checked them
 	log.Info("kvroute starts", "version", telemetry.Version(), "mode", conf.RouterMode)
-	networks, err := reach.Parse(conf.WorkerNetworks)
-	if err != nil {
-		return err
-	}
 
 	s := server{
-		conf: conf, given: conf, read: read, file: file, hup: hup, networks: networks, log: log, names: names, scope: conf.scope(),
+		conf: conf, given: conf, read: read, file: file, hup: hup, networks: networks, log: log, level: level, names: names, scope: conf.scope(),
 		id:    rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
 		begun: began, client: networks.Client(),
 	}
@@ -96,7 +91,7 @@ func (s *server) open() (err error) {
 		return err
 	}
 	for _, open := range []func() error{
-		s.lockStateDir, s.openBus, s.openRouter, s.openSync, s.openEvents, s.openDurable, s.loadState, s.openFleet, s.openGroups, s.openExtproc, s.openHTTP, s.openWatch,
+		s.checkPorts, s.lockStateDir, s.openBus, s.openRouter, s.openSync, s.openEvents, s.openDurable, s.loadState, s.openFleet, s.openGroups, s.openExtproc, s.openHTTP, s.openWatch,
 		s.openDynamo, // last: its records must not name our listeners
 	} {
 		if err := open(); err != nil {
@@ -261,10 +256,8 @@ func (s *server) openExtproc() (err error) {
 	s.health.SetServingStatus("liveness", healthpb.HealthCheckResponse_SERVING)
 	s.serving(healthpb.HealthCheckResponse_NOT_SERVING)
 	healthpb.RegisterHealthServer(s.grpc, s.health)
-	if s.grpcAt, err = listen(c.ExtprocAddress); err != nil {
-		return fmt.Errorf("listen for Envoy: %w", err)
-	}
-	return nil
+	s.grpcAt, err = listen(c.ExtprocAddress)
+	return err
 }
 
 // extproc returns the settings of Envoy's streams.
@@ -327,10 +320,8 @@ func (s *server) openHTTP() (err error) {
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	s.http.RegisterOnShutdown(func() { close(draining) })
-	if s.httpAt, err = net.Listen("tcp", s.conf.HTTPAddress); err != nil {
-		return fmt.Errorf("listen for HTTP: %w", err)
-	}
-	return nil
+	s.httpAt, err = net.Listen("tcp", s.conf.HTTPAddress)
+	return err
 }
 
 func (s *server) addresses() addresses {

@@ -44,6 +44,7 @@ type server struct {
 	networks reach.Networks
 	client   *http.Client // for all calls to workers
 	log      *slog.Logger
+	level    *slog.LevelVar           // of log
 	names    *workerNames             // used by log
 	pending  atomic.Pointer[[]string] // the changed settings that need a restart; nil before a reload
 	scope    wire.Scope

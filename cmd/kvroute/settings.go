@@ -5,7 +5,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net/url"
 	"strings"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/settings"
-	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/replicas"
 )
 
@@ -66,9 +64,8 @@ func (c *config) check() error {
 			errs = append(errs, errors.New(wrong.text))
 		}
 	}
-	_, level := telemetry.NewLogger(io.Discard, c.LogLevel, c.LogFormat, nil)
 	_, access := c.Options()
-	errs = append(errs, level, access)
+	errs = append(errs, access)
 	if c.NATSURL != "" && !strings.HasPrefix(c.NATSURL, "file:") {
 		errs = append(errs, bus.CheckURL(c.NATSURL))
 	}

@@ -124,8 +124,7 @@ func (n Networks) CheckRegistered(a netip.AddrPort) error {
 }
 
 func local(a netip.Addr) bool {
-	a = a.Unmap()
-	return a.IsLoopback() || a.IsLinkLocalUnicast()
+	return a.Unmap().IsLoopback() || a.Unmap().IsLinkLocalUnicast()
 }
 
 // Control is the Control function of a [net.Dialer]. It refuses addresses outside the networks,

@@ -100,22 +100,22 @@ func (m *Metrics) Handler() http.Handler {
 // Shutdown frees the provider's resources.
 func (m *Metrics) Shutdown(ctx context.Context) error { return m.provider.Shutdown(ctx) }
 
-// NewLogger makes a logger that writes to w. level is "debug", "info", "warn" or
-// "error"; format is "text" or "json". Other values are refused by name. replace, if not
-// nil, rewrites attributes; see [slog.HandlerOptions].
-func NewLogger(w io.Writer, level, format string, replace func(groups []string, a slog.Attr) slog.Attr) (*slog.Logger, error) {
-	var l slog.Level
-	if err := l.UnmarshalText([]byte(level)); err != nil {
-		return nil, fmt.Errorf("log-level is %q, want debug, info, warn or error", level)
+// NewLogger makes a logger that writes to w what has this level or a higher one. format is "json";
+// other formats count as "text". replace, if not nil, rewrites attributes; see [slog.HandlerOptions].
+func NewLogger(w io.Writer, level slog.Leveler, format string, replace func(groups []string, a slog.Attr) slog.Attr) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: level, ReplaceAttr: replace}
+	if format == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts))
 	}
-	opts := &slog.HandlerOptions{Level: l, ReplaceAttr: replace}
-	switch format {
-	case "text":
-		return slog.New(slog.NewTextHandler(w, opts)), nil
-	case "json":
-		return slog.New(slog.NewJSONHandler(w, opts)), nil
-	}
-	return nil, fmt.Errorf("log-format is %q, want text or json", format)
+	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+// Level returns the level "debug", "info", "warn" or "error"; other texts count as "info". To change the
+// level of a logger, have the result read another text.
+func Level(text string) *slog.LevelVar {
+	level := new(slog.LevelVar)
+	_ = level.UnmarshalText([]byte(text))
+	return level
 }
 
 // Version is the module's version, or the commit of a build from a checkout.
