@@ -14,11 +14,6 @@ import (
 // ones were cached before. Removals come first, so that no cache ever holds more than its capacity.
 func (s *sim) publishComputed(w int, req int32, known int) {
 	s.publishRemoved(w)
-	s.publishStored(w, req, known)
-}
-
-// publishStored sends the event of the blocks of a prompt behind the known ones.
-func (s *sim) publishStored(w int, req int32, known int) {
 	all := s.reqs[req].Blocks
 	if known == len(all) {
 		return

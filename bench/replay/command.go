@@ -258,7 +258,7 @@ func (f *Command) printHits(w io.Writer, t *Trace) {
 		{fmt.Sprintf("one cache of %d blocks", workers*blocks), 1, workers * blocks},
 		{fmt.Sprintf("round robin over %d caches of %d blocks", workers, blocks), workers, blocks},
 	} {
-		h := t.HitRate(t.InOrder(), c.workers, c.capacity)
+		h := t.HitRate(c.workers, c.capacity)
 		fmt.Fprintf(w, "%s: %d of %d blocks hit, %.4f (%.4f of tokens)\n", c.what, h.Hit, h.Blocks,
 			float64(h.Hit)/float64(max(1, h.Blocks)), float64(h.HitTokens)/float64(max(1, h.Tokens)))
 	}
@@ -279,17 +279,14 @@ func numbersFlag(to *[]float64) func(string) error {
 }
 
 func parseChange(v string) (c Change, err error) {
-	const form = "%q is not time:join|leave|restart:number"
-	parts := strings.Split(v, ":")
-	if len(parts) != 3 || !slices.Contains([]string{"join", "leave", "restart"}, parts[1]) {
-		return c, fmt.Errorf(form, v)
+	if parts := strings.Split(v, ":"); len(parts) == 3 && slices.Contains([]string{"join", "leave", "restart"}, parts[1]) {
+		at, err := time.ParseDuration(parts[0])
+		worker, err2 := strconv.Atoi(parts[2])
+		if cmp.Or(err, err2) == nil {
+			return Change{At: at, Kind: ChangeKind(parts[1]), Worker: worker}, nil
+		}
 	}
-	at, err := time.ParseDuration(parts[0])
-	worker, err2 := strconv.Atoi(parts[2])
-	if cmp.Or(err, err2) != nil {
-		return c, fmt.Errorf(form, v)
-	}
-	return Change{At: at, Kind: ChangeKind(parts[1]), Worker: worker}, nil
+	return c, fmt.Errorf("%q is not time:join|leave|restart:number", v)
 }
 
 // saveFile writes a new file in one go.

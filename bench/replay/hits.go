@@ -9,11 +9,11 @@ type Hits struct {
 	Tokens, HitTokens int
 }
 
-// HitRate plays requests, in the order of their indexes, against LRU caches of
-// capacity blocks each, request i against cache i modulo workers. A request uses
+// HitRate plays the requests in their order against LRU caches of capacity blocks
+// each, request i against cache i modulo workers. A request uses
 // all its blocks, the tail is evicted first; hit are the leading blocks that were
 // there before. Capacity 0 stands for no bound.
-func (t *Trace) HitRate(order []int32, workers, capacity int) (h Hits) {
+func (t *Trace) HitRate(workers, capacity int) (h Hits) {
 	if capacity <= 0 {
 		capacity = t.Distinct()
 	}
@@ -21,8 +21,8 @@ func (t *Trace) HitRate(order []int32, workers, capacity int) (h Hits) {
 	for i := range caches {
 		caches[i] = newCache(capacity, t.Distinct())
 	}
-	for i, n := range order {
-		r, c := &t.Requests[n], caches[i%workers]
+	for i := range t.Requests {
+		r, c := &t.Requests[i], caches[i%workers]
 		hit := c.leading(r.Blocks)
 		h.Blocks += len(r.Blocks)
 		h.Hit += hit
@@ -34,13 +34,4 @@ func (t *Trace) HitRate(order []int32, workers, capacity int) (h Hits) {
 		c.trim(capacity)
 	}
 	return h
-}
-
-// InOrder returns the indexes of all requests.
-func (t *Trace) InOrder() []int32 {
-	order := make([]int32, len(t.Requests))
-	for i := range order {
-		order[i] = int32(i)
-	}
-	return order
 }

@@ -26,8 +26,7 @@ func TestHitRatesOfTheMooncakeTraces(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			all := trace.InOrder()
-			h := trace.HitRate(all, 1, 0)
+			h := trace.HitRate(1, 0)
 			if h.Hit != c.hit || h.Blocks != c.blocks {
 				t.Errorf("%s: %d of %d blocks hit an endless cache, want %d of %d", c.file, h.Hit, h.Blocks, c.hit, c.blocks)
 			}
@@ -35,13 +34,13 @@ func TestHitRatesOfTheMooncakeTraces(t *testing.T) {
 				t.Errorf("%s: %.5f of tokens hit, want %.4f", c.file, share, c.tokens)
 			}
 			for i, size := range []int{1000, 2000, 10_000} {
-				if got := trace.HitRate(all, 8, size).Hit; got != c.robin[i] {
+				if got := trace.HitRate(8, size).Hit; got != c.robin[i] {
 					t.Errorf("%s: 8 workers of %d blocks, round robin: %d hits, want %d", c.file, size, got, c.robin[i])
 				}
-				if got := trace.HitRate(all, 1, 8*size).Hit; got != c.shared[i] {
+				if got := trace.HitRate(1, 8*size).Hit; got != c.shared[i] {
 					t.Errorf("%s: one cache of 8 × %d blocks: %d hits, want %d", c.file, size, got, c.shared[i])
 				}
-				if got := trace.HitRate(all, 1, size).Hit; got != c.one[i] {
+				if got := trace.HitRate(1, size).Hit; got != c.one[i] {
 					t.Errorf("%s: one cache of %d blocks: %d hits, want %d", c.file, size, got, c.one[i])
 				}
 			}

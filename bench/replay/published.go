@@ -10,25 +10,21 @@ import (
 
 // publishedRules returns the rules of other routers, with their authors' settings.
 func publishedRules() []Rule {
-	rules := []struct {
-		name   string
-		choose scorer.Rule
-	}{
-		{"random", func(r *scorer.Request, in []scorer.Input, _ []float64) int { return scorer.Random(len(in), r.U) }},
-		{"round-robin", func(r *scorer.Request, in []scorer.Input, _ []float64) int { return scorer.RoundRobin(len(in), r.Turn) }},
-		{"power-of-two", func(r *scorer.Request, in []scorer.Input, _ []float64) int { return scorer.PowerOfTwo(in, r.U) }},
-		{"least-requests", func(r *scorer.Request, in []scorer.Input, _ []float64) int { return scorer.LeastLoaded(in, r.U) }},
-		{"vllm-dp", vllmDataParallel},
-		{"sglang-cache-aware", sglangCacheAware(.5, 32, 1.1)},
-		{"aibrix-prefix-cache", aibrixPrefixCache(8, 1)},
-		{"gie-3-2-2-2", gieBlend(3, 2, 2, 2)},
-		{"lmetric", lMetric},
+	rules := []Rule{
+		{Name: "random", Choose: func(r *scorer.Request, in []scorer.Input, _ []float64) int { return scorer.Random(len(in), r.U) }},
+		{Name: "round-robin", Choose: func(r *scorer.Request, in []scorer.Input, _ []float64) int { return scorer.RoundRobin(len(in), r.Turn) }},
+		{Name: "power-of-two", Choose: func(r *scorer.Request, in []scorer.Input, _ []float64) int { return scorer.PowerOfTwo(in, r.U) }},
+		{Name: "least-requests", Choose: func(r *scorer.Request, in []scorer.Input, _ []float64) int { return scorer.LeastLoaded(in, r.U) }},
+		{Name: "vllm-dp", Choose: vllmDataParallel},
+		{Name: "sglang-cache-aware", Choose: sglangCacheAware(.5, 32, 1.1)},
+		{Name: "aibrix-prefix-cache", Choose: aibrixPrefixCache(8, 1)},
+		{Name: "gie-3-2-2-2", Choose: gieBlend(3, 2, 2, 2)},
+		{Name: "lmetric", Choose: lMetric},
 	}
-	all := make([]Rule, 0, len(rules))
-	for _, r := range rules {
-		all = append(all, Rule{Name: r.name, Settings: scorer.Defaults(), Choose: r.choose})
+	for i := range rules {
+		rules[i].Settings = scorer.Defaults()
 	}
-	return all
+	return rules
 }
 
 // cachedShare returns the share of the prompt that the worker holds on its device.
@@ -92,8 +88,6 @@ func span(in []scorer.Input, of func(in *scorer.Input) int) (lowest, highest int
 }
 
 func requests(in *scorer.Input) int { return in.ActiveRequests }
-func waiting(in *scorer.Input) int  { return in.WaitingRequests }
-func overlap(in *scorer.Input) int  { return in.OverlapBlocks }
 
 // sglangCacheAware is the router of SGLang: least requests when they differ by
 // more than spread and by more than the factor ratio; else the longest match if it
@@ -152,8 +146,8 @@ func aibrixPrefixCache(spread int, sigmas float64) scorer.Rule {
 // last got such a prompt. The highest sum wins; costs are the sums negated.
 func gieBlend(prefix, queue, memory, cold float64) scorer.Rule { //nolint:unparam // the parameters are the published rule's
 	return func(r *scorer.Request, in []scorer.Input, costs []float64) int {
-		shortest, longest := span(in, waiting)
-		_, known := span(in, overlap)
+		shortest, longest := span(in, func(in *scorer.Input) int { return in.WaitingRequests })
+		_, known := span(in, func(in *scorer.Input) int { return in.OverlapBlocks })
 		for i := range in {
 			idle := 1.
 			if longest > shortest {

@@ -130,7 +130,7 @@ func (s *sim) result() *Result {
 	r.HitRate = hit / tokens
 	r.Promised, r.Misjudged = promised/n, misjudged/n
 	if s.next == nil {
-		h := s.Trace.HitRate(s.Trace.InOrder(), 1, s.KVBlocks*s.Workers)
+		h := s.Trace.HitRate(1, s.KVBlocks*s.Workers)
 		if h.HitTokens > 0 {
 			r.LRUShare = r.HitRate / (float64(h.HitTokens) / float64(h.Tokens))
 		}
@@ -149,10 +149,7 @@ func (s *sim) result() *Result {
 func writeJSON(w io.Writer, results []*Result) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
-	if err := enc.Encode(results); err != nil {
-		return fmt.Errorf("replay: write results: %w", err)
-	}
-	return nil
+	return enc.Encode(results)
 }
 
 // writeTable writes results as a table, one a line. The cost of decisions is at the end of
@@ -185,8 +182,5 @@ func writeTable(w io.Writer, results []*Result) error {
 		}
 		fmt.Fprintln(t)
 	}
-	if err := t.Flush(); err != nil {
-		return fmt.Errorf("replay: write results: %w", err)
-	}
-	return nil
+	return t.Flush()
 }

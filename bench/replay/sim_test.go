@@ -483,7 +483,7 @@ func TestMooncakeRoundTrip(t *testing.T) {
 			t.Fatalf("request %d is %+v, was %+v", i, *b, *a)
 		}
 	}
-	if a, b := trace.HitRate(trace.InOrder(), 1, 0), back.HitRate(back.InOrder(), 1, 0); a.Hit != b.Hit {
+	if a, b := trace.HitRate(1, 0), back.HitRate(1, 0); a.Hit != b.Hit {
 		t.Errorf("%d blocks hit, were %d", b.Hit, a.Hit)
 	}
 	// A record of the format does not change when it is read and written: the same bytes, and, where each

@@ -179,13 +179,16 @@ func (t *Tracer) Run(ctx context.Context) error {
 		}
 		select {
 		case l := <-t.queue:
-			t.write(&f, &l) //nolint:contextcheck // counters need none
+			outcome := "written"
+			if f.write(&l); f.err != nil {
+				outcome = "error"
+			}
+			t.count(outcome) //nolint:contextcheck // a counter needs none
 		case <-ticker.C:
 			f.flush()
 		case <-ctx.Done():
-			for len(t.queue) > 0 {
-				l := <-t.queue
-				t.write(&f, &l) //nolint:contextcheck // counters need none
+			if len(t.queue) > 0 {
+				continue // another turn takes the next one
 			}
 			f.close()
 			if logged {
@@ -194,14 +197,6 @@ func (t *Tracer) Run(ctx context.Context) error {
 			return f.err
 		}
 	}
-}
-
-func (t *Tracer) write(f *traceFile, l *traceLine) {
-	if f.write(l); f.err != nil {
-		t.count("error")
-		return
-	}
-	t.count("written")
 }
 
 // traceFile is the file being written. After an error it does nothing.

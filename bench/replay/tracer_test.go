@@ -76,7 +76,7 @@ func TestTraceIsReplayed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := trace.HitRate(trace.InOrder(), 1, 0)
+	h := trace.HitRate(1, 0)
 	if len(trace.Requests) != 3 || h.Blocks != 2+3+2 || h.Hit != 2 {
 		t.Errorf("%d requests, %d of %d blocks hit, want 3, 2 of 7", len(trace.Requests), h.Hit, h.Blocks)
 	}

@@ -5,6 +5,7 @@
 package replica
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -74,16 +75,14 @@ func (c *Config) restore(s *events.Snapshot, mine func(uint64) bool, whole func(
 		contents.Workers = append(contents.Workers, info)
 	}
 	out, err := c.Router.Restore(contents, whole)
+	if err != nil && !errors.Is(err, router.ErrDumping) {
+		err = fmt.Errorf("%w: %w", events.ErrSnapshot, err)
+		if whole != nil { // an error of the reader does not mean that the snapshot is damaged
+			err = cmp.Or(whole(), err)
+		}
+	}
 	if err != nil {
-		if errors.Is(err, router.ErrDumping) {
-			return err
-		}
-		if whole != nil {
-			if cause := whole(); cause != nil {
-				return cause // an error of the reader does not mean that the snapshot is damaged
-			}
-		}
-		return fmt.Errorf("%w: %w", events.ErrSnapshot, err)
+		return err
 	}
 	for _, ev := range s.Parked {
 		if !contents.Keep(ev.WorkerID) {

@@ -6,7 +6,6 @@ package wire
 
 import (
 	"cmp"
-	"encoding/hex"
 	"fmt"
 	"strings"
 
@@ -99,8 +98,7 @@ func Segment(s string) string {
 		if 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_' || c == '-' {
 			b.WriteByte(c)
 		} else {
-			b.WriteByte('%')
-			b.WriteString(strings.ToUpper(hex.EncodeToString([]byte{c})))
+			fmt.Fprintf(&b, "%%%02X", c)
 		}
 	}
 	return b.String()
