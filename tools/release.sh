@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Builds all files of a release without publishing them, and checks them: checksums, contents of the archives, the lists of
-# modules, the program of this machine, and that a second build makes the same binaries. Images are built if a Docker daemon
+# modules, the program of this machine, the Python wheels, and that a second build makes the same binaries. Images are built if a Docker daemon
 # answers.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -44,3 +44,16 @@ own=$(find . -path "*$(go env GOOS)_$(go env GOARCH)*" -name kvroute -type f)
 "$own" help >/dev/null
 [ "$(stat -c %s "$own")" -le $((40 << 20)) ] || fail "$own has more than 40 MiB"
 echo "${#archives[@]} archives and their checksums, ${#lists[@]} lists of modules; two builds are equal; $(stat -c %s "$own") bytes a binary"
+
+# The Python wheels: the client for all platforms, and the client and the C library for this one.
+cd ../..
+python=$(tools/python.sh)
+rm -rf .cache/wheels
+for pure in 1 0; do
+	KVROUTE_PURE=$pure "$python" -m pip wheel --quiet --disable-pip-version-check --no-index --find-links .cache/python/wheels --no-deps -w .cache/wheels ./bindings/python
+done
+cd .cache/wheels
+wheels=(kvroute-*.whl)
+[ "${#wheels[@]}" = 2 ] && [[ ${wheels[0]} == *-py3-none-any.whl ]] || fail "want a wheel for all platforms and one for this, not ${wheels[*]}"
+[[ $("$python" -m zipfile -l "${wheels[1]}") == *libkvroute_publisher* ]] || fail "${wheels[1]} has no C library"
+echo "Python wheels: ${wheels[*]}"
