@@ -229,7 +229,7 @@ cover: ## print the share of statements that the short tests run
 	go tool cover -func=.cache/cover.out | tail -n 1
 
 .PHONY: test-compose
-test-compose: tools ## run docker-compose.yaml end to end and check the result (podman or docker)
+test-compose: tools ## run docker-compose.yaml with all profiles end to end, check the results, and build the image twice (podman or docker)
 	@tools/compose.sh
 
 .PHONY: release-check

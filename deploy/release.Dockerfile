@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The image of a release, made by GoReleaser of the binaries that it has built. `docker build .` in the root builds from source.
-FROM docker.io/library/golang:1.26-alpine AS files
+FROM docker.io/library/golang:1.26.8-alpine AS files
 RUN mkdir -p -m 1777 /out/tmp
 
 FROM scratch

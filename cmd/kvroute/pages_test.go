@@ -21,7 +21,7 @@ var operating = []string{"api", "disaggregation", "metrics", "observe", "operati
 
 // engineFlags are flags of engines, and of docker compose, on these pages.
 var engineFlags = strings.Fields(`--kv-transfer-config --enable-prompt-tokens-details --enable-cache-report --otlp-traces-endpoint --prefix-caching-hash-algo
-	--enable-prefix-caching --disaggregation-mode --build`)
+	--enable-prefix-caching --disaggregation-mode --build --profile`)
 
 func page(t *testing.T, name string) string {
 	t.Helper()
