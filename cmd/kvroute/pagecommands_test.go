@@ -38,6 +38,7 @@ var commandBlocks = map[string]string{
 	"envoy: kvroute serve":                 "here",
 	"envoy: kvroute doctor":                "here",
 	"operations: kill -TERM":               "here",
+	"operations: docker buildx":            "needs Docker and the network, as the page says",
 	"operations: kvroute serve":            "here",
 	"replicas: kvroute serve":              "here",
 	"replicas: kvroute doctor":             "here",
