@@ -64,9 +64,7 @@ const (
 
 // New returns the handler of the API.
 func New(c Config) http.Handler {
-	if c.Client == nil {
-		c.Client = reach.Networks{}.Client()
-	}
+	c.Client = cmp.Or(c.Client, reach.Networks{}.Client())
 	c.BodyTime, c.stall = cmp.Or(c.BodyTime, time.Minute), cmp.Or(c.stall, stall)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", get(func(*http.Request) (any, *openai.Error) { return map[string]string{"status": "ok"}, nil }))

@@ -63,11 +63,11 @@ func ReadTokens(path string) (tokens []string, err error) {
 	}
 	defer func() { _ = file.Close() }() // it was only read
 	text, err := io.ReadAll(io.LimitReader(file, maxTokenFile+1))
+	if err == nil && len(text) > maxTokenFile {
+		err = fmt.Errorf("%s has more than %d bytes", path, maxTokenFile)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("api-token-file: %w", err)
-	}
-	if len(text) > maxTokenFile {
-		return nil, fmt.Errorf("api-token-file: %s has more than %d bytes", path, maxTokenFile)
 	}
 	n := 0
 	for line := range strings.Lines(string(text)) {

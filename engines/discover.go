@@ -8,16 +8,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
-	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/kvroute/kvroute/internal/msgpack"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
@@ -37,37 +36,13 @@ type Found struct {
 // maxAnswer limits the size of an engine's HTTP answer.
 const maxAnswer = 8 << 20
 
-// statusError is an HTTP status other than 200.
-type statusError int
-
-func (e statusError) Error() string { return fmt.Sprintf("status %d", int(e)) }
+// engineTime limits the time of an engine's HTTP answer.
+const engineTime = 5 * time.Second
 
 func (s *Sources) get(ctx context.Context, url string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	return s.do(req)
-}
-
-func (s *Sources) do(req *http.Request) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(req.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, engineTime)
 	defer cancel()
-	resp, err := s.conf.Client.Do(req.WithContext(ctx))
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
-	switch {
-	case resp.StatusCode != http.StatusOK:
-		return nil, statusError(resp.StatusCode)
-	case err != nil:
-		return nil, err
-	case len(body) > maxAnswer:
-		return nil, fmt.Errorf("%w: an answer of more than %d bytes", msgpack.ErrShape, maxAnswer)
-	}
-	return body, nil
+	return reach.Get(ctx, s.conf.Client, url, maxAnswer)
 }
 
 // Discover queries an engine for its ranks, its event sockets and its block size: vLLM first, then
@@ -86,7 +61,7 @@ func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
 		body, err := s.get(ctx, base+source.path)
 		if err != nil {
 			last = err
-			if _, ok := errors.AsType[statusError](err); !ok {
+			if _, ok := errors.AsType[reach.StatusError](err); !ok {
 				break // no server
 			}
 			continue

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/reach"
 )
 
 const (
@@ -83,11 +84,13 @@ func (r *rankSource) applyPolled(b *EngineBatch) {
 }
 
 func (r *rankSource) pollOnce(ctx context.Context) (EngineBatch, error) {
+	ctx, cancel := context.WithTimeout(ctx, engineTime)
+	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.at.url, http.NoBody)
 	if err != nil {
 		return EngineBatch{}, err
 	}
-	body, err := r.s.do(req)
+	body, err := reach.Read(r.s.conf.Client, req, maxAnswer)
 	if err != nil {
 		return EngineBatch{}, err
 	}

@@ -152,9 +152,7 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 		conf.Changed = func(uint64, State) {}
 	}
 	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
-	if conf.Client == nil {
-		conf.Client = reach.Networks{}.Client()
-	}
+	conf.Client = cmp.Or(conf.Client, reach.Networks{}.Client())
 	s := &Sources{
 		conf:   conf,
 		wake:   make(chan struct{}, 1),

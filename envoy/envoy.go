@@ -35,6 +35,8 @@ import (
 type Config struct {
 	BodyMode      BodyMode `yaml:"body-mode" default:"buffered" help:"buffered, buffered-partial, streamed, streamed-ahead or full-duplex: how Envoy sends request bodies to kvroute"`
 	ListenAddress string   `yaml:"listen" default:"127.0.0.1:8080" help:"<ip:port> that takes the clients' requests; with port 0 Envoy chooses a free port"`
+	ListenCert    string   `yaml:"tls-cert" help:"<file> with the certificate for clients; listen then speaks HTTPS only, with HTTP/2 or HTTP/1.1 by ALPN"`
+	ListenKey     string   `yaml:"tls-key" help:"<file> with the key of tls-cert"`
 	AdminAddress  string   `yaml:"admin" default:"127.0.0.1:9901" help:"<ip:port> of Envoy's administration"`
 
 	ExtProc []string `yaml:"extproc" help:"<host:port> of a kvroute replica, or unix:/path; may be given several times (default 127.0.0.1:9002)"`
@@ -53,7 +55,10 @@ type Config struct {
 	ServerName string `yaml:"extproc-name" help:"<name> in kvroute's certificate"`
 
 	Failover    Failover `yaml:"failover" default:"composite" help:"composite, list or none: how Envoy reaches the second worker if the first one refuses"`
-	WorkerHTTP2 bool     `yaml:"worker-http2" help:"use HTTP/2 without TLS to the workers"`
+	WorkerHTTP2 bool     `yaml:"worker-http2" help:"use HTTP/2 to the workers"`
+	// WorkerCA and WorkerName are as CA and ServerName, for all workers.
+	WorkerCA   string `yaml:"worker-tls-ca" help:"<file> with the authorities of the workers' certificates; turns TLS to workers on"`
+	WorkerName string `yaml:"worker-tls-name" help:"<name> in the certificate of every worker; empty accepts all certificates that worker-tls-ca signed"`
 	// Without the observer, kvroute needs --first-token=response-headers, unless BodyMode is [FullDuplex].
 	NoObserver bool `yaml:"no-observer" help:"leave out the filter that reports the first token"`
 	// OTLP makes Envoy trace requests. kvroute's spans are then below Envoy's.
@@ -155,13 +160,18 @@ func (c *Config) check() (err error) {
 	for i, a := range c.Pool {
 		want(isHostPort(a), "Pool[%d] is %q, want host:port", i, a)
 	}
-	for _, file := range []struct{ field, path string }{{"CA", c.CA}, {"Cert", c.Cert}, {"Key", c.Key}, {"PoolFile", c.PoolFile}} {
-		want(file.path == "" || pathForm.MatchString(file.path), "%s is %q, want an absolute path of letters, digits, '.', '_' and '-'", file.field, file.path)
+	type setting struct{ field, value string }
+	for _, file := range []setting{{"CA", c.CA}, {"Cert", c.Cert}, {"Key", c.Key}, {"PoolFile", c.PoolFile}, {"ListenCert", c.ListenCert}, {"ListenKey", c.ListenKey}, {"WorkerCA", c.WorkerCA}} {
+		want(file.value == "" || pathForm.MatchString(file.value), "%s is %q, want an absolute path of letters, digits, '.', '_' and '-'", file.field, file.value)
 	}
 	want((c.Cert == "") == (c.Key == ""), "Cert and Key need each other")
+	want((c.ListenCert == "") == (c.ListenKey == ""), "ListenCert and ListenKey need each other")
 	want(c.CA != "" || c.Cert == "" && c.ServerName == "", "Cert, Key and ServerName need CA")
+	want(c.WorkerCA != "" || c.WorkerName == "", "WorkerName needs WorkerCA")
+	for _, name := range []setting{{"ServerName", c.ServerName}, {"WorkerName", c.WorkerName}} {
+		want(name.value == "" || hostForm.MatchString(name.value), "%s is %q, want a host name", name.field, name.value)
+	}
 	want(c.OTLP == "" || isHostPort(c.OTLP), "OTLP is %q, want host:port", c.OTLP)
-	want(c.ServerName == "" || hostForm.MatchString(c.ServerName), "ServerName is %q, want a host name", c.ServerName)
 	want(c.PoolFile == "" || len(c.Pool) == 0, "Pool and PoolFile are both given, want one")
 	for i, p := range c.AllowPaths {
 		want(allowForm.MatchString(p), "AllowPaths[%d] is %q, want a path such as /v1/audio/speech, or /v1/audio/* for all paths below it", i, p)

@@ -4,6 +4,7 @@ package envoy_test
 
 import (
 	"bytes"
+	"crypto/x509"
 	"encoding/pem"
 	"flag"
 	"net/http/httptest"
@@ -60,10 +61,15 @@ var configs = map[string]envoy.Config{
 	"a list in a file":  {ExtProc: []string{"127.0.0.1:9002"}, PoolFile: "/run/kvroute/pool.json", Failover: envoy.List},
 	"a file":            {ExtProc: []string{"127.0.0.1:9002"}, PoolFile: "/run/kvroute/pool.json"},
 	"TLS":               {ExtProc: []string{"127.0.0.1:9002"}, CA: "/etc/ca.pem", ServerName: "kvroute.internal"},
-	"full duplex":       {ExtProc: []string{"127.0.0.1:9002"}, BodyMode: envoy.FullDuplex},
-	"HTTP/2":            {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001"}, WorkerHTTP2: true},
-	"traces":            {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001"}, OTLP: "collector:4317"},
-	"one choice":        {ExtProc: []string{"127.0.0.1:9002"}, Failover: envoy.NoFailover},
+	"TLS everywhere": {
+		ExtProc: []string{"127.0.0.1:9002"}, CA: "/etc/ca.pem", ListenCert: "/etc/cert.pem", ListenKey: "/etc/key.pem",
+		WorkerCA: "/etc/ca.pem", WorkerName: "worker.internal", WorkerHTTP2: true,
+	},
+	"TLS to a list": {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001"}, Failover: envoy.List, WorkerCA: "/etc/ca.pem"},
+	"full duplex":   {ExtProc: []string{"127.0.0.1:9002"}, BodyMode: envoy.FullDuplex},
+	"HTTP/2":        {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001"}, WorkerHTTP2: true},
+	"traces":        {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001"}, OTLP: "collector:4317"},
+	"one choice":    {ExtProc: []string{"127.0.0.1:9002"}, Failover: envoy.NoFailover},
 	"everything else": {
 		ListenAddress: "0.0.0.0:0", AdminAddress: "[::1]:0", ExtProc: []string{"[fd00::1]:1"}, Pool: []string{"10.0.0.1:65535"},
 		AllowPaths: []string{"/health", "/v1/audio/*"}, MaxHeapBytes: 1 << 30, MaxConnections: 9,
@@ -245,6 +251,11 @@ func TestRefusedSettings(t *testing.T) {
 		"Cert and Key need each other":           {ExtProc: ok, CA: "/a.pem", Cert: "/b.pem"},
 		"Cert, Key and ServerName need CA":       {ExtProc: ok, ServerName: "a"},
 		`ServerName is "a b"`:                    {ExtProc: ok, CA: "/a.pem", ServerName: "a b"},
+		"ListenCert and ListenKey need each":     {ExtProc: ok, ListenKey: "/b.pem"},
+		`ListenCert is "a.pem"`:                  {ExtProc: ok, ListenCert: "a.pem", ListenKey: "/b.pem"},
+		"WorkerName needs WorkerCA":              {ExtProc: ok, WorkerName: "a"},
+		`WorkerName is "a\nb"`:                   {ExtProc: ok, WorkerCA: "/a.pem", WorkerName: "a\nb"},
+		`WorkerCA is "a.pem"`:                    {ExtProc: ok, WorkerCA: "a.pem"},
 		`OTLP is "collector"`:                    {ExtProc: ok, OTLP: "collector"},
 		`PoolFile is "a.json"`:                   {ExtProc: ok, PoolFile: "a.json"},
 		"Pool and PoolFile are both given":       {ExtProc: ok, PoolFile: "/a.json", Pool: ok},
@@ -278,12 +289,21 @@ func TestEnvoyValidates(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			file := filepath.Join(dir, "envoy.yaml")
-			if c.CA != "" { // any certificate
-				c.CA = filepath.Join(dir, "ca.pem")
-				server := httptest.NewTLSServer(nil)
-				defer server.Close()
-				if err := os.WriteFile(c.CA, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
-					t.Fatal(err)
+			server := httptest.NewTLSServer(nil) // any certificate and key
+			defer server.Close()
+			key, err := x509.MarshalPKCS8PrivateKey(server.TLS.Certificates[0].PrivateKey)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for setting, block := range map[*string]pem.Block{
+				&c.CA: {Type: "CERTIFICATE", Bytes: server.Certificate().Raw}, &c.WorkerCA: {Type: "CERTIFICATE", Bytes: server.Certificate().Raw},
+				&c.ListenCert: {Type: "CERTIFICATE", Bytes: server.Certificate().Raw}, &c.ListenKey: {Type: "PRIVATE KEY", Bytes: key},
+			} {
+				if *setting != "" {
+					*setting = filepath.Join(dir, filepath.Base(*setting))
+					if err := os.WriteFile(*setting, pem.EncodeToMemory(&block), 0o600); err != nil {
+						t.Fatal(err)
+					}
 				}
 			}
 			if c.PoolFile != "" { // Envoy requires that the file exists

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -20,6 +19,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvroute/kvroute/internal/meter"
+	"github.com/kvroute/kvroute/internal/reach"
 )
 
 const (
@@ -163,23 +163,9 @@ func (w *Watch) Read(ctx context.Context) {
 func (w *Watch) request(ctx context.Context) (counts, error) {
 	ctx, cancel := context.WithTimeout(ctx, watchTime)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(w.conf.URL, "/")+"/stats?filter="+url.QueryEscape(counted.String()), nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := w.conf.Client.Do(req)
+	text, err := reach.Get(ctx, w.conf.Client, strings.TrimRight(w.conf.URL, "/")+"/stats?filter="+url.QueryEscape(counted.String()), maxStats)
 	if failure, ok := errors.AsType[*url.Error](err); ok {
 		return nil, failure.Err // without the long URL
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxStats+1))
-	switch {
-	case err != nil:
-		return nil, err
-	case resp.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("status %d", resp.StatusCode)
-	case len(text) > maxStats:
-		return nil, fmt.Errorf("the statistics have more than %d bytes", maxStats)
 	}
 	return parseStats(string(text))
 }

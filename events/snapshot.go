@@ -234,10 +234,10 @@ func (o *snapshotWriter) run(r *indexer.Run) (ok bool) {
 		}
 		o.record(kind, func(b []byte) []byte {
 			if kind == recordNode {
-				b = appendHashes(appendUvarints(b, uint64(r.Parent), uint64(len(r.Local))), r.Local)
+				b = AppendHashes(appendUvarints(b, uint64(r.Parent), uint64(len(r.Local))), r.Local)
 			}
 			for _, h := range holders[:n] {
-				b = appendHashes(appendUvarints(b, uint64(h.Worker), uint64(h.Tier), uint64(h.Start), uint64(len(h.Externals))), h.Externals)
+				b = AppendHashes(appendUvarints(b, uint64(h.Worker), uint64(h.Tier), uint64(h.Start), uint64(len(h.Externals))), h.Externals)
 			}
 			return b
 		})
@@ -248,7 +248,8 @@ func (o *snapshotWriter) run(r *indexer.Run) (ok bool) {
 	}
 }
 
-func appendHashes(b []byte, hashes []uint64) []byte {
+// AppendHashes appends hashes, each as 8 bytes in little-endian order.
+func AppendHashes(b []byte, hashes []uint64) []byte {
 	for _, h := range hashes {
 		b = binary.LittleEndian.AppendUint64(b, h)
 	}

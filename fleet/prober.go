@@ -3,13 +3,12 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvroute/kvroute/internal/meter"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -37,6 +37,8 @@ type ProberConfig struct {
 	Load func(info router.WorkerInfo, ranks map[uint32]Load)
 	// Client sends the probes. Default [Networks.Client] of all networks.
 	Client *http.Client
+	// Log receives a line when a kind of probe begins to fail. Default none.
+	Log *slog.Logger
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
 	Meter metric.Meter
 }
@@ -72,13 +74,13 @@ type target struct {
 	every time.Duration
 	next  time.Time
 	open  bool // no answer yet
+	fails bool // the last answer was wrong
 }
 
 // NewProber returns a prober without targets.
 func NewProber(conf ProberConfig) (*Prober, error) {
-	if conf.Client == nil {
-		conf.Client = Networks{}.Client()
-	}
+	conf.Client = cmp.Or(conf.Client, Networks{}.Client())
+	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
 	m := meter.New(conf.Meter)
 	probes := m.Counter("kvroute.fleet.probes", "{probe}", "Questions to workers over HTTP, by kind and outcome.", "kind", "outcome")
 	return &Prober{conf: conf, probes: probes, news: make(chan struct{}, 1), targets: make(map[probeKey]*target)}, m.Err()
@@ -105,7 +107,7 @@ func (p *Prober) setLocked(key probeKey, conf *Probe, t target) {
 		t.paths = []string{conf.Path}
 	}
 	if old := p.targets[key]; old != nil {
-		t.next, t.open = old.next, old.open
+		t.next, t.open, t.fails = old.next, old.open, old.fails
 	}
 	p.targets[key] = &t
 }
@@ -171,7 +173,7 @@ func (p *Prober) due(now time.Time) (due map[probeKey]target, wait time.Duration
 func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
 	asking, cancel := context.WithTimeout(ctx, min(probeTime, max(t.every, time.Second)))
 	defer cancel()
-	get := func(path string) ([]byte, error) { return p.get(asking, t.info.Address, path) }
+	get := func(path string) ([]byte, error) { return reach.Get(asking, p.conf.Client, "http://"+t.info.Address.String()+path, probeBytes) }
 	var err error
 	var ranks map[uint32]Load
 	from := t.paths[0]
@@ -191,34 +193,17 @@ func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
 	p.probes.Count(key.kind, outcome)
 
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	begins := false
 	if now := p.targets[key]; now != nil {
-		now.open = false
+		begins = outcome == "failed" && !now.fails
+		now.open, now.fails = false, outcome == "failed"
 		if at := slices.Index(now.paths, from); at > 0 {
 			now.paths = slices.Clone(now.paths)
 			now.paths[0], now.paths[at] = now.paths[at], now.paths[0]
 		}
 	}
-}
-
-func (p *Prober) get(ctx context.Context, at netip.AddrPort, path string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+at.String()+path, nil)
-	if err != nil {
-		return nil, fmt.Errorf("fleet: probe: %w", err)
+	p.mu.Unlock()
+	if begins && ctx.Err() == nil {
+		p.conf.Log.Warn("a probe of a worker fails", "worker", key.worker, "kind", key.kind, "err", err)
 	}
-	resp, err := p.conf.Client.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("fleet: probe: %w", err)
-	}
-	defer func() { _ = resp.Body.Close() }() // it was only read
-	body, err := io.ReadAll(io.LimitReader(resp.Body, probeBytes+1))
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("fleet: probe %s: %w", at, err)
-	case resp.StatusCode < 200 || resp.StatusCode > 299:
-		return nil, fmt.Errorf("fleet: probe %s%s: status %d", at, path, resp.StatusCode)
-	case len(body) > probeBytes:
-		return nil, fmt.Errorf("fleet: probe %s%s: more than %d bytes", at, path, probeBytes)
-	}
-	return body, nil
 }

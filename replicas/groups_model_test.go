@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
@@ -283,7 +284,7 @@ func TestSummaryVectors(t *testing.T) {
 		Healthy: 8, Degraded: 2, Busy: 1, TotalBlocks: 160_000, ActiveBlocks: 5, PendTokens: 6, ActiveRequests: 7, Queued: 8, QueuedTokens: 9,
 	}
 	s := newSummary("g1", 7, time.Second, 4, &load)
-	s.Epoch, s.Seq, s.Kind, s.content = 1<<60, 3, summaryDelta, appendHashes(nil, []uint64{1, 1 << 63})
+	s.Epoch, s.Seq, s.Kind, s.content = 1<<60, 3, summaryDelta, events.AppendHashes(nil, []uint64{1, 1 << 63})
 	const text = `{"v":1,"group":"g1","model":"m","block_size":16,"router_id":7,"epoch":1152921504606846976,"seq":3,"kind":"delta","stride":4,"taken_ms":1700000000123,"interval_ms":1000,` +
 		`"load":{"workers_healthy":8,"workers_degraded":2,"busy_workers":1,"total_kv_blocks":160000,"active_blocks":5,"active_prefill_tokens":6,"active_requests":7,"queued":8,"queued_prefill_tokens":9}}` + "\n\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80"
 	if got := encoded(t, s); string(got) != text {

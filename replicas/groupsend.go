@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -280,7 +281,7 @@ func (g *GroupPublisher) delta(now time.Time, p *publishedPool, m *summary) {
 		if p.filter == nil {
 			return // the message before could not be sent
 		}
-		m.content = appendHashes(m.content[:0], part)
+		m.content = events.AppendHashes(m.content[:0], part)
 		g.publish(p, m)
 	}
 }

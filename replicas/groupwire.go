@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
 )
@@ -205,18 +206,9 @@ func filterParts(f *indexer.Filter, room int) iter.Seq2[filterPart, []byte] {
 	}
 }
 
-func appendHashes(b []byte, all []uint64) []byte {
-	for _, h := range all {
-		b = binary.LittleEndian.AppendUint64(b, h)
-	}
-	return b
-}
-
 func readHashes(b []byte) []uint64 {
 	all := make([]uint64, len(b)/8)
-	for i := range all {
-		all[i] = binary.LittleEndian.Uint64(b[8*i:])
-	}
+	_, _ = binary.Decode(b, binary.LittleEndian, all) // all has the right length
 	return all
 }
 
@@ -231,7 +223,7 @@ type probe struct {
 }
 
 func encodeProbe(p *router.Probe) ([]byte, error) {
-	return encode(probe{1, p.ID, p.Model, p.BlockSize, p.Tokens}, appendHashes(nil, p.Local))
+	return encode(probe{1, p.ID, p.Model, p.BlockSize, p.Tokens}, events.AppendHashes(nil, p.Local))
 }
 
 func readProbe(data []byte) (router.Probe, error) {

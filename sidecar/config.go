@@ -22,14 +22,14 @@ import (
 type Config struct {
 	NATSURL      string `yaml:"nats-url" default:"nats://127.0.0.1:4222" help:"<URL> of the NATS server, or file:PATH of a file that holds it"`
 	bus.Access   `yaml:",inline"`
-	NATSReplicas int    `yaml:"nats-replicas" default:"1" want:"1, 3 or 5" help:"<number> of NATS servers that store the stream, if it is made here: 1, 3 or 5"`
-	Namespace    string `yaml:"namespace" default:"kvroute" help:"namespace of the workers' subjects"`
-	Component    string `yaml:"component" default:"workers" help:"component of the workers' subjects"`
-	Endpoint     string `yaml:"endpoint" default:"generate" help:"endpoint of the workers' subjects"`
+	NATSReplicas int `yaml:"nats-replicas" default:"1" want:"1, 3 or 5" help:"<number> of NATS servers that store the stream, if it is made here: 1, 3 or 5"`
+	wire.Scope   `yaml:",inline"`
 
 	Name             string `yaml:"name" help:"name of the worker; empty takes its address"`
 	WorkerID         uint64 `yaml:"worker-id" help:"<number> of the worker; 0 takes one made of its name"`
 	EngineAddress    string `yaml:"engine-address" default:"127.0.0.1:8000" help:"<ip:port> of the engine's HTTP server, as reached from here"`
+	WorkerTLSCA      string `yaml:"worker-tls-ca" help:"PEM <file> with the authorities of the engine's certificate; kvroute then calls the engine over HTTPS"`
+	WorkerTLSName    string `yaml:"worker-tls-name" help:"<name> in the engine's certificate; empty takes the host of engine-address"`
 	Advertise        string `yaml:"advertise" help:"<ip:port> of the engine to register; empty takes engine-address, or the address of this machine that reaches NATS"`
 	MetricsPath      string `yaml:"metrics-path" help:"<path> of the engine's metrics, for its load; empty tries the usual ones"`
 	HealthPath       string `yaml:"health-path" default:"/health" help:"<path> that answers 200 while the engine is healthy"`
@@ -106,10 +106,6 @@ func (c *Config) engineWorker() engines.EngineWorker {
 		w.Transport = engines.TransportPoll
 	}
 	return w
-}
-
-func (c *Config) scope() wire.Scope {
-	return wire.Scope{Namespace: c.Namespace, Component: c.Component, Endpoint: c.Endpoint}
 }
 
 func commaList(s string) (items []string) {

@@ -3,16 +3,13 @@
 package sidecar
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +18,7 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -126,7 +124,7 @@ func (s *Sidecar) measure(ctx context.Context) {
 		}
 		s.load.sequence++
 		// The next message replaces a lost one.
-		_ = s.nc.Publish(s.conf.scope().Topic(events.LoadTopic), events.AppendEnvelope(nil, e))
+		_ = s.nc.Publish(s.conf.Scope.Topic(events.LoadTopic), events.AppendEnvelope(nil, e))
 	}
 }
 
@@ -212,20 +210,7 @@ func (a *answers) difference(before *answers) string {
 // maxAnswer limits an answer of the engine, in bytes.
 const maxAnswer = 64 << 20
 
-// get returns the body of an engine's answer with status 200.
+// get returns the body of an engine's answer.
 func (s *Sidecar) get(ctx context.Context, path string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.engine.Address+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := s.client.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answers with status %d: %s", req.URL, resp.StatusCode, bytes.TrimSpace(body[:min(len(body), 4096)]))
-	}
-	return body, err
+	return reach.Get(ctx, s.client, "http://"+s.engine.Address+path, maxAnswer)
 }

@@ -55,6 +55,8 @@ type Sidecar struct {
 	lost   meter.Counter
 	nc     *nats.Conn
 	client *http.Client
+	// networks allow all addresses.
+	networks reach.Networks
 
 	engine    engines.EngineWorker
 	record    fleet.Record
@@ -73,7 +75,11 @@ func New(c *Config, log *slog.Logger, from metric.Meter) (*Sidecar, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Sidecar{conf: c, log: log, meter: from, client: reach.Networks{}.Client(), record: record, engine: c.engineWorker()}
+	s := &Sidecar{conf: c, log: log, meter: from, record: record, engine: c.engineWorker()}
+	if err := s.networks.Secure(c.WorkerTLSCA, c.WorkerTLSName); err != nil {
+		return nil, err
+	}
+	s.client = s.networks.Client()
 	s.client.Timeout = 2 * time.Second
 	s.load.publisher = rand.Uint64() & (1<<53 - 1) // every JSON reader keeps it exactly
 	m := meter.New(from)
@@ -127,15 +133,12 @@ func serve(ctx context.Context, parts *errgroup.Group, at net.Listener, metrics 
 	mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {})
 	// On a busy machine a client may need seconds from its connection to its headers.
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
+	context.AfterFunc(ctx, func() { _ = server.Close() }) // an error: the connections are closed already
 	parts.Go(func() error {
 		if err := server.Serve(at); !errors.Is(err, http.ErrServerClosed) {
 			return err
 		}
 		return nil
-	})
-	parts.Go(func() error {
-		<-ctx.Done()
-		return server.Close()
 	})
 }
 
@@ -143,8 +146,8 @@ func serve(ctx context.Context, parts *errgroup.Group, at net.Listener, metrics 
 func (s *Sidecar) open(ctx context.Context) (err error) {
 	c := s.conf
 	if s.sources, err = engines.NewSources(engines.SourcesConfig{
-		Sink: func(_ uint64, rank uint32, ev indexer.Event) { s.publisher.Publish(rank, ev) },
-		Log:  s.log, Meter: s.meter,
+		Sink:   func(_ uint64, rank uint32, ev indexer.Event) { s.publisher.Publish(rank, ev) },
+		Client: s.networks.Client(), Log: s.log, Meter: s.meter,
 	}); err != nil {
 		return err
 	}
@@ -160,12 +163,12 @@ func (s *Sidecar) open(ctx context.Context) (err error) {
 	}
 	s.engine.ID, s.engine.Name = s.record.ID(), s.record.Name
 	s.publisher = engines.NewPublisher(s.nc, engines.PublisherConfig{
-		Scope: c.scope(), WorkerID: s.engine.ID, LocalIndexer: c.LocalIndexer, Durable: c.Durable, Replicas: c.NATSReplicas, Log: s.log,
+		Scope: c.Scope, WorkerID: s.engine.ID, LocalIndexer: c.LocalIndexer, Durable: c.Durable, Replicas: c.NATSReplicas, Log: s.log,
 		Lost: func(n int) { s.lost.Add(n) },
 	})
 	s.record.Events.PublisherID, s.record.StartedMS = s.publisher.ID(), time.Now().UnixMilli()
 	s.announcer, err = fleet.NewAnnouncer(s.nc, fleet.AnnouncerConfig{
-		Scope: c.scope(), Record: s.record, Replicas: c.NATSReplicas, Alive: s.healthy.Load, Load: s.load.recent, Log: s.log,
+		Scope: c.Scope, Record: s.record, Replicas: c.NATSReplicas, Alive: s.healthy.Load, Load: s.load.recent, Log: s.log,
 	})
 	return err
 }

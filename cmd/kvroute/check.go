@@ -36,9 +36,10 @@ func checkConfig(_ context.Context, args []string, std stdio) error {
 	log := telemetry.NewLogger(std.err, telemetry.Level(c.LogLevel), c.LogFormat, nil)
 	s := server{conf: c, log: log}
 	defer func() { _ = s.close() }()
-	_, noTLS := c.tls(log)
+	_, noTLS := c.extprocTLS(log)
+	_, noHTTPS := c.httpTLS(log)
 	_, noModels := c.loadCards(tokenizer.NewCache(c.TokenizerCacheBytes), log)
-	errs := []error{s.lockStateDir(), noTLS, noModels}
+	errs := []error{s.lockStateDir(), noTLS, noHTTPS, s.networks.Secure(c.WorkerTLSCA, c.WorkerTLSName), noModels}
 	if c.APITokenFile != "" {
 		_, err = api.ReadTokens(c.APITokenFile)
 		errs = append(errs, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/settings"
+	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/replicas"
 )
 
@@ -32,16 +33,18 @@ type config struct {
 	ExtprocAddress string `yaml:"extproc-address" topic:"Listeners and access" own:"yes" default:"127.0.0.1:9002" help:"<ip:port> or unix:/path at which Envoy reaches the external processor; port 0 picks a free one"`
 	HTTPAddress    string `yaml:"http-address" own:"yes" default:"127.0.0.1:9003" help:"<ip:port> of health checks, metrics and the API; port 0 picks a free one"`
 	APITokenFile   string `yaml:"api-token-file" own:"yes" help:"<file> of bearer tokens, one a line, 16 or more visible ASCII characters each; the API then answers only requests with one of them"`
+	HTTPTLSCert    string `yaml:"http-tls-cert" own:"yes" help:"PEM <file> with the certificate of http-address, which then speaks HTTPS only"`
+	HTTPTLSKey     string `yaml:"http-tls-key" own:"yes" help:"PEM <file> with the key of http-tls-cert"`
 	TrustedNetwork bool   `yaml:"trusted-network" own:"yes" help:"allow http-address, extproc-address and nats-listen off loopback without api-token-file and extproc-tls-client-ca; set it if only trusted clients reach them"`
 
 	NATSURL        string `yaml:"nats-url" topic:"NATS and the scope of the workers" own:"yes" help:"<URL> of the NATS server, or file:PATH of a file that holds the URL; empty runs a NATS server in this process"`
 	NATSListen     string `yaml:"nats-listen" own:"yes" help:"<ip:port> at which the NATS server in this process listens for workers and other replicas; empty listens nowhere. Clients need the URL in the file nats-url of state-dir"`
 	bus.Access     `yaml:",inline"`
-	NATSReplicas   int    `yaml:"nats-replicas" default:"1" want:"1, 3 or 5" help:"<number> of NATS servers that store the streams and buckets that kvroute makes: 1, 3 or 5"`
-	Namespace      string `yaml:"namespace" default:"kvroute" help:"namespace of the workers' subjects"`
-	Component      string `yaml:"component" default:"workers" help:"component of the workers' subjects"`
-	Endpoint       string `yaml:"endpoint" default:"generate" help:"endpoint of the workers' subjects"`
+	NATSReplicas   int `yaml:"nats-replicas" default:"1" want:"1, 3 or 5" help:"<number> of NATS servers that store the streams and buckets that kvroute makes: 1, 3 or 5"`
+	wire.Scope     `yaml:",inline"`
 	WorkerNetworks string `yaml:"worker-networks" help:"<networks> that workers may be in: CIDR, CIDR:port or CIDR:port-port, comma-separated; empty allows all. Add 127.0.0.0/8 to let workers on loopback register"`
+	WorkerTLSCA    string `yaml:"worker-tls-ca" own:"yes" help:"PEM <file> with the authorities of the workers' certificates; kvroute then calls all workers over HTTPS"`
+	WorkerTLSName  string `yaml:"worker-tls-name" help:"<name> in the certificate of every worker; empty takes the worker's IP address"`
 
 	DurableKVEvents         bool          `yaml:"durable-kv-events" topic:"Cache events and replicas" default:"true" help:"read events from a stream that stores them, so that a restart loses none"`
 	KVEventsRetention       time.Duration `yaml:"kv-events-retention" help:"<time> for which the stream stores events, 30m to 8760h; 0 leaves an existing stream unchanged and makes a new one with 1h"`

@@ -42,8 +42,7 @@ func compareReplicas(ctx context.Context, args []string, std stdio) error {
 	var sources []doctor.Source
 	for _, u := range urls {
 		// Each request uses a new connection, so that several replicas behind one URL are noticed.
-		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-		from := apiClient{url: u, tokenFile: *tokenFile, http: client}
+		from := apiClient{url: u, tokenFile: *tokenFile, http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 		if err := from.readToken(); err != nil {
 			return err
 		}

@@ -82,7 +82,7 @@ func (s *server) checks() []api.Check {
 }
 
 func (s *server) scopeName() string {
-	scope := s.scope.WithDefaults()
+	scope := s.conf.Scope.WithDefaults()
 	return scope.Namespace + "/" + scope.Component + "/" + scope.Endpoint
 }
 

@@ -22,7 +22,7 @@ func (s *server) openProbes() (ask func(context.Context, router.Probe) []router.
 		most = math.MaxInt
 	}
 	probes, err := replicas.NewProbes(s.nc, replicas.ProbesConfig{
-		Scope: s.scope, Most: most, Budget: s.conf.GroupProbeBudget, Meter: s.metrics.Meter("fleet"),
+		Scope: s.conf.Scope, Most: most, Budget: s.conf.GroupProbeBudget, Meter: s.metrics.Meter("fleet"),
 	})
 	if err != nil {
 		return nil, err
@@ -36,12 +36,12 @@ func (s *server) openGroups() (err error) {
 	switch {
 	case c.Group != "":
 		s.group, err = replicas.NewGroupPublisher(s.nc, replicas.GroupPublisherConfig{
-			Scope: s.scope, Group: c.Group, ID: s.id, Router: s.router, Interval: c.GroupInterval,
+			Scope: s.conf.Scope, Group: c.Group, ID: s.id, Router: s.router, Interval: c.GroupInterval,
 			Meter: s.metrics.Meter("fleet"),
 		})
 	case len(c.Groups) > 0:
 		s.groups, err = replicas.NewGroups(s.nc, replicas.GroupsConfig{
-			Scope: s.scope, Groups: c.Groups, Set: s.static.setGroups, Summary: s.router.SetSummary,
+			Scope: s.conf.Scope, Groups: c.Groups, Set: s.static.replace(&s.static.groups), Summary: s.router.SetSummary,
 			Log: s.log, Meter: s.metrics.Meter("fleet"),
 		})
 	}

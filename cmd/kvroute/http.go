@@ -6,14 +6,15 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/internal/reach"
 )
 
 // maxAnswer is how many bytes of an answer are read.
@@ -47,13 +48,32 @@ func (c *apiClient) readToken() error {
 	return err
 }
 
-// open requests a path, in a media type unless that is "". The caller closes the body of the answer.
+// open requests a path, in a media type unless that is "". An answer with another status than 200 is
+// an error with the answer's text; otherwise the caller closes its body.
 func (c *apiClient) open(ctx context.Context, path, accept string) (*http.Response, error) {
-	resp, err := open(ctx, c.http, strings.TrimRight(c.url, "/")+path, c.token, accept)
-	if _, ofAPI := errors.AsType[apiError](err); err != nil && !ofAPI {
-		err = c.wrongURL(err)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(c.url, "/")+path, nil)
+	if err != nil {
+		return nil, c.wrongURL(err)
 	}
-	return resp, err
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token) // not sent to other hosts after a redirect
+	}
+	if accept != "" {
+		req.Header.Set("Accept", accept)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, c.wrongURL(err)
+	} else if resp.StatusCode == http.StatusOK {
+		return resp, nil
+	}
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // the beginning is enough
+	_ = resp.Body.Close()
+	var e struct{ Error struct{ Message string } }
+	if json.Unmarshal(text, &e) == nil && e.Error.Message != "" {
+		return nil, apiError(fmt.Sprintf("%s answers with status %d: %s", req.URL, resp.StatusCode, e.Error.Message))
+	}
+	return nil, c.wrongURL(fmt.Errorf("%s answers with status %d: %s", req.URL, resp.StatusCode, bytes.TrimSpace(text)))
 }
 
 // read requests a path and decodes the answer. Numbers of unknown type keep their digits.
@@ -75,41 +95,22 @@ func (c *apiClient) wrongURL(err error) error {
 	return fmt.Errorf("%w; --url is %q, want the http-address of a running kvroute, as %s", err, c.url, defaultAPI)
 }
 
-// apiError is an error that kvroute's API, or an engine's, answered with.
+// apiError is an error that kvroute's API answered with.
 type apiError string
 
 func (e apiError) Error() string { return string(e) }
 
-// open requests a URL, with a bearer token and in a media type if there are such. Errors are those of
-// do.
-func open(ctx context.Context, client *http.Client, url, token, accept string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
+// healthcheck requests a URL, for images without an HTTP client.
+func healthcheck(ctx context.Context, args []string, std stdio) error {
+	fs := newFlagSet("healthcheck")
+	url := fs.String("url", "http://127.0.0.1:9003/readyz", "`URL` to ask")
+	if err := parse(fs, args); err != nil {
+		return err
 	}
-	if token != "" {
-		req.Header.Set("Authorization", "Bearer "+token) // not sent to other hosts after a redirect
-	}
-	if accept != "" {
-		req.Header.Set("Accept", accept)
-	}
-	return do(client, req)
-}
-
-// do sends a request. An answer with another status than 200 is an error with the answer's
-// text; otherwise the caller closes its body.
-func do(client *http.Client, req *http.Request) (*http.Response, error) {
-	resp, err := client.Do(req)
-	if err != nil || resp.StatusCode == http.StatusOK {
-		return resp, err
-	}
-	text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // the beginning is enough
-	_ = resp.Body.Close()
-	var e struct{ Error struct{ Message string } }
-	if json.Unmarshal(text, &e) == nil && e.Error.Message != "" {
-		return nil, apiError(fmt.Sprintf("%s answers with status %d: %s", req.URL, resp.StatusCode, e.Error.Message))
-	}
-	return nil, fmt.Errorf("%s answers with status %d: %s", req.URL, resp.StatusCode, bytes.TrimSpace(text))
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	_, err := reach.Get(ctx, http.DefaultClient, *url, maxAnswer)
+	return err
 }
 
 // writeJSON writes a command's result for programs.

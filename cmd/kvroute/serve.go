@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"flag"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -32,7 +34,6 @@ import (
 	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/internal/replica"
 	"github.com/kvroute/kvroute/internal/telemetry"
-	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
@@ -60,9 +61,11 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 	log := telemetry.NewLogger(std.err, level, conf.LogFormat, names.replace)
 	networks, _ := reach.Parse(conf.WorkerNetworks) // readConfig has checked them
 	log.Info("kvroute starts", "version", telemetry.Version(), "mode", conf.RouterMode)
-
+	if err := networks.Secure(conf.WorkerTLSCA, conf.WorkerTLSName); err != nil {
+		return err
+	}
 	s := server{
-		conf: conf, given: conf, read: read, file: file, hup: hup, networks: networks, log: log, level: level, names: names, scope: conf.scope(),
+		conf: conf, given: conf, read: read, file: file, hup: hup, networks: networks, log: log, level: level, names: names,
 		id:    rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
 		begun: began, client: networks.Client(),
 	}
@@ -168,7 +171,7 @@ func (s *server) finished() func(router.Outcome) {
 // openEvents makes the readers of the workers' events, from NATS and from engines.
 func (s *server) openEvents() (err error) {
 	if s.events, err = events.NewSubscriber(s.nc, events.SubscriberConfig{
-		Scope: s.scope,
+		Scope: s.conf.Scope,
 		Sink: func(id uint64, rank uint32, ev indexer.Event) {
 			s.router.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
 		},
@@ -195,7 +198,7 @@ func (s *server) openEvents() (err error) {
 func (s *server) openFleet() (err error) {
 	c := &s.conf
 	if s.registry, err = fleet.NewRegistry(s.nc, fleet.RegistryConfig{
-		Scope:    s.scope,
+		Scope:    s.conf.Scope,
 		Replicas: c.NATSReplicas,
 		Networks: s.networks,
 		Ages:     fleet.Ages{Degraded: c.DegradedAfter, Unhealthy: c.UnhealthyAfter, Expired: c.ExpiredAfter},
@@ -209,7 +212,7 @@ func (s *server) openFleet() (err error) {
 		return err
 	}
 	if s.prober, err = fleet.NewProber(fleet.ProberConfig{
-		Alive: s.registry.Alive, Load: s.rankLoads, Client: s.client, Meter: s.metrics.Meter("fleet"),
+		Alive: s.registry.Alive, Load: s.rankLoads, Client: s.client, Log: s.log, Meter: s.metrics.Meter("fleet"),
 	}); err != nil {
 		return err
 	}
@@ -243,12 +246,12 @@ func (s *server) openExtproc() (err error) {
 		// Without a grace period: streams on an old connection run to their end.
 		options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: c.ExtprocConnectionAge}))
 	}
-	secured, err := c.tls(s.log)
+	secured, err := c.extprocTLS(s.log)
 	if err != nil {
 		return err
 	}
 	if secured != nil {
-		options = append(options, grpc.Creds(secured))
+		options = append(options, grpc.Creds(credentials.NewTLS(secured)))
 	}
 	s.grpc = grpc.NewServer(options...)
 	s.extproc.Register(s.grpc)
@@ -320,7 +323,14 @@ func (s *server) openHTTP() (err error) {
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	s.http.RegisterOnShutdown(func() { close(draining) })
+	secured, err := s.conf.httpTLS(s.log)
+	if err != nil {
+		return err
+	}
 	s.httpAt, err = net.Listen("tcp", s.conf.HTTPAddress)
+	if err == nil && secured != nil {
+		s.httpAt = tls.NewListener(s.httpAt, secured)
+	}
 	return err
 }
 
@@ -376,7 +386,7 @@ func (s *server) run(ctx context.Context) error {
 }
 
 func (s *server) followUsedBlocks(ctx context.Context) error {
-	return events.FollowUsedBlocks(ctx, s.nc, s.scope, s.usedBlocks)
+	return events.FollowUsedBlocks(ctx, s.nc, s.conf.Scope, s.usedBlocks)
 }
 
 // serveEnvoy and serveAPI end when drain stops their servers.
@@ -459,24 +469,4 @@ func (s *server) close() error {
 		return s.metrics.Shutdown(context.Background())
 	}
 	return nil
-}
-
-func (c *config) scope() wire.Scope {
-	return wire.Scope{Namespace: c.Namespace, Component: c.Component, Endpoint: c.Endpoint}
-}
-
-// healthcheck requests a URL, for images without an HTTP client.
-func healthcheck(ctx context.Context, args []string, std stdio) error {
-	fs := newFlagSet("healthcheck")
-	url := fs.String("url", "http://127.0.0.1:9003/readyz", "`URL` to ask")
-	if err := parse(fs, args); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
-	resp, err := open(ctx, http.DefaultClient, *url, "", "")
-	if err != nil {
-		return err
-	}
-	return resp.Body.Close()
 }

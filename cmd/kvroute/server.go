@@ -27,7 +27,6 @@ import (
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/telemetry"
-	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
@@ -47,7 +46,6 @@ type server struct {
 	level    *slog.LevelVar           // of log
 	names    *workerNames             // used by log
 	pending  atomic.Pointer[[]string] // the changed settings that need a restart; nil before a reload
-	scope    wire.Scope
 
 	metrics   *telemetry.Metrics
 	metered   counters

@@ -36,10 +36,10 @@ func (s *server) loadState() (err error) {
 	if !s.router.WantsEvents() {
 		return nil
 	}
-	if err := s.loadFile(sourceFile, s.scope.Bucket(sourceFile), s.direct.sources.Load); err != nil {
+	if err := s.loadFile(sourceFile, s.conf.Scope.Bucket(sourceFile), s.direct.sources.Load); err != nil {
 		return err
 	}
-	return s.loadFile(eventFile, s.scope.Bucket(eventFile), func(r io.Reader) (int, error) { return s.events.Load(r, s.holdings) })
+	return s.loadFile(eventFile, s.conf.Scope.Bucket(eventFile), func(r io.Reader) (int, error) { return s.events.Load(r, s.holdings) })
 }
 
 // loadFile reads a file of the folder if it exists. A damaged file, or one of another version
@@ -92,8 +92,8 @@ func (s *server) saveState() error {
 		return nil
 	}
 	return errors.Join(
-		s.saveFile(sourceFile, s.scope.Bucket(sourceFile), s.direct.sources.Save),
-		s.saveFile(eventFile, s.scope.Bucket(eventFile), s.saveEvents))
+		s.saveFile(sourceFile, s.conf.Scope.Bucket(sourceFile), s.direct.sources.Save),
+		s.saveFile(eventFile, s.conf.Scope.Bucket(eventFile), s.saveEvents))
 }
 
 func (s *server) saveFile(what, name string, write func(io.Writer) error) error {

@@ -21,14 +21,14 @@ func (s *server) lockStateDir() error {
 	if dir == "" {
 		return nil
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("state-dir: %w", err)
+	err := os.MkdirAll(dir, 0o700)
+	if err == nil {
+		s.stateLock, err = os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	}
-	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return fmt.Errorf("state-dir: %w", err)
 	}
-	s.stateLock = f
+	f := s.stateLock
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); errors.Is(err, syscall.EWOULDBLOCK) {
 		owner, _ := os.ReadFile(f.Name()) // the error says enough without it
 		return fmt.Errorf("state-dir: another kvroute (process %s) uses %s; give each its own folder", strings.TrimSpace(string(owner)), dir)

@@ -54,18 +54,13 @@ func (s *static) set(ctx context.Context, records []fleet.Record) error {
 	return nil
 }
 
-// setGroups replaces the router groups. After an error the old ones stay.
-func (s *static) setGroups(groups []fleet.Record) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.replaceLocked(&s.groups, groups)
-}
-
-// setFound replaces the workers of Dynamo's records. After an error the old ones stay.
-func (s *static) setFound(found []fleet.Record) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.replaceLocked(&s.found, found)
+// replace returns a function that replaces one of the lists. After an error the old one stays.
+func (s *static) replace(list *[]fleet.Record) func([]fleet.Record) error {
+	return func(records []fleet.Record) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.replaceLocked(list, records)
+	}
 }
 
 // replaceLocked replaces one of the lists. If two workers have one id, a worker of the configuration

@@ -22,7 +22,7 @@ func (s *server) openSync() (err error) {
 		bind = s.router.PeerSession
 	}
 	s.sync, err = replicas.NewSync(s.nc, replicas.SyncConfig{
-		Scope: s.scope, ID: s.id, Presence: replicas.Presence{
+		Scope: s.conf.Scope, ID: s.id, Presence: replicas.Presence{
 			RouterID: s.id, StartedMS: s.begun.UnixMilli(), Version: telemetry.Version(),
 			Replica: replicaName(&s.conf), Group: s.conf.Group,
 		},

@@ -4,23 +4,21 @@ package main
 
 import (
 	"crypto/tls"
-	"crypto/x509"
-	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"sync"
 
-	"google.golang.org/grpc/credentials"
+	"github.com/kvroute/kvroute/internal/reach"
 )
 
-// tlsFiles is a TLS configuration from files, which are read at each handshake: Envoy opens
-// few connections, and keeps them. A handshake for which the files cannot be read gets the
+// tlsFiles is a TLS configuration from files, which are read at each handshake: clients open few
+// connections, and keep them. A handshake for which the files cannot be read gets the
 // configuration of the last good ones.
 type tlsFiles struct {
-	cert, key string
-	clientCA  string // of the clients that may connect; empty accepts all
-	log       *slog.Logger
+	of, protocol string // beginning of the settings' names; name of the application's protocol
+	cert, key    string
+	clientCA     string // of the clients that may connect; empty accepts all
+	log          *slog.Logger
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -28,23 +26,32 @@ type tlsFiles struct {
 	failed string // the last error that was logged
 }
 
-// tls returns the credentials for Envoy's connections, nil without the settings. It fails
-// if some of the settings are missing, or the files cannot be read.
-func (c *config) tls(log *slog.Logger) (credentials.TransportCredentials, error) {
-	f := &tlsFiles{cert: c.ExtprocTLSCert, key: c.ExtprocTLSKey, clientCA: c.ExtprocTLSClientCA, log: log}
+// extprocTLS returns the configuration for Envoy's connections, as [tlsFiles.open] does.
+func (c *config) extprocTLS(log *slog.Logger) (*tls.Config, error) {
+	return (&tlsFiles{of: "extproc-tls", protocol: "h2", cert: c.ExtprocTLSCert, key: c.ExtprocTLSKey, clientCA: c.ExtprocTLSClientCA, log: log}).open()
+}
+
+// httpTLS returns the configuration for connections to the API, as [tlsFiles.open] does.
+func (c *config) httpTLS(log *slog.Logger) (*tls.Config, error) {
+	return (&tlsFiles{of: "http-tls", protocol: "http/1.1", cert: c.HTTPTLSCert, key: c.HTTPTLSKey, log: log}).open()
+}
+
+// open returns a configuration that follows the files, nil without the settings. It fails if some of
+// the settings are missing, or the files cannot be read.
+func (f *tlsFiles) open() (*tls.Config, error) {
 	switch {
 	case f.cert == "" && f.key == "" && f.clientCA == "":
-		return nil, nil //nolint:nilnil // without TLS there are no credentials
+		return nil, nil //nolint:nilnil // without TLS there is no configuration
 	case f.cert == "" || f.key == "":
-		return nil, errors.New("extproc-tls-cert and extproc-tls-key need each other, and extproc-tls-client-ca needs both")
+		return nil, fmt.Errorf("%[1]s-cert and %[1]s-key need each other, and every other %[1]s setting needs both", f.of)
 	}
 	if _, err := f.current(); err != nil {
 		return nil, err
 	}
-	return credentials.NewTLS(&tls.Config{
+	return &tls.Config{
 		MinVersion:         tls.VersionTLS12,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return f.current() },
-	}), nil
+	}, nil
 }
 
 // current returns the configuration of the current files, or of the last good ones.
@@ -70,19 +77,13 @@ func (f *tlsFiles) current() (*tls.Config, error) {
 func (f *tlsFiles) read() (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(f.cert, f.key)
 	if err != nil {
-		return nil, fmt.Errorf("extproc-tls-cert %s, extproc-tls-key %s: %w", f.cert, f.key, err)
+		return nil, fmt.Errorf("%[1]s-cert %[2]s, %[1]s-key %[3]s: %[4]w", f.of, f.cert, f.key, err)
 	}
 	// Without tickets no session outlives the files by which its client was accepted.
-	c := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}, SessionTicketsDisabled: true}
+	c := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, NextProtos: []string{f.protocol}, SessionTicketsDisabled: true}
 	if f.clientCA != "" {
-		pem, err := os.ReadFile(f.clientCA)
-		if err != nil {
-			return nil, fmt.Errorf("extproc-tls-client-ca: %w", err)
-		}
-		c.ClientCAs, c.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
-		if !c.ClientCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("extproc-tls-client-ca: %s holds no certificate", f.clientCA)
-		}
+		c.ClientAuth = tls.RequireAndVerifyClientCert
+		c.ClientCAs, err = reach.Authorities(f.of+"-client-ca", f.clientCA)
 	}
-	return c, nil
+	return c, err
 }

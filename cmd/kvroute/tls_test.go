@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
@@ -70,7 +71,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	c := defaults()
 	c.ExtprocTLSCert, c.ExtprocTLSKey, c.ExtprocTLSClientCA = a.write(dir, "one")
 	var log strings.Builder
-	f := &tlsFiles{cert: c.ExtprocTLSCert, key: c.ExtprocTLSKey, clientCA: c.ExtprocTLSClientCA, log: slog.New(slog.NewTextHandler(&log, nil))}
+	f := &tlsFiles{of: "extproc-tls", protocol: "h2", cert: c.ExtprocTLSCert, key: c.ExtprocTLSKey, clientCA: c.ExtprocTLSClientCA, log: slog.New(slog.NewTextHandler(&log, nil))}
 	certificate := func() string {
 		t.Helper()
 		got, err := f.current()
@@ -95,18 +96,18 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	}
 
 	for want, change := range map[string]func(*config){
-		"need each other":      func(c *config) { c.ExtprocTLSKey = "" },
-		"holds no certificate": func(c *config) { c.ExtprocTLSClientCA = c.ExtprocTLSKey },
-		"extproc-tls-cert":     func(c *config) { c.ExtprocTLSCert = filepath.Join(dir, "none") },
+		"need each other":  func(c *config) { c.ExtprocTLSKey = "" },
+		"want a PEM file":  func(c *config) { c.ExtprocTLSClientCA = c.ExtprocTLSKey },
+		"extproc-tls-cert": func(c *config) { c.ExtprocTLSCert = filepath.Join(dir, "none") },
 	} {
 		bad := c
 		change(&bad)
-		if _, err := bad.tls(slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := bad.extprocTLS(slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q in it", err, want)
 		}
 	}
 	c = defaults()
-	if secured, err := c.tls(nil); secured != nil || err != nil {
+	if secured, err := c.extprocTLS(nil); secured != nil || err != nil {
 		t.Errorf("without settings: %v, %v", secured, err)
 	}
 }
@@ -129,7 +130,7 @@ func TestANewAuthorityShutsTheOldOneOut(t *testing.T) {
 			InsecureSkipVerify: true, //nolint:gosec // it is the server that is tested
 		}
 	}
-	secured, err := c.tls(slog.New(slog.DiscardHandler))
+	secured, err := c.extprocTLS(slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +138,7 @@ func TestANewAuthorityShutsTheOldOneOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer(grpc.Creds(secured))
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(secured)))
 	healthpb.RegisterHealthServer(server, health.NewServer())
 	go func() { _ = server.Serve(l) }() // ends with Stop
 	t.Cleanup(server.Stop)

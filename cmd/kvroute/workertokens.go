@@ -8,9 +8,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
@@ -41,13 +41,12 @@ func askTokenize(ctx context.Context, client *http.Client, url, model string, p 
 		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := do(client, req)
+	text, err := reach.Read(client, req, maxAnswer)
 	if err != nil {
 		return nil, err
 	}
-	defer resp.Body.Close()
 	var answer struct{ Tokens []uint32 }
-	switch err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&answer); {
+	switch err := json.Unmarshal(text, &answer); {
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", url, err)
 	case answer.Tokens == nil:

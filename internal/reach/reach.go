@@ -5,10 +5,17 @@
 package reach
 
 import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +29,8 @@ type Networks struct {
 	// Own reports whether kvroute itself listens at an address. No worker may register
 	// there. Default: it listens nowhere.
 	Own func(netip.AddrPort) bool
+
+	authorities, name string // of workers that use TLS: see [Networks.Secure]
 }
 
 // network is a prefix with the ports allowed there.
@@ -77,13 +86,10 @@ func parse(item string) (n network, ok bool) {
 	return n, err1 == nil && err2 == nil && first > 0 && first <= last
 }
 
-// Empty reports whether no network is named, so that all addresses are allowed.
-func (n Networks) Empty() bool { return len(n.list) == 0 }
-
 // First returns an address in the first network, for checks that need any address. It is never
 // 0.0.0.0 or ::, which no worker may have. It is invalid without networks.
 func (n Networks) First() netip.Addr {
-	if n.Empty() {
+	if len(n.list) == 0 {
 		return netip.Addr{}
 	}
 	if a := n.list[0].Addr(); !a.IsUnspecified() {
@@ -101,7 +107,7 @@ func (n Networks) contain(a netip.AddrPort, also func(network) bool) bool {
 // Check refuses an address outside the networks; port 0 stands for any. The error says
 // what is wanted.
 func (n Networks) Check(a netip.AddrPort) error {
-	if n.Empty() || n.contain(a, func(network) bool { return true }) {
+	if len(n.list) == 0 || n.contain(a, func(network) bool { return true }) {
 		return nil
 	}
 	return fmt.Errorf("an address in the worker networks %v", n.list)
@@ -143,13 +149,94 @@ func (n Networks) Control(kind, address string, _ syscall.RawConn) error {
 	return nil
 }
 
+// Secure makes the clients made afterwards use TLS for all calls, also to http URLs: whether workers
+// use TLS is one setting, not a part of each address. A worker's certificate must be signed by one of
+// the authorities in a PEM file, which is read for each connection, and be for the name. An empty name
+// stands for the worker's IP address. Without a file Secure changes nothing. Errors begin with a
+// setting's name.
+func (n *Networks) Secure(authorities, name string) (err error) {
+	n.authorities, n.name = authorities, name
+	if authorities == "" && name != "" {
+		return errors.New("worker-tls-name needs worker-tls-ca")
+	} else if authorities != "" {
+		_, err = Authorities("worker-tls-ca", authorities)
+	}
+	return err
+}
+
+// Authorities reads certificates from a PEM file, which a setting names.
+func Authorities(setting, file string) (*x509.CertPool, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", setting, err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s is %q, want a PEM file with certificates", setting, file)
+	}
+	return pool, nil
+}
+
 // Client returns an HTTP client for calls to workers. It connects to addresses in the
 // networks only, does not follow redirects, and ignores proxies of the environment.
 func (n Networks) Client() *http.Client {
 	// A worker whose machine is down does not answer.
 	dialer := &net.Dialer{Timeout: 5 * time.Second, Control: n.Control}
+	transport := &http.Transport{DialContext: dialer.DialContext, MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute}
+	if n.authorities != "" {
+		transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			roots, err := Authorities("worker-tls-ca", n.authorities)
+			if err != nil {
+				return nil, err
+			}
+			secured := tls.Dialer{NetDialer: dialer, Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: n.name}}
+			conn, err := secured.DialContext(ctx, network, address)
+			if _, untrusted := errors.AsType[*tls.CertificateVerificationError](err); untrusted {
+				return nil, fmt.Errorf("worker-tls-ca is %s, worker-tls-name is %q: %w", n.authorities, n.name, err)
+			}
+			return conn, err
+		}
+		transport.DialTLSContext = transport.DialContext
+	}
 	return &http.Client{
-		Transport:     &http.Transport{DialContext: dialer.DialContext, MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute},
+		Transport:     transport,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
+}
+
+// StatusError is the error of an answer with another status than 2xx.
+type StatusError struct {
+	Status int
+	Text   string // the beginning of the answer
+}
+
+func (e StatusError) Error() string { return fmt.Sprintf("status %d: %s", e.Status, e.Text) }
+
+// Get requests a URL, and returns the answer as [Read] does.
+func Get(ctx context.Context, client *http.Client, address string, most int) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return nil, err
+	}
+	return Read(client, req, most)
+}
+
+// Read sends a request and returns the answer. An answer of more than most bytes, or with a [StatusError],
+// is an error. Errors are of the type [url.Error], as those of the client.
+func Read(client *http.Client, req *http.Request, most int) ([]byte, error) {
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, int64(most)+1))
+	if resp.StatusCode/100 != 2 {
+		err = StatusError{resp.StatusCode, strings.TrimSpace(string(body[:min(len(body), 4096)]))}
+	} else if err == nil && len(body) > most {
+		err = fmt.Errorf("more than %d bytes", most)
+	}
+	if err != nil {
+		return nil, &url.Error{Op: req.Method, URL: req.URL.String(), Err: err}
+	}
+	return body, nil
 }

@@ -3,12 +3,24 @@
 package reach_test
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"io"
+	"log"
+	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/internal/reach"
 )
@@ -81,5 +93,112 @@ func TestTheClientGoesNowhereElse(t *testing.T) {
 			t.Errorf("%s: status %d, error %v, %d calls arrived; want status %d and %d", name, status, err, got, c.status, want)
 		}
 		client.CloseIdleConnections()
+	}
+}
+
+// With authorities every call uses TLS, whatever the URL says. A certificate of another authority, or
+// for another name, is refused, and the error names the settings. The file is read for each connection.
+func TestTheClientChecksCertificates(t *testing.T) {
+	worker := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	worker.Config.ErrorLog = log.New(io.Discard, "", 0)
+	worker.StartTLS() // with a certificate for example.com and 127.0.0.1
+	defer worker.Close()
+	plain := httptest.NewServer(http.NotFoundHandler())
+	defer plain.Close()
+	dir := t.TempDir()
+	write := func(name string, text []byte) string {
+		t.Helper()
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	right := write("right.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: worker.Certificate().Raw}))
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, stranger, stranger, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrong := write("wrong.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+	at := strings.TrimPrefix(worker.URL, "https://")
+	for _, c := range []struct{ authorities, name, url, want string }{
+		{right, "", "http://" + at, ""},
+		{right, "", "https://" + at, ""},
+		{right, "example.com", "http://" + at, ""},
+		{right, "worker.internal", "http://" + at, "worker-tls-ca is " + right + `, worker-tls-name is "worker.internal"`},
+		{wrong, "", "http://" + at, "worker-tls-ca is " + wrong},
+		{wrong, "example.com", "https://" + at, "worker-tls-ca is " + wrong},
+		{right, "", plain.URL, "HTTP response to HTTPS client"},
+		{"", "", "http://" + at, "status 400"},
+	} {
+		networks := parse(t, "")
+		if err := networks.Secure(c.authorities, c.name); err != nil {
+			t.Fatal(err)
+		}
+		client := networks.Client()
+		_, err := reach.Get(t.Context(), client, c.url, 1000)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: error %v", c, err)
+		}
+		client.CloseIdleConnections()
+	}
+
+	networks := parse(t, "10.0.0.0/8")
+	if err := networks.Secure(right, ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := reach.Get(t.Context(), networks.Client(), "http://"+at, 1000); err == nil || !strings.Contains(err.Error(), "worker networks") {
+		t.Errorf("an address outside the networks: error %v", err)
+	}
+	networks = parse(t, "")
+	file := write("changes.pem", []byte("no certificate"))
+	if err := networks.Secure(file, ""); err == nil || !strings.Contains(err.Error(), `worker-tls-ca is "`+file+`", want a PEM file`) {
+		t.Errorf("a file without certificates: error %v", err)
+	}
+	if err := networks.Secure("", "name"); err == nil || !strings.Contains(err.Error(), "needs worker-tls-ca") {
+		t.Errorf("a name without authorities: error %v", err)
+	}
+	if err := networks.Secure(file, ""); err == nil {
+		t.Fatal("a file without certificates is accepted")
+	}
+	client := networks.Client()
+	for _, from := range []string{wrong, right, wrong} {
+		text, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write("changes.pem", text)
+		if _, err := reach.Get(t.Context(), client, "http://"+at, 1000); (err == nil) != (from == right) {
+			t.Errorf("with %s: error %v", from, err)
+		}
+		client.CloseIdleConnections() // so that the next call opens a connection
+	}
+}
+
+// An answer is read whole, or not at all.
+func TestAnswersHaveALimit(t *testing.T) {
+	worker := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/busy" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		_, _ = w.Write([]byte("12345"))
+	}))
+	defer worker.Close()
+	client := parse(t, "").Client()
+	defer client.CloseIdleConnections()
+	if body, err := reach.Get(t.Context(), client, worker.URL, 5); err != nil || string(body) != "12345" {
+		t.Errorf("%q, %v", body, err)
+	}
+	if _, err := reach.Get(t.Context(), client, worker.URL, 4); err == nil || !strings.Contains(err.Error(), worker.URL) || !strings.Contains(err.Error(), "more than 4 bytes") {
+		t.Errorf("an answer of 5 bytes: %v", err)
+	}
+	_, err := reach.Get(t.Context(), client, worker.URL+"/busy", 5)
+	if e, ok := errors.AsType[reach.StatusError](err); !ok || e.Status != http.StatusServiceUnavailable || e.Text != "12345" {
+		t.Errorf("a status: %v", err)
 	}
 }

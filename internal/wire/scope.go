@@ -13,9 +13,11 @@ import (
 )
 
 // Scope identifies workers of one kind on NATS. An empty field means its default: "kvroute",
-// "workers", "generate".
+// "workers", "generate". The tags are those of package settings.
 type Scope struct {
-	Namespace, Component, Endpoint string
+	Namespace string `yaml:"namespace" default:"kvroute" help:"namespace of the workers' subjects"`
+	Component string `yaml:"component" default:"workers" help:"component of the workers' subjects"`
+	Endpoint  string `yaml:"endpoint" default:"generate" help:"endpoint of the workers' subjects"`
 }
 
 // WithDefaults returns the scope with no field empty.
