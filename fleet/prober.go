@@ -173,7 +173,8 @@ func (p *Prober) due(now time.Time) (due map[probeKey]target, wait time.Duration
 func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
 	asking, cancel := context.WithTimeout(ctx, min(probeTime, max(t.every, time.Second)))
 	defer cancel()
-	get := func(path string) ([]byte, error) { return reach.Get(asking, p.conf.Client, "http://"+t.info.Address.String()+path, probeBytes) }
+	base := "http://" + t.info.Address.String()
+	get := func(path string) ([]byte, error) { return reach.Get(asking, p.conf.Client, base+path, probeBytes) }
 	var err error
 	var ranks map[uint32]Load
 	from := t.paths[0]

@@ -55,7 +55,7 @@ func (s *server) openDynamo() (err error) {
 // router requests the events of a new worker at once.
 func (s *server) dynamoChanged(v fleet.DynamoView) {
 	s.direct.sources.SetPlane(v.Plane)
-	if err := s.static.replace(&s.static.found)(v.Workers); err != nil {
+	if err := s.static.replace(&s.static.found, v.Workers); err != nil {
 		s.log.Error("the workers of Dynamo's records are refused; the old ones stay", "err", err)
 	}
 }

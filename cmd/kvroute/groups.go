@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math"
 
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
@@ -41,8 +42,8 @@ func (s *server) openGroups() (err error) {
 		})
 	case len(c.Groups) > 0:
 		s.groups, err = replicas.NewGroups(s.nc, replicas.GroupsConfig{
-			Scope: s.conf.Scope, Groups: c.Groups, Set: s.static.replace(&s.static.groups), Summary: s.router.SetSummary,
-			Log: s.log, Meter: s.metrics.Meter("fleet"),
+			Scope: s.conf.Scope, Groups: c.Groups, Summary: s.router.SetSummary, Log: s.log, Meter: s.metrics.Meter("fleet"),
+			Set: func(groups []fleet.Record) error { return s.static.replace(&s.static.groups, groups) },
 		})
 	}
 	return err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -17,7 +18,11 @@ import (
 	"sync/atomic"
 	"testing"
 
+	natsserver "github.com/nats-io/nats-server/v2/server"
+
 	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/internal/process"
+	"github.com/kvroute/kvroute/router"
 )
 
 // Commands reach an API that speaks HTTPS if SSL_CERT_FILE names its authority. New files replace the
@@ -125,7 +130,8 @@ func TestTLSFromClientsToWorkers(t *testing.T) {
 	cert, key, ca := authority.write(d.Dir, "localhost")
 	names := []string{"prefill", "first", "second", "stranger", "misnamed"}
 	byName := map[string]*securedWorker{}
-	text := "version: 1\nworkers:\n"
+	var text strings.Builder
+	text.WriteString("version: 1\nworkers:\n")
 	for _, name := range names {
 		signed, subject, role := authority, "worker.internal", "decode"
 		switch name {
@@ -137,13 +143,13 @@ func TestTLSFromClientsToWorkers(t *testing.T) {
 			subject = "envoy.internal"
 		}
 		byName[name] = newSecuredWorker(t, signed, subject)
-		text += fmt.Sprintf("- {name: %s, address: %q, models: [sim], role: %s, engine: vllm, model_card: kvroute-sim, block_size: 16, health: {interval: 100ms}, metrics: {interval: 100ms}, events: {transport: none}}\n",
+		fmt.Fprintf(&text, "- {name: %s, address: %q, models: [sim], role: %s, engine: vllm, model_card: kvroute-sim, block_size: 16, health: {interval: 100ms}, metrics: {interval: 100ms}, events: {transport: none}}\n",
 			name, byName[name].address, role)
 	}
 	d.EnvoyConfig.ListenCert, d.EnvoyConfig.ListenKey = cert, key
 	d.EnvoyConfig.WorkerCA, d.EnvoyConfig.WorkerName = ca, "worker.internal"
 	d.EnvoyConfig.Pool = []string{byName["first"].address, byName["second"].address}
-	flags := []string{"--config", writeFile(t, text), "--worker-tls-ca", ca, "--worker-tls-name", "worker.internal", "--degraded-after", "3s", "--unhealthy-after", "3s", "--avoid-failing", "0", "--verify-tokenizer"}
+	flags := []string{"--config", writeFile(t, text.String()), "--worker-tls-ca", ca, "--worker-tls-name", "worker.internal", "--degraded-after", "3s", "--unhealthy-after", "3s", "--avoid-failing", "0", "--verify-tokenizer"}
 	d.begin(t, flags...)
 
 	healthy := func() (list []string) {
@@ -248,4 +254,41 @@ func TestPublishForAnEngineOverHTTPS(t *testing.T) {
 	if w.calls[0].Load() == 0 {
 		t.Error("it registered an engine whose health it did not check")
 	}
+}
+
+// No event of an engine crosses a network unencrypted if its sockets are files and `kvroute publish`
+// beside it uses NATS with TLS, as docs/operations.md says.
+func TestEventsOverTLS(t *testing.T) {
+	t.Parallel() // mostly waits
+	dir := t.TempDir()
+	cert, key, ca := newAuthority(t).write(dir, "localhost")
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := natsserver.NewServer(&natsserver.Options{
+		Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, NoSigs: true, NoLog: true, JetStream: true, StoreDir: dir,
+		TLS: true, TLSTimeout: 5, TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go s.Start()
+	if !s.ReadyForConnections(process.Patience) {
+		t.Fatal("NATS does not start")
+	}
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	url := fmt.Sprintf("tls://localhost:%d", s.Addr().(*net.TCPAddr).Port)
+	events, replay := "ipc://"+dir+"/kv", "ipc://"+dir+"/kv-replay"
+	e := bareEngine(t, "a", "--kv-events-endpoint", events, "--kv-events-replay-endpoint", replay)
+	c := spawn(t, "kvroute", "serve", "--nats-url", url, "--nats-ca", ca, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")
+	spawn(t, "publish", "publish", "--engine-address", e.At.HTTP, "--zmq-endpoint", events, "--zmq-replay-endpoint", replay, "--nats-url", url, "--nats-ca", ca)
+	if resp, body := whole(t, http.MethodPost, "http://"+e.At.HTTP+chatPath, chatBody(strings.Repeat("a long prompt ", 40), 2, false), nil); resp.StatusCode != http.StatusOK {
+		t.Fatal(body)
+	}
+	eventually(t, "no cached block is known", func() bool {
+		var answer struct{ Workers []router.WorkerState }
+		err := process.GetJSON(t.Context(), "http://"+c.At.HTTP+"/v1/workers", &answer)
+		return err == nil && len(answer.Workers) == 1 && answer.Workers[0].CachedBlocks > 0
+	})
 }

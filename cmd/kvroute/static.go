@@ -54,13 +54,12 @@ func (s *static) set(ctx context.Context, records []fleet.Record) error {
 	return nil
 }
 
-// replace returns a function that replaces one of the lists. After an error the old one stays.
-func (s *static) replace(list *[]fleet.Record) func([]fleet.Record) error {
-	return func(records []fleet.Record) error {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.replaceLocked(list, records)
-	}
+// replace replaces the router groups, or the workers of Dynamo's records. After an error the old ones
+// stay.
+func (s *static) replace(list *[]fleet.Record, records []fleet.Record) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.replaceLocked(list, records)
 }
 
 // replaceLocked replaces one of the lists. If two workers have one id, a worker of the configuration
