@@ -14,6 +14,8 @@ package envoy
 import (
 	"cmp"
 	_ "embed"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -23,11 +25,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/template"
 	"time"
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/internal/settings"
+	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
 // Config is the settings of a bootstrap, with the tags of package settings. The zero value of
@@ -72,7 +74,7 @@ type Config struct {
 	MessageTimeout time.Duration `yaml:"message-timeout" default:"2s" help:"<time> for which Envoy waits for kvroute"`
 	// MaxMessageTimeout bounds a timeout that kvroute extends. Default 60 s.
 	MaxMessageTimeout time.Duration
-	// RequestTimeout by default suffices for 16 MiB at half a megabit a second. See [Config.HeadersTimeout].
+	// RequestTimeout by default suffices for 16 MiB at half a megabit a second. A tenth of it is for the headers, at least a second.
 	RequestTimeout time.Duration `yaml:"request-timeout" default:"5m" help:"<time> that a client may take to send a request"`
 	IdleTimeout    time.Duration `yaml:"idle-timeout" default:"1h" help:"longest <time> without a byte of a response, as before its first token"`
 }
@@ -117,7 +119,7 @@ var bodyModes = map[BodyMode]string{
 	Buffered: "BUFFERED", BufferedPartial: "BUFFERED_PARTIAL", Streamed: "STREAMED", StreamedAhead: "STREAMED", FullDuplex: "FULL_DUPLEX_STREAMED",
 }
 
-//go:embed bootstrap.yaml.tmpl
+//go:embed bootstrap.yaml.jinja
 var bootstrap string
 
 // Render writes the bootstrap for c as YAML. The same settings give the same bytes. An error names
@@ -128,18 +130,25 @@ func Render(w io.Writer, c Config) error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	t, err := template.New("bootstrap").Funcs(template.FuncMap{
-		"address": address, "discovery": discovery, "seconds": seconds,
-		"bodyMode": func(m BodyMode) string { return bodyModes[m] }, "directory": path.Dir,
-	}).Parse(bootstrap)
-	if err != nil {
-		return fmt.Errorf("envoy: parse the template: %w", err)
+	data, err := json.Marshal(map[string]any{
+		"c": c, "admin": address(c.AdminAddress), "listen": address(c.ListenAddress), "otlp": address(c.OTLP),
+		"extproc": addresses(c.ExtProc), "pool": addresses(c.Pool), "discovery": map[string]string{"extproc": discovery(c.ExtProc), "pool": discovery(c.Pool)},
+		"directory": path.Dir(c.PoolFile), "body_mode": bodyModes[c.BodyMode], "paths": c.Paths(), "steering": openai.Steering,
+		"seconds": map[string]string{
+			"idle": seconds(c.IdleTimeout), "message": seconds(c.MessageTimeout), "max_message": seconds(c.MaxMessageTimeout),
+			"request": seconds(c.RequestTimeout), "headers": seconds(max(time.Second, c.RequestTimeout/10)),
+		},
+	})
+	values, badJSON := jinja.FromJSON(data)
+	t, badTemplate := jinja.Parse("bootstrap", bootstrap)
+	if err := errors.Join(err, badJSON, badTemplate); err != nil {
+		return fmt.Errorf("envoy: %w", err)
 	}
-	var text strings.Builder
-	if err := t.Execute(&text, c); err != nil {
+	text, err := t.Render(nil, values.Dict(), jinja.Options{})
+	if err != nil {
 		return fmt.Errorf("envoy: write the bootstrap: %w", err)
 	}
-	_, err = io.WriteString(w, text.String())
+	_, err = w.Write(text)
 	return err
 }
 
@@ -212,15 +221,19 @@ func isHostPort(s string) bool {
 }
 
 // address writes a checked address in Envoy's form.
-func address(s string) (string, error) {
+func address(s string) string {
 	if path, ok := strings.CutPrefix(s, "unix:"); ok {
-		return fmt.Sprintf("{pipe: {path: %q}}", path), nil
+		return fmt.Sprintf("{pipe: {path: %q}}", path)
 	}
-	host, port, err := net.SplitHostPort(s)
-	if err != nil {
-		return "", err
+	host, port, _ := net.SplitHostPort(s)
+	return fmt.Sprintf("{socket_address: {address: %q, port_value: %s}}", host, port)
+}
+
+func addresses(list []string) (all []string) {
+	for _, a := range list {
+		all = append(all, address(a))
 	}
-	return fmt.Sprintf("{socket_address: {address: %q, port_value: %s}}", host, port), nil
+	return all
 }
 
 // Paths returns a regular expression of the paths that reach workers.
@@ -228,12 +241,6 @@ func (c Config) Paths() string {
 	all := append(openai.Paths(), "/v1/models", "/v1/models/*")
 	return strings.NewReplacer(".", `\.`, "*", ".+").Replace(strings.Join(append(all, c.AllowPaths...), "|"))
 }
-
-// Steering returns the client headers that Envoy removes before a request reaches a worker.
-func (Config) Steering() []string { return openai.Steering }
-
-// HeadersTimeout is how long a client may take to send a request's headers.
-func (c Config) HeadersTimeout() time.Duration { return max(time.Second, c.RequestTimeout/10) }
 
 // discovery returns STRICT_DNS if at least one address is a name, otherwise STATIC.
 func discovery(addresses []string) string {
