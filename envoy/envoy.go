@@ -145,10 +145,9 @@ func Render(w io.Writer, c Config) error {
 		return fmt.Errorf("envoy: %w", err)
 	}
 	text, err := t.Render(nil, values.Dict(), jinja.Options{})
-	if err != nil {
-		return fmt.Errorf("envoy: write the bootstrap: %w", err)
+	if err == nil {
+		_, err = w.Write(text)
 	}
-	_, err = w.Write(text)
 	return err
 }
 

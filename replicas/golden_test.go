@@ -147,7 +147,7 @@ func TestGoldenGroups(t *testing.T) {
 		Load: groupLoad{Healthy: 1, Degraded: 2, Busy: 3, TotalBlocks: 4, ActiveBlocks: 5, PendTokens: 6, ActiveRequests: 7, Queued: 8, QueuedTokens: 9},
 	}
 	delta, full := load, load
-	delta.Kind, delta.content = summaryDelta, appendHashes(nil, []uint64{1, 1<<64 - 1})
+	delta.Kind, delta.content = summaryDelta, events.AppendHashes(nil, []uint64{1, 1<<64 - 1})
 	filter := indexer.NewFilter(4)
 	hashes := []uint64{0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F}
 	for _, h := range hashes {

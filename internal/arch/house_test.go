@@ -37,7 +37,7 @@ type room struct {
 // what shows operators the effect of routing (outcomes, audit, traces, dashboard, top).
 var (
 	product = []room{
-		{"cmd/kvroute", 4001, 20},
+		{"cmd/kvroute", 3986, 20},
 		{"extproc", 2181, 20},
 		{"router", 5274, 20},
 		{"prefill", 261, 20},
@@ -45,21 +45,21 @@ var (
 		{"scorer", 1811, 20},
 		{"indexer", 3221, 20},
 		{"events internal/msgpack", 4390, 20},
-		{"engines engines/localindex", 3622, 20},
-		{"fleet", 2175, 20},
-		{"replicas", 2266, 20},
-		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/meter internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 4940, 20},
-		{"sidecar", 481, 20},
+		{"engines engines/localindex", 3600, 20},
+		{"fleet", 2161, 20},
+		{"replicas", 2260, 20},
+		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/meter internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 5013, 20},
+		{"sidecar", 465, 20},
 		{"doctor", 456, 20},
 		{"dashboard", 36, 20},
 		{"top", 441, 20},
 		{"tokenizer tokenizer/chat tokenizer/jinja", 11295, 20},
 	}
 	support = []room{
-		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 12837, 25},
+		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 12835, 25},
 	}
 	// The limits for the sums of the two lists above.
-	productLimit, supportLimit = 47114, 12837
+	productLimit, supportLimit = 47114, 12835
 	// longest limits the lines of a function, longestFile those of a file. The aims are 80 and
 	// 500. These limits only fall, too.
 	longest, longestFile = 80, 500
