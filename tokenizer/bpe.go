@@ -4,7 +4,6 @@ package tokenizer
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -13,7 +12,7 @@ import (
 
 // shortWord is the number of symbols up to which a scan for the next merge beats
 // a heap.
-const shortWord = 32
+const shortWord = 64
 
 // bpe merges the symbols of a word until no merge is left. Immutable once built.
 type bpe struct {
@@ -36,19 +35,18 @@ type bpe struct {
 	fuseUnk  bool
 }
 
-// cutFrom is the length in bytes from which a word is cut before it is merged.
-const cutFrom = 12
+// cutFrom is the length in bytes from which a word is cut before it is merged, and longASCII the most of
+// those of ASCII.
+const (
+	cutFrom   = 12
+	longASCII = 31
+)
 
 // append appends the ids of the word s[i:j] to dst. If w.err reports that the time is over, it appends
 // only the first ids of a long word.
 func (b *bpe) append(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 	n := j - i
-	if n == 1 && b.bytePair != nil {
-		if id := b.byteID[s[i]]; id != noID {
-			return append(dst, id)
-		}
-	}
-	if b.cuts == nil || n < cutFrom || n <= longestKey && s[i] < utf8.RuneSelf && s[j-1] < utf8.RuneSelf {
+	if b.cuts == nil || n < cutFrom || n <= longASCII && s[i] < utf8.RuneSelf && s[j-1] < utf8.RuneSelf {
 		return b.seen(dst, w, s, i, j, b.whole)
 	}
 	if b.partial && slices.ContainsFunc(s[i:j], func(c byte) bool { return b.byteID[c] == noID }) {
@@ -107,7 +105,7 @@ func (b *bpe) alone(s []byte, i, j int) uint32 {
 // prepareSingle fills the table of the tokens of single characters.
 func (b *bpe) prepareSingle() {
 	b.single = make([]uint32, 1<<16)
-	w := &work{}
+	w := newWork()
 	var ids []uint32
 	for r := range b.single {
 		b.single[r] = noID
@@ -120,73 +118,60 @@ func (b *bpe) prepareSingle() {
 	}
 }
 
-// seen appends the ids of s[i:j], a word or, if whole is not set, a part of one.
-// Short ones are looked up among those seen before.
+// seen appends the ids of s[i:j], a word or, if whole is not set, a part of one. It looks the word up
+// among those seen before.
 func (b *bpe) seen(dst []uint32, w *work, s []byte, i, j int, whole bool) []uint32 {
-	switch n := j - i; {
-	case n <= 7 && i+8 <= len(s):
+	if j-i <= mostShortKey && i+16 <= len(s) {
 		return b.seenShort(dst, w, s, i, j, whole)
-	case n > longestKey:
-		return b.merge(dst, w, s[i:j], whole)
 	}
-	return b.seenLong(dst, w, s, i, j, whole)
+	return b.seenLong(dst, w, s[i:j], whole)
 }
 
-// seenLong is seen for at most longestKey bytes.
-func (b *bpe) seenLong(dst []uint32, w *work, s []byte, i, j int, whole bool) []uint32 {
-	key := wordKey(s[i:j])
-	if whole {
-		key[3] |= 1 << 63
+// seenLong is seen for a word that is not short.
+func (b *bpe) seenLong(dst []uint32, w *work, word []byte, whole bool) []uint32 {
+	known := w.long[wholeFlag(whole)>>63]
+	if ids, ok := known[string(word)]; ok {
+		return append(dst, ids...)
 	}
-	slot := w.word(&key)
-	if slot.key == key {
-		switch slot.n {
-		case 1:
-			return append(dst, slot.ids[0])
-		case 2:
-			return append(dst, slot.ids[0], slot.ids[1])
+	at := len(dst)
+	if dst = b.merge(dst, w, word, whole); w.err == nil && len(word) <= longKey {
+		if len(known) == mostLong {
+			clear(known)
 		}
-		return append(dst, slot.ids[:slot.n]...)
-	}
-	n := len(dst)
-	dst = b.merge(dst, w, s[i:j], whole)
-	if got := dst[n:]; len(got) <= len(slot.ids) {
-		w.keep(&key, got)
+		known[string(word)] = slices.Clone(dst[at:])
 	}
 	return dst
 }
 
-// seenShort is seen for at most seven bytes, behind which there is another one. Words
-// of more than two ids are among the long ones. It appends known ids without a branch on
-// their number, which no processor predicts.
+// seenShort is seen for at most mostShortKey bytes, which end 16 bytes behind the first or later. A word
+// of more than mostShortIDs ids is among the long ones from the second time on.
 func (b *bpe) seenShort(dst []uint32, w *work, s []byte, i, j int, whole bool) []uint32 {
-	n := uint64(j-i) & 7
-	key := binary.LittleEndian.Uint64(s[i:i+8])&(1<<(8*n)-1) | n<<56
-	if whole {
-		key |= 1 << 63
-	}
+	key, at := shortKeyOf(s[i:], j-i, wholeFlag(whole)), len(dst)
 	slot := w.shortWord(key)
-	if slot.key == key {
-		dst = append(dst, slot.ids[0], slot.ids[1])
-		less := 0
-		if slot.ids[1] == noID {
-			less = 1
-		}
-		return dst[:len(dst)-less]
+	switch {
+	case slot.key != key:
+	case slot.count() > mostShortIDs:
+		return b.seenLong(dst, w, s[i:j], whole)
+	default:
+		return slot.appendTo(dst)
 	}
-	at := len(dst)
 	if id := b.alone(s, i, j); id != noID && !whole {
 		dst = append(dst, id)
 	} else {
-		dst = b.seenLong(dst, w, s, i, j, whole)
+		dst = b.merge(dst, w, s[i:j], whole)
 	}
-	switch got := dst[at:]; len(got) {
-	case 1:
-		w.keepShort(shortSlot{key, [2]uint32{got[0], noID}})
-	case 2:
-		w.keepShort(shortSlot{key, [2]uint32{got[0], got[1]}})
+	if got := dst[at:]; len(got) > 0 {
+		w.keepShort(newShortSlot(key, got))
 	}
 	return dst
+}
+
+// wholeFlag returns what tells the key of a word from that of an equal part of one.
+func wholeFlag(whole bool) uint64 {
+	if whole {
+		return 1 << 63
+	}
+	return 0
 }
 
 // merge appends the ids of word without looking it up among the words seen.
@@ -270,42 +255,46 @@ func (b *bpe) symbols(w *work, word []byte) []uint32 {
 	return ids
 }
 
-// mergeShort merges by scanning for the lowest rank, leftmost first.
+// mergeShort merges by scanning for the lowest rank, leftmost first. A symbol stays where it begins, and
+// a bit of live says that it is there.
 func (b *bpe) mergeShort(dst, ids []uint32, word []byte) []uint32 {
-	var pairs [shortWord]uint64
-	n := len(ids) - 1 // of pairs
-	if b.bytePair != nil && len(ids) == len(word) {
-		for i := range n {
+	var all [shortWord]uint64
+	pairs, live := all[:len(ids)], ^uint64(0)>>(shortWord-len(ids))
+	for i := range pairs[1:] {
+		if b.bytePair != nil && len(ids) == len(word) {
 			pairs[i] = b.bytePair[int(word[i])<<8|int(word[i+1])]
-		}
-	} else {
-		for i := range n {
+		} else {
 			pairs[i] = b.merges.get(ids[i], ids[i+1])
 		}
 	}
-	for n > 0 {
-		// By the rank alone: of equal ones, which SentencePiece has, the leftmost.
-		best, at := noMerge, 0
-		for i, p := range pairs[:n] {
-			if p>>32 < best>>32 {
-				best, at = p, i
-			}
+	pairs[len(ids)-1] = noMerge
+	for {
+		// By the rank alone: of equal ones, which SentencePiece has, the leftmost. The processor predicts no
+		// branch on a rank, and min has none.
+		best := noMerge
+		for i, p := range pairs {
+			best = min(best, p>>32<<32|uint64(i))
 		}
-		if best == noMerge {
+		if best >= noMerge>>32<<32 {
 			break
 		}
-		ids[at] = uint32(best)
-		copy(ids[at+1:n], ids[at+2:n+1])
-		copy(pairs[at:n-1], pairs[at+1:n])
-		n--
-		if at > 0 {
-			pairs[at-1] = b.merges.get(ids[at-1], ids[at])
+		at := int(uint32(best))
+		right := live & (^uint64(1) << at) // the symbols behind it
+		gone := bits.TrailingZeros64(right)
+		ids[at], pairs[gone] = uint32(pairs[at]), noMerge
+		live &^= 1 << gone
+		if pairs[at] = noMerge; right&(right-1) != 0 {
+			pairs[at] = b.merges.get(ids[at], ids[bits.TrailingZeros64(right&(right-1))])
 		}
-		if at < n {
-			pairs[at] = b.merges.get(ids[at], ids[at+1])
+		if left := live & (1<<at - 1); left != 0 {
+			k := bits.Len64(left) - 1
+			pairs[k] = b.merges.get(ids[k], ids[at])
 		}
 	}
-	return append(dst, ids[:n+1]...)
+	for ; live != 0; live &= live - 1 {
+		dst = append(dst, ids[bits.TrailingZeros64(live)])
+	}
+	return dst
 }
 
 // mergeLong merges with a heap of (rank, position) over a linked list of symbols, in O(n log n). It

@@ -248,7 +248,7 @@ func (e *encoder) normed() *finder {
 // step splits text[lo:hi] with the scanner at depth, and each piece with the following scanners.
 func (e *encoder) step(depth, lo, hi, looked int) {
 	p, last := &e.t.scan[depth], depth == len(e.t.scan)-1
-	if last && p.quick != noQuick && e.t.bpe.bytePair != nil {
+	if last && p.quick != nil && e.t.bpe.bytePair != nil {
 		e.quickWords(p, lo, hi, looked, depth == e.t.resumes)
 		return
 	}

@@ -139,22 +139,17 @@ func CutsDiffer(t *Tokenizer, word []byte) int {
 	return -1
 }
 
-// KnownWords returns how many words the scratch memory of t has room for and how many it
-// knows, long and short ones.
-func KnownWords(t *Tokenizer) (room, known [2]int) {
+// KnownWords returns how many short words the scratch memory of t has room for, and how many short and
+// other words it knows.
+func KnownWords(t *Tokenizer) (room, short, long int) {
 	w := t.take()
 	defer t.give(w)
-	for _, s := range w.words {
-		if s.key[3] != 0 {
-			known[0]++
-		}
-	}
 	for _, s := range w.short {
-		if s.key != 0 {
-			known[1]++
+		if s.count() != 0 {
+			short++
 		}
 	}
-	return [2]int{len(w.words), len(w.short)}, known
+	return len(w.short), short, len(w.long[0]) + len(w.long[1])
 }
 
 // Normalize returns what a step of a normalizer makes of text.
@@ -176,7 +171,7 @@ func (c *Cache) AppendMarked(ctx context.Context, dst []uint32, t *Tokenizer, te
 // QuickPatterns returns the expressions whose scanners have quick words.
 func QuickPatterns() (all []string) {
 	for pattern, r := range scanners {
-		if r.quick != noQuick {
+		if r.quick != nil {
 			all = append(all, pattern)
 		}
 	}
@@ -195,7 +190,7 @@ func WithPattern(t testing.TB, pattern string) (quick, slow *Tokenizer) {
 		}
 		both[k].scan, both[k].resumes = []splitter{scanners[pattern].splitter()}, 0
 	}
-	both[1].scan[0].quick = noQuick
+	both[1].scan[0].quick = nil
 	return both[0], both[1]
 }
 

@@ -142,7 +142,7 @@ func (t *Tokenizer) plan() {
 	switch {
 	case t.byteLevel && (t.nfc || len(t.normalizers) == 0) && !slices.ContainsFunc(t.steps, func(p splitter) bool { return p.scan == nil || p.behavior != "Isolated" }):
 		if t.scan = t.steps; len(t.scan) == 0 {
-			t.scan = []splitter{rule{scanAll, classes, false, noQuick}.splitter()}
+			t.scan = []splitter{rule{scanAll, classes, false, nil}.splitter()}
 		}
 		for t.resumes+1 < len(t.steps) && t.steps[t.resumes].anywhere {
 			t.resumes++

@@ -5,203 +5,225 @@ package tokenizer
 import (
 	"encoding/binary"
 	"math/bits"
+	"slices"
+	"strings"
+	"sync"
 	"unicode/utf8"
 )
 
-// quick tells which words of ASCII letters a scanner's expression takes, so that they are found without
+// quick finds pieces of ASCII text as the scanner of an expression does, but faster. It leaves other text to
 // the scanner.
-type quick uint8
+type quick struct {
+	start [256]wordStart
+	fold  uint64     // makes upper case lower case from the ninth byte of a word on, 0 if it ends there
+	ends  [256]uint8 // what may stand behind a word: 0 leaves it to the scanner, afterLower ends it only behind lower case
+	next  [quickEnd][256]uint8
+}
+
+// wordStart says, of the first byte of a word, what its first eight bytes may be.
+type wordStart struct {
+	fold uint64 // makes those lower case that may be upper case
+	lead uint64 // the high bit of the first byte if it may stand before the word
+}
 
 const (
-	noQuick   quick = iota
-	afterAny        // letters, with one character before them that is no letter, digit, apostrophe or line end
-	afterSign       // the same with a space only
-	lowerCase       // like afterAny, where only the first letter may be upper case
+	always = iota + 1
+	afterLower
 )
 
-// The kinds of ASCII characters.
+// The states of quick and their names. The first 13 are within a piece: its start; a word; one, two and three
+// digits; one space; one other blank; two or more blanks; a line end; blanks behind a line end; a sign that may stand
+// before a word; other signs; a line end behind signs. The others end the piece.
 const (
-	kindLower = 1 << iota
-	kindUpper
-	kindLead  // may stand before a word
-	kindASCII // any but the apostrophe
+	quickNames  = "-wdefstbnmpqr.=<~?"
+	quickEnd    = iota + 12 // before the character
+	quickExact              // before the character, whatever the character is
+	quickBefore             // one character earlier
+	quickLine               // behind the last line end
+	// The last one leaves the piece to the scanner.
 )
 
-//nolint:gochecknoglobals // a table
-var kinds = func() (k [256]uint8) {
-	for c := range utf8.RuneSelf {
-		switch {
-		case 'a' <= c && c <= 'z':
-			k[c] = kindLower | kindASCII
-		case 'A' <= c && c <= 'Z':
-			k[c] = kindUpper | kindASCII
-		case c == '\'':
-		case '0' <= c && c <= '9', c == '\r', c == '\n':
-			k[c] = kindASCII
-		default:
-			k[c] = kindLead | kindASCII
+// The next states, by state and by kind of character: letter, digit, space, other blank, line end, sign, slash,
+// apostrophe, other.
+//
+//nolint:gochecknoglobals // tables
+var (
+	gpt2Steps = []string{
+		"-wdsttqq??", "ww.......?", "d.d......?", "swdbbbqqq?", "t..bbb...?", "b<<bbb<<<?", "q.....qqq?",
+	}
+	cl100kSteps = []string{
+		"-wdstnpp??", "ww.......?", "d.e......?", "e.f......?", "f=========", "sw.bbnqqq?", "tw.bbn...?",
+		"b<<bbn<<<?", "n..mmn...?", "m~~mmn~~~?", "pw...rqqq?", "q....rqqq?", "r....r...?",
+	}
+	qwen2Steps = append(slices.Clone(cl100kSteps), "d=========")
+	// Words are found before, or by the scanner.
+	o200kSteps  = append(slices.Clone(cl100kSteps), "-?dstnpp??", "s?.bbnqqq?", "t?.bbn...?", "p?...rqqq?", "r....r.r.?")
+	tekkenSteps = append(slices.Clone(o200kSteps), "d=========")
+)
+
+// kindOf returns the kind of a character.
+func kindOf(c byte) int {
+	switch {
+	case isASCIILetter(c):
+		return 0
+	case '0' <= c && c <= '9':
+		return 1
+	case c >= utf8.RuneSelf:
+		return 8
+	}
+	if k := strings.IndexByte(" \t\n/'\v\r\f", c); k >= 0 {
+		return [...]int{2, 3, 4, 6, 7, 3, 4, 3}[k]
+	}
+	return 5
+}
+
+// newQuick returns a function that returns the tables of an expression. A word may begin with any sign or
+// only with a space. If cased is set, only its first letter may be upper case.
+func newQuick(steps []string, anySign, cased bool) func() *quick {
+	return sync.OnceValue(func() *quick {
+		q := &quick{fold: ones * 0x20}
+		if cased {
+			q.fold = 0
 		}
-	}
-	return k
-}()
-
-// end returns the end of the word at s[i], or i if the scanner must find the piece there: the word is of
-// another form, or the character behind it is not ASCII, an apostrophe or s[hi].
-func (q quick) end(s []byte, i, hi int) int {
-	j := i
-	if kinds[s[j]]&kindLead != 0 && (q != afterSign || s[j] == ' ') {
-		j++
-	}
-	first := j
-	if q == lowerCase {
-		if j < hi && kinds[s[j]]&kindUpper != 0 {
-			j++
-		}
-		first = j
-		for j < hi && kinds[s[j]]&kindLower != 0 {
-			j++
-		}
-	} else {
-		j = letters(s, j, hi)
-	}
-	if j == first || j == hi || kinds[s[j]]&kindASCII == 0 {
-		return i
-	}
-	return j
-}
-
-// letters returns the end of the ASCII letters that begin at s[j], at most hi.
-func letters(s []byte, j, hi int) int {
-	const (
-		ones  = 0x0101010101010101
-		highs = 0x8080808080808080
-	)
-	for ; hi-j >= 8; j += 8 {
-		w := binary.LittleEndian.Uint64(s[j:])
-		low := (w | ones*0x20) &^ highs // lower case; bytes with the high bit are no letters
-		// The high bit of each byte of the two sums tells that the byte is at least a, and above z.
-		others := (^((low + ones*(0x80-'a')) &^ (low + ones*(0x80-'z'-1))) | w) & highs
-		if others != 0 {
-			return j + bits.TrailingZeros64(others)/8
-		}
-	}
-	for j < hi && kinds[s[j]]&(kindLower|kindUpper) != 0 {
-		j++
-	}
-	return j
-}
-
-// middleSlot keeps the ids of a word of 8 to 16 bytes: its first and its last 8 bytes and its length.
-type middleSlot struct {
-	first, last uint64
-	ids         [3]uint32
-	length, n   uint16
-}
-
-func (x *middleSlot) same(y *middleSlot) bool {
-	return x.first == y.first && x.last == y.last && x.length == y.length
-}
-
-// middleWord returns the slot of the word of x, or the slot where it would be kept.
-func (w *work) middleWord(x *middleSlot) *middleSlot {
-	h := (x.first ^ bits.RotateLeft64(x.last, 29) ^ uint64(x.length)) * 0x9e3779b97f4a7c15
-	i := h >> 40 & uint64(len(w.middle)-1)
-	slot := &w.middle[i]
-	if slot.n == 0 || slot.same(x) {
-		return slot
-	}
-	if beside := &w.middle[i^1]; beside.n == 0 || beside.same(x) {
-		return beside
-	}
-	return slot
-}
-
-// keepMiddle remembers the ids of a word.
-func (w *work) keepMiddle(x *middleSlot) {
-	slot := w.middleWord(x)
-	if slot.n == 0 {
-		if w.middleCount++; 4*w.middleCount > len(w.middle) && len(w.middle) < mostWords {
-			old := w.middle
-			w.middle = make([]middleSlot, 4*len(old))
-			for k := range old {
-				if old[k].n != 0 {
-					*w.middleWord(&old[k]) = old[k]
-				}
+		for c := range 256 {
+			kind, x := kindOf(byte(c)), &q.start[c]
+			for _, row := range steps {
+				q.next[strings.IndexByte(quickNames, row[0])][c] = uint8(strings.IndexByte(quickNames, row[1+kind]))
 			}
-			slot = w.middleWord(x)
+			x.fold = q.fold
+			switch lead := c == ' ' || anySign && (kind == 3 || kind == 5 || kind == 6); {
+			case lead:
+				x.lead, x.fold = 0x80, q.fold|0x2000
+			case kind == 0:
+				x.fold |= 0x20
+			}
+			switch {
+			case cased && 'A' <= c && c <= 'Z':
+				q.ends[c] = afterLower
+			case kind != 0 && kind != 8 && !(cased && kind == 7):
+				q.ends[c] = always
+			}
 		}
+		return q
+	})
+}
+
+const (
+	ones  = 0x0101010101010101
+	highs = 0x8080808080808080
+)
+
+// notLower returns the high bits of the bytes of w that are no lower-case letters.
+func notLower(w uint64) uint64 {
+	low := w &^ highs // bytes with the high bit are no letters
+	// The high bit of each byte of the two sums tells that the byte is at least a, and above z.
+	return (^((low + ones*(0x80-'a')) &^ (low + ones*(0x80-'z'-1))) | w) & highs
+}
+
+// batch is how many pieces are found before their ids are looked up: the processor then works on several at
+// a time.
+const batch = 128
+
+// scan finds pieces from s[i] on as a scanner does, up to a piece that the scanner must find, or that depends on
+// s[calm-1] or s[hi]. It returns their number. A piece begins more than 16 bytes before s[hi].
+func (q *quick) scan(ends *[batch]int, s []byte, i, hi, calm int) (n int) {
+	for s = s[:hi]; n < batch && i+16 < hi; n++ {
+		start, end := &q.start[s[i]], 0
+		if others := notLower(binary.LittleEndian.Uint64(s[i:])|start.fold) &^ start.lead; others != 0 {
+			end = i + bits.TrailingZeros64(others)/8
+		} else {
+			end = i + 8 + bits.TrailingZeros64(notLower(binary.LittleEndian.Uint64(s[i+8:])|q.fold)|1<<63)/8
+		}
+		looked := end + 1
+		if behind := q.ends[s[end]]; end <= i+int(start.lead>>7) || behind != always && (behind != afterLower || s[end-1] < 'a') {
+			if end, looked = q.piece(s, i); end == i {
+				break
+			}
+		}
+		if looked >= calm || s[end] >= utf8.RuneSelf {
+			break
+		}
+		ends[n], i = end, end
 	}
-	*slot = *x
+	return n
+}
+
+// piece returns the end of the piece at s[i] and what it depends on, as a scanner does, or i if the scanner
+// must find it.
+func (q *quick) piece(s []byte, i int) (end, looked int) {
+	state := uint8(0)
+	for j := i; j < len(s); j++ {
+		if state = q.next[state][s[j]]; state < quickEnd {
+			continue
+		}
+		switch state {
+		case quickEnd:
+			return j, j + 1
+		case quickExact:
+			return j, j
+		case quickBefore:
+			return j - 1, j + 1
+		case quickLine:
+			for looked = j + 1; s[j-1] != '\r' && s[j-1] != '\n'; j-- {
+			}
+			return j, looked
+		}
+		break
+	}
+	return i, 0
 }
 
 // quickWords is step with the last scanner, for words of bytes: it finds most words and their ids
 // without a call. The ids, and the places that the recorder keeps, are those of step. offers says that
 // the places between pieces are offered to the recorder.
 func (e *encoder) quickWords(p *splitter, lo, hi, looked int, offers bool) {
-	s, w, b := e.text, e.w, e.t.bpe
-	dst, short := e.dst, w.short
-	pending, ids := -1, 0 // the last place that was not offered, and the ids up to there
-	calm := e.calm(offers)
-	for i := lo; i < hi; {
-		j := p.quick.end(s, i, hi)
-		l := j + 1
-		if j == i {
-			if j, l = p.scan(p.table, s, i, hi); l > hi {
+	s, w, b := e.text, e.w, &e.t.bpe
+	offer := func(at, looked int) {
+		if e.look(at); offers && e.err == nil {
+			e.offer(at, looked)
+		}
+	}
+	for i := lo; i < hi && e.err == nil; {
+		n := p.quick.scan(&w.ends, s, i, hi, e.calm(offers))
+		if n > 0 {
+			e.dst = b.appendAll(e.dst, w, s, i, w.ends[:n])
+			i = w.ends[n-1]
+			offer(i, i+1)
+		}
+		if n < batch && e.err == nil {
+			j, l := p.scan(p.table, s, i, hi)
+			if l > hi {
 				l = looked
 			}
+			e.dst = b.append(e.dst, w, s, i, j)
+			offer(j, l)
+			i = j
 		}
-		switch n := j - i; {
-		case n <= 7 && i+8 <= len(s):
-			key := binary.LittleEndian.Uint64(s[i:])&(1<<(8*uint(n))-1) | uint64(n)<<56
-			if b.whole {
-				key |= 1 << 63
-			}
-			at := key * 0x9e3779b97f4a7c15 >> 32 & uint64(len(short)-1)
-			slot := &short[at]
-			if slot.key != key {
-				if slot = &short[at^1]; slot.key != key {
-					dst = b.append(dst, w, s, i, j)
-					short = w.short
-					break
-				}
-			}
-			if dst = append(dst, slot.ids[0], slot.ids[1]); slot.ids[1] == noID {
-				dst = dst[:len(dst)-1]
-			}
-		case 8 <= n && n <= 16:
-			dst = b.middle(dst, w, s, i, j)
-			short = w.short
-		default:
-			dst = b.append(dst, w, s, i, j)
-			short = w.short
-		}
-		if i = j; w.err == nil && j < hi && l == j+1 && l < calm && kinds[s[j]]&kindASCII != 0 {
-			pending, ids = j, len(dst)
-			continue
-		}
-		e.dst = dst
-		if e.look(j); e.err != nil {
-			return
-		}
-		if offers {
-			e.offerPending(pending, ids)
-			e.offer(j, l)
-		}
-		pending, calm = -1, e.calm(offers)
-	}
-	if e.dst = dst; offers {
-		e.offerPending(pending, ids)
 	}
 }
 
-func (e *encoder) offerPending(at, ids int) {
-	if at < 0 {
-		return
+// appendAll is append for words that follow each other from s[i] on. More than 16 bytes follow the beginning of
+// each.
+func (b *bpe) appendAll(dst []uint32, w *work, s []byte, i int, ends []int) []uint32 {
+	short, flag := w.short, wholeFlag(b.whole)
+	for _, j := range ends {
+		n := j - i
+		key := shortKeyOf(s[i:], n, flag)
+		k := key.hash() & uint64(len(short)-1)
+		// The word has the first slot or the second one. A branch here would often be mispredicted.
+		other := short[k].key.first ^ key.first | short[k].key.last ^ key.last
+		slot := &short[k^(other|-other)>>63]
+		if slot.key == key && slot.count() <= mostShortIDs && n <= mostShortKey {
+			dst = slot.appendTo(dst)
+		} else {
+			if dst = b.append(dst, w, s, i, j); w.err != nil {
+				break
+			}
+			short = w.short
+		}
+		i = j
 	}
-	all := e.dst
-	e.dst = all[:ids]
-	e.offer(at, at+1)
-	e.dst = all
+	return dst
 }
 
 // calm returns the end of the text in which no place between pieces needs attention, unless it is the
@@ -224,19 +246,4 @@ func (t *Tokenizer) reach() (n int) {
 		}
 	}
 	return n
-}
-
-// middle is append for a word of 8 to 16 bytes.
-func (b *bpe) middle(dst []uint32, w *work, s []byte, i, j int) []uint32 {
-	x := middleSlot{first: binary.LittleEndian.Uint64(s[i:]), last: binary.LittleEndian.Uint64(s[j-8:]), length: uint16(j - i)}
-	at := len(dst)
-	if slot := w.middleWord(&x); slot.n != 0 && slot.same(&x) {
-		return append(dst, slot.ids[0], slot.ids[1], slot.ids[2])[:at+int(slot.n)]
-	}
-	dst = b.append(dst, w, s, i, j)
-	if got := dst[at:]; len(got) > 0 && len(got) <= len(x.ids) && w.err == nil {
-		x.n = uint16(copy(x.ids[:], got))
-		w.keepMiddle(&x)
-	}
-	return dst
 }

@@ -43,3 +43,33 @@ func TestQuickWordsAreThoseOfTheScanner(t *testing.T) {
 		}
 	}
 }
+
+// If the time is over inside of a word, no ids of the words behind it are appended.
+func TestIDsBeforeAnErrorAreCorrect(t *testing.T) {
+	tok, _ := tokenizer.WithPattern(t, tokenizer.QuickPatterns()[0])
+	r := rand.New(rand.NewPCG(1, 1))
+	var text []byte
+	for range 300 {
+		text = append(text, " the end"...)
+		for range r.IntN(4000) {
+			text = append(text, byte('a'+r.IntN(26)))
+		}
+	}
+	want, err := tok.Append(context.Background(), nil, text, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for left := 0; ; left++ {
+		tok.Forget()
+		ids, err := tok.Append(&countdown{context.Background(), left}, nil, text, false)
+		if at := tokenizer.FirstDiff(ids, want); err != nil && at != len(ids) || err == nil && at != -1 {
+			t.Fatalf("%d calls: %v, ids differ at %d of %d", left, err, at, len(ids))
+		}
+		if err == nil {
+			if left < 10 {
+				t.Fatalf("the context was asked %d times", left)
+			}
+			return
+		}
+	}
+}

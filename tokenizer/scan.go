@@ -27,7 +27,7 @@ type rule struct {
 	// anywhere: from inside of a piece the scanner finds the same following pieces as from the start of
 	// the piece.
 	anywhere bool
-	quick    quick // words that need no scanner
+	quick    func() *quick // finds most pieces without the scanner, nil if there is none
 }
 
 // patterns are the known expressions of rank files by name.
@@ -44,18 +44,18 @@ var patterns = map[string]string{
 //
 //nolint:gochecknoglobals // a table
 var scanners = map[string]rule{
-	patterns["gpt2"]:   {(*classTable).gpt2, classes, false, afterSign},
-	patterns["cl100k"]: {(*classTable).cl100k, classes, false, afterAny},
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`:             {(*classTable).qwen2, classes, false, afterAny},
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {(*classTable).qwen35, classes, false, afterAny},
-	patterns["o200k"]: {(*classTable).o200k, classes, false, lowerCase},
-	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {(*classTable).tekken, classes, false, lowerCase},
-	patterns["kimi"]:   {(*classTable).kimi, hanClasses, false, noQuick},
-	`\p{N}{1,3}`:       {runs(classNumber, 3), classes, true, noQuick},
-	`[0-9][0-9][0-9]`:  {scanThousands, classes, true, noQuick},
-	`[一-龥぀-ゟ゠-ヿ]+`:     {runs(classKana, math.MaxInt), kanaClasses, true, noQuick},
-	deepSeek("\\r\\n"): {(*classTable).deepSeek, classes, false, noQuick},
-	deepSeek("\r\n"):   {(*classTable).deepSeek, classes, false, noQuick},
+	patterns["gpt2"]:   {(*classTable).gpt2, classes, false, newQuick(gpt2Steps, false, false)},
+	patterns["cl100k"]: {(*classTable).cl100k, classes, false, newQuick(cl100kSteps, true, false)},
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`:             {(*classTable).qwen2, classes, false, newQuick(qwen2Steps, true, false)},
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {(*classTable).qwen35, classes, false, newQuick(qwen2Steps, true, false)},
+	patterns["o200k"]: {(*classTable).o200k, classes, false, newQuick(o200kSteps, true, true)},
+	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {(*classTable).tekken, classes, false, newQuick(tekkenSteps, true, true)},
+	patterns["kimi"]:   {(*classTable).kimi, hanClasses, false, nil},
+	`\p{N}{1,3}`:       {runs(classNumber, 3), classes, true, nil},
+	`[0-9][0-9][0-9]`:  {scanThousands, classes, true, nil},
+	`[一-龥぀-ゟ゠-ヿ]+`:     {runs(classKana, math.MaxInt), kanaClasses, true, nil},
+	deepSeek("\\r\\n"): {(*classTable).deepSeek, classes, false, nil},
+	deepSeek("\r\n"):   {(*classTable).deepSeek, classes, false, nil},
 }
 
 // deepSeek returns the last of DeepSeek's expressions; its files have the line

@@ -22,8 +22,8 @@ type splitter struct {
 	literal  []byte
 	behavior string // of Split: Isolated, Removed, MergedWithPrevious, …
 	invert   bool
-	anywhere bool // see rule
-	quick    quick
+	anywhere bool   // see rule
+	quick    *quick // nil: none
 
 	prefix []byte // put before a piece that does not begin with it
 	first  bool   // only before the piece at the very start of the text
@@ -32,7 +32,11 @@ type splitter struct {
 
 // splitter returns a step whose pieces are those of the scanner.
 func (r rule) splitter() splitter {
-	return splitter{scan: r.scan, table: r.table(), behavior: "Isolated", anywhere: r.anywhere, quick: r.quick}
+	p := splitter{scan: r.scan, table: r.table(), behavior: "Isolated", anywhere: r.anywhere}
+	if r.quick != nil {
+		p.quick = r.quick()
+	}
+	return p
 }
 
 // pieces are stretches of one text.
@@ -228,11 +232,11 @@ func (c *splitConfig) splitters() (steps []splitter, err error) {
 			steps = append(steps, splitter{prefix: []byte{' '}})
 		}
 		if isTrue(c.UseRegex) {
-			steps = append(steps, rule{(*classTable).gpt2, classes, false, afterSign}.splitter())
+			steps = append(steps, scanners[patterns["gpt2"]].splitter())
 		}
 		return steps, nil
 	case "Digits":
-		p = rule{runs(classNumber, c.most()), digitClasses, true, noQuick}.splitter()
+		p = rule{runs(classNumber, c.most()), digitClasses, true, nil}.splitter()
 	case "Punctuation":
 		p = splitter{scan: runs(classSign, 1), table: signClasses(), mask: classSign, behavior: cmp.Or(c.Behavior, "Isolated"), anywhere: true}
 		switch {

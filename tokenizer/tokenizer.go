@@ -66,7 +66,8 @@ const keepBytes = 1 << 20
 
 // Append appends the ids of text to dst, as the reference's encode returns them. If special is set, it
 // puts the special tokens around the text. It allocates memory only to extend dst, for scratch space
-// with the first texts, and, if Slow is set, to rewrite the text or to run regular expressions.
+// with the first texts, for unseen words of 16 bytes or more, and, if Slow is set, to rewrite the text or to
+// run regular expressions.
 //
 // text should be valid UTF-8; invalid bytes are characters without a class. Append fails if ctx ends,
 // if an expression takes too long, or if the rewritten text has more than four times the size of text

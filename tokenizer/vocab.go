@@ -112,92 +112,103 @@ func (m *merges) get(left, right uint32) uint64 {
 type work struct {
 	budget
 
-	ids    []uint32
-	pairs  []uint64
-	next   []int32
-	prev   []int32
-	heap   []uint64
-	words  []wordSlot
-	short  []shortSlot
-	middle []middleSlot
-	text   []byte
-	// How many slots of the three were taken.
-	wordCount, shortCount, middleCount int
+	ids   []uint32
+	pairs []uint64
+	next  []int32
+	prev  []int32
+	heap  []uint64
+	ends  [batch]int
+	text  []byte
+	// short has the ids of short words in shortCount of its slots. long has those of other words: first of parts
+	// of words, then of whole words.
+	short      []shortSlot
+	shortCount int
+	long       [2]map[string][]uint32
 	// spaced is a word with its spaces written.
 	spaced []byte
 }
 
-// The tables of words grow fourfold when a quarter is used, up to 2 MiB, and 256 KiB for short words,
-// so a short text touches no more memory than the processor's cache has. A word has two slots, its own
-// and the neighbour; a third word replaces the one in its own slot.
+// The table of short words grows fourfold when a quarter is used, up to 2 MiB, so a short text touches no
+// more memory than the processor's cache has. A word has two slots, its own and the neighbour; a third word
+// replaces the one in its own slot. A full map of other words is cleared.
 const (
-	fewWords  = 1 << 11
-	mostWords = 1 << 15
 	fewShort  = 1 << 10
-	mostShort = 1 << 14
+	mostShort = 1 << 16
+	mostLong  = 1 << 12 // words in a map
+	longKey   = 128     // length in bytes of the longest word in a map
 )
 
 func newWork() *work {
-	return &work{words: make([]wordSlot, fewWords), short: make([]shortSlot, fewShort), middle: make([]middleSlot, fewWords)}
+	return &work{short: make([]shortSlot, fewShort), long: [2]map[string][]uint32{{}, {}}}
 }
 
-// wordSlot keeps the ids of one word: 64 bytes, one cache line. key has the word's bytes, and
-// its length in the last byte. The slot is free if the length is 0.
-type wordSlot struct {
-	key [4]uint64
-	ids [7]uint32
-	n   uint32
-}
+// mostShortKey is the length in bytes of the longest short word.
+const mostShortKey = 15
 
-// word returns the slot of the word, or the slot where it would be kept.
-func (w *work) word(key *[4]uint64) *wordSlot {
-	h := (key[0] ^ bits.RotateLeft64(key[1], 23)) * 0x9e3779b97f4a7c15
-	h = (h ^ key[2] ^ bits.RotateLeft64(key[3], 17)) * 0xbf58476d1ce4e5b9
-	i := (h ^ h>>32) & uint64(len(w.words)-1)
-	slot := &w.words[i]
-	if slot.key == *key || slot.key[3] == 0 {
-		return slot
-	}
-	if beside := &w.words[i^1]; beside.key == *key || beside.key[3] == 0 {
-		return beside
-	}
-	return slot
-}
-
-// keep remembers the ids of a word.
-func (w *work) keep(key *[4]uint64, ids []uint32) {
-	slot := w.word(key)
-	if slot.key[3] == 0 {
-		if w.wordCount++; 4*w.wordCount > len(w.words) && len(w.words) < mostWords {
-			old := w.words
-			w.words = make([]wordSlot, 4*len(old))
-			for k := range old {
-				if old[k].key[3] != 0 {
-					*w.word(&old[k].key) = old[k]
-				}
-			}
-			slot = w.word(key)
-		}
-	}
-	slot.key = *key
-	slot.n = uint32(copy(slot.ids[:], ids))
-}
-
-// shortSlot keeps the one or two ids of a word of at most seven bytes. key has the word's
-// bytes, and its length in the last byte.
+// shortSlot keeps the ids of a short word: 32 bytes, half a cache line. It is free if count is 0.
 type shortSlot struct {
-	key uint64
-	ids [2]uint32 // the second is noID if the word has one id
+	key shortKey
+	ids [2]uint64 // the ids in shortID bits each, and their number in the last byte
+}
+
+const (
+	shortID      = 24
+	mostShortIDs = 5
+)
+
+// newShortSlot returns the slot of a word. If the ids do not fit, its count is above mostShortIDs.
+func newShortSlot(key shortKey, ids []uint32) shortSlot {
+	x, n := shortSlot{key: key}, len(ids)
+	for k, id := range ids[:min(n, mostShortIDs)] {
+		if id >= 1<<shortID {
+			n = mostShortIDs + 1
+		}
+		x.ids[0] |= uint64(id) << (shortID * k)
+		x.ids[1] |= bits.RotateLeft64(uint64(id), shortID*k) &^ (uint64(id) << (shortID * k))
+	}
+	x.ids[1] = x.ids[1]&(1<<56-1) | uint64(min(n, mostShortIDs+1))<<56
+	return x
+}
+
+func (x *shortSlot) count() int { return int(x.ids[1] >> 56) }
+
+// appendTo appends the ids.
+func (x *shortSlot) appendTo(dst []uint32) []uint32 {
+	const mask = 1<<shortID - 1
+	a, b, n := x.ids[0], x.ids[1], len(dst)
+	dst = append(dst, uint32(a&mask), uint32(a>>24&mask), uint32((a>>48|b<<16)&mask), uint32(b>>8&mask), uint32(b>>32&mask))
+	return dst[:n+x.count()]
+}
+
+//nolint:gochecknoglobals // a table
+var shortMasks = func() (m [mostShortKey + 1]shortKey) {
+	for n := range uint(len(m)) {
+		m[n] = shortKey{1<<(8*min(n, 8)) - 1, 1<<(8*(max(n, 8)-8)) - 1}
+	}
+	return m
+}()
+
+// shortKey has the bytes of a short word, and its length in the last byte.
+type shortKey struct{ first, last uint64 }
+
+// shortKeyOf returns the key of the short word s[:n]; s has 16 bytes or more.
+func shortKeyOf(s []byte, n int, flag uint64) shortKey {
+	mask := &shortMasks[n&15]
+	return shortKey{binary.LittleEndian.Uint64(s) & mask.first, binary.LittleEndian.Uint64(s[8:])&mask.last | uint64(n)<<56 | flag}
+}
+
+func (k shortKey) hash() uint64 {
+	return (k.first ^ bits.RotateLeft64(k.last, 29)) * 0x9e3779b97f4a7c15 >> 40
 }
 
 // shortWord returns the slot of a short word, or the slot where it would be kept.
-func (w *work) shortWord(key uint64) *shortSlot {
-	i := key * 0x9e3779b97f4a7c15 >> 32 & uint64(len(w.short)-1)
+func (w *work) shortWord(key shortKey) *shortSlot {
+	i := key.hash() & uint64(len(w.short)-1)
 	slot := &w.short[i]
-	if slot.key == key || slot.key == 0 {
+	if slot.key == key || slot.count() == 0 {
 		return slot
 	}
-	if beside := &w.short[i^1]; beside.key == key || beside.key == 0 {
+	if beside := &w.short[i^1]; beside.key == key || beside.count() == 0 {
 		return beside
 	}
 	return slot
@@ -206,12 +217,12 @@ func (w *work) shortWord(key uint64) *shortSlot {
 // keepShort remembers the ids of a short word.
 func (w *work) keepShort(s shortSlot) {
 	slot := w.shortWord(s.key)
-	if slot.key == 0 {
+	if slot.count() == 0 {
 		if w.shortCount++; 4*w.shortCount > len(w.short) && len(w.short) < mostShort {
 			old := w.short
 			w.short = make([]shortSlot, 4*len(old))
 			for _, x := range old {
-				if x.key != 0 {
+				if x.count() != 0 {
 					*w.shortWord(x.key) = x
 				}
 			}
@@ -219,19 +230,6 @@ func (w *work) keepShort(s shortSlot) {
 		}
 	}
 	*slot = s
-}
-
-// longestKey is the length in bytes of the longest word whose ids are kept.
-const longestKey = 31
-
-// wordKey returns the bytes of a word of at most 31 bytes, with their number in the last byte.
-func wordKey(word []byte) (key [4]uint64) {
-	var b [32]byte
-	b[31] = byte(copy(b[:longestKey], word))
-	for k := range key {
-		key[k] = binary.LittleEndian.Uint64(b[8*k:])
-	}
-	return key
 }
 
 func (w *work) grow(n int) {
