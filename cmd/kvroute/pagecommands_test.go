@@ -39,7 +39,9 @@ var commandBlocks = map[string]string{
 	"envoy: kvroute doctor":                "here",
 	"operations: kill -TERM":               "here",
 	"operations: docker buildx":            "needs Docker and the network, as the page says",
-	"operations: kvroute serve":            "here",
+	"operations: kvroute serve --nats":     "here",
+	"operations: kvroute serve --http-tls": "TestTheAPIOverHTTPS",
+	"operations: vllm serve":               "needs vLLM, as the page says; TestEventsOverTLS runs the others",
 	"replicas: kvroute serve":              "here",
 	"replicas: kvroute doctor":             "here",
 	"replicas: kvroute dump":               "here",
@@ -140,7 +142,7 @@ func TestPagesCommandsRun(t *testing.T) {
 		script.WriteString(replace(blocks[name]))
 	}
 	script.WriteString(replace("kvroute serve --config kvroute.yaml &\n") + "serve=$!\n" + replace(listens) + replace(strings.TrimSpace(blocks["quickstart: curl -i"])) + " >answer\n")
-	order := []string{"workers: json", "api: json", "commands: ", "upgrade: ", "disaggregation: ", "envoy: kvroute serve", "envoy: kvroute doctor", "observe: ", "replicas: ", "troubleshooting: ", "operations: kvroute serve", "operations: kill"}
+	order := []string{"workers: json", "api: json", "commands: ", "upgrade: ", "disaggregation: ", "envoy: kvroute serve", "envoy: kvroute doctor", "observe: ", "replicas: ", "troubleshooting: ", "operations: kvroute serve --nats", "operations: kill"}
 	ran := map[string]bool{}
 	for _, first := range order {
 		for name, where := range commandBlocks {

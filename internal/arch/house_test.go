@@ -53,7 +53,7 @@ var (
 		{"doctor", 456, 20},
 		{"dashboard", 36, 20},
 		{"top", 441, 20},
-		{"tokenizer tokenizer/chat tokenizer/jinja", 11295, 20},
+		{"tokenizer tokenizer/chat tokenizer/jinja", 11270, 20},
 	}
 	support = []room{
 		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 12835, 25},
