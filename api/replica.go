@@ -39,6 +39,8 @@ type Replica struct {
 	// Pending are the names of the settings that have changed in the configuration file and need
 	// a restart.
 	Pending []string `json:"pending,omitempty"`
+	// Refused says why the configuration file, which has changed, cannot be used.
+	Refused string `json:"refused,omitempty"`
 
 	// Settings are the settings that all replicas should have in common, by name.
 	Settings map[string]any `json:"settings"`

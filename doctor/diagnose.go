@@ -107,6 +107,9 @@ func (d *diagnosis) checkReplica(x *Replica) {
 	if len(last.Pending) > 0 {
 		d.report(note, x, "settings", "its configuration file has changes that need a restart: %s", strings.Join(last.Pending, ", "))
 	}
+	if last.Refused != "" {
+		d.report(fault, x, "settings", "its configuration file has changed, and cannot be used; a start would fail: %s", last.Refused)
+	}
 	if last.Envoy != nil {
 		for _, f := range last.Envoy.Faults {
 			d.report(fault, x, "envoy", "%s", f.Text)
@@ -122,11 +125,11 @@ func (d *diagnosis) checkReplica(x *Replica) {
 	}
 }
 
-// Unheard reports whether no event of a worker was ever heard, although it may publish some.
+// Unheard reports whether no event of a healthy worker was ever heard, although it may publish some.
 func Unheard(w *router.WorkerState) bool {
 	fromEngine := w.Transport == "zmq" || w.Transport == "http_poll"
 	viaSidecar := w.Transport == "nats" && w.BlockSize > 0
-	return w.KVEvents == "none" && (w.NeverHeard || fromEngine || viaSidecar)
+	return w.KVEvents == "none" && w.CachedBlocks == 0 && w.Health == router.Healthy.String() && (w.NeverHeard || fromEngine || viaSidecar)
 }
 
 // HowToPublish tells an operator what to do when no event of a worker was ever heard.

@@ -206,10 +206,15 @@ func TestDiagnosisOfSilentWorkers(t *testing.T) {
 		{"nats", "", false, false, `"topic":"kv-events"}'`},
 		{"none", "", false, false, ""},
 		{"zmq", "", false, true, ""},
+		{"dead", "", true, false, ""}, // its health is the fault
 	} {
 		x := replicaSaying("a", 1, func(_ int, r *Reading) {
 			w := &r.workers[0]
-			w.KVEvents, w.Transport, w.NeverHeard, w.Engine = "none", c.transport, c.neverHeard, c.engine
+			w.KVEvents, w.Transport, w.NeverHeard, w.Engine, w.Health = "none", c.transport, c.neverHeard, c.engine, "healthy"
+			w.CachedBlocks = 0
+			if c.transport == "dead" {
+				w.Health = "unhealthy"
+			}
 			r.Settings["no-kv-events"] = c.off
 		})
 		got := slices.DeleteFunc(diagnose([]*Replica{x}), func(f Finding) bool { return f.What != "events" })

@@ -155,45 +155,45 @@ func Render(w io.Writer, c Config) error {
 func (c *Config) check() (err error) {
 	want := func(ok bool, format string, args ...any) {
 		if !ok && err == nil {
-			err = fmt.Errorf("envoy: "+format, args...)
+			err = fmt.Errorf(format, args...)
 		}
 	}
-	want(isAddress(c.ListenAddress), "ListenAddress is %q, want ip:port", c.ListenAddress)
-	want(isAddress(c.AdminAddress), "AdminAddress is %q, want ip:port", c.AdminAddress)
-	want(len(c.ExtProc) > 0, "ExtProc is empty, want the addresses of kvroute's replicas")
+	want(isAddress(c.ListenAddress), "listen is %q, want ip:port", c.ListenAddress)
+	want(isAddress(c.AdminAddress), "admin is %q, want ip:port", c.AdminAddress)
+	want(len(c.ExtProc) > 0, "extproc is empty, want the addresses of kvroute's replicas")
 	for i, a := range c.ExtProc {
 		socket, isSocket := strings.CutPrefix(a, "unix:")
-		want(isHostPort(a) || isSocket && len(c.ExtProc) == 1 && pathForm.MatchString(socket), "ExtProc[%d] is %q, want host:port, or a single unix:/path", i, a)
+		want(isHostPort(a) || isSocket && len(c.ExtProc) == 1 && pathForm.MatchString(socket), "extproc[%d] is %q, want host:port, or a single unix:/path", i, a)
 	}
 	for i, a := range c.Pool {
-		want(isHostPort(a), "Pool[%d] is %q, want host:port", i, a)
+		want(isHostPort(a), "pool[%d] is %q, want host:port", i, a)
 	}
 	type setting struct{ field, value string }
-	for _, file := range []setting{{"CA", c.CA}, {"Cert", c.Cert}, {"Key", c.Key}, {"PoolFile", c.PoolFile}, {"ListenCert", c.ListenCert}, {"ListenKey", c.ListenKey}, {"WorkerCA", c.WorkerCA}} {
+	for _, file := range []setting{{"extproc-ca", c.CA}, {"extproc-cert", c.Cert}, {"extproc-key", c.Key}, {"pool-file", c.PoolFile}, {"tls-cert", c.ListenCert}, {"tls-key", c.ListenKey}, {"worker-tls-ca", c.WorkerCA}} {
 		want(file.value == "" || pathForm.MatchString(file.value), "%s is %q, want an absolute path of letters, digits, '.', '_' and '-'", file.field, file.value)
 	}
-	want((c.Cert == "") == (c.Key == ""), "Cert and Key need each other")
-	want((c.ListenCert == "") == (c.ListenKey == ""), "ListenCert and ListenKey need each other")
-	want(c.CA != "" || c.Cert == "" && c.ServerName == "", "Cert, Key and ServerName need CA")
-	want(c.WorkerCA != "" || c.WorkerName == "", "WorkerName needs WorkerCA")
-	for _, name := range []setting{{"ServerName", c.ServerName}, {"WorkerName", c.WorkerName}} {
+	want((c.Cert == "") == (c.Key == ""), "extproc-cert and extproc-key need each other")
+	want((c.ListenCert == "") == (c.ListenKey == ""), "tls-cert and tls-key need each other")
+	want(c.CA != "" || c.Cert == "" && c.ServerName == "", "extproc-cert, extproc-key and extproc-name need extproc-ca")
+	want(c.WorkerCA != "" || c.WorkerName == "", "worker-tls-name needs worker-tls-ca")
+	for _, name := range []setting{{"extproc-name", c.ServerName}, {"worker-tls-name", c.WorkerName}} {
 		want(name.value == "" || hostForm.MatchString(name.value), "%s is %q, want a host name", name.field, name.value)
 	}
-	want(c.OTLP == "" || isHostPort(c.OTLP), "OTLP is %q, want host:port", c.OTLP)
-	want(c.PoolFile == "" || len(c.Pool) == 0, "Pool and PoolFile are both given, want one")
+	want(c.OTLP == "" || isHostPort(c.OTLP), "otlp is %q, want host:port", c.OTLP)
+	want(c.PoolFile == "" || len(c.Pool) == 0, "pool and pool-file are both given, want one")
 	for i, p := range c.AllowPaths {
-		want(allowForm.MatchString(p), "AllowPaths[%d] is %q, want a path such as /v1/audio/speech, or /v1/audio/* for all paths below it", i, p)
+		want(allowForm.MatchString(p), "allow-path[%d] is %q, want a path such as /v1/audio/speech, or /v1/audio/* for all paths below it", i, p)
 	}
-	want(slices.Contains([]Failover{Composite, List, NoFailover}, c.Failover), "Failover is %q, want composite, list or none", c.Failover)
-	want(c.Failover != List || len(c.Pool) > 0 || c.PoolFile != "", "Failover is list, which needs Pool or PoolFile")
-	want(bodyModes[c.BodyMode] != "", "BodyMode is %q, want buffered, buffered-partial, streamed, streamed-ahead or full-duplex", c.BodyMode)
-	want(c.MaxBodyBytes > 0 && int64(c.MaxBodyBytes) < 1<<32, "MaxBodyBytes is %d, want 1 to 4294967295", c.MaxBodyBytes)
-	want(c.MaxHeapBytes > 0, "MaxHeapBytes is %d, want a number of bytes", c.MaxHeapBytes)
-	want(c.MaxConnections > 0, "MaxConnections is %d, want 1 or more", c.MaxConnections)
-	want(c.MessageTimeout > 0, "MessageTimeout is %v, want more than 0", c.MessageTimeout)
-	want(c.MaxMessageTimeout >= c.MessageTimeout, "MaxMessageTimeout is %v, want at least MessageTimeout, %v", c.MaxMessageTimeout, c.MessageTimeout)
-	want(c.RequestTimeout >= time.Second, "RequestTimeout is %v, want a second or more", c.RequestTimeout)
-	want(c.IdleTimeout >= time.Second, "IdleTimeout is %v, want a second or more", c.IdleTimeout)
+	want(slices.Contains([]Failover{Composite, List, NoFailover}, c.Failover), "failover is %q, want composite, list or none", c.Failover)
+	want(c.Failover != List || len(c.Pool) > 0 || c.PoolFile != "", "failover is list, which needs pool or pool-file")
+	want(bodyModes[c.BodyMode] != "", "body-mode is %q, want buffered, buffered-partial, streamed, streamed-ahead or full-duplex", c.BodyMode)
+	want(c.MaxBodyBytes > 0 && int64(c.MaxBodyBytes) < 1<<32, "max-body-bytes is %d, want 1 to 4294967295", c.MaxBodyBytes)
+	want(c.MaxHeapBytes > 0, "max-heap-bytes is %d, want a number of bytes", c.MaxHeapBytes)
+	want(c.MaxConnections > 0, "max-connections is %d, want 1 or more", c.MaxConnections)
+	want(c.MessageTimeout > 0, "message-timeout is %v, want more than 0", c.MessageTimeout)
+	want(c.MaxMessageTimeout >= c.MessageTimeout, "max-message-timeout is %v, want at least message-timeout, %v", c.MaxMessageTimeout, c.MessageTimeout)
+	want(c.RequestTimeout >= time.Second, "request-timeout is %v, want a second or more", c.RequestTimeout)
+	want(c.IdleTimeout >= time.Second, "idle-timeout is %v, want a second or more", c.IdleTimeout)
 	return err
 }
 

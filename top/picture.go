@@ -69,7 +69,7 @@ func (p *picture) head() []string {
 	first := []string{"kvroute " + cmp.Or(r.Replica, strconv.FormatUint(r.RouterID, 10)), r.Version, r.Ready.Status}
 	for _, check := range slices.Sorted(maps.Keys(r.Ready.Checks)) {
 		if !r.Ready.Checks[check] {
-			first = append(first, check+" is missing")
+			first = append(first, "check failed: "+check)
 		}
 	}
 	lines := []string{strings.Join(first, "  "), p.rates(r.NowMS)}

@@ -84,7 +84,7 @@ func text(s *screen) string {
 func TestScreen(t *testing.T) {
 	got := text(filled(t, 80, 24))
 	at := time.Date(2026, 11, 23, 17, 0, 0, 0, time.UTC).Local().Format(time.TimeOnly)
-	want := `kvroute a  1.2.3  degraded  nats is missing
+	want := `kvroute a  1.2.3  degraded  check failed: nats
 requests/s  2.5  failed/s  0.2  TTFT  mean 80 ms, p90 140 ms  cached  25 %
 saved against round robin  2000k of 4000k prompt tokens (50 %)
 active requests of replicas  3 here  5 of 7

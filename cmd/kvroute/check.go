@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -95,20 +96,24 @@ func located(err error, file string, given map[string]bool) error {
 		return err
 	}
 	var all []error
+	lines := map[error]int{}
 	for text := range strings.Lines(err.Error()) {
 		name := settingName.FindString(text)
-		at := ""
+		at, n := "", 0
 		for part := name; part != "" && at == "" && !given[name]; part = part[:max(0, strings.LastIndexAny(part, ".["))] {
 			path, err := yaml.PathString("$." + part)
 			if err != nil {
 				continue
 			}
 			if node, err := path.FilterFile(tree); err == nil {
-				at = fmt.Sprintf("%s:%d: ", file, node.GetToken().Position.Line)
+				n = node.GetToken().Position.Line
+				at = fmt.Sprintf("%s:%d: ", file, n)
 			}
 		}
-		all = append(all, errors.New(at+strings.TrimSuffix(text, "\n")))
+		one := errors.New(at + strings.TrimSuffix(text, "\n"))
+		all, lines[one] = append(all, one), n
 	}
+	slices.SortStableFunc(all, func(a, b error) int { return lines[a] - lines[b] })
 	return errors.Join(all...)
 }
 
@@ -188,7 +193,7 @@ func readElement[T any](place string, data []byte, to *T) error {
 		return fmt.Errorf("%s is a %s, want %s", strings.TrimSuffix(place+"."+mistyped.Field, "."), mistyped.Value, wanted(mistyped.Type))
 	}
 	if unknown := unknownField.FindStringSubmatch(err.Error()); unknown != nil {
-		return fmt.Errorf("%s.%s: there is no such field%s", place, unknown[1], didYouMean(unknown[1], keys(reflect.TypeFor[T](), "json")))
+		return fmt.Errorf("%s has a field %q, which no element has%s", place, unknown[1], didYouMean(unknown[1], keys(reflect.TypeFor[T](), "json")))
 	}
 	return fmt.Errorf("%s: %w", place, err)
 }

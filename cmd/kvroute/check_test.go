@@ -62,8 +62,8 @@ func mutations(t *testing.T) (all []mutation) {
 	worker(".address", `name: b, models: [m], address: "10.0.0.2:100000"`)
 	worker(".models", `name: b, address: "10.0.0.2:1"`)
 	worker(".models", `name: b, models: m, address: "10.0.0.2:1"`)
-	worker(".model", `name: b, model: [m], address: "10.0.0.2:1"`)
-	worker(".addrss", `name: b, models: [m], addrss: "10.0.0.2:1"`)
+	worker(` has a field "model"`, `name: b, model: [m], address: "10.0.0.2:1"`)
+	worker(` has a field "addrss"`, `name: b, models: [m], addrss: "10.0.0.2:1"`)
 	worker(".block_size", `name: b, models: [m], address: "10.0.0.2:1", block_size: -1`)
 	worker(".block_size", `name: b, models: [m], address: "10.0.0.2:1", block_size: 200000`)
 	worker(".block_size", `name: b, models: [m], address: "10.0.0.2:1", block_size: big`)
@@ -80,14 +80,15 @@ func mutations(t *testing.T) (all []mutation) {
 	worker(".events.endpoint", `name: b, models: [m], address: "10.0.0.2:1", events: {transport: zmq, endpoint: here}`)
 	worker(".events.endpoint", `name: b, models: [m], address: "10.0.0.2:1", events: {transport: http_poll, endpoint: here}`)
 	worker(".events.replay", `name: b, models: [m], address: "10.0.0.2:1", events: {transport: zmq, replay: here}`)
-	worker(".transprt", `name: b, models: [m], address: "10.0.0.2:1", events: {transprt: zmq}`)
+	worker(` has a field "transprt"`, `name: b, models: [m], address: "10.0.0.2:1", events: {transprt: zmq}`)
 	worker(".worker_id", `worker_id: -5, models: [m], address: "10.0.0.2:1"`)
+	worker("", `name: b, models: [m], address: "10.0.0.1:1"`)
 	worker(".v", `v: 7, name: b, models: [m], address: "10.0.0.2:1"`)
 	for _, text := range []string{"workers: 5", "workers: {a: b}", "groups: 5"} {
 		add(text[:strings.Index(text, ":")], "%s", text)
 	}
 	add("groups[0].name", `groups: [{address: "10.0.0.1:1"}]`)
-	add("groups[0].addr_ess", `groups: [{name: g, addr_ess: "10.0.0.1:1"}]`)
+	add(`groups[0] has a field "addr_ess"`, `groups: [{name: g, addr_ess: "10.0.0.1:1"}]`)
 	add("groups[0]", `groups: [{name: g, address: "here"}]`)
 	add("groups[0].members", `groups: [{name: g, address: "10.0.0.1:1", members: -1}]`)
 	add("groups[1].name", `groups: [{name: g, address: "10.0.0.1:1"}, {name: g, address: "10.0.0.2:1"}]`)
@@ -136,7 +137,7 @@ func mutations(t *testing.T) (all []mutation) {
 }
 
 // mends are words with which an error says what to do.
-var mends = regexp.MustCompile(`, want |: want |did you mean|no such|does not exist|has no dir|has neither|need|belong|has no effect|already defined|exclude|both given|is not allowed|not found|give | is no `)
+var mends = regexp.MustCompile(`, want |: want |did you mean|no such|which no element has|does not exist|has no dir|has neither|need|belong|has no effect|already defined|exclude|both given|is not allowed|not found|give | is no `)
 
 // `kvroute config check` names the line and the key of each mistake, and what is wanted there.
 // testdata/config-errors.txt has all errors: KVROUTE_WRITE=1 writes it.
@@ -216,8 +217,8 @@ func TestEnvironment(t *testing.T) {
 		{"DYN_ROUTER_TEMPERATURE=0.5 KVROUTE_ROUTER_TEMPERATURE=0.7", "config", "router-temperature: 0.7\n"},
 		{"DYN_ROUTER_USE_KV_EVENTS=false", "config", "no-kv-events: true\n"},
 		{"DYN_ROUTER_TRACK_ACTIVE_BLOCKS=true", "config", "no-track-active-blocks: false\n"},
-		{"KVROUTE_SEED=many", "config", `environment variable KVROUTE_SEED: "many" is wrong: parse error`},
-		{"DYN_ROUTER_USE_KV_EVENTS=perhaps", "config", `environment variable DYN_ROUTER_USE_KV_EVENTS: "perhaps" is wrong: parse error`},
+		{"KVROUTE_SEED=many", "config", `environment variable KVROUTE_SEED is "many", want a whole number from 0 on`},
+		{"DYN_ROUTER_USE_KV_EVENTS=perhaps", "config", `environment variable DYN_ROUTER_USE_KV_EVENTS is "perhaps", want true or false`},
 		{"KVROUTE_LOG_LEVEL=loud", "publish", `log-level is "loud"`},
 		// A Kubernetes Service with the name kvroute sets these.
 		{"KVROUTE_PORT=tcp://10.0.0.1:9002 KVROUTE_SERVICE_HOST=10.0.0.1 KVROUTE_SERVICE_PORT=9002", "config", "version: 1\n"},
@@ -264,12 +265,14 @@ func TestCompletionInBash(t *testing.T) {
 		t.Fatal(err)
 	}
 	for words, want := range map[string][]string{
-		"ser":                  {"serve"},
-		"config ":              {"check", "envoy", "--config", "--seed"},
-		"serve --router-te":    {"--router-temperature"},
-		"config envoy --exte":  nil,
-		"config envoy --extpr": {"--extproc"},
-		"completion zzz":       nil,
+		"ser":                    {"serve"},
+		"config ":                {"check", "envoy", "--config", "--seed"},
+		"serve --router-te":      {"--router-temperature"},
+		"config envoy --exte":    nil,
+		"config envoy --extpr":   {"--extproc"},
+		"completion zzz":         nil,
+		"completion ":            {"bash", "zsh", "fish"},
+		"help serve --router-te": {"--router-temperature"},
 	} {
 		given := strings.Split("kvroute "+words, " ")
 		script := fmt.Sprintf(`source <(kvroute completion bash); COMP_WORDS=(%s); COMP_CWORD=%d; _kvroute; printf '%%s\n' "${COMPREPLY[@]}"`, "'"+strings.Join(given, "' '")+"'", len(given)-1)

@@ -192,7 +192,7 @@ func readFile(file string) (config, error) {
 		return c, misread(err, file, data)
 	}
 	if c.Version != 1 {
-		return c, fmt.Errorf("%s: version is %d, want a line with version: 1", file, c.Version)
+		return c, fmt.Errorf("%s:1: version is %d, want the line version: 1", file, c.Version)
 	}
 	return c, nil
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -49,12 +50,14 @@ func (c *command) printHelp(w io.Writer, fs *flag.FlagSet) {
 		}
 	})
 	for name, s := range settings.All(&own) {
-		if topic := s.Tag.Get("topic"); topics && topic != "" {
+		f := fs.Lookup(name)
+		if !topics || f == nil {
+			continue
+		}
+		if topic := s.Tag.Get("topic"); topic != "" {
 			fmt.Fprintf(w, "\n%s\n", topic)
 		}
-		if f := fs.Lookup(name); topics && f != nil {
-			printFlag(w, f)
-		}
+		printFlag(w, f)
 	}
 	fmt.Fprintf(w, "\nEach flag can also be an environment variable: %s and so on. A flag wins over its variable.\n", variable("log-level"))
 }
@@ -88,23 +91,37 @@ func fromEnvironment(fs *flag.FlagSet) (err error) {
 				continue
 			}
 			if bad := fs.Set(f.Name, value); bad != nil {
-				err = usageError(fmt.Sprintf("environment variable %s: %q is wrong: %v", name, value, bad))
+				err = usageError(fmt.Sprintf("environment variable %s is %q, want %s", name, value, wantedOf(f)))
 			}
 		}
 	})
 	return err
 }
 
-var unknownFlag = regexp.MustCompile(`^flag provided but not defined: -+(.*)$`)
+var (
+	unknownFlag = regexp.MustCompile(`^flag provided but not defined: -+(.*)$`)
+	badValue    = regexp.MustCompile(`^invalid (?:boolean )?value "(.*)" for (?:flag )?-+([a-z0-9-]+): (?:parse error|value out of range|strconv.*)$`)
+)
 
 // wrongFlag says what is wrong with a flag, in this package's words.
 func wrongFlag(fs *flag.FlagSet, err error) error {
 	if unknown := unknownFlag.FindStringSubmatch(err.Error()); unknown != nil {
 		var names []string
-		fs.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
-		return usageError(fmt.Sprintf("there is no flag --%s%s", unknown[1], didYouMean(unknown[1], names)))
+		fs.VisitAll(func(f *flag.Flag) { names = append(names, "--"+f.Name) })
+		return usageError(fmt.Sprintf("there is no flag --%s%s", unknown[1], didYouMean("--"+unknown[1], names)))
+	}
+	if bad := badValue.FindStringSubmatch(err.Error()); bad != nil {
+		return usageError(fmt.Sprintf("--%s is %q, want %s", bad[2], bad[1], wantedOf(fs.Lookup(bad[2]))))
 	}
 	return usageError(strings.NewReplacer("flag -", "flag --", "argument: -", "argument: --").Replace(err.Error()))
+}
+
+// wantedOf names the values that a flag accepts.
+func wantedOf(f *flag.Flag) string {
+	if value, ok := f.Value.(flag.Getter); ok {
+		return wanted(reflect.TypeOf(value.Get()))
+	}
+	return "a number"
 }
 
 // didYouMean returns a question with the name that is most like a wrong one, or "" if none is.

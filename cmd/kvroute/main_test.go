@@ -64,7 +64,7 @@ func TestCommands(t *testing.T) {
 		{"help config envoy", 0, "--extproc", ""},
 		{"help serve", 0, "\nChoice of the worker\n  --router-mode", ""},
 		{"config enovy", 2, "", `did you mean "config envoy"?`},
-		{"serve --seed many", 2, "", `invalid value "many" for flag --seed: parse error; `},
+		{"serve --seed many", 2, "", `--seed is "many", want a whole number from 0 on; `},
 		{"serve --seed", 2, "", "flag needs an argument: --seed; "},
 		{"completion", 2, "", "want one of bash, zsh or fish"},
 		{"completion tcsh", 2, "", "want one of bash, zsh or fish"},
@@ -73,7 +73,7 @@ func TestCommands(t *testing.T) {
 		{"version now", 2, "", `unexpected argument "now"`},
 		{"serve -h", 0, "--kv-overlap-score-weight", ""},
 		{"serve --no-such-flag", 2, "", "kvroute serve: there is no flag --no-such-flag; `kvroute help serve` lists the flags\n"},
-		{"serve --rooter-mode kv", 2, "", `did you mean "router-mode"?`},
+		{"serve --rooter-mode kv", 2, "", `did you mean "--router-mode"?`},
 		{"config", 0, "router-mode: kv", ""},
 		{"config --router-mode fastest", 1, "", `router-mode is "fastest", want kv, random`},
 		{"config --kv-overlap-score-weight -1", 1, "", "kv-overlap-score-weight is -1, want"},
@@ -95,8 +95,8 @@ func TestCommands(t *testing.T) {
 		{"config --extproc-address :9002 --extproc-tls-cert c --extproc-tls-key k --extproc-tls-client-ca ca", 0, "extproc-address: :9002", ""},
 		{"config --extproc-address 0.0.0.0:9002 --trusted-network", 0, "trusted-network: true", ""},
 		{"config --extproc-address unix:/run/kvroute", 0, "extproc-address: unix:/run/kvroute", ""},
-		{"serve --nats-url file:/nowhere/at", 1, "", "nats-url: open /nowhere/at"},
-		{"serve --api-token-file /nowhere/at --nats-listen 127.0.0.1:0 --extproc-address 127.0.0.1:0", 1, "", "api-token-file: open /nowhere/at"},
+		{"serve --nats-url file:/nowhere/at --extproc-address 127.0.0.1:0 --http-address 127.0.0.1:0", 1, "", "nats-url: open /nowhere/at"},
+		{"serve --api-token-file /nowhere/at --nats-listen 127.0.0.1:0 --extproc-address 127.0.0.1:0 --http-address 127.0.0.1:0", 1, "", "api-token-file: open /nowhere/at"},
 		{"dump --api-token-file /nowhere/at", 1, "", "api-token-file: open /nowhere/at"},
 		{"config --envoy-admin 127.0.0.1:9901", 1, "", `envoy-admin is "127.0.0.1:9901", want http://host:port`},
 		{"config --envoy-admin http://user:secret@127.0.0.1:9901", 1, "", `envoy-admin is "http://user:xxxxx@127.0.0.1:9901", want http://host:port`},
@@ -106,7 +106,7 @@ func TestCommands(t *testing.T) {
 		{"config --worker-networks 10.0.0.0", 1, "", `"10.0.0.0" is not a network`},
 		{"config --config /nowhere/at.yaml", 1, "", "/nowhere"},
 		{"config envoy --extproc 10.0.0.1:9002 --pool w1:8000", 0, "STRICT_DNS", ""},
-		{"config envoy --pool nothing", 1, "", `Pool[0] is "nothing"`},
+		{"config envoy --pool nothing", 1, "", `pool[0] is "nothing"`},
 		{"serve --log-level loud", 1, "", `log-level is "loud"`},
 		{"engine --advertise here --nats-url nats://127.0.0.1:1 --listen 127.0.0.1:0", 1, "", `advertise is "here"`},
 		{"engine --preset abacus --nats-url nats://127.0.0.1:1 --listen 127.0.0.1:0", 1, "", `Preset is "abacus"`},
@@ -194,8 +194,8 @@ workers:
 
 func TestBadConfigurationFiles(t *testing.T) {
 	for text, want := range map[string]string{
-		"router-mode: kv":                      "version is 0, want a line with version: 1",
-		"version: 2":                           "version is 2, want a line with version: 1",
+		"router-mode: kv":                      "version is 0, want the line version: 1",
+		"version: 2":                           "version is 2, want the line version: 1",
 		"version: 1\nrouter-mod: kv":           "router-mod",
 		"version: 1\nseed: many":               "seed",
 		"version: 1\nworkers:\n- modells: [m]": "modells",
@@ -204,7 +204,7 @@ func TestBadConfigurationFiles(t *testing.T) {
 		"version: 1\n  bad: [":                 "kvroute.yaml",
 		"version: 1\nworkers:\n- {name: a, models: [m], address: \"host\"}":                                                                                                             "address",
 		"version: 1\nworkers:\n- {name: a, models: [m], address: \"10.0.0.1:1\", block_size: 200000}":                                                                                   "block_size is 200000",
-		"version: 1\nworkers:\n- {name: a, models: [m], address: \"10.0.0.1:1\"}\n- {name: b, models: [m], address: \"10.0.0.1:1\"}\n- {name: a, models: [m], address: \"10.0.0.2:1\"}": "workers[2] (\"a\") has the id",
+		"version: 1\nworkers:\n- {name: a, models: [m], address: \"10.0.0.1:1\"}\n- {name: b, models: [m], address: \"10.0.0.3:1\"}\n- {name: a, models: [m], address: \"10.0.0.2:1\"}": "workers[2] (\"a\") has the id",
 		"version: 1\nworkers:\n- {worker_id: 5, models: [m], address: \"10.0.0.1:1\"}\n- {worker_id: 5, models: [m], address: \"10.0.0.2:1\"}":                                          "id 5 of workers[0]",
 	} {
 		status, _, stderr := runs(t, "config", "--config", writeFile(t, text))

@@ -33,8 +33,9 @@ func (s *server) reload(ctx context.Context) error {
 		outcome := "done"
 		if err := s.readAgain(ctx); err != nil {
 			outcome = "refused"
+			s.refused.Store(err.Error())
 			s.log.Error("the configuration is not reloaded; the old one stays", "err", err)
-		} else if len(*s.pending.Load()) > 0 {
+		} else if s.refused.Store(""); len(s.pending.Load().([]string)) > 0 {
 			outcome = "partial"
 		}
 		s.metered.reloads.Count(outcome)
@@ -76,7 +77,7 @@ func (s *server) readAgain(ctx context.Context) error {
 	takeTokens()
 	s.warnOfWorkers()
 	s.log.Info("reloaded", "models", len(c.Models), "workers", len(c.Workers))
-	if s.pending.Store(&pending); len(pending) > 0 {
+	if s.pending.Store(pending); len(pending) > 0 {
 		s.log.Warn("these changed settings take effect only after a restart", "settings", strings.Join(pending, ", "))
 	}
 	return nil

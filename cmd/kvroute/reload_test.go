@@ -108,6 +108,9 @@ func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 	eventually(t, "an unknown mode is not reported", is(`.yaml:2: router-mode is \"kvv\", want kv,`))
 	rewrite(t, c, file, fmt.Sprintf("version: 1\n"+list+list, "d", "e"))
 	eventually(t, "a file with a mistake is not reported", is("not reloaded"))
+	if status, out, _ := runs(t, "doctor", "--url", "http://"+c.At.HTTP); status != 1 || !strings.Contains(out, "cannot be used; a start would fail: ") || !strings.Contains(out, "already defined") {
+		t.Errorf("the doctor does not name the mistake:\n%s", out)
+	}
 	if n := strings.Count(c.LastLines(), "only after a restart"); n != 2 {
 		t.Errorf("%d warnings, want 2:\n%s", n, c.LastLines())
 	}
@@ -120,6 +123,9 @@ func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 	})
 	if n := strings.Count(c.LastLines(), "msg=reloaded"); before == 0 || n != before {
 		t.Errorf("%d reloads are logged, want %d:\n%s", n, before, c.LastLines())
+	}
+	if _, out, _ := runs(t, "doctor", "--url", "http://"+c.At.HTTP); strings.Contains(out, "cannot be used") {
+		t.Errorf("the doctor names a mistake that is mended:\n%s", out)
 	}
 }
 

@@ -159,9 +159,9 @@ func (c *config) withoutEffect(s *scorer.Settings) error {
 		{"router-ttl-secs max-index-blocks", s.UsesOverlap(), "a weight of 0, which keeps no index"},
 		{"router-predicted-ttl-secs", s.UsesOverlap() || c.RouterPredictedTTLSecs == 0, "a weight of 0, which keeps no index"},
 		{"router-predicted-ttl-secs", !c.NoKVEvents || c.RouterPredictedTTLSecs == 0, "no-kv-events, where router-ttl-secs counts"},
-		{"max-index-blocks", !c.NoKVEvents, "no-kv-events"},
+		{"max-index-blocks kv-events-retention", !c.NoKVEvents, "no-kv-events"},
 		{"output-rate", !c.NoTrackOutputBlocks, "no-router-track-output-blocks"},
-		{"router-queue-policy router-queue-limit queue-wait", c.RouterQueueThreshold != nil, "no router-queue-threshold"},
+		{"router-queue-policy router-queue-limit queue-wait", c.RouterQueueThreshold != nil, "a missing router-queue-threshold"},
 		{"disaggregation-tokens disaggregation-fraction", strings.HasPrefix(c.ConditionalDisaggregation, "isl_"), "conditional-disaggregation " + c.ConditionalDisaggregation},
 		{"session-affinity-mode session-headers", c.SessionAffinityTTL != 0, "session-affinity-ttl-secs 0"},
 	} {

@@ -43,9 +43,10 @@ type server struct {
 	networks reach.Networks
 	client   *http.Client // for all calls to workers
 	log      *slog.Logger
-	level    *slog.LevelVar           // of log
-	names    *workerNames             // used by log
-	pending  atomic.Pointer[[]string] // the changed settings that need a restart; nil before a reload
+	level    *slog.LevelVar // of log
+	names    *workerNames   // used by log
+	refused  atomic.Value   // why the last reload failed: a string, empty if it did not
+	pending  atomic.Value   // the changed settings that need a restart: a []string
 
 	metrics   *telemetry.Metrics
 	metered   counters

@@ -37,18 +37,6 @@ func parseSettings(name string, args []string, to any) error {
 // check refuses values that no other package checks, or checks only under another name.
 func (c *config) check() error {
 	errs := []error{settings.Check(c), c.checkAddresses(), c.checkModels(), c.Dynamo.check(), replicas.CheckGroups(c.Groups), c.checkWorkers()}
-	for _, d := range []struct {
-		name         string
-		value, least time.Duration
-	}{
-		{"degraded-after", c.DegradedAfter, fleet.MinAge},
-		{"unhealthy-after", c.UnhealthyAfter, c.DegradedAfter},
-		{"expired-after", c.ExpiredAfter, c.UnhealthyAfter},
-	} {
-		if d.value < d.least || d.value > time.Hour {
-			errs = append(errs, fmt.Errorf("%s is %q, want %v to 1h", d.name, d.value, d.least))
-		}
-	}
 	admin, err := url.Parse(c.EnvoyAdmin)
 	r := c.KVEventsRetention
 	for _, wrong := range []struct {
@@ -56,6 +44,9 @@ func (c *config) check() error {
 		text string
 	}{
 		{r != 0 && (r < 30*time.Minute || r > 8760*time.Hour), fmt.Sprintf("kv-events-retention is %q, want 0, or 30m to 8760h", r)},
+		{c.DegradedAfter < fleet.MinAge || c.DegradedAfter > time.Hour, fmt.Sprintf("degraded-after is %q, want %v to 1h", c.DegradedAfter, fleet.MinAge)},
+		{c.UnhealthyAfter < c.DegradedAfter || c.UnhealthyAfter > time.Hour, fmt.Sprintf("unhealthy-after is %q, want %v (degraded-after) to 1h", c.UnhealthyAfter, c.DegradedAfter)},
+		{c.ExpiredAfter < c.UnhealthyAfter || c.ExpiredAfter > time.Hour, fmt.Sprintf("expired-after is %q, want %v (unhealthy-after) to 1h", c.ExpiredAfter, c.UnhealthyAfter)},
 		{r != 0 && !c.DurableKVEvents, "kv-events-retention needs durable-kv-events: without it no stream keeps events"},
 		{c.EnvoyAdmin != "" && (err != nil || admin.Host == "" || admin.User != nil || admin.Scheme != "http" && admin.Scheme != "https"), fmt.Sprintf("envoy-admin is %q, want http://host:port", bus.Redact(c.EnvoyAdmin))},
 		{c.Group != "" && len(c.Groups) > 0, "group and groups are both given: the router of a group has workers, not groups"},

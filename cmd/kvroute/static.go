@@ -119,16 +119,18 @@ func (s *static) run(ctx context.Context) error {
 // workers with ids of their own.
 func checkIDs(records []fleet.Record) error {
 	var names fleet.Names
-	seen := make(map[uint64]int)
+	seen := make(map[string]int)
 	for i := range records {
-		id := records[i].ID()
-		if id == 0 || names.Some(records[i:i+1]) {
+		r := &records[i]
+		if r.ID() == 0 || names.Some(records[i:i+1]) {
 			continue
 		}
-		if first, twice := seen[id]; twice {
-			return fmt.Errorf("workers[%d] (%q) has the id %d of workers[%d] (%q), want a name or worker_id of its own", i, records[i].Name, id, first, records[first].Name)
+		for _, own := range []string{fmt.Sprint("id ", r.ID()), fmt.Sprint("address ", r.Address, " and first rank ", r.DPStart)} {
+			if first, twice := seen[own]; twice {
+				return fmt.Errorf("workers[%d] (%q) has the %s of workers[%d] (%q), want a name or worker_id, and an address, of its own", i, r.Name, own, first, records[first].Name)
+			}
+			seen[own] = i
 		}
-		seen[id] = i
 	}
 	return nil
 }

@@ -56,9 +56,8 @@ func (s *server) replica() api.Replica {
 		RouterID: s.id, Replica: replicaName(&s.conf), Version: telemetry.Version(), StartedMS: s.begun.UnixMilli(),
 		Bus: s.nc.IsConnected(), Synced: s.sync != nil, Settings: s.shared,
 	}
-	if p := s.pending.Load(); p != nil {
-		r.Pending = *p
-	}
+	r.Pending, _ = s.pending.Load().([]string)
+	r.Refused, _ = s.refused.Load().(string)
 	if s.watch != nil {
 		r.Envoy = new(s.watch.State())
 	}

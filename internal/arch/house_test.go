@@ -37,7 +37,7 @@ type room struct {
 // what shows operators the effect of routing (outcomes, audit, traces, dashboard, top).
 var (
 	product = []room{
-		{"cmd/kvroute", 3986, 20},
+		{"cmd/kvroute", 4000, 20},
 		{"extproc", 2181, 20},
 		{"router", 5274, 20},
 		{"prefill", 261, 20},
@@ -48,9 +48,9 @@ var (
 		{"engines engines/localindex", 3600, 20},
 		{"fleet", 2161, 20},
 		{"replicas", 2260, 20},
-		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/meter internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 5013, 20},
+		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/meter internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 5014, 20},
 		{"sidecar", 465, 20},
-		{"doctor", 456, 20},
+		{"doctor", 459, 20},
 		{"dashboard", 36, 20},
 		{"top", 441, 20},
 		{"tokenizer tokenizer/chat tokenizer/jinja", 11270, 20},
