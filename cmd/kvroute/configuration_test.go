@@ -65,7 +65,7 @@ For everybody who looks up a setting of ` + "`kvroute serve`" + `. This page is 
 - A time has a unit, as ` + "`1.5s`" + ` or ` + "`10m`" + `. A flag without a value is true.
 - kvroute reads the file again when it changes, and on SIGHUP. It then applies ` + "`models`, `workers`, `groups`" + ` and the tokens of the API; one warning names the other settings that changed, which need a restart; ` + "`kvroute doctor`" + ` names them, too.
 - *own* means that router replicas may differ in the setting. All other settings must be equal: ` + "`kvroute doctor`" + ` compares them.
-- kvroute does not start with a setting that has no effect beside another one. The error names both.
+- kvroute refuses a setting that has no effect beside another one; the column *meaning* names these. The error names both.
 `)
 	c := defaults()
 	kinds := regexp.MustCompile(`<([^>]*)>`)
