@@ -94,7 +94,7 @@ type config struct {
 	// Each of the next three must be at least the one before it.
 	DegradedAfter  time.Duration `yaml:"degraded-after" default:"7.5s" help:"<time> without a sign of life after which a worker gets requests only if no worker is healthy; 3s or more"`
 	UnhealthyAfter time.Duration `yaml:"unhealthy-after" default:"15s" help:"<time> without a sign of life after which a worker gets no requests"`
-	ExpiredAfter   time.Duration `yaml:"expired-after" default:"30s" help:"<time> without a sign of life after which a worker is removed"`
+	ExpiredAfter   time.Duration `yaml:"expired-after" default:"30s" help:"<time> without a sign of life after which a worker counts as expired and gets no requests. A registered worker is removed after one and a half times this, at least 45s; a worker of the configuration file is never removed"`
 	EndpointFile   string        `yaml:"endpoint-file" own:"yes" help:"<file> that is kept up to date with the healthy workers, for Envoy's pool; empty writes none"`
 
 	MaxBodyBytes    int           `yaml:"max-body-bytes" topic:"Bodies, time and shutdown" default:"16777216" want:"more than 0" help:"<bytes> of the largest request body that is read; set Envoy's limit to the same"`

@@ -151,12 +151,6 @@ func TestPagesCommandsRun(t *testing.T) {
 			}
 			ran[name] = true
 			block := prepare(blocks[name])
-			if name == "workers: json='content-type:" { // api.md asks for this worker before it leaves
-				block = strings.Replace(block, "curl -X DELETE", prepare(blocks["api: json='content-type:"])+"\ncurl -X DELETE", 1)
-			}
-			if strings.HasPrefix(name, "api: ") {
-				continue
-			}
 			fmt.Fprintf(&script, "echo '== %s'\n%s\n", strings.ReplaceAll(name, "'", ""), strings.ReplaceAll(block, "curl ", "curl -fsS "))
 		}
 	}

@@ -61,7 +61,7 @@ func kinds(kind string) any {
 
 const workers = `
 workers:
-- {name: vllm, address: "vllm.default.svc.cluster.local:8000", models: [m], engine: vllm, block_size: 16, health: {}, metrics: {}, events: {transport: zmq, endpoint: "tcp://vllm.default.svc.cluster.local:5557"}}
+- {name: vllm, address: "vllm.default.svc.cluster.local:8000", models: [m], engine: vllm, block_size: 16, health: {}, metrics: {}, events: {transport: zmq, endpoint: "tcp://*:5557", replay: "tcp://*:5657"}}
 `
 
 // everything turns all parts on.
@@ -94,6 +94,21 @@ func values(t *testing.T, text string) chartutil.Values {
 		t.Fatal(err)
 	}
 	return v
+}
+
+// readme returns the values of the chart's README.
+func readme(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(folder, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, _ := strings.Cut(string(text), "```yaml\n")
+	block, _, found := strings.Cut(block, "```")
+	if !found {
+		t.Fatal("README.md has no values")
+	}
+	return block
 }
 
 func load(t *testing.T) *chart.Chart {
@@ -187,6 +202,7 @@ func TestVariants(t *testing.T) {
 	}{
 		"defaults":   {"{}", map[string]int{"ConfigMap": 1, "Deployment": 1, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 1, "ServiceAccount": 1}},
 		"workers":    {workers + `nats: {url: "nats://nats:4222"}`, map[string]int{"ConfigMap": 1, "Deployment": 1, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 1, "ServiceAccount": 1}},
+		"README":     {readme(t), map[string]int{"ConfigMap": 1, "Deployment": 1, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 1, "ServiceAccount": 1}},
 		"bare":       {"networkPolicy: {enabled: false}\npodDisruptionBudget: {enabled: false}\nreplicas: 1", map[string]int{"ConfigMap": 1, "Deployment": 1, "Service": 1, "ServiceAccount": 1}},
 		"everything": {everything, map[string]int{"ConfigMap": 2, "Deployment": 2, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 2, "ServiceAccount": 1, "Secret": 1, "ServiceMonitor": 1, "EnvoyExtensionPolicy": 1, "InferencePool": 1}},
 	} {
