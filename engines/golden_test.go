@@ -14,7 +14,7 @@ import (
 	"github.com/kvroute/kvroute/internal/records"
 )
 
-// savedEngine is what a file in --state-dir says of a rank of an engine. Its events build the rank's blocks.
+// savedEngine is a record of a file in --state-dir about a rank of an engine. Its events build the rank's blocks.
 type savedEngine struct {
 	Worker           uint64
 	Rank             uint32
