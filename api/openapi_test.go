@@ -700,7 +700,7 @@ func TestAPIPageCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := newRouter(t, 0)
-	if err := r.SetWorker(router.WorkerInfo{ID: 1, Models: []string{"llama"}, BlockSize: 4, Address: netip.MustParseAddrPort("10.0.0.1:8000")}); err != nil {
+	if err := r.SetWorker(router.WorkerInfo{ID: 1, Models: []string{"sim"}, BlockSize: 4, Address: netip.MustParseAddrPort("10.0.0.1:8000")}); err != nil {
 		t.Fatal(err)
 	}
 	h := api.New(api.Config{Router: r, Metrics: http.NotFoundHandler()})

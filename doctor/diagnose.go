@@ -125,11 +125,11 @@ func (d *diagnosis) checkReplica(x *Replica) {
 	}
 }
 
-// Unheard reports whether no event of a healthy worker was ever heard, although it may publish some.
+// Unheard reports whether no event of a worker was ever heard, although it may publish some.
 func Unheard(w *router.WorkerState) bool {
 	fromEngine := w.Transport == "zmq" || w.Transport == "http_poll"
 	viaSidecar := w.Transport == "nats" && w.BlockSize > 0
-	return w.KVEvents == "none" && w.CachedBlocks == 0 && w.Health == router.Healthy.String() && (w.NeverHeard || fromEngine || viaSidecar)
+	return w.KVEvents == "none" && w.CachedBlocks == 0 && (w.NeverHeard || fromEngine || viaSidecar)
 }
 
 // HowToPublish tells an operator what to do when no event of a worker was ever heard.
@@ -160,7 +160,7 @@ func (d *diagnosis) checkWorkers(x *Replica) {
 		case !lasting:
 		case w.KVEvents == "suspect", w.KVEvents == "partial", w.KVEvents == "block_size_mismatch":
 			d.report(fault, x, "events", "what worker %s caches is not known in full: its events are %s", name, w.KVEvents)
-		case Unheard(w) && last.Settings["no-kv-events"] != true:
+		case Unheard(w) && w.Health == router.Healthy.String() && last.Settings["no-kv-events"] != true:
 			d.report(fault, x, "events", "events of %s were never heard: %s", name, HowToPublish(w))
 		}
 		if w.Health != router.Healthy.String() {
@@ -358,9 +358,7 @@ func (d *diagnosis) checkPeers() {
 // WorkerName returns the text by which people know a worker: its name, or its id if it has none, and
 // its rank unless that is 0.
 func WorkerName(w router.Worker, name string) string {
-	if name == "" {
-		name = strconv.FormatUint(w.ID, 10)
-	}
+	name = cmp.Or(name, strconv.FormatUint(w.ID, 10))
 	if w.DPRank > 0 {
 		name += fmt.Sprintf("/%d", w.DPRank)
 	}

@@ -387,9 +387,7 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 	switch w.Transport {
 	case TransportPoll:
 		url := w.Endpoint
-		if url == "" {
-			url = "http://" + w.Address + "/kv_cache_events"
-		}
+		url = cmp.Or(url, "http://"+w.Address+"/kv_cache_events")
 		w.Engine = cmp.Or(w.Engine, "trtllm")
 		return []socket{{rank: w.DPStart, url: url}}, nil
 	case TransportZMQ:

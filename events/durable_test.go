@@ -425,7 +425,9 @@ func (r *replica) restore(s *events.Snapshot, _ func(uint64) bool, whole func() 
 				for i := range run.Holders {
 					id := s.Ranks[run.Holders[i].Worker].WorkerID
 					run.Holders[i].Worker = number(id)
+					r.mu.Lock()
 					r.names[number(id)] = id
+					r.mu.Unlock()
 				}
 				if !yield(run, nil) {
 					return

@@ -3,6 +3,7 @@
 package events
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/tinylib/msgp/msgp"
@@ -65,9 +66,7 @@ func AppendQuery(dst []byte, q Query) []byte {
 	dst = appendOptional(msgp.AppendString(dst, "end_event_id"), q.End > 0, q.End)
 	dst = msgp.AppendBool(msgp.AppendString(dst, "supports_tree_dump_failed"), true)
 	kind := q.Kind
-	if kind == "" {
-		kind = RecoveryKind
-	}
+	kind = cmp.Or(kind, RecoveryKind)
 	return msgp.AppendString(msgp.AppendString(dst, "kind"), kind)
 }
 

@@ -203,8 +203,11 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 	c.length(len(r.LoRA), 0, maxNames, "lora", "names")
 	c.length(len(r.Taints), 0, maxNames, "taints", "words")
 	c.length(len(r.RankAddresses), 0, maxRanks, "rank_addresses", "ranks")
-	for _, name := range slices.Concat(r.Models, r.LoRA) {
-		c.length(len(name), 1, maxNameLen, "a name of models or lora", "bytes")
+	for _, name := range r.Models {
+		c.length(len(name), 1, maxNameLen, "a name in models", "bytes")
+	}
+	for _, name := range r.LoRA {
+		c.length(len(name), 1, maxNameLen, "a name in lora", "bytes")
 	}
 	for _, taint := range r.Taints {
 		c.length(len(taint), 0, maxNameLen, "a word of taints", "bytes")

@@ -3,6 +3,7 @@
 package router
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -217,9 +218,7 @@ func (c *core) grow(now time.Time) {
 	c.grown = now
 	for _, ord := range c.order {
 		rate := c.conf.OutputRate
-		if rate == 0 {
-			rate = c.slots.OutputRate(ord)
-		}
+		rate = cmp.Or(rate, c.slots.OutputRate(ord))
 		if rate == 0 {
 			l := c.slots.Load(ord)
 			rate = 1000 / c.settings.Engine.DecodeStep(l.Requests-l.Waiting, l.DecodeTokens)

@@ -17,11 +17,15 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
 
 	"github.com/kvroute/kvroute/api"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
+	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -39,14 +43,21 @@ func checkConfig(_ context.Context, args []string, std stdio) error {
 	defer func() { _ = s.close() }()
 	_, noTLS := c.extprocTLS(log)
 	_, noHTTPS := c.httpTLS(log)
+	_, noNATS := (&tlsFiles{of: "nats", cert: c.NATSCert, key: c.NATSKey, log: log}).open()
+	_, noURL := bus.ReadURL(c.NATSURL)
 	_, noModels := c.loadCards(tokenizer.NewCache(c.TokenizerCacheBytes), log)
-	errs := []error{s.lockStateDir(), noTLS, noHTTPS, s.networks.Secure(c.WorkerTLSCA, c.WorkerTLSName), noModels}
+	errs := []error{s.lockStateDir(), noTLS, noHTTPS, noNATS, noURL, s.networks.Secure(c.WorkerTLSCA, c.WorkerTLSName), noModels}
 	if c.APITokenFile != "" {
 		_, err = api.ReadTokens(c.APITokenFile)
 		errs = append(errs, err)
 	}
-	for name, path := range map[string]string{"trace-out": c.TraceOut, "endpoint-file": c.EndpointFile} {
-		if info, err := os.Stat(filepath.Dir(path)); path != "" && (err != nil || !info.IsDir()) {
+	if c.NATSCA != "" {
+		_, err = reach.Authorities("nats-ca", c.NATSCA)
+		errs = append(errs, err)
+	}
+	for name, path := range map[string]string{"trace-out": c.TraceOut, "endpoint-file": c.EndpointFile, "extproc-address": strings.TrimPrefix(c.ExtprocAddress, "unix:")} {
+		info, err := os.Stat(filepath.Dir(path))
+		if at, there := os.Stat(path); path != "" && (err != nil || !info.IsDir() || there == nil && at.IsDir()) {
 			errs = append(errs, fmt.Errorf("%s is %q, want a file in a folder that exists", name, path))
 		}
 	}
@@ -117,14 +128,14 @@ func located(err error, file string, given map[string]bool) error {
 	return errors.Join(all...)
 }
 
-var wrongTime = regexp.MustCompile(`^time: invalid duration "(.*)"$`)
+var wrongTime = regexp.MustCompile(`^time: .*"(.*)"$`)
 
 // misread says where the configuration file is wrong, and what is wanted there.
 func misread(err error, file string, data []byte) error {
 	lines := strings.Split(string(data), "\n")
 	if text := wrongTime.FindStringSubmatch(err.Error()); text != nil { // the only error without a place
 		for i, line := range lines {
-			if key, value, _ := strings.Cut(line, ":"); strings.Trim(value, " \"'") == text[1] {
+			if key, value, _ := strings.Cut(line, ":"); strings.HasPrefix(strings.TrimLeft(value, " \"'"), text[1]) {
 				return fmt.Errorf("%s:%d: %s is %q, want %s", file, i+1, strings.TrimSpace(key), text[1], wanted(reflect.TypeFor[time.Duration]()))
 			}
 		}
@@ -134,17 +145,46 @@ func misread(err error, file string, data []byte) error {
 		return located(err, file, nil)
 	}
 	at, text := in.GetToken().Position.Line, in.GetMessage()
-	key, value, _ := strings.Cut(strings.TrimLeft(lines[at-1], " -{"), ":")
-	wrong := fmt.Sprintf("%s is %s, want ", key, strings.TrimSpace(value))
+	value, key := in.GetToken().Value, ""
+	for t := in.GetToken().Prev; t != nil && key == ""; t = t.Prev {
+		if t.Type == token.MappingValueType {
+			key = t.Prev.Value
+		}
+	}
+	if value == "{" || value == "[" {
+		_, value, _ = strings.Cut(lines[at-1], key+": ")
+	}
+	wrong := fmt.Sprintf("%s is %s, want ", key, value)
 	if mistyped, ok := errors.AsType[*yaml.TypeError](err); ok {
 		text = wrong + wanted(mistyped.DstType)
 	} else if large, ok := errors.AsType[*yaml.OverflowError](err); ok {
 		text = wrong + wanted(large.DstType)
+	} else if other, ok := errors.AsType[*yaml.UnexpectedNodeTypeError](err); ok {
+		text = wrong + "a " + other.Expected.YAMLName()
 	} else if unknown, ok := errors.AsType[*yaml.UnknownFieldError](err); ok {
 		name := unknown.Token.Value
 		text = fmt.Sprintf("there is no setting %q%s", name, didYouMean(name, keys(reflect.TypeFor[config](), "yaml")))
 	}
 	return fmt.Errorf("%s:%d: %s", file, at, text)
+}
+
+// checkNodes refuses what the YAML library accepts silently: several documents, and fractions for
+// whole numbers.
+func (c *config) checkNodes(file string, data []byte) error {
+	tree, err := parser.ParseBytes(data, 0)
+	if err == nil && len(tree.Docs) > 1 {
+		err = fmt.Errorf("%s: there are %d YAML documents, want one", file, len(tree.Docs))
+	}
+	for name, s := range settings.All(c) {
+		path, bad := yaml.PathString("$." + name)
+		if err != nil || bad != nil || !strings.Contains(s.Value.Type().String(), "int") {
+			continue
+		}
+		if node, none := path.FilterFile(tree); none == nil && node.Type() == ast.FloatType {
+			return fmt.Errorf("%s:%d: %s is %s, want %s", file, node.GetToken().Position.Line, name, node, wanted(s.Value.Type()))
+		}
+	}
+	return err
 }
 
 // wanted names the values that a type accepts.

@@ -36,8 +36,11 @@ func mutations(t *testing.T) (all []mutation) {
 		case "time.Duration":
 			add(name, "%s: soon", name)
 			add(name, "%s: 5", name) // without a unit
+			add(name, "%s: 1d", name)
+			add(name, "%s: 5 s # five", name)
 		case "int", "int64", "*int":
 			add(name, "%s: many", name)
+			add(name, "%s: 1.5", name)
 		case "uint64":
 			add(name, "%s: -1", name)
 		case "float64", "*float64":
@@ -114,6 +117,15 @@ func mutations(t *testing.T) (all []mutation) {
 	add("worker-tls-ca", "worker-tls-ca: /dev/null")
 	add("worker-tls-name", "worker-tls-name: worker.internal")
 	add("nats-url", "nats-url: ftp://x")
+	add("nats-url", "nats-url: file:/no/such")
+	add("nats-ca", "nats-ca: /etc/passwd")
+	add("nats-cert /etc/passwd, nats-key", "nats-cert: /etc/passwd\nnats-key: /etc/passwd")
+	add("http-address", "http-address: 127.0.0.1:99999")
+	add("http-address", "http-address: 127.0.0.1:9002")
+	add("extproc-address", "extproc-address: unix:/no/such/socket")
+	add("trace-out", "trace-out: /tmp")
+	add("models", "models: {a: b}")
+	add("block-size", "models:\n- {name: a, tokenizer: /, block-size: x}")
 	add("nats-url", `nats-url: "nats://"`)
 	add("envoy-admin", "envoy-admin: 127.0.0.1:9901")
 	add("worker-networks", "worker-networks: 10.0.0.0")
@@ -137,7 +149,7 @@ func mutations(t *testing.T) (all []mutation) {
 }
 
 // mends are words with which an error says what to do.
-var mends = regexp.MustCompile(`, want |: want |did you mean|no such|which no element has|does not exist|has no dir|has neither|need|belong|has no effect|already defined|exclude|both given|is not allowed|not found|give | is no `)
+var mends = regexp.MustCompile(`, want |: want |did you mean|no such|which no element has|does not exist|has no dir|has neither|need|belong|has no effect|failed to find|already defined|exclude|both given|is not allowed|not found|give | is no `)
 
 // `kvroute config check` names the line and the key of each mistake, and what is wanted there.
 // testdata/config-errors.txt has all errors: KVROUTE_WRITE=1 writes it.
@@ -216,6 +228,8 @@ func TestEnvironment(t *testing.T) {
 		{"DYN_ROUTER_TEMPERATURE=0.5", "config", "router-temperature: 0.5\n"},
 		{"DYN_ROUTER_TEMPERATURE=0.5 KVROUTE_ROUTER_TEMPERATURE=0.7", "config", "router-temperature: 0.7\n"},
 		{"DYN_ROUTER_USE_KV_EVENTS=false", "config", "no-kv-events: true\n"},
+		{"DYN_ROUTER_USE_KV_EVENTS=off", "config", "no-kv-events: true\n"},
+		{"DYN_ROUTER_QUEUE_THRESHOLD=", "config", "version: 1\n"},
 		{"DYN_ROUTER_TRACK_ACTIVE_BLOCKS=true", "config", "no-track-active-blocks: false\n"},
 		{"KVROUTE_SEED=many", "config", `environment variable KVROUTE_SEED is "many", want a whole number from 0 on`},
 		{"DYN_ROUTER_USE_KV_EVENTS=perhaps", "config", `environment variable DYN_ROUTER_USE_KV_EVENTS is "perhaps", want true or false`},

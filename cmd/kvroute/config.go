@@ -191,6 +191,9 @@ func readFile(file string) (config, error) {
 	if err := yaml.UnmarshalWithOptions(data, &c, yaml.Strict()); err != nil {
 		return c, misread(err, file, data)
 	}
+	if err := c.checkNodes(file, data); err != nil {
+		return c, err
+	}
 	if c.Version != 1 {
 		return c, fmt.Errorf("%s:1: version is %d, want the line version: 1", file, c.Version)
 	}

@@ -73,7 +73,6 @@ func (f *endpointFile) update() error {
 		return err
 	}
 	f.written = pool
-	f.log.Debug("the endpoint file has changed", "endpoints", len(pool))
 	return nil
 }
 

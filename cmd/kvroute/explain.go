@@ -31,7 +31,7 @@ func explain(ctx context.Context, args []string, std stdio) error {
 		return err
 	}
 	if len(rest) != 1 {
-		return errors.New("want the id of a request, as in x-dynamo-request-id, or \"last\"")
+		return usageError("want the id of a request, as in x-dynamo-request-id, or \"last\"")
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"flag"
@@ -83,11 +84,14 @@ func fromEnvironment(fs *flag.FlagSet) (err error) {
 	fs.VisitAll(func(f *flag.Flag) {
 		for _, name := range []string{dynamos[f.Name].Tag.Get("dynamo"), variable(f.Name)} {
 			name, not := strings.CutPrefix(name, "!")
-			value, given := os.LookupEnv(name)
+			value := os.Getenv(name)
+			if strings.HasPrefix(name, "DYN_") { // as Dynamo reads them
+				value = cmp.Or(map[string]string{"yes": "true", "on": "true", "no": "false", "off": "false"}[strings.ToLower(value)], value)
+			}
 			if b, bad := strconv.ParseBool(value); not && bad == nil {
 				value = strconv.FormatBool(!b)
 			}
-			if !given || err != nil {
+			if value == "" || err != nil {
 				continue
 			}
 			if bad := fs.Set(f.Name, value); bad != nil {

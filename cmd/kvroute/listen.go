@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -103,8 +104,9 @@ func splitAddress(s string) (network, address string, err error) {
 	if path, ok := strings.CutPrefix(s, "unix:"); ok {
 		return "unix", path, nil
 	}
-	if _, _, err := net.SplitHostPort(s); err != nil {
-		return "", "", err
+	_, port, err := net.SplitHostPort(s)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
 	}
-	return "tcp", s, nil
+	return "tcp", s, err
 }

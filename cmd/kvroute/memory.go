@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"io/fs"
 	"math"
 	"path"
@@ -56,16 +57,9 @@ func (c *config) fitMemory(limit int64) {
 	// streamBytes is the memory of a request in flight beside its body: two goroutines'
 	// stacks and gRPC's buffers, measured with 2,000 streams.
 	const streamBytes = 48 << 10
-	if c.MaxHeldBytes == 0 {
-		c.MaxHeldBytes = 512 << 20
-		if limit > 0 {
-			c.MaxHeldBytes = limit / 4
-		}
+	held, streams := int64(512<<20), 40_000 // so many pass Envoy's circuit breaker
+	if limit > 0 {
+		held, streams = limit/4, int(min(40_000, max(1, limit/4/streamBytes)))
 	}
-	if c.MaxStreams == 0 {
-		c.MaxStreams = 40_000 // what Envoy's circuit breaker lets through
-		if limit > 0 {
-			c.MaxStreams = int(min(40_000, max(1, limit/4/streamBytes)))
-		}
-	}
+	c.MaxHeldBytes, c.MaxStreams = cmp.Or(c.MaxHeldBytes, held), cmp.Or(c.MaxStreams, streams)
 }

@@ -316,7 +316,7 @@ func TestPointlessSettingsAreRefused(t *testing.T) {
 	const (
 		idle    = "no-router-track-prefill-tokens"
 		noIndex = "keeps no index"
-		noQueue = "no router-queue-threshold"
+		noQueue = "a missing router-queue-threshold"
 		noTTL   = "session-affinity-ttl-secs 0"
 	)
 	for flags, want := range map[string][2]string{

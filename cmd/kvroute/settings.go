@@ -44,6 +44,7 @@ func (c *config) check() error {
 		text string
 	}{
 		{r != 0 && (r < 30*time.Minute || r > 8760*time.Hour), fmt.Sprintf("kv-events-retention is %q, want 0, or 30m to 8760h", r)},
+		{c.HTTPAddress == c.ExtprocAddress && !strings.HasSuffix(c.HTTPAddress, ":0"), fmt.Sprintf("http-address is %q, want another one than extproc-address", c.HTTPAddress)},
 		{c.DegradedAfter < fleet.MinAge || c.DegradedAfter > time.Hour, fmt.Sprintf("degraded-after is %q, want %v to 1h", c.DegradedAfter, fleet.MinAge)},
 		{c.UnhealthyAfter < c.DegradedAfter || c.UnhealthyAfter > time.Hour, fmt.Sprintf("unhealthy-after is %q, want %v (degraded-after) to 1h", c.UnhealthyAfter, c.DegradedAfter)},
 		{c.ExpiredAfter < c.UnhealthyAfter || c.ExpiredAfter > time.Hour, fmt.Sprintf("expired-after is %q, want %v (unhealthy-after) to 1h", c.ExpiredAfter, c.UnhealthyAfter)},

@@ -19,15 +19,14 @@ import (
 
 // openWatch makes the reader of Envoy's statistics.
 func (s *server) openWatch() (err error) {
-	if s.conf.EnvoyAdmin == "" {
-		return nil
+	if s.conf.EnvoyAdmin != "" {
+		s.watch, err = envoy.NewWatch(envoy.WatchConfig{
+			URL: s.conf.EnvoyAdmin, ExtProc: s.addresses().Extproc, Counts: s.extproc.Counts,
+			Peers:  func() int { return s.replicas() - 1 },
+			Client: reach.Networks{}.Client(), // Envoy is no worker
+			Now:    time.Now, Log: s.log, Meter: s.metrics.Meter("envoy"),
+		})
 	}
-	s.watch, err = envoy.NewWatch(envoy.WatchConfig{
-		URL: s.conf.EnvoyAdmin, ExtProc: s.addresses().Extproc, Counts: s.extproc.Counts,
-		Peers:  func() int { return s.replicas() - 1 },
-		Client: reach.Networks{}.Client(), // Envoy is no worker
-		Now:    time.Now, Log: s.log, Meter: s.metrics.Meter("envoy"),
-	})
 	return err
 }
 

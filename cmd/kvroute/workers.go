@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -96,9 +97,7 @@ func (s *server) engineLoad(info router.WorkerInfo, l fleet.Load) {
 	ranks := int(max(1, info.DPSize))
 	l.KVUtilization = min(max(0, l.KVUtilization), 1)
 	blocks := l.KVUsedBlocks / ranks
-	if blocks == 0 {
-		blocks = int(math.Round(l.KVUtilization * float64(info.TotalKVBlocks)))
-	}
+	blocks = cmp.Or(blocks, int(math.Round(l.KVUtilization*float64(info.TotalKVBlocks))))
 	for i := range ranks {
 		w := router.Worker{ID: info.ID, DPRank: info.DPStart + uint32(i)}
 		if info.TotalKVBlocks == 0 && l.KVUsedBlocks == 0 && l.KVUtilization > 0 {

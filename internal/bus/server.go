@@ -39,9 +39,7 @@ func StartServer(listen, store, password string) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen address of NATS: port %q is no number", portText)
 	}
-	if port == 0 {
-		port = natsserver.RANDOM_PORT
-	}
+	port = cmp.Or(port, natsserver.RANDOM_PORT)
 	s := &Server{password: cmp.Or(password, rand.Text())}
 	if store == "" {
 		if s.temp, err = os.MkdirTemp("", "kvroute-nats-"); err != nil {

@@ -3,6 +3,7 @@
 package chat
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -60,9 +61,7 @@ type harmonyMessage struct {
 func (h *harmony) render(c *conversation) Text {
 	list := c.checked()
 	effort := c.effort("low", "medium", "high") // the engine refuses the API's other ones
-	if effort == "" {
-		effort = "medium"
-	}
+	effort = cmp.Or(effort, "medium")
 	tools := c.readTools()
 	instructions, instructed := "", false
 	if role, _ := list[0].Get("role").Text(); role == "system" || role == "developer" {

@@ -3,6 +3,7 @@
 package chat
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -174,9 +175,7 @@ func (w *mistralWriter) result(t turn) {
 		return
 	}
 	text := textOf(t.content)
-	if text == "" {
-		text = "{}"
-	}
+	text = cmp.Or(text, "{}")
 	content, err := jinja.FromJSON([]byte(text))
 	if err != nil {
 		content = jinja.String(text)
