@@ -2,10 +2,12 @@
 # `docker build .` makes kvroute's image: one static binary, which runs as an unprivileged user. The same sources and the same
 # version of Go give the same binary. The targets `envoy` and `real` are for docker-compose.yaml.
 FROM docker.io/library/golang:1.26.8-alpine AS build
+# What `kvroute version` prints, as in --build-arg VERSION=$(git describe --tags --always); without it: (devel).
+ARG VERSION
 WORKDIR /src
 COPY . .
 # grpcnotrace leaves out gRPC's debug pages, which kvroute does not serve.
-RUN mkdir -p -m 1777 /out/tmp && CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags grpcnotrace -ldflags "-s -w" -o /out/kvroute ./cmd/kvroute
+RUN mkdir -p -m 1777 /out/tmp && CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags grpcnotrace -ldflags "-s -w ${VERSION:+-X github.com/kvroute/kvroute/internal/telemetry.version=$VERSION}" -o /out/kvroute ./cmd/kvroute
 
 # Envoy with the output of `kvroute config envoy $FLAGS`. WORKERS are addresses for its pool.
 FROM build AS bootstrap

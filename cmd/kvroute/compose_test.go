@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -140,6 +141,14 @@ func TestComposeFile(t *testing.T) {
 		if name != "load" && (len(s.Healthcheck.Test) < 2 || s.Healthcheck.Test[0] != "CMD" || s.Healthcheck.Retries == 0) {
 			t.Errorf("%s has no health check", name)
 		}
+		if flags := s.Build.Args["FLAGS"]; s.Build.Target == "envoy" {
+			_, heap, _ := strings.Cut(flags, "--max-heap-bytes ")
+			heap, _, _ = strings.Cut(heap, " ")
+			limit, err := strconv.Atoi(strings.TrimSuffix(s.MemLimit, "m"))
+			if bytes, _ := strconv.Atoi(heap); err != nil || bytes <= 0 || bytes>>20 > limit*9/10 {
+				t.Errorf("%s: Envoy may use %q bytes of the container's %s", name, heap, s.MemLimit)
+			}
+		}
 		if strings.HasPrefix(s.Image, "kvroute") && !strings.HasPrefix(s.Image, "kvroute-envoy") {
 			checkKvroute(t, name, s)
 		}
@@ -148,6 +157,23 @@ func TestComposeFile(t *testing.T) {
 	version, _, _ = strings.Cut(version, "}")
 	if version == "" || !strings.Contains(dockerfile, "envoyproxy/envoy:v"+version+" ") {
 		t.Errorf("the Dockerfile's Envoy is not tools/envoy.sh's, %q", version)
+	}
+}
+
+// The version that the Dockerfile's argument VERSION gives is the version that the image's program shows.
+func TestComposeImageVersion(t *testing.T) {
+	_, flags, _ := strings.Cut(readRoot(t, "Dockerfile"), ` -ldflags "`)
+	flags, _, _ = strings.Cut(flags, `"`)
+	for version, want := range map[string]string{"v1.2.3-4-gabcdef": "kvroute v1.2.3-4-gabcdef\n", "": "kvroute (devel)\n"} {
+		binary := filepath.Join(t.TempDir(), "kvroute")
+		build := exec.Command("sh", "-ec", `go build -buildvcs=false -ldflags "`+flags+`" -o "$OUT" .`)
+		build.Env = append(os.Environ(), "VERSION="+version, "OUT="+binary)
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if out, err := exec.Command(binary, "version").CombinedOutput(); err != nil || string(out) != want {
+			t.Errorf("VERSION=%s: kvroute version prints %q, %v, want %q", version, out, err, want)
+		}
 	}
 }
 

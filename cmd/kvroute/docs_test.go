@@ -198,7 +198,7 @@ func TestWhatCIRunsIsPinned(t *testing.T) {
 			t.Errorf("%s: want a commit, and its version as a comment", action)
 		}
 	}
-	for _, target := range []string{"check", "test-long", "test-compose", "vulnerabilities"} {
+	for _, target := range []string{"check", "test-long", "test-gateway", "release-check", "test-compose", "vulnerabilities"} {
 		if !strings.Contains(string(workflow), "- run: make "+target+"\n") {
 			t.Errorf("CI does not run make %s", target)
 		}

@@ -4,7 +4,7 @@
 // Prometheus can scrape, and a provider of tracers. It is the only package that reads the
 // environment's OTEL_ variables.
 //
-// It has no globals. Any number of goroutines may use what it returns.
+// Its only global is the version that the linker sets. Any number of goroutines may use what it returns.
 package telemetry
 
 import (
@@ -118,11 +118,13 @@ func Level(text string) *slog.LevelVar {
 	return level
 }
 
-// Version is the module's version, or the commit of a build from a checkout.
+// version is the version that the linker sets: go build -ldflags "-X …/internal/telemetry.version=v1.2.3".
+var version = "unknown"
+
+// Version is the version that the linker set, else the module's version, or the commit of a build from a checkout.
 func Version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
+	if info, ok := debug.ReadBuildInfo(); ok && version == "unknown" {
+		return info.Main.Version
 	}
-	return info.Main.Version
+	return version
 }

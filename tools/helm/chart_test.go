@@ -28,6 +28,7 @@ import (
 	networking "k8s.io/api/networking/v1"
 	policy "k8s.io/api/policy/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gatewayapi "sigs.k8s.io/gateway-api/apis/v1"
 	sigsyaml "sigs.k8s.io/yaml"
 )
 
@@ -273,6 +274,113 @@ func TestWrongValues(t *testing.T) {
 	} {
 		if _, _, err := render(t, text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want an error that names %s", text, err, want)
+		}
+	}
+}
+
+// The default network policy lets in the Envoys of the enabled integrations; a list of peers replaces it.
+func TestNetworkPolicy(t *testing.T) {
+	const own, gateway, all, other = `{"podSelector":{}}`, `{"namespaceSelector":{"matchLabels":{"kubernetes.io/metadata.name":"envoy-gateway-system"}}}`, `{"namespaceSelector":{}}`, `{"namespaceSelector":{"matchLabels":{"a":"b"}}}`
+	for text, want := range map[string][2]string{
+		"{}":                             {own, own},
+		"envoyGateway: {enabled: true}":  {own + "," + gateway, own},
+		"inferencePool: {enabled: true}": {own + "," + all, own},
+		"envoyGateway: {enabled: true}\ninferencePool: {enabled: true}":                                            {own + "," + gateway + "," + all, own},
+		"envoyGateway: {enabled: true}\nnetworkPolicy: {envoyPeers: [{namespaceSelector: {matchLabels: {a: b}}}]}": {other, own},
+		"networkPolicy: {apiPeers: [{namespaceSelector: {matchLabels: {a: b}}}]}":                                  {own, other},
+	} {
+		objects, _, err := render(t, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rules := of[*networking.NetworkPolicy](t, objects, "kvroute").Spec.Ingress
+		if len(rules) != 2 || rules[0].Ports[0].Port.StrVal != "extproc" || rules[1].Ports[0].Port.StrVal != "http" {
+			t.Fatalf("%s: rules %+v", text, rules)
+		}
+		for i, rule := range rules {
+			if got, err := json.Marshal(rule.From); err != nil || string(got) != "["+want[i]+"]" {
+				t.Errorf("%s: the port %s is open to %s, want %s", text, rule.Ports[0].Port, got, want[i])
+			}
+		}
+	}
+}
+
+// With a certificate of the API, everything that the chart has read the API uses HTTPS.
+func TestHTTPS(t *testing.T) {
+	const on, https = "serviceMonitor: {enabled: true}\n", "config: {http-tls-cert: /tls/tls.crt, http-tls-key: /tls/tls.key}\n"
+	for text, want := range map[string]struct{ scheme, tls, notes string }{
+		on:         {"http", "null", "curl -s localhost:9003/readyz"},
+		on + https: {"https", `{"ca":{},"cert":{},"insecureSkipVerify":true}`, "curl -sk https://localhost:9003/readyz"},
+		https + "serviceMonitor: {enabled: true, tlsConfig: {serverName: kvroute}}": {"https", `{"ca":{},"cert":{},"serverName":"kvroute"}`, "curl -sk https://localhost:9003/readyz"},
+	} {
+		objects, notes, err := render(t, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := of[*apps.Deployment](t, objects, "kvroute").Spec.Template.Spec.Containers[0]
+		for _, probe := range []*core.Probe{c.LivenessProbe, c.ReadinessProbe} {
+			if string(probe.HTTPGet.Scheme) != strings.ToUpper(want.scheme) {
+				t.Errorf("%s: the probe of %s has the scheme %q", text, probe.HTTPGet.Path, probe.HTTPGet.Scheme)
+			}
+		}
+		var monitor map[string]any
+		data, err := json.Marshal(of[*monitoring.ServiceMonitor](t, objects, "kvroute").Spec.Endpoints[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(data, &monitor); err != nil {
+			t.Fatal(err)
+		}
+		if tls, err := json.Marshal(monitor["tlsConfig"]); err != nil || string(tls) != want.tls || monitor["scheme"] != want.scheme {
+			t.Errorf("%s: the ServiceMonitor has the scheme %v and the tlsConfig %s", text, monitor["scheme"], tls)
+		}
+		if !strings.Contains(notes, want.notes) {
+			t.Errorf("%s: the notes have no %q:\n%s", text, want.notes, notes)
+		}
+	}
+}
+
+// The notes send the API's token if there is one, from the Secret that has it.
+func TestNotesSendTheToken(t *testing.T) {
+	for text, secret := range map[string]string{"{}": "", "apiToken: {value: 0123456789abcdef}": "kvroute-api", "apiToken: {existingSecret: mine}": "mine"} {
+		_, notes, err := render(t, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(notes, `/v1/workers -H "Authorization: Bearer $TOKEN"`); got != (secret != "") || got != strings.Contains(notes, "-n llm get secret "+secret+" -o ") {
+			t.Errorf("%s: notes\n%s", text, notes)
+		}
+		if !strings.HasPrefix(notes, "kvroute ") || strings.Contains(notes, "\n\n\n") {
+			t.Errorf("%s: the notes have empty lines:\n%q", text, notes)
+		}
+	}
+}
+
+// With TLS the Service does not announce h2c, which is HTTP/2 without TLS, and the README's policy for Envoy Gateway names the Service's port.
+func TestServiceWithTLS(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(folder, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, _ := strings.Cut(string(text), "```yaml\napiVersion: gateway.networking.k8s.io/v1\n")
+	block, _, _ = strings.Cut(block, "```")
+	var tls gatewayapi.BackendTLSPolicy
+	if err := sigsyaml.UnmarshalStrict([]byte(block), &tls); err != nil || len(tls.Spec.TargetRefs) != 1 {
+		t.Fatalf("the README's BackendTLSPolicy: %v\n%s", err, block)
+	}
+	target := tls.Spec.TargetRefs[0]
+	for text, want := range map[string]string{"envoyGateway: {enabled: true}": "kubernetes.io/h2c", "envoyGateway: {enabled: true}\ntls: {existingSecret: tls}": ""} {
+		objects, _, err := render(t, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		port := of[*core.Service](t, objects, string(target.Name)).Spec.Ports[0]
+		got := ""
+		if port.AppProtocol != nil {
+			got = *port.AppProtocol
+		}
+		if got != want || target.SectionName == nil || port.Name != string(*target.SectionName) {
+			t.Errorf("%s: the port %s has the appProtocol %q, want %q; the policy names %+v", text, port.Name, got, want, target)
 		}
 	}
 }

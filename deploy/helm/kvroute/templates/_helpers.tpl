@@ -24,6 +24,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.apiToken.existingSecret }}{{ .Values.apiToken.existingSecret }}{{ else if .Values.apiToken.value }}{{ include "kvroute.name" . }}-api{{ end }}
 {{- end }}
 
+{{- /* The scheme of the HTTP API. */ -}}
+{{- define "kvroute.scheme" -}}
+{{- if index .Values.config "http-tls-cert" }}https{{ else }}http{{ end }}
+{{- end }}
+
 {{- /* kvroute's configuration file. */ -}}
 {{- define "kvroute.config" -}}
 {{- $c := deepCopy .Values.config }}
