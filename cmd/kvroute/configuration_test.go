@@ -29,13 +29,40 @@ var topics = []struct{ title, first, page string }{
 	{"In the file only", "dynamo", "workers.md"},
 }
 
-// excluded says in words what withoutEffect refuses.
+// Parts of the texts in excluded.
+const (
+	kvOnly   = "needs `router-mode: kv`"
+	newer    = kvOnly + " and no other `cost` than dynamo_newer"
+	tracked  = "excludes `no-router-track-prefill-tokens`"
+	indexed  = "excludes `kv-overlap-score-weight: 0` and `router-kv-overlap-score-credit: 0`"
+	tiers    = kvOnly + "; excludes the `cost` dynamo and weighted, `kv-overlap-score-weight`, and `router-kv-overlap-score-credit: 0`"
+	weighted = kvOnly + " and `cost: weighted`"
+	noDynamo = tracked + ", and the settings of other costs: `kv-overlap-score-weight`, `router-kv-overlap-score-credit`, `router-kv-overlap-score-credit-decay`, `router-prefill-load-scale`, `router-decode-active-request-weight`"
+)
+
+// excluded says in words which pairs of settings kvroute refuses.
 var excluded = map[string]string{
+	"http-tls-cert":                        "needs `http-tls-key`",
+	"http-tls-key":                         "needs `http-tls-cert`",
+	"extproc-tls-cert":                     "needs `extproc-tls-key`",
+	"extproc-tls-key":                      "needs `extproc-tls-cert`",
+	"extproc-tls-client-ca":                "needs `extproc-tls-cert` and `extproc-tls-key`",
+	"router-mode":                          "direct needs `allow-direct`",
+	"cost":                                 kvOnly,
+	"alpha":                                kvOnly + " and the `cost` tokens or predicted_ttft; " + noDynamo,
+	"attention":                            kvOnly + " and the `cost` tokens; " + noDynamo,
+	"router-temperature":                   kvOnly,
+	"kv-overlap-score-weight":              kvOnly + " and no other `cost` than dynamo or dynamo_newer; excludes `router-prefill-load-scale`; " + tracked + ", unless it is 0",
+	"router-kv-overlap-score-credit":       newer,
+	"router-kv-overlap-score-credit-decay": newer + "; " + tracked + "; " + indexed,
+	"router-prefill-load-scale":            newer + "; " + tracked + ", unless it is 0",
+	"router-decode-active-request-weight":  newer,
+	"router-host-cache-hit-weight":         tiers,
+	"router-disk-cache-hit-weight":         tiers,
 	"device-ratio":                         "needs `router-mode: device-aware-weighted`",
-	"router-kv-overlap-score-credit-decay": "needs prefill tracking and a credit above 0",
-	"weighted-overlap":                     "needs `cost: weighted`",
-	"weighted-requests":                    "needs `cost: weighted`",
-	"weighted-kv-use":                      "needs `cost: weighted`",
+	"weighted-overlap":                     weighted,
+	"weighted-requests":                    weighted,
+	"weighted-kv-use":                      weighted,
 	"output-rate":                          "excludes `no-router-track-output-blocks`",
 	"router-queue-policy":                  "needs `router-queue-threshold`",
 	"router-queue-limit":                   "needs `router-queue-threshold`",
@@ -44,9 +71,10 @@ var excluded = map[string]string{
 	"disaggregation-fraction":              "needs a `conditional-disaggregation` that begins with `isl_`",
 	"session-affinity-mode":                "needs `session-affinity-ttl-secs` above 0",
 	"session-headers":                      "needs `session-affinity-ttl-secs` above 0",
-	"max-index-blocks":                     "excludes `no-kv-events`",
-	"router-predicted-ttl-secs":            "excludes `no-kv-events`, unless it is 0",
-	"kv-events-retention":                  "needs `durable-kv-events`",
+	"max-index-blocks":                     "excludes `no-kv-events`; " + indexed,
+	"router-ttl-secs":                      indexed,
+	"router-predicted-ttl-secs":            "unless it is 0, excludes `no-kv-events`; " + indexed,
+	"kv-events-retention":                  "needs `durable-kv-events`; excludes `no-kv-events`",
 	"group":                                "excludes `groups`",
 	"groups":                               "excludes `group`",
 }
@@ -151,6 +179,86 @@ func TestConfigurationPage(t *testing.T) {
 	for name := range excluded {
 		if !strings.Contains(want, "| `"+name+"` |") {
 			t.Errorf("%s is no setting", name)
+		}
+	}
+}
+
+// others are the values of a setting that TestConfigurationPageNamesPairs tries, if those by its type do not do.
+var others = map[string][]string{
+	"extproc-address": {"127.0.0.1:1"}, "http-address": {"127.0.0.1:2"}, "nats-listen": {"127.0.0.1:3"}, "nats-url": {"nats://127.0.0.1:4"}, "envoy-admin": {"http://127.0.0.1:5"},
+	"worker-networks": {"127.0.0.0/8"}, "nats-replicas": {"3"}, "kv-events-retention": {"40m"}, "group-interval": {"2s"}, "group-probe": {"off"},
+	"router-mode": {"random", "direct", "device-aware-weighted"}, "cost": {"tokens", "dynamo", "dynamo_newer", "predicted_ttft", "weighted"},
+	"alpha": {"0.2"}, "attention": {"0.1"}, "kv-overlap-score-weight": {"2", "0"}, "router-kv-overlap-score-credit": {"2", "0"}, "router-prefill-load-scale": {"2", "0"},
+	"router-host-cache-hit-weight": {"0.5"}, "router-disk-cache-hit-weight": {"0.5"}, "weighted-overlap": {"0.5"}, "weighted-requests": {"0.5"}, "weighted-kv-use": {"0.5"},
+	"engine-preset": {"8b"}, "busy-threshold": {"0.5"}, "router-queue-policy": {"wspt"}, "prefill-leg": {"header"}, "overload-status": {"503"}, "session-affinity-mode": {"hard"},
+	"conditional-disaggregation": {"prefill_load", "isl_bounding"}, "disaggregation-fraction": {"0.5"}, "router-predicted-ttl-secs": {"5", "0"}, "audit-share": {"0.5"},
+	"second-choice": {"list"}, "first-token": {"response-headers"}, "degraded-after": {"8s"}, "unhealthy-after": {"16s"}, "log-level": {"debug"}, "log-format": {"json"},
+}
+
+// Of two settings of which one needs or excludes the other, the row of one names the other.
+func TestConfigurationPageNamesPairs(t *testing.T) {
+	type given struct{ name, value string }
+	own := defaults()
+	c := own
+	fs := newFlagSet("serve")
+	settings.AddFlags(fs, &c)
+	refused := func(all ...given) bool {
+		c = own
+		for _, g := range all {
+			if g.name == "groups" {
+				c.Groups = groupList{{Name: "east"}}
+				c.Groups[0].Address = "127.0.0.1:6"
+			} else if err := fs.Set(g.name, g.value); err != nil {
+				t.Fatalf("%s %s: %v", g.name, g.value, err)
+			}
+		}
+		return c.check() != nil
+	}
+	var all []given
+	for name, s := range settings.All(&own) {
+		values := others[name]
+		switch kind := fmt.Sprint(s.Value.Type()); {
+		case values != nil || strings.Contains("version dynamo models workers nats-creds nats-nkey nats-ca nats-cert nats-key", name): // the latter need files
+		case kind == "bool":
+			values = []string{fmt.Sprint(!s.Value.Bool())}
+		case kind == "time.Duration":
+			values = []string{"40s"}
+		default:
+			values = []string{"2"}
+		}
+		for _, v := range values {
+			all = append(all, given{name, v})
+		}
+	}
+	rows := map[string]string{}
+	for line := range strings.Lines(page(t, "configuration")) {
+		if cells := strings.Split(line, "`"); len(cells) > 1 && cells[0] == "| " {
+			rows[cells[1]] = line
+		}
+	}
+	names := func(row, other string) bool {
+		return strings.Contains(rows[row], "`"+other+"`") || strings.Contains(rows[row], "`"+other+": ")
+	}
+	alone, valid := map[given]bool{}, map[given]bool{}
+	for _, a := range all {
+		alone[a] = !refused(a)
+		valid[a] = alone[a]
+	}
+	for i, a := range all {
+		for _, b := range all[i+1:] {
+			if a.name == b.name {
+				continue
+			}
+			together := !refused(a, b)
+			valid[a], valid[b] = valid[a] || together, valid[b] || together
+			if together != (alone[a] && alone[b]) && !names(a.name, b.name) && !names(b.name, a.name) {
+				t.Errorf("the rows of %v and %v do not name each other; accepted alone: %v and %v, together: %v", a, b, alone[a], alone[b], together)
+			}
+		}
+	}
+	for _, a := range all {
+		if !valid[a] {
+			t.Errorf("%v is accepted nowhere: correct its value in others", a)
 		}
 	}
 }
