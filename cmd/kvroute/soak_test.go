@@ -222,7 +222,8 @@ func knowsCaches(t *testing.T, d *demonstration) {
 			t.Log(difference)
 		}
 	}()
-	var blocks int
+	var blocks, sent int
+	next := time.Now().Add(3 * time.Second)
 	eventually(t, "the index is not equal to the engines' caches", func() bool {
 		known := map[uint64]map[uint64]bool{}
 		blocks = 0
@@ -263,6 +264,12 @@ func knowsCaches(t *testing.T, d *demonstration) {
 			}
 			if missing > 0 || len(of) != len(cached) {
 				difference = fmt.Sprintf("%s: kvroute knows %d blocks, the cache has %d, of which kvroute does not know %d", e.Name, len(of), len(cached), missing)
+				if time.Now().After(next) { // the next event of an engine shows that its last one was lost
+					sent++
+					prompt := strings.Repeat(fmt.Sprintf("prompt %d behind the lost event ", sent), 10)
+					look(send(t, t.Context(), "POST", "http://"+e.At.HTTP+chatPath, chatBody(prompt, 1, false), nil))
+					next = time.Now().Add(3 * time.Second)
+				}
 				return false
 			}
 			blocks += len(cached)
