@@ -42,10 +42,10 @@ func TestUnixSocket(t *testing.T) {
 
 // Addresses in use are named together, before a start loads models.
 func TestAddressesInUse(t *testing.T) {
-	taken := fmt.Sprint("127.0.0.1:", listenAt(t))
-	status, _, stderr := runs(t, "serve", "--extproc-address", taken, "--http-address", taken, "--config", writeFile(t, "version: 1\nmodels:\n- {name: a, tokenizer: /no/such}\n"))
-	for _, name := range []string{"extproc-address", "http-address"} {
-		if want := fmt.Sprintf("%s is %q: listen tcp %s: bind: address already in use; stop the other program, or set another address", name, taken, taken); status != 1 || !strings.Contains(stderr, want) {
+	taken := map[string]string{"extproc-address": fmt.Sprint("127.0.0.1:", listenAt(t)), "http-address": fmt.Sprint("127.0.0.1:", listenAt(t))}
+	status, _, stderr := runs(t, "serve", "--extproc-address", taken["extproc-address"], "--http-address", taken["http-address"], "--config", writeFile(t, "version: 1\nmodels:\n- {name: a, tokenizer: /no/such}\n"))
+	for name, at := range taken {
+		if want := fmt.Sprintf("%s is %q: listen tcp %s: bind: address already in use; stop the other program, or set another address", name, at, at); status != 1 || !strings.Contains(stderr, want) {
 			t.Errorf("status %d, %s; want %s", status, stderr, want)
 		}
 	}
