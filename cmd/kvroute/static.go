@@ -115,8 +115,8 @@ func (s *static) run(ctx context.Context) error {
 	})
 }
 
-// checkIDs refuses records of which two are one worker. A name as address stands for
-// workers with ids of their own.
+// checkIDs refuses two records with one id, or with one address and first rank. A name as address
+// stands for workers with ids of their own.
 func checkIDs(records []fleet.Record) error {
 	var names fleet.Names
 	seen := make(map[string]int)
