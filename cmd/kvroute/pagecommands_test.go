@@ -125,9 +125,9 @@ func TestPagesCommandsRun(t *testing.T) {
 				}
 			case strings.HasPrefix(line, "kvroute top ") && strings.Contains(line, "--once"):
 			case strings.HasPrefix(line, "kvroute top ") && strings.Contains(line, "--output"): // it runs until the user quits
-				line = "timeout 5 " + line + " >top.out || [ $? = 124 ]; test -s top.out"
+				line = "timeout -k 60 5 " + line + " >top.out || [ $? = 124 ]; test -s top.out"
 			case strings.HasPrefix(line, "kvroute top "): // the same, in a terminal
-				line = "script -qec 'timeout 5 " + line + "' top.out </dev/null >/dev/null || [ $? = 124 ]; grep -q requests top.out"
+				line = "timeout -k 5 120 script -qec 'timeout -k 60 5 " + line + "' top.out </dev/null >/dev/null || [ $? = 124 ]; grep -q requests top.out"
 			case strings.HasPrefix(line, "kvroute doctor "):
 				line += " >doctor.out || grep -q . doctor.out" // findings are an answer, too
 			}
@@ -151,7 +151,7 @@ func TestPagesCommandsRun(t *testing.T) {
 			}
 			ran[name] = true
 			block := prepare(blocks[name])
-			fmt.Fprintf(&script, "echo '== %s'\n%s\n", strings.ReplaceAll(name, "'", ""), strings.ReplaceAll(block, "curl ", "curl -fsS "))
+			fmt.Fprintf(&script, "echo '== %s'\n%s\n", strings.ReplaceAll(name, "'", ""), strings.ReplaceAll(block, "curl ", "curl -fsS -m 60 "))
 		}
 	}
 	script.WriteString("wait $serve\necho '== end'\n")

@@ -3,6 +3,9 @@
 package main
 
 import (
+	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -10,7 +13,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/internal/fixtures"
@@ -217,10 +222,20 @@ func pageStack(t *testing.T) (dir string, replace func(string) string, run func(
 	}
 	replace = strings.NewReplacer(pairs...).Replace
 	run = func(script string) (string, error) {
-		bash := exec.CommandContext(t.Context(), "bash", "-c", "set -e\ntrap 'kill $(jobs -p) 2>/dev/null; wait' EXIT\n"+script)
+		// A kvroute that does not end shows its goroutines. Another program is ended without a word.
+		const stop = `set +e; kill $(jobs -p) 2>/dev/null; for i in $(seq 600); do [ -z "$(jobs -rp)" ] && break; sleep 0.1; done; kill -QUIT $(jobs -rp) 2>/dev/null; wait`
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		bash := exec.CommandContext(ctx, "bash", "-c", "set -e\ntrap '"+stop+"' EXIT\n"+script)
 		bash.Dir = dir
 		bash.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
+		bash.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		bash.Cancel = func() error { return syscall.Kill(-bash.Process.Pid, syscall.SIGQUIT) }
+		bash.WaitDelay = time.Minute
 		out, err := bash.CombinedOutput()
+		if err == nil && bytes.Contains(out, []byte("SIGQUIT: quit")) {
+			err = errors.New("a kvroute did not end within a minute")
+		}
 		return string(out), err
 	}
 	return dir, replace, run
@@ -228,7 +243,7 @@ func pageStack(t *testing.T) (dir string, replace func(string) string, run func(
 
 // listens waits until Envoy and kvroute of a page's stack answer.
 const listens = `
-for i in $(seq 600); do curl -sf http://127.0.0.1:9003/readyz >/dev/null && curl -s http://127.0.0.1:8080/v1/models | grep -q sim && break; sleep 0.1; done
+for i in $(seq 600); do curl -sf -m 60 http://127.0.0.1:9003/readyz >/dev/null && curl -s -m 60 http://127.0.0.1:8080/v1/models | grep -q sim && break; sleep 0.1; done
 `
 
 // The stack in observe.md starts, serves a request, and shows it in kvroute top with a cached share
