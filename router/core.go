@@ -90,7 +90,7 @@ func (e *entry) setInfo(info *WorkerInfo) {
 }
 
 func newCore(conf *Config, blockSize int) core {
-	c := core{conf: conf, blockSize: blockSize, settings: &conf.Scoring, thresholds: &conf.Thresholds}
+	c := core{conf: conf, blockSize: blockSize, settings: &conf.Scoring, thresholds: new(conf.Thresholds)}
 	c.sessions = newSessions(conf.Sessions)
 	if conf.InferFirstTokens {
 		c.slots.InferFirstTokens()

@@ -348,6 +348,24 @@ func TestThresholdsOfModels(t *testing.T) {
 	if got, err := r.SetThresholds("n", func(th scorer.Thresholds) scorer.Thresholds { th.PrefillTokens = &bad; return th }); err == nil || *got.PrefillTokens != 7 {
 		t.Errorf("a negative threshold: %+v, %v", got, err)
 	}
+	none := 0 // prefill tokens; for the models without thresholds of their own, and later pools
+	r.SetDefaultThresholds(scorer.Thresholds{PrefillTokens: &none})
+	w.Models, w.ID = []string{"later"}, 4
+	set(t, r, w)
+	all = r.Thresholds()
+	if len(all) != 3 || all[0].Model != "later" || *all[0].PrefillTokens != 0 || all[1].ActiveBlocks != nil || *all[1].PrefillTokens != 0 || *all[2].PrefillTokens != 7 {
+		t.Errorf("%+v", all)
+	}
+	for _, id := range []uint64{1, 4} {
+		occupied := router.Request{ID: fmt.Sprint(id), Model: map[uint64]string{1: "m", 4: "later"}[id], Tokens: prompt("AB")}
+		if _, err := r.BestWorker(t.Context(), occupied); err != nil {
+			t.Fatal(err)
+		}
+		occupied.ID = ""
+		if _, err := r.BestWorker(t.Context(), occupied); !errors.Is(err, router.ErrAllBusy) {
+			t.Errorf("worker %d above the new threshold: %v", id, err)
+		}
+	}
 	if _, err := r.SetThresholds("x", func(th scorer.Thresholds) scorer.Thresholds { return th }); !errors.Is(err, router.ErrUnknownModel) {
 		t.Errorf("unknown model: %v", err)
 	}

@@ -36,10 +36,7 @@ func (r *Router) SetCards(cards []Card) {
 // cardLocked returns the card of a model, or nil. name is the card's name that its workers
 // registered.
 func (r *Router) cardLocked(model, name string) *Card {
-	if c := r.cards[model]; c != nil {
-		return c
-	}
-	return r.cards[name]
+	return cmp.Or(r.cards[model], r.cards[name])
 }
 
 // attentionLocked gives a pool the attention weight of its model.
@@ -131,9 +128,7 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 		}
 		p = newPool(&r.conf, key)
 		p.onInferred = r.noteInferred
-		if t, own := r.busy[key.model]; own {
-			p.setThresholds(r.conf.Now(), t)
-		}
+		p.setThresholds(r.conf.Now(), r.thresholdsLocked(key.model))
 		r.pools[key] = p
 		changed = true
 	}
@@ -296,10 +291,7 @@ func (r *Router) Thresholds() (all []ModelThresholds) {
 }
 
 func (r *Router) thresholdsLocked(model string) scorer.Thresholds {
-	if t, own := r.busy[model]; own {
-		return t
-	}
-	return r.conf.Thresholds
+	return *cmp.Or(r.busy[model], &r.conf.Thresholds)
 }
 
 // SetThresholds changes the thresholds of the model with this name, from the next decision
@@ -313,16 +305,26 @@ func (r *Router) SetThresholds(model string, change func(scorer.Thresholds) scor
 		return ModelThresholds{}, fmt.Errorf("router: model %q: %w", bounded(model), ErrUnknownModel)
 	}
 	base := t.pools[0].model
-	old := r.thresholdsLocked(base)
-	set := change(old)
+	set := change(r.thresholdsLocked(base))
 	if err := set.Validate(); err != nil {
-		return ModelThresholds{base, old}, fmt.Errorf("router: %w", err)
+		return ModelThresholds{base, r.thresholdsLocked(base)}, fmt.Errorf("router: %w", err)
 	}
-	r.busy[base] = set
+	r.busy[base] = &set
 	for _, p := range t.pools {
 		p.setThresholds(r.conf.Now(), set)
 	}
 	return ModelThresholds{base, set}, nil
+}
+
+// SetDefaultThresholds changes the thresholds of the models that have none of their own by
+// SetThresholds. They must be valid.
+func (r *Router) SetDefaultThresholds(t scorer.Thresholds) {
+	r.fleet.Lock()
+	defer r.fleet.Unlock()
+	r.conf.Thresholds = t
+	for key, p := range r.pools {
+		p.setThresholds(r.conf.Now(), r.thresholdsLocked(key.model))
+	}
 }
 
 func (p *pool) setThresholds(now time.Time, t scorer.Thresholds) {

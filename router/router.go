@@ -38,7 +38,7 @@ type Router struct {
 	cards  map[string]*Card // by name
 
 	// busy are the models' own thresholds, by base model.
-	busy map[string]scorer.Thresholds
+	busy map[string]*scorer.Thresholds
 
 	flights     *flights
 	peerFlights atomic.Uint64 // flights of peers so far
@@ -58,7 +58,7 @@ func New(conf Config) (*Router, error) {
 		recent:  new(beginnings),
 		pools:   make(map[poolKey]*pool),
 		owners:  make(map[uint64]*pool),
-		busy:    make(map[string]scorer.Thresholds),
+		busy:    make(map[string]*scorer.Thresholds),
 		flights: &flights{byID: make(map[string]flight)},
 	}
 	if conf.Now == nil {

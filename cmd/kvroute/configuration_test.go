@@ -91,7 +91,7 @@ For everybody who looks up a setting of ` + "`kvroute serve`" + `. This page is 
 - [NVIDIA Dynamo's variables](comparison.md#dynamos-settings) ` + "`DYN_*`" + ` count where they mean the same. ` + "`KVROUTE_*`" + ` wins over them.
 - The file begins with ` + "`version: 1`" + `. ` + "`kvroute config check --config FILE`" + ` reads the file and everything that it names, and prints the line of each mistake. ` + "`kvroute config --config FILE`" + ` prints it with all defaults.
 - A time has a unit, as ` + "`1.5s`" + ` or ` + "`10m`" + `. A flag without a value is true.
-- kvroute reads the file again within 4 s after it or the file of the API's tokens changes, and on SIGHUP. It then applies ` + "`models`, `workers`, `groups`, `log-level`" + ` and the tokens of the API. It reads the TLS files of ` + "`extproc-address` and `http-address`" + ` at each handshake. One warning names the other settings that changed, which need a restart; ` + "`kvroute doctor`" + ` names them, too.
+- kvroute reads the file again within 4 s after it or the file of the API's tokens changes, and on SIGHUP. It then applies ` + "`" + strings.Join(reloadable, "`, `") + "`" + ` and the tokens of the API. It reads the TLS files of ` + "`extproc-address` and `http-address`" + ` at each handshake. One warning names the other settings that changed, which need a restart; ` + "`kvroute doctor`" + ` names them, too.
 - *own* means that router replicas may differ in the setting. All other settings must be equal: ` + "`kvroute doctor`" + ` compares them.
 - kvroute refuses a setting that has no effect beside another one; the column *meaning* names these. The error names both.
 `)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -259,10 +260,7 @@ var policySettings = map[scorer.Policy]string{
 func settingsOf(s *scorer.Settings) (string, error) {
 	var all map[string]any
 	data, err := json.Marshal(s)
-	if err == nil {
-		err = json.Unmarshal(data, &all)
-	}
-	if err != nil {
+	if err = cmp.Or(err, json.Unmarshal(data, &all)); err != nil {
 		return "", err
 	}
 	var text strings.Builder

@@ -42,15 +42,18 @@ func (s *server) reload(ctx context.Context) error {
 	}
 }
 
-// readAgain applies the models, workers, router groups and log level of the configuration file and
-// the tokens of the API: all of them, or none after an error.
+// reloadable are the settings that a reload applies.
+var reloadable = []string{"active-prefill-tokens-threshold", "active-prefill-tokens-threshold-frac", "busy-threshold", "groups", "log-level", "models", "workers"}
+
+// readAgain applies the reloadable settings and the tokens of the API: all of them, or none after an
+// error.
 func (s *server) readAgain(ctx context.Context) error {
 	c, _, err := s.read()
 	if err != nil {
 		return err
 	}
 	pending := slices.DeleteFunc(settings.Changed(&c, &s.given), func(name string) bool {
-		return slices.Contains([]string{"groups", "log-level", "models", "workers"}, name)
+		return slices.Contains(reloadable, name)
 	})
 	c.Attention = s.conf.Attention // it changes only with a restart
 	cards, err := c.loadCards(s.prompts, s.log)
@@ -72,7 +75,11 @@ func (s *server) readAgain(ctx context.Context) error {
 		return err
 	}
 	s.conf.Groups, s.conf.Models = c.Groups, c.Models
+	s.conf.BusyThreshold, s.conf.ActivePrefillTokensThreshold, s.conf.ActivePrefillTokensThresholdFrac = c.BusyThreshold, c.ActivePrefillTokensThreshold, c.ActivePrefillTokensThresholdFrac
+	s.shared.Store(s.conf.shared())
 	s.router.SetCards(cards)
+	routing, _ := c.routing() // read has checked it
+	s.router.SetDefaultThresholds(routing.Thresholds)
 	_ = s.level.UnmarshalText([]byte(c.LogLevel)) // read has checked it
 	takeTokens()
 	s.warnOfWorkers()

@@ -104,6 +104,12 @@ func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 	if _, out, _ := runs(t, "doctor", "--url", "http://"+c.At.HTTP); !strings.Contains(out, "its configuration file has changes that need a restart: seed\n") {
 		t.Errorf("the doctor does not name the setting:\n%s", out)
 	}
+	rewrite(t, c, file, fmt.Sprintf("version: 1\nalpha: 0.1\nbusy-threshold: 0.25\n"+list, "c"))
+	eventually(t, "the threshold of the file does not apply", func() bool {
+		_, text := get(t, "http://"+c.At.HTTP+"/busy_threshold")
+		_, replica := get(t, "http://"+c.At.HTTP+"/v1/replica")
+		return strings.Contains(text, "0.25") && strings.Contains(replica, `"busy-threshold":0.25`)
+	})
 	rewrite(t, c, file, fmt.Sprintf("version: 1\nrouter-mode: kvv\n"+list, "d"))
 	eventually(t, "an unknown mode is not reported", is(`.yaml:2: router-mode is \"kvv\", want kv,`))
 	rewrite(t, c, file, fmt.Sprintf("version: 1\n"+list+list, "d", "e"))

@@ -70,9 +70,7 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 		begun: began, client: networks.Client(),
 	}
 	s.networks.Own = s.listensAt
-	if s.shared, err = conf.shared(); err != nil {
-		return err
-	}
+	s.shared.Store(conf.shared())
 	defer func() { err = errors.Join(err, s.close()) }()
 	if err := s.open(); err != nil {
 		return err

@@ -59,7 +59,7 @@ type server struct {
 	stateLock *os.File         // nil without --state-dir
 	id        uint64           // of this replica
 	begun     time.Time
-	shared    map[string]any // settings that all replicas should have in common
+	shared    atomic.Value // a map[string]any: settings that all replicas should have in common
 	router    *router.Router
 	outcomes  *outcomes.Recorder
 	traces    *telemetry.Traces // nil without traces

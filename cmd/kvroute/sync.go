@@ -54,7 +54,7 @@ func (s *server) publishSession() func(router.SessionBinding) {
 func (s *server) replica() api.Replica {
 	r := api.Replica{
 		RouterID: s.id, Replica: replicaName(&s.conf), Version: telemetry.Version(), StartedMS: s.begun.UnixMilli(),
-		Bus: s.nc.IsConnected(), Synced: s.sync != nil, Settings: s.shared,
+		Bus: s.nc.IsConnected(), Synced: s.sync != nil, Settings: s.shared.Load().(map[string]any),
 	}
 	r.Pending, _ = s.pending.Load().([]string)
 	r.Refused, _ = s.refused.Load().(string)
@@ -70,17 +70,15 @@ func (s *server) replica() api.Replica {
 // shared returns the settings that all replicas should have in common, by their names. It omits
 // settings without help: secrets, and workers and models, which the doctor compares as the router
 // reports them.
-func (c *config) shared() (values map[string]any, err error) {
-	text, err := yaml.Marshal(c)
-	if err == nil {
-		err = yaml.Unmarshal(text, &values)
-	}
+func (c *config) shared() (values map[string]any) {
+	text, _ := yaml.Marshal(c) // plain values
+	_ = yaml.Unmarshal(text, &values)
 	for name, s := range settings.All(c) {
 		if s.Tag.Get("own") != "" || s.Tag.Get("help") == "" {
 			delete(values, name)
 		}
 	}
-	return values, err
+	return values
 }
 
 // workerChanged reports to the exchange that a worker was added, or removed with its slots.
