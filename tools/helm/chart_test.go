@@ -70,7 +70,7 @@ const everything = workers + `
 nats: {existingSecret: nats}
 apiToken: {value: "0123456789abcdef"}
 tls: {existingSecret: tls}
-envoy: {enabled: true, bootstrap: "admin: {}"}
+envoy: {enabled: true, bootstrap: "admin: {}", extraVolumes: [{name: tls, secret: {secretName: envoy}}], extraVolumeMounts: [{name: tls, mountPath: /tls}]}
 envoyGateway: {enabled: true, route: llm}
 inferencePool: {enabled: true}
 serviceMonitor: {enabled: true, labels: {release: prometheus}}
@@ -227,8 +227,16 @@ func TestVariants(t *testing.T) {
 					t.Errorf("the pods have no label %s=%s", k, v)
 				}
 			}
-			for _, m := range pod.Spec.Containers[0].VolumeMounts {
-				if !slices.ContainsFunc(pod.Spec.Volumes, func(v core.Volume) bool { return v.Name == m.Name }) {
+			mounts, volumes := pod.Spec.Containers[0].VolumeMounts, pod.Spec.Volumes
+			if name == "everything" {
+				envoy := of[*apps.Deployment](t, objects, "kvroute-envoy").Spec.Template.Spec
+				mounts, volumes = append(mounts, envoy.Containers[0].VolumeMounts...), append(volumes, envoy.Volumes...)
+				if !slices.ContainsFunc(mounts, func(m core.VolumeMount) bool { return m.MountPath == "/tls" }) {
+					t.Error("Envoy has no file of its extra volume")
+				}
+			}
+			for _, m := range mounts {
+				if !slices.ContainsFunc(volumes, func(v core.Volume) bool { return v.Name == m.Name }) {
 					t.Errorf("no volume %s", m.Name)
 				}
 			}
