@@ -32,8 +32,9 @@ sha256sum --quiet -c checksums.txt
 archives=(kvroute_*.tar.gz) lists=(kvroute_*.cdx.json)
 [ "${#archives[@]} ${#lists[@]}" = "4 4" ] || fail "want 4 archives and 4 lists of modules, not ${archives[*]} ${lists[*]}"
 for archive in "${archives[@]}"; do
+	names=$(tar -tzf "$archive")
 	for file in kvroute LICENSE README.md CHANGELOG.md completion/kvroute.bash completion/kvroute.zsh completion/kvroute.fish; do
-		tar -tzf "$archive" | grep -qxF "$file" || fail "$archive has no $file"
+		grep -qxF "$file" <<<"$names" || fail "$archive has no $file"
 	done
 done
 for list in "${lists[@]}"; do
