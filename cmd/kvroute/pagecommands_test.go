@@ -127,7 +127,7 @@ func TestPagesCommandsRun(t *testing.T) {
 			case strings.HasPrefix(line, "kvroute top ") && strings.Contains(line, "--output"): // it runs until the user quits
 				line = "timeout -k 60 5 " + line + " >top.out || [ $? = 124 ]; test -s top.out"
 			case strings.HasPrefix(line, "kvroute top "): // the same, in a terminal
-				line = "timeout -k 5 120 script -qec 'timeout -k 60 5 " + line + "' top.out </dev/null >/dev/null || [ $? = 124 ]; grep -q requests top.out"
+				line = "timeout -k 5 120 script -qec 'exec timeout --foreground -k 60 5 " + line + "' top.out </dev/null >/dev/null || [ $? = 124 ]; grep -q requests top.out"
 			case strings.HasPrefix(line, "kvroute doctor "):
 				line += " >doctor.out || grep -q . doctor.out" // findings are an answer, too
 			}
