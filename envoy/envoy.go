@@ -54,7 +54,7 @@ type Config struct {
 	CA         string `yaml:"extproc-ca" help:"<file> with the authority of kvroute's certificate; turns TLS to kvroute on"`
 	Cert       string `yaml:"extproc-cert" help:"<file> with Envoy's own certificate for kvroute"`
 	Key        string `yaml:"extproc-key" help:"<file> with the key of extproc-cert"`
-	ServerName string `yaml:"extproc-name" help:"<name> in kvroute's certificate"`
+	ServerName string `yaml:"extproc-name" help:"<name> in kvroute's certificate; empty accepts each certificate that extproc-ca signed"`
 
 	Failover    Failover `yaml:"failover" default:"composite" help:"composite, list or none: how Envoy reaches the second worker if the first one refuses"`
 	WorkerHTTP2 bool     `yaml:"worker-http2" help:"use HTTP/2 to the workers"`

@@ -5,6 +5,7 @@ package router_test
 import (
 	"context"
 	"math/rand/v2"
+	"runtime"
 	"strconv"
 	"syscall"
 	"testing"
@@ -61,11 +62,20 @@ func manyRouter(tb testing.TB, conf router.Config, workers int) (r *router.Route
 	return r, prompts
 }
 
-// BenchmarkManyWorkers measures a booked decision and its end with 4,096 workers.
+// BenchmarkManyWorkers measures a booked decision and its end with 4,096 workers that have a million
+// blocks in all, and the process's memory afterwards. The default is "kept".
 func BenchmarkManyWorkers(b *testing.B) {
 	for name, conf := range map[string]router.Config{"kept": {}, "not kept": {KeepDecisions: -1}, "outputs": {KeepDecisions: -1, EstimateOutput: true}} {
 		b.Run(name, func(b *testing.B) {
 			r, prompts := manyRouter(b, conf, 4096)
+			rng := rand.New(rand.NewPCG(2, 2))
+			for i := range 1 << 15 {
+				ev := indexer.Event{Kind: indexer.Stored, Blocks: make([]indexer.Block, 32)}
+				for k := range ev.Blocks {
+					ev.Blocks[k] = indexer.Block{Local: rng.Uint64(), External: rng.Uint64()}
+				}
+				r.ApplyEvent(router.Worker{ID: uint64(i%4096) + 1}, ev)
+			}
 			b.ReportAllocs()
 			i, start := 0, cpuTime(b)
 			for b.Loop() {
@@ -76,6 +86,12 @@ func BenchmarkManyWorkers(b *testing.B) {
 				i++
 			}
 			b.ReportMetric(float64(cpuTime(b)-start)/float64(i), "cpu-ns/op")
+			var m runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&m)
+			b.ReportMetric(float64(m.HeapAlloc)/1e6, "heap-MB")
+			b.ReportMetric(float64(m.Sys)/1e6, "process-MB")
+			runtime.KeepAlive(r)
 		})
 	}
 }

@@ -89,9 +89,9 @@ For everybody who looks up a setting of ` + "`kvroute serve`" + `. This page is 
 
 - Each setting is a flag of ` + "`kvroute serve`" + ` and, under the same name, a key of the file that ` + "`--config`" + ` names. It is also an environment variable: ` + "`KVROUTE_LOG_LEVEL` for `log-level`" + ` and so on. A flag wins over a variable, and a variable over the file.
 - [NVIDIA Dynamo's variables](comparison.md#dynamos-settings) ` + "`DYN_*`" + ` count where they mean the same. ` + "`KVROUTE_*`" + ` wins over them.
-- The file begins with ` + "`version: 1`" + `. ` + "`kvroute config check --config FILE`" + ` reads the file and everything that it names, and prints the line of each mistake. ` + "`kvroute config --config FILE`" + ` prints it with all defaults.
+- The file begins with ` + "`version: 1`" + `. ` + "`kvroute config check --config FILE`" + ` reads the file and everything that it names, and prints the first mistake with its line. ` + "`kvroute config --config FILE`" + ` prints it with all defaults.
 - A time has a unit, as ` + "`1.5s`" + ` or ` + "`10m`" + `. A flag without a value is true.
-- kvroute reads the file again within 4 s after it or the file of the API's tokens changes, and on SIGHUP. It then applies ` + "`" + strings.Join(reloadable, "`, `") + "`" + ` and the tokens of the API. It reads the TLS files of ` + "`extproc-address` and `http-address`" + ` at each handshake. One warning names the other settings that changed, which need a restart; ` + "`kvroute doctor`" + ` names them, too.
+- kvroute reads the file again within 4 s after it or the file of the API's tokens changes, and on SIGHUP. It then applies ` + "`" + strings.Join(reloadable, "`, `") + "`" + ` and the tokens of the API. Groups need a restart if kvroute was started without any. A setting that a flag or a variable sets, too, stays as that says. It reads the TLS files of ` + "`extproc-address` and `http-address`" + ` at each handshake. One warning names the other settings that changed, which need a restart; ` + "`kvroute doctor`" + ` names them, too.
 - *own* means that router replicas may differ in the setting. All other settings must be equal: ` + "`kvroute doctor`" + ` compares them.
 - kvroute refuses a setting that has no effect beside another one; the column *meaning* names these. The error names both.
 `)
@@ -119,7 +119,7 @@ For everybody who looks up a setting of ` + "`kvroute serve`" + `. This page is 
 		}
 		help := s.Tag.Get("help")
 		if help == "" {
-			kind = "list"
+			kind = map[bool]string{true: "mapping", false: "list"}[name == "dynamo"]
 			help = map[string]string{
 				"dynamo":  "how NVIDIA Dynamo's records are found: see [workers.md](workers.md#dynamos-own-discovery)",
 				"models":  "the models whose prompts are tokenized exactly: see [requests.md](requests.md#models)",

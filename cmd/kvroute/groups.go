@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"math"
 
 	"github.com/kvroute/kvroute/fleet"
@@ -49,13 +48,11 @@ func (s *server) openGroups() (err error) {
 	return err
 }
 
-// reloadGroups replaces the groups of the configuration, and returns how to take that back.
+// reloadGroups replaces the groups of the configuration, and returns how to take that back. A kvroute
+// without groups gets them only at a start.
 func (s *server) reloadGroups(groups groupList) (undo func(), err error) {
-	switch {
-	case s.groups != nil:
-		return func() { _ = s.groups.Replace(s.conf.Groups) }, s.groups.Replace(groups) // the old ones were valid
-	case len(groups) > 0:
-		return nil, errors.New("groups are new: kvroute must be started with them")
+	if s.groups == nil {
+		return func() {}, nil
 	}
-	return func() {}, nil
+	return func() { _ = s.groups.Replace(s.conf.Groups) }, s.groups.Replace(groups) // the old ones were valid
 }

@@ -53,7 +53,7 @@ func (s *server) readAgain(ctx context.Context) error {
 		return err
 	}
 	pending := slices.DeleteFunc(settings.Changed(&c, &s.given), func(name string) bool {
-		return slices.Contains(reloadable, name)
+		return slices.Contains(reloadable, name) && (name != "groups" || s.groups != nil)
 	})
 	c.Attention = s.conf.Attention // it changes only with a restart
 	cards, err := c.loadCards(s.prompts, s.log)

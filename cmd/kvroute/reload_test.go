@@ -104,7 +104,8 @@ func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 	if _, out, _ := runs(t, "doctor", "--url", "http://"+c.At.HTTP); !strings.Contains(out, "its configuration file has changes that need a restart: seed\n") {
 		t.Errorf("the doctor does not name the setting:\n%s", out)
 	}
-	rewrite(t, c, file, fmt.Sprintf("version: 1\nalpha: 0.1\nbusy-threshold: 0.25\n"+list, "c"))
+	rewrite(t, c, file, fmt.Sprintf("version: 1\nalpha: 0.1\nbusy-threshold: 0.25\ngroups: [{name: g, address: \"127.0.0.1:2\"}]\n"+list, "c"))
+	eventually(t, "new groups are not named", is(`settings=groups`))
 	eventually(t, "the threshold of the file does not apply", func() bool {
 		_, text := get(t, "http://"+c.At.HTTP+"/busy_threshold")
 		_, replica := get(t, "http://"+c.At.HTTP+"/v1/replica")
@@ -117,8 +118,8 @@ func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 	if status, out, _ := runs(t, "doctor", "--url", "http://"+c.At.HTTP); status != 1 || !strings.Contains(out, "cannot be used; a start would fail: ") || !strings.Contains(out, "already defined") {
 		t.Errorf("the doctor does not name the mistake:\n%s", out)
 	}
-	if n := strings.Count(c.LastLines(), "only after a restart"); n != 2 {
-		t.Errorf("%d warnings, want 2:\n%s", n, c.LastLines())
+	if n := strings.Count(c.LastLines(), "only after a restart"); n != 3 {
+		t.Errorf("%d warnings, want 3:\n%s", n, c.LastLines())
 	}
 	// The log level takes effect at once: the reload itself is no longer logged.
 	before := strings.Count(c.LastLines(), "msg=reloaded")

@@ -53,9 +53,9 @@ type Routing struct {
 
 	// A worker above one of the next three gets no requests, in any mode. /busy_threshold of
 	// the API changes them.
-	BusyThreshold                    *float64      `yaml:"busy-threshold" dynamo:"DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD" setting:"active_decode_blocks_threshold" help:"<share> of a worker's blocks, 0 to 1, above which it gets no requests"`
-	ActivePrefillTokensThreshold     *int          `yaml:"active-prefill-tokens-threshold" dynamo:"DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD" setting:"active_prefill_tokens_threshold" help:"pending prefill <tokens> above which a worker gets no requests"`
-	ActivePrefillTokensThresholdFrac *float64      `yaml:"active-prefill-tokens-threshold-frac" dynamo:"DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC" setting:"active_prefill_tokens_threshold_frac" help:"<batches> of the engine's size in pending prefill tokens above which a worker gets no requests"`
+	BusyThreshold                    *float64      `yaml:"busy-threshold" dynamo:"DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD" setting:"active_decode_blocks_threshold" help:"<share> of a worker's blocks, 0 to 1, above which it gets no requests; absent: no limit"`
+	ActivePrefillTokensThreshold     *int          `yaml:"active-prefill-tokens-threshold" dynamo:"DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD" setting:"active_prefill_tokens_threshold" help:"pending prefill <tokens> above which a worker gets no requests; absent: no limit"`
+	ActivePrefillTokensThresholdFrac *float64      `yaml:"active-prefill-tokens-threshold-frac" dynamo:"DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC" setting:"active_prefill_tokens_threshold_frac" help:"<batches> of the engine's size in pending prefill tokens above which a worker gets no requests; absent: no limit"`
 	RouterQueueThreshold             *float64      `yaml:"router-queue-threshold" dynamo:"DYN_ROUTER_QUEUE_THRESHOLD" want:"0 or more" help:"<batches> of pending prefill on every worker above which requests wait; absent: requests never wait"`
 	RouterQueuePolicy                string        `yaml:"router-queue-policy" dynamo:"DYN_ROUTER_QUEUE_POLICY" default:"fcfs" want:"fcfs, lcfs or wspt" help:"fcfs, lcfs or wspt: which waiting request is next"`
 	RouterQueueLimit                 int           `yaml:"router-queue-limit" default:"10000" want:"more than 0" help:"<number> of requests that may wait, for each pool"`

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,35 +24,39 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// outages are the times in which a worker was killed or absent. A request may fail only in these
-// times.
+// outages are the times in which a worker was killed or absent. Only a request of that worker may fail,
+// and only in these times.
 type outages struct {
 	sync.Mutex
-	list [][2]time.Time
+	list []outage
+}
+
+type outage struct {
+	worker   string // its id
+	from, to time.Time
 }
 
 // begin records the start of an outage, and end its end.
-func (o *outages) begin() (end func()) {
+func (o *outages) begin(worker string) (end func()) {
 	o.Lock()
 	defer o.Unlock()
 	i := len(o.list)
-	o.list = append(o.list, [2]time.Time{time.Now(), time.Now().Add(time.Hour)})
+	o.list = append(o.list, outage{worker, time.Now(), time.Now().Add(time.Hour)})
 	return func() {
 		o.Lock()
 		defer o.Unlock()
-		o.list[i][1] = time.Now()
+		o.list[i].to = time.Now()
 	}
 }
 
-func (o *outages) during(from, to time.Time) bool {
+// during reports whether a worker was away in a time. The worker of a response that kvroute did not see
+// is not known: "".
+func (o *outages) during(from, to time.Time, worker string) bool {
 	o.Lock()
 	defer o.Unlock()
-	for _, w := range o.list {
-		if from.Before(w[1]) && to.After(w[0]) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(o.list, func(w outage) bool {
+		return from.Before(w.to) && to.After(w.from) && (worker == "" || worker == w.worker)
+	})
 }
 
 // soak is the load of TestSoak.
@@ -60,7 +65,8 @@ type soak struct {
 	away  outages
 	asked atomic.Int64
 	left  atomic.Int64 // canceled by the client
-	spent atomic.Int64 // failed while a worker was absent
+	spent atomic.Int64 // failed while their worker was absent
+	blind atomic.Int64 // of these, without a worker in the response
 }
 
 // one sends a request of any kind. Some clients disconnect before the end.
@@ -82,14 +88,18 @@ func (s *soak) one(t *testing.T, rng *rand.Rand) {
 		s.left.Add(1)
 		return
 	}
+	worker := got.header.Get("x-dynamo-worker-instance-id")
 	stream := strings.HasPrefix(got.header.Get("Content-Type"), "text/event-stream")
 	whole := got.err == nil && (got.status != 200 || !stream || strings.HasSuffix(got.body, "data: [DONE]\n\n"))
 	switch {
 	case got.status == want && whole:
-	case s.away.during(begin, time.Now()) && (got.status == 503 || got.status == 200):
+	case s.away.during(begin, time.Now(), worker) && (got.status == 503 || got.status == 200):
 		s.spent.Add(1)
+		if worker == "" {
+			s.blind.Add(1)
+		}
 	default:
-		t.Errorf("status %d (%v), whole: %v, want %d: %.200s", got.status, got.err, whole, want, got.body)
+		t.Errorf("status %d of worker %q (%v), whole: %v, want %d: %.200s", got.status, worker, got.err, whole, want, got.body)
 	}
 }
 
@@ -153,8 +163,8 @@ func soakOnce(t *testing.T, engine []string) {
 		switch rng.IntN(kinds) {
 		case 0:
 			fault = "a worker is killed"
-			back := s.away.begin()
 			e := d.Engines[rng.IntN(len(d.Engines))]
+			back := s.away.begin(fmt.Sprint(wire.WorkerID(e.Name)))
 			kill(t, e)
 			<-time.After(time.Duration(rng.IntN(300)) * time.Millisecond)
 			*e = *restart(t, e, t.TempDir())
@@ -194,7 +204,7 @@ func soakOnce(t *testing.T, engine []string) {
 		return err == nil && n == 0
 	})
 	knowsCaches(t, d)
-	t.Logf("%d requests, %d left by clients, %d lost with a worker; faults: %v", s.asked.Load(), s.left.Load(), s.spent.Load(), faults)
+	t.Logf("%d requests, %d left by clients, %d lost with their worker, %d of them without its name; faults: %v", s.asked.Load(), s.left.Load(), s.spent.Load(), s.blind.Load(), faults)
 	end := d.uses(t)
 	d.Router.Stop()
 	d.Router = restart(t, d.Router, d.Dir)
