@@ -119,7 +119,9 @@ For everybody who looks up a setting of ` + "`kvroute serve`" + `. This page is 
 		}
 		help := s.Tag.Get("help")
 		if help == "" {
-			kind = map[bool]string{true: "mapping", false: "list"}[name == "dynamo"]
+			if kind = "list"; name == "dynamo" {
+				kind = "mapping"
+			}
 			help = map[string]string{
 				"dynamo":  "how NVIDIA Dynamo's records are found: see [workers.md](workers.md#dynamos-own-discovery)",
 				"models":  "the models whose prompts are tokenized exactly: see [requests.md](requests.md#models)",

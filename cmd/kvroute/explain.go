@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -260,7 +259,10 @@ var policySettings = map[scorer.Policy]string{
 func settingsOf(s *scorer.Settings) (string, error) {
 	var all map[string]any
 	data, err := json.Marshal(s)
-	if err = cmp.Or(err, json.Unmarshal(data, &all)); err != nil {
+	if err == nil {
+		err = json.Unmarshal(data, &all)
+	}
+	if err != nil {
 		return "", err
 	}
 	var text strings.Builder

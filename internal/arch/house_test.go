@@ -37,7 +37,7 @@ type room struct {
 // what shows operators the effect of routing (outcomes, audit, traces, dashboard, top).
 var (
 	product = []room{
-		{"cmd/kvroute", 4037, 20},
+		{"cmd/kvroute", 4035, 20},
 		{"extproc", 2181, 20},
 		{"router", 5272, 20},
 		{"prefill", 261, 20},
@@ -59,7 +59,7 @@ var (
 		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 12835, 25},
 	}
 	// The limits for the sums of the two lists above.
-	productLimit, supportLimit = 47136, 12835
+	productLimit, supportLimit = 47134, 12835
 	// longest limits the lines of a function, longestFile those of a file. The aims are 80 and
 	// 500. These limits only fall, too.
 	longest, longestFile = 80, 500
