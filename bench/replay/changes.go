@@ -10,21 +10,20 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// publishComputed sends the events of a computed or received prompt, of whose blocks the first known
-// ones were cached before. Removals come first, so that no cache ever holds more than its capacity.
-func (s *sim) publishComputed(w int, req int32, known int) {
+// publishComputed sends the events of a part of a prompt that was computed or received. Removals come
+// first, so that no cache ever holds more than its capacity.
+func (s *sim) publishComputed(w int, p *prefill) {
 	s.publishRemoved(w)
-	all := s.reqs[req].Blocks
-	if known == len(all) {
+	if p.known >= p.to {
 		return
 	}
-	b := &s.Trace.blocks
+	all, b := s.reqs[p.req].Blocks, &s.Trace.blocks
 	ev := indexer.Event{Kind: indexer.Stored}
-	if known > 0 {
-		ev.HasParent, ev.Parent = true, b.chain[all[known-1]]
+	if p.known > 0 {
+		ev.HasParent, ev.Parent = true, b.chain[all[p.known-1]]
 	}
 	s.stored = s.stored[:0]
-	for _, n := range all[known:] {
+	for _, n := range all[p.known:p.to] {
 		s.stored = append(s.stored, indexer.Block{External: b.chain[n], Local: b.local[n]})
 	}
 	ev.Blocks = s.stored

@@ -34,7 +34,8 @@ The result is a table of times in seconds from when a request was due: TTFT to t
 first token, TPOT between two tokens, E2E to the end. goodput counts requests with
 TTFT ≤ 2 s and TPOT ≤ 50 ms; hits are cached tokens of prompts, "of LRU" their
 share of what one cache of the summed size would hit; imbalance is the most prompt
-tokens that a worker computed over the mean; misjudged is by how many cached tokens
+tokens that a worker computed over the mean, busiest the most running requests on a
+worker over the mean, both averaged over time; misjudged is by how many cached tokens
 decisions were wrong on average. The same flags give the same bytes, --timing apart.
 With --prefill-workers the first token comes from the decode worker, after the
 transfer; legs is the share of requests with a prefill leg.

@@ -25,8 +25,15 @@ import (
 //
 //   - A request is in waiting, in prefills, in decodes, or its blocks are being transferred.
 //   - admitted is the number of requests that hold blocks: all but the waiting ones.
+//   - A waiting request is admitted only while the step has budget left. Its cached tokens are
+//     those of that moment.
+//   - The blocks of a chunk are cached when the step that computes the chunk is planned, as in
+//     vLLM. So of several equal prompts only the first one is computed. Routers hear of the
+//     blocks at the end of the step.
 //   - version changes with each planned end; an event with an older version is ignored.
 //   - held is the sum over the decoding requests of prompt and output so far.
+//   - readers counts the decoding requests of each block, and repeated is the sum over all blocks of
+//     the readers beyond the first. Both are empty without shared-prefix attention.
 type engine struct {
 	number int
 	model  scorer.Engine
@@ -46,6 +53,8 @@ type engine struct {
 	decodes  timeline[int32] // requests, by the step after which they end, then by number
 	steps    int64           // so far
 	held     int64           // tokens of the decoding requests
+	readers  []int32         // by block; nil: attention reads a block once for each request
+	repeated int64           // blocks
 
 	// The plan: count steps from start, the last one ending at end. Prefills are
 	// in a plan of one step.
@@ -66,20 +75,22 @@ type prefill struct {
 	req        int32
 	done, left int // tokens of the prompt; done includes the cached ones
 	now        int // tokens in the current step
+	known, to  int // the current step caches the blocks from known to to
 }
 
 // maxRunning is the most requests that an engine computes at a time.
 const maxRunning = 256
 
-// admit begins with waiting requests, in their order, until one does not fit, and
-// notes how many tokens of their prompts were cached.
-func (e *engine) admit(s *sim) {
-	for e.head < len(e.waiting) && e.admitted < maxRunning {
+// admit begins with waiting requests, in their order, until one does not fit or the step has no
+// budget left, and notes how many tokens of their prompts were cached. It returns the budget that
+// is left.
+func (e *engine) admit(s *sim, budget int) int {
+	for budget > 0 && e.head < len(e.waiting) && e.admitted < maxRunning {
 		n := e.waiting[e.head]
 		r := &e.reqs[n]
 		need := e.cache.missing(r.Blocks) + e.reserve(n)
 		if e.cache.live+e.cache.reserved+need > e.cache.capacity && e.admitted > 0 {
-			return
+			return budget
 		}
 		e.admitted++
 		hit := e.cache.leading(r.Blocks)
@@ -94,19 +105,53 @@ func (e *engine) admit(s *sim) {
 		} else {
 			e.prefills = append(e.prefills, prefill{req: n, done: done, left: r.Input - done})
 			e.states[n].cached = done
+			budget -= e.schedule(&e.prefills[len(e.prefills)-1], s.now, budget)
 		}
 		if e.head++; e.head == len(e.waiting) {
 			e.waiting, e.head = e.waiting[:0], 0
 		}
 	}
+	return budget
+}
+
+// schedule puts tokens of a prompt into the next step, at most budget, and caches the blocks that they
+// fill. It returns the number of tokens.
+func (e *engine) schedule(p *prefill, now int64, budget int) int {
+	r := &e.reqs[p.req]
+	p.now = min(p.left, budget)
+	p.to = min(len(r.Blocks), (p.done+p.now)/e.block)
+	if p.now == p.left {
+		p.to = len(r.Blocks) // a trace may have a block for the prompt's rest
+	}
+	if e.states[p.req].begun < 0 {
+		e.states[p.req].begun = now
+	}
+	p.known = e.cache.computed(r.Blocks[:p.to])
+	return p.now
 }
 
 // decode begins the output of a request behind its first token.
 func (e *engine) decode(n int32) {
 	r := &e.reqs[n]
 	e.held += int64(r.Input) + 1
+	e.read(r.Blocks, 1)
 	e.decodes.push(entry[int32]{e.steps + int64(r.Output) - 1, int64(n), n})
 }
+
+// read notes that one more decoding request reads the blocks, or, if by is -1, one fewer.
+func (e *engine) read(blocks []int32, by int32) {
+	if e.readers == nil {
+		return
+	}
+	for _, n := range blocks {
+		if e.readers[n] += by; max(e.readers[n], e.readers[n]-by) > 1 {
+			e.repeated += int64(by)
+		}
+	}
+}
+
+// reads is the number of tokens whose keys and values a step reads for the decoding requests.
+func (e *engine) reads() float64 { return float64(e.held - e.repeated*int64(e.block)) }
 
 // reserve is how many blocks are kept free for the output of a request.
 func (e *engine) reserve(n int32) int {
@@ -117,43 +162,37 @@ func (e *engine) reserve(n int32) int {
 	return max(0, (r.Input+r.Output+e.block-1)/e.block-len(r.Blocks))
 }
 
-// plan sets the end of the next step, or steps. It returns false if the engine has no
-// requests.
-func (e *engine) plan(now int64) bool {
+// plan sets the end of the next step, or steps, and admits waiting requests to it. It returns false
+// if the engine has no requests.
+func (e *engine) plan(s *sim) bool {
 	e.version++
 	n := len(e.decodes)
+	budget := max(0, int(e.model.Chunk)-n)
+	for i := range e.prefills {
+		budget -= e.schedule(&e.prefills[i], s.now, budget)
+	}
+	e.admit(s, budget)
 	e.busy = n+len(e.prefills) > 0
 	if !e.busy {
 		return false
 	}
-	e.start, e.count, e.mixed = now, 1, len(e.prefills) > 0
+	e.start, e.count, e.mixed = s.now, 1, len(e.prefills) > 0
 	if !e.mixed {
 		if e.count = e.decodes[0].at - e.steps; e.single || e.shared && e.head < len(e.waiting) {
 			// Another engine may free blocks of a shared cache at any time.
 			e.count = 1
 		}
-		e.end = now + e.duration(e.count)
+		e.end = s.now + e.duration(e.count)
 		return true
 	}
-	budget := max(0, int(e.model.Chunk)-n)
 	tokens, attention := n, 0.
 	for i := range e.prefills {
 		p := &e.prefills[i]
-		if p.now = min(p.left, budget); e.states[p.req].begun < 0 {
-			e.states[p.req].begun = now
-		}
-		budget -= p.now
 		tokens += p.now
 		attention += float64(p.now) * (float64(p.done) + float64(p.now)/2)
-		if budget == 0 {
-			for j := range e.prefills[i+1:] {
-				e.prefills[i+1+j].now = 0
-			}
-			break
-		}
 	}
-	ms := max(e.model.Floor, e.model.Step+e.model.Token*float64(tokens)) + e.model.Attention*attention + e.model.KVToken*float64(e.held)
-	e.end = now + e.ns(ms)
+	ms := max(e.model.Floor, e.model.Step+e.model.Token*float64(tokens)) + e.model.Attention*attention + e.model.KVToken*e.reads()
+	e.end = s.now + e.ns(ms)
 	return true
 }
 
@@ -162,7 +201,7 @@ func (e *engine) ns(ms float64) int64 { return int64(math.Round(ms / e.speed * 1
 // duration returns how long k steps of the decoding requests take, in ns.
 func (e *engine) duration(k int64) int64 {
 	n := float64(len(e.decodes))
-	step := max(e.model.Floor, e.model.Step+e.model.Token*n) + e.model.KVToken*float64(e.held)
+	step := max(e.model.Floor, e.model.Step+e.model.Token*n) + e.model.KVToken*e.reads()
 	growth := e.model.KVToken * n // ms that each step takes longer than the one before
 	return e.ns(float64(k)*step + growth*float64(k)*float64(k-1)/2)
 }
@@ -205,14 +244,13 @@ func (e *engine) complete(t *sim, w int) {
 		p.done += p.now
 		p.left -= p.now
 		e.computed += int64(p.now)
+		e.cache.trim(e.cache.capacity)
+		t.publishComputed(w, &p)
 		if p.left > 0 {
 			left = append(left, p)
 			continue
 		}
 		r := &e.reqs[p.req]
-		known := e.cache.computed(r.Blocks)
-		e.cache.trim(e.cache.capacity)
-		t.publishComputed(w, p.req, known)
 		if e.states[p.req].leg == w {
 			t.endLeg(p.req)
 			continue
@@ -231,6 +269,7 @@ func (e *engine) complete(t *sim, w int) {
 func (e *engine) finish(t *sim, w int, req int32) {
 	r := &e.reqs[req]
 	e.held -= int64(r.Input + r.Output)
+	e.read(r.Blocks, -1)
 	e.release(req)
 	t.ended(w, req)
 }
@@ -262,7 +301,8 @@ func (e *engine) reset(distinct int) (lost []int32) {
 	}
 	lost = append(running, e.waiting[e.head:]...)
 	e.waiting, e.head, e.prefills = nil, 0, nil
-	e.held, e.admitted, e.busy = 0, 0, false
+	e.held, e.repeated, e.admitted, e.busy = 0, 0, 0, false
+	clear(e.readers)
 	e.version++
 	return lost
 }

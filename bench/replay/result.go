@@ -46,6 +46,10 @@ type Result struct {
 	// Imbalance is the largest of the workers' computed prompt tokens divided by
 	// their mean, with prefill workers only theirs.
 	Imbalance float64 `json:"imbalance"`
+	// Busiest is the largest of the workers' running requests, as means over time, divided by their
+	// mean over the workers, with prefill workers only those that decode. A request runs from when an
+	// engine begins with it.
+	Busiest float64 `json:"busiest_running"`
 	// Promised is the mean of the cached tokens that a decision expected minus
 	// those there were, Misjudged the mean of the differences' sizes.
 	Promised  float64 `json:"promised_minus_real_tokens"`
@@ -141,8 +145,21 @@ func (s *sim) result() *Result {
 		most, sum = max(most, e.computed), sum+e.computed
 	}
 	r.Imbalance = float64(most) * float64(able) / float64(max(1, sum))
+	r.Busiest = s.busiest()
 	r.Legs, r.Transfer = len(s.transfers), bench.NewQuantiles(s.transfers)
 	return r
+}
+
+// busiest is [Result.Busiest].
+func (s *sim) busiest() float64 {
+	running := make([]float64, s.Workers) // sums of the times
+	all := 0.
+	for i := range s.states {
+		state := &s.states[i]
+		running[state.worker] += float64(state.end - state.begun)
+		all += float64(state.end - state.begun)
+	}
+	return slices.Max(running) * float64(s.Workers-s.PrefillWorkers) / max(1, all)
 }
 
 // writeJSON writes results as a JSON array.
@@ -158,7 +175,7 @@ func writeTable(w io.Writer, results []*Result) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	timed := slices.ContainsFunc(results, func(r *Result) bool { return r.Timing != nil })
 	split := slices.ContainsFunc(results, func(r *Result) bool { return r.Legs > 0 })
-	fmt.Fprint(t, "rule\tload\tseed\tTTFT mean\tp50\tp90\tp99 s\tTPOT mean\tp99 ms\tE2E mean\tp99 s\tgoodput/s\thits\tof LRU\timbalance\tmisjudged\t")
+	fmt.Fprint(t, "rule\tload\tseed\tTTFT mean\tp50\tp90\tp99 s\tTPOT mean\tp99 ms\tE2E mean\tp99 s\tgoodput/s\thits\tof LRU\timbalance\tbusiest\tmisjudged\t")
 	if split {
 		fmt.Fprint(t, "legs\ttransfer ms\t")
 	}
@@ -171,9 +188,9 @@ func writeTable(w io.Writer, results []*Result) error {
 		if r.LRUShare > 0 {
 			share = fmt.Sprintf("%.2f", r.LRUShare)
 		}
-		fmt.Fprintf(t, "%s\t%g\t%d\t%.3f\t%.3f\t%.2f\t%.2f\t%.1f\t%.1f\t%.2f\t%.1f\t%.2f\t%.3f\t%s\t%.3f\t%.0f\t", r.Rule, r.Load, r.Seed,
+		fmt.Fprintf(t, "%s\t%g\t%d\t%.3f\t%.3f\t%.2f\t%.2f\t%.1f\t%.1f\t%.2f\t%.1f\t%.2f\t%.3f\t%s\t%.3f\t%.3f\t%.0f\t", r.Rule, r.Load, r.Seed,
 			r.TTFT.Mean, r.TTFT.P50, r.TTFT.P90, r.TTFT.P99, r.TPOT.Mean*1e3, r.TPOT.P99*1e3, r.E2E.Mean, r.E2E.P99,
-			r.Goodput, r.HitRate, share, r.Imbalance, r.Misjudged)
+			r.Goodput, r.HitRate, share, r.Imbalance, r.Busiest, r.Misjudged)
 		if split {
 			fmt.Fprintf(t, "%.3f\t%.0f\t", float64(r.Legs)/float64(r.Requests), r.Transfer.Mean*1e3)
 		}

@@ -24,10 +24,14 @@ type Scenario struct {
 	// With Jitter no request passes the next one. It shows how far results depend on chance.
 	Jitter time.Duration `yaml:"jitter" want:"0s to 1h" help:"<time> up to which each request of an open loop comes later, by the seed"`
 
-	Workers  int           `yaml:"workers" default:"8" want:"1 to 4096" help:"<number> of workers"`
-	Engine   scorer.Engine // of each worker; default [scorer.Dense32B]
-	KVBlocks int           `yaml:"kv-blocks" default:"2000" want:"1 to 67108864" help:"<blocks> of 512 tokens in a worker's cache"`
-	Speeds   []float64     // divide the times of the engine, worker by worker; the default of each is 1
+	Workers int           `yaml:"workers" default:"8" want:"1 to 4096" help:"<number> of workers"`
+	Engine  scorer.Engine // of each worker; default [scorer.Dense32B]
+	// SharedAttention has a step read each distinct block once for all decoding requests. Otherwise it
+	// reads a block once for each request that has it, as most kernels do.
+	SharedAttention bool `yaml:"shared-prefix-attention" help:"engines read the keys and values of a shared prefix once a step for all requests; otherwise once for each request"`
+
+	KVBlocks int       `yaml:"kv-blocks" default:"2000" want:"1 to 67108864" help:"<blocks> of 512 tokens in a worker's cache"`
+	Speeds   []float64 // divide the times of the engine, worker by worker; the default of each is 1
 
 	// Each request goes to a random replica. A replica knows its own requests at once and those
 	// of the others after SyncDelay, or never if that is negative. What replicas exchange is

@@ -133,6 +133,9 @@ func (s *sim) build() {
 	}
 	for w := range s.Workers {
 		e := &engine{number: w, model: s.Engine, speed: 1, block: s.Trace.BlockSize, cache: shared, shared: shared != nil, reqs: s.reqs, states: s.states, single: s.everyStep}
+		if s.SharedAttention {
+			e.readers = make([]int32, s.Trace.Distinct())
+		}
 		if w < len(s.Speeds) {
 			e.speed = s.Speeds[w]
 		}
@@ -396,8 +399,7 @@ func (s *sim) wake(w int) {
 // proceed admits waiting requests to an engine and plans its next step.
 func (s *sim) proceed(w int) {
 	e := s.engines[w]
-	e.admit(s)
-	if e.plan(s.now) {
+	if e.plan(s) {
 		s.planSteps(w)
 	}
 }

@@ -228,7 +228,7 @@ func TestEngineSteps(t *testing.T) {
 		e.decodes.push(entry[int32]{1, int64(i), int32(i)})
 		e.held += 10_000
 	}
-	e.plan(0)
+	e.plan(&sim{})
 	if got := float64(e.end) / 1e6; math.Abs(got-15.48) > 1e-6 {
 		t.Errorf("a step of 8 decodes with 80,000 tokens takes %v ms, want 15.48", got)
 	}
@@ -263,7 +263,7 @@ func TestRunsOfStepsEqualSingleSteps(t *testing.T) {
 	trace := small(t)
 	for _, kv := range []int{60, 300, 5000} {
 		for _, name := range []string{"tokens", "round-robin", "oracle"} {
-			c := Scenario{Trace: trace, Rule: rule(t, name), KVBlocks: kv, Seed: 1}
+			c := Scenario{Trace: trace, Rule: rule(t, name), KVBlocks: kv, Seed: 1, SharedAttention: kv == 300}
 			a, b := play(t, c), play(t, stepwise(c))
 			// Rounding to ns may differ by one a step.
 			for _, v := range [][2]float64{{a.TTFT.Mean, b.TTFT.Mean}, {a.E2E.Mean, b.E2E.Mean}, {a.HitRate, b.HitRate}} {
@@ -284,6 +284,7 @@ func TestScenarios(t *testing.T) {
 		"twice the load": func(c *Scenario) { c.Speedup = 2 },
 		"few workers":    func(c *Scenario) { c.Workers = 4 },
 		"small caches":   func(c *Scenario) { c.KVBlocks = 60 },
+		"shared reading": func(c *Scenario) { c.SharedAttention = true },
 		"8B":             func(c *Scenario) { c.Engine = scorer.Dense8B() },
 		"late events":    func(c *Scenario) { c.EventDelay = 5 * time.Second },
 		"predictions":    func(c *Scenario) { c.Predict = 10 * time.Second },
