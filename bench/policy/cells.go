@@ -22,7 +22,7 @@ func targetRules() []string { return []string{defaultRule, rivalRule, oracleRule
 
 // otherRules are the rules that are also played in the seven cells and the larger ones.
 func otherRules() []string {
-	return strings.Fields(`random round-robin power-of-two least-requests vllm-dp sglang-cache-aware aibrix-prefix-cache gie-3-2-2-2
+	return strings.Fields(`random round-robin power-of-two least-requests vllm-dp sglang-cache-aware aibrix-prefix-cache gie-3-2-2 gie-3-2-2-2 llm-d-baseline
 		lmetric dynamo:overlap_score_weight=4 dynamo:overlap_score_weight=32 dynamo-agentic predicted_ttft predicted_ttft:alpha=.1 predicted_ttft:alpha=.25 tokens`)
 }
 

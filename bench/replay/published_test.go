@@ -30,16 +30,22 @@ func TestPublishedRulesOnTheFixture(t *testing.T) {
 		{"least requests", func(r *scorer.Request, in []scorer.Input, _ []float64) int { return scorer.LeastLoaded(in, r.U) }, "A", nil},
 		{"vLLM DP", vllmDataParallel, "A", []float64{2, 9, 15, 42}},
 		{"GIE blend", gieBlend(3, 2, 2, 2), "C", []float64{-4.8, -5.4, -5.8125, -4.0125}},
-		{"SGLang", sglangCacheAware(.5, 32, 1.1), "C", nil},
-		{"SGLang, smaller spread", sglangCacheAware(.5, 27, 1.1), "A", nil},
-		{"SGLang, more asked of the match", sglangCacheAware(.9375, 32, 1.1), "A", nil},
+		{"GIE blend without the last prompts", gieBlend(3, 2, 2, 0), "C", []float64{-3.8, -4.4, -4.8125, -3.0125}},
+		{"llm-d", llmdSticky(.8, 286_720), "C", []float64{math.Inf(1), math.Inf(1), 464, 6464}},
+		{"llm-d, few cached tokens are enough", llmdSticky(.5, 286_720), "C", []float64{math.Inf(1), 1024, 464, 6464}},
+		{"llm-d, no gap", llmdSticky(.5, 0), "C", []float64{1024, 1024, 464, 6464}},
+		{"llm-d, nobody holds enough", llmdSticky(.95, 286_720), "C", []float64{1024, 1024, 464, 6464}},
+		{"SGLang", sglangCacheAware(.3, 64, 1.5), "C", nil},
+		{"SGLang, smaller spread", sglangCacheAware(.3, 27, 1.5), "A", nil},
+		{"SGLang, the spread itself", sglangCacheAware(.3, 28, 1.5), "C", nil},
+		{"SGLang, larger ratio", sglangCacheAware(.3, 27, 15), "C", nil},
+		{"SGLang, more asked of the match", sglangCacheAware(.9375, 64, 1.5), "A", nil},
 		{"AIBrix", aibrixPrefixCache(8, 1), "A", nil},
 		{"AIBrix, larger spread", aibrixPrefixCache(28, 1), "C", nil},
 		{"AIBrix, larger spread, few requests", aibrixPrefixCache(28, -.4), "B", nil},
 		{"longest prefix", longestPrefix, "C", nil},
 	} {
 		r, in := fixture()
-		in[1].CachedBlocks, in[2].CachedBlocks, in[3].CachedBlocks = 5, 5, 5 // A holds nothing
 		costs := make([]float64, len(in))
 		if got := string(rune('A' + c.rule(&r, in, costs))); got != c.pick {
 			t.Errorf("%s picks %s, want %s", c.name, got, c.pick)
@@ -66,9 +72,37 @@ func TestGIEBlendSpreadsUnknownPrompts(t *testing.T) {
 			break
 		}
 	}
-	in[0].LastCold = 0 // never
-	if gieBlend(3, 2, 2, 2)(&r, in, costs); costs[0] != -6 {
-		t.Errorf("a worker that never had one: cost %v, want -6", costs[0])
+	in[0].LastCold, in[1].LastCold = 0, 0 // never
+	gieBlend(3, 2, 2, 2)(&r, in, costs)
+	for i, want := range []float64{-6, -5, -4} {
+		if costs[i] != want {
+			t.Errorf("costs %v with two workers that never had one, want -6, -5, -4", costs)
+			break
+		}
+	}
+}
+
+// The endpoint picker does not look at requests when sums are equal.
+func TestGIEBlendDrawsAmongEqualSums(t *testing.T) {
+	in, costs := []scorer.Input{{ActiveRequests: 1}, {ActiveRequests: 9}}, make([]float64, 2)
+	for want, u := range []float64{.2, .8} {
+		if got := gieBlend(3, 2, 2, 0)(&scorer.Request{PromptTokens: 64, BlockSize: 16, U: u}, in, costs); got != want {
+			t.Errorf("draw %v takes worker %d, want %d; costs %v", u, got, want, costs)
+		}
+	}
+}
+
+// A request on a worker weighs as much as 1,024 tokens of active blocks, as 64 blocks of 16 tokens do.
+func TestDynamoAgenticWeighsRequestsInTokens(t *testing.T) {
+	s := rule(t, "dynamo-agentic").Settings
+	r := scorer.Request{PromptTokens: MooncakeBlock, BlockSize: MooncakeBlock}
+	in, costs := []scorer.Input{{ActiveRequests: 3}, {ActiveBlocks: 3 * 1024 / MooncakeBlock}}, make([]float64, 2)
+	s.Choose(&r, in, costs)
+	if costs[0] != costs[1] || costs[0] != 4+6 {
+		t.Errorf("costs %v of three requests and of as many tokens, want 10 both", costs)
+	}
+	if !s.AssumeKVReuse {
+		t.Error("the preset turns off the assumption that caches are reused, which NVIDIA's leaves on")
 	}
 }
 

@@ -44,15 +44,20 @@ func named() []Rule {
 		policy("tokens", scorer.Tokens, func(s *scorer.Settings) { s.Attention = 0 }),
 		policy("dynamo", scorer.Dynamo, nil),
 		policy("dynamo_newer", scorer.DynamoNewer, nil),
-		// NVIDIA Dynamo's settings for long conversations. They were found with blocks of 64
-		// tokens, so the weight of a request is scaled to others.
+		// The preset --agentic of NVIDIA Dynamo, from its page "Router Presets", which calls it
+		// experimental (pull request 13447). Dynamo 1.6.1 has the three settings, but not yet the flag.
+		// The preset leaves the other settings at their defaults: it assumes that caches are reused,
+		// without decay, temperature or queue. A request weighs 64 blocks of 16 tokens.
+		// Left out: Dynamo draws among equal costs, the simulator first takes the fewest requests.
 		policy("dynamo-agentic", scorer.DynamoNewer, func(s *scorer.Settings) {
-			s.OverlapCredit, s.PrefillScale, s.AssumeKVReuse = 2, 4, false
-			s.RequestWeight = 64 * 64. / MooncakeBlock
+			s.OverlapCredit, s.PrefillScale = 2, 4
+			s.RequestWeight = 64 * 16. / MooncakeBlock
 		}),
-		// NVIDIA Dynamo's settings for workers whose cache is unknown.
+		// The preset --load-aware of NVIDIA Dynamo 1.6.1, deprecated there, for workers whose caches
+		// are unknown. Without credit the router keeps no index: it books whole prompts as prefill.
+		// Left out: the choice among equal costs, as above.
 		policy("dynamo-load-aware", scorer.DynamoNewer, func(s *scorer.Settings) {
-			s.OverlapCredit, s.HostWeight, s.DiskWeight, s.AssumeKVReuse = 0, 0, 0, false
+			s.OverlapCredit, s.AssumeKVReuse = 0, false
 		}),
 		policy("predicted_ttft", scorer.PredictedTTFT, func(s *scorer.Settings) { s.Alpha = 0 }),
 		policy("weighted", scorer.Weighted, nil),
