@@ -124,9 +124,6 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 			if ord < len(q.lower[0]) {
 				in.HostBlocks, in.DiskBlocks = int(q.lower[0][ord]), int(q.lower[1][ord]+q.lower[2][ord])
 			}
-			if ord < len(q.cached) {
-				in.CachedBlocks = q.cached[ord]
-			}
 		}
 		c.applyProbe(q, ord, i)
 		c.held += in.OverlapBlocks

@@ -24,7 +24,6 @@ type pool struct {
 	// Set once.
 	poolKey
 	known      *known
-	cached     bool // a rule needs the number of blocks that each worker holds
 	labels     *labels
 	onInferred func(*pool, []scorer.Inference) // called without the lock
 
@@ -59,7 +58,7 @@ func (k poolKey) compare(l poolKey) int {
 }
 
 func newPool(conf *Config, key poolKey) *pool {
-	p := &pool{poolKey: key, known: newKnown(conf), core: newCore(conf, key.blockSize), cached: conf.Rule != nil, labels: newLabels(key.model), names: make(map[modelName]int)}
+	p := &pool{poolKey: key, known: newKnown(conf), core: newCore(conf, key.blockSize), labels: newLabels(key.model), names: make(map[modelName]int)}
 	p.update(time.Time{}, p.updateView)
 	return p
 }
@@ -74,7 +73,6 @@ type scratch struct {
 	overlap   []int32
 	lower     [3][]int32 // host memory, disk, external storage
 	guessed   []int32
-	cached    []int
 	taints    []taint
 	hasRead   bool // encoded is set
 	encoded   tokenizer.Prompt
@@ -93,13 +91,6 @@ func (p *pool) match(now time.Time, q *question, s *scratch) {
 	s.overlap = resize(s.overlap, view.size)
 	p.known.match(now, q.local, q.sequence, s)
 	q.overlap, q.lower = s.overlap, s.lower
-	if p.cached {
-		s.cached = s.cached[:0]
-		for ord := range view.size {
-			s.cached = append(s.cached, p.known.eventBlocks(ord))
-		}
-		q.cached = s.cached
-	}
 }
 
 // compareCost returns a cost of a pool for a request, to compare the pools of one model; lower is

@@ -184,7 +184,6 @@ type question struct {
 	sequence []uint64      // their sequence hashes
 	overlap  []int32       // by ordinal, counted at version
 	lower    [3][]int32    // blocks behind these in host memory, on disk, in external storage
-	cached   []int         // blocks held of whatever prompt, by ordinal; only for rules
 	version  uint64        // value of core.changes when overlap was counted
 	matched  time.Time     // time of that count
 	session  uint64        // hash of the session's name; 0 = none

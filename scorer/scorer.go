@@ -73,9 +73,8 @@ type Input struct {
 	DecodeOnly       bool    `json:"decode_only,omitempty"`        // takes no prefill
 	TaintWeight      float64 `json:"taint_weight,omitempty"`       // sum of the preferred taints that match; all policies but Weighted
 
-	// Only rules of a caller look at these.
-	CachedBlocks int    `json:"-"` // blocks that the worker holds, of all prompts
-	LastCold     uint64 `json:"-"` // number of the last request sent here of which no worker held a block; 0 = none
+	// Only rules of a caller look at this.
+	LastCold uint64 `json:"-"` // number of the last request sent here of which no worker held a block; 0 = none
 }
 
 func (r *Request) block() float64 { return float64(max(1, r.BlockSize)) }

@@ -39,10 +39,10 @@ var (
 	product = []room{
 		{"cmd/kvroute", 4035, 20},
 		{"extproc", 2181, 20},
-		{"router", 5272, 20},
+		{"router", 5259, 20},
 		{"prefill", 261, 20},
 		{"outcomes", 263, 20},
-		{"scorer", 1811, 20},
+		{"scorer", 1810, 20},
 		{"indexer", 3221, 20},
 		{"events internal/msgpack", 4389, 20},
 		{"engines engines/localindex", 3598, 20},
@@ -59,7 +59,7 @@ var (
 		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 12856, 25},
 	}
 	// The limits for the sums of the two lists above.
-	productLimit, supportLimit = 47134, 12856
+	productLimit, supportLimit = 47120, 12856
 	// longest limits the lines of a function, longestFile those of a file. The aims are 80 and
 	// 500. These limits only fall, too.
 	longest, longestFile = 80, 500
