@@ -103,6 +103,10 @@ func (s *sim) result() *Result {
 	good := 0
 	for i := range s.reqs {
 		req, state := &s.reqs[i], &s.states[i]
+		if req.Warm || state.end == 0 {
+			r.Requests-- // fills caches, or the measurement ended before it
+			continue
+		}
 		a, f, e := state.due, state.first, state.end
 		begin, last = min(begin, a), max(last, e)
 		wait, gap := float64(f-a)/1e9, 0.
@@ -127,13 +131,13 @@ func (s *sim) result() *Result {
 		misjudged += math.Abs(d)
 	}
 	n := max(1, routed)
-	r.Foreign = len(s.reqs) - int(routed)
+	r.Foreign = r.Requests - int(routed)
 	r.TTFT, r.Wait, r.TPOT, r.E2E = bench.NewQuantiles(ttft), bench.NewQuantiles(waits), bench.NewQuantiles(tpot), bench.NewQuantiles(e2e)
 	r.Span = float64(last-begin) / 1e9
 	r.Goodput = float64(good) / r.Span
 	r.HitRate = hit / tokens
 	r.Promised, r.Misjudged = promised/n, misjudged/n
-	if s.next == nil {
+	if s.loops == nil {
 		h := s.Trace.HitRate(1, s.KVBlocks*s.Workers)
 		if h.HitTokens > 0 {
 			r.LRUShare = r.HitRate / (float64(h.HitTokens) / float64(h.Tokens))

@@ -36,8 +36,8 @@ type sim struct {
 
 	reqs    []Request
 	states  []state // of the requests
-	next    []int32 // closed loop, of each user: index in its requests
-	left    int     // requests that have not ended
+	loops   *loops  // nil for an open loop
+	left    int     // requests that have not ended; closed loop: of those planned
 	retried int
 
 	engines   []*engine
@@ -60,7 +60,6 @@ type sim struct {
 // state is the course of a request. Times are in ns.
 type state struct {
 	id       string
-	user     int32 // closed loop
 	due      int64
 	begun    int64 // when an engine began with the prompt, -1 = not yet
 	first    int64 // 0 = no token yet
@@ -230,16 +229,7 @@ func (s *sim) begin() {
 		s.arrive(0)
 		return
 	}
-	s.next = make([]int32, len(s.Trace.Users))
-	for u := range s.Trace.Users {
-		user := &s.Trace.Users[u]
-		for _, r := range user.Requests {
-			s.states[r].user = int32(u)
-		}
-		if len(user.Requests) > 0 {
-			s.queue.plan(user.Start.Nanoseconds(), func() { s.arrived(user.Requests[0]) })
-		}
-	}
+	s.beginLoops()
 }
 
 // every plans a periodic event of the source i of n. Their phases are spread over the period.
@@ -436,13 +426,8 @@ func (s *sim) ended(w int, req int32) {
 	state := &s.states[req]
 	state.end = s.now
 	s.left--
-	if s.next == nil {
-		return
-	}
-	u := state.user
-	if s.next[u]++; int(s.next[u]) < len(s.Trace.Users[u].Requests) {
-		next := s.Trace.Users[u].Requests[s.next[u]]
-		s.queue.plan(s.now+s.reqs[next].Think.Nanoseconds(), func() { s.arrived(next) })
+	if s.loops != nil {
+		s.follow(req)
 	}
 }
 

@@ -28,6 +28,11 @@ type Trace struct {
 	BlockSize int // tokens in a block
 	Requests  []Request
 	Users     []User // closed loop; none: open loop
+	// Gates are sets of requests of a closed loop. A gate opens when all its requests have ended.
+	Gates [][]int32
+	// Measured is how long a closed loop with requests that are not measured goes on after the first
+	// gate has opened. No request begins after that. 0 = until all requests have ended.
+	Measured time.Duration
 
 	blocks blocks
 }
@@ -37,8 +42,12 @@ type Request struct {
 	// At is when it is due, from the beginning; open loop only.
 	At time.Duration
 	// Think is the time from the end of the user's last response to this
-	// request; closed loop only.
+	// request; closed loop only. For the first request of a user behind a gate it
+	// counts from the gate's opening.
 	Think time.Duration
+	// Gate is 1 more than the index of a gate that must have opened before; 0 = none.
+	Gate int32
+	Warm bool // fills caches only: not measured
 
 	Session uint64 // of its conversation; 0 = none
 	Input   int    // tokens of the prompt
@@ -50,7 +59,7 @@ type Request struct {
 
 // User is one user of a closed loop. Its requests come one after the other.
 type User struct {
-	Start    time.Duration // of the first request
+	Start    time.Duration // of the first request, unless it has a gate
 	Requests []int32       // indexes of Trace.Requests, in order
 }
 
