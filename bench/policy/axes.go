@@ -11,10 +11,12 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// axisCells vary one thing at a time: users, blocks of a worker, workers, engine, events, and what
+// axisCells vary one thing at a time: users, lanes, blocks of a worker, workers, engine, events, and what
 // happens to a worker.
 func (b *Bench) axisCells() []cell {
 	out := []cell{b.agenticCell(128, 1334), b.agenticCell(128, 5000)}
+	// About 60, 80 and 95 % of the lanes that the oracle bears with 2000 blocks, 80 % with 5000.
+	out = append(out, lanesCell(25, 2000), lanesCell(33, 2000), lanesCell(39, 2000), lanesCell(90, 5000))
 	for _, blocks := range []int{600, 1334, 2000, 5000, 8000} {
 		out = append(out, b.recorded(1.5, blocks)...)
 	}

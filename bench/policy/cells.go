@@ -68,6 +68,17 @@ func (b *Bench) agenticCell(users, blocks int) cell {
 	}
 }
 
+// lanesCell has made-up sessions of coding agents, with sub-agents, as AgentX plays them.
+func lanesCell(lanes, blocks int) cell {
+	return cell{
+		name: fmt.Sprintf("%d lanes, %d blocks", lanes, blocks),
+		trace: func(seed uint64) *replay.Trace {
+			return bench.Must(replay.Lanes(replay.LaneConfig{Lanes: lanes, Seed: seed}))
+		},
+		set: func(s *replay.Scenario) { s.KVBlocks = blocks },
+	}
+}
+
 func generatedCell(name string, blocks int, c replay.GenerateConfig) cell {
 	return cell{
 		name: name, open: true,

@@ -28,7 +28,9 @@ workload is made up.
 A trace is in the Mooncake format (JSON lines: timestamp in ms, input_length,
 output_length, hash_ids of blocks of 512 tokens; requests of one tick are spread
 up to the next), or, with --users, recorded conversations that so many users work
-through in a closed loop. Files that end with .gz are unpacked.
+through in a closed loop. Files that end with .gz are unpacked. --lanes makes up
+sessions of coding agents with sub-agents, in a closed loop as the benchmark AgentX
+plays them; requests that fill the caches first are not measured.
 
 The result is a table of times in seconds from when a request was due: TTFT to the
 first token, TPOT between two tokens, E2E to the end. goodput counts requests with
@@ -58,6 +60,7 @@ type Command struct {
 	Save    string `yaml:"write-trace" help:"<file> that gets the workload in the Mooncake format"`
 
 	generate GenerateConfig
+	lanes    LaneConfig
 	scenario Scenario
 	rules    []string
 	loads    []float64
@@ -106,7 +109,7 @@ func (f *Command) Flags(fs *flag.FlagSet) {
 }
 
 // parts are the structs that have settings of the command.
-func (f *Command) parts() []any { return []any{f, &f.generate, &f.scenario} }
+func (f *Command) parts() []any { return []any{f, &f.generate, &f.lanes, &f.scenario} }
 
 // Run plays the workload and prints the table of results.
 func (f *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) error {
@@ -154,8 +157,8 @@ func (f *Command) check() error {
 	switch {
 	case f.Users > 0 && f.Trace == "":
 		return errors.New("--users needs a --trace with conversations")
-	case f.Users > 0 && len(f.loads) > 0:
-		return errors.New("--load is for open loops; users set the load of a closed one")
+	case (f.Users > 0 || f.lanes.Lanes > 0) && len(f.loads) > 0:
+		return errors.New("--load is for open loops; users or lanes set the load of a closed one")
 	}
 	return nil
 }
@@ -169,6 +172,9 @@ func (f *Command) withoutEffect(fs *flag.FlagSet) (err error) {
 	}{
 		{f.Trace != "", "a --trace", "rate prefixes prefix-tokens question-tokens output-tokens turns"},
 		{f.Trace != "" && f.Users == 0, "a --trace that is played whole", "requests"},
+		{f.Trace != "", "a --trace", "lanes"},
+		{f.lanes.Lanes > 0, "--lanes, which make up sessions for a time", "requests rate prefixes prefix-tokens question-tokens output-tokens turns jitter hit-rate write-trace"},
+		{f.lanes.Lanes == 0, "--lanes 0", "lane-duration lane-context lane-sessions lane-products lane-cache-bust"},
 		{f.Users > 0, "--users, who set the load themselves", "jitter"},
 		{s.Replicas == 1, "one replica", "sync-delay sync-off sync-lost"},
 		{f.SyncOff, "--sync-off", "sync-delay sync-lost"},
@@ -208,6 +214,9 @@ func (f *Command) load() (traces []*Trace, err error) {
 			return nil, err
 		case conversations != nil:
 			t, err = conversations.Deal(DealConfig{Users: f.Users, Requests: f.generate.Requests, Seed: seed})
+		case f.lanes.Lanes > 0:
+			f.lanes.Seed = seed
+			t, err = Lanes(f.lanes)
 		case trace == nil:
 			f.generate.Seed = seed
 			t, err = f.generate.generate()
