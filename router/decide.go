@@ -13,7 +13,8 @@ import (
 
 // admit decides for the request in s, whose hashes are made. It counts the overlap without
 // the pool's lock; load, cost, choice and booking are one critical section. If the request
-// must wait, admit returns when the request has left the queue.
+// must wait, admit returns when the request has left the queue, or errQueued at once if the
+// request is one of [Router.Submit].
 func (p *pool) admit(ctx context.Context, now func() time.Time, s *scratch) error {
 	q, d := &s.question, &s.decision
 	start := s.hashed
@@ -30,9 +31,15 @@ func (p *pool) admit(ctx context.Context, now func() time.Time, s *scratch) erro
 	p.mu.Lock()
 	w, err := p.core.submit(matched, q, d)
 	waits := w != nil && !w.done
+	queued := w != nil && s.submitted
+	if queued {
+		w.submitted, d.PickTime = s, now().Sub(matched)
+	}
 	p.unlock()
 	pick := now().Sub(matched)
 	switch {
+	case queued:
+		return errQueued // s may belong to Decided by now
 	case waits:
 		err = p.wait(ctx, now, w, s)
 	case w != nil:

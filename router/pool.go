@@ -34,8 +34,11 @@ type pool struct {
 	view atomic.Pointer[poolView] // replaced, never changed
 
 	mu sync.Mutex
-	// mu guards the field below.
+	// mu guards the fields below.
 	core core
+	// undelivered has the woken requests of [Router.Submit], in their order. A request may be
+	// listed twice: to count its overlap again, and when it has left the queue.
+	undelivered []*waiter
 }
 
 // poolView is the part of the core that decisions read without the lock. A view that is too
@@ -79,6 +82,9 @@ type scratch struct {
 	decision  Decision
 	workspace workspace
 	hashed    time.Time // when the hashes were made; zero if they were not
+	target    target
+	pool      *pool
+	submitted bool // by [Router.Submit]
 }
 
 // match counts the overlap of the prompt whose hashes are in s, without the lock.
@@ -134,6 +140,11 @@ func (p *pool) update(now time.Time, input func(*core)) {
 func (p *pool) unlock() {
 	woken, inferred := p.core.woken, p.core.slots.TakeInferred()
 	p.core.woken = nil
+	for _, w := range woken {
+		if w.submitted != nil {
+			p.undelivered = append(p.undelivered, w)
+		}
+	}
 	p.mu.Unlock()
 	for _, w := range woken {
 		select {

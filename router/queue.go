@@ -25,6 +25,8 @@ type waiter struct {
 	err      error     // if done
 	split    bool      // the request may have a prefill leg
 
+	submitted *scratch // of a request of Submit; nil if its caller waits, or has the decision
+
 	wake chan struct{} // has room for one
 }
 
@@ -127,16 +129,22 @@ func (p *pool) wait(ctx context.Context, now func() time.Time, w *waiter, s *scr
 			// The timer decides, not the pool's clock, which may differ from it.
 			p.update(now(), func(c *core) { c.remove(w, ErrTooLate) })
 		}
-		var done, stale bool
-		p.read(func(*core) { done, stale = w.done, w.stale })
-		switch {
-		case done:
-			left = true
-			return w.err
-		case stale:
-			p.recount(now, w, s)
+		var err error
+		if left, err = p.hasLeft(now, w, s); left {
+			return err
 		}
 	}
+}
+
+// hasLeft says whether w has left the queue, and with which error. If the request must count
+// its overlap again first, hasLeft does so, and w is woken again when it has left.
+func (p *pool) hasLeft(now func() time.Time, w *waiter, s *scratch) (left bool, err error) {
+	var stale bool
+	p.read(func(*core) { left, stale, err = w.done, w.stale, w.err })
+	if !left && stale {
+		p.recount(now, w, s)
+	}
+	return left, err
 }
 
 // recount counts the overlap again for a request that has waited for long. The request is

@@ -283,6 +283,7 @@ func (r *Router) release(s *scratch) {
 		return
 	}
 	s.request, s.question, s.encoded, s.hasRead, s.hashed = Request{}, question{}, tokenizer.Prompt{}, false, time.Time{}
+	s.target, s.pool, s.submitted = target{}, nil, false
 	clear(s.taints)
 	r.scratch.Put(s)
 }

@@ -4,6 +4,7 @@ package router
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -81,21 +82,37 @@ func New(conf Config) (*Router, error) {
 //
 // The errors are those of this package, wrapped, and ctx's. The steps of a decision check
 // ctx before they begin. Only a request with an ID waits, and only if there is a queue.
-func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, err error) {
+func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) {
 	s := r.scratch.Get().(*scratch)
 	defer r.release(s)
 	s.request = req
+	return r.decide(ctx, s)
+}
+
+// decide returns the decision for the request in s, or errQueued for a request of
+// [Router.Submit] that waits.
+func (r *Router) decide(ctx context.Context, s *scratch) (Decision, error) {
 	t, err := r.prepare(s)
 	if err != nil {
 		return Decision{}, err
 	}
-	timed, cancel := req.timed(ctx)
+	timed, cancel := s.request.timed(ctx)
 	defer cancel()
 	p, err := r.place(timed, t, s)
+	s.target, s.pool = t, p
 	if err == nil {
 		r.probe(timed, p, s)
 		err = r.book(ctx, p, s)
 	}
+	if errors.Is(err, errQueued) {
+		return Decision{}, err
+	}
+	return r.answer(ctx, s, err)
+}
+
+// answer returns the decision in s, or the error of the pool, and counts either.
+func (r *Router) answer(ctx context.Context, s *scratch, err error) (answer Decision, _ error) {
+	req, t, p := &s.request, &s.target, s.pool
 	if err != nil {
 		if req.ID != "" {
 			r.metrics.refused(t.pools[0].model, err)
@@ -130,21 +147,27 @@ func (r *Router) book(ctx context.Context, p *pool, s *scratch) error {
 		return p.admit(ctx, r.conf.Now, s)
 	}
 	q.number = r.kept.next()
-	fl := flight{pool: p, session: q.session, number: q.number}
-	if !r.flights.begin(q.ID, fl) {
+	if !r.flights.begin(q.ID, flight{pool: p, session: q.session, number: q.number}) {
 		return ErrDuplicate
 	}
 	q.flights = r.flights
-	booked := false
+	ends := true
 	defer func() {
-		if !booked {
+		if ends {
 			r.flights.end(q.ID, 0, q.number)
 		}
 	}()
-	if err := p.admit(ctx, r.conf.Now, s); err != nil {
+	err := p.admit(ctx, r.conf.Now, s)
+	if ends = err != nil && !errors.Is(err, errQueued); err != nil {
 		return err
 	}
-	booked = true
+	return r.booked(p, s)
+}
+
+// booked adds what the decision in s says to the flight of a request that has its slot.
+func (r *Router) booked(p *pool, s *scratch) error {
+	q := &s.question
+	fl := flight{pool: p, session: q.session, number: q.number}
 	if q.SessionFinal {
 		fl.session = 0
 	} else if q.session != 0 && r.conf.TellSession != nil {

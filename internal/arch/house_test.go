@@ -34,13 +34,12 @@ type room struct {
 // product and support name all packages of the module. The limits are the current numbers of
 // lines. Limits only fall: a change that adds lines must remove as many elsewhere. Two features were
 // allowed to add 4,000 lines to the product together: prefill and decode on different workers, and
-// what shows operators the effect of routing (outcomes, audit, traces, dashboard, top). The lanes of
-// coding agents were allowed to add 470 lines to the simulator.
+// what shows operators the effect of routing (outcomes, audit, traces, dashboard, top).
 var (
 	product = []room{
 		{"cmd/kvroute", 4035, 20},
 		{"extproc", 2181, 20},
-		{"router", 5272, 20},
+		{"router", 5355, 20},
 		{"prefill", 261, 20},
 		{"outcomes", 263, 20},
 		{"scorer", 1811, 20},
@@ -57,10 +56,10 @@ var (
 		{"tokenizer tokenizer/chat tokenizer/jinja", 11268, 20},
 	}
 	support = []room{
-		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 13305, 25},
+		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 12835, 25},
 	}
 	// The limits for the sums of the two lists above.
-	productLimit, supportLimit = 47134, 13305
+	productLimit, supportLimit = 47217, 12835
 	// longest limits the lines of a function, longestFile those of a file. The aims are 80 and
 	// 500. These limits only fall, too.
 	longest, longestFile = 80, 500
