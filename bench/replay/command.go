@@ -41,6 +41,10 @@ worker over the mean, both averaged over time; misjudged is by how many cached t
 decisions were wrong on average. The same flags give the same bytes, --timing apart.
 With --prefill-workers the first token comes from the decode worker, after the
 transfer; legs is the share of requests with a prefill leg.
+With --router-queue-threshold requests wait in the router's queue as in production:
+waited and refused count requests, queue is the time in it of all served requests,
+and other times are of served requests only. Requests with a priority (--priority-share,
+or fields priority and strict_priority of a trace) are compared with the others.
 
 Rules: %s.
 Settings follow a colon: tokens:alpha=.1,attention=6e-5 or dynamo:overlap_score_weight=4.
@@ -76,7 +80,7 @@ func (f *Command) Flags(fs *flag.FlagSet) {
 		settings.SetDefaults(part)
 	}
 	s := &f.scenario
-	s.Predict, s.Seed = 10*time.Second, 1
+	s.Predict, s.Seed, s.StrictPriority = 10*time.Second, 1, 1
 	for _, part := range f.parts() {
 		settings.AddFlags(fs, part)
 	}
@@ -181,11 +185,13 @@ func (f *Command) withoutEffect(fs *flag.FlagSet) (err error) {
 		{s.Groups == 1, "one group", "summary-age summary-stride"},
 		{s.ForeignShare == 0, "no --foreign-share", "foreign-workers report-every"},
 		{s.Approximate, "--no-kv-events", "event-delay event-loss predict"},
+		{s.RouterQueueThreshold == nil, "a missing --router-queue-threshold", "router-queue-policy router-queue-limit queue-wait priority-share strict-priority priority"},
+		{s.PriorityShare == 0, "no --priority-share", "strict-priority priority"},
 		{s.PrefillWorkers == 0, "--prefill-workers 0", "kv-bytes-per-token transfer-rate conditional-disaggregation disaggregation-tokens disaggregation-fraction decode-overlap-score-credit"},
 		{s.ConditionalDisaggregation == "never", "--conditional-disaggregation never", "disaggregation-tokens disaggregation-fraction"},
 		{f.HitRate, "--hit-rate, which plays nothing", "rule load jitter speeds engine replicas sync-delay sync-off sync-lost groups summary-age summary-stride " +
 			"no-kv-events event-delay event-loss predict prefill-workers kv-bytes-per-token transfer-rate conditional-disaggregation disaggregation-tokens disaggregation-fraction " +
-			"decode-overlap-score-credit foreign-share foreign-workers report-every change cold-start seeds timing json"},
+			"decode-overlap-score-credit router-queue-threshold router-queue-policy router-queue-limit queue-wait priority-share strict-priority priority foreign-share foreign-workers report-every change cold-start seeds timing json"},
 	} {
 		fs.Visit(func(given *flag.Flag) {
 			if row.when && err == nil && slices.Contains(strings.Fields(row.flags), given.Name) {

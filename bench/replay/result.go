@@ -28,8 +28,8 @@ type Result struct {
 	Foreign  int     `json:"foreign,omitempty"` // requests that no router sent
 
 	TTFT bench.Quantiles `json:"ttft_s"`
-	// Wait is the part of TTFT before an engine began with the prompt; the rest of
-	// it is computing.
+	// Wait is the part of TTFT before an engine began with the prompt, in the queues of router
+	// and engine; the rest of it is computing.
 	Wait bench.Quantiles `json:"wait_s"`
 	TPOT bench.Quantiles `json:"tpot_s"` // time between two tokens of one response
 	E2E  bench.Quantiles `json:"e2e_s"`
@@ -40,8 +40,8 @@ type Result struct {
 	Span    float64 `json:"span_s"` // from the first request to the last end
 
 	HitRate float64 `json:"token_hit_rate"` // cached share of prompt tokens
-	// LRUShare is HitRate divided by that of one LRU cache of the summed size;
-	// open loop only.
+	// LRUShare is HitRate divided by that of one LRU cache of the summed size; open loop only,
+	// and only if no request was refused.
 	LRUShare float64 `json:"lru_share,omitempty"`
 	// Imbalance is the largest of the workers' computed prompt tokens divided by
 	// their mean, with prefill workers only theirs.
@@ -59,6 +59,8 @@ type Result struct {
 	// worker has the blocks: waiting for the link, and the transfer itself.
 	Legs     int             `json:"prefill_legs,omitempty"`
 	Transfer bench.Quantiles `json:"transfer_s,omitzero"`
+
+	Queue *queueResult `json:"queue,omitempty"` // nil without a queue
 
 	Timing *Timing `json:"timing,omitempty"`
 }
@@ -100,7 +102,7 @@ func (s *sim) result() *Result {
 	var ttft, waits, tpot, e2e []float64
 	var tokens, hit, promised, misjudged, routed float64
 	begin, last := int64(math.MaxInt64), int64(0)
-	good := 0
+	good, refused := 0, 0
 	for i := range s.reqs {
 		req, state := &s.reqs[i], &s.states[i]
 		if req.Warm || state.end == 0 {
@@ -109,6 +111,10 @@ func (s *sim) result() *Result {
 		}
 		a, f, e := state.due, state.first, state.end
 		begin, last = min(begin, a), max(last, e)
+		if state.refused {
+			refused++
+			continue
+		}
 		wait, gap := float64(f-a)/1e9, 0.
 		ttft = append(ttft, wait)
 		waits = append(waits, float64(state.begun-a)/1e9)
@@ -131,13 +137,14 @@ func (s *sim) result() *Result {
 		misjudged += math.Abs(d)
 	}
 	n := max(1, routed)
-	r.Foreign = r.Requests - int(routed)
+	r.Queue = s.queueResult()
+	r.Foreign = r.Requests - int(routed) - refused
 	r.TTFT, r.Wait, r.TPOT, r.E2E = bench.NewQuantiles(ttft), bench.NewQuantiles(waits), bench.NewQuantiles(tpot), bench.NewQuantiles(e2e)
 	r.Span = float64(last-begin) / 1e9
 	r.Goodput = float64(good) / r.Span
 	r.HitRate = hit / tokens
 	r.Promised, r.Misjudged = promised/n, misjudged/n
-	if s.loops == nil {
+	if s.loops == nil && refused == 0 {
 		h := s.Trace.HitRate(1, s.KVBlocks*s.Workers)
 		if h.HitTokens > 0 {
 			r.LRUShare = r.HitRate / (float64(h.HitTokens) / float64(h.Tokens))
@@ -160,6 +167,9 @@ func (s *sim) busiest() float64 {
 	all := 0.
 	for i := range s.states {
 		state := &s.states[i]
+		if state.end == 0 || state.refused {
+			continue
+		}
 		running[state.worker] += float64(state.end - state.begun)
 		all += float64(state.end - state.begun)
 	}
@@ -183,6 +193,14 @@ func writeTable(w io.Writer, results []*Result) error {
 	if split {
 		fmt.Fprint(t, "legs\ttransfer ms\t")
 	}
+	queued := slices.ContainsFunc(results, func(r *Result) bool { return r.Queue != nil })
+	classes := slices.ContainsFunc(results, func(r *Result) bool { return r.Queue != nil && r.Queue.Prioritised != nil })
+	if queued {
+		fmt.Fprint(t, "waited\trefused\tqueue mean\tp99 s\t")
+	}
+	if classes {
+		fmt.Fprint(t, "priority TTFT mean\tp99\tE2E mean s\tothers TTFT mean\tp99\tE2E mean s\t")
+	}
 	if timed {
 		fmt.Fprint(t, "decision p50\tp99 µs\trequests/s\tB/request\t")
 	}
@@ -197,6 +215,9 @@ func writeTable(w io.Writer, results []*Result) error {
 			r.Goodput, r.HitRate, share, r.Imbalance, r.Busiest, r.Misjudged)
 		if split {
 			fmt.Fprintf(t, "%.3f\t%.0f\t", float64(r.Legs)/float64(r.Requests), r.Transfer.Mean*1e3)
+		}
+		if r.Queue != nil {
+			r.Queue.writeCells(t, classes)
 		}
 		if c := r.Timing; c != nil {
 			fmt.Fprintf(t, "%.1f\t%.1f\t%.0f\t%.0f\t", float64(c.DecisionP50)/1e3, float64(c.DecisionP99)/1e3, c.Rate, c.Bytes)

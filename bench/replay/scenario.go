@@ -72,6 +72,18 @@ type Scenario struct {
 	DisaggregationFraction    float64 `yaml:"disaggregation-fraction" default:"0.7" want:"more than 0, at most 1" help:"<share> of tokens to compute from which a prompt is not mostly cached, for isl_bounding"`
 	DecodeOverlapScoreCredit  float64 `yaml:"decode-overlap-score-credit" want:"0 to 1e6" help:"<blocks> that a cached block of a decode worker is worth in its choice; 0 chooses it by load alone"`
 
+	// The queue of each router, with the settings of `kvroute serve`. The router above router groups
+	// has no queue. Not with ColdStart.
+	RouterQueueThreshold *float64      `yaml:"router-queue-threshold" want:"0 or more" help:"<batches> of pending prefill on every worker above which requests wait; absent: requests never wait"`
+	RouterQueuePolicy    string        `yaml:"router-queue-policy" default:"fcfs" want:"fcfs, lcfs or wspt" help:"fcfs, lcfs or wspt: which waiting request is next"`
+	RouterQueueLimit     int           `yaml:"router-queue-limit" default:"10000" want:"more than 0" help:"<number> of requests that may wait, for each router"`
+	QueueWait            time.Duration `yaml:"queue-wait" default:"9.5s" want:"more than 0s" help:"<time> that a request may wait before the router refuses it"`
+	// PriorityShare of the requests, drawn by the seed, have the priorities StrictPriority and Priority
+	// instead of those of the trace.
+	PriorityShare  float64 `yaml:"priority-share" want:"0 to 1" help:"<share> of requests that have the priorities of strict-priority and priority, instead of those of a trace"`
+	StrictPriority int     `yaml:"strict-priority" want:"0 to 2147483647" help:"strict <priority> of these requests: they come before all with a lower one"`
+	Priority       float64 `yaml:"priority" want:"0 to 2147483647" help:"<seconds> by which these requests count as earlier (lcfs: later); for wspt, what is added to their weight of 1"`
+
 	// Foreign requests reach workers without a router: all requests of a session do, or none.
 	// Each goes to a random one of the first ForeignWorkers workers, since other clients know some
 	// workers only. Not with Groups, PrefillWorkers, Changes or ColdStart.
@@ -147,6 +159,9 @@ func (c Scenario) withDefaults() (Scenario, error) {
 		return c, errors.New("foreign requests go with workers and routers that stay, and with neither groups nor prefill workers")
 	case c.Approximate && c.Rule.Oracle:
 		return c, errors.New("the oracle knows all caches: not without events")
+	}
+	if err := c.checkQueue(); err != nil {
+		return c, err
 	}
 	for _, ch := range c.Changes {
 		if ch.Worker < 0 || ch.Worker >= c.Workers || ch.At < 0 || !slices.Contains([]ChangeKind{Join, Leave, Restart}, ch.Kind) {

@@ -38,6 +38,7 @@ type sim struct {
 	states  []state // of the requests
 	loops   *loops  // nil for an open loop
 	left    int     // requests that have not ended; closed loop: of those planned
+	waiting int     // requests in the queues of routers
 	retried int
 
 	engines   []*engine
@@ -70,6 +71,7 @@ type state struct {
 	worker   int // that generates the output
 	leg      int // worker of the prefill leg, or noLeg
 	legID    string
+	admission
 }
 
 // replica is one router of the simulation.
@@ -106,6 +108,7 @@ func newSim(ctx context.Context, c Scenario) (*sim, error) {
 	for i := range s.states {
 		s.states[i] = state{id: strconv.Itoa(i), begun: -1, leg: noLeg}
 	}
+	s.prioritise(draw(0x7072696f72697479))
 	return s, nil
 }
 
@@ -158,6 +161,7 @@ func (s *sim) newRouters() {
 		}
 		conf := s.config(uint64(i))
 		conf.NoEvents = s.Approximate
+		conf.Queue = router.QueueConfig{Threshold: s.RouterQueueThreshold, Policy: scorer.QueuePolicy(s.RouterQueuePolicy), Limit: s.RouterQueueLimit}
 		if s.Replicas > 1 {
 			conf.Tell = func(c router.Change) { s.sendChange(i, c) }
 		}
@@ -253,6 +257,7 @@ func (s *sim) loop() {
 		next := s.queue.pop()
 		s.now = next.at
 		next.value()
+		s.leaveQueues()
 	}
 }
 
@@ -323,9 +328,24 @@ func (s *sim) route(req int32) {
 		s.sequence = append(s.sequence, b.chain[n])
 	}
 	if s.upper != nil {
-		state.router = int(bench.Must(s.decide(s.upper, req)).Worker.ID - s.groupID(0))
+		d, _, err := s.decide(s.upper, req) // it has no queue
+		bench.NoError(err)
+		state.router = int(d.Worker.ID - s.groupID(0))
 	}
-	d, err := s.decide(s.routers[state.router], req)
+	if d, waits, err := s.decide(s.routers[state.router], req); waits {
+		s.wait(req)
+	} else {
+		s.routed(req, d, err)
+	}
+}
+
+// routed sends a request to the worker that its router chose.
+func (s *sim) routed(req int32, d router.Decision, err error) {
+	state := &s.states[req]
+	if refuses(err) {
+		s.refuse(req)
+		return
+	}
 	if s.upper != nil && errors.Is(err, router.ErrNoWorkers) {
 		// The group has lost its last worker since its last summary: the upper router chooses again.
 		s.upper.router.Free(state.id)
@@ -333,7 +353,9 @@ func (s *sim) route(req int32) {
 		s.route(req)
 		return
 	}
-	bench.NoError(err)
+	if err != nil {
+		bench.NoError(fmt.Errorf("request %d at %v: %w", req, time.Duration(s.now), err))
+	}
 	state.worker = s.number(&d)
 	first := state.worker
 	if leg := d.Prefill; leg != nil {
@@ -348,22 +370,20 @@ func (s *sim) route(req int32) {
 func (s *sim) number(d *router.Decision) int { return int(d.Worker.ID - s.id(0)) }
 
 // decide makes a router choose for the request whose hashes [sim.route] has filled in.
-func (s *sim) decide(r *replica, req int32) (router.Decision, error) {
+func (s *sim) decide(r *replica, req int32) (d router.Decision, waits bool, err error) {
+	state := &s.states[req]
 	start := time.Now()
-	d, err := r.router.BestWorker(s.ctx, router.Request{
-		ID: s.states[req].id, Model: model,
+	d, waits, err = r.router.Submit(s.ctx, router.Request{
+		ID: state.id, Model: model, StrictPriority: state.strict, Priority: state.jump,
 		Blocks: &router.Blocks{Local: s.local, Sequence: s.sequence, Tokens: s.reqs[req].Input},
 	})
 	if s.Timing {
 		s.decisions = append(s.decisions, time.Since(start))
 	}
-	if s.decided != nil {
+	if s.decided != nil && !waits {
 		s.decided(req, d)
 	}
-	if err != nil {
-		return d, fmt.Errorf("request %d at %v: %w", req, time.Duration(s.now), err)
-	}
-	return d, nil
+	return d, waits, err
 }
 
 // send puts a request into the queue of an engine.
@@ -425,6 +445,11 @@ func (s *sim) ended(w int, req int32) {
 	s.free(req)
 	state := &s.states[req]
 	state.end = s.now
+	s.over(req)
+}
+
+// over notes that a request has ended or was refused, and plans the next one of its user.
+func (s *sim) over(req int32) {
 	s.left--
 	if s.loops != nil {
 		s.follow(req)

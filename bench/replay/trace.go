@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -52,6 +53,9 @@ type Request struct {
 	Session uint64 // of its conversation; 0 = none
 	Input   int    // tokens of the prompt
 	Output  int    // tokens of the response, at least 1
+	// Priorities in the queue; see [router.Request].
+	StrictPriority int
+	Priority       float64
 	// Blocks are numbers of blocks, dense over the trace. A number stands for
 	// its whole prefix. The last one may be a block that the prompt does not fill.
 	Blocks []int32
@@ -112,6 +116,7 @@ const (
 	maxLine     = 64 << 20 // bytes of one line of a trace
 	maxRequests = 1 << 24
 	maxTokens   = 1 << 28 // of one prompt or response
+	maxPriority = 1<<31 - 1
 )
 
 // mooncake is a line of a trace in the Mooncake format.
@@ -121,6 +126,9 @@ type mooncake struct {
 	Output    int      `json:"output_length"`
 	HashIDs   []uint64 `json:"hash_ids"`
 	Session   uint64   `json:"session_id,omitempty"` // ours; other readers ignore it
+	// NVIDIA Dynamo's replay has these two fields, too.
+	Priority       float64 `json:"priority,omitempty"`
+	StrictPriority int     `json:"strict_priority,omitempty"`
 }
 
 // readMooncake reads a trace in the Mooncake format: a JSON object a line, with
@@ -137,7 +145,7 @@ func readMooncake(name string, r io.Reader) (*Trace, error) {
 		if len(t.Requests) >= maxRequests {
 			return fmt.Errorf("more than %d requests", maxRequests)
 		}
-		req := Request{At: time.Duration(m.Timestamp) * time.Millisecond, Session: m.Session, Input: m.Input, Output: max(1, m.Output)}
+		req := Request{At: time.Duration(m.Timestamp) * time.Millisecond, Session: m.Session, Input: m.Input, Output: max(1, m.Output), StrictPriority: m.StrictPriority, Priority: m.Priority}
 		parent := none
 		for _, id := range m.HashIDs {
 			parent = t.blocks.number(parent, id)
@@ -191,6 +199,10 @@ func (m *mooncake) check() error {
 		return fmt.Errorf("input_length is %d, want 1 to %d", m.Input, maxTokens)
 	case m.Output < 0 || m.Output > maxTokens:
 		return fmt.Errorf("output_length is %d, want 0 to %d", m.Output, maxTokens)
+	case !(math.Abs(m.Priority) <= maxPriority):
+		return fmt.Errorf("priority is %v, want -%d to %d", m.Priority, maxPriority, maxPriority)
+	case m.StrictPriority < 0 || m.StrictPriority > maxPriority:
+		return fmt.Errorf("strict_priority is %d, want 0 to %d", m.StrictPriority, maxPriority)
 	case len(m.HashIDs) != want:
 		return fmt.Errorf("%d hash_ids for an input_length of %d, want %d", len(m.HashIDs), m.Input, want)
 	}
@@ -236,7 +248,7 @@ func (t *Trace) WriteMooncake(w io.Writer) error {
 	rest := uint64(t.Distinct())
 	for i := range t.Requests {
 		r := &t.Requests[i]
-		m := mooncake{Timestamp: r.At.Milliseconds(), Input: r.Input, Output: r.Output, Session: r.Session, HashIDs: make([]uint64, len(r.Blocks))}
+		m := mooncake{Timestamp: r.At.Milliseconds(), Input: r.Input, Output: r.Output, Session: r.Session, Priority: r.Priority, StrictPriority: r.StrictPriority, HashIDs: make([]uint64, len(r.Blocks))}
 		for j, b := range r.Blocks {
 			m.HashIDs[j] = uint64(b)
 		}
