@@ -104,9 +104,9 @@ func (c *cache) acquire(sequence []uint64) {
 	}
 }
 
-// fill references the blocks of a prompt after the first have ones, and caches new ones. Each
-// takes the place of a reserved block. Consecutive new blocks are published together.
-func (c *cache) fill(p *prefix, have int) {
+// fill references the blocks of a prompt from number have up to number end, and caches new ones.
+// Each takes the place of a reserved block. Consecutive new blocks are published together.
+func (c *cache) fill(p *prefix, have, end int) {
 	var fresh Change
 	publish := func() {
 		if len(fresh.Blocks) > 0 {
@@ -118,9 +118,9 @@ func (c *cache) fill(p *prefix, have int) {
 	if have > 0 {
 		parent = c.blocks[p.sequence[have-1]]
 	}
-	for i := have; i < len(p.sequence); i++ {
-		h, end := p.sequence[i], (i+1)*p.size
-		stored := Change{Event: indexer.Event{Kind: indexer.Stored}, Tokens: p.tokens[end-p.size : end : end], LoRA: p.keys.lora, Salt: p.keys.salt}
+	for i := have; i < end; i++ {
+		h, last := p.sequence[i], (i+1)*p.size
+		stored := Change{Event: indexer.Event{Kind: indexer.Stored}, Tokens: p.tokens[last-p.size : last : last], LoRA: p.keys.lora, Salt: p.keys.salt}
 		var above *blockID
 		if parent != nil {
 			stored.HasParent, stored.Parent, above = true, parent.External, &parent.id

@@ -144,6 +144,7 @@ type Engine struct {
 	mu sync.Mutex
 	// mu guards the fields below. Events are published under it.
 	scheduler scheduler
+	pending   []indexer.Event // changes of the cache that are not published yet
 	legs      map[string]*leg // by id
 }
 
@@ -208,6 +209,9 @@ func (e *Engine) Run(ctx context.Context) error {
 	for {
 		e.mu.Lock()
 		step := e.scheduler.begin()
+		if step == 0 {
+			e.flush()
+		}
 		e.mu.Unlock()
 		if step == 0 {
 			select {
@@ -231,21 +235,36 @@ func (e *Engine) Run(ctx context.Context) error {
 			}
 		}
 		e.mu.Lock()
+		e.flush() // as in vLLM, before the step's tokens
 		e.scheduler.finish()
-		if e.conf.Sockets != nil {
-			e.conf.Sockets.flush()
-		}
 		e.mu.Unlock()
 	}
 }
 
-// publish publishes a change of the cache; mu is held. The sockets send it at the end of the step.
+// publish has a change of the cache published at the end of the step; mu is held. As in vLLM, no
+// event of a block precedes the step that computes the block.
 func (e *Engine) publish(c Change) {
 	if !c.Copy {
-		e.conf.Publish(c.Event)
+		e.pending = append(e.pending, c.Event)
 	}
 	if e.conf.Sockets != nil {
 		e.conf.Sockets.add(c)
+	}
+}
+
+// deliver gives the pending changes to Config.Publish; mu is held.
+func (e *Engine) deliver() {
+	for _, ev := range e.pending {
+		e.conf.Publish(ev)
+	}
+	e.pending = nil
+}
+
+// flush publishes the pending changes; mu is held.
+func (e *Engine) flush() {
+	e.deliver()
+	if e.conf.Sockets != nil {
+		e.conf.Sockets.flush()
 	}
 }
 

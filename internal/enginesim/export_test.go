@@ -95,6 +95,9 @@ func (m *Scheduler) Blocks() (cached, used, reserved int) {
 	return len(m.m.cache.blocks), len(m.m.cache.blocks) - m.m.cache.unused.Len(), m.m.cache.reserved
 }
 
+// Looked returns how many prompt tokens were looked up in the cache, and how many of them were found.
+func (m *Scheduler) Looked() (queries, hits int) { return m.m.queries, m.m.hits }
+
 // Externals returns the cached blocks by the engine's own ids, with local hashes.
 func (m *Scheduler) Externals() map[uint64]uint64 {
 	out := map[uint64]uint64{}

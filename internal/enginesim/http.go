@@ -35,7 +35,10 @@ func (e *Engine) routes() *http.ServeMux {
 	})
 	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	mux.Handle("GET /metrics", e.metrics)
-	mux.HandleFunc("POST /reset_prefix_cache", e.forget(func() { e.publish(Change{Event: indexer.Event{Kind: indexer.Cleared}}) }))
+	mux.HandleFunc("POST /reset_prefix_cache", e.forget(func() { // the sockets send the event after the next step
+		e.publish(Change{Event: indexer.Event{Kind: indexer.Cleared}})
+		e.deliver()
+	}))
 	// A restart of the process: no event is published, and cache and sockets start empty.
 	restart := func() {}
 	if s := e.conf.Sockets; s != nil {

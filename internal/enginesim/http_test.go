@@ -9,9 +9,11 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
@@ -145,6 +147,42 @@ func TestOtherEndpoints(t *testing.T) {
 	if resp, _ := ask(t, "POST", url+"/reset_prefix_cache", ""); resp.StatusCode != 200 || e.Stats().CachedBlocks != 0 {
 		t.Errorf("reset: %d, %d blocks left", resp.StatusCode, e.Stats().CachedBlocks)
 	}
+}
+
+// The event of a block is published at the end of the step that computes it.
+func TestEventsFollowTheirStep(t *testing.T) {
+	prompts, err := tokenizer.LoadModel(enginesim.ModelFiles(), tokenizer.ModelConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		type published struct {
+			after  time.Duration
+			blocks int
+		}
+		var got []published
+		e, err := enginesim.New(enginesim.Config{Prompts: prompts, Publish: func(ev indexer.Event) {
+			got = append(got, published{time.Since(begin).Round(time.Millisecond), len(ev.Blocks)})
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		background(t, e.Run)
+		ids, err := json.Marshal(tokens(1, 12_000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer := httptest.NewRecorder()
+		e.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), "POST", "/v1/completions", strings.NewReader(`{"model":"sim","max_tokens":1,"prompt":`+string(ids)+`}`)))
+		if answer.Code != http.StatusOK {
+			t.Fatalf("status %d: %s", answer.Code, answer.Body)
+		}
+		// Two steps of 8,192 and 3,808 tokens.
+		if want := []published{{400 * time.Millisecond, 512}, {643 * time.Millisecond, 238}}; !slices.Equal(got, want) {
+			t.Errorf("events %v, want %v", got, want)
+		}
+	})
 }
 
 // The headers of a streamed response come before the prompt is computed, the first

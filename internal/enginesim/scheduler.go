@@ -27,7 +27,7 @@ type request struct {
 	prompt int // tokens
 	output int // tokens to generate, at least 1
 
-	admitted func(cachedTokens int) // called when the request leaves the queue
+	admitted func(cachedTokens int) // called when the request leaves the queue, in its first step
 	token    func()                 // called for each token
 	finished func()                 // called after the last one
 
@@ -35,7 +35,7 @@ type request struct {
 	leg       *leg // if set, the blocks stay after the last token, see release
 	held      bool // they do
 
-	hit      int // blocks referenced since admission
+	hit      int // prompt blocks that the request references: found in the cache, or stored since
 	reserve  int // output blocks held in reserve
 	cached   int // prompt tokens that need no computing
 	computed int // prompt tokens that are computed or cached
@@ -46,7 +46,14 @@ type request struct {
 
 // scheduler is the engine without clock and network: its input is requests, its output is steps.
 // It does continuous batching: each step serves all running requests, and prefills share a token
-// budget in order of arrival.
+// budget in order of arrival. As in vLLM V1:
+//
+//   - A waiting request is admitted only while the step has budget left.
+//   - A request's cached blocks are counted in its first step, not when it arrives.
+//   - The blocks of a chunk are cached when a step is planned that computes the chunk, so the
+//     requests after it in the same step find them.
+//
+// Unlike vLLM, a request reserves room for its whole prompt and output, so none is preempted.
 type scheduler struct {
 	timing    scorer.Engine
 	blockSize int
@@ -73,8 +80,8 @@ func (s *scheduler) abort(r *request) {
 	r.aborted = true
 }
 
-// begin admits requests and plans a step. It returns how long the step takes; 0 if there is
-// nothing to do.
+// begin plans a step: first for the running requests, then for waiting ones. It returns how long the
+// step takes; 0 if there is nothing to do.
 func (s *scheduler) begin() time.Duration {
 	s.running = slices.DeleteFunc(s.running, func(r *request) bool {
 		if r.aborted {
@@ -82,8 +89,6 @@ func (s *scheduler) begin() time.Duration {
 		}
 		return r.aborted
 	})
-	s.admit()
-	s.cache.evict()
 
 	var prefill, decodes, kv int
 	var attention float64
@@ -94,15 +99,26 @@ func (s *scheduler) begin() time.Duration {
 		}
 	}
 	budget := max(0, s.maxTokens-decodes)
-	for _, r := range s.running {
+	plan := func(r *request) {
 		if r.planned = 0; r.made > 0 || r.receiving {
-			continue
+			return
 		}
 		n := min(budget, r.prompt-r.computed)
 		r.planned = n
 		budget -= n
 		prefill += n
 		attention += float64(n) * (float64(r.computed) + float64(n)/2)
+		s.store(r, r.computed+n)
+	}
+	for _, r := range s.running {
+		plan(r)
+	}
+	for budget > 0 {
+		r := s.admit()
+		if r == nil {
+			break
+		}
+		plan(r)
 	}
 	if prefill+decodes == 0 {
 		return 0
@@ -112,37 +128,48 @@ func (s *scheduler) begin() time.Duration {
 	return time.Duration(ms * float64(time.Millisecond))
 }
 
-// admit admits requests, first come first served, while there is room.
-func (s *scheduler) admit() {
-	for len(s.waiting) > 0 && len(s.running) < s.maxSeqs {
-		r := s.waiting[0]
-		hit, unused := s.cache.hit(r.sequence)
-		// The last token is always computed, so a completely cached prompt computes its last
-		// block.
-		if most := (r.prompt - 1) / s.blockSize; hit > most {
-			hit = most
-			_, unused = s.cache.hit(r.sequence[:hit])
-		}
-		blocks := len(r.sequence)
-		reserve := max(0, (r.prompt+r.output+s.blockSize-1)/s.blockSize-blocks)
-		need := blocks - hit + unused + reserve
-		if s.cache.used()+need > s.cache.capacity && len(s.running)+s.held > 0 {
-			return
-		}
-		s.waiting = s.waiting[1:]
-		s.cache.acquire(r.sequence[:hit])
-		s.cache.reserved += blocks - hit + reserve
-		r.hit, r.reserve = hit, reserve
-		r.cached = min(hit*s.blockSize, r.prompt-1)
-		r.computed = r.cached
-		s.queries += r.prompt
-		s.hits += r.cached
-		s.running = append(s.running, r)
-		if r.receiving {
-			s.receiving++
-		}
-		r.admitted(r.cached)
+// admit moves the first waiting request to the running ones and counts its cached blocks. It
+// returns nil if there is none, or no room for it.
+func (s *scheduler) admit() *request {
+	if len(s.waiting) == 0 || len(s.running) >= s.maxSeqs {
+		return nil
 	}
+	r := s.waiting[0]
+	hit, unused := s.cache.hit(r.sequence)
+	// The last token is always computed, so a completely cached prompt computes its last
+	// block.
+	if most := (r.prompt - 1) / s.blockSize; hit > most {
+		hit = most
+		_, unused = s.cache.hit(r.sequence[:hit])
+	}
+	blocks := len(r.sequence)
+	reserve := max(0, (r.prompt+r.output+s.blockSize-1)/s.blockSize-blocks)
+	need := blocks - hit + unused + reserve
+	if s.cache.used()+need > s.cache.capacity && len(s.running)+s.held > 0 {
+		return nil
+	}
+	s.waiting = s.waiting[1:]
+	s.cache.acquire(r.sequence[:hit])
+	s.cache.reserved += blocks - hit + reserve
+	s.cache.evict()
+	r.hit, r.reserve = hit, reserve
+	r.cached = min(hit*s.blockSize, r.prompt-1)
+	r.computed = r.cached
+	s.queries += r.prompt
+	s.hits += r.cached
+	s.running = append(s.running, r)
+	if r.receiving {
+		s.receiving++
+	}
+	r.admitted(r.cached)
+	return r
+}
+
+// store caches the full blocks of a request's first tokens.
+func (s *scheduler) store(r *request, tokens int) {
+	end := max(r.hit, tokens/s.blockSize)
+	s.cache.fill(&r.prefix, r.hit, end)
+	r.hit = end
 }
 
 // finish completes the step that begin planned.
@@ -156,8 +183,6 @@ func (s *scheduler) finish() {
 			if r.computed += r.planned; r.computed < r.prompt {
 				return false
 			}
-			s.cache.fill(&r.prefix, r.hit)
-			r.hit = len(r.sequence)
 		}
 		r.made++
 		r.token()
@@ -178,9 +203,9 @@ func (s *scheduler) finish() {
 
 // receive completes the fetch of a request's blocks. As in vLLM, the engine computes the last token.
 func (s *scheduler) receive(r *request) {
-	s.cache.fill(&r.prefix, r.hit)
+	s.store(r, r.prompt)
 	s.received += r.prompt - r.cached
-	r.hit, r.computed, r.receiving = len(r.sequence), r.prompt-1, false
+	r.computed, r.receiving = r.prompt-1, false
 	s.receiving--
 }
 

@@ -98,6 +98,102 @@ func TestContinuousBatching(t *testing.T) {
 	}
 }
 
+// Equal prompts that arrive at once are computed once, because each waits until the step has budget
+// left for it. By then the blocks of the first prompt are cached.
+func TestEqualPromptsAreComputedOnce(t *testing.T) {
+	m, evs, log := newScheduler("32b-2xh100", 1<<20)
+	const prompt = 20_000 // 1,250 blocks; the last one is computed for each request
+	for i := range 8 {
+		m.Submit(i, tokens(1, prompt), 2)
+	}
+	// A chunk, a chunk, the rest of the prompt and 16 tokens for each other request.
+	for i, want := range []string{"[0 admitted]", "[0 admitted]", "[0 admitted 1 admitted 2 admitted 3 admitted 4 admitted 5 admitted 6 admitted 7 admitted " +
+		"0 token 1 token 2 token 3 token 4 token 5 token 6 token 7 token]"} {
+		m.Step()
+		if got := fmt.Sprint(*log); got != want {
+			t.Fatalf("after step %d: %s, want %s", i+1, got, want)
+		}
+	}
+	for m.Step() > 0 {
+	}
+	if queries, hits := m.Looked(); queries != 8*prompt || queries-hits != prompt+7*16 {
+		t.Errorf("%d of %d prompt tokens are computed, want %d", queries-hits, queries, prompt+7*16)
+	}
+	stored := 0
+	for _, ev := range *evs {
+		stored += len(ev.Blocks)
+	}
+	if stored != prompt/16 {
+		t.Errorf("%d blocks are stored, want %d", stored, prompt/16)
+	}
+}
+
+// The full blocks of a chunk are cached in the step that computes it. A request that is admitted
+// later finds them, though the first request is not finished with its prompt.
+func TestBlocksAreCachedChunkByChunk(t *testing.T) {
+	m, evs, log := newScheduler("32b-2xh100", 1<<20)
+	decoding := m.Submit(0, tokens(2, 15), 1000) // takes one token of each step
+	m.Step()
+	first := m.Submit(1, tokens(1, 20_000), 1)
+	var stored []int
+	for range 3 {
+		before := len(*evs)
+		m.Step()
+		n := 0
+		for _, ev := range (*evs)[before:] {
+			n += len(ev.Blocks)
+		}
+		stored = append(stored, n)
+	}
+	// Chunks of 8,191, 8,191 and 3,618 tokens end within blocks 511, 1,023 and 1,250.
+	if want := []int{511, 512, 227}; !slices.Equal(stored, want) {
+		t.Errorf("steps store %d blocks, want %d", stored, want)
+	}
+	for i := 1; i < len(*evs); i++ {
+		if above := (*evs)[i-1].Blocks; !(*evs)[i].HasParent || (*evs)[i].Parent != above[len(above)-1].External {
+			t.Errorf("event %d does not follow the last block of event %d", i, i-1)
+		}
+	}
+	if first.Cached() != 0 {
+		t.Errorf("the first request finds %d of its own tokens in the cache", first.Cached())
+	}
+
+	// A prompt is aborted after its first chunk: its blocks stay cached.
+	*log = nil
+	half := m.Submit(2, tokens(3, 20_000), 1)
+	m.Step()
+	m.Abort(half)
+	m.Step()
+	same := m.Submit(3, tokens(3, 20_000), 1)
+	m.Step()
+	if same.Cached() != 511*16 {
+		t.Errorf("%d tokens of the aborted prompt are cached, want %d", same.Cached(), 511*16)
+	}
+	m.Abort(decoding)
+	for m.Step() > 0 {
+	}
+	if _, used, reserved := m.Blocks(); used != 0 || reserved != 0 {
+		t.Errorf("%d blocks used, %d reserved", used, reserved)
+	}
+}
+
+// A request's cached blocks are counted when it is first scheduled, not when it arrives.
+func TestHitIsCountedAtTheFirstStep(t *testing.T) {
+	m, _, log := newScheduler("32b-2xh100", 1<<20)
+	m.Submit(1, tokens(1, 16_384), 1)
+	second := m.Submit(2, tokens(1, 12_000), 1) // a prefix of the first prompt
+	for range 2 {
+		m.Step()
+		if slices.Contains(*log, "2 admitted") {
+			t.Fatal("a request is admitted to a step without budget")
+		}
+	}
+	m.Step()
+	if want := 11_984; second.Cached() != want { // the last block is computed
+		t.Errorf("%d tokens are cached, want %d", second.Cached(), want)
+	}
+}
+
 func TestPrefixCache(t *testing.T) {
 	m, evs, _ := newScheduler("32b-2xh100", 100)
 	run := func(topic, n int) int {
