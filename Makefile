@@ -20,12 +20,12 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: build envoy ## compare routing by cache with round robin under the same load, through a real Envoy (DEMO=--keep leaves the demo running, DEMO=--core runs without JetStream, DEMO=--split compares aggregated workers with prefill and decode workers)
+demo: build envoy ## compare routing by cache with round robin under the same load, through a real Envoy (DEMO=--keep leaves the demo running, DEMO=--core runs without JetStream, DEMO=--hot plays chats that share one long prompt, DEMO=--split compares aggregated workers with prefill and decode workers)
 	@$(BIN) demo $(DEMO)
 
 .PHONY: bench-demo
-bench-demo: build envoy ## play the demo three times and report its figures against targets (REPLICAS=4: several router replicas against one; GROUPS=2: router groups against one router)
-	@$(BIN) demo --rounds $(or $(ROUNDS),3) $(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(GROUPS),--groups $(GROUPS)) --report bench/out --commit "$(COMMIT)"
+bench-demo: build envoy ## play the demo three times and report its figures against targets (REPLICAS=4: several router replicas against one; GROUPS=2: router groups against one router; HOT=1: chats that share one long prompt)
+	@$(BIN) demo --rounds $(or $(ROUNDS),3) $(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(GROUPS),--groups $(GROUPS)) $(if $(HOT),--hot) --report bench/out --commit "$(COMMIT)"
 
 .PHONY: bench-index
 bench-index: tools ## measure the index against its targets (ROUNDS=5)

@@ -30,9 +30,10 @@ type Command struct {
 	Replicas int    `yaml:"replicas" default:"1" want:"1 to 16" help:"<number> of router replicas; above 1 the load is played through one replica, and through this number with and without --router-replica-sync"`
 	Groups   int    `yaml:"groups" default:"1" want:"1 to 16" help:"<number> of router groups; above 1 the load is played through one router, and through a router of this number of groups with and without --group-probe"`
 	Split    bool   `yaml:"split" help:"play the load on aggregated workers, and on prefill and decode workers, half of each"`
-	Workers  int    `yaml:"workers" default:"4" want:"1 to 64" help:"<number> of simulated workers; 8 if there are groups"`
+	Hot      bool   `yaml:"hot" help:"play chats that share one long prompt, with round robin and with kvroute's default cost, the latter also without its term for decoding"`
+	Workers  int    `yaml:"workers" default:"4" want:"1 to 64" help:"<number> of simulated workers; 8 with groups or --hot"`
 	Preset   string `yaml:"preset" default:"32b-2xh100" help:"<hardware> of the workers"`
-	Blocks   int    `yaml:"num-gpu-blocks" default:"2400" help:"capacity of each worker's cache in <blocks> of 16 tokens"`
+	Blocks   int    `yaml:"num-gpu-blocks" default:"2400" help:"capacity of each worker's cache in <blocks> of 16 tokens; 19,200 with --hot"`
 
 	stack Stack // what every way has
 	load  bench.LoadConfig
@@ -100,12 +101,30 @@ func (c *Command) run(ctx context.Context, fs *flag.FlagSet) {
 	bench.NoError(missed)
 }
 
+// hotLoad has the values of flags that --hot sets unless they are given. All chats share one prompt
+// of about 16,000 tokens, and each adds a question of about 35. Spread evenly, the chats keep a worker
+// decoding six of them at a time. A worker that gets all chats decodes ever more of them. The cache
+// is as large as the memory that a 32B model leaves free on two H100.
+//
+//nolint:gochecknoglobals // a table
+var hotLoad = map[string]string{
+	"workers": "8", "num-gpu-blocks": "19200", "rate": "10", "conversations": "128", "turns": "1", "system-prompts": "1",
+	"system-bytes": "96000", "user-bytes": "200", "max-tokens": "300", "timeout": "2m",
+}
+
 // check refuses numbers out of range, and sets what depends on other flags.
 func (c *Command) check(fs *flag.FlagSet) error {
 	given := map[string]bool{}
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	if c.Groups > 1 && !given["workers"] {
 		c.Workers = 8
+	}
+	for name, value := range hotLoad {
+		if c.Hot && !given[name] {
+			if err := fs.Set(name, value); err != nil {
+				return err
+			}
+		}
 	}
 	if err := settings.Check(c); err != nil {
 		return err
@@ -117,6 +136,8 @@ func (c *Command) check(fs *flag.FlagSet) error {
 		return errors.New("groups and replicas are shown one at a time")
 	case c.Split && (c.Groups > 1 || c.Replicas > 1):
 		return errors.New("split is shown without groups and replicas")
+	case c.Hot && (c.Split || c.Groups > 1 || c.Replicas > 1):
+		return errors.New("hot is shown without split, groups and replicas")
 	case c.Split && c.Workers < 2:
 		return fmt.Errorf("workers is %d: want 2 or more for a split", c.Workers)
 	}

@@ -44,8 +44,15 @@ type ratio struct {
 	what        string
 	target      bench.Target
 	of          func(*bench.Summary) float64
-	over, under int // ways
+	over, under int // ways; under may be none
 }
+
+// none as the way below makes a ratio the measure of the way above.
+const none = -1
+
+// decodeOff has the flags with which the default cost ignores the requests that a worker decodes.
+// Today's cost ignores them without a flag; once the cost counts them, this is "--decode-weight=0".
+const decodeOff = ""
 
 func meanTTFT(s *bench.Summary) float64    { return s.TTFT.Mean }
 func p90TTFT(s *bench.Summary) float64     { return s.TTFT.P90 }
@@ -53,6 +60,15 @@ func meanITL(s *bench.Summary) float64     { return s.ITL.Mean }
 func p99ITL(s *bench.Summary) float64      { return s.ITL.P99 }
 func meanE2E(s *bench.Summary) float64     { return s.E2E.Mean }
 func cachedShare(s *bench.Summary) float64 { return s.CachedShare }
+
+// busiestShare is the largest worker's share of the requests that reached a worker.
+func busiestShare(s *bench.Summary) float64 {
+	most, all := 0, 0
+	for _, n := range s.PerWorker {
+		most, all = max(most, n), all+n
+	}
+	return float64(most) / float64(max(all, 1))
+}
 
 // show returns the show that the flags select.
 func (c *Command) show() show {
@@ -95,6 +111,8 @@ func (c *Command) show() show {
 		}
 	case c.Split:
 		return splitShow(c.Workers, alone())
+	case c.Hot:
+		return hotShow(c.Workers, alone)
 	case n > 1:
 		return show{
 			name: "bench-demo-replicas", command: fmt.Sprint("make bench-demo REPLICAS=", n),
@@ -148,6 +166,27 @@ func splitShow(workers int, start func(context.Context, *Stack) error) show {
 	}
 }
 
+// hotShow shows the default cost with and without decoding, and round robin. alone starts the workers
+// and a router with flags.
+func hotShow(workers int, alone func(flags ...string) func(context.Context, *Stack) error) show {
+	unevenness := func(s *bench.Summary) float64 { return busiestShare(s) * float64(workers) }
+	return show{
+		name: "bench-demo-hot", command: "make bench-demo HOT=1", strict: true,
+		ways: []way{
+			{title: "round-robin", name: "round robin", start: alone("--router-mode", string(router.RoundRobin))},
+			{title: "kv, decode 0", name: "kv without decoding", start: alone(strings.Fields(decodeOff)...)},
+			{title: "kv", name: "kv", start: alone()},
+		},
+		ratios: []ratio{
+			{"busiest worker's share ÷ an even share, kv", bench.AtMost(1.6), unevenness, 2, none},
+			{"mean E2E, kv ÷ kv without decoding", bench.AtMost(.5), meanE2E, 2, 1},
+			{"mean TTFT, kv ÷ kv without decoding", bench.Target{}, meanTTFT, 2, 1},
+			{"mean E2E, kv ÷ round robin", bench.Target{}, meanE2E, 2, 0},
+			{"mean TTFT, kv ÷ round robin", bench.Target{}, meanTTFT, 2, 0},
+		},
+	}
+}
+
 // compare prints a round, with a column for each way.
 func (s *show) compare(out io.Writer, round []bench.Summary) {
 	row := func(what string, cell func(i int) string) {
@@ -167,11 +206,14 @@ func (s *show) compare(out io.Writer, round []bench.Summary) {
 	number("TTFT mean", "%.0f ms", func(s *bench.Summary) any { return s.TTFT.Mean * 1e3 })
 	number("TTFT p50", "%.0f ms", func(s *bench.Summary) any { return s.TTFT.P50 * 1e3 })
 	number("TTFT p90", "%.0f ms", func(s *bench.Summary) any { return s.TTFT.P90 * 1e3 })
+	number("TTFT p99", "%.0f ms", func(s *bench.Summary) any { return s.TTFT.P99 * 1e3 })
 	number("between tokens mean", "%.1f ms", func(s *bench.Summary) any { return s.ITL.Mean * 1e3 })
 	number("between tokens p99", "%.1f ms", func(s *bench.Summary) any { return s.ITL.P99 * 1e3 })
 	number("E2E mean", "%.0f ms", func(s *bench.Summary) any { return s.E2E.Mean * 1e3 })
 	number("E2E p90", "%.0f ms", func(s *bench.Summary) any { return s.E2E.P90 * 1e3 })
+	number("E2E p99", "%.0f ms", func(s *bench.Summary) any { return s.E2E.P99 * 1e3 })
 	number("cached prompt tokens", "%.1f %%", func(s *bench.Summary) any { return s.CachedShare * 100 })
+	number("busiest worker's share", "%.0f %%", func(s *bench.Summary) any { return busiestShare(s) * 100 })
 	for _, name := range slices.Sorted(maps.Keys(round[0].PerWorker)) {
 		number("requests of "+name, "%d", func(s *bench.Summary) any { return s.PerWorker[name] })
 	}
@@ -204,10 +246,17 @@ func (s *show) figures(played [][]bench.Summary) (figures []bench.Figure) {
 		figures = append(figures, bench.NewFigure(what, "", target, v...))
 	}
 	for _, r := range s.ratios {
-		add(r.what, r.target, func(round []bench.Summary) float64 { return r.of(&round[r.over]) / r.of(&round[r.under]) })
+		add(r.what, r.target, func(round []bench.Summary) float64 {
+			if r.under == none {
+				return r.of(&round[r.over])
+			}
+			return r.of(&round[r.over]) / r.of(&round[r.under])
+		})
 	}
 	for i, w := range s.ways {
 		add("mean TTFT in ms, "+w.name, bench.Target{}, func(round []bench.Summary) float64 { return round[i].TTFT.Mean * 1e3 })
+		add("mean E2E in ms, "+w.name, bench.Target{}, func(round []bench.Summary) float64 { return round[i].E2E.Mean * 1e3 })
+		add("busiest worker's share, "+w.name, bench.Target{}, func(round []bench.Summary) float64 { return busiestShare(&round[i]) })
 	}
 	add(failedRequests, bench.Exactly(0), func(round []bench.Summary) (n float64) {
 		for i := range round {
