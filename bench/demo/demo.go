@@ -102,7 +102,7 @@ func (c *Command) run(ctx context.Context, fs *flag.FlagSet) {
 }
 
 // hotLoad has the values of flags that --hot sets unless they are given. All chats share one prompt
-// of about 16,000 tokens, and each adds a question of about 35. Spread evenly, the chats keep a worker
+// of about 16,000 tokens, and each adds a question of about 50. Spread evenly, the chats keep a worker
 // decoding six of them at a time. A worker that gets all chats decodes ever more of them. The cache
 // is as large as the memory that a 32B model leaves free on two H100.
 //
