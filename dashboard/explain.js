@@ -18,9 +18,9 @@ const figure = (field) => (c) => {
 const columns = (d) => [
   { name: 'worker', field: 'worker', show: (c) => plain(workerName(c.worker, c.worker_name), { title: c.address }) },
   ...[
-    ['cached', 'overlap_blocks'], ['host', 'host_blocks'], ['disk', 'disk_blocks'], ['pending', 'pend_tokens'], ['waiting', 'waiting_requests'],
-    ['requests', 'active_requests'], ['decoding', 'decode_tokens'], ['active', 'active_blocks'], ['adds', 'additional_blocks'], ['kv use', 'kv_use'],
-    ['places', 'max_requests'], ['taints', 'taint_weight'],
+    ['cached', 'overlap_blocks'], ['coming', 'pending_blocks'], ['host', 'host_blocks'], ['disk', 'disk_blocks'], ['pending', 'pend_tokens'], ['waiting', 'waiting_requests'],
+    ['requests', 'active_requests'], ['decoding', 'decode_tokens'], ['to decode', 'waiting_tokens'], ['active', 'active_blocks'], ['adds', 'additional_blocks'], ['kv use', 'kv_use'],
+    ['places', 'max_requests'], ['speed', 'speed'], ['taints', 'taint_weight'], ['delay', 'decode_delay_tokens'],
   ].map(([name, field]) => ({ name, field, show: figure(field) })),
   { name: 'cost', field: 'cost', show: (c) => (d.policy && !c.excluded ? { text: String(c.cost), value: c.cost } : {}) },
   ...(drawn(d) ? [{ name: 'chance', field: 'probability', show: figure('probability') }] : []),
@@ -50,11 +50,11 @@ function reason(d) {
 
 // policySettings are the settings that each cost uses.
 const policySettings = {
-  tokens: 'alpha attention host_cache_weight disk_cache_weight',
+  tokens: 'alpha attention decode_weight kv_read host_cache_weight disk_cache_weight',
   dynamo: 'overlap_score_weight',
   dynamo_newer: 'overlap_score_credit overlap_score_credit_decay prefill_load_scale active_request_weight host_cache_weight disk_cache_weight',
-  predicted_ttft: 'alpha host_cache_weight disk_cache_weight',
-  weighted: 'max_batch weighted_overlap weighted_requests weighted_kv_use',
+  predicted_ttft: 'alpha decode_weight kv_read host_cache_weight disk_cache_weight',
+  weighted: 'max_batch weighted_overlap weighted_requests weighted_kv_use decode_weight kv_read',
 }
 
 function settings(d) {
@@ -67,6 +67,8 @@ function settings(d) {
 function choice(d) {
   return [
     ['settings', d.policy && d.settings && settings(d)],
+    ['output', d.policy && `${number(d.expected_output_tokens)} tokens expected`],
+    ['in use', d.active_prefix_tokens && `the first ${number(d.active_prefix_tokens)} tokens, by requests on the worker that holds most of the prompt`],
     ['worker', `${workerName(d.worker, d.worker_name)} at ${d.address}`],
     ['member', d.member && `${workerName(d.member, '')}, named by the group`],
     ['reason', reason(d)],
@@ -125,8 +127,9 @@ export class Explain {
       if (this.asked !== id) return
       body.append(list(lines(d)), candidates(d, 'Candidates'))
       if (d.prefill) body.append(element('h3', {}, 'Prefill leg'), list(choice(d.prefill)), candidates(d.prefill, 'Candidates of the prefill leg'))
-      body.append(element('p', { className: 'note' }, 'cached, host, disk: blocks of the prompt; active, adds: blocks of requests; pending, decoding: tokens; ' +
-        'waiting: requests before their first token; places: requests that the engine computes at a time, 0 if unknown. docs/routing.md has the formulas.'))
+      body.append(element('p', { className: 'note' }, 'cached, host, disk: blocks of the prompt; coming: cached blocks that another request still computes; active, adds: blocks of requests; ' +
+        'pending: prefill tokens; decoding, to decode: tokens that requests hold, after and before their first token; waiting: requests before it; ' +
+        'places: requests that the engine computes at a time, 0 if unknown; speed: compared with the pool; delay: part of the cost for requests that decode there, in tokens. docs/routing.md has the formulas.'))
       body.dataset.id = d.id
     } catch (problem) {
       error.textContent = `The decision cannot be read: ${problem.message}`

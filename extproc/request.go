@@ -40,6 +40,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 		// Treat the response as non-streaming unless the body has "stream": true. A first token
 		// that kvroute sees in it ends the prefill anyway.
 		Unseen:     !fields.Stream,
+		MaxOutput:  fields.MaxTokens,
 		Split:      s.splittable(m, &fields),
 		WantSecond: s.server.conf.SecondChoice != SecondNone,
 	}

@@ -97,6 +97,7 @@ type groupLoad struct {
 	ActiveRequests uint32 `json:"active_requests"`
 	Queued         uint32 `json:"queued"`
 	QueuedTokens   uint32 `json:"queued_prefill_tokens"`
+	HeldTokens     uint32 `json:"held_tokens,omitempty"` // since 0.2.0
 }
 
 // filterPart describes the part of a filter in a message.
@@ -116,7 +117,7 @@ func newSummary(group string, id uint64, interval time.Duration, stride int, s *
 		Load: groupLoad{
 			Healthy: count(s.Healthy), Degraded: count(s.Degraded), Busy: count(s.Busy),
 			TotalBlocks: count(s.TotalBlocks), ActiveBlocks: count(s.ActiveBlocks), PendTokens: count(s.PendTokens),
-			ActiveRequests: count(s.ActiveRequests), Queued: count(s.Queued), QueuedTokens: count(s.QueuedTokens),
+			ActiveRequests: count(s.ActiveRequests), Queued: count(s.Queued), QueuedTokens: count(s.QueuedTokens), HeldTokens: count(s.HeldTokens),
 		},
 	}
 }
@@ -130,7 +131,7 @@ func (s *summary) routerSummary() router.Summary {
 		Model: s.Model, BlockSize: s.BlockSize, Interval: s.interval(), Stride: s.Stride, Silent: s.Stride == 0,
 		Healthy: int(l.Healthy), Degraded: int(l.Degraded), Busy: int(l.Busy),
 		TotalBlocks: int(l.TotalBlocks), ActiveBlocks: int(l.ActiveBlocks), PendTokens: int(l.PendTokens),
-		ActiveRequests: int(l.ActiveRequests), Queued: int(l.Queued), QueuedTokens: int(l.QueuedTokens),
+		ActiveRequests: int(l.ActiveRequests), Queued: int(l.Queued), QueuedTokens: int(l.QueuedTokens), HeldTokens: int(l.HeldTokens),
 	}
 }
 
@@ -255,6 +256,7 @@ type probeAnswer struct {
 	PrefillTokens  uint32  `json:"potential_prefill_tokens"` // pending, and the rest of the prompt
 	ActiveBlocks   uint32  `json:"active_blocks"`
 	ActiveRequests uint32  `json:"active_requests"`
+	HeldTokens     uint32  `json:"held_tokens,omitempty"` // since 0.2.0
 	Busy           bool    `json:"busy"`
 }
 
@@ -262,7 +264,7 @@ func encodeProbeAnswer(a *router.ProbeAnswer, p *router.Probe) ([]byte, error) {
 	return encode(probeAnswer{
 		Version: 1, Group: a.Group, Worker: a.Worker.ID, DPRank: a.Worker.DPRank,
 		OverlapBlocks: count(a.OverlapBlocks), Cost: a.Cost, PrefillTokens: count(a.PendTokens + restOf(p, a.OverlapBlocks)),
-		ActiveBlocks: count(a.ActiveBlocks), ActiveRequests: count(a.ActiveRequests), Busy: a.Busy,
+		ActiveBlocks: count(a.ActiveBlocks), ActiveRequests: count(a.ActiveRequests), HeldTokens: count(a.HeldTokens), Busy: a.Busy,
 	}, nil)
 }
 
@@ -279,7 +281,7 @@ func readProbeAnswer(data []byte, p *router.Probe) (router.ProbeAnswer, error) {
 	return router.ProbeAnswer{
 		Group: a.Group, Worker: router.Worker{ID: a.Worker, DPRank: a.DPRank},
 		OverlapBlocks: overlap, Cost: a.Cost, PendTokens: max(0, int(a.PrefillTokens)-restOf(p, overlap)),
-		ActiveBlocks: int(a.ActiveBlocks), ActiveRequests: int(a.ActiveRequests), Busy: a.Busy,
+		ActiveBlocks: int(a.ActiveBlocks), ActiveRequests: int(a.ActiveRequests), HeldTokens: int(a.HeldTokens), Busy: a.Busy,
 	}, nil
 }
 

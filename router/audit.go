@@ -122,6 +122,7 @@ func (r *Router) ReportUsage(id string, u Usage) {
 		r.metrics.audits.Count(d.Model, auditUnreported)
 		return
 	}
+	r.noteOutput(&d)
 	if r.conf.Used != nil {
 		r.conf.Used(d)
 	}
@@ -140,6 +141,18 @@ func (r *Router) ReportUsage(id string, u Usage) {
 	default:
 		r.audit(&d, w, audited{predicted, u.CachedTokens, d.BlockSize})
 	}
+}
+
+// noteOutput takes the output tokens of a response for the pool of its worker.
+func (r *Router) noteOutput(d *Decision) {
+	r.fleet.RLock()
+	p := r.owners[d.Worker.ID]
+	r.fleet.RUnlock()
+	if p == nil || d.Usage.OutputTokens <= 0 || d.Served.IsValid() && d.Served != d.Address {
+		return
+	}
+	now := r.conf.Now()
+	p.read(func(c *core) { c.noteUsage(now, d, d.Worker, d.Usage.OutputTokens) })
 }
 
 // noteUsage adds the usage to the kept decision and to the outcome of a request.

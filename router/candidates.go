@@ -104,11 +104,12 @@ func (c *core) exclude(e *entry, q *question) Exclusion {
 // measure fills in the inputs of the decision: of the request and of each candidate.
 func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 	c.request = scorer.Request{
-		PromptTokens: q.tokens, BlockSize: c.blockSize,
-		U: c.draw(q.ID), Turn: c.turn,
+		PromptTokens: q.tokens, BlockSize: c.blockSize, OutputTokens: c.expectedOutput(q),
+		U: c.draw(q.ID), Turn: c.turnOf(q.ID),
 		PrefillUntracked: !s.TrackPrefill, Pinned: q.Pinned != nil, EmbeddingHit: q.EmbeddingHit,
 	}
 	c.inputs = slices.Grow(c.inputs[:0], len(c.candidates))[:len(c.candidates)]
+	idle, holder, most := false, -1, 0 // holder has most of the prompt
 	c.held, c.whole = 0, c.conf.Rule != nil || q.Explain || s.Policy != scorer.Tokens && s.Policy != scorer.PredictedTTFT || !s.TrackPrefill
 	for i, ord := range c.candidates {
 		e, in := &c.entries[ord], &c.inputs[i]
@@ -121,17 +122,28 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 			if ord < len(q.overlap) {
 				in.OverlapBlocks = int(q.overlap[ord])
 			}
+			if ord < len(q.pending) {
+				in.PendingBlocks = int(q.pending[ord])
+			}
 			if ord < len(q.lower[0]) {
 				in.HostBlocks, in.DiskBlocks = int(q.lower[0][ord]), int(q.lower[1][ord]+q.lower[2][ord])
 			}
 		}
 		c.applyProbe(q, ord, i)
 		c.held += in.OverlapBlocks
+		idle = idle || in.ActiveRequests == 0
+		if in.OverlapBlocks > most {
+			holder, most = i, in.OverlapBlocks
+		}
 		for _, t := range q.taints {
 			if slices.Contains(e.info.Taints, t.name) {
 				in.TaintWeight += t.weight
 			}
 		}
+	}
+	// It matters only to an idle candidate, if the one with most of the prompt is not idle.
+	if idle && holder >= 0 && c.inputs[holder].ActiveRequests > 0 && s.Policy == scorer.Tokens && s.TrackPrefill {
+		c.request.ActivePrefix = (len(q.sequence) - c.slots.AdditionalBlocks(c.candidates[holder], q.sequence)) * c.blockSize
 	}
 }
 

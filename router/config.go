@@ -85,6 +85,9 @@ type Config struct {
 	// booked on the same worker later has its first token, or when the worker should have
 	// computed the prompt at the rate that was measured. See package scorer.
 	InferFirstTokens bool
+	// NoSpeeds treats all workers as equally fast. Else costs depend on the speeds of workers, which
+	// follow from their times to first tokens and their registered prefill throughputs.
+	NoSpeeds bool
 	// PrefillThroughput is the number of prompt tokens that a worker computes in a second,
 	// for [Decision.CoarseTTFT]. Default 50,000.
 	PrefillThroughput float64

@@ -3,7 +3,6 @@
 package router
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -51,13 +50,18 @@ type core struct {
 	woken    []*waiter              // requests that left the queue, or must count their overlap again
 	changes  uint64
 	turn     uint64 // booked requests so far
+	asked    uint64 // decisions without an id so far
 	expired  int    // slots that were neither owned nor freed
 	skipped  int    // thresholds that could not be applied
 	splits   bool   // some workers take prefill legs, and some the decode of split requests
 	plain    [prefillPart + 1]plain
 
-	typical typical   // average of this router's requests
-	grown   time.Time // when outputs were estimated last
+	typical typical // average of this router's requests
+	outputs outputs // of this router's requests
+	// When the speeds were computed last, and scratch memory for it.
+	speedsAt time.Time
+	values   []float64
+	grown    time.Time // when outputs were estimated last
 
 	inferredAt time.Time // when first tokens were inferred last
 
@@ -73,6 +77,7 @@ type entry struct {
 	info       *WorkerInfo
 	group      *group // last report of a router group; nil for workers, and before the first report
 	routed     uint64 // requests sent here
+	speed      speed
 	events     string // why its events cannot be trusted; empty if they can
 	hasEvents  bool   // an event of the worker came
 	avoid      avoidance
@@ -83,7 +88,7 @@ type entry struct {
 // setInfo replaces the information about a worker.
 func (e *entry) setInfo(info *WorkerInfo) {
 	e.info = info
-	e.properties = scorer.Input{CPU: info.CPU, DecodeOnly: info.Role == Decode, MaxBatchedTokens: info.MaxBatchedTokens, MaxRequests: info.MaxNumSeqs, LastCold: e.properties.LastCold}
+	e.properties = scorer.Input{CPU: info.CPU, DecodeOnly: info.Role == Decode, MaxBatchedTokens: info.MaxBatchedTokens, MaxRequests: info.MaxNumSeqs, LastCold: e.properties.LastCold, Speed: e.properties.Speed}
 	if info.Group != "" {
 		e.properties.Members = max(1, info.Members)
 	}
@@ -121,7 +126,7 @@ func (c *core) setWorker(info *WorkerInfo) {
 	for _, ord := range c.ordinals(info.ID) {
 		if e := &c.entries[ord]; info.hasRank(e.worker.DPRank) {
 			if e.info.StartedMS != info.StartedMS {
-				e.avoid, e.report = avoidance{}, engineReport{} // it is another process
+				e.avoid, e.report, e.speed = avoidance{}, engineReport{}, speed{} // it is another process
 			}
 			e.setInfo(info)
 			c.slots.SetReorders(ord, info.Reorders)
@@ -135,6 +140,7 @@ func (c *core) setWorker(info *WorkerInfo) {
 			c.add(w, info)
 		}
 	}
+	c.setSpeeds()
 	c.countRoles()
 }
 
@@ -217,13 +223,7 @@ func (c *core) grow(now time.Time) {
 	}
 	c.grown = now
 	for _, ord := range c.order {
-		rate := c.conf.OutputRate
-		rate = cmp.Or(rate, c.slots.OutputRate(ord))
-		if rate == 0 {
-			l := c.slots.Load(ord)
-			rate = 1000 / c.settings.Engine.DecodeStep(l.Requests-l.Waiting, l.DecodeTokens)
-		}
-		c.slots.Grow(now, ord, rate)
+		c.slots.Grow(now, ord, c.outputRate(ord))
 	}
 }
 
@@ -245,10 +245,20 @@ func (c *core) settingsFor(q *question) (*scorer.Settings, error) {
 	return &s, nil
 }
 
+// turnOf returns the number of a decision for round-robin: the requests booked before, and without an
+// id also the decisions before that had none, so that these do not all name the same worker.
+func (c *core) turnOf(id string) uint64 {
+	if id != "" {
+		return c.turn
+	}
+	return c.turn + c.asked
+}
+
 // draw returns the one random number of the decision for a request, uniform in
-// [0, 1). It depends on the seed and the id alone, not on other requests.
+// [0, 1). It depends on the seed and the id alone, not on other requests. Without an id it depends on
+// the number of decisions before.
 func (c *core) draw(id string) float64 {
-	key := c.turn
+	key := c.turnOf(id)
 	if id != "" {
 		key = scorer.DrawKey(id)
 	}
@@ -291,7 +301,7 @@ func (c *core) best(s *scorer.Settings, d *Decision) (chosen int) {
 	switch c.conf.Mode {
 	case RoundRobin:
 		reason = ReasonRoundRobin
-		chosen = scorer.RoundRobin(len(c.candidates), c.turn)
+		chosen = scorer.RoundRobin(len(c.candidates), c.request.Turn)
 	case Random:
 		chosen = scorer.Random(len(c.candidates), c.request.U)
 	case LeastLoaded:

@@ -94,6 +94,9 @@ func (c *core) decide(now time.Time, q *question, d *Decision, othersWait bool) 
 	if err != nil {
 		return err
 	}
+	if q.ID == "" {
+		c.asked++
+	}
 	if q.explain {
 		c.explain(now, q, chosen, d)
 	}
@@ -119,6 +122,7 @@ func (c *core) pick(now time.Time, q *question, p part, settings *scorer.Setting
 		return 0, err
 	}
 	c.grow(now)
+	c.refreshSpeeds(now)
 	c.measure(now, q, settings)
 	mayWait := c.queue != nil && q.ID != ""
 	if err := c.leaveOutBusy(now, q); err != nil {
@@ -136,6 +140,7 @@ func (c *core) pick(now time.Time, q *question, p part, settings *scorer.Setting
 	}
 	d.Time, d.Second = now, Second{}
 	d.BlockSize, d.Draw, d.Turn = c.blockSize, c.request.U, c.request.Turn
+	d.ExpectedOutput, d.ActivePrefix = c.request.OutputTokens, c.request.ActivePrefix
 	d.Settings, d.Thresholds = settings, c.thresholds
 	chosen = c.choose(q, settings, bound, d)
 	c.describe(q, chosen, d)

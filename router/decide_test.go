@@ -373,7 +373,9 @@ func TestThresholdsOfModels(t *testing.T) {
 
 // An override applies to one request and to no other.
 func TestOverrides(t *testing.T) {
-	r := newRouter(t, router.Config{Scoring: classic(1)}, 3)
+	scoring := classic(1)
+	scoring.DecodeWeight = 0
+	r := newRouter(t, router.Config{Scoring: scoring}, 3)
 	for i, held := range []int{2, 5, 8} {
 		store(r, router.Worker{ID: uint64(i + 1)}, "0123456789"[:held])
 	}
@@ -391,6 +393,8 @@ func TestOverrides(t *testing.T) {
 		{"weight 2", &scorer.Override{OverlapScoreWeight: num(2)}, 3, 18, ""},
 		{"tokens", &scorer.Override{Cost: new(scorer.Tokens)}, 3, 17.6, ""},
 		{"alpha selects tokens", &scorer.Override{Alpha: num(0)}, 3, 16, ""},
+		// Worker 3 has a request of 32 tokens; 256 tokens of output are expected.
+		{"decode weight selects tokens", &scorer.Override{DecodeWeight: num(3)}, 3, 17.6 + 32*256*5.6e-5/.0386, ""},
 		{"none again", nil, 2, 15, ""},
 		{"newer form", &scorer.Override{PrefillLoadScale: num(2)}, 3, 18, ""},
 		{"not a number", &scorer.Override{OverlapScoreWeight: num(math.NaN())}, 0, 0, "overlap_score_weight"},
@@ -398,6 +402,7 @@ func TestOverrides(t *testing.T) {
 		{"contradiction", &scorer.Override{Cost: new(scorer.Tokens), OverlapScoreWeight: num(1)}, 0, 0, "overlap_score_weight"},
 		{"unknown cost", &scorer.Override{Cost: new(scorer.Policy("cheap"))}, 0, 0, "cost"},
 		{"a cache that nobody hears of", &scorer.Override{SharedCacheMultiplier: num(.5)}, 0, 0, "shared_cache_multiplier"},
+		{"no decode weight", &scorer.Override{DecodeWeight: num(-1)}, 0, 0, "decode_weight"},
 		{"prefill that is not tracked", &scorer.Override{Alpha: num(.5), TrackPrefillTokens: new(bool)}, 0, 0, "alpha"},
 	} {
 		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("0123456789"), Override: c.override})

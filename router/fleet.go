@@ -39,11 +39,11 @@ func (r *Router) cardLocked(model, name string) *Card {
 	return cmp.Or(r.cards[model], r.cards[name])
 }
 
-// attentionLocked gives a pool the attention weight of its model.
+// attentionLocked gives a pool the weights of its model.
 func (r *Router) attentionLocked(p *pool) {
 	s := r.conf.Scoring
-	if c := r.cardLocked(p.model, p.card); c != nil && c.Attention != nil {
-		s.Attention = *c.Attention
+	if c := r.cardLocked(p.model, p.card); c != nil {
+		s.Attention, s.KVRead = *cmp.Or(c.Attention, &s.Attention), *cmp.Or(c.KVRead, &s.KVRead)
 	}
 	p.read(func(c *core) { c.settings = &s })
 }

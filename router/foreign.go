@@ -35,6 +35,9 @@ type Foreign struct {
 	// Blocks are in use by these requests. If the engine does not report its cache, they
 	// are estimated in the same way.
 	Blocks int `json:"blocks"`
+	// Held are the tokens that these requests hold, each with all of its tokens: those of Blocks, or,
+	// because requests may share blocks, an average prompt for each request if that is more.
+	Held int `json:"held_tokens"`
 }
 
 // typical has the average lengths of a pool's requests; newer requests count more.
@@ -89,6 +92,7 @@ func (c *core) foreign(now time.Time, e *entry, prompt int) (f Foreign) {
 	default:
 		f.Blocks = int(math.Ceil(float64(f.Requests-f.Waiting) * mean.prompt / float64(c.blockSize)))
 	}
+	f.Held = max(f.Blocks*c.blockSize, int(float64(f.Requests)*mean.prompt))
 	return f
 }
 

@@ -3,6 +3,7 @@
 package router
 
 import (
+	"cmp"
 	"errors"
 	"iter"
 	"slices"
@@ -50,6 +51,9 @@ type Summary struct {
 	// Queued is the number of requests that wait for a worker, QueuedTokens their prefill
 	// tokens.
 	Queued, QueuedTokens int
+	// HeldTokens are the tokens that requests hold, each with all of its tokens; 0 if there are requests
+	// and the group's router does not report it.
+	HeldTokens int
 
 	// Silent says that no worker publishes events of its cache.
 	Silent bool
@@ -95,6 +99,14 @@ const GroupTransit = 20 * time.Millisecond
 type group struct {
 	load     Summary // without the filter
 	filtered bool    // there is a filter
+}
+
+// members returns the number of workers that a candidate stands for.
+func (e *entry) members() int {
+	if e.group != nil {
+		return e.group.load.Members()
+	}
+	return e.properties.Members
 }
 
 // stale says whether the summary is too old or missing.
@@ -158,13 +170,18 @@ func (c *core) groupLoad(now time.Time, ord int, in *scorer.Input) {
 	if g.stale(now) {
 		return
 	}
-	reported := [2]int{g.load.ActiveRequests + g.load.Queued, g.load.PendTokens + g.load.QueuedTokens}
-	if g.load.Busy == 0 { // else ended requests may have been on busy workers, which the report does not contain
-		requests, pend := c.slots.Over(ord)
-		reported[0], reported[1] = max(0, reported[0]-requests), max(0, reported[1]-pend)
+	l := g.load
+	in.ActiveRequests, in.PendTokens = l.ActiveRequests+l.Queued, l.PendTokens+l.QueuedTokens
+	in.DecodeTokens, in.WaitingTokens = cmp.Or(l.HeldTokens, l.ActiveBlocks*c.blockSize), 0
+	if l.Busy == 0 { // else ended requests may have been on busy workers, which the report does not contain
+		over := c.slots.Over(ord)
+		in.ActiveRequests, in.PendTokens = max(0, in.ActiveRequests-over.Requests), max(0, in.PendTokens-over.PendTokens)
+		in.DecodeTokens = max(0, in.DecodeTokens-over.HeldTokens)
 	}
-	requests, pend := c.slots.Unreported(ord)
-	in.ActiveRequests, in.PendTokens = reported[0]+requests, reported[1]+pend
+	since := c.slots.Unreported(ord)
+	in.ActiveRequests += since.Requests
+	in.PendTokens += since.PendTokens
+	in.DecodeTokens += since.HeldTokens
 	in.ActiveBlocks = g.load.ActiveBlocks
 	if g.load.TotalBlocks > 0 {
 		in.KVUse = min(1, float64(in.ActiveBlocks)/float64(g.load.TotalBlocks))
@@ -315,6 +332,7 @@ func (c *core) summarize(now time.Time) Summary {
 		s.PendTokens += loads[i].PendTokens
 		s.ActiveRequests += loads[i].ActiveRequests
 		s.ActiveBlocks += loads[i].ActiveBlocks
+		s.HeldTokens += loads[i].DecodeTokens + loads[i].WaitingTokens
 		blocks := c.entries[ord].info.TotalKVBlocks
 		s.TotalBlocks += blocks
 		known = known && blocks > 0

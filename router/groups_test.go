@@ -27,7 +27,7 @@ func groupOf(id uint64) router.WorkerInfo {
 // flat is the default cost without attention, so that costs are round numbers.
 func flat() scorer.Settings {
 	s := scorer.Defaults()
-	s.Attention = 0
+	s.Attention, s.DecodeWeight = 0, 0
 	return s
 }
 
@@ -298,18 +298,18 @@ func TestSummarize(t *testing.T) {
 			t.Errorf("%s:\n got %+v\nwant %+v", name, got, want)
 		}
 	}
-	expect("one is busy", router.Summary{Healthy: 5, Busy: 1, PendTokens: 32, ActiveRequests: 3, ActiveBlocks: 5, TotalBlocks: 200})
+	expect("one is busy", router.Summary{Healthy: 5, Busy: 1, PendTokens: 32, ActiveRequests: 3, ActiveBlocks: 5, TotalBlocks: 200, HeldTokens: 56})
 	change(3, func(i *router.WorkerInfo) { i.Draining = true })
 	change(4, func(i *router.WorkerInfo) { i.Health = router.Degraded })
 	change(5, func(i *router.WorkerInfo) { i.Role = router.Prefill })
-	expect("others do not count", router.Summary{Healthy: 2, Degraded: 1, Busy: 1, PendTokens: 24, ActiveRequests: 2, ActiveBlocks: 4, TotalBlocks: 50})
+	expect("others do not count", router.Summary{Healthy: 2, Degraded: 1, Busy: 1, PendTokens: 24, ActiveRequests: 2, ActiveBlocks: 4, TotalBlocks: 50, HeldTokens: 48})
 	r.Served("1", router.Response{Status: 503, Address: worker(1).Address})
-	expect("all are busy", router.Summary{Healthy: 1, Degraded: 2, Busy: 1, PendTokens: 120, ActiveRequests: 1, ActiveBlocks: 15, TotalBlocks: 50})
+	expect("all are busy", router.Summary{Healthy: 1, Degraded: 2, Busy: 1, PendTokens: 120, ActiveRequests: 1, ActiveBlocks: 15, TotalBlocks: 50, HeldTokens: 120})
 	change(2, func(i *router.WorkerInfo) { i.Health = router.Unhealthy })
-	expect("some stand in", router.Summary{Degraded: 2, PendTokens: 24, ActiveRequests: 2, ActiveBlocks: 4, TotalBlocks: 100})
+	expect("some stand in", router.Summary{Degraded: 2, PendTokens: 24, ActiveRequests: 2, ActiveBlocks: 4, TotalBlocks: 100, HeldTokens: 48})
 	change(1, func(i *router.WorkerInfo) { i.TotalKVBlocks = 0 })
 	change(4, func(i *router.WorkerInfo) { i.Health = router.Expired })
-	expect("a capacity is unknown", router.Summary{Degraded: 1, PendTokens: 24, ActiveRequests: 2, ActiveBlocks: 4})
+	expect("a capacity is unknown", router.Summary{Degraded: 1, PendTokens: 24, ActiveRequests: 2, ActiveBlocks: 4, HeldTokens: 48})
 	for id := range uint64(5) {
 		r.RemoveWorker(id + 1)
 	}
@@ -615,9 +615,9 @@ func TestAProbedGroupHasTheMeanOfItsDecodes(t *testing.T) {
 		}
 	}
 	w.advance(time.Minute)
-	tell(t, r, 1, router.Summary{Taken: w.now(), Interval: time.Hour, Healthy: 4})
+	tell(t, r, 1, router.Summary{Taken: w.now(), Interval: time.Hour, Healthy: 4, HeldTokens: 128})
 	without := dryRun(t, r, "wxyz")
-	answers = []router.ProbeAnswer{{Group: "g1", Worker: router.Worker{ID: 71}}}
+	answers = []router.ProbeAnswer{{Group: "g1", Worker: router.Worker{ID: 71}, ActiveRequests: 1}}
 	probed := dryRun(t, r, "wxyz")
 	c, was := probed.Candidates[0], without.Candidates[0]
 	if was.Members != 4 || was.DecodeTokens != 128 || was.WaitingRequests != 4 || c.Members != 1 || c.DecodeTokens != 32 || c.WaitingRequests != 1 {
@@ -639,7 +639,7 @@ func TestAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := router.ProbeAnswer{Worker: router.Worker{ID: 2}, OverlapBlocks: 3, PendTokens: 8, ActiveBlocks: 1, ActiveRequests: 1, Cost: 8 + 8*1.1}
+	want := router.ProbeAnswer{Worker: router.Worker{ID: 2}, OverlapBlocks: 3, PendTokens: 8, ActiveBlocks: 1, ActiveRequests: 1, HeldTokens: 8, Cost: 8 + 8*1.1}
 	before := loads(r)
 	if got, err := r.Answer(t.Context(), probe); err != nil || got != want || loads(r) != before {
 		t.Errorf("answer %+v, error %v, loads %s; want %+v", got, err, loads(r), want)

@@ -175,6 +175,9 @@ func (c *core) explain(now time.Time, q *question, chosen int, d *Decision) {
 		if to.Input, to.Cost = c.inputs[at], c.costs[at]; !c.whole {
 			c.complete(now, ord, q, d.Settings, &to.Input)
 		}
+		if d.Policy == scorer.Tokens || d.Policy == scorer.PredictedTTFT || d.Policy == scorer.Weighted {
+			to.DecodeDelay = d.Settings.DecodeDelay(&c.request, &to.Input)
+		}
 		if drawn {
 			to.Probability = c.chances[at]
 		}

@@ -46,13 +46,15 @@ func newKnown(c *Config) *known {
 	return k
 }
 
-// match fills in the overlap of every ordinal, and what follows it on lower tiers.
+// match fills in the overlap of every ordinal, the part of it that is only predicted, and what follows it
+// on lower tiers.
 func (k *known) match(now time.Time, local, sequence []uint64, s *scratch) {
 	m := indexer.Matches{Device: s.overlap}
 	for t := range m.Lower {
 		s.lower[t] = resize(s.lower[t], len(s.overlap))
 		m.Lower[t] = s.lower[t]
 	}
+	s.pending = s.pending[:0]
 	k.index().FindMatches(&m, local)
 	k.filters.match(s.overlap, sequence)
 	for _, a := range k.guesses {
@@ -61,11 +63,18 @@ func (k *known) match(now time.Time, local, sequence []uint64, s *scratch) {
 		}
 		s.guessed = resize(s.guessed, len(s.overlap))
 		a.Match(now, s.guessed, sequence)
+		if a == k.predicted {
+			s.pending = resize(s.pending, len(s.overlap))
+			clear(s.pending)
+		}
 		for i, n := range s.guessed {
 			// A block that is predicted on the device does not count on a lower tier, too.
 			more := n - s.overlap[i]
 			if more <= 0 {
 				continue
+			}
+			if a == k.predicted {
+				s.pending[i] = more
 			}
 			s.overlap[i] = n
 			for t := range m.Lower {

@@ -62,8 +62,13 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 // prefillCompleted notes the first token of a request, and binds its session. inferred
 // says that the first token was inferred before.
 func (c *core) prefillCompleted(now time.Time, id string, session uint64, rebind bool, by Sign) (news, inferred bool) {
-	if news, inferred = c.slots.FirstToken(now, id, by != SignEnd); news && session != 0 {
-		ord, _ := c.slots.Worker(id)
+	waited, expected := c.slots.Wait(now, id)
+	news, inferred = c.slots.FirstToken(now, id, by != SignEnd)
+	ord, _ := c.slots.Worker(id)
+	if news && by != SignEnd && expected > 0 {
+		c.noteFirstToken(ord, expected, waited)
+	}
+	if news && session != 0 {
 		c.sessions.bind(now, session, ord, rebind)
 	}
 	return news, inferred
@@ -107,7 +112,7 @@ func (r *Router) free(fl flight, id string, served bool) bool {
 		if w := c.waiting[id]; w != nil {
 			c.remove(w, ErrFreed)
 		} else {
-			_, silent = c.slots.End(now, id)
+			silent = c.end(now, id)
 		}
 	})
 	if silent && served {
@@ -277,7 +282,7 @@ func (c *core) takeSlot(now time.Time, q *question, chosen int, d *Decision) boo
 	if !c.slots.Add(now, q.ID, &scorer.Booking{
 		Worker: ord, Blocks: q.sequence, BlockSize: c.blockSize,
 		PromptTokens: q.tokens, CachedTokens: q.tokens - d.PrefillTokens,
-		ExpectedOutput: q.ExpectedOutput, Owned: q.Owned, Unseen: q.Unseen && q.leg == nil, Number: q.number,
+		ExpectedOutput: q.ExpectedOutput, ExpectedTTFT: expectedTTFT(d, &c.inputs[chosen]), Owned: q.Owned, Unseen: q.Unseen && q.leg == nil, Number: q.number,
 		BlocksUntracked: c.conf.NoActiveBlocks || q.decode != nil, PrefillUntracked: !d.Settings.TrackPrefill, NoReuse: !reuse,
 		Reports: e.info.Group != "",
 	}) {

@@ -15,7 +15,7 @@ import (
 func (c *core) load(now time.Time, ord, prompt int, in *scorer.Input) {
 	e, load := &c.entries[ord], c.slots.Load(ord)
 	*in = e.properties
-	in.PendTokens, in.DecodeTokens = load.PendTokens, load.DecodeTokens
+	in.PendTokens, in.DecodeTokens, in.WaitingTokens = load.PendTokens, load.DecodeTokens, load.WaitingTokens
 	in.ActiveRequests, in.WaitingRequests, in.ActiveBlocks = load.Requests, load.Waiting, load.Blocks
 	if in.Members > 0 {
 		c.groupLoad(now, ord, in)
@@ -25,7 +25,7 @@ func (c *core) load(now time.Time, ord, prompt int, in *scorer.Input) {
 		in.ActiveRequests += f.Requests
 		in.WaitingRequests += f.Waiting
 		in.ActiveBlocks += f.Blocks
-		in.DecodeTokens += f.Blocks * c.blockSize
+		in.DecodeTokens += f.Held
 	}
 }
 

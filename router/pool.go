@@ -74,6 +74,7 @@ type scratch struct {
 	local     []uint64
 	sequence  []uint64
 	overlap   []int32
+	pending   []int32
 	lower     [3][]int32 // host memory, disk, external storage
 	guessed   []int32
 	taints    []taint
@@ -96,7 +97,7 @@ func (p *pool) match(now time.Time, q *question, s *scratch) {
 	q.matched, q.version = now, view.changes
 	s.overlap = resize(s.overlap, view.size)
 	p.known.match(now, q.local, q.sequence, s)
-	q.overlap, q.lower = s.overlap, s.lower
+	q.overlap, q.pending, q.lower = s.overlap, s.pending, s.lower
 }
 
 // compareCost returns a cost of a pool for a request, to compare the pools of one model; lower is

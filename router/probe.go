@@ -34,6 +34,7 @@ type ProbeAnswer struct {
 	PendTokens     int
 	ActiveBlocks   int
 	ActiveRequests int
+	HeldTokens     int     // by its requests, each with all of its tokens; 0 = unknown
 	Cost           float64 // in the unit of the group's policy
 	// Busy says that no worker of the group would take it now.
 	Busy bool
@@ -56,6 +57,7 @@ func (r *Router) Answer(ctx context.Context, p Probe) (ProbeAnswer, error) {
 	for i := range d.Candidates {
 		if c := &d.Candidates[i]; c.Worker == d.Worker {
 			a.PendTokens, a.ActiveBlocks, a.ActiveRequests = c.PendTokens, c.ActiveBlocks, c.ActiveRequests
+			a.HeldTokens = c.DecodeTokens + c.WaitingTokens
 		}
 	}
 	return a, nil
@@ -106,12 +108,16 @@ func (c *core) applyProbe(q *question, ord, at int) {
 		return
 	}
 	in := &c.inputs[at]
-	requests, pend := c.slots.UnreportedSince(ord, q.probed.Add(-GroupTransit))
+	since := c.slots.UnreportedSince(ord, q.probed.Add(-GroupTransit))
 	in.OverlapBlocks = min(max(0, a.OverlapBlocks), len(q.sequence))
-	in.PendTokens = a.PendTokens + pend/in.Members
-	in.ActiveRequests = a.ActiveRequests + requests/in.Members
+	in.PendTokens = a.PendTokens + since.PendTokens/in.Members
+	in.ActiveRequests = a.ActiveRequests + since.Requests/in.Members
 	in.ActiveBlocks = a.ActiveBlocks
-	in.DecodeTokens /= in.Members // the answer has no such number: the mean stands for it
+	in.DecodeTokens /= in.Members // of an answer without the number, the mean stands for it
+	if a.HeldTokens > 0 || a.ActiveRequests == 0 {
+		in.DecodeTokens = a.HeldTokens + since.HeldTokens/in.Members
+	}
+	in.WaitingTokens = 0
 	in.WaitingRequests /= in.Members
 	in.Members = 1
 }
@@ -123,7 +129,7 @@ func (c *core) member(q *question, ord int) *Worker {
 	if a == nil {
 		return nil
 	}
-	if requests, _ := c.slots.UnreportedSince(ord, q.probed.Add(-GroupTransit)); requests > 0 {
+	if c.slots.UnreportedSince(ord, q.probed.Add(-GroupTransit)).Requests > 0 {
 		return nil
 	}
 	w := a.Worker

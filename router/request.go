@@ -49,6 +49,8 @@ type Request struct {
 	Unseen bool
 	// ExpectedOutput is how many tokens the response will have; 0 = unknown.
 	ExpectedOutput int
+	// MaxOutput is the largest number of tokens that the response may have; 0 = unknown.
+	MaxOutput int
 	// EmbeddingHit says that all embeddings of the request are cached; see [DeviceAware].
 	EmbeddingHit bool
 
@@ -149,8 +151,8 @@ func (req *Request) check() error {
 		return fmt.Errorf("%w: Split is %q, want aggregated or disaggregated", ErrBadRequest, bounded(string(req.Split)))
 	case math.IsNaN(req.Priority) || math.IsInf(req.Priority, 0):
 		return fmt.Errorf("%w: Priority is %v, want a finite number", ErrBadRequest, req.Priority)
-	case req.ExpectedOutput < 0:
-		return fmt.Errorf("%w: ExpectedOutput is %d, want 0 or more tokens", ErrBadRequest, req.ExpectedOutput)
+	case req.ExpectedOutput < 0 || req.MaxOutput < 0:
+		return fmt.Errorf("%w: ExpectedOutput is %d and MaxOutput %d, want 0 or more tokens", ErrBadRequest, req.ExpectedOutput, req.MaxOutput)
 	case req.TTFTTarget < 0 || req.QueueWait < 0 || req.DecisionTimeout < 0:
 		return fmt.Errorf("%w: TTFTTarget, QueueWait and DecisionTimeout are %v, %v and %v, want 0 or more", ErrBadRequest, req.TTFTTarget, req.QueueWait, req.DecisionTimeout)
 	}
@@ -183,6 +185,7 @@ type question struct {
 	local    []uint64      // local hashes of its full blocks
 	sequence []uint64      // their sequence hashes
 	overlap  []int32       // by ordinal, counted at version
+	pending  []int32       // part of overlap that is only predicted
 	lower    [3][]int32    // blocks behind these in host memory, on disk, in external storage
 	version  uint64        // value of core.changes when overlap was counted
 	matched  time.Time     // time of that count

@@ -82,19 +82,20 @@ func New(conf Config) (*Router, error) {
 //
 // The errors are those of this package, wrapped, and ctx's. The steps of a decision check
 // ctx before they begin. Only a request with an ID waits, and only if there is a queue.
-func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) {
+func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, err error) {
 	s := r.scratch.Get().(*scratch)
 	defer r.release(s)
 	s.request = req
-	return r.decide(ctx, s)
+	err = r.decide(ctx, s, &answer)
+	return answer, err
 }
 
-// decide returns the decision for the request in s, or errQueued for a request of
+// decide fills in the decision for the request in s, or returns errQueued for a request of
 // [Router.Submit] that waits.
-func (r *Router) decide(ctx context.Context, s *scratch) (Decision, error) {
+func (r *Router) decide(ctx context.Context, s *scratch, answer *Decision) error {
 	t, err := r.prepare(s)
 	if err != nil {
-		return Decision{}, err
+		return err
 	}
 	timed, cancel := s.request.timed(ctx)
 	defer cancel()
@@ -105,19 +106,19 @@ func (r *Router) decide(ctx context.Context, s *scratch) (Decision, error) {
 		err = r.book(ctx, p, s)
 	}
 	if errors.Is(err, errQueued) {
-		return Decision{}, err
+		return err
 	}
-	return r.answer(ctx, s, err)
+	return r.answer(ctx, s, err, answer)
 }
 
-// answer returns the decision in s, or the error of the pool, and counts either.
-func (r *Router) answer(ctx context.Context, s *scratch, err error) (answer Decision, _ error) {
+// answer fills in the decision in s, or returns the error of the pool, and counts either.
+func (r *Router) answer(ctx context.Context, s *scratch, err error, answer *Decision) error {
 	req, t, p := &s.request, &s.target, s.pool
 	if err != nil {
 		if req.ID != "" {
 			r.metrics.refused(t.pools[0].model, err)
 		}
-		return Decision{}, fmt.Errorf("router: model %q: %w", t.pools[0].model, err)
+		return fmt.Errorf("router: model %q: %w", t.pools[0].model, err)
 	}
 
 	d := &s.decision
@@ -129,7 +130,7 @@ func (r *Router) answer(ctx context.Context, s *scratch, err error) (answer Deci
 			r.conf.Observe(Observation{ID: req.ID, Card: t.card, Model: p.model, Worker: d.Worker, Address: d.Address, BlockSize: p.blockSize, Prompt: req.Prompt, IDs: s.tokens})
 		}
 	}
-	answer = *d
+	*answer = *d
 	answer.Omitted = 0 // of the kept decision
 	if req.WantTokens && d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
 		answer.Tokens = slices.Clone(s.tokens)
@@ -137,7 +138,7 @@ func (r *Router) answer(ctx context.Context, s *scratch, err error) (answer Deci
 	if req.Explain {
 		answer.Candidates = slices.Clone(s.workspace.seen)
 	}
-	return answer, nil
+	return nil
 }
 
 // book has the pool decide and take a slot, and adds the request to the flights.

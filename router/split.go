@@ -204,7 +204,10 @@ func (c *core) decideSplit(now time.Time, q *question, s *scorer.Settings, d *De
 // the worker is assumed to need memory for all of their blocks.
 func (c *core) decodeSettings(s *scorer.Settings) *scorer.Settings {
 	d := *s
-	d.Policy, d.OverlapCredit, d.CreditDecay = scorer.DynamoNewer, c.conf.Split.DecodeCredit, 0
+	d.OverlapCredit, d.CreditDecay = c.conf.Split.DecodeCredit, 0
+	if d.Policy = scorer.Tokens; s.Policy == scorer.Dynamo || s.Policy == scorer.DynamoNewer {
+		d.Policy = scorer.DynamoNewer // a shared block counts once
+	}
 	d.HostWeight, d.DiskWeight = 0, 0
 	d.AssumeKVReuse, d.TrackPrefill = false, false
 	return &d

@@ -48,6 +48,7 @@ type WorkerState struct {
 	Failures       uint64         `json:"failures"`               // requests that it refused, failed, or answered with a status of 500 or above
 	Audit          *AuditState    `json:"audit,omitempty"`        // its cache by its responses; nil before the first one
 	PrefillRate    float64        `json:"prefill_rate,omitempty"` // prompt tokens a second, as measured
+	Speed          float64        `json:"speed"`                  // of prefill, compared with the pool: 1 is as fast as the median worker
 	Reorders       bool           `json:"reorders,omitempty"`     // does not compute prompts in the order of their arrival
 	Summary        *SummaryState  `json:"summary,omitempty"`
 }
@@ -86,6 +87,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.core.grow(now)
+	p.core.refreshSpeeds(now)
 	for _, ord := range p.core.order {
 		e, load := &p.core.entries[ord], p.core.slots.Load(ord)
 		if e.info.Health == expected {
@@ -132,6 +134,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			}
 		}
 		s.NeverHeard = e.unheard() && !p.core.conf.NoEvents
+		s.Speed = cmp.Or(e.properties.Speed, 1)
 		s.PrefillRate, s.Reorders = p.core.slots.PrefillRate(ord)
 		switch {
 		case p.core.conf.NoEvents:

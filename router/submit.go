@@ -20,7 +20,7 @@ var errQueued = errors.New("the request waits in the queue")
 func (r *Router) Submit(ctx context.Context, req Request) (d Decision, waits bool, err error) {
 	s := r.scratch.Get().(*scratch)
 	s.request, s.submitted = req, true
-	if d, err = r.decide(ctx, s); errors.Is(err, errQueued) {
+	if err = r.decide(ctx, s, &d); errors.Is(err, errQueued) {
 		return d, true, nil // s belongs to Decided
 	}
 	r.release(s)
@@ -45,7 +45,8 @@ func (r *Router) Decided(ctx context.Context, each func(id string, d Decision, e
 				r.flights.end(s.question.ID, 0, s.question.number)
 			}
 			id := s.request.ID
-			d, err := r.answer(ctx, s, err)
+			var d Decision
+			err = r.answer(ctx, s, err, &d)
 			r.release(s)
 			each(id, d, err)
 		}

@@ -209,6 +209,9 @@ type Card struct {
 	// Attention, if not nil, is the model's attention weight for the tokens
 	// policy, instead of the configured one.
 	Attention *float64
+	// KVRead, if not nil, is the model's cost of reading a held token, instead of the configured one; see
+	// [scorer.Settings].
+	KVRead *float64
 	// Prompts makes token ids. Nil means text-block mode: blocks are of text, and match
 	// only blocks of earlier prompts, not events. Why says why there is no tokenizer.
 	Prompts *tokenizer.Model
@@ -324,6 +327,12 @@ type Decision struct {
 	Thresholds *scorer.Thresholds `json:"thresholds,omitempty"` // not to be changed
 	// DeviceRatio is [Config.DeviceRatio], in the mode DeviceAware.
 	DeviceRatio float64 `json:"device_ratio,omitempty"`
+	// ExpectedOutput is the length of the output that the costs expected, in tokens: as the request
+	// said, or the mean output of the pool.
+	ExpectedOutput float64 `json:"expected_output_tokens"`
+	// ActivePrefix is how many leading tokens of the prompt a request in flight has, too, on the candidate
+	// that has most of the prompt cached; 0 also if no candidate was idle.
+	ActivePrefix int `json:"active_prefix_tokens,omitempty"`
 
 	// Durations of the steps.
 	QueueTime    time.Duration `json:"queue_ns"`
@@ -396,9 +405,12 @@ type Candidate struct {
 	ReportedBlocks int `json:"reported_blocks,omitempty"` // in use by the engine's own report of the last 10 s
 	// Foreign is the part of the load that the engine reported and that neither this router
 	// nor its replicas sent.
-	Foreign     Foreign   `json:"foreign,omitzero"`
-	TotalBlocks int       `json:"total_blocks,omitempty"` // capacity; 0 = unknown
-	Cost        float64   `json:"cost"`
+	Foreign     Foreign `json:"foreign,omitzero"`
+	TotalBlocks int     `json:"total_blocks,omitempty"` // capacity; 0 = unknown
+	Cost        float64 `json:"cost"`
+	// DecodeDelay is the part of the cost for the requests that decode on the worker, in tokens; 0 if the
+	// policy has no such part.
+	DecodeDelay float64   `json:"decode_delay_tokens,omitempty"`
 	Probability float64   `json:"probability,omitempty"` // of being drawn, with a temperature
 	Excluded    Exclusion `json:"excluded,omitempty"`    // why the worker could not be chosen; empty if it could
 }

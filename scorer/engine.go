@@ -32,6 +32,10 @@ func Dense70B() Engine {
 // AttentionWeight is the attention weight of the tokens policy for this engine.
 func (e *Engine) AttentionWeight() float64 { return e.Attention / e.Token }
 
+// KVRead is the time to read the keys and values of one held token in a step, in times to compute
+// one token.
+func (e *Engine) KVRead() float64 { return e.KVToken / e.Token }
+
 // own is the time in ms that the uncached tokens of one prompt take.
 func (e *Engine) own(uncached, prompt int) float64 {
 	u := float64(uncached)

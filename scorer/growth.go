@@ -53,12 +53,20 @@ const (
 
 // learn updates the output rate of a worker by an output that was just reported.
 func (s *Slots) learn(t *slot) {
-	taken := t.seen - t.first
-	if !t.started || taken < rateAfter {
+	if t.started {
+		s.LearnOutputRate(int(t.worker), t.out, t.seen-t.first)
+	}
+}
+
+// LearnOutputRate notes how long the output of a request on a worker took, from its first token. Times
+// below a second do not count.
+func (s *Slots) LearnOutputRate(worker, tokens int, taken time.Duration) {
+	if taken < rateAfter || worker < 0 {
 		return
 	}
-	rate := &s.histories[t.worker].outputRate
-	if now := float64(t.out) / taken.Seconds(); *rate == 0 {
+	s.grow(worker)
+	rate := &s.histories[worker].outputRate
+	if now := float64(tokens) / taken.Seconds(); *rate == 0 {
 		*rate = now
 	} else {
 		*rate += (now - *rate) * rateWeight

@@ -49,6 +49,6 @@ func (l Load) max(m Load) Load {
 	return Load{
 		Requests: max(l.Requests, m.Requests), Waiting: max(l.Waiting, m.Waiting),
 		PendTokens: max(l.PendTokens, m.PendTokens), Blocks: max(l.Blocks, m.Blocks),
-		DecodeTokens: max(l.DecodeTokens, m.DecodeTokens),
+		DecodeTokens: max(l.DecodeTokens, m.DecodeTokens), WaitingTokens: max(l.WaitingTokens, m.WaitingTokens),
 	}
 }

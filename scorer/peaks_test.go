@@ -18,8 +18,8 @@ func TestPeakEqualsSlowModel(t *testing.T) {
 		at   time.Time
 		load scorer.Load
 	}
-	fields := func(l scorer.Load) [5]int {
-		return [5]int{l.Requests, l.Waiting, l.PendTokens, l.Blocks, l.DecodeTokens}
+	fields := func(l scorer.Load) [6]int {
+		return [6]int{l.Requests, l.Waiting, l.PendTokens, l.Blocks, l.DecodeTokens, l.WaitingTokens}
 	}
 	for seed := range uint64(10) {
 		rng := rand.New(rand.NewPCG(seed, 19))
@@ -53,7 +53,7 @@ func TestPeakEqualsSlowModel(t *testing.T) {
 					continue
 				}
 				got := fields(s.Peak(now, w))
-				var least, most [5]int
+				var least, most [6]int
 				for i, m := range h {
 					until := now
 					if i+1 < len(h) {

@@ -8,13 +8,24 @@ import "math"
 // candidate with preferred taints has its cost multiplied by e^−tanh(weight), which is
 // between .37 and 2.72. Costs are finite; see [Bound]. The settings must be valid.
 func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
-	least := 0.
-	if s.Policy == DynamoNewer {
-		least = leastPending(in)
-	}
 	taints := s.Policy != Weighted && !r.Pinned // a weighted cost may be negative: the factor would have the opposite effect
+	switch {
+	case s.Policy == DynamoNewer:
+		least := leastPending(in)
+		for i := range in {
+			costs[i] = s.dynamoNewer(r, &in[i], least)
+		}
+	case s.Policy == Tokens && !r.PrefillUntracked:
+		s.tokens(r, in, costs)
+	default:
+		for i := range in {
+			costs[i] = s.cost(r, &in[i])
+		}
+	}
 	for i := range in {
-		costs[i] = s.cost(r, &in[i], least)
+		if v := in[i].Speed; v > 0 && v != 1 {
+			costs[i] = s.atSpeed(costs[i], v, r)
+		}
 		if w := in[i].TaintWeight; w != 0 && taints {
 			costs[i] *= math.Exp(-math.Tanh(w))
 		}
@@ -22,20 +33,33 @@ func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
 	Bound(costs)
 }
 
-// cost returns the cost of a candidate. least is the lowest pending prefill of all candidates,
-// which only DynamoNewer uses.
-func (s *Settings) cost(r *Request, in *Input, least float64) float64 {
+// atSpeed returns the cost of a worker with a speed other than 1, if the cost stands for a time: the
+// cost divided by the root of the speed, and the time by which each step of the output takes longer,
+// with the share that DecodeDelay has. The root is by simulation: with the speed itself, slow workers
+// stay idle while the queues of fast ones grow.
+func (s *Settings) atSpeed(cost, speed float64, r *Request) float64 {
+	base := s.DecodeWeight * s.Engine.Floor * r.OutputTokens / 3 // ms
+	switch {
+	case s.Policy == PredictedTTFT:
+	case s.Policy == Tokens && !r.PrefillUntracked:
+		base /= s.Engine.Token
+	default:
+		return cost
+	}
+	return (cost+base)/math.Sqrt(speed) - base
+}
+
+// cost returns the cost of a candidate by a policy that compares it with no other one.
+func (s *Settings) cost(r *Request, in *Input) float64 {
 	switch s.Policy {
 	case Dynamo:
 		return dynamo(s, r, in)
-	case DynamoNewer:
-		return s.dynamoNewer(r, in, least)
 	case PredictedTTFT:
 		return predictedTTFT(s, r, in)
 	case Weighted:
 		return weighted(s, r, in)
-	default:
-		return tokens(s, r, in)
+	default: // Tokens
+		return s.memory(r, in)
 	}
 }
 
@@ -130,7 +154,8 @@ func (s *Settings) UncachedTokens(r *Request, in *Input) int {
 	return max(1, r.PromptTokens-s.CachedTokens(r, in))
 }
 
-// TokenCost is the cost of the tokens policy:
+// TokenCost is the cost of the tokens policy without the terms of prefixWait, copyCost, crowding and
+// DecodeDelay:
 //
 //	pend + own · (1 + attention · (prompt − own/2)) · (1 + alpha · requests)
 //
@@ -138,19 +163,110 @@ func (s *Settings) UncachedTokens(r *Request, in *Input) int {
 // compute, requests the number of requests on it. The sum is the wait before the first
 // token. The product is the delay that the prefill causes to the decoding requests. All
 // may be means over the members of a router group. Memory in use does not count: it would
-// make the worker expensive that holds the prefix. The policy adds the wait for a place in
-// the engine's batch; see crowding.
+// make the worker expensive that holds the prefix.
 func TokenCost(pend, own, prompt, requests, alpha, attention float64) float64 {
 	return pend + own*(1+attention*(prompt-own/2))*(1+alpha*requests)
 }
 
-func tokens(s *Settings, r *Request, in *Input) float64 {
-	if r.PrefillUntracked {
-		// Without prefill only the use of memory differs.
-		return in.mean(in.ActiveBlocks) + float64(in.AdditionalBlocks)
+func (s *Settings) tokens(r *Request, in []Input, costs []float64) {
+	most := 0.
+	for i := range in {
+		costs[i] = float64(s.CachedTokens(r, &in[i]))
+		most = max(most, costs[i])
 	}
-	return TokenCost(in.mean(in.PendTokens), float64(s.UncachedTokens(r, in)), float64(r.PromptTokens),
-		in.mean(in.ActiveRequests), s.Alpha, s.Attention) + crowding(r, in)
+	prompt, copies, delay := float64(r.PromptTokens), min(1, s.DecodeWeight), s.delayByToken(r)
+	most = min(most, prompt)
+	for i := range in {
+		c, cached := &in[i], costs[i]
+		cost := TokenCost(c.mean(c.PendTokens), max(1, prompt-cached), prompt, c.mean(c.ActiveRequests), s.Alpha, s.Attention)
+		// Copies of a prefix have their own cost only where there is a reason to make some.
+		if c.PendingBlocks > 0 {
+			cost += copies * s.prefixWait(r, c)
+		}
+		if cached < most {
+			cost += copies * s.copyCost(r, c, cached, most)
+		}
+		if c.MaxRequests > 0 {
+			cost += crowding(r, c)
+		}
+		costs[i] = cost + delay*c.held()
+	}
+}
+
+// memory is the cost of the tokens policy without prefill, in blocks: what the requests on the worker
+// hold and what the new one adds, less the credit for cached blocks of a decode worker.
+func (s *Settings) memory(r *Request, in *Input) float64 {
+	blocks := in.mean(in.ActiveBlocks)
+	if s.DecodeWeight > 0 { // a shared block is read once for each request
+		blocks = in.held() / r.block()
+	}
+	blocks += float64(in.AdditionalBlocks)
+	if in.DecodeOnly {
+		blocks = max(0, blocks-s.OverlapCredit*float64(in.OverlapBlocks))
+	}
+	return blocks
+}
+
+// DecodeDelay is the delay of the new request by the requests that decode on the worker, in tokens:
+//
+//	DecodeWeight · KVRead · output · held / 3
+//
+// Before the new request gets its next token, a step reads the keys and values of all held tokens.
+// The tokens count for each request, because engines read a shared block once for each request. Of the
+// difference between two workers a third remains on average while the output is generated: it falls
+// as (1 − x)², since requests end, and new requests go to the worker that holds fewer tokens.
+// Requests that wait will decode at the same time, so their prompts count, too.
+func (s *Settings) DecodeDelay(r *Request, in *Input) float64 { return s.delayByToken(r) * in.held() }
+
+// delayByToken is the delay for each held token.
+func (s *Settings) delayByToken(r *Request) float64 {
+	return s.DecodeWeight * s.KVRead * r.OutputTokens / 3
+}
+
+// prefixWait is the cost of waiting for blocks of the prompt that another request still computes on
+// the worker, beyond the pending tokens, which contain these blocks once: their attention, and the
+// blocks once more. A worker that computes a copy of a prefix has it to take the load of later
+// requests. Until then requests go to workers that hold the prefix, as long as there are any.
+func (s *Settings) prefixWait(r *Request, in *Input) float64 {
+	prefix, wait := r.pending(in)
+	return s.prefill(prefix-wait, prefix)
+}
+
+// The shares of a copy's prefill in copyCost, found by simulation: without busyCopy, balanced workers
+// make copies of each other's prefixes by chance; without idleCopy, workers stay idle beside one that
+// decodes for all users of a prefix.
+const (
+	busyCopy = .25
+	idleCopy = .5
+)
+
+// copyCost corrects the prefill of tokens that the worker would compute although another candidate has
+// them cached. On a worker with requests the copy costs more, because it takes the room of other
+// blocks. An idle worker pays only half for the part of a prefix that other requests are using now:
+// later requests will use the copy, too. mostCached are the most tokens that a candidate has cached, more
+// than the worker's.
+func (s *Settings) copyCost(r *Request, in *Input, cached, mostCached float64) float64 {
+	switch {
+	case in.Members > 1: // of a group's members some have requests, and some do not
+		return 0
+	case in.ActiveRequests > 0:
+		return busyCopy * s.prefill(cached, mostCached)
+	case float64(r.ActivePrefix) > cached:
+		return -idleCopy * s.prefill(cached, min(mostCached, float64(r.ActivePrefix)))
+	}
+	return 0
+}
+
+// prefill is the work, in tokens, to compute the tokens of a prompt from one position to another.
+func (s *Settings) prefill(from, to float64) float64 {
+	return (to - from) * (1 + s.Attention*(from+to)/2)
+}
+
+// pending returns the length of the prefix that the worker holds or will hold, and how much of it is
+// still to be computed there, in tokens.
+func (r *Request) pending(in *Input) (prefix, wait float64) {
+	prefix = float64(r.match(in))
+	return prefix, min(float64(in.PendingBlocks)*r.block(), in.mean(in.PendTokens), prefix)
 }
 
 // roomy is the share of the engine's batch up to which a new request does not wait for a
@@ -162,15 +278,12 @@ const roomy = .9
 // prompts with a common prefix all go to the worker that holds the prefix, and wait there
 // while other workers have room.
 func crowding(r *Request, in *Input) float64 {
-	if in.MaxRequests <= 0 {
-		return 0
-	}
 	return float64(r.PromptTokens) * max(0, in.mean(in.ActiveRequests)+1-roomy*float64(in.MaxRequests))
 }
 
 func predictedTTFT(s *Settings, r *Request, in *Input) float64 {
 	own := s.UncachedTokens(r, in)
-	return s.Engine.ttft(own, r.PromptTokens, in) + s.Alpha*in.mean(in.ActiveRequests)*s.Engine.own(own, r.PromptTokens)
+	return s.ttft(r, in, own) + s.Alpha*in.mean(in.ActiveRequests)*s.Engine.own(own, r.PromptTokens) + s.Engine.Token*s.DecodeDelay(r, in)
 }
 
 func weighted(s *Settings, r *Request, in *Input) float64 {
@@ -178,13 +291,24 @@ func weighted(s *Settings, r *Request, in *Input) float64 {
 	if in.MaxRequests > 0 {
 		batch = float64(in.MaxRequests)
 	}
-	return -(s.WeightedOverlap*r.share(in) - s.WeightedRequests*in.mean(in.ActiveRequests)/batch - s.WeightedKVUse*in.KVUse)
+	// The delay counts like tokens of the prompt that are not cached.
+	share := r.share(in) - s.DecodeDelay(r, in)/float64(max(1, r.PromptTokens))
+	return -(s.WeightedOverlap*share - s.WeightedRequests*in.mean(in.ActiveRequests)/batch - s.WeightedKVUse*in.KVUse)
 }
 
 // ModelTTFT estimates by the engine's model when the first token of the request
 // would come from this worker, in ms.
 func (s *Settings) ModelTTFT(r *Request, in *Input) float64 {
-	return s.Engine.ttft(s.UncachedTokens(r, in), r.PromptTokens, in)
+	return s.ttft(r, in, s.UncachedTokens(r, in))
+}
+
+func (s *Settings) ttft(r *Request, in *Input, own int) float64 {
+	ms := s.Engine.ttft(own, r.PromptTokens, in)
+	if in.PendingBlocks > 0 { // of these tokens the attention is known
+		prefix, wait := r.pending(in)
+		ms += s.Engine.own(int(wait), int(prefix)) - s.Engine.PrefillTime(wait)
+	}
+	return ms
 }
 
 // CoarseTTFT estimates the time to the first token in ms without a model of the engine.

@@ -95,9 +95,12 @@ func TestPoliciesOnTheFixture(t *testing.T) {
 		{"dynamo w=32", classic(32), [4]float64{2212, 2380, 1432, 14492}, "C", 0},
 		{"newer form, defaults", with(func(s *scorer.Settings) { s.Policy = scorer.DynamoNewer }), [4]float64{228, 396, 533, 1968}, "A", 0},
 		{"agentic preset", agentic, [4]float64{548, 844, 1080, 4860}, "A", 0},
-		{"tokens, alpha .1", scorer.Defaults(), [4]float64{1228.8, 1331.2, 521.6, 6656}, "C", 1e-9},
-		{"tokens, alpha 0", with(func(s *scorer.Settings) { s.Alpha = 0 }), [4]float64{1024, 1024, 464, 6464}, "C", 0},
-		{"tokens + attention", attention, [4]float64{1266.5487, 1368.9487, 528.8376, 6671.2371}, "C", 5e-5},
+		{"tokens, alpha .1, without decoding", with(func(s *scorer.Settings) { s.DecodeWeight = 0 }), [4]float64{1228.8, 1331.2, 521.6, 6656}, "C", 1e-9},
+		{"tokens + attention, without decoding", with(func(s *scorer.Settings) { s.Attention, s.DecodeWeight = 6e-5, 0 }), [4]float64{1266.5487, 1368.9487, 528.8376, 6671.2371}, "C", 5e-5},
+		// On A and B a quarter of the 960 and 448 tokens that C has cached is added, with their attention.
+		{"tokens, alpha .1", scorer.Defaults(), [4]float64{1228.8 + 240, 1331.2 + 112, 521.6, 6656}, "C", 1e-9},
+		{"tokens, alpha 0", with(func(s *scorer.Settings) { s.Alpha = 0 }), [4]float64{1024 + 240, 1024 + 112, 464, 6464}, "C", 0},
+		{"tokens + attention", attention, [4]float64{1266.5487 + 246.912, 1368.9487 + 116.9459, 528.8376, 6671.2371}, "C", 1e-4},
 		{"predicted, alpha 0", predicted(0), [4]float64{42.1342, 44.8157, 21.0227, 296.4545}, "C", 5e-5},
 		{"predicted, alpha .1", predicted(.1), [4]float64{50.2838, 57.2233, 23.3792, 304.3095}, "C", 5e-5},
 		{"weighted", with(func(s *scorer.Settings) { s.Policy = scorer.Weighted }), [4]float64{.0123, -.2630, -.5020, -.4373}, "C", 5e-5},
@@ -308,15 +311,188 @@ func TestTokenRuleTies(t *testing.T) {
 // The decode leg of a split request needs room.
 func TestTokenRuleOfDecodeLeg(t *testing.T) {
 	r := scorer.Request{PromptTokens: 1024, BlockSize: 16, PrefillUntracked: true}
-	in := []scorer.Input{{ActiveBlocks: 50, AdditionalBlocks: 64, PendTokens: 9}, {ActiveBlocks: 40, AdditionalBlocks: 64, ActiveRequests: 9}}
+	in := []scorer.Input{
+		{ActiveBlocks: 50, AdditionalBlocks: 64, PendTokens: 9, DecodeTokens: 50 * 16},
+		{ActiveBlocks: 40, AdditionalBlocks: 64, ActiveRequests: 9, DecodeTokens: 24 * 16, WaitingTokens: 16 * 16},
+	}
 	var costs [2]float64
 	s := scorer.Defaults()
 	if got := s.Choose(&r, in, costs[:]); got != 1 || costs != [2]float64{114, 104} {
 		t.Errorf("worker %d with %v, want 1 with 114, 104", got, costs)
 	}
+	// Nine requests with the same 40 blocks hold 360.
+	in[1].DecodeTokens = 9 * 40 * 16
+	if got := s.Choose(&r, in, costs[:]); got != 0 || costs != [2]float64{114, 9*40 + 16 + 64} {
+		t.Errorf("shared blocks: worker %d with %v, want 0 with 114, 440", got, costs)
+	}
+	s.DecodeWeight = 0
+	if got := s.Choose(&r, in, costs[:]); got != 1 || costs != [2]float64{114, 104} {
+		t.Errorf("without the weight: worker %d with %v, want 1 with 114, 104", got, costs)
+	}
+	// A decode worker has credit for what it holds.
+	s.OverlapCredit, in[0].DecodeOnly, in[0].OverlapBlocks = 2, true, 30
+	if s.Costs(&r, in, costs[:]); costs != [2]float64{54, 104} {
+		t.Errorf("with credit: %v, want 54, 104", costs)
+	}
 	c := classic(1)
 	if c.Costs(&r, in, costs[:]); costs != [2]float64{114, 104} {
 		t.Errorf("dynamo: costs %v, want 114, 104", costs)
+	}
+}
+
+// Workers A and B hold a prefix of 15,000 tokens. Eight requests decode on A, none on B, and C is idle
+// without the prefix.
+func TestDecodingCounts(t *testing.T) {
+	r := scorer.Request{PromptTokens: 15_500, BlockSize: 100, OutputTokens: 600}
+	in := []scorer.Input{
+		{OverlapBlocks: 150, ActiveRequests: 8, DecodeTokens: 6 * 15_800, WaitingRequests: 2, WaitingTokens: 2 * 15_800},
+		{OverlapBlocks: 150},
+		{},
+	}
+	// 5.6e-5/.0386 · 600 · 126,400 / 3
+	const delay = 36_675.3
+	for _, c := range []struct {
+		policy scorer.Policy
+		want   float64 // by which A's cost is above that of the weight 0
+	}{{scorer.Tokens, delay}, {scorer.PredictedTTFT, .0386 * delay}, {scorer.Weighted, .6 * delay / 15_500}, {scorer.Dynamo, 0}, {scorer.DynamoNewer, 0}} {
+		var on, off [3]float64
+		s := with(func(s *scorer.Settings) { s.Policy, s.Attention = c.policy, 6e-5 })
+		s.Costs(&r, in, on[:])
+		s.DecodeWeight = 0
+		s.Costs(&r, in, off[:])
+		if got := on[0] - off[0]; !near(got, c.want, 1e-5*c.want) {
+			t.Errorf("%s: decoding costs %v, want %v", c.policy, got, c.want)
+		}
+		if on[1] != off[1] || on[2] != off[2] {
+			t.Errorf("%s: idle workers cost %v and %v", c.policy, on, off)
+		}
+	}
+	s := with(func(s *scorer.Settings) { s.Attention = 6e-5 })
+	var costs [2]float64
+	// Computing the prefix again is worth it now, and was not with three requests.
+	if got := s.Choose(&r, []scorer.Input{in[0], in[2]}, costs[:]); got != 1 {
+		t.Errorf("eight requests: worker %d of %v, want the idle one", got, costs)
+	}
+	if got := s.Choose(&r, []scorer.Input{{OverlapBlocks: 150, ActiveRequests: 3, DecodeTokens: 3 * 15_800}, in[2]}, costs[:]); got != 0 {
+		t.Errorf("three requests: worker %d of %v, want the one with the prefix", got, costs)
+	}
+	// A short output is delayed little.
+	if r.OutputTokens = 1; s.Choose(&r, []scorer.Input{in[0], in[2]}, costs[:]) != 0 {
+		t.Errorf("one token: costs %v, want the worker with the prefix", costs)
+	}
+}
+
+// The worked example of docs/concepts.md.
+func TestTheExampleInTheDocs(t *testing.T) {
+	s := with(func(s *scorer.Settings) { s.Attention = 6e-5 })
+	r := scorer.Request{PromptTokens: 10_000, BlockSize: 16, OutputTokens: 300, ActivePrefix: 9_600}
+	in := []scorer.Input{
+		{OverlapBlocks: 600, ActiveRequests: 9, DecodeTokens: 91_800},
+		{},
+		{OverlapBlocks: 600, PendTokens: 4_000, ActiveRequests: 2, DecodeTokens: 10_200, WaitingRequests: 1, WaitingTokens: 10_200},
+	}
+	var costs [3]float64
+	if got := s.Choose(&r, in, costs[:]); got != 1 {
+		t.Errorf("worker %d, want B", got)
+	}
+	for i, want := range []float64{14_525, 6_818, 7_722} {
+		if !near(costs[i], want, 1) {
+			t.Errorf("costs %v, want %v for worker %d", costs, want, i)
+		}
+	}
+	s.DecodeWeight = 0
+	if got := s.Choose(&r, in, costs[:]); got != 0 || !near(costs[0], 1_207, 1) {
+		t.Errorf("without decoding: worker %d for %v, want A for 1207", got, costs)
+	}
+}
+
+// The part of a prefix that is still being computed counts once more than the pending tokens, with its
+// attention.
+func TestWaitForAPrefix(t *testing.T) {
+	r := scorer.Request{PromptTokens: 10_001, BlockSize: 100}
+	s := with(func(s *scorer.Settings) { s.Attention, s.Alpha = 6e-5, 0 })
+	p := with(func(s *scorer.Settings) { s.Policy, s.Alpha = scorer.PredictedTTFT, 0 })
+	for _, c := range []struct {
+		in   scorer.Input
+		want float64 // above the pending tokens
+	}{
+		{scorer.Input{OverlapBlocks: 100, PendTokens: 10_000}, 0},                          // reported: other prompts are pending
+		{scorer.Input{OverlapBlocks: 100, PendingBlocks: 100, PendTokens: 10_000}, 13_000}, // 10,000 · (1 + 6e-5 · 5,000)
+		{scorer.Input{OverlapBlocks: 100, PendingBlocks: 20, PendTokens: 10_000}, 3080},    // 2,000 · (1 + 6e-5 · 9,000)
+		{scorer.Input{OverlapBlocks: 100, PendingBlocks: 100}, 0},                          // nothing is pending: the events are late
+		{scorer.Input{OverlapBlocks: 100, PendingBlocks: 100, PendTokens: 20_000, Members: 2}, 13_000},
+	} {
+		var costs [1]float64
+		s.Costs(&r, []scorer.Input{c.in}, costs[:])
+		pend := float64(c.in.PendTokens / max(1, c.in.Members))
+		if got := costs[0] - pend - (1 + 6e-5*(10_001-.5)); !near(got, c.want, 1e-6) {
+			t.Errorf("%+v: the wait costs %v, want %v", c.in, got, c.want)
+		}
+	}
+	wait := scorer.Input{OverlapBlocks: 100, PendingBlocks: 100, PendTokens: 10_000}
+	e := p.Engine
+	if got, want := p.ModelTTFT(&r, &wait), e.Token*10_001+e.Attention*(10_000*5_000+10_001-.5)+10_001/e.Chunk*e.Floor; !near(got, want, 1e-6) {
+		t.Errorf("time to the first token %v ms, want %v: the prefix, one token, and the steps", got, want)
+	}
+}
+
+// A copy of tokens that another worker has costs more on a worker with requests, and less on an idle
+// one as far as requests are using them.
+func TestCopiesOfAPrefix(t *testing.T) {
+	s := with(func(s *scorer.Settings) { s.Attention, s.Alpha = 6e-5, 0 })
+	r := scorer.Request{PromptTokens: 10_500, BlockSize: 100}
+	work := func(from, to float64) float64 { return (to - from) * (1 + 6e-5*(from+to)/2) }
+	holder := scorer.Input{OverlapBlocks: 100, ActiveRequests: 2}
+	for _, c := range []struct {
+		name   string
+		in     scorer.Input
+		active int
+		want   float64 // beyond the prefill
+	}{
+		{"idle", scorer.Input{}, 0, 0},
+		{"idle, the whole prefix is in use", scorer.Input{}, 10_000, -work(0, 10_000) / 2},
+		{"idle, more than the prefix is in use", scorer.Input{}, 10_400, -work(0, 10_000) / 2},
+		{"idle, a part is in use", scorer.Input{OverlapBlocks: 20}, 5_000, -work(2_000, 5_000) / 2},
+		{"idle, only what it has is in use", scorer.Input{OverlapBlocks: 60}, 5_000, 0},
+		{"busy", scorer.Input{ActiveRequests: 1}, 10_000, work(0, 10_000) / 4},
+		{"busy, with a part", scorer.Input{OverlapBlocks: 90, ActiveRequests: 1}, 10_000, work(9_000, 10_000) / 4},
+		{"with all of it", scorer.Input{OverlapBlocks: 100}, 10_000, 0},
+		{"with more", scorer.Input{OverlapBlocks: 104}, 10_000, 0},
+		{"a group", scorer.Input{Members: 2, ActiveRequests: 1}, 10_000, 0},
+	} {
+		r.ActivePrefix = c.active
+		var costs [2]float64
+		s.Costs(&r, []scorer.Input{c.in, holder}, costs[:])
+		own := float64(10_500 - 100*c.in.OverlapBlocks)
+		if got := costs[0] - work(10_500-own, 10_500); !near(got, c.want, 1e-6) {
+			t.Errorf("%s: the copy costs %v beyond its prefill, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// A slower worker takes longer for each part of the cost, and for each step of the output.
+func TestSpeedOfAWorker(t *testing.T) {
+	r := scorer.Request{PromptTokens: 1000, BlockSize: 100, OutputTokens: 300}
+	in := []scorer.Input{{PendTokens: 500, ActiveRequests: 1, DecodeTokens: 4000}, {}, {PendTokens: 500, ActiveRequests: 1, DecodeTokens: 4000, Speed: .25}}
+	for _, c := range []struct {
+		policy scorer.Policy
+		base   float64 // of an output: a third of 300 steps
+	}{{scorer.Tokens, 100 * 11 / .0386}, {scorer.PredictedTTFT, 100 * 11}} {
+		s := with(func(s *scorer.Settings) { s.Policy = c.policy })
+		var costs [3]float64
+		if got := s.Choose(&r, in, costs[:]); got != 1 {
+			t.Errorf("%s: worker %d of %v, want the idle one", c.policy, got, costs)
+		}
+		if want := 2*(costs[0]+c.base) - c.base; !near(costs[2], want, 1e-6*want) {
+			t.Errorf("%s: a quarter of the speed costs %v, want %v", c.policy, costs[2], want)
+		}
+	}
+	for _, p := range []scorer.Policy{scorer.Dynamo, scorer.DynamoNewer, scorer.Weighted} {
+		s := with(func(s *scorer.Settings) { s.Policy = p })
+		var costs [3]float64
+		if s.Costs(&r, in, costs[:]); costs[0] != costs[2] {
+			t.Errorf("%s: the speed changes %v", p, costs)
+		}
 	}
 }
 
@@ -494,7 +670,7 @@ func TestOverride(t *testing.T) {
 
 // Each number in the settings that the policy uses changes a cost.
 func TestEverySettingMatters(t *testing.T) {
-	r := scorer.Request{PromptTokens: 1024, BlockSize: 16}
+	r := scorer.Request{PromptTokens: 1024, BlockSize: 16, OutputTokens: 200}
 	in := []scorer.Input{{}, {
 		OverlapBlocks: 8, HostBlocks: 4, DiskBlocks: 4, PendTokens: 640, ActiveRequests: 3,
 		ActiveBlocks: 90, AdditionalBlocks: 40, DecodeTokens: 9000, KVUse: .2,
@@ -515,9 +691,13 @@ func TestEverySettingMatters(t *testing.T) {
 		{scorer.Tokens, map[string]func(*scorer.Settings) *float64{
 			"alpha":     func(s *scorer.Settings) *float64 { return &s.Alpha },
 			"attention": func(s *scorer.Settings) *float64 { return &s.Attention },
+			"decode":    func(s *scorer.Settings) *float64 { return &s.DecodeWeight },
+			"kv read":   func(s *scorer.Settings) *float64 { return &s.KVRead },
 		}},
 		{scorer.PredictedTTFT, map[string]func(*scorer.Settings) *float64{
 			"alpha":     func(s *scorer.Settings) *float64 { return &s.Alpha },
+			"decode":    func(s *scorer.Settings) *float64 { return &s.DecodeWeight },
+			"kv read":   func(s *scorer.Settings) *float64 { return &s.KVRead },
 			"floor":     func(s *scorer.Settings) *float64 { return &s.Engine.Floor },
 			"token":     func(s *scorer.Settings) *float64 { return &s.Engine.Token },
 			"attention": func(s *scorer.Settings) *float64 { return &s.Engine.Attention },
@@ -526,6 +706,8 @@ func TestEverySettingMatters(t *testing.T) {
 		}},
 		{scorer.Weighted, map[string]func(*scorer.Settings) *float64{
 			"batch":    func(s *scorer.Settings) *float64 { return &s.MaxBatch },
+			"decode":   func(s *scorer.Settings) *float64 { return &s.DecodeWeight },
+			"kv read":  func(s *scorer.Settings) *float64 { return &s.KVRead },
 			"overlap":  func(s *scorer.Settings) *float64 { return &s.WeightedOverlap },
 			"requests": func(s *scorer.Settings) *float64 { return &s.WeightedRequests },
 			"kv use":   func(s *scorer.Settings) *float64 { return &s.WeightedKVUse },
@@ -574,12 +756,14 @@ func TestCostsAreFinite(t *testing.T) {
 		s.Policy = scorer.Policies()[rng.IntN(len(scorer.Policies()))]
 		s.OverlapWeight, s.OverlapCredit, s.CreditDecay, s.PrefillScale, s.RequestWeight = of(), of(), of(), of(), of()
 		s.HostWeight, s.DiskWeight, s.Alpha, s.Attention = of(), of(), of(), of()
+		s.DecodeWeight, s.KVRead = of(), of()
 		if err := s.Validate(); err != nil {
 			t.Fatal(err)
 		}
-		r := scorer.Request{PromptTokens: 1 + rng.IntN(2000), BlockSize: 16}
+		r := scorer.Request{PromptTokens: 1 + rng.IntN(2000), BlockSize: 16, OutputTokens: float64(rng.IntN(2000))}
 		idle := scorer.Input{OverlapBlocks: rng.IntN(3), HostBlocks: rng.IntN(3), TaintWeight: float64(rng.IntN(3) - 1)}
 		busy := idle
+		busy.DecodeTokens, busy.WaitingTokens, busy.PendingBlocks = rng.IntN(9000), rng.IntN(9000), rng.IntN(1+busy.OverlapBlocks)
 		busy.PendTokens, busy.ActiveRequests, busy.ActiveBlocks = rng.IntN(5000), 1+rng.IntN(9), rng.IntN(500)
 		costs := make([]float64, 2)
 		s.Costs(&r, []scorer.Input{idle, busy}, costs)

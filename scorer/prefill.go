@@ -245,10 +245,11 @@ func (s *Slots) start(n int32, at time.Duration) {
 	w.queue.due = 0
 	t.started, t.first, t.grown = true, at, at
 	if t.reports {
-		s.changed(t, load{pend: -t.pend})
+		s.changed(t, ReportLoad{PendTokens: -t.pend})
 	}
 	w.Waiting--
 	w.PendTokens -= t.pend
+	w.WaitingTokens -= t.prompt
 	w.DecodeTokens += t.prompt + t.out
 	if t.linked = !t.outputReported; t.linked {
 		s.link(&w.estimated, n)

@@ -29,6 +29,12 @@ type Rule func(r *Request, in []Input, costs []float64) int
 type Request struct {
 	PromptTokens int
 	BlockSize    int // of the candidates' model; below 1 counts as 1
+	// OutputTokens is the expected length of the output; 0 expects none, so that decoding requests
+	// delay nothing.
+	OutputTokens float64
+	// ActivePrefix is how many leading tokens of the prompt are also those of a request in flight, on the
+	// candidate that has most of the prompt cached.
+	ActivePrefix int
 
 	// U is the one random number of the decision, uniform in [0, 1); see [Draw].
 	U float64
@@ -52,11 +58,15 @@ type Input struct {
 	OverlapBlocks int `json:"overlap_blocks"`
 	HostBlocks    int `json:"host_blocks,omitempty"`
 	DiskBlocks    int `json:"disk_blocks,omitempty"`
+	// PendingBlocks is the part of OverlapBlocks that the worker has not reported yet. Another request
+	// is computing these blocks there, or was sent there to compute them.
+	PendingBlocks int `json:"pending_blocks,omitempty"`
 
 	// Load, without the new request.
 	PendTokens       int     `json:"pend_tokens"`       // prefill tokens of requests before their first token
 	ActiveRequests   int     `json:"active_requests"`   // requests on the worker
 	WaitingRequests  int     `json:"waiting_requests"`  // those of them before their first token
+	WaitingTokens    int     `json:"waiting_tokens"`    // prompts of the waiting ones
 	DecodeTokens     int     `json:"decode_tokens"`     // prompt and output of the others
 	ActiveBlocks     int     `json:"active_blocks"`     // distinct blocks of its requests
 	AdditionalBlocks int     `json:"additional_blocks"` // blocks that the new request would add to ActiveBlocks
@@ -66,7 +76,9 @@ type Input struct {
 	// use the mean. 0 and 1 mean a single worker.
 	Members int `json:"members,omitempty"`
 
-	// Properties of the worker.
+	// Properties of the worker. Speed is how fast it computes, compared with the pool; 0 counts as 1. The
+	// costs of Tokens and PredictedTTFT are divided by its root.
+	Speed            float64 `json:"speed,omitempty"`
 	MaxRequests      int     `json:"max_requests,omitempty"`       // that its engine computes at a time; 0 = unknown
 	MaxBatchedTokens int     `json:"max_batched_tokens,omitempty"` // 0 = unknown
 	CPU              bool    `json:"cpu,omitempty"`                // its device class, for [DeviceAware]
@@ -218,6 +230,10 @@ func (in *Input) mean(sum int) float64 {
 	}
 	return float64(sum)
 }
+
+// held is the number of tokens that the worker's requests hold: each request counts all of its tokens,
+// shared blocks included.
+func (in *Input) held() float64 { return in.mean(in.WaitingTokens + in.DecodeTokens) }
 
 func sign(less bool) int {
 	if less {

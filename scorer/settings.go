@@ -65,6 +65,13 @@ type Settings struct {
 	Alpha float64 `json:"alpha"`
 	// Tokens: the cost of attention to one earlier token, in tokens.
 	Attention float64 `json:"attention"`
+	// Tokens, PredictedTTFT and Weighted: the weight of the delay by requests that decode on the
+	// worker. 1 is the derived delay. 0 ignores it, and in Tokens what copies of a prefix cost or save
+	// beyond their prefill; weights below 1 scale both.
+	DecodeWeight float64 `json:"decode_weight"`
+	// KVRead is the cost of reading the keys and values of one held token in a step, in tokens: the
+	// ratio of [Engine.KVToken] and [Engine.Token] for the model.
+	KVRead float64 `json:"kv_read"`
 
 	Engine   Engine  `json:"engine"`              // PredictedTTFT, and estimates
 	MaxBatch float64 `json:"max_batch" want:">0"` // Weighted: largest batch of a worker that does not report its own
@@ -81,12 +88,13 @@ type Settings struct {
 
 // Defaults returns the settings that need no calibration.
 func Defaults() Settings {
+	engine := Dense32B()
 	return Settings{
 		Policy:        Tokens,
 		OverlapWeight: 1,
 		OverlapCredit: 1, PrefillScale: 1,
 		HostWeight: .75, DiskWeight: .25,
-		Alpha: .1, Engine: Dense32B(), MaxBatch: 256,
+		Alpha: .1, DecodeWeight: 1, KVRead: engine.KVRead(), Engine: engine, MaxBatch: 256,
 		WeightedOverlap: .6, WeightedRequests: .3, WeightedKVUse: .1,
 		AssumeKVReuse: true, TrackPrefill: true,
 	}
@@ -170,6 +178,8 @@ type Override struct {
 	Alpha     *float64 `json:"alpha,omitempty"`
 	Attention *float64 `json:"attention,omitempty"`
 
+	DecodeWeight *float64 `json:"decode_weight,omitempty"`
+
 	AssumeKVReuse      *bool `json:"assume_kv_reuse,omitempty"`
 	TrackPrefillTokens *bool `json:"track_prefill_tokens,omitempty"`
 }
@@ -196,6 +206,7 @@ func (s Settings) With(o *Override) (Settings, error) {
 		{"shared_cache_multiplier", o.SharedCacheMultiplier, []Policy{DynamoNewer}, false},
 		{"alpha", o.Alpha, []Policy{Tokens, PredictedTTFT}, true},
 		{"attention", o.Attention, []Policy{Tokens}, true},
+		{"decode_weight", o.DecodeWeight, []Policy{Tokens, PredictedTTFT, Weighted}, false},
 	}
 	if m := o.SharedCacheMultiplier; m != nil && *m != 0 {
 		return s, &SettingError{"shared_cache_multiplier", *m, "0: the router does not know the contents of a shared cache"}
@@ -221,6 +232,7 @@ func (s Settings) With(o *Override) (Settings, error) {
 	set(&t.PrefillScale, o.PrefillLoadScale)
 	set(&t.Alpha, o.Alpha)
 	set(&t.Attention, o.Attention)
+	set(&t.DecodeWeight, o.DecodeWeight)
 	set(&t.AssumeKVReuse, o.AssumeKVReuse)
 	set(&t.TrackPrefill, o.TrackPrefillTokens)
 	if err := t.Validate(); err != nil {

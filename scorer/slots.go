@@ -70,6 +70,10 @@ type Booking struct {
 	// Replica is the router replica that booked the request; 0 = this one.
 	Replica uint64
 
+	// ExpectedTTFT is the time to the first token that the decision expects, 0 = unknown; see
+	// [Slots.Wait].
+	ExpectedTTFT time.Duration
+
 	// Unseen says that the first token will not be reported when it comes. Number is the
 	// caller's; an [Inference] returns it.
 	Unseen bool
@@ -87,6 +91,8 @@ type Load struct {
 	PendTokens   int // prefill tokens of those
 	Blocks       int // distinct blocks of all slots
 	DecodeTokens int // prompt and output of those that have their first token
+
+	WaitingTokens int // prompts of the waiting ones
 }
 
 // slot is one request. Its prompt's blocks are the nodes from leaf up to the root
@@ -105,6 +111,7 @@ type slot struct {
 	off       int64 // subtracted from the blocks because of expected output, in 1/fraction
 	replica   uint64
 	added     time.Duration
+	promised  time.Duration // Booking.ExpectedTTFT
 	seen      time.Duration // last sign of life
 	first     time.Duration // its first token, if started
 	started   bool
@@ -221,7 +228,7 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	t.id, t.worker, t.blockSize, t.taken = id, int32(b.Worker), int32(b.BlockSize), true
 	t.prompt, t.expected = min(max(0, b.PromptTokens), MostTokens), min(max(0, b.ExpectedOutput), MostTokens)
 	t.replica, t.number, t.unseen, t.owned = b.Replica, b.Number, b.Unseen, b.Owned
-	t.added, t.seen = since, since
+	t.added, t.seen, t.promised = since, since, b.ExpectedTTFT
 	t.free, t.blocks, t.reports = b.PrefillUntracked, !b.BlocksUntracked, b.Reports
 	if !b.PrefillUntracked {
 		t.pend = max(0, t.prompt-max(0, b.CachedTokens))
@@ -229,6 +236,7 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	w.Requests++
 	w.Waiting++
 	w.PendTokens += t.pend
+	w.WaitingTokens += t.prompt
 	s.enqueue(n)
 	if b.Reports {
 		s.arrive(t)
@@ -331,6 +339,16 @@ func (s *Slots) Age(now time.Time, id string) (age time.Duration, taken bool) {
 	return now.Sub(s.epoch) - s.slots[n].added, true
 }
 
+// Wait returns how long a request has its slot, and the time to the first token that was expected when
+// it took the slot: 0 if unknown, and after a move to another worker.
+func (s *Slots) Wait(now time.Time, id string) (waited, expected time.Duration) {
+	n, taken := s.ids[id]
+	if !taken {
+		return 0, 0
+	}
+	return now.Sub(s.epoch) - s.slots[n].added, s.slots[n].promised
+}
+
 // Free gives the slot of a request back, at the latest time of an input. It returns false,
 // and changes nothing, if the id has no slot.
 func (s *Slots) Free(id string) bool {
@@ -340,14 +358,36 @@ func (s *Slots) Free(id string) bool {
 
 // End is [Slots.Free] at a time. waited says that no first token of the request is known.
 func (s *Slots) End(now time.Time, id string) (existed, waited bool) {
+	e := s.Finish(now, id)
+	return e.Existed, e.Existed && !e.Started
+}
+
+// Ended is a request that has given its slot back.
+type Ended struct {
+	Existed bool // it had a slot; else all fields are 0
+	Started bool // its first token is known
+	Worker  int
+	// OutputTokens is the length of its output: as reported, or as estimated by the last [Slots.Grow], which
+	// was Unestimated ago. Unestimated is 0 if the length was reported.
+	OutputTokens float64
+	Unestimated  time.Duration
+}
+
+// Finish is [Slots.End] with what is known of the request.
+func (s *Slots) Finish(now time.Time, id string) (e Ended) {
 	n, exists := s.ids[id]
 	if !exists {
-		return false, false
+		return Ended{}
 	}
-	s.at(now)
-	waited = !s.slots[n].started
+	since, t := s.at(now), &s.slots[n]
+	e = Ended{Existed: true, Started: t.started, Worker: int(t.worker)}
+	if t.outputReported {
+		e.OutputTokens = float64(t.out)
+	} else if t.started {
+		e.OutputTokens, e.Unestimated = t.estimate, max(0, since-t.grown)
+	}
 	s.drop(n)
-	return true, waited
+	return e
 }
 
 // at converts the time of an input.
@@ -369,9 +409,9 @@ func (s *Slots) drop(n int32) {
 		s.unlink(&w.estimated, n)
 	}
 	if t.reports {
-		by := load{requests: -1}
+		by := ReportLoad{Requests: -1, HeldTokens: -t.prompt}
 		if !t.started {
-			by.pend = -t.pend
+			by.PendTokens = -t.pend
 		}
 		s.changed(t, by)
 	}
@@ -386,6 +426,7 @@ func (s *Slots) drop(n int32) {
 		w.queue.due = 0
 		w.Waiting--
 		w.PendTokens -= t.pend
+		w.WaitingTokens -= t.prompt
 	}
 	w.Blocks -= t.output
 	w.off -= t.off

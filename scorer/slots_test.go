@@ -174,7 +174,7 @@ func TestUntrackedBlocks(t *testing.T) {
 	var s scorer.Slots
 	s.Add(at(0), "a", &scorer.Booking{Blocks: []uint64{1, 2}, PromptTokens: 32, BlockSize: 16, BlocksUntracked: true})
 	s.AddOutputTokens(at(0), "a", 99)
-	if got, want := s.Load(0), (scorer.Load{Requests: 1, Waiting: 1, PendTokens: 32}); got != want {
+	if got, want := s.Load(0), (scorer.Load{Requests: 1, Waiting: 1, PendTokens: 32, WaitingTokens: 32}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }
@@ -315,6 +315,7 @@ func (m slowSlots) load(worker int) (l scorer.Load) {
 			l.DecodeTokens += s.PromptTokens + s.out
 		} else {
 			l.Waiting++
+			l.WaitingTokens += s.PromptTokens
 			if !s.PrefillUntracked {
 				l.PendTokens += max(0, s.PromptTokens-s.CachedTokens)
 			}

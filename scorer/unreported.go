@@ -13,8 +13,8 @@ import "time"
 //   - unreported.booked is the load of the slots that were taken after the latest
 //     [Slots.Reported] and have not ended.
 //   - unreported.ended is the load of reported slots that has ended since that report:
-//     requests that were freed, and prefill tokens of requests that got their first token
-//     or were freed without one.
+//     requests that were freed, with their prompts, and prefill tokens of requests that got their
+//     first token or were freed without one.
 //   - Both follow from unreported.changes, unless there were more than maxChanges.
 
 // unreported is what changed on a worker since its last report.
@@ -22,14 +22,30 @@ type unreported struct {
 	at            time.Duration // of the latest report
 	some          bool          // there was one
 	changes       []change      // after the latest report, in order
-	booked, ended load
+	booked, ended ReportLoad
 }
 
-type load struct{ requests, pend int }
+// ReportLoad is the part of a load that reports contain.
+type ReportLoad struct {
+	Requests   int
+	PendTokens int // prefill tokens of requests before their first token
+	HeldTokens int // prompts of all requests; outputs are left out
+}
+
+func (l *ReportLoad) add(m ReportLoad, sign int) {
+	l.Requests += sign * m.Requests
+	l.PendTokens += sign * m.PendTokens
+	l.HeldTokens += sign * m.HeldTokens
+}
+
+// positive is the load without negative numbers.
+func (l ReportLoad) positive() ReportLoad {
+	return ReportLoad{max(0, l.Requests), max(0, l.PendTokens), max(0, l.HeldTokens)}
+}
 
 // change is a change of the load of a slot that was taken at a time.
 type change struct {
-	load
+	ReportLoad
 	taken, at time.Duration
 }
 
@@ -43,11 +59,11 @@ func (s *Slots) arrive(t *slot) {
 	if u := &s.histories[t.worker].unreported; u.some {
 		t.arrived = max(s.latest, u.at+1)
 	}
-	s.changed(t, load{1, t.pend})
+	s.changed(t, ReportLoad{1, t.pend, t.prompt})
 }
 
 // changed notes that the load of a slot changes now.
-func (s *Slots) changed(t *slot, by load) {
+func (s *Slots) changed(t *slot, by ReportLoad) {
 	u := &s.histories[t.worker].unreported
 	if len(u.changes) >= maxChanges {
 		u.changes = u.changes[:copy(u.changes, u.changes[maxChanges/2:])]
@@ -61,11 +77,9 @@ func (s *Slots) changed(t *slot, by load) {
 func (u *unreported) add(c change) {
 	switch {
 	case !u.some || c.taken > u.at:
-		u.booked.requests += c.requests
-		u.booked.pend += c.pend
+		u.booked.add(c.ReportLoad, 1)
 	case c.at > u.at:
-		u.ended.requests -= c.requests
-		u.ended.pend -= c.pend
+		u.ended.add(c.ReportLoad, -1)
 	}
 }
 
@@ -74,7 +88,7 @@ func (u *unreported) add(c change) {
 // counts as one of 1 ns later at least.
 func (s *Slots) Reported(worker int, until time.Time) {
 	u := &s.history(worker).unreported
-	u.at, u.some, u.booked, u.ended = s.at(until), true, load{}, load{}
+	u.at, u.some, u.booked, u.ended = s.at(until), true, ReportLoad{}, ReportLoad{}
 	kept := u.changes[:0]
 	for _, c := range u.changes {
 		if c.at > u.at {
@@ -85,31 +99,25 @@ func (s *Slots) Reported(worker int, until time.Time) {
 	u.changes = kept
 }
 
-// Over returns how many of the reported requests of a worker have ended since its report,
-// and the reported prefill tokens that it need not compute any more.
-func (s *Slots) Over(worker int) (requests, pend int) {
-	over := s.history(worker).unreported.ended
-	return over.requests, over.pend
-}
+// Over returns the part of a worker's report that is over since: requests that have ended, and
+// prefill tokens that the worker need not compute any more.
+func (s *Slots) Over(worker int) ReportLoad { return s.history(worker).unreported.ended }
 
-// Unreported returns the requests that a worker got since its last report and still has,
-// and the prefill tokens of those without a first token.
-func (s *Slots) Unreported(worker int) (requests, pend int) {
-	booked := s.history(worker).unreported.booked
-	return max(0, booked.requests), max(0, booked.pend)
+// Unreported returns the load of the requests that a worker got since its last report and still has.
+func (s *Slots) Unreported(worker int) ReportLoad {
+	return s.history(worker).unreported.booked.positive()
 }
 
 // UnreportedSince is [Slots.Unreported] of the requests that came after a time.
-func (s *Slots) UnreportedSince(worker int, after time.Time) (requests, pend int) {
+func (s *Slots) UnreportedSince(worker int, after time.Time) (l ReportLoad) {
 	u, since := &s.history(worker).unreported, after.Sub(s.epoch)
 	if u.some {
 		since = max(since, u.at)
 	}
 	for i := len(u.changes) - 1; i >= 0 && u.changes[i].at >= since; i-- {
 		if c := &u.changes[i]; c.taken > since {
-			requests += c.requests
-			pend += c.pend
+			l.add(c.ReportLoad, 1)
 		}
 	}
-	return max(0, requests), max(0, pend)
+	return l.positive()
 }

@@ -40,23 +40,27 @@ func TestGroupCosts(t *testing.T) {
 // TestMembersOfOneAreNone: a group of one is a worker.
 func TestMembersOfOneAreNone(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	r := scorer.Request{PromptTokens: 4096, BlockSize: 16}
+	r := scorer.Request{PromptTokens: 4096, BlockSize: 16, OutputTokens: 300}
 	for _, policy := range scorer.Policies() {
 		settings := scorer.Defaults()
 		settings, err := settings.With(&scorer.Override{Cost: &policy})
 		if err != nil {
 			t.Fatal(err)
 		}
+		overlap := func() int { return rng.IntN(200) }
+		if policy == scorer.Tokens {
+			overlap = func() int { return 100 } // copies between groups of several workers have no extra cost
+		}
 		one := make([]scorer.Input, 5)
 		many := make([]scorer.Input, len(one))
 		for i := range one {
 			one[i] = scorer.Input{
-				OverlapBlocks: rng.IntN(200), PendTokens: rng.IntN(20_000), ActiveRequests: rng.IntN(30),
-				ActiveBlocks: rng.IntN(1000), AdditionalBlocks: rng.IntN(200), DecodeTokens: rng.IntN(50_000),
+				OverlapBlocks: overlap(), PendTokens: rng.IntN(20_000), ActiveRequests: rng.IntN(30),
+				ActiveBlocks: rng.IntN(1000), AdditionalBlocks: rng.IntN(200), DecodeTokens: rng.IntN(50_000), WaitingTokens: rng.IntN(9000),
 			}
 			k := 1 + rng.IntN(6)
 			m := one[i]
-			m.Members, m.PendTokens, m.ActiveRequests, m.ActiveBlocks, m.DecodeTokens = k, k*m.PendTokens, k*m.ActiveRequests, k*m.ActiveBlocks, k*m.DecodeTokens
+			m.Members, m.PendTokens, m.ActiveRequests, m.ActiveBlocks, m.DecodeTokens, m.WaitingTokens = k, k*m.PendTokens, k*m.ActiveRequests, k*m.ActiveBlocks, k*m.DecodeTokens, k*m.WaitingTokens
 			many[i] = m
 		}
 		a, b := make([]float64, len(one)), make([]float64, len(one))
@@ -73,13 +77,14 @@ func TestMembersOfOneAreNone(t *testing.T) {
 // operations, for random operations.
 func TestUnreportedEqualsSlowModel(t *testing.T) {
 	type booked struct {
-		worker, pend        int
+		worker, pend, held  int
 		at                  time.Time
 		reports, unreported bool
 	}
 	type ended struct {
-		worker, requests, pend int
-		arrived, at            time.Time
+		worker      int
+		load        scorer.ReportLoad
+		arrived, at time.Time
 	}
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(seed, 7))
@@ -89,7 +94,7 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 		reported := [3]time.Time{}
 		over := func(b *booked, now time.Time, requests int) {
 			if b.reports {
-				ends = append(ends, ended{b.worker, requests, b.pend, b.at, now})
+				ends = append(ends, ended{b.worker, scorer.ReportLoad{Requests: requests, PendTokens: b.pend, HeldTokens: requests * b.held}, b.at, now})
 			}
 		}
 		arrival := func(w int, now time.Time) time.Time { // after the last report
@@ -110,7 +115,7 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 					t.Fatalf("seed %d, step %d: a slot is taken twice", seed, step)
 				}
 				if b == nil {
-					model[id] = &booked{w, max(0, booking.PromptTokens-booking.CachedTokens), arrival(w, now), w != 2, w != 2}
+					model[id] = &booked{w, max(0, booking.PromptTokens-booking.CachedTokens), booking.PromptTokens, arrival(w, now), w != 2, w != 2}
 				}
 			case 4:
 				s.MarkPrefillCompleted(now, id)
@@ -157,33 +162,34 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 			}
 			for w := range 3 {
 				back := now.Add(-time.Duration(rng.IntN(20)) * time.Millisecond)
-				var requests, pend, later, laterPend int
+				var booked, later, gone scorer.ReportLoad
+				add := func(to *scorer.ReportLoad, l scorer.ReportLoad) {
+					to.Requests += l.Requests
+					to.PendTokens += l.PendTokens
+					to.HeldTokens += l.HeldTokens
+				}
 				for _, b := range model {
 					if b.worker != w || !b.unreported {
 						continue
 					}
-					requests++
-					pend += b.pend
+					l := scorer.ReportLoad{Requests: 1, PendTokens: b.pend, HeldTokens: b.held}
+					add(&booked, l)
 					if b.at.After(back) {
-						later++
-						laterPend += b.pend
+						add(&later, l)
 					}
 				}
-				var gone, gonePend int
 				for _, e := range ends {
 					if e.worker == w && !e.arrived.After(reported[w]) && e.at.After(reported[w]) {
-						gone += e.requests
-						gonePend += e.pend
+						add(&gone, e.load)
 					}
 				}
-				if r, p := s.Over(w); r != gone || p != gonePend {
-					t.Fatalf("seed %d, step %d: of worker %d %d requests and %d tokens of its report are over, want %d and %d", seed, step, w, r, p, gone, gonePend)
-				}
-				if r, p := s.Unreported(w); r != requests || p != pend {
-					t.Fatalf("seed %d, step %d: worker %d has %d unreported requests of %d tokens, want %d of %d", seed, step, w, r, p, requests, pend)
-				}
-				if r, p := s.UnreportedSince(w, back); r != later || p != laterPend {
-					t.Fatalf("seed %d, step %d: worker %d has %d requests of %d tokens since, want %d of %d", seed, step, w, r, p, later, laterPend)
+				for _, c := range []struct {
+					what      string
+					got, want scorer.ReportLoad
+				}{{"over since its report", s.Over(w), gone}, {"unreported", s.Unreported(w), booked}, {"unreported since a time", s.UnreportedSince(w, back), later}} {
+					if c.got != c.want {
+						t.Fatalf("seed %d, step %d: of worker %d %+v is %s, want %+v", seed, step, w, c.got, c.what, c.want)
+					}
 				}
 			}
 		}
@@ -202,14 +208,14 @@ func TestEndingsAreBounded(t *testing.T) {
 	for i := range n {
 		s.End(at(2), fmt.Sprint(i))
 	}
-	if r, p := s.Over(0); r != n || p != 10*n {
-		t.Errorf("%d requests, %d tokens are over, want %d and %d", r, p, n, 10*n)
+	if over := s.Over(0); over != (scorer.ReportLoad{Requests: n, PendTokens: 10 * n, HeldTokens: 10 * n}) {
+		t.Errorf("%+v is over, want all of %d requests", over, n)
 	}
 	if kept := s.Endings(0); kept > 4096 {
 		t.Errorf("%d endings are kept", kept)
 	}
 	s.Reported(0, at(3))
-	if r, p := s.Over(0); r != 0 || p != 0 || s.Endings(0) != 0 {
-		t.Errorf("reported: %d requests, %d tokens are over, %d endings are kept", r, p, s.Endings(0))
+	if over := s.Over(0); over != (scorer.ReportLoad{}) || s.Endings(0) != 0 {
+		t.Errorf("reported: %+v is over, %d endings are kept", over, s.Endings(0))
 	}
 }

@@ -52,7 +52,7 @@ const none = -1
 
 // decodeOff has the flags with which the default cost ignores the requests that a worker decodes.
 // Today's cost ignores them without a flag; once the cost counts them, this is "--decode-weight=0".
-const decodeOff = ""
+const decodeOff = "--decode-weight=0"
 
 func meanTTFT(s *bench.Summary) float64    { return s.TTFT.Mean }
 func p90TTFT(s *bench.Summary) float64     { return s.TTFT.P90 }

@@ -105,7 +105,7 @@ func (s *sim) result() *Result {
 	good, refused := 0, 0
 	for i := range s.reqs {
 		req, state := &s.reqs[i], &s.states[i]
-		if req.Warm || state.end == 0 {
+		if req.Warm || state.end == 0 && !state.refused {
 			r.Requests-- // fills caches, or the measurement ended before it
 			continue
 		}

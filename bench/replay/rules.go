@@ -61,7 +61,7 @@ func named() []Rule {
 		}),
 		policy("predicted_ttft", scorer.PredictedTTFT, func(s *scorer.Settings) { s.Alpha = 0 }),
 		policy("weighted", scorer.Weighted, nil),
-		policy("oracle", scorer.PredictedTTFT, func(s *scorer.Settings) { s.Alpha = .25 }),
+		policy("oracle", scorer.PredictedTTFT, func(s *scorer.Settings) { s.Alpha, s.DecodeWeight = .25, 0 }),
 	}
 	rules[len(rules)-1].Oracle = true
 	return append(rules, publishedRules()...)

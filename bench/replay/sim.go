@@ -174,9 +174,11 @@ func (s *sim) newRouters() {
 
 // config is the configuration of the router with a number.
 func (s *sim) config(number uint64) router.Config {
+	scoring := s.Rule.Settings
+	scoring.Engine, scoring.KVRead = s.Engine, s.Engine.KVRead() // as with the setting engine-preset
 	return router.Config{
-		Scoring: s.Rule.Settings, Rule: s.Rule.Choose, BlockSize: s.Trace.BlockSize,
-		Seed: s.Seed + number, KeepDecisions: -1, PredictTTL: cmp.Or(s.Predict, -1), Split: s.split(), Tell: s.slotChanged,
+		Scoring: scoring, Rule: s.Rule.Choose, BlockSize: s.Trace.BlockSize,
+		Seed: s.Seed + number, KeepDecisions: -1, PredictTTL: cmp.Or(s.Predict, -1), Split: s.split(), EstimateOutput: true, NoSpeeds: s.Rule.Oracle, Tell: s.slotChanged,
 		Now: func() time.Time { return time.Unix(0, s.now) },
 	}
 }

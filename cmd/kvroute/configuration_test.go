@@ -31,13 +31,14 @@ var topics = []struct{ title, first, page string }{
 
 // Parts of the texts in excluded.
 const (
-	kvOnly   = "needs `router-mode: kv`"
-	newer    = kvOnly + " and no other `cost` than dynamo_newer"
-	tracked  = "excludes `no-router-track-prefill-tokens`"
-	indexed  = "excludes `kv-overlap-score-weight: 0` and `router-kv-overlap-score-credit: 0`"
-	tiers    = kvOnly + "; excludes the `cost` dynamo and weighted, `kv-overlap-score-weight`, and `router-kv-overlap-score-credit: 0`"
-	weighted = kvOnly + " and `cost: weighted`"
-	noDynamo = tracked + ", and the settings of other costs: `kv-overlap-score-weight`, `router-kv-overlap-score-credit`, `router-kv-overlap-score-credit-decay`, `router-prefill-load-scale`, `router-decode-active-request-weight`"
+	kvOnly     = "needs `router-mode: kv`"
+	newer      = kvOnly + " and no other `cost` than dynamo_newer"
+	tracked    = "excludes `no-router-track-prefill-tokens`"
+	indexed    = "excludes `kv-overlap-score-weight: 0` and `router-kv-overlap-score-credit: 0`"
+	tiers      = kvOnly + "; excludes the `cost` dynamo and weighted, `kv-overlap-score-weight`, and `router-kv-overlap-score-credit: 0`"
+	weighted   = kvOnly + " and `cost: weighted`"
+	otherCosts = "excludes the settings of other costs: `kv-overlap-score-weight`, `router-kv-overlap-score-credit`, `router-kv-overlap-score-credit-decay`, `router-prefill-load-scale`, `router-decode-active-request-weight`"
+	noDynamo   = tracked + ", and the settings of other costs: `kv-overlap-score-weight`, `router-kv-overlap-score-credit`, `router-kv-overlap-score-credit-decay`, `router-prefill-load-scale`, `router-decode-active-request-weight`"
 )
 
 // excluded says in words which pairs of settings kvroute refuses.
@@ -51,6 +52,8 @@ var excluded = map[string]string{
 	"cost":                                 kvOnly,
 	"alpha":                                kvOnly + " and the `cost` tokens or predicted_ttft; " + noDynamo,
 	"attention":                            kvOnly + " and the `cost` tokens; " + noDynamo,
+	"decode-weight":                        kvOnly + " and the `cost` tokens, predicted_ttft or weighted; " + otherCosts,
+	"no-worker-speeds":                     kvOnly + " and the `cost` tokens or predicted_ttft; " + otherCosts,
 	"router-temperature":                   kvOnly,
 	"kv-overlap-score-weight":              kvOnly + " and no other `cost` than dynamo or dynamo_newer; excludes `router-prefill-load-scale`; " + tracked + ", unless it is 0",
 	"router-kv-overlap-score-credit":       newer,
@@ -190,7 +193,7 @@ var others = map[string][]string{
 	"extproc-address": {"127.0.0.1:1"}, "http-address": {"127.0.0.1:2"}, "nats-listen": {"127.0.0.1:3"}, "nats-url": {"nats://127.0.0.1:4"}, "envoy-admin": {"http://127.0.0.1:5"},
 	"worker-networks": {"127.0.0.0/8"}, "nats-replicas": {"3"}, "kv-events-retention": {"40m"}, "group-interval": {"2s"}, "group-probe": {"off"},
 	"router-mode": {"random", "direct", "device-aware-weighted"}, "cost": {"tokens", "dynamo", "dynamo_newer", "predicted_ttft", "weighted"},
-	"alpha": {"0.2"}, "attention": {"0.1"}, "kv-overlap-score-weight": {"2", "0"}, "router-kv-overlap-score-credit": {"2", "0"}, "router-prefill-load-scale": {"2", "0"},
+	"alpha": {"0.2"}, "decode-weight": {"2"}, "attention": {"0.1"}, "kv-overlap-score-weight": {"2", "0"}, "router-kv-overlap-score-credit": {"2", "0"}, "router-prefill-load-scale": {"2", "0"},
 	"router-host-cache-hit-weight": {"0.5"}, "router-disk-cache-hit-weight": {"0.5"}, "weighted-overlap": {"0.5"}, "weighted-requests": {"0.5"}, "weighted-kv-use": {"0.5"},
 	"engine-preset": {"8b"}, "busy-threshold": {"0.5"}, "router-queue-policy": {"wspt"}, "prefill-leg": {"header"}, "overload-status": {"503"}, "session-affinity-mode": {"hard"},
 	"conditional-disaggregation": {"prefill_load", "isl_bounding"}, "disaggregation-fraction": {"0.5"}, "router-predicted-ttl-secs": {"5", "0"}, "audit-share": {"0.5"},

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -123,8 +124,9 @@ func printDecision(out io.Writer, d *router.Decision) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintln(out, "cached, host, disk: blocks of the prompt; active, adds: blocks of requests; pending, decoding: tokens;\n"+
-		"waiting: requests before their first token; places: requests that the engine computes at a time, 0 if unknown. docs/routing.md has the formulas.")
+	_, err := fmt.Fprintln(out, "cached, host, disk: blocks of the prompt; coming: cached blocks that another request still computes; active, adds: blocks of requests;\n"+
+		"pending: prefill tokens; decoding, to decode: tokens that requests hold, after and before their first token; waiting: requests before it;\n"+
+		"places: requests that the engine computes at a time, 0 if unknown; speed: compared with the pool; delay: part of the cost for requests that decode there, in tokens. docs/routing.md has the formulas.")
 	return err
 }
 
@@ -136,6 +138,12 @@ func printChoice(line func(name, format string, args ...any), d *router.Decision
 			return err
 		}
 		line("settings", "%s", text)
+	}
+	if d.Policy != "" {
+		line("output", "%s tokens expected", exactly(d.ExpectedOutput))
+	}
+	if d.ActivePrefix > 0 {
+		line("in use", "the first %d tokens, by requests on the worker that holds most of the prompt", d.ActivePrefix)
 	}
 	line("worker", "%s at %s", doctor.WorkerName(d.Worker, d.WorkerName), d.Address)
 	if d.Member != nil {
@@ -167,7 +175,7 @@ func exactly(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 func printCandidates(out io.Writer, d *router.Decision) error {
 	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', tabwriter.AlignRight)
 	drawn, groups := drawn(d), false
-	head := "worker\tcached\thost\tdisk\tpending\twaiting\trequests\tdecoding\tactive\tadds\tkv use\tplaces\ttaints\tcost\t"
+	head := "worker\tcached\tcoming\thost\tdisk\tpending\twaiting\trequests\tdecoding\tto decode\tactive\tadds\tkv use\tplaces\tspeed\ttaints\tdelay\tcost\t"
 	if drawn {
 		head += "chance\t"
 	}
@@ -188,9 +196,9 @@ func printCandidates(out io.Writer, d *router.Decision) error {
 		if d.Policy != "" && c.Excluded == "" {
 			cost = exactly(c.Cost)
 		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%d\t%s\t%s\t", doctor.WorkerName(c.Worker, c.WorkerName),
-			c.OverlapBlocks, c.HostBlocks, c.DiskBlocks, c.PendTokens, c.WaitingRequests, c.ActiveRequests, c.DecodeTokens,
-			c.ActiveBlocks, c.AdditionalBlocks, exactly(c.KVUse), c.MaxRequests, exactly(c.TaintWeight), cost)
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%d\t%s\t%s\t%.0f\t%s\t", doctor.WorkerName(c.Worker, c.WorkerName),
+			c.OverlapBlocks, c.PendingBlocks, c.HostBlocks, c.DiskBlocks, c.PendTokens, c.WaitingRequests, c.ActiveRequests, c.DecodeTokens, c.WaitingTokens,
+			c.ActiveBlocks, c.AdditionalBlocks, exactly(c.KVUse), c.MaxRequests, exactly(cmp.Or(c.Speed, 1)), exactly(c.TaintWeight), c.DecodeDelay, cost)
 		if drawn {
 			fmt.Fprintf(t, "%s\t", exactly(c.Probability))
 		}
@@ -248,11 +256,11 @@ func modeOf(d *router.Decision) string {
 //
 //nolint:gochecknoglobals // a table
 var policySettings = map[scorer.Policy]string{
-	scorer.Tokens:        "alpha attention host_cache_weight disk_cache_weight",
+	scorer.Tokens:        "alpha attention decode_weight kv_read host_cache_weight disk_cache_weight",
 	scorer.Dynamo:        "overlap_score_weight",
 	scorer.DynamoNewer:   "overlap_score_credit overlap_score_credit_decay prefill_load_scale active_request_weight host_cache_weight disk_cache_weight",
-	scorer.PredictedTTFT: "alpha host_cache_weight disk_cache_weight",
-	scorer.Weighted:      "max_batch weighted_overlap weighted_requests weighted_kv_use",
+	scorer.PredictedTTFT: "alpha decode_weight kv_read host_cache_weight disk_cache_weight",
+	scorer.Weighted:      "max_batch weighted_overlap weighted_requests weighted_kv_use decode_weight kv_read",
 }
 
 // settingsOf lists the settings that the policy uses.

@@ -30,7 +30,7 @@ func TestExplain(t *testing.T) {
 	r.MarkPrefillCompleted("why")
 	r.Free("why")
 	for args, want := range map[string][]string{
-		"why":         {"prompt    ", "80 tokens (exact), 10 full blocks of 8", "kv, random number 0.", "cost tokens, alpha 0.1, attention 6e-05, host", `thresholds   {"active_decode_blocks_threshold":0.45}`, "reason", "kv: cost 17.676 by tokens", "8 of its blocks are cached, 16 tokens to compute", "hashes ", "first token  after", "end          after", "<- chosen", "not: busy", "40.144"},
+		"why":         {"prompt    ", "80 tokens (exact), 10 full blocks of 8", "kv, random number 0.", "cost tokens, alpha 0.1, attention 6e-05, decode_weight 1, kv_read 0.00145", `thresholds   {"active_decode_blocks_threshold":0.45}`, "reason", "kv: cost 21.6376 by tokens", "8 of its blocks are cached, 16 tokens to compute", "hashes ", "first token  after", "end          after", "<- chosen", "not: busy", "40.144"},
 		"last":        {"pin", "pinned: the request names it", "not: pin"},
 		"last --json": {`"id": "pin"`},
 		"--json why":  {`"policy": "tokens"`, `"candidates": [`, `"excluded": "busy"`},
@@ -67,7 +67,7 @@ func TestExplain(t *testing.T) {
 	_, out, _ := runs(t, "explain", "--url", both.URL, "both")
 	decode, leg, _ := strings.Cut(out, "\nprefill leg:\n")
 	for text, want := range map[string][]string{
-		decode: {"worker    decode3 at 10.0.0.4:80", "cost dynamo_newer", "prefill is not tracked", "0 tokens to compute", "prefill1"},
+		decode: {"worker    decode3 at 10.0.0.4:80", "cost tokens", "prefill is not tracked", "0 tokens to compute", "prefill1"},
 		leg:    {"worker    prefill1 at 10.0.0.2:80", "cost tokens", "24 tokens to compute", "decode3"},
 	} {
 		rows := strings.Split(text, "\n")

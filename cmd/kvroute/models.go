@@ -19,7 +19,8 @@ import (
 // loadCards loads the configured models, and the model of kvroute's simulated engines. A
 // model whose tokenizer is not supported is routed in text-block mode, and so are the chats
 // of a model whose chat template is not supported; a warning says why. A missing file is an
-// error. Models get their own attention weights, unless there is one for all.
+// error. Models get the weights that follow from their config.json, but no attention weight if there
+// is one for all.
 func (c *config) loadCards(cache *tokenizer.Cache, log *slog.Logger) ([]router.Card, error) {
 	cards := make([]router.Card, 0, len(c.Models)+1)
 	for i := range c.Models {
@@ -28,8 +29,13 @@ func (c *config) loadCards(cache *tokenizer.Cache, log *slog.Logger) ([]router.C
 		if err != nil {
 			return nil, fmt.Errorf("models[%d].%w", i, err)
 		}
+		attention, kvRead := m.weights(c.EnginePreset)
 		if c.Attention == "auto" {
-			card.Attention = m.attention()
+			card.Attention = attention
+		}
+		if card.KVRead = kvRead; kvRead == nil {
+			log.Info("the model's config.json does not say how large keys and values are; the delay by decoding is that of the engine preset",
+				"model", m.Name, "folder", m.Tokenizer, "engine_preset", c.EnginePreset)
 		}
 		cards = append(cards, card)
 	}
@@ -68,14 +74,21 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 	return card, nil
 }
 
-// attention returns the attention weight by the model's config.json, nil if the file is missing or
-// lacks a value.
-func (m *modelConfig) attention() *float64 {
+// weights returns the attention weight and the cost of reading a held token by the model's config.json;
+// one is nil if the file is missing or lacks a value.
+func (m *modelConfig) weights(preset string) (attention, kvRead *float64) {
 	data, err := readBounded(filepath.Join(m.Tokenizer, "config.json"))
-	if weight, ok := attentionOf(data); err == nil && ok {
-		return &weight
+	if err != nil {
+		return nil, nil
 	}
-	return nil
+	a, k := weightsOf(data, preset)
+	if a > 0 {
+		attention = &a
+	}
+	if k > 0 {
+		kvRead = &k
+	}
+	return attention, kvRead
 }
 
 // readBounded reads a file of the configuration, or fails if it is larger than any file of a

@@ -32,6 +32,8 @@ type printed struct {
 	Draw     float64
 	Turn     int
 	Ratio    float64 `json:"device_ratio"`
+	Output   float64 `json:"expected_output_tokens"`
+	InUse    float64 `json:"active_prefix_tokens"`
 	Settings struct {
 		Cost             string
 		Temperature      float64 `json:"router_temperature"`
@@ -47,10 +49,14 @@ type printed struct {
 		Disk             float64 `json:"disk_cache_weight"`
 		Alpha, Attention float64
 		Batch            float64 `json:"max_batch"`
+		Decode           float64 `json:"decode_weight"`
+		KVRead           float64 `json:"kv_read"`
 		Track            bool    `json:"track_prefill_tokens"`
 		Engine           map[string]float64
 	}
 	Candidates []*candidate
+
+	most float64 // cached tokens of a candidate
 }
 
 type candidate struct {
@@ -59,11 +65,14 @@ type candidate struct {
 	}
 	Excluded          string
 	Overlap           float64 `json:"overlap_blocks"`
+	Coming            float64 `json:"pending_blocks"`
 	Host              float64 `json:"host_blocks"`
 	Disk              float64 `json:"disk_blocks"`
 	Pend              float64 `json:"pend_tokens"`
 	N                 int     `json:"active_requests"`
 	Held              float64 `json:"decode_tokens"`
+	ToDecode          float64 `json:"waiting_tokens"`
+	Speed             float64
 	Active            int     `json:"active_blocks"`
 	More              int     `json:"additional_blocks"`
 	Use               float64 `json:"kv_use"`
@@ -80,14 +89,31 @@ func (r *printed) cost(c *candidate, least float64) float64 {
 	cached := math.Round((c.Overlap + s.Host*c.Host + s.Disk*c.Disk) * r.Block)
 	u := math.Max(1, r.Prompt-cached)
 	cost := 0.
+	held := c.Held + c.ToDecode
+	delay := s.Decode * s.KVRead * r.Output * held / 3
+	prefix := math.Min(c.Overlap*r.Block, r.Prompt)
+	wait := math.Min(math.Min(c.Coming*r.Block, c.Pend), prefix)
+	work := func(from, to float64) float64 { return (to - from) * (1 + s.Attention*(from+to)/2) }
+	base := s.Decode * s.Engine["floor"] * r.Output / 3
 	switch {
 	case s.Cost == "tokens" && !s.Track:
-		cost = blocks
+		if cost = blocks; s.Decode > 0 {
+			cost = held/r.Block + float64(c.More)
+		}
+		base = -1
 	case s.Cost == "tokens":
-		cost = c.Pend + u*(1+s.Attention*(r.Prompt-u/2))*(1+s.Alpha*n)
+		cost = c.Pend + work(r.Prompt-u, r.Prompt)*(1+s.Alpha*n) + delay
+		copies := work(prefix-wait, prefix)
+		if most := math.Min(r.most, r.Prompt); cached < most && n > 0 {
+			copies += work(cached, most) / 4
+		} else if cached < most && r.InUse > cached {
+			copies -= work(cached, math.Min(most, r.InUse)) / 2
+		}
+		cost += math.Min(1, s.Decode) * copies
 		if c.Places > 0 {
 			cost += r.Prompt * math.Max(0, n+1-.9*c.Places)
 		}
+		base /= s.Engine["token"]
 	case s.Cost == "dynamo":
 		cost = blocks
 		if s.Track {
@@ -103,13 +129,17 @@ func (r *printed) cost(c *candidate, least float64) float64 {
 	case s.Cost == "predicted_ttft":
 		e := s.Engine
 		own := e["token"]*u + e["attention"]*u*(r.Prompt-u/2)
-		cost = own + 1.15*e["token"]*c.Pend + (c.Pend+u)/e["chunk"]*(e["floor"]+e["kv_token"]*c.Held) + s.Alpha*own*n
+		cost = own + 1.15*e["token"]*(c.Pend-wait) + (c.Pend+u)/e["chunk"]*(e["floor"]+e["kv_token"]*c.Held) + s.Alpha*own*n
+		cost += e["token"]*(wait+delay) + e["attention"]*wait*(prefix-wait/2)
 	case s.Cost == "weighted":
 		batch := s.Batch
 		if c.Places > 0 {
 			batch = c.Places
 		}
-		return -(s.WOverlap*math.Min(c.Overlap*r.Block, r.Prompt)/r.Prompt - s.WRequests*n/batch - s.WUse*c.Use)
+		return -(s.WOverlap*(math.Min(c.Overlap*r.Block, r.Prompt)/r.Prompt-delay/r.Prompt) - s.WRequests*n/batch - s.WUse*c.Use)
+	}
+	if v := c.Speed; v > 0 && base >= 0 && (s.Cost == "tokens" || s.Cost == "predicted_ttft") {
+		cost = (cost+base)/math.Sqrt(v) - base
 	}
 	return cost * math.Exp(-math.Tanh(c.Taints))
 }
@@ -137,6 +167,8 @@ func (r *printed) choice() *candidate {
 	for _, c := range r.Candidates {
 		if c.Excluded == "" {
 			all, least = append(all, c), math.Min(least, c.Pend)
+			s := &r.Settings
+			r.most = math.Max(r.most, math.Round((c.Overlap+s.Host*c.Host+s.Disk*c.Disk)*r.Block))
 		}
 	}
 	n := len(all)
@@ -219,7 +251,7 @@ func (r *printed) choice() *candidate {
 // of docs/routing.md: in all modes, with all policies, with draws and overrides.
 func TestADecisionCanBeWorkedOutAgain(t *testing.T) {
 	for seed, flags := range []string{
-		"", "--alpha .3 --attention 0", "--router-temperature .5", "--no-router-track-prefill-tokens",
+		"", "--alpha .3 --attention 0", "--decode-weight 5", "--decode-weight 0", "--cost weighted --decode-weight 2", "--router-temperature .5", "--no-router-track-prefill-tokens",
 		"--kv-overlap-score-weight 2", "--kv-overlap-score-weight 0 --router-temperature 1",
 		"--cost dynamo_newer", "--router-kv-overlap-score-credit 1.5 --router-kv-overlap-score-credit-decay .5 --router-prefill-load-scale 3 --router-decode-active-request-weight 4",
 		"--cost predicted_ttft", "--cost predicted_ttft --engine-preset 8b --alpha .25", "--cost weighted", "--cost weighted --weighted-requests .5 --weighted-kv-use .2",
@@ -300,7 +332,7 @@ func recompute(t *testing.T, rnd *rand.Rand, flags ...string) {
 	rows := 0
 	for line := range strings.Lines(out) {
 		f := strings.Fields(line)
-		if len(f) < 14 || f[13] == "-" {
+		if len(f) < 18 || f[17] == "-" {
 			continue
 		}
 		number := func(column int) (x float64) {
@@ -310,8 +342,11 @@ func recompute(t *testing.T, rnd *rand.Rand, flags ...string) {
 		if number(0) == 0 {
 			continue
 		}
-		c := candidate{Overlap: number(1), Host: number(2), Disk: number(3), Pend: number(4), N: int(number(6)), Places: number(11), Taints: number(12)}
-		if by := got.cost(&c, 0); math.Abs(by-number(13)) > 1e-9*by {
+		c := candidate{
+			Overlap: number(1), Coming: number(2), Host: number(3), Disk: number(4), Pend: number(5), N: int(number(7)),
+			Held: number(8), ToDecode: number(9), Places: number(13), Speed: number(14), Taints: number(15),
+		}
+		if by := got.cost(&c, 0); math.Abs(by-number(17)) > 1e-9*by {
 			t.Errorf("%v by hand in the line %s", by, line)
 		}
 		rows++

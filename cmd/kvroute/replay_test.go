@@ -31,7 +31,7 @@ func TestReplayRepeatsItself(t *testing.T) {
 		t.Errorf("the written trace: status %d, %s\n%s", status, problem, table)
 	}
 	timed, status, problem := replayed(t, "--requests", "50", "--timing", "--rule", "tokens")
-	if status != 0 || !strings.Contains(timed, "decision p50") || len(strings.Fields(strings.Split(timed, "\n")[1])) != 20 {
+	if status != 0 || !strings.Contains(timed, "decision p50") || len(strings.Fields(strings.Split(timed, "\n")[1])) != 21 {
 		t.Errorf("what decisions cost: status %d, %s\n%s", status, problem, timed)
 	}
 	hits, status, _ := replayed(t, "--trace", trace, "--hit-rate")

@@ -29,6 +29,8 @@ type Routing struct {
 	Alpha      *float64 `yaml:"alpha" help:"<share> of a prefill that each other request on the worker pays (default 0.1)"`
 	// auto means 4·layers·heads·head size/parameters by the model's config.json, or 6e-5.
 	Attention            string   `yaml:"attention" default:"auto" help:"<weight> of attention against the linear part of a token, or auto: the model's own"`
+	DecodeWeight         *float64 `yaml:"decode-weight" help:"<factor> on the delay by decoding requests; 0 ignores it (default 1)"`
+	NoWorkerSpeeds       bool     `yaml:"no-worker-speeds" help:"treat all workers as equally fast: ignore their times to first tokens and their prefill_tps"`
 	RouterTemperature    float64  `yaml:"router-temperature" dynamo:"DYN_ROUTER_TEMPERATURE" help:"<number> above 0 to draw the worker at random, cheaper ones more often; 0 takes the cheapest"`
 	KVOverlapScoreWeight *float64 `yaml:"kv-overlap-score-weight" dynamo:"DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT" setting:"overlap_score_weight" help:"<weight> of prefill against active blocks, selects the cost dynamo; 0 routes by load alone"`
 	// The next four are settings of the cost dynamo_newer. Each selects it.
@@ -83,18 +85,16 @@ const autoAttention = 6e-5
 func (c *config) scoring() (scorer.Settings, error) {
 	s := scorer.Defaults()
 	s.Attention = autoAttention
-	switch c.EnginePreset {
-	case "8b":
-		s.Engine = scorer.Dense8B()
-	case "70b":
-		s.Engine = scorer.Dense70B()
+	if p, ok := presets[c.EnginePreset]; ok { // else the check of the settings refuses it
+		s.Engine = p.engine()
 	}
+	s.KVRead = s.Engine.KVRead()
 	s.Temperature = c.RouterTemperature
 	s.AssumeKVReuse, s.TrackPrefill = !c.NoAssumeKVReuse, !c.NoTrackPrefillTokens
 
 	o := scorer.Override{
 		OverlapScoreWeight: c.KVOverlapScoreWeight, OverlapScoreCredit: c.OverlapScoreCredit,
-		PrefillLoadScale: c.PrefillLoadScale, Alpha: c.Alpha,
+		PrefillLoadScale: c.PrefillLoadScale, Alpha: c.Alpha, DecodeWeight: c.DecodeWeight,
 	}
 	if c.Cost != "" {
 		o.Cost = new(scorer.Policy(c.Cost))
@@ -148,8 +148,9 @@ func (c *config) withoutEffect(s *scorer.Settings) error {
 		effect   bool // the settings have an effect
 		beside   string
 	}{
-		{"cost alpha attention router-temperature kv-overlap-score-weight router-kv-overlap-score-credit router-kv-overlap-score-credit-decay " +
+		{"cost alpha attention decode-weight router-temperature kv-overlap-score-weight router-kv-overlap-score-credit router-kv-overlap-score-credit-decay " +
 			"router-prefill-load-scale router-decode-active-request-weight router-host-cache-hit-weight router-disk-cache-hit-weight", kv, mode},
+		{"no-worker-speeds", kv && (s.Policy == scorer.Tokens || s.Policy == scorer.PredictedTTFT), mode + " and " + cost},
 		{"device-ratio", c.RouterMode == string(router.DeviceAware), mode},
 		{"router-kv-overlap-score-credit-decay", s.TrackPrefill, "no-router-track-prefill-tokens"},
 		{"router-kv-overlap-score-credit-decay", s.OverlapCredit > 0, "router-kv-overlap-score-credit 0"},
@@ -236,6 +237,7 @@ func (c *config) routing() (router.Config, error) {
 		KeepDecisions:  cmp.Or(c.KeepDecisions, -1),
 
 		InferFirstTokens: true,
+		NoSpeeds:         c.NoWorkerSpeeds,
 	}, nil
 }
 
@@ -252,23 +254,47 @@ type modelShape struct {
 	Experts      float64     `json:"num_experts_per_tok"`
 	ExpertSize   float64     `json:"moe_intermediate_size"`
 	Text         *modelShape `json:"text_config"` // of a model with images
+	// Latent attention keeps one vector of these two sizes for all heads of a layer.
+	LatentRank float64 `json:"kv_lora_rank"`
+	LatentRope float64 `json:"qk_rope_head_dim"`
+	// Of hybrid models only some layers read all earlier tokens: those listed as full_attention, or one of
+	// so many.
+	LayerTypes   []string `json:"layer_types"`
+	FullInterval float64  `json:"full_attention_interval"`
 }
 
-// attentionOf computes the attention weight of a model from its config.json:
+// weightsOf computes two weights of a model from its config.json:
 //
-//	4 · layers · heads · head size / parameters that compute a token
+//	attention: 4 · layers · heads · head size / parameters that compute a token
+//	kvRead:    the preset's, scaled by the numbers in a token's keys and values for each parameter that computes it
 //
-// It returns false if the file does not say enough.
-func attentionOf(data []byte) (weight float64, ok bool) {
+// A weight is 0 if the file does not say enough.
+func weightsOf(data []byte, preset string) (attention, kvRead float64) {
 	var m modelShape
 	if json.Unmarshal(data, &m) != nil {
-		return 0, false
+		return 0, 0
 	}
 	if m.Text != nil {
 		m = *m.Text
 	}
 	m.KVHeads = cmp.Or(m.KVHeads, m.Heads)
 	m.HeadDim = cmp.Or(m.HeadDim, m.Hidden/m.Heads)
+	p := presets[preset]
+	engine := p.engine()
+	kvRead = engine.KVRead() * (m.kvNumbers() / m.parameters()) / (p.kvNumbers / p.parameters)
+	return known(4 * m.Layers * m.Heads * m.HeadDim / m.parameters()), known(kvRead)
+}
+
+// known returns a weight, or 0 if it cannot be one.
+func known(weight float64) float64 {
+	if weight > 0 && !math.IsInf(weight, 0) {
+		return weight
+	}
+	return 0
+}
+
+// parameters is the number of parameters that compute a token.
+func (m *modelShape) parameters() float64 {
 	mlp := 3 * m.Hidden * m.Intermediate
 	if m.Experts > 0 {
 		mlp = 3 * m.Hidden * cmp.Or(m.ExpertSize, m.Intermediate) * m.Experts
@@ -278,7 +304,38 @@ func attentionOf(data []byte) (weight float64, ok bool) {
 		embeddings = 1
 	}
 	attention := m.Hidden * m.HeadDim * (2*m.Heads + 2*m.KVHeads) // queries, output, keys, values
-	parameters := m.Layers*(attention+mlp) + embeddings*m.Vocabulary*m.Hidden
-	weight = 4 * m.Layers * m.Heads * m.HeadDim / parameters
-	return weight, weight > 0 && !math.IsInf(weight, 0)
+	return m.Layers*(attention+mlp) + embeddings*m.Vocabulary*m.Hidden
+}
+
+// kvNumbers is the number of numbers in a token's keys and values that a later token reads.
+func (m *modelShape) kvNumbers() float64 {
+	layers := m.Layers
+	switch {
+	case len(m.LayerTypes) > 0:
+		layers = 0
+		for _, t := range m.LayerTypes {
+			if t == "full_attention" {
+				layers++
+			}
+		}
+	case m.FullInterval > 0:
+		layers /= m.FullInterval
+	}
+	if m.LatentRank > 0 {
+		return layers * (m.LatentRank + m.LatentRope)
+	}
+	return layers * 2 * m.KVHeads * m.HeadDim
+}
+
+// A preset is an engine with its model: Llama 3.1 8B, Qwen3 32B, Llama 3.1 70B.
+type preset struct {
+	engine                func() scorer.Engine
+	kvNumbers, parameters float64
+}
+
+//nolint:gochecknoglobals // a table
+var presets = map[string]preset{
+	"8b":  {scorer.Dense8B, 2 * 32 * 8 * 128, 8.03e9},
+	"32b": {scorer.Dense32B, 2 * 64 * 8 * 128, 32.8e9},
+	"70b": {scorer.Dense70B, 2 * 80 * 8 * 128, 70.6e9},
 }

@@ -35,7 +35,8 @@ type situation struct {
 	tier  indexer.Tier // tier that holds lower blocks behind those of held
 	lower []int
 
-	places int // requests that each worker computes at a time; 0 = unknown
+	tps    []float64 // registered prefill throughputs
+	places int       // requests that each worker computes at a time; 0 = unknown
 }
 
 func letters(s string) (tokens []uint32) {
@@ -73,8 +74,12 @@ func routerWith(t *testing.T, s situation, flags ...string) (*router.Router, con
 	const prompt = "ABCDEFGHIJ"
 	for i := range s.held {
 		id := uint64(i + 1)
+		var tps float64
+		if s.tps != nil {
+			tps = s.tps[i]
+		}
 		if err := r.SetWorker(router.WorkerInfo{
-			ID: id, Models: []string{"m"}, BlockSize: 8, TotalKVBlocks: 10, MaxBatchedTokens: 16, CPU: s.cpu != nil && s.cpu[i], MaxNumSeqs: s.places, Taints: []string{[2]string{"even", "odd"}[id%2]},
+			ID: id, PrefillThroughput: tps, Models: []string{"m"}, BlockSize: 8, TotalKVBlocks: 10, MaxBatchedTokens: 16, CPU: s.cpu != nil && s.cpu[i], MaxNumSeqs: s.places, Taints: []string{[2]string{"even", "odd"}[id%2]},
 			Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(id)}), 80),
 		}); err != nil {
 			t.Fatal(err)
@@ -173,6 +178,16 @@ func TestFlagsChangeDecisions(t *testing.T) {
 			"attention",
 			situation{held: []int{0, 4}, pending: []int{0, 5}},
 			"--attention 0", "--attention 1", 1, 2,
+		},
+		{
+			"decode-weight", // eight requests with the same beginning decode on worker 1
+			situation{held: []int{8, 0}, decode: []int{8, 0}},
+			"--decode-weight 0", "--decode-weight 30", 1, 2,
+		},
+		{
+			"no-worker-speeds", // worker 2 would be as good, and is slow
+			situation{held: []int{4, 5}, tps: []float64{40_000, 4_000}},
+			"", "--no-worker-speeds", 1, 2,
 		},
 		{"router-mode", warm, "", "--router-mode round-robin", 3, 3}, // two were booked before
 		{"router-mode", warm, "", "--router-mode least-loaded", 3, 2},
@@ -417,23 +432,36 @@ func TestZeroIsNone(t *testing.T) {
 	}
 }
 
-// The attention weight of a dense model of 32B with 64 layers and 64 heads of 128.
-func TestAttentionOfAModel(t *testing.T) {
+// The weights of a dense model of 32B with 64 layers and 64 heads of 128, and of models that keep fewer
+// keys and values.
+func TestWeightsOfAModel(t *testing.T) {
 	dense := `{"num_hidden_layers":64,"hidden_size":5120,"num_attention_heads":64,"num_key_value_heads":8,"head_dim":128,"intermediate_size":25600,"vocab_size":151936,"tie_word_embeddings":false}`
-	if got, ok := attentionOf([]byte(dense)); !ok || math.Abs(got-6.4e-5) > .05e-5 {
-		t.Errorf("attention %v, %v; want 6.4e-5", got, ok)
-	}
-	if got, ok := attentionOf([]byte(`{"text_config":` + dense + `}`)); !ok || math.Abs(got-6.4e-5) > .05e-5 {
-		t.Errorf("inside a model that sees: %v, %v; want 6.4e-5", got, ok)
-	}
+	const kv32b = 5.6e-5 / .0386
 	// Of 128 experts 8 compute a token: 30B parameters, of which 3.3B count.
 	sparse := `{"num_hidden_layers":48,"hidden_size":2048,"num_attention_heads":32,"num_key_value_heads":4,"head_dim":128,"intermediate_size":6144,"moe_intermediate_size":768,"num_experts_per_tok":8,"vocab_size":151936}`
-	if got, ok := attentionOf([]byte(sparse)); !ok || math.Abs(got-2.3e-4) > .1e-4 {
-		t.Errorf("experts: %v, %v; want 2.3e-4", got, ok)
+	more := func(fields string) string { return dense[:len(dense)-1] + "," + fields + "}" }
+	for _, c := range []struct {
+		name, config, preset string
+		attention, kvRead    float64
+	}{
+		{"dense", dense, "32b", 6.4e-5, kv32b},
+		{"inside a model that sees", `{"text_config":` + dense + `}`, "32b", 6.4e-5, kv32b},
+		// The preset of a smaller model, whose keys and values are large for its parameters.
+		{"another preset", dense, "8b", 6.4e-5, 5.6e-5 / .0154 * (131_072. / 32.8e9) / (65_536. / 8.03e9)},
+		{"experts", sparse, "32b", 2.3e-4, kv32b * (2 * 48 * 4 * 128 / 3.3e9) / (131_072. / 32.8e9)},
+		{"latent attention", more(`"kv_lora_rank":512,"qk_rope_head_dim":64`), "32b", 6.4e-5, kv32b * 576 / 2048},
+		{"every fourth layer reads all tokens", more(`"full_attention_interval":4`), "32b", 6.4e-5, kv32b / 4},
+		{"half of the layers read all tokens", more(`"layer_types":[` + strings.Repeat(`"full_attention","sliding_attention",`, 31) + `"full_attention","linear_attention"]`), "32b", 6.4e-5, kv32b / 2},
+		{"no layer reads all tokens", more(`"layer_types":["linear_attention"]`), "32b", 6.4e-5, 0},
+	} {
+		attention, kvRead := weightsOf([]byte(c.config), c.preset)
+		if math.Abs(attention-c.attention) > .04*c.attention || math.Abs(kvRead-c.kvRead) > .04*c.kvRead {
+			t.Errorf("%s: attention %v, a held token %v; want %v, %v", c.name, attention, kvRead, c.attention, c.kvRead)
+		}
 	}
 	for _, bad := range []string{"", "{}", "[1]", `{"num_hidden_layers":-3,"hidden_size":5}`, `{"num_hidden_layers":64,"num_attention_heads":64,"head_dim":128}`} {
-		if got, ok := attentionOf([]byte(bad)); ok {
-			t.Errorf("%q: attention %v, want none", bad, got)
+		if attention, kvRead := weightsOf([]byte(bad), "32b"); attention != 0 || kvRead != 0 {
+			t.Errorf("%q: attention %v, a held token %v; want none", bad, attention, kvRead)
 		}
 	}
 	dir := t.TempDir()
@@ -441,8 +469,12 @@ func TestAttentionOfAModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := modelConfig{Tokenizer: dir}
-	if a := m.attention(); a == nil || math.Abs(*a-6.4e-05) > 1e-6 {
-		t.Errorf("attention of the model: %v, want 6.4e-05 by its config.json", a)
+	if a, k := m.weights("32b"); a == nil || k == nil || math.Abs(*a-6.4e-05) > 1e-6 || math.Abs(*k-kv32b) > .04*kv32b {
+		t.Errorf("attention of the model %v, a held token %v; want 6.4e-05, %v by its config.json", a, k, kv32b)
+	}
+	empty := modelConfig{Tokenizer: t.TempDir()}
+	if a, k := empty.weights("32b"); a != nil || k != nil {
+		t.Errorf("attention of a folder without config.json %v, a held token %v; want none", a, k)
 	}
 }
 

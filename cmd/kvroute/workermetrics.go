@@ -20,6 +20,7 @@ var workerMetrics = []telemetry.Reading{
 	{Name: "kvroute.worker.pending_tokens", Help: "Prompt tokens that a worker has to compute.", Labels: workerLabels},
 	{Name: "kvroute.worker.active_blocks", Help: "Blocks of the requests in flight on a worker.", Labels: workerLabels},
 	{Name: "kvroute.worker.cached_blocks", Help: "Blocks that a worker has cached, by its events or by prediction.", Labels: workerLabels},
+	{Name: "kvroute.worker.speed", Help: "How fast a worker computes prompts, compared with the median worker of its pool.", Labels: workerLabels},
 	{Name: "kvroute.worker.state", Help: "1 for each worker, by its health.", Labels: append(workerLabels[:3:3], "health")},
 }
 
@@ -44,6 +45,7 @@ func (s *server) readWorkers(observe func(place int, value float64, labels ...st
 		for i, n := range []int{int(w.Routed), int(w.Failures), w.ActiveRequests, w.PendTokens, w.ActiveBlocks, w.CachedBlocks + w.GuessedBlocks} {
 			observe(i, float64(n), labels...)
 		}
+		observe(len(workerMetrics)-2, w.Speed, labels...)
 		observe(len(workerMetrics)-1, 1, append(labels, w.Health)...)
 	}
 }
