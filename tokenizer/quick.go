@@ -128,7 +128,8 @@ const batch = 128
 // s[calm-1] or s[hi]. It returns their number. A piece begins more than 16 bytes before s[hi].
 func (q *quick) scan(ends *[batch]int, s []byte, i, hi, calm int) (n int) {
 	for s = s[:hi]; n < batch && i+16 < hi; n++ {
-		start, end := &q.start[s[i]], 0
+		start := &q.start[s[i]]
+		var end int
 		if others := notLower(binary.LittleEndian.Uint64(s[i:])|start.fold) &^ start.lead; others != 0 {
 			end = i + bits.TrailingZeros64(others)/8
 		} else {

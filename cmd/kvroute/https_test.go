@@ -7,7 +7,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"io"
-	"log"
+	"log" //nolint:depguard // net/http takes no other logger
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -86,7 +86,6 @@ type securedWorker struct {
 	http2   atomic.Int32    // POSTs over HTTP/2
 }
 
-//nolint:gochecknoglobals // a table
 var securedPaths = [4]string{"/health", "/metrics", "/tokenize", chatPath}
 
 func newSecuredWorker(t *testing.T, a *certAuthority, name string) *securedWorker {

@@ -43,6 +43,8 @@ func (s *server) reload(ctx context.Context) error {
 }
 
 // reloadable are the settings that a reload applies.
+//
+//nolint:gochecknoglobals // a table
 var reloadable = []string{"active-prefill-tokens-threshold", "active-prefill-tokens-threshold-frac", "busy-threshold", "groups", "log-level", "models", "workers"}
 
 // readAgain applies the reloadable settings and the tokens of the API: all of them, or none after an

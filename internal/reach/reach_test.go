@@ -10,7 +10,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"io"
-	"log"
+	"log" //nolint:depguard // net/http takes no other logger
 	"math/big"
 	"net/http"
 	"net/http/httptest"
