@@ -152,7 +152,7 @@ func (r *Router) noteOutput(d *Decision) {
 		return
 	}
 	now := r.conf.Now()
-	p.read(func(c *core) { c.noteUsage(now, d, d.Worker, d.Usage.OutputTokens) })
+	p.read(func(c *core) { c.noteUsage(now, d, d.Usage.OutputTokens) })
 }
 
 // noteUsage adds the usage to the kept decision and to the outcome of a request.

@@ -71,8 +71,13 @@ func (c *core) end(now time.Time, id string) (silent bool) {
 
 // noteUsage takes the number of output tokens that a response reported. Of a request in flight it
 // replaces the estimate; of one that has ended the worker's rate is learnt from it.
-func (c *core) noteUsage(now time.Time, d *Decision, w Worker, tokens int) {
-	if ord, known := c.find(w); known && !c.slots.AddOutputTokens(now, d.ID, tokens) && !d.FirstToken.IsZero() && !d.Freed.IsZero() {
+func (c *core) noteUsage(now time.Time, d *Decision, tokens int) {
+	ord, known := c.find(d.Worker)
+	switch {
+	case !known:
+	case d.Freed.IsZero():
+		c.slots.ReportOutput(now, d.ID, tokens)
+	case !d.FirstToken.IsZero():
 		c.slots.LearnOutputRate(ord, tokens, d.Freed.Sub(d.FirstToken))
 	}
 }

@@ -87,3 +87,26 @@ func TestTheRateOfAWorkerIsLearned(t *testing.T) {
 		t.Errorf("the next worker inherits %v", got)
 	}
 }
+
+// The length of the whole output replaces estimates, and what was reported before.
+func TestReportedOutput(t *testing.T) {
+	for _, before := range []func(*scorer.Slots){
+		func(*scorer.Slots) {},
+		func(s *scorer.Slots) { s.Grow(at(2), 0, 30) },
+		func(s *scorer.Slots) { s.AddOutputTokens(at(2), "a", 25) },
+	} {
+		var s scorer.Slots
+		s.Add(at(0), "a", &scorer.Booking{PromptTokens: 10})
+		s.MarkPrefillCompleted(at(1), "a")
+		before(&s)
+		if !s.ReportOutput(at(3), "a", 40) || s.ReportOutput(at(3), "b", 40) {
+			t.Error("a has a slot, and b has none")
+		}
+		if l := s.Load(0); l.DecodeTokens != 50 {
+			t.Errorf("%d tokens, want 10 of the prompt and 40", l.DecodeTokens)
+		}
+		if e := s.Finish(at(4), "a"); e != (scorer.Ended{Existed: true, Started: true, OutputTokens: 40}) {
+			t.Errorf("the request ended with %+v", e)
+		}
+	}
+}

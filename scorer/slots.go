@@ -314,6 +314,18 @@ func (s *Slots) AddOutputTokens(now time.Time, id string, k int) bool {
 	return true
 }
 
+// ReportOutput is [Slots.AddOutputTokens] for the length of the whole output.
+func (s *Slots) ReportOutput(now time.Time, id string, tokens int) (taken bool) {
+	n, exists := s.ids[id]
+	if !exists {
+		return false
+	}
+	if t := &s.slots[n]; t.outputReported {
+		tokens -= t.out
+	}
+	return s.AddOutputTokens(now, id, tokens)
+}
+
 // ComputePrompt notes that the worker computes the prompt of a request that was booked with
 // PrefillUntracked. It returns false, and changes nothing, if the id has no such slot, and after the
 // first token.
