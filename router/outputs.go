@@ -34,12 +34,14 @@ func (o *outputs) note(tokens float64) {
 func (o *outputs) tokens() float64 { return cmp.Or(o.mean, defaultOutput) }
 
 // expectedOutput is the expected output of a request in tokens: as the request says, or the mean of the
-// pool, and at most what the request allows.
+// pool, and at most what the request allows. A prefill leg has none.
 func (c *core) expectedOutput(q *question) float64 {
-	if q.ExpectedOutput > 0 {
+	switch {
+	case c.part == prefillPart:
+		return 0
+	case q.ExpectedOutput > 0:
 		return float64(q.ExpectedOutput)
-	}
-	if q.MaxOutput > 0 {
+	case q.MaxOutput > 0:
 		return min(c.outputs.tokens(), float64(q.MaxOutput))
 	}
 	return c.outputs.tokens()
