@@ -174,10 +174,11 @@ func (f *Command) withoutEffect(fs *flag.FlagSet) (err error) {
 		when          bool
 		beside, flags string
 	}{
-		{f.Trace != "", "a --trace", "rate prefixes prefix-tokens question-tokens output-tokens turns"},
+		{f.Trace != "", "a --trace", "rate prefixes prefix-tokens question-tokens output-tokens turns burst burst-apart burst-questions"},
 		{f.Trace != "" && f.Users == 0, "a --trace that is played whole", "requests"},
 		{f.Trace != "", "a --trace", "lanes"},
-		{f.lanes.Lanes > 0, "--lanes, which make up sessions for a time", "requests rate prefixes prefix-tokens question-tokens output-tokens turns jitter hit-rate write-trace"},
+		{f.lanes.Lanes > 0, "--lanes, which make up sessions for a time", "requests rate prefixes prefix-tokens question-tokens output-tokens turns burst burst-apart burst-questions jitter hit-rate write-trace"},
+		{f.generate.Burst == 1, "--burst 1", "burst-apart burst-questions"},
 		{f.lanes.Lanes == 0, "--lanes 0", "lane-duration lane-context lane-sessions lane-products lane-cache-bust"},
 		{f.Users > 0, "--users, who set the load themselves", "jitter"},
 		{s.Replicas == 1, "one replica", "sync-delay sync-off sync-lost"},

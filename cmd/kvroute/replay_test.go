@@ -92,6 +92,7 @@ func TestReplayRefuses(t *testing.T) {
 		"--jitter has no effect beside --users":           {"--trace", "x", "--users", "3", "--jitter", "1s"},
 		"--lanes has no effect beside a --trace":          {"--trace", "x", "--lanes", "3"},
 		"--requests has no effect beside --lanes":         {"--lanes", "3", "--requests", "3"},
+		"--burst-apart has no effect beside --burst 1":    {"--burst-apart", "1s"},
 		"--lane-products has no effect beside --lanes 0":  {"--lane-products", "3"},
 		"--sync-lost has no effect beside one replica":    {"--sync-lost", "1s:1s"},
 		"--sync-delay has no effect beside --sync-off":    {"--sync-delay", "1s", "--sync-off", "--replicas", "2"},
