@@ -104,6 +104,21 @@ func (s *sim) sendChange(from int, c router.Change) {
 	})
 }
 
+// publishCached sends a worker's cached blocks to the routers: a new worker of the oracle shares the cache.
+func (s *sim) publishCached(w int) {
+	b := &s.Trace.blocks
+	for n := range int32(s.Trace.Distinct()) { // a block comes after those before it in a prompt
+		if s.engines[w].cache.leading([]int32{n}) == 0 {
+			continue
+		}
+		ev := indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: b.chain[n], Local: b.local[n]}}}
+		if parent := b.parent[n]; parent != none {
+			ev.HasParent, ev.Parent = true, b.chain[parent]
+		}
+		s.deliver(w, &ev)
+	}
+}
+
 // changed applies a change of a worker.
 func (s *sim) changed(c Change) {
 	e := s.engines[c.Worker]
@@ -121,6 +136,9 @@ func (s *sim) changed(c Change) {
 		}
 	}
 	if c.Kind == Join {
+		if s.Rule.Oracle {
+			s.publishCached(c.Worker)
+		}
 		return
 	}
 	lost := e.reset(s.Trace.Distinct())

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvroute/kvroute/router"
 )
 
 // The requests of a burst have an equal prompt and come within a time. Bursts come so rarely that the
@@ -79,5 +81,26 @@ func TestBurstsOfOnePrefix(t *testing.T) {
 	c.Turns = 2
 	if _, err := Generate(c); err == nil || !strings.Contains(err.Error(), "burst-questions") {
 		t.Errorf("turns: %v", err)
+	}
+}
+
+// A worker that joins the oracle's workers has their blocks, and gets requests at once.
+func TestAJoiningWorkerSharesTheOraclesCache(t *testing.T) {
+	trace, err := Generate(GenerateConfig{Requests: 300, Rate: 10, Prefixes: 1, PrefixTokens: 20_000, QuestionTokens: 100, OutputTokens: 300, Seed: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const prefix = 20_000 / MooncakeBlock * MooncakeBlock
+	fewest, joined := prefix, 0
+	c := Scenario{Trace: trace, Rule: rule(t, "oracle"), Workers: 2, Seed: 1, Changes: []Change{{At: 10 * time.Second, Worker: 1, Kind: Join}}}
+	c.decided = func(_ int32, d router.Decision) {
+		if d.Worker.ID == c.Seed<<20+2 {
+			fewest = min(fewest, d.CachedTokens)
+			joined++
+		}
+	}
+	play(t, c)
+	if joined < 50 || fewest < prefix {
+		t.Errorf("the new worker got %d requests, with at least %d cached tokens; want 50 or more, with %d", joined, fewest, prefix)
 	}
 }

@@ -9,6 +9,15 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
+// Published returns the names of the rules of other routers.
+func Published() []string {
+	names := []string{"dynamo", "dynamo-agentic", "dynamo-load-aware"}
+	for _, r := range publishedRules() {
+		names = append(names, r.Name)
+	}
+	return names
+}
+
 // publishedRules returns the rules of other routers, with their authors' settings.
 func publishedRules() []Rule {
 	rules := []Rule{
