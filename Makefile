@@ -56,7 +56,7 @@ bench-events: tools ## measure events, snapshots and the start of a replica agai
 TRACES := $(or $(KVROUTE_SHARED),../shared)/data/traces
 
 .PHONY: bench-policy
-bench-policy: tools ## simulate all routing policies against their targets on public traces in TRACES (SEEDS=3)
+bench-policy: tools ## simulate all routing policies against their targets on public traces in TRACES (10 minutes; SEEDS=3)
 	@go run bench/main.go policy --traces $(TRACES) --rounds $(or $(SEEDS),3) --commit "$(COMMIT)"
 
 .PHONY: bench-fleet

@@ -18,12 +18,17 @@ const (
 	oracleRule  = "oracle"
 )
 
+// noDecode is the default without the term for decoding requests.
+const noDecode = defaultRule + ",decode_weight=0"
+
 func targetRules() []string { return []string{defaultRule, rivalRule, oracleRule} }
 
-// otherRules are the rules that are also played in the seven cells and the larger ones.
+// allRules are the default, the oracle, and the rules of other routers.
+func allRules() []string { return append([]string{defaultRule, oracleRule}, replay.Published()...) }
+
+// otherRules are also played in the seven cells.
 func otherRules() []string {
-	return strings.Fields(`random round-robin power-of-two least-requests vllm-dp sglang-cache-aware aibrix-prefix-cache gie-3-2-2 gie-3-2-2-2 llm-d-baseline
-		lmetric dynamo:overlap_score_weight=4 dynamo:overlap_score_weight=32 dynamo-agentic predicted_ttft predicted_ttft:alpha=.1 predicted_ttft:alpha=.25 tokens`)
+	return strings.Fields(`dynamo:overlap_score_weight=4 dynamo:overlap_score_weight=32 predicted_ttft:alpha=.25 tokens`)
 }
 
 // jitter is the most by which a request of a recorded open loop comes later. Where caches
@@ -55,8 +60,13 @@ func (b *Bench) agenticCell(users, blocks int) cell {
 	if users >= 256 {
 		requests = 8000
 	}
+	return b.dealtCell(fmt.Sprintf("agentic %d users, %d blocks", users, blocks), users, requests, 8).also(func(s *replay.Scenario) { s.KVBlocks = blocks })
+}
+
+// dealtCell has recorded agents.
+func (b *Bench) dealtCell(name string, users, requests, workers int) cell {
 	return cell{
-		name: fmt.Sprintf("agentic %d users, %d blocks", users, blocks),
+		name: name,
 		trace: func(seed uint64) *replay.Trace {
 			c := replay.DealConfig{Users: users, Requests: requests, Seed: seed}
 			if b.dealt[c] == nil {
@@ -64,18 +74,22 @@ func (b *Bench) agenticCell(users, blocks int) cell {
 			}
 			return b.dealt[c]
 		},
-		set: func(s *replay.Scenario) { s.KVBlocks = blocks },
+		set: func(s *replay.Scenario) { s.Workers, s.KVBlocks = workers, 2000 },
 	}
 }
 
-// lanesCell has made-up sessions of coding agents, with sub-agents, as AgentX plays them.
-func lanesCell(lanes, blocks int) cell {
+// laneTime is how long lanes are measured.
+const laneTime = 20 * time.Minute
+
+// lanesCell has made-up sessions of coding agents, with sub-agents, as AgentX plays them. All sessions of
+// a product share their tools and system prompts. With 0 products each session has its own.
+func lanesCell(name string, lanes, products int) cell {
 	return cell{
-		name: fmt.Sprintf("%d lanes, %d blocks", lanes, blocks),
+		name: name,
 		trace: func(seed uint64) *replay.Trace {
-			return bench.Must(replay.Lanes(replay.LaneConfig{Lanes: lanes, Seed: seed}))
+			return bench.Must(replay.Lanes(replay.LaneConfig{Lanes: lanes, Products: products, Duration: laneTime, Seed: seed}))
 		},
-		set: func(s *replay.Scenario) { s.KVBlocks = blocks },
+		set: func(s *replay.Scenario) { s.KVBlocks = 2000; predicting(s) },
 	}
 }
 
@@ -84,7 +98,7 @@ func generatedCell(name string, blocks int, c replay.GenerateConfig) cell {
 		name: name, open: true,
 		trace: func(seed uint64) *replay.Trace {
 			c := c
-			c.Seed += seed
+			c.Seed = seed
 			return bench.Must(replay.Generate(c))
 		},
 		set: func(s *replay.Scenario) { s.KVBlocks = blocks },
@@ -99,20 +113,18 @@ func (b *Bench) recorded(load float64, blocks int) []cell {
 // three are one cell of each recorded trace.
 func (b *Bench) three() []cell { return append(b.recorded(1.5, 2000), b.agenticCell(32, 1334)) }
 
-// cells are the seven in which all rules are played.
-func (b *Bench) cells() []cell {
-	return []cell{
+// sevenCells are those of the table of all rules.
+func (b *Bench) sevenCells() []cell {
+	return predict([]cell{
 		b.chatCell(1.5, 600), b.chatCell(2, 2000), b.syntheticCell(1.5, 600), b.syntheticCell(2, 2000),
 		b.agenticCell(32, 1334), b.agenticCell(64, 1334), b.agenticCell(64, 5000),
-	}
+	})
 }
 
-// largerCells are open loops with more workers.
-func (b *Bench) largerCells() (out []cell) {
-	for _, n := range []int{16, 32} {
-		for _, c := range b.recorded(2*float64(n)/8, 2000) {
-			out = append(out, c.with(fmt.Sprintf("%d workers", n), func(s *replay.Scenario) { s.Workers = n }).with("prediction", predicting))
-		}
+// predict returns the cells as kvroute runs by default.
+func predict(cells []cell) (out []cell) {
+	for _, c := range cells {
+		out = append(out, c.also(predicting))
 	}
 	return out
 }

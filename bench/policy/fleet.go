@@ -39,8 +39,7 @@ func (b *Bench) compare(ctx context.Context, name string, comparisons []comparis
 	for _, c := range comparisons {
 		cells = append(cells, c.one, c.cell)
 	}
-	b.log("%s: %d comparisons with %d seeds", name, len(comparisons), seeds)
-	all = b.play(ctx, cells, []string{defaultRule}, seeds)
+	all = b.play(ctx, name, cells, []string{defaultRule}, seeds)
 	for _, c := range comparisons {
 		figures = append(figures, c.figures(all)...)
 	}
