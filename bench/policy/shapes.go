@@ -103,14 +103,14 @@ func slowHalf(v float64) func(s *replay.Scenario) {
 
 // equalPrompts is eight equal prompts within 30 ms, of which the caches hold nothing, onto eight idle workers.
 func equalPrompts() cell {
-	return generated("8 equal prompts within 30 ms", shape{n: 400, rate: .4, prefixes: unique, prefix: 8000, output: 300, burst: 8, apart: 30 * time.Millisecond})
+	return generated("8 equal prompts within 30 ms", shape{n: 400, rate: .08, prefixes: unique, prefix: 8000, question: 400, output: 50, burst: 8, apart: 30 * time.Millisecond})
 }
 
 // furtherShapes are cells that no setting of a rule was chosen with.
 func (b *Bench) furtherShapes() []cell {
 	shares := b.shareCells()
 	bestOf := func(n int) shape {
-		return shape{rate: float64(n) / 2, n: max(800, 40*n), prefixes: unique, prefix: 6000, output: 300, burst: n}
+		return shape{rate: float64(n) / 2, n: max(800, 40*n), prefixes: unique, prefix: 6000, question: 400, output: 300, burst: n}
 	}
 	hotBest := generated("best of 8, 16/s, 4 prefixes of 8k, 16 workers", shape{workers: 16, rate: 16, n: 1200, prefixes: 4, prefix: 8000, question: 400, output: 300, burst: 8})
 	out := slices.Concat(shares, b.scaleOuts(), b.agentCells(), []cell{
