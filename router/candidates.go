@@ -109,7 +109,7 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 		PrefillUntracked: !s.TrackPrefill, Pinned: q.Pinned != nil, EmbeddingHit: q.EmbeddingHit,
 	}
 	c.inputs = slices.Grow(c.inputs[:0], len(c.candidates))[:len(c.candidates)]
-	idle, holder, most := false, -1, 0 // holder has most of the prompt
+	idle, holder, most := false, -1, 0 // holder has computed most of the prompt
 	c.held, c.whole = 0, c.conf.Rule != nil || q.Explain || s.Policy != scorer.Tokens && s.Policy != scorer.PredictedTTFT || !s.TrackPrefill
 	for i, ord := range c.candidates {
 		e, in := &c.entries[ord], &c.inputs[i]
@@ -132,8 +132,8 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 		c.applyProbe(q, ord, i)
 		c.held += in.OverlapBlocks
 		idle = idle || in.ActiveRequests == 0
-		if in.OverlapBlocks > most {
-			holder, most = i, in.OverlapBlocks
+		if n := in.OverlapBlocks - in.PendingBlocks; n > most {
+			holder, most = i, n
 		}
 		for _, t := range q.taints {
 			if slices.Contains(e.info.Taints, t.name) {
@@ -141,9 +141,9 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 			}
 		}
 	}
-	// It matters only to an idle candidate, if the one with most of the prompt is not idle.
+	// It matters only to an idle candidate, if the holder is not idle.
 	if idle && holder >= 0 && c.inputs[holder].ActiveRequests > 0 && s.Policy == scorer.Tokens && s.TrackPrefill {
-		c.request.ActivePrefix = (len(q.sequence) - c.slots.AdditionalBlocks(c.candidates[holder], q.sequence)) * c.blockSize
+		c.request.ActivePrefix = min(most, len(q.sequence)-c.slots.AdditionalBlocks(c.candidates[holder], q.sequence)) * c.blockSize
 	}
 }
 

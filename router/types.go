@@ -330,8 +330,8 @@ type Decision struct {
 	// ExpectedOutput is the length of the output that the costs expected, in tokens: as the request
 	// said, or the mean output of the pool.
 	ExpectedOutput float64 `json:"expected_output_tokens"`
-	// ActivePrefix is how many leading tokens of the prompt a request in flight has, too, on the candidate
-	// that has most of the prompt cached; 0 also if no candidate was idle.
+	// ActivePrefix is how many leading tokens of the prompt are computed on the candidate that has most of
+	// them, and are also those of a request in flight there; 0 also if no candidate was idle.
 	ActivePrefix int `json:"active_prefix_tokens,omitempty"`
 
 	// Durations of the steps.

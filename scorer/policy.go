@@ -169,10 +169,10 @@ func TokenCost(pend, own, prompt, requests, alpha, attention float64) float64 {
 }
 
 func (s *Settings) tokens(r *Request, in []Input, costs []float64) {
-	most := 0.
+	most, ready := 0., 0. // cached tokens, and those of them that are computed
 	for i := range in {
 		costs[i] = float64(s.CachedTokens(r, &in[i]))
-		most = max(most, costs[i])
+		most, ready = max(most, costs[i]), max(ready, costs[i]-float64(in[i].PendingBlocks)*r.block())
 	}
 	prompt, copies, delay := float64(r.PromptTokens), min(1, s.DecodeWeight), s.delayByToken(r)
 	most = min(most, prompt)
@@ -181,7 +181,7 @@ func (s *Settings) tokens(r *Request, in []Input, costs []float64) {
 		cost := TokenCost(c.mean(c.PendTokens), max(1, prompt-cached), prompt, c.mean(c.ActiveRequests), s.Alpha, s.Attention)
 		// Copies of a prefix have their own cost only where there is a reason to make some.
 		if c.PendingBlocks > 0 {
-			cost += copies * s.prefixWait(r, c)
+			cost += copies * s.prefixWait(r, c, ready)
 		}
 		if cached < most {
 			cost += copies * s.copyCost(r, c, cached, most)
@@ -224,12 +224,14 @@ func (s *Settings) delayByToken(r *Request) float64 {
 }
 
 // prefixWait is the cost of waiting for blocks of the prompt that another request still computes on
-// the worker, beyond the pending tokens, which contain these blocks once: their attention, and the
-// blocks once more. A worker that computes a copy of a prefix has it to take the load of later
-// requests. Until then requests go to workers that hold the prefix, as long as there are any.
-func (s *Settings) prefixWait(r *Request, in *Input) float64 {
+// the worker, beyond the pending tokens, which contain these blocks once. The attention of the blocks
+// makes the wait as long as computing the prefix on an idle worker. Blocks that another candidate has
+// ready count once more: a worker that computes a copy has it to take the load of later requests, and
+// until then requests go to workers that have the prefix. ready are the most tokens of the prompt that
+// a candidate has computed.
+func (s *Settings) prefixWait(r *Request, in *Input, ready float64) float64 {
 	prefix, wait := r.pending(in)
-	return s.prefill(prefix-wait, prefix)
+	return s.prefill(prefix-wait, prefix) - wait + min(wait, max(0, ready-(prefix-wait)))
 }
 
 // The shares of a copy's prefill in copyCost, found by simulation: without busyCopy, balanced workers

@@ -406,8 +406,8 @@ func TestTheExampleInTheDocs(t *testing.T) {
 	}
 }
 
-// The part of a prefix that is still being computed counts once more than the pending tokens, with its
-// attention.
+// The wait for a prefix that is still being computed contains its attention. Where another worker has
+// the prefix ready, the wait counts once more.
 func TestWaitForAPrefix(t *testing.T) {
 	r := scorer.Request{PromptTokens: 10_001, BlockSize: 100}
 	s := with(func(s *scorer.Settings) { s.Attention, s.Alpha = 6e-5, 0 })
@@ -416,11 +416,11 @@ func TestWaitForAPrefix(t *testing.T) {
 		in   scorer.Input
 		want float64 // above the pending tokens
 	}{
-		{scorer.Input{OverlapBlocks: 100, PendTokens: 10_000}, 0},                          // reported: other prompts are pending
-		{scorer.Input{OverlapBlocks: 100, PendingBlocks: 100, PendTokens: 10_000}, 13_000}, // 10,000 · (1 + 6e-5 · 5,000)
-		{scorer.Input{OverlapBlocks: 100, PendingBlocks: 20, PendTokens: 10_000}, 3080},    // 2,000 · (1 + 6e-5 · 9,000)
-		{scorer.Input{OverlapBlocks: 100, PendingBlocks: 100}, 0},                          // nothing is pending: the events are late
-		{scorer.Input{OverlapBlocks: 100, PendingBlocks: 100, PendTokens: 20_000, Members: 2}, 13_000},
+		{scorer.Input{OverlapBlocks: 100, PendTokens: 10_000}, 0},                         // reported: other prompts are pending
+		{scorer.Input{OverlapBlocks: 100, PendingBlocks: 100, PendTokens: 10_000}, 3_000}, // 10,000 · 6e-5 · 5,000
+		{scorer.Input{OverlapBlocks: 100, PendingBlocks: 20, PendTokens: 10_000}, 1_080},  // 2,000 · 6e-5 · 9,000
+		{scorer.Input{OverlapBlocks: 100, PendingBlocks: 100}, 0},                         // nothing is pending: the events are late
+		{scorer.Input{OverlapBlocks: 100, PendingBlocks: 100, PendTokens: 20_000, Members: 2}, 3_000},
 	} {
 		var costs [1]float64
 		s.Costs(&r, []scorer.Input{c.in}, costs[:])
@@ -430,6 +430,13 @@ func TestWaitForAPrefix(t *testing.T) {
 		}
 	}
 	wait := scorer.Input{OverlapBlocks: 100, PendingBlocks: 100, PendTokens: 10_000}
+	for ready, want := range map[int]float64{0: 3_000, 30: 6_000, 100: 13_000, 104: 13_000} {
+		var costs [2]float64
+		s.Costs(&r, []scorer.Input{wait, {OverlapBlocks: ready, ActiveRequests: 1}}, costs[:])
+		if got := costs[0] - 10_000 - (1 + 6e-5*(10_001-.5)); ready < 101 && !near(got, want, 1e-6) {
+			t.Errorf("%d blocks are ready elsewhere: the wait costs %v, want %v", ready, got, want)
+		}
+	}
 	e := p.Engine
 	if got, want := p.ModelTTFT(&r, &wait), e.Token*10_001+e.Attention*(10_000*5_000+10_001-.5)+10_001/e.Chunk*e.Floor; !near(got, want, 1e-6) {
 		t.Errorf("time to the first token %v ms, want %v: the prefix, one token, and the steps", got, want)

@@ -32,8 +32,8 @@ type Request struct {
 	// OutputTokens is the expected length of the output; 0 expects none, so that decoding requests
 	// delay nothing.
 	OutputTokens float64
-	// ActivePrefix is how many leading tokens of the prompt are also those of a request in flight, on the
-	// candidate that has most of the prompt cached.
+	// ActivePrefix is how many leading tokens of the prompt are computed on the candidate that has most of
+	// them, and are also those of a request in flight there.
 	ActivePrefix int
 
 	// U is the one random number of the decision, uniform in [0, 1); see [Draw].

@@ -56,7 +56,7 @@ type printed struct {
 	}
 	Candidates []*candidate
 
-	most float64 // cached tokens of a candidate
+	most, ready float64 // cached tokens of a candidate, and those that are computed
 }
 
 type candidate struct {
@@ -103,7 +103,7 @@ func (r *printed) cost(c *candidate, least float64) float64 {
 		base = -1
 	case s.Cost == "tokens":
 		cost = c.Pend + work(r.Prompt-u, r.Prompt)*(1+s.Alpha*n) + delay
-		copies := work(prefix-wait, prefix)
+		copies := work(prefix-wait, prefix) - wait + math.Min(wait, math.Max(0, r.ready-(prefix-wait)))
 		if most := math.Min(r.most, r.Prompt); cached < most && n > 0 {
 			copies += work(cached, most) / 4
 		} else if cached < most && r.InUse > cached {
@@ -168,7 +168,8 @@ func (r *printed) choice() *candidate {
 		if c.Excluded == "" {
 			all, least = append(all, c), math.Min(least, c.Pend)
 			s := &r.Settings
-			r.most = math.Max(r.most, math.Round((c.Overlap+s.Host*c.Host+s.Disk*c.Disk)*r.Block))
+			cached := math.Round((c.Overlap + s.Host*c.Host + s.Disk*c.Disk) * r.Block)
+			r.most, r.ready = math.Max(r.most, cached), math.Max(r.ready, cached-c.Coming*r.Block)
 		}
 	}
 	n := len(all)
