@@ -38,6 +38,18 @@ func (s *Slots) Grow(now time.Time, worker int, perSecond float64) {
 	}
 }
 
+// ReportOutput is [Slots.AddOutputTokens] for the length of the whole output.
+func (s *Slots) ReportOutput(now time.Time, id string, tokens int) (taken bool) {
+	n, exists := s.ids[id]
+	if !exists {
+		return false
+	}
+	if t := &s.slots[n]; t.outputReported {
+		tokens -= t.out
+	}
+	return s.AddOutputTokens(now, id, tokens)
+}
+
 // OutputRate returns the tokens a second of a request on the worker, by the reported
 // outputs there; newer reports count more. It is 0 without reports.
 func (s *Slots) OutputRate(worker int) float64 {

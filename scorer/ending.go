@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scorer
+
+import "time"
+
+// Age returns how long ago a request took its slot.
+func (s *Slots) Age(now time.Time, id string) (age time.Duration, taken bool) {
+	n, taken := s.ids[id]
+	if !taken {
+		return 0, false
+	}
+	return now.Sub(s.epoch) - s.slots[n].added, true
+}
+
+// Wait returns how long a request has its slot, and the time to the first token that was expected when
+// it took the slot: 0 if unknown, and after a move to another worker.
+func (s *Slots) Wait(now time.Time, id string) (waited, expected time.Duration) {
+	n, taken := s.ids[id]
+	if !taken {
+		return 0, 0
+	}
+	return now.Sub(s.epoch) - s.slots[n].added, s.slots[n].promised
+}
+
+// Free gives the slot of a request back, at the latest time of an input. It returns false,
+// and changes nothing, if the id has no slot.
+func (s *Slots) Free(id string) bool {
+	existed, _ := s.End(s.epoch.Add(s.latest), id)
+	return existed
+}
+
+// End is [Slots.Free] at a time. waited says that no first token of the request is known.
+func (s *Slots) End(now time.Time, id string) (existed, waited bool) {
+	e := s.Finish(now, id)
+	return e.Existed, e.Existed && !e.Started
+}
+
+// Ended is a request that has given its slot back.
+type Ended struct {
+	Existed bool // it had a slot; else all fields are 0
+	Started bool // its first token is known
+	Worker  int
+	// OutputTokens is the length of its output: as reported, or as estimated by the last [Slots.Grow], which
+	// was Unestimated ago. Unestimated is 0 if the length was reported.
+	OutputTokens float64
+	Unestimated  time.Duration
+}
+
+// Finish is [Slots.End] with what is known of the request.
+func (s *Slots) Finish(now time.Time, id string) (e Ended) {
+	n, exists := s.ids[id]
+	if !exists {
+		return Ended{}
+	}
+	since, t := s.at(now), &s.slots[n]
+	e = Ended{Existed: true, Started: t.started, Worker: int(t.worker)}
+	if t.outputReported {
+		e.OutputTokens = float64(t.out)
+	} else if t.started {
+		e.OutputTokens, e.Unestimated = t.estimate, max(0, since-t.grown)
+	}
+	s.drop(n)
+	return e
+}
