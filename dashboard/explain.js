@@ -59,7 +59,8 @@ const policySettings = {
 
 function settings(d) {
   const used = `${policySettings[d.policy] ?? ''} router_temperature`.trim().split(' ')
-  const engine = d.policy === 'predicted_ttft' ? Object.entries(d.settings.engine).map(([name, value]) => `engine ${name} ${value}`) : []
+  const parts = { predicted_ttft: Object.keys(d.settings.engine), tokens: ['floor', 'token'] }[d.policy] ?? []
+  const engine = parts.map((name) => `engine ${name} ${d.settings.engine[name]}`)
   const not = [!d.settings.track_prefill_tokens && 'prefill is not tracked', !d.settings.assume_kv_reuse && 'no reuse is assumed'].filter(Boolean)
   return [`cost ${d.policy}`, ...used.map((name) => `${name} ${d.settings[name] ?? 0}`), ...engine, ...not].join(', ')
 }

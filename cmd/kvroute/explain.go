@@ -279,9 +279,13 @@ func settingsOf(s *scorer.Settings) (string, error) {
 		value, _ := all[name].(float64)
 		fmt.Fprintf(&text, ", %s %s", name, exactly(value))
 	}
-	if e := &s.Engine; s.Policy == scorer.PredictedTTFT {
+	switch e := &s.Engine; s.Policy {
+	case scorer.Tokens:
+		fmt.Fprintf(&text, ", engine floor %s, token %s", exactly(e.Floor), exactly(e.Token))
+	case scorer.PredictedTTFT:
 		fmt.Fprintf(&text, ", engine floor %s, step %s, token %s, attention %s, kv_token %s, chunk %s",
 			exactly(e.Floor), exactly(e.Step), exactly(e.Token), exactly(e.Attention), exactly(e.KVToken), exactly(e.Chunk))
+	case scorer.Dynamo, scorer.DynamoNewer, scorer.Weighted:
 	}
 	if !s.TrackPrefill {
 		text.WriteString(", prefill is not tracked")
