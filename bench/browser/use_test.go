@@ -118,7 +118,7 @@ func (s *service) checkCandidates(t *testing.T, p *page, id string) {
 	for _, c := range candidates {
 		w := c["worker"].(object)
 		row := shown[fmt.Sprintf("%s/%s", w["worker_id"], w["dp_rank"])]
-		for field := range strings.FieldsSeq("overlap_blocks host_blocks disk_blocks pend_tokens waiting_requests active_requests decode_tokens active_blocks additional_blocks kv_use max_requests taint_weight cost") {
+		for field := range strings.FieldsSeq("overlap_blocks pending_blocks host_blocks disk_blocks pend_tokens waiting_requests active_requests decode_tokens waiting_tokens active_blocks additional_blocks kv_use max_requests speed taint_weight decode_delay_tokens cost") {
 			want := "0"
 			if c[field] != nil {
 				want = fmt.Sprint(c[field])
