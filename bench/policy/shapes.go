@@ -103,7 +103,7 @@ func slowHalf(v float64) func(s *replay.Scenario) {
 
 // equalPrompts is eight equal prompts within 30 ms, of which the caches hold nothing, onto eight idle workers.
 func equalPrompts() cell {
-	return generated("8 equal prompts within 30 ms", shape{n: 400, rate: .08, prefixes: unique, prefix: 8000, question: 400, output: 50, burst: 8, apart: 30 * time.Millisecond})
+	return generated("8 equal prompts within 30 ms", shape{n: 400, rate: .008, prefixes: unique, prefix: 8000, question: 400, output: 300, burst: 8, apart: 30 * time.Millisecond})
 }
 
 // furtherShapes are cells that no setting of a rule was chosen with.
