@@ -69,7 +69,7 @@ function choice(d) {
   return [
     ['settings', d.policy && d.settings && settings(d)],
     ['output', d.policy && `${number(d.expected_output_tokens)} tokens expected`],
-    ['in use', d.active_prefix_tokens && `the first ${number(d.active_prefix_tokens)} tokens, by requests on the worker that holds most of the prompt`],
+    ['in use', d.active_prefix_tokens && `the first ${number(d.active_prefix_tokens)} tokens, by requests on the worker that has most of the prompt; it has ${number(d.active_prefix_requests)}`],
     ['worker', `${workerName(d.worker, d.worker_name)} at ${d.address}`],
     ['member', d.member && `${workerName(d.member, '')}, named by the group`],
     ['reason', reason(d)],

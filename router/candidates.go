@@ -143,6 +143,7 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 	}
 	// It matters only to an idle candidate, if the holder is not idle.
 	if idle && holder >= 0 && c.inputs[holder].ActiveRequests > 0 && s.Policy == scorer.Tokens && s.TrackPrefill {
+		c.request.Sharers = c.inputs[holder].ActiveRequests
 		c.request.ActivePrefix = min(most, len(q.sequence)-c.slots.AdditionalBlocks(c.candidates[holder], q.sequence)) * c.blockSize
 	}
 }

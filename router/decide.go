@@ -140,7 +140,7 @@ func (c *core) pick(now time.Time, q *question, p part, settings *scorer.Setting
 	}
 	d.Time, d.Second = now, Second{}
 	d.BlockSize, d.Draw, d.Turn = c.blockSize, c.request.U, c.request.Turn
-	d.ExpectedOutput, d.ActivePrefix = c.request.OutputTokens, c.request.ActivePrefix
+	d.ExpectedOutput, d.ActivePrefix, d.Sharers = c.request.OutputTokens, c.request.ActivePrefix, c.request.Sharers
 	d.Settings, d.Thresholds = settings, c.thresholds
 	chosen = c.choose(q, settings, bound, d)
 	c.describe(q, chosen, d)

@@ -35,6 +35,7 @@ func TestTheExpectedOutputIsLearnt(t *testing.T) {
 			r.ReportUsage(id, router.Usage{PromptTokens: 16, OutputTokens: 100})
 		}},
 		{"time", func(_ *router.Router, w *watch, _ string) { w.advance(2 * time.Second) }}, // at 50 a second
+		{"time of a whole response", nil},
 	} {
 		w := newWatch()
 		r := newRouter(t, router.Config{Now: w.now, EstimateOutput: true, OutputRate: 50}, 2)
@@ -44,8 +45,13 @@ func TestTheExpectedOutputIsLearnt(t *testing.T) {
 		for i := range 300 {
 			id := fmt.Sprint(i)
 			bookFor(t, r, id, "ab")
-			r.MarkPrefillCompleted(id)
-			c.change(r, w, id)
+			if c.change == nil { // the first token is noticed with the end
+				w.advance(2 * time.Second)
+				r.FirstToken(id, router.SignEnd)
+			} else {
+				r.MarkPrefillCompleted(id)
+				c.change(r, w, id)
+			}
 			r.Free(id)
 			if i == 7 {
 				// Eight requests weigh as much as the default.

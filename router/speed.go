@@ -36,8 +36,8 @@ const (
 	mostSlow    = 10.
 	// speedEvery is how old the speeds may be at a decision.
 	speedEvery = 250 * time.Millisecond
-	// leastExpected is the least time that counts: shorter ones are mostly not the engine's.
-	leastExpected = 10 * time.Millisecond
+	// leastExpected is the least time that counts: of shorter ones the network is a large part.
+	leastExpected = 100 * time.Millisecond
 )
 
 // noteFirstToken compares the time to a first token with the expected one.
@@ -71,16 +71,19 @@ func (c *core) setSpeeds() {
 	if c.conf.NoSpeeds {
 		return
 	}
-	registered := c.median(func(e *entry) float64 { return e.info.PrefillThroughput })
-	// How much longer than expected prompts take in the pool.
-	slowness := cmp.Or(c.median(func(e *entry) float64 { return e.speed.actual / max(e.speed.expected, 1e-9) }), 1)
+	typical := c.median(func(e *entry) float64 { return e.info.PrefillThroughput })
+	registered := func(e *entry) float64 {
+		if e.info.PrefillThroughput == 0 {
+			return 1
+		}
+		return e.info.PrefillThroughput / typical
+	}
+	// How much longer than expected prompts take in the pool, for the registered speeds.
+	slowness := cmp.Or(c.median(func(e *entry) float64 { return registered(e) * e.speed.actual / max(e.speed.expected, 1e-9) }), 1)
 	for _, ord := range c.order {
 		e := &c.entries[ord]
-		prior := slowness
-		if tps := e.info.PrefillThroughput; tps > 0 {
-			prior *= registered / tps
-		}
-		v := slowness * (e.speed.expected + speedPrior) / (e.speed.actual + speedPrior*prior)
+		prior := registered(e)
+		v := prior * slowness * (e.speed.expected + speedPrior) / (prior*e.speed.actual + speedPrior*slowness)
 		if v < steadySpeed && v > 1/steadySpeed {
 			v = 1
 		}

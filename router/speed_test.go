@@ -105,6 +105,25 @@ func TestRegisteredSpeeds(t *testing.T) {
 	if got := speeds(t, r); got[2] < .75 {
 		t.Errorf("speeds %v: the worker is as fast as the others", got)
 	}
+	// Half of the pool is registered as slow, and is so.
+	half := newRouter(t, router.Config{Now: w.now, PredictTTL: -1}, 4)
+	slow := map[uint64]float64{1: 1, 2: 1, 3: .25, 4: .25}
+	for id, v := range slow {
+		info := worker(id)
+		info.PrefillThroughput = 20_000 * v
+		set(t, half, info)
+	}
+	apart := func(when string) {
+		t.Helper()
+		if got := speeds(t, half); math.Abs(got[0]-got[1]) > .01 || got[2] != got[3] || math.Abs(got[0]/got[2]-4) > .8 {
+			t.Errorf("%s: speeds %v, want a factor of 4", when, got)
+		}
+	}
+	apart("registered")
+	prefills(t, half, w, 5, slow)
+	apart("measured")
+	w.advance(time.Hour)
+	apart("an hour later")
 	off := newRouter(t, router.Config{Now: w.now, NoSpeeds: true}, 4)
 	info := worker(3)
 	info.PrefillThroughput = 1

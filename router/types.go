@@ -333,6 +333,8 @@ type Decision struct {
 	// ActivePrefix is how many leading tokens of the prompt are computed on the candidate that has most of
 	// them, and are also those of a request in flight there; 0 also if no candidate was idle.
 	ActivePrefix int `json:"active_prefix_tokens,omitempty"`
+	// Sharers is the number of requests on that candidate; 0 without ActivePrefix.
+	Sharers int `json:"active_prefix_requests,omitempty"`
 
 	// Durations of the steps.
 	QueueTime    time.Duration `json:"queue_ns"`

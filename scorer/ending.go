@@ -42,7 +42,8 @@ type Ended struct {
 	Started bool // its first token is known
 	Worker  int
 	// OutputTokens is the length of its output: as reported, or as estimated by the last [Slots.Grow], which
-	// was Unestimated ago. Unestimated is 0 if the length was reported.
+	// was Unestimated ago. Unestimated is 0 if the length was reported. If the first token was noticed only
+	// at the end, Unestimated is the time since the slot was taken, without the expected prefill.
 	OutputTokens float64
 	Unestimated  time.Duration
 }
@@ -55,9 +56,12 @@ func (s *Slots) Finish(now time.Time, id string) (e Ended) {
 	}
 	since, t := s.at(now), &s.slots[n]
 	e = Ended{Existed: true, Started: t.started, Worker: int(t.worker)}
-	if t.outputReported {
+	switch {
+	case t.outputReported:
 		e.OutputTokens = float64(t.out)
-	} else if t.started {
+	case t.atEnd:
+		e.Unestimated = max(0, since-t.added-t.promised)
+	case t.started:
 		e.OutputTokens, e.Unestimated = t.estimate, max(0, since-t.grown)
 	}
 	s.drop(n)

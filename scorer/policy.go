@@ -2,7 +2,10 @@
 
 package scorer
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Costs fills costs, as long as in, with the cost of each candidate by the policy. A
 // candidate with preferred taints has its cost multiplied by e^−tanh(weight), which is
@@ -22,10 +25,8 @@ func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
 			costs[i] = s.cost(r, &in[i])
 		}
 	}
+	s.bySpeed(r, in, costs)
 	for i := range in {
-		if v := in[i].Speed; v > 0 && v != 1 {
-			costs[i] = s.atSpeed(costs[i], v, r)
-		}
 		if w := in[i].TaintWeight; w != 0 && taints {
 			costs[i] *= math.Exp(-math.Tanh(w))
 		}
@@ -33,20 +34,31 @@ func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
 	Bound(costs)
 }
 
-// atSpeed returns the cost of a worker with a speed other than 1, if the cost stands for a time: the
-// cost divided by the root of the speed, and the time by which each step of the output takes longer,
-// with the share that DecodeDelay has. The root is by simulation: with the speed itself, slow workers
-// stay idle while the queues of fast ones grow.
-func (s *Settings) atSpeed(cost, speed float64, r *Request) float64 {
+// speedPower is the power of a speed by which costs are divided. It was found by simulation: with 1, slow
+// workers stay idle while the queues of fast ones grow; with less, a few shared prompts wait on slow workers.
+const speedPower = .75
+
+// bySpeed divides the costs of the candidates by their speeds, if the costs stand for times and a speed
+// is other than 1: before, each cost gets the time of the steps of the output itself, with the share that
+// DecodeDelay has.
+func (s *Settings) bySpeed(r *Request, in []Input, costs []float64) {
 	base := s.DecodeWeight * s.Engine.Floor * r.OutputTokens / 3 // ms
 	switch {
 	case s.Policy == PredictedTTFT:
 	case s.Policy == Tokens && !r.PrefillUntracked:
 		base /= s.Engine.Token
 	default:
-		return cost
+		return
 	}
-	return (cost+base)/math.Sqrt(speed) - base
+	if !slices.ContainsFunc(in, func(in Input) bool { return in.Speed > 0 && in.Speed != 1 }) {
+		return
+	}
+	for i := range in {
+		costs[i] += base
+		if v := in[i].Speed; v > 0 {
+			costs[i] /= math.Pow(v, speedPower)
+		}
+	}
 }
 
 // cost returns the cost of a candidate by a policy that compares it with no other one.
@@ -234,19 +246,15 @@ func (s *Settings) prefixWait(r *Request, in *Input, ready float64) float64 {
 	return s.prefill(prefix-wait, prefix) - wait + min(wait, max(0, ready-(prefix-wait)))
 }
 
-// The shares of a copy's prefill in copyCost, found by simulation: without busyCopy, balanced workers
-// make copies of each other's prefixes by chance; without idleCopy, workers stay idle beside one that
-// decodes for all users of a prefix.
-const (
-	busyCopy = .25
-	idleCopy = .5
-)
+// busyCopy is the share of a copy's prefill by which the copy costs more on a worker with requests. It was
+// found by simulation: without it, balanced workers make copies of each other's prefixes by chance.
+const busyCopy = .25
 
 // copyCost corrects the prefill of tokens that the worker would compute although another candidate has
 // them cached. On a worker with requests the copy costs more, because it takes the room of other
-// blocks. An idle worker pays only half for the part of a prefix that other requests are using now:
-// later requests will use the copy, too. mostCached are the most tokens that a candidate has cached, more
-// than the worker's.
+// blocks. An idle worker shares the part of a prefix that requests in flight use: the copy serves
+// this request and about as many later ones as there are now where the prefix is, so it costs this one
+// 1 / (sharers + 1). mostCached are the most tokens that a candidate has cached, more than the worker's.
 func (s *Settings) copyCost(r *Request, in *Input, cached, mostCached float64) float64 {
 	switch {
 	case in.Members > 1: // of a group's members some have requests, and some do not
@@ -254,7 +262,8 @@ func (s *Settings) copyCost(r *Request, in *Input, cached, mostCached float64) f
 	case in.ActiveRequests > 0:
 		return busyCopy * s.prefill(cached, mostCached)
 	case float64(r.ActivePrefix) > cached:
-		return -idleCopy * s.prefill(cached, min(mostCached, float64(r.ActivePrefix)))
+		sharers := float64(r.Sharers)
+		return -sharers / (sharers + 1) * s.prefill(cached, min(mostCached, float64(r.ActivePrefix)))
 	}
 	return 0
 }

@@ -385,7 +385,7 @@ func TestDecodingCounts(t *testing.T) {
 // The worked example of docs/concepts.md.
 func TestTheExampleInTheDocs(t *testing.T) {
 	s := with(func(s *scorer.Settings) { s.Attention = 6e-5 })
-	r := scorer.Request{PromptTokens: 10_000, BlockSize: 16, OutputTokens: 300, ActivePrefix: 9_600}
+	r := scorer.Request{PromptTokens: 10_000, BlockSize: 16, OutputTokens: 300, ActivePrefix: 9_600, Sharers: 9}
 	in := []scorer.Input{
 		{OverlapBlocks: 600, ActiveRequests: 9, DecodeTokens: 91_800},
 		{},
@@ -395,7 +395,7 @@ func TestTheExampleInTheDocs(t *testing.T) {
 	if got := s.Choose(&r, in, costs[:]); got != 1 {
 		t.Errorf("worker %d, want B", got)
 	}
-	for i, want := range []float64{14_525, 6_818, 7_722} {
+	for i, want := range []float64{14_525, 1_872, 7_722} {
 		if !near(costs[i], want, 1) {
 			t.Errorf("costs %v, want %v for worker %d", costs, want, i)
 		}
@@ -457,9 +457,9 @@ func TestCopiesOfAPrefix(t *testing.T) {
 		want   float64 // beyond the prefill
 	}{
 		{"idle", scorer.Input{}, 0, 0},
-		{"idle, the whole prefix is in use", scorer.Input{}, 10_000, -work(0, 10_000) / 2},
-		{"idle, more than the prefix is in use", scorer.Input{}, 10_400, -work(0, 10_000) / 2},
-		{"idle, a part is in use", scorer.Input{OverlapBlocks: 20}, 5_000, -work(2_000, 5_000) / 2},
+		{"idle, the whole prefix is in use", scorer.Input{}, 10_000, -work(0, 10_000) * 2 / 3},
+		{"idle, more than the prefix is in use", scorer.Input{}, 10_400, -work(0, 10_000) * 2 / 3},
+		{"idle, a part is in use", scorer.Input{OverlapBlocks: 20}, 5_000, -work(2_000, 5_000) * 2 / 3},
 		{"idle, only what it has is in use", scorer.Input{OverlapBlocks: 60}, 5_000, 0},
 		{"busy", scorer.Input{ActiveRequests: 1}, 10_000, work(0, 10_000) / 4},
 		{"busy, with a part", scorer.Input{OverlapBlocks: 90, ActiveRequests: 1}, 10_000, work(9_000, 10_000) / 4},
@@ -467,7 +467,7 @@ func TestCopiesOfAPrefix(t *testing.T) {
 		{"with more", scorer.Input{OverlapBlocks: 104}, 10_000, 0},
 		{"a group", scorer.Input{Members: 2, ActiveRequests: 1}, 10_000, 0},
 	} {
-		r.ActivePrefix = c.active
+		r.ActivePrefix, r.Sharers = c.active, holder.ActiveRequests
 		var costs [2]float64
 		s.Costs(&r, []scorer.Input{c.in, holder}, costs[:])
 		own := float64(10_500 - 100*c.in.OverlapBlocks)
@@ -490,8 +490,18 @@ func TestSpeedOfAWorker(t *testing.T) {
 		if got := s.Choose(&r, in, costs[:]); got != 1 {
 			t.Errorf("%s: worker %d of %v, want the idle one", c.policy, got, costs)
 		}
-		if want := 2*(costs[0]+c.base) - c.base; !near(costs[2], want, 1e-6*want) {
+		var equal [2]float64
+		s.Costs(&r, in[:2], equal[:])
+		if want := equal[0] + c.base; !near(costs[0], want, 1e-6*want) {
+			t.Errorf("%s: speed 1 beside another costs %v, want %v", c.policy, costs[0], want)
+		}
+		if want := (equal[0] + c.base) * math.Pow(4, .75); !near(costs[2], want, 1e-6*want) {
 			t.Errorf("%s: a quarter of the speed costs %v, want %v", c.policy, costs[2], want)
+		}
+		// Costs stay positive, so that preferred taints keep their effect.
+		fast := []scorer.Input{{Speed: 4, TaintWeight: 1}, {Speed: 4, TaintWeight: -1}}
+		if s.Costs(&r, fast, equal[:]); equal[0] <= 0 || equal[0] >= equal[1] {
+			t.Errorf("%s: fast workers with and against a taint cost %v", c.policy, equal)
 		}
 	}
 	for _, p := range []scorer.Policy{scorer.Dynamo, scorer.DynamoNewer, scorer.Weighted} {

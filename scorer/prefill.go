@@ -159,6 +159,7 @@ func (s *Slots) FirstToken(now time.Time, id string, exact bool) (news, inferred
 	if inferred {
 		t.first = t.seen
 	} else {
+		t.atEnd = !exact
 		s.start(n, t.seen)
 	}
 	return true, inferred

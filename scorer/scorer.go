@@ -35,6 +35,8 @@ type Request struct {
 	// ActivePrefix is how many leading tokens of the prompt are computed on the candidate that has most of
 	// them, and are also those of a request in flight there.
 	ActivePrefix int
+	// Sharers is the number of requests on that candidate.
+	Sharers int
 
 	// U is the one random number of the decision, uniform in [0, 1); see [Draw].
 	U float64

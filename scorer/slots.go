@@ -116,6 +116,7 @@ type slot struct {
 	first     time.Duration // its first token, if started
 	started   bool
 	confirmed bool // its first token was reported
+	atEnd     bool // it was reported only with the end of the response
 
 	// Of a prefill: the number of its booking, the caller's number, and when it began to wait.
 	turn, number uint64

@@ -143,7 +143,7 @@ func printChoice(line func(name, format string, args ...any), d *router.Decision
 		line("output", "%s tokens expected", exactly(d.ExpectedOutput))
 	}
 	if d.ActivePrefix > 0 {
-		line("in use", "the first %d tokens, by requests on the worker that holds most of the prompt", d.ActivePrefix)
+		line("in use", "the first %d tokens, by requests on the worker that has most of the prompt; it has %d", d.ActivePrefix, d.Sharers)
 	}
 	line("worker", "%s at %s", doctor.WorkerName(d.Worker, d.WorkerName), d.Address)
 	if d.Member != nil {

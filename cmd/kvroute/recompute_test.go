@@ -34,6 +34,7 @@ type printed struct {
 	Ratio    float64 `json:"device_ratio"`
 	Output   float64 `json:"expected_output_tokens"`
 	InUse    float64 `json:"active_prefix_tokens"`
+	Sharers  float64 `json:"active_prefix_requests"`
 	Settings struct {
 		Cost             string
 		Temperature      float64 `json:"router_temperature"`
@@ -57,6 +58,7 @@ type printed struct {
 	Candidates []*candidate
 
 	most, ready float64 // cached tokens of a candidate, and those that are computed
+	speeds      bool    // a candidate has a speed other than 1
 }
 
 type candidate struct {
@@ -107,7 +109,7 @@ func (r *printed) cost(c *candidate, least float64) float64 {
 		if most := math.Min(r.most, r.Prompt); cached < most && n > 0 {
 			copies += work(cached, most) / 4
 		} else if cached < most && r.InUse > cached {
-			copies -= work(cached, math.Min(most, r.InUse)) / 2
+			copies -= work(cached, math.Min(most, r.InUse)) * r.Sharers / (r.Sharers + 1)
 		}
 		cost += math.Min(1, s.Decode) * copies
 		if c.Places > 0 {
@@ -138,8 +140,11 @@ func (r *printed) cost(c *candidate, least float64) float64 {
 		}
 		return -(s.WOverlap*(math.Min(c.Overlap*r.Block, r.Prompt)/r.Prompt-delay/r.Prompt) - s.WRequests*n/batch - s.WUse*c.Use)
 	}
-	if v := c.Speed; v > 0 && base >= 0 && (s.Cost == "tokens" || s.Cost == "predicted_ttft") {
-		cost = (cost+base)/math.Sqrt(v) - base
+	if v := c.Speed; r.speeds && base >= 0 && (s.Cost == "tokens" || s.Cost == "predicted_ttft") {
+		cost += base
+		if v > 0 {
+			cost /= math.Pow(v, .75)
+		}
 	}
 	return cost * math.Exp(-math.Tanh(c.Taints))
 }
@@ -168,6 +173,7 @@ func (r *printed) choice() *candidate {
 		if c.Excluded == "" {
 			all, least = append(all, c), math.Min(least, c.Pend)
 			s := &r.Settings
+			r.speeds = r.speeds || c.Speed > 0 && c.Speed != 1
 			cached := math.Round((c.Overlap + s.Host*c.Host + s.Disk*c.Disk) * r.Block)
 			r.most, r.ready = math.Max(r.most, cached), math.Max(r.ready, cached-c.Coming*r.Block)
 		}

@@ -261,6 +261,13 @@ type modelShape struct {
 	// so many.
 	LayerTypes   []string `json:"layer_types"`
 	FullInterval float64  `json:"full_attention_interval"`
+	// Other words for it, which kvroute doesn't read.
+	Pattern    string    `json:"hybrid_override_pattern"`
+	Period     float64   `json:"attn_layer_period"`
+	Types      []float64 `json:"attn_type_list"`
+	Sliding    float64   `json:"sliding_window_pattern"`
+	Window     float64   `json:"sliding_window"`
+	UsesWindow *bool     `json:"use_sliding_window"`
 }
 
 // weightsOf computes two weights of a model from its config.json:
@@ -307,19 +314,25 @@ func (m *modelShape) parameters() float64 {
 	return m.Layers*(attention+mlp) + embeddings*m.Vocabulary*m.Hidden
 }
 
-// kvNumbers is the number of numbers in a token's keys and values that a later token reads.
+// kvNumbers is the number of numbers in a token's keys and values that a later token reads; 0 if kvroute
+// can't read which layers keep them.
 func (m *modelShape) kvNumbers() float64 {
 	layers := m.Layers
 	switch {
 	case len(m.LayerTypes) > 0:
 		layers = 0
 		for _, t := range m.LayerTypes {
-			if t == "full_attention" {
+			if t == "full_attention" || t == "attention" {
 				layers++
 			}
 		}
+		if len(m.LayerTypes) != int(m.Layers) {
+			return 0
+		}
 	case m.FullInterval > 0:
 		layers /= m.FullInterval
+	case m.Pattern != "", m.Period > 0, len(m.Types) > 0, m.Sliding > 0, m.Window > 0 && (m.UsesWindow == nil || *m.UsesWindow):
+		return 0
 	}
 	if m.LatentRank > 0 {
 		return layers * (m.LatentRank + m.LatentRope)

@@ -452,6 +452,12 @@ func TestWeightsOfAModel(t *testing.T) {
 		{"latent attention", more(`"kv_lora_rank":512,"qk_rope_head_dim":64`), "32b", 6.4e-5, kv32b * 576 / 2048},
 		{"every fourth layer reads all tokens", more(`"full_attention_interval":4`), "32b", 6.4e-5, kv32b / 4},
 		{"half of the layers read all tokens", more(`"layer_types":[` + strings.Repeat(`"full_attention","sliding_attention",`, 31) + `"full_attention","linear_attention"]`), "32b", 6.4e-5, kv32b / 2},
+		{"half of the layers are attention", more(`"layer_types":[` + strings.Repeat(`"attention","mamba",`, 31) + `"attention","mamba"]`), "32b", 6.4e-5, kv32b / 2},
+		{"a window that is off", more(`"sliding_window":131072,"use_sliding_window":false`), "32b", 6.4e-5, kv32b},
+		{"a window", more(`"sliding_window":4096`), "32b", 6.4e-5, 0},
+		{"a pattern", more(`"hybrid_override_pattern":"M-M*-"`), "32b", 6.4e-5, 0},
+		{"a period", more(`"attn_layer_period":8`), "32b", 6.4e-5, 0},
+		{"fewer types than layers", more(`"layer_types":["full_attention"]`), "32b", 6.4e-5, 0},
 		{"no layer reads all tokens", more(`"layer_types":["linear_attention"]`), "32b", 6.4e-5, 0},
 	} {
 		attention, kvRead := weightsOf([]byte(c.config), c.preset)
