@@ -58,10 +58,11 @@ type core struct {
 
 	typical typical // average of this router's requests
 	outputs outputs // of this router's requests
-	// When the speeds were computed last, and scratch memory for it.
-	speedsAt time.Time
-	values   []float64
-	grown    time.Time // when outputs were estimated last
+	// When the speeds were computed last, whether a registration changes them, and scratch memory.
+	speedsAt  time.Time
+	newSpeeds bool
+	values    []float64
+	grown     time.Time // when outputs were estimated last
 
 	inferredAt time.Time // when first tokens were inferred last
 
@@ -127,7 +128,9 @@ func (c *core) setWorker(info *WorkerInfo) {
 		if e := &c.entries[ord]; info.hasRank(e.worker.DPRank) {
 			if e.info.StartedMS != info.StartedMS {
 				e.avoid, e.report, e.speed = avoidance{}, engineReport{}, speed{} // it is another process
+				c.newSpeeds = true
 			}
+			c.newSpeeds = c.newSpeeds || e.info.PrefillThroughput != info.PrefillThroughput
 			e.setInfo(info)
 			c.slots.SetReorders(ord, info.Reorders)
 		} else {
@@ -138,9 +141,9 @@ func (c *core) setWorker(info *WorkerInfo) {
 		w := Worker{ID: info.ID, DPRank: info.DPStart + i}
 		if _, known := c.find(w); !known {
 			c.add(w, info)
+			c.newSpeeds = true
 		}
 	}
-	c.setSpeeds()
 	c.countRoles()
 }
 

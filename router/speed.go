@@ -12,7 +12,7 @@ import (
 )
 
 // A worker's speed is how fast it computes prompts compared with the pool: 1 is as fast, 0.5 half
-// as fast. Costs are divided by its root. It follows from the times to first tokens that this router sees: the
+// as fast. Costs are divided by its power of .75. It follows from the times to first tokens that this router sees: the
 // times that the engine's model expected at the decisions, divided by the times that there were.
 // A wrong model of the engine changes no speed, because it is wrong for all workers. Only requests count
 // before which no other one waited.
@@ -50,14 +50,14 @@ func (c *core) noteFirstToken(ord int, expected, actual time.Duration) {
 	s.actual += min(max(actual.Seconds(), e/mostSlow), e*mostSlow)
 }
 
-// refreshSpeeds applies the first tokens since the last call, and the passing of time.
+// refreshSpeeds applies new registrations, the first tokens since the last call, and the passing of time.
 func (c *core) refreshSpeeds(now time.Time) {
 	passed := now.Sub(c.speedsAt)
-	if passed < speedEvery || c.conf.NoSpeeds {
+	if passed < speedEvery && !c.newSpeeds || c.conf.NoSpeeds {
 		return
 	}
-	c.speedsAt = now
-	f := math.Exp2(-passed.Seconds() / speedHalfLife.Seconds())
+	c.speedsAt, c.newSpeeds = now, false
+	f := math.Exp2(-max(0, passed).Seconds() / speedHalfLife.Seconds())
 	for _, ord := range c.order {
 		s := &c.entries[ord].speed
 		s.expected *= f
@@ -68,9 +68,6 @@ func (c *core) refreshSpeeds(now time.Time) {
 
 // setSpeeds computes the speeds of all workers from the sums.
 func (c *core) setSpeeds() {
-	if c.conf.NoSpeeds {
-		return
-	}
 	typical := c.median(func(e *entry) float64 { return e.info.PrefillThroughput })
 	registered := func(e *entry) float64 {
 		if e.info.PrefillThroughput == 0 {

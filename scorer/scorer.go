@@ -79,7 +79,7 @@ type Input struct {
 	Members int `json:"members,omitempty"`
 
 	// Properties of the worker. Speed is how fast it computes, compared with the pool; 0 counts as 1. The
-	// costs of Tokens and PredictedTTFT are divided by its root.
+	// costs of Tokens and PredictedTTFT are divided by its power of .75.
 	Speed            float64 `json:"speed,omitempty"`
 	MaxRequests      int     `json:"max_requests,omitempty"`       // that its engine computes at a time; 0 = unknown
 	MaxBatchedTokens int     `json:"max_batched_tokens,omitempty"` // 0 = unknown
