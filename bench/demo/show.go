@@ -50,10 +50,6 @@ type ratio struct {
 // none as the way below makes a ratio the measure of the way above.
 const none = -1
 
-// decodeOff has the flags with which the default cost ignores the requests that a worker decodes.
-// Today's cost ignores them without a flag; once the cost counts them, this is "--decode-weight=0".
-const decodeOff = "--decode-weight=0"
-
 func meanTTFT(s *bench.Summary) float64    { return s.TTFT.Mean }
 func p90TTFT(s *bench.Summary) float64     { return s.TTFT.P90 }
 func meanITL(s *bench.Summary) float64     { return s.ITL.Mean }
@@ -174,7 +170,7 @@ func hotShow(workers int, alone func(flags ...string) func(context.Context, *Sta
 		name: "bench-demo-hot", command: "make bench-demo HOT=1", strict: true,
 		ways: []way{
 			{title: "round-robin", name: "round robin", start: alone("--router-mode", string(router.RoundRobin))},
-			{title: "kv, decode 0", name: "kv without decoding", start: alone(strings.Fields(decodeOff)...)},
+			{title: "kv, decode 0", name: "kv without decoding", start: alone("--decode-weight=0")},
 			{title: "kv", name: "kv", start: alone()},
 		},
 		ratios: []ratio{
