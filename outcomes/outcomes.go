@@ -100,7 +100,7 @@ func seen(d *router.Decision) bool {
 	return !d.FirstToken.IsZero() && (by == router.SignObserver || by == router.SignHeaders || by == router.SignTold)
 }
 
-// Finished records an outcome. It is for [router.Config.Finished].
+// Finished records an outcome. It is for [router.Hooks.Finished].
 func (r *Recorder) Finished(o router.Outcome) {
 	ctx := context.Background()
 	of := attributes(&o.Decision)

@@ -151,11 +151,11 @@ func NewSync(nc *nats.Conn, conf SyncConfig) (*Sync, error) {
 }
 
 // Publish publishes a change of the router's own requests, or the first token of a peer's
-// request that this router received; see [router.Config.Tell]. It never waits for the bus.
+// request that this router received; see [router.Hooks.Tell]. It never waits for the bus.
 func (s *Sync) Publish(c router.Change) { s.own.change(&c) }
 
 // PublishSession publishes the binding of a session of this router; see
-// [router.Config.TellSession]. Bindings are hints: one without room is dropped.
+// [router.Hooks.TellSession]. Bindings are hints: one without room is dropped.
 func (s *Sync) PublishSession(b router.SessionBinding) {
 	if s.alone() {
 		return

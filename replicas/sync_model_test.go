@@ -101,11 +101,11 @@ func (w *syncWorld) join() *syncReplica {
 	var err error
 	if r.router, err = router.New(router.Config{
 		Now: now, PredictTTL: -1, Seed: w.rand.Uint64(),
-		Tell: func(c router.Change) {
+		Hooks: router.Hooks{Tell: func(c router.Change) {
 			c.Sequence = slices.Clone(c.Sequence)
 			r.told = append(r.told, c)
 			r.sync.Publish(c)
-		},
+		}},
 	}); err != nil {
 		w.t.Fatal(err)
 	}

@@ -36,8 +36,8 @@ func startReplica(t *testing.T, nc *nats.Conn, id uint64, ahead time.Duration, c
 func startReplicaAt(t *testing.T, presence time.Duration, nc *nats.Conn, id uint64, ahead time.Duration, conf router.Config) *replica {
 	t.Helper()
 	var s *replicas.Sync
-	conf.Tell = func(c router.Change) { s.Publish(c) }
-	conf.TellSession = func(b router.SessionBinding) { s.PublishSession(b) }
+	conf.Hooks.Tell = func(c router.Change) { s.Publish(c) }
+	conf.Hooks.TellSession = func(b router.SessionBinding) { s.PublishSession(b) }
 	conf.PredictTTL = -1
 	conf.Now = func() time.Time { return time.Now().Add(ahead) }
 	r, err := router.New(conf)

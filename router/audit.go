@@ -123,8 +123,8 @@ func (r *Router) ReportUsage(id string, u Usage) {
 		return
 	}
 	r.noteOutput(&d)
-	if r.conf.Used != nil {
-		r.conf.Used(d)
+	if r.conf.Hooks.Used != nil {
+		r.conf.Hooks.Used(d)
 	}
 	if d.TokenMode == tokenizer.Exact {
 		outcome := "equal"
@@ -214,7 +214,7 @@ func (r *Router) audit(d *Decision, w Worker, a audited) {
 			report, departs = e.audit.add(now, a), e.audit.departs
 		}
 	})
-	if report && r.conf.Departs != nil {
-		r.conf.Departs(w, departs)
+	if report && r.conf.Hooks.Departs != nil {
+		r.conf.Hooks.Departs(w, departs)
 	}
 }

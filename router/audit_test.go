@@ -28,7 +28,7 @@ func TestAuditFindsAWrongIndex(t *testing.T) {
 	now := time.Unix(1000, 0)
 	r := newRouter(t, router.Config{
 		Scoring: classic(1), Now: func() time.Time { return now },
-		Departs: func(w router.Worker, departs bool) { reports = append(reports, fmt.Sprint(w.ID, departs)) },
+		Hooks: router.Hooks{Departs: func(w router.Worker, departs bool) { reports = append(reports, fmt.Sprint(w.ID, departs)) }},
 	}, 2)
 	store(r, router.Worker{ID: 2}, "abcdefgh") // as kvroute believes
 	step := func(n, cached int, want ...string) {
@@ -68,8 +68,10 @@ func TestAuditComparesOnlyWhatIsComparable(t *testing.T) {
 	var used []router.Usage
 	r := newRouter(t, router.Config{
 		Scoring: classic(1),
-		Departs: func(router.Worker, bool) { t.Error("reported") },
-		Used:    func(d router.Decision) { used = append(used, *d.Usage) },
+		Hooks: router.Hooks{
+			Departs: func(router.Worker, bool) { t.Error("reported") },
+			Used:    func(d router.Decision) { used = append(used, *d.Usage) },
+		},
 	}, 2)
 	for i := range 10 {
 		id := fmt.Sprint(i)
@@ -98,8 +100,8 @@ func TestOutcomes(t *testing.T) {
 	now := time.Unix(1000, 0)
 	r := newRouter(t, router.Config{
 		Scoring: classic(1), KeepDecisions: -1,
-		Now:      func() time.Time { return now },
-		Finished: func(o router.Outcome) { got = append(got, o) },
+		Now:   func() time.Time { return now },
+		Hooks: router.Hooks{Finished: func(o router.Outcome) { got = append(got, o) }},
 	}, 2)
 	store(r, router.Worker{ID: 2}, "abcd")
 	tick := func() time.Time { now = now.Add(time.Second); return now }

@@ -119,31 +119,13 @@ type Config struct {
 	// Cards are the models known beforehand; see [Router.SetCards].
 	Cards []Card
 
-	// Finished, if not nil, gets the outcome of each booked request at its end. Used gets the decision
-	// of a request, with the usage in its response, when the usage is read: before or after the end.
-	// Departs says that a worker's cache differs from what the router knows of it, by the usage in its
-	// responses, or that it agrees again. The three must not block, and may be called at once.
-	Finished func(Outcome)
-	Used     func(Decision)
-	Departs  func(w Worker, departs bool)
-
-	// Observe, if not nil, is called for each booked request whose prompt was tokenized
-	// exactly, before the decision returns. It must be quick, and must copy what it keeps.
-	Observe func(Observation)
+	// Hooks are called when something happened that the caller may pass on.
+	Hooks Hooks
 
 	// Probe, if not nil, asks router groups about a request, and returns the answers that
 	// came in time. The decision waits for it: it must return soon, and keep nothing of the
 	// question.
 	Probe func(context.Context, Probe) []ProbeAnswer
-
-	// Tell, if not nil, is called for each change of the slots of the router's own
-	// requests, and for first tokens of other replicas' requests that were noticed here. It
-	// must not block, and must copy what it keeps; see [Change].
-	Tell func(Change)
-
-	// TellSession, if not nil, is called when a request of the router binds a session or
-	// uses its binding, and at the session's end. The conditions of Tell apply.
-	TellSession func(SessionBinding)
 
 	// StrictModels refuses models without a tokenizer, as if they did not exist.
 	StrictModels bool
@@ -160,6 +142,28 @@ type Config struct {
 
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
 	Meter metric.Meter
+}
+
+// Hooks are functions that a [Router] calls when something has happened. Each may be nil. A hook may be
+// called by several goroutines at once, without a lock of the router, and by the goroutine that handles
+// the request: it must return soon, must not block, and must copy what it keeps.
+type Hooks struct {
+	// Finished gets the outcome of each booked request at its end.
+	Finished func(Outcome)
+	// Used gets the decision of a request with the usage in its response, when the usage is read: before
+	// or after the end of the request.
+	Used func(Decision)
+	// Departs says that a worker's cache differs from what the router knows of it, by the usage in its
+	// responses, or that it agrees again.
+	Departs func(w Worker, departs bool)
+	// Observe gets each booked request whose prompt was tokenized exactly, before the decision returns.
+	Observe func(Observation)
+	// Tell gets each change of the slots of the router's own requests, and first tokens of other
+	// replicas' requests that were noticed here; see [Change].
+	Tell func(Change)
+	// TellSession gets the binding of a session when a request of the router binds it or uses it, and
+	// the end of the session.
+	TellSession func(SessionBinding)
 }
 
 // QueueConfig says which requests wait for a worker, and in which order.

@@ -59,14 +59,14 @@ func TestInferredFirstTokensAreToldWithoutALock(t *testing.T) {
 	c := newClock()
 	told := make(chan string, 9)
 	var r *router.Router
-	r = newRouter(t, router.Config{Now: c.read, InferFirstTokens: true, Tell: func(ch router.Change) {
+	r = newRouter(t, router.Config{Now: c.read, InferFirstTokens: true, Hooks: router.Hooks{Tell: func(ch router.Change) {
 		if ch.Kind == router.FirstToken {
 			if err := r.SetWorker(worker(1)); err != nil {
 				t.Error(err)
 			}
 			told <- ch.ID
 		}
-	}}, 0)
+	}}}, 0)
 	w := worker(1)
 	w.MaxBatchedTokens = 512
 	set(t, r, w)

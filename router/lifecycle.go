@@ -47,9 +47,9 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 	if fl.name != nil {
 		bound.Session = *fl.name
 		if fl.rebind { // other replicas may have the old binding
-			r.conf.TellSession(SessionBinding{Session: bound.Session, Worker: bound.Worker, Over: true})
+			r.conf.Hooks.TellSession(SessionBinding{Session: bound.Session, Worker: bound.Worker, Over: true})
 		}
-		r.conf.TellSession(bound)
+		r.conf.Hooks.TellSession(bound)
 	}
 	r.note(&fl, func(d *Decision) { d.FirstToken, d.FirstTokenBy = now, by })
 	r.tellPeers(Change{Kind: FirstToken, ID: id})
@@ -126,7 +126,7 @@ func (r *Router) free(fl flight, id string, served bool) bool {
 
 // beginOutcome begins the outcome of a request that was just booked.
 func (r *Router) beginOutcome(d *Decision, a Arrival) *openOutcome {
-	if r.conf.Finished == nil {
+	if r.conf.Hooks.Finished == nil {
 		return nil
 	}
 	if a.Began.IsZero() {
@@ -156,7 +156,7 @@ func (r *Router) finish(fl *flight, id string, now time.Time, served bool) {
 		done = *o
 	})
 	if fl.outcome != nil {
-		r.conf.Finished(done)
+		r.conf.Hooks.Finished(done)
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 )
 
 // Router replicas send each other the changes of their slots, so each one knows the whole
-// load. [Config.Tell] gets the changes of the router's own requests; [Router.PeerChanged]
+// load. [Hooks.Tell] gets the changes of the router's own requests; [Router.PeerChanged]
 // takes the changes of other replicas. Package replicas carries them.
 //
 // # Invariants
@@ -81,8 +81,8 @@ type Change struct {
 
 // tellPeers passes a change to other replicas. No lock is held.
 func (r *Router) tellPeers(c Change) {
-	if r.conf.Tell != nil {
-		r.conf.Tell(c)
+	if r.conf.Hooks.Tell != nil {
+		r.conf.Hooks.Tell(c)
 	}
 }
 

@@ -115,9 +115,9 @@ func TestPeerMessagesOutOfOrder(t *testing.T) {
 func TestTell(t *testing.T) {
 	var told []string
 	c := newClock()
-	r := newRouter(t, router.Config{Now: c.read, Tell: func(c router.Change) {
+	r := newRouter(t, router.Config{Now: c.read, Hooks: router.Hooks{Tell: func(c router.Change) {
 		told = append(told, fmt.Sprint(c.Kind, " ", c.ID, " ", c.Worker.ID, " ", len(c.Sequence), " ", c.PromptTokens-c.CachedTokens, " ", c.Owner, " ", c.Abandoned))
-	}}, 1)
+	}}}, 1)
 	book(t, r, "a", "xy")
 	book(t, r, "", "xy")
 	if _, err := r.BestWorker(t.Context(), router.Request{ID: "b", Model: "none"}); err == nil {
@@ -215,9 +215,9 @@ func TestPeersWakeTheQueue(t *testing.T) {
 // inferred.
 func TestInferredFirstTokensAreTold(t *testing.T) {
 	var told []string
-	r := newRouter(t, router.Config{InferFirstTokens: true, Tell: func(c router.Change) {
+	r := newRouter(t, router.Config{InferFirstTokens: true, Hooks: router.Hooks{Tell: func(c router.Change) {
 		told = append(told, fmt.Sprint(c.Kind, " ", c.ID))
-	}}, 1)
+	}}}, 1)
 	book(t, r, "a", "abcd")
 	book(t, r, "b", "bcde")
 	r.MarkPrefillCompleted("b")
@@ -241,12 +241,12 @@ func TestPeersShareSessions(t *testing.T) {
 	var a, b *router.Router
 	var told []router.SessionBinding
 	conf := router.Config{Now: c.read, Sessions: router.SessionConfig{TTL: time.Minute}}
-	conf.TellSession = func(s router.SessionBinding) {
+	conf.Hooks.TellSession = func(s router.SessionBinding) {
 		told = append(told, s)
 		b.PeerSession(s)
 	}
 	a = newRouter(t, conf, 4)
-	conf.TellSession = func(s router.SessionBinding) { a.PeerSession(s) }
+	conf.Hooks.TellSession = func(s router.SessionBinding) { a.PeerSession(s) }
 	b = newRouter(t, conf, 4)
 	n := 0
 	ask := func(r *router.Router, session string, pin uint64, final bool) (worker uint64, bound bool) {

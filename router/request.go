@@ -94,7 +94,7 @@ type Request struct {
 	DecisionTimeout time.Duration
 	// Labels are kept with the decision. They have no effect on it.
 	Labels Labels
-	// Arrival is for [Config.Finished]. It has no effect on the decision.
+	// Arrival is for [Hooks.Finished]. It has no effect on the decision.
 	Arrival Arrival
 	// Waiting, if not nil, is called once if the request has to wait, before it
 	// does, by the goroutine that called [Router.BestWorker]. split says that the request

@@ -126,8 +126,8 @@ func (r *Router) answer(ctx context.Context, s *scratch, err error, answer *Deci
 		r.metrics.decided(ctx, p.labels, d)
 		r.kept.add(s.question.number, d, s.workspace.seen)
 		r.recent.add(p.poolKey, s.question.local, s.question.sequence)
-		if r.conf.Observe != nil && d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
-			r.conf.Observe(Observation{ID: req.ID, Card: t.card, Model: p.model, Worker: d.Worker, Address: d.Address, BlockSize: p.blockSize, Prompt: req.Prompt, IDs: s.tokens})
+		if r.conf.Hooks.Observe != nil && d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
+			r.conf.Hooks.Observe(Observation{ID: req.ID, Card: t.card, Model: p.model, Worker: d.Worker, Address: d.Address, BlockSize: p.blockSize, Prompt: req.Prompt, IDs: s.tokens})
 		}
 	}
 	*answer = *d
@@ -171,7 +171,7 @@ func (r *Router) booked(p *pool, s *scratch) error {
 	fl := flight{pool: p, session: q.session, number: q.number}
 	if q.SessionFinal {
 		fl.session = 0
-	} else if q.session != 0 && r.conf.TellSession != nil {
+	} else if q.session != 0 && r.conf.Hooks.TellSession != nil {
 		fl.name = new(q.Session)
 	}
 	fl.lapses, fl.rebind = !q.Owned, q.rebind
@@ -191,11 +191,11 @@ func (r *Router) booked(p *pool, s *scratch) error {
 		}
 		return ErrFreed
 	}
-	if r.conf.Tell != nil {
+	if r.conf.Hooks.Tell != nil {
 		r.tellPeers(q.slotTaken(&s.decision))
 	}
-	if q.SessionFinal && q.session != 0 && r.conf.TellSession != nil {
-		r.conf.TellSession(SessionBinding{Session: q.Session, Worker: s.decision.Worker, Over: true})
+	if q.SessionFinal && q.session != 0 && r.conf.Hooks.TellSession != nil {
+		r.conf.Hooks.TellSession(SessionBinding{Session: q.Session, Worker: s.decision.Worker, Over: true})
 	}
 	return nil
 }

@@ -665,10 +665,10 @@ func cardOf(t *testing.T, name string) router.Card {
 // events match. A decision for a model without a card reports that.
 func TestCards(t *testing.T) {
 	var seen []router.Observation
-	r := newRouter(t, router.Config{Scoring: classic(1), BlockSize: 2, Cards: []router.Card{cardOf(t, "m")}, Observe: func(o router.Observation) {
+	r := newRouter(t, router.Config{Scoring: classic(1), BlockSize: 2, Cards: []router.Card{cardOf(t, "m")}, Hooks: router.Hooks{Observe: func(o router.Observation) {
 		o.IDs = slices.Clone(o.IDs)
 		seen = append(seen, o)
-	}}, 0)
+	}}}, 0)
 	for id := range uint64(2) {
 		w := worker(id + 1)
 		w.BlockSize = 2

@@ -310,7 +310,7 @@ func (r *Router) beginLeg(p *pool, q *question, ld *Decision) {
 	fl.first, fl.second, fl.held = ld.Worker, ld.Second.Worker, int32(ld.Second.OverlapBlocks)
 	fl.guess = p.known.guess(ld.Time, lq)
 	r.flights.begin(lq.ID, fl)
-	if r.conf.Tell != nil {
+	if r.conf.Hooks.Tell != nil {
 		c := lq.slotTaken(ld)
 		c.Sequence = nil // a leg has no active blocks
 		r.tellPeers(c)

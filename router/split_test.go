@@ -378,7 +378,7 @@ func TestRandomSplits(t *testing.T) {
 		r := newRouter(t, router.Config{
 			NoEvents: true, Seed: seed,
 			Split: router.SplitConfig{Skip: []router.SkipRule{router.SkipNever, router.SkipShort}[seed%2], SkipTokens: 30},
-			Tell:  func(c router.Change) { replica.PeerChanged(7, c) },
+			Hooks: router.Hooks{Tell: func(c router.Change) { replica.PeerChanged(7, c) }},
 		}, 0)
 		roles := []router.Role{router.Prefill, router.Decode, router.Both, router.Aggregated}
 		info := map[uint64]router.WorkerInfo{}

@@ -218,7 +218,7 @@ type Card struct {
 	Why     string
 }
 
-// Observation is the argument of [Config.Observe].
+// Observation is the argument of [Hooks.Observe].
 type Observation struct {
 	ID        string // of the request
 	Card      *Card

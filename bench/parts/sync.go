@@ -88,7 +88,7 @@ func (l *lab) syncTime(bus int, synced bool, rate, size int) (own, server time.D
 		var exchange *replicas.Sync
 		conf := router.Config{PredictTTL: predictTTL}
 		if synced {
-			conf.Tell = func(c router.Change) { exchange.Publish(c) }
+			conf.Hooks.Tell = func(c router.Change) { exchange.Publish(c) }
 		}
 		r := newRouter(conf, costWorkers, 0)
 		routers = append(routers, r)

@@ -163,7 +163,7 @@ func (s *sim) newRouters() {
 		conf.NoEvents = s.Approximate
 		conf.Queue = router.QueueConfig{Threshold: s.RouterQueueThreshold, Policy: scorer.QueuePolicy(s.RouterQueuePolicy), Limit: s.RouterQueueLimit}
 		if s.Replicas > 1 {
-			conf.Tell = func(c router.Change) { s.sendChange(i, c) }
+			conf.Hooks.Tell = func(c router.Change) { s.sendChange(i, c) }
 		}
 		s.routers = append(s.routers, s.newReplica(conf, workers))
 	}
@@ -178,7 +178,7 @@ func (s *sim) config(number uint64) router.Config {
 	scoring.Engine, scoring.KVRead = s.Engine, s.Engine.KVRead() // as with the setting engine-preset
 	return router.Config{
 		Scoring: scoring, Rule: s.Rule.Choose, BlockSize: s.Trace.BlockSize,
-		Seed: s.Seed + number, KeepDecisions: -1, PredictTTL: cmp.Or(s.Predict, -1), Split: s.split(), EstimateOutput: true, NoSpeeds: s.Rule.Oracle, Tell: s.slotChanged,
+		Seed: s.Seed + number, KeepDecisions: -1, PredictTTL: cmp.Or(s.Predict, -1), Split: s.split(), EstimateOutput: true, NoSpeeds: s.Rule.Oracle, Hooks: router.Hooks{Tell: s.slotChanged},
 		Now: func() time.Time { return time.Unix(0, s.now) },
 	}
 }

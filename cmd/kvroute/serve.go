@@ -128,7 +128,7 @@ func (s *server) openRouter() error {
 		observers = append(observers, s.tracer.Observe)
 	}
 	if len(observers) > 0 {
-		rc.Observe = func(o router.Observation) {
+		rc.Hooks.Observe = func(o router.Observation) {
 			for _, observe := range observers {
 				observe(o)
 			}
@@ -137,9 +137,9 @@ func (s *server) openRouter() error {
 	if s.outcomes, err = outcomes.New(s.metrics.Meter("outcomes"), time.Now); err != nil {
 		return err
 	}
-	rc.Finished, rc.Used = s.finished(), s.outcomes.Used
-	rc.Departs = s.departs
-	rc.Meter, rc.Tell, rc.TellSession = s.metrics.Meter("router"), s.publishChange(), s.publishSession()
+	rc.Hooks.Finished, rc.Hooks.Used = s.finished(), s.outcomes.Used
+	rc.Hooks.Departs = s.departs
+	rc.Meter, rc.Hooks.Tell, rc.Hooks.TellSession = s.metrics.Meter("router"), s.publishChange(), s.publishSession()
 	if rc.Probe, err = s.openProbes(); err != nil {
 		return err
 	}
