@@ -159,17 +159,17 @@ func (r *Router) noteOutput(d *Decision) {
 func (r *Router) noteUsage(id string, u Usage) (d Decision, known bool) {
 	note := func(kept *Decision) {
 		if kept.ID == id {
-			kept.Usage = &u
-			d, known = *kept, true
+			kept.add(later{usage: &u})
+			d, known = kept.with(nil, 0, nil, kept.Prefill), true
 		}
 	}
 	fl := r.flights.get(id)
 	if fl.pool != nil {
-		r.note(&fl, note)
+		r.kept.change(fl.number, func(kept *keptDecision) { note(&kept.Decision) })
+		fl.outcome.change(func(o *Outcome) { note(&o.Decision) })
 	} else {
-		r.kept.each(func(kept *Decision) bool { note(kept); return !known })
+		r.kept.each(func(kept *keptDecision) bool { note(&kept.Decision); return !known })
 	}
-	d.Candidates, d.Omitted = nil, 0
 	return d, known
 }
 

@@ -4,7 +4,6 @@ package router
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -16,17 +15,11 @@ import (
 // requests and what becomes of them, engines' reports and the passing of time,
 // each with the time it happened; outputs are decisions and requests that need
 // not wait any more. It has no clock, no lock, no goroutine and no randomness of
-// its own, so the same inputs give the same decisions.
+// its own, so the same inputs give the same decisions. What belongs to one request
+// is in values of that request; see decisionInput.
 //
 // Invariants:
 //
-//   - Every rank of every worker has one ordinal, and order holds the ordinals in
-//     use, sorted by Worker.
-//   - An ordinal is handed out again only after its slots and sessions are dropped
-//     and, by the core's owner, its blocks purged from the index.
-//   - changes grows with every ordinal handed out, so overlaps counted before a
-//     change are not mistaken for those of an ordinal's new worker. It also grows with each
-//     change of the workers, and when one is avoided: then plain does not hold.
 //   - A waiting request is in the queue once, and leaves the queue once: admitted, with an
 //     error, removed by its caller, or freed. waiting has the same requests.
 //   - After each input, the first request of each lane must still wait, or its caller
@@ -40,59 +33,25 @@ type core struct {
 	settings   *scorer.Settings // conf.Scoring with the model's attention
 	thresholds *scorer.Thresholds
 
-	entries  []entry
-	free     []int // ordinals to hand out again
-	order    []int
+	ranks
 	slots    scorer.Slots
 	sessions sessions
 	queue    *scorer.Queue[*waiter] // nil without a queue
 	waiting  map[string]*waiter     // the requests in the queue, by id
 	woken    []*waiter              // requests that left the queue, or must count their overlap again
-	changes  uint64
-	turn     uint64 // booked requests so far
-	asked    uint64 // decisions without an id so far
-	expired  int    // slots that were neither owned nor freed
-	skipped  int    // thresholds that could not be applied
-	splits   bool   // some workers take prefill legs, and some the decode of split requests
-	plain    [prefillPart + 1]plain
 
-	typical typical // average of this router's requests
-	outputs outputs // of this router's requests
-	// When the speeds were computed last, whether a registration changes them, and scratch memory.
-	speedsAt  time.Time
-	newSpeeds bool
-	values    []float64
-	grown     time.Time // when outputs were estimated last
+	turn    uint64 // booked requests so far
+	looks   uint64 // choices so far that were not to be booked
+	expired int    // slots that were neither owned nor freed
+	skipped int    // thresholds that could not be applied
 
+	plain [prefillPart + 1]plainCandidates // by part
+
+	typical    typical // average of this router's requests
+	outputs    outputs // of this router's requests
+	speeds     speeds
+	grown      time.Time // when outputs were estimated last
 	inferredAt time.Time // when first tokens were inferred last
-
-	*workspace // of the request that is being decided
-}
-
-// entry is the state of the worker with an ordinal. What every decision reads comes first.
-type entry struct {
-	properties scorer.Input // of info; without load
-	since      uint64       // value of core.changes when the worker got the ordinal
-	report     engineReport
-	worker     Worker
-	info       *WorkerInfo
-	group      *group // last report of a router group; nil for workers, and before the first report
-	routed     uint64 // requests sent here
-	speed      speed
-	events     string // why its events cannot be trusted; empty if they can
-	hasEvents  bool   // an event of the worker came
-	avoid      avoidance
-	failures   uint64 // requests that it refused or failed
-	audit      audit
-}
-
-// setInfo replaces the information about a worker.
-func (e *entry) setInfo(info *WorkerInfo) {
-	e.info = info
-	e.properties = scorer.Input{CPU: info.CPU, DecodeOnly: info.Role == Decode, MaxBatchedTokens: info.MaxBatchedTokens, MaxRequests: info.MaxNumSeqs, LastCold: e.properties.LastCold, Speed: e.properties.Speed}
-	if info.Group != "" {
-		e.properties.Members = max(1, info.Members)
-	}
 }
 
 func newCore(conf *Config, blockSize int) core {
@@ -108,228 +67,247 @@ func newCore(conf *Config, blockSize int) core {
 	return c
 }
 
-// outdated returns the ordinals of info's process whose blocks are invalid: of ranks that
-// info does not have, and of all ranks if the process restarted. The caller purges them
-// from the index before it calls setWorker.
-func (c *core) outdated(info *WorkerInfo) (ordinals []int) {
-	for _, ord := range c.ordinals(info.ID) {
-		e := &c.entries[ord]
-		if !info.hasRank(e.worker.DPRank) || e.info.StartedMS != info.StartedMS {
-			ordinals = append(ordinals, ord)
-		}
-	}
-	return ordinals
-}
-
 // setWorker adds or updates the ranks of a worker process, and drops those that info does not
 // have, with their slots.
 func (c *core) setWorker(info *WorkerInfo) {
 	for _, ord := range c.ordinals(info.ID) {
-		if e := &c.entries[ord]; info.hasRank(e.worker.DPRank) {
-			if e.info.StartedMS != info.StartedMS {
-				e.avoid, e.report, e.speed = avoidance{}, engineReport{}, speed{} // it is another process
-				c.newSpeeds = true
-			}
-			c.newSpeeds = c.newSpeeds || e.info.PrefillThroughput != info.PrefillThroughput
-			e.setInfo(info)
-			c.slots.SetReorders(ord, info.Reorders)
-		} else {
-			c.drop(ord)
+		e := &c.entries[ord]
+		if !info.hasRank(e.worker.DPRank) {
+			c.dropRank(ord)
+			continue
 		}
+		if e.info.StartedMS != info.StartedMS {
+			e.avoid, e.report, e.speed = avoidance{}, engineReport{}, speed{} // it is another process
+			c.speeds.changed = true
+		}
+		c.speeds.changed = c.speeds.changed || e.info.PrefillThroughput != info.PrefillThroughput
+		e.setInfo(info)
+		c.slots.SetReorders(ord, info.Reorders)
 	}
 	for i := range max(1, info.DPSize) {
 		w := Worker{ID: info.ID, DPRank: info.DPStart + i}
 		if _, known := c.find(w); !known {
-			c.add(w, info)
-			c.newSpeeds = true
+			c.slots.SetReorders(c.add(w, info), info.Reorders)
+			c.speeds.changed = true
 		}
 	}
-	c.countRoles()
+	c.changed()
 }
 
 // removeWorker drops all ranks of a worker process with their slots. The caller
 // has purged their ordinals from the index.
 func (c *core) removeWorker(id uint64) {
 	for _, ord := range c.ordinals(id) {
-		c.drop(ord)
+		c.dropRank(ord)
 	}
-	c.countRoles()
+	c.changed()
 }
 
-// ordinals returns the ordinals of a process's ranks.
-func (c *core) ordinals(id uint64) (ordinals []int) {
-	from, to := c.ranks(id)
-	return slices.Clone(c.order[from:to])
-}
-
-// ranks returns the range of a process's ranks in the order.
-func (c *core) ranks(id uint64) (from, to int) {
-	from, _ = c.search(Worker{ID: id})
-	for to = from; to < len(c.order) && c.entries[c.order[to]].worker.ID == id; to++ {
-	}
-	return from, to
-}
-
-func (c *core) add(w Worker, info *WorkerInfo) {
-	c.changes++
-	e := entry{worker: w, since: c.changes}
-	e.setInfo(info)
-	var ord int
-	if last := len(c.free) - 1; last >= 0 {
-		ord, c.free = c.free[last], c.free[:last]
-		c.entries[ord] = e
-	} else {
-		ord = len(c.entries)
-		c.entries = append(c.entries, e)
-	}
-	c.slots.SetReorders(ord, info.Reorders)
-	at, _ := c.search(w)
-	c.order = slices.Insert(c.order, at, ord)
-}
-
-func (c *core) drop(ord int) {
-	at, _ := c.search(c.entries[ord].worker)
-	c.order = slices.Delete(c.order, at, at+1)
+func (c *core) dropRank(ord int) {
 	c.slots.RemoveWorker(ord)
 	c.sessions.removeWorker(ord)
-	c.entries[ord] = entry{}
-	c.free = append(c.free, ord)
+	c.drop(ord)
 }
 
-func (c *core) search(w Worker) (at int, found bool) {
-	return slices.BinarySearchFunc(c.order, w, func(ord int, w Worker) int {
-		return c.entries[ord].worker.Compare(w)
-	})
-}
-
-func (c *core) find(w Worker) (ord int, found bool) {
-	at, found := c.search(w)
-	if found {
-		ord = c.order[at]
-	}
-	return ord, found
-}
-
-// size is one more than the largest ordinal in use, which is what an index needs
-// to count overlaps by ordinal.
-func (c *core) size() int { return len(c.entries) }
-
-// growEvery is how old estimates of outputs may be: a fast engine fills a block in
-// about this time.
-const growEvery = 250 * time.Millisecond
-
-// grow estimates the length of outputs that no caller reports. It is called before loads
-// are read.
-func (c *core) grow(now time.Time) {
-	if !c.conf.EstimateOutput || now.Sub(c.grown) < growEvery {
-		return
-	}
-	c.grown = now
-	for _, ord := range c.order {
-		c.slots.Grow(now, ord, c.outputRate(ord))
-	}
-}
-
-// settingsFor works out the settings of one decision.
-func (c *core) settingsFor(q *question) (*scorer.Settings, error) {
-	if q.Override == nil {
-		return c.settings, nil
-	}
-	if c.conf.Mode != KV || c.conf.Rule != nil {
-		return nil, fmt.Errorf("%w: nothing is compared that it could change: the mode is %s", ErrBadOverride, c.conf.Mode)
-	}
-	if q.Pinned != nil && !q.AnyRank && q.Override.Compares() {
-		return nil, fmt.Errorf("%w: nothing is compared that it could change: the request names its worker", ErrBadOverride)
-	}
-	s, err := c.settings.With(q.Override)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrBadOverride, err)
-	}
-	return &s, nil
-}
-
-// turnOf returns the number of a decision for round-robin: the requests booked before, and without an
-// id also the decisions before that had none, so that these do not all name the same worker.
-func (c *core) turnOf(id string) uint64 {
-	if id != "" {
-		return c.turn
-	}
-	return c.turn + c.asked
-}
-
-// draw returns the one random number of the decision for a request, uniform in
-// [0, 1). It depends on the seed and the id alone, not on other requests. Without an id it depends on
-// the number of decisions before.
-func (c *core) draw(id string) float64 {
-	key := c.turnOf(id)
-	if id != "" {
-		key = scorer.DrawKey(id)
-	}
-	return scorer.Draw(c.conf.Seed, key)
-}
-
-// choose returns the chosen candidate, and the reason in d. bound is the candidate that the
-// session is bound to, or -1. There is a candidate.
-func (c *core) choose(q *question, s *scorer.Settings, bound int, d *Decision) (chosen int) {
-	d.Reason, d.Cost, d.Policy, d.Equal = q.reason, 0, "", 0
-	c.costs = slices.Grow(c.costs[:0], len(c.inputs))[:len(c.inputs)]
-	clear(c.costs)
+// pinError says why the pinned worker is not a candidate; nil if it is one.
+// In the mode Direct a worker that does not exist is also a lack of workers.
+func (c *core) pinError(in *decisionInput, ch *choice) error {
+	from, to := c.pin(in.Request)
 	switch {
-	case bound >= 0:
-		d.Reason = ReasonSession
-		return bound
-	case q.Pinned != nil:
-		if d.Reason = ReasonPinned; len(c.candidates) == 1 {
-			return 0
-		}
+	case len(ch.candidates) > 0:
+		return nil
+	case from == to && c.conf.Mode == Direct:
+		return in.pinned(fmt.Errorf("%w: %w", ErrPinnedUnknown, ErrNoWorkers))
+	case from == to:
+		return in.pinned(ErrPinnedUnknown)
 	}
-	chosen = c.best(s, d)
-	if q.Preferred == nil || q.Pinned != nil {
-		return chosen
+	switch why := ch.verdicts[to-1]; why {
+	case ExcludedDraining, ExcludedHealth:
+		return in.pinned(fmt.Errorf("%w: %s", ErrNoWorkers, why))
+	default:
+		return in.pinned(fmt.Errorf("%w: %s", ErrPinnedNotAllowed, why))
 	}
-	at := slices.IndexFunc(c.candidates, func(ord int) bool { return c.entries[ord].worker == *q.Preferred })
-	if at < 0 {
-		return chosen
-	}
-	d.Reason, d.Cost = ReasonPreferred, c.costs[at]
-	if d.Equal > 0 {
-		d.Equal = scorer.Equals(c.costs, at)
-	}
-	return at
 }
 
-// best returns the candidate that the mode chooses.
-func (c *core) best(s *scorer.Settings, d *Decision) (chosen int) {
-	reason := ReasonMode
-	switch c.conf.Mode {
-	case RoundRobin:
-		reason = ReasonRoundRobin
-		chosen = scorer.RoundRobin(len(c.candidates), c.request.Turn)
-	case Random:
-		chosen = scorer.Random(len(c.candidates), c.request.U)
-	case LeastLoaded:
-		chosen = scorer.LeastLoaded(c.inputs, c.request.U)
-	case PowerOfTwo:
-		chosen = scorer.PowerOfTwo(c.inputs, c.request.U)
-	case DeviceAware:
-		chosen = scorer.DeviceAware(&c.request, c.inputs, c.conf.DeviceRatio)
-		d.DeviceRatio = c.conf.DeviceRatio
-	case KV, Direct: // Direct has only pinned workers
-		if reason = ReasonLoad; c.held > 0 {
-			reason = ReasonKV
-		}
-		if c.conf.Rule != nil && c.part != decodePart {
-			chosen = c.conf.Rule(&c.request, c.inputs, c.costs)
-			chosen = max(0, min(chosen, len(c.candidates)-1)) // a caller's rule may err
-			scorer.Bound(c.costs)
-		} else {
-			chosen = s.Choose(&c.request, c.inputs, c.costs)
-			d.Policy = s.Policy
-		}
-		d.Cost, d.Equal = c.costs[chosen], scorer.Equals(c.costs, chosen)
+// booking is where a request has its slot. A prediction of the worker's cache needs it.
+type booking struct {
+	ordinal    int
+	generation uint64 // entry.since of the worker
+	unreported bool   // neither events nor summaries report the worker's blocks
+}
+
+// book takes the slots of a request and of its prefill leg. It returns [ErrDuplicate], and books nothing, if
+// the request has a slot.
+func (c *core) book(in *decisionInput, ch *choices, to *result) error {
+	d := &to.decision
+	if !c.takeSlot(in, &ch.worker, d, ch.hasLeg, &to.booked) {
+		return ErrDuplicate
 	}
-	if d.Reason == "" {
-		d.Reason = reason
+	if ch.hasLeg && !c.takeSlot(&ch.legInput, &ch.leg, d.Prefill, false, &to.legBooked) {
+		c.slots.Free(in.ID)
+		return ErrDuplicate
 	}
-	return chosen
+	return nil
+}
+
+// takeSlot takes the slot of a choice. It returns false if a request with this id has a slot. hasLeg says
+// that the prompt is computed by a prefill leg.
+func (c *core) takeSlot(in *decisionInput, ch *choice, d *Decision, hasLeg bool, at *booking) bool {
+	ord := ch.candidates[ch.chosen]
+	e := &c.entries[ord]
+	reuse := ch.settings.AssumeKVReuse
+	if hasLeg {
+		reuse = c.settings.AssumeKVReuse // the decode settings leave it out of the comparison only
+	}
+	if !c.slots.Add(ch.time, in.ID, &scorer.Booking{
+		Worker: ord, Blocks: in.hashes.sequence, BlockSize: c.blockSize,
+		PromptTokens: in.prompt.tokens, CachedTokens: in.prompt.tokens - d.PrefillTokens,
+		ExpectedOutput: in.ExpectedOutput, ExpectedTTFT: expectedTTFT(d, &ch.inputs[ch.chosen]),
+		Owned: in.Owned, Unseen: in.Unseen && !hasLeg, Number: in.number,
+		BlocksUntracked:  c.conf.NoActiveBlocks || in.decode != nil,
+		PrefillUntracked: !ch.settings.TrackPrefill, NoReuse: !reuse,
+		Reports: e.info.Group != "",
+	}) {
+		return false
+	}
+	c.turn++
+	e.routed++
+	if in.prompt.tokens > 0 && !hasLeg {
+		c.typical.note(in.prompt.tokens, d.PrefillTokens)
+	}
+	*at = booking{ord, e.since, e.unreported(c.conf.NoEvents)}
+	if ch.held == 0 {
+		e.properties.LastCold = c.turn
+	}
+	if in.session != 0 {
+		c.sessions.touch(ch.time, in.session, in.SessionFinal)
+	}
+	return true
+}
+
+// expectedTTFT is the time to the first token that a booking expects, 0 if it tells nothing about the
+// worker's speed: the request waits for others, the candidate is a router group, or prefill does not
+// count.
+func expectedTTFT(d *Decision, in *scorer.Input) time.Duration {
+	if in.Members > 0 || in.PendTokens > 0 || !d.Settings.TrackPrefill {
+		return 0
+	}
+	return time.Duration(d.EstimatedTTFT * float64(time.Millisecond))
+}
+
+// prefillCompleted notes the first token of a request, and binds its session. inferred
+// says that the first token was inferred before.
+func (c *core) prefillCompleted(now time.Time, id string, session uint64, rebind bool, by Sign) (news, inferred bool) {
+	waited, expected := c.slots.Wait(now, id)
+	news, inferred = c.slots.FirstToken(now, id, by != SignEnd)
+	ord, _ := c.slots.Worker(id)
+	if news && by != SignEnd && expected > 0 && !c.conf.NoSpeeds {
+		c.entries[ord].speed.note(expected, waited)
+	}
+	if news && session != 0 {
+		c.sessions.bind(now, session, ord, rebind)
+	}
+	return news, inferred
+}
+
+// end gives the slot of a request back, and learns the length of its output. silent says that no first
+// token was known.
+func (c *core) end(now time.Time, id string) (silent bool) {
+	e := c.slots.Finish(now, id)
+	if e.Started {
+		if e.Unestimated > 0 {
+			e.OutputTokens += e.Unestimated.Seconds() * c.outputRate(e.Worker)
+		}
+		c.outputs.note(e.OutputTokens)
+	}
+	return e.Existed && !e.Started
+}
+
+// noteUsage takes the number of output tokens that a response reported. Of a request in flight it
+// replaces the estimate; of one that has ended the worker's rate is learnt from it.
+func (c *core) noteUsage(now time.Time, d *Decision, tokens int) {
+	ord, known := c.find(d.Worker)
+	switch {
+	case !known:
+	case d.Freed.IsZero():
+		c.slots.ReportOutput(now, d.ID, tokens)
+	case !d.FirstToken.IsZero():
+		c.slots.LearnOutputRate(ord, tokens, d.Freed.Sub(d.FirstToken))
+	}
+}
+
+// serving is what a response led to.
+type serving struct {
+	avoided []Worker // from now on
+
+	moved  bool   // the slot moved; the other fields are about that
+	to     int    // ordinal
+	since  uint64 // generation of to
+	worker Worker // worker of to
+	cached int    // tokens of the prompt that the worker has cached
+}
+
+// moveSlot moves the slot of a request to another worker, which has so many tokens of the
+// prompt cached. blocks of the foreign load that it reported lately are the request's.
+func (c *core) moveSlot(now time.Time, id string, to, cached, blocks int, s *serving) {
+	if s.moved = c.slots.Move(now, id, to, cached); s.moved {
+		e := &c.entries[to]
+		e.report.disclose(now, blocks, reportLife)
+		s.to, s.since, s.worker, s.cached = to, e.since, e.worker, cached
+	}
+}
+
+// served notes which worker answered a request. The slot follows that worker.
+//
+// A worker that has answered another request since this one was booked is not blamed for a
+// connection that was refused, lost or too slow: on a busy machine this happens to healthy
+// workers. If the worker did fail, the next request shows it.
+func (c *core) served(now time.Time, id string, fl *flight, r Response) (s serving) {
+	age, _ := c.slots.Age(now, id)
+	strike := func(ord int, local bool) {
+		e := &c.entries[ord]
+		if local || r.Status >= 500 {
+			e.failures++
+		}
+		var news bool
+		switch {
+		case !local:
+			news = e.avoid.answer(now, r.Status, c.conf.AvoidFailing)
+		case !e.avoid.answered.After(now.Add(-age)):
+			news = e.avoid.fail(now, c.conf.AvoidFailing)
+		}
+		if news {
+			c.changes++
+			s.avoided = append(s.avoided, e.worker)
+		}
+	}
+	ord, booked := c.slots.Worker(id)
+	if !booked {
+		return s
+	}
+	if c.entries[ord].worker != fl.first {
+		return s // the slot moved before
+	}
+	at := c.at(ord, r.Address, fl.second)
+	if at == ord || at < 0 {
+		if at < 0 && r.Asked == 1 {
+			return s // the proxy tried an unknown worker instead
+		}
+		if r.Local || r.Address.IsValid() {
+			strike(ord, r.Local)
+		}
+		return s
+	}
+	if r.Asked != 1 {
+		strike(ord, true) // the proxy tried another worker after it
+	} // else the proxy did not try this worker
+	strike(at, r.Local)
+	cached := 0
+	if c.entries[at].worker == fl.second {
+		cached = int(fl.held) * c.blockSize
+	}
+	if c.moveSlot(now, id, at, cached, 0, &s); s.moved {
+		c.entries[at].routed++
+	}
+	return s
 }

@@ -34,7 +34,7 @@ func (m *slowQueue) load(worker uint64) (tokens int) {
 func (m *slowQueue) mustWait(w *waiter, batch int) bool {
 	some := false
 	for id, fine := range m.workers {
-		if !fine || w.q.Pinned != nil && w.q.Pinned.ID != id || w.q.Allowed != nil && !slices.Contains(w.q.Allowed, Worker{ID: id}) {
+		if !fine || w.in.Pinned != nil && w.in.Pinned.ID != id || w.in.Allowed != nil && !slices.Contains(w.in.Allowed, Worker{ID: id}) {
 			continue
 		}
 		some = true
@@ -46,8 +46,8 @@ func (m *slowQueue) mustWait(w *waiter, batch int) bool {
 }
 
 func (w *waiter) before(v *waiter) bool {
-	if w.q.StrictPriority != v.q.StrictPriority {
-		return w.q.StrictPriority > v.q.StrictPriority
+	if w.in.StrictPriority != v.in.StrictPriority {
+		return w.in.StrictPriority > v.in.StrictPriority
 	}
 	return w.item.Arrival < v.item.Arrival // first come, first served; arrival times are distinct
 }
@@ -76,10 +76,10 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 				c.woken = c.woken[1:]
 				at := slices.Index(m.waiting, w)
 				if at < 0 {
-					t.Fatalf("seed %d: %s is woken though it does not wait", seed, w.q.ID)
+					t.Fatalf("seed %d: %s is woken though it does not wait", seed, w.in.ID)
 				}
 				if w.stale {
-					w.stale, w.q.matched = false, now
+					w.stale, w.in.overlap.at = false, now
 					c.pump(now)
 					continue
 				}
@@ -88,12 +88,12 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 				case w.err == nil:
 					for _, v := range m.waiting {
 						if sameLane(v, w) && v.before(w) {
-							t.Fatalf("seed %d: %s is admitted before %s", seed, w.q.ID, v.q.ID)
+							t.Fatalf("seed %d: %s is admitted before %s", seed, w.in.ID, v.in.ID)
 						}
 					}
-					m.pend[w.q.ID], m.on[w.q.ID] = w.d.PrefillTokens, w.d.Worker.ID
+					m.pend[w.in.ID], m.on[w.in.ID] = w.to.decision.PrefillTokens, w.to.decision.Worker.ID
 				case !errors.Is(w.err, ErrNoWorkers) && !errors.Is(w.err, ErrPinnedUnknown) && !errors.Is(w.err, ErrTooLate) && w != left:
-					t.Fatalf("seed %d: %s ends with %v", seed, w.q.ID, w.err)
+					t.Fatalf("seed %d: %s ends with %v", seed, w.in.ID, w.err)
 				}
 			}
 			if c.queue.Len() != len(m.waiting) || len(c.waiting) != len(m.waiting) {
@@ -108,7 +108,7 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 					first = first && (v == w || !sameLane(v, w) || w.before(v))
 				}
 				if first && !m.mustWait(w, batch) {
-					t.Fatalf("seed %d: %s waits without need", seed, w.q.ID)
+					t.Fatalf("seed %d: %s waits without need", seed, w.in.ID)
 				}
 			}
 		}
@@ -131,16 +131,20 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 				} else if rnd.IntN(2) == 0 {
 					req.Allowed = []Worker{{ID: uint64(rnd.IntN(3) + 1)}}
 				}
-				q, d := &question{Request: req, tokens: rnd.IntN(30) + 1, sequence: []uint64{uint64(next)}, matched: now, workspace: new(workspace)}, new(Decision)
-				w, err := c.submit(now, q, d)
+				in := &decisionInput{
+					Request: req, prompt: prompt{tokens: rnd.IntN(30) + 1},
+					hashes: hashes{sequence: []uint64{uint64(next)}}, overlap: overlap{at: now},
+				}
+				to := new(result)
+				w, err := c.submit(now, in, new(choices), to)
 				switch {
 				case w != nil:
 					m.waiting = append(m.waiting, w)
 				case err == nil:
-					m.pend[req.ID], m.on[req.ID] = d.PrefillTokens, d.Worker.ID
+					m.pend[req.ID], m.on[req.ID] = to.decision.PrefillTokens, to.decision.Worker.ID
 					for _, v := range m.waiting {
-						if sameLane(v, &waiter{q: q}) {
-							t.Fatalf("seed %d: %s overtakes %s", seed, req.ID, v.q.ID)
+						if sameLane(v, &waiter{in: in}) {
+							t.Fatalf("seed %d: %s overtakes %s", seed, req.ID, v.in.ID)
 						}
 					}
 				case errors.Is(err, ErrQueueFull) && len(m.waiting) < limit:
@@ -166,21 +170,21 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 				left = w
 				if rnd.IntN(2) == 0 {
 					c.giveUp(w)
-				} else if c.remove(c.waiting[w.q.ID], ErrFreed); !w.done || !errors.Is(w.err, ErrFreed) || c.waiting[w.q.ID] != nil {
-					t.Fatalf("seed %d: %s was freed, and has not left: %v", seed, w.q.ID, w.err)
+				} else if c.remove(c.waiting[w.in.ID], ErrFreed); !w.done || !errors.Is(w.err, ErrFreed) || c.waiting[w.in.ID] != nil {
+					t.Fatalf("seed %d: %s was freed, and has not left: %v", seed, w.in.ID, w.err)
 				}
 				c.pump(now)
 				settle()
 				if slices.Contains(m.waiting, w) {
-					t.Fatalf("seed %d: %s was removed, and is not woken", seed, w.q.ID)
+					t.Fatalf("seed %d: %s was removed, and is not woken", seed, w.in.ID)
 				}
 			case op < 18 || op == 18 && len(m.waiting) > 5:
 				c.expire(now)
 				c.pump(now)
 				settle()
 				for _, w := range m.waiting {
-					if target := w.q.TTFTTarget; target > 0 && now.Sub(w.since) >= target {
-						t.Fatalf("seed %d: %s waits for %v, its target is %v", seed, w.q.ID, now.Sub(w.since), target)
+					if target := w.in.TTFTTarget; target > 0 && now.Sub(w.since) >= target {
+						t.Fatalf("seed %d: %s waits for %v, its target is %v", seed, w.in.ID, now.Sub(w.since), target)
 					}
 				}
 			case op < 19:
@@ -208,8 +212,8 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 }
 
 func sameLane(a, b *waiter) bool {
-	if a.q.Pinned == nil || b.q.Pinned == nil {
-		return a.q.Pinned == b.q.Pinned
+	if a.in.Pinned == nil || b.in.Pinned == nil {
+		return a.in.Pinned == b.in.Pinned
 	}
-	return *a.q.Pinned == *b.q.Pinned
+	return *a.in.Pinned == *b.in.Pinned
 }

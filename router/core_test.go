@@ -22,15 +22,20 @@ func TestOverlapOfAnEarlierWorkerDoesNotCount(t *testing.T) {
 	settings.Policy = scorer.Dynamo
 	c := newCore(&Config{Mode: KV, Scoring: settings, PrefillThroughput: 1}, 1)
 	c.setWorker(info(1))
-	q := &question{Request: &Request{}, tokens: 4, sequence: []uint64{1, 2, 3, 4}, overlap: []int32{4}, version: c.changes, workspace: new(workspace)}
-	var d Decision
-	if err := c.decide(time.Now(), q, &d, false); err != nil || d.OverlapBlocks != 4 {
+	in := &decisionInput{
+		Request: &Request{}, prompt: prompt{tokens: 4},
+		hashes:  hashes{sequence: []uint64{1, 2, 3, 4}},
+		overlap: overlap{blocks: []int32{4}, version: c.changes},
+	}
+	var to result
+	d := &to.decision
+	if err := c.decide(time.Now(), in, look, 0, new(choices), &to); err != nil || d.OverlapBlocks != 4 {
 		t.Fatalf("overlap %d, %v; want the 4 blocks that were counted", d.OverlapBlocks, err)
 	}
 	c.removeWorker(1)
 	c.setWorker(info(2))
-	d = Decision{}
-	if err := c.decide(time.Now(), q, &d, false); err != nil || d.Worker.ID != 2 || d.OverlapBlocks != 0 {
+	to = result{}
+	if err := c.decide(time.Now(), in, look, 0, new(choices), &to); err != nil || d.Worker.ID != 2 || d.OverlapBlocks != 0 {
 		t.Errorf("worker %d with overlap %d, %v; want worker 2 with none", d.Worker.ID, d.OverlapBlocks, err)
 	}
 }
@@ -49,10 +54,10 @@ func coreOf(t *testing.T, conf Config, workers int) (c *core, ask func(now time.
 		c.setWorker(&WorkerInfo{ID: uint64(id) + 1, Models: []string{"m"}, Address: netip.MustParseAddrPort("10.0.0.1:1"), BlockSize: 8, DPSize: 1, MaxBatchedTokens: 8})
 	}
 	return c, func(now time.Time, id string, tokens int, target time.Duration) (*waiter, Decision, error) {
-		q := &question{Request: &Request{ID: id, TTFTTarget: target}, tokens: tokens, session: 7, workspace: new(workspace)}
-		d := new(Decision)
-		w, err := c.submit(now, q, d)
-		return w, *d, err
+		in := &decisionInput{Request: &Request{ID: id, TTFTTarget: target}, prompt: prompt{tokens: tokens}, session: 7}
+		to := new(result)
+		w, err := c.submit(now, in, new(choices), to)
+		return w, to.decision, err
 	}
 }
 

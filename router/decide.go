@@ -3,149 +3,476 @@
 package router
 
 import (
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// admit decides for the request in s, whose hashes are made. It counts the overlap without
-// the pool's lock; load, cost, choice and booking are one critical section. If the request
-// must wait, admit returns when the request has left the queue, or errQueued at once if the
-// request is one of [Router.Submit].
-func (p *pool) admit(ctx context.Context, now func() time.Time, s *scratch) error {
-	q, d := &s.question, &s.decision
-	start := s.hashed
-	if start.IsZero() {
-		start = now()
-	}
-	matched := start
-	if q.sequence != nil {
-		p.match(start, q, s)
-		matched = now()
-	}
-	d.MatchTime = matched.Sub(start)
+// purpose is what a choice is made for.
+type purpose uint8
 
-	p.mu.Lock()
-	w, err := p.core.submit(matched, q, d)
-	waits := w != nil && !w.done
-	queued := w != nil && s.submitted
-	if queued {
-		w.submitted, d.PickTime = s, now().Sub(matched)
-	}
-	p.unlock()
-	pick := now().Sub(matched)
-	switch {
-	case queued:
-		return errQueued // s may belong to Decided by now
-	case waits:
-		err = p.wait(ctx, now, w, s)
-	case w != nil:
-		err = w.err
-	}
-	if err != nil {
-		return err
-	}
-	d.PickTime = pick
-	return nil
+const (
+	look       purpose = iota // to be seen only: nothing is booked, and the request does not wait
+	take                      // to be booked, if need be after a wait in the queue
+	takeBehind                // the same, and other requests of the lane wait already
+)
+
+// choice is the choice of a worker for one part of a request. [core.choose] makes it. A candidate is an
+// index of candidates, inputs and costs.
+type choice struct {
+	part       part
+	time       time.Time
+	settings   *scorer.Settings // with the request's override
+	request    scorer.Request
+	verdicts   []Exclusion // along ranks.order; empty for candidates
+	candidates []int       // ordinals, in worker order
+	inputs     []scorer.Input
+	costs      []float64
+	held       int  // sum of the inputs' OverlapBlocks
+	whole      bool // the inputs are complete; else see [core.complete]
+
+	chosen      int // candidate
+	second      int // candidate that gets the request if the chosen worker does not take it; -1 = none
+	reason      Reason
+	policy      scorer.Policy // empty if no costs were compared
+	equal       int           // candidates with the chosen one's cost
+	deviceRatio float64       // of the mode DeviceAware
+	rebind      bool          // the session is bound to a worker that does not take this request
+
+	// What [core.list] makes: the candidates for people to see, in worker order, and the number of
+	// the workers that are not among them.
+	seen    []Candidate
+	omitted int
+	chances []float64 // of being drawn, along candidates
+	lowest  []float64 // costs of the listed candidates, sorted
 }
 
-// submit decides for q, or puts it into the queue and returns its waiter, which may have
+// choices are the choices for a request: of its worker and, in a split model, of the prefill leg's.
+type choices struct {
+	worker choice
+	noLeg  NoLeg // why there is no leg, in a split model
+	hasLeg bool
+	leg    choice
+	// The input of the leg, and its request.
+	legInput   decisionInput
+	legRequest Request
+}
+
+// result is what a decision leads to.
+type result struct {
+	decision          Decision
+	booked, legBooked booking // where the request and its prefill leg are booked
+}
+
+// submit decides for a request, or puts it into the queue and returns its waiter, which may have
 // left the queue again.
-func (c *core) submit(now time.Time, q *question, d *Decision) (w *waiter, err error) {
+func (c *core) submit(now time.Time, in *decisionInput, ch *choices, to *result) (*waiter, error) {
 	c.infer(now)
-	lane := c.lane(q)
-	err = c.decide(now, q, d, c.queue != nil && c.queue.Waits(lane))
-	if !errors.Is(err, errMustWait) {
+	why, lane := take, scorer.AnyWorker
+	if c.queue != nil {
+		if lane = c.lane(in.Request); c.queue.Waits(lane) {
+			why = takeBehind
+		}
+	}
+	err := c.decide(now, in, why, 0, ch, to)
+	if err == nil || !errors.Is(err, errMustWait) {
 		return nil, err
 	}
-	w = &waiter{q: q, d: d, since: now, wake: make(chan struct{}, 1), split: c.splits && q.Split != SplitNever}
-	if t := q.mayWait(); t > 0 {
-		w.deadline = now.Add(t)
-	}
-	least := q.tokens // to compute, on the best candidate
-	for i := range c.inputs {
-		least = min(least, c.settings.UncachedTokens(&c.request, &c.inputs[i]))
-	}
-	place := scorer.Waiting{Strict: q.StrictPriority, Jump: q.Priority, Lane: lane, Arrival: time.Duration(now.UnixNano()), Uncached: least}
-	if w.item, err = c.queue.Push(place, w); err != nil {
-		return nil, fmt.Errorf("%d requests wait: %w", c.queue.Len(), err)
-	}
-	c.waiting[q.ID] = w
-	c.pump(now)
-	return w, nil
+	return c.enqueue(now, lane, in, ch, to)
 }
 
-// decide chooses a worker for q and, if q has an id, takes a slot on it; in a split model also
-// for the prefill leg. d gets the choice. othersWait says that requests wait already in
-// the lane of q: then q must wait, too, if any worker may take it. After an error nothing
-// is booked.
-func (c *core) decide(now time.Time, q *question, d *Decision, othersWait bool) error {
-	settings, err := c.settingsFor(q)
+// decide chooses a worker for a request, makes the decision, and books a slot if the request has an id;
+// in a split model also for the prefill leg. After an error nothing is booked. errMustWait means that the
+// request must wait in the queue, where it has been for the time queued.
+func (c *core) decide(now time.Time, in *decisionInput, why purpose, queued time.Duration, ch *choices, to *result) error {
+	if in.ID == "" {
+		why = look
+	}
+	if err := c.answer(now, in, why, ch); err != nil {
+		return err
+	}
+	if in.explain {
+		c.list(in, &ch.worker)
+	}
+	var leg *Decision
+	if ch.hasLeg {
+		if in.explain {
+			c.list(&ch.legInput, &ch.leg)
+		}
+		leg = new(Decision)
+		c.makeDecision(&ch.legInput, &ch.leg, nil, "", 0, leg)
+	}
+	c.makeDecision(in, &ch.worker, leg, ch.noLeg, queued, &to.decision)
+	if why == look {
+		return nil
+	}
+	return c.book(in, ch, to)
+}
+
+// answer chooses the workers of a request.
+func (c *core) answer(now time.Time, in *decisionInput, why purpose, ch *choices) error {
+	s, err := c.settingsFor(in)
 	if err != nil {
 		return err
 	}
-	if c.conf.Mode == Direct && q.Pinned == nil {
+	if c.conf.Mode == Direct && in.Pinned == nil {
 		return ErrPinMissing
 	}
-	chosen, err := c.pickWorkers(now, q, settings, d, othersWait)
+	ch.hasLeg, ch.noLeg = false, ""
+	if c.splits || in.Split == SplitAlways || in.PrefillPinned != nil {
+		err = c.chooseSplit(now, in, s, why, ch)
+	} else {
+		err = c.choose(now, in, whole, s, why, &ch.worker)
+	}
 	if err != nil {
 		return err
 	}
-	if q.ID == "" {
-		c.asked++
+	if in.WantSecond && in.Pinned == nil && (ch.worker.reason != ReasonSession || !c.conf.Sessions.Hard) {
+		ch.worker.second = c.second(&ch.worker, ch.legWorker(&c.ranks))
 	}
-	if q.explain {
-		c.explain(now, q, chosen, d)
-	}
-	if q.ID != "" && !c.takeSlot(now, q, chosen, d) {
-		return ErrDuplicate
-	}
-	if d.Prefill != nil && !c.bookLeg(now, q, d) {
-		c.slots.Free(q.ID)
-		return ErrDuplicate
+	if why == look {
+		c.looks++
 	}
 	return nil
 }
 
-// pick chooses a worker for a part of q. It returns the candidate, and the choice in d. q.workspace
-// gets the inputs of the choice.
-//
-// The order of the steps is fixed: the workers that may take the part, their loads, the
-// busy ones, whether to wait, the session's worker, and then the best one.
-func (c *core) pick(now time.Time, q *question, p part, settings *scorer.Settings, d *Decision, othersWait bool) (chosen int, err error) {
-	c.workspace = q.workspace
-	c.part = p
-	if err := c.eligible(now, q); err != nil {
-		return 0, err
+// settingsFor returns the settings of one decision.
+func (c *core) settingsFor(in *decisionInput) (*scorer.Settings, error) {
+	if in.Override == nil {
+		return c.settings, nil
 	}
-	c.grow(now)
-	c.refreshSpeeds(now)
-	c.measure(now, q, settings)
-	mayWait := c.queue != nil && q.ID != ""
-	if err := c.leaveOutBusy(now, q); err != nil {
-		if mayWait {
-			return 0, errMustWait
-		}
-		return 0, err
+	if c.conf.Mode != KV || c.conf.Rule != nil {
+		return nil, fmt.Errorf("%w: nothing is compared that it could change: the mode is %s", ErrBadOverride, c.conf.Mode)
 	}
-	if mayWait && (othersWait || scorer.MustWait(c.inputs, *c.conf.Queue.Threshold)) {
-		return 0, errMustWait
+	if in.Pinned != nil && !in.AnyRank && in.Override.Compares() {
+		return nil, fmt.Errorf("%w: nothing is compared that it could change: the request names its worker", ErrBadOverride)
 	}
-	bound, err := c.followSession(now, q)
+	s, err := c.settings.With(in.Override)
 	if err != nil {
-		return 0, err
+		return nil, fmt.Errorf("%w: %w", ErrBadOverride, err)
 	}
-	d.Time, d.Second = now, Second{}
-	d.BlockSize, d.Draw, d.Turn = c.blockSize, c.request.U, c.request.Turn
-	d.ExpectedOutput, d.ActivePrefix, d.Sharers = c.request.OutputTokens, c.request.ActivePrefix, c.request.Sharers
-	d.Settings, d.Thresholds = settings, c.thresholds
-	chosen = c.choose(q, settings, bound, d)
-	c.describe(q, chosen, d)
-	if q.WantSecond && q.Pinned == nil && !(bound >= 0 && c.conf.Sessions.Hard) {
-		d.Second = c.second(chosen, nil)
+	return &s, nil
+}
+
+// begin makes an empty choice.
+func (ch *choice) begin(now time.Time, p part, s *scorer.Settings) {
+	ch.part, ch.time, ch.settings = p, now, s
+	ch.second = -1
+	ch.reason, ch.policy, ch.equal, ch.deviceRatio, ch.rebind = "", "", 0, 0, false
+}
+
+// choose chooses a worker for a part of a request. The order of the steps is fixed: the workers that may
+// take the part, their loads, the busy ones, whether to wait, the session's worker, and then the best one.
+//
+// It changes the core only by what the passing of time brings (estimates of outputs, speeds) and by a
+// counter, so it may be called without a booking.
+func (c *core) choose(now time.Time, in *decisionInput, p part, s *scorer.Settings, why purpose, ch *choice) error {
+	ch.begin(now, p, s)
+	if err := c.eligible(in, ch); err != nil {
+		return err
 	}
-	return chosen, nil
+	c.pass(now)
+	c.measure(in, why, ch)
+	mayWait := c.queue != nil && why != look
+	if err := c.leaveOutBusy(in, ch); err != nil {
+		if mayWait {
+			return errMustWait
+		}
+		return err
+	}
+	if mayWait && (why == takeBehind || scorer.MustWait(ch.inputs, *c.conf.Queue.Threshold)) {
+		return errMustWait
+	}
+	ch.costs = slices.Grow(ch.costs[:0], len(ch.inputs))[:len(ch.inputs)]
+	clear(ch.costs)
+	bound := -1
+	if in.session != 0 && in.Pinned == nil {
+		var err error
+		if bound, err = c.sessions.follow(in, ch, &c.ranks, c.conf.Sessions.Hard); err != nil {
+			return err
+		}
+	}
+	ch.reason = in.prompt.fallback
+	switch {
+	case bound >= 0:
+		ch.chosen, ch.reason = bound, ReasonSession
+		return nil
+	case in.Pinned != nil:
+		ch.reason = ReasonPinned
+		if len(ch.candidates) == 1 {
+			ch.chosen = 0
+			return nil
+		}
+	}
+	c.best(ch)
+	if in.Preferred != nil && in.Pinned == nil {
+		c.prefer(in, ch)
+	}
+	return nil
+}
+
+// eligible collects the ordinals that may take a request: the healthy workers, or the
+// degraded ones if no worker is healthy. A worker that failed lately and a router group
+// without a recent summary count as degraded. A pinned worker may be healthy or degraded.
+func (c *core) eligible(in *decisionInput, ch *choice) error {
+	ch.verdicts = slices.Grow(ch.verdicts[:0], len(c.order))[:len(c.order)]
+	if in.Pinned != nil {
+		c.collect(in, ch, Degraded)
+		return c.pinError(in, ch)
+	}
+	now, plain := ch.time, in.plain()
+	p := &c.plain[ch.part]
+	if plain && p.changes == c.changes && !now.Before(p.from) && now.Before(p.until) {
+		ch.candidates = append(ch.candidates[:0], p.candidates...)
+		copy(ch.verdicts, p.verdicts)
+		return nil
+	}
+	if until := c.collect(in, ch, Healthy); len(ch.candidates) == 0 {
+		c.collect(in, ch, Degraded)
+	} else if plain && now.Before(until) {
+		p.changes, p.from, p.until = c.changes, now, until
+		p.candidates = append(p.candidates[:0], ch.candidates...)
+		p.verdicts = append(p.verdicts[:0], ch.verdicts...)
+	}
+	if len(ch.candidates) == 0 {
+		return ErrNoWorkers
+	}
+	return nil
+}
+
+// plainCandidates is what [core.eligible] found for a request that excludes no workers by itself.
+type plainCandidates struct {
+	changes     uint64    // ranks.changes
+	from, until time.Time // when it holds
+	candidates  []int
+	verdicts    []Exclusion
+}
+
+// collect makes candidates of the workers that may take the request and whose health is
+// not worse than the given one. It returns when their health may change without an input.
+func (c *core) collect(in *decisionInput, ch *choice, worst Health) (until time.Time) {
+	now := ch.time
+	ch.candidates, until = ch.candidates[:0], now.Add(time.Second)
+	for i, ord := range c.order {
+		e := &c.entries[ord]
+		why := e.exclude(in, ch.part)
+		if why == "" {
+			var h Health
+			if h, why = e.standing(now); why == ExcludedFailing {
+				until = earlier(until, e.avoid.until)
+			} else if e.info.Group != "" {
+				until = now // its reports decide
+			}
+			switch a := in.probeAnswer(e); {
+			case a == nil:
+			case a.Busy && h == Healthy:
+				h, why = Degraded, ExcludedBusy
+			case !a.Busy && why == ExcludedStale:
+				h, why = Healthy, "" // the group answered just now
+			}
+			if h <= worst {
+				why = ""
+				ch.candidates = append(ch.candidates, ord)
+			}
+		}
+		ch.verdicts[i] = why
+	}
+	return until
+}
+
+// exclude returns why a worker may not take a part of a request, apart from its health and load.
+func (e *entry) exclude(in *decisionInput, p part) Exclusion {
+	switch info := e.info; {
+	case in.Pinned != nil && (e.worker.ID != in.Pinned.ID || !in.AnyRank && e.worker != *in.Pinned):
+		return ExcludedPin
+	case info.Draining:
+		return ExcludedDraining
+	case !info.takes(p),
+		in.decode != nil && (info.ID == in.decode.ID || info.Engine != in.decode.Engine):
+		return ExcludedRole
+	case in.adapter != "" && !slices.Contains(info.LoRA, in.adapter):
+		return ExcludedAdapter
+	case in.Allowed != nil && !slices.Contains(in.Allowed, e.worker):
+		return ExcludedAllowed
+	case in.AllowedAddresses != nil && !allows(in.AllowedAddresses, info.rankAddress(e.worker.DPRank)):
+		return ExcludedAllowed
+	case slices.ContainsFunc(in.RequiredTaints, func(t string) bool { return !slices.Contains(info.Taints, t) }):
+		return ExcludedTaint
+	}
+	return ""
+}
+
+// measure fills in the inputs of a choice: of the request and of each candidate.
+func (c *core) measure(in *decisionInput, why purpose, ch *choice) {
+	s, sequence := ch.settings, in.hashes.sequence
+	turn := c.turn
+	if why == look { // so that looks do not all name the same worker
+		turn += c.looks
+	}
+	key := turn
+	if why != look {
+		key = scorer.DrawKey(in.ID)
+	}
+	ch.request = scorer.Request{
+		PromptTokens: in.prompt.tokens, BlockSize: c.blockSize, OutputTokens: c.outputs.expected(in, ch.part),
+		// The draw depends on the seed and the id alone, not on other requests.
+		U: scorer.Draw(c.conf.Seed, key), Turn: turn,
+		PrefillUntracked: !s.TrackPrefill, Pinned: in.Pinned != nil, EmbeddingHit: in.EmbeddingHit,
+	}
+	ch.inputs = slices.Grow(ch.inputs[:0], len(ch.candidates))[:len(ch.candidates)]
+	idle, holder, most := false, -1, 0 // holder has computed most of the prompt
+	ch.held = 0
+	ch.whole = c.conf.Rule != nil || in.Explain || s.Policy != scorer.Tokens && s.Policy != scorer.PredictedTTFT || !s.TrackPrefill
+	cached := &in.overlap
+	for i, ord := range ch.candidates {
+		e, to := &c.entries[ord], &ch.inputs[i]
+		c.load(ch.time, ord, in.prompt.tokens, to)
+		to.DecodeOnly = to.DecodeOnly || ch.part == decodePart
+		if ch.whole {
+			c.complete(ch, ord, sequence, to)
+		}
+		if e.since <= cached.version {
+			if ord < len(cached.blocks) {
+				to.OverlapBlocks = int(cached.blocks[ord])
+			}
+			if ord < len(cached.pending) {
+				to.PendingBlocks = int(cached.pending[ord])
+			}
+			if ord < len(cached.lower[0]) {
+				to.HostBlocks = int(cached.lower[0][ord])
+				to.DiskBlocks = int(cached.lower[1][ord] + cached.lower[2][ord])
+			}
+		}
+		if len(in.probed.answers) > 0 {
+			in.applyProbe(e, &c.slots, ord, to)
+		}
+		ch.held += to.OverlapBlocks
+		idle = idle || to.ActiveRequests == 0
+		if n := to.OverlapBlocks - to.PendingBlocks; n > most {
+			holder, most = i, n
+		}
+		for _, t := range in.taints {
+			if slices.Contains(e.info.Taints, t.name) {
+				to.TaintWeight += t.weight
+			}
+		}
+	}
+	// It matters only to an idle candidate, if the holder is not idle.
+	if idle && holder >= 0 && ch.inputs[holder].ActiveRequests > 0 && s.Policy == scorer.Tokens && s.TrackPrefill {
+		ch.request.Sharers = ch.inputs[holder].ActiveRequests
+		active := len(sequence) - c.slots.AdditionalBlocks(ch.candidates[holder], sequence)
+		ch.request.ActivePrefix = min(most, active) * c.blockSize
+	}
+}
+
+// leaveOutBusy removes the candidates that are above a threshold. It is an error if none is
+// left.
+func (c *core) leaveOutBusy(in *decisionInput, ch *choice) error {
+	if *c.thresholds == (scorer.Thresholds{}) {
+		return nil
+	}
+	kept := 0
+	for i, ord := range ch.candidates {
+		e, load := &c.entries[ord], &ch.inputs[i]
+		busy, skipped := c.busy(ch.time, e, load.ActiveBlocks, load.PendTokens, max(1, load.Members))
+		c.skipped += skipped
+		if !busy {
+			ch.candidates[kept], ch.inputs[kept] = ord, *load
+			kept++
+			continue
+		}
+		ch.held -= load.OverlapBlocks
+		at, _ := c.search(e.worker)
+		ch.verdicts[at] = ExcludedBusy
+	}
+	if kept > 0 {
+		ch.candidates, ch.inputs = ch.candidates[:kept], ch.inputs[:kept]
+		return nil
+	}
+	if in.Pinned == nil {
+		return ErrAllBusy
+	}
+	if c.conf.Mode == Direct {
+		return in.pinned(fmt.Errorf("%w: %w", ErrPinnedBusy, ErrAllBusy))
+	}
+	return in.pinned(ErrPinnedBusy)
+}
+
+// best chooses the candidate that the mode chooses.
+func (c *core) best(ch *choice) {
+	reason := ReasonMode
+	switch r := &ch.request; c.conf.Mode {
+	case RoundRobin:
+		reason = ReasonRoundRobin
+		ch.chosen = scorer.RoundRobin(len(ch.candidates), r.Turn)
+	case Random:
+		ch.chosen = scorer.Random(len(ch.candidates), r.U)
+	case LeastLoaded:
+		ch.chosen = scorer.LeastLoaded(ch.inputs, r.U)
+	case PowerOfTwo:
+		ch.chosen = scorer.PowerOfTwo(ch.inputs, r.U)
+	case DeviceAware:
+		ch.chosen = scorer.DeviceAware(r, ch.inputs, c.conf.DeviceRatio)
+		ch.deviceRatio = c.conf.DeviceRatio
+	case KV, Direct: // Direct has only pinned workers
+		if reason = ReasonLoad; ch.held > 0 {
+			reason = ReasonKV
+		}
+		if c.conf.Rule != nil && ch.part != decodePart {
+			chosen := c.conf.Rule(r, ch.inputs, ch.costs)
+			ch.chosen = max(0, min(chosen, len(ch.candidates)-1)) // a caller's rule may err
+			scorer.Bound(ch.costs)
+		} else {
+			ch.chosen = ch.settings.Choose(r, ch.inputs, ch.costs)
+			ch.policy = ch.settings.Policy
+		}
+		ch.equal = scorer.Equals(ch.costs, ch.chosen)
+	}
+	ch.reason = cmp.Or(ch.reason, reason)
+}
+
+// second finds the next best of the candidates for the chosen one: the one of another process that costs
+// least, or if costs are equal, has the fewest tokens to compute; -1 if there is none. If the request
+// names the rank, the second choice has the same rank. If the request has a prefill leg, whose parameters
+// it contains, the second choice has the engine of the leg's worker, and is not that worker.
+func (c *core) second(ch *choice, leg *entry) int {
+	first := &c.entries[ch.candidates[ch.chosen]]
+	named := first.info.wantsRank(first.worker.DPRank)
+	best := -1
+	less := func(i, j int) bool {
+		a, b := &ch.inputs[i], &ch.inputs[j]
+		return ch.costs[i] < ch.costs[j] || ch.costs[i] == ch.costs[j] &&
+			cmp.Or(cmp.Compare(a.PendTokens, b.PendTokens), cmp.Compare(a.ActiveRequests, b.ActiveRequests)) < 0
+	}
+	for i, ord := range ch.candidates {
+		if best >= 0 && !less(i, best) {
+			continue // before the entries are read: there may be thousands
+		}
+		e := &c.entries[ord]
+		switch {
+		case e.worker.ID == first.worker.ID:
+		case leg != nil && (e.worker.ID == leg.worker.ID || e.info.Engine != leg.info.Engine):
+		case named && (e.worker.DPRank != first.worker.DPRank || !e.info.wantsRank(e.worker.DPRank)):
+			// The request names one rank for both workers.
+		default:
+			best = i
+		}
+	}
+	return best
+}
+
+// prefer chooses the worker that the request prefers, if it is a candidate.
+func (c *core) prefer(in *decisionInput, ch *choice) {
+	at := slices.IndexFunc(ch.candidates, func(ord int) bool { return c.entries[ord].worker == *in.Preferred })
+	if at < 0 {
+		return
+	}
+	ch.chosen, ch.reason = at, ReasonPreferred
+	if ch.equal > 0 {
+		ch.equal = scorer.Equals(ch.costs, at)
+	}
 }

@@ -226,7 +226,7 @@ func (r *Router) removeWorkerLocked(id uint64) {
 // [Foreign]. It returns false if the worker is unknown.
 func (r *Router) SetEngineLoad(w Worker, usedBlocks int, at time.Time) (known bool) {
 	return r.reported(w, func(c *core, now time.Time, ord int) bool {
-		c.reportCache(now, ord, usedBlocks, 0, at)
+		c.entries[ord].report.takeCache(now, c.slots.Peak(now, ord), usedBlocks, 0, at)
 		return true
 	})
 }
@@ -237,11 +237,13 @@ func (r *Router) SetEngineLoad(w Worker, usedBlocks int, at time.Time) (known bo
 // of the worker have that address: the share may be that of any rank.
 func (r *Router) SetEngineUsage(w Worker, share float64, at time.Time) (known bool) {
 	return r.reported(w, func(c *core, now time.Time, ord int) bool {
-		info := c.entries[ord].info
+		e := &c.entries[ord]
+		info := e.info
 		if _, own := info.RankAddresses[w.DPRank]; info.DPSize > 1 && !own {
 			return false
 		}
-		c.reportCache(now, ord, int(math.Round(share*float64(info.TotalKVBlocks))), share, at)
+		blocks := int(math.Round(share * float64(info.TotalKVBlocks)))
+		e.report.takeCache(now, c.slots.Peak(now, ord), blocks, share, at)
 		return true
 	})
 }
@@ -251,7 +253,7 @@ func (r *Router) SetEngineUsage(w Worker, share float64, at time.Time) (known bo
 // returns false if the worker is unknown.
 func (r *Router) SetEngineRequests(w Worker, running, waiting int, at time.Time) (known bool) {
 	return r.reported(w, func(c *core, now time.Time, ord int) bool {
-		c.reportRequests(now, ord, running, waiting, at)
+		c.entries[ord].report.takeRequests(now, c.slots.Peak(now, ord), running, waiting, at)
 		return true
 	})
 }

@@ -3,7 +3,6 @@
 package router
 
 import (
-	"math"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -40,19 +39,6 @@ type Foreign struct {
 	Held int `json:"held_tokens"`
 }
 
-// typical has the average lengths of a pool's requests; newer requests count more.
-type typical struct{ prompt, prefill float64 }
-
-func (t *typical) note(prompt, prefill int) {
-	const weight = 1. / 16
-	if t.prompt == 0 {
-		*t = typical{float64(prompt), float64(prefill)}
-		return
-	}
-	t.prompt += (float64(prompt) - t.prompt) * weight
-	t.prefill += (float64(prefill) - t.prefill) * weight
-}
-
 // engineReport is the last report of an engine, and its foreign part.
 type engineReport struct {
 	usedBlocks int
@@ -69,41 +55,13 @@ type engineReport struct {
 // sum overflows.
 const mostReported = 1 << 24
 
-func fresh(now, at time.Time) bool { return !at.IsZero() && now.Sub(at) <= reportLife }
-
-// foreign returns the foreign load of a worker. A request with a prompt of so many tokens
-// stands for the average request before the first booking.
-func (c *core) foreign(now time.Time, e *entry, prompt int) (f Foreign) {
-	r, mean := &e.report, c.typical
-	if mean.prompt == 0 {
-		mean.note(prompt, prompt)
-	}
-	requests := fresh(now, r.requestsAt)
-	if requests {
-		f.Requests, f.Waiting = r.foreignRequests, r.foreignWaiting
-		if c.settings.TrackPrefill {
-			f.Tokens = int(math.Round(float64(f.Waiting) * mean.prefill))
-		}
-	}
-	switch {
-	case c.conf.NoActiveBlocks || requests && f.Requests == 0:
-	case e.reported(now) > 0:
-		f.Blocks = r.foreignBlocks
-	default:
-		f.Blocks = int(math.Ceil(float64(f.Requests-f.Waiting) * mean.prompt / float64(c.blockSize)))
-	}
-	f.Held = max(f.Blocks*c.blockSize, int(float64(f.Requests)*mean.prompt))
-	return f
-}
-
 // syncLag is the delay after a report within which a replica's request may become known
 // that the report already contains.
 const syncLag = 250 * time.Millisecond
 
 // disclose removes one request from the foreign load of reports that are at most lag old:
 // it has a slot since now.
-func (c *core) disclose(now time.Time, ord, blocks int, lag time.Duration) {
-	r := &c.entries[ord].report
+func (r *engineReport) disclose(now time.Time, blocks int, lag time.Duration) {
 	if now.Sub(r.requestsAt) <= lag {
 		r.foreignRequests, r.foreignWaiting = max(0, r.foreignRequests-1), max(0, r.foreignWaiting-1)
 	}
@@ -119,32 +77,29 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// reportCache takes how much of its cache an engine uses: blocks, and a share. A report
-// from the future counts as one of now: a clock that is ahead must not keep a worker busy
-// for ever. A report that is too old to be compared with own requests has no foreign load.
-func (c *core) reportCache(now time.Time, ord, blocks int, usage float64, at time.Time) {
-	r := &c.entries[ord].report
+// takeCache takes how much of its cache an engine uses: blocks, and a share. own is the largest own load
+// of the last [scorer.PeakSpan]. A report from the future counts as one of now: a clock that is ahead must
+// not keep a worker busy for ever. A report that is too old to be compared with own requests has no
+// foreign load.
+func (r *engineReport) takeCache(now time.Time, own scorer.Load, blocks int, usage float64, at time.Time) {
 	if at = earlier(at, now); at.Before(r.usedAt) {
 		return
 	}
 	r.usedBlocks, r.usage, r.usedAt, r.foreignBlocks = min(max(0, blocks), mostReported), usage, at, 0
 	if now.Sub(at) <= scorer.PeakSpan {
-		own := c.slots.Peak(now, ord)
 		// A prompt's last block, which is not full, is in use and has no slot's block.
 		r.foreignBlocks = max(0, r.usedBlocks-own.Blocks-own.Requests)
 	}
 }
 
-// reportRequests takes how many requests an engine has, as reportCache does.
-func (c *core) reportRequests(now time.Time, ord, running, waiting int, at time.Time) {
-	r := &c.entries[ord].report
+// takeRequests takes how many requests an engine has, as takeCache does.
+func (r *engineReport) takeRequests(now time.Time, own scorer.Load, running, waiting int, at time.Time) {
 	if at = earlier(at, now); at.Before(r.requestsAt) {
 		return
 	}
 	r.running, r.waiting, r.requestsAt = min(max(0, running), mostReported), min(max(0, waiting), mostReported), at
 	r.foreignRequests, r.foreignWaiting = 0, 0
 	if now.Sub(at) <= scorer.PeakSpan {
-		own := c.slots.Peak(now, ord)
 		r.foreignRequests = max(0, r.running+r.waiting-own.Requests)
 		r.foreignWaiting = min(r.foreignRequests, max(0, r.waiting-own.Waiting))
 	}

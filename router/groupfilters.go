@@ -42,11 +42,8 @@ func (x *groupFilters) change(ord int, change func(*groupFilter)) {
 	x.some.Store(len(x.byOrdinal) > 0)
 }
 
-// match raises the overlaps of groups to those of their filters.
+// match raises the overlaps of groups to those of their filters. It is called if there are some.
 func (x *groupFilters) match(overlap []int32, sequence []uint64) {
-	if !x.some.Load() {
-		return
-	}
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	for ord, f := range x.byOrdinal {

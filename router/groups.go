@@ -114,17 +114,9 @@ func (g *group) stale(now time.Time) bool {
 	return g == nil || now.Sub(g.load.Taken) > staleAfter*g.load.Interval
 }
 
-// standing returns the health of a worker for a decision, and the reason if it is not
-// healthy.
-func (c *core) standing(now time.Time, e *entry) (Health, Exclusion) {
-	switch {
-	case e.info.Health != Healthy:
-		return e.info.Health, ExcludedHealth
-	case now.Before(e.avoid.until):
-		return Degraded, ExcludedFailing
-	case e.info.Group == "":
-		return Healthy, ""
-	case e.group.stale(now):
+// groupStanding is [entry.standing] for a healthy group.
+func (e *entry) groupStanding(now time.Time) (Health, Exclusion) {
+	if e.group.stale(now) {
 		return Degraded, ExcludedStale
 	}
 	switch n := e.group.load.candidates(); {
@@ -138,20 +130,6 @@ func (c *core) standing(now time.Time, e *entry) (Health, Exclusion) {
 	return Healthy, ""
 }
 
-// silent says whether no events of a worker are expected.
-func (c *core) silent(e *entry) bool {
-	return c.conf.NoEvents || e.info.NoEvents || e.info.BlockSize == 0 || e.unheard()
-}
-
-// unheard says whether a worker may publish no events and has published none yet.
-func (e *entry) unheard() bool { return e.info.EventsUnsure && !e.hasEvents }
-
-// unknown reports whether a worker's cache is unknown: neither events nor a group's
-// filter cover it.
-func (c *core) unknown(e *entry) bool {
-	return c.silent(e) && (e.group == nil || !e.group.filtered)
-}
-
 // age returns the age of a group's summary; below 0 without a summary.
 func (g *group) age(now time.Time) time.Duration {
 	if g == nil {
@@ -161,8 +139,8 @@ func (g *group) age(now time.Time) time.Duration {
 }
 
 // groupLoad fills in the load of a group.
-func (c *core) groupLoad(now time.Time, ord int, in *scorer.Input) {
-	g := c.entries[ord].group
+func (e *entry) groupLoad(now time.Time, slots *scorer.Slots, ord, blockSize int, in *scorer.Input) {
+	g := e.group
 	if g == nil {
 		return
 	}
@@ -172,13 +150,13 @@ func (c *core) groupLoad(now time.Time, ord int, in *scorer.Input) {
 	}
 	l := g.load
 	in.ActiveRequests, in.PendTokens = l.ActiveRequests+l.Queued, l.PendTokens+l.QueuedTokens
-	in.DecodeTokens, in.WaitingTokens = cmp.Or(l.HeldTokens, l.ActiveBlocks*c.blockSize), 0
+	in.DecodeTokens, in.WaitingTokens = cmp.Or(l.HeldTokens, l.ActiveBlocks*blockSize), 0
 	if l.Busy == 0 { // else ended requests may have been on busy workers, which the report does not contain
-		over := c.slots.Over(ord)
+		over := slots.Over(ord)
 		in.ActiveRequests, in.PendTokens = max(0, in.ActiveRequests-over.Requests), max(0, in.PendTokens-over.PendTokens)
 		in.DecodeTokens = max(0, in.DecodeTokens-over.HeldTokens)
 	}
-	since := c.slots.Unreported(ord)
+	since := slots.Unreported(ord)
 	in.ActiveRequests += since.Requests
 	in.PendTokens += since.PendTokens
 	in.DecodeTokens += since.HeldTokens
@@ -188,13 +166,11 @@ func (c *core) groupLoad(now time.Time, ord int, in *scorer.Input) {
 	}
 }
 
-// groupState fills in the state of a group.
-func (c *core) groupState(now time.Time, ord int, s *WorkerState) {
-	g := c.entries[ord].group
-	var in scorer.Input
-	c.load(now, ord, 0, &in)
+// groupState fills in the state of a group with this load.
+func (e *entry) groupState(now time.Time, in *scorer.Input, s *WorkerState) {
 	s.PendTokens, s.ActiveRequests, s.ActiveBlocks = in.PendTokens, in.ActiveRequests, in.ActiveBlocks
 	s.KVEvents = "none"
+	g := e.group
 	if g == nil {
 		s.Summary = &SummaryState{Age: -1, Stale: true}
 		return
@@ -210,11 +186,11 @@ func (c *core) groupState(now time.Time, ord int, s *WorkerState) {
 }
 
 // shownHealth is the health in the API and in metrics.
-func (c *core) shownHealth(now time.Time, e *entry) Health {
+func (e *entry) shownHealth(now time.Time) Health {
 	if e.info.Group == "" {
 		return e.info.Health
 	}
-	h, why := c.standing(now, e)
+	h, why := e.standing(now)
 	if why == ExcludedFailing || why == ExcludedBusy {
 		return Healthy // other fields show the reason
 	}
@@ -295,54 +271,6 @@ func (r *Router) Summarize(model string) (all []Summary) {
 func (p *pool) summarize(now time.Time) (s Summary) {
 	p.read(func(c *core) { s = c.summarize(now) })
 	s.Model, s.BlockSize = p.model, p.blockSize
-	return s
-}
-
-func (c *core) summarize(now time.Time) Summary {
-	c.grow(now)
-	var standing [Degraded + 1][]int // ordinals by health
-	for _, ord := range c.order {
-		e := &c.entries[ord]
-		if e.info.Draining || e.info.Role == Prefill {
-			continue
-		}
-		if h, _ := c.standing(now, e); h <= Degraded {
-			standing[h] = append(standing[h], ord)
-		}
-	}
-	members := standing[Healthy]
-	if len(members) == 0 {
-		members = standing[Degraded]
-	}
-	s := Summary{Taken: now, Healthy: len(standing[Healthy]), Degraded: len(standing[Degraded]), Silent: len(members) > 0}
-	busy, loads := make([]bool, len(members)), make([]scorer.Input, len(members))
-	for i, ord := range members {
-		e, in := &c.entries[ord], &loads[i]
-		c.load(now, ord, 0, in)
-		if busy[i], _ = c.busy(now, e, in.ActiveBlocks, in.PendTokens, 1); busy[i] {
-			s.Busy++
-		}
-		s.Silent = s.Silent && c.silent(e)
-	}
-	known := true
-	for i, ord := range members {
-		if busy[i] && s.Busy < len(members) {
-			continue // requests go to the others
-		}
-		s.PendTokens += loads[i].PendTokens
-		s.ActiveRequests += loads[i].ActiveRequests
-		s.ActiveBlocks += loads[i].ActiveBlocks
-		s.HeldTokens += loads[i].DecodeTokens + loads[i].WaitingTokens
-		blocks := c.entries[ord].info.TotalKVBlocks
-		s.TotalBlocks += blocks
-		known = known && blocks > 0
-	}
-	if !known {
-		s.TotalBlocks = 0
-	}
-	if c.queue != nil {
-		s.Queued, s.QueuedTokens = c.queue.Len(), c.queue.Uncached()
-	}
 	return s
 }
 

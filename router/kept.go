@@ -6,9 +6,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
-
-	"github.com/kvroute/kvroute/scorer"
 )
 
 // Decision returns a kept decision by its request id, this router's or the client's.
@@ -48,13 +45,20 @@ type keptDecisions struct {
 type keptDecision struct {
 	number uint64 // 0 = none
 	Decision
+	seen    []Candidate // its candidates
+	omitted int
+}
+
+// whole returns the decision with copies of its candidates.
+func (k *keptDecision) whole() *Decision {
+	return new(k.with(slices.Clone(k.seen), k.omitted, nil, k.Prefill))
 }
 
 // next returns the number of a new request.
 func (k *keptDecisions) next() uint64 { return k.last.Add(1) }
 
 // add keeps a copy of a decision and of the candidates that it saw.
-func (k *keptDecisions) add(number uint64, d *Decision, seen []Candidate) {
+func (k *keptDecisions) add(number uint64, d *Decision, seen []Candidate, omitted int) {
 	if len(k.ring) == 0 {
 		return
 	}
@@ -64,20 +68,19 @@ func (k *keptDecisions) add(number uint64, d *Decision, seen []Candidate) {
 	if at.number > number {
 		return // this request took so long that a later one has the place
 	}
-	room := at.Candidates[:0]
-	at.number, at.Decision = number, *d
-	at.Candidates = append(room, seen...)
+	at.number, at.Decision, at.omitted = number, *d, omitted
+	at.seen = append(at.seen[:0], seen...)
 }
 
 // change calls a function with a kept decision, if it is still there.
-func (k *keptDecisions) change(number uint64, change func(*Decision)) {
+func (k *keptDecisions) change(number uint64, change func(*keptDecision)) {
 	if len(k.ring) == 0 {
 		return
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if at := &k.ring[number%uint64(len(k.ring))]; at.number == number {
-		change(&at.Decision)
+		change(at)
 	}
 }
 
@@ -85,13 +88,13 @@ func (k *keptDecisions) change(number uint64, change func(*Decision)) {
 // candidates or without candidates.
 func (k *keptDecisions) find(n int, candidates bool, meets func(*Decision) bool) []Decision {
 	found := []Decision{} // an empty list in JSON, not null
-	k.each(func(d *Decision) bool {
-		if len(found) < n && meets(d) {
-			one := d.brief()
-			if candidates {
-				one.Candidates, one.Omitted, one.Prefill = slices.Clone(d.Candidates), d.Omitted, d.Prefill
-			}
-			found = append(found, one)
+	k.each(func(d *keptDecision) bool {
+		switch {
+		case len(found) >= n || !meets(&d.Decision):
+		case candidates:
+			found = append(found, *d.whole())
+		default:
+			found = append(found, *d.brief())
 		}
 		return len(found) < n
 	})
@@ -100,7 +103,7 @@ func (k *keptDecisions) find(n int, candidates bool, meets func(*Decision) bool)
 
 // each visits the decisions, newest first, until visit returns false. It holds the lock for one
 // decision at a time, because decisions wait for it.
-func (k *keptDecisions) each(visit func(*Decision) bool) {
+func (k *keptDecisions) each(visit func(*keptDecision) bool) {
 	var numbers []uint64
 	k.mu.Lock()
 	for i := range k.ring {
@@ -112,91 +115,55 @@ func (k *keptDecisions) each(visit func(*Decision) bool) {
 	slices.Sort(numbers)
 	for _, number := range slices.Backward(numbers) {
 		more := true
-		if k.change(number, func(d *Decision) { more = visit(d) }); !more {
+		if k.change(number, func(d *keptDecision) { more = visit(d) }); !more {
 			return
 		}
 	}
 }
 
-// brief returns the decision and its prefill leg without candidates.
-func (d Decision) brief() Decision {
-	d.Candidates, d.Omitted = nil, 0
-	if d.Prefill != nil {
-		leg := d.Prefill.brief() // other readers have the leg, too
-		d.Prefill = &leg
-	}
-	return d
+// recentPrompts is the number of prompts whose beginnings are kept, prefixBlocks the
+// number of leading blocks of each. Together they take at most half a megabyte.
+const recentPrompts, prefixBlocks = 512, 64
+
+// beginning is the beginning of a booked prompt.
+type beginning struct {
+	pool            poolKey
+	local, sequence []uint64
 }
 
-// keptCandidates bounds the candidates of a kept decision, so that the memory of kept decisions
-// does not grow with the fleet.
-const keptCandidates = 128
-
-// explain records the inputs of the decision, before the booking changes them: for every worker
-// of the pool, or in a larger pool for the candidates with the lowest costs if only the kept
-// decision needs them.
-func (c *core) explain(now time.Time, q *question, chosen int, d *Decision) {
-	drawn := d.Policy != "" && d.Settings.Temperature > 0
-	if drawn {
-		c.chances = slices.Grow(c.chances[:0], len(c.costs))[:len(c.costs)]
-		scorer.Probabilities(c.costs, d.Settings.Temperature, c.chances)
-	}
-	all, bound, equal := q.Explain || len(c.order) <= keptCandidates, 0., 0
-	if !all {
-		bound, equal = c.costBound()
-	}
-	c.seen = c.seen[:0]
-	next := 0 // candidate, in the same order
-	for i, ord := range c.order {
-		at := next
-		if at < len(c.candidates) && c.candidates[at] == ord {
-			next++
-		}
-		switch {
-		case all, at < next && at == chosen:
-		case at == next, c.costs[at] > bound, c.costs[at] == bound && equal == 0:
-			continue
-		case c.costs[at] == bound:
-			equal--
-		}
-		c.seen = append(c.seen, Candidate{})
-		e, to := &c.entries[ord], &c.seen[len(c.seen)-1]
-		to.Worker, to.WorkerName, to.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
-		to.TotalBlocks, to.ReportedBlocks, to.Excluded = e.info.TotalKVBlocks, e.reported(now), c.verdicts[i]
-		to.Foreign = c.foreign(now, e, q.tokens)
-		if e.info.Group != "" {
-			to.Group, to.SummaryAge, to.Probed = e.info.Group, e.group.age(now), to.Excluded == "" && q.probeOf(e) != nil
-		}
-		if to.Excluded != "" {
-			c.load(now, ord, q.tokens, &to.Input)
-			e.setKVUse(now, &to.Input)
-			continue
-		}
-		if to.Input, to.Cost = c.inputs[at], c.costs[at]; !c.whole {
-			c.complete(now, ord, q, d.Settings, &to.Input)
-		}
-		if d.Policy == scorer.Tokens || d.Policy == scorer.PredictedTTFT || d.Policy == scorer.Weighted {
-			to.DecodeDelay = d.Settings.DecodeDelay(&c.request, &to.Input)
-		}
-		if drawn {
-			to.Probability = c.chances[at]
-		}
-	}
-	d.Omitted = len(c.order) - len(c.seen)
+// beginnings is a ring of the beginnings of the latest booked prompts. Its memory is used again.
+type beginnings struct {
+	mu sync.Mutex
+	// mu guards the fields below.
+	ring [recentPrompts]beginning
+	next int
 }
 
-// costBound returns the highest of the lowest costs that are kept, and how many candidates
-// with just this cost are kept.
-func (c *core) costBound() (bound float64, equal int) {
-	low := c.lowest[:0]
-	for _, cost := range c.costs {
-		if most := keptCandidates - 1; len(low) <= most || cost < low[most] {
-			at, _ := slices.BinarySearch(low, cost)
-			low = slices.Insert(low[:min(len(low), most)], at, cost)
+// add copies the beginning of a prompt. Prompts without a full block are not added.
+func (b *beginnings) add(key poolKey, local, sequence []uint64) {
+	n := min(len(sequence), prefixBlocks)
+	if n == 0 {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	at := &b.ring[b.next]
+	b.next = (b.next + 1) % recentPrompts
+	at.pool = key
+	at.local = append(slices.Grow(at.local[:0], prefixBlocks), local[:n]...)
+	at.sequence = append(slices.Grow(at.sequence[:0], prefixBlocks), sequence[:n]...)
+}
+
+// list copies the ring. It holds the lock for one prompt at a time, because decisions wait for it.
+func (b *beginnings) list() (list []beginning) {
+	for i := range recentPrompts {
+		b.mu.Lock()
+		at := b.ring[i]
+		at.local, at.sequence = slices.Clone(at.local), slices.Clone(at.sequence)
+		b.mu.Unlock()
+		if len(at.sequence) > 0 {
+			list = append(list, at)
 		}
 	}
-	c.lowest = low
-	bound = low[len(low)-1]
-	below, _ := slices.BinarySearch(low, bound)
-	return bound, len(low) - below
+	return list
 }

@@ -46,37 +46,40 @@ func newKnown(c *Config) *known {
 	return k
 }
 
-// match fills in the overlap of every ordinal, the part of it that is only predicted, and what follows it
-// on lower tiers.
-func (k *known) match(now time.Time, local, sequence []uint64, s *scratch) {
-	m := indexer.Matches{Device: s.overlap}
+// match counts the overlap of size ordinals: their blocks, the part of these that is only predicted, and
+// what follows on lower tiers. The result has the buffers of s.
+func (k *known) match(now time.Time, h *hashes, size int, s *scratch) (o overlap) {
+	o.blocks = resize(s.overlap.blocks, size)
+	m := indexer.Matches{Device: o.blocks}
 	for t := range m.Lower {
-		s.lower[t] = resize(s.lower[t], len(s.overlap))
-		m.Lower[t] = s.lower[t]
+		o.lower[t] = resize(s.overlap.lower[t], size)
+		m.Lower[t] = o.lower[t]
 	}
-	s.pending = s.pending[:0]
-	k.index().FindMatches(&m, local)
-	k.filters.match(s.overlap, sequence)
+	o.pending = s.overlap.pending[:0]
+	k.index().FindMatches(&m, h.local)
+	if k.filters.some.Load() {
+		k.filters.match(o.blocks, h.sequence)
+	}
 	for _, a := range k.guesses {
 		if a.Blocks() == 0 {
 			continue
 		}
-		s.guessed = resize(s.guessed, len(s.overlap))
-		a.Match(now, s.guessed, sequence)
+		s.guessed = resize(s.guessed, size)
+		a.Match(now, s.guessed, h.sequence)
 		if a == k.predicted {
-			s.pending = resize(s.pending, len(s.overlap))
-			clear(s.pending)
+			o.pending = resize(o.pending, size)
+			clear(o.pending)
 		}
 		for i, n := range s.guessed {
 			// A block that is predicted on the device does not count on a lower tier, too.
-			more := n - s.overlap[i]
+			more := n - o.blocks[i]
 			if more <= 0 {
 				continue
 			}
 			if a == k.predicted {
-				s.pending[i] = more
+				o.pending[i] = more
 			}
-			s.overlap[i] = n
+			o.blocks[i] = n
 			for t := range m.Lower {
 				twice := min(more, m.Lower[t][i])
 				m.Lower[t][i] -= twice
@@ -84,6 +87,8 @@ func (k *known) match(now time.Time, local, sequence []uint64, s *scratch) {
 			}
 		}
 	}
+	s.overlap = o
+	return o
 }
 
 // begin makes room for predictions about the ranks of a worker.
@@ -154,18 +159,18 @@ type guess struct {
 }
 
 // guess predicts that the worker of a booking will hold the prompt.
-func (k *known) guess(now time.Time, q *question) guess {
-	if !k.used || len(q.sequence) == 0 {
+func (k *known) guess(now time.Time, h *hashes, at *booking) guess {
+	if !k.used || len(h.sequence) == 0 {
 		return guess{}
 	}
-	g := guess{in: k.predicted, ordinal: q.ordinal, generation: q.generation}
-	if q.guessed || q.unreported {
+	g := guess{in: k.predicted, ordinal: at.ordinal, generation: at.generation}
+	if h.guessed || at.unreported {
 		g.in = k.history
 	}
 	if g.in == nil {
 		return guess{}
 	}
-	if g.stamp, g.last = g.in.Insert(now, g.ordinal, g.generation, q.sequence); g.stamp == 0 {
+	if g.stamp, g.last = g.in.Insert(now, g.ordinal, g.generation, h.sequence); g.stamp == 0 {
 		return guess{}
 	}
 	return g

@@ -51,27 +51,12 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 		}
 		r.conf.Hooks.TellSession(bound)
 	}
-	r.note(&fl, func(d *Decision) { d.FirstToken, d.FirstTokenBy = now, by })
+	r.note(&fl, later{firstToken: now, firstTokenBy: by})
 	r.tellPeers(Change{Kind: FirstToken, ID: id})
 	if !inferred {
 		r.metrics.firstTokens.AddTo(fl.pool.labels.signs[by], 1)
 	}
 	return true
-}
-
-// prefillCompleted notes the first token of a request, and binds its session. inferred
-// says that the first token was inferred before.
-func (c *core) prefillCompleted(now time.Time, id string, session uint64, rebind bool, by Sign) (news, inferred bool) {
-	waited, expected := c.slots.Wait(now, id)
-	news, inferred = c.slots.FirstToken(now, id, by != SignEnd)
-	ord, _ := c.slots.Worker(id)
-	if news && by != SignEnd && expected > 0 {
-		c.noteFirstToken(ord, expected, waited)
-	}
-	if news && session != 0 {
-		c.sessions.bind(now, session, ord, rebind)
-	}
-	return news, inferred
 }
 
 // AddOutputTokens notes that a booked request has k more tokens of output, which
@@ -116,7 +101,7 @@ func (r *Router) free(fl flight, id string, served bool) bool {
 		}
 	})
 	if silent && served {
-		r.note(&fl, func(d *Decision) { d.FirstTokenBy = SignEnd })
+		r.note(&fl, later{firstTokenBy: SignEnd})
 		r.metrics.firstTokens.AddTo(fl.pool.labels.signs[SignEnd], 1)
 	}
 	r.finish(&fl, id, now, served)
@@ -124,23 +109,10 @@ func (r *Router) free(fl flight, id string, served bool) bool {
 	return true
 }
 
-// beginOutcome begins the outcome of a request that was just booked.
-func (r *Router) beginOutcome(d *Decision, a Arrival) *openOutcome {
-	if r.conf.Hooks.Finished == nil {
-		return nil
-	}
-	if a.Began.IsZero() {
-		a.Began = d.Time.Add(-d.TokenizeTime - d.HashTime - d.MatchTime - d.QueueTime)
-	}
-	o := &openOutcome{outcome: Outcome{Decision: *d, Arrival: a}}
-	o.outcome.Candidates, o.outcome.Omitted, o.outcome.Tokens = nil, 0, nil
-	return o
-}
-
-// note changes the kept decision of a request in flight, and its outcome.
-func (r *Router) note(fl *flight, change func(*Decision)) {
-	r.kept.change(fl.number, change)
-	fl.outcome.change(func(o *Outcome) { change(&o.Decision) })
+// note adds later events to the kept decision of a request in flight, and to its outcome.
+func (r *Router) note(fl *flight, l later) {
+	r.kept.change(fl.number, func(d *keptDecision) { d.add(l) })
+	fl.outcome.change(func(o *Outcome) { o.add(l) })
 }
 
 // finish reports the outcome of a request that has ended. No lock is held.
@@ -149,7 +121,7 @@ func (r *Router) finish(fl *flight, id string, now time.Time, served bool) {
 		r.flights.get(parent).outcome.change(func(o *Outcome) { o.LegEnded = now })
 		return
 	}
-	r.note(fl, func(d *Decision) { d.Freed = now })
+	r.note(fl, later{freed: now})
 	var done Outcome
 	fl.outcome.change(func(o *Outcome) {
 		o.Abandoned = !served
@@ -213,33 +185,6 @@ func (r *Router) allPools() []*pool {
 	return slices.Collect(maps.Values(r.pools))
 }
 
-const (
-	// inferEvery is how old the inferred first tokens may be at a decision: much less than a
-	// prefill that matters takes.
-	inferEvery = time.Millisecond
-	// inferQueued is how often first tokens are inferred while requests wait in a queue.
-	inferQueued = 50 * time.Millisecond
-)
-
-// infer starts the requests whose prefill should be done by now. It is called before
-// loads are read.
-//
-// It looks at every rank, since the decision that follows does so, too: to keep the ranks
-// sorted by what is due next would cost more than the comparison saves.
-func (c *core) infer(now time.Time) {
-	if !c.conf.InferFirstTokens || now.Sub(c.inferredAt) < inferEvery {
-		return
-	}
-	c.inferredAt = now
-	inferred := 0
-	for _, ord := range c.order {
-		inferred += c.slots.InferByRate(now, ord)
-	}
-	if inferred > 0 {
-		c.pump(now)
-	}
-}
-
 // noteInferred notes first tokens that a pool has inferred. No lock is held.
 func (r *Router) noteInferred(p *pool, list []scorer.Inference) {
 	for _, i := range list {
@@ -247,57 +192,9 @@ func (r *Router) noteInferred(p *pool, list []scorer.Inference) {
 			continue // counted by the replica that booked it
 		}
 		if fl := r.flights.get(i.ID); fl.number == i.Number {
-			r.note(&fl, func(d *Decision) { d.FirstToken, d.FirstTokenBy = i.At, Sign(i.By) })
+			r.note(&fl, later{firstToken: i.At, firstTokenBy: Sign(i.By)})
 		}
 		r.metrics.firstTokens.AddTo(p.labels.signs[Sign(i.By)], 1)
 		r.tellPeers(Change{Kind: FirstToken, ID: i.ID})
 	}
-}
-
-// describe fills in the decision's fields about the chosen candidate.
-func (c *core) describe(q *question, chosen int, d *Decision) {
-	ord, in := c.candidates[chosen], &c.inputs[chosen]
-	e := &c.entries[ord]
-	d.OverlapBlocks = in.OverlapBlocks
-	d.CachedTokens = in.OverlapBlocks * c.blockSize
-	d.MeanCachedTokens = float64(c.held*c.blockSize) / float64(len(c.inputs))
-	// The engine computes the last token of a prompt even if it holds them all.
-	d.PrefillTokens = max(min(1, q.tokens), q.tokens-d.CachedTokens)
-	d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, in.ActiveRequests, c.throughput(e))
-	d.EstimatedTTFT = d.Settings.ModelTTFT(&c.request, in)
-	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
-	d.Engine, d.NameRank, d.Group, d.Bootstrap = e.info.Engine, e.info.wantsRank(e.worker.DPRank), e.info.Group, e.info.Bootstrap
-	d.Member = c.member(q, ord)
-}
-
-// takeSlot books a slot on the chosen candidate. It returns false if a request with this
-// id has a slot.
-func (c *core) takeSlot(now time.Time, q *question, chosen int, d *Decision) bool {
-	ord := c.candidates[chosen]
-	e := &c.entries[ord]
-	reuse := d.Settings.AssumeKVReuse
-	if q.leg != nil {
-		reuse = c.settings.AssumeKVReuse // the decode settings leave it out of the comparison only
-	}
-	if !c.slots.Add(now, q.ID, &scorer.Booking{
-		Worker: ord, Blocks: q.sequence, BlockSize: c.blockSize,
-		PromptTokens: q.tokens, CachedTokens: q.tokens - d.PrefillTokens,
-		ExpectedOutput: q.ExpectedOutput, ExpectedTTFT: expectedTTFT(d, &c.inputs[chosen]), Owned: q.Owned, Unseen: q.Unseen && q.leg == nil, Number: q.number,
-		BlocksUntracked: c.conf.NoActiveBlocks || q.decode != nil, PrefillUntracked: !d.Settings.TrackPrefill, NoReuse: !reuse,
-		Reports: e.info.Group != "",
-	}) {
-		return false
-	}
-	c.turn++
-	e.routed++
-	if q.tokens > 0 && q.leg == nil {
-		c.typical.note(q.tokens, d.PrefillTokens)
-	}
-	q.ordinal, q.generation = ord, e.since
-	q.unreported = c.unknown(e)
-	if c.held == 0 {
-		e.properties.LastCold = c.turn
-	}
-	c.sessions.touch(now, q.session, q.SessionFinal)
-	return true
 }

@@ -4,21 +4,82 @@ package router
 
 import (
 	"cmp"
-	"fmt"
+	"math"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// load fills in the load and the properties of a worker; see [entry.setKVUse], too. prompt is the length of a prompt
-// that stands for the average one before the first booking; see [core.foreign].
+const (
+	// growEvery is how old estimates of outputs may be: a fast engine fills a block in
+	// about this time.
+	growEvery = 250 * time.Millisecond
+	// inferEvery is how old the inferred first tokens may be at a decision: much less than a
+	// prefill that matters takes.
+	inferEvery = time.Millisecond
+	// inferQueued is how often first tokens are inferred while requests wait in a queue.
+	inferQueued = 50 * time.Millisecond
+)
+
+// pass applies the passing of time before the loads of a choice are read.
+func (c *core) pass(now time.Time) {
+	c.grow(now)
+	if !c.conf.NoSpeeds && (c.speeds.changed || now.Sub(c.speeds.at) >= speedEvery) {
+		c.speeds.refresh(now, &c.ranks)
+	}
+}
+
+// grow estimates the length of outputs that no caller reports. It is called before loads
+// are read.
+func (c *core) grow(now time.Time) {
+	if !c.conf.EstimateOutput || now.Sub(c.grown) < growEvery {
+		return
+	}
+	c.grown = now
+	for _, ord := range c.order {
+		c.slots.Grow(now, ord, c.outputRate(ord))
+	}
+}
+
+// outputRate is the number of output tokens a second of a request on a worker: as configured, as
+// measured there, or by the model of the engine.
+func (c *core) outputRate(ord int) float64 {
+	rate := cmp.Or(c.conf.OutputRate, c.slots.OutputRate(ord))
+	if rate > 0 {
+		return rate
+	}
+	l, members := c.slots.Load(ord), max(1, c.entries[ord].members())
+	return 1000 / c.settings.Engine.DecodeStep((l.Requests-l.Waiting)/members, l.DecodeTokens/members)
+}
+
+// infer starts the requests whose prefill should be done by now. It is called before
+// loads are read.
+//
+// It looks at every rank, since the decision that follows does so, too: to keep the ranks
+// sorted by what is due next would cost more than the comparison saves.
+func (c *core) infer(now time.Time) {
+	if !c.conf.InferFirstTokens || now.Sub(c.inferredAt) < inferEvery {
+		return
+	}
+	c.inferredAt = now
+	inferred := 0
+	for _, ord := range c.order {
+		inferred += c.slots.InferByRate(now, ord)
+	}
+	if inferred > 0 {
+		c.pump(now)
+	}
+}
+
+// load fills in the load and the properties of a worker; see [entry.setKVUse], too. prompt is the length
+// of a prompt that stands for the average one before the first booking; see [core.foreign].
 func (c *core) load(now time.Time, ord, prompt int, in *scorer.Input) {
 	e, load := &c.entries[ord], c.slots.Load(ord)
 	*in = e.properties
 	in.PendTokens, in.DecodeTokens, in.WaitingTokens = load.PendTokens, load.DecodeTokens, load.WaitingTokens
 	in.ActiveRequests, in.WaitingRequests, in.ActiveBlocks = load.Requests, load.Waiting, load.Blocks
 	if in.Members > 0 {
-		c.groupLoad(now, ord, in)
+		e.groupLoad(now, &c.slots, ord, c.blockSize, in)
 	} else if r := &e.report; r.foreignRequests|r.foreignBlocks != 0 {
 		f := c.foreign(now, e, prompt)
 		in.PendTokens += f.Tokens
@@ -26,6 +87,19 @@ func (c *core) load(now time.Time, ord, prompt int, in *scorer.Input) {
 		in.WaitingRequests += f.Waiting
 		in.ActiveBlocks += f.Blocks
 		in.DecodeTokens += f.Held
+	}
+}
+
+// complete adds to an input what takes long and what [scorer.Tokens] and [scorer.PredictedTTFT] do not
+// count: the blocks that the request would add to the active ones, and the share of the cache in use.
+func (c *core) complete(ch *choice, ord int, sequence []uint64, to *scorer.Input) {
+	c.entries[ord].setKVUse(ch.time, to)
+	switch {
+	case c.conf.NoActiveBlocks, ch.part == prefillPart:
+	case ch.settings.AssumeKVReuse:
+		to.AdditionalBlocks = c.slots.AdditionalBlocks(ord, sequence)
+	default:
+		to.AdditionalBlocks = len(sequence)
 	}
 }
 
@@ -44,6 +118,8 @@ func (e *entry) setKVUse(now time.Time, in *scorer.Input) {
 // stay busy forever.
 const reportLife = 10 * time.Second
 
+func fresh(now, at time.Time) bool { return !at.IsZero() && now.Sub(at) <= reportLife }
+
 // reported returns the blocks in use by the engine's report, 0 if the report is too old.
 func (e *entry) reported(now time.Time) int {
 	if !fresh(now, e.report.usedAt) {
@@ -55,39 +131,6 @@ func (e *entry) reported(now time.Time) int {
 // throughput returns the number of prompt tokens that a worker computes in a second.
 func (c *core) throughput(e *entry) float64 {
 	return cmp.Or(e.info.PrefillThroughput, c.conf.PrefillThroughput)
-}
-
-// leaveOutBusy removes the candidates that are above a threshold. It is an error if none is
-// left.
-func (c *core) leaveOutBusy(now time.Time, q *question) error {
-	if *c.thresholds == (scorer.Thresholds{}) {
-		return nil
-	}
-	kept := 0
-	for i, ord := range c.candidates {
-		e, in := &c.entries[ord], &c.inputs[i]
-		busy, skipped := c.busy(now, e, in.ActiveBlocks, in.PendTokens, max(1, in.Members))
-		c.skipped += skipped
-		if !busy {
-			c.candidates[kept], c.inputs[kept] = ord, *in
-			kept++
-			continue
-		}
-		c.held -= in.OverlapBlocks
-		at, _ := c.search(e.worker)
-		c.verdicts[at] = ExcludedBusy
-	}
-	if kept > 0 {
-		c.candidates, c.inputs = c.candidates[:kept], c.inputs[:kept]
-		return nil
-	}
-	if q.Pinned == nil {
-		return ErrAllBusy
-	}
-	if c.conf.Mode == Direct {
-		return q.pinned(fmt.Errorf("%w: %w", ErrPinnedBusy, ErrAllBusy))
-	}
-	return q.pinned(ErrPinnedBusy)
 }
 
 // busy says whether a worker is above a threshold, or the mean of the members of a
@@ -102,4 +145,131 @@ func (c *core) busy(now time.Time, e *entry, blocks, pend, members int) (busy bo
 		EngineBlocks: e.reported(now),
 		TotalBlocks:  total, MaxBatchedTokens: e.info.MaxBatchedTokens,
 	})
+}
+
+// foreign returns the foreign load of a worker. A request with a prompt of so many tokens
+// stands for the average request before the first booking.
+func (c *core) foreign(now time.Time, e *entry, prompt int) (f Foreign) {
+	r, mean := &e.report, c.typical
+	if mean.prompt == 0 {
+		mean.note(prompt, prompt)
+	}
+	requests := fresh(now, r.requestsAt)
+	if requests {
+		f.Requests, f.Waiting = r.foreignRequests, r.foreignWaiting
+		if c.settings.TrackPrefill {
+			f.Tokens = int(math.Round(float64(f.Waiting) * mean.prefill))
+		}
+	}
+	switch {
+	case c.conf.NoActiveBlocks || requests && f.Requests == 0:
+	case e.reported(now) > 0:
+		f.Blocks = r.foreignBlocks
+	default:
+		f.Blocks = int(math.Ceil(float64(f.Requests-f.Waiting) * mean.prompt / float64(c.blockSize)))
+	}
+	f.Held = max(f.Blocks*c.blockSize, int(float64(f.Requests)*mean.prompt))
+	return f
+}
+
+// summarize makes the summary of the load of all workers that may take requests.
+func (c *core) summarize(now time.Time) Summary {
+	c.grow(now)
+	var standing [Degraded + 1][]int // ordinals by health
+	for _, ord := range c.order {
+		e := &c.entries[ord]
+		if e.info.Draining || e.info.Role == Prefill {
+			continue
+		}
+		if h, _ := e.standing(now); h <= Degraded {
+			standing[h] = append(standing[h], ord)
+		}
+	}
+	members := standing[Healthy]
+	if len(members) == 0 {
+		members = standing[Degraded]
+	}
+	s := Summary{Taken: now, Healthy: len(standing[Healthy]), Degraded: len(standing[Degraded]), Silent: len(members) > 0}
+	busy, loads := make([]bool, len(members)), make([]scorer.Input, len(members))
+	for i, ord := range members {
+		e, in := &c.entries[ord], &loads[i]
+		c.load(now, ord, 0, in)
+		if busy[i], _ = c.busy(now, e, in.ActiveBlocks, in.PendTokens, 1); busy[i] {
+			s.Busy++
+		}
+		s.Silent = s.Silent && e.silent(c.conf.NoEvents)
+	}
+	known := true
+	for i, ord := range members {
+		if busy[i] && s.Busy < len(members) {
+			continue // requests go to the others
+		}
+		s.PendTokens += loads[i].PendTokens
+		s.ActiveRequests += loads[i].ActiveRequests
+		s.ActiveBlocks += loads[i].ActiveBlocks
+		s.HeldTokens += loads[i].DecodeTokens + loads[i].WaitingTokens
+		blocks := c.entries[ord].info.TotalKVBlocks
+		s.TotalBlocks += blocks
+		known = known && blocks > 0
+	}
+	if !known {
+		s.TotalBlocks = 0
+	}
+	if c.queue != nil {
+		s.Queued, s.QueuedTokens = c.queue.Len(), c.queue.Uncached()
+	}
+	return s
+}
+
+// typical has the average lengths of a pool's requests; newer requests count more.
+type typical struct{ prompt, prefill float64 }
+
+func (t *typical) note(prompt, prefill int) {
+	const weight = 1. / 16
+	if t.prompt == 0 {
+		*t = typical{float64(prompt), float64(prefill)}
+		return
+	}
+	t.prompt += (float64(prompt) - t.prompt) * weight
+	t.prefill += (float64(prefill) - t.prefill) * weight
+}
+
+// outputs is how long the outputs of a pool's requests are. Costs need it before a request has
+// an output. The mean is over this router's requests that have ended; newer ones count more. Of a response
+// whose tokens nobody reported, the length is estimated by its time.
+type outputs struct {
+	mean float64 // tokens
+	n    int     // requests so far, up to outputWindow
+}
+
+const (
+	// defaultOutput is the mean output before any request has ended: about that of public chat
+	// traces. It counts as defaultOutputs requests.
+	defaultOutput  = 256
+	defaultOutputs = 8
+	// outputWindow is the number of requests whose mean counts, about.
+	outputWindow = 64
+)
+
+func (o *outputs) note(tokens float64) {
+	o.n = min(o.n+1, outputWindow-defaultOutputs)
+	mean := o.tokens()
+	o.mean = mean + (tokens-mean)/float64(o.n+defaultOutputs)
+}
+
+// tokens is the mean output.
+func (o *outputs) tokens() float64 { return cmp.Or(o.mean, defaultOutput) }
+
+// expected is the expected output of a part of a request in tokens: as the request says, or the mean of
+// the pool, and at most what the request allows. A prefill leg has none.
+func (o *outputs) expected(in *decisionInput, p part) float64 {
+	switch {
+	case p == prefillPart:
+		return 0
+	case in.ExpectedOutput > 0:
+		return float64(in.ExpectedOutput)
+	case in.MaxOutput > 0:
+		return min(o.tokens(), float64(in.MaxOutput))
+	}
+	return o.tokens()
 }

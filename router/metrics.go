@@ -101,7 +101,7 @@ func (r *Router) observeWith(k *meter.Maker) {
 		for h := range expected {
 			r.perModel(func(c *core) (n int) {
 				for _, ord := range c.order {
-					if c.shownHealth(r.conf.Now(), &c.entries[ord]) == h {
+					if c.entries[ord].shownHealth(r.conf.Now()) == h {
 						n++
 					}
 				}

@@ -3,7 +3,6 @@
 package router
 
 import (
-	"cmp"
 	"sync"
 	"time"
 )
@@ -27,9 +26,6 @@ type Outcome struct {
 	Status    int  // of the response; 0 = unknown
 	Abandoned bool // no worker served the request
 }
-
-// Computing returns the decision about the worker that computes the prompt: the prefill leg's, or d.
-func (d *Decision) Computing() *Decision { return cmp.Or(d.Prefill, d) }
 
 // openOutcome collects the outcome of a request in flight. A nil one collects nothing.
 type openOutcome struct {

@@ -87,11 +87,11 @@ func (r *Router) tellPeers(c Change) {
 }
 
 // slotTaken returns the change of a booking.
-func (q *question) slotTaken(d *Decision) Change {
+func (in *decisionInput) slotTaken(d *Decision) Change {
 	return Change{
-		Kind: SlotTaken, ID: q.ID, Worker: d.Worker, Sequence: q.sequence,
-		PromptTokens: q.tokens, CachedTokens: q.tokens - d.PrefillTokens, OverlapBlocks: d.OverlapBlocks,
-		ExpectedOutput: q.ExpectedOutput, PrefillUntracked: !d.Settings.TrackPrefill, Guessed: q.guessed,
+		Kind: SlotTaken, ID: in.ID, Worker: d.Worker, Sequence: in.hashes.sequence,
+		PromptTokens: in.prompt.tokens, CachedTokens: in.prompt.tokens - d.PrefillTokens, OverlapBlocks: d.OverlapBlocks,
+		ExpectedOutput: in.ExpectedOutput, PrefillUntracked: !d.Settings.TrackPrefill, Guessed: in.hashes.guessed,
 	}
 }
 
@@ -180,31 +180,31 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 		r.flights.end(key, peer, 0)
 		r.flights.begin(key, fl)
 	}
-	q := question{sequence: c.Sequence, guessed: c.Guessed}
+	var at booking
 	booked := false
 	p.update(now, func(core *core) {
-		if q.ordinal, known = core.find(c.Worker); !known {
+		if at.ordinal, known = core.find(c.Worker); !known {
 			return
 		}
-		e, cached := &core.entries[q.ordinal], c.CachedTokens
+		e, cached := &core.entries[at.ordinal], c.CachedTokens
 		if c.PromptTokens > 0 && cached < 0 {
 			cached = c.OverlapBlocks * core.blockSize
 		}
 		if booked = core.slots.Add(now, key, &scorer.Booking{
-			Worker: q.ordinal, Blocks: c.Sequence, BlockSize: core.blockSize,
+			Worker: at.ordinal, Blocks: c.Sequence, BlockSize: core.blockSize,
 			PromptTokens: c.PromptTokens, CachedTokens: max(0, cached), ExpectedOutput: c.ExpectedOutput,
 			Owned: !c.Expires, Replica: peer, Number: fl.number, BlocksUntracked: core.conf.NoActiveBlocks || isLeg(c.ID),
 			PrefillUntracked: c.PrefillUntracked, NoReuse: !core.settings.AssumeKVReuse, Reports: e.info.Group != "",
 		}); booked {
-			core.disclose(now, q.ordinal, len(c.Sequence), syncLag)
+			e.report.disclose(now, len(c.Sequence), syncLag)
 		}
-		q.generation, q.unreported = e.since, core.unknown(e)
+		at.generation, at.unreported = e.since, e.unreported(core.conf.NoEvents)
 	})
 	if !booked {
 		r.flights.end(key, peer, fl.number)
 		return known
 	}
-	fl.lapses, fl.guess = true, p.known.guess(now, &q)
+	fl.lapses, fl.guess = true, p.known.guess(now, &hashes{sequence: c.Sequence, guessed: c.Guessed}, &at)
 	r.flights.change(key, fl)
 	return true
 }

@@ -4,6 +4,7 @@ package router
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -11,7 +12,6 @@ import (
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/scorer"
-	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // pool has the state of the workers of one base model with blocks of one size: their index,
@@ -66,65 +66,46 @@ func newPool(conf *Config, key poolKey) *pool {
 	return p
 }
 
-// scratch is the memory of one decision, kept between requests.
-type scratch struct {
-	request   Request
-	question  question
-	tokens    []uint32
-	local     []uint64
-	sequence  []uint64
-	overlap   []int32
-	pending   []int32
-	lower     [3][]int32 // host memory, disk, external storage
-	guessed   []int32
-	taints    []taint
-	hasRead   bool // encoded is set
-	encoded   tokenizer.Prompt
-	decision  Decision
-	workspace workspace
-	hashed    time.Time // when the hashes were made; zero if they were not
-	target    target
-	pool      *pool
-	submitted bool // by [Router.Submit]
-}
-
-// match counts the overlap of the prompt whose hashes are in s, without the lock.
-func (p *pool) match(now time.Time, q *question, s *scratch) {
-	if q.sequence == nil || !p.known.used {
-		return
+// match counts the overlap of a prompt, without the lock. It uses the buffers of s.
+func (p *pool) match(now time.Time, h *hashes, s *scratch) (o overlap) {
+	if !p.known.used {
+		o.at = now
+		return o
 	}
 	view := p.view.Load()
-	q.matched, q.version = now, view.changes
-	s.overlap = resize(s.overlap, view.size)
-	p.known.match(now, q.local, q.sequence, s)
-	q.overlap, q.pending, q.lower = s.overlap, s.pending, s.lower
+	o = p.known.match(now, h, view.size, s)
+	o.version, o.at = view.changes, now
+	return o
 }
 
-// compareCost returns a cost of a pool for a request, to compare the pools of one model; lower is
-// better. It is the cost of the best candidate, in tokens if the policy's unit is a block,
-// or the requests in flight for each candidate if the mode has no costs.
-func (p *pool) compareCost(now func() time.Time, s *scratch) (float64, error) {
-	q, d := &s.question, &s.decision
-	p.match(now(), q, s)
+// errQueued is the outcome of a decision that [Router.Decided] hands over later.
+var errQueued = errors.New("the request waits in the queue")
+
+// admit decides for the request in s, whose input is complete. Load, cost, choice and booking are one
+// critical section. If the request must wait, admit returns when the request has left the queue, or
+// errQueued at once if the request is one of [Router.Submit].
+func (p *pool) admit(ctx context.Context, r *Router, s *scratch) error {
+	now, start := r.conf.Now, s.input.at
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	id, explain := q.ID, q.explain
-	q.ID, q.explain = "", false // so that nothing is booked
-	defer func() { q.ID, q.explain = id, explain }()
-	if err := p.core.decide(now(), q, d, false); err != nil {
-		return 0, err
+	w, err := p.core.submit(start, &s.input, &s.choices, &s.result)
+	waits := w != nil && !w.done
+	queued := w != nil && s.submitted
+	if queued {
+		w.submitted = s
+		s.pickTime = now().Sub(start)
 	}
+	p.unlock()
+	if queued {
+		return errQueued // s may belong to Decided by now
+	}
+	s.pickTime = now().Sub(start)
 	switch {
-	case d.Policy == scorer.Dynamo || d.Policy == scorer.DynamoNewer:
-		return d.Cost * float64(p.blockSize), nil
-	case d.Policy != "" || p.core.conf.Rule != nil:
-		return d.Cost, nil
+	case waits:
+		return p.wait(ctx, now, r.flights, w, s)
+	case w != nil:
+		return w.err
 	}
-	var sum int
-	for i := range p.core.inputs {
-		sum += p.core.inputs[i].ActiveRequests
-	}
-	return float64(sum) / float64(len(p.core.inputs)), nil
+	return err
 }
 
 // update gives the core an input, and admits requests from the queue that need not wait any
@@ -182,8 +163,8 @@ func (p *pool) holds(id string) (taken bool) {
 
 // has says whether the pinned worker is in the pool. bound says whether a session is bound
 // to a worker of the pool.
-func (p *pool) has(q *question) (there bool) {
-	p.read(func(c *core) { from, to := c.pin(q); there = from < to })
+func (p *pool) has(req *Request) (there bool) {
+	p.read(func(c *core) { from, to := c.pin(req); there = from < to })
 	return there
 }
 
@@ -275,24 +256,9 @@ func (p *pool) expireEvents(now time.Time) (whose []Worker, blocks int) {
 	return whose, blocks
 }
 
-// isAbsence says whether another pool of the model may take a request after an error.
-func isAbsence(err error) bool {
-	return errors.Is(err, ErrNoWorkers) || errors.Is(err, ErrAllBusy)
-}
-
 func resize(s []int32, n int) []int32 {
 	if cap(s) < n {
 		return make([]int32, n, n+n/2)
 	}
 	return s[:n]
-}
-
-// target is the meaning of a model name.
-type target struct {
-	pools []*pool // of the base model, by block size; at least one
-	lora  string
-	// adapter is lora if workers registered it. All workers are assumed to have an adapter
-	// that only the card names.
-	adapter string
-	card    *Card // nil if the model has no card
 }

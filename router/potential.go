@@ -31,55 +31,57 @@ func (r *Router) PotentialLoads(ctx context.Context, req Request) ([]PotentialLo
 	defer r.release(s)
 	req.ID = ""
 	s.request = req
-	t, err := r.prepare(s)
-	if err != nil {
+	if err := r.resolve(s); err != nil {
 		return nil, err
 	}
 	ctx, cancel := req.timed(ctx)
 	defer cancel()
 	loads := []PotentialLoad{}
+	model := s.target.pools[0].model
 	var lack error
-	for _, p := range t.pools {
-		r.read(ctx, p, s, t.card) // in all modes
-		if err := context.Cause(ctx); err != nil {
-			return nil, fmt.Errorf("router: model %q: %w", p.model, err)
+	for _, p := range s.target.pools {
+		if err := r.input(ctx, p, s, forLoads); err != nil {
+			return nil, fmt.Errorf("router: model %q: %w", model, err)
 		}
-		p.match(r.conf.Now(), &s.question, s)
-		p.read(func(c *core) { loads, err = c.potentialLoads(r.conf.Now(), &s.question, loads) })
-		if err != nil {
+		var err error
+		if loads, err = p.potentialLoads(r.conf.Now(), &s.input, &s.choices.worker, loads); err != nil {
 			lack = err
 		}
 	}
 	if len(loads) == 0 {
-		return nil, fmt.Errorf("router: model %q: %w", t.pools[0].model, lack)
+		return nil, fmt.Errorf("router: model %q: %w", model, lack)
 	}
 	slices.SortFunc(loads, func(a, b PotentialLoad) int { return a.Worker.Compare(b.Worker) })
 	return loads, nil
 }
 
 // potentialLoads appends one entry for each worker that may take the request.
-func (c *core) potentialLoads(now time.Time, q *question, loads []PotentialLoad) ([]PotentialLoad, error) {
-	c.workspace, q.workspace.part = q.workspace, whole
-	settings, err := c.settingsFor(q)
+func (p *pool) potentialLoads(now time.Time, in *decisionInput, ch *choice, loads []PotentialLoad) ([]PotentialLoad, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := &p.core
+	s, err := c.settingsFor(in)
 	if err != nil {
 		return loads, err
 	}
-	if err := c.eligible(now, q); err != nil {
+	ch.begin(now, whole, s)
+	if err := c.eligible(in, ch); err != nil {
 		return loads, err
 	}
 	c.grow(now)
-	c.measure(now, q, settings)
-	for i, ord := range c.candidates {
-		in := &c.inputs[i]
-		c.complete(now, ord, q, settings, in)
+	c.measure(in, look, ch)
+	for i, ord := range ch.candidates {
+		load := &ch.inputs[i]
+		c.complete(ch, ord, in.hashes.sequence, load)
+		cached := s.CachedTokens(&ch.request, load)
 		loads = append(loads, PotentialLoad{
 			Worker:                 c.entries[ord].worker,
-			PotentialPrefillTokens: in.PendTokens + max(0, q.tokens-settings.CachedTokens(&c.request, in)),
-			PotentialDecodeBlocks:  in.ActiveBlocks + in.AdditionalBlocks,
-			ActiveRequests:         in.ActiveRequests,
-			OverlapBlocks:          in.OverlapBlocks,
-			CoarseTTFT:             scorer.CoarseTTFT(settings.UncachedTokens(&c.request, in), in.ActiveRequests, c.throughput(&c.entries[ord])),
-			EstimatedTTFT:          settings.ModelTTFT(&c.request, in),
+			PotentialPrefillTokens: load.PendTokens + max(0, in.prompt.tokens-cached),
+			PotentialDecodeBlocks:  load.ActiveBlocks + load.AdditionalBlocks,
+			ActiveRequests:         load.ActiveRequests,
+			OverlapBlocks:          load.OverlapBlocks,
+			CoarseTTFT:             scorer.CoarseTTFT(s.UncachedTokens(&ch.request, load), load.ActiveRequests, c.throughput(&c.entries[ord])),
+			EstimatedTTFT:          s.ModelTTFT(&ch.request, load),
 		})
 	}
 	return loads, nil

@@ -6,17 +6,11 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 )
 
-const (
-	// recentPrompts is the number of prompts whose beginnings are compared, prefixBlocks the
-	// number of leading blocks of each. Together they take at most half a megabyte.
-	recentPrompts, prefixBlocks = 512, 64
-	// maxPrefixes bounds the answer of HotPrefixes.
-	maxPrefixes = 50
-)
+// maxPrefixes bounds the answer of HotPrefixes.
+const maxPrefixes = 50
 
 // Prefix is a prefix that recent prompts have in common.
 type Prefix struct {
@@ -68,49 +62,6 @@ func (r *Router) describePrefixes(list []*sharedPrefix, s *scratch) (described [
 	return described
 }
 
-// beginning is the beginning of a booked prompt.
-type beginning struct {
-	pool            poolKey
-	local, sequence []uint64
-}
-
-// beginnings is a ring of the beginnings of the latest booked prompts. Its memory is used again.
-type beginnings struct {
-	mu sync.Mutex
-	// mu guards the fields below.
-	ring [recentPrompts]beginning
-	next int
-}
-
-// add copies the beginning of a prompt. Prompts without a full block are not added.
-func (b *beginnings) add(key poolKey, local, sequence []uint64) {
-	n := min(len(sequence), prefixBlocks)
-	if n == 0 {
-		return
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	at := &b.ring[b.next]
-	b.next = (b.next + 1) % recentPrompts
-	at.pool = key
-	at.local = append(slices.Grow(at.local[:0], prefixBlocks), local[:n]...)
-	at.sequence = append(slices.Grow(at.sequence[:0], prefixBlocks), sequence[:n]...)
-}
-
-// list copies the ring. It holds the lock for one prompt at a time, because decisions wait for it.
-func (b *beginnings) list() (list []beginning) {
-	for i := range recentPrompts {
-		b.mu.Lock()
-		at := b.ring[i]
-		at.local, at.sequence = slices.Clone(at.local), slices.Clone(at.sequence)
-		b.mu.Unlock()
-		if len(at.sequence) > 0 {
-			list = append(list, at)
-		}
-	}
-	return list
-}
-
 // sharedPrefix is a prefix of two or more prompts, which are sorted.
 type sharedPrefix struct {
 	prompts  []beginning
@@ -149,14 +100,13 @@ func (p *sharedPrefix) extend(prompts []beginning) (longer []*sharedPrefix) {
 
 // holders returns the number of workers that have all blocks of a prompt cached.
 func (p *pool) holders(local, sequence []uint64, s *scratch, now time.Time) (n int) {
-	s.overlap = resize(s.overlap, p.view.Load().size)
-	p.known.match(now, local, sequence, s)
+	o := p.known.match(now, &hashes{local: local, sequence: sequence}, p.view.Load().size, s)
 	p.each(func(ord int, e *entry) {
-		if ord >= len(s.overlap) || e.info.Health == expected {
+		if ord >= len(o.blocks) || e.info.Health == expected {
 			return
 		}
-		held := s.overlap[ord]
-		for _, tier := range s.lower {
+		held := o.blocks[ord]
+		for _, tier := range o.lower {
 			held += tier[ord]
 		}
 		if int(held) >= len(sequence) {

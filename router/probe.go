@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/scorer"
 )
 
 // If there are few router groups, the router can ask each of them about a request. The
@@ -63,38 +64,37 @@ func (r *Router) Answer(ctx context.Context, p Probe) (ProbeAnswer, error) {
 	return a, nil
 }
 
-// probe asks the groups of a pool, if the answers can change the decision.
-func (r *Router) probe(ctx context.Context, p *pool, s *scratch) {
-	q := &s.question
+// probe asks the router groups of a pool about a request, if their answers can change the decision.
+func (r *Router) probe(ctx context.Context, p *pool, in *decisionInput) (got probed) {
 	groups := p.view.Load().groups
-	if r.conf.Probe == nil || groups == nil || r.conf.Mode != KV || q.Pinned != nil || len(q.local) == 0 ||
-		q.session != 0 && p.bound(r.conf.Now(), q.session) {
-		return
+	if groups == nil || r.conf.Mode != KV || in.Pinned != nil || len(in.hashes.local) == 0 ||
+		in.session != 0 && p.bound(r.conf.Now(), in.session) {
+		return got
 	}
-	q.probed = r.conf.Now()
-	q.answers = r.conf.Probe(ctx, Probe{
-		ID: q.ID, Model: p.model, BlockSize: p.blockSize, Tokens: q.tokens, Local: q.local, Groups: groups,
+	got.at = r.conf.Now()
+	got.answers = r.conf.Probe(ctx, Probe{
+		ID: in.ID, Model: p.model, BlockSize: p.blockSize, Tokens: in.prompt.tokens, Local: in.hashes.local, Groups: groups,
 	})
-	s.hashed = r.conf.Now() // the match begins now
-	s.decision.ProbeTime = s.hashed.Sub(q.probed)
+	got.took = r.conf.Now().Sub(got.at)
+	return got
 }
 
 // probeAnswer returns a group's answer to the probe, or nil without an answer.
-func (q *question) probeAnswer(e *entry) *ProbeAnswer {
-	if len(q.answers) == 0 || e.info.Group == "" {
+func (in *decisionInput) probeAnswer(e *entry) *ProbeAnswer {
+	if len(in.probed.answers) == 0 || e.info.Group == "" {
 		return nil
 	}
-	at := slices.IndexFunc(q.answers, func(a ProbeAnswer) bool { return a.Group == e.info.Group })
+	at := slices.IndexFunc(in.probed.answers, func(a ProbeAnswer) bool { return a.Group == e.info.Group })
 	if at < 0 {
 		return nil
 	}
-	return &q.answers[at]
+	return &in.probed.answers[at]
 }
 
 // probeOf returns a group's answer to the probe, or nil without an answer and if all
 // workers are busy.
-func (q *question) probeOf(e *entry) *ProbeAnswer {
-	if a := q.probeAnswer(e); a != nil && !a.Busy {
+func (in *decisionInput) probeOf(e *entry) *ProbeAnswer {
+	if a := in.probeAnswer(e); a != nil && !a.Busy {
 		return a
 	}
 	return nil
@@ -102,36 +102,31 @@ func (q *question) probeOf(e *entry) *ProbeAnswer {
 
 // applyProbe replaces a group's summary by its answer to the probe: the load of the worker
 // that it would choose, and that worker's share of the requests sent to the group since.
-func (c *core) applyProbe(q *question, ord, at int) {
-	a := q.probeOf(&c.entries[ord])
+func (in *decisionInput) applyProbe(e *entry, slots *scorer.Slots, ord int, to *scorer.Input) {
+	a := in.probeOf(e)
 	if a == nil {
 		return
 	}
-	in := &c.inputs[at]
-	since := c.slots.UnreportedSince(ord, q.probed.Add(-GroupTransit))
-	in.OverlapBlocks = min(max(0, a.OverlapBlocks), len(q.sequence))
-	in.PendTokens = a.PendTokens + since.PendTokens/in.Members
-	in.ActiveRequests = a.ActiveRequests + since.Requests/in.Members
-	in.ActiveBlocks = a.ActiveBlocks
-	in.DecodeTokens /= in.Members // of an answer without the number, the mean stands for it
+	since := slots.UnreportedSince(ord, in.probed.at.Add(-GroupTransit))
+	to.OverlapBlocks = min(max(0, a.OverlapBlocks), len(in.hashes.sequence))
+	to.PendTokens = a.PendTokens + since.PendTokens/to.Members
+	to.ActiveRequests = a.ActiveRequests + since.Requests/to.Members
+	to.ActiveBlocks = a.ActiveBlocks
+	to.DecodeTokens /= to.Members // of an answer without the number, the mean stands for it
 	if a.HeldTokens > 0 || a.ActiveRequests == 0 {
-		in.DecodeTokens = a.HeldTokens + since.HeldTokens/in.Members
+		to.DecodeTokens = a.HeldTokens + since.HeldTokens/to.Members
 	}
-	in.WaitingTokens = 0
-	in.WaitingRequests /= in.Members
-	in.Members = 1
+	to.WaitingTokens = 0
+	to.WaitingRequests /= to.Members
+	to.Members = 1
 }
 
 // member returns the worker of a group that a request prefers there: the one that the group
 // named, unless other requests were sent to the group since.
-func (c *core) member(q *question, ord int) *Worker {
-	a := q.probeOf(&c.entries[ord])
-	if a == nil {
+func (in *decisionInput) member(e *entry, slots *scorer.Slots, ord int) *Worker {
+	a := in.probeOf(e)
+	if a == nil || slots.UnreportedSince(ord, in.probed.at.Add(-GroupTransit)).Requests > 0 {
 		return nil
 	}
-	if c.slots.UnreportedSince(ord, q.probed.Add(-GroupTransit)).Requests > 0 {
-		return nil
-	}
-	w := a.Worker
-	return &w
+	return new(a.Worker)
 }

@@ -3,19 +3,26 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
 )
 
+// errMustWait is the outcome of a decision that puts the request into the queue.
+var errMustWait = errors.New("the request must wait")
+
 // waiter is a request in the queue. A waiter is not used again: it may be woken after its
 // caller has returned.
 type waiter struct {
-	// While the request waits, the core changes both under the pool's lock.
-	q *question
-	d *Decision
+	// While the request waits, the core uses these values under the pool's lock.
+	in *decisionInput // replaced when the overlap is counted again
+	ch *choices
+	to *result
 
 	item     *scorer.Item[*waiter]
 	since    time.Time
@@ -28,6 +35,28 @@ type waiter struct {
 	submitted *scratch // of a request of Submit; nil if its caller waits, or has the decision
 
 	wake chan struct{} // has room for one
+}
+
+// enqueue puts a request into the queue, for which every candidate of its choice is too busy, and returns
+// its waiter, which may have left the queue again.
+func (c *core) enqueue(now time.Time, lane int, in *decisionInput, ch *choices, to *result) (*waiter, error) {
+	w := &waiter{in: in, ch: ch, to: to, since: now, wake: make(chan struct{}, 1), split: c.splits && in.Split != SplitNever}
+	if t := in.mayWait(); t > 0 {
+		w.deadline = now.Add(t)
+	}
+	least := in.prompt.tokens // to compute, on the best candidate
+	for i := range ch.worker.inputs {
+		least = min(least, c.settings.UncachedTokens(&ch.worker.request, &ch.worker.inputs[i]))
+	}
+	var err error
+	if w.item, err = c.queue.Push(scorer.Waiting{
+		Strict: in.StrictPriority, Jump: in.Priority, Lane: lane, Arrival: time.Duration(now.UnixNano()), Uncached: least,
+	}, w); err != nil {
+		return nil, fmt.Errorf("%d requests wait: %w", c.queue.Len(), err)
+	}
+	c.waiting[in.ID] = w
+	c.pump(now)
+	return w, nil
 }
 
 // rematchAfter is how old the overlap of an admitted request may be.
@@ -46,19 +75,18 @@ func (c *core) pump(now time.Time) {
 			return false
 		case w.late(now):
 			w.err = ErrTooLate
-		case w.q.sequence != nil && now.Sub(w.q.matched) >= rematchAfter:
+		case w.in.hashes.sequence != nil && now.Sub(w.in.overlap.at) >= rematchAfter:
 			w.stale = true
 			c.woken = append(c.woken, w)
 			return false
 		default:
-			w.err = c.decide(now, w.q, w.d, false)
+			w.err = c.decide(now, w.in, take, now.Sub(w.since), w.ch, w.to)
 		}
 		if errors.Is(w.err, errMustWait) {
 			w.err = nil
 			return false
 		}
 		c.leave(w, w.err)
-		w.d.QueueTime = now.Sub(w.since)
 		return true
 	})
 }
@@ -67,10 +95,16 @@ func (w *waiter) late(now time.Time) bool { return !w.deadline.IsZero() && !now.
 
 // expire removes requests that have waited too long.
 func (c *core) expire(now time.Time) {
+	var late []*waiter
 	for _, w := range c.waiting {
 		if w.late(now) {
-			c.remove(w, ErrTooLate)
+			late = append(late, w)
 		}
+	}
+	// In the order of their arrival, so that equal inputs give equal outputs.
+	slices.SortFunc(late, func(a, b *waiter) int { return cmp.Compare(a.in.number, b.in.number) })
+	for _, w := range late {
+		c.remove(w, ErrTooLate)
 	}
 }
 
@@ -86,7 +120,7 @@ func (c *core) remove(w *waiter, err error) {
 // meantime, its slot is freed.
 func (c *core) giveUp(w *waiter) {
 	if w.done && w.err == nil {
-		c.slots.Free(w.q.ID)
+		c.slots.Free(w.in.ID)
 	}
 	c.remove(w, context.Canceled)
 }
@@ -95,27 +129,27 @@ func (c *core) giveUp(w *waiter) {
 func (c *core) leave(w *waiter, err error) {
 	w.done, w.err = true, err
 	c.woken = append(c.woken, w)
-	if c.waiting[w.q.ID] == w { // else another request has this id now
-		delete(c.waiting, w.q.ID)
+	if c.waiting[w.in.ID] == w { // else another request has this id now
+		delete(c.waiting, w.in.ID)
 	}
 }
 
 // wait returns when w has left the queue, or removes it from the queue when ctx ends.
-func (p *pool) wait(ctx context.Context, now func() time.Time, w *waiter, s *scratch) error {
+func (p *pool) wait(ctx context.Context, now func() time.Time, flights *flights, w *waiter, s *scratch) error {
 	left := false
 	defer func() {
 		if !left { // also if Waiting panics
 			p.update(now(), func(c *core) { c.giveUp(w) })
 		}
 	}()
-	if w.q.Waiting != nil {
-		w.q.Waiting(w.split)
+	if w.in.Waiting != nil {
+		w.in.Waiting(w.split)
 	}
-	if w.q.freed() {
-		return ErrFreed // before it was in the queue, where [core.dismiss] finds it
+	if flights.get(w.in.ID).number != w.in.number {
+		return ErrFreed // before it was in the queue
 	}
 	var late <-chan time.Time
-	if t := w.q.mayWait(); t > 0 {
+	if t := w.in.mayWait(); t > 0 {
 		timer := time.NewTimer(t)
 		defer timer.Stop()
 		late = timer.C
@@ -150,12 +184,14 @@ func (p *pool) hasLeft(now func() time.Time, w *waiter, s *scratch) (left bool, 
 // recount counts the overlap again for a request that has waited for long. The request is
 // the first of its lane, so the whole lane waits for recount.
 func (p *pool) recount(now func() time.Time, w *waiter, s *scratch) {
-	// The core does not read the overlap of a stale waiter, but it reads w.q: so w.q is
+	// The core does not read the overlap of a stale waiter, but it reads w.in: so w.in is
 	// replaced under the lock.
-	q := *w.q
-	p.match(now(), &q, s)
+	in := *w.in
+	took := in.overlap.took
+	in.overlap = p.match(now(), &in.hashes, s)
+	in.overlap.took = took // the wait is not part of a decision's time
 	p.update(now(), func(*core) {
-		*w.q = q
+		w.in = &in
 		w.stale = false
 	})
 }

@@ -420,3 +420,35 @@ func TestFreedBeforeItWaits(t *testing.T) {
 		}
 	})
 }
+
+// A router whose costs ignore cached blocks keeps no index. A request that waits in its queue is admitted
+// when a worker is free, without a count of cached blocks.
+func TestQueueWithoutAnIndex(t *testing.T) {
+	s := scorer.Defaults()
+	s.OverlapCredit, s.Policy = 0, scorer.DynamoNewer
+	if s.UsesOverlap() {
+		t.Fatal("these settings use cached blocks")
+	}
+	r := newRouter(t, router.Config{Scoring: s, Queue: router.QueueConfig{Threshold: new(0.)}}, 0)
+	w := worker(1)
+	w.MaxBatchedTokens = 8
+	set(t, r, w)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	waits := make(chan bool, 1)
+	book(t, r, "first", "abcdefgh")
+	done := make(chan error, 1)
+	go func() {
+		_, err := r.BestWorker(ctx, router.Request{ID: "second", Model: "m", Tokens: make([]uint32, 40), Waiting: func(bool) { waits <- true }})
+		done <- err
+	}()
+	select {
+	case <-waits:
+	case err := <-done:
+		t.Fatalf("the second request does not wait: %v", err)
+	}
+	r.Free("first")
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

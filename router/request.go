@@ -4,16 +4,13 @@ package router
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
-	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // Request asks for a worker. Its slices and maps are only read, and not used after the
@@ -175,122 +172,6 @@ func (req *Request) mayWait() time.Duration {
 	return min(req.TTFTTarget, req.QueueWait)
 }
 
-// question is a request with all that is computed before the pool's lock is taken.
-type question struct {
-	*Request
-
-	lora     string        // adapter of the request
-	adapter  string        // the same, or empty if workers do not register their adapters
-	tokens   int           // length of the prompt; 0 if unknown
-	local    []uint64      // local hashes of its full blocks
-	sequence []uint64      // their sequence hashes
-	overlap  []int32       // by ordinal, counted at version
-	pending  []int32       // part of overlap that is only predicted
-	lower    [3][]int32    // blocks behind these in host memory, on disk, in external storage
-	version  uint64        // value of core.changes when overlap was counted
-	matched  time.Time     // time of that count
-	session  uint64        // hash of the session's name; 0 = none
-	rebind   bool          // the session is bound to a worker that does not take this request
-	taints   []taint       // Request.PreferredTaints, sorted
-	reason   Reason        // of the decision, unless there is a better one
-	number   uint64        // of the decision; see keptDecisions
-	explain  bool          // fill in workspace.seen
-	guessed  bool          // no engine has these hashes
-	answers  []ProbeAnswer // of router groups
-	probed   time.Time     // when the router groups were asked
-
-	workspace *workspace
-
-	// Of a request with a prefill leg, the leg. Of a prefill leg, the worker that decodes.
-	leg    *legQuestion
-	decode *WorkerInfo
-
-	flights *flights // that has the request; nil for a request without an id
-
-	// The fields below are set by a booking.
-	ordinal    int
-	generation uint64 // entry.since of the worker
-	unreported bool   // neither events nor summaries report the worker's blocks
-}
-
-// freed says whether a request that is being decided was freed already.
-func (q *question) freed() bool { return q.flights != nil && q.flights.get(q.ID).number != q.number }
-
-// taint is one of Request.PreferredTaints. Weights are added in a fixed order, because
-// another order could round to another cost.
-type taint struct {
-	name   string
-	weight float64
-}
-
-// errMustWait is the outcome of a decision that puts the request into the queue.
-var errMustWait = errors.New("the request must wait")
-
-// workspace is the memory of one decision. It belongs to the request and not to the pool,
-// so that it stays in the cache of the request's processor.
-type workspace struct {
-	part       part
-	request    scorer.Request
-	verdicts   []Exclusion // along core.order; empty for candidates
-	candidates []int       // ordinals, in worker order
-	inputs     []scorer.Input
-	held       int  // sum of the inputs' OverlapBlocks
-	whole      bool // the inputs are complete; else see [core.complete]
-	costs      []float64
-	chances    []float64   // of being drawn, along candidates
-	seen       []Candidate // in worker order, if the question asks to explain
-	lowest     []float64   // costs of a kept decision's candidates, sorted
-}
-
-// prepare checks the request in s and fills in what does not depend on the pool.
-func (r *Router) prepare(s *scratch) (target, error) {
-	req := &s.request
-	names := *r.names.Load()
-	t, ok := names[req.Model]
-	switch {
-	case !ok && len(names) == 0:
-		return t, fmt.Errorf("router: model %q: %w", bounded(req.Model), ErrNoWorkers)
-	case !ok:
-		return t, fmt.Errorf("router: model %q: %w", bounded(req.Model), ErrUnknownModel)
-	case r.conf.StrictModels && (t.card == nil || t.card.Prompts == nil):
-		return t, fmt.Errorf("router: model %q has no tokenizer: %w", bounded(req.Model), ErrUnknownModel)
-	}
-	if err := req.check(); err != nil {
-		return t, fmt.Errorf("router: model %q: %w", bounded(req.Model), err)
-	}
-	// It is empty; a literal would be made elsewhere and copied here, as below.
-	q := &s.question
-	q.Request, q.lora, q.adapter, q.workspace = req, t.lora, t.adapter, &s.workspace
-	q.explain = req.Explain || req.ID != "" && r.conf.KeepDecisions > 0
-	if r.conf.Sessions.TTL > 0 && req.Session != "" {
-		q.session = sessionKey(req.Session)
-	}
-	if len(req.PreferredTaints) > 0 {
-		s.taints = s.taints[:0]
-		for name, weight := range req.PreferredTaints {
-			s.taints = append(s.taints, taint{name, min(max(weight, -mostWeight), mostWeight)})
-		}
-		slices.SortFunc(s.taints, func(a, b taint) int { return strings.Compare(a.name, b.name) })
-		q.taints = s.taints
-	}
-	d := &s.decision
-	*d = Decision{}
-	d.ID, d.Model, d.Mode, d.Labels = req.ID, t.pools[0].model, r.conf.Mode, req.Labels
-	return t, nil
-}
-
-// release gives the memory of a decision back, without the request's data. Memory that an
-// unusually long prompt made large is not kept.
-func (r *Router) release(s *scratch) {
-	if cap(s.tokens) > 1<<20 {
-		return
-	}
-	s.request, s.question, s.encoded, s.hasRead, s.hashed = Request{}, question{}, tokenizer.Prompt{}, false, time.Time{}
-	s.target, s.pool, s.submitted = target{}, nil, false
-	clear(s.taints)
-	r.scratch.Put(s)
-}
-
 // allows reports whether a list has an address. Port 0 in the list stands for any port.
 func allows(list []netip.AddrPort, a netip.AddrPort) bool {
 	return slices.ContainsFunc(list, func(l netip.AddrPort) bool {
@@ -298,52 +179,10 @@ func allows(list []netip.AddrPort, a netip.AddrPort) bool {
 	})
 }
 
-// pinError says why the pinned worker is not a candidate; nil if it is one.
-// In the mode Direct a worker that does not exist is also a lack of workers.
-func (c *core) pinError(q *question) error {
-	from, to := c.pin(q)
-	switch {
-	case len(c.candidates) > 0:
-		return nil
-	case from == to && c.conf.Mode == Direct:
-		return q.pinned(fmt.Errorf("%w: %w", ErrPinnedUnknown, ErrNoWorkers))
-	case from == to:
-		return q.pinned(ErrPinnedUnknown)
-	}
-	switch why := c.verdicts[to-1]; why {
-	case ExcludedDraining, ExcludedHealth:
-		return q.pinned(fmt.Errorf("%w: %s", ErrNoWorkers, why))
-	default:
-		return q.pinned(fmt.Errorf("%w: %s", ErrPinnedNotAllowed, why))
-	}
-}
-
-// pin returns the range of the pinned worker, or of its ranks, in the order.
-func (c *core) pin(q *question) (from, to int) {
-	if q.AnyRank {
-		return c.ranks(q.Pinned.ID)
-	}
-	at, known := c.search(*q.Pinned)
-	if !known {
-		return 0, 0
-	}
-	return at, at + 1
-}
-
-// lane is the lane of the queue in which a request waits.
-func (c *core) lane(q *question) int {
-	if q.Pinned != nil {
-		if from, to := c.pin(q); from < to {
-			return c.order[from]
-		}
-	}
-	return scorer.AnyWorker
-}
-
 // pinned adds the pinned worker to an error.
-func (q *question) pinned(err error) error {
-	if q.AnyRank {
-		return fmt.Errorf("worker %d: %w", q.Pinned.ID, err)
+func (req *Request) pinned(err error) error {
+	if req.AnyRank {
+		return fmt.Errorf("worker %d: %w", req.Pinned.ID, err)
 	}
-	return fmt.Errorf("worker %d, rank %d: %w", q.Pinned.ID, q.Pinned.DPRank, err)
+	return fmt.Errorf("worker %d, rank %d: %w", req.Pinned.ID, req.Pinned.DPRank, err)
 }

@@ -93,22 +93,55 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, 
 // decide fills in the decision for the request in s, or returns errQueued for a request of
 // [Router.Submit] that waits.
 func (r *Router) decide(ctx context.Context, s *scratch, answer *Decision) error {
-	t, err := r.prepare(s)
-	if err != nil {
+	if err := r.resolve(s); err != nil {
 		return err
 	}
 	timed, cancel := s.request.timed(ctx)
 	defer cancel()
-	p, err := r.place(timed, t, s)
-	s.target, s.pool = t, p
+	var err error
+	if s.pool = s.target.pools[0]; len(s.target.pools) > 1 {
+		s.pool, err = r.choosePool(timed, s)
+	}
 	if err == nil {
-		r.probe(timed, p, s)
-		err = r.book(ctx, p, s)
+		err = r.input(timed, s.pool, s, forDecision)
+	}
+	if err == nil {
+		err = r.book(ctx, s.pool, s)
 	}
 	if errors.Is(err, errQueued) {
 		return err
 	}
 	return r.answer(ctx, s, err, answer)
+}
+
+// target is the meaning of a model name.
+type target struct {
+	pools []*pool // of the base model, by block size; at least one
+	lora  string
+	// adapter is lora if workers registered it. All workers are assumed to have an adapter
+	// that only the card names.
+	adapter string
+	card    *Card // nil if the model has no card
+}
+
+// resolve checks the request in s, and finds the pools of its model.
+func (r *Router) resolve(s *scratch) error {
+	req := &s.request
+	names := *r.names.Load()
+	t, ok := names[req.Model]
+	switch {
+	case !ok && len(names) == 0:
+		return fmt.Errorf("router: model %q: %w", bounded(req.Model), ErrNoWorkers)
+	case !ok:
+		return fmt.Errorf("router: model %q: %w", bounded(req.Model), ErrUnknownModel)
+	case r.conf.StrictModels && (t.card == nil || t.card.Prompts == nil):
+		return fmt.Errorf("router: model %q has no tokenizer: %w", bounded(req.Model), ErrUnknownModel)
+	}
+	if err := req.check(); err != nil {
+		return fmt.Errorf("router: model %q: %w", bounded(req.Model), err)
+	}
+	s.target = t
+	return nil
 }
 
 // answer fills in the decision in s, or returns the error of the pool, and counts either.
@@ -120,82 +153,27 @@ func (r *Router) answer(ctx context.Context, s *scratch, err error, answer *Deci
 		}
 		return fmt.Errorf("router: model %q: %w", t.pools[0].model, err)
 	}
-
-	d := &s.decision
+	d, ch := s.decided(), &s.choices.worker
+	encoded := d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil
+	ids := s.input.prompt.ids.IDs
 	if req.ID != "" {
 		r.metrics.decided(ctx, p.labels, d)
-		r.kept.add(s.question.number, d, s.workspace.seen)
-		r.recent.add(p.poolKey, s.question.local, s.question.sequence)
-		if r.conf.Hooks.Observe != nil && d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
-			r.conf.Hooks.Observe(Observation{ID: req.ID, Card: t.card, Model: p.model, Worker: d.Worker, Address: d.Address, BlockSize: p.blockSize, Prompt: req.Prompt, IDs: s.tokens})
+		r.kept.add(s.input.number, d, ch.seen, ch.omitted)
+		r.recent.add(p.poolKey, s.input.hashes.local, s.input.hashes.sequence)
+		if r.conf.Hooks.Observe != nil && encoded {
+			r.conf.Hooks.Observe(Observation{
+				ID: req.ID, Card: t.card, Model: p.model, Worker: d.Worker, Address: d.Address, BlockSize: p.blockSize,
+				Prompt: req.Prompt, IDs: ids,
+			})
 		}
 	}
-	*answer = *d
-	answer.Omitted = 0 // of the kept decision
-	if req.WantTokens && d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
-		answer.Tokens = slices.Clone(s.tokens)
-	}
+	var seen []Candidate
 	if req.Explain {
-		answer.Candidates = slices.Clone(s.workspace.seen)
+		seen = slices.Clone(ch.seen)
 	}
-	return nil
-}
-
-// book has the pool decide and take a slot, and adds the request to the flights.
-func (r *Router) book(ctx context.Context, p *pool, s *scratch) error {
-	q := &s.question
-	if q.ID == "" {
-		return p.admit(ctx, r.conf.Now, s)
+	if !req.WantTokens || !encoded {
+		ids = nil
 	}
-	q.number = r.kept.next()
-	if !r.flights.begin(q.ID, flight{pool: p, session: q.session, number: q.number}) {
-		return ErrDuplicate
-	}
-	q.flights = r.flights
-	ends := true
-	defer func() {
-		if ends {
-			r.flights.end(q.ID, 0, q.number)
-		}
-	}()
-	err := p.admit(ctx, r.conf.Now, s)
-	if ends = err != nil && !errors.Is(err, errQueued); err != nil {
-		return err
-	}
-	return r.booked(p, s)
-}
-
-// booked adds what the decision in s says to the flight of a request that has its slot.
-func (r *Router) booked(p *pool, s *scratch) error {
-	q := &s.question
-	fl := flight{pool: p, session: q.session, number: q.number}
-	if q.SessionFinal {
-		fl.session = 0
-	} else if q.session != 0 && r.conf.Hooks.TellSession != nil {
-		fl.name = new(q.Session)
-	}
-	fl.lapses, fl.rebind = !q.Owned, q.rebind
-	fl.first, fl.second, fl.held = s.decision.Worker, s.decision.Second.Worker, int32(s.decision.Second.OverlapBlocks)
-	fl.guess = p.known.guess(s.decision.Time, q)
-	if fl.leg = s.decision.Prefill != nil; fl.leg {
-		r.beginLeg(p, q, s.decision.Prefill)
-	}
-	fl.outcome = r.beginOutcome(&s.decision, q.Arrival)
-	if !r.flights.change(q.ID, fl) {
-		// Free was called between the booking and here. It did not free the slot, and it is
-		// not called again.
-		fl.guess.withdraw()
-		p.update(r.conf.Now(), func(c *core) { c.slots.Free(q.ID) })
-		if fl.leg {
-			r.Abandon(legID(q.ID))
-		}
-		return ErrFreed
-	}
-	if r.conf.Hooks.Tell != nil {
-		r.tellPeers(q.slotTaken(&s.decision))
-	}
-	if q.SessionFinal && q.session != 0 && r.conf.Hooks.TellSession != nil {
-		r.conf.Hooks.TellSession(SessionBinding{Session: q.Session, Worker: s.decision.Worker, Over: true})
-	}
+	*answer = d.with(seen, 0, slices.Clone(ids), d.Prefill)
 	return nil
 }

@@ -493,6 +493,28 @@ func TestCostsOfSeveralBlockSizes(t *testing.T) {
 	}
 }
 
+// Hashes of one block size match no worker with another block size: blocks that were counted for one pool
+// of a model do not count for the workers of the next pool.
+func TestHashesOfOneBlockSize(t *testing.T) {
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 1)
+	wide := worker(2)
+	wide.BlockSize = 32
+	set(t, r, wide)
+	store(r, router.Worker{ID: 1}, "ABC")
+	local := indexer.AppendLocalHashes(nil, prompt("ABC"), 8, indexer.Seed("", ""))
+	blocks := &router.Blocks{Local: local, Sequence: indexer.AppendSequenceHashes(nil, local), Tokens: 24, BlockSize: 8}
+	d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Blocks: blocks, Allowed: []router.Worker{{ID: 2}}})
+	if err != nil || d.Worker.ID != 2 || d.OverlapBlocks != 0 {
+		t.Errorf("worker %d with %d blocks, %v; want 2 with none", d.Worker.ID, d.OverlapBlocks, err)
+	}
+	book(t, r, "load", "DEFGHIJK") // makes the worker with the blocks the dearer one
+	for range 8 {
+		if d, err = r.BestWorker(t.Context(), router.Request{Model: "m", Blocks: blocks}); err != nil || d.Worker.ID == 2 && d.OverlapBlocks != 0 {
+			t.Errorf("worker %d with %d blocks, %v", d.Worker.ID, d.OverlapBlocks, err)
+		}
+	}
+}
+
 // In modes without a cost, the pool whose workers have fewer requests gets the next
 // request.
 func TestBlockSizesInOtherModes(t *testing.T) {

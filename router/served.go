@@ -3,7 +3,6 @@
 package router
 
 import (
-	"cmp"
 	"net/netip"
 	"time"
 )
@@ -71,137 +70,6 @@ func (a *avoidance) answer(now time.Time, status int, first time.Duration) bool 
 	return false
 }
 
-// second finds the next best of the candidates for the request just decided: the
-// one of another process that costs least, or if costs are equal, has the fewest tokens to
-// compute. If the request names the rank, the second choice has the same rank. If the request has a
-// prefill leg, whose parameters it contains, the second choice has the leg's engine, and is not its worker.
-func (c *core) second(chosen int, leg *Decision) (s Second) {
-	chosenEntry := &c.entries[c.candidates[chosen]]
-	first := chosenEntry.worker
-	named := chosenEntry.info.wantsRank(first.DPRank)
-	best := -1
-	less := func(i, j int) bool {
-		a, b := &c.inputs[i], &c.inputs[j]
-		return c.costs[i] < c.costs[j] || c.costs[i] == c.costs[j] && cmp.Or(cmp.Compare(a.PendTokens, b.PendTokens), cmp.Compare(a.ActiveRequests, b.ActiveRequests)) < 0
-	}
-	for i, ord := range c.candidates {
-		if best >= 0 && !less(i, best) {
-			continue // before the entries are read: there may be thousands
-		}
-		e := &c.entries[ord]
-		switch {
-		case e.worker.ID == first.ID:
-		case leg != nil && (e.worker.ID == leg.Worker.ID || e.info.Engine != leg.Engine):
-		case named && (e.worker.DPRank != first.DPRank || !e.info.wantsRank(e.worker.DPRank)):
-			// The request names one rank for both workers.
-		default:
-			best = i
-		}
-	}
-	if best < 0 {
-		return s
-	}
-	e := &c.entries[c.candidates[best]]
-	return Second{Worker: e.worker, WorkerName: e.info.Name, Address: e.info.rankAddress(e.worker.DPRank), OverlapBlocks: c.inputs[best].OverlapBlocks}
-}
-
-// serving is what a response led to.
-type serving struct {
-	avoided []Worker // from now on
-
-	moved  bool   // the slot moved; the other fields are about that
-	to     int    // ordinal
-	since  uint64 // generation of to
-	worker Worker // worker of to
-	cached int    // tokens of the prompt that the worker has cached
-}
-
-// moveSlot moves the slot of a request to another worker, which has so many tokens of the
-// prompt cached. blocks of the foreign load that it reported lately are the request's.
-func (c *core) moveSlot(now time.Time, id string, to, cached, blocks int, s *serving) {
-	if s.moved = c.slots.Move(now, id, to, cached); s.moved {
-		c.disclose(now, to, blocks, reportLife)
-		e := &c.entries[to]
-		s.to, s.since, s.worker, s.cached = to, e.since, e.worker, cached
-	}
-}
-
-// served notes which worker answered a request. The slot follows that worker.
-//
-// A worker that has answered another request since this one was booked is not blamed for a
-// connection that was refused, lost or too slow: on a busy machine this happens to healthy
-// workers. If the worker did fail, the next request shows it.
-func (c *core) served(now time.Time, id string, fl *flight, r Response) (s serving) {
-	age, _ := c.slots.Age(now, id)
-	strike := func(ord int, local bool) {
-		e := &c.entries[ord]
-		if local || r.Status >= 500 {
-			e.failures++
-		}
-		var news bool
-		switch {
-		case !local:
-			news = e.avoid.answer(now, r.Status, c.conf.AvoidFailing)
-		case !e.avoid.answered.After(now.Add(-age)):
-			news = e.avoid.fail(now, c.conf.AvoidFailing)
-		}
-		if news {
-			c.changes++
-			s.avoided = append(s.avoided, e.worker)
-		}
-	}
-	ord, booked := c.slots.Worker(id)
-	if !booked {
-		return s
-	}
-	if c.entries[ord].worker != fl.first {
-		return s // the slot moved before
-	}
-	at := c.at(ord, r.Address, fl.second)
-	if at == ord || at < 0 {
-		if at < 0 && r.Asked == 1 {
-			return s // the proxy tried an unknown worker instead
-		}
-		if r.Local || r.Address.IsValid() {
-			strike(ord, r.Local)
-		}
-		return s
-	}
-	if r.Asked != 1 {
-		strike(ord, true) // the proxy tried another worker after it
-	} // else the proxy did not try this worker
-	strike(at, r.Local)
-	cached := 0
-	if c.entries[at].worker == fl.second {
-		cached = int(fl.held) * c.blockSize
-	}
-	if c.moveSlot(now, id, at, cached, 0, &s); s.moved {
-		c.entries[at].routed++
-	}
-	return s
-}
-
-// at returns the ordinal of the worker with an address: ord if it has that address, −1 if
-// no worker has it.
-func (c *core) at(ord int, a netip.AddrPort, second Worker) int {
-	has := func(ord int) bool {
-		e := &c.entries[ord]
-		return e.info.rankAddress(e.worker.DPRank) == a
-	}
-	if !a.IsValid() || has(ord) {
-		return ord
-	}
-	if other, known := c.find(second); known && has(other) {
-		return other
-	}
-	for _, other := range c.order {
-		if has(other) {
-			return other
-		}
-	}
-	return -1
-}
-
 // Served notes which worker answered a booked request, when its response begins. If it is
 // not the chosen worker but the second choice, or another worker of the fleet, the slot
 // moves there, and Served returns true. Workers that refuse or fail are avoided for a while
@@ -226,7 +94,7 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker)
 		return false, s.avoided
 	}
 	r.metrics.failovers.AddTo(fl.pool.labels.pool, 1)
-	r.note(&fl, func(d *Decision) { d.Served = resp.Address })
+	r.note(&fl, later{served: resp.Address})
 	r.guessMoved(now, id, fl, s)
 	r.tellPeers(Change{Kind: SlotMoved, ID: id, Worker: s.worker, CachedTokens: s.cached})
 	return true, s.avoided

@@ -105,40 +105,31 @@ func (s *sessions) removeWorker(ord int) {
 	}
 }
 
-// followSession returns the candidate that q's session is bound to, if the session may
-// stay there; -1 otherwise.
-func (c *core) followSession(now time.Time, q *question) (bound int, err error) {
-	q.rebind = false
-	if q.session == 0 || q.Pinned != nil {
-		return -1, nil
-	}
-	ord, known := c.sessions.worker(now, q.session)
+// follow returns the candidate that the request's session is bound to, if the session may stay there; −1
+// otherwise. The request has a session, and is not pinned. hard is [SessionConfig.Hard].
+func (s *sessions) follow(in *decisionInput, ch *choice, workers *ranks, hard bool) (bound int, err error) {
+	ord, known := s.worker(ch.time, in.session)
 	if !known {
 		return -1, nil
 	}
-	bound = slices.Index(c.candidates, ord)
+	bound = slices.Index(ch.candidates, ord)
 	switch {
-	case bound < 0 && c.conf.Sessions.Hard:
-		return -1, c.sessionLost(ord)
-	case bound < 0 || !c.conf.Sessions.Hard && scorer.SessionOverloaded(c.inputs, bound):
-		q.rebind = true
+	case bound < 0 && hard:
+		w := workers.entries[ord].worker
+		at, _ := workers.search(w)
+		err := ErrNoWorkers
+		if ch.verdicts[at] == ExcludedBusy {
+			err = ErrAllBusy
+		}
+		return -1, fmt.Errorf("the session's worker %d, rank %d (%s): %w", w.ID, w.DPRank, ch.verdicts[at], err)
+	case bound < 0 || !hard && scorer.SessionOverloaded(ch.inputs, bound):
+		ch.rebind = true
 		return -1, nil
 	}
-	for i, other := range c.order {
-		if other != ord && c.verdicts[i] == "" {
-			c.verdicts[i] = ExcludedSession
+	for i, other := range workers.order {
+		if other != ord && ch.verdicts[i] == "" {
+			ch.verdicts[i] = ExcludedSession
 		}
 	}
 	return bound, nil
-}
-
-// sessionLost says why the worker of a session cannot take its request.
-func (c *core) sessionLost(ord int) error {
-	w := c.entries[ord].worker
-	at, _ := c.search(w)
-	err := ErrNoWorkers
-	if c.verdicts[at] == ExcludedBusy {
-		err = ErrAllBusy
-	}
-	return fmt.Errorf("the session's worker %d, rank %d (%s): %w", w.ID, w.DPRank, c.verdicts[at], err)
 }

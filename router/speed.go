@@ -7,8 +7,6 @@ import (
 	"math"
 	"slices"
 	"time"
-
-	"github.com/kvroute/kvroute/scorer"
 )
 
 // A worker's speed is how fast it computes prompts compared with the pool: 1 is as fast, 0.5 half
@@ -40,35 +38,39 @@ const (
 	leastExpected = 100 * time.Millisecond
 )
 
-// noteFirstToken compares the time to a first token with the expected one.
-func (c *core) noteFirstToken(ord int, expected, actual time.Duration) {
-	if c.conf.NoSpeeds || expected < leastExpected {
+// speeds computes the speeds of a pool's workers.
+type speeds struct {
+	at      time.Time // when they were computed last
+	changed bool      // a registration changes them
+	values  []float64 // scratch memory
+}
+
+// note compares the time to a first token with the expected one.
+func (s *speed) note(expected, actual time.Duration) {
+	if expected < leastExpected {
 		return
 	}
-	e, s := expected.Seconds(), &c.entries[ord].speed
+	e := expected.Seconds()
 	s.expected += e
 	s.actual += min(max(actual.Seconds(), e/mostSlow), e*mostSlow)
 }
 
-// refreshSpeeds applies new registrations, the first tokens since the last call, and the passing of time.
-func (c *core) refreshSpeeds(now time.Time) {
-	passed := now.Sub(c.speedsAt)
-	if passed < speedEvery && !c.newSpeeds || c.conf.NoSpeeds {
-		return
-	}
-	c.speedsAt, c.newSpeeds = now, false
+// refresh applies new registrations, the first tokens since the last call, and the passing of time.
+func (s *speeds) refresh(now time.Time, workers *ranks) {
+	passed := now.Sub(s.at)
+	s.at, s.changed = now, false
 	f := math.Exp2(-max(0, passed).Seconds() / speedHalfLife.Seconds())
-	for _, ord := range c.order {
-		s := &c.entries[ord].speed
-		s.expected *= f
-		s.actual *= f
+	for _, ord := range workers.order {
+		v := &workers.entries[ord].speed
+		v.expected *= f
+		v.actual *= f
 	}
-	c.setSpeeds()
+	s.set(workers)
 }
 
-// setSpeeds computes the speeds of all workers from the sums.
-func (c *core) setSpeeds() {
-	typical := c.median(func(e *entry) float64 { return e.info.PrefillThroughput })
+// set computes the speeds of all workers from the sums.
+func (s *speeds) set(workers *ranks) {
+	typical := s.median(workers, func(e *entry) float64 { return e.info.PrefillThroughput })
 	registered := func(e *entry) float64 {
 		if e.info.PrefillThroughput == 0 {
 			return 1
@@ -76,9 +78,11 @@ func (c *core) setSpeeds() {
 		return e.info.PrefillThroughput / typical
 	}
 	// How much longer than expected prompts take in the pool, for the registered speeds.
-	slowness := cmp.Or(c.median(func(e *entry) float64 { return registered(e) * e.speed.actual / max(e.speed.expected, 1e-9) }), 1)
-	for _, ord := range c.order {
-		e := &c.entries[ord]
+	slowness := cmp.Or(s.median(workers, func(e *entry) float64 {
+		return registered(e) * e.speed.actual / max(e.speed.expected, 1e-9)
+	}), 1)
+	for _, ord := range workers.order {
+		e := &workers.entries[ord]
 		prior := registered(e)
 		v := prior * slowness * (e.speed.expected + speedPrior) / (prior*e.speed.actual + speedPrior*slowness)
 		if v < steadySpeed && v > 1/steadySpeed {
@@ -90,27 +94,17 @@ func (c *core) setSpeeds() {
 
 // median returns the median over the workers for which a value is known, 0 if there are none. Values of 0
 // are unknown.
-func (c *core) median(value func(e *entry) float64) float64 {
-	known := c.values[:0]
-	for _, ord := range c.order {
-		if v := value(&c.entries[ord]); v > 0 {
+func (s *speeds) median(workers *ranks, value func(e *entry) float64) float64 {
+	known := s.values[:0]
+	for _, ord := range workers.order {
+		if v := value(&workers.entries[ord]); v > 0 {
 			known = append(known, v)
 		}
 	}
-	c.values = known
+	s.values = known
 	if len(known) == 0 {
 		return 0
 	}
 	slices.Sort(known)
 	return known[(len(known)-1)/2]
-}
-
-// expectedTTFT is the time to the first token that a booking expects, 0 if it tells nothing about the
-// worker's speed: the request waits for others, the candidate is a router group, or prefill does not
-// count.
-func expectedTTFT(d *Decision, in *scorer.Input) time.Duration {
-	if in.Members > 0 || in.PendTokens > 0 || !d.Settings.TrackPrefill {
-		return 0
-	}
-	return time.Duration(d.EstimatedTTFT * float64(time.Millisecond))
 }

@@ -98,113 +98,72 @@ func (s *SplitConfig) short(tokens, cached int) bool {
 	return uncached < s.SkipTokens && float64(uncached) < s.SkipFraction*float64(tokens)
 }
 
-// part is the part of a request that a worker is chosen for.
-type part uint8
-
-const (
-	whole           part = iota // prefill and decode
-	wholeAggregated             // the same, on a worker that cannot transfer blocks
-	decodePart
-	prefillPart
-)
-
-// takes reports whether a worker of this role may take a part.
-func (r Role) takes(p part) bool {
-	switch p {
-	case prefillPart:
-		return r == Prefill || r == Both
-	case wholeAggregated:
-		return r.aggregated()
-	default:
-		return r != Prefill
+// legWorker returns the worker of the prefill leg; nil without a leg.
+func (ch *choices) legWorker(workers *ranks) *entry {
+	if !ch.hasLeg {
+		return nil
 	}
+	return &workers.entries[ch.leg.candidates[ch.leg.chosen]]
 }
 
-// takes reports whether a worker may take a part. An SGLang engine with a role refuses whole requests.
-func (i *WorkerInfo) takes(p part) bool {
-	return i.Role.takes(p) && (p != whole || i.Role.aggregated() || i.Engine != EngineSGLang)
-}
-
-func (r Role) aggregated() bool { return r == "" || r == Aggregated }
-
-// countRoles notes that the workers changed, and whether the pool has workers for prefill legs and
-// workers for decodes.
-func (c *core) countRoles() {
-	c.changes++
-	prefill, decode := false, false
-	for _, ord := range c.order {
-		r := c.entries[ord].info.Role
-		prefill = prefill || r.takes(prefillPart)
-		decode = decode || !r.aggregated() && r.takes(decodePart)
-	}
-	c.splits = prefill && decode
-}
-
-// pickWorkers is [core.pick] for a whole request; in a split model it also chooses the worker of the
-// prefill leg.
-func (c *core) pickWorkers(now time.Time, q *question, s *scorer.Settings, d *Decision, othersWait bool) (chosen int, err error) {
-	q.leg, d.Prefill, d.NoLeg = nil, nil, ""
-	switch {
-	case c.splits && q.Split != SplitNever:
-		return c.decideSplit(now, q, s, d, othersWait)
-	case c.splits:
-		d.NoLeg = NoLegAsked
-	case q.PrefillPinned != nil && q.Split != SplitNever:
-		return 0, fmt.Errorf("worker %d for prefill: %w", q.PrefillPinned.ID, ErrPinnedUnknown)
-	case q.Split == SplitAlways:
-		return 0, fmt.Errorf("no prefill worker: %w", ErrNoWorkers)
-	}
-	return c.pick(now, q, whole, s, d, othersWait)
-}
-
-// decideSplit is [core.pick] in a split model. d.Prefill is the prefill leg, or d.NoLeg says why
-// there is none.
-func (c *core) decideSplit(now time.Time, q *question, s *scorer.Settings, d *Decision, othersWait bool) (chosen int, err error) {
+// chooseSplit is [core.choose] for the request of a split model, or one that asks for a prefill leg. It
+// chooses two workers, or ch.noLeg says why there is no leg.
+func (c *core) chooseSplit(now time.Time, in *decisionInput, s *scorer.Settings, why purpose, ch *choices) error {
 	conf := &c.conf.Split
-	if q.Split == SplitAuto && conf.Skip.skipsShort() {
-		chosen, err = c.pick(now, q, whole, s, d, othersWait)
-		switch {
+	worker := &ch.worker
+	switch {
+	case c.splits && in.Split == SplitNever:
+		ch.noLeg = NoLegAsked
+		return c.choose(now, in, whole, s, why, worker)
+	case c.splits:
+	case in.PrefillPinned != nil && in.Split != SplitNever:
+		return fmt.Errorf("worker %d for prefill: %w", in.PrefillPinned.ID, ErrPinnedUnknown)
+	case in.Split == SplitAlways:
+		return fmt.Errorf("no prefill worker: %w", ErrNoWorkers)
+	default:
+		return c.choose(now, in, whole, s, why, worker)
+	}
+	if in.Split == SplitAuto && conf.Skip.skipsShort() {
+		switch err := c.choose(now, in, whole, s, why, worker); {
 		case errors.Is(err, ErrNoWorkers): // none that takes whole requests
 		case err != nil:
-			return 0, err
-		case conf.short(q.tokens, d.CachedTokens):
-			d.NoLeg = NoLegShort
-			return chosen, nil
+			return err
+		case conf.short(in.prompt.tokens, worker.inputs[worker.chosen].OverlapBlocks*c.blockSize):
+			ch.noLeg = NoLegShort
+			return nil
 		}
 	}
-	why := NoLegUnread
-	if q.tokens > 0 {
-		if chosen, err = c.pick(now, q, decodePart, c.decodeSettings(s), d, othersWait); err != nil {
-			return 0, err
+	ch.noLeg = NoLegUnread
+	if in.prompt.tokens > 0 {
+		if err := c.choose(now, in, decodePart, conf.decodeSettings(s), why, worker); err != nil {
+			return err
 		}
-		why = NoLegAggregated
-		if e := &c.entries[c.candidates[chosen]]; !e.info.Role.aggregated() {
-			why, err = c.pickPrefill(now, q, s, d, e.info, othersWait)
+		ch.noLeg = NoLegAggregated
+		if e := &c.entries[worker.candidates[worker.chosen]]; !e.info.Role.aggregated() {
+			var err error
+			if ch.noLeg, err = c.choosePrefill(now, in, s, e.info, why, ch); err != nil {
+				return err
+			}
 		}
-		c.workspace = q.workspace
-		if d.Prefill != nil && d.Second.Worker != (Worker{}) {
-			d.Second = c.second(chosen, d.Prefill)
-		}
-		if why == "" || err != nil {
-			return chosen, err
+		if ch.hasLeg {
+			return nil
 		}
 	}
-	if q.Split == SplitAlways {
-		return 0, fmt.Errorf("no prefill worker (%s): %w", why, ErrNoWorkers)
+	if in.Split == SplitAlways {
+		return fmt.Errorf("no prefill worker (%s): %w", ch.noLeg, ErrNoWorkers)
 	}
 	p := whole
-	if why == NoLegAggregated {
+	if ch.noLeg == NoLegAggregated {
 		p = wholeAggregated
 	}
-	d.NoLeg = why
-	return c.pick(now, q, p, s, d, othersWait)
+	return c.choose(now, in, p, s, why, worker)
 }
 
 // decodeSettings are the settings for the choice of a decode worker: prompts arrive computed, and
 // the worker is assumed to need memory for all of their blocks.
-func (c *core) decodeSettings(s *scorer.Settings) *scorer.Settings {
+func (conf *SplitConfig) decodeSettings(s *scorer.Settings) *scorer.Settings {
 	d := *s
-	d.OverlapCredit, d.CreditDecay = c.conf.Split.DecodeCredit, 0
+	d.OverlapCredit, d.CreditDecay = conf.DecodeCredit, 0
 	if d.Policy = scorer.Tokens; s.Policy == scorer.Dynamo || s.Policy == scorer.DynamoNewer {
 		d.Policy = scorer.DynamoNewer // a shared block counts once
 	}
@@ -213,55 +172,48 @@ func (c *core) decodeSettings(s *scorer.Settings) *scorer.Settings {
 	return &d
 }
 
-// pickPrefill chooses the worker of the prefill leg: it has the decode worker's engine and is another
-// process. pickPrefill returns why there is no leg, or "" if there is one.
-func (c *core) pickPrefill(now time.Time, q *question, s *scorer.Settings, d *Decision, decode *WorkerInfo, othersWait bool) (NoLeg, error) {
-	if c.conf.Mode == Direct && q.PrefillPinned == nil {
+// choosePrefill chooses the worker of the prefill leg: it has the engine of the worker that decodes, and is
+// another process. choosePrefill returns why there is no leg, or "" if there is one.
+func (c *core) choosePrefill(now time.Time, in *decisionInput, s *scorer.Settings, decode *WorkerInfo, why purpose, ch *choices) (NoLeg, error) {
+	if c.conf.Mode == Direct && in.PrefillPinned == nil {
 		return NoLegAsked, nil
 	}
-	leg := &legQuestion{question: *q, request: *q.Request}
-	lq, req := &leg.question, &leg.request
-	lq.Request, lq.workspace, lq.decode, lq.session = req, &leg.workspace, decode, 0
-	req.Pinned, req.AnyRank, req.Preferred, req.WantSecond = q.PrefillPinned, q.PrefillAnyRank, nil, true
-	if q.ID != "" {
-		req.ID = legID(q.ID)
-	}
-	ld := &Decision{ID: req.ID, Model: d.Model, Mode: d.Mode, Labels: d.Labels, TokenMode: d.TokenMode, PromptTokens: d.PromptTokens, PromptBlocks: d.PromptBlocks}
-	chosen, err := c.pick(now, lq, prefillPart, s, ld, othersWait)
+	ch.makeLegInput(in, decode)
+	leg := &ch.leg
+	err := c.choose(now, &ch.legInput, prefillPart, s, why, leg)
 	switch {
 	case err == nil:
-	case errors.Is(err, ErrNoWorkers) && q.PrefillPinned == nil:
+	case errors.Is(err, ErrNoWorkers) && in.PrefillPinned == nil:
 		return NoLegMissing, nil
 	case !decode.takes(whole): // the request waits for a prefill worker, or is refused
 		return "", err
-	case errors.Is(err, errMustWait) && q.Split == SplitAuto && c.conf.Split.Skip.skipsBusy(), errors.Is(err, ErrAllBusy):
+	case errors.Is(err, errMustWait) && in.Split == SplitAuto && c.conf.Split.Skip.skipsBusy(), errors.Is(err, ErrAllBusy):
 		return NoLegBusy, nil
 	default:
 		return "", err
 	}
-	leg.chosen, q.leg, d.Prefill = chosen, leg, ld
-	d.PrefillTokens, d.CoarseTTFT, d.EstimatedTTFT = 0, ld.CoarseTTFT, ld.EstimatedTTFT
+	ch.hasLeg, leg.second = true, -1
+	if ch.legInput.Pinned == nil {
+		leg.second = c.second(leg, nil)
+	}
 	return "", nil
 }
 
-// legQuestion is the question of a prefill leg.
-type legQuestion struct {
-	question
-	request   Request
-	workspace workspace
-	chosen    int // candidate
-}
-
-// bookLeg records the candidates of the prefill leg of q, and takes its slot.
-func (c *core) bookLeg(now time.Time, q *question, d *Decision) (booked bool) {
-	leg := q.leg
-	c.workspace = &leg.workspace
-	defer func() { c.workspace = q.workspace }()
-	if q.explain {
-		c.explain(now, &leg.question, leg.chosen, d.Prefill)
-		d.Prefill.Candidates = c.seen
+// makeLegInput makes the input of the prefill leg from that of the request. decode is the worker that
+// decodes. Of the prompt, the decision of the leg shows only the length and the mode, and no times.
+func (ch *choices) makeLegInput(in *decisionInput, decode *WorkerInfo) {
+	ch.legRequest = *in.Request
+	req := &ch.legRequest
+	req.Pinned, req.AnyRank, req.Preferred = in.PrefillPinned, in.PrefillAnyRank, nil
+	if in.ID != "" {
+		req.ID = legID(in.ID)
 	}
-	return q.ID == "" || c.takeSlot(now, &leg.question, leg.chosen, d.Prefill)
+	ch.legInput = *in
+	leg := &ch.legInput
+	leg.Request, leg.decode, leg.session = req, decode, 0
+	leg.prompt = prompt{tokens: in.prompt.tokens, fallback: in.prompt.fallback}
+	leg.prompt.ids.Mode = in.prompt.ids.Mode
+	leg.hashes.took, leg.overlap.took, leg.probed.took = 0, 0, 0
 }
 
 // PrefillFailed notes that the prefill leg of a booked request failed: the request's worker computes
@@ -282,7 +234,7 @@ func (r *Router) PrefillFailed(id string) (err error) {
 	if computes {
 		r.tellPeers(Change{Kind: PrefillFailed, ID: id})
 	}
-	r.note(&fl, func(d *Decision) { d.NoLeg = NoLegFailed })
+	r.note(&fl, later{noLeg: NoLegFailed})
 	return err
 }
 
@@ -304,15 +256,15 @@ func (r *Router) endLeg(id string, computed bool) {
 }
 
 // beginLeg adds the prefill leg of a booked request to the flights.
-func (r *Router) beginLeg(p *pool, q *question, ld *Decision) {
-	lq := &q.leg.question
-	fl := flight{pool: p, number: peerNumbers + r.peerFlights.Add(1), lapses: !q.Owned}
-	fl.first, fl.second, fl.held = ld.Worker, ld.Second.Worker, int32(ld.Second.OverlapBlocks)
-	fl.guess = p.known.guess(ld.Time, lq)
-	r.flights.begin(lq.ID, fl)
+func (r *Router) beginLeg(p *pool, s *scratch) {
+	in, d := &s.choices.legInput, s.result.decision.Prefill
+	fl := flight{pool: p, number: peerNumbers + r.peerFlights.Add(1), lapses: !in.Owned}
+	fl.first, fl.second, fl.held = d.Worker, d.Second.Worker, int32(d.Second.OverlapBlocks)
+	fl.guess = p.known.guess(d.Time, &in.hashes, &s.result.legBooked)
+	r.flights.begin(in.ID, fl)
 	if r.conf.Hooks.Tell != nil {
-		c := lq.slotTaken(ld)
+		c := in.slotTaken(d)
 		c.Sequence = nil // a leg has no active blocks
-		r.tellPeers(c)
+		r.conf.Hooks.Tell(c)
 	}
 }

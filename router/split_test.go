@@ -458,3 +458,23 @@ func TestDecodeCredit(t *testing.T) {
 		}
 	}
 }
+
+// The listed loads of both choices are those before the booking, also of workers that were not candidates.
+func TestListsOfASplitShowLoadsBeforeTheBooking(t *testing.T) {
+	r := splitOf(t, router.Config{}, router.Prefill, router.Decode)
+	d := decided(t, r, "a", "ABCD")
+	if d.Prefill == nil {
+		t.Fatal("there is no prefill leg")
+	}
+	kept, _ := r.Decision("a")
+	for _, list := range [][]router.Candidate{kept.Candidates, kept.Prefill.Candidates} {
+		if len(list) != 2 {
+			t.Fatalf("%d workers are listed, want 2", len(list))
+		}
+		for _, c := range list {
+			if c.ActiveRequests != 0 {
+				t.Errorf("worker %d (%s) is listed with %d requests, want none", c.Worker.ID, c.Excluded, c.ActiveRequests)
+			}
+		}
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvroute/kvroute/scorer"
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
@@ -86,8 +87,7 @@ func (r *Router) Workers() []WorkerState {
 func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.core.grow(now)
-	p.core.refreshSpeeds(now)
+	p.core.pass(now)
 	for _, ord := range p.core.order {
 		e, load := &p.core.entries[ord], p.core.slots.Load(ord)
 		if e.info.Health == expected {
@@ -103,7 +103,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Engine:         e.info.Engine,
 			Transport:      e.info.Events.Transport,
 			Group:          e.info.Group,
-			Health:         p.core.shownHealth(now, e).String(),
+			Health:         e.shownHealth(now).String(),
 			Failing:        p.core.conf.Now().Before(e.avoid.until),
 			Draining:       e.info.Draining,
 			Taints:         e.info.Taints,
@@ -143,7 +143,9 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			s.KVEvents = cmp.Or(e.info.KVEvents, "none") // or the reason why it publishes none
 		}
 		if e.info.Group != "" {
-			p.core.groupState(now, ord, &s)
+			var in scorer.Input
+			p.core.load(now, ord, 0, &in)
+			e.groupState(now, &in, &s)
 		}
 		states = append(states, s)
 	}

@@ -7,9 +7,6 @@ import (
 	"errors"
 )
 
-// errQueued is the outcome of a decision that [Router.Decided] hands over later.
-var errQueued = errors.New("the request waits in the queue")
-
 // Submit is [Router.BestWorker] for a caller that must not block, such as a simulation on a
 // virtual clock. If the request must wait, Submit returns waits at once, and [Router.Decided]
 // hands over the decision or the error, once. Until then the caller must not change what the
@@ -42,7 +39,7 @@ func (r *Router) Decided(ctx context.Context, each func(id string, d Decision, e
 			if err == nil {
 				err = r.booked(p, s)
 			} else {
-				r.flights.end(s.question.ID, 0, s.question.number)
+				r.flights.end(s.request.ID, 0, s.input.number)
 			}
 			id := s.request.ID
 			var d Decision

@@ -3,12 +3,89 @@
 package router
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
+
+// book has the pool decide and take a slot, and adds the request to the flights.
+func (r *Router) book(ctx context.Context, p *pool, s *scratch) error {
+	in := &s.input
+	if in.ID == "" {
+		return p.admit(ctx, r, s)
+	}
+	if !r.flights.begin(in.ID, flight{pool: p, session: in.session, number: in.number}) {
+		return ErrDuplicate
+	}
+	ends := true
+	defer func() {
+		if ends {
+			r.flights.end(in.ID, 0, in.number)
+		}
+	}()
+	err := p.admit(ctx, r, s)
+	if ends = err != nil && !errors.Is(err, errQueued); err != nil {
+		return err
+	}
+	return r.booked(p, s)
+}
+
+// decided returns the decision in s, with the time that it took.
+func (s *scratch) decided() *Decision {
+	d := &s.result.decision
+	d.PickTime = s.pickTime
+	return d
+}
+
+// booked adds what the decision in s says to the flight of a request that has its slot.
+func (r *Router) booked(p *pool, s *scratch) error {
+	in, d := &s.input, s.decided()
+	hooks := &r.conf.Hooks
+	fl := flight{pool: p, session: in.session, number: in.number}
+	if in.SessionFinal {
+		fl.session = 0
+	} else if in.session != 0 && hooks.TellSession != nil {
+		fl.name = new(in.Session)
+	}
+	fl.lapses, fl.rebind = !in.Owned, s.choices.worker.rebind
+	fl.first, fl.second, fl.held = d.Worker, d.Second.Worker, int32(d.Second.OverlapBlocks)
+	fl.guess = p.known.guess(d.Time, &in.hashes, &s.result.booked)
+	if fl.leg = d.Prefill != nil; fl.leg {
+		r.beginLeg(p, s)
+	}
+	if hooks.Finished != nil {
+		fl.outcome = r.beginOutcome(d, in.Arrival)
+	}
+	if !r.flights.change(in.ID, fl) {
+		// Free was called between the booking and here. It did not free the slot, and it is
+		// not called again.
+		fl.guess.withdraw()
+		p.update(r.conf.Now(), func(c *core) { c.slots.Free(in.ID) })
+		if fl.leg {
+			r.Abandon(legID(in.ID))
+		}
+		return ErrFreed
+	}
+	if hooks.Tell != nil {
+		hooks.Tell(in.slotTaken(d))
+	}
+	if in.SessionFinal && in.session != 0 && hooks.TellSession != nil {
+		hooks.TellSession(SessionBinding{Session: in.Session, Worker: d.Worker, Over: true})
+	}
+	return nil
+}
+
+// beginOutcome begins the outcome of a request that was just booked.
+func (r *Router) beginOutcome(d *Decision, a Arrival) *openOutcome {
+	if a.Began.IsZero() {
+		a.Began = d.Time.Add(-d.TokenizeTime - d.HashTime - d.MatchTime - d.QueueTime)
+	}
+	return &openOutcome{outcome: Outcome{Decision: d.with(nil, 0, nil, d.Prefill), Arrival: a}}
+}
 
 // flights holds the requests in flight: from the decision to the end of the response.
 type flights struct {

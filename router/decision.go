@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+// Reason says in one word how a decision was reached.
+type Reason string
+
+// The reasons of a decision.
+const (
+	ReasonKV         Reason = "kv"          // lowest cost; some candidate holds blocks of the prompt
+	ReasonLoad       Reason = "load"        // lowest cost; no candidate holds a block of the prompt
+	ReasonRoundRobin Reason = "round-robin" // the next candidate in turn
+	ReasonMode       Reason = "mode"        // chosen by a mode that ignores caches
+	ReasonPinned     Reason = "pinned"      // the request named the worker
+	ReasonPreferred  Reason = "preferred"   // an upper router named the worker
+	ReasonSession    Reason = "session"     // the session is bound to the worker
+	// ReasonUnread: the request had to be routed before it could be read, so the
+	// choice was made by load.
+	ReasonUnread Reason = "fallback:unread"
+	// ReasonTokenizer: the prompt could not be turned into tokens, so the
+	// choice was made by load.
+	ReasonTokenizer Reason = "fallback:tokenizer"
+)
+
+// Decision says where a request goes, and why.
+type Decision struct {
+	ID         string         `json:"id"`
+	Time       time.Time      `json:"time"`
+	Model      string         `json:"model"`
+	Mode       Mode           `json:"mode"`
+	Reason     Reason         `json:"reason"`
+	Worker     Worker         `json:"worker"`
+	WorkerName string         `json:"worker_name,omitempty"`
+	Address    netip.AddrPort `json:"address"`
+	Labels     Labels         `json:"labels,omitzero"`
+	// Engine is the worker's registered engine. NameRank says that the request must name the
+	// rank, because other ranks of the worker have the same address.
+	Engine    string `json:"engine,omitempty"`
+	NameRank  bool   `json:"name_rank,omitempty"`
+	Bootstrap string `json:"bootstrap,omitempty"` // of a prefill leg, as registered
+	// Group is the router group that the worker stands for. Member is the worker that the
+	// group chose, if it was probed.
+	Group  string  `json:"group,omitempty"`
+	Member *Worker `json:"member,omitempty"`
+
+	// Second is where the request goes if the worker does not take it, if the request asked
+	// for it. It has no address if there is no other candidate, if the worker is pinned, or
+	// if a hard session is bound to it.
+	Second Second `json:"second,omitzero"`
+
+	// Prefill is the request's prefill leg: a decision of its own, for another worker, with
+	// the id that [Router.Free] takes when the leg has ended. It is nil if the worker computes the
+	// prompt itself; NoLeg then says why, in a split model. Neither is to be changed.
+	Prefill *Decision `json:"prefill,omitempty"`
+	NoLeg   NoLeg     `json:"no_prefill,omitempty"`
+
+	// How the prompt was tokenized, and the reason if its ids are not exact.
+	TokenMode   tokenizer.Mode `json:"token_mode,omitempty"`
+	TokenReason string         `json:"token_reason,omitempty"`
+	TextBytes   int            `json:"text_bytes,omitempty"`   // of text that was encoded
+	ReusedBytes int            `json:"reused_bytes,omitempty"` // part of TextBytes whose ids were known
+
+	PromptTokens  int `json:"prompt_tokens"`  // length of the prompt
+	PromptBlocks  int `json:"prompt_blocks"`  // full blocks in it
+	OverlapBlocks int `json:"overlap_blocks"` // leading blocks that the worker holds
+	CachedTokens  int `json:"cached_tokens"`  // OverlapBlocks in tokens
+	// MeanCachedTokens is the mean of the candidates' cached tokens: what a random choice would
+	// find, in the caches as they are.
+	MeanCachedTokens float64 `json:"mean_cached_tokens"`
+	PrefillTokens    int     `json:"prefill_tokens"` // left to compute
+	Cost             float64 `json:"cost"`           // in the policy's unit; lower is better; 0 if no costs were compared
+
+	// Policy is the policy of the cost, empty if no costs were compared. Equal is the number
+	// of candidates with the same cost, the worker included.
+	Policy scorer.Policy `json:"policy,omitempty"`
+	Equal  int           `json:"equal,omitempty"`
+
+	// Estimates of the time to the first token, in ms: by the number of tokens, and by the
+	// model of the engine.
+	CoarseTTFT    float64 `json:"coarse_ttft_ms"`
+	EstimatedTTFT float64 `json:"estimated_ttft_ms"`
+
+	// The inputs that repeat the decision, together with Candidates: the random number, the
+	// number of requests booked before (for round-robin), the settings with the request's
+	// override, and the thresholds.
+	BlockSize  int                `json:"block_size"`
+	Draw       float64            `json:"draw"`
+	Turn       uint64             `json:"turn"`
+	Settings   *scorer.Settings   `json:"settings,omitempty"`   // not to be changed
+	Thresholds *scorer.Thresholds `json:"thresholds,omitempty"` // not to be changed
+	// DeviceRatio is [Config.DeviceRatio], in the mode DeviceAware.
+	DeviceRatio float64 `json:"device_ratio,omitempty"`
+	// ExpectedOutput is the length of the output that the costs expected, in tokens: as the request
+	// said, or the mean output of the pool.
+	ExpectedOutput float64 `json:"expected_output_tokens"`
+	// ActivePrefix is how many leading tokens of the prompt are computed on the candidate that has most of
+	// them, and are also those of a request in flight there; 0 also if no candidate was idle.
+	ActivePrefix int `json:"active_prefix_tokens,omitempty"`
+	// Sharers is the number of requests on that candidate; 0 without ActivePrefix.
+	Sharers int `json:"active_prefix_requests,omitempty"`
+
+	// Durations of the steps.
+	QueueTime    time.Duration `json:"queue_ns"`
+	TokenizeTime time.Duration `json:"tokenize_ns"`
+	HashTime     time.Duration `json:"hash_ns"`
+	MatchTime    time.Duration `json:"match_ns"`
+	PickTime     time.Duration `json:"pick_ns"`            // waiting for the pool's lock included
+	ProbeTime    time.Duration `json:"probe_ns,omitempty"` // asking router groups
+
+	// Tokens is the whole prompt as ids if the request asked for it, the ids are exact, and the prompt
+	// did not come as ids.
+	Tokens []uint32 `json:"-"`
+
+	// Candidates are the workers of the pool with the inputs of the choice, in worker
+	// order. They are set if the request asked to explain, and in kept decisions. In a
+	// pool with more than 128 workers, kept decisions have the chosen one and the 128 candidates with
+	// the lowest costs; Omitted is the number of the other workers.
+	Candidates []Candidate `json:"candidates,omitempty"`
+	Omitted    int         `json:"candidates_omitted,omitempty"`
+
+	// Later events of a kept decision; zero until then.
+	FirstToken time.Time `json:"first_token,omitzero"`
+	Freed      time.Time `json:"freed,omitzero"`
+	// FirstTokenBy is how the first token was noticed or inferred. With [SignEnd] and no
+	// time, it was not noticed.
+	FirstTokenBy Sign `json:"first_token_by,omitempty"`
+	// Served is the worker that answered, if it is not the chosen one.
+	Served netip.AddrPort `json:"served,omitzero"`
+	// Usage is what the response reports, if kvroute read it; see [Router.ReportUsage].
+	Usage *Usage `json:"usage,omitempty"`
+}
+
+// Second is the worker that gets a request if the chosen worker does not take it.
+type Second struct {
+	Worker        Worker         `json:"worker"`
+	WorkerName    string         `json:"worker_name,omitempty"`
+	Address       netip.AddrPort `json:"address"`
+	OverlapBlocks int            `json:"overlap_blocks"` // leading blocks of the prompt that the worker holds
+}
+
+// Sign is how a first token was noticed.
+type Sign string
+
+// The signs.
+const (
+	SignTold     Sign = "told"             // the caller reported it: [Router.MarkPrefillCompleted]
+	SignObserver Sign = "observer"         // it was seen in the response
+	SignHeaders  Sign = "response-headers" // the headers of a stream came: the worker sends them with the first token
+	SignOrder    Sign = scorer.ByOrder     // inferred: a request that was booked later on the worker has its first token
+	SignRate     Sign = scorer.ByRate      // inferred: the worker should have computed the prompt by now
+	SignEnd      Sign = "end"              // only the whole response, or its end, was seen
+)
+
+// Candidate is one worker that a decision looked at. If the worker was excluded, its cost
+// and the fields about the prompt are 0.
+type Candidate struct {
+	Worker     Worker         `json:"worker"`
+	WorkerName string         `json:"worker_name,omitempty"`
+	Address    netip.AddrPort `json:"address"`
+
+	// The name of a router group and the age of its summary, below 0 without a summary.
+	// Probed is set if the group answered a probe: load and overlap are those of the
+	// worker that it would choose.
+	Group      string        `json:"group,omitempty"`
+	SummaryAge time.Duration `json:"summary_age_ns,omitempty"`
+	Probed     bool          `json:"probed,omitempty"`
+
+	scorer.Input // of the cost; the load includes Foreign
+
+	ReportedBlocks int `json:"reported_blocks,omitempty"` // in use by the engine's own report of the last 10 s
+	// Foreign is the part of the load that the engine reported and that neither this router
+	// nor its replicas sent.
+	Foreign     Foreign `json:"foreign,omitzero"`
+	TotalBlocks int     `json:"total_blocks,omitempty"` // capacity; 0 = unknown
+	Cost        float64 `json:"cost"`
+	// DecodeDelay is the part of the cost for the requests that decode on the worker, in tokens; 0 if the
+	// policy has no such part.
+	DecodeDelay float64   `json:"decode_delay_tokens,omitempty"`
+	Probability float64   `json:"probability,omitempty"` // of being drawn, with a temperature
+	Excluded    Exclusion `json:"excluded,omitempty"`    // why the worker could not be chosen; empty if it could
+}
+
+// Exclusion is why a worker could not be chosen.
+type Exclusion string
+
+// The exclusions.
+const (
+	ExcludedHealth   Exclusion = "health"      // not healthy, while other workers are
+	ExcludedFailing  Exclusion = "failing"     // failed lately, while other workers did not
+	ExcludedStale    Exclusion = "stale"       // a router group without a recent summary, while others have one
+	ExcludedDraining Exclusion = "draining"    // takes no new requests
+	ExcludedRole     Exclusion = "role"        // has another role than the part of the request needs
+	ExcludedAdapter  Exclusion = "adapter"     // does not have the adapter
+	ExcludedPin      Exclusion = "pin"         // the request names another worker
+	ExcludedAllowed  Exclusion = "not_allowed" // not among the workers that the request allows
+	ExcludedTaint    Exclusion = "taint"       // lacks a taint that the request requires
+	ExcludedBusy     Exclusion = "busy"        // above a threshold
+	ExcludedSession  Exclusion = "session"     // the session is bound to another worker
+)
+
+// makeDecision makes the decision of one choice. leg is the decision of the prefill leg, and queued the time
+// that the request waited in the queue.
+func (c *core) makeDecision(in *decisionInput, ch *choice, leg *Decision, noLeg NoLeg, queued time.Duration, d *Decision) {
+	load := &ch.inputs[ch.chosen]
+	ord := ch.candidates[ch.chosen]
+	e := &c.entries[ord]
+	*d = Decision{
+		ID: in.ID, Time: ch.time, Model: in.model, Mode: c.conf.Mode, Reason: ch.reason, Labels: in.Labels,
+		Worker: e.worker, WorkerName: e.info.Name, Address: e.address(),
+		Engine: e.info.Engine, NameRank: e.info.wantsRank(e.worker.DPRank), Bootstrap: e.info.Bootstrap, Group: e.info.Group,
+		Prefill: leg, NoLeg: noLeg,
+
+		TokenMode: in.prompt.ids.Mode, TokenReason: in.prompt.ids.Reason,
+		TextBytes: in.prompt.ids.Size, ReusedBytes: in.prompt.ids.Reused,
+		PromptTokens: in.prompt.tokens, PromptBlocks: len(in.hashes.local),
+		OverlapBlocks: load.OverlapBlocks, CachedTokens: load.OverlapBlocks * c.blockSize,
+		MeanCachedTokens: float64(ch.held*c.blockSize) / float64(len(ch.inputs)),
+
+		Cost: ch.costs[ch.chosen], Policy: ch.policy, Equal: ch.equal,
+		BlockSize: c.blockSize, Draw: ch.request.U, Turn: ch.request.Turn, DeviceRatio: ch.deviceRatio,
+		ExpectedOutput: ch.request.OutputTokens, ActivePrefix: ch.request.ActivePrefix, Sharers: ch.request.Sharers,
+		Settings: ch.settings, Thresholds: c.thresholds,
+
+		QueueTime: queued, TokenizeTime: in.prompt.took, HashTime: in.hashes.took,
+		MatchTime: in.overlap.took, ProbeTime: in.probed.took,
+	}
+	if leg == nil {
+		d.PrefillTokens = ch.prefillTokens(c.blockSize)
+		d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, load.ActiveRequests, c.throughput(e))
+		d.EstimatedTTFT = ch.settings.ModelTTFT(&ch.request, load)
+	} else { // the prompt arrives computed
+		d.CoarseTTFT, d.EstimatedTTFT = leg.CoarseTTFT, leg.EstimatedTTFT
+	}
+	if len(in.probed.answers) > 0 {
+		d.Member = in.member(e, &c.slots, ord)
+	}
+	if ch.second >= 0 {
+		e := &c.entries[ch.candidates[ch.second]]
+		d.Second = Second{e.worker, e.info.Name, e.address(), ch.inputs[ch.second].OverlapBlocks}
+	}
+	if ch.part == prefillPart && in.explain {
+		d.Candidates, d.Omitted = slices.Clone(ch.seen), ch.omitted
+	}
+}
+
+// prefillTokens is the number of prompt tokens that the chosen worker has to compute. The engine computes
+// the last token of a prompt even if it holds them all.
+func (ch *choice) prefillTokens(blockSize int) int {
+	tokens := ch.request.PromptTokens
+	return max(min(1, tokens), tokens-ch.inputs[ch.chosen].OverlapBlocks*blockSize)
+}
+
+// with returns the decision with other candidates, token ids and prefill leg.
+func (d *Decision) with(candidates []Candidate, omitted int, tokens []uint32, leg *Decision) Decision {
+	other := *d
+	other.Candidates, other.Omitted, other.Tokens, other.Prefill = candidates, omitted, tokens, leg
+	return other
+}
+
+// brief returns the decision and its prefill leg without candidates; nil for nil.
+func (d *Decision) brief() *Decision {
+	if d == nil {
+		return nil
+	}
+	return new(d.with(nil, 0, nil, d.Prefill.brief()))
+}
+
+// Computing returns the decision about the worker that computes the prompt: the prefill leg's, or d.
+func (d *Decision) Computing() *Decision { return cmp.Or(d.Prefill, d) }
+
+// later is what happened to a booked request after its decision. Zero values mean nothing new.
+type later struct {
+	firstToken   time.Time
+	firstTokenBy Sign
+	freed        time.Time
+	served       netip.AddrPort
+	usage        *Usage
+	noLeg        NoLeg
+}
+
+// add adds later events to a kept decision.
+func (d *Decision) add(l later) {
+	if !l.firstToken.IsZero() {
+		d.FirstToken = l.firstToken
+	}
+	if !l.freed.IsZero() {
+		d.Freed = l.freed
+	}
+	if l.served.IsValid() {
+		d.Served = l.served
+	}
+	d.FirstTokenBy = cmp.Or(l.firstTokenBy, d.FirstTokenBy)
+	d.Usage = cmp.Or(l.usage, d.Usage)
+	d.NoLeg = cmp.Or(l.noLeg, d.NoLeg)
+}
+
+// keptCandidates bounds the candidates of a kept decision, so that the memory of kept decisions
+// does not grow with the fleet.
+const keptCandidates = 128
+
+// list lists the candidates of a choice for people to see, before the booking changes their loads: every
+// worker of the pool, or in a larger pool the candidates with the lowest costs if only the kept decision
+// needs them.
+func (c *core) list(in *decisionInput, ch *choice) {
+	drawn := ch.policy != "" && ch.settings.Temperature > 0
+	if drawn {
+		ch.chances = slices.Grow(ch.chances[:0], len(ch.costs))[:len(ch.costs)]
+		scorer.Probabilities(ch.costs, ch.settings.Temperature, ch.chances)
+	}
+	all, bound, equal := in.Explain || len(c.order) <= keptCandidates, 0., 0
+	if !all {
+		bound, equal = ch.costBound()
+	}
+	ch.seen = ch.seen[:0]
+	next := 0 // candidate, in the same order
+	for i, ord := range c.order {
+		at := next
+		if at < len(ch.candidates) && ch.candidates[at] == ord {
+			next++
+		}
+		switch {
+		case all, at < next && at == ch.chosen:
+		case at == next, ch.costs[at] > bound, ch.costs[at] == bound && equal == 0:
+			continue
+		case ch.costs[at] == bound:
+			equal--
+		}
+		ch.seen = append(ch.seen, Candidate{})
+		e, to := &c.entries[ord], &ch.seen[len(ch.seen)-1]
+		to.Worker, to.WorkerName, to.Address = e.worker, e.info.Name, e.address()
+		to.TotalBlocks, to.ReportedBlocks, to.Excluded = e.info.TotalKVBlocks, e.reported(ch.time), ch.verdicts[i]
+		to.Foreign = c.foreign(ch.time, e, in.prompt.tokens)
+		if e.info.Group != "" {
+			to.Group, to.SummaryAge = e.info.Group, e.group.age(ch.time)
+			to.Probed = to.Excluded == "" && in.probeOf(e) != nil
+		}
+		if to.Excluded != "" {
+			c.load(ch.time, ord, in.prompt.tokens, &to.Input)
+			e.setKVUse(ch.time, &to.Input)
+			continue
+		}
+		if to.Input, to.Cost = ch.inputs[at], ch.costs[at]; !ch.whole {
+			c.complete(ch, ord, in.hashes.sequence, &to.Input)
+		}
+		if ch.policy == scorer.Tokens || ch.policy == scorer.PredictedTTFT || ch.policy == scorer.Weighted {
+			to.DecodeDelay = ch.settings.DecodeDelay(&ch.request, &to.Input)
+		}
+		if drawn {
+			to.Probability = ch.chances[at]
+		}
+	}
+	ch.omitted = len(c.order) - len(ch.seen)
+}
+
+// costBound returns the highest of the lowest costs that are listed, and how many candidates
+// with just this cost are listed.
+func (ch *choice) costBound() (bound float64, equal int) {
+	low := ch.lowest[:0]
+	for _, cost := range ch.costs {
+		if most := keptCandidates - 1; len(low) <= most || cost < low[most] {
+			at, _ := slices.BinarySearch(low, cost)
+			low = slices.Insert(low[:min(len(low), most)], at, cost)
+		}
+	}
+	ch.lowest = low
+	bound = low[len(low)-1]
+	below, _ := slices.BinarySearch(low, bound)
+	return bound, len(low) - below
+}

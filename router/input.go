@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/tokenizer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
+)
+
+// A request becomes a decision in five steps. Each step makes one value from the values before it, and no
+// later step changes that value:
+//
+//	prompt         token ids of the request's prompt              [Router.encode]
+//	decisionInput  request, prompt, hashes and overlap            [Router.input]
+//	choice         candidates, their inputs and costs, the chosen one  [core.choose]
+//	Decision       what callers see                               [core.decision]
+//	booking        slots, session and counters of the pool        [core.book]
+//
+// The first two steps take no lock of a pool. The other three are one critical section of the pool. A
+// comparison that books nothing ends after the choice.
+
+// prompt is the prompt of a request as token ids.
+type prompt struct {
+	ids      tokenizer.Prompt // the mode is empty if the prompt was not read
+	tokens   int              // length of the prompt; an estimate if fallback is ReasonTokenizer
+	fallback Reason           // why the decision is by load alone; empty if it is not
+	took     time.Duration
+}
+
+// hashes are the hashes of a prompt's full blocks, in blocks of one pool's size.
+type hashes struct {
+	local    []uint64
+	sequence []uint64
+	guessed  bool          // no engine has these hashes
+	took     time.Duration // for all pools that the request was hashed for
+	at       time.Time     // when they were made; zero if the request came with hashes or has none
+}
+
+// overlap has the leading blocks of a prompt that each worker has cached, by ordinal.
+type overlap struct {
+	blocks  []int32
+	pending []int32    // part of blocks that is only predicted
+	lower   [3][]int32 // blocks behind these in host memory, on disk, in external storage
+	version uint64     // ranks.changes when the blocks were counted
+	at      time.Time  // when they were counted; zero if they were not
+	took    time.Duration
+}
+
+// probed has the answers of router groups to a [Probe].
+type probed struct {
+	answers []ProbeAnswer
+	at      time.Time // when the groups were asked
+	took    time.Duration
+}
+
+// taint is one of Request.PreferredTaints. Weights are added in a fixed order, because
+// another order could round to another cost.
+type taint struct {
+	name   string
+	weight float64
+}
+
+// decisionInput is all that is known of a request before the pool's lock is taken.
+type decisionInput struct {
+	*Request
+
+	model   string // base model
+	lora    string // adapter of the request
+	adapter string // the same, or empty if workers do not register their adapters
+	prompt  prompt
+	hashes  hashes
+	overlap overlap
+	probed  probed
+	session uint64    // hash of the session's name; 0 = none
+	taints  []taint   // Request.PreferredTaints, sorted
+	number  uint64    // of the booked decision; see keptDecisions
+	explain bool      // list the candidates
+	at      time.Time // when the input was complete
+
+	// decode is set in the input of a prefill leg: the worker that decodes.
+	decode *WorkerInfo
+}
+
+// plain says whether a request that is not pinned excludes no workers by itself.
+func (in *decisionInput) plain() bool {
+	return in.decode == nil && in.adapter == "" && in.Allowed == nil && in.AllowedAddresses == nil &&
+		len(in.RequiredTaints)+len(in.probed.answers) == 0
+}
+
+// scratch is the memory of one decision, kept between requests. It belongs to the request and not to
+// the pool, so that it stays in the cache of the request's processor.
+type scratch struct {
+	request Request
+	target  target
+	pool    *pool
+	prompt  prompt
+	hasRead bool // prompt is set
+	input   decisionInput
+	choices choices
+	result  result
+
+	// Buffers of the values above.
+	tokens   []uint32
+	local    []uint64
+	sequence []uint64
+	overlap  overlap
+	guessed  []int32
+	taints   []taint
+
+	submitted bool          // by [Router.Submit]
+	pickTime  time.Duration // of the choice and the booking, with the wait for the pool's lock
+}
+
+// release gives the memory of a decision back, without the request's data. Memory that an
+// unusually long prompt made large is not kept.
+func (r *Router) release(s *scratch) {
+	if cap(s.tokens) > 1<<20 {
+		return
+	}
+	s.request, s.target, s.pool = Request{}, target{}, nil
+	s.prompt, s.hasRead, s.input = prompt{}, false, decisionInput{}
+	s.submitted = false
+	clear(s.taints)
+	r.scratch.Put(s)
+}
+
+// inputFor is what a decisionInput is made for.
+type inputFor uint8
+
+const (
+	forDecision   inputFor = iota
+	forComparison          // of pools: no router group is asked, and the decision gets no number
+	forLoads               // the same, and the prompt is read in all modes
+)
+
+// input makes the input of a decision in a pool. It returns an error if ctx ends before the prompt is
+// read.
+func (r *Router) input(ctx context.Context, p *pool, s *scratch, why inputFor) error {
+	req, in := &s.request, &s.input
+	var h hashes
+	if why == forLoads || p.view.Load().reads {
+		if !s.hasRead {
+			s.hasRead = true
+			s.prompt = r.encode(ctx, req, s.target.card, s.tokens[:0])
+			if req.Tokens == nil && s.prompt.ids.IDs != nil {
+				s.tokens = s.prompt.ids.IDs
+			}
+		}
+		h = r.hash(p, s)
+		h.took += in.hashes.took
+	}
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	*in = decisionInput{
+		Request: req, model: p.model, lora: s.target.lora, adapter: s.target.adapter,
+		prompt: s.prompt, hashes: h, explain: req.Explain,
+	}
+	if r.conf.Sessions.TTL > 0 && req.Session != "" {
+		in.session = sessionKey(req.Session)
+	}
+	if len(req.PreferredTaints) > 0 {
+		s.taints = appendTaints(s.taints[:0], req.PreferredTaints)
+		in.taints = s.taints
+	}
+	if why == forDecision && req.ID != "" {
+		in.number = r.kept.next()
+		in.explain = in.explain || r.conf.KeepDecisions > 0
+	}
+	start := h.at
+	if why == forDecision && r.conf.Probe != nil {
+		if in.probed = r.probe(ctx, p, in); in.probed.took > 0 {
+			start = in.probed.at.Add(in.probed.took)
+		}
+	}
+	if start.IsZero() {
+		start = r.conf.Now()
+	}
+	in.at = start
+	if h.sequence != nil {
+		in.overlap = p.match(start, &h, s)
+		in.at = r.conf.Now()
+		in.overlap.took = in.at.Sub(start)
+	}
+	return nil
+}
+
+// appendTaints appends preferred taints, sorted by name, with bounded weights.
+func appendTaints(to []taint, preferred map[string]float64) []taint {
+	for name, weight := range preferred {
+		to = append(to, taint{name, min(max(weight, -mostWeight), mostWeight)})
+	}
+	slices.SortFunc(to, func(a, b taint) int { return strings.Compare(a.name, b.name) })
+	return to
+}
+
+// bytesSeed separates the hashes of text-block mode from all others.
+const bytesSeed = 0x6b76726f75746521
+
+// encode makes the token ids of a request's prompt, or says why the prompt has none. room is memory for
+// the ids. encode may request the ids from a worker.
+func (r *Router) encode(ctx context.Context, req *Request, card *Card, room []uint32) (p prompt) {
+	switch {
+	case req.Unread:
+		p.fallback = ReasonUnread
+	case req.Blocks != nil:
+		p.tokens, p.ids.Mode = req.Blocks.Tokens, tokenizer.Exact
+	case req.Tokens != nil:
+		p.tokens = len(req.Tokens)
+		p.ids = tokenizer.Prompt{IDs: req.Tokens, Exact: len(req.Tokens), Mode: tokenizer.Exact}
+		if len(req.Prompt.Messages) > 0 && chat.MayHaveItems(req.Prompt.Messages) {
+			// The placeholders of different images have the same ids, but the engine's
+			// blocks of them have different hashes.
+			p.ids.Exact, p.ids.Mode, p.ids.Reason = 0, tokenizer.ExactPrefix, tokenizer.Items
+		}
+	default:
+		start := r.conf.Now()
+		var m *tokenizer.Model
+		if card != nil {
+			m = card.Prompts
+		}
+		ids, err := m.Encode(ctx, room, req.Prompt, start)
+		if err != nil {
+			p.fallback = ReasonTokenizer
+			// An estimate for the load: a token is about four bytes of English.
+			p.tokens = (len(req.Prompt.Messages) + len(req.Prompt.Tools) + len(req.Prompt.Prompt)) / 4
+		} else {
+			p.ids, p.tokens = ids, len(ids.IDs)+ids.Others
+		}
+		p.took = r.conf.Now().Sub(start)
+	}
+	return p
+}
+
+// hash makes the hashes of the prompt's blocks, by the block size of a pool.
+func (r *Router) hash(p *pool, s *scratch) (h hashes) {
+	if b := s.request.Blocks; b != nil {
+		if b.BlockSize == 0 || b.BlockSize == p.blockSize {
+			h.local, h.sequence = b.Local, b.Sequence
+		}
+		return h
+	}
+	ids := &s.prompt.ids
+	seed := indexer.Seed(s.target.lora, s.request.Salt)
+	switch ids.Mode {
+	case "":
+		return h
+	case tokenizer.Bytes:
+		seed ^= bytesSeed
+		h.guessed = true
+	case tokenizer.ExactPrefix:
+		// The blocks behind the exact ids have hashes that no engine has. Those before
+		// them match events.
+		h.guessed = len(ids.IDs) > ids.Exact
+	case tokenizer.Exact, tokenizer.None:
+	}
+	start := r.conf.Now()
+	s.local = indexer.AppendLocalHashes(s.local[:0], ids.IDs, p.blockSize, seed)
+	s.sequence = indexer.AppendSequenceHashes(s.sequence[:0], s.local)
+	h.local, h.sequence, h.at = s.local, s.sequence, r.conf.Now()
+	h.took = h.at.Sub(start)
+	return h
+}

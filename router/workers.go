@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// ranks is the table of a pool's workers. It has an entry for each rank of each worker process. The
+// number of an entry is the ordinal of the rank: slots, indexes and choices name workers by ordinals.
+//
+// Invariants:
+//
+//   - Every rank of every worker has one ordinal, and order holds the ordinals in use, sorted by Worker.
+//   - An ordinal is used again only after its slots and sessions are dropped and, by the pool, its
+//     blocks are purged from the index.
+//   - changes grows with every ordinal that is handed out, so an overlap that was counted before is not
+//     taken for that of an ordinal's new worker. It also grows with each change of the workers, and
+//     when a worker is avoided: then remembered candidates do not hold.
+type ranks struct {
+	entries []entry
+	free    []int // ordinals to hand out again
+	order   []int
+	changes uint64
+	splits  bool // some workers take prefill legs, and some the decode of split requests
+}
+
+// entry is the state of the worker with an ordinal. What every decision reads comes first.
+type entry struct {
+	properties scorer.Input // of info; without load
+	since      uint64       // value of ranks.changes when the worker got the ordinal
+	report     engineReport
+	worker     Worker
+	info       *WorkerInfo
+	group      *group // last report of a router group; nil for workers, and before the first report
+	routed     uint64 // requests sent here
+	speed      speed
+	events     string // why its events cannot be trusted; empty if they can
+	hasEvents  bool   // an event of the worker came
+	avoid      avoidance
+	failures   uint64 // requests that it refused or failed
+	audit      audit
+}
+
+// setInfo replaces the information about a worker.
+func (e *entry) setInfo(info *WorkerInfo) {
+	e.info = info
+	e.properties = scorer.Input{
+		CPU: info.CPU, DecodeOnly: info.Role == Decode,
+		MaxBatchedTokens: info.MaxBatchedTokens, MaxRequests: info.MaxNumSeqs,
+		LastCold: e.properties.LastCold, Speed: e.properties.Speed,
+	}
+	if info.Group != "" {
+		e.properties.Members = max(1, info.Members)
+	}
+}
+
+// standing returns the health of a worker for a decision, and the reason if it is not
+// healthy.
+func (e *entry) standing(now time.Time) (Health, Exclusion) {
+	switch {
+	case e.info.Health != Healthy:
+		return e.info.Health, ExcludedHealth
+	case now.Before(e.avoid.until):
+		return Degraded, ExcludedFailing
+	case e.info.Group != "":
+		return e.groupStanding(now)
+	}
+	return Healthy, ""
+}
+
+// address is the address of the rank.
+func (e *entry) address() netip.AddrPort { return e.info.rankAddress(e.worker.DPRank) }
+
+// silent says whether no events of a worker are expected. noEvents is [Config.NoEvents].
+func (e *entry) silent(noEvents bool) bool {
+	return noEvents || e.info.NoEvents || e.info.BlockSize == 0 || e.unheard()
+}
+
+// unheard says whether a worker may publish no events and has published none yet.
+func (e *entry) unheard() bool { return e.info.EventsUnsure && !e.hasEvents }
+
+// unreported says whether a worker's cache is unknown: neither events nor a group's filter cover it.
+// noEvents is [Config.NoEvents].
+func (e *entry) unreported(noEvents bool) bool {
+	return e.silent(noEvents) && (e.group == nil || !e.group.filtered)
+}
+
+// search returns the place of a worker in the order, or the place where it would be.
+func (r *ranks) search(w Worker) (at int, found bool) {
+	return slices.BinarySearchFunc(r.order, w, func(ord int, w Worker) int {
+		return r.entries[ord].worker.Compare(w)
+	})
+}
+
+// find returns the ordinal of a worker.
+func (r *ranks) find(w Worker) (ord int, found bool) {
+	at, found := r.search(w)
+	if found {
+		ord = r.order[at]
+	}
+	return ord, found
+}
+
+// process returns the range of a process's ranks in the order.
+func (r *ranks) process(id uint64) (from, to int) {
+	from, _ = r.search(Worker{ID: id})
+	for to = from; to < len(r.order) && r.entries[r.order[to]].worker.ID == id; to++ {
+	}
+	return from, to
+}
+
+// ordinals returns the ordinals of a process's ranks.
+func (r *ranks) ordinals(id uint64) (ordinals []int) {
+	from, to := r.process(id)
+	return slices.Clone(r.order[from:to])
+}
+
+// pin returns the range of a request's pinned worker, or of its ranks, in the order.
+func (r *ranks) pin(req *Request) (from, to int) {
+	if req.AnyRank {
+		return r.process(req.Pinned.ID)
+	}
+	at, known := r.search(*req.Pinned)
+	if !known {
+		return 0, 0
+	}
+	return at, at + 1
+}
+
+// lane is the lane of the queue in which a request waits.
+func (r *ranks) lane(req *Request) int {
+	if req.Pinned != nil {
+		if from, to := r.pin(req); from < to {
+			return r.order[from]
+		}
+	}
+	return scorer.AnyWorker
+}
+
+// at returns the ordinal of the worker with an address: ord if it has that address, −1 if no worker has
+// it. second is the worker that has it most likely.
+func (r *ranks) at(ord int, a netip.AddrPort, second Worker) int {
+	has := func(ord int) bool { return r.entries[ord].address() == a }
+	if !a.IsValid() || has(ord) {
+		return ord
+	}
+	if other, known := r.find(second); known && has(other) {
+		return other
+	}
+	for _, other := range r.order {
+		if has(other) {
+			return other
+		}
+	}
+	return -1
+}
+
+// outdated returns the ordinals of info's process whose blocks are invalid: of ranks that
+// info does not have, and of all ranks if the process restarted. The caller purges them
+// from the index before it calls [core.setWorker].
+func (r *ranks) outdated(info *WorkerInfo) (ordinals []int) {
+	for _, ord := range r.ordinals(info.ID) {
+		e := &r.entries[ord]
+		if !info.hasRank(e.worker.DPRank) || e.info.StartedMS != info.StartedMS {
+			ordinals = append(ordinals, ord)
+		}
+	}
+	return ordinals
+}
+
+// add gives a rank an ordinal.
+func (r *ranks) add(w Worker, info *WorkerInfo) (ord int) {
+	r.changes++
+	e := entry{worker: w, since: r.changes}
+	e.setInfo(info)
+	if last := len(r.free) - 1; last >= 0 {
+		ord, r.free = r.free[last], r.free[:last]
+		r.entries[ord] = e
+	} else {
+		ord = len(r.entries)
+		r.entries = append(r.entries, e)
+	}
+	at, _ := r.search(w)
+	r.order = slices.Insert(r.order, at, ord)
+	return ord
+}
+
+// drop takes the ordinal of a rank back. Slots and sessions no longer name it.
+func (r *ranks) drop(ord int) {
+	at, _ := r.search(r.entries[ord].worker)
+	r.order = slices.Delete(r.order, at, at+1)
+	r.entries[ord] = entry{}
+	r.free = append(r.free, ord)
+}
+
+// changed notes that the workers changed, and whether the pool has workers for prefill legs and
+// workers for decodes.
+func (r *ranks) changed() {
+	r.changes++
+	prefill, decode := false, false
+	for _, ord := range r.order {
+		role := r.entries[ord].info.Role
+		prefill = prefill || role.takes(prefillPart)
+		decode = decode || !role.aggregated() && role.takes(decodePart)
+	}
+	r.splits = prefill && decode
+}
+
+// size is one more than the largest ordinal in use, which is what an index needs
+// to count overlaps by ordinal.
+func (r *ranks) size() int { return len(r.entries) }
+
+func (i *WorkerInfo) hasRank(rank uint32) bool {
+	return rank >= i.DPStart && rank-i.DPStart < max(1, i.DPSize)
+}
+
+func (i *WorkerInfo) rankAddress(rank uint32) netip.AddrPort {
+	if a, ok := i.RankAddresses[rank]; ok {
+		return a
+	}
+	return i.Address
+}
+
+// wantsRank says whether requests for a rank must name the rank: other ranks have the same
+// address, and the engine reads the rank of a request.
+func (i *WorkerInfo) wantsRank(rank uint32) bool {
+	_, own := i.RankAddresses[rank]
+	return i.DPSize > 1 && !own && i.Engine == EngineVLLM
+}
+
+// part is the part of a request that a worker is chosen for.
+type part uint8
+
+const (
+	whole           part = iota // prefill and decode
+	wholeAggregated             // the same, on a worker that cannot transfer blocks
+	decodePart
+	prefillPart
+)
+
+// takes reports whether a worker of this role may take a part.
+func (r Role) takes(p part) bool {
+	switch p {
+	case prefillPart:
+		return r == Prefill || r == Both
+	case wholeAggregated:
+		return r.aggregated()
+	default:
+		return r != Prefill
+	}
+}
+
+// takes reports whether a worker may take a part. An SGLang engine with a role refuses whole requests.
+func (i *WorkerInfo) takes(p part) bool {
+	return i.Role.takes(p) && (p != whole || i.Role.aggregated() || i.Engine != EngineSGLang)
+}
+
+func (r Role) aggregated() bool { return r == "" || r == Aggregated }
