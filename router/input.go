@@ -18,8 +18,8 @@ import (
 //
 //	prompt         token ids of the request's prompt              [Router.encode]
 //	decisionInput  request, prompt, hashes and overlap            [Router.input]
-//	choice         candidates, their inputs and costs, the chosen one  [core.choose]
-//	Decision       what callers see                               [core.decision]
+//	choice         candidates, inputs, costs, the chosen one      [core.choose]
+//	Decision       what callers see                               [core.makeDecision]
 //	booking        slots, session and counters of the pool        [core.book]
 //
 // The first two steps take no lock of a pool. The other three are one critical section of the pool. A
