@@ -3,9 +3,13 @@
 package extproc
 
 import (
+	"net/netip"
 	"strconv"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/kvroute/kvroute/router"
 )
 
 // Headers with the destination of a request, for Envoy, and its id, for the observer stream.
@@ -19,36 +23,140 @@ const (
 // decision. A body that is not nil replaces the request's.
 func (s *stream) route(m message, body []byte) bool {
 	s.server.routed.Add(1)
-	headers := append(s.destination(), headerRequestID, s.id)
-	headers = append(headers, s.named()...)
-	headers = append(headers, s.prefillHeaders()...)
-	if body != nil && s.sized {
+	conf, d := &s.server.conf, &s.decision
+	headers := append(conf.destination(d), headerRequestID, s.id)
+	headers = append(headers, rankHeaders(d)...)
+	if d.Prefill != nil && conf.legByHeader(d) {
+		headers = append(headers, prefillHeaders(d.Prefill)...)
+	}
+	if body != nil && s.head.sized {
 		// Envoy answers 500 if the header differs from the body's length.
 		headers = append(headers, "content-length", strconv.Itoa(len(body)))
 	}
 	c := &extprocv3.CommonResponse{HeaderMutation: mutation(headers), ClearRouteCache: true}
-	c.HeaderMutation.RemoveHeaders = s.stripHeaders // Envoy removes before it sets
-	if s.flow != whole && !m.isRequestHeaders() {
-		return s.flush(m, s.withMetadata(answer(headersOurs, c)), body)
-	}
-	if body != nil {
+	c.HeaderMutation.RemoveHeaders = s.head.stripHeaders // Envoy removes before it sets
+	answer := answerTo(m, c)
+	inChunks := s.head.mode != buffered && !m.isRequestHeaders()
+	if inChunks {
+		answer = answerTo(headersOurs, c)
+	} else if body != nil {
 		c.BodyMutation = &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: body}}
 	}
-	return s.send(s.withMetadata(answer(m, c)))
+	if conf.EndpointPicker {
+		answer.DynamicMetadata = conf.endpointMetadata(d)
+	}
+	if inChunks {
+		return s.answerChunks(m, answer, body)
+	}
+	return s.send(answer)
 }
 
 // destination returns the headers with the destination, as name, value, name, value.
-func (s *stream) destination() []string {
-	headers := []string{headerWorker, s.decision.Address.String()}
-	switch second := s.second(); {
+func (c *Config) destination(d *router.Decision) []string {
+	headers := []string{headerWorker, d.Address.String()}
+	switch second := c.second(d); {
 	case !second.IsValid():
-	case s.server.conf.SecondChoice == SecondList:
-		headers[1] = s.endpoints()
+	case c.SecondChoice == SecondList:
+		headers[1] = c.endpoints(d)
 	default:
 		headers = append(headers, headerFallback, second.String())
 	}
-	if s.server.conf.EndpointPicker {
-		headers = append(headers, destinationKey, s.endpoints())
+	if c.EndpointPicker {
+		headers = append(headers, destinationKey, c.endpoints(d))
 	}
 	return headers
+}
+
+// second returns the second choice if it may serve.
+func (c *Config) second(d *router.Decision) (a netip.AddrPort) {
+	if d.Second.Address.IsValid() && c.mayServe(d.Second.Address) {
+		a = d.Second.Address
+	}
+	return a
+}
+
+// mayServe reports whether requests may be sent to an address.
+func (c *Config) mayServe(a netip.AddrPort) bool { return c.Networks.Check(a) == nil }
+
+// rankHeaders returns the headers that name the rank or the instance to the worker, or the group and its
+// worker to the router of a group, as name, value, name, value.
+func rankHeaders(d *router.Decision) []string {
+	rank := strconv.FormatUint(uint64(d.Worker.DPRank), 10)
+	switch {
+	case d.Group != "":
+		headers := []string{headerGroup, d.Group}
+		if m := d.Member; m != nil {
+			headers = append(headers, headerPin, strconv.FormatUint(m.ID, 10))
+			headers = append(headers, headerRank, strconv.FormatUint(uint64(m.DPRank), 10))
+		}
+		return headers
+	case d.NameRank: // otherwise the server chooses a rank by itself
+		return []string{headerVLLMRank, rank}
+	case d.Engine == router.EngineDynamo: // a frontend that forwards to the named instance
+		mode := router.SplitNever
+		if d.Prefill != nil {
+			mode = router.SplitAlways
+		}
+		id := strconv.FormatUint(d.Worker.ID, 10)
+		return []string{headerPin, id, headerRank, rank, headerRoutingMode, string(mode)}
+	}
+	return nil
+}
+
+// unchanged answers m so that the request continues unchanged, without the client's steering
+// headers. kvroute's own Envoy configuration removes these headers before; another configuration may
+// not, and a client must not choose the destination of a request that fails open.
+func (h *head) unchanged(m message) *extprocv3.ProcessingResponse {
+	var c *extprocv3.CommonResponse
+	if m.isRequestHeaders() && h.stripHeaders != nil {
+		c = &extprocv3.CommonResponse{
+			HeaderMutation:  &extprocv3.HeaderMutation{RemoveHeaders: h.stripHeaders},
+			ClearRouteCache: true,
+		}
+	}
+	return answerTo(m, c)
+}
+
+// mutation sets headers, given as name, value, name, value, in place of any that are there.
+func mutation(pairs []string) *extprocv3.HeaderMutation {
+	set := make([]*corev3.HeaderValueOption, 0, len(pairs)/2)
+	for i := 0; i < len(pairs); i += 2 {
+		set = append(set, &corev3.HeaderValueOption{
+			Header:       &corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])},
+			AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+		})
+	}
+	return &extprocv3.HeaderMutation{SetHeaders: set}
+}
+
+// answerTo wraps c in the form of an answer to m. m must be a message that gets an answer.
+func answerTo(m message, c *extprocv3.CommonResponse) *extprocv3.ProcessingResponse {
+	a := new(extprocv3.ProcessingResponse)
+	switch {
+	case m.isRequestHeaders():
+		a.Response = &extprocv3.ProcessingResponse_RequestHeaders{
+			RequestHeaders: &extprocv3.HeadersResponse{Response: c},
+		}
+	case m == requestChunk, m == requestBody:
+		a.Response = &extprocv3.ProcessingResponse_RequestBody{
+			RequestBody: &extprocv3.BodyResponse{Response: c},
+		}
+	case m == requestTrailers:
+		a.Response = &extprocv3.ProcessingResponse_RequestTrailers{
+			RequestTrailers: &extprocv3.TrailersResponse{HeaderMutation: c.GetHeaderMutation()},
+		}
+	case m == responseHeaders:
+		a.Response = &extprocv3.ProcessingResponse_ResponseHeaders{
+			ResponseHeaders: &extprocv3.HeadersResponse{Response: c},
+		}
+	case m == responseBody:
+		a.Response = &extprocv3.ProcessingResponse_ResponseBody{
+			ResponseBody: &extprocv3.BodyResponse{Response: c},
+		}
+	case m == responseTrailers:
+		a.Response = &extprocv3.ProcessingResponse_ResponseTrailers{
+			ResponseTrailers: &extprocv3.TrailersResponse{HeaderMutation: c.GetHeaderMutation()},
+		}
+	}
+	return a
 }

@@ -8,17 +8,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/netip"
 	"slices"
-	"sync/atomic"
 	"time"
 
-	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/internal/reach"
-	"github.com/kvroute/kvroute/prefill"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -151,13 +147,11 @@ type Config struct {
 	Meter metric.Meter
 }
 
-// mayServe reports whether requests may be sent to an address.
-func (c *Config) mayServe(a netip.AddrPort) bool { return c.Networks.Check(a) == nil }
-
 func (c Config) withDefaults() (Config, error) {
 	for name, value := range map[string]int64{
 		"MaxBodyBytes": int64(c.MaxBodyBytes), "MaxHeldBytes": c.MaxHeldBytes, "MaxStreams": int64(c.MaxStreams),
-		"DecisionTimeout": int64(c.DecisionTimeout), "QueueWait": int64(c.QueueWait), "PrefillTimeout": int64(c.PrefillTimeout),
+		"DecisionTimeout": int64(c.DecisionTimeout), "QueueWait": int64(c.QueueWait),
+		"PrefillTimeout": int64(c.PrefillTimeout),
 	} {
 		if value < 0 {
 			return c, fmt.Errorf("extproc: %s is %d, want 0 or more", name, value)
@@ -181,42 +175,18 @@ func (c Config) withDefaults() (Config, error) {
 	c.SecondChoice = cmp.Or(c.SecondChoice, SecondHeader)
 	c.FirstToken = cmp.Or(c.FirstToken, FirstTokenObserver)
 	if !slices.Contains([]string{SecondHeader, SecondList, SecondNone}, c.SecondChoice) {
-		return c, fmt.Errorf("extproc: SecondChoice is %q, want %q, %q or %q", c.SecondChoice, SecondHeader, SecondList, SecondNone)
+		return c, fmt.Errorf("extproc: SecondChoice is %q, want %q, %q or %q",
+			c.SecondChoice, SecondHeader, SecondList, SecondNone)
 	}
 	if c.PrefillLeg != PrefillByRouter && c.PrefillLeg != PrefillByHeader {
 		return c, fmt.Errorf("extproc: PrefillLeg is %q, want %q or %q", c.PrefillLeg, PrefillByRouter, PrefillByHeader)
 	}
 	if c.FirstToken != FirstTokenObserver && c.FirstToken != FirstTokenResponseHeaders {
-		return c, fmt.Errorf("extproc: FirstToken is %q, want %q or %q", c.FirstToken, FirstTokenObserver, FirstTokenResponseHeaders)
+		return c, fmt.Errorf("extproc: FirstToken is %q, want %q or %q",
+			c.FirstToken, FirstTokenObserver, FirstTokenResponseHeaders)
 	}
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	return c, nil
-}
-
-// Server is the external processor. Make one with [New]. Its methods may be called
-// by any number of goroutines.
-type Server struct {
-	extprocv3.UnimplementedExternalProcessorServer
-
-	conf    Config
-	router  Router
-	metrics *metrics
-	prefill prefill.Client
-	prefix  string // of our request ids
-
-	held     heldBytes
-	received receiveBuffers
-
-	open [kinds]atomic.Int64 // streams
-	// seen counts the requests that Envoy sent, routed those whose worker kvroute named.
-	seen, routed atomic.Uint64
-	lines        [failures]lineLimit // of the log, on requests that fail open
-	apart        lineLimit           // of the log, on workers that Envoy does not know
-	// headersSent says that Envoy is configured to send response headers: a stream that
-	// ends without them had no response.
-	headersSent atomic.Bool
-
-	waits waits // of all streams
 }
 
 // Router decides and counts the load. Any goroutine may call its methods at any time.

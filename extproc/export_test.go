@@ -10,7 +10,9 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-func (f flow) String() string { return [...]string{"whole", "behind", "ahead", "duplex"}[f] }
+func (m bodyMode) String() string {
+	return [...]string{"buffered", "streamed", "streamed ahead", "full duplex"}[m]
+}
 
 func (a action) String() string {
 	return [...]string{"leave", "proceed", "hold", "decide", "relay", "refuse", "respond", "ignore"}[a]
@@ -19,24 +21,24 @@ func (a action) String() string {
 // Table prints the legal moves of a main stream.
 func Table() string {
 	var b strings.Builder
-	for f := range flows {
+	for mode := range bodyModes {
 		for s := range states {
 			for m := range messages {
-				act, to := next(f, s, m)
+				act, to := next(mode, s, m)
 				// Cases that equal those of bodies in one message are listed there.
-				if wholeAct, wholeTo := next(whole, s, m); f != whole && act == wholeAct && to == wholeTo {
+				if bufferedAct, bufferedTo := next(buffered, s, m); mode != buffered && act == bufferedAct && to == bufferedTo {
 					continue
 				}
 				switch {
 				case act == leave:
-				case f == whole && act == decide:
+				case mode == buffered && act == decide:
 					fmt.Fprintf(&b, "%s: %s: decide\n", s, m)
-				case f == whole:
+				case mode == buffered:
 					fmt.Fprintf(&b, "%s: %s: %s -> %s\n", s, m, act, to)
 				case act == decide:
-					fmt.Fprintf(&b, "%s: %s: %s: decide\n", f, s, m)
+					fmt.Fprintf(&b, "%s: %s: %s: decide\n", mode, s, m)
 				default:
-					fmt.Fprintf(&b, "%s: %s: %s: %s -> %s\n", f, s, m, act, to)
+					fmt.Fprintf(&b, "%s: %s: %s: %s -> %s\n", mode, s, m, act, to)
 				}
 			}
 		}
@@ -49,7 +51,7 @@ func Table() string {
 func NewFirstEvent() func(piece []byte) bool { return new(firstEvent).in }
 
 // Held returns the bytes of request bodies that are held.
-func (s *Server) Held() int64 { return s.held.taken.Load() }
+func (s *Server) Held() int64 { return s.bodies.taken.Load() }
 
 // ReadUsage reads a response in pieces of n bytes.
 func ReadUsage(response string, n int) (u router.Usage) {

@@ -3,17 +3,24 @@
 // Package extproc implements Envoy's external processing protocol: it reads each request,
 // asks the router for a worker, and names the worker in a header.
 //
+// # The files
+//
+// A plain chat runs through six files: stream.go handles a stream's messages, receive.go waits for a
+// message, headers.go reads it, state.go says how to react, request.go reads the body and gets a
+// decision, answer.go names the worker. The other files have the start (extproc.go, config.go), the
+// response (served.go, observer.go, usage.go) and what happens to some requests only.
+//
 // # Messages and answers
 //
 // One main stream accompanies each HTTP request from its headers to its end. The
 // first message says how Envoy sends the request's body:
 //
-//	whole   BUFFERED, BUFFERED_PARTIAL: in one message after the answer to the headers
-//	behind  STREAMED: in chunks after that answer; NONE: not at all
-//	ahead   STREAMED without waiting for that answer: in chunks
-//	duplex  FULL_DUPLEX_STREAMED: in chunks that kvroute must send back, also those of the response
+//	buffered        BUFFERED, BUFFERED_PARTIAL: in one message after the answer to the headers
+//	streamed        STREAMED: in chunks after that answer; NONE: not at all
+//	streamed ahead  STREAMED without waiting for that answer: in chunks
+//	full duplex     FULL_DUPLEX_STREAMED: in chunks that kvroute must send back, also those of the response
 //
-// With whole bodies:
+// With buffered bodies:
 //
 //	after               may come            answer
 //	nothing             request headers     empty, at once, without the client's headers that steer
@@ -29,9 +36,9 @@
 //	                    response trailers   empty
 //	error response      nothing
 //
-// In the flows ahead and duplex, kvroute answers headers and chunks together when it has the last
-// chunk. The answer to the headers has the worker's header. In the flow behind, it decides at the
-// headers, without the body: by load alone.
+// In the modes streamed ahead and full duplex, kvroute answers headers and chunks together when it has
+// the last chunk. The answer to the headers has the worker's header. In the mode streamed, it decides at
+// the headers, without the body: by load alone.
 //
 // The function next has the whole protocol in one switch. On an unexpected message the server
 // ends the stream, so that Envoy does not wait for an answer. The stream may end at any time.
@@ -55,29 +62,51 @@
 // # Concurrency
 //
 // Each stream has the goroutine that gRPC gives its handler, which owns all state. While it waits
-// for a message, a drain or an eviction may end its context, see waits. Where Envoy sends the
-// body in one message, a second goroutine receives only during a decision that takes long, so that
-// the end of the stream interrupts it. In the other flows a second goroutine receives each message,
-// since held chunks must be answered before the stream ends. It ends at the latest when the handler
-// returns.
+// for a message, a drain or an eviction may end its context, see waits. With buffered bodies a second
+// goroutine receives only during a decision that takes long, so that the end of the stream interrupts
+// the decision. In the other modes a second goroutine receives each message, since held chunks must be
+// answered before the stream ends. The second goroutine ends at the latest when the handler returns.
 package extproc
 
 import (
-	"crypto/rand"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/metadata"
 
 	"github.com/kvroute/kvroute/prefill"
 )
+
+// Server is the external processor. Make one with [New]. Its methods may be called
+// by any number of goroutines.
+type Server struct {
+	extprocv3.UnimplementedExternalProcessorServer
+
+	conf    Config
+	router  Router
+	metrics *metrics
+	prefill prefill.Client
+	prefix  string // of our request ids
+
+	bodies   bodyBudget
+	received receiveBuffers
+
+	open [kinds]atomic.Int64 // streams
+	// seen counts the requests that Envoy sent, routed those whose worker kvroute named.
+	seen, routed atomic.Uint64
+	lines        [failures]lineLimit // of the log, on requests that fail open
+	apart        lineLimit           // of the log, on workers that Envoy does not know
+	// headersSent says that Envoy is configured to send response headers: a stream that
+	// ends without them had no response.
+	headersSent atomic.Bool
+
+	waits waits // of all streams
+}
 
 // New returns a server that gets its decisions from r. It fails if a setting is out of range,
 // which the error names, or if the instruments cannot be made.
@@ -91,10 +120,11 @@ func New(conf Config, r Router) (*Server, error) {
 	}
 	s := &Server{
 		conf: conf, router: r,
-		prefix: IDPrefix(conf.RouterID),
-		held:   heldBytes{most: conf.MaxHeldBytes}, prefill: prefill.Client{HTTP: conf.Client, Router: r},
+		prefix:  IDPrefix(conf.RouterID),
+		prefill: prefill.Client{HTTP: conf.Client, Router: r},
+		bodies:  bodyBudget{most: conf.MaxHeldBytes},
 	}
-	s.received = receiveBuffers{held: &s.held, evict: s.waits.evict}
+	s.received = receiveBuffers{bodies: &s.bodies, evict: s.waits.evict}
 	s.metrics, err = newMetrics(conf.Meter, s)
 	return s, err
 }
@@ -116,7 +146,9 @@ func (s *Server) ServerOptions() []grpc.ServerOption {
 		experimental.BufferPool(&s.received),
 		grpc.InTapHandle(endable),
 		grpc.NumStreamWorkers(streamWorkers),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
+			MinTime: 10 * time.Second, PermitWithoutStream: true,
+		}),
 	}
 }
 
@@ -136,66 +168,5 @@ func (s *Server) Counts() (requests, routed uint64) { return s.seen.Load(), s.ro
 // then the gRPC server's GracefulStop.
 func (s *Server) Drain() { s.waits.drain() }
 
-// metaRole is the metadata that Envoy's configuration marks observer streams with.
-// They also have headerRequestID. Envoy Gateway cannot add metadata: see [Server.shadow].
-const metaRole = "x-dynamo-role"
-
-// Process handles one stream. It never returns an error: after a nil return Envoy
-// continues without kvroute, after an error it could fail the request.
-func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
-	k := mainStream
-	if first(metadata.ValueFromIncomingContext(g.Context(), metaRole)) == "observer" {
-		k = observerStream
-	}
-	end := endPanic
-	open := s.track(k, 1)
-	defer func() {
-		s.track(k, -1)
-		s.metrics.ends.Count(k.String(), end)
-	}()
-	defer s.recoverPanic(k)
-	switch {
-	case open > int64(s.conf.MaxStreams):
-		if end = endLimit; k == mainStream {
-			s.failOpen(failLimit, nil)
-		}
-	case k == observerStream:
-		_, stop := ending(g.Context())
-		defer stop()
-		end = s.observe(first(metadata.ValueFromIncomingContext(g.Context(), headerRequestID)), &wait{end: stop}, g.Recv)
-	default:
-		end = s.serve(g, func() {
-			s.track(k, -1)
-			k = observerStream
-			s.track(k, 1)
-		})
-	}
-	return nil
-}
-
-// track adds n to the number of open streams of a kind, and returns it.
-func (s *Server) track(k kind, n int64) int64 {
-	return s.open[k].Add(n)
-}
-
 // IDPrefix begins the ids that a replica gives to requests.
 func IDPrefix(routerID uint64) string { return fmt.Sprintf("%016x-", routerID) }
-
-// newID returns an id that no client can guess, so that no client can report the first token of
-// another client's request.
-func (s *Server) newID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	id := s.prefix + hex.EncodeToString(b[:])
-	if float64(binary.BigEndian.Uint32(b[12:])) < s.conf.AuditShare*(1<<32) {
-		id += auditMark
-	}
-	return id
-}
-
-func first(values []string) string {
-	if len(values) == 0 {
-		return ""
-	}
-	return values[0]
-}

@@ -31,7 +31,10 @@ const (
 )
 
 func (f failure) String() string {
-	return [...]string{"budget", "panic", "limit", "held_bytes", "draining", "unsupported_mode", "unreadable_encoding", "starting", "internal"}[f]
+	return [...]string{
+		"budget", "panic", "limit", "held_bytes", "draining", "unsupported_mode", "unreadable_encoding",
+		"starting", "internal",
+	}[f]
 }
 
 // failOpen counts a request that Envoy routes without kvroute, and logs some of them. err, if not
@@ -53,23 +56,45 @@ func (s *Server) failOpen(why failure, err error, more ...any) {
 	s.conf.Log.Log(context.Background(), level, "a request failed open", append(args, more...)...)
 }
 
-// starting reports whether the fleet is not known yet. Call it before a decision: the fleet may
-// become known during the decision, too late for it.
-func (s *Server) starting() bool { return s.conf.Started != nil && !s.conf.Started() }
-
-// failure returns the reason why a request fails open after an error of the router.
-func (s *stream) failure(err error, starting, unread bool) failure {
+// withoutWorker answers all unanswered messages of the request, of which m is the last one, after an
+// error of the router. starting reports that the fleet was not known before the decision.
+func (s *stream) withoutWorker(m message, err error, model string, unread, starting bool) bool {
+	why := failInternal
+	noWorkers, unknownModel := errors.Is(err, router.ErrNoWorkers), errors.Is(err, router.ErrUnknownModel)
 	switch {
-	case starting && (errors.Is(err, router.ErrNoWorkers) || errors.Is(err, router.ErrUnknownModel)):
-		return failStarting
+	case starting && (noWorkers || unknownModel):
+		why = failStarting
 	case errors.Is(err, router.ErrDecisionTimeout) || errors.Is(err, context.DeadlineExceeded):
-		return failBudget
-	case unread && s.compressed:
-		return failEncoding
+		why = failBudget
+	case unread && s.head.compressed:
+		why = failEncoding
 	case unread:
-		return failMode
+		why = failMode
 	}
-	return failInternal
+	switch {
+	case why == failStarting:
+	case model == "" && !unread && unknownModel:
+		return s.pass(m) // there are several models; the worker uses its own
+	// An unread request is not refused unless Envoy cannot route it either.
+	case !unread, noWorkers, m.isOther() && !unknownModel:
+		if r := s.server.refusal(err, model); r != nil {
+			return s.refuse(r)
+		}
+	}
+	s.server.failOpen(why, err)
+	return s.pass(m)
+}
+
+// pass answers all unanswered messages of the request, of which m is the last one, without a
+// decision.
+func (s *stream) pass(m message) bool {
+	if s.state = passing; s.ended {
+		s.state = passed
+	}
+	if s.head.mode == buffered || m.isRequestHeaders() {
+		return s.send(s.head.unchanged(m))
+	}
+	return s.answerChunks(m, s.head.unchanged(headersOurs), nil)
 }
 
 // giveUp answers a request that has no decision yet without one. It reports whether the stream may
@@ -77,7 +102,7 @@ func (s *stream) failure(err error, starting, unread bool) failure {
 func (s *stream) giveUp(why failure) bool {
 	switch s.state {
 	case gathering:
-		if !s.release(why) {
+		if !s.passChunks(why) {
 			return true
 		}
 	case begun, waiting:
@@ -91,23 +116,10 @@ func (s *stream) giveUp(why failure) bool {
 // of a request that it holds. In full duplex, chunks of the response may be on their way to
 // kvroute; they would be missing from the response, and no error would show it.
 func (s *stream) mayEnd() bool {
-	if s.echo && s.state != begun && s.state != refused {
+	if s.head.echo && s.state != begun && s.state != refused {
 		return false
 	}
-	return s.ended || s.flow == whole || s.state == begun || s.state == refused
-}
-
-// free frees the slot, if there is one.
-func (s *stream) free() {
-	if !s.booked {
-		return
-	}
-	s.server.reportUsage(s.id, s.usage)
-	if s.booked = false; s.served || !s.server.headersSent.Load() {
-		s.server.router.Free(s.id)
-	} else {
-		s.server.router.Abandon(s.id)
-	}
+	return s.ended || s.head.mode == buffered || s.state == begun || s.state == refused
 }
 
 // recoverPanic is deferred by a stream's handler: a panic for one request must not end the
@@ -119,7 +131,8 @@ func (s *Server) recoverPanic(k kind) {
 	}
 	// A panic's value may be text of any length.
 	text := fmt.Sprint(cause)
-	s.failOpen(failPanic, fmt.Errorf("panic: %s", text[:min(len(text), 256)]), "stream", k.String(), "stack", string(debug.Stack()))
+	err := fmt.Errorf("panic: %s", text[:min(len(text), 256)])
+	s.failOpen(failPanic, err, "stream", k.String(), "stack", string(debug.Stack()))
 }
 
 // lineInterval is the least time between two log lines of one reason, so that a fault of every

@@ -45,15 +45,20 @@ func newMetrics(from metric.Meter, s *Server) (*metrics, error) {
 		}
 	})
 	return &metrics{
-		ends:       m.Counter("kvroute.extproc.stream.ends", "{stream}", "Streams ended, by kind and last state.", "kind", "end"),
-		failOpen:   m.Counter("kvroute.extproc.fail_open", "{request}", "Requests that Envoy routes without kvroute, by reason.", "reason"),
-		refusals:   m.Counter("kvroute.extproc.refusals", "{request}", "Requests answered with an error, by status.", "status"),
+		ends: m.Counter("kvroute.extproc.stream.ends", "{stream}", "Streams ended, by kind and last state.",
+			"kind", "end"),
+		failOpen: m.Counter("kvroute.extproc.fail_open", "{request}", "Requests that Envoy routes without kvroute, by reason.",
+			"reason"),
+		refusals: m.Counter("kvroute.extproc.refusals", "{request}", "Requests answered with an error, by status.",
+			"status"),
 		strays:     m.Counter("kvroute.extproc.strays", "{message}", "Unexpected messages of Envoy, by message.", "message"),
 		queries:    m.Counter("kvroute.extproc.queries", "{request}", "Requests that only queried their worker."),
 		compressed: m.Counter("kvroute.extproc.compressed", "{request}", "Requests with a compressed body."),
-		unreached:  m.Counter("kvroute.extproc.unreached", "{request}", "Requests that Envoy could not send to the chosen worker, because it has no endpoint there."),
+		unreached: m.Counter("kvroute.extproc.unreached", "{request}",
+			"Requests that Envoy could not send to the chosen worker, because it has no endpoint there."),
 		// From a question to a long document, in powers of four.
-		bodySize: m.Histogram("kvroute.extproc.request.body.size", "By", "Size of the bodies of requests that kvroute routes.",
+		bodySize: m.Histogram("kvroute.extproc.request.body.size", "By",
+			"Size of the bodies of requests that kvroute routes.",
 			256, 1<<10, 4<<10, 16<<10, 64<<10, 256<<10, 1<<20, 4<<20, 16<<20),
 		// From a prefill worker that is not reached to the longest prompts.
 		legs: m.Seconds("kvroute.extproc.prefill.duration", "Time that requests waited for their prefill leg, by outcome.",

@@ -15,8 +15,13 @@ import (
 
 // shadow is observe for an observer stream without metadata: Envoy Gateway's shadowMode. req is its
 // first message. With Config.ModeOverride the main stream has put the request's id into the
-// response headers.
-func (s *Server) shadow(g extprocv3.ExternalProcessor_ProcessServer, w *wait, req *extprocv3.ProcessingRequest) string {
+// response headers. The stream was counted as a main stream until now.
+func (s *Server) shadow(
+	g extprocv3.ExternalProcessor_ProcessServer, k *kind, w *wait, req *extprocv3.ProcessingRequest,
+) string {
+	s.open[mainStream].Add(-1)
+	s.open[observerStream].Add(1)
+	*k = observerStream
 	return s.observe(header(req.GetResponseHeaders(), headerRequestID), w, func() (*extprocv3.ProcessingRequest, error) {
 		if next := req; next != nil {
 			req = nil

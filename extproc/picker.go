@@ -4,9 +4,9 @@ package extproc
 
 import (
 	"net/netip"
-	"strconv"
 	"strings"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -31,26 +31,46 @@ const (
 	headerTestServed    = "x-conformance-test-served-endpoint"
 )
 
+// The dynamic metadata in which an earlier filter of Envoy may list the allowed endpoints.
+const (
+	subsetNamespace = "envoy.lb.subset_hint"
+	subsetKey       = destinationKey + "-subset"
+)
+
+// subset reads the endpoints that an earlier filter allows: a list, or text with commas, of ip or
+// ip:port. It returns nil without such a list. An entry that is no address allows nothing.
+func subset(earlier *corev3.Metadata) []netip.AddrPort {
+	v := earlier.GetFilterMetadata()[subsetNamespace].GetFields()[subsetKey]
+	var items []string
+	switch k := v.GetKind().(type) {
+	case *structpb.Value_StringValue:
+		items = strings.Split(k.StringValue, ",")
+	case *structpb.Value_ListValue:
+		for _, e := range k.ListValue.GetValues() {
+			items = append(items, e.GetStringValue())
+		}
+	default:
+		return nil
+	}
+	return endpointList(items)
+}
+
 // endpoints returns the choices in the protocol's form.
-func (s *stream) endpoints() string {
-	list := s.decision.Address.String()
-	if second := s.second(); second.IsValid() {
+func (c *Config) endpoints(d *router.Decision) string {
+	list := d.Address.String()
+	if second := c.second(d); second.IsValid() {
 		list += "," + second.String()
 	}
 	return list
 }
 
-// withMetadata adds the protocol's metadata to an answer that routes.
-func (s *stream) withMetadata(a *extprocv3.ProcessingResponse) *extprocv3.ProcessingResponse {
-	if !s.server.conf.EndpointPicker {
-		return a
-	}
-	a.DynamicMetadata = &structpb.Struct{Fields: map[string]*structpb.Value{
+// endpointMetadata is the protocol's dynamic metadata of an answer that routes.
+func (c *Config) endpointMetadata(d *router.Decision) *structpb.Struct {
+	return &structpb.Struct{Fields: map[string]*structpb.Value{
 		destinationNamespace: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
-			destinationKey: structpb.NewStringValue(s.endpoints()),
+			destinationKey: structpb.NewStringValue(c.endpoints(d)),
 		}}),
 	}}
-	return a
 }
 
 // servedBy returns the endpoint that served, as a gateway reports it; invalid without a report.
@@ -60,12 +80,12 @@ func servedBy(req *extprocv3.ProcessingRequest) netip.AddrPort {
 }
 
 // testHeaders are the response's headers that a conformance test checks.
-func (s *stream) testHeaders(req *extprocv3.ProcessingRequest) []string {
+func testHeaders(d *router.Decision, req *extprocv3.ProcessingRequest) []string {
 	served := "fail: missing destination endpoint served metadata"
 	if a := servedBy(req); a.IsValid() {
 		served = a.String()
 	}
-	return []string{headerTestPicked, s.decision.Address.String(), headerTestServed, served}
+	return []string{headerTestPicked, d.Address.String(), headerTestServed, served}
 }
 
 // endpointList reads items of the form ip or ip:port. It drops an item that is no address, which
@@ -81,37 +101,4 @@ func endpointList(items []string) []netip.AddrPort {
 		}
 	}
 	return list
-}
-
-// second returns the second choice if it may serve.
-func (s *stream) second() (a netip.AddrPort) {
-	if a = s.decision.Second.Address; !a.IsValid() || !s.server.conf.mayServe(a) {
-		return netip.AddrPort{}
-	}
-	return a
-}
-
-// named returns the headers that name the rank or the instance to the worker, or the group and its
-// worker to the router of a group, as name, value, name, value.
-func (s *stream) named() []string {
-	d := &s.decision
-	if d.Group != "" {
-		headers := []string{headerGroup, d.Group}
-		if m := d.Member; m != nil {
-			headers = append(headers, headerPin, strconv.FormatUint(m.ID, 10), headerRank, strconv.FormatUint(uint64(m.DPRank), 10))
-		}
-		return headers
-	}
-	rank := strconv.FormatUint(uint64(d.Worker.DPRank), 10)
-	switch {
-	case d.NameRank: // otherwise the server chooses a rank by itself
-		return []string{headerVLLMRank, rank}
-	case d.Engine == router.EngineDynamo: // a frontend that forwards to the named instance
-		mode := router.SplitNever
-		if d.Prefill != nil {
-			mode = router.SplitAlways
-		}
-		return []string{headerPin, strconv.FormatUint(d.Worker.ID, 10), headerRank, rank, headerRoutingMode, string(mode)}
-	}
-	return nil
 }

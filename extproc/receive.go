@@ -4,39 +4,41 @@ package extproc
 
 import (
 	"context"
+	"runtime"
 	"sync"
+	"sync/atomic"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/tap"
 )
 
-// event is what ends a stream's wait.
-type event uint8
+// waitEnd is the reason why a stream's wait for Envoy's next message is over.
+type waitEnd uint8
 
 const (
-	received event = iota // a message
-	woken                 // by a cause that is past
-	ended                 // the stream has ended
-	late                  // Envoy waits too long for the answer to the headers
-	evicted               // the bodies in memory take all of the budget
-	drained               // the server drains
+	received       waitEnd = iota // a message has arrived
+	outdated                      // the wake-up was meant for an earlier wait: wait again
+	streamEnded                   // the stream has ended
+	deadlinePassed                // Envoy waits no longer for the answer to the headers
+	evicted                       // the bodies in memory take all of the budget
+	drained                       // the server drains
 )
 
 // receive waits for the next message of Envoy.
 //
 // Where Envoy sends the body in one message, the handler's own goroutine waits, and an eviction or
-// a drain ends the stream's context: nothing has to be sent then. In the other flows held chunks
+// a drain ends the stream's context: nothing has to be sent then. In the other modes held chunks
 // must be answered, so a second goroutine receives.
-func (s *stream) receive() (req *extprocv3.ProcessingRequest, why event) {
-	for why = woken; why == woken; {
-		if s.lasting {
+func (s *stream) receive() (req *extprocv3.ProcessingRequest, why waitEnd) {
+	for why = outdated; why == outdated; {
+		if s.keptInDrain {
 			return s.await()
 		}
 		if !s.server.waits.add(&s.wait, s.state <= gathering) {
 			return nil, drained
 		}
 		if s.wait.woken == nil {
-			req, why = s.next()
+			req, why = s.nextMessage()
 		} else {
 			req, why = s.await()
 		}
@@ -51,8 +53,8 @@ func (s *stream) receive() (req *extprocv3.ProcessingRequest, why event) {
 	return req, why
 }
 
-// next returns the next message, which [stream.watch] may have received already.
-func (s *stream) next() (*extprocv3.ProcessingRequest, event) {
+// nextMessage returns the next message, which [stream.receiveBeside] may have received already.
+func (s *stream) nextMessage() (*extprocv3.ProcessingRequest, waitEnd) {
 	var m *extprocv3.ProcessingRequest
 	if s.messages == nil {
 		m, _ = s.grpc.Recv()
@@ -61,43 +63,9 @@ func (s *stream) next() (*extprocv3.ProcessingRequest, event) {
 		s.messages = nil
 	}
 	if m == nil {
-		return nil, ended
+		return nil, streamEnded
 	}
 	return m, received
-}
-
-// watch receives the next message beside a decision that takes long, so that the end of the stream
-// ends ctx. Envoy ends some streams in a way that only a receiver notices.
-func (s *stream) watch() {
-	if s.messages != nil {
-		return
-	}
-	in := make(chan *extprocv3.ProcessingRequest, 1)
-	s.messages = in
-	go func() {
-		m, err := s.grpc.Recv()
-		if err != nil {
-			s.wait.end()
-		}
-		in <- m
-	}()
-}
-
-// await is next for streams whose waits end otherwise, too.
-func (s *stream) await() (*extprocv3.ProcessingRequest, event) {
-	s.watch()
-	select {
-	case m := <-s.messages:
-		if s.messages = nil; m == nil {
-			return nil, ended
-		}
-		return m, received
-	case <-s.late:
-		s.late = nil
-		return nil, late
-	case <-s.wait.woken:
-		return nil, woken // waits.remove has the cause, unless it was an earlier wait's
-	}
 }
 
 // waits has the handlers that wait for Envoy, so that a drain or an eviction can end the wait.
@@ -115,7 +83,7 @@ type wait struct {
 	end            func()        // the stream's context
 	woken          chan struct{} // if not nil, is sent to instead
 	next, previous *wait         // nil while the stream does not wait
-	by             event         // evicted or drained: the cause of the end
+	by             waitEnd       // evicted or drained: the cause of the end
 }
 
 // add notes that a stream begins to wait. It returns false if the server drains.
@@ -140,7 +108,7 @@ func (l *waits) add(w *wait, undecided bool) bool {
 
 // remove notes that a stream does not wait any more. It returns evicted or drained if that ended
 // the wait, and else received.
-func (l *waits) remove(w *wait) event {
+func (l *waits) remove(w *wait) waitEnd {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w.unlink()
@@ -152,49 +120,6 @@ func (w *wait) unlink() {
 		w.next.previous, w.previous.next = w.previous, w.next
 		w.next, w.previous = nil, nil
 	}
-}
-
-// evict ends the longest wait of a stream without a decision.
-func (l *waits) evict() { l.stop(evicted, 1, &l.undecided) }
-
-// drain ends all waits, and keeps new ones from beginning.
-func (l *waits) drain() {
-	l.mu.Lock()
-	l.draining = true
-	l.mu.Unlock()
-	l.stop(drained, -1, &l.undecided, &l.others)
-}
-
-// stop ends the first n waits of the rings, or all if n is negative.
-func (l *waits) stop(why event, n int, heads ...*wait) {
-	var stopped []*wait
-	l.mu.Lock()
-	for _, head := range heads {
-		for n != 0 && head.next != nil && head.next != head {
-			w := head.next
-			w.unlink()
-			w.by = why
-			stopped = append(stopped, w)
-			n--
-		}
-	}
-	l.mu.Unlock()
-	for _, w := range stopped {
-		if w.woken == nil {
-			w.end()
-			continue
-		}
-		select {
-		case w.woken <- struct{}{}:
-		default: // it was woken before
-		}
-	}
-}
-
-func (l *waits) isDraining() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.draining
 }
 
 // endKey is the key in a stream's context of the function that ends the context.
@@ -227,4 +152,99 @@ func ending(ctx context.Context) (context.Context, context.CancelFunc) {
 func endable(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	ctx, end := context.WithCancel(ctx)
 	return withEnd{ctx, end}, nil
+}
+
+// bodyBudget is the budget of all request bodies in memory: as Envoy sent them, and joined. A body in
+// chunks may never end, so Envoy's limits do not bound them. Any goroutine may use it.
+type bodyBudget struct {
+	most  int64
+	taken atomic.Int64
+	legs  atomic.Int64 // part of taken: of requests whose prefill leg runs
+}
+
+// take reserves n bytes, if there are as many left.
+func (b *bodyBudget) take(n int) bool {
+	if b.taken.Add(int64(n)) > b.most {
+		b.taken.Add(-int64(n))
+		return false
+	}
+	return true
+}
+
+func (b *bodyBudget) give(n int) { b.taken.Add(-int64(n)) }
+
+// reservation is the part of the budget that one stream has.
+type reservation struct {
+	of    *bodyBudget
+	bytes int
+}
+
+// add reserves n more bytes. It returns false if they do not fit.
+func (r *reservation) add(n int) bool {
+	if !r.of.take(n) {
+		return false
+	}
+	r.bytes += n
+	return true
+}
+
+// giveBack returns all reserved bytes.
+func (r *reservation) giveBack() {
+	r.of.give(r.bytes)
+	r.bytes = 0
+}
+
+// receiveBuffers is gRPC's pool of buffers for received data. gRPC keeps what it has of an
+// unfinished message, which may be as large as a body, before extproc sees any of it. If the
+// buffers and the reserved bytes exceed the budget together, the stream that has waited longest
+// for a message leaves its request to Envoy, and its buffers are free.
+//
+// gRPC does not return the buffers that are unread at a stream's end. So the count has all
+// buffers that exist: a buffer counts from its allocation until the garbage collector frees it.
+type receiveBuffers struct {
+	bodies *bodyBudget
+	bytes  atomic.Int64
+	evict  func() // ends the stream that has waited longest
+	unused [len(bufferSizes)]sync.Pool
+}
+
+// bufferSizes are the sizes of receive buffers. gRPC takes frames of at most 16 KiB, and joins
+// small ones into somewhat more. It allocates up to 1 KiB without a pool.
+//
+//nolint:gochecknoglobals // a table
+var bufferSizes = [...]int{4 << 10, 16 << 10, 64 << 10}
+
+// usualBytes of receive buffers are no reason to end a stream.
+const usualBytes = 32 << 20
+
+// Get returns a buffer of a length. Its content is arbitrary.
+func (r *receiveBuffers) Get(length int) *[]byte {
+	size := length
+	for i, s := range bufferSizes {
+		if length > s {
+			continue
+		}
+		if b, ok := r.unused[i].Get().(*[]byte); ok {
+			*b = (*b)[:length]
+			return b
+		}
+		size = s
+		break
+	}
+	buffer := make([]byte, length, size)
+	runtime.AddCleanup(&buffer, func(n int) { r.bytes.Add(-int64(n)) }, size)
+	if n := r.bytes.Add(int64(size)); n > usualBytes && n+r.bodies.taken.Load() > r.bodies.most {
+		r.evict()
+	}
+	return &buffer
+}
+
+// Put takes a buffer back.
+func (r *receiveBuffers) Put(buffer *[]byte) {
+	for i, s := range bufferSizes {
+		if cap(*buffer) == s {
+			r.unused[i].Put(buffer)
+			return
+		}
+	}
 }

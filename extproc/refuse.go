@@ -42,8 +42,11 @@ func immediate(status int, headers []string, body []byte, details string) *extpr
 }
 
 // refusal returns the error response to an error of the router, nil if the request fails open.
-func (s *stream) refusal(err error, model string) *openai.Error {
-	return openai.RefusalConfig{Overload: s.server.conf.OverloadStatus, WorkerParam: headerPin, OverrideParam: headerOverride}.Refusal(err, model)
+func (s *Server) refusal(err error, model string) *openai.Error {
+	conf := openai.RefusalConfig{
+		Overload: s.conf.OverloadStatus, WorkerParam: headerPin, OverrideParam: headerOverride,
+	}
+	return conf.Refusal(err, model)
 }
 
 // tooLarge is the refusal of a body above the limit, in bytes.
@@ -71,12 +74,12 @@ type queried struct {
 
 // query answers a request with the worker that it would get. It books nothing, and the request
 // goes to no worker. The answer shows the fleet and its caches, so it is for trusted listeners.
-func (s *stream) query(ctx context.Context, req router.Request, model string) bool {
+func (s *stream) query(ctx context.Context, req router.Request) bool {
 	req.DecisionTimeout = s.server.conf.DecisionTimeout
 	req.ID, req.Owned, req.WantTokens, req.WantSecond = "", false, true, false
 	d, err := s.server.router.BestWorker(ctx, req)
 	if err != nil { // it does not fail open: the client does not want it served
-		return s.refuse(cmp.Or(s.refusal(err, model), openai.NoDecision()))
+		return s.refuse(cmp.Or(s.server.refusal(err, req.Model), openai.NoDecision()))
 	}
 	s.state = refused
 	var a queried

@@ -5,7 +5,9 @@ package extproc
 import (
 	"cmp"
 	"context"
-	"errors"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"strconv"
 	"time"
@@ -19,74 +21,121 @@ import (
 // answerRequest answers all unanswered messages of the request, of which m is the last one: with
 // a worker, with a refusal, or unchanged (fail open). It returns false if the stream must end.
 func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.HttpBody) bool {
-	defer s.giveBack()
-	body, ok := s.body(b)
-	if !ok {
+	defer s.reserved.giveBack()
+	body, fits := b.GetBody(), false
+	if s.head.mode == buffered {
+		fits = s.reserved.add(len(body))
+	} else {
+		body, fits = s.joinChunks(b)
+	}
+	if !fits {
 		s.server.failOpen(failHeld, nil)
 		return s.pass(m)
 	}
-	fields, unread, bad := s.readBody(m, b, body)
+	truncated := s.head.partial && m == requestBody && !b.GetEndOfStream()
+	fields, unread, bad := s.readBody(m, body, truncated)
 	if bad != nil {
 		return s.refuse(bad)
 	}
 	if fields.Model == "" && !unread && fields.Size > 0 {
 		return s.pass(m) // no prompt and no model: any worker of Envoy's pool can serve it
 	}
+	conf := &s.server.conf
+	req := s.routerRequest(&fields, unread)
+	if !s.head.splittable(conf, m, &fields, truncated) {
+		req.Split = router.SplitNever
+	}
+	if conf.AllowDirect || conf.TrustOverrides {
+		if bad := s.head.steer(conf, &req, fields.NVExt); bad != nil {
+			return s.refuse(bad)
+		}
+		if s.head.queries(conf, fields.NVExt) {
+			return s.query(ctx, req)
+		}
+	}
+	// Before the decision: the fleet may become known during it, too late for it.
+	starting := conf.Started != nil && !conf.Started()
+	err := s.bestWorker(ctx, &req)
+	switch {
+	case s.decision.Prefill != nil && !conf.legByHeader(&s.decision):
+		return s.routeSplit(ctx, m, &fields, body)
+	case ctx.Err() != nil:
+		return false
+	case err != nil:
+		return s.withoutWorker(m, err, fields.Model, unread, starting)
+	}
+	return s.route(m, nil)
+}
+
+// readBody reads the fields of the request's body, whose last message is m. unread reports that kvroute
+// cannot read all of it.
+func (s *stream) readBody(m message, body []byte, truncated bool) (fields openai.Body, unread bool, bad *openai.Error) {
+	if m == headersOurs || m.isOther() {
+		return fields, true, nil
+	}
+	s.server.metrics.bodySize.Record(context.Background(), float64(len(body)))
+	limit := s.server.conf.MaxBodyBytes
+	if len(body) > limit {
+		return fields, false, tooLarge(limit)
+	}
+	if s.head.compressed && len(body) > 0 { // kvroute reads no compressed bodies
+		s.server.metrics.compressed.Count()
+		return fields, true, nil
+	}
+	fields, bad = s.server.conf.Bodies.Parse(s.head.endpoint, body)
+	if bad != nil && truncated {
+		return openai.ParseTruncated(body), true, nil
+	}
+	return fields, false, bad
+}
+
+// routerRequest returns the request to the router for a body with these fields.
+func (s *stream) routerRequest(fields *openai.Body, unread bool) router.Request {
+	h, conf := &s.head, &s.server.conf
 	s.arrival.BodyAt = time.Now()
-	req := router.Request{
+	return router.Request{
 		Owned: true, Arrival: s.arrival,
-		Model: fields.Model, Prompt: fields.Request, Tokens: fields.Tokens, Salt: fields.CacheSalt,
+		Model: fields.Model, Prompt: fields.Request, Tokens: fields.Tokens,
+		Salt:   cmp.Or(h.tenant, fields.CacheSalt), // a gateway can set the header; the body is always the client's
 		Unread: unread && fields.Model == "",
 		// Treat the response as non-streaming unless the body has "stream": true. A first token
 		// that kvroute sees in it ends the prefill anyway.
 		Unseen:     !fields.Stream,
 		MaxOutput:  fields.MaxTokens,
-		Split:      s.splittable(m, &fields),
-		WantSecond: s.server.conf.SecondChoice != SecondNone,
+		WantSecond: conf.SecondChoice != SecondNone,
+		Session:    h.session, SessionFinal: h.sessionFinal,
+		AllowedAddresses: h.allowed,
+		Labels: router.Labels{
+			Operation: operation(h.endpoint),
+			RequestID: clip(h.requestID),
+			Class:     clip(h.hint(headerClass, prefixGateway+nameObjective, prefixLLMD+nameObjective)),
+			Fairness:  clip(h.hint(prefixGateway+nameFairness, prefixLLMD+nameFairness)),
+		},
 	}
-	if s.salt != "" { // a gateway can set the header; the body is always the client's
-		req.Salt = s.salt
-	}
-	if bad := s.steer(&req, fields.NVExt); bad != nil {
-		return s.refuse(bad)
-	}
-	if _, may := s.direct(); may && openai.Queries(fields.NVExt) {
-		return s.query(ctx, req, fields.Model)
-	}
-	starting := s.server.starting()
-	err := s.bestWorker(ctx, &req)
-	switch {
-	case err == nil:
-		s.state = routed
-		decode, err := s.runLeg(ctx, &fields, body)
-		switch {
-		case ctx.Err() != nil:
-			return false
-		case err != nil:
-			return s.refuse(s.refusal(err, fields.Model))
-		}
-		return s.route(m, decode)
-	case ctx.Err() != nil:
-		return false
-	}
-	why := s.failure(err, starting, unread)
-	switch {
-	case why == failStarting:
-	case fields.Model == "" && !unread && errors.Is(err, router.ErrUnknownModel):
-		return s.pass(m) // there are several models; the worker uses its own
-	// An unread request is not refused unless Envoy cannot route it either.
-	case !unread, errors.Is(err, router.ErrNoWorkers), m.isOther() && !errors.Is(err, router.ErrUnknownModel):
-		if r := s.refusal(err, fields.Model); r != nil {
-			return s.refuse(r)
-		}
-	}
-	s.server.failOpen(why, err)
-	return s.pass(m)
 }
 
-// answerTime is added to QueueWait in Envoy's timeout, so that kvroute refuses the request before
-// Envoy continues without an answer.
-const answerTime = 500 * time.Millisecond
+// splittable reports whether kvroute can make the body of a decode request from the request's body, or
+// need not: its last message is m.
+func (h *head) splittable(conf *Config, m message, fields *openai.Body, truncated bool) bool {
+	prompt := h.endpoint == openai.ChatCompletions || h.endpoint == openai.Completions
+	changeable := m == requestBody && h.mode != streamedAhead && !truncated && !h.compressed
+	return conf.PrefillLeg == PrefillByHeader || prompt && fields.Choices <= 1 && changeable
+}
+
+// operation returns the name of the request's operation in OpenTelemetry's conventions for GenAI; ""
+// if the model computes nothing.
+func operation(e openai.Endpoint) string {
+	switch e {
+	case openai.ChatCompletions, openai.Responses, openai.Messages:
+		return "chat"
+	case openai.Completions, openai.Generate, openai.Ids:
+		return "text_completion"
+	case openai.Load:
+		return "embeddings"
+	case openai.Text, openai.Other:
+	}
+	return ""
+}
 
 // bestWorker gets a decision from the router and keeps it. If the request must wait for a worker,
 // bestWorker extends Envoy's timeout.
@@ -111,8 +160,21 @@ func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 	}
 	if !d.Address.IsValid() || !conf.mayServe(d.Address) {
 		s.free()
-		return fmt.Errorf("extproc: worker %s has the address %v, want one in the worker networks", cmp.Or(d.WorkerName, strconv.FormatUint(d.Worker.ID, 10)), d.Address)
+		return fmt.Errorf("extproc: worker %s has the address %v, want one in the worker networks",
+			cmp.Or(d.WorkerName, strconv.FormatUint(d.Worker.ID, 10)), d.Address)
 	}
-	s.decision = d
+	s.decision, s.state = d, routed
 	return nil
+}
+
+// newID returns an id that no client can guess, so that no client can report the first token of
+// another client's request.
+func (s *Server) newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	id := s.prefix + hex.EncodeToString(b[:])
+	if float64(binary.BigEndian.Uint32(b[12:])) < s.conf.AuditShare*(1<<32) {
+		id += auditMark
+	}
+	return id
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -20,10 +21,10 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	s.server.headersSent.Store(true)
 	s.served = strings.HasPrefix(status(h), "2")
 	if !s.booked {
-		return answer(responseHeaders, nil)
+		return answerTo(responseHeaders, nil)
 	}
 	s.note(req)
-	if s.chunks {
+	if s.head.responseBody {
 		s.usage = readsUsage(h)
 	}
 	switch {
@@ -34,7 +35,7 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	case s.server.conf.FirstToken == FirstTokenResponseHeaders:
 		s.server.router.FirstToken(s.id, router.SignHeaders)
 	default:
-		s.watching = s.chunks
+		s.watching = s.head.responseBody
 	}
 	var headers []string
 	if s.server.conf.DecisionHeaders {
@@ -47,13 +48,13 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	if s.server.conf.ModeOverride {
 		headers = append(headers, headerRequestID, s.id)
 	}
-	if s.steering.test {
-		headers = append(headers, s.testHeaders(req)...)
+	if s.head.conformance {
+		headers = append(headers, testHeaders(&s.decision, req)...)
 	}
 	if headers == nil {
-		return answer(responseHeaders, nil)
+		return answerTo(responseHeaders, nil)
 	}
-	return answer(responseHeaders, &extprocv3.CommonResponse{HeaderMutation: mutation(headers)})
+	return answerTo(responseHeaders, &extprocv3.CommonResponse{HeaderMutation: mutation(headers)})
 }
 
 // note reports to the router which worker answered the request, and how.
@@ -73,7 +74,7 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 			// Envoy tried a worker, which failed, and had no other to try.
 			r.Local, r.Asked = true, max(0, r.Asked-1)
 		case d == "no_healthy_upstream":
-			s.unreached()
+			s.server.unreached(&s.decision)
 			r.Nowhere = true
 		case strings.HasPrefix(d, "upstream_") && !envoysOwn(d):
 			r.Local = true // reset, refused, too slow
@@ -88,23 +89,24 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	if !r.Address.IsValid() {
 		r.Address = servedBy(req)
 	} else if r.Asked == 1 && r.Address != s.decision.Address {
-		s.unreached()
+		s.server.unreached(&s.decision)
 	}
 	moved, avoided := s.server.router.Served(s.id, r)
 	if moved {
 		s.server.conf.Log.Debug("another worker served", "first", s.decision.Address, "served", r.Address)
 	}
 	for _, w := range avoided {
-		s.server.conf.Log.Warn("a worker failed and is avoided for a while", "worker", w.ID, "rank", w.DPRank, "status", r.Status, "local", r.Local, "details", details)
+		s.server.conf.Log.Warn("a worker failed and is avoided for a while",
+			"worker", w.ID, "rank", w.DPRank, "status", r.Status, "local", r.Local, "details", details)
 	}
 }
 
 // unreached notes that Envoy has no endpoint where the decision sends the request.
-func (s *stream) unreached() {
-	s.server.metrics.unreached.Count()
-	if unlogged, ok := s.server.apart.allow(time.Now()); ok {
-		s.server.conf.Log.Warn("Envoy has no endpoint at the address of the worker that was chosen", "worker", s.decision.Worker.ID,
-			"address", s.decision.Address, "unlogged", unlogged)
+func (s *Server) unreached(d *router.Decision) {
+	s.metrics.unreached.Count()
+	if unlogged, ok := s.apart.allow(time.Now()); ok {
+		s.conf.Log.Warn("Envoy has no endpoint at the address of the worker that was chosen",
+			"worker", d.Worker.ID, "address", d.Address, "unlogged", unlogged)
 	}
 }
 
@@ -130,4 +132,31 @@ func address(v *structpb.Value) netip.AddrPort {
 		return netip.AddrPort{}
 	}
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}
+
+// status returns the status of a response, "" if there is none.
+func status(h *extprocv3.HttpHeaders) string { return header(h, ":status") }
+
+// header returns the first header of a name, "" if there is none.
+func header(h *extprocv3.HttpHeaders, name string) string {
+	for _, v := range h.GetHeaders().GetHeaders() {
+		if v.GetKey() == name {
+			return value(v)
+		}
+	}
+	return ""
+}
+
+// override returns the processing mode for Config.ModeOverride. It repeats the mode of the
+// request's body, because an override replaces all modes.
+func (h *head) override() *filterv3.ProcessingMode {
+	body := filterv3.ProcessingMode_BUFFERED
+	if h.partial {
+		body = filterv3.ProcessingMode_BUFFERED_PARTIAL
+	}
+	return &filterv3.ProcessingMode{
+		RequestHeaderMode: filterv3.ProcessingMode_SEND, RequestBodyMode: body,
+		ResponseHeaderMode: filterv3.ProcessingMode_SEND, ResponseBodyMode: filterv3.ProcessingMode_NONE,
+		ResponseTrailerMode: filterv3.ProcessingMode_SEND,
+	}
 }

@@ -2,24 +2,15 @@
 
 package extproc
 
-import (
-	"time"
-
-	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-
-	"github.com/kvroute/kvroute/internal/openai"
-	"github.com/kvroute/kvroute/router"
-)
-
-// flow is how Envoy sends the request's body: the processing mode of its filter.
-type flow uint8
+// bodyMode is how Envoy sends the request's body: the processing mode of its filter.
+type bodyMode uint8
 
 const (
-	whole  flow = iota // BUFFERED, BUFFERED_PARTIAL: in one message, after the answer to the headers
-	behind             // STREAMED, NONE: in chunks or not at all, after the answer to the headers
-	ahead              // STREAMED without waiting for that answer: in chunks
-	duplex             // FULL_DUPLEX_STREAMED: in chunks, which kvroute must send back
-	flows              // the number of flows
+	buffered      bodyMode = iota // BUFFERED, BUFFERED_PARTIAL: in one message, after the answer to the headers
+	streamed                      // STREAMED, NONE: in chunks or not at all, after the answer to the headers
+	streamedAhead                 // STREAMED without waiting for that answer: in chunks
+	fullDuplex                    // FULL_DUPLEX_STREAMED: in chunks, which kvroute must send back
+	bodyModes                     // the number of modes
 )
 
 // state is the state of a main stream.
@@ -65,7 +56,8 @@ func (m message) String() string {
 	return [...]string{
 		"request headers", "request headers without body", "wrong request headers",
 		"request headers of others", "request headers of others without body",
-		"request body chunk", "request body", "request body after its end", "request trailers", "response headers", "response body", "response trailers", "unknown",
+		"request body chunk", "request body", "request body after its end", "request trailers",
+		"response headers", "response body", "response trailers", "unknown",
 	}[m]
 }
 
@@ -91,14 +83,14 @@ const (
 
 // next is the whole protocol: the action for a message in a state, and the next state. After
 // decide, the outcome sets the state: routed, passing, passed or refused.
-func next(f flow, s state, m message) (action, state) {
+func next(mode bodyMode, s state, m message) (action, state) {
 	body := m == requestChunk || m == requestBody
 	switch {
 	case s == begun && m == headersOurs:
-		switch f {
-		case whole:
+		switch mode {
+		case buffered:
 			return proceed, waiting
-		case behind:
+		case streamed:
 			return decide, s // without the body
 		default:
 			return hold, gathering
@@ -144,47 +136,4 @@ func next(f flow, s state, m message) (action, state) {
 		return relay, responding
 	}
 	return leave, s
-}
-
-// stream is one main stream. Its handler's goroutine owns it.
-type stream struct {
-	server *Server
-	grpc   extprocv3.ExternalProcessor_ProcessServer
-	state  state
-
-	// From the request headers.
-	flow         flow
-	partial      bool // Envoy may truncate the body
-	truncated    bool // Envoy sent only the beginning of the body
-	echo         bool // kvroute must send the chunks of the response back
-	endpoint     openai.Endpoint
-	wrong        *openai.Error // the refusal of headersWrong
-	salt         string        // the tenant: the header x-tenant-id
-	stripHeaders []string      // client headers that only kvroute may set, or that steer it
-	sized        bool          // the headers have a content-length
-	compressed   bool          // the body has a content-encoding
-	steering     steering
-
-	ended bool             // the last part of the request has come
-	held  [][]byte         // the unanswered chunks
-	size  int              // bytes of the unanswered chunks
-	late  <-chan time.Time // the deadline for the answer to the headers
-
-	wait     wait                              // for Envoy
-	messages chan *extprocv3.ProcessingRequest // not nil: a goroutine receives, and sends the message, nil at the stream's end
-	lasting  bool                              // the server drains, and Envoy still needs the stream
-	taken    int                               // bytes that the stream has of Server.held
-
-	arrival router.Arrival
-
-	id       string // the request's id; "" before the decision
-	booked   bool   // the slot must be freed
-	extended bool   // Envoy has been asked for more time
-	served   bool   // the response has a status 2xx
-	decision router.Decision
-
-	chunks   bool         // Envoy sends the response's body, too
-	usage    *usageReader // of the response's body; nil if Envoy does not send it
-	watching bool         // the stream looks for the first token in the response's body
-	events   firstEvent   // the state of that search
 }

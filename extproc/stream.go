@@ -7,31 +7,108 @@ import (
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/kvroute/kvroute/router"
 )
+
+// metaRole is the metadata that Envoy's configuration marks observer streams with.
+// They also have headerRequestID. Envoy Gateway cannot add metadata: see [Server.shadow].
+const metaRole = "x-dynamo-role"
+
+// Process handles one stream. It never returns an error: after a nil return Envoy
+// continues without kvroute, after an error it could fail the request.
+func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
+	k := mainStream
+	if incoming(g.Context(), metaRole) == "observer" {
+		k = observerStream
+	}
+	end := endPanic
+	open := s.open[k].Add(1)
+	defer func() {
+		s.open[k].Add(-1)
+		s.metrics.ends.Count(k.String(), end)
+	}()
+	defer s.recoverPanic(k)
+	switch {
+	case open > int64(s.conf.MaxStreams):
+		if end = endLimit; k == mainStream {
+			s.failOpen(failLimit, nil)
+		}
+	case k == observerStream:
+		_, stop := ending(g.Context())
+		defer stop()
+		end = s.observe(incoming(g.Context(), headerRequestID), &wait{end: stop}, g.Recv)
+	default:
+		end = s.serve(g, &k)
+	}
+	return nil
+}
+
+// incoming returns the first value of a name in a stream's metadata, "" if there is none.
+func incoming(ctx context.Context, name string) string {
+	for _, v := range metadata.ValueFromIncomingContext(ctx, name) {
+		return v
+	}
+	return ""
+}
+
+// stream is one main stream. Its handler's goroutine owns it.
+type stream struct {
+	server *Server
+	grpc   extprocv3.ExternalProcessor_ProcessServer
+	state  state
+
+	// The wait for Envoy's next message.
+	wait        wait
+	keptInDrain bool // the server drains, and Envoy still needs the stream
+	// messages is not nil while a goroutine receives. It gets the next message, nil at the stream's end.
+	messages chan *extprocv3.ProcessingRequest
+
+	// The request.
+	head     head // what the first message says
+	arrival  router.Arrival
+	ended    bool             // the last part of the request has come
+	reserved reservation      // of memory, for the body
+	chunks   [][]byte         // parts of the body that are not answered yet
+	size     int              // bytes of these chunks
+	deadline <-chan time.Time // of the answer to the headers; nil if Envoy does not wait for it
+
+	// The decision.
+	id       string // the request's id; "" before the decision
+	booked   bool   // the slot must be freed
+	extended bool   // Envoy has been asked for more time
+	decision router.Decision
+
+	// The response.
+	served   bool         // it has a status 2xx
+	usage    *usageReader // of the response's body; nil if Envoy does not send it
+	watching bool         // the stream looks for the first token in the response's body
+	events   firstEvent   // the state of that search
+}
 
 // serve handles a main stream and returns the name of its last state. It frees the slot at the end
 // of the stream, whatever the cause. If the first message is that of an observer stream, serve
-// calls observing and handles the stream as one.
-func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, observing func()) string {
+// handles the stream as one, and changes its kind.
+func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, k *kind) string {
 	ctx, end := ending(g.Context())
 	defer end()
-	st := &stream{server: s, grpc: g, wait: wait{end: end}}
+	st := &stream{server: s, grpc: g, wait: wait{end: end}, reserved: reservation{of: &s.bodies}}
 	defer st.free()
-	defer st.giveBack()
+	defer st.reserved.giveBack()
 	for {
 		req, why := st.receive()
 		switch why {
 		case received:
 			if st.state == begun && req.GetObservabilityMode() {
-				observing()
-				return s.shadow(g, &st.wait, req)
+				return s.shadow(g, k, &st.wait, req)
 			}
-			if st.handle(ctx, req) && !(st.lasting && st.mayEnd()) {
+			if st.handle(ctx, req) && !(st.keptInDrain && st.mayEnd()) {
 				continue
 			}
-		case late:
+		case deadlinePassed:
 			// In another state Envoy does not wait: a refusal or a response came first.
-			if st.state != gathering || st.release(failBudget) {
+			if st.state != gathering || st.passChunks(failBudget) {
 				continue
 			}
 		case evicted:
@@ -39,10 +116,10 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, observing fu
 				continue
 			}
 		case drained:
-			if st.lasting = !st.giveUp(failDraining); st.lasting { // Envoy still needs the stream
+			if st.keptInDrain = !st.giveUp(failDraining); st.keptInDrain {
 				continue
 			}
-		case ended, woken:
+		case streamEnded, outdated:
 		}
 		return st.state.String()
 	}
@@ -53,47 +130,58 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 	if s.state == begun {
 		s.arrival.Began = time.Now()
 		s.server.seen.Add(1)
-		s.configure(req.GetProtocolConfig())
+		s.head.readModes(req.GetProtocolConfig())
+		if s.head.mode != buffered || s.head.echo {
+			s.wait.woken = make(chan struct{}, 1)
+		}
 	}
 	m := s.classify(req)
-	act, to := next(s.flow, s.state, m)
+	act, to := next(s.head.mode, s.state, m)
 	if act == proceed && m.isOther() && s.server.conf.EndpointPicker {
-		act = decide // a gateway with that protocol cannot choose an endpoint itself
-	}
-	switch act {
-	case leave, ignore:
-		s.server.metrics.strays.Count(m.String())
-		return act == ignore
-	case decide:
-		return s.answerRequest(ctx, m, req.GetRequestBody())
-	case refuse:
-		return s.refuse(s.wrong)
-	case respond:
-		answer := s.answerResponse(req)
-		s.state = to
-		return s.send(answer)
-	default: // these actions may change the state again
+		act, to = decide, s.state // a gateway with that protocol cannot choose an endpoint itself
 	}
 	s.state = to
 	switch act {
+	case proceed:
+		return s.send(s.head.unchanged(m))
+	case decide:
+		return s.answerRequest(ctx, m, req.GetRequestBody())
+	case refuse:
+		return s.refuse(s.head.wrong)
 	case hold:
 		return s.hold(m, req.GetRequestBody().GetBody())
 	case relay:
 		return s.send(s.relay(m, req)...)
-	default:
-		return s.send(s.unchanged(m))
+	case respond:
+		return s.send(s.answerResponse(req))
+	case leave, ignore:
 	}
+	s.server.metrics.strays.Count(m.String())
+	return act == ignore
 }
 
 // send sends answers. It returns false if the stream must end.
 func (s *stream) send(answers ...*extprocv3.ProcessingResponse) bool {
 	for _, a := range answers {
-		if a.GetRequestHeaders() != nil && s.server.conf.ModeOverride && s.flow == whole {
-			a.ModeOverride = s.override()
+		if a.GetRequestHeaders() != nil && s.server.conf.ModeOverride && s.head.mode == buffered {
+			a.ModeOverride = s.head.override()
 		}
-		if a == nil || s.grpc.Send(a) != nil {
+		if s.grpc.Send(a) != nil {
 			return false
 		}
 	}
 	return true
+}
+
+// free frees the slot, if there is one.
+func (s *stream) free() {
+	if !s.booked {
+		return
+	}
+	s.server.reportUsage(s.id, s.usage)
+	if s.booked = false; s.served || !s.server.headersSent.Load() {
+		s.server.router.Free(s.id)
+	} else {
+		s.server.router.Abandon(s.id)
+	}
 }

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/kvroute/kvroute/internal/openai"
+)
+
+// head is what Envoy's first message says: how Envoy sends bodies, and the request's headers.
+type head struct {
+	mode         bodyMode
+	partial      bool // Envoy may truncate the request's body
+	echo         bool // kvroute must send the chunks of the response back
+	responseBody bool // Envoy sends the response's body, too
+
+	endpoint   openai.Endpoint
+	wrong      *openai.Error // the refusal of headersWrong
+	tenant     string
+	sized      bool // there is a content-length
+	compressed bool // the body has a content-encoding
+	requestID  string
+
+	session      string
+	sessionPlace int // of session in Config.SessionHeaders, from 1; 0 = none yet
+	sessionFinal bool
+
+	steering     map[string]string // the headers of [openai.Steering]; nil without any
+	stripHeaders []string          // the names of these: only kvroute may set them
+	allowed      []netip.AddrPort  // endpoints that may be chosen; nil: all
+	conformance  bool              // a conformance test, which gets headers of its own
+}
+
+// classify returns the kind of a message, and reads the request headers.
+func (s *stream) classify(req *extprocv3.ProcessingRequest) message {
+	switch r := req.GetRequest().(type) {
+	case *extprocv3.ProcessingRequest_RequestHeaders:
+		if earlier := req.GetMetadataContext(); earlier != nil {
+			s.head.allowed = subset(earlier)
+		}
+		s.ended = r.RequestHeaders.GetEndOfStream()
+		s.arrival.TraceParent, s.arrival.TraceState = traceContext(s.grpc.Context(), r.RequestHeaders)
+		return s.head.readHeaders(&s.server.conf, r.RequestHeaders)
+	case *extprocv3.ProcessingRequest_RequestBody:
+		last := r.RequestBody.GetEndOfStream() || s.head.mode == buffered
+		switch {
+		case s.ended:
+			return requestAgain
+		case !last:
+			return requestChunk
+		}
+		s.ended = true
+		return requestBody
+	case *extprocv3.ProcessingRequest_RequestTrailers:
+		s.ended = true
+		return requestTrailers
+	case *extprocv3.ProcessingRequest_ResponseHeaders:
+		return responseHeaders
+	case *extprocv3.ProcessingRequest_ResponseBody:
+		return responseBody
+	case *extprocv3.ProcessingRequest_ResponseTrailers:
+		return responseTrailers
+	}
+	return unknown
+}
+
+// readModes reads how Envoy is configured to send bodies. An old Envoy sends no configuration in
+// the first message; kvroute then assumes BUFFERED, the mode of its own Envoy configuration.
+func (h *head) readModes(c *extprocv3.ProtocolConfiguration) {
+	h.echo = c.GetResponseBodyMode() == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
+	h.responseBody = h.echo || c.GetResponseBodyMode() == filterv3.ProcessingMode_STREAMED
+	switch c.GetRequestBodyMode() {
+	case filterv3.ProcessingMode_BUFFERED_PARTIAL:
+		h.partial = true
+	case filterv3.ProcessingMode_NONE:
+		if c != nil {
+			h.mode = streamed
+		}
+	case filterv3.ProcessingMode_STREAMED:
+		if h.mode = streamed; c.GetSendBodyWithoutWaitingForHeaderResponse() {
+			h.mode = streamedAhead
+		}
+	case filterv3.ProcessingMode_FULL_DUPLEX_STREAMED:
+		h.mode = fullDuplex
+	case filterv3.ProcessingMode_BUFFERED, filterv3.ProcessingMode_GRPC:
+	}
+}
+
+// readHeaders reads the request's headers and returns their kind.
+func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
+	var method, path string
+	var length int64
+	for _, v := range from.GetHeaders().GetHeaders() {
+		switch v.GetKey() {
+		case ":method":
+			method = value(v)
+		case ":path":
+			path = value(v)
+		case "content-length":
+			length, _ = strconv.ParseInt(value(v), 10, 64) // Envoy has checked it
+			h.sized = true
+		case "content-encoding":
+			h.compressed = h.compressed || value(v) != "" && !strings.EqualFold(value(v), "identity")
+		case "x-tenant-id":
+			h.tenant = value(v)
+		case "x-request-id":
+			h.requestID = value(v)
+		default:
+			h.readHint(conf, v.GetKey(), value(v))
+		}
+	}
+	h.endpoint, h.wrong = openai.Classify(method, path)
+	switch {
+	case h.wrong != nil:
+		return headersWrong
+	case h.endpoint == openai.Other && from.GetEndOfStream():
+		return headersOtherEnd
+	case h.endpoint == openai.Other:
+		return headersOther
+	case length > int64(conf.MaxBodyBytes):
+		// Refused before the body: neither Envoy nor kvroute needs to hold it.
+		h.wrong = tooLarge(conf.MaxBodyBytes)
+		return headersWrong
+	case from.GetEndOfStream():
+		return headersBodyless
+	}
+	return headersOurs
+}
+
+const headerSessionFinal = "x-dynamo-session-final"
+
+// readHint reads one header if it is a hint for routing.
+func (h *head) readHint(conf *Config, name, value string) {
+	switch {
+	case slices.Contains(openai.Steering, name):
+		if h.steering == nil {
+			h.steering = make(map[string]string)
+		}
+		if _, again := h.steering[name]; !again {
+			h.stripHeaders = append(h.stripHeaders, name)
+		}
+		h.steering[name] = value
+	case name == headerTestSelection:
+		if conf.EndpointPicker && conf.AllowDirect {
+			h.allowed, h.conformance = endpointList(strings.Split(value, ",")), true
+		}
+	case name == headerSessionFinal:
+		h.sessionFinal = value == "true"
+	default:
+		at := slices.Index(conf.SessionHeaders, name) + 1
+		if at > 0 && (h.sessionPlace == 0 || at < h.sessionPlace) {
+			h.session, h.sessionPlace = value, at
+		}
+	}
+}
+
+// hint returns the value of the first of these steering headers that has one.
+func (h *head) hint(names ...string) string {
+	for _, name := range names {
+		if value := h.steering[name]; value != "" {
+			return value
+		}
+	}
+	return ""
+}
+
+// maxTraceState bounds a tracestate, in bytes: the least that the standard demands. A longer one is ignored.
+const maxTraceState = 512
+
+// traceContext returns the request's W3C trace context. If Envoy traces the request, its tracer sends
+// the context of Envoy's own span with the stream. Otherwise the request may have its client's.
+func traceContext(ctx context.Context, h *extprocv3.HttpHeaders) (parent, state string) {
+	parents := metadata.ValueFromIncomingContext(ctx, "traceparent")
+	states := metadata.ValueFromIncomingContext(ctx, "tracestate")
+	if parents == nil {
+		states = nil
+		for _, v := range h.GetHeaders().GetHeaders() {
+			switch v.GetKey() {
+			case "traceparent":
+				parents = append(parents, value(v))
+			case "tracestate":
+				states = append(states, value(v))
+			}
+		}
+	}
+	// Repeated headers are joined, as in HTTP: two parents make an invalid one, which names no span.
+	if parent, state = strings.Join(parents, ","), strings.Join(states, ","); len(state) > maxTraceState {
+		state = ""
+	}
+	return clip(parent), state
+}
+
+// clip bounds a text of the client, and the memory that it keeps.
+func clip(s string) string {
+	const most = 128
+	if len(s) <= most {
+		return s
+	}
+	return strings.Clone(s[:most])
+}
+
+// value returns a header's value, which Envoy sends in one field or the other
+// depending on its version.
+func value(v *corev3.HeaderValue) string {
+	if raw := v.GetRawValue(); len(raw) > 0 {
+		return string(raw)
+	}
+	return v.GetValue()
+}

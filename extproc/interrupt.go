@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// receiveBeside receives the next message beside a decision that takes long, so that the end of the
+// stream ends ctx. Envoy ends some streams in a way that only a receiver notices.
+func (s *stream) receiveBeside() {
+	if s.messages != nil {
+		return
+	}
+	in := make(chan *extprocv3.ProcessingRequest, 1)
+	s.messages = in
+	go func() {
+		m, err := s.grpc.Recv()
+		if err != nil {
+			s.wait.end()
+		}
+		in <- m
+	}()
+}
+
+// await is nextMessage for streams whose waits end otherwise, too.
+func (s *stream) await() (*extprocv3.ProcessingRequest, waitEnd) {
+	s.receiveBeside()
+	select {
+	case m := <-s.messages:
+		if s.messages = nil; m == nil {
+			return nil, streamEnded
+		}
+		return m, received
+	case <-s.deadline:
+		s.deadline = nil
+		return nil, deadlinePassed
+	case <-s.wait.woken:
+		return nil, outdated // waits.remove has the cause, unless it was an earlier wait's
+	}
+}
+
+// answerTime is added to QueueWait in Envoy's timeout, so that kvroute refuses the request before
+// Envoy continues without an answer.
+const answerTime = 500 * time.Millisecond
+
+// extend gives kvroute more time to answer Envoy's message. Envoy takes only one extension for a
+// message.
+func (s *stream) extend(d time.Duration) {
+	s.extended = true
+	s.receiveBeside()
+	// An error means that the stream has ended, which ends ctx.
+	_ = s.grpc.Send(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + answerTime)})
+}
+
+// evict ends the longest wait of a stream without a decision.
+func (l *waits) evict() { l.stop(evicted, 1, &l.undecided) }
+
+// drain ends all waits, and keeps new ones from beginning.
+func (l *waits) drain() {
+	l.mu.Lock()
+	l.draining = true
+	l.mu.Unlock()
+	l.stop(drained, -1, &l.undecided, &l.others)
+}
+
+// stop ends the first n waits of the rings, or all if n is negative.
+func (l *waits) stop(why waitEnd, n int, heads ...*wait) {
+	var stopped []*wait
+	l.mu.Lock()
+	for _, head := range heads {
+		for n != 0 && head.next != nil && head.next != head {
+			w := head.next
+			w.unlink()
+			w.by = why
+			stopped = append(stopped, w)
+			n--
+		}
+	}
+	l.mu.Unlock()
+	for _, w := range stopped {
+		if w.woken == nil {
+			w.end()
+			continue
+		}
+		select {
+		case w.woken <- struct{}{}:
+		default: // it was woken before
+		}
+	}
+}
+
+func (l *waits) isDraining() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.draining
+}
