@@ -68,8 +68,6 @@ func main() {
 	if d.TokenMode != tokenizer.Exact || d.OverlapBlocks < 3 || d.Worker.ID != 2 || len(d.Candidates) != 3 {
 		log.Fatalf("the decision is %+v, want worker 2 of 3 for its cached blocks", d)
 	}
-	// The coverage of all that follows is not wanted, nor is that of the exit.
-	check(os.Unsetenv("GOCOVERDIR"))
 }
 
 const model = "demo"
@@ -103,7 +101,7 @@ func newRouter(cache *tokenizer.Cache) *router.Router {
 	prompts, err := tokenizer.LoadModel(enginesim.ModelFiles(), tokenizer.ModelConfig{Cache: cache})
 	check(err)
 	scoring := scorer.Defaults()
-	scoring.KVRead = scoring.Engine.KVRead()
+	scoring.Attention, scoring.KVRead = 6e-5, scoring.Engine.KVRead() // as kvroute serve
 	r, err := router.New(router.Config{
 		Scoring: scoring, EstimateOutput: true, InferFirstTokens: true, AvoidFailing: 2 * time.Second,
 		Finished: func(router.Outcome) {},
