@@ -5,10 +5,17 @@
 //
 // # The files
 //
-// A plain chat runs through six files: stream.go handles a stream's messages, receive.go waits for a
-// message, headers.go reads it, state.go says how to react, request.go reads the body and gets a
-// decision, answer.go names the worker. The other files have the start (extproc.go, config.go), the
-// response (served.go, observer.go, usage.go) and what happens to some requests only.
+// A plain chat runs through six files:
+//
+//	stream.go   handles the messages of a stream
+//	receive.go  waits for a message, and bounds the memory for bodies
+//	headers.go  reads the request's headers
+//	state.go    says how to react to a message
+//	request.go  reads the body and gets a decision
+//	answer.go   names the worker
+//
+// extproc.go and config.go have the start, served.go, observer.go and usage.go the response. The code of
+// the other files runs for some requests only.
 //
 // # Messages and answers
 //

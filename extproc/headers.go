@@ -31,6 +31,9 @@ type head struct {
 	compressed bool // the body has a content-encoding
 	requestID  string
 
+	// The W3C trace context of the client.
+	traceParents, traceStates []string
+
 	session      string
 	sessionPlace int // of session in Config.SessionHeaders, from 1; 0 = none yet
 	sessionFinal bool
@@ -49,17 +52,16 @@ func (s *stream) classify(req *extprocv3.ProcessingRequest) message {
 			s.head.allowed = subset(earlier)
 		}
 		s.ended = r.RequestHeaders.GetEndOfStream()
-		s.arrival.TraceParent, s.arrival.TraceState = traceContext(s.grpc.Context(), r.RequestHeaders)
-		return s.head.readHeaders(&s.server.conf, r.RequestHeaders)
+		m := s.head.readHeaders(&s.server.conf, r.RequestHeaders)
+		s.arrival.TraceParent, s.arrival.TraceState = s.head.traceContext(s.grpc.Context())
+		return m
 	case *extprocv3.ProcessingRequest_RequestBody:
-		last := r.RequestBody.GetEndOfStream() || s.head.mode == buffered
-		switch {
-		case s.ended:
+		if s.ended {
 			return requestAgain
-		case !last:
+		}
+		if s.ended = r.RequestBody.GetEndOfStream() || s.head.mode == buffered; !s.ended {
 			return requestChunk
 		}
-		s.ended = true
 		return requestBody
 	case *extprocv3.ProcessingRequest_RequestTrailers:
 		s.ended = true
@@ -113,6 +115,10 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 			h.compressed = h.compressed || value(v) != "" && !strings.EqualFold(value(v), "identity")
 		case "x-tenant-id":
 			h.tenant = value(v)
+		case "traceparent":
+			h.traceParents = append(h.traceParents, value(v))
+		case "tracestate":
+			h.traceStates = append(h.traceStates, value(v))
 		case "x-request-id":
 			h.requestID = value(v)
 		default:
@@ -179,19 +185,10 @@ const maxTraceState = 512
 
 // traceContext returns the request's W3C trace context. If Envoy traces the request, its tracer sends
 // the context of Envoy's own span with the stream. Otherwise the request may have its client's.
-func traceContext(ctx context.Context, h *extprocv3.HttpHeaders) (parent, state string) {
-	parents := metadata.ValueFromIncomingContext(ctx, "traceparent")
-	states := metadata.ValueFromIncomingContext(ctx, "tracestate")
-	if parents == nil {
-		states = nil
-		for _, v := range h.GetHeaders().GetHeaders() {
-			switch v.GetKey() {
-			case "traceparent":
-				parents = append(parents, value(v))
-			case "tracestate":
-				states = append(states, value(v))
-			}
-		}
+func (h *head) traceContext(ctx context.Context) (parent, state string) {
+	parents, states := h.traceParents, h.traceStates
+	if traced := metadata.ValueFromIncomingContext(ctx, "traceparent"); traced != nil {
+		parents, states = traced, metadata.ValueFromIncomingContext(ctx, "tracestate")
 	}
 	// Repeated headers are joined, as in HTTP: two parents make an invalid one, which names no span.
 	if parent, state = strings.Join(parents, ","), strings.Join(states, ","); len(state) > maxTraceState {

@@ -45,12 +45,12 @@ func newMetrics(from metric.Meter, s *Server) (*metrics, error) {
 		}
 	})
 	return &metrics{
-		ends: m.Counter("kvroute.extproc.stream.ends", "{stream}", "Streams ended, by kind and last state.",
-			"kind", "end"),
-		failOpen: m.Counter("kvroute.extproc.fail_open", "{request}", "Requests that Envoy routes without kvroute, by reason.",
-			"reason"),
-		refusals: m.Counter("kvroute.extproc.refusals", "{request}", "Requests answered with an error, by status.",
-			"status"),
+		ends: m.Counter("kvroute.extproc.stream.ends", "{stream}",
+			"Streams ended, by kind and last state.", "kind", "end"),
+		failOpen: m.Counter("kvroute.extproc.fail_open", "{request}",
+			"Requests that Envoy routes without kvroute, by reason.", "reason"),
+		refusals: m.Counter("kvroute.extproc.refusals", "{request}",
+			"Requests answered with an error, by status.", "status"),
 		strays:     m.Counter("kvroute.extproc.strays", "{message}", "Unexpected messages of Envoy, by message.", "message"),
 		queries:    m.Counter("kvroute.extproc.queries", "{request}", "Requests that only queried their worker."),
 		compressed: m.Counter("kvroute.extproc.compressed", "{request}", "Requests with a compressed body."),

@@ -22,7 +22,8 @@ import (
 // a worker, with a refusal, or unchanged (fail open). It returns false if the stream must end.
 func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.HttpBody) bool {
 	defer s.reserved.giveBack()
-	body, fits := b.GetBody(), false
+	body := b.GetBody()
+	var fits bool
 	if s.head.mode == buffered {
 		fits = s.reserved.add(len(body))
 	} else {
@@ -96,7 +97,8 @@ func (s *stream) routerRequest(fields *openai.Body, unread bool) router.Request 
 	return router.Request{
 		Owned: true, Arrival: s.arrival,
 		Model: fields.Model, Prompt: fields.Request, Tokens: fields.Tokens,
-		Salt:   cmp.Or(h.tenant, fields.CacheSalt), // a gateway can set the header; the body is always the client's
+		// A gateway can set the header; the body is always the client's.
+		Salt:   cmp.Or(h.tenant, fields.CacheSalt),
 		Unread: unread && fields.Model == "",
 		// Treat the response as non-streaming unless the body has "stream": true. A first token
 		// that kvroute sees in it ends the prefill anyway.
@@ -114,8 +116,8 @@ func (s *stream) routerRequest(fields *openai.Body, unread bool) router.Request 
 	}
 }
 
-// splittable reports whether kvroute can make the body of a decode request from the request's body, or
-// need not: its last message is m.
+// splittable reports whether the request may have a prefill leg. If kvroute sends the prefill request, it
+// must be able to change the body, whose last message is m.
 func (h *head) splittable(conf *Config, m message, fields *openai.Body, truncated bool) bool {
 	prompt := h.endpoint == openai.ChatCompletions || h.endpoint == openai.Completions
 	changeable := m == requestBody && h.mode != streamedAhead && !truncated && !h.compressed

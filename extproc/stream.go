@@ -96,33 +96,27 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, k *kind) str
 	st := &stream{server: s, grpc: g, wait: wait{end: end}, reserved: reservation{of: &s.bodies}}
 	defer st.free()
 	defer st.reserved.giveBack()
-	for {
+	for more := true; more; {
 		req, why := st.receive()
 		switch why {
 		case received:
 			if st.state == begun && req.GetObservabilityMode() {
 				return s.shadow(g, k, &st.wait, req)
 			}
-			if st.handle(ctx, req) && !(st.keptInDrain && st.mayEnd()) {
-				continue
-			}
+			more = st.handle(ctx, req) && !(st.keptInDrain && st.mayEnd())
 		case deadlinePassed:
 			// In another state Envoy does not wait: a refusal or a response came first.
-			if st.state != gathering || st.passChunks(failBudget) {
-				continue
-			}
+			more = st.state != gathering || st.passChunks(failBudget)
 		case evicted:
-			if !st.giveUp(failHeld) {
-				continue
-			}
+			more = !st.giveUp(failHeld)
 		case drained:
-			if st.keptInDrain = !st.giveUp(failDraining); st.keptInDrain {
-				continue
-			}
+			st.keptInDrain = !st.giveUp(failDraining)
+			more = st.keptInDrain
 		case streamEnded, outdated:
+			more = false
 		}
-		return st.state.String()
 	}
+	return st.state.String()
 }
 
 // handle answers one message. It returns false if the stream must end.
