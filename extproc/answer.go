@@ -3,6 +3,7 @@
 package extproc
 
 import (
+	"fmt"
 	"net/netip"
 	"strconv"
 
@@ -81,24 +82,24 @@ func (c *Config) mayServe(a netip.AddrPort) bool { return c.Networks.Check(a) ==
 // rankHeaders returns the headers that name the rank or the instance to the worker, or the group and its
 // worker to the router of a group, as name, value, name, value.
 func rankHeaders(d *router.Decision) []string {
-	rank := strconv.FormatUint(uint64(d.Worker.DPRank), 10)
 	switch {
 	case d.Group != "":
 		headers := []string{headerGroup, d.Group}
 		if m := d.Member; m != nil {
-			headers = append(headers, headerPin, strconv.FormatUint(m.ID, 10))
-			headers = append(headers, headerRank, strconv.FormatUint(uint64(m.DPRank), 10))
+			headers = append(headers, headerPin, fmt.Sprint(m.ID), headerRank, fmt.Sprint(m.DPRank))
 		}
 		return headers
 	case d.NameRank: // otherwise the server chooses a rank by itself
-		return []string{headerVLLMRank, rank}
+		return []string{headerVLLMRank, fmt.Sprint(d.Worker.DPRank)}
 	case d.Engine == router.EngineDynamo: // a frontend that forwards to the named instance
 		mode := router.SplitNever
 		if d.Prefill != nil {
 			mode = router.SplitAlways
 		}
-		id := strconv.FormatUint(d.Worker.ID, 10)
-		return []string{headerPin, id, headerRank, rank, headerRoutingMode, string(mode)}
+		return []string{
+			headerPin, fmt.Sprint(d.Worker.ID), headerRank, fmt.Sprint(d.Worker.DPRank),
+			headerRoutingMode, string(mode),
+		}
 	}
 	return nil
 }

@@ -115,22 +115,19 @@ func (s *stream) relay(m message, req *extprocv3.ProcessingRequest) []*extprocv3
 // has buffers up to 32 KiB; for a larger message it clears one of 1 MiB each time.
 const maxChunk = 32_000
 
-// echo sends a chunk back to Envoy.
-func echo(m message, chunk []byte, last bool) *extprocv3.ProcessingResponse {
-	return answerTo(m, &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{
-		Mutation: &extprocv3.BodyMutation_StreamedResponse{
-			StreamedResponse: &extprocv3.StreamedBodyResponse{Body: chunk, EndOfStream: last},
-		},
-	}})
-}
-
 // appendChunks appends the answers that send a part of a body back to Envoy.
 func appendChunks(
 	to []*extprocv3.ProcessingResponse, m message, part []byte, last bool,
 ) []*extprocv3.ProcessingResponse {
-	for len(part) > maxChunk {
-		to = append(to, echo(m, part[:maxChunk], false))
-		part = part[maxChunk:]
+	for more := true; more; {
+		chunk := &extprocv3.StreamedBodyResponse{Body: part}
+		if more = len(part) > maxChunk; more {
+			chunk.Body, part = part[:maxChunk], part[maxChunk:]
+		}
+		chunk.EndOfStream = last && !more
+		to = append(to, answerTo(m, &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{
+			Mutation: &extprocv3.BodyMutation_StreamedResponse{StreamedResponse: chunk},
+		}}))
 	}
-	return append(to, echo(m, part, last))
+	return to
 }

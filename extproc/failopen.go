@@ -116,10 +116,8 @@ func (s *stream) giveUp(why failure) bool {
 // of a request that it holds. In full duplex, chunks of the response may be on their way to
 // kvroute; they would be missing from the response, and no error would show it.
 func (s *stream) mayEnd() bool {
-	if s.head.echo && s.state != begun && s.state != refused {
-		return false
-	}
-	return s.ended || s.head.mode == buffered || s.state == begun || s.state == refused
+	idle := s.state == begun || s.state == refused
+	return idle || !s.head.echo && (s.ended || s.head.mode == buffered)
 }
 
 // recoverPanic is deferred by a stream's handler: a panic for one request must not end the

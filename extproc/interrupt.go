@@ -26,7 +26,7 @@ func (s *stream) receiveBeside() {
 	}()
 }
 
-// await is nextMessage for streams whose waits end otherwise, too.
+// await waits for the next message, which a second goroutine receives. The wait may end otherwise, too.
 func (s *stream) await() (*extprocv3.ProcessingRequest, waitEnd) {
 	s.receiveBeside()
 	select {

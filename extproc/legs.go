@@ -4,8 +4,8 @@ package extproc
 
 import (
 	"context"
+	"fmt"
 	"net/http"
-	"strconv"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -55,7 +55,7 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body []byte) (
 	leg.Header.Set("x-request-id", s.id)
 	addTrace(leg.Header, &s.arrival)
 	if d.NameRank { // the second choice has the same rank
-		leg.Header.Set(headerVLLMRank, strconv.FormatUint(uint64(d.Worker.DPRank), 10))
+		leg.Header.Set(headerVLLMRank, fmt.Sprint(d.Worker.DPRank))
 	}
 	if s.head.endpoint == openai.Completions {
 		leg.Path = "/v1/completions"
@@ -106,8 +106,7 @@ func prefillHeaders(d *router.Decision) []string {
 	at := d.Address.String()
 	headers := []string{headerPrefillWorker, at, headerPrefiller, at}
 	if d.Engine == router.EngineDynamo {
-		headers = append(headers, headerPrefillPin, strconv.FormatUint(d.Worker.ID, 10))
-		headers = append(headers, headerPrefillRank, strconv.FormatUint(uint64(d.Worker.DPRank), 10))
+		headers = append(headers, headerPrefillPin, fmt.Sprint(d.Worker.ID), headerPrefillRank, fmt.Sprint(d.Worker.DPRank))
 	}
 	return headers
 }

@@ -37,10 +37,12 @@ func (s *stream) receive() (req *extprocv3.ProcessingRequest, why waitEnd) {
 		if !s.server.waits.add(&s.wait, s.state <= gathering) {
 			return nil, drained
 		}
-		if s.wait.woken == nil {
-			req, why = s.nextMessage()
-		} else {
+		if s.wait.woken != nil || s.messages != nil {
 			req, why = s.await()
+		} else if req, _ = s.grpc.Recv(); req != nil {
+			why = received
+		} else {
+			why = streamEnded
 		}
 		if by := s.server.waits.remove(&s.wait); by != received {
 			if req != nil { // it came at the same time
@@ -51,21 +53,6 @@ func (s *stream) receive() (req *extprocv3.ProcessingRequest, why waitEnd) {
 		}
 	}
 	return req, why
-}
-
-// nextMessage returns the next message, which [stream.receiveBeside] may have received already.
-func (s *stream) nextMessage() (*extprocv3.ProcessingRequest, waitEnd) {
-	var m *extprocv3.ProcessingRequest
-	if s.messages == nil {
-		m, _ = s.grpc.Recv()
-	} else {
-		m = <-s.messages
-		s.messages = nil
-	}
-	if m == nil {
-		return nil, streamEnded
-	}
-	return m, received
 }
 
 // waits has the handlers that wait for Envoy, so that a drain or an eviction can end the wait.

@@ -9,7 +9,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-	"strconv"
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -163,7 +162,7 @@ func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 	if !d.Address.IsValid() || !conf.mayServe(d.Address) {
 		s.free()
 		return fmt.Errorf("extproc: worker %s has the address %v, want one in the worker networks",
-			cmp.Or(d.WorkerName, strconv.FormatUint(d.Worker.ID, 10)), d.Address)
+			cmp.Or(d.WorkerName, fmt.Sprint(d.Worker.ID)), d.Address)
 	}
 	s.decision, s.state = d, routed
 	return nil

@@ -3,6 +3,7 @@
 package extproc
 
 import (
+	"fmt"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -41,7 +42,7 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	if s.server.conf.DecisionHeaders {
 		d := &s.decision
 		headers = append(headers,
-			"x-dynamo-worker-instance-id", strconv.FormatUint(d.Worker.ID, 10),
+			"x-dynamo-worker-instance-id", fmt.Sprint(d.Worker.ID),
 			"x-dynamo-overlap-blocks", strconv.Itoa(d.OverlapBlocks),
 			"x-dynamo-reason", string(d.Reason))
 	}

@@ -152,9 +152,9 @@ func (h *head) pin(req *router.Request, nvext []byte, inBody bool) (bad *openai.
 	}
 	switch {
 	case id == nil && rank != nil:
-		return badHeader(headerRank, strconv.FormatUint(*rank, 10), "a worker beside it, in "+headerPin)
+		return badHeader(headerRank, fmt.Sprint(*rank), "a worker beside it, in "+headerPin)
 	case prefill == nil && prefillRank != nil:
-		return badHeader(headerPrefillRank, strconv.FormatUint(*prefillRank, 10), "a worker beside it, in "+headerPrefillPin)
+		return badHeader(headerPrefillRank, fmt.Sprint(*prefillRank), "a worker beside it, in "+headerPrefillPin)
 	case prefill != nil && id != nil && *prefill == *id:
 		req.Split = router.SplitNever // one worker does both
 	case prefill != nil:
