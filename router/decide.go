@@ -62,6 +62,14 @@ type choices struct {
 	legRequest Request
 }
 
+// legWorker returns the worker of the prefill leg; nil without a leg.
+func (ch *choices) legWorker(workers *ranks) *entry {
+	if !ch.hasLeg {
+		return nil
+	}
+	return &workers.entries[ch.leg.candidates[ch.leg.chosen]]
+}
+
 // result is what a decision leads to.
 type result struct {
 	decision          Decision

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -155,6 +156,13 @@ func (req *Request) check() error {
 	}
 	return nil
 }
+
+// legSuffix ends the ids of prefill legs. Other replicas recognise a leg by it.
+const legSuffix = "/prefill"
+
+func legID(id string) string { return id + legSuffix }
+
+func isLeg(id string) bool { return strings.HasSuffix(id, legSuffix) }
 
 // timed returns a context that ends after the request's DecisionTimeout.
 func (req *Request) timed(ctx context.Context) (context.Context, context.CancelFunc) {

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -96,14 +95,6 @@ func (s *SplitConfig) check(t *scorer.Thresholds, queue *float64) error {
 func (s *SplitConfig) short(tokens, cached int) bool {
 	uncached := max(0, tokens-cached)
 	return uncached < s.SkipTokens && float64(uncached) < s.SkipFraction*float64(tokens)
-}
-
-// legWorker returns the worker of the prefill leg; nil without a leg.
-func (ch *choices) legWorker(workers *ranks) *entry {
-	if !ch.hasLeg {
-		return nil
-	}
-	return &workers.entries[ch.leg.candidates[ch.leg.chosen]]
 }
 
 // chooseSplit is [core.choose] for the request of a split model, or one that asks for a prefill leg. It
@@ -237,13 +228,6 @@ func (r *Router) PrefillFailed(id string) (err error) {
 	r.note(&fl, later{noLeg: NoLegFailed})
 	return err
 }
-
-// legSuffix ends the ids of prefill legs. Other replicas recognise a leg by it.
-const legSuffix = "/prefill"
-
-func legID(id string) string { return id + legSuffix }
-
-func isLeg(id string) bool { return strings.HasSuffix(id, legSuffix) }
 
 // endLeg ends the prefill leg of a request, unless it has ended. computed says that its worker
 // computed the prompt.

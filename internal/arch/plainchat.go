@@ -102,12 +102,16 @@ func newRouter(cache *tokenizer.Cache) *router.Router {
 	check(err)
 	scoring := scorer.Defaults()
 	scoring.Attention, scoring.KVRead = 6e-5, scoring.Engine.KVRead() // as kvroute serve
+	start := time.Now()
 	r, err := router.New(router.Config{
+		Now:     func() time.Time { return start }, // what happens a few times a second does not happen here
 		Scoring: scoring, EstimateOutput: true, InferFirstTokens: true, AvoidFailing: 2 * time.Second,
-		Finished: func(router.Outcome) {},
-		Used:     func(router.Decision) {},
-		Departs:  func(router.Worker, bool) {},
-		Cards:    []router.Card{{Name: enginesim.ModelCard, Prompts: prompts}},
+		Hooks: router.Hooks{
+			Finished: func(router.Outcome) {},
+			Used:     func(router.Decision) {},
+			Departs:  func(router.Worker, bool) {},
+		},
+		Cards: []router.Card{{Name: enginesim.ModelCard, Prompts: prompts}},
 	})
 	check(err)
 	const blockSize = 16
