@@ -41,8 +41,10 @@ import (
 //	served a from=gpu-2 status=200          the response of a begins
 //	prefill-ended a, prefill-failed a       the end of a's prefill leg
 //	free a                                  the end of a
+//	abandon a                               the end of a, which no worker served
 //	advance 2s                              time passes
 //	sync                                    the replicas exchange their changes
+//	dies replica=1                          the other replicas learn that a replica is dead
 //	workers                                 the state of all workers
 func TestStories(t *testing.T) {
 	files, err := filepath.Glob("testdata/stories/*.txt")
@@ -77,6 +79,7 @@ type story struct {
 type storyReplica struct {
 	*router.Router
 	unsent []router.Change
+	dead   bool
 }
 
 // storyRequest is a request in flight.
@@ -102,7 +105,7 @@ func (s *story) step(t *testing.T, d *datadriven.TestData) string {
 		}
 	case "loads":
 		s.loads(t, d)
-	case "computed", "first-token", "output", "served", "prefill-ended", "prefill-failed", "free":
+	case "computed", "first-token", "output", "served", "prefill-ended", "prefill-failed", "free", "abandon":
 		for _, id := range names(d) {
 			s.event(t, d, id)
 		}
@@ -117,6 +120,13 @@ func (s *story) step(t *testing.T, d *datadriven.TestData) string {
 		}
 	case "sync":
 		s.sync()
+	case "dies":
+		var dead int
+		d.ScanArgs(t, "replica", &dead)
+		s.replicas[dead-1].dead = true
+		for _, r := range s.replicas {
+			r.RemovePeer(uint64(dead))
+		}
 	case "workers":
 		s.printWorkers()
 	default:
@@ -281,12 +291,16 @@ func (s *story) request(t *testing.T, d *datadriven.TestData, id string) {
 	d.MaybeScanArgs(t, "session", &req.Session)
 	d.MaybeScanArgs(t, "priority", &req.StrictPriority)
 	d.MaybeScanArgs(t, "replica", &replica)
-	var pin string
+	var pin, wait string
+	if d.MaybeScanArgs(t, "wait", &wait) {
+		req.QueueWait = duration(t, d, wait)
+	}
 	if d.MaybeScanArgs(t, "pin", &pin) {
-		req.Pinned = &router.Worker{ID: 99}
-		if w := s.workers[pin]; w != nil {
-			req.Pinned.ID = w.ID
+		w := s.workers[pin]
+		if w == nil { // the number of a worker that does not exist
+			w = &router.WorkerInfo{ID: uint64(number(t, d, pin))}
 		}
+		req.Pinned = &router.Worker{ID: w.ID}
 	}
 	q.replica = s.replicas[replica-1]
 	s.requests[id] = q
@@ -372,7 +386,7 @@ func (s *story) printChoice(what string, d *router.Decision, columns []column, q
 		fmt.Fprintf(&s.out, ", cost %s", short(d.Cost))
 	}
 	if d.Equal > 1 {
-		fmt.Fprintf(&s.out, ", as %d workers", d.Equal)
+		fmt.Fprintf(&s.out, ", %d equal", d.Equal)
 	}
 	if d.ActivePrefix > 0 {
 		fmt.Fprintf(&s.out, ", in use: %d tokens by %d", d.ActivePrefix, d.Sharers)
@@ -404,6 +418,8 @@ func (s *story) printChoice(what string, d *router.Decision, columns []column, q
 			case c.Excluded != "" && col.name != "pending" && col.name != "requests" && col.name != "held",
 				!compares && col.name == "cost":
 				row = append(row, "-")
+			case col.name == "speed":
+				row = append(row, fmt.Sprintf("%.3g", col.value(d, c)))
 			default:
 				row = append(row, short(col.value(d, c)))
 			}
@@ -495,6 +511,8 @@ func (s *story) event(t *testing.T, d *datadriven.TestData, id string) {
 		}
 	case "free":
 		known = q.replica.Free(id)
+	case "abandon":
+		known = q.replica.Abandon(id)
 	}
 	if !known {
 		fmt.Fprintf(&s.out, "%s has no slot\n", id)
@@ -540,6 +558,9 @@ func (s *story) sync() {
 // printWorkers prints the state of all workers.
 func (s *story) printWorkers() {
 	for i, r := range s.replicas {
+		if r.dead {
+			continue
+		}
 		if len(s.replicas) > 1 {
 			fmt.Fprintf(&s.out, "replica %d:\n", i+1)
 		}
@@ -554,7 +575,7 @@ func (s *story) printWorkers() {
 			}
 			rows = append(rows, []string{
 				w.Name, fmt.Sprint(w.ActiveRequests), fmt.Sprint(w.PendTokens), fmt.Sprint(w.ActiveBlocks),
-				fmt.Sprint(w.CachedBlocks), short(w.Speed), state,
+				fmt.Sprint(w.CachedBlocks), fmt.Sprintf("%.3g", w.Speed), state,
 			})
 		}
 		s.printTable(rows)
