@@ -107,7 +107,7 @@ func (s *slotStory) step(t *testing.T, d *datadriven.TestData) string {
 			default:
 				say("%s ended: %.4g tokens of output", id, e.OutputTokens)
 				if e.Unestimated > 0 {
-					say("%s ended %v after its last estimate", id, e.Unestimated)
+					say("%s: the output of the last %v is to be estimated", id, e.Unestimated)
 				}
 			}
 		}
