@@ -150,6 +150,7 @@ func (s *story) start(t *testing.T, d *datadriven.TestData) {
 	conf.NoSpeeds = d.HasArg("no-speeds")
 	for _, arg := range d.CmdArgs {
 		set := map[string]func(string){
+			"alpha":         func(v string) { conf.Scoring.Alpha = number(t, d, v) },
 			"attention":     func(v string) { conf.Scoring.Attention = number(t, d, v) },
 			"kv-read":       func(v string) { conf.Scoring.KVRead = number(t, d, v) },
 			"queue":         func(v string) { conf.Queue.Threshold = new(number(t, d, v)) },
