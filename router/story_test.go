@@ -29,16 +29,17 @@ import (
 // A step that names several workers or requests is played for each of them, in this order.
 //
 //	config kv-read=0.003 output=100         the first step: settings of the routers
-//	worker gpu-1 gpu-2 max-requests=8       adds or changes workers
+//	worker gpu-1 gpu-2 batch=1000           adds or changes workers; also role=, draining
 //	restart gpu-1                           the process of the worker restarts
 //	leave gpu-1                             the worker leaves
 //	stored gpu-1 prompt=(system:960)        the worker reports that it has cached a prompt
-//	request a prompt=(…) pin=gpu-1 quiet    decides and books; quiet leaves the table out
+//	request a prompt=(…) pin=gpu-1 quiet    decides and books; quiet leaves the table out; also
+//	                                        session=, priority=, wait=, replica=, second
 //	loads prompt=(…)                        the potential loads of a prompt; books nothing
 //	computed a                              the worker reports a's blocks as cached; a's first token
 //	first-token a                           the first token alone
 //	output a tokens=100                     100 more tokens of output
-//	served a from=gpu-2 status=200          the response of a begins
+//	served a from=gpu-2 status=200          the response of a begins; refused: by the proxy
 //	prefill-ended a, prefill-failed a       the end of a's prefill leg
 //	free a                                  the end of a
 //	abandon a                               the end of a, which no worker served
@@ -184,7 +185,7 @@ func (s *story) start(t *testing.T, d *datadriven.TestData) {
 
 // names returns the workers or requests that a step names.
 func names(d *datadriven.TestData) (names []string) {
-	flags := []string{"quiet", "draining", "refused", "not-owned", "second"}
+	flags := []string{"quiet", "draining", "refused", "second"}
 	for _, arg := range d.CmdArgs {
 		if len(arg.Vals) == 0 && !slices.Contains(flags, arg.Key) {
 			names = append(names, arg.Key)
@@ -288,7 +289,7 @@ func storedEvent(tokens []uint32) indexer.Event {
 func (s *story) request(t *testing.T, d *datadriven.TestData, id string) {
 	q, replica := &storyRequest{tokens: storyPrompt(t, d, id), quiet: d.HasArg("quiet")}, 1
 	req := router.Request{ID: id, Model: "m", Tokens: q.tokens, ExpectedOutput: s.output, Explain: true}
-	req.Owned, req.WantSecond = !d.HasArg("not-owned"), d.HasArg("second")
+	req.Owned, req.WantSecond = true, d.HasArg("second")
 	d.MaybeScanArgs(t, "session", &req.Session)
 	d.MaybeScanArgs(t, "priority", &req.StrictPriority)
 	d.MaybeScanArgs(t, "replica", &replica)
