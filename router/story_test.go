@@ -170,7 +170,7 @@ func (s *story) start(t *testing.T, d *datadriven.TestData) {
 	for range replicas {
 		r := new(storyReplica)
 		if replicas > 1 {
-			conf.Tell = func(c router.Change) {
+			conf.Hooks.Tell = func(c router.Change) {
 				c.Sequence = slices.Clone(c.Sequence)
 				r.unsent = append(r.unsent, c)
 			}
