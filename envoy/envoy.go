@@ -12,10 +12,9 @@
 package envoy
 
 import (
+	"bytes"
 	"cmp"
 	_ "embed"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -25,11 +24,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"text/template"
 	"time"
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/internal/settings"
-	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
 // Config is the settings of a bootstrap, with the tags of package settings. The zero value of
@@ -119,7 +118,9 @@ var bodyModes = map[BodyMode]string{
 	Buffered: "BUFFERED", BufferedPartial: "BUFFERED_PARTIAL", Streamed: "STREAMED", StreamedAhead: "STREAMED", FullDuplex: "FULL_DUPLEX_STREAMED",
 }
 
-//go:embed bootstrap.yaml.jinja
+// bootstrap is a text/template. Render checks every value that the template prints.
+//
+//go:embed bootstrap.yaml.tmpl
 var bootstrap string
 
 // Render writes the bootstrap for c as YAML. The same settings give the same bytes. An error names
@@ -130,25 +131,39 @@ func Render(w io.Writer, c Config) error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	data, err := json.Marshal(map[string]any{
-		"c": c, "admin": address(c.AdminAddress), "listen": address(c.ListenAddress), "otlp": address(c.OTLP),
-		"extproc": addresses(c.ExtProc), "pool": addresses(c.Pool), "discovery": map[string]string{"extproc": discovery(c.ExtProc), "pool": discovery(c.Pool)},
-		"directory": path.Dir(c.PoolFile), "body_mode": bodyModes[c.BodyMode], "paths": c.Paths(), "steering": openai.Steering,
-		"seconds": map[string]string{
-			"idle": seconds(c.IdleTimeout), "message": seconds(c.MessageTimeout), "max_message": seconds(c.MaxMessageTimeout),
-			"request": seconds(c.RequestTimeout), "headers": seconds(max(time.Second, c.RequestTimeout/10)),
-		},
-	})
-	values, badJSON := jinja.FromJSON(data)
-	t, badTemplate := jinja.Parse("bootstrap", bootstrap)
-	if err := errors.Join(err, badJSON, badTemplate); err != nil {
+	t, err := template.New("bootstrap").Option("missingkey=error").Parse(bootstrap)
+	if err != nil {
 		return fmt.Errorf("envoy: %w", err)
 	}
-	text, err := t.Render(nil, values.Dict(), jinja.Options{})
-	if err == nil {
-		_, err = w.Write(text)
+	var text bytes.Buffer
+	if err := t.Execute(&text, c.values()); err != nil {
+		return fmt.Errorf("envoy: %w", err)
 	}
+	_, err = w.Write(text.Bytes())
 	return err
+}
+
+// values returns what the template prints. c is checked and has its defaults.
+func (c Config) values() map[string]any {
+	return map[string]any{
+		"c":         c,
+		"admin":     address(c.AdminAddress),
+		"listen":    address(c.ListenAddress),
+		"otlp":      address(c.OTLP),
+		"extproc":   addresses(c.ExtProc),
+		"pool":      addresses(c.Pool),
+		"directory": path.Dir(c.PoolFile),
+		"discovery": map[string]string{"extproc": discovery(c.ExtProc), "pool": discovery(c.Pool)},
+		"body_mode": bodyModes[c.BodyMode],
+		"steering":  openai.Steering,
+		"seconds": map[string]string{
+			"idle":        seconds(c.IdleTimeout),
+			"message":     seconds(c.MessageTimeout),
+			"max_message": seconds(c.MaxMessageTimeout),
+			"request":     seconds(c.RequestTimeout),
+			"headers":     seconds(max(time.Second, c.RequestTimeout/10)),
+		},
+	}
 }
 
 // check returns an error for the first wrong setting.

@@ -39,7 +39,7 @@ var ours = map[string]string{
 	"extproc":            "router internal/meter internal/openai internal/reach prefill",
 	"prefill":            "internal/openai router",
 	"outcomes":           "internal/meter router",
-	"envoy":              "tokenizer/jinja internal/meter internal/openai internal/reach internal/settings",
+	"envoy":              "internal/meter internal/openai internal/reach internal/settings",
 	"internal/enginesim": "indexer scorer tokenizer tokenizer/chat internal/openai internal/zmtp events",
 	"bindings":           "engines events fleet indexer router internal/bus internal/wire",
 	"bindings/c":         "bindings fleet",
