@@ -11,7 +11,8 @@
 //
 // A worker of any source may ask to be probed ([Prober]). A configured worker without probes is
 // always healthy. [Table] does the bookkeeping, [Registry] feeds it from NATS in a router
-// replica, and [Announcer] is the worker's side.
+// replica, and [Announcer] is the worker's side. [DirectWorkers] passes workers to the router, with
+// the data of engines that are read directly.
 //
 // # Guarantees
 //

@@ -178,17 +178,22 @@ func (s *server) openEvents() (err error) {
 			s.router.SetEventState(router.Worker{ID: id, DPRank: rank}, state.String())
 		},
 		Ask: func(ctx context.Context, q events.Query, part func(events.AnswerPart) bool) error {
-			return s.direct.sources.Ask(ctx, q, part)
+			return s.direct.Sources().Ask(ctx, q, part)
 		},
 		Log:   s.log,
 		Meter: s.metrics.Meter("events"),
 	}); err != nil {
 		return err
 	}
-	if s.direct, err = newDirect(s.router, s.events, s.client, s.networks, s.log, s.metrics.Meter("source")); err != nil {
+	if s.direct, err = fleet.NewDirectWorkers(fleet.DirectConfig{
+		Router: s.router, Subscriber: s.events, Client: s.client, Networks: s.networks,
+		Log: s.log, Meter: s.metrics.Meter("source"),
+	}); err != nil {
 		return err
 	}
-	s.holdings = replica.Holdings(replica.Config{Router: s.router, Direct: s.direct.sources.Has, Expect: s.expected.add, Log: s.log})
+	s.holdings = replica.Holdings(replica.Config{
+		Router: s.router, Direct: s.direct.Sources().Has, Expect: s.expected.add, Log: s.log,
+	})
 	return nil
 }
 
@@ -360,7 +365,7 @@ func (s *server) run(ctx context.Context) error {
 	when(s.dynamo != nil, s.dynamo.Run)
 	when(s.watch != nil, s.watchEnvoy)
 	when(s.conf.EndpointFile != "", (&endpointFile{path: s.conf.EndpointFile, id: s.id, known: s.started.Load, workers: s.router.Workers, log: s.log}).run)
-	when(wanted, s.events.Run, s.direct.sources.Run, s.expireEvents, s.forgetExpected)
+	when(wanted, s.events.Run, s.direct.Sources().Run, s.expireEvents, s.forgetExpected)
 	when(wanted && s.durable != nil, s.readStream)
 	when(s.state != nil, s.keepState)
 	when(s.group != nil, s.group.Run)
@@ -405,7 +410,7 @@ func (s *server) departs(w router.Worker, departs bool) {
 	}
 	s.log.Warn("the worker's cache differs from kvroute's index by the usage in its responses; its events are requested again", "worker", w.ID, "rank", w.DPRank)
 	s.events.Reread(w.ID, w.DPRank)
-	s.direct.sources.Reread(w.ID, w.DPRank)
+	s.direct.Sources().Reread(w.ID, w.DPRank)
 }
 
 // expireEvents requests the events of a worker again if one of them waited too long for an earlier

@@ -74,9 +74,9 @@ type server struct {
 	holdings  events.Holdings // of the router
 	durable   *events.Durable // nil unless --durable-kv-events
 	expected  expected
-	loads     fleet.Loads // blocks in use
-	requests  fleet.Loads // running and waiting
-	direct    *direct     // workers whose engines are read directly
+	loads     fleet.Loads          // blocks in use
+	requests  fleet.Loads          // running and waiting
+	direct    *fleet.DirectWorkers // workers whose engines are read directly
 	extproc   *extproc.Server
 	grpc      *grpc.Server
 	health    *health.Server

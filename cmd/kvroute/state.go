@@ -36,7 +36,7 @@ func (s *server) loadState() (err error) {
 	if !s.router.WantsEvents() {
 		return nil
 	}
-	if err := s.loadFile(sourceFile, s.conf.Scope.Bucket(sourceFile), s.direct.sources.Load); err != nil {
+	if err := s.loadFile(sourceFile, s.conf.Scope.Bucket(sourceFile), s.direct.Sources().Load); err != nil {
 		return err
 	}
 	return s.loadFile(eventFile, s.conf.Scope.Bucket(eventFile), func(r io.Reader) (int, error) { return s.events.Load(r, s.holdings) })
@@ -92,7 +92,7 @@ func (s *server) saveState() error {
 		return nil
 	}
 	return errors.Join(
-		s.saveFile(sourceFile, s.conf.Scope.Bucket(sourceFile), s.direct.sources.Save),
+		s.saveFile(sourceFile, s.conf.Scope.Bucket(sourceFile), s.direct.Sources().Save),
 		s.saveFile(eventFile, s.conf.Scope.Bucket(eventFile), s.saveEvents))
 }
 

@@ -21,7 +21,7 @@ import (
 // that waited for the worker need it there.
 func (s *server) setWorker(info router.WorkerInfo) {
 	s.names.set(info.ID, info.Name)
-	if err := s.direct.setWorker(info); err != nil {
+	if err := s.direct.SetWorker(info); err != nil {
 		s.log.Warn("a worker is refused", "worker", info.ID, "err", err)
 		return
 	}
@@ -81,13 +81,13 @@ func (s *server) removeWorker(id uint64) {
 	s.loads.Forget(id)
 	s.requests.Forget(id)
 	s.events.Forget(id)
-	s.direct.removeWorker(id)
+	s.direct.RemoveWorker(id)
 	s.workerChanged(id, false)
 }
 
 // follow uses a worker's record to read its events and to probe it.
 func (s *server) follow(r fleet.Record, info router.WorkerInfo) {
-	s.direct.follow(r, info)
+	s.direct.Follow(r, info)
 	s.prober.Set(r, info)
 }
 
