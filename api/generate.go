@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
@@ -132,7 +133,7 @@ const (
 	maxRefusal = 1 << 16
 )
 
-// askTokenIDs makes vLLM return the ids of the output tokens in each event, as
+// askTokenIDs makes an engine return the ids of the output tokens in each event, as
 // choices[].token_ids.
 const askTokenIDs = "return_token_ids"
 
@@ -143,7 +144,7 @@ func (c *Config) dispatch(path string, body []byte, q *question) router.Dispatch
 	return func(ctx context.Context, _ router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
 		return func(yield func(router.Chunk, error) bool) {
 			fail := func(err error) { yield(router.Chunk{}, &dispatchError{err}) }
-			if _, given := q.Body[askTokenIDs]; !given && d.Engine == router.EngineVLLM {
+			if _, given := q.Body[askTokenIDs]; !given && engine.Of(d.Engine).ReturnsTokenIDs {
 				body = append([]byte(`{"`+askTokenIDs+`":true,`), body[1:]...)
 			}
 			post, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+d.Address.String()+path, bytes.NewReader(body))

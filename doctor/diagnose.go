@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
@@ -134,14 +135,16 @@ func Unheard(w *router.WorkerState) bool {
 
 // HowToPublish tells an operator what to do when no event of a worker was ever heard.
 func HowToPublish(w *router.WorkerState) string {
-	text, transport := `start vLLM with --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657","topic":"kv-events"}'`, "zmq"
-	switch w.Engine {
-	case router.EngineSGLang:
-		text = `start SGLang with --kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557","topic":"kv-events"}'`
-	case router.EngineTRTLLM:
-		text, transport = "start TensorRT-LLM with kv_cache_config: {event_buffer_max_size: 1024} in the file of --extra_llm_api_options", "http_poll"
+	e := engine.Of(w.Engine)
+	if e.HowToPublish == "" {
+		e = engine.Of(engine.VLLM)
 	}
+	text := e.HowToPublish
 	if w.NeverHeard {
+		transport := "zmq"
+		if e.Polled {
+			transport = "http_poll"
+		}
 		text += " and set events: {transport: " + transport + "} for the worker, or events: {transport: none} if it publishes none"
 	}
 	return text

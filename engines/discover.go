@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/msgpack"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/zmtp"
@@ -22,7 +23,7 @@ import (
 
 // Found holds what an engine reports about itself over HTTP. A zero field was not reported.
 type Found struct {
-	Engine        string // "vllm" or "sglang"
+	Engine        string // of package engine
 	BlockSize     int    // tokens
 	TotalKVBlocks int
 	DPStart       uint32
@@ -57,7 +58,13 @@ func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
 	for _, source := range []struct {
 		path string
 		read func(body []byte, host string, w EngineWorker) (Found, error)
-	}{{"/kv_event_sources", readVLLM}, {"/server_info", readSGLang}, {"/get_server_info", readSGLang}} {
+		// cacheConfig says that only the engine's metrics have the size and number of blocks.
+		cacheConfig bool
+	}{
+		{"/kv_event_sources", readVLLM, true},
+		{"/server_info", readSGLang, false},
+		{"/get_server_info", readSGLang, false},
+	} {
 		body, err := s.get(ctx, base+source.path)
 		if err != nil {
 			last = err
@@ -70,7 +77,7 @@ func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
 		if err != nil {
 			return f, fmt.Errorf("engines: discover: %s%s: %w", base, source.path, err)
 		}
-		if f.Engine == "vllm" { // reports the block size only in its metrics
+		if source.cacheConfig {
 			if metrics, err := s.get(ctx, base+"/metrics"); err == nil {
 				f.BlockSize, f.TotalKVBlocks = readCacheConfig(metrics)
 			}
@@ -82,7 +89,7 @@ func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
 
 // readVLLM reads an answer of /kv_event_sources.
 func readVLLM(body []byte, host string, w EngineWorker) (Found, error) {
-	f := Found{Engine: "vllm"}
+	f := Found{Engine: engine.VLLM}
 	var answer map[uint32]struct { // by rank
 		Enabled   *bool  `json:"enable_kv_cache_events"`
 		Publisher string `json:"publisher"`
@@ -169,7 +176,7 @@ func readCacheConfig(metrics []byte) (blockSize, blocks int) {
 
 // readSGLang reads an answer of /server_info.
 func readSGLang(body []byte, host string, w EngineWorker) (Found, error) {
-	f := Found{Engine: "sglang"}
+	f := Found{Engine: engine.SGLang}
 	var answer struct {
 		Mode      string `json:"disaggregation_mode"`
 		Bootstrap int    `json:"disaggregation_bootstrap_port"`

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/engine"
 )
 
 const (
@@ -64,7 +65,7 @@ func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *ra
 		s: s, worker: w, at: at, log: events.QuietLog(log),
 		wake: make(chan struct{}, 1), secondRequest: time.NewTimer(secondRequestAfter),
 		engine: NewEngine(EngineOptions{
-			BlockSize: w.BlockSize, Rank: at.rank, SetLike: w.SetLike || w.Engine == "sglang" || w.Engine == "trtllm",
+			BlockSize: w.BlockSize, Rank: at.rank, SetLike: w.SetLike || engine.Of(w.Engine).SetLike,
 		}),
 		namedRanks: map[uint32]struct{}{at.rank: {}},
 	}

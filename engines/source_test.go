@@ -569,6 +569,32 @@ func TestDiscoveryOfSGLang(t *testing.T) {
 	agree(t, c, 0, s)
 }
 
+// A block that was stored twice is gone after one removal, or stays known, as the worker's engine
+// counts: the record may have its name in any spelling.
+func TestTheEngineOfARecordDecidesOnCopies(t *testing.T) {
+	t.Parallel()
+	for name, left := range map[string]int{"": 2, "vLLM": 2, "sglang": 1, "SGLang": 1, "TensorRT-LLM": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := simulate(t, enginesim.SocketsConfig{})
+			w := zmqWorker(7, s)
+			w.Engine = name
+			_, c := follow(t, engines.SourcesConfig{}, w)
+			eventually(t, func() bool { return s.Subscribers() == 1 })
+			stored := indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1}}}
+			s.Publish(enginesim.Change{Event: stored, Tokens: seq(1, 16)})
+			s.Publish(enginesim.Change{Event: stored, Tokens: seq(1, 16)})
+			s.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Removed, Externals: []uint64{1}}})
+			stored.Blocks[0].External = 2
+			s.Publish(enginesim.Change{Event: stored, Tokens: seq(99, 16)}) // the end
+			eventually(t, func() bool { return c.of(7, 0)[2] != 0 })
+			if got := len(c.of(7, 0)); got != left {
+				t.Errorf("%d blocks are known, want %d", got, left)
+			}
+		})
+	}
+}
+
 // The captured frames of a real engine that stored one block three times and removed it twice,
 // over real sockets: the block stays known.
 func TestCapturedCopiesOverSockets(t *testing.T) {

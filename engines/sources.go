@@ -23,6 +23,7 @@ import (
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
@@ -60,7 +61,7 @@ type EngineWorker struct {
 	// BlockSize is the block size of the index, in tokens. 0 uses the engine's, if the engine
 	// reports it.
 	BlockSize int
-	// Engine is "vllm", "sglang", "trtllm" or empty if unknown.
+	// Engine is a name of package engine, or empty if unknown.
 	Engine string
 	// SetLike is as in [EngineOptions].
 	SetLike bool
@@ -388,7 +389,7 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 	case TransportPoll:
 		url := w.Endpoint
 		url = cmp.Or(url, "http://"+w.Address+"/kv_cache_events")
-		w.Engine = cmp.Or(w.Engine, "trtllm")
+		w.Engine = cmp.Or(w.Engine, engine.TRTLLM)
 		return []socket{{rank: w.DPStart, url: url}}, nil
 	case TransportZMQ:
 	default:

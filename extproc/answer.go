@@ -10,6 +10,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -91,7 +92,7 @@ func rankHeaders(d *router.Decision) []string {
 		return headers
 	case d.NameRank: // otherwise the server chooses a rank by itself
 		return []string{headerVLLMRank, fmt.Sprint(d.Worker.DPRank)}
-	case d.Engine == router.EngineDynamo: // a frontend that forwards to the named instance
+	case engine.Of(d.Engine).Forwards: // to the named instance
 		mode := router.SplitNever
 		if d.Prefill != nil {
 			mode = router.SplitAlways

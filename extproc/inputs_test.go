@@ -373,7 +373,7 @@ func TestThePrefillWorkersRankIsNamed(t *testing.T) {
 			h.router.slots[leg] = true
 			h.router.mu.Unlock()
 			d.Prefill = &router.Decision{
-				ID: leg, Engine: router.EngineVLLM, NameRank: named, Worker: router.Worker{ID: 7, DPRank: 3},
+				ID: leg, Engine: "vllm", NameRank: named, Worker: router.Worker{ID: 7, DPRank: 3},
 				Address: netip.MustParseAddrPort(strings.TrimPrefix(worker.URL, "http://")),
 			}
 			return d, nil

@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/prefill"
 	"github.com/kvroute/kvroute/router"
@@ -94,10 +95,10 @@ func addTrace(h http.Header, a *router.Arrival) {
 	w3c.Inject(w3c.Extract(context.Background(), from), propagation.HeaderCarrier(h))
 }
 
-// legByHeader reports whether the decode worker sends the prefill request. Dynamo's workers always
-// do: their frontend reads the prefill worker from headers.
+// legByHeader reports whether the decode worker sends the prefill request. A frontend always
+// does: it reads the prefill worker from headers.
 func (c *Config) legByHeader(d *router.Decision) bool {
-	return c.PrefillLeg == PrefillByHeader || d.Engine == router.EngineDynamo
+	return c.PrefillLeg == PrefillByHeader || engine.Of(d.Engine).Forwards
 }
 
 // prefillHeaders returns the headers that name the prefill worker to a decode worker's sidecar, as
@@ -105,7 +106,7 @@ func (c *Config) legByHeader(d *router.Decision) bool {
 func prefillHeaders(d *router.Decision) []string {
 	at := d.Address.String()
 	headers := []string{headerPrefillWorker, at, headerPrefiller, at}
-	if d.Engine == router.EngineDynamo {
+	if engine.Of(d.Engine).Forwards {
 		headers = append(headers, headerPrefillPin, fmt.Sprint(d.Worker.ID), headerPrefillRank, fmt.Sprint(d.Worker.DPRank))
 	}
 	return headers

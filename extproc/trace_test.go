@@ -47,7 +47,7 @@ func sendTraced(t *testing.T, meta []string, headers ...string) (got traced) {
 		defer h.router.mu.Unlock()
 		h.router.slots["1/prefill"] = true
 		d := chosen
-		d.Prefill = &router.Decision{ID: "1/prefill", Engine: router.EngineVLLM, Address: netip.MustParseAddrPort(worker.Listener.Addr().String())}
+		d.Prefill = &router.Decision{ID: "1/prefill", Engine: "vllm", Address: netip.MustParseAddrPort(worker.Listener.Addr().String())}
 		return d, nil
 	})
 	ctx, end := context.WithCancel(metadata.NewIncomingContext(t.Context(), metadata.Pairs(meta...)))

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/zmtp"
 	"github.com/kvroute/kvroute/router"
 )
@@ -243,7 +244,7 @@ func (r *dynamoRecord) worker(rules *DynamoRules, host string, adapters []string
 	w := Record{
 		WorkerID: r.ID, Name: r.Namespace + "/" + r.Component + "/" + strconv.FormatUint(r.ID, 16),
 		Models: []string{r.Card.Name}, LoRA: adapters, Role: router.Aggregated, BlockSize: r.Card.BlockSize,
-		DPStart: run.DPStart, DPSize: run.DPSize, Taints: run.Taints, Engine: router.EngineDynamo,
+		DPStart: run.DPStart, DPSize: run.DPSize, Taints: run.Taints, Engine: engine.Dynamo,
 		TotalKVBlocks: run.TotalKVBlocks, MaxNumSeqs: run.MaxNumSeqs, MaxBatchedTokens: run.MaxBatchedTokens,
 		Events: Events{Transport: transportDynamo, LocalIndexer: run.LocalIndexer},
 	}

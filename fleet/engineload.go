@@ -9,6 +9,8 @@ import (
 	"math"
 	"regexp"
 	"strconv"
+
+	"github.com/kvroute/kvroute/internal/engine"
 )
 
 // LoadPaths are the paths of engines' metrics, in the order in which to try them:
@@ -26,48 +28,21 @@ type Capacity struct {
 	BlockSize int // tokens
 }
 
-// gauge is a value that kvroute reads from metrics.
-type gauge uint8
-
-const (
-	gaugeRunning gauge = iota
-	gaugeWaiting
-	gaugeUsage  // used share of the cache, 0 to 1
-	gaugeUsed   // used blocks of the cache
-	gaugeTokens // in the cache
-	gaugeBlocks // of the cache
-	gaugeKinds
-)
-
 //nolint:gochecknoglobals // a table
-var gauges = map[string]gauge{
-	"vllm:num_requests_running":   gaugeRunning,
-	"vllm:num_requests_waiting":   gaugeWaiting,
-	"vllm:kv_cache_usage_perc":    gaugeUsage,
-	"vllm:gpu_cache_usage_perc":   gaugeUsage, // before 0.10
-	"sglang:num_running_reqs":     gaugeRunning,
-	"sglang:num_queue_reqs":       gaugeWaiting,
-	"sglang:token_usage":          gaugeUsage,
-	"sglang:num_used_tokens":      gaugeTokens,
-	"trtllm_num_requests_running": gaugeRunning,
-	"trtllm_num_requests_waiting": gaugeWaiting,
-	"trtllm_kv_cache_utilization": gaugeUsage,
-	"trtllm_kv_cache_used_blocks": gaugeUsed,
-	"trtllm_kv_cache_max_blocks":  gaugeBlocks,
-}
+var gauges = engine.AllGauges()
 
 // engineLoad reads each rank's load from an engine's metrics: the text of vLLM, SGLang and
 // TensorRT-LLM, or the JSON of TensorRT-LLM's statistics. Of several series of one rank the
 // largest counts. The error is [errNoLoad] if there is no load; TensorRT-LLM's statistics
 // have none if nothing has happened since the last query.
 func engineLoad(body []byte, c Capacity) (map[uint32]Load, error) {
-	ranks := make(map[uint32]*[gaugeKinds]float64)
-	set := func(rank uint32, g gauge, v float64) {
+	ranks := make(map[uint32]*[engine.GaugeKinds]float64)
+	set := func(rank uint32, g engine.Gauge, v float64) {
 		if math.IsNaN(v) || v < 0 || v > 1e12 || len(ranks) >= maxRanks && ranks[rank] == nil {
 			return
 		}
 		if ranks[rank] == nil {
-			ranks[rank] = new([gaugeKinds]float64)
+			ranks[rank] = new([engine.GaugeKinds]float64)
 		}
 		ranks[rank][g] = max(ranks[rank][g], v)
 	}
@@ -81,13 +56,16 @@ func engineLoad(body []byte, c Capacity) (map[uint32]Load, error) {
 	}
 	loads := make(map[uint32]Load, len(ranks))
 	for rank, v := range ranks {
-		blocks := max(float64(c.Blocks), v[gaugeBlocks])
-		l := Load{Running: int(v[gaugeRunning]), Waiting: int(v[gaugeWaiting]), KVUtilization: min(1, v[gaugeUsage])}
+		blocks := max(float64(c.Blocks), v[engine.Blocks])
+		l := Load{
+			Running: int(v[engine.Running]), Waiting: int(v[engine.Waiting]),
+			KVUtilization: min(1, v[engine.UsedShare]),
+		}
 		switch {
-		case v[gaugeUsed] > 0:
-			l.KVUsedBlocks = int(v[gaugeUsed])
-		case v[gaugeTokens] > 0 && c.BlockSize > 0:
-			l.KVUsedBlocks = int(math.Ceil(v[gaugeTokens] / float64(c.BlockSize)))
+		case v[engine.UsedBlocks] > 0:
+			l.KVUsedBlocks = int(v[engine.UsedBlocks])
+		case v[engine.UsedTokens] > 0 && c.BlockSize > 0:
+			l.KVUsedBlocks = int(math.Ceil(v[engine.UsedTokens] / float64(c.BlockSize)))
 		default:
 			l.KVUsedBlocks = int(math.Round(l.KVUtilization * blocks))
 		}
@@ -128,7 +106,7 @@ func Total(ranks map[uint32]Load) (sum Load) {
 }
 
 // readGauges reads Prometheus' text form: a line has a name, labels in braces, and a value.
-func readGauges(text []byte, set func(rank uint32, g gauge, v float64)) {
+func readGauges(text []byte, set func(rank uint32, g engine.Gauge, v float64)) {
 	for line := range bytes.Lines(text) {
 		end := bytes.IndexAny(line, "{ ")
 		if end <= 0 {
@@ -175,7 +153,7 @@ func rankOf(labels []byte) uint32 {
 
 // readStatistics reads TensorRT-LLM's JSON: one element for each step since the last query.
 // The newest step counts.
-func readStatistics(text []byte, set func(rank uint32, g gauge, v float64)) {
+func readStatistics(text []byte, set func(rank uint32, g engine.Gauge, v float64)) {
 	var steps []struct {
 		Running *float64 `json:"numActiveRequests"`
 		Waiting *float64 `json:"numQueuedRequests"`
@@ -196,11 +174,11 @@ func readStatistics(text []byte, set func(rank uint32, g gauge, v float64)) {
 	}
 	for rank, i := range newest {
 		s := &steps[i]
-		set(rank, gaugeRunning, *s.Running)
+		set(rank, engine.Running, *s.Running)
 		if s.Waiting != nil {
-			set(rank, gaugeWaiting, *s.Waiting)
+			set(rank, engine.Waiting, *s.Waiting)
 		}
-		set(rank, gaugeUsed, s.Cache.Used)
-		set(rank, gaugeBlocks, s.Cache.Max)
+		set(rank, engine.UsedBlocks, s.Cache.Used)
+		set(rank, engine.Blocks, s.Cache.Max)
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -62,13 +63,17 @@ const (
 // and the outcome. done is called once, when neither Do nor a prefill request needs a body any more:
 // with SGLang after Do has returned.
 func (c *Client) Do(ctx context.Context, d *router.Decision, l Leg, deadline time.Time, done func()) (decode []byte, outcome string) {
-	r := &run{Client: c, Leg: l, id: d.ID, engine: d.Engine, bootstrap: d.Bootstrap, deadline: deadline, done: done}
+	r := &run{
+		Client: c, Leg: l,
+		id: d.ID, bootstrap: d.Bootstrap, protocol: &engine.Of(d.Engine).Prefill,
+		deadline: deadline, done: done,
+	}
 	r.users.Store(1)
 	defer r.release()
 	switch {
-	case d.Engine != router.EngineVLLM && d.Engine != router.EngineSGLang && d.Engine != router.EngineTRTLLM:
+	case !r.protocol.Known():
 		return nil, unknown
-	case l.Prompts > 1 && d.Engine != router.EngineSGLang:
+	case l.Prompts > 1 && !r.protocol.Lists:
 		return nil, batch
 	}
 	outcome = served

@@ -9,19 +9,13 @@ import (
 	"net/netip"
 	"strconv"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/openai"
-	"github.com/kvroute/kvroute/router"
 )
 
-// The members with the parameters of a transfer.
-const (
-	paramsVLLM   = "kv_transfer_params"
-	paramsTRTLLM = "disaggregated_params"
-)
-
-// prefillMembers returns the members that make the client's body a prefill request of vLLM or
-// TensorRT-LLM.
-func prefillMembers(engine string) []openai.Member {
+// prefillMembers returns the members that make the client's body a prefill request whose answer has
+// parameters.
+func prefillMembers(p *engine.Prefill) []openai.Member {
 	members := []openai.Member{
 		{Name: "stream", Value: []byte("false")},
 		{Name: "max_tokens", Value: []byte("1")},
@@ -30,37 +24,29 @@ func prefillMembers(engine string) []openai.Member {
 	for _, name := range [...]string{"max_completion_tokens", "min_tokens", "stream_options", "n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs", "echo"} {
 		members = append(members, openai.Member{Name: name})
 	}
-	if engine == router.EngineTRTLLM {
-		return append(members, openai.Member{Name: paramsTRTLLM, Value: []byte(`{"request_type":"context_only"}`)})
-	}
-	return append(members, openai.Member{Name: paramsVLLM, Value: []byte(`{"do_remote_decode":true}`)})
+	return append(members, openai.Member{Name: p.Member, Value: []byte(p.Value)})
 }
 
 // decodeBody returns the body of the decode request: the client's, with the parameters of the
 // prefill worker's answer. It is nil if the answer has none.
-func decodeBody(engine string, body, answer []byte) []byte {
-	m := openai.Member{Name: paramsVLLM, Value: openai.Find(answer, paramsVLLM)}
-	if engine == router.EngineTRTLLM {
-		m = openai.Member{Name: paramsTRTLLM, Value: openai.Find(answer, "choices", paramsTRTLLM)}
-	}
+func decodeBody(p *engine.Prefill, body, answer []byte) []byte {
+	m := openai.Member{Name: p.Member, Value: openai.Find(answer, p.Path...)}
 	if len(m.Value) <= len("{}") || m.Value[0] != '{' {
 		return nil
 	}
-	if engine == router.EngineTRTLLM {
-		m.Value = bytes.Join(openai.Edit(m.Value, openai.Member{Name: "request_type", Value: []byte(`"generation_only"`)}), nil)
+	if p.DecodeType != "" {
+		m.Value = bytes.Join(openai.Edit(m.Value, openai.Member{Name: "request_type", Value: []byte(p.DecodeType)}), nil)
 	}
 	return bytes.Join(openai.Edit(body, m), nil)
 }
 
-// defaultBootstrap is the port of SGLang's bootstrap server if the worker registered none.
-const defaultBootstrap = "8998"
-
-// bootstrapMembers returns the members that both requests of SGLang have, in lists if there are several
-// prompts. bootstrap is the host:port that the prefill worker registered, at its address.
-func bootstrapMembers(bootstrap string, at netip.AddrPort, prompts int) []openai.Member {
+// bootstrapMembers returns the members that both requests have if the workers find each other by a
+// bootstrap server, in lists if there are several prompts. bootstrap is the host:port that the prefill
+// worker registered, at its address.
+func bootstrapMembers(p *engine.Prefill, bootstrap string, at netip.AddrPort, prompts int) []openai.Member {
 	host, port, err := net.SplitHostPort(bootstrap)
 	if err != nil {
-		host, port = at.Addr().String(), defaultBootstrap
+		host, port = at.Addr().String(), p.BootstrapPort
 	}
 	value := func(one func() string) []byte {
 		if prompts <= 1 {

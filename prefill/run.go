@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
@@ -25,8 +26,9 @@ import (
 type run struct {
 	*Client
 	Leg
-	id, engine, bootstrap string // of the leg's decision
-	deadline              time.Time
+	id, bootstrap string // of the leg's decision
+	protocol      *engine.Prefill
+	deadline      time.Time
 
 	users atomic.Int32 // Do, and the prefill request of SGLang
 	done  func()       // called when there are no users any more
@@ -57,12 +59,12 @@ func mayRetry(err error) bool {
 // try sends the prefill request to a worker, and returns the decode request's body when that request
 // may be sent. The error is a [legError], or that of ctx.
 func (r *run) try(ctx context.Context, at netip.AddrPort) (decode []byte, err error) {
-	if r.engine == router.EngineSGLang {
+	if r.protocol.AtOnce() {
 		return r.tryAtOnce(ctx, at)
 	}
-	answer, err := r.post(ctx, at, openai.Edit(r.Body, prefillMembers(r.engine)...), nil)
+	answer, err := r.post(ctx, at, openai.Edit(r.Body, prefillMembers(r.protocol)...), nil)
 	if err == nil {
-		if decode = decodeBody(r.engine, r.Body, answer); decode == nil {
+		if decode = decodeBody(r.protocol, r.Body, answer); decode == nil {
 			err = legError{reason: "no_parameters"}
 		}
 	}
@@ -70,9 +72,9 @@ func (r *run) try(ctx context.Context, at netip.AddrPort) (decode []byte, err er
 	return decode, err
 }
 
-// tryAtOnce is try for SGLang, whose two requests have the same body and run at once.
+// tryAtOnce is try for engines whose two requests have the same body and run at once.
 func (r *run) tryAtOnce(ctx context.Context, at netip.AddrPort) (decode []byte, err error) {
-	decode = bytes.Join(openai.Edit(r.Body, bootstrapMembers(r.bootstrap, at, r.Prompts)...), nil)
+	decode = bytes.Join(openai.Edit(r.Body, bootstrapMembers(r.protocol, r.bootstrap, at, r.Prompts)...), nil)
 	sent, ended := make(chan struct{}), make(chan error, 1)
 	r.users.Add(1)
 	go func() { // ends with ctx or at the deadline
@@ -159,7 +161,7 @@ func (r *run) exchange(ctx context.Context, at netip.AddrPort, pieces [][]byte) 
 	if resp.StatusCode != http.StatusOK {
 		return nil, legError{reason: "status", status: resp.StatusCode}
 	}
-	if r.engine == router.EngineSGLang { // the whole response, of which nothing is needed
+	if r.protocol.AtOnce() { // the whole response, of which nothing is needed
 		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
 			return nil, legError{reason: "unreachable"}
 		}

@@ -80,7 +80,7 @@ func TestSplitsBeginAndEnd(t *testing.T) {
 		w.Engine = engine
 		set(t, r, w)
 	}
-	if d := decided(t, r, "spelling", "abcd"); d.Prefill == nil || d.Engine != router.EngineTRTLLM || d.Prefill.Engine != router.EngineTRTLLM {
+	if d := decided(t, r, "spelling", "abcd"); d.Prefill == nil || d.Engine != "trtllm" || d.Prefill.Engine != "trtllm" {
 		t.Errorf("two spellings of one engine: %q and leg %+v", d.Engine, d.Prefill)
 	}
 }

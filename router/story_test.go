@@ -249,7 +249,7 @@ func (s *story) newWorker(name string) *router.WorkerInfo {
 		Name:      name,
 		Address:   netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(id)}), 8000),
 		Models:    []string{"m"},
-		Engine:    router.EngineVLLM,
+		Engine:    "vllm",
 		BlockSize: storyBlock,
 	}
 	s.workers[name] = w

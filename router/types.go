@@ -32,8 +32,8 @@ import (
 	"cmp"
 	"errors"
 	"net/netip"
-	"strings"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/scorer"
 	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
@@ -129,7 +129,7 @@ type WorkerInfo struct {
 	// so the order of first tokens proves nothing; see [Config.InferFirstTokens].
 	Reorders bool
 
-	Engine string // one of the Engine constants, in any spelling; or another one
+	Engine string // vllm, sglang, trtllm or dynamo, in any spelling of package internal/engine; or another one
 	// ModelCard names the [Card] of its model. Default: the model's name.
 	ModelCard string
 	// KVEvents says in one word how well the worker's cache is known; "" = well. Only shown.
@@ -147,23 +147,8 @@ type WorkerInfo struct {
 	Events    EventSource
 }
 
-// The engines that kvroute treats in their own ways.
-const (
-	EngineVLLM   = "vllm"
-	EngineSGLang = "sglang"
-	EngineTRTLLM = "trtllm"
-	EngineDynamo = "dynamo"      // a frontend of Dynamo, which forwards to the worker that a request names
-	EngineSim    = "kvroute-sim" // kvroute's simulated engine
-)
-
 // engineName returns one name for all spellings of an engine.
-func engineName(s string) string {
-	switch s = strings.ToLower(s); s {
-	case "tensorrt-llm", "tensorrt_llm", "tensorrtllm":
-		return EngineTRTLLM
-	}
-	return s
-}
+func engineName(s string) string { return engine.Canonical(s) }
 
 // Role says which phase of a request a worker takes.
 type Role string

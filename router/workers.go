@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/scorer"
 )
 
@@ -230,7 +231,7 @@ func (i *WorkerInfo) rankAddress(rank uint32) netip.AddrPort {
 // address, and the engine reads the rank of a request.
 func (i *WorkerInfo) wantsRank(rank uint32) bool {
 	_, own := i.RankAddresses[rank]
-	return i.DPSize > 1 && !own && i.Engine == EngineVLLM
+	return i.DPSize > 1 && !own && engine.Of(i.Engine).ReadsRank
 }
 
 // part is the part of a request that a worker is chosen for.
@@ -255,9 +256,9 @@ func (r Role) takes(p part) bool {
 	}
 }
 
-// takes reports whether a worker may take a part. An SGLang engine with a role refuses whole requests.
+// takes reports whether a worker may take a part. Some engines with a role refuse whole requests.
 func (i *WorkerInfo) takes(p part) bool {
-	return i.Role.takes(p) && (p != whole || i.Role.aggregated() || i.Engine != EngineSGLang)
+	return i.Role.takes(p) && (p != whole || i.Role.aggregated() || !engine.Of(i.Engine).RefusesWhole)
 }
 
 func (r Role) aggregated() bool { return r == "" || r == Aggregated }

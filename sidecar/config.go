@@ -14,6 +14,7 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
@@ -102,7 +103,7 @@ func (c *Config) engineWorker() engines.EngineWorker {
 		Address: c.EngineAddress, Engine: c.Engine, Transport: engines.TransportZMQ, Endpoint: c.ZMQ, Topic: c.ZMQTopic, Replay: c.ZMQReplay,
 		DPStart: uint32(c.DPStart), DPSize: uint32(c.DPSize), SetLike: c.SetLike,
 	}
-	if c.Engine == "trtllm" && c.ZMQ == "" {
+	if engine.Of(c.Engine).Polled && c.ZMQ == "" {
 		w.Transport = engines.TransportPoll
 	}
 	return w

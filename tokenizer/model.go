@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/tokenizer/chat"
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
@@ -83,7 +84,7 @@ type ModelConfig struct {
 // exactly, and a chat template. Without a template that can be read, chats are in
 // text-block mode, and [Model.Degraded] says why. The error names the file.
 func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
-	if c.Loader == "" && c.Profile == chat.TRTLLM {
+	if c.Loader == "" && engine.Of(string(c.Profile)).Transformers4 {
 		c.Loader = Transformers4
 	}
 	tok, err := Load(fsys, c.Config)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/policy"
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/prefill"
 	"github.com/kvroute/kvroute/router"
@@ -146,7 +147,7 @@ func rewrite(ctx context.Context, _ options, _ string) (figures []bench.Figure) 
 		_, err := io.Copy(io.Discard, r.Body)
 		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(answer))}, err
 	})}}
-	for _, engine := range []string{router.EngineVLLM, router.EngineSGLang, router.EngineTRTLLM} {
+	for _, engine := range []string{engine.VLLM, engine.SGLang, engine.TRTLLM} {
 		d := &router.Decision{Engine: engine, Address: netip.MustParseAddrPort("127.0.0.1:1")}
 		result := testing.Benchmark(func(b *testing.B) {
 			for b.Loop() {

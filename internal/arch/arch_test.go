@@ -25,19 +25,19 @@ const module = "github.com/kvroute/kvroute"
 // ours lists the packages of this module that each package may import. A package that is not
 // listed may import none of them: add a new package here. "*" may import everything.
 var ours = map[string]string{
-	"tokenizer":          "tokenizer/chat tokenizer/jinja internal/jsonscan",
+	"tokenizer":          "tokenizer/chat tokenizer/jinja internal/engine internal/jsonscan",
 	"tokenizer/jinja":    "internal/jsonscan",
-	"tokenizer/chat":     "tokenizer/jinja",
+	"tokenizer/chat":     "tokenizer/jinja internal/engine",
 	"internal/openai":    "router tokenizer tokenizer/chat internal/jsonscan",
-	"router":             "tokenizer tokenizer/chat scorer indexer internal/meter",
-	"engines":            "events engines/localindex indexer internal/bus internal/meter internal/msgpack internal/reach internal/records internal/wire internal/zmtp",
+	"router":             "tokenizer tokenizer/chat scorer indexer internal/engine internal/meter",
+	"engines":            "events engines/localindex indexer internal/bus internal/engine internal/meter internal/msgpack internal/reach internal/records internal/wire internal/zmtp",
 	"engines/localindex": "events indexer",
 	"events":             "indexer internal/bus internal/meter internal/msgpack internal/records internal/wire",
-	"fleet":              "engines events indexer router internal/bus internal/meter internal/reach internal/wire internal/zmtp",
+	"fleet":              "engines events indexer router internal/bus internal/engine internal/meter internal/reach internal/wire internal/zmtp",
 	"replicas":           "engines events fleet indexer router internal/meter internal/msgpack internal/wire",
-	"api":                "dashboard router envoy fleet replicas outcomes indexer internal/openai internal/reach",
-	"extproc":            "router internal/meter internal/openai internal/reach prefill",
-	"prefill":            "internal/openai router",
+	"api":                "dashboard router envoy fleet replicas outcomes indexer internal/engine internal/openai internal/reach",
+	"extproc":            "router internal/engine internal/meter internal/openai internal/reach prefill",
+	"prefill":            "internal/engine internal/openai router",
 	"outcomes":           "internal/meter router",
 	"envoy":              "internal/meter internal/openai internal/reach internal/settings",
 	"internal/enginesim": "indexer scorer tokenizer tokenizer/chat internal/openai internal/zmtp events",
@@ -47,9 +47,9 @@ var ours = map[string]string{
 	"internal/fixtures":  "internal/process",
 	"internal/natstest":  "internal/fixtures",
 	"internal/replica":   "events indexer router",
-	"doctor":             "api replicas router",
+	"doctor":             "api replicas router internal/engine",
 	"top":                "api outcomes doctor router",
-	"sidecar":            "engines events fleet indexer router internal/bus internal/meter internal/reach internal/records internal/settings internal/telemetry internal/wire",
+	"sidecar":            "engines events fleet indexer router internal/bus internal/engine internal/meter internal/reach internal/records internal/settings internal/telemetry internal/wire",
 	"cmd/kvroute":        "*",
 	"bench":              "internal/settings",
 	"bench/demo":         "*",
@@ -91,7 +91,7 @@ var free = []string{"go.opentelemetry.io/otel/metric", "go.opentelemetry.io/otel
 // pure are the packages without I/O, log or process, and the packages that neither they nor their
 // imports may import. They receive file systems as arguments.
 var (
-	pure    = strings.Fields("indexer scorer tokenizer tokenizer/chat tokenizer/jinja internal/wire")
+	pure    = strings.Fields("indexer scorer tokenizer tokenizer/chat tokenizer/jinja internal/engine internal/wire")
 	impure  = strings.Fields("net/http os log syscall go.opentelemetry.io/otel")
 	foreign = regexp.MustCompile(`^[^/]*\.`)
 )

@@ -49,7 +49,7 @@ var (
 		{"engines engines/localindex", 3598, 20},
 		{"fleet", 2164, 20},
 		{"replicas", 2262, 20},
-		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/meter internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 5012, 20},
+		{"api bindings bindings/c envoy internal/bus internal/engine internal/jsonscan internal/meter internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 5012, 20},
 		{"sidecar", 465, 20},
 		{"doctor", 457, 20},
 		{"dashboard", 36, 20},

@@ -119,7 +119,7 @@ func newRouter(cache *tokenizer.Cache) *router.Router {
 		check(r.SetWorker(router.WorkerInfo{
 			ID: id + 1, Name: fmt.Sprint("gpu-", id+1), Models: []string{model}, ModelCard: enginesim.ModelCard,
 			Address:   netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(id + 1)}), 8000),
-			BlockSize: blockSize, TotalKVBlocks: 10_000, MaxNumSeqs: 256, MaxBatchedTokens: 8192, Engine: router.EngineVLLM,
+			BlockSize: blockSize, TotalKVBlocks: 10_000, MaxNumSeqs: 256, MaxBatchedTokens: 8192, Engine: "vllm",
 			Events: router.EventSource{Transport: "nats"},
 		}))
 	}

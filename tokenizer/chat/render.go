@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
@@ -29,8 +30,8 @@ type Renderer struct {
 // vLLM makes the prompts of gpt-oss models in code, which is done here, and SGLang by
 // the template; what TensorRT-LLM does is unknown.
 func NewRenderer(p Profile, f *Files) (*Renderer, error) {
-	if !slices.Contains([]Profile{VLLM, SGLang, TRTLLM}, p) {
-		return nil, fmt.Errorf("chat: unknown engine profile %q; known are vllm, sglang, trtllm", p)
+	if known := engine.Profiles(); !slices.Contains(known, string(p)) {
+		return nil, fmt.Errorf("chat: unknown engine profile %q; known are %s", p, strings.Join(known, ", "))
 	}
 	r := &Renderer{profile: p, special: jinja.NewDict(len(f.Special))}
 	var err error

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
@@ -18,9 +19,9 @@ type Profile string
 // are from their documentation and source as of July 2026, and not compared with an
 // engine.
 const (
-	VLLM   Profile = "vllm"
-	SGLang Profile = "sglang"
-	TRTLLM Profile = "trtllm"
+	VLLM   Profile = engine.VLLM
+	SGLang Profile = engine.SGLang
+	TRTLLM Profile = engine.TRTLLM
 )
 
 // ErrRefused is in the chain of errors about requests that the engine itself refuses.
