@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // Mode is a way of choosing a worker.
@@ -172,8 +173,8 @@ type QueueConfig struct {
 	// every candidate has more, or is above a busy threshold. nil means that no request
 	// waits.
 	Threshold *float64
-	// Policy is the order. Default [scorer.FCFS].
-	Policy scorer.QueuePolicy
+	// Policy is the order. Default [slots.FCFS].
+	Policy slots.QueuePolicy
 	// Limit is the largest number of waiting requests, by pool. Default 10,000.
 	Limit int
 }
@@ -205,7 +206,7 @@ func (c Config) withDefaults() (Config, error) {
 	c.Split.Skip = cmp.Or(c.Split.Skip, SkipNever)
 	c.Split.SkipTokens, c.Split.SkipFraction = cmp.Or(c.Split.SkipTokens, 2048), cmp.Or(c.Split.SkipFraction, .7)
 	q, s := &c.Queue, &c.Sessions
-	q.Policy = cmp.Or(q.Policy, scorer.FCFS)
+	q.Policy = cmp.Or(q.Policy, slots.FCFS)
 	threshold := *cmp.Or(q.Threshold, new(0.))
 	for _, err := range []error{
 		c.Scoring.Validate(), c.Thresholds.Validate(), q.Policy.Validate(), c.Split.check(&c.Thresholds, q.Threshold),

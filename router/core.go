@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // core is the state machine of one pool: the workers that serve one base model
@@ -34,11 +35,11 @@ type core struct {
 	thresholds *scorer.Thresholds
 
 	ranks
-	slots    scorer.Slots
+	slots    slots.Table
 	sessions sessions
-	queue    *scorer.Queue[*waiter] // nil without a queue
-	waiting  map[string]*waiter     // the requests in the queue, by id
-	woken    []*waiter              // requests that left the queue, or must count their overlap again
+	queue    *slots.Queue[*waiter] // nil without a queue
+	waiting  map[string]*waiter    // the requests in the queue, by id
+	woken    []*waiter             // requests that left the queue, or must count their overlap again
 
 	turn    uint64 // booked requests so far
 	looks   uint64 // choices so far that were not to be booked
@@ -61,7 +62,7 @@ func newCore(conf *Config, blockSize int) core {
 		c.slots.InferFirstTokens()
 	}
 	if conf.Queue.Threshold != nil {
-		c.queue = scorer.NewQueue[*waiter](conf.Queue.Policy, conf.Queue.Limit)
+		c.queue = slots.NewQueue[*waiter](conf.Queue.Policy, conf.Queue.Limit)
 		c.waiting = make(map[string]*waiter)
 	}
 	return c
@@ -159,7 +160,7 @@ func (c *core) takeSlot(in *decisionInput, ch *choice, d *Decision, hasLeg bool,
 	if hasLeg {
 		reuse = c.settings.AssumeKVReuse // the decode settings leave it out of the comparison only
 	}
-	if !c.slots.Add(ch.time, in.ID, &scorer.Booking{
+	if !c.slots.Add(ch.time, in.ID, &slots.Booking{
 		Worker: ord, Blocks: in.hashes.sequence, BlockSize: c.blockSize,
 		PromptTokens: in.prompt.tokens, CachedTokens: in.prompt.tokens - d.PrefillTokens,
 		ExpectedOutput: in.ExpectedOutput, ExpectedTTFT: expectedTTFT(d, &ch.inputs[ch.chosen]),

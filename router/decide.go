@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // purpose is what a choice is made for.
@@ -80,7 +81,7 @@ type result struct {
 // left the queue again.
 func (c *core) submit(now time.Time, in *decisionInput, ch *choices, to *result) (*waiter, error) {
 	c.infer(now)
-	why, lane := take, scorer.AnyWorker
+	why, lane := take, slots.AnyWorker
 	if c.queue != nil {
 		if lane = c.lane(in.Request); c.queue.Waits(lane) {
 			why = takeBehind

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
@@ -156,8 +157,8 @@ const (
 	SignTold     Sign = "told"             // the caller reported it: [Router.MarkPrefillCompleted]
 	SignObserver Sign = "observer"         // it was seen in the response
 	SignHeaders  Sign = "response-headers" // the headers of a stream came: the worker sends them with the first token
-	SignOrder    Sign = scorer.ByOrder     // inferred: a request that was booked later on the worker has its first token
-	SignRate     Sign = scorer.ByRate      // inferred: the worker should have computed the prompt by now
+	SignOrder    Sign = slots.ByOrder      // inferred: a request that was booked later on the worker has its first token
+	SignRate     Sign = slots.ByRate       // inferred: the worker should have computed the prompt by now
 	SignEnd      Sign = "end"              // only the whole response, or its end, was seen
 )
 

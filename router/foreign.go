@@ -5,7 +5,7 @@ package router
 import (
 	"time"
 
-	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // Foreign is load that an engine reports and that neither this router nor its replicas
@@ -16,7 +16,7 @@ import (
 //
 //   - Foreign load is never negative, and never more than the engine reported.
 //   - Own requests are not counted twice: of each report, the largest own load of the last
-//     [scorer.PeakSpan] is subtracted. So what remains of a report has no own request, also
+//     [slots.PeakSpan] is subtracted. So what remains of a report has no own request, also
 //     if the router booked more requests since. Those count by their slots. This
 //     assumes that engines end requests before the router frees them. Aborted requests may
 //     count as foreign for one report.
@@ -78,28 +78,28 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // takeCache takes how much of its cache an engine uses: blocks, and a share. own is the largest own load
-// of the last [scorer.PeakSpan]. A report from the future counts as one of now: a clock that is ahead must
+// of the last [slots.PeakSpan]. A report from the future counts as one of now: a clock that is ahead must
 // not keep a worker busy for ever. A report that is too old to be compared with own requests has no
 // foreign load.
-func (r *engineReport) takeCache(now time.Time, own scorer.Load, blocks int, usage float64, at time.Time) {
+func (r *engineReport) takeCache(now time.Time, own slots.Load, blocks int, usage float64, at time.Time) {
 	if at = earlier(at, now); at.Before(r.usedAt) {
 		return
 	}
 	r.usedBlocks, r.usage, r.usedAt, r.foreignBlocks = min(max(0, blocks), mostReported), usage, at, 0
-	if now.Sub(at) <= scorer.PeakSpan {
+	if now.Sub(at) <= slots.PeakSpan {
 		// A prompt's last block, which is not full, is in use and has no slot's block.
 		r.foreignBlocks = max(0, r.usedBlocks-own.Blocks-own.Requests)
 	}
 }
 
 // takeRequests takes how many requests an engine has, as takeCache does.
-func (r *engineReport) takeRequests(now time.Time, own scorer.Load, running, waiting int, at time.Time) {
+func (r *engineReport) takeRequests(now time.Time, own slots.Load, running, waiting int, at time.Time) {
 	if at = earlier(at, now); at.Before(r.requestsAt) {
 		return
 	}
 	r.running, r.waiting, r.requestsAt = min(max(0, running), mostReported), min(max(0, waiting), mostReported), at
 	r.foreignRequests, r.foreignWaiting = 0, 0
-	if now.Sub(at) <= scorer.PeakSpan {
+	if now.Sub(at) <= slots.PeakSpan {
 		r.foreignRequests = max(0, r.running+r.waiting-own.Requests)
 		r.foreignWaiting = min(r.foreignRequests, max(0, r.waiting-own.Waiting))
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // A router may route to router groups instead of workers. A group is a set of workers behind
@@ -139,7 +140,7 @@ func (g *group) age(now time.Time) time.Duration {
 }
 
 // groupLoad fills in the load of a group.
-func (e *entry) groupLoad(now time.Time, slots *scorer.Slots, ord, blockSize int, in *scorer.Input) {
+func (e *entry) groupLoad(now time.Time, booked *slots.Table, ord, blockSize int, in *scorer.Input) {
 	g := e.group
 	if g == nil {
 		return
@@ -152,11 +153,11 @@ func (e *entry) groupLoad(now time.Time, slots *scorer.Slots, ord, blockSize int
 	in.ActiveRequests, in.PendTokens = l.ActiveRequests+l.Queued, l.PendTokens+l.QueuedTokens
 	in.DecodeTokens, in.WaitingTokens = cmp.Or(l.HeldTokens, l.ActiveBlocks*blockSize), 0
 	if l.Busy == 0 { // else ended requests may have been on busy workers, which the report does not contain
-		over := slots.Over(ord)
+		over := booked.Over(ord)
 		in.ActiveRequests, in.PendTokens = max(0, in.ActiveRequests-over.Requests), max(0, in.PendTokens-over.PendTokens)
 		in.DecodeTokens = max(0, in.DecodeTokens-over.HeldTokens)
 	}
-	since := slots.Unreported(ord)
+	since := booked.Unreported(ord)
 	in.ActiveRequests += since.Requests
 	in.PendTokens += since.PendTokens
 	in.DecodeTokens += since.HeldTokens

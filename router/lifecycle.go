@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // MarkPrefillCompleted notes the first token of a booked request, or of a request that
@@ -186,7 +186,7 @@ func (r *Router) allPools() []*pool {
 }
 
 // noteInferred notes first tokens that a pool has inferred. No lock is held.
-func (r *Router) noteInferred(p *pool, list []scorer.Inference) {
+func (r *Router) noteInferred(p *pool, list []slots.Inference) {
 	for _, i := range list {
 		if i.Number >= peerNumbers {
 			continue // counted by the replica that booked it

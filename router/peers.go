@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // Router replicas send each other the changes of their slots, so each one knows the whole
@@ -190,7 +190,7 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 		if c.PromptTokens > 0 && cached < 0 {
 			cached = c.OverlapBlocks * core.blockSize
 		}
-		if booked = core.slots.Add(now, key, &scorer.Booking{
+		if booked = core.slots.Add(now, key, &slots.Booking{
 			Worker: at.ordinal, Blocks: c.Sequence, BlockSize: core.blockSize,
 			PromptTokens: c.PromptTokens, CachedTokens: max(0, cached), ExpectedOutput: c.ExpectedOutput,
 			Owned: !c.Expires, Replica: peer, Number: fl.number, BlocksUntracked: core.conf.NoActiveBlocks || isLeg(c.ID),

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // pool has the state of the workers of one base model with blocks of one size: their index,
@@ -25,7 +26,7 @@ type pool struct {
 	poolKey
 	known      *known
 	labels     *labels
-	onInferred func(*pool, []scorer.Inference) // called without the lock
+	onInferred func(*pool, []slots.Inference) // called without the lock
 
 	// Guarded by Router.fleet.
 	card  string            // name of the model's card, as registered by workers

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // If there are few router groups, the router can ask each of them about a request. The
@@ -102,12 +103,12 @@ func (in *decisionInput) probeOf(e *entry) *ProbeAnswer {
 
 // applyProbe replaces a group's summary by its answer to the probe: the load of the worker
 // that it would choose, and that worker's share of the requests sent to the group since.
-func (in *decisionInput) applyProbe(e *entry, slots *scorer.Slots, ord int, to *scorer.Input) {
+func (in *decisionInput) applyProbe(e *entry, booked *slots.Table, ord int, to *scorer.Input) {
 	a := in.probeOf(e)
 	if a == nil {
 		return
 	}
-	since := slots.UnreportedSince(ord, in.probed.at.Add(-GroupTransit))
+	since := booked.UnreportedSince(ord, in.probed.at.Add(-GroupTransit))
 	to.OverlapBlocks = min(max(0, a.OverlapBlocks), len(in.hashes.sequence))
 	to.PendTokens = a.PendTokens + since.PendTokens/to.Members
 	to.ActiveRequests = a.ActiveRequests + since.Requests/to.Members
@@ -123,9 +124,9 @@ func (in *decisionInput) applyProbe(e *entry, slots *scorer.Slots, ord int, to *
 
 // member returns the worker of a group that a request prefers there: the one that the group
 // named, unless other requests were sent to the group since.
-func (in *decisionInput) member(e *entry, slots *scorer.Slots, ord int) *Worker {
+func (in *decisionInput) member(e *entry, booked *slots.Table, ord int) *Worker {
 	a := in.probeOf(e)
-	if a == nil || slots.UnreportedSince(ord, in.probed.at.Add(-GroupTransit)).Requests > 0 {
+	if a == nil || booked.UnreportedSince(ord, in.probed.at.Add(-GroupTransit)).Requests > 0 {
 		return nil
 	}
 	return new(a.Worker)

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // errMustWait is the outcome of a decision that puts the request into the queue.
@@ -24,7 +24,7 @@ type waiter struct {
 	ch *choices
 	to *result
 
-	item     *scorer.Item[*waiter]
+	item     *slots.Item[*waiter]
 	since    time.Time
 	deadline time.Time // the request must leave the queue then; zero: no deadline
 	done     bool      // the request has left the queue: booked, or with err
@@ -49,7 +49,7 @@ func (c *core) enqueue(now time.Time, lane int, in *decisionInput, ch *choices, 
 		least = min(least, c.settings.UncachedTokens(&ch.worker.request, &ch.worker.inputs[i]))
 	}
 	var err error
-	if w.item, err = c.queue.Push(scorer.Waiting{
+	if w.item, err = c.queue.Push(slots.Waiting{
 		Strict: in.StrictPriority, Jump: in.Priority, Lane: lane, Arrival: time.Duration(now.UnixNano()), Uncached: least,
 	}, w); err != nil {
 		return nil, fmt.Errorf("%d requests wait: %w", c.queue.Len(), err)
@@ -68,7 +68,7 @@ func (c *core) pump(now time.Time) {
 	if c.queue == nil || c.queue.Len() == 0 {
 		return
 	}
-	c.queue.Admit(func(it *scorer.Item[*waiter]) bool {
+	c.queue.Admit(func(it *slots.Item[*waiter]) bool {
 		w := it.Value
 		switch {
 		case w.stale:

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // queued returns a router whose requests wait above one batch of 8 tokens.
@@ -115,7 +116,7 @@ func TestQueueThreshold(t *testing.T) {
 // The policy sets the order. The end of a request, a first token, and a change of the
 // fleet each let waiting requests proceed.
 func TestQueueOrder(t *testing.T) {
-	for policy, want := range map[scorer.QueuePolicy]string{scorer.FCFS: "D A B C", scorer.LCFS: "D C B A", scorer.WSPT: "D C B A"} {
+	for policy, want := range map[slots.QueuePolicy]string{slots.FCFS: "D A B C", slots.LCFS: "D C B A", slots.WSPT: "D C B A"} {
 		t.Run(string(policy), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := queued(t, router.QueueConfig{Policy: policy}, 1)

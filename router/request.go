@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // Request asks for a worker. Its slices and maps are only read, and not used after the
@@ -80,7 +80,7 @@ type Request struct {
 	SessionFinal bool
 
 	// In the queue, a higher StrictPriority comes first; among equals Priority
-	// is seconds (or weight) that the request is put ahead; see [scorer.QueuePolicy].
+	// is seconds (or weight) that the request is put ahead; see [slots.QueuePolicy].
 	StrictPriority int
 	Priority       float64
 	// TTFTTarget, if above 0, is the wanted time from the arrival to the first token.
@@ -130,7 +130,7 @@ type Blocks struct {
 
 // check refuses requests with fields that are out of range or contradict each other.
 func (req *Request) check() error {
-	if b := req.Blocks; b != nil && (len(b.Local) != len(b.Sequence) || b.Tokens < 0 || b.Tokens > scorer.MostTokens) {
+	if b := req.Blocks; b != nil && (len(b.Local) != len(b.Sequence) || b.Tokens < 0 || b.Tokens > slots.MostTokens) {
 		return fmt.Errorf("%w: %d local and %d sequence hashes of %d tokens", ErrBadBlocks, len(b.Local), len(b.Sequence), b.Tokens)
 	}
 	if len(req.PreferredTaints) > 0 { // the loop over an empty map is slow

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/router"
-	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // left returns what Decided hands over, as "id" or "id: error".
@@ -45,7 +45,7 @@ func wait(t *testing.T, r *router.Router, req router.Request) {
 
 // The requests of Submit leave the queue in the order of the policy, one after the other.
 func TestSubmittedRequestsKeepTheOrder(t *testing.T) {
-	for policy, want := range map[scorer.QueuePolicy]string{scorer.FCFS: "D A B C", scorer.LCFS: "D C B A", scorer.WSPT: "D C B A"} {
+	for policy, want := range map[slots.QueuePolicy]string{slots.FCFS: "D A B C", slots.LCFS: "D C B A", slots.WSPT: "D C B A"} {
 		synctest.Test(t, func(t *testing.T) {
 			r := queued(t, router.QueueConfig{Policy: policy}, 1)
 			d, waits, err := r.Submit(t.Context(), router.Request{ID: "x", Model: "m", Tokens: prompt("XY")})
@@ -77,7 +77,7 @@ func TestSubmittedRequestsKeepTheOrder(t *testing.T) {
 // Random loads get the same decisions with Submit as with BestWorker.
 func TestSubmitDecidesAsBestWorker(t *testing.T) {
 	for seed := range uint64(8) {
-		conf := router.Config{Seed: seed, Queue: router.QueueConfig{Threshold: new(1.), Policy: []scorer.QueuePolicy{scorer.FCFS, scorer.LCFS, scorer.WSPT}[seed%3], Limit: 6}}
+		conf := router.Config{Seed: seed, Queue: router.QueueConfig{Threshold: new(1.), Policy: []slots.QueuePolicy{slots.FCFS, slots.LCFS, slots.WSPT}[seed%3], Limit: 6}}
 		var worlds [2][]string
 		waited := 0
 		for blocking := range worlds {

@@ -35,6 +35,7 @@ import (
 
 	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
@@ -222,7 +223,7 @@ var (
 	// ErrAllBusy: all workers that could take the request are above a threshold.
 	ErrAllBusy = errors.New("all workers are busy")
 	// ErrQueueFull: the request would have to wait, and the queue is full.
-	ErrQueueFull = scorer.ErrQueueFull
+	ErrQueueFull = slots.ErrQueueFull
 	// ErrDecisionTimeout: the decision took longer than the request's DecisionTimeout.
 	ErrDecisionTimeout = errors.New("the decision took too long")
 	// ErrTooLate: the request waited for longer than its target, or QueueWait, allows.

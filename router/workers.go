@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // ranks is the table of a pool's workers. It has an entry for each rank of each worker process. The
@@ -140,7 +141,7 @@ func (r *ranks) lane(req *Request) int {
 			return r.order[from]
 		}
 	}
-	return scorer.AnyWorker
+	return slots.AnyWorker
 }
 
 // at returns the ordinal of the worker with an address: ord if it has that address, −1 if no worker has

@@ -55,8 +55,14 @@ func (t *Thresholds) Busy(o Occupancy) (busy bool, skipped int) {
 	return busy, skipped
 }
 
-// blocks returns the number of blocks that hold the tokens, rounded up.
-func blocks(tokens, blockSize int) int {
-	blockSize = max(1, blockSize)
-	return (max(0, tokens) + blockSize - 1) / blockSize
+// MustWait reports whether all candidates have more pending prefill than threshold batches of
+// the engine; false without candidates, and if the batch size of any of them is unknown.
+func MustWait(in []Input, threshold float64) bool {
+	for i := range in {
+		batch := in[i].MaxBatchedTokens
+		if batch <= 0 || in[i].mean(in[i].PendTokens) <= threshold*float64(batch) {
+			return false
+		}
+	}
+	return len(in) > 0
 }

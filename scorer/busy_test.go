@@ -62,3 +62,18 @@ func TestThresholdsRefuseNonsense(t *testing.T) {
 		t.Errorf("zeros: %v", err)
 	}
 }
+
+func TestQueueThreshold(t *testing.T) {
+	in := []scorer.Input{{PendTokens: 16_385, MaxBatchedTokens: 8192}, {PendTokens: 16_384, MaxBatchedTokens: 8192}}
+	if scorer.MustWait(in, 2) {
+		t.Error("two batches are not more than two batches")
+	}
+	in[1].PendTokens++
+	if !scorer.MustWait(in, 2) {
+		t.Error("all have more than two batches")
+	}
+	in[1].MaxBatchedTokens = 0
+	if scorer.MustWait(in, 2) || scorer.MustWait(nil, 2) {
+		t.Error("no request waits for a worker of unknown batch size, or without candidates")
+	}
+}

@@ -34,6 +34,10 @@ func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
 	Bound(costs)
 }
 
+// mostTokens bounds the cached tokens of a prompt, far above what any engine computes, so that no sum
+// overflows.
+const mostTokens = 1 << 30
+
 // speedPower is the power of a speed by which costs are divided. It was found by simulation: with 1, slow
 // workers stay idle while the queues of fast ones grow; with less, a few shared prompts wait on slow workers.
 const speedPower = .75
@@ -157,7 +161,7 @@ func (s *Settings) CachedTokens(r *Request, in *Input) int {
 	if in.HostBlocks|in.DiskBlocks == 0 {
 		return in.OverlapBlocks * max(1, r.BlockSize) // nothing to round
 	}
-	return int(math.Round(min((float64(in.OverlapBlocks)+s.lowerTiers(in))*r.block(), MostTokens)))
+	return int(math.Round(min((float64(in.OverlapBlocks)+s.lowerTiers(in))*r.block(), mostTokens)))
 }
 
 // UncachedTokens returns the tokens of the prompt that the worker would compute,

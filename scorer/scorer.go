@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package scorer holds the arithmetic of a routing decision: the cost of each worker, the
-// choice, the slots of requests in flight, the thresholds, and the order of the queue.
+// choice, and the thresholds.
 //
-// It has pure functions and plain bookkeeping: no I/O, clock, goroutine or randomness of its
-// own. Workers are small dense numbers that the caller assigns. The time and the one random
-// number of a decision are arguments. Candidates are always given in worker order, so that
+// It has pure functions: no state, I/O, clock, goroutine or randomness of its own. The one random
+// number of a decision is an argument. Candidates are always given in worker order, so that
 // equal inputs give equal decisions.
 //
-// Functions may be called by any number of goroutines. [Slots] and [Queue] must be
-// guarded by their owner, together with the reads that a decision makes before it
-// books.
+// The functions may be called by any number of goroutines.
 package scorer
 
 import (

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/router"
-	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // prompts returns the fields of a prompt that shares nothing with those of other numbers.
@@ -40,15 +40,15 @@ func admitted(t *testing.T, c Scenario) (order []int32) {
 // admits them: see TestSubmittedRequestsKeepTheOrder. Priorities are those of the trace.
 func TestQueueAdmitsByPolicy(t *testing.T) {
 	for _, c := range []struct {
-		policy scorer.QueuePolicy
+		policy slots.QueuePolicy
 		jump   string // of B
 		want   []int32
 	}{
-		{scorer.FCFS, "", []int32{0, 4, 1, 2, 3}},
-		{scorer.LCFS, "", []int32{0, 4, 3, 2, 1}},
-		{scorer.WSPT, "", []int32{0, 4, 3, 2, 1}},
-		{scorer.FCFS, `,"priority":5`, []int32{0, 4, 2, 1, 3}},
-		{scorer.WSPT, `,"priority":9`, []int32{0, 4, 2, 3, 1}},
+		{slots.FCFS, "", []int32{0, 4, 1, 2, 3}},
+		{slots.LCFS, "", []int32{0, 4, 3, 2, 1}},
+		{slots.WSPT, "", []int32{0, 4, 3, 2, 1}},
+		{slots.FCFS, `,"priority":5`, []int32{0, 4, 2, 1, 3}},
+		{slots.WSPT, `,"priority":9`, []int32{0, 4, 2, 3, 1}},
 	} {
 		trace := lines(t, prompts(1, 120_000),
 			`"timestamp":1000,`+prompts(2, 8000), `"timestamp":2000,`+prompts(3, 1000)+c.jump, `"timestamp":3000,`+prompts(4, 500),
@@ -68,7 +68,7 @@ func overload(t *testing.T) Scenario {
 // Requests with a priority wait less, and have their first token earlier, than the same requests
 // without it.
 func TestPrioritisedRequestsAreFaster(t *testing.T) {
-	for _, policy := range []scorer.QueuePolicy{scorer.FCFS, scorer.LCFS, scorer.WSPT} {
+	for _, policy := range []slots.QueuePolicy{slots.FCFS, slots.LCFS, slots.WSPT} {
 		for _, strict := range []int{0, 1} {
 			c := overload(t)
 			c.RouterQueuePolicy, c.PriorityShare, c.StrictPriority, c.Priority = string(policy), .2, strict, float64(20*(1-strict))

@@ -25,6 +25,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // sim is one simulation. Its methods end it early with [bench.NoError].
@@ -161,7 +162,7 @@ func (s *sim) newRouters() {
 		}
 		conf := s.config(uint64(i))
 		conf.NoEvents = s.Approximate
-		conf.Queue = router.QueueConfig{Threshold: s.RouterQueueThreshold, Policy: scorer.QueuePolicy(s.RouterQueuePolicy), Limit: s.RouterQueueLimit}
+		conf.Queue = router.QueueConfig{Threshold: s.RouterQueueThreshold, Policy: slots.QueuePolicy(s.RouterQueuePolicy), Limit: s.RouterQueueLimit}
 		if s.Replicas > 1 {
 			conf.Hooks.Tell = func(c router.Change) { s.sendChange(i, c) }
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // Routing is the settings of decisions. Where NVIDIA Dynamo has a flag of the same meaning,
@@ -217,7 +218,7 @@ func (c *config) routing() (router.Config, error) {
 		Scoring:     scoring,
 		DeviceRatio: c.DeviceRatio,
 		Thresholds:  thresholds,
-		Queue:       router.QueueConfig{Threshold: c.RouterQueueThreshold, Policy: scorer.QueuePolicy(c.RouterQueuePolicy), Limit: c.RouterQueueLimit},
+		Queue:       router.QueueConfig{Threshold: c.RouterQueueThreshold, Policy: slots.QueuePolicy(c.RouterQueuePolicy), Limit: c.RouterQueueLimit},
 		Sessions:    router.SessionConfig{TTL: time.Duration(c.SessionAffinityTTL) * time.Second, Hard: c.SessionAffinityMode == "hard"},
 		Split: router.SplitConfig{
 			Skip: router.SkipRule(c.ConditionalDisaggregation), SkipTokens: c.DisaggregationTokens, SkipFraction: c.DisaggregationFraction,

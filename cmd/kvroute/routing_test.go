@@ -20,6 +20,7 @@ import (
 	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // situation is how many blocks of a prompt of ten blocks of eight tokens each worker has cached, and
@@ -395,7 +396,7 @@ func TestRoutingFlagsReachTheRouter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if *r.Queue.Threshold != 2 || r.Queue.Policy != scorer.WSPT || r.Queue.Limit != 5 || r.Sessions != (router.SessionConfig{TTL: time.Minute, Hard: true}) ||
+	if *r.Queue.Threshold != 2 || r.Queue.Policy != slots.WSPT || r.Queue.Limit != 5 || r.Sessions != (router.SessionConfig{TTL: time.Minute, Hard: true}) ||
 		r.Mode != router.DeviceAware || r.DeviceRatio != 4 || r.Scoring.Engine != scorer.Dense8B() || r.Scoring.Attention != 6e-5 {
 		t.Errorf("%+v", r)
 	}

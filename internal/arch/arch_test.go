@@ -29,7 +29,7 @@ var ours = map[string]string{
 	"tokenizer/jinja":    "internal/jsonscan",
 	"tokenizer/chat":     "tokenizer/jinja internal/engine",
 	"internal/openai":    "router tokenizer tokenizer/chat internal/jsonscan",
-	"router":             "tokenizer tokenizer/chat scorer indexer internal/engine internal/meter",
+	"router":             "tokenizer tokenizer/chat scorer slots indexer internal/engine internal/meter",
 	"engines":            "events engines/localindex indexer internal/bus internal/engine internal/meter internal/msgpack internal/reach internal/records internal/wire internal/zmtp",
 	"engines/localindex": "events indexer",
 	"events":             "indexer internal/bus internal/meter internal/msgpack internal/records internal/wire",
@@ -40,7 +40,7 @@ var ours = map[string]string{
 	"prefill":            "internal/engine internal/openai router",
 	"outcomes":           "internal/meter router",
 	"envoy":              "internal/meter internal/openai internal/reach internal/settings",
-	"internal/enginesim": "indexer scorer tokenizer tokenizer/chat internal/openai internal/zmtp events",
+	"internal/enginesim": "indexer scorer slots tokenizer tokenizer/chat internal/openai internal/zmtp events",
 	"bindings":           "engines events fleet indexer router internal/bus internal/wire",
 	"bindings/c":         "bindings fleet",
 	"internal/envoytest": "internal/process",
@@ -55,7 +55,7 @@ var ours = map[string]string{
 	"bench/demo":         "*",
 	"bench/parts":        "*",
 	"bench/policy":       "bench bench/replay scorer",
-	"bench/replay":       "bench router scorer indexer extproc internal/settings",
+	"bench/replay":       "bench router scorer slots indexer extproc internal/settings",
 	"bench/chats":        "bench internal/openai tokenizer",
 	"bench/conformance":  "*",
 	"bench/envoy":        "*",
@@ -91,7 +91,7 @@ var free = []string{"go.opentelemetry.io/otel/metric", "go.opentelemetry.io/otel
 // pure are the packages without I/O, log or process, and the packages that neither they nor their
 // imports may import. They receive file systems as arguments.
 var (
-	pure    = strings.Fields("indexer scorer tokenizer tokenizer/chat tokenizer/jinja internal/engine internal/wire")
+	pure    = strings.Fields("indexer scorer slots tokenizer tokenizer/chat tokenizer/jinja internal/engine internal/wire")
 	impure  = strings.Fields("net/http os log syscall go.opentelemetry.io/otel")
 	foreign = regexp.MustCompile(`^[^/]*\.`)
 )

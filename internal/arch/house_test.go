@@ -43,7 +43,7 @@ var (
 		{"router", 5572, 20},
 		{"prefill", 261, 20},
 		{"outcomes", 263, 20},
-		{"scorer", 1971, 20},
+		{"scorer slots", 1990, 20},
 		{"indexer", 3221, 20},
 		{"events internal/msgpack", 4389, 20},
 		{"engines engines/localindex", 3598, 20},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer_test
+package slots_test
 
 import (
 	"fmt"
@@ -14,10 +14,10 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
-	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
-// TestSlotStories plays the scripts in testdata/slots. Each script explains one situation, and
+// TestSlotStories plays the scripts in testdata. Each script explains one situation, and
 // then has steps. After each step stand the loads of all workers. life.txt explains the
 // columns.
 //
@@ -37,7 +37,7 @@ import (
 //	expire                                  drops the slots that nobody owns
 //	remove-worker 1, remove-replica 2       drops their slots
 func TestSlotStories(t *testing.T) {
-	files, err := filepath.Glob("testdata/slots/*.txt")
+	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%d stories, %v", len(files), err)
 	}
@@ -55,7 +55,7 @@ const slotBlock = 16 // tokens
 // slotStory is the state of one script.
 type slotStory struct {
 	now     time.Time
-	slots   scorer.Slots
+	slots   slots.Table
 	workers []int // that were named so far, sorted
 	booked  uint64
 }
@@ -164,7 +164,7 @@ func (s *slotStory) worker(t *testing.T, d *datadriven.TestData) int {
 }
 
 func (s *slotStory) take(t *testing.T, d *datadriven.TestData, id string, worker int) bool {
-	b := scorer.Booking{Worker: worker, Blocks: slotBlocks(t, d, id), BlockSize: slotBlock}
+	b := slots.Booking{Worker: worker, Blocks: slotBlocks(t, d, id), BlockSize: slotBlock}
 	b.PromptTokens = len(b.Blocks) * slotBlock
 	d.MaybeScanArgs(t, "prompt", &b.PromptTokens)
 	d.MaybeScanArgs(t, "cached", &b.CachedTokens)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer
+package slots
 
 import "time"
 
-// PeakSpan is how old an engine's report of its load may be when it arrives. [Slots.Peak]
+// PeakSpan is how old an engine's report of its load may be when it arrives. [Table.Peak]
 // looks back at least that far.
 const PeakSpan = time.Second
 
@@ -24,7 +24,7 @@ type peak struct {
 // An engine's report may miss requests that were sent after the measurement, and may
 // contain requests that ended since. The peak contains both, so what a report has above
 // the peak was not sent by the owners of these slots.
-func (s *Slots) Peak(now time.Time, worker int) Load {
+func (s *Table) Peak(now time.Time, worker int) Load {
 	s.at(now)
 	s.note(worker)
 	p := &s.history(worker).peak
@@ -32,7 +32,7 @@ func (s *Slots) Peak(now time.Time, worker int) Load {
 }
 
 // note records the present load of a worker before the load decreases.
-func (s *Slots) note(worker int) {
+func (s *Table) note(worker int) {
 	p, l := &s.history(worker).peak, s.Load(worker)
 	switch passed := s.latest - p.since; {
 	case passed >= 2*PeakSpan: // nothing decreased in the span before the present one

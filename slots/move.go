@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer
+package slots
 
 import "time"
 
@@ -8,7 +8,7 @@ import "time"
 // slot moves with it; the prefill tokens are those that the new worker has not cached. Move
 // returns false, and changes nothing, if the id has no slot, if the worker's number is
 // negative, or if the slot is there already.
-func (s *Slots) Move(now time.Time, id string, worker, cached int) bool {
+func (s *Table) Move(now time.Time, id string, worker, cached int) bool {
 	n, exists := s.ids[id]
 	if !exists || worker < 0 || int(s.slots[n].worker) == worker {
 		return false

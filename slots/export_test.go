@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer
+package slots
 
 import (
 	"fmt"
@@ -8,13 +8,13 @@ import (
 )
 
 // MarkPrefillCompleted notes a first token observed at the time now.
-func (s *Slots) MarkPrefillCompleted(now time.Time, id string) bool {
+func (s *Table) MarkPrefillCompleted(now time.Time, id string) bool {
 	news, _ := s.FirstToken(now, id, true)
 	return news
 }
 
 // Left counts the entries that must be 0 after all slots are freed.
-func (s *Slots) Left() int {
+func (s *Table) Left() int {
 	left := len(s.ids) + len(s.slots) - len(s.vacant) + s.tree.heads.used
 	for _, w := range s.workers {
 		if w != (account{}) {
@@ -25,7 +25,7 @@ func (s *Slots) Left() int {
 }
 
 // Broken returns the broken invariant of the tree, or "" if all hold.
-func (s *Slots) Broken() string {
+func (s *Table) Broken() string {
 	refs, users := map[int32]int32{}, map[int32]int32{}
 	blocks := map[int32]int{} // by worker
 	for n := range s.slots {
@@ -76,4 +76,4 @@ func (s *Slots) Broken() string {
 }
 
 // Endings returns how many changes of a worker's requests are kept.
-func (s *Slots) Endings(worker int) int { return len(s.histories[worker].unreported.changes) }
+func (s *Table) Endings(worker int) int { return len(s.histories[worker].unreported.changes) }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer
+package slots
 
 import "time"
 
 // Grow estimates the length of outputs that are not reported. Each request on the worker
 // with a first token gets perSecond tokens for each second since the first token, or since
 // the last call, up to the expected length, if any. A request whose output was ever
-// reported by [Slots.AddOutputTokens] is not changed. Grow is no sign of life.
+// reported by [Table.AddOutputTokens] is not changed. Grow is no sign of life.
 //
 // Behind a proxy the tokens of a response are not seen, because that would take a message
 // for each. Grow walks over the worker's decoding requests, so call it a few times a
 // second, not for every decision.
-func (s *Slots) Grow(now time.Time, worker int, perSecond float64) {
+func (s *Table) Grow(now time.Time, worker int, perSecond float64) {
 	if worker < 0 || worker >= len(s.workers) {
 		return
 	}
@@ -38,8 +38,8 @@ func (s *Slots) Grow(now time.Time, worker int, perSecond float64) {
 	}
 }
 
-// ReportOutput is [Slots.AddOutputTokens] for the length of the whole output.
-func (s *Slots) ReportOutput(now time.Time, id string, tokens int) (taken bool) {
+// ReportOutput is [Table.AddOutputTokens] for the length of the whole output.
+func (s *Table) ReportOutput(now time.Time, id string, tokens int) (taken bool) {
 	n, exists := s.ids[id]
 	if !exists {
 		return false
@@ -52,7 +52,7 @@ func (s *Slots) ReportOutput(now time.Time, id string, tokens int) (taken bool) 
 
 // OutputRate returns the tokens a second of a request on the worker, by the reported
 // outputs there; newer reports count more. It is 0 without reports.
-func (s *Slots) OutputRate(worker int) float64 {
+func (s *Table) OutputRate(worker int) float64 {
 	return s.history(worker).outputRate
 }
 
@@ -64,7 +64,7 @@ const (
 )
 
 // learn updates the output rate of a worker by an output that was just reported.
-func (s *Slots) learn(t *slot) {
+func (s *Table) learn(t *slot) {
 	if t.started {
 		s.LearnOutputRate(int(t.worker), t.out, t.seen-t.first)
 	}
@@ -72,7 +72,7 @@ func (s *Slots) learn(t *slot) {
 
 // LearnOutputRate notes how long the output of a request on a worker took, from its first token. Times
 // below a second do not count.
-func (s *Slots) LearnOutputRate(worker, tokens int, taken time.Duration) {
+func (s *Table) LearnOutputRate(worker, tokens int, taken time.Duration) {
 	if taken < rateAfter || worker < 0 {
 		return
 	}
@@ -86,7 +86,7 @@ func (s *Slots) LearnOutputRate(worker, tokens int, taken time.Duration) {
 }
 
 // lengthen adds k tokens, which may be negative, to the output of a slot.
-func (s *Slots) lengthen(n int32, k int) {
+func (s *Table) lengthen(n int32, k int) {
 	t := &s.slots[n]
 	t.out += k
 	w := &s.workers[t.worker]
@@ -99,4 +99,10 @@ func (s *Slots) lengthen(n int32, k int) {
 		t.output = output
 	}
 	s.reweigh(n)
+}
+
+// blocks returns the number of blocks that hold the tokens, rounded up.
+func blocks(tokens, blockSize int) int {
+	blockSize = max(1, blockSize)
+	return (max(0, tokens) + blockSize - 1) / blockSize
 }

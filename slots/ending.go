@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer
+package slots
 
 import "time"
 
 // Age returns how long ago a request took its slot.
-func (s *Slots) Age(now time.Time, id string) (age time.Duration, taken bool) {
+func (s *Table) Age(now time.Time, id string) (age time.Duration, taken bool) {
 	n, taken := s.ids[id]
 	if !taken {
 		return 0, false
@@ -15,7 +15,7 @@ func (s *Slots) Age(now time.Time, id string) (age time.Duration, taken bool) {
 
 // Wait returns how long a request has its slot, and the time to the first token that was expected when
 // it took the slot: 0 if unknown, and after a move to another worker.
-func (s *Slots) Wait(now time.Time, id string) (waited, expected time.Duration) {
+func (s *Table) Wait(now time.Time, id string) (waited, expected time.Duration) {
 	n, taken := s.ids[id]
 	if !taken {
 		return 0, 0
@@ -25,13 +25,13 @@ func (s *Slots) Wait(now time.Time, id string) (waited, expected time.Duration) 
 
 // Free gives the slot of a request back, at the latest time of an input. It returns false,
 // and changes nothing, if the id has no slot.
-func (s *Slots) Free(id string) bool {
+func (s *Table) Free(id string) bool {
 	existed, _ := s.End(s.epoch.Add(s.latest), id)
 	return existed
 }
 
-// End is [Slots.Free] at a time. waited says that no first token of the request is known.
-func (s *Slots) End(now time.Time, id string) (existed, waited bool) {
+// End is [Table.Free] at a time. waited says that no first token of the request is known.
+func (s *Table) End(now time.Time, id string) (existed, waited bool) {
 	e := s.Finish(now, id)
 	return e.Existed, e.Existed && !e.Started
 }
@@ -41,15 +41,15 @@ type Ended struct {
 	Existed bool // it had a slot; else all fields are 0
 	Started bool // its first token is known
 	Worker  int
-	// OutputTokens is the length of its output: as reported, or as estimated by the last [Slots.Grow], which
+	// OutputTokens is the length of its output: as reported, or as estimated by the last [Table.Grow], which
 	// was Unestimated ago. Unestimated is 0 if the length was reported. If the first token was noticed only
 	// at the end, Unestimated is the time since the slot was taken, without the expected prefill.
 	OutputTokens float64
 	Unestimated  time.Duration
 }
 
-// Finish is [Slots.End] with what is known of the request.
-func (s *Slots) Finish(now time.Time, id string) (e Ended) {
+// Finish is [Table.End] with what is known of the request.
+func (s *Table) Finish(now time.Time, id string) (e Ended) {
 	n, exists := s.ids[id]
 	if !exists {
 		return Ended{}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer_test
+package slots_test
 
 import (
 	"fmt"
@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // slowWorker infers first tokens from plain lists: all bookings of a worker in order, and
@@ -164,7 +164,7 @@ func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
 	seen := map[string]int{}
 	for seed := range uint64(24) {
 		rng := rand.New(rand.NewPCG(seed, 7))
-		var s scorer.Slots
+		var s slots.Table
 		s.InferFirstTokens()
 		workers := []*slowWorker{{}, {}}
 		where := map[string]int{}
@@ -209,7 +209,7 @@ func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
 				id = fmt.Sprintf("r%05d", step)
 				what = "booked " + id
 				p := &slowPrefill{tokens: rng.IntN(3000), unseen: rng.IntN(2) == 0, remote: rng.IntN(6) == 0}
-				b := scorer.Booking{Worker: rng.IntN(2), PromptTokens: p.tokens, Unseen: p.unseen, Number: uint64(number + 1), Owned: true}
+				b := slots.Booking{Worker: rng.IntN(2), PromptTokens: p.tokens, Unseen: p.unseen, Number: uint64(number + 1), Owned: true}
 				if p.remote {
 					b.Replica = 3
 				}
@@ -279,12 +279,12 @@ func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
 			s.Free(id)
 		}
 		for on := range workers {
-			if l := s.Load(on); l != (scorer.Load{}) || s.InferByRate(now.Add(time.Hour), on) != 0 {
+			if l := s.Load(on); l != (slots.Load{}) || s.InferByRate(now.Add(time.Hour), on) != 0 {
 				t.Fatalf("seed %d: worker %d is left with %+v", seed, on, l)
 			}
 		}
 	}
-	for _, what := range []string{scorer.ByOrder, scorer.ByRate, "reorders"} {
+	for _, what := range []string{slots.ByOrder, slots.ByRate, "reorders"} {
 		if seen[what] < 100 {
 			t.Errorf("%s was seen %d times: the test tests too little", what, seen[what])
 		}
@@ -294,7 +294,7 @@ func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
 // A worker computes 10,000 tokens a second, one request after the other. After some
 // observed first tokens, the others are inferred within a tenth of their time.
 func TestTheRateIsLearned(t *testing.T) {
-	var s scorer.Slots
+	var s slots.Table
 	s.InferFirstTokens()
 	free, now := at(0), at(0)
 	end := func(tokens int) time.Time {
@@ -306,15 +306,15 @@ func TestTheRateIsLearned(t *testing.T) {
 	}
 	for i := range 20 {
 		id := fmt.Sprint("seen", i)
-		s.Add(now, id, &scorer.Booking{PromptTokens: 1000 + 100*i, Owned: true})
+		s.Add(now, id, &slots.Booking{PromptTokens: 1000 + 100*i, Owned: true})
 		now = end(1000 + 100*i)
 		s.MarkPrefillCompleted(now, id)
 	}
 	if rate, reorders := s.PrefillRate(0); rate < 9_900 || rate > 10_100 || reorders {
 		t.Fatalf("rate %v, reorders %v; want 10,000", rate, reorders)
 	}
-	s.Add(now, "a", &scorer.Booking{PromptTokens: 4000, Unseen: true, Owned: true})
-	s.Add(now, "b", &scorer.Booking{PromptTokens: 2000, Unseen: true, Owned: true})
+	s.Add(now, "a", &slots.Booking{PromptTokens: 4000, Unseen: true, Owned: true})
+	s.Add(now, "b", &slots.Booking{PromptTokens: 2000, Unseen: true, Owned: true})
 	for _, c := range []struct {
 		after time.Duration
 		pend  int
@@ -329,15 +329,15 @@ func TestTheRateIsLearned(t *testing.T) {
 // A worker that hangs computes nothing, whatever its rate was: requests behind one whose
 // first token would be observed wait with it.
 func TestAHangingWorkerStaysLoaded(t *testing.T) {
-	var s scorer.Slots
+	var s slots.Table
 	s.InferFirstTokens()
 	for i := range 8 {
 		id := fmt.Sprint("seen", i)
-		s.Add(at(float64(i)), id, &scorer.Booking{PromptTokens: 1000, Owned: true})
+		s.Add(at(float64(i)), id, &slots.Booking{PromptTokens: 1000, Owned: true})
 		s.MarkPrefillCompleted(at(float64(i)+.1), id)
 	}
-	s.Add(at(10), "watched", &scorer.Booking{PromptTokens: 1000, Owned: true})
-	s.Add(at(10), "not", &scorer.Booking{PromptTokens: 1000, Unseen: true, Owned: true})
+	s.Add(at(10), "watched", &slots.Booking{PromptTokens: 1000, Owned: true})
+	s.Add(at(10), "not", &slots.Booking{PromptTokens: 1000, Unseen: true, Owned: true})
 	if n := s.InferByRate(at(1000), 0); n != 0 || s.Load(0).PendTokens != 2000 {
 		t.Errorf("%d inferred on a worker that hangs, %+v", n, s.Load(0))
 	}
@@ -346,9 +346,9 @@ func TestAHangingWorkerStaysLoaded(t *testing.T) {
 	if n := s.InferByRate(at(1000), 0); n != 0 {
 		t.Errorf("%d inferred when the first request was given up", n)
 	}
-	s.Add(at(1000), "watched", &scorer.Booking{PromptTokens: 1000, Owned: true})
+	s.Add(at(1000), "watched", &slots.Booking{PromptTokens: 1000, Owned: true})
 	s.Free("not")
-	s.Add(at(1000), "not", &scorer.Booking{PromptTokens: 1000, Unseen: true, Owned: true})
+	s.Add(at(1000), "not", &slots.Booking{PromptTokens: 1000, Unseen: true, Owned: true})
 	s.MarkPrefillCompleted(at(1000.1), "watched")
 	if n := s.InferByRate(at(1000.3), 0); n != 1 || s.Load(0).PendTokens != 0 {
 		t.Errorf("%d inferred behind a first token, %+v", n, s.Load(0))
@@ -358,11 +358,11 @@ func TestAHangingWorkerStaysLoaded(t *testing.T) {
 // Requests computed in one step have their first tokens at the same time. This must not
 // give an infinite rate.
 func TestABatchIsOneSample(t *testing.T) {
-	var s scorer.Slots
+	var s slots.Table
 	s.InferFirstTokens()
 	for i := range 20 {
 		for j := range 4 {
-			s.Add(at(float64(i)), fmt.Sprint(i, "-", j), &scorer.Booking{PromptTokens: 1000, Owned: true})
+			s.Add(at(float64(i)), fmt.Sprint(i, "-", j), &slots.Booking{PromptTokens: 1000, Owned: true})
 		}
 		for j := range 4 {
 			s.MarkPrefillCompleted(at(float64(i)+.4+float64(j)/10_000), fmt.Sprint(i, "-", j))

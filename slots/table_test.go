@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer_test
+package slots_test
 
 import (
 	"fmt"
@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // at returns a time of the test, in seconds.
@@ -20,9 +21,9 @@ func at(seconds float64) time.Time {
 }
 
 func TestSharedPrefixCountsOnce(t *testing.T) {
-	var s scorer.Slots
+	var s slots.Table
 	const w70, w71, w8 = 0, 1, 2
-	for id, b := range map[string]scorer.Booking{
+	for id, b := range map[string]slots.Booking{
 		"a": {Worker: w70, Blocks: []uint64{11, 22, 33}},
 		"b": {Worker: w70, Blocks: []uint64{11, 22, 44}},
 		"c": {Worker: w71, Blocks: []uint64{11, 22, 55}},
@@ -43,15 +44,15 @@ func TestSharedPrefixCountsOnce(t *testing.T) {
 }
 
 func TestPrefillIsPendingUntilTheFirstToken(t *testing.T) {
-	var s scorer.Slots
+	var s slots.Table
 	check := func(after string, pend, blocks int) {
 		t.Helper()
 		if l := s.Load(0); l.PendTokens != pend || l.Blocks != blocks {
 			t.Errorf("after %s: %d pending tokens, %d blocks; want %d and %d", after, l.PendTokens, l.Blocks, pend, blocks)
 		}
 	}
-	s.Add(at(0), "a", &scorer.Booking{Blocks: []uint64{1, 2}, PromptTokens: 48})
-	s.Add(at(0), "b", &scorer.Booking{Blocks: []uint64{1, 3}, PromptTokens: 48, CachedTokens: 32})
+	s.Add(at(0), "a", &slots.Booking{Blocks: []uint64{1, 2}, PromptTokens: 48})
+	s.Add(at(0), "b", &slots.Booking{Blocks: []uint64{1, 3}, PromptTokens: 48, CachedTokens: 32})
 	check("both came", 64, 3)
 	if !s.MarkPrefillCompleted(at(1), "a") || s.MarkPrefillCompleted(at(1), "a") {
 		t.Error("a's first token must have an effect once")
@@ -73,15 +74,15 @@ func TestPrefillIsPendingUntilTheFirstToken(t *testing.T) {
 
 func TestEffectivePrefill(t *testing.T) {
 	for _, c := range []struct {
-		b    scorer.Booking
+		b    slots.Booking
 		want int
 	}{
-		{scorer.Booking{PromptTokens: 100, CachedTokens: 40}, 60},
-		{scorer.Booking{PromptTokens: 100, CachedTokens: 120}, 0},
-		{scorer.Booking{PromptTokens: 100, CachedTokens: 40, PrefillUntracked: true}, 0},
-		{scorer.Booking{PromptTokens: -5}, 0},
+		{slots.Booking{PromptTokens: 100, CachedTokens: 40}, 60},
+		{slots.Booking{PromptTokens: 100, CachedTokens: 120}, 0},
+		{slots.Booking{PromptTokens: 100, CachedTokens: 40, PrefillUntracked: true}, 0},
+		{slots.Booking{PromptTokens: -5}, 0},
 	} {
-		var s scorer.Slots
+		var s slots.Table
 		s.Add(at(0), "a", &c.b)
 		if got := s.Load(0).PendTokens; got != c.want {
 			t.Errorf("%+v: %d pending, want %d", c.b, got, c.want)
@@ -98,8 +99,8 @@ func TestOutputFillsBlocks(t *testing.T) {
 		{30, []uint64{1}, map[int]int{0: 1, 2: 1, 3: 2, 18: 2, 19: 3}},
 		{64, []uint64{1, 2, 3, 4}, map[int]int{0: 4, 1: 5, 16: 5, 17: 6}},
 	} {
-		var s scorer.Slots
-		s.Add(at(0), "a", &scorer.Booking{Blocks: c.blocks, PromptTokens: c.prompt, BlockSize: 16})
+		var s slots.Table
+		s.Add(at(0), "a", &slots.Booking{Blocks: c.blocks, PromptTokens: c.prompt, BlockSize: 16})
 		out := 0
 		for _, to := range slices.Sorted(maps.Keys(c.want)) {
 			s.AddOutputTokens(at(0), "a", to-out)
@@ -113,21 +114,21 @@ func TestOutputFillsBlocks(t *testing.T) {
 		}
 		s.AddOutputTokens(at(0), "a", -99)
 		s.Free("a")
-		if got := s.Load(0); got != (scorer.Load{}) {
+		if got := s.Load(0); got != (slots.Load{}) {
 			t.Errorf("after the end: %+v", got)
 		}
 	}
-	var s scorer.Slots
-	s.Add(at(0), "a", &scorer.Booking{Blocks: []uint64{1}, PromptTokens: 30})
+	var s slots.Table
+	s.Add(at(0), "a", &slots.Booking{Blocks: []uint64{1}, PromptTokens: 30})
 	if s.AddOutputTokens(at(0), "a", 99); s.Load(0).Blocks != 1 {
 		t.Error("without a block size output fills no blocks")
 	}
 }
 
 func TestExpectedOutputWeighsOwnBlocks(t *testing.T) {
-	var s scorer.Slots
-	s.Add(at(0), "x", &scorer.Booking{Blocks: []uint64{1, 2}, PromptTokens: 32, BlockSize: 16})
-	s.Add(at(0), "y", &scorer.Booking{Blocks: []uint64{1, 2, 3, 4}, PromptTokens: 64, BlockSize: 16, ExpectedOutput: 32})
+	var s slots.Table
+	s.Add(at(0), "x", &slots.Booking{Blocks: []uint64{1, 2}, PromptTokens: 32, BlockSize: 16})
+	s.Add(at(0), "y", &slots.Booking{Blocks: []uint64{1, 2, 3, 4}, PromptTokens: 64, BlockSize: 16, ExpectedOutput: 32})
 	for _, c := range []struct {
 		more, want int
 		what       string
@@ -148,15 +149,15 @@ func TestExpectedOutputWeighsOwnBlocks(t *testing.T) {
 		t.Errorf("alone at its end: %d blocks, want 0", got)
 	}
 	s.Free("y")
-	if got := s.Load(0); got != (scorer.Load{}) {
+	if got := s.Load(0); got != (slots.Load{}) {
 		t.Errorf("after the end: %+v", got)
 	}
 }
 
 func TestReuse(t *testing.T) {
 	for noReuse, want := range map[bool]int{false: 4, true: 8} {
-		var s scorer.Slots
-		b := scorer.Booking{Blocks: []uint64{1, 2, 3, 4}, PromptTokens: 64, NoReuse: noReuse}
+		var s slots.Table
+		b := slots.Booking{Blocks: []uint64{1, 2, 3, 4}, PromptTokens: 64, NoReuse: noReuse}
 		s.Add(at(0), "a", &b)
 		s.Add(at(0), "b", &b)
 		if got := s.Load(0).Blocks; got != want {
@@ -164,29 +165,29 @@ func TestReuse(t *testing.T) {
 		}
 		s.Free("a")
 		s.Free("b")
-		if got := s.Load(0); got != (scorer.Load{}) {
+		if got := s.Load(0); got != (slots.Load{}) {
 			t.Errorf("after the end: %+v", got)
 		}
 	}
 }
 
 func TestUntrackedBlocks(t *testing.T) {
-	var s scorer.Slots
-	s.Add(at(0), "a", &scorer.Booking{Blocks: []uint64{1, 2}, PromptTokens: 32, BlockSize: 16, BlocksUntracked: true})
+	var s slots.Table
+	s.Add(at(0), "a", &slots.Booking{Blocks: []uint64{1, 2}, PromptTokens: 32, BlockSize: 16, BlocksUntracked: true})
 	s.AddOutputTokens(at(0), "a", 99)
-	if got, want := s.Load(0), (scorer.Load{Requests: 1, Waiting: 1, PendTokens: 32, WaitingTokens: 32}); got != want {
+	if got, want := s.Load(0), (slots.Load{Requests: 1, Waiting: 1, PendTokens: 32, WaitingTokens: 32}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }
 
 func TestOddCallsChangeNothing(t *testing.T) {
-	var s scorer.Slots
-	s.Add(at(0), "a", &scorer.Booking{Worker: 1, Blocks: []uint64{1}, PromptTokens: 16})
+	var s slots.Table
+	s.Add(at(0), "a", &slots.Booking{Worker: 1, Blocks: []uint64{1}, PromptTokens: 16})
 	before := s.Load(1)
-	if s.Add(at(0), "a", &scorer.Booking{Blocks: []uint64{9}, PromptTokens: 99}) {
+	if s.Add(at(0), "a", &slots.Booking{Blocks: []uint64{9}, PromptTokens: 99}) {
 		t.Error("a second slot for one id must be refused")
 	}
-	if s.Add(at(0), "x", &scorer.Booking{Worker: -1}) {
+	if s.Add(at(0), "x", &slots.Booking{Worker: -1}) {
 		t.Error("a slot on no worker must be refused")
 	}
 	if s.MarkPrefillCompleted(at(0), "nobody") || s.Free("nobody") {
@@ -196,7 +197,7 @@ func TestOddCallsChangeNothing(t *testing.T) {
 	s.RemoveWorker(99)
 	s.RemoveReplica(0)
 	s.RemoveReplica(5)
-	if got := s.Load(1); got != before || s.Load(0) != (scorer.Load{}) || s.Load(99) != (scorer.Load{}) || s.Load(-1) != (scorer.Load{}) {
+	if got := s.Load(1); got != before || s.Load(0) != (slots.Load{}) || s.Load(99) != (slots.Load{}) || s.Load(-1) != (slots.Load{}) {
 		t.Errorf("load of worker 1 is %+v, want %+v; of others %+v %+v, want none", got, before, s.Load(0), s.Load(99))
 	}
 	for _, worker := range []int{-1, 0, 99} {
@@ -205,17 +206,17 @@ func TestOddCallsChangeNothing(t *testing.T) {
 		}
 	}
 	s.RemoveWorker(1)
-	if s.Len() != 0 || s.Load(1) != (scorer.Load{}) {
+	if s.Len() != 0 || s.Load(1) != (slots.Load{}) {
 		t.Errorf("after the worker left: %d slots, %+v", s.Len(), s.Load(1))
 	}
 }
 
 func TestOwnerlessSlotsExpire(t *testing.T) {
-	var s scorer.Slots
-	s.Add(at(0), "stream", &scorer.Booking{PromptTokens: 1, Owned: true})
-	s.Add(at(0), "manual", &scorer.Booking{PromptTokens: 1})
-	s.Add(at(0), "lively", &scorer.Booking{PromptTokens: 1})
-	s.Add(at(0), "remote", &scorer.Booking{PromptTokens: 1, Replica: 7})
+	var s slots.Table
+	s.Add(at(0), "stream", &slots.Booking{PromptTokens: 1, Owned: true})
+	s.Add(at(0), "manual", &slots.Booking{PromptTokens: 1})
+	s.Add(at(0), "lively", &slots.Booking{PromptTokens: 1})
+	s.Add(at(0), "remote", &slots.Booking{PromptTokens: 1, Replica: 7})
 	for _, c := range []struct {
 		at   float64
 		want int
@@ -243,9 +244,9 @@ func TestOwnerlessSlotsExpire(t *testing.T) {
 
 // The slots of a replica that left are dropped, and no others.
 func TestRemoveReplica(t *testing.T) {
-	var s scorer.Slots
-	s.Add(at(70), "b", &scorer.Booking{Blocks: []uint64{1}, PromptTokens: 16, Replica: 7})
-	s.Add(at(70), "c", &scorer.Booking{PromptTokens: 1})
+	var s slots.Table
+	s.Add(at(70), "b", &slots.Booking{Blocks: []uint64{1}, PromptTokens: 16, Replica: 7})
+	s.Add(at(70), "c", &slots.Booking{PromptTokens: 1})
 	s.RemoveReplica(7)
 	if s.Len() != 1 || s.Load(0).Requests != 1 {
 		t.Errorf("%d slots after the replica left, want ours", s.Len())
@@ -271,7 +272,7 @@ func chain(rng *rand.Rand, most int) []uint64 {
 type slowSlots map[string]*slowSlot
 
 type slowSlot struct {
-	scorer.Booking
+	slots.Booking
 	completed bool
 	out       int
 	seen      time.Time
@@ -296,7 +297,7 @@ func (m slowSlots) grow(now time.Time, worker int, perSecond float64) {
 	}
 }
 
-func (m slowSlots) load(worker int) (l scorer.Load) {
+func (m slowSlots) load(worker int) (l slots.Load) {
 	users := map[uint64]int{}
 	for _, s := range m {
 		if s.Worker == worker && !s.BlocksUntracked && !s.NoReuse {
@@ -379,7 +380,7 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		expecting := seed%3 == 0
-		var s scorer.Slots
+		var s slots.Table
 		m := slowSlots{}
 		now := at(0)
 		fail := func(step int, format string, args ...any) {
@@ -392,7 +393,7 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 			now = now.Add(time.Second)
 			switch op := rng.IntN(100); {
 			case op < 45:
-				b := scorer.Booking{
+				b := slots.Booking{
 					Worker: rng.IntN(workers), Blocks: chain(rng, 12), CachedTokens: rng.IntN(60), BlockSize: 4,
 					Owned: rng.IntN(2) == 0, Replica: uint64(rng.IntN(3)),
 					BlocksUntracked: rng.IntN(10) == 0, PrefillUntracked: rng.IntN(10) == 0, NoReuse: rng.IntN(10) == 0,
@@ -498,7 +499,7 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 			s.Free(id)
 		}
 		for w := range workers {
-			if got := s.Load(w); got != (scorer.Load{}) {
+			if got := s.Load(w); got != (slots.Load{}) {
 				t.Fatalf("seed %d: worker %d has %+v after all requests ended", seed, w, got)
 			}
 		}
@@ -513,16 +514,16 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 func TestSlotsDoNotDependOnOrder(t *testing.T) {
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(seed, 3))
-		bookings := make([]scorer.Booking, 30)
+		bookings := make([]slots.Booking, 30)
 		for i := range bookings {
-			bookings[i] = scorer.Booking{
+			bookings[i] = slots.Booking{
 				Worker: rng.IntN(2), Blocks: chain(rng, 12), PromptTokens: rng.IntN(60), CachedTokens: rng.IntN(60),
 				BlockSize: 4, ExpectedOutput: rng.IntN(40),
 			}
 		}
-		var want [2]scorer.Load
+		var want [2]slots.Load
 		for round := range 5 {
-			var s scorer.Slots
+			var s slots.Table
 			for _, i := range rng.Perm(len(bookings)) {
 				s.Add(at(0), fmt.Sprint(i), &bookings[i])
 			}
@@ -537,7 +538,7 @@ func TestSlotsDoNotDependOnOrder(t *testing.T) {
 					s.AddOutputTokens(at(0), id, i)
 				}
 			}
-			got := [2]scorer.Load{s.Load(0), s.Load(1)}
+			got := [2]slots.Load{s.Load(0), s.Load(1)}
 			if round == 0 {
 				want = got
 			} else if got != want {
@@ -550,15 +551,15 @@ func TestSlotsDoNotDependOnOrder(t *testing.T) {
 // Invariant 7: replicas that received each other's messages, in order for each sender,
 // agree.
 func TestReplicasConverge(t *testing.T) {
-	type message func(s *scorer.Slots, sender uint64)
+	type message func(s *slots.Table, sender uint64)
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(seed, 4))
-		var slots [3]scorer.Slots
+		var replicas [3]slots.Table
 		var inbox [3][3][]message // to, from
 		pending := 0
 		send := func(from int, m message) {
-			m(&slots[from], 0)
-			for to := range slots {
+			m(&replicas[from], 0)
+			for to := range replicas {
 				if to != from {
 					inbox[to][from] = append(inbox[to][from], m)
 					pending++
@@ -571,7 +572,7 @@ func TestReplicasConverge(t *testing.T) {
 			if step >= 600 || rng.IntN(2) == 0 {
 				to := rng.IntN(3)
 				if queue := inbox[to][from]; len(queue) > 0 {
-					queue[0](&slots[to], uint64(from)+1)
+					queue[0](&replicas[to], uint64(from)+1)
 					inbox[to][from] = queue[1:]
 					pending--
 				}
@@ -580,26 +581,26 @@ func TestReplicasConverge(t *testing.T) {
 			switch {
 			case len(live[from]) == 0 || rng.IntN(3) == 0:
 				id := fmt.Sprint(from, "/", step)
-				b := scorer.Booking{Worker: rng.IntN(2), Blocks: chain(rng, 8), PromptTokens: rng.IntN(60), CachedTokens: rng.IntN(60), BlockSize: 4}
+				b := slots.Booking{Worker: rng.IntN(2), Blocks: chain(rng, 8), PromptTokens: rng.IntN(60), CachedTokens: rng.IntN(60), BlockSize: 4}
 				live[from] = append(live[from], id)
-				send(from, func(s *scorer.Slots, sender uint64) {
+				send(from, func(s *slots.Table, sender uint64) {
 					b := b
 					b.Replica = sender
 					s.Add(at(0), id, &b)
 				})
 			case rng.IntN(2) == 0:
 				id := live[from][rng.IntN(len(live[from]))]
-				send(from, func(s *scorer.Slots, _ uint64) { s.MarkPrefillCompleted(at(0), id) })
+				send(from, func(s *slots.Table, _ uint64) { s.MarkPrefillCompleted(at(0), id) })
 			default:
 				i := rng.IntN(len(live[from]))
 				id := live[from][i]
 				live[from] = slices.Delete(live[from], i, i+1)
-				send(from, func(s *scorer.Slots, _ uint64) { s.Free(id) })
+				send(from, func(s *slots.Table, _ uint64) { s.Free(id) })
 			}
 		}
 		for w := range 2 {
-			for i := range slots {
-				if got, want := slots[i].Load(w), slots[0].Load(w); got != want {
+			for i := range replicas {
+				if got, want := replicas[i].Load(w), replicas[0].Load(w); got != want {
 					t.Fatalf("seed %d: replica %d has %+v on worker %d, replica 0 has %+v", seed, i, got, w, want)
 				}
 			}
@@ -612,7 +613,7 @@ func TestReplicasConverge(t *testing.T) {
 func TestCostIsThatBeforeTheBooking(t *testing.T) {
 	settings := scorer.Defaults()
 	rng := rand.New(rand.NewPCG(1, 5))
-	var s scorer.Slots
+	var s slots.Table
 	measure := func(r *scorer.Request, blocks []uint64) (costs [3]float64, chosen int) {
 		var in [3]scorer.Input
 		for w := range in {
@@ -627,7 +628,7 @@ func TestCostIsThatBeforeTheBooking(t *testing.T) {
 		r := scorer.Request{PromptTokens: 4 * len(blocks), BlockSize: 4, U: scorer.Draw(1, uint64(i))}
 		costs, chosen := measure(&r, blocks)
 		id := fmt.Sprint(i)
-		booking := scorer.Booking{Worker: chosen, Blocks: blocks, PromptTokens: r.PromptTokens, BlockSize: 4}
+		booking := slots.Booking{Worker: chosen, Blocks: blocks, PromptTokens: r.PromptTokens, BlockSize: 4}
 		s.Add(at(0), id, &booking)
 		s.Free(id)
 		if again, other := measure(&r, blocks); again != costs || other != chosen {
@@ -638,9 +639,9 @@ func TestCostIsThatBeforeTheBooking(t *testing.T) {
 }
 
 func TestReadingSlotsDoesNotAllocate(t *testing.T) {
-	var s scorer.Slots
+	var s slots.Table
 	blocks := []uint64{1, 2, 3}
-	b := scorer.Booking{Blocks: blocks, PromptTokens: 16, BlockSize: 4}
+	b := slots.Booking{Blocks: blocks, PromptTokens: 16, BlockSize: 4}
 	s.Add(at(0), "a", &b)
 	s.Add(at(0), "b", &b)
 	s.Free("b")
@@ -656,9 +657,9 @@ func TestReadingSlotsDoesNotAllocate(t *testing.T) {
 // own blocks behind each, 64 requests in flight on 4 workers.
 func BenchmarkSlots(b *testing.B) {
 	const inFlight = 64
-	var s scorer.Slots
+	var s slots.Table
 	rng := rand.New(rand.NewPCG(1, 6))
-	bookings, ids := make([]scorer.Booking, 1000), make([]string, 1000)
+	bookings, ids := make([]slots.Booking, 1000), make([]string, 1000)
 	for i := range bookings {
 		prompt, blocks := rng.IntN(20), make([]uint64, 32+3+rng.IntN(10))
 		for k := range blocks {
@@ -668,7 +669,7 @@ func BenchmarkSlots(b *testing.B) {
 			}
 		}
 		ids[i] = fmt.Sprint("request-", i)
-		bookings[i] = scorer.Booking{Blocks: blocks, PromptTokens: 16 * len(blocks), BlockSize: 16}
+		bookings[i] = slots.Booking{Blocks: blocks, PromptTokens: 16 * len(blocks), BlockSize: 16}
 	}
 	settings := scorer.Defaults()
 	var in [4]scorer.Input
@@ -691,9 +692,9 @@ func BenchmarkSlots(b *testing.B) {
 
 // No sum overflows, whatever values callers pass for a request.
 func TestEnormousRequests(t *testing.T) {
-	var s scorer.Slots
+	var s slots.Table
 	for i, id := range []string{"a", "b", "c", "d"} {
-		s.Add(at(0), id, &scorer.Booking{PromptTokens: math.MaxInt - i, CachedTokens: math.MinInt, BlockSize: 1, ExpectedOutput: math.MaxInt})
+		s.Add(at(0), id, &slots.Booking{PromptTokens: math.MaxInt - i, CachedTokens: math.MinInt, BlockSize: 1, ExpectedOutput: math.MaxInt})
 		s.MarkPrefillCompleted(at(1), id)
 	}
 	before := s.Load(0)
@@ -702,17 +703,17 @@ func TestEnormousRequests(t *testing.T) {
 	}
 	s.Grow(at(3), 0, math.MaxFloat64)
 	l := s.Load(0)
-	if before.DecodeTokens != 4*scorer.MostTokens || l.DecodeTokens != 8*scorer.MostTokens || l.Blocks < 0 || l.PendTokens != 0 {
+	if before.DecodeTokens != 4*slots.MostTokens || l.DecodeTokens != 8*slots.MostTokens || l.Blocks < 0 || l.PendTokens != 0 {
 		t.Errorf("before %+v, after %+v", before, l)
 	}
-	s.Add(at(4), "e", &scorer.Booking{PromptTokens: math.MaxInt, CachedTokens: math.MinInt, BlockSize: 1})
-	if l := s.Load(0); l.PendTokens != scorer.MostTokens {
+	s.Add(at(4), "e", &slots.Booking{PromptTokens: math.MaxInt, CachedTokens: math.MinInt, BlockSize: 1})
+	if l := s.Load(0); l.PendTokens != slots.MostTokens {
 		t.Errorf("pending: %+v", l)
 	}
 	for _, id := range []string{"a", "b", "c", "d", "e"} {
 		s.Free(id)
 	}
-	if l := s.Load(0); l != (scorer.Load{}) || s.Len() != 0 {
+	if l := s.Load(0); l != (slots.Load{}) || s.Len() != 0 {
 		t.Errorf("left over: %+v", l)
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer_test
+package slots_test
 
 import (
 	"fmt"
@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // TestGroupCosts: a group's cost has the means of its last report plus the requests
@@ -83,18 +84,18 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 	}
 	type ended struct {
 		worker      int
-		load        scorer.ReportLoad
+		load        slots.ReportLoad
 		arrived, at time.Time
 	}
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(seed, 7))
-		var s scorer.Slots
+		var s slots.Table
 		model := map[string]*booked{}
 		var ends []ended // all past endings
 		reported := [3]time.Time{}
 		over := func(b *booked, now time.Time, requests int) {
 			if b.reports {
-				ends = append(ends, ended{b.worker, scorer.ReportLoad{Requests: requests, PendTokens: b.pend, HeldTokens: requests * b.held}, b.at, now})
+				ends = append(ends, ended{b.worker, slots.ReportLoad{Requests: requests, PendTokens: b.pend, HeldTokens: requests * b.held}, b.at, now})
 			}
 		}
 		arrival := func(w int, now time.Time) time.Time { // after the last report
@@ -110,7 +111,7 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 			b := model[id]
 			switch w := rng.IntN(3); rng.IntN(10) {
 			case 0, 1, 2, 3:
-				booking := scorer.Booking{Worker: w, PromptTokens: rng.IntN(500), CachedTokens: rng.IntN(100), Owned: true, Reports: w != 2}
+				booking := slots.Booking{Worker: w, PromptTokens: rng.IntN(500), CachedTokens: rng.IntN(100), Owned: true, Reports: w != 2}
 				if s.Add(now, id, &booking) != (b == nil) {
 					t.Fatalf("seed %d, step %d: a slot is taken twice", seed, step)
 				}
@@ -138,7 +139,7 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 				delete(model, id)
 			case 8:
 				until := now.Add(-time.Duration(rng.IntN(20)) * time.Millisecond)
-				if until.Before(reported[w]) || s.Load(w) == (scorer.Load{}) {
+				if until.Before(reported[w]) || s.Load(w) == (slots.Load{}) {
 					break // reports come in order, and only from workers that had requests
 				}
 				s.Reported(w, until)
@@ -162,8 +163,8 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 			}
 			for w := range 3 {
 				back := now.Add(-time.Duration(rng.IntN(20)) * time.Millisecond)
-				var booked, later, gone scorer.ReportLoad
-				add := func(to *scorer.ReportLoad, l scorer.ReportLoad) {
+				var booked, later, gone slots.ReportLoad
+				add := func(to *slots.ReportLoad, l slots.ReportLoad) {
 					to.Requests += l.Requests
 					to.PendTokens += l.PendTokens
 					to.HeldTokens += l.HeldTokens
@@ -172,7 +173,7 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 					if b.worker != w || !b.unreported {
 						continue
 					}
-					l := scorer.ReportLoad{Requests: 1, PendTokens: b.pend, HeldTokens: b.held}
+					l := slots.ReportLoad{Requests: 1, PendTokens: b.pend, HeldTokens: b.held}
 					add(&booked, l)
 					if b.at.After(back) {
 						add(&later, l)
@@ -185,7 +186,7 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 				}
 				for _, c := range []struct {
 					what      string
-					got, want scorer.ReportLoad
+					got, want slots.ReportLoad
 				}{{"over since its report", s.Over(w), gone}, {"unreported", s.Unreported(w), booked}, {"unreported since a time", s.UnreportedSince(w, back), later}} {
 					if c.got != c.want {
 						t.Fatalf("seed %d, step %d: of worker %d %+v is %s, want %+v", seed, step, w, c.got, c.what, c.want)
@@ -199,23 +200,23 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 // The number of kept endings is bounded. Requests whose endings were dropped count until
 // the next report.
 func TestEndingsAreBounded(t *testing.T) {
-	var s scorer.Slots
+	var s slots.Table
 	const n = 20_000
 	for i := range n {
-		s.Add(at(0), fmt.Sprint(i), &scorer.Booking{PromptTokens: 10, Owned: true, Reports: true})
+		s.Add(at(0), fmt.Sprint(i), &slots.Booking{PromptTokens: 10, Owned: true, Reports: true})
 	}
 	s.Reported(0, at(1))
 	for i := range n {
 		s.End(at(2), fmt.Sprint(i))
 	}
-	if over := s.Over(0); over != (scorer.ReportLoad{Requests: n, PendTokens: 10 * n, HeldTokens: 10 * n}) {
+	if over := s.Over(0); over != (slots.ReportLoad{Requests: n, PendTokens: 10 * n, HeldTokens: 10 * n}) {
 		t.Errorf("%+v is over, want all of %d requests", over, n)
 	}
 	if kept := s.Endings(0); kept > 4096 {
 		t.Errorf("%d endings are kept", kept)
 	}
 	s.Reported(0, at(3))
-	if over := s.Over(0); over != (scorer.ReportLoad{}) || s.Endings(0) != 0 {
+	if over := s.Over(0); over != (slots.ReportLoad{}) || s.Endings(0) != 0 {
 		t.Errorf("reported: %+v is over, %d endings are kept", over, s.Endings(0))
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer_test
+package slots_test
 
 import (
 	"fmt"
@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // The peak is compared with a list of all past loads: it covers the largest load of the
@@ -16,14 +16,14 @@ import (
 func TestPeakEqualsSlowModel(t *testing.T) {
 	type moment struct {
 		at   time.Time
-		load scorer.Load
+		load slots.Load
 	}
-	fields := func(l scorer.Load) [6]int {
+	fields := func(l slots.Load) [6]int {
 		return [6]int{l.Requests, l.Waiting, l.PendTokens, l.Blocks, l.DecodeTokens, l.WaitingTokens}
 	}
 	for seed := range uint64(10) {
 		rng := rand.New(rand.NewPCG(seed, 19))
-		var s scorer.Slots
+		var s slots.Table
 		var history [3][]moment
 		now := at(0)
 		for step := range 1000 {
@@ -36,7 +36,7 @@ func TestPeakEqualsSlowModel(t *testing.T) {
 			id := fmt.Sprint(rng.IntN(30))
 			switch w := rng.IntN(3); rng.IntN(8) {
 			case 0, 1, 2, 3:
-				s.Add(now, id, &scorer.Booking{Worker: w, Blocks: chain(rng, 6), PromptTokens: rng.IntN(100), BlockSize: 16, Owned: true})
+				s.Add(now, id, &slots.Booking{Worker: w, Blocks: chain(rng, 6), PromptTokens: rng.IntN(100), BlockSize: 16, Owned: true})
 			case 4, 5:
 				s.MarkPrefillCompleted(now, id)
 			case 6, 7:
@@ -60,10 +60,10 @@ func TestPeakEqualsSlowModel(t *testing.T) {
 						until = h[i+1].at
 					}
 					for f, v := range fields(m.load) {
-						if now.Sub(until) <= scorer.PeakSpan {
+						if now.Sub(until) <= slots.PeakSpan {
 							least[f] = max(least[f], v)
 						}
-						if now.Sub(until) <= 2*scorer.PeakSpan {
+						if now.Sub(until) <= 2*slots.PeakSpan {
 							most[f] = max(most[f], v)
 						}
 					}
@@ -76,8 +76,8 @@ func TestPeakEqualsSlowModel(t *testing.T) {
 			}
 		}
 	}
-	var s scorer.Slots
-	if s.Peak(at(0), 0) != (scorer.Load{}) || s.Peak(at(0), -1) != (scorer.Load{}) {
+	var s slots.Table
+	if s.Peak(at(0), 0) != (slots.Load{}) || s.Peak(at(0), -1) != (slots.Load{}) {
 		t.Error("a worker without slots has a peak")
 	}
 }

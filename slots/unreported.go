@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer
+package slots
 
 import "time"
 
@@ -11,7 +11,7 @@ import "time"
 // Invariants, for slots with [Booking.Reports]:
 //
 //   - unreported.booked is the load of the slots that were taken after the latest
-//     [Slots.Reported] and have not ended.
+//     [Table.Reported] and have not ended.
 //   - unreported.ended is the load of reported slots that has ended since that report:
 //     requests that were freed, with their prompts, and prefill tokens of requests that got their
 //     first token or were freed without one.
@@ -54,7 +54,7 @@ type change struct {
 const maxChanges = 4096
 
 // arrive notes that a slot was taken: after the last report, even if both have the same time.
-func (s *Slots) arrive(t *slot) {
+func (s *Table) arrive(t *slot) {
 	t.arrived = s.latest
 	if u := &s.histories[t.worker].unreported; u.some {
 		t.arrived = max(s.latest, u.at+1)
@@ -63,7 +63,7 @@ func (s *Slots) arrive(t *slot) {
 }
 
 // changed notes that the load of a slot changes now.
-func (s *Slots) changed(t *slot, by ReportLoad) {
+func (s *Table) changed(t *slot, by ReportLoad) {
 	u := &s.histories[t.worker].unreported
 	if len(u.changes) >= maxChanges {
 		u.changes = u.changes[:copy(u.changes, u.changes[maxChanges/2:])]
@@ -86,7 +86,7 @@ func (u *unreported) add(c change) {
 // Reported notes that a worker reported its load. The report contains the requests that the
 // worker got up to the given time; a request that is booked after the call is not in it, and
 // counts as one of 1 ns later at least.
-func (s *Slots) Reported(worker int, until time.Time) {
+func (s *Table) Reported(worker int, until time.Time) {
 	u := &s.history(worker).unreported
 	u.at, u.some, u.booked, u.ended = s.at(until), true, ReportLoad{}, ReportLoad{}
 	kept := u.changes[:0]
@@ -101,15 +101,15 @@ func (s *Slots) Reported(worker int, until time.Time) {
 
 // Over returns the part of a worker's report that is over since: requests that have ended, and
 // prefill tokens that the worker need not compute any more.
-func (s *Slots) Over(worker int) ReportLoad { return s.history(worker).unreported.ended }
+func (s *Table) Over(worker int) ReportLoad { return s.history(worker).unreported.ended }
 
 // Unreported returns the load of the requests that a worker got since its last report and still has.
-func (s *Slots) Unreported(worker int) ReportLoad {
+func (s *Table) Unreported(worker int) ReportLoad {
 	return s.history(worker).unreported.booked.positive()
 }
 
-// UnreportedSince is [Slots.Unreported] of the requests that came after a time.
-func (s *Slots) UnreportedSince(worker int, after time.Time) (l ReportLoad) {
+// UnreportedSince is [Table.Unreported] of the requests that came after a time.
+func (s *Table) UnreportedSince(worker int, after time.Time) (l ReportLoad) {
 	u, since := &s.history(worker).unreported, after.Sub(s.epoch)
 	if u.some {
 		since = max(since, u.at)

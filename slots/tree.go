@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer
+package slots
 
 // prefixTree holds the active prompts of all workers: a root for each worker, and below it
 // the blocks of its prompts. Blocks without a branch between them share a node. A node that

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer_test
+package slots_test
 
 import (
 	"math"
 	"testing"
 
-	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
 // An output without reports grows by time from the first token on; a reported output has
 // the reported length.
 func TestOutputsGrowByTime(t *testing.T) {
-	var s scorer.Slots
-	book := scorer.Booking{Blocks: []uint64{1}, PromptTokens: 30, BlockSize: 16}
+	var s slots.Table
+	book := slots.Booking{Blocks: []uint64{1}, PromptTokens: 30, BlockSize: 16}
 	s.Add(at(0), "a", &book)
 	grow := func(seconds float64, wantBlocks, wantTokens int) {
 		t.Helper()
@@ -58,12 +58,12 @@ func TestOutputsGrowByTime(t *testing.T) {
 }
 
 func TestTheRateOfAWorkerIsLearned(t *testing.T) {
-	var s scorer.Slots
+	var s slots.Table
 	if got := s.OutputRate(3); got != 0 {
 		t.Errorf("rate %v of an unknown worker", got)
 	}
 	tell := func(id string, tokens int, seconds float64) {
-		s.Add(at(0), id, &scorer.Booking{Worker: 3, PromptTokens: 1, BlockSize: 16})
+		s.Add(at(0), id, &slots.Booking{Worker: 3, PromptTokens: 1, BlockSize: 16})
 		s.MarkPrefillCompleted(at(1), id)
 		s.AddOutputTokens(at(1+seconds), id, tokens)
 		s.Free(id)
@@ -90,13 +90,13 @@ func TestTheRateOfAWorkerIsLearned(t *testing.T) {
 
 // The length of the whole output replaces estimates, and what was reported before.
 func TestReportedOutput(t *testing.T) {
-	for _, before := range []func(*scorer.Slots){
-		func(*scorer.Slots) {},
-		func(s *scorer.Slots) { s.Grow(at(2), 0, 30) },
-		func(s *scorer.Slots) { s.AddOutputTokens(at(2), "a", 25) },
+	for _, before := range []func(*slots.Table){
+		func(*slots.Table) {},
+		func(s *slots.Table) { s.Grow(at(2), 0, 30) },
+		func(s *slots.Table) { s.AddOutputTokens(at(2), "a", 25) },
 	} {
-		var s scorer.Slots
-		s.Add(at(0), "a", &scorer.Booking{PromptTokens: 10})
+		var s slots.Table
+		s.Add(at(0), "a", &slots.Booking{PromptTokens: 10})
 		s.MarkPrefillCompleted(at(1), "a")
 		before(&s)
 		if !s.ReportOutput(at(3), "a", 40) || s.ReportOutput(at(3), "b", 40) {
@@ -105,7 +105,7 @@ func TestReportedOutput(t *testing.T) {
 		if l := s.Load(0); l.DecodeTokens != 50 {
 			t.Errorf("%d tokens, want 10 of the prompt and 40", l.DecodeTokens)
 		}
-		if e := s.Finish(at(4), "a"); e != (scorer.Ended{Existed: true, Started: true, OutputTokens: 40}) {
+		if e := s.Finish(at(4), "a"); e != (slots.Ended{Existed: true, Started: true, OutputTokens: 40}) {
 			t.Errorf("the request ended with %+v", e)
 		}
 	}

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer
+// Package slots keeps what the requests in flight hold: a slot on a worker ([Table]), or a place in
+// the queue ([Queue]).
+//
+// It is plain bookkeeping: no I/O, clock, lock, goroutine or randomness of its own. Workers are small
+// dense numbers that the caller assigns. The time is an argument. The owner of a Table and of a Queue
+// guards them, together with the reads that a decision makes before it books.
+package slots
 
 import (
 	"math"
 	"time"
 )
 
-// Slots holds one slot for each request in flight, from the decision to the end of the
+// Table holds one slot for each request in flight, from the decision to the end of the
 // response. The load of a worker follows from its slots at once, without waiting for the
 // engine's own report.
 //
@@ -18,15 +24,15 @@ import (
 //     of those without a first token, its active blocks the distinct blocks of
 //     their prompts, and the blocks that their output has filled.
 //   - No load is negative, and after all slots are freed all loads are 0.
-//   - Adding a slot raises the active blocks by exactly [Slots.AdditionalBlocks],
+//   - Adding a slot raises the active blocks by exactly [Table.AdditionalBlocks],
 //     unless lengths of output are expected.
 //   - The order in which slots were added and freed does not matter.
 //
 // A sequence hash stands for the whole prefix of its block, so the active prompts of a worker
 // are a tree. The cost of a request depends on the number of its branches, not of its blocks.
 //
-// The zero value is empty and ready to use. Only one goroutine at a time may use a Slots.
-type Slots struct {
+// The zero value is empty and ready to use. Only one goroutine at a time may use a Table.
+type Table struct {
 	ids    map[string]int32 // index into slots
 	slots  []slot
 	vacant []int32 // slots to hand out again
@@ -62,7 +68,7 @@ type Booking struct {
 	// the end, the less the request's own blocks count.
 	ExpectedOutput int
 
-	// Reports says that the worker reports its load; see [Slots.Reported].
+	// Reports says that the worker reports its load; see [Table.Reported].
 	Reports bool
 
 	// Owned says that a live stream will free the slot, so the slot never expires.
@@ -71,7 +77,7 @@ type Booking struct {
 	Replica uint64
 
 	// ExpectedTTFT is the time to the first token that the decision expects, 0 = unknown; see
-	// [Slots.Wait].
+	// [Table.Wait].
 	ExpectedTTFT time.Duration
 
 	// Unseen says that the first token will not be reported when it comes. Number is the
@@ -147,7 +153,7 @@ type slot struct {
 type list struct{ head, tail int32 }
 
 // link puts a slot at the end of a list.
-func (s *Slots) link(l *list, n int32) {
+func (s *Table) link(l *list, n int32) {
 	if l.head == 0 {
 		l.head = n + 1
 	} else {
@@ -157,7 +163,7 @@ func (s *Slots) link(l *list, n int32) {
 }
 
 // unlink takes a slot out of the list that it is in.
-func (s *Slots) unlink(l *list, n int32) {
+func (s *Table) unlink(l *list, n int32) {
 	t := &s.slots[n]
 	if t.previous != 0 {
 		s.slots[t.previous-1].next = t.next
@@ -190,7 +196,7 @@ type history struct {
 }
 
 // history returns the history of a worker; an empty one, that is not kept, of an unknown worker.
-func (s *Slots) history(worker int) *history {
+func (s *Table) history(worker int) *history {
 	if worker < 0 || worker >= len(s.histories) {
 		return new(history)
 	}
@@ -198,7 +204,7 @@ func (s *Slots) history(worker int) *history {
 }
 
 // grow makes room for a worker.
-func (s *Slots) grow(worker int) {
+func (s *Table) grow(worker int) {
 	for len(s.workers) <= worker {
 		s.workers, s.histories = append(s.workers, account{}), append(s.histories, history{})
 	}
@@ -214,7 +220,7 @@ const fraction = 1 << 20
 
 // Add takes a slot for the request id. It returns false, and changes nothing, if
 // the id has a slot already, or if the worker's number is negative.
-func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
+func (s *Table) Add(now time.Time, id string, b *Booking) bool {
 	if _, exists := s.ids[id]; exists || b.Worker < 0 {
 		return false
 	}
@@ -259,7 +265,7 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	return true
 }
 
-func (s *Slots) vacancy() int32 {
+func (s *Table) vacancy() int32 {
 	if last := len(s.vacant) - 1; last >= 0 {
 		n := s.vacant[last]
 		s.vacant = s.vacant[:last]
@@ -271,13 +277,13 @@ func (s *Slots) vacancy() int32 {
 
 // share notes that blocks of the slot n are shared with another slot (delta < 0), or no
 // longer (delta > 0).
-func (s *Slots) share(n int32, delta int) {
+func (s *Table) share(n int32, delta int) {
 	s.slots[n].lone += delta
 	s.reweigh(n)
 }
 
 // reweigh computes slot.off again.
-func (s *Slots) reweigh(n int32) {
+func (s *Table) reweigh(n int32) {
 	t := &s.slots[n]
 	if t.expected == 0 {
 		return
@@ -290,9 +296,9 @@ func (s *Slots) reweigh(n int32) {
 
 // AddOutputTokens notes that a request has k more tokens of output. Each block that they
 // begin, beyond the prompt's last one, is one more on the worker. From then on
-// [Slots.Grow] no longer estimates this output. It returns false, and changes nothing, if
+// [Table.Grow] no longer estimates this output. It returns false, and changes nothing, if
 // the id has no slot.
-func (s *Slots) AddOutputTokens(now time.Time, id string, k int) bool {
+func (s *Table) AddOutputTokens(now time.Time, id string, k int) bool {
 	n, exists := s.ids[id]
 	if !exists {
 		return false
@@ -318,7 +324,7 @@ func (s *Slots) AddOutputTokens(now time.Time, id string, k int) bool {
 // ComputePrompt notes that the worker computes the prompt of a request that was booked with
 // PrefillUntracked. It returns false, and changes nothing, if the id has no such slot, and after the
 // first token.
-func (s *Slots) ComputePrompt(id string) bool {
+func (s *Table) ComputePrompt(id string) bool {
 	n, exists := s.ids[id]
 	if !exists || s.slots[n].started || !s.slots[n].free {
 		return false
@@ -332,7 +338,7 @@ func (s *Slots) ComputePrompt(id string) bool {
 }
 
 // at converts the time of an input.
-func (s *Slots) at(now time.Time) time.Duration {
+func (s *Table) at(now time.Time) time.Duration {
 	if s.epoch.IsZero() {
 		s.epoch = now
 	}
@@ -341,7 +347,7 @@ func (s *Slots) at(now time.Time) time.Duration {
 	return since
 }
 
-func (s *Slots) drop(n int32) {
+func (s *Table) drop(n int32) {
 	t := &s.slots[n]
 	w := &s.workers[t.worker]
 	delete(s.ids, t.id)
@@ -388,7 +394,7 @@ func (s *Slots) drop(n int32) {
 }
 
 // dropIf drops all slots that meet the condition, and returns how many.
-func (s *Slots) dropIf(condition func(*slot) bool) (dropped int) {
+func (s *Table) dropIf(condition func(*slot) bool) (dropped int) {
 	for n := range s.slots {
 		if t := &s.slots[n]; t.taken && condition(t) {
 			s.drop(int32(n))
@@ -399,19 +405,19 @@ func (s *Slots) dropIf(condition func(*slot) bool) (dropped int) {
 }
 
 // RemoveWorker drops all slots on a worker. Its number may then be used again.
-func (s *Slots) RemoveWorker(worker int) {
+func (s *Table) RemoveWorker(worker int) {
 	s.dropIf(func(t *slot) bool { return int(t.worker) == worker })
 	*s.history(worker) = history{}
 }
 
 // RemoveReplica drops all slots of another router replica.
-func (s *Slots) RemoveReplica(replica uint64) {
+func (s *Table) RemoveReplica(replica uint64) {
 	s.dropIf(func(t *slot) bool { return replica != 0 && t.replica == replica })
 }
 
 // Expire drops the slots that are not owned and had no sign of life for 300 s, and returns
 // how many. It works at most every 30 s, so it may be called at any rate.
-func (s *Slots) Expire(now time.Time) int {
+func (s *Table) Expire(now time.Time) int {
 	if now.Sub(s.swept) < sweepEvery {
 		return 0
 	}
@@ -421,7 +427,7 @@ func (s *Slots) Expire(now time.Time) int {
 }
 
 // Load returns the sum of the slots on a worker.
-func (s *Slots) Load(worker int) Load {
+func (s *Table) Load(worker int) Load {
 	if worker < 0 || worker >= len(s.workers) {
 		return Load{}
 	}
@@ -434,7 +440,7 @@ func (s *Slots) Load(worker int) Load {
 
 // AdditionalBlocks returns how many of these blocks a request would add to a worker: those
 // behind the longest prefix that is active there. It assumes that the engine reuses blocks.
-func (s *Slots) AdditionalBlocks(worker int, blocks []uint64) int {
+func (s *Table) AdditionalBlocks(worker int, blocks []uint64) int {
 	if worker < 0 || worker >= len(s.workers) || s.workers[worker].root == 0 {
 		return len(blocks)
 	}
@@ -442,7 +448,7 @@ func (s *Slots) AdditionalBlocks(worker int, blocks []uint64) int {
 }
 
 // Worker returns the worker that a request has its slot on.
-func (s *Slots) Worker(id string) (worker int, taken bool) {
+func (s *Table) Worker(id string) (worker int, taken bool) {
 	n, taken := s.ids[id]
 	if !taken {
 		return 0, false
@@ -451,4 +457,4 @@ func (s *Slots) Worker(id string) (worker int, taken bool) {
 }
 
 // Len returns the number of slots taken.
-func (s *Slots) Len() int { return len(s.ids) }
+func (s *Table) Len() int { return len(s.ids) }

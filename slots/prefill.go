@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer
+package slots
 
 import (
 	"math"
@@ -115,10 +115,10 @@ func (p *pace) note(late bool) {
 }
 
 // InferFirstTokens switches inference on. Call it before the first slot is taken.
-func (s *Slots) InferFirstTokens() { s.infers = true }
+func (s *Table) InferFirstTokens() { s.infers = true }
 
 // SetReorders notes whether a worker registered that it computes prompts in another order.
-func (s *Slots) SetReorders(worker int, reorders bool) {
+func (s *Table) SetReorders(worker int, reorders bool) {
 	if worker >= 0 {
 		s.grow(worker)
 		s.histories[worker].pace.registered = reorders
@@ -127,13 +127,13 @@ func (s *Slots) SetReorders(worker int, reorders bool) {
 
 // PrefillRate returns the prompt tokens a second that a worker computes, 0 if unknown, and
 // whether it reorders prompts.
-func (s *Slots) PrefillRate(worker int) (rate float64, reorders bool) {
+func (s *Table) PrefillRate(worker int) (rate float64, reorders bool) {
 	p := &s.history(worker).pace
 	return p.rate, p.reorders()
 }
 
 // TakeInferred returns the inferences since the last call, nil for none.
-func (s *Slots) TakeInferred() []Inference {
+func (s *Table) TakeInferred() []Inference {
 	taken := s.inferred
 	s.inferred = nil
 	return taken
@@ -142,7 +142,7 @@ func (s *Slots) TakeInferred() []Inference {
 // FirstToken notes that a request has its first token: now, if it is exact, or at some
 // time before. news is false, and nothing changes, if the id has no slot or its first token
 // was noted before. inferred says that the first token was inferred before.
-func (s *Slots) FirstToken(now time.Time, id string, exact bool) (news, inferred bool) {
+func (s *Table) FirstToken(now time.Time, id string, exact bool) (news, inferred bool) {
 	n, exists := s.ids[id]
 	if !exists {
 		return false, false
@@ -166,7 +166,7 @@ func (s *Slots) FirstToken(now time.Time, id string, exact bool) (news, inferred
 }
 
 // evidence infers earlier first tokens, and measures the rate, by a reported first token.
-func (s *Slots) evidence(n int32, exact bool) {
+func (s *Table) evidence(n int32, exact bool) {
 	t := &s.slots[n]
 	q, p := &s.workers[t.worker].queue, &s.histories[t.worker].pace
 	q.due = 0
@@ -230,7 +230,7 @@ func (t *slot) work() int {
 }
 
 // infer starts a waiting slot without a report.
-func (s *Slots) infer(n int32, by string, at time.Duration) {
+func (s *Table) infer(n int32, by string, at time.Duration) {
 	t := &s.slots[n]
 	s.start(n, at)
 	t.byOrder = by == ByOrder
@@ -238,7 +238,7 @@ func (s *Slots) infer(n int32, by string, at time.Duration) {
 }
 
 // start moves a slot from the waiting ones to the decoding ones.
-func (s *Slots) start(n int32, at time.Duration) {
+func (s *Table) start(n int32, at time.Duration) {
 	t := &s.slots[n]
 	s.note(int(t.worker))
 	w := &s.workers[t.worker]
@@ -259,7 +259,7 @@ func (s *Slots) start(n int32, at time.Duration) {
 
 // InferByRate infers the first tokens on a worker that are due, and returns how many. If
 // none is due, it costs one comparison, so it may be called for each decision.
-func (s *Slots) InferByRate(now time.Time, worker int) (inferred int) {
+func (s *Table) InferByRate(now time.Time, worker int) (inferred int) {
 	if !s.infers || worker < 0 || worker >= len(s.workers) {
 		return 0
 	}
@@ -300,7 +300,7 @@ func (s *Slots) InferByRate(now time.Time, worker int) (inferred int) {
 }
 
 // enqueue puts a new slot behind those that wait on its worker.
-func (s *Slots) enqueue(n int32) {
+func (s *Table) enqueue(n int32) {
 	t := &s.slots[n]
 	q := &s.workers[t.worker].queue
 	s.turn++

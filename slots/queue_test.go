@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer_test
+package slots_test
 
 import (
 	"cmp"
@@ -12,12 +12,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/slots"
 )
 
-func admitAll(q *scorer.Queue[string]) string {
+func admitAll(q *slots.Queue[string]) string {
 	var order []string
-	q.Admit(func(it *scorer.Item[string]) bool {
+	q.Admit(func(it *slots.Item[string]) bool {
 		order = append(order, it.Value)
 		return true
 	})
@@ -25,30 +25,30 @@ func admitAll(q *scorer.Queue[string]) string {
 }
 
 func TestQueueOrder(t *testing.T) {
-	const anyone = scorer.AnyWorker
+	const anyone = slots.AnyWorker
 	for _, c := range []struct {
-		policy scorer.QueuePolicy
+		policy slots.QueuePolicy
 		jump   float64 // queue jump of B
 		want   string
 	}{
-		{scorer.FCFS, 0, "D A B C"},
-		{scorer.WSPT, 0, "D C B A"},
-		{scorer.LCFS, 0, "D C B A"},
-		{scorer.FCFS, 5, "D B A C"},
-		{scorer.FCFS, -5, "D A B C"},
-		{scorer.FCFS, math.NaN(), "D A B C"},
-		{scorer.WSPT, 5, "D B C A"},
-		{scorer.LCFS, 5, "D B C A"},
+		{slots.FCFS, 0, "D A B C"},
+		{slots.WSPT, 0, "D C B A"},
+		{slots.LCFS, 0, "D C B A"},
+		{slots.FCFS, 5, "D B A C"},
+		{slots.FCFS, -5, "D A B C"},
+		{slots.FCFS, math.NaN(), "D A B C"},
+		{slots.WSPT, 5, "D B C A"},
+		{slots.LCFS, 5, "D B C A"},
 	} {
-		q := scorer.NewQueue[string](c.policy, 10)
+		q := slots.NewQueue[string](c.policy, 10)
 		for _, p := range []struct {
 			name string
-			w    scorer.Waiting
+			w    slots.Waiting
 		}{
-			{"A", scorer.Waiting{Lane: anyone, Arrival: 0, Uncached: 8000}},
-			{"B", scorer.Waiting{Lane: anyone, Arrival: time.Second, Uncached: 1000, Jump: c.jump}},
-			{"C", scorer.Waiting{Lane: anyone, Arrival: 2 * time.Second, Uncached: 500}},
-			{"D", scorer.Waiting{Lane: anyone, Arrival: 3 * time.Second, Uncached: 8000, Strict: 1}},
+			{"A", slots.Waiting{Lane: anyone, Arrival: 0, Uncached: 8000}},
+			{"B", slots.Waiting{Lane: anyone, Arrival: time.Second, Uncached: 1000, Jump: c.jump}},
+			{"C", slots.Waiting{Lane: anyone, Arrival: 2 * time.Second, Uncached: 500}},
+			{"D", slots.Waiting{Lane: anyone, Arrival: 3 * time.Second, Uncached: 8000, Strict: 1}},
 		} {
 			if _, err := q.Push(p.w, p.name); err != nil {
 				t.Fatal(err)
@@ -61,61 +61,60 @@ func TestQueueOrder(t *testing.T) {
 }
 
 func TestQueueKeys(t *testing.T) {
-	b := scorer.Waiting{Arrival: time.Second, Uncached: 1000, Jump: 5}
+	b := slots.Waiting{Arrival: time.Second, Uncached: 1000, Jump: 5}
 	for _, c := range []struct {
-		policy scorer.QueuePolicy
-		w      scorer.Waiting
+		policy slots.QueuePolicy
+		w      slots.Waiting
 		want   float64
 	}{
-		{scorer.FCFS, b, 4},
-		{scorer.WSPT, scorer.Waiting{Uncached: 8000}, .000125},
-		{scorer.WSPT, scorer.Waiting{Uncached: 1000}, .001},
-		{scorer.WSPT, scorer.Waiting{Uncached: 500}, .002},
-		{scorer.WSPT, scorer.Waiting{}, 1},
-		{scorer.LCFS, b, 6},
+		{slots.FCFS, b, 4},
+		{slots.WSPT, slots.Waiting{Uncached: 8000}, .000125},
+		{slots.WSPT, slots.Waiting{Uncached: 1000}, .001},
+		{slots.WSPT, slots.Waiting{Uncached: 500}, .002},
+		{slots.WSPT, slots.Waiting{}, 1},
+		{slots.LCFS, b, 6},
 	} {
 		if got := c.policy.Key(&c.w); got != c.want {
 			t.Errorf("%s of %+v: key %v, want %v", c.policy, c.w, got, c.want)
 		}
 	}
-	var named *scorer.SettingError
-	if err := scorer.QueuePolicy("sjf").Validate(); !errors.As(err, &named) || named.Setting != "router_queue_policy" {
+	if err := slots.QueuePolicy("sjf").Validate(); err == nil || !strings.Contains(err.Error(), "router_queue_policy is sjf, want one of") {
 		t.Errorf("unknown policy: %v", err)
 	}
-	if err := scorer.WSPT.Validate(); err != nil {
+	if err := slots.WSPT.Validate(); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestQueueIsFull(t *testing.T) {
-	q := scorer.NewQueue[int](scorer.FCFS, 10_000)
-	var last *scorer.Item[int]
+	q := slots.NewQueue[int](slots.FCFS, 10_000)
+	var last *slots.Item[int]
 	for i := range 10_000 {
-		it, err := q.Push(scorer.Waiting{Lane: i % 3}, i)
+		it, err := q.Push(slots.Waiting{Lane: i % 3}, i)
 		if err != nil {
 			t.Fatal(err)
 		}
 		last = it
 	}
-	if _, err := q.Push(scorer.Waiting{}, 0); !errors.Is(err, scorer.ErrQueueFull) {
+	if _, err := q.Push(slots.Waiting{}, 0); !errors.Is(err, slots.ErrQueueFull) {
 		t.Errorf("request 10,001: %v, want that the queue is full", err)
 	}
 	if !q.Remove(last) || q.Remove(last) || q.Len() != 9999 {
 		t.Errorf("a cancelled request must leave once: %d left", q.Len())
 	}
-	if _, err := q.Push(scorer.Waiting{}, 0); err != nil {
+	if _, err := q.Push(slots.Waiting{}, 0); err != nil {
 		t.Errorf("after one request has left: %v", err)
 	}
 }
 
 // A request that needs much room keeps its place until there is enough.
 func TestQueueHeadIsNotOvertaken(t *testing.T) {
-	q := scorer.NewQueue[string](scorer.FCFS, 10)
-	q.Push(scorer.Waiting{Lane: scorer.AnyWorker}, "large")
-	q.Push(scorer.Waiting{Lane: scorer.AnyWorker, Arrival: 1}, "small")
-	q.Push(scorer.Waiting{Lane: 7}, "pinned")
+	q := slots.NewQueue[string](slots.FCFS, 10)
+	q.Push(slots.Waiting{Lane: slots.AnyWorker}, "large")
+	q.Push(slots.Waiting{Lane: slots.AnyWorker, Arrival: 1}, "small")
+	q.Push(slots.Waiting{Lane: 7}, "pinned")
 	var admitted []string
-	q.Admit(func(it *scorer.Item[string]) bool {
+	q.Admit(func(it *slots.Item[string]) bool {
 		if it.Value == "large" {
 			return false
 		}
@@ -127,31 +126,16 @@ func TestQueueHeadIsNotOvertaken(t *testing.T) {
 	}
 }
 
-func TestQueueThreshold(t *testing.T) {
-	in := []scorer.Input{{PendTokens: 16_385, MaxBatchedTokens: 8192}, {PendTokens: 16_384, MaxBatchedTokens: 8192}}
-	if scorer.MustWait(in, 2) {
-		t.Error("two batches are not more than two batches")
-	}
-	in[1].PendTokens++
-	if !scorer.MustWait(in, 2) {
-		t.Error("all have more than two batches")
-	}
-	in[1].MaxBatchedTokens = 0
-	if scorer.MustWait(in, 2) || scorer.MustWait(nil, 2) {
-		t.Error("no request waits for a worker of unknown batch size, or without candidates")
-	}
-}
-
 // The queue agrees with a sorted list.
 func TestQueueEqualsSlowModel(t *testing.T) {
 	type waiter struct {
-		it    *scorer.Item[int]
+		it    *slots.Item[int]
 		order int
 	}
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 2))
-		policy := []scorer.QueuePolicy{scorer.FCFS, scorer.LCFS, scorer.WSPT}[seed%3]
-		q := scorer.NewQueue[int](policy, 40)
+		policy := []slots.QueuePolicy{slots.FCFS, slots.LCFS, slots.WSPT}[seed%3]
+		q := slots.NewQueue[int](policy, 40)
 		var model []waiter
 		first := func(a, b waiter) int {
 			return cmp.Or(cmp.Compare(a.it.Lane, b.it.Lane), cmp.Compare(b.it.Strict, a.it.Strict),
@@ -162,7 +146,7 @@ func TestQueueEqualsSlowModel(t *testing.T) {
 			now := time.Duration(step) * time.Second
 			switch op := rng.IntN(100); {
 			case op < 60:
-				w := scorer.Waiting{
+				w := slots.Waiting{
 					Strict: rng.IntN(2), Jump: float64(rng.IntN(5)), Arrival: now - time.Duration(rng.IntN(3))*time.Second,
 					Uncached: rng.IntN(5), Lane: rng.IntN(3) - 1,
 				}
@@ -183,7 +167,7 @@ func TestQueueEqualsSlowModel(t *testing.T) {
 				slices.SortFunc(model, first)
 				room := rng.IntN(4)
 				var got, want []int
-				q.Admit(func(it *scorer.Item[int]) bool {
+				q.Admit(func(it *slots.Item[int]) bool {
 					if len(got) >= room || it.Value%7 == 0 {
 						return false
 					}

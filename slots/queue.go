@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer
+package slots
 
 import (
 	"cmp"
@@ -21,10 +21,10 @@ const (
 	WSPT QueuePolicy = "wspt" // shortest prefill first
 )
 
-// Validate returns a *[SettingError] if the policy is unknown.
+// Validate returns an error if the policy is unknown.
 func (p QueuePolicy) Validate() error {
 	if all := []QueuePolicy{FCFS, LCFS, WSPT}; !slices.Contains(all, p) {
-		return &SettingError{"router_queue_policy", string(p), fmt.Sprintf("one of %v", all)}
+		return fmt.Errorf("router_queue_policy is %s, want one of %v", string(p), all)
 	}
 	return nil
 }
@@ -182,16 +182,4 @@ func (q *Queue[T]) Admit(fits func(*Item[T]) bool) {
 		}
 	}
 	q.removeEmptyLanes()
-}
-
-// MustWait reports whether all candidates have more pending prefill than threshold batches of
-// the engine; false without candidates, and if the batch size of any of them is unknown.
-func MustWait(in []Input, threshold float64) bool {
-	for i := range in {
-		batch := in[i].MaxBatchedTokens
-		if batch <= 0 || in[i].mean(in[i].PendTokens) <= threshold*float64(batch) {
-			return false
-		}
-	}
-	return len(in) > 0
 }
