@@ -204,7 +204,7 @@ vulnerabilities: tools ## run govulncheck: known vulnerabilities in functions th
 	go tool -modfile=tools/go.mod govulncheck ./...
 
 .PHONY: house
-house: tools ## print the code lines of each package, its longest function and its references between files, and fail above a limit
+house: tools ## print the tokens of each package, its long lines, its longest function and its references between files, and fail above a limit
 	@go test -count=1 -v -run '^TestHouse$$' ./internal/arch | sed -n 's/^ *house_test.go:[0-9]*: //p; /^FAIL/q1'
 
 .PHONY: fmt
