@@ -199,6 +199,11 @@ prose: build ## run the prose linter (vale) over README, docs, examples, help te
 	@for p in $$(go list ./...); do go doc $$p | sed '1d; /^\(const\|var\|func\|type\) /,$$d' > $(PROSE)/package-$$(basename $$p).md; done
 	$(VALE) README.md SECURITY.md CONTRIBUTING.md ARCHITECTURE.md CHANGELOG.md docs/*.md examples/*/README.md $(PROSE) $$(git ls-files '*.go')
 
+.PHONY: generate
+generate: tools ## write what is generated from the code: help texts of flags and docs/configuration.md
+	KVROUTE_WRITE=1 go test -count=1 -run '^TestHelpTexts$$' ./internal/settings
+	KVROUTE_WRITE=1 go test -count=1 -run '^TestConfigurationPage$$' ./cmd/kvroute
+
 .PHONY: vulnerabilities
 vulnerabilities: tools ## run govulncheck: known vulnerabilities in functions that kvroute calls (sends requests to vuln.go.dev)
 	go tool -modfile=tools/go.mod govulncheck ./...

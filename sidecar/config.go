@@ -19,45 +19,107 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Config is the flags of `kvroute publish`, with the tags of package settings.
+// Config is the flags of `kvroute publish`. Their comments and tags are described in package settings.
 type Config struct {
-	NATSURL      string `yaml:"nats-url" default:"nats://127.0.0.1:4222" help:"<URL> of the NATS server, or file:PATH of a file that holds it"`
-	bus.Access   `yaml:",inline"`
-	NATSReplicas int `yaml:"nats-replicas" default:"1" want:"1, 3 or 5" help:"<number> of NATS servers that store the stream, if it is made here: 1, 3 or 5"`
-	wire.Scope   `yaml:",inline"`
+	// <URL> of the NATS server, or file:PATH of a file that holds it
+	NATSURL string `yaml:"nats-url" default:"nats://127.0.0.1:4222"`
 
-	Name             string `yaml:"name" help:"name of the worker; empty takes its address"`
-	WorkerID         uint64 `yaml:"worker-id" help:"<number> of the worker; 0 takes one made of its name"`
-	EngineAddress    string `yaml:"engine-address" default:"127.0.0.1:8000" help:"<ip:port> of the engine's HTTP server, as reached from here"`
-	WorkerTLSCA      string `yaml:"worker-tls-ca" help:"PEM <file> with the authorities of the engine's certificate; kvroute then calls the engine over HTTPS"`
-	WorkerTLSName    string `yaml:"worker-tls-name" help:"<name> in the engine's certificate; empty takes the host of engine-address"`
-	Advertise        string `yaml:"advertise" help:"<ip:port> of the engine to register; empty takes engine-address, or the address of this machine that reaches NATS"`
-	MetricsPath      string `yaml:"metrics-path" help:"<path> of the engine's metrics, for its load; empty tries the usual ones"`
-	HealthPath       string `yaml:"health-path" default:"/health" help:"<path> that answers 200 while the engine is healthy"`
-	Model            string `yaml:"model" help:"<names> of the model, comma-separated; empty asks the engine"`
-	LoRA             string `yaml:"lora" help:"<names> of its adapters, comma-separated"`
-	Role             string `yaml:"role" want:"aggregated, prefill, decode, both or nothing" help:"<role> of the worker: aggregated, prefill, decode or both; empty asks the engine, where only SGLang answers"`
-	ModelCard        string `yaml:"model-card" help:"name of the routers' <card> for the model"`
-	TotalKVBlocks    int    `yaml:"total-kv-blocks" help:"capacity of its cache in <blocks>; 0 takes the engine's own value"`
-	MaxNumSeqs       int    `yaml:"max-num-seqs" help:"largest <number> of requests running at once"`
-	MaxBatchedTokens int    `yaml:"max-num-batched-tokens" help:"largest <number> of tokens in a step"`
+	bus.Access `yaml:",inline"`
 
-	Engine    string `yaml:"engine" want:"vllm, sglang, trtllm or nothing" help:"vllm, sglang or trtllm; empty asks the engine"`
-	ZMQ       string `yaml:"zmq-endpoint" help:"<endpoint> of the engine's events, tcp://host:port or ipc://path; empty asks the engine"`
-	ZMQTopic  string `yaml:"zmq-topic" help:"<prefix> of the topics to read"`
-	ZMQReplay string `yaml:"zmq-replay-endpoint" help:"<endpoint> that sends lost events again"`
-	BlockSize int    `yaml:"block-size" help:"<tokens> in a block of the routers; 0 takes the engine's own value, but at least 16"`
-	DPStart   int    `yaml:"dp-start" want:"0 to 4294967295" help:"first data-parallel <rank>"`
-	DPSize    int    `yaml:"dp-size" want:"0 to 4294967295" help:"<number> of data-parallel ranks; 0 takes the engine's own value"`
-	SetLike   bool   `yaml:"set-like" help:"one removal removes all copies of a block: for engines that report blocks again which they have"`
+	// <number> of NATS servers that store the stream, if it is made here: 1, 3 or 5
+	NATSReplicas int `yaml:"nats-replicas" default:"1" want:"1, 3 or 5"`
 
-	LocalIndexer bool `yaml:"enable-local-indexer" default:"true" help:"answer routers' queries about events that they missed"`
-	Durable      bool `yaml:"durable" default:"true" help:"publish into a stream that stores events"`
+	wire.Scope `yaml:",inline"`
 
-	HTTPAddress string `yaml:"http-address" help:"<ip:port> of /metrics and /healthz; empty opens none"`
-	ReadyFile   string `yaml:"ready-file" help:"<file> that gets the addresses as JSON once the worker is registered"`
-	LogLevel    string `yaml:"log-level" default:"info" want:"debug, info, warn or error" help:"debug, info, warn or error"`
-	LogFormat   string `yaml:"log-format" default:"text" want:"text or json" help:"text or json"`
+	// name of the worker; empty takes its address
+	Name string `yaml:"name"`
+
+	// <number> of the worker; 0 takes one made of its name
+	WorkerID uint64 `yaml:"worker-id"`
+
+	// <ip:port> of the engine's HTTP server, as reached from here
+	EngineAddress string `yaml:"engine-address" default:"127.0.0.1:8000"`
+
+	// PEM <file> with the authorities of the engine's certificate; kvroute then calls the engine over
+	// HTTPS
+	WorkerTLSCA string `yaml:"worker-tls-ca"`
+
+	// <name> in the engine's certificate; empty takes the host of engine-address
+	WorkerTLSName string `yaml:"worker-tls-name"`
+
+	// <ip:port> of the engine to register; empty takes engine-address, or the address of this machine
+	// that reaches NATS
+	Advertise string `yaml:"advertise"`
+
+	// <path> of the engine's metrics, for its load; empty tries the usual ones
+	MetricsPath string `yaml:"metrics-path"`
+
+	// <path> that answers 200 while the engine is healthy
+	HealthPath string `yaml:"health-path" default:"/health"`
+
+	// <names> of the model, comma-separated; empty asks the engine
+	Model string `yaml:"model"`
+
+	// <names> of its adapters, comma-separated
+	LoRA string `yaml:"lora"`
+
+	// <role> of the worker: aggregated, prefill, decode or both; empty asks the engine, where only
+	// SGLang answers
+	Role string `yaml:"role" want:"aggregated, prefill, decode, both or nothing"`
+
+	// name of the routers' <card> for the model
+	ModelCard string `yaml:"model-card"`
+
+	// capacity of its cache in <blocks>; 0 takes the engine's own value
+	TotalKVBlocks int `yaml:"total-kv-blocks"`
+
+	// largest <number> of requests running at once
+	MaxNumSeqs int `yaml:"max-num-seqs"`
+
+	// largest <number> of tokens in a step
+	MaxBatchedTokens int `yaml:"max-num-batched-tokens"`
+
+	// vllm, sglang or trtllm; empty asks the engine
+	Engine string `yaml:"engine" want:"vllm, sglang, trtllm or nothing"`
+
+	// <endpoint> of the engine's events, tcp://host:port or ipc://path; empty asks the engine
+	ZMQ string `yaml:"zmq-endpoint"`
+
+	// <prefix> of the topics to read
+	ZMQTopic string `yaml:"zmq-topic"`
+
+	// <endpoint> that sends lost events again
+	ZMQReplay string `yaml:"zmq-replay-endpoint"`
+
+	// <tokens> in a block of the routers; 0 takes the engine's own value, but at least 16
+	BlockSize int `yaml:"block-size"`
+
+	// first data-parallel <rank>
+	DPStart int `yaml:"dp-start" want:"0 to 4294967295"`
+
+	// <number> of data-parallel ranks; 0 takes the engine's own value
+	DPSize int `yaml:"dp-size" want:"0 to 4294967295"`
+
+	// one removal removes all copies of a block: for engines that report blocks again which they have
+	SetLike bool `yaml:"set-like"`
+
+	// answer routers' queries about events that they missed
+	LocalIndexer bool `yaml:"enable-local-indexer" default:"true"`
+
+	// publish into a stream that stores events
+	Durable bool `yaml:"durable" default:"true"`
+
+	// <ip:port> of /metrics and /healthz; empty opens none
+	HTTPAddress string `yaml:"http-address"`
+
+	// <file> that gets the addresses as JSON once the worker is registered
+	ReadyFile string `yaml:"ready-file"`
+
+	// debug, info, warn or error
+	LogLevel string `yaml:"log-level" default:"info" want:"debug, info, warn or error"`
+
+	// text or json
+	LogFormat string `yaml:"log-format" default:"text" want:"text or json"`
 }
 
 // record checks the flags, reads NATSURL from its file, and returns the worker's record as far as

@@ -120,7 +120,7 @@ For everybody who looks up a setting of ` + "`kvroute serve`" + `. This page is 
 		case "[]string":
 			kind = "list of texts"
 		}
-		help := s.Tag.Get("help")
+		help := s.Help
 		if help == "" {
 			if kind = "list"; name == "dynamo" {
 				kind = "mapping"

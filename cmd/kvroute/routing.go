@@ -24,58 +24,160 @@ import (
 // [scorer.Settings], its assignment in scoring, a row in withoutEffect, and its place in the
 // settings that explain prints.
 type Routing struct {
+	// kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted
+	//
 	// In mode direct the request names its worker.
-	RouterMode string   `yaml:"router-mode" topic:"Choice of the worker" dynamo:"DYN_ROUTER_MODE" default:"kv" want:"kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted" help:"kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted"`
-	Cost       string   `yaml:"cost" help:"tokens, dynamo, dynamo_newer, predicted_ttft or weighted: the cost of a worker in mode kv (default tokens)"`
-	Alpha      *float64 `yaml:"alpha" help:"<share> of a prefill that each other request on the worker pays (default 0.1)"`
+	RouterMode string `yaml:"router-mode" topic:"Choice of the worker" dynamo:"DYN_ROUTER_MODE" default:"kv" want:"kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted"`
+
+	// tokens, dynamo, dynamo_newer, predicted_ttft or weighted: the cost of a worker in mode kv
+	// (default tokens)
+	Cost string `yaml:"cost"`
+
+	// <share> of a prefill that each other request on the worker pays (default 0.1)
+	Alpha *float64 `yaml:"alpha"`
+
+	// <weight> of attention against the linear part of a token, or auto: the model's own
+	//
 	// auto means 4·layers·heads·head size/parameters by the model's config.json, or 6e-5.
-	Attention            string   `yaml:"attention" default:"auto" help:"<weight> of attention against the linear part of a token, or auto: the model's own"`
-	DecodeWeight         *float64 `yaml:"decode-weight" help:"<factor> on the delay by decoding requests; 0 ignores it (default 1)"`
-	NoWorkerSpeeds       bool     `yaml:"no-worker-speeds" help:"treat all workers as equally fast: ignore their times to first tokens and their prefill_tps"`
-	RouterTemperature    float64  `yaml:"router-temperature" dynamo:"DYN_ROUTER_TEMPERATURE" help:"<number> above 0 to draw the worker at random, cheaper ones more often; 0 takes the cheapest"`
-	KVOverlapScoreWeight *float64 `yaml:"kv-overlap-score-weight" dynamo:"DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT" setting:"overlap_score_weight" help:"<weight> of prefill against active blocks, selects the cost dynamo; 0 routes by load alone"`
-	// The next four are settings of the cost dynamo_newer. Each selects it.
-	OverlapScoreCredit        *float64 `yaml:"router-kv-overlap-score-credit" dynamo:"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT" setting:"overlap_score_credit" help:"prefill <blocks> forgiven for a cached one, selects the cost dynamo_newer; 0 routes by load alone"`
-	OverlapScoreCreditDecay   float64  `yaml:"router-kv-overlap-score-credit-decay" dynamo:"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY" setting:"overlap_score_credit_decay" help:"<rate> at which the credit for cached blocks shrinks with pending prefill, selects dynamo_newer"`
-	PrefillLoadScale          *float64 `yaml:"router-prefill-load-scale" dynamo:"DYN_ROUTER_PREFILL_LOAD_SCALE" setting:"prefill_load_scale" help:"<weight> of prefill against active blocks, selects dynamo_newer"`
-	DecodeActiveRequestWeight float64  `yaml:"router-decode-active-request-weight" dynamo:"DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT" setting:"active_request_weight" help:"<blocks> that each request adds to the load, selects dynamo_newer"`
-	HostCacheHitWeight        float64  `yaml:"router-host-cache-hit-weight" dynamo:"DYN_ROUTER_HOST_CACHE_HIT_WEIGHT" default:"0.75" setting:"host_cache_weight" help:"<blocks> on the device that a cached block in host memory is worth, not for dynamo and weighted"`
-	DiskCacheHitWeight        float64  `yaml:"router-disk-cache-hit-weight" dynamo:"DYN_ROUTER_DISK_CACHE_HIT_WEIGHT" default:"0.25" setting:"disk_cache_weight" help:"<blocks> on the device that a cached block on disk or farther is worth, not for dynamo and weighted"`
-	WeightedOverlap           float64  `yaml:"weighted-overlap" default:"0.6" setting:"weighted_overlap" help:"<weight> of the cached share of a prompt, for the cost weighted"`
-	WeightedRequests          float64  `yaml:"weighted-requests" default:"0.3" setting:"weighted_requests" help:"<weight> of requests as a share of what the engine computes at a time, for the cost weighted"`
-	WeightedKVUse             float64  `yaml:"weighted-kv-use" default:"0.1" setting:"weighted_kv_use" help:"<weight> of the used share of the engine's cache, for the cost weighted"`
-	EnginePreset              string   `yaml:"engine-preset" default:"32b" want:"32b, 8b or 70b" help:"32b, 8b or 70b: the engine by which times are estimated"`
-	DeviceRatio               float64  `yaml:"device-ratio" default:"8" want:"more than 0" help:"<CPUs> that do the work of one GPU, in mode device-aware-weighted"`
-	NoAssumeKVReuse           bool     `yaml:"no-assume-kv-reuse" dynamo:"!DYN_ROUTER_ASSUME_KV_REUSE" help:"count the blocks of each request as its own"`
-	NoTrackActiveBlocks       bool     `yaml:"no-track-active-blocks" dynamo:"!DYN_ROUTER_TRACK_ACTIVE_BLOCKS" help:"do not count the blocks of requests in flight"`
-	NoTrackPrefillTokens      bool     `yaml:"no-router-track-prefill-tokens" dynamo:"!DYN_ROUTER_TRACK_PREFILL_TOKENS" help:"do not count the prefill tokens of requests in flight"`
+	Attention string `yaml:"attention" default:"auto"`
+
+	// <factor> on the delay by decoding requests; 0 ignores it (default 1)
+	DecodeWeight *float64 `yaml:"decode-weight"`
+
+	// treat all workers as equally fast: ignore their times to first tokens and their prefill_tps
+	NoWorkerSpeeds bool `yaml:"no-worker-speeds"`
+
+	// <number> above 0 to draw the worker at random, cheaper ones more often; 0 takes the cheapest
+	RouterTemperature float64 `yaml:"router-temperature" dynamo:"DYN_ROUTER_TEMPERATURE"`
+
+	// <weight> of prefill against active blocks, selects the cost dynamo; 0 routes by load alone
+	KVOverlapScoreWeight *float64 `yaml:"kv-overlap-score-weight" dynamo:"DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT" setting:"overlap_score_weight"`
+
+	// prefill <blocks> forgiven for a cached one, selects the cost dynamo_newer; 0 routes by load
+	// alone
+	//
+	// This setting and the next three belong to the cost dynamo_newer. Each selects it.
+	OverlapScoreCredit *float64 `yaml:"router-kv-overlap-score-credit" dynamo:"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT" setting:"overlap_score_credit"`
+
+	// <rate> at which the credit for cached blocks shrinks with pending prefill, selects dynamo_newer
+	OverlapScoreCreditDecay float64 `yaml:"router-kv-overlap-score-credit-decay" dynamo:"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY" setting:"overlap_score_credit_decay"`
+
+	// <weight> of prefill against active blocks, selects dynamo_newer
+	PrefillLoadScale *float64 `yaml:"router-prefill-load-scale" dynamo:"DYN_ROUTER_PREFILL_LOAD_SCALE" setting:"prefill_load_scale"`
+
+	// <blocks> that each request adds to the load, selects dynamo_newer
+	DecodeActiveRequestWeight float64 `yaml:"router-decode-active-request-weight" dynamo:"DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT" setting:"active_request_weight"`
+
+	// <blocks> on the device that a cached block in host memory is worth, not for dynamo and weighted
+	HostCacheHitWeight float64 `yaml:"router-host-cache-hit-weight" dynamo:"DYN_ROUTER_HOST_CACHE_HIT_WEIGHT" default:"0.75" setting:"host_cache_weight"`
+
+	// <blocks> on the device that a cached block on disk or farther is worth, not for dynamo and
+	// weighted
+	DiskCacheHitWeight float64 `yaml:"router-disk-cache-hit-weight" dynamo:"DYN_ROUTER_DISK_CACHE_HIT_WEIGHT" default:"0.25" setting:"disk_cache_weight"`
+
+	// <weight> of the cached share of a prompt, for the cost weighted
+	WeightedOverlap float64 `yaml:"weighted-overlap" default:"0.6" setting:"weighted_overlap"`
+
+	// <weight> of requests as a share of what the engine computes at a time, for the cost weighted
+	WeightedRequests float64 `yaml:"weighted-requests" default:"0.3" setting:"weighted_requests"`
+
+	// <weight> of the used share of the engine's cache, for the cost weighted
+	WeightedKVUse float64 `yaml:"weighted-kv-use" default:"0.1" setting:"weighted_kv_use"`
+
+	// 32b, 8b or 70b: the engine by which times are estimated
+	EnginePreset string `yaml:"engine-preset" default:"32b" want:"32b, 8b or 70b"`
+
+	// <CPUs> that do the work of one GPU, in mode device-aware-weighted
+	DeviceRatio float64 `yaml:"device-ratio" default:"8" want:"more than 0"`
+
+	// count the blocks of each request as its own
+	NoAssumeKVReuse bool `yaml:"no-assume-kv-reuse" dynamo:"!DYN_ROUTER_ASSUME_KV_REUSE"`
+
+	// do not count the blocks of requests in flight
+	NoTrackActiveBlocks bool `yaml:"no-track-active-blocks" dynamo:"!DYN_ROUTER_TRACK_ACTIVE_BLOCKS"`
+
+	// do not count the prefill tokens of requests in flight
+	NoTrackPrefillTokens bool `yaml:"no-router-track-prefill-tokens" dynamo:"!DYN_ROUTER_TRACK_PREFILL_TOKENS"`
+
+	// do not estimate the blocks that outputs fill
+	//
 	// Envoy does not show the tokens of a response to kvroute: their number is estimated by
 	// the time since the first one.
-	NoTrackOutputBlocks bool    `yaml:"no-router-track-output-blocks" dynamo:"!DYN_ROUTER_TRACK_OUTPUT_BLOCKS" help:"do not estimate the blocks that outputs fill"`
-	OutputRate          float64 `yaml:"output-rate" want:"0 or more" help:"<tokens> a second that a request is assumed to generate; 0 takes the measured rate of its worker, or that of the engine preset"`
+	NoTrackOutputBlocks bool `yaml:"no-router-track-output-blocks" dynamo:"!DYN_ROUTER_TRACK_OUTPUT_BLOCKS"`
 
-	// A worker above one of the next three gets no requests, in any mode. /busy_threshold of
-	// the API changes them.
-	BusyThreshold                    *float64      `yaml:"busy-threshold" dynamo:"DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD" setting:"active_decode_blocks_threshold" help:"<share> of a worker's blocks, 0 to 1, above which it gets no requests; absent: no limit"`
-	ActivePrefillTokensThreshold     *int          `yaml:"active-prefill-tokens-threshold" dynamo:"DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD" setting:"active_prefill_tokens_threshold" help:"pending prefill <tokens> above which a worker gets no requests; absent: no limit"`
-	ActivePrefillTokensThresholdFrac *float64      `yaml:"active-prefill-tokens-threshold-frac" dynamo:"DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC" setting:"active_prefill_tokens_threshold_frac" help:"<batches> of the engine's size in pending prefill tokens above which a worker gets no requests; absent: no limit"`
-	RouterQueueThreshold             *float64      `yaml:"router-queue-threshold" dynamo:"DYN_ROUTER_QUEUE_THRESHOLD" want:"0 or more" help:"<batches> of pending prefill on every worker above which requests wait; absent: requests never wait"`
-	RouterQueuePolicy                string        `yaml:"router-queue-policy" dynamo:"DYN_ROUTER_QUEUE_POLICY" default:"fcfs" want:"fcfs, lcfs or wspt" help:"fcfs, lcfs or wspt: which waiting request is next"`
-	RouterQueueLimit                 int           `yaml:"router-queue-limit" default:"10000" want:"more than 0" help:"<number> of requests that may wait, for each pool"`
-	QueueWait                        time.Duration `yaml:"queue-wait" default:"9.5s" want:"more than 0s" help:"<time> that a request may wait; half a second more must not exceed Envoy's max_message_timeout"`
-	// The next six are about models with workers for prefill and workers for decode.
-	PrefillLeg                string        `yaml:"prefill-leg" default:"router" want:"router or header" help:"router or header: kvroute sends the prefill request itself, or only names the prefill worker in headers"`
-	PrefillTimeout            time.Duration `yaml:"prefill-timeout" default:"30s" want:"more than 0s" help:"<time> that a prefill leg may take before the decode worker computes the prompt; with queue-wait and half a second it must not exceed Envoy's max_message_timeout"`
-	ConditionalDisaggregation string        `yaml:"conditional-disaggregation" default:"never" want:"never, isl_bounding, prefill_load or isl_or_load" help:"never, isl_bounding, prefill_load or isl_or_load: no prefill leg for requests with a short or mostly cached prompt, for those that find all prefill workers busy, or for both"`
-	DisaggregationTokens      int           `yaml:"disaggregation-tokens" default:"2048" want:"more than 0" help:"<tokens> to compute from which a prompt is not short, for conditional-disaggregation"`
-	DisaggregationFraction    float64       `yaml:"disaggregation-fraction" default:"0.7" want:"0 to 1" help:"<share> of tokens to compute from which a prompt is not mostly cached, for conditional-disaggregation"`
-	DecodeOverlapScoreCredit  float64       `yaml:"decode-overlap-score-credit" want:"0 or more" help:"<blocks> that a cached block of a decode worker is worth in its choice; 0 chooses it by load alone"`
-	OverloadStatus            int           `yaml:"overload-status" default:"429" want:"429, 503 or 529" help:"<status> of requests that are refused because all workers are busy: 429, 503 or 529"`
-	SessionAffinityTTL        int           `yaml:"session-affinity-ttl-secs" dynamo:"DYN_ROUTER_SESSION_AFFINITY_TTL_SECS" want:"0 to 31536000" help:"<seconds> without a request after which a session leaves its worker; 0 ignores sessions"`
-	SessionAffinityMode       string        `yaml:"session-affinity-mode" dynamo:"DYN_ROUTER_SESSION_AFFINITY_MODE" default:"soft" want:"hard or soft" help:"hard or soft: refuse the request of a session whose worker is busy, or send it to another worker"`
-	SessionHeaders            string        `yaml:"session-headers" default:"x-dynamo-session-id,x-session-id,session-id,x-claude-code-session-id" help:"<names> of the headers that name a session, comma-separated; the first one present counts"`
-	TrustOverrides            bool          `yaml:"trust-overrides" help:"accept routing hints and overrides in headers of requests; only for listeners that trusted clients reach"`
-	AllowDirect               bool          `yaml:"allow-direct" help:"accept headers of requests that name the worker; only for listeners that trusted clients reach"`
+	// <tokens> a second that a request is assumed to generate; 0 takes the measured rate of its
+	// worker, or that of the engine preset
+	OutputRate float64 `yaml:"output-rate" want:"0 or more"`
+
+	// <share> of a worker's blocks, 0 to 1, above which it gets no requests; absent: no limit
+	//
+	// A worker above this threshold, or one of the next two, gets no requests, in any mode.
+	// /busy_threshold of the API changes them.
+	BusyThreshold *float64 `yaml:"busy-threshold" dynamo:"DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD" setting:"active_decode_blocks_threshold"`
+
+	// pending prefill <tokens> above which a worker gets no requests; absent: no limit
+	ActivePrefillTokensThreshold *int `yaml:"active-prefill-tokens-threshold" dynamo:"DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD" setting:"active_prefill_tokens_threshold"`
+
+	// <batches> of the engine's size in pending prefill tokens above which a worker gets no requests;
+	// absent: no limit
+	ActivePrefillTokensThresholdFrac *float64 `yaml:"active-prefill-tokens-threshold-frac" dynamo:"DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC" setting:"active_prefill_tokens_threshold_frac"`
+
+	// <batches> of pending prefill on every worker above which requests wait; absent: requests never
+	// wait
+	RouterQueueThreshold *float64 `yaml:"router-queue-threshold" dynamo:"DYN_ROUTER_QUEUE_THRESHOLD" want:"0 or more"`
+
+	// fcfs, lcfs or wspt: which waiting request is next
+	RouterQueuePolicy string `yaml:"router-queue-policy" dynamo:"DYN_ROUTER_QUEUE_POLICY" default:"fcfs" want:"fcfs, lcfs or wspt"`
+
+	// <number> of requests that may wait, for each pool
+	RouterQueueLimit int `yaml:"router-queue-limit" default:"10000" want:"more than 0"`
+
+	// <time> that a request may wait; half a second more must not exceed Envoy's max_message_timeout
+	QueueWait time.Duration `yaml:"queue-wait" default:"9.5s" want:"more than 0s"`
+
+	// router or header: kvroute sends the prefill request itself, or only names the prefill worker in
+	// headers
+	//
+	// This setting and the next five are for models with workers for prefill and workers for decode.
+	PrefillLeg string `yaml:"prefill-leg" default:"router" want:"router or header"`
+
+	// <time> that a prefill leg may take before the decode worker computes the prompt; with queue-wait
+	// and half a second it must not exceed Envoy's max_message_timeout
+	PrefillTimeout time.Duration `yaml:"prefill-timeout" default:"30s" want:"more than 0s"`
+
+	// never, isl_bounding, prefill_load or isl_or_load: no prefill leg for requests with a short or
+	// mostly cached prompt, for those that find all prefill workers busy, or for both
+	ConditionalDisaggregation string `yaml:"conditional-disaggregation" default:"never" want:"never, isl_bounding, prefill_load or isl_or_load"`
+
+	// <tokens> to compute from which a prompt is not short, for conditional-disaggregation
+	DisaggregationTokens int `yaml:"disaggregation-tokens" default:"2048" want:"more than 0"`
+
+	// <share> of tokens to compute from which a prompt is not mostly cached, for
+	// conditional-disaggregation
+	DisaggregationFraction float64 `yaml:"disaggregation-fraction" default:"0.7" want:"0 to 1"`
+
+	// <blocks> that a cached block of a decode worker is worth in its choice; 0 chooses it by load
+	// alone
+	DecodeOverlapScoreCredit float64 `yaml:"decode-overlap-score-credit" want:"0 or more"`
+
+	// <status> of requests that are refused because all workers are busy: 429, 503 or 529
+	OverloadStatus int `yaml:"overload-status" default:"429" want:"429, 503 or 529"`
+
+	// <seconds> without a request after which a session leaves its worker; 0 ignores sessions
+	SessionAffinityTTL int `yaml:"session-affinity-ttl-secs" dynamo:"DYN_ROUTER_SESSION_AFFINITY_TTL_SECS" want:"0 to 31536000"`
+
+	// hard or soft: refuse the request of a session whose worker is busy, or send it to another worker
+	SessionAffinityMode string `yaml:"session-affinity-mode" dynamo:"DYN_ROUTER_SESSION_AFFINITY_MODE" default:"soft" want:"hard or soft"`
+
+	// <names> of the headers that name a session, comma-separated; the first one present counts
+	SessionHeaders string `yaml:"session-headers" default:"x-dynamo-session-id,x-session-id,session-id,x-claude-code-session-id"`
+
+	// accept routing hints and overrides in headers of requests; only for listeners that trusted
+	// clients reach
+	TrustOverrides bool `yaml:"trust-overrides"`
+
+	// accept headers of requests that name the worker; only for listeners that trusted clients reach
+	AllowDirect bool `yaml:"allow-direct"`
 }
 
 // autoAttention is the attention weight of models without a config.json: that of a dense

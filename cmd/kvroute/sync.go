@@ -74,7 +74,7 @@ func (c *config) shared() (values map[string]any) {
 	text, _ := yaml.Marshal(c) // plain values
 	_ = yaml.Unmarshal(text, &values)
 	for name, s := range settings.All(c) {
-		if s.Tag.Get("own") != "" || s.Tag.Get("help") == "" {
+		if s.Tag.Get("own") != "" || s.Help == "" {
 			delete(values, name)
 		}
 	}

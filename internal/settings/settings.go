@@ -10,6 +10,11 @@
 //     or "more than 0, at most 5". Without it every value is
 //   - help: the text of -h, in which <…> is the kind of value. A setting without help is no flag
 //
+// A struct with long help texts has them in the comments of its fields instead, and a method Help
+// that is generated from these. The first paragraph of a comment is the help text, without a full
+// stop at its end; later paragraphs are for readers of the code. A field whose comment begins with
+// the field's name is no flag.
+//
 // A field has the type string, bool, int, int64, uint64, float64 or [time.Duration]. It may be a
 // pointer to a float64 or int, which is nil without a value, or a []string, whose flag may be given
 // several times.
@@ -50,10 +55,10 @@ var kindOfValue = regexp.MustCompile(`<([^>]*)>`)
 // AddFlags makes every setting of a struct a flag, with the setting's value as the default.
 func AddFlags(fs *flag.FlagSet, to any) {
 	for name, s := range All(to) {
-		if s.Tag.Get("help") == "" {
+		if s.Help == "" {
 			continue
 		}
-		help := kindOfValue.ReplaceAllString(s.Tag.Get("help"), "`$1`")
+		help := kindOfValue.ReplaceAllString(s.Help, "`$1`")
 		switch p := s.Value.Addr().Interface().(type) {
 		case *string:
 			fs.StringVar(p, name, *p, help)
@@ -121,8 +126,12 @@ func Changed(a, b any) (names []string) {
 // Setting is one setting of a struct.
 type Setting struct {
 	Tag   reflect.StructTag
+	Help  string // empty if the setting is no flag
 	Value reflect.Value
 }
+
+// helper is a struct with a method that returns the help text of a setting, "" if it has none.
+type helper interface{ Help(setting string) string }
 
 // All ranges over the settings of the struct that a pointer points to.
 func All(of any) iter.Seq2[string, Setting] {
@@ -133,7 +142,12 @@ func All(of any) iter.Seq2[string, Setting] {
 			if name == "" {
 				continue // embedded
 			}
-			if !yield(name, Setting{f.Tag, v.FieldByIndex(f.Index)}) {
+			help := f.Tag.Get("help")
+			declaring := v.FieldByIndex(f.Index[:len(f.Index)-1]).Type()
+			if h, ok := reflect.TypeAssert[helper](reflect.New(declaring)); ok && help == "" {
+				help = h.Help(name)
+			}
+			if !yield(name, Setting{f.Tag, help, v.FieldByIndex(f.Index)}) {
 				return
 			}
 		}

@@ -26,6 +26,34 @@ type Inner struct {
 	Limit float64 `yaml:"limit" default:"3" want:"more than 0, at most 1e9" help:"<number> at most"`
 }
 
+// Help is the method of a struct without help tags. outer has it, too, since inner is embedded.
+func (*inner) Help(setting string) string {
+	return map[string]string{"limit": "<number> at most", "count": "not of outer"}[setting]
+}
+
+type inner struct {
+	Limit float64 `yaml:"limit"`
+	Other int     `yaml:"other"`
+}
+
+type outer struct {
+	inner `yaml:",inline"`
+	Count int `yaml:"count" help:"<number> of things"`
+}
+
+func TestHelpOfEmbeddedStructs(t *testing.T) {
+	want := map[string]string{"limit": "<number> at most", "other": "", "count": "<number> of things"}
+	for name, s := range settings.All(new(outer)) {
+		if s.Help != want[name] {
+			t.Errorf("the help text of %s is %q, want %q", name, s.Help, want[name])
+		}
+		delete(want, name)
+	}
+	if len(want) > 0 {
+		t.Errorf("settings without a row: %v", want)
+	}
+}
+
 func TestSettings(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                                   "",
