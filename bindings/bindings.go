@@ -130,14 +130,21 @@ func Open(conf Config) (*Publisher, error) {
 	p := &Publisher{
 		conf: conf, nc: nc, done: make(chan error, 1),
 		publisher: engines.NewPublisher(nc, engines.PublisherConfig{
-			Scope: scope, WorkerID: conf.WorkerID, LocalIndexer: conf.EnableLocalIndexer, Durable: conf.Durable, Replicas: conf.NATSReplicas, Log: log,
+			Scope: scope, WorkerID: conf.WorkerID, LocalIndexer: conf.EnableLocalIndexer, Durable: conf.Durable,
+			Replicas: conf.NATSReplicas, Log: log,
 		}),
-		engine: engines.NewEngine(engines.EngineOptions{BlockSize: conf.BlockSize, SetLike: conf.SetLike, Placeholder: conf.ImageTokenID}),
+		engine: engines.NewEngine(engines.EngineOptions{
+			BlockSize: conf.BlockSize, SetLike: conf.SetLike, Placeholder: conf.ImageTokenID,
+		}),
 	}
 	p.SetLoad(fleet.Load{})
 	var announcer *fleet.Announcer
 	if conf.Address != "" {
-		if announcer, err = fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Scope: scope, Record: conf.record(p.publisher.ID()), Replicas: conf.NATSReplicas, Load: func() fleet.Load { return *p.load.Load() }, Log: log}); err != nil {
+		announcer, err = fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{
+			Scope: scope, Record: conf.record(p.publisher.ID()), Replicas: conf.NATSReplicas,
+			Load: func() fleet.Load { return *p.load.Load() }, Log: log,
+		})
+		if err != nil {
 			nc.Close()
 			return nil, err
 		}
@@ -225,7 +232,8 @@ func (p *Publisher) PublishStored(s Stored) (published int, err error) {
 		tokens += size
 	}
 	if tokens > len(s.TokenIDs) {
-		return 0, fmt.Errorf("bindings: %d token_ids for %d blocks of %d tokens, want %d or more", len(s.TokenIDs), full, size, tokens)
+		return 0, fmt.Errorf("bindings: %d token_ids for %d blocks of %d tokens, want %d or more", len(s.TokenIDs), full,
+			size, tokens)
 	}
 	if full == 0 {
 		return 0, nil

@@ -30,7 +30,8 @@ const (
 // String returns the reason's value of the metric's attribute.
 func (r DropReason) String() string {
 	return [...]string{
-		"", "bad", "kind", "medium", "foreign", "group", "keys", "lora", "parent", "block", "size", "tokens", "conflict", "full", "lost", "",
+		"", "bad", "kind", "medium", "foreign", "group", "keys", "lora", "parent", "block", "size", "tokens", "conflict",
+		"full", "lost", "",
 	}[min(max(r, 0), dropReasons)]
 }
 

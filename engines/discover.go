@@ -128,7 +128,8 @@ func readVLLM(body []byte, host string, w EngineWorker) (Found, error) {
 // and replay endpoint of the worker's record come first.
 func (f *Found) addSocket(at socket, endpoint, replay, host string, w EngineWorker) (err error) {
 	if at.events, err = zmtp.ParseEndpoint(endpoint, basePort, 0); err == nil && !ofHost(at.events, host) {
-		err = fmt.Errorf("%w: its socket connects to %s: give the engine an endpoint that it binds, such as tcp://*:5557", errNoEvents, at.events)
+		err = fmt.Errorf("%w: its socket connects to %s: give the engine an endpoint that it binds, such as tcp://*:5557",
+			errNoEvents, at.events)
 	}
 	if err == nil && w.Replay == "" && replay != "" {
 		// It may be bound to an address that only the engine's host can reach, such as 127.0.0.1.
@@ -151,7 +152,8 @@ func (f *Found) addSocket(at socket, endpoint, replay, host string, w EngineWork
 func ofHost(e zmtp.Endpoint, host string) bool {
 	ip, other := net.ParseIP(host), net.ParseIP(e.Host)
 	near := ip != nil && ip.IsLoopback()
-	return e.Path != "" && near || e.Path == "" && (e.Anywhere() || e.Host == host || near && other != nil && other.IsLoopback())
+	return e.Path != "" && near || e.Path == "" &&
+		(e.Anywhere() || e.Host == host || near && other != nil && other.IsLoopback())
 }
 
 var (
@@ -203,7 +205,8 @@ func readSGLang(body []byte, host string, w EngineWorker) (Found, error) {
 		return f, errNoEvents
 	}
 	if e.BlockSize < 0 || e.DPSize > maxEngineRanks || e.Base < 1 || e.Base > 65535 {
-		return f, fmt.Errorf("%w: block_size %d, dp_size %d, endpoint_port_base %d", msgpack.ErrShape, e.BlockSize, e.DPSize, e.Base)
+		return f, fmt.Errorf("%w: block_size %d, dp_size %d, endpoint_port_base %d", msgpack.ErrShape, e.BlockSize,
+			e.DPSize, e.Base)
 	}
 	f.BlockSize, f.DPStart, f.DPSize = e.BlockSize, w.DPStart, max(1, e.DPSize)
 	for i := range f.DPSize {

@@ -131,7 +131,9 @@ func (o *output) stored(tier indexer.Tier, hash uint64, k *cachedBlock) {
 		last.Blocks = o.blocks[first-len(last.Blocks):]
 		return
 	}
-	o.add(indexer.Event{Kind: indexer.Stored, Tier: tier, Parent: k.Parent, HasParent: k.HasParent, Blocks: o.blocks[first:]})
+	o.add(indexer.Event{
+		Kind: indexer.Stored, Tier: tier, Parent: k.Parent, HasParent: k.HasParent, Blocks: o.blocks[first:],
+	})
 }
 
 func (o *output) removed(tier indexer.Tier, externals ...uint64) {

@@ -221,7 +221,8 @@ func appendBlocks(blocks []indexer.Block, hash uint64, k *cachedBlock) []indexer
 // over both, which is how a block of three tokens is hashed.
 func splitID(hash uint64, j int) uint64 {
 	var id [1]uint64
-	return indexer.AppendLocalHashes(id[:0], []uint32{uint32(hash), uint32(hash >> 32), uint32(j)}, 3, indexer.Seed("", ""))[0]
+	return indexer.AppendLocalHashes(id[:0], []uint32{uint32(hash), uint32(hash >> 32), uint32(j)}, 3,
+		indexer.Seed("", ""))[0]
 }
 
 // take removes one copy of the block in a slot, or all copies, and appends the index's ids of the

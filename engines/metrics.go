@@ -51,8 +51,10 @@ func newSourceMetrics(from metric.Meter, s *Sources) (*sourceMetrics, error) {
 	})
 	return &sourceMetrics{
 		batches: m.Counter("kvroute.source.batches", "{batch}", "Messages of engines' sockets, by outcome.", "outcome"),
-		news:    m.Counter("kvroute.source.news", "{event}", "Changes of the connections and requests to engines, by kind.", "kind"),
-		leftOut: m.Counter("kvroute.source.blocks.left_out", "{block}", "Blocks of engines' events that are not indexed, by reason.", "reason"),
+		news: m.Counter("kvroute.source.news", "{event}",
+			"Changes of the connections and requests to engines, by kind.", "kind"),
+		leftOut: m.Counter("kvroute.source.blocks.left_out", "{block}",
+			"Blocks of engines' events that are not indexed, by reason.", "reason"),
 	}, m.Err()
 }
 

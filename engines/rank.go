@@ -205,7 +205,8 @@ func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
 	r.s.metrics.drops(&out.drops)
 	if out.drops[DropSize] > 0 && !r.misfit {
 		r.misfit = true
-		r.log.Error("an engine's block size neither divides the index's nor is a multiple of it", "block_size", r.worker.BlockSize)
+		r.log.Error("an engine's block size neither divides the index's nor is a multiple of it",
+			"block_size", r.worker.BlockSize)
 	}
 	for i := range out.events {
 		ev := &out.events[i]

@@ -49,7 +49,8 @@ type exchange struct {
 // newID returns a random id in the form of a UUID.
 func newID() string {
 	a, b := rand.Uint64(), rand.Uint64()
-	return fmt.Sprintf("%08x-%04x-4%03x-%04x-%012x", uint32(a>>32), uint16(a>>16), uint16(a)&0xfff, uint16(b>>48)&0x3fff|0x8000, b&(1<<48-1))
+	return fmt.Sprintf("%08x-%04x-4%03x-%04x-%012x", uint32(a>>32), uint16(a>>16), uint16(a)&0xfff,
+		uint16(b>>48)&0x3fff|0x8000, b&(1<<48-1))
 }
 
 // askIndexer sends a query to a local indexer and hands the answer to part. The worker
@@ -180,7 +181,9 @@ func readAck(r io.Reader) error {
 }
 
 // await accepts connections until one brings the answer.
-func (x *exchange) await(ctx context.Context, l net.Listener, at Indexer, part func(events.AnswerPart) (more bool)) error {
+func (x *exchange) await(
+	ctx context.Context, l net.Listener, at Indexer, part func(events.AnswerPart) (more bool),
+) error {
 	timeout := time.AfterFunc(ackTime, func() { _ = l.Close() }) // Accept then ends
 	defer timeout.Stop()
 	for range maxDials {
@@ -198,7 +201,9 @@ func (x *exchange) await(ctx context.Context, l net.Listener, at Indexer, part f
 }
 
 // answer reads the answer from a connection. ours is false if another peer connected.
-func (x *exchange) answer(ctx context.Context, conn net.Conn, at Indexer, part func(events.AnswerPart) (more bool)) (ours bool, err error) {
+func (x *exchange) answer(
+	ctx context.Context, conn net.Conn, at Indexer, part func(events.AnswerPart) (more bool),
+) (ours bool, err error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() }) // reading then ends
 	defer stop()
 	if err := conn.SetDeadline(time.Now().Add(ackTime)); err != nil {

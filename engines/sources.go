@@ -264,7 +264,9 @@ func (s *Sources) Run(ctx context.Context) error {
 
 // runEach runs a goroutine for each wanted key until ctx ends. After each token in wake it
 // ends those that are not wanted any more, and then starts the new ones.
-func runEach[K comparable](ctx context.Context, wake <-chan struct{}, wanted func() map[K]bool, run func(context.Context, K)) {
+func runEach[K comparable](
+	ctx context.Context, wake <-chan struct{}, wanted func() map[K]bool, run func(context.Context, K),
+) {
 	running := make(map[K]func()) // each ends a goroutine
 	for ctx.Err() == nil {
 		keys := wanted()

@@ -119,7 +119,8 @@ func readSources(in io.Reader) (map[WorkerRank]*savedRank, error) {
 		case file.Err() != nil:
 			return nil, file.Err()
 		default:
-			return nil, fmt.Errorf("%w: rank %d of %d cannot be read: %w", events.ErrSnapshot, n+1, file.Count(), cmp.Or(err, errTooManyRanks))
+			return nil, fmt.Errorf("%w: rank %d of %d cannot be read: %w", events.ErrSnapshot, n+1, file.Count(),
+				cmp.Or(err, errTooManyRanks))
 		}
 	}
 }
@@ -170,7 +171,8 @@ func (r *rankSource) restore() {
 	st.hasLast, st.last, st.digest = true, saved.Last, saved.Digest
 	st.partial, st.suspect, st.recheck = saved.Partial, saved.Suspect || orphans > 0, orphans > 0
 	r.count(sourceRestored, 1)
-	r.log.Info("the saved state of an engine is used", "blocks", r.engine.Blocks(), "behind_holes", orphans, "sequence", saved.Last)
+	r.log.Info("the saved state of an engine is used", "blocks", r.engine.Blocks(), "behind_holes", orphans,
+		"sequence", saved.Last)
 }
 
 // save returns a copy of the state. It may be read while the engine changes.
@@ -242,7 +244,10 @@ func (e *Engine) storedEvents(rank uint32) (evs []events.RouterEvent, orphans in
 					return false
 				}
 				built[t][hash] = true
-				ev := indexer.Event{Kind: indexer.Stored, Tier: p.At.Tier, Parent: k.Parent, HasParent: k.HasParent, Blocks: appendBlocks(nil, hash, &k)}
+				ev := indexer.Event{
+					Kind: indexer.Stored, Tier: p.At.Tier, Parent: k.Parent, HasParent: k.HasParent,
+					Blocks: appendBlocks(nil, hash, &k),
+				}
 				if n := len(evs); n == 0 || !events.Join(&evs[n-1], rank, &ev) {
 					evs = append(evs, events.RouterEvent{DPRank: rank, Event: ev})
 				}

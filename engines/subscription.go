@@ -82,7 +82,9 @@ func (u *subscription) receive(ctx context.Context, c *zmtp.Conn, closed bool) {
 
 // request sends a request to a ROUTER socket and calls part with each message of the
 // answer, until part returns no more or an error.
-func (s *Sources) request(ctx context.Context, at zmtp.Endpoint, request [][]byte, part func(frames [][]byte) (more bool, err error)) error {
+func (s *Sources) request(
+	ctx context.Context, at zmtp.Endpoint, request [][]byte, part func(frames [][]byte) (more bool, err error),
+) error {
 	c, err := zmtp.Dial(ctx, at, zmtp.Dealer, s.conf.dialer)
 	if err != nil {
 		return err

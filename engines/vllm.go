@@ -125,7 +125,9 @@ type eventReader struct {
 }
 
 // walk calls field for each value of a map or an array, with the name of the array's element.
-func walk(data []byte, name func(i int, data []byte) []byte, field func(key, data []byte) ([]byte, error)) (rest []byte, err error) {
+func walk(
+	data []byte, name func(i int, data []byte) []byte, field func(key, data []byte) ([]byte, error),
+) (rest []byte, err error) {
 	if msgp.NextType(data) == msgp.MapType {
 		return msgpack.WalkFields(data, field)
 	}
@@ -141,12 +143,15 @@ var (
 	removedFields = bytes.Fields([]byte("type block_hashes medium group_idx"))
 	laterFields   = bytes.Fields([]byte("block_mm_infos kv_cache_spec_kind group_idx"))
 
-	engineKinds = map[string]EngineKind{"BlockStored": EngineStored, "BlockRemoved": EngineRemoved, "AllBlocksCleared": EngineCleared}
-	media       = map[string]indexer.Tier{
+	engineKinds = map[string]EngineKind{
+		"BlockStored": EngineStored, "BlockRemoved": EngineRemoved, "AllBlocksCleared": EngineCleared,
+	}
+	media = map[string]indexer.Tier{
 		"": indexer.Device, "GPU": indexer.Device, "DEVICE": indexer.Device,
 		"CPU": indexer.HostPinned, "CPU_PINNED": indexer.HostPinned, "CPU_TIER1": indexer.HostPinned,
 		"CPU_TIER2": indexer.Disk, "DISK": indexer.Disk, "NVME": indexer.Disk, "STORAGE": indexer.Disk, "FS": indexer.Disk,
-		"EXTERNAL": indexer.External, "NETWORK": indexer.External, "REMOTE": indexer.External, "SHARED": indexer.External, "OBJ": indexer.External,
+		"EXTERNAL": indexer.External, "NETWORK": indexer.External, "REMOTE": indexer.External, "SHARED": indexer.External,
+		"OBJ": indexer.External,
 	}
 )
 

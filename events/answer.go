@@ -60,7 +60,8 @@ func (t *tracker) answer(now time.Time, id, publisher uint64, a *Answer) {
 // dropOthers removes the events of other ranks from an answer.
 func (t *tracker) dropOthers(r *rank, a *Answer) {
 	n := len(a.Events)
-	a.Events = slices.DeleteFunc(a.Events, func(ev RouterEvent) bool { return ev.WorkerID != r.key.worker || ev.DPRank != r.key.rank })
+	a.Events = slices.DeleteFunc(a.Events,
+		func(ev RouterEvent) bool { return ev.WorkerID != r.key.worker || ev.DPRank != r.key.rank })
 	if n -= len(a.Events); n > 0 {
 		t.count("lie", n)
 		a.Bad += n

@@ -74,7 +74,8 @@ func defaultTiming() timing {
 	return timing{
 		maxAge: time.Hour, duplicates: 2 * time.Minute, inactive: 5 * time.Minute,
 		lockTTL: time.Minute, lockEvery: 15 * time.Second, keepEvery: time.Second,
-		snapshotAge: 15 * time.Minute, snapshotRest: 30 * time.Second, retry: time.Second, probe: 5 * time.Second, audit: 30 * time.Second, call: 5 * time.Second, stall: 10 * time.Second, fetch: fetchMessages,
+		snapshotAge: 15 * time.Minute, snapshotRest: 30 * time.Second, retry: time.Second, probe: 5 * time.Second,
+		audit: 30 * time.Second, call: 5 * time.Second, stall: 10 * time.Second, fetch: fetchMessages,
 	}
 }
 

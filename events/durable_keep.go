@@ -279,6 +279,8 @@ func (d *Durable) floor(ctx context.Context, o *opened) (uint64, error) {
 // reads reports whether a consumer may get messages of a subject. A filter with a wildcard
 // counts as if it covered the subject.
 func reads(c *jetstream.ConsumerConfig, subject string) bool {
-	filters := slices.DeleteFunc(append(slices.Clone(c.FilterSubjects), c.FilterSubject), func(f string) bool { return f == "" })
-	return len(filters) == 0 || slices.ContainsFunc(filters, func(f string) bool { return f == subject || strings.ContainsAny(f, "*>") })
+	filters := slices.DeleteFunc(append(slices.Clone(c.FilterSubjects), c.FilterSubject),
+		func(f string) bool { return f == "" })
+	return len(filters) == 0 ||
+		slices.ContainsFunc(filters, func(f string) bool { return f == subject || strings.ContainsAny(f, "*>") })
 }

@@ -29,13 +29,17 @@ type durableMetrics struct {
 
 func newDurableMetrics(from metric.Meter, d *Durable) (*durableMetrics, error) {
 	m := meter.New(from)
-	m.Gauge("kvroute.events.stream.pending", "{message}", "Messages of the stream that are not applied yet.", func(o meter.Observe) { o(float64(d.pending.Load())) })
+	m.Gauge("kvroute.events.stream.pending", "{message}", "Messages of the stream that are not applied yet.",
+		func(o meter.Observe) { o(float64(d.pending.Load())) })
 	return &durableMetrics{
 		snapshots: m.Counter("kvroute.events.snapshots", "{snapshot}", "Snapshots of the index, by outcome.", "outcome"),
-		sessions:  m.Counter("kvroute.events.stream.reopened", "{time}", "Times that the stream of events was opened anew, by reason.", "reason"),
-		twice:     m.Counter("kvroute.events.stream.repeated", "{message}", "Messages of the stream that came again, and were known."),
+		sessions: m.Counter("kvroute.events.stream.reopened", "{time}",
+			"Times that the stream of events was opened anew, by reason.", "reason"),
+		twice: m.Counter("kvroute.events.stream.repeated", "{message}",
+			"Messages of the stream that came again, and were known."),
 		// From a demo's index to ten million blocks over a slow network.
-		duration: m.Seconds("kvroute.events.snapshot.duration", "Time to write or restore a snapshot, by outcome.", .01, .03, .1, .3, 1, 3, 10, 30, 100),
+		duration: m.Seconds("kvroute.events.snapshot.duration", "Time to write or restore a snapshot, by outcome.",
+			.01, .03, .1, .3, 1, 3, 10, 30, 100),
 	}, m.Err()
 }
 
@@ -47,7 +51,9 @@ func (m *durableMetrics) snapshot(ctx context.Context, outcome string, took time
 // reopened counts the end of a session.
 func (m *durableMetrics) reopened(err error) {
 	reason := "error"
-	for known, is := range map[string]error{"missed": errMissed, "epoch": errEpoch, "stream": errNewStream, "consumer": errConsumer} {
+	for known, is := range map[string]error{
+		"missed": errMissed, "epoch": errEpoch, "stream": errNewStream, "consumer": errConsumer,
+	} {
 		if errors.Is(err, is) {
 			reason = known
 		}

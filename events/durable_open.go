@@ -30,7 +30,9 @@ func OpenStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, r
 
 // openStream opens the stream of a scope's component, and creates a missing one. The first
 // publisher or router that needs the stream creates it. An existing one stays as it is.
-func openStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, replicas int, storage jetstream.StorageType, t *timing) (jetstream.Stream, error) {
+func openStream(
+	ctx context.Context, js jetstream.JetStream, scope wire.Scope, replicas int, storage jetstream.StorageType, t *timing,
+) (jetstream.Stream, error) {
 	stream, err := openOrCreate(ctx, js.Stream, js.CreateStream, scope.Stream(), jetstream.StreamConfig{
 		Name:        scope.Stream(),
 		Description: "kvroute: what happens in the caches of workers",
@@ -94,7 +96,10 @@ func (d *Durable) objectStore(ctx context.Context) (jetstream.ObjectStore, error
 
 // openOrCreate opens a stream or bucket that may be missing, and that another process may create
 // meanwhile.
-func openOrCreate[T, C any](ctx context.Context, open func(context.Context, string) (T, error), create func(context.Context, C) (T, error), name string, conf C) (T, error) {
+func openOrCreate[T, C any](
+	ctx context.Context, open func(context.Context, string) (T, error),
+	create func(context.Context, C) (T, error), name string, conf C,
+) (T, error) {
 	v, err := open(ctx, name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrBucketNotFound) {
 		if v, err = create(ctx, conf); errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) || errors.Is(err, jetstream.ErrBucketExists) {
@@ -130,7 +135,8 @@ func (d *Durable) subscribe(ctx context.Context, o *opened) error {
 		if by := was.CachedInfo().Config.Metadata["instance"]; d.subscribed && by != "" && by != d.instance {
 			// It was created after ours, so its owner is alive.
 			d.consumer += "-" + d.instance
-			d.conf.Log.Error("another process has this replica's name; this one goes on under a name of its own", "replica", d.conf.Replica, "consumer", d.consumer)
+			d.conf.Log.Error("another process has this replica's name; this one goes on under a name of its own",
+				"replica", d.conf.Replica, "consumer", d.consumer)
 		}
 	}
 	if err := o.stream.DeleteConsumer(ctx, d.consumer); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {

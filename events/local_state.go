@@ -44,7 +44,9 @@ func (s *Subscriber) Save(ctx context.Context, w io.Writer, h Holdings) error {
 
 // beginSnapshot begins a snapshot of the workers whose events the stream stores, or of the others,
 // between two events. begin is called at that moment, with mu held.
-func (s *Subscriber) beginSnapshot(h Holdings, streamed bool, begin func(*Snapshot) bool) (snap *Snapshot, done func(), ok bool) {
+func (s *Subscriber) beginSnapshot(
+	h Holdings, streamed bool, begin func(*Snapshot) bool,
+) (snap *Snapshot, done func(), ok bool) {
 	snap = &Snapshot{Created: s.conf.Now()}
 	sources := make(map[uint64]Source)
 	resume := s.pause(func() {

@@ -35,7 +35,9 @@ var errLockLost = errors.New("the lock is lost")
 // over; otherwise it returns nil. An instance is one process of a replica. It holds at most one
 // lock of a key at a time. The returned context ends when the lock is lost. The lock is refreshed
 // with this period until release.
-func takeLock(ctx context.Context, bucket jetstream.KeyValue, key, replica, instance string, every time.Duration) (*lock, context.Context, error) {
+func takeLock(
+	ctx context.Context, bucket jetstream.KeyValue, key, replica, instance string, every time.Duration,
+) (*lock, context.Context, error) {
 	value := []byte(replica + " " + instance)
 	l := &lock{bucket: bucket, key: key, value: value}
 	// An interrupted creation may arrive after remove has looked for it. The entry would

@@ -43,13 +43,17 @@ func newMetrics(from metric.Meter, s *Subscriber) (*metrics, error) {
 		s.mu.Unlock()
 		o(float64(blocks))
 	})
-	m.Gauge("kvroute.events.ranks", "{rank}", "Ranks whose events are followed, by how far they can be trusted.", s.observeStates)
+	m.Gauge("kvroute.events.ranks", "{rank}", "Ranks whose events are followed, by how far they can be trusted.",
+		s.observeStates)
 	return &metrics{
-		events:  m.Counter("kvroute.events.received", "{event}", "Events of workers' caches, by outcome.", "outcome"),
-		queries: m.Counter("kvroute.events.queries", "{query}", "Queries to workers' local indexers, by what they ask for.", "kind"),
+		events: m.Counter("kvroute.events.received", "{event}", "Events of workers' caches, by outcome.", "outcome"),
+		queries: m.Counter("kvroute.events.queries", "{query}",
+			"Queries to workers' local indexers, by what they ask for.", "kind"),
 		retries: m.Counter("kvroute.events.query.retries", "{query}", "Queries that were not the first try."),
-		answers: m.Counter("kvroute.events.query.ends", "{query}", "Queries ended, by the answer or by why there is none.", "end"),
-		repairs: m.Counter("kvroute.events.repairs", "1", "What happened while ranks were repaired, other than queries.", "what"),
+		answers: m.Counter("kvroute.events.query.ends", "{query}",
+			"Queries ended, by the answer or by why there is none.", "end"),
+		repairs: m.Counter("kvroute.events.repairs", "1",
+			"What happened while ranks were repaired, other than queries.", "what"),
 		// From loopback to an index that is too old to be of use.
 		late: m.Seconds("kvroute.events.delay", "Time from a message's publication to its arrival, by the two clocks.",
 			.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5, 30),

@@ -33,7 +33,8 @@ func RankEvents(runs iter.Seq2[indexer.Run, error], worker int) ([]indexer.Event
 		all = append(all, r)
 		for i := range trees {
 			trees[i].all = all
-			trees[i].add(r.ID, slices.DeleteFunc(slices.Clone(holders), func(h indexer.Holder) bool { return h.Worker != worker || int(h.Tier) != i }))
+			trees[i].add(r.ID, slices.DeleteFunc(slices.Clone(holders),
+				func(h indexer.Holder) bool { return h.Worker != worker || int(h.Tier) != i }))
 		}
 	}
 	var events []indexer.Event
@@ -42,7 +43,8 @@ func RankEvents(runs iter.Seq2[indexer.Run, error], worker int) ([]indexer.Event
 	}
 	for i := range trees {
 		if holes := trees[i].holes; len(holes) > 0 {
-			Parts(indexer.Event{Kind: indexer.Removed, Tier: indexer.Tier(i), Externals: holes}, func(part indexer.Event) { events = append(events, part) })
+			Parts(indexer.Event{Kind: indexer.Removed, Tier: indexer.Tier(i), Externals: holes},
+				func(part indexer.Event) { events = append(events, part) })
 		}
 	}
 	return events, nil
@@ -107,7 +109,9 @@ func (t *tierTree) add(id uint32, holders []indexer.Holder) {
 		from = to + 1
 	}
 	for _, s := range seconds {
-		ev := indexer.Event{Kind: indexer.Stored, Tier: t.tier, Blocks: []indexer.Block{{External: s.external, Local: b.Local[s.at]}}}
+		ev := indexer.Event{
+			Kind: indexer.Stored, Tier: t.tier, Blocks: []indexer.Block{{External: s.external, Local: b.Local[s.at]}},
+		}
 		ev.Parent, ev.HasParent = t.before(b, s.at)
 		t.events = append(t.events, ev)
 	}

@@ -53,7 +53,8 @@ func (s Source) takes(feed Feed) bool {
 // worker is the same process, and its blocks are in the same index. A worker without a start time
 // must answer queries, which show whether it is the same.
 func (s Source) continues(saved Source) bool {
-	return s.Home == saved.Home && s.StartedMS == saved.StartedMS && (s.StartedMS != 0 || s.Queries) && s.Feed != FeedDurable
+	return s.Home == saved.Home && s.StartedMS == saved.StartedMS && (s.StartedMS != 0 || s.Queries) &&
+		s.Feed != FeedDurable
 }
 
 // accepts reports whether events of a publisher are accepted.

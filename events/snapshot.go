@@ -237,7 +237,8 @@ func (o *snapshotWriter) run(r *indexer.Run) (ok bool) {
 				b = AppendHashes(appendUvarints(b, uint64(r.Parent), uint64(len(r.Local))), r.Local)
 			}
 			for _, h := range holders[:n] {
-				b = AppendHashes(appendUvarints(b, uint64(h.Worker), uint64(h.Tier), uint64(h.Start), uint64(len(h.Externals))), h.Externals)
+				b = AppendHashes(appendUvarints(b, uint64(h.Worker), uint64(h.Tier), uint64(h.Start), uint64(len(h.Externals))),
+					h.Externals)
 			}
 			return b
 		})

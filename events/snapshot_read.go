@@ -121,7 +121,8 @@ func (in *snapshotReader) beginning(s *Snapshot) error {
 			s.Workers = append(s.Workers, w)
 			n, limit = len(s.Workers), maxSnapshotWorkers
 		case recordCursor:
-			s.Cursors = append(s.Cursors, Cursor{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint()), PublisherID: f.uvarint(), EventID: f.uvarint()})
+			s.Cursors = append(s.Cursors,
+				Cursor{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint()), PublisherID: f.uvarint(), EventID: f.uvarint()})
 			n, limit = len(s.Cursors), maxSnapshotCursors
 		case recordWaiting:
 			w := Waiting{PublisherID: f.uvarint()}
@@ -134,7 +135,9 @@ func (in *snapshotReader) beginning(s *Snapshot) error {
 			s.Parked = append(s.Parked, ev)
 			n, limit = len(s.Parked), maxSnapshotParked
 		case recordState:
-			r := RankState{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint()), State: State(min(f.uvarint(), uint64(StateSuspect)))}
+			r := RankState{
+				WorkerID: f.uvarint(), DPRank: uint32(f.uvarint()), State: State(min(f.uvarint(), uint64(StateSuspect))),
+			}
 			r.Missed = time.UnixMilli(int64(f.uvarint()))
 			s.States = append(s.States, r)
 			n, limit = len(s.States), maxRanks
@@ -218,11 +221,13 @@ func (in *snapshotReader) holders(f *fields) error {
 		rank, tier, start, n := f.uvarint(), f.uvarint(), f.uvarint(), f.uvarint()
 		if f.bad || rank >= uint64(in.ranks) || tier > uint64(indexer.External) || start > uint64(len(r.Local)) ||
 			n > uint64(len(r.Local))-start || n > uint64(len(f.rest)/8) {
-			return badSnapshot("record %d: tier %d of rank %d cannot hold %d blocks from block %d on", in.file.Records(), tier, rank, n, start)
+			return badSnapshot("record %d: tier %d of rank %d cannot hold %d blocks from block %d on", in.file.Records(), tier,
+				rank, n, start)
 		}
 		at := len(in.cells)
 		in.cells = f.hashes(in.cells, n)
-		r.Holders = append(r.Holders, indexer.Holder{Worker: int(rank), Tier: indexer.Tier(tier), Start: int(start), Externals: in.cells[at:]})
+		r.Holders = append(r.Holders,
+			indexer.Holder{Worker: int(rank), Tier: indexer.Tier(tier), Start: int(start), Externals: in.cells[at:]})
 	}
 	return nil
 }

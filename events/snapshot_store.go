@@ -37,7 +37,8 @@ func (d *Durable) upload(ctx context.Context, o *opened, s *Snapshot) (head, err
 		size, err = WriteSnapshot(w, d.scope, s)
 		_ = w.CloseWithError(err) // always nil
 	}()
-	info, err := o.objects.Put(ctx, jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: objectChunk}}, r)
+	info, err := o.objects.Put(ctx,
+		jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: objectChunk}}, r)
 	_ = r.CloseWithError(context.Canceled) // ends the writer if Put did not read to the end
 	<-finished
 	if err != nil {

@@ -101,7 +101,8 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	s.tracker.count = s.metrics.happened
 	s.tracker.gaveUp = func(worker uint64, rank uint32) {
 		s.laterLocked(func() {
-			s.conf.Log.Warn("the missing events of a worker could not be requested; its known blocks stay and may be wrong", "worker", worker, "dp_rank", rank)
+			s.conf.Log.Warn("the missing events of a worker could not be requested; its known blocks stay and may be wrong",
+				"worker", worker, "dp_rank", rank)
 		})
 	}
 	if conf.Changed != nil {
@@ -279,13 +280,17 @@ func (s *Subscriber) Take(ctx context.Context, feed Feed, data []byte) {
 
 // TakeFrom applies one message of a feed. whose, if not nil, selects the ranks for which the
 // sender may publish.
-func (s *Subscriber) TakeFrom(ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool) {
+func (s *Subscriber) TakeFrom(
+	ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool,
+) {
 	s.applyMessage(ctx, feed, data, whose, func(bool) {})
 }
 
 // applyMessage applies one message of a feed. It calls applied with mu locked; gap reports that events
 // before the message are missing and not requested.
-func (s *Subscriber) applyMessage(ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool, applied func(gap bool)) {
+func (s *Subscriber) applyMessage(
+	ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool, applied func(gap bool),
+) {
 	m, err := DecodeMessage(data)
 	if err != nil {
 		s.metrics.events.Add(1, outcomeBad)
@@ -442,7 +447,8 @@ func (s *Subscriber) part(ctx context.Context, id uint64, p AnswerPart, err erro
 			why = "nobody"
 		}
 		s.laterLocked(func() {
-			s.conf.Log.Debug("a query about a worker's events has failed", "worker", c.query.WorkerID, "dp_rank", c.query.DPRank, "err", err)
+			s.conf.Log.Debug("a query about a worker's events has failed", "worker", c.query.WorkerID,
+				"dp_rank", c.query.DPRank, "err", err)
 		})
 		s.tracker.queryFailed(now, id, why)
 	}

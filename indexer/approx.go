@@ -235,7 +235,9 @@ func (a *Approx) Withdraw(worker int, generation, stamp, last uint64) {
 // worker, which got the request instead of the first one. It returns the stamp and the
 // last block of the new insertion, as [Approx.Insert] does: a stamp of 0 if there is
 // nothing to move. The generation has the same meaning as in Insert.
-func (a *Approx) Move(now time.Time, from int, generation, stamp, last uint64, to int, toGeneration uint64) (newStamp, newLast uint64) {
+func (a *Approx) Move(
+	now time.Time, from int, generation, stamp, last uint64, to int, toGeneration uint64,
+) (newStamp, newLast uint64) {
 	a.mu.Lock()
 	g := a.of(from)
 	var sequence []uint64

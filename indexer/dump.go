@@ -350,7 +350,8 @@ func (l lastCell) place() place {
 
 func (x *Index) restore(r *Run, ends *[]lastCell, out *Outcome) error {
 	if int(r.ID) != len(*ends) || int(r.Parent) >= len(*ends) || len(r.Local) == 0 {
-		return fmt.Errorf("%w: run %d of %d blocks behind run %d, want run %d", ErrDump, r.ID, len(r.Local), r.Parent, len(*ends))
+		return fmt.Errorf("%w: run %d of %d blocks behind run %d, want run %d", ErrDump, r.ID, len(r.Local),
+			r.Parent, len(*ends))
 	}
 	blocks := make([]Block, len(r.Local))
 	for i, l := range r.Local {
@@ -361,7 +362,8 @@ func (x *Index) restore(r *Run, ends *[]lastCell, out *Outcome) error {
 	*ends = append(*ends, lastCell{end.n, end.block + int(end.n.shift)})
 	for _, h := range r.Holders {
 		if h.Worker < 0 || h.Worker > maxWorker || h.Tier > External || h.Start < 0 || h.Start > len(r.Local)-len(h.Externals) {
-			return fmt.Errorf("%w: run %d, worker %d holds %d blocks from %d on, on tier %d", ErrDump, r.ID, h.Worker, len(h.Externals), h.Start, h.Tier)
+			return fmt.Errorf("%w: run %d, worker %d holds %d blocks from %d on, on tier %d", ErrDump, r.ID, h.Worker,
+				len(h.Externals), h.Start, h.Tier)
 		}
 		x.restoreHolder(before.place(), blocks, h, out)
 		x.applyPending()

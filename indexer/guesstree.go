@@ -38,7 +38,8 @@ type guessHolder struct {
 }
 
 func (n *guessNode) holder(worker int) (at int, held bool) {
-	return slices.BinarySearchFunc(n.holders, int32(worker), func(h guessHolder, w int32) int { return int(h.worker) - int(w) })
+	return slices.BinarySearchFunc(n.holders, int32(worker),
+		func(h guessHolder, w int32) int { return int(h.worker) - int(w) })
 }
 
 // match counts the leading blocks that workers hold; see [Index.Match].

@@ -38,7 +38,8 @@ func (x *Index) Bytes() int {
 }
 
 func (n *node) bytes() int {
-	return heapSize(int(unsafe.Sizeof(*n))) + heapSize(8*cap(n.local)) + heapSize(8*cap(n.full)) + heapSize(16*cap(n.part)) +
+	return heapSize(int(unsafe.Sizeof(*n))) + heapSize(8*cap(n.local)) + heapSize(8*cap(n.full)) +
+		heapSize(16*cap(n.part)) +
 		heapSize(24*cap(n.listed)) + n.kids.bytes()
 }
 

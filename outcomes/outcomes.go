@@ -69,12 +69,15 @@ func New(from metric.Meter, now func() time.Time) (*Recorder, error) {
 	seconds := []float64{.01, .02, .04, .08, .16, .32, .64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92}
 	return &Recorder{
 		now: now,
-		ttft: m.Seconds("gen_ai.server.time_to_first_token", "Time from a request's arrival to its first token, of requests whose first token was seen.",
+		ttft: m.Seconds("gen_ai.server.time_to_first_token",
+			"Time from a request's arrival to its first token, of requests whose first token was seen.",
 			.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10),
-		perToken: m.Seconds("gen_ai.server.time_per_output_token", "Time between two output tokens, of responses whose usage was read.",
+		perToken: m.Seconds("gen_ai.server.time_per_output_token",
+			"Time between two output tokens, of responses whose usage was read.",
 			.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5),
 		duration: m.Seconds("gen_ai.server.request.duration", "Time from a request's arrival to its end.", seconds...),
-		tokens: m.Histogram("gen_ai.client.token.usage", "{token}", "Tokens of a request: input, and output of responses whose usage was read.",
+		tokens: m.Histogram("gen_ai.client.token.usage", "{token}",
+			"Tokens of a request: input, and output of responses whose usage was read.",
 			1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864),
 	}, m.Err()
 }
@@ -115,7 +118,8 @@ func (r *Recorder) Finished(o router.Outcome) {
 		r.ttft.Record(ctx, ttft, metric.WithAttributes(of...))
 	}
 	if o.PromptTokens > 0 {
-		r.tokens.Record(ctx, float64(o.PromptTokens), metric.WithAttributes(append(of, attribute.String("gen_ai.token.type", "input"))...))
+		r.tokens.Record(ctx, float64(o.PromptTokens),
+			metric.WithAttributes(append(of, attribute.String("gen_ai.token.type", "input"))...))
 	}
 	r.add(&o, ttft*1000)
 }
@@ -125,7 +129,8 @@ func (r *Recorder) Used(d router.Decision) {
 	ctx := context.Background()
 	of := attributes(&d)
 	if n := d.Usage.OutputTokens; n > 0 {
-		r.tokens.Record(ctx, float64(n), metric.WithAttributes(append(of, attribute.String("gen_ai.token.type", "output"))...))
+		r.tokens.Record(ctx, float64(n),
+			metric.WithAttributes(append(of, attribute.String("gen_ai.token.type", "output"))...))
 		end := d.Freed
 		if end.IsZero() {
 			end = r.now()

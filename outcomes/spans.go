@@ -32,9 +32,11 @@ func Trace(tracer trace.Tracer, o *router.Outcome) {
 	}
 	ctx := context.Background()
 	if o.TraceParent != "" {
-		ctx = propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": o.TraceParent, "tracestate": o.TraceState})
+		ctx = propagation.TraceContext{}.Extract(ctx,
+			propagation.MapCarrier{"traceparent": o.TraceParent, "tracestate": o.TraceState})
 	}
-	ctx, root := tracer.Start(ctx, strings.TrimSpace(d.Labels.Operation+" "+text(d.Model)), trace.WithTimestamp(first), trace.WithSpanKind(trace.SpanKindServer))
+	ctx, root := tracer.Start(ctx, strings.TrimSpace(d.Labels.Operation+" "+text(d.Model)), trace.WithTimestamp(first),
+		trace.WithSpanKind(trace.SpanKindServer))
 	if !root.IsRecording() {
 		return
 	}
@@ -50,7 +52,8 @@ func Trace(tracer trace.Tracer, o *router.Outcome) {
 		}
 	}
 	step("body", o.Began, o.BodyAt)
-	step("tokenize", began, hashed, attribute.String("kvroute.tokenize.mode", string(d.TokenMode)), attribute.Int("kvroute.tokenize.bytes", d.TextBytes))
+	step("tokenize", began, hashed, attribute.String("kvroute.tokenize.mode", string(d.TokenMode)),
+		attribute.Int("kvroute.tokenize.bytes", d.TextBytes))
 	step("match", hashed, queued, attribute.Int("kvroute.prompt.blocks", d.PromptBlocks))
 	step("queue", queued, d.Time)
 	step("decide", d.Time, d.Time.Add(d.PickTime), attribute.String("kvroute.reason", string(d.Reason)))
@@ -110,7 +113,8 @@ func request(o *router.Outcome) []attribute.KeyValue {
 		about = append(about, attribute.String("kvroute.no_prefill", string(o.NoLeg)))
 	}
 	if u := o.Usage; u != nil {
-		about = append(about, attribute.Int("gen_ai.usage.input_tokens", u.PromptTokens), attribute.Int("gen_ai.usage.output_tokens", u.OutputTokens))
+		about = append(about, attribute.Int("gen_ai.usage.input_tokens", u.PromptTokens),
+			attribute.Int("gen_ai.usage.output_tokens", u.OutputTokens))
 		if u.Cached {
 			about = append(about, attribute.Int("gen_ai.usage.cache_read.input_tokens", u.CachedTokens))
 		}

@@ -124,9 +124,12 @@ func newGroups(nc *nats.Conn, conf GroupsConfig, to link) (*Groups, error) {
 	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
 	g := &Groups{conf: conf, nc: nc, link: to, unknown: make(map[string]bool)}
 	m := meter.New(conf.Meter)
-	g.events = m.Counter("kvroute.group.events", "{event}", "What happened to summaries of router groups, by kind.", "kind")
-	m.Gauge("kvroute.group.summary.age", "s", "Age of the last summary of a router group, by group and model.", g.observeAges)
-	m.Gauge("kvroute.group.candidates", "{group}", "Router groups, one for each model of theirs, by state of their summaries.", g.observeStates)
+	g.events = m.Counter("kvroute.group.events", "{event}",
+		"What happened to summaries of router groups, by kind.", "kind")
+	m.Gauge("kvroute.group.summary.age",
+		"s", "Age of the last summary of a router group, by group and model.", g.observeAges)
+	m.Gauge("kvroute.group.candidates", "{group}",
+		"Router groups, one for each model of theirs, by state of their summaries.", g.observeStates)
 	if err := m.Err(); err != nil {
 		return nil, err
 	}
@@ -148,7 +151,8 @@ func (g *Groups) Replace(groups []Group) error {
 		if old := before[c.Name]; old != nil {
 			h.requested, h.fresh = old.requested, old.fresh
 			maps.Copy(h.feeds, old.feeds)
-			maps.DeleteFunc(h.feeds, func(model string, f *groupFeed) bool { return f.latest.IsZero() && !slices.Contains(c.Models, model) })
+			maps.DeleteFunc(h.feeds,
+				func(model string, f *groupFeed) bool { return f.latest.IsZero() && !slices.Contains(c.Models, model) })
 		}
 		for _, model := range c.Models {
 			if h.feeds[model] == nil {
@@ -373,7 +377,8 @@ func (g *Groups) tick() {
 		if fresh && !h.fresh {
 			g.conf.Log.Info("summaries of a router group arrive", "group", h.Name)
 		} else if !fresh && h.fresh {
-			g.conf.Log.Warn("summaries of a router group no longer arrive; it gets requests only if no other group is available", "group", h.Name)
+			g.conf.Log.Warn("summaries of a router group no longer arrive; it gets requests only if no other group is available",
+				"group", h.Name)
 		}
 		h.fresh = fresh
 		if len(h.feeds) < models {

@@ -120,7 +120,8 @@ func newGroupPublisher(nc *nats.Conn, conf GroupPublisherConfig, to link) (*Grou
 	}
 	conf.Interval = cmp.Or(conf.Interval, groupInterval)
 	if ms := conf.Interval.Milliseconds(); ms < minGroupInterval || ms > maxGroupInterval {
-		return nil, fmt.Errorf("router group: the interval is %v, want %v to %v", conf.Interval, minGroupInterval*time.Millisecond, maxGroupInterval*time.Millisecond)
+		return nil, fmt.Errorf("router group: the interval is %v, want %v to %v", conf.Interval,
+			minGroupInterval*time.Millisecond, maxGroupInterval*time.Millisecond)
 	}
 	conf.FullEvery, conf.Stride = cmp.Or(conf.FullEvery, fullEvery), cmp.Or(conf.Stride, groupStride)
 	if conf.Stride < 1 || conf.Stride > maxStride {
@@ -131,11 +132,15 @@ func newGroupPublisher(nc *nats.Conn, conf GroupPublisherConfig, to link) (*Grou
 	}
 	m := meter.New(conf.Meter)
 	return &GroupPublisher{
-		conf: conf, nc: nc, link: to, subject: conf.Scope.Group(conf.Group, summaryTopic), pools: make(map[poolName]*publishedPool),
-		events:        m.Counter("kvroute.group.events", "{event}", "What happened to summaries of router groups, by kind.", "kind"),
-		sent:          m.Counter("kvroute.group.sent", "{message}", "Summaries sent for the own router group, by kind.", "kind"),
-		size:          m.Counter("kvroute.group.sent.size", "By", "Size of the summaries sent, by kind.", "kind"),
-		probesHandled: m.Counter("kvroute.group.answers", "{probe}", "Probes of the own router group, by what was answered.", "outcome"),
+		conf: conf, nc: nc, link: to, subject: conf.Scope.Group(conf.Group, summaryTopic),
+		pools: make(map[poolName]*publishedPool),
+		events: m.Counter("kvroute.group.events", "{event}",
+			"What happened to summaries of router groups, by kind.", "kind"),
+		sent: m.Counter("kvroute.group.sent", "{message}",
+			"Summaries sent for the own router group, by kind.", "kind"),
+		size: m.Counter("kvroute.group.sent.size", "By", "Size of the summaries sent, by kind.", "kind"),
+		probesHandled: m.Counter("kvroute.group.answers", "{probe}",
+			"Probes of the own router group, by what was answered.", "outcome"),
 	}, m.Err()
 }
 

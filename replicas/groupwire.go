@@ -117,7 +117,8 @@ func newSummary(group string, id uint64, interval time.Duration, stride int, s *
 		Load: groupLoad{
 			Healthy: count(s.Healthy), Degraded: count(s.Degraded), Busy: count(s.Busy),
 			TotalBlocks: count(s.TotalBlocks), ActiveBlocks: count(s.ActiveBlocks), PendTokens: count(s.PendTokens),
-			ActiveRequests: count(s.ActiveRequests), Queued: count(s.Queued), QueuedTokens: count(s.QueuedTokens), HeldTokens: count(s.HeldTokens),
+			ActiveRequests: count(s.ActiveRequests), Queued: count(s.Queued), QueuedTokens: count(s.QueuedTokens),
+			HeldTokens: count(s.HeldTokens),
 		},
 	}
 }
@@ -131,7 +132,8 @@ func (s *summary) routerSummary() router.Summary {
 		Model: s.Model, BlockSize: s.BlockSize, Interval: s.interval(), Stride: s.Stride, Silent: s.Stride == 0,
 		Healthy: int(l.Healthy), Degraded: int(l.Degraded), Busy: int(l.Busy),
 		TotalBlocks: int(l.TotalBlocks), ActiveBlocks: int(l.ActiveBlocks), PendTokens: int(l.PendTokens),
-		ActiveRequests: int(l.ActiveRequests), Queued: int(l.Queued), QueuedTokens: int(l.QueuedTokens), HeldTokens: int(l.HeldTokens),
+		ActiveRequests: int(l.ActiveRequests), Queued: int(l.Queued), QueuedTokens: int(l.QueuedTokens),
+		HeldTokens: int(l.HeldTokens),
 	}
 }
 
@@ -197,7 +199,9 @@ func filterParts(f *indexer.Filter, room int) iter.Seq2[filterPart, []byte] {
 	return func(yield func(filterPart, []byte) bool) {
 		data := f.AppendTo(nil)
 		room = max(8, min(room, maxSummaryPart))
-		p := filterPart{M: uint64(f.Bits()), K: uint64(f.Hashes()), N: uint64(f.Count()), Parts: (len(data) + room - 1) / room}
+		p := filterPart{
+			M: uint64(f.Bits()), K: uint64(f.Hashes()), N: uint64(f.Count()), Parts: (len(data) + room - 1) / room,
+		}
 		for content := range slices.Chunk(data, room) {
 			if !yield(p, content) {
 				return
@@ -264,7 +268,8 @@ func encodeProbeAnswer(a *router.ProbeAnswer, p *router.Probe) ([]byte, error) {
 	return encode(probeAnswer{
 		Version: 1, Group: a.Group, Worker: a.Worker.ID, DPRank: a.Worker.DPRank,
 		OverlapBlocks: count(a.OverlapBlocks), Cost: a.Cost, PrefillTokens: count(a.PendTokens + restOf(p, a.OverlapBlocks)),
-		ActiveBlocks: count(a.ActiveBlocks), ActiveRequests: count(a.ActiveRequests), HeldTokens: count(a.HeldTokens), Busy: a.Busy,
+		ActiveBlocks: count(a.ActiveBlocks), ActiveRequests: count(a.ActiveRequests), HeldTokens: count(a.HeldTokens),
+		Busy: a.Busy,
 	}, nil)
 }
 

@@ -146,7 +146,9 @@ func NewSync(nc *nats.Conn, conf SyncConfig) (*Sync, error) {
 	s.status.Store(&syncStatus{peers: []PeerView{}})
 	var err error
 	s.metrics, err = newSyncMetrics(conf.Meter, s.status.Load)
-	s.own = ownRequests{id: conf.ID, metrics: s.metrics, wake: make(chan struct{}, 1), requests: make(map[string]*ownRequest)}
+	s.own = ownRequests{
+		id: conf.ID, metrics: s.metrics, wake: make(chan struct{}, 1), requests: make(map[string]*ownRequest),
+	}
 	return s, err
 }
 

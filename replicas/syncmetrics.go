@@ -36,7 +36,8 @@ func newSyncMetrics(from metric.Meter, status func() *syncStatus) (*syncMetrics,
 			o(float64(s.received[kind].Load()), "direction", "received", "kind", name)
 		}
 	})
-	m.Gauge("kvroute.sync.peers", "{replica}", "Other router replicas known.", func(o meter.Observe) { o(float64(status().routers)) })
+	m.Gauge("kvroute.sync.peers", "{replica}", "Other router replicas known.",
+		func(o meter.Observe) { o(float64(status().routers)) })
 	m.Gauge("kvroute.sync.requests", "{request}", "Requests in flight at other replicas.", func(o meter.Observe) {
 		requests := 0
 		for _, p := range status().peers {

@@ -67,7 +67,8 @@ func newReceiver(s *Sync) *receiver {
 }
 
 func (r *receiver) run(done <-chan struct{}, in <-chan *nats.Msg) {
-	often, rarely := min(max(r.times.presence/20, time.Millisecond), 100*time.Millisecond), min(max(r.times.presence/4, time.Millisecond), time.Second/2)
+	often, rarely := min(max(r.times.presence/20, time.Millisecond),
+		100*time.Millisecond), min(max(r.times.presence/4, time.Millisecond), time.Second/2)
 	tick := time.NewTicker(rarely)
 	defer tick.Stop()
 	for crowd := false; ; {
@@ -139,7 +140,8 @@ func (r *receiver) present(data []byte) {
 	switch {
 	case p.Leaving:
 		if from != nil {
-			r.conf.Log.Info("a router replica has left", "replica", from.name, "id", from.id, "active_requests", len(from.requests))
+			r.conf.Log.Info("a router replica has left", "replica", from.name, "id", from.id,
+				"active_requests", len(from.requests))
 			r.remove(from, "left")
 		}
 		return
@@ -168,7 +170,8 @@ func (r *receiver) join(now time.Time, p *Presence) *peer {
 	r.peers[from.id] = from
 	r.othersSeen.Store(now.UnixNano())
 	signal(r.announce)
-	r.conf.Log.Info("a router replica has come", "replica", clip(p.Replica), "id", from.id, "active_requests", p.ActiveRequests)
+	r.conf.Log.Info("a router replica has come", "replica", clip(p.Replica), "id", from.id,
+		"active_requests", p.ActiveRequests)
 	if p.ActiveRequests > 0 {
 		r.requestList(now, from, "new")
 	}
@@ -235,7 +238,8 @@ func (r *receiver) measure(now time.Time, env *events.Envelope) {
 	r.metrics.news.Count("late")
 	if now.Sub(r.warned) >= time.Minute {
 		r.warned = now
-		r.conf.Log.Warn("other replicas' changes come late; decisions are worse for it", "delay", late, "publisher", env.PublisherID)
+		r.conf.Log.Warn("other replicas' changes come late; decisions are worse for it", "delay", late,
+			"publisher", env.PublisherID)
 	}
 }
 

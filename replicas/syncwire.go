@@ -204,7 +204,11 @@ func (r *syncReader) event(data []byte) (rest []byte, err error) {
 	var id, worker, what bool
 	rest, err = msgpack.ReadFields(data, []msgpack.Field{
 		{Key: "request_id", Value: &e.ID, Found: &id},
-		{Key: "worker", Value: []msgpack.Field{{Key: "worker_id", Value: &e.Worker.ID}, {Key: "dp_rank", Value: &e.Worker.DPRank}}, Found: &worker},
+		{
+			Key: "worker", Value: []msgpack.Field{
+				{Key: "worker_id", Value: &e.Worker.ID}, {Key: "dp_rank", Value: &e.Worker.DPRank},
+			}, Found: &worker,
+		},
 		{Key: "data", Value: r.data, Found: &what},
 		{Key: "router_id", Value: &e.router},
 		{Key: "abandoned", Value: &e.Abandoned},
@@ -333,7 +337,8 @@ func readSession(data []byte) (s router.SessionBinding, from uint64, err error) 
 		{Key: "final", Value: &s.Over},
 	})
 	if err == nil && (s.Session == "" || len(s.Session) > maxSyncID || s.Worker.ID == 0 || from == 0) {
-		err = fmt.Errorf("%w: a field of the binding is missing, or the session's name has %d bytes", errShape, len(s.Session))
+		err = fmt.Errorf("%w: a field of the binding is missing, or the session's name has %d bytes", errShape,
+			len(s.Session))
 	}
 	return s, from, err
 }

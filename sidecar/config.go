@@ -142,7 +142,8 @@ func (c *Config) record() (r fleet.Record, err error) {
 	}
 	address, err := bus.PublicAddress(c.Advertise, listener, c.NATSURL)
 	return fleet.Record{
-		Name: cmp.Or(c.Name, address), WorkerID: c.WorkerID, Address: address, Models: commaList(c.Model), LoRA: commaList(c.LoRA), ModelCard: c.ModelCard, Role: router.Role(c.Role),
+		Name: cmp.Or(c.Name, address), WorkerID: c.WorkerID, Address: address, Models: commaList(c.Model),
+		LoRA: commaList(c.LoRA), ModelCard: c.ModelCard, Role: router.Role(c.Role),
 		BlockSize: c.BlockSize, DPStart: uint32(c.DPStart), DPSize: uint32(c.DPSize),
 		TotalKVBlocks: c.TotalKVBlocks, MaxNumSeqs: c.MaxNumSeqs, MaxBatchedTokens: c.MaxBatchedTokens, Engine: c.Engine,
 	}, err
@@ -162,7 +163,8 @@ func (c *Config) busIsLocal() bool {
 // engineWorker returns where the events of the engine come from.
 func (c *Config) engineWorker() engines.EngineWorker {
 	w := engines.EngineWorker{
-		Address: c.EngineAddress, Engine: c.Engine, Transport: engines.TransportZMQ, Endpoint: c.ZMQ, Topic: c.ZMQTopic, Replay: c.ZMQReplay,
+		Address: c.EngineAddress, Engine: c.Engine, Transport: engines.TransportZMQ, Endpoint: c.ZMQ, Topic: c.ZMQTopic,
+		Replay:  c.ZMQReplay,
 		DPStart: uint32(c.DPStart), DPSize: uint32(c.DPSize), SetLike: c.SetLike,
 	}
 	if engine.Of(c.Engine).Polled && c.ZMQ == "" {

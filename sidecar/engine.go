@@ -119,7 +119,8 @@ func (s *Sidecar) measure(ctx context.Context) {
 	s.load.last.Store(&loadReport{ranks, time.Now()})
 	for rank, l := range ranks {
 		e := events.Envelope{
-			PublisherID: s.load.publisher, Sequence: s.load.sequence, PublishedAt: uint64(time.Now().UnixMilli()), Topic: events.LoadTopic,
+			PublisherID: s.load.publisher, Sequence: s.load.sequence, PublishedAt: uint64(time.Now().UnixMilli()),
+			Topic:   events.LoadTopic,
 			Payload: events.AppendUsedBlocks(nil, s.engine.ID, rank, uint64(l.KVUsedBlocks)),
 		}
 		s.load.sequence++

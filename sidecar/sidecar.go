@@ -83,7 +83,8 @@ func New(c *Config, log *slog.Logger, from metric.Meter) (*Sidecar, error) {
 	s.client.Timeout = 2 * time.Second
 	s.load.publisher = rand.Uint64() & (1<<53 - 1) // every JSON reader keeps it exactly
 	m := meter.New(from)
-	s.lost = m.Counter("kvroute.publish.lost", "{event}", "Events that NATS did not accept and that had no more room to wait.")
+	s.lost = m.Counter("kvroute.publish.lost", "{event}",
+		"Events that NATS did not accept and that had no more room to wait.")
 	m.Gauge("kvroute.publish.buffered", "By", "Messages that wait for NATS.", func(o meter.Observe) {
 		if n, err := s.nc.Buffered(); err == nil { // an error means that the connection is closed: nothing waits
 			o(float64(n))
@@ -163,7 +164,8 @@ func (s *Sidecar) open(ctx context.Context) (err error) {
 	}
 	s.engine.ID, s.engine.Name = s.record.ID(), s.record.Name
 	s.publisher = engines.NewPublisher(s.nc, engines.PublisherConfig{
-		Scope: c.Scope, WorkerID: s.engine.ID, LocalIndexer: c.LocalIndexer, Durable: c.Durable, Replicas: c.NATSReplicas, Log: s.log,
+		Scope: c.Scope, WorkerID: s.engine.ID, LocalIndexer: c.LocalIndexer, Durable: c.Durable,
+		Replicas: c.NATSReplicas, Log: s.log,
 		Lost: func(n int) { s.lost.Add(n) },
 	})
 	s.record.Events.PublisherID, s.record.StartedMS = s.publisher.ID(), time.Now().UnixMilli()

@@ -122,7 +122,8 @@ type autoConfig struct {
 	named  string // the class that the files name
 	class  string // the class that transformers 5 rebuilds, "" if it uses the file
 	doubt  string
-	// late holds the texts of added_tokens.json. In transformers 4 the special tokens do not take the flags of these tokens.
+	// late holds the texts of added_tokens.json. In transformers 4 the special tokens do not take the
+	// flags of these tokens.
 	late map[string]bool
 }
 
@@ -146,7 +147,8 @@ func (a *autoConfig) chosen(modelType string) string {
 	case a.named == "Phi3Tokenizer":
 		return "LlamaTokenizer"
 	case a.other():
-		a.doubt = "tokenizer_config.json: engines build the tokenizer of the class " + a.named + " anew, which is not done here"
+		a.doubt = "tokenizer_config.json: engines build the tokenizer of the class " + a.named +
+			" anew, which is not done here"
 	case auto5().Classes[a.named].Pre != nil:
 		return a.named
 	}
@@ -469,7 +471,8 @@ func (a *autoConfig) legacy(fsys fs.FS, decoder map[int]addedToken, fromFile []a
 	special := a.special(nil)
 	a.late = map[string]bool{}
 	for content, id := range ids {
-		is := slices.ContainsFunc(special, func(t addedToken) bool { return t.Content == content && (a.loader == Transformers5 || !t.flags) })
+		is := slices.ContainsFunc(special,
+			func(t addedToken) bool { return t.Content == content && (a.loader == Transformers5 || !t.flags) })
 		decoder[id] = addedToken{Content: content, Normalized: !is, Special: is}
 		a.late[content] = true
 	}

@@ -75,11 +75,15 @@ func (c *Cache) Bytes() int {
 
 // Append is t.Append with the ids of known prefixes copied. reused is the number of bytes of text
 // whose ids were copied.
-func (c *Cache) Append(ctx context.Context, dst []uint32, t *Tokenizer, text []byte, special bool) (ids []uint32, reused int, err error) {
+func (c *Cache) Append(
+	ctx context.Context, dst []uint32, t *Tokenizer, text []byte, special bool,
+) (ids []uint32, reused int, err error) {
 	return c.append(ctx, dst, t, text, formOf(special))
 }
 
-func (c *Cache) append(ctx context.Context, dst []uint32, t *Tokenizer, text []byte, f form) (ids []uint32, reused int, err error) {
+func (c *Cache) append(
+	ctx context.Context, dst []uint32, t *Tokenizer, text []byte, f form,
+) (ids []uint32, reused int, err error) {
 	if len(text) < c.step {
 		ids, err = t.encode(ctx, dst, text, f, nil)
 		return ids, 0, err
@@ -96,7 +100,10 @@ func (c *Cache) append(ctx context.Context, dst []uint32, t *Tokenizer, text []b
 		dst, step = append(dst, ch.ids...), ch.from
 		known++
 	}
-	rec := recorder{step: c.step, next: (known + 1) * c.step, mark: known * c.step, last: step, size: len(text), ends: make([]resume, 0, len(keys)-known)}
+	rec := recorder{
+		step: c.step, next: (known + 1) * c.step, mark: known * c.step, last: step, size: len(text),
+		ends: make([]resume, 0, len(keys)-known),
+	}
 	var old cacheKey
 	if known > 0 {
 		old = tailKey(keys[known-1])

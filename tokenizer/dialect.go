@@ -378,7 +378,8 @@ func (d *dialect) write(at int, set []runeRange, not bool) (item, error) {
 //
 //nolint:gochecknoglobals // a table
 var named = map[string]uint8{
-	"L": classLetter, "N": classNumber, "M": classMark, "P": classPunct, "S": classSymbol, "s": classSpace, "Han": classHan,
+	"L": classLetter, "N": classNumber, "M": classMark, "P": classPunct, "S": classSymbol, "s": classSpace,
+	"Han": classHan,
 }
 
 // table returns the code points of a class as ranges in order.

@@ -68,7 +68,9 @@ type encoder struct {
 }
 
 func (t *Tokenizer) encode(ctx context.Context, dst []uint32, text []byte, f form, rec *recorder) ([]uint32, error) {
-	e := encoder{t: t, w: t.take(), dst: dst, base: len(dst), text: text, marks: f == marked, rec: rec, ctx: ctx, check: checkEvery}
+	e := encoder{
+		t: t, w: t.take(), dst: dst, base: len(dst), text: text, marks: f == marked, rec: rec, ctx: ctx, check: checkEvery,
+	}
 	e.room = grows * max(leastRoom, len(text))
 	e.w.budget = budget{ctx: ctx, size: len(text), left: checkEvery}
 	defer t.give(e.w)

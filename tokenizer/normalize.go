@@ -159,7 +159,8 @@ func readNormalizer(s section) (n normalizer, err error) {
 			return n, errors.New("step Replace without a pattern")
 		}
 	default:
-		return n, fmt.Errorf("cannot do %q exactly; known are NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Sequence", c.Type)
+		return n, fmt.Errorf("cannot do %q exactly; known are NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Sequence",
+			c.Type)
 	}
 	return n, nil
 }

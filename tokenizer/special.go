@@ -27,11 +27,12 @@ type addedToken struct {
 // ways says in which forms of the text an added token is found.
 type ways struct{ raw, normed bool }
 
-// registry says in which forms of the text each added token is found. A later token of the same text replaces the earlier one.
+// registry says in which forms of the text each added token is found. A later token of the same text
+// replaces the earlier one.
 //
-// The library tokenizers before 0.23 instead adds the later form to the earlier one, and ignores all forms after that of a
-// special token. It registers the special tokens of a batch before the others, and ignores a token that was the same before
-// the batch.
+// The library tokenizers before 0.23 instead adds the later form to the earlier one, and ignores all
+// forms after that of a special token. It registers the special tokens of a batch before the others,
+// and ignores a token that was the same before the batch.
 type registry struct {
 	before23 bool
 	ways     map[string]ways
@@ -163,7 +164,8 @@ func overlapping(tokens []added) error {
 	if takes < 0 || begins < 0 {
 		return nil
 	}
-	return fmt.Errorf("%.40q takes white space behind it along, %.40q begins with some", tokens[takes].content, tokens[begins].content)
+	return fmt.Errorf("%.40q takes white space behind it along, %.40q begins with some", tokens[takes].content,
+		tokens[begins].content)
 }
 
 // readPost returns the special tokens that stand before and behind a text.

@@ -238,7 +238,10 @@ func (c *splitConfig) splitters() (steps []splitter, err error) {
 	case "Digits":
 		p = rule{runs(classNumber, c.most()), digitClasses, true, nil}.splitter()
 	case "Punctuation":
-		p = splitter{scan: runs(classSign, 1), table: signClasses(), mask: classSign, behavior: cmp.Or(c.Behavior, "Isolated"), anywhere: true}
+		p = splitter{
+			scan: runs(classSign, 1), table: signClasses(), mask: classSign, behavior: cmp.Or(c.Behavior, "Isolated"),
+			anywhere: true,
+		}
 		switch {
 		case !slices.Contains(behaviors, p.behavior):
 			err = fmt.Errorf("step Punctuation: unknown behavior %q", c.Behavior)

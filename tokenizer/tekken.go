@@ -65,14 +65,16 @@ func isMistral(fsys fs.FS, mode string) (name string, is bool, err error) {
 	}
 	if strings.HasSuffix(name, ".model") {
 		// In hf mode engines convert the file; the result has other ids.
-		return "", false, fmt.Errorf("tokenizer: %s: %w: without a tokenizer.json it is read in mistral mode only", name, ErrUnsupported)
+		return "", false, fmt.Errorf("tokenizer: %s: %w: without a tokenizer.json it is read in mistral mode only", name,
+			ErrUnsupported)
 	}
 	return name, true, nil
 }
 
 func loadMistral(fsys fs.FS, name string) (*Tokenizer, error) {
 	if name != "tekken.json" {
-		return nil, fmt.Errorf("tokenizer: %s: %w", name, unsupported(errors.New("a SentencePiece model; only tekken.json is done exactly")))
+		return nil, fmt.Errorf("tokenizer: %s: %w", name,
+			unsupported(errors.New("a SentencePiece model; only tekken.json is done exactly")))
 	}
 	b, found, err := readFile(fsys, name)
 	if err != nil {
@@ -104,8 +106,10 @@ type tekkenConfig struct {
 //
 //nolint:gochecknoglobals // a table
 var oldTekkenTokens = []string{
-	"<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]",
-	"[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
+	"<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+	"[/TOOL_RESULTS]", "[TOOL_CALLS]",
+	"[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]",
+	"[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
 }
 
 // parseTekken reads tekken.json. The first ids are control tokens. The other tokens follow in
@@ -139,7 +143,9 @@ func parseTekken(b []byte) (*Tokenizer, error) {
 	if err := t.readTekkenSpecial(file, c); err != nil {
 		return nil, fmt.Errorf("special_tokens: %w", err)
 	}
-	t.mistral = &chat.Mistral{Version: c.Version, Images: !file["image"].null() || !file["multimodal"].null(), Audio: !file["audio"].null()}
+	t.mistral = &chat.Mistral{
+		Version: c.Version, Images: !file["image"].null() || !file["multimodal"].null(), Audio: !file["audio"].null(),
+	}
 	return t, t.readTekkenSettings(file["model_settings_builder"])
 }
 

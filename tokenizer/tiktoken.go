@@ -19,9 +19,12 @@ import (
 //nolint:gochecknoglobals // a table
 var published = map[string]Config{
 	"cl100k_base.tiktoken": {Pattern: "cl100k", Special: map[string]uint32{
-		"<|endoftext|>": 100257, "<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260, "<|endofprompt|>": 100276,
+		"<|endoftext|>": 100257, "<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260,
+		"<|endofprompt|>": 100276,
 	}},
-	"o200k_base.tiktoken": {Pattern: "o200k", Special: map[string]uint32{"<|endoftext|>": 199999, "<|endofprompt|>": 200018}},
+	"o200k_base.tiktoken": {
+		Pattern: "o200k", Special: map[string]uint32{"<|endoftext|>": 199999, "<|endofprompt|>": 200018},
+	},
 }
 
 // loadRanks reads a rank file. Each line has the token's bytes in base64, a space and its rank,
@@ -143,7 +146,10 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 		return nil, errors.New("no tokens")
 	}
 	c.Special = withReserved(c, ranks)
-	t := &Tokenizer{special: c.Special, byteLevel: true, toolsInCode: c.reserved > 0, chops: c.reserved > 0, bpe: bpe{vocab: v, whole: true, unk: noID}}
+	t := &Tokenizer{
+		special: c.Special, byteLevel: true, toolsInCode: c.reserved > 0, chops: c.reserved > 0,
+		bpe: bpe{vocab: v, whole: true, unk: noID},
+	}
 	t.bpe.mergesOfRanks()
 	var err error
 	if t.steps, err = patternSteps(c.Pattern); err != nil {

@@ -176,7 +176,8 @@ func (x *shortSlot) count() int { return int(x.ids[1] >> 56) }
 func (x *shortSlot) appendTo(dst []uint32) []uint32 {
 	const mask = 1<<shortID - 1
 	a, b, n := x.ids[0], x.ids[1], len(dst)
-	dst = append(dst, uint32(a&mask), uint32(a>>24&mask), uint32((a>>48|b<<16)&mask), uint32(b>>8&mask), uint32(b>>32&mask))
+	dst = append(dst, uint32(a&mask), uint32(a>>24&mask), uint32((a>>48|b<<16)&mask), uint32(b>>8&mask),
+		uint32(b>>32&mask))
 	return dst[:n+x.count()]
 }
 
@@ -194,7 +195,9 @@ type shortKey struct{ first, last uint64 }
 // shortKeyOf returns the key of the short word s[:n]; s has 16 bytes or more.
 func shortKeyOf(s []byte, n int, flag uint64) shortKey {
 	mask := &shortMasks[n&15]
-	return shortKey{binary.LittleEndian.Uint64(s) & mask.first, binary.LittleEndian.Uint64(s[8:])&mask.last | uint64(n)<<56 | flag}
+	return shortKey{
+		binary.LittleEndian.Uint64(s) & mask.first, binary.LittleEndian.Uint64(s[8:])&mask.last | uint64(n)<<56 | flag,
+	}
 }
 
 func (k shortKey) hash() uint64 {

@@ -75,12 +75,14 @@ func (p *picture) head() []string {
 	lines := []string{strings.Join(first, "  "), p.rates(r.NowMS)}
 	if t := p.Totals; t != nil {
 		saved, all := t["cached_tokens"]-t["mean_cached_tokens"], t["prompt_tokens"]
-		lines = append(lines, fmt.Sprintf("saved against round robin  %.0fk of %.0fk prompt tokens (%s)", saved/1000, all/1000, percent(saved, all)))
+		lines = append(lines, fmt.Sprintf("saved against round robin  %.0fk of %.0fk prompt tokens (%s)", saved/1000,
+			all/1000, percent(saved, all)))
 	}
 	if len(r.Peers) > 0 {
 		active := []string{fmt.Sprintf("active requests of replicas  %d here", r.ActiveRequests)}
 		for _, peer := range r.Peers {
-			active = append(active, fmt.Sprintf("%d of %s", peer.ActiveRequests, cmp.Or(peer.Replica, strconv.FormatUint(peer.RouterID, 10))))
+			active = append(active,
+				fmt.Sprintf("%d of %s", peer.ActiveRequests, cmp.Or(peer.Replica, strconv.FormatUint(peer.RouterID, 10))))
 		}
 		lines = append(lines, strings.Join(active, "  "))
 	}
@@ -135,7 +137,9 @@ func (p *picture) workerTable(by, width int) []string {
 	slices.SortFunc(sorted, func(a, b router.WorkerState) int {
 		return cmp.Or(cmp.Compare(figure(&b), figure(&a)), strings.Compare(label(&a), label(&b)))
 	})
-	rows := [][]string{{"worker", "health", "active", "pending", " cached", "  routed", "failed", "events", "model", "address"}}
+	rows := [][]string{{
+		"worker", "health", "active", "pending", " cached", "  routed", "failed", "events", "model", "address",
+	}}
 	for i := range sorted {
 		w := &sorted[i]
 		health, events := w.Health, w.KVEvents
@@ -155,7 +159,8 @@ func (p *picture) workerTable(by, width int) []string {
 			events += ", departs"
 		}
 		rows = append(rows, []string{
-			label(w), health, fmt.Sprintf("%6d", w.ActiveRequests), fmt.Sprintf("%7d", w.PendTokens), fmt.Sprintf("%7d", w.CachedBlocks+w.GuessedBlocks),
+			label(w), health, fmt.Sprintf("%6d", w.ActiveRequests), fmt.Sprintf("%7d", w.PendTokens),
+			fmt.Sprintf("%7d", w.CachedBlocks+w.GuessedBlocks),
 			fmt.Sprintf("%8d", w.Routed), fmt.Sprintf("%6d", w.Failures), events, w.Model, w.Address.String(),
 		})
 	}
@@ -175,7 +180,8 @@ func (p *picture) decisionTable(width int) []string {
 			ttft = strconv.FormatInt(d.FirstToken.Sub(d.Time).Milliseconds(), 10)
 		}
 		rows = append(rows, []string{
-			d.Time.Local().Format(time.TimeOnly), to, fmt.Sprintf("%7d", d.PromptTokens), fmt.Sprintf("%6s", percent(float64(d.CachedTokens), float64(d.PromptTokens))),
+			d.Time.Local().Format(time.TimeOnly), to, fmt.Sprintf("%7d", d.PromptTokens),
+			fmt.Sprintf("%6s", percent(float64(d.CachedTokens), float64(d.PromptTokens))),
 			fmt.Sprintf("%7s", ttft), string(d.Reason), d.Model, d.ID,
 		})
 	}

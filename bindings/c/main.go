@@ -145,7 +145,9 @@ func kvroute_publisher_stored(
 }
 
 //export kvroute_publisher_removed
-func kvroute_publisher_removed(handle C.uint64_t, dpRank C.uint32_t, blockHashes *C.uint64_t, blocks C.size_t, failure **C.char) C.int {
+func kvroute_publisher_removed(
+	handle C.uint64_t, dpRank C.uint32_t, blockHashes *C.uint64_t, blocks C.size_t, failure **C.char,
+) C.int {
 	return use(handle, failure, func(p *bindings.Publisher) error {
 		hashes, err := list[uint64](blockHashes, blocks)
 		if err != nil {
@@ -161,9 +163,13 @@ func kvroute_publisher_cleared(handle C.uint64_t, dpRank C.uint32_t, failure **C
 }
 
 //export kvroute_publisher_load
-func kvroute_publisher_load(handle C.uint64_t, running, waiting, kvUsedBlocks C.uint32_t, kvUtilization C.double, failure **C.char) C.int {
+func kvroute_publisher_load(
+	handle C.uint64_t, running, waiting, kvUsedBlocks C.uint32_t, kvUtilization C.double, failure **C.char,
+) C.int {
 	return use(handle, failure, func(p *bindings.Publisher) error {
-		p.SetLoad(fleet.Load{Running: int(running), Waiting: int(waiting), KVUsedBlocks: int(kvUsedBlocks), KVUtilization: float64(kvUtilization)})
+		p.SetLoad(fleet.Load{
+			Running: int(running), Waiting: int(waiting), KVUsedBlocks: int(kvUsedBlocks), KVUtilization: float64(kvUtilization),
+		})
 		return nil
 	})
 }

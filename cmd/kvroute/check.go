@@ -46,7 +46,9 @@ func checkConfig(_ context.Context, args []string, std stdio) error {
 	_, noNATS := (&tlsFiles{of: "nats", cert: c.NATSCert, key: c.NATSKey, log: log}).open()
 	_, noURL := bus.ReadURL(c.NATSURL)
 	_, noModels := c.loadCards(tokenizer.NewCache(c.TokenizerCacheBytes), log)
-	errs := []error{s.lockStateDir(), noTLS, noHTTPS, noNATS, noURL, s.networks.Secure(c.WorkerTLSCA, c.WorkerTLSName), noModels}
+	errs := []error{
+		s.lockStateDir(), noTLS, noHTTPS, noNATS, noURL, s.networks.Secure(c.WorkerTLSCA, c.WorkerTLSName), noModels,
+	}
 	if c.APITokenFile != "" {
 		_, err = api.ReadTokens(c.APITokenFile)
 		errs = append(errs, err)
@@ -55,7 +57,10 @@ func checkConfig(_ context.Context, args []string, std stdio) error {
 		_, err = reach.Authorities("nats-ca", c.NATSCA)
 		errs = append(errs, err)
 	}
-	for name, path := range map[string]string{"trace-out": c.TraceOut, "endpoint-file": c.EndpointFile, "extproc-address": strings.TrimPrefix(c.ExtprocAddress, "unix:")} {
+	for name, path := range map[string]string{
+		"trace-out": c.TraceOut, "endpoint-file": c.EndpointFile,
+		"extproc-address": strings.TrimPrefix(c.ExtprocAddress, "unix:"),
+	} {
 		info, err := os.Stat(filepath.Dir(path))
 		if at, there := os.Stat(path); path != "" && (err != nil || !info.IsDir() || there == nil && at.IsDir()) {
 			errs = append(errs, fmt.Errorf("%s is %q, want a file in a folder that exists", name, path))
@@ -64,7 +69,8 @@ func checkConfig(_ context.Context, args []string, std stdio) error {
 	if err := errors.Join(errs...); err != nil {
 		return located(err, file, nil)
 	}
-	_, err = fmt.Fprintf(std.out, "the configuration is right: %d workers, %d router groups and %d models are listed\n", len(c.Workers), len(c.Groups), len(c.Models))
+	_, err = fmt.Fprintf(std.out, "the configuration is right: %d workers, %d router groups and %d models are listed\n",
+		len(c.Workers), len(c.Groups), len(c.Models))
 	return err
 }
 
@@ -136,7 +142,8 @@ func misread(err error, file string, data []byte) error {
 	if text := wrongTime.FindStringSubmatch(err.Error()); text != nil { // the only error without a place
 		for i, line := range lines {
 			if key, value, _ := strings.Cut(line, ":"); strings.HasPrefix(strings.TrimLeft(value, " \"'"), text[1]) {
-				return fmt.Errorf("%s:%d: %s is %q, want %s", file, i+1, strings.TrimSpace(key), text[1], wanted(reflect.TypeFor[time.Duration]()))
+				return fmt.Errorf("%s:%d: %s is %q, want %s", file, i+1, strings.TrimSpace(key), text[1],
+					wanted(reflect.TypeFor[time.Duration]()))
 			}
 		}
 	}
@@ -181,7 +188,8 @@ func (c *config) checkNodes(file string, data []byte) error {
 			continue
 		}
 		if node, none := path.FilterFile(tree); none == nil && node.Type() == ast.FloatType {
-			return fmt.Errorf("%s:%d: %s is %s, want %s", file, node.GetToken().Position.Line, name, node, wanted(s.Value.Type()))
+			return fmt.Errorf("%s:%d: %s is %s, want %s", file, node.GetToken().Position.Line, name, node,
+				wanted(s.Value.Type()))
 		}
 	}
 	return err
@@ -192,7 +200,10 @@ func wanted(t reflect.Type) string {
 	if t == reflect.TypeFor[time.Duration]() {
 		return "a time with a unit, as 1.5s"
 	}
-	for kind, words := range map[string]string{"bool": "true or false", "int": "a whole number", "uint": "a whole number from 0 on", "float": "a number", "string": "a text", "[]": "a list", "ptr": "a number"} {
+	for kind, words := range map[string]string{
+		"bool": "true or false", "int": "a whole number",
+		"uint": "a whole number from 0 on", "float": "a number", "string": "a text", "[]": "a list", "ptr": "a number",
+	} {
 		if strings.HasPrefix(t.Kind().String(), kind) || kind == "[]" && t.Kind() == reflect.Slice {
 			return words
 		}
@@ -230,10 +241,12 @@ func readElement[T any](place string, data []byte, to *T) error {
 		return nil
 	}
 	if mistyped, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		return fmt.Errorf("%s is a %s, want %s", strings.TrimSuffix(place+"."+mistyped.Field, "."), mistyped.Value, wanted(mistyped.Type))
+		return fmt.Errorf("%s is a %s, want %s", strings.TrimSuffix(place+"."+mistyped.Field, "."), mistyped.Value,
+			wanted(mistyped.Type))
 	}
 	if unknown := unknownField.FindStringSubmatch(err.Error()); unknown != nil {
-		return fmt.Errorf("%s has a field %q, which no element has%s", place, unknown[1], didYouMean(unknown[1], keys(reflect.TypeFor[T](), "json")))
+		return fmt.Errorf("%s has a field %q, which no element has%s", place, unknown[1],
+			didYouMean(unknown[1], keys(reflect.TypeFor[T](), "json")))
 	}
 	return fmt.Errorf("%s: %w", place, err)
 }

@@ -42,7 +42,9 @@ func compareReplicas(ctx context.Context, args []string, std stdio) error {
 	var sources []doctor.Source
 	for _, u := range urls {
 		// Each request uses a new connection, so that several replicas behind one URL are noticed.
-		from := apiClient{url: u, tokenFile: *tokenFile, http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+		from := apiClient{
+			url: u, tokenFile: *tokenFile, http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
+		}
 		if err := from.readToken(); err != nil {
 			return err
 		}
@@ -76,7 +78,8 @@ func printReport(out io.Writer, r *doctor.Report) error {
 		}
 		last := x.Last()
 		workers, blocks, requests := last.Sums()
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", x.Name, x.URL, last.Version, last.Ready.Status, workers, blocks, requests, len(last.Peers))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", x.Name, x.URL, last.Version, last.Ready.Status, workers, blocks,
+			requests, len(last.Peers))
 	}
 	fmt.Fprintln(w)
 	for i := range r.Findings[:min(len(r.Findings), printMost)] {

@@ -60,7 +60,8 @@ func (c *command) printHelp(w io.Writer, fs *flag.FlagSet) {
 		}
 		printFlag(w, f)
 	}
-	fmt.Fprintf(w, "\nEach flag can also be an environment variable: %s and so on. A flag wins over its variable.\n", variable("log-level"))
+	fmt.Fprintf(w, "\nEach flag can also be an environment variable: %s and so on. A flag wins over its variable.\n",
+		variable("log-level"))
 }
 
 func printFlag(w io.Writer, f *flag.Flag) {
@@ -86,7 +87,9 @@ func fromEnvironment(fs *flag.FlagSet) (err error) {
 			name, not := strings.CutPrefix(name, "!")
 			value := os.Getenv(name)
 			if strings.HasPrefix(name, "DYN_") { // as Dynamo reads them
-				value = cmp.Or(map[string]string{"yes": "true", "on": "true", "no": "false", "off": "false"}[strings.ToLower(value)], value)
+				value = cmp.Or(map[string]string{
+					"yes": "true", "on": "true", "no": "false", "off": "false",
+				}[strings.ToLower(value)], value)
 			}
 			if b, bad := strconv.ParseBool(value); not && bad == nil {
 				value = strconv.FormatBool(!b)

@@ -47,10 +47,16 @@ func commands() []command {
 		{"doctor", "compare router replicas and report differences and faults", compareReplicas, ""},
 		{"dump", "print the index of a running kvroute as JSON lines", dump, ""},
 		{"healthcheck", "exit 0 if a URL answers 200", healthcheck, ""},
-		{"demo", "play one load twice on Envoy and simulated workers: round robin and with kvroute", elsewhere("demo", new(demo.Command)), "Try and measure"},
+		{
+			"demo", "play one load twice on Envoy and simulated workers: round robin and with kvroute",
+			elsewhere("demo", new(demo.Command)), "Try and measure",
+		},
 		{"engine", "run a simulated worker", elsewhere("engine", new(demo.EngineCommand)), ""},
 		{"load", "send load to an OpenAI endpoint and measure it", elsewhere("load", new(demo.LoadCommand)), ""},
-		{"replay", "play a workload against simulated engines, with the real router", elsewhere("replay", new(replay.Command)), ""},
+		{
+			"replay", "play a workload against simulated engines, with the real router",
+			elsewhere("replay", new(replay.Command)), "",
+		},
 		{"completion", "print the completion of commands and flags for a shell: bash, zsh or fish", completion, "Other"},
 		{"version", "print the version", version, ""},
 	}
@@ -86,7 +92,8 @@ func run(ctx context.Context, args []string, io stdio) (status int) {
 		printCommands(io.out)
 		return 0
 	case cmd == nil:
-		fmt.Fprintf(io.err, "kvroute: there is no command %q%s; `kvroute help` lists the commands\n", args[0], didYouMean(args[0], commandsWith("")))
+		fmt.Fprintf(io.err, "kvroute: there is no command %q%s; `kvroute help` lists the commands\n",
+			args[0], didYouMean(args[0], commandsWith("")))
 		return 2
 	}
 	err := cmd.run(ctx, rest, io)

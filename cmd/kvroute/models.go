@@ -45,7 +45,9 @@ func (c *config) loadCards(cache *tokenizer.Cache, log *slog.Logger) ([]router.C
 
 func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.Card, error) {
 	card := router.Card{Name: m.Name, Aliases: m.Aliases, LoRA: m.LoRA, BlockSize: m.BlockSize}
-	conf := tokenizer.ModelConfig{Config: tokenizer.Config{Mode: m.TokenizerMode, Pattern: m.Pattern}, Profile: chat.Profile(m.Profile), Cache: cache}
+	conf := tokenizer.ModelConfig{
+		Config: tokenizer.Config{Mode: m.TokenizerMode, Pattern: m.Pattern}, Profile: chat.Profile(m.Profile), Cache: cache,
+	}
 	if m.ChatTemplate != "" {
 		text, err := readBounded(m.ChatTemplate)
 		if err != nil {
@@ -69,7 +71,8 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 	case err != nil:
 		return card, fmt.Errorf("tokenizer: %s: %w", m.Tokenizer, err)
 	case card.Prompts.Degraded() != "":
-		log.Warn("model is not exact, or slow, in part", "model", m.Name, "folder", m.Tokenizer, "template", m.ChatTemplate, "why", card.Prompts.Degraded())
+		log.Warn("model is not exact, or slow, in part", "model", m.Name, "folder", m.Tokenizer, "template", m.ChatTemplate,
+			"why", card.Prompts.Degraded())
 	}
 	return card, nil
 }

@@ -42,7 +42,8 @@ func (s *server) openBus() error {
 			return err
 		}
 		address, inProcess = s.bus.URL(), []nats.Option{nats.InProcessServer(s.bus.Server)}
-		s.log.Info("NATS runs in this process", "listens", cmp.Or(c.NATSListen, "nowhere"), "keeps", cmp.Or(c.StateDir, "nothing"))
+		s.log.Info("NATS runs in this process", "listens", cmp.Or(c.NATSListen, "nowhere"),
+			"keeps", cmp.Or(c.StateDir, "nothing"))
 	}
 	s.nc, err = bus.Connect(address, "kvroute serve", &c.Access, s.log, inProcess...)
 	return err

@@ -45,7 +45,10 @@ func (s *server) reload(ctx context.Context) error {
 // reloadable are the settings that a reload applies.
 //
 //nolint:gochecknoglobals // a table
-var reloadable = []string{"active-prefill-tokens-threshold", "active-prefill-tokens-threshold-frac", "busy-threshold", "groups", "log-level", "models", "workers"}
+var reloadable = []string{
+	"active-prefill-tokens-threshold", "active-prefill-tokens-threshold-frac", "busy-threshold", "groups", "log-level",
+	"models", "workers",
+}
 
 // readAgain applies the reloadable settings and the tokens of the API: all of them, or none after an
 // error.
@@ -77,7 +80,9 @@ func (s *server) readAgain(ctx context.Context) error {
 		return err
 	}
 	s.conf.Groups, s.conf.Models = c.Groups, c.Models
-	s.conf.BusyThreshold, s.conf.ActivePrefillTokensThreshold, s.conf.ActivePrefillTokensThresholdFrac = c.BusyThreshold, c.ActivePrefillTokensThreshold, c.ActivePrefillTokensThresholdFrac
+	s.conf.BusyThreshold = c.BusyThreshold
+	s.conf.ActivePrefillTokensThreshold = c.ActivePrefillTokensThreshold
+	s.conf.ActivePrefillTokensThresholdFrac = c.ActivePrefillTokensThresholdFrac
 	s.shared.Store(s.conf.shared())
 	s.router.SetCards(cards)
 	routing, _ := c.routing() // read has checked it

@@ -207,9 +207,11 @@ func (c *config) scoring() (scorer.Settings, error) {
 	} else if given {
 		o.Attention = &attention
 	}
-	if c.OverlapScoreCreditDecay != 0 || c.DecodeActiveRequestWeight != 0 { // [scorer.Settings.With] does not check these two: no request can override them
+	// [scorer.Settings.With] does not check these two: no request can override them.
+	if c.OverlapScoreCreditDecay != 0 || c.DecodeActiveRequestWeight != 0 {
 		if c.Cost != "" && scorer.Policy(c.Cost) != scorer.DynamoNewer {
-			return s, fmt.Errorf("router-kv-overlap-score-credit-decay and router-decode-active-request-weight belong to the cost %s, not to %s", scorer.DynamoNewer, c.Cost)
+			return s, fmt.Errorf("router-kv-overlap-score-credit-decay and router-decode-active-request-weight "+
+				"belong to the cost %s, not to %s", scorer.DynamoNewer, c.Cost)
 		}
 		o.Cost = new(scorer.DynamoNewer)
 	}
@@ -251,8 +253,12 @@ func (c *config) withoutEffect(s *scorer.Settings) error {
 		effect   bool // the settings have an effect
 		beside   string
 	}{
-		{"cost alpha attention decode-weight router-temperature kv-overlap-score-weight router-kv-overlap-score-credit router-kv-overlap-score-credit-decay " +
-			"router-prefill-load-scale router-decode-active-request-weight router-host-cache-hit-weight router-disk-cache-hit-weight", kv, mode},
+		{
+			"cost alpha attention decode-weight router-temperature kv-overlap-score-weight router-kv-overlap-score-credit " +
+				"router-kv-overlap-score-credit-decay router-prefill-load-scale router-decode-active-request-weight " +
+				"router-host-cache-hit-weight router-disk-cache-hit-weight",
+			kv, mode,
+		},
 		{"no-worker-speeds", kv && (s.Policy == scorer.Tokens || s.Policy == scorer.PredictedTTFT), mode + " and " + cost},
 		{"device-ratio", c.RouterMode == string(router.DeviceAware), mode},
 		{"router-kv-overlap-score-credit-decay", s.TrackPrefill, "no-router-track-prefill-tokens"},
@@ -261,12 +267,23 @@ func (c *config) withoutEffect(s *scorer.Settings) error {
 		{"router-host-cache-hit-weight router-disk-cache-hit-weight", s.UsesOverlap(), "router-kv-overlap-score-credit 0"},
 		{"weighted-overlap weighted-requests weighted-kv-use", kv && weighted, cost},
 		{"router-ttl-secs max-index-blocks", s.UsesOverlap(), "a weight of 0, which keeps no index"},
-		{"router-predicted-ttl-secs", s.UsesOverlap() || c.RouterPredictedTTLSecs == 0, "a weight of 0, which keeps no index"},
-		{"router-predicted-ttl-secs", !c.NoKVEvents || c.RouterPredictedTTLSecs == 0, "no-kv-events, where router-ttl-secs counts"},
+		{
+			"router-predicted-ttl-secs", s.UsesOverlap() || c.RouterPredictedTTLSecs == 0, "a weight of 0, which keeps no index",
+		},
+		{
+			"router-predicted-ttl-secs", !c.NoKVEvents || c.RouterPredictedTTLSecs == 0,
+			"no-kv-events, where router-ttl-secs counts",
+		},
 		{"max-index-blocks kv-events-retention", !c.NoKVEvents, "no-kv-events"},
 		{"output-rate", !c.NoTrackOutputBlocks, "no-router-track-output-blocks"},
-		{"router-queue-policy router-queue-limit queue-wait", c.RouterQueueThreshold != nil, "a missing router-queue-threshold"},
-		{"disaggregation-tokens disaggregation-fraction", strings.HasPrefix(c.ConditionalDisaggregation, "isl_"), "conditional-disaggregation " + c.ConditionalDisaggregation},
+		{
+			"router-queue-policy router-queue-limit queue-wait", c.RouterQueueThreshold != nil,
+			"a missing router-queue-threshold",
+		},
+		{
+			"disaggregation-tokens disaggregation-fraction", strings.HasPrefix(c.ConditionalDisaggregation, "isl_"),
+			"conditional-disaggregation " + c.ConditionalDisaggregation,
+		},
 		{"session-affinity-mode session-headers", c.SessionAffinityTTL != 0, "session-affinity-ttl-secs 0"},
 	} {
 		for name := range strings.FieldsSeq(row.settings) {
@@ -310,7 +327,8 @@ func (c *config) routing() (router.Config, error) {
 		return router.Config{}, errors.New("router-mode direct needs allow-direct, or no request can name its worker")
 	}
 	thresholds := scorer.Thresholds{
-		ActiveBlocks: c.BusyThreshold, PrefillTokens: c.ActivePrefillTokensThreshold, PrefillFraction: c.ActivePrefillTokensThresholdFrac,
+		ActiveBlocks: c.BusyThreshold, PrefillTokens: c.ActivePrefillTokensThreshold,
+		PrefillFraction: c.ActivePrefillTokensThresholdFrac,
 	}
 	if err := thresholds.Validate(); err != nil {
 		return router.Config{}, named(err)
@@ -323,7 +341,8 @@ func (c *config) routing() (router.Config, error) {
 		Queue:       router.QueueConfig{Threshold: c.RouterQueueThreshold, Policy: slots.QueuePolicy(c.RouterQueuePolicy), Limit: c.RouterQueueLimit},
 		Sessions:    router.SessionConfig{TTL: time.Duration(c.SessionAffinityTTL) * time.Second, Hard: c.SessionAffinityMode == "hard"},
 		Split: router.SplitConfig{
-			Skip: router.SkipRule(c.ConditionalDisaggregation), SkipTokens: c.DisaggregationTokens, SkipFraction: c.DisaggregationFraction,
+			Skip: router.SkipRule(c.ConditionalDisaggregation), SkipTokens: c.DisaggregationTokens,
+			SkipFraction: c.DisaggregationFraction,
 			DecodeCredit: c.DecodeOverlapScoreCredit,
 		},
 		NoActiveBlocks: c.NoTrackActiveBlocks,

@@ -92,7 +92,8 @@ func (s *server) open() (err error) {
 		return err
 	}
 	for _, open := range []func() error{
-		s.checkPorts, s.lockStateDir, s.openBus, s.openRouter, s.openSync, s.openEvents, s.openDurable, s.loadState, s.openFleet, s.openGroups, s.openExtproc, s.openHTTP, s.openWatch,
+		s.checkPorts, s.lockStateDir, s.openBus, s.openRouter, s.openSync, s.openEvents, s.openDurable, s.loadState,
+		s.openFleet, s.openGroups, s.openExtproc, s.openHTTP, s.openWatch,
 		s.openDynamo, // last: its records must not name our listeners
 	} {
 		if err := open(); err != nil {
@@ -354,7 +355,8 @@ func (s *server) run(ctx context.Context) error {
 	s.log.Info("kvroute is open", "extproc", s.grpcAt.Addr().String(), "http", s.httpAt.Addr().String())
 	parts, ctx := errgroup.WithContext(ctx)
 	runs := []func(context.Context) error{
-		s.registry.Run, s.prober.Run, s.static.run, s.followUsedBlocks, s.router.Run, s.warmUp, s.reload, s.serveEnvoy, s.serveAPI, s.logStatus,
+		s.registry.Run, s.prober.Run, s.static.run, s.followUsedBlocks, s.router.Run, s.warmUp, s.reload, s.serveEnvoy,
+		s.serveAPI, s.logStatus,
 	}
 	when := func(is bool, run ...func(context.Context) error) {
 		if is {

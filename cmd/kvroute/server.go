@@ -99,9 +99,11 @@ func newCounters(from metric.Meter) (counters, error) {
 	})
 	return counters{
 		reloads: m.Counter("kvroute.config.reloads", "{reload}", "Reloads of the configuration, by outcome.", "outcome"),
-		files:   m.Counter("kvroute.state.files", "{file}", "Files in --state-dir, by file and by what became of them.", "file", "outcome"),
-		checks:  m.Counter("kvroute.tokenize.checks", "{check}", "Prompts compared with a worker's own token ids, by model and outcome.", "model", "outcome"),
-		spans:   m.Counter("kvroute.trace.spans", "{span}", "Spans for the OpenTelemetry collector, by outcome.", "outcome"),
+		files: m.Counter("kvroute.state.files", "{file}", "Files in --state-dir, by file and by what became of them.",
+			"file", "outcome"),
+		checks: m.Counter("kvroute.tokenize.checks", "{check}",
+			"Prompts compared with a worker's own token ids, by model and outcome.", "model", "outcome"),
+		spans: m.Counter("kvroute.trace.spans", "{span}", "Spans for the OpenTelemetry collector, by outcome.", "outcome"),
 	}, m.Err()
 }
 

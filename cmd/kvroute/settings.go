@@ -36,21 +36,46 @@ func parseSettings(name string, args []string, to any) error {
 
 // check refuses values that no other package checks, or checks only under another name.
 func (c *config) check() error {
-	errs := []error{settings.Check(c), c.checkAddresses(), c.checkModels(), c.Dynamo.check(), replicas.CheckGroups(c.Groups), c.checkWorkers()}
+	errs := []error{
+		settings.Check(c), c.checkAddresses(), c.checkModels(), c.Dynamo.check(), replicas.CheckGroups(c.Groups),
+		c.checkWorkers(),
+	}
 	admin, err := url.Parse(c.EnvoyAdmin)
+	isAdmin := err == nil && admin.Host != "" && admin.User == nil && (admin.Scheme == "http" || admin.Scheme == "https")
 	r := c.KVEventsRetention
 	for _, wrong := range []struct {
 		is   bool
 		text string
 	}{
-		{r != 0 && (r < 30*time.Minute || r > 8760*time.Hour), fmt.Sprintf("kv-events-retention is %q, want 0, or 30m to 8760h", r)},
-		{c.HTTPAddress == c.ExtprocAddress && !strings.HasSuffix(c.HTTPAddress, ":0"), fmt.Sprintf("http-address is %q, want another one than extproc-address", c.HTTPAddress)},
-		{c.DegradedAfter < fleet.MinAge || c.DegradedAfter > time.Hour, fmt.Sprintf("degraded-after is %q, want %v to 1h", c.DegradedAfter, fleet.MinAge)},
-		{c.UnhealthyAfter < c.DegradedAfter || c.UnhealthyAfter > time.Hour, fmt.Sprintf("unhealthy-after is %q, want %v (degraded-after) to 1h", c.UnhealthyAfter, c.DegradedAfter)},
-		{c.ExpiredAfter < c.UnhealthyAfter || c.ExpiredAfter > time.Hour, fmt.Sprintf("expired-after is %q, want %v (unhealthy-after) to 1h", c.ExpiredAfter, c.UnhealthyAfter)},
+		{
+			r != 0 && (r < 30*time.Minute || r > 8760*time.Hour),
+			fmt.Sprintf("kv-events-retention is %q, want 0, or 30m to 8760h", r),
+		},
+		{
+			c.HTTPAddress == c.ExtprocAddress && !strings.HasSuffix(c.HTTPAddress, ":0"),
+			fmt.Sprintf("http-address is %q, want another one than extproc-address", c.HTTPAddress),
+		},
+		{
+			c.DegradedAfter < fleet.MinAge || c.DegradedAfter > time.Hour,
+			fmt.Sprintf("degraded-after is %q, want %v to 1h", c.DegradedAfter, fleet.MinAge),
+		},
+		{
+			c.UnhealthyAfter < c.DegradedAfter || c.UnhealthyAfter > time.Hour,
+			fmt.Sprintf("unhealthy-after is %q, want %v (degraded-after) to 1h", c.UnhealthyAfter, c.DegradedAfter),
+		},
+		{
+			c.ExpiredAfter < c.UnhealthyAfter || c.ExpiredAfter > time.Hour,
+			fmt.Sprintf("expired-after is %q, want %v (unhealthy-after) to 1h", c.ExpiredAfter, c.UnhealthyAfter),
+		},
 		{r != 0 && !c.DurableKVEvents, "kv-events-retention needs durable-kv-events: without it no stream keeps events"},
-		{c.EnvoyAdmin != "" && (err != nil || admin.Host == "" || admin.User != nil || admin.Scheme != "http" && admin.Scheme != "https"), fmt.Sprintf("envoy-admin is %q, want http://host:port", bus.Redact(c.EnvoyAdmin))},
-		{c.Group != "" && len(c.Groups) > 0, "group and groups are both given: the router of a group has workers, not groups"},
+		{
+			c.EnvoyAdmin != "" && !isAdmin,
+			fmt.Sprintf("envoy-admin is %q, want http://host:port", bus.Redact(c.EnvoyAdmin)),
+		},
+		{
+			c.Group != "" && len(c.Groups) > 0,
+			"group and groups are both given: the router of a group has workers, not groups",
+		},
 	} {
 		if wrong.is {
 			errs = append(errs, errors.New(wrong.text))
@@ -77,7 +102,8 @@ func (c *config) checkAddresses() error {
 		if _, _, err := splitAddress(a.value); err != nil && (a.value != "" || a.name != "nats-listen") {
 			errs = append(errs, fmt.Errorf("%s is %q, want ip:port", a.name, a.value))
 		} else if !c.TrustedNetwork && a.guard == "" && !loopback(a.value) {
-			errs = append(errs, fmt.Errorf("%s is %q, which other machines can reach; give %s, or trusted-network if only trusted clients reach it", a.name, a.value, a.need))
+			errs = append(errs, fmt.Errorf("%s is %q, which other machines can reach; "+
+				"give %s, or trusted-network if only trusted clients reach it", a.name, a.value, a.need))
 		}
 	}
 	return errors.Join(errs...)

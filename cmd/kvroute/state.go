@@ -39,7 +39,8 @@ func (s *server) loadState() (err error) {
 	if err := s.loadFile(sourceFile, s.conf.Scope.Bucket(sourceFile), s.direct.Sources().Load); err != nil {
 		return err
 	}
-	return s.loadFile(eventFile, s.conf.Scope.Bucket(eventFile), func(r io.Reader) (int, error) { return s.events.Load(r, s.holdings) })
+	return s.loadFile(eventFile, s.conf.Scope.Bucket(eventFile),
+		func(r io.Reader) (int, error) { return s.events.Load(r, s.holdings) })
 }
 
 // loadFile reads a file of the folder if it exists. A damaged file, or one of another version

@@ -31,7 +31,8 @@ func (s *server) lockStateDir() error {
 	f := s.stateLock
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); errors.Is(err, syscall.EWOULDBLOCK) {
 		owner, _ := os.ReadFile(f.Name()) // the error says enough without it
-		return fmt.Errorf("state-dir: another kvroute (process %s) uses %s; give each its own folder", strings.TrimSpace(string(owner)), dir)
+		return fmt.Errorf("state-dir: another kvroute (process %s) uses %s; give each its own folder",
+			strings.TrimSpace(string(owner)), dir)
 	} else if err != nil {
 		return fmt.Errorf("state-dir: lock %s: %w", f.Name(), err)
 	}

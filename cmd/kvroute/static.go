@@ -127,7 +127,8 @@ func checkIDs(records []fleet.Record) error {
 		}
 		for _, own := range []string{fmt.Sprint("id ", r.ID()), fmt.Sprint("address ", r.Address, " and first rank ", r.DPStart)} {
 			if first, twice := seen[own]; twice {
-				return fmt.Errorf("workers[%d] (%q) has the %s of workers[%d] (%q), want a name or worker_id, and an address, of its own", i, r.Name, own, first, records[first].Name)
+				return fmt.Errorf("workers[%d] (%q) has the %s of workers[%d] (%q), "+
+					"want a name or worker_id, and an address, of its own", i, r.Name, own, first, records[first].Name)
 			}
 			seen[own] = i
 		}

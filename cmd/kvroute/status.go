@@ -85,7 +85,10 @@ func (s *server) status() []any {
 	maps.DeleteFunc(ready.Checks, func(_ string, ok bool) bool { return ok })
 	state := strings.TrimSuffix(ready.Status+": "+strings.Join(slices.Sorted(maps.Keys(ready.Checks)), ", "), ": ")
 	known := s.router.Workers()
-	attributes := []any{"state", state, "listeners", strings.Join(listeners, ", "), "workers", s.countWorkers(known), "models", listed(models)}
+	attributes := []any{
+		"state", state, "listeners", strings.Join(listeners, ", "), "workers", s.countWorkers(known),
+		"models", listed(models),
+	}
 	if s.router.WantsEvents() {
 		heard, unheard := feeds(known)
 		attributes = append(attributes, "events_heard", listed(heard), "events_not_heard", listed(unheard))

@@ -28,7 +28,10 @@ type tlsFiles struct {
 
 // extprocTLS returns the configuration for Envoy's connections, as [tlsFiles.open] does.
 func (c *config) extprocTLS(log *slog.Logger) (*tls.Config, error) {
-	return (&tlsFiles{of: "extproc-tls", protocol: "h2", cert: c.ExtprocTLSCert, key: c.ExtprocTLSKey, clientCA: c.ExtprocTLSClientCA, log: log}).open()
+	return (&tlsFiles{
+		of: "extproc-tls", protocol: "h2", cert: c.ExtprocTLSCert, key: c.ExtprocTLSKey,
+		clientCA: c.ExtprocTLSClientCA, log: log,
+	}).open()
 }
 
 // httpTLS returns the configuration for connections to the API, as [tlsFiles.open] does.
@@ -80,7 +83,10 @@ func (f *tlsFiles) read() (*tls.Config, error) {
 		return nil, fmt.Errorf("%[1]s-cert %[2]s, %[1]s-key %[3]s: %[4]w", f.of, f.cert, f.key, err)
 	}
 	// Without tickets no session outlives the files by which its client was accepted.
-	c := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, NextProtos: []string{f.protocol}, SessionTicketsDisabled: true}
+	c := &tls.Config{
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, NextProtos: []string{f.protocol},
+		SessionTicketsDisabled: true,
+	}
 	if f.clientCA != "" {
 		c.ClientAuth = tls.RequireAndVerifyClientCert
 		c.ClientCAs, err = reach.Authorities(f.of+"-client-ca", f.clientCA)

@@ -70,7 +70,9 @@ func tokenizeFile(ctx context.Context, args []string, std stdio) error {
 }
 
 // tokenize loads the model and tokenizes a request with it.
-func (c *tokenizeConfig) tokenize(ctx context.Context, body *openai.Body, log io.Writer) (out *tokenized, model *tokenizer.Model, err error) {
+func (c *tokenizeConfig) tokenize(
+	ctx context.Context, body *openai.Body, log io.Writer,
+) (out *tokenized, model *tokenizer.Model, err error) {
 	start := time.Now()
 	cache := tokenizer.NewCache(64 << 20)
 	if c.Tokenizer == "" {
@@ -96,7 +98,8 @@ func (c *tokenizeConfig) tokenize(ctx context.Context, body *openai.Body, log io
 		p = tokenizer.Prompt{IDs: body.Tokens, Exact: len(body.Tokens), Mode: tokenizer.Exact}
 	}
 	out.Mode, out.Reason, out.Exact, out.IDs, out.Others = p.Mode, p.Reason, p.Exact, p.IDs, p.Others
-	out.Local = indexer.AppendLocalHashes(nil, p.IDs[:p.Exact], c.BlockSize, indexer.Seed(c.Adapter, cmp.Or(body.CacheSalt, c.Salt)))
+	out.Local = indexer.AppendLocalHashes(nil, p.IDs[:p.Exact], c.BlockSize,
+		indexer.Seed(c.Adapter, cmp.Or(body.CacheSalt, c.Salt)))
 	out.Sequence = indexer.AppendSequenceHashes(nil, out.Local)
 	return out, model, nil
 }
@@ -106,7 +109,8 @@ func readRequest(file, path string) (openai.Body, error) {
 	endpoint := openai.Other
 	if path != "" {
 		if endpoint, _ = openai.Classify(http.MethodPost, path); endpoint == openai.Other {
-			return openai.Body{}, fmt.Errorf("--path is %q, want that of an endpoint with a prompt, as /v1/chat/completions", path)
+			return openai.Body{}, fmt.Errorf("--path is %q, want that of an endpoint with a prompt, as /v1/chat/completions",
+				path)
 		}
 	}
 	if file == "-" {
@@ -134,7 +138,8 @@ func (t *tokenized) print(w io.Writer, m *tokenizer.Model, blockSize int, text b
 	if t.Others > 0 {
 		fmt.Fprintf(w, ", and about %d of other prompts or items", t.Others)
 	}
-	fmt.Fprintf(w, "; files loaded in %v, encoded in %v, again in %v\n", t.Load.Round(time.Millisecond), t.Encode.Round(time.Microsecond), t.Again.Round(time.Microsecond))
+	fmt.Fprintf(w, "; files loaded in %v, encoded in %v, again in %v\n", t.Load.Round(time.Millisecond),
+		t.Encode.Round(time.Microsecond), t.Again.Round(time.Microsecond))
 	tab := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tab, "block\tlocal hash\tsequence hash\ttokens")
 	for i := 0; i*blockSize < len(t.IDs); i++ {

@@ -56,9 +56,12 @@ type observed struct {
 	n    int
 }
 
-func newVerifier(log *slog.Logger, checks meter.Counter, client *http.Client, workers func(model string) []router.WorkerState) *verifier {
+func newVerifier(
+	log *slog.Logger, checks meter.Counter, client *http.Client, workers func(model string) []router.WorkerState,
+) *verifier {
 	return &verifier{
-		log: log, checks: checks, queue: make(chan router.Observation, 16), observed: map[string]observed{}, again: recheckEvery, workers: workers,
+		log: log, checks: checks, queue: make(chan router.Observation, 16), observed: map[string]observed{},
+		again: recheckEvery, workers: workers,
 		client: client,
 	}
 }
@@ -144,7 +147,8 @@ func (v *verifier) judge(t *trial, o router.Observation, position int) {
 	switch {
 	case verdict == tokenizer.DriftSeen: // only recheck changes that
 	case t.wrong >= driftAfter:
-		v.log.Error("model is routed in text-block mode: its worker makes other tokens", "model", o.Model, "worker", o.Worker.ID, "address", o.Address, "position", position)
+		v.log.Error("model is routed in text-block mode: its worker makes other tokens", "model", o.Model,
+			"worker", o.Worker.ID, "address", o.Address, "position", position)
 		prompts.SetVerdict(tokenizer.DriftSeen)
 		t.drifted = o
 	case position >= 0:
@@ -189,12 +193,14 @@ func (v *verifier) compare(ctx context.Context, o router.Observation) (position 
 	theirs, err := askTokenize(asking, v.client, "http://"+o.Address.String(), o.Model, o.Prompt)
 	if err != nil {
 		outcome = "error"
-		v.log.Debug("a worker does not return token ids", "model", o.Model, "worker", o.Worker.ID, "address", o.Address, "err", err)
+		v.log.Debug("a worker does not return token ids", "model", o.Model, "worker", o.Worker.ID,
+			"address", o.Address, "err", err)
 		return 0, false
 	}
 	if position = tokenizer.FirstDiff(o.IDs, theirs); position >= 0 {
 		outcome = "different"
-		v.log.Warn("a worker makes other tokens", "model", o.Model, "worker", o.Worker.ID, "address", o.Address, "position", position,
+		v.log.Warn("a worker makes other tokens", "model", o.Model, "worker", o.Worker.ID, "address", o.Address,
+			"position", position,
 			"ours", around(o.IDs, position), "theirs", around(theirs, position))
 	}
 	return position, true

@@ -19,9 +19,17 @@ var workerMetrics = []telemetry.Reading{
 	{Name: "kvroute.worker.active_requests", Help: "Requests in flight on a worker.", Labels: workerLabels},
 	{Name: "kvroute.worker.pending_tokens", Help: "Prompt tokens that a worker has to compute.", Labels: workerLabels},
 	{Name: "kvroute.worker.active_blocks", Help: "Blocks of the requests in flight on a worker.", Labels: workerLabels},
-	{Name: "kvroute.worker.cached_blocks", Help: "Blocks that a worker has cached, by its events or by prediction.", Labels: workerLabels},
-	{Name: "kvroute.worker.speed", Help: "How fast a worker computes prompts, compared with the median worker of its pool.", Labels: workerLabels},
-	{Name: "kvroute.worker.state", Help: "1 for each worker, by its health.", Labels: append(workerLabels[:3:3], "health")},
+	{
+		Name: "kvroute.worker.cached_blocks", Help: "Blocks that a worker has cached, by its events or by prediction.",
+		Labels: workerLabels,
+	},
+	{
+		Name: "kvroute.worker.speed",
+		Help: "How fast a worker computes prompts, compared with the median worker of its pool.", Labels: workerLabels,
+	},
+	{
+		Name: "kvroute.worker.state", Help: "1 for each worker, by its health.", Labels: append(workerLabels[:3:3], "health"),
+	},
 }
 
 //nolint:gochecknoglobals // a constant

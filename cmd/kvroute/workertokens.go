@@ -25,8 +25,9 @@ func canAsk(p chat.Request) bool {
 func askTokenize(ctx context.Context, client *http.Client, url, model string, p chat.Request) ([]uint32, error) {
 	body := map[string]any{"model": model}
 	for name, value := range map[string]json.RawMessage{
-		"messages": p.Messages, "tools": p.Tools, "prompt": p.Prompt, "add_generation_prompt": p.AddGenerationPrompt, "continue_final_message": p.ContinueFinalMessage,
-		"chat_template_kwargs": p.ChatTemplateKwargs, "add_special_tokens": p.AddSpecialTokens,
+		"messages": p.Messages, "tools": p.Tools, "prompt": p.Prompt, "add_generation_prompt": p.AddGenerationPrompt,
+		"continue_final_message": p.ContinueFinalMessage,
+		"chat_template_kwargs":   p.ChatTemplateKwargs, "add_special_tokens": p.AddSpecialTokens,
 	} {
 		if value != nil {
 			body[name] = value

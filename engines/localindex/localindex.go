@@ -97,7 +97,8 @@ func (l *Index) Answer(q *events.Query) func() events.Answer {
 			}
 			a.Events = make([]events.RouterEvent, 0, len(evs)+len(waiting))
 			for _, ev := range append(evs, waiting...) {
-				a.Events = append(a.Events, events.RouterEvent{WorkerID: q.WorkerID, DPRank: q.DPRank, EventID: uint64(len(a.Events)) + 1, Event: ev})
+				a.Events = append(a.Events,
+					events.RouterEvent{WorkerID: q.WorkerID, DPRank: q.DPRank, EventID: uint64(len(a.Events)) + 1, Event: ev})
 			}
 			return a
 		}

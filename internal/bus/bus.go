@@ -43,7 +43,10 @@ func (a *Access) Options() (opts []nats.Option, err error) {
 	if (a.NATSCert == "") != (a.NATSKey == "") {
 		return nil, errors.New("nats-cert and nats-key belong together")
 	}
-	for name, file := range map[string]string{"nats-creds": a.NATSCreds, "nats-nkey": a.NATSNkey, "nats-ca": a.NATSCA, "nats-cert": a.NATSCert, "nats-key": a.NATSKey} {
+	for name, file := range map[string]string{
+		"nats-creds": a.NATSCreds, "nats-nkey": a.NATSNkey,
+		"nats-ca": a.NATSCA, "nats-cert": a.NATSCert, "nats-key": a.NATSKey,
+	} {
 		if file != "" {
 			if _, err := os.Stat(file); err != nil {
 				return nil, fmt.Errorf("%s: %w", name, err)
@@ -101,7 +104,8 @@ func Connect(url, name string, access *Access, log *slog.Logger, more ...nats.Op
 		}),
 		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("NATS is back", "url", nc.ConnectedUrlRedacted()) }),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
-			log.Log(context.Background(), r.level(err), "NATS cannot be reached; it is tried again", "url", Redact(url), "err", err)
+			log.Log(context.Background(), r.level(err), "NATS cannot be reached; it is tried again", "url", Redact(url),
+				"err", err)
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 			log.Log(context.Background(), r.level(err), "NATS refuses something", "err", err)
@@ -191,11 +195,13 @@ func CheckURL(list string) error {
 }
 
 // ErrNoJetStream means that the bus answers, but without JetStream.
-var ErrNoJetStream = errors.New("the NATS server answers, but JetStream is off there (nats-server -js turns it on), or not for this account, or has no leader yet")
+var ErrNoJetStream = errors.New("the NATS server answers, but JetStream is off there " +
+	"(nats-server -js turns it on), or not for this account, or has no leader yet")
 
 // Explain adds what an error of JetStream means where the error does not name it.
 func Explain(err error) error {
-	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
+	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrJetStreamNotEnabled) ||
+		errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
 		return fmt.Errorf("%w: %w", ErrNoJetStream, err)
 	}
 	return err

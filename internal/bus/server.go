@@ -56,7 +56,8 @@ func StartServer(listen, store, password string) (*Server, error) {
 	go s.Start()
 	if !s.ReadyForConnections(10 * time.Second) {
 		s.Stop()
-		return nil, fmt.Errorf("start the NATS server on %s: the address is already in use? Set --nats-url to use the server there, or --nats-listen to choose another port", listen)
+		return nil, fmt.Errorf("start the NATS server on %s: the address is already in use? "+
+			"Set --nats-url to use the server there, or --nats-listen to choose another port", listen)
 	}
 	return s, nil
 }

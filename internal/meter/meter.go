@@ -104,7 +104,8 @@ func (m *Maker) Seconds(name, description string, boundaries ...float64) metric.
 
 // Histogram makes a histogram.
 func (m *Maker) Histogram(name, unit, description string, boundaries ...float64) metric.Float64Histogram {
-	h, err := m.meter.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(description), metric.WithExplicitBucketBoundaries(boundaries...))
+	h, err := m.meter.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(description),
+		metric.WithExplicitBucketBoundaries(boundaries...))
 	m.errs = append(m.errs, err)
 	return h
 }
@@ -115,13 +116,15 @@ type Observe func(value float64, attributes ...string)
 
 // Gauge makes a gauge that is read by a function.
 func (m *Maker) Gauge(name, unit, description string, read func(Observe)) {
-	_, err := m.meter.Float64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(description), callback(read))
+	_, err := m.meter.Float64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(description),
+		callback(read))
 	m.errs = append(m.errs, err)
 }
 
 // Total makes a counter that is read by a function.
 func (m *Maker) Total(name, unit, description string, read func(Observe)) {
-	_, err := m.meter.Float64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(description), callback(read))
+	_, err := m.meter.Float64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(description),
+		callback(read))
 	m.errs = append(m.errs, err)
 }
 

@@ -38,7 +38,8 @@ func ParsePins(nvext []byte) (Pins, *Error) {
 		raw.Decode = raw.Backend
 	}
 	if raw.Backend != nil && *raw.Backend != *raw.Decode {
-		return Pins{}, bad("nvext.backend_instance_id", "nvext.backend_instance_id and nvext.decode_worker_id name different workers")
+		return Pins{}, bad("nvext.backend_instance_id",
+			"nvext.backend_instance_id and nvext.decode_worker_id name different workers")
 	}
 	if raw.Rank == nil {
 		raw.Rank = raw.DecodeRank
@@ -91,7 +92,8 @@ func ReadHints(nvext []byte, to *router.Request) *Error {
 		} `json:"router"`
 	}
 	if json.Unmarshal(nvext, &raw) != nil {
-		return bad("nvext", "nvext must be an object, its hints numbers, its taints a list of strings and an object of numbers")
+		return bad("nvext",
+			"nvext must be an object, its hints numbers, its taints a list of strings and an object of numbers")
 	}
 	if raw.AgentHints.Priority == nil {
 		raw.AgentHints.Priority = &raw.AgentHints.Latency

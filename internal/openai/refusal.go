@@ -56,7 +56,9 @@ func (c RefusalConfig) Refusal(err error, model string) *Error {
 		switch {
 		case !errors.Is(err, r.err):
 		case r.message == "":
-			return &Error{Status: http.StatusBadRequest, Message: err.Error(), Type: InvalidRequest, Param: r.param, Code: r.code}
+			return &Error{
+				Status: http.StatusBadRequest, Message: err.Error(), Type: InvalidRequest, Param: r.param, Code: r.code,
+			}
 		default:
 			status := cmp.Or(c.Overload, http.StatusTooManyRequests)
 			return &Error{Status: status, Message: r.message, Type: Overloaded, Code: r.code, Retry: retryBusy}
@@ -77,5 +79,8 @@ func UnknownModel(model string) *Error {
 // NoDecision is the answer if the router reached no decision, not because of the client, and the
 // request cannot continue without one.
 func NoDecision() *Error {
-	return &Error{Status: http.StatusServiceUnavailable, Message: "no worker could be chosen in time", Type: Unavailable, Code: "no_decision"}
+	return &Error{
+		Status: http.StatusServiceUnavailable, Message: "no worker could be chosen in time", Type: Unavailable,
+		Code: "no_decision",
+	}
 }

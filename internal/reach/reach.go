@@ -189,7 +189,9 @@ func (n Networks) Client() *http.Client {
 			if err != nil {
 				return nil, err
 			}
-			secured := tls.Dialer{NetDialer: dialer, Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: n.name}}
+			secured := tls.Dialer{
+				NetDialer: dialer, Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: n.name},
+			}
 			conn, err := secured.DialContext(ctx, network, address)
 			if _, untrusted := errors.AsType[*tls.CertificateVerificationError](err); untrusted {
 				return nil, fmt.Errorf("worker-tls-ca is %s, worker-tls-name is %q: %w", n.authorities, n.name, err)

@@ -39,7 +39,10 @@ func NewMetrics() (*Metrics, error) {
 		return nil, fmt.Errorf("telemetry: make the Prometheus exporter: %w", err)
 	}
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return &Metrics{provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter), sdkmetric.WithResource(origin(context.Background()))), registry: registry}, nil
+	return &Metrics{
+		provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter),
+			sdkmetric.WithResource(origin(context.Background()))), registry: registry,
+	}, nil
 }
 
 // Meter returns the meter with which a package makes its instruments.
@@ -57,7 +60,9 @@ type Reading struct {
 // in the list, and the values of its labels. It is for metrics with thousands of values: OpenTelemetry
 // would make the labels of each value at each scrape. Two values of a metric with equal labels fail the
 // scrape; labels that are not UTF-8 panic.
-func (m *Metrics) Register(readings []Reading, read func(observe func(place int, value float64, labels ...string))) error {
+func (m *Metrics) Register(
+	readings []Reading, read func(observe func(place int, value float64, labels ...string)),
+) error {
 	c := &collector{read: read}
 	for _, r := range readings {
 		name, kind := strings.ReplaceAll(r.Name, ".", "_"), prometheus.GaugeValue
@@ -102,7 +107,9 @@ func (m *Metrics) Shutdown(ctx context.Context) error { return m.provider.Shutdo
 
 // NewLogger makes a logger that writes to w what has this level or a higher one. format is "json";
 // other formats count as "text". replace, if not nil, rewrites attributes; see [slog.HandlerOptions].
-func NewLogger(w io.Writer, level slog.Leveler, format string, replace func(groups []string, a slog.Attr) slog.Attr) *slog.Logger {
+func NewLogger(
+	w io.Writer, level slog.Leveler, format string, replace func(groups []string, a slog.Attr) slog.Attr,
+) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level, ReplaceAttr: replace}
 	if format == "json" {
 		return slog.New(slog.NewJSONHandler(w, opts))

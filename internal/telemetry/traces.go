@@ -133,7 +133,8 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpa
 	if failed := err != nil; failed != e.failing {
 		e.failing = failed
 		if text := fmt.Sprint(err); failed { // it may have the collector's whole response
-			e.log.Warn("spans were not exported: the collector is unreachable or refuses them", "err", text[:min(len(text), 500)])
+			e.log.Warn("spans were not exported: the collector is unreachable or refuses them",
+				"err", text[:min(len(text), 500)])
 		} else {
 			e.log.Info("spans are exported again")
 		}

@@ -64,7 +64,8 @@ func (s Scope) Bucket(kind string) string { return s.slug() + "-" + kind }
 // component, whatever the endpoint: two streams may not take one subject.
 func (s Scope) Stream() string {
 	s = s.WithDefaults()
-	return fmt.Sprintf("kvr-%s-%s-%08x", slug(s.Namespace), slug(s.Component), uint32(xxh3.HashString(s.Namespace+"\x00"+s.Component)))
+	return fmt.Sprintf("kvr-%s-%s-%08x", slug(s.Namespace), slug(s.Component),
+		uint32(xxh3.HashString(s.Namespace+"\x00"+s.Component)))
 }
 
 // StreamSubjects returns the subjects of a topic that the stream stores, as one subject with a

@@ -119,7 +119,8 @@ func (f *Files) readConfig(b []byte) error {
 	}
 	var list []struct{ Name, Template string }
 	if err := json.Unmarshal(raw, &list); err != nil {
-		f.broken = fmt.Errorf("chat_template in tokenizer_config.json is neither a text nor a list of named texts: %w", ErrNoTemplate)
+		f.broken = fmt.Errorf("chat_template in tokenizer_config.json is neither a text nor a list of named texts: %w",
+			ErrNoTemplate)
 	}
 	for _, t := range list {
 		f.Templates[t.Name] = t.Template

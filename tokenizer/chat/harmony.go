@@ -23,7 +23,9 @@ type harmony map[string]uint32 // ids of the control tokens
 // five.
 //
 //nolint:gochecknoglobals // a table
-var harmonyTokens = []string{"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"}
+var harmonyTokens = []string{
+	"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>",
+}
 
 // speaksHarmony reports whether the model is a gpt-oss: config.json says so or, if
 // there is none, all of the control tokens are there.
@@ -118,10 +120,14 @@ func harmonyHistory(dst []harmonyMessage, list []jinja.Value) []harmonyMessage {
 			dst = harmonyAnswer(dst, m)
 		case "tool":
 			id, _ := m.Get("tool_call_id").Text()
-			dst = append(dst, harmonyMessage{author: "functions." + tools[id], recipient: "assistant", channel: "commentary", texts: []string{strings.Join(texts, "")}})
+			dst = append(dst, harmonyMessage{
+				author: "functions." + tools[id], recipient: "assistant", channel: "commentary",
+				texts: []string{strings.Join(texts, "")},
+			})
 		case "system", "developer":
 			if texts != nil {
-				dst = append(dst, harmonyMessage{author: "developer", texts: []string{"# Instructions\n\n" + strings.Join(texts, "")}})
+				dst = append(dst,
+					harmonyMessage{author: "developer", texts: []string{"# Instructions\n\n" + strings.Join(texts, "")}})
 			}
 		case "user":
 			dst = append(dst, harmonyMessage{author: "user", texts: partTexts(m)})
@@ -157,7 +163,8 @@ func harmonyAnswer(dst []harmonyMessage, m jinja.Value) []harmonyMessage {
 	add("analysis", thought)
 	for _, call := range calls {
 		dst = append(dst, harmonyMessage{
-			author: "assistant", recipient: "functions." + call.name, channel: "commentary", kind: "json", texts: []string{call.arguments},
+			author: "assistant", recipient: "functions." + call.name, channel: "commentary", kind: "json",
+			texts: []string{call.arguments},
 		})
 	}
 	return dst

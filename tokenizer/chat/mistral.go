@@ -43,7 +43,8 @@ type mistral struct {
 //nolint:gochecknoglobals // a table
 var mistralTokens = map[string]int{
 	"<s>": 3, "</s>": 3,
-	"[INST]": 3, "[/INST]": 3, "[AVAILABLE_TOOLS]": 3, "[/AVAILABLE_TOOLS]": 3, "[TOOL_RESULTS]": 3, "[/TOOL_RESULTS]": 3, "[TOOL_CALLS]": 3,
+	"[INST]": 3, "[/INST]": 3, "[AVAILABLE_TOOLS]": 3, "[/AVAILABLE_TOOLS]": 3, "[TOOL_RESULTS]": 3, "[/TOOL_RESULTS]": 3,
+	"[TOOL_CALLS]":    3,
 	"[SYSTEM_PROMPT]": 7, "[/SYSTEM_PROMPT]": 7, "[TOOL_CONTENT]": 7,
 	"[ARGS]": 11, "[CALL_ID]": 11,
 	"[THINK]": 13, "[/THINK]": 13, // optional
@@ -54,7 +55,8 @@ func newMistral(f *Files) (*mistral, error) {
 	m := &mistral{Mistral: *f.Mistral, tokens: map[string]uint32{}}
 	version, err := strconv.Atoi(strings.TrimPrefix(m.Version, "v"))
 	if err != nil || !slices.Contains(MistralVersions, m.Version) {
-		return nil, fmt.Errorf("chat: Mistral's prompts of version %.40q are not supported, only %q: %w", m.Version, MistralVersions, ErrNoTemplate)
+		return nil, fmt.Errorf("chat: Mistral's prompts of version %.40q are not supported, only %q: %w", m.Version,
+			MistralVersions, ErrNoTemplate)
 	}
 	m.version = version
 	for text, since := range mistralTokens {
@@ -64,7 +66,8 @@ func newMistral(f *Files) (*mistral, error) {
 		case ok:
 			m.tokens[text] = id
 		case !strings.HasSuffix(text, "THINK]"):
-			return nil, fmt.Errorf("chat: prompts of version %s need a control token %s, which the tokenizer lacks", m.Version, text)
+			return nil, fmt.Errorf("chat: prompts of version %s need a control token %s, which the tokenizer lacks",
+				m.Version, text)
 		}
 	}
 	return m, nil
@@ -116,7 +119,9 @@ func (m *mistral) render(c *conversation) Text {
 		panic(refused("the last message is of the role %s", last.role))
 	}
 	m.check(turns, tools)
-	w := mistralWriter{mistral: m, marked: marked{ids: m.tokens}, exact: -1, system: m.system(turns), tools: tools, settings: m.settings(c)}
+	w := mistralWriter{
+		mistral: m, marked: marked{ids: m.tokens}, exact: -1, system: m.system(turns), tools: tools, settings: m.settings(c),
+	}
 	w.write(m.merged(turns))
 	t := Text{Text: w.b, Exact: len(w.b), Marked: true, Kept: Kept(q.TruncatePromptTokens), Items: w.items}
 	if w.exact >= 0 {

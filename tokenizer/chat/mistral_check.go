@@ -16,7 +16,10 @@ var (
 	mistralID   = regexp.MustCompile(`^[a-zA-Z0-9]{9}\n?$`)
 
 	// mistralNext are the roles that may follow each role.
-	mistralNext = map[string]string{"system": "user assistant system", "user": "assistant system user", "assistant": "assistant user tool", "tool": "assistant tool user"}
+	mistralNext = map[string]string{
+		"system": "user assistant system", "user": "assistant system user", "assistant": "assistant user tool",
+		"tool": "assistant tool user",
+	}
 )
 
 // check refuses what the engine refuses: a wrong order of roles, wrong contents, calls without

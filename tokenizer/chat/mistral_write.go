@@ -119,7 +119,8 @@ func mistralTool(tool jinja.Value) jinja.Value {
 	if parameters.Dict() == nil {
 		parameters = jinja.Object()
 	}
-	return jinja.Object("type", jinja.String("function"), "function", jinja.Object("name", f.Get("name"), "description", description, "parameters", parameters))
+	return jinja.Object("type", jinja.String("function"), "function",
+		jinja.Object("name", f.Get("name"), "description", description, "parameters", parameters))
 }
 
 // assistant writes a message of the assistant.

@@ -73,8 +73,10 @@ func (r *Renderer) parse(name, text string) (template, error) {
 	}
 	t := template{Template: parsed, parts: parsed.LoopsOverContent()}
 	if r.profile == SGLang {
-		t.parts = slices.ContainsFunc([]string{"image", "audio", "video", "vision"}, func(kind string) bool { return strings.Contains(text, kind) }) ||
-			slices.ContainsFunc([]string{"message", "msg", "m"}, func(name string) bool { return parsed.LoopsOver(name, "content") })
+		t.parts = slices.ContainsFunc([]string{"image", "audio", "video", "vision"},
+			func(kind string) bool { return strings.Contains(text, kind) }) ||
+			slices.ContainsFunc([]string{"message", "msg", "m"},
+				func(name string) bool { return parsed.LoopsOver(name, "content") })
 	}
 	t.dev = strings.Contains(text, `"developer"`) || strings.Contains(text, `'developer'`)
 	return t, nil

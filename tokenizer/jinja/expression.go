@@ -283,7 +283,9 @@ func (p *parser) filters(n *node) *node {
 		switch {
 		case p.skipOp("|"):
 			name := p.dotted()
-			f := &node{op: opFilter, text: name, builtin: p.builtin("filter", name, p.t.library.filters), kids: []*node{n}, line: line}
+			f := &node{
+				op: opFilter, text: name, builtin: p.builtin("filter", name, p.t.library.filters), kids: []*node{n}, line: line,
+			}
 			if p.isOp("(") {
 				p.arguments(f)
 			}

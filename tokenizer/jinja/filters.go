@@ -15,18 +15,22 @@ import (
 // template uses them.
 //
 //nolint:gochecknoglobals // a table
-var unsupportedFilters = strings.Fields("abs attr batch center filesizeformat forceescape groupby indent max min pprint random round slice striptags sum truncate unique urlencode urlize wordcount wordwrap xmlattr")
+var unsupportedFilters = strings.Fields("abs attr batch center filesizeformat forceescape groupby indent " +
+	"max min pprint random round slice striptags sum truncate unique urlencode urlize wordcount wordwrap xmlattr")
 
 func filters() map[string]*builtin {
 	all := map[string]*builtin{
 		"length": define("", lengthOf), "list": define("", toList), "default": define("default_value boolean", defaultOf),
 		"first": define("", firstOf), "last": define("", lastOf), "items": define("", itemsOf),
 		"map": lazily(mapped), "reverse": define("", reversed),
-		"select": selecting(false, true), "reject": selecting(false, false), "selectattr": selecting(true, true), "rejectattr": selecting(true, false),
-		"sort": define("reverse case_sensitive attribute", sorted), "dictsort": define("case_sensitive by reverse", dictSorted),
-		"join": define("d attribute", joined), "tojson": define("ensure_ascii indent separators sort_keys", toJSON),
+		"select": selecting(false, true), "reject": selecting(false, false), "selectattr": selecting(true, true),
+		"rejectattr": selecting(true, false),
+		"sort":       define("reverse case_sensitive attribute", sorted),
+		"dictsort":   define("case_sensitive by reverse", dictSorted),
+		"join":       define("d attribute", joined), "tojson": define("ensure_ascii indent separators sort_keys", toJSON),
 		"int": define("default base", toInt), "float": define("default", toFloatOf),
-		"upper": ofText(upper), "lower": ofText(lower), "capitalize": ofText(capitalized), "title": ofText(titleWords), "format": define("*", formatOf),
+		"upper": ofText(upper), "lower": ofText(lower), "capitalize": ofText(capitalized), "title": ofText(titleWords),
+		"format": define("*", formatOf),
 	}
 	add := func(name, parameters string, f func(r *renderer, v Value, a args) Value) {
 		all[name] = define(parameters, f)

@@ -15,7 +15,9 @@ const maxRange = 100_000
 func globals() map[string]Value {
 	all := map[string]Value{}
 	add := func(name string, b *builtin) {
-		all[name] = Value{kind: kindFunc, ref: &function{name: name, call: func(r *renderer, a args) Value { return r.invoke(b, Value{}, a) }}}
+		all[name] = Value{
+			kind: kindFunc, ref: &function{name: name, call: func(r *renderer, a args) Value { return r.invoke(b, Value{}, a) }},
+		}
 	}
 	add("raise_exception", define("message!", func(r *renderer, _ Value, a args) Value {
 		panic(errorf(Raise, "%s", r.text(a.values[0])))
@@ -26,7 +28,8 @@ func globals() map[string]Value {
 	}))
 	add("range", define("_! _ _", rangeOf))
 	add("dict", define("*", func(r *renderer, _ Value, a args) Value { return FromDict(r.dictOf(a)) }))
-	add("namespace", define("*", func(r *renderer, _ Value, a args) Value { return Value{kind: kindNamespace, ref: r.dictOf(a)} }))
+	add("namespace",
+		define("*", func(r *renderer, _ Value, a args) Value { return Value{kind: kindNamespace, ref: r.dictOf(a)} }))
 	for _, name := range []string{"cycler", "joiner", "lipsum"} {
 		add(name, unsupported("the function", name))
 	}
@@ -79,8 +82,10 @@ func rangeOf(r *renderer, _ Value, a args) Value {
 //
 //nolint:gochecknoglobals // a table
 var dateLayouts = map[byte]string{
-	'a': "Mon", 'A': "Monday", 'b': "Jan", 'h': "Jan", 'B': "January", 'd': "02", 'e': "_2", 'm': "01", 'y': "06", 'Y': "2006", 'j': "002",
-	'H': "15", 'I': "03", 'M': "04", 'S': "05", 'p': "PM", 'F': "2006-01-02", 'T': "15:04:05", 'X': "15:04:05", 'R': "15:04",
+	'a': "Mon", 'A': "Monday", 'b': "Jan", 'h': "Jan", 'B': "January", 'd': "02", 'e': "_2", 'm': "01", 'y': "06",
+	'Y': "2006", 'j': "002",
+	'H': "15", 'I': "03", 'M': "04", 'S': "05", 'p': "PM", 'F': "2006-01-02", 'T': "15:04:05", 'X': "15:04:05",
+	'R': "15:04",
 	'D': "01/02/06", 'x': "01/02/06", 'c': "Mon Jan _2 15:04:05 2006",
 }
 

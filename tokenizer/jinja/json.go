@@ -137,7 +137,8 @@ func (p *jsonReader) word() (Value, error) {
 //
 //nolint:gochecknoglobals // a table
 var jsonWords = map[string]Value{
-	"null": None(), "true": Bool(true), "false": Bool(false), "NaN": Float(math.NaN()), "Infinity": Float(math.Inf(1)), "-Infinity": Float(math.Inf(-1)),
+	"null": None(), "true": Bool(true), "false": Bool(false), "NaN": Float(math.NaN()), "Infinity": Float(math.Inf(1)),
+	"-Infinity": Float(math.Inf(-1)),
 }
 
 // AppendJSON appends v as Python's json.dumps writes it, without \u escapes. It

@@ -60,7 +60,8 @@ type renderer struct {
 // variables are only read. An error is of type [*Error]; dst is then returned
 // unchanged.
 func (t *Template) Render(dst []byte, vars *Dict, o Options) (text []byte, err error) {
-	o.MaxOutput, o.MaxSteps, o.MaxMemory = cmp.Or(o.MaxOutput, defaultOutput), cmp.Or(o.MaxSteps, defaultSteps), cmp.Or(o.MaxMemory, defaultMemory)
+	o.MaxOutput, o.MaxSteps, o.MaxMemory = cmp.Or(o.MaxOutput,
+		defaultOutput), cmp.Or(o.MaxSteps, defaultSteps), cmp.Or(o.MaxMemory, defaultMemory)
 	r := &renderer{t: t, vars: vars, o: o, out: dst, steps: o.MaxSteps, memory: o.MaxMemory}
 	if vars == nil {
 		r.vars = &Dict{}

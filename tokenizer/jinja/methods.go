@@ -40,7 +40,9 @@ func (m *methods) of(v Value) *builtin {
 const (
 	changesOfDict       = "update pop popitem setdefault clear"
 	changesOfList       = "append extend insert pop remove clear sort reverse"
-	unsupportedOfString = "casefold center encode escape expandtabs format format_map isalnum isalpha isascii isdecimal isidentifier islower isnumeric isprintable isspace istitle isupper ljust maketrans partition rindex rjust rpartition striptags swapcase translate unescape zfill"
+	unsupportedOfString = "casefold center encode escape expandtabs format format_map isalnum isalpha isascii " +
+		"isdecimal isidentifier islower isnumeric isprintable isspace istitle isupper ljust maketrans partition rindex " +
+		"rjust rpartition striptags swapcase translate unescape zfill"
 )
 
 //nolint:gochecknoglobals // a constant
@@ -75,9 +77,12 @@ func allMethods() map[string]*methods {
 		return a.or(1, None())
 	})
 	named("fromkeys").ofDict = unsupported("the method", "fromkeys")
-	named("keys").ofDict = define("", func(r *renderer, v Value, _ args) Value { return r.view("dict_keys", v.ref.(*Dict).keys) })
-	named("values").ofDict = define("", func(r *renderer, v Value, _ args) Value { return r.view("dict_values", v.ref.(*Dict).values) })
-	named("items").ofDict = define("", func(r *renderer, v Value, _ args) Value { return r.view("dict_items", r.pairs(v.ref.(*Dict))) })
+	named("keys").ofDict = define("",
+		func(r *renderer, v Value, _ args) Value { return r.view("dict_keys", v.ref.(*Dict).keys) })
+	named("values").ofDict = define("",
+		func(r *renderer, v Value, _ args) Value { return r.view("dict_values", v.ref.(*Dict).values) })
+	named("items").ofDict = define("",
+		func(r *renderer, v Value, _ args) Value { return r.view("dict_items", r.pairs(v.ref.(*Dict))) })
 	itself := define("", func(_ *renderer, v Value, _ args) Value { return v })
 	named("copy").ofDict, named("copy").ofList = itself, itself
 	named("count").ofList, named("index").ofList = unsupported("the method", "count"), unsupported("the method", "index")
@@ -113,7 +118,8 @@ func stringMethods() map[string]*builtin {
 	all := map[string]*builtin{
 		"split": define("sep maxsplit", splitLeft), "rsplit": define("sep maxsplit", splitRight),
 		"replace": define("_! _! _", replaced), "join": define("_!", joinTexts),
-		"find": finding(strings.Index, false), "rfind": finding(strings.LastIndex, false), "index": finding(strings.Index, true),
+		"find": finding(strings.Index, false), "rfind": finding(strings.LastIndex, false),
+		"index":      finding(strings.Index, true),
 		"startswith": affix(strings.HasPrefix), "endswith": affix(strings.HasSuffix),
 		"count": define("_! _ _", func(r *renderer, v Value, a args) Value {
 			a.whole()
@@ -122,13 +128,17 @@ func stringMethods() map[string]*builtin {
 		}),
 		"isdigit": define("", func(r *renderer, v Value, _ args) Value { return Bool(r.isDigits(v.str)) }),
 	}
-	for name, f := range map[string]func(string) string{"upper": upper, "lower": lower, "capitalize": capitalized, "title": titled} {
+	for name, f := range map[string]func(string) string{
+		"upper": upper, "lower": lower, "capitalize": capitalized, "title": titled,
+	} {
 		all[name] = define("", func(r *renderer, v Value, _ args) Value { return r.changed(v, f) })
 	}
 	for name, sides := range map[string][2]bool{"strip": {true, true}, "lstrip": {true, false}, "rstrip": {false, true}} {
 		all[name] = define("_", func(r *renderer, v Value, a args) Value { return r.stripped(v, a, sides[0], sides[1]) })
 	}
-	for name, cut := range map[string]func(s, affix string) string{"removeprefix": strings.TrimPrefix, "removesuffix": strings.TrimSuffix} {
+	for name, cut := range map[string]func(s, affix string) string{
+		"removeprefix": strings.TrimPrefix, "removesuffix": strings.TrimSuffix,
+	} {
 		all[name] = define("_!", func(_ *renderer, v Value, a args) Value { return v.withText(cut(v.str, a.text(0))) })
 	}
 	return all

@@ -57,7 +57,8 @@ func (p *parser) parse() {
 
 // conditional accepts the unknown names of this scope from index n on: they fail when they are reached.
 func (p *parser) conditional(n int) {
-	p.unknown = append(p.unknown[:n], slices.DeleteFunc(p.unknown[n:], func(u unknownName) bool { return u.scope == p.scope })...)
+	p.unknown = append(p.unknown[:n],
+		slices.DeleteFunc(p.unknown[n:], func(u unknownName) bool { return u.scope == p.scope })...)
 }
 
 // open begins a scope.

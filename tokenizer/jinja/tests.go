@@ -27,7 +27,8 @@ func tests() map[string]*builtin {
 		add(name, "", func(_ *renderer, v Value, _ args) bool { return is(v) })
 	}
 	for op, names := range map[string][]string{
-		"==": {"==", "eq", "equalto"}, "!=": {"!=", "ne"}, "<": {"<", "lt", "lessthan"}, "<=": {"<=", "le"}, ">": {">", "gt", "greaterthan"}, ">=": {">=", "ge"}, "in": {"in"},
+		"==": {"==", "eq", "equalto"}, "!=": {"!=", "ne"}, "<": {"<", "lt", "lessthan"}, "<=": {"<=", "le"},
+		">": {">", "gt", "greaterthan"}, ">=": {">=", "ge"}, "in": {"in"},
 	} {
 		for _, name := range names {
 			add(name, "b!", func(r *renderer, v Value, a args) bool { return r.compareBy(op, v, a.values[0]) })

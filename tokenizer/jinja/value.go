@@ -242,9 +242,11 @@ func (v Value) typeName() string {
 		}
 	}
 	return [...]string{
-		kindUndefined: "Undefined", kindNone: "NoneType", kindBool: "bool", kindInt: "int", kindBig: "int", kindFloat: "float",
-		kindString: "str", kindSafe: "Markup", kindList: "list", kindTuple: "tuple", kindDict: "dict", kindNamespace: "Namespace",
-		kindFunc: "function", kindLoop: "LoopContext", kindRange: "range", kindUnset: "",
+		kindUndefined: "Undefined", kindNone: "NoneType", kindBool: "bool", kindInt: "int", kindBig: "int",
+		kindFloat:  "float",
+		kindString: "str", kindSafe: "Markup", kindList: "list", kindTuple: "tuple", kindDict: "dict",
+		kindNamespace: "Namespace",
+		kindFunc:      "function", kindLoop: "LoopContext", kindRange: "range", kindUnset: "",
 	}[v.kind]
 }
 
