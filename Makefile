@@ -200,9 +200,10 @@ prose: build ## run the prose linter (vale) over README, docs, examples, help te
 	$(VALE) README.md SECURITY.md CONTRIBUTING.md ARCHITECTURE.md CHANGELOG.md docs/*.md examples/*/README.md $(PROSE) $$(git ls-files '*.go')
 
 .PHONY: generate
-generate: tools ## write what is generated from the code: help texts of flags and docs/configuration.md
+generate: tools ## write what is generated from the code: help texts of flags, docs/configuration.md and the table of packages in ARCHITECTURE.md
 	KVROUTE_WRITE=1 go test -count=1 -run '^TestHelpTexts$$' ./internal/settings
 	KVROUTE_WRITE=1 go test -count=1 -run '^TestConfigurationPage$$' ./cmd/kvroute
+	KVROUTE_WRITE=1 go test -count=1 -run '^TestPackageTable$$' ./internal/arch
 
 .PHONY: vulnerabilities
 vulnerabilities: tools ## run govulncheck: known vulnerabilities in functions that kvroute calls (sends requests to vuln.go.dev)

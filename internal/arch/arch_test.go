@@ -65,7 +65,7 @@ var ours = map[string]string{
 // theirs lists the only packages that may import a third-party module.
 var theirs = map[string]string{
 	"charm.land/bubbletea/v2":                "top",
-	"github.com/envoyproxy/go-control-plane": "extproc envoy internal/envoytest internal/epptest",
+	"github.com/envoyproxy/go-control-plane": "extproc internal/envoytest",
 	"github.com/dlclark/regexp2":             "tokenizer",
 	"github.com/goccy/go-yaml":               "cmd/kvroute",
 	"github.com/hashicorp/golang-lru":        "indexer router tokenizer internal/enginesim",
@@ -73,7 +73,7 @@ var theirs = map[string]string{
 	"github.com/nats-io/nats.go":             "engines events fleet replicas sidecar cmd/kvroute bindings bench/demo bench/parts bench/interop internal/bus internal/natstest",
 	"github.com/prometheus/client_golang":    "internal/telemetry internal/enginesim",
 	"github.com/zeebo/xxh3":                  "indexer internal/records internal/wire engines events",
-	"github.com/tinylib/msgp":                "engines events fleet replicas internal/enginesim internal/msgpack",
+	"github.com/tinylib/msgp":                "engines events replicas internal/enginesim internal/msgpack",
 	"go.opentelemetry.io/otel/codes":         "outcomes",
 	"go.opentelemetry.io/otel/exporters":     "internal/telemetry",
 	"go.opentelemetry.io/otel/propagation":   "extproc outcomes",
@@ -81,8 +81,8 @@ var theirs = map[string]string{
 	"go.opentelemetry.io/otel/trace":         "internal/telemetry outcomes",
 	"golang.org/x/text":                      "tokenizer tokenizer/jinja bench/chats",
 	"golang.org/x/sync":                      "cmd/kvroute sidecar bench/demo",
-	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest internal/epptest bench/envoy",
-	"google.golang.org/protobuf":             "extproc envoy tokenizer internal/envoytest internal/epptest",
+	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest bench/envoy",
+	"google.golang.org/protobuf":             "extproc internal/envoytest",
 }
 
 // free are the modules that any package may import.
@@ -98,9 +98,9 @@ var (
 
 // notOutside are packages that only tests and the listed packages may import.
 var notOutside = map[string]string{
-	"internal/telemetry": "cmd/kvroute sidecar bench/demo",
-	"internal/enginesim": "cmd/kvroute bench bench/demo bench/envoy bench/interop",
-	"internal/envoytest": "cmd/kvroute bench/demo bench/envoy bench/interop",
+	"internal/telemetry": "cmd/kvroute bench/demo",
+	"internal/enginesim": "cmd/kvroute bench/demo bench/envoy bench/interop",
+	"internal/envoytest": "bench/demo bench/envoy bench/interop",
 	"cmd/kvroute":        "",
 }
 
@@ -117,6 +117,7 @@ var required = []string{
 // pkg is the input of the import rules.
 type pkg struct {
 	ImportPath string
+	Doc        string   // the first sentence of the package comment
 	Imports    []string // without imports of tests
 }
 
@@ -124,31 +125,41 @@ func (p *pkg) name() string { return strings.TrimPrefix(strings.TrimPrefix(p.Imp
 
 // brokenImports returns a sentence for each import that breaks a rule.
 func brokenImports(pkgs []pkg) (broken []string) {
+	fail := func(format string, args ...any) { broken = append(broken, fmt.Sprintf(format, args...)) }
+	place, allowed := map[string]int{}, map[string][]string{}
+	for i, r := range rows() {
+		place[r.name], allowed[r.name] = i, strings.Fields(r.imports)
+	}
 	for _, p := range pkgs {
-		allowed := strings.Fields(ours[p.name()])
+		here, listed := place[p.name()]
+		if !listed {
+			fail("%s is in no layer", p.name())
+		}
 		for _, path := range p.Imports {
 			if other, inside := strings.CutPrefix(path, module+"/"); inside {
-				if !slices.Contains(allowed, other) && !slices.Contains(allowed, "*") {
-					broken = append(broken, fmt.Sprintf("%s must not import %s", p.name(), other))
+				if !slices.Contains(allowed[p.name()], other) && !slices.Contains(allowed[p.name()], "*") {
+					fail("%s must not import %s", p.name(), other)
+				}
+				if place[other] <= here {
+					fail("%s must not import %s, which stands above it in layers", p.name(), other)
 				}
 				if users, limited := notOutside[other]; limited && !slices.Contains(strings.Fields(users), p.name()) {
-					broken = append(broken, fmt.Sprintf("%s is not for %s", other, p.name()))
+					fail("%s is not for %s", other, p.name())
 				}
 				continue
 			}
 			if slices.Contains(pure, p.name()) && slices.ContainsFunc(impure, func(banned string) bool {
-				return path == "net" || path == banned || strings.HasPrefix(path, banned+"/")
+				return path == "net" || within(path, banned)
 			}) {
-				broken = append(broken, fmt.Sprintf("%s is pure and must not import %s", p.name(), path))
+				fail("%s is pure and must not import %s", p.name(), path)
 			}
-			if foreign.MatchString(path) && !slices.ContainsFunc(append(slices.Collect(maps.Keys(theirs)), free...), func(known string) bool {
-				return path == known || strings.HasPrefix(path, known+"/")
-			}) {
-				broken = append(broken, fmt.Sprintf("%s imports %s, which has no home", p.name(), path))
+			if foreign.MatchString(path) && !slices.ContainsFunc(append(slices.Collect(maps.Keys(theirs)), free...),
+				func(known string) bool { return within(path, known) }) {
+				fail("%s imports %s, which has no home", p.name(), path)
 			}
 			for prefix, homes := range theirs {
-				if (path == prefix || strings.HasPrefix(path, prefix+"/")) && !slices.Contains(strings.Fields(homes), p.name()) {
-					broken = append(broken, fmt.Sprintf("%s must not import %s, whose home is %s", p.name(), path, homes))
+				if within(path, prefix) && !slices.Contains(strings.Fields(homes), p.name()) {
+					fail("%s must not import %s, whose home is %s", p.name(), path, homes)
 				}
 			}
 		}
@@ -156,35 +167,163 @@ func brokenImports(pkgs []pkg) (broken []string) {
 	return broken
 }
 
+// within reports whether an import path is that of a module or folder, or lies in it.
+func within(path, folder string) bool { return path == folder || strings.HasPrefix(path, folder+"/") }
+
+// unusedRules returns a sentence for each import that a rule allows and that no package has.
+func unusedRules(pkgs []pkg) (unused []string) {
+	imports := map[string][]string{}
+	for _, p := range pkgs {
+		imports[p.name()] = p.Imports
+	}
+	// check reports the names in a list of packages that do not import anything within a path.
+	check := func(names, path string) {
+		for name := range strings.FieldsSeq(names) {
+			if !slices.ContainsFunc(imports[name], func(p string) bool { return within(p, path) }) {
+				unused = append(unused, fmt.Sprintf("%s may import %s, but does not: correct the rule", name, path))
+			}
+		}
+	}
+	for _, r := range rows() {
+		if _, exists := imports[r.name]; !exists {
+			unused = append(unused, r.name+" is in layers, but is no package")
+		}
+		for path := range strings.FieldsSeq(r.imports) {
+			if path != "*" && !slices.Contains(imports[r.name], module+"/"+path) {
+				unused = append(unused, fmt.Sprintf("%s may import %s, but does not: correct its row", r.name, path))
+			}
+		}
+	}
+	for path, homes := range theirs {
+		check(homes, path)
+	}
+	for path, users := range notOutside {
+		check(users, module+"/"+path)
+	}
+	slices.Sort(unused)
+	return unused
+}
+
 func TestImports(t *testing.T) {
-	for _, b := range brokenImports(list(t)) {
+	pkgs := list(t)
+	for _, b := range append(brokenImports(pkgs), unusedRules(pkgs)...) {
 		t.Error(b)
 	}
 }
 
 func TestImportRulesCanFail(t *testing.T) {
+	made := func(name string, imports ...string) pkg {
+		return pkg{ImportPath: module + "/" + name, Imports: imports}
+	}
 	for want, p := range map[string]pkg{
-		"scorer must not import indexer":                {module + "/scorer", []string{module + "/indexer"}},
-		"internal/telemetry is not for router":          {module + "/router", []string{module + "/internal/telemetry"}},
-		"router must not import google.golang.org/":     {module + "/router", []string{"google.golang.org/grpc/codes"}},
-		"scorer is pure and must not import net/http":   {module + "/scorer", []string{"net/http"}},
-		"scorer is pure and must not import go.opentel": {module + "/scorer", []string{"go.opentelemetry.io/otel/metric"}},
-		"which has no home":                             {module + "/scorer", []string{"github.com/google/uuid"}},
-		"born must not import router":                   {module + "/born", []string{module + "/router"}},
+		"scorer must not import indexer":                made("scorer", module+"/indexer"),
+		"internal/telemetry is not for router":          made("router", module+"/internal/telemetry"),
+		"router must not import google.golang.org/":     made("router", "google.golang.org/grpc/codes"),
+		"scorer is pure and must not import net/http":   made("scorer", "net/http"),
+		"scorer is pure and must not import go.opentel": made("scorer", "go.opentelemetry.io/otel/metric"),
+		"which has no home":                             made("scorer", "github.com/google/uuid"),
+		"born must not import router":                   made("born", module+"/router"),
+		"born is in no layer":                           made("born"),
+		"bench/demo must not import cmd/kvroute, which": made("bench/demo", module+"/cmd/kvroute"),
 	} {
 		if got := strings.Join(brokenImports([]pkg{p}), "\n"); !strings.Contains(got, want) {
 			t.Errorf("importing %s from %s gives %q, want %q", p.Imports, p.name(), got, want)
 		}
 	}
-	if got := brokenImports([]pkg{{module + "/router", []string{module + "/scorer", "go.opentelemetry.io/otel/metric", "sync"}}}); len(got) > 0 {
+	allowed := made("router", module+"/scorer", "go.opentelemetry.io/otel/metric", "sync")
+	if got := brokenImports([]pkg{allowed}); len(got) > 0 {
 		t.Errorf("allowed imports are refused: %v", got)
+	}
+	unused := strings.Join(unusedRules([]pkg{allowed}), "\n")
+	for _, want := range []string{
+		"router may import tokenizer, but does not",
+		"router may import github.com/hashicorp/golang-lru, but does not",
+		"bench/demo may import " + module + "/internal/telemetry, but does not",
+		"scorer is in layers, but is no package",
+	} {
+		if !strings.Contains(unused, want) {
+			t.Errorf("rules that are not used: %q, want %q", unused, want)
+		}
+	}
+	if strings.Contains(unused, "router may import scorer") {
+		t.Errorf("a rule that is used is reported: %q", unused)
+	}
+}
+
+// packageTable returns the table of ARCHITECTURE.md.
+func packageTable(pkgs []pkg) string {
+	docs := map[string]string{}
+	for _, p := range pkgs {
+		docs[p.name()] = p.Doc
+	}
+	var out strings.Builder
+	out.WriteString("| layer | package | what it does | imports from this module |\n|---|---|---|---|\n")
+	for _, l := range layers {
+		name := l.name
+		for _, r := range l.rows {
+			does := packageStart.ReplaceAllString(docs[r.name], "")
+			does = strings.NewReplacer("[", "", "]", "", "|", `\|`).Replace(strings.TrimSuffix(does, "."))
+			imports := strings.Join(strings.Fields(r.imports), ", ")
+			switch imports {
+			case "":
+				imports = "–"
+			case "*":
+				imports = "all below"
+			}
+			fmt.Fprintf(&out, "| %s | `%s/` | %s | %s |\n", name, r.name, does, imports)
+			name = ""
+		}
+	}
+	return out.String()
+}
+
+var packageStart = regexp.MustCompile(`^(Package \w+|Command \w+|Kvroute|Conformance) `)
+
+// withTable replaces the table of packages in a document.
+func withTable(doc, table string) string {
+	return packageRows.ReplaceAllLiteralString(doc, table)
+}
+
+var packageRows = regexp.MustCompile(`(?m)^\| layer \| package .*\n(^\|.*\n)+`)
+
+// TestPackageTable compares the table of packages in ARCHITECTURE.md with the packages. With
+// KVROUTE_WRITE=1 it writes the table.
+func TestPackageTable(t *testing.T) {
+	const name = root + "/ARCHITECTURE.md"
+	doc, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := packageTable(list(t))
+	want := withTable(string(doc), table)
+	if os.Getenv("KVROUTE_WRITE") != "" {
+		if err := os.WriteFile(name, []byte(want), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	} else if want != string(doc) {
+		t.Error("the table of packages in ARCHITECTURE.md is old: run make generate")
+	}
+	if !strings.Contains(want, table) {
+		t.Error("ARCHITECTURE.md has no table that begins with | layer | package")
+	}
+}
+
+func TestPackageTableCanFail(t *testing.T) {
+	old := "text\n\n| layer | package | old |\n|---|---|\n| a | b |\n\nmore\n\n| layer | other |\n"
+	if got, want := withTable(old, "| new |\n"), "text\n\n| new |\n\nmore\n\n| layer | other |\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	got := packageTable([]pkg{{ImportPath: module + "/router", Doc: "Package router decides with a|b and [Name]."}})
+	want := "| decisions | `router/` | decides with a\\|b and Name | tokenizer, tokenizer/chat, scorer, indexer, internal/meter |\n"
+	if !strings.Contains(got, want) {
+		t.Errorf("got %s, want %s", got, want)
 	}
 }
 
 // list returns the module's packages.
 func list(t *testing.T) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./...")
+	cmd := exec.Command("go", "list", "-json=ImportPath,Doc,Imports", "./...")
 	cmd.Dir = root
 	out, err := cmd.Output()
 	if err != nil {
