@@ -224,7 +224,7 @@ func follow(body io.Reader, due time.Time, r *Result) error {
 		}
 	}
 	if lines.Err() == nil {
-		r.Error = "incomplete" // it ended without [DONE]
+		r.Error = "incomplete" // it ended before the line DONE
 	}
 	return lines.Err()
 }

@@ -215,8 +215,20 @@ func brokenLimits(measured map[string]measure, say func(...any)) (broken []strin
 	return broken
 }
 
-// measureHouse measures each package of the module, by its path below the root.
-func measureHouse(t *testing.T) map[string]measure {
+// A checkedPackage is a type-checked package of the module, without tests.
+type checkedPackage struct {
+	path  string // below the root of the module
+	fset  *token.FileSet
+	files []*ast.File
+	types *types.Package
+	info  *types.Info
+	// imported returns another package of the module, of its dependencies or of the standard
+	// library by its import path.
+	imported func(path string) (*types.Package, error)
+}
+
+// checkPackages type-checks each package of the module.
+func checkPackages(t *testing.T) (checked []checkedPackage) {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Dir,GoFiles,CgoFiles,Export,Module", "./...")
 	cmd.Dir = root
@@ -244,31 +256,40 @@ func measureHouse(t *testing.T) map[string]measure {
 	}
 	fset := token.NewFileSet()
 	imports := importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
-	measured, used := map[string]measure{}, map[string]bool{}
 	for _, p := range ours {
-		var files []*ast.File
+		c := checkedPackage{path: strings.TrimPrefix(p.ImportPath, module+"/"), fset: fset, imported: imports.Import}
 		for _, name := range append(p.GoFiles, p.CgoFiles...) {
 			f, err := parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, parser.ParseComments|parser.SkipObjectResolution)
 			if err != nil {
 				t.Fatal(err)
 			}
-			files = append(files, f)
+			c.files = append(c.files, f)
 		}
-		info := &types.Info{Uses: map[*ast.Ident]types.Object{}}
+		c.info = &types.Info{Uses: map[*ast.Ident]types.Object{}}
 		conf := types.Config{Importer: imports, FakeImportC: true}
-		pkg, err := conf.Check(p.ImportPath, fset, files, info)
-		if err != nil {
+		if c.types, err = conf.Check(p.ImportPath, fset, c.files, c.info); err != nil {
 			t.Fatal(err)
 		}
+		checked = append(checked, c)
+	}
+	return checked
+}
+
+// measureHouse measures each package of the module, by its path below the root.
+func measureHouse(t *testing.T) map[string]measure {
+	t.Helper()
+	measured, used := map[string]measure{}, map[string]bool{}
+	for _, p := range checkPackages(t) {
+		fset, pkg, info, path := p.fset, p.types, p.info, p.path
 		var m measure
-		for _, f := range files {
+		for _, f := range p.files {
 			if ast.IsGenerated(f) {
 				continue
 			}
 			m.files++
 			m.count(t, fset.Position(f.Pos()).Filename)
 			if n := fset.Position(f.FileEnd).Line; n > m.longestFile {
-				m.longestFile, m.file = n, filepath.Join(strings.TrimPrefix(p.ImportPath, module+"/"), filepath.Base(fset.Position(f.Pos()).Filename))
+				m.longestFile, m.file = n, filepath.Join(path, filepath.Base(fset.Position(f.Pos()).Filename))
 			}
 			for _, d := range f.Decls {
 				if fn, ok := d.(*ast.FuncDecl); ok {
@@ -280,7 +301,6 @@ func measureHouse(t *testing.T) map[string]measure {
 		}
 		arrows := references(fset, pkg, info)
 		m.references, m.back = len(arrows), backwards(arrows)
-		path := strings.TrimPrefix(p.ImportPath, module+"/")
 		var mentioned strings.Builder // signatures of the exported names: types that occur in them are not unused
 		for _, name := range pkg.Scope().Names() {
 			if !ast.IsExported(name) || pkg.Name() == "main" {

@@ -13,7 +13,7 @@ import (
 type Field struct {
 	Key string
 	// Value is where the value is stored: a pointer to int (from 0 to 2^31-1), uint32, uint64 (see
-	// [Uint]), bool, string, or []byte (which aliases the data), a []Field for a nested map, or a
+	// [UintRest]), bool, string, or []byte (which aliases the data), a []Field for a nested map, or a
 	// function that reads any value, nil too, and returns the bytes after it.
 	Value any
 	// Found, if not nil, is set if Value was set or called.

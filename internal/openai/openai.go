@@ -14,7 +14,7 @@
 //
 // Of a truncated body [ParseTruncated] reads the complete fields, but no prompt.
 //
-// [Edit] replaces members of a body in a copy, [WithTokens] the prompt by its token ids.
+// [Edit] replaces members of a body in a copy.
 //
 // # Not checked
 //
