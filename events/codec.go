@@ -40,12 +40,14 @@ var tiers = [...]string{"device", "host_pinned", "disk", "external"}
 // AppendEnvelope appends the encoding of e to dst: a map with its keys in the
 // order of the fields.
 func AppendEnvelope(dst []byte, e Envelope) []byte {
-	dst = msgp.AppendMapHeader(dst, 5)
-	dst = msgp.AppendUint64(msgp.AppendString(dst, "publisher_id"), e.PublisherID)
-	dst = msgp.AppendUint64(msgp.AppendString(dst, "sequence"), e.Sequence)
-	dst = msgp.AppendUint64(msgp.AppendString(dst, "published_at"), e.PublishedAt)
-	dst = msgp.AppendString(msgp.AppendString(dst, "topic"), e.Topic)
-	return msgp.AppendBytes(msgp.AppendString(dst, "payload"), e.Payload)
+	w := msgpack.Writer{B: dst}
+	w.Map(5)
+	w.Uint("publisher_id", e.PublisherID)
+	w.Uint("sequence", e.Sequence)
+	w.Uint("published_at", e.PublishedAt)
+	w.Text("topic", e.Topic)
+	w.Key("payload")
+	return msgp.AppendBytes(w.B, e.Payload)
 }
 
 // DecodeEnvelope reads a message. The payload aliases it. An envelope without a
@@ -81,45 +83,38 @@ func AppendEvents(dst []byte, evs []RouterEvent) []byte {
 }
 
 func appendEvent(dst []byte, r *RouterEvent) []byte {
-	dst = msgp.AppendMapHeader(dst, 4)
-	dst = msgp.AppendUint64(msgp.AppendString(dst, "worker_id"), r.WorkerID)
-	dst = msgp.AppendString(msgp.AppendString(dst, "storage_tier"), tiers[min(int(r.Event.Tier), len(tiers)-1)])
-	dst = msgp.AppendString(msgp.AppendString(dst, "residency_domain"), "worker")
-	dst = msgp.AppendMapHeader(msgp.AppendString(dst, "event"), 3)
-	dst = msgp.AppendUint64(msgp.AppendString(dst, "event_id"), r.EventID)
-	dst = appendData(msgp.AppendString(dst, "data"), &r.Event)
-	return msgp.AppendUint32(msgp.AppendString(dst, "dp_rank"), r.DPRank)
+	w := msgpack.Writer{B: dst}
+	w.Map(4)
+	w.Uint("worker_id", r.WorkerID)
+	w.Text("storage_tier", tiers[min(int(r.Event.Tier), len(tiers)-1)])
+	w.Text("residency_domain", "worker")
+	w.Entries("event", 3)
+	w.Uint("event_id", r.EventID)
+	w.Key("data")
+	writeData(&w, &r.Event)
+	w.Uint("dp_rank", uint64(r.DPRank))
+	return w.B
 }
 
-func appendData(dst []byte, ev *indexer.Event) []byte {
+func writeData(w *msgpack.Writer, ev *indexer.Event) {
 	switch ev.Kind {
 	case indexer.Stored:
-		dst = msgp.AppendString(msgp.AppendMapHeader(dst, 1), "stored")
-		dst = msgp.AppendString(msgp.AppendMapHeader(dst, 3), "parent_hash")
-		if ev.HasParent {
-			dst = msgp.AppendUint64(dst, ev.Parent)
-		} else {
-			dst = msgp.AppendNil(dst)
-		}
-		dst = msgp.AppendNil(msgp.AppendString(dst, "start_position"))
-		dst = msgp.AppendArrayHeader(msgp.AppendString(dst, "blocks"), uint32(len(ev.Blocks)))
+		w.Map(1)
+		w.Entries("stored", 3)
+		w.Optional("parent_hash", ev.HasParent, ev.Parent)
+		w.Null("start_position")
+		w.List("blocks", len(ev.Blocks))
 		for _, b := range ev.Blocks {
-			dst = msgp.AppendMapHeader(dst, 3)
-			dst = msgp.AppendUint64(msgp.AppendString(dst, "block_hash"), b.External)
-			dst = msgp.AppendUint64(msgp.AppendString(dst, "tokens_hash"), b.Local)
-			dst = msgp.AppendNil(msgp.AppendString(dst, "mm_extra_info"))
+			w.B = msgp.AppendUint64(append(w.B, plainBlockBegin...), b.External)
+			w.B = msgp.AppendUint64(append(w.B, plainBlockMiddle...), b.Local)
+			w.B = append(w.B, plainBlockEnd...)
 		}
-		return dst
 	case indexer.Removed:
-		dst = msgp.AppendString(msgp.AppendMapHeader(dst, 1), "removed")
-		dst = msgp.AppendString(msgp.AppendMapHeader(dst, 1), "block_hashes")
-		dst = msgp.AppendArrayHeader(dst, uint32(len(ev.Externals)))
-		for _, e := range ev.Externals {
-			dst = msgp.AppendUint64(dst, e)
-		}
-		return dst
+		w.Map(1)
+		w.Entries("removed", 1)
+		w.Uints("block_hashes", ev.Externals)
 	default:
-		return msgp.AppendString(dst, "cleared")
+		w.Key("cleared")
 	}
 }
 
@@ -208,6 +203,7 @@ func decodeStored(data []byte, ev *indexer.Event) (rest []byte, err error) {
 	})
 }
 
+// The parts of a block in the form that kvroute and Dynamo write, between its two hashes.
 const (
 	plainBlockBegin  = "\x83\xaablock_hash"
 	plainBlockMiddle = "\xabtokens_hash"

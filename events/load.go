@@ -20,12 +20,14 @@ const LoadTopic = "kv_metrics"
 // AppendUsedBlocks appends the payload of a message of [LoadTopic] to dst: how many
 // blocks of a rank's cache are used.
 func AppendUsedBlocks(dst []byte, worker uint64, dpRank uint32, blocks uint64) []byte {
-	dst = msgp.AppendMapHeader(dst, 5)
-	dst = msgp.AppendUint64(msgp.AppendString(dst, "worker_id"), worker)
-	dst = msgp.AppendUint32(msgp.AppendString(dst, "dp_rank"), dpRank)
-	dst = msgp.AppendNil(msgp.AppendString(dst, "active_decode_blocks"))
-	dst = msgp.AppendNil(msgp.AppendString(dst, "active_prefill_tokens"))
-	return msgp.AppendUint64(msgp.AppendString(dst, "kv_used_blocks"), blocks)
+	w := msgpack.Writer{B: dst}
+	w.Map(5)
+	w.Uint("worker_id", worker)
+	w.Uint("dp_rank", uint64(dpRank))
+	w.Null("active_decode_blocks")
+	w.Null("active_prefill_tokens")
+	w.Uint("kv_used_blocks", blocks)
+	return w.B
 }
 
 // UsedBlocks is the number of used blocks of a rank's cache, as its engine reports it.

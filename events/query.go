@@ -59,22 +59,15 @@ type Answer struct {
 
 // AppendQuery appends the encoding of q to dst, in the form of NVIDIA Dynamo 1.6.
 func AppendQuery(dst []byte, q Query) []byte {
-	dst = msgp.AppendMapHeader(dst, 6)
-	dst = msgp.AppendUint64(msgp.AppendString(dst, "worker_id"), q.WorkerID)
-	dst = msgp.AppendUint32(msgp.AppendString(dst, "dp_rank"), q.DPRank)
-	dst = appendOptional(msgp.AppendString(dst, "start_event_id"), q.HasStart, q.Start)
-	dst = appendOptional(msgp.AppendString(dst, "end_event_id"), q.End > 0, q.End)
-	dst = msgp.AppendBool(msgp.AppendString(dst, "supports_tree_dump_failed"), true)
-	kind := q.Kind
-	kind = cmp.Or(kind, RecoveryKind)
-	return msgp.AppendString(msgp.AppendString(dst, "kind"), kind)
-}
-
-func appendOptional(dst []byte, has bool, v uint64) []byte {
-	if !has {
-		return msgp.AppendNil(dst)
-	}
-	return msgp.AppendUint64(dst, v)
+	w := msgpack.Writer{B: dst}
+	w.Map(6)
+	w.Uint("worker_id", q.WorkerID)
+	w.Uint("dp_rank", uint64(q.DPRank))
+	w.Optional("start_event_id", q.HasStart, q.Start)
+	w.Optional("end_event_id", q.End > 0, q.End)
+	w.Flag("supports_tree_dump_failed", true)
+	w.Text("kind", cmp.Or(q.Kind, RecoveryKind))
+	return w.B
 }
 
 // DecodeQuery reads a query.
@@ -99,33 +92,37 @@ func DecodeQuery(data []byte) (q Query, err error) {
 
 // AppendAnswer appends the encoding of a to dst, in the form of Dynamo 1.6.
 func AppendAnswer(dst []byte, a *Answer) []byte {
-	dst = msgp.AppendMapHeader(dst, 1)
+	w := msgpack.Writer{B: dst}
+	w.Map(1)
 	switch a.Kind {
 	case AnswerEvents:
-		dst = msgp.AppendMapHeader(msgp.AppendString(dst, "Events"), 2)
-		dst = AppendEvents(msgp.AppendString(dst, "events"), a.Events)
-		return msgp.AppendUint64(msgp.AppendString(dst, "last_event_id"), a.LastEventID)
+		w.Entries("Events", 2)
+		w.Key("events")
+		w.B = AppendEvents(w.B, a.Events)
+		w.Uint("last_event_id", a.LastEventID)
 	case AnswerDump:
-		dst = msgp.AppendMapHeader(msgp.AppendString(dst, "TreeDump"), 3)
-		dst = AppendEvents(msgp.AppendString(dst, "events"), a.Events)
-		dst = msgp.AppendUint64(msgp.AppendString(dst, "last_event_id"), a.LastEventID)
-		return msgp.AppendString(msgp.AppendString(dst, "reset_scope"), "all")
+		w.Entries("TreeDump", 3)
+		w.Key("events")
+		w.B = AppendEvents(w.B, a.Events)
+		w.Uint("last_event_id", a.LastEventID)
+		w.Text("reset_scope", "all")
 	case AnswerDumpFailed:
-		dst = msgp.AppendMapHeader(msgp.AppendString(dst, "TreeDumpFailed"), 2)
-		dst = msgp.AppendUint64(msgp.AppendString(dst, "last_event_id"), a.LastEventID)
-		return msgp.AppendString(msgp.AppendString(dst, "message"), a.Message)
+		w.Entries("TreeDumpFailed", 2)
+		w.Uint("last_event_id", a.LastEventID)
+		w.Text("message", a.Message)
 	case AnswerTooNew:
-		dst = msgp.AppendMapHeader(msgp.AppendString(dst, "TooNew"), 3)
-		dst = msgp.AppendUint64(msgp.AppendString(dst, "requested_start"), a.Start)
-		dst = appendOptional(msgp.AppendString(dst, "requested_end"), a.End > 0, a.End)
-		return msgp.AppendUint64(msgp.AppendString(dst, "newest_available"), a.LastEventID)
+		w.Entries("TooNew", 3)
+		w.Uint("requested_start", a.Start)
+		w.Optional("requested_end", a.End > 0, a.End)
+		w.Uint("newest_available", a.LastEventID)
 	case AnswerInvalidRange:
-		dst = msgp.AppendMapHeader(msgp.AppendString(dst, "InvalidRange"), 2)
-		dst = msgp.AppendUint64(msgp.AppendString(dst, "start_id"), a.Start)
-		return msgp.AppendUint64(msgp.AppendString(dst, "end_id"), a.End)
+		w.Entries("InvalidRange", 2)
+		w.Uint("start_id", a.Start)
+		w.Uint("end_id", a.End)
 	default:
-		return msgp.AppendString(msgp.AppendString(dst, "Error"), a.Message)
+		w.Text("Error", a.Message)
 	}
+	return w.B
 }
 
 // DecodeAnswer reads an answer. An answer of an unknown kind is an [AnswerError].

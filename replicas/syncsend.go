@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/msgpack"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -102,7 +102,9 @@ func (s *sender) sendAll(changes []syncEvent) {
 		s.metrics.sent[changes[i].Kind].Add(1)
 	}
 	s.pack(len(changes), syncBatch, s.room(), func(i int) *syncEvent { return &changes[i] }, func(list []byte) {
-		s.payload = append(msgp.AppendMapHeader(s.payload[:0], 1), list...)
+		w := msgpack.Writer{B: s.payload[:0]}
+		w.Map(1)
+		s.payload = append(w.B, list...)
 		s.post(s.topic, syncTopic, s.next, s.payload)
 		s.next++
 	})
@@ -115,8 +117,9 @@ func (s *sender) pack(n, most, room int, event func(i int) *syncEvent, emit func
 	s.events = s.events[:0]
 	packed := 0
 	cut := func(end int) {
-		s.entry = msgp.AppendArrayHeader(msgp.AppendString(s.entry[:0], "events"), uint32(packed))
-		s.entry = append(s.entry, s.events[:end]...)
+		w := msgpack.Writer{B: s.entry[:0]}
+		w.List("events", packed)
+		s.entry = append(w.B, s.events[:end]...)
 		emit(s.entry)
 		s.events, packed = append(s.events[:0], s.events[end:]...), 0
 	}
@@ -166,11 +169,11 @@ func (s *sender) sendList(to []string) {
 	s.othersSeen.Store(s.conf.Now().UnixNano()) // the peer's presence may not have arrived yet
 	parts := s.listParts(state.list)
 	for i, part := range parts {
-		var p packer
-		p.header(3)
-		p.count("part", i)
-		p.count("parts", len(parts))
-		payload := append(p.b, part...)
+		var w msgpack.Writer
+		w.Map(3)
+		w.Uint("part", number(i))
+		w.Uint("parts", number(len(parts)))
+		payload := append(w.B, part...)
 		for _, subject := range to {
 			s.post(subject, syncTopic, s.next, payload)
 		}

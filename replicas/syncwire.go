@@ -51,36 +51,33 @@ type syncEvent struct {
 // appendSyncEvent appends an event as Dynamo's routers encode it, with their keys in their
 // order. Keys that only kvroute has follow.
 func appendSyncEvent(b []byte, e *syncEvent) []byte {
-	p := packer{b}
-	p.header(5 + one(e.Abandoned))
-	p.text("request_id", e.ID)
-	p.key("worker")
-	p.header(2)
-	p.uint("worker_id", e.Worker.ID)
-	p.uint("dp_rank", uint64(e.Worker.DPRank))
+	w := msgpack.Writer{B: b}
+	w.Map(5 + one(e.Abandoned))
+	w.Text("request_id", e.ID)
+	w.Entries("worker", 2)
+	w.Uint("worker_id", e.Worker.ID)
+	w.Uint("dp_rank", uint64(e.Worker.DPRank))
 	switch e.Kind {
 	case router.SlotTaken:
-		p.key("data")
-		p.addRequest(e)
+		w.Entries("data", 1)
+		writeAddition(&w, e)
 	case router.FirstToken:
-		p.text("data", "MarkPrefillCompleted")
+		w.Text("data", "MarkPrefillCompleted")
 	case router.PrefillFailed:
-		p.text("data", "PrefillFailed")
+		w.Text("data", "PrefillFailed")
 	case router.SlotMoved:
-		p.key("data")
-		p.header(1)
-		p.key("SlotMoved")
-		p.header(1)
-		p.count("cached_tokens", e.CachedTokens)
+		w.Entries("data", 1)
+		w.Entries("SlotMoved", 1)
+		w.Uint("cached_tokens", number(e.CachedTokens))
 	case router.SlotFreed:
-		p.text("data", "Free")
+		w.Text("data", "Free")
 	}
-	p.uint("router_id", e.router)
-	p.null("lora_name")
+	w.Uint("router_id", e.router)
+	w.Null("lora_name")
 	if e.Abandoned {
-		p.flag("abandoned", true)
+		w.Flag("abandoned", true)
 	}
-	return p.b
+	return w.B
 }
 
 // one returns 1 for true: the number of an optional entry.
@@ -91,43 +88,34 @@ func one(b bool) int {
 	return 0
 }
 
-func (p *packer) addRequest(e *syncEvent) {
-	p.header(1)
-	p.key("AddRequest")
-	p.header(6 + one(e.Guessed) + one(e.started))
+// number is the form of a count in a message.
+func number(n int) uint64 { return uint64(max(0, n)) }
+
+func writeAddition(w *msgpack.Writer, e *syncEvent) {
+	w.Entries("AddRequest", 6+one(e.Guessed)+one(e.started))
 	if e.Sequence == nil {
-		p.null("token_sequence")
+		w.Null("token_sequence")
 	} else {
-		p.key("token_sequence")
-		b := msgp.AppendArrayHeader(p.b, uint32(len(e.Sequence)))
-		for _, h := range e.Sequence {
-			b = msgp.AppendUint64(b, h)
-		}
-		p.b = b
+		w.Uints("token_sequence", e.Sequence)
 	}
 	// A reader that does not know the key started must not count tokens to compute.
 	tracked := !e.PrefillUntracked && !e.started
-	p.flag("track_prefill_tokens", tracked)
-	if e.ExpectedOutput > 0 {
-		p.count("expected_output_tokens", e.ExpectedOutput)
-	} else {
-		p.null("expected_output_tokens")
-	}
+	w.Flag("track_prefill_tokens", tracked)
+	w.Optional("expected_output_tokens", e.ExpectedOutput > 0, number(e.ExpectedOutput))
 	if tracked {
-		p.key("prefill_load_hint")
-		p.header(2)
-		p.count("initial_effective_prefill_tokens", e.PromptTokens-e.CachedTokens)
-		p.null("expected_prefill_duration")
+		w.Entries("prefill_load_hint", 2)
+		w.Uint("initial_effective_prefill_tokens", number(e.PromptTokens-e.CachedTokens))
+		w.Null("expected_prefill_duration")
 	} else {
-		p.null("prefill_load_hint")
+		w.Null("prefill_load_hint")
 	}
-	p.count("isl", e.PromptTokens)
-	p.count("overlap", e.OverlapBlocks)
+	w.Uint("isl", number(e.PromptTokens))
+	w.Uint("overlap", number(e.OverlapBlocks))
 	if e.Guessed {
-		p.flag("guessed", true)
+		w.Flag("guessed", true)
 	}
 	if e.started {
-		p.flag("started", true)
+		w.Flag("started", true)
 	}
 }
 
@@ -315,16 +303,16 @@ func (r *syncReader) sequence(data []byte) (rest []byte, err error) {
 // encodeSession encodes a session binding of a router, as Dynamo's routers do. Only kvroute
 // has the key final; Dynamo takes that message for another use of the session.
 func encodeSession(s *router.SessionBinding, from uint64) []byte {
-	var p packer
-	p.header(4 + one(s.Over))
-	p.text("session_id", s.Session)
-	p.uint("worker_id", s.Worker.ID)
-	p.uint("dp_rank", uint64(s.Worker.DPRank))
-	p.uint("router_id", from)
+	var w msgpack.Writer
+	w.Map(4 + one(s.Over))
+	w.Text("session_id", s.Session)
+	w.Uint("worker_id", s.Worker.ID)
+	w.Uint("dp_rank", uint64(s.Worker.DPRank))
+	w.Uint("router_id", from)
 	if s.Over {
-		p.flag("final", true)
+		w.Flag("final", true)
 	}
-	return p.b
+	return w.B
 }
 
 // readSession reads a session binding.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package msgpack reads MessagePack values from other processes. It checks each length against
-// the data, and skips unknown fields.
+// Package msgpack reads MessagePack values from other processes, and writes maps for them. It checks
+// each length against the data, and skips unknown fields.
 package msgpack
 
 import (
