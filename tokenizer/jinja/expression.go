@@ -16,7 +16,7 @@ func (p *parser) items(one func() *node, ends ...string) *node {
 	if !p.isOp(",") {
 		return first
 	}
-	n := &node{op: opTuple, kids: []*node{first}, line: p.line()}
+	n := newNode(opTuple, p.line(), first)
 	for p.skipOp(",") {
 		if k := p.peek().kind; k == tokBlockEnd || k == tokVarEnd || p.isOp(")", "]") || p.isName(ends...) {
 			break
@@ -50,7 +50,7 @@ func (p *parser) expression() *node {
 		if p.skipName("else") {
 			other = p.expression()
 		}
-		n = &node{op: opIfElse, kids: []*node{condition, n, other}, line: line}
+		n = newNode(opIfElse, line, condition, n, other)
 		p.conditional(unknown)
 	}
 	return n
@@ -59,7 +59,7 @@ func (p *parser) expression() *node {
 func (p *parser) or() *node {
 	n := p.and()
 	for p.skipName("or") {
-		n = &node{op: opOr, kids: []*node{n, p.and()}}
+		n = newNode(opOr, 0, n, p.and())
 	}
 	return n
 }
@@ -67,7 +67,7 @@ func (p *parser) or() *node {
 func (p *parser) and() *node {
 	n := p.not()
 	for p.skipName("and") {
-		n = &node{op: opAnd, kids: []*node{n, p.not()}}
+		n = newNode(opAnd, 0, n, p.not())
 	}
 	return n
 }
@@ -78,11 +78,11 @@ func (p *parser) not() *node {
 	}
 	p.enter()
 	defer p.leave()
-	return &node{op: opNot, kids: []*node{p.not()}}
+	return newNode(opNot, 0, p.not())
 }
 
 func (p *parser) comparison() *node {
-	n := &node{op: opCompare, kids: []*node{p.binary(0)}, line: p.line()}
+	n := newNode(opCompare, p.line(), p.binary(0))
 	for {
 		next := p.tokens[min(p.at+1, len(p.tokens)-1)]
 		switch {
@@ -129,7 +129,8 @@ func (p *parser) binary(level int) *node {
 		if op != opArith && n.op == op {
 			n.kids = append(n.kids, right)
 		} else {
-			n = &node{op: op, text: t.text, kids: []*node{n, right}, line: t.line}
+			n = newNode(op, t.line, n, right)
+			n.text = t.text
 		}
 	}
 	return n
@@ -141,7 +142,9 @@ func (p *parser) unary(withFilters bool) *node {
 	var n *node
 	if p.isOp("-", "+") {
 		t := p.next()
-		n = folded(&node{op: opSign, text: t.text, kids: []*node{p.unary(false)}, line: t.line})
+		n = newNode(opSign, t.line, p.unary(false))
+		n.text = t.text
+		n = folded(n)
 	} else {
 		n = p.primary()
 	}
@@ -183,11 +186,11 @@ func (p *parser) primary() *node {
 		p.wantOp(")")
 		return n
 	case p.skipOp("["):
-		n := &node{op: opList, line: line}
+		n := newNode(opList, line)
 		p.list("]", func() { n.kids = append(n.kids, p.expression()) })
 		return folded(n)
 	case p.skipOp("{"):
-		n := &node{op: opDict, line: line}
+		n := newNode(opDict, line)
 		p.list("}", func() {
 			key := p.expression()
 			p.wantOp(":")
@@ -206,9 +209,10 @@ func (p *parser) postfix(n *node) *node {
 		case p.skipOp("."):
 			switch t := p.peek(); t.kind {
 			case tokName:
-				n = &node{op: opAttr, text: t.text, methods: p.t.library.named(t.text), kids: []*node{n}, line: line}
+				n = newNode(opAttr, line, n)
+				n.text, n.methods = t.text, p.t.library.named(t.text)
 			case tokNumber:
-				n = &node{op: opItem, kids: []*node{n, {op: opConst, value: t.value}}, line: line}
+				n = newNode(opItem, line, n, &node{op: opConst, value: t.value})
 			default:
 				panic(p.fail(SyntaxError, "expected name or number, got %s", p.describe()))
 			}
@@ -216,7 +220,7 @@ func (p *parser) postfix(n *node) *node {
 		case p.skipOp("["):
 			n = p.subscript(n, line)
 		case p.isOp("("):
-			n = p.arguments(&node{op: opCall, kids: []*node{n}, line: line})
+			n = p.arguments(newNode(opCall, line, n))
 		default:
 			return n
 		}
@@ -241,12 +245,12 @@ func (p *parser) subscript(of *node, line int) *node {
 		}
 	}
 	if colons > 0 {
-		return &node{op: opSlice, kids: []*node{of, parts[0], parts[1], parts[2]}, line: line}
+		return newNode(opSlice, line, of, parts[0], parts[1], parts[2])
 	}
 	if parts[0] == nil {
 		panic(p.fail(SyntaxError, "expected subscript expression"))
 	}
-	n := &node{op: opItem, kids: []*node{of, parts[0]}, line: line}
+	n := newNode(opItem, line, of, parts[0])
 	if c := parts[0]; c.op == opConst && c.value.isString() {
 		n.text, n.methods = c.value.str, p.t.library.named(c.value.str)
 	}
@@ -283,17 +287,15 @@ func (p *parser) filters(n *node) *node {
 		switch {
 		case p.skipOp("|"):
 			name := p.dotted()
-			f := &node{
-				op: opFilter, text: name, builtin: p.builtin("filter", name, p.t.library.filters), kids: []*node{n}, line: line,
-			}
+			n = newNode(opFilter, line, n)
+			n.text, n.builtin = name, p.builtin("filter", name, p.t.library.filters)
 			if p.isOp("(") {
-				p.arguments(f)
+				p.arguments(n)
 			}
-			n = f
 		case p.isName("is"):
 			n = p.test(n)
 		case p.isOp("("):
-			n = p.arguments(&node{op: opCall, kids: []*node{n}, line: line})
+			n = p.arguments(newNode(opCall, line, n))
 		default:
 			return n
 		}
@@ -329,7 +331,8 @@ func (p *parser) test(of *node) *node {
 	line := p.next().line
 	not := p.skipName("not")
 	name := p.dotted()
-	n := &node{op: opTest, text: name, builtin: p.builtin("test", name, p.t.library.tests), kids: []*node{of}, line: line}
+	n := newNode(opTest, line, of)
+	n.text, n.builtin = name, p.builtin("test", name, p.t.library.tests)
 	switch k := p.peek().kind; {
 	case p.isOp("("):
 		p.arguments(n)
@@ -339,7 +342,7 @@ func (p *parser) test(of *node) *node {
 		n.args = []*node{p.postfix(p.primary())}
 	}
 	if not {
-		return &node{op: opNot, kids: []*node{n}}
+		return newNode(opNot, 0, n)
 	}
 	return n
 }

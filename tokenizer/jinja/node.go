@@ -60,6 +60,9 @@ type node struct {
 	decl    *decl // in that frame; nil: a variable of the rendering
 }
 
+// newNode returns a node with its operands.
+func newNode(op op, line int, kids ...*node) *node { return &node{op: op, line: line, kids: kids} }
+
 // macro is the code of a macro. Parameters are slots.
 type macro struct {
 	name     string

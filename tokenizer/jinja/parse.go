@@ -199,7 +199,7 @@ func (p *parser) body(ends ...string) (body []*node) {
 		case tokData:
 			body = append(body, &node{op: opData, text: t.text})
 		case tokVarBegin:
-			body = append(body, &node{op: opOutput, kids: []*node{p.tuple()}, line: t.line})
+			body = append(body, newNode(opOutput, t.line, p.tuple()))
 			p.want(tokVarEnd)
 		case tokBlockBegin:
 			if p.isName(ends...) {
@@ -271,7 +271,7 @@ func (p *parser) ifBlock(n *node) {
 		n.body = p.body("endif", "elif", "else")
 		switch line := p.line(); p.next().text {
 		case "elif":
-			next := &node{op: opIf, line: line}
+			next := newNode(opIf, line)
 			n.other = []*node{next}
 			n = next
 			continue
