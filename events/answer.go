@@ -121,7 +121,7 @@ func (t *tracker) replace(now time.Time, r *rank, id, publisher uint64, a *Answe
 	if a.LastEventID > 0 {
 		r.cursors[publisher] = a.LastEventID
 	}
-	t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})
+	t.wipe(r)
 	for i := range a.Events {
 		if ev := &a.Events[i]; ev.Event.Kind != indexer.Cleared {
 			t.deliver(r, ev)

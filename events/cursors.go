@@ -102,7 +102,7 @@ func (t *tracker) restore(now time.Time, s *Snapshot) {
 	s.setCursors(known)
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
 		if t.streamed(r.key.worker) && !r.isOnlyFrom(t.workers[r.key.worker].Publisher) {
-			t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared}) // of a process that is gone
+			t.wipe(r) // of a process that is gone
 			t.drop(r)
 		}
 	}
@@ -171,7 +171,7 @@ func (t *tracker) clearUnsure(now time.Time) {
 			t.sink(id, src.DPStart+n, indexer.Event{Kind: indexer.Cleared})
 		}
 		for _, r := range t.ranksOf(id) {
-			t.sink(id, r.key.rank, indexer.Event{Kind: indexer.Cleared})
+			t.wipe(r)
 			t.drop(r)
 		}
 		if registered {

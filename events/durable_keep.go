@@ -254,10 +254,7 @@ func (d *Durable) purge(ctx context.Context, o *opened) error {
 	if upTo == 0 {
 		return nil
 	}
-	if err := o.stream.Purge(ctx, jetstream.WithPurgeSubject(o.subject), jetstream.WithPurgeSequence(upTo+1)); err != nil {
-		return fmt.Errorf("purge the stream: %w", err)
-	}
-	return nil
+	return o.purgeBefore(ctx, upTo+1)
 }
 
 // floor returns the position up to which every consumer of the subject has got the messages,

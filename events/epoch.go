@@ -127,8 +127,14 @@ func (o *opened) raiseEpoch(ctx context.Context, replica string) (epoch, error) 
 	if err := o.state.Delete(ctx, keyHead); err != nil {
 		return e, fmt.Errorf("delete %s: %w", keyHead, err)
 	}
-	if err := o.stream.Purge(ctx, jetstream.WithPurgeSubject(o.subject), jetstream.WithPurgeSequence(e.Start)); err != nil {
-		return e, fmt.Errorf("purge the stream: %w", err)
+	return e, o.purgeBefore(ctx, e.Start)
+}
+
+// purgeBefore removes the messages before a position of the stream.
+func (o *opened) purgeBefore(ctx context.Context, seq uint64) error {
+	err := o.stream.Purge(ctx, jetstream.WithPurgeSubject(o.subject), jetstream.WithPurgeSequence(seq))
+	if err != nil {
+		return fmt.Errorf("purge the stream: %w", err)
 	}
-	return e, nil
+	return nil
 }

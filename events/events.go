@@ -301,7 +301,7 @@ func (t *tracker) applyAcrossGap(now time.Time, r *rank, publisher uint64, ev Ro
 		t.miss(now, r, StatePartial)
 	}
 	if restart {
-		t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})
+		t.wipe(r)
 	}
 	t.deliver(r, &ev)
 	return v
@@ -312,6 +312,11 @@ func (t *tracker) deliver(r *rank, ev *RouterEvent) {
 	if !ev.Foreign && ev.Event.Kind != 0 {
 		t.sink(r.key.worker, r.key.rank, ev.Event)
 	}
+}
+
+// wipe tells the sink that a rank is empty.
+func (t *tracker) wipe(r *rank) {
+	t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})
 }
 
 // miss notes a loss. A suspect rank does not become partial.

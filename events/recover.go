@@ -7,8 +7,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
-
-	"github.com/kvroute/kvroute/indexer"
 )
 
 // State is how far the index of a rank can be trusted.
@@ -113,6 +111,11 @@ type cursor struct {
 	set bool
 }
 
+// rejects reports whether events of a publisher are ignored for some time.
+func (r *rank) rejects(now time.Time, publisher uint64) bool {
+	return publisher != r.newest && now.Before(r.rejected[publisher])
+}
+
 func (r *rank) cursor() cursor {
 	id, set := r.cursors[r.newest]
 	return cursor{id, set}
@@ -155,7 +158,7 @@ func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEven
 	}
 	c := r.cursor()
 	switch {
-	case publisher != r.newest && now.Before(r.rejected[publisher]):
+	case r.rejects(now, publisher):
 		return verdict{outcome: outcomeMany}
 	case publisher != r.newest:
 		// The answer shows whether the worker restarted, or the event is forged.
@@ -187,7 +190,7 @@ func (t *tracker) hold(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 	if !rp.dump {
 		c := r.cursor()
 		switch {
-		case publisher != r.newest && now.Before(r.rejected[publisher]):
+		case r.rejects(now, publisher):
 			return verdict{outcome: outcomeMany}
 		case publisher != r.newest:
 			t.requestDump(now, r)
@@ -276,11 +279,15 @@ func (t *tracker) repaired(now time.Time, r *rank) {
 	}
 }
 
+func sortByID(held []heldEvent) {
+	slices.SortStableFunc(held, func(a, b heldEvent) int { return cmp.Compare(a.ev.EventID, b.ev.EventID) })
+}
+
 // applyHeld applies the held events that follow the cursor, and returns how many still wait.
 func (t *tracker) applyHeld(r *rank) int {
 	rp := r.repair
 	held := slices.DeleteFunc(rp.held, func(h heldEvent) bool { return h.publisher != r.newest })
-	slices.SortStableFunc(held, func(a, b heldEvent) int { return cmp.Compare(a.ev.EventID, b.ev.EventID) })
+	sortByID(held)
 	n := 0
 	for ; n < len(held); n++ {
 		ev := &held[n].ev
@@ -410,15 +417,15 @@ func (t *tracker) giveUp(now time.Time, r *rank) {
 	held := r.repair.held
 	t.endRepair(r)
 	for _, h := range slices.Backward(held) {
-		if h.publisher != r.newest && !now.Before(r.rejected[h.publisher]) {
+		if h.publisher != r.newest && !r.rejects(now, h.publisher) {
 			// A new publisher, and no answer contradicts it.
 			clear(r.cursors)
 			r.newest = h.publisher
-			t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})
+			t.wipe(r)
 			break
 		}
 	}
-	slices.SortStableFunc(held, func(a, b heldEvent) int { return cmp.Compare(a.ev.EventID, b.ev.EventID) })
+	sortByID(held)
 	for i := range held {
 		if c := r.cursor(); held[i].publisher == r.newest && (!c.set || held[i].ev.EventID > c.id) {
 			t.advance(r, &held[i].ev)

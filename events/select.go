@@ -4,8 +4,6 @@ package events
 
 import (
 	"time"
-
-	"github.com/kvroute/kvroute/indexer"
 )
 
 // Feed is a source from which events arrive.
@@ -85,7 +83,7 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 		case forgotten || !src.has(r.key.rank) || src.Feed == FeedNone:
 			t.drop(r)
 		case !r.isOnlyFrom(src.Publisher), saved && !src.continues(old):
-			t.sink(id, r.key.rank, indexer.Event{Kind: indexer.Cleared}) // of a process that is gone
+			t.wipe(r) // of a process that is gone
 			t.drop(r)
 		case saved:
 			t.count("restored", 1)
