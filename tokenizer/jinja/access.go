@@ -51,7 +51,7 @@ func (r *renderer) attr(v Value, name string, m *methods) Value {
 			return x
 		}
 	case kindNamespace:
-		if x, ok := v.ref.(*Dict).Get(name); ok {
+		if x, ok := v.Dict().Get(name); ok {
 			if strings.HasPrefix(name, "_") {
 				return Value{num: isAttribute | isUnsafe, str: name}
 			}
@@ -68,7 +68,7 @@ func (r *renderer) attr(v Value, name string, m *methods) Value {
 		return r.newFunc(name, func(r *renderer, a args) Value { return r.invoke(b, v, a) })
 	}
 	if v.kind == kindDict {
-		if x, ok := v.ref.(*Dict).Get(name); ok {
+		if x, ok := v.Dict().Get(name); ok {
 			return x
 		}
 	}
@@ -82,7 +82,7 @@ func (r *renderer) item(v, k Value) Value {
 		r.defined(v)
 	case kindDict:
 		if k.kind != kindList && k.kind != kindDict {
-			if x, ok := r.lookup(v.ref.(*Dict), k); ok {
+			if x, ok := r.lookup(v.Dict(), k); ok {
 				return x
 			}
 		}
@@ -225,7 +225,7 @@ func (r *renderer) iterate(v Value) []Value {
 	case kindList, kindTuple, kindView, kindRange:
 		return v.Items()
 	case kindDict:
-		return v.ref.(*Dict).keys
+		return v.Dict().keys
 	case kindGenerator:
 		g := v.ref.(*generator)
 		f := g.items

@@ -50,6 +50,11 @@ func define(parameters string, f func(r *renderer, v Value, a args) Value) *buil
 	return b
 }
 
+// plain returns a builtin without parameters.
+func plain(f func(r *renderer, v Value) Value) *builtin {
+	return define("", func(r *renderer, v Value, _ args) Value { return f(r, v) })
+}
+
 // unsupported returns a builtin that fails when it is called.
 func unsupported(what, name string) *builtin {
 	return define("*", func(*renderer, Value, args) Value { panic(errorf(Unsupported, "%s '%s'", what, name)) })

@@ -20,10 +20,9 @@ var unsupportedFilters = strings.Fields("abs attr batch center filesizeformat fo
 
 func filters() map[string]*builtin {
 	all := map[string]*builtin{
-		"length": define("", lengthOf), "list": define("", toList), "default": define("default_value boolean", defaultOf),
-		"first": define("", firstOf), "last": define("", lastOf), "items": define("", itemsOf),
-		"map": lazily(mapped), "reverse": define("", reversed),
-		"select": selecting(false, true), "reject": selecting(false, false), "selectattr": selecting(true, true),
+		"default": define("default_value boolean", defaultOf),
+		"map":     lazily(mapped),
+		"select":  selecting(false, true), "reject": selecting(false, false), "selectattr": selecting(true, true),
 		"rejectattr": selecting(true, false),
 		"sort":       define("reverse case_sensitive attribute", sorted),
 		"dictsort":   define("case_sensitive by reverse", dictSorted),
@@ -32,14 +31,14 @@ func filters() map[string]*builtin {
 		"upper": ofText(upper), "lower": ofText(lower), "capitalize": ofText(capitalized), "title": ofText(titleWords),
 		"format": define("*", formatOf),
 	}
-	add := func(name, parameters string, f func(r *renderer, v Value, a args) Value) {
-		all[name] = define(parameters, f)
+	for name, f := range map[string]func(*renderer, Value) Value{
+		"length": lengthOf, "list": toList, "first": firstOf, "last": lastOf, "items": itemsOf, "reverse": reversed,
+		"string": (*renderer).soft, "escape": (*renderer).safe, "safe": markedSafe,
+	} {
+		all[name] = plain(f)
 	}
-	add("string", "", func(r *renderer, v Value, _ args) Value { return r.soft(v) })
-	add("safe", "", func(r *renderer, v Value, _ args) Value { return Value{kind: kindSafe, str: r.text(v)} })
-	add("escape", "", func(r *renderer, v Value, _ args) Value { return r.safe(v) })
-	add("trim", "chars", func(r *renderer, v Value, a args) Value { return r.stripped(r.soft(v), a, true, true) })
-	add("replace", "old! new! count", func(r *renderer, v Value, a args) Value {
+	all["trim"] = define("chars", func(r *renderer, v Value, a args) Value { return r.stripped(r.soft(v), a, true, true) })
+	all["replace"] = define("old! new! count", func(r *renderer, v Value, a args) Value {
 		old, replacement := String(r.text(a.values[0])), String(r.text(a.values[1]))
 		return replaced(r, String(r.text(v)), args{values: []Value{old, replacement, a.values[2]}})
 	})
@@ -57,9 +56,11 @@ func (r *renderer) soft(v Value) Value {
 	return String(r.text(v))
 }
 
+func markedSafe(r *renderer, v Value) Value { return Value{kind: kindSafe, str: r.text(v)} }
+
 // ofText returns a filter that changes a string.
 func ofText(f func(string) string) *builtin {
-	return define("", func(r *renderer, v Value, _ args) Value { return r.changed(r.soft(v), f) })
+	return plain(func(r *renderer, v Value) Value { return r.changed(r.soft(v), f) })
 }
 
 // lazily returns a filter whose result is a generator: f runs, and may fail, when the
@@ -77,7 +78,7 @@ func lazily(f func(r *renderer, items []Value, a args) []Value) *builtin {
 	})
 }
 
-func lengthOf(r *renderer, v Value, _ args) Value {
+func lengthOf(r *renderer, v Value) Value {
 	n := 0
 	switch v.kind {
 	case kindUndefined:
@@ -87,7 +88,7 @@ func lengthOf(r *renderer, v Value, _ args) Value {
 	case kindList, kindTuple, kindView, kindRange:
 		n = len(v.Items())
 	case kindDict:
-		n = v.ref.(*Dict).Len()
+		n = v.Dict().Len()
 	case kindLoop:
 		n = len(v.ref.(*loop).items)
 	default:
@@ -96,7 +97,7 @@ func lengthOf(r *renderer, v Value, _ args) Value {
 	return Int(int64(n))
 }
 
-func toList(r *renderer, v Value, _ args) Value { return List(r.iterate(v)...) }
+func toList(r *renderer, v Value) Value { return List(r.iterate(v)...) }
 
 func defaultOf(_ *renderer, v Value, a args) Value {
 	if v.kind == kindUndefined || a.values[1].Truth() && !v.Truth() {
@@ -105,14 +106,14 @@ func defaultOf(_ *renderer, v Value, a args) Value {
 	return v
 }
 
-func firstOf(r *renderer, v Value, _ args) Value {
+func firstOf(r *renderer, v Value) Value {
 	if items := r.iterate(v); len(items) > 0 {
 		return items[0]
 	}
 	return undefined("No first item, sequence was empty.")
 }
 
-func lastOf(r *renderer, v Value, _ args) Value {
+func lastOf(r *renderer, v Value) Value {
 	if v.kind == kindGenerator {
 		panic(errorf(TypeError, "'generator' object is not reversible"))
 	}
@@ -122,13 +123,13 @@ func lastOf(r *renderer, v Value, _ args) Value {
 	return undefined("No last item, sequence was empty.")
 }
 
-func itemsOf(r *renderer, v Value, _ args) Value {
+func itemsOf(r *renderer, v Value) Value {
 	return r.newGenerator(func() []Value {
 		switch v.kind {
 		case kindUndefined:
 			return nil
 		case kindDict:
-			return r.pairs(v.ref.(*Dict))
+			return r.pairs(v.Dict())
 		}
 		panic(errorf(TypeError, "Can only get item pairs from a mapping."))
 	})
@@ -218,7 +219,7 @@ func (r *renderer) inOrder(all []keyed, reverse bool) Value {
 	return List(out...)
 }
 
-func reversed(r *renderer, v Value, _ args) Value {
+func reversed(r *renderer, v Value) Value {
 	if v.isString() {
 		return r.slice(v, None(), None(), Int(-1))
 	}

@@ -214,7 +214,7 @@ func (r *renderer) appendJSON(dst []byte, v Value, style *jsonStyle, level int) 
 		}
 		return append(newLine(dst, len(v.Items()) > 0, style, level), ']')
 	case kindDict:
-		return r.appendJSONObject(dst, v.ref.(*Dict), style, level)
+		return r.appendJSONObject(dst, v.Dict(), style, level)
 	}
 	panic(errorf(TypeError, "Object of type %s is not JSON serializable", v.typeName()))
 }

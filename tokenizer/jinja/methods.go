@@ -77,13 +77,10 @@ func allMethods() map[string]*methods {
 		return a.or(1, None())
 	})
 	named("fromkeys").ofDict = unsupported("the method", "fromkeys")
-	named("keys").ofDict = define("",
-		func(r *renderer, v Value, _ args) Value { return r.view("dict_keys", v.ref.(*Dict).keys) })
-	named("values").ofDict = define("",
-		func(r *renderer, v Value, _ args) Value { return r.view("dict_values", v.ref.(*Dict).values) })
-	named("items").ofDict = define("",
-		func(r *renderer, v Value, _ args) Value { return r.view("dict_items", r.pairs(v.ref.(*Dict))) })
-	itself := define("", func(_ *renderer, v Value, _ args) Value { return v })
+	named("keys").ofDict = plain(func(r *renderer, v Value) Value { return r.view("dict_keys", v.Dict().keys) })
+	named("values").ofDict = plain(func(r *renderer, v Value) Value { return r.view("dict_values", v.Dict().values) })
+	named("items").ofDict = plain(func(r *renderer, v Value) Value { return r.view("dict_items", r.pairs(v.Dict())) })
+	itself := plain(func(_ *renderer, v Value) Value { return v })
 	named("copy").ofDict, named("copy").ofList = itself, itself
 	named("count").ofList, named("index").ofList = unsupported("the method", "count"), unsupported("the method", "index")
 	return all
@@ -126,12 +123,12 @@ func stringMethods() map[string]*builtin {
 			r.scanned(len(v.str))
 			return Int(int64(strings.Count(v.str, a.text(0))))
 		}),
-		"isdigit": define("", func(r *renderer, v Value, _ args) Value { return Bool(r.isDigits(v.str)) }),
+		"isdigit": plain(func(r *renderer, v Value) Value { return Bool(r.isDigits(v.str)) }),
 	}
 	for name, f := range map[string]func(string) string{
 		"upper": upper, "lower": lower, "capitalize": capitalized, "title": titled,
 	} {
-		all[name] = define("", func(r *renderer, v Value, _ args) Value { return r.changed(v, f) })
+		all[name] = plain(func(r *renderer, v Value) Value { return r.changed(v, f) })
 	}
 	for name, sides := range map[string][2]bool{"strip": {true, true}, "lstrip": {true, false}, "rstrip": {false, true}} {
 		all[name] = define("_", func(r *renderer, v Value, a args) Value { return r.stripped(v, a, sides[0], sides[1]) })
