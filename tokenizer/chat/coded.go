@@ -34,16 +34,19 @@ func (c *conversation) effort(known ...string) string {
 	return text
 }
 
+// textAt returns the text at a key of a message or a part of one; "" if there is none.
+func textAt(v jinja.Value, key string) string {
+	text, _ := v.Get(key).Text()
+	return text
+}
+
 // call is a call of a tool in a message of the assistant.
 type call struct{ id, name, arguments string }
 
 func callsOf(m jinja.Value) (calls []call) {
 	for _, x := range m.Get("tool_calls").Items() {
-		var c call
-		c.id, _ = x.Get("id").Text()
-		c.name, _ = x.Get("function").Get("name").Text()
-		c.arguments, _ = x.Get("function").Get("arguments").Text()
-		calls = append(calls, c)
+		f := x.Get("function")
+		calls = append(calls, call{textAt(x, "id"), textAt(f, "name"), textAt(f, "arguments")})
 	}
 	return calls
 }

@@ -66,7 +66,7 @@ func (h *harmony) render(c *conversation) Text {
 	effort = cmp.Or(effort, "medium")
 	tools := c.readTools()
 	instructions, instructed := "", false
-	if role, _ := list[0].Get("role").Text(); role == "system" || role == "developer" {
+	if role := textAt(list[0], "role"); role == "system" || role == "developer" {
 		texts := textsOf(list[0])
 		instructions, instructed = strings.Join(texts, ""), texts != nil
 		list = list[1:]
@@ -100,7 +100,7 @@ func partTexts(m jinja.Value) []string {
 	}
 	out := make([]string, len(content.Items()))
 	for i, p := range content.Items() {
-		out[i], _ = p.Get("text").Text()
+		out[i] = textAt(p, "text")
 	}
 	return out
 }
@@ -115,11 +115,11 @@ func harmonyHistory(dst []harmonyMessage, list []jinja.Value) []harmonyMessage {
 	}
 	for i, m := range list {
 		texts := textsOf(m)
-		switch role, _ := m.Get("role").Text(); role {
+		switch role := textAt(m, "role"); role {
 		case "assistant":
 			dst = harmonyAnswer(dst, m)
 		case "tool":
-			id, _ := m.Get("tool_call_id").Text()
+			id := textAt(m, "tool_call_id")
 			dst = append(dst, harmonyMessage{
 				author: "functions." + tools[id], recipient: "assistant", channel: "commentary",
 				texts: []string{strings.Join(texts, "")},

@@ -83,7 +83,7 @@ func (c *conversation) readMessages() {
 // replaces all messages of both roles by one system message in front.
 func (c *conversation) mergeDevelopers() {
 	isDeveloper := func(m jinja.Value) bool {
-		role, _ := m.Get("role").Text()
+		role := textAt(m, "role")
 		return role == "developer"
 	}
 	if !slices.ContainsFunc(c.messages, isDeveloper) {
@@ -93,7 +93,7 @@ func (c *conversation) mergeDevelopers() {
 	var texts []string
 	var others []jinja.Value
 	for i, m := range c.messages {
-		switch role, _ := m.Get("role").Text(); role {
+		switch role := textAt(m, "role"); role {
 		case "developer":
 			m = jinja.FromDict(m.Dict().Clone()) // a known message must not change
 			m.Dict().Set("role", jinja.String("system"))
@@ -366,7 +366,7 @@ func withoutItems(m jinja.Value, instead string) jinja.Value {
 	}
 	var parts []jinja.Value
 	for _, p := range content.Items() {
-		if kind, _ := p.Get("type").Text(); kind != "text" {
+		if kind := textAt(p, "type"); kind != "text" {
 			p = textPart(instead)
 		}
 		parts = append(parts, p)

@@ -134,7 +134,7 @@ func (m *mistral) render(c *conversation) Text {
 func (m *mistral) turn(i int, message jinja.Value) turn {
 	defer inside("messages[%d]", i)
 	t := turn{name: message.Get("name")}
-	switch t.role, _ = message.Get("role").Text(); t.role {
+	switch t.role = textAt(message, "role"); t.role {
 	case "developer":
 		t.role = "system"
 	case "system", "user", "assistant":
@@ -186,11 +186,11 @@ func chunksOf(message jinja.Value) (chunks []chunk) {
 	}
 	for i, p := range content.Items() {
 		c := chunk{}
-		switch c.kind, _ = p.Get("type").Text(); c.kind {
+		switch c.kind = textAt(p, "type"); c.kind {
 		case "text":
-			c.text, _ = p.Get("text").Text()
+			c.text = textAt(p, "text")
 		case "thinking":
-			c.text, _ = p.Get("thinking").Text()
+			c.text = textAt(p, "thinking")
 			c.closed = p.Get("closed").IsUndefined() || p.Get("closed").Truth()
 		case "image_url", "image", "input_audio", "audio_url":
 			c = chunk{kind: "item", text: c.kind, item: toJSON(p)}

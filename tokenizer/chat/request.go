@@ -175,7 +175,7 @@ func (c *conversation) readTools() []jinja.Value {
 		if text, _ := choice.Text(); text == "none" {
 			return nil
 		}
-		only, _ = choice.Get("function").Get("name").Text()
+		only = textAt(choice.Get("function"), "name")
 	}
 	var out []jinja.Value
 	for i, tool := range list {

@@ -16,8 +16,8 @@ func toolNamespace(tools []jinja.Value) string {
 	b.WriteString("# Tools\n\n## functions\n\nnamespace functions {\n\n")
 	for _, t := range tools {
 		f := t.Get("function")
-		name, _ := f.Get("name").Text()
-		description, _ := f.Get("description").Text()
+		name := textAt(f, "name")
+		description := textAt(f, "description")
 		for line := range strings.Lines(description) { // as Rust's str::lines
 			if text, found := strings.CutSuffix(line, "\n"); found {
 				line = strings.TrimSuffix(text, "\r")
