@@ -13,7 +13,7 @@ import (
 // checked returns the messages as the client sent them, if the engine accepts them.
 func (c *conversation) checked() []jinja.Value {
 	if string(c.q.ContinueFinalMessage) == "true" && string(c.q.AddGenerationPrompt) == "true" {
-		panic(refused("continue_final_message and add_generation_prompt"))
+		refuse("continue_final_message and add_generation_prompt")
 	}
 	list := c.messageList()
 	for i, m := range list {
@@ -29,7 +29,7 @@ func (c *conversation) effort(known ...string) string {
 	}
 	text, ok := parse("reasoning_effort", c.q.ReasoningEffort).Text()
 	if !ok || !slices.Contains(known, text) {
-		panic(refused("reasoning_effort is not one of %q", known))
+		refuse("reasoning_effort is not one of %q", known)
 	}
 	return text
 }

@@ -132,7 +132,7 @@ func harmonyHistory(dst []harmonyMessage, list []jinja.Value) []harmonyMessage {
 		case "user":
 			dst = append(dst, harmonyMessage{author: "user", texts: partTexts(m)})
 		default:
-			panic(refused("messages[%d]: harmony has no role %.40q", i, role))
+			refuse("messages[%d]: harmony has no role %.40q", i, role)
 		}
 	}
 	// Thoughts before the last final answer in the prompt are left out.

@@ -56,7 +56,7 @@ func (c *conversation) messageList() []jinja.Value {
 	if c.q.Parsed == nil {
 		list := parse("messages", c.q.Messages).Items()
 		if len(list) == 0 {
-			panic(refused("messages is empty or not a list"))
+			refuse("messages is empty or not a list")
 		}
 		return list
 	}
@@ -163,11 +163,11 @@ func (c *conversation) message(i int, m jinja.Value, last bool) jinja.Value {
 	defer inside("messages[%d]", i)
 	d := m.Dict()
 	if d == nil {
-		panic(refused("not an object"))
+		refuse("not an object")
 	}
 	role, ok := m.Get("role").Text()
 	if !ok {
-		panic(refused("role is not a string"))
+		refuse("role is not a string")
 	}
 	out := jinja.NewDict(d.Len() + 1)
 	if c.profile == SGLang {
@@ -221,19 +221,19 @@ func (c *conversation) toolCall(i int, call jinja.Value) jinja.Value {
 	defer inside("tool_calls[%d]", i)
 	f := call.Get("function").Dict()
 	if f == nil {
-		panic(refused("function is not an object"))
+		refuse("function is not an object")
 	}
 	arguments, _ := f.Get("arguments")
 	text, isText := arguments.Text()
 	switch {
 	case !isText && c.profile == VLLM:
-		panic(refused("function.arguments is not a string"))
+		refuse("function.arguments is not a string")
 	case !isText:
 		return call
 	}
 	parsed, err := jinja.FromJSON([]byte(text))
 	if err != nil && c.profile == SGLang && text != "" {
-		panic(refused("function.arguments is not JSON"))
+		refuse("function.arguments is not JSON")
 	}
 	if parsed.Dict() == nil {
 		parsed = jinja.Object()
@@ -282,14 +282,14 @@ func (c *conversation) content(v jinja.Value, role string, last bool) jinja.Valu
 	if v.IsNone() || v.IsUndefined() {
 		switch {
 		case role != "assistant" && role != "tool" && strict:
-			panic(refused("content is missing"))
+			refuse("content is missing")
 		case c.template.parts && !last:
 			return jinja.List()
 		}
 		return c.contentOf(tag)
 	}
 	if v.Items() == nil && !v.IsList() {
-		panic(refused("content is neither a string nor a list"))
+		refuse("content is neither a string nor a list")
 	}
 	var texts []string
 	var read []jinja.Value
@@ -341,17 +341,17 @@ const itemMark = "\ue000item\ue000"
 func (c *conversation) part(i int, p jinja.Value) (text string, item jinja.Value) {
 	kind, ok := p.Get("type").Text()
 	if !ok {
-		panic(refused("content[%d] has no type", i))
+		refuse("content[%d] has no type", i)
 	}
 	if as, ok := itemTypes[kind]; ok {
 		c.items = append(c.items, toJSON(p))
 		return "", jinja.Object("type", jinja.String(as))
 	}
 	if kind != "text" && kind != "refusal" && kind != "thinking" {
-		panic(refused("content[%d] has the unknown type %.40q", i, kind))
+		refuse("content[%d] has the unknown type %.40q", i, kind)
 	}
 	if text, ok = p.Get(kind).Text(); !ok {
-		panic(refused("content[%d] of type %s has no %s", i, kind, kind))
+		refuse("content[%d] of type %s has no %s", i, kind, kind)
 	}
 	return text, item
 }

@@ -100,7 +100,7 @@ type mistralCall struct {
 func (m *mistral) render(c *conversation) Text {
 	q := c.q
 	if q.ChatTemplate != nil || q.ChatTemplateKwargs != nil {
-		panic(refused("chat_template and chat_template_kwargs are not for Mistral's tokenizers"))
+		refuse("chat_template and chat_template_kwargs are not for Mistral's tokenizers")
 	}
 	c.effort("none", "minimal", "low", "medium", "high", "xhigh", "max")
 	list := c.checked()
@@ -114,9 +114,9 @@ func (m *mistral) render(c *conversation) Text {
 	last.resume = string(q.ContinueFinalMessage) == "true"
 	switch {
 	case last.resume && generate:
-		panic(refused("continue_final_message and add_generation_prompt"))
+		refuse("continue_final_message and add_generation_prompt")
 	case last.resume != (last.role == "assistant"), generate && last.role == "assistant":
-		panic(refused("the last message is of the role %s", last.role))
+		refuse("the last message is of the role %s", last.role)
 	}
 	m.check(turns, tools)
 	w := mistralWriter{
@@ -144,14 +144,14 @@ func (m *mistral) turn(i int, message jinja.Value) turn {
 		}
 		text, ok := message.Get("tool_call_id").Text()
 		if !ok {
-			panic(refused("no tool_call_id"))
+			refuse("no tool_call_id")
 		}
 		t.callID = lastNine(text)
 		if content := message.Get("content"); content.IsNone() || content.IsUndefined() {
-			panic(refused("no content"))
+			refuse("no content")
 		}
 	default:
-		panic(refused("Mistral's models know no role %.40q", t.role))
+		refuse("Mistral's models know no role %.40q", t.role)
 	}
 	t.content = chunksOf(message)
 	if t.role != "assistant" {
@@ -166,7 +166,7 @@ func (m *mistral) turn(i int, message jinja.Value) turn {
 	}
 	if thought, ok := thoughtOf(message).Text(); ok {
 		if slices.ContainsFunc(t.content, func(c chunk) bool { return c.kind == "thinking" }) {
-			panic(refused("thoughts in two places"))
+			refuse("thoughts in two places")
 		}
 		t.content = slices.Insert(t.content, 0, chunk{kind: "thinking", text: thought, closed: true})
 	}
@@ -195,7 +195,7 @@ func chunksOf(message jinja.Value) (chunks []chunk) {
 		case "image_url", "image", "input_audio", "audio_url":
 			c = chunk{kind: "item", text: c.kind, item: toJSON(p)}
 		default:
-			panic(refused("content[%d] has the type %.40q", i, c.kind))
+			refuse("content[%d] has the type %.40q", i, c.kind)
 		}
 		chunks = append(chunks, c)
 	}

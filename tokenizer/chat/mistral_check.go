@@ -26,11 +26,11 @@ var (
 // results and results without calls. It does not check the schema of a tool's parameters.
 func (m *mistral) check(turns []turn, tools []jinja.Value) {
 	if len(turns) == 1 && turns[0].role != "user" && turns[0].role != "system" {
-		panic(refused("the conversation begins with the role %s", turns[0].role))
+		refuse("the conversation begins with the role %s", turns[0].role)
 	}
 	for i, t := range turns {
 		if i > 0 && !slices.Contains(strings.Fields(mistralNext[turns[i-1].role]), t.role) {
-			panic(refused("messages[%d]: the role %s behind %s", i, t.role, turns[i-1].role))
+			refuse("messages[%d]: the role %s behind %s", i, t.role, turns[i-1].role)
 		}
 	}
 	m.checkResults(turns)
@@ -44,7 +44,7 @@ func (m *mistral) check(turns []turn, tools []jinja.Value) {
 
 func checkName(v jinja.Value) {
 	if name, _ := v.Text(); !mistralName.MatchString(name) {
-		panic(refused("a tool has the name %.80q", name))
+		refuse("a tool has the name %.80q", name)
 	}
 }
 
@@ -59,12 +59,12 @@ func (m *mistral) checkResults(turns []turn) {
 			open--
 		case t.role == "tool":
 			if got[t.callID] || !due[t.callID] {
-				panic(refused("messages[%d] is the result of no call, or the second one", i+1))
+				refuse("messages[%d] is the result of no call, or the second one", i+1)
 			}
 			got[t.callID] = true
 		case t.role != "assistant":
 		case open != 0, len(due) != len(got):
-			panic(refused("messages[%d]: not as many results as calls", i+1))
+			refuse("messages[%d]: not as many results as calls", i+1)
 		case m.version < 11:
 			open = len(t.calls)
 		default:
@@ -72,7 +72,7 @@ func (m *mistral) checkResults(turns []turn) {
 			clear(got)
 			for _, c := range t.calls {
 				if due[c.id] {
-					panic(refused("messages[%d] has two calls of one id", i+1))
+					refuse("messages[%d] has two calls of one id", i+1)
 				}
 				due[c.id] = true
 			}
@@ -93,7 +93,7 @@ func (m *mistral) checkTurn(i int, t turn) {
 			ok = t.role == "assistant" && m.version >= 13 || t.role == "system" && m.version == 13
 		}
 		if !ok {
-			panic(refused("a %s of the role %s", c.kind, t.role))
+			refuse("a %s of the role %s", c.kind, t.role)
 		}
 	}
 	switch t.role {
@@ -105,7 +105,7 @@ func (m *mistral) checkTurn(i int, t turn) {
 	case "assistant":
 		empty := len(t.content) == 0 || len(t.content) == 1 && t.content[0].kind == "text" && t.content[0].text == ""
 		if m.version < 7 && !empty == (len(t.calls) > 0) {
-			panic(refused("either content or calls"))
+			refuse("either content or calls")
 		}
 		for _, c := range t.calls {
 			checkName(jinja.String(c.name))
@@ -116,6 +116,6 @@ func (m *mistral) checkTurn(i int, t turn) {
 
 func (m *mistral) checkID(id string) {
 	if m.version >= 13 && (id == "" || id == "null") || m.version < 13 && !mistralID.MatchString(id) {
-		panic(refused("the id of a call is %.40q", id))
+		refuse("the id of a call is %.40q", id)
 	}
 }

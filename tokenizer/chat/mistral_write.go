@@ -57,7 +57,7 @@ func (w *mistralWriter) chunks(chunks []chunk) {
 			w.piece(c.text)
 		case "thinking":
 			if _, ok := w.ids["[THINK]"]; !ok || w.ids["[/THINK]"] == 0 {
-				panic(refused("thoughts are not for this model"))
+				refuse("thoughts are not for this model")
 			}
 			w.control("[THINK]")
 			w.piece(c.text)
@@ -127,9 +127,9 @@ func mistralTool(tool jinja.Value) jinja.Value {
 func (w *mistralWriter) assistant(t turn) {
 	switch {
 	case len(t.content) == 0 && len(t.calls) == 0:
-		panic(refused("a message of the assistant without content and calls"))
+		refuse("a message of the assistant without content and calls")
 	case w.version < 7 && len(t.content) > 0 && len(t.calls) > 0:
-		panic(refused("a message of the assistant with content and calls"))
+		refuse("a message of the assistant with content and calls")
 	case len(t.content) == 1 && t.content[0].kind == "text":
 		w.piece(strings.TrimRight(t.content[0].text, " "))
 	default:

@@ -130,11 +130,11 @@ func (r *Renderer) read(c *conversation) {
 	c.resume = boolean("continue_final_message", c.q.ContinueFinalMessage, false)
 	switch {
 	case c.q.ChatTemplate != nil:
-		panic(refused("a chat template in the request is not trusted"))
+		refuse("a chat template in the request is not trusted")
 	case r.profile == SGLang:
 		c.generate = !c.resume
 	case c.resume && c.generate:
-		panic(refused("continue_final_message and add_generation_prompt"))
+		refuse("continue_final_message and add_generation_prompt")
 	}
 	tools := c.readTools()
 	if c.template = r.template; tools != nil {
@@ -152,7 +152,7 @@ func (r *Renderer) readVariables(c *conversation, tools []jinja.Value) {
 	if c.q.ChatTemplateKwargs != nil {
 		d := parse("chat_template_kwargs", c.q.ChatTemplateKwargs).Dict()
 		if d == nil {
-			panic(refused("chat_template_kwargs is not an object"))
+			refuse("chat_template_kwargs is not an object")
 		}
 		for name, value := range d.All() {
 			if name != "messages" && name != "chat_template" {
@@ -221,7 +221,7 @@ func (c *conversation) text(room []byte, instead string) []byte {
 	}
 	at := bytes.LastIndex(out, []byte(strings.TrimSuffix(resumeTag, " ")))
 	if at < 0 {
-		panic(refused("the template leaves out the message to continue"))
+		refuse("the template leaves out the message to continue")
 	}
 	if bytes.HasPrefix(out[at:], []byte(resumeTag)) {
 		return out[:at]

@@ -101,9 +101,9 @@ type conversation struct {
 // refusal is the panic value that ends the reading of a request.
 type refusal struct{ err error }
 
-// refused returns the refusal of a request that the engine refuses, too.
-func refused(format string, a ...any) *refusal {
-	return &refusal{fmt.Errorf("%w: %s", ErrRefused, fmt.Sprintf(format, a...))}
+// refuse ends the reading of a request that the engine refuses, too. It never returns.
+func refuse(format string, a ...any) {
+	panic(&refusal{fmt.Errorf("%w: %s", ErrRefused, fmt.Sprintf(format, a...))})
 }
 
 // inside is deferred. It adds the part of the request to the text of a refusal that passes.
@@ -143,9 +143,10 @@ func boolean(name string, span []byte, byDefault bool) bool {
 	case "":
 		return byDefault
 	case "true", "false":
-		return string(span) == "true"
+	default:
+		refuse("%s is not a boolean", name)
 	}
-	panic(refused("%s is not a boolean", name))
+	return string(span) == "true"
 }
 
 // toJSON writes a value that was read from JSON.
@@ -161,13 +162,13 @@ func toJSON(v jinja.Value) []byte {
 func (c *conversation) readTools() []jinja.Value {
 	if c.q.Tools == nil {
 		if c.profile == VLLM && c.q.ToolChoice != nil && string(c.q.ToolChoice) != `"none"` {
-			panic(refused("tool_choice without tools"))
+			refuse("tool_choice without tools")
 		}
 		return nil
 	}
 	list := parse("tools", c.q.Tools).Items()
 	if len(list) == 0 && c.profile == VLLM {
-		panic(refused("tools is empty or not a list"))
+		refuse("tools is empty or not a list")
 	}
 	only := ""
 	if c.profile == SGLang && c.q.ToolChoice != nil && len(list) > 0 {
@@ -181,7 +182,7 @@ func (c *conversation) readTools() []jinja.Value {
 	for i, tool := range list {
 		name, ok := tool.Get("function").Get("name").Text()
 		if !ok {
-			panic(refused("tools[%d] is not an object with a function that has a name", i))
+			refuse("tools[%d] is not an object with a function that has a name", i)
 		}
 		if only == "" || name == only {
 			out = append(out, c.tool(tool))

@@ -41,7 +41,7 @@ const maxSchema = 110
 // schemaType returns the type of a JSON schema. oneOf has priority over type.
 func schemaType(v jinja.Value, indent string, depth int) string {
 	if depth > maxSchema {
-		panic(refused("a tool's parameters are nested too deep"))
+		refuse("a tool's parameters are nested too deep")
 	}
 	if variants := v.Get("oneOf"); variants.IsList() {
 		var b strings.Builder
@@ -249,7 +249,7 @@ func appendRustJSON(dst []byte, v jinja.Value) []byte {
 	}
 	f, err := strconv.ParseFloat(text, 64)
 	if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
-		panic(refused("a default value in a tool's parameters: %.40s is not a number", text))
+		refuse("a default value in a tool's parameters: %.40s is not a number", text)
 	}
 	// The fewest digits that give the same number, with an exponent below 1e-5 and from
 	// 1e16 on.

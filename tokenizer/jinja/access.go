@@ -29,13 +29,13 @@ func (r *renderer) defined(values ...Value) {
 		switch {
 		case v.kind != kindUndefined:
 		case v.num&isUnsafe != 0:
-			panic(errorf(SecurityError, "access to attribute '%s' is unsafe", v.str))
+			raise(SecurityError, "access to attribute '%s' is unsafe", v.str)
 		case v.num&isAttribute != 0:
-			panic(errorf(UndefinedError, "there is no attribute '%s'", v.str))
+			raise(UndefinedError, "there is no attribute '%s'", v.str)
 		case v.num&isVariable != 0:
-			panic(errorf(UndefinedError, "'%s' is undefined", v.str))
+			raise(UndefinedError, "'%s' is undefined", v.str)
 		default:
-			panic(errorf(UndefinedError, "%s", v.str))
+			raise(UndefinedError, "%s", v.str)
 		}
 	}
 }
@@ -58,7 +58,7 @@ func (r *renderer) attr(v Value, name string, m *methods) Value {
 			return x
 		}
 	case kindFunc, kindRange:
-		panic(errorf(Unsupported, "the attribute '%s' of a %s", name, v.typeName()))
+		raise(Unsupported, "the attribute '%s' of a %s", name, v.typeName())
 	}
 	switch b {
 	case nil:
@@ -124,7 +124,7 @@ func (r *renderer) slice(v, start, stop, step Value) Value {
 	r.defined(v, start, stop, step)
 	for _, part := range []Value{start, stop, step} {
 		if !part.isInt() && !part.IsNone() {
-			panic(errorf(TypeError, "slice indices must be integers or None"))
+			raise(TypeError, "slice indices must be integers or None")
 		}
 	}
 	by := int64(1)
@@ -133,16 +133,16 @@ func (r *renderer) slice(v, start, stop, step Value) Value {
 	}
 	switch {
 	case by == 0:
-		panic(errorf(ValueError, "slice step cannot be zero"))
+		raise(ValueError, "slice step cannot be zero")
 	case v.isString() && by == 1:
 		r.scanned(4 * len(v.str))
 		return v.withText(substring(v.str, start, stop))
 	case v.kind == kindDict:
-		panic(errorf(TypeError, "unhashable type: 'slice'"))
+		raise(TypeError, "unhashable type: 'slice'")
 	case v.kind == kindRange:
-		panic(errorf(Unsupported, "a slice of a range"))
+		raise(Unsupported, "a slice of a range")
 	case !v.isString() && !v.isSequence():
-		panic(errorf(TypeError, "'%s' object is not subscriptable", v.typeName()))
+		raise(TypeError, "'%s' object is not subscriptable", v.typeName())
 	}
 	items := r.iterate(v)
 	n := int64(len(items))
@@ -276,7 +276,7 @@ func (r *renderer) loopAttr(l *loop, name string) (Value, bool) {
 		}
 		return undefined("there is no next item"), true
 	case "changed", "cycle", "depth", "depth0":
-		panic(errorf(Unsupported, "loop.%s", name))
+		raise(Unsupported, "loop.%s", name)
 	}
 	return Value{}, false
 }

@@ -22,7 +22,7 @@ func (r *renderer) add(a, b Value) Value {
 	case a.isSequence() && a.kind == b.kind:
 		return r.addLists(a, b)
 	case a.isString():
-		panic(errorf(TypeError, "can only concatenate str (not %q) to str", b.typeName()))
+		raise(TypeError, "can only concatenate str (not %q) to str", b.typeName())
 	}
 	return r.arithmetic("+", a, b)
 }
@@ -68,7 +68,7 @@ func (r *renderer) arithmetic(op string, a, b Value) Value {
 	case op == "*" && (b.isString() || b.isSequence()) && a.isInt():
 		return r.repeated(b, a.int())
 	case !a.isNumber() || !b.isNumber():
-		panic(errorf(TypeError, "unsupported operand type(s) for %s: '%s' and '%s'", op, a.typeName(), b.typeName()))
+		raise(TypeError, "unsupported operand type(s) for %s: '%s' and '%s'", op, a.typeName(), b.typeName())
 	case a.kind == kindFloat || b.kind == kindFloat:
 		return floats(op, toFloat(a), toFloat(b))
 	}
@@ -79,7 +79,7 @@ func (r *renderer) repeated(v Value, n int64) Value {
 	n = max(n, 0)
 	items := v.Items()
 	if size := len(v.str) + 8*len(items); size > 0 && n > int64(r.o.MaxOutput/size) {
-		panic(errorf(LimitError, "a value of more than %d bytes", r.o.MaxOutput))
+		raise(LimitError, "a value of more than %d bytes", r.o.MaxOutput)
 	}
 	if v.isString() {
 		r.made(len(v.str) * int(n))
@@ -96,14 +96,14 @@ func (r *renderer) repeated(v Value, n int64) Value {
 func toFloat(v Value) float64 {
 	f := v.number()
 	if v.kind == kindBig && math.IsInf(f, 0) {
-		panic(errorf(OverflowError, "int too large to convert to float"))
+		raise(OverflowError, "int too large to convert to float")
 	}
 	return f
 }
 
 func floats(op string, x, y float64) Value {
 	if y == 0 && (op == "/" || op == "//" || op == "%") {
-		panic(errorf(ZeroDivision, "division by zero"))
+		raise(ZeroDivision, "division by zero")
 	}
 	switch op {
 	case "+":
@@ -131,7 +131,7 @@ func integers(op string, a, b Value) Value {
 		panic(tooLarge())
 	}
 	if y == 0 && (op == "/" || op == "//" || op == "%") {
-		panic(errorf(ZeroDivision, "division by zero"))
+		raise(ZeroDivision, "division by zero")
 	}
 	var z int64
 	overflow := false
@@ -170,7 +170,7 @@ func (r *renderer) sign(op string, v Value) Value {
 	r.defined(v)
 	switch {
 	case !v.isNumber():
-		panic(errorf(TypeError, "bad operand type for unary %s: '%s'", op, v.typeName()))
+		raise(TypeError, "bad operand type for unary %s: '%s'", op, v.typeName())
 	case v.kind == kindBig && op == "-":
 		panic(tooLarge())
 	case v.kind == kindFloat && op == "-":

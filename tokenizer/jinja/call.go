@@ -57,7 +57,7 @@ func plain(f func(r *renderer, v Value) Value) *builtin {
 
 // unsupported returns a builtin that fails when it is called.
 func unsupported(what, name string) *builtin {
-	return define("*", func(*renderer, Value, args) Value { panic(errorf(Unsupported, "%s '%s'", what, name)) })
+	return define("*", func(*renderer, Value, args) Value { return raise(Unsupported, "%s '%s'", what, name) })
 }
 
 // invoke calls a builtin.
@@ -77,7 +77,7 @@ func (r *renderer) invoke(b *builtin, v Value, a args) Value {
 func (r *renderer) bind(b *builtin, a args) []Value {
 	n, given := len(b.parameters), a.positional()
 	if len(given) > n {
-		panic(errorf(TypeError, "at most %d arguments expected, got %d", n, len(given)))
+		raise(TypeError, "at most %d arguments expected, got %d", n, len(given))
 	}
 	start := len(r.stack)
 	r.stack = append(r.stack, given...)
@@ -89,15 +89,15 @@ func (r *renderer) bind(b *builtin, a args) []Value {
 		i := slices.Index(b.parameters, name)
 		switch {
 		case i < 0 || name == "":
-			panic(errorf(TypeError, "unexpected keyword argument '%s'", name))
+			raise(TypeError, "unexpected keyword argument '%s'", name)
 		case bound[i].kind != kindUnset:
-			panic(errorf(TypeError, "multiple values for argument '%s'", name))
+			raise(TypeError, "multiple values for argument '%s'", name)
 		}
 		bound[i] = a.values[len(given)+k]
 	}
 	for i := range b.required {
 		if bound[i].kind == kindUnset {
-			panic(errorf(TypeError, "missing argument %d", i+1))
+			raise(TypeError, "missing argument %d", i+1)
 		}
 	}
 	return bound
@@ -109,10 +109,10 @@ func (r *renderer) call(f Value, a args) Value {
 	case kindFunc:
 		return f.ref.(*function).call(r, a)
 	case kindLoop:
-		panic(errorf(TypeError, "the loop must have the 'recursive' marker to be called recursively"))
+		raise(TypeError, "the loop must have the 'recursive' marker to be called recursively")
 	}
 	r.defined(f)
-	panic(errorf(TypeError, "'%s' object is not callable", f.typeName()))
+	return raise(TypeError, "'%s' object is not callable", f.typeName())
 }
 
 // given returns argument i; false if it is absent or None.
@@ -133,7 +133,7 @@ func (a args) or(i int, byDefault Value) Value {
 func (a args) text(i int) string {
 	v := a.values[i]
 	if !v.isString() {
-		panic(errorf(TypeError, "argument %d must be str, not %s", i+1, v.typeName()))
+		raise(TypeError, "argument %d must be str, not %s", i+1, v.typeName())
 	}
 	return v.str
 }
@@ -143,10 +143,10 @@ func (a args) text(i int) string {
 func (a args) integer(i, byDefault int) int {
 	v := a.or(i, Int(int64(byDefault)))
 	if v.kind == kindBig {
-		panic(errorf(OverflowError, "Python int too large to convert to C ssize_t"))
+		raise(OverflowError, "Python int too large to convert to C ssize_t")
 	}
 	if !v.isInt() {
-		panic(errorf(TypeError, "'%s' object cannot be interpreted as an integer", v.typeName()))
+		raise(TypeError, "'%s' object cannot be interpreted as an integer", v.typeName())
 	}
 	const limit = 1 << 30
 	return int(min(max(v.int(), -limit), limit))

@@ -84,7 +84,7 @@ func (r *renderer) isDigits(s string) bool {
 	r.tick(1 + len(s)/8)
 	for _, c := range s {
 		if unicode.Is(unicode.No, c) {
-			panic(errorf(Unsupported, "whether %q is a digit", c))
+			raise(Unsupported, "whether %q is a digit", c)
 		}
 		if !unicode.IsDigit(c) {
 			return false

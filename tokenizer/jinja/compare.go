@@ -130,7 +130,7 @@ func (r *renderer) contains(of, v Value) bool {
 	case kindString, kindSafe:
 		r.defined(v)
 		if !v.isString() {
-			panic(errorf(TypeError, "'in <string>' requires string as left operand, not %s", v.typeName()))
+			raise(TypeError, "'in <string>' requires string as left operand, not %s", v.typeName())
 		}
 		r.scanned(len(of.str))
 		return strings.Contains(of.str, v.str)
@@ -150,7 +150,7 @@ func (r *renderer) contains(of, v Value) bool {
 func (r *renderer) hashable(v Value) {
 	switch v.kind {
 	case kindList, kindDict:
-		panic(errorf(TypeError, "unhashable type: '%s'", v.typeName()))
+		raise(TypeError, "unhashable type: '%s'", v.typeName())
 	case kindTuple:
 		r.enter()
 		defer r.leave()

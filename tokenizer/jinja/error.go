@@ -46,6 +46,10 @@ func errorf(k Kind, format string, a ...any) *Error {
 	return &Error{Kind: k, Message: fmt.Sprintf(format, a...)}
 }
 
+// raise ends the rendering with an error, as Python's raise does. It never returns: its result only
+// ends functions that return a Value. Other functions end with panic(errorf(…)).
+func raise(k Kind, format string, a ...any) Value { panic(errorf(k, format, a...)) }
+
 // catch is deferred. It ends a panic with an *Error and stores the error with the
 // template's name and, if the error has no line, the line.
 func catch(into *error, name string, line *int) {

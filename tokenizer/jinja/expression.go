@@ -111,7 +111,7 @@ func (p *parser) binary(level int) *node {
 	if level == len(levels) {
 		n := p.unary(true)
 		if p.isOp("**") {
-			panic(p.fail(Unsupported, "the operator **"))
+			p.raise(Unsupported, "the operator **")
 		}
 		return n
 	}
@@ -198,7 +198,7 @@ func (p *parser) primary() *node {
 		})
 		return folded(n)
 	}
-	panic(p.fail(SyntaxError, "unexpected %s", p.describe()))
+	return p.raise(SyntaxError, "unexpected %s", p.describe())
 }
 
 // postfix parses attributes, indexes and calls behind n.
@@ -214,7 +214,7 @@ func (p *parser) postfix(n *node) *node {
 			case tokNumber:
 				n = newNode(opItem, line, n, &node{op: opConst, value: t.value})
 			default:
-				panic(p.fail(SyntaxError, "expected name or number, got %s", p.describe()))
+				p.raise(SyntaxError, "expected name or number, got %s", p.describe())
 			}
 			p.at++
 		case p.skipOp("["):
@@ -233,22 +233,22 @@ func (p *parser) subscript(of *node, line int) *node {
 	for !p.skipOp("]") {
 		if p.skipOp(":") {
 			if colons++; colons > 2 {
-				panic(p.fail(SyntaxError, "too many colons in a slice"))
+				p.raise(SyntaxError, "too many colons in a slice")
 			}
 			continue
 		}
 		if parts[colons] != nil {
-			panic(p.fail(SyntaxError, "expected ']', got %s", p.describe()))
+			p.raise(SyntaxError, "expected ']', got %s", p.describe())
 		}
 		if parts[colons] = p.tuple(); parts[colons].op == opTuple && colons > 0 {
-			panic(p.fail(SyntaxError, "a tuple in a slice"))
+			p.raise(SyntaxError, "a tuple in a slice")
 		}
 	}
 	if colons > 0 {
 		return newNode(opSlice, line, of, parts[0], parts[1], parts[2])
 	}
 	if parts[0] == nil {
-		panic(p.fail(SyntaxError, "expected subscript expression"))
+		p.raise(SyntaxError, "expected subscript expression")
 	}
 	n := newNode(opItem, line, of, parts[0])
 	if c := parts[0]; c.op == opConst && c.value.isString() {
@@ -263,13 +263,13 @@ func (p *parser) arguments(n *node) *node {
 	p.list(")", func() {
 		switch {
 		case p.isOp("*", "**"):
-			panic(p.fail(Unsupported, "%s before an argument", p.peek().text))
+			p.raise(Unsupported, "%s before an argument", p.peek().text)
 		case p.isAssignment():
 			n.names = append(n.names, p.next().text)
 			p.at++
 			n.args = append(n.args, p.expression())
 		case len(n.names) > 0:
-			panic(p.fail(SyntaxError, "positional argument follows keyword argument"))
+			p.raise(SyntaxError, "positional argument follows keyword argument")
 		default:
 			n.args = append(n.args, p.expression())
 		}
@@ -281,7 +281,7 @@ func (p *parser) arguments(n *node) *node {
 func (p *parser) filters(n *node) *node {
 	for count := 0; ; count++ {
 		if count > 4*maxParseDepth {
-			panic(p.fail(SyntaxError, "more than %d filters in a row", 4*maxParseDepth))
+			p.raise(SyntaxError, "more than %d filters in a row", 4*maxParseDepth)
 		}
 		line := p.line()
 		switch {
@@ -318,12 +318,12 @@ func (p *parser) builtin(what, name string, of map[string]*builtin) *builtin {
 		return b
 	}
 	if slices.Contains(unsupportedFilters, name) && what == "filter" {
-		panic(p.fail(Unsupported, "the filter '%s'", name))
+		p.raise(Unsupported, "the filter '%s'", name)
 	}
 	err := p.fail(SyntaxError, "No %s named '%s'.", what, name)
 	p.unknown = append(p.unknown, unknownName{p.scope, err})
 	return define("*", func(*renderer, Value, args) Value {
-		panic(errorf(RuntimeError, "No %s named '%s' found.", what, name))
+		return raise(RuntimeError, "No %s named '%s' found.", what, name)
 	})
 }
 
@@ -337,7 +337,7 @@ func (p *parser) test(of *node) *node {
 	case p.isOp("("):
 		p.arguments(n)
 	case p.isName("is"):
-		panic(p.fail(SyntaxError, "You cannot chain multiple tests with is"))
+		p.raise(SyntaxError, "You cannot chain multiple tests with is")
 	case k == tokString, k == tokNumber, p.isOp("[", "{"), k == tokName && !p.isName("else", "or", "and", "if", "in", "not", "recursive"):
 		n.args = []*node{p.postfix(p.primary())}
 	}

@@ -92,7 +92,7 @@ func lengthOf(r *renderer, v Value) Value {
 	case kindLoop:
 		n = len(v.ref.(*loop).items)
 	default:
-		panic(errorf(TypeError, "object of type '%s' has no len()", v.typeName()))
+		raise(TypeError, "object of type '%s' has no len()", v.typeName())
 	}
 	return Int(int64(n))
 }
@@ -115,7 +115,7 @@ func firstOf(r *renderer, v Value) Value {
 
 func lastOf(r *renderer, v Value) Value {
 	if v.kind == kindGenerator {
-		panic(errorf(TypeError, "'generator' object is not reversible"))
+		raise(TypeError, "'generator' object is not reversible")
 	}
 	if items := r.iterate(v); len(items) > 0 {
 		return items[len(items)-1]
@@ -164,7 +164,7 @@ type keyed struct{ key, item Value }
 func (r *renderer) keys(items []Value, attribute, caseSensitive Value) []keyed {
 	r.listed(3 * len(items))
 	if strings.Contains(attribute.str, ",") {
-		panic(errorf(Unsupported, "several attributes to sort by"))
+		raise(Unsupported, "several attributes to sort by")
 	}
 	out := make([]keyed, len(items))
 	for i, it := range items {
@@ -192,14 +192,14 @@ func dictSorted(r *renderer, v Value, a args) Value {
 	r.defined(v)
 	d, pick := v.Dict(), 0
 	if d == nil {
-		panic(errorf(AttributeError, "'%s' object has no attribute 'items'", v.typeName()))
+		raise(AttributeError, "'%s' object has no attribute 'items'", v.typeName())
 	}
 	switch by := a.or(1, String("key")); by.str {
 	case "key":
 	case "value":
 		pick = 1
 	default:
-		panic(errorf(FilterError, `You can only sort by either "key" or "value"`))
+		raise(FilterError, `You can only sort by either "key" or "value"`)
 	}
 	return r.inOrder(r.keys(r.pairs(d), Int(int64(pick)), a.values[0]), a.values[2].Truth())
 }
@@ -226,7 +226,7 @@ func reversed(r *renderer, v Value) Value {
 	switch v.kind {
 	case kindUndefined, kindList, kindTuple, kindView, kindDict, kindGenerator, kindRange:
 	default:
-		panic(errorf(FilterError, "argument must be iterable"))
+		raise(FilterError, "argument must be iterable")
 	}
 	items := r.iterate(v)
 	r.listed(len(items))
@@ -244,7 +244,7 @@ func selecting(byAttribute, want bool) *builtin {
 		attribute := None()
 		if byAttribute {
 			if len(a.positional()) == 0 {
-				panic(errorf(FilterError, "Missing parameter for attribute name"))
+				raise(FilterError, "Missing parameter for attribute name")
 			}
 			attribute, a.values = a.values[0], a.values[1:]
 		}
@@ -252,7 +252,7 @@ func selecting(byAttribute, want bool) *builtin {
 		if len(a.positional()) > 0 {
 			name := a.values[0]
 			if test = r.t.library.tests[name.str]; test == nil || !name.isString() {
-				panic(errorf(RuntimeError, "No test named %s.", r.repr(name)))
+				raise(RuntimeError, "No test named %s.", r.repr(name))
 			}
 			a.values = a.values[1:]
 		}
@@ -278,7 +278,7 @@ func mapped(r *renderer, items []Value, a args) []Value {
 	if attribute, ok := a.named("attribute"); ok && len(a.positional()) == 0 {
 		byDefault, _ := a.named("default")
 		if i := slices.IndexFunc(a.names, func(n string) bool { return n != "attribute" && n != "default" }); i >= 0 {
-			panic(errorf(FilterError, "Unexpected keyword argument '%s'", a.names[i]))
+			raise(FilterError, "Unexpected keyword argument '%s'", a.names[i])
 		}
 		for i, it := range items {
 			if out[i] = r.key(it, attribute); out[i].kind == kindUndefined && !byDefault.IsNone() && byDefault.kind != kindUndefined {
@@ -288,12 +288,12 @@ func mapped(r *renderer, items []Value, a args) []Value {
 		return out
 	}
 	if len(a.positional()) == 0 {
-		panic(errorf(FilterError, "map requires a filter argument"))
+		raise(FilterError, "map requires a filter argument")
 	}
 	name := a.values[0]
 	f := r.t.library.filters[name.str]
 	if f == nil || !name.isString() {
-		panic(errorf(RuntimeError, "No filter named %s.", r.repr(name)))
+		raise(RuntimeError, "No filter named %s.", r.repr(name))
 	}
 	a.values = a.values[1:]
 	for i, it := range items {
@@ -320,9 +320,9 @@ func joined(r *renderer, v Value, a args) Value {
 func truncated(f float64) Value {
 	switch {
 	case math.IsInf(f, 0):
-		panic(errorf(OverflowError, "cannot convert float infinity to integer"))
+		raise(OverflowError, "cannot convert float infinity to integer")
 	case math.IsNaN(f):
-		panic(errorf(ValueError, "cannot convert float NaN to integer"))
+		raise(ValueError, "cannot convert float NaN to integer")
 	}
 	return integer(strconv.FormatFloat(math.Trunc(f)+0, 'f', 0, 64))
 }
@@ -332,7 +332,7 @@ func truncated(f float64) Value {
 func toInt(r *renderer, v Value, a args) Value {
 	r.defined(v)
 	if a.integer(1, 10) != 10 {
-		panic(errorf(Unsupported, "the filter 'int' with a base"))
+		raise(Unsupported, "the filter 'int' with a base")
 	}
 	switch {
 	case v.kind == kindFloat && !math.IsNaN(v.float()):
@@ -376,7 +376,7 @@ func (r *renderer) numeral(s string) string {
 		return ""
 	}
 	if strings.Contains(s, "_") || !isASCII(s) {
-		panic(errorf(Unsupported, "a number with underscores or digits that are not ASCII"))
+		raise(Unsupported, "a number with underscores or digits that are not ASCII")
 	}
 	return s
 }

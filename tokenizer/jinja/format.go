@@ -17,20 +17,20 @@ func (r *renderer) percent(format, v Value) Value {
 			break
 		}
 		if after == "" || after[0] != 's' && after[0] != '%' || format.kind == kindSafe {
-			panic(errorf(Unsupported, "the format %%%.20s", after))
+			raise(Unsupported, "the format %%%.20s", after)
 		}
 		if rest = after[1:]; after[0] == '%' {
 			r.write(String("%"))
 			continue
 		}
 		if len(values) == 0 {
-			panic(errorf(TypeError, "not enough arguments for format string"))
+			raise(TypeError, "not enough arguments for format string")
 		}
 		r.write(String(r.text(values[0])))
 		values = values[1:]
 	}
 	if len(values) > 0 && v.kind != kindDict && v.kind != kindList && v.kind != kindRange {
-		panic(errorf(TypeError, "not all arguments converted during string formatting"))
+		raise(TypeError, "not all arguments converted during string formatting")
 	}
 	return String(r.cut(start))
 }
@@ -38,7 +38,7 @@ func (r *renderer) percent(format, v Value) Value {
 // formatOf is the filter format: % with the arguments.
 func formatOf(r *renderer, v Value, a args) Value {
 	if len(a.names) > 0 {
-		panic(errorf(Unsupported, "the filter 'format' with names"))
+		raise(Unsupported, "the filter 'format' with names")
 	}
 	r.listed(len(a.values))
 	return r.percent(r.soft(v), tuple(a.kept().values...))

@@ -20,7 +20,7 @@ func globals() map[string]Value {
 		}
 	}
 	add("raise_exception", define("message!", func(r *renderer, _ Value, a args) Value {
-		panic(errorf(Raise, "%s", r.text(a.values[0])))
+		return raise(Raise, "%s", r.text(a.values[0]))
 	}))
 	add("strftime_now", define("format!", func(r *renderer, _ Value, a args) Value {
 		r.tick(2 * len(a.text(0)))
@@ -39,7 +39,7 @@ func globals() map[string]Value {
 // dictOf returns the dictionary of keyword arguments.
 func (r *renderer) dictOf(a args) *Dict {
 	if len(a.positional()) > 0 {
-		panic(errorf(Unsupported, "a dictionary of other values than keyword arguments"))
+		raise(Unsupported, "a dictionary of other values than keyword arguments")
 	}
 	d := NewDict(len(a.names))
 	r.listed(3 * len(a.names))
@@ -57,14 +57,14 @@ func rangeOf(r *renderer, _ Value, a args) Value {
 	count := 0
 	switch {
 	case step == 0:
-		panic(errorf(ValueError, "range() arg 3 must not be zero"))
+		raise(ValueError, "range() arg 3 must not be zero")
 	case step > 0 && stop > start:
 		count = (stop-start-1)/step + 1
 	case step < 0 && stop < start:
 		count = (start-stop-1)/-step + 1
 	}
 	if count > maxRange {
-		panic(errorf(OverflowError, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", maxRange))
+		raise(OverflowError, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", maxRange)
 	}
 	r.listed(count)
 	items := make([]Value, count)
@@ -101,7 +101,7 @@ func strftime(t time.Time, format string) string {
 		}
 		directive, short := strings.CutPrefix(directive, "-")
 		if directive == "" {
-			panic(errorf(Unsupported, "a date format that ends in %%"))
+			raise(Unsupported, "a date format that ends in %%")
 		}
 		layout, known := dateLayouts[directive[0]]
 		text = t.Format(layout)
@@ -116,7 +116,7 @@ func strftime(t time.Time, format string) string {
 		case directive[0] == 'f':
 			fmt.Fprintf(&b, "%06d", t.Nanosecond()/1000)
 		case directive[0] != 'z' && directive[0] != 'Z': // there is no zone
-			panic(errorf(Unsupported, "%%%c in a date format", directive[0]))
+			raise(Unsupported, "%%%c in a date format", directive[0])
 		}
 		format = directive[1:]
 	}

@@ -161,7 +161,7 @@ func toJSON(r *renderer, v Value, a args) Value {
 	if separators, ok := a.given(2); ok {
 		pair := r.iterate(separators)
 		if len(pair) != 2 || !pair[0].isString() || !pair[1].isString() {
-			panic(errorf(TypeError, "separators must be two strings"))
+			raise(TypeError, "separators must be two strings")
 		}
 		style.comma, style.colon = pair[0].str, pair[1].str
 	}
@@ -184,7 +184,7 @@ func (r *renderer) appendJSON(dst []byte, v Value, style *jsonStyle, level int) 
 		r.longest = len(dst) + r.o.MaxOutput
 	}
 	if level > maxNesting {
-		panic(errorf(RecursionError, "maximum recursion depth exceeded"))
+		raise(RecursionError, "maximum recursion depth exceeded")
 	}
 	switch v.kind {
 	case kindNone:
@@ -258,7 +258,7 @@ func (r *renderer) appendJSONObject(dst []byte, d *Dict, style *jsonStyle, level
 		case kindNone, kindBool, kindInt, kindBig, kindFloat:
 			dst = append(r.appendJSON(append(dst, '"'), k, style, level+1), '"')
 		default:
-			panic(errorf(TypeError, "keys must be str, int, float, bool or None, not %s", k.typeName()))
+			raise(TypeError, "keys must be str, int, float, bool or None, not %s", k.typeName())
 		}
 		dst = r.appendJSON(append(dst, style.colon...), d.values[i], style, level+1)
 	}

@@ -62,10 +62,10 @@ var (
 
 func (l *lexer) lex(text string) {
 	if len(text) > maxTemplate {
-		panic(errorf(LimitError, "template of more than %d bytes", maxTemplate))
+		raise(LimitError, "template of more than %d bytes", maxTemplate)
 	}
 	if !utf8.ValidString(text) {
-		panic(errorf(SyntaxError, "the template is not UTF-8"))
+		raise(SyntaxError, "the template is not UTF-8")
 	}
 	text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n")
 	l.src, l.line, l.lineStart = strings.TrimSuffix(text, "\n"), 1, true
@@ -113,7 +113,7 @@ func (l *lexer) next() {
 	case '#':
 		end := strings.Index(l.rest()[inside:], "#}")
 		if end < 0 {
-			panic(errorf(SyntaxError, "missing end of comment tag"))
+			raise(SyntaxError, "missing end of comment tag")
 		}
 		end += inside
 		l.endTag(end+2, sign(l.rest()[max(end-1, inside):end]), true)
@@ -170,7 +170,7 @@ func (l *lexer) raw() {
 	}
 	m := rawEnd.FindStringSubmatchIndex(l.rest())
 	if m == nil {
-		panic(errorf(SyntaxError, "missing end of raw directive"))
+		raise(SyntaxError, "missing end of raw directive")
 	}
 	before, after := l.rest()[m[2]:m[3]], l.rest()[m[4]:m[5]]
 	l.data(m[0], before, true)
@@ -182,7 +182,7 @@ func (l *lexer) expression(end string, endKind tokenKind) {
 	open := 0 // brackets
 	for l.at < len(l.src) {
 		if len(l.tokens) > maxTokens {
-			panic(errorf(LimitError, "template of more than %d tokens", maxTokens))
+			raise(LimitError, "template of more than %d tokens", maxTokens)
 		}
 		rest := l.rest()
 		s := sign(rest)
@@ -215,19 +215,19 @@ func (l *lexer) expression(end string, endKind tokenKind) {
 			op := operators.FindString(rest)
 			switch op {
 			case "":
-				panic(errorf(SyntaxError, "unexpected char %q", c))
+				raise(SyntaxError, "unexpected char %q", c)
 			case "(", "[", "{":
 				open++
 			case ")", "]", "}":
 				if open--; open < 0 {
-					panic(errorf(SyntaxError, "unexpected %q", op))
+					raise(SyntaxError, "unexpected %q", op)
 				}
 			}
 			l.add(tokOp, op)
 			l.advance(len(op))
 		}
 	}
-	panic(errorf(SyntaxError, "unexpected end of template, expected %q", end))
+	raise(SyntaxError, "unexpected end of template, expected %q", end)
 }
 
 // quoted reads a string, with Python's escapes.
@@ -248,7 +248,7 @@ func (l *lexer) quoted(s string) {
 			i = len(s) - len(rest)
 		}
 	}
-	panic(errorf(SyntaxError, "a string has no end"))
+	raise(SyntaxError, "a string has no end")
 }
 
 // unescape returns the text of the escape at the beginning of s, and what follows it.
@@ -261,11 +261,11 @@ func unescape(s string) (text, rest string) {
 	case 'a', 'b', 'f', 'n', 'r', 't', 'v', '\\', 'x', 'u', 'U':
 		r, _, rest, err := strconv.UnquoteChar(s, '"')
 		if err != nil {
-			panic(errorf(SyntaxError, "bad escape in a string"))
+			raise(SyntaxError, "bad escape in a string")
 		}
 		return string(r), rest
 	case 'N':
-		panic(errorf(Unsupported, "the name of a character in a string"))
+		raise(Unsupported, "the name of a character in a string")
 	}
 	if digits := octals.FindString(s[1:]); digits != "" {
 		n, _ := strconv.ParseUint(digits, 8, 16) // cannot fail
@@ -277,7 +277,7 @@ func unescape(s string) (text, rest string) {
 func (l *lexer) number(text string) {
 	digits := strings.ReplaceAll(text, "_", "")
 	if len(digits) > 4300 {
-		panic(errorf(SyntaxError, "number of more than 4300 digits"))
+		raise(SyntaxError, "number of more than 4300 digits")
 	}
 	t := token{kind: tokNumber, line: l.line}
 	n, err := strconv.ParseInt(digits, 0, 64) // the prefix is the base

@@ -87,13 +87,13 @@ func (r *renderer) tick(n int) {
 }
 
 func (r *renderer) outOfSteps() {
-	panic(errorf(LimitError, "more than %d steps", r.o.MaxSteps))
+	raise(LimitError, "more than %d steps", r.o.MaxSteps)
 }
 
 // hold counts n bytes of values.
 func (r *renderer) hold(n int) {
 	if r.memory -= n; r.memory < 0 || n < 0 {
-		panic(errorf(LimitError, "more than %d bytes of values", r.o.MaxMemory))
+		raise(LimitError, "more than %d bytes of values", r.o.MaxMemory)
 	}
 }
 
@@ -101,7 +101,7 @@ func (r *renderer) hold(n int) {
 // than its parts.
 func (r *renderer) made(n int) {
 	if n > r.o.MaxOutput {
-		panic(errorf(LimitError, "a value of more than %d bytes", r.o.MaxOutput))
+		raise(LimitError, "a value of more than %d bytes", r.o.MaxOutput)
 	}
 	r.hold(n)
 	r.tick(1 + n/stringStep)
@@ -119,7 +119,7 @@ func (r *renderer) scanned(n int) { r.tick(1 + n/scanStep) }
 // enter counts a level of a nested value, which may contain itself; leave goes back.
 func (r *renderer) enter() {
 	if r.nesting++; r.nesting > maxNesting {
-		panic(errorf(RecursionError, "maximum recursion depth exceeded"))
+		raise(RecursionError, "maximum recursion depth exceeded")
 	}
 	r.tick(1)
 }
@@ -129,7 +129,7 @@ func (r *renderer) leave() { r.nesting-- }
 // fits checks the length of the buffer that a value is printed to.
 func (r *renderer) fits(n int) {
 	if n > r.longest {
-		panic(errorf(LimitError, "a value of more than %d bytes", r.o.MaxOutput))
+		raise(LimitError, "a value of more than %d bytes", r.o.MaxOutput)
 	}
 	r.tick(1)
 }
@@ -137,7 +137,7 @@ func (r *renderer) fits(n int) {
 // checkOutput checks the length of the output.
 func (r *renderer) checkOutput() {
 	if len(r.out) > r.o.MaxOutput {
-		panic(errorf(LimitError, "more than %d bytes of output", r.o.MaxOutput))
+		raise(LimitError, "more than %d bytes of output", r.o.MaxOutput)
 	}
 }
 

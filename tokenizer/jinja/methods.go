@@ -47,7 +47,7 @@ const (
 
 //nolint:gochecknoglobals // a constant
 var forbidden = define("*", func(_ *renderer, v Value, _ args) Value {
-	panic(errorf(SecurityError, "a method that would change a %s", v.typeName()))
+	return raise(SecurityError, "a method that would change a %s", v.typeName())
 })
 
 func allMethods() map[string]*methods {
@@ -107,7 +107,7 @@ func (r *renderer) pairs(d *Dict) []Value {
 // whole refuses the arguments 1 and 2 of a method: where in the string to begin and end.
 func (a args) whole() {
 	if a.values[1].kind != kindUnset {
-		panic(errorf(Unsupported, "the bounds of a search in a string"))
+		raise(Unsupported, "the bounds of a search in a string")
 	}
 }
 
@@ -177,7 +177,7 @@ func affix(has func(s, x string) bool) *builtin {
 		a.whole()
 		for _, x := range of {
 			if !x.isString() {
-				panic(errorf(TypeError, "first argument must be str or a tuple of str, not %s", x.typeName()))
+				raise(TypeError, "first argument must be str or a tuple of str, not %s", x.typeName())
 			}
 			r.scanned(len(x.str))
 			if has(v.str, x.str) {
@@ -197,7 +197,7 @@ func finding(index func(s, x string) int, mustFind bool) *builtin {
 			return Int(int64(utf8.RuneCountInString(v.str[:i])))
 		}
 		if mustFind {
-			panic(errorf(ValueError, "substring not found"))
+			raise(ValueError, "substring not found")
 		}
 		return Int(-1)
 	})
@@ -212,14 +212,14 @@ func (r *renderer) split(v Value, a args, fromRight bool) Value {
 	limit := a.integer(1, -1)
 	if _, given := a.given(0); !given {
 		if limit >= 0 {
-			panic(errorf(Unsupported, "split at white space with a limit"))
+			raise(Unsupported, "split at white space with a limit")
 		}
 		r.hold(len(v.str) * valueSize / 4)
 		return r.texts(strings.FieldsFunc(v.str, isSpace), v)
 	}
 	sep := a.text(0)
 	if sep == "" {
-		panic(errorf(ValueError, "empty separator"))
+		raise(ValueError, "empty separator")
 	}
 	n := strings.Count(v.str, sep)
 	if limit < 0 {
@@ -277,7 +277,7 @@ func joinTexts(r *renderer, v Value, a args) Value {
 		if v.kind == kindSafe {
 			it = r.safe(it)
 		} else if !it.isString() {
-			panic(errorf(TypeError, "sequence item %d: expected str instance, %s found", i, it.typeName()))
+			raise(TypeError, "sequence item %d: expected str instance, %s found", i, it.typeName())
 		}
 		parts[i] = it.str
 		size += len(it.str) + len(v.str)

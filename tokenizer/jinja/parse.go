@@ -74,7 +74,7 @@ func (p *parser) name(name string) *node {
 	p.reads = append(p.reads, read{n, p.scope})
 	for _, m := range p.macros {
 		if name == "caller" || !slices.Contains(m.names, name) && (name == "varargs" || name == "kwargs") {
-			panic(p.fail(Unsupported, "'%s' in a macro", name))
+			p.raise(Unsupported, "'%s' in a macro", name)
 		}
 	}
 	return n
@@ -96,6 +96,9 @@ func (p *parser) fail(k Kind, format string, a ...any) *Error {
 	e.Line = p.line()
 	return e
 }
+
+// raise ends the parsing with an error in the current line. It never returns.
+func (p *parser) raise(k Kind, format string, a ...any) *node { panic(p.fail(k, format, a...)) }
 
 func (p *parser) isOp(ops ...string) bool {
 	t := p.peek()
@@ -131,20 +134,20 @@ func (p *parser) skipName(name string) bool {
 
 func (p *parser) wantOp(op string) {
 	if !p.skipOp(op) {
-		panic(p.fail(SyntaxError, "expected %q, got %s", op, p.describe()))
+		p.raise(SyntaxError, "expected %q, got %s", op, p.describe())
 	}
 }
 
 func (p *parser) wantName() string {
 	if p.peek().kind != tokName {
-		panic(p.fail(SyntaxError, "expected a name, got %s", p.describe()))
+		p.raise(SyntaxError, "expected a name, got %s", p.describe())
 	}
 	return p.next().text
 }
 
 func (p *parser) want(k tokenKind) {
 	if p.peek().kind != k {
-		panic(p.fail(SyntaxError, "expected the end of the tag, got %s", p.describe()))
+		p.raise(SyntaxError, "expected the end of the tag, got %s", p.describe())
 	}
 	p.at++
 }
@@ -178,7 +181,7 @@ func (p *parser) list(end string, element func()) {
 // enter counts a level of nesting; leave goes back.
 func (p *parser) enter() {
 	if p.depth++; p.depth > maxParseDepth {
-		panic(p.fail(SyntaxError, "nested deeper than %d", maxParseDepth))
+		p.raise(SyntaxError, "nested deeper than %d", maxParseDepth)
 	}
 }
 
@@ -193,7 +196,7 @@ func (p *parser) body(ends ...string) (body []*node) {
 		switch t := p.next(); t.kind {
 		case tokEOF:
 			if len(ends) > 0 {
-				panic(p.fail(SyntaxError, "unexpected end of template, expected '%s'", ends[0]))
+				p.raise(SyntaxError, "unexpected end of template, expected '%s'", ends[0])
 			}
 			return body
 		case tokData:
@@ -243,21 +246,21 @@ func (p *parser) statement() *node {
 		n.op = opMacro
 		p.macroBlock(n)
 	case "call", "with", "filter":
-		panic(p.fail(Unsupported, "the tag '%s'", name))
+		p.raise(Unsupported, "the tag '%s'", name)
 	case "generation":
 		n.op, n.scope = opScope, p.open()
 		n.body = p.outsideLoops("endgeneration")
 		p.scope = n.scope.around
 	case "break", "continue":
 		if p.loops == 0 {
-			panic(p.fail(SyntaxError, "'%s' outside of a loop", name))
+			p.raise(SyntaxError, "'%s' outside of a loop", name)
 		}
 		if n.op = opBreak; name == "continue" {
 			n.op = opContinue
 		}
 		p.want(tokBlockEnd)
 	default:
-		panic(p.fail(SyntaxError, "unknown tag '%s'", name))
+		p.raise(SyntaxError, "unknown tag '%s'", name)
 	}
 	return n
 }
@@ -291,7 +294,7 @@ func (p *parser) forBlock(n *node) {
 	target := p.target(false)
 	n.slot = n.scope.declare("loop")
 	if !p.skipName("in") {
-		panic(p.fail(SyntaxError, "expected 'in', got %s", p.describe()))
+		p.raise(SyntaxError, "expected 'in', got %s", p.describe())
 	}
 	p.scope = outer
 	n.kids = []*node{target, p.items(p.or, "recursive"), nil}
@@ -300,7 +303,7 @@ func (p *parser) forBlock(n *node) {
 		n.kids[2] = p.expression()
 	}
 	if p.isName("recursive") {
-		panic(p.fail(Unsupported, "recursive loops"))
+		p.raise(Unsupported, "recursive loops")
 	}
 	p.want(tokBlockEnd)
 	p.loops++
@@ -324,7 +327,7 @@ func (p *parser) setBlock(n *node) {
 		return
 	}
 	if p.isOp("|") {
-		panic(p.fail(Unsupported, "a filter of a set block"))
+		p.raise(Unsupported, "a filter of a set block")
 	}
 	n.op, n.kids = opSetBlock, []*node{target}
 	n.scope = p.open()
@@ -338,14 +341,14 @@ func (p *parser) parameters(m *macro) {
 	p.list(")", func() {
 		name := p.wantName()
 		if slices.Contains(m.names, name) {
-			panic(p.fail(SyntaxError, "duplicate argument '%s' in a macro", name))
+			p.raise(SyntaxError, "duplicate argument '%s' in a macro", name)
 		}
 		m.params, m.names = append(m.params, p.scope.declare(name)), append(m.names, name)
 		var byDefault *node
 		if p.skipOp("=") {
 			byDefault = p.expression()
 		} else if n := len(m.defaults); n > 0 && m.defaults[n-1] != nil {
-			panic(p.fail(SyntaxError, "non-default argument follows default argument"))
+			p.raise(SyntaxError, "non-default argument follows default argument")
 		}
 		m.defaults = append(m.defaults, byDefault)
 	})

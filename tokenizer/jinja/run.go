@@ -118,9 +118,9 @@ func (r *renderer) assign(target *node, v Value) {
 		items := r.iterate(v)
 		switch n := len(target.kids); {
 		case len(items) > n:
-			panic(errorf(ValueError, "too many values to unpack (expected %d)", n))
+			raise(ValueError, "too many values to unpack (expected %d)", n)
 		case len(items) < n:
-			panic(errorf(ValueError, "not enough values to unpack (expected %d, got %d)", n, len(items)))
+			raise(ValueError, "not enough values to unpack (expected %d, got %d)", n, len(items))
 		}
 		for i, t := range target.kids {
 			r.assign(t, items[i])
@@ -128,7 +128,7 @@ func (r *renderer) assign(target *node, v Value) {
 	case opAttr:
 		of := r.eval(target.kids[0])
 		if of.kind != kindNamespace {
-			panic(errorf(RuntimeError, "cannot assign attribute on non-namespace object"))
+			raise(RuntimeError, "cannot assign attribute on non-namespace object")
 		}
 		r.put(of.ref.(*Dict), target.text, v)
 	default:
@@ -192,7 +192,7 @@ func (r *renderer) newMacro(m *macro) Value {
 
 func (r *renderer) callMacro(m *macro, around *frame, a args) Value {
 	if r.calls++; r.calls > maxCalls {
-		panic(errorf(RecursionError, "maximum recursion depth exceeded"))
+		raise(RecursionError, "maximum recursion depth exceeded")
 	}
 	r.tick(len(a.values) * (1 + len(m.names)/8))
 	outer := r.frame
@@ -211,7 +211,7 @@ func (r *renderer) callMacro(m *macro, around *frame, a args) Value {
 func (r *renderer) bindMacro(m *macro, f *frame, a args) {
 	given := a.positional()
 	if len(given) > len(m.params) {
-		panic(errorf(TypeError, "macro '%s' takes not more than %d argument(s)", m.name, len(m.params)))
+		raise(TypeError, "macro '%s' takes not more than %d argument(s)", m.name, len(m.params))
 	}
 	for i, v := range given {
 		f.slots[m.params[i]] = v
@@ -220,11 +220,11 @@ func (r *renderer) bindMacro(m *macro, f *frame, a args) {
 		v := a.values[len(given)+k]
 		switch i := slices.Index(m.names, name); {
 		case i >= 0 && i < len(given):
-			panic(errorf(TypeError, "macro '%s' got multiple values for argument '%s'", m.name, name))
+			raise(TypeError, "macro '%s' got multiple values for argument '%s'", m.name, name)
 		case i >= 0:
 			f.slots[m.params[i]] = v
 		default:
-			panic(errorf(TypeError, "macro '%s' takes no keyword argument '%s'", m.name, name))
+			raise(TypeError, "macro '%s' takes no keyword argument '%s'", m.name, name)
 		}
 	}
 	for i, slot := range m.params {
