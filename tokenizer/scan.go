@@ -45,12 +45,12 @@ var patterns = map[string]string{
 //nolint:gochecknoglobals // a table
 var scanners = map[string]rule{
 	patterns["gpt2"]:   {(*classTable).gpt2, classes, false, newQuick(gpt2Steps, false, false)},
-	patterns["cl100k"]: {(*classTable).cl100k, classes, false, newQuick(cl100kSteps, true, false)},
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`:             {(*classTable).qwen2, classes, false, newQuick(qwen2Steps, true, false)},
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {(*classTable).qwen35, classes, false, newQuick(qwen2Steps, true, false)},
-	patterns["o200k"]: {(*classTable).o200k, classes, false, newQuick(o200kSteps, true, true)},
-	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {(*classTable).tekken, classes, false, newQuick(tekkenSteps, true, true)},
-	patterns["kimi"]:   {(*classTable).kimi, hanClasses, false, nil},
+	patterns["cl100k"]: {words(classLetter, 3), classes, false, newQuick(cl100kSteps, true, false)},
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`:             {words(classLetter, 1), classes, false, newQuick(qwen2Steps, true, false)},
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {words(classLetter|classMark, 1), classes, false, newQuick(qwen2Steps, true, false)},
+	patterns["o200k"]: {cased(true, 3, "\r\n/"), classes, false, newQuick(o200kSteps, true, true)},
+	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {cased(false, 1, "\r\n/"), classes, false, newQuick(tekkenSteps, true, true)},
+	patterns["kimi"]:   {kimi(), hanClasses, false, nil},
 	`\p{N}{1,3}`:       {runs(classNumber, 3), classes, true, nil},
 	`[0-9][0-9][0-9]`:  {scanThousands, classes, true, nil},
 	`[一-龥぀-ゟ゠-ヿ]+`:     {runs(classKana, math.MaxInt), kanaClasses, true, nil},
@@ -86,90 +86,77 @@ func (t *classTable) gpt2(s []byte, i, end int) (j, looked int) {
 	return j, max(reach(s, j, end), contractionReach(s, i, end))
 }
 
-func (t *classTable) cl100k(s []byte, i, end int) (j, looked int) {
-	return t.words(s, i, end, classLetter, 3)
-}
-
-func (t *classTable) qwen2(s []byte, i, end int) (j, looked int) {
-	return t.words(s, i, end, classLetter, 1)
-}
-
-func (t *classTable) qwen35(s []byte, i, end int) (j, looked int) {
-	return t.words(s, i, end, classLetter|classMark, 1)
-}
-
 // words is the family of cl100k: contractions first, then a word with at
 // most one other character before it, up to digits numbers, punctuation with
 // the line ends behind it, line ends, spaces.
-func (t *classTable) words(s []byte, i, end int, letters uint8, digits int) (j, looked int) {
-	if j := contraction(s, i, end, true); j > i {
-		return j, reach(s, j, end)
-	}
-	class, n := t.at(s, i, end)
-	if class&letters != 0 {
-		j = t.run(s, i+n, end, letters)
-		// A mark may be the character before the word, where it is no letter itself.
-		return j, reach(s, j, end)
-	}
-	if class&classNumber != 0 {
-		return t.numbers(s, i, end, digits)
-	}
-	if i+n < end && s[i] != '\r' && s[i] != '\n' {
-		if next, m := t.at(s, i+n, end); next&letters != 0 {
-			j = t.run(s, i+n+m, end, letters)
-			return j, max(reach(s, j, end), contractionReach(s, i, end))
+func words(letters uint8, digits int) scanner {
+	return func(t *classTable, s []byte, i, end int) (j, looked int) {
+		if j := contraction(s, i, end, true); j > i {
+			return j, reach(s, j, end)
 		}
+		class, n := t.at(s, i, end)
+		if class&letters != 0 {
+			j = t.run(s, i+n, end, letters)
+			// A mark may be the character before the word, where it is no letter itself.
+			return j, reach(s, j, end)
+		}
+		if class&classNumber != 0 {
+			return t.numbers(s, i, end, digits)
+		}
+		if i+n < end && s[i] != '\r' && s[i] != '\n' {
+			if next, m := t.at(s, i+n, end); next&letters != 0 {
+				j = t.run(s, i+n+m, end, letters)
+				return j, max(reach(s, j, end), contractionReach(s, i, end))
+			}
+		}
+		j, looked = t.punctuation(s, i, end, classSpace|letters|classNumber, "\r\n")
+		if j == i {
+			return t.lines(s, i, end)
+		}
+		return j, max(looked, contractionReach(s, i, end))
 	}
-	j, looked = t.punctuation(s, i, end, classSpace|letters|classNumber, "\r\n")
-	if j == i {
-		return t.lines(s, i, end)
-	}
-	return j, max(looked, contractionReach(s, i, end))
-}
-
-func (t *classTable) o200k(s []byte, i, end int) (j, looked int) {
-	return t.cased(s, i, end, true, 3, "\r\n/")
-}
-
-func (t *classTable) tekken(s []byte, i, end int) (j, looked int) {
-	return t.cased(s, i, end, false, 1, "\r\n/")
 }
 
 // kimi is o200k behind a rule for Chinese characters, which its other rules for
 // letters do not take.
-func (t *classTable) kimi(s []byte, i, end int) (j, looked int) {
-	if class, n := t.at(s, i, end); class&classHan != 0 {
-		j = t.run(s, i+n, end, classHan)
-		return j, reach(s, j, end)
+func kimi() scanner {
+	others := cased(true, 3, "\r\n")
+	return func(t *classTable, s []byte, i, end int) (j, looked int) {
+		if class, n := t.at(s, i, end); class&classHan != 0 {
+			j = t.run(s, i+n, end, classHan)
+			return j, reach(s, j, end)
+		}
+		return others(t, s, i, end)
 	}
-	return t.cased(s, i, end, true, 3, "\r\n")
 }
 
 // cased is the family of o200k: a word is a run of upper case and then a run
 // of lower case, with at most one other character before it and, if suffixes is
 // set, a contraction behind it. tail may stand behind punctuation.
-func (t *classTable) cased(s []byte, i, end int, suffixes bool, digits int, tail string) (j, looked int) {
-	class, n := t.at(s, i, end)
-	first := i // where a word behind its leading character would begin
-	if class&(classLetter|classNumber) == 0 && s[i] != '\r' && s[i] != '\n' {
-		first = i + n
-	}
-	j, looked = t.word(s, i, first, end)
-	if j > i {
-		if suffixes {
-			looked = max(looked, contractionReach(s, j, end))
-			j = max(j, contraction(s, j, end, true))
+func cased(suffixes bool, digits int, tail string) scanner {
+	return func(t *classTable, s []byte, i, end int) (j, looked int) {
+		class, n := t.at(s, i, end)
+		first := i // where a word behind its leading character would begin
+		if class&(classLetter|classNumber) == 0 && s[i] != '\r' && s[i] != '\n' {
+			first = i + n
 		}
-		return j, looked
+		j, looked = t.word(s, i, first, end)
+		if j > i {
+			if suffixes {
+				looked = max(looked, contractionReach(s, j, end))
+				j = max(j, contraction(s, j, end, true))
+			}
+			return j, looked
+		}
+		if class&classNumber != 0 {
+			return t.numbers(s, i, end, digits)
+		}
+		j, l := t.punctuation(s, i, end, classSpace|classLetter|classNumber, tail)
+		if j == i {
+			j, l = t.lines(s, i, end)
+		}
+		return j, max(l, looked)
 	}
-	if class&classNumber != 0 {
-		return t.numbers(s, i, end, digits)
-	}
-	j, l := t.punctuation(s, i, end, classSpace|classLetter|classNumber, tail)
-	if j == i {
-		j, l = t.lines(s, i, end)
-	}
-	return j, max(l, looked)
 }
 
 // word matches the first two alternatives of o200k at i, with the optional
