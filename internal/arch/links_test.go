@@ -109,7 +109,7 @@ func linkText(l *comment.DocLink) string {
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ".")
 }
 
-// linkWords are the forms of links. Other words in brackets, such as [0-9], are none.
+// linkWords matches the text of a link. Other text in brackets, such as [0-9], is ignored.
 var linkWords = regexp.MustCompile(`^[\w/]+(\.\w+)*$`)
 
 // leads reports whether a link leads to a package, to a name of its own or of an imported package, or
