@@ -124,7 +124,7 @@ func (r *Recorder) Finished(o router.Outcome) {
 	r.add(&o, ttft*1000)
 }
 
-// Used records the usage in a response. It is for [router.Config.Used].
+// Used records the usage in a response. It is for [router.Hooks.Used].
 func (r *Recorder) Used(d router.Decision) {
 	ctx := context.Background()
 	of := attributes(&d)

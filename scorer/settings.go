@@ -81,7 +81,7 @@ type Settings struct {
 	WeightedRequests float64 `json:"weighted_requests"`
 	WeightedKVUse    float64 `json:"weighted_kv_use"`
 
-	// How requests are booked; see [Booking].
+	// How requests are booked; see Booking in package slots.
 	AssumeKVReuse bool `json:"assume_kv_reuse"`
 	TrackPrefill  bool `json:"track_prefill_tokens"`
 }

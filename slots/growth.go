@@ -38,6 +38,33 @@ func (s *Table) Grow(now time.Time, worker int, perSecond float64) {
 	}
 }
 
+// AddOutputTokens notes that a request has k more tokens of output. Each block that they
+// begin, beyond the prompt's last one, is one more on the worker. From then on
+// [Table.Grow] no longer estimates this output. It returns false, and changes nothing, if
+// the id has no slot.
+func (s *Table) AddOutputTokens(now time.Time, id string, k int) bool {
+	n, exists := s.ids[id]
+	if !exists {
+		return false
+	}
+	t := &s.slots[n]
+	t.seen = now.Sub(s.epoch)
+	if k <= 0 {
+		return true
+	}
+	k = min(k, MostTokens)
+	if !t.outputReported {
+		if t.outputReported = true; t.linked {
+			s.unlink(&s.workers[t.worker].estimated, n)
+			t.linked = false
+		}
+		k -= t.out
+	}
+	s.lengthen(n, min(k, MostTokens-t.out))
+	s.learn(t)
+	return true
+}
+
 // ReportOutput is [Table.AddOutputTokens] for the length of the whole output.
 func (s *Table) ReportOutput(now time.Time, id string, tokens int) (taken bool) {
 	n, exists := s.ids[id]

