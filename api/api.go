@@ -75,7 +75,7 @@ func New(c Config) http.Handler {
 	mux.Handle("GET /metrics", c.Metrics)
 	mux.HandleFunc("GET /v1/replica", get(func(*http.Request) (any, *openai.Error) { return c.describe(), nil }))
 	mux.HandleFunc("GET /v1/workers", get(func(*http.Request) (any, *openai.Error) {
-		return map[string][]router.WorkerState{"workers": c.Router.Workers()}, nil
+		return map[string][]Worker{"workers": c.workers()}, nil
 	}))
 	mux.HandleFunc("GET /v1/models", get(func(*http.Request) (any, *openai.Error) {
 		return map[string][]router.ModelState{"models": c.Router.Models()}, nil
@@ -110,7 +110,7 @@ func (c *Config) decisions(req *http.Request) (any, *openai.Error) {
 		if !ok {
 			return nil, failure(http.StatusNotFound, openai.NotFound, "id", "no decision is kept under this id: it is unknown or too old")
 		}
-		return d, nil
+		return shown(&d, false), nil
 	}
 	limit := defaultDecisions
 	if text := req.FormValue("limit"); text != "" {
@@ -120,5 +120,5 @@ func (c *Config) decisions(req *http.Request) (any, *openai.Error) {
 		}
 		limit = n
 	}
-	return map[string][]router.Decision{"decisions": c.Router.Decisions(limit)}, nil
+	return map[string][]Decision{"decisions": c.decided(limit, false)}, nil
 }

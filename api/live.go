@@ -67,9 +67,9 @@ type livePart struct {
 func newLive(c *Config) *live {
 	l := &live{conf: c, sections: []section{
 		{"replica", func() any { return c.describe() }},
-		{"workers", func() any { return c.Router.Workers() }},
+		{"workers", func() any { return c.workers() }},
 		{"models", func() any { return c.Router.Models() }},
-		{"decisions", func() any { return c.Router.BriefDecisions(liveDecisions) }},
+		{"decisions", func() any { return c.decided(liveDecisions, true) }},
 	}}
 	l.sections = append(l.sections, section{"prefixes", c.Prefixes}, section{"totals", c.Totals})
 	l.sections = slices.DeleteFunc(l.sections, func(s section) bool { return s.read == nil })

@@ -135,8 +135,8 @@ func anyList(v any) []any {
 func bodies() map[string]any {
 	all := map[string]any{
 		"Readiness": api.Readiness{}, "Replica": api.Replica{}, "Peer": replicas.PeerView{}, "Envoy": envoy.State{}, "EnvoyFault": envoy.Fault{},
-		"Model": router.ModelState{}, "Worker": router.WorkerState{}, "ForeignLoad": router.Foreign{}, "Audit": router.AuditState{}, "GroupSummary": router.SummaryState{},
-		"Decision": router.Decision{}, "Rank": router.Worker{}, "Labels": router.Labels{}, "SecondChoice": router.Second{}, "Candidate": router.Candidate{}, "Usage": router.Usage{},
+		"Model": router.ModelState{}, "Worker": api.Worker{}, "ForeignLoad": router.Foreign{}, "Audit": router.AuditState{}, "GroupSummary": router.SummaryState{},
+		"Decision": api.Decision{}, "Rank": router.Worker{}, "Labels": router.Labels{}, "SecondChoice": router.Second{}, "Candidate": api.Candidate{}, "Usage": router.Usage{},
 		"CostSettings": scorer.Settings{}, "EngineModel": scorer.Engine{}, "Thresholds": scorer.Thresholds{}, "Override": scorer.Override{},
 		"Totals": outcomes.Totals{}, "Sample": outcomes.Sample{}, "Prefix": router.Prefix{},
 		"PotentialLoad": router.PotentialLoad{}, "WorkerRecord": fleet.Record{}, "EventSource": fleet.Events{}, "Probe": fleet.Probe{},
@@ -190,14 +190,25 @@ func TestOpenAPIFields(t *testing.T) {
 	}
 }
 
-// fields are the fields of a struct in JSON, with those of embedded structs.
+// fields are the fields of a struct in JSON, with those of embedded structs that it does not replace.
 func fields(of reflect.Type) (all []reflect.StructField) {
+	name := func(f reflect.StructField) string {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		return name
+	}
 	for f := range of.Fields() {
-		switch tag := f.Tag.Get("json"); {
-		case f.Anonymous && tag == "":
-			all = append(all, fields(f.Type)...)
-		case f.IsExported() && tag != "-":
+		if f.IsExported() && f.Tag.Get("json") != "-" && !(f.Anonymous && f.Tag.Get("json") == "") {
 			all = append(all, f)
+		}
+	}
+	for f := range of.Fields() {
+		if !f.Anonymous || f.Tag.Get("json") != "" {
+			continue
+		}
+		for _, inner := range fields(f.Type) {
+			if !slices.ContainsFunc(all, func(f reflect.StructField) bool { return name(f) == name(inner) }) {
+				all = append(all, inner)
+			}
 		}
 	}
 	return all
@@ -283,12 +294,29 @@ func TestOpenAPIEnumerations(t *testing.T) {
 		"router.Reason": enum("Decision", "properties", "reason"), "router.Mode": enum("Decision", "properties", "mode"),
 		"router.Sign": enum("Decision", "properties", "first_token_by"), "router.NoLeg": enum("Decision", "properties", "no_prefill"),
 		"router.Exclusion": enum("Candidate", "properties", "excluded"), "router.Role": enum("Role"),
-		"scorer.Policy": enum("CostName"), "tokenizer.Mode": enum("TokenMode"),
+		"router.EventsLevel": enum("Worker", "properties", "kv_events_level"),
+		"scorer.Policy":      enum("CostName"), "tokenizer.Mode": enum("TokenMode"),
 	} {
 		want := slices.Sorted(slices.Values(constants[of]))
 		slices.Sort(got)
-		if len(want) < 4 || !slices.Equal(got, want) {
+		if len(want) < 3 || !slices.Equal(got, want) {
 			t.Errorf("%s: the file has %q, the code %q", of, got, want)
+		}
+	}
+	for _, x := range constants["router.Exclusion"] {
+		if router.Exclusion(x).Text() == x {
+			t.Errorf("the verdict %s has no text", x)
+		}
+	}
+	for _, x := range constants["router.NoLeg"] {
+		if router.NoLeg(x).Text() == x {
+			t.Errorf("the reason %s for no prefill leg has no text", x)
+		}
+	}
+	for _, x := range constants["router.Sign"] {
+		d := router.Decision{FirstTokenBy: router.Sign(x), FirstToken: time.Unix(1, 0)}
+		if strings.Contains(d.FirstTokenText(), x+" ") || strings.HasSuffix(d.FirstTokenText(), "by "+x) {
+			t.Errorf("the source %s of a first token has no text", x)
 		}
 	}
 	if diff := cmp.Diff(enum("CostName"), list(s.at("components", "schemas", "Override", "properties", "cost")["enum"])); diff != "" {

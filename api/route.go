@@ -59,8 +59,8 @@ type question struct {
 // answer is the answer of /v1/best_worker.
 type answer struct {
 	choice
-	Prefill  *leg            `json:"prefill,omitempty"`
-	Decision router.Decision `json:"decision"`
+	Prefill  *leg     `json:"prefill,omitempty"`
+	Decision Decision `json:"decision"`
 }
 
 // leg is the prefill leg, which has a slot of its own under RequestID.
@@ -171,7 +171,7 @@ func (c *Config) bestWorker(r *http.Request, q *question) (any, *openai.Error) {
 	if err != nil {
 		return nil, c.refusal(err, req.Model)
 	}
-	a := answer{choice: choiceOf(&d), Decision: d}
+	a := answer{choice: choiceOf(&d), Decision: shown(&d, false)}
 	if d.Prefill != nil {
 		a.Prefill = &leg{d.Prefill.ID, choiceOf(d.Prefill)}
 	}

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kvroute/kvroute/api"
 	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
@@ -126,13 +127,6 @@ func (d *diagnosis) checkReplica(x *Replica) {
 	}
 }
 
-// Unheard reports whether no event of a worker was ever heard, although it may publish some.
-func Unheard(w *router.WorkerState) bool {
-	fromEngine := w.Transport == "zmq" || w.Transport == "http_poll"
-	viaSidecar := w.Transport == "nats" && w.BlockSize > 0
-	return w.KVEvents == "none" && w.CachedBlocks == 0 && (w.NeverHeard || fromEngine || viaSidecar)
-}
-
 // HowToPublish tells an operator what to do when no event of a worker was ever heard.
 func HowToPublish(w *router.WorkerState) string {
 	e := engine.Of(w.Engine)
@@ -155,16 +149,18 @@ func (d *diagnosis) checkWorkers(x *Replica) {
 	last := x.Last()
 	for i := range last.workers {
 		w := &last.workers[i]
-		name := WorkerName(w.Worker, w.Name)
+		name := w.Worker.Label(w.Name)
 		lasting := x.always(func(r *Reading) bool {
-			return slices.ContainsFunc(r.workers, func(s router.WorkerState) bool { return s.Worker == w.Worker && s.KVEvents == w.KVEvents })
+			return slices.ContainsFunc(r.workers, func(s api.Worker) bool {
+				return s.Worker == w.Worker && s.KVEvents == w.KVEvents
+			})
 		})
 		switch {
-		case !lasting:
-		case w.KVEvents == "suspect", w.KVEvents == "partial", w.KVEvents == "block_size_mismatch":
-			d.report(fault, x, "events", "what worker %s caches is not known in full: its events are %s", name, w.KVEvents)
-		case Unheard(w) && w.Health == router.Healthy.String() && last.Settings["no-kv-events"] != true:
-			d.report(fault, x, "events", "events of %s were never heard: %s", name, HowToPublish(w))
+		case !lasting || w.EventsLevel != router.EventsFault:
+		case w.Unheard():
+			d.report(fault, x, "events", "events of %s: %s; %s", name, w.EventsText, HowToPublish(&w.WorkerState))
+		default:
+			d.report(fault, x, "events", "events of %s are %s: %s", name, w.KVEvents, w.EventsText)
 		}
 		if w.Health != router.Healthy.String() {
 			d.report(note, x, "health", "worker %s is %s", name, w.Health)
@@ -221,7 +217,7 @@ func (r *Reading) facts(synced bool, asked map[uint64]string) map[fact]any {
 	}
 	for i := range r.workers {
 		w := &r.workers[i]
-		name := WorkerName(w.Worker, w.Name)
+		name := w.Worker.Label(w.Name)
 		for what, value := range map[string]any{
 			"worker": "known", "address": w.Address.String(), "served model": fmt.Sprint(w.Model, " ", w.LoRA), "role": string(w.Role),
 			"block size": strconv.Itoa(w.BlockSize), "health": w.Health, "draining": strconv.FormatBool(w.Draining),
@@ -356,14 +352,4 @@ func (d *diagnosis) checkPeers() {
 	for _, id := range slices.Sorted(maps.Keys(notAsked)) {
 		d.found = append(d.found, Finding{Level: note, What: "replica", Of: notAsked[id], Text: fmt.Sprintf("replica %s (%d) is heard by others, but was not asked: give its --url, too", notAsked[id], id)})
 	}
-}
-
-// WorkerName returns the text by which people know a worker: its name, or its id if it has none, and
-// its rank unless that is 0.
-func WorkerName(w router.Worker, name string) string {
-	name = cmp.Or(name, strconv.FormatUint(w.ID, 10))
-	if w.DPRank > 0 {
-		name += fmt.Sprintf("/%d", w.DPRank)
-	}
-	return name
 }

@@ -137,7 +137,7 @@ func (r *Report) nameAll() {
 // Reading is the data of a replica at one time.
 type Reading struct {
 	api.Replica
-	workers    []router.WorkerState
+	workers    []api.Worker
 	models     []router.ModelState
 	thresholds map[string]string // of models that have thresholds
 }
@@ -160,7 +160,7 @@ func (x *Replica) take(ctx context.Context) (err error) {
 	defer cancel()
 	var r Reading
 	var answers struct {
-		Workers    []router.WorkerState
+		Workers    []api.Worker
 		Models     []router.ModelState
 		Thresholds []map[string]any
 	}

@@ -15,6 +15,18 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
+// judge adds the judgement of the events of each worker, as a replica does.
+func judge(r *Reading) {
+	of, err := router.New(router.Config{NoEvents: r.Settings["no-kv-events"] == true})
+	if err != nil {
+		panic(err)
+	}
+	for i := range r.workers {
+		w := &r.workers[i]
+		w.EventsLevel, w.EventsText = of.EventsState(&w.WorkerState)
+	}
+}
+
 // replicaSaying is a replica that reports the same in three readings, unless change modifies one of
 // them.
 func replicaSaying(name string, id uint64, change func(n int, r *Reading)) *Replica {
@@ -35,14 +47,15 @@ func replicaSaying(name string, id uint64, change func(n int, r *Reading)) *Repl
 			}
 		}
 		for w := range uint64(2) {
-			r.workers = append(r.workers, router.WorkerState{
+			r.workers = append(r.workers, api.Worker{WorkerState: router.WorkerState{
 				Worker: router.Worker{ID: w + 1}, Name: fmt.Sprint("w", w+1), Model: "m", Health: "healthy", KVEvents: "ok", BlockSize: 16,
 				CachedBlocks: 100, ActiveRequests: 2, PendTokens: 50,
-			})
+			}})
 		}
 		if change != nil {
 			change(n, &r)
 		}
+		judge(&r)
 		x.readings = append(x.readings, r)
 	}
 	return x
@@ -220,7 +233,7 @@ func TestDiagnosisOfSilentWorkers(t *testing.T) {
 		got := slices.DeleteFunc(diagnose([]*Replica{x}), func(f Finding) bool { return f.What != "events" })
 		switch {
 		case c.want == "" && len(got) == 0:
-		case c.want == "" || len(got) != 1 || got[0].Level != fault || !strings.HasPrefix(got[0].Text, "events of w1 were never heard: start ") || !strings.HasSuffix(got[0].Text, c.want):
+		case c.want == "" || len(got) != 1 || got[0].Level != fault || !strings.HasPrefix(got[0].Text, "events of w1: no event has come, although it should send some: kvroute predicts its cache; start ") || !strings.HasSuffix(got[0].Text, c.want):
 			t.Errorf("%+v: found %+v", c, got)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"log/slog"
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -165,6 +166,9 @@ func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 			cmp.Or(d.WorkerName, fmt.Sprint(d.Worker.ID)), d.Address)
 	}
 	s.decision, s.state = d, routed
+	if conf.Log.Enabled(ctx, slog.LevelDebug) {
+		conf.Log.Debug("request routed", "request", s.id, "worker", d.Worker.Label(d.WorkerName), "reason", d.Sentence())
+	}
 	return nil
 }
 

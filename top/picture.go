@@ -17,7 +17,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvroute/kvroute/api"
-	"github.com/kvroute/kvroute/doctor"
 	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/router"
 )
@@ -31,11 +30,11 @@ const (
 
 // picture is what is known of a kvroute: the sections of /v1/live. A kvroute may lack some.
 type picture struct {
-	Replica   *api.Replica         `json:"replica"`
-	Workers   []router.WorkerState `json:"workers"`
-	Decisions []router.Decision    `json:"decisions"`
-	History   []outcomes.Sample    `json:"history"` // the newest ones, oldest first
-	Totals    map[string]float64   `json:"totals"`
+	Replica   *api.Replica       `json:"replica"`
+	Workers   []api.Worker       `json:"workers"`
+	Decisions []api.Decision     `json:"decisions"`
+	History   []outcomes.Sample  `json:"history"` // the newest ones, oldest first
+	Totals    map[string]float64 `json:"totals"`
 }
 
 // apply applies a JSON object of sections.
@@ -110,31 +109,31 @@ func (p *picture) rates(nowMS int64) string {
 // order is an order of workers: the largest figure first, then by name.
 type order struct {
 	name   string
-	figure func(*router.WorkerState) int
+	figure func(*api.Worker) int
 }
 
 func orders() []order {
 	return []order{
-		{"name", func(*router.WorkerState) int { return 0 }},
-		{"active requests", func(w *router.WorkerState) int { return w.ActiveRequests }},
-		{"pending tokens", func(w *router.WorkerState) int { return w.PendTokens }},
-		{"cached blocks", func(w *router.WorkerState) int { return w.CachedBlocks + w.GuessedBlocks }},
-		{"routed requests", func(w *router.WorkerState) int { return int(w.Routed) }},
-		{"failures", func(w *router.WorkerState) int { return int(w.Failures) }},
+		{"name", func(*api.Worker) int { return 0 }},
+		{"active requests", func(w *api.Worker) int { return w.ActiveRequests }},
+		{"pending tokens", func(w *api.Worker) int { return w.PendTokens }},
+		{"cached blocks", func(w *api.Worker) int { return w.CachedBlocks + w.GuessedBlocks }},
+		{"routed requests", func(w *api.Worker) int { return int(w.Routed) }},
+		{"failures", func(w *api.Worker) int { return int(w.Failures) }},
 	}
 }
 
 // workerTable returns the titles and a line for each worker, in an order.
 func (p *picture) workerTable(by, width int) []string {
-	label := func(w *router.WorkerState) string {
+	label := func(w *api.Worker) string {
 		if w.Group != "" {
 			return "group " + w.Group
 		}
-		return doctor.WorkerName(w.Worker, w.Name)
+		return w.Worker.Label(w.Name)
 	}
 	sorted := slices.Clone(p.Workers)
 	figure := orders()[by].figure
-	slices.SortFunc(sorted, func(a, b router.WorkerState) int {
+	slices.SortFunc(sorted, func(a, b api.Worker) int {
 		return cmp.Or(cmp.Compare(figure(&b), figure(&a)), strings.Compare(label(&a), label(&b)))
 	})
 	rows := [][]string{{
@@ -158,6 +157,9 @@ func (p *picture) workerTable(by, width int) []string {
 		case w.Audit != nil && w.Audit.Departs:
 			events += ", departs"
 		}
+		if w.EventsLevel == router.EventsFault {
+			events = "! " + events
+		}
 		rows = append(rows, []string{
 			label(w), health, fmt.Sprintf("%6d", w.ActiveRequests), fmt.Sprintf("%7d", w.PendTokens),
 			fmt.Sprintf("%7d", w.CachedBlocks+w.GuessedBlocks),
@@ -172,9 +174,9 @@ func (p *picture) decisionTable(width int) []string {
 	rows := [][]string{{"time", "worker", " prompt", "cached", "TTFT ms", "reason", "model", "request"}}
 	for i := range p.Decisions {
 		d := &p.Decisions[i]
-		to, ttft := doctor.WorkerName(d.Worker, d.WorkerName), "-"
+		to, ttft := d.Worker.Label(d.WorkerName), "-"
 		if d.Prefill != nil {
-			to = doctor.WorkerName(d.Prefill.Worker, d.Prefill.WorkerName) + " > " + to
+			to = d.Prefill.Worker.Label(d.Prefill.WorkerName) + " > " + to
 		}
 		if !d.FirstToken.IsZero() {
 			ttft = strconv.FormatInt(d.FirstToken.Sub(d.Time).Milliseconds(), 10)
@@ -218,7 +220,7 @@ func table(rows [][]string, width int) []string {
 }
 
 // warning matches the lines of workers that need attention, as red and yellow ones.
-var warning = regexp.MustCompile(`(unhealthy)|degraded|draining|failing|suspect|partial|stale|departs`)
+var warning = regexp.MustCompile(`(unhealthy)|degraded|draining|failing|  ! |stale|departs`)
 
 // clip returns at most n characters of a text, without control characters: the text may come from
 // a worker's record.

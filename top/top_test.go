@@ -105,6 +105,19 @@ time      worker    prompt  cached  TTFT ms  reason  model  request
 	}
 }
 
+// Workers whose events are incomplete are marked as the server says, whatever the state is called.
+func TestIncompleteEventsAreMarked(t *testing.T) {
+	s := &screen{}
+	s.Update(tea.WindowSizeMsg{Width: 120, Height: 24})
+	s.Update([]byte(`{"workers":[
+		{"name":"gpu-1","health":"healthy","kv_events":"block_size_mismatch","kv_events_level":"fault"},
+		{"name":"gpu-2","health":"healthy","kv_events":"new_state","kv_events_level":"off"}]}`))
+	got := s.View().Content
+	if !strings.Contains(got, "! block_size_mismatch") || !strings.Contains(got, yellow+"gpu-1") || strings.Contains(got, yellow+"gpu-2") {
+		t.Errorf("the screen is %q", got)
+	}
+}
+
 // The screen fits every terminal.
 func TestScreenFits(t *testing.T) {
 	for width := 1; width < 160; width += 3 {

@@ -145,7 +145,7 @@ func (e *env) runExample(ctx context.Context, res *result, name, variable, progr
 	text := bench.Must(os.ReadFile(script.Log))
 	predicted, cached := lastNumber(text, "x-dynamo-overlap-blocks: "), lastNumber(text, `"cached_tokens":`)
 	res.cases++
-	if predicted == 0 || predicted*block != cached || !bytes.Contains(text, []byte("<- chosen")) {
+	if predicted == 0 || predicted*block != cached || !bytes.Contains(text, []byte("  chosen\n")) {
 		res.differ("%d blocks were predicted, %d tokens cached:\n%s", predicted, cached, text)
 	}
 }

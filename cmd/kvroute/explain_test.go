@@ -30,10 +30,10 @@ func TestExplain(t *testing.T) {
 	r.MarkPrefillCompleted("why")
 	r.Free("why")
 	for args, want := range map[string][]string{
-		"why":         {"prompt    ", "80 tokens (exact), 10 full blocks of 8", "kv, random number 0.", "cost tokens, alpha 0.1, attention 6e-05, decode_weight 1, kv_read 0.00145", `thresholds   {"active_decode_blocks_threshold":0.45}`, "reason", "kv: cost 21.6376 by tokens", "8 of its blocks are cached, 16 tokens to compute", "hashes ", "first token  after", "end          after", "<- chosen", "not: busy", "40.144"},
-		"last":        {"pin", "pinned: the request names it", "not: pin"},
+		"why":         {"prompt    ", "80 tokens (exact), 10 full blocks of 8", "kv, random number 0.", "cost tokens, alpha 0.1, attention 6e-05, decode_weight 1, kv_read 0.00145", `thresholds   {"active_decode_blocks_threshold":0.45}`, "reason", "kv: Worker 3 has 8 of 10 blocks of the prompt: 16 tokens to compute against 40 on worker 2. ", "Worker 3 has the lowest cost: 21.6376 against ", "1 worker is above a busy threshold.", "8 of its blocks are cached, 16 tokens to compute", "hashes ", "first token  after", "end          after", "  chosen\n", "  excluded: above a busy threshold\n", "40.144"},
+		"last":        {"pin", "pinned: The request names worker 2.", "  excluded: not the worker that the request names\n"},
 		"last --json": {`"id": "pin"`},
-		"--json why":  {`"policy": "tokens"`, `"candidates": [`, `"excluded": "busy"`},
+		"--json why":  {`"policy": "tokens"`, `"candidates": [`, `"excluded": "busy"`, `"verdict_text": "chosen"`, `"reason_text": "Worker 3 has 8 of 10 blocks`},
 	} {
 		status, out, stderr := runs(t, append([]string{"explain", "--url", s.URL}, strings.Fields(args)...)...)
 		for _, w := range want {
@@ -71,8 +71,8 @@ func TestExplain(t *testing.T) {
 		leg:    {"worker    prefill1 at 10.0.0.2:80", "cost tokens", "24 tokens to compute", "decode3"},
 	} {
 		rows := strings.Split(text, "\n")
-		chosen := slices.IndexFunc(rows, func(row string) bool { return strings.Contains(row, "<- chosen") })
-		if chosen < 0 || strings.Count(text, "not: role") != 2 || !strings.Contains(rows[chosen], strings.Fields(want[0])[1]) {
+		chosen := slices.IndexFunc(rows, func(row string) bool { return strings.HasSuffix(row, "  chosen") })
+		if chosen < 0 || strings.Count(text, "excluded: "+router.ExcludedRole.Text()) != 2 || !strings.Contains(rows[chosen], strings.Fields(want[0])[1]) {
 			t.Errorf("split decision: want a table with %s in\n%s", want[0], out)
 		}
 		for _, w := range want {

@@ -41,7 +41,7 @@ func TestReportedLoadCounts(t *testing.T) {
 				if _, text := whole(t, "GET", h.URL+"/v1/workers", "", nil); !strings.Contains(text, `"engine_running":8`) || !strings.Contains(text, `"engine_waiting":30`) || !strings.Contains(text, `"foreign":{"requests":38`) {
 					t.Errorf("%s: /v1/workers has %s", name, text)
 				}
-				if _, out, _ := runs(t, "explain", "--url", h.URL, "it"); !strings.Contains(out, "Foreign load on gpu-1") || !strings.Contains(out, "38 requests, 30 of them waiting with about 720 tokens") {
+				if _, out, _ := runs(t, "explain", "--url", h.URL, "it"); !strings.Contains(out, "the load includes what kvroute did not send") || !strings.Contains(out, "38 requests, 30 of them waiting with about 720 tokens") {
 					t.Errorf("%s: explain prints\n%s", name, out)
 				}
 				h.Close()

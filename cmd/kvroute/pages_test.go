@@ -305,7 +305,7 @@ cat answer
 kvroute explain last
 `))
 			if err != nil || !regexp.MustCompile(`(?m)^x-dynamo-overlap-blocks: [1-9]`).MatchString(out) ||
-				!regexp.MustCompile(`"cached_tokens": ?[1-9]`).MatchString(out) || !strings.Contains(out, "(exact)") || !strings.Contains(out, "<- chosen") {
+				!regexp.MustCompile(`"cached_tokens": ?[1-9]`).MatchString(out) || !strings.Contains(out, "(exact)") || !strings.Contains(out, "  chosen\n") {
 				t.Errorf("%v\n%s", err, out)
 			}
 		})

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvroute/kvroute/doctor"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
@@ -124,9 +123,9 @@ func (s *server) countWorkers(known []router.WorkerState) string {
 func feeds(known []router.WorkerState) (heard, unheard []string) {
 	for i := range known {
 		w := &known[i]
-		name := doctor.WorkerName(w.Worker, w.Name)
+		name := w.Worker.Label(w.Name)
 		switch {
-		case doctor.Unheard(w):
+		case w.Unheard():
 			unheard = append(unheard, name)
 		case w.Group == "" && w.Transport != "none" && w.BlockSize > 0:
 			heard = append(heard, name)

@@ -42,7 +42,7 @@ func (s *server) warnOfWorkers() {
 	silent := map[string][]string{}      // workers by what to do
 	noTokenizer := map[string][]string{} // workers by model
 	for _, w := range s.router.Workers() {
-		name := doctor.WorkerName(w.Worker, w.Name)
+		name := w.Worker.Label(w.Name)
 		if w.NeverHeard {
 			silent[doctor.HowToPublish(&w)] = append(silent[doctor.HowToPublish(&w)], name)
 		}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import "github.com/kvroute/kvroute/router"
+
+// Decision is a decision of the router with the texts that explain it. The fields of the router's decision
+// come first.
+type Decision struct {
+	router.Decision
+
+	// Prefill and Candidates replace those of the router's decision.
+	Prefill    *Decision   `json:"prefill,omitempty"`
+	Candidates []Candidate `json:"candidates,omitempty"`
+
+	ModeText       string `json:"mode_text"`
+	ReasonText     string `json:"reason_text"`
+	SettingsText   string `json:"settings_text,omitempty"` // the settings that the costs depend on
+	FirstTokenText string `json:"first_token_text,omitempty"`
+}
+
+// Candidate is a candidate with the text of its verdict, which is empty if it only lost the comparison.
+type Candidate struct {
+	router.Candidate
+
+	VerdictText string `json:"verdict_text,omitempty"`
+}
+
+// Worker is the state of a worker with the judgement of its events.
+type Worker struct {
+	router.WorkerState
+
+	EventsLevel router.EventsLevel `json:"kv_events_level"`
+	EventsText  string             `json:"kv_events_text"`
+}
+
+// shown adds the texts to a decision. Brief leaves out the candidates, which the texts name.
+func shown(d *router.Decision, brief bool) Decision {
+	s := Decision{
+		Decision: *d,
+		ModeText: d.ModeText(), ReasonText: d.Sentence(), SettingsText: d.SettingsText(), FirstTokenText: d.FirstTokenText(),
+	}
+	if d.Prefill != nil {
+		s.Prefill = new(shown(d.Prefill, brief))
+	}
+	if brief {
+		s.Omitted = 0
+		return s
+	}
+	for i := range d.Candidates {
+		c := &d.Candidates[i]
+		s.Candidates = append(s.Candidates, Candidate{*c, d.Verdict(c)})
+	}
+	return s
+}
+
+// decided returns the newest decisions.
+func (c *Config) decided(n int, brief bool) []Decision {
+	list := []Decision{} // an empty list in JSON, not null
+	for _, d := range c.Router.Decisions(n) {
+		list = append(list, shown(&d, brief))
+	}
+	return list
+}
+
+// workers returns all workers.
+func (c *Config) workers() []Worker {
+	list := []Worker{} // an empty list in JSON, not null
+	for _, w := range c.Router.Workers() {
+		level, text := c.Router.EventsState(&w)
+		list = append(list, Worker{w, level, text})
+	}
+	return list
+}
