@@ -3,12 +3,6 @@
 import { parse } from './feed.js'
 import { Table, clock, count, duration, element, find, milliseconds, number, plain, workerName } from './dom.js'
 
-const signs = {
-  order: 'inferred: a later request had its first token',
-  rate: "inferred from the worker's rate",
-  end: 'at the latest: the response was not streamed',
-}
-
 const figure = (field) => (c) => {
   const value = c[field] ?? 0
   return { text: String(value), value }
@@ -32,47 +26,17 @@ const drawn = (d) => Boolean(d.policy && d.settings?.router_temperature > 0)
 const same = (a, b) => a.worker_id === b.worker_id && a.dp_rank === b.dp_rank
 
 function verdict(c, d) {
-  let text = same(c.worker, d.worker) ? '← chosen' : c.excluded ? `not: ${c.excluded}` : ''
-  if (c.group && c.probed) text += ' (group: asked)'
-  else if (c.group && c.summary_age_ns < 0) text += ` (group: no summary, members ${c.members ?? 0})`
-  else if (c.group) text += ` (group: members ${c.members ?? 0}, summary ${duration(c.summary_age_ns ?? 0)} ago)`
-  const f = c.foreign
-  if (f) text += ` (includes load that kvroute did not send: ${f.requests} requests, ${f.waiting} waiting with about ${f.tokens} tokens, ${f.blocks} blocks)`
+  const text = c.verdict_text ?? ''
   return { text, value: text, tone: same(c.worker, d.worker) ? 'good' : c.excluded ? 'quiet' : '' }
-}
-
-function reason(d) {
-  const other = { pinned: 'the request names it', preferred: 'the upper router asked for it', session: 'its session is bound to it', 'round-robin': `mode ${d.mode}`, mode: `mode ${d.mode}` }
-  if (other[d.reason]) return `${d.reason}: ${other[d.reason]}`
-  const equal = d.equal > 1 ? `; ${d.equal} cost the same: fewer requests, then fewer blocks, then a draw` : ''
-  return `${d.reason}: cost ${d.cost} by ${d.policy || 'a rule of its own'}${drawn(d) ? '; drawn by temperature' : equal}`
-}
-
-// policySettings are the settings that each cost uses.
-const policySettings = {
-  tokens: 'alpha attention decode_weight kv_read host_cache_weight disk_cache_weight',
-  dynamo: 'overlap_score_weight',
-  dynamo_newer: 'overlap_score_credit overlap_score_credit_decay prefill_load_scale active_request_weight host_cache_weight disk_cache_weight',
-  predicted_ttft: 'alpha decode_weight kv_read host_cache_weight disk_cache_weight',
-  weighted: 'max_batch weighted_overlap weighted_requests weighted_kv_use decode_weight kv_read',
-}
-
-function settings(d) {
-  const used = `${policySettings[d.policy] ?? ''} router_temperature`.trim().split(' ')
-  const parts = { predicted_ttft: Object.keys(d.settings.engine), tokens: ['floor', 'token'] }[d.policy] ?? []
-  const engine = parts.map((name) => `engine ${name} ${d.settings.engine[name]}`)
-  const not = [!d.settings.track_prefill_tokens && 'prefill is not tracked', !d.settings.assume_kv_reuse && 'no reuse is assumed'].filter(Boolean)
-  return [`cost ${d.policy}`, ...used.map((name) => `${name} ${d.settings[name] ?? 0}`), ...engine, ...not].join(', ')
 }
 
 function choice(d) {
   return [
-    ['settings', d.policy && d.settings && settings(d)],
+    ['worker', `${workerName(d.worker, d.worker_name)} at ${d.address}`],
+    ['reason', `${d.reason}: ${d.reason_text}`],
+    ['settings', d.settings_text],
     ['output', d.policy && `${number(d.expected_output_tokens)} tokens expected`],
     ['in use', d.active_prefix_tokens && `the first ${number(d.active_prefix_tokens)} tokens, by requests on the worker that has most of the prompt; it has ${number(d.active_prefix_requests)}`],
-    ['worker', `${workerName(d.worker, d.worker_name)} at ${d.address}`],
-    ['member', d.member && `${workerName(d.member, '')}, named by the group`],
-    ['reason', reason(d)],
     ['expected', `${d.overlap_blocks} of its blocks are cached, ${number(d.prefill_tokens)} tokens to compute, first token in ` +
       `${milliseconds(d.estimated_ttft_ms)} (${milliseconds(d.coarse_ttft_ms)} by rule of thumb)`],
   ]
@@ -81,19 +45,18 @@ function choice(d) {
 function lines(d) {
   const after = (time) => milliseconds(new Date(time) - new Date(d.time))
   const steps = [['waited', d.queue_ns], ['probe', d.probe_ns], ['tokens', d.tokenize_ns], ['hashes', d.hash_ns], ['match', d.match_ns], ['choice and booking', d.pick_ns]]
-  const mode = { 'round-robin': `, turn ${d.turn}`, 'device-aware': `, ratio ${d.device_ratio}, random number ${d.draw}` }[d.mode] ?? `, random number ${d.draw}`
   const thresholds = Object.entries(d.thresholds ?? {}).map(([name, value]) => `${name} ${value}`).join(', ')
-  const by = signs[d.first_token_by] ?? `reported by ${d.first_token_by}`
   return [
     ['time', `${clock(d.time)}, ${d.time}`],
     ['model', d.model],
     ['prompt', `${number(d.prompt_tokens)} tokens (${[d.token_mode, d.token_reason].filter(Boolean).join(': ')}), ${d.prompt_blocks} full blocks of ${d.block_size}`],
-    ['mode', d.mode + mode],
+    ['mode', d.mode_text],
     ['thresholds', thresholds],
     ...choice(d),
     ['prefill leg', d.no_prefill && (d.prefill ? `${d.no_prefill}: the worker computes the prompt` : `none: ${d.no_prefill}`)],
     ['steps', steps.filter(([name, ns]) => ns > 0 || name === 'match').map(([name, ns]) => `${name} ${duration(ns ?? 0)}`).join(', ')],
-    ['first token', d.first_token ? `after ${after(d.first_token)}, ${by}` : d.first_token_by === 'end' && 'not seen before the end of the response'],
+    ['served by', d.served && `${d.served}, because the chosen worker did not take the request`],
+    ['first token', d.first_token ? `after ${after(d.first_token)}, ${d.first_token_text}` : d.first_token_text],
     ['end', d.freed && `after ${after(d.freed)}`],
     ['usage', d.usage && `${number(d.usage.prompt_tokens)} prompt tokens, ${d.usage.cached_reported ? number(d.usage.cached_tokens) : 'an unknown number'} of them cached, ${number(d.usage.output_tokens)} output tokens, by the response`],
   ]
@@ -105,6 +68,10 @@ function candidates(d, caption) {
   const table = element('table')
   const box = element('div', { className: 'scroll', tabIndex: 0, attributes: { role: 'group', 'aria-label': caption } }, table)
   new Table(table, caption, columns(d), (c) => `${c.worker.worker_id}/${c.worker.dp_rank}`).fill(d.candidates ?? [], 'The candidates are not kept.')
+  if (d.candidates_omitted) {
+    const text = `Not stored: ${number(d.candidates_omitted)} more workers of the pool. Those above have the lowest costs.`
+    box.append(element('p', { className: 'note omitted' }, text))
+  }
   return box
 }
 

@@ -13,7 +13,7 @@ const tile = (field) => document.querySelector(`#tiles [data-field="${field}"]`)
 const several = (n, one, many = `${one}s`) => `${number(n)} ${n === 1 ? one : many}`
 
 const healths = { healthy: ['● healthy', 'good'], degraded: ['▲ degraded', 'warn'], unhealthy: ['✕ unhealthy', 'bad'], expired: ['✕ expired', 'bad'] }
-const events = { ok: ['● ok', 'good'], partial: ['▲ partial', 'warn'], suspect: ['▲ suspect', 'warn'], none: ['○ none', 'quiet'] }
+const levels = { ok: ['●', 'good'], fault: ['▲', 'warn'], off: ['○', 'quiet'] } // of events, as the server judges them
 
 function health(w) {
   const [text, tone] = healths[w.health] ?? [w.health, '']
@@ -23,9 +23,8 @@ function health(w) {
 }
 
 function eventState(w) {
-  const [text, tone] = events[w.kv_events] ?? [`○ ${w.kv_events}`, 'quiet']
-  if (w.never_heard) return { text: '○ never heard', value: w.kv_events, tone: 'quiet', title: 'No event has come yet' }
-  return { text, value: w.kv_events, tone, title: w.event_transport ?? '' }
+  const [symbol, tone] = levels[w.kv_events_level] ?? levels.off
+  return { text: `${symbol} ${w.never_heard ? 'never heard' : w.kv_events}`, value: w.kv_events, tone, title: w.kv_events_text }
 }
 
 function audit(w) {
@@ -125,13 +124,13 @@ const eventTable = new Table(find('events'), 'Workers by event source and state'
   { name: 'State', field: 'state', left: true, show: (g) => eventState(g.of) },
   { name: 'Workers', field: 'workers', show: (g) => count(g.workers) },
   { name: 'Cached blocks', field: 'cached_blocks', show: (g) => count(g.blocks) },
-], (g) => `${g.transport}/${g.of.kv_events}/${g.of.never_heard ?? false}`)
+], (g) => `${g.transport}/${g.of.kv_events}/${g.of.never_heard ?? false}/${g.of.kv_events_level}`)
 
 function drawEvents(list) {
   const kinds = new Map()
   for (const w of list) {
     const transport = w.group ? 'group summaries' : w.event_transport || 'not registered'
-    const key = `${transport}/${w.kv_events}/${w.never_heard}`
+    const key = `${transport}/${w.kv_events}/${w.never_heard}/${w.kv_events_level}`
     const kind = kinds.get(key) ?? { transport, of: w, workers: 0, blocks: 0 }
     kind.workers++
     kind.blocks += w.cached_blocks
@@ -197,8 +196,9 @@ function drawAttention() {
     ...some((w) => w.health === 'unhealthy' || w.health === 'expired', 'unhealthy'),
     ...some((w) => w.health === 'degraded', 'degraded'),
     ...some((w) => w.failing, 'avoided because of failed requests'),
-    ...some((w) => w.kv_events === 'suspect' || w.kv_events === 'partial', 'with lost KV events'),
-    ...some((w) => w.never_heard, 'without any KV event so far'),
+    ...[...new Set(list.map((w) => w.kv_events_level === 'fault' && w.kv_events_text))]
+      .filter(Boolean)
+      .flatMap((text) => some((w) => w.kv_events_level === 'fault' && w.kv_events_text === text, `with KV events that need attention (${text})`)),
     ...some((w) => w.audit?.departs, 'with other cached tokens than predicted'),
     ...(data.models ?? []).filter((m) => ['differs', 'drift'].includes(m.checks)).map((m) => `Token ids of ${m.model} differ from those of its workers.`),
   ]
@@ -224,12 +224,12 @@ const decisions = new Table(find('decisions'), 'Recent decisions, newest first',
   { name: 'Time', field: 'time', left: true, show: (d) => ({ text: clock(d.time), value: d.time }) },
   { name: 'Model', field: 'model', left: true, show: (d) => plain(d.model) },
   { name: 'Worker', field: 'worker', left: true, show: (d) => plain(workerName(d.worker, d.worker_name)) },
-  { name: 'Reason', field: 'reason', left: true, show: (d) => plain(d.reason) },
+  { name: 'Reason', field: 'reason', left: true, show: (d) => plain(d.reason, { title: d.reason_text }) },
   { name: 'Cached blocks', field: 'overlap_blocks', show: (d) => count(d.overlap_blocks, { share: d.prompt_blocks ? d.overlap_blocks / d.prompt_blocks : undefined }) },
   { name: 'Prompt blocks', field: 'prompt_blocks', show: (d) => count(d.prompt_blocks) },
   { name: 'Tokens to compute', field: 'prefill_tokens', show: (d) => count(d.prefill_tokens) },
   { name: 'First token expected', field: 'estimated_ttft_ms', show: (d) => ({ text: milliseconds(d.estimated_ttft_ms), value: d.estimated_ttft_ms }) },
-  { name: 'First token', field: 'first_token', show: (d) => (firstToken(d) === undefined ? {} : { text: firstToken(d) > 0 ? milliseconds(firstToken(d)) : '< 1 ms', value: d.first_token, title: d.first_token_by ?? '' }) },
+  { name: 'First token', field: 'first_token', show: (d) => (firstToken(d) === undefined ? {} : { text: firstToken(d) > 0 ? milliseconds(firstToken(d)) : '< 1 ms', value: d.first_token, title: d.first_token_text ?? '' }) },
 ], (d) => d.id)
 
 // The rows stay while a pointer or the focus is on them, so that nobody opens another decision than the intended one.

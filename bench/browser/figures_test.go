@@ -149,7 +149,7 @@ func wantWorkers(w wanted, workers []object) (sums [4]float64) {
 			w["groups"][group] = pick(o["summary"].(object), "members busy queued")
 			w["groups"][group]["group"] = group
 		}
-		key := fmt.Sprintf("%s/%s/%v", transport, o["kv_events"], o["never_heard"] == true)
+		key := fmt.Sprintf("%s/%s/%v/%s", transport, o["kv_events"], o["never_heard"] == true, o["kv_events_level"])
 		kind := w["events"][key]
 		if kind == nil {
 			kind = map[string]any{"transport": transport, "state": o["kv_events"], "workers": 0., "cached_blocks": 0.}
@@ -269,6 +269,7 @@ groups:
 		s.book(t, fmt.Sprint("book-", i), 1000+100*i)
 	}
 	compared := s.agree(t, p)
+	s.checkTexts(t, p)
 	s.checkHistory(t, p)
 	shown := eval[figures](p, readFigures)
 	if len(shown["workers"]) != 6 || len(shown["replicas"]) != 2 || len(shown["groups"]) != 1 || len(shown["decisions"]) != 34 || len(shown["prefixes"]) < 3 {
@@ -290,6 +291,43 @@ groups:
 	}
 	for scheme, width := range map[string]int64{"dark": 1280, "light": 390} {
 		p.look(scheme, width)
+	}
+}
+
+// checkTexts compares the texts of the tables that the API has in words: why a worker was chosen, and the judgement of
+// its events.
+func (s *service) checkTexts(t *testing.T, p *page) {
+	t.Helper()
+	var live object
+	s.read(t, "/v1/live", &live)
+	titles := func(table, field string) map[string]string {
+		return eval[map[string]string](p, fmt.Sprintf(`Object.fromEntries([...document.querySelectorAll('#%s tbody tr')].map((row) =>
+			[row.dataset.key, row.querySelector('[data-field=%s]').title]))`, table, field))
+	}
+	reasons, events := titles("decisions", "reason"), titles("workers", "kv_events")
+	for _, d := range list(live, "decisions") {
+		if id := d["id"].(string); d["reason_text"] == "" || reasons[id] != d["reason_text"] {
+			t.Errorf("the reason of %s is %q, want %q", id, reasons[id], d["reason_text"])
+		}
+	}
+	tones := eval[map[string]string](p, `Object.fromEntries([...document.querySelectorAll('#workers tbody tr')].map((row) =>
+		[row.dataset.key, row.querySelector('[data-field=kv_events]').dataset.tone]))`)
+	attention := eval[string](p, `document.querySelector('#attention').textContent`)
+	faults := 0
+	for _, w := range list(live, "workers") {
+		key := fmt.Sprintf("%s/%s/%s", w["worker_id"], w["dp_rank"], w["model"])
+		level, said := w["kv_events_level"].(string), w["kv_events_text"].(string)
+		if want := map[string]string{"ok": "good", "fault": "warn", "off": "quiet"}[level]; tones[key] != want || events[key] != said {
+			t.Errorf("the events of %s are %s, %q; want %s, %q", key, tones[key], events[key], want, said)
+		}
+		if level == "fault" {
+			if faults++; !strings.Contains(attention, said) {
+				t.Errorf("the problems are %q, want %q", attention, said)
+			}
+		}
+	}
+	if faults == 0 {
+		t.Error("no worker's events are at fault")
 	}
 }
 

@@ -58,6 +58,16 @@ func TestManyWorkersAreShownInPlace(t *testing.T) {
 	t.Logf("512 workers: processor time of an update: %.1f ms, of this script %.1f ms, layout %.1f ms, style %.1f ms", per("TaskDuration"), per("ScriptDuration"), per("LayoutDuration"), per("RecalcStyleDuration"))
 	t.Logf("512 workers: script time of an update: %s; of reading an event: %s; %d tasks above 50 ms in %d updates", spread(update), spread(read), eval[int](p, `window.long`), len(update))
 
+	// A decision with more workers than are stored says how many are missing.
+	p.do(chromedp.Evaluate[chromedp.Void](`document.querySelector('#decisions tbody tr button').click()`))
+	p.wait(`document.querySelector('#explain-body').dataset.id`)
+	s.checkCandidates(t, p, eval[string](p, `document.querySelector('#explain-body').dataset.id`))
+	if !eval[bool](p, `/38[34] more workers/.test(document.querySelector('#explain-body .omitted').textContent)`) {
+		t.Error("the page does not say that workers are not stored")
+	}
+	p.do(chromedp.Click(chromedp.CSS("#close")))
+	p.wait(`!document.querySelector('#explain').open`)
+
 	// Sorting, paging and filtering.
 	p.do(chromedp.Click(chromedp.CSS("#workers thead th:nth-child(10) button")))
 	p.wait(`document.querySelector('#workers thead th:nth-child(10)').ariaSort === 'descending'`)

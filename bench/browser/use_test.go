@@ -127,9 +127,28 @@ func (s *service) checkCandidates(t *testing.T, p *page, id string) {
 				t.Errorf("%s of %s: %+v, want %s", field, name(w, c["worker_name"]), got, want)
 			}
 		}
-		if strings.Contains(row["verdict"].Text, "chosen") {
+		verdict, _ := c["verdict_text"].(string)
+		if shown := row["verdict"].Text; shown != verdict {
+			t.Errorf("the verdict of %s is %q, want %q", name(w, c["worker_name"]), shown, verdict)
+		}
+		if strings.HasPrefix(verdict, "chosen") {
 			chosen++
 		}
+	}
+	pairs := eval[map[string]string](p, `Object.fromEntries([...document.querySelectorAll('#explain-body > dl:first-of-type dt')].map((e) => [e.textContent, e.nextSibling.textContent]))`)
+	for line, want := range map[string]string{
+		"reason": fmt.Sprint(d["reason"], ": ", d["reason_text"]), "settings": fmt.Sprint(d["settings_text"]), "mode": fmt.Sprint(d["mode_text"]),
+	} {
+		if pairs[line] != want {
+			t.Errorf("%s is %q, want %q", line, pairs[line], want)
+		}
+	}
+	if by, ok := d["first_token_text"].(string); ok && !strings.HasSuffix(pairs["first token"], by) {
+		t.Errorf("the first token is %q, want %q", pairs["first token"], by)
+	}
+	omitted := eval[string](p, `document.querySelector('#explain-body .omitted')?.textContent ?? ''`)
+	if n, some := d["candidates_omitted"]; some != strings.Contains(omitted, fmt.Sprint(n, " more workers")) {
+		t.Errorf("%v candidates are not stored, and the page says %q", n, omitted)
 	}
 	if chosen != 1 {
 		t.Errorf("%d candidates are marked as chosen", chosen)
