@@ -29,7 +29,7 @@ import (
 // tests and generated files. A limit is the number that was measured when the limit was set, plus
 // 2 %, or plus 100 if that is more. CONTRIBUTING.md says when a limit is raised.
 var tokenLimits = map[string]int{
-	"api":                9116,
+	"api":                9447,
 	"bindings":           1608,
 	"bindings/c":         1220,
 	"cmd/kvroute":        32385,
@@ -58,7 +58,7 @@ var tokenLimits = map[string]int{
 	"outcomes":           2374,
 	"prefill":            2087,
 	"replicas":           17800,
-	"router":             45800,
+	"router":             49998,
 	"scorer":             6423,
 	"sidecar":            3712,
 	"slots":              8739,
@@ -71,7 +71,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 371000
+	productLimit = 374300
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 122450
 	// longLine is the number of characters above which a line is long; a tab counts as one.
