@@ -41,7 +41,7 @@ var layers = []layer{
 		{"bench", "internal/settings"},
 	}},
 	{"simulators and helpers of tests", []row{
-		{"internal/enginesim", "indexer scorer slots tokenizer internal/openai internal/zmtp events"},
+		{"internal/enginesim", "indexer scorer tokenizer internal/openai internal/zmtp events"},
 		{"internal/envoytest", "internal/process"},
 		{"internal/epptest", ""},
 		{"internal/natstest", "internal/fixtures"},
@@ -50,7 +50,7 @@ var layers = []layer{
 		{"internal/arch", ""},
 	}},
 	{"interfaces", []row{
-		{"top", "api outcomes doctor router"},
+		{"top", "api outcomes router"},
 		{"doctor", "api replicas router internal/engine"},
 		{"api", "dashboard router envoy fleet replicas outcomes internal/engine internal/openai internal/reach"},
 		{"dashboard", ""},
@@ -370,7 +370,7 @@ func TestPackageTableCanFail(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	got := packageTable([]pkg{{ImportPath: module + "/router", Doc: "Package router decides with a|b and [Name]."}})
-	want := "| decisions | `router/` | decides with a\\|b and Name | tokenizer, tokenizer/chat, scorer, indexer, internal/meter |\n"
+	want := "| decisions | `router/` | decides with a\\|b and Name | tokenizer, tokenizer/chat, scorer, slots, indexer, internal/engine, internal/meter |\n"
 	if !strings.Contains(got, want) {
 		t.Errorf("got %s, want %s", got, want)
 	}
