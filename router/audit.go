@@ -160,7 +160,8 @@ func (r *Router) noteUsage(id string, u Usage) (d Decision, known bool) {
 	note := func(kept *Decision) {
 		if kept.ID == id {
 			kept.add(later{usage: &u})
-			d, known = kept.with(nil, 0, nil, kept.Prefill), true
+			kept.copyTo(&d, nil, 0, nil, kept.Prefill)
+			known = true
 		}
 	}
 	fl := r.flights.get(id)

@@ -84,7 +84,9 @@ func (r *Router) beginOutcome(d *Decision, a Arrival) *openOutcome {
 	if a.Began.IsZero() {
 		a.Began = d.Time.Add(-d.TokenizeTime - d.HashTime - d.MatchTime - d.QueueTime)
 	}
-	return &openOutcome{outcome: Outcome{Decision: d.with(nil, 0, nil, d.Prefill), Arrival: a}}
+	o := &openOutcome{outcome: Outcome{Arrival: a}}
+	d.copyTo(&o.outcome.Decision, nil, 0, nil, d.Prefill)
+	return o
 }
 
 // flights holds the requests in flight: from the decision to the end of the response.

@@ -215,26 +215,27 @@ func (c *core) makeDecision(in *decisionInput, ch *choice, leg *Decision, noLeg 
 	load := &ch.inputs[ch.chosen]
 	ord := ch.candidates[ch.chosen]
 	e := &c.entries[ord]
-	*d = Decision{
-		ID: in.ID, Time: ch.time, Model: in.model, Mode: c.conf.Mode, Reason: ch.reason, Labels: in.Labels,
-		Worker: e.worker, WorkerName: e.info.Name, Address: e.address(),
-		Engine: e.info.Engine, NameRank: e.info.wantsRank(e.worker.DPRank), Bootstrap: e.info.Bootstrap, Group: e.info.Group,
-		Prefill: leg, NoLeg: noLeg,
+	ids := &in.prompt.ids
+	*d = Decision{} // a literal would be made elsewhere and copied
+	d.ID, d.Time, d.Model, d.Mode, d.Reason, d.Labels = in.ID, ch.time, in.model, c.conf.Mode, ch.reason, in.Labels
+	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.address()
+	d.Engine, d.NameRank = e.info.Engine, e.info.wantsRank(e.worker.DPRank)
+	d.Bootstrap, d.Group = e.info.Bootstrap, e.info.Group
+	d.Prefill, d.NoLeg = leg, noLeg
 
-		TokenMode: in.prompt.ids.Mode, TokenReason: in.prompt.ids.Reason,
-		TextBytes: in.prompt.ids.Size, ReusedBytes: in.prompt.ids.Reused,
-		PromptTokens: in.prompt.tokens, PromptBlocks: len(in.hashes.local),
-		OverlapBlocks: load.OverlapBlocks, CachedTokens: load.OverlapBlocks * c.blockSize,
-		MeanCachedTokens: float64(ch.held*c.blockSize) / float64(len(ch.inputs)),
+	d.TokenMode, d.TokenReason, d.TextBytes, d.ReusedBytes = ids.Mode, ids.Reason, ids.Size, ids.Reused
+	d.PromptTokens, d.PromptBlocks = in.prompt.tokens, len(in.hashes.local)
+	d.OverlapBlocks, d.CachedTokens = load.OverlapBlocks, load.OverlapBlocks*c.blockSize
+	d.MeanCachedTokens = float64(ch.held*c.blockSize) / float64(len(ch.inputs))
 
-		Cost: ch.costs[ch.chosen], Policy: ch.policy, Equal: ch.equal,
-		BlockSize: c.blockSize, Draw: ch.request.U, Turn: ch.request.Turn, DeviceRatio: ch.deviceRatio,
-		ExpectedOutput: ch.request.OutputTokens, ActivePrefix: ch.request.ActivePrefix, Sharers: ch.request.Sharers,
-		Settings: ch.settings, Thresholds: c.thresholds,
+	d.Cost, d.Policy, d.Equal = ch.costs[ch.chosen], ch.policy, ch.equal
+	d.BlockSize, d.DeviceRatio = c.blockSize, ch.deviceRatio
+	d.Draw, d.Turn, d.ExpectedOutput = ch.request.U, ch.request.Turn, ch.request.OutputTokens
+	d.ActivePrefix, d.Sharers = ch.request.ActivePrefix, ch.request.Sharers
+	d.Settings, d.Thresholds = ch.settings, c.thresholds
 
-		QueueTime: queued, TokenizeTime: in.prompt.took, HashTime: in.hashes.took,
-		MatchTime: in.overlap.took, ProbeTime: in.probed.took,
-	}
+	d.QueueTime, d.TokenizeTime, d.HashTime = queued, in.prompt.took, in.hashes.took
+	d.MatchTime, d.ProbeTime = in.overlap.took, in.probed.took
 	if leg == nil {
 		d.PrefillTokens = ch.prefillTokens(c.blockSize)
 		d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, load.ActiveRequests, c.throughput(e))
@@ -261,11 +262,10 @@ func (ch *choice) prefillTokens(blockSize int) int {
 	return max(min(1, tokens), tokens-ch.inputs[ch.chosen].OverlapBlocks*blockSize)
 }
 
-// with returns the decision with other candidates, token ids and prefill leg.
-func (d *Decision) with(candidates []Candidate, omitted int, tokens []uint32, leg *Decision) Decision {
-	other := *d
-	other.Candidates, other.Omitted, other.Tokens, other.Prefill = candidates, omitted, tokens, leg
-	return other
+// copyTo copies the decision, with other candidates, token ids and prefill leg.
+func (d *Decision) copyTo(to *Decision, candidates []Candidate, omitted int, tokens []uint32, leg *Decision) {
+	*to = *d
+	to.Candidates, to.Omitted, to.Tokens, to.Prefill = candidates, omitted, tokens, leg
 }
 
 // brief returns the decision and its prefill leg without candidates; nil for nil.
@@ -273,7 +273,9 @@ func (d *Decision) brief() *Decision {
 	if d == nil {
 		return nil
 	}
-	return new(d.with(nil, 0, nil, d.Prefill.brief()))
+	b := new(Decision)
+	d.copyTo(b, nil, 0, nil, d.Prefill.brief())
+	return b
 }
 
 // Computing returns the decision about the worker that computes the prompt: the prefill leg's, or d.

@@ -158,10 +158,9 @@ func (r *Router) input(ctx context.Context, p *pool, s *scratch, why inputFor) e
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	*in = decisionInput{
-		Request: req, model: p.model, lora: s.target.lora, adapter: s.target.adapter,
-		prompt: s.prompt, hashes: h, explain: req.Explain,
-	}
+	*in = decisionInput{} // a literal would be made elsewhere and copied
+	in.Request, in.model, in.lora, in.adapter = req, p.model, s.target.lora, s.target.adapter
+	in.prompt, in.hashes, in.explain = s.prompt, h, req.Explain
 	if r.conf.Sessions.TTL > 0 && req.Session != "" {
 		in.session = sessionKey(req.Session)
 	}
@@ -184,7 +183,8 @@ func (r *Router) input(ctx context.Context, p *pool, s *scratch, why inputFor) e
 	}
 	in.at = start
 	if h.sequence != nil {
-		in.overlap = p.match(start, &h, s)
+		p.match(start, &h, s)
+		in.overlap = s.overlap
 		in.at = r.conf.Now()
 		in.overlap.took = in.at.Sub(start)
 	}

@@ -51,7 +51,9 @@ type keptDecision struct {
 
 // whole returns the decision with copies of its candidates.
 func (k *keptDecision) whole() *Decision {
-	return new(k.with(slices.Clone(k.seen), k.omitted, nil, k.Prefill))
+	d := new(Decision)
+	k.copyTo(d, slices.Clone(k.seen), k.omitted, nil, k.Prefill)
+	return d
 }
 
 // next returns the number of a new request.
@@ -68,7 +70,8 @@ func (k *keptDecisions) add(number uint64, d *Decision, seen []Candidate, omitte
 	if at.number > number {
 		return // this request took so long that a later one has the place
 	}
-	at.number, at.Decision, at.omitted = number, *d, omitted
+	at.number, at.omitted = number, omitted
+	at.Decision = *d
 	at.seen = append(at.seen[:0], seen...)
 }
 

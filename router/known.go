@@ -47,15 +47,16 @@ func newKnown(c *Config) *known {
 }
 
 // match counts the overlap of size ordinals: their blocks, the part of these that is only predicted, and
-// what follows on lower tiers. The result has the buffers of s.
-func (k *known) match(now time.Time, h *hashes, size int, s *scratch) (o overlap) {
-	o.blocks = resize(s.overlap.blocks, size)
+// what follows on lower tiers, and leaves it in s.
+func (k *known) match(now time.Time, h *hashes, size int, s *scratch) {
+	o := &s.overlap
+	o.blocks = resize(o.blocks, size)
 	m := indexer.Matches{Device: o.blocks}
 	for t := range m.Lower {
-		o.lower[t] = resize(s.overlap.lower[t], size)
+		o.lower[t] = resize(o.lower[t], size)
 		m.Lower[t] = o.lower[t]
 	}
-	o.pending = s.overlap.pending[:0]
+	o.pending = o.pending[:0]
 	k.index().FindMatches(&m, h.local)
 	if k.filters.some.Load() {
 		k.filters.match(o.blocks, h.sequence)
@@ -87,8 +88,6 @@ func (k *known) match(now time.Time, h *hashes, size int, s *scratch) (o overlap
 			}
 		}
 	}
-	s.overlap = o
-	return o
 }
 
 // begin makes room for predictions about the ranks of a worker.

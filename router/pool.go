@@ -67,16 +67,16 @@ func newPool(conf *Config, key poolKey) *pool {
 	return p
 }
 
-// match counts the overlap of a prompt, without the lock. It uses the buffers of s.
-func (p *pool) match(now time.Time, h *hashes, s *scratch) (o overlap) {
+// match counts the overlap of a prompt, without the lock, and leaves it in s.
+func (p *pool) match(now time.Time, h *hashes, s *scratch) {
+	s.overlap.at = now
 	if !p.known.used {
-		o.at = now
-		return o
+		s.overlap = overlap{at: now}
+		return
 	}
 	view := p.view.Load()
-	o = p.known.match(now, h, view.size, s)
-	o.version, o.at = view.changes, now
-	return o
+	s.overlap.version = view.changes
+	p.known.match(now, h, view.size, s)
 }
 
 // errQueued is the outcome of a decision that [Router.Decided] hands over later.

@@ -100,7 +100,8 @@ func (p *sharedPrefix) extend(prompts []beginning) (longer []*sharedPrefix) {
 
 // holders returns the number of workers that have all blocks of a prompt cached.
 func (p *pool) holders(local, sequence []uint64, s *scratch, now time.Time) (n int) {
-	o := p.known.match(now, &hashes{local: local, sequence: sequence}, p.view.Load().size, s)
+	p.match(now, &hashes{local: local, sequence: sequence}, s)
+	o := &s.overlap
 	p.each(func(ord int, e *entry) {
 		if ord >= len(o.blocks) || e.info.Health == expected {
 			return

@@ -188,7 +188,8 @@ func (p *pool) recount(now func() time.Time, w *waiter, s *scratch) {
 	// replaced under the lock.
 	in := *w.in
 	took := in.overlap.took
-	in.overlap = p.match(now(), &in.hashes, s)
+	p.match(now(), &in.hashes, s)
+	in.overlap = s.overlap
 	in.overlap.took = took // the wait is not part of a decision's time
 	p.update(now(), func(*core) {
 		w.in = &in

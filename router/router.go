@@ -174,6 +174,6 @@ func (r *Router) answer(ctx context.Context, s *scratch, err error, answer *Deci
 	if !req.WantTokens || !encoded {
 		ids = nil
 	}
-	*answer = d.with(seen, 0, slices.Clone(ids), d.Prefill)
+	d.copyTo(answer, seen, 0, slices.Clone(ids), d.Prefill)
 	return nil
 }

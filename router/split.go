@@ -152,10 +152,10 @@ func (c *core) chooseSplit(now time.Time, in *decisionInput, s *scorer.Settings,
 
 // decodeSettings are the settings for the choice of a decode worker: prompts arrive computed, and
 // the worker is assumed to need memory for all of their blocks.
-func (conf *SplitConfig) decodeSettings(s *scorer.Settings) *scorer.Settings {
-	d := *s
-	d.OverlapCredit, d.CreditDecay = conf.DecodeCredit, 0
-	if d.Policy = scorer.Tokens; s.Policy == scorer.Dynamo || s.Policy == scorer.DynamoNewer {
+func (s *SplitConfig) decodeSettings(of *scorer.Settings) *scorer.Settings {
+	d := *of
+	d.OverlapCredit, d.CreditDecay = s.DecodeCredit, 0
+	if d.Policy = scorer.Tokens; of.Policy == scorer.Dynamo || of.Policy == scorer.DynamoNewer {
 		d.Policy = scorer.DynamoNewer // a shared block counts once
 	}
 	d.HostWeight, d.DiskWeight = 0, 0
