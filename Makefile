@@ -28,8 +28,8 @@ bench-demo: build envoy ## play the demo three times and report its figures agai
 	@$(BIN) demo --rounds $(or $(ROUNDS),3) $(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(GROUPS),--groups $(GROUPS)) $(if $(HOT),--hot) --report bench/out --commit "$(COMMIT)"
 
 .PHONY: bench-index
-bench-index: tools ## measure the index against its targets (ROUNDS=5)
-	@go run bench/main.go index --rounds $(or $(ROUNDS),5) --only '$(ONLY)' --commit "$(COMMIT)"
+bench-index: tools ## measure the index against its targets (ROUNDS=5, ONLY=name; BASE=folder of an earlier checkout to compare index and decisions with, 9 minutes)
+	@go run bench/main.go index --rounds $(or $(ROUNDS),5) --only '$(ONLY)' --base '$(BASE)' --commit "$(COMMIT)"
 
 DYNAMO = .cache/dynamo
 

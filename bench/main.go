@@ -39,14 +39,20 @@ func run(ctx context.Context, args []string) (met bool) {
 	dir := fs.String("report", "bench/out", "`folder` for the figures")
 	commit := fs.String("commit", "", "commit to name in the report")
 	only := fs.String("only", "", "index, events: measure only shapes that match this regular expression")
+	base := fs.String("base", "", "index: `folder` of an earlier checkout to compare index and decisions with")
 	fs.StringVar(&traces.Traces, "traces", "", "policy, fleet: `folder` with the traces")
 	bench.NoError(fs.Parse(args[1:]))
 	part.Only, traces.Seeds = bench.Must(regexp.Compile(*only)), max(1, part.Rounds)
 	cost := parts.Bench{Rounds: 3, Log: os.Stderr} // of what replicas and groups exchange
 	var figures []bench.Figure
+	command := "make bench-" + args[0]
 	switch args[0] {
 	case "index":
-		figures = part.Index()
+		if *base == "" {
+			figures = part.Index()
+		} else {
+			figures, command = part.Compare(ctx, *base), command+" BASE="+*base
+		}
 	case "events":
 		figures = part.Events()
 	case "policy":
@@ -60,5 +66,5 @@ func run(ctx context.Context, args []string) (met bool) {
 		bench.NoError(fmt.Errorf("there is no benchmark %q; there are index, events, policy and fleet", args[0]))
 	}
 	fmt.Println()
-	return bench.Must(bench.Report(os.Stdout, *dir, bench.NewRun("bench-"+args[0], *commit, "make bench-"+args[0], figures)))
+	return bench.Must(bench.Report(os.Stdout, *dir, bench.NewRun("bench-"+args[0], *commit, command, figures)))
 }

@@ -25,9 +25,10 @@ const (
 )
 
 // Index measures the index at the shapes of its targets, one after the other.
-func (b *Bench) Index() []bench.Figure {
+func (b *Bench) Index() []bench.Figure { return b.run(indexShapes()) }
+
+func indexShapes() (shapes []shape) {
 	atMost, atLeast := bench.AtMost, bench.AtLeast
-	var shapes []shape
 	for _, c := range []struct {
 		workers int
 		target  float64
@@ -40,7 +41,7 @@ func (b *Bench) Index() []bench.Figure {
 			shapes = append(shapes, one(name, "µs", atMost(c.target), func() float64 { return matchTime(fullPath(c.workers, hashes.seed)) }))
 		}
 	}
-	return b.run(append(
+	return append(
 		shapes,
 		one("match 512 blocks, allocations", "", atMost(0), matchAllocs),
 		one("match 512 blocks, 64 workers, path of 16 nodes, p50", "µs", atMost(2.5), func() float64 { return matchTime(branchedPath(16, differ)) }),
@@ -60,7 +61,7 @@ func (b *Bench) Index() []bench.Figure {
 		one("bytes per (block, worker), shared by 64, hashes agree", "B", atMost(6), func() float64 { return pairBytes(shared(agree)) }),
 		one("bytes per (block, worker), shared by 64, hashes differ", "B", atMost(20), func() float64 { return pairBytes(shared(differ)) }),
 		one("heap returned after removing everything", "%", atLeast(90), heapReturned),
-	))
+	)
 }
 
 // indexEvent is an event with its worker.

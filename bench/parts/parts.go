@@ -38,11 +38,13 @@ func one(what, unit string, target bench.Target, measure func() float64) shape {
 	return shape{[]bench.Row{bench.NewRow(what, unit, target)}, func() []float64 { return []float64{measure()} }}
 }
 
+func (b *Bench) matches(name string) bool { return b.Only == nil || b.Only.MatchString(name) }
+
 // run measures the shapes that match b.Only.
 func (b *Bench) run(shapes []shape) (out []bench.Figure) {
 	for _, s := range shapes {
 		name := s.rows[0].What
-		if b.Only != nil && !b.Only.MatchString(name) {
+		if !b.matches(name) {
 			continue
 		}
 		bench.Within(name, func() {
