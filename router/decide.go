@@ -101,7 +101,7 @@ func (c *core) decide(now time.Time, in *decisionInput, why purpose, queued time
 	if in.ID == "" {
 		why = look
 	}
-	if err := c.answer(now, in, why, ch); err != nil {
+	if err := c.chooseWorkers(now, in, why, ch); err != nil {
 		return err
 	}
 	if in.explain {
@@ -122,8 +122,8 @@ func (c *core) decide(now time.Time, in *decisionInput, why purpose, queued time
 	return c.book(in, ch, to)
 }
 
-// answer chooses the workers of a request.
-func (c *core) answer(now time.Time, in *decisionInput, why purpose, ch *choices) error {
+// chooseWorkers chooses the worker of a request, and that of its prefill leg in a split model.
+func (c *core) chooseWorkers(now time.Time, in *decisionInput, why purpose, ch *choices) error {
 	s, err := c.settingsFor(in)
 	if err != nil {
 		return err
@@ -217,7 +217,7 @@ func (c *core) choose(now time.Time, in *decisionInput, p part, s *scorer.Settin
 			return nil
 		}
 	}
-	c.best(ch)
+	c.chooseByMode(ch)
 	if in.Preferred != nil && in.Pinned == nil {
 		c.prefer(in, ch)
 	}
@@ -411,8 +411,8 @@ func (c *core) leaveOutBusy(in *decisionInput, ch *choice) error {
 	return in.pinned(ErrPinnedBusy)
 }
 
-// best chooses the candidate that the mode chooses.
-func (c *core) best(ch *choice) {
+// chooseByMode chooses a candidate as the mode says.
+func (c *core) chooseByMode(ch *choice) {
 	reason := ReasonMode
 	switch r := &ch.request; c.conf.Mode {
 	case RoundRobin:

@@ -49,7 +49,7 @@ func (r *Router) choosePool(ctx context.Context, s *scratch) (*pool, error) {
 func (p *pool) compare(now time.Time, s *scratch) (float64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.core.answer(now, &s.input, look, &s.choices); err != nil {
+	if err := p.core.chooseWorkers(now, &s.input, look, &s.choices); err != nil {
 		return 0, err
 	}
 	ch := &s.choices.worker
