@@ -922,11 +922,12 @@ func TestFirstTokenText(t *testing.T) {
 
 // testdata/sentences.txt has the sentences of a dozen decisions, for a reader. REWRITE=1 writes it.
 func TestGoldenSentences(t *testing.T) {
-	got := "# The sentences of a dozen decisions. REWRITE=1 go test ./router -run TestGoldenSentences writes them.\n"
+	var got strings.Builder
+	got.WriteString("# The sentences of a dozen decisions. REWRITE=1 go test ./router -run TestGoldenSentences writes them.\n")
 	for _, g := range goldenDecisions(t) {
-		got += "\n" + g.title + "\n" + g.d.Sentence() + "\n"
+		got.WriteString("\n" + g.title + "\n" + g.d.Sentence() + "\n")
 		if g.d.Prefill != nil {
-			got += "prefill leg: " + g.d.Prefill.Sentence() + "\n"
+			got.WriteString("prefill leg: " + g.d.Prefill.Sentence() + "\n")
 		}
 	}
 	const file = "testdata/sentences.txt"
@@ -934,7 +935,7 @@ func TestGoldenSentences(t *testing.T) {
 		if err := os.MkdirAll("testdata", 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+		if err := os.WriteFile(file, []byte(got.String()), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -942,8 +943,8 @@ func TestGoldenSentences(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got != string(want) {
-		t.Errorf("%s has\n%s\ngot\n%s", file, want, got)
+	if got.String() != string(want) {
+		t.Errorf("%s has\n%s\ngot\n%s", file, want, got.String())
 	}
 }
 

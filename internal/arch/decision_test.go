@@ -114,15 +114,16 @@ func brokenCore(p checkedPackage, say func(...any)) (broken []string) {
 }
 
 func TestDecisionRulesCanFail(t *testing.T) {
-	text := "package p\n\ntype Decision struct{ A int }\n\ntype outer struct{ Decision }\n\ntype core struct{}\n\n"
+	var text strings.Builder
+	text.WriteString("package p\n\ntype Decision struct{ A int }\n\ntype outer struct{ Decision }\n\ntype core struct{}\n\n")
 	for i := range decisionWriters + 1 {
-		text += fmt.Sprintf("func w%d(d *outer) { d.A = 1 }\n\n", i)
+		text.WriteString(fmt.Sprintf("func w%d(d *outer) { d.A = 1 }\n\n", i))
 	}
 	for i := range coreMethods + 1 {
-		text += fmt.Sprintf("func (c *core) m%d() {}\n\n", i)
+		text.WriteString(fmt.Sprintf("func (c *core) m%d() {}\n\n", i))
 	}
 	fset := token.NewFileSet()
-	file, err := parser.ParseFile(fset, "p.go", text, parser.SkipObjectResolution)
+	file, err := parser.ParseFile(fset, "p.go", text.String(), parser.SkipObjectResolution)
 	if err != nil {
 		t.Fatal(err)
 	}
