@@ -422,8 +422,8 @@ func (r *receiver) tick() {
 }
 
 // checkConnection reports whether there is a connection. When a connection returns, the ages of all
-// peers begin at 0 again. After a pause of this process, each peer has at least 1.5
-// presence periods left.
+// peers begin at 0 again. After a pause of this process, a peer that was not heard for longer than 1.5
+// presence periods counts as heard 1.5 periods ago: the messages of the pause may still be unread.
 func (r *receiver) checkConnection(now time.Time) bool {
 	connected, reconnects := r.link.connected(), r.link.reconnects()
 	missed, stalled := !connected || r.away || reconnects != r.reconnects, now.Sub(r.ticked) > r.times.presence

@@ -56,8 +56,8 @@ func (a audited) differs() int {
 	return 0
 }
 
-// add adds a response. It returns true if departs is to be reported: it has changed, or the worker
-// still departs. The window begins again when a worker departs, since its index is then read again.
+// add adds a response. It returns true if departs must be reported: departs has changed, or the worker
+// still departs. The window begins again when a worker departs: the caller then reads its events again.
 func (a *audit) add(now time.Time, r audited) (report bool) {
 	a.last[a.n%auditWindow] = r
 	a.n++

@@ -12,7 +12,7 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// book has the pool decide and take a slot, and adds the request to the flights.
+// book adds the request in s to the flights, and lets the pool decide and take a slot.
 func (r *Router) book(ctx context.Context, p *pool, s *scratch) error {
 	in := &s.input
 	if in.ID == "" {
@@ -41,7 +41,8 @@ func (s *scratch) decided() *Decision {
 	return d
 }
 
-// booked adds what the decision in s says to the flight of a request that has its slot.
+// booked completes the flight of a request whose slot was just taken, by the decision in s. Then it calls
+// the hooks.
 func (r *Router) booked(p *pool, s *scratch) error {
 	in, d := &s.input, s.decided()
 	hooks := &r.conf.Hooks
@@ -108,7 +109,7 @@ const (
 // larger values one by one.
 type flight struct {
 	pool    *pool        // that has the request's slot; nil for no flight
-	number  uint64       // of the decision: no two flights have the same, and none has 0
+	number  uint64       // of the decision: unique among flights, never 0
 	peer    uint64       // router replica that booked the request; 0 = this one
 	first   Worker       // that the request was booked on
 	second  Worker       // second choice
@@ -118,8 +119,8 @@ type flight struct {
 	leg     bool         // the request has a prefill leg, which ends with its first token or its end
 	session uint64       // to be bound at the first token; 0 = none
 	name    *string      // of the session; nil unless other replicas must learn of it
-	guess   guess        // of cached blocks, until the first token confirms it
-	outcome *openOutcome // of this replica's requests; nil if nobody wants it
+	guess   guess        // predicted blocks, until the first token confirms them
+	outcome *openOutcome // nil without [Hooks.Finished], for legs, and for peers' requests
 }
 
 // begin returns false if a request with this id is in flight.
@@ -151,7 +152,8 @@ func (f *flights) get(id string) flight {
 	return f.byID[id]
 }
 
-// confirm is get at the first token of a request, which confirms the guess.
+// confirm is get at the first token of a request. The token confirms the guess, so the flight has it no
+// more.
 func (f *flights) confirm(id string) flight {
 	f.mu.Lock()
 	defer f.mu.Unlock()

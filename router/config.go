@@ -105,8 +105,8 @@ type Config struct {
 	// NoEvents is for fleets without events: the router predicts the caches from the
 	// requests that it sent, and ignores events.
 	NoEvents bool
-	// GuessTTL is how long such a prediction counts after the last request that confirms
-	// it. Default 120 s.
+	// GuessTTL is how long a prediction for a worker without events counts after the last
+	// request that confirms it. Default 120 s.
 	GuessTTL time.Duration
 	// PredictTTL is how long a worker with events counts as holding the blocks of a request
 	// before its events confirm them. It should exceed the wait in the worker's queue, the
@@ -120,18 +120,18 @@ type Config struct {
 	// Cards are the models known beforehand; see [Router.SetCards].
 	Cards []Card
 
-	// Hooks are called when something happened that the caller may pass on.
+	// Hooks tell the caller what happens to requests, workers and sessions.
 	Hooks Hooks
 
 	// Probe, if not nil, asks router groups about a request, and returns the answers that
-	// came in time. The decision waits for it: it must return soon, and keep nothing of the
-	// question.
+	// came in time. The decision waits for Probe: it must return soon, and must not keep
+	// the argument's slices.
 	Probe func(context.Context, Probe) []ProbeAnswer
 
 	// StrictModels refuses models without a tokenizer, as if they did not exist.
 	StrictModels bool
 
-	// Seed makes ties and draws reproducible. Any value.
+	// Seed makes random choices, such as those between equal costs, reproducible. Any value.
 	Seed uint64
 
 	// KeepDecisions is the number of recent decisions that are kept, each of some 400

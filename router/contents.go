@@ -70,10 +70,10 @@ type poolDump struct {
 var ErrDumping = errors.New("a dump is under way")
 
 // Dump begins a dump of all pools as they are at this moment: the result of all events
-// applied by now, and of no later ones. Mine, if not nil, selects the workers in it. Events
+// applied by now, and of no later ones. mine, if not nil, selects the workers in it. Events
 // and decisions continue meanwhile; see [indexer.Index.Dump] for how long an event waits
-// and what a dump takes, for each pool: it does not grow with the index. There can
-// be one at a time: ok is false while another one has not been closed.
+// and how much memory a dump takes for each pool: it does not grow with the index. Only one dump
+// can run at a time: ok is false while another one has not been closed.
 func (r *Router) Dump(mine func(id uint64) bool) (d *Dump, ok bool) {
 	select {
 	case r.dumping <- struct{}{}:

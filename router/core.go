@@ -43,8 +43,8 @@ type core struct {
 
 	turn    uint64 // booked requests so far
 	looks   uint64 // choices so far that were not to be booked
-	expired int    // slots that were neither owned nor freed
-	skipped int    // thresholds that could not be applied
+	expired int    // slots so far that expired: without an owner, and not freed
+	skipped int    // thresholds so far that could not be applied
 
 	plain [prefillPart + 1]plainCandidates // by part
 
@@ -137,8 +137,8 @@ type booking struct {
 	unreported bool   // neither events nor summaries report the worker's blocks
 }
 
-// book takes the slots of a request and of its prefill leg. It returns [ErrDuplicate], and books nothing, if
-// the request has a slot.
+// book takes the slots of a request and of its prefill leg. If the request already has a slot, book returns
+// [ErrDuplicate] and books nothing.
 func (c *core) book(in *decisionInput, ch *choices, to *result) error {
 	d := &to.decision
 	if !c.takeSlot(in, &ch.worker, d, ch.hasLeg, &to.booked) {
@@ -151,14 +151,14 @@ func (c *core) book(in *decisionInput, ch *choices, to *result) error {
 	return nil
 }
 
-// takeSlot takes the slot of a choice. It returns false if a request with this id has a slot. hasLeg says
-// that the prompt is computed by a prefill leg.
+// takeSlot takes the slot of a choice. It returns false if a request with this id already has a slot. hasLeg
+// says that a prefill leg computes the prompt.
 func (c *core) takeSlot(in *decisionInput, ch *choice, d *Decision, hasLeg bool, at *booking) bool {
 	ord := ch.candidates[ch.chosen]
 	e := &c.entries[ord]
 	reuse := ch.settings.AssumeKVReuse
 	if hasLeg {
-		reuse = c.settings.AssumeKVReuse // the decode settings leave it out of the comparison only
+		reuse = c.settings.AssumeKVReuse // decodeSettings turn it off, but only for the choice
 	}
 	if !c.slots.Add(ch.time, in.ID, &slots.Booking{
 		Worker: ord, Blocks: in.hashes.sequence, BlockSize: c.blockSize,
@@ -186,9 +186,8 @@ func (c *core) takeSlot(in *decisionInput, ch *choice, d *Decision, hasLeg bool,
 	return true
 }
 
-// expectedTTFT is the time to the first token that a booking expects, 0 if it tells nothing about the
-// worker's speed: the request waits for others, the candidate is a router group, or prefill does not
-// count.
+// expectedTTFT is the time to the first token that a booking expects. It is 0 if the time says nothing about
+// the worker's speed: the worker has pending tokens, it is a router group, or prefill tokens are not tracked.
 func expectedTTFT(d *Decision, in *scorer.Input) time.Duration {
 	if in.Members > 0 || in.PendTokens > 0 || !d.Settings.TrackPrefill {
 		return 0
@@ -196,8 +195,8 @@ func expectedTTFT(d *Decision, in *scorer.Input) time.Duration {
 	return time.Duration(d.EstimatedTTFT * float64(time.Millisecond))
 }
 
-// prefillCompleted notes the first token of a request, and binds its session. inferred
-// says that the first token was inferred before.
+// prefillCompleted notes the first token of a request, and binds its session. news and inferred are those of
+// [scorer.Slots.FirstToken].
 func (c *core) prefillCompleted(now time.Time, id string, session uint64, rebind bool, by Sign) (news, inferred bool) {
 	waited, expected := c.slots.Wait(now, id)
 	news, inferred = c.slots.FirstToken(now, id, by != SignEnd)
@@ -211,8 +210,8 @@ func (c *core) prefillCompleted(now time.Time, id string, session uint64, rebind
 	return news, inferred
 }
 
-// end gives the slot of a request back, and learns the length of its output. silent says that no first
-// token was known.
+// end frees the slot of a request, and learns the length of its output. silent says that the request had a
+// slot and no first token.
 func (c *core) end(now time.Time, id string) (silent bool) {
 	e := c.slots.Finish(now, id)
 	if e.Started {
@@ -224,8 +223,8 @@ func (c *core) end(now time.Time, id string) (silent bool) {
 	return e.Existed && !e.Started
 }
 
-// noteUsage takes the number of output tokens that a response reported. Of a request in flight it
-// replaces the estimate; of one that has ended the worker's rate is learnt from it.
+// noteUsage takes the number of output tokens that a response reported. If the request is in flight, the
+// number replaces the estimate. If the request has ended, the worker's output rate is learnt from it.
 func (c *core) noteUsage(now time.Time, d *Decision, tokens int) {
 	ord, known := c.find(d.Worker)
 	switch {
@@ -237,19 +236,20 @@ func (c *core) noteUsage(now time.Time, d *Decision, tokens int) {
 	}
 }
 
-// serving is what a response led to.
+// serving is what [core.served] changed because of a response.
 type serving struct {
-	avoided []Worker // from now on
+	avoided []Worker // workers that are avoided from now on
 
-	moved  bool   // the slot moved; the other fields are about that
+	moved  bool   // the slot moved; the fields below are about its new worker
 	to     int    // ordinal
-	since  uint64 // generation of to
-	worker Worker // worker of to
-	cached int    // tokens of the prompt that the worker has cached
+	since  uint64 // entry.since
+	worker Worker
+	cached int // tokens of the prompt that the worker has cached
 }
 
-// moveSlot moves the slot of a request to another worker, which has so many tokens of the
-// prompt cached. blocks of the foreign load that it reported lately are the request's.
+// moveSlot moves the slot of a request to the worker with the ordinal to, which has cached tokens of the
+// prompt cached. blocks are the request's blocks: if the worker reported its load lately, the request is no
+// foreign load any more.
 func (c *core) moveSlot(now time.Time, id string, to, cached, blocks int, s *serving) {
 	if s.moved = c.slots.Move(now, id, to, cached); s.moved {
 		e := &c.entries[to]

@@ -17,24 +17,24 @@ import (
 type purpose uint8
 
 const (
-	look       purpose = iota // to be seen only: nothing is booked, and the request does not wait
-	take                      // to be booked, if need be after a wait in the queue
-	takeBehind                // the same, and other requests of the lane wait already
+	look       purpose = iota // only to show or to compare: nothing is booked, and the request does not wait
+	take                      // to be booked; the request may wait in the queue first
+	takeBehind                // the same, and other requests of the lane already wait
 )
 
-// choice is the choice of a worker for one part of a request. [core.choose] makes it. A candidate is an
-// index of candidates, inputs and costs.
+// choice is the choice of a worker for one part of a request. [core.choose] makes it. The fields chosen and
+// second are indexes of the slices candidates, inputs and costs.
 type choice struct {
 	part       part
 	time       time.Time
 	settings   *scorer.Settings // with the request's override
 	request    scorer.Request
-	verdicts   []Exclusion // along ranks.order; empty for candidates
+	verdicts   []Exclusion // in the order of ranks.order; empty strings for candidates
 	candidates []int       // ordinals, in worker order
 	inputs     []scorer.Input
 	costs      []float64
 	held       int  // sum of the inputs' OverlapBlocks
-	whole      bool // the inputs are complete; else see [core.complete]
+	whole      bool // inputs have all fields; if false, [core.complete] can fill in the others
 
 	chosen      int // candidate
 	second      int // candidate that gets the request if the chosen worker does not take it; -1 = none
@@ -44,12 +44,12 @@ type choice struct {
 	deviceRatio float64       // of the mode DeviceAware
 	rebind      bool          // the session is bound to a worker that does not take this request
 
-	// What [core.list] makes: the candidates for people to see, in worker order, and the number of
-	// the workers that are not among them.
+	// [core.list] sets the fields below. seen are the listed workers, in worker order; omitted is the
+	// number of the other workers.
 	seen    []Candidate
 	omitted int
-	chances []float64 // of being drawn, along candidates
-	lowest  []float64 // costs of the listed candidates, sorted
+	chances []float64 // probability of being drawn, for each of candidates
+	lowest  []float64 // buffer of [choice.costBound]
 }
 
 // choices are the choices for a request: of its worker and, in a split model, of the prefill leg's.
@@ -77,8 +77,8 @@ type result struct {
 	booked, legBooked booking // where the request and its prefill leg are booked
 }
 
-// submit decides for a request, or puts it into the queue and returns its waiter, which may have
-// left the queue again.
+// submit decides for a request, or puts it into the queue and returns its waiter. The waiter may have
+// left the queue when submit returns.
 func (c *core) submit(now time.Time, in *decisionInput, ch *choices, to *result) (*waiter, error) {
 	c.infer(now)
 	why, lane := take, slots.AnyWorker
@@ -96,7 +96,7 @@ func (c *core) submit(now time.Time, in *decisionInput, ch *choices, to *result)
 
 // decide chooses a worker for a request, makes the decision, and books a slot if the request has an id;
 // in a split model also for the prefill leg. After an error nothing is booked. errMustWait means that the
-// request must wait in the queue, where it has been for the time queued.
+// request must wait in the queue. queued is how long it has waited there.
 func (c *core) decide(now time.Time, in *decisionInput, why purpose, queued time.Duration, ch *choices, to *result) error {
 	if in.ID == "" {
 		why = look
@@ -167,7 +167,7 @@ func (c *core) settingsFor(in *decisionInput) (*scorer.Settings, error) {
 	return &s, nil
 }
 
-// begin makes an empty choice.
+// begin resets a choice, for another part of a request.
 func (ch *choice) begin(now time.Time, p part, s *scorer.Settings) {
 	ch.part, ch.time, ch.settings = p, now, s
 	ch.second = -1
@@ -177,8 +177,8 @@ func (ch *choice) begin(now time.Time, p part, s *scorer.Settings) {
 // choose chooses a worker for a part of a request. The order of the steps is fixed: the workers that may
 // take the part, their loads, the busy ones, whether to wait, the session's worker, and then the best one.
 //
-// It changes the core only by what the passing of time brings (estimates of outputs, speeds) and by a
-// counter, so it may be called without a booking.
+// choose may be called without a booking. It changes nothing of a request in the core: only what depends on
+// the time (estimates of outputs, speeds), the remembered candidates, and the counter of skipped thresholds.
 func (c *core) choose(now time.Time, in *decisionInput, p part, s *scorer.Settings, why purpose, ch *choice) error {
 	ch.begin(now, p, s)
 	if err := c.eligible(in, ch); err != nil {
@@ -253,16 +253,17 @@ func (c *core) eligible(in *decisionInput, ch *choice) error {
 	return nil
 }
 
-// plainCandidates is what [core.eligible] found for a request that excludes no workers by itself.
+// plainCandidates are the candidates that [core.eligible] found for a plain request, to be used again for
+// later plain requests; see [decisionInput.plain].
 type plainCandidates struct {
-	changes     uint64    // ranks.changes
-	from, until time.Time // when it holds
+	changes     uint64    // ranks.changes when they were found
+	from, until time.Time // they hold from from on, before until
 	candidates  []int
 	verdicts    []Exclusion
 }
 
 // collect makes candidates of the workers that may take the request and whose health is
-// not worse than the given one. It returns when their health may change without an input.
+// not worse than worst. The candidates hold before the time until, if no input changes the core.
 func (c *core) collect(in *decisionInput, ch *choice, worst Health) (until time.Time) {
 	now := ch.time
 	ch.candidates, until = ch.candidates[:0], now.Add(time.Second)
@@ -274,7 +275,7 @@ func (c *core) collect(in *decisionInput, ch *choice, worst Health) (until time.
 			if h, why = e.standing(now); why == ExcludedFailing {
 				until = earlier(until, e.avoid.until)
 			} else if e.info.Group != "" {
-				until = now // its reports decide
+				until = now // its health depends on the age of its summary
 			}
 			switch a := in.probeAnswer(e); {
 			case a == nil:
@@ -319,7 +320,7 @@ func (e *entry) exclude(in *decisionInput, p part) Exclusion {
 func (c *core) measure(in *decisionInput, why purpose, ch *choice) {
 	s, sequence := ch.settings, in.hashes.sequence
 	turn := c.turn
-	if why == look { // so that looks do not all name the same worker
+	if why == look { // otherwise all looks until the next booking would name the same worker
 		turn += c.looks
 	}
 	key := turn
@@ -333,7 +334,7 @@ func (c *core) measure(in *decisionInput, why purpose, ch *choice) {
 		PrefillUntracked: !s.TrackPrefill, Pinned: in.Pinned != nil, EmbeddingHit: in.EmbeddingHit,
 	}
 	ch.inputs = slices.Grow(ch.inputs[:0], len(ch.candidates))[:len(ch.candidates)]
-	idle, holder, most := false, -1, 0 // holder has computed most of the prompt
+	idle, holder, most := false, -1, 0 // holder is the candidate with most computed blocks of the prompt
 	ch.held = 0
 	ch.whole = c.conf.Rule != nil || in.Explain || s.Policy != scorer.Tokens && s.Policy != scorer.PredictedTTFT || !s.TrackPrefill
 	cached := &in.overlap
@@ -370,7 +371,7 @@ func (c *core) measure(in *decisionInput, why purpose, ch *choice) {
 			}
 		}
 	}
-	// It matters only to an idle candidate, if the holder is not idle.
+	// ActivePrefix changes only the cost of an idle candidate, and only if the holder is not idle.
 	if idle && holder >= 0 && ch.inputs[holder].ActiveRequests > 0 && s.Policy == scorer.Tokens && s.TrackPrefill {
 		ch.request.Sharers = ch.inputs[holder].ActiveRequests
 		active := len(sequence) - c.slots.AdditionalBlocks(ch.candidates[holder], sequence)
@@ -378,8 +379,8 @@ func (c *core) measure(in *decisionInput, why purpose, ch *choice) {
 	}
 }
 
-// leaveOutBusy removes the candidates that are above a threshold. It is an error if none is
-// left.
+// leaveOutBusy removes the candidates that are above a threshold. It returns an error if it would remove
+// all of them.
 func (c *core) leaveOutBusy(in *decisionInput, ch *choice) error {
 	if *c.thresholds == (scorer.Thresholds{}) {
 		return nil
@@ -444,10 +445,13 @@ func (c *core) chooseByMode(ch *choice) {
 	ch.reason = cmp.Or(ch.reason, reason)
 }
 
-// second finds the next best of the candidates for the chosen one: the one of another process that costs
-// least, or if costs are equal, has the fewest tokens to compute; -1 if there is none. If the request
-// names the rank, the second choice has the same rank. If the request has a prefill leg, whose parameters
-// it contains, the second choice has the engine of the leg's worker, and is not that worker.
+// second returns the candidate that gets the request if the chosen worker does not take it; -1 without
+// such a candidate. It is the candidate of another process with the lowest cost. Of equal costs, the
+// fewest pending tokens decide, then the fewest requests. There are two conditions:
+//
+//   - If the request must name its rank, both candidates have the same rank.
+//   - If the request has a prefill leg, whose worker is leg, the second candidate has the engine of leg,
+//     because the request contains parameters of the leg, and is another process than leg.
 func (c *core) second(ch *choice, leg *entry) int {
 	first := &c.entries[ch.candidates[ch.chosen]]
 	named := first.info.wantsRank(first.worker.DPRank)

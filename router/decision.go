@@ -54,14 +54,14 @@ type Decision struct {
 	Group  string  `json:"group,omitempty"`
 	Member *Worker `json:"member,omitempty"`
 
-	// Second is where the request goes if the worker does not take it, if the request asked
-	// for it. It has no address if there is no other candidate, if the worker is pinned, or
-	// if a hard session is bound to it.
+	// Second is the worker that gets the request if Worker does not take it. It is set only in prefill
+	// legs, and if the request has WantSecond. It has no address if there is no other candidate, if
+	// the worker is pinned, or if a hard session is bound to it.
 	Second Second `json:"second,omitzero"`
 
-	// Prefill is the request's prefill leg: a decision of its own, for another worker, with
-	// the id that [Router.Free] takes when the leg has ended. It is nil if the worker computes the
-	// prompt itself; NoLeg then says why, in a split model. Neither is to be changed.
+	// Prefill is the request's prefill leg: a decision of its own, for another worker. When the leg
+	// has ended, the caller passes its ID to [Router.Free]. Prefill is nil if Worker computes the
+	// prompt itself; in a split model NoLeg then says why. Callers must not change Prefill.
 	Prefill *Decision `json:"prefill,omitempty"`
 	NoLeg   NoLeg     `json:"no_prefill,omitempty"`
 
@@ -104,38 +104,38 @@ type Decision struct {
 	// ExpectedOutput is the length of the output that the costs expected, in tokens: as the request
 	// said, or the mean output of the pool.
 	ExpectedOutput float64 `json:"expected_output_tokens"`
-	// ActivePrefix is how many leading tokens of the prompt are computed on the candidate that has most of
-	// them, and are also those of a request in flight there; 0 also if no candidate was idle.
+	// ActivePrefix is about the candidate that has computed most of the prompt: the number of leading tokens
+	// of the prompt that requests in flight there have, too. It is 0 if no cost depends on it.
 	ActivePrefix int `json:"active_prefix_tokens,omitempty"`
-	// Sharers is the number of requests on that candidate; 0 without ActivePrefix.
+	// Sharers is the number of requests in flight on that candidate; 0 if no cost depends on it.
 	Sharers int `json:"active_prefix_requests,omitempty"`
 
-	// Durations of the steps.
+	// The durations of the steps.
 	QueueTime    time.Duration `json:"queue_ns"`
 	TokenizeTime time.Duration `json:"tokenize_ns"`
 	HashTime     time.Duration `json:"hash_ns"`
 	MatchTime    time.Duration `json:"match_ns"`
-	PickTime     time.Duration `json:"pick_ns"`            // waiting for the pool's lock included
-	ProbeTime    time.Duration `json:"probe_ns,omitempty"` // asking router groups
+	PickTime     time.Duration `json:"pick_ns"`            // with the wait for the pool's lock
+	ProbeTime    time.Duration `json:"probe_ns,omitempty"` // of probes to router groups
 
-	// Tokens is the whole prompt as ids if the request asked for it, the ids are exact, and the prompt
-	// did not come as ids.
+	// Tokens are the ids of the whole prompt. They are set only if the request has WantTokens, the ids
+	// are exact, and the prompt did not come as ids.
 	Tokens []uint32 `json:"-"`
 
 	// Candidates are the workers of the pool with the inputs of the choice, in worker
-	// order. They are set if the request asked to explain, and in kept decisions. In a
-	// pool with more than 128 workers, kept decisions have the chosen one and the 128 candidates with
+	// order. They are set if the request has Explain, and in kept decisions. In a pool with more
+	// than 128 workers, kept decisions have the chosen worker and the 128 candidates with
 	// the lowest costs; Omitted is the number of the other workers.
 	Candidates []Candidate `json:"candidates,omitempty"`
 	Omitted    int         `json:"candidates_omitted,omitempty"`
 
-	// Later events of a kept decision; zero until then.
+	// What happened after a kept decision; zero until it happens.
 	FirstToken time.Time `json:"first_token,omitzero"`
 	Freed      time.Time `json:"freed,omitzero"`
-	// FirstTokenBy is how the first token was noticed or inferred. With [SignEnd] and no
-	// time, it was not noticed.
+	// FirstTokenBy is how the first token was noticed or inferred. If FirstToken is zero and
+	// FirstTokenBy is [SignEnd], nobody noticed the first token.
 	FirstTokenBy Sign `json:"first_token_by,omitempty"`
-	// Served is the worker that answered, if it is not the chosen one.
+	// Served is the address of the worker that answered, if it is not the chosen one.
 	Served netip.AddrPort `json:"served,omitzero"`
 	// Usage is what the response reports, if kvroute read it; see [Router.ReportUsage].
 	Usage *Usage `json:"usage,omitempty"`
@@ -169,9 +169,9 @@ type Candidate struct {
 	WorkerName string         `json:"worker_name,omitempty"`
 	Address    netip.AddrPort `json:"address"`
 
-	// The name of a router group and the age of its summary, below 0 without a summary.
-	// Probed is set if the group answered a probe: load and overlap are those of the
-	// worker that it would choose.
+	// Group is the name of a router group, SummaryAge the age of its summary; below 0 without a
+	// summary. Probed is set if the group answered a probe: load and overlap are then those of
+	// the worker that the group would choose.
 	Group      string        `json:"group,omitempty"`
 	SummaryAge time.Duration `json:"summary_age_ns,omitempty"`
 	Probed     bool          `json:"probed,omitempty"`
@@ -255,8 +255,8 @@ func (c *core) makeDecision(in *decisionInput, ch *choice, leg *Decision, noLeg 
 	}
 }
 
-// prefillTokens is the number of prompt tokens that the chosen worker has to compute. The engine computes
-// the last token of a prompt even if it holds them all.
+// prefillTokens is the number of prompt tokens that the chosen worker has to compute. An engine computes
+// the last token of a prompt even if it has the whole prompt cached.
 func (ch *choice) prefillTokens(blockSize int) int {
 	tokens := ch.request.PromptTokens
 	return max(min(1, tokens), tokens-ch.inputs[ch.chosen].OverlapBlocks*blockSize)
@@ -281,7 +281,7 @@ func (d *Decision) brief() *Decision {
 // Computing returns the decision about the worker that computes the prompt: the prefill leg's, or d.
 func (d *Decision) Computing() *Decision { return cmp.Or(d.Prefill, d) }
 
-// later is what happened to a booked request after its decision. Zero values mean nothing new.
+// later is what happened to a booked request after its decision. A zero value means that nothing happened.
 type later struct {
 	firstToken   time.Time
 	firstTokenBy Sign
@@ -311,9 +311,9 @@ func (d *Decision) add(l later) {
 // does not grow with the fleet.
 const keptCandidates = 128
 
-// list lists the candidates of a choice for people to see, before the booking changes their loads: every
-// worker of the pool, or in a larger pool the candidates with the lowest costs if only the kept decision
-// needs them.
+// list sets the list of workers that explains a choice. It runs before the booking, which changes loads. The
+// list has every worker of the pool. In a pool with more than keptCandidates workers it has only the
+// chosen worker and the candidates with the lowest costs, unless the request has Explain.
 func (c *core) list(in *decisionInput, ch *choice) {
 	drawn := ch.policy != "" && ch.settings.Temperature > 0
 	if drawn {
@@ -325,7 +325,7 @@ func (c *core) list(in *decisionInput, ch *choice) {
 		bound, equal = ch.costBound()
 	}
 	ch.seen = ch.seen[:0]
-	next := 0 // candidate, in the same order
+	next := 0 // the next candidate; candidates have the order of c.order
 	for i, ord := range c.order {
 		at := next
 		if at < len(ch.candidates) && ch.candidates[at] == ord {
@@ -365,8 +365,8 @@ func (c *core) list(in *decisionInput, ch *choice) {
 	ch.omitted = len(c.order) - len(ch.seen)
 }
 
-// costBound returns the highest of the lowest costs that are listed, and how many candidates
-// with just this cost are listed.
+// costBound returns the highest cost that is listed, if the keptCandidates lowest costs are, and how many
+// candidates with exactly this cost are listed.
 func (ch *choice) costBound() (bound float64, equal int) {
 	low := ch.lowest[:0]
 	for _, cost := range ch.costs {

@@ -15,8 +15,8 @@ import (
 // # Invariants
 //
 //   - Foreign load is never negative, and never more than the engine reported.
-//   - Own requests are not counted twice: of each report, the largest own load of the last
-//     [slots.PeakSpan] is subtracted. So what remains of a report has no own request, also
+//   - Own requests are not counted twice: the largest own load of the last [slots.PeakSpan]
+//     is subtracted from each report. So the rest of a report contains no own request, even
 //     if the router booked more requests since. Those count by their slots. This
 //     assumes that engines end requests before the router frees them. Aborted requests may
 //     count as foreign for one report.
@@ -27,7 +27,7 @@ import (
 //   - An engine that reports only what the router sent changes no cost.
 type Foreign struct {
 	Requests int `json:"requests"`
-	Waiting  int `json:"waiting"` // part of Requests that is in the engine's queue, at least
+	Waiting  int `json:"waiting"` // part of Requests that is in the engine's queue; the true number may be larger
 	// Tokens estimates the prefill of the waiting requests by the average prefill of the
 	// pool's own requests.
 	Tokens int `json:"tokens"`
@@ -59,8 +59,8 @@ const mostReported = 1 << 24
 // that the report already contains.
 const syncLag = 250 * time.Millisecond
 
-// disclose removes one request from the foreign load of reports that are at most lag old:
-// it has a slot since now.
+// disclose removes one request, with its blocks, from the foreign load of reports that are at most lag
+// old: the request has a slot from now on.
 func (r *engineReport) disclose(now time.Time, blocks int, lag time.Duration) {
 	if now.Sub(r.requestsAt) <= lag {
 		r.foreignRequests, r.foreignWaiting = max(0, r.foreignRequests-1), max(0, r.foreignWaiting-1)

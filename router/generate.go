@@ -25,9 +25,9 @@ type StatusError struct {
 func (e *StatusError) Error() string { return fmt.Sprintf("it answers with status %d", e.Status) }
 
 // Dispatch sends a request to the worker of its decision and yields the response in pieces.
-// An error ends the response. An error before the first piece counts as a failure of the
-// worker (see [Config.AvoidFailing]) by the status of a [StatusError], or unless ctx has
-// ended. Dispatch must end soon after ctx.
+// An error ends the response. An error before the first piece counts as a failure of the worker
+// (see [Config.AvoidFailing]), unless ctx has ended; a [StatusError] counts by its status.
+// Dispatch must end soon after ctx.
 type Dispatch func(ctx context.Context, req Request, d Decision) iter.Seq2[Chunk, error]
 
 // Generate routes a request, which needs an ID, sends it by dispatch and yields the

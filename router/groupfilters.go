@@ -42,7 +42,7 @@ func (x *groupFilters) change(ord int, change func(*groupFilter)) {
 	x.some.Store(len(x.byOrdinal) > 0)
 }
 
-// match raises the overlaps of groups to those of their filters. It is called if there are some.
+// match raises the overlaps of groups to those of their filters. The caller has checked that there are filters.
 func (x *groupFilters) match(overlap []int32, sequence []uint64) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()

@@ -42,11 +42,12 @@ type hashes struct {
 	at       time.Time     // when they were made; zero if the request came with hashes or has none
 }
 
-// overlap has the leading blocks of a prompt that each worker has cached, by ordinal.
+// overlap has the number of leading blocks of a prompt that each worker has cached. The slices are indexed by
+// ordinal.
 type overlap struct {
 	blocks  []int32
 	pending []int32    // part of blocks that is only predicted
-	lower   [3][]int32 // blocks behind these in host memory, on disk, in external storage
+	lower   [3][]int32 // the blocks that follow, in host memory, on disk and in external storage
 	version uint64     // ranks.changes when the blocks were counted
 	at      time.Time  // when they were counted; zero if they were not
 	took    time.Duration
@@ -77,17 +78,18 @@ type decisionInput struct {
 	hashes  hashes
 	overlap overlap
 	probed  probed
-	session uint64    // hash of the session's name; 0 = none
+	session uint64    // hash of the session's name; 0 = no session
 	taints  []taint   // Request.PreferredTaints, sorted
 	number  uint64    // of the booked decision; see keptDecisions
 	explain bool      // list the candidates
 	at      time.Time // when the input was complete
 
-	// decode is set in the input of a prefill leg: the worker that decodes.
+	// decode is the worker that decodes, in the input of a prefill leg; nil in other inputs.
 	decode *WorkerInfo
 }
 
-// plain says whether a request that is not pinned excludes no workers by itself.
+// plain says whether a request, if it is not pinned, has the same candidates as all other plain requests:
+// nothing in it limits the workers, and no router group answered a probe.
 func (in *decisionInput) plain() bool {
 	return in.decode == nil && in.adapter == "" && in.Allowed == nil && in.AllowedAddresses == nil &&
 		len(in.RequiredTaints)+len(in.probed.answers) == 0
@@ -204,7 +206,7 @@ func appendTaints(to []taint, preferred map[string]float64) []taint {
 const bytesSeed = 0x6b76726f75746521
 
 // encode makes the token ids of a request's prompt, or says why the prompt has none. room is memory for
-// the ids. encode may request the ids from a worker.
+// the ids.
 func (r *Router) encode(ctx context.Context, req *Request, card *Card, room []uint32) (p prompt) {
 	switch {
 	case req.Unread:

@@ -43,9 +43,9 @@ type keptDecisions struct {
 }
 
 type keptDecision struct {
-	number uint64 // 0 = none
+	number uint64 // 0: the place is empty
 	Decision
-	seen    []Candidate // its candidates
+	seen    []Candidate // the decision's candidates, in memory that is used again
 	omitted int
 }
 

@@ -9,16 +9,16 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// known is what a pool knows of its workers' caches. The overlap of a worker is the largest
-// one of all indexes.
+// known has the indexes of a pool: which blocks its workers have cached. The overlap of a worker is the
+// largest one of all indexes.
 type known struct {
 	used   bool                       // cached blocks can change a decision; else all indexes stay empty
 	events atomic.Pointer[eventIndex] // replaced by [Router.Restore]
-	// history has routed requests to workers without events, and requests whose hashes no
-	// engine has. predicted has routed requests whose events are still to come; it is nil if
-	// nothing is predicted.
+	// history has the blocks of requests to workers without events, and of requests whose hashes
+	// no engine has. predicted has the blocks of requests until the worker's events confirm
+	// them; it is nil if such blocks are not predicted.
 	history, predicted *indexer.Approx
-	guesses            []*indexer.Approx // those of the two that exist
+	guesses            []*indexer.Approx // history, and predicted unless it is nil
 
 	filters groupFilters
 	shrunk  atomic.Int64 // blocks removed because a worker's cache became smaller
@@ -46,8 +46,8 @@ func newKnown(c *Config) *known {
 	return k
 }
 
-// match counts the overlap of size ordinals: their blocks, the part of these that is only predicted, and
-// what follows on lower tiers, and leaves it in s.
+// match counts the overlap for the ordinals below size: the blocks on the device, the part of them that is
+// only predicted, and the blocks that follow on lower tiers. The result is in s.overlap.
 func (k *known) match(now time.Time, h *hashes, size int, s *scratch) {
 	o := &s.overlap
 	o.blocks = resize(o.blocks, size)
@@ -101,12 +101,12 @@ func (k *known) begin(c *core, info *WorkerInfo) {
 	}
 }
 
-// indexSource is an index by where its blocks are known from.
+// indexSource is one index, and the name of the source of its blocks.
 type indexSource struct {
 	name    string
 	blocks  func() int
 	bytes   func() int // looks at all nodes of the index
-	evicted func() int // of the index of events, only blocks that no outcome of an event counts
+	evicted func() int // for the index of events: without the blocks that outcomes of events count
 }
 
 func (k *known) sources() (all []indexSource) {
@@ -150,14 +150,14 @@ func (k *known) guessedBlocks(ord int) int { return k.history.WorkerBlocks(ord) 
 
 // guess is the prediction that a booking added to an index.
 type guess struct {
-	in         *indexer.Approx // nil for nothing
+	in         *indexer.Approx // nil: no prediction
 	ordinal    int
 	generation uint64
 	stamp      uint64
 	last       uint64 // sequence hash of the last block that counts
 }
 
-// guess predicts that the worker of a booking will hold the prompt.
+// guess predicts that the worker of a booking will have the prompt cached.
 func (k *known) guess(now time.Time, h *hashes, at *booking) guess {
 	if !k.used || len(h.sequence) == 0 {
 		return guess{}

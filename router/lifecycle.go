@@ -18,7 +18,7 @@ import (
 func (r *Router) MarkPrefillCompleted(id string) bool { return r.FirstToken(id, SignTold) }
 
 // FirstToken is [Router.MarkPrefillCompleted] with the way in which the first token was
-// noticed. With [SignEnd] the first token came at some time before.
+// noticed. [SignEnd] means that the first token came earlier, at an unknown time.
 func (r *Router) FirstToken(id string, by Sign) bool {
 	fl := r.flights.confirm(id)
 	if fl.pool == nil {
@@ -76,8 +76,8 @@ func (r *Router) AddOutputTokens(id string, k int) (taken bool) {
 // in flight: false for an unknown id and for a repetition, both harmless.
 func (r *Router) Free(id string) bool { return r.free(r.flights.end(id, 0, 0), id, true) }
 
-// Abandon is [Router.Free] for a request that its worker did not serve: its blocks
-// do not count as cached there because of it, unless its first token was noted.
+// Abandon is [Router.Free] for a request that its worker did not serve. The prediction that the worker has
+// its blocks cached is withdrawn, unless its first token was noted.
 func (r *Router) Abandon(id string) bool {
 	fl := r.flights.end(id, 0, 0)
 	fl.guess.withdraw()
@@ -134,7 +134,7 @@ func (r *Router) finish(fl *flight, id string, now time.Time, served bool) {
 
 // Run calls [Router.Tick] until ctx ends.
 func (r *Router) Run(ctx context.Context) error {
-	const every = 15 * time.Second // slots are looked at every 30 s at most
+	const every = 15 * time.Second // less than the 30 s between two searches for expired slots
 	t := time.NewTicker(every)
 	defer t.Stop()
 	var due <-chan time.Time
@@ -162,8 +162,8 @@ func (r *Router) Run(ctx context.Context) error {
 }
 
 // Tick applies the passing of time: slots that are not owned, sessions and waiting requests
-// expire. It may be called at any rate, and must be called now and then if such slots or
-// sessions are used; see [Router.Run].
+// expire. It may be called at any rate. Without calls, slots that are not owned stay, and old
+// sessions stay in memory; see [Router.Run].
 func (r *Router) Tick() {
 	now := r.conf.Now()
 	for _, p := range r.allPools() {

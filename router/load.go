@@ -71,8 +71,8 @@ func (c *core) infer(now time.Time) {
 	}
 }
 
-// load fills in the load and the properties of a worker; see [entry.setKVUse], too. prompt is the length
-// of a prompt that stands for the average one before the first booking; see [core.foreign].
+// load fills in the properties of a worker and its load, except the fields of [core.complete]. prompt is the
+// length of the request's prompt; see [core.foreign].
 func (c *core) load(now time.Time, ord, prompt int, in *scorer.Input) {
 	e, load := &c.entries[ord], c.slots.Load(ord)
 	*in = e.properties
@@ -90,8 +90,9 @@ func (c *core) load(now time.Time, ord, prompt int, in *scorer.Input) {
 	}
 }
 
-// complete adds to an input what takes long and what [scorer.Tokens] and [scorer.PredictedTTFT] do not
-// count: the blocks that the request would add to the active ones, and the share of the cache in use.
+// complete fills in the fields of an input that take long to compute: the blocks that the request would add to
+// the active ones, and the share of the cache in use. The costs of [scorer.Tokens] and
+// [scorer.PredictedTTFT] do not need these fields.
 func (c *core) complete(ch *choice, ord int, sequence []uint64, to *scorer.Input) {
 	c.entries[ord].setKVUse(ch.time, to)
 	switch {
@@ -103,10 +104,10 @@ func (c *core) complete(ch *choice, ord int, sequence []uint64, to *scorer.Input
 	}
 }
 
-// setKVUse fills in the share of a worker's cache that is in use. in has the other load.
+// setKVUse fills in the share of a worker's cache that is in use. The active blocks in in are already set.
 func (e *entry) setKVUse(now time.Time, in *scorer.Input) {
 	switch total := e.info.TotalKVBlocks; {
-	case e.info.Group != "": // groupLoad did
+	case e.info.Group != "": // groupLoad has set it
 	case total > 0:
 		in.KVUse = min(1, float64(max(in.ActiveBlocks, e.reported(now)))/float64(total))
 	case fresh(now, e.report.usedAt):
@@ -133,8 +134,8 @@ func (c *core) throughput(e *entry) float64 {
 	return cmp.Or(e.info.PrefillThroughput, c.conf.PrefillThroughput)
 }
 
-// busy says whether a worker is above a threshold, or the mean of the members of a
-// group, and how many thresholds could not be applied.
+// busy says whether the load of a worker, or the mean load of a group's members, is above a threshold. skipped
+// is the number of thresholds that could not be applied.
 func (c *core) busy(now time.Time, e *entry, blocks, pend, members int) (busy bool, skipped int) {
 	total := e.info.TotalKVBlocks
 	if e.group != nil {
@@ -147,8 +148,8 @@ func (c *core) busy(now time.Time, e *entry, blocks, pend, members int) (busy bo
 	})
 }
 
-// foreign returns the foreign load of a worker. A request with a prompt of so many tokens
-// stands for the average request before the first booking.
+// foreign returns the foreign load of a worker. It needs the average length of prompts; before the first
+// booking, prompt stands for this average.
 func (c *core) foreign(now time.Time, e *entry, prompt int) (f Foreign) {
 	r, mean := &e.report, c.typical
 	if mean.prompt == 0 {
@@ -234,9 +235,9 @@ func (t *typical) note(prompt, prefill int) {
 	t.prefill += (float64(prefill) - t.prefill) * weight
 }
 
-// outputs is how long the outputs of a pool's requests are. Costs need it before a request has
-// an output. The mean is over this router's requests that have ended; newer ones count more. Of a response
-// whose tokens nobody reported, the length is estimated by its time.
+// outputs is the mean length of the outputs of a pool's requests. Costs need it, because the output of a new
+// request is still unknown. The mean is over this router's requests that have ended; newer ones count more. If
+// nobody reported the tokens of a response, its length is estimated by its duration.
 type outputs struct {
 	mean float64 // tokens
 	n    int     // requests so far, up to outputWindow
@@ -247,7 +248,7 @@ const (
 	// traces. It counts as defaultOutputs requests.
 	defaultOutput  = 256
 	defaultOutputs = 8
-	// outputWindow is the number of requests whose mean counts, about.
+	// outputWindow is about the number of requests that the mean covers.
 	outputWindow = 64
 )
 
@@ -260,8 +261,8 @@ func (o *outputs) note(tokens float64) {
 // tokens is the mean output.
 func (o *outputs) tokens() float64 { return cmp.Or(o.mean, defaultOutput) }
 
-// expected is the expected output of a part of a request in tokens: as the request says, or the mean of
-// the pool, and at most what the request allows. A prefill leg has none.
+// expected is the expected output of a part of a request in tokens: the number in the request, or else the mean
+// of the pool, but at most the number that the request allows. It is 0 for a prefill leg.
 func (o *outputs) expected(in *decisionInput, p part) float64 {
 	switch {
 	case p == prefillPart:

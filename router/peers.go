@@ -109,9 +109,9 @@ func peerKey(peer uint64, id string) string {
 const peerNumbers = 1 << 63
 
 // PeerChanged takes a change of another router replica's request. It returns false if the
-// worker or the request is not known; then it keeps nothing, except that the request has
-// ended. A request that moves to an unknown worker loses its slot. A slot that is taken
-// already does not change. Changes of one peer must come in order, one at a time.
+// worker or the request is not known. It then keeps nothing, except the end of a request whose
+// changes may come in any order ([Change.Expires]). A request that moves to an unknown worker loses
+// its slot. A repeated SlotTaken changes nothing. Changes of one peer must come in order, one at a time.
 func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 	if peer == 0 || c.ID == "" || len(c.ID) > maxID {
 		return false
@@ -127,7 +127,7 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 	fl := r.flights.get(key)
 	if fl.pool == nil || fl.peer != peer {
 		if c.Kind == SlotFreed && c.Expires {
-			r.flights.noteEnd(now, key) // its beginning is still to come, and must not take a slot
+			r.flights.noteEnd(now, key) // the request's SlotTaken may still come, and must not take a slot
 		}
 		return false
 	}
@@ -155,7 +155,7 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 			known, _ = core.slots.End(now, key)
 		})
 		if c.Expires {
-			r.flights.noteEnd(now, key) // a repeated beginning must not take a slot
+			r.flights.noteEnd(now, key) // a repeated SlotTaken must not take a slot
 		}
 	}
 	return known

@@ -18,9 +18,9 @@ import (
 // pool has the state of the workers of one base model with blocks of one size: their index,
 // their slots, their queue.
 //
-// Decisions read the index before they take the lock; the lock covers the reading
+// Decisions read the index before they take the lock. The lock covers the reading
 // of the load, the choice and the booking, so no two requests can see the same
-// empty worker. Nothing blocks under it.
+// empty worker. Code that holds the lock never blocks.
 type pool struct {
 	// Set once.
 	poolKey
@@ -42,8 +42,8 @@ type pool struct {
 	undelivered []*waiter
 }
 
-// poolView is the part of the core that decisions read without the lock. A view that is too
-// old loses an overlap, and nothing else.
+// poolView is the part of the core that decisions read without the lock. If a view is outdated, a
+// decision may miss an overlap; nothing else is wrong.
 type poolView struct {
 	reads   bool     // whether the prompts of requests matter
 	changes uint64   // core.changes
@@ -79,7 +79,7 @@ func (p *pool) match(now time.Time, h *hashes, s *scratch) {
 	p.known.match(now, h, view.size, s)
 }
 
-// errQueued is the outcome of a decision that [Router.Decided] hands over later.
+// errQueued says that [Router.Decided] will return the decision later.
 var errQueued = errors.New("the request waits in the queue")
 
 // admit decides for the request in s, whose input is complete. Load, cost, choice and booking are one
@@ -109,7 +109,7 @@ func (p *pool) admit(ctx context.Context, r *Router, s *scratch) error {
 	return err
 }
 
-// update gives the core an input, and admits requests from the queue that need not wait any
+// update passes an input to the core, and admits the requests of the queue that need not wait any
 // more.
 func (p *pool) update(now time.Time, input func(*core)) {
 	p.mu.Lock()
@@ -140,7 +140,8 @@ func (p *pool) unlock() {
 	}
 }
 
-// read calls a function with the core, under the lock. It may not change what requests wait for.
+// read calls a function with the core, under the lock. The function must not change anything that may
+// admit requests from the queue; see update.
 func (p *pool) read(f func(*core)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -209,8 +210,8 @@ func (p *pool) updateView(c *core) {
 	p.view.Store(&v)
 }
 
-// purge empties the index for ordinals that are still in use: decisions made meanwhile
-// find no overlap there, and no other worker can get the ordinal before it is empty.
+// purge removes the blocks of ordinals from the index, while the ordinals are still in use: decisions
+// find no overlap there meanwhile, and no other worker can get an ordinal that has blocks.
 func (p *pool) purge(ordinals []int) {
 	for _, ord := range ordinals {
 		p.known.removeWorker(ord)
@@ -231,8 +232,8 @@ func (p *pool) applyEvent(now time.Time, w Worker, ev indexer.Event) (out indexe
 	case !known:
 		return out, false
 	case silent:
-		// Without a block size the hashes of events match no prompt. With NoEvents the caches
-		// are predicted from requests, and events would count the same blocks twice.
+		// The hashes of events match no prompt if the worker has no block size. With NoEvents the
+		// caches are predicted from requests: events would count the same blocks twice.
 		return indexer.Outcome{Invalid: len(ev.Blocks) + len(ev.Externals)}, true
 	case !p.known.used:
 		return out, true

@@ -44,8 +44,8 @@ func (r *Router) choosePool(ctx context.Context, s *scratch) (*pool, error) {
 }
 
 // compare returns a cost of a pool for the request in s, to compare the pools of one model; lower is
-// better. It is the cost of the best candidate, in tokens if the policy's unit is a block,
-// or the requests in flight for each candidate if the mode has no costs.
+// better. It is the cost of the chosen candidate; costs in blocks are converted to tokens. If the mode
+// has no costs, it is the mean number of requests in flight of a candidate.
 func (p *pool) compare(now time.Time, s *scratch) (float64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,7 +66,7 @@ func (p *pool) compare(now time.Time, s *scratch) (float64, error) {
 	return float64(sum) / float64(len(ch.inputs)), nil
 }
 
-// isAbsence says whether another pool of the model may take a request after an error.
+// isAbsence says whether another pool of the model may take the request that caused an error in one pool.
 func isAbsence(err error) bool {
 	return errors.Is(err, ErrNoWorkers) || errors.Is(err, ErrAllBusy)
 }

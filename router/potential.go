@@ -22,8 +22,8 @@ type PotentialLoad struct {
 	EstimatedTTFT          float64 `json:"estimated_ttft_ms"` // by the model of the engine
 }
 
-// PotentialLoads returns the load with a request of each worker that may take it, busy or
-// not, in worker order. It books nothing and ignores the ID. The errors are those of
+// PotentialLoads returns the load that each worker would have with the request. It lists the workers that may
+// take the request, busy or not, in worker order. It books nothing and ignores the ID. The errors are those of
 // [Router.BestWorker], except those about busy workers. In mode [Direct] the request need
 // not name a worker.
 func (r *Router) PotentialLoads(ctx context.Context, req Request) ([]PotentialLoad, error) {

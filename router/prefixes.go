@@ -44,8 +44,8 @@ func (r *Router) HotPrefixes() []Prefix {
 	return append([]Prefix{}, r.describePrefixes(root.children, s)...) // a list in JSON, not null
 }
 
-// describePrefixes counts the workers that have the prefixes. The index takes that for a use of
-// the blocks, as a decision would be.
+// describePrefixes counts the workers that have the prefixes. In the index this counts as a use of the
+// blocks, as for a decision.
 func (r *Router) describePrefixes(list []*sharedPrefix, s *scratch) (described []Prefix) {
 	for _, p := range list {
 		first := p.prompts[0]
@@ -86,7 +86,7 @@ func (p *sharedPrefix) extend(prompts []beginning) (longer []*sharedPrefix) {
 			n++
 		}
 		if n > 1 {
-			// What the first and the last one share, those between them share, too.
+			// The prompts are sorted: all of them share what the first and the last one share.
 			last, blocks := &prompts[n-1], p.blocks+1
 			for blocks < len(first.sequence) && first.sequence[blocks] == last.sequence[blocks] {
 				blocks++

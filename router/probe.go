@@ -14,8 +14,8 @@ import (
 
 // If there are few router groups, the router can ask each of them about a request. The
 // answer is exact, and takes a round trip. A probe books nothing, so other requests may
-// reach the group meanwhile: their load is added to the answer, and then the request does
-// not prefer the worker that the group named.
+// be sent to the group after the answer. Their load is then added to the answer, and the request
+// does not name the worker that the group chose.
 
 // Probe asks router groups for the load and overlap of a request.
 type Probe struct {
@@ -43,7 +43,7 @@ type ProbeAnswer struct {
 }
 
 // Answer answers a probe of another router's [Config.Probe]. It books nothing. The errors
-// are those of [Router.BestWorker], but if all workers are busy, that is the answer.
+// are those of [Router.BestWorker]. If all workers are busy, the answer says so, and there is no error.
 func (r *Router) Answer(ctx context.Context, p Probe) (ProbeAnswer, error) {
 	d, err := r.BestWorker(ctx, Request{
 		Model: p.Model, Explain: true,
@@ -101,8 +101,8 @@ func (in *decisionInput) probeOf(e *entry) *ProbeAnswer {
 	return nil
 }
 
-// applyProbe replaces a group's summary by its answer to the probe: the load of the worker
-// that it would choose, and that worker's share of the requests sent to the group since.
+// applyProbe replaces a group's summary by its answer to the probe: the load of the worker that the group
+// would choose, and that worker's share of the requests that were sent to the group after the probe.
 func (in *decisionInput) applyProbe(e *entry, booked *slots.Table, ord int, to *scorer.Input) {
 	a := in.probeOf(e)
 	if a == nil {

@@ -16,7 +16,7 @@ import (
 // errMustWait is the outcome of a decision that puts the request into the queue.
 var errMustWait = errors.New("the request must wait")
 
-// waiter is a request in the queue. A waiter is not used again: it may be woken after its
+// waiter is a request in the queue. It is never used for a second request, because it may be woken after its
 // caller has returned.
 type waiter struct {
 	// While the request waits, the core uses these values under the pool's lock.
@@ -32,19 +32,19 @@ type waiter struct {
 	err      error     // if done
 	split    bool      // the request may have a prefill leg
 
-	submitted *scratch // of a request of Submit; nil if its caller waits, or has the decision
+	submitted *scratch // of a request of Submit; nil if the caller waits in BestWorker, or has the decision
 
-	wake chan struct{} // has room for one
+	wake chan struct{} // with room for one value
 }
 
-// enqueue puts a request into the queue, for which every candidate of its choice is too busy, and returns
-// its waiter, which may have left the queue again.
+// enqueue puts a request that must wait into the queue, and returns its waiter. The waiter may have left the
+// queue when enqueue returns.
 func (c *core) enqueue(now time.Time, lane int, in *decisionInput, ch *choices, to *result) (*waiter, error) {
 	w := &waiter{in: in, ch: ch, to: to, since: now, wake: make(chan struct{}, 1), split: c.splits && in.Split != SplitNever}
 	if t := in.mayWait(); t > 0 {
 		w.deadline = now.Add(t)
 	}
-	least := in.prompt.tokens // to compute, on the best candidate
+	least := in.prompt.tokens // the tokens to compute on the candidate with the fewest
 	for i := range ch.worker.inputs {
 		least = min(least, c.settings.UncachedTokens(&ch.worker.request, &ch.worker.inputs[i]))
 	}
@@ -146,7 +146,7 @@ func (p *pool) wait(ctx context.Context, now func() time.Time, flights *flights,
 		w.in.Waiting(w.split)
 	}
 	if flights.get(w.in.ID).number != w.in.number {
-		return ErrFreed // before it was in the queue
+		return ErrFreed // Free was called before the request was in the queue
 	}
 	var late <-chan time.Time
 	if t := w.in.mayWait(); t > 0 {

@@ -17,10 +17,9 @@ import (
 // Request asks for a worker. Its slices and maps are only read, and not used after the
 // call.
 type Request struct {
-	// ID makes the decision a booking: the worker's slot is taken until
-	// [Router.Free]. It must be unique among the requests in flight, and have at
-	// most 1,024 bytes. With no ID
-	// the decision is read-only: no slot, no record, no waiting.
+	// ID makes the decision a booking: the request has a slot until [Router.Free]. The ID must be
+	// unique among the requests in flight, and have at most 1,024 bytes. Without an ID the
+	// decision changes nothing: the request has no slot, is not kept and does not wait.
 	ID string
 	// Owned says that the caller will certainly call [Router.Free] when the request ends.
 	// The slot of a request that is not owned is freed after 300 s without a sign of life.
@@ -42,8 +41,8 @@ type Request struct {
 	// Salt separates the request's blocks from those of other salts.
 	Salt string
 
-	// Unseen says that the first token will not be noticed when it comes, because the
-	// response is no stream; see [Config.InferFirstTokens].
+	// Unseen says that nobody can notice the first token when it comes, because the response
+	// is not a stream; see [Config.InferFirstTokens].
 	Unseen bool
 	// ExpectedOutput is how many tokens the response will have; 0 = unknown.
 	ExpectedOutput int
@@ -59,8 +58,8 @@ type Request struct {
 	// Preferred, if not nil, is the worker that takes the request if it is a candidate;
 	// see [Decision.Member].
 	Preferred *Worker
-	// Allowed, if not nil, are the only workers that may take it; AllowedAddresses,
-	// if not nil, the only addresses, port 0 standing for all ports.
+	// Allowed, if not nil, are the only workers that may take the request. AllowedAddresses, if
+	// not nil, are the only addresses; port 0 means any port.
 	Allowed          []Worker
 	AllowedAddresses []netip.AddrPort
 	// A worker must have all of RequiredTaints. PreferredTaints have weights: the cost of a
@@ -79,8 +78,9 @@ type Request struct {
 	Session      string
 	SessionFinal bool
 
-	// In the queue, a higher StrictPriority comes first; among equals Priority
-	// is seconds (or weight) that the request is put ahead; see [slots.QueuePolicy].
+	// Requests with a higher StrictPriority leave the queue first. Among requests with the same
+	// StrictPriority, Priority moves this one ahead: a time in seconds, or a weight; see
+	// [slots.QueuePolicy].
 	StrictPriority int
 	Priority       float64
 	// TTFTTarget, if above 0, is the wanted time from the arrival to the first token.
@@ -94,9 +94,9 @@ type Request struct {
 	Labels Labels
 	// Arrival is for [Hooks.Finished]. It has no effect on the decision.
 	Arrival Arrival
-	// Waiting, if not nil, is called once if the request has to wait, before it
-	// does, by the goroutine that called [Router.BestWorker]. split says that the request
-	// may have a prefill leg after that.
+	// Waiting, if not nil, is called once if the request has to wait in the queue, at the
+	// beginning of the wait, by the goroutine that called [Router.BestWorker]. split says that
+	// the request may have a prefill leg after the wait.
 	Waiting func(split bool)
 
 	// Override changes the settings of this decision; mode [KV] only.
@@ -124,7 +124,8 @@ type Blocks struct {
 	Sequence []uint64 // sequence hashes of the same blocks
 	Tokens   int      // length of the prompt
 	// BlockSize is needed if the model's workers have blocks of several sizes: only workers
-	// with this size have an overlap. 0 fits all.
+	// with this size have an overlap. With 0 the hashes count for all
+	// of them.
 	BlockSize int
 }
 

@@ -47,9 +47,9 @@ func (r *Router) seatOf(w Worker) (s seat) {
 }
 
 // Restore replaces the indexes of all pools by c. Decisions use the old indexes until all of c
-// is read and whole then returns nil. After an error everything is as before. The caller holds
-// back events of workers that are not kept until Restore returns: they would be lost. There
-// can be no dump meanwhile: the error is [ErrDumping] if one is running.
+// is read and whole then returns nil. After an error everything is as before. Until Restore returns,
+// the caller must hold back the events of workers that are not kept: they would be lost.
+// The error is [ErrDumping] while a dump is running; no dump can begin before Restore returns.
 func (r *Router) Restore(c Contents, whole func() error) (out Restored, err error) {
 	select {
 	case r.dumping <- struct{}{}:

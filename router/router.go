@@ -28,8 +28,8 @@ type Router struct {
 	// names has the pools of each model name. The map is replaced, never changed.
 	names atomic.Pointer[map[string]target]
 
-	dumping chan struct{}   // has something in it while a dump is under way
-	dumps   [3]atomic.Int64 // by how they ended: see dumpWhole
+	dumping chan struct{}   // holds one value while a dump or a restore runs
+	dumps   [3]atomic.Int64 // number of dumps, by their end: see dumpWhole
 
 	fleet sync.RWMutex
 	// fleet guards the fields below. An event is applied under the read lock, so that its
@@ -75,13 +75,16 @@ func New(conf Config) (*Router, error) {
 	return r, nil
 }
 
-// BestWorker decides where a request goes. With an ID the decision is booked: the request
-// holds a slot on the worker, and the caller must call [Router.Free] once it is over,
-// however it ends (but not before BestWorker has returned), and should call
-// [Router.MarkPrefillCompleted] at its first token. After an error nothing is booked.
+// BestWorker decides where a request goes. The decision for a request with an ID is booked:
 //
-// The errors are those of this package, wrapped, and ctx's. The steps of a decision check
-// ctx before they begin. Only a request with an ID waits, and only if there is a queue.
+//   - The request holds a slot on the worker.
+//   - The caller should call [Router.MarkPrefillCompleted] at the first token of the request.
+//   - The caller must call [Router.Free] when the request has ended, successfully or not, and not
+//     before BestWorker has returned.
+//
+// After an error nothing is booked. The errors are those of this package, wrapped, and the cause
+// of ctx's end. BestWorker looks at ctx after it has read the prompt, and while the request waits in
+// the queue. Only a request with an ID waits, and only if there is a queue.
 func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, err error) {
 	s := r.scratch.Get().(*scratch)
 	defer r.release(s)
@@ -90,8 +93,8 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, 
 	return answer, err
 }
 
-// decide fills in the decision for the request in s, or returns errQueued for a request of
-// [Router.Submit] that waits.
+// decide decides for the request in s, and writes the decision to answer. It returns errQueued if the
+// request is one of [Router.Submit] and waits in the queue.
 func (r *Router) decide(ctx context.Context, s *scratch, answer *Decision) error {
 	if err := r.resolve(s); err != nil {
 		return err
@@ -114,12 +117,12 @@ func (r *Router) decide(ctx context.Context, s *scratch, answer *Decision) error
 	return r.answer(ctx, s, err, answer)
 }
 
-// target is the meaning of a model name.
+// target is what a model name in a request stands for.
 type target struct {
 	pools []*pool // of the base model, by block size; at least one
 	lora  string
-	// adapter is lora if workers registered it. All workers are assumed to have an adapter
-	// that only the card names.
+	// adapter is lora if workers registered that adapter. If only the card names it, adapter is
+	// empty: all workers are assumed to have it.
 	adapter string
 	card    *Card // nil if the model has no card
 }
@@ -144,7 +147,8 @@ func (r *Router) resolve(s *scratch) error {
 	return nil
 }
 
-// answer fills in the decision in s, or returns the error of the pool, and counts either.
+// answer writes the decision in s to answer, or adds the name of the model to err. It counts the decision or
+// the refusal of a request with an ID.
 func (r *Router) answer(ctx context.Context, s *scratch, err error, answer *Decision) error {
 	req, t, p := &s.request, &s.target, s.pool
 	if err != nil {

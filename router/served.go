@@ -22,12 +22,12 @@ type Response struct {
 	Nowhere bool
 }
 
-// avoidance is what a worker's failures have led to. A worker that fails gets no requests
-// for a while. A failure within a minute after that makes the next time twice as long, up to
-// 16 times the first. While no better worker is left, the worker is a candidate all the same.
+// avoidance is the state of a worker that fails. The worker gets no requests for a period. If it fails
+// again within a minute after the period, the next period is twice as long, up to 16 times the
+// first. While there is no better worker, the worker is a candidate anyway.
 type avoidance struct {
-	until    time.Time // the worker is avoided before
-	strikes  int       // failures that began an avoidance
+	until    time.Time // the end of the latest period
+	strikes  int       // periods so far, each begun at most a minute after the one before
 	errors   int       // server errors in a row
 	answered time.Time // its last response below 500
 }
@@ -55,7 +55,8 @@ func (a *avoidance) fail(now time.Time, first time.Duration) bool {
 	return true
 }
 
-// answer notes a response of the worker. It returns the same as fail.
+// answer notes a response of the worker. Like fail, it reports whether the worker is avoided now and was not
+// before.
 func (a *avoidance) answer(now time.Time, status int, first time.Duration) bool {
 	switch {
 	case status == 502 || status == 503 || status == 504:

@@ -12,11 +12,11 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// sessions remembers which worker the conversations of a pool are bound to. A session is
-// bound until it has not been used for the ttl, its worker leaves, or as many others are
-// used after it as may be remembered.
+// sessions remembers which worker each conversation of a pool is bound to. A binding ends when
+// the session was not used for the ttl, when its worker leaves, or when there are too many
+// sessions and this one is the least recently used.
 type sessions struct {
-	ttl   time.Duration                       // 0: nothing is remembered
+	ttl   time.Duration                       // 0: no session is bound
 	byKey *simplelru.LRU[uint64, sessionSeat] // the least recently used one expires first
 }
 

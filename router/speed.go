@@ -10,10 +10,10 @@ import (
 )
 
 // A worker's speed is how fast it computes prompts compared with the pool: 1 is as fast, 0.5 half
-// as fast. Costs are divided by its power of .75. It follows from the times to first tokens that this router sees: the
-// times that the engine's model expected at the decisions, divided by the times that there were.
+// as fast. Costs are divided by speed^0.75. The speed follows from the times to first tokens that this router
+// sees: the times that the model of the engine predicted at the decisions, divided by the actual times.
 // A wrong model of the engine changes no speed, because it is wrong for all workers. Only requests count
-// before which no other one waited.
+// that did not wait behind other requests.
 //
 // # Invariants
 //
@@ -34,7 +34,7 @@ const (
 	mostSlow    = 10.
 	// speedEvery is how old the speeds may be at a decision.
 	speedEvery = 250 * time.Millisecond
-	// leastExpected is the least time that counts: of shorter ones the network is a large part.
+	// leastExpected is the least expected time that counts: the network is a large part of shorter times.
 	leastExpected = 100 * time.Millisecond
 )
 
@@ -92,8 +92,8 @@ func (s *speeds) set(workers *ranks) {
 	}
 }
 
-// median returns the median over the workers for which a value is known, 0 if there are none. Values of 0
-// are unknown.
+// median returns the median of the workers' values. It leaves out values of 0, which are unknown, and
+// returns 0 if all are unknown.
 func (s *speeds) median(workers *ranks, value func(e *entry) float64) float64 {
 	known := s.values[:0]
 	for _, ord := range workers.order {

@@ -91,14 +91,15 @@ func (s *SplitConfig) check(t *scorer.Thresholds, queue *float64) error {
 	)
 }
 
-// short reports whether a prompt is short, of which the decode worker has so many tokens cached.
+// short reports whether a prompt is short; see [SplitConfig]. cached is how many of its tokens the decode
+// worker has cached.
 func (s *SplitConfig) short(tokens, cached int) bool {
 	uncached := max(0, tokens-cached)
 	return uncached < s.SkipTokens && float64(uncached) < s.SkipFraction*float64(tokens)
 }
 
-// chooseSplit is [core.choose] for the request of a split model, or one that asks for a prefill leg. It
-// chooses two workers, or ch.noLeg says why there is no leg.
+// chooseSplit is [core.choose] for a request of a split model, and for one that asks for a prefill leg. It
+// chooses two workers, or it chooses one worker and sets ch.noLeg to the reason.
 func (c *core) chooseSplit(now time.Time, in *decisionInput, s *scorer.Settings, why purpose, ch *choices) error {
 	conf := &c.conf.Split
 	worker := &ch.worker
@@ -116,7 +117,7 @@ func (c *core) chooseSplit(now time.Time, in *decisionInput, s *scorer.Settings,
 	}
 	if in.Split == SplitAuto && conf.Skip.skipsShort() {
 		switch err := c.choose(now, in, whole, s, why, worker); {
-		case errors.Is(err, ErrNoWorkers): // none that takes whole requests
+		case errors.Is(err, ErrNoWorkers): // no worker takes whole requests
 		case err != nil:
 			return err
 		case conf.short(in.prompt.tokens, worker.inputs[worker.chosen].OverlapBlocks*c.blockSize):
@@ -191,7 +192,7 @@ func (c *core) choosePrefill(now time.Time, in *decisionInput, s *scorer.Setting
 }
 
 // makeLegInput makes the input of the prefill leg from that of the request. decode is the worker that
-// decodes. Of the prompt, the decision of the leg shows only the length and the mode, and no times.
+// decodes. The decision of the leg shows only the length and the mode of the prompt, and no durations.
 func (ch *choices) makeLegInput(in *decisionInput, decode *WorkerInfo) {
 	ch.legRequest = *in.Request
 	req := &ch.legRequest

@@ -57,7 +57,7 @@ type WorkerState struct {
 // SummaryState is the state of a router group. The worker's load is the sum over the group's
 // members, with the requests sent since the last summary.
 type SummaryState struct {
-	Members  int           `json:"members"`  // workers that the load is the sum of
+	Members  int           `json:"members"`  // workers whose loads are summed
 	Busy     int           `json:"busy"`     // further workers, above a threshold
 	Age      time.Duration `json:"age_ns"`   // of the last summary
 	Stale    bool          `json:"stale"`    // too old: the load is only that of requests sent from here

@@ -4,22 +4,22 @@
 //
 // A [Router] knows workers, what they cache and what they are busy with. The caller
 // passes in workers ([Router.SetWorker]) and the events of their caches
-// ([Router.ApplyEvent]); the load follows from the requests that the router routed
-// itself. [Router.BestWorker] turns a prompt into tokens, tokens into block hashes, hashes into each worker's
-// overlap, and overlap and load into a cost; the lowest cost wins and the request
-// takes a slot there, until [Router.Free].
+// ([Router.ApplyEvent]). The load follows from the requests that the router routed
+// itself. [Router.BestWorker] makes tokens from a prompt, block hashes from the tokens, each worker's
+// overlap from the hashes, and a cost from overlap and load. The worker with the lowest cost gets
+// the request, which has a slot there until [Router.Free].
 //
 // # Guarantees
 //
 // Workers of one base model with blocks of one size are a pool; pools share
 // nothing. Two requests decided
 // at the same time are decided one after the other, so the second sees the slot
-// of the first. Only workers that were passed in are ever chosen. It never fails
-// a request because of its prompt: what it cannot tokenize is routed by load.
+// of the first. A router chooses only workers that were passed in. It never refuses
+// a request because of its prompt: a prompt that it cannot tokenize is routed by load.
 //
-// It does not retry, starts no goroutine, and uses the network only through the functions
-// [Config.Probe]. Requests wait only if a queue is configured. Slots,
-// sessions and the queue expire when [Router.Run] runs, or the caller calls [Router.Tick].
+// A router does not retry, starts no goroutine, and uses the network only through
+// [Config.Probe]. Requests wait only if a queue is configured. Slots, sessions and
+// waiting requests expire while [Router.Run] runs or when the caller calls [Router.Tick].
 //
 // # Concurrency
 //
@@ -55,8 +55,8 @@ func (w Worker) Compare(v Worker) int {
 // Health is the state of a worker process.
 type Health uint8
 
-// The states of health. Only healthy workers are candidates; degraded workers are if no
-// worker of the pool is healthy. An expired worker is about to be removed.
+// The states of health. Healthy workers are candidates. Degraded workers are candidates only if
+// no worker of the pool is healthy. An expired worker is about to be removed.
 const (
 	Healthy Health = iota
 	Degraded
@@ -130,7 +130,7 @@ type WorkerInfo struct {
 	// so the order of first tokens proves nothing; see [Config.InferFirstTokens].
 	Reorders bool
 
-	Engine string // vllm, sglang, trtllm or dynamo, in any spelling of package internal/engine; or another one
+	Engine string // vllm, sglang, trtllm or dynamo, in any spelling of package internal/engine; or another name
 	// ModelCard names the [Card] of its model. Default: the model's name.
 	ModelCard string
 	// KVEvents says in one word how well the worker's cache is known; "" = well. Only shown.

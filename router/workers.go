@@ -20,9 +20,9 @@ import (
 //   - Every rank of every worker has one ordinal, and order holds the ordinals in use, sorted by Worker.
 //   - An ordinal is used again only after its slots and sessions are dropped and, by the pool, its
 //     blocks are purged from the index.
-//   - changes grows with every ordinal that is handed out, so an overlap that was counted before is not
-//     taken for that of an ordinal's new worker. It also grows with each change of the workers, and
-//     when a worker is avoided: then remembered candidates do not hold.
+//   - changes grows with every ordinal that is handed out, so an overlap that was counted earlier never
+//     counts for the new worker of an ordinal. It also grows when workers change, and when a worker
+//     begins to be avoided: plainCandidates hold for one value of changes.
 type ranks struct {
 	entries []entry
 	free    []int // ordinals to hand out again
@@ -144,8 +144,8 @@ func (r *ranks) lane(req *Request) int {
 	return slots.AnyWorker
 }
 
-// at returns the ordinal of the worker with an address: ord if it has that address, −1 if no worker has
-// it. second is the worker that has it most likely.
+// at returns the ordinal of a worker with the address a, −1 if no worker has it. It tries ord first, then
+// second, which is the most likely other worker. If a is not valid, it returns ord.
 func (r *ranks) at(ord int, a netip.AddrPort, second Worker) int {
 	has := func(ord int) bool { return r.entries[ord].address() == a }
 	if !a.IsValid() || has(ord) {
@@ -192,7 +192,7 @@ func (r *ranks) add(w Worker, info *WorkerInfo) (ord int) {
 	return ord
 }
 
-// drop takes the ordinal of a rank back. Slots and sessions no longer name it.
+// drop takes the ordinal of a rank back. The caller has removed its slots and sessions.
 func (r *ranks) drop(ord int) {
 	at, _ := r.search(r.entries[ord].worker)
 	r.order = slices.Delete(r.order, at, at+1)
@@ -213,8 +213,7 @@ func (r *ranks) changed() {
 	r.splits = prefill && decode
 }
 
-// size is one more than the largest ordinal in use, which is what an index needs
-// to count overlaps by ordinal.
+// size is one more than the largest ordinal so far: the length of a slice that is indexed by ordinal.
 func (r *ranks) size() int { return len(r.entries) }
 
 func (i *WorkerInfo) hasRank(rank uint32) bool {
@@ -257,7 +256,8 @@ func (r Role) takes(p part) bool {
 	}
 }
 
-// takes reports whether a worker may take a part. Some engines with a role refuse whole requests.
+// takes reports whether a worker may take a part. Workers of some engines refuse whole requests if they
+// have a role other than [Aggregated].
 func (i *WorkerInfo) takes(p part) bool {
 	return i.Role.takes(p) && (p != whole || i.Role.aggregated() || !engine.Of(i.Engine).RefusesWhole)
 }
