@@ -349,8 +349,8 @@ func (s *server) addresses() addresses {
 	return a
 }
 
-// run runs all parts until ctx ends or one of them fails. ARCHITECTURE.md lists the goroutines of the
-// process, which but for NATS start here or below.
+// run runs all parts until ctx ends or one of them fails. ARCHITECTURE.md lists each part, and each
+// goroutine that a part starts.
 func (s *server) run(ctx context.Context) error {
 	s.log.Info("kvroute is open", "extproc", s.grpcAt.Addr().String(), "http", s.httpAt.Addr().String())
 	parts, ctx := errgroup.WithContext(ctx)
