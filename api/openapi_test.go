@@ -737,9 +737,9 @@ func TestAPIPageCommands(t *testing.T) {
 		t.Fatalf("docs/api.md has the commands %q, want 3", commands)
 	}
 	for i, c := range commands {
-		status, answer, _ := post(t, h, c[1], c[2])
-		if want := `"changed":true`; status != 200 || i > 0 && !strings.Contains(answer, want) {
-			t.Errorf("%s %s: %d %s", c[1], c[2], status, answer)
+		status, body, _ := post(t, h, c[1], c[2])
+		if want := `"changed":true`; status != 200 || i > 0 && !strings.Contains(body, want) {
+			t.Errorf("%s %s: %d %s", c[1], c[2], status, body)
 		}
 	}
 }

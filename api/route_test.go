@@ -236,9 +236,9 @@ func TestBusyThresholds(t *testing.T) {
 }
 
 // engine is a worker that answers completions by a script.
-func engine(t *testing.T, r *router.Router, answer http.HandlerFunc) {
+func engine(t *testing.T, r *router.Router, handler http.HandlerFunc) {
 	t.Helper()
-	s := httptest.NewServer(answer)
+	s := httptest.NewServer(handler)
 	t.Cleanup(s.Close)
 	if err := r.SetWorker(router.WorkerInfo{ID: 1, Models: []string{"m"}, BlockSize: 4, Address: netip.MustParseAddrPort(s.Listener.Addr().String())}); err != nil {
 		t.Fatal(err)
@@ -247,11 +247,11 @@ func engine(t *testing.T, r *router.Router, answer http.HandlerFunc) {
 
 func TestGenerate(t *testing.T) {
 	for _, c := range []struct {
-		name   string
-		answer http.HandlerFunc
-		body   string
-		status int
-		want   string
+		name    string
+		handler http.HandlerFunc
+		body    string
+		status  int
+		want    string
 	}{
 		{"a stream", func(w http.ResponseWriter, r *http.Request) {
 			sent, _ := io.ReadAll(r.Body)
@@ -284,7 +284,7 @@ func TestGenerate(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRouter(t, 0)
-			engine(t, r, c.answer)
+			engine(t, r, c.handler)
 			h := api.New(api.Config{Router: r, Metrics: http.NotFoundHandler()})
 			status, text, _ := post(t, h, "/v1/generate", `{"model":"m","request_id":"g",`+c.body+`}`)
 			if status != c.status || !strings.Contains(text, c.want) {

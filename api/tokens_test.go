@@ -56,7 +56,7 @@ func TestTheAPIWantsAToken(t *testing.T) {
 	}
 	metrics := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "metrics") })
 	h := api.New(api.Config{Router: newRouter(t, 1), Metrics: metrics, Tokens: tokens})
-	ask := func(method, path, authorization string) *httptest.ResponseRecorder {
+	send := func(method, path, authorization string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
 		r := httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader("{}"))
 		r.Header.Set("Content-Type", "application/json")
@@ -81,7 +81,7 @@ func TestTheAPIWantsAToken(t *testing.T) {
 			"Bearer " + tokenA + "," + "B":  "not one of",
 			"Bearer " + tokenB[:8] + tokenA: "not one of",
 		} {
-			w := ask(method, path, authorization)
+			w := send(method, path, authorization)
 			if open[path] {
 				if w.Code != 200 {
 					t.Errorf("%s %s with %q: status %d, want 200", method, path, authorization, w.Code)
@@ -99,7 +99,7 @@ func TestTheAPIWantsAToken(t *testing.T) {
 			}
 		}
 		for _, authorization := range []string{"Bearer " + tokenA, "bearer  " + tokenB, "BEARER " + tokenB} {
-			if w := ask(method, path, authorization); w.Code == http.StatusUnauthorized {
+			if w := send(method, path, authorization); w.Code == http.StatusUnauthorized {
 				t.Errorf("%s %s with %q: status %d: %s", method, path, authorization, w.Code, w.Body)
 			}
 		}

@@ -29,7 +29,7 @@ type heard struct {
 	blocks map[uint64]uint64
 }
 
-func (h *heard) take(_ uint64, _ uint32, ev indexer.Event) {
+func (h *heard) apply(_ uint64, _ uint32, ev indexer.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch ev.Kind {
@@ -76,7 +76,7 @@ func open(t *testing.T) (*bindings.Publisher, *heard) {
 	}
 	t.Cleanup(nc.Close)
 	h := &heard{blocks: map[uint64]uint64{}}
-	sub, err := events.NewSubscriber(nc, events.SubscriberConfig{Sink: h.take})
+	sub, err := events.NewSubscriber(nc, events.SubscriberConfig{Sink: h.apply})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,9 +106,9 @@ func TestPublishing(t *testing.T) {
 	plain := indexer.AppendLocalHashes(nil, tokens(12), 4, indexer.Seed("", ""))
 	salted := indexer.AppendLocalHashes(nil, tokens(12), 4, indexer.Seed("a", "s"))
 	type call struct {
-		stored bindings.Stored
-		told   int
-		err    string
+		stored    bindings.Stored
+		published int
+		err       string
 	}
 	for name, c := range map[string]call{
 		"plain":          {bindings.Stored{TokenIDs: tokens(12), NumBlockTokens: []int{4, 4, 4}, BlockHashes: []uint64{1, 2, 3}}, 3, ""},
@@ -119,14 +119,14 @@ func TestPublishing(t *testing.T) {
 		"an orphan":      {bindings.Stored{TokenIDs: tokens(4), NumBlockTokens: []int{4}, BlockHashes: []uint64{41}, ParentHash: 40, HasParent: true}, 0, ""},
 		"salted":         {bindings.Stored{TokenIDs: tokens(8), NumBlockTokens: []int{4, 4}, BlockHashes: []uint64{51, 52}, LoRAName: "a", CacheSalt: "s"}, 2, ""},
 	} {
-		told, err := p.PublishStored(c.stored)
-		if told != c.told || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%s: %d blocks, %v; want %d, %s", name, told, err, c.told, c.err)
+		published, err := p.PublishStored(c.stored)
+		if published != c.published || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %d blocks, %v; want %d, %s", name, published, err, c.published, c.err)
 		}
 	}
 	// A child inherits its parent's seed.
-	if told, err := p.PublishStored(bindings.Stored{TokenIDs: tokens(12)[8:], NumBlockTokens: []int{4}, BlockHashes: []uint64{53}, ParentHash: 52, HasParent: true}); told != 1 || err != nil {
-		t.Errorf("a child: %d, %v", told, err)
+	if published, err := p.PublishStored(bindings.Stored{TokenIDs: tokens(12)[8:], NumBlockTokens: []int{4}, BlockHashes: []uint64{53}, ParentHash: 52, HasParent: true}); published != 1 || err != nil {
+		t.Errorf("a child: %d, %v", published, err)
 	}
 	eventually(t, "the stored blocks are not heard", func() bool {
 		return h.of(3) == plain[2] && h.of(12) == plain[1] && h.of(53) == salted[2] && h.of(51) == salted[0]

@@ -142,7 +142,7 @@ func (c *caches) follows(t *testing.T, nc *nats.Conn, plane engines.Plane, ranks
 	t.Helper()
 	var sources *engines.Sources
 	sub, err := events.NewSubscriber(nc, events.SubscriberConfig{
-		Scope: wire.Scope{Namespace: "kvroute", Component: "workers", Endpoint: "generate"}, Sink: c.take,
+		Scope: wire.Scope{Namespace: "kvroute", Component: "workers", Endpoint: "generate"}, Sink: c.apply,
 		Ask: func(ctx context.Context, q events.Query, part func(events.AnswerPart) bool) error {
 			return sources.Ask(ctx, q, part)
 		},
@@ -150,12 +150,12 @@ func (c *caches) follows(t *testing.T, nc *nats.Conn, plane engines.Plane, ranks
 	if err != nil {
 		t.Fatal(err)
 	}
-	if sources, err = engines.NewSources(engines.SourcesConfig{Sink: c.take, Subscriber: sub}); err != nil {
+	if sources, err = engines.NewSources(engines.SourcesConfig{Sink: c.apply, Subscriber: sub}); err != nil {
 		t.Fatal(err)
 	}
 	sources.SetPlane(plane)
 	for _, d := range ranks {
-		c.take(d.worker, d.rank, indexer.Event{Kind: indexer.Cleared})
+		c.apply(d.worker, d.rank, indexer.Event{Kind: indexer.Cleared})
 		sub.SetWorker(d.worker, events.Source{Feed: events.FeedPlane, Queries: true, DPStart: d.rank, DPSize: 1, Publisher: d.publisher})
 	}
 	running(t, sub.Run)

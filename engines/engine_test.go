@@ -500,14 +500,14 @@ func checkPublished(t *testing.T, e *engines.Engine, index map[uint32]map[indexe
 			delete(tier, h)
 		}
 	}
-	told, weight := e.Published()
+	blocks, weight := e.Published()
 	if weight != e.Blocks() || weight > limit {
 		t.Fatalf("%d blocks counted, %d kept, at most %d", e.Blocks(), weight, limit)
 	}
 	for rank, tiers := range index {
 		for tier, ids := range tiers {
 			for id := range ids {
-				if !told[rank][tier][id] {
+				if !blocks[rank][tier][id] {
 					t.Fatalf("rank %d, tier %d: block %d is published and not remembered", rank, tier, id)
 				}
 			}
@@ -601,11 +601,11 @@ func TestAnEngineComesBack(t *testing.T) {
 		for seed := range seeds(100) {
 			rng := rand.New(rand.NewPCG(seed, uint64(opt.BlockSize)))
 			a, x := engineAfter(rng, opt, leafFirst)
-			b, told, orphans := engines.SaveAndRestore(a, opt)
+			b, restored, orphans := engines.SaveAndRestore(a, opt)
 			if orphans > 0 {
 				t.Fatalf("seed %d, blocks of %d: %d are behind holes", seed, opt.BlockSize, orphans)
 			}
-			y := index(t, told)
+			y := index(t, restored)
 			if a, b := holdings(x), holdings(y); !slices.Equal(a, b) {
 				t.Fatalf("seed %d, blocks of %d: %s", seed, opt.BlockSize, firstDifference(b, a))
 			}
@@ -621,7 +621,7 @@ func TestAnEngineComesBack(t *testing.T) {
 			}
 		}
 		if blocks < 5*int(seeds(100)) {
-			t.Errorf("blocks of %d: %d were told", opt.BlockSize, blocks)
+			t.Errorf("blocks of %d: %d were restored", opt.BlockSize, blocks)
 		}
 	}
 }
@@ -633,8 +633,8 @@ func TestAnEngineWithHolesComesBack(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 8))
 		opt := engines.EngineOptions{BlockSize: []int{4, 8, 2}[seed%3]}
 		a, x := engineAfter(rng, opt, anyhow)
-		b, told, orphans := engines.SaveAndRestore(a, opt)
-		y := index(t, told)
+		b, restored, orphans := engines.SaveAndRestore(a, opt)
+		y := index(t, restored)
 		if lost := published(a) - published(b); lost != orphans {
 			t.Fatalf("seed %d: %d blocks are behind holes, %d are said to be", seed, lost, orphans)
 		}
@@ -673,8 +673,8 @@ func TestAnEngineWithHolesComesBack(t *testing.T) {
 
 // published returns the number of blocks that the index must have.
 func published(e *engines.Engine) (n int) {
-	told, _ := e.Published()
-	for _, tiers := range told {
+	blocks, _ := e.Published()
+	for _, tiers := range blocks {
 		for _, ids := range tiers {
 			n += len(ids)
 		}
@@ -700,12 +700,12 @@ func engineAfter(rng *rand.Rand, opt engines.EngineOptions, batch func(*rand.Ran
 }
 
 // index returns an index built from events, which must all be valid.
-func index(t *testing.T, told []events.RouterEvent) *indexer.Index {
+func index(t *testing.T, list []events.RouterEvent) *indexer.Index {
 	t.Helper()
 	y := indexer.New(indexer.Config{})
-	for _, ev := range told {
+	for _, ev := range list {
 		if out := y.Apply(int(ev.DPRank), ev.Event); out.Orphan+out.Conflict+out.Invalid > 0 {
-			t.Fatalf("told %+v: %+v", ev, out)
+			t.Fatalf("event %+v: %+v", ev, out)
 		}
 	}
 	return y

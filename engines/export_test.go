@@ -20,31 +20,31 @@ func (p *Publisher) Answer(q events.Query) events.Answer { return p.answer(&q) }
 func (p *Publisher) Flush() { p.flush() }
 
 // Published returns the published blocks by rank and tier, and the weight of all remembered ones.
-func (e *Engine) Published() (told map[uint32]map[indexer.Tier]map[uint64]bool, weight int) {
-	told = make(map[uint32]map[indexer.Tier]map[uint64]bool)
+func (e *Engine) Published() (blocks map[uint32]map[indexer.Tier]map[uint64]bool, weight int) {
+	blocks = make(map[uint32]map[indexer.Tier]map[uint64]bool)
 	for rank, r := range e.ranks {
-		told[rank] = make(map[indexer.Tier]map[uint64]bool)
+		blocks[rank] = make(map[indexer.Tier]map[uint64]bool)
 		for _, p := range r.Places {
 			at := p.At
-			if told[rank][at.Tier] == nil {
-				told[rank][at.Tier] = make(map[uint64]bool)
+			if blocks[rank][at.Tier] == nil {
+				blocks[rank][at.Tier] = make(map[uint64]bool)
 			}
 			for hash, k := range p.Blocks.all() {
 				weight += k.weight()
 				if k.Published {
 					for _, b := range appendBlocks(nil, hash, &k) {
-						told[rank][at.Tier][b.External] = true
+						blocks[rank][at.Tier][b.External] = true
 					}
 				}
 			}
 		}
 	}
-	return told, weight
+	return blocks, weight
 }
 
 // SaveAndRestore saves an engine and restores it as another one. It returns that engine, its
 // events for the index, and the number of blocks that no event restores.
-func SaveAndRestore(e *Engine, opt EngineOptions) (again *Engine, told []events.RouterEvent, orphans int) {
+func SaveAndRestore(e *Engine, opt EngineOptions) (again *Engine, restored []events.RouterEvent, orphans int) {
 	var blob bytes.Buffer
 	if err := gob.NewEncoder(&blob).Encode(&savedRank{Ranks: e.save()}); err != nil {
 		panic(err)
@@ -54,6 +54,6 @@ func SaveAndRestore(e *Engine, opt EngineOptions) (again *Engine, told []events.
 		panic(err)
 	}
 	again = NewEngine(opt)
-	told, orphans = again.restore(saved.Ranks)
-	return again, told, orphans
+	restored, orphans = again.restore(saved.Ranks)
+	return again, restored, orphans
 }

@@ -36,7 +36,7 @@ func TestEventsForetellHits(t *testing.T) {
 
 	var mu sync.Mutex
 	index := indexer.New(indexer.Config{})
-	known := map[uint64]bool{}
+	stored := map[uint64]bool{}
 	removed := 0
 	w := engines.EngineWorker{ID: 7, Transport: engines.TransportZMQ, Address: "127.0.0.1:1", BlockSize: size}
 	w.Endpoint, w.Replay = sockets.Endpoints()
@@ -47,15 +47,15 @@ func TestEventsForetellHits(t *testing.T) {
 		switch ev.Kind {
 		case indexer.Stored:
 			for _, b := range ev.Blocks {
-				known[b.External] = true
+				stored[b.External] = true
 			}
 		case indexer.Removed:
 			removed += len(ev.Externals)
 			for _, e := range ev.Externals {
-				delete(known, e)
+				delete(stored, e)
 			}
 		default:
-			clear(known)
+			clear(stored)
 		}
 	}}, w)
 
@@ -64,7 +64,7 @@ func TestEventsForetellHits(t *testing.T) {
 		engine.ServeHTTP(rec, httptest.NewRequest(http.MethodPost, path, strings.NewReader(body)))
 		return rec.Code, rec.Body.Bytes()
 	}
-	ask := func(prompt []uint32, lora, salt string) (cached int) {
+	send := func(prompt []uint32, lora, salt string) (cached int) {
 		t.Helper()
 		q := map[string]any{"model": "sim", "prompt": prompt, "max_tokens": 1}
 		if lora != "" {
@@ -78,30 +78,30 @@ func TestEventsForetellHits(t *testing.T) {
 			t.Fatal(err)
 		}
 		code, text := post("/v1/completions", string(body))
-		var answer struct {
+		var response struct {
 			Usage struct {
 				Details struct {
 					Cached int `json:"cached_tokens"`
 				} `json:"prompt_tokens_details"`
 			}
 		}
-		if err := json.Unmarshal(text, &answer); err != nil || code != http.StatusOK {
+		if err := json.Unmarshal(text, &response); err != nil || code != http.StatusOK {
 			t.Fatalf("status %d: %s", code, text)
 		}
-		return answer.Usage.Details.Cached
+		return response.Usage.Details.Cached
 	}
 	// A dropped message is only detected when the next one arrives.
 	settle := func() {
 		eventually(t, func() bool {
 			mu.Lock()
-			n := len(known)
+			n := len(stored)
 			same := n == len(engine.Cached())
 			for _, h := range engine.Cached() {
-				same = same && known[h]
+				same = same && stored[h]
 			}
 			mu.Unlock()
 			if !same {
-				ask([]uint32{uint32(n)}, "", "") // a step that stores no block
+				send([]uint32{uint32(n)}, "", "") // a step that stores no block
 				sockets.Publish()
 			}
 			return same
@@ -116,7 +116,7 @@ func TestEventsForetellHits(t *testing.T) {
 				t.Fatalf("status %d: %s", code, text)
 			}
 			resets++
-			ask([]uint32{1}, "", "")
+			send([]uint32{1}, "", "")
 			settle()
 		}
 		n := size * (1 + r.IntN(8))
@@ -133,7 +133,7 @@ func TestEventsForetellHits(t *testing.T) {
 		index.Match(scores, indexer.AppendLocalHashes(nil, prompt, size, indexer.Seed(lora, salt)))
 		mu.Unlock()
 		want := min(int(scores[0]), (len(prompt)-1)/size) * size
-		got := ask(prompt, lora, salt)
+		got := send(prompt, lora, salt)
 		if got != want {
 			t.Fatalf("request %d, %d tokens for %q with %q: %d predicted, %d cached", i, len(prompt), lora, salt, want, got)
 		}

@@ -58,7 +58,7 @@ func TestTheBusIsAwayForAWhile(t *testing.T) {
 	scope := wire.Scope{Namespace: "away"}
 	var c caches
 	var log lines
-	subscriber, err := events.NewSubscriber(receiving, events.SubscriberConfig{Scope: scope, Sink: c.take, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	subscriber, err := events.NewSubscriber(receiving, events.SubscriberConfig{Scope: scope, Sink: c.apply, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

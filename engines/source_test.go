@@ -34,7 +34,7 @@ type caches struct {
 	clears int
 }
 
-func (c *caches) take(worker uint64, rank uint32, ev indexer.Event) {
+func (c *caches) apply(worker uint64, rank uint32, ev indexer.Event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := [2]uint64{worker, uint64(rank)}
@@ -105,7 +105,7 @@ func follow(t *testing.T, conf engines.SourcesConfig, workers ...engines.EngineW
 	t.Helper()
 	var c caches
 	if conf.Sink == nil {
-		conf.Sink = c.take
+		conf.Sink = c.apply
 	}
 	s, err := engines.NewSources(conf)
 	if err != nil {
@@ -670,7 +670,7 @@ func TestLongEventsAreToldInParts(t *testing.T) {
 	}
 	parent := uint64(5)
 	for _, ev := range []indexer.Event{stored, removed, {Kind: indexer.Stored}} {
-		whole.take(7, 0, ev)
+		whole.apply(7, 0, ev)
 		events.Parts(ev, func(part indexer.Event) {
 			if n := len(part.Blocks) + len(part.Externals); n > 4096 {
 				t.Errorf("a part of %d", n)
@@ -681,7 +681,7 @@ func TestLongEventsAreToldInParts(t *testing.T) {
 				}
 				parent = part.Blocks[len(part.Blocks)-1].External
 			}
-			parted.take(7, 0, part)
+			parted.apply(7, 0, part)
 		})
 	}
 	if a, b := whole.of(7, 0), parted.of(7, 0); len(a) != 5000 || !maps.Equal(a, b) {

@@ -31,7 +31,7 @@ func TestSourcesComeBack(t *testing.T) {
 	s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
 	first := func() (file []byte) {
 		var c caches
-		src, err := engines.NewSources(engines.SourcesConfig{Sink: c.take})
+		src, err := engines.NewSources(engines.SourcesConfig{Sink: c.apply})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,7 +54,7 @@ func TestSourcesComeBack(t *testing.T) {
 	again := func(file []byte, w engines.EngineWorker) (c *caches, meter *meterReader) {
 		t.Helper()
 		c, meter = &caches{}, newMeter(t)
-		src, err := engines.NewSources(engines.SourcesConfig{Sink: c.take, Meter: meter.meter})
+		src, err := engines.NewSources(engines.SourcesConfig{Sink: c.apply, Meter: meter.meter})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,7 +99,7 @@ func TestSourcesComeBack(t *testing.T) {
 	for i := range file {
 		bad := bytes.Clone(file)
 		bad[i] ^= 0x41
-		src, err := engines.NewSources(engines.SourcesConfig{Sink: c.take})
+		src, err := engines.NewSources(engines.SourcesConfig{Sink: c.apply})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -122,7 +122,7 @@ func TestBlocksBehindHolesAreReadAgain(t *testing.T) {
 			s.store(6)
 			var file bytes.Buffer
 			var c caches
-			src, err := engines.NewSources(engines.SourcesConfig{Sink: c.take})
+			src, err := engines.NewSources(engines.SourcesConfig{Sink: c.apply})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -144,7 +144,7 @@ func TestBlocksBehindHolesAreReadAgain(t *testing.T) {
 			}
 
 			var later caches
-			src, err = engines.NewSources(engines.SourcesConfig{Sink: later.take})
+			src, err = engines.NewSources(engines.SourcesConfig{Sink: later.apply})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -175,7 +175,7 @@ func TestWhoCannotBeAskedIsNotSaved(t *testing.T) {
 	t.Parallel()
 	s := simulate(t, enginesim.SocketsConfig{})
 	var c caches
-	src, err := engines.NewSources(engines.SourcesConfig{Sink: c.take})
+	src, err := engines.NewSources(engines.SourcesConfig{Sink: c.apply})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +205,7 @@ func TestPolledRanksComeBack(t *testing.T) {
 			p := polled(t)
 			w := engines.EngineWorker{ID: 7, Transport: engines.TransportPoll, Endpoint: p.url, BlockSize: 4}
 			var held caches
-			src, err := engines.NewSources(engines.SourcesConfig{Sink: held.take})
+			src, err := engines.NewSources(engines.SourcesConfig{Sink: held.apply})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -221,7 +221,7 @@ func TestPolledRanksComeBack(t *testing.T) {
 				t.Fatal(err)
 			}
 			var back caches
-			if src, err = engines.NewSources(engines.SourcesConfig{Sink: back.take}); err != nil {
+			if src, err = engines.NewSources(engines.SourcesConfig{Sink: back.apply}); err != nil {
 				t.Fatal(err)
 			}
 			if n, err := src.Load(&file); n != 1 || err != nil {

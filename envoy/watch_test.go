@@ -27,7 +27,7 @@ type watched struct {
 	stats            map[string]int
 	requests, routed uint64
 	peers            int
-	answer           atomic.Pointer[http.HandlerFunc] // instead of stats, if it is not nil
+	handler          atomic.Pointer[http.HandlerFunc] // instead of stats, if it is not nil
 	clock            time.Time
 	log              bytes.Buffer
 	metrics          *telemetry.Metrics
@@ -37,8 +37,8 @@ func newWatched(t *testing.T) *watched {
 	t.Helper()
 	x := &watched{stats: map[string]int{"cluster.workers.upstream_rq_total": 0}, clock: time.Unix(1000, 0)}
 	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if answer := x.answer.Load(); answer != nil {
-			(*answer)(w, r)
+		if handler := x.handler.Load(); handler != nil {
+			(*handler)(w, r)
 			return
 		}
 		if r.URL.Path != "/stats" || r.FormValue("filter") == "" {
@@ -221,8 +221,8 @@ func TestAnAdminEndpointThatFails(t *testing.T) {
 	x.stats[toPool] = 7
 	x.pass(t, 1, nothing)
 	for name, c := range map[string]struct {
-		answer http.HandlerFunc
-		want   string
+		handler http.HandlerFunc
+		want    string
 	}{
 		"an error": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }, "status 403"},
 		"too long": {func(w http.ResponseWriter, _ *http.Request) {
@@ -238,7 +238,7 @@ func TestAnAdminEndpointThatFails(t *testing.T) {
 			fmt.Fprint(w, "<html>\n: :\n"+toPool+": P0(nan)\n"+toPool+": -4\n")
 		}, "it has no counters of an ext_proc filter"},
 	} {
-		x.answer.Store(&c.answer)
+		x.handler.Store(&c.handler)
 		x.pass(t, 1, nothing)
 		faults := x.State().Faults
 		if len(faults) != 1 || faults[0].What != "unanswered" || !strings.Contains(faults[0].Text, c.want) ||
@@ -246,7 +246,7 @@ func TestAnAdminEndpointThatFails(t *testing.T) {
 			t.Errorf("%s: faults %+v, want %q", name, faults, c.want)
 		}
 	}
-	x.answer.Store(nil)
+	x.handler.Store(nil)
 	x.pass(t, 1, nothing)
 	if got := x.faults(); got != nil {
 		t.Errorf("faults %v after an answer", got)

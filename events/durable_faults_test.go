@@ -136,7 +136,7 @@ func TestNATSIsAwayBeyondTheRecordsLife(t *testing.T) {
 	e.stops[3]()
 	e.live = 3
 	e.workFor(1500 * time.Millisecond) // longer than a record's lifetime
-	e.known(func(w int) bool { return w == 4 }, a)
+	e.awaitEqual(func(w int) bool { return w == 4 }, a)
 	mu.Lock()
 	clock = clock.Add(time.Minute)
 	mu.Unlock()
@@ -379,7 +379,7 @@ func TestWaitingEventsAreInTheSnapshot(t *testing.T) {
 	a.stop = running(t, a.Run)
 	eventually(t, a.Ready)
 	e.work(200)
-	e.known(func(w int) bool { return w != 2 }, a)
+	e.awaitEqual(func(w int) bool { return w != 2 }, a)
 	eventually(t, func() bool { return a.Position() == n.streamInfo().State.LastSeq })
 	a.stop() // stop writes a snapshot
 	n.purge()
@@ -673,7 +673,7 @@ func TestTwoReplicasTakeSnapshotsAtOnce(t *testing.T) {
 	}
 	defer watch.Stop()
 	last, snapshots := headOf{}, 0
-	take := func(entry jetstream.KeyValueEntry) {
+	readHead := func(entry jetstream.KeyValueEntry) {
 		if entry == nil {
 			return // there was no head before
 		}
@@ -690,7 +690,7 @@ func TestTwoReplicasTakeSnapshotsAtOnce(t *testing.T) {
 		for {
 			select {
 			case entry := <-watch.Updates():
-				take(entry)
+				readHead(entry)
 			default:
 				return snapshots >= 5
 			}
@@ -700,7 +700,7 @@ func TestTwoReplicasTakeSnapshotsAtOnce(t *testing.T) {
 	a.stop()
 	b.stop()
 	for newest := n.head(); last != newest; {
-		take(<-watch.Updates())
+		readHead(<-watch.Updates())
 	}
 	if objects, err := n.objects().List(t.Context()); err != nil || len(objects) > 2 {
 		t.Errorf("%d snapshots are kept, %v; want 2", len(objects), err)
@@ -886,14 +886,14 @@ func TestAWorkerLiesAboutItsID(t *testing.T) {
 		e.work(10)
 		<-time.After(10 * time.Millisecond)
 	}
-	e.known(func(w int) bool { return w != 2 }, a)
+	e.awaitEqual(func(w int) bool { return w != 2 }, a)
 	eventually(t, func() bool { return a.log.has("two publishers speak for one rank") })
 	b := startReplica(t, n.connect(), "b", events.DurableConfig{})
-	e.known(func(w int) bool { return w != 2 }, b)
+	e.awaitEqual(func(w int) bool { return w != 2 }, b)
 	// When the false worker is silent and the real one has cleared its cache, the state is correct
 	// again.
 	stop()
-	e.tell(1, indexer.Event{Kind: indexer.Cleared})
+	e.publish(1, indexer.Event{Kind: indexer.Cleared})
 	e.held[1] = nil
 	e.work(200)
 	e.mustKnow(a, b)

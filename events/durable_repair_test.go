@@ -148,7 +148,7 @@ func TestWhatIsMissingIsShown(t *testing.T) {
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 3)
 	for w := range e.pubs { // each worker publishes something
-		e.tell(w, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<50 | uint64(w), Local: 1}}})
+		e.publish(w, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<50 | uint64(w), Local: 1}}})
 	}
 	a := e.startMember(n.connect(), "a", events.DurableConfig{})
 	e.mustKnow(a)
@@ -160,7 +160,7 @@ func TestWhatIsMissingIsShown(t *testing.T) {
 	publish := func() {
 		before := n.streamInfo().State.LastSeq
 		for w := range e.pubs {
-			e.tell(w, indexer.Event{Kind: indexer.Removed, Externals: []uint64{1}})
+			e.publish(w, indexer.Event{Kind: indexer.Removed, Externals: []uint64{1}})
 		}
 		eventually(t, func() bool { return n.streamInfo().State.LastSeq >= before+3 })
 	}
@@ -181,7 +181,7 @@ func TestWhatIsMissingIsShown(t *testing.T) {
 	}
 	publish()
 	for w := range e.pubs {
-		e.tell(w, indexer.Event{Kind: indexer.Cleared})
+		e.publish(w, indexer.Event{Kind: indexer.Cleared})
 	}
 	for _, r := range []*replica{c, d} {
 		r.isIn(events.StateOK, 3)

@@ -111,7 +111,7 @@ func TestSomebodyPurgesWhatAReplicaHasNotRead(t *testing.T) {
 		return len(b.states) == len(e.pubs)
 	})
 	for w := range e.pubs {
-		e.tell(w, indexer.Event{Kind: indexer.Cleared})
+		e.publish(w, indexer.Event{Kind: indexer.Cleared})
 		e.held[w] = nil
 	}
 	e.work(100)
@@ -140,7 +140,7 @@ func TestASnapshotFillsAPurgedHole(t *testing.T) {
 			b := startReplica(t, n.connect(), "b", events.DurableConfig{SnapshotThreshold: 1 << 30}, func(x *events.Timing) { x.Fetch = 4 })
 			e.register(b)
 			for w := range e.pubs { // each worker publishes something
-				e.tell(w, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<50 | uint64(w), Local: 1}}})
+				e.publish(w, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<50 | uint64(w), Local: 1}}})
 			}
 			e.work(50)
 			e.mustKnow(b)
@@ -157,7 +157,7 @@ func TestASnapshotFillsAPurgedHole(t *testing.T) {
 			}
 			n.purge()
 			first := n.streamInfo().State.FirstSeq
-			e.tell(c.next, indexer.Event{Kind: indexer.Removed, Externals: []uint64{1}})
+			e.publish(c.next, indexer.Event{Kind: indexer.Removed, Externals: []uint64{1}})
 			b.mu.Unlock()
 			eventually(t, func() bool { return b.Position() >= first && b.Ready() })
 			eventually(t, func() bool {

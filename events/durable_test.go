@@ -161,10 +161,10 @@ func (e *enginePool) work(n int) {
 		switch k := len(held); {
 		case k > 0 && e.rng.IntN(4) == 0:
 			at := e.rng.IntN(k)
-			e.tell(w, indexer.Event{Kind: indexer.Removed, Externals: []uint64{held[at]}})
+			e.publish(w, indexer.Event{Kind: indexer.Removed, Externals: []uint64{held[at]}})
 			e.held[w] = slices.Delete(held, at, at+1)
 		case e.rng.IntN(500) == 0:
-			e.tell(w, indexer.Event{Kind: indexer.Cleared})
+			e.publish(w, indexer.Event{Kind: indexer.Cleared})
 			e.held[w] = nil
 		default:
 			ev := indexer.Event{Kind: indexer.Stored}
@@ -176,12 +176,12 @@ func (e *enginePool) work(n int) {
 				ev.Blocks = append(ev.Blocks, indexer.Block{External: e.next<<8 | uint64(w), Local: e.rng.Uint64N(6)})
 				e.held[w] = append(e.held[w], e.next<<8|uint64(w))
 			}
-			e.tell(w, ev)
+			e.publish(w, ev)
 		}
 	}
 }
 
-func (e *enginePool) tell(w int, ev indexer.Event) {
+func (e *enginePool) publish(w int, ev indexer.Event) {
 	e.truth.Apply(w+1, ev)
 	e.pubs[w].Publish(0, ev)
 }
@@ -194,7 +194,7 @@ func (e *enginePool) restart(w int) {
 	e.pubs[w], e.stops[w] = p, running(e.t, p.Run)
 	e.truth.Apply(w+1, indexer.Event{Kind: indexer.Cleared})
 	e.held[w] = nil
-	e.tell(w, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<60 | uint64(w), Local: 1}}})
+	e.publish(w, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<60 | uint64(w), Local: 1}}})
 }
 
 // workFor makes cache changes for some time.
@@ -465,11 +465,11 @@ func (r *replica) content() []string {
 // mustKnow waits until the replicas know exactly what the engines cache.
 func (e *enginePool) mustKnow(replicas ...*replica) {
 	e.t.Helper()
-	e.known(func(w int) bool { return true }, replicas...)
+	e.awaitEqual(func(w int) bool { return true }, replicas...)
 }
 
-// known waits until the replicas know exactly what the selected engines cache.
-func (e *enginePool) known(which func(worker int) bool, replicas ...*replica) {
+// awaitEqual waits until the replicas know exactly what the selected engines cache.
+func (e *enginePool) awaitEqual(which func(worker int) bool, replicas ...*replica) {
 	e.t.Helper()
 	pick := func(lines []string) []string {
 		return slices.DeleteFunc(lines, func(line string) bool {

@@ -41,12 +41,12 @@ func seeds(all int) uint64 {
 // sink records the calls that it receives. known holds the workers that it knows.
 type sink struct {
 	known map[uint64]bool
-	told  []string
+	calls []string
 }
 
 func (s *sink) knows(worker uint64) bool { return s.known[worker] }
 
-func (s *sink) take(worker uint64, rank uint32, ev indexer.Event) {
+func (s *sink) apply(worker uint64, rank uint32, ev indexer.Event) {
 	if !s.known[worker] {
 		return
 	}
@@ -59,7 +59,7 @@ func (s *sink) take(worker uint64, rank uint32, ev indexer.Event) {
 	case indexer.Removed:
 		what = fmt.Sprint("removed ", ev.Externals[0])
 	}
-	s.told = append(s.told, fmt.Sprintf("%d.%d %s", worker, rank, what))
+	s.calls = append(s.calls, fmt.Sprintf("%d.%d %s", worker, rank, what))
 }
 
 func stored(worker, id uint64) events.RouterEvent {
@@ -78,7 +78,7 @@ func TestOrderOfEvents(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		steps []step
-		told  string
+		calls string
 	}{
 		{"in order", []step{{9, stored(1, 1), ""}, {9, stored(1, 2), ""}}, "1.0 stored 1, 1.0 stored 2"},
 		{"from zero", []step{{9, stored(1, 0), ""}, {9, stored(1, 1), ""}}, "1.0 stored 0, 1.0 stored 1"},
@@ -94,14 +94,14 @@ func TestOrderOfEvents(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := sink{known: map[uint64]bool{1: true}}
-			tr := events.NewTracker(s.take).Knows(s.knows)
+			tr := events.NewTracker(s.apply).Knows(s.knows)
 			for i, st := range c.steps {
 				if got := tr.Accept(time.Time{}, st.publisher, st.ev); got != st.verdict {
 					t.Errorf("step %d: %q, want %q", i, got, st.verdict)
 				}
 			}
-			if got := strings.Join(s.told, ", "); got != c.told {
-				t.Errorf("the sink was told\n%s\nwant\n%s", got, c.told)
+			if got := strings.Join(s.calls, ", "); got != c.calls {
+				t.Errorf("the sink got\n%s\nwant\n%s", got, c.calls)
 			}
 		})
 	}
@@ -110,7 +110,7 @@ func TestOrderOfEvents(t *testing.T) {
 func TestEventsWaitForTheirWorker(t *testing.T) {
 	now := time.Unix(1755000000, 0)
 	s := sink{known: map[uint64]bool{}}
-	tr := events.NewTracker(s.take).Knows(s.knows)
+	tr := events.NewTracker(s.apply).Knows(s.knows)
 	for id := uint64(1); id <= 3; id++ {
 		if got := tr.Accept(now, 9, stored(1, id)); got != "waiting" {
 			t.Errorf("event %d: %q, want waiting", id, got)
@@ -122,8 +122,8 @@ func TestEventsWaitForTheirWorker(t *testing.T) {
 	tr.Accept(now, 9, stored(1, 4))
 	tr.Known(1)
 	tr.Accept(now, 9, stored(1, 5))
-	if got, want := strings.Join(s.told, ", "), "1.0 stored 1, 1.0 stored 2, 1.0 stored 3, 1.0 stored 4, 1.0 stored 5"; got != want {
-		t.Errorf("told %s\nwant %s", got, want)
+	if got, want := strings.Join(s.calls, ", "), "1.0 stored 1, 1.0 stored 2, 1.0 stored 3, 1.0 stored 4, 1.0 stored 5"; got != want {
+		t.Errorf("the sink got %s\nwant %s", got, want)
 	}
 	tr.Known(2) // no event waits
 	tr.Forget(1)
@@ -135,7 +135,7 @@ func TestEventsWaitForTheirWorker(t *testing.T) {
 func TestWaitingIsBounded(t *testing.T) {
 	now := time.Unix(1755000000, 0)
 	s := sink{known: map[uint64]bool{}}
-	tr := events.NewTracker(s.take).Knows(s.knows)
+	tr := events.NewTracker(s.apply).Knows(s.knows)
 	for id := range uint64(events.MaxWaitingEvents + 10) {
 		tr.Accept(now, 9, stored(0, id+1))
 	}
@@ -214,7 +214,7 @@ func TestAnyBusGivesASubsequence(t *testing.T) {
 			}
 		}
 		s := sink{known: map[uint64]bool{1: rng.IntN(2) == 0}}
-		tr := events.NewTracker(s.take).Knows(s.knows)
+		tr := events.NewTracker(s.apply).Knows(s.knows)
 		lives, last := 0, uint64(0)
 		for i, b := range bus {
 			tr.Accept(time.Time{}, b.publisher, b.ev)
@@ -227,14 +227,14 @@ func TestAnyBusGivesASubsequence(t *testing.T) {
 			}
 		}
 		clears, at := 0, 0
-		for _, what := range s.told {
+		for _, what := range s.calls {
 			if what == "1.0 cleared" {
 				clears++
 				continue
 			}
 			next := slices.Index(published[at:], what)
 			if next < 0 {
-				t.Fatalf("seed %d: %s is out of order or came twice:\n%v", seed, what, s.told)
+				t.Fatalf("seed %d: %s is out of order or came twice:\n%v", seed, what, s.calls)
 			}
 			at += next + 1
 		}

@@ -41,8 +41,8 @@ func TestUsedBlocks(t *testing.T) {
 		if err != nil || !bytes.Equal(e.Payload, events.AppendUsedBlocks(nil, said.Worker, said.Rank, said.Used)) {
 			t.Fatalf("%s: %x, %v", row.Payload, e.Payload, err)
 		}
-		if u, known, err := events.ReadUsedBlocks(e.Payload); err != nil || !known || u != (events.UsedBlocks{WorkerID: said.Worker, DPRank: said.Rank, Blocks: int(said.Used)}) {
-			t.Fatalf("%s: %+v, %v, %v", row.Payload, u, known, err)
+		if u, present, err := events.ReadUsedBlocks(e.Payload); err != nil || !present || u != (events.UsedBlocks{WorkerID: said.Worker, DPRank: said.Rank, Blocks: int(said.Used)}) {
+			t.Fatalf("%s: %+v, %v, %v", row.Payload, u, present, err)
 		}
 		checked++
 	}

@@ -28,7 +28,7 @@ func TestOtherQueries(t *testing.T) {
 	p := startProcess(t, nc, engines.PublisherConfig{Scope: wire.Scope{Namespace: "dynamo", Component: "backend"}, WorkerID: 4944555206676074229, LocalIndexer: true}, 1)
 	p.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1 << 63, Local: 2}}})
 	native := wire.Scope{Namespace: "dynamo", Component: "backend"}.Own("query", wire.WorkerKey(4944555206676074229), "0")
-	ask := func(subject, data string) (*nats.Msg, error) {
+	query := func(subject, data string) (*nats.Msg, error) {
 		return nc.Request(subject, []byte(data), 300*time.Millisecond)
 	}
 	for _, c := range []struct{ subject, query, want string }{
@@ -36,20 +36,20 @@ func TestOtherQueries(t *testing.T) {
 		{native, string(events.AppendQuery(nil, events.Query{WorkerID: 7})), "error 0 last 0"},
 		{native, string(events.AppendQuery(nil, events.Query{WorkerID: 4944555206676074229})), "dump 1 last 1"},
 	} {
-		m, err := ask(c.subject, c.query)
+		m, err := query(c.subject, c.query)
 		if err != nil {
 			t.Errorf("%s: %v", c.query, err)
 			continue
 		}
 		a, err := events.DecodeAnswer(m.Data)
-		if got := tell(&a); err != nil || got != c.want {
+		if got := describe(&a); err != nil || got != c.want {
 			t.Errorf("%s: %s, %v; want %s", c.query, got, err, c.want)
 		}
 		if publisher := m.Header.Get("Kvr-Publisher"); publisher == "" {
 			t.Errorf("%s: publisher %q", c.query, publisher)
 		}
 	}
-	if m, err := ask(native, string(events.AppendQuery(nil, events.Query{WorkerID: 4944555206676074229, Kind: "other"}))); !errors.Is(err, nats.ErrTimeout) {
+	if m, err := query(native, string(events.AppendQuery(nil, events.Query{WorkerID: 4944555206676074229, Kind: "other"}))); !errors.Is(err, nats.ErrTimeout) {
 		t.Errorf("another kind of question is answered: %v, %v", m, err)
 	}
 }

@@ -77,7 +77,7 @@ func TestReadingASnapshotKeepsNobodyWaiting(t *testing.T) {
 	}
 
 	eventually(t, b.Ready)
-	e.known(func(w int) bool { return w > 1 }, b)
+	e.awaitEqual(func(w int) bool { return w > 1 }, b)
 	b.sub.SetWorker(1, e.source(0)) // the worker is read again
 	e.mustKnow(b)
 	e.work(100)

@@ -88,18 +88,18 @@ func TestAnswers(t *testing.T) {
 		"a kind to come":   {"\x81\xa5Later\xc0", "error 0 last 0"},
 	} {
 		a, err := events.DecodeAnswer([]byte(c.data))
-		if got := tell(&a); err != nil || got != c.want {
+		if got := describe(&a); err != nil || got != c.want {
 			t.Errorf("%s: %s, %v; want %s", name, got, err, c.want)
 		}
 	}
 	for _, bad := range []string{string(old), `{"TreeDump":[]}`, "", "\x80", "\x90", "{", "\x81\xa6Events\x80", "\x81\xa6TooNew\x80", "\x82\xa6Events\x90\xa6Events\x90", "\x81\xa6Events\x90\x01"} {
 		if a, err := events.DecodeAnswer([]byte(bad)); err == nil {
-			t.Errorf("%q is taken for an answer: %s", bad, tell(&a))
+			t.Errorf("%q is taken for an answer: %s", bad, describe(&a))
 		}
 	}
 }
 
-func tell(a *events.Answer) string {
+func describe(a *events.Answer) string {
 	return fmt.Sprint(a.Kind, " ", len(a.Events), " last ", a.LastEventID)
 }
 
@@ -152,7 +152,7 @@ func TestQueriesAndAnswersOfDynamo(t *testing.T) {
 				"inverted": events.AnswerInvalidRange, "toonew": events.AnswerTooNew,
 			}[kind]
 			if err != nil || a.Kind != want || a.Bad > 0 || want <= events.AnswerDump && len(a.Events) < 8 {
-				t.Errorf("%s: %s, %d bad, %v; want %v", row.ID, tell(&a), a.Bad, err, want)
+				t.Errorf("%s: %s, %d bad, %v; want %v", row.ID, describe(&a), a.Bad, err, want)
 			}
 			n++
 		}
@@ -200,7 +200,7 @@ func FuzzAnswer(f *testing.F) {
 		}
 		again, err := events.DecodeAnswer(events.AppendAnswer(nil, &a))
 		if err != nil || again.Kind != a.Kind || len(again.Events) != len(a.Events) || again.Bad > 0 {
-			t.Errorf("%s became %s, %v", tell(&a), tell(&again), err)
+			t.Errorf("%s became %s, %v", describe(&a), describe(&again), err)
 		}
 	})
 }

@@ -142,7 +142,7 @@ func (w *world) tick() {
 		}
 		p := w.workers[a.Query.WorkerID-1]
 		w.bus = append(w.bus, func() { // the query arrives
-			answer, publisher := ask(p.local, a.Query), p.publisher
+			answer, publisher := localAnswer(p.local, a.Query), p.publisher
 			if w.rng.IntN(1000) < w.faults.lie {
 				answer.LastEventID = w.rng.Uint64N(20)
 			}
@@ -291,7 +291,7 @@ func TestIndexEqualsTheWorkersCaches(t *testing.T) {
 	}
 }
 
-// ask sends a query to a local indexer and returns the complete answer.
-func ask(x *localindex.Index, q events.Query) events.Answer {
+// localAnswer sends a query to a local indexer and returns the complete answer.
+func localAnswer(x *localindex.Index, q events.Query) events.Answer {
 	return x.Answer(&q)()
 }

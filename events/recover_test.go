@@ -27,7 +27,7 @@ type story struct {
 
 func newStory(t *testing.T, src events.Source) *story {
 	s := &story{t: t, sink: sink{known: map[uint64]bool{7: true}}, now: start, happens: map[string]int{}}
-	s.tracker = events.NewTracker(s.sink.take).Knows(s.sink.knows).Seed(1)
+	s.tracker = events.NewTracker(s.sink.apply).Knows(s.sink.knows).Seed(1)
 	s.tracker.Count(func(what string, n int) { s.happens[what] += n })
 	s.tracker.Changed(func(_ uint64, _ uint32, state events.State) { s.states = append(s.states, state.String()) })
 	s.tracker.SetWorker(s.now, 7, src)
@@ -67,13 +67,13 @@ func (s *story) answer(publisher uint64, kind events.AnswerKind, last uint64, id
 	s.tracker.Answer(s.now, s.asks[len(s.asks)-1].ID, publisher, a)
 }
 
-// told checks the calls to the sink since the last check: ids of stored events, and X for a clear.
-func (s *story) told(want string) {
+// wantCalls checks the calls to the sink since the last check: ids of stored events, and X for a clear.
+func (s *story) wantCalls(want string) {
 	s.t.Helper()
-	got := strings.NewReplacer("7.0 stored ", "", "7.0 cleared", "X").Replace(strings.Join(s.sink.told, " "))
-	s.sink.told = nil
+	got := strings.NewReplacer("7.0 stored ", "", "7.0 cleared", "X").Replace(strings.Join(s.sink.calls, " "))
+	s.sink.calls = nil
 	if got != want {
-		s.t.Errorf("the sink was told %q, want %q", got, want)
+		s.t.Errorf("the sink got %q, want %q", got, want)
 	}
 }
 
@@ -89,7 +89,7 @@ func discovered(t *testing.T) *story {
 	s := newStory(t, source(1))
 	s.want(s.pass(time.Second), "dump")
 	s.answer(9, events.AnswerDump, 5, 100)
-	s.told("X 100")
+	s.wantCalls("X 100")
 	return s
 }
 
@@ -98,11 +98,11 @@ func TestDiscovery(t *testing.T) {
 	s.want(s.hear(9, 3, 4), "held, held")
 	s.want(s.pass(time.Second), "dump")
 	s.want(s.hear(9, 5, 5), "held, held")
-	s.told("")
+	s.wantCalls("")
 	s.answer(9, events.AnswerDump, 3, 101, 102)
-	s.told("X 101 102 4 5")
+	s.wantCalls("X 101 102 4 5")
 	s.want(s.hear(9, 6, 6, 3), ", duplicate, duplicate")
-	s.told("6")
+	s.wantCalls("6")
 	s.want(s.pass(time.Hour), "")
 }
 
@@ -112,17 +112,17 @@ func TestALostFirstEventIsFound(t *testing.T) {
 	s := newStory(t, source(1))
 	s.want(s.pass(time.Second), "dump")
 	s.answer(9, events.AnswerDump, 1, 1)
-	s.told("X 1")
+	s.wantCalls("X 1")
 	s.want(s.hear(9, 2), "")
 
 	s = newStory(t, source(1))
 	s.want(s.pass(time.Second), "dump")
 	s.answer(9, events.AnswerDump, 0) // nothing was stored so far
-	s.told("X")
+	s.wantCalls("X")
 	s.want(s.hear(9, 2), "gap held")
 	s.want(s.pass(time.Second), "dump") // a range from the first event is a dump
 	s.answer(9, events.AnswerDump, 2, 1, 2)
-	s.told("X 1 2")
+	s.wantCalls("X 1 2")
 	s.want(s.hear(9, 3), "")
 
 	// Ids may begin with 0 or 1.
@@ -131,7 +131,7 @@ func TestALostFirstEventIsFound(t *testing.T) {
 		s.pass(time.Second)
 		s.answer(9, events.AnswerDump, 0)
 		s.want(s.hear(9, first, first+1, first+3), ", , gap held")
-		s.told(fmt.Sprint("X ", first, " ", first+1))
+		s.wantCalls(fmt.Sprint("X ", first, " ", first+1))
 		s.want(s.pass(time.Second), fmt.Sprint("from ", first+2))
 	}
 }
@@ -140,18 +140,18 @@ func TestGaps(t *testing.T) {
 	t.Run("what is missing is asked for", func(t *testing.T) {
 		s := discovered(t)
 		s.want(s.hear(9, 6, 9, 10, 12), ", gap held, held, held")
-		s.told("6")
+		s.wantCalls("6")
 		s.want(s.pass(time.Millisecond), "") // the event may only be late
 		s.want(s.pass(time.Second), "from 7")
 		s.want(s.hear(9, 13), "held")
 		s.answer(9, events.AnswerEvents, 12, 7, 8, 9, 10, 11, 12)
-		s.told("7 8 9 10 11 12 13")
+		s.wantCalls("7 8 9 10 11 12 13")
 		s.want(s.hear(9, 14), "")
 	})
 	t.Run("what is late is not asked for", func(t *testing.T) {
 		s := discovered(t)
 		s.want(s.hear(9, 8, 7, 6), "gap held, held, ")
-		s.told("6 7 8")
+		s.wantCalls("6 7 8")
 		s.want(s.pass(time.Hour), "")
 	})
 	t.Run("more is lost meanwhile", func(t *testing.T) {
@@ -160,17 +160,17 @@ func TestGaps(t *testing.T) {
 		s.pass(time.Second)
 		s.hear(9, 11)
 		s.answer(9, events.AnswerEvents, 8, 6, 7, 8)
-		s.told("6 7 8")
+		s.wantCalls("6 7 8")
 		s.want(s.pass(time.Second), "from 9")
 		s.answer(9, events.AnswerEvents, 11, 9, 10, 11)
-		s.told("9 10 11")
+		s.wantCalls("9 10 11")
 	})
 	t.Run("too old for a range", func(t *testing.T) {
 		s := discovered(t)
 		s.hear(9, 5000)
 		s.want(s.pass(time.Second), "from 6")
 		s.answer(9, events.AnswerDump, 5000, 200, 201)
-		s.told("X 200 201")
+		s.wantCalls("X 200 201")
 		s.want(s.hear(9, 5001), "")
 	})
 	t.Run("events before a clear may be left out", func(t *testing.T) {
@@ -181,24 +181,24 @@ func TestGaps(t *testing.T) {
 			{WorkerID: 7, EventID: 18, Event: indexer.Event{Kind: indexer.Cleared}}, stored(7, 19), stored(7, 20),
 		}}
 		s.tracker.Answer(s.now, s.asks[0].ID, 9, a)
-		s.told("X 19 20")
+		s.wantCalls("X 19 20")
 	})
 	t.Run("an answer with a hole is no answer", func(t *testing.T) {
 		s := discovered(t)
 		s.hear(9, 20)
 		s.pass(time.Second)
 		s.answer(9, events.AnswerEvents, 20, 6, 7, 20)
-		s.told("")
+		s.wantCalls("")
 		s.want(s.pass(time.Second), "dump")
 		s.answer(9, events.AnswerDump, 20, 300)
-		s.told("X 300")
+		s.wantCalls("X 300")
 	})
 	t.Run("an answer of another worker's events is a lie", func(t *testing.T) {
 		s := discovered(t)
 		s.hear(9, 7)
 		s.pass(time.Second)
 		s.tracker.Answer(s.now, s.asks[0].ID, 9, events.Answer{Kind: events.AnswerEvents, LastEventID: 7, Events: []events.RouterEvent{stored(8, 6), stored(8, 7)}})
-		s.told("")
+		s.wantCalls("")
 		if s.happens["lie"] != 2 {
 			t.Errorf("what happened: %v", s.happens)
 		}
@@ -213,14 +213,14 @@ func TestGaps(t *testing.T) {
 			t.Errorf("%d blocks wait after there were too many", blocks)
 		}
 		s.answer(9, events.AnswerDump, 4000, 400)
-		s.told("X 400")
+		s.wantCalls("X 400")
 		s.want(s.pass(time.Second), "from 4001") // the dropped events are requested
 		var rest []uint64
 		for id := range uint64(events.MaxHeldEvents + 16 - 4000) {
 			rest = append(rest, 4001+id)
 		}
 		s.answer(9, events.AnswerEvents, events.MaxHeldEvents+16, rest...)
-		if n := len(s.sink.told); n != len(rest) {
+		if n := len(s.sink.calls); n != len(rest) {
 			t.Errorf("the sink received %d events, want %d", n, len(rest))
 		}
 		if ranks, _, _ := s.tracker.Repairs(); ranks != 0 {
@@ -265,13 +265,13 @@ func TestRestarts(t *testing.T) {
 		s := discovered(t)
 		s.want(s.hear(4, 1, 2), "restart held, held")
 		s.want(s.hear(9, 6), "held") // the last event of the old process
-		s.told("")
+		s.wantCalls("")
 		s.want(s.pass(time.Second), "dump")
 		s.answer(4, events.AnswerDump, 1, 500)
-		s.told("X 500 2")
+		s.wantCalls("X 500 2")
 		s.want(s.hear(9, 7), "multi_publisher")
 		s.want(s.hear(4, 3), "")
-		s.told("3")
+		s.wantCalls("3")
 	})
 	t.Run("it was a liar", func(t *testing.T) {
 		s := discovered(t)
@@ -279,7 +279,7 @@ func TestRestarts(t *testing.T) {
 		s.want(s.pass(time.Second), "dump")
 		s.hear(9, 6)
 		s.answer(9, events.AnswerDump, 5, 100)
-		s.told("X 100 6")
+		s.wantCalls("X 100 6")
 		s.want(s.hear(66, 2, 3), "multi_publisher, multi_publisher")
 		// It may be the worker's next process.
 		s.pass(11 * time.Second)
@@ -293,10 +293,10 @@ func TestRestarts(t *testing.T) {
 		s.want(s.pass(time.Second), "dump")
 		s.hear(3, 1) // yet another publisher
 		s.answer(4, events.AnswerDump, 1, 600)
-		s.told("") // publisher 3 sent an event after the query: is publisher 4 still there?
+		s.wantCalls("") // publisher 3 sent an event after the query: is publisher 4 still there?
 		s.want(s.pass(time.Second), "dump")
 		s.answer(3, events.AnswerDump, 1, 700)
-		s.told("X 700")
+		s.wantCalls("X 700")
 	})
 	t.Run("the registry tells of it", func(t *testing.T) {
 		s := discovered(t)
@@ -304,17 +304,17 @@ func TestRestarts(t *testing.T) {
 		s.want(s.hear(4, 1), "held")
 		s.want(s.pass(time.Second), "dump")
 		s.answer(4, events.AnswerDump, 1, 1)
-		s.told("X 1")
+		s.wantCalls("X 1")
 	})
 	t.Run("the answer to a range tells of it", func(t *testing.T) {
 		s := discovered(t)
 		s.hear(9, 7)
 		s.pass(time.Second)
 		s.answer(4, events.AnswerEvents, 8, 6, 7, 8) // ids of another publisher
-		s.told("")
+		s.wantCalls("")
 		s.want(s.pass(time.Second), "dump")
 		s.answer(4, events.AnswerDump, 8, 800)
-		s.told("X 800")
+		s.wantCalls("X 800")
 	})
 	t.Run("the worker knows less than we do", func(t *testing.T) {
 		s := discovered(t)
@@ -328,7 +328,7 @@ func TestRestarts(t *testing.T) {
 		s.tracker.Audit(s.now)
 		s.want(s.pass(3*time.Second), "from 6")
 		s.answer(9, events.AnswerTooNew, 5)
-		s.told("")
+		s.wantCalls("")
 		s.want(s.hear(9, 6), "")
 	})
 	t.Run("its blocks are counted elsewhere", func(t *testing.T) {
@@ -363,23 +363,23 @@ func TestNobodyAnswers(t *testing.T) {
 	if sum := s.now.Sub(start); sum < 12*time.Second || sum > 30*time.Second || waits[7] < 3*time.Second || waits[1] > time.Second {
 		t.Errorf("waited %v between the tries", waits)
 	}
-	s.told("8 10")
+	s.wantCalls("8 10")
 	s.want(s.hear(9, 11, 13, 9, 13), ", gap, duplicate, duplicate")
-	s.told("11 13")
+	s.wantCalls("11 13")
 	if diff := cmp.Diff([]string{"suspect"}, s.states); diff != "" {
 		t.Errorf("states:\n%s", diff)
 	}
 	s.want(s.pass(40*time.Second), "")
 	s.want(s.pass(55*time.Second), "dump")
 	s.want(s.hear(9, 14), "") // no event is held meanwhile
-	s.told("14")
+	s.wantCalls("14")
 	s.tracker.Failed(s.now, s.asks[0].ID)
 	s.want(s.pass(40*time.Second), "")
 	s.want(s.pass(55*time.Second), "dump")
 	s.hear(9, 15, 16)
-	s.told("15 16")
+	s.wantCalls("15 16")
 	s.answer(9, events.AnswerDump, 15, 900)
-	s.told("X 900 16")
+	s.wantCalls("X 900 16")
 	if diff := cmp.Diff([]string{"suspect", "ok"}, s.states); diff != "" {
 		t.Errorf("states:\n%s", diff)
 	}
@@ -397,7 +397,7 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 	// The late answer to the first query is ignored.
 	s.tracker.Answer(s.now, s.asks[0].ID-1, 9, events.Answer{Kind: events.AnswerDump})
-	s.told("")
+	s.wantCalls("")
 
 	// A new publisher appears, and no process answers queries about it.
 	s = discovered(t)
@@ -407,7 +407,7 @@ func TestNobodyAnswers(t *testing.T) {
 			s.tracker.Failed(s.now, s.asks[0].ID)
 		}
 	}
-	s.told("X 1 2")
+	s.wantCalls("X 1 2")
 	s.want(s.hear(4, 3), "")
 }
 
@@ -432,7 +432,7 @@ func TestASuspectRankEndsItsRepairWhenItIsCleared(t *testing.T) {
 					}
 				}
 				s.hear(9, 11)
-				s.told("8 11")
+				s.wantCalls("8 11")
 				return s
 			}
 			next := c.first.EventID + 1
@@ -442,7 +442,7 @@ func TestASuspectRankEndsItsRepairWhenItIsCleared(t *testing.T) {
 				if got := s.tracker.State(7, 0); got != events.StateOK {
 					t.Fatalf("the rank is %v", got)
 				}
-				s.sink.told = nil
+				s.sink.calls = nil
 			}
 			// A dump is requested, and made before the event.
 			s := suspect()
@@ -450,7 +450,7 @@ func TestASuspectRankEndsItsRepairWhenItIsCleared(t *testing.T) {
 			first(s)
 			s.want(s.hear(c.publisher, next), "")
 			s.answer(9, events.AnswerDump, 11, 900)
-			s.told(fmt.Sprint(next))
+			s.wantCalls(fmt.Sprint(next))
 			if got := s.tracker.Cursor(7, 0); got != next {
 				t.Errorf("the cursor is %d, want %d", got, next)
 			}
@@ -469,11 +469,11 @@ func TestADamagedDumpIsUsedAndDoubted(t *testing.T) {
 	s := newStory(t, source(1))
 	s.pass(time.Second)
 	s.tracker.Answer(s.now, s.asks[0].ID, 9, events.Answer{Kind: events.AnswerDump, LastEventID: 4, Bad: 1, Events: []events.RouterEvent{stored(7, 1)}})
-	s.told("X 1")
+	s.wantCalls("X 1")
 	s.want(s.hear(9, 5), "")
 	s.want(s.pass(2*time.Minute), "dump")
 	s.answer(9, events.AnswerDump, 5, 1, 2)
-	s.told("5 X 1 2")
+	s.wantCalls("5 X 1 2")
 	if diff := cmp.Diff([]string{"suspect", "ok"}, s.states); diff != "" {
 		t.Errorf("states:\n%s", diff)
 	}
@@ -486,7 +486,7 @@ func TestWorkersThatCannotBeAsked(t *testing.T) {
 	s := newStory(t, src)
 	s.want(s.hear(9, 4, 5), "gap, ")
 	s.want(s.hear(9, 7), "gap")
-	s.told("4 5 7")
+	s.wantCalls("4 5 7")
 	s.want(s.pass(time.Hour), "")
 	if diff := cmp.Diff([]string{"partial", "suspect"}, s.states); diff != "" {
 		t.Errorf("states:\n%s", diff)
@@ -503,7 +503,7 @@ func TestWorkersThatCannotBeAsked(t *testing.T) {
 	s.want(s.pass(time.Second), "from 2")
 	s.want(s.hear(4, 3), "held")
 	s.tracker.SetWorker(s.now, 7, src)
-	s.told("X 9 X 1 3")
+	s.wantCalls("X 9 X 1 3")
 	s.want(s.pass(time.Hour), "")
 
 	// Of a worker that was found late, no event is missed for ten minutes.
@@ -529,11 +529,11 @@ func TestWhatWasSavedIsUsed(t *testing.T) {
 		return s
 	}
 	s := begin(source(1), 6)
-	s.told("6")
+	s.wantCalls("6")
 	s.want(s.hear(9, 9), "gap held")
 	s.want(s.pass(time.Second), "from 7")
 	s.answer(9, events.AnswerEvents, 9, 7, 8, 9)
-	s.told("7 8 9")
+	s.wantCalls("7 8 9")
 
 	other := source(1)
 	other.Home = "elsewhere"
@@ -541,7 +541,7 @@ func TestWhatWasSavedIsUsed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := begin(src, 6)
 			s.t = t
-			s.told("X")
+			s.wantCalls("X")
 			s.want(s.pass(time.Second), "dump")
 		})
 	}
@@ -550,7 +550,7 @@ func TestWhatWasSavedIsUsed(t *testing.T) {
 	src := source(1)
 	src.Queries = false
 	s = begin(src, 6)
-	s.told("6")
+	s.wantCalls("6")
 	if got := s.tracker.State(7, 0); got != events.StatePartial {
 		t.Errorf("the rank is %v, want partial", got)
 	}
@@ -560,14 +560,14 @@ func TestWhatWasSavedIsUsed(t *testing.T) {
 	s.tracker.Forget(7)
 	s.tracker.Load(s.now, events.SnapshotWorker{ID: 7}, events.Cursor{WorkerID: 7, PublisherID: 9, EventID: 5})
 	s.tracker.SetWorker(s.now, 7, src)
-	s.told("X")
+	s.wantCalls("X")
 
 	// The same worker with another publisher.
 	s = begin(source(1))
-	s.told("")
+	s.wantCalls("")
 	s.want(s.pass(time.Second), "from 6")
 	s.answer(4, events.AnswerEvents, 8, 6, 7, 8)
-	s.told("")
+	s.wantCalls("")
 	s.want(s.pass(time.Second), "dump")
 }
 

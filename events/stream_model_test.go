@@ -48,7 +48,7 @@ type said struct {
 // snap is a snapshot.
 type snap struct {
 	position, epoch uint64
-	known           *events.Snapshot
+	snapshot        *events.Snapshot
 	runs            []indexer.Run
 	started         map[uint64]int64 // start times of the contained workers, as the router keeps them
 }
@@ -61,7 +61,7 @@ type node struct {
 	parked          *indexer.Parked
 	position, epoch uint64
 	review, lost    bool
-	told            map[uint64]int64 // start times of registered workers
+	registered      map[uint64]int64 // start times of registered workers
 	life            int
 }
 
@@ -100,16 +100,16 @@ func (l *land) begin(p *worker) {
 	p.started++
 	p.local, p.truth = localindex.New(), indexer.New(indexer.Config{})
 	for _, n := range l.nodes {
-		l.bus = append(l.bus, func() { n.tell(p) })
+		l.bus = append(l.bus, func() { n.register(p) })
 	}
 }
 
-// tell registers a worker at a replica, with the content of its record.
-func (n *node) tell(p *worker) {
-	if was, known := n.told[p.id]; known && was != p.started {
+// register registers a worker at a replica, with the content of its record.
+func (n *node) register(p *worker) {
+	if was, known := n.registered[p.id]; known && was != p.started {
 		n.parked.RemoveWorker(int(p.id)) // as the router does
 	}
-	n.told[p.id] = p.started
+	n.registered[p.id] = p.started
 	n.tracker.SetWorker(n.l.now, p.id, n.l.source(p))
 }
 
@@ -117,22 +117,22 @@ func (n *node) tell(p *worker) {
 func (n *node) open() {
 	l := n.l
 	n.life++
-	n.told = map[uint64]int64{}
+	n.registered = map[uint64]int64{}
 	n.index = indexer.New(indexer.Config{})
 	n.parked = indexer.NewParked(n.index)
 	n.tracker = events.NewTracker(func(id uint64, _ uint32, ev indexer.Event) {
-		if _, known := n.told[id]; !known {
+		if _, known := n.registered[id]; !known {
 			return
 		}
 		n.parked.Apply(l.now, int(id), ev)
-	}).Knows(func(id uint64) bool { _, known := n.told[id]; return known }).Seed(l.rng.Uint64())
+	}).Knows(func(id uint64) bool { _, known := n.registered[id]; return known }).Seed(l.rng.Uint64())
 	n.tracker.Count(func(what string, k int) { l.happens[what] += k })
 	early := l.rng.IntN(4) > 0 // the registry usually answers first
 	for _, p := range l.workers {
 		if early {
-			n.tell(p)
+			n.register(p)
 		} else {
-			l.bus = append(l.bus, func() { n.tell(p) })
+			l.bus = append(l.bus, func() { n.register(p) })
 		}
 	}
 	n.load()
@@ -164,7 +164,7 @@ func (n *node) restore(s *snap) {
 		for _, run := range s.runs {
 			run.Holders = slices.DeleteFunc(slices.Clone(run.Holders), func(h indexer.Holder) bool {
 				id := uint64(h.Worker)
-				was, known := n.told[id]
+				was, known := n.registered[id]
 				return known && was != s.started[id] // as the router does
 			})
 			if !yield(run, nil) {
@@ -177,11 +177,11 @@ func (n *node) restore(s *snap) {
 	}
 	n.index, n.parked, n.position = x, indexer.NewParked(x), s.position
 	for id, at := range s.started {
-		if _, known := n.told[id]; !known {
-			n.told[id] = at
+		if _, known := n.registered[id]; !known {
+			n.registered[id] = at
 		}
 	}
-	n.tracker.Restored(n.l.now, s.known)
+	n.tracker.Restored(n.l.now, s.snapshot)
 }
 
 // snapshot takes a snapshot of a replica and shortens the stream.
@@ -189,7 +189,7 @@ func (l *land) snapshot(n *node) {
 	if n.epoch != l.epoch || l.snaps[0] != nil && l.snaps[0].epoch == l.epoch && l.snaps[0].position >= n.position {
 		return
 	}
-	s := &snap{position: n.position, epoch: n.epoch, known: n.tracker.Export(), started: map[uint64]int64{}}
+	s := &snap{position: n.position, epoch: n.epoch, snapshot: n.tracker.Export(), started: map[uint64]int64{}}
 	for run := range n.index.Dump() {
 		run.Local, run.Holders = slices.Clone(run.Local), slices.Clone(run.Holders)
 		for i := range run.Holders {
@@ -197,7 +197,7 @@ func (l *land) snapshot(n *node) {
 		}
 		s.runs = append(s.runs, run)
 	}
-	maps.Copy(s.started, n.told)
+	maps.Copy(s.started, n.registered)
 	l.snaps = [2]*snap{s, l.snaps[0]}
 	if before := l.snaps[1]; before != nil && before.epoch == l.epoch {
 		upTo := before.position
@@ -258,7 +258,7 @@ func (n *node) tick() {
 			l.t.Fatalf("worker %d is asked, and has no local indexer", p.id)
 		}
 		l.bus = append(l.bus, func() {
-			answer, publisher := ask(p.local, a.Query), p.publisher
+			answer, publisher := localAnswer(p.local, a.Query), p.publisher
 			l.bus = append(l.bus, func() {
 				if n.life == life {
 					n.tracker.Answer(l.now, a.ID, publisher, answer)

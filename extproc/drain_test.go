@@ -87,10 +87,10 @@ func TestDrainLetsADecisionFinish(t *testing.T) {
 func TestAFleetThatIsNotKnownYetRefusesNobody(t *testing.T) {
 	for name, request := range map[string]envoytest.Request{"a chat": chat(hello), "of others": {Path: "/unknown", Body: []byte("x")}} {
 		t.Run(name, func(t *testing.T) {
-			var known atomic.Bool
-			h := newHarness(t, extproc.Config{Started: known.Load, EndpointPicker: true})
+			var started atomic.Bool
+			h := newHarness(t, extproc.Config{Started: started.Load, EndpointPicker: true})
 			h.router.will(func(context.Context, router.Request) (router.Decision, error) {
-				known.Store(true) // too late for this one
+				started.Store(true) // too late for this one
 				return router.Decision{}, router.ErrNoWorkers
 			})
 			if x := h.Do(request); x.Refusal != nil || x.Header["x-dynamo-worker"] != "" {

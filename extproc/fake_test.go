@@ -183,8 +183,8 @@ func (r *fakeRouter) will(f func(ctx context.Context, req router.Request) (route
 	r.decide = f
 }
 
-// take returns the calls since the last take.
-func (r *fakeRouter) take() []string {
+// newCalls returns the calls since the last call of newCalls.
+func (r *fakeRouter) newCalls() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	calls := r.calls

@@ -140,7 +140,7 @@ func TestLeavingWhileGatheringBooksNothing(t *testing.T) {
 		synctest.Wait()
 		x.End()
 		synctest.Wait()
-		if calls := h.router.take(); len(calls) != 0 || !x.Ended() {
+		if calls := h.router.newCalls(); len(calls) != 0 || !x.Ended() {
 			t.Errorf("the router was called: %v; ended: %v", calls, x.Ended())
 		}
 	})

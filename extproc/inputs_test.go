@@ -263,16 +263,16 @@ func TestSubsetLeavesNobody(t *testing.T) {
 // on a listener that lets clients name workers; on others it is a request like all.
 func TestQueryInstanceID(t *testing.T) {
 	const body = `{"model":"m","messages":[1],"nvext":{"annotations":["query_instance_id:"],"agent_hints":{}}}`
-	told := chosen
-	told.Worker.DPRank = 3
-	told.Tokens = []uint32{1, 2}
+	decision := chosen
+	decision.Worker.DPRank = 3
+	decision.Tokens = []uint32{1, 2}
 	h := newHarness(t, extproc.Config{AllowDirect: true})
 	h.router.queries = true
 	h.router.will(func(_ context.Context, req router.Request) (router.Decision, error) {
 		if req.ID != "" || !req.WantTokens || req.WantSecond {
 			t.Errorf("asked with id %q, for tokens %v, for a second choice %v", req.ID, req.WantTokens, req.WantSecond)
 		}
-		return told, nil
+		return decision, nil
 	})
 	x := h.Do(chat(body))
 	const want = `{"worker_id":{"decode_worker_id":9223372036854775813,"decode_dp_rank":3,"prefill_worker_id":9223372036854775813,"prefill_dp_rank":3},"overlap_blocks":12,"token_ids":[1,2]}`
@@ -284,14 +284,14 @@ func TestQueryInstanceID(t *testing.T) {
 		t.Errorf("%d queries counted, %d slots taken; want 1 and none", n, h.router.taken())
 	}
 	// A client can send back the worker that it received, for both parts.
-	var answer struct {
+	var response struct {
 		Worker json.RawMessage `json:"worker_id"`
 	}
-	if err := json.Unmarshal([]byte(x.Refusal.Body), &answer); err != nil {
+	if err := json.Unmarshal([]byte(x.Refusal.Body), &response); err != nil {
 		t.Fatal(err)
 	}
 	back := newHarness(t, extproc.Config{AllowDirect: true})
-	x = back.Do(chat(fmt.Sprintf(`{"model":"m","messages":[1],"nvext":%s}`, answer.Worker)))
+	x = back.Do(chat(fmt.Sprintf(`{"model":"m","messages":[1],"nvext":%s}`, response.Worker)))
 	if got := outcome(back, x); got != ", pin {9223372036854775813 3} any rank: false, aggregated" {
 		t.Errorf("sent back it is %q", got)
 	}

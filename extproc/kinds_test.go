@@ -86,7 +86,7 @@ func TestKindsOfRequests(t *testing.T) {
 func TestEmbeddingsWithoutAModelPass(t *testing.T) {
 	h := newHarness(t, extproc.Config{})
 	x := h.Do(envoytest.Request{Path: "/score", Body: []byte(`{"text_1":"a","text_2":"b"}`)})
-	if x.Refusal != nil || x.Header["x-dynamo-worker"] != "" || len(h.router.take()) > 0 {
+	if x.Refusal != nil || x.Header["x-dynamo-worker"] != "" || len(h.router.newCalls()) > 0 {
 		t.Errorf("refusal %+v, header %v", x.Refusal, x.Header)
 	}
 	x.End()
@@ -122,7 +122,7 @@ func TestUnknownPathsPass(t *testing.T) {
 	for _, path := range []string{"/", "/v1/files", "/v1/audio/transcriptions", "/generate_stream", "/get_model_info"} {
 		for _, r := range []envoytest.Request{{Path: path, Body: []byte("no JSON")}, {Path: path, Method: "GET"}} {
 			x := h.Do(r)
-			if x.Refusal != nil || x.Header["x-dynamo-worker"] != "" || x.Left || len(h.router.take()) > 0 {
+			if x.Refusal != nil || x.Header["x-dynamo-worker"] != "" || x.Left || len(h.router.newCalls()) > 0 {
 				t.Errorf("%s %s: refusal %+v, header %v", r.Method, path, x.Refusal, x.Header)
 			}
 			x.End()

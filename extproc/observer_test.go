@@ -105,7 +105,7 @@ func TestObserverMarksOnce(t *testing.T) {
 		}
 		x.End()
 		want := []string{`best worker for model "m", salt ""`, "first token by observer", "free"}
-		if diff := cmp.Diff(want, h.router.take()); diff != "" {
+		if diff := cmp.Diff(want, h.router.newCalls()); diff != "" {
 			t.Errorf("calls (-want +got):\n%s", diff)
 		}
 	})
@@ -130,7 +130,7 @@ func TestObserverOfOthersLeavesAtOnce(t *testing.T) {
 				t.Errorf("id %q: not counted as %s", id, end)
 			}
 		}
-		if calls := h.router.take(); len(calls) != 0 {
+		if calls := h.router.newCalls(); len(calls) != 0 {
 			t.Errorf("the router was asked: %q", calls)
 		}
 	})
@@ -148,7 +148,7 @@ func TestObserverOfAReplicasRequest(t *testing.T) {
 		if !o.Ended() {
 			t.Error("the observer stays after the first token")
 		}
-		if diff := cmp.Diff([]string{"first token by observer"}, h.router.take()); diff != "" {
+		if diff := cmp.Diff([]string{"first token by observer"}, h.router.newCalls()); diff != "" {
 			t.Errorf("calls (-want +got):\n%s", diff)
 		}
 	})
@@ -193,11 +193,11 @@ func TestTheMainStreamSeesTheFirstToken(t *testing.T) {
 			h := newHarness(t, extproc.Config{})
 			x := h.Do(streamed(false))
 			x.Respond(200, c.header...)
-			h.router.take()
+			h.router.newCalls()
 			if back := x.Answer(c.chunks...); back != strings.Join(c.chunks, "") {
 				t.Errorf("%s: %q came back", name, back)
 			}
-			if diff := cmp.Diff(c.want, h.router.take()); diff != "" {
+			if diff := cmp.Diff(c.want, h.router.newCalls()); diff != "" {
 				t.Errorf("%s: calls (-want +got):\n%s", name, diff)
 			}
 			x.End()
@@ -243,7 +243,7 @@ func TestObserverWithoutMetadata(t *testing.T) {
 			t.Error("an observer does not end with the drain")
 		}
 		x.End()
-		if diff := cmp.Diff([]string{`best worker for model "m", salt ""`, "first token by observer", "free"}, h.router.take()); diff != "" {
+		if diff := cmp.Diff([]string{`best worker for model "m", salt ""`, "first token by observer", "free"}, h.router.newCalls()); diff != "" {
 			t.Errorf("calls (-want +got):\n%s", diff)
 		}
 	})

@@ -103,7 +103,7 @@ func (s *story) step(t *testing.T, d *datadriven.TestData) string {
 		fmt.Fprintln(&b, "observer ended")
 		s.observer = nil
 	}
-	for _, c := range s.h.router.take() {
+	for _, c := range s.h.router.newCalls() {
 		fmt.Fprintf(&b, "router: %s\n", c)
 	}
 	if n := s.h.count(s.t, "kvroute.extproc.strays"); n > 0 {

@@ -80,7 +80,7 @@ func TestObserverReadsTheUsageOfAuditedRequests(t *testing.T) {
 				h := newHarness(t, extproc.Config{AuditShare: c.share})
 				x := h.Do(chat(hello))
 				x.Respond(200, "content-type", "text/event-stream")
-				h.router.take()
+				h.router.newCalls()
 				o := x.Observe()
 				o.Respond(200, "content-type", c.content)
 				o.Chunk([]byte("data: {}\n\n"), false)
@@ -95,7 +95,7 @@ func TestObserverReadsTheUsageOfAuditedRequests(t *testing.T) {
 				if !o.Ended() {
 					t.Error("the observer stays after the response")
 				}
-				if diff := cmp.Diff(c.want, h.router.take()); diff != "" {
+				if diff := cmp.Diff(c.want, h.router.newCalls()); diff != "" {
 					t.Errorf("calls (-want +got):\n%s", diff)
 				}
 				x.End()

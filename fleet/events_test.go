@@ -122,7 +122,7 @@ func TestAnAnnouncersRecordChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	natstest.Run(t, a.Run)
-	known := func() string {
+	firstWorker := func() string {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		for _, i := range w.workers {
@@ -137,12 +137,12 @@ func TestAnAnnouncersRecordChanges(t *testing.T) {
 	}
 	alive.Store(true)
 	<-a.Registered()
-	natstest.Eventually(t, func() bool { return known() == "w " })
+	natstest.Eventually(t, func() bool { return firstWorker() == "w " })
 	record.KVEvents = "suspect"
 	if err := a.Update(record); err != nil {
 		t.Fatal(err)
 	}
-	natstest.Eventually(t, func() bool { return known() == "w suspect" })
+	natstest.Eventually(t, func() bool { return firstWorker() == "w suspect" })
 	record.Models = nil
 	if err := a.Update(record); err == nil {
 		t.Error("a record that registries refuse is accepted")

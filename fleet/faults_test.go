@@ -334,11 +334,11 @@ func TestAWorkerServesAnotherModel(t *testing.T) {
 	announceRecord(t, nc, at("other", 2), nil)
 	_, stop := announceRecord(t, nc, at("a", 1), nil)
 	natstest.Eventually(t, func() bool { return len(r.healthy()) == 2 })
-	ask := func(model, id string) (router.Decision, error) {
+	decide := func(model, id string) (router.Decision, error) {
 		return r.BestWorker(t.Context(), router.Request{ID: id, Owned: true, Model: model, Tokens: make([]uint32, 40)})
 	}
 	for i := range 6 {
-		if _, err := ask("m", fmt.Sprint("before", i)); err != nil {
+		if _, err := decide("m", fmt.Sprint("before", i)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -348,12 +348,12 @@ func TestAWorkerServesAnotherModel(t *testing.T) {
 	natstest.Eventually(t, func() bool { return r.healthy()["a"] == again.Address+" n" })
 	stop() // the end of the previous process does not remove the worker
 	for i := range 20 {
-		d, err := ask("m", fmt.Sprint("after", i))
+		d, err := decide("m", fmt.Sprint("after", i))
 		if err != nil || d.WorkerName != "other" {
 			t.Fatalf("a request of the old model goes to %s, %v", d.WorkerName, err)
 		}
 	}
-	if d, err := ask("n", "new"); err != nil || d.WorkerName != "a" {
+	if d, err := decide("n", "new"); err != nil || d.WorkerName != "a" {
 		t.Errorf("a request of the new model goes to %s, %v", d.WorkerName, err)
 	}
 	for _, w := range r.Workers() {

@@ -24,13 +24,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var start = time.Unix(1755000000, 0)
 
-// told records the calls of a table.
-type told struct {
+// changes records the calls of a table.
+type changes struct {
 	lines   []string
 	workers map[uint64]router.WorkerInfo
 }
 
-func (l *told) set(w router.WorkerInfo) {
+func (l *changes) set(w router.WorkerInfo) {
 	l.lines = append(l.lines, fmt.Sprintf("%s %v", w.Name, w.Health))
 	if l.workers == nil {
 		l.workers = map[uint64]router.WorkerInfo{}
@@ -38,12 +38,12 @@ func (l *told) set(w router.WorkerInfo) {
 	l.workers[w.ID] = w
 }
 
-func (l *told) remove(id uint64) {
+func (l *changes) remove(id uint64) {
 	l.lines = append(l.lines, fmt.Sprint("gone ", l.workers[id].Name))
 	delete(l.workers, id)
 }
 
-func (l *told) take() string {
+func (l *changes) newLines() string {
 	s := strings.Join(l.lines, ", ")
 	l.lines = nil
 	return s
@@ -61,7 +61,7 @@ func put(t *testing.T, tab *fleet.Table, at time.Time, r fleet.Record) {
 }
 
 func TestHealthFollowsSignsOfLife(t *testing.T) {
-	var l told
+	var l changes
 	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 	put(t, tab, start, record("a"))
 	id := wire.WorkerID("a")
@@ -91,37 +91,37 @@ func TestHealthFollowsSignsOfLife(t *testing.T) {
 		} else {
 			tab.Tick(now, false)
 		}
-		if got := l.take(); got != c.want {
+		if got := l.newLines(); got != c.want {
 			t.Errorf("after %v reported %q, want %q", c.after, got, c.want)
 		}
 	}
 }
 
 func TestRecordsComeChangeAndGo(t *testing.T) {
-	var l told
+	var l changes
 	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 	put(t, tab, start, record("a"))
 	changed := record("a")
 	changed.Draining = true
 	put(t, tab, start, changed)
-	if got := l.take(); got != "a healthy, a healthy" || !l.workers[wire.WorkerID("a")].Draining {
+	if got := l.newLines(); got != "a healthy, a healthy" || !l.workers[wire.WorkerID("a")].Draining {
 		t.Errorf("reported %q, draining %v", got, l.workers[wire.WorkerID("a")].Draining)
 	}
 	// Putting the same record again is a sign of life; a record with another start time
 	// is another process.
 	put(t, tab, start.Add(10*time.Second), changed)
 	tab.Tick(start.Add(17*time.Second), false)
-	if got := l.take(); got != "" {
+	if got := l.newLines(); got != "" {
 		t.Errorf("an unchanged record causes %q", got)
 	}
 	changed.StartedMS = 7
 	put(t, tab, start, changed)
-	if got := l.take(); got != "a healthy" || l.workers[wire.WorkerID("a")].StartedMS != 7 {
+	if got := l.newLines(); got != "a healthy" || l.workers[wire.WorkerID("a")].StartedMS != 7 {
 		t.Errorf("reported %q, started %d", got, l.workers[wire.WorkerID("a")].StartedMS)
 	}
 	tab.Delete(wire.WorkerID("a"))
 	tab.Delete(wire.WorkerID("a"))
-	if got := l.take(); got != "gone a" {
+	if got := l.newLines(); got != "gone a" {
 		t.Errorf("reported %q", got)
 	}
 	if tab.Heartbeat(start, &fleet.Heartbeat{WorkerID: wire.WorkerID("a")}) {
@@ -131,13 +131,13 @@ func TestRecordsComeChangeAndGo(t *testing.T) {
 	put(t, tab, start, record("b"))
 	tab.Refresh(start.Add(time.Hour))
 	tab.Tick(start.Add(time.Hour), false)
-	if got := l.take(); got != "b healthy" {
+	if got := l.newLines(); got != "b healthy" {
 		t.Errorf("reported %q", got)
 	}
 }
 
 func TestStaticWorkersAndRegisteredOnesAreOneSet(t *testing.T) {
-	var l told
+	var l changes
 	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 	list := func(names ...string) (records []fleet.Record) {
 		for _, n := range names {
@@ -148,20 +148,20 @@ func TestStaticWorkersAndRegisteredOnesAreOneSet(t *testing.T) {
 	if err := tab.SetStatic(start, list("a", "b")); err != nil {
 		t.Fatal(err)
 	}
-	l.take()
+	l.newLines()
 	put(t, tab, start, record("c"))
 	other := record("a")
 	other.Address = "10.9.9.9:1"
 	put(t, tab, start, other) // the record from the file has precedence
 	tab.Tick(start.Add(time.Minute), false)
 	tab.Delete(wire.WorkerID("a"))
-	if got := l.take(); got != "c healthy, gone c" || l.workers[wire.WorkerID("a")].Address.String() != "10.0.0.7:8000" {
+	if got := l.newLines(); got != "c healthy, gone c" || l.workers[wire.WorkerID("a")].Address.String() != "10.0.0.7:8000" {
 		t.Errorf("reported %q, a at %v", got, l.workers[wire.WorkerID("a")].Address)
 	}
 	if err := tab.SetStatic(start, list("b", "d")); err != nil {
 		t.Fatal(err)
 	}
-	if got := l.take(); !strings.HasPrefix(got, "gone a, ") || len(l.workers) != 2 {
+	if got := l.newLines(); !strings.HasPrefix(got, "gone a, ") || len(l.workers) != 2 {
 		t.Errorf("reported %q, left with %d workers", got, len(l.workers))
 	}
 	bad := append(list("e"), fleet.Record{Name: "f", Models: []string{"m"}, Address: "nowhere"})
@@ -173,7 +173,7 @@ func TestStaticWorkersAndRegisteredOnesAreOneSet(t *testing.T) {
 // A worker that restarts repeatedly is used only if no other worker is left, until it was
 // healthy for half a minute.
 func TestFlappingIsDamped(t *testing.T) {
-	var l told
+	var l changes
 	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 	put(t, tab, start, record("a"))
 	beat := &fleet.Heartbeat{WorkerID: wire.WorkerID("a")}
@@ -181,9 +181,9 @@ func TestFlappingIsDamped(t *testing.T) {
 	for i, want := range []string{"a healthy", "a healthy", "a degraded"} {
 		now = now.Add(16 * time.Second)
 		tab.Tick(now, false)
-		l.take()
+		l.newLines()
 		tab.Heartbeat(now, beat)
-		if got := l.take(); got != want {
+		if got := l.newLines(); got != want {
 			t.Errorf("return %d: reported %q, want %q", i+1, got, want)
 		}
 	}
@@ -192,11 +192,11 @@ func TestFlappingIsDamped(t *testing.T) {
 		tab.Heartbeat(now, beat)
 		tab.Tick(now, false)
 	}
-	if got := l.take(); got != "" {
+	if got := l.newLines(); got != "" {
 		t.Errorf("%q is reported before the worker was healthy for long enough", got)
 	}
 	now = now.Add(time.Second)
-	if tab.Tick(now, false); l.take() != "a healthy" {
+	if tab.Tick(now, false); l.newLines() != "a healthy" {
 		t.Error("the worker is not healthy again")
 	}
 }
@@ -204,7 +204,7 @@ func TestFlappingIsDamped(t *testing.T) {
 // A probed worker of the configuration ages without answers, but is never removed; NATS
 // has no influence on it.
 func TestProbedWorkersOfTheConfiguration(t *testing.T) {
-	var l told
+	var l changes
 	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 	probed, other := record("a"), record("b")
 	probed.Health = &fleet.Probe{}
@@ -212,24 +212,24 @@ func TestProbedWorkersOfTheConfiguration(t *testing.T) {
 	if err := tab.SetStatic(start, list); err != nil {
 		t.Fatal(err)
 	}
-	l.take()
+	l.newLines()
 	tab.Tick(start.Add(16*time.Second), true)
-	if got := l.take(); got != "a unhealthy" {
+	if got := l.newLines(); got != "a unhealthy" {
 		t.Errorf("without answers: reported %q", got)
 	}
 	tab.Refresh(start.Add(17 * time.Second))
 	tab.Tick(start.Add(time.Hour), true)
-	if got := l.take(); got != "a expired" || len(l.workers) != 2 {
+	if got := l.newLines(); got != "a expired" || len(l.workers) != 2 {
 		t.Errorf("after an hour: reported %q, %d workers", got, len(l.workers))
 	}
 	if err := tab.SetStatic(start.Add(time.Hour), list); err != nil {
 		t.Fatal(err)
 	}
-	if got := l.take(); !strings.Contains(got, "a expired") {
+	if got := l.newLines(); !strings.Contains(got, "a expired") {
 		t.Errorf("read again: reported %q", got)
 	}
 	tab.Alive(start.Add(time.Hour), wire.WorkerID("a"))
-	if got := l.take(); got != "a healthy" {
+	if got := l.newLines(); got != "a healthy" {
 		t.Errorf("after an answer: reported %q", got)
 	}
 	list[0].Health = &fleet.Probe{Path: "health"}
@@ -260,7 +260,7 @@ func TestWorkersAreBounded(t *testing.T) {
 // then on, whatever answers at the address, and is removed. A worker that is still alive
 // puts its record again.
 func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
-	var l told
+	var l changes
 	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 	at := func(name string, started int64, change ...func(*fleet.Record)) fleet.Record {
 		r := record(name)
@@ -272,7 +272,7 @@ func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
 	}
 	say := func(what, want string) {
 		t.Helper()
-		if got := l.take(); got != want {
+		if got := l.newLines(); got != want {
 			t.Errorf("%s: reported %q, want %q", what, got, want)
 		}
 	}
@@ -285,7 +285,7 @@ func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
 	say("they come", "old healthy, elsewhere healthy, rank 1 healthy, does not say healthy")
 	tab.Delete(wire.WorkerID("does not say"))
 	put(t, tab, start, at("old", 6)) // the latest registration at the address
-	l.take()
+	l.newLines()
 	put(t, tab, start.Add(time.Second), at("new", 7))
 	say("another name", "old unhealthy, new healthy")
 	tab.Alive(start.Add(2*time.Second), wire.WorkerID("old"))
@@ -304,7 +304,7 @@ func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
 		tab.Heartbeat(now, &fleet.Heartbeat{WorkerID: wire.WorkerID("new")})
 		tab.Tick(now, false)
 	}
-	if got := l.take(); !strings.Contains(got, "gone old,") || !strings.Contains(got, "gone older") || !strings.Contains(got, "gone elsewhere") || strings.Contains(got, "new") {
+	if got := l.newLines(); !strings.Contains(got, "gone old,") || !strings.Contains(got, "gone older") || !strings.Contains(got, "gone elsewhere") || strings.Contains(got, "new") {
 		t.Errorf("reported %q, want the removal of all workers whose records and heartbeats ended, though one answers at the address", got)
 	}
 }
@@ -312,14 +312,14 @@ func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
 // Answers to probes with a long interval keep a worker of the configuration healthy. A
 // missing answer makes it unhealthy as soon as silence would make others so.
 func TestProbesMayBeFarApart(t *testing.T) {
-	var l told
+	var l changes
 	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 	r := record("a")
 	r.Health = &fleet.Probe{Interval: "1m"}
 	if err := tab.SetStatic(start, []fleet.Record{r}); err != nil {
 		t.Fatal(err)
 	}
-	l.take()
+	l.newLines()
 	for i := range 3 * 64 {
 		now := start.Add(time.Duration(i) * time.Second)
 		if i%63 == 0 { // an answer may be late by a sixteenth
@@ -327,13 +327,13 @@ func TestProbesMayBeFarApart(t *testing.T) {
 		}
 		tab.Tick(now, false)
 	}
-	if got := l.take(); got != "" {
+	if got := l.newLines(); got != "" {
 		t.Errorf("%q is reported for a worker that answers", got)
 	}
 	last := start.Add(189 * time.Second)
 	for i, want := range []string{"", "a degraded", "a unhealthy", "a expired"} {
 		tab.Tick(last.Add([]time.Duration{68 * time.Second, 69 * time.Second, 78 * time.Second, 92 * time.Second}[i]), false)
-		if got := l.take(); got != want {
+		if got := l.newLines(); got != want {
 			t.Errorf("step %d: reported %q, want %q", i, got, want)
 		}
 	}
@@ -365,7 +365,7 @@ func TestAges(t *testing.T) {
 func TestTableEqualsSlowModel(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 1))
-		var l told
+		var l changes
 		tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 		seen, kept := map[string]time.Time{}, map[string]time.Time{}
 		was := map[string]string{}          // health as last reported

@@ -121,9 +121,9 @@ func FuzzDynamoRecords(f *testing.F) {
 		if diff := cmp.Diff(v.Plane, table.View(&rules, fleet.Networks{}).Plane); diff != "" {
 			t.Errorf("the same records make another plane:\n%s", diff)
 		}
-		known := make(map[uint64]bool)
+		ids := make(map[uint64]bool)
 		for _, w := range v.Workers {
-			if known[w.WorkerID] = true; w.Address != frontend {
+			if ids[w.WorkerID] = true; w.Address != frontend {
 				t.Errorf("a worker is at %s", w.Address)
 			}
 		}
@@ -132,13 +132,13 @@ func FuzzDynamoRecords(f *testing.F) {
 			if c.Subject == "" && (err != nil || at.Path != "" || private(netip.MustParseAddr(at.Host).Unmap())) {
 				t.Errorf("a publisher is dialled at %q", c.Endpoint)
 			}
-			if !known[c.Worker] {
+			if !ids[c.Worker] {
 				t.Errorf("a channel names worker %d, which is not in the view", c.Worker)
 			}
 		}
 		for rank, i := range v.Plane.Indexers {
 			hostport, _, _ := strings.Cut(i.Transport, "/")
-			if at, err := netip.ParseAddrPort(hostport); err != nil || private(at.Addr().Unmap()) || !known[rank.WorkerID] {
+			if at, err := netip.ParseAddrPort(hostport); err != nil || private(at.Addr().Unmap()) || !ids[rank.WorkerID] {
 				t.Errorf("the indexer of %v is asked at %q", rank, i.Transport)
 			}
 		}

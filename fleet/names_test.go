@@ -13,11 +13,11 @@ import (
 )
 
 func TestNamesStandForTheirAddresses(t *testing.T) {
-	known := map[string]string{"engines.local": "10.0.0.2 10.0.0.1 ::ffff:10.0.0.2", "six": "fd00::1"}
+	addresses := map[string]string{"engines.local": "10.0.0.2 10.0.0.1 ::ffff:10.0.0.2", "six": "fd00::1"}
 	asked := 0
 	n := fleet.Names{Lookup: func(_ context.Context, host string) (list []netip.Addr, err error) {
 		asked++
-		text, ok := known[host]
+		text, ok := addresses[host]
 		if !ok {
 			return nil, errors.New("no such host: " + host)
 		}
@@ -45,8 +45,8 @@ func TestNamesStandForTheirAddresses(t *testing.T) {
 	if got, failed := resolve(); got != want || failed != 0 || asked != 2 {
 		t.Errorf("%d failed, %d questions:\n%s, want\n%s", failed, asked, got, want)
 	}
-	delete(known, "six")
-	known["engines.local"] = "10.0.0.1 10.0.0.3"
+	delete(addresses, "six")
+	addresses["engines.local"] = "10.0.0.1 10.0.0.3"
 	if got, failed := resolve(); failed != 1 || !strings.Contains(got, "c@[fd00::1]:80") || !strings.Contains(got, "a@10.0.0.3:8000") || strings.Contains(got, "10.0.0.2") {
 		t.Errorf("%d failed: %s", failed, got)
 	}

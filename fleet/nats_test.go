@@ -28,7 +28,7 @@ type watcher struct {
 	*fleet.Registry
 
 	mu sync.Mutex
-	told
+	changes
 }
 
 func watch(t *testing.T, s *server.Server) *watcher {

@@ -27,7 +27,7 @@ type asked struct {
 	loads map[string]fleet.Load
 }
 
-func ask(t *testing.T) *asked {
+func startProber(t *testing.T) *asked {
 	t.Helper()
 	a := &asked{alive: map[uint64]int{}, loads: map[string]fleet.Load{}}
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -89,7 +89,7 @@ func TestWorkersAreProbed(t *testing.T) {
 	defer engine.Close()
 	hanging := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	defer hanging.Close()
-	a := ask(t)
+	a := startProber(t)
 	often := func(name string) fleet.Record {
 		r := record(name)
 		r.TotalKVBlocks = 1000

@@ -12,7 +12,7 @@ import (
 // A configured worker without event addresses may or may not publish events. A worker
 // with event addresses publishes them, and a worker that registers has a publisher.
 func TestWhoMayPublishNoEvents(t *testing.T) {
-	var l told
+	var l changes
 	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 	silent, speaking := record("a"), record("b")
 	silent.Events, speaking.Events = fleet.Events{}, fleet.Events{Transport: "zmq", Endpoint: "tcp://10.0.0.7:5557"}

@@ -183,23 +183,23 @@ func TestFilterOverlapLeaps(t *testing.T) {
 	more, ends := 0, map[int]bool{}
 	for range tries {
 		n := rng.IntN(600)
-		seq, known := make([]uint64, n), 0
+		seq, held := make([]uint64, n), 0
 		for i := range seq {
 			seq[i] = rng.Uint64()
 		}
 		if n > 0 {
-			known = rng.IntN(n+1) / stride
+			held = rng.IntN(n+1) / stride
 		}
 		x := indexer.NewFilter(4000)
-		for i := 1; i <= known; i++ {
+		for i := 1; i <= held; i++ {
 			x.Add(seq[i*stride-1])
 		}
-		if got := x.Overlap(seq, stride); got < known*stride {
-			t.Fatalf("%d blocks of %d, want %d", got, n, known*stride)
-		} else if got > known*stride {
+		if got := x.Overlap(seq, stride); got < held*stride {
+			t.Fatalf("%d blocks of %d, want %d", got, n, held*stride)
+		} else if got > held*stride {
 			more++
 		}
-		ends[known] = true
+		ends[held] = true
 		// In a filter that is as full as allowed, any further checkpoint is found only by
 		// chance.
 		if got, want := f.Overlap(seq, stride), oneByOne(seq); got < want {
@@ -214,19 +214,19 @@ func TestFilterOverlapLeaps(t *testing.T) {
 // In a filter at its capacity, two adjacent false positives add little to the length of a
 // prompt.
 func TestFilterOverlapIsSeldomTooLong(t *testing.T) {
-	const stride, known, prompts = 1, 100, 2000
+	const stride, held, prompts = 1, 100, 2000
 	f := indexer.NewFilter(40_000)
-	for _, h := range chained(40_000-known, 1) {
+	for _, h := range chained(40_000-held, 1) {
 		f.Add(h)
 	}
-	begin := chained(known, 5)
+	begin := chained(held, 5)
 	for _, h := range begin {
 		f.Add(h)
 	}
 	tooLong, excess := 0, 0
 	for i := range prompts {
 		seq := append(slices.Clone(begin), chained(1500, uint64(i)+100)...)
-		if got := f.Overlap(seq, stride) - known; got > 0 {
+		if got := f.Overlap(seq, stride) - held; got > 0 {
 			tooLong, excess = tooLong+1, excess+got
 		}
 	}

@@ -49,7 +49,7 @@ func (f *fuzzed) stored(m *model, worker int) indexer.Event {
 	chain := uint64(0)
 	if ev.HasParent {
 		if ev.Parent = uint64(f.byte()) % 24; shape&16 != 0 {
-			ev.Parent = f.known(m, worker, ev.Tier)
+			ev.Parent = f.heldHash(m, worker, ev.Tier)
 		}
 		chain, _ = m.parent(worker, ev.Tier, ev.Parent)
 	}
@@ -66,8 +66,8 @@ func (f *fuzzed) stored(m *model, worker int) indexer.Event {
 	return ev
 }
 
-// known returns an external hash that the owner has, if it has any.
-func (f *fuzzed) known(m *model, worker int, t indexer.Tier) uint64 {
+// heldHash returns an external hash that the owner has, if it has any.
+func (f *fuzzed) heldHash(m *model, worker int, t indexer.Tier) uint64 {
 	held := slices.Sorted(maps.Keys(m.owner(worker, t).held))
 	if len(held) == 0 {
 		return 0
@@ -82,7 +82,7 @@ func (f *fuzzed) removed(m *model, worker int) indexer.Event {
 		if shape&1 != 0 {
 			ev.Externals = append(ev.Externals, uint64(f.byte())%24)
 		} else {
-			ev.Externals = append(ev.Externals, f.known(m, worker, ev.Tier))
+			ev.Externals = append(ev.Externals, f.heldHash(m, worker, ev.Tier))
 		}
 	}
 	return ev

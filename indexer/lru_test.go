@@ -174,10 +174,10 @@ func TestBoundsForgetInOrderOfUse(t *testing.T) {
 			for step := range steps {
 				w := rng.IntN(c.workers)
 				local := sequence(w)
-				known := s.overlap(w, local)
+				held := s.overlap(w, local)
 				switch {
 				case rng.IntN(3) == 0:
-					if known = s.overlap(-1, local); s.divides(local[:known]) {
+					if held = s.overlap(-1, local); s.divides(local[:held]) {
 						got := make([]int32, c.workers)
 						x.Match(got, local)
 						s.use(local)
@@ -202,16 +202,16 @@ func TestBoundsForgetInOrderOfUse(t *testing.T) {
 						t.Fatalf("step %d: outcome %+v, want %+v", step, got, want)
 					}
 				default:
-					unknown := len(local) - known
-					want := indexer.Outcome{Stored: unknown, Duplicate: known}
+					unknown := len(local) - held
+					want := indexer.Outcome{Stored: unknown, Duplicate: held}
 					before, ok := s.clone(), true
 					if c.bound > 0 && s.pairs(-1)+unknown > c.bound {
-						want.Evicted, ok = s.evict(-1, c.bound-unknown, local[:known])
+						want.Evicted, ok = s.evict(-1, c.bound-unknown, local[:held])
 					}
 					if c.limit > 0 && s.pairs(w)+unknown > c.limit {
-						want.Evicted, ok = s.evict(w, max(c.limit-c.limit/16-unknown, 0), local[:known])
+						want.Evicted, ok = s.evict(w, max(c.limit-c.limit/16-unknown, 0), local[:held])
 					}
-					if !ok && !before.divides(local[:known]) {
+					if !ok && !before.divides(local[:held]) {
 						s = before
 						continue
 					}

@@ -135,13 +135,13 @@ func (m *model) apply(worker int, ev indexer.Event) (out indexer.Outcome) {
 		}
 		for _, b := range ev.Blocks {
 			next := m.chain(chain, b.Local)
-			if known, ok := w.held[b.External]; ok {
-				if known == next {
+			if stored, ok := w.held[b.External]; ok {
+				if stored == next {
 					out.Duplicate++
 				} else {
 					out.Conflict++
 				}
-				chain = known
+				chain = stored
 				continue
 			}
 			chain = next

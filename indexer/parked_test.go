@@ -156,19 +156,19 @@ func TestOrderOfStoredEventsDoesNotMatter(t *testing.T) {
 		x, m := indexer.New(indexer.Config{}), newModel(1)
 		p := indexer.NewParked(x)
 		var events []indexer.Event
-		var known []uint64
+		var stored []uint64
 		for next := uint64(1); len(events) < 60; {
-			if rng.IntN(6) == 0 && len(known) > 0 {
-				events = append(events, removed(known[rng.IntN(len(known))]))
+			if rng.IntN(6) == 0 && len(stored) > 0 {
+				events = append(events, removed(stored[rng.IntN(len(stored))]))
 				continue
 			}
 			ev := indexer.Event{Kind: indexer.Stored}
-			if ev.HasParent = len(known) > 0 && rng.IntN(4) > 0; ev.HasParent {
-				ev.Parent = known[rng.IntN(len(known))]
+			if ev.HasParent = len(stored) > 0 && rng.IntN(4) > 0; ev.HasParent {
+				ev.Parent = stored[rng.IntN(len(stored))]
 			}
 			for range 1 + rng.IntN(5) {
 				ev.Blocks = append(ev.Blocks, indexer.Block{External: next, Local: rng.Uint64N(3)})
-				known = append(known, next)
+				stored = append(stored, next)
 				next++
 			}
 			events = append(events, ev)

@@ -57,9 +57,9 @@ func (l *ledger) String() string {
 }
 
 // worker is a prefill worker that gives one answer to all requests.
-func worker(t *testing.T, answer http.HandlerFunc) (*prefill.Client, netip.AddrPort) {
+func worker(t *testing.T, handler http.HandlerFunc) (*prefill.Client, netip.AddrPort) {
 	t.Helper()
-	s := httptest.NewServer(answer)
+	s := httptest.NewServer(handler)
 	t.Cleanup(s.Close)
 	c := &prefill.Client{HTTP: reach.Networks{}.Client(), Router: new(ledger)}
 	t.Cleanup(c.HTTP.CloseIdleConnections)
@@ -86,7 +86,7 @@ func object(t *testing.T, text []byte) (o map[string]any) {
 // Each protocol's requests have the members that the engines expect, and all others of the client.
 func TestProtocols(t *testing.T) {
 	const client = `{"model":"m","prompt":"long \"text\"","stream":true,"stream_options":{"include_usage":true},"max_tokens":50,"max_completion_tokens":60,"min_tokens":5,"logprobs":3,"seed":7}`
-	for _, c := range []struct{ engine, answer, first, second string }{
+	for _, c := range []struct{ engine, response, first, second string }{
 		{
 			"vllm",
 			`{"id":"x","choices":[{"text":"a"}],"kv_transfer_params":{"remote_block_ids":[[1,2]],"new":{"member":null}}}`,
@@ -107,7 +107,7 @@ func TestProtocols(t *testing.T) {
 				if r.URL.Path != "/v1/completions" || r.Header.Get("X-Request-Id") != "id" || r.ContentLength != int64(len(got)) {
 					t.Errorf("%s with %v and %d bytes", r.URL, r.Header, r.ContentLength)
 				}
-				_, _ = io.WriteString(w, c.answer)
+				_, _ = io.WriteString(w, c.response)
 			})
 			body, outcome := run(t, client0, c.engine, at, prefill.Leg{Path: "/v1/completions", Header: http.Header{"X-Request-Id": {"id"}}, Body: []byte(client)})
 			if outcome != "served" {
@@ -177,7 +177,7 @@ func TestFailures(t *testing.T) {
 	defer dead.Close()
 	for _, c := range []struct {
 		name, engine string
-		answer       http.HandlerFunc
+		handler      http.HandlerFunc
 		reason       string
 	}{
 		{"refused", "vllm", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }, "status"},
@@ -198,9 +198,9 @@ func TestFailures(t *testing.T) {
 		{"hangs", "vllm", nil, "timeout"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			client, at := worker(t, c.answer)
+			client, at := worker(t, c.handler)
 			timeout := time.Minute
-			if c.answer == nil { // connections are accepted by the kernel, and never answered
+			if c.handler == nil { // connections are accepted by the kernel, and never answered
 				at, timeout = netip.MustParseAddrPort(dead.Addr().String()), 50*time.Millisecond
 			}
 			d := &router.Decision{ID: "leg", Engine: c.engine, Address: at}
@@ -216,8 +216,8 @@ func TestFailures(t *testing.T) {
 		client, at := worker(t, func(http.ResponseWriter, *http.Request) {})
 		d := &router.Decision{ID: "leg", Engine: engine, Address: at, Second: router.Second{Address: at}}
 		body, outcome := client.Do(ctx, d, prefill.Leg{Path: "/v1/completions", Body: []byte(`{}`)}, time.Now().Add(time.Minute), func() {})
-		if told := fmt.Sprint(client.Router); body != nil || outcome != prefill.Left || told != "[]" {
-			t.Errorf("%s: a client that left: body %s, outcome %s, the router was told %s", engine, body, outcome, told)
+		if calls := fmt.Sprint(client.Router); body != nil || outcome != prefill.Left || calls != "[]" {
+			t.Errorf("%s: a client that left: body %s, outcome %s, the router got %s", engine, body, outcome, calls)
 		}
 	}
 }
@@ -269,24 +269,24 @@ func TestBothRequestsAtOnce(t *testing.T) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		<-finish
 	})
-	var told ledger
-	client.Router = &told
+	var calls ledger
+	client.Router = &calls
 	ended := make(chan struct{})
 	d := &router.Decision{ID: "leg", Engine: "sglang", Address: at}
 	decode, outcome := client.Do(t.Context(), d, prefill.Leg{Path: "/v1/completions", Body: []byte(`{"prompt":"a"}`)}, time.Now().Add(time.Minute), func() { close(ended) })
-	if decode == nil || outcome != "served" || told.String() != "[]" {
-		t.Fatalf("body %s, outcome %s, the router was told %s", decode, outcome, &told)
+	if decode == nil || outcome != "served" || calls.String() != "[]" {
+		t.Fatalf("body %s, outcome %s, the router got %s", decode, outcome, &calls)
 	}
 	close(finish)
 	<-ended
-	if got := told.String(); got != "[leg: status 200, local false leg: first token told leg: free]" {
-		t.Errorf("the router was told %s", got)
+	if got := calls.String(); got != "[leg: status 200, local false leg: first token told leg: free]" {
+		t.Errorf("the router got %s", got)
 	}
 
 	client, at = worker(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadRequest) })
 	run(t, client, "sglang", at, prefill.Leg{Path: "/v1/completions", Body: []byte(`{"prompt":"a"}`)})
 	if got := fmt.Sprint(client.Router); got != "[leg: status 400, local false]" { // whether the decode request has left or not
-		t.Errorf("a worker refuses: the router was told %s", got)
+		t.Errorf("a worker refuses: the router got %s", got)
 	}
 }
 
@@ -294,10 +294,10 @@ func TestBothRequestsAtOnce(t *testing.T) {
 // is not tried.
 func TestTheSecondPrefillWorker(t *testing.T) {
 	closed := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(fixtures.HoldPort(t)))
-	answer := `{"kv_transfer_params":{"a":1},"choices":[{"disaggregated_params":{"a":1}}]}`
+	response := `{"kv_transfer_params":{"a":1},"choices":[{"disaggregated_params":{"a":1}}]}`
 	client, at := worker(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
-		_, _ = io.WriteString(w, answer)
+		_, _ = io.WriteString(w, response)
 	})
 	for _, c := range []struct {
 		engine        string
@@ -315,8 +315,8 @@ func TestTheSecondPrefillWorker(t *testing.T) {
 		{"sglang", at, at, 2, "served"},
 		{"other", at, at, 0, "engine"},
 	} {
-		var told ledger
-		client.Router = &told
+		var calls ledger
+		client.Router = &calls
 		ended := make(chan struct{})
 		d := &router.Decision{ID: "leg", Engine: c.engine, Address: c.first, Second: router.Second{Address: c.second}}
 		decode, outcome := client.Do(t.Context(), d, prefill.Leg{Path: "/v1/completions", Body: []byte(`{"prompt":"a"}`), Prompts: c.prompts}, time.Now().Add(time.Minute), func() { close(ended) })

@@ -28,12 +28,12 @@ type groupWorld struct {
 	hearers    []*groupHearer
 	loss       float64
 	mess       float64 // share of the messages that come twice, or after later ones
-	told       map[toldKey][]byte
+	filters    map[messageKey][]byte
 	starts     int
 }
 
-// toldKey identifies a message: the slow model stores each publisher's filter after it.
-type toldKey struct{ router, epoch, seq uint64 }
+// messageKey identifies a message: the slow model stores each publisher's filter after it.
+type messageKey struct{ router, epoch, seq uint64 }
 
 type testPublisher struct {
 	*GroupPublisher
@@ -52,7 +52,7 @@ type groupHearer struct {
 }
 
 func newGroupWorld(t *testing.T, seed uint64, publishers, hearers int) *groupWorld {
-	w := &groupWorld{t: t, rand: rand.New(rand.NewPCG(seed, 5)), now: time.Unix(1e9, 0), told: make(map[toldKey][]byte)}
+	w := &groupWorld{t: t, rand: rand.New(rand.NewPCG(seed, 5)), now: time.Unix(1e9, 0), filters: make(map[messageKey][]byte)}
 	for i := range publishers {
 		s := &testPublisher{ahead: time.Duration(w.rand.IntN(600)-300) * time.Second}
 		var err error
@@ -122,12 +122,12 @@ func (w *groupWorld) start(i int) {
 			if err != nil {
 				w.t.Fatal(err)
 			}
-			key := toldKey{m.Router, m.Epoch, m.Seq}
-			if _, twice := w.told[key]; twice {
+			key := messageKey{m.Router, m.Epoch, m.Seq}
+			if _, twice := w.filters[key]; twice {
 				w.t.Fatalf("message %+v is sent twice", key)
 			}
 			if p := s.pools[poolName{"m", 8}]; p.filter != nil {
-				w.told[key] = p.filter.AppendTo(nil)
+				w.filters[key] = p.filter.AppendTo(nil)
 			}
 			for _, h := range w.hearers {
 				if !h.away && !w.lost() {
@@ -159,7 +159,7 @@ func (w *groupWorld) deliver(h *groupHearer) {
 	h.Groups.take(data)
 	f := h.groups["g"].feeds["m"]
 	if f.whole && !f.broken {
-		want := w.told[toldKey{f.router, f.epoch, f.next - 1}]
+		want := w.filters[messageKey{f.router, f.epoch, f.next - 1}]
 		if got := h.filter.AppendTo(nil); !bytes.Equal(got, want) {
 			w.t.Fatalf("after message %d of epoch %d the filter is not the publisher's", f.next-1, f.epoch)
 		}
@@ -383,11 +383,11 @@ func TestBadSummariesAreRefused(t *testing.T) {
 		}
 	}
 	// Parts that disagree about the filter's size make no filter.
-	var told int
+	var summaries int
 	g, err := newGroups(nil, GroupsConfig{
 		Groups:  []Group{{Name: "g", Address: "10.0.0.9:80"}},
 		Set:     func([]fleet.Record) error { return nil },
-		Summary: func(uint64, router.Summary) bool { told++; return true },
+		Summary: func(uint64, router.Summary) bool { summaries++; return true },
 	}, link{connected: func() bool { return false }})
 	if err != nil {
 		t.Fatal(err)
@@ -397,8 +397,8 @@ func TestBadSummariesAreRefused(t *testing.T) {
 		s.Seq, s.Filter, s.content = uint64(i), p, make([]byte, 64)
 		g.take(encoded(t, s))
 	}
-	if f := g.groups["g"].feeds["m"]; f.whole || !f.broken || told != 2 {
-		t.Errorf("feed %+v, %d summaries", f, told)
+	if f := g.groups["g"].feeds["m"]; f.whole || !f.broken || summaries != 2 {
+		t.Errorf("feed %+v, %d summaries", f, summaries)
 	}
 }
 

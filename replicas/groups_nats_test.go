@@ -225,14 +225,14 @@ func TestProbesGiveUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ask := func(groups ...string) []router.ProbeAnswer {
+	probe := func(groups ...string) []router.ProbeAnswer {
 		return probes.Ask(t.Context(), router.Probe{ID: "r", Model: "m", BlockSize: 8, Tokens: 8, Local: []uint64{1}, Groups: groups})
 	}
-	if got := ask("g1"); got != nil {
+	if got := probe("g1"); got != nil {
 		t.Errorf("before the group answers: %+v", got)
 	}
 	lowerTier(t, s, "g1", 1)
-	natstest.Eventually(t, func() bool { return len(ask("g1")) == 1 })
+	natstest.Eventually(t, func() bool { return len(probe("g1")) == 1 })
 	mute := natstest.Connect(t, s)
 	silent, err := mute.SubscribeSync("kvroute.v1.kvroute.group.silent.probe")
 	if err != nil {
@@ -244,17 +244,17 @@ func TestProbesGiveUp(t *testing.T) {
 	heard := func() int { n, _, _ := silent.Pending(); return n }
 	start, asked := time.Now(), 0
 	for ; asked < 20; asked++ {
-		ask("g1", "silent")
+		probe("g1", "silent")
 	}
 	natstest.Eventually(t, func() bool { return heard() >= 3 })
 	if n, most := heard(), 3+int(time.Since(start)/time.Second)+1; n > most {
 		t.Errorf("a group that does not answer was asked %d times of %d, want at most %d", n, asked, most)
 	}
 	natstest.Eventually(t, func() bool {
-		got := ask("g1", "silent", "nobody")
+		got := probe("g1", "silent", "nobody")
 		return len(got) == 1 && got[0].Group == "g1"
 	})
-	if got := ask("a", "b", "c", "g1"); got != nil {
+	if got := probe("a", "b", "c", "g1"); got != nil {
 		t.Errorf("a probe of four groups is sent, though the limit is three: %+v", got)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -36,18 +36,18 @@ type syncWorld struct {
 }
 
 type syncReplica struct {
-	number int
-	id     uint64
-	router *router.Router
-	sync   *Sync
-	out    *sender
-	in     *receiver
-	inbox  []*nats.Msg
-	away   bool
-	breaks uint64
-	ahead  time.Duration
-	booked int
-	told   []router.Change // in the order of publication
+	number  int
+	id      uint64
+	router  *router.Router
+	sync    *Sync
+	out     *sender
+	in      *receiver
+	inbox   []*nats.Msg
+	away    bool
+	breaks  uint64
+	ahead   time.Duration
+	booked  int
+	changes []router.Change // in the order of publication
 }
 
 type liveRequest struct {
@@ -103,7 +103,7 @@ func (w *syncWorld) join() *syncReplica {
 		Now: now, PredictTTL: -1, Seed: w.rand.Uint64(),
 		Hooks: router.Hooks{Tell: func(c router.Change) {
 			c.Sequence = slices.Clone(c.Sequence)
-			r.told = append(r.told, c)
+			r.changes = append(r.changes, c)
 			r.sync.Publish(c)
 		}},
 	}); err != nil {
@@ -324,7 +324,7 @@ func TestSyncWorld(t *testing.T) {
 		w.settle()
 		w.check(fmt.Sprintf("seed %d, at the end", seed))
 		for _, r := range all {
-			checkTold(t, r.told)
+			checkChanges(t, r.changes)
 		}
 	}
 }
@@ -368,7 +368,7 @@ func (w *syncWorld) step() {
 	case n < 10 && owner != nil:
 		to := w.rand.IntN(len(w.workers))
 		owner.router.Served(q.id, router.Response{Address: workerInfo(to, 0).Address, Status: 200})
-		if first := firstWorker(owner.told, q.id); q.worker == slices.Index(w.workers, first.ID) {
+		if first := firstWorker(owner.changes, q.id); q.worker == slices.Index(w.workers, first.ID) {
 			q.worker = to // a request moves once, from where it was booked
 		}
 	case n < 14 && owner != nil:
@@ -404,8 +404,8 @@ func (w *syncWorld) step() {
 }
 
 // firstWorker returns the worker of the latest booking with an id.
-func firstWorker(told []router.Change, id string) router.Worker {
-	for _, c := range slices.Backward(told) {
+func firstWorker(changes []router.Change, id string) router.Worker {
+	for _, c := range slices.Backward(changes) {
 		if c.ID == id && c.Kind == router.SlotTaken {
 			return c.Worker
 		}
@@ -413,12 +413,12 @@ func firstWorker(told []router.Change, id string) router.Worker {
 	return router.Worker{}
 }
 
-// checkTold returns an error if a router published the changes of its slots in a wrong
+// checkChanges returns an error if a router published the changes of its slots in a wrong
 // order.
-func checkTold(t *testing.T, told []router.Change) {
+func checkChanges(t *testing.T, changes []router.Change) {
 	t.Helper()
 	started := map[string]bool{}
-	for i, c := range told {
+	for i, c := range changes {
 		was, taken := started[c.ID]
 		switch {
 		case c.Owner != 0:
@@ -438,7 +438,7 @@ func checkTold(t *testing.T, told []router.Change) {
 func TestSyncAlone(t *testing.T) {
 	w := newSyncWorld(t, 1, 1, 11, 12)
 	first := w.replicas[0]
-	told := func() (n int) {
+	published := func() (n int) {
 		for _, m := range first.inbox {
 			if m.Subject == first.sync.topic {
 				n++
@@ -452,8 +452,8 @@ func TestSyncAlone(t *testing.T) {
 	}
 	first.out.flush(false)
 	first.out.present(false)
-	if told() > 0 || first.out.next == 0 {
-		t.Fatalf("%d messages without a receiver, next is number %d", told(), first.out.next)
+	if published() > 0 || first.out.next == 0 {
+		t.Fatalf("%d messages without a receiver, next is number %d", published(), first.out.next)
 	}
 
 	second := w.join()
@@ -466,7 +466,7 @@ func TestSyncAlone(t *testing.T) {
 	w.check("together")
 	w.book(first, "later")
 	first.out.flush(false)
-	if told() == 0 {
+	if published() == 0 {
 		t.Fatal("with another replica present no change is sent")
 	}
 
@@ -476,7 +476,7 @@ func TestSyncAlone(t *testing.T) {
 	w.settle()
 	w.book(first, "alone again")
 	first.out.flush(false)
-	if told() > 0 {
+	if published() > 0 {
 		t.Fatal("a change is sent without another replica")
 	}
 }

@@ -173,7 +173,7 @@ func TestSessionsTravel(t *testing.T) {
 	sessions := router.Config{Sessions: router.SessionConfig{TTL: time.Hour}}
 	a := startReplica(t, natstest.Connect(t, s), 1, 0, sessions)
 	b := startReplica(t, natstest.Connect(t, s), 2, 0, sessions)
-	ask := func(r *replica, id string, pin *router.Worker) router.Decision {
+	decide := func(r *replica, id string, pin *router.Worker) router.Decision {
 		d, err := r.BestWorker(t.Context(), router.Request{ID: id, Owned: true, Model: "m", Session: "s", Tokens: make([]uint32, 20), Pinned: pin})
 		if err != nil {
 			t.Fatal(err)
@@ -183,12 +183,12 @@ func TestSessionsTravel(t *testing.T) {
 		return d
 	}
 	natstest.Eventually(t, func() bool { _, peers := b.sync.Views(); return len(peers) == 1 }) // b receives messages
-	ask(a, "a", &router.Worker{ID: 2})
+	decide(a, "a", &router.Worker{ID: 2})
 	natstest.Eventually(t, func() bool {
 		d, err := b.BestWorker(t.Context(), router.Request{Model: "m", Session: "s", Tokens: make([]uint32, 20)})
 		return err == nil && d.Reason == router.ReasonSession && d.Worker.ID == 2
 	})
-	if d := ask(b, "b", nil); d.Worker.ID != 2 || d.Reason != router.ReasonSession {
+	if d := decide(b, "b", nil); d.Worker.ID != 2 || d.Reason != router.ReasonSession {
 		t.Errorf("the session goes to %d, %s", d.Worker.ID, d.Reason)
 	}
 }

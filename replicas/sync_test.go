@@ -45,18 +45,18 @@ func TestPendingChangesAreBounded(t *testing.T) {
 // kept.
 func TestBindingsAreBounded(t *testing.T) {
 	s := newSyncWorld(t, 1, 1, 1).replicas[0].sync
-	tell := func() int {
+	publish := func() int {
 		for range syncSessions + 1000 {
 			s.PublishSession(router.SessionBinding{Session: "s", Worker: router.Worker{ID: 1}})
 		}
 		s.PublishSession(router.SessionBinding{Session: strings.Repeat("s", maxSyncID+1)})
 		return len(s.sessions)
 	}
-	if n := tell(); n != 0 {
+	if n := publish(); n != 0 {
 		t.Errorf("%d wait, though there is no other replica", n)
 	}
 	s.othersSeen.Store(s.conf.Now().UnixNano())
-	if n := tell(); n != syncSessions {
+	if n := publish(); n != syncSessions {
 		t.Errorf("%d wait, want %d", n, syncSessions)
 	}
 }

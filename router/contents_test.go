@@ -24,11 +24,11 @@ func lines(t *testing.T, r *router.Router) (out []string) {
 		t.Fatal("a dump is under way")
 	}
 	defer d.Close()
-	return told(d)
+	return blockLines(d)
 }
 
-// told returns a line for each block of a dump, sorted.
-func told(d *router.Dump) (out []string) {
+// blockLines returns a line for each block of a dump, sorted.
+func blockLines(d *router.Dump) (out []string) {
 	for ev := range d.Events() {
 		for i, b := range ev.Event.Blocks {
 			out = append(out, fmt.Sprintf("%d.%d %d %d %x hole=%v", ev.Worker.ID, ev.Worker.DPRank, ev.Event.Tier, ev.Position+i, b.Local, ev.Hole && i == 0))
@@ -51,27 +51,27 @@ func scramble(r *router.Router, rng *rand.Rand, ids []uint64, holes bool) {
 		id   uint64
 		tier indexer.Tier
 	}
-	known := map[owner][]uint64{}
+	held := map[owner][]uint64{}
 	for range 200 {
 		id := owner{ids[rng.IntN(len(ids))], indexer.Tier(max(0, rng.IntN(6)-2))}
 		w := router.Worker{ID: id.id, DPRank: uint32(id.id % 2)}
-		if n := len(known[id]); n > 0 && rng.IntN(3) == 0 {
+		if n := len(held[id]); n > 0 && rng.IntN(3) == 0 {
 			at := n - 1 // a tail
 			if holes {
 				at = rng.IntN(n)
 			}
-			r.ApplyEvent(w, indexer.Event{Kind: indexer.Removed, Tier: id.tier, Externals: []uint64{known[id][at]}})
-			known[id] = slices.Delete(known[id], at, at+1)
+			r.ApplyEvent(w, indexer.Event{Kind: indexer.Removed, Tier: id.tier, Externals: []uint64{held[id][at]}})
+			held[id] = slices.Delete(held[id], at, at+1)
 			continue
 		}
 		ev := indexer.Event{Kind: indexer.Stored, Tier: id.tier}
-		if n := len(known[id]); n > 0 && rng.IntN(2) == 0 {
-			ev.HasParent, ev.Parent = true, known[id][n-1]
+		if n := len(held[id]); n > 0 && rng.IntN(2) == 0 {
+			ev.HasParent, ev.Parent = true, held[id][n-1]
 		}
 		for range 1 + rng.IntN(20) {
 			b := indexer.Block{External: rng.Uint64(), Local: rng.Uint64N(4)}
 			ev.Blocks = append(ev.Blocks, b)
-			known[id] = append(known[id], b.External)
+			held[id] = append(held[id], b.External)
 		}
 		r.ApplyEvent(w, ev)
 	}
@@ -118,8 +118,8 @@ func TestContentsMoveToAnotherRouter(t *testing.T) {
 		shuffled := slices.Clone(ids)
 		rng.Shuffle(len(ids), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
 		b := twoModels(t, shuffled[:rng.IntN(len(ids)+1)])
-		if known := b.Workers(); len(known) > 0 {
-			scramble(b, rng, []uint64{known[0].ID}, false)
+		if workers := b.Workers(); len(workers) > 0 {
+			scramble(b, rng, []uint64{workers[0].ID}, false)
 		}
 		out := restored(t, a, b)
 		same(t, fmt.Sprint("restored, seed ", seed), want, lines(t, b))
@@ -174,7 +174,7 @@ func TestADumpIsOfOneMoment(t *testing.T) {
 	r.RemoveWorker(1)
 	set(t, r, worker(9))
 	store(r, router.Worker{ID: 9}, "ABC")
-	got := told(d)
+	got := blockLines(d)
 	d.Close()
 	d.Close() // closing twice is harmless
 	same(t, "a dump of one moment", want, got)

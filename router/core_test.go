@@ -42,7 +42,7 @@ func TestOverlapOfAnEarlierWorkerDoesNotCount(t *testing.T) {
 
 // coreOf returns a core with workers of a batch of 8 tokens, and a function that requests
 // a decision.
-func coreOf(t *testing.T, conf Config, workers int) (c *core, ask func(now time.Time, id string, tokens int, target time.Duration) (*waiter, Decision, error)) {
+func coreOf(t *testing.T, conf Config, workers int) (c *core, submit func(now time.Time, id string, tokens int, target time.Duration) (*waiter, Decision, error)) {
 	t.Helper()
 	conf, err := conf.withDefaults()
 	if err != nil {
@@ -64,16 +64,16 @@ func coreOf(t *testing.T, conf Config, workers int) (c *core, ask func(now time.
 // A waiting request whose deadline has passed gets no room, even if no tick ran since the
 // deadline.
 func TestRoomIsNotForTheLate(t *testing.T) {
-	c, ask := coreOf(t, Config{Queue: QueueConfig{Threshold: new(0.)}}, 1)
+	c, submit := coreOf(t, Config{Queue: QueueConfig{Threshold: new(0.)}}, 1)
 	now := time.Unix(1000, 0)
-	if w, _, err := ask(now, "first", 9, 0); w != nil || err != nil {
+	if w, _, err := submit(now, "first", 9, 0); w != nil || err != nil {
 		t.Fatal(w, err)
 	}
-	late, _, err := ask(now, "late", 9, time.Second)
+	late, _, err := submit(now, "late", 9, time.Second)
 	if err != nil || late == nil {
 		t.Fatal(err)
 	}
-	next, _, err := ask(now, "next", 9, time.Hour)
+	next, _, err := submit(now, "next", 9, time.Hour)
 	if err != nil || next == nil {
 		t.Fatal(err)
 	}
@@ -90,16 +90,16 @@ func TestRoomIsNotForTheLate(t *testing.T) {
 // A booking extends the life of its session before the first token: a session must not
 // expire during a long prefill.
 func TestABookingIsAUseOfItsSession(t *testing.T) {
-	c, ask := coreOf(t, Config{Sessions: SessionConfig{TTL: time.Minute}}, 3)
+	c, submit := coreOf(t, Config{Sessions: SessionConfig{TTL: time.Minute}}, 3)
 	now := time.Unix(1000, 0)
-	_, d, err := ask(now, "first", 9, 0)
+	_, d, err := submit(now, "first", 9, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.prefillCompleted(now, "first", 7, false, SignTold)
 	for range 3 {
 		now = now.Add(50 * time.Second)
-		_, again, err := ask(now, now.String(), 9, 0)
+		_, again, err := submit(now, now.String(), 9, 0)
 		if err != nil || again.Worker != d.Worker || again.Reason != ReasonSession {
 			t.Fatalf("worker %d, %s, %v; want %d by its session", again.Worker.ID, again.Reason, err, d.Worker.ID)
 		}
@@ -109,13 +109,13 @@ func TestABookingIsAUseOfItsSession(t *testing.T) {
 // A threshold that has no data is counted. Rules see which worker got the latest prompt
 // without any cached block.
 func TestWhatOnlyFewLookAt(t *testing.T) {
-	c, ask := coreOf(t, Config{Thresholds: Thresholds{ActiveBlocks: new(.5), PrefillFraction: new(.5)}}, 3)
+	c, submit := coreOf(t, Config{Thresholds: Thresholds{ActiveBlocks: new(.5), PrefillFraction: new(.5)}}, 3)
 	now := time.Unix(1000, 0)
-	if _, _, err := ask(now, "a", 4, 0); err != nil || c.skipped != 3 {
+	if _, _, err := submit(now, "a", 4, 0); err != nil || c.skipped != 3 {
 		t.Errorf("%d skipped, %v; want the blocks of 3 workers", c.skipped, err)
 	}
 	var seen [][]uint64
-	_, ask = coreOf(t, Config{Rule: func(_ *scorer.Request, in []scorer.Input, _ []float64) int {
+	_, submit = coreOf(t, Config{Rule: func(_ *scorer.Request, in []scorer.Input, _ []float64) int {
 		var cold []uint64
 		for i := range in {
 			cold = append(cold, in[i].LastCold)
@@ -124,7 +124,7 @@ func TestWhatOnlyFewLookAt(t *testing.T) {
 		return len(seen) % 2
 	}}, 2)
 	for _, id := range []string{"a", "b", "c"} {
-		if _, _, err := ask(now, id, 4, 0); err != nil {
+		if _, _, err := submit(now, id, 4, 0); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -57,14 +57,14 @@ func TestAWorkerThatLeavesIsCheap(t *testing.T) {
 // The callback for inferred first tokens may call the router: no lock is held.
 func TestInferredFirstTokensAreToldWithoutALock(t *testing.T) {
 	c := newClock()
-	told := make(chan string, 9)
+	firstTokens := make(chan string, 9)
 	var r *router.Router
 	r = newRouter(t, router.Config{Now: c.read, InferFirstTokens: true, Hooks: router.Hooks{Tell: func(ch router.Change) {
 		if ch.Kind == router.FirstToken {
 			if err := r.SetWorker(worker(1)); err != nil {
 				t.Error(err)
 			}
-			told <- ch.ID
+			firstTokens <- ch.ID
 		}
 	}}}, 0)
 	w := worker(1)
@@ -78,7 +78,7 @@ func TestInferredFirstTokensAreToldWithoutALock(t *testing.T) {
 		c.pass(100 * time.Millisecond)
 		r.FirstToken(id, router.SignObserver)
 		r.Free(id)
-		<-told
+		<-firstTokens
 	}
 	if _, err := r.BestWorker(t.Context(), router.Request{ID: "silent", Owned: true, Model: "m", Tokens: long("silent", 10_000), Unseen: true}); err != nil {
 		t.Fatal(err)
@@ -86,7 +86,7 @@ func TestInferredFirstTokensAreToldWithoutALock(t *testing.T) {
 	c.pass(time.Minute)
 	go r.Tick() // so its prefill should be done
 	select {
-	case <-told:
+	case <-firstTokens:
 	case <-time.After(30 * time.Second):
 		t.Fatal("a callback waits for a lock that its caller holds")
 	}

@@ -52,7 +52,7 @@ func filterOf(prompts ...string) *indexer.Filter {
 	return f
 }
 
-func tell(t *testing.T, r *router.Router, id uint64, s router.Summary) {
+func setSummary(t *testing.T, r *router.Router, id uint64, s router.Summary) {
 	t.Helper()
 	if !r.SetSummary(id, s) {
 		t.Fatalf("group %d is unknown", id)
@@ -95,8 +95,8 @@ func TestGroupsGoByTheirSummaries(t *testing.T) {
 	long := "abcdefghijklmnopqrstuvwxyzABCDEFGHIJ" // 36 blocks
 	first := router.Summary{Taken: w.now(), Healthy: 4, PendTokens: 4 * 40, ActiveRequests: 4 * 6, Filter: filterOf(long[:32]), Stride: 4}
 	second := router.Summary{Taken: w.now(), Healthy: 5, Busy: 1, PendTokens: 4 * 10, ActiveRequests: 4 * 4, Filter: filterOf(long[:26]), Stride: 4}
-	tell(t, r, 1, first)
-	tell(t, r, 2, second)
+	setSummary(t, r, 1, first)
+	setSummary(t, r, 2, second)
 	w.advance(time.Millisecond)
 	// Of the prompt, 4 blocks are left to compute for one group and 12 for the other:
 	// filters have every fourth block.
@@ -114,15 +114,15 @@ func TestGroupsGoByTheirSummaries(t *testing.T) {
 	}
 	w.advance(time.Second)
 	first.Taken, first.Filter = w.now(), nil
-	tell(t, r, 1, first)
+	setSummary(t, r, 1, first)
 	if d, want := dryRun(t, r, long), []float64{40 + 32*1.6, 144.4}; !slices.Equal(costsOf(d), want) {
 		t.Errorf("after the next summary costs %v, want %v", costsOf(d), want)
 	}
 	// An old summary changes nothing; blocks added to the filter count.
 	old := router.Summary{Taken: w.now().Add(-time.Second), Healthy: 1, PendTokens: 1e6}
-	tell(t, r, 1, old)
+	setSummary(t, r, 1, old)
 	second.Taken, second.Filter, second.Added = w.now(), nil, []uint64{sequenceOf(long)[27], sequenceOf(long)[31], sequenceOf(long)[35]}
-	tell(t, r, 2, second)
+	setSummary(t, r, 2, second)
 	if d, want := dryRun(t, r, long), []float64{40 + 32*1.6, 10 + 1*1.4}; !slices.Equal(costsOf(d), want) || d.Group != "g2" {
 		t.Errorf("to %s at costs %v, want g2 at %v", d.Group, costsOf(d), want)
 	}
@@ -143,7 +143,7 @@ func TestWhatAGroupWasSentIsThere(t *testing.T) {
 	r := newRouter(t, router.Config{Now: w.now, PredictTTL: 10 * time.Second}, 0)
 	set(t, r, groupOf(1))
 	set(t, r, groupOf(2))
-	tell(t, r, 1, router.Summary{Taken: w.now(), Healthy: 1, Interval: time.Hour, Filter: filterOf(), Stride: 4})
+	setSummary(t, r, 1, router.Summary{Taken: w.now(), Healthy: 1, Interval: time.Hour, Filter: filterOf(), Stride: 4})
 	r.SetSummary(2, router.Summary{Taken: w.now(), Healthy: 1, Interval: time.Hour, PendTokens: 1000})
 	overlap := func() (all []int) {
 		for _, c := range dryRun(t, r, "abcdefghij").Candidates {
@@ -154,7 +154,7 @@ func TestWhatAGroupWasSentIsThere(t *testing.T) {
 	if d := bookFor(t, r, "1", "abcdefghij"); d.Group != "g1" {
 		t.Fatalf("the first goes to %s", d.Group)
 	}
-	tell(t, r, 1, router.Summary{Taken: w.now(), Healthy: 1, Interval: time.Hour, PendTokens: 5000})
+	setSummary(t, r, 1, router.Summary{Taken: w.now(), Healthy: 1, Interval: time.Hour, PendTokens: 5000})
 	if d := bookFor(t, r, "2", "abcdefghijk"); d.Group != "g2" {
 		t.Fatalf("the second goes to %s", d.Group)
 	}
@@ -167,7 +167,7 @@ func TestWhatAGroupWasSentIsThere(t *testing.T) {
 	}
 	r.RemoveWorker(1)
 	set(t, r, groupOf(1))
-	tell(t, r, 1, router.Summary{Taken: w.now(), Healthy: 1, Interval: time.Hour, Filter: filterOf("abcdefgh"), Stride: 4})
+	setSummary(t, r, 1, router.Summary{Taken: w.now(), Healthy: 1, Interval: time.Hour, Filter: filterOf("abcdefgh"), Stride: 4})
 	if got := overlap(); !slices.Equal(got, []int{8, 10}) {
 		t.Errorf("overlap %v, want 8 of the filter", got)
 	}
@@ -210,9 +210,9 @@ func TestWhichGroupsAreCandidates(t *testing.T) {
 			if s.Taken.IsZero() {
 				s.Taken = w.now().Add(-c.age)
 			}
-			tell(t, r, 1, s)
+			setSummary(t, r, 1, s)
 		}
-		tell(t, r, 2, router.Summary{Healthy: 1, Taken: w.now(), PendTokens: 100_000})
+		setSummary(t, r, 2, router.Summary{Healthy: 1, Taken: w.now(), PendTokens: 100_000})
 		d := dryRun(t, r, "abcd")
 		if got, want := d.Group, map[bool]string{true: "g1", false: "g2"}[c.why == ""]; got != want || d.Candidates[0].Excluded != c.why {
 			t.Errorf("%s: to %s, g1 is excluded for %q; want %s and %q", c.name, got, d.Candidates[0].Excluded, want, c.why)
@@ -220,7 +220,7 @@ func TestWhichGroupsAreCandidates(t *testing.T) {
 		if got := r.Workers()[0].Health; got != c.health {
 			t.Errorf("%s: health %s, want %s", c.name, got, c.health)
 		}
-		tell(t, r, 2, router.Summary{Taken: w.now()})
+		setSummary(t, r, 2, router.Summary{Taken: w.now()})
 		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("ab")})
 		if c.alone && (err != nil || d.Group != "g1") || !c.alone && !errors.Is(err, router.ErrNoWorkers) {
 			t.Errorf("%s: without group 2 the request goes to %q, error %v", c.name, d.Group, err)
@@ -236,7 +236,7 @@ func TestStateOfAGroup(t *testing.T) {
 	g := groupOf(2)
 	g.Members = 8
 	set(t, r, g)
-	tell(t, r, 1, router.Summary{Taken: w.now(), Healthy: 3, Busy: 1, PendTokens: 7, ActiveRequests: 5, Queued: 2, QueuedTokens: 4, ActiveBlocks: 6, TotalBlocks: 100, Filter: filterOf(), Stride: 4})
+	setSummary(t, r, 1, router.Summary{Taken: w.now(), Healthy: 3, Busy: 1, PendTokens: 7, ActiveRequests: 5, Queued: 2, QueuedTokens: 4, ActiveBlocks: 6, TotalBlocks: 100, Filter: filterOf(), Stride: 4})
 	w.advance(time.Second)
 	bookFor(t, r, "x", "abcde")
 	states := r.Workers()
@@ -280,16 +280,16 @@ func TestSummarize(t *testing.T) {
 	for id := range uint64(5) {
 		change(id+1, func(*router.WorkerInfo) {})
 	}
-	take := func(id, letters string, on uint64) {
+	bookOn := func(id, letters string, on uint64) {
 		t.Helper()
 		if _, err := r.BestWorker(t.Context(), router.Request{ID: id, Model: "m", Tokens: prompt(letters), Owned: true, Pinned: &router.Worker{ID: on}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	take("1", "abc", 1)
-	take("2", "abd", 1)
-	take("3", "abcdefghijklmno", 2) // 120 tokens: busy
-	take("4", "a", 3)
+	bookOn("1", "abc", 1)
+	bookOn("2", "abd", 1)
+	bookOn("3", "abcdefghijklmno", 2) // 120 tokens: busy
+	bookOn("4", "a", 3)
 	r.MarkPrefillCompleted("2")
 	expect := func(name string, want router.Summary) {
 		t.Helper()
@@ -350,7 +350,7 @@ func TestTwoTiers(t *testing.T) {
 		last := map[uint64]*router.Summary{}
 		settled := map[uint64]map[string]bool{1: {}, 2: {}, 3: {}} // requests in the last summary
 		hear := func(id uint64, s router.Summary) {
-			tell(t, upper, id, s)
+			setSummary(t, upper, id, s)
 			if was := last[id]; was == nil || !s.Taken.Before(was.Taken) {
 				last[id] = &s
 			}
@@ -537,7 +537,7 @@ func TestProbe(t *testing.T) {
 	set(t, r, groupOf(2))
 	set(t, r, groupOf(3))
 	for id := uint64(1); id <= 2; id++ {
-		tell(t, r, id, router.Summary{Taken: w.now(), Interval: time.Hour, Healthy: 2, PendTokens: 1000, ActiveRequests: 10})
+		setSummary(t, r, id, router.Summary{Taken: w.now(), Interval: time.Hour, Healthy: 2, PendTokens: 1000, ActiveRequests: 10})
 	}
 	answers = []router.ProbeAnswer{
 		{Group: "g1", Worker: router.Worker{ID: 71, DPRank: 1}, OverlapBlocks: 3, PendTokens: 10, ActiveRequests: 2},
@@ -575,18 +575,18 @@ func TestProbe(t *testing.T) {
 		t.Errorf("decision %+v, member %v, candidate %+v", d, d.Member, d.Candidates[0])
 	}
 	// If no other group is left, the busy one is chosen.
-	tell(t, r, 1, router.Summary{Taken: w.now()})
-	tell(t, r, 2, router.Summary{Taken: w.now()})
+	setSummary(t, r, 1, router.Summary{Taken: w.now()})
+	setSummary(t, r, 2, router.Summary{Taken: w.now()})
 	answers = answers[1:]
-	tell(t, r, 3, router.Summary{Taken: w.now(), Healthy: 1})
+	setSummary(t, r, 3, router.Summary{Taken: w.now(), Healthy: 1})
 	if d = bookFor(t, r, "4", "abcd"); d.Group != "g3" || d.Member != nil {
 		t.Errorf("decision %+v", d)
 	}
 	// A probe reaches a group whose summaries are lost.
 	w.advance(2 * time.Hour)
 	answers = []router.ProbeAnswer{{Group: "g2", Worker: router.Worker{ID: 72}, OverlapBlocks: 99, PendTokens: 1}}
-	tell(t, r, 1, router.Summary{Taken: w.now().Add(-time.Hour), Healthy: 1})
-	tell(t, r, 2, router.Summary{Taken: w.now().Add(-time.Hour), Healthy: 1})
+	setSummary(t, r, 1, router.Summary{Taken: w.now().Add(-time.Hour), Healthy: 1})
+	setSummary(t, r, 2, router.Summary{Taken: w.now().Add(-time.Hour), Healthy: 1})
 	if d = bookFor(t, r, "5", "abcd"); d.Group != "g2" || d.Member == nil || d.OverlapBlocks != 4 || d.Candidates[0].Excluded != router.ExcludedStale {
 		t.Errorf("decision %+v", d)
 	}
@@ -607,7 +607,7 @@ func TestAProbedGroupHasTheMeanOfItsDecodes(t *testing.T) {
 	var answers []router.ProbeAnswer
 	r := newRouter(t, router.Config{Scoring: flat(), Now: w.now, Probe: func(context.Context, router.Probe) []router.ProbeAnswer { return answers }}, 0)
 	set(t, r, groupOf(1))
-	tell(t, r, 1, router.Summary{Taken: w.now(), Interval: time.Hour, Healthy: 4})
+	setSummary(t, r, 1, router.Summary{Taken: w.now(), Interval: time.Hour, Healthy: 4})
 	for i := range 8 {
 		id := fmt.Sprint(i)
 		if bookFor(t, r, id, "abcd"); i < 4 {
@@ -615,7 +615,7 @@ func TestAProbedGroupHasTheMeanOfItsDecodes(t *testing.T) {
 		}
 	}
 	w.advance(time.Minute)
-	tell(t, r, 1, router.Summary{Taken: w.now(), Interval: time.Hour, Healthy: 4, HeldTokens: 128})
+	setSummary(t, r, 1, router.Summary{Taken: w.now(), Interval: time.Hour, Healthy: 4, HeldTokens: 128})
 	without := dryRun(t, r, "wxyz")
 	answers = []router.ProbeAnswer{{Group: "g1", Worker: router.Worker{ID: 71}, ActiveRequests: 1}}
 	probed := dryRun(t, r, "wxyz")
@@ -663,7 +663,7 @@ func TestAnswer(t *testing.T) {
 func TestPreferredWorker(t *testing.T) {
 	limit := 1000
 	r := newRouter(t, router.Config{Thresholds: scorer.Thresholds{PrefillTokens: &limit}}, 3)
-	ask := func(w router.Worker) router.Decision {
+	decide := func(w router.Worker) router.Decision {
 		t.Helper()
 		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("abc"), Preferred: &w, WantSecond: true, Explain: true})
 		if err != nil {
@@ -672,19 +672,19 @@ func TestPreferredWorker(t *testing.T) {
 		return d
 	}
 	store(r, router.Worker{ID: 1}, "abc")
-	d := ask(router.Worker{ID: 2})
+	d := decide(router.Worker{ID: 2})
 	if d.Worker.ID != 2 || d.Reason != router.ReasonPreferred || d.Cost != d.Candidates[1].Cost || d.Equal != 2 || d.Second.Worker.ID != 1 {
 		t.Errorf("decision %+v", d)
 	}
 	for _, w := range []router.Worker{{ID: 9}, {ID: 2, DPRank: 1}} {
-		if d = ask(w); d.Worker.ID != 1 || d.Reason != router.ReasonKV {
+		if d = decide(w); d.Worker.ID != 1 || d.Reason != router.ReasonKV {
 			t.Errorf("the preferred worker %v does not exist: decision %+v", w, d)
 		}
 	}
 	if _, err := r.BestWorker(t.Context(), router.Request{ID: "x", Model: "m", Tokens: make([]uint32, 2000), Pinned: &router.Worker{ID: 2}}); err != nil {
 		t.Fatal(err)
 	}
-	if d = ask(router.Worker{ID: 2}); d.Worker.ID != 1 || d.Reason != router.ReasonKV {
+	if d = decide(router.Worker{ID: 2}); d.Worker.ID != 1 || d.Reason != router.ReasonKV {
 		t.Errorf("the preferred worker is busy: decision %+v", d)
 	}
 }

@@ -30,8 +30,8 @@ func book(t testing.TB, r *router.Router, id, letters string) (worker uint64, ov
 	return d.Worker.ID, d.OverlapBlocks
 }
 
-// ask is book without a booking.
-func ask(t *testing.T, r *router.Router, letters string) (worker uint64, overlap int) {
+// decide is book without a booking.
+func decide(t *testing.T, r *router.Router, letters string) (worker uint64, overlap int) {
 	t.Helper()
 	return book(t, r, "", letters)
 }
@@ -43,24 +43,24 @@ func TestNoEvents(t *testing.T) {
 	r := newRouter(t, router.Config{NoEvents: true, Now: c.read}, 4)
 	first, _ := book(t, r, "1", "abcd")
 	r.Free("1")
-	if w, n := ask(t, r, "abcx"); w != first || n != 3 {
+	if w, n := decide(t, r, "abcx"); w != first || n != 3 {
 		t.Errorf("the next turn goes to worker %d with %d blocks, want %d with 3", w, n, first)
 	}
 	other := router.Worker{ID: first%4 + 1}
 	if !store(r, other, "abcxy") {
 		t.Fatal("the event's worker is unknown")
 	}
-	if w, n := ask(t, r, "abcxy"); w != first || n != 3 {
+	if w, n := decide(t, r, "abcxy"); w != first || n != 3 {
 		t.Errorf("with an event of worker %d the prompt goes to %d with %d blocks, want it ignored", other.ID, w, n)
 	}
 	c.pass(119 * time.Second)
 	book(t, r, "2", "ab")
 	c.pass(2 * time.Second)
-	if _, n := ask(t, r, "abcd"); n != 2 {
+	if _, n := decide(t, r, "abcd"); n != 2 {
 		t.Errorf("after 121 s %d blocks count, want the 2 that were used since", n)
 	}
 	c.pass(120 * time.Second)
-	if _, n := ask(t, r, "abcd"); n != 0 {
+	if _, n := decide(t, r, "abcd"); n != 0 {
 		t.Errorf("%d blocks count for ever", n)
 	}
 }
@@ -72,7 +72,7 @@ func TestNoEventsLimit(t *testing.T) {
 	w.TotalKVBlocks = 3
 	set(t, r, w)
 	book(t, r, "1", "abcdef")
-	if _, n := ask(t, r, "abcdef"); n != 3 {
+	if _, n := decide(t, r, "abcdef"); n != 3 {
 		t.Errorf("%d blocks believed of a worker of 3", n)
 	}
 }
@@ -87,11 +87,11 @@ func TestPrediction(t *testing.T) {
 		t.Fatalf("%d blocks known at the start", n)
 	}
 	r.MarkPrefillCompleted("1")
-	if v, n := ask(t, r, "abcd"); v != w || n != 4 {
+	if v, n := decide(t, r, "abcd"); v != w || n != 4 {
 		t.Errorf("before its event the prompt is known as %d blocks on worker %d, want 4 on %d", n, v, w)
 	}
 	c.pass(11 * time.Second)
-	if _, n := ask(t, r, "abcd"); n != 0 {
+	if _, n := decide(t, r, "abcd"); n != 0 {
 		t.Errorf("%d blocks of a prediction that no event confirmed", n)
 	}
 
@@ -102,11 +102,11 @@ func TestPrediction(t *testing.T) {
 	local := indexer.AppendLocalHashes(nil, prompt("xyz"), 8, indexer.Seed("", ""))
 	sequence := indexer.AppendSequenceHashes(nil, local)
 	r.ApplyEvent(router.Worker{ID: w}, indexer.Event{Kind: indexer.Removed, Externals: []uint64{sequence[2] + 1}})
-	if v, n := ask(t, r, "xyz"); v != w || n != 2 {
+	if v, n := decide(t, r, "xyz"); v != w || n != 2 {
 		t.Errorf("after the removal %d blocks count on worker %d, want 2 on %d", n, v, w)
 	}
 	r.ApplyEvent(router.Worker{ID: w}, indexer.Event{Kind: indexer.Cleared})
-	if _, n := ask(t, r, "xyz"); n != 0 {
+	if _, n := decide(t, r, "xyz"); n != 0 {
 		t.Errorf("after the clear %d blocks count", n)
 	}
 
@@ -122,20 +122,20 @@ func TestPrediction(t *testing.T) {
 	}
 	r.ApplyEvent(router.Worker{ID: w}, host)
 	r.ApplyEvent(router.Worker{ID: w}, indexer.Event{Kind: indexer.Removed, Tier: indexer.HostPinned, Externals: []uint64{sequence[2] + 1}})
-	if v, n := ask(t, r, "klmn"); v != w || n != 4 {
+	if v, n := decide(t, r, "klmn"); v != w || n != 4 {
 		t.Errorf("after a removal in host memory %d blocks count on worker %d, want 4 on %d", n, v, w)
 	}
 
 	// A request that was not served predicts nothing; a request that was served does.
 	book(t, r, "3", "pqr")
 	r.Abandon("3")
-	if _, n := ask(t, r, "pqr"); n != 0 {
+	if _, n := decide(t, r, "pqr"); n != 0 {
 		t.Errorf("an abandoned request left %d blocks", n)
 	}
 	book(t, r, "4", "pqr")
 	r.MarkPrefillCompleted("4")
 	r.Abandon("4")
-	if _, n := ask(t, r, "pqr"); n != 3 {
+	if _, n := decide(t, r, "pqr"); n != 3 {
 		t.Errorf("a request abandoned after its first token left %d blocks, want 3", n)
 	}
 	if r.Abandon("4") || r.Abandon("nobody") {
@@ -152,22 +152,22 @@ func TestSilentWorker(t *testing.T) {
 	set(t, r, w)
 	book(t, r, "1", "abc")
 	c.pass(time.Minute)
-	if _, n := ask(t, r, "abc"); n != 3 {
+	if _, n := decide(t, r, "abc"); n != 3 {
 		t.Errorf("%d blocks known of a worker without events, want 3", n)
 	}
 	set(t, r, w) // putting the same record again changes nothing
-	if _, n := ask(t, r, "abc"); n != 3 {
+	if _, n := decide(t, r, "abc"); n != 3 {
 		t.Errorf("%d blocks after the record came again, want 3", n)
 	}
 	w.StartedMS = 5
 	set(t, r, w)
-	if _, n := ask(t, r, "abc"); n != 0 {
+	if _, n := decide(t, r, "abc"); n != 0 {
 		t.Errorf("%d blocks of a worker that restarted", n)
 	}
 	r.RemoveWorker(1)
 	w.ID = 2
 	set(t, r, w)
-	if _, n := ask(t, r, "abc"); n != 0 {
+	if _, n := decide(t, r, "abc"); n != 0 {
 		t.Errorf("%d blocks of a worker that got the number of another", n)
 	}
 }

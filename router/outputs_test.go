@@ -154,7 +154,7 @@ func TestHeldTokensOfAGroup(t *testing.T) {
 	bookFor(t, r, "before", "abcd") // 32 tokens
 	w.advance(time.Second)
 	report := router.Summary{Taken: w.now(), Interval: time.Hour, Healthy: 4, ActiveRequests: 5, ActiveBlocks: 10, HeldTokens: 500}
-	tell(t, r, 1, report)
+	setSummary(t, r, 1, report)
 	w.advance(time.Second)
 	if got := held(); got != 500 {
 		t.Errorf("%d tokens, want the 500 of the summary", got)
@@ -168,7 +168,7 @@ func TestHeldTokensOfAGroup(t *testing.T) {
 		t.Errorf("%d tokens, want 32 fewer", got)
 	}
 	report.Taken, report.HeldTokens = w.now(), 0
-	tell(t, r, 1, report)
+	setSummary(t, r, 1, report)
 	if got := held(); got != 80 {
 		t.Errorf("%d tokens of a router without the field, want those of its 10 blocks", got)
 	}

@@ -113,10 +113,10 @@ func TestPeerMessagesOutOfOrder(t *testing.T) {
 
 // A router reports each of its own slots in order, and no slot of another router.
 func TestTell(t *testing.T) {
-	var told []string
+	var changes []string
 	c := newClock()
 	r := newRouter(t, router.Config{Now: c.read, Hooks: router.Hooks{Tell: func(c router.Change) {
-		told = append(told, fmt.Sprint(c.Kind, " ", c.ID, " ", c.Worker.ID, " ", len(c.Sequence), " ", c.PromptTokens-c.CachedTokens, " ", c.Owner, " ", c.Abandoned))
+		changes = append(changes, fmt.Sprint(c.Kind, " ", c.ID, " ", c.Worker.ID, " ", len(c.Sequence), " ", c.PromptTokens-c.CachedTokens, " ", c.Owner, " ", c.Abandoned))
 	}}}, 1)
 	book(t, r, "a", "xy")
 	book(t, r, "", "xy")
@@ -139,8 +139,8 @@ func TestTell(t *testing.T) {
 		"taken c 1 1 8 0 false", "freed c 0 0 0 0 true", "taken d 1 0 0 0 false",
 		"first_token 0000000000000009-p 1 0 0 9 false", "freed d 0 0 0 0 false",
 	}
-	if fmt.Sprint(told) != fmt.Sprint(want) {
-		t.Errorf("told\n%q, want\n%q", told, want)
+	if fmt.Sprint(changes) != fmt.Sprint(want) {
+		t.Errorf("changes\n%q, want\n%q", changes, want)
 	}
 }
 
@@ -155,18 +155,18 @@ func TestPeersFeedGuesses(t *testing.T) {
 			r.PeerChanged(7, taken("1", "abcd", 3))
 			r.PeerChanged(7, router.Change{Kind: router.FirstToken, ID: "1", Worker: router.Worker{ID: 3}})
 			r.PeerChanged(7, router.Change{Kind: router.SlotFreed, ID: "1", Worker: router.Worker{ID: 3}})
-			if w, n := ask(t, r, "abcx"); w != 3 || n != 3 {
+			if w, n := decide(t, r, "abcx"); w != 3 || n != 3 {
 				t.Errorf("the next turn goes to worker %d with %d blocks, want 3 with 3", w, n)
 			}
 			r.PeerChanged(7, taken("2", "klmn", 2))
 			r.PeerChanged(7, router.Change{Kind: router.SlotFreed, ID: "2", Worker: router.Worker{ID: 2}, Abandoned: true})
-			if _, n := ask(t, r, "klmn"); n != 0 {
+			if _, n := decide(t, r, "klmn"); n != 0 {
 				t.Errorf("%d blocks of an abandoned request count", n)
 			}
 			r.PeerChanged(7, taken("3", "rst", 2))
 			r.PeerChanged(7, router.Change{Kind: router.SlotMoved, ID: "3", Worker: router.Worker{ID: 4}})
 			r.PeerChanged(7, router.Change{Kind: router.SlotFreed, ID: "3", Worker: router.Worker{ID: 4}})
-			if w, n := ask(t, r, "rst"); w != 4 || n != 3 {
+			if w, n := decide(t, r, "rst"); w != 4 || n != 3 {
 				t.Errorf("after a move the prompt goes to worker %d with %d blocks, want 4 with 3", w, n)
 			}
 		})
@@ -214,15 +214,15 @@ func TestPeersWakeTheQueue(t *testing.T) {
 // Peers cannot infer the first tokens of our requests, so they receive the ones that we
 // inferred.
 func TestInferredFirstTokensAreTold(t *testing.T) {
-	var told []string
+	var changes []string
 	r := newRouter(t, router.Config{InferFirstTokens: true, Hooks: router.Hooks{Tell: func(c router.Change) {
-		told = append(told, fmt.Sprint(c.Kind, " ", c.ID))
+		changes = append(changes, fmt.Sprint(c.Kind, " ", c.ID))
 	}}}, 1)
 	book(t, r, "a", "abcd")
 	book(t, r, "b", "bcde")
 	r.MarkPrefillCompleted("b")
 	want := map[string]bool{"taken a": true, "taken b": true, "first_token a": true, "first_token b": true}
-	for _, what := range told {
+	for _, what := range changes {
 		if !want[what] {
 			t.Errorf("%q was reported, but did not happen or was reported twice", what)
 		}
@@ -239,17 +239,17 @@ func TestInferredFirstTokensAreTold(t *testing.T) {
 func TestPeersShareSessions(t *testing.T) {
 	c := newClock()
 	var a, b *router.Router
-	var told []router.SessionBinding
+	var bindings []router.SessionBinding
 	conf := router.Config{Now: c.read, Sessions: router.SessionConfig{TTL: time.Minute}}
 	conf.Hooks.TellSession = func(s router.SessionBinding) {
-		told = append(told, s)
+		bindings = append(bindings, s)
 		b.PeerSession(s)
 	}
 	a = newRouter(t, conf, 4)
 	conf.Hooks.TellSession = func(s router.SessionBinding) { a.PeerSession(s) }
 	b = newRouter(t, conf, 4)
 	n := 0
-	ask := func(r *router.Router, session string, pin uint64, final bool) (worker uint64, bound bool) {
+	routeSession := func(r *router.Router, session string, pin uint64, final bool) (worker uint64, bound bool) {
 		t.Helper()
 		n++
 		q := router.Request{ID: fmt.Sprint(n), Model: "m", Tokens: prompt("A"), Session: session, SessionFinal: final}
@@ -266,14 +266,14 @@ func TestPeersShareSessions(t *testing.T) {
 	}
 	expect := func(r *router.Router, session string, want uint64) {
 		t.Helper()
-		if worker, bound := ask(r, session, 0, false); worker != want || !bound {
+		if worker, bound := routeSession(r, session, 0, false); worker != want || !bound {
 			t.Errorf("session %s goes to worker %d (bound: %v), want %d", session, worker, bound, want)
 		}
 	}
-	ask(a, "s", 3, false)
+	routeSession(a, "s", 3, false)
 	expect(b, "s", 3)
-	ask(b, "first", 2, false)
-	ask(a, "first", 4, false) // already bound here by b's message
+	routeSession(b, "first", 2, false)
+	routeSession(a, "first", 4, false) // already bound here by b's message
 	expect(a, "first", 2)
 	expect(b, "first", 2)
 
@@ -296,14 +296,14 @@ func TestPeersShareSessions(t *testing.T) {
 		t.Error("the end of a session has no effect")
 	}
 
-	ask(a, "over", 2, false)
-	told = nil
-	ask(a, "over", 2, true)
-	if len(told) != 1 || !told[0].Over || told[0].Session != "over" || told[0].Worker.ID != 2 {
-		t.Errorf("at the end of a session the router reports %+v", told)
+	routeSession(a, "over", 2, false)
+	bindings = nil
+	routeSession(a, "over", 2, true)
+	if len(bindings) != 1 || !bindings[0].Over || bindings[0].Session != "over" || bindings[0].Worker.ID != 2 {
+		t.Errorf("at the end of a session the router reports %+v", bindings)
 	}
 	for _, r := range []*router.Router{b, a} {
-		if _, bound := ask(r, "over", 1, false); bound {
+		if _, bound := routeSession(r, "over", 1, false); bound {
 			t.Error("a session that has ended is bound")
 		}
 		a.PeerSession(router.SessionBinding{Session: "over", Worker: router.Worker{ID: 1}, Over: true})
@@ -312,20 +312,20 @@ func TestPeersShareSessions(t *testing.T) {
 
 	// A session that moves because its worker has far more load than the others moves for
 	// all replicas.
-	ask(a, "moves", 1, false)
+	routeSession(a, "moves", 1, false)
 	for i := range 3 {
 		if _, err := a.BestWorker(t.Context(), router.Request{ID: fmt.Sprint("load", i), Model: "m", Tokens: make([]uint32, 80_000), Pinned: &router.Worker{ID: 1}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	told = nil
-	to, bound := ask(a, "moves", 0, false)
+	bindings = nil
+	to, bound := routeSession(a, "moves", 0, false)
 	if bound || to == 1 {
 		t.Fatalf("an overloaded worker keeps its session: it goes to %d", to)
 	}
 	expect(b, "moves", to)
-	if len(told) != 2 || !told[0].Over || told[1].Over || told[1].Worker.ID != to {
-		t.Errorf("for a session that moves the router reports %+v", told)
+	if len(bindings) != 2 || !bindings[0].Over || bindings[1].Over || bindings[1].Worker.ID != to {
+		t.Errorf("for a session that moves the router reports %+v", bindings)
 	}
 	if newRouter(t, router.Config{}, 1).PeerSession(router.SessionBinding{Session: "s", Worker: router.Worker{ID: 1}}) {
 		t.Error("a router without sessions binds one")

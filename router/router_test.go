@@ -297,7 +297,7 @@ func TestRecentDecisionsAreKeptAndOldOnesNot(t *testing.T) {
 }
 
 func TestWhoCanBeChosen(t *testing.T) {
-	ask := func(t *testing.T, r *router.Router, model string) (uint64, error) {
+	choose := func(t *testing.T, r *router.Router, model string) (uint64, error) {
 		t.Helper()
 		d, err := r.BestWorker(t.Context(), router.Request{Model: model, Tokens: prompt("A")})
 		return d.Worker.ID, err
@@ -337,7 +337,7 @@ func TestWhoCanBeChosen(t *testing.T) {
 		{"an adapter where it is", "lora", []func(*router.WorkerInfo){fine, adapter}, 2, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := ask(t, with(t, c.workers...), c.model)
+			got, err := choose(t, with(t, c.workers...), c.model)
 			if got != c.want || !errors.Is(err, c.err) {
 				t.Errorf("worker %d, error %v; want %d, %v", got, err, c.want, c.err)
 			}
@@ -347,7 +347,7 @@ func TestWhoCanBeChosen(t *testing.T) {
 		r := with(t, fine)
 		r.RemoveWorker(1)
 		r.RemoveWorker(1) // removing twice is harmless
-		if _, err := ask(t, r, "m"); !errors.Is(err, router.ErrNoWorkers) {
+		if _, err := choose(t, r, "m"); !errors.Is(err, router.ErrNoWorkers) {
 			t.Errorf("error %v, want ErrNoWorkers", err)
 		}
 	})
@@ -699,7 +699,7 @@ func TestCards(t *testing.T) {
 	ids := []uint32{0, 1, 2, 3}
 	local := indexer.AppendLocalHashes(nil, ids, 2, indexer.Seed("", ""))
 	r.ApplyEvent(router.Worker{ID: 2}, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{Local: local[0], External: 1}, {Local: local[1], External: 2}}})
-	ask := func(id, model string) router.Decision {
+	decide := func(id, model string) router.Decision {
 		t.Helper()
 		d, err := r.BestWorker(t.Context(), router.Request{ID: id, Model: model, Prompt: router.Prompt{Prompt: []byte(`"abcd"`)}})
 		if err != nil {
@@ -709,11 +709,11 @@ func TestCards(t *testing.T) {
 		return d
 	}
 	for id, model := range map[string]string{"1": "m", "2": "m-alias"} {
-		if d := ask(id, model); d.TokenMode != tokenizer.Exact || d.OverlapBlocks != 2 || d.Worker.ID != 2 || d.PromptTokens != 4 {
+		if d := decide(id, model); d.TokenMode != tokenizer.Exact || d.OverlapBlocks != 2 || d.Worker.ID != 2 || d.PromptTokens != 4 {
 			t.Errorf("%s: %+v, want the worker that holds both blocks", model, d)
 		}
 	}
-	if d := ask("3", "m-lora"); d.TokenMode != tokenizer.Exact || d.OverlapBlocks != 0 {
+	if d := decide("3", "m-lora"); d.TokenMode != tokenizer.Exact || d.OverlapBlocks != 0 {
 		t.Errorf("adapter: %+v, want no overlap with the base model", d)
 	}
 	if len(seen) != 3 || !slices.Equal(seen[0].IDs, ids) || seen[0].Card == nil || seen[0].BlockSize != 2 {
@@ -721,14 +721,14 @@ func TestCards(t *testing.T) {
 	}
 	// Decisions continue while the cards change.
 	r.SetCards(nil)
-	if d := ask("4", "m"); d.TokenMode != tokenizer.Bytes || d.TokenReason != tokenizer.NoTokenizer || d.OverlapBlocks != 0 {
+	if d := decide("4", "m"); d.TokenMode != tokenizer.Bytes || d.TokenReason != tokenizer.NoTokenizer || d.OverlapBlocks != 0 {
 		t.Errorf("without a card: %+v", d)
 	}
 	if _, err := r.BestWorker(t.Context(), router.Request{Model: "m-alias"}); !errors.Is(err, router.ErrUnknownModel) {
 		t.Errorf("an alias of no card: %v", err)
 	}
 	r.SetCards([]router.Card{cardOf(t, "m")})
-	if d := ask("5", "m"); d.OverlapBlocks != 2 {
+	if d := decide("5", "m"); d.OverlapBlocks != 2 {
 		t.Errorf("with the card again: %+v", d)
 	}
 }

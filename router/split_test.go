@@ -322,7 +322,7 @@ func TestSessionsAndPreferencesOfLegs(t *testing.T) {
 		w.Taints = []string{"zone-b"}
 		set(t, r, w)
 	}
-	ask := func(id string, prefer float64) router.Decision {
+	decide := func(id string, prefer float64) router.Decision {
 		t.Helper()
 		d, err := r.BestWorker(t.Context(), router.Request{
 			ID: id, Owned: true, Model: "m", Tokens: prompt("abcdefgh"), Session: "s", PreferredTaints: map[string]float64{"zone-b": prefer},
@@ -332,7 +332,7 @@ func TestSessionsAndPreferencesOfLegs(t *testing.T) {
 		}
 		return d
 	}
-	first := ask("first", 1e6)
+	first := decide("first", 1e6)
 	if first.Worker.ID != 4 || first.Prefill == nil || first.Prefill.Worker.ID != 2 {
 		t.Fatalf("decision %+v, prefill %+v; want the workers of the zone, 4 and 2", first, first.Prefill)
 	}
@@ -341,7 +341,7 @@ func TestSessionsAndPreferencesOfLegs(t *testing.T) {
 	if _, err := r.BestWorker(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
-	second := ask("second", 0)
+	second := decide("second", 0)
 	if second.Worker.ID != 4 || second.Reason != router.ReasonSession || second.Prefill == nil || second.Prefill.Reason == router.ReasonSession || second.Prefill.Worker.ID != 1 {
 		t.Errorf("decision %+v, prefill %+v; want the session's decode worker, and the idle prefill worker", second, second.Prefill)
 	}

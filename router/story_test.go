@@ -486,7 +486,7 @@ func (s *story) event(t *testing.T, d *datadriven.TestData, id string) {
 	if q == nil {
 		t.Fatalf("%s: unknown request %q", d.Pos, id)
 	}
-	known := true
+	isCommand := true
 	switch d.Cmd {
 	case "computed":
 		computes := q.decision.Worker
@@ -496,27 +496,27 @@ func (s *story) event(t *testing.T, d *datadriven.TestData, id string) {
 		for _, r := range s.replicas {
 			r.ApplyEvent(computes, storedEvent(q.tokens))
 		}
-		known = q.replica.MarkPrefillCompleted(id)
+		isCommand = q.replica.MarkPrefillCompleted(id)
 	case "first-token":
-		known = q.replica.MarkPrefillCompleted(id)
+		isCommand = q.replica.MarkPrefillCompleted(id)
 	case "output":
 		var tokens int
 		d.ScanArgs(t, "tokens", &tokens)
-		known = q.replica.AddOutputTokens(id, tokens)
+		isCommand = q.replica.AddOutputTokens(id, tokens)
 	case "served":
 		s.served(t, d, id, q)
 	case "prefill-ended":
-		known = q.replica.Free(q.decision.Prefill.ID)
+		isCommand = q.replica.Free(q.decision.Prefill.ID)
 	case "prefill-failed":
 		if err := q.replica.PrefillFailed(id); err != nil {
 			fmt.Fprintf(&s.out, "error: %v\n", err)
 		}
 	case "free":
-		known = q.replica.Free(id)
+		isCommand = q.replica.Free(id)
 	case "abandon":
-		known = q.replica.Abandon(id)
+		isCommand = q.replica.Abandon(id)
 	}
-	if !known {
+	if !isCommand {
 		fmt.Fprintf(&s.out, "%s has no slot\n", id)
 	}
 }

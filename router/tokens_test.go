@@ -50,7 +50,7 @@ func TestTokensOfADecision(t *testing.T) {
 	r := newRouter(t, router.Config{Scoring: classic(1), Cards: []router.Card{card}}, 0)
 	set(t, r, worker(1))
 	n := 0
-	ask := func(req router.Request) []uint32 {
+	tokensOf := func(req router.Request) []uint32 {
 		t.Helper()
 		n++
 		req.ID, req.Model = strings.Repeat("x", n), "m"
@@ -65,15 +65,15 @@ func TestTokensOfADecision(t *testing.T) {
 		return d.Tokens
 	}
 	text := router.Prompt{Prompt: []byte(`"abcd"`)}
-	if got := ask(router.Request{Prompt: text}); got != nil {
+	if got := tokensOf(router.Request{Prompt: text}); got != nil {
 		t.Errorf("not asked for: %+v", got)
 	}
-	first := ask(router.Request{Prompt: text, WantTokens: true})
-	if ask(router.Request{Prompt: router.Prompt{Prompt: []byte(`"ddddd"`)}, WantTokens: true}); !slices.Equal(first, []uint32{0, 1, 2, 3}) {
+	first := tokensOf(router.Request{Prompt: text, WantTokens: true})
+	if tokensOf(router.Request{Prompt: router.Prompt{Prompt: []byte(`"ddddd"`)}, WantTokens: true}); !slices.Equal(first, []uint32{0, 1, 2, 3}) {
 		t.Errorf("ids %d after the next request, want 0 to 3", first)
 	}
 	card.Prompts.SetVerdict(tokenizer.DriftSeen)
-	if got := ask(router.Request{Prompt: text, WantTokens: true}); got != nil {
+	if got := tokensOf(router.Request{Prompt: text, WantTokens: true}); got != nil {
 		t.Errorf("after drift: %+v", got)
 	}
 	card.Prompts.SetVerdict(tokenizer.Agreed)
@@ -84,7 +84,7 @@ func TestTokensOfADecision(t *testing.T) {
 		"no text":   {Prompt: router.Prompt{Prompt: []byte(`"\ud800"`)}},
 	} {
 		req.WantTokens = true
-		if got := ask(req); got != nil {
+		if got := tokensOf(req); got != nil {
 			t.Errorf("%s: %+v, want no ids", name, got)
 		}
 	}

@@ -64,7 +64,7 @@ func (w *slowWorker) rate() float64 {
 	return last[len(last)/2]
 }
 
-func (w *slowWorker) take(p *slowPrefill) (tokens int) {
+func (w *slowWorker) count(p *slowPrefill) (tokens int) {
 	if !p.counted {
 		tokens = p.tokens
 	}
@@ -72,8 +72,8 @@ func (w *slowWorker) take(p *slowPrefill) (tokens int) {
 	return tokens
 }
 
-// told applies an observed first token and returns the requests inferred from it.
-func (w *slowWorker) told(now time.Time, p *slowPrefill, exact bool) (inferred []string) {
+// firstToken applies an observed first token and returns the requests inferred from it.
+func (w *slowWorker) firstToken(now time.Time, p *slowPrefill, exact bool) (inferred []string) {
 	before := p.started
 	p.confirmed = true
 	defer func() {
@@ -103,14 +103,14 @@ func (w *slowWorker) told(now time.Time, p *slowPrefill, exact bool) (inferred [
 		if o.number >= p.number {
 			continue
 		}
-		w.done += w.take(o)
+		w.done += w.count(o)
 		if !o.remote {
 			o.started, o.first, o.passed = true, now, true
 			inferred = append(inferred, o.id)
 		}
 	}
 	if !before {
-		w.done += w.take(p)
+		w.done += w.count(p)
 	}
 	took := now.Sub(w.began)
 	if !exact || before || took < 5*time.Millisecond {
@@ -151,7 +151,7 @@ func (w *slowWorker) due(now time.Time) (inferred []string) {
 		if p.remote {
 			continue
 		}
-		w.done += w.take(p)
+		w.done += w.count(p)
 		p.started, p.first = true, now
 		inferred = append(inferred, p.id)
 	}
@@ -217,11 +217,11 @@ func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
 				book(id, b.Worker, p)
 			case op < 60:
 				exact := rng.IntN(3) > 0
-				what = fmt.Sprintf("told %s, exact %v", id, exact)
+				what = fmt.Sprintf("first token of %s, exact %v", id, exact)
 				p := live[id]
 				wasStarted, wasTold := p.started, p.confirmed
 				if !wasTold {
-					want = workers[where[id]].told(now, p, exact)
+					want = workers[where[id]].firstToken(now, p, exact)
 				}
 				if news, inferred := s.FirstToken(now, id, exact); news == wasTold || news && inferred != wasStarted {
 					t.Fatalf("seed %d, %s: news %v, inferred %v; reported before %v, started %v", seed, what, news, inferred, wasTold, wasStarted)

@@ -277,7 +277,7 @@ type slowSlot struct {
 	out       int
 	seen      time.Time
 
-	told     bool
+	reported bool
 	estimate float64
 	grown    time.Time
 }
@@ -286,7 +286,7 @@ type slowSlot struct {
 // unless the output was reported.
 func (m slowSlots) grow(now time.Time, worker int, perSecond float64) {
 	for _, s := range m {
-		if s.Worker != worker || !s.completed || s.told {
+		if s.Worker != worker || !s.completed || s.reported {
 			continue
 		}
 		s.estimate += now.Sub(s.grown).Seconds() * perSecond
@@ -440,8 +440,8 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 				if got := s.AddOutputTokens(now, id, k); got != exists {
 					fail(step, "output of %s was news: %v, want %v", id, got, exists)
 				}
-				if exists && k > 0 && !slot.told {
-					slot.told, slot.out = true, 0
+				if exists && k > 0 && !slot.reported {
+					slot.reported, slot.out = true, 0
 				}
 				if exists {
 					slot.out, slot.seen = slot.out+k, now

@@ -140,22 +140,22 @@ func (s *service) engines(t *testing.T, n int) {
 		start(t, "engine", "--name", fmt.Sprint("worker-", i+1), "--listen", "127.0.0.1:0", "--nats-url", s.bus())
 	}
 	until(t, "the workers", func() (string, bool) {
-		var known struct {
+		var listed struct {
 			Workers []struct{ Name, Health string }
 		}
-		s.read(t, "/v1/workers", &known)
+		s.read(t, "/v1/workers", &listed)
 		healthy := 0
-		for _, w := range known.Workers {
+		for _, w := range listed.Workers {
 			if w.Health == "healthy" && strings.HasPrefix(w.Name, "worker-") {
 				healthy++
 			}
 		}
-		return fmt.Sprint(known), healthy == n
+		return fmt.Sprint(listed), healthy == n
 	})
 }
 
-// ask sends a request to the API and returns its response.
-func (s *service) ask(t *testing.T, method, path string, body any) (status int, text []byte) {
+// send sends a request to the API and returns its response.
+func (s *service) send(t *testing.T, method, path string, body any) (status int, text []byte) {
 	t.Helper()
 	encoded, err := json.Marshal(body)
 	if err != nil {
@@ -186,7 +186,7 @@ func (s *service) ask(t *testing.T, method, path string, body any) (status int, 
 // read decodes an answer of the API. Numbers keep their digits.
 func (s *service) read(t *testing.T, path string, into any) {
 	t.Helper()
-	status, text := s.ask(t, http.MethodGet, path, nil)
+	status, text := s.send(t, http.MethodGet, path, nil)
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.UseNumber()
 	if err := dec.Decode(into); err != nil || status != http.StatusOK {
@@ -197,7 +197,7 @@ func (s *service) read(t *testing.T, path string, into any) {
 // chat has a worker answer a chat, whose system prompt others share.
 func (s *service) chat(t *testing.T, id string, system, turn int) {
 	t.Helper()
-	status, text := s.ask(t, http.MethodPost, "/v1/generate", map[string]any{
+	status, text := s.send(t, http.MethodPost, "/v1/generate", map[string]any{
 		"model": "sim", "request_id": id, "body": map[string]any{"max_tokens": 4},
 		"messages": []map[string]string{
 			{"role": "system", "content": strings.Repeat(fmt.Sprintf("You are assistant number %d of this test. ", system), 20)},
@@ -216,7 +216,7 @@ func (s *service) book(t *testing.T, id string, tokens int) {
 	for i := range ids {
 		ids[i] = i % 1000
 	}
-	if status, text := s.ask(t, http.MethodPost, "/v1/best_worker", map[string]any{"model": "sim", "request_id": id, "token_ids": ids}); status != http.StatusOK {
+	if status, text := s.send(t, http.MethodPost, "/v1/best_worker", map[string]any{"model": "sim", "request_id": id, "token_ids": ids}); status != http.StatusOK {
 		t.Fatalf("best_worker: status %d: %s", status, text)
 	}
 }

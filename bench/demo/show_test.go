@@ -26,15 +26,15 @@ func TestGroupFigures(t *testing.T) {
 		return bench.Summary{TTFT: bench.Quantiles{Mean: ttft}, E2E: bench.Quantiles{Mean: e2e}}
 	}
 	for _, c := range []struct {
-		asked, told bench.Summary
-		met         int
+		probed, summarized bench.Summary
+		met                int
 	}{
 		{of(1.15, 1.05), of(1.15, 1.05), 5},
 		{of(1.16, 1.05), of(1.15, 1.05), 4},
 		{of(1.15, 1.06), of(1.15, 1.05), 4},
 		{of(1, 1), of(1.16, 1.06), 3},
 	} {
-		if got := met(Command{Groups: 2}, of(1, 1), c.asked, c.told); got != c.met {
+		if got := met(Command{Groups: 2}, of(1, 1), c.probed, c.summarized); got != c.met {
 			t.Errorf("%+v: %d targets are met", c, got)
 		}
 	}

@@ -85,7 +85,7 @@ func (c *Conversations) arrivals(starts []int64, order []int, count int) *Trace 
 	}
 	t := &Trace{Name: c.Name, BlockSize: c.list[order[0]].blockSize}
 	taken := 0
-	take := func(s *state) bool {
+	startConversation := func(s *state) bool {
 		if taken == len(order) {
 			return false
 		}
@@ -113,7 +113,7 @@ func (c *Conversations) arrivals(starts []int64, order []int, count int) *Trace 
 	users := make([]state, len(starts))
 	for i := range users {
 		users[i].at = starts[i]
-		take(&users[i])
+		startConversation(&users[i])
 	}
 	for len(t.Requests) < count {
 		first := -1
@@ -131,7 +131,7 @@ func (c *Conversations) arrivals(starts []int64, order []int, count int) *Trace 
 		t.Requests = append(t.Requests, r)
 		if s.next++; s.next < len(s.turns) {
 			s.at += api + s.think[s.next]
-		} else if take(s) {
+		} else if startConversation(s) {
 			s.at += api + pauseBetween.Milliseconds()
 		}
 	}

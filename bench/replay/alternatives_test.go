@@ -265,7 +265,7 @@ func TestSummaryAlternatives(t *testing.T) {
 					sets = append(sets, summaryKinds(w.held(g)))
 				}
 				for i := range requests {
-					w.ask(sets, c.trace.Requests[served+i].Blocks, errs)
+					w.query(sets, c.trace.Requests[served+i].Blocks, errs)
 				}
 			}
 			for _, name := range slices.Sorted(maps.Keys(errs)) {
@@ -279,8 +279,8 @@ func TestSummaryAlternatives(t *testing.T) {
 	}
 }
 
-// ask asks all groups' summaries about a prompt.
-func (w *summaryWorld) ask(groups []map[string]prefixSet, prompt []int32, errs map[string]*summaryError) {
+// query asks all groups' summaries about a prompt.
+func (w *summaryWorld) query(groups []map[string]prefixSet, prompt []int32, errs map[string]*summaryError) {
 	token := float64(w.trace.BlockSize / w.per)
 	for name := range groups[0] {
 		e := errs[name]

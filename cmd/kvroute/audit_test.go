@@ -24,7 +24,7 @@ func TestTheAuditFindsABrokenIndex(t *testing.T) {
 	d.Core = true
 	d.begin(t, "--audit-share", "1", "--router-predicted-ttl-secs", "0", "--worker-metrics", "1")
 	prompt := strings.Repeat("The same long beginning of many questions. ", 100)
-	ask := func(n int) {
+	sendChats := func(n int) {
 		t.Helper()
 		for range n {
 			before := d.counter(t, "kvroute_audit_responses_total", "")
@@ -37,10 +37,10 @@ func TestTheAuditFindsABrokenIndex(t *testing.T) {
 		}
 	}
 	state := func() router.WorkerState { return workers(t, d)[0] }
-	known := func() bool { return state().CachedBlocks > 20 && state().CachedBlocks == cachedBlocks(t, d.Engines[0]) }
-	ask(1)
-	eventually(t, "the blocks of the first prompt are not known", known)
-	ask(4)
+	indexed := func() bool { return state().CachedBlocks > 20 && state().CachedBlocks == cachedBlocks(t, d.Engines[0]) }
+	sendChats(1)
+	eventually(t, "the blocks of the first prompt are not known", indexed)
+	sendChats(4)
 	if a := state().Audit; a == nil || a.Departs || d.counter(t, "kvroute_audit_responses_total", `outcome="equal"`) < 4 {
 		t.Fatalf("audit %+v of a worker whose index is right", a)
 	}
@@ -50,15 +50,15 @@ func TestTheAuditFindsABrokenIndex(t *testing.T) {
 
 	forgeClear(t, d)
 	eventually(t, "the forged event is not applied", func() bool { return state().CachedBlocks == 0 })
-	ask(4)
+	sendChats(4)
 	if !state().Audit.Departs {
 		t.Errorf("audit %+v after the index was broken", state().Audit)
 	}
 	eventually(t, "the log does not name the worker", func() bool {
 		return strings.Contains(d.Router.LastLines(), "differs from kvroute's index") && strings.Contains(d.Router.LastLines(), "worker="+state().Name)
 	})
-	eventually(t, "the index is not read again", known)
-	ask(4)
+	eventually(t, "the index is not read again", indexed)
+	sendChats(4)
 	if a := state().Audit; a == nil || a.Departs {
 		t.Errorf("audit %+v after the index was read again", a)
 	}

@@ -120,7 +120,7 @@ func publishes(t *testing.T, cmd *exec.Cmd) {
 		}
 	})
 	lines := bufio.NewReader(out)
-	answer := func() string {
+	readLine := func() string {
 		t.Helper()
 		line, err := lines.ReadString('\n')
 		if err != nil {
@@ -128,16 +128,16 @@ func publishes(t *testing.T, cmd *exec.Cmd) {
 		}
 		return strings.TrimSpace(line)
 	}
-	tell := func(word, want string) {
+	call := func(word, want string) {
 		t.Helper()
 		if _, err := fmt.Fprintln(in, word); err != nil {
 			t.Fatal(err)
 		}
-		if got := answer(); !strings.HasPrefix(got, want) {
+		if got := readLine(); !strings.HasPrefix(got, want) {
 			t.Errorf("%s: %q, want %q", word, got, want)
 		}
 	}
-	if got, want := answer(), fmt.Sprint("ok ", blocks); got != want {
+	if got, want := readLine(), fmt.Sprint("ok ", blocks); got != want {
 		t.Fatalf("it says %q, want %q", got, want)
 	}
 	if err := d.StartRouter(t.Context()); err != nil {
@@ -155,14 +155,14 @@ func publishes(t *testing.T, cmd *exec.Cmd) {
 	if role := workers(t, d)[0].Role; role != router.Both {
 		t.Errorf("the worker has the role %q, want both", role)
 	}
-	tell("stored", fmt.Sprint("ok ", blocks))
+	call("stored", fmt.Sprint("ok ", blocks))
 	overlap(blocks)
-	tell("removed", "ok")
+	call("removed", "ok")
 	overlap(blocks - 1)
-	tell("wrong", "error ")
-	tell("cleared", "ok")
+	call("wrong", "error ")
+	call("cleared", "ok")
 	overlap(0)
-	tell("quit", "")
+	call("quit", "")
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
 	}

@@ -69,9 +69,9 @@ func startReplicaProcess(t *testing.T, bus *bus.Server, name string, flags ...st
 	})
 	eventually(t, "a replica does not get ready", func() bool {
 		var ready struct{ Status string }
-		var known struct{ Workers []router.WorkerState }
+		var listed struct{ Workers []router.WorkerState }
 		return process.GetJSON(t.Context(), "http://"+c.At.HTTP+"/readyz", &ready) == nil && ready.Status == "ready" &&
-			process.GetJSON(t.Context(), "http://"+c.At.HTTP+"/v1/workers", &known) == nil && len(known.Workers) == fleetSize
+			process.GetJSON(t.Context(), "http://"+c.At.HTTP+"/v1/workers", &listed) == nil && len(listed.Workers) == fleetSize
 	})
 	return c
 }

@@ -132,11 +132,11 @@ func eventually(t *testing.T, what string, ok func() bool) {
 
 func workers(t *testing.T, d *demonstration) []router.WorkerState {
 	t.Helper()
-	var answer struct{ Workers []router.WorkerState }
-	if err := process.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/workers", &answer); err != nil {
+	var response struct{ Workers []router.WorkerState }
+	if err := process.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/workers", &response); err != nil {
 		t.Fatal(err)
 	}
-	return answer.Workers
+	return response.Workers
 }
 
 // inFlight returns the sum of the load that the router has booked on all workers.
@@ -174,7 +174,7 @@ func TestPredictedOverlapIsTheEnginesOwn(t *testing.T) {
 	for i := range 20 {
 		content := strings.Repeat(fmt.Sprintf("Topic %d. ", i%4), 10+i)
 		resp, body := reply(t, d, "POST", chatPath, chatBody(content, 2, false), nil)
-		var answer struct {
+		var response struct {
 			Usage struct {
 				Prompt  int `json:"prompt_tokens"`
 				Details struct {
@@ -182,16 +182,16 @@ func TestPredictedOverlapIsTheEnginesOwn(t *testing.T) {
 				} `json:"prompt_tokens_details"`
 			}
 		}
-		if err := json.Unmarshal([]byte(body), &answer); err != nil {
+		if err := json.Unmarshal([]byte(body), &response); err != nil {
 			t.Fatal(err)
 		}
 		var overlap int
 		if _, err := fmt.Sscan(resp.Header.Get("X-Dynamo-Overlap-Blocks"), &overlap); err != nil {
 			t.Fatal(err)
 		}
-		want := min(overlap, (answer.Usage.Prompt-1)/16) * 16
-		if answer.Usage.Details.Cached != want {
-			t.Errorf("request %d of %d tokens: predicted %d blocks, the engine found %d tokens, want %d", i, answer.Usage.Prompt, overlap, answer.Usage.Details.Cached, want)
+		want := min(overlap, (response.Usage.Prompt-1)/16) * 16
+		if response.Usage.Details.Cached != want {
+			t.Errorf("request %d of %d tokens: predicted %d blocks, the engine found %d tokens, want %d", i, response.Usage.Prompt, overlap, response.Usage.Details.Cached, want)
 		}
 		settle(t, d)
 	}
@@ -201,16 +201,16 @@ func TestPredictedOverlapIsTheEnginesOwn(t *testing.T) {
 func settle(t *testing.T, d *demonstration) {
 	t.Helper()
 	eventually(t, "the router does not hear of all blocks", func() bool {
-		known := map[string]int{}
+		indexed := map[string]int{}
 		for _, w := range workers(t, d) {
-			known[w.Name] = w.CachedBlocks
+			indexed[w.Name] = w.CachedBlocks
 		}
 		for _, e := range d.Engines {
 			_, metrics := get(t, "http://"+e.At.HTTP+"/metrics")
 			_, value, ok := strings.Cut(metrics, "\nsim:cached_blocks{")
 			_, value, _ = strings.Cut(value, "} ")
 			value, _, _ = strings.Cut(value, "\n")
-			if !ok || value != fmt.Sprint(known[e.Name]) {
+			if !ok || value != fmt.Sprint(indexed[e.Name]) {
 				return false
 			}
 		}

@@ -166,19 +166,19 @@ func TestOnlyAllowedWorkersServe(t *testing.T) {
 			all := workers(t, d)
 			dead, other := all[0], all[1]
 			kill(t, d.named(t, dead.Name))
-			ask := func(name, value string) sight {
+			sendWith := func(name, value string) sight {
 				t.Helper()
 				return look(send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("hello", 2, false), http.Header{name: {value}}))
 			}
 			for range 8 { // Envoy draws the worker of such a request at random
 				for name, value := range map[string]string{"X-Dynamo-Worker-Instance-Id": fmt.Sprint(dead.ID), "Test-Epp-Endpoint-Selection": dead.Address.String()} {
-					got := ask(name, value)
+					got := sendWith(name, value)
 					outcomeOf(t, "the only worker that a request allows refuses it").check(t, got)
 					if by := got.header.Get("X-Sim-Worker"); by != "" || newest(t, d).WorkerName != dead.Name {
 						t.Errorf("%s: decided for %s, answered by %q", name, newest(t, d).WorkerName, by)
 					}
 				}
-				got := ask("Test-Epp-Endpoint-Selection", dead.Address.String()+","+other.Address.String())
+				got := sendWith("Test-Epp-Endpoint-Selection", dead.Address.String()+","+other.Address.String())
 				if by := got.header.Get("X-Sim-Worker"); got.status != 200 || by != other.Name {
 					t.Errorf("of two one is dead: status %d from %q, want %s: %.200s", got.status, by, other.Name, got.body)
 				}
@@ -233,14 +233,14 @@ func TestTheOnlyChoiceIsBlamed(t *testing.T) {
 // requests, and a metric counts them.
 func TestAWorkerThatEnvoyDoesNotKnowIsNotBlamed(t *testing.T) {
 	d := newStack(t, 0, nil)
-	answer := func(name string) string {
+	startWorker := func(name string) string {
 		return startHTTP(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			w.Header().Set("X-Sim-Worker", name)
 			fmt.Fprint(w, `{"choices":[]}`)
 		})
 	}
-	known, unknown := answer("known"), answer("unknown")
+	known, unknown := startWorker("known"), startWorker("unknown")
 	d.EnvoyConfig.Failover, d.EnvoyConfig.Pool = envoy.List, []string{known}
 	d.begin(t, append(staticFlags(t, d, "known", known, "unknown", unknown), "--second-choice", "list", "--router-mode", "round-robin", "--avoid-failing", "1m")...)
 	moved := 0

@@ -283,7 +283,7 @@ func TestGatewayAsksEndpointsOnly(t *testing.T) {
 	d := newStack(t, 0, nil)
 	d.Bootstrap = gatewayBootstrap(t, "endpoint-override")
 	var asked atomic.Int64
-	answer := func() string {
+	startWorker := func() string {
 		return startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
 			if r.Method == http.MethodPost {
 				asked.Add(1)
@@ -292,8 +292,8 @@ func TestGatewayAsksEndpointsOnly(t *testing.T) {
 			fmt.Fprint(w, `{"choices":[]}`)
 		})
 	}
-	d.EnvoyConfig.Pool = []string{answer(), answer()}
-	absent := answer()
+	d.EnvoyConfig.Pool = []string{startWorker(), startWorker()}
+	absent := startWorker()
 	d.begin(t, append(staticFlags(t, d, "one", d.EnvoyConfig.Pool[0], "two", d.EnvoyConfig.Pool[1], "absent", absent),
 		"--mode-override", "--second-choice", "list", "--allow-direct", "--avoid-failing", "1m", "--router-mode", "round-robin")...)
 	for range 8 {

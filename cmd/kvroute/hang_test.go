@@ -104,14 +104,14 @@ func TestARouterThatHangs(t *testing.T) {
 			}()
 			eventually(t, "two slots are not taken", func() bool { n, _, _ := inFlight(t, d); return n == 2 })
 			hold(t, d.Router)
-			asked, told := outcomeOf(t, "kvroute hangs"), outcomeOf(t, "kvroute hangs after the decision")
-			before := told
+			asked, decided := outcomeOf(t, "kvroute hangs"), outcomeOf(t, "kvroute hangs after the decision")
+			before := decided
 			if duplex {
 				before = outcomeOf(t, "in full duplex kvroute hangs")
-				asked, told = outcomeOf(t, "in full duplex kvroute hangs"), outcomeOf(t, "in full duplex kvroute hangs after the decision")
+				asked, decided = outcomeOf(t, "in full duplex kvroute hangs"), outcomeOf(t, "in full duplex kvroute hangs after the decision")
 			}
 			asked.check(t, d.send(t, "hello", false))
-			told.check(t, <-story)
+			decided.check(t, <-story)
 			before.check(t, <-whole)
 			// Once Envoy has noticed the failure, no request waits.
 			eventually(t, "Envoy does not notice that kvroute hangs", func() bool {

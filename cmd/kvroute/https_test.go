@@ -168,7 +168,7 @@ func TestTLSFromClientsToWorkers(t *testing.T) {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(authority.pem())
-	ask := func(http2 bool) (status, version int, decided bool) {
+	request := func(http2 bool) (status, version int, decided bool) {
 		t.Helper()
 		client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: "localhost"}, ForceAttemptHTTP2: http2, DisableKeepAlives: true}}
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, strings.Replace(d.Envoy.URL(), "http://", "https://", 1)+chatPath, strings.NewReader(chatBody("a prompt of more than one block of tokens", 2, false)))
@@ -199,10 +199,10 @@ func TestTLSFromClientsToWorkers(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, "the workers are not healthy", func() bool { return len(healthy()) == 3 })
-		eventually(t, "requests are not decided", func() bool { _, _, decided := ask(false); return decided })
+		eventually(t, "requests are not decided", func() bool { _, _, decided := request(false); return decided })
 		byName["first"].busy.Store(c.failover != envoy.NoFailover)
 		for i := range 6 {
-			status, version, decided := ask(i%2 == 1)
+			status, version, decided := request(i%2 == 1)
 			if status != http.StatusOK || version != 1+i%2 || !decided {
 				t.Errorf("%s: status %d over HTTP/%d, decided: %v", c.failover, status, version, decided)
 			}
@@ -227,7 +227,7 @@ func TestTLSFromClientsToWorkers(t *testing.T) {
 		t.Errorf("healthy workers: %v", got)
 	}
 	d.Router.Stop()
-	eventually(t, "the pool does not serve", func() bool { status, _, decided := ask(false); return status == http.StatusOK && !decided })
+	eventually(t, "the pool does not serve", func() bool { status, _, decided := request(false); return status == http.StatusOK && !decided })
 	_, _, d.EnvoyConfig.WorkerCA = other.write(t.TempDir(), "x")
 	if err := d.Envoy.Stop(); err != nil {
 		t.Fatal(err)
@@ -235,7 +235,7 @@ func TestTLSFromClientsToWorkers(t *testing.T) {
 	if err := d.StartEnvoy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if status, _, _ := ask(false); status != http.StatusServiceUnavailable {
+	if status, _, _ := request(false); status != http.StatusServiceUnavailable {
 		t.Errorf("Envoy sends a request to a worker with a certificate of an unknown authority: status %d", status)
 	}
 }
@@ -286,8 +286,8 @@ func TestEventsOverTLS(t *testing.T) {
 		t.Fatal(body)
 	}
 	eventually(t, "no cached block is known", func() bool {
-		var answer struct{ Workers []router.WorkerState }
-		err := process.GetJSON(t.Context(), "http://"+c.At.HTTP+"/v1/workers", &answer)
-		return err == nil && len(answer.Workers) == 1 && answer.Workers[0].CachedBlocks > 0
+		var response struct{ Workers []router.WorkerState }
+		err := process.GetJSON(t.Context(), "http://"+c.At.HTTP+"/v1/workers", &response)
+		return err == nil && len(response.Workers) == 1 && response.Workers[0].CachedBlocks > 0
 	})
 }

@@ -139,13 +139,13 @@ func TestModelsAreReloadedUnderLoad(t *testing.T) {
 		cached      bool
 	}{{"base", "base", false}, {"latest", "base", true}, {"base-lora", "base", false}, {"base-lora", "base", true}, {"base", "base", true}, {"sim", "sim", false}, {"sim", "sim", true}} {
 		resp, text := reply(t, d, "POST", chatPath, body(c.model, content), nil)
-		var answer answered
-		if err := json.Unmarshal([]byte(text), &answer); err != nil || resp.StatusCode != 200 {
+		var response answered
+		if err := json.Unmarshal([]byte(text), &response); err != nil || resp.StatusCode != 200 {
 			t.Fatalf("%s: status %d, %s, %v", c.model, resp.StatusCode, text, err)
 		}
 		last := lastDecision(t, d)
-		if (answer.Usage.Details.Cached > 0) != c.cached || (last.OverlapBlocks > 0) != c.cached || last.TokenMode != tokenizer.Exact || last.Model != c.pool {
-			t.Errorf("%s: %d tokens cached, decision %+v, want cached %v", c.model, answer.Usage.Details.Cached, last, c.cached)
+		if (response.Usage.Details.Cached > 0) != c.cached || (last.OverlapBlocks > 0) != c.cached || last.TokenMode != tokenizer.Exact || last.Model != c.pool {
+			t.Errorf("%s: %d tokens cached, decision %+v, want cached %v", c.model, response.Usage.Details.Cached, last, c.cached)
 		}
 		settle(t, d)
 	}
@@ -191,12 +191,12 @@ func TestModelsAreReloadedUnderLoad(t *testing.T) {
 	}
 	// A name that only the file has comes and goes with it, and a mistake in the file changes
 	// nothing.
-	ask := func(model string) int {
+	statusFor := func(model string) int {
 		resp, _ := reply(t, d, "POST", chatPath, body(model, "a"), nil)
 		return resp.StatusCode
 	}
 	d.reload(t, file, with("newest-of-all"))
-	if got := ask("other"); got != http.StatusNotFound {
+	if got := statusFor("other"); got != http.StatusNotFound {
 		t.Errorf("a name that is gone: status %d", got)
 	}
 	if err := os.WriteFile(file, []byte("version: 1\nmodels:\n- {name: base, tokenizer: /nowhere}\n"), 0o600); err != nil {
@@ -206,7 +206,7 @@ func TestModelsAreReloadedUnderLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the mistake is not told", func() bool { return strings.Contains(d.Router.LastLines(), "not reloaded") })
-	if got := ask("base"); got != http.StatusOK || lastDecision(t, d).TokenMode != tokenizer.Exact {
+	if got := statusFor("base"); got != http.StatusOK || lastDecision(t, d).TokenMode != tokenizer.Exact {
 		t.Errorf("after a mistake: status %d, %+v", got, lastDecision(t, d))
 	}
 	_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
@@ -219,7 +219,7 @@ func TestModelsAreReloadedUnderLoad(t *testing.T) {
 	template := writeFile(t, "{% for m in messages %}{{ m.content }}{% endfor %}")
 	long := lastDecision(t, d).PromptTokens
 	d.reload(t, file, strings.Replace(with("latest"), "tokenizer:", fmt.Sprintf("chat-template: %q, tokenizer:", template), 1))
-	if got := ask("base"); got != http.StatusOK || lastDecision(t, d).PromptTokens >= long {
+	if got := statusFor("base"); got != http.StatusOK || lastDecision(t, d).PromptTokens >= long {
 		t.Errorf("with a shorter template: status %d, %d tokens, want fewer than %d", got, lastDecision(t, d).PromptTokens, long)
 	}
 	eventually(t, "slots are left", func() bool { requests, _, _ := inFlight(t, d); return requests == 0 })
@@ -471,14 +471,14 @@ func TestAWrongTemplateIsNoticed(t *testing.T) {
 	}
 	file := writeFile(t, with(fmt.Sprintf(", chat-template: %q", wrong)))
 	d := startStack(t, 1, []string{"--speed", "50"}, "--config", file, "--verify-tokenizer")
-	ask := func() router.Decision {
+	decide := func() router.Decision {
 		resp, body := reply(t, d, "POST", chatPath, chatBody(strings.Repeat("is this right? ", 20), 2, false), nil)
 		if resp.StatusCode != http.StatusOK {
 			t.Fatalf("status %d: %s", resp.StatusCode, body)
 		}
 		return lastDecision(t, d)
 	}
-	eventually(t, "the wrong template is not noticed", func() bool { return ask().TokenReason == tokenizer.Drifted })
+	eventually(t, "the wrong template is not noticed", func() bool { return decide().TokenReason == tokenizer.Drifted })
 	log, err := os.ReadFile(d.Router.Log)
 	if err != nil {
 		t.Fatal(err)
@@ -493,12 +493,12 @@ func TestAWrongTemplateIsNoticed(t *testing.T) {
 	}
 	d.reload(t, file, with(""))
 	for range 4 {
-		if got := ask(); got.TokenMode != tokenizer.Exact {
+		if got := decide(); got.TokenMode != tokenizer.Exact {
 			t.Errorf("with the right template: %+v", got)
 		}
 		settle(t, d)
 	}
-	if got := ask(); got.OverlapBlocks == 0 {
+	if got := decide(); got.OverlapBlocks == 0 {
 		t.Errorf("with the right template no cached blocks are found: %+v", got)
 	}
 	eventually(t, "equal ids are not counted", func() bool {

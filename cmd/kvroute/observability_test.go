@@ -80,17 +80,17 @@ func TestAlertsAndPanelsAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := map[string]bool{}
+	documented := map[string]bool{}
 	for _, m := range regexp.MustCompile("(?m)^\\| `((?:kvroute|gen_ai)[^`]+)` \\| ([^ |]*)").FindAllStringSubmatch(string(text), -1) {
 		name := strings.ReplaceAll(m[1], ".", "_") + map[string]string{"s": "_seconds", "By": "_bytes"}[m[2]]
 		for _, suffix := range []string{"", "_total", "_bucket", "_sum", "_count"} {
-			known[name+suffix] = true
+			documented[name+suffix] = true
 		}
 	}
 	check := func(where, query string) {
 		names := regexp.MustCompile(`\b(?:kvroute|gen_ai)_[a-z_]+`).FindAllString(regexp.MustCompile(`\{[^}]*\}|\bby \([^)]*\)`).ReplaceAllString(query, ""), -1)
 		for _, name := range names {
-			if !known[name] {
+			if !documented[name] {
 				t.Errorf("%s: docs/metrics.md does not list %s", where, name)
 			}
 		}
@@ -181,17 +181,17 @@ func TestPrometheusReadsTheFigures(t *testing.T) {
 		http.DefaultClient.CloseIdleConnections()
 	})
 	query := func(expr string) (series int, err error) {
-		var answer struct {
+		var response struct {
 			Status, Error string
 			Data          struct{ Result []json.RawMessage }
 		}
-		if err := process.GetJSON(t.Context(), "http://"+listen+"/api/v1/query?query="+url.QueryEscape(expr), &answer); err != nil {
+		if err := process.GetJSON(t.Context(), "http://"+listen+"/api/v1/query?query="+url.QueryEscape(expr), &response); err != nil {
 			return 0, err
 		}
-		if answer.Status != "success" {
-			return 0, fmt.Errorf("%s: %s", expr, answer.Error)
+		if response.Status != "success" {
+			return 0, fmt.Errorf("%s: %s", expr, response.Error)
 		}
-		return len(answer.Data.Result), nil
+		return len(response.Data.Result), nil
 	}
 	serve := func() {
 		body := strings.Replace(chatBody(strings.Repeat("What is in the cache? ", 40), 4, true), "{", `{"stream_options":{"include_usage":true},`, 1)

@@ -22,7 +22,7 @@ func TestRequestsWaitForRoom(t *testing.T) {
 	d := startStack(t, 1, []string{"--speed", "0.15"}, "--router-queue-threshold", "0", "--queue-wait", "4s", "--overload-status", "529", "--router-queue-limit", "2")
 	long := strings.Repeat("A prompt that takes the engine a while to read. ", 300)
 	answers := make(chan *http.Response, 4)
-	ask := func(body string) {
+	sendChat := func(body string) {
 		go func() {
 			resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, body, nil)
 			if err != nil {
@@ -35,11 +35,11 @@ func TestRequestsWaitForRoom(t *testing.T) {
 			answers <- resp
 		}()
 	}
-	ask(chatBody("first "+long, 1, true))
+	sendChat(chatBody("first "+long, 1, true))
 	eventually(t, "the first request is not booked", func() bool { _, pend, _ := inFlight(t, d); return pend > 0 })
 	start := time.Now()
 	for _, name := range []string{"second ", "third "} {
-		ask(chatBody(name+long, 1, true))
+		sendChat(chatBody(name+long, 1, true))
 	}
 	waiting := func() bool {
 		_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
@@ -75,18 +75,18 @@ func TestOverload(t *testing.T) {
 	// A worker computes the prompt of 4,000 tokens below in 0.4 s or more, one after the other.
 	d := startStack(t, 2, []string{"--speed", "1", "--max-num-batched-tokens", "4096"}, "--active-prefill-tokens-threshold", "8000", "--avoid-failing", "0")
 	prompt := strings.Repeat("A prompt that takes the engine a while to read. ", 400)
-	type answer struct {
+	type timing struct {
 		status int
 		took   time.Duration
 	}
-	ask := func(name string) answer {
+	measure := func(name string) timing {
 		start := time.Now()
 		got := look(send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody(name+prompt, 1, true), nil))
-		return answer{got.status, time.Since(start)}
+		return timing{got.status, time.Since(start)}
 	}
-	alone := ask("alone ")
+	alone := measure("alone ")
 	for i := range 4 {
-		alone.took = max(alone.took, ask(fmt.Sprint("alone ", i, " ")).took)
+		alone.took = max(alone.took, measure(fmt.Sprint("alone ", i, " ")).took)
 	}
 	if alone.status != http.StatusOK {
 		t.Fatalf("status %d", alone.status)
@@ -103,7 +103,7 @@ func TestOverload(t *testing.T) {
 	for c := range 18 {
 		clients.Go(func() {
 			for i, begin := 0, time.Now(); time.Since(begin) < lasts; i++ {
-				a := ask(fmt.Sprint(c, " ", i, " "))
+				a := measure(fmt.Sprint(c, " ", i, " "))
 				mu.Lock()
 				answers[a.status] = append(answers[a.status], a.took)
 				mu.Unlock()
@@ -124,7 +124,7 @@ func TestOverload(t *testing.T) {
 		return requests+pend+blocks == 0
 	})
 	rest := time.Since(ended)
-	after := ask("after ")
+	after := measure("after ")
 	slices.Sort(served)
 	slices.Sort(refused)
 	t.Logf("%d served: median %v, slowest %v; alone %v", len(served), served[len(served)/2], served[len(served)-1], alone.took)

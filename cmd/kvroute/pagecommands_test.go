@@ -65,9 +65,9 @@ func shellBlocks(t *testing.T) map[string]string {
 		}
 		for _, m := range regexp.MustCompile("(?ms)^ *```(?:sh|bash|console)\n(.*?)^ *```").FindAllStringSubmatch(string(text), -1) {
 			name := strings.TrimSuffix(filepath.Base(file), ".md") + ": "
-			for known := range commandBlocks {
-				if strings.HasPrefix(name+strings.TrimSpace(m[1]), known) {
-					name = known
+			for prefix := range commandBlocks {
+				if strings.HasPrefix(name+strings.TrimSpace(m[1]), prefix) {
+					name = prefix
 				}
 			}
 			if all[name] != "" || commandBlocks[name] == "" {

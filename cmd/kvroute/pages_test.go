@@ -82,13 +82,13 @@ func TestPagesNameWhatExists(t *testing.T) {
 		}
 		listed[m[1]] = true
 	}
-	known := map[string]bool{"--help": true}
+	existing := map[string]bool{"--help": true}
 	for _, flag := range engineFlags {
-		known[flag] = true
+		existing[flag] = true
 	}
 	for _, c := range commandNames {
 		for flag := range flagsOf(t, c...) {
-			known[flag] = true
+			existing[flag] = true
 		}
 	}
 	logged := 0
@@ -111,13 +111,13 @@ func TestPagesNameWhatExists(t *testing.T) {
 			}
 		}
 		for _, flag := range regexp.MustCompile("`(?:[a-z ]+ )?(--[a-z][a-z0-9-]+)").FindAllStringSubmatch(text, -1) {
-			if !known[flag[1]] {
+			if !existing[flag[1]] {
 				t.Errorf("%s.md: no command has the flag %s", name, flag[1])
 			}
 		}
 	}
-	if logged < 20 || len(listed) < 100 || len(known) < 100 {
-		t.Errorf("%d log lines, %d metrics, %d flags: the pages are not read", logged, len(listed), len(known))
+	if logged < 20 || len(listed) < 100 || len(existing) < 100 {
+		t.Errorf("%d log lines, %d metrics, %d flags: the pages are not read", logged, len(listed), len(existing))
 	}
 }
 

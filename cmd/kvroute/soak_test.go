@@ -237,7 +237,7 @@ func knowsCaches(t *testing.T, d *demonstration) {
 	var blocks, sent int
 	next := time.Now().Add(3 * time.Second)
 	eventually(t, "the index is not equal to the engines' caches", func() bool {
-		known := map[uint64]map[uint64]bool{}
+		indexed := map[uint64]map[uint64]bool{}
 		blocks = 0
 		_, dump := get(t, "http://"+d.Router.At.HTTP+"/v1/index/dump")
 		for line := range strings.Lines(dump) {
@@ -257,10 +257,10 @@ func knowsCaches(t *testing.T, d *demonstration) {
 				t.Fatal(err)
 			}
 			for _, b := range ev.Event.Data.Stored.Blocks {
-				if known[ev.WorkerID] == nil {
-					known[ev.WorkerID] = map[uint64]bool{}
+				if indexed[ev.WorkerID] == nil {
+					indexed[ev.WorkerID] = map[uint64]bool{}
 				}
-				known[ev.WorkerID][b.Hash] = true
+				indexed[ev.WorkerID][b.Hash] = true
 			}
 		}
 		for _, e := range d.Engines {
@@ -268,7 +268,7 @@ func knowsCaches(t *testing.T, d *demonstration) {
 			if err := process.GetJSON(t.Context(), "http://"+e.At.HTTP+"/sim/blocks", &cached); err != nil {
 				t.Fatal(err)
 			}
-			of, missing := known[wire.WorkerID(e.Name)], 0
+			of, missing := indexed[wire.WorkerID(e.Name)], 0
 			for _, b := range cached {
 				if !of[b] {
 					missing++

@@ -100,7 +100,7 @@ func (p *splitFleet) config(without string) string {
 func (p *splitFleet) start(t *testing.T, flags ...string) {
 	t.Helper()
 	p.begin(t, append(p.flags(t), flags...)...)
-	p.take() // without the stack's own request
+	p.newRequests() // without the stack's own request
 }
 
 // flags writes the configuration file and returns the flags that name it.
@@ -127,8 +127,8 @@ func (p *splitFleet) dies(name string) {
 	p.servers[name].CloseClientConnections()
 }
 
-// take returns the requests that came since the last call.
-func (p *splitFleet) take() map[string][]map[string]any {
+// newRequests returns the requests that came since the last call.
+func (p *splitFleet) newRequests() map[string][]map[string]any {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	taken := p.bodies
@@ -149,7 +149,7 @@ func TestARequestIsSplit(t *testing.T) {
 			if resp.StatusCode != 200 || !strings.Contains(body, "answer") {
 				t.Fatalf("status %d: %s", resp.StatusCode, body)
 			}
-			got := p.take()
+			got := p.newRequests()
 			decode := got["d"]
 			if len(decode) != 1 || decode[0]["stream"] != true || decode[0]["max_tokens"] != 7. {
 				t.Fatalf("the decode worker got %v", decode)
@@ -230,7 +230,7 @@ func TestFaultsOfPrefillWorkers(t *testing.T) {
 					if resp.StatusCode != 200 || !strings.Contains(body, "answer") {
 						t.Fatalf("status %d: %s", resp.StatusCode, body)
 					}
-					decode := p.take()["d"]
+					decode := p.newRequests()["d"]
 					if len(decode) != 1 {
 						t.Fatalf("the decode worker got %v", decode)
 					}

@@ -70,8 +70,8 @@ func TestFaultsOfSplitRequests(t *testing.T) {
 	}
 }
 
-// ask sends a short chat for a model.
-func (p *splitFleet) ask(t *testing.T, ctx context.Context, model string) sight {
+// sendShort sends a short chat for a model.
+func (p *splitFleet) sendShort(t *testing.T, ctx context.Context, model string) sight {
 	t.Helper()
 	return look(send(t, ctx, "POST", p.Envoy.URL()+chatPath, strings.Replace(chatBody("hello", 7, false), "sim", model, 1), nil))
 }
@@ -80,10 +80,10 @@ func (p *splitFleet) ask(t *testing.T, ctx context.Context, model string) sight 
 // response received the parameters of a transfer.
 func (p *splitFleet) served(t *testing.T, model string) (split bool) {
 	t.Helper()
-	if got := p.ask(t, t.Context(), model); got.status != 200 || !strings.Contains(got.body, "answer") {
+	if got := p.sendShort(t, t.Context(), model); got.status != 200 || !strings.Contains(got.body, "answer") {
 		t.Fatalf("status %d, error %v: %s", got.status, got.err, got.body)
 	}
-	for _, bodies := range p.take() {
+	for _, bodies := range p.newRequests() {
 		for _, body := range bodies {
 			split = split || body["max_tokens"] == 7. && body["kv_transfer_params"] != nil
 		}
@@ -132,13 +132,13 @@ func deadPrefillWorker(t *testing.T, p *splitFleet, model string) {
 		}
 		http.Error(w, `{"error":{"message":"the blocks cannot be fetched"}}`, http.StatusInternalServerError)
 	})
-	if got := p.ask(t, t.Context(), model); got.status != 500 || !strings.Contains(got.body, "the blocks cannot be fetched") {
+	if got := p.sendShort(t, t.Context(), model); got.status != 500 || !strings.Contains(got.body, "the blocks cannot be fetched") {
 		t.Errorf("after its leg: status %d, error %v: %s", got.status, got.err, got.body)
 	}
 	if d := newest(t, p.demonstration); d.NoLeg != "" || d.Prefill == nil {
 		t.Errorf("after its leg: the decision is %+v", d)
 	}
-	p.take()
+	p.newRequests()
 
 	p.computes("dead-d", works)
 	if p.served(t, model) || newest(t, p.demonstration).NoLeg != router.NoLegFailed {
@@ -158,15 +158,15 @@ func deadBootstrapServer(t *testing.T, p *splitFleet, model string) {
 		<-died
 		http.Error(w, `{"error":{"message":"the prefill worker is gone"}}`, http.StatusInternalServerError)
 	})
-	got := p.ask(t, t.Context(), model)
+	got := p.sendShort(t, t.Context(), model)
 	if got.status != 500 || !strings.Contains(got.body, "the prefill worker is gone") {
 		t.Errorf("status %d, error %v: %s", got.status, got.err, got.body)
 	}
-	if decode := p.take()["sglang-d"]; len(decode) != 1 || decode[0]["bootstrap_room"] == nil {
+	if decode := p.newRequests()["sglang-d"]; len(decode) != 1 || decode[0]["bootstrap_room"] == nil {
 		t.Errorf("the decode worker got %v", decode)
 	}
 	// The next request finds the prefill worker dead. The decode worker would refuse a whole request.
-	if got := p.ask(t, t.Context(), model); got.status != 503 || !strings.Contains(got.body, `"no_worker"`) || len(p.take()) > 0 {
+	if got := p.sendShort(t, t.Context(), model); got.status != 503 || !strings.Contains(got.body, `"no_worker"`) || len(p.newRequests()) > 0 {
 		t.Errorf("without a prefill worker: status %d, error %v: %s", got.status, got.err, got.body)
 	}
 }
@@ -184,7 +184,7 @@ func largeParameters(t *testing.T, p *splitFleet, model string) {
 		if resp.StatusCode != 200 || !strings.Contains(body, "answer") {
 			t.Fatalf("%d bytes: status %d: %s", size, resp.StatusCode, body)
 		}
-		decode := p.take()["large-d"]
+		decode := p.newRequests()["large-d"]
 		if len(decode) != 1 {
 			t.Fatalf("%d bytes: the decode worker got %d requests", size, len(decode))
 		}
@@ -223,7 +223,7 @@ func refusingDecodeWorkers(t *testing.T, p *splitFleet, model string) {
 	}
 	p.computes("refused-d1", refuse)
 	row := outcomeOf(t, "the second choice fails as well")
-	row.check(t, p.ask(t, t.Context(), model))
+	row.check(t, p.sendShort(t, t.Context(), model))
 	atRest(t, p.demonstration)
 
 	p.computes("refused-d0", works)
@@ -234,7 +234,7 @@ func refusingDecodeWorkers(t *testing.T, p *splitFleet, model string) {
 		}
 	}
 	p.dies("refused-d0")
-	row.check(t, p.ask(t, t.Context(), model))
+	row.check(t, p.sendShort(t, t.Context(), model))
 }
 
 // twoRolesOnEachWorker tests that each of two workers can take either part of a request, and never both.
@@ -257,7 +257,7 @@ func lastPrefillWorkerLeaves(t *testing.T, p *splitFleet, model string) {
 	for range 4 {
 		all.Go(func() {
 			for ctx.Err() == nil {
-				if got := p.ask(t, t.Context(), model); got.status != 200 {
+				if got := p.sendShort(t, t.Context(), model); got.status != 200 {
 					bad.Add(1)
 				}
 			}
@@ -267,9 +267,9 @@ func lastPrefillWorkerLeaves(t *testing.T, p *splitFleet, model string) {
 	defer end()
 	becomes := func(split bool) {
 		t.Helper()
-		p.take() // requests of both kinds may have come until now
+		p.newRequests() // requests of both kinds may have come until now
 		eventually(t, fmt.Sprintf("requests are not split = %v", split), func() bool {
-			for _, body := range p.take()["leaves-d"] {
+			for _, body := range p.newRequests()["leaves-d"] {
 				if (body["kv_transfer_params"] != nil) == split {
 					return true
 				}
@@ -298,7 +298,7 @@ func pausedRouter(t *testing.T, p *splitFleet, model string) {
 	if err := p.StartRouter(t.Context(), slices.Concat(p.flags(t), patient, []string{"--prefill-timeout", "4s"})...); err != nil {
 		t.Fatal(err)
 	}
-	p.take()
+	p.newRequests()
 	extended := func() int64 {
 		n, err := p.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.override_message_timeout_received")
 		if err != nil {
@@ -317,8 +317,8 @@ func pausedRouter(t *testing.T, p *splitFleet, model string) {
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
 	stays, leaves := make(chan sight, 1), make(chan sight, 1)
-	go func() { stays <- p.ask(t, t.Context(), model) }()
-	go func() { leaves <- p.ask(t, ctx, model) }()
+	go func() { stays <- p.sendShort(t, t.Context(), model) }()
+	go func() { leaves <- p.sendShort(t, ctx, model) }()
 	eventually(t, "two legs do not begin", func() bool { return under.Load() == 2 })
 	eventually(t, "Envoy has not extended both timeouts", func() bool { return extended() == already+2 })
 	hold(t, p.Router)
@@ -327,7 +327,7 @@ func pausedRouter(t *testing.T, p *splitFleet, model string) {
 		t.Errorf("the client that left has status %d", got.status)
 	}
 	outcomeOf(t, "kvroute hangs").check(t, <-stays)
-	if decode := p.take()["sim-d"]; len(decode) != 1 || decode[0]["kv_transfer_params"] != nil {
+	if decode := p.newRequests()["sim-d"]; len(decode) != 1 || decode[0]["kv_transfer_params"] != nil {
 		t.Errorf("the decode worker got %v", decode)
 	}
 	if n := under.Load(); n != 2 {
@@ -351,7 +351,7 @@ func manyLegs(t *testing.T, p *splitFleet, model string) {
 	if err := p.StartRouter(t.Context(), slices.Concat(p.flags(t), patient, []string{"--max-held-bytes", fmt.Sprint(4 * room * len(body))})...); err != nil {
 		t.Fatal(err)
 	}
-	p.take()
+	p.newRequests()
 	served := func() (n int) {
 		_, _ = fmt.Sscan(p.metric(t, outcomeMetric("served")), &n) // 0 if it is absent
 		return n
@@ -410,7 +410,7 @@ func TestReplicasLoseNATSDuringLegs(t *testing.T) {
 	if err := p.StartReplicas(t.Context(), 2, append(p.flags(t), "--prefill-timeout", "30s")...); err != nil {
 		t.Fatal(err)
 	}
-	p.take()
+	p.newRequests()
 
 	var under atomic.Int32
 	release := make(chan struct{})
@@ -426,7 +426,7 @@ func TestReplicasLoseNATSDuringLegs(t *testing.T) {
 	const requests = 40
 	answers := make(chan sight, requests)
 	for range requests {
-		go func() { answers <- p.ask(t, t.Context(), "sim") }()
+		go func() { answers <- p.sendShort(t, t.Context(), "sim") }()
 	}
 	eventually(t, "not all legs begin", func() bool { return under.Load() == requests })
 	booked := func(c *demo.Child) (requests, pending int) {

@@ -180,7 +180,7 @@ func TestNoConfigurationLetsClientsChoose(t *testing.T) {
 	var reached []string
 	var seen map[string]bool
 	var from string
-	answer := func(name string) string {
+	startWorker := func(name string) string {
 		return startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -195,8 +195,8 @@ func TestNoConfigurationLetsClientsChoose(t *testing.T) {
 			fmt.Fprint(w, `{"choices":[]}`)
 		})
 	}
-	pool := [2]string{answer("pool"), answer("pool")}
-	victim := answer("victim")
+	pool := [2]string{startWorker("pool"), startWorker("pool")}
+	victim := startWorker("victim")
 	header := http.Header{}
 	for _, name := range openai.Steering {
 		header.Set(name, victim)

@@ -19,11 +19,11 @@ func TestSurfacesThroughEnvoy(t *testing.T) {
 	d := startStack(t, 2, []string{"--speed", "50"})
 	text := strings.Repeat("a long and winding prompt ", 40)
 	ids := strings.TrimSuffix(strings.Repeat("17,18,19,20,", 60), ",")
-	ask := func(path, body string) (status int) {
+	post := func(path, body string) (status int) {
 		t.Helper()
-		resp, answer := reply(t, d, "POST", path, body, nil)
+		resp, text := reply(t, d, "POST", path, body, nil)
 		if resp.StatusCode != http.StatusOK {
-			t.Errorf("%s: status %d: %s", path, resp.StatusCode, answer)
+			t.Errorf("%s: status %d: %s", path, resp.StatusCode, text)
 		}
 		return resp.StatusCode
 	}
@@ -34,11 +34,11 @@ func TestSurfacesThroughEnvoy(t *testing.T) {
 		{"", "/inference/v1/generate", fmt.Sprintf(`{"model":"sim","token_ids":[%s],"sampling_params":{"max_tokens":2}}`, ids)},
 	} {
 		if path, body, some := strings.Cut(c.first, " "); some {
-			ask(path, body)
+			post(path, body)
 		}
 		// The events of the first request may not have arrived yet.
 		eventually(t, c.path+" does not find what is cached", func() bool {
-			if ask(c.path, c.body) != http.StatusOK {
+			if post(c.path, c.body) != http.StatusOK {
 				return false
 			}
 			got := lastDecision(t, d)
@@ -49,7 +49,7 @@ func TestSurfacesThroughEnvoy(t *testing.T) {
 		{"/tokenize", `{"model":"sim","prompt":"a"}`},
 		{"/v1/embeddings", `{"model":"sim","input":"a"}`},
 	} {
-		ask(c.path, c.body)
+		post(c.path, c.body)
 		if got := lastDecision(t, d); got.TokenMode != tokenizer.None || got.OverlapBlocks != 0 {
 			t.Errorf("%s: %+v", c.path, got)
 		}

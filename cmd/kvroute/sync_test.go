@@ -69,10 +69,10 @@ workers:
 			}
 		}
 	}
-	type answer struct {
+	type routed struct {
 		WorkerID uint64 `json:"worker_id"`
 	}
-	book := func(c *demo.Child, id string, letter int) (a answer) {
+	book := func(c *demo.Child, id string, letter int) (a routed) {
 		t.Helper()
 		tokens := make([]int, 800)
 		for i := range tokens {
@@ -113,7 +113,7 @@ workers:
 	eventually(t, "a does not see what b does", func() bool { return load(a)[second.WorkerID] == [2]int{1, 800} })
 
 	// Both workers are busy, according to a's slots and b's.
-	waited := make(chan answer, 1)
+	waited := make(chan routed, 1)
 	go func() { waited <- book(b, "r2", 3) }()
 	eventually(t, "nobody waits at b", func() bool {
 		_, text := get(t, "http://"+b.At.HTTP+"/metrics")
@@ -185,17 +185,17 @@ workers:
 		}
 		t.Cleanup(replicas[i].Stop)
 	}
-	post := func(c *demo.Child, path, body string) (answer struct {
+	post := func(c *demo.Child, path, body string) (response struct {
 		Worker   uint64 `json:"worker_id"`
 		Decision struct{ Reason string }
 	},
 	) {
 		t.Helper()
 		resp, text := whole(t, http.MethodPost, "http://"+c.At.HTTP+path, body, nil)
-		if err := json.Unmarshal([]byte(text), &answer); err != nil || resp.StatusCode != http.StatusOK {
+		if err := json.Unmarshal([]byte(text), &response); err != nil || resp.StatusCode != http.StatusOK {
 			t.Fatalf("%s: %s %s", path, resp.Status, text)
 		}
-		return answer
+		return response
 	}
 	eventually(t, "the replicas do not hear each other", func() bool { // changes are sent only if another replica is known
 		for _, c := range replicas {

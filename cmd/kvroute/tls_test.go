@@ -32,7 +32,7 @@ func TestEnvoyAndKvrouteKnowEachOther(t *testing.T) {
 	d.EnvoyConfig.Cert, d.EnvoyConfig.Key, d.EnvoyConfig.CA = authority.write(dir, "envoy.internal")
 	d.EnvoyConfig.ServerName = "kvroute.internal"
 	d.begin(t, "--extproc-tls-cert", cert, "--extproc-tls-key", key, "--extproc-tls-client-ca", ca)
-	ask := func(d *demonstration) (decided bool) {
+	sendChat := func(d *demonstration) (decided bool) {
 		t.Helper()
 		resp, body := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil)
 		if resp.StatusCode != 200 {
@@ -40,7 +40,7 @@ func TestEnvoyAndKvrouteKnowEachOther(t *testing.T) {
 		}
 		return resp.Header.Get("X-Dynamo-Reason") != ""
 	}
-	if !ask(d) {
+	if !sendChat(d) {
 		t.Error("kvroute did not decide")
 	}
 
@@ -50,7 +50,7 @@ func TestEnvoyAndKvrouteKnowEachOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = stranger.Envoy.Stop() })
-	if ask(&stranger) {
+	if sendChat(&stranger) {
 		t.Error("kvroute decided for an Envoy that it does not know")
 	}
 
@@ -61,7 +61,7 @@ func TestEnvoyAndKvrouteKnowEachOther(t *testing.T) {
 	if err := d.StartEnvoy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "kvroute does not decide with new certificates", func() bool { return ask(d) })
+	eventually(t, "kvroute does not decide with new certificates", func() bool { return sendChat(d) })
 }
 
 // Invalid files leave the old ones in force.
@@ -142,8 +142,8 @@ func TestANewAuthorityShutsTheOldOneOut(t *testing.T) {
 	healthpb.RegisterHealthServer(server, health.NewServer())
 	go func() { _ = server.Serve(l) }() // ends with Stop
 	t.Cleanup(server.Stop)
-	// ask opens a new connection, and reports whether it was accepted and resumed a session.
-	ask := func(conf *tls.Config) (in, resumed bool) {
+	// connect opens a new connection, and reports whether it was accepted and resumed a session.
+	connect := func(conf *tls.Config) (in, resumed bool) {
 		t.Helper()
 		conn, err := tls.Dial("tcp", l.Addr().String(), conf)
 		if err != nil {
@@ -158,10 +158,10 @@ func TestANewAuthorityShutsTheOldOneOut(t *testing.T) {
 		return err == nil, conn.ConnectionState().DidResume
 	}
 	before := clientOf(old)
-	if in, _ := ask(before); !in {
+	if in, _ := connect(before); !in {
 		t.Fatal("the old authority's client is not let in")
 	}
-	if in, _ := ask(before); !in {
+	if in, _ := connect(before); !in {
 		t.Fatal("the second time it is not let in")
 	}
 	other := t.TempDir()
@@ -174,12 +174,12 @@ func TestANewAuthorityShutsTheOldOneOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	after := clientOf(fresh)
-	eventually(t, "the new authority's client is not let in", func() bool { in, _ := ask(after); return in })
-	if in, resumed := ask(before); in {
+	eventually(t, "the new authority's client is not let in", func() bool { in, _ := connect(after); return in })
+	if in, resumed := connect(before); in {
 		t.Errorf("the old authority's client is let in, resumed: %v", resumed)
 	}
 	before.ClientSessionCache = nil
-	if in, _ := ask(before); in {
+	if in, _ := connect(before); in {
 		t.Error("the old authority's client is let in with a new session")
 	}
 }

@@ -158,8 +158,8 @@ func verifying(t *testing.T, log io.Writer, workers func(string) []router.Worker
 	return v
 }
 
-// tell makes n observations of a prompt with the card's ids.
-func tell(t *testing.T, v *verifier, card *router.Card, at netip.AddrPort, n int) {
+// observeTimes makes n observations of a prompt with the card's ids.
+func observeTimes(t *testing.T, v *verifier, card *router.Card, at netip.AddrPort, n int) {
 	t.Helper()
 	prompt := router.Prompt{Messages: []byte(`[{"role":"user","content":"the worker keeps the shared prefix and the router finds it there"}]`)}
 	p, err := card.Prompts.Check(t.Context(), nil, prompt, time.Now())
@@ -194,23 +194,23 @@ func TestVerdicts(t *testing.T) {
 
 	card := simCard(t)
 	hasVerdict(t, card, tokenizer.Unchecked)
-	tell(t, v, card, address, 1)
+	observeTimes(t, v, card, address, 1)
 	hasVerdict(t, card, tokenizer.Agreed)
 	wrong.Store(-1)
-	tell(t, v, card, address, 1)
+	observeTimes(t, v, card, address, 1)
 	hasVerdict(t, card, tokenizer.Differs)
 	wrong.Store(0)
 	before := asked.Load()
-	tell(t, v, card, address, 1)
+	observeTimes(t, v, card, address, 1)
 	eventually(t, "the worker is not asked", func() bool { return asked.Load() > before && len(v.queue) == 0 })
 	hasVerdict(t, card, tokenizer.Differs)
 
 	// One wrong beginning may be a worker that is being replaced; two wrong ones change the verdict.
 	wrong.Store(3)
-	tell(t, v, card, address, 1)
+	observeTimes(t, v, card, address, 1)
 	eventually(t, "the worker is not asked", func() bool { return strings.Contains(log.String(), "position=0") })
 	hasVerdict(t, card, tokenizer.Differs)
-	tell(t, v, card, address, 1)
+	observeTimes(t, v, card, address, 1)
 	hasVerdict(t, card, tokenizer.DriftSeen)
 	// The model is tokenized again as soon as the worker agrees.
 	wrong.Store(0)
@@ -221,16 +221,16 @@ func TestVerdicts(t *testing.T) {
 
 	// Checks of a reloaded card start again, whatever the verdict was.
 	wrong.Store(3)
-	tell(t, v, card, address, 2)
+	observeTimes(t, v, card, address, 2)
 	hasVerdict(t, card, tokenizer.DriftSeen)
 	card = simCard(t)
-	tell(t, v, card, address, 1)
+	observeTimes(t, v, card, address, 1)
 	eventually(t, "the reloaded model is not checked", func() bool { return card.Prompts.Verdict() == tokenizer.Differs })
-	tell(t, v, card, address, 1)
+	observeTimes(t, v, card, address, 1)
 	hasVerdict(t, card, tokenizer.DriftSeen)
 	wrong.Store(0)
 	card = simCard(t)
-	tell(t, v, card, address, 1)
+	observeTimes(t, v, card, address, 1)
 	hasVerdict(t, card, tokenizer.Agreed)
 }
 
@@ -251,7 +251,7 @@ func TestDriftEndsWithAnotherWorker(t *testing.T) {
 		return []router.WorkerState{{Address: bad}, {Address: good}}
 	})
 	card := simCard(t)
-	tell(t, v, card, bad, 2)
+	observeTimes(t, v, card, bad, 2)
 	hasVerdict(t, card, tokenizer.DriftSeen)
 	gone.Store(true)
 	hasVerdict(t, card, tokenizer.Differs)

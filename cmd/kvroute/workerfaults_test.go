@@ -123,7 +123,7 @@ func TestWorkersFaults(t *testing.T) {
 func TestAHangingRouterFailsOpen(t *testing.T) {
 	t.Parallel() // mostly waits
 	d := startStack(t, 2, []string{"--speed", "20"})
-	ask := func(row string) (reason string, took time.Duration) {
+	sendAndCheck := func(row string) (reason string, took time.Duration) {
 		t.Helper()
 		begin := time.Now()
 		got := d.send(t, "hello", false)
@@ -132,11 +132,11 @@ func TestAHangingRouterFailsOpen(t *testing.T) {
 	}
 	hangs, dies := outcomeOf(t, "kvroute hangs"), outcomeOf(t, "kvroute dies while it decides")
 	hold(t, d.Router)
-	if reason, took := ask(hangs.what); reason != "" || took < time.Second {
+	if reason, took := sendAndCheck(hangs.what); reason != "" || took < time.Second {
 		t.Errorf("decided %q after %v by a router that stands still", reason, took)
 	}
 	var waiting sync.WaitGroup
-	waiting.Go(func() { ask(dies.what) }) // kvroute is killed during this request
+	waiting.Go(func() { sendAndCheck(dies.what) }) // kvroute is killed during this request
 	eventually(t, "the request does not reach kvroute", func() bool {
 		n, err := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
 		closed, _ := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_closed")

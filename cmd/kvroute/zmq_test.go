@@ -98,12 +98,12 @@ func complete(t *testing.T, e *demo.Child, prompt string) {
 func knows(t *testing.T, d *demonstration, atLeast int, engines ...*demo.Child) {
 	t.Helper()
 	eventually(t, "the router does not hear of all blocks", func() bool {
-		known := map[string]int{}
+		indexed := map[string]int{}
 		for _, w := range workers(t, d) {
-			known[w.Name] = w.CachedBlocks
+			indexed[w.Name] = w.CachedBlocks
 		}
 		for _, e := range engines {
-			if n := cachedBlocks(t, e); n != known[e.Name] || n < atLeast {
+			if n := cachedBlocks(t, e); n != indexed[e.Name] || n < atLeast {
 				return false
 			}
 		}

@@ -35,7 +35,7 @@ func start(t *testing.T, c enginesim.Config) (e *enginesim.Engine, url string) {
 	return e, s.URL
 }
 
-func ask(t *testing.T, method, url, body string) (*http.Response, string) {
+func send(t *testing.T, method, url, body string) (*http.Response, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
 	if err != nil {
@@ -81,7 +81,7 @@ func TestAnswers(t *testing.T) {
 		t.Fatalf("%d tokens, %v", len(prompt), err)
 	}
 	for i, cached := range []int{0, (len(prompt) - 1) / 16 * 16} {
-		resp, body := ask(t, "POST", url+"/v1/chat/completions", chat+"}")
+		resp, body := send(t, "POST", url+"/v1/chat/completions", chat+"}")
 		if err := json.Unmarshal([]byte(body), &last); err != nil {
 			t.Fatal(err)
 		}
@@ -89,7 +89,7 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("request %d: %s", i, body)
 		}
 	}
-	_, streamed := ask(t, "POST", url+"/v1/chat/completions", chat+`,"stream":true,"stream_options":{"include_usage":true}}`)
+	_, streamed := send(t, "POST", url+"/v1/chat/completions", chat+`,"stream":true,"stream_options":{"include_usage":true}}`)
 	events := strings.Split(strings.TrimSpace(streamed), "\n\n")
 	// The role, five tokens, the end, the usage, [DONE].
 	if len(events) != 9 || !strings.Contains(events[0], `"role":"assistant"`) || !strings.Contains(events[6], `"finish_reason":"length"`) ||
@@ -109,7 +109,7 @@ func TestAnswers(t *testing.T) {
 	if text.String() != last.Choices[0].Message.Content {
 		t.Errorf("streamed %q, whole %q", text.String(), last.Choices[0].Message.Content)
 	}
-	_, plain := ask(t, "POST", url+"/v1/completions", `{"model":"sim","prompt":[1,2,3],"stream":true}`)
+	_, plain := send(t, "POST", url+"/v1/completions", `{"model":"sim","prompt":[1,2,3],"stream":true}`)
 	if !strings.Contains(plain, `"object":"text_completion"`) || strings.Count(plain, "data: ") != 16+2 {
 		t.Errorf("completions streamed\n%s", plain)
 	}
@@ -117,7 +117,7 @@ func TestAnswers(t *testing.T) {
 
 func TestOtherEndpoints(t *testing.T) {
 	e, url := start(t, enginesim.Config{Speed: fast, NumBlocks: 64})
-	ask(t, "POST", url+"/v1/completions", `{"model":"sim","prompt":"`+strings.Repeat("x", 100)+`"}`)
+	send(t, "POST", url+"/v1/completions", `{"model":"sim","prompt":"`+strings.Repeat("x", 100)+`"}`)
 	for _, c := range []struct {
 		method, path, body string
 		status             int
@@ -137,14 +137,14 @@ func TestOtherEndpoints(t *testing.T) {
 		{"POST", "/v1/completions", `{"model":"sim",`, 400, "not valid JSON"},
 		{"POST", "/v1/completions", `{"model":"sim","prompt":[1,"a"]}`, 400, "prompt"},
 	} {
-		if resp, body := ask(t, c.method, url+c.path, c.body); resp.StatusCode != c.status || !strings.Contains(body, c.want) {
+		if resp, body := send(t, c.method, url+c.path, c.body); resp.StatusCode != c.status || !strings.Contains(body, c.want) {
 			t.Errorf("%s %s %s: %d %s, want %d and %q", c.method, c.path, c.body, resp.StatusCode, body, c.status, c.want)
 		}
 	}
 	if s := e.Stats(); s.CachedBlocks != 6 {
 		t.Errorf("%d blocks cached, want 6", s.CachedBlocks)
 	}
-	if resp, _ := ask(t, "POST", url+"/reset_prefix_cache", ""); resp.StatusCode != 200 || e.Stats().CachedBlocks != 0 {
+	if resp, _ := send(t, "POST", url+"/reset_prefix_cache", ""); resp.StatusCode != 200 || e.Stats().CachedBlocks != 0 {
 		t.Errorf("reset: %d, %d blocks left", resp.StatusCode, e.Stats().CachedBlocks)
 	}
 }
@@ -173,10 +173,10 @@ func TestEventsFollowTheirStep(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		answer := httptest.NewRecorder()
-		e.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), "POST", "/v1/completions", strings.NewReader(`{"model":"sim","max_tokens":1,"prompt":`+string(ids)+`}`)))
-		if answer.Code != http.StatusOK {
-			t.Fatalf("status %d: %s", answer.Code, answer.Body)
+		response := httptest.NewRecorder()
+		e.ServeHTTP(response, httptest.NewRequestWithContext(t.Context(), "POST", "/v1/completions", strings.NewReader(`{"model":"sim","max_tokens":1,"prompt":`+string(ids)+`}`)))
+		if response.Code != http.StatusOK {
+			t.Fatalf("status %d: %s", response.Code, response.Body)
 		}
 		// Two steps of 8,192 and 3,808 tokens.
 		if want := []published{{400 * time.Millisecond, 512}, {643 * time.Millisecond, 238}}; !slices.Equal(got, want) {
@@ -224,7 +224,7 @@ func TestAClientThatLeavesFreesItsRequest(t *testing.T) {
 	if e.Stats().Running != 1 {
 		t.Errorf("%+v, want a request running", e.Stats())
 	}
-	if resp, _ := ask(t, "POST", url+"/reset_prefix_cache", ""); resp.StatusCode != 409 {
+	if resp, _ := send(t, "POST", url+"/reset_prefix_cache", ""); resp.StatusCode != 409 {
 		t.Errorf("a reset while blocks are in use: %d, want 409", resp.StatusCode)
 	}
 	cancel()
@@ -249,7 +249,7 @@ func TestASlowClientDelaysNobody(t *testing.T) {
 	}
 	defer resp.Body.Close() // the body is not read
 	for range 20 {
-		if resp, _ := ask(t, "POST", url+"/v1/completions", `{"model":"sim","prompt":"quick"}`); resp.StatusCode != 200 {
+		if resp, _ := send(t, "POST", url+"/v1/completions", `{"model":"sim","prompt":"quick"}`); resp.StatusCode != 200 {
 			t.Fatal(resp.StatusCode)
 		}
 	}
@@ -268,7 +268,7 @@ func TestSalts(t *testing.T) {
 	}})
 	prompt := `{"model":"sim","prompt":"01234567890123456"`
 	for _, body := range []string{prompt + `}`, prompt + `,"cache_salt":"a"}`, prompt + `,"nvext":{"cache_salt":"b"}}`, prompt + `,"cache_salt":"a"}`} {
-		ask(t, "POST", url+"/v1/completions", body)
+		send(t, "POST", url+"/v1/completions", body)
 	}
 	mu.Lock()
 	defer mu.Unlock()

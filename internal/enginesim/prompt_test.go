@@ -37,7 +37,7 @@ func TestPromptsAsIDs(t *testing.T) {
 	} {
 		_, url := start(t, enginesim.Config{Engine: c.engine, Speed: fast})
 		for _, hits := range []bool{false, true} {
-			resp, body := ask(t, "POST", url+c.path, c.body)
+			resp, body := send(t, "POST", url+c.path, c.body)
 			if c.form == "" {
 				if resp.StatusCode != 400 || !strings.Contains(body, "extra inputs") {
 					t.Errorf("%s %s: status %d, %s", c.engine, c.path, resp.StatusCode, body)
@@ -75,7 +75,7 @@ func TestResponsesAndEmbeddings(t *testing.T) {
 	_, url := start(t, enginesim.Config{Speed: fast})
 	words := strings.Repeat("all of this is cached the second time ", 5)
 	for _, cached := range []bool{false, true} {
-		resp, body := ask(t, "POST", url+"/v1/responses", fmt.Sprintf(`{"model":"sim","max_output_tokens":3,"instructions":"Be brief.","input":[{"role":"user","content":%q}]}`, words))
+		resp, body := send(t, "POST", url+"/v1/responses", fmt.Sprintf(`{"model":"sim","max_output_tokens":3,"instructions":"Be brief.","input":[{"role":"user","content":%q}]}`, words))
 		var got struct {
 			Object string
 			Output []struct {
@@ -96,7 +96,7 @@ func TestResponsesAndEmbeddings(t *testing.T) {
 			t.Errorf("got %+v, want cached %v", got, cached)
 		}
 	}
-	_, body := ask(t, "POST", url+"/v1/responses", `{"model":"sim","max_output_tokens":3,"stream":true,"input":"a"}`)
+	_, body := send(t, "POST", url+"/v1/responses", `{"model":"sim","max_output_tokens":3,"stream":true,"input":"a"}`)
 	var events []string
 	for line := range strings.Lines(body) {
 		if name, ok := strings.CutPrefix(line, "event: response."); ok {
@@ -106,13 +106,13 @@ func TestResponsesAndEmbeddings(t *testing.T) {
 	if want := []string{"created", "output_text.delta", "output_text.delta", "output_text.delta", "completed"}; !slices.Equal(events, want) {
 		t.Errorf("events %q, want %q: %s", events, want, body)
 	}
-	if resp, body := ask(t, "POST", url+"/v1/responses", `{"model":"sim","input":"a","previous_response_id":"x"}`); resp.StatusCode != 400 || !strings.Contains(body, "no_history") {
+	if resp, body := send(t, "POST", url+"/v1/responses", `{"model":"sim","input":"a","previous_response_id":"x"}`); resp.StatusCode != 400 || !strings.Contains(body, "no_history") {
 		t.Errorf("a history that is not there: status %d, %s", resp.StatusCode, body)
 	}
-	if resp, body := ask(t, "POST", url+"/v1/embeddings", `{"model":"sim","input":"a"}`); resp.StatusCode != 200 || !strings.Contains(body, `"embedding":[`) {
+	if resp, body := send(t, "POST", url+"/v1/embeddings", `{"model":"sim","input":"a"}`); resp.StatusCode != 200 || !strings.Contains(body, `"embedding":[`) {
 		t.Errorf("embeddings: status %d, %s", resp.StatusCode, body)
 	}
-	if resp, body := ask(t, "POST", url+"/v1/embeddings", `{"model":"x","input":"a"}`); resp.StatusCode != 404 {
+	if resp, body := send(t, "POST", url+"/v1/embeddings", `{"model":"x","input":"a"}`); resp.StatusCode != 404 {
 		t.Errorf("embeddings of another model: status %d, %s", resp.StatusCode, body)
 	}
 }

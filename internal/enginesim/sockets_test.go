@@ -106,7 +106,7 @@ func TestSocketsPublishTheCache(t *testing.T) {
 				`{"model":"tuned","prompt":"` + strings.Repeat("some words here ", 20) + `","max_tokens":2}`,
 				`{"model":"tuned","prompt":"` + strings.Repeat("some words here ", 20) + `","max_tokens":2,"cache_salt":"mine"}`,
 			} {
-				if resp, text := ask(t, http.MethodPost, url+"/v1/completions", body); resp.StatusCode != http.StatusOK {
+				if resp, text := send(t, http.MethodPost, url+"/v1/completions", body); resp.StatusCode != http.StatusOK {
 					t.Fatal(text)
 				}
 			}
@@ -142,7 +142,7 @@ func TestSocketsPublishTheCache(t *testing.T) {
 				}
 			}
 			if path := map[string]string{"vllm": "/kv_event_sources", "sglang": "/server_info"}[format]; path != "" {
-				_, text := ask(t, http.MethodGet, url+path, "")
+				_, text := send(t, http.MethodGet, url+path, "")
 				if !json.Valid([]byte(text)) || !strings.Contains(text, `"topic":"kv"`) {
 					t.Errorf("%s says %s", path, text)
 				}
@@ -268,11 +268,11 @@ func TestHabitsOfRealEngines(t *testing.T) {
 	var got []string
 	for range 3 {
 		if len(got) == 2 {
-			if resp, text := ask(t, http.MethodPost, url+"/reset_prefix_cache", ""); resp.StatusCode != http.StatusOK {
+			if resp, text := send(t, http.MethodPost, url+"/reset_prefix_cache", ""); resp.StatusCode != http.StatusOK {
 				t.Fatal(text)
 			}
 		}
-		if resp, text := ask(t, http.MethodPost, url+"/v1/completions", string(prompt)); resp.StatusCode != http.StatusOK {
+		if resp, text := send(t, http.MethodPost, url+"/v1/completions", string(prompt)); resp.StatusCode != http.StatusOK {
 			t.Fatal(text)
 		}
 		got = append(got, batch())

@@ -84,9 +84,9 @@ func (h *hop) begin(t *testing.T, ctx context.Context, l prefill.Leg) (decode st
 func (h *hop) split(t *testing.T, l prefill.Leg) (made, cached int) {
 	t.Helper()
 	body, ended := h.begin(t, t.Context(), l)
-	resp, text := ask(t, "POST", h.to+l.Path, body)
+	resp, text := send(t, "POST", h.to+l.Path, body)
 	<-ended
-	var answer struct {
+	var response struct {
 		Usage struct {
 			Output  int `json:"completion_tokens"`
 			Details struct {
@@ -94,10 +94,10 @@ func (h *hop) split(t *testing.T, l prefill.Leg) (made, cached int) {
 			} `json:"prompt_tokens_details"`
 		}
 	}
-	if err := json.Unmarshal([]byte(text), &answer); err != nil || resp.StatusCode != 200 {
+	if err := json.Unmarshal([]byte(text), &response); err != nil || resp.StatusCode != 200 {
 		t.Fatalf("status %d, %v: %s", resp.StatusCode, err, text)
 	}
-	return answer.Usage.Output, answer.Usage.Details.Cached
+	return response.Usage.Output, response.Usage.Details.Cached
 }
 
 // atRest waits until no engine uses a block.
@@ -130,16 +130,16 @@ func TestTransfers(t *testing.T) {
 				t.Errorf("the prefill engine has %v, the decode engine %v; %d blocks are published", one, two, stored.Load())
 			}
 			h.atRest(t)
-			if _, metrics := ask(t, "GET", h.to+"/metrics", ""); !strings.Contains(metrics, `source="external_kv_transfer"} 104`) {
+			if _, metrics := send(t, "GET", h.to+"/metrics", ""); !strings.Contains(metrics, `source="external_kv_transfer"} 104`) {
 				t.Error("the metric of received tokens is wrong")
 			}
 			if engine == enginesim.SGLang {
-				if resp, text := ask(t, "POST", h.to+"/v1/completions", `{"model":"sim","prompt":"whole"}`); resp.StatusCode != 400 {
+				if resp, text := send(t, "POST", h.to+"/v1/completions", `{"model":"sim","prompt":"whole"}`); resp.StatusCode != 400 {
 					t.Errorf("a whole request: status %d: %s", resp.StatusCode, text)
 				}
 				return
 			}
-			if resp, text := ask(t, "POST", h.to+"/v1/completions", string(h.leg(9, 50, 2).Body)); resp.StatusCode != 200 {
+			if resp, text := send(t, "POST", h.to+"/v1/completions", string(h.leg(9, 50, 2).Body)); resp.StatusCode != 200 {
 				t.Errorf("a whole request: status %d: %s", resp.StatusCode, text)
 			}
 		})
@@ -223,18 +223,18 @@ func TestAPrefillEngineIsGone(t *testing.T) {
 		"no host":     strings.Replace(body, `"remote_host":"127.0.0.1"`, `"remote_host":" "`, 1),
 	} {
 		const want = `{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}`
-		if resp, text := ask(t, "POST", h.to+"/v1/completions", lost); resp.StatusCode != 500 || text != want || lost == body {
+		if resp, text := send(t, "POST", h.to+"/v1/completions", lost); resp.StatusCode != 500 || text != want || lost == body {
 			t.Errorf("%s: status %d: %s", name, resp.StatusCode, text)
 		}
 		streamed := strings.Replace(lost, "{", `{"stream":true,`, 1)
-		if resp, text := ask(t, "POST", h.to+"/v1/completions", streamed); resp.StatusCode != 200 || text != "data: "+want+"\n\ndata: [DONE]\n\n" {
+		if resp, text := send(t, "POST", h.to+"/v1/completions", streamed); resp.StatusCode != 200 || text != "data: "+want+"\n\ndata: [DONE]\n\n" {
 			t.Errorf("%s, streamed: status %d: %s", name, resp.StatusCode, text)
 		}
 	}
 	if h.second.Stats().CachedBlocks > 0 {
 		t.Error("the decode engine stored blocks that it does not have")
 	}
-	if resp, text := ask(t, "POST", h.to+"/v1/completions", body); resp.StatusCode != 200 {
+	if resp, text := send(t, "POST", h.to+"/v1/completions", body); resp.StatusCode != 200 {
 		t.Errorf("status %d: %s", resp.StatusCode, text)
 	}
 	h.atRest(t)
@@ -255,7 +255,7 @@ func TestHoldTime(t *testing.T) {
 			late = body
 		}
 		if engine == enginesim.SGLang {
-			if resp, text := ask(t, "POST", h.to+"/v1/completions", late); resp.StatusCode != 500 {
+			if resp, text := send(t, "POST", h.to+"/v1/completions", late); resp.StatusCode != 500 {
 				t.Errorf("a decode request after its leg: status %d: %s", resp.StatusCode, text)
 			}
 		}
@@ -303,7 +303,7 @@ func TestBadTransfers(t *testing.T) {
 		{h.to + l.Path, `{"model":"sim","prompt":"x","bootstrap_room":"7"}`, "cannot unmarshal"},
 		{h.from + "/sim/blocks/1?blocks=-1", "", "want a number of blocks"},
 	} {
-		if resp, text := ask(t, "POST", c.url, c.body); resp.StatusCode != 400 || !strings.Contains(text, c.want) {
+		if resp, text := send(t, "POST", c.url, c.body); resp.StatusCode != 400 || !strings.Contains(text, c.want) {
 			t.Errorf("%s %s: status %d: %s, want %s", c.url, c.body, resp.StatusCode, text, c.want)
 		}
 	}

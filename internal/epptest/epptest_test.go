@@ -94,7 +94,7 @@ func ownRouter(t *testing.T, at []string) *router.Router {
 	return r
 }
 
-func known(list []string) bool {
+func areEndpoints(list []string) bool {
 	for _, e := range list {
 		if !slices.Contains(strings.Split(*endpoints, ","), e) {
 			return false
@@ -142,7 +142,7 @@ func post(t *testing.T, s *stream, body string, size int, more ...string) *pick 
 
 func routedTo(t *testing.T, p *pick) {
 	t.Helper()
-	if p.Status != 0 || p.Header == "" || p.Header != p.Metadata || !known(p.Endpoints()) {
+	if p.Status != 0 || p.Header == "" || p.Header != p.Metadata || !areEndpoints(p.Endpoints()) {
 		t.Fatalf("status %d %s: header %q, metadata %q; want the same in both, of %s", p.Status, p.Error, p.Header, p.Metadata, *endpoints)
 	}
 }

@@ -70,8 +70,8 @@ func message(t *testing.T) proto.Message {
 	return kind.New().Interface()
 }
 
-// take handles a request.
-func (c *collector) take(ctx context.Context, m proto.Message, header map[string]string) error {
+// handle handles a request.
+func (c *collector) handle(ctx context.Context, m proto.Message, header map[string]string) error {
 	text, err := protojson.Marshal(m)
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func (c *collector) http(t *testing.T) string {
 			http.Error(w, "no request", http.StatusNotFound)
 			return
 		}
-		if err := c.take(r.Context(), m, map[string]string{"x-key": r.Header.Get("X-Key"), "type": r.Header.Get("Content-Type")}); err != nil {
+		if err := c.handle(r.Context(), m, map[string]string{"x-key": r.Header.Get("X-Key"), "type": r.Header.Get("Content-Type")}); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 		}
 	}))
@@ -128,7 +128,7 @@ func (c *collector) grpc(t *testing.T) string {
 		if method, _ := grpc.MethodFromServerStream(s); method != "/opentelemetry.proto.collector.trace.v1.TraceService/Export" {
 			t.Errorf("method %s", method)
 		}
-		if err := c.take(s.Context(), m, map[string]string{"x-key": strings.Join(md["x-key"], ","), "type": "grpc"}); err != nil {
+		if err := c.handle(s.Context(), m, map[string]string{"x-key": strings.Join(md["x-key"], ","), "type": "grpc"}); err != nil {
 			return err
 		}
 		return s.SendMsg(&emptypb.Empty{})
