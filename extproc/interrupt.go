@@ -26,7 +26,8 @@ func (s *stream) receiveBeside() {
 	}()
 }
 
-// await waits for the next message, which a second goroutine receives. The wait may end otherwise, too.
+// await waits for the next message, which a second goroutine receives. The deadline of the stream, a drain or
+// an eviction may end the wait before.
 func (s *stream) await() (*extprocv3.ProcessingRequest, waitEnd) {
 	s.receiveBeside()
 	select {
@@ -39,7 +40,7 @@ func (s *stream) await() (*extprocv3.ProcessingRequest, waitEnd) {
 		s.deadline = nil
 		return nil, deadlinePassed
 	case <-s.wait.woken:
-		return nil, outdated // waits.remove has the cause, unless it was an earlier wait's
+		return nil, outdated // unless the wake-up was meant for this wait: receive then takes the cause from waits.remove
 	}
 }
 

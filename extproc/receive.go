@@ -68,9 +68,9 @@ type waits struct {
 // wait is the wait of one stream.
 type wait struct {
 	end            func()        // the stream's context
-	woken          chan struct{} // if not nil, is sent to instead
+	woken          chan struct{} // if not nil, it gets a value, and end is not called
 	next, previous *wait         // nil while the stream does not wait
-	by             waitEnd       // evicted or drained: the cause of the end
+	by             waitEnd       // evicted or drained if that ended the wait, else received
 }
 
 // add notes that a stream begins to wait. It returns false if the server drains.
