@@ -67,7 +67,7 @@ type waits struct {
 
 // wait is the wait of one stream.
 type wait struct {
-	end            func()        // the stream's context
+	end            func()        // ends the stream's context
 	woken          chan struct{} // if not nil, it gets a value, and end is not called
 	next, previous *wait         // nil while the stream does not wait
 	by             waitEnd       // evicted or drained if that ended the wait, else received
