@@ -681,7 +681,7 @@ func routerGroups(t *testing.T, cl *claims) {
 	for i := range 40 {
 		asked = i%2 == 0
 		for id := uint64(1); id <= 2; id++ {
-			tell(t, s.r, id, router.Summary{
+			setSummary(t, s.r, id, router.Summary{
 				Taken: s.now(), Interval: time.Hour, Healthy: 3, PendTokens: s.rng.IntN(100), ActiveRequests: s.rng.IntN(9),
 				HeldTokens: s.rng.IntN(999),
 			})
