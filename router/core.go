@@ -196,7 +196,7 @@ func expectedTTFT(d *Decision, in *scorer.Input) time.Duration {
 }
 
 // prefillCompleted notes the first token of a request, and binds its session. news and inferred are those of
-// [scorer.Slots.FirstToken].
+// [slots.Table.FirstToken].
 func (c *core) prefillCompleted(now time.Time, id string, session uint64, rebind bool, by Sign) (news, inferred bool) {
 	waited, expected := c.slots.Wait(now, id)
 	news, inferred = c.slots.FirstToken(now, id, by != SignEnd)

@@ -1035,7 +1035,7 @@ func goldenDecisions(t *testing.T) (all []golden) {
 	r = newRouter(t, router.Config{Now: w.now}, 0)
 	for id := range uint64(2) {
 		set(t, r, groupOf(id+1))
-		tell(t, r, id+1, router.Summary{Taken: w.now(), Healthy: 4, PendTokens: 4000 * int(id), ActiveRequests: 2})
+		setSummary(t, r, id+1, router.Summary{Taken: w.now(), Healthy: 4, PendTokens: 4000 * int(id), ActiveRequests: 2})
 	}
 	show("Router groups:", r, "abcd")
 	return all
