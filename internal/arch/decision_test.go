@@ -117,10 +117,10 @@ func TestDecisionRulesCanFail(t *testing.T) {
 	var text strings.Builder
 	text.WriteString("package p\n\ntype Decision struct{ A int }\n\ntype outer struct{ Decision }\n\ntype core struct{}\n\n")
 	for i := range decisionWriters + 1 {
-		text.WriteString(fmt.Sprintf("func w%d(d *outer) { d.A = 1 }\n\n", i))
+		fmt.Fprintf(&text, "func w%d(d *outer) { d.A = 1 }\n\n", i)
 	}
 	for i := range coreMethods + 1 {
-		text.WriteString(fmt.Sprintf("func (c *core) m%d() {}\n\n", i))
+		fmt.Fprintf(&text, "func (c *core) m%d() {}\n\n", i)
 	}
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, "p.go", text.String(), parser.SkipObjectResolution)
