@@ -264,7 +264,7 @@ func TestOpenAPIEnumerations(t *testing.T) {
 	s := readSpec(t)
 	values := map[string]string{} // of constants that other constants are made of
 	constants := map[string][]string{}
-	for _, dir := range []string{"../scorer", "../tokenizer", "../router"} {
+	for _, dir := range []string{"../scorer", "../slots", "../tokenizer", "../router"} {
 		for _, f := range sources(t, dir) {
 			ast.Inspect(f, func(n ast.Node) bool {
 				c, ok := n.(*ast.ValueSpec)
