@@ -52,7 +52,7 @@ func (r *Router) booked(p *pool, s *scratch) error {
 	} else if in.session != 0 && hooks.TellSession != nil {
 		fl.name = new(in.Session)
 	}
-	fl.lapses, fl.rebind = !in.Owned, s.choices.worker.rebind
+	fl.lapses, fl.rebind = !in.Owned, s.choices.worker.sessionMoves
 	fl.first, fl.second, fl.held = d.Worker, d.Second.Worker, int32(d.Second.OverlapBlocks)
 	fl.guess = p.known.guess(d.Time, &in.hashes, &s.result.booked)
 	if fl.leg = d.Prefill != nil; fl.leg {

@@ -118,15 +118,15 @@ func (c *core) pinError(in *decisionInput, ch *choice) error {
 	case len(ch.candidates) > 0:
 		return nil
 	case from == to && c.conf.Mode == Direct:
-		return in.pinned(fmt.Errorf("%w: %w", ErrPinnedUnknown, ErrNoWorkers))
+		return in.pinnedError(fmt.Errorf("%w: %w", ErrPinnedUnknown, ErrNoWorkers))
 	case from == to:
-		return in.pinned(ErrPinnedUnknown)
+		return in.pinnedError(ErrPinnedUnknown)
 	}
-	switch why := ch.verdicts[to-1]; why {
+	switch why := ch.exclusions[to-1]; why {
 	case ExcludedDraining, ExcludedHealth:
-		return in.pinned(fmt.Errorf("%w: %s", ErrNoWorkers, why))
+		return in.pinnedError(fmt.Errorf("%w: %s", ErrNoWorkers, why))
 	default:
-		return in.pinned(fmt.Errorf("%w: %s", ErrPinnedNotAllowed, why))
+		return in.pinnedError(fmt.Errorf("%w: %s", ErrPinnedNotAllowed, why))
 	}
 }
 
@@ -177,7 +177,7 @@ func (c *core) takeSlot(in *decisionInput, ch *choice, d *Decision, hasLeg bool,
 		c.typical.note(in.prompt.tokens, d.PrefillTokens)
 	}
 	*at = booking{ord, e.since, e.unreported(c.conf.NoEvents)}
-	if ch.held == 0 {
+	if ch.overlapBlocks == 0 {
 		e.properties.LastCold = c.turn
 	}
 	if in.session != 0 {

@@ -79,7 +79,7 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 					t.Fatalf("seed %d: %s is woken though it does not wait", seed, w.in.ID)
 				}
 				if w.stale {
-					w.stale, w.in.overlap.at = false, now
+					w.stale, w.in.overlap.matchedAt = false, now
 					c.pump(now)
 					continue
 				}
@@ -133,7 +133,7 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 				}
 				in := &decisionInput{
 					Request: req, prompt: prompt{tokens: rnd.IntN(30) + 1},
-					hashes: hashes{sequence: []uint64{uint64(next)}}, overlap: overlap{at: now},
+					hashes: hashes{sequence: []uint64{uint64(next)}}, overlap: overlap{matchedAt: now},
 				}
 				to := new(result)
 				w, err := c.submit(now, in, new(choices), to)

@@ -19,34 +19,34 @@ type purpose uint8
 const (
 	look       purpose = iota // only to show or to compare: nothing is booked, and the request does not wait
 	take                      // to be booked; the request may wait in the queue first
-	takeBehind                // the same, and other requests of the lane already wait
+	takeBehind                // the same, and requests of the same lane (the pinned worker's, or the common one) wait already
 )
 
 // choice is the choice of a worker for one part of a request. [core.choose] makes it. The fields chosen and
 // second are indexes of the slices candidates, inputs and costs.
 type choice struct {
-	part       part
-	time       time.Time
-	settings   *scorer.Settings // with the request's override
-	request    scorer.Request
-	verdicts   []Exclusion // in the order of ranks.order; empty strings for candidates
-	candidates []int       // ordinals, in worker order
-	inputs     []scorer.Input
-	costs      []float64
-	held       int  // sum of the inputs' OverlapBlocks
-	whole      bool // inputs have all fields; if false, [core.complete] can fill in the others
+	part          part
+	time          time.Time
+	settings      *scorer.Settings // with the request's override
+	request       scorer.Request
+	exclusions    []Exclusion // in the order of ranks.order; empty strings for candidates
+	candidates    []int       // ordinals, in worker order
+	inputs        []scorer.Input
+	costs         []float64
+	overlapBlocks int  // sum of the inputs' OverlapBlocks
+	allInputs     bool // inputs have all fields; if false, [core.complete] can fill in the others
 
-	chosen      int // candidate
-	second      int // candidate that gets the request if the chosen worker does not take it; -1 = none
-	reason      Reason
-	policy      scorer.Policy // empty if no costs were compared
-	equal       int           // candidates with the chosen one's cost
-	deviceRatio float64       // of the mode DeviceAware
-	rebind      bool          // the session is bound to a worker that does not take this request
+	chosen       int // candidate
+	second       int // candidate that gets the request if the chosen worker does not take it; -1 = none
+	reason       Reason
+	policy       scorer.Policy // empty if no costs were compared
+	equal        int           // candidates with the chosen one's cost
+	deviceRatio  float64       // of the mode DeviceAware
+	sessionMoves bool          // the session is bound to a worker that does not take this request
 
-	// [core.list] sets the fields below. seen are the listed workers, in worker order; omitted is the
+	// [core.list] sets the fields below. listed are workers in worker order; omitted is the
 	// number of the other workers.
-	seen    []Candidate
+	listed  []Candidate
 	omitted int
 	chances []float64 // probability of being drawn, for each of candidates
 	lowest  []float64 // buffer of [choice.costBound]
@@ -77,8 +77,8 @@ type result struct {
 	booked, legBooked booking // where the request and its prefill leg are booked
 }
 
-// submit decides for a request, or puts it into the queue and returns its waiter. The waiter may have
-// left the queue when submit returns.
+// submit decides for a request, or puts it into the queue and returns its waiter. The waiter may
+// have its decision already when submit returns.
 func (c *core) submit(now time.Time, in *decisionInput, ch *choices, to *result) (*waiter, error) {
 	c.infer(now)
 	why, lane := take, slots.AnyWorker
@@ -104,12 +104,12 @@ func (c *core) decide(now time.Time, in *decisionInput, why purpose, queued time
 	if err := c.chooseWorkers(now, in, why, ch); err != nil {
 		return err
 	}
-	if in.explain {
+	if in.listCandidates {
 		c.list(in, &ch.worker)
 	}
 	var leg *Decision
 	if ch.hasLeg {
-		if in.explain {
+		if in.listCandidates {
 			c.list(&ch.legInput, &ch.leg)
 		}
 		leg = new(Decision)
@@ -171,20 +171,20 @@ func (c *core) settingsFor(in *decisionInput) (*scorer.Settings, error) {
 func (ch *choice) begin(now time.Time, p part, s *scorer.Settings) {
 	ch.part, ch.time, ch.settings = p, now, s
 	ch.second = -1
-	ch.reason, ch.policy, ch.equal, ch.deviceRatio, ch.rebind = "", "", 0, 0, false
+	ch.reason, ch.policy, ch.equal, ch.deviceRatio, ch.sessionMoves = "", "", 0, 0, false
 }
 
 // choose chooses a worker for a part of a request. The order of the steps is fixed: the workers that may
 // take the part, their loads, the busy ones, whether to wait, the session's worker, and then the best one.
 //
-// choose may be called without a booking. It changes nothing of a request in the core: only what depends on
+// A booking need not follow: choose stores nothing about the request in the core. It changes what depends on
 // the time (estimates of outputs, speeds), the remembered candidates, and the counter of skipped thresholds.
 func (c *core) choose(now time.Time, in *decisionInput, p part, s *scorer.Settings, why purpose, ch *choice) error {
 	ch.begin(now, p, s)
 	if err := c.eligible(in, ch); err != nil {
 		return err
 	}
-	c.pass(now)
+	c.advanceTime(now)
 	c.measure(in, why, ch)
 	mayWait := c.queue != nil && why != look
 	if err := c.leaveOutBusy(in, ch); err != nil {
@@ -226,9 +226,10 @@ func (c *core) choose(now time.Time, in *decisionInput, p part, s *scorer.Settin
 
 // eligible collects the ordinals that may take a request: the healthy workers, or the
 // degraded ones if no worker is healthy. A worker that failed lately and a router group
-// without a recent summary count as degraded. A pinned worker may be healthy or degraded.
+// without a recent summary count as degraded. A pinned worker may be healthy or degraded. Plain requests have
+// the same candidates, so eligible uses the last list again while it is valid.
 func (c *core) eligible(in *decisionInput, ch *choice) error {
-	ch.verdicts = slices.Grow(ch.verdicts[:0], len(c.order))[:len(c.order)]
+	ch.exclusions = slices.Grow(ch.exclusions[:0], len(c.order))[:len(c.order)]
 	if in.Pinned != nil {
 		c.collect(in, ch, Degraded)
 		return c.pinError(in, ch)
@@ -237,7 +238,7 @@ func (c *core) eligible(in *decisionInput, ch *choice) error {
 	p := &c.plain[ch.part]
 	if plain && p.changes == c.changes && !now.Before(p.from) && now.Before(p.until) {
 		ch.candidates = append(ch.candidates[:0], p.candidates...)
-		copy(ch.verdicts, p.verdicts)
+		copy(ch.exclusions, p.exclusions)
 		return nil
 	}
 	if until := c.collect(in, ch, Healthy); len(ch.candidates) == 0 {
@@ -245,7 +246,7 @@ func (c *core) eligible(in *decisionInput, ch *choice) error {
 	} else if plain && now.Before(until) {
 		p.changes, p.from, p.until = c.changes, now, until
 		p.candidates = append(p.candidates[:0], ch.candidates...)
-		p.verdicts = append(p.verdicts[:0], ch.verdicts...)
+		p.exclusions = append(p.exclusions[:0], ch.exclusions...)
 	}
 	if len(ch.candidates) == 0 {
 		return ErrNoWorkers
@@ -257,39 +258,39 @@ func (c *core) eligible(in *decisionInput, ch *choice) error {
 // later plain requests; see [decisionInput.plain].
 type plainCandidates struct {
 	changes     uint64    // ranks.changes when they were found
-	from, until time.Time // they hold from from on, before until
+	from, until time.Time // valid from the first until before the second
 	candidates  []int
-	verdicts    []Exclusion
+	exclusions  []Exclusion
 }
 
 // collect makes candidates of the workers that may take the request and whose health is
-// not worse than worst. The candidates hold before the time until, if no input changes the core.
+// not worse than worst. The list is valid before the time until, unless a worker or a report changes.
 func (c *core) collect(in *decisionInput, ch *choice, worst Health) (until time.Time) {
 	now := ch.time
 	ch.candidates, until = ch.candidates[:0], now.Add(time.Second)
 	for i, ord := range c.order {
 		e := &c.entries[ord]
-		why := e.exclude(in, ch.part)
-		if why == "" {
+		excluded := e.exclude(in, ch.part)
+		if excluded == "" {
 			var h Health
-			if h, why = e.standing(now); why == ExcludedFailing {
+			if h, excluded = e.healthNow(now); excluded == ExcludedFailing {
 				until = earlier(until, e.avoid.until)
 			} else if e.info.Group != "" {
-				until = now // its health depends on the age of its summary
+				until = now // do not keep the list: a group's health depends on the age of its summary
 			}
 			switch a := in.probeAnswer(e); {
 			case a == nil:
 			case a.Busy && h == Healthy:
-				h, why = Degraded, ExcludedBusy
-			case !a.Busy && why == ExcludedStale:
-				h, why = Healthy, "" // the group answered just now
+				h, excluded = Degraded, ExcludedBusy
+			case !a.Busy && excluded == ExcludedStale:
+				h, excluded = Healthy, "" // the group answered just now
 			}
 			if h <= worst {
-				why = ""
+				excluded = ""
 				ch.candidates = append(ch.candidates, ord)
 			}
 		}
-		ch.verdicts[i] = why
+		ch.exclusions[i] = excluded
 	}
 	return until
 }
@@ -316,11 +317,11 @@ func (e *entry) exclude(in *decisionInput, p part) Exclusion {
 	return ""
 }
 
-// measure fills in the inputs of a choice: of the request and of each candidate.
+// measure fills in ch.request, and the scorer.Input of each candidate.
 func (c *core) measure(in *decisionInput, why purpose, ch *choice) {
 	s, sequence := ch.settings, in.hashes.sequence
 	turn := c.turn
-	if why == look { // otherwise all looks until the next booking would name the same worker
+	if why == look { // without it, every look gets the same worker until the next booking
 		turn += c.looks
 	}
 	key := turn
@@ -329,20 +330,20 @@ func (c *core) measure(in *decisionInput, why purpose, ch *choice) {
 	}
 	ch.request = scorer.Request{
 		PromptTokens: in.prompt.tokens, BlockSize: c.blockSize, OutputTokens: c.outputs.expected(in, ch.part),
-		// The draw depends on the seed and the id alone, not on other requests.
+		// The draw for a booking depends on the seed and the id alone, not on other requests.
 		U: scorer.Draw(c.conf.Seed, key), Turn: turn,
 		PrefillUntracked: !s.TrackPrefill, Pinned: in.Pinned != nil, EmbeddingHit: in.EmbeddingHit,
 	}
 	ch.inputs = slices.Grow(ch.inputs[:0], len(ch.candidates))[:len(ch.candidates)]
 	idle, holder, most := false, -1, 0 // holder is the candidate with most computed blocks of the prompt
-	ch.held = 0
-	ch.whole = c.conf.Rule != nil || in.Explain || s.Policy != scorer.Tokens && s.Policy != scorer.PredictedTTFT || !s.TrackPrefill
+	ch.overlapBlocks = 0
+	ch.allInputs = c.conf.Rule != nil || in.Explain || s.UsesMemory()
 	cached := &in.overlap
 	for i, ord := range ch.candidates {
 		e, to := &c.entries[ord], &ch.inputs[i]
 		c.load(ch.time, ord, in.prompt.tokens, to)
 		to.DecodeOnly = to.DecodeOnly || ch.part == decodePart
-		if ch.whole {
+		if ch.allInputs {
 			c.complete(ch, ord, sequence, to)
 		}
 		if e.since <= cached.version {
@@ -360,7 +361,7 @@ func (c *core) measure(in *decisionInput, why purpose, ch *choice) {
 		if len(in.probed.answers) > 0 {
 			in.applyProbe(e, &c.slots, ord, to)
 		}
-		ch.held += to.OverlapBlocks
+		ch.overlapBlocks += to.OverlapBlocks
 		idle = idle || to.ActiveRequests == 0
 		if n := to.OverlapBlocks - to.PendingBlocks; n > most {
 			holder, most = i, n
@@ -395,9 +396,9 @@ func (c *core) leaveOutBusy(in *decisionInput, ch *choice) error {
 			kept++
 			continue
 		}
-		ch.held -= load.OverlapBlocks
+		ch.overlapBlocks -= load.OverlapBlocks
 		at, _ := c.search(e.worker)
-		ch.verdicts[at] = ExcludedBusy
+		ch.exclusions[at] = ExcludedBusy
 	}
 	if kept > 0 {
 		ch.candidates, ch.inputs = ch.candidates[:kept], ch.inputs[:kept]
@@ -407,9 +408,9 @@ func (c *core) leaveOutBusy(in *decisionInput, ch *choice) error {
 		return ErrAllBusy
 	}
 	if c.conf.Mode == Direct {
-		return in.pinned(fmt.Errorf("%w: %w", ErrPinnedBusy, ErrAllBusy))
+		return in.pinnedError(fmt.Errorf("%w: %w", ErrPinnedBusy, ErrAllBusy))
 	}
-	return in.pinned(ErrPinnedBusy)
+	return in.pinnedError(ErrPinnedBusy)
 }
 
 // chooseByMode chooses a candidate as the mode says.
@@ -429,12 +430,12 @@ func (c *core) chooseByMode(ch *choice) {
 		ch.chosen = scorer.DeviceAware(r, ch.inputs, c.conf.DeviceRatio)
 		ch.deviceRatio = c.conf.DeviceRatio
 	case KV, Direct: // Direct has only pinned workers
-		if reason = ReasonLoad; ch.held > 0 {
+		if reason = ReasonLoad; ch.overlapBlocks > 0 {
 			reason = ReasonKV
 		}
 		if c.conf.Rule != nil && ch.part != decodePart {
 			chosen := c.conf.Rule(r, ch.inputs, ch.costs)
-			ch.chosen = max(0, min(chosen, len(ch.candidates)-1)) // a caller's rule may err
+			ch.chosen = max(0, min(chosen, len(ch.candidates)-1)) // a caller's rule may return a wrong index
 			scorer.Bound(ch.costs)
 		} else {
 			ch.chosen = ch.settings.Choose(r, ch.inputs, ch.costs)
@@ -450,8 +451,8 @@ func (c *core) chooseByMode(ch *choice) {
 // fewest pending tokens decide, then the fewest requests. There are two conditions:
 //
 //   - If the request must name its rank, both candidates have the same rank.
-//   - If the request has a prefill leg, whose worker is leg, the second candidate has the engine of leg,
-//     because the request contains parameters of the leg, and is another process than leg.
+//   - If the request has a prefill leg, whose worker is leg, the second candidate has the same engine as leg,
+//     because the request contains parameters of the leg. It is not the process of leg.
 func (c *core) second(ch *choice, leg *entry) int {
 	first := &c.entries[ch.candidates[ch.chosen]]
 	named := first.info.wantsRank(first.worker.DPRank)
@@ -463,7 +464,7 @@ func (c *core) second(ch *choice, leg *entry) int {
 	}
 	for i, ord := range ch.candidates {
 		if best >= 0 && !less(i, best) {
-			continue // before the entries are read: there may be thousands
+			continue // skipped early: to read thousands of entries is slow
 		}
 		e := &c.entries[ord]
 		switch {

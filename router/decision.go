@@ -216,7 +216,7 @@ func (c *core) makeDecision(in *decisionInput, ch *choice, leg *Decision, noLeg 
 	ord := ch.candidates[ch.chosen]
 	e := &c.entries[ord]
 	ids := &in.prompt.ids
-	*d = Decision{} // a literal would be made elsewhere and copied
+	*d = Decision{} // assigning a filled literal would first build a copy
 	d.ID, d.Time, d.Model, d.Mode, d.Reason, d.Labels = in.ID, ch.time, in.model, c.conf.Mode, ch.reason, in.Labels
 	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.address()
 	d.Engine, d.NameRank = e.info.Engine, e.info.wantsRank(e.worker.DPRank)
@@ -226,7 +226,7 @@ func (c *core) makeDecision(in *decisionInput, ch *choice, leg *Decision, noLeg 
 	d.TokenMode, d.TokenReason, d.TextBytes, d.ReusedBytes = ids.Mode, ids.Reason, ids.Size, ids.Reused
 	d.PromptTokens, d.PromptBlocks = in.prompt.tokens, len(in.hashes.local)
 	d.OverlapBlocks, d.CachedTokens = load.OverlapBlocks, load.OverlapBlocks*c.blockSize
-	d.MeanCachedTokens = float64(ch.held*c.blockSize) / float64(len(ch.inputs))
+	d.MeanCachedTokens = float64(ch.overlapBlocks*c.blockSize) / float64(len(ch.inputs))
 
 	d.Cost, d.Policy, d.Equal = ch.costs[ch.chosen], ch.policy, ch.equal
 	d.BlockSize, d.DeviceRatio = c.blockSize, ch.deviceRatio
@@ -250,8 +250,8 @@ func (c *core) makeDecision(in *decisionInput, ch *choice, leg *Decision, noLeg 
 		e := &c.entries[ch.candidates[ch.second]]
 		d.Second = Second{e.worker, e.info.Name, e.address(), ch.inputs[ch.second].OverlapBlocks}
 	}
-	if ch.part == prefillPart && in.explain {
-		d.Candidates, d.Omitted = slices.Clone(ch.seen), ch.omitted
+	if ch.part == prefillPart && in.listCandidates {
+		d.Candidates, d.Omitted = slices.Clone(ch.listed), ch.omitted
 	}
 }
 
@@ -324,7 +324,7 @@ func (c *core) list(in *decisionInput, ch *choice) {
 	if !all {
 		bound, equal = ch.costBound()
 	}
-	ch.seen = ch.seen[:0]
+	ch.listed = ch.listed[:0]
 	next := 0 // the next candidate; candidates have the order of c.order
 	for i, ord := range c.order {
 		at := next
@@ -338,10 +338,10 @@ func (c *core) list(in *decisionInput, ch *choice) {
 		case ch.costs[at] == bound:
 			equal--
 		}
-		ch.seen = append(ch.seen, Candidate{})
-		e, to := &c.entries[ord], &ch.seen[len(ch.seen)-1]
+		ch.listed = append(ch.listed, Candidate{})
+		e, to := &c.entries[ord], &ch.listed[len(ch.listed)-1]
 		to.Worker, to.WorkerName, to.Address = e.worker, e.info.Name, e.address()
-		to.TotalBlocks, to.ReportedBlocks, to.Excluded = e.info.TotalKVBlocks, e.reported(ch.time), ch.verdicts[i]
+		to.TotalBlocks, to.ReportedBlocks, to.Excluded = e.info.TotalKVBlocks, e.reported(ch.time), ch.exclusions[i]
 		to.Foreign = c.foreign(ch.time, e, in.prompt.tokens)
 		if e.info.Group != "" {
 			to.Group, to.SummaryAge = e.info.Group, e.group.age(ch.time)
@@ -352,7 +352,7 @@ func (c *core) list(in *decisionInput, ch *choice) {
 			e.setKVUse(ch.time, &to.Input)
 			continue
 		}
-		if to.Input, to.Cost = ch.inputs[at], ch.costs[at]; !ch.whole {
+		if to.Input, to.Cost = ch.inputs[at], ch.costs[at]; !ch.allInputs {
 			c.complete(ch, ord, in.hashes.sequence, &to.Input)
 		}
 		if ch.policy == scorer.Tokens || ch.policy == scorer.PredictedTTFT || ch.policy == scorer.Weighted {
@@ -362,7 +362,7 @@ func (c *core) list(in *decisionInput, ch *choice) {
 			to.Probability = ch.chances[at]
 		}
 	}
-	ch.omitted = len(c.order) - len(ch.seen)
+	ch.omitted = len(c.order) - len(ch.listed)
 }
 
 // costBound returns the highest cost that is listed, if the keptCandidates lowest costs are, and how many

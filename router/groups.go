@@ -115,8 +115,8 @@ func (g *group) stale(now time.Time) bool {
 	return g == nil || now.Sub(g.load.Taken) > staleAfter*g.load.Interval
 }
 
-// groupStanding is [entry.standing] for a healthy group.
-func (e *entry) groupStanding(now time.Time) (Health, Exclusion) {
+// groupHealth is [entry.healthNow] for a healthy group.
+func (e *entry) groupHealth(now time.Time) (Health, Exclusion) {
 	if e.group.stale(now) {
 		return Degraded, ExcludedStale
 	}
@@ -191,7 +191,7 @@ func (e *entry) shownHealth(now time.Time) Health {
 	if e.info.Group == "" {
 		return e.info.Health
 	}
-	h, why := e.standing(now)
+	h, why := e.healthNow(now)
 	if why == ExcludedFailing || why == ExcludedBusy {
 		return Healthy // other fields show the reason
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
-// A request becomes a decision in five steps. Each step makes one value from the values before it, and no
+// A request is decided and booked in five steps. Each step makes one value from the values before it, and no
 // later step changes that value:
 //
 //	prompt         token ids of the request's prompt              [Router.encode]
@@ -29,34 +29,34 @@ import (
 type prompt struct {
 	ids      tokenizer.Prompt // the mode is empty if the prompt was not read
 	tokens   int              // length of the prompt; an estimate if fallback is ReasonTokenizer
-	fallback Reason           // why the decision is by load alone; empty if it is not
+	fallback Reason           // why cached blocks do not count; empty if they do
 	took     time.Duration
 }
 
 // hashes are the hashes of a prompt's full blocks, in blocks of one pool's size.
 type hashes struct {
-	local    []uint64
-	sequence []uint64
-	guessed  bool          // no engine has these hashes
-	took     time.Duration // for all pools that the request was hashed for
-	at       time.Time     // when they were made; zero if the request came with hashes or has none
+	local     []uint64
+	sequence  []uint64
+	ownHashes bool          // no engine has these hashes
+	took      time.Duration // for all pools that the request was hashed for
+	hashedAt  time.Time     // when they were made; zero if the request came with hashes or has none
 }
 
 // overlap has the number of leading blocks of a prompt that each worker has cached. The slices are indexed by
 // ordinal.
 type overlap struct {
-	blocks  []int32
-	pending []int32    // part of blocks that is only predicted
-	lower   [3][]int32 // the blocks that follow, in host memory, on disk and in external storage
-	version uint64     // ranks.changes when the blocks were counted
-	at      time.Time  // when they were counted; zero if they were not
-	took    time.Duration
+	blocks    []int32
+	pending   []int32    // part of blocks that is only predicted
+	lower     [3][]int32 // cached blocks behind these: in host memory, on disk and in external storage
+	version   uint64     // ranks.changes when the blocks were counted
+	matchedAt time.Time  // when they were counted; zero if they were not
+	took      time.Duration
 }
 
 // probed has the answers of router groups to a [Probe].
 type probed struct {
 	answers []ProbeAnswer
-	at      time.Time // when the groups were asked
+	askedAt time.Time // when the groups were asked
 	took    time.Duration
 }
 
@@ -71,49 +71,49 @@ type taint struct {
 type decisionInput struct {
 	*Request
 
-	model   string // base model
-	lora    string // adapter of the request
-	adapter string // the same, or empty if workers do not register their adapters
-	prompt  prompt
-	hashes  hashes
-	overlap overlap
-	probed  probed
-	session uint64    // hash of the session's name; 0 = no session
-	taints  []taint   // Request.PreferredTaints, sorted
-	number  uint64    // of the booked decision; see keptDecisions
-	explain bool      // list the candidates
-	at      time.Time // when the input was complete
+	model          string // base model
+	lora           string // adapter of the request
+	adapter        string // the same, or empty if workers do not register their adapters
+	prompt         prompt
+	hashes         hashes
+	overlap        overlap
+	probed         probed
+	session        uint64    // hash of the session's name; 0 = no session
+	taints         []taint   // Request.PreferredTaints, sorted
+	number         uint64    // of the booked decision; see keptDecisions
+	listCandidates bool      // people see the candidates; see [core.list]
+	completeAt     time.Time // when the input was complete
 
 	// decode is the worker that decodes, in the input of a prefill leg; nil in other inputs.
 	decode *WorkerInfo
 }
 
-// plain says whether a request, if it is not pinned, has the same candidates as all other plain requests:
-// nothing in it limits the workers, and no router group answered a probe.
+// plain says whether nothing in a request limits which workers may take it, except a pin, and no router
+// group answered a probe.
 func (in *decisionInput) plain() bool {
 	return in.decode == nil && in.adapter == "" && in.Allowed == nil && in.AllowedAddresses == nil &&
 		len(in.RequiredTaints)+len(in.probed.answers) == 0
 }
 
 // scratch is the memory of one decision, kept between requests. It belongs to the request and not to
-// the pool, so that it stays in the cache of the request's processor.
+// the pool, so that it stays in the cache of the CPU core that handles the request.
 type scratch struct {
-	request Request
-	target  target
-	pool    *pool
-	prompt  prompt
-	hasRead bool // prompt is set
-	input   decisionInput
-	choices choices
-	result  result
+	request   Request
+	target    target
+	pool      *pool
+	prompt    prompt
+	promptSet bool // prompt is set
+	input     decisionInput
+	choices   choices
+	result    result
 
 	// Buffers of the values above.
-	tokens   []uint32
-	local    []uint64
-	sequence []uint64
-	overlap  overlap
-	guessed  []int32
-	taints   []taint
+	tokens        []uint32
+	local         []uint64
+	sequence      []uint64
+	overlap       overlap
+	guessedBlocks []int32
+	taints        []taint
 
 	submitted bool          // by [Router.Submit]
 	pickTime  time.Duration // of the choice and the booking, with the wait for the pool's lock
@@ -126,29 +126,29 @@ func (r *Router) release(s *scratch) {
 		return
 	}
 	s.request, s.target, s.pool = Request{}, target{}, nil
-	s.prompt, s.hasRead, s.input = prompt{}, false, decisionInput{}
+	s.prompt, s.promptSet, s.input = prompt{}, false, decisionInput{}
 	s.submitted = false
 	clear(s.taints)
 	r.scratch.Put(s)
 }
 
-// inputFor is what a decisionInput is made for.
-type inputFor uint8
+// inputPurpose is what a decisionInput is made for.
+type inputPurpose uint8
 
 const (
-	forDecision   inputFor = iota
-	forComparison          // of pools: no router group is asked, and the decision gets no number
-	forLoads               // the same, and the prompt is read in all modes
+	forDecision   inputPurpose = iota
+	forComparison              // of pools: no router group is asked, and the decision gets no number
+	forLoads                   // the same, and the prompt is read in all modes
 )
 
 // input makes the input of a decision in a pool. It returns an error if ctx ends before the prompt is
 // read.
-func (r *Router) input(ctx context.Context, p *pool, s *scratch, why inputFor) error {
+func (r *Router) input(ctx context.Context, p *pool, s *scratch, why inputPurpose) error {
 	req, in := &s.request, &s.input
 	var h hashes
-	if why == forLoads || p.view.Load().reads {
-		if !s.hasRead {
-			s.hasRead = true
+	if why == forLoads || p.view.Load().needsPrompts {
+		if !s.promptSet {
+			s.promptSet = true
 			s.prompt = r.encode(ctx, req, s.target.card, s.tokens[:0])
 			if req.Tokens == nil && s.prompt.ids.IDs != nil {
 				s.tokens = s.prompt.ids.IDs
@@ -160,9 +160,9 @@ func (r *Router) input(ctx context.Context, p *pool, s *scratch, why inputFor) e
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	*in = decisionInput{} // a literal would be made elsewhere and copied
+	*in = decisionInput{} // assigning a filled literal would first build a copy
 	in.Request, in.model, in.lora, in.adapter = req, p.model, s.target.lora, s.target.adapter
-	in.prompt, in.hashes, in.explain = s.prompt, h, req.Explain
+	in.prompt, in.hashes, in.listCandidates = s.prompt, h, req.Explain
 	if r.conf.Sessions.TTL > 0 && req.Session != "" {
 		in.session = sessionKey(req.Session)
 	}
@@ -172,23 +172,23 @@ func (r *Router) input(ctx context.Context, p *pool, s *scratch, why inputFor) e
 	}
 	if why == forDecision && req.ID != "" {
 		in.number = r.kept.next()
-		in.explain = in.explain || r.conf.KeepDecisions > 0
+		in.listCandidates = in.listCandidates || r.conf.KeepDecisions > 0
 	}
-	start := h.at
+	start := h.hashedAt
 	if why == forDecision && r.conf.Probe != nil {
 		if in.probed = r.probe(ctx, p, in); in.probed.took > 0 {
-			start = in.probed.at.Add(in.probed.took)
+			start = in.probed.askedAt.Add(in.probed.took)
 		}
 	}
 	if start.IsZero() {
 		start = r.conf.Now()
 	}
-	in.at = start
+	in.completeAt = start
 	if h.sequence != nil {
 		p.match(start, &h, s)
 		in.overlap = s.overlap
-		in.at = r.conf.Now()
-		in.overlap.took = in.at.Sub(start)
+		in.completeAt = r.conf.Now()
+		in.overlap.took = in.completeAt.Sub(start)
 	}
 	return nil
 }
@@ -255,17 +255,17 @@ func (r *Router) hash(p *pool, s *scratch) (h hashes) {
 		return h
 	case tokenizer.Bytes:
 		seed ^= bytesSeed
-		h.guessed = true
+		h.ownHashes = true
 	case tokenizer.ExactPrefix:
 		// The blocks behind the exact ids have hashes that no engine has. Those before
 		// them match events.
-		h.guessed = len(ids.IDs) > ids.Exact
+		h.ownHashes = len(ids.IDs) > ids.Exact
 	case tokenizer.Exact, tokenizer.None:
 	}
 	start := r.conf.Now()
 	s.local = indexer.AppendLocalHashes(s.local[:0], ids.IDs, p.blockSize, seed)
 	s.sequence = indexer.AppendSequenceHashes(s.sequence[:0], s.local)
-	h.local, h.sequence, h.at = s.local, s.sequence, r.conf.Now()
-	h.took = h.at.Sub(start)
+	h.local, h.sequence, h.hashedAt = s.local, s.sequence, r.conf.Now()
+	h.took = h.hashedAt.Sub(start)
 	return h
 }

@@ -65,13 +65,13 @@ func (k *known) match(now time.Time, h *hashes, size int, s *scratch) {
 		if a.Blocks() == 0 {
 			continue
 		}
-		s.guessed = resize(s.guessed, size)
-		a.Match(now, s.guessed, h.sequence)
+		s.guessedBlocks = resize(s.guessedBlocks, size)
+		a.Match(now, s.guessedBlocks, h.sequence)
 		if a == k.predicted {
 			o.pending = resize(o.pending, size)
 			clear(o.pending)
 		}
-		for i, n := range s.guessed {
+		for i, n := range s.guessedBlocks {
 			// A block that is predicted on the device does not count on a lower tier, too.
 			more := n - o.blocks[i]
 			if more <= 0 {
@@ -163,7 +163,7 @@ func (k *known) guess(now time.Time, h *hashes, at *booking) guess {
 		return guess{}
 	}
 	g := guess{in: k.predicted, ordinal: at.ordinal, generation: at.generation}
-	if h.guessed || at.unreported {
+	if h.ownHashes || at.unreported {
 		g.in = k.history
 	}
 	if g.in == nil {

@@ -21,8 +21,8 @@ const (
 	inferQueued = 50 * time.Millisecond
 )
 
-// pass applies the passing of time before the loads of a choice are read.
-func (c *core) pass(now time.Time) {
+// advanceTime applies the passing of time before the loads of a choice are read.
+func (c *core) advanceTime(now time.Time) {
 	c.grow(now)
 	if !c.conf.NoSpeeds && (c.speeds.changed || now.Sub(c.speeds.at) >= speedEvery) {
 		c.speeds.refresh(now, &c.ranks)
@@ -182,7 +182,7 @@ func (c *core) summarize(now time.Time) Summary {
 		if e.info.Draining || e.info.Role == Prefill {
 			continue
 		}
-		if h, _ := e.standing(now); h <= Degraded {
+		if h, _ := e.healthNow(now); h <= Degraded {
 			standing[h] = append(standing[h], ord)
 		}
 	}

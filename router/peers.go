@@ -91,7 +91,7 @@ func (in *decisionInput) slotTaken(d *Decision) Change {
 	return Change{
 		Kind: SlotTaken, ID: in.ID, Worker: d.Worker, Sequence: in.hashes.sequence,
 		PromptTokens: in.prompt.tokens, CachedTokens: in.prompt.tokens - d.PrefillTokens, OverlapBlocks: d.OverlapBlocks,
-		ExpectedOutput: in.ExpectedOutput, PrefillUntracked: !d.Settings.TrackPrefill, Guessed: in.hashes.guessed,
+		ExpectedOutput: in.ExpectedOutput, PrefillUntracked: !d.Settings.TrackPrefill, Guessed: in.hashes.ownHashes,
 	}
 }
 
@@ -204,7 +204,7 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 		r.flights.end(key, peer, fl.number)
 		return known
 	}
-	fl.lapses, fl.guess = true, p.known.guess(now, &hashes{sequence: c.Sequence, guessed: c.Guessed}, &at)
+	fl.lapses, fl.guess = true, p.known.guess(now, &hashes{sequence: c.Sequence, ownHashes: c.Guessed}, &at)
 	r.flights.change(key, fl)
 	return true
 }

@@ -45,10 +45,10 @@ type pool struct {
 // poolView is the part of the core that decisions read without the lock. If a view is outdated, a
 // decision may miss an overlap; nothing else is wrong.
 type poolView struct {
-	reads   bool     // whether the prompts of requests matter
-	changes uint64   // core.changes
-	size    int      // one more than the largest ordinal
-	groups  []string // names of the router groups among the workers
+	needsPrompts bool     // whether the prompts of requests matter
+	changes      uint64   // core.changes
+	size         int      // one more than the largest ordinal
+	groups       []string // names of the router groups among the workers
 }
 
 // poolKey names a pool.
@@ -69,9 +69,9 @@ func newPool(conf *Config, key poolKey) *pool {
 
 // match counts the overlap of a prompt, without the lock, and leaves it in s.
 func (p *pool) match(now time.Time, h *hashes, s *scratch) {
-	s.overlap.at = now
+	s.overlap.matchedAt = now
 	if !p.known.used {
-		s.overlap = overlap{at: now}
+		s.overlap = overlap{matchedAt: now}
 		return
 	}
 	view := p.view.Load()
@@ -86,7 +86,7 @@ var errQueued = errors.New("the request waits in the queue")
 // critical section. If the request must wait, admit returns when the request has left the queue, or
 // errQueued at once if the request is one of [Router.Submit].
 func (p *pool) admit(ctx context.Context, r *Router, s *scratch) error {
-	now, start := r.conf.Now, s.input.at
+	now, start := r.conf.Now, s.input.completeAt
 	p.mu.Lock()
 	w, err := p.core.submit(start, &s.input, &s.choices, &s.result)
 	waits := w != nil && !w.done
@@ -201,7 +201,7 @@ func (p *pool) removeWorker(now time.Time, id uint64) {
 
 // updateView replaces the view of the pool.
 func (p *pool) updateView(c *core) {
-	v := poolView{reads: c.conf.Mode == KV || c.queue != nil || *c.thresholds != scorer.Thresholds{}, changes: c.changes, size: c.size()}
+	v := poolView{needsPrompts: c.conf.Mode == KV || c.queue != nil || *c.thresholds != scorer.Thresholds{}, changes: c.changes, size: c.size()}
 	for _, ord := range c.order {
 		if name := c.entries[ord].info.Group; name != "" {
 			v.groups = append(v.groups, name)

@@ -72,11 +72,11 @@ func (r *Router) probe(ctx context.Context, p *pool, in *decisionInput) (got pro
 		in.session != 0 && p.bound(r.conf.Now(), in.session) {
 		return got
 	}
-	got.at = r.conf.Now()
+	got.askedAt = r.conf.Now()
 	got.answers = r.conf.Probe(ctx, Probe{
 		ID: in.ID, Model: p.model, BlockSize: p.blockSize, Tokens: in.prompt.tokens, Local: in.hashes.local, Groups: groups,
 	})
-	got.took = r.conf.Now().Sub(got.at)
+	got.took = r.conf.Now().Sub(got.askedAt)
 	return got
 }
 
@@ -108,7 +108,7 @@ func (in *decisionInput) applyProbe(e *entry, booked *slots.Table, ord int, to *
 	if a == nil {
 		return
 	}
-	since := booked.UnreportedSince(ord, in.probed.at.Add(-GroupTransit))
+	since := booked.UnreportedSince(ord, in.probed.askedAt.Add(-GroupTransit))
 	to.OverlapBlocks = min(max(0, a.OverlapBlocks), len(in.hashes.sequence))
 	to.PendTokens = a.PendTokens + since.PendTokens/to.Members
 	to.ActiveRequests = a.ActiveRequests + since.Requests/to.Members
@@ -126,7 +126,7 @@ func (in *decisionInput) applyProbe(e *entry, booked *slots.Table, ord int, to *
 // named, unless other requests were sent to the group since.
 func (in *decisionInput) member(e *entry, booked *slots.Table, ord int) *Worker {
 	a := in.probeOf(e)
-	if a == nil || booked.UnreportedSince(ord, in.probed.at.Add(-GroupTransit)).Requests > 0 {
+	if a == nil || booked.UnreportedSince(ord, in.probed.askedAt.Add(-GroupTransit)).Requests > 0 {
 		return nil
 	}
 	return new(a.Worker)

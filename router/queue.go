@@ -75,7 +75,7 @@ func (c *core) pump(now time.Time) {
 			return false
 		case w.late(now):
 			w.err = ErrTooLate
-		case w.in.hashes.sequence != nil && now.Sub(w.in.overlap.at) >= rematchAfter:
+		case w.in.hashes.sequence != nil && now.Sub(w.in.overlap.matchedAt) >= rematchAfter:
 			w.stale = true
 			c.woken = append(c.woken, w)
 			return false

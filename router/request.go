@@ -188,8 +188,8 @@ func allows(list []netip.AddrPort, a netip.AddrPort) bool {
 	})
 }
 
-// pinned adds the pinned worker to an error.
-func (req *Request) pinned(err error) error {
+// pinnedError adds the pinned worker to an error.
+func (req *Request) pinnedError(err error) error {
 	if req.AnyRank {
 		return fmt.Errorf("worker %d: %w", req.Pinned.ID, err)
 	}

@@ -162,7 +162,7 @@ func (r *Router) answer(ctx context.Context, s *scratch, err error, answer *Deci
 	ids := s.input.prompt.ids.IDs
 	if req.ID != "" {
 		r.metrics.decided(ctx, p.labels, d)
-		r.kept.add(s.input.number, d, ch.seen, ch.omitted)
+		r.kept.add(s.input.number, d, ch.listed, ch.omitted)
 		r.recent.add(p.poolKey, s.input.hashes.local, s.input.hashes.sequence)
 		if r.conf.Hooks.Observe != nil && encoded {
 			r.conf.Hooks.Observe(Observation{
@@ -173,7 +173,7 @@ func (r *Router) answer(ctx context.Context, s *scratch, err error, answer *Deci
 	}
 	var seen []Candidate
 	if req.Explain {
-		seen = slices.Clone(ch.seen)
+		seen = slices.Clone(ch.listed)
 	}
 	if !req.WantTokens || !encoded {
 		ids = nil

@@ -118,17 +118,17 @@ func (s *sessions) follow(in *decisionInput, ch *choice, workers *ranks, hard bo
 		w := workers.entries[ord].worker
 		at, _ := workers.search(w)
 		err := ErrNoWorkers
-		if ch.verdicts[at] == ExcludedBusy {
+		if ch.exclusions[at] == ExcludedBusy {
 			err = ErrAllBusy
 		}
-		return -1, fmt.Errorf("the session's worker %d, rank %d (%s): %w", w.ID, w.DPRank, ch.verdicts[at], err)
+		return -1, fmt.Errorf("the session's worker %d, rank %d (%s): %w", w.ID, w.DPRank, ch.exclusions[at], err)
 	case bound < 0 || !hard && scorer.SessionOverloaded(ch.inputs, bound):
-		ch.rebind = true
+		ch.sessionMoves = true
 		return -1, nil
 	}
 	for i, other := range workers.order {
-		if other != ord && ch.verdicts[i] == "" {
-			ch.verdicts[i] = ExcludedSession
+		if other != ord && ch.exclusions[i] == "" {
+			ch.exclusions[i] = ExcludedSession
 		}
 	}
 	return bound, nil

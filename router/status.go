@@ -73,7 +73,7 @@ func (r *Router) Workers() []WorkerState {
 	for _, p := range r.pools {
 		of := len(states)
 		states = p.appendStates(r.conf.Now(), states)
-		tokens := r.tokenState((*r.names.Load())[p.model].card, p.view.Load().reads)
+		tokens := r.tokenState((*r.names.Load())[p.model].card, p.view.Load().needsPrompts)
 		for i := range states[of:] {
 			states[of+i].TokenState = tokens
 		}
@@ -87,7 +87,7 @@ func (r *Router) Workers() []WorkerState {
 func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.core.pass(now)
+	p.core.advanceTime(now)
 	for _, ord := range p.core.order {
 		e, load := &p.core.entries[ord], p.core.slots.Load(ord)
 		if e.info.Health == expected {
@@ -220,7 +220,7 @@ func (r *Router) modelState(name string, t target) ModelState {
 	}
 	reads := false
 	for _, p := range t.pools {
-		reads = reads || p.view.Load().reads
+		reads = reads || p.view.Load().needsPrompts
 		s.BlockSizes = append(s.BlockSizes, p.blockSize)
 		p.each(func(_ int, e *entry) {
 			if e.info.Health != expected {

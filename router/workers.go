@@ -61,16 +61,16 @@ func (e *entry) setInfo(info *WorkerInfo) {
 	}
 }
 
-// standing returns the health of a worker for a decision, and the reason if it is not
+// healthNow returns the health of a worker for a decision, and the reason if it is not
 // healthy.
-func (e *entry) standing(now time.Time) (Health, Exclusion) {
+func (e *entry) healthNow(now time.Time) (Health, Exclusion) {
 	switch {
 	case e.info.Health != Healthy:
 		return e.info.Health, ExcludedHealth
 	case now.Before(e.avoid.until):
 		return Degraded, ExcludedFailing
 	case e.info.Group != "":
-		return e.groupStanding(now)
+		return e.groupHealth(now)
 	}
 	return Healthy, ""
 }

@@ -165,6 +165,12 @@ func (s *Settings) UsesOverlap() bool {
 	}
 }
 
+// UsesMemory reports whether costs read AdditionalBlocks or KVUse of an [Input], which take long to fill in. If
+// not, callers may leave them 0. A new cost that reads one of them must be named here.
+func (s *Settings) UsesMemory() bool {
+	return s.Policy != Tokens && s.Policy != PredictedTTFT || !s.TrackPrefill
+}
+
 // Override changes settings for one request. nil leaves a setting unchanged.
 type Override struct {
 	Cost        *Policy  `json:"cost,omitempty"`
