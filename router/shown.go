@@ -8,12 +8,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/kvroute/kvroute/scorer"
 )
 
-// This file and sentence.go have all texts that explain a decision or a worker to people. The API sends
-// them, so that `kvroute explain`, `kvroute top`, `kvroute doctor`, the dashboard and the log show the same.
+// This file and texts.tmpl have all texts that explain a decision or a worker to people. The API sends them, so
+// that `kvroute explain`, `kvroute top`, `kvroute doctor`, the dashboard and the log show the same.
 // The texts are functions of the decision alone and name only numbers that the decision has.
 
 // Label is the text by which people know a worker: its name, or its id if it has none, and its rank
@@ -72,110 +70,6 @@ func (d *Decision) Verdict(c *Candidate) string {
 	}
 	return strings.TrimPrefix(text, " ")
 }
-
-// FirstTokenText says how kvroute noticed the first token. It is empty until then.
-func (d *Decision) FirstTokenText() string {
-	switch d.FirstTokenBy {
-	case "":
-		return ""
-	case SignTold:
-		return "reported by the caller of the API"
-	case SignObserver:
-		return "seen in the response"
-	case SignHeaders:
-		return "reported by the headers of the response"
-	case SignOrder:
-		return "inferred: a later request had its first token"
-	case SignRate:
-		return "inferred from the worker's rate"
-	case SignEnd:
-		if d.FirstToken.IsZero() {
-			return "not seen before the end of the response"
-		}
-		return "at the latest: the response was not streamed"
-	}
-	return "reported by " + string(d.FirstTokenBy)
-}
-
-// ModeText is the mode with its inputs.
-func (d *Decision) ModeText() string {
-	switch d.Mode {
-	case RoundRobin:
-		return fmt.Sprintf("%s, turn %d", d.Mode, d.Turn)
-	case DeviceAware:
-		return fmt.Sprintf("%s, ratio %s, random number %s", d.Mode, exact(d.DeviceRatio), exact(d.Draw))
-	case Direct, LeastLoaded, KV, Random, PowerOfTwo:
-	}
-	return fmt.Sprintf("%s, random number %s", d.Mode, exact(d.Draw))
-}
-
-// setting is a setting of the cost by its name in JSON.
-type setting struct {
-	name  string
-	value float64
-}
-
-// usedSettings are the settings that change the costs of a policy.
-func usedSettings(s *scorer.Settings) []setting {
-	host, disk := setting{"host_cache_weight", s.HostWeight}, setting{"disk_cache_weight", s.DiskWeight}
-	decode, read := setting{"decode_weight", s.DecodeWeight}, setting{"kv_read", s.KVRead}
-	alpha, credit := setting{"alpha", s.Alpha}, setting{"overlap_score_credit", s.OverlapCredit}
-	request := setting{"active_request_weight", s.RequestWeight}
-	floor, token := setting{"engine floor", s.Engine.Floor}, setting{"engine token", s.Engine.Token}
-	switch {
-	case s.Policy == scorer.PredictedTTFT:
-		return []setting{
-			alpha, decode, read, host, disk, floor, token,
-			{"engine attention", s.Engine.Attention},
-			{"engine kv_token", s.Engine.KVToken},
-			{"engine chunk", s.Engine.Chunk},
-		}
-	case s.Policy == scorer.Weighted:
-		return []setting{
-			{"max_batch", s.MaxBatch},
-			{"weighted_overlap", s.WeightedOverlap},
-			{"weighted_requests", s.WeightedRequests},
-			{"weighted_kv_use", s.WeightedKVUse},
-			decode, read,
-		}
-	case s.Policy == scorer.Tokens && s.TrackPrefill:
-		return []setting{alpha, {"attention", s.Attention}, decode, read, host, disk, floor, token}
-	case s.Policy == scorer.Tokens:
-		return []setting{decode, credit}
-	case s.Policy == scorer.DynamoNewer && s.TrackPrefill:
-		return []setting{
-			credit, {"overlap_score_credit_decay", s.CreditDecay}, {"prefill_load_scale", s.PrefillScale}, request, host, disk,
-		}
-	case s.Policy == scorer.DynamoNewer:
-		return []setting{credit, request, host, disk}
-	case s.TrackPrefill:
-		return []setting{{"overlap_score_weight", s.OverlapWeight}}
-	}
-	return nil
-}
-
-// SettingsText lists the settings that the costs of the decision depend on. It is empty if no costs were
-// compared.
-func (d *Decision) SettingsText() string {
-	s := d.Settings
-	if d.Policy == "" || s == nil {
-		return ""
-	}
-	parts := []string{"cost " + string(s.Policy)}
-	for _, one := range append(usedSettings(s), setting{"router_temperature", s.Temperature}) {
-		parts = append(parts, one.name+" "+exact(one.value))
-	}
-	if !s.TrackPrefill {
-		parts = append(parts, "prefill is not tracked")
-	}
-	if !s.AssumeKVReuse {
-		parts = append(parts, "no reuse is assumed")
-	}
-	return strings.Join(parts, ", ")
-}
-
-// exact prints a number without rounding: costs can be computed again from it.
-func exact(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 
 // noLegTexts continue "one worker computes the prompt and the output, because ".
 //
