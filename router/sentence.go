@@ -56,23 +56,23 @@ func (d *Decision) SettingsText() string {
 	if d.Policy == "" || d.Settings == nil {
 		return ""
 	}
-	e := explanation{Decision: d}
+	e := explanation{D: d}
 	return e.text("settings", "settings "+e.cost(), "settings of all")
 }
 
 // ModeText is the mode with its inputs.
 func (d *Decision) ModeText() string {
-	return (&explanation{Decision: d}).text("mode")
+	return (&explanation{D: d}).text("mode")
 }
 
 // FirstTokenText says how kvroute noticed the first token. It is empty until then.
 func (d *Decision) FirstTokenText() string {
-	return (&explanation{Decision: d}).text("first token " + string(d.FirstTokenBy))
+	return (&explanation{D: d}).text("first token " + string(d.FirstTokenBy))
 }
 
 // explanation is a decision with what its sentence names.
 type explanation struct {
-	*Decision
+	D     *Decision
 	Name  string // of the worker; see labelOf
 	Drawn bool   // by a temperature
 	Least bool   // the lowest cost was to win
@@ -93,7 +93,7 @@ type explanation struct {
 
 // side is a candidate that a sentence names.
 type side struct {
-	*Candidate
+	C         *Candidate
 	Name      string
 	ToCompute int               // tokens of the prompt that it would compute
 	Numbers   map[string]string // what costs count; of a router group, the mean of its workers
@@ -105,7 +105,7 @@ type pair struct{ Own, Others string }
 
 // explain finds what the sentence of a decision names.
 func explain(d *Decision) *explanation {
-	e := &explanation{Decision: d, Name: labelOf(d.Worker, d.WorkerName, d.Group), LeftOut: map[string]int{}}
+	e := &explanation{D: d, Name: labelOf(d.Worker, d.WorkerName, d.Group), LeftOut: map[string]int{}}
 	if d.Policy != "" && d.Reason != ReasonPreferred {
 		e.Drawn = d.Settings.Temperature > 0
 		e.Least = !e.Drawn
@@ -159,7 +159,7 @@ func (d *Decision) side(c *Candidate) *side {
 	workers := float64(max(1, c.Members))
 	requests := float64(c.ActiveRequests) / workers
 	s := &side{
-		Candidate: c, Name: labelOf(c.Worker, c.WorkerName, c.Group), ToCompute: d.toCompute(c), Numbers: map[string]string{},
+		C: c, Name: labelOf(c.Worker, c.WorkerName, c.Group), ToCompute: d.toCompute(c), Numbers: map[string]string{},
 		Full: c.MaxRequests > 0 && requests+1 > .9*float64(c.MaxRequests),
 	}
 	for name, x := range map[string]float64{
@@ -187,16 +187,16 @@ func (d *Decision) toCompute(c *Candidate) int {
 
 // Decodes reports whether the computation of the prompt does not count, as for a decode worker.
 func (e *explanation) Decodes() bool {
-	s := e.Settings
+	s := e.D.Settings
 	return s != nil && !s.TrackPrefill && s.Policy != scorer.PredictedTTFT && s.Policy != scorer.Weighted
 }
 
 // cost is the name of the cost in the names of templates.
 func (e *explanation) cost() string {
 	if e.Decodes() {
-		return string(e.Policy) + " untracked"
+		return string(e.D.Policy) + " untracked"
 	}
-	return string(e.Policy)
+	return string(e.D.Policy)
 }
 
 // text executes the templates of these names, as far as they exist.
@@ -224,9 +224,9 @@ func labelOf(w Worker, name, group string) string {
 
 // Costs compares the cost of the chosen worker with another one.
 func (e *explanation) Costs(other *side) pair {
-	x, y := six(e.Cost), six(other.Cost)
-	if x == y && e.Cost != other.Cost {
-		x, y = exact(e.Cost), exact(other.Cost)
+	x, y := six(e.D.Cost), six(other.C.Cost)
+	if x == y && e.D.Cost != other.C.Cost {
+		x, y = exact(e.D.Cost), exact(other.C.Cost)
 	}
 	return pair{x, y + " on " + other.Name}
 }
