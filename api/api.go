@@ -110,7 +110,7 @@ func (c *Config) decisions(req *http.Request) (any, *openai.Error) {
 		if !ok {
 			return nil, failure(http.StatusNotFound, openai.NotFound, "id", "no decision is kept under this id: it is unknown or too old")
 		}
-		return shown(&d, false), nil
+		return shown(&d), nil
 	}
 	limit := defaultDecisions
 	if text := req.FormValue("limit"); text != "" {
@@ -120,5 +120,9 @@ func (c *Config) decisions(req *http.Request) (any, *openai.Error) {
 		}
 		limit = n
 	}
-	return map[string][]Decision{"decisions": c.decided(limit, false)}, nil
+	list := []Decision{} // an empty list in JSON, not null
+	for _, d := range c.Router.Decisions(limit) {
+		list = append(list, shown(&d))
+	}
+	return map[string][]Decision{"decisions": list}, nil
 }

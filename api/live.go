@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/outcomes"
+	"github.com/kvroute/kvroute/router"
 )
 
 const (
@@ -36,6 +37,8 @@ type live struct {
 	// mu guards the fields below.
 	streams int
 	feed    *feed // nil while no stream is open
+
+	known atomic.Pointer[map[string]Decision] // the decisions that were read last, with their texts
 }
 
 // section is a part of /v1/live.
@@ -65,15 +68,38 @@ type livePart struct {
 }
 
 func newLive(c *Config) *live {
-	l := &live{conf: c, sections: []section{
+	l := &live{conf: c}
+	l.known.Store(&map[string]Decision{})
+	l.sections = []section{
 		{"replica", func() any { return c.describe() }},
 		{"workers", func() any { return c.workers() }},
 		{"models", func() any { return c.Router.Models() }},
-		{"decisions", func() any { return c.decided(liveDecisions, true) }},
-	}}
-	l.sections = append(l.sections, section{"prefixes", c.Prefixes}, section{"totals", c.Totals})
+		{"decisions", l.decisions},
+		{"prefixes", c.Prefixes},
+		{"totals", c.Totals},
+	}
 	l.sections = slices.DeleteFunc(l.sections, func(s section) bool { return s.read == nil })
 	return l
+}
+
+// decisions returns the newest decisions without candidates. Their texts, which name candidates, are made
+// once for each decision.
+func (l *live) decisions() any {
+	key := func(d *router.Decision) string { return d.ID + string(d.NoLeg) } // a leg that failed changes the texts
+	old, known := *l.known.Load(), map[string]Decision{}
+	list := []Decision{} // an empty list in JSON, not null
+	for _, d := range l.conf.Router.NewDecisions(liveDecisions, func(d *router.Decision) bool {
+		return old[key(d)].Time.Equal(d.Time)
+	}) {
+		s := old[key(&d)]
+		if !s.Time.Equal(d.Time) {
+			s = shown(&d)
+		}
+		s = s.brief(&d)
+		known[key(&d)], list = s, append(list, s)
+	}
+	l.known.Store(&known)
+	return list
 }
 
 func (l *live) serve(w http.ResponseWriter, req *http.Request) {

@@ -171,7 +171,7 @@ func (c *Config) bestWorker(r *http.Request, q *question) (any, *openai.Error) {
 	if err != nil {
 		return nil, c.refusal(err, req.Model)
 	}
-	a := answer{choice: choiceOf(&d), Decision: shown(&d, false)}
+	a := answer{choice: choiceOf(&d), Decision: shown(&d)}
 	if d.Prefill != nil {
 		a.Prefill = &leg{d.Prefill.ID, choiceOf(d.Prefill)}
 	}

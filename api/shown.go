@@ -34,18 +34,14 @@ type Worker struct {
 	EventsText  string             `json:"kv_events_text"`
 }
 
-// shown adds the texts to a decision. Brief leaves out the candidates, which the texts name.
-func shown(d *router.Decision, brief bool) Decision {
+// shown adds the texts to a decision.
+func shown(d *router.Decision) Decision {
 	s := Decision{
 		Decision: *d,
 		ModeText: d.ModeText(), ReasonText: d.Sentence(), SettingsText: d.SettingsText(), FirstTokenText: d.FirstTokenText(),
 	}
 	if d.Prefill != nil {
-		s.Prefill = new(shown(d.Prefill, brief))
-	}
-	if brief {
-		s.Omitted = 0
-		return s
+		s.Prefill = new(shown(d.Prefill))
 	}
 	for i := range d.Candidates {
 		c := &d.Candidates[i]
@@ -54,13 +50,14 @@ func shown(d *router.Decision, brief bool) Decision {
 	return s
 }
 
-// decided returns the newest decisions.
-func (c *Config) decided(n int, brief bool) []Decision {
-	list := []Decision{} // an empty list in JSON, not null
-	for _, d := range c.Router.Decisions(n) {
-		list = append(list, shown(&d, brief))
+// brief returns the decision without candidates, as it is now: now is a later copy of it.
+func (s Decision) brief(now *router.Decision) Decision {
+	s.Decision, s.Candidates, s.FirstTokenText = *now, nil, now.FirstTokenText()
+	s.Decision.Candidates, s.Omitted = nil, 0
+	if s.Prefill != nil {
+		s.Prefill = new(s.Prefill.brief(now.Prefill))
 	}
-	return list
+	return s
 }
 
 // workers returns all workers.

@@ -42,6 +42,19 @@ func TestDecisionsHaveTexts(t *testing.T) {
 	}
 	r.MarkPrefillCompleted("a")
 
+	checkTexts(t, h, r)
+
+	// The live feed keeps texts, but not what has changed since.
+	r.MarkPrefillCompleted("b")
+	if err := r.PrefillFailed("c"); err != nil {
+		t.Fatal(err)
+	}
+	checkTexts(t, h, r)
+}
+
+// checkTexts compares the texts of three decisions with those of the router.
+func checkTexts(t *testing.T, h http.Handler, r *router.Router) {
+	t.Helper()
 	var all, live []api.Decision
 	for path, into := range map[string]*[]api.Decision{"/v1/decisions": &all, "/v1/live": &live} {
 		if err := json.Unmarshal([]byte(field(t, h, path, "decisions")), into); err != nil || len(*into) != 3 {
@@ -57,8 +70,10 @@ func TestDecisionsHaveTexts(t *testing.T) {
 		}
 		hasTexts(t, &all[i], &d)
 		hasTexts(t, &one, &d)
-		if l := &live[i]; l.ID != d.ID || l.ReasonText != d.Sentence() || l.Candidates != nil || d.Prefill != nil &&
-			l.Prefill.ReasonText != d.Prefill.Sentence() {
+		l := &live[i]
+		if l.ID != d.ID || l.ReasonText != d.Sentence() || l.FirstTokenText != d.FirstTokenText() ||
+			!l.FirstToken.Equal(d.FirstToken) || l.Candidates != nil || l.Omitted != 0 ||
+			d.Prefill != nil && l.Prefill.ReasonText != d.Prefill.Sentence() {
 			t.Errorf("live has %+v", l)
 		}
 	}

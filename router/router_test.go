@@ -290,6 +290,11 @@ func TestRecentDecisionsAreKeptAndOldOnesNot(t *testing.T) {
 	if d, ok := r.Decision("3"); !ok || d.Freed.IsZero() {
 		t.Errorf("decision 3: %v, %+v", ok, d)
 	}
+	for _, d := range r.NewDecisions(10, func(d *router.Decision) bool { return d.ID == "3" }) {
+		if (len(d.Candidates) == 0) != (d.ID == "3") {
+			t.Errorf("decision %s, of which 3 is known, has %d candidates", d.ID, len(d.Candidates))
+		}
+	}
 	none := newRouter(t, router.Config{Scoring: classic(1), KeepDecisions: -1}, 1)
 	if _, err := none.BestWorker(t.Context(), router.Request{ID: "a", Model: "m"}); err != nil || len(none.Decisions(9)) != 0 {
 		t.Errorf("keeping none: %d kept, error %v", len(none.Decisions(9)), err)
