@@ -58,11 +58,7 @@ func Trace(tracer trace.Tracer, o *router.Outcome) {
 	step("queue", queued, d.Time)
 	step("decide", d.Time, d.Time.Add(d.PickTime), attribute.String("kvroute.reason", string(d.Reason)))
 	if leg := d.Prefill; leg != nil {
-		ended := o.LegEnded
-		if ended.IsZero() {
-			ended = d.Freed
-		}
-		step("prefill", leg.Time, ended, worker(leg)...)
+		step("prefill", leg.Time, cmp.Or(o.LegEnded, d.Freed), worker(leg)...)
 	}
 	if d.FirstTokenBy != router.SignEnd {
 		step("first token", d.Time, d.FirstToken, attribute.String("kvroute.first_token.source", string(d.FirstTokenBy)))

@@ -42,45 +42,26 @@ func (c *config) check() error {
 	}
 	admin, err := url.Parse(c.EnvoyAdmin)
 	isAdmin := err == nil && admin.Host != "" && admin.User == nil && (admin.Scheme == "http" || admin.Scheme == "https")
-	r := c.KVEventsRetention
-	for _, wrong := range []struct {
-		is   bool
-		text string
-	}{
-		{
-			r != 0 && (r < 30*time.Minute || r > 8760*time.Hour),
-			fmt.Sprintf("kv-events-retention is %q, want 0, or 30m to 8760h", r),
-		},
-		{
-			c.HTTPAddress == c.ExtprocAddress && !strings.HasSuffix(c.HTTPAddress, ":0"),
-			fmt.Sprintf("http-address is %q, want another one than extproc-address", c.HTTPAddress),
-		},
-		{
-			c.DegradedAfter < fleet.MinAge || c.DegradedAfter > time.Hour,
-			fmt.Sprintf("degraded-after is %q, want %v to 1h", c.DegradedAfter, fleet.MinAge),
-		},
-		{
-			c.UnhealthyAfter < c.DegradedAfter || c.UnhealthyAfter > time.Hour,
-			fmt.Sprintf("unhealthy-after is %q, want %v (degraded-after) to 1h", c.UnhealthyAfter, c.DegradedAfter),
-		},
-		{
-			c.ExpiredAfter < c.UnhealthyAfter || c.ExpiredAfter > time.Hour,
-			fmt.Sprintf("expired-after is %q, want %v (unhealthy-after) to 1h", c.ExpiredAfter, c.UnhealthyAfter),
-		},
-		{r != 0 && !c.DurableKVEvents, "kv-events-retention needs durable-kv-events: without it no stream keeps events"},
-		{
-			c.EnvoyAdmin != "" && !isAdmin,
-			fmt.Sprintf("envoy-admin is %q, want http://host:port", bus.Redact(c.EnvoyAdmin)),
-		},
-		{
-			c.Group != "" && len(c.Groups) > 0,
-			"group and groups are both given: the router of a group has workers, not groups",
-		},
-	} {
-		if wrong.is {
-			errs = append(errs, errors.New(wrong.text))
+	refuse := func(wrong bool, format string, values ...any) {
+		if wrong {
+			errs = append(errs, fmt.Errorf(format, values...))
 		}
 	}
+	r := c.KVEventsRetention
+	refuse(r != 0 && (r < 30*time.Minute || r > 8760*time.Hour), "kv-events-retention is %q, want 0, or 30m to 8760h", r)
+	refuse(c.HTTPAddress == c.ExtprocAddress && !strings.HasSuffix(c.HTTPAddress, ":0"),
+		"http-address is %q, want another one than extproc-address", c.HTTPAddress)
+	refuse(c.DegradedAfter < fleet.MinAge || c.DegradedAfter > time.Hour,
+		"degraded-after is %q, want %v to 1h", c.DegradedAfter, fleet.MinAge)
+	refuse(c.UnhealthyAfter < c.DegradedAfter || c.UnhealthyAfter > time.Hour,
+		"unhealthy-after is %q, want %v (degraded-after) to 1h", c.UnhealthyAfter, c.DegradedAfter)
+	refuse(c.ExpiredAfter < c.UnhealthyAfter || c.ExpiredAfter > time.Hour,
+		"expired-after is %q, want %v (unhealthy-after) to 1h", c.ExpiredAfter, c.UnhealthyAfter)
+	refuse(r != 0 && !c.DurableKVEvents,
+		"kv-events-retention needs durable-kv-events: without it no stream keeps events")
+	refuse(c.EnvoyAdmin != "" && !isAdmin, "envoy-admin is %q, want http://host:port", bus.Redact(c.EnvoyAdmin))
+	refuse(c.Group != "" && len(c.Groups) > 0,
+		"group and groups are both given: the router of a group has workers, not groups")
 	_, access := c.Options()
 	errs = append(errs, access)
 	if c.NATSURL != "" && !strings.HasPrefix(c.NATSURL, "file:") {
