@@ -53,7 +53,6 @@ import (
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/internal/reach"
-	"github.com/kvroute/kvroute/router"
 )
 
 const (
@@ -67,23 +66,22 @@ func New(c Config) http.Handler {
 	c.Client = cmp.Or(c.Client, reach.Networks{}.Client())
 	c.BodyTime, c.stall = cmp.Or(c.BodyTime, time.Minute), cmp.Or(c.stall, stall)
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", get(func(*http.Request) (any, *openai.Error) { return map[string]string{"status": "ok"}, nil }))
+	show := func(state func() any) http.HandlerFunc {
+		return get(func(*http.Request) (any, *openai.Error) { return state(), nil })
+	}
+	mux.HandleFunc("GET /healthz", show(func() any { return map[string]string{"status": "ok"} }))
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		r, status := c.Readiness()
 		write(w, status, r)
 	})
 	mux.Handle("GET /metrics", c.Metrics)
-	mux.HandleFunc("GET /v1/replica", get(func(*http.Request) (any, *openai.Error) { return c.describe(), nil }))
-	mux.HandleFunc("GET /v1/workers", get(func(*http.Request) (any, *openai.Error) {
-		return map[string][]Worker{"workers": c.workers()}, nil
-	}))
-	mux.HandleFunc("GET /v1/models", get(func(*http.Request) (any, *openai.Error) {
-		return map[string][]router.ModelState{"models": c.Router.Models()}, nil
-	}))
+	mux.HandleFunc("GET /v1/replica", show(c.describe))
+	mux.HandleFunc("GET /v1/workers", show(func() any { return map[string]any{"workers": c.workers()} }))
+	mux.HandleFunc("GET /v1/models", show(func() any { return map[string]any{"models": c.Router.Models()} }))
 	mux.HandleFunc("GET /v1/decisions", get(c.decisions))
 	mux.HandleFunc("GET /v1/live", newLive(&c).serve)
 	mux.HandleFunc("GET /v1/index/dump", c.dump)
-	mux.HandleFunc("GET /busy_threshold", get(c.thresholds))
+	mux.HandleFunc("GET /busy_threshold", show(c.thresholds))
 	mux.HandleFunc("POST /busy_threshold", post(http.StatusOK, c.setThresholds))
 	mux.HandleFunc("POST /v1/best_worker", post(http.StatusOK, c.bestWorker))
 	mux.HandleFunc("POST /v1/potential_loads", post(http.StatusOK, c.potentialLoads))

@@ -71,8 +71,8 @@ func newLive(c *Config) *live {
 	l := &live{conf: c}
 	l.known.Store(&map[string]Decision{})
 	l.sections = []section{
-		{"replica", func() any { return c.describe() }},
-		{"workers", func() any { return c.workers() }},
+		{"replica", c.describe},
+		{"workers", c.workers},
 		{"models", func() any { return c.Router.Models() }},
 		{"decisions", l.decisions},
 		{"prefixes", c.Prefixes},

@@ -46,8 +46,8 @@ type Replica struct {
 	Settings map[string]any `json:"settings"`
 }
 
-// describe returns the description of this replica.
-func (c *Config) describe() Replica {
+// describe returns the description of this replica, a [Replica].
+func (c *Config) describe() any {
 	var r Replica
 	if c.Replica != nil {
 		r = c.Replica()

@@ -228,14 +228,15 @@ func thresholdsOf(t *router.ModelThresholds) modelThresholds {
 	return modelThresholds{t.Model, t.ActiveBlocks, t.PrefillTokens, t.PrefillFraction}
 }
 
-func (c *Config) thresholds(*http.Request) (any, *openai.Error) {
+// thresholds returns the thresholds of the models that have some.
+func (c *Config) thresholds() any {
 	list := []modelThresholds{}
 	for _, t := range c.Router.Thresholds() {
 		if t.ActiveBlocks != nil || t.PrefillTokens != nil || t.PrefillFraction != nil {
 			list = append(list, thresholdsOf(&t))
 		}
 	}
-	return map[string][]modelThresholds{"thresholds": list}, nil
+	return map[string][]modelThresholds{"thresholds": list}
 }
 
 // setThresholds changes the given thresholds of a model; without any it only returns them.

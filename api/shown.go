@@ -60,8 +60,8 @@ func (s Decision) brief(now *router.Decision) Decision {
 	return s
 }
 
-// workers returns all workers.
-func (c *Config) workers() []Worker {
+// workers returns all workers, each a [Worker].
+func (c *Config) workers() any {
 	list := []Worker{} // an empty list in JSON, not null
 	for _, w := range c.Router.Workers() {
 		level, text := c.Router.EventsState(&w)

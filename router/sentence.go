@@ -154,7 +154,7 @@ func explain(d *Decision) *explanation {
 	return e
 }
 
-// side returns what a sentence says of a candidate.
+// side returns what a sentence reports of a candidate.
 func (d *Decision) side(c *Candidate) *side {
 	workers := float64(max(1, c.Members))
 	requests := float64(c.ActiveRequests) / workers
