@@ -318,26 +318,7 @@ func (d *Durable) session(ctx context.Context) (*opened, error) {
 // open opens or creates all that is needed in NATS, brings the state to a position of the
 // stream, and creates the consumer that continues from there.
 func (d *Durable) open(ctx context.Context) (*opened, error) {
-	o := &opened{subject: d.scope.Topic(Topic), component: d.scope.StreamSubjects(Topic)}
-	err := d.limited(ctx, func(ctx context.Context) (err error) {
-		if o.stream, err = openStream(ctx, d.js, d.scope, d.conf.Replicas, d.storage(), &d.timing); err != nil {
-			return err
-		}
-		if d.conf.Retention > 0 {
-			if err := d.retain(ctx, o); err != nil {
-				return err
-			}
-		}
-		o.created = o.stream.CachedInfo().Created.UnixNano()
-		if o.state, err = d.bucket(ctx, "state", 0); err != nil {
-			return err
-		}
-		if o.locks, err = d.bucket(ctx, "lock", d.timing.lockTTL); err != nil {
-			return err
-		}
-		o.objects, err = d.objectStore(ctx)
-		return err
-	})
+	o, err := d.openStores(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -349,7 +330,7 @@ func (d *Durable) open(ctx context.Context) (*opened, error) {
 		if err := d.ensureState(ctx, o, &e); err != nil {
 			return nil, err
 		}
-		if err := d.limited(ctx, func(ctx context.Context) error { return d.subscribe(ctx, o) }); err != nil {
+		if err := d.subscribe(ctx, o); err != nil {
 			return nil, err
 		}
 		again, err := d.mustRestore(ctx, o)
@@ -361,6 +342,30 @@ func (d *Durable) open(ctx context.Context) (*opened, error) {
 			return o, nil
 		}
 	}
+}
+
+// openStores opens or creates the stream, the buckets and the object store.
+func (d *Durable) openStores(ctx context.Context) (o *opened, err error) {
+	ctx, cancel := d.limited(ctx)
+	defer cancel()
+	o = &opened{subject: d.scope.Topic(Topic), component: d.scope.StreamSubjects(Topic)}
+	if o.stream, err = openStream(ctx, d.js, d.scope, d.conf.Replicas, d.storage(), &d.timing); err != nil {
+		return nil, err
+	}
+	if d.conf.Retention > 0 {
+		if err := d.retain(ctx, o); err != nil {
+			return nil, err
+		}
+	}
+	o.created = o.stream.CachedInfo().Created.UnixNano()
+	if o.state, err = d.bucket(ctx, "state", 0); err != nil {
+		return nil, err
+	}
+	if o.locks, err = d.bucket(ctx, "lock", d.timing.lockTTL); err != nil {
+		return nil, err
+	}
+	o.objects, err = d.objectStore(ctx)
+	return o, err
 }
 
 // setPending notes how many messages are not applied yet.

@@ -38,7 +38,9 @@ func (d *Durable) keep(ctx context.Context, o *opened) error {
 		}
 		d.lastTaken = time.Now()
 		if due == purgeDue {
-			err = d.limited(ctx, func(ctx context.Context) error { return d.purge(ctx, o) })
+			limited, cancel := d.limited(ctx)
+			err = d.purge(limited, o)
+			cancel()
 		} else {
 			err = d.snapshot(ctx, o)
 		}
@@ -52,10 +54,9 @@ func (d *Durable) keep(ctx context.Context, o *opened) error {
 // probe finds out whether JetStream stores events. A replica that only reads does not notice a
 // full store.
 func (d *Durable) probe(ctx context.Context, o *opened) {
-	err := d.limited(ctx, func(ctx context.Context) error {
-		_, err := o.locks.Put(ctx, keyProbe, []byte(d.instance))
-		return err
-	})
+	limited, cancel := d.limited(ctx)
+	defer cancel()
+	_, err := o.locks.Put(limited, keyProbe, []byte(d.instance))
 	switch {
 	case ctx.Err() != nil || !d.sub.nc.IsConnected():
 		return
@@ -93,56 +94,55 @@ const (
 
 // findDue returns the work that is due, or the reason why the session must end.
 func (d *Durable) findDue(ctx context.Context, o *opened) (todo due, err error) {
-	err = d.limited(ctx, func(ctx context.Context) error {
-		info, err := o.stream.Info(ctx, o.everybody())
-		switch {
-		case errors.Is(err, jetstream.ErrStreamNotFound), err == nil && info.Created.UnixNano() != o.created:
-			return errNewStream
-		case err != nil:
-			return err
-		}
-		d.others(o, info)
-		var e epoch
-		if _, err := readKey(ctx, o.state, keyEpoch, &e); err != nil {
-			return err
-		}
-		var h head
-		if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {
-			return err
-		}
-		at := d.position()
-		if e.N != at.epoch {
-			return errEpoch
-		}
-		if err := d.delivers(ctx, o, at.seq); err != nil {
-			return err
-		}
-		if h.Stream != at.stream || h.Epoch != at.epoch {
-			h = head{}
-		}
-		if h.Inherited && !at.inherited && !slices.Contains(d.damaged, h.Object) {
-			d.unload()
-			return errInherited
-		}
-		start := max(h.LastSeq, e.start(o.created))
-		messages := int(info.State.Subjects[o.subject])
-		many, news := messages > d.conf.SnapshotThreshold, at.seq > h.LastSeq
-		age := time.Since(info.Created)
-		if h.Object != "" {
-			age = time.Since(time.UnixMilli(h.CreatedMS))
-		}
-		switch {
-		case d.wanted.Load() && (news || h.Object == "" || at.inherited && !h.Inherited),
-			news && many && (at.seq-start)*2 > uint64(d.conf.SnapshotThreshold),
-			news && info.State.FirstSeq > start+1, // the stream no longer begins at the end of the snapshot
-			news && age >= d.timing.snapshotAge && (h.Object != "" || messages > 0):
-			todo = snapshotDue
-		case many && h.PreviousSeq >= info.State.FirstSeq: // a consumer had not got all messages
-			todo = purgeDue
-		}
-		return nil
-	})
-	return todo, err
+	ctx, cancel := d.limited(ctx)
+	defer cancel()
+	info, err := o.stream.Info(ctx, o.everybody())
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound), err == nil && info.Created.UnixNano() != o.created:
+		return nothing, errNewStream
+	case err != nil:
+		return nothing, err
+	}
+	d.others(o, info)
+	var e epoch
+	if _, err := readKey(ctx, o.state, keyEpoch, &e); err != nil {
+		return nothing, err
+	}
+	h, _, err := o.head(ctx)
+	if err != nil {
+		return nothing, err
+	}
+	at := d.position()
+	if e.N != at.epoch {
+		return nothing, errEpoch
+	}
+	if err := d.delivers(ctx, o, at.seq); err != nil {
+		return nothing, err
+	}
+	if h.Stream != at.stream || h.Epoch != at.epoch {
+		h = head{}
+	}
+	if h.Inherited && !at.inherited && !slices.Contains(d.damaged, h.Object) {
+		d.unload()
+		return nothing, errInherited
+	}
+	start := max(h.LastSeq, e.start(o.created))
+	messages := int(info.State.Subjects[o.subject])
+	many, news := messages > d.conf.SnapshotThreshold, at.seq > h.LastSeq
+	age := time.Since(info.Created)
+	if h.Object != "" {
+		age = time.Since(time.UnixMilli(h.CreatedMS))
+	}
+	switch {
+	case d.wanted.Load() && (news || h.Object == "" || at.inherited && !h.Inherited),
+		news && many && (at.seq-start)*2 > uint64(d.conf.SnapshotThreshold),
+		news && info.State.FirstSeq > start+1, // the stream no longer begins at the end of the snapshot
+		news && age >= d.timing.snapshotAge && (h.Object != "" || messages > 0):
+		todo = snapshotDue
+	case many && h.PreviousSeq >= info.State.FirstSeq: // a consumer had not got all messages
+		todo = purgeDue
+	}
+	return todo, nil
 }
 
 // delivers checks whether the consumer exists, is ours and delivers. The client may wait
@@ -183,8 +183,7 @@ func (d *Durable) snapshot(ctx context.Context, o *opened) (err error) {
 			err = fmt.Errorf("%w: %w", cause, err)
 		}
 	}()
-	var before head
-	revision, err := readKey(ctx, o.state, keyHead, &before)
+	before, revision, err := o.head(ctx)
 	if err != nil {
 		return err
 	}
@@ -236,8 +235,8 @@ func (d *Durable) beginSnapshot(o *opened) (s *Snapshot, done func(), ok bool) {
 // consumer has got. If the newest snapshot is damaged, the one before and the stream still have
 // the whole state.
 func (d *Durable) purge(ctx context.Context, o *opened) error {
-	var h head
-	if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {
+	h, _, err := o.head(ctx)
+	if err != nil {
 		return err
 	}
 	if h.Stream != o.created {

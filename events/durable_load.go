@@ -127,44 +127,43 @@ func (d *Durable) restore(ctx context.Context, o *opened, name string, e *epoch)
 // created, and a snapshot contains them. Without such a snapshot the messages are lost, unless
 // all of them belong to other endpoints of the component: then the ids of events show a loss.
 func (d *Durable) mustRestore(ctx context.Context, o *opened) (again bool, err error) {
-	err = d.limited(ctx, func(ctx context.Context) error {
-		var h head
-		if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {
-			return fmt.Errorf("events: %w", err)
-		}
-		info, err := o.stream.Info(ctx, o.everybody())
-		if err != nil {
-			return fmt.Errorf("events: look at the stream: %w", err)
-		}
-		others := d.others(o, info)
-		position := d.position() // it does not change: no session is open
-		gone := info.State.NumDeleted > 0 || info.State.FirstSeq > position.seq+1
-		newer := h.Stream == position.stream && h.Epoch == position.epoch && h.LastSeq > position.seq
-		if again = gone && newer && !d.wanted.Load(); again {
-			d.unload()
-			return nil
-		}
-		if info.State.FirstSeq <= position.seq+1 {
-			return nil
-		}
-		d.queryAtEnd.Store(true)
-		if position.seq > 0 {
-			d.moveTo(info.State.FirstSeq - 1)
-		}
-		at := []any{"position", position.seq, "first", info.State.FirstSeq}
-		switch {
-		case others:
-			d.conf.Log.Info("the stream begins behind the position; what is gone may be of other endpoints", at...)
-		case position.seq == 0:
-			d.lost.Store(true)
-			d.conf.Log.Info("the stream has lost its beginning, and there is no snapshot", at...)
-		default:
-			d.lost.Store(true)
-			d.conf.Log.Warn("messages of the stream are gone and in no snapshot", at...)
-		}
-		return nil
-	})
-	return again, err
+	ctx, cancel := d.limited(ctx)
+	defer cancel()
+	h, _, err := o.head(ctx)
+	if err != nil {
+		return false, err
+	}
+	info, err := o.stream.Info(ctx, o.everybody())
+	if err != nil {
+		return false, fmt.Errorf("events: look at the stream: %w", err)
+	}
+	others := d.others(o, info)
+	position := d.position() // it does not change: no session is open
+	gone := info.State.NumDeleted > 0 || info.State.FirstSeq > position.seq+1
+	newer := h.Stream == position.stream && h.Epoch == position.epoch && h.LastSeq > position.seq
+	if gone && newer && !d.wanted.Load() {
+		d.unload()
+		return true, nil
+	}
+	if info.State.FirstSeq <= position.seq+1 {
+		return false, nil
+	}
+	d.queryAtEnd.Store(true)
+	if position.seq > 0 {
+		d.moveTo(info.State.FirstSeq - 1)
+	}
+	at := []any{"position", position.seq, "first", info.State.FirstSeq}
+	switch {
+	case others:
+		d.conf.Log.Info("the stream begins behind the position; what is gone may be of other endpoints", at...)
+	case position.seq == 0:
+		d.lost.Store(true)
+		d.conf.Log.Info("the stream has lost its beginning, and there is no snapshot", at...)
+	default:
+		d.lost.Store(true)
+		d.conf.Log.Warn("messages of the stream are gone and in no snapshot", at...)
+	}
+	return false, nil
 }
 
 // others reports whether the stream has messages of other endpoints, and remembers it.
@@ -184,13 +183,13 @@ func (o *opened) everybody() jetstream.StreamInfoOpt {
 
 // purgedBehind reports whether messages directly after a position were purged. Missing
 // events there may then be more than a publisher's loss.
-func (d *Durable) purgedBehind(ctx context.Context, o *opened, at uint64) (gone bool) {
-	if err := d.limited(ctx, func(ctx context.Context) error {
-		info, err := o.stream.Info(ctx)
-		gone = err == nil && info.State.FirstSeq > at+1
-		return err
-	}); err != nil {
+func (d *Durable) purgedBehind(ctx context.Context, o *opened, at uint64) bool {
+	ctx, cancel := d.limited(ctx)
+	defer cancel()
+	info, err := o.stream.Info(ctx)
+	if err != nil {
 		d.conf.Log.Debug("the stream cannot be looked at", "err", err)
+		return false
 	}
-	return gone
+	return info.State.FirstSeq > at+1
 }

@@ -14,11 +14,9 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// limited calls do with a deadline for a few requests.
-func (d *Durable) limited(ctx context.Context, do func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, d.timing.call)
-	defer cancel()
-	return do(ctx)
+// limited returns a context with a deadline for a few requests.
+func (d *Durable) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, d.timing.call)
 }
 
 // OpenStream opens the stream of a scope's component. It creates a missing one with the
@@ -111,26 +109,25 @@ func openOrCreate[T, C any](
 
 // epoch returns the current epoch. It raises the epoch once if the configuration says so.
 func (d *Durable) epoch(ctx context.Context, o *opened) (e epoch, err error) {
-	err = d.limited(ctx, func(ctx context.Context) error {
-		if d.reset {
-			if e, err = o.raiseEpoch(ctx, d.conf.Replica); err != nil {
-				return fmt.Errorf("events: reset states: %w", err)
-			}
-			d.reset = false
-			d.conf.Log.Warn("states are reset: all replicas forget what the workers cache", "epoch", e.N)
-			return nil
+	ctx, cancel := d.limited(ctx)
+	defer cancel()
+	if d.reset {
+		if e, err = o.raiseEpoch(ctx, d.conf.Replica); err != nil {
+			return e, fmt.Errorf("events: reset states: %w", err)
 		}
-		if _, err = readKey(ctx, o.state, keyEpoch, &e); err != nil {
-			return fmt.Errorf("events: %w", err)
-		}
-		return nil
-	})
+		d.reset = false
+		d.conf.Log.Warn("states are reset: all replicas forget what the workers cache", "epoch", e.N)
+		return e, nil
+	}
+	_, err = readKey(ctx, o.state, keyEpoch, &e)
 	return e, err
 }
 
 // subscribe creates the consumer after the position. It deletes an existing one of this
 // name, whose position belongs to lost state.
 func (d *Durable) subscribe(ctx context.Context, o *opened) error {
+	ctx, cancel := d.limited(ctx)
+	defer cancel()
 	if was, err := o.stream.Consumer(ctx, d.consumer); err == nil {
 		if by := was.CachedInfo().Config.Metadata["instance"]; d.subscribed && by != "" && by != d.instance {
 			// It was created after ours, so its owner is alive.

@@ -48,6 +48,12 @@ type head struct {
 	PreviousSeq uint64 `json:"previous_seq,omitempty"`
 }
 
+// head reads the head and its revision.
+func (o *opened) head(ctx context.Context) (h head, revision uint64, err error) {
+	revision, err = readKey(ctx, o.state, keyHead, &h)
+	return h, revision, err
+}
+
 // previous returns Previous and PreviousSeq of a new head: the newest known snapshot that is not
 // damaged.
 func (d *Durable) previous(h *head, o *opened, newest string, epoch uint64) (object string, seq uint64) {

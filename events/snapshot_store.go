@@ -63,7 +63,7 @@ type object struct {
 
 // download opens a snapshot for reading.
 func (d *Durable) download(ctx context.Context, o *opened, name string) (*object, error) {
-	limited, cancel := context.WithTimeout(ctx, d.timing.call)
+	limited, cancel := d.limited(ctx)
 	defer cancel()
 	info, err := o.objects.GetInfo(limited, name)
 	if err != nil {
@@ -102,27 +102,26 @@ func (r *object) close() {
 
 // snapshots returns the names of the snapshots in the order in which to try them.
 func (d *Durable) snapshots(ctx context.Context, o *opened) (names []string, err error) {
-	err = d.limited(ctx, func(ctx context.Context) error {
-		var h head
-		if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {
-			return fmt.Errorf("events: %w", err)
+	ctx, cancel := d.limited(ctx)
+	defer cancel()
+	h, _, err := o.head(ctx)
+	if err != nil {
+		return nil, err
+	}
+	infos, err := listObjects(ctx, o.objects)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(infos, func(a, b *jetstream.ObjectInfo) int { return strings.Compare(b.Name, a.Name) })
+	if h.Object != "" {
+		names = append(names, h.Object)
+	}
+	for _, i := range infos {
+		if i.Name != h.Object && strings.HasPrefix(i.Name, objectPrefix) {
+			names = append(names, i.Name)
 		}
-		infos, err := listObjects(ctx, o.objects)
-		if err != nil {
-			return err
-		}
-		slices.SortFunc(infos, func(a, b *jetstream.ObjectInfo) int { return strings.Compare(b.Name, a.Name) })
-		if h.Object != "" {
-			names = append(names, h.Object)
-		}
-		for _, i := range infos {
-			if i.Name != h.Object && strings.HasPrefix(i.Name, objectPrefix) {
-				names = append(names, i.Name)
-			}
-		}
-		return nil
-	})
-	return names, err
+	}
+	return names, nil
 }
 
 func listObjects(ctx context.Context, objects jetstream.ObjectStore) ([]*jetstream.ObjectInfo, error) {
