@@ -22,7 +22,7 @@ func linkOf(nc *nats.Conn) link {
 		publish: func(subject, reply string, data []byte) error {
 			return nc.PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: data})
 		},
-		connected:  func() bool { return nc.IsConnected() },
+		connected:  nc.IsConnected,
 		reconnects: func() uint64 { return nc.Stats().Reconnects },
 		room:       func() int { return int(nc.MaxPayload()) },
 	}

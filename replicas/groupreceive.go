@@ -111,10 +111,6 @@ type groupFeed struct {
 // NewGroups returns Groups on a connection that the caller closes. It sets the configured
 // candidates; [Groups.Run] does the rest.
 func NewGroups(nc *nats.Conn, conf GroupsConfig) (*Groups, error) {
-	return newGroups(nc, conf, linkOf(nc))
-}
-
-func newGroups(nc *nats.Conn, conf GroupsConfig, to link) (*Groups, error) {
 	if conf.Set == nil || conf.Summary == nil {
 		return nil, errors.New("router groups: the functions Set and Summary are required")
 	}
@@ -122,7 +118,7 @@ func newGroups(nc *nats.Conn, conf GroupsConfig, to link) (*Groups, error) {
 		conf.Now = time.Now
 	}
 	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
-	g := &Groups{conf: conf, nc: nc, link: to, unknown: make(map[string]bool)}
+	g := &Groups{conf: conf, nc: nc, link: linkOf(nc), unknown: make(map[string]bool)}
 	m := meter.New(conf.Meter)
 	g.events = m.Counter("kvroute.group.events", "{event}",
 		"What happened to summaries of router groups, by kind.", "kind")

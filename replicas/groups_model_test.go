@@ -70,7 +70,7 @@ func newGroupWorld(t *testing.T, seed uint64, publishers, hearers int) *groupWor
 	for range hearers {
 		h := &groupHearer{ahead: time.Duration(w.rand.IntN(600)-300) * time.Second}
 		var err error
-		h.Groups, err = newGroups(nil, GroupsConfig{
+		h.Groups, err = NewGroups(nil, GroupsConfig{
 			Groups: []Group{{Name: "g", Address: "10.0.0.9:80", Models: []string{"m"}}},
 			Set:    func([]fleet.Record) error { return nil },
 			Summary: func(id uint64, s router.Summary) bool {
@@ -87,16 +87,17 @@ func newGroupWorld(t *testing.T, seed uint64, publishers, hearers int) *groupWor
 				return true
 			},
 			Now: func() time.Time { return w.now.Add(h.ahead) },
-		}, link{connected: func() bool { return !h.away }, publish: func(string, string, []byte) error {
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.link = link{connected: func() bool { return !h.away }, publish: func(string, string, []byte) error {
 			// One of the replicas receives the request.
 			if s := w.publishers[w.rand.IntN(len(w.publishers))]; !w.lost() && !s.away {
 				s.requestFull()
 			}
 			return nil
-		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}}
 		w.hearers = append(w.hearers, h)
 	}
 	return w
@@ -110,10 +111,14 @@ func (w *groupWorld) start(i int) {
 	w.starts++
 	id := uint64(100 + w.starts)
 	var err error
-	s.GroupPublisher, err = newGroupPublisher(nil, GroupPublisherConfig{
+	s.GroupPublisher, err = NewGroupPublisher(nil, GroupPublisherConfig{
 		Group: "g", ID: id, Router: s.router, Stride: 2, FullEvery: 10 * time.Second,
 		Now: func() time.Time { return w.now.Add(s.ahead) },
-	}, link{
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	s.link = link{
 		connected: func() bool { return !s.away },
 		room:      func() int { return 4096 + 80 },
 		publish: func(_, _ string, data []byte) error {
@@ -139,9 +144,6 @@ func (w *groupWorld) start(i int) {
 			}
 			return nil
 		},
-	})
-	if err != nil {
-		w.t.Fatal(err)
 	}
 }
 
@@ -384,14 +386,15 @@ func TestBadSummariesAreRefused(t *testing.T) {
 	}
 	// Parts that disagree about the filter's size make no filter.
 	var summaries int
-	g, err := newGroups(nil, GroupsConfig{
+	g, err := NewGroups(nil, GroupsConfig{
 		Groups:  []Group{{Name: "g", Address: "10.0.0.9:80"}},
 		Set:     func([]fleet.Record) error { return nil },
 		Summary: func(uint64, router.Summary) bool { summaries++; return true },
-	}, link{connected: func() bool { return false }})
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	g.link = link{connected: func() bool { return false }}
 	for i, p := range []filterPart{{M: 1024, K: 7, Part: 0, Parts: 2}, {M: 512, K: 7, Part: 1, Parts: 2}} {
 		s := good()
 		s.Seq, s.Filter, s.content = uint64(i), p, make([]byte, 64)

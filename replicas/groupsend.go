@@ -108,10 +108,6 @@ type publishedPool struct {
 // NewGroupPublisher returns a publisher on a connection that the caller closes. It does
 // nothing before [GroupPublisher.Run].
 func NewGroupPublisher(nc *nats.Conn, conf GroupPublisherConfig) (*GroupPublisher, error) {
-	return newGroupPublisher(nc, conf, linkOf(nc))
-}
-
-func newGroupPublisher(nc *nats.Conn, conf GroupPublisherConfig, to link) (*GroupPublisher, error) {
 	if conf.Group == "" || conf.ID == 0 || conf.Router == nil {
 		return nil, errors.New("router group: Group, ID and Router are required")
 	}
@@ -132,7 +128,7 @@ func newGroupPublisher(nc *nats.Conn, conf GroupPublisherConfig, to link) (*Grou
 	}
 	m := meter.New(conf.Meter)
 	return &GroupPublisher{
-		conf: conf, nc: nc, link: to, subject: conf.Scope.Group(conf.Group, summaryTopic),
+		conf: conf, nc: nc, link: linkOf(nc), subject: conf.Scope.Group(conf.Group, summaryTopic),
 		pools: make(map[poolName]*publishedPool),
 		events: m.Counter("kvroute.group.events", "{event}",
 			"What happened to summaries of router groups, by kind.", "kind"),
