@@ -4,13 +4,10 @@ package engines
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/zmtp"
@@ -149,9 +146,7 @@ func (l *planeListener) followSubject(subject string) {
 		}
 		l.missed()
 		<-l.ctx.Done()
-		if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
-			l.log.Warn("unsubscribing from a subject of publishers failed", "err", err)
-		}
+		_ = sub.Unsubscribe() // fails if the connection is closed
 	}
 }
 

@@ -137,11 +137,13 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer func() { _ = sub.Unsubscribe() }() // fails if the connection is closed
 	s.inbox = s.nc.NewInbox() + "."
 	replies, err := s.nc.Subscribe(s.inbox+"*", func(m *nats.Msg) { s.reply(ctx, m) })
 	if err != nil {
 		return fmt.Errorf("events: subscribe to answers: %w", err)
 	}
+	defer func() { _ = replies.Unsubscribe() }()                // as above
 	if err := replies.SetPendingLimits(-1, 1<<30); err != nil { // the number of queries is bounded
 		return fmt.Errorf("events: set limits of answers: %w", err)
 	}
@@ -152,11 +154,6 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			for _, sub := range []*nats.Subscription{sub, replies} {
-				if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
-					return fmt.Errorf("events: unsubscribe from %s: %w", sub.Subject, err)
-				}
-			}
 			return nil
 		case <-s.repairing:
 			bus.Wait(ctx, tickEvery)

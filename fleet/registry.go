@@ -160,6 +160,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("fleet: subscribe to %s: %w", subject, err)
 	}
+	defer func() { _ = sub.Unsubscribe() }() // fails if the connection is closed
 	var judge sync.WaitGroup
 	defer judge.Wait()
 	judge.Go(func() { r.judge(ctx) })
@@ -168,9 +169,6 @@ func (r *Registry) Run(ctx context.Context) error {
 		err := r.watch(ctx, heartbeats)
 		r.ready.Store(false)
 		if ctx.Err() != nil {
-			if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
-				return fmt.Errorf("fleet: unsubscribe from %s: %w", subject, err)
-			}
 			return nil
 		}
 		wait := retry.After(err)
