@@ -31,7 +31,7 @@ func OpenStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, r
 func openStream(
 	ctx context.Context, js jetstream.JetStream, scope wire.Scope, replicas int, storage jetstream.StorageType, t *timing,
 ) (jetstream.Stream, error) {
-	stream, err := openOrCreate(ctx, js.Stream, js.CreateStream, scope.Stream(), jetstream.StreamConfig{
+	return bus.OpenOrCreate(ctx, js.Stream, js.CreateStream, scope.Stream(), jetstream.StreamConfig{
 		Name:        scope.Stream(),
 		Description: "kvroute: what happens in the caches of workers",
 		Subjects:    []string{scope.StreamSubjects(Topic)},
@@ -42,10 +42,6 @@ func openStream(
 		Storage:     storage,
 		Replicas:    replicas,
 	})
-	if err != nil {
-		return nil, fmt.Errorf("events: open stream %s: %w", scope.Stream(), bus.Explain(err))
-	}
-	return stream, nil
 }
 
 // retain applies the configured retention to a stream that another process created.
@@ -70,41 +66,18 @@ func (d *Durable) storage() jetstream.StorageType {
 
 func (d *Durable) bucket(ctx context.Context, kind string, ttl time.Duration) (jetstream.KeyValue, error) {
 	name := d.scope.Bucket(kind)
-	bucket, err := openOrCreate(ctx, d.js.KeyValue, d.js.CreateKeyValue, name, jetstream.KeyValueConfig{
+	return bus.OpenOrCreate(ctx, d.js.KeyValue, d.js.CreateKeyValue, name, jetstream.KeyValueConfig{
 		Bucket: name, Description: "kvroute: " + kind + " of the events", TTL: ttl, History: 1,
 		Replicas: d.conf.Replicas, Storage: d.storage(), MaxValueSize: 64 << 10,
 	})
-	if err != nil {
-		return nil, fmt.Errorf("events: open bucket %s: %w", name, err)
-	}
-	return bucket, nil
 }
 
 func (d *Durable) objectStore(ctx context.Context) (jetstream.ObjectStore, error) {
 	name := d.scope.Bucket("snap")
-	objects, err := openOrCreate(ctx, d.js.ObjectStore, d.js.CreateObjectStore, name, jetstream.ObjectStoreConfig{
+	return bus.OpenOrCreate(ctx, d.js.ObjectStore, d.js.CreateObjectStore, name, jetstream.ObjectStoreConfig{
 		Bucket: name, Description: "kvroute: snapshots of the index",
 		Replicas: d.conf.Replicas, Storage: d.storage(),
 	})
-	if err != nil {
-		return nil, fmt.Errorf("events: open object store %s: %w", name, err)
-	}
-	return objects, nil
-}
-
-// openOrCreate opens a stream or bucket that may be missing, and that another process may create
-// meanwhile.
-func openOrCreate[T, C any](
-	ctx context.Context, open func(context.Context, string) (T, error),
-	create func(context.Context, C) (T, error), name string, conf C,
-) (T, error) {
-	v, err := open(ctx, name)
-	if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrBucketNotFound) {
-		if v, err = create(ctx, conf); errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) || errors.Is(err, jetstream.ErrBucketExists) {
-			v, err = open(ctx, name)
-		}
-	}
-	return v, err
 }
 
 // epoch returns the current epoch. It raises the epoch once if the configuration says so.

@@ -53,18 +53,10 @@ func (r *registration) bucket(ctx context.Context) (jetstream.KeyValue, error) {
 		return nil, err
 	}
 	name := r.scope.Bucket("workers")
-	bucket, err := js.KeyValue(ctx, name)
-	if !errors.Is(err, jetstream.ErrBucketNotFound) {
-		return bucket, bus.Explain(err)
-	}
-	bucket, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
+	return bus.OpenOrCreate(ctx, js.KeyValue, js.CreateKeyValue, name, jetstream.KeyValueConfig{
 		Bucket: name, Description: "kvroute: records of workers",
 		TTL: recordTTL, MaxValueSize: maxRecord, Replicas: max(1, r.replicas),
 	})
-	if errors.Is(err, jetstream.ErrBucketExists) {
-		return js.KeyValue(ctx, name) // another process created it first
-	}
-	return bucket, err
 }
 
 // put puts a record, and returns its revision.
@@ -79,28 +71,14 @@ func (r *registration) put(ctx context.Context, id uint64, record []byte) (revis
 	return revision, bus.Explain(err)
 }
 
-// remove removes a worker's record.
-func (r *registration) remove(ctx context.Context, id uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, bucketTime)
-	defer cancel()
-	bucket, err := r.bucket(ctx)
-	if err != nil {
-		return err
-	}
-	return bus.Explain(bucket.Delete(ctx, wire.WorkerKey(id)))
-}
-
 // errReplaced means that another process has put the record since.
 var errReplaced = errors.New("another process has put the record since")
 
 // takeBack removes a record that this process has put with this revision, unless another
-// process has put it since. If the record is gone, the bucket may be a new one: then
+// process has put it since. It removes any record if the revision is 0. If the record is gone, the bucket may be a new one: then
 // takeBack puts the record once more and removes that one, so that watchers notice it. It
 // reads nothing, since workers need not have the right to read.
 func (r *registration) takeBack(ctx context.Context, id uint64, record []byte, revision uint64) error {
-	if revision == 0 {
-		return r.remove(ctx, id)
-	}
 	ctx, cancel := context.WithTimeout(ctx, bucketTime)
 	defer cancel()
 	bucket, err := r.bucket(ctx)
@@ -108,6 +86,9 @@ func (r *registration) takeBack(ctx context.Context, id uint64, record []byte, r
 		return err
 	}
 	key := wire.WorkerKey(id)
+	if revision == 0 {
+		return bus.Explain(bucket.Delete(ctx, key))
+	}
 	if err = bucket.Delete(ctx, key, jetstream.LastRevision(revision)); !outOfSequence(err) {
 		return err
 	}

@@ -50,7 +50,7 @@ func (r *Registry) Deregister(ctx context.Context, id uint64) error {
 	if err := r.known(id); err != nil {
 		return err
 	}
-	if err := r.registration.remove(ctx, id); err != nil {
+	if err := r.registration.takeBack(ctx, id, nil, 0); err != nil {
 		return fmt.Errorf("%w: %w", ErrBusAway, err)
 	}
 	r.locked(func(t *Table) { t.Delete(id) })

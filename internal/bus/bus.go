@@ -207,6 +207,24 @@ func Explain(err error) error {
 	return err
 }
 
+// OpenOrCreate opens a stream or bucket that may be missing, and that another process may create
+// meanwhile.
+func OpenOrCreate[T, C any](
+	ctx context.Context, open func(context.Context, string) (T, error),
+	create func(context.Context, C) (T, error), name string, conf C,
+) (T, error) {
+	v, err := open(ctx, name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrBucketNotFound) {
+		if v, err = create(ctx, conf); errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) || errors.Is(err, jetstream.ErrBucketExists) {
+			v, err = open(ctx, name)
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("open %s: %w", name, Explain(err))
+	}
+	return v, err
+}
+
 const (
 	// soon is for errors that may end by themselves, such as a lost connection.
 	soon = time.Second
