@@ -247,12 +247,12 @@ func (d *dump) add(root, n *node, depth int) {
 		}
 	}
 	holder := func(w int32, cells uint64) {
-		i, owns := n.findListing(w)
-		if !owns {
+		_, own := n.listings(w)
+		if own == nil {
 			piece(w, n.main, cells)
 		}
-		for ; i < len(n.listed) && n.listed[i].owner == w; i++ {
-			piece(w, n.listed[i].column, n.listed[i].cells)
+		for _, o := range own {
+			piece(w, o.column, o.cells)
 		}
 	}
 	for w := range n.full.all() {

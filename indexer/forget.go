@@ -13,11 +13,11 @@ import (
 // ones in the same column and node that the owner has. It returns how many: 0 if the
 // owner no longer has the first one, because the event contains it twice.
 func (x *Index) release(owner int32, i int) (released int) {
-	c, first := x.known[i].column, x.known[i].cell
-	if !x.known[i].mine || c.live>>first&1 == 0 {
+	c, cell := x.known[i].column, x.known[i].cell
+	if !x.known[i].mine || c.live>>cell&1 == 0 {
 		return 0
 	}
-	n := c.part(int(first))
+	n := c.part(int(cell))
 	held := n.cellsBy(owner, c)
 	var cells uint64
 	for _, k := range x.known[i:] {
@@ -35,13 +35,12 @@ func (x *Index) release(owner int32, i int) (released int) {
 	x.preserve(n)
 	before, gone := n.cells(owner), cells // gone: cells that the owner stops holding
 	spent := -1                           // a listing that is no longer needed
-	if o, owns := n.findListing(owner); owns {
-		for ; o < len(n.listed) && n.listed[o].owner == owner; o++ {
-			if n.listed[o].column != c {
-				gone &^= n.listed[o].cells // the owner still has these under other hashes
-			} else if n.listed[o].cells &^= cells; n.listed[o].cells == 0 {
-				spent = o
-			}
+	first, own := n.listings(owner)
+	for j := range own {
+		if o := &own[j]; o.column != c {
+			gone &^= o.cells // the owner still has these under other hashes
+		} else if o.cells &^= cells; o.cells == 0 {
+			spent = first + j
 		}
 	}
 	if after := before &^ gone; gone != 0 {
@@ -95,12 +94,8 @@ func (x *Index) removeCells(owner int32, n *node, cells uint64) {
 	}
 	x.preserve(n)
 	h := x.of(owner)
-	first, owns := n.findListing(owner)
-	last := first
-	for last < len(n.listed) && n.listed[last].owner == owner {
-		last++
-	}
-	for i := last - 1; i >= first; i-- {
+	first, own := n.listings(owner)
+	for i := first + len(own) - 1; i >= first; i-- {
 		o := &n.listed[i]
 		c, gone := o.column, o.cells&cells
 		h.externals -= bits.OnesCount64(gone)
@@ -110,7 +105,7 @@ func (x *Index) removeCells(owner int32, n *node, cells uint64) {
 			x.drop(c)
 		}
 	}
-	if !owns {
+	if own == nil {
 		h.externals -= bits.OnesCount64(cells)
 		x.unlist(n.main, cells)
 	}

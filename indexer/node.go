@@ -67,13 +67,17 @@ func (n *node) findPart(owner int32) (int, bool) {
 	return slices.BinarySearchFunc(n.part, owner, func(p part, w int32) int { return int(p.owner - w) })
 }
 
-// findListing returns the index of an owner's first listing, or the index to insert it
-// at.
-func (n *node) findListing(owner int32) (int, bool) {
+// listings returns the index of an owner's first listing, or the index to insert it at, and all
+// listings of the owner, which are nil if there are none.
+func (n *node) listings(owner int32) (first int, own []listing) {
 	if last := len(n.listed) - 1; last < 0 || n.listed[last].owner < owner {
-		return last + 1, false
+		return last + 1, nil
 	}
-	return slices.BinarySearchFunc(n.listed, owner, func(o listing, w int32) int { return int(o.owner - w) })
+	first, _ = slices.BinarySearchFunc(n.listed, owner, func(o listing, w int32) int { return int(o.owner - w) })
+	for end := first; end < len(n.listed) && n.listed[end].owner == owner; end++ {
+		own = n.listed[first : end+1]
+	}
+	return first, own
 }
 
 // cells returns the cells that an owner holds.
@@ -95,16 +99,13 @@ func (n *node) cellsBy(owner int32, c *column) uint64 {
 		}
 		return c.live & n.all()
 	}
-	i, owns := n.findListing(owner)
-	if !owns {
-		if c != n.main {
-			return 0
-		}
+	_, own := n.listings(owner)
+	if own == nil && c == n.main {
 		return n.cells(owner)
 	}
-	for ; i < len(n.listed) && n.listed[i].owner == owner; i++ {
-		if n.listed[i].column == c {
-			return n.listed[i].cells
+	for _, o := range own {
+		if o.column == c {
+			return o.cells
 		}
 	}
 	return 0
@@ -173,12 +174,12 @@ func (n *node) standing(c *column, cells uint64) (live uint64) {
 // byDefault returns those of the given cells that some unlisted owner holds.
 func (n *node) byDefault(cells uint64) (live uint64) {
 	for w := range n.full.all() {
-		if _, listed := n.findListing(w); !listed {
+		if _, own := n.listings(w); own == nil {
 			return cells & n.all() // the node may just have become shorter
 		}
 	}
 	for _, p := range n.part {
-		if _, listed := n.findListing(p.owner); !listed {
+		if _, own := n.listings(p.owner); own == nil {
 			live |= p.cells
 		}
 	}
@@ -188,8 +189,9 @@ func (n *node) byDefault(cells uint64) (live uint64) {
 // external returns an owner's external hash of block i, which it holds.
 func (n *node) external(owner int32, i int) uint64 {
 	cell := i + int(n.shift)
-	for at, _ := n.findListing(owner); at < len(n.listed) && n.listed[at].owner == owner; at++ {
-		if o := &n.listed[at]; o.cells>>cell&1 != 0 {
+	_, own := n.listings(owner)
+	for _, o := range own {
+		if o.cells>>cell&1 != 0 {
 			return o.column.external(cell)
 		}
 	}

@@ -136,9 +136,9 @@ func (x *Index) hold(owner int32, n *node, from int, blocks []Block, known []cel
 // columnFor returns a column whose cell at is free, for new external hashes of an owner:
 // a private one for hashes that another shared cell has already.
 func (x *Index) columnFor(owner int32, n *node, at int, private bool) *column {
-	i, owns := n.findListing(owner)
-	for ; i < len(n.listed) && n.listed[i].owner == owner; i++ {
-		if c := n.listed[i].column; c.private == private && c.live>>at&1 == 0 {
+	_, own := n.listings(owner)
+	for _, o := range own {
+		if c := o.column; c.private == private && c.live>>at&1 == 0 {
 			return c
 		}
 	}
@@ -147,7 +147,7 @@ func (x *Index) columnFor(owner int32, n *node, at int, private bool) *column {
 			n.main = x.newColumn(n, owner, false)
 			n.main.refs++
 		}
-		if !owns && n.main.live>>at&1 == 0 {
+		if own == nil && n.main.live>>at&1 == 0 {
 			return n.main
 		}
 	}
@@ -175,20 +175,21 @@ func (x *Index) write(owner int32, c *column, at int, blocks []Block, hashes []u
 // owner that is not listed holds by the main column. assign reports whether the new
 // cells are held that way, too.
 func (n *node) assign(owner int32, c *column, cells, byDefault uint64) bool {
-	i, owns := n.findListing(owner)
+	i, own := n.listings(owner)
 	switch {
-	case !owns && c == n.main:
+	case own == nil && c == n.main:
 		return true
-	case !owns && byDefault != 0:
+	case own == nil && byDefault != 0:
 		n.name(i, listing{owner, n.main, byDefault})
+		i++
 	}
-	for ; i < len(n.listed) && n.listed[i].owner == owner; i++ {
-		if n.listed[i].column == c {
-			n.listed[i].cells |= cells
+	for j := range own {
+		if own[j].column == c {
+			own[j].cells |= cells
 			return false
 		}
 	}
-	n.name(i, listing{owner, c, cells})
+	n.name(i+len(own), listing{owner, c, cells})
 	return false
 }
 
