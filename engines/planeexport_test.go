@@ -13,7 +13,7 @@ import (
 
 // PlaneRequest is a request of Dynamo's request plane.
 func PlaneRequest(path, id, subject, address string, q events.Query) ([]byte, error) {
-	return appendPlaneRequest(nil, path, exchange{id: id, subject: subject, address: address}, q)
+	return (&exchange{id: id, subject: subject, address: address}).request(path, q)
 }
 
 // AskIndexer sends a query over the request plane.
@@ -39,8 +39,9 @@ func Nobody(err error) bool { return errors.Is(err, events.ErrNobody) }
 
 // ReadPlaneAnswer reads the part of an answer after its subject.
 func ReadPlaneAnswer(r io.Reader) {
-	_ = readAnswer(r, Indexer{}, func(p events.AnswerPart) bool {
+	x := exchange{part: func(p events.AnswerPart) bool {
 		_, _ = events.DecodeAnswer(p.Data)
 		return true
-	})
+	}}
+	_ = x.readAnswer(r)
 }

@@ -41,9 +41,11 @@ const (
 
 // exchange is one request and its answer.
 type exchange struct {
-	id      string // of the request
-	subject string // random; the answer begins with it
-	address string // where the worker connects to answer
+	at      Indexer
+	part    func(events.AnswerPart) (more bool) // takes the parts of the answer
+	id      string                              // of the request
+	subject string                              // random; the answer begins with it
+	address string                              // where the worker connects to answer
 }
 
 // newID returns a random id in the form of a UUID.
@@ -57,7 +59,8 @@ func newID() string {
 // answers over a connection of its own, so each query opens a listener at the local address
 // of the connection to the worker.
 func askIndexer(ctx context.Context, at Indexer, q events.Query, part func(events.AnswerPart) (more bool)) error {
-	err := at.ask(ctx, q, part)
+	x := exchange{at: at, part: part, id: newID(), subject: newID()}
+	err := x.ask(ctx, q)
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		err = fmt.Errorf("%w: %w", events.ErrNobody, err)
 	}
@@ -67,8 +70,8 @@ func askIndexer(ctx context.Context, at Indexer, q events.Query, part func(event
 	return nil
 }
 
-func (at Indexer) ask(ctx context.Context, q events.Query, part func(events.AnswerPart) (more bool)) error {
-	address, path, ok := strings.Cut(at.Transport, "/")
+func (x *exchange) ask(ctx context.Context, q events.Query) error {
+	address, path, ok := strings.Cut(x.at.Transport, "/")
 	if !ok || path == "" {
 		return errors.New("want host:port/path")
 	}
@@ -92,8 +95,8 @@ func (at Indexer) ask(ctx context.Context, q events.Query, part func(events.Answ
 	})
 	defer stop()
 
-	x := exchange{id: newID(), subject: newID(), address: listener.Addr().String()}
-	request, err := appendPlaneRequest(nil, path, x, q)
+	x.address = listener.Addr().String()
+	request, err := x.request(path, q)
 	if err != nil {
 		return err
 	}
@@ -106,12 +109,12 @@ func (at Indexer) ask(ctx context.Context, q events.Query, part func(events.Answ
 	if err := readAck(conn); err != nil {
 		return fmt.Errorf("read the acknowledgement: %w", err)
 	}
-	return x.await(ctx, listener, at, part)
+	return x.await(ctx, listener)
 }
 
-// appendPlaneRequest appends a request to dst: the path, headers as JSON, and a message
-// whose body is the query.
-func appendPlaneRequest(dst []byte, path string, x exchange, q events.Query) ([]byte, error) {
+// request returns the request: the path, headers as JSON, and a message whose body is the
+// query.
+func (x *exchange) request(path string, q events.Query) ([]byte, error) {
 	headers, err := json.Marshal(struct {
 		RequestID string `json:"request-id"`
 		Path      string `json:"x-endpoint-path"`
@@ -126,7 +129,7 @@ func appendPlaneRequest(dst []byte, path string, x exchange, q events.Query) ([]
 	info := fmt.Sprintf(`{"address":%q,"subject":%q,"context":%q,"stream_type":"response"}`, x.address, x.subject, x.id)
 	control := fmt.Appendf(nil, `{"id":%q,"request_type":"single_in","response_type":"many_out","payload_codec":"msgpack","connection_info":{"transport":"tcp_server","info":%q}}`, x.id, info)
 	body := events.AppendQuery(nil, q)
-	dst = append(binary.BigEndian.AppendUint16(dst, uint16(len(path))), path...)
+	dst := append(binary.BigEndian.AppendUint16(nil, uint16(len(path))), path...)
 	dst = append(binary.BigEndian.AppendUint16(dst, uint16(len(headers))), headers...)
 	dst = binary.BigEndian.AppendUint32(dst, uint32(24+len(control)+len(body)))
 	return appendTwoPart(dst, control, body), nil
@@ -181,9 +184,7 @@ func readAck(r io.Reader) error {
 }
 
 // await accepts connections until one brings the answer.
-func (x *exchange) await(
-	ctx context.Context, l net.Listener, at Indexer, part func(events.AnswerPart) (more bool),
-) error {
+func (x *exchange) await(ctx context.Context, l net.Listener) error {
 	timeout := time.AfterFunc(ackTime, func() { _ = l.Close() }) // Accept then ends
 	defer timeout.Stop()
 	for range maxDials {
@@ -191,7 +192,7 @@ func (x *exchange) await(
 		if err != nil {
 			return fmt.Errorf("wait for the answer: %w", err)
 		}
-		ours, err := x.answer(ctx, conn, at, part)
+		ours, err := x.answer(ctx, conn)
 		_ = conn.Close() // the answer has been read
 		if ours {
 			return err
@@ -201,9 +202,7 @@ func (x *exchange) await(
 }
 
 // answer reads the answer from a connection. ours is false if another peer connected.
-func (x *exchange) answer(
-	ctx context.Context, conn net.Conn, at Indexer, part func(events.AnswerPart) (more bool),
-) (ours bool, err error) {
+func (x *exchange) answer(ctx context.Context, conn net.Conn) (ours bool, err error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() }) // reading then ends
 	defer stop()
 	if err := conn.SetDeadline(time.Now().Add(ackTime)); err != nil {
@@ -218,14 +217,14 @@ func (x *exchange) answer(
 	if err := conn.SetDeadline(time.Now().Add(answerTime)); err != nil {
 		return true, err
 	}
-	if err := readAnswer(r, at, part); err != nil {
+	if err := x.readAnswer(r); err != nil {
 		return true, fmt.Errorf("read the answer: %w", err)
 	}
 	return true, nil
 }
 
 // readAnswer reads what follows the subject: an empty error, the answer, and its end.
-func readAnswer(r io.Reader, at Indexer, part func(events.AnswerPart) (more bool)) error {
+func (x *exchange) readAnswer(r io.Reader) error {
 	header, _, err := readTwoPart(r, maxPlaneHeader)
 	if err != nil {
 		return err
@@ -252,7 +251,7 @@ func readAnswer(r io.Reader, at Indexer, part func(events.AnswerPart) (more bool
 		}}}); err != nil {
 			return err
 		}
-		if len(data) > 0 && !part(events.AnswerPart{Count: 1, Publisher: at.Publisher, Data: data}) {
+		if len(data) > 0 && !x.part(events.AnswerPart{Count: 1, Publisher: x.at.Publisher, Data: data}) {
 			return nil
 		}
 	}
