@@ -5,6 +5,7 @@ package events
 import (
 	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -39,6 +40,11 @@ const (
 	AnswerTooNew                         // Start is above LastEventID, the newest
 	AnswerInvalidRange                   // End is below Start
 )
+
+// answerNames are the kinds' names in messages.
+//
+//nolint:gochecknoglobals // a table
+var answerNames = [...]string{"Error", "Events", "TreeDump", "TreeDumpFailed", "TooNew", "InvalidRange"}
 
 // String returns the kind's name.
 func (k AnswerKind) String() string {
@@ -147,26 +153,17 @@ func DecodeAnswer(data []byte) (Answer, error) {
 
 // read reads the content of an answer of the named kind.
 func (a *Answer) read(name string, data []byte) (err error) {
-	switch name {
-	case "Events", "TreeDump":
-		a.Kind = AnswerEvents
-		if name == "TreeDump" {
-			a.Kind = AnswerDump
-		}
-	case "TreeDumpFailed":
-		a.Kind = AnswerDumpFailed
-	case "TooNew":
-		a.Kind = AnswerTooNew
-	case "InvalidRange":
-		a.Kind = AnswerInvalidRange
-	case "Error":
+	kind := slices.Index(answerNames[:], name)
+	switch kind {
+	case -1:
+		a.Message = "an answer of the unknown kind " + name[:min(len(name), 32)]
+		return nil
+	case int(AnswerError):
 		a.Message, _, err = msgp.ReadStringBytes(data)
 		a.Message = a.Message[:min(len(a.Message), 256)]
 		return err
-	default:
-		a.Message = "an answer of the unknown kind " + name[:min(len(name), 32)]
-		return nil
 	}
+	a.Kind = AnswerKind(kind)
 	return a.readFields(data)
 }
 
