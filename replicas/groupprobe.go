@@ -107,24 +107,22 @@ func (p *Probes) Ask(ctx context.Context, q router.Probe) (answers []router.Prob
 // askOne returns a group's answer, or nil if none arrives in time.
 func (p *Probes) askOne(ctx context.Context, name string, data []byte, q *router.Probe) *router.ProbeAnswer {
 	m, err := p.nc.RequestWithContext(ctx, p.conf.Scope.Group(name, probeTopic), data)
+	outcome := "bad"
+	defer func() { p.probes.Count(outcome) }()
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
-		p.probes.Count("nobody")
-		return nil
+		outcome = "nobody"
 	case ctx.Err() != nil:
-		p.probes.Count("late")
-		return nil
+		outcome = "late"
 	case err != nil:
-		p.probes.Count("unsent")
-		return nil
+		outcome = "unsent"
+	default:
+		if a, err := readProbeAnswer(m.Data, q); err == nil && a.Group == name {
+			outcome = "answered"
+			return &a
+		}
 	}
-	a, err := readProbeAnswer(m.Data, q)
-	if err != nil || a.Group != name {
-		p.probes.Count("bad")
-		return nil
-	}
-	p.probes.Count("answered")
-	return &a
+	return nil
 }
 
 // responsive returns the groups to ask now.

@@ -266,19 +266,19 @@ func (r *receiver) apply(now time.Time, from *peer, e *syncEvent) {
 			r.conf.Apply(from.id, router.Change{Kind: router.FirstToken, ID: e.ID, Worker: e.Worker})
 		}
 	case router.FirstToken:
-		if held.started = true; held.booked {
-			r.conf.Apply(from.id, router.Change{Kind: router.FirstToken, ID: e.ID, Worker: held.worker})
-		}
+		held.started = true
 	case router.PrefillFailed:
-		if held.untracked = false; held.booked {
-			r.conf.Apply(from.id, e.Change)
-		}
+		held.untracked = false
 	case router.SlotMoved:
-		held.worker, held.booked = e.Worker, held.booked && r.conf.Apply(from.id, e.Change)
+		held.worker = e.Worker
 	case router.SlotFreed:
-		if delete(from.requests, e.ID); held.booked {
-			r.conf.Apply(from.id, e.Change)
-		}
+		delete(from.requests, e.ID)
+	}
+	if e.Kind != router.SlotTaken && held.booked {
+		applied := r.conf.Apply(from.id, e.Change)
+		held.booked = applied || e.Kind != router.SlotMoved
+	}
+	if e.Kind == router.SlotFreed {
 		return
 	}
 	if from.requests[e.ID] = held; !held.booked && e.Kind == router.SlotMoved {

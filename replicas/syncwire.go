@@ -48,6 +48,13 @@ type syncEvent struct {
 	router.Change
 }
 
+// changeNames are the kinds of changes without further data, as Dynamo's routers name them.
+//
+//nolint:gochecknoglobals // a table
+var changeNames = [...]string{
+	router.FirstToken: "MarkPrefillCompleted", router.PrefillFailed: "PrefillFailed", router.SlotFreed: "Free",
+}
+
 // appendSyncEvent appends an event as Dynamo's routers encode it, with their keys in their
 // order. Keys that only kvroute has follow.
 func appendSyncEvent(b []byte, e *syncEvent) []byte {
@@ -61,16 +68,12 @@ func appendSyncEvent(b []byte, e *syncEvent) []byte {
 	case router.SlotTaken:
 		w.Entries("data", 1)
 		writeAddition(&w, e)
-	case router.FirstToken:
-		w.Text("data", "MarkPrefillCompleted")
-	case router.PrefillFailed:
-		w.Text("data", "PrefillFailed")
 	case router.SlotMoved:
 		w.Entries("data", 1)
 		w.Entries("SlotMoved", 1)
 		w.Uint("cached_tokens", number(e.CachedTokens))
-	case router.SlotFreed:
-		w.Text("data", "Free")
+	default:
+		w.Text("data", changeNames[e.Kind])
 	}
 	w.Uint("router_id", e.router)
 	w.Null("lora_name")
@@ -216,14 +219,7 @@ func (r *syncReader) data(data []byte) (rest []byte, err error) {
 	e := &r.e
 	if msgp.NextType(data) == msgp.StrType {
 		kind, rest, err := msgp.ReadStringZC(data)
-		switch string(kind) {
-		case "MarkPrefillCompleted":
-			e.Kind = router.FirstToken
-		case "PrefillFailed":
-			e.Kind = router.PrefillFailed
-		case "Free":
-			e.Kind = router.SlotFreed
-		}
+		e.Kind = router.ChangeKind(max(0, slices.Index(changeNames[:], string(kind))))
 		return rest, err
 	}
 	var added, moved bool
