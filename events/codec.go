@@ -213,25 +213,22 @@ const (
 // plainBlock reads a block of the three fields in their usual order.
 func plainBlock(data []byte) (b indexer.Block, rest []byte, ok bool) {
 	var err error
-	if rest, ok = cutPrefix(data, plainBlockBegin); ok {
-		if b.External, rest, err = msgpack.UintRest(rest); err == nil {
-			rest, ok = cutPrefix(rest, plainBlockMiddle)
-		}
+	if len(data) < len(plainBlockBegin) || string(data[:len(plainBlockBegin)]) != plainBlockBegin {
+		return b, data, false
 	}
-	if ok && err == nil {
-		if b.Local, rest, err = msgpack.UintRest(rest); err == nil {
-			rest, ok = cutPrefix(rest, plainBlockEnd)
-		}
+	if b.External, rest, err = msgpack.UintRest(data[len(plainBlockBegin):]); err != nil {
+		return b, data, false
 	}
-	return b, rest, ok && err == nil
-}
-
-// cutPrefix is bytes.CutPrefix for a text, which it does not copy.
-func cutPrefix(data []byte, prefix string) (rest []byte, ok bool) {
-	if len(data) < len(prefix) || string(data[:len(prefix)]) != prefix {
-		return data, false
+	if len(rest) < len(plainBlockMiddle) || string(rest[:len(plainBlockMiddle)]) != plainBlockMiddle {
+		return b, data, false
 	}
-	return data[len(prefix):], true
+	if b.Local, rest, err = msgpack.UintRest(rest[len(plainBlockMiddle):]); err != nil {
+		return b, data, false
+	}
+	if len(rest) < len(plainBlockEnd) || string(rest[:len(plainBlockEnd)]) != plainBlockEnd {
+		return b, data, false
+	}
+	return b, rest[len(plainBlockEnd):], true
 }
 
 // decodeBlock reads a block of a stored event. Most bytes on NATS are blocks, so there is a fast path
