@@ -373,11 +373,7 @@ func readObjects(data []byte) (hashes []uint64, rest []byte, err error) {
 }
 
 func readObject(data []byte) (hash uint64, rest []byte, err error) {
-	found := false
-	rest, err = msgpack.ReadFields(data, []msgpack.Field{{Key: "mm_hash", Value: &hash, Found: &found}})
-	if err == nil && !found {
-		err = fmt.Errorf("%w: no mm_hash", msgpack.ErrShape)
-	}
+	rest, err = msgpack.ReadFields(data, []msgpack.Field{{Key: "mm_hash", Value: &hash, Required: true}})
 	return hash, rest, err
 }
 

@@ -54,21 +54,18 @@ func AppendEnvelope(dst []byte, e Envelope) []byte {
 // publisher or payload is an error that names what is missing.
 func DecodeEnvelope(data []byte) (Envelope, error) {
 	var e Envelope
-	var publisher, payload bool
 	rest, err := msgpack.ReadFields(data, []msgpack.Field{
-		{Key: "publisher_id", Value: &e.PublisherID, Found: &publisher},
+		{Key: "publisher_id", Value: &e.PublisherID, Required: true},
 		{Key: "sequence", Value: &e.Sequence},
 		{Key: "published_at", Value: &e.PublishedAt},
 		{Key: "topic", Value: &e.Topic},
-		{Key: "payload", Value: &e.Payload, Found: &payload},
+		{Key: "payload", Value: &e.Payload, Required: true},
 	})
 	switch {
 	case err != nil:
 		return e, fmt.Errorf("events: decode envelope: %w", err)
 	case len(rest) > 0:
 		return e, fmt.Errorf("events: decode envelope: %d bytes follow it", len(rest))
-	case !publisher || !payload:
-		return e, fmt.Errorf("events: decode envelope: %w: publisher_id or payload is missing", msgpack.ErrShape)
 	}
 	return e, nil
 }
@@ -144,7 +141,6 @@ func DecodeEvents(data []byte) (evs []RouterEvent, bad int, err error) {
 }
 
 func decodeEvent(data []byte) (r RouterEvent, err error) {
-	var hasID, hasData bool
 	_, err = msgpack.ReadFields(data, []msgpack.Field{
 		{Key: "worker_id", Value: &r.WorkerID},
 		{Key: "storage_tier", Value: func(data []byte) (rest []byte, err error) {
@@ -156,15 +152,12 @@ func decodeEvent(data []byte) (r RouterEvent, err error) {
 			r.Foreign = string(domain) != "worker"
 			return rest, err
 		}},
-		{Key: "event", Value: []msgpack.Field{
-			{Key: "event_id", Value: &r.EventID, Found: &hasID},
+		{Key: "event", Required: true, Value: []msgpack.Field{
+			{Key: "event_id", Value: &r.EventID, Required: true},
 			{Key: "dp_rank", Value: &r.DPRank},
-			{Key: "data", Found: &hasData, Value: func(data []byte) ([]byte, error) { return decodeData(data, &r.Event) }},
+			{Key: "data", Required: true, Value: func(data []byte) ([]byte, error) { return decodeData(data, &r.Event) }},
 		}},
 	})
-	if err == nil && !(hasID && hasData) {
-		err = fmt.Errorf("%w: no event_id or no data", msgpack.ErrShape)
-	}
 	return r, err
 }
 
@@ -237,14 +230,10 @@ func decodeBlock(data []byte) (b indexer.Block, rest []byte, err error) {
 	if b, rest, ok := plainBlock(data); ok {
 		return b, rest, nil
 	}
-	var external, local bool
 	rest, err = msgpack.ReadFields(data, []msgpack.Field{
-		{Key: "block_hash", Value: &b.External, Found: &external},
-		{Key: "tokens_hash", Value: &b.Local, Found: &local},
+		{Key: "block_hash", Value: &b.External, Required: true},
+		{Key: "tokens_hash", Value: &b.Local, Required: true},
 	})
-	if err == nil && !(external && local) {
-		err = fmt.Errorf("%w: a block without hashes", msgpack.ErrShape)
-	}
 	return b, rest, err
 }
 

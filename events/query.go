@@ -79,16 +79,15 @@ func AppendQuery(dst []byte, q Query) []byte {
 // DecodeQuery reads a query.
 func DecodeQuery(data []byte) (q Query, err error) {
 	q.Kind = RecoveryKind
-	var worker bool
 	rest, err := msgpack.ReadFields(data, []msgpack.Field{
-		{Key: "worker_id", Value: &q.WorkerID, Found: &worker},
+		{Key: "worker_id", Value: &q.WorkerID, Required: true},
 		{Key: "dp_rank", Value: &q.DPRank},
 		{Key: "start_event_id", Value: &q.Start, Found: &q.HasStart},
 		{Key: "end_event_id", Value: &q.End},
 		{Key: "kind", Value: &q.Kind},
 	})
-	if err == nil && (!worker || len(rest) > 0) {
-		err = fmt.Errorf("%w: no worker_id, or bytes behind it", msgpack.ErrShape)
+	if err == nil && len(rest) > 0 {
+		err = fmt.Errorf("%w: %d bytes follow it", msgpack.ErrShape, len(rest))
 	}
 	if err != nil {
 		return q, fmt.Errorf("events: decode query: %w", err)

@@ -192,24 +192,19 @@ func (r *syncReader) events(list []byte, yield func(*syncEvent)) (bad int, rest 
 func (r *syncReader) event(data []byte) (rest []byte, err error) {
 	r.e = syncEvent{}
 	e := &r.e
-	var id, worker, what bool
 	rest, err = msgpack.ReadFields(data, []msgpack.Field{
-		{Key: "request_id", Value: &e.ID, Found: &id},
+		{Key: "request_id", Value: &e.ID, Required: true},
 		{
 			Key: "worker", Value: []msgpack.Field{
 				{Key: "worker_id", Value: &e.Worker.ID}, {Key: "dp_rank", Value: &e.Worker.DPRank},
-			}, Found: &worker,
+			}, Required: true,
 		},
-		{Key: "data", Value: r.data, Found: &what},
-		{Key: "router_id", Value: &e.router},
+		{Key: "data", Value: r.data, Required: true},
+		{Key: "router_id", Value: &e.router, Required: true},
 		{Key: "abandoned", Value: &e.Abandoned},
 	})
-	switch {
-	case err != nil:
-	case !id || !worker || !what || e.router == 0:
-		err = fmt.Errorf("%w: a field of the event is missing", errShape)
-	case e.ID == "" || len(e.ID) > maxSyncID:
-		err = fmt.Errorf("%w: an id of %d bytes", errShape, len(e.ID))
+	if err == nil && (e.ID == "" || len(e.ID) > maxSyncID || e.router == 0) {
+		err = fmt.Errorf("%w: an id of %d bytes, of router %d", errShape, len(e.ID), e.router)
 	}
 	return rest, err
 }

@@ -18,12 +18,14 @@ type Field struct {
 	Value any
 	// Found, if not nil, is set if Value was set or called.
 	Found *bool
+	// Required makes it an error if Value is not set or called. ReadFields clears it.
+	Required bool
 }
 
 // ReadFields reads a map and returns the bytes after it. It ignores unknown keys. The Value of an
 // absent or nil entry does not change, and a nil entry is not Found.
 func ReadFields(data []byte, fields []Field) (rest []byte, err error) {
-	return WalkFields(data, func(key, value []byte) (rest []byte, err error) {
+	rest, err = WalkFields(data, func(key, value []byte) (rest []byte, err error) {
 		for i := range fields {
 			if f := &fields[i]; string(key) == f.Key {
 				return f.read(value)
@@ -31,6 +33,12 @@ func ReadFields(data []byte, fields []Field) (rest []byte, err error) {
 		}
 		return msgp.Skip(value)
 	})
+	for i := range fields {
+		if f := &fields[i]; f.Required && err == nil {
+			err = fmt.Errorf("%w: no %s", ErrShape, f.Key)
+		}
+	}
+	return rest, err
 }
 
 func (f *Field) read(data []byte) (rest []byte, err error) {
@@ -38,6 +46,7 @@ func (f *Field) read(data []byte) (rest []byte, err error) {
 	if !isFunction && msgp.IsNil(data) {
 		return msgp.Skip(data)
 	}
+	f.Required = false
 	if f.Found != nil {
 		*f.Found = true
 	}
