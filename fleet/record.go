@@ -190,6 +190,14 @@ func (c *check) length(n, least, most int, field, unit string) {
 	}
 }
 
+// names checks the length of a list of names, and of each name.
+func (c *check) names(list []string, least, leastBytes int, field string) {
+	c.length(len(list), least, maxNames, field, "names")
+	for _, name := range list {
+		c.length(len(name), leastBytes, maxNameLen, "a name in "+field, "bytes")
+	}
+}
+
 type unquoted string
 
 // Info checks the record and returns the worker that it describes. All addresses must lie
@@ -199,19 +207,10 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 	c.that(r.V == 0 || r.V == 1, "v", r.V, "1")
 	c.that(r.ID() != 0, "worker_id", 0, "a number, or a name to derive it from")
 	c.length(len(r.Name), 0, maxNameLen, "name", "bytes")
-	c.length(len(r.Models), 1, maxNames, "models", "names")
-	c.length(len(r.LoRA), 0, maxNames, "lora", "names")
-	c.length(len(r.Taints), 0, maxNames, "taints", "words")
+	c.names(r.Models, 1, 1, "models")
+	c.names(r.LoRA, 0, 1, "lora")
+	c.names(r.Taints, 0, 0, "taints")
 	c.length(len(r.RankAddresses), 0, maxRanks, "rank_addresses", "ranks")
-	for _, name := range r.Models {
-		c.length(len(name), 1, maxNameLen, "a name in models", "bytes")
-	}
-	for _, name := range r.LoRA {
-		c.length(len(name), 1, maxNameLen, "a name in lora", "bytes")
-	}
-	for _, taint := range r.Taints {
-		c.length(len(taint), 0, maxNameLen, "a word of taints", "bytes")
-	}
 	c.that(slices.Contains([]router.Role{"", router.Aggregated, router.Prefill, router.Decode, router.Both}, r.Role), "role", string(r.Role), "aggregated, prefill, decode or both")
 	if r.Bootstrap != "" {
 		_, err := address(r.Bootstrap, networks)
