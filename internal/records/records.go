@@ -141,9 +141,6 @@ func (w *Writer) Close(count uint64) error {
 // Bytes returns how many bytes were written.
 func (w *Writer) Bytes() int64 { return w.bytes }
 
-// Digest returns XXH3 of all bytes written.
-func (w *Writer) Digest() uint64 { return w.digest.Sum64() }
-
 // Reader reads a file.
 type Reader struct {
 	r       *bufio.Reader
