@@ -3,7 +3,6 @@
 package engines
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"math/rand/v2"
@@ -16,6 +15,7 @@ import (
 	"github.com/kvroute/kvroute/engines/localindex"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -92,7 +92,7 @@ func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	conf.Log = meter.Log(conf.Log)
 	p := &Publisher{
 		conf: conf, max: maxPending,
 		id:     rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly

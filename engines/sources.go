@@ -24,6 +24,7 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/engine"
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
@@ -152,7 +153,7 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 	if conf.Changed == nil {
 		conf.Changed = func(uint64, State) {}
 	}
-	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	conf.Log = meter.Log(conf.Log)
 	conf.Client = cmp.Or(conf.Client, reach.Networks{}.Client())
 	s := &Sources{
 		conf:   conf,

@@ -19,6 +19,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -184,7 +185,7 @@ func NewDurable(sub *Subscriber, conf DurableConfig) (*Durable, error) {
 	if conf.Drain == 0 {
 		conf.Drain = 10 * time.Second
 	}
-	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	conf.Log = meter.Log(conf.Log)
 	js, err := jetstream.New(sub.nc)
 	if err != nil {
 		return nil, fmt.Errorf("events: use JetStream: %w", err)

@@ -3,7 +3,6 @@
 package events
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -77,7 +77,7 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	conf.Log = QuietLog(cmp.Or(conf.Log, slog.New(slog.DiscardHandler)))
+	conf.Log = QuietLog(meter.Log(conf.Log))
 	if conf.Knows == nil {
 		conf.Knows = func(uint64) bool { return true }
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -57,7 +58,7 @@ func NewAnnouncer(nc *nats.Conn, conf AnnouncerConfig) (*Announcer, error) {
 	if conf.Alive == nil {
 		conf.Alive = func() bool { return true }
 	}
-	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	conf.Log = meter.Log(conf.Log)
 	a := &Announcer{
 		conf: conf, registry: registration{nc, conf.Scope, conf.Replicas}, id: conf.Record.ID(),
 		changed: make(chan struct{}, 1), registered: make(chan struct{}),

@@ -13,6 +13,7 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -63,7 +64,7 @@ type directWorker struct {
 func NewDirectWorkers(conf DirectConfig) (*DirectWorkers, error) {
 	d := &DirectWorkers{
 		router:  conf.Router,
-		log:     cmp.Or(conf.Log, slog.New(slog.DiscardHandler)),
+		log:     meter.Log(conf.Log),
 		workers: make(map[uint64]*directWorker),
 	}
 	var err error

@@ -3,7 +3,6 @@
 package fleet
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -90,7 +89,7 @@ func NewDynamo(conf DynamoConfig) (*Dynamo, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	conf.Log = meter.Log(conf.Log)
 	if err := conf.Rules.Check(); err != nil {
 		return nil, fmt.Errorf("fleet: Dynamo's %w", err)
 	}

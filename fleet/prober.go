@@ -80,7 +80,7 @@ type target struct {
 // NewProber returns a prober without targets.
 func NewProber(conf ProberConfig) (*Prober, error) {
 	conf.Client = cmp.Or(conf.Client, Networks{}.Client())
-	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	conf.Log = meter.Log(conf.Log)
 	m := meter.New(conf.Meter)
 	probes := m.Counter("kvroute.fleet.probes", "{probe}", "Questions to workers over HTTP, by kind and outcome.", "kind", "outcome")
 	return &Prober{conf: conf, probes: probes, news: make(chan struct{}, 1), targets: make(map[probeKey]*target)}, m.Err()

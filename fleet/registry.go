@@ -3,7 +3,6 @@
 package fleet
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -80,7 +79,7 @@ func NewRegistry(nc *nats.Conn, conf RegistryConfig) (*Registry, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	conf.Log = meter.Log(conf.Log)
 	if err := conf.Ages.Check(); err != nil {
 		return nil, err
 	}

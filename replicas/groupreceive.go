@@ -117,7 +117,7 @@ func NewGroups(nc *nats.Conn, conf GroupsConfig) (*Groups, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	conf.Log = meter.Log(conf.Log)
 	g := &Groups{conf: conf, nc: nc, link: linkOf(nc), unknown: make(map[string]bool)}
 	m := meter.New(conf.Meter)
 	g.events = m.Counter("kvroute.group.events", "{event}",

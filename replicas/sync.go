@@ -8,7 +8,6 @@
 package replicas
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
@@ -135,7 +135,7 @@ func NewSync(nc *nats.Conn, conf SyncConfig) (*Sync, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	conf.Log = meter.Log(conf.Log)
 	s := &Sync{
 		conf: conf, nc: nc, link: linkOf(nc),
 		times: syncTimes{presence: presentEvery, ask: presentEvery, jitter: 100 * time.Millisecond},

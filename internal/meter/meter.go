@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package meter makes metrics with string attributes. docs/metrics.md lists all metrics with
+// Package meter makes metrics with string attributes, and the default log. docs/metrics.md lists all metrics with
 // their attributes.
 package meter
 
@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"strings"
 	"sync/atomic"
@@ -29,6 +30,9 @@ type Maker struct {
 func New(meter metric.Meter) *Maker {
 	return &Maker{meter: cmp.Or[metric.Meter](meter, noop.Meter{})}
 }
+
+// Log returns the log, or without one a log that does nothing.
+func Log(log *slog.Logger) *slog.Logger { return cmp.Or(log, slog.New(slog.DiscardHandler)) }
 
 // Err returns the errors of all metrics that were made.
 func (m *Maker) Err() error {
