@@ -11,12 +11,13 @@ import (
 
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/natstest"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 )
 
 func mustParse(t *testing.T, list string) fleet.Networks {
 	t.Helper()
-	n, err := fleet.ParseNetworks(list)
+	n, err := reach.Parse(list)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,11 +26,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Networks are the networks that workers may have addresses in; [ParseNetworks] reads them.
+// Networks are the networks that workers may have addresses in; [reach.Parse] reads them.
 type Networks = reach.Networks
-
-// ParseNetworks reads a comma-separated list of CIDR, CIDR:port or CIDR:port-port.
-func ParseNetworks(list string) (Networks, error) { return reach.Parse(list) }
 
 // RegistryConfig configures a [Registry]. Set and Remove are required; the zero value of
 // each other field selects its default. The registry calls one function at a time. The

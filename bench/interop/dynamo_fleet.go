@@ -22,6 +22,7 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/process"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
@@ -109,7 +110,7 @@ func (f *dynamoFleet) ready(ctx context.Context) {
 // records reads the store.
 func (f *dynamoFleet) records() (v fleet.DynamoView) {
 	d := bench.Must(fleet.NewDynamo(fleet.DynamoConfig{
-		Dir: f.store, Rules: fleet.DynamoRules{Namespace: "dynamo", Frontend: f.address}, Networks: bench.Must(fleet.ParseNetworks(workerNetworks)),
+		Dir: f.store, Rules: fleet.DynamoRules{Namespace: "dynamo", Frontend: f.address}, Networks: bench.Must(reach.Parse(workerNetworks)),
 		Changed: func(now fleet.DynamoView) { v = now },
 	}))
 	d.Read()
