@@ -43,7 +43,7 @@ func (t *tracker) streamed(worker uint64) bool { return t.workers[worker].takes(
 // that of the last applied event: the reader finds the same gap, and requests the missing events.
 func (t *tracker) export(s *Snapshot, streamed bool) {
 	for _, r := range slices.SortedFunc(maps.Values(t.ranks), compareRanks) {
-		key := r.key
+		key := r.rankKey
 		if t.streamed(key.worker) != streamed {
 			continue
 		}
@@ -78,7 +78,7 @@ func (t *tracker) export(s *Snapshot, streamed bool) {
 // they arrived now.
 func (t *tracker) restore(now time.Time, s *Snapshot) {
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
-		if t.streamed(r.key.worker) {
+		if t.streamed(r.worker) {
 			t.drop(r)
 		}
 	}
@@ -101,7 +101,7 @@ func (t *tracker) restore(now time.Time, s *Snapshot) {
 	}
 	s.setCursors(known)
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
-		if t.streamed(r.key.worker) && !r.isOnlyFrom(t.workers[r.key.worker].Publisher) {
+		if t.streamed(r.worker) && !r.isOnlyFrom(t.workers[r.worker].Publisher) {
 			t.wipe(r) // of a process that is gone
 			t.drop(r)
 		}
@@ -204,7 +204,7 @@ func (t *tracker) repairAtStreamEnd(now time.Time, lost bool) {
 		}
 	}
 	for _, r := range t.ranks {
-		if lost && t.streamed(r.key.worker) && !t.workers[r.key.worker].Queries {
+		if lost && t.streamed(r.worker) && !t.workers[r.worker].Queries {
 			t.miss(now, r, StatePartial)
 		}
 	}

@@ -392,13 +392,13 @@ func (d *Durable) read(ctx context.Context, o *opened) error {
 	defer context.AfterFunc(ctx, messages.Stop)()
 	for delivered := uint64(1); ; delivered++ {
 		m, err := messages.Next()
-		switch {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return nil
-		case err != nil:
-			return fmt.Errorf("events: read the stream: %w", err)
 		}
-		meta, err := m.Metadata()
+		var meta *jetstream.MsgMetadata
+		if err == nil {
+			meta, err = m.Metadata()
+		}
 		if err != nil {
 			return fmt.Errorf("events: read the stream: %w", err)
 		}

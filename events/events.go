@@ -113,7 +113,8 @@ type rankKey struct {
 }
 
 type rank struct {
-	key      rankKey
+	rankKey
+
 	cursors  map[uint64]uint64 // by publisher
 	newest   uint64            // the current publisher: the last one that was new; 0 = unknown, or without an id
 	many     bool              // two publishers send at the same time: the rank is not cleared any more
@@ -156,8 +157,6 @@ func newTracker(sink Sink) *tracker {
 	t := &tracker{
 		sink:    sink,
 		changed: func(uint64, uint32, State) {},
-		gaveUp:  func(uint64, uint32) {},
-		count:   func(string, int) {},
 		ranks:   make(map[rankKey]*rank),
 		owned:   make(map[uint64]map[uint32]*rank),
 		workers: make(map[uint64]Source),
@@ -225,7 +224,7 @@ func (t *tracker) past(e Envelope, worker uint64) bool {
 func (t *tracker) rank(key rankKey) *rank {
 	r := t.ranks[key]
 	if r == nil && len(t.ranks) < maxRanks {
-		r = &rank{key: key, cursors: make(map[uint64]uint64, 1)}
+		r = &rank{rankKey: key, cursors: make(map[uint64]uint64, 1)}
 		t.ranks[key] = r
 		if t.owned[key.worker] == nil {
 			t.owned[key.worker] = make(map[uint32]*rank, 1)
@@ -240,13 +239,13 @@ func (t *tracker) rank(key rankKey) *rank {
 func (t *tracker) drop(r *rank) {
 	t.endRepair(r)
 	if r.state = StateOK; r.reported != StateOK {
-		t.changed(r.key.worker, r.key.rank, StateOK)
+		t.changed(r.worker, r.rank, StateOK)
 	}
-	delete(t.ranks, r.key)
-	delete(t.owned[r.key.worker], r.key.rank)
-	if len(t.owned[r.key.worker]) == 0 {
-		delete(t.owned, r.key.worker)
-		delete(t.restored, r.key.worker)
+	delete(t.ranks, r.rankKey)
+	delete(t.owned[r.worker], r.rank)
+	if len(t.owned[r.worker]) == 0 {
+		delete(t.owned, r.worker)
+		delete(t.restored, r.worker)
 	}
 }
 
@@ -256,7 +255,7 @@ func (t *tracker) ranksOf(worker uint64) []*rank {
 }
 
 func compareRanks(a, b *rank) int {
-	return cmp.Or(cmp.Compare(a.key.worker, b.key.worker), cmp.Compare(a.key.rank, b.key.rank))
+	return cmp.Or(cmp.Compare(a.worker, b.worker), cmp.Compare(a.rank, b.rank))
 }
 
 // applyAcrossGap applies a new event, even if events before it are missing.
@@ -310,13 +309,13 @@ func (t *tracker) applyAcrossGap(now time.Time, r *rank, publisher uint64, ev Ro
 // deliver passes an event to the sink, unless the event has no effect.
 func (t *tracker) deliver(r *rank, ev *RouterEvent) {
 	if !ev.Foreign && ev.Event.Kind != 0 {
-		t.sink(r.key.worker, r.key.rank, ev.Event)
+		t.sink(r.worker, r.rank, ev.Event)
 	}
 }
 
 // wipe tells the sink that a rank is empty.
 func (t *tracker) wipe(r *rank) {
-	t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})
+	t.sink(r.worker, r.rank, indexer.Event{Kind: indexer.Cleared})
 }
 
 // miss notes a loss. A suspect rank does not become partial.
@@ -335,12 +334,12 @@ func (t *tracker) set(r *rank, s State) {
 // report calls changed if the state to report is a new one.
 func (t *tracker) report(r *rank) {
 	s := r.state
-	if t.stalled && t.streamed(r.key.worker) {
+	if t.stalled && t.streamed(r.worker) {
 		s = StateSuspect
 	}
 	if r.reported != s {
 		r.reported = s
-		t.changed(r.key.worker, r.key.rank, s)
+		t.changed(r.worker, r.rank, s)
 	}
 }
 

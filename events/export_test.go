@@ -32,7 +32,9 @@ type Tracker struct {
 
 // NewTracker returns an empty Tracker.
 func NewTracker(sink Sink) Tracker {
-	return Tracker{newTracker(sink), func(uint64) bool { return true }}
+	t := newTracker(sink)
+	t.gaveUp, t.count = func(uint64, uint32) {}, func(string, int) {}
+	return Tracker{t, func(uint64) bool { return true }}
 }
 
 // Knows sets which workers the sink knows. Default: all.

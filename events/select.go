@@ -80,7 +80,7 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 	forgotten := restarted || !registered && !saved && src.Queries && src.Feed != FeedDurable
 	for _, r := range t.ranksOf(id) {
 		switch {
-		case forgotten || !src.has(r.key.rank) || src.Feed == FeedNone:
+		case forgotten || !src.has(r.rank) || src.Feed == FeedNone:
 			t.drop(r)
 		case !r.isOnlyFrom(src.Publisher), saved && !src.continues(old):
 			t.wipe(r) // of a process that is gone
@@ -98,7 +98,7 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 	}
 	for _, r := range t.ranksOf(id) {
 		if t.report(r); !registered && r.reported != StateOK {
-			t.changed(id, r.key.rank, r.reported) // an unknown worker's state was not kept
+			t.changed(id, r.rank, r.reported) // an unknown worker's state was not kept
 		}
 	}
 	if t.stalled && src.Feed == FeedDurable {
