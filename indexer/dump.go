@@ -299,8 +299,8 @@ func parents(owner int32) iter.Seq[int32] {
 		if !yield(owner) || owner <= maxWorker {
 			return
 		}
-		for w := range owners(int(owner & maxWorker)) {
-			if w != owner && !yield(w) {
+		for t := Device; t <= External; t++ {
+			if w := ownerOf(int(owner&maxWorker), t); w != owner && !yield(w) {
 				return
 			}
 		}

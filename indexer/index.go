@@ -136,12 +136,12 @@ const (
 
 func ownerOf(worker int, t Tier) int32 { return int32(t)<<tierShift | int32(worker) }
 
-// owners yields the owners of a worker's caches, the device's first. It yields none for a
-// number out of range.
-func owners(worker int) iter.Seq[int32] {
-	return func(yield func(int32) bool) {
+// owners yields the owners of a worker's caches that have holdings, the device's first. It yields
+// none for a number out of range.
+func (x *Index) owners(worker int) iter.Seq2[int32, *holdings] {
+	return func(yield func(int32, *holdings) bool) {
 		for t := Device; t <= External && 0 <= worker && worker <= maxWorker; t++ {
-			if !yield(ownerOf(worker, t)) {
+			if owner := ownerOf(worker, t); x.has(owner) && !yield(owner, x.of(owner)) {
 				return
 			}
 		}
@@ -340,10 +340,8 @@ func (x *Index) RemoveWorker(worker int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.clearLocked(worker)
-	for owner := range owners(worker) {
-		if x.has(owner) {
-			x.of(owner).limit = 0
-		}
+	for _, h := range x.owners(worker) {
+		h.limit = 0
 	}
 }
 
@@ -351,11 +349,7 @@ func (x *Index) RemoveWorker(worker int) {
 // and others not yet.
 func (x *Index) clearLocked(worker int) (removed int) {
 	const atOnce = 16 // nodes; some 10 µs
-	for owner := range owners(worker) {
-		if !x.has(owner) {
-			continue
-		}
-		h := x.of(owner)
+	for owner, h := range x.owners(worker) {
 		log := h.log
 		h.log = nil
 		removed += h.externals
@@ -401,8 +395,8 @@ func (x *Index) SetLimit(worker, blocks int) (evicted int) {
 func (x *Index) Truncated(worker int) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for owner := range owners(worker) {
-		if x.has(owner) && x.of(owner).truncated {
+	for _, h := range x.owners(worker) {
+		if h.truncated {
 			return true
 		}
 	}
@@ -417,10 +411,8 @@ func (x *Index) Blocks() int { return int(x.blocks.Load()) }
 func (x *Index) WorkerBlocks(worker int) (n int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for owner := range owners(worker) {
-		if x.has(owner) {
-			n += x.of(owner).externals
-		}
+	for _, h := range x.owners(worker) {
+		n += h.externals
 	}
 	return n
 }
