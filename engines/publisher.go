@@ -241,8 +241,7 @@ func (p *Publisher) reply(data []byte) *events.Answer {
 	case q.WorkerID != p.conf.WorkerID:
 		return &events.Answer{Message: "this is another worker"}
 	}
-	answer := p.answer(&q)
-	return &answer
+	return new(p.answer(&q))
 }
 
 func (p *Publisher) answer(q *events.Query) events.Answer {

@@ -50,19 +50,18 @@ type trtHash uint64
 // UnmarshalJSON reads either form.
 func (h *trtHash) UnmarshalJSON(data []byte) error {
 	text, isText := strings.CutPrefix(string(data), `"`)
+	base := 10
 	switch {
 	case isText && len(text) < 17:
 		return fmt.Errorf("%w: a hash of %d digits", msgpack.ErrShape, len(text)-1)
 	case isText:
-		n, err := strconv.ParseUint(text[:16], 16, 64)
-		*h = trtHash(n)
-		return err
+		text, base = text[:16], 16
 	case strings.HasPrefix(text, "-"):
-		n, err := strconv.ParseInt(text, 10, 64) // keeps its bits
+		n, err := strconv.ParseInt(text, base, 64) // keeps its bits
 		*h = trtHash(n)
 		return err
 	}
-	n, err := strconv.ParseUint(text, 10, 64)
+	n, err := strconv.ParseUint(text, base, 64)
 	*h = trtHash(n)
 	return err
 }

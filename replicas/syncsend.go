@@ -149,8 +149,7 @@ func (s *sender) fit(e *syncEvent) *syncEvent {
 func (s *sender) present(leaving bool) {
 	state := s.flush(false)
 	p := s.conf.Presence
-	next := s.next
-	p.RouterID, p.SyncSeq, p.ActiveRequests, p.Leaving = s.conf.ID, &next, state.active, leaving
+	p.RouterID, p.SyncSeq, p.ActiveRequests, p.Leaving = s.conf.ID, new(s.next), state.active, leaving
 	data, err := json.Marshal(p)
 	if err == nil {
 		err = s.link.send(s.presence, "", data)
