@@ -3,14 +3,27 @@
 package fleet
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvroute/kvroute/router"
 )
 
 // KeepAtMost sets the limit of records.
 func (d *Dynamo) KeepAtMost(records int) { d.limit = records }
+
+// NewTable returns an empty table with the default ages and no other functions.
+func NewTable(networks Networks, set func(router.WorkerInfo), remove func(id uint64)) *Table {
+	t := newTable(&RegistryConfig{
+		Networks: networks, Set: set, Remove: remove,
+		Events: func(Record, router.WorkerInfo) {}, Load: func(router.WorkerInfo, Load) {},
+	})
+	t.flapped, t.claimed, t.followed = func() {}, func(router.WorkerInfo, netip.AddrPort) {}, func(_, _ router.WorkerInfo) {}
+	return t
+}
 
 // TakeHeartbeat and TakeEntry handle messages from NATS.
 func (r *Registry) TakeHeartbeat(m *nats.Msg) { r.heartbeat(m) }

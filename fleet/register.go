@@ -73,8 +73,7 @@ func (r *Registry) Beat(ctx context.Context, h Heartbeat) error {
 		t.Heartbeat(now, &h)
 		if w := t.workers[h.WorkerID]; w != nil && !w.static && now.Sub(w.put) >= putEvery {
 			w.put = now
-			record := w.record
-			due = &record
+			due = new(w.record)
 		}
 	})
 	if due == nil {

@@ -76,20 +76,19 @@ func NewRegistry(nc *nats.Conn, conf RegistryConfig) (*Registry, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
+	if conf.Events == nil {
+		conf.Events = func(Record, router.WorkerInfo) {}
+	}
+	if conf.Load == nil {
+		conf.Load = func(router.WorkerInfo, Load) {}
+	}
 	conf.Log = meter.Log(conf.Log)
 	if err := conf.Ages.Check(); err != nil {
 		return nil, err
 	}
 	m := meter.New(conf.Meter)
 	news := m.Counter("kvroute.fleet.news", "{message}", "Messages about workers, by kind.", "kind")
-	table := NewTable(conf.Networks, conf.Set, conf.Remove)
-	table.ages = conf.Ages.withDefaults()
-	if conf.Events != nil {
-		table.events = conf.Events
-	}
-	if conf.Load != nil {
-		table.load = conf.Load
-	}
+	table := newTable(&conf)
 	table.flapped = func() { news.Count("flaps") }
 	table.claimed = func(now router.WorkerInfo, before netip.AddrPort) {
 		news.Count("claimed")

@@ -99,7 +99,7 @@ const (
 	flapRest    = 30 * time.Second
 )
 
-// Table is the set of known workers. [NewTable] makes one.
+// Table is the set of known workers. [NewRegistry] makes one.
 type Table struct {
 	ages     Ages
 	networks reach.Networks
@@ -150,14 +150,12 @@ type Load struct {
 	KVUsedBlocks  int     `json:"kv_used_blocks"`
 }
 
-// NewTable returns an empty table with the default ages. Its methods call set for each new
-// or changed worker, and remove for each removed one, before they return. Workers must have
-// addresses in the networks.
-func NewTable(networks reach.Networks, set func(router.WorkerInfo), remove func(id uint64)) *Table {
+// newTable returns an empty table for a registry, which sets its other functions. Its methods
+// call the functions of the configuration before they return.
+func newTable(conf *RegistryConfig) *Table {
 	return &Table{
-		ages: Ages{}.withDefaults(), networks: networks, set: set, remove: remove,
-		events: func(Record, router.WorkerInfo) {}, load: func(router.WorkerInfo, Load) {}, flapped: func() {},
-		claimed: func(router.WorkerInfo, netip.AddrPort) {}, followed: func(_, _ router.WorkerInfo) {},
+		ages: conf.Ages.withDefaults(), networks: conf.Networks,
+		set: conf.Set, remove: conf.Remove, events: conf.Events, load: conf.Load,
 		workers: make(map[uint64]*member), latest: make(map[place]uint64),
 	}
 }

@@ -67,14 +67,17 @@ func startUpper(t *testing.T, s *server.Server, probe bool, groups ...replicas.G
 		t.Fatal(err)
 	}
 	u := &upperTier{Router: r}
-	table := fleet.NewTable(fleet.Networks{}, func(i router.WorkerInfo) {
+	registry, err := fleet.NewRegistry(nc, fleet.RegistryConfig{Remove: r.RemoveWorker, Set: func(i router.WorkerInfo) {
 		if err := r.SetWorker(i); err != nil {
 			t.Error(err)
 		}
-	}, r.RemoveWorker)
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	u.groups, err = replicas.NewGroups(nc, replicas.GroupsConfig{
 		Groups: groups, Summary: r.SetSummary,
-		Set: func(records []fleet.Record) error { return table.SetStatic(time.Now(), records) },
+		Set: registry.SetStatic,
 	})
 	if err != nil {
 		t.Fatal(err)
