@@ -58,14 +58,16 @@ func (s Scope) Group(group string, parts ...string) string {
 }
 
 // Bucket returns the name of the scope's bucket of a kind, such as "workers".
-func (s Scope) Bucket(kind string) string { return s.slug() + "-" + kind }
+func (s Scope) Bucket(kind string) string {
+	s = s.WithDefaults()
+	return slugs(s.Namespace, s.Component, s.Endpoint) + "-" + kind
+}
 
 // Stream returns the name of the stream that keeps the events of the scope's
 // component, whatever the endpoint: two streams may not take one subject.
 func (s Scope) Stream() string {
 	s = s.WithDefaults()
-	return fmt.Sprintf("kvr-%s-%s-%08x", slug(s.Namespace), slug(s.Component),
-		uint32(xxh3.HashString(s.Namespace+"\x00"+s.Component)))
+	return slugs(s.Namespace, s.Component)
 }
 
 // StreamSubjects returns the subjects of a topic that the stream stores, as one subject with a
@@ -75,21 +77,16 @@ func (s Scope) StreamSubjects(topic string) string {
 	return "namespace." + Segment(s.Namespace) + ".component." + Segment(s.Component) + ".endpoint.*." + Segment(topic)
 }
 
-func (s Scope) slug() string {
-	s = s.WithDefaults()
-	digest := uint32(xxh3.HashStringSeed(s.Namespace+"\x00"+s.Component+"\x00"+s.Endpoint, 0))
-	return fmt.Sprintf("kvr-%s-%s-%s-%08x", slug(s.Namespace), slug(s.Component), slug(s.Endpoint), digest)
-}
-
-// slug makes a name valid for streams and buckets. Different names may have the same slug, so a
-// digest of the names follows it.
-func slug(s string) string {
-	return strings.Map(func(r rune) rune {
+// slugs makes a name for streams and buckets of a scope's names. Different names may have the same
+// slug, so a digest of the names follows.
+func slugs(names ...string) string {
+	valid := strings.Map(func(r rune) rune {
 		if 'a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-' {
 			return r
 		}
 		return '-'
-	}, strings.ToLower(s))
+	}, strings.ToLower(strings.Join(names, "-")))
+	return fmt.Sprintf("kvr-%s-%08x", valid, uint32(xxh3.HashString(strings.Join(names, "\x00"))))
 }
 
 // Segment encodes a name as one part of a subject: each byte but letters, digits,
