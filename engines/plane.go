@@ -158,7 +158,7 @@ func (l *planeListener) missed() {
 
 func (l *planeListener) take(body []byte) {
 	l.s.metrics.count(sourceLive, 1)
-	l.s.conf.Subscriber.TakeFrom(l.ctx, events.FeedPlane, body, func(worker uint64, dpRank uint32) bool {
+	l.s.conf.Subscriber.Take(l.ctx, events.FeedPlane, body, func(worker uint64, dpRank uint32) bool {
 		own := slices.Contains(l.ranks(), WorkerRank{worker, dpRank})
 		if !own {
 			l.s.metrics.count(sourceForeign, 1)

@@ -229,7 +229,7 @@ func TestAMixedFleet(t *testing.T) {
 		b.sub.Take(t.Context(), kind, events.AppendEnvelope(nil, events.Envelope{
 			PublisherID: 9, Topic: events.Topic,
 			Payload: events.AppendEvents(nil, []events.RouterEvent{stored(worker, id)}),
-		}))
+		}), nil)
 	}
 	blocks := func(want ...int) {
 		t.Helper()

@@ -69,7 +69,7 @@ func TestReadingASnapshotKeepsNobodyWaiting(t *testing.T) {
 		b.sub.SetWorker(2, src)
 	})
 	soon(t, "a worker that comes", func() { b.sub.SetWorker(99, events.Source{Feed: events.FeedCore}) })
-	soon(t, "a message", func() { b.sub.Take(context.Background(), events.FeedCore, nil) })
+	soon(t, "a message", func() { b.sub.Take(context.Background(), events.FeedCore, nil, nil) })
 	soon(t, "the position", func() { b.Position() })
 	goOn()
 	if !<-installed {
@@ -100,7 +100,7 @@ func TestASinkKeepsNobodyWaiting(t *testing.T) {
 	taken := make(chan struct{})
 	go func() {
 		defer close(taken)
-		sub.Take(t.Context(), events.FeedCore, envelope(t, events.AppendEvents(nil, []events.RouterEvent{stored(1, 1)})))
+		sub.Take(t.Context(), events.FeedCore, envelope(t, events.AppendEvents(nil, []events.RouterEvent{stored(1, 1)})), nil)
 	}()
 	<-entered
 	defer func() { close(leave); <-taken }()
@@ -108,7 +108,7 @@ func TestASinkKeepsNobodyWaiting(t *testing.T) {
 	soon(t, "a worker that leaves", func() { sub.Forget(2) })
 	soon(t, "a question", func() { sub.Wants(events.FeedCore) })
 	soon(t, "a message", func() {
-		sub.Take(t.Context(), events.FeedCore, envelope(t, events.AppendEvents(nil, []events.RouterEvent{stored(1, 2)})))
+		sub.Take(t.Context(), events.FeedCore, envelope(t, events.AppendEvents(nil, []events.RouterEvent{stored(1, 2)})), nil)
 	})
 }
 
@@ -133,5 +133,5 @@ func TestACallbackKeepsNobodyWaiting(t *testing.T) {
 	defer close(leave)
 	soon(t, "a worker that comes", func() { sub.SetWorker(2, events.Source{Feed: events.FeedCore, DPSize: 1}) })
 	soon(t, "a worker that leaves", func() { sub.Forget(2) })
-	soon(t, "a message", func() { sub.Take(t.Context(), events.FeedCore, nil) })
+	soon(t, "a message", func() { sub.Take(t.Context(), events.FeedCore, nil, nil) })
 }

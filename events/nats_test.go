@@ -241,7 +241,7 @@ func TestARepairThatIsGivenUpIsAWarning(t *testing.T) {
 	var out strings.Builder
 	b := newBed(t, bus(t), events.SubscriberConfig{Log: slog.New(slog.NewTextHandler(&out, nil))})
 	b.sub.SetWorker(1, source(1))
-	b.sub.Take(t.Context(), events.FeedCore, envelope(t, events.AppendEvents(nil, []events.RouterEvent{stored(1, 3)})))
+	b.sub.Take(t.Context(), events.FeedCore, envelope(t, events.AppendEvents(nil, []events.RouterEvent{stored(1, 3)})), nil)
 	src := source(1)
 	src.Queries = false
 	b.sub.SetWorker(1, src) // the worker can no longer be queried

@@ -133,7 +133,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	}()
 	// A burst of the whole fleet must fit into the limits. If it does not, messages are dropped,
 	// and the ids of later events show a gap.
-	sub, err := s.Listen(ctx, s.conf.Scope.Topic(Topic), func(data []byte) { s.Take(ctx, FeedCore, data) })
+	sub, err := s.Listen(ctx, s.conf.Scope.Topic(Topic), func(data []byte) { s.Take(ctx, FeedCore, data, nil) })
 	if err != nil {
 		return err
 	}
@@ -270,16 +270,9 @@ func (s *Subscriber) audit(why string) {
 	s.conf.Log.Info("all workers are queried for missing events", "why", why)
 }
 
-// Take applies one message of a feed. Calls for one worker must not overlap.
-func (s *Subscriber) Take(ctx context.Context, feed Feed, data []byte) {
-	s.TakeFrom(ctx, feed, data, nil)
-}
-
-// TakeFrom applies one message of a feed. whose, if not nil, selects the ranks for which the
-// sender may publish.
-func (s *Subscriber) TakeFrom(
-	ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool,
-) {
+// Take applies one message of a feed. whose, if not nil, selects the ranks for which the sender may
+// publish. Calls for one worker must not overlap.
+func (s *Subscriber) Take(ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool) {
 	s.applyMessage(ctx, feed, data, whose, func(bool) {})
 }
 

@@ -134,7 +134,7 @@ func (l *lab) applyRate() []float64 {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	start := time.Now()
 	for _, m := range messages {
-		sub.Take(context.Background(), events.FeedDurable, m)
+		sub.Take(context.Background(), events.FeedDurable, m, nil)
 	}
 	return []float64{float64(blocks) / 1e6 / time.Since(start).Seconds()}
 }
