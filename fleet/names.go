@@ -73,16 +73,10 @@ func uniqueAddresses(addresses []netip.Addr) []netip.Addr {
 
 // split splits host:port, and reports whether the host is a DNS name.
 func split(address string) (host string, port uint16, named bool) {
-	at := strings.LastIndexByte(address, ':')
-	if at <= 0 {
-		return "", 0, false
-	}
-	host = address[:at]
-	n, err := strconv.ParseUint(address[at+1:], 10, 16)
-	if err != nil || n == 0 || strings.ContainsAny(host, ":[]% ") || len(host) > 253 {
-		return "", 0, false
-	}
-	if _, err := netip.ParseAddr(host); err == nil {
+	host, portText, _ := strings.Cut(address, ":")
+	n, err := strconv.ParseUint(portText, 10, 16)
+	_, notAddress := netip.ParseAddr(host)
+	if err != nil || n == 0 || notAddress == nil || host == "" || strings.ContainsAny(host, "[]% ") || len(host) > 253 {
 		return "", 0, false
 	}
 	return host, uint16(n), true
