@@ -10,7 +10,6 @@ package replicas
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -124,13 +123,11 @@ const (
 	syncRequests = 1 << 18 // requests of a peer
 )
 
-var errSyncConfig = errors.New("ID, Apply, Remove and FirstToken are required")
-
 // NewSync returns the exchange of one replica, on a connection that the caller closes.
 // [Sync.Run] does the exchange.
 func NewSync(nc *nats.Conn, conf SyncConfig) (*Sync, error) {
 	if conf.ID == 0 || conf.Apply == nil || conf.Remove == nil || conf.FirstToken == nil {
-		return nil, fmt.Errorf("replica sync: %w", errSyncConfig)
+		return nil, errors.New("replica sync: ID, Apply, Remove and FirstToken are required")
 	}
 	if conf.Now == nil {
 		conf.Now = time.Now
