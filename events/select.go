@@ -16,7 +16,7 @@ const (
 	FeedDurable      // JetStream
 	FeedZMQ
 	FeedPoll  // HTTP
-	FeedPlane // Dynamo's event plane, at the addresses in its workers' records
+	FeedPlane // Dynamo's event plane, at the addresses in its workers' records; queries go to [SubscriberConfig].Ask
 	FeedNone  // events are not wanted
 	feedSaved // none yet: the worker is known from an earlier process only, see [Subscriber.Load]
 )
@@ -38,10 +38,6 @@ type Source struct {
 	// publisher wait until the record names it: see the package comment.
 	Publisher uint64
 }
-
-// asked reports whether queries to workers of a feed go to [SubscriberConfig].Ask instead of
-// NATS.
-func (f Feed) asked() bool { return f == FeedPlane }
 
 func (s Source) takes(feed Feed) bool {
 	return s.Feed == feed || s.Feed == FeedAny || feed == FeedAny && s.Feed != FeedNone

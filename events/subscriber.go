@@ -361,10 +361,10 @@ func (s *Subscriber) tick(ctx context.Context) {
 // sendLocked sends queries after mu is unlocked. Without a connection it sends only those to
 // workers with sockets of their own.
 func (s *Subscriber) sendLocked(ctx context.Context, now time.Time, connected bool) {
-	for _, a := range s.tracker.queries(now, func(worker uint64) bool { return connected || s.tracker.workers[worker].Feed.asked() }) {
+	for _, a := range s.tracker.queries(now, func(worker uint64) bool { return connected || s.tracker.workers[worker].Feed == FeedPlane }) {
 		q := &a.query
 		s.answers[a.id] = &collected{query: *q}
-		if s.tracker.workers[q.WorkerID].Feed.asked() {
+		if s.tracker.workers[q.WorkerID].Feed == FeedPlane {
 			s.asking.Go(func() { s.ask(ctx, a.id, a.query) })
 			continue
 		}
