@@ -21,7 +21,7 @@ func (t *tracker) answer(now time.Time, id, publisher uint64, a *Answer) {
 	delete(t.repairs.timers, r)
 	t.dropOthers(r, a)
 	t.count(a.Kind.String(), 1)
-	if src := t.workers[r.worker]; publisher != 0 && !src.accepts(publisher) {
+	if src := t.workers[r.WorkerID]; publisher != 0 && !src.accepts(publisher) {
 		t.count("foreign", 1) // the record does not name it yet, or another process answers
 		t.retryOrGiveUp(now, r)
 		return
@@ -61,7 +61,7 @@ func (t *tracker) answer(now time.Time, id, publisher uint64, a *Answer) {
 func (t *tracker) dropOthers(r *rank, a *Answer) {
 	n := len(a.Events)
 	a.Events = slices.DeleteFunc(a.Events,
-		func(ev RouterEvent) bool { return ev.WorkerID != r.worker || ev.DPRank != r.rank })
+		func(ev RouterEvent) bool { return ev.WorkerID != r.WorkerID || ev.DPRank != r.DPRank })
 	if n -= len(a.Events); n > 0 {
 		t.count("lie", n)
 		a.Bad += n

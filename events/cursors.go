@@ -13,18 +13,18 @@ import (
 // Cursor is the last applied event of a publisher of a rank. If a rank has several publishers, the
 // newest comes last.
 type Cursor struct {
-	WorkerID    uint64
-	DPRank      uint32
+	RankName
+
 	PublisherID uint64
 	EventID     uint64
 }
 
 // RankState is a rank that is partial or suspect, and the time of its last loss.
 type RankState struct {
-	WorkerID uint64
-	DPRank   uint32
-	State    State
-	Missed   time.Time // to the ms
+	RankName
+
+	State  State
+	Missed time.Time // to the ms
 }
 
 // Waiting is an event that waits for its worker, with its publisher. It has changed no
@@ -43,25 +43,25 @@ func (t *tracker) streamed(worker uint64) bool { return t.workers[worker].takes(
 // that of the last applied event: the reader finds the same gap, and requests the missing events.
 func (t *tracker) export(s *Snapshot, streamed bool) {
 	for _, r := range slices.SortedFunc(maps.Values(t.ranks), compareRanks) {
-		key := r.rankKey
-		if t.streamed(key.worker) != streamed {
+		key := r.RankName
+		if t.streamed(key.WorkerID) != streamed {
 			continue
 		}
 		for _, p := range slices.Sorted(maps.Keys(r.cursors)) {
 			if p != r.newest {
-				s.Cursors = append(s.Cursors, Cursor{key.worker, key.rank, p, r.cursors[p]})
+				s.Cursors = append(s.Cursors, Cursor{key, p, r.cursors[p]})
 			}
 		}
 		id, known := r.cursors[r.newest]
 		if known {
-			s.Cursors = append(s.Cursors, Cursor{key.worker, key.rank, r.newest, id})
+			s.Cursors = append(s.Cursors, Cursor{key, r.newest, id})
 		}
 		state, missed := r.state, r.missed
 		if rp := r.repair; rp != nil && rp.dump && known && !rp.reread {
 			state = StateSuspect // until the dump arrives
 		}
 		if state != StateOK {
-			s.States = append(s.States, RankState{key.worker, key.rank, state, missed})
+			s.States = append(s.States, RankState{key, state, missed})
 		}
 	}
 	for _, worker := range slices.Sorted(maps.Keys(t.waiting)) {
@@ -78,7 +78,7 @@ func (t *tracker) export(s *Snapshot, streamed bool) {
 // they arrived now.
 func (t *tracker) restore(now time.Time, s *Snapshot) {
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
-		if t.streamed(r.worker) {
+		if t.streamed(r.WorkerID) {
 			t.drop(r)
 		}
 	}
@@ -89,19 +89,19 @@ func (t *tracker) restore(now time.Time, s *Snapshot) {
 		}
 	}
 	t.current = false
-	known := func(worker uint64, dpRank uint32) *rank {
-		if !t.streamed(worker) || !t.workers[worker].has(dpRank) {
+	known := func(key RankName) *rank {
+		if !t.streamed(key.WorkerID) || !t.workers[key.WorkerID].has(key.DPRank) {
 			return nil
 		}
-		r := t.rank(rankKey{worker, dpRank})
+		r := t.rank(key)
 		if r != nil {
-			t.restored[worker] = struct{}{}
+			t.restored[key.WorkerID] = struct{}{}
 		}
 		return r
 	}
 	s.setCursors(known)
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
-		if t.streamed(r.worker) && !r.isOnlyFrom(t.workers[r.worker].Publisher) {
+		if t.streamed(r.WorkerID) && !r.isOnlyFrom(t.workers[r.WorkerID].Publisher) {
 			t.wipe(r) // of a process that is gone
 			t.drop(r)
 		}
@@ -127,11 +127,11 @@ func (t *tracker) load(now time.Time, s *Snapshot) (ranks int) {
 			saved = append(saved, w.ID)
 		}
 	}
-	known := func(worker uint64, dpRank uint32) *rank {
-		if t.workers[worker].Feed != feedSaved {
+	known := func(key RankName) *rank {
+		if t.workers[key.WorkerID].Feed != feedSaved {
 			return nil
 		}
-		return t.rank(rankKey{worker, dpRank})
+		return t.rank(key)
 	}
 	s.setCursors(known)
 	t.setStates(now, s, known)
@@ -141,17 +141,17 @@ func (t *tracker) load(now time.Time, s *Snapshot) (ranks int) {
 	return ranks
 }
 
-func (s *Snapshot) setCursors(known func(worker uint64, dpRank uint32) *rank) {
+func (s *Snapshot) setCursors(known func(RankName) *rank) {
 	for _, c := range s.Cursors {
-		if r := known(c.WorkerID, c.DPRank); r != nil && len(r.cursors) < maxPublishers {
+		if r := known(c.RankName); r != nil && len(r.cursors) < maxPublishers {
 			r.cursors[c.PublisherID], r.newest = c.EventID, c.PublisherID
 		}
 	}
 }
 
-func (t *tracker) setStates(now time.Time, s *Snapshot, known func(worker uint64, dpRank uint32) *rank) {
+func (t *tracker) setStates(now time.Time, s *Snapshot, known func(RankName) *rank) {
 	for _, was := range s.States {
-		if r := known(was.WorkerID, was.DPRank); r != nil {
+		if r := known(was.RankName); r != nil {
 			t.miss(was.Missed, r, was.State)
 			if r.repair != nil {
 				t.requestDump(now, r)
@@ -192,7 +192,7 @@ func (t *tracker) repairAtStreamEnd(now time.Time, lost bool) {
 			continue
 		}
 		for n := range src.DPSize {
-			r := t.rank(rankKey{id, src.DPStart + n})
+			r := t.rank(RankName{id, src.DPStart + n})
 			switch {
 			case r == nil:
 				t.count("no_room", 1)
@@ -204,7 +204,7 @@ func (t *tracker) repairAtStreamEnd(now time.Time, lost bool) {
 		}
 	}
 	for _, r := range t.ranks {
-		if lost && t.streamed(r.worker) && !t.workers[r.worker].Queries {
+		if lost && t.streamed(r.WorkerID) && !t.workers[r.WorkerID].Queries {
 			t.miss(now, r, StatePartial)
 		}
 	}

@@ -93,7 +93,7 @@ type tracker struct {
 	gaveUp  func(worker uint64, rank uint32)
 	count   func(what string, n int)
 
-	ranks   map[rankKey]*rank
+	ranks   map[RankName]*rank
 	owned   map[uint64]map[uint32]*rank // the same, by worker and rank; never empty
 	workers map[uint64]Source           // by setWorker or load
 	waiting map[uint64]*queue           // by worker; never empty
@@ -107,13 +107,8 @@ type tracker struct {
 	unsure map[uint64]struct{}
 }
 
-type rankKey struct {
-	worker uint64
-	rank   uint32
-}
-
 type rank struct {
-	rankKey
+	RankName
 
 	cursors  map[uint64]uint64 // by publisher
 	newest   uint64            // the current publisher: the last one that was new; 0 = unknown, or without an id
@@ -157,7 +152,7 @@ func newTracker(sink Sink) *tracker {
 	t := &tracker{
 		sink:    sink,
 		changed: func(uint64, uint32, State) {},
-		ranks:   make(map[rankKey]*rank),
+		ranks:   make(map[RankName]*rank),
 		owned:   make(map[uint64]map[uint32]*rank),
 		workers: make(map[uint64]Source),
 		waiting: make(map[uint64]*queue),
@@ -203,7 +198,7 @@ func (t *tracker) apply(now time.Time, src Source, publisher uint64, ev RouterEv
 	if !src.has(ev.DPRank) {
 		return verdict{outcome: outcomeDropped}
 	}
-	r := t.rank(rankKey{ev.WorkerID, ev.DPRank})
+	r := t.rank(RankName{ev.WorkerID, ev.DPRank})
 	switch {
 	case r == nil:
 		return verdict{outcome: outcomeDropped}
@@ -221,15 +216,15 @@ func (t *tracker) past(e Envelope, worker uint64) bool {
 }
 
 // rank returns a rank, which it creates if needed, or nil if there are too many.
-func (t *tracker) rank(key rankKey) *rank {
+func (t *tracker) rank(key RankName) *rank {
 	r := t.ranks[key]
 	if r == nil && len(t.ranks) < maxRanks {
-		r = &rank{rankKey: key, cursors: make(map[uint64]uint64, 1)}
+		r = &rank{RankName: key, cursors: make(map[uint64]uint64, 1)}
 		t.ranks[key] = r
-		if t.owned[key.worker] == nil {
-			t.owned[key.worker] = make(map[uint32]*rank, 1)
+		if t.owned[key.WorkerID] == nil {
+			t.owned[key.WorkerID] = make(map[uint32]*rank, 1)
 		}
-		t.owned[key.worker][key.rank] = r
+		t.owned[key.WorkerID][key.DPRank] = r
 		t.report(r)
 	}
 	return r
@@ -239,13 +234,13 @@ func (t *tracker) rank(key rankKey) *rank {
 func (t *tracker) drop(r *rank) {
 	t.endRepair(r)
 	if r.state = StateOK; r.reported != StateOK {
-		t.changed(r.worker, r.rank, StateOK)
+		t.changed(r.WorkerID, r.DPRank, StateOK)
 	}
-	delete(t.ranks, r.rankKey)
-	delete(t.owned[r.worker], r.rank)
-	if len(t.owned[r.worker]) == 0 {
-		delete(t.owned, r.worker)
-		delete(t.restored, r.worker)
+	delete(t.ranks, r.RankName)
+	delete(t.owned[r.WorkerID], r.DPRank)
+	if len(t.owned[r.WorkerID]) == 0 {
+		delete(t.owned, r.WorkerID)
+		delete(t.restored, r.WorkerID)
 	}
 }
 
@@ -255,7 +250,7 @@ func (t *tracker) ranksOf(worker uint64) []*rank {
 }
 
 func compareRanks(a, b *rank) int {
-	return cmp.Or(cmp.Compare(a.worker, b.worker), cmp.Compare(a.rank, b.rank))
+	return cmp.Or(cmp.Compare(a.WorkerID, b.WorkerID), cmp.Compare(a.DPRank, b.DPRank))
 }
 
 // applyAcrossGap applies a new event, even if events before it are missing.
@@ -309,13 +304,13 @@ func (t *tracker) applyAcrossGap(now time.Time, r *rank, publisher uint64, ev Ro
 // deliver passes an event to the sink, unless the event has no effect.
 func (t *tracker) deliver(r *rank, ev *RouterEvent) {
 	if !ev.Foreign && ev.Event.Kind != 0 {
-		t.sink(r.worker, r.rank, ev.Event)
+		t.sink(r.WorkerID, r.DPRank, ev.Event)
 	}
 }
 
 // wipe tells the sink that a rank is empty.
 func (t *tracker) wipe(r *rank) {
-	t.sink(r.worker, r.rank, indexer.Event{Kind: indexer.Cleared})
+	t.sink(r.WorkerID, r.DPRank, indexer.Event{Kind: indexer.Cleared})
 }
 
 // miss notes a loss. A suspect rank does not become partial.
@@ -334,12 +329,12 @@ func (t *tracker) set(r *rank, s State) {
 // report calls changed if the state to report is a new one.
 func (t *tracker) report(r *rank) {
 	s := r.state
-	if t.stalled && t.streamed(r.worker) {
+	if t.stalled && t.streamed(r.WorkerID) {
 		s = StateSuspect
 	}
 	if r.reported != s {
 		r.reported = s
-		t.changed(r.worker, r.rank, s)
+		t.changed(r.WorkerID, r.DPRank, s)
 	}
 }
 
@@ -351,7 +346,7 @@ func (t *tracker) stall(now bool) {
 		for _, id := range slices.Sorted(maps.Keys(t.workers)) {
 			if src := t.workers[id]; src.Feed == FeedDurable {
 				for n := range src.DPSize {
-					t.rank(rankKey{id, src.DPStart + n})
+					t.rank(RankName{id, src.DPStart + n})
 				}
 			}
 		}

@@ -98,7 +98,7 @@ func (t Tracker) Answer(now time.Time, id, publisher uint64, a Answer) {
 
 // Told returns the last reported state of a worker's rank.
 func (t Tracker) Told(id uint64, dpRank uint32) (s State) {
-	if r := t.t.ranks[rankKey{id, dpRank}]; r != nil {
+	if r := t.t.ranks[RankName{id, dpRank}]; r != nil {
 		s = r.reported
 	}
 	return s
@@ -177,14 +177,14 @@ func (t Tracker) Load(now time.Time, w SnapshotWorker, c Cursor) {
 }
 
 func (t Tracker) State(id uint64, dpRank uint32) (s State) {
-	if r := t.t.ranks[rankKey{id, dpRank}]; r != nil {
+	if r := t.t.ranks[RankName{id, dpRank}]; r != nil {
 		s = r.state
 	}
 	return s
 }
 
 func (t Tracker) Cursor(id uint64, dpRank uint32) (last uint64) {
-	if r := t.t.ranks[rankKey{id, dpRank}]; r != nil {
+	if r := t.t.ranks[RankName{id, dpRank}]; r != nil {
 		last = r.cursor().id
 	}
 	return last

@@ -350,7 +350,7 @@ func (t *tracker) queries(now time.Time, reached func(worker uint64) bool) (asks
 	p := &t.repairs
 	p.ready = slices.DeleteFunc(p.ready, func(r *rank) bool {
 		if rp := r.repair; rp != nil && rp.step == stepReady {
-			if len(p.asked) >= maxQueries || rp.dump && p.queued >= maxDumps || !reached(r.worker) {
+			if len(p.asked) >= maxQueries || rp.dump && p.queued >= maxDumps || !reached(r.WorkerID) {
 				return false
 			}
 			asks = append(asks, t.query(now, r))
@@ -367,7 +367,7 @@ func (t *tracker) query(now time.Time, r *rank) ask {
 	rp.step, rp.id = stepAsked, p.last
 	p.asked[rp.id] = r
 	p.timers[r] = now.Add(queryTimeout)
-	q := Query{WorkerID: r.worker, DPRank: r.rank}
+	q := Query{WorkerID: r.WorkerID, DPRank: r.DPRank}
 	if rp.dump {
 		p.queued++
 		t.count("ask_dump", 1)
@@ -432,7 +432,7 @@ func (t *tracker) giveUp(now time.Time, r *rank) {
 		}
 	}
 	t.count("given_up", 1)
-	t.gaveUp(r.worker, r.rank)
+	t.gaveUp(r.WorkerID, r.DPRank)
 	t.miss(now, r, StateSuspect)
 	t.planRereading(now, r)
 }
@@ -442,7 +442,7 @@ func (t *tracker) giveUp(now time.Time, r *rank) {
 func (t *tracker) audit(now time.Time) {
 	var steady []*rank
 	for _, r := range t.ranks {
-		if t.workers[r.worker].Queries && r.repair == nil && r.state != StateSuspect {
+		if t.workers[r.WorkerID].Queries && r.repair == nil && r.state != StateSuspect {
 			steady = append(steady, r)
 		}
 	}
@@ -455,7 +455,7 @@ func (t *tracker) audit(now time.Time) {
 // missed queries a rank at once: it is reachable again, and events may have been lost
 // before.
 func (t *tracker) missed(now time.Time, worker uint64, dpRank uint32) {
-	r := t.ranks[rankKey{worker, dpRank}]
+	r := t.ranks[RankName{worker, dpRank}]
 	if r == nil || !t.workers[worker].Queries {
 		return
 	}
@@ -473,7 +473,7 @@ func (t *tracker) missed(now time.Time, worker uint64, dpRank uint32) {
 
 // doubt reads a rank again: the sink could not apply an event.
 func (t *tracker) doubt(now time.Time, worker uint64, dpRank uint32) {
-	r := t.ranks[rankKey{worker, dpRank}]
+	r := t.ranks[RankName{worker, dpRank}]
 	switch {
 	case r == nil:
 	case !t.workers[worker].Queries:

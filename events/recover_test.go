@@ -520,7 +520,7 @@ func TestWhatWasSavedIsUsed(t *testing.T) {
 	begin := func(src events.Source, waits ...uint64) *story {
 		s := newStory(t, events.Source{})
 		s.tracker.Forget(7)
-		s.tracker.Load(s.now, events.SnapshotWorker{ID: 7, StartedMS: 1}, events.Cursor{WorkerID: 7, PublisherID: 9, EventID: 5})
+		s.tracker.Load(s.now, events.SnapshotWorker{ID: 7, StartedMS: 1}, events.Cursor{RankName: events.RankName{WorkerID: 7}, PublisherID: 9, EventID: 5})
 		s.pass(time.Second)
 		for _, id := range waits {
 			s.want(s.hear(9, id), "waiting")
@@ -558,7 +558,7 @@ func TestWhatWasSavedIsUsed(t *testing.T) {
 	src.StartedMS = 0
 	s = newStory(t, events.Source{})
 	s.tracker.Forget(7)
-	s.tracker.Load(s.now, events.SnapshotWorker{ID: 7}, events.Cursor{WorkerID: 7, PublisherID: 9, EventID: 5})
+	s.tracker.Load(s.now, events.SnapshotWorker{ID: 7}, events.Cursor{RankName: events.RankName{WorkerID: 7}, PublisherID: 9, EventID: 5})
 	s.tracker.SetWorker(s.now, 7, src)
 	s.wantCalls("X")
 

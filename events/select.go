@@ -76,7 +76,7 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 	forgotten := restarted || !registered && !saved && src.Queries && src.Feed != FeedDurable
 	for _, r := range t.ranksOf(id) {
 		switch {
-		case forgotten || !src.has(r.rank) || src.Feed == FeedNone:
+		case forgotten || !src.has(r.DPRank) || src.Feed == FeedNone:
 			t.drop(r)
 		case !r.isOnlyFrom(src.Publisher), saved && !src.continues(old):
 			t.wipe(r) // of a process that is gone
@@ -94,16 +94,16 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 	}
 	for _, r := range t.ranksOf(id) {
 		if t.report(r); !registered && r.reported != StateOK {
-			t.changed(id, r.rank, r.reported) // an unknown worker's state was not kept
+			t.changed(id, r.DPRank, r.reported) // an unknown worker's state was not kept
 		}
 	}
 	if t.stalled && src.Feed == FeedDurable {
 		for n := range src.DPSize {
-			t.rank(rankKey{id, src.DPStart + n})
+			t.rank(RankName{id, src.DPStart + n})
 		}
 	}
 	for n := range src.DPSize {
-		t.setRank(now, rankKey{id, src.DPStart + n}, src)
+		t.setRank(now, RankName{id, src.DPStart + n}, src)
 	}
 	t.applyWaiting(now, id)
 }
@@ -124,7 +124,7 @@ func (r *rank) isOnlyFrom(publisher uint64) bool {
 }
 
 // setRank updates one rank after a change of its worker.
-func (t *tracker) setRank(now time.Time, key rankKey, src Source) {
+func (t *tracker) setRank(now time.Time, key RankName, src Source) {
 	r := t.ranks[key]
 	if r != nil && !src.Queries {
 		if r.repair != nil {

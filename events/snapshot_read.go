@@ -113,7 +113,7 @@ func (in *snapshotReader) beginning(s *Snapshot) error {
 			err = json.Unmarshal(in.payload, &s.Meta)
 			n, limit = len(s.Meta.Pools), maxSnapshotPools
 		case recordRank:
-			s.Ranks = append(s.Ranks, RankName{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint())})
+			s.Ranks = append(s.Ranks, f.rank())
 			n, limit = len(s.Ranks), maxSnapshotRanks
 		case recordWorker:
 			var w SnapshotWorker
@@ -122,7 +122,7 @@ func (in *snapshotReader) beginning(s *Snapshot) error {
 			n, limit = len(s.Workers), maxSnapshotWorkers
 		case recordCursor:
 			s.Cursors = append(s.Cursors,
-				Cursor{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint()), PublisherID: f.uvarint(), EventID: f.uvarint()})
+				Cursor{RankName: f.rank(), PublisherID: f.uvarint(), EventID: f.uvarint()})
 			n, limit = len(s.Cursors), maxSnapshotCursors
 		case recordWaiting:
 			w := Waiting{PublisherID: f.uvarint()}
@@ -135,9 +135,7 @@ func (in *snapshotReader) beginning(s *Snapshot) error {
 			s.Parked = append(s.Parked, ev)
 			n, limit = len(s.Parked), maxSnapshotParked
 		case recordState:
-			r := RankState{
-				WorkerID: f.uvarint(), DPRank: uint32(f.uvarint()), State: State(min(f.uvarint(), uint64(StateSuspect))),
-			}
+			r := RankState{RankName: f.rank(), State: State(min(f.uvarint(), uint64(StateSuspect)))}
 			r.Missed = time.UnixMilli(int64(f.uvarint()))
 			s.States = append(s.States, r)
 			n, limit = len(s.States), maxRanks
@@ -246,6 +244,10 @@ func (f *fields) uvarint() uint64 {
 	}
 	f.rest = f.rest[n:]
 	return v
+}
+
+func (f *fields) rank() RankName {
+	return RankName{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint())}
 }
 
 // hashes appends n hashes. Its caller has checked that there are as many.

@@ -36,7 +36,7 @@ func goldenContent() *events.Snapshot {
 		Created: time.UnixMilli(1755000000500), LastSeq: 42,
 		Meta:    events.SnapshotMeta{Pools: []events.SnapshotPool{{Model: "m", BlockSize: 4}}},
 		Ranks:   []events.RankName{{WorkerID: 7}},
-		Cursors: []events.Cursor{{WorkerID: 7, PublisherID: 4660, EventID: 1}},
+		Cursors: []events.Cursor{{RankName: events.RankName{WorkerID: 7}, PublisherID: 4660, EventID: 1}},
 		Runs: runsOf(run{0, indexer.Run{
 			ID: 1, Local: []uint64{14643705804678351452, 16777012769546811212},
 			Holders: []indexer.Holder{{Externals: []uint64{101, 102}}},
@@ -201,12 +201,12 @@ func TestSnapshotsComeBack(t *testing.T) {
 			}
 		}
 		for range rng.IntN(50) {
-			s.Cursors = append(s.Cursors, events.Cursor{WorkerID: rng.Uint64(), DPRank: rng.Uint32(), PublisherID: rng.Uint64(), EventID: rng.Uint64()})
+			s.Cursors = append(s.Cursors, events.Cursor{RankName: events.RankName{WorkerID: rng.Uint64(), DPRank: rng.Uint32()}, PublisherID: rng.Uint64(), EventID: rng.Uint64()})
 			ev := stored(rng.Uint64(), rng.Uint64())
 			s.Waiting = append(s.Waiting, events.Waiting{PublisherID: rng.Uint64(), Event: ev})
 			s.Parked = append(s.Parked, stored(rng.Uint64(), rng.Uint64()))
 			s.States = append(s.States, events.RankState{
-				WorkerID: rng.Uint64(), DPRank: rng.Uint32(), State: events.StatePartial + events.State(rng.IntN(2)), Missed: time.UnixMilli(rng.Int64N(1 << 42)),
+				RankName: events.RankName{WorkerID: rng.Uint64(), DPRank: rng.Uint32()}, State: events.StatePartial + events.State(rng.IntN(2)), Missed: time.UnixMilli(rng.Int64N(1 << 42)),
 			})
 		}
 		s.Runs = func(yield func(int, indexer.Run) bool) {
