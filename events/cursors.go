@@ -168,7 +168,7 @@ func (t *tracker) clearUnsure(now time.Time) {
 	for _, id := range slices.Sorted(maps.Keys(unsure)) {
 		src, registered := t.workers[id]
 		for n := range src.DPSize {
-			t.sink(id, src.DPStart+n, indexer.Event{Kind: indexer.Cleared})
+			t.sink(RankName{id, src.DPStart + n}, indexer.Event{Kind: indexer.Cleared})
 		}
 		for _, r := range t.ranksOf(id) {
 			t.wipe(r)

@@ -9,10 +9,10 @@ const maxQueuedBlocks = 1 << 18
 
 // delivery is an event for the sink, or something else to do.
 type delivery struct {
-	do     func() // nil for an event
-	worker uint64
-	rank   uint32
-	ev     indexer.Event
+	do func() // nil for an event
+	RankName
+
+	ev indexer.Event
 }
 
 // unlock unlocks mu and makes the deliveries, unless another goroutine makes them.
@@ -45,7 +45,7 @@ func (s *Subscriber) deliverLocked() {
 		if d := &list[i]; d.do != nil {
 			d.do()
 		} else {
-			s.conf.Sink(d.worker, d.rank, d.ev)
+			s.conf.Sink(d.WorkerID, d.DPRank, d.ev)
 		}
 	}
 	s.mu.Lock()

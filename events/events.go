@@ -86,11 +86,11 @@ const (
 // time, its outputs are events for the sink and queries. The same inputs give the same
 // outputs.
 type tracker struct {
-	sink Sink
+	sink func(r RankName, ev indexer.Event)
 	// changed is called when the state of a rank changes, gaveUp when a repair of a rank
 	// has failed, and count for everything else that is counted.
-	changed func(worker uint64, rank uint32, s State)
-	gaveUp  func(worker uint64, rank uint32)
+	changed func(r RankName, s State)
+	gaveUp  func(r RankName)
 	count   func(what string, n int)
 
 	ranks   map[RankName]*rank
@@ -148,10 +148,10 @@ type verdict struct {
 	unnamed bool // the first one that waits because its worker's record names another publisher
 }
 
-func newTracker(sink Sink) *tracker {
+func newTracker(sink func(r RankName, ev indexer.Event)) *tracker {
 	t := &tracker{
 		sink:    sink,
-		changed: func(uint64, uint32, State) {},
+		changed: func(RankName, State) {},
 		ranks:   make(map[RankName]*rank),
 		owned:   make(map[uint64]map[uint32]*rank),
 		workers: make(map[uint64]Source),
@@ -234,7 +234,7 @@ func (t *tracker) rank(key RankName) *rank {
 func (t *tracker) drop(r *rank) {
 	t.endRepair(r)
 	if r.state = StateOK; r.reported != StateOK {
-		t.changed(r.WorkerID, r.DPRank, StateOK)
+		t.changed(r.RankName, StateOK)
 	}
 	delete(t.ranks, r.RankName)
 	delete(t.owned[r.WorkerID], r.DPRank)
@@ -304,13 +304,13 @@ func (t *tracker) applyAcrossGap(now time.Time, r *rank, publisher uint64, ev Ro
 // deliver passes an event to the sink, unless the event has no effect.
 func (t *tracker) deliver(r *rank, ev *RouterEvent) {
 	if !ev.Foreign && ev.Event.Kind != 0 {
-		t.sink(r.WorkerID, r.DPRank, ev.Event)
+		t.sink(r.RankName, ev.Event)
 	}
 }
 
 // wipe tells the sink that a rank is empty.
 func (t *tracker) wipe(r *rank) {
-	t.sink(r.WorkerID, r.DPRank, indexer.Event{Kind: indexer.Cleared})
+	t.sink(r.RankName, indexer.Event{Kind: indexer.Cleared})
 }
 
 // miss notes a loss. A suspect rank does not become partial.
@@ -334,7 +334,7 @@ func (t *tracker) report(r *rank) {
 	}
 	if r.reported != s {
 		r.reported = s
-		t.changed(r.WorkerID, r.DPRank, s)
+		t.changed(r.RankName, s)
 	}
 }
 

@@ -32,8 +32,8 @@ type Tracker struct {
 
 // NewTracker returns an empty Tracker.
 func NewTracker(sink Sink) Tracker {
-	t := newTracker(sink)
-	t.gaveUp, t.count = func(uint64, uint32) {}, func(string, int) {}
+	t := newTracker(func(r RankName, ev indexer.Event) { sink(r.WorkerID, r.DPRank, ev) })
+	t.gaveUp, t.count = func(RankName) {}, func(string, int) {}
 	return Tracker{t, func(uint64) bool { return true }}
 }
 
@@ -167,9 +167,11 @@ func (t Tracker) Seed(seed uint64) Tracker {
 	t.t.repairs.rng = rand.New(rand.NewPCG(seed, 9))
 	return t
 }
-func (t Tracker) Count(count func(string, int))               { t.t.count = count }
-func (t Tracker) Changed(changed func(uint64, uint32, State)) { t.t.changed = changed }
-func (t Tracker) Asked() int                                  { return len(t.t.repairs.asked) }
+func (t Tracker) Count(count func(string, int)) { t.t.count = count }
+func (t Tracker) Changed(changed func(uint64, uint32, State)) {
+	t.t.changed = func(r RankName, s State) { changed(r.WorkerID, r.DPRank, s) }
+}
+func (t Tracker) Asked() int { return len(t.t.repairs.asked) }
 
 // Load restores the state that an earlier process saved of a worker.
 func (t Tracker) Load(now time.Time, w SnapshotWorker, c Cursor) {

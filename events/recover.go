@@ -432,7 +432,7 @@ func (t *tracker) giveUp(now time.Time, r *rank) {
 		}
 	}
 	t.count("given_up", 1)
-	t.gaveUp(r.WorkerID, r.DPRank)
+	t.gaveUp(r.RankName)
 	t.miss(now, r, StateSuspect)
 	t.planRereading(now, r)
 }

@@ -94,7 +94,7 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 	}
 	for _, r := range t.ranksOf(id) {
 		if t.report(r); !registered && r.reported != StateOK {
-			t.changed(id, r.DPRank, r.reported) // an unknown worker's state was not kept
+			t.changed(r.RankName, r.reported) // an unknown worker's state was not kept
 		}
 	}
 	if t.stalled && src.Feed == FeedDurable {

@@ -90,8 +90,8 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 		answers: make(map[uint64]*collected), repairing: make(chan struct{}, 1),
 	}
 	s.delivered.L = &s.mu
-	s.tracker = newTracker(func(worker uint64, rank uint32, ev indexer.Event) {
-		s.queue = append(s.queue, delivery{worker: worker, rank: rank, ev: ev})
+	s.tracker = newTracker(func(r RankName, ev indexer.Event) {
+		s.queue = append(s.queue, delivery{RankName: r, ev: ev})
 		s.queuedBlocks += len(ev.Blocks)
 	})
 	var err error
@@ -99,15 +99,15 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 		return nil, err
 	}
 	s.tracker.count = s.metrics.happened
-	s.tracker.gaveUp = func(worker uint64, rank uint32) {
+	s.tracker.gaveUp = func(r RankName) {
 		s.laterLocked(func() {
 			s.conf.Log.Warn("the missing events of a worker could not be requested; its known blocks stay and may be wrong",
-				"worker", worker, "dp_rank", rank)
+				"worker", r.WorkerID, "dp_rank", r.DPRank)
 		})
 	}
 	if conf.Changed != nil {
-		s.tracker.changed = func(worker uint64, rank uint32, state State) {
-			s.laterLocked(func() { conf.Changed(worker, rank, state) })
+		s.tracker.changed = func(r RankName, state State) {
+			s.laterLocked(func() { conf.Changed(r.WorkerID, r.DPRank, state) })
 		}
 	}
 	return s, nil
