@@ -214,7 +214,11 @@ func (r *syncReader) data(data []byte) (rest []byte, err error) {
 	e := &r.e
 	if msgp.NextType(data) == msgp.StrType {
 		kind, rest, err := msgp.ReadStringZC(data)
-		e.Kind = router.ChangeKind(max(0, slices.Index(changeNames[:], string(kind))))
+		for k, name := range changeNames {
+			if name != "" && string(kind) == name {
+				e.Kind = router.ChangeKind(k)
+			}
+		}
 		return rest, err
 	}
 	var added, moved bool

@@ -5,6 +5,7 @@ package msgpack
 import (
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/tinylib/msgp/msgp"
 )
@@ -35,7 +36,7 @@ func ReadFields(data []byte, fields []Field) (rest []byte, err error) {
 	})
 	for i := range fields {
 		if f := &fields[i]; f.Required && err == nil {
-			err = fmt.Errorf("%w: no %s", ErrShape, f.Key)
+			err = fmt.Errorf("%w: no %s", ErrShape, strings.Clone(f.Key)) // a copy, so that fields need no heap
 		}
 	}
 	return rest, err
