@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package meter makes metrics with string attributes, and the default log. docs/metrics.md lists all metrics with
+// Package meter makes metrics with string attributes. docs/metrics.md lists all metrics with
 // their attributes.
 package meter
 
