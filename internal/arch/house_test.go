@@ -42,7 +42,7 @@ var tokenLimits = map[string]int{
 	"extproc":            15326,
 	"fleet":              17732,
 	"indexer":            26169,
-	"internal/bus":       2072,
+	"internal/bus":       2234,
 	"internal/engine":    711,
 	"internal/jsonscan":  1793,
 	"internal/meter":     975,
