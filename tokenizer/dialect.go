@@ -40,25 +40,36 @@ type item struct {
 	chars string // in (?i: the letters that it matches, in lower case
 }
 
-func translate(expr string) (string, error) {
+func translate(expr string) (translated string, err error) {
 	if !utf8.ValidString(expr) {
 		return "", errors.New("not UTF-8")
 	}
+	defer func() {
+		switch e := recover().(type) {
+		case nil:
+		case refusal:
+			err = e.error
+		default:
+			panic(e)
+		}
+	}()
 	d := &dialect{expr: expr, tables: map[string][]runeRange{}}
-	empty, err := d.alternatives()
+	empty := d.alternatives()
 	switch {
-	case err != nil:
-		return "", err
 	case d.i < len(expr):
-		return "", d.refuse(d.i, "a ) too many")
+		d.refuse(d.i, "a ) too many")
 	case empty:
-		return "", d.refuse(0, "a match of the empty text")
+		d.refuse(0, "a match of the empty text")
 	}
 	return d.out.String(), nil
 }
 
-func (d *dialect) refuse(at int, what string) error {
-	return fmt.Errorf("at %d: %s cannot be done exactly", at, what)
+// refusal is the panic value that ends the translation of an expression.
+type refusal struct{ error }
+
+// refuse ends the translation. It never returns.
+func (d *dialect) refuse(at int, what string) {
+	panic(refusal{fmt.Errorf("at %d: %s cannot be done exactly", at, what)})
 }
 
 func (d *dialect) has(s string) bool { return strings.HasPrefix(d.expr[d.i:], s) }
@@ -73,43 +84,35 @@ func (d *dialect) take(s string) bool {
 }
 
 // alternatives translates up to a ) or the end. It reports whether the part can match the empty text.
-func (d *dialect) alternatives() (empty bool, err error) {
+func (d *dialect) alternatives() (empty bool) {
 	for {
-		e, err := d.sequence()
-		if err != nil {
-			return false, err
-		}
-		empty = empty || e
+		empty = d.sequence() || empty
 		if !d.take("|") {
-			return empty, nil
+			return empty
 		}
 		d.out.WriteByte('|')
 	}
 }
 
-func (d *dialect) sequence() (empty bool, err error) {
+// sequence translates up to a |, a ) or the end. It reports whether the part can match the empty text.
+func (d *dialect) sequence() (empty bool) {
 	empty = true
 	var last item
 	for d.i < len(d.expr) && !d.has("|") && !d.has(")") {
 		at := d.i
-		x, err := d.item()
-		if err != nil {
-			return false, err
-		}
+		x := d.item()
 		// Oniguruma takes some pairs of letters for one character: ss for ß.
 		if x.fold && last.fold || joins(last.chars, x.chars) {
-			return false, d.refuse(at, "(?i: with letters that are together one character")
+			d.refuse(at, "(?i: with letters that are together one character")
 		}
-		if err := d.quantifier(&x); err != nil {
-			return false, err
-		}
+		d.quantifier(&x)
 		empty = empty && x.empty
 		last = x
 		if d.out.Len() > maxKnown {
-			return false, d.refuse(at, "an expression as large as this")
+			d.refuse(at, "an expression as large as this")
 		}
 	}
-	return empty, nil
+	return empty
 }
 
 // joins reports whether a letter of a and a letter of b are the beginning of the full case
@@ -123,9 +126,9 @@ func joins(a, b string) bool {
 	return false
 }
 
-func (d *dialect) quantifier(x *item) error {
+func (d *dialect) quantifier(x *item) {
 	if d.i == len(d.expr) {
-		return nil
+		return
 	}
 	at := d.i
 	low, exact := 0, false
@@ -138,44 +141,43 @@ func (d *dialect) quantifier(x *item) error {
 	case '{':
 		end := strings.IndexByte(d.expr[d.i:], '}')
 		if end < 0 {
-			return d.refuse(at, "{")
+			d.refuse(at, "{")
 		}
 		a, b, two := strings.Cut(d.expr[d.i+1:d.i+end], ",")
 		n, err := strconv.ParseUint(a, 10, 10)
 		if err != nil {
-			return d.refuse(at, d.expr[at:at+end+1])
+			d.refuse(at, d.expr[at:at+end+1])
 		}
 		if b != "" {
 			if m, err := strconv.ParseUint(b, 10, 10); err != nil || m < n || m == 0 {
-				return d.refuse(at, d.expr[at:at+end+1])
+				d.refuse(at, d.expr[at:at+end+1])
 			}
 		}
 		d.i += end + 1
 		low, exact = int(n), !two
 		if exact && n == 0 {
-			return d.refuse(at, "{0}")
+			d.refuse(at, "{0}")
 		}
 	default:
-		return nil
+		return
 	}
 	switch {
 	case x.empty:
-		return d.refuse(at, "to repeat what can match nothing")
+		d.refuse(at, "to repeat what can match nothing")
 	case d.fold, x.fold && d.expr[at:d.i] != "?":
-		return d.refuse(at, "to repeat in (?i:")
+		d.refuse(at, "to repeat in (?i:")
 	case exact && d.has("?"):
-		return d.refuse(at, "{n}?")
+		d.refuse(at, "{n}?")
 	}
 	d.take("?")
 	if d.i < len(d.expr) && strings.IndexByte("*+?{", d.expr[d.i]) >= 0 {
-		return d.refuse(d.i, "a possessive or second quantifier")
+		d.refuse(d.i, "a possessive or second quantifier")
 	}
 	d.out.WriteString(d.expr[at:d.i])
 	x.empty = low == 0
-	return nil
 }
 
-func (d *dialect) item() (item, error) {
+func (d *dialect) item() item {
 	at := d.i
 	switch c := d.expr[d.i]; c {
 	case '(':
@@ -184,22 +186,18 @@ func (d *dialect) item() (item, error) {
 		return d.class()
 	case '.':
 		if d.fold {
-			return item{}, d.refuse(at, ". in (?i:")
+			d.refuse(at, ". in (?i:")
 		}
 		d.i++
 		d.out.WriteString(`[^\x0a]`)
-		return item{}, nil
+		return item{}
 	case '^', '$', '*', '+', '?', '{', '}', ']':
-		return item{}, d.refuse(at, string(c)+" here")
+		d.refuse(at, string(c)+" here")
 	}
-	set, err := d.one()
-	if err != nil {
-		return item{}, err
-	}
-	return d.write(at, set, false)
+	return d.write(at, d.one(), false)
 }
 
-func (d *dialect) group() (item, error) {
+func (d *dialect) group() item {
 	at := d.i
 	open := ""
 	for _, s := range []string{"(?:", "(?>", "(?=", "(?!", "(?i:", "("} {
@@ -210,11 +208,11 @@ func (d *dialect) group() (item, error) {
 	}
 	switch {
 	case open == "(" && (d.has("?") || d.has("*")):
-		return item{}, d.refuse(at, d.expr[at:min(at+4, len(d.expr))])
+		d.refuse(at, d.expr[at:min(at+4, len(d.expr))])
 	case d.fold:
-		return item{}, d.refuse(at, "a group in (?i:")
+		d.refuse(at, "a group in (?i:")
 	case d.depth == maxDepth:
-		return item{}, d.refuse(at, "a group as deep as this")
+		d.refuse(at, "a group as deep as this")
 	}
 	fold := open == "(?i:"
 	if fold || open == "(" {
@@ -224,21 +222,18 @@ func (d *dialect) group() (item, error) {
 	}
 	d.depth++
 	d.fold = fold
-	empty, err := d.alternatives()
+	empty := d.alternatives()
 	d.fold = false
 	d.depth--
-	if err != nil {
-		return item{}, err
-	}
 	if !d.take(")") {
-		return item{}, d.refuse(at, "( without )")
+		d.refuse(at, "( without )")
 	}
 	d.out.WriteByte(')')
-	return item{empty: empty || open == "(?=" || open == "(?!", fold: fold}, nil
+	return item{empty: empty || open == "(?=" || open == "(?!", fold: fold}
 }
 
 // class reads what stands in brackets: characters, ranges and escapes.
-func (d *dialect) class() (item, error) {
+func (d *dialect) class() item {
 	open := d.i
 	d.i++
 	not := d.take("^")
@@ -248,18 +243,18 @@ func (d *dialect) class() (item, error) {
 		at := d.i
 		switch {
 		case at == len(d.expr):
-			return item{}, d.refuse(open, "[ without ]")
+			d.refuse(open, "[ without ]")
 		case d.has("]") && first:
-			return item{}, d.refuse(at, "] as the first in brackets")
+			d.refuse(at, "] as the first in brackets")
 		case d.take("]"):
 			if halves[0] != halves[1] {
-				return item{}, d.refuse(open, `one of \p{Lm} and \p{Lo}`)
+				d.refuse(open, `one of \p{Lm} and \p{Lo}`)
 			}
 			return d.write(open, set, not)
 		case d.has("["), d.has("--"), d.has("~~"), d.has("&&"):
-			return item{}, d.refuse(at, d.expr[at:at+1]+" in brackets")
+			d.refuse(at, d.expr[at:at+1]+" in brackets")
 		case d.has("-") && !first && !d.has("-]"):
-			return item{}, d.refuse(at, "- between these")
+			d.refuse(at, "- between these")
 		case d.take(`\p{Lm}`):
 			halves[0] = true
 			set = append(set, d.table("LmLo")...)
@@ -268,21 +263,15 @@ func (d *dialect) class() (item, error) {
 			halves[1] = true
 			continue
 		}
-		one, err := d.one()
-		if err != nil {
-			return item{}, err
-		}
+		one := d.one()
 		if d.has("-") && !d.has("-]") {
 			d.i++
 			if d.i == len(d.expr) || d.has("[") || d.has("-") || d.has("&&") {
-				return item{}, d.refuse(at, "this range")
+				d.refuse(at, "this range")
 			}
-			to, err := d.one()
-			if err != nil {
-				return item{}, err
-			}
+			to := d.one()
 			if !single(one) || !single(to) || one[0].lo > to[0].lo {
-				return item{}, d.refuse(at, "this range")
+				d.refuse(at, "this range")
 			}
 			one = []runeRange{{one[0].lo, to[0].lo}}
 		}
@@ -291,15 +280,15 @@ func (d *dialect) class() (item, error) {
 }
 
 // one reads a character or an escape and returns the code points that it matches.
-func (d *dialect) one() ([]runeRange, error) {
+func (d *dialect) one() []runeRange {
 	at := d.i
 	r, n := utf8.DecodeRuneInString(d.expr[d.i:])
 	d.i += n
 	if r != '\\' {
-		return []runeRange{{r, r}}, nil
+		return []runeRange{{r, r}}
 	}
 	if d.i == len(d.expr) {
-		return nil, d.refuse(at, `\ at the end`)
+		d.refuse(at, `\ at the end`)
 	}
 	c := d.expr[d.i]
 	d.i++
@@ -309,47 +298,46 @@ func (d *dialect) one() ([]runeRange, error) {
 	case strings.IndexByte(`\.+*?()[]{}|^$-/&~#"!,:;=@% `, c) >= 0:
 		r = rune(c)
 	case c == 's':
-		return d.table("s"), nil
+		return d.table("s")
 	case c == 'S':
-		return complement(d.table("s")), nil
+		return complement(d.table("s"))
 	case c == 'u' && d.i+4 <= len(d.expr):
 		n, err := strconv.ParseUint(d.expr[d.i:d.i+4], 16, 16)
 		if err != nil || !utf8.ValidRune(rune(n)) {
-			return nil, d.refuse(at, `\u`)
+			d.refuse(at, `\u`)
 		}
 		d.i += 4
 		r = rune(n)
 	case c == 'p' || c == 'P':
 		end := strings.IndexByte(d.expr[d.i:], '}')
 		if !d.has("{") || end < 0 {
-			return nil, d.refuse(at, `\p without {…}`)
+			d.refuse(at, `\p without {…}`)
 		}
 		name := d.expr[d.i+1 : d.i+end]
 		d.i += end + 1
 		if !slices.Contains([]string{"L", "N", "M", "P", "S", "Lu", "Ll", "Lt", "Han"}, name) {
-			return nil, d.refuse(at, d.expr[at:d.i])
+			d.refuse(at, d.expr[at:d.i])
 		}
 		if c == 'P' {
-			return complement(d.table(name)), nil
+			return complement(d.table(name))
 		}
-		return d.table(name), nil
+		return d.table(name)
 	default:
 		_, n := utf8.DecodeRuneInString(d.expr[at+1:])
-		return nil, d.refuse(at, d.expr[at:at+1+n])
+		d.refuse(at, d.expr[at:at+1+n])
 	}
-	return []runeRange{{r, r}}, nil
+	return []runeRange{{r, r}}
 }
 
 // write writes a set of code points. In (?i: it adds the other cases of the characters.
-func (d *dialect) write(at int, set []runeRange, not bool) (item, error) {
-	var x item
+func (d *dialect) write(at int, set []runeRange, not bool) (x item) {
 	if d.fold {
 		if not {
-			return x, d.refuse(at, "[^ in (?i:")
+			d.refuse(at, "[^ in (?i:")
 		}
 		for _, c := range slices.Clone(set) {
 			if c.lo != c.hi || c.lo >= utf8.RuneSelf {
-				return x, d.refuse(at, "more than a character of ASCII in (?i:")
+				d.refuse(at, "more than a character of ASCII in (?i:")
 			}
 			lower := unicode.ToLower(c.lo)
 			x.chars += string(lower)
@@ -370,7 +358,7 @@ func (d *dialect) write(at int, set []runeRange, not bool) (item, error) {
 		}
 	}
 	d.out.WriteByte(']')
-	return x, nil
+	return x
 }
 
 // named maps the names of classes in \p{…}, and s for \s, to the bits of a table: of hanClasses
