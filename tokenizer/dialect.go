@@ -3,6 +3,7 @@
 package tokenizer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -139,21 +140,17 @@ func (d *dialect) quantifier(x *item) {
 			low = 1
 		}
 	case '{':
-		end := strings.IndexByte(d.expr[d.i:], '}')
-		if end < 0 {
+		counts, _, closed := strings.Cut(d.expr[d.i:], "}")
+		if !closed {
 			d.refuse(at, "{")
 		}
-		a, b, two := strings.Cut(d.expr[d.i+1:d.i+end], ",")
+		d.i += len(counts) + 1
+		a, b, two := strings.Cut(counts[1:], ",")
 		n, err := strconv.ParseUint(a, 10, 10)
-		if err != nil {
-			d.refuse(at, d.expr[at:at+end+1])
+		m, err2 := strconv.ParseUint(cmp.Or(b, a), 10, 10)
+		if err != nil || err2 != nil || m < n || b != "" && m == 0 {
+			d.refuse(at, d.expr[at:d.i])
 		}
-		if b != "" {
-			if m, err := strconv.ParseUint(b, 10, 10); err != nil || m < n || m == 0 {
-				d.refuse(at, d.expr[at:at+end+1])
-			}
-		}
-		d.i += end + 1
 		low, exact = int(n), !two
 		if exact && n == 0 {
 			d.refuse(at, "{0}")
@@ -309,12 +306,12 @@ func (d *dialect) one() []runeRange {
 		d.i += 4
 		r = rune(n)
 	case c == 'p' || c == 'P':
-		end := strings.IndexByte(d.expr[d.i:], '}')
-		if !d.has("{") || end < 0 {
+		open := d.take("{")
+		name, _, closed := strings.Cut(d.expr[d.i:], "}")
+		if !open || !closed {
 			d.refuse(at, `\p without {…}`)
 		}
-		name := d.expr[d.i+1 : d.i+end]
-		d.i += end + 1
+		d.i += len(name) + 1
 		if !slices.Contains([]string{"L", "N", "M", "P", "S", "Lu", "Ll", "Lt", "Han"}, name) {
 			d.refuse(at, d.expr[at:d.i])
 		}
