@@ -84,22 +84,10 @@ func (f *finder) next(b *budget, s []byte, from int) (found, bool) {
 		}
 		m := found{i, end, a.id}
 		if a.lstrip {
-			for m.start > from {
-				r, n := utf8.DecodeLastRune(s[from:m.start])
-				if !unicode.IsSpace(r) {
-					break
-				}
-				m.start -= n
-			}
+			m.start = from + len(bytes.TrimRightFunc(s[from:m.start], unicode.IsSpace))
 		}
 		if a.rstrip {
-			for m.end < len(s) {
-				r, n := utf8.DecodeRune(s[m.end:])
-				if !unicode.IsSpace(r) {
-					break
-				}
-				m.end += n
-			}
+			m.end = len(s) - len(bytes.TrimLeftFunc(s[m.end:], unicode.IsSpace))
 		}
 		return m, true
 	}
