@@ -3,9 +3,13 @@
 package tokenizer
 
 import (
+	"bytes"
 	"fmt"
 	"sync"
+	"unicode"
 	"unicode/utf8"
+
+	"golang.org/x/text/unicode/rangetable"
 )
 
 // Classes of code points, as the patterns of pre-tokenizers name them. They are those of
@@ -26,15 +30,6 @@ const (
 type classRange struct {
 	lo, hi rune
 	class  uint8
-}
-
-// spaces are the 25 code points of \s.
-//
-//nolint:gochecknoglobals // a table
-var spaces = [...]rune{
-	'\t', '\n', '\v', '\f', '\r', ' ', 0x85, 0xa0, 0x1680,
-	0x2000, 0x2001, 0x2002, 0x2003, 0x2004, 0x2005, 0x2006, 0x2007, 0x2008, 0x2009, 0x200a,
-	0x2028, 0x2029, 0x202f, 0x205f, 0x3000,
 }
 
 // classTable gives the class of any code point in two steps: the number of its page of 256
@@ -114,9 +109,8 @@ func newClasses(edit func(all []uint8)) func() *classTable {
 		for _, r := range classRanges {
 			change(all, []classRange{r}, 0, r.class)
 		}
-		for _, c := range spaces {
-			all[c] |= classSpace
-		}
+		// No version of Unicode since 6.3 has changed White_Space.
+		rangetable.Visit(unicode.White_Space, func(c rune) { all[c] |= classSpace })
 		edit(all)
 		t := &classTable{}
 		copy(t.ascii[:], all)
@@ -132,12 +126,8 @@ func newClasses(edit func(all []uint8)) func() *classTable {
 			t.page[p] = n
 		}
 		for p := range t.three {
-			t.three[p] = all[p*64]
-			for _, c := range all[p*64 : p*64+64] {
-				if c != t.three[p] {
-					t.three[p] = 0
-					break
-				}
+			if block := all[p*64:][:64]; bytes.Count(block, block[:1]) == len(block) {
+				t.three[p] = block[0]
 			}
 		}
 		return t
