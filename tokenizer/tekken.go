@@ -240,7 +240,6 @@ func (t *Tokenizer) readTekkenSettings(s section) error {
 			Default *string
 			Values  []string
 		} `json:"reasoning_effort"`
-		Schema json.RawMessage `json:"json_schema"`
 	}
 	if err := s.unmarshal(&builder); err != nil {
 		return fmt.Errorf("model_settings_builder: %w", err)

@@ -4,6 +4,7 @@ package tokenizer
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -33,10 +34,7 @@ var published = map[string]Config{
 func loadRanks(fsys fs.FS, c Config) (*Tokenizer, error) {
 	var names []string
 	for _, glob := range []string{"*.tiktoken", "*.tiktoken.gz", "tiktoken.model"} {
-		found, err := fs.Glob(fsys, glob)
-		if err != nil {
-			return nil, fmt.Errorf("tokenizer: %w", err)
-		}
+		found, _ := fs.Glob(fsys, glob) // only a bad pattern is an error
 		names = append(names, found...)
 	}
 	if len(names) == 0 {
@@ -63,9 +61,7 @@ func loadRanks(fsys fs.FS, c Config) (*Tokenizer, error) {
 // completed returns c with the empty fields set from the file's name and tokenizer_config.json.
 func completed(fsys fs.FS, c Config, name string) (Config, error) {
 	known := published[name]
-	if c.Pattern == "" {
-		c.Pattern = known.Pattern
-	}
+	c.Pattern = cmp.Or(c.Pattern, known.Pattern)
 	var file struct {
 		Added   map[string]addedToken `json:"added_tokens_decoder"`
 		AutoMap map[string]any        `json:"auto_map"`
@@ -81,9 +77,7 @@ func completed(fsys fs.FS, c Config, name string) (Config, error) {
 	if c.Pattern == "" {
 		return c, fmt.Errorf("tokenizer: %s: %w: a rank file without a pattern", name, ErrUnsupported)
 	}
-	if p, ok := patterns[c.Pattern]; ok {
-		c.Pattern = p
-	}
+	c.Pattern = cmp.Or(patterns[c.Pattern], c.Pattern)
 	if c.Special != nil {
 		return c, nil
 	}
