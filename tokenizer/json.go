@@ -44,12 +44,10 @@ func (s section) sections() (sections, error) {
 		if err != nil {
 			return err
 		}
-		r.Peek()
-		start := r.At
-		if err := r.Skip(); err != nil {
+		if all[string(name)], err = r.section(); err != nil {
 			return err
 		}
-		if all[string(name)] = (section{r.In[start:r.At], r.Base + start}); len(all) > 1000 {
+		if len(all) > 1000 {
 			return r.Fail("too many keys")
 		}
 		return nil
@@ -74,12 +72,11 @@ func (s section) steps(list string) (all []section, err error) {
 	}
 	r := fields[list].reader()
 	err = r.List(func() error {
-		r.Peek()
-		start := r.At
-		if err := r.Skip(); err != nil {
+		step, err := r.section()
+		if err != nil {
 			return err
 		}
-		more, err := section{r.In[start:r.At], r.Base + start}.steps(list)
+		more, err := step.steps(list)
 		if all = append(all, more...); len(all) > maxDepth {
 			return fmt.Errorf("more than %d steps", maxDepth)
 		}
@@ -108,6 +105,12 @@ type reader struct {
 	buf []byte
 }
 
+// section reads a value.
+func (r *reader) section() (section, error) {
+	b, err := r.Value()
+	return section{b, r.Base + r.At - len(b)}, err
+}
+
 // text reads a string. The result is valid until the next call.
 func (r *reader) text() ([]byte, error) {
 	quoted, err := r.String()
@@ -130,17 +133,16 @@ func (r *reader) unquoted(quoted []byte) ([]byte, error) {
 
 // id reads a token id: a number without sign or fraction.
 func (r *reader) id() (uint32, error) {
-	r.Peek()
-	start := r.At
-	if r.At == len(r.In) || r.In[r.At] < '0' || r.In[r.At] > '9' {
+	if c := r.Peek(); c < '0' || c > '9' {
 		return 0, r.Fail("want a token id")
 	}
-	if err := r.Skip(); err != nil {
+	digits, err := r.Value()
+	if err != nil {
 		return 0, err
 	}
-	n, err := strconv.ParseUint(string(r.In[start:r.At]), 10, 32)
+	n, err := strconv.ParseUint(string(digits), 10, 32)
 	if err != nil {
-		r.At = start
+		r.At -= len(digits)
 		return 0, r.Fail("want a token id")
 	}
 	return uint32(n), nil

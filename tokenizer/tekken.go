@@ -158,9 +158,8 @@ func readTekkenVocab(s section, v *vocab, count, shift int) error {
 	n := 0
 	r := s.reader()
 	err := r.List(func() error {
-		r.Peek()
-		at := r.At
-		if err := r.Skip(); err != nil || n == count {
+		token, err := r.Value()
+		if err != nil || n == count {
 			return err
 		}
 		x := struct {
@@ -168,7 +167,7 @@ func readTekkenVocab(s section, v *vocab, count, shift int) error {
 			Bytes []byte `json:"token_bytes"` // in base64
 		}{Rank: -1}
 		wrong := ""
-		switch err := json.Unmarshal(r.In[at:r.At], &x); {
+		switch err := json.Unmarshal(token, &x); {
 		case err != nil:
 			wrong = err.Error()
 		case x.Rank != n:
@@ -179,7 +178,7 @@ func readTekkenVocab(s section, v *vocab, count, shift int) error {
 			wrong = fmt.Sprintf("token %d is there twice", n)
 		}
 		if wrong != "" {
-			r.At = at
+			r.At -= len(token)
 			return r.Fail(wrong)
 		}
 		v.put(string(x.Bytes), uint32(n+shift), true)

@@ -82,6 +82,14 @@ func (s *Scanner) Skip() error {
 	return s.Fail("want a value")
 }
 
+// Value reads one value of any type and returns its text, without white space around it.
+func (s *Scanner) Value() ([]byte, error) {
+	s.Peek()
+	start := s.At
+	err := s.Skip()
+	return s.In[start:s.At:s.At], err
+}
+
 // Object reads an object. It calls member with each name, in quotes as [Scanner.String] returns it, and
 // member must read the value. A nil member skips all values.
 func (s *Scanner) Object(member func(name []byte) error) error {

@@ -67,15 +67,11 @@ func readObject(s *jsonscan.Scanner, take func(name []byte, v value)) error {
 
 // readValue reads the next value.
 func readValue(s *jsonscan.Scanner) (value, error) {
-	s.Peek()
-	start := s.At
-	if err := s.Skip(); err != nil {
+	v, err := s.Value()
+	if err != nil || v[0] == 'n' { // null
 		return nil, err
 	}
-	if s.In[start] == 'n' { // null
-		return nil, nil
-	}
-	return s.In[start:s.At:s.At], nil
+	return v, nil
 }
 
 // filled reports whether v is a list that is not empty.

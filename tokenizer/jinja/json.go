@@ -118,11 +118,11 @@ func (p *jsonReader) word() (Value, error) {
 			return v, nil
 		}
 	}
-	start := p.scan.At
-	if err := p.scan.Skip(); err != nil {
+	number, err := p.scan.Value()
+	if err != nil {
 		return Value{}, err
 	}
-	text := string(p.scan.In[start:p.scan.At])
+	text := string(number)
 	if strings.ContainsAny(text, ".eE") {
 		f, _ := strconv.ParseFloat(text, 64) // out of range is infinite, as in Python
 		return Float(f), nil
