@@ -194,15 +194,7 @@ func (r *renderer) appendJSON(dst []byte, v Value, style *jsonStyle, level int) 
 	case kindInt, kindBig:
 		return r.appendRepr(dst, v)
 	case kindFloat:
-		switch f := v.float(); {
-		case math.IsNaN(f):
-			return append(dst, "NaN"...)
-		case math.IsInf(f, 1):
-			return append(dst, "Infinity"...)
-		case math.IsInf(f, -1):
-			return append(dst, "-Infinity"...)
-		}
-		return appendFloat(dst, v.float())
+		return appendFloat(dst, v.float(), "NaN", "Infinity")
 	case kindString, kindSafe:
 		r.tick(1 + len(v.str)/stringStep)
 		r.fits(len(dst) + len(v.str))

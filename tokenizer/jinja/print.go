@@ -56,7 +56,7 @@ func (r *renderer) appendRepr(dst []byte, v Value) []byte {
 	case kindBig:
 		return append(dst, v.str...)
 	case kindFloat:
-		return appendFloat(dst, v.float())
+		return appendFloat(dst, v.float(), "nan", "inf")
 	case kindString:
 		r.tick(len(v.str) / stringStep)
 		return appendQuoted(dst, v.str)
@@ -121,15 +121,15 @@ func (r *renderer) appendItems(dst []byte, v Value) []byte {
 }
 
 // appendFloat appends Python's repr of a float: the fewest digits that give the same
-// number, with an exponent below 1e-4 and from 1e16 on.
-func appendFloat(dst []byte, f float64) []byte {
+// number, with an exponent below 1e-4 and from 1e16 on. nan and infinity are the names of the other values.
+func appendFloat(dst []byte, f float64, nan, infinity string) []byte {
 	switch {
 	case math.IsNaN(f):
-		return append(dst, "nan"...)
+		return append(dst, nan...)
 	case math.IsInf(f, 1):
-		return append(dst, "inf"...)
+		return append(dst, infinity...)
 	case math.IsInf(f, -1):
-		return append(dst, "-inf"...)
+		return append(append(dst, '-'), infinity...)
 	}
 	if a := math.Abs(f); f != 0 && (a < 1e-4 || a >= 1e16) {
 		return strconv.AppendFloat(dst, f, 'e', -1, 64)
