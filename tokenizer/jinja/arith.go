@@ -5,6 +5,7 @@ package jinja
 import (
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -94,11 +95,17 @@ func (r *renderer) repeated(v Value, n int64) Value {
 
 // toFloat converts a number as Python does.
 func toFloat(v Value) float64 {
-	f := v.number()
-	if v.kind == kindBig && math.IsInf(f, 0) {
-		raise(OverflowError, "int too large to convert to float")
+	switch v.kind {
+	case kindFloat:
+		return v.float()
+	case kindBig:
+		f, err := strconv.ParseFloat(v.str, 64)
+		if err != nil {
+			raise(OverflowError, "int too large to convert to float")
+		}
+		return f
 	}
-	return f
+	return float64(v.int())
 }
 
 func floats(op string, x, y float64) Value {
@@ -171,14 +178,10 @@ func (r *renderer) sign(op string, v Value) Value {
 	switch {
 	case !v.isNumber():
 		raise(TypeError, "bad operand type for unary %s: '%s'", op, v.typeName())
-	case v.kind == kindBig && op == "-":
-		panic(tooLarge())
-	case v.kind == kindFloat && op == "-":
+	case op == "+" && v.kind != kindBool:
+		return v
+	case v.kind == kindFloat:
 		return Float(-v.float())
-	case v.isInt() && op == "-":
-		return integers("-", Int(0), v)
-	case v.kind == kindBool:
-		return Int(v.int())
 	}
-	return v
+	return integers(op, Int(0), v)
 }

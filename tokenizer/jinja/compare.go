@@ -163,9 +163,6 @@ func (r *renderer) hashable(v Value) {
 
 // lookup returns the value of a key.
 func (r *renderer) lookup(d *Dict, key Value) (Value, bool) {
-	if key.isString() {
-		return d.Get(key.str)
-	}
 	r.hashable(key)
 	if i := r.findKey(d, key); i >= 0 {
 		return d.values[i], true

@@ -19,8 +19,6 @@ const (
 	RuntimeError   Kind = "TemplateRuntimeError"
 	SyntaxError    Kind = "TemplateSyntaxError"
 	ZeroDivision   Kind = "ZeroDivisionError"
-	KeyError       Kind = "KeyError"
-	IndexError     Kind = "IndexError"
 	AttributeError Kind = "AttributeError"
 	FilterError    Kind = "FilterArgumentError"
 

@@ -200,18 +200,6 @@ func (v Value) isNumber() bool   { return v.isInt() || v.kind == kindFloat || v.
 // withText returns a string of the same kind as v.
 func (v Value) withText(s string) Value { return Value{kind: v.kind, str: s} }
 
-// number returns a number as a float.
-func (v Value) number() float64 {
-	switch v.kind {
-	case kindFloat:
-		return v.float()
-	case kindBig:
-		f, _ := strconv.ParseFloat(v.str, 64) // digits only; out of range is infinite
-		return f
-	}
-	return float64(v.int())
-}
-
 // Truth reports whether Python counts v as true.
 func (v Value) Truth() bool {
 	switch v.kind {
