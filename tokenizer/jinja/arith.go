@@ -36,7 +36,7 @@ func (r *renderer) safe(v Value) Value {
 	}
 	s := r.text(v)
 	r.made(len(s))
-	escaped := escape(s)
+	escaped := escaper.Replace(s)
 	r.hold(2 * len(escaped))
 	return Value{kind: kindSafe, str: escaped}
 }

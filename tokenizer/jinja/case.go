@@ -35,15 +35,7 @@ func lower(s string) string {
 // capitalized makes the first character a capital and the others small.
 func capitalized(s string) string {
 	_, n := utf8.DecodeRuneInString(s)
-	return titleCase(s[:n]) + lower(s)[len(lower(s[:n])):]
-}
-
-// titleCase is the title form of one character.
-func titleCase(c string) string {
-	if isASCII(c) {
-		return strings.ToUpper(c)
-	}
-	return cases.Title(language.Und).String(c)
+	return cases.Title(language.Und).String(s[:n]) + lower(s)[len(lower(s[:n])):]
 }
 
 // titled is str.title: the first of each run of letters becomes a capital.
@@ -74,10 +66,10 @@ func words(s string, ends func(rune) bool, change func(string) string) string {
 	return b.String()
 }
 
-func isLowercase(c rune) bool { return unicode.IsLower(c) || unicode.Is(unicode.Other_Lowercase, c) }
-
-func isUppercase(c rune) bool { return unicode.IsUpper(c) || unicode.Is(unicode.Other_Uppercase, c) }
-func isCased(c rune) bool     { return isLowercase(c) || isUppercase(c) || unicode.IsTitle(c) }
+// isCased reports whether Unicode counts c as a letter with a case.
+func isCased(c rune) bool {
+	return unicode.In(c, unicode.Lower, unicode.Other_Lowercase, unicode.Upper, unicode.Other_Uppercase, unicode.Title)
+}
 
 // isDigits is str.isdigit. Go's tables do not say which of the numbers in the category No are digits.
 func (r *renderer) isDigits(s string) bool {

@@ -113,7 +113,6 @@ func (a args) whole() {
 
 func stringMethods() map[string]*builtin {
 	all := map[string]*builtin{
-		"split": define("sep maxsplit", splitLeft), "rsplit": define("sep maxsplit", splitRight),
 		"replace": define("_! _! _", replaced), "join": define("_!", joinTexts),
 		"find": finding(strings.Index, false), "rfind": finding(strings.LastIndex, false),
 		"index":      finding(strings.Index, true),
@@ -132,6 +131,9 @@ func stringMethods() map[string]*builtin {
 	}
 	for name, sides := range map[string][2]bool{"strip": {true, true}, "lstrip": {true, false}, "rstrip": {false, true}} {
 		all[name] = define("_", func(r *renderer, v Value, a args) Value { return r.stripped(v, a, sides[0], sides[1]) })
+	}
+	for name, fromRight := range map[string]bool{"split": false, "rsplit": true} {
+		all[name] = define("sep maxsplit", func(r *renderer, v Value, a args) Value { return r.split(v, a, fromRight) })
 	}
 	for name, cut := range map[string]func(s, affix string) string{
 		"removeprefix": strings.TrimPrefix, "removesuffix": strings.TrimSuffix,
@@ -202,9 +204,6 @@ func finding(index func(s, x string) int, mustFind bool) *builtin {
 		return Int(-1)
 	})
 }
-
-func splitLeft(r *renderer, v Value, a args) Value  { return r.split(v, a, false) }
-func splitRight(r *renderer, v Value, a args) Value { return r.split(v, a, true) }
 
 // split cuts a string at a separator, or at runs of white space.
 func (r *renderer) split(v Value, a args, fromRight bool) Value {

@@ -27,16 +27,17 @@ func (r *renderer) repr(v Value) string {
 	return string(b)
 }
 
-// appendStr appends Python's str of a value.
-func (r *renderer) appendStr(dst []byte, v Value) []byte {
+// write writes Python's str of a value.
+func (r *renderer) write(v Value) {
 	switch v.kind {
 	case kindUndefined:
-		return dst
 	case kindString, kindSafe:
 		r.tick(len(v.str) / stringStep)
-		return append(dst, v.str...)
+		r.out = append(r.out, v.str...)
+	default:
+		r.out = r.appendRepr(r.out, v)
 	}
-	return r.appendRepr(dst, v)
+	r.checkOutput()
 }
 
 // appendRepr appends Python's repr of a value.

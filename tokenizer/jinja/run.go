@@ -97,12 +97,6 @@ func (r *renderer) sum(n *node, start int) Value {
 	return v
 }
 
-// write writes Python's str of a value.
-func (r *renderer) write(v Value) {
-	r.out = r.appendStr(r.out, v)
-	r.checkOutput()
-}
-
 // within runs a body in a scope of its own.
 func (r *renderer) within(s *scope, body []*node) jump {
 	r.frame = r.newFrame(s, r.frame)

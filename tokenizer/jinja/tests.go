@@ -2,6 +2,8 @@
 
 package jinja
 
+import "strings"
+
 // tests are the tests of Jinja2.
 func tests() map[string]*builtin {
 	all := map[string]*builtin{}
@@ -26,11 +28,11 @@ func tests() map[string]*builtin {
 	} {
 		add(name, "", func(_ *renderer, v Value, _ args) bool { return is(v) })
 	}
-	for op, names := range map[string][]string{
-		"==": {"==", "eq", "equalto"}, "!=": {"!=", "ne"}, "<": {"<", "lt", "lessthan"}, "<=": {"<=", "le"},
-		">": {">", "gt", "greaterthan"}, ">=": {">=", "ge"}, "in": {"in"},
+	for op, names := range map[string]string{
+		"==": "== eq equalto", "!=": "!= ne", "<": "< lt lessthan", "<=": "<= le", ">": "> gt greaterthan",
+		">=": ">= ge", "in": "in",
 	} {
-		for _, name := range names {
+		for name := range strings.FieldsSeq(names) {
 			add(name, "b!", func(r *renderer, v Value, a args) bool { return r.compareBy(op, v, a.values[0]) })
 		}
 	}

@@ -312,9 +312,8 @@ func (d *Dict) add(key, v Value) {
 	}
 }
 
-// escape replaces the characters that HTML gives a meaning, as markupsafe does.
-func escape(s string) string { return escaper.Replace(s) }
-
+// escaper replaces the characters that HTML gives a meaning, as markupsafe does.
+//
 //nolint:gochecknoglobals // a table
 var escaper = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", "'", "&#39;", `"`, "&#34;")
 
