@@ -34,37 +34,31 @@ type Files struct {
 // error names the file.
 func LoadFiles(read func(name string) ([]byte, error)) (*Files, error) {
 	f := &Files{Templates: map[string]string{}, Special: map[string]string{}}
-	for _, name := range []string{"special_tokens_map.json", "tokenizer_config.json"} {
-		b, err := optional(read, name)
+	config := struct {
+		ModelType *string `json:"model_type"`
+	}{&f.ModelType}
+	for _, file := range []struct {
+		name string
+		use  func(b []byte) error
+	}{
+		{"special_tokens_map.json", f.readConfig},
+		{"tokenizer_config.json", f.readConfig},
+		{"config.json", func(b []byte) error { return json.Unmarshal(b, &config) }},
+		{"chat_template.jinja", func(b []byte) error {
+			f.Templates["default"] = string(b)
+			return nil
+		}},
+	} {
+		b, err := read(file.name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
-		if b == nil {
-			continue
+		if err := file.use(b); err != nil {
+			return nil, fmt.Errorf("chat: %s: %w", file.name, err)
 		}
-		if err := f.readConfig(b); err != nil {
-			return nil, fmt.Errorf("chat: %s: %w", name, err)
-		}
-	}
-	b, err := optional(read, "config.json")
-	if err != nil {
-		return nil, err
-	}
-	if b != nil {
-		var config struct {
-			ModelType string `json:"model_type"`
-		}
-		if err := json.Unmarshal(b, &config); err != nil {
-			return nil, fmt.Errorf("chat: config.json: %w", err)
-		}
-		f.ModelType = config.ModelType
-	}
-	b, err = optional(read, "chat_template.jinja")
-	if err != nil {
-		return nil, err
-	}
-	if b != nil {
-		f.Templates["default"] = string(b)
 	}
 	return f, nil
 }
@@ -74,14 +68,6 @@ func (f *Files) id(text string) (uint32, bool) {
 		return NoID, false
 	}
 	return f.ID(text)
-}
-
-func optional(read func(name string) ([]byte, error), name string) ([]byte, error) {
-	b, err := read(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return b, err
 }
 
 // tokenNames are the fields of tokenizer_config.json with special tokens.
