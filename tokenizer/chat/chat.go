@@ -167,7 +167,7 @@ func Completion(q Request) (Text, error) {
 		return Text{}, fmt.Errorf("chat: prompt: %w", err)
 	}
 	list := v.Items()
-	if list == nil && !v.IsList() {
+	if !v.IsList() {
 		list = []jinja.Value{v}
 	}
 	t := Text{Kept: Kept(q.TruncatePromptTokens), Others: OtherBytes(q.Prompt)}

@@ -39,7 +39,7 @@ func (f *Files) speaksHarmony() bool {
 	})
 }
 
-func newHarmony(f *Files) (*harmony, error) {
+func newHarmony(f *Files) (harmony, error) {
 	h := harmony{}
 	for _, text := range harmonyTokens[:5] {
 		id, ok := f.id(text)
@@ -48,7 +48,7 @@ func newHarmony(f *Files) (*harmony, error) {
 		}
 		h[text] = id
 	}
-	return &h, nil
+	return h, nil
 }
 
 // harmonyMessage is one message of a prompt.
@@ -60,7 +60,7 @@ type harmonyMessage struct {
 	texts     []string
 }
 
-func (h *harmony) render(c *conversation) Text {
+func (h harmony) render(c *conversation) Text {
 	list := c.checked()
 	effort := c.effort("low", "medium", "high") // the engine refuses the API's other ones
 	effort = cmp.Or(effort, "medium")
@@ -171,7 +171,7 @@ func harmonyAnswer(dst []harmonyMessage, m jinja.Value) []harmonyMessage {
 }
 
 // write returns the text of the messages and the beginning of the answer.
-func (h *harmony) write(messages []harmonyMessage) []byte {
+func (h harmony) write(messages []harmonyMessage) []byte {
 	size := 64
 	for _, m := range messages {
 		size += 64
@@ -179,7 +179,7 @@ func (h *harmony) write(messages []harmonyMessage) []byte {
 			size += len(t) + markSize
 		}
 	}
-	w := marked{b: make([]byte, 0, size), ids: *h}
+	w := marked{b: make([]byte, 0, size), ids: h}
 	for _, m := range messages {
 		w.control("<|start|>")
 		isCall := m.author == "assistant" && m.recipient != ""

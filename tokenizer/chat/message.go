@@ -82,10 +82,7 @@ func (c *conversation) readMessages() {
 // role system. If there are any, and a message of either role is not the first message, it
 // replaces all messages of both roles by one system message in front.
 func (c *conversation) mergeDevelopers() {
-	isDeveloper := func(m jinja.Value) bool {
-		role := textAt(m, "role")
-		return role == "developer"
-	}
+	isDeveloper := func(m jinja.Value) bool { return textAt(m, "role") == "developer" }
 	if !slices.ContainsFunc(c.messages, isDeveloper) {
 		return
 	}
@@ -288,7 +285,7 @@ func (c *conversation) content(v jinja.Value, role string, last bool) jinja.Valu
 		}
 		return c.contentOf(tag)
 	}
-	if v.Items() == nil && !v.IsList() {
+	if !v.IsList() {
 		refuse("content is neither a string nor a list")
 	}
 	var texts []string

@@ -38,17 +38,14 @@ type mistral struct {
 	tokens  map[string]uint32 // ids of the control tokens that the version has
 }
 
-// mistralTokens are the control tokens, each with the first version that has it.
+// mistralTokens are the control tokens, by the first version that has them.
 //
 //nolint:gochecknoglobals // a table
-var mistralTokens = map[string]int{
-	"<s>": 3, "</s>": 3,
-	"[INST]": 3, "[/INST]": 3, "[AVAILABLE_TOOLS]": 3, "[/AVAILABLE_TOOLS]": 3, "[TOOL_RESULTS]": 3, "[/TOOL_RESULTS]": 3,
-	"[TOOL_CALLS]":    3,
-	"[SYSTEM_PROMPT]": 7, "[/SYSTEM_PROMPT]": 7, "[TOOL_CONTENT]": 7,
-	"[ARGS]": 11, "[CALL_ID]": 11,
-	"[THINK]": 13, "[/THINK]": 13, // optional
-	"[MODEL_SETTINGS]": 15, "[/MODEL_SETTINGS]": 15,
+var mistralTokens = map[int]string{
+	3: "<s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS]",
+	7: "[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]", 11: "[ARGS] [CALL_ID]",
+	13: "[THINK] [/THINK]", // optional
+	15: "[MODEL_SETTINGS] [/MODEL_SETTINGS]",
 }
 
 func newMistral(f *Files) (*mistral, error) {
@@ -59,15 +56,17 @@ func newMistral(f *Files) (*mistral, error) {
 			MistralVersions, ErrNoTemplate)
 	}
 	m.version = version
-	for text, since := range mistralTokens {
-		id, ok := f.id(text)
-		switch {
-		case since > version:
-		case ok:
-			m.tokens[text] = id
-		case !strings.HasSuffix(text, "THINK]"):
-			return nil, fmt.Errorf("chat: prompts of version %s need a control token %s, which the tokenizer lacks",
-				m.Version, text)
+	for since, texts := range mistralTokens {
+		if since > version {
+			continue
+		}
+		for text := range strings.FieldsSeq(texts) {
+			if id, ok := f.id(text); ok {
+				m.tokens[text] = id
+			} else if since != 13 {
+				return nil, fmt.Errorf("chat: prompts of version %s need a control token %s, which the tokenizer lacks",
+					m.Version, text)
+			}
 		}
 	}
 	return m, nil

@@ -20,7 +20,7 @@ type Renderer struct {
 	template template
 	tools    template    // for requests with tools
 	special  *jinja.Dict // bos_token and the like
-	harmony  *harmony    // instead of a template
+	harmony  harmony     // instead of a template
 	mistral  *mistral    // instead of a template
 }
 
