@@ -21,7 +21,6 @@ type Body struct {
 	MaxTokens    int    // max_completion_tokens, else max_tokens; 0 if absent or no count
 	CacheSalt    string // nvext.cache_salt, else cache_salt
 	NVExt        []byte // nvext, for [ReadHints]; nil if absent
-	Echo         bool   // the client wants the prompt's text back
 	Prompts      int    // number of prompts in a list of them; 0 for another prompt
 	Choices      int    // number of responses to each prompt that the engine generates; 0 if the body names none
 
@@ -125,7 +124,7 @@ const (
 //nolint:gochecknoglobals // a table
 var names = [...]string{
 	"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens",
-	"cache_salt", "nvext", "kv_transfer_params", "prompt_embeds", "echo", "n", "best_of",
+	"cache_salt", "nvext", "kv_transfer_params", "prompt_embeds", "n", "best_of",
 	"messages", "tools", "prompt", "tool_choice", "add_generation_prompt", "continue_final_message", "chat_template",
 	"chat_template_kwargs", "reasoning_effort", "documents", "add_special_tokens", "truncate_prompt_tokens",
 	// Of Messages.
@@ -234,7 +233,7 @@ func (f *fields) count(name []byte, numbers, others int) {
 // body turns the values into a Body.
 func (f *fields) body() (Body, *Error) {
 	nvext := f.get("nvext")
-	b := Body{NVExt: nvext, Echo: string(f.get("echo")) == "true"}
+	b := Body{NVExt: nvext}
 	b.Request = chat.Request{
 		Messages:             f.get("messages"),
 		Parsed:               f.parsed,

@@ -40,11 +40,8 @@ func (e *Error) JSON() []byte {
 		Param   *string `json:"param"`
 		Code    *string `json:"code"`
 	}
-	type response struct {
-		Error detail `json:"error"`
-	}
 	// Strings always marshal; invalid UTF-8 is replaced.
-	out, _ := json.Marshal(response{detail{e.Message, e.Type, optional(e.Param), optional(e.Code)}})
+	out, _ := json.Marshal(map[string]detail{"error": {e.Message, e.Type, optional(e.Param), optional(e.Code)}})
 	return out
 }
 
