@@ -16,6 +16,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // class is a tokenizer class that transformers 5 rebuilds.
@@ -81,15 +83,12 @@ func auto(fsys fs.FS, loader Loader, file sections) (added additions, doubt stri
 	a.named = strings.TrimSuffix(cmp.Or(class, model.Class), "Fast")
 	if loader == Transformers5 {
 		a.class = a.chosen(model.Type)
-		doubt, err = a.rebuild(file, config == "")
+		doubt = a.rebuild(file, config == "")
 	} else {
-		doubt, err = a.adapt4(file)
-	}
-	if err == nil {
-		added.batches, err = a.tokens(fsys, file["added_tokens"])
+		doubt = a.adapt4(file)
 	}
 	added.before23 = loader == Transformers4
-	if err != nil {
+	if added.batches, err = a.tokens(fsys, file["added_tokens"]); err != nil {
 		return additions{}, "", fmt.Errorf("tokenizer: %s: %w", name, err)
 	}
 	if a.class != "" {
@@ -168,13 +167,13 @@ func (a *autoConfig) other() bool {
 }
 
 // rebuild replaces the sections of the file by the sections of the class.
-func (a *autoConfig) rebuild(file sections, guessed bool) (doubt string, err error) {
+func (a *autoConfig) rebuild(file sections, guessed bool) (doubt string) {
 	if r := a.fields["auto_map"]; !r.null() && bytes.Contains(r.b, []byte("AutoTokenizer")) {
 		a.class, a.doubt = "", "tokenizer_config.json: auto_map names code of the model's own, which is not run here"
 	}
 	c, ok := auto5().Classes[a.class]
 	if !ok {
-		return a.doubt, nil
+		return a.doubt
 	}
 	prefix, scheme := c.Prefix, "never"
 	if p := a.fields["add_prefix_space"]; !p.null() {
@@ -188,7 +187,7 @@ func (a *autoConfig) rebuild(file sections, guessed bool) (doubt string, err err
 	if bytes.Contains(file["pre_tokenizer"].b, []byte(`"ByteLevel"`)) == c.Fallback {
 		doubt = fmt.Sprintf("tokenizer_config.json: %s does not fit the vocabulary", a.class)
 		a.class = ""
-		return doubt, nil
+		return doubt
 	}
 	fill := func(b []byte) section {
 		return section{b: []byte(strings.NewReplacer(`"$prefix"`, strconv.FormatBool(prefix), "$scheme", scheme).Replace(string(b)))}
@@ -199,10 +198,7 @@ func (a *autoConfig) rebuild(file sections, guessed bool) (doubt string, err err
 			flags["unk_token"] = unk.Content
 		}
 	}
-	b, err := json.Marshal(flags)
-	if err != nil {
-		return "", err
-	}
+	b, _ := json.Marshal(flags) // texts and truth values always marshal
 	old := sections{"normalizer": file["normalizer"], "pre_tokenizer": file["pre_tokenizer"]}
 	file["normalizer"], file["pre_tokenizer"], file["flags"] = fill(c.Normalizer), fill(c.Pre), section{b: b}
 	if guessed && (!same(old["normalizer"], file["normalizer"]) || !same(old["pre_tokenizer"], file["pre_tokenizer"])) {
@@ -216,11 +212,11 @@ func (a *autoConfig) rebuild(file sections, guessed bool) (doubt string, err err
 		delete(file, "post_processor")
 		file["bos"] = section{b: []byte(bos.Content)}
 	}
-	return doubt, nil
+	return doubt
 }
 
 // adapt4 changes what transformers 4 does: the tokens around a text, and add_prefix_space.
-func (a *autoConfig) adapt4(file sections) (doubt string, err error) {
+func (a *autoConfig) adapt4(file sections) (doubt string) {
 	c := a.rules()
 	prefix := a.fields["add_prefix_space"]
 	switch {
@@ -232,20 +228,15 @@ func (a *autoConfig) adapt4(file sections) (doubt string, err error) {
 	var pre map[string]any
 	if json.Unmarshal(file["pre_tokenizer"].b, &pre) == nil && pre["type"] == "ByteLevel" {
 		pre["add_prefix_space"] = string(prefix.b) == "true"
-		b, err := json.Marshal(pre)
-		if err != nil {
-			return "", err
-		}
+		b, _ := json.Marshal(pre) // it was read from JSON
 		file["pre_tokenizer"] = section{b: b}
 	} else if a.named == "CohereTokenizer" && string(prefix.b) == "true" { // it also changes the steps of a sequence
 		var compact bytes.Buffer
-		if err := json.Compact(&compact, file["pre_tokenizer"].b); err != nil {
-			return "", err
-		}
+		_ = json.Compact(&compact, file["pre_tokenizer"].b) // a section is valid JSON
 		file["pre_tokenizer"] = section{b: bytes.ReplaceAll(compact.Bytes(), []byte(`"add_prefix_space":false`), []byte(`"add_prefix_space":true`))}
 	}
 	if c.Frames4 == "" {
-		return doubt, nil
+		return doubt
 	}
 	delete(file, "post_processor")
 	for _, side := range []string{"bos", "eos"} {
@@ -254,7 +245,7 @@ func (a *autoConfig) adapt4(file sections) (doubt string, err error) {
 			file[side] = section{b: []byte(t.Content)}
 		}
 	}
-	return doubt, nil
+	return doubt
 }
 
 // same reports whether two sections mean the same.
@@ -311,11 +302,6 @@ func readToken(s section, special bool) (addedToken, bool) {
 	}
 	return t.addedToken, true
 }
-
-// attributes are the special tokens that every tokenizer has, in the order in which they are added.
-//
-//nolint:gochecknoglobals // a table
-var attributes = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
 
 // token returns a special token of the configuration, or the class's.
 func (a *autoConfig) token(key string) (addedToken, bool) {
@@ -395,13 +381,13 @@ func (a *autoConfig) tokens(fsys fs.FS, inFile section) ([][]addedToken, error) 
 // the flags of known ones.
 func (a *autoConfig) special(known map[string]addedToken) (all []addedToken) {
 	defaults := a.rules().Special
-	for _, key := range attributes {
+	for _, key := range chat.SpecialTokens {
 		if t, ok := a.token(key); ok {
 			_, given := a.fields[key]
 			takes := a.loader != Transformers4 || !a.late[t.Content] && (given || !a.rules().Flags4)
 			if k, ok := known[t.Content]; ok && takes {
 				t = k
-			} else if a.loader == Transformers4 && a.rules().Flags4 && slices.Contains(attributes[:5], key) && key != "sep_token" {
+			} else if a.loader == Transformers4 && a.rules().Flags4 && slices.Contains(chat.SpecialTokens[:5], key) && key != "sep_token" {
 				t.flags = true
 			}
 			all = append(all, t)
@@ -410,7 +396,7 @@ func (a *autoConfig) special(known map[string]addedToken) (all []addedToken) {
 	// Those of the model's own, in the order of the file, and the class's.
 	var keys []string
 	for key := range a.fields {
-		if strings.HasSuffix(key, "_token") && !slices.Contains(attributes, key) && (a.loader == Transformers5 || defaults[key] != "") {
+		if strings.HasSuffix(key, "_token") && !slices.Contains(chat.SpecialTokens, key) && (a.loader == Transformers5 || defaults[key] != "") {
 			keys = append(keys, key)
 		}
 	}
@@ -456,11 +442,8 @@ func (a *autoConfig) legacy(fsys fs.FS, decoder map[int]addedToken, fromFile []a
 	for key, s := range more {
 		var t autoToken
 		if json.Unmarshal(s.b, &t) == nil && t.Content != "" {
-			t.Special = true // whatever the file says
-			var err error
-			if s.b, err = json.Marshal(t); err != nil {
-				return err
-			}
+			t.Special = true         // whatever the file says
+			s.b, _ = json.Marshal(t) // it was read from JSON
 		}
 		a.fields[key] = s
 	}

@@ -70,17 +70,18 @@ func (f *Files) id(text string) (uint32, bool) {
 	return f.ID(text)
 }
 
-// tokenNames are the fields of tokenizer_config.json with special tokens.
+// SpecialTokens are the fields of tokenizer_config.json with the special tokens that every tokenizer has, in the order
+// in which transformers adds them.
 //
 //nolint:gochecknoglobals // a table
-var tokenNames = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+var SpecialTokens = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
 
 func (f *Files) readConfig(b []byte) error {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(b, &fields); err != nil {
 		return err
 	}
-	for _, name := range tokenNames {
+	for _, name := range SpecialTokens {
 		// A token is a string, or an object with its content.
 		var text string
 		var object struct{ Content string }
