@@ -20,7 +20,7 @@ func (f *fields) messagesChat(b *Body) {
 	var c conversation
 	texts := systemTexts(f.get("system"))
 	f.get("messages").each(func(m value) {
-		if m.member("role").textOr("") == "system" {
+		if m.textAt("role") == "system" {
 			texts = append(texts, systemTexts(m.member("content"))...)
 		}
 	})
@@ -45,7 +45,7 @@ func systemTexts(content value) (texts []value) {
 	}
 	content.each(func(block value) {
 		text := block.member("text")
-		if t := text.textOr(""); block.member("type").textOr("") == "text" && t != "" && !strings.HasPrefix(t, billing) {
+		if t := text.textOr(""); block.textAt("type") == "text" && t != "" && !strings.HasPrefix(t, billing) {
 			texts = append(texts, text)
 		}
 	})
@@ -73,7 +73,7 @@ func (c *conversation) addBlocks(role, blocks value) {
 	var parts, thoughts []value
 	blocks.each(func(block value) {
 		text, thought := block.member("text"), block.member("thinking")
-		switch kind := block.member("type").textOr(""); {
+		switch kind := block.textAt("type"); {
 		case kind == "text" && text != nil:
 			if len(text) > len(`""`) {
 				parts = append(parts, block)
@@ -95,7 +95,7 @@ func (c *conversation) addBlocks(role, blocks value) {
 		m.reasoning = join(thoughts, "")
 	}
 	switch {
-	case len(parts) == 1 && parts[0].member("type").textOr("") == "text":
+	case len(parts) == 1 && parts[0].textAt("type") == "text":
 		m.content = parts[0].member("text")
 	case len(parts) > 0:
 		m.content = list(parts)
@@ -122,7 +122,7 @@ func (c *conversation) addToolResult(block value) {
 	if content.kind() != '"' {
 		var texts []value
 		content.each(func(part value) {
-			switch text := part.member("text"); part.member("type").textOr("") {
+			switch text := part.member("text"); part.textAt("type") {
 			case "text":
 				if text.kind() == '"' {
 					texts = append(texts, text)

@@ -53,7 +53,7 @@ func (c *conversation) addItem(item value) {
 		return
 	}
 	c.resume = false
-	role, status := item.member("role"), item.member("status").textOr("")
+	role, status := item.member("role"), item.textAt("status")
 	unfinished := status == "in_progress" || status == "incomplete"
 	switch kind := item.member("type").textOr("message"); {
 	case kind == "function_call" && item.member("namespace") == nil:
@@ -137,7 +137,7 @@ func chatParts(content value) value {
 	var parts []value
 	content.each(func(part value) {
 		text := part.member("text")
-		if kind := part.member("type").textOr(""); text != nil && (kind == "input_text" || kind == "output_text") {
+		if kind := part.textAt("type"); text != nil && (kind == "input_text" || kind == "output_text") {
 			part = object(field{"type", value(`"text"`)}, field{"text", text})
 		}
 		parts = append(parts, part)
@@ -148,7 +148,7 @@ func chatParts(content value) value {
 // responsesFunction returns a tool's function, which is the tool without its type; nil for another
 // kind of tool.
 func (c *conversation) responsesFunction(tool value) value {
-	if tool.member("type").textOr("") != "function" {
+	if tool.textAt("type") != "function" {
 		return nil
 	}
 	out := value{'{'}

@@ -88,6 +88,9 @@ func (v value) textOr(other string) string {
 	return string(unquote(v))
 }
 
+// textAt returns the text of an object's member, "" if it is not a string.
+func (v value) textAt(name string) string { return v.member(name).textOr("") }
+
 // or returns v, or another value for nil.
 func (v value) or(other string) value {
 	if v == nil {
