@@ -53,9 +53,8 @@ func (r *recorder) finish(length int) {
 
 // encoder encodes one text.
 type encoder struct {
+	*work // its budget has the error that ends the encoding
 	t     *Tokenizer
-	w     *work
-	ctx   context.Context //nolint:containedctx // an encoder lives for one call
 	dst   []uint32
 	base  int // the ids in dst before this text
 	text  []byte
@@ -64,16 +63,15 @@ type encoder struct {
 	begin int // where the stretch between added tokens begins
 	check int // look at the context behind this place
 	room  int // bytes that rewritten stretches may still take
-	err   error
 }
 
 func (t *Tokenizer) encode(ctx context.Context, dst []uint32, text []byte, f form, rec *recorder) ([]uint32, error) {
 	e := encoder{
-		t: t, w: t.take(), dst: dst, base: len(dst), text: text, marks: f == marked, rec: rec, ctx: ctx, check: checkEvery,
+		work: t.take(), t: t, dst: dst, base: len(dst), text: text, marks: f == marked, rec: rec, check: checkEvery,
 	}
 	e.room = grows * max(leastRoom, len(text))
-	e.w.budget = budget{ctx: ctx, size: len(text), left: checkEvery}
-	defer t.give(e.w)
+	e.budget = budget{ctx: ctx, size: len(text), left: checkEvery}
+	defer t.give(e.work)
 	from := resume{start: true}
 	if rec != nil {
 		from, e.base = rec.last, len(dst)-rec.last.ids
@@ -134,8 +132,8 @@ func (e *encoder) special(at int) (token found, looked int, ok bool) {
 		start, end, id := chat.NextMark(e.text, at)
 		return found{start, end, id}, start + 1, start >= 0
 	}
-	token, ok = e.t.raw.next(&e.w.budget, e.text, at)
-	if e.err = e.w.err; ok {
+	token, ok = e.t.raw.next(&e.budget, e.text, at)
+	if ok {
 		// The search looked behind the token for a longer one.
 		looked = min(token.end+e.t.raw.reach, len(e.text)+1)
 	}
@@ -211,8 +209,8 @@ func (e *encoder) chopped(lo, hi, looked int) {
 func (e *encoder) words(lo, hi, looked int) {
 	start := lo // before it, the search for added tokens sees nothing
 	for lo < hi && e.err == nil {
-		token, ok := e.normed().next(&e.w.budget, e.text[start:hi], lo-start)
-		if e.err = e.w.err; e.err != nil {
+		token, ok := e.normed().next(&e.budget, e.text[start:hi], lo-start)
+		if e.err != nil {
 			return
 		}
 		if !ok {
@@ -260,7 +258,7 @@ func (e *encoder) step(depth, lo, hi, looked int) {
 			l = looked
 		}
 		if last {
-			e.dst = e.t.bpe.append(e.dst, e.w, e.text, i, j)
+			e.dst = e.t.bpe.append(e.dst, e.work, e.text, i, j)
 			if e.look(j); e.err != nil {
 				return
 			}
@@ -282,7 +280,7 @@ func (e *encoder) after(at, looked int) {
 
 // look checks the budget and the context.
 func (e *encoder) look(at int) {
-	if e.err = e.w.err; e.err == nil && at >= e.check {
+	if e.err == nil && at >= e.check {
 		e.check = at + checkEvery
 		e.err = e.ctx.Err()
 	}
@@ -302,18 +300,18 @@ func (e *encoder) offer(at, looked int) {
 
 // general encodes a stretch that normalizers change or that expressions split.
 func (e *encoder) general(text []byte, first bool) {
-	if e.err = e.ctx.Err(); e.err != nil {
+	if e.late() != nil {
 		return
 	}
 	for k := range e.t.normalizers {
-		if text, e.err = e.t.normalizers[k].rewrite(&e.w.budget, text, e.room); e.err != nil {
+		if text, e.err = e.t.normalizers[k].rewrite(&e.budget, text, e.room); e.err != nil {
 			return
 		}
 	}
 	e.room -= len(text) // so that many short stretches do not grow without bound either
 	for at := 0; at < len(text) && e.err == nil; first = false {
-		token, ok := e.normed().next(&e.w.budget, text, at)
-		if e.err = e.w.err; e.err != nil {
+		token, ok := e.normed().next(&e.budget, text, at)
+		if e.err != nil {
 			return
 		}
 		end := len(text)
@@ -335,32 +333,28 @@ func (e *encoder) parted(text []byte, first bool) {
 	}
 	p := pieces{text, []span{{0, uint32(len(text))}}}
 	for k := range e.t.steps {
-		if p, e.err = e.t.steps[k].split(&e.w.budget, p, first, e.room+len(text)); e.err != nil {
+		if p, e.err = e.t.steps[k].split(&e.budget, p, first, e.room+len(text)); e.err != nil {
 			return
 		}
 	}
 	e.room -= max(0, len(p.text)-len(text))
 	for _, s := range p.spans {
-		if e.w.spend(int(s.end - s.start)) {
+		if e.spend(int(s.end - s.start)) {
 			break
 		}
-		if e.dst = e.t.bpe.append(e.dst, e.w, p.text, int(s.start), int(s.end)); e.w.err != nil {
-			break
-		}
+		e.dst = e.t.bpe.append(e.dst, e.work, p.text, int(s.start), int(s.end))
 	}
-	e.err = e.w.err
 }
 
 // pieces encodes a stretch text[lo:hi] of SentencePiece-style text, with a space before it if prefix is set. A space is written ▁. Pieces
 // end where no merge can cross.
 func (e *encoder) pieces(lo, hi, looked int, prefix bool) {
 	c, bpe := e.t.cuts, &e.t.bpe
-	word := e.w.text[:0]
+	word := e.work.text[:0]
 	if prefix {
 		word = append(word, c.space...)
 		if lo == hi {
-			e.dst = bpe.append(e.dst, e.w, word, 0, len(word))
-			e.err = e.w.err
+			e.dst = bpe.append(e.dst, e.work, word, 0, len(word))
 		}
 	}
 	for i := lo; i < hi && e.err == nil; {
@@ -380,19 +374,19 @@ func (e *encoder) pieces(lo, hi, looked int, prefix bool) {
 			continue
 		}
 		if len(word) == 0 {
-			e.dst = bpe.append(e.dst, e.w, e.text, i, j)
+			e.dst = bpe.append(e.dst, e.work, e.text, i, j)
 		} else {
 			word = append(word, e.text[i:j]...)
-			e.dst = bpe.append(e.dst, e.w, word, 0, len(word))
+			e.dst = bpe.append(e.dst, e.work, word, 0, len(word))
 			word = word[:0]
 		}
-		if e.err = e.w.err; e.err != nil {
+		if e.err != nil {
 			break
 		}
 		i = j
 		e.after(j, l)
 	}
-	e.w.text = word[:0]
+	e.work.text = word[:0]
 }
 
 // lone encodes characters of three bytes from text[i] on. It stops at the first character that is not

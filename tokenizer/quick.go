@@ -178,7 +178,7 @@ func (q *quick) piece(s []byte, i int) (end, looked int) {
 // without a call. The ids, and the places that the recorder keeps, are those of step. offers says that
 // the places between pieces are offered to the recorder.
 func (e *encoder) quickWords(p *splitter, lo, hi, looked int, offers bool) {
-	s, w, b := e.text, e.w, &e.t.bpe
+	s, w, b := e.text, e.work, &e.t.bpe
 	offer := func(at, looked int) {
 		if e.look(at); offers && e.err == nil {
 			e.offer(at, looked)
