@@ -405,7 +405,7 @@ func (b *bpe) prepareFallback() error {
 		}
 	}
 	if n != 0 && n != 256 {
-		return unsupported(fmt.Errorf("model: byte_fallback with %d of 256 byte tokens", n))
+		return unsupported("model: byte_fallback with %d of 256 byte tokens", n)
 	}
 	b.hasBytes = n == 256
 	return nil

@@ -17,14 +17,14 @@ func parse(file sections, more additions) (*Tokenizer, error) {
 	t := &Tokenizer{}
 	var err error
 	if t.normalizers, err = readNormalizers(file["normalizer"]); err != nil {
-		return nil, unsupported(fmt.Errorf("normalizer: %w", err))
+		return nil, unsupported("normalizer: %w", err)
 	}
 	t.steps, t.byteLevel, err = readSplitters(file["pre_tokenizer"])
 	if err == nil && slices.ContainsFunc(t.steps, func(p splitter) bool { return p.first }) {
 		err = keepFirst(t.normalizers)
 	}
 	if err != nil {
-		return nil, unsupported(fmt.Errorf("pre_tokenizer: %w", err))
+		return nil, unsupported("pre_tokenizer: %w", err)
 	}
 	keys, err := t.readModel(file["model"], file["flags"])
 	if err != nil {
@@ -103,13 +103,13 @@ func (t *Tokenizer) readModel(s, flags section) (*vocabKeys, error) {
 	set := func(s *string) bool { return s != nil && *s != "" }
 	switch {
 	case c.Type != "" && c.Type != "BPE":
-		return nil, unsupported(fmt.Errorf("model: type %q; only BPE is done exactly", c.Type))
+		return nil, unsupported("model: type %q; only BPE is done exactly", c.Type)
 	case c.Type == "" && model["merges"].null():
-		return nil, unsupported(errors.New("model: no type and no merges; only BPE is done exactly"))
+		return nil, unsupported("model: no type and no merges; only BPE is done exactly")
 	case c.Dropout != nil && *c.Dropout != 0:
-		return nil, unsupported(errors.New("model: dropout"))
+		return nil, unsupported("model: dropout")
 	case set(c.Prefix), set(c.Suffix):
-		return nil, unsupported(errors.New("model: continuing_subword_prefix or end_of_word_suffix"))
+		return nil, unsupported("model: continuing_subword_prefix or end_of_word_suffix")
 	}
 	keys, err := readVocab(model["vocab"], t.byteLevel)
 	if err != nil {
@@ -127,7 +127,7 @@ func (t *Tokenizer) readModel(s, flags section) (*vocabKeys, error) {
 	}
 	if t.byteLevel {
 		if t.bpe.prepareBytes(); t.bpe.partial && c.ByteFallback {
-			return nil, unsupported(errors.New("model: byte_fallback in a byte-level vocabulary without some bytes"))
+			return nil, unsupported("model: byte_fallback in a byte-level vocabulary without some bytes")
 		}
 		return keys, nil
 	}

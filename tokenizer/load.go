@@ -121,7 +121,10 @@ func readFile(fsys fs.FS, name string) (b []byte, found string, err error) {
 	return buf.Bytes(), name, nil
 }
 
-func unsupported(err error) error { return fmt.Errorf("%w: %w", ErrUnsupported, err) }
+// unsupported returns an error that wraps [ErrUnsupported].
+func unsupported(format string, a ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{ErrUnsupported}, a...)...)
+}
 
 // plan chooses the path by which stretches are encoded: words by scanners, SentencePiece text with
 // cuts, or the general path.

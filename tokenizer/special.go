@@ -4,7 +4,6 @@ package tokenizer
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"unicode"
@@ -146,7 +145,7 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys, more additions) (map[s
 	}
 	for _, tokens := range [][]added{raw, normed} {
 		if err := overlapping(tokens); err != nil {
-			return nil, unsupported(fmt.Errorf("added_tokens: %w", err))
+			return nil, unsupported("added_tokens: %w", err)
 		}
 	}
 	t.raw, t.normed = newFinder(raw), newFinder(normed)
@@ -180,7 +179,7 @@ func readPost(s section) (before, after []uint32, err error) {
 			continue
 		case len(before)+len(after) > 0:
 			// The second puts its ids around each id of the first.
-			return nil, nil, unsupported(errors.New("post_processor: two steps that put ids around a text"))
+			return nil, nil, unsupported("post_processor: two steps that put ids around a text")
 		}
 		before, after = b, a
 	}
@@ -217,13 +216,13 @@ func readFrame(s section) (before, after []uint32, err error) {
 		return before, after, err
 	case "TemplateProcessing":
 	default:
-		return nil, nil, unsupported(fmt.Errorf("post_processor: type %q", c.Type))
+		return nil, nil, unsupported("post_processor: type %q", c.Type)
 	}
 	seen := false
 	for _, x := range c.Single {
 		switch {
 		case x.Sequence != nil && (seen || x.Sequence.ID != "A"):
-			return nil, nil, unsupported(errors.New("post_processor: the template has more than the text"))
+			return nil, nil, unsupported("post_processor: the template has more than the text")
 		case x.Sequence != nil:
 			seen = true
 		case x.SpecialToken != nil:
@@ -242,7 +241,7 @@ func readFrame(s section) (before, after []uint32, err error) {
 		}
 	}
 	if !seen {
-		return nil, nil, unsupported(errors.New("post_processor: the template does not have the text"))
+		return nil, nil, unsupported("post_processor: the template does not have the text")
 	}
 	return before, after, nil
 }

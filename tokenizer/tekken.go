@@ -4,7 +4,6 @@ package tokenizer
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"regexp"
@@ -74,7 +73,7 @@ func isMistral(fsys fs.FS, mode string) (name string, is bool, err error) {
 func loadMistral(fsys fs.FS, name string) (*Tokenizer, error) {
 	if name != "tekken.json" {
 		return nil, fmt.Errorf("tokenizer: %s: %w", name,
-			unsupported(errors.New("a SentencePiece model; only tekken.json is done exactly")))
+			unsupported("a SentencePiece model; only tekken.json is done exactly"))
 	}
 	b, found, err := readFile(fsys, name)
 	if err != nil {
@@ -126,7 +125,7 @@ func parseTekken(b []byte) (*Tokenizer, error) {
 	words := c.Size - c.Special
 	switch {
 	case !slices.Contains(chat.MistralVersions, c.Version):
-		return nil, unsupported(fmt.Errorf("config.version: %.40q is none of %q", c.Version, chat.MistralVersions))
+		return nil, unsupported("config.version: %.40q is none of %q", c.Version, chat.MistralVersions)
 	case c.Special < 1 || c.Special >= maxIDs || words < 256 || words >= maxIDs-c.Special:
 		return nil, fmt.Errorf("config: default_vocab_size %d with default_num_special_tokens %d", c.Size, c.Special)
 	}
@@ -138,7 +137,7 @@ func parseTekken(b []byte) (*Tokenizer, error) {
 	}
 	t.bpe.mergesOfRanks()
 	if t.steps, err = patternSteps(c.Pattern); err != nil {
-		return nil, unsupported(fmt.Errorf("config.pattern: %w", err))
+		return nil, unsupported("config.pattern: %w", err)
 	}
 	if err := t.readTekkenSpecial(file, c); err != nil {
 		return nil, fmt.Errorf("special_tokens: %w", err)

@@ -147,7 +147,7 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 	t.bpe.mergesOfRanks()
 	var err error
 	if t.steps, err = patternSteps(c.Pattern); err != nil {
-		return nil, unsupported(err)
+		return nil, unsupported("%w", err)
 	}
 	var special []added
 	for _, content := range slices.Sorted(maps.Keys(c.Special)) {
