@@ -89,7 +89,7 @@ func auto(fsys fs.FS, loader Loader, file sections) (added additions, doubt stri
 	}
 	added.before23 = loader == Transformers4
 	if added.batches, err = a.tokens(fsys, file["added_tokens"]); err != nil {
-		return additions{}, "", fmt.Errorf("tokenizer: %s: %w", name, err)
+		return additions{}, "", fileError(name, err)
 	}
 	if a.class != "" {
 		delete(file, "added_tokens")
@@ -108,7 +108,7 @@ func readConfig(fsys fs.FS, name string, into any) (found string, err error) {
 	}
 	if err == nil {
 		if err = json.Unmarshal(b, into); err != nil {
-			err = fmt.Errorf("tokenizer: %s: %w", found, err)
+			err = fileError(found, err)
 		}
 	}
 	return found, err

@@ -61,7 +61,7 @@ func Load(fsys fs.FS, c Config) (*Tokenizer, error) {
 	}
 	sections, err := section{b, 0}.sections()
 	if err != nil {
-		return nil, fmt.Errorf("tokenizer: %s: %w", name, err)
+		return nil, fileError(name, err)
 	}
 	if c.Loader == "" {
 		c.Loader = Transformers5
@@ -72,7 +72,7 @@ func Load(fsys fs.FS, c Config) (*Tokenizer, error) {
 	}
 	t, err := parse(sections, more)
 	if err != nil {
-		return nil, fmt.Errorf("tokenizer: %s: %w", name, err)
+		return nil, fileError(name, err)
 	}
 	if doubt != "" {
 		t.Doubt = doubt
@@ -93,7 +93,7 @@ func readFile(fsys fs.FS, name string) (b []byte, found string, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		name += ".gz"
 		if f, err = fsys.Open(name); errors.Is(err, fs.ErrNotExist) {
-			return nil, "", fmt.Errorf("tokenizer: %s: %w", strings.TrimSuffix(name, ".gz"), fs.ErrNotExist)
+			return nil, "", fileError(strings.TrimSuffix(name, ".gz"), fs.ErrNotExist)
 		}
 	}
 	if err != nil {
@@ -103,23 +103,24 @@ func readFile(fsys fs.FS, name string) (b []byte, found string, err error) {
 	var in io.Reader = f
 	if strings.HasSuffix(name, ".gz") {
 		if in, err = gzip.NewReader(f); err != nil {
-			return nil, "", fmt.Errorf("tokenizer: %s: %w", name, err)
+			return nil, "", fileError(name, err)
 		}
 	}
 	var buf bytes.Buffer
-	if info, err := f.Stat(); err == nil && info.Size() <= maxFile {
-		buf.Grow(int(info.Size()) + bytes.MinRead)
-	} else if err == nil {
-		return nil, "", fmt.Errorf("tokenizer: %s: %d MB, more than %d MB", name, info.Size()>>20, maxFile>>20)
+	if info, err := f.Stat(); err == nil {
+		buf.Grow(int(min(info.Size(), maxFile)) + bytes.MinRead)
 	}
 	if _, err := buf.ReadFrom(io.LimitReader(in, maxFile+1)); err != nil {
-		return nil, "", fmt.Errorf("tokenizer: %s: %w", name, err)
+		return nil, "", fileError(name, err)
 	}
 	if buf.Len() > maxFile {
 		return nil, "", fmt.Errorf("tokenizer: %s: more than %d MB", name, maxFile>>20)
 	}
 	return buf.Bytes(), name, nil
 }
+
+// fileError returns an error that names the file.
+func fileError(name string, err error) error { return fmt.Errorf("tokenizer: %s: %w", name, err) }
 
 // unsupported returns an error that wraps [ErrUnsupported].
 func unsupported(format string, a ...any) error {

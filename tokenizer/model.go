@@ -282,27 +282,24 @@ func hasTools(tools []byte) bool {
 
 // text returns the prompt's text, which may be in the memory of room, or why there is none.
 func (m *Model) text(room []byte, q chat.Request, now time.Time) (text chat.Text, f form, why string) {
-	if q.Prompt == nil {
-		text, err := m.chat.Render(room, q, now)
-		switch {
-		case text.Marked:
-			return text, marked, ""
-		case err == nil:
-		case errors.Is(err, chat.ErrRefused):
-			return text, bare, TemplateError
-		default:
-			if _, template := errors.AsType[*jinja.Error](err); template {
-				return text, bare, TemplateError
-			}
-			return text, bare, BadText
+	if q.Prompt != nil {
+		text, err := chat.Completion(q)
+		if err != nil {
+			why = BadText
 		}
-		return text, formOf(string(q.AddSpecialTokens) == "true"), ""
+		return text, formOf(string(q.AddSpecialTokens) != "false"), why
 	}
-	text, err := chat.Completion(q)
-	if err != nil {
-		return text, bare, BadText
+	text, err := m.chat.Render(room, q, now)
+	_, template := errors.AsType[*jinja.Error](err)
+	switch {
+	case text.Marked:
+		return text, marked, ""
+	case template, errors.Is(err, chat.ErrRefused):
+		why = TemplateError
+	case err != nil:
+		why = BadText
 	}
-	return text, formOf(string(q.AddSpecialTokens) != "false"), ""
+	return text, formOf(string(q.AddSpecialTokens) == "true"), why
 }
 
 // tokensOf estimates the number of tokens of size bytes.

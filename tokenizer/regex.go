@@ -65,10 +65,10 @@ func (r *regex) matches(b *budget, dst []span, text []byte) ([]span, error) {
 		return dst, err
 	}
 	defer r.free.give(re)
-	if re.MatchTimeout, err = b.remaining(); err != nil {
-		return dst, fmt.Errorf("tokenizer: match %q: %w", r.expr, err)
+	var m *regexp2.Match
+	if re.MatchTimeout, err = b.remaining(); err == nil {
+		m, err = re.FindRunesMatch([]rune(string(text)))
 	}
-	m, err := re.FindRunesMatch([]rune(string(text)))
 	at, bytes := 0, 0 // the same place in runes and in bytes
 	to := func(index int) uint32 {
 		for ; at < index; at++ {
@@ -85,10 +85,7 @@ func (r *regex) matches(b *budget, dst []span, text []byte) ([]span, error) {
 		}
 	}
 	if err != nil {
-		if late := b.late(); late != nil {
-			err = late
-		}
-		return dst, fmt.Errorf("tokenizer: match %q: %w", r.expr, err)
+		return dst, fmt.Errorf("tokenizer: match %q: %w", r.expr, cmp.Or(b.late(), err))
 	}
 	return dst, nil
 }

@@ -64,16 +64,14 @@ func isMistral(fsys fs.FS, mode string) (name string, is bool, err error) {
 	}
 	if strings.HasSuffix(name, ".model") {
 		// In hf mode engines convert the file; the result has other ids.
-		return "", false, fmt.Errorf("tokenizer: %s: %w: without a tokenizer.json it is read in mistral mode only", name,
-			ErrUnsupported)
+		return "", false, fileError(name, unsupported("without a tokenizer.json it is read in mistral mode only"))
 	}
 	return name, true, nil
 }
 
 func loadMistral(fsys fs.FS, name string) (*Tokenizer, error) {
 	if name != "tekken.json" {
-		return nil, fmt.Errorf("tokenizer: %s: %w", name,
-			unsupported("a SentencePiece model; only tekken.json is done exactly"))
+		return nil, fileError(name, unsupported("a SentencePiece model; only tekken.json is done exactly"))
 	}
 	b, found, err := readFile(fsys, name)
 	if err != nil {
@@ -81,7 +79,7 @@ func loadMistral(fsys fs.FS, name string) (*Tokenizer, error) {
 	}
 	t, err := parseTekken(b)
 	if err != nil {
-		return nil, fmt.Errorf("tokenizer: %s: %w", found, err)
+		return nil, fileError(found, err)
 	}
 	for _, text := range []string{"<s>", "</s>"} {
 		if _, ok := t.special[text]; !ok {

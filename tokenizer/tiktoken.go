@@ -50,7 +50,7 @@ func loadRanks(fsys fs.FS, c Config) (*Tokenizer, error) {
 	}
 	t, err := parseRanks(b, c)
 	if err != nil {
-		return nil, fmt.Errorf("tokenizer: %s: %w", found, err)
+		return nil, fileError(found, err)
 	}
 	if c.Special == nil && c.reserved == 0 {
 		t.Doubt = found + ": no special tokens: no tokenizer_config.json has them, so a text with one is encoded as any other"
@@ -75,7 +75,7 @@ func completed(fsys fs.FS, c Config, name string) (Config, error) {
 		c.Pattern = "kimi"
 	}
 	if c.Pattern == "" {
-		return c, fmt.Errorf("tokenizer: %s: %w: a rank file without a pattern", name, ErrUnsupported)
+		return c, fileError(name, unsupported("a rank file without a pattern"))
 	}
 	c.Pattern = cmp.Or(patterns[c.Pattern], c.Pattern)
 	if c.Special != nil {
@@ -167,9 +167,6 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 
 // withReserved returns the special tokens of c and the reserved tokens, whose ids begin with first.
 func withReserved(c Config, first int) map[string]uint32 {
-	if c.reserved == 0 {
-		return c.Special
-	}
 	all, named := map[string]uint32{}, map[uint32]bool{}
 	for content, id := range c.Special {
 		all[content], named[id] = id, true
