@@ -24,8 +24,8 @@ const (
 // route answers all unanswered messages of the request, of which m is the last one, with the
 // decision. A body that is not nil replaces the request's.
 func (s *stream) route(m message, body []byte) bool {
-	s.server.routed.Add(1)
-	conf, d := &s.server.conf, &s.decision
+	s.routed.Add(1)
+	conf, d := &s.conf, &s.decision
 	headers := append(conf.destination(d), headerRequestID, s.id)
 	headers = append(headers, rankHeaders(d)...)
 	if d.Prefill != nil && conf.legByHeader(d) {

@@ -16,15 +16,15 @@ func (s *stream) hold(m message, chunk []byte) bool {
 	if m == headersOurs {
 		if s.head.mode == streamedAhead {
 			// Envoy waits for this answer with a timeout. In full duplex it has none.
-			s.deadline = time.After(s.server.conf.DecisionTimeout)
+			s.deadline = time.After(s.conf.DecisionTimeout)
 		}
 		return true
 	}
 	s.chunks = append(s.chunks, chunk)
-	if s.size += len(chunk); s.size > s.server.conf.MaxBodyBytes {
+	if s.size += len(chunk); s.size > s.conf.MaxBodyBytes {
 		s.chunks = nil
 		s.reserved.giveBack()
-		return s.refuse(tooLarge(s.server.conf.MaxBodyBytes))
+		return s.refuse(tooLarge(s.conf.MaxBodyBytes))
 	}
 	if !s.reserved.add(len(chunk)) {
 		return s.passChunks(failHeld)
@@ -59,7 +59,7 @@ func (s *stream) joinChunks(b *extprocv3.HttpBody) (body []byte, ok bool) {
 // passChunks answers all held parts of the request without a decision, and counts the reason.
 func (s *stream) passChunks(why failure) bool {
 	defer s.reserved.giveBack()
-	s.server.failOpen(why, nil)
+	s.failOpen(why, nil)
 	return s.pass(requestChunk)
 }
 
@@ -102,7 +102,7 @@ func (s *stream) relay(m message, req *extprocv3.ProcessingRequest) []*extprocv3
 		}
 		if s.watching && s.booked && s.events.in(b.GetBody()) {
 			s.watching = false // nothing after the first token is read
-			s.server.router.FirstToken(s.id, router.SignObserver)
+			s.router.FirstToken(s.id, router.SignObserver)
 		}
 	}
 	if b == nil || !sendBack {

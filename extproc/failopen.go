@@ -77,11 +77,11 @@ func (s *stream) withoutWorker(m message, err error, model string, unread, start
 		return s.pass(m) // there are several models; the worker uses its own
 	// An unread request is not refused unless Envoy cannot route it either.
 	case !unread, noWorkers, m.isOther() && !unknownModel:
-		if r := s.server.refusal(err, model); r != nil {
+		if r := s.refusal(err, model); r != nil {
 			return s.refuse(r)
 		}
 	}
-	s.server.failOpen(why, err)
+	s.failOpen(why, err)
 	return s.pass(m)
 }
 
@@ -106,7 +106,7 @@ func (s *stream) giveUp(why failure) bool {
 			return true
 		}
 	case begun, waiting:
-		s.server.failOpen(why, nil)
+		s.failOpen(why, nil)
 	default: // the request has its answer
 	}
 	return s.mayEnd()

@@ -52,7 +52,7 @@ func (s *stream) classify(req *extprocv3.ProcessingRequest) message {
 			s.head.allowed = subset(earlier)
 		}
 		s.ended = r.RequestHeaders.GetEndOfStream()
-		m := s.head.readHeaders(&s.server.conf, r.RequestHeaders)
+		m := s.head.readHeaders(&s.conf, r.RequestHeaders)
 		s.arrival.TraceParent, s.arrival.TraceState = s.head.traceContext(s.grpc.Context())
 		return m
 	case *extprocv3.ProcessingRequest_RequestBody:

@@ -41,7 +41,7 @@ func (s *stream) routeSplit(ctx context.Context, m message, fields *openai.Body,
 	case ctx.Err() != nil:
 		return false
 	case err != nil:
-		return s.refuse(s.server.refusal(err, fields.Model))
+		return s.refuse(s.refusal(err, fields.Model))
 	}
 	return s.route(m, decode)
 }
@@ -64,25 +64,25 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body []byte) (
 	began := time.Now()
 	var decode []byte
 	outcome := legMemory
-	if s.server.bodies.takeForLeg(size) {
+	if s.bodies.takeForLeg(size) {
 		s.reserved.giveBack() // size has the client's body
 		if !s.extended {
-			s.extend(s.server.conf.PrefillTimeout)
+			s.extend(s.conf.PrefillTimeout)
 		}
-		deadline := began.Add(s.server.conf.PrefillTimeout)
-		decode, outcome = s.server.prefill.Do(ctx, d, leg, deadline, func() { s.server.bodies.giveForLeg(size) })
-		if len(decode) > s.server.conf.MaxBodyBytes { // Envoy answers 413
+		deadline := began.Add(s.conf.PrefillTimeout)
+		decode, outcome = s.prefill.Do(ctx, d, leg, deadline, func() { s.bodies.giveForLeg(size) })
+		if len(decode) > s.conf.MaxBodyBytes { // Envoy answers 413
 			decode, outcome = nil, legLarge
 		}
 	}
-	s.server.metrics.legs.Record(context.Background(), time.Since(began).Seconds(),
+	s.metrics.legs.Record(context.Background(), time.Since(began).Seconds(),
 		metric.WithAttributes(attribute.String("outcome", outcome)))
 	switch {
 	case decode != nil:
 		return decode, nil
 	case outcome != prefill.Left:
-		s.server.conf.Log.Debug("a prefill leg failed", "worker", d.Worker.ID, "reason", outcome)
-		return nil, s.server.router.PrefillFailed(s.id)
+		s.conf.Log.Debug("a prefill leg failed", "worker", d.Worker.ID, "reason", outcome)
+		return nil, s.router.PrefillFailed(s.id)
 	}
 	return nil, nil
 }

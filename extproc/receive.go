@@ -34,7 +34,7 @@ func (s *stream) receive() (req *extprocv3.ProcessingRequest, why waitEnd) {
 		if s.keptInDrain {
 			return s.await()
 		}
-		if !s.server.waits.add(&s.wait, s.state <= gathering) {
+		if !s.waits.add(&s.wait, s.state <= gathering) {
 			return nil, drained
 		}
 		if s.wait.woken != nil || s.messages != nil {
@@ -44,7 +44,7 @@ func (s *stream) receive() (req *extprocv3.ProcessingRequest, why waitEnd) {
 		} else {
 			why = streamEnded
 		}
-		if by := s.server.waits.remove(&s.wait); by != received {
+		if by := s.waits.remove(&s.wait); by != received {
 			if req != nil { // it came at the same time
 				s.messages = make(chan *extprocv3.ProcessingRequest, 1)
 				s.messages <- req

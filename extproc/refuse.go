@@ -20,8 +20,8 @@ import (
 // refuse answers the request with an error response.
 func (s *stream) refuse(e *openai.Error) bool {
 	s.state = refused
-	s.server.metrics.refusals.Count(strconv.Itoa(e.Status))
-	s.server.conf.Log.Debug("request refused", "status", e.Status, "err", e.Message)
+	s.metrics.refusals.Count(strconv.Itoa(e.Status))
+	s.conf.Log.Debug("request refused", "status", e.Status, "err", e.Message)
 	headers := e.Headers()
 	if (e.Type == openai.Overloaded || e.Type == openai.Unavailable) && e.Code != "" {
 		headers = append(headers, "x-dynamo-reason", e.Code)
@@ -75,11 +75,11 @@ type queried struct {
 // query answers a request with the worker that it would get. It books nothing, and the request
 // goes to no worker. The answer shows the fleet and its caches, so it is for trusted listeners.
 func (s *stream) query(ctx context.Context, req router.Request) bool {
-	req.DecisionTimeout = s.server.conf.DecisionTimeout
+	req.DecisionTimeout = s.conf.DecisionTimeout
 	req.ID, req.Owned, req.WantTokens, req.WantSecond = "", false, true, false
-	d, err := s.server.router.BestWorker(ctx, req)
+	d, err := s.router.BestWorker(ctx, req)
 	if err != nil { // it does not fail open: the client does not want it served
-		return s.refuse(cmp.Or(s.server.refusal(err, req.Model), openai.NoDecision()))
+		return s.refuse(cmp.Or(s.refusal(err, req.Model), openai.NoDecision()))
 	}
 	s.state = refused
 	var a queried
@@ -88,6 +88,6 @@ func (s *stream) query(ctx context.Context, req router.Request) bool {
 	a.Worker.Prefill, a.Worker.PrefillRank = first.Worker.ID, first.Worker.DPRank
 	a.Overlap, a.Tokens = first.OverlapBlocks, d.Tokens
 	body, _ := json.Marshal(a) // numbers always marshal
-	s.server.metrics.queries.Count()
+	s.metrics.queries.Count()
 	return s.send(immediate(http.StatusOK, []string{"content-type", "application/json"}, body, "kvroute_query"))
 }

@@ -30,7 +30,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 		body, fits = s.joinChunks(b)
 	}
 	if !fits {
-		s.server.failOpen(failHeld, nil)
+		s.failOpen(failHeld, nil)
 		return s.pass(m)
 	}
 	truncated := s.head.partial && m == requestBody && !b.GetEndOfStream()
@@ -41,7 +41,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	if fields.Model == "" && !unread && fields.Size > 0 {
 		return s.pass(m) // no prompt and no model: any worker of Envoy's pool can serve it
 	}
-	conf := &s.server.conf
+	conf := &s.conf
 	req := s.routerRequest(&fields, unread)
 	if !s.head.splittable(conf, m, &fields, truncated) {
 		req.Split = router.SplitNever
@@ -74,16 +74,16 @@ func (s *stream) readBody(m message, body []byte, truncated bool) (fields openai
 	if m == headersOurs || m.isOther() {
 		return fields, true, nil
 	}
-	s.server.metrics.bodySize.Record(context.Background(), float64(len(body)))
-	limit := s.server.conf.MaxBodyBytes
+	s.metrics.bodySize.Record(context.Background(), float64(len(body)))
+	limit := s.conf.MaxBodyBytes
 	if len(body) > limit {
 		return fields, false, tooLarge(limit)
 	}
 	if s.head.compressed && len(body) > 0 { // kvroute reads no compressed bodies
-		s.server.metrics.compressed.Count()
+		s.metrics.compressed.Count()
 		return fields, true, nil
 	}
-	fields, bad = s.server.conf.Bodies.Parse(s.head.endpoint, body)
+	fields, bad = s.conf.Bodies.Parse(s.head.endpoint, body)
 	if bad != nil && truncated {
 		return openai.ParseTruncated(body), true, nil
 	}
@@ -92,7 +92,7 @@ func (s *stream) readBody(m message, body []byte, truncated bool) (fields openai
 
 // routerRequest returns the request to the router for a body with these fields.
 func (s *stream) routerRequest(fields *openai.Body, unread bool) router.Request {
-	h, conf := &s.head, &s.server.conf
+	h, conf := &s.head, &s.conf
 	s.arrival.BodyAt = time.Now()
 	return router.Request{
 		Owned: true, Arrival: s.arrival,
@@ -142,7 +142,7 @@ func operation(e openai.Endpoint) string {
 // bestWorker gets a decision from the router and keeps it. If the request must wait for a worker,
 // bestWorker extends Envoy's timeout.
 func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
-	conf := &s.server.conf
+	conf := &s.conf
 	req.DecisionTimeout, req.QueueWait = conf.DecisionTimeout, conf.QueueWait
 	req.Waiting = func(split bool) {
 		wait := conf.QueueWait
@@ -151,10 +151,10 @@ func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 		}
 		s.extend(wait)
 	}
-	s.id = s.server.newID()
+	s.id = s.newID()
 	s.booked = true // before the call, which may book and then panic
 	req.ID = s.id
-	d, err := s.server.router.BestWorker(ctx, *req)
+	d, err := s.router.BestWorker(ctx, *req)
 	if err != nil {
 		// Nothing is booked for this request; see router.ErrDuplicate.
 		s.booked = false

@@ -19,7 +19,7 @@ import (
 // answerResponse answers the response headers.
 func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.ProcessingResponse {
 	h := req.GetResponseHeaders()
-	s.server.headersSent.Store(true)
+	s.headersSent.Store(true)
 	s.served = strings.HasPrefix(status(h), "2")
 	if !s.booked {
 		return answerTo(responseHeaders, nil)
@@ -31,22 +31,22 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	switch {
 	case status(h) != "200":
 	case isWhole(h): // the prefill has ended
-		s.server.router.FirstToken(s.id, router.SignEnd)
+		s.router.FirstToken(s.id, router.SignEnd)
 	case !isEventStream(h): // kvroute finds no first token in another kind of stream
-	case s.server.conf.FirstToken == FirstTokenResponseHeaders:
-		s.server.router.FirstToken(s.id, router.SignHeaders)
+	case s.conf.FirstToken == FirstTokenResponseHeaders:
+		s.router.FirstToken(s.id, router.SignHeaders)
 	default:
 		s.watching = s.head.responseBody
 	}
 	var headers []string
-	if s.server.conf.DecisionHeaders {
+	if s.conf.DecisionHeaders {
 		d := &s.decision
 		headers = append(headers,
 			"x-dynamo-worker-instance-id", fmt.Sprint(d.Worker.ID),
 			"x-dynamo-overlap-blocks", strconv.Itoa(d.OverlapBlocks),
 			"x-dynamo-reason", string(d.Reason))
 	}
-	if s.server.conf.ModeOverride {
+	if s.conf.ModeOverride {
 		headers = append(headers, headerRequestID, s.id)
 	}
 	if s.head.conformance {
@@ -75,7 +75,7 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 			// Envoy tried a worker, which failed, and had no other to try.
 			r.Local, r.Asked = true, max(0, r.Asked-1)
 		case d == "no_healthy_upstream":
-			s.server.unreached(&s.decision)
+			s.unreached(&s.decision)
 			r.Nowhere = true
 		case strings.HasPrefix(d, "upstream_") && !envoysOwn(d):
 			r.Local = true // reset, refused, too slow
@@ -84,20 +84,20 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 		}
 	}
 	if r.Nowhere {
-		s.server.router.Served(s.id, r)
+		s.router.Served(s.id, r)
 		return
 	}
 	if !r.Address.IsValid() {
 		r.Address = servedBy(req)
 	} else if r.Asked == 1 && r.Address != s.decision.Address {
-		s.server.unreached(&s.decision)
+		s.unreached(&s.decision)
 	}
-	moved, avoided := s.server.router.Served(s.id, r)
+	moved, avoided := s.router.Served(s.id, r)
 	if moved {
-		s.server.conf.Log.Debug("another worker served", "first", s.decision.Address, "served", r.Address)
+		s.conf.Log.Debug("another worker served", "first", s.decision.Address, "served", r.Address)
 	}
 	for _, w := range avoided {
-		s.server.conf.Log.Warn("a worker failed and is avoided for a while",
+		s.conf.Log.Warn("a worker failed and is avoided for a while",
 			"worker", w.ID, "rank", w.DPRank, "status", r.Status, "local", r.Local, "details", details)
 	}
 }

@@ -55,9 +55,9 @@ func incoming(ctx context.Context, name string) string {
 
 // stream is one main stream. Its handler's goroutine owns it.
 type stream struct {
-	server *Server
-	grpc   extprocv3.ExternalProcessor_ProcessServer
-	state  state
+	*Server // with the settings, the router and the metrics
+	grpc    extprocv3.ExternalProcessor_ProcessServer
+	state   state
 
 	// The wait for Envoy's next message.
 	wait        wait
@@ -93,7 +93,7 @@ type stream struct {
 func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, k *kind) string {
 	ctx, end := ending(g.Context())
 	defer end()
-	st := &stream{server: s, grpc: g, wait: wait{end: end}, reserved: reservation{of: &s.bodies}}
+	st := &stream{Server: s, grpc: g, wait: wait{end: end}, reserved: reservation{of: &s.bodies}}
 	defer st.free()
 	defer st.reserved.giveBack()
 	for more := true; more; {
@@ -123,7 +123,7 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, k *kind) str
 func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) bool {
 	if s.state == begun {
 		s.arrival.Began = time.Now()
-		s.server.seen.Add(1)
+		s.seen.Add(1)
 		s.head.readModes(req.GetProtocolConfig())
 		if s.head.mode != buffered || s.head.echo {
 			s.wait.woken = make(chan struct{}, 1)
@@ -131,7 +131,7 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 	}
 	m := s.classify(req)
 	act, to := next(s.head.mode, s.state, m)
-	if act == proceed && m.isOther() && s.server.conf.EndpointPicker {
+	if act == proceed && m.isOther() && s.conf.EndpointPicker {
 		act, to = decide, s.state // a gateway with that protocol cannot choose an endpoint itself
 	}
 	s.state = to
@@ -150,14 +150,14 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 		return s.send(s.answerResponse(req))
 	case leave, ignore:
 	}
-	s.server.metrics.strays.Count(m.String())
+	s.metrics.strays.Count(m.String())
 	return act == ignore
 }
 
 // send sends answers. It returns false if the stream must end.
 func (s *stream) send(answers ...*extprocv3.ProcessingResponse) bool {
 	for _, a := range answers {
-		if a.GetRequestHeaders() != nil && s.server.conf.ModeOverride && s.head.mode == buffered {
+		if a.GetRequestHeaders() != nil && s.conf.ModeOverride && s.head.mode == buffered {
 			a.ModeOverride = s.head.override()
 		}
 		if s.grpc.Send(a) != nil {
@@ -172,10 +172,10 @@ func (s *stream) free() {
 	if !s.booked {
 		return
 	}
-	s.server.reportUsage(s.id, s.usage)
-	if s.booked = false; s.served || !s.server.headersSent.Load() {
-		s.server.router.Free(s.id)
+	s.reportUsage(s.id, s.usage)
+	if s.booked = false; s.served || !s.headersSent.Load() {
+		s.router.Free(s.id)
 	} else {
-		s.server.router.Abandon(s.id)
+		s.router.Abandon(s.id)
 	}
 }
