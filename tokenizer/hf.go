@@ -78,14 +78,14 @@ func (t *Tokenizer) readModel(s, flags section) (*vocabKeys, error) {
 		return nil, fmt.Errorf("model: %w", err)
 	}
 	var c struct {
-		Type         string   `json:"type"`
-		Dropout      *float64 `json:"dropout"`
-		UnkToken     *string  `json:"unk_token"`
-		Prefix       *string  `json:"continuing_subword_prefix"`
-		Suffix       *string  `json:"end_of_word_suffix"`
-		FuseUnk      bool     `json:"fuse_unk"`
-		ByteFallback bool     `json:"byte_fallback"`
-		IgnoreMerges bool     `json:"ignore_merges"`
+		Type         string  `json:"type"`
+		Dropout      float64 `json:"dropout"`
+		UnkToken     string  `json:"unk_token"`
+		Prefix       string  `json:"continuing_subword_prefix"`
+		Suffix       string  `json:"end_of_word_suffix"`
+		FuseUnk      bool    `json:"fuse_unk"`
+		ByteFallback bool    `json:"byte_fallback"`
+		IgnoreMerges bool    `json:"ignore_merges"`
 	}
 	small := map[string]json.RawMessage{}
 	for key, v := range model {
@@ -100,15 +100,14 @@ func (t *Tokenizer) readModel(s, flags section) (*vocabKeys, error) {
 	if err := json.Unmarshal(b, &c); err != nil {
 		return nil, fmt.Errorf("model: %w at byte %d", err, s.base)
 	}
-	set := func(s *string) bool { return s != nil && *s != "" }
 	switch {
 	case c.Type != "" && c.Type != "BPE":
 		return nil, unsupported("model: type %q; only BPE is done exactly", c.Type)
 	case c.Type == "" && model["merges"].null():
 		return nil, unsupported("model: no type and no merges; only BPE is done exactly")
-	case c.Dropout != nil && *c.Dropout != 0:
+	case c.Dropout != 0:
 		return nil, unsupported("model: dropout")
-	case set(c.Prefix), set(c.Suffix):
+	case c.Prefix+c.Suffix != "":
 		return nil, unsupported("model: continuing_subword_prefix or end_of_word_suffix")
 	}
 	keys, err := readVocab(model["vocab"], t.byteLevel)
@@ -117,9 +116,9 @@ func (t *Tokenizer) readModel(s, flags section) (*vocabKeys, error) {
 	}
 	v := keys.vocab
 	t.bpe = bpe{vocab: v, whole: c.IgnoreMerges, unk: noID, fuseUnk: c.FuseUnk}
-	if set(c.UnkToken) {
-		if t.bpe.unk = v.id([]byte(*c.UnkToken)); t.bpe.unk == noID {
-			return nil, fmt.Errorf("model: unk_token %q is not in the vocabulary", *c.UnkToken)
+	if c.UnkToken != "" {
+		if t.bpe.unk = v.id([]byte(c.UnkToken)); t.bpe.unk == noID {
+			return nil, fmt.Errorf("model: unk_token %q is not in the vocabulary", c.UnkToken)
 		}
 	}
 	if err := t.bpe.readMerges(model["merges"], keys.alphabet); err != nil {

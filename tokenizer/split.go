@@ -180,7 +180,7 @@ var behaviors = []string{"Removed", "Isolated", "MergedWithPrevious", "MergedWit
 func readSplitters(s section) (all []splitter, byteLevel bool, err error) {
 	steps, err := s.steps("pretokenizers")
 	for _, step := range steps {
-		var c splitConfig
+		c := splitConfig{AddPrefixSpace: true, UseRegex: true, Split: true}
 		if err := step.unmarshal(&c); err != nil {
 			return nil, false, err
 		}
@@ -203,16 +203,14 @@ type splitConfig struct {
 	Pattern          pattern `json:"pattern"`
 	Behavior         string  `json:"behavior"`
 	Invert           bool    `json:"invert"`
-	AddPrefixSpace   *bool   `json:"add_prefix_space"`
-	UseRegex         *bool   `json:"use_regex"`
+	AddPrefixSpace   bool    `json:"add_prefix_space"`
+	UseRegex         bool    `json:"use_regex"`
 	IndividualDigits bool    `json:"individual_digits"`
 	Replacement      string  `json:"replacement"`
 	PrependScheme    string  `json:"prepend_scheme"`
-	Split            *bool   `json:"split"`
+	Split            bool    `json:"split"`
 	Delimiter        string  `json:"delimiter"`
 }
-
-func isTrue(b *bool) bool { return b == nil || *b }
 
 // most is the number of digits in a piece.
 func (c *splitConfig) most() int {
@@ -228,10 +226,10 @@ func (c *splitConfig) splitters() (steps []splitter, err error) {
 	case "Split":
 		p, err = c.readSplit()
 	case "ByteLevel":
-		if isTrue(c.AddPrefixSpace) {
+		if c.AddPrefixSpace {
 			steps = append(steps, splitter{prefix: []byte{' '}})
 		}
-		if isTrue(c.UseRegex) {
+		if c.UseRegex {
 			steps = append(steps, scanners[patterns["gpt2"]].splitter())
 		}
 		return steps, nil
@@ -310,7 +308,7 @@ func (c *splitConfig) metaspace() ([]splitter, error) {
 	}
 	p := splitter{prefix: space, space: space}
 	switch {
-	case c.PrependScheme == "always", c.PrependScheme == "" && isTrue(c.AddPrefixSpace):
+	case c.PrependScheme == "always", c.PrependScheme == "" && c.AddPrefixSpace:
 	case c.PrependScheme == "first":
 		p.first = true
 	case c.PrependScheme == "never", c.PrependScheme == "":
@@ -319,7 +317,7 @@ func (c *splitConfig) metaspace() ([]splitter, error) {
 		return nil, fmt.Errorf("step Metaspace: unknown prepend_scheme %q", c.PrependScheme)
 	}
 	steps := []splitter{p}
-	if isTrue(c.Split) {
+	if c.Split {
 		steps = append(steps, splitter{literal: space, behavior: "MergedWithNext"})
 	}
 	return steps, nil

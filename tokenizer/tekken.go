@@ -232,19 +232,14 @@ func (t *Tokenizer) readTekkenSettings(s section) error {
 		return nil
 	}
 	var builder struct {
-		Effort *struct {
-			Default *string
+		Effort struct {
+			Default string
 			Values  []string
 		} `json:"reasoning_effort"`
 	}
 	if err := s.unmarshal(&builder); err != nil {
 		return fmt.Errorf("model_settings_builder: %w", err)
 	}
-	if builder.Effort != nil {
-		t.mistral.Efforts = builder.Effort.Values
-		if builder.Effort.Default != nil {
-			t.mistral.Effort = *builder.Effort.Default
-		}
-	}
+	t.mistral.Effort, t.mistral.Efforts = builder.Effort.Default, builder.Effort.Values
 	return nil
 }
