@@ -58,19 +58,9 @@ type chunk struct {
 // for about four bytes and takes four, and the text of messages takes as much.
 func NewCache(limit int) *Cache {
 	c := &Cache{seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}, limit: limit, step: cacheStep}
-	var err error
-	c.lru, err = simplelru.NewLRU(max(1, limit/chunkCost), func(_ cacheKey, old entry) { c.bytes -= old.cost() })
-	if err != nil {
-		panic(err) // a size below 1
-	}
+	// A size of 1 or more is valid.
+	c.lru, _ = simplelru.NewLRU(max(1, limit/chunkCost), func(_ cacheKey, old entry) { c.bytes -= old.cost() })
 	return c
-}
-
-// Bytes returns the memory of all entries in bytes.
-func (c *Cache) Bytes() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.bytes
 }
 
 // Append is t.Append with the ids of known prefixes copied. reused is the number of bytes of text
@@ -84,7 +74,7 @@ func (c *Cache) Append(
 func (c *Cache) append(
 	ctx context.Context, dst []uint32, t *Tokenizer, text []byte, f form,
 ) (ids []uint32, reused int, err error) {
-	if len(text) < c.step {
+	if c == nil || len(text) < c.step {
 		ids, err = t.encode(ctx, dst, text, f, nil)
 		return ids, 0, err
 	}

@@ -44,13 +44,6 @@ func (r *recorder) place(p resume, mark int) {
 	}
 }
 
-// finish records the steps up to the end of the text.
-func (r *recorder) finish(length int) {
-	for ; r.next <= length; r.next += r.step {
-		r.ends = append(r.ends, r.last)
-	}
-}
-
 // encoder encodes one text.
 type encoder struct {
 	*work // its budget has the error that ends the encoding
@@ -88,7 +81,7 @@ func (t *Tokenizer) encode(ctx context.Context, dst []uint32, text []byte, f for
 		return e.dst, e.err
 	}
 	if rec != nil {
-		rec.finish(len(text))
+		rec.note(len(text) + 1) // ends all steps
 	}
 	if f == framed {
 		e.dst = append(e.dst, t.after...)

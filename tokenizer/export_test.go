@@ -20,6 +20,13 @@ func SetRegexTime(d time.Duration) (restore func()) {
 	return func() { regexTime = was }
 }
 
+// Bytes returns the memory of all entries in bytes.
+func (c *Cache) Bytes() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.bytes
+}
+
 // SetCacheStep makes steps of a cache small enough for texts of tests.
 func SetCacheStep(c *Cache, step int) { c.step = step }
 

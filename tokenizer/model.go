@@ -239,7 +239,7 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	}
 	p := Prompt{Mode: Exact, Size: text.Exact, Others: text.Items*itemTokens + tokensOf(text.Others)}
 	var err error
-	if p.IDs, p.Reused, err = m.append(ctx, dst, text.Text[:text.Exact], f); err != nil {
+	if p.IDs, p.Reused, err = m.cache.append(ctx, dst, m.tok, text.Text[:text.Exact], f); err != nil {
 		if errors.Is(err, errGrown) {
 			return inBytes(dst, q, TooLarge)
 		}
@@ -265,14 +265,6 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 var texts = sync.Pool{New: func() any { return new([]byte) }}
 
 const mostRoom = 1 << 20
-
-func (m *Model) append(ctx context.Context, dst []uint32, text []byte, f form) ([]uint32, int, error) {
-	if m.cache != nil {
-		return m.cache.append(ctx, dst, m.tok, text, f)
-	}
-	ids, err := m.tok.encode(ctx, dst, text, f, nil)
-	return ids, 0, err
-}
 
 // hasTools reports whether a request's tools are more than an empty list.
 func hasTools(tools []byte) bool {
