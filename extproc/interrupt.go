@@ -93,9 +93,3 @@ func (l *waits) stop(why waitEnd, n int, heads ...*wait) {
 		}
 	}
 }
-
-func (l *waits) isDraining() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.draining
-}

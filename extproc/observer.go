@@ -56,7 +56,7 @@ func (s *Server) observe(id string, w *wait, receive func() (*extprocv3.Processi
 		switch {
 		case err != nil && end != "":
 			return end
-		case err != nil && s.waits.isDraining():
+		case err != nil && s.waits.remove(w) == drained:
 			return endDraining
 		case err != nil:
 			return endEnded

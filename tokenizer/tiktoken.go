@@ -195,8 +195,14 @@ func patternSteps(pattern string) ([]splitter, error) {
 // mergesOfRanks makes a merge for each way to cut a token into two tokens.
 func (b *bpe) mergesOfRanks() {
 	var all []mergeSlot
-	for id := range b.vocab.token {
-		all = b.vocab.appendMerges(all, uint64(id), uint32(id))
+	for id, token := range b.vocab.token {
+		for k := 1; k < len(token); k++ {
+			left, ok := b.vocab.ids[token[:k]]
+			right, ok2 := b.vocab.ids[token[k:]]
+			if ok && ok2 {
+				all = append(all, mergeOf(left, right, uint64(id), uint32(id)))
+			}
+		}
 	}
 	b.merges = newMerges(all)
 	b.prepareBytes()

@@ -79,19 +79,6 @@ func mergeOf(left, right uint32, rank uint64, id uint32) mergeSlot {
 	return mergeSlot{pairOf(left, right) + 1, rank<<32 | uint64(id)}
 }
 
-// appendMerges appends a merge for each way to cut the token id into two tokens.
-func (v *vocab) appendMerges(all []mergeSlot, rank uint64, id uint32) []mergeSlot {
-	token := v.get(id)
-	for k := 1; k < len(token); k++ {
-		left, ok := v.ids[token[:k]]
-		right, ok2 := v.ids[token[k:]]
-		if ok && ok2 {
-			all = append(all, mergeOf(left, right, rank, id))
-		}
-	}
-	return all
-}
-
 func pairOf(left, right uint32) uint64 { return uint64(left)<<32 | uint64(right) }
 
 func (m *merges) slot(pair uint64) int { return int(pair * 0x9e3779b97f4a7c15 >> m.shift) }

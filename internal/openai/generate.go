@@ -17,7 +17,11 @@ import (
 func (f *fields) engineRequest(e Endpoint, b *Body, size int) {
 	prompt := f.get("token_ids")
 	if e == Generate {
-		prompt = f.first("text", "input_ids", "prompt")
+		for _, name := range [...]string{"text", "input_ids", "prompt"} {
+			if prompt = f.get(name); prompt != nil {
+				break
+			}
+		}
 		// Requests with different adapters share no blocks, nor do those with different extra keys.
 		if lora := f.get("lora_path"); lora != nil {
 			b.CacheSalt += "\x00lora\x00" + string(lora)
@@ -42,16 +46,6 @@ func (f *fields) engineRequest(e Endpoint, b *Body, size int) {
 	default:
 		b.Request = chat.Request{Size: size, Inexact: NoPrompt}
 	}
-}
-
-// first returns the first of several members that is present.
-func (f *fields) first(names ...string) value {
-	for _, name := range names {
-		if v := f.get(name); v != nil {
-			return v
-		}
-	}
-	return nil
 }
 
 // some reports whether v is more than null or an empty list.

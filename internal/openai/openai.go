@@ -104,7 +104,7 @@ func Classify(method, target string) (Endpoint, *Error) {
 	}
 	return e, &Error{
 		Status:  http.StatusMethodNotAllowed,
-		Message: fmt.Sprintf("%s is not allowed on %s, use POST", clip(method), p),
+		Message: fmt.Sprintf("%s is not allowed on %s, use POST", method[:min(len(method), 64)], p),
 		Type:    InvalidRequest,
 		Code:    "method_not_allowed",
 	}
@@ -125,6 +125,3 @@ func normalPath(p string) string {
 	}
 	return path.Clean(p)
 }
-
-// clip bounds a text of the client in a message.
-func clip(s string) string { return s[:min(len(s), 64)] }

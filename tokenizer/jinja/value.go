@@ -230,11 +230,8 @@ func (v Value) typeName() string {
 		}
 	}
 	return [...]string{
-		kindUndefined: "Undefined", kindNone: "NoneType", kindBool: "bool", kindInt: "int", kindBig: "int",
-		kindFloat:  "float",
-		kindString: "str", kindSafe: "Markup", kindList: "list", kindTuple: "tuple", kindDict: "dict",
-		kindNamespace: "Namespace",
-		kindFunc:      "function", kindLoop: "LoopContext", kindRange: "range", kindUnset: "",
+		"Undefined", "NoneType", "bool", "int", "int", "float", "str", "Markup", "list", "tuple", "dict", "Namespace",
+		"function", "LoopContext", "range", kindUnset: "",
 	}[v.kind]
 }
 
