@@ -139,11 +139,8 @@ func (e *encoder) place(at, looked int, start bool) {
 		return
 	}
 	// A search for an added token begins at each place, and looks ahead.
-	if e.t.raw != nil && !e.marks {
-		looked = max(looked, at+e.t.raw.reach)
-	}
-	if e.t.normed != nil && !e.marks {
-		looked = max(looked, at+e.t.normed.reach)
+	if !e.marks {
+		looked = max(looked, at+e.t.reach())
 	}
 	e.rec.place(resume{at, len(e.dst) - e.base, start}, min(looked, len(e.text)+1))
 }

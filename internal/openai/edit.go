@@ -61,13 +61,8 @@ func Find(object []byte, path ...string) []byte {
 		return nil
 	}
 	for _, name := range path {
-		if v.kind() == '[' { // the first element
-			first := true
-			v.each(func(element value) {
-				if first {
-					v, first = element, false
-				}
-			})
+		if v.kind() == '[' {
+			v = v.first()
 		}
 		v = v.member(name)
 	}

@@ -119,15 +119,7 @@ func (c *conversation) addMessage(role, content value) {
 }
 
 // firstText returns the text of the first part of a list, nil if it has none.
-func firstText(parts value) (text value) {
-	seen := false
-	parts.each(func(part value) {
-		if !seen {
-			text, seen = part.member("text"), true
-		}
-	})
-	return text
-}
+func firstText(parts value) value { return parts.first().member("text") }
 
 // chatParts returns a content with the parts' types as chats call them.
 func chatParts(content value) value {

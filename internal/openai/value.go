@@ -80,6 +80,15 @@ func (v value) filled() bool {
 	return v.kind() == '[' && s.Peek() != ']'
 }
 
+// first returns the first element of a list, nil if there is none.
+func (v value) first() value {
+	if !v.filled() {
+		return nil
+	}
+	element, _ := readValue(&jsonscan.Scanner{In: v, At: 1}) // valid, so there is no error
+	return element
+}
+
 // textOr returns the text of a string, or another text if v is not a string.
 func (v value) textOr(other string) string {
 	if v.kind() != '"' {
@@ -114,8 +123,7 @@ func (v value) count() int {
 // prompts returns the length of a list of prompts, 0 for another value: a list of token ids is one
 // prompt.
 func (v value) prompts() (n int) {
-	first := jsonscan.Scanner{In: v, At: 1}
-	if kind := first.Peek(); v.kind() != '[' || kind != '"' && kind != '[' {
+	if kind := v.first().kind(); kind != '"' && kind != '[' {
 		return 0
 	}
 	v.each(func(value) { n++ })

@@ -69,7 +69,7 @@ func (r *renderer) equal(a, b Value) bool {
 		}
 		return !slices.ContainsFunc(a.Items(), func(v Value) bool { return !r.contains(b, v) })
 	case kindDict:
-		x, y := a.ref.(*Dict), b.ref.(*Dict)
+		x, y := a.Dict(), b.Dict()
 		r.enter()
 		defer r.leave()
 		for i, k := range x.keys {
@@ -135,7 +135,7 @@ func (r *renderer) contains(of, v Value) bool {
 		r.scanned(len(of.str))
 		return strings.Contains(of.str, v.str)
 	case kindDict:
-		_, ok := r.lookup(of.ref.(*Dict), v)
+		_, ok := r.lookup(of.Dict(), v)
 		return ok
 	case kindUndefined, kindList, kindTuple, kindView, kindRange, kindGenerator:
 		return slices.ContainsFunc(r.iterate(of), func(it Value) bool {

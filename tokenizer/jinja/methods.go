@@ -71,7 +71,7 @@ func allMethods() map[string]*methods {
 		named(name).ofString = unsupported("the method", name)
 	}
 	named("get").ofDict = define("_! _", func(r *renderer, v Value, a args) Value {
-		if x, ok := r.lookup(v.ref.(*Dict), a.values[0]); ok {
+		if x, ok := r.lookup(v.Dict(), a.values[0]); ok {
 			return x
 		}
 		return a.or(1, None())

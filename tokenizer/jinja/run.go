@@ -124,7 +124,7 @@ func (r *renderer) assign(target *node, v Value) {
 		if of.kind != kindNamespace {
 			raise(RuntimeError, "cannot assign attribute on non-namespace object")
 		}
-		r.put(of.ref.(*Dict), target.text, v)
+		r.put(of.Dict(), target.text, v)
 	default:
 		r.frame.slots[target.slot] = v
 	}

@@ -214,7 +214,7 @@ func (v Value) Truth() bool {
 	case kindList, kindTuple, kindView, kindRange:
 		return len(v.Items()) > 0
 	case kindDict:
-		return v.ref.(*Dict).Len() > 0
+		return v.Dict().Len() > 0
 	}
 	return true
 }
