@@ -4,6 +4,7 @@ package tokenizer
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"errors"
 	"fmt"
@@ -63,10 +64,7 @@ func Load(fsys fs.FS, c Config) (*Tokenizer, error) {
 	if err != nil {
 		return nil, fileError(name, err)
 	}
-	if c.Loader == "" {
-		c.Loader = Transformers5
-	}
-	more, doubt, err := auto(fsys, c.Loader, sections)
+	more, doubt, err := auto(fsys, cmp.Or(c.Loader, Transformers5), sections)
 	if err != nil {
 		return nil, err
 	}
@@ -74,9 +72,7 @@ func Load(fsys fs.FS, c Config) (*Tokenizer, error) {
 	if err != nil {
 		return nil, fileError(name, err)
 	}
-	if doubt != "" {
-		t.Doubt = doubt
-	}
+	t.Doubt = cmp.Or(doubt, t.Doubt)
 	t.plan()
 	return t, nil
 }

@@ -4,6 +4,7 @@ package tokenizer
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -100,10 +101,7 @@ func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 	}
 	files.ID, files.Mistral = tok.ID, tok.mistral
 	m := &Model{tok: tok, cache: c.Cache}
-	if c.Profile == "" {
-		c.Profile = chat.VLLM
-	}
-	if m.chat, err = chat.NewRenderer(c.Profile, files); err != nil {
+	if m.chat, err = chat.NewRenderer(cmp.Or(c.Profile, chat.VLLM), files); err != nil {
 		template, unreadable := errors.AsType[*jinja.Error](err)
 		switch {
 		case unreadable:

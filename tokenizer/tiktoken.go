@@ -63,11 +63,10 @@ func completed(fsys fs.FS, c Config, name string) (Config, error) {
 	known := published[name]
 	c.Pattern = cmp.Or(c.Pattern, known.Pattern)
 	var file struct {
-		Added   map[string]addedToken `json:"added_tokens_decoder"`
+		Added   map[uint32]addedToken `json:"added_tokens_decoder"`
 		AutoMap map[string]any        `json:"auto_map"`
 	}
-	found, err := readConfig(fsys, "tokenizer_config.json", &file)
-	if err != nil {
+	if _, err := readConfig(fsys, "tokenizer_config.json", &file); err != nil {
 		return c, err
 	}
 	kimi := isKimi(file.AutoMap["AutoTokenizer"])
@@ -90,11 +89,7 @@ func completed(fsys fs.FS, c Config, name string) (Config, error) {
 	}
 	c.Special = map[string]uint32{}
 	for id, a := range file.Added {
-		n, err := strconv.ParseUint(id, 10, 32)
-		if err != nil {
-			return c, fmt.Errorf("tokenizer: %s: added_tokens_decoder: id %q", found, id)
-		}
-		c.Special[a.Content] = uint32(n)
+		c.Special[a.Content] = id
 	}
 	return c, nil
 }

@@ -62,8 +62,7 @@ type harmonyMessage struct {
 
 func (h harmony) render(c *conversation) Text {
 	list := c.checked()
-	effort := c.effort("low", "medium", "high") // the engine refuses the API's other ones
-	effort = cmp.Or(effort, "medium")
+	effort := cmp.Or(c.effort("low", "medium", "high"), "medium") // the engine refuses the API's other ones
 	tools := c.readTools()
 	instructions, instructed := "", false
 	if role := textAt(list[0], "role"); role == "system" || role == "developer" {

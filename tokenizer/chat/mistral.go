@@ -301,9 +301,5 @@ func (m *mistral) settings(c *conversation) string {
 	if m.version < 15 || m.Efforts == nil && m.Effort == "" {
 		return ""
 	}
-	effort := m.Effort
-	if c.q.ReasoningEffort != nil {
-		effort = c.effort(m.Efforts...)
-	}
-	return `{"reasoning_effort": "` + effort + `"}`
+	return `{"reasoning_effort": "` + cmp.Or(c.effort(m.Efforts...), m.Effort) + `"}`
 }

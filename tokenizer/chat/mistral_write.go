@@ -175,8 +175,7 @@ func (w *mistralWriter) result(t turn) {
 		w.chunks(t.content)
 		return
 	}
-	text := textOf(t.content)
-	text = cmp.Or(text, "{}")
+	text := cmp.Or(textOf(t.content), "{}")
 	content, err := jinja.FromJSON([]byte(text))
 	if err != nil {
 		content = jinja.String(text)

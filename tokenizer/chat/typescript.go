@@ -230,12 +230,10 @@ func appendRustJSON(dst []byte, v jinja.Value) []byte {
 		return append(dst, ']')
 	case d != nil:
 		dst = append(dst, '{')
-		first := true
 		for key, it := range d.All() {
-			if !first {
+			if dst[len(dst)-1] != '{' {
 				dst = append(dst, ',')
 			}
-			first = false
 			dst = append(append(dst, toJSON(jinja.String(key))...), ':')
 			dst = appendRustJSON(dst, it)
 		}

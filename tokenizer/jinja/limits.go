@@ -66,11 +66,7 @@ func (t *Template) Render(dst []byte, vars *Dict, o Options) (text []byte, err e
 	if vars == nil {
 		r.vars = &Dict{}
 	}
-	defer func() {
-		if err != nil {
-			text = dst
-		}
-	}()
+	text = dst // the result after an error
 	defer catch(&err, t.name, &r.line)
 	r.frame = r.newFrame(t.scope, nil)
 	r.run(t.body)
