@@ -106,7 +106,7 @@ func (c *conversation) mergeDevelopers() {
 		}
 	}
 	if behind {
-		system := jinja.Object("role", jinja.String("system"), "content", jinja.String(strings.Join(texts, "\n\n")))
+		system := jinja.Object("role", "system", "content", strings.Join(texts, "\n\n"))
 		c.messages = append([]jinja.Value{system}, others...)
 	}
 }
@@ -134,7 +134,7 @@ func (c *conversation) contentOf(text string) jinja.Value {
 }
 
 func textPart(text string) jinja.Value {
-	return jinja.Object("type", jinja.String("text"), "text", jinja.String(text))
+	return jinja.Object("type", "text", "text", text)
 }
 
 // normal is message, or its result for a known message.
@@ -342,7 +342,7 @@ func (c *conversation) part(i int, p jinja.Value) (text string, item jinja.Value
 	}
 	if as, ok := itemTypes[kind]; ok {
 		c.items = append(c.items, toJSON(p))
-		return "", jinja.Object("type", jinja.String(as))
+		return "", jinja.Object("type", as)
 	}
 	if kind != "text" && kind != "refusal" && kind != "thinking" {
 		refuse("content[%d] has the unknown type %.40q", i, kind)

@@ -119,7 +119,7 @@ func mistralTool(tool jinja.Value) jinja.Value {
 	if parameters.Dict() == nil {
 		parameters = jinja.Object()
 	}
-	return jinja.Object("type", jinja.String("function"), "function",
+	return jinja.Object("type", "function", "function",
 		jinja.Object("name", f.Get("name"), "description", description, "parameters", parameters))
 }
 
@@ -145,7 +145,7 @@ func (w *mistralWriter) writeCalls(calls []mistralCall) {
 	var list []jinja.Value
 	for _, c := range calls {
 		if w.version < 11 {
-			list = append(list, jinja.Object("name", jinja.String(c.name), "arguments", c.arguments, "id", jinja.String(c.id)))
+			list = append(list, jinja.Object("name", c.name, "arguments", c.arguments, "id", c.id))
 			continue
 		}
 		w.control("[TOOL_CALLS]")
@@ -180,5 +180,5 @@ func (w *mistralWriter) result(t turn) {
 	if err != nil {
 		content = jinja.String(text)
 	}
-	w.json(jinja.Object("content", content, "call_id", jinja.String(t.callID)))
+	w.json(jinja.Object("content", content, "call_id", t.callID))
 }

@@ -70,6 +70,8 @@ func (r *renderer) arithmetic(op string, a, b Value) Value {
 		return r.repeated(b, a.int())
 	case !a.isNumber() || !b.isNumber():
 		raise(TypeError, "unsupported operand type(s) for %s: '%s' and '%s'", op, a.typeName(), b.typeName())
+	case (op == "/" || op == "//" || op == "%") && !b.Truth():
+		raise(ZeroDivision, "division by zero")
 	case a.kind == kindFloat || b.kind == kindFloat:
 		return floats(op, toFloat(a), toFloat(b))
 	}
@@ -109,9 +111,6 @@ func toFloat(v Value) float64 {
 }
 
 func floats(op string, x, y float64) Value {
-	if y == 0 && (op == "/" || op == "//" || op == "%") {
-		raise(ZeroDivision, "division by zero")
-	}
 	switch op {
 	case "+":
 		return Float(x + y)
@@ -135,10 +134,7 @@ func floats(op string, x, y float64) Value {
 func integers(op string, a, b Value) Value {
 	x, y := a.int(), b.int()
 	if a.kind == kindBig || b.kind == kindBig || min(x, y) == math.MinInt64 {
-		panic(tooLarge())
-	}
-	if y == 0 && (op == "/" || op == "//" || op == "%") {
-		raise(ZeroDivision, "division by zero")
+		tooLarge()
 	}
 	var z int64
 	overflow := false
@@ -167,7 +163,7 @@ func integers(op string, a, b Value) Value {
 		}
 	}
 	if overflow {
-		panic(tooLarge())
+		tooLarge()
 	}
 	return Int(z)
 }

@@ -91,7 +91,7 @@ func compareNumbers(a, b Value) int {
 	exact := func(v Value) *big.Float {
 		switch v.kind {
 		case kindBig:
-			panic(tooLarge())
+			tooLarge()
 		case kindFloat:
 			return new(big.Float).SetFloat64(v.float())
 		}

@@ -346,7 +346,7 @@ func toInt(r *renderer, v Value, a args) Value {
 		if n, err := strconv.ParseInt(s, 10, 64); err == nil {
 			return Int(n)
 		} else if errors.Is(err, strconv.ErrRange) {
-			panic(tooLarge())
+			tooLarge()
 		}
 		if f, err := strconv.ParseFloat(s, 64); err == nil && !math.IsInf(f, 0) && !math.IsNaN(f) {
 			return truncated(f)

@@ -285,7 +285,7 @@ func (l *lexer) number(text string) {
 	case strings.Trim(digits, "0123456789") == "":
 		t.value = integer(cmp.Or(strings.TrimLeft(digits, "0"), "0"))
 	case errors.Is(err, strconv.ErrRange):
-		panic(tooLarge())
+		tooLarge()
 	case err != nil:
 		f, _ := strconv.ParseFloat(digits, 64) // out of range is infinite
 		t.value = Float(f)

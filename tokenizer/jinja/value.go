@@ -101,11 +101,15 @@ func String(s string) Value { return Value{kind: kindString, str: s} }
 // List returns a list that keeps items.
 func List(items ...Value) Value { return sequence(kindList, items) }
 
-// Object returns a dictionary of pairs: a name, its value, a name, its value, …
+// Object returns a dictionary of pairs: a name, its value, a name, its value, … A value may be a Go string.
 func Object(pairs ...any) Value {
 	d := NewDict(len(pairs) / 2)
 	for i := 0; i < len(pairs); i += 2 {
-		d.Set(pairs[i].(string), pairs[i+1].(Value))
+		v, ok := pairs[i+1].(Value)
+		if !ok {
+			v = String(pairs[i+1].(string))
+		}
+		d.Set(pairs[i].(string), v)
 	}
 	return FromDict(d)
 }
@@ -126,8 +130,8 @@ func integer(digits string) Value {
 	return Int(n)
 }
 
-// tooLarge returns the error for results of more than 64 bits.
-func tooLarge() *Error { return errorf(Unsupported, "arithmetic with integers of more than 64 bits") }
+// tooLarge ends the rendering: a result would have more than 64 bits.
+func tooLarge() { raise(Unsupported, "arithmetic with integers of more than 64 bits") }
 
 // undefined returns an undefined value. message is that of the error of using it.
 func undefined(message string) Value { return Value{str: message} }
