@@ -69,15 +69,15 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 		r.Address = address(f["upstream.address"])
 		r.Asked = int(min(f["upstream.request_attempt_count"].GetNumberValue(), maxAttempts))
 		details = f["response.code_details"].GetStringValue()
-		switch d := details; {
-		case d == "" || d == "via_upstream": // not configured, or the worker's response
-		case d == "no_healthy_upstream" && r.Address.IsValid():
+		switch {
+		case details == "" || details == "via_upstream": // not configured, or the worker's response
+		case details == "no_healthy_upstream" && r.Address.IsValid():
 			// Envoy tried a worker, which failed, and had no other to try.
 			r.Local, r.Asked = true, max(0, r.Asked-1)
-		case d == "no_healthy_upstream":
+		case details == "no_healthy_upstream":
 			s.unreached(&s.decision)
 			r.Nowhere = true
-		case strings.HasPrefix(d, "upstream_") && !envoysOwn(d):
+		case strings.HasPrefix(details, "upstream_") && !envoysOwn(details):
 			r.Local = true // reset, refused, too slow
 		default:
 			r.Nowhere = true

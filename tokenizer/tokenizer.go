@@ -126,7 +126,7 @@ func (t *Tokenizer) take() *work {
 func (t *Tokenizer) give(w *work) {
 	w.budget = budget{}
 	if 4*cap(w.ids)+16*cap(w.next)+8*cap(w.heap)+cap(w.text)+cap(w.spaced) > keepBytes {
-		w.ids, w.pairs, w.next, w.prev, w.heap, w.text, w.spaced = nil, nil, nil, nil, nil, nil, nil
+		w.scratch = scratch{}
 	}
 	t.free.give(w)
 }

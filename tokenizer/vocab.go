@@ -98,19 +98,24 @@ func (m *merges) get(left, right uint32) uint64 {
 // work is the scratch memory for one text, with the ids of words from earlier texts.
 type work struct {
 	budget
+	scratch
 
-	ids   []uint32
-	pairs []uint64
-	next  []int32
-	prev  []int32
-	heap  []uint64
-	ends  [batch]int
-	text  []byte
+	ends [batch]int
 	// short has the ids of short words in shortCount of its slots. long has those of other words: first of parts
 	// of words, then of whole words.
 	short      []shortSlot
 	shortCount int
 	long       [2]map[string][]uint32
+}
+
+// scratch is the memory whose size depends on the longest text and word.
+type scratch struct {
+	ids   []uint32
+	pairs []uint64
+	next  []int32
+	prev  []int32
+	heap  []uint64
+	text  []byte
 	// spaced is a word with its spaces written.
 	spaced []byte
 }

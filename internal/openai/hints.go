@@ -95,18 +95,19 @@ func ReadHints(nvext []byte, to *router.Request) *Error {
 		return bad("nvext",
 			"nvext must be an object, its hints numbers, its taints a list of strings and an object of numbers")
 	}
-	if raw.AgentHints.Priority == nil {
-		raw.AgentHints.Priority = &raw.AgentHints.Latency
+	hints := &raw.AgentHints
+	if hints.Priority == nil {
+		hints.Priority = &hints.Latency
 	}
 	for _, n := range []struct {
 		name  string
 		value float64
 		least float64
 	}{
-		{"nvext.agent_hints.latency_sensitivity", raw.AgentHints.Latency, -maxHint},
-		{"nvext.agent_hints.priority", *raw.AgentHints.Priority, -maxHint},
-		{"nvext.agent_hints.strict_priority", raw.AgentHints.StrictPriority, 0},
-		{"nvext.agent_hints.osl", raw.AgentHints.OSL, 0},
+		{"nvext.agent_hints.latency_sensitivity", hints.Latency, -maxHint},
+		{"nvext.agent_hints.priority", *hints.Priority, -maxHint},
+		{"nvext.agent_hints.strict_priority", hints.StrictPriority, 0},
+		{"nvext.agent_hints.osl", hints.OSL, 0},
 		{"nvext.router.ttft_target", raw.Router.TTFTTarget, 0},
 		{"nvext.router.itl_target", raw.Router.ITLTarget, 0},
 	} {
@@ -117,7 +118,7 @@ func ReadHints(nvext []byte, to *router.Request) *Error {
 	if len(raw.Constraints.Required) > maxTaints || len(raw.Constraints.Preferred) > maxTaints {
 		return bad("nvext.routing_constraints", "nvext.routing_constraints names too many taints")
 	}
-	to.Priority, to.StrictPriority, to.ExpectedOutput = *raw.AgentHints.Priority, int(raw.AgentHints.StrictPriority), int(raw.AgentHints.OSL)
+	to.Priority, to.StrictPriority, to.ExpectedOutput = *hints.Priority, int(hints.StrictPriority), int(hints.OSL)
 	to.RequiredTaints, to.PreferredTaints = raw.Constraints.Required, raw.Constraints.Preferred
 	to.TTFTTarget = time.Duration(raw.Router.TTFTTarget * float64(time.Millisecond))
 	to.Labels.ITLTarget = time.Duration(raw.Router.ITLTarget * float64(time.Millisecond))
