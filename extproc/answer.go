@@ -31,14 +31,14 @@ func (s *stream) route(m message, body []byte) bool {
 	if d.Prefill != nil && conf.legByHeader(d) {
 		headers = append(headers, prefillHeaders(d.Prefill)...)
 	}
-	if body != nil && s.head.sized {
+	if body != nil && s.sized {
 		// Envoy answers 500 if the header differs from the body's length.
 		headers = append(headers, "content-length", strconv.Itoa(len(body)))
 	}
 	c := &extprocv3.CommonResponse{HeaderMutation: mutation(headers), ClearRouteCache: true}
-	c.HeaderMutation.RemoveHeaders = s.head.stripHeaders // Envoy removes before it sets
+	c.HeaderMutation.RemoveHeaders = s.stripHeaders // Envoy removes before it sets
 	answer := answerTo(m, c)
-	inChunks := s.head.mode != buffered && !m.isRequestHeaders()
+	inChunks := s.mode != buffered && !m.isRequestHeaders()
 	if inChunks {
 		answer = answerTo(headersOurs, c)
 	} else if body != nil {

@@ -14,7 +14,7 @@ import (
 // hold keeps a part of the request, to be answered later. It returns false if the stream must end.
 func (s *stream) hold(m message, chunk []byte) bool {
 	if m == headersOurs {
-		if s.head.mode == streamedAhead {
+		if s.mode == streamedAhead {
 			// Envoy waits for this answer with a timeout. In full duplex it has none.
 			s.deadline = time.After(s.conf.DecisionTimeout)
 		}
@@ -48,7 +48,7 @@ func (s *stream) joinChunks(b *extprocv3.HttpBody) (body []byte, ok bool) {
 		return nil, false
 	}
 	body = bytes.Join(s.chunks, nil)
-	if s.head.mode == streamedAhead {
+	if s.mode == streamedAhead {
 		clear(s.chunks) // only their number matters: each is answered
 	} else {
 		s.chunks = [][]byte{body}
@@ -70,7 +70,7 @@ func (s *stream) answerChunks(m message, headers *extprocv3.ProcessingResponse, 
 	answers := []*extprocv3.ProcessingResponse{headers}
 	held := s.chunks
 	s.chunks = nil
-	if s.head.mode == streamedAhead {
+	if s.mode == streamedAhead {
 		for range held {
 			answers = append(answers, answerTo(requestBody, nil))
 		}
@@ -94,9 +94,9 @@ func (s *stream) answerChunks(m message, headers *extprocv3.ProcessingResponse, 
 
 // relay answers a part of a body that stays unchanged.
 func (s *stream) relay(m message, req *extprocv3.ProcessingRequest) []*extprocv3.ProcessingResponse {
-	b, sendBack := req.GetRequestBody(), s.head.mode == fullDuplex
+	b, sendBack := req.GetRequestBody(), s.mode == fullDuplex
 	if m == responseBody {
-		b, sendBack = req.GetResponseBody(), s.head.echo
+		b, sendBack = req.GetResponseBody(), s.echo
 		if s.usage != nil && s.booked {
 			s.usage.read(b.GetBody(), b.GetEndOfStream())
 		}

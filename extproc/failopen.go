@@ -66,7 +66,7 @@ func (s *stream) withoutWorker(m message, err error, model string, unread, start
 		why = failStarting
 	case errors.Is(err, router.ErrDecisionTimeout) || errors.Is(err, context.DeadlineExceeded):
 		why = failBudget
-	case unread && s.head.compressed:
+	case unread && s.compressed:
 		why = failEncoding
 	case unread:
 		why = failMode
@@ -91,10 +91,10 @@ func (s *stream) pass(m message) bool {
 	if s.state = passing; s.ended {
 		s.state = passed
 	}
-	if s.head.mode == buffered || m.isRequestHeaders() {
-		return s.send(s.head.unchanged(m))
+	if s.mode == buffered || m.isRequestHeaders() {
+		return s.send(s.unchanged(m))
 	}
-	return s.answerChunks(m, s.head.unchanged(headersOurs), nil)
+	return s.answerChunks(m, s.unchanged(headersOurs), nil)
 }
 
 // giveUp answers a request that has no decision yet without one. It reports whether the stream may
@@ -117,7 +117,7 @@ func (s *stream) giveUp(why failure) bool {
 // kvroute; they would be missing from the response, and no error would show it.
 func (s *stream) mayEnd() bool {
 	idle := s.state == begun || s.state == refused
-	return idle || !s.head.echo && (s.ended || s.head.mode == buffered)
+	return idle || !s.echo && (s.ended || s.mode == buffered)
 }
 
 // recoverPanic is deferred by a stream's handler: a panic for one request must not end the

@@ -49,17 +49,17 @@ func (s *stream) classify(req *extprocv3.ProcessingRequest) message {
 	switch r := req.GetRequest().(type) {
 	case *extprocv3.ProcessingRequest_RequestHeaders:
 		if earlier := req.GetMetadataContext(); earlier != nil {
-			s.head.allowed = subset(earlier)
+			s.allowed = subset(earlier)
 		}
 		s.ended = r.RequestHeaders.GetEndOfStream()
-		m := s.head.readHeaders(&s.conf, r.RequestHeaders)
-		s.arrival.TraceParent, s.arrival.TraceState = s.head.traceContext(s.grpc.Context())
+		m := s.readHeaders(&s.conf, r.RequestHeaders)
+		s.arrival.TraceParent, s.arrival.TraceState = s.traceContext(s.grpc.Context())
 		return m
 	case *extprocv3.ProcessingRequest_RequestBody:
 		if s.ended {
 			return requestAgain
 		}
-		if s.ended = r.RequestBody.GetEndOfStream() || s.head.mode == buffered; !s.ended {
+		if s.ended = r.RequestBody.GetEndOfStream() || s.mode == buffered; !s.ended {
 			return requestChunk
 		}
 		return requestBody

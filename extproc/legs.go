@@ -58,7 +58,7 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body []byte) (
 	if d.NameRank { // the second choice has the same rank
 		leg.Header.Set(headerVLLMRank, fmt.Sprint(d.Worker.DPRank))
 	}
-	if s.head.endpoint == openai.Completions {
+	if s.endpoint == openai.Completions {
 		leg.Path = "/v1/completions"
 	}
 	began := time.Now()

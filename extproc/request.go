@@ -24,7 +24,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	defer s.reserved.giveBack()
 	body := b.GetBody()
 	var fits bool
-	if s.head.mode == buffered {
+	if s.mode == buffered {
 		fits = s.reserved.add(len(body))
 	} else {
 		body, fits = s.joinChunks(b)
@@ -33,7 +33,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 		s.failOpen(failHeld, nil)
 		return s.pass(m)
 	}
-	truncated := s.head.partial && m == requestBody && !b.GetEndOfStream()
+	truncated := s.partial && m == requestBody && !b.GetEndOfStream()
 	fields, unread, bad := s.readBody(m, body, truncated)
 	if bad != nil {
 		return s.refuse(bad)
@@ -43,14 +43,14 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	}
 	conf := &s.conf
 	req := s.routerRequest(&fields, unread)
-	if !s.head.splittable(conf, m, &fields, truncated) {
+	if !s.splittable(conf, m, &fields, truncated) {
 		req.Split = router.SplitNever
 	}
 	if conf.AllowDirect || conf.TrustOverrides {
-		if bad := s.head.steer(conf, &req, fields.NVExt); bad != nil {
+		if bad := s.steer(conf, &req, fields.NVExt); bad != nil {
 			return s.refuse(bad)
 		}
-		if s.head.queries(conf, fields.NVExt) {
+		if s.queries(conf, fields.NVExt) {
 			return s.query(ctx, req)
 		}
 	}
@@ -79,11 +79,11 @@ func (s *stream) readBody(m message, body []byte, truncated bool) (fields openai
 	if len(body) > limit {
 		return fields, false, tooLarge(limit)
 	}
-	if s.head.compressed && len(body) > 0 { // kvroute reads no compressed bodies
+	if s.compressed && len(body) > 0 { // kvroute reads no compressed bodies
 		s.metrics.compressed.Count()
 		return fields, true, nil
 	}
-	fields, bad = s.conf.Bodies.Parse(s.head.endpoint, body)
+	fields, bad = s.conf.Bodies.Parse(s.endpoint, body)
 	if bad != nil && truncated {
 		return openai.ParseTruncated(body), true, nil
 	}

@@ -25,7 +25,7 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 		return answerTo(responseHeaders, nil)
 	}
 	s.note(req)
-	if s.head.responseBody {
+	if s.responseBody {
 		s.usage = readsUsage(h)
 	}
 	switch {
@@ -36,7 +36,7 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	case s.conf.FirstToken == FirstTokenResponseHeaders:
 		s.router.FirstToken(s.id, router.SignHeaders)
 	default:
-		s.watching = s.head.responseBody
+		s.watching = s.responseBody
 	}
 	var headers []string
 	if s.conf.DecisionHeaders {
@@ -49,7 +49,7 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	if s.conf.ModeOverride {
 		headers = append(headers, headerRequestID, s.id)
 	}
-	if s.head.conformance {
+	if s.conformance {
 		headers = append(headers, testHeaders(&s.decision, req)...)
 	}
 	if headers == nil {

@@ -66,7 +66,7 @@ type stream struct {
 	messages chan *extprocv3.ProcessingRequest
 
 	// The request.
-	head     head // what the first message says
+	head     // what the first message says
 	arrival  router.Arrival
 	ended    bool             // the last part of the request has come
 	reserved reservation      // of memory, for the body
@@ -124,24 +124,24 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 	if s.state == begun {
 		s.arrival.Began = time.Now()
 		s.seen.Add(1)
-		s.head.readModes(req.GetProtocolConfig())
-		if s.head.mode != buffered || s.head.echo {
+		s.readModes(req.GetProtocolConfig())
+		if s.mode != buffered || s.echo {
 			s.wait.woken = make(chan struct{}, 1)
 		}
 	}
 	m := s.classify(req)
-	act, to := next(s.head.mode, s.state, m)
+	act, to := next(s.mode, s.state, m)
 	if act == proceed && m.isOther() && s.conf.EndpointPicker {
 		act, to = decide, s.state // a gateway with that protocol cannot choose an endpoint itself
 	}
 	s.state = to
 	switch act {
 	case proceed:
-		return s.send(s.head.unchanged(m))
+		return s.send(s.unchanged(m))
 	case decide:
 		return s.answerRequest(ctx, m, req.GetRequestBody())
 	case refuse:
-		return s.refuse(s.head.wrong)
+		return s.refuse(s.wrong)
 	case hold:
 		return s.hold(m, req.GetRequestBody().GetBody())
 	case relay:
@@ -157,8 +157,8 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 // send sends answers. It returns false if the stream must end.
 func (s *stream) send(answers ...*extprocv3.ProcessingResponse) bool {
 	for _, a := range answers {
-		if a.GetRequestHeaders() != nil && s.conf.ModeOverride && s.head.mode == buffered {
-			a.ModeOverride = s.head.override()
+		if a.GetRequestHeaders() != nil && s.conf.ModeOverride && s.mode == buffered {
+			a.ModeOverride = s.override()
 		}
 		if s.grpc.Send(a) != nil {
 			return false
