@@ -12,7 +12,7 @@ import (
 
 // checked returns the messages as the client sent them, if the engine accepts them.
 func (c *conversation) checked() []jinja.Value {
-	if string(c.q.ContinueFinalMessage) == "true" && string(c.q.AddGenerationPrompt) == "true" {
+	if string(c.ContinueFinalMessage) == "true" && string(c.AddGenerationPrompt) == "true" {
 		refuse("continue_final_message and add_generation_prompt")
 	}
 	list := c.messageList()
@@ -24,10 +24,10 @@ func (c *conversation) checked() []jinja.Value {
 
 // effort returns the reasoning effort that the request asks for, "" if none.
 func (c *conversation) effort(known ...string) string {
-	if c.q.ReasoningEffort == nil {
+	if c.ReasoningEffort == nil {
 		return ""
 	}
-	text, ok := parse("reasoning_effort", c.q.ReasoningEffort).Text()
+	text, ok := parse("reasoning_effort", c.ReasoningEffort).Text()
 	if !ok || !slices.Contains(known, text) {
 		refuse("reasoning_effort is not one of %q", known)
 	}

@@ -53,15 +53,15 @@ func (m *Message) Bytes() int { return m.bytes }
 
 // messageList returns the messages as the client sent them.
 func (c *conversation) messageList() []jinja.Value {
-	if c.q.Parsed == nil {
-		list := parse("messages", c.q.Messages).Items()
+	if c.Parsed == nil {
+		list := parse("messages", c.Messages).Items()
 		if len(list) == 0 {
 			refuse("messages is empty or not a list")
 		}
 		return list
 	}
-	list := make([]jinja.Value, len(c.q.Parsed))
-	for i, m := range c.q.Parsed {
+	list := make([]jinja.Value, len(c.Parsed))
+	for i, m := range c.Parsed {
 		list[i] = m.value
 	}
 	return list
@@ -139,10 +139,10 @@ func textPart(text string) jinja.Value {
 
 // normal is message, or its result for a known message.
 func (c *conversation) normal(i int, m jinja.Value, last bool) jinja.Value {
-	if last || c.q.Parsed == nil {
+	if last || c.Parsed == nil {
 		return c.message(i, m, last)
 	}
-	known, f := &c.q.Parsed[i].normal, form{c.profile, c.template.parts, c.template.dev}
+	known, f := &c.Parsed[i].normal, form{c.profile, c.template.parts, c.template.dev}
 	if n := known.Load(); n != nil && n.form == f {
 		return n.value
 	}

@@ -97,8 +97,7 @@ type mistralCall struct {
 }
 
 func (m *mistral) render(c *conversation) Text {
-	q := c.q
-	if q.ChatTemplate != nil || q.ChatTemplateKwargs != nil {
+	if c.ChatTemplate != nil || c.ChatTemplateKwargs != nil {
 		refuse("chat_template and chat_template_kwargs are not for Mistral's tokenizers")
 	}
 	c.effort("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -109,8 +108,8 @@ func (m *mistral) render(c *conversation) Text {
 		turns[i] = m.turn(i, message)
 	}
 	last := &turns[len(turns)-1]
-	generate := string(q.AddGenerationPrompt) != "false"
-	last.resume = string(q.ContinueFinalMessage) == "true"
+	generate := string(c.AddGenerationPrompt) != "false"
+	last.resume = string(c.ContinueFinalMessage) == "true"
 	switch {
 	case last.resume && generate:
 		refuse("continue_final_message and add_generation_prompt")
@@ -122,7 +121,7 @@ func (m *mistral) render(c *conversation) Text {
 		mistral: m, marked: marked{ids: m.tokens}, exact: -1, system: m.system(turns), tools: tools, settings: m.settings(c),
 	}
 	w.write(m.merged(turns))
-	t := Text{Text: w.b, Exact: len(w.b), Marked: true, Kept: Kept(q.TruncatePromptTokens), Items: w.items}
+	t := Text{Text: w.b, Exact: len(w.b), Marked: true, Kept: Kept(c.TruncatePromptTokens), Items: w.items}
 	if w.exact >= 0 {
 		t.Exact = w.exact
 	}

@@ -100,7 +100,7 @@ func (r *Renderer) Render(room []byte, q Request, now time.Time) (t Text, err er
 			panic(e)
 		}
 	}()
-	c := &conversation{profile: r.profile, q: q, now: now}
+	c := &conversation{Request: q, profile: r.profile, now: now}
 	switch {
 	case r.mistral != nil:
 		return r.mistral.render(c), nil
@@ -126,10 +126,10 @@ func (r *Renderer) Render(room []byte, q Request, now time.Time) (t Text, err er
 
 // read reads the request for a template.
 func (r *Renderer) read(c *conversation) {
-	c.generate = boolean("add_generation_prompt", c.q.AddGenerationPrompt, true)
-	c.resume = boolean("continue_final_message", c.q.ContinueFinalMessage, false)
+	c.generate = boolean("add_generation_prompt", c.AddGenerationPrompt, true)
+	c.resume = boolean("continue_final_message", c.ContinueFinalMessage, false)
 	switch {
-	case c.q.ChatTemplate != nil:
+	case c.ChatTemplate != nil:
 		refuse("a chat template in the request is not trusted")
 	case r.profile == SGLang:
 		c.generate = !c.resume
@@ -149,8 +149,8 @@ func (r *Renderer) readVariables(c *conversation, tools []jinja.Value) {
 	c.vars = jinja.NewDict(16)
 	c.vars.Set("messages", jinja.List(c.messages...))
 	c.vars.Set("tools", jinja.None())
-	if c.q.ChatTemplateKwargs != nil {
-		d := parse("chat_template_kwargs", c.q.ChatTemplateKwargs).Dict()
+	if c.ChatTemplateKwargs != nil {
+		d := parse("chat_template_kwargs", c.ChatTemplateKwargs).Dict()
 		if d == nil {
 			refuse("chat_template_kwargs is not an object")
 		}
@@ -160,15 +160,15 @@ func (r *Renderer) readVariables(c *conversation, tools []jinja.Value) {
 			}
 		}
 	}
-	if c.q.ReasoningEffort != nil {
-		v := parse("reasoning_effort", c.q.ReasoningEffort)
+	if c.ReasoningEffort != nil {
+		v := parse("reasoning_effort", c.ReasoningEffort)
 		c.vars.Set("reasoning_effort", v)
 		if effort, ok := v.Text(); ok && c.profile == VLLM {
 			c.vars.SetDefault("enable_thinking", jinja.Bool(effort != "none"))
 		}
 	}
-	if c.q.Documents != nil {
-		c.vars.Set("documents", parse("documents", c.q.Documents))
+	if c.Documents != nil {
+		c.vars.Set("documents", parse("documents", c.Documents))
 	}
 	if tools != nil {
 		c.vars.Set("tools", jinja.List(tools...))
@@ -198,8 +198,8 @@ func (c *conversation) text(room []byte, instead string) []byte {
 		}
 		vars.Set("messages", jinja.List(replaced...))
 	}
-	o := jinja.Options{Now: c.now, MaxMemory: max(leastMemory, (len(c.q.Messages)+len(c.q.Tools))*memoryPerByte)}
-	out, err := c.template.Render(slices.Grow(room[:0], len(c.q.Messages)+len(c.q.Tools)), vars, o)
+	o := jinja.Options{Now: c.now, MaxMemory: max(leastMemory, (len(c.Messages)+len(c.Tools))*memoryPerByte)}
+	out, err := c.template.Render(slices.Grow(room[:0], len(c.Messages)+len(c.Tools)), vars, o)
 	if err != nil && c.profile == SGLang {
 		// SGLang tries once more with the functions of the tools alone.
 		var bare []jinja.Value

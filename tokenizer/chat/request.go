@@ -87,8 +87,8 @@ type template struct {
 // conversation is a request as the engine sees it. Its methods, and the functions that
 // they call, panic with a *refusal.
 type conversation struct {
+	Request
 	profile  Profile
-	q        Request
 	now      time.Time
 	messages []jinja.Value
 	vars     *jinja.Dict
@@ -160,19 +160,19 @@ func toJSON(v jinja.Value) []byte {
 
 // readTools returns the tools with the keys that the engine gives the template, nil if there are none.
 func (c *conversation) readTools() []jinja.Value {
-	if c.q.Tools == nil {
-		if c.profile == VLLM && c.q.ToolChoice != nil && string(c.q.ToolChoice) != `"none"` {
+	if c.Tools == nil {
+		if c.profile == VLLM && c.ToolChoice != nil && string(c.ToolChoice) != `"none"` {
 			refuse("tool_choice without tools")
 		}
 		return nil
 	}
-	list := parse("tools", c.q.Tools).Items()
+	list := parse("tools", c.Tools).Items()
 	if len(list) == 0 && c.profile == VLLM {
 		refuse("tools is empty or not a list")
 	}
 	only := ""
-	if c.profile == SGLang && c.q.ToolChoice != nil && len(list) > 0 {
-		choice := parse("tool_choice", c.q.ToolChoice)
+	if c.profile == SGLang && c.ToolChoice != nil && len(list) > 0 {
+		choice := parse("tool_choice", c.ToolChoice)
 		if text, _ := choice.Text(); text == "none" {
 			return nil
 		}

@@ -81,8 +81,8 @@ func (r *renderer) arithmetic(op string, a, b Value) Value {
 func (r *renderer) repeated(v Value, n int64) Value {
 	n = max(n, 0)
 	items := v.Items()
-	if size := len(v.str) + 8*len(items); size > 0 && n > int64(r.o.MaxOutput/size) {
-		raise(LimitError, "a value of more than %d bytes", r.o.MaxOutput)
+	if size := len(v.str) + 8*len(items); size > 0 && n > int64(r.MaxOutput/size) {
+		raise(LimitError, "a value of more than %d bytes", r.MaxOutput)
 	}
 	if v.isString() {
 		r.made(len(v.str) * int(n))

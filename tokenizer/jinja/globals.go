@@ -24,7 +24,7 @@ func globals() map[string]Value {
 	}))
 	add("strftime_now", define("format!", func(r *renderer, _ Value, a args) Value {
 		r.tick(2 * len(a.text(0)))
-		return String(strftime(r.o.Now, a.text(0)))
+		return String(strftime(r.Now, a.text(0)))
 	}))
 	add("range", define("_! _ _", rangeOf))
 	add("dict", define("*", func(r *renderer, _ Value, a args) Value { return FromDict(r.dictOf(a)) }))

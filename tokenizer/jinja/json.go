@@ -144,7 +144,7 @@ var jsonWords = map[string]Value{
 // AppendJSON appends v as Python's json.dumps writes it, without \u escapes. It
 // fails for values that JSON does not have.
 func AppendJSON(dst []byte, v Value) (out []byte, err error) {
-	r := &renderer{o: Options{MaxOutput: math.MaxInt - len(dst)}, steps: math.MaxInt, memory: math.MaxInt}
+	r := &renderer{Options: Options{MaxOutput: math.MaxInt - len(dst)}, steps: math.MaxInt, memory: math.MaxInt}
 	defer catch(&err, "", &r.line)
 	return r.appendJSON(dst, v, &jsonStyle{comma: ", ", colon: ": "}, 0), nil
 }
@@ -181,7 +181,7 @@ type jsonStyle struct {
 // appendJSON appends what Python's json.dumps gives.
 func (r *renderer) appendJSON(dst []byte, v Value, style *jsonStyle, level int) []byte {
 	if level == 0 {
-		r.longest = len(dst) + r.o.MaxOutput
+		r.longest = len(dst) + r.MaxOutput
 	}
 	if level > maxNesting {
 		raise(RecursionError, "maximum recursion depth exceeded")

@@ -41,9 +41,9 @@ const (
 
 // renderer is the state of one rendering. Its methods panic with an *Error.
 type renderer struct {
+	Options
 	t       *Template
 	vars    *Dict
-	o       Options
 	out     []byte
 	line    int      // of the node that is evaluated, for errors
 	frame   *frame   // variables of the innermost scope
@@ -62,7 +62,7 @@ type renderer struct {
 func (t *Template) Render(dst []byte, vars *Dict, o Options) (text []byte, err error) {
 	o.MaxOutput, o.MaxSteps, o.MaxMemory = cmp.Or(o.MaxOutput,
 		defaultOutput), cmp.Or(o.MaxSteps, defaultSteps), cmp.Or(o.MaxMemory, defaultMemory)
-	r := &renderer{t: t, vars: vars, o: o, out: dst, steps: o.MaxSteps, memory: o.MaxMemory}
+	r := &renderer{t: t, vars: vars, Options: o, out: dst, steps: o.MaxSteps, memory: o.MaxMemory}
 	if vars == nil {
 		r.vars = &Dict{}
 	}
@@ -83,21 +83,21 @@ func (r *renderer) tick(n int) {
 }
 
 func (r *renderer) outOfSteps() {
-	raise(LimitError, "more than %d steps", r.o.MaxSteps)
+	raise(LimitError, "more than %d steps", r.MaxSteps)
 }
 
 // hold counts n bytes of values.
 func (r *renderer) hold(n int) {
 	if r.memory -= n; r.memory < 0 || n < 0 {
-		raise(LimitError, "more than %d bytes of values", r.o.MaxMemory)
+		raise(LimitError, "more than %d bytes of values", r.MaxMemory)
 	}
 }
 
 // made counts a string of n bytes. Call it before a string is made that may be larger
 // than its parts.
 func (r *renderer) made(n int) {
-	if n > r.o.MaxOutput {
-		raise(LimitError, "a value of more than %d bytes", r.o.MaxOutput)
+	if n > r.MaxOutput {
+		raise(LimitError, "a value of more than %d bytes", r.MaxOutput)
 	}
 	r.hold(n)
 	r.tick(1 + n/stringStep)
@@ -125,15 +125,15 @@ func (r *renderer) leave() { r.nesting-- }
 // fits checks the length of the buffer that a value is printed to.
 func (r *renderer) fits(n int) {
 	if n > r.longest {
-		raise(LimitError, "a value of more than %d bytes", r.o.MaxOutput)
+		raise(LimitError, "a value of more than %d bytes", r.MaxOutput)
 	}
 	r.tick(1)
 }
 
 // checkOutput checks the length of the output.
 func (r *renderer) checkOutput() {
-	if len(r.out) > r.o.MaxOutput {
-		raise(LimitError, "more than %d bytes of output", r.o.MaxOutput)
+	if len(r.out) > r.MaxOutput {
+		raise(LimitError, "more than %d bytes of output", r.MaxOutput)
 	}
 }
 

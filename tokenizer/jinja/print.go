@@ -66,7 +66,7 @@ func (r *renderer) appendRepr(dst []byte, v Value) []byte {
 		return append(appendQuoted(append(dst, "Markup("...), v.str), ')')
 	case kindList, kindTuple, kindView, kindDict, kindNamespace:
 		if r.nesting == 0 {
-			r.longest = len(dst) + r.o.MaxOutput
+			r.longest = len(dst) + r.MaxOutput
 		}
 		r.enter()
 		dst = r.appendItems(dst, v)
