@@ -128,10 +128,7 @@ func envoysOwn(details string) bool {
 
 // address reads ip:port; it is invalid if v has none.
 func address(v *structpb.Value) netip.AddrPort {
-	a, err := netip.ParseAddrPort(v.GetStringValue())
-	if err != nil {
-		return netip.AddrPort{}
-	}
+	a, _ := netip.ParseAddrPort(v.GetStringValue()) // invalid after an error
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 

@@ -58,7 +58,7 @@ var (
 	// hanClasses are the classes of Kimi's expression. It names no marks, and its other classes
 	// contain no Chinese characters.
 	hanClasses = newClasses(func(all []uint8) {
-		change(all, nil, classHan, 0)
+		change(all, []classRange{{hi: utf8.MaxRune}}, classHan, 0)
 		change(all, hanRanges[:], classUpper|classLower, classHan)
 	})
 	// digitClasses are the classes of the step Digits, whose Unicode version has more numbers.
@@ -89,12 +89,8 @@ func only(ranges []classRange, class uint8) func(all []uint8) {
 	}
 }
 
-// change clears the bits without and sets the bits with in the classes of all code points in
-// ranges. Nil ranges mean all code points.
+// change clears the bits without and sets the bits with in the classes of all code points in ranges.
 func change(all []uint8, ranges []classRange, without, with uint8) {
-	if ranges == nil {
-		ranges = []classRange{{hi: utf8.MaxRune}}
-	}
 	for _, r := range ranges {
 		for c := r.lo; c <= r.hi; c++ {
 			all[c] = all[c]&^without | with

@@ -232,17 +232,16 @@ func isHex(c byte) bool {
 
 func (s *Scanner) number() error {
 	s.accept('-', '-')
-	if !s.accept('0', '0') && !s.digits() {
-		return s.Fail("bad number")
+	ok := s.accept('0', '0') || s.digits()
+	if ok && s.accept('.', '.') {
+		ok = s.digits()
 	}
-	if s.accept('.', '.') && !s.digits() {
-		return s.Fail("bad number")
-	}
-	if s.accept('e', 'E') {
+	if ok && s.accept('e', 'E') {
 		s.accept('+', '-')
-		if !s.digits() {
-			return s.Fail("bad number")
-		}
+		ok = s.digits()
+	}
+	if !ok {
+		return s.Fail("bad number")
 	}
 	return nil
 }

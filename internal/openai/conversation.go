@@ -2,6 +2,8 @@
 
 package openai
 
+import "cmp"
+
 // conversation collects the chat of a request of [Responses] or [Messages].
 type conversation struct {
 	messages []message
@@ -23,7 +25,11 @@ const (
 	user      = `"user"`
 )
 
-func (c *conversation) add(m message) { c.messages = append(c.messages, m) }
+// add adds a message and returns it.
+func (c *conversation) add(m message) *message {
+	c.messages = append(c.messages, m)
+	return &c.messages[len(c.messages)-1]
+}
 
 // addForeign adds a value that only the engine can read.
 func (c *conversation) addForeign(v value) {
@@ -33,9 +39,7 @@ func (c *conversation) addForeign(v value) {
 
 // setInexact notes why the chat is not the engine's whole prompt. The first reason stays.
 func (c *conversation) setInexact(reason string) {
-	if c.inexact == "" {
-		c.inexact = reason
-	}
+	c.inexact = cmp.Or(c.inexact, reason)
 }
 
 // lastAssistant returns the last message if it is the assistant's, else nil.

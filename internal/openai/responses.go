@@ -80,8 +80,7 @@ func (c *conversation) addCall(id, name, arguments value) bool {
 	}
 	m := c.lastAssistant()
 	if m == nil {
-		c.add(message{role: value(assistant)})
-		m = c.lastAssistant()
+		m = c.add(message{role: value(assistant)})
 	}
 	function := object(field{"name", name}, field{"arguments", arguments})
 	m.calls = append(m.calls, object(field{"id", id}, field{"function", function}, field{"type", value(`"function"`)}))
@@ -94,11 +93,11 @@ func (c *conversation) addReasoning(item value) {
 	if text == nil {
 		text = firstText(item.member("summary")).or(`""`)
 	}
-	if m := c.lastAssistant(); m != nil && m.reasoning == nil {
-		m.reasoning = text
-		return
+	m := c.lastAssistant()
+	if m == nil || m.reasoning != nil {
+		m = c.add(message{role: value(assistant)})
 	}
-	c.add(message{role: value(assistant), reasoning: text})
+	m.reasoning = text
 }
 
 // addMessage adds a message of any role.
@@ -111,11 +110,11 @@ func (c *conversation) addMessage(role, content value) {
 	if text == nil {
 		text = chatParts(content)
 	}
-	if m := c.lastAssistant(); m != nil && m.content == nil {
-		m.content = text
-		return
+	m := c.lastAssistant()
+	if m == nil || m.content != nil {
+		m = c.add(message{role: value(assistant)})
 	}
-	c.add(message{role: value(assistant), content: text})
+	m.content = text
 }
 
 // firstText returns the text of the first part of a list, nil if it has none.
