@@ -310,7 +310,7 @@ func (t *Tokenizer) planCuts() *cuts {
 	if c.rune, n = utf8.DecodeRuneInString(space); n != len(space) || space == "" {
 		return nil
 	}
-	for _, token := range t.bpe.vocab.token {
+	for _, token := range t.vocab.token {
 		a, n := utf8.DecodeRuneInString(token)
 		for _, b := range token[n:] {
 			c.add(a, b)
@@ -319,12 +319,12 @@ func (t *Tokenizer) planCuts() *cuts {
 	}
 	c.pairs.fit()
 	// A merge of byte tokens would cross a cut between characters.
-	for _, m := range t.bpe.merges.slots {
+	for _, m := range t.merges.slots {
 		if m.key == 0 {
 			continue
 		}
 		for _, id := range []uint32{uint32((m.key - 1) >> 32), uint32(m.key - 1)} {
-			if b := t.bpe.vocab.get(id); len(b) == 6 && strings.HasPrefix(b, "<0x") {
+			if b := t.vocab.get(id); len(b) == 6 && strings.HasPrefix(b, "<0x") {
 				return nil
 			}
 		}

@@ -383,7 +383,7 @@ func (e *encoder) pieces(lo, hi, looked int, prefix bool) {
 // a token, that may merge with the next one, or whose next one has not three bytes. It returns the
 // place where it stopped. Most text of Chinese or Japanese is encoded here.
 func (e *encoder) lone(i, hi int) int {
-	c, single := e.t.cuts, e.t.bpe.single
+	c, single := e.t.cuts, e.t.single
 	a, ok := threeBytes(e.text, i, hi)
 	for ok {
 		var b rune

@@ -117,21 +117,21 @@ func (t *Tokenizer) readModel(s, flags section) (*vocabKeys, error) {
 	v := keys.vocab
 	t.bpe = bpe{vocab: v, whole: c.IgnoreMerges, unk: noID, fuseUnk: c.FuseUnk}
 	if c.UnkToken != "" {
-		if t.bpe.unk = v.id([]byte(c.UnkToken)); t.bpe.unk == noID {
+		if t.unk = v.id([]byte(c.UnkToken)); t.unk == noID {
 			return nil, fmt.Errorf("model: unk_token %q is not in the vocabulary", c.UnkToken)
 		}
 	}
-	if err := t.bpe.readMerges(model["merges"], keys.alphabet); err != nil {
+	if err := t.readMerges(model["merges"], keys.alphabet); err != nil {
 		return nil, fmt.Errorf("model.merges: %w", err)
 	}
 	if t.byteLevel {
-		if t.bpe.prepareBytes(); t.bpe.partial && c.ByteFallback {
+		if t.prepareBytes(); t.partial && c.ByteFallback {
 			return nil, unsupported("model: byte_fallback in a byte-level vocabulary without some bytes")
 		}
 		return keys, nil
 	}
 	if c.ByteFallback {
-		return keys, t.bpe.prepareFallback()
+		return keys, t.prepareFallback()
 	}
 	return keys, nil
 }

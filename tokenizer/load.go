@@ -147,10 +147,10 @@ func (t *Tokenizer) plan() {
 		for t.resumes+1 < len(t.steps) && t.steps[t.resumes].anywhere {
 			t.resumes++
 		}
-	case !t.byteLevel && t.normed == nil && t.bpe.hasBytes && !t.bpe.whole: // whole is of uncut stretches
+	case !t.byteLevel && t.normed == nil && t.hasBytes && !t.whole: // whole is of uncut stretches
 		if t.cuts = t.planCuts(); t.cuts != nil {
-			t.bpe.space = t.cuts.space
-			t.bpe.prepareSingle()
+			t.space = t.cuts.space
+			t.prepareSingle()
 		}
 	}
 	if t.scan == nil && t.cuts == nil && t.Slow == "" {

@@ -121,8 +121,8 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys, more additions) (map[s
 	room, seen := maxNormed, map[string]bool{}
 	for _, a := range kept {
 		x := added{id: a.ID, content: []byte(a.Content), lstrip: a.LStrip, rstrip: a.RStrip, singleWord: a.SingleWord}
-		if t.bpe.vocab.get(x.id) == "" {
-			t.bpe.vocab.put(a.Content, x.id, false)
+		if t.vocab.get(x.id) == "" {
+			t.vocab.put(a.Content, x.id, false)
 		}
 		if found.ways[a.Content].raw {
 			raw = append(raw, x)

@@ -133,7 +133,7 @@ func parseTekken(b []byte) (*Tokenizer, error) {
 	if err := readTekkenVocab(file["vocab"], v, words, c.Special); err != nil {
 		return nil, fmt.Errorf("vocab: %w", err)
 	}
-	t.bpe.mergesOfRanks()
+	t.mergesOfRanks()
 	if t.steps, err = patternSteps(c.Pattern); err != nil {
 		return nil, unsupported("config.pattern: %w", err)
 	}
@@ -217,7 +217,7 @@ func (t *Tokenizer) readTekkenSpecial(file sections, c tekkenConfig) error {
 			return fmt.Errorf("%.40q is there twice", name)
 		}
 		t.special[name] = uint32(i)
-		t.bpe.vocab.put(name, uint32(i), false)
+		t.vocab.put(name, uint32(i), false)
 	}
 	return nil
 }

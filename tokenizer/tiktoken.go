@@ -139,7 +139,7 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 		special: c.Special, byteLevel: true, toolsInCode: c.reserved > 0, chops: c.reserved > 0,
 		bpe: bpe{vocab: v, whole: true, unk: noID},
 	}
-	t.bpe.mergesOfRanks()
+	t.mergesOfRanks()
 	var err error
 	if t.steps, err = patternSteps(c.Pattern); err != nil {
 		return nil, unsupported("%w", err)

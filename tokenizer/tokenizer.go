@@ -34,7 +34,7 @@ type Tokenizer struct {
 	resumes     int        // the scanner behind whose pieces encoding may resume
 	nfc         bool       // the only normalizer is NFC
 	cuts        *cuts      // SentencePiece-style text, cut where no merge can cross
-	bpe         bpe
+	bpe                    // what merges the symbols of a word
 
 	before, after []uint32          // special tokens around a text
 	special       map[string]uint32 // ids of control tokens, which no text becomes, and of added tokens, by their texts
@@ -101,12 +101,12 @@ func (t *Tokenizer) ID(content string) (id uint32, ok bool) {
 	if id, ok = t.special[content]; ok {
 		return id, true
 	}
-	id = t.bpe.vocab.id([]byte(content))
+	id = t.vocab.id([]byte(content))
 	return id, id != noID
 }
 
 // Size returns the number of ids, unused ones included: the highest id plus one.
-func (t *Tokenizer) Size() int { return len(t.bpe.vocab.token) }
+func (t *Tokenizer) Size() int { return len(t.vocab.token) }
 
 // Forget drops the scratch memory that is kept for later texts, with the ids of words from earlier
 // texts.
@@ -151,11 +151,11 @@ func FirstDiff(a, b []uint32) int {
 // each text, and may end inside of a character. Unknown ids have no text.
 func (t *Tokenizer) Decode(dst []byte, ids []uint32) []byte {
 	for _, id := range ids {
-		b := t.bpe.vocab.get(id)
-		switch c := slices.Index(t.bpe.fallback[:], id); {
+		b := t.vocab.get(id)
+		switch c := slices.Index(t.fallback[:], id); {
 		case t.byteLevel:
 			dst = append(dst, b...)
-		case t.bpe.hasBytes && c >= 0:
+		case t.hasBytes && c >= 0:
 			dst = append(dst, byte(c))
 		default:
 			dst = append(dst, strings.ReplaceAll(b, "▁", " ")...)
