@@ -401,7 +401,7 @@ func (a *autoConfig) special(known map[string]addedToken) (all []addedToken) {
 		}
 	}
 	slices.SortFunc(keys, a.fields.compare)
-	for _, key := range []string{"prefix_token", "middle_token", "suffix_token", "eot_token", "fill_token"} {
+	for key := range strings.FieldsSeq("prefix_token middle_token suffix_token eot_token fill_token") {
 		if _, ok := a.fields[key]; !ok && defaults[key] != "" {
 			keys = append(keys, key)
 		}

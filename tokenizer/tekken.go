@@ -102,12 +102,9 @@ type tekkenConfig struct {
 // oldTekkenTokens are the control tokens of files that do not list them.
 //
 //nolint:gochecknoglobals // a table
-var oldTekkenTokens = []string{
-	"<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
-	"[/TOOL_RESULTS]", "[TOOL_CALLS]",
-	"[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]",
-	"[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
-}
+var oldTekkenTokens = strings.Fields("<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] " +
+	"[TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] " +
+	"[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]")
 
 // parseTekken reads tekken.json. The first ids are control tokens. The other tokens follow in
 // the order of their ranks, up to default_vocab_size ids in all; later tokens are not used.

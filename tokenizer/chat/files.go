@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 )
 
 // Files holds what a model's files contain about chats, without the vocabulary.
@@ -74,7 +75,7 @@ func (f *Files) id(text string) (uint32, bool) {
 // in which transformers adds them.
 //
 //nolint:gochecknoglobals // a table
-var SpecialTokens = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+var SpecialTokens = strings.Fields("bos_token eos_token unk_token sep_token pad_token cls_token mask_token")
 
 func (f *Files) readConfig(b []byte) error {
 	var fields map[string]json.RawMessage

@@ -23,9 +23,8 @@ type harmony map[string]uint32 // ids of the control tokens
 // five.
 //
 //nolint:gochecknoglobals // a table
-var harmonyTokens = []string{
-	"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>",
-}
+var harmonyTokens = strings.Fields(
+	"<|start|> <|channel|> <|message|> <|end|> <|call|> <|return|> <|constrain|>")
 
 // speaksHarmony reports whether the model is a gpt-oss: config.json says so or, if
 // there is none, all of the control tokens are there.

@@ -27,7 +27,7 @@ type Mistral struct {
 // MistralVersions are the versions of tekken.json that kvroute reads.
 //
 //nolint:gochecknoglobals // a table
-var MistralVersions = []string{"v3", "v7", "v11", "v13", "v15"}
+var MistralVersions = strings.Fields("v3 v7 v11 v13 v15")
 
 // mistral makes prompts as vLLM 0.32 makes them in mistral tokenizer mode, with the package
 // mistral-common 1.13. Control tokens are inserted by id, and each text between two of them is

@@ -223,9 +223,7 @@ func reversed(r *renderer, v Value) Value {
 	if v.isString() {
 		return r.slice(v, None(), None(), Int(-1))
 	}
-	switch v.kind {
-	case kindUndefined, kindList, kindTuple, kindView, kindDict, kindGenerator, kindRange:
-	default:
+	if !isSequence(v) && v.kind != kindView && v.kind != kindGenerator {
 		raise(FilterError, "argument must be iterable")
 	}
 	items := r.iterate(v)
