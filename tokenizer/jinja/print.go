@@ -54,7 +54,7 @@ func (r *renderer) appendRepr(dst []byte, v Value) []byte {
 		return append(dst, "False"...)
 	case kindInt:
 		return strconv.AppendInt(dst, v.int(), 10)
-	case kindBig:
+	case kindBig, kindRange:
 		return append(dst, v.str...)
 	case kindFloat:
 		return appendFloat(dst, v.float(), "nan", "inf")
@@ -72,8 +72,6 @@ func (r *renderer) appendRepr(dst []byte, v Value) []byte {
 		dst = r.appendItems(dst, v)
 		r.leave()
 		return dst
-	case kindRange:
-		return append(dst, v.str...)
 	case kindFunc:
 		if f := v.ref.(*function); f.macro != nil {
 			return append(appendQuoted(append(dst, "<Macro "...), f.name), '>')

@@ -2,7 +2,10 @@
 
 package jinja
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // tests are the tests of Jinja2.
 func tests() map[string]*builtin {
@@ -13,14 +16,10 @@ func tests() map[string]*builtin {
 	for name, is := range map[string]func(Value) bool{
 		"defined":   func(v Value) bool { return v.kind != kindUndefined },
 		"undefined": Value.IsUndefined, "none": Value.IsNone, "string": Value.isString, "number": Value.isNumber,
-		"integer":  func(v Value) bool { return v.kind == kindInt || v.kind == kindBig },
-		"float":    func(v Value) bool { return v.kind == kindFloat },
-		"boolean":  func(v Value) bool { return v.kind == kindBool },
-		"true":     func(v Value) bool { return v.kind == kindBool && v.num == 1 },
-		"false":    func(v Value) bool { return v.kind == kindBool && v.num == 0 },
-		"mapping":  func(v Value) bool { return v.kind == kindDict },
-		"escaped":  func(v Value) bool { return v.kind == kindSafe },
-		"callable": func(v Value) bool { return v.kind == kindFunc || v.kind == kindUndefined || v.kind == kindLoop },
+		"integer": isOf(kindInt, kindBig), "float": isOf(kindFloat), "boolean": Value.IsBool,
+		"true":    func(v Value) bool { return v == Bool(true) },
+		"false":   func(v Value) bool { return v == Bool(false) },
+		"mapping": isOf(kindDict), "escaped": isOf(kindSafe), "callable": isOf(kindFunc, kindUndefined, kindLoop),
 		"sequence": isSequence,
 		"iterable": func(v Value) bool {
 			return isSequence(v) || v.kind == kindLoop || v.kind == kindView || v.kind == kindGenerator
@@ -46,6 +45,11 @@ func tests() map[string]*builtin {
 	add("filter", "", func(r *renderer, v Value, _ args) bool { return r.t.library.filters[v.str] != nil && v.isString() })
 	add("test", "", func(r *renderer, v Value, _ args) bool { return r.t.library.tests[v.str] != nil && v.isString() })
 	return all
+}
+
+// isOf returns a test for some kinds of values.
+func isOf(kinds ...kind) func(Value) bool {
+	return func(v Value) bool { return slices.Contains(kinds, v.kind) }
 }
 
 func isSequence(v Value) bool {
