@@ -62,7 +62,7 @@ func ReadUsage(response string, n int) (u router.Usage) {
 			panic("the reader keeps more than its limit")
 		}
 	}
-	return r.usage
+	return r.Usage
 }
 
 // Audited returns the number of audited requests of n.

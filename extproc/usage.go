@@ -34,8 +34,8 @@ func readsUsage(h *extprocv3.HttpHeaders) *usageReader {
 
 // reportUsage reports the usage in a response. Nothing is reported of a response that broke off before its usage.
 func (s *Server) reportUsage(id string, u *usageReader) {
-	if u != nil && (u.ended || u.usage != (router.Usage{})) {
-		s.router.ReportUsage(id, u.usage)
+	if u != nil && (u.ended || u.Usage != (router.Usage{})) {
+		s.router.ReportUsage(id, u.Usage)
 	}
 }
 
@@ -45,9 +45,9 @@ const maxUsage = 4 << 10
 // usageReader finds the field usage in a response that comes in pieces of any size: JSON, or an event
 // stream of JSON. Text in JSON cannot contain the quoted name, because its quotes are escaped.
 type usageReader struct {
+	router.Usage
 	rest  []byte // the unread end of the pieces
-	usage router.Usage
-	ended bool // the last piece has come
+	ended bool   // the last piece has come
 }
 
 // read reads the next piece.
@@ -84,7 +84,7 @@ func (u *usageReader) next() bool {
 		u.rest = append(u.rest[:0], u.rest[at:]...)
 		return false
 	}
-	if u.usage.Bad = u.usage.Bad || err != nil; err == nil && field != nil {
+	if u.Bad = u.Bad || err != nil; err == nil && field != nil {
 		u.add(field)
 	}
 	u.rest = append(u.rest[:0], u.rest[at+len(name):]...)
@@ -106,26 +106,26 @@ func (u *usageReader) add(field []byte) {
 		InputDetails  details `json:"input_tokens_details"`
 	}
 	if json.Unmarshal(field, &o) != nil {
-		u.usage.Bad = true
+		u.Bad = true
 		return
 	}
 	set := func(to *int, n *int) bool {
 		if n == nil {
 			return false
 		}
-		if u.usage.Bad = u.usage.Bad || *n < 0 || *n > math.MaxInt32; !u.usage.Bad {
+		if u.Bad = u.Bad || *n < 0 || *n > math.MaxInt32; !u.Bad {
 			*to = *n
 		}
 		return true
 	}
-	set(&u.usage.PromptTokens, o.Prompt)
-	if set(&u.usage.PromptTokens, o.Input) && set(&u.usage.CachedTokens, o.CacheRead) {
-		u.usage.PromptTokens += u.usage.CachedTokens
-		u.usage.Cached = true
+	set(&u.PromptTokens, o.Prompt)
+	if set(&u.PromptTokens, o.Input) && set(&u.CachedTokens, o.CacheRead) {
+		u.PromptTokens += u.CachedTokens
+		u.Cached = true
 	}
-	set(&u.usage.OutputTokens, o.Completion)
-	set(&u.usage.OutputTokens, o.Output)
+	set(&u.OutputTokens, o.Completion)
+	set(&u.OutputTokens, o.Output)
 	for _, n := range []*int{o.PromptDetails.Cached, o.InputDetails.Cached} {
-		u.usage.Cached = set(&u.usage.CachedTokens, n) || u.usage.Cached
+		u.Cached = set(&u.CachedTokens, n) || u.Cached
 	}
 }

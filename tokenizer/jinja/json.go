@@ -22,9 +22,9 @@ import (
 // size, NaN and Infinity are numbers. Half a surrogate pair and text that is not
 // UTF-8 are errors, which name the byte.
 func FromJSON(b []byte) (v Value, err error) {
-	p := jsonReader{scan: jsonscan.Scanner{In: slices.Clone(b), Deepest: maxNesting}, stack: make([]Value, 0, 8)}
+	p := jsonReader{Scanner: jsonscan.Scanner{In: slices.Clone(b), Deepest: maxNesting}, stack: make([]Value, 0, 8)}
 	if v, err = p.value(); err == nil {
-		err = p.scan.End()
+		err = p.End()
 	}
 	if err == nil && !utf8.Valid(b) {
 		err = errors.New("text that is not UTF-8")
@@ -37,7 +37,7 @@ func FromJSON(b []byte) (v Value, err error) {
 
 // jsonReader makes values that share memory: strings are parts of a copy of the text.
 type jsonReader struct {
-	scan  jsonscan.Scanner
+	jsonscan.Scanner
 	stack []Value // of the lists and objects that are being read
 	slab  []Value // room for the values of several lists and objects
 }
@@ -49,7 +49,7 @@ const slabSize = 128
 // take returns room for n values.
 func (p *jsonReader) take(n int) []Value {
 	if n > len(p.slab) {
-		p.slab = make([]Value, max(n, min(slabSize, len(p.scan.In)/128+n)))
+		p.slab = make([]Value, max(n, min(slabSize, len(p.In)/128+n)))
 	}
 	room := p.slab[:n:n]
 	p.slab = p.slab[n:]
@@ -58,9 +58,9 @@ func (p *jsonReader) take(n int) []Value {
 
 func (p *jsonReader) value() (v Value, err error) {
 	start := len(p.stack)
-	switch p.scan.Peek() {
+	switch p.Peek() {
 	case '{':
-		err = p.scan.Object(func(name []byte) error {
+		err = p.Object(func(name []byte) error {
 			key, err := p.text(name)
 			if err != nil {
 				return err
@@ -76,13 +76,13 @@ func (p *jsonReader) value() (v Value, err error) {
 		p.stack = p.stack[:start]
 		return FromDict(d), err
 	case '[':
-		err = p.scan.List(p.push)
+		err = p.List(p.push)
 		items := p.take(len(p.stack) - start)
 		copy(items, p.stack[start:])
 		p.stack = p.stack[:start]
 		return List(items...), err
 	case '"':
-		quoted, err := p.scan.String()
+		quoted, err := p.String()
 		if err != nil {
 			return v, err
 		}
@@ -101,10 +101,10 @@ func (p *jsonReader) push() error {
 // text returns the text of a string, which takes the string's place in the copy.
 func (p *jsonReader) text(quoted []byte) (Value, error) {
 	text := quoted[1 : len(quoted)-1]
-	if p.scan.Escaped {
+	if p.Escaped {
 		var whole bool
 		if text, whole = jsonscan.Unquote(quoted[:0], quoted); !whole {
-			return Value{}, p.scan.Fail("half a surrogate pair")
+			return Value{}, p.Fail("half a surrogate pair")
 		}
 	}
 	return String(unsafe.String(unsafe.SliceData(text), len(text))), nil
@@ -113,12 +113,12 @@ func (p *jsonReader) text(quoted []byte) (Value, error) {
 // word reads a number, or a name such as null.
 func (p *jsonReader) word() (Value, error) {
 	for text, v := range jsonWords {
-		if c := p.scan.Peek(); (c > '9' || c == '-') && bytes.HasPrefix(p.scan.In[p.scan.At:], []byte(text)) {
-			p.scan.At += len(text)
+		if c := p.Peek(); (c > '9' || c == '-') && bytes.HasPrefix(p.In[p.At:], []byte(text)) {
+			p.At += len(text)
 			return v, nil
 		}
 	}
-	number, err := p.scan.Value()
+	number, err := p.Value()
 	if err != nil {
 		return Value{}, err
 	}
@@ -128,7 +128,7 @@ func (p *jsonReader) word() (Value, error) {
 		return Float(f), nil
 	}
 	if len(text) > 4300 { // Python's own limit
-		return Value{}, p.scan.Fail("integer of more than 4300 digits")
+		return Value{}, p.Fail("integer of more than 4300 digits")
 	}
 	return integer(text), nil
 }
