@@ -26,12 +26,12 @@ const maxKnown = 1 << 20
 //	item         = character | escape | "." | class | group
 //	group        = ("(" | "(?:" | "(?>" | "(?=" | "(?!" | "(?i:") alternatives ")"
 type dialect struct {
-	expr   string
-	i      int
-	out    strings.Builder
-	depth  int
-	fold   bool // in (?i:
-	tables map[string][]runeRange
+	strings.Builder // the translated expression
+	expr            string
+	i               int
+	depth           int
+	fold            bool // in (?i:
+	tables          map[string][]runeRange
 }
 
 // item is what the translation must know of an item to check the items around it.
@@ -62,7 +62,7 @@ func translate(expr string) (translated string, err error) {
 	case empty:
 		d.refuse(0, "a match of the empty text")
 	}
-	return d.out.String(), nil
+	return d.String(), nil
 }
 
 // refusal is the panic value that ends the translation of an expression.
@@ -91,7 +91,7 @@ func (d *dialect) alternatives() (empty bool) {
 		if !d.take("|") {
 			return empty
 		}
-		d.out.WriteByte('|')
+		d.WriteByte('|')
 	}
 }
 
@@ -109,7 +109,7 @@ func (d *dialect) sequence() (empty bool) {
 		d.quantifier(&x)
 		empty = empty && x.empty
 		last = x
-		if d.out.Len() > maxKnown {
+		if d.Len() > maxKnown {
 			d.refuse(at, "an expression as large as this")
 		}
 	}
@@ -170,7 +170,7 @@ func (d *dialect) quantifier(x *item) {
 	if d.i < len(d.expr) && strings.IndexByte("*+?{", d.expr[d.i]) >= 0 {
 		d.refuse(d.i, "a possessive or second quantifier")
 	}
-	d.out.WriteString(d.expr[at:d.i])
+	d.WriteString(d.expr[at:d.i])
 	x.empty = low == 0
 }
 
@@ -186,7 +186,7 @@ func (d *dialect) item() item {
 			d.refuse(at, ". in (?i:")
 		}
 		d.i++
-		d.out.WriteString(`[^\x0a]`)
+		d.WriteString(`[^\x0a]`)
 		return item{}
 	case '^', '$', '*', '+', '?', '{', '}', ']':
 		d.refuse(at, string(c)+" here")
@@ -213,9 +213,9 @@ func (d *dialect) group() item {
 	}
 	fold := open == "(?i:"
 	if fold || open == "(" {
-		d.out.WriteString("(?:") // the cases are written out, and nothing refers to groups
+		d.WriteString("(?:") // the cases are written out, and nothing refers to groups
 	} else {
-		d.out.WriteString(open)
+		d.WriteString(open)
 	}
 	d.depth++
 	d.fold = fold
@@ -225,7 +225,7 @@ func (d *dialect) group() item {
 	if !d.take(")") {
 		d.refuse(at, "( without )")
 	}
-	d.out.WriteByte(')')
+	d.WriteByte(')')
 	return item{empty: empty || open == "(?=" || open == "(?!", fold: fold}
 }
 
@@ -344,17 +344,17 @@ func (d *dialect) write(at int, set []runeRange, not bool) (x item) {
 			set = append(set, runeRange{lower, lower})
 		}
 	}
-	d.out.WriteByte('[')
+	d.WriteByte('[')
 	if not {
-		d.out.WriteByte('^')
+		d.WriteByte('^')
 	}
 	for _, r := range set {
-		d.out.WriteString(literal(r.lo))
+		d.WriteString(literal(r.lo))
 		if r.lo != r.hi {
-			d.out.WriteString("-" + literal(r.hi))
+			d.WriteString("-" + literal(r.hi))
 		}
 	}
-	d.out.WriteByte(']')
+	d.WriteByte(']')
 	return x
 }
 
