@@ -73,7 +73,7 @@ func (c *conversation) readMessages() {
 	for i, m := range c.messages {
 		c.messages[i] = c.normal(i, m, c.resume && i == len(c.messages)-1)
 	}
-	if c.profile == VLLM && !c.template.dev {
+	if c.profile == VLLM && !c.dev {
 		c.mergeDevelopers()
 	}
 }
@@ -127,7 +127,7 @@ func textsOf(m jinja.Value) (texts []string) {
 
 // contentOf returns a text in the form that the template expects of contents.
 func (c *conversation) contentOf(text string) jinja.Value {
-	if !c.template.parts {
+	if !c.parts {
 		return jinja.String(text)
 	}
 	return jinja.List(textPart(text))
@@ -142,7 +142,7 @@ func (c *conversation) normal(i int, m jinja.Value, last bool) jinja.Value {
 	if last || c.Parsed == nil {
 		return c.message(i, m, last)
 	}
-	known, f := &c.Parsed[i].normal, form{c.profile, c.template.parts, c.template.dev}
+	known, f := &c.Parsed[i].normal, form{c.profile, c.parts, c.dev}
 	if n := known.Load(); n != nil && n.form == f {
 		return n.value
 	}
@@ -181,7 +181,7 @@ func (c *conversation) message(i int, m jinja.Value, last bool) jinja.Value {
 			out.Set(f.name, v)
 		}
 	}
-	if strict && role == "developer" && c.template.dev {
+	if strict && role == "developer" && c.dev {
 		tools, ok := d.Get("tools")
 		if !ok {
 			tools = jinja.None()
@@ -271,7 +271,7 @@ func (c *conversation) content(v jinja.Value, role string, last bool) jinja.Valu
 			return jinja.String(text + tag)
 		}
 		text, dropped := c.withoutBilling(text, role)
-		if dropped && c.template.parts {
+		if dropped && c.parts {
 			return jinja.List()
 		}
 		return c.contentOf(text + tag)
@@ -280,7 +280,7 @@ func (c *conversation) content(v jinja.Value, role string, last bool) jinja.Valu
 		switch {
 		case role != "assistant" && role != "tool" && strict:
 			refuse("content is missing")
-		case c.template.parts && !last:
+		case c.parts && !last:
 			return jinja.List()
 		}
 		return c.contentOf(tag)
@@ -297,13 +297,13 @@ func (c *conversation) content(v jinja.Value, role string, last bool) jinja.Valu
 		case dropped:
 		case !item.IsUndefined():
 			read = append(read, item)
-		case text != "" || !strict || c.template.parts:
+		case text != "" || !strict || c.parts:
 			texts = append(texts, text)
 			read = append(read, textPart(text))
 		}
 	}
 	// vLLM makes a text of a tool's result if it has only texts.
-	if c.template.parts && !(role == "tool" && strict && len(texts) == len(read)) {
+	if c.parts && !(role == "tool" && strict && len(texts) == len(read)) {
 		if last {
 			read = append(read, textPart(tag))
 		}

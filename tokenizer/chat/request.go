@@ -88,11 +88,11 @@ type template struct {
 // they call, panic with a *refusal.
 type conversation struct {
 	Request
+	template
 	profile  Profile
 	now      time.Time
 	messages []jinja.Value
 	vars     *jinja.Dict
-	template template
 	generate bool     // add_generation_prompt
 	resume   bool     // the answer continues the last message
 	items    [][]byte // images and the like, each as its JSON

@@ -102,7 +102,7 @@ func (r *renderer) item(v, k Value) Value {
 	}
 	if k.isString() {
 		r.tick(len(k.str) / stringStep)
-		return r.attr(v, k.str, r.t.library.named(k.str))
+		return r.attr(v, k.str, r.library.named(k.str))
 	}
 	return undefined(v.typeName() + " object has no element " + r.repr(k))
 }

@@ -249,7 +249,7 @@ func selecting(byAttribute, want bool) *builtin {
 		var test *builtin
 		if len(a.positional()) > 0 {
 			name := a.values[0]
-			if test = r.t.library.tests[name.str]; test == nil || !name.isString() {
+			if test = r.library.tests[name.str]; test == nil || !name.isString() {
 				raise(RuntimeError, "No test named %s.", r.repr(name))
 			}
 			a.values = a.values[1:]
@@ -289,7 +289,7 @@ func mapped(r *renderer, items []Value, a args) []Value {
 		raise(FilterError, "map requires a filter argument")
 	}
 	name := a.values[0]
-	f := r.t.library.filters[name.str]
+	f := r.library.filters[name.str]
 	if f == nil || !name.isString() {
 		raise(RuntimeError, "No filter named %s.", r.repr(name))
 	}

@@ -42,7 +42,7 @@ const (
 // renderer is the state of one rendering. Its methods panic with an *Error.
 type renderer struct {
 	Options
-	t       *Template
+	library *library
 	vars    *Dict
 	out     []byte
 	line    int      // of the node that is evaluated, for errors
@@ -62,7 +62,7 @@ type renderer struct {
 func (t *Template) Render(dst []byte, vars *Dict, o Options) (text []byte, err error) {
 	o.MaxOutput, o.MaxSteps, o.MaxMemory = cmp.Or(o.MaxOutput,
 		defaultOutput), cmp.Or(o.MaxSteps, defaultSteps), cmp.Or(o.MaxMemory, defaultMemory)
-	r := &renderer{t: t, vars: vars, Options: o, out: dst, steps: o.MaxSteps, memory: o.MaxMemory}
+	r := &renderer{library: t.library, vars: vars, Options: o, out: dst, steps: o.MaxSteps, memory: o.MaxMemory}
 	if vars == nil {
 		r.vars = &Dict{}
 	}

@@ -173,7 +173,7 @@ func (r *renderer) variable(n *node) Value {
 	}
 	v, ok := r.vars.Get(n.text)
 	if !ok {
-		if v, ok = r.t.library.globals[n.text]; !ok {
+		if v, ok = r.library.globals[n.text]; !ok {
 			v = Value{num: isVariable, str: n.text}
 		}
 	}

@@ -357,12 +357,13 @@ func (p *parser) parameters(m *macro) {
 func (p *parser) macroBlock(n *node) {
 	name := p.wantName()
 	n.slot = p.scope.declare(name)
-	n.macro = &macro{name: name, scope: p.open()}
-	p.parameters(n.macro)
-	p.macros = append(p.macros, n.macro)
-	n.macro.body = p.outsideLoops("endmacro")
+	m := &macro{name: name, scope: p.open()}
+	n.macro = m
+	p.parameters(m)
+	p.macros = append(p.macros, m)
+	m.body = p.outsideLoops("endmacro")
 	p.macros = p.macros[:len(p.macros)-1]
-	p.scope = n.macro.scope.around
+	p.scope = m.scope.around
 }
 
 // target parses the left side of an assignment: a name, names, or an attribute of a namespace.

@@ -42,8 +42,8 @@ func tests() map[string]*builtin {
 	add("odd", "", func(r *renderer, v Value, _ args) bool { return r.equal(r.arithmetic("%", v, Int(2)), Int(1)) })
 	all["lower"], all["upper"] = unsupported("the test", "lower"), unsupported("the test", "upper")
 	add("sameas", "other!", func(_ *renderer, v Value, a args) bool { return v == a.values[0] })
-	add("filter", "", func(r *renderer, v Value, _ args) bool { return r.t.library.filters[v.str] != nil && v.isString() })
-	add("test", "", func(r *renderer, v Value, _ args) bool { return r.t.library.tests[v.str] != nil && v.isString() })
+	add("filter", "", func(r *renderer, v Value, _ args) bool { return r.library.filters[v.str] != nil && v.isString() })
+	add("test", "", func(r *renderer, v Value, _ args) bool { return r.library.tests[v.str] != nil && v.isString() })
 	return all
 }
 
