@@ -66,7 +66,7 @@ func (t *Template) Render(dst []byte, vars *Dict, o Options) (text []byte, err e
 	if vars == nil {
 		r.vars = &Dict{}
 	}
-	text = dst // the result after an error
+	text = dst //nolint:wastedassign // the result if the rendering panics
 	defer catch(&err, t.name, &r.line)
 	r.frame = r.newFrame(t.scope, nil)
 	r.run(t.body)
