@@ -232,7 +232,9 @@ func (a *autoConfig) adapt4(file sections) (doubt string) {
 		file["pre_tokenizer"] = section{b: b}
 	} else if a.named == "CohereTokenizer" && string(prefix.b) == "true" { // it also changes the steps of a sequence
 		var compact bytes.Buffer
-		_ = json.Compact(&compact, file["pre_tokenizer"].b) // a section is valid JSON
+		if json.Compact(&compact, file["pre_tokenizer"].b) != nil {
+			return "tokenizer.json has no pre_tokenizer, to which add_prefix_space could apply"
+		}
 		file["pre_tokenizer"] = section{b: bytes.ReplaceAll(compact.Bytes(), []byte(`"add_prefix_space":false`), []byte(`"add_prefix_space":true`))}
 	}
 	if c.Frames4 == "" {
