@@ -104,7 +104,10 @@ func readFile(fsys fs.FS, name string) (b []byte, found string, err error) {
 	}
 	var buf bytes.Buffer
 	if info, err := f.Stat(); err == nil {
-		buf.Grow(int(min(info.Size(), maxFile)) + bytes.MinRead)
+		if info.Size() > maxFile { // before anything is read
+			return nil, "", fmt.Errorf("tokenizer: %s: %d MB, more than %d MB", name, info.Size()>>20, maxFile>>20)
+		}
+		buf.Grow(int(info.Size()) + bytes.MinRead)
 	}
 	if _, err := buf.ReadFrom(io.LimitReader(in, maxFile+1)); err != nil {
 		return nil, "", fileError(name, err)
