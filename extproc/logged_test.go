@@ -38,12 +38,13 @@ func TestRoutedRequestsAreLogged(t *testing.T) {
 		s.Register(g)
 		x := envoytest.Serve(t, g).Do(envoytest.Request{
 			Path: "/v1/completions",
-			Body: []byte(`{"model":"m","prompt":"secret words"}`),
+			Body:   []byte(`{"model":"m","prompt":"secret words"}`),
+			Header: []string{"x-request-id", "of-the-client"},
 		})
 		x.End()
 		d := r.Decisions(1)[0]
 		d.Candidates = nil // the request did not ask for them
-		logged := strings.Contains(lines.String(), "request="+d.ID+" worker=gpu-1 reason=\""+d.Sentence()+"\"")
+		logged := strings.Contains(lines.String(), "request="+d.ID+" client_request=of-the-client worker=gpu-1 reason=\""+d.Sentence()+"\"")
 		if logged != (level == slog.LevelDebug) || strings.Contains(lines.String(), "secret") {
 			t.Errorf("level %v: %s", level, &lines)
 		}

@@ -167,7 +167,8 @@ func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 	}
 	s.decision, s.state = d, routed
 	if conf.Log.Enabled(ctx, slog.LevelDebug) {
-		conf.Log.Debug("request routed", "request", s.id, "worker", d.Worker.Label(d.WorkerName), "reason", d.Sentence())
+		conf.Log.Debug("request routed", "request", s.id, "client_request", req.Labels.RequestID,
+			"worker", d.Worker.Label(d.WorkerName), "reason", d.Sentence())
 	}
 	return nil
 }

@@ -84,7 +84,7 @@ type Config struct {
 	OutputRate     float64
 	// InferFirstTokens infers first tokens that are not reported: when a request that was
 	// booked on the same worker later has its first token, or when the worker should have
-	// computed the prompt at the rate that was measured. See package scorer.
+	// computed the prompt at the rate that was measured. See package slots.
 	InferFirstTokens bool
 	// NoSpeeds treats all workers as equally fast. Else costs depend on the speeds of workers, which
 	// follow from their times to first tokens and their registered prefill throughputs.

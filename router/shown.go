@@ -109,10 +109,14 @@ func (r *Router) EventsState(s *WorkerState) (level EventsLevel, text string) {
 	case "suspect":
 		return EventsFault, "events were lost, so its cache may differ from what kvroute knows"
 	case "block_size_mismatch":
-		return EventsFault, "its block size does not fit, so it sends no events: set block_size to that of the engine"
+		return EventsFault, "its block size does not fit that of the index, so kvroute cannot use its events: set block_size to that of the engine"
 	}
-	if s.Unheard() && s.Health == Healthy.String() && !r.conf.NoEvents {
+	healthy := s.Health == Healthy.String() && !r.conf.NoEvents
+	if healthy && s.Unheard() {
 		return EventsFault, "no event has come, although it should send some: kvroute predicts its cache"
+	}
+	if healthy && s.KVEvents == "none" && s.fromEngine() {
+		return EventsFault, "kvroute is not connected to the source of its events, so its cache may differ from what kvroute knows"
 	}
 	if s.Group != "" {
 		return EventsOff, "the group has sent no summary of its cache"
@@ -122,7 +126,9 @@ func (r *Router) EventsState(s *WorkerState) (level EventsLevel, text string) {
 
 // Unheard reports whether no event of a worker was ever heard, although it may publish some.
 func (s *WorkerState) Unheard() bool {
-	fromEngine := s.Transport == "zmq" || s.Transport == "http_poll"
 	viaSidecar := s.Transport == "nats" && s.BlockSize > 0
-	return s.KVEvents == "none" && s.CachedBlocks == 0 && (s.NeverHeard || fromEngine || viaSidecar)
+	return s.KVEvents == "none" && s.CachedBlocks == 0 && (s.NeverHeard || s.fromEngine() || viaSidecar)
 }
+
+// fromEngine reports whether kvroute reads the events from the engine itself.
+func (s *WorkerState) fromEngine() bool { return s.Transport == "zmq" || s.Transport == "http_poll" }

@@ -192,7 +192,7 @@ var grammar = map[string]func(c *claim, m []string) bool{
 	`W has N tokens? of other prompts to compute first against N on W`: compared(func(c *router.Candidate) float64 {
 		return perWorker(c, c.PendTokens)
 	}),
-	`Decoding requests on W delay this one by the time for N tokens? against N on W`: compared(func(c *router.Candidate) float64 {
+	`The requests on W delay this one as much as the prefill of N tokens? would, against N on W`: compared(func(c *router.Candidate) float64 {
 		return c.DecodeDelay
 	}),
 	`The requests on W hold N tokens? against N on W`: compared(func(c *router.Candidate) float64 {
@@ -394,7 +394,7 @@ func (cl *claims) complete(c *claim, said map[string][]string, fail func(string,
 	differ := func(a, b float64) bool { return math.Abs(a-b) > .11 }
 	pend := func(one *router.Candidate) float64 { return perWorker(one, one.PendTokens) }
 	need(`W has N tokens? of other prompts to compute first against N on W`, waits && differ(pend(c.chosen), pend(other)))
-	need(`Decoding requests on W delay this one by the time for N tokens? against N on W`, waits &&
+	need(`The requests on W delay this one as much as the prefill of N tokens? would, against N on W`, waits &&
 		differ(c.chosen.DecodeDelay, other.DecodeDelay))
 	need(`W computes at N % of the usual speed against N on W`, waits &&
 		differ(100*cmp.Or(c.chosen.Speed, 1), 100*cmp.Or(other.Speed, 1)))
@@ -879,6 +879,7 @@ func TestEventsState(t *testing.T) {
 		{router.WorkerState{KVEvents: "summary", Group: "g"}, router.EventsOK, "summaries"},
 		{router.WorkerState{KVEvents: "none", Group: "g"}, router.EventsOff, "no summary"},
 		{router.WorkerState{KVEvents: "none", Transport: "zmq"}, router.EventsFault, "no event has come"},
+		{router.WorkerState{KVEvents: "none", Transport: "zmq", CachedBlocks: 3}, router.EventsFault, "not connected"},
 		{router.WorkerState{KVEvents: "none", NeverHeard: true}, router.EventsFault, "no event has come"},
 		{router.WorkerState{KVEvents: "none", Transport: "nats", BlockSize: 16}, router.EventsFault, "no event has come"},
 		{
