@@ -37,7 +37,7 @@ func TestRoutedRequestsAreLogged(t *testing.T) {
 		g := grpc.NewServer(s.ServerOptions()...)
 		s.Register(g)
 		x := envoytest.Serve(t, g).Do(envoytest.Request{
-			Path: "/v1/completions",
+			Path:   "/v1/completions",
 			Body:   []byte(`{"model":"m","prompt":"secret words"}`),
 			Header: []string{"x-request-id", "of-the-client"},
 		})
