@@ -52,8 +52,7 @@ func shown(d *router.Decision) Decision {
 
 // brief returns the decision without candidates, as it is now: now is a later copy of it.
 func (s Decision) brief(now *router.Decision) Decision {
-	s.Decision, s.Candidates, s.FirstTokenText = *now, nil, now.FirstTokenText()
-	s.Decision.Candidates, s.Omitted = nil, 0
+	s.Decision, s.Candidates, s.FirstTokenText = *now.Brief(), nil, now.FirstTokenText()
 	if s.Prefill != nil {
 		s.Prefill = new(s.Prefill.brief(now.Prefill))
 	}

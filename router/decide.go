@@ -22,8 +22,8 @@ const (
 	takeBehind                // the same, and requests of the same lane (the pinned worker's, or the common one) wait already
 )
 
-// choice is the choice of a worker for one part of a request. [core.choose] makes it. The fields chosen and
-// second are indexes of the slices candidates, inputs and costs.
+// choice is the choice of a worker for one part of a request. [core.choose] makes it. A candidate is an
+// index of the slices candidates, inputs and costs.
 type choice struct {
 	part          part
 	time          time.Time
@@ -37,19 +37,11 @@ type choice struct {
 	allInputs     bool // inputs have all fields; if false, [core.complete] can fill in the others
 
 	chosen       int // candidate
-	second       int // candidate that gets the request if the chosen worker does not take it; -1 = none
 	reason       Reason
 	policy       scorer.Policy // empty if no costs were compared
 	equal        int           // candidates with the chosen one's cost
 	deviceRatio  float64       // of the mode DeviceAware
 	sessionMoves bool          // the session is bound to a worker that does not take this request
-
-	// [core.list] sets the fields below. listed are workers in worker order; omitted is the
-	// number of the other workers.
-	listed  []Candidate
-	omitted int
-	chances []float64 // probability of being drawn, for each of candidates
-	lowest  []float64 // buffer of [choice.costBound]
 }
 
 // choices are the choices for a request: of its worker and, in a split model, of the prefill leg's.
@@ -58,17 +50,11 @@ type choices struct {
 	noLeg  NoLeg // why there is no leg, in a split model
 	hasLeg bool
 	leg    choice
+	// The workers that people see, if the input asks for them.
+	list, legList listing
 	// The input of the leg, and its request.
 	legInput   decisionInput
 	legRequest Request
-}
-
-// legWorker returns the worker of the prefill leg; nil without a leg.
-func (ch *choices) legWorker(workers *ranks) *entry {
-	if !ch.hasLeg {
-		return nil
-	}
-	return &workers.entries[ch.leg.candidates[ch.leg.chosen]]
 }
 
 // result is what a decision leads to.
@@ -105,17 +91,17 @@ func (c *core) decide(now time.Time, in *decisionInput, why purpose, queued time
 		return err
 	}
 	if in.listCandidates {
-		c.list(in, &ch.worker)
+		c.list(in, &ch.worker, &ch.list)
 	}
 	var leg *Decision
 	if ch.hasLeg {
 		if in.listCandidates {
-			c.list(&ch.legInput, &ch.leg)
+			c.list(&ch.legInput, &ch.leg, &ch.legList)
 		}
 		leg = new(Decision)
-		c.makeDecision(&ch.legInput, &ch.leg, nil, "", 0, leg)
+		c.makeDecision(&ch.legInput, &ch.leg, &ch.legList, nil, "", 0, leg)
 	}
-	c.makeDecision(in, &ch.worker, leg, ch.noLeg, queued, &to.decision)
+	c.makeDecision(in, &ch.worker, nil, leg, ch.noLeg, queued, &to.decision)
 	if why == look {
 		return nil
 	}
@@ -139,9 +125,6 @@ func (c *core) chooseWorkers(now time.Time, in *decisionInput, why purpose, ch *
 	}
 	if err != nil {
 		return err
-	}
-	if in.WantSecond && in.Pinned == nil && (ch.worker.reason != ReasonSession || !c.conf.Sessions.Hard) {
-		ch.worker.second = c.second(&ch.worker, ch.legWorker(&c.ranks))
 	}
 	if why == look {
 		c.looks++
@@ -170,7 +153,6 @@ func (c *core) settingsFor(in *decisionInput) (*scorer.Settings, error) {
 // begin resets a choice, for another part of a request.
 func (ch *choice) begin(now time.Time, p part, s *scorer.Settings) {
 	ch.part, ch.time, ch.settings = p, now, s
-	ch.second = -1
 	ch.reason, ch.policy, ch.equal, ch.deviceRatio, ch.sessionMoves = "", "", 0, 0, false
 }
 
@@ -451,9 +433,9 @@ func (c *core) chooseByMode(ch *choice) {
 // fewest pending tokens decide, then the fewest requests. There are two conditions:
 //
 //   - If the request must name its rank, both candidates have the same rank.
-//   - If the request has a prefill leg, whose worker is leg, the second candidate has the same engine as leg,
-//     because the request contains parameters of the leg. It is not the process of leg.
-func (c *core) second(ch *choice, leg *entry) int {
+//   - If the request has a prefill leg, the second candidate has the engine of the leg's worker, because the
+//     request contains parameters of the leg. It is another process than that worker.
+func (c *core) second(ch *choice, leg *Decision) int {
 	first := &c.entries[ch.candidates[ch.chosen]]
 	named := first.info.wantsRank(first.worker.DPRank)
 	best := -1
@@ -469,7 +451,7 @@ func (c *core) second(ch *choice, leg *entry) int {
 		e := &c.entries[ord]
 		switch {
 		case e.worker.ID == first.worker.ID:
-		case leg != nil && (e.worker.ID == leg.worker.ID || e.info.Engine != leg.info.Engine):
+		case leg != nil && (e.worker.ID == leg.Worker.ID || e.info.Engine != leg.Engine):
 		case named && (e.worker.DPRank != first.worker.DPRank || !e.info.wantsRank(e.worker.DPRank)):
 			// The request names one rank for both workers.
 		default:

@@ -209,9 +209,11 @@ const (
 	ExcludedSession  Exclusion = "session"     // the session is bound to another worker
 )
 
-// makeDecision makes the decision of one choice. leg is the decision of the prefill leg, and queued the time
-// that the request waited in the queue.
-func (c *core) makeDecision(in *decisionInput, ch *choice, leg *Decision, noLeg NoLeg, queued time.Duration, d *Decision) {
+// makeDecision makes the decision of one choice. list, if not nil, are the workers to be shown with it, leg is
+// the decision of the prefill leg, and queued the time that the request waited in the queue.
+func (c *core) makeDecision(
+	in *decisionInput, ch *choice, list *listing, leg *Decision, noLeg NoLeg, queued time.Duration, d *Decision,
+) {
 	load := &ch.inputs[ch.chosen]
 	ord := ch.candidates[ch.chosen]
 	e := &c.entries[ord]
@@ -246,12 +248,14 @@ func (c *core) makeDecision(in *decisionInput, ch *choice, leg *Decision, noLeg 
 	if len(in.probed.answers) > 0 {
 		d.Member = in.member(e, &c.slots, ord)
 	}
-	if ch.second >= 0 {
-		e := &c.entries[ch.candidates[ch.second]]
-		d.Second = Second{e.worker, e.info.Name, e.address(), ch.inputs[ch.second].OverlapBlocks}
+	if in.WantSecond && in.Pinned == nil && (ch.reason != ReasonSession || !c.conf.Sessions.Hard) {
+		if at := c.second(ch, leg); at >= 0 {
+			e := &c.entries[ch.candidates[at]]
+			d.Second = Second{e.worker, e.info.Name, e.address(), ch.inputs[at].OverlapBlocks}
+		}
 	}
-	if ch.part == prefillPart && in.listCandidates {
-		d.Candidates, d.Omitted = slices.Clone(ch.listed), ch.omitted
+	if list != nil && in.listCandidates {
+		d.Candidates, d.Omitted = slices.Clone(list.workers), list.omitted
 	}
 }
 
@@ -268,13 +272,13 @@ func (d *Decision) copyTo(to *Decision, candidates []Candidate, omitted int, tok
 	to.Candidates, to.Omitted, to.Tokens, to.Prefill = candidates, omitted, tokens, leg
 }
 
-// brief returns the decision and its prefill leg without candidates; nil for nil.
-func (d *Decision) brief() *Decision {
+// Brief returns a copy of the decision and of its prefill leg without candidates; nil for nil.
+func (d *Decision) Brief() *Decision {
 	if d == nil {
 		return nil
 	}
 	b := new(Decision)
-	d.copyTo(b, nil, 0, nil, d.Prefill.brief())
+	d.copyTo(b, nil, 0, nil, d.Prefill.Brief())
 	return b
 }
 
@@ -307,6 +311,16 @@ func (d *Decision) add(l later) {
 	d.NoLeg = cmp.Or(l.noLeg, d.NoLeg)
 }
 
+// listing has the workers of a choice that people see, in worker order.
+type listing struct {
+	workers []Candidate
+	omitted int // number of the other workers
+
+	// Buffers.
+	chances []float64 // probability of being drawn, for each candidate
+	lowest  []float64 // see costBound
+}
+
 // keptCandidates bounds the candidates of a kept decision, so that the memory of kept decisions
 // does not grow with the fleet.
 const keptCandidates = 128
@@ -314,17 +328,17 @@ const keptCandidates = 128
 // list sets the list of workers that explains a choice. It runs before the booking, which changes loads. The
 // list has every worker of the pool. In a pool with more than keptCandidates workers it has only the
 // chosen worker and the candidates with the lowest costs, unless the request has Explain.
-func (c *core) list(in *decisionInput, ch *choice) {
+func (c *core) list(in *decisionInput, ch *choice, l *listing) {
 	drawn := ch.policy != "" && ch.settings.Temperature > 0
 	if drawn {
-		ch.chances = slices.Grow(ch.chances[:0], len(ch.costs))[:len(ch.costs)]
-		scorer.Probabilities(ch.costs, ch.settings.Temperature, ch.chances)
+		l.chances = slices.Grow(l.chances[:0], len(ch.costs))[:len(ch.costs)]
+		scorer.Probabilities(ch.costs, ch.settings.Temperature, l.chances)
 	}
 	all, bound, equal := in.Explain || len(c.order) <= keptCandidates, 0., 0
 	if !all {
-		bound, equal = ch.costBound()
+		bound, equal = l.costBound(ch.costs)
 	}
-	ch.listed = ch.listed[:0]
+	l.workers = l.workers[:0]
 	next := 0 // the next candidate; candidates have the order of c.order
 	for i, ord := range c.order {
 		at := next
@@ -338,8 +352,8 @@ func (c *core) list(in *decisionInput, ch *choice) {
 		case ch.costs[at] == bound:
 			equal--
 		}
-		ch.listed = append(ch.listed, Candidate{})
-		e, to := &c.entries[ord], &ch.listed[len(ch.listed)-1]
+		l.workers = append(l.workers, Candidate{})
+		e, to := &c.entries[ord], &l.workers[len(l.workers)-1]
 		to.Worker, to.WorkerName, to.Address = e.worker, e.info.Name, e.address()
 		to.TotalBlocks, to.ReportedBlocks, to.Excluded = e.info.TotalKVBlocks, e.reported(ch.time), ch.exclusions[i]
 		to.Foreign = c.foreign(ch.time, e, in.prompt.tokens)
@@ -359,23 +373,23 @@ func (c *core) list(in *decisionInput, ch *choice) {
 			to.DecodeDelay = ch.settings.DecodeDelay(&ch.request, &to.Input)
 		}
 		if drawn {
-			to.Probability = ch.chances[at]
+			to.Probability = l.chances[at]
 		}
 	}
-	ch.omitted = len(c.order) - len(ch.listed)
+	l.omitted = len(c.order) - len(l.workers)
 }
 
 // costBound returns the highest cost that is listed, if the keptCandidates lowest costs are, and how many
 // candidates with exactly this cost are listed.
-func (ch *choice) costBound() (bound float64, equal int) {
-	low := ch.lowest[:0]
-	for _, cost := range ch.costs {
+func (l *listing) costBound(costs []float64) (bound float64, equal int) {
+	low := l.lowest[:0]
+	for _, cost := range costs {
 		if most := keptCandidates - 1; len(low) <= most || cost < low[most] {
 			at, _ := slices.BinarySearch(low, cost)
 			low = slices.Insert(low[:min(len(low), most)], at, cost)
 		}
 	}
-	ch.lowest = low
+	l.lowest = low
 	bound = low[len(low)-1]
 	below, _ := slices.BinarySearch(low, bound)
 	return bound, len(low) - below

@@ -22,7 +22,8 @@ import (
 //	Decision       what callers see                               [core.makeDecision]
 //	booking        slots, session and counters of the pool        [core.book]
 //
-// The first two steps take no lock of a pool. The other three are one critical section of the pool. A
+// The first two steps take no lock of a pool. The other three are one critical section of the pool. (The
+// input of a prefill leg is made there, too: it has the chosen decode worker.) A
 // comparison that books nothing ends after the choice.
 
 // prompt is the prompt of a request as token ids.
@@ -128,6 +129,9 @@ func (r *Router) release(s *scratch) {
 	s.request, s.target, s.pool = Request{}, target{}, nil
 	s.prompt, s.promptSet, s.input = prompt{}, false, decisionInput{}
 	s.submitted = false
+	if leg := &s.choices.legInput; leg.Request != nil {
+		*leg, s.choices.legRequest = decisionInput{}, Request{}
+	}
 	clear(s.taints)
 	r.scratch.Put(s)
 }

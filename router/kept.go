@@ -93,7 +93,7 @@ func (k *keptDecisions) find(n int, known, meets func(*Decision) bool) []Decisio
 		switch {
 		case len(found) >= n || !meets(&d.Decision):
 		case known != nil && known(&d.Decision):
-			found = append(found, *d.brief())
+			found = append(found, *d.Brief())
 		default:
 			found = append(found, *d.whole())
 		}

@@ -121,6 +121,9 @@ func (c *core) remove(w *waiter, err error) {
 func (c *core) giveUp(w *waiter) {
 	if w.done && w.err == nil {
 		c.slots.Free(w.in.ID)
+		if w.ch.hasLeg {
+			c.slots.Free(w.ch.legInput.ID)
+		}
 	}
 	c.remove(w, context.Canceled)
 }

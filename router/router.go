@@ -157,12 +157,12 @@ func (r *Router) answer(ctx context.Context, s *scratch, err error, answer *Deci
 		}
 		return fmt.Errorf("router: model %q: %w", t.pools[0].model, err)
 	}
-	d, ch := s.decided(), &s.choices.worker
+	d, list := s.decided(), &s.choices.list
 	encoded := d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil
 	ids := s.input.prompt.ids.IDs
 	if req.ID != "" {
 		r.metrics.decided(ctx, p.labels, d)
-		r.kept.add(s.input.number, d, ch.listed, ch.omitted)
+		r.kept.add(s.input.number, d, list.workers, list.omitted)
 		r.recent.add(p.poolKey, s.input.hashes.local, s.input.hashes.sequence)
 		if r.conf.Hooks.Observe != nil && encoded {
 			r.conf.Hooks.Observe(Observation{
@@ -173,7 +173,7 @@ func (r *Router) answer(ctx context.Context, s *scratch, err error, answer *Deci
 	}
 	var seen []Candidate
 	if req.Explain {
-		seen = slices.Clone(ch.listed)
+		seen = slices.Clone(list.workers)
 	}
 	if !req.WantTokens || !encoded {
 		ids = nil

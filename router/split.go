@@ -184,10 +184,7 @@ func (c *core) choosePrefill(now time.Time, in *decisionInput, s *scorer.Setting
 	default:
 		return "", err
 	}
-	ch.hasLeg, leg.second = true, -1
-	if ch.legInput.Pinned == nil {
-		leg.second = c.second(leg, nil)
-	}
+	ch.hasLeg = true
 	return "", nil
 }
 
@@ -196,7 +193,7 @@ func (c *core) choosePrefill(now time.Time, in *decisionInput, s *scorer.Setting
 func (ch *choices) makeLegInput(in *decisionInput, decode *WorkerInfo) {
 	ch.legRequest = *in.Request
 	req := &ch.legRequest
-	req.Pinned, req.AnyRank, req.Preferred = in.PrefillPinned, in.PrefillAnyRank, nil
+	req.Pinned, req.AnyRank, req.Preferred, req.WantSecond = in.PrefillPinned, in.PrefillAnyRank, nil, true
 	if in.ID != "" {
 		req.ID = legID(in.ID)
 	}

@@ -3,6 +3,7 @@
 package router_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -474,6 +475,41 @@ func TestListsOfASplitShowLoadsBeforeTheBooking(t *testing.T) {
 		for _, c := range list {
 			if c.ActiveRequests != 0 {
 				t.Errorf("worker %d (%s) is listed with %d requests, want none", c.Worker.ID, c.Excluded, c.ActiveRequests)
+			}
+		}
+	}
+}
+
+// A request that is admitted while its caller gives up keeps no slot, neither its own nor that of its
+// prefill leg.
+func TestAnAbandonedWaitKeepsNoSlotOfTheLeg(t *testing.T) {
+	for i := range 40 {
+		r := splitOf(t, router.Config{Queue: router.QueueConfig{Threshold: new(.01)}}, router.Prefill, router.Decode)
+		for id := uint64(1); id <= 2; id++ {
+			w := withRole(id, []router.Role{router.Prefill, router.Decode}[id-1])
+			w.MaxBatchedTokens = 100
+			set(t, r, w)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		if d := decided(t, r, "a", "ABCDEFGHIJKLMNOP"); d.Prefill == nil {
+			t.Fatal("there is no prefill leg")
+		}
+		waited := false
+		_, err := r.BestWorker(ctx, router.Request{ID: "b", Model: "m", Tokens: prompt("QRSTUVWXYZ"), Owned: true, Waiting: func(bool) {
+			waited = true
+			r.MarkPrefillCompleted("a") // admits b
+			r.Free("a")
+			cancel()
+		}})
+		if !waited {
+			t.Fatal("the second request does not wait")
+		}
+		if err == nil {
+			r.Free("b")
+		}
+		for _, w := range r.Workers() {
+			if w.ActiveRequests != 0 || w.PendTokens != 0 {
+				t.Fatalf("run %d, %v: worker %d keeps %d requests and %d tokens", i, err, w.ID, w.ActiveRequests, w.PendTokens)
 			}
 		}
 	}

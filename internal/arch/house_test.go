@@ -246,7 +246,7 @@ func checkPackages(t *testing.T) (checked []checkedPackage) {
 			}
 			c.files = append(c.files, f)
 		}
-		c.info = &types.Info{Uses: map[*ast.Ident]types.Object{}}
+		c.info = &types.Info{Uses: map[*ast.Ident]types.Object{}, Types: map[ast.Expr]types.TypeAndValue{}}
 		conf := types.Config{Importer: imports, FakeImportC: true}
 		if c.types, err = conf.Check(p.ImportPath, fset, c.files, c.info); err != nil {
 			t.Fatal(err)
