@@ -155,6 +155,9 @@ func (d *diagnosis) checkWorkers(x *Replica) {
 				return s.Worker == w.Worker && s.KVEvents == w.KVEvents
 			})
 		})
+		if w.EventsLevel == "" { // version 0.1.0 sends only the state
+			w.EventsLevel, w.EventsText = router.EventsState(&w.WorkerState, false)
+		}
 		switch {
 		case !lasting || w.EventsLevel != router.EventsFault:
 		case w.Unheard():

@@ -193,6 +193,13 @@ func TestDiagnosis(t *testing.T) {
 		if count(found, different, fault) != 1 || !strings.Contains(found[0].String(), state) {
 			t.Errorf("%s: found %+v", state, found)
 		}
+		old := replicaSaying("a", 1, func(_ int, r *Reading) { r.workers[0].KVEvents, r.Peers = state, nil })
+		for i := range old.readings { // version 0.1.0 does not judge events itself
+			old.readings[i].workers[0].EventsLevel, old.readings[i].workers[0].EventsText = "", ""
+		}
+		if found := diagnose([]*Replica{old}); count(found, different, fault) != 1 || !strings.Contains(found[0].String(), state) {
+			t.Errorf("%s of version 0.1.0: found %+v", state, found)
+		}
 	}
 	empty := diagnose([]*Replica{replicaSaying("a", 1, func(_ int, r *Reading) { r.workers, r.Peers = nil, nil })})
 	if len(empty) != 1 || empty[0].String() != "a: it knows no worker" {

@@ -97,8 +97,14 @@ const (
 	EventsFault EventsLevel = "fault" // some are missing that should be there
 )
 
-// EventsState judges the events of a worker's cache, and says in words what is the matter.
+// EventsState is [EventsState] for a worker of the router.
 func (r *Router) EventsState(s *WorkerState) (level EventsLevel, text string) {
+	return EventsState(s, r.conf.NoEvents)
+}
+
+// EventsState judges the events of a worker's cache, and says in words what is the matter. noEvents says
+// that the router expects events of no worker.
+func EventsState(s *WorkerState, noEvents bool) (level EventsLevel, text string) {
 	switch s.KVEvents {
 	case "summary":
 		return EventsOK, "the group sends summaries of its cache"
@@ -111,7 +117,7 @@ func (r *Router) EventsState(s *WorkerState) (level EventsLevel, text string) {
 	case "block_size_mismatch":
 		return EventsFault, "its block size does not fit that of the index, so kvroute cannot use its events: set block_size to that of the engine"
 	}
-	healthy := s.Health == Healthy.String() && !r.conf.NoEvents
+	healthy := s.Health == Healthy.String() && !noEvents
 	if healthy && s.Unheard() {
 		return EventsFault, "no event has come, although it should send some: kvroute predicts its cache"
 	}
