@@ -264,7 +264,7 @@ func (c *core) moveSlot(now time.Time, id string, to, cached, blocks int, s *ser
 // connection that was refused, lost or too slow: on a busy machine this happens to healthy
 // workers. If the worker did fail, the next request shows it.
 func (c *core) served(now time.Time, id string, fl *flight, r Response) (s serving) {
-	age, _ := c.slots.Age(now, id)
+	age, _ := c.slots.Wait(now, id)
 	strike := func(ord int, local bool) {
 		e := &c.entries[ord]
 		if local || r.Status >= 500 {

@@ -77,7 +77,7 @@ func TestRoomIsNotForTheLate(t *testing.T) {
 	if err != nil || next == nil {
 		t.Fatal(err)
 	}
-	c.slots.End(now, "first")
+	c.slots.Finish(now, "first")
 	c.pump(now.Add(time.Second))
 	if len(c.woken) != 2 || !errors.Is(late.err, ErrTooLate) || next.err != nil || !next.done {
 		t.Errorf("%d are woken; the late request: %v, the next one: %v", len(c.woken), late.err, next.err)

@@ -152,7 +152,7 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 			fl.guess.withdraw()
 		}
 		fl.pool.update(now, func(core *core) {
-			known, _ = core.slots.End(now, key)
+			known = core.slots.Finish(now, key).Existed
 		})
 		if c.Expires {
 			r.flights.noteEnd(now, key) // a repeated SlotTaken must not take a slot

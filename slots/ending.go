@@ -4,16 +4,7 @@ package slots
 
 import "time"
 
-// Age returns how long ago a request took its slot.
-func (s *Table) Age(now time.Time, id string) (age time.Duration, taken bool) {
-	n, taken := s.ids[id]
-	if !taken {
-		return 0, false
-	}
-	return now.Sub(s.epoch) - s.slots[n].added, true
-}
-
-// Wait returns how long a request has its slot, and the time to the first token that was expected when
+// Wait returns how long a request has its slot, 0 without a slot, and the time to the first token that was expected when
 // it took the slot: 0 if unknown, and after a move to another worker.
 func (s *Table) Wait(now time.Time, id string) (waited, expected time.Duration) {
 	n, taken := s.ids[id]
@@ -26,14 +17,7 @@ func (s *Table) Wait(now time.Time, id string) (waited, expected time.Duration) 
 // Free gives the slot of a request back, at the latest time of an input. It returns false,
 // and changes nothing, if the id has no slot.
 func (s *Table) Free(id string) bool {
-	existed, _ := s.End(s.epoch.Add(s.latest), id)
-	return existed
-}
-
-// End is [Table.Free] at a time. waited says that no first token of the request is known.
-func (s *Table) End(now time.Time, id string) (existed, waited bool) {
-	e := s.Finish(now, id)
-	return e.Existed, e.Existed && !e.Started
+	return s.Finish(s.epoch.Add(s.latest), id).Existed
 }
 
 // Ended is a request that has given its slot back.
@@ -48,7 +32,7 @@ type Ended struct {
 	Unestimated  time.Duration
 }
 
-// Finish is [Table.End] with what is known of the request.
+// Finish is [Table.Free] at a time. It returns what is known of the request.
 func (s *Table) Finish(now time.Time, id string) (e Ended) {
 	n, exists := s.ids[id]
 	if !exists {

@@ -130,6 +130,5 @@ func (s *Table) lengthen(n int32, k int) {
 
 // blocks returns the number of blocks that hold the tokens, rounded up.
 func blocks(tokens, blockSize int) int {
-	blockSize = max(1, blockSize)
-	return (max(0, tokens) + blockSize - 1) / blockSize
+	return (tokens + blockSize - 1) / blockSize
 }

@@ -2,7 +2,10 @@
 
 package slots
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Some workers, such as router groups, report their load. The present load of such a worker
 // is the reported load and the changes since: the requests booked after the report count,
@@ -114,8 +117,11 @@ func (s *Table) UnreportedSince(worker int, after time.Time) (l ReportLoad) {
 	if u.some {
 		since = max(since, u.at)
 	}
-	for i := len(u.changes) - 1; i >= 0 && u.changes[i].at >= since; i-- {
-		if c := &u.changes[i]; c.taken > since {
+	for _, c := range slices.Backward(u.changes) {
+		if c.at < since {
+			break
+		}
+		if c.taken > since {
 			l.add(c.ReportLoad, 1)
 		}
 	}
@@ -136,7 +142,7 @@ type peak struct {
 	earlier, late Load
 }
 
-// Peak returns the largest load of a worker in the last PeakSpan, each field for itself.
+// Peak returns the largest Requests, Waiting and Blocks of a worker in the last PeakSpan.
 // It looks back at most twice as far.
 //
 // An engine's report may miss requests that were sent after the measurement, and may
@@ -162,11 +168,9 @@ func (s *Table) note(worker int) {
 	}
 }
 
-// max returns the larger value of each field that a report is compared with.
+// max returns the larger value of each field that [Table.Peak] returns.
 func (l Load) max(m Load) Load {
 	return Load{
-		Requests: max(l.Requests, m.Requests), Waiting: max(l.Waiting, m.Waiting),
-		PendTokens: max(l.PendTokens, m.PendTokens), Blocks: max(l.Blocks, m.Blocks),
-		DecodeTokens: max(l.DecodeTokens, m.DecodeTokens), WaitingTokens: max(l.WaitingTokens, m.WaitingTokens),
+		Requests: max(l.Requests, m.Requests), Waiting: max(l.Waiting, m.Waiting), Blocks: max(l.Blocks, m.Blocks),
 	}
 }

@@ -133,7 +133,7 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 					b.pend = s.Load(w).PendTokens - before
 				}
 			case 6, 7:
-				if s.End(now, id); b != nil {
+				if s.Finish(now, id); b != nil {
 					over(b, now, 1)
 				}
 				delete(model, id)
@@ -207,7 +207,7 @@ func TestEndingsAreBounded(t *testing.T) {
 	}
 	s.Reported(0, at(1))
 	for i := range n {
-		s.End(at(2), fmt.Sprint(i))
+		s.Finish(at(2), fmt.Sprint(i))
 	}
 	if over := s.Over(0); over != (slots.ReportLoad{Requests: n, PendTokens: 10 * n, HeldTokens: 10 * n}) {
 		t.Errorf("%+v is over, want all of %d requests", over, n)

@@ -42,14 +42,9 @@ func (s *Table) Move(now time.Time, id string, worker, cached int) bool {
 
 // path returns the blocks from a tree's root to the end of a node.
 func (t *prefixTree) path(leaf int32) []uint64 {
-	size := 0
-	for at := leaf; at != 0 && t.nodes[at].parent != 0; at = t.nodes[at].parent {
-		size += len(t.nodes[at].blocks)
+	if leaf == 0 {
+		return nil
 	}
-	blocks := make([]uint64, size)
-	for at := leaf; at != 0 && t.nodes[at].parent != 0; at = t.nodes[at].parent {
-		size -= len(t.nodes[at].blocks)
-		copy(blocks[size:], t.nodes[at].blocks)
-	}
-	return blocks
+	n := &t.nodes[leaf]
+	return append(t.path(n.parent), n.blocks...)
 }

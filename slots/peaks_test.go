@@ -18,8 +18,8 @@ func TestPeakEqualsSlowModel(t *testing.T) {
 		at   time.Time
 		load slots.Load
 	}
-	fields := func(l slots.Load) [6]int {
-		return [6]int{l.Requests, l.Waiting, l.PendTokens, l.Blocks, l.DecodeTokens, l.WaitingTokens}
+	fields := func(l slots.Load) [3]int {
+		return [3]int{l.Requests, l.Waiting, l.Blocks}
 	}
 	for seed := range uint64(10) {
 		rng := rand.New(rand.NewPCG(seed, 19))
@@ -40,7 +40,7 @@ func TestPeakEqualsSlowModel(t *testing.T) {
 			case 4, 5:
 				s.MarkPrefillCompleted(now, id)
 			case 6, 7:
-				s.End(now, id)
+				s.Finish(now, id)
 			}
 			if w := rng.IntN(3); rng.IntN(300) == 0 {
 				s.RemoveWorker(w)
@@ -53,7 +53,7 @@ func TestPeakEqualsSlowModel(t *testing.T) {
 					continue
 				}
 				got := fields(s.Peak(now, w))
-				var least, most [6]int
+				var least, most [3]int
 				for i, m := range h {
 					until := now
 					if i+1 < len(h) {

@@ -107,13 +107,6 @@ func (p *pace) sample(rate float64) {
 	p.rate = some[len(some)/2]
 }
 
-func (p *pace) note(late bool) {
-	p.late <<= 1
-	if late {
-		p.late |= 1
-	}
-}
-
 // InferFirstTokens switches inference on. Call it before the first slot is taken.
 func (s *Table) InferFirstTokens() { s.infers = true }
 
@@ -181,7 +174,9 @@ func (s *Table) evidence(n int32, exact bool) {
 		if t.byOrder {
 			since = t.first
 		}
-		p.note((t.byOrder || t.turn < q.newest) && t.seen-since > orderGrace)
+		if p.late <<= 1; (t.byOrder || t.turn < q.newest) && t.seen-since > orderGrace {
+			p.late |= 1
+		}
 		if t.turn > q.newest {
 			q.newest, q.newestAt = t.turn, t.seen
 		}
