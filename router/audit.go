@@ -94,53 +94,39 @@ func (a *audit) state() *AuditState {
 	return s
 }
 
-// The outcomes of audited responses.
-const (
-	auditEqual      = "equal"
-	auditOver       = "over"
-	auditUnder      = "under"
-	auditUnreported = "unreported"
-	auditInexact    = "inexact"
-	auditBad        = "bad"
-	auditUnknown    = "unknown"
-)
-
 // ReportUsage notes the usage in the response to a booked request, during the request or soon
 // after its end, and compares it with the decision. The zero value says that the response has no
 // usage.
 func (r *Router) ReportUsage(id string, u Usage) {
 	d, known := r.noteUsage(id, u)
-	if !known {
-		r.metrics.audits.Count("", auditUnknown)
-		return
-	}
+	outcome := "unreported"
 	switch {
+	case !known:
+		outcome = "unknown"
 	case u.Bad:
-		r.metrics.audits.Count(d.Model, auditBad)
-		return
-	case u.PromptTokens == 0:
-		r.metrics.audits.Count(d.Model, auditUnreported)
-		return
-	}
-	r.noteOutput(&d)
-	if r.conf.Hooks.Used != nil {
-		r.conf.Hooks.Used(d)
-	}
-	if d.TokenMode == tokenizer.Exact {
-		outcome := "equal"
-		if u.PromptTokens != d.PromptTokens {
-			outcome = "different"
+		outcome = "bad"
+	case u.PromptTokens != 0:
+		r.noteOutput(&d)
+		if r.conf.Hooks.Used != nil {
+			r.conf.Hooks.Used(d)
 		}
-		r.metrics.auditedPrompts.Count(d.Model, outcome)
+		if d.TokenMode == tokenizer.Exact {
+			length := "equal"
+			if u.PromptTokens != d.PromptTokens {
+				length = "different"
+			}
+			r.metrics.auditedPrompts.Count(d.Model, length)
+		}
+		predicted, w, compares := d.predicted()
+		if u.Cached && compares {
+			r.audit(&d, w, audited{predicted, u.CachedTokens, d.BlockSize})
+			return
+		}
+		if u.Cached {
+			outcome = "inexact"
+		}
 	}
-	switch predicted, w, compares := d.predicted(); {
-	case !u.Cached:
-		r.metrics.audits.Count(d.Model, auditUnreported)
-	case !compares:
-		r.metrics.audits.Count(d.Model, auditInexact)
-	default:
-		r.audit(&d, w, audited{predicted, u.CachedTokens, d.BlockSize})
-	}
+	r.metrics.audits.Count(d.Model, outcome)
 }
 
 // noteOutput takes the output tokens of a response for the pool of its worker.
@@ -200,7 +186,7 @@ func (r *Router) audit(d *Decision, w Worker, a audited) {
 		return // the worker left
 	}
 	m := r.metrics
-	outcome := [...]string{auditUnder, auditEqual, auditOver}[a.differs()+1]
+	outcome := [...]string{"under", "equal", "over"}[a.differs()+1]
 	m.audits.Count(d.Model, outcome)
 	prompt := float64(d.Usage.PromptTokens)
 	of := p.labels.record

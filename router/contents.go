@@ -143,14 +143,13 @@ func (d *Dump) Close() {
 	for _, p := range d.pools {
 		p.stop()
 	}
-	switch {
-	case errors.Is(d.err, indexer.ErrOvertaken):
-		d.router.dumps[dumpOvertaken].Add(1)
-	case d.read:
-		d.router.dumps[dumpWhole].Add(1)
-	default:
-		d.router.dumps[dumpLeft].Add(1)
+	end := dumpLeft
+	if errors.Is(d.err, indexer.ErrOvertaken) {
+		end = dumpOvertaken
+	} else if d.read {
+		end = dumpWhole
 	}
+	d.router.dumps[end].Add(1)
 	<-d.router.dumping
 	d.router = nil
 }

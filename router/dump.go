@@ -46,18 +46,19 @@ func (d *Dump) Events() iter.Seq[DumpedEvent] {
 
 // AppendJSON appends the event in the JSON form of NVIDIA Dynamo's routers, with the given id.
 func (ev *DumpedEvent) AppendJSON(b []byte, id int) []byte {
-	b = strconv.AppendUint(append(b, `{"worker_id":`...), ev.Worker.ID, 10)
+	number := func(before string, n uint64) { b = strconv.AppendUint(append(b, before...), n, 10) }
+	number(`{"worker_id":`, ev.Worker.ID)
 	b = append(append(b, `,"storage_tier":"`...), ev.Event.Tier.String()...)
-	b = strconv.AppendInt(append(b, `","event":{"event_id":`...), int64(id), 10)
+	number(`","event":{"event_id":`, uint64(id))
 	b = append(b, `,"data":{"stored":{"parent_hash":`...)
 	if ev.Event.HasParent {
-		b = strconv.AppendUint(b, ev.Event.Parent, 10)
+		number("", ev.Event.Parent)
 	} else {
 		b = append(b, "null"...)
 	}
 	b = append(b, `,"start_position":`...)
 	if ev.Hole {
-		b = strconv.AppendInt(b, int64(ev.Position), 10)
+		number("", uint64(ev.Position))
 	} else {
 		b = append(b, "null"...)
 	}
@@ -66,11 +67,11 @@ func (ev *DumpedEvent) AppendJSON(b []byte, id int) []byte {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = strconv.AppendUint(append(b, `{"block_hash":`...), block.External, 10)
-		b = strconv.AppendUint(append(b, `,"tokens_hash":`...), block.Local, 10)
+		number(`{"block_hash":`, block.External)
+		number(`,"tokens_hash":`, block.Local)
 		b = append(b, `,"mm_extra_info":null}`...)
 	}
-	b = strconv.AppendUint(append(b, `]}},"dp_rank":`...), uint64(ev.Worker.DPRank), 10)
+	number(`]}},"dp_rank":`, uint64(ev.Worker.DPRank))
 	return append(b, "}}"...)
 }
 

@@ -120,12 +120,13 @@ func (e *entry) groupHealth(now time.Time) (Health, Exclusion) {
 	if e.group.stale(now) {
 		return Degraded, ExcludedStale
 	}
-	switch n := e.group.load.candidates(); {
+	l := &e.group.load
+	switch n := l.candidates(); {
 	case n == 0:
 		return Unhealthy, ExcludedHealth
-	case e.group.load.Busy >= n:
+	case l.Busy >= n:
 		return Degraded, ExcludedBusy
-	case e.group.load.Healthy == 0:
+	case l.Healthy == 0:
 		return Degraded, ExcludedHealth
 	}
 	return Healthy, ""
@@ -145,11 +146,11 @@ func (e *entry) groupLoad(now time.Time, booked *slots.Table, ord, blockSize int
 	if g == nil {
 		return
 	}
-	in.Members = max(1, g.load.Members())
+	l := &g.load
+	in.Members = max(1, l.Members())
 	if g.stale(now) {
 		return
 	}
-	l := g.load
 	in.ActiveRequests, in.PendTokens = l.ActiveRequests+l.Queued, l.PendTokens+l.QueuedTokens
 	in.DecodeTokens, in.WaitingTokens = cmp.Or(l.HeldTokens, l.ActiveBlocks*blockSize), 0
 	if l.Busy == 0 { // else ended requests may have been on busy workers, which the report does not contain
@@ -161,9 +162,9 @@ func (e *entry) groupLoad(now time.Time, booked *slots.Table, ord, blockSize int
 	in.ActiveRequests += since.Requests
 	in.PendTokens += since.PendTokens
 	in.DecodeTokens += since.HeldTokens
-	in.ActiveBlocks = g.load.ActiveBlocks
-	if g.load.TotalBlocks > 0 {
-		in.KVUse = min(1, float64(in.ActiveBlocks)/float64(g.load.TotalBlocks))
+	in.ActiveBlocks = l.ActiveBlocks
+	if l.TotalBlocks > 0 {
+		in.KVUse = min(1, float64(in.ActiveBlocks)/float64(l.TotalBlocks))
 	}
 }
 
@@ -176,9 +177,10 @@ func (e *entry) groupState(now time.Time, in *scorer.Input, s *WorkerState) {
 		s.Summary = &SummaryState{Age: -1, Stale: true}
 		return
 	}
-	s.TotalKVBlocks = g.load.TotalBlocks
+	l := &g.load
+	s.TotalKVBlocks = l.TotalBlocks
 	s.Summary = &SummaryState{
-		Members: g.load.Members(), Busy: g.load.Busy, Queued: g.load.Queued,
+		Members: l.Members(), Busy: l.Busy, Queued: l.Queued,
 		Age: g.age(now), Stale: g.stale(now), Filtered: g.filtered,
 	}
 	if g.filtered {

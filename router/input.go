@@ -167,8 +167,8 @@ func (r *Router) input(ctx context.Context, p *pool, s *scratch, why inputPurpos
 	*in = decisionInput{} // assigning a filled literal would first build a copy
 	in.Request, in.model, in.lora, in.adapter = req, p.model, s.target.lora, s.target.adapter
 	in.prompt, in.hashes, in.listCandidates = s.prompt, h, req.Explain
-	if r.conf.Sessions.TTL > 0 && req.Session != "" {
-		in.session = sessionKey(req.Session)
+	if req.Session != "" {
+		in.session = r.sessionKey(req.Session)
 	}
 	if len(req.PreferredTaints) > 0 {
 		s.taints = appendTaints(s.taints[:0], req.PreferredTaints)

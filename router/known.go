@@ -143,11 +143,6 @@ func (k *known) apply(now time.Time, ord int, ev indexer.Event) indexer.Outcome 
 	return k.events.Load().parked.Apply(now, ord, ev)
 }
 
-// eventBlocks returns the number of blocks that a worker holds by its events, guessedBlocks
-// the number that is predicted without events.
-func (k *known) eventBlocks(ord int) int   { return k.index().WorkerBlocks(ord) }
-func (k *known) guessedBlocks(ord int) int { return k.history.WorkerBlocks(ord) }
-
 // guess is the prediction that a booking added to an index.
 type guess struct {
 	in         *indexer.Approx // nil: no prediction

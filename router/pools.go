@@ -16,10 +16,7 @@ import (
 // worker or of the session's worker, or else the cheapest pool; see [pool.compare].
 func (r *Router) choosePool(ctx context.Context, s *scratch) (*pool, error) {
 	req, pools := &s.request, s.target.pools
-	session := uint64(0)
-	if r.conf.Sessions.TTL > 0 && req.Session != "" {
-		session = sessionKey(req.Session)
-	}
+	session := r.sessionKey(req.Session)
 	at := slices.IndexFunc(pools, func(p *pool) bool {
 		return req.Pinned != nil && p.has(req) || req.Pinned == nil && session != 0 && p.bound(r.conf.Now(), session)
 	})

@@ -5,7 +5,6 @@ package router
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/scorer"
@@ -82,14 +81,12 @@ func (r *Router) probe(ctx context.Context, p *pool, in *decisionInput) (got pro
 
 // probeAnswer returns a group's answer to the probe, or nil without an answer.
 func (in *decisionInput) probeAnswer(e *entry) *ProbeAnswer {
-	if len(in.probed.answers) == 0 || e.info.Group == "" {
-		return nil
+	for i := range in.probed.answers {
+		if a := &in.probed.answers[i]; e.info.Group != "" && a.Group == e.info.Group {
+			return a
+		}
 	}
-	at := slices.IndexFunc(in.probed.answers, func(a ProbeAnswer) bool { return a.Group == e.info.Group })
-	if at < 0 {
-		return nil
-	}
-	return &in.probed.answers[at]
+	return nil
 }
 
 // probeOf returns a group's answer to the probe, or nil without an answer and if all

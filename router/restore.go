@@ -3,6 +3,7 @@
 package router
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"maps"
@@ -62,9 +63,7 @@ func (r *Router) Restore(c Contents, whole func() error) (out Restored, err erro
 	indexes, err := r.build(&c, seats, &out)
 	if whole != nil {
 		// whole checks the file itself, so its error is more precise.
-		if bad := whole(); bad != nil {
-			err = bad
-		}
+		err = cmp.Or(whole(), err)
 	}
 	if err == nil {
 		r.install(&c, seats, indexes, &out)

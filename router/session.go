@@ -38,10 +38,10 @@ type SessionBinding struct {
 // reports whether anything changed. Nothing changes if the worker is not known or sessions
 // are off.
 func (r *Router) PeerSession(b SessionBinding) (news bool) {
-	if r.conf.Sessions.TTL == 0 || b.Session == "" {
+	key := r.sessionKey(b.Session)
+	if key == 0 {
 		return false
 	}
-	key := sessionKey(b.Session)
 	return r.reported(b.Worker, func(c *core, now time.Time, ord int) bool {
 		_, bound := c.sessions.worker(now, key)
 		if b.Over {
@@ -53,8 +53,13 @@ func (r *Router) PeerSession(b SessionBinding) (news bool) {
 	})
 }
 
-// sessionKey is the hash of a session's name: never 0.
-func sessionKey(name string) uint64 { return max(1, scorer.DrawKey(name)) }
+// sessionKey is the hash of a session's name; 0 without a name, and if sessions are off.
+func (r *Router) sessionKey(name string) uint64 {
+	if r.conf.Sessions.TTL == 0 || name == "" {
+		return 0
+	}
+	return max(1, scorer.DrawKey(name))
+}
 
 func newSessions(c SessionConfig) sessions {
 	byKey, _ := simplelru.NewLRU[uint64, sessionSeat](max(1, c.Limit), nil) // fails for a size below 1 only

@@ -90,35 +90,36 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 	p.core.advanceTime(now)
 	for _, ord := range p.core.order {
 		e, load := &p.core.entries[ord], p.core.slots.Load(ord)
-		if e.info.Health == expected {
+		info := e.info
+		if info.Health == expected {
 			continue
 		}
 		s := WorkerState{
 			Worker:         e.worker,
-			Name:           e.info.Name,
-			Address:        e.info.rankAddress(e.worker.DPRank),
+			Name:           info.Name,
+			Address:        info.rankAddress(e.worker.DPRank),
 			Model:          p.model,
-			LoRA:           e.info.LoRA,
-			Role:           cmp.Or(e.info.Role, Aggregated),
-			Engine:         e.info.Engine,
-			Transport:      e.info.Events.Transport,
-			Group:          e.info.Group,
+			LoRA:           info.LoRA,
+			Role:           cmp.Or(info.Role, Aggregated),
+			Engine:         info.Engine,
+			Transport:      info.Events.Transport,
+			Group:          info.Group,
 			Health:         e.shownHealth(now).String(),
 			Failing:        p.core.conf.Now().Before(e.avoid.until),
-			Draining:       e.info.Draining,
-			Taints:         e.info.Taints,
-			BlockSize:      e.info.BlockSize,
-			TotalKVBlocks:  e.info.TotalKVBlocks,
-			KVEvents:       cmp.Or(e.events, e.info.KVEvents, "ok"), // a problem of our reader, or of the publisher
-			CachedBlocks:   p.known.eventBlocks(ord),
-			GuessedBlocks:  p.known.guessedBlocks(ord),
+			Draining:       info.Draining,
+			Taints:         info.Taints,
+			BlockSize:      info.BlockSize,
+			TotalKVBlocks:  info.TotalKVBlocks,
+			KVEvents:       cmp.Or(e.events, info.KVEvents, "ok"), // a problem of our reader, or of the publisher
+			CachedBlocks:   p.known.index().WorkerBlocks(ord),
+			GuessedBlocks:  p.known.history.WorkerBlocks(ord),
 			ActiveRequests: load.Requests,
 			ActiveBlocks:   load.Blocks,
 			PendTokens:     load.PendTokens,
 			EngineBlocks:   e.reported(now),
-			MaxNumSeqs:     e.info.MaxNumSeqs,
-			GPUType:        e.info.GPUType,
-			PrefillTPS:     e.info.PrefillThroughput,
+			MaxNumSeqs:     info.MaxNumSeqs,
+			GPUType:        info.GPUType,
+			PrefillTPS:     info.PrefillThroughput,
 			Routed:         e.routed,
 			Failures:       e.failures,
 			Audit:          e.audit.state(),
@@ -129,8 +130,8 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 		}
 		if fresh(now, e.report.usedAt) {
 			s.EngineKVUse = e.report.usage
-			if e.info.TotalKVBlocks > 0 {
-				s.EngineKVUse = min(1, float64(s.EngineBlocks)/float64(e.info.TotalKVBlocks))
+			if info.TotalKVBlocks > 0 {
+				s.EngineKVUse = min(1, float64(s.EngineBlocks)/float64(info.TotalKVBlocks))
 			}
 		}
 		s.NeverHeard = e.unheard() && !p.core.conf.NoEvents
@@ -139,10 +140,10 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 		switch {
 		case p.core.conf.NoEvents:
 			s.KVEvents = "none"
-		case e.info.BlockSize == 0 || e.info.NoEvents || e.unheard():
-			s.KVEvents = cmp.Or(e.info.KVEvents, "none") // or the reason why it publishes none
+		case info.BlockSize == 0 || info.NoEvents || e.unheard():
+			s.KVEvents = cmp.Or(info.KVEvents, "none") // or the reason why it publishes none
 		}
-		if e.info.Group != "" {
+		if info.Group != "" {
 			var in scorer.Input
 			p.core.load(now, ord, 0, &in)
 			e.groupState(now, &in, &s)
