@@ -14,7 +14,10 @@ func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
 	taints := s.Policy != Weighted && !r.Pinned // a weighted cost may be negative: the factor would have the opposite effect
 	switch {
 	case s.Policy == DynamoNewer:
-		least := leastPending(in)
+		least := math.Inf(1)
+		for i := range in {
+			least = min(least, in[i].mean(in[i].PendTokens))
+		}
 		for i := range in {
 			costs[i] = s.dynamoNewer(r, &in[i], least)
 		}
@@ -113,15 +116,8 @@ func dynamo(s *Settings, r *Request, in *Input) float64 {
 	return s.OverlapWeight*max(0, prefill)/r.block() + decode
 }
 
-// leastPending returns the lowest pending prefill of the candidates.
-func leastPending(in []Input) float64 {
-	least := math.Inf(1)
-	for i := range in {
-		least = min(least, in[i].mean(in[i].PendTokens))
-	}
-	return least
-}
-
+// dynamoNewer is the cost of a candidate by DynamoNewer. leastPend is the lowest pending prefill of the
+// candidates.
 func (s *Settings) dynamoNewer(r *Request, in *Input, leastPend float64) float64 {
 	block := r.block()
 	decay := 1.

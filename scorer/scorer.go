@@ -11,6 +11,7 @@
 package scorer
 
 import (
+	"cmp"
 	"math"
 	"math/rand/v2"
 )
@@ -176,10 +177,7 @@ func Best(n int, u float64, order func(i, j int) int) int {
 // Random returns one of n candidates with equal chances, by u in [0, 1). It returns -1
 // if n is 0.
 func Random(n int, u float64) int {
-	if n <= 0 {
-		return -1
-	}
-	return max(0, min(int(u*float64(n)), n-1))
+	return min(max(0, int(u*float64(n))), n-1)
 }
 
 // Equals returns the number of costs that are equal to that of candidate i, with candidate i;
@@ -198,14 +196,10 @@ func compare(a, b float64) int {
 	switch d := math.Abs(a - b); {
 	case d > tie*math.Abs(a) && d > tie*math.Abs(b): // false unless both are finite
 		return sign(a < b)
-	case math.IsNaN(a) || math.IsNaN(b):
-		if math.IsNaN(a) != math.IsNaN(b) {
-			return sign(math.IsNaN(b))
-		}
-	case math.IsInf(a, 0) || math.IsInf(b, 0):
-		if a != b {
-			return sign(a < b)
-		}
+	case math.IsNaN(a) || math.IsNaN(b): // NaN comes last
+		return cmp.Compare(b, a)
+	case !finite(d): // an infinite cost equals only itself
+		return cmp.Compare(a, b)
 	}
 	return 0
 }
