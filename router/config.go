@@ -207,21 +207,21 @@ func (c Config) withDefaults() (Config, error) {
 	c.Split.SkipTokens, c.Split.SkipFraction = cmp.Or(c.Split.SkipTokens, 2048), cmp.Or(c.Split.SkipFraction, .7)
 	q, s := &c.Queue, &c.Sessions
 	q.Policy = cmp.Or(q.Policy, slots.FCFS)
-	threshold := *cmp.Or(q.Threshold, new(0.))
+	const least, most = math.SmallestNonzeroFloat64, math.MaxFloat64
 	for _, err := range []error{
 		c.Scoring.Validate(), c.Thresholds.Validate(), q.Policy.Validate(), c.Split.check(&c.Thresholds, q.Threshold),
 		check("Mode", c.Mode, slices.Contains(Modes(), c.Mode), fmt.Sprintf("one of %v", Modes())),
-		check("BlockSize", c.BlockSize, c.BlockSize >= 0 && c.BlockSize <= maxBlockSize, fmt.Sprintf("0 to %d tokens", maxBlockSize)),
-		check("GuessTTL", c.GuessTTL, c.GuessTTL >= 0, "0 or more"),
-		check("AvoidFailing", c.AvoidFailing, c.AvoidFailing >= 0 && c.AvoidFailing <= time.Hour, "0 to 1h"),
-		check("DeviceRatio", c.DeviceRatio, c.DeviceRatio > 0 && !math.IsInf(c.DeviceRatio, 0), "a finite number above 0"),
-		check("PrefillThroughput", c.PrefillThroughput, c.PrefillThroughput > 0 && !math.IsInf(c.PrefillThroughput, 0), "a finite number above 0"),
-		check("OutputRate", c.OutputRate, c.OutputRate >= 0 && !math.IsInf(c.OutputRate, 0), "a finite number of tokens a second, 0 or more"),
+		within("BlockSize", c.BlockSize, 0, maxBlockSize, fmt.Sprintf("0 to %d tokens", maxBlockSize)),
+		within("GuessTTL", c.GuessTTL, 0, math.MaxInt64, "0 or more"),
+		within("AvoidFailing", c.AvoidFailing, 0, time.Hour, "0 to 1h"),
+		within("DeviceRatio", c.DeviceRatio, least, most, "a finite number above 0"),
+		within("PrefillThroughput", c.PrefillThroughput, least, most, "a finite number above 0"),
+		within("OutputRate", c.OutputRate, 0, most, "a finite number of tokens a second, 0 or more"),
 		check("OutputRate", c.OutputRate, c.OutputRate == 0 || c.EstimateOutput, "0 without EstimateOutput"),
-		check("Queue.Threshold", threshold, threshold >= 0 && !math.IsInf(threshold, 0), "a finite number, 0 or more"),
-		check("Queue.Limit", q.Limit, q.Limit >= 0, "a number of requests"),
-		check("Sessions.TTL", s.TTL, s.TTL == 0 || s.TTL >= minSessionTTL && s.TTL <= maxSessionTTL, fmt.Sprintf("0 or %v to %v", minSessionTTL, maxSessionTTL)),
-		check("Sessions.Limit", s.Limit, s.Limit >= 0, "a number of sessions"),
+		within("Queue.Threshold", *cmp.Or(q.Threshold, new(0.)), 0, most, "a finite number, 0 or more"),
+		within("Queue.Limit", q.Limit, 0, math.MaxInt, "a number of requests"),
+		within("Sessions.TTL", cmp.Or(s.TTL, minSessionTTL), minSessionTTL, maxSessionTTL, fmt.Sprintf("0 or %v to %v", minSessionTTL, maxSessionTTL)),
+		within("Sessions.Limit", s.Limit, 0, math.MaxInt, "a number of sessions"),
 	} {
 		if err != nil {
 			return c, fmt.Errorf("router: %w", err)
@@ -237,6 +237,11 @@ func check(field string, value any, ok bool, want string) error {
 		return nil
 	}
 	return fmt.Errorf("%s is %v, want %s", field, value, want)
+}
+
+// within is check for a range.
+func within[T cmp.Ordered](field string, value, low, high T, want string) error {
+	return check(field, value, value >= low && value <= high, want)
 }
 
 const (

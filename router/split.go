@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -84,9 +85,9 @@ const (
 func (s *SplitConfig) check(t *scorer.Thresholds, queue *float64) error {
 	return cmp.Or(
 		check("Split.Skip", s.Skip, s.Skip == SkipNever || s.Skip.skipsShort() || s.Skip.skipsBusy(), "never, isl_bounding, prefill_load or isl_or_load"),
-		check("Split.SkipTokens", s.SkipTokens, s.SkipTokens >= 0, "a number of tokens"),
-		check("Split.SkipFraction", s.SkipFraction, s.SkipFraction >= 0 && s.SkipFraction <= 1, "0 to 1"),
-		check("Split.DecodeCredit", s.DecodeCredit, s.DecodeCredit >= 0 && s.DecodeCredit <= 1e6, "0 to 1e6"),
+		within("Split.SkipTokens", s.SkipTokens, 0, math.MaxInt, "a number of tokens"),
+		within("Split.SkipFraction", s.SkipFraction, 0, 1, "0 to 1"),
+		within("Split.DecodeCredit", s.DecodeCredit, 0, 1e6, "0 to 1e6"),
 		check("Split.Skip", s.Skip, !s.Skip.skipsBusy() || t.PrefillTokens != nil || t.PrefillFraction != nil || queue != nil, "beside it a threshold for prefill tokens, or the queue's"),
 	)
 }
