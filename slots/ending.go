@@ -11,7 +11,7 @@ func (s *Table) Wait(now time.Time, id string) (waited, expected time.Duration) 
 	if !taken {
 		return 0, 0
 	}
-	return now.Sub(s.epoch) - s.slots[n].added, s.slots[n].promised
+	return now.Sub(s.epoch) - s.slots[n].added, s.slots[n].ExpectedTTFT
 }
 
 // Free gives the slot of a request back, at the latest time of an input. It returns false,
@@ -39,12 +39,12 @@ func (s *Table) Finish(now time.Time, id string) (e Ended) {
 		return Ended{}
 	}
 	since, t := s.at(now), &s.slots[n]
-	e = Ended{Existed: true, Started: t.started, Worker: int(t.worker)}
+	e = Ended{Existed: true, Started: t.started, Worker: t.Worker}
 	switch {
 	case t.outputReported:
 		e.OutputTokens = float64(t.out)
 	case t.atEnd:
-		e.Unestimated = max(0, since-t.added-t.promised)
+		e.Unestimated = max(0, since-t.added-t.ExpectedTTFT)
 	case t.started:
 		e.OutputTokens, e.Unestimated = t.estimate, max(0, since-t.grown)
 	}

@@ -27,12 +27,12 @@ func (s *Table) Left() int {
 // Broken returns the broken invariant of the tree, or "" if all hold.
 func (s *Table) Broken() string {
 	refs, users := map[int32]int32{}, map[int32]int32{}
-	blocks := map[int32]int{} // by worker
+	blocks := map[int]int{} // by worker
 	for n := range s.slots {
 		t := &s.slots[n]
-		blocks[t.worker] += t.output
+		blocks[t.Worker] += t.output
 		if !t.taken || t.leaf == 0 {
-			blocks[t.worker] += t.lone
+			blocks[t.Worker] += t.lone
 			continue
 		}
 		lone := 0
@@ -65,7 +65,7 @@ func (s *Table) Broken() string {
 		}
 	}
 	for i, w := range s.workers {
-		if want := blocks[int32(i)] + below[w.root]; w.Blocks != want {
+		if want := blocks[i] + below[w.root]; w.Blocks != want {
 			return fmt.Sprintf("worker %d has %d blocks, not %d", i, w.Blocks, want)
 		}
 	}

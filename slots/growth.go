@@ -28,8 +28,8 @@ func (s *Table) Grow(now time.Time, worker int, perSecond float64) {
 		t.grown = since
 		t.estimate += d.Seconds() * perSecond
 		most := MostTokens
-		if t.expected > 0 {
-			most = t.expected
+		if t.ExpectedOutput > 0 {
+			most = t.ExpectedOutput
 		}
 		t.estimate = min(t.estimate, float64(most))
 		if k := int(t.estimate) - t.out; k > 0 {
@@ -55,7 +55,7 @@ func (s *Table) AddOutputTokens(now time.Time, id string, k int) bool {
 	k = min(k, MostTokens)
 	if !t.outputReported {
 		if t.outputReported = true; t.linked {
-			s.unlink(&s.workers[t.worker].estimated, n)
+			s.unlink(&s.workers[t.Worker].estimated, n)
 			t.linked = false
 		}
 		k -= t.out
@@ -93,7 +93,7 @@ const (
 // learn updates the output rate of a worker by an output that was just reported.
 func (s *Table) learn(t *slot) {
 	if t.started {
-		s.LearnOutputRate(int(t.worker), t.out, t.seen-t.first)
+		s.LearnOutputRate(t.Worker, t.out, t.seen-t.first)
 	}
 }
 
@@ -116,12 +116,12 @@ func (s *Table) LearnOutputRate(worker, tokens int, taken time.Duration) {
 func (s *Table) lengthen(n int32, k int) {
 	t := &s.slots[n]
 	t.out += k
-	w := &s.workers[t.worker]
+	w := &s.workers[t.Worker]
 	if t.started {
 		w.DecodeTokens += k
 	}
-	if size := int(t.blockSize); t.blocks && size > 0 {
-		output := blocks(t.prompt+t.out, size) - blocks(t.prompt, size)
+	if size := t.BlockSize; !t.BlocksUntracked && size > 0 {
+		output := blocks(t.PromptTokens+t.out, size) - blocks(t.PromptTokens, size)
 		w.Blocks += output - t.output
 		t.output = output
 	}

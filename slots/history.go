@@ -59,15 +59,15 @@ const maxChanges = 4096
 // arrive notes that a slot was taken: after the last report, even if both have the same time.
 func (s *Table) arrive(t *slot) {
 	t.arrived = s.latest
-	if u := &s.histories[t.worker].unreported; u.some {
+	if u := &s.histories[t.Worker].unreported; u.some {
 		t.arrived = max(s.latest, u.at+1)
 	}
-	s.changed(t, ReportLoad{1, t.pend, t.prompt})
+	s.changed(t, ReportLoad{1, t.pend, t.PromptTokens})
 }
 
 // changed notes that the load of a slot changes now.
 func (s *Table) changed(t *slot, by ReportLoad) {
-	u := &s.histories[t.worker].unreported
+	u := &s.histories[t.Worker].unreported
 	if len(u.changes) >= maxChanges {
 		u.changes = u.changes[:copy(u.changes, u.changes[maxChanges/2:])]
 	}

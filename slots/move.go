@@ -10,16 +10,12 @@ import "time"
 // negative, or if the slot is there already.
 func (s *Table) Move(now time.Time, id string, worker, cached int) bool {
 	n, exists := s.ids[id]
-	if !exists || worker < 0 || int(s.slots[n].worker) == worker {
+	if !exists || worker < 0 || s.slots[n].Worker == worker {
 		return false
 	}
 	t := s.slots[n]
-	b := Booking{
-		Worker: worker, BlockSize: int(t.blockSize), PromptTokens: t.prompt, CachedTokens: cached,
-		ExpectedOutput: t.expected, Owned: t.owned, Replica: t.replica,
-		Unseen: t.unseen, Number: t.number, Reports: t.reports,
-		BlocksUntracked: !t.blocks, PrefillUntracked: t.free,
-	}
+	b := t.Booking
+	b.Worker, b.CachedTokens, b.ExpectedTTFT = worker, cached, 0
 	if t.leaf == 0 && t.lone > 0 {
 		// Only the number of unshared blocks is known.
 		b.NoReuse, b.Blocks = true, make([]uint64, t.lone)

@@ -161,9 +161,9 @@ func (s *Table) FirstToken(now time.Time, id string, exact bool) (news, inferred
 // evidence infers earlier first tokens, and measures the rate, by a reported first token.
 func (s *Table) evidence(n int32, exact bool) {
 	t := &s.slots[n]
-	q, p := &s.workers[t.worker].queue, &s.histories[t.worker].pace
+	q, p := &s.workers[t.Worker].queue, &s.histories[t.Worker].pace
 	q.due = 0
-	if t.replica != 0 {
+	if t.Replica != 0 {
 		if !t.started {
 			q.done += t.work()
 		}
@@ -193,7 +193,7 @@ func (s *Table) evidence(n int32, exact bool) {
 		work += o.work()
 		o.counted = true
 		m := next - 1
-		if next = o.next; o.replica == 0 {
+		if next = o.next; o.Replica == 0 {
 			s.infer(m, ByOrder, t.seen)
 		}
 	}
@@ -229,24 +229,24 @@ func (s *Table) infer(n int32, by string, at time.Duration) {
 	t := &s.slots[n]
 	s.start(n, at)
 	t.byOrder = by == ByOrder
-	s.inferred = append(s.inferred, Inference{ID: t.id, Number: t.number, By: by, At: s.epoch.Add(at)})
+	s.inferred = append(s.inferred, Inference{ID: t.id, Number: t.Number, By: by, At: s.epoch.Add(at)})
 }
 
 // start moves a slot from the waiting ones to the decoding ones.
 func (s *Table) start(n int32, at time.Duration) {
 	t := &s.slots[n]
-	s.note(int(t.worker))
-	w := &s.workers[t.worker]
+	s.note(t.Worker)
+	w := &s.workers[t.Worker]
 	s.unlink(&w.queue.list, n)
 	w.queue.due = 0
 	t.started, t.first, t.grown = true, at, at
-	if t.reports {
+	if t.Reports {
 		s.changed(t, ReportLoad{PendTokens: -t.pend})
 	}
 	w.Waiting--
 	w.PendTokens -= t.pend
-	w.WaitingTokens -= t.prompt
-	w.DecodeTokens += t.prompt + t.out
+	w.WaitingTokens -= t.PromptTokens
+	w.DecodeTokens += t.PromptTokens + t.out
 	if t.linked = !t.outputReported; t.linked {
 		s.link(&w.estimated, n)
 	}
@@ -274,7 +274,7 @@ func (s *Table) InferByRate(now time.Time, worker int) (inferred int) {
 	done := q.done
 	for next := q.head; next != 0; {
 		t := &s.slots[next-1]
-		if !t.unseen {
+		if !t.Unseen {
 			break
 		}
 		done += t.work()
@@ -283,7 +283,7 @@ func (s *Table) InferByRate(now time.Time, worker int) (inferred int) {
 			break
 		}
 		m := next - 1
-		if next = t.next; t.replica != 0 {
+		if next = t.next; t.Replica != 0 {
 			continue
 		}
 		q.done += t.work()
@@ -297,7 +297,7 @@ func (s *Table) InferByRate(now time.Time, worker int) (inferred int) {
 // enqueue puts a new slot behind those that wait on its worker.
 func (s *Table) enqueue(n int32) {
 	t := &s.slots[n]
-	q := &s.workers[t.worker].queue
+	q := &s.workers[t.Worker].queue
 	s.turn++
 	t.turn, t.listed = s.turn, t.seen
 	if q.head == 0 {

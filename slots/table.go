@@ -104,32 +104,26 @@ type Load struct {
 // slot is one request. Its prompt's blocks are the nodes from leaf up to the root
 // of its worker's tree, or, if they are not shared, plain numbers.
 type slot struct {
+	Booking   // without Blocks
 	id        string
-	worker    int32
-	blockSize int32
 	leaf      int32
 	lone      int // blocks of the prompt that no other slot has
 	output    int // blocks filled by the output
 	pend      int
-	prompt    int
-	out       int // output tokens
-	expected  int
+	out       int   // output tokens
 	off       int64 // subtracted from the blocks because of expected output, in 1/fraction
-	replica   uint64
 	added     time.Duration
-	promised  time.Duration // Booking.ExpectedTTFT
 	seen      time.Duration // last sign of life
 	first     time.Duration // its first token, if started
 	started   bool
 	confirmed bool // its first token was reported
 	atEnd     bool // it was reported only with the end of the response
 
-	// Of a prefill: the number of its booking, the caller's number, and when it began to wait.
-	turn, number uint64
-	listed       time.Duration
-	unseen       bool // its first token will not be reported
-	counted      bool // its tokens are in queue.done
-	byOrder      bool // its first token was inferred by order
+	// Of a prefill: the number of its booking, and when it began to wait.
+	turn    uint64
+	listed  time.Duration
+	counted bool // its tokens are in queue.done
+	byOrder bool // its first token was inferred by order
 
 	// The slot's neighbours in the list of its worker's waiting slots, and after the first
 	// token in that of the slots whose output is estimated; see [list].
@@ -140,11 +134,7 @@ type slot struct {
 	linked         bool
 	outputReported bool // not estimated
 
-	owned   bool
-	free    bool          // its prompt arrives computed
-	blocks  bool          // tracked
 	taken   bool          // not vacant
-	reports bool          // its worker reports its load
 	arrived time.Duration // when the worker got it, if the worker reports its load
 }
 
@@ -232,24 +222,22 @@ func (s *Table) Add(now time.Time, id string, b *Booking) bool {
 	s.ids[id] = n
 	t, w := &s.slots[n], &s.workers[b.Worker]
 	// The slot is empty.
-	t.id, t.worker, t.blockSize, t.taken = id, int32(b.Worker), int32(b.BlockSize), true
-	t.prompt, t.expected = min(max(0, b.PromptTokens), MostTokens), min(max(0, b.ExpectedOutput), MostTokens)
-	t.replica, t.number, t.unseen, t.owned = b.Replica, b.Number, b.Unseen, b.Owned
-	t.added, t.seen, t.promised = since, since, b.ExpectedTTFT
-	t.free, t.blocks, t.reports = b.PrefillUntracked, !b.BlocksUntracked, b.Reports
+	t.Booking, t.id, t.taken, t.added, t.seen = *b, id, true, since, since
+	t.Blocks = nil // the caller's
+	t.PromptTokens, t.ExpectedOutput = min(max(0, b.PromptTokens), MostTokens), min(max(0, b.ExpectedOutput), MostTokens)
 	if !b.PrefillUntracked {
-		t.pend = max(0, t.prompt-max(0, b.CachedTokens))
+		t.pend = max(0, t.PromptTokens-max(0, b.CachedTokens))
 	}
 	w.Requests++
 	w.Waiting++
 	w.PendTokens += t.pend
-	w.WaitingTokens += t.prompt
+	w.WaitingTokens += t.PromptTokens
 	s.enqueue(n)
 	if b.Reports {
 		s.arrive(t)
 	}
 	switch {
-	case !t.blocks:
+	case b.BlocksUntracked:
 	case b.NoReuse:
 		t.lone = len(b.Blocks)
 		w.Blocks += t.lone
@@ -285,12 +273,12 @@ func (s *Table) share(n int32, delta int) {
 // reweigh computes slot.off again.
 func (s *Table) reweigh(n int32) {
 	t := &s.slots[n]
-	if t.expected == 0 {
+	if t.ExpectedOutput == 0 {
 		return
 	}
-	done := min(float64(t.out)/float64(t.expected), 1)
+	done := min(float64(t.out)/float64(t.ExpectedOutput), 1)
 	off := int64(math.Round(done * float64(t.lone+t.output) * fraction))
-	s.workers[t.worker].off += off - t.off
+	s.workers[t.Worker].off += off - t.off
 	t.off = off
 }
 
@@ -299,12 +287,12 @@ func (s *Table) reweigh(n int32) {
 // first token.
 func (s *Table) ComputePrompt(id string) bool {
 	n, exists := s.ids[id]
-	if !exists || s.slots[n].started || !s.slots[n].free {
+	if !exists || s.slots[n].started || !s.slots[n].PrefillUntracked {
 		return false
 	}
 	t := &s.slots[n]
-	w := &s.workers[t.worker]
-	t.free, t.pend = false, t.prompt
+	w := &s.workers[t.Worker]
+	t.PrefillUntracked, t.pend = false, t.PromptTokens
 	w.PendTokens += t.pend
 	w.queue.due = 0
 	return true
@@ -322,14 +310,14 @@ func (s *Table) at(now time.Time) time.Duration {
 
 func (s *Table) drop(n int32) {
 	t := &s.slots[n]
-	w := &s.workers[t.worker]
+	w := &s.workers[t.Worker]
 	delete(s.ids, t.id)
-	s.note(int(t.worker))
+	s.note(t.Worker)
 	if t.linked {
 		s.unlink(&w.estimated, n)
 	}
-	if t.reports {
-		by := ReportLoad{Requests: -1, HeldTokens: -t.prompt}
+	if t.Reports {
+		by := ReportLoad{Requests: -1, HeldTokens: -t.PromptTokens}
 		if !t.started {
 			by.PendTokens = -t.pend
 		}
@@ -337,7 +325,7 @@ func (s *Table) drop(n int32) {
 	}
 	w.Requests--
 	if t.started {
-		w.DecodeTokens -= t.prompt + t.out
+		w.DecodeTokens -= t.PromptTokens + t.out
 	} else {
 		if t.previous == 0 {
 			w.queue.broken = true
@@ -346,11 +334,11 @@ func (s *Table) drop(n int32) {
 		w.queue.due = 0
 		w.Waiting--
 		w.PendTokens -= t.pend
-		w.WaitingTokens -= t.prompt
+		w.WaitingTokens -= t.PromptTokens
 	}
 	w.Blocks -= t.output
 	w.off -= t.off
-	t.expected, t.off = 0, 0 // so that share does not change w.off again
+	t.ExpectedOutput, t.off = 0, 0 // so that share does not change w.off again
 	if t.leaf == 0 {
 		w.Blocks -= t.lone
 	} else {
@@ -379,13 +367,13 @@ func (s *Table) dropIf(condition func(*slot) bool) (dropped int) {
 
 // RemoveWorker drops all slots on a worker. Its number may then be used again.
 func (s *Table) RemoveWorker(worker int) {
-	s.dropIf(func(t *slot) bool { return int(t.worker) == worker })
+	s.dropIf(func(t *slot) bool { return t.Worker == worker })
 	*s.history(worker) = history{}
 }
 
 // RemoveReplica drops all slots of another router replica.
 func (s *Table) RemoveReplica(replica uint64) {
-	s.dropIf(func(t *slot) bool { return replica != 0 && t.replica == replica })
+	s.dropIf(func(t *slot) bool { return replica != 0 && t.Replica == replica })
 }
 
 // Expire drops the slots that are not owned and had no sign of life for 300 s, and returns
@@ -396,7 +384,7 @@ func (s *Table) Expire(now time.Time) int {
 	}
 	s.swept = now
 	since := now.Sub(s.epoch)
-	return s.dropIf(func(t *slot) bool { return !t.owned && since-t.seen >= ownerlessLife })
+	return s.dropIf(func(t *slot) bool { return !t.Owned && since-t.seen >= ownerlessLife })
 }
 
 // Load returns the sum of the slots on a worker.
@@ -426,7 +414,7 @@ func (s *Table) Worker(id string) (worker int, taken bool) {
 	if !taken {
 		return 0, false
 	}
-	return int(s.slots[n].worker), true
+	return s.slots[n].Worker, true
 }
 
 // Len returns the number of slots taken.
