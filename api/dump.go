@@ -66,7 +66,7 @@ func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
 		head.LastStreamSeq = c.Stream()
 	}
 	for i, p := range d.Pools {
-		head.Pools = append(head.Pools, dumpPool{p.Model, p.BlockSize})
+		head.Pools = append(head.Pools, dumpPool(p))
 		if i == 0 {
 			head.BlockSize = p.BlockSize
 		} else if head.BlockSize != p.BlockSize {

@@ -121,10 +121,9 @@ func (c *Config) failGenerate(w http.ResponseWriter, err error, model string, be
 }
 
 // dispatchError means that a worker could not be reached, or sent no stream.
-type dispatchError struct{ err error }
+type dispatchError struct{ error }
 
-func (e *dispatchError) Error() string { return e.err.Error() }
-func (e *dispatchError) Unwrap() error { return e.err }
+func (e *dispatchError) Unwrap() error { return e.error }
 
 const (
 	// maxEvent limits the size of an event of a stream.
@@ -219,11 +218,8 @@ func splitEvents(data []byte, atEOF bool) (advance int, event []byte, err error)
 		if data[i] != '\n' {
 			continue
 		}
-		switch rest := data[i+1:]; {
-		case len(rest) > 0 && rest[0] == '\n':
-			return i + 2, bytes.TrimRight(data[:i], "\r"), nil
-		case len(rest) > 1 && rest[0] == '\r' && rest[1] == '\n':
-			return i + 3, bytes.TrimRight(data[:i], "\r"), nil
+		if rest := bytes.TrimPrefix(data[i+1:], []byte("\r")); len(rest) > 0 && rest[0] == '\n' {
+			return len(data) - len(rest) + 1, bytes.TrimRight(data[:i], "\r"), nil
 		}
 	}
 	if atEOF && len(data) > 0 {

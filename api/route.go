@@ -115,7 +115,7 @@ func (c *Config) request(q *question) (router.Request, *openai.Error) {
 		return bad("prefill_dp_rank", "beside a prefill_worker_id")
 	case !slices.Contains([]router.Split{router.SplitAuto, router.SplitNever, router.SplitAlways}, q.RoutingMode):
 		return bad("routing_mode", "aggregated or disaggregated")
-	case math.IsNaN(q.TTFTTargetMS) || q.TTFTTargetMS < 0 || q.TTFTTargetMS > math.MaxInt32:
+	case q.TTFTTargetMS < 0 || q.TTFTTargetMS > math.MaxInt32:
 		return bad("ttft_target_ms", "a number of milliseconds")
 	}
 	req.TTFTTarget = time.Duration(q.TTFTTargetMS * float64(time.Millisecond))

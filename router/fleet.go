@@ -182,11 +182,8 @@ func (p *pool) countNames(info *WorkerInfo, by int) (changed bool) {
 // blockSizeLocked returns the block size of the pool that a worker belongs to. A worker
 // without a block size joins the other workers of its model.
 func (r *Router) blockSizeLocked(info *WorkerInfo) int {
-	card := 0
-	if c := r.cardLocked(info.Models[0], info.ModelCard); c != nil {
-		card = c.BlockSize
-	}
-	size := cmp.Or(info.BlockSize, card, r.conf.BlockSize)
+	card := cmp.Or(r.cardLocked(info.Models[0], info.ModelCard), new(Card))
+	size := cmp.Or(info.BlockSize, card.BlockSize, r.conf.BlockSize)
 	if size > 0 {
 		return size
 	}
@@ -345,7 +342,6 @@ func (r *Router) renameLocked() {
 		full[key.model] = full[key.model] || len(p.names) > 0
 	}
 	maps.DeleteFunc(r.pools, func(key poolKey, p *pool) bool { return full[key.model] && len(p.names) == 0 })
-	names := make(map[string]target)
 	models := make(map[string]target)
 	for _, key := range slices.SortedFunc(maps.Keys(r.pools), poolKey.compare) {
 		p, t := r.pools[key], models[key.model]
@@ -355,7 +351,7 @@ func (r *Router) renameLocked() {
 		}
 		models[key.model] = t
 	}
-	maps.Copy(names, models)
+	names := maps.Clone(models)
 	for _, model := range slices.Sorted(maps.Keys(models)) {
 		t := models[model]
 		add := func(name, lora, adapter string) {

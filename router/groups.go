@@ -84,12 +84,8 @@ func (s *Summary) Members() int {
 	return n
 }
 
-// defaultInterval is the interval of a summary without one. staleAfter is the number of
-// intervals after which a summary is stale.
-const (
-	defaultInterval = time.Second
-	staleAfter      = 3
-)
+// staleAfter is the number of intervals after which a summary is stale.
+const staleAfter = 3
 
 // GroupTransit is the time from the decision for a group until the group's router has booked
 // the request. The summary of a group does not contain requests that were sent so shortly
@@ -212,7 +208,7 @@ func (r *Router) SetSummary(id uint64, s Summary) (known bool) {
 	}
 	now := r.conf.Now()
 	if s.Interval <= 0 {
-		s.Interval = defaultInterval
+		s.Interval = time.Second
 	}
 	s.Taken = earlier(s.Taken, now)
 	filter, stride, added := s.Filter, s.Stride, s.Added

@@ -47,13 +47,6 @@ type keptDecision struct {
 	omitted int
 }
 
-// whole returns the decision with copies of its candidates.
-func (k *keptDecision) whole() *Decision {
-	d := new(Decision)
-	k.copyTo(d, slices.Clone(k.seen), k.omitted, nil, k.Prefill)
-	return d
-}
-
 // next returns the number of a new request.
 func (k *keptDecisions) next() uint64 { return k.last.Add(1) }
 
@@ -95,7 +88,9 @@ func (k *keptDecisions) find(n int, known, meets func(*Decision) bool) []Decisio
 		case known != nil && known(&d.Decision):
 			found = append(found, *d.Brief())
 		default:
-			found = append(found, *d.whole())
+			var whole Decision
+			d.copyTo(&whole, slices.Clone(d.seen), d.omitted, nil, d.Prefill)
+			found = append(found, whole)
 		}
 		return len(found) < n
 	})

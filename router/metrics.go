@@ -53,13 +53,14 @@ func newLabels(model string) *labels {
 
 func newMetrics(from metric.Meter, r *Router) (*metrics, error) {
 	k := meter.New(from)
+	shares := []float64{0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, .99, 1}
 	m := metrics{
 		decisions: k.Counter("kvroute.router.decisions", "{decision}", "Booked decisions, by model and reason.", "model", "reason"),
 		// From a short prompt that is matched in microseconds to the budget of a request.
 		duration: k.Seconds("kvroute.router.decision.duration", "Time of a decision: tokens, hashes, match, choice and booking; not waiting for a worker.",
 			1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, .1, .25, .5, 1, 2.5),
 		overlap: k.Histogram("kvroute.router.overlap.ratio", "1", "Share of a prompt's full blocks that the chosen worker holds.",
-			0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, .99, 1),
+			shares...),
 		blocks:   k.Counter("kvroute.router.event.blocks", "{block}", "Blocks in the events of workers, by what became of them.", "outcome"),
 		prompts:  k.Counter("kvroute.tokenize.requests", "{request}", "Booked requests whose prompt was read, by model, by how its token ids were made and why not exactly.", "model", "mode", "reason"),
 		text:     k.Counter("kvroute.tokenize.text.size", "By", "Text of prompts that was made into token ids, by model.", "model"),
@@ -68,20 +69,20 @@ func newMetrics(from metric.Meter, r *Router) (*metrics, error) {
 		// From a pause between two first tokens to the longest that Envoy waits.
 		waits: k.Seconds("kvroute.router.queue.duration", "Time that admitted requests waited in the queue, of those that waited.",
 			.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
-		failovers:   k.Counter("kvroute.router.failovers", "{request}", "Requests that another worker served than the decision's, by model.", "model"),
-		avoidances:  k.Counter("kvroute.router.avoidances", "{period}", "Times that a worker began to be avoided because it failed, by model.", "model"),
-		firstTokens: k.Counter("kvroute.router.first_tokens", "{request}", "Requests whose prompt was taken for computed, by model and by what said so first.", "model", "source"),
+		failovers:      k.Counter("kvroute.router.failovers", "{request}", "Requests that another worker served than the decision's, by model.", "model"),
+		avoidances:     k.Counter("kvroute.router.avoidances", "{period}", "Times that a worker began to be avoided because it failed, by model.", "model"),
+		firstTokens:    k.Counter("kvroute.router.first_tokens", "{request}", "Requests whose prompt was taken for computed, by model and by what said so first.", "model", "source"),
+		legs:           k.Counter("kvroute.router.prefill_legs", "{request}", "Booked requests of split models, by model and by why they have no prefill leg; skipped is empty for those with a leg.", "model", "skipped"),
+		promptTokens:   k.Counter("kvroute.router.prompt_tokens", "{token}", "Prompt tokens of booked requests, by model.", "model"),
+		cachedTokens:   k.Counter("kvroute.router.cached_tokens", "{token}", "Prompt tokens of booked requests that the chosen worker has cached by the index, by model.", "model"),
+		meanTokens:     k.Counter("kvroute.router.mean_cached_tokens", "{token}", "The same as the mean over all candidates: what a random choice would find, by model.", "model"),
+		audits:         k.Counter("kvroute.audit.responses", "{response}", "Responses whose usage was read, by model and by the comparison of the cached tokens with the prediction.", "model", "outcome"),
+		auditedPrompts: k.Counter("kvroute.audit.prompts", "{response}", "Responses whose usage was read, by model and by the comparison of the prompt's length with kvroute's.", "model", "outcome"),
+		cachedRatio: k.Histogram("kvroute.audit.cached.ratio", "1", "Share of the prompt that was cached, by the response's usage.",
+			shares...),
+		auditError: k.Histogram("kvroute.audit.error", "1", "Predicted less reported cached tokens, as a share of the prompt.",
+			-1, -.5, -.2, -.1, -.05, -.02, 0, .02, .05, .1, .2, .5, 1),
 	}
-	m.legs = k.Counter("kvroute.router.prefill_legs", "{request}", "Booked requests of split models, by model and by why they have no prefill leg; skipped is empty for those with a leg.", "model", "skipped")
-	m.promptTokens = k.Counter("kvroute.router.prompt_tokens", "{token}", "Prompt tokens of booked requests, by model.", "model")
-	m.cachedTokens = k.Counter("kvroute.router.cached_tokens", "{token}", "Prompt tokens of booked requests that the chosen worker has cached by the index, by model.", "model")
-	m.meanTokens = k.Counter("kvroute.router.mean_cached_tokens", "{token}", "The same as the mean over all candidates: what a random choice would find, by model.", "model")
-	m.audits = k.Counter("kvroute.audit.responses", "{response}", "Responses whose usage was read, by model and by the comparison of the cached tokens with the prediction.", "model", "outcome")
-	m.auditedPrompts = k.Counter("kvroute.audit.prompts", "{response}", "Responses whose usage was read, by model and by the comparison of the prompt's length with kvroute's.", "model", "outcome")
-	m.cachedRatio = k.Histogram("kvroute.audit.cached.ratio", "1", "Share of the prompt that was cached, by the response's usage.",
-		0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, .99, 1)
-	m.auditError = k.Histogram("kvroute.audit.error", "1", "Predicted less reported cached tokens, as a share of the prompt.",
-		-1, -.5, -.2, -.1, -.05, -.02, 0, .02, .05, .1, .2, .5, 1)
 	r.observeWith(k)
 	return &m, k.Err()
 }

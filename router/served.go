@@ -59,7 +59,7 @@ func (a *avoidance) fail(now time.Time, first time.Duration) bool {
 // before.
 func (a *avoidance) answer(now time.Time, status int, first time.Duration) bool {
 	switch {
-	case status == 502 || status == 503 || status == 504:
+	case status >= 502 && status <= 504:
 		return a.fail(now, first) // the worker cannot serve
 	case status >= 500:
 		if a.errors++; a.errors >= errorsInRow {
