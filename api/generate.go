@@ -29,16 +29,16 @@ func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 	if bad == nil {
 		req, bad = c.request(&q)
 	}
-	if bad == nil && q.RequestID == "" {
-		bad = invalid("request_id", "request_id must be the id of the request")
-	}
-	if bad == nil && (q.PrefillWorkerID != nil || q.RoutingMode == router.SplitAlways) {
-		bad = invalid("routing_mode", "routing_mode must not be disaggregated, and there must be no prefill_worker_id: the request goes to one worker")
-	}
 	req.Split = router.SplitNever
 	var path string
 	var body []byte
-	if bad == nil {
+	switch {
+	case bad != nil:
+	case q.RequestID == "":
+		bad = invalid("request_id", "request_id must be the id of the request")
+	case q.PrefillWorkerID != nil || q.RoutingMode == router.SplitAlways:
+		bad = invalid("routing_mode", "routing_mode must not be disaggregated, and there must be no prefill_worker_id: the request goes to one worker")
+	default:
 		path, body, bad = workerRequest(&q)
 	}
 	if bad != nil {

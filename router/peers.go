@@ -40,9 +40,9 @@ const (
 
 // String returns the kind in lower case.
 func (k ChangeKind) String() string {
-	names := [...]string{SlotTaken: "taken", FirstToken: "first_token", PrefillFailed: "prefill_failed", SlotMoved: "moved", SlotFreed: "freed"}
-	if int(k) >= len(names) || k == 0 {
-		return "unknown"
+	names := [...]string{"unknown", "taken", "first_token", "prefill_failed", "moved", "freed"}
+	if int(k) >= len(names) {
+		k = 0
 	}
 	return names[k]
 }

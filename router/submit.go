@@ -30,7 +30,7 @@ func (r *Router) Submit(ctx context.Context, req Request) (d Decision, waits boo
 // may call Decided at a time.
 func (r *Router) Decided(ctx context.Context, each func(id string, d Decision, err error)) {
 	for _, p := range r.allPools() {
-		for w, s := p.nextDecided(); w != nil; w, s = p.nextDecided() {
+		for w, s := p.nextDecided(); s != nil; w, s = p.nextDecided() {
 			left, err := p.hasLeft(r.conf.Now, w, s)
 			if !left {
 				continue // nextDecided returns it again
@@ -50,16 +50,13 @@ func (r *Router) Decided(ctx context.Context, each func(id string, d Decision, e
 	}
 }
 
-// nextDecided takes the first undelivered request, and returns nil if there is none.
+// nextDecided takes the first undelivered request; s is nil if there is none.
 func (p *pool) nextDecided() (w *waiter, s *scratch) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for s == nil && len(p.undelivered) > 0 {
 		w, p.undelivered = p.undelivered[0], p.undelivered[1:]
 		s = w.submitted
-	}
-	if s == nil {
-		return nil, nil
 	}
 	return w, s
 }

@@ -2,7 +2,10 @@
 
 package slots
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // Grow estimates the length of outputs that are not reported. Each request on the worker
 // with a first token gets perSecond tokens for each second since the first token, or since
@@ -26,12 +29,7 @@ func (s *Table) Grow(now time.Time, worker int, perSecond float64) {
 			continue
 		}
 		t.grown = since
-		t.estimate += d.Seconds() * perSecond
-		most := MostTokens
-		if t.ExpectedOutput > 0 {
-			most = t.ExpectedOutput
-		}
-		t.estimate = min(t.estimate, float64(most))
+		t.estimate = min(t.estimate+d.Seconds()*perSecond, float64(cmp.Or(t.ExpectedOutput, MostTokens)))
 		if k := int(t.estimate) - t.out; k > 0 {
 			s.lengthen(n, k)
 		}
@@ -61,7 +59,9 @@ func (s *Table) AddOutputTokens(now time.Time, id string, k int) bool {
 		k -= t.out
 	}
 	s.lengthen(n, min(k, MostTokens-t.out))
-	s.learn(t)
+	if t.started {
+		s.LearnOutputRate(t.Worker, t.out, t.seen-t.first)
+	}
 	return true
 }
 
@@ -89,13 +89,6 @@ const (
 	// rateWeight is the weight of a new report in the mean.
 	rateWeight = 1. / 16
 )
-
-// learn updates the output rate of a worker by an output that was just reported.
-func (s *Table) learn(t *slot) {
-	if t.started {
-		s.LearnOutputRate(t.Worker, t.out, t.seen-t.first)
-	}
-}
 
 // LearnOutputRate notes how long the output of a request on a worker took, from its first token. Times
 // below a second do not count.
