@@ -100,13 +100,9 @@ const restTime = time.Second
 // not set: it would also limit handlers.
 func timely(limit time.Duration, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.ContentLength == 0 {
-			h.ServeHTTP(w, r)
-			return
-		}
 		conn := http.NewResponseController(w)
-		if conn.SetReadDeadline(time.Now().Add(limit)) != nil {
-			h.ServeHTTP(w, r) // no connection, as in tests of a handler
+		if r.ContentLength == 0 || conn.SetReadDeadline(time.Now().Add(limit)) != nil {
+			h.ServeHTTP(w, r) // no body; or no connection, as in tests of a handler
 			return
 		}
 		t := &timed{ReadCloser: r.Body, conn: conn}

@@ -99,22 +99,16 @@ func (t *Tokens) has(token string) bool {
 // guard passes a request to h if it has a valid token or its path is [open].
 func (t *Tokens) guard(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if open(r.URL.Path) {
+		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		what := "the token in the header Authorization is not one of kvroute's --api-token-file"
+		switch bearer := strings.EqualFold(scheme, "Bearer"); {
+		case open(r.URL.Path), bearer && t.has(strings.TrimSpace(token)):
 			h.ServeHTTP(w, r)
 			return
-		}
-		var what string
-		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-		switch {
 		case scheme == "":
 			what = "there is no header Authorization"
-		case !strings.EqualFold(scheme, "Bearer"):
+		case !bearer:
 			what = "the header Authorization is not of the form Bearer TOKEN"
-		case !t.has(strings.TrimSpace(token)):
-			what = "the token in the header Authorization is not one of kvroute's --api-token-file"
-		default:
-			h.ServeHTTP(w, r)
-			return
 		}
 		w.Header().Set("WWW-Authenticate", `Bearer realm="kvroute"`)
 		e := openai.Error{Status: http.StatusUnauthorized, Message: what, Type: "authentication_error", Param: "Authorization", Code: "unauthorized"}

@@ -34,9 +34,6 @@ func (x *groupFilters) change(ord int, change func(*groupFilter)) {
 	if f.Filter == nil {
 		delete(x.byOrdinal, ord)
 	} else {
-		if x.byOrdinal == nil {
-			x.byOrdinal = make(map[int]groupFilter)
-		}
 		x.byOrdinal[ord] = f
 	}
 	x.some.Store(len(x.byOrdinal) > 0)

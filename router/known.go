@@ -37,6 +37,7 @@ func (k *known) index() *indexer.Index { return k.events.Load().index }
 
 func newKnown(c *Config) *known {
 	k := &known{used: c.indexed(), history: indexer.NewApprox(indexer.ApproxConfig{TTL: c.GuessTTL})}
+	k.filters.byOrdinal = make(map[int]groupFilter)
 	k.events.Store(newEventIndex(indexer.New(indexer.Config{MaxBlocks: c.MaxBlocks})))
 	k.guesses = append(k.guesses, k.history)
 	if c.PredictTTL > 0 && !c.NoEvents {

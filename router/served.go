@@ -103,10 +103,10 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker)
 
 // guessMoved moves the guess of a request to the worker that its slot moved to.
 func (r *Router) guessMoved(now time.Time, id string, fl flight, s serving) {
-	if g := fl.guess; g.in != nil {
-		fl.guess.stamp, fl.guess.last = g.in.Move(now, g.ordinal, g.generation, g.stamp, g.last, s.to, s.since)
-		if fl.guess.ordinal, fl.guess.generation = s.to, s.since; fl.guess.stamp == 0 {
-			fl.guess = guess{}
+	if g := &fl.guess; g.in != nil {
+		g.stamp, g.last = g.in.Move(now, g.ordinal, g.generation, g.stamp, g.last, s.to, s.since)
+		if g.ordinal, g.generation = s.to, s.since; g.stamp == 0 {
+			*g = guess{}
 		}
 	}
 	if !r.flights.change(id, fl) {
