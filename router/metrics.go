@@ -37,7 +37,7 @@ func newLabels(model string) *labels {
 	l := &labels{
 		model:   model,
 		pool:    meter.NewSet("model", model),
-		record:  []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(attribute.String("model", model)))},
+		record:  []metric.RecordOption{metric.WithAttributes(attribute.String("model", model))},
 		exact:   meter.NewSet("model", model, "mode", string(tokenizer.Exact), "reason", ""),
 		reasons: make(map[Reason]meter.Set),
 		signs:   make(map[Sign]meter.Set),

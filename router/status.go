@@ -87,9 +87,10 @@ func (r *Router) Workers() []WorkerState {
 func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.core.advanceTime(now)
-	for _, ord := range p.core.order {
-		e, load := &p.core.entries[ord], p.core.slots.Load(ord)
+	c := &p.core
+	c.advanceTime(now)
+	for _, ord := range c.order {
+		e, load := &c.entries[ord], c.slots.Load(ord)
 		info := e.info
 		if info.Health == expected {
 			continue
@@ -105,7 +106,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Transport:      info.Events.Transport,
 			Group:          info.Group,
 			Health:         e.shownHealth(now).String(),
-			Failing:        p.core.conf.Now().Before(e.avoid.until),
+			Failing:        c.conf.Now().Before(e.avoid.until),
 			Draining:       info.Draining,
 			Taints:         info.Taints,
 			BlockSize:      info.BlockSize,
@@ -123,7 +124,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Routed:         e.routed,
 			Failures:       e.failures,
 			Audit:          e.audit.state(),
-			Foreign:        p.core.foreign(now, e, 0),
+			Foreign:        c.foreign(now, e, 0),
 		}
 		if fresh(now, e.report.requestsAt) {
 			s.EngineRunning, s.EngineWaiting = e.report.running, e.report.waiting
@@ -134,18 +135,18 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 				s.EngineKVUse = min(1, float64(s.EngineBlocks)/float64(info.TotalKVBlocks))
 			}
 		}
-		s.NeverHeard = e.unheard() && !p.core.conf.NoEvents
+		s.NeverHeard = e.unheard() && !c.conf.NoEvents
 		s.Speed = cmp.Or(e.properties.Speed, 1)
-		s.PrefillRate, s.Reorders = p.core.slots.PrefillRate(ord)
+		s.PrefillRate, s.Reorders = c.slots.PrefillRate(ord)
 		switch {
-		case p.core.conf.NoEvents:
+		case c.conf.NoEvents:
 			s.KVEvents = "none"
 		case info.BlockSize == 0 || info.NoEvents || e.unheard():
 			s.KVEvents = cmp.Or(info.KVEvents, "none") // or the reason why it publishes none
 		}
 		if info.Group != "" {
 			var in scorer.Input
-			p.core.load(now, ord, 0, &in)
+			c.load(now, ord, 0, &in)
 			e.groupState(now, &in, &s)
 		}
 		states = append(states, s)

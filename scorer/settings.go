@@ -3,6 +3,7 @@
 package scorer
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -241,10 +242,7 @@ func (s Settings) With(o *Override) (Settings, error) {
 	set(&t.DecodeWeight, o.DecodeWeight)
 	set(&t.AssumeKVReuse, o.AssumeKVReuse)
 	set(&t.TrackPrefill, o.TrackPrefillTokens)
-	if err := t.Validate(); err != nil {
-		return s, err
-	}
-	if err := t.idle(given); err != nil {
+	if err := cmp.Or(t.Validate(), t.idle(given)); err != nil {
 		return s, err
 	}
 	if !s.UsesOverlap() && t.UsesOverlap() {
