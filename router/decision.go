@@ -210,7 +210,7 @@ const (
 )
 
 // makeDecision makes the decision of one choice. list, if not nil, are the workers to be shown with it, leg is
-// the decision of the prefill leg, and queued the time that the request waited in the queue.
+// the decision of the prefill leg, and queued the time that the request waited in the queue. d is empty.
 func (c *core) makeDecision(
 	in *decisionInput, ch *choice, list *listing, leg *Decision, noLeg NoLeg, queued time.Duration, d *Decision,
 ) {
@@ -218,7 +218,6 @@ func (c *core) makeDecision(
 	ord := ch.candidates[ch.chosen]
 	e := &c.entries[ord]
 	ids := &in.prompt.ids
-	*d = Decision{} // assigning a filled literal would first build a copy
 	d.ID, d.Time, d.Model, d.Mode, d.Reason, d.Labels = in.ID, ch.time, in.model, c.conf.Mode, ch.reason, in.Labels
 	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.address()
 	d.Engine, d.NameRank = e.info.Engine, e.info.wantsRank(e.worker.DPRank)

@@ -128,6 +128,7 @@ func (r *Router) release(s *scratch) {
 	}
 	s.request, s.target, s.pool = Request{}, target{}, nil
 	s.prompt, s.promptSet, s.input = prompt{}, false, decisionInput{}
+	s.result.decision = Decision{} // not under the pool's lock
 	s.submitted = false
 	if leg := &s.choices.legInput; leg.Request != nil {
 		*leg, s.choices.legRequest = decisionInput{}, Request{}
