@@ -15,7 +15,6 @@ import (
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/outcomes"
-	"github.com/kvroute/kvroute/router"
 )
 
 const (
@@ -83,20 +82,21 @@ func newLive(c *Config) *live {
 }
 
 // decisions returns the newest decisions without candidates. Their texts, which name candidates, are made
-// once for each decision.
+// once for each decision: only then its candidates are read.
 func (l *live) decisions() any {
-	key := func(d *router.Decision) string { return d.ID + string(d.NoLeg) } // a leg that failed changes the texts
 	old, known := *l.known.Load(), map[string]Decision{}
 	list := []Decision{} // an empty list in JSON, not null
-	for _, d := range l.conf.Router.NewDecisions(liveDecisions, func(d *router.Decision) bool {
-		return old[key(d)].Time.Equal(d.Time)
-	}) {
-		s := old[key(&d)]
+	for _, d := range l.conf.Router.BriefDecisions(liveDecisions) {
+		key := d.ID + string(d.NoLeg) // a leg that failed changes the texts
+		s := old[key]
 		if !s.Time.Equal(d.Time) {
+			if whole, kept := l.conf.Router.Decision(d.ID); kept && whole.Time.Equal(d.Time) {
+				d = whole
+			}
 			s = shown(&d)
 		}
 		s = s.brief(&d)
-		known[key(&d)], list = s, append(list, s)
+		known[key], list = s, append(list, s)
 	}
 	l.known.Store(&known)
 	return list

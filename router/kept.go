@@ -10,7 +10,7 @@ import (
 
 // Decision returns a kept decision by its request id, this router's or the client's.
 func (r *Router) Decision(id string) (Decision, bool) {
-	found := r.kept.find(1, nil, func(d *Decision) bool { return d.ID == id || id != "" && d.Labels.RequestID == id })
+	found := r.kept.find(1, true, func(d *Decision) bool { return d.ID == id || id != "" && d.Labels.RequestID == id })
 	if len(found) == 0 {
 		return Decision{}, false
 	}
@@ -18,12 +18,14 @@ func (r *Router) Decision(id string) (Decision, bool) {
 }
 
 // Decisions returns up to n kept decisions, newest first.
-func (r *Router) Decisions(n int) []Decision { return r.NewDecisions(n, nil) }
+func (r *Router) Decisions(n int) []Decision {
+	return r.kept.find(n, true, func(*Decision) bool { return true })
+}
 
-// NewDecisions returns the same as Decisions, but those that are known without candidates: their cost does
-// not depend on the number of workers. known must return soon, because decisions wait for it.
-func (r *Router) NewDecisions(n int, known func(*Decision) bool) []Decision {
-	return r.kept.find(n, known, func(*Decision) bool { return true })
+// BriefDecisions returns the same as Decisions, without candidates: its cost does not depend on
+// the number of workers.
+func (r *Router) BriefDecisions(n int) []Decision {
+	return r.kept.find(n, false, func(*Decision) bool { return true })
 }
 
 // keptDecisions is a ring of the latest booked decisions. A request takes a number, and
@@ -78,14 +80,14 @@ func (k *keptDecisions) change(number uint64, change func(*keptDecision)) {
 	}
 }
 
-// find returns up to n decisions that meet a condition, newest first, with copies of their candidates unless
-// they are known.
-func (k *keptDecisions) find(n int, known, meets func(*Decision) bool) []Decision {
+// find returns up to n decisions that meet a condition, newest first, with copies of their
+// candidates or without candidates.
+func (k *keptDecisions) find(n int, candidates bool, meets func(*Decision) bool) []Decision {
 	found := []Decision{} // an empty list in JSON, not null
 	k.each(func(d *keptDecision) bool {
 		switch {
 		case len(found) >= n || !meets(&d.Decision):
-		case known != nil && known(&d.Decision):
+		case !candidates:
 			found = append(found, *d.Brief())
 		default:
 			var whole Decision

@@ -290,9 +290,10 @@ func TestRecentDecisionsAreKeptAndOldOnesNot(t *testing.T) {
 	if d, ok := r.Decision("3"); !ok || d.Freed.IsZero() {
 		t.Errorf("decision 3: %v, %+v", ok, d)
 	}
-	for _, d := range r.NewDecisions(10, func(d *router.Decision) bool { return d.ID == "3" }) {
-		if (len(d.Candidates) == 0) != (d.ID == "3") {
-			t.Errorf("decision %s, of which 3 is known, has %d candidates", d.ID, len(d.Candidates))
+	for i, d := range r.BriefDecisions(10) {
+		whole, _ := r.Decision(d.ID)
+		if d.ID != ids[i] || len(d.Candidates) != 0 || len(whole.Candidates) == 0 {
+			t.Errorf("decision %s has %d candidates in brief, %d in whole", d.ID, len(d.Candidates), len(whole.Candidates))
 		}
 	}
 	none := newRouter(t, router.Config{Scoring: classic(1), KeepDecisions: -1}, 1)
