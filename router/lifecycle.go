@@ -100,11 +100,12 @@ func (r *Router) free(fl flight, id string, served bool) bool {
 			silent = c.end(now, id)
 		}
 	})
+	end := later{freed: now}
 	if silent && served {
-		r.note(&fl, later{firstTokenBy: SignEnd})
+		end.firstTokenBy = SignEnd
 		r.metrics.firstTokens.AddTo(fl.pool.labels.signs[SignEnd], 1)
 	}
-	r.finish(&fl, id, now, served)
+	r.finish(&fl, id, end, served)
 	r.tellPeers(Change{Kind: SlotFreed, ID: id, Abandoned: !served})
 	return true
 }
@@ -116,12 +117,12 @@ func (r *Router) note(fl *flight, l later) {
 }
 
 // finish reports the outcome of a request that has ended. No lock is held.
-func (r *Router) finish(fl *flight, id string, now time.Time, served bool) {
+func (r *Router) finish(fl *flight, id string, end later, served bool) {
 	if parent, isLeg := strings.CutSuffix(id, legSuffix); isLeg {
-		r.flights.get(parent).outcome.change(func(o *Outcome) { o.LegEnded = now })
+		r.flights.get(parent).outcome.change(func(o *Outcome) { o.LegEnded = end.freed })
 		return
 	}
-	r.note(fl, later{freed: now})
+	r.note(fl, end)
 	var done Outcome
 	fl.outcome.change(func(o *Outcome) {
 		o.Abandoned = !served
