@@ -17,7 +17,7 @@ import (
 // later step changes that value:
 //
 //	prompt         token ids of the request's prompt              [Router.encode]
-//	decisionInput  request, prompt, hashes and overlap            [Router.input]
+//	decisionInput  request, prompt, hashes and overlap            [Router.input], [pool.countOverlap]
 //	choice         candidates, inputs, costs, the chosen one      [core.choose]
 //	Decision       what callers see                               [core.makeDecision]
 //	booking        slots, session and counters of the pool        [core.book]
@@ -146,8 +146,8 @@ const (
 	forLoads                   // the same, and the prompt is read in all modes
 )
 
-// input makes the input of a decision in a pool. It returns an error if ctx ends before the prompt is
-// read.
+// input makes the input of a decision in a pool, without the overlap. It returns an error if ctx ends before
+// the prompt is read.
 func (r *Router) input(ctx context.Context, p *pool, s *scratch, why inputPurpose) error {
 	req, in := &s.request, &s.input
 	var h hashes
@@ -165,7 +165,7 @@ func (r *Router) input(ctx context.Context, p *pool, s *scratch, why inputPurpos
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	*in = decisionInput{} // assigning a filled literal would first build a copy
+	in.overlap = overlap{} // that of the pool that was compared before
 	in.Request, in.model, in.lora, in.adapter = req, p.model, s.target.lora, s.target.adapter
 	in.prompt, in.hashes, in.listCandidates = s.prompt, h, req.Explain
 	if req.Session != "" {
@@ -189,13 +189,21 @@ func (r *Router) input(ctx context.Context, p *pool, s *scratch, why inputPurpos
 		start = r.conf.Now()
 	}
 	in.completeAt = start
-	if h.sequence != nil {
-		p.match(start, &h, s)
-		in.overlap = s.overlap
-		in.completeAt = r.conf.Now()
-		in.overlap.took = in.completeAt.Sub(start)
-	}
 	return nil
+}
+
+// countOverlap completes the input of a decision with the overlap of its prompt, which it counts without the
+// pool's lock.
+func (p *pool) countOverlap(now func() time.Time, s *scratch) {
+	in := &s.input
+	if in.hashes.sequence == nil {
+		return
+	}
+	start := in.completeAt
+	p.match(start, &in.hashes, s)
+	in.overlap = s.overlap
+	in.completeAt = now()
+	in.overlap.took = in.completeAt.Sub(start)
 }
 
 // appendTaints appends preferred taints, sorted by name, with bounded weights.

@@ -28,11 +28,14 @@ type pool struct {
 	labels     *labels
 	onInferred func(*pool, []slots.Inference) // called without the lock
 
+	view atomic.Pointer[poolView] // replaced, never changed
+	// Decisions read the fields above while others write those below: they must not share a line of the
+	// processor's cache.
+	_ [64]byte
+
 	// Guarded by Router.fleet.
 	card  string            // name of the model's card, as registered by workers
 	names map[modelName]int // number of workers that registered each name; empty without workers
-
-	view atomic.Pointer[poolView] // replaced, never changed
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -82,11 +85,13 @@ func (p *pool) match(now time.Time, h *hashes, s *scratch) {
 // errQueued says that [Router.Decided] will return the decision later.
 var errQueued = errors.New("the request waits in the queue")
 
-// admit decides for the request in s, whose input is complete. Load, cost, choice and booking are one
+// admit counts the overlap of the request in s, and decides. Load, cost, choice and booking are one
 // critical section. If the request must wait, admit returns when the request has left the queue, or
 // errQueued at once if the request is one of [Router.Submit].
 func (p *pool) admit(ctx context.Context, r *Router, s *scratch) error {
-	now, start := r.conf.Now, s.input.completeAt
+	now := r.conf.Now
+	p.countOverlap(now, s)
+	start := s.input.completeAt
 	p.mu.Lock()
 	w, err := p.core.submit(start, &s.input, &s.choices, &s.result)
 	waits := w != nil && !w.done

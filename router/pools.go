@@ -28,7 +28,7 @@ func (r *Router) choosePool(ctx context.Context, s *scratch) (*pool, error) {
 		if err := r.input(ctx, p, s, forComparison); err != nil {
 			return nil, err
 		}
-		switch cost, err := p.compare(r.conf.Now(), s); {
+		switch cost, err := p.compare(r.conf.Now, s); {
 		case errors.Is(err, ErrAllBusy) && math.IsInf(least, 1):
 			best = p // the request may wait there
 		case err != nil && !isAbsence(err):
@@ -43,10 +43,11 @@ func (r *Router) choosePool(ctx context.Context, s *scratch) (*pool, error) {
 // compare returns a cost of a pool for the request in s, to compare the pools of one model; lower is
 // better. It is the cost of the chosen candidate; costs in blocks are converted to tokens. If the mode
 // has no costs, it is the mean number of requests in flight of a candidate.
-func (p *pool) compare(now time.Time, s *scratch) (float64, error) {
+func (p *pool) compare(now func() time.Time, s *scratch) (float64, error) {
+	p.countOverlap(now, s)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.core.chooseWorkers(now, &s.input, look, &s.choices); err != nil {
+	if err := p.core.chooseWorkers(s.input.completeAt, &s.input, look, &s.choices); err != nil {
 		return 0, err
 	}
 	ch := &s.choices.worker

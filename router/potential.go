@@ -44,7 +44,7 @@ func (r *Router) PotentialLoads(ctx context.Context, req Request) ([]PotentialLo
 			return nil, fmt.Errorf("router: model %q: %w", model, err)
 		}
 		var err error
-		if loads, err = p.potentialLoads(r.conf.Now(), &s.input, &s.choices.worker, loads); err != nil {
+		if loads, err = p.potentialLoads(r.conf.Now, s, loads); err != nil {
 			lack = err
 		}
 	}
@@ -56,32 +56,34 @@ func (r *Router) PotentialLoads(ctx context.Context, req Request) ([]PotentialLo
 }
 
 // potentialLoads appends one entry for each worker that may take the request.
-func (p *pool) potentialLoads(now time.Time, in *decisionInput, ch *choice, loads []PotentialLoad) ([]PotentialLoad, error) {
+func (p *pool) potentialLoads(now func() time.Time, s *scratch, loads []PotentialLoad) ([]PotentialLoad, error) {
+	p.countOverlap(now, s)
+	in, ch := &s.input, &s.choices.worker
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := &p.core
-	s, err := c.settingsFor(in)
+	settings, err := c.settingsFor(in)
 	if err != nil {
 		return loads, err
 	}
-	ch.begin(now, whole, s)
+	ch.begin(in.completeAt, whole, settings)
 	if err := c.eligible(in, ch); err != nil {
 		return loads, err
 	}
-	c.grow(now)
+	c.grow(ch.time)
 	c.measure(in, look, ch)
 	for i, ord := range ch.candidates {
 		load := &ch.inputs[i]
 		c.complete(ch, ord, in.hashes.sequence, load)
-		cached := s.CachedTokens(&ch.request, load)
+		cached := settings.CachedTokens(&ch.request, load)
 		loads = append(loads, PotentialLoad{
 			Worker:                 c.entries[ord].worker,
 			PotentialPrefillTokens: load.PendTokens + max(0, in.prompt.tokens-cached),
 			PotentialDecodeBlocks:  load.ActiveBlocks + load.AdditionalBlocks,
 			ActiveRequests:         load.ActiveRequests,
 			OverlapBlocks:          load.OverlapBlocks,
-			CoarseTTFT:             scorer.CoarseTTFT(s.UncachedTokens(&ch.request, load), load.ActiveRequests, c.throughput(&c.entries[ord])),
-			EstimatedTTFT:          s.ModelTTFT(&ch.request, load),
+			CoarseTTFT:             scorer.CoarseTTFT(settings.UncachedTokens(&ch.request, load), load.ActiveRequests, c.throughput(&c.entries[ord])),
+			EstimatedTTFT:          settings.ModelTTFT(&ch.request, load),
 		})
 	}
 	return loads, nil

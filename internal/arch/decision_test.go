@@ -67,7 +67,7 @@ func TestDecisionIsMadeOfValues(t *testing.T) {
 var valueWriters = map[string]string{
 	"prompt":        "encode makeLegInput",
 	"hashes":        "hash input makeLegInput peerTook holders",
-	"decisionInput": "input makeLegInput recount",
+	"decisionInput": "input countOverlap makeLegInput recount",
 	"choice":        "begin choose eligible collect measure leaveOutBusy follow chooseByMode prefer potentialLoads",
 }
 
