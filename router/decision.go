@@ -238,7 +238,7 @@ func (c *core) makeDecision(
 	d.QueueTime, d.TokenizeTime, d.HashTime = queued, in.prompt.took, in.hashes.took
 	d.MatchTime, d.ProbeTime = in.overlap.took, in.probed.took
 	if leg == nil {
-		d.PrefillTokens = ch.prefillTokens(c.blockSize)
+		d.PrefillTokens = d.toCompute(load.OverlapBlocks)
 		d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, load.ActiveRequests, c.throughput(e))
 		d.EstimatedTTFT = ch.settings.ModelTTFT(&ch.request, load)
 	} else { // the prompt arrives computed
@@ -258,11 +258,10 @@ func (c *core) makeDecision(
 	}
 }
 
-// prefillTokens is the number of prompt tokens that the chosen worker has to compute. An engine computes
-// the last token of a prompt even if it has the whole prompt cached.
-func (ch *choice) prefillTokens(blockSize int) int {
-	tokens := ch.request.PromptTokens
-	return max(min(1, tokens), tokens-ch.inputs[ch.chosen].OverlapBlocks*blockSize)
+// toCompute is the number of prompt tokens that a worker with these cached blocks has to compute. An engine
+// computes the last token of a prompt even if all tokens are cached.
+func (d *Decision) toCompute(overlapBlocks int) int {
+	return max(min(1, d.PromptTokens), d.PromptTokens-overlapBlocks*d.BlockSize)
 }
 
 // copyTo copies the decision, with other candidates, token ids and prefill leg.

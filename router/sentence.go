@@ -138,8 +138,8 @@ func explain(d *Decision) *explanation {
 	if other.Worker == d.Worker {
 		other = eligible[1]
 	}
-	fewest := slices.MinFunc(eligible, func(a, b *Candidate) int { return d.toCompute(a) - d.toCompute(b) })
-	if e.Chosen != nil && !e.Decodes() && d.toCompute(fewest) < e.Chosen.ToCompute {
+	fewest := slices.MinFunc(eligible, func(a, b *Candidate) int { return d.toCompute(a.OverlapBlocks) - d.toCompute(b.OverlapBlocks) })
+	if e.Chosen != nil && !e.Decodes() && d.toCompute(fewest.OverlapBlocks) < e.Chosen.ToCompute {
 		other = fewest
 	}
 	e.Other = d.side(other)
@@ -159,7 +159,7 @@ func (d *Decision) side(c *Candidate) *side {
 	workers := float64(max(1, c.Members))
 	requests := float64(c.ActiveRequests) / workers
 	s := &side{
-		C: c, Name: labelOf(c.Worker, c.WorkerName, c.Group), ToCompute: d.toCompute(c), Numbers: map[string]string{},
+		C: c, Name: labelOf(c.Worker, c.WorkerName, c.Group), ToCompute: d.toCompute(c.OverlapBlocks), Numbers: map[string]string{},
 		Full: c.MaxRequests > 0 && requests+1 > .9*float64(c.MaxRequests),
 	}
 	for name, x := range map[string]float64{
@@ -178,11 +178,6 @@ func (d *Decision) side(c *Candidate) *side {
 		s.Numbers[name] = strconv.FormatFloat(math.Round(10*x)/10, 'f', -1, 64) // at most one decimal
 	}
 	return s
-}
-
-// toCompute is the number of tokens of the prompt that a candidate would compute.
-func (d *Decision) toCompute(c *Candidate) int {
-	return max(min(1, d.PromptTokens), d.PromptTokens-c.OverlapBlocks*d.BlockSize)
 }
 
 // Decodes reports whether the computation of the prompt does not count, as for a decode worker.
