@@ -9,7 +9,7 @@ import "github.com/kvroute/kvroute/router"
 type Decision struct {
 	router.Decision
 
-	// Prefill and Candidates replace those of the router's decision.
+	// Prefill and Candidates are sent instead of the fields of these names in the router's decision.
 	Prefill    *Decision   `json:"prefill,omitempty"`
 	Candidates []Candidate `json:"candidates,omitempty"`
 
