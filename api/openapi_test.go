@@ -139,7 +139,7 @@ func bodies() map[string]any {
 		"Decision": api.Decision{}, "Rank": router.Worker{}, "Labels": router.Labels{}, "SecondChoice": router.Second{}, "Candidate": api.Candidate{}, "Usage": router.Usage{},
 		"CostSettings": scorer.Settings{}, "EngineModel": scorer.Engine{}, "Thresholds": scorer.Thresholds{}, "Override": scorer.Override{},
 		"Totals": outcomes.Totals{}, "Sample": outcomes.Sample{}, "Prefix": router.Prefix{},
-		"PotentialLoad": router.PotentialLoad{}, "WorkerRecord": fleet.Record{}, "EventSource": fleet.Events{}, "Probe": fleet.Probe{},
+		"PotentialLoad": router.PotentialLoad{}, "WorkerFault": router.Fault{}, "WorkerRecord": fleet.Record{}, "EventSource": fleet.Events{}, "Probe": fleet.Probe{},
 	}
 	maps.Copy(all, api.Bodies)
 	return all

@@ -211,6 +211,7 @@ func (r *Router) removeWorkerLocked(id uint64) {
 		return
 	}
 	delete(r.owners, id)
+	delete(r.faults, id)
 	changed := p.countNames(p.infoOf(id), -1)
 	p.removeWorker(r.conf.Now(), id)
 	if changed {

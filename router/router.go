@@ -37,6 +37,8 @@ type Router struct {
 	pools  map[poolKey]*pool
 	owners map[uint64]*pool // by worker id
 	cards  map[string]*Card // by name
+	// faults are those of SetFaults, by worker id and source.
+	faults map[uint64]map[string][]Fault
 
 	// busy are the models' own thresholds, by base model.
 	busy map[string]*scorer.Thresholds
@@ -59,6 +61,7 @@ func New(conf Config) (*Router, error) {
 		recent:  new(beginnings),
 		pools:   make(map[poolKey]*pool),
 		owners:  make(map[uint64]*pool),
+		faults:  make(map[uint64]map[string][]Fault),
 		busy:    make(map[string]*scorer.Thresholds),
 		flights: &flights{byID: make(map[string]flight)},
 	}

@@ -47,6 +47,7 @@ type WorkerState struct {
 	PrefillTPS     float64        `json:"prefill_tps,omitempty"`  // prompt tokens a second, as registered
 	Routed         uint64         `json:"routed"`                 // requests sent there so far
 	Failures       uint64         `json:"failures"`               // requests that it refused, failed, or answered with a status of 500 or above
+	Faults         []Fault        `json:"faults,omitempty"`       // in the order of their names
 	Audit          *AuditState    `json:"audit,omitempty"`        // its cache by its responses; nil before the first one
 	PrefillRate    float64        `json:"prefill_rate,omitempty"` // prompt tokens a second, as measured
 	Speed          float64        `json:"speed"`                  // of prefill, compared with the pool: 1 is as fast as the median worker
@@ -76,6 +77,7 @@ func (r *Router) Workers() []WorkerState {
 		tokens := r.tokenState((*r.names.Load())[p.model].card, p.view.Load().needsPrompts)
 		for i := range states[of:] {
 			states[of+i].TokenState = tokens
+			states[of+i].Faults = r.faultsLocked(states[of+i].ID)
 		}
 	}
 	slices.SortFunc(states, func(a, b WorkerState) int {
