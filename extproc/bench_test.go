@@ -30,11 +30,11 @@ type quickRouter struct{ extproc.Router }
 func (quickRouter) BestWorker(context.Context, router.Request) (router.Decision, error) {
 	return chosen, nil
 }
-func (quickRouter) FirstToken(string, router.Sign) bool                    { return true }
-func (quickRouter) Free(string) bool                                       { return true }
-func (quickRouter) Abandon(string) bool                                    { return true }
-func (quickRouter) ReportUsage(string, router.Usage)                       {}
-func (quickRouter) Served(string, router.Response) (bool, []router.Worker) { return false, nil }
+func (quickRouter) FirstToken(string, router.Sign) bool                     { return true }
+func (quickRouter) Free(string) bool                                        { return true }
+func (quickRouter) Abandon(string) bool                                     { return true }
+func (quickRouter) ReportUsage(string, router.Usage)                        {}
+func (quickRouter) Served(string, router.Response) (bool, []router.Avoided) { return false, nil }
 
 // rawCodec sends messages that are encoded already, and does not read answers, so that a client
 // costs little.

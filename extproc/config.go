@@ -206,7 +206,7 @@ type Router interface {
 	Abandon(id string) bool
 	// Served notes which worker answered a request when its response begins. It reports
 	// whether it moved the booking to that worker, and which workers it avoids from now on.
-	Served(id string, r router.Response) (moved bool, avoided []router.Worker)
+	Served(id string, r router.Response) (moved bool, avoided []router.Avoided)
 	// PrefillFailed notes that a booked request has no prefill leg after all: its worker
 	// computes the prompt. It returns an error if that worker cannot.
 	PrefillFailed(id string) error

@@ -156,7 +156,7 @@ func (r *fakeRouter) ReportUsage(_ string, u router.Usage) {
 	r.calls = append(r.calls, fmt.Sprintf("usage: %d prompt tokens, %d cached (reported: %v), %d output tokens, bad: %v", u.PromptTokens, u.CachedTokens, u.Cached, u.OutputTokens, u.Bad))
 }
 
-func (r *fakeRouter) Served(id string, resp router.Response) (moved bool, avoided []router.Worker) {
+func (r *fakeRouter) Served(id string, resp router.Response) (moved bool, avoided []router.Avoided) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.slots[id] {

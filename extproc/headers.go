@@ -12,6 +12,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/kvroute/kvroute/internal/openai"
@@ -30,6 +31,8 @@ type head struct {
 	sized      bool // there is a content-length
 	compressed bool // the body has a content-encoding
 	requestID  string
+	client     uint64 // hash of the client's address; 0 = unknown
+	promptHash uint64 // hash of the beginning of the prompt; 0 = unknown
 
 	// The W3C trace context of the client.
 	traceParents, traceStates []string
@@ -121,6 +124,8 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 			h.traceStates = append(h.traceStates, value(v))
 		case "x-request-id":
 			h.requestID = value(v)
+		case "x-forwarded-for":
+			h.client = clientOf(value(v))
 		default:
 			h.readHint(conf, v.GetKey(), value(v))
 		}
@@ -141,6 +146,28 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 		return headersBodyless
 	}
 	return headersOurs
+}
+
+// clientOf returns the hash of the last address in X-Forwarded-For, which Envoy has written.
+func clientOf(forwarded string) uint64 {
+	address := strings.TrimSpace(forwarded[strings.LastIndexByte(forwarded, ',')+1:])
+	if address == "" {
+		return 0
+	}
+	return xxh3.HashString(address)
+}
+
+// prefixBytes is the length of the beginning of a prompt that tells prompts apart.
+const prefixBytes = 256
+
+// prefixOf returns the hash of the beginning of a request's prompt.
+func prefixOf(fields *openai.Body, body []byte) uint64 {
+	for _, text := range [][]byte{fields.Messages, fields.Request.Prompt, body} {
+		if len(text) > 0 {
+			return xxh3.Hash(text[:min(len(text), prefixBytes)])
+		}
+	}
+	return 0
 }
 
 const headerSessionFinal = "x-dynamo-session-final"

@@ -60,7 +60,7 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 
 // note reports to the router which worker answered the request, and how.
 func (s *stream) note(req *extprocv3.ProcessingRequest) {
-	r := router.Response{}
+	r := router.Response{Client: s.client, Prefix: s.promptHash}
 	details := ""
 	r.Status, _ = strconv.Atoi(status(req.GetResponseHeaders())) // 0 if there is none
 	for _, filter := range req.GetAttributes() {
@@ -98,7 +98,7 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	}
 	for _, w := range avoided {
 		s.conf.Log.Warn("a worker failed and is avoided for a while",
-			"worker", w.ID, "rank", w.DPRank, "status", r.Status, "local", r.Local, "details", details)
+			"worker", w.ID, "rank", w.DPRank, "status", r.Status, "count", w.Failed, "local", r.Local, "details", details)
 	}
 }
 

@@ -34,7 +34,7 @@ type Client struct {
 
 // Router learns the results of prefill requests; see the methods of [router.Router].
 type Router interface {
-	Served(id string, r router.Response) (moved bool, avoided []router.Worker)
+	Served(id string, r router.Response) (moved bool, avoided []router.Avoided)
 	FirstToken(id string, by router.Sign) bool
 	Free(id string) bool
 }

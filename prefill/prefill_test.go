@@ -38,7 +38,7 @@ func (l *ledger) note(line string) {
 	l.lines = append(l.lines, line)
 }
 
-func (l *ledger) Served(id string, r router.Response) (moved bool, avoided []router.Worker) {
+func (l *ledger) Served(id string, r router.Response) (moved bool, avoided []router.Avoided) {
 	l.note(fmt.Sprintf("%s: status %d, local %v", id, r.Status, r.Local))
 	return false, nil
 }

@@ -157,6 +157,12 @@ type Hooks struct {
 	// Departs says that a worker's cache differs from what the router knows of it, by the usage in its
 	// responses, or that it agrees again.
 	Departs func(w Worker, departs bool)
+	// Answered gets the id of a worker that answered a request with a status below 500, at most once a second
+	// for each worker.
+	Answered func(id uint64)
+	// Panic says that a request of a model went to an unhealthy worker, because no worker is healthy, degraded or
+	// starting, or that a later request no longer had to.
+	Panic func(model string, begins bool)
 	// Observe gets each booked request whose prompt was tokenized exactly, before the decision returns.
 	Observe func(Observation)
 	// Tell gets each change of the slots of the router's own requests, and first tokens of other

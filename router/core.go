@@ -173,6 +173,9 @@ func (c *core) takeSlot(in *decisionInput, ch *choice, d *Decision, hasLeg bool,
 	}
 	c.turn++
 	e.routed++
+	if e.avoid.booked(ch.time, c.conf.AvoidFailing) {
+		c.changes++
+	}
 	if in.prompt.tokens > 0 && !hasLeg {
 		c.typical.note(in.prompt.tokens, d.PrefillTokens)
 	}
@@ -238,7 +241,8 @@ func (c *core) noteUsage(now time.Time, d *Decision, tokens int) {
 
 // serving is what [core.served] changed because of a response.
 type serving struct {
-	avoided []Worker // workers that are avoided from now on
+	avoided []Avoided // workers that are avoided from now on
+	sign    Worker    // the worker that answered, if [Hooks.Answered] is to be called; otherwise zero
 
 	moved  bool   // the slot moved; the fields below are about its new worker
 	to     int    // ordinal
@@ -258,6 +262,39 @@ func (c *core) moveSlot(now time.Time, id string, to, cached, blocks int, s *ser
 	}
 }
 
+// answered notes the response of a worker: whether it is a sign of life, and whether it is a failure. Gateway
+// errors (502 to 504) and 429 begin a back-off at once. Other errors begin one if the worker answers them far
+// more often than the others.
+func (c *core) answered(now time.Time, ord int, fl *flight, r Response, s *serving) {
+	e := &c.entries[ord]
+	a := &e.avoid
+	class, failed := classOf(r.Status)
+	if r.Status < 500 {
+		if e.signed(now) {
+			s.sign = e.worker
+		}
+		if a.refused = (time.Time{}); class != tooMany {
+			a.answered = now
+		}
+	}
+	from := answerOrigin{class, r.Client, r.Prefix}
+	if from.client == 0 && from.prefix == 0 {
+		from.client = fl.number
+	}
+	a.answers = a.answers.note(now, from, r.Status, failed)
+	if !failed {
+		if a.served(now) {
+			c.changes++
+		}
+		return
+	}
+	atOnce := class == tooMany || r.Status >= 502 && r.Status <= 504
+	if more, _ := c.errsMore(now, ord, class); (atOnce || more) && a.fail(now, c.conf.AvoidFailing) {
+		c.changes++
+		s.avoided = append(s.avoided, Avoided{e.worker, int(a.answers.failed[class] + 0.5)})
+	}
+}
+
 // served notes which worker answered a request. The slot follows that worker.
 //
 // A worker that has answered another request since this one was booked is not blamed for a
@@ -270,16 +307,17 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 		if local || r.Status >= 500 {
 			e.failures++
 		}
-		var news bool
-		switch {
-		case !local:
-			news = e.avoid.answer(now, r.Status, c.conf.AvoidFailing)
-		case !e.avoid.answered.After(now.Add(-age)):
-			news = e.avoid.fail(now, c.conf.AvoidFailing)
+		if !local {
+			c.answered(now, ord, fl, r, &s)
+			return
 		}
-		if news {
+		if e.avoid.answered.After(now.Add(-age)) {
+			return
+		}
+		e.avoid.refused = now
+		if e.avoid.fail(now, c.conf.AvoidFailing) {
 			c.changes++
-			s.avoided = append(s.avoided, e.worker)
+			s.avoided = append(s.avoided, Avoided{Worker: e.worker})
 		}
 	}
 	ord, booked := c.slots.Worker(id)

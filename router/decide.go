@@ -42,6 +42,7 @@ type choice struct {
 	equal        int           // candidates with the chosen one's cost
 	deviceRatio  float64       // of the mode DeviceAware
 	sessionMoves bool          // the session is bound to a worker that does not take this request
+	panics       bool          // the candidates are unhealthy; see [Decision.Panic]
 }
 
 // choices are the choices for a request: of its worker and, in a split model, of the prefill leg's.
@@ -153,7 +154,7 @@ func (c *core) settingsFor(in *decisionInput) (*scorer.Settings, error) {
 // begin resets a choice, for another part of a request.
 func (ch *choice) begin(now time.Time, p part, s *scorer.Settings) {
 	ch.part, ch.time, ch.settings = p, now, s
-	ch.reason, ch.policy, ch.equal, ch.deviceRatio, ch.sessionMoves = "", "", 0, 0, false
+	ch.reason, ch.policy, ch.equal, ch.deviceRatio, ch.sessionMoves, ch.panics = "", "", 0, 0, false, false
 }
 
 // choose chooses a worker for a part of a request. The order of the steps is fixed: the workers that may
@@ -206,14 +207,17 @@ func (c *core) choose(now time.Time, in *decisionInput, p part, s *scorer.Settin
 	return nil
 }
 
-// eligible collects the ordinals that may take a request: the healthy workers, or the
-// degraded ones if no worker is healthy. A worker that failed lately and a router group
-// without a recent summary count as degraded. A pinned worker may be healthy or degraded. Plain requests have
-// the same candidates, so eligible uses the last list again while it is valid.
+// eligible collects the ordinals that may take a request: the healthy workers, or the degraded ones if no
+// worker is healthy, and so on (see [Health]). A worker that failed lately and a router group without a recent
+// summary count as degraded. A pinned worker may be healthy or degraded, or as the workers are that another
+// request would get. Plain requests have the same candidates, so eligible uses the last list again while it is
+// valid.
 func (c *core) eligible(in *decisionInput, ch *choice) error {
 	ch.exclusions = slices.Grow(ch.exclusions[:0], len(c.order))[:len(c.order)]
 	if in.Pinned != nil {
-		c.collect(in, ch, Degraded)
+		if c.collect(in, ch, Degraded); len(ch.candidates) == 0 {
+			c.collectPinned(in, ch)
+		}
 		return c.pinError(in, ch)
 	}
 	now, plain := ch.time, in.plain()
@@ -224,7 +228,7 @@ func (c *core) eligible(in *decisionInput, ch *choice) error {
 		return nil
 	}
 	if until := c.collect(in, ch, Healthy); len(ch.candidates) == 0 {
-		c.collect(in, ch, Degraded)
+		c.collectWorse(in, ch)
 	} else if plain && now.Before(until) {
 		p.changes, p.from, p.until = c.changes, now, until
 		p.candidates = append(p.candidates[:0], ch.candidates...)
@@ -234,6 +238,51 @@ func (c *core) eligible(in *decisionInput, ch *choice) error {
 		return ErrNoWorkers
 	}
 	return nil
+}
+
+// collectWorse makes candidates of the best workers that may take a request and are not healthy. If no worker is
+// degraded or starting, the reports of workers' health may be wrong: unhealthy and expired workers are candidates
+// then. They are not if they just failed without a response, or if their probe was refused while the others'
+// probes were not.
+func (c *core) collectWorse(in *decisionInput, ch *choice) {
+	for _, worst := range []Health{Degraded, Starting} {
+		if c.collect(in, ch, worst); len(ch.candidates) > 0 {
+			return
+		}
+	}
+	if ch.part == prefillPart && in.PrefillPinned == nil && in.Split != SplitAlways && in.decode.takes(whole) {
+		return // the decode worker computes the prompt
+	}
+	c.collect(in, ch, Expired)
+	c.leaveOut(ch, ExcludedRefused, func(e *entry) bool { return e.avoid.refuses(ch.time) })
+	reachable := slices.ContainsFunc(ch.candidates, func(ord int) bool { return !c.entries[ord].info.Refuses })
+	if reachable {
+		c.leaveOut(ch, ExcludedRefused, func(e *entry) bool { return e.info.Refuses })
+	}
+	ch.panics = len(ch.candidates) > 0
+}
+
+// collectPinned makes a candidate of the pinned worker if it is as good as the workers that a request without a
+// pin would get.
+func (c *core) collectPinned(in *decisionInput, ch *choice) {
+	pinned, anyRank := in.Pinned, in.AnyRank
+	in.Pinned = nil
+	c.collectWorse(in, ch)
+	in.Pinned, in.AnyRank = pinned, anyRank
+	c.leaveOut(ch, ExcludedPin, func(e *entry) bool { return e.exclude(in, ch.part) == ExcludedPin })
+}
+
+// leaveOut removes the candidates that the function selects.
+func (c *core) leaveOut(ch *choice, why Exclusion, selects func(*entry) bool) {
+	ch.candidates = slices.DeleteFunc(ch.candidates, func(ord int) bool {
+		e := &c.entries[ord]
+		if !selects(e) {
+			return false
+		}
+		at, _ := c.search(e.worker)
+		ch.exclusions[at] = why
+		return true
+	})
 }
 
 // plainCandidates are the candidates that [core.eligible] found for a plain request, to be used again for
@@ -256,7 +305,7 @@ func (c *core) collect(in *decisionInput, ch *choice, worst Health) (until time.
 		if excluded == "" {
 			var h Health
 			if h, excluded = e.healthNow(now); excluded == ExcludedFailing {
-				until = earlier(until, e.avoid.until)
+				until = earlier(until, e.avoid.end())
 			} else if e.info.Group != "" {
 				until = now // do not keep the list: a group's health depends on the age of its summary
 			}

@@ -99,6 +99,9 @@ type Decision struct {
 	Turn       uint64             `json:"turn"`
 	Settings   *scorer.Settings   `json:"settings,omitempty"`   // not to be changed
 	Thresholds *scorer.Thresholds `json:"thresholds,omitempty"` // not to be changed
+	// Panic says that the worker is unhealthy or expired: no worker that may take the request is healthy,
+	// degraded or starting.
+	Panic bool `json:"panic,omitempty"`
 	// DeviceRatio is [Config.DeviceRatio], in the mode DeviceAware.
 	DeviceRatio float64 `json:"device_ratio,omitempty"`
 	// ExpectedOutput is the length of the output that the costs expected, in tokens: as the request
@@ -197,6 +200,7 @@ type Exclusion string
 // The exclusions.
 const (
 	ExcludedHealth   Exclusion = "health"      // not healthy, while other workers are
+	ExcludedRefused  Exclusion = "refused"     // not healthy, as all workers, and accepts no connections
 	ExcludedFailing  Exclusion = "failing"     // failed lately, while other workers did not
 	ExcludedStale    Exclusion = "stale"       // a router group without a recent summary, while others have one
 	ExcludedDraining Exclusion = "draining"    // takes no new requests
@@ -222,6 +226,7 @@ func (c *core) makeDecision(
 	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.address()
 	d.Engine, d.NameRank = e.info.Engine, e.info.wantsRank(e.worker.DPRank)
 	d.Bootstrap, d.Group = e.info.Bootstrap, e.info.Group
+	d.Panic = ch.panics
 	d.Prefill, d.NoLeg = leg, noLeg
 
 	d.TokenMode, d.TokenReason, d.TextBytes, d.ReusedBytes = ids.Mode, ids.Reason, ids.Size, ids.Reused

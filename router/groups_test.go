@@ -199,7 +199,7 @@ func TestWhichGroupsAreCandidates(t *testing.T) {
 		{"all busy", &router.Summary{Healthy: 2, Busy: 2, PendTokens: 10}, 0, router.ExcludedBusy, "healthy", true},
 		{"some busy", &router.Summary{Healthy: 2, Busy: 1}, 0, "", "healthy", true},
 		{"degraded", &router.Summary{Degraded: 2}, 0, router.ExcludedHealth, "degraded", true},
-		{"empty", &router.Summary{}, 0, router.ExcludedHealth, "unhealthy", false},
+		{"empty", &router.Summary{}, 0, router.ExcludedHealth, "unhealthy", true},
 		{"from the future", &router.Summary{Healthy: 1, Taken: w.now().Add(time.Hour)}, 0, "", "healthy", true},
 	} {
 		r := newRouter(t, router.Config{Now: w.now}, 0)

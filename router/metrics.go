@@ -17,7 +17,7 @@ import (
 // metrics are the router's instruments. docs/metrics.md lists them.
 type metrics struct {
 	decisions, prompts, text, reused, refusals, blocks meter.Counter
-	failovers, avoidances, firstTokens, legs           meter.Counter
+	failovers, avoidances, firstTokens, legs, panics   meter.Counter
 	audits, auditedPrompts                             meter.Counter
 	promptTokens, cachedTokens, meanTokens             meter.Counter
 	duration, overlap, waits, cachedRatio, auditError  metric.Float64Histogram
@@ -71,6 +71,7 @@ func newMetrics(from metric.Meter, r *Router) (*metrics, error) {
 			.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
 		failovers:      k.Counter("kvroute.router.failovers", "{request}", "Requests that another worker served than the decision's, by model.", "model"),
 		avoidances:     k.Counter("kvroute.router.avoidances", "{period}", "Times that a worker began to be avoided because it failed, by model.", "model"),
+		panics:         k.Counter("kvroute.router.panics", "{request}", "Booked requests that went to an unhealthy worker because no worker was healthy, degraded or starting, by model.", "model"),
 		firstTokens:    k.Counter("kvroute.router.first_tokens", "{request}", "Requests whose prompt was taken for computed, by model and by what said so first.", "model", "source"),
 		legs:           k.Counter("kvroute.router.prefill_legs", "{request}", "Booked requests of split models, by model and by why they have no prefill leg; skipped is empty for those with a leg.", "model", "skipped"),
 		promptTokens:   k.Counter("kvroute.router.prompt_tokens", "{token}", "Prompt tokens of booked requests, by model.", "model"),

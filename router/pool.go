@@ -29,6 +29,8 @@ type pool struct {
 	onInferred func(*pool, []slots.Inference) // called without the lock
 
 	view atomic.Pointer[poolView] // replaced, never changed
+	// panics says that the last plain request (see [decisionInput.plain]) went to an unhealthy worker.
+	panics atomic.Bool
 	// Decisions read the fields above while others write those below: they must not share a line of the
 	// processor's cache.
 	_ [64]byte

@@ -165,6 +165,7 @@ func (r *Router) answer(ctx context.Context, s *scratch, err error, answer *Deci
 	ids := s.input.prompt.ids.IDs
 	if req.ID != "" {
 		r.metrics.decided(ctx, p.labels, d)
+		r.notePanic(p, &s.input, d.Panic)
 		r.kept.add(s.input.number, d, list.workers, list.omitted)
 		r.recent.add(p.poolKey, s.input.hashes.local, s.input.hashes.sequence)
 		if r.conf.Hooks.Observe != nil && encoded {
@@ -183,4 +184,18 @@ func (r *Router) answer(ctx context.Context, s *scratch, err error, answer *Deci
 	}
 	d.copyTo(answer, seen, 0, slices.Clone(ids), d.Prefill)
 	return nil
+}
+
+// notePanic counts a booked request that went to an unhealthy worker. It calls the hook when the first plain request
+// does, and when the first one no longer does. No lock is held.
+func (r *Router) notePanic(p *pool, in *decisionInput, panics bool) {
+	if panics {
+		r.metrics.panics.AddTo(p.labels.pool, 1)
+	}
+	if in.Pinned != nil || !in.plain() || p.panics.Load() == panics || !p.panics.CompareAndSwap(!panics, panics) {
+		return
+	}
+	if r.conf.Hooks.Panic != nil {
+		r.conf.Hooks.Panic(p.model, panics)
+	}
 }

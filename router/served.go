@@ -20,55 +20,17 @@ type Response struct {
 	// Nowhere says that the proxy made the response, and that the request reached no worker. The other
 	// fields but Status are unknown then.
 	Nowhere bool
+	// Client and Prefix say where the request came from: hashes of the client's address and of the beginning of
+	// the prompt. With 0 for both, the request counts as one of a client of its own.
+	Client, Prefix uint64
 }
 
-// avoidance is the state of a worker that fails. The worker gets no requests for a period. If it fails
-// again within a minute after the period, the next period is twice as long, up to 16 times the
-// first. While there is no better worker, the worker is a candidate anyway.
-type avoidance struct {
-	until    time.Time // the end of the latest period
-	strikes  int       // periods so far, each begun at most a minute after the one before
-	errors   int       // server errors in a row
-	answered time.Time // its last response below 500
-}
-
-const (
-	strikesForgotten = time.Minute
-	mostStrikes      = 5 // 2⁴ times the first period
-	// errorsInRow is the number of consecutive responses of 500 and above that count as a
-	// failure of the worker. A single one may be caused by its request.
-	errorsInRow = 5
-)
-
-// fail notes a failure. It reports whether the worker is avoided now and was not
-// before.
-func (a *avoidance) fail(now time.Time, first time.Duration) bool {
-	a.errors = 0
-	if first <= 0 || now.Before(a.until) {
-		return false // another request that failed for the same reason
-	}
-	if now.Sub(a.until) > strikesForgotten {
-		a.strikes = 0
-	}
-	a.strikes = min(a.strikes+1, mostStrikes)
-	a.until = now.Add(first << (a.strikes - 1))
-	return true
-}
-
-// answer notes a response of the worker. Like fail, it reports whether the worker is avoided now and was not
-// before.
-func (a *avoidance) answer(now time.Time, status int, first time.Duration) bool {
-	switch {
-	case status >= 502 && status <= 504:
-		return a.fail(now, first) // the worker cannot serve
-	case status >= 500:
-		if a.errors++; a.errors >= errorsInRow {
-			return a.fail(now, first)
-		}
-	default:
-		a.errors, a.answered = 0, now
-	}
-	return false
+// Avoided is a worker that gets no requests from now on, because it fails.
+type Avoided struct {
+	Worker
+	// Failed is the number of its latest responses, about 33, that had the status of the last one or one of the
+	// same class; 0 if there was no response.
+	Failed int
 }
 
 // Served notes which worker answered a booked request, when its response begins. If it is
@@ -76,7 +38,7 @@ func (a *avoidance) answer(now time.Time, status int, first time.Duration) bool 
 // moves there, and Served returns true. Workers that refuse or fail are avoided for a while
 // (see [Config.AvoidFailing]); Served returns those that are avoided from now on. Unknown
 // ids are no error.
-func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker) {
+func (r *Router) Served(id string, resp Response) (moved bool, avoided []Avoided) {
 	fl := r.flights.get(id)
 	if fl.pool == nil || fl.peer != 0 {
 		return false, nil
@@ -88,6 +50,9 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker)
 	}
 	var s serving
 	fl.pool.update(now, func(c *core) { s = c.served(now, id, &fl, resp) })
+	if s.sign.ID != 0 && r.conf.Hooks.Answered != nil {
+		r.conf.Hooks.Answered(s.sign.ID)
+	}
 	if len(s.avoided) > 0 {
 		r.metrics.avoidances.AddTo(fl.pool.labels.pool, len(s.avoided))
 	}

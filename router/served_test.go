@@ -140,7 +140,7 @@ func TestTheSlotFollowsTheWorkerThatServes(t *testing.T) {
 		r := newRouter(t, router.Config{Scoring: classic(1), NoEvents: !events, PredictTTL: time.Minute, AvoidFailing: 2 * time.Second, Now: c.read}, 2)
 		d := decided(t, r, "a", "abcd")
 		moved, avoided := r.Served("a", router.Response{Address: d.Second.Address, Status: 200})
-		if !moved || len(avoided) != 1 || avoided[0] != d.Worker {
+		if !moved || len(avoided) != 1 || avoided[0].Worker != d.Worker {
 			t.Fatalf("moved %v, avoided %v, want %v", moved, avoided, d.Worker)
 		}
 		states := byID(t, r)
@@ -249,16 +249,18 @@ func TestFailingWorkersAreAvoided(t *testing.T) {
 	}
 
 	c.now = c.now.Add(61 * time.Second)
-	for status, times := range map[int]int{502: 1, 503: 1, 504: 1, 500: 5, 501: 5, 429: 0, 400: 0, 200: 0} {
-		for i := range 6 {
-			if i+1 == times != fail(router.Response{Address: one, Status: status}) && i < times {
-				t.Errorf("status %d: wrong at the response %d", status, i+1)
+	for status, times := range map[int]int{
+		502: 1, 503: 1, 504: 1, 429: 1, 500: 5, 501: 5, 401: 5, 403: 5, 404: 5, 400: 0, 413: 0, 422: 0, 200: 0,
+	} {
+		for i := range 8 {
+			if begins := fail(router.Response{Address: one, Status: status}); begins != (i+1 == times) {
+				t.Errorf("status %d: the response %d begins a back-off: %v", status, i+1, begins)
 			}
 		}
 		if times == 0 != !byID(t, r)[1].Failing {
 			t.Errorf("status %d: failing %v", status, byID(t, r)[1].Failing)
 		}
-		c.now = c.now.Add(200 * time.Second)
+		c.now = c.now.Add(6 * time.Minute) // earlier responses no longer count
 		fail(router.Response{Address: one, Status: 200})
 	}
 

@@ -29,6 +29,7 @@ func (w Worker) Label(name string) string {
 //nolint:gochecknoglobals // a table
 var exclusionTexts = map[Exclusion]string{
 	ExcludedHealth:   "not healthy, while other workers are",
+	ExcludedRefused:  "not accepting connections",
 	ExcludedFailing:  "avoided after a failure",
 	ExcludedStale:    "without a recent summary, while other groups have one",
 	ExcludedDraining: "draining: no new requests",

@@ -26,6 +26,7 @@ type WorkerState struct {
 	Transport      string         `json:"event_transport,omitempty"` // as registered
 	Health         string         `json:"health"`
 	Failing        bool           `json:"failing,omitempty"` // avoided because it failed lately
+	Refuses        bool           `json:"refuses,omitempty"` // accepted no connection when it was last tried
 	Draining       bool           `json:"draining"`
 	Taints         []string       `json:"taints,omitempty"`
 	BlockSize      int            `json:"block_size"`
@@ -77,7 +78,7 @@ func (r *Router) Workers() []WorkerState {
 		tokens := r.tokenState((*r.names.Load())[p.model].card, p.view.Load().needsPrompts)
 		for i := range states[of:] {
 			states[of+i].TokenState = tokens
-			states[of+i].Faults = r.faultsLocked(states[of+i].ID)
+			states[of+i].Faults = append(states[of+i].Faults, r.faultsLocked(states[of+i].ID)...)
 		}
 	}
 	slices.SortFunc(states, func(a, b WorkerState) int {
@@ -108,7 +109,8 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Transport:      info.Events.Transport,
 			Group:          info.Group,
 			Health:         e.shownHealth(now).String(),
-			Failing:        c.conf.Now().Before(e.avoid.until),
+			Failing:        now.Before(e.avoid.end()),
+			Refuses:        info.Refuses || e.avoid.refuses(now),
 			Draining:       info.Draining,
 			Taints:         info.Taints,
 			BlockSize:      info.BlockSize,
@@ -127,6 +129,9 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Failures:       e.failures,
 			Audit:          e.audit.state(),
 			Foreign:        c.foreign(now, e, 0),
+		}
+		if fault, found := c.answerFault(now, ord); found {
+			s.Faults = []Fault{fault}
 		}
 		if fresh(now, e.report.requestsAt) {
 			s.EngineRunning, s.EngineWaiting = e.report.running, e.report.waiting

@@ -534,7 +534,7 @@ func (s *story) served(t *testing.T, d *datadriven.TestData, id string, q *story
 		fmt.Fprintf(&s.out, "the slot of %s moves to %s\n", id, from)
 	}
 	for _, w := range avoided {
-		fmt.Fprintf(&s.out, "%s is avoided\n", s.name(w))
+		fmt.Fprintf(&s.out, "%s is avoided\n", s.name(w.Worker))
 	}
 }
 

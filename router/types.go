@@ -55,12 +55,15 @@ func (w Worker) Compare(v Worker) int {
 // Health is the state of a worker process.
 type Health uint8
 
-// The states of health. Healthy workers are candidates. Degraded workers are candidates only if
-// no worker of the pool is healthy. An expired worker is about to be removed.
+// The states of health, from the best to the worst. A worker is a candidate only if no worker that may take the
+// request has a better state. Unhealthy and expired workers count as one state: see [Decision.Panic].
 const (
 	Healthy Health = iota
 	Degraded
+	// Starting is the health of a worker that is probed and has not answered a probe yet.
+	Starting
 	Unhealthy
+	// Expired is the health of a worker that has been silent for long.
 	Expired
 
 	// expected is the health of a worker that is known from a restoration only. No status
@@ -75,6 +78,8 @@ func (h Health) String() string {
 		return "healthy"
 	case Degraded:
 		return "degraded"
+	case Starting:
+		return "starting"
 	case Unhealthy:
 		return "unhealthy"
 	default:
@@ -145,6 +150,7 @@ type WorkerInfo struct {
 	Draining  bool  // gets no new requests, keeps its blocks
 	StartedMS int64 // a changed value means that the process restarted empty
 	Health    Health
+	Refuses   bool // the last probe of its health found that it accepts no connections
 	Events    EventSource
 }
 

@@ -44,7 +44,8 @@ type entry struct {
 	events     string // why its events cannot be trusted; empty if they can
 	hasEvents  bool   // an event of the worker came
 	avoid      avoidance
-	failures   uint64 // requests that it refused or failed
+	sign       time.Time // when its last response was passed on as a sign of life
+	failures   uint64    // requests that it refused or failed
 	audit      audit
 }
 
@@ -67,12 +68,24 @@ func (e *entry) healthNow(now time.Time) (Health, Exclusion) {
 	switch {
 	case e.info.Health != Healthy:
 		return e.info.Health, ExcludedHealth
-	case now.Before(e.avoid.until):
+	case now.Before(e.avoid.end()):
 		return Degraded, ExcludedFailing
 	case e.info.Group != "":
 		return e.groupHealth(now)
 	}
 	return Healthy, ""
+}
+
+// signEvery is the time between two signs of life of a worker that are passed on.
+const signEvery = time.Second
+
+// signed notes a sign of life. It reports whether it is to be passed on.
+func (e *entry) signed(now time.Time) bool {
+	if now.Sub(e.sign) < signEvery {
+		return false
+	}
+	e.sign = now
+	return true
 }
 
 // address is the address of the rank.

@@ -168,7 +168,7 @@ func rewrite(ctx context.Context, _ options, _ string) (figures []bench.Figure) 
 // unheard is a router that no leg tells its result.
 type unheard struct{}
 
-func (unheard) Served(string, router.Response) (bool, []router.Worker) { return false, nil }
+func (unheard) Served(string, router.Response) (bool, []router.Avoided) { return false, nil }
 func (unheard) FirstToken(string, router.Sign) bool                    { return true }
 func (unheard) Free(string) bool                                       { return true }
 

@@ -29,7 +29,7 @@ func (deaf) Free(string) bool                    { return true }
 func (deaf) Abandon(string) bool                 { return true }
 func (deaf) PrefillFailed(string) error          { return nil }
 func (deaf) ReportUsage(string, router.Usage)    {}
-func (deaf) Served(string, router.Response) (moved bool, avoided []router.Worker) {
+func (deaf) Served(string, router.Response) (moved bool, avoided []router.Avoided) {
 	return false, nil
 }
 

@@ -38,7 +38,7 @@ type hop struct {
 // answers has the status of each answer of the prefill engine. It is the client's router.
 type answers chan int
 
-func (a answers) Served(_ string, r router.Response) (moved bool, avoided []router.Worker) {
+func (a answers) Served(_ string, r router.Response) (moved bool, avoided []router.Avoided) {
 	a <- r.Status
 	return false, nil
 }
