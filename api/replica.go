@@ -70,7 +70,8 @@ type Readiness struct {
 func (c *Config) Readiness() (r Readiness, status int) {
 	r, status = Readiness{Status: "ready", Checks: map[string]bool{}}, http.StatusOK
 	workers := Check{Name: "workers", OK: c.hasWorkers, Required: true}
-	for _, check := range append([]Check{workers}, c.Ready...) {
+	healthy := Check{Name: "healthy_workers", OK: c.hasHealthyWorkers}
+	for _, check := range append([]Check{workers, healthy}, c.Ready...) {
 		ok := check.OK()
 		r.Checks[check.Name] = ok
 		switch {
@@ -84,8 +85,31 @@ func (c *Config) Readiness() (r Readiness, status int) {
 	return r, status
 }
 
+// hasWorkers says whether a worker can take requests.
 func (c *Config) hasWorkers() bool {
 	return slices.ContainsFunc(c.Router.Workers(), func(w router.WorkerState) bool {
-		return (w.Health == router.Healthy.String() || w.Health == router.Degraded.String()) && !w.Draining
+		return !w.Draining && (usable(&w) || !w.Refuses)
 	})
+}
+
+// hasHealthyWorkers says whether each model with workers that can take requests has one that is healthy, degraded or
+// starting: otherwise requests go to unhealthy workers.
+func (c *Config) hasHealthyWorkers() bool {
+	healthy := map[string]bool{} // by model
+	for _, w := range c.Router.Workers() {
+		if !w.Draining && (usable(&w) || !w.Refuses) {
+			healthy[w.Model] = healthy[w.Model] || usable(&w)
+		}
+	}
+	for _, h := range healthy {
+		if !h {
+			return false
+		}
+	}
+	return true
+}
+
+// usable says whether a worker gets requests while all is well.
+func usable(w *router.WorkerState) bool {
+	return w.Health == router.Healthy.String() || w.Health == router.Degraded.String() || w.Health == router.Starting.String()
 }

@@ -228,7 +228,7 @@ func TestProbedWorkersOfTheConfiguration(t *testing.T) {
 	if got := l.newLines(); !strings.Contains(got, "a expired") {
 		t.Errorf("read again: reported %q", got)
 	}
-	tab.Alive(start.Add(time.Hour), wire.WorkerID("a"))
+	tab.Probed(start.Add(time.Hour), wire.WorkerID("a"), fleet.ProbeAnswered)
 	if got := l.newLines(); got != "a healthy" {
 		t.Errorf("after an answer: reported %q", got)
 	}
@@ -288,7 +288,7 @@ func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
 	l.newLines()
 	put(t, tab, start.Add(time.Second), at("new", 7))
 	say("another name", "old unhealthy, new healthy")
-	tab.Alive(start.Add(2*time.Second), wire.WorkerID("old"))
+	tab.Probed(start.Add(2*time.Second), wire.WorkerID("old"), fleet.ProbeAnswered)
 	put(t, tab, start.Add(3*time.Second), at("old", 6)) // as read again after NATS was unavailable
 	say("whoever answers", "")
 	tab.Heartbeat(start.Add(4*time.Second), &fleet.Heartbeat{WorkerID: wire.WorkerID("old")})
@@ -299,7 +299,7 @@ func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
 	for i := range 50 {
 		now := start.Add(time.Duration(6+i) * time.Second)
 		for _, name := range []string{"older", "old", "elsewhere"} {
-			tab.Alive(now, wire.WorkerID(name))
+			tab.Probed(now, wire.WorkerID(name), fleet.ProbeAnswered)
 		}
 		tab.Heartbeat(now, &fleet.Heartbeat{WorkerID: wire.WorkerID("new")})
 		tab.Tick(now, false)
@@ -323,11 +323,11 @@ func TestProbesMayBeFarApart(t *testing.T) {
 	for i := range 3 * 64 {
 		now := start.Add(time.Duration(i) * time.Second)
 		if i%63 == 0 { // an answer may be late by a sixteenth
-			tab.Alive(now, wire.WorkerID("a"))
+			tab.Probed(now, wire.WorkerID("a"), fleet.ProbeAnswered)
 		}
 		tab.Tick(now, false)
 	}
-	if got := l.newLines(); got != "" {
+	if got := l.newLines(); got != "a healthy" { // it was starting before
 		t.Errorf("%q is reported for a worker that answers", got)
 	}
 	last := start.Add(189 * time.Second)
@@ -336,6 +336,61 @@ func TestProbesMayBeFarApart(t *testing.T) {
 		if got := l.newLines(); got != want {
 			t.Errorf("step %d: reported %q, want %q", i, got, want)
 		}
+	}
+}
+
+// A configured worker that is probed is starting until it answers, and unhealthy while its probe says 503. A request
+// that it answers is a sign of life, but does not end that.
+func TestProbesSayWhatAWorkerIs(t *testing.T) {
+	var l changes
+	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
+	r := record("a")
+	r.Health = new(fleet.Probe)
+	set := func(records ...fleet.Record) {
+		t.Helper()
+		if err := tab.SetStatic(start, records); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(r)
+	id := wire.WorkerID("a")
+	probed := func(result fleet.Probed) func(time.Time) { return func(now time.Time) { tab.Probed(now, id, result) } }
+	answered := func(now time.Time) { tab.Answered(now, id) }
+	again := func(time.Time) { set(r) }
+	for i, step := range []struct {
+		after time.Duration
+		do    func(now time.Time)
+		want  string
+	}{
+		{0, func(time.Time) {}, "a starting"},
+		{time.Second, probed(fleet.ProbeUnavailable), ""},
+		{3 * time.Second, probed(fleet.ProbeRefused), "a starting"}, // reported again: it refuses
+		{3 * time.Second, again, "a starting"},
+		{4 * time.Second, probed(fleet.ProbeAnswered), "a healthy"},
+		{5 * time.Second, again, "a healthy"},
+		{6 * time.Second, probed(fleet.ProbeUnavailable), "a unhealthy"},
+		{6500 * time.Millisecond, probed(fleet.ProbeAnswered), ""}, // at most one change a second
+		{7 * time.Second, answered, ""},
+		{8 * time.Second, probed(fleet.ProbeAnswered), "a healthy"},
+		{20 * time.Second, probed(fleet.ProbeFailed), "a degraded"},
+		{21 * time.Second, answered, "a healthy"},
+		{37 * time.Second, probed(fleet.ProbeFailed), "a unhealthy"},
+		{38 * time.Second, answered, "a healthy"},
+	} {
+		step.do(start.Add(step.after))
+		if got := l.newLines(); got != step.want {
+			t.Errorf("step %d: reported %q, want %q", i, got, step.want)
+		}
+	}
+	// A registered worker stays for a minute after a request that it answered, although its record expired.
+	put(t, tab, start, record("b"))
+	tab.Answered(start.Add(40*time.Second), wire.WorkerID("b"))
+	tab.Tick(start.Add(99*time.Second), false)
+	if l.newLines(); len(l.workers) != 2 {
+		t.Error("a worker that answered 59 s ago is removed")
+	}
+	if tab.Tick(start.Add(100*time.Second), false); len(l.workers) != 1 {
+		t.Error("a worker that answered a minute ago stays")
 	}
 }
 
@@ -371,6 +426,8 @@ func TestTableEqualsSlowModel(t *testing.T) {
 		was := map[string]string{}          // health as last reported
 		returns := map[string][]time.Time{} // times of returning to health
 		rests := map[string]time.Time{}
+		answered, flipped := map[string]time.Time{}, map[string]time.Time{}
+		result := map[string]fleet.Probed{} // of the last probe that counts
 		now := start
 		for step := range 500 {
 			now = now.Add(time.Duration(rng.IntN(6000)) * time.Millisecond)
@@ -385,6 +442,9 @@ func TestTableEqualsSlowModel(t *testing.T) {
 				delete(returns, name)
 				delete(rests, name)
 				delete(was, name)
+				delete(answered, name)
+				delete(flipped, name)
+				delete(result, name)
 			case 3, 4:
 				_, known := seen[name]
 				if tab.Heartbeat(now, &fleet.Heartbeat{WorkerID: wire.WorkerID(name)}) != known {
@@ -394,20 +454,31 @@ func TestTableEqualsSlowModel(t *testing.T) {
 					seen[name], kept[name] = now, now
 				}
 			case 5, 6:
-				tab.Alive(now, wire.WorkerID(name))
+				p := fleet.Probed(rng.IntN(4))
+				tab.Probed(now, wire.WorkerID(name), p)
+				if _, known := seen[name]; known && (p == result[name] || now.Sub(flipped[name]) >= time.Second) {
+					if p != result[name] {
+						flipped[name] = now
+					}
+					if result[name] = p; p == fleet.ProbeAnswered {
+						seen[name] = now
+					}
+				}
+			case 7:
+				tab.Answered(now, wire.WorkerID(name))
 				if _, known := seen[name]; known {
-					seen[name] = now
+					seen[name], answered[name] = now, now
 				}
 			}
 			tab.Tick(now, false)
 			want, got := map[string]string{}, map[string]string{}
 			for n, at := range seen {
 				switch age := now.Sub(at); {
-				case now.Sub(kept[n]) >= 45*time.Second: // even if it answers
+				case now.Sub(kept[n]) >= 45*time.Second && now.Sub(answered[n]) >= time.Minute: // even if it answers probes
 					delete(seen, n)
 				case age >= 30*time.Second:
 					want[n] = "expired"
-				case age > 15*time.Second:
+				case age > 15*time.Second, result[n] == fleet.ProbeUnavailable:
 					want[n] = "unhealthy"
 				case age > 7500*time.Millisecond:
 					want[n] = "degraded"
@@ -428,6 +499,9 @@ func TestTableEqualsSlowModel(t *testing.T) {
 				if _, known := want[n]; !known { // a later worker of this name starts without history
 					delete(returns, n)
 					delete(rests, n)
+					delete(answered, n)
+					delete(flipped, n)
+					delete(result, n)
 				}
 			}
 			was = want

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -22,17 +23,45 @@ import (
 
 // Limits and default periods of probes.
 const (
-	probeTime  = 2 * time.Second // for one answer
+	probeTime  = 5 * time.Second // for one answer, unless the record says another time
 	probeBytes = 8 << 20         // of one answer
-	probesOpen = 64              // at a time
+	probesOpen = 1024            // at a time: workers that do not answer must not delay the probes of others
 	probeEvery = 2500 * time.Millisecond
 	loadEvery  = 5 * time.Second
 )
 
-// ProberConfig configures a [Prober]. Alive and Load are required.
+// Probed is the result of a health probe.
+type Probed uint8
+
+// The results. Any other answer than these, or none in time, is a ProbeFailed.
+const (
+	ProbeFailed Probed = iota
+	// ProbeAnswered is a status of 200 to 299. It is also 404 or 405: the worker has no such path, but it answers.
+	ProbeAnswered
+	// ProbeUnavailable is the status 503.
+	ProbeUnavailable
+	// ProbeRefused means that the worker's host refused the connection.
+	ProbeRefused
+)
+
+// resultOf returns the result of a probe that ended with this error.
+func resultOf(err error) Probed {
+	status, hasStatus := errors.AsType[reach.StatusError](err)
+	switch {
+	case err == nil, hasStatus && (status.Status == http.StatusNotFound || status.Status == http.StatusMethodNotAllowed):
+		return ProbeAnswered
+	case hasStatus && status.Status == http.StatusServiceUnavailable:
+		return ProbeUnavailable
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return ProbeRefused
+	}
+	return ProbeFailed
+}
+
+// ProberConfig configures a [Prober]. Probed and Load are required.
 type ProberConfig struct {
-	// Alive receives each worker that answered its health probe.
-	Alive func(id uint64)
+	// Probed receives the result of each health probe.
+	Probed func(id uint64, result Probed)
 	// Load receives the load of each rank from an engine's metrics.
 	Load func(info router.WorkerInfo, ranks map[uint32]Load)
 	// Client sends the probes. Default [Networks.Client] of all networks.
@@ -44,8 +73,8 @@ type ProberConfig struct {
 }
 
 // Prober sends health probes to workers, and reads the metrics of their engines, as their
-// records request. An answer fails after 2 s or with more than 8 MB. At most 64 probes are
-// open, one of a kind for each worker. Its methods may be called by any number of
+// records request. An answer fails after 5 s, unless the record says another time, or with more than
+// 8 MB. At most 1,024 probes are open, one of a kind for each worker. Its methods may be called by any number of
 // goroutines.
 type Prober struct {
 	conf   ProberConfig
@@ -72,6 +101,7 @@ type target struct {
 	info  router.WorkerInfo
 	paths []string // tried in turn until one answers; the last one that answered is the first
 	every time.Duration
+	limit time.Duration // for one answer
 	next  time.Time
 	open  bool // no answer yet
 	fails bool // the last answer was wrong
@@ -103,6 +133,7 @@ func (p *Prober) setLocked(key probeKey, conf *Probe, t target) {
 		delete(p.targets, key)
 		return
 	}
+	t.limit = duration(conf.Timeout, probeTime)
 	if t.every = conf.every(t.every); conf.Path != "" {
 		t.paths = []string{conf.Path}
 	}
@@ -171,7 +202,7 @@ func (p *Prober) due(now time.Time) (due map[probeKey]target, wait time.Duration
 
 // probe sends one probe and passes on the answer.
 func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
-	asking, cancel := context.WithTimeout(ctx, min(probeTime, max(t.every, time.Second)))
+	asking, cancel := context.WithTimeout(ctx, t.limit)
 	defer cancel()
 	base := "http://" + t.info.Address.String()
 	get := func(path string) ([]byte, error) { return reach.Get(asking, p.conf.Client, base+path, probeBytes) }
@@ -179,8 +210,13 @@ func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
 	var ranks map[uint32]Load
 	from := t.paths[0]
 	if key.kind == kindHealth {
-		if _, err = get(from); err == nil {
-			p.conf.Alive(key.worker)
+		_, err = get(from)
+		result := resultOf(err)
+		if result == ProbeAnswered {
+			err = nil
+		}
+		if ctx.Err() == nil {
+			p.conf.Probed(key.worker, result)
 		}
 	} else if ranks, from, err = AskLoad(t.paths, Capacity{Blocks: t.info.TotalKVBlocks, BlockSize: t.info.BlockSize}, get); err == nil {
 		p.conf.Load(t.info, ranks)

@@ -33,10 +33,12 @@ func startProber(t *testing.T) *asked {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	var err error
 	if a.Prober, err = fleet.NewProber(fleet.ProberConfig{
-		Alive: func(id uint64) {
+		Probed: func(id uint64, result fleet.Probed) {
 			a.mu.Lock()
 			defer a.mu.Unlock()
-			a.alive[id]++
+			if result == fleet.ProbeAnswered {
+				a.alive[id]++
+			}
 		},
 		Load: func(info router.WorkerInfo, ranks map[uint32]fleet.Load) {
 			a.mu.Lock()
@@ -93,10 +95,10 @@ func TestWorkersAreProbed(t *testing.T) {
 	often := func(name string) fleet.Record {
 		r := record(name)
 		r.TotalKVBlocks = 1000
-		r.Health, r.Metrics = &fleet.Probe{Interval: "100ms"}, &fleet.Probe{Interval: "100ms"}
+		r.Health, r.Metrics = &fleet.Probe{Interval: "100ms", Timeout: "1s"}, &fleet.Probe{Interval: "100ms", Timeout: "1s"}
 		return r
 	}
-	elsewhere := often("elsewhere")
+	elsewhere := often("elsewhere") // 404 shows that a server is there
 	elsewhere.Health.Path = "/alive"
 	unasked := record("unasked")
 	a.set(t, engine, often("a"))
@@ -114,7 +116,8 @@ func TestWorkersAreProbed(t *testing.T) {
 	if n := elsewhereAsked.Load(); n > 2 {
 		t.Errorf("the other path was asked %d times, want once for each worker", n)
 	}
-	for _, name := range []string{"hanging", "elsewhere", "unasked"} {
+	natstest.Eventually(t, func() bool { return a.answers("elsewhere") >= 3 })
+	for _, name := range []string{"hanging", "unasked"} {
 		if a.answers(name) != 0 {
 			t.Errorf("%s has answered", name)
 		}
@@ -151,8 +154,12 @@ func TestProbesAreNotRedirected(t *testing.T) {
 	a := &asked{alive: map[uint64]int{}, loads: map[string]fleet.Load{}}
 	var err error
 	if a.Prober, err = fleet.NewProber(fleet.ProberConfig{
-		Alive: func(uint64) { t.Error("a redirect counts as a sign of life") },
-		Load:  func(router.WorkerInfo, map[uint32]fleet.Load) {},
+		Probed: func(_ uint64, result fleet.Probed) {
+			if result != fleet.ProbeFailed {
+				t.Errorf("a redirect has the result %d", result)
+			}
+		},
+		Load: func(router.WorkerInfo, map[uint32]fleet.Load) {},
 	}); err != nil {
 		t.Fatal(err)
 	}

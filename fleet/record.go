@@ -84,11 +84,15 @@ type Record struct {
 type Probe struct {
 	Path     string `json:"path,omitempty"`     // begins with "/"
 	Interval string `json:"interval,omitempty"` // such as "2.5s": 100 ms to 1 h
+	Timeout  string `json:"timeout,omitempty"`  // for one answer, such as "5s", the default: 100 ms to 1 m
 }
 
 // every returns the interval, or its default.
-func (p *Probe) every(byDefault time.Duration) time.Duration {
-	if d, err := time.ParseDuration(p.Interval); err == nil {
+func (p *Probe) every(byDefault time.Duration) time.Duration { return duration(p.Interval, byDefault) }
+
+// duration reads a duration that was checked. An empty text selects the default.
+func duration(text string, byDefault time.Duration) time.Duration {
+	if d, err := time.ParseDuration(text); err == nil {
 		return d
 	}
 	return byDefault
@@ -270,6 +274,8 @@ func (c *check) probe(field string, p *Probe) {
 		field+".path", p.Path, fmt.Sprintf("a path that begins with /, of at most %d bytes", maxNameLen))
 	d, err := time.ParseDuration(p.Interval)
 	c.that(p.Interval == "" || err == nil && d >= 100*time.Millisecond && d <= time.Hour, field+".interval", p.Interval, "100ms to 1h")
+	d, err = time.ParseDuration(p.Timeout)
+	c.that(p.Timeout == "" || err == nil && d >= 100*time.Millisecond && d <= time.Minute, field+".timeout", p.Timeout, "100ms to 1m")
 }
 
 // events checks the source of events.

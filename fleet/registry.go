@@ -109,8 +109,15 @@ func (r *Registry) SetStatic(records []Record) (err error) {
 	return err
 }
 
-// Alive notes that a worker answered a health probe.
-func (r *Registry) Alive(id uint64) { r.locked(func(t *Table) { t.Alive(r.conf.Now(), id) }) }
+// Probed notes the result of a health probe of a worker.
+func (r *Registry) Probed(id uint64, result Probed) {
+	r.locked(func(t *Table) { t.Probed(r.conf.Now(), id, result) })
+}
+
+// Answered notes that a worker answered a request.
+func (r *Registry) Answered(id uint64) {
+	r.locked(func(t *Table) { t.Answered(r.conf.Now(), id) })
+}
 
 // Sources returns where each worker's record came from: "file" for those of [Registry.SetStatic], "HTTP"
 // for workers that registered at this process, and "NATS" for other registered ones.

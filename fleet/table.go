@@ -19,7 +19,12 @@
 // The table reports a worker when its record arrives or changes, and when its health changes.
 // Health follows from the age of the last record, heartbeat or answered probe ([Ages]):
 //
-//   - A worker that is not configured is removed after a time without record or heartbeat.
+//   - A worker that is not configured is removed after a time without record or heartbeat, unless it answered a
+//     request in the last minute.
+//   - An answered request is a sign of life, as an answered probe is.
+//   - A configured worker that is probed is starting until it answers a probe or a request. If its probe is answered
+//     with 503, it is unhealthy at once, until a probe succeeds.
+//   - The probes of a worker change its health at most once a second.
 //   - When a registry starts, a worker without a recent record is degraded until its next
 //     heartbeat.
 //   - A worker that came back from unhealthy three times within a minute stays degraded until it
@@ -99,6 +104,13 @@ const (
 	flapRest    = 30 * time.Second
 )
 
+const (
+	// answerCounts is the time for which an answered request keeps a registered worker whose record expired.
+	answerCounts = time.Minute
+	// flipEvery is the time between two changes of the result of a worker's probes.
+	flipEvery = time.Second
+)
+
 // Table is the set of known workers. [NewRegistry] makes one.
 type Table struct {
 	ages     Ages
@@ -130,10 +142,16 @@ type member struct {
 	probed bool      // its health depends on answers to probes
 	seen   time.Time // last sign of life
 	kept   time.Time // last record or heartbeat
-	put    time.Time // when this process put its record; zero = never
+	good   bool      // a probe or a request was answered since the worker was added
+	probe  Probed    // result of the last probe
+	// answered is the time of the last answered request that the router reported.
+	answered time.Time
+	put      time.Time // when this process put its record; zero = never
 
 	slack    time.Duration // the interval of its probes minus that of heartbeats
 	followed bool          // another worker has started at its address, and it was silent since
+
+	flipped time.Time // when the result of its probes changed last
 
 	before netip.AddrPort // its address until moved
 	moved  time.Time
@@ -189,6 +207,9 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 		if old != nil && old.static && old.probed && m.probed && old.info.Address == m.info.Address {
 			// Reading its entry again is no sign of life.
 			m.seen, m.returns, m.rest, m.info.Health = old.seen, old.returns, old.rest, old.info.Health
+			m.good, m.probe, m.answered, m.info.Refuses = old.good, old.probe, old.answered, old.info.Refuses
+		} else {
+			m.info.Health = t.health(now, m)
 		}
 		t.workers[id] = m
 		t.set(m.info)
@@ -233,6 +254,9 @@ func (t *Table) Put(now time.Time, r Record) error {
 		t.leave(m)
 	}
 	m.info, m.record, m.probed, m.followed = info, r, r.Health != nil, false
+	if !m.probed {
+		m.probe = ProbeFailed
+	}
 	m.seen, m.kept = later(m.seen, now), later(m.kept, now)
 	if started {
 		t.start(now, m)
@@ -302,11 +326,29 @@ func (t *Table) Heartbeat(now time.Time, h *Heartbeat) bool {
 	return true
 }
 
-// Alive notes that a worker answered a probe. If another worker has started at its address,
-// that worker answered.
-func (t *Table) Alive(now time.Time, id uint64) {
+// Probed notes the result of a probe. If another worker has started at its address, that worker was probed.
+func (t *Table) Probed(now time.Time, id uint64, result Probed) {
+	m := t.workers[id]
+	if m == nil || m.followed {
+		return
+	}
+	if result != m.probe {
+		if now.Sub(m.flipped) < flipEvery {
+			return // the next probe counts
+		}
+		m.flipped = now
+	}
+	if m.probe = result; result == ProbeAnswered {
+		m.seen, m.good = now, true
+	}
+	t.judge(now, m)
+}
+
+// Answered notes that a worker answered a request. If another worker has started at its address, that worker
+// answered.
+func (t *Table) Answered(now time.Time, id uint64) {
 	if m := t.workers[id]; m != nil && !m.followed {
-		m.seen = now
+		m.seen, m.answered, m.good = later(m.seen, now), now, true
 		t.judge(now, m)
 	}
 }
@@ -318,7 +360,7 @@ func (t *Table) Tick(now time.Time, away bool) {
 		m := t.workers[id]
 		switch {
 		case m.static && !m.probed, away && !m.static:
-		case !m.static && now.Sub(m.kept) >= t.ages.removal():
+		case !m.static && now.Sub(m.kept) >= t.ages.removal() && now.Sub(m.answered) >= answerCounts:
 			t.drop(id)
 		default:
 			t.judge(now, m)
@@ -345,8 +387,9 @@ func (t *Table) drop(id uint64) {
 
 // judge updates the health of a worker.
 func (t *Table) judge(now time.Time, m *member) {
-	if health := t.health(now, m); health != m.info.Health {
-		m.info.Health = health
+	refuses := m.probe == ProbeRefused
+	if health := t.health(now, m); health != m.info.Health || refuses != m.info.Refuses {
+		m.info.Health, m.info.Refuses = health, refuses
 		t.set(m.info)
 	}
 }
@@ -361,6 +404,10 @@ func (t *Table) health(now time.Time, m *member) router.Health {
 		return router.Expired
 	case age > t.ages.Unhealthy || m.followed:
 		return router.Unhealthy
+	case m.static && !m.good:
+		return router.Starting
+	case m.probe == ProbeUnavailable:
+		return router.Unhealthy // its own word counts more than the age of the last good probe
 	case age > t.ages.Degraded:
 		return router.Degraded
 	}

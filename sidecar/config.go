@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/fleet"
@@ -56,6 +57,9 @@ type Config struct {
 
 	// <path> that answers 200 while the engine is healthy
 	HealthPath string `yaml:"health-path" default:"/health"`
+
+	// <time> for one answer of the engine: to health checks, and to requests for its metrics
+	HealthTimeout time.Duration `yaml:"health-timeout" default:"5s" want:"more than 0s"`
 
 	// <names> of the model, comma-separated; empty asks the engine
 	Model string `yaml:"model"`

@@ -27,6 +27,8 @@ func (*Config) Help(setting string) string {
 		return "<path> of the engine's metrics, for its load; empty tries the usual ones"
 	case "health-path":
 		return "<path> that answers 200 while the engine is healthy"
+	case "health-timeout":
+		return "<time> for one answer of the engine: to health checks, and to requests for its metrics"
 	case "model":
 		return "<names> of the model, comma-separated; empty asks the engine"
 	case "lora":

@@ -80,7 +80,7 @@ func New(c *Config, log *slog.Logger, from metric.Meter) (*Sidecar, error) {
 		return nil, err
 	}
 	s.client = s.networks.Client()
-	s.client.Timeout = 2 * time.Second
+	s.client.Timeout = c.HealthTimeout
 	s.load.publisher = rand.Uint64() & (1<<53 - 1) // every JSON reader keeps it exactly
 	m := meter.New(from)
 	s.lost = m.Counter("kvroute.publish.lost", "{event}",

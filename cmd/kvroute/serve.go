@@ -139,7 +139,8 @@ func (s *server) openRouter() error {
 		return err
 	}
 	rc.Hooks.Finished, rc.Hooks.Used = s.finished(), s.outcomes.Used
-	rc.Hooks.Departs = s.departs
+	rc.Hooks.Departs, rc.Hooks.Panic = s.departs, s.panics
+	rc.Hooks.Answered = func(id uint64) { s.registry.Answered(id) }
 	rc.Meter, rc.Hooks.Tell, rc.Hooks.TellSession = s.metrics.Meter("router"), s.publishChange(), s.publishSession()
 	if rc.Probe, err = s.openProbes(); err != nil {
 		return err
@@ -216,7 +217,7 @@ func (s *server) openFleet() (err error) {
 		return err
 	}
 	if s.prober, err = fleet.NewProber(fleet.ProberConfig{
-		Alive: s.registry.Alive, Load: s.rankLoads, Client: s.client, Log: s.log, Meter: s.metrics.Meter("fleet"),
+		Probed: s.registry.Probed, Load: s.rankLoads, Client: s.client, Log: s.log, Meter: s.metrics.Meter("fleet"),
 	}); err != nil {
 		return err
 	}
@@ -413,6 +414,22 @@ func (s *server) departs(w router.Worker, departs bool) {
 	s.log.Warn("the worker's cache differs from kvroute's index by the usage in its responses; its events are requested again", "worker", w.ID, "rank", w.DPRank)
 	s.events.Reread(w.ID, w.DPRank)
 	s.direct.Sources().Reread(w.ID, w.DPRank)
+}
+
+// panics logs that all workers of a model are unhealthy and serve nevertheless, or no longer are.
+func (s *server) panics(model string, begins bool) {
+	if !begins {
+		s.log.Info("requests of the model no longer go to unhealthy workers", "model", model)
+		return
+	}
+	var names []string
+	for _, w := range s.router.Workers() {
+		if w.Model == model && !w.Draining {
+			names = append(names, w.Worker.Label(w.Name)+" "+w.Health)
+		}
+	}
+	s.log.Warn("no worker of the model is healthy, so requests go to unhealthy workers: kvroute may not reach their health paths, or all of them failed",
+		"model", model, "workers", listed(names))
 }
 
 // expireEvents requests the events of a worker again if one of them waited too long for an earlier
