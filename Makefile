@@ -63,7 +63,8 @@ bench-policy: tools ## simulate all routing policies against their targets on pu
 bench-fleet: tools ## compare replicas and router groups with one router on public traces in TRACES, and measure their messages (8 minutes; SEEDS=3)
 	@go run bench/main.go fleet --traces $(TRACES) --rounds $(or $(SEEDS),3) --commit "$(COMMIT)"
 
-FIXTURES := $(CURDIR)/.cache/fixtures.log
+# Each run of the tests has its own file, since two runs may share this folder.
+test test-plain test-raced: export KVROUTE_FIXTURES_LOG ?= $(CURDIR)/.cache/fixtures-$(shell echo $$PPID).log
 
 # Packages without shared state, or with their state in other processes. `make test` runs their tests without the race
 # detector, except the tests named in SHARED. `make test-long` runs all tests with it.
@@ -75,12 +76,13 @@ test: tools envoy ## run the tests, in less than 10 minutes on two cores, and pr
 	@test -n "$(RACE)" || echo "no C compiler: the tests run without the race detector"
 	go vet ./...
 	@$(MAKE) --no-print-directory fix
-	@mkdir -p .cache && rm -f $(FIXTURES)
+	@mkdir -p .cache && rm -f "$$KVROUTE_FIXTURES_LOG"
 	@$(MAKE) --no-print-directory -j2 test-plain test-raced
 	@if tools/browser.sh >/dev/null; then $(MAKE) --no-print-directory test-browser; fi
-	@KVROUTE_FIXTURES_LOG=$(FIXTURES) go test -count=1 -v -run '^TestReferenceData$$' ./internal/fixtures | sed -n 's/^.*_test.go:[0-9]*: //p'
+	@go test -count=1 -v -run '^TestReferenceData$$' ./internal/fixtures | sed -n 's/^.*_test.go:[0-9]*: //p'
+	@rm -f "$$KVROUTE_FIXTURES_LOG"
 
-GOTEST := KVROUTE_FIXTURES_LOG=$(FIXTURES) go test -vet=off -timeout 40m -shuffle=on -count=1
+GOTEST := go test -vet=off -timeout 40m -shuffle=on -count=1
 
 .PHONY: test-plain test-raced
 test-plain:

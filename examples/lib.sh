@@ -20,6 +20,23 @@ wait_for() { # error message, command …; waits a minute, or $tries tenths of a
 	exit 1
 }
 
+free_ports() { # variable …; sets each variable to a free port of 127.0.0.1, so that scripts can run at the same time
+	local name ports
+	# Sockets that do not listen reserve the ports until the script ends.
+	coproc reserve { exec python3 -c 'import socket, sys
+held = [socket.socket() for _ in range(int(sys.argv[1]))]
+for s in held:
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("127.0.0.1", 0))
+print(*(s.getsockname()[1] for s in held), flush=True)
+sys.stdin.read()' "$#"; }
+	read -ra ports <&"${reserve[0]}"
+	for name in "$@"; do
+		printf -v "$name" %d "${ports[0]}"
+		ports=("${ports[@]:1}")
+	done
+}
+
 kvroute=${KVROUTE:-$(find_program kvroute bin/kvroute "make build")}
 folder=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null; wait; rm -rf "$folder"' EXIT

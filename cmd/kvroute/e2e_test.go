@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -678,7 +679,7 @@ func marked(t *testing.T, mark string) (found []string) {
 	return found
 }
 
-// Each example is a script that succeeds.
+// Each example is a script that succeeds, also while another one runs: its ports are free ones.
 func TestExamples(t *testing.T) {
 	t.Parallel() // mostly waits
 	if testing.Short() {
@@ -720,6 +721,13 @@ while touch "$DYN_FILE_KV/v1/mdc/"*; do read -rt 1 <> <(:); done
 	}
 	for _, script := range scripts {
 		t.Run(filepath.Base(filepath.Dir(script)), func(t *testing.T) {
+			text, err := os.ReadFile(script)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if port := regexp.MustCompile(`(127\.0\.0\.1:|--port )[0-9]+`).Find(text); port != nil {
+				t.Errorf("%s has the port %s, so two runs at the same time fail: use free_ports of lib.sh", script, port)
+			}
 			cmd := exec.CommandContext(t.Context(), script)
 			cmd.Env = append(os.Environ(), "KVROUTE="+self, "VLLM="+vllm, "DYNAMO="+dynamo)
 			if out, err := cmd.CombinedOutput(); err != nil {

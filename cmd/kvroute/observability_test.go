@@ -162,15 +162,11 @@ func TestPrometheusReadsTheFigures(t *testing.T) {
 	}
 	d := startStack(t, 2, []string{"--speed", "50"}, "--audit-share", "1")
 	dir := t.TempDir()
-	port, err := process.FreePorts(1)
-	if err != nil {
-		t.Fatal(err)
-	}
 	config := fmt.Sprintf("global: {scrape_interval: 1s, scrape_timeout: 1s}\nscrape_configs:\n- {job_name: kvroute, static_configs: [{targets: [%q]}]}\n", d.Router.At.HTTP)
 	if err := os.WriteFile(filepath.Join(dir, "prometheus.yaml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	listen := fmt.Sprintf("127.0.0.1:%d", port)
+	listen := fmt.Sprint("127.0.0.1:", fixtures.HoldPort(t))
 	prometheus, err := process.Start(dir, "prometheus", exec.Command(path, "--config.file", filepath.Join(dir, "prometheus.yaml"),
 		"--storage.tsdb.path", filepath.Join(dir, "data"), "--web.listen-address", listen))
 	if err != nil {

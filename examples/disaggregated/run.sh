@@ -4,24 +4,30 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 envoy=$(find_program envoy envoy/bin/envoy "make envoy")
 
+# Free ports replace the ports of kvroute.yaml.
+free_ports extproc http nats prefill decode listen admin
+sed "s/25902/$extproc/; s/25903/$http/; s/25422/$nats/; s/25001/$prefill/; s/25002/$decode/" \
+	examples/disaggregated/kvroute.yaml >"$folder/kvroute.yaml"
+
 # A prefill engine and a decode engine, which behave as vLLM's do with a KV connector. Neither has a sidecar.
-"$kvroute" engine --name prefill --role prefill --listen 127.0.0.1:25001 --nats-url "" --kv-events zmq >"$folder/prefill.log" 2>&1 &
-"$kvroute" engine --name decode --role decode --listen 127.0.0.1:25002 --nats-url "" --kv-events zmq >"$folder/decode.log" 2>&1 &
-wait_for "the prefill engine does not start" curl -fs http://127.0.0.1:25001/health
-wait_for "the decode engine does not start" curl -fs http://127.0.0.1:25002/health
+"$kvroute" engine --name prefill --role prefill --listen "127.0.0.1:$prefill" --nats-url "" --kv-events zmq >"$folder/prefill.log" 2>&1 &
+prefill_pid=$!
+"$kvroute" engine --name decode --role decode --listen "127.0.0.1:$decode" --nats-url "" --kv-events zmq >"$folder/decode.log" 2>&1 &
+wait_for "the prefill engine does not start" curl -fs "http://127.0.0.1:$prefill/health"
+wait_for "the decode engine does not start" curl -fs "http://127.0.0.1:$decode/health"
 
 # Envoy's own pool, for requests without kvroute, has no prefill engine.
-"$kvroute" serve --config examples/disaggregated/kvroute.yaml --state-dir "$folder/state" >"$folder/kvroute.log" 2>&1 &
-"$kvroute" config envoy --listen 127.0.0.1:25080 --admin 127.0.0.1:25991 --extproc 127.0.0.1:25902 --pool 127.0.0.1:25002 >"$folder/envoy.yaml"
+"$kvroute" serve --config "$folder/kvroute.yaml" --state-dir "$folder/state" >"$folder/kvroute.log" 2>&1 &
+"$kvroute" config envoy --listen "127.0.0.1:$listen" --admin "127.0.0.1:$admin" --extproc "127.0.0.1:$extproc" --pool "127.0.0.1:$decode" >"$folder/envoy.yaml"
 "$envoy" -c "$folder/envoy.yaml" --disable-hot-restart --concurrency 1 --log-level error >"$folder/envoy.log" 2>&1 &
 
 ask() { # the answer's text is meaningless
-	curl -fsS -o "$folder/answer" http://127.0.0.1:25080/v1/chat/completions -H 'content-type: application/json' -d '{
+	curl -fsS -o "$folder/answer" "http://127.0.0.1:$listen/v1/chat/completions" -H 'content-type: application/json' -d '{
 		"model": "sim", "max_tokens": 4,
 		"messages": [{"role": "user", "content": "Where is this prompt computed, where is the response generated, and how do the blocks of the cache get there? '"$1"'"}]}'
 }
 decided() { # prints the workers of the newest decision
-	curl -fsS http://127.0.0.1:25903/v1/decisions | python3 -c 'import json, sys
+	curl -fsS "http://127.0.0.1:$http/v1/decisions" | python3 -c 'import json, sys
 d = json.load(sys.stdin)["decisions"][0]
 leg = "leg " + d["no_prefill"] if "no_prefill" in d else d["prefill"]["worker_name"] if "prefill" in d else "none"
 print("prefill worker:", leg, "| decode worker:", d["worker_name"])'
@@ -33,24 +39,24 @@ count() { # port, metric of vLLM
 	curl -fsS "http://127.0.0.1:$1/metrics" | sed -nE "s/^$2\{.*\} //p"
 }
 counts() { # prompt tokens that each worker looked up in its cache, found there, and received
-	for worker in 25001:prefill 25002:decode; do
+	for worker in "$prefill:prefill" "$decode:decode"; do
 		port=${worker%:*}
 		echo "  ${worker#*:} worker: $(count "$port" vllm:request_success_total) requests, $(count "$port" vllm:prefix_cache_queries_total) prompt tokens," \
 			"$(count "$port" vllm:prefix_cache_hits_total) of them cached, $(count "$port" vllm:prompt_tokens_by_source_total) received"
 	done
 }
-legs=$(count 25001 vllm:request_success_total)
-received=$(count 25002 vllm:prompt_tokens_by_source_total)
+legs=$(count "$prefill" vllm:request_success_total)
+received=$(count "$decode" vllm:prompt_tokens_by_source_total)
 for greeting in "Good morning." "Good evening."; do
 	ask "$greeting"
 	echo "$greeting $(decided)"
 	counts
 done
-[ "$(count 25002 vllm:prompt_tokens_by_source_total)" -gt "$received" ] # the decode worker received blocks
-[ "$(count 25001 vllm:request_success_total)" = $((legs + 2)) ]            # and both requests had a leg
+[ "$(count "$decode" vllm:prompt_tokens_by_source_total)" -gt "$received" ] # the decode worker received blocks
+[ "$(count "$prefill" vllm:request_success_total)" = $((legs + 2)) ]            # and both requests had a leg
 
-kill %1 # the prefill engine: the decode worker computes the prompt, and the client sees no error
-wait %1 || true
+kill "$prefill_pid" # the prefill engine: the decode worker computes the prompt, and the client sees no error
+wait "$prefill_pid" || true
 ask "Good night."
 echo "Good night. $(decided)"
 decided | grep -q "leg failed"

@@ -4,16 +4,10 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 envoy=$(find_program envoy envoy/bin/envoy "make envoy")
 
-# Free ports replace the ports of the files. Sockets that do not listen reserve them until the script ends.
-coproc reserve { exec python3 -c 'import socket, sys
-held = [socket.socket() for _ in range(21)]
-for s in held:
-    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    s.bind(("127.0.0.1", 0))
-print(*(s.getsockname()[1] for s in held), flush=True)
-sys.stdin.read()'; }
-read -ra ports <&"${reserve[0]}"
-nats=${ports[0]} tier_extproc=${ports[1]} tier_http=${ports[2]} east=${ports[3]} west=${ports[4]} tier=${ports[5]}
+# Free ports replace the ports of the files.
+free_ports nats tier tier_admin tier_extproc tier_http \
+	east east_admin east_extproc east_http east_1 east_2 east_3 east_4 \
+	west west_admin west_extproc west_http west_1 west_2 west_3 west_4
 for file in upper lower; do
 	sed -e "s/26422/$nats/; s/26002/$tier_extproc/; s/26003/$tier_http/; s/26081/$east/; s/26082/$west/; s|STATE|$folder/state|" \
 		"examples/hierarchy/$file.yaml" >"$folder/$file.yaml"
@@ -31,7 +25,7 @@ start_envoy() { # name, port, admin port, kvroute's ext_proc port, ports of the 
 pids=()
 "$kvroute" serve --config "$folder/upper.yaml" >"$folder/upper.log" 2>&1 &
 wait_for "the upper kvroute does not start" curl -fs "http://127.0.0.1:$tier_http/healthz"
-start_envoy upper "$tier" "${ports[6]}" "$tier_extproc" "$east" "$west"
+start_envoy upper "$tier" "$tier_admin" "$tier_extproc" "$east" "$west"
 
 # Two groups, each with a gateway, a router and four workers.
 start_group() { # name, gateway port, admin port, kvroute's ext_proc and HTTP ports, four worker ports
@@ -47,11 +41,10 @@ start_group() { # name, gateway port, admin port, kvroute's ext_proc and HTTP po
 	done
 	start_envoy "$name" "$gateway" "$admin" "$extproc" "$@"
 }
-start_group east "$east" "${ports[7]}" "${ports[8]}" "${ports[9]}" "${ports[@]:10:4}"
-east_http=${ports[9]}
+start_group east "$east" "$east_admin" "$east_extproc" "$east_http" "$east_1" "$east_2" "$east_3" "$east_4"
 pids=()
-start_group west "$west" "${ports[14]}" "${ports[15]}" "${ports[16]}" "${ports[@]:17:4}"
-west_http=${ports[16]} west_pids=("${pids[@]}")
+start_group west "$west" "$west_admin" "$west_extproc" "$west_http" "$west_1" "$west_2" "$west_3" "$west_4"
+west_pids=("${pids[@]}")
 
 groups() { # prints the state of the groups in the upper tier
 	curl -fs "http://127.0.0.1:$tier_http/v1/workers" | python3 -c 'import json, sys
