@@ -151,6 +151,7 @@ func (c *Config) dispatch(path string, body []byte, q *question) router.Dispatch
 				fail(err)
 				return
 			}
+			post.Host = d.Host
 			post.Header.Set("Content-Type", "application/json")
 			if d.Worker.DPRank > 0 {
 				post.Header.Set("X-Data-Parallel-Rank", strconv.FormatUint(uint64(d.Worker.DPRank), 10))

@@ -40,10 +40,10 @@ const maxAnswer = 8 << 20
 // engineTime limits the time of an engine's HTTP answer.
 const engineTime = 5 * time.Second
 
-func (s *Sources) get(ctx context.Context, url string) ([]byte, error) {
+func (s *Sources) get(ctx context.Context, host, url string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, engineTime)
 	defer cancel()
-	return reach.Get(ctx, s.conf.Client, url, maxAnswer)
+	return reach.Get(ctx, s.conf.Client, host, url, maxAnswer)
 }
 
 // Discover queries an engine for its ranks, its event sockets and its block size: vLLM first, then
@@ -65,7 +65,7 @@ func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
 		{"/server_info", readSGLang, false},
 		{"/get_server_info", readSGLang, false},
 	} {
-		body, err := s.get(ctx, base+source.path)
+		body, err := s.get(ctx, w.Host, base+source.path)
 		if err != nil {
 			last = err
 			if _, ok := errors.AsType[reach.StatusError](err); !ok {
@@ -78,7 +78,7 @@ func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
 			return f, fmt.Errorf("engines: discover: %s%s: %w", base, source.path, err)
 		}
 		if source.cacheConfig {
-			if metrics, err := s.get(ctx, base+"/metrics"); err == nil {
+			if metrics, err := s.get(ctx, w.Host, base+"/metrics"); err == nil {
 				f.BlockSize, f.TotalKVBlocks = readCacheConfig(metrics)
 			}
 		}

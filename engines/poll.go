@@ -90,6 +90,9 @@ func (r *rankSource) pollOnce(ctx context.Context) (EngineBatch, error) {
 	if err != nil {
 		return EngineBatch{}, err
 	}
+	if r.worker.Endpoint == "" { // else it may be another server
+		req.Host = r.worker.Host
+	}
 	body, err := reach.Read(r.s.conf.Client, req, maxAnswer)
 	if err != nil {
 		return EngineBatch{}, err

@@ -45,6 +45,7 @@ type EngineWorker struct {
 	Name      string // for the log
 	Transport string
 	Address   string // ip:port of the engine's HTTP server
+	Host      string // Host header of requests to it; empty = Address
 
 	// Endpoint is the address of the events: tcp://host:port or ipc://path, see
 	// [zmtp.ParseEndpoint]. The host "*" is the worker's host. For [TransportPoll] it is a URL. If

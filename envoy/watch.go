@@ -163,7 +163,7 @@ func (w *Watch) Read(ctx context.Context) {
 func (w *Watch) request(ctx context.Context) (counts, error) {
 	ctx, cancel := context.WithTimeout(ctx, watchTime)
 	defer cancel()
-	text, err := reach.Get(ctx, w.conf.Client, strings.TrimRight(w.conf.URL, "/")+"/stats?filter="+url.QueryEscape(counted.String()), maxStats)
+	text, err := reach.Get(ctx, w.conf.Client, "", strings.TrimRight(w.conf.URL, "/")+"/stats?filter="+url.QueryEscape(counted.String()), maxStats)
 	if failure, ok := errors.AsType[*url.Error](err); ok {
 		return nil, failure.Err // without the long URL
 	}

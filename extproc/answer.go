@@ -16,8 +16,10 @@ import (
 
 // Headers with the destination of a request, for Envoy, and its id, for the observer stream.
 const (
-	headerWorker    = "x-dynamo-worker"
-	headerFallback  = "x-dynamo-worker-fallback"
+	headerWorker   = "x-dynamo-worker"
+	headerFallback = "x-dynamo-worker-fallback"
+	// Envoy replaces the request's Host by the value of headerHost, once for both choices.
+	headerHost      = "x-dynamo-worker-host"
 	headerRequestID = "x-dynamo-request-id"
 )
 
@@ -56,6 +58,9 @@ func (s *stream) route(m message, body []byte) bool {
 // destination returns the headers with the destination, as name, value, name, value.
 func (c *Config) destination(d *router.Decision) []string {
 	headers := []string{headerWorker, d.Address.String()}
+	if d.Host != "" {
+		headers = append(headers, headerHost, d.Host)
+	}
 	switch second := c.second(d); {
 	case !second.IsValid():
 	case c.SecondChoice == SecondList:

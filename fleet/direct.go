@@ -119,6 +119,7 @@ func (d *DirectWorkers) Follow(r Record, info router.WorkerInfo) {
 		Name:      info.Name,
 		Transport: r.Events.Transport,
 		Address:   info.Address.String(),
+		Host:      info.Host,
 		Endpoint:  r.Events.Endpoint,
 		Topic:     r.Events.Topic,
 		Replay:    r.Events.Replay,

@@ -96,6 +96,7 @@ func TestRegisteredWorkersNameOnlyTheirOwnHost(t *testing.T) {
 		"a probe of its health":      {"", func(r *fleet.Record) { r.Health = &fleet.Probe{Path: "/health"} }, ""},
 		"a probe of anything":        {"", func(r *fleet.Record) { r.Health = &fleet.Probe{Path: "/flush_cache"} }, "want /health"},
 		"its metrics":                {"", func(r *fleet.Record) { r.Metrics = &fleet.Probe{Path: "/prometheus/metrics"} }, ""},
+		"a Host header":              {"", func(r *fleet.Record) { r.Host = "intranet.example" }, `host is "intranet.example", want none: only workers in the configuration file`},
 		"metrics anywhere":           {"", func(r *fleet.Record) { r.Metrics = &fleet.Probe{Path: "/server_info"} }, "want /prometheus/metrics or /metrics"},
 	} {
 		networks := mustParse(t, c.networks)

@@ -27,7 +27,7 @@ func (n *Names) Some(records []Record) bool {
 
 // Resolve returns the records of single workers. The worker of an address has the name
 // RECORD@IP:PORT, or IP:PORT if the record has no name, so that its id does not depend on
-// the other addresses. If a lookup fails, the addresses of the last successful one count,
+// the other addresses. Its Host is the name and port, unless the record has another one. If a lookup fails, the addresses of the last successful one count,
 // and failed has the error. [Table.SetStatic] checks the records.
 func (n *Names) Resolve(ctx context.Context, records []Record) (all []Record, failed []error) {
 	found := make(map[string][]netip.Addr)
@@ -49,6 +49,9 @@ func (n *Names) Resolve(ctx context.Context, records []Record) (all []Record, fa
 		}
 		for _, a := range uniqueAddresses(addresses) {
 			one := *r
+			if r.Host == "" {
+				one.Host, one.Named = r.Address, true // as a client that resolves the name would send it
+			}
 			one.Address = netip.AddrPortFrom(a, port).String()
 			one.WorkerID = 0
 			if one.Name = one.Address; r.Name != "" {

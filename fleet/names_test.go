@@ -32,12 +32,16 @@ func TestNamesStandForTheirAddresses(t *testing.T) {
 		return r
 	}
 	records := []fleet.Record{at("plain", "10.9.9.9:1"), at("a", "engines.local:8000"), at("", "engines.local:8001"), at("c", "six:80"), at("v6", "[fd00::2]:80"), at("bad", "engines.local")}
+	records[3].Host = "own.example"
 	resolve := func() (text string, failed int) {
 		t.Helper()
 		all, errs := n.Resolve(t.Context(), records)
 		var lines []string
 		for _, r := range all {
 			lines = append(lines, r.Name+"="+r.Address)
+			if strings.HasPrefix(r.Name, "a@") && r.Host != "engines.local:8000" || strings.HasPrefix(r.Name, "c@") && r.Host != "own.example" || r.Name == "plain" && r.Host != "" {
+				t.Errorf("%s has the Host %q", r.Name, r.Host)
+			}
 		}
 		return strings.Join(lines, " "), len(errs)
 	}

@@ -205,7 +205,9 @@ func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
 	asking, cancel := context.WithTimeout(ctx, t.limit)
 	defer cancel()
 	base := "http://" + t.info.Address.String()
-	get := func(path string) ([]byte, error) { return reach.Get(asking, p.conf.Client, base+path, probeBytes) }
+	get := func(path string) ([]byte, error) {
+		return reach.Get(asking, p.conf.Client, t.info.Host, base+path, probeBytes)
+	}
 	var err error
 	var ranks map[uint32]Load
 	from := t.paths[0]

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,6 +29,12 @@ type Record struct {
 
 	Address       string            `json:"address"`                  // ip:port of the OpenAI endpoint
 	RankAddresses map[string]string `json:"rank_addresses,omitempty"` // rank -> ip:port, where ranks have ports of their own
+
+	// Host is the Host header of requests to the worker, for workers behind a router that selects by
+	// Host. It does not change where requests are sent. Default: the address, if it is a DNS name.
+	// A worker cannot register with it.
+	Host  string `json:"host,omitempty"`
+	Named bool   `json:"-"` // Host is the name in the address of a configured worker, not required by it
 
 	Models []string    `json:"models"` // names of the base model
 	LoRA   []string    `json:"lora,omitempty"`
@@ -204,6 +211,9 @@ func (c *check) names(list []string, least, leastBytes int, field string) {
 
 type unquoted string
 
+// hostForm is a DNS name or IPv4 address, which may have a port.
+var hostForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?(:[0-9]{1,5})?$`)
+
 // Info checks the record and returns the worker that it describes. All addresses must lie
 // in the networks. An error names the field and its value.
 func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
@@ -220,6 +230,7 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 		_, err := address(r.Bootstrap, networks)
 		c.noError(err, "bootstrap", r.Bootstrap)
 	}
+	c.that(r.Host == "" || hostForm.MatchString(r.Host), "host", r.Host, "a host name, with or without a port")
 	c.that(r.BlockSize >= 0, "block_size", r.BlockSize, "0 or more tokens")
 	c.that(r.TotalKVBlocks >= 0, "total_kv_blocks", r.TotalKVBlocks, "0 or more")
 	c.that(r.MaxNumSeqs >= 0, "max_num_seqs", r.MaxNumSeqs, "0 or more")
@@ -245,7 +256,7 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 		return router.WorkerInfo{}, c.err
 	}
 	info := router.WorkerInfo{
-		ID: r.ID(), Name: r.Name, Address: at, RankAddresses: ranks,
+		ID: r.ID(), Name: r.Name, Address: at, RankAddresses: ranks, Host: r.Host, OwnHost: r.Host != "" && !r.Named,
 		Models: r.Models, LoRA: r.LoRA, Role: r.Role, Bootstrap: r.Bootstrap,
 		BlockSize: r.BlockSize, DPStart: r.DPStart, DPSize: max(1, r.DPSize),
 		TotalKVBlocks: r.TotalKVBlocks, MaxNumSeqs: r.MaxNumSeqs, MaxBatchedTokens: r.MaxBatchedTokens, Reorders: r.Reorders,
@@ -350,6 +361,7 @@ func (r *Record) Registered(networks reach.Networks) (router.WorkerInfo, error) 
 		at, _ := netip.ParseAddrPort(r.Bootstrap)
 		c.that(at.Addr() == own, "bootstrap", r.Bootstrap, fmt.Sprintf("the worker's own host %v", own))
 	}
+	c.that(r.Host == "", "host", r.Host, "none: only workers in the configuration file may have one")
 	if p := r.Health; p != nil {
 		c.that(p.Path == "" || p.Path == healthPath, "health.path", p.Path, healthPath+"; other paths are for workers in the configuration file")
 	}

@@ -77,10 +77,10 @@ func (c *Client) Do(ctx context.Context, d *router.Decision, l Leg, deadline tim
 		return nil, batch
 	}
 	outcome = served
-	decode, err := r.try(ctx, d.Address)
+	decode, err := r.try(ctx, target{d.Address, d.Host})
 	if mayRetry(err) && d.Second.Address.IsValid() {
 		outcome = second
-		decode, err = r.try(ctx, d.Second.Address)
+		decode, err = r.try(ctx, target{d.Second.Address, d.Second.Host})
 	}
 	switch f, failed := errors.AsType[legError](err); {
 	case failed:

@@ -56,31 +56,37 @@ func mayRetry(err error) bool {
 	return failed && f.reason != "timeout" && (f.status < 400 || f.status >= 500 || f.status == http.StatusTooManyRequests)
 }
 
+// target is a prefill worker. host is the Host header of requests to it; empty = its address.
+type target struct {
+	address netip.AddrPort
+	host    string
+}
+
 // try sends the prefill request to a worker, and returns the decode request's body when that request
 // may be sent. The error is a [legError], or that of ctx.
-func (r *run) try(ctx context.Context, at netip.AddrPort) (decode []byte, err error) {
+func (r *run) try(ctx context.Context, to target) (decode []byte, err error) {
 	if r.protocol.AtOnce() {
-		return r.tryAtOnce(ctx, at)
+		return r.tryAtOnce(ctx, to)
 	}
-	answer, err := r.post(ctx, at, openai.Edit(r.Body, prefillMembers(r.protocol)...), nil)
+	answer, err := r.post(ctx, to, openai.Edit(r.Body, prefillMembers(r.protocol)...), nil)
 	if err == nil {
 		if decode = decodeBody(r.protocol, r.Body, answer); decode == nil {
 			err = legError{reason: "no_parameters"}
 		}
 	}
-	r.report(at, err)
+	r.report(to, err)
 	return decode, err
 }
 
 // tryAtOnce is try for engines whose two requests have the same body and run at once.
-func (r *run) tryAtOnce(ctx context.Context, at netip.AddrPort) (decode []byte, err error) {
-	decode = bytes.Join(openai.Edit(r.Body, bootstrapMembers(r.protocol, r.bootstrap, at, r.Prompts)...), nil)
+func (r *run) tryAtOnce(ctx context.Context, to target) (decode []byte, err error) {
+	decode = bytes.Join(openai.Edit(r.Body, bootstrapMembers(r.protocol, r.bootstrap, to.address, r.Prompts)...), nil)
 	sent, ended := make(chan struct{}), make(chan error, 1)
 	r.users.Add(1)
 	go func() { // ends with ctx or at the deadline
 		defer r.release()
-		_, err := r.post(ctx, at, [][]byte{decode}, sync.OnceFunc(func() { close(sent) }))
-		r.report(at, err)
+		_, err := r.post(ctx, to, [][]byte{decode}, sync.OnceFunc(func() { close(sent) }))
+		r.report(to, err)
 		ended <- err
 	}()
 	select {
@@ -92,8 +98,8 @@ func (r *run) tryAtOnce(ctx context.Context, at netip.AddrPort) (decode []byte, 
 }
 
 // report tells the router how a prefill request ended. If it succeeded, its slot is free.
-func (r *run) report(at netip.AddrPort, err error) {
-	resp := router.Response{Address: at, Asked: 1, Status: http.StatusOK}
+func (r *run) report(to target, err error) {
+	resp := router.Response{Address: to.address, Asked: 1, Status: http.StatusOK}
 	if err != nil {
 		f, failed := errors.AsType[legError](err)
 		if !failed {
@@ -112,7 +118,7 @@ var errTimeout = errors.New("the prefill took too long")
 
 // post sends a request, whose body is in pieces, to a prefill worker and returns the answer. sent,
 // unless nil, is called when the connection has taken the request, each time that it is sent.
-func (r *run) post(ctx context.Context, at netip.AddrPort, pieces [][]byte, sent func()) ([]byte, error) {
+func (r *run) post(ctx context.Context, to target, pieces [][]byte, sent func()) ([]byte, error) {
 	timed, cancel := context.WithDeadlineCause(ctx, r.deadline, errTimeout)
 	defer cancel()
 	if sent != nil {
@@ -122,7 +128,7 @@ func (r *run) post(ctx context.Context, at netip.AddrPort, pieces [][]byte, sent
 			}
 		}})
 	}
-	answer, err := r.exchange(timed, at, pieces)
+	answer, err := r.exchange(timed, to, pieces)
 	switch {
 	case err == nil:
 		return answer, nil
@@ -139,14 +145,15 @@ func (r *run) post(ctx context.Context, at netip.AddrPort, pieces [][]byte, sent
 const maxAnswer = 1 << 20
 
 // exchange sends a request and reads its answer. The error is a [legError].
-func (r *run) exchange(ctx context.Context, at netip.AddrPort, pieces [][]byte) ([]byte, error) {
+func (r *run) exchange(ctx context.Context, to target, pieces [][]byte) ([]byte, error) {
 	// A connection that the worker has closed meanwhile is no failure: the request is sent again.
 	body := func() (io.ReadCloser, error) { b := net.Buffers(slices.Clone(pieces)); return io.NopCloser(&b), nil }
 	first, _ := body()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+at.String()+r.Path, first)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+to.address.String()+r.Path, first)
 	if err != nil {
 		return nil, legError{reason: "unreachable"}
 	}
+	req.Host = to.host
 	req.GetBody = body
 	for _, p := range pieces {
 		req.ContentLength += int64(len(p))

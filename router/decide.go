@@ -479,11 +479,13 @@ func (c *core) chooseByMode(ch *choice) {
 
 // second returns the candidate that gets the request if the chosen worker does not take it; -1 without
 // such a candidate. It is the candidate of another process with the lowest cost. Of equal costs, the
-// fewest pending tokens decide, then the fewest requests. There are two conditions:
+// fewest pending tokens decide, then the fewest requests. There are three conditions:
 //
 //   - If the request must name its rank, both candidates have the same rank.
 //   - If the request has a prefill leg, the second candidate has the engine of the leg's worker, because the
 //     request contains parameters of the leg. It is another process than that worker.
+//   - If the second candidate answers one Host header only, the first one has the same Host header, because Envoy
+//     sets it once for both.
 func (c *core) second(ch *choice, leg *Decision) int {
 	first := &c.entries[ch.candidates[ch.chosen]]
 	named := first.info.wantsRank(first.worker.DPRank)
@@ -500,6 +502,7 @@ func (c *core) second(ch *choice, leg *Decision) int {
 		e := &c.entries[ord]
 		switch {
 		case e.worker.ID == first.worker.ID:
+		case e.info.OwnHost && e.info.Host != first.info.Host:
 		case leg != nil && (e.worker.ID == leg.Worker.ID || e.info.Engine != leg.Engine):
 		case named && (e.worker.DPRank != first.worker.DPRank || !e.info.wantsRank(e.worker.DPRank)):
 			// The request names one rank for both workers.

@@ -43,6 +43,7 @@ type Decision struct {
 	Worker     Worker         `json:"worker"`
 	WorkerName string         `json:"worker_name,omitempty"`
 	Address    netip.AddrPort `json:"address"`
+	Host       string         `json:"host,omitempty"` // Host header of requests to the worker
 	Labels     Labels         `json:"labels,omitzero"`
 	// Engine is the worker's registered engine. NameRank says that the request must name the
 	// rank, because other ranks of the worker have the same address.
@@ -149,6 +150,7 @@ type Second struct {
 	Worker        Worker         `json:"worker"`
 	WorkerName    string         `json:"worker_name,omitempty"`
 	Address       netip.AddrPort `json:"address"`
+	Host          string         `json:"host,omitempty"` // as of [Decision]
 	OverlapBlocks int            `json:"overlap_blocks"` // leading blocks of the prompt that the worker holds
 }
 
@@ -223,7 +225,7 @@ func (c *core) makeDecision(
 	e := &c.entries[ord]
 	ids := &in.prompt.ids
 	d.ID, d.Time, d.Model, d.Mode, d.Reason, d.Labels = in.ID, ch.time, in.model, c.conf.Mode, ch.reason, in.Labels
-	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.address()
+	d.Worker, d.WorkerName, d.Address, d.Host = e.worker, e.info.Name, e.address(), e.info.Host
 	d.Engine, d.NameRank = e.info.Engine, e.info.wantsRank(e.worker.DPRank)
 	d.Bootstrap, d.Group = e.info.Bootstrap, e.info.Group
 	d.Panic = ch.panics
@@ -255,7 +257,7 @@ func (c *core) makeDecision(
 	if in.WantSecond && in.Pinned == nil && (ch.reason != ReasonSession || !c.conf.Sessions.Hard) {
 		if at := c.second(ch, leg); at >= 0 {
 			e := &c.entries[ch.candidates[at]]
-			d.Second = Second{e.worker, e.info.Name, e.address(), ch.inputs[at].OverlapBlocks}
+			d.Second = Second{e.worker, e.info.Name, e.address(), e.info.Host, ch.inputs[at].OverlapBlocks}
 		}
 	}
 	if list != nil && in.listCandidates {

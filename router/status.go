@@ -17,6 +17,7 @@ type WorkerState struct {
 	Worker
 	Name           string         `json:"name,omitempty"`
 	Address        netip.AddrPort `json:"address"`
+	Host           string         `json:"host,omitempty"`  // Host header of requests to it
 	Group          string         `json:"group,omitempty"` // name of the router group; see Summary
 	Model          string         `json:"model"`           // base model: the name of its pool
 	TokenState                    // of the model
@@ -102,6 +103,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Worker:         e.worker,
 			Name:           info.Name,
 			Address:        info.rankAddress(e.worker.DPRank),
+			Host:           info.Host,
 			Model:          p.model,
 			LoRA:           info.LoRA,
 			Role:           cmp.Or(info.Role, Aggregated),

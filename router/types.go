@@ -102,6 +102,10 @@ type WorkerInfo struct {
 	ID      uint64
 	Name    string         // the operator's name for it; may be empty
 	Address netip.AddrPort // of its OpenAI endpoint
+	Host    string         // Host header of requests to it; empty = the client's, or the address in kvroute's own requests
+	// OwnHost says that the worker answers requests with this Host header only. It is then no second choice
+	// of a request with another one.
+	OwnHost bool
 	// RankAddresses overrides Address for single ranks, by absolute rank.
 	RankAddresses map[uint32]netip.AddrPort
 
@@ -198,6 +202,7 @@ type Observation struct {
 	Model     string         // name of the pool
 	Worker    Worker         // the chosen one
 	Address   netip.AddrPort // of the chosen worker
+	Host      string         // as of [Decision]
 	BlockSize int
 	Prompt    Prompt
 	IDs       []uint32

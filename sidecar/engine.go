@@ -213,5 +213,5 @@ const maxAnswer = 64 << 20
 
 // get returns the body of an engine's answer.
 func (s *Sidecar) get(ctx context.Context, path string) ([]byte, error) {
-	return reach.Get(ctx, s.client, "http://"+s.engine.Address+path, maxAnswer)
+	return reach.Get(ctx, s.client, "", "http://"+s.engine.Address+path, maxAnswer)
 }

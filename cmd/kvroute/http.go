@@ -109,7 +109,7 @@ func healthcheck(ctx context.Context, args []string, std stdio) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	_, err := reach.Get(ctx, http.DefaultClient, *url, maxAnswer)
+	_, err := reach.Get(ctx, http.DefaultClient, "", *url, maxAnswer)
 	return err
 }
 

@@ -115,7 +115,7 @@ func (s *static) run(ctx context.Context) error {
 	})
 }
 
-// checkIDs refuses two records with one id, or with one address and first rank. A name as address
+// checkIDs refuses two records with one id, or with one address, host and first rank. A name as address
 // stands for workers with ids of their own.
 func checkIDs(records []fleet.Record) error {
 	var names fleet.Names
@@ -125,7 +125,7 @@ func checkIDs(records []fleet.Record) error {
 		if r.ID() == 0 || names.Some(records[i:i+1]) {
 			continue
 		}
-		for _, own := range []string{fmt.Sprint("id ", r.ID()), fmt.Sprint("address ", r.Address, " and first rank ", r.DPStart)} {
+		for _, own := range []string{fmt.Sprint("id ", r.ID()), fmt.Sprint("address ", r.Address, withHost(r.Host), " and first rank ", r.DPStart)} {
 			if first, twice := seen[own]; twice {
 				return fmt.Errorf("workers[%d] (%q) has the %s of workers[%d] (%q), "+
 					"want a name or worker_id, and an address, of its own", i, r.Name, own, first, records[first].Name)
@@ -134,4 +134,12 @@ func checkIDs(records []fleet.Record) error {
 		}
 	}
 	return nil
+}
+
+// withHost names a worker's Host header in an error, if it has one.
+func withHost(host string) string {
+	if host == "" {
+		return ""
+	}
+	return " with host " + host
 }

@@ -167,8 +167,8 @@ func (v *verifier) recheck(ctx context.Context, t *trial) {
 		return
 	}
 	o.IDs = p.IDs
-	for _, w := range append([]router.WorkerState{{Worker: o.Worker, Address: o.Address}}, v.workers(o.Model)...) {
-		o.Worker, o.Address = w.Worker, w.Address
+	for _, w := range append([]router.WorkerState{{Worker: o.Worker, Address: o.Address, Host: o.Host}}, v.workers(o.Model)...) {
+		o.Worker, o.Address, o.Host = w.Worker, w.Address, w.Host
 		position, ok := v.compare(ctx, o)
 		if !ok {
 			continue
@@ -190,7 +190,7 @@ func (v *verifier) compare(ctx context.Context, o router.Observation) (position 
 	defer func() { v.checks.Count(o.Model, outcome) }()
 	asking, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	theirs, err := askTokenize(asking, v.client, "http://"+o.Address.String(), o.Model, o.Prompt)
+	theirs, err := askTokenize(asking, v.client, o.Host, "http://"+o.Address.String(), o.Model, o.Prompt)
 	if err != nil {
 		outcome = "error"
 		v.log.Debug("a worker does not return token ids", "model", o.Model, "worker", o.Worker.ID,

@@ -22,7 +22,7 @@ func canAsk(p chat.Request) bool {
 }
 
 // askTokenize requests the ids of a prompt from a worker's /tokenize, which vLLM has.
-func askTokenize(ctx context.Context, client *http.Client, url, model string, p chat.Request) ([]uint32, error) {
+func askTokenize(ctx context.Context, client *http.Client, host, url, model string, p chat.Request) ([]uint32, error) {
 	body := map[string]any{"model": model}
 	for name, value := range map[string]json.RawMessage{
 		"messages": p.Messages, "tools": p.Tools, "prompt": p.Prompt, "add_generation_prompt": p.AddGenerationPrompt,
@@ -41,6 +41,7 @@ func askTokenize(ctx context.Context, client *http.Client, url, model string, p 
 	if err != nil {
 		return nil, err
 	}
+	req.Host = host
 	req.Header.Set("Content-Type", "application/json")
 	text, err := reach.Read(client, req, maxAnswer)
 	if err != nil {

@@ -12,6 +12,7 @@ var Steering = []string{
 	"x-dynamo-worker",
 	"x-dynamo-worker-fallback",
 	"x-dynamo-worker-list",
+	"x-dynamo-worker-host",
 	"x-dynamo-request-id",
 	// From routers to workers and gateways.
 	"x-dynamo-prefill-worker",

@@ -214,12 +214,13 @@ type StatusError struct {
 
 func (e StatusError) Error() string { return fmt.Sprintf("status %d: %s", e.Status, e.Text) }
 
-// Get requests a URL, and returns the answer as [Read] does.
-func Get(ctx context.Context, client *http.Client, address string, most int) ([]byte, error) {
+// Get requests a URL with a Host header, by default the URL's host, and returns the answer as [Read] does.
+func Get(ctx context.Context, client *http.Client, host, address string, most int) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return nil, err
 	}
+	req.Host = host
 	return Read(client, req, most)
 }
 

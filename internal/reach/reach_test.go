@@ -141,7 +141,7 @@ func TestTheClientChecksCertificates(t *testing.T) {
 			t.Fatal(err)
 		}
 		client := networks.Client()
-		_, err := reach.Get(t.Context(), client, c.url, 1000)
+		_, err := reach.Get(t.Context(), client, "", c.url, 1000)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: error %v", c, err)
 		}
@@ -152,7 +152,7 @@ func TestTheClientChecksCertificates(t *testing.T) {
 	if err := networks.Secure(right, ""); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := reach.Get(t.Context(), networks.Client(), "http://"+at, 1000); err == nil || !strings.Contains(err.Error(), "worker networks") {
+	if _, err := reach.Get(t.Context(), networks.Client(), "", "http://"+at, 1000); err == nil || !strings.Contains(err.Error(), "worker networks") {
 		t.Errorf("an address outside the networks: error %v", err)
 	}
 	networks = parse(t, "")
@@ -173,7 +173,7 @@ func TestTheClientChecksCertificates(t *testing.T) {
 			t.Fatal(err)
 		}
 		write("changes.pem", text)
-		if _, err := reach.Get(t.Context(), client, "http://"+at, 1000); (err == nil) != (from == right) {
+		if _, err := reach.Get(t.Context(), client, "", "http://"+at, 1000); (err == nil) != (from == right) {
 			t.Errorf("with %s: error %v", from, err)
 		}
 		client.CloseIdleConnections() // so that the next call opens a connection
@@ -191,13 +191,13 @@ func TestAnswersHaveALimit(t *testing.T) {
 	defer worker.Close()
 	client := parse(t, "").Client()
 	defer client.CloseIdleConnections()
-	if body, err := reach.Get(t.Context(), client, worker.URL, 5); err != nil || string(body) != "12345" {
+	if body, err := reach.Get(t.Context(), client, "", worker.URL, 5); err != nil || string(body) != "12345" {
 		t.Errorf("%q, %v", body, err)
 	}
-	if _, err := reach.Get(t.Context(), client, worker.URL, 4); err == nil || !strings.Contains(err.Error(), worker.URL) || !strings.Contains(err.Error(), "more than 4 bytes") {
+	if _, err := reach.Get(t.Context(), client, "", worker.URL, 4); err == nil || !strings.Contains(err.Error(), worker.URL) || !strings.Contains(err.Error(), "more than 4 bytes") {
 		t.Errorf("an answer of 5 bytes: %v", err)
 	}
-	_, err := reach.Get(t.Context(), client, worker.URL+"/busy", 5)
+	_, err := reach.Get(t.Context(), client, "", worker.URL+"/busy", 5)
 	if e, ok := errors.AsType[reach.StatusError](err); !ok || e.Status != http.StatusServiceUnavailable || e.Text != "12345" {
 		t.Errorf("a status: %v", err)
 	}
