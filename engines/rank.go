@@ -111,8 +111,11 @@ func (r *rankSource) run(ctx context.Context) {
 			})
 			r.secondRequest.Reset(secondRequestAfter)
 		},
-		disconnected: func() { r.do(func() { r.set(StateNone) }) },
-		message:      r.live,
+		disconnected: func() {
+			r.do(func() { r.set(StateNone) })
+			r.s.conf.Ended(r.worker.ID)
+		},
+		message: r.live,
 	}).run(ctx)
 }
 

@@ -106,6 +106,9 @@ type SourcesConfig struct {
 	// Changed is called when a worker's state may have changed. It must not call back. Default:
 	// none.
 	Changed func(id uint64, worst State)
+	// Ended is called when the connection to an engine's event socket has ended: the engine may be dead. It
+	// may be called by any number of goroutines at once. Default: none.
+	Ended func(id uint64)
 	// Client sends HTTP requests to engines. Control checks the addresses of their sockets, as
 	// [net.Dialer]'s. Default: those of package reach for all networks.
 	Client  *http.Client
@@ -153,6 +156,9 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 	}
 	if conf.Changed == nil {
 		conf.Changed = func(uint64, State) {}
+	}
+	if conf.Ended == nil {
+		conf.Ended = func(uint64) {}
 	}
 	conf.Log = meter.Log(conf.Log)
 	conf.Client = cmp.Or(conf.Client, reach.Networks{}.Client())

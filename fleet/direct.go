@@ -29,6 +29,8 @@ type DirectConfig struct {
 	// Default: all networks.
 	Client   *http.Client
 	Networks Networks
+	// Ended receives each worker whose event socket has closed, as in [engines.SourcesConfig]. Default: none.
+	Ended func(id uint64)
 	// Log receives a line for each refused worker and each loss of events. Default: none.
 	Log *slog.Logger
 	// Meter makes the instruments listed in docs/metrics.md. Default: none.
@@ -82,6 +84,7 @@ func NewDirectWorkers(conf DirectConfig) (*DirectWorkers, error) {
 		Changed: func(id uint64, worst engines.State) {
 			d.update(id, func(w *directWorker) { w.known = worst.String() })
 		},
+		Ended: conf.Ended,
 		Log:   conf.Log,
 		Meter: conf.Meter,
 	})

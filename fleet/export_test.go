@@ -22,6 +22,7 @@ func NewTable(networks Networks, set func(router.WorkerInfo), remove func(id uin
 		Events: func(Record, router.WorkerInfo) {}, Load: func(router.WorkerInfo, Load) {},
 	})
 	t.flapped, t.claimed, t.followed = func() {}, func(router.WorkerInfo, netip.AddrPort) {}, func(_, _ router.WorkerInfo) {}
+	t.traffic, t.silent, t.lost = func(uint64) Traffic { return Traffic{} }, func(*member) {}, func(*Left, *Probe) {}
 	return t
 }
 

@@ -119,8 +119,8 @@ func TestRecordsComeChangeAndGo(t *testing.T) {
 	if got := l.newLines(); got != "a healthy" || l.workers[wire.WorkerID("a")].StartedMS != 7 {
 		t.Errorf("reported %q, started %d", got, l.workers[wire.WorkerID("a")].StartedMS)
 	}
-	tab.Delete(wire.WorkerID("a"))
-	tab.Delete(wire.WorkerID("a"))
+	tab.Delete(start, wire.WorkerID("a"))
+	tab.Delete(start, wire.WorkerID("a"))
 	if got := l.newLines(); got != "gone a" {
 		t.Errorf("reported %q", got)
 	}
@@ -154,7 +154,7 @@ func TestStaticWorkersAndRegisteredOnesAreOneSet(t *testing.T) {
 	other.Address = "10.9.9.9:1"
 	put(t, tab, start, other) // the record from the file has precedence
 	tab.Tick(start.Add(time.Minute), false)
-	tab.Delete(wire.WorkerID("a"))
+	tab.Delete(start, wire.WorkerID("a"))
 	if got := l.newLines(); got != "c healthy, gone c" || l.workers[wire.WorkerID("a")].Address.String() != "10.0.0.7:8000" {
 		t.Errorf("reported %q, a at %v", got, l.workers[wire.WorkerID("a")].Address)
 	}
@@ -283,7 +283,7 @@ func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
 	put(t, tab, start, at("rank 1", 1, rank))
 	put(t, tab, start, record("does not say"))
 	say("they come", "old healthy, elsewhere healthy, rank 1 healthy, does not say healthy")
-	tab.Delete(wire.WorkerID("does not say"))
+	tab.Delete(start, wire.WorkerID("does not say"))
 	put(t, tab, start, at("old", 6)) // the latest registration at the address
 	l.newLines()
 	put(t, tab, start.Add(time.Second), at("new", 7))
@@ -437,7 +437,7 @@ func TestTableEqualsSlowModel(t *testing.T) {
 				put(t, tab, now, record(name))
 				seen[name], kept[name] = now, now
 			case 2:
-				tab.Delete(wire.WorkerID(name))
+				tab.Delete(start, wire.WorkerID(name))
 				delete(seen, name)
 				delete(returns, name)
 				delete(rests, name)

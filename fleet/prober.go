@@ -82,8 +82,18 @@ type Prober struct {
 	news   chan struct{} // holds a token if there may be a new target
 
 	mu sync.Mutex
-	// mu guards the field below.
+	// mu guards the fields below.
 	targets map[probeKey]*target
+	once    []singleProbe // not sent yet
+}
+
+// maxOnce limits the probes that wait to be sent once.
+const maxOnce = 1000
+
+// singleProbe is a probe that is sent once.
+type singleProbe struct {
+	url  string
+	done func(error)
 }
 
 type probeKey struct {
@@ -94,6 +104,7 @@ type probeKey struct {
 const (
 	kindHealth  = "health"
 	kindMetrics = "metrics"
+	kindLast    = "last" // sent once to a worker that may be dead
 )
 
 // target is a periodic probe of a worker.
@@ -146,6 +157,28 @@ func (p *Prober) setLocked(key probeKey, conf *Probe, t target) {
 // Remove ends the probes of a worker.
 func (p *Prober) Remove(id uint64) { p.Set(Record{}, router.WorkerInfo{ID: id}) }
 
+// Now probes a worker once, in addition to its periodic probes, also after [Prober.Remove]. own is the
+// worker's health probe, or nil for the default path. done receives the error of the probe, or nil if the
+// worker answered; it is called later by another goroutine. Now returns false, and sends nothing, if 1,000
+// such probes wait. A ctx of [Prober.Run] that ends drops the probes that wait.
+func (p *Prober) Now(info router.WorkerInfo, own *Probe, done func(error)) (queued bool) {
+	path := healthPath
+	if own != nil && own.Path != "" {
+		path = own.Path
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.once) >= maxOnce {
+		return false
+	}
+	p.once = append(p.once, singleProbe{"http://" + info.Address.String() + path, done})
+	select {
+	case p.news <- struct{}{}:
+	default:
+	}
+	return true
+}
+
 // Run sends probes until ctx ends. Probes that are due within a tenth of the shortest period are
 // sent together, since each waking of an idle process costs more than a probe.
 func (p *Prober) Run(ctx context.Context) error {
@@ -160,6 +193,27 @@ func (p *Prober) Run(ctx context.Context) error {
 			return nil
 		case <-p.news:
 		case <-pause.C:
+		}
+		p.mu.Lock()
+		once := p.once
+		p.once = nil
+		p.mu.Unlock()
+		for _, one := range once {
+			select {
+			case <-ctx.Done():
+				return nil
+			case room <- struct{}{}:
+			}
+			open.Go(func() {
+				defer func() { <-room }()
+				asking, cancel := context.WithTimeout(ctx, probeTime)
+				defer cancel()
+				_, err := reach.Get(asking, p.conf.Client, one.url, probeBytes)
+				p.probes.Count(kindLast, map[bool]string{true: "answered", false: "failed"}[err == nil])
+				if ctx.Err() == nil {
+					one.done(err)
+				}
+			})
 		}
 		due, wait := p.due(time.Now())
 		for key, t := range due {

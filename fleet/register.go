@@ -53,7 +53,7 @@ func (r *Registry) Deregister(ctx context.Context, id uint64) error {
 	if err := r.registration.takeBack(ctx, id, nil, 0); err != nil {
 		return fmt.Errorf("%w: %w", ErrBusAway, err)
 	}
-	r.locked(func(t *Table) { t.Delete(id) })
+	r.locked(func(t *Table) { t.Delete(r.conf.Now(), id) })
 	return nil
 }
 

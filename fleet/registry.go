@@ -48,6 +48,13 @@ type RegistryConfig struct {
 	Events func(Record, router.WorkerInfo)
 	// Load receives the load of each heartbeat. Default none.
 	Load func(router.WorkerInfo, Load)
+	// Traffic returns the work of a worker. Default none.
+	Traffic func(id uint64) Traffic
+	// Probe probes a worker once, and calls done later, as [Prober.Now] does. Default: no worker is probed.
+	Probe func(info router.WorkerInfo, own *Probe, done func(error)) (queued bool)
+	// Silent receives each worker that became unhealthy by its silence, and the cause, when a probe has found
+	// the cause. Default none.
+	Silent func(info router.WorkerInfo, cause string)
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
 	// Log receives a line for each connection and each refused record. Default none.
@@ -82,6 +89,15 @@ func NewRegistry(nc *nats.Conn, conf RegistryConfig) (*Registry, error) {
 	if conf.Load == nil {
 		conf.Load = func(router.WorkerInfo, Load) {}
 	}
+	if conf.Traffic == nil {
+		conf.Traffic = func(uint64) Traffic { return Traffic{} }
+	}
+	if conf.Probe == nil {
+		conf.Probe = func(router.WorkerInfo, *Probe, func(error)) bool { return false }
+	}
+	if conf.Silent == nil {
+		conf.Silent = func(router.WorkerInfo, string) {}
+	}
 	conf.Log = meter.Log(conf.Log)
 	if err := conf.Ages.Check(); err != nil {
 		return nil, err
@@ -100,7 +116,9 @@ func NewRegistry(nc *nats.Conn, conf RegistryConfig) (*Registry, error) {
 		conf.Log.Info("another worker has started at a worker's address, which is taken to be gone until it is heard",
 			"worker", old.ID, "name", old.Name, "address", old.Address.String(), "by", by.Name)
 	}
-	return &Registry{conf: conf, registration: registration{nc, conf.Scope, conf.Replicas}, news: news, table: table}, m.Err()
+	r := &Registry{conf: conf, registration: registration{nc, conf.Scope, conf.Replicas}, news: news, table: table}
+	r.reportLosses(m)
+	return r, m.Err()
 }
 
 // SetStatic replaces the workers of the configuration; see [Table.SetStatic].
@@ -287,7 +305,7 @@ func (r *Registry) entry(e jetstream.KeyValueEntry, opened time.Time) {
 	}
 	if e.Operation() != jetstream.KeyValuePut {
 		r.news.Count("left")
-		r.locked(func(t *Table) { t.Delete(id) })
+		r.locked(func(t *Table) { t.Delete(r.conf.Now(), id) })
 		return
 	}
 	record, err := ParseRecord(e.Value())

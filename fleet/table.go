@@ -122,6 +122,10 @@ type Table struct {
 	flapped  func()
 	claimed  func(now router.WorkerInfo, before netip.AddrPort) // an id returned to the address that it had left
 	followed func(old, by router.WorkerInfo)                    // a worker started at the address of another one
+	traffic  func(id uint64) Traffic
+	silent   func(*member)       // a worker became unhealthy
+	lost     func(*Left, *Probe) // a worker is removed because of its silence; the probe is its own
+	left     []*Left             // the last workers that were removed, the oldest first
 	workers  map[uint64]*member
 	latest   map[place]uint64 // the registered worker that started last, by place
 }
@@ -150,6 +154,8 @@ type member struct {
 
 	slack    time.Duration // the interval of its probes minus that of heartbeats
 	followed bool          // another worker has started at its address, and it was silent since
+	refused  bool          // its address refused a connection, and it was silent since
+	sign     lastSign      // its state at its last sign of life
 
 	flipped time.Time // when the result of its probes changed last
 
@@ -173,7 +179,7 @@ type Load struct {
 func newTable(conf *RegistryConfig) *Table {
 	return &Table{
 		ages: conf.Ages.withDefaults(), networks: conf.Networks,
-		set: conf.Set, remove: conf.Remove, events: conf.Events, load: conf.Load,
+		set: conf.Set, remove: conf.Remove, events: conf.Events, load: conf.Load, traffic: conf.Traffic,
 		workers: make(map[uint64]*member), latest: make(map[place]uint64),
 	}
 }
@@ -195,6 +201,7 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 	}
 	for _, id := range slices.Sorted(maps.Keys(t.workers)) {
 		if t.workers[id].static && next[id] == nil {
+			t.departs(now, t.workers[id], Removed, "it is no longer configured")
 			t.drop(id)
 		}
 	}
@@ -208,10 +215,13 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 			// Reading its entry again is no sign of life.
 			m.seen, m.returns, m.rest, m.info.Health = old.seen, old.returns, old.rest, old.info.Health
 			m.good, m.probe, m.answered, m.info.Refuses = old.good, old.probe, old.answered, old.info.Refuses
+			m.refused, m.sign = old.refused, old.sign
 		} else {
 			m.info.Health = t.health(now, m)
 		}
-		t.workers[id] = m
+		if t.workers[id] = m; old == nil {
+			t.returns(&m.info)
+		}
 		t.set(m.info)
 		t.events(m.record, m.info)
 	}
@@ -241,6 +251,7 @@ func (t *Table) Put(now time.Time, r Record) error {
 		}
 		m = &member{}
 		t.workers[info.ID] = m
+		t.returns(&info)
 	}
 	info.Health = m.info.Health
 	if before := m.info.Address; before.IsValid() && before != info.Address {
@@ -253,7 +264,7 @@ func (t *Table) Put(now time.Time, r Record) error {
 	if started {
 		t.leave(m)
 	}
-	m.info, m.record, m.probed, m.followed = info, r, r.Health != nil, false
+	m.info, m.record, m.probed, m.followed, m.refused = info, r, r.Health != nil, false, false
 	if !m.probed {
 		m.probe = ProbeFailed
 	}
@@ -308,8 +319,9 @@ func slack(p *Probe) time.Duration {
 }
 
 // Delete removes a worker that left the registry.
-func (t *Table) Delete(id uint64) {
+func (t *Table) Delete(now time.Time, id uint64) {
 	if m := t.workers[id]; m != nil && !m.static {
+		t.departs(now, m, Removed, "its record was deleted")
 		t.drop(id)
 	}
 }
@@ -320,7 +332,7 @@ func (t *Table) Heartbeat(now time.Time, h *Heartbeat) bool {
 	if m == nil {
 		return false
 	}
-	m.seen, m.kept, m.followed = now, now, false
+	m.seen, m.kept, m.followed, m.refused = now, now, false, false
 	t.load(m.info, h.Load)
 	t.judge(now, m)
 	return true
@@ -339,7 +351,7 @@ func (t *Table) Probed(now time.Time, id uint64, result Probed) {
 		m.flipped = now
 	}
 	if m.probe = result; result == ProbeAnswered {
-		m.seen, m.good = now, true
+		m.seen, m.good, m.refused = now, true, false
 	}
 	t.judge(now, m)
 }
@@ -348,7 +360,7 @@ func (t *Table) Probed(now time.Time, id uint64, result Probed) {
 // answered.
 func (t *Table) Answered(now time.Time, id uint64) {
 	if m := t.workers[id]; m != nil && !m.followed {
-		m.seen, m.answered, m.good = later(m.seen, now), now, true
+		m.seen, m.answered, m.good, m.refused = later(m.seen, now), now, true, false
 		t.judge(now, m)
 	}
 }
@@ -361,8 +373,10 @@ func (t *Table) Tick(now time.Time, away bool) {
 		switch {
 		case m.static && !m.probed, away && !m.static:
 		case !m.static && now.Sub(m.kept) >= t.ages.removal() && now.Sub(m.answered) >= answerCounts:
+			t.fallsSilent(now, m)
 			t.drop(id)
 		default:
+			t.note(m)
 			t.judge(now, m)
 		}
 	}
@@ -387,10 +401,13 @@ func (t *Table) drop(id uint64) {
 
 // judge updates the health of a worker.
 func (t *Table) judge(now time.Time, m *member) {
-	refuses := m.probe == ProbeRefused
+	refuses := m.probe == ProbeRefused || m.refused
 	if health := t.health(now, m); health != m.info.Health || refuses != m.info.Refuses {
+		fell := m.info.Health < router.Unhealthy && health >= router.Unhealthy && !m.followed
 		m.info.Health, m.info.Refuses = health, refuses
-		t.set(m.info)
+		if t.set(m.info); fell {
+			t.silent(m)
+		}
 	}
 }
 
@@ -402,7 +419,7 @@ func (t *Table) health(now time.Time, m *member) router.Health {
 	switch age := now.Sub(m.seen) - m.slack; {
 	case age >= t.ages.Expired:
 		return router.Expired
-	case age > t.ages.Unhealthy || m.followed:
+	case age > t.ages.Unhealthy || m.followed || m.refused:
 		return router.Unhealthy
 	case m.static && !m.good:
 		return router.Starting

@@ -68,6 +68,24 @@ type SummaryState struct {
 	Queued   int           `json:"queued"`   // requests that wait for one of its workers
 }
 
+// Traffic returns how many requests a worker has in flight, and how many it refused or failed so far, summed
+// over its ranks. Both are 0 if the worker is unknown.
+func (r *Router) Traffic(id uint64) (inFlight int, failures uint64) {
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	p := r.owners[id]
+	if p == nil {
+		return 0, 0
+	}
+	p.read(func(c *core) {
+		for _, ord := range c.ordinals(id) {
+			inFlight += c.slots.Load(ord).Requests
+			failures += c.entries[ord].failures
+		}
+	})
+	return inFlight, failures
+}
+
 // Workers returns the state of all workers, in worker order.
 func (r *Router) Workers() []WorkerState {
 	r.fleet.RLock()

@@ -189,7 +189,8 @@ func (s *server) openEvents() (err error) {
 	}
 	if s.direct, err = fleet.NewDirectWorkers(fleet.DirectConfig{
 		Router: s.router, Subscriber: s.events, Client: s.client, Networks: s.networks,
-		Log: s.log, Meter: s.metrics.Meter("source"),
+		Ended: func(id uint64) { s.registry.Doubt(id) },
+		Log:   s.log, Meter: s.metrics.Meter("source"),
 	}); err != nil {
 		return err
 	}
@@ -211,8 +212,13 @@ func (s *server) openFleet() (err error) {
 		Remove:   s.removeWorker,
 		Events:   s.follow,
 		Load:     s.engineLoad,
-		Log:      s.log,
-		Meter:    s.metrics.Meter("fleet"),
+		Traffic:  s.traffic,
+		Probe: func(info router.WorkerInfo, own *fleet.Probe, done func(error)) bool {
+			return s.prober.Now(info, own, done)
+		},
+		Silent: s.silent,
+		Log:    s.log,
+		Meter:  s.metrics.Meter("fleet"),
 	}); err != nil {
 		return err
 	}

@@ -25,11 +25,30 @@ func (s *server) setWorker(info router.WorkerInfo) {
 		s.log.Warn("a worker is refused", "worker", info.ID, "err", err)
 		return
 	}
+	if info.Health < router.Unhealthy {
+		s.router.SetFaults(info.ID, silence, nil)
+	}
 	s.workerChanged(info.ID, true)
 	s.log.Debug("worker", "worker", info.ID, "address", info.Address.String(), "health", info.Health.String())
 	if s.router.WantsEvents() {
 		s.events.SetWorker(info.ID, s.source(&info))
 	}
+}
+
+// silence is the source of the fault of workers that give no sign of life.
+const silence = "silence"
+
+// silent keeps the fault of a worker that became unhealthy. setWorker ends it.
+func (s *server) silent(info router.WorkerInfo, cause string) {
+	s.router.SetFaults(info.ID, silence, []router.Fault{{
+		What: "silent", Text: fmt.Sprintf("it gives no sign of life, so it gets no requests: %s at %s", cause, info.Address),
+	}})
+}
+
+// traffic returns the work of a worker.
+func (s *server) traffic(id uint64) fleet.Traffic {
+	inFlight, failures := s.router.Traffic(id)
+	return fleet.Traffic{InFlight: inFlight, Failures: failures}
 }
 
 // warnOfWorkers logs which workers of the configuration have no events, or no tokenizer for their
