@@ -7,11 +7,11 @@
 //	GET /readyz                   200 if requests can be routed, else 503; JSON that says what is missing
 //	GET /metrics                  Prometheus text
 //	GET /v1/replica               JSON: which router replica this is, how it is set up, and which others it hears
-//	GET /v1/workers               JSON: every worker with its cache and load
+//	GET /v1/workers               JSON: every worker with its cache and load, and the workers that left within an hour
 //	GET /v1/models                JSON: every model with its names and how its prompts become token ids
 //	GET /v1/decisions?id=ID       JSON: one kept decision with every candidate's inputs
 //	GET /v1/decisions?limit=N     JSON: the newest ones, 20 if not said, at most 1,000
-//	GET /v1/live                  JSON: an object with replica, workers, models, the newest 50 decisions without
+//	GET /v1/live                  JSON: an object with replica, workers, left, models, the newest 50 decisions without
 //	                              candidates, and history, prefixes and totals where kvroute has them. With
 //	                              Accept: text/event-stream a stream of server-sent events, one for each section
 //	                              at the start, and again, at most once a second, when the section has changed.
@@ -76,7 +76,7 @@ func New(c Config) http.Handler {
 	})
 	mux.Handle("GET /metrics", c.Metrics)
 	mux.HandleFunc("GET /v1/replica", show(c.describe))
-	mux.HandleFunc("GET /v1/workers", show(func() any { return map[string]any{"workers": c.workers()} }))
+	mux.HandleFunc("GET /v1/workers", show(func() any { return map[string]any{"workers": c.workers(), "left": c.left()} }))
 	mux.HandleFunc("GET /v1/models", show(func() any { return map[string]any{"models": c.Router.Models()} }))
 	mux.HandleFunc("GET /v1/decisions", get(c.decisions))
 	mux.HandleFunc("GET /v1/live", newLive(&c).serve)

@@ -72,6 +72,7 @@ func newLive(c *Config) *live {
 	l.sections = []section{
 		{"replica", c.describe},
 		{"workers", c.workers},
+		{"left", c.left},
 		{"models", func() any { return c.Router.Models() }},
 		{"decisions", l.decisions},
 		{"prefixes", c.Prefixes},

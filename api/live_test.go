@@ -142,7 +142,7 @@ func TestLive(t *testing.T) {
 	// A stream that begins later gets all, one that is there only what is new.
 	late := openFeed(t, s)
 	defer late.resp.Body.Close()
-	if all := late.until("history"); len(all) != 6 || all["models"] != first["models"] || strings.Count(all["history"], "time_ms") != 2 {
+	if all := late.until("history"); len(all) != 7 || all["models"] != first["models"] || strings.Count(all["history"], "time_ms") != 2 {
 		t.Errorf("a later stream begins with %v", all)
 	}
 	time.Sleep(2 * time.Millisecond) // the clock of "replica" is in ms
@@ -160,7 +160,7 @@ func checkSections(t *testing.T, h http.Handler, events map[string]string) {
 	for name, data := range events {
 		var want string
 		switch name {
-		case "workers", "models":
+		case "workers", "left", "models":
 			want = field(t, h, "/v1/"+name, name)
 		case "replica":
 			_, ready := get(t, h, "/readyz")
@@ -196,7 +196,7 @@ func TestLiveOnce(t *testing.T) {
 	h := api.New(conf)
 	_, body := get(t, h, "/v1/live")
 	var all map[string]json.RawMessage
-	if err := json.Unmarshal([]byte(body), &all); err != nil || len(all) != 6 || string(all["history"]) != "[]" || string(all["prefixes"]) != "[]" {
+	if err := json.Unmarshal([]byte(body), &all); err != nil || len(all) != 7 || string(all["history"]) != "[]" || string(all["prefixes"]) != "[]" {
 		t.Errorf("%v: %s", err, body)
 	}
 	if want := field(t, h, "/v1/workers", "workers"); string(all["workers"]) != want {

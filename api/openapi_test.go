@@ -618,6 +618,7 @@ func (c *caller) registrations(handler handlerOf) {
 	c.do(h, "DELETE", "/v1/workers/static", "", 409)
 	c.do(h, "GET", "/v1/workers", "", 200)
 	c.do(h, "DELETE", "/v1/workers/w", "", 200)
+	c.do(h, "GET", "/v1/workers", "", 200) // lists the worker that left
 	c.do(h, "POST", "/v1/workers", record("w"), 201)
 	nats.Shutdown()
 	nats.WaitForShutdown()

@@ -2,7 +2,12 @@
 
 package api
 
-import "github.com/kvroute/kvroute/router"
+import (
+	"time"
+
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/router"
+)
 
 // Decision is a decision of the router with the texts that explain it. The fields of the router's decision
 // come first.
@@ -32,6 +37,13 @@ type Worker struct {
 
 	EventsLevel router.EventsLevel `json:"kv_events_level"`
 	EventsText  string             `json:"kv_events_text"`
+}
+
+// LeftWorker is a worker that is gone, with its departure in words.
+type LeftWorker struct {
+	fleet.Left
+
+	Text string `json:"text"`
 }
 
 // shown adds the texts to a decision.
@@ -65,6 +77,18 @@ func (c *Config) workers() any {
 	for _, w := range c.Router.Workers() {
 		level, text := c.Router.EventsState(&w)
 		list = append(list, Worker{w, level, text})
+	}
+	return list
+}
+
+// left returns the workers that are gone, each a [LeftWorker].
+func (c *Config) left() any {
+	list := []LeftWorker{} // an empty list in JSON, not null
+	if c.Fleet != nil {
+		now := time.Now()
+		for _, l := range c.Fleet.Left() {
+			list = append(list, LeftWorker{l, l.Text(now)})
+		}
 	}
 	return list
 }

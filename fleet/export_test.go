@@ -4,11 +4,13 @@ package fleet
 
 import (
 	"net/netip"
+	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -42,3 +44,23 @@ var (
 	EngineLoad = engineLoad
 	ErrNoLoad  = errNoLoad
 )
+
+// Judge, PutNow, BeatNow and Deleted change a registry without NATS.
+func (r *Registry) Judge() { r.locked(func(t *Table) { t.Tick(r.conf.Now(), false) }) }
+
+func (r *Registry) PutNow(t testing.TB, record Record) {
+	t.Helper()
+	r.locked(func(tab *Table) {
+		if err := tab.Put(r.conf.Now(), record); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func (r *Registry) BeatNow(name string) {
+	r.locked(func(t *Table) { t.Heartbeat(r.conf.Now(), &Heartbeat{WorkerID: wire.WorkerID(name)}) })
+}
+
+func (r *Registry) Deleted(name string) {
+	r.locked(func(t *Table) { t.Delete(r.conf.Now(), wire.WorkerID(name)) })
+}

@@ -7,7 +7,9 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/telemetry"
+	"github.com/kvroute/kvroute/router"
 )
 
 // workerMetrics are the metrics with a value for each worker, in the order of readWorkers.
@@ -28,21 +30,30 @@ var workerMetrics = []telemetry.Reading{
 		Help: "How fast a worker computes prompts, compared with the median worker of its pool.", Labels: workerLabels,
 	},
 	{
-		Name: "kvroute.worker.state", Help: "1 for each worker, by its health.", Labels: append(workerLabels[:3:3], "health"),
+		Name: "kvroute.worker.state", Help: "1 for each worker, by its health: left for an hour after a worker fell silent and was removed.",
+		Labels: append(workerLabels[:3:3], "health"),
 	},
+	{Name: "kvroute.worker.faults", Help: "1 for each fault of a worker, by name.", Labels: append(workerLabels[:3:3], "fault")},
 }
+
+// Places in workerMetrics, behind the counts.
+const (
+	speedPlace = iota + 6
+	statePlace
+	faultPlace
+)
 
 //nolint:gochecknoglobals // a constant
 var workerLabels = []string{"worker", "rank", "model"}
 
-// readWorkers reads the metrics of --worker-metrics workers, in worker order. A name that another worker
-// of the model has, too, is replaced by the worker's id.
+// readWorkers reads the metrics of --worker-metrics workers, in worker order, and then of workers that left.
+// A name that another worker of the model has, too, is replaced by the worker's id.
 func (s *server) readWorkers(observe func(place int, value float64, labels ...string)) {
 	workers := s.router.Workers()
 	seen := map[[3]string]bool{}
-	for _, w := range workers[:min(len(workers), s.conf.WorkerMetrics)] {
+	labelsOf := func(w router.Worker, name, model string) []string {
 		id := strconv.FormatUint(w.ID, 10)
-		labels := []string{cmp.Or(w.Name, id), strconv.FormatUint(uint64(w.DPRank), 10), w.Model}
+		labels := []string{cmp.Or(name, id), strconv.FormatUint(uint64(w.DPRank), 10), model}
 		for i := range labels {
 			labels[i] = strings.ToValidUTF8(labels[i], "?")
 		}
@@ -50,10 +61,28 @@ func (s *server) readWorkers(observe func(place int, value float64, labels ...st
 			labels[0] = id
 		}
 		seen[[3]string(labels)] = true
+		return labels
+	}
+	workers = workers[:min(len(workers), s.conf.WorkerMetrics)]
+	for _, w := range workers {
+		labels := labelsOf(w.Worker, w.Name, w.Model)
 		for i, n := range []int{int(w.Routed), int(w.Failures), w.ActiveRequests, w.PendTokens, w.ActiveBlocks, w.CachedBlocks + w.GuessedBlocks} {
 			observe(i, float64(n), labels...)
 		}
-		observe(len(workerMetrics)-2, w.Speed, labels...)
-		observe(len(workerMetrics)-1, 1, append(labels, w.Health)...)
+		observe(speedPlace, w.Speed, labels...)
+		observe(statePlace, 1, append(labels, w.Health)...)
+		for i, f := range w.Faults { // in the order of their names
+			if i == 0 || f.What != w.Faults[i-1].What {
+				observe(faultPlace, 1, append(labels, f.What)...)
+			}
+		}
+	}
+	room := s.conf.WorkerMetrics - len(workers)
+	for _, l := range s.registry.Left() {
+		if l.State == fleet.Lost && room > 0 {
+			room--
+			labels := labelsOf(router.Worker{ID: l.ID, DPRank: l.Rank}, l.Name, l.Models[0])
+			observe(statePlace, 1, append(labels, string(fleet.Lost))...)
+		}
 	}
 }

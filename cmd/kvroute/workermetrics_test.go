@@ -8,7 +8,9 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/router"
 )
@@ -29,7 +31,21 @@ func TestWorkerMetricsWithHostileNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := server{router: r, conf: config{WorkerMetrics: len(names) - 1}}
+	now := time.Now()
+	registry, err := fleet.NewRegistry(nil, fleet.RegistryConfig{
+		Set: func(router.WorkerInfo) {}, Remove: func(uint64) {}, Now: func() time.Time { return now },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := registry.SetStatic([]fleet.Record{{Name: "taken out", Address: "10.0.1.1:80", Models: []string{"m"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := registry.SetStatic(nil); err != nil {
+		t.Fatal(err)
+	}
+	r.SetFaults(1, "a", []router.Fault{{What: "silent", Text: "x"}, {What: "silent", Text: "y"}})
+	s := server{router: r, registry: registry, conf: config{WorkerMetrics: len(names) - 1}}
 	if err := m.Register(workerMetrics, s.readWorkers); err != nil {
 		t.Fatal(err)
 	}
@@ -46,6 +62,12 @@ func TestWorkerMetricsWithHostileNames(t *testing.T) {
 	}
 	if n := strings.Count(text, "\nkvroute_worker_state{"); n != len(names)-1 {
 		t.Errorf("%d workers have metrics", n)
+	}
+	if want := "\nkvroute_worker_faults{fault=\"silent\",model=\"m\",rank=\"0\",worker=\"gpu\"} 1\n"; strings.Count(text, want) != 1 {
+		t.Errorf("no %s in\n%s", want, text)
+	}
+	if s.conf.WorkerMetrics = 100; strings.Contains(scrape(), "taken out") {
+		t.Error("a removed worker has a metric")
 	}
 	s.conf.WorkerMetrics = 0
 	if text := scrape(); strings.Contains(text, "kvroute_worker_") {
