@@ -160,7 +160,9 @@ func checkSections(t *testing.T, h http.Handler, events map[string]string) {
 	for name, data := range events {
 		var want string
 		switch name {
-		case "workers", "left", "models":
+		case "left":
+			want = field(t, h, "/v1/workers", name)
+		case "workers", "models":
 			want = field(t, h, "/v1/"+name, name)
 		case "replica":
 			_, ready := get(t, h, "/readyz")

@@ -456,7 +456,7 @@ func (c *caller) rich(handler handlerOf) {
 		{ID: 8, Name: "d", Role: router.Decode, Models: []string{"split"}, BlockSize: 4, Engine: "sglang", Address: netip.MustParseAddrPort("10.0.0.8:8000")},
 		{
 			ID: 9, Name: "full", Models: []string{"m"}, LoRA: []string{"a"}, BlockSize: 4, DPSize: 2, TotalKVBlocks: 1000, MaxNumSeqs: 8, MaxBatchedTokens: 64, GPUType: "H100", PrefillThroughput: 5, Taints: []string{"x"},
-			CPU: true, Reorders: true, Engine: "vllm", Draining: true, Events: router.EventSource{Transport: "zmq"}, EventsUnsure: true, Address: netip.MustParseAddrPort("10.0.0.9:8000"),
+			CPU: true, Reorders: true, Engine: "vllm", Draining: true, Events: router.EventSource{Transport: "zmq", Endpoint: "tcp://*:5557", Replay: "tcp://*:5657"}, EventsUnsure: true, Address: netip.MustParseAddrPort("10.0.0.9:8000"),
 		},
 		{ID: 10, Name: "east", Group: "east", Members: 3, Models: []string{"g"}, BlockSize: 4, Address: netip.MustParseAddrPort("10.1.0.1:80")},
 	} {

@@ -12,12 +12,14 @@ const sum = (list, of) => list.reduce((total, item) => total + (of(item) ?? 0), 
 const tile = (field) => document.querySelector(`#tiles [data-field="${field}"]`)
 const several = (n, one, many = `${one}s`) => `${number(n)} ${n === 1 ? one : many}`
 
-const healths = { healthy: ['● healthy', 'good'], degraded: ['▲ degraded', 'warn'], unhealthy: ['✕ unhealthy', 'bad'], expired: ['✕ expired', 'bad'] }
+const healths = { left: ['✕ left', 'bad'], removed: ['○ removed', 'quiet'], healthy: ['● healthy', 'good'], degraded: ['▲ degraded', 'warn'], unhealthy: ['✕ unhealthy', 'bad'], expired: ['✕ expired', 'bad'] }
 const levels = { ok: ['●', 'good'], fault: ['▲', 'warn'], off: ['○', 'quiet'] } // of events, as the server judges them
 
 function health(w) {
   const [text, tone] = healths[w.health] ?? [w.health, '']
   if (w.draining) return { text: '◌ draining', value: w.health, tone: 'quiet', title: `${w.health}; takes no new requests` }
+  const faults = w.faults?.map((f) => `${f.what}: ${f.text}`).join('\n')
+  if (faults) return { text: `${text}, ${[...new Set(w.faults.map((f) => f.what))].join(', ')}`, value: w.health, tone: 'bad', title: faults }
   if (w.failing) return { text: '▲ failing', value: w.health, tone: 'warn', title: `${w.health}; avoided because it failed lately` }
   return { text, value: w.health, tone }
 }
@@ -139,6 +141,21 @@ function drawEvents(list) {
   eventTable.fill([...kinds.keys()].sort().map((key) => kinds.get(key)), 'No worker is known yet.')
 }
 
+const left = new Table(find('left'), 'Workers that left within the last hour, newest first', [
+  { name: 'Worker', field: 'name', show: (l) => plain(workerName(l, l.name), { title: `id ${l.worker_id}` }) },
+  { name: 'State', field: 'state', left: true, show: (l) => ({ text: healths[l.state]?.[0] ?? l.state, value: l.state, tone: healths[l.state]?.[1] ?? '', title: l.text }) },
+  { name: 'When and why', field: 'text', left: true, show: (l) => plain(l.text) },
+  { name: 'Before', field: 'last_state', left: true, show: (l) => plain(l.last_state) },
+  { name: 'Requests lost', field: 'requests_lost', show: (l) => count(l.requests_lost, { tone: l.requests_lost > 0 ? 'bad' : '' }) },
+  { name: 'Model', field: 'model', left: true, show: (l) => plain(l.models[0], { title: l.models.join(', ') }) },
+  { name: 'Address', field: 'address', left: true, show: (l) => plain(l.address) },
+], (l) => `${l.worker_id}/${l.left_at}`)
+
+function drawLeft(list) {
+  find('left-section').hidden = list.length === 0
+  left.fill(list.slice(0, pageSize))
+}
+
 const groups = new Table(find('groups'), 'Router groups', [
   { name: 'Group', field: 'group', show: (w) => plain(w.group) },
   { name: 'Members', field: 'members', show: (w) => count(w.summary?.members) },
@@ -183,6 +200,12 @@ const checks = {
   event_store: 'JetStream stores no KV events: a restarted replica cannot read them.',
 }
 
+function leftWorkers() {
+  const lost = (data.left ?? []).filter((l) => l.state === 'left')
+  const named = lost.slice(0, 5).map((l) => `${workerName(l, l.name)} ${l.text}`).join(', ')
+  return lost.length ? [`${several(lost.length, 'worker')} left without a word: ${named}${lost.length > 5 ? ', …' : ''}`] : []
+}
+
 function drawAttention() {
   const list = data.workers ?? []
   const some = (of, text) => {
@@ -193,6 +216,11 @@ function drawAttention() {
   const failed = Object.entries(data.replica?.ready.checks ?? {}).filter(([, ok]) => !ok)
   const problems = [
     ...failed.map(([name]) => `${name}: ${checks[name] ?? 'this check of /readyz fails.'}`),
+    ...leftWorkers(),
+    ...[...new Set(list.flatMap((w) => w.faults ?? []).map((f) => f.what))].flatMap((what) => {
+      const texts = list.flatMap((w) => w.faults ?? []).filter((f) => f.what === what).map((f) => f.text)
+      return some((w) => w.faults?.some((f) => f.what === what), `with the fault ${what} (${texts[0]})`)
+    }),
     ...some((w) => w.health === 'unhealthy' || w.health === 'expired', 'unhealthy'),
     ...some((w) => w.health === 'degraded', 'degraded'),
     ...some((w) => w.failing, 'avoided because of failed requests'),
@@ -277,7 +305,7 @@ function drawPrefixes(roots) {
 
 const charts = new Charts(find('charts'))
 const drawers = {
-  replica: drawReplica, workers: drawWorkers, models: (list) => models.fill(list, 'No model is known yet.'), totals: drawTotals,
+  replica: drawReplica, workers: drawWorkers, left: drawLeft, models: (list) => models.fill(list, 'No model is known yet.'), totals: drawTotals,
   decisions: drawDecisions, prefixes: drawPrefixes, history: () => charts.draw(data.replica?.now_ms),
 }
 const changed = new Set()

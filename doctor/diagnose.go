@@ -11,9 +11,11 @@ import (
 	"strings"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // Severity says how serious a finding is.
@@ -127,24 +129,43 @@ func (d *diagnosis) checkReplica(x *Replica) {
 	}
 }
 
-// HowToPublish tells an operator what to do when no event of a worker was ever heard.
+// HowToPublish tells an operator what to do when no event of a worker was ever heard. It names the sockets
+// that the worker's record has.
 func HowToPublish(w *router.WorkerState) string {
 	e := engine.Of(w.Engine)
 	if e.HowToPublish == "" {
 		e = engine.Of(engine.VLLM)
 	}
 	text := e.HowToPublish
+	for _, socket := range [][2]string{{`"endpoint":"`, w.Endpoint}, {`"replay_endpoint":"`, w.Replay}} {
+		text = withSocket(text, socket[0], socket[1])
+	}
 	if w.NeverHeard {
 		transport := "zmq"
 		if e.Polled {
 			transport = "http_poll"
 		}
 		text += " and set events: {transport: " + transport + "} for the worker, or events: {transport: none} if it publishes none"
+	} else if w.Endpoint != "" {
+		text = fmt.Sprintf("kvroute reads %s; %s, or set events.endpoint of the worker to the engine's socket", w.Endpoint, text)
 	}
 	return text
 }
 
-// checkWorkers reports workers whose events or health are not as they should be.
+// withSocket replaces the engine's address behind a key: it binds the port of the address that kvroute connects to.
+func withSocket(text, key, address string) string {
+	before, rest, has := strings.Cut(text, key)
+	_, after, ends := strings.Cut(rest, `"`)
+	if !has || !ends || address == "" {
+		return text
+	}
+	if port := strings.LastIndexByte(address, ':'); strings.HasPrefix(address, "tcp://") && port > len("tcp:") {
+		address = "tcp://*" + address[port:]
+	}
+	return before + key + address + `"` + after
+}
+
+// checkWorkers reports workers that have faults, or whose events or health are not as they should be.
 func (d *diagnosis) checkWorkers(x *Replica) {
 	last := x.Last()
 	for i := range last.workers {
@@ -158,18 +179,37 @@ func (d *diagnosis) checkWorkers(x *Replica) {
 		if w.EventsLevel == "" { // version 0.1.0 sends only the state
 			w.EventsLevel, w.EventsText = router.EventsState(&w.WorkerState, false)
 		}
+		has := func(what string) bool {
+			return slices.ContainsFunc(w.Faults, func(f router.Fault) bool { return f.What == what })
+		}
 		switch {
-		case !lasting || w.EventsLevel != router.EventsFault:
+		case !lasting || w.EventsLevel != router.EventsFault || has("event_socket_refused"):
 		case w.Unheard():
 			d.report(fault, x, "events", "events of %s: %s; %s", name, w.EventsText, HowToPublish(&w.WorkerState))
 		default:
 			d.report(fault, x, "events", "events of %s are %s: %s", name, w.KVEvents, w.EventsText)
 		}
-		if w.Health != router.Healthy.String() {
+		for _, f := range w.Faults {
+			d.report(fault, x, f.What, "worker %s has the fault %s: %s", name, f.What, f.Text)
+		}
+		switch dead := w.Health == router.Unhealthy.String() || w.Health == router.Expired.String(); {
+		case dead && !has("silent"):
+			d.report(fault, x, "health", "worker %s is %s: it gets no requests", name, w.Health)
+		case !dead && w.Health != router.Healthy.String():
 			d.report(note, x, "health", "worker %s is %s", name, w.Health)
 		}
 		if w.Failing {
 			d.report(note, x, "health", "worker %s is avoided, since it failed lately", name)
+		}
+	}
+	for i := range last.left {
+		if l := &last.left[i]; l.State == fleet.Lost {
+			d.report(fault, x, "left", "worker %s at %s %s", router.Worker{ID: l.ID, DPRank: l.Rank}.Label(l.Name), l.Address, l.Text)
+		}
+	}
+	for _, m := range last.models {
+		if m.Checks == tokenizer.DriftSeen.String() || m.Checks == tokenizer.Differs.String() {
+			d.report(fault, x, "tokens", "model %s: its workers make other token ids than kvroute (%s): compare tokenizer and chat template with the engine's; kvroute tokenize shows the ids", m.Model, m.Checks)
 		}
 	}
 }

@@ -102,7 +102,12 @@ func (r *Report) Summary() string {
 	}
 	workers, blocks, requests := last.Sums()
 	verdict := "equal"
-	if bad > 0 {
+	switch {
+	case len(r.Replicas) == 1 && bad == 0:
+		verdict = "healthy"
+	case len(r.Replicas) == 1:
+		verdict = "unhealthy: " + Counted(bad, "fault")
+	case bad > 0:
 		verdict = "no difference, but " + Counted(bad, "fault")
 	}
 	return fmt.Sprintf("%s: %s, %s, %s, %s in flight", verdict, Counted(asked, "replica"), Counted(workers, "worker"), Counted(blocks, "cached block"), Counted(requests, "request"))
@@ -138,6 +143,7 @@ func (r *Report) nameAll() {
 type Reading struct {
 	api.Replica
 	workers    []api.Worker
+	left       []api.LeftWorker
 	models     []router.ModelState
 	thresholds map[string]string // of models that have thresholds
 }
@@ -161,6 +167,7 @@ func (x *Replica) take(ctx context.Context) (err error) {
 	var r Reading
 	var answers struct {
 		Workers    []api.Worker
+		Left       []api.LeftWorker
 		Models     []router.ModelState
 		Thresholds []map[string]any
 	}
@@ -173,7 +180,7 @@ func (x *Replica) take(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	r.workers, r.models, r.thresholds = answers.Workers, answers.Models, map[string]string{}
+	r.workers, r.left, r.models, r.thresholds = answers.Workers, answers.Left, answers.Models, map[string]string{}
 	for _, t := range answers.Thresholds {
 		var set []string
 		for _, name := range slices.Sorted(maps.Keys(t)) {

@@ -5,12 +5,14 @@ package doctor
 import (
 	"fmt"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kvroute/kvroute/api"
 	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
@@ -227,20 +229,24 @@ func TestDiagnosisOfSilentWorkers(t *testing.T) {
 		{"none", "", false, false, ""},
 		{"zmq", "", false, true, ""},
 		{"dead", "", true, false, ""}, // its health is the fault
+		{"configured", "vllm", false, false, `kvroute reads tcp://127.0.0.1:5601; start vLLM with --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5601","replay_endpoint":"tcp://*:5701","topic":"kv-events"}', or set events.endpoint of the worker to the engine's socket`},
 	} {
 		x := replicaSaying("a", 1, func(_ int, r *Reading) {
 			w := &r.workers[0]
 			w.KVEvents, w.Transport, w.NeverHeard, w.Engine, w.Health = "none", c.transport, c.neverHeard, c.engine, "healthy"
 			w.CachedBlocks = 0
-			if c.transport == "dead" {
+			switch c.transport {
+			case "dead":
 				w.Health = "unhealthy"
+			case "configured":
+				w.Transport, w.Endpoint, w.Replay = "zmq", "tcp://127.0.0.1:5601", "tcp://127.0.0.1:5701"
 			}
 			r.Settings["no-kv-events"] = c.off
 		})
 		got := slices.DeleteFunc(diagnose([]*Replica{x}), func(f Finding) bool { return f.What != "events" })
 		switch {
 		case c.want == "" && len(got) == 0:
-		case c.want == "" || len(got) != 1 || got[0].Level != fault || !strings.HasPrefix(got[0].Text, "events of w1: no event has come, although it should send some: kvroute predicts its cache; start ") || !strings.HasSuffix(got[0].Text, c.want):
+		case c.want == "" || len(got) != 1 || got[0].Level != fault || !strings.HasPrefix(got[0].Text, "events of w1: no event has come, although it should send some: kvroute predicts its cache; ") || !strings.HasSuffix(got[0].Text, c.want):
 			t.Errorf("%+v: found %+v", c, got)
 		}
 	}
@@ -253,5 +259,57 @@ func TestDiagnosisOfEnvoy(t *testing.T) {
 	})})
 	if len(found) != 2 || count(found, fault) != 2 || found[0].String() != "a: Envoy sent no request" || found[1].String() != "a: 100 % of" {
 		t.Errorf("found %+v", found)
+	}
+}
+
+// Dead workers, workers that left without a word, faults of workers and differing token ids are faults, each
+// with its name and cause. A worker that was removed is none.
+func TestDiagnosisOfWorkers(t *testing.T) {
+	lost := fleet.Left{ID: 5, Name: "w5", Address: netip.MustParseAddrPort("10.0.0.5:80"), State: fleet.Lost}
+	removed := lost
+	removed.State = fleet.Removed
+	refused := router.Fault{What: "event_socket_refused", Text: "tcp://10.0.0.1:5601: connection refused"}
+	for _, c := range []struct {
+		change func(r *Reading)
+		want   string // the faults
+	}{
+		{func(*Reading) {}, ""},
+		{func(r *Reading) { r.workers[0].Health = "degraded" }, ""},
+		{func(r *Reading) { r.workers[0].Health = "unhealthy" }, "a: worker w1 is unhealthy: it gets no requests"},
+		{func(r *Reading) { r.workers[0].Health = "expired" }, "a: worker w1 is expired: it gets no requests"},
+		{func(r *Reading) {
+			r.workers[0].Health, r.workers[0].Faults = "unhealthy", []router.Fault{{What: "silent", Text: "connection refused at 10.0.0.1:80"}}
+		}, "a: worker w1 has the fault silent: connection refused at 10.0.0.1:80"},
+		{func(r *Reading) {
+			w := &r.workers[0]
+			w.KVEvents, w.CachedBlocks, w.Transport, w.Faults = "none", 0, "zmq", []router.Fault{refused}
+		}, "a: worker w1 has the fault event_socket_refused: tcp://10.0.0.1:5601: connection refused"},
+		{func(r *Reading) { r.left = []api.LeftWorker{{Left: lost, Text: "left 2 min ago: connection refused"}} }, "a: worker w5 at 10.0.0.5:80 left 2 min ago: connection refused"},
+		{func(r *Reading) { r.left = []api.LeftWorker{{Left: removed, Text: "removed 2 min ago"}} }, ""},
+		{func(r *Reading) { r.models[0].Checks = "drift" }, "a: model m: its workers make other token ids than kvroute (drift): compare tokenizer and chat template with the engine's; kvroute tokenize shows the ids"},
+		{func(r *Reading) { r.models[0].Checks = "agreed" }, ""},
+	} {
+		x := replicaSaying("a", 1, func(_ int, r *Reading) {
+			r.Peers = nil
+			c.change(r)
+		})
+		var got []string
+		found := diagnose([]*Replica{x})
+		for i := range found {
+			if found[i].Level == fault {
+				got = append(got, found[i].String())
+			}
+		}
+		if text := strings.Join(got, "\n"); text != c.want {
+			t.Errorf("found %q\nwant  %q", text, c.want)
+		}
+		report := Report{Replicas: []*Replica{x}, Findings: found}
+		want := "healthy: 1 replica, 2 workers, "
+		if c.want != "" {
+			want = "unhealthy: 1 fault: 1 replica, 2 workers, "
+		}
+		if got := report.Summary(); !strings.HasPrefix(got, want) {
+			t.Errorf("the summary is %q, want %q", got, want)
+		}
 	}
 }

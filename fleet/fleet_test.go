@@ -525,7 +525,7 @@ func TestRecords(t *testing.T) {
 	want := router.WorkerInfo{
 		ID: 1<<64 - 1, Name: "x", Address: netip.MustParseAddrPort("[fd00::1]:80"), Models: []string{"m", "alias"}, LoRA: []string{"l"},
 		Role: router.Decode, BlockSize: 32, DPStart: 2, DPSize: 2, TotalKVBlocks: 9, StartedMS: 5, Draining: true,
-		Events:        router.EventSource{Transport: "zmq", LocalIndexer: true},
+		Events:        router.EventSource{Transport: "zmq", Endpoint: "tcp://10.0.0.1:5557", Replay: "tcp://10.0.0.1:9", LocalIndexer: true},
 		RankAddresses: map[uint32]netip.AddrPort{3: netip.MustParseAddrPort("10.0.0.3:81")},
 	}
 	if err != nil || !cmp.Equal(want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })) {

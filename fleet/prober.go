@@ -92,6 +92,7 @@ const maxOnce = 1000
 
 // singleProbe is a probe that is sent once.
 type singleProbe struct {
+	host string // for the Host header; empty for the URL's
 	url  string
 	done func(error)
 }
@@ -171,7 +172,7 @@ func (p *Prober) Now(info router.WorkerInfo, own *Probe, done func(error)) (queu
 	if len(p.once) >= maxOnce {
 		return false
 	}
-	p.once = append(p.once, singleProbe{"http://" + info.Address.String() + path, done})
+	p.once = append(p.once, singleProbe{info.Host, "http://" + info.Address.String() + path, done})
 	select {
 	case p.news <- struct{}{}:
 	default:
@@ -208,7 +209,7 @@ func (p *Prober) Run(ctx context.Context) error {
 				defer func() { <-room }()
 				asking, cancel := context.WithTimeout(ctx, probeTime)
 				defer cancel()
-				_, err := reach.Get(asking, p.conf.Client, one.url, probeBytes)
+				_, err := reach.Get(asking, p.conf.Client, one.host, one.url, probeBytes)
 				p.probes.Count(kindLast, map[bool]string{true: "answered", false: "failed"}[err == nil])
 				if ctx.Err() == nil {
 					one.done(err)

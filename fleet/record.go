@@ -267,7 +267,10 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 		NoEvents:  r.Events.Transport == "none" || r.KVEvents == "block_size_mismatch",
 		Group:     r.Group, Members: r.Members,
 		Engine: r.Engine, Draining: r.Draining, StartedMS: r.StartedMS,
-		Events: router.EventSource{Transport: r.Events.Transport, LocalIndexer: r.Events.LocalIndexer, PublisherID: r.Events.PublisherID},
+		Events: router.EventSource{
+			Transport: r.Events.Transport, Endpoint: r.Events.Endpoint, Replay: r.Events.Replay,
+			LocalIndexer: r.Events.LocalIndexer, PublisherID: r.Events.PublisherID,
+		},
 	}
 	if err := info.Check(); err != nil {
 		return router.WorkerInfo{}, fmt.Errorf("fleet: worker %q: %w", clip(r.Name), err)

@@ -25,6 +25,8 @@ type WorkerState struct {
 	Role           Role           `json:"role"`
 	Engine         string         `json:"engine,omitempty"`
 	Transport      string         `json:"event_transport,omitempty"` // as registered
+	Endpoint       string         `json:"event_endpoint,omitempty"`  // as registered
+	Replay         string         `json:"event_replay,omitempty"`    // as registered
 	Health         string         `json:"health"`
 	Failing        bool           `json:"failing,omitempty"` // avoided because it failed lately
 	Refuses        bool           `json:"refuses,omitempty"` // accepted no connection when it was last tried
@@ -127,6 +129,8 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Role:           cmp.Or(info.Role, Aggregated),
 			Engine:         info.Engine,
 			Transport:      info.Events.Transport,
+			Endpoint:       info.Events.Endpoint,
+			Replay:         info.Events.Replay,
 			Group:          info.Group,
 			Health:         e.shownHealth(now).String(),
 			Failing:        now.Before(e.avoid.end()),

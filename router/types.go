@@ -91,6 +91,8 @@ func (h Health) String() string {
 // to the readers of events.
 type EventSource struct {
 	Transport string // "nats", "jetstream", "zmq", "http_poll", "none"; empty = unknown
+	// Endpoint and Replay are the addresses of its sockets, as registered; empty = unknown.
+	Endpoint, Replay string
 	// LocalIndexer says that the worker answers queries about its events.
 	LocalIndexer bool
 	// PublisherID is the only publisher of events of the worker's ranks; 0 = unknown.

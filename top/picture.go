@@ -17,6 +17,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/router"
 )
@@ -32,6 +33,7 @@ const (
 type picture struct {
 	Replica   *api.Replica       `json:"replica"`
 	Workers   []api.Worker       `json:"workers"`
+	Left      []api.LeftWorker   `json:"left"`
 	Decisions []api.Decision     `json:"decisions"`
 	History   []outcomes.Sample  `json:"history"` // the newest ones, oldest first
 	Totals    map[string]float64 `json:"totals"`
@@ -46,6 +48,9 @@ func (p *picture) apply(sections []byte) error {
 	p.Replica = cmp.Or(n.Replica, p.Replica)
 	if n.Workers != nil {
 		p.Workers = n.Workers
+	}
+	if n.Left != nil {
+		p.Left = n.Left
 	}
 	if n.Decisions != nil {
 		p.Decisions = n.Decisions
@@ -85,7 +90,32 @@ func (p *picture) head() []string {
 		}
 		lines = append(lines, strings.Join(active, "  "))
 	}
-	return append(lines, "")
+	return append(append(lines, p.notices()...), "")
+}
+
+// maxNotices limits the lines about workers that left, and those about faults.
+const maxNotices = 5
+
+// notices returns a line for each worker that left without a word, and for each fault of a worker.
+func (p *picture) notices() []string {
+	var left, faults []string
+	for i := range p.Left {
+		if l := &p.Left[i]; l.State == fleet.Lost {
+			left = append(left, fmt.Sprintf("! %s %s", router.Worker{ID: l.ID, DPRank: l.Rank}.Label(l.Name), l.Text))
+		}
+	}
+	for i := range p.Workers {
+		for _, f := range p.Workers[i].Faults {
+			faults = append(faults, fmt.Sprintf("! %s %s: %s", p.Workers[i].Worker.Label(p.Workers[i].Name), f.What, f.Text))
+		}
+	}
+	cut := func(lines []string, of string) []string {
+		if more := len(lines) - maxNotices; more > 0 {
+			return append(lines[:maxNotices], fmt.Sprintf("! and %d more %s", more, of))
+		}
+		return lines
+	}
+	return slices.Concat(cut(left, "workers that left"), cut(faults, "faults"))
 }
 
 // rates returns the figures of the last 10 s.
@@ -160,6 +190,9 @@ func (p *picture) workerTable(by, width int) []string {
 		if w.EventsLevel == router.EventsFault {
 			events = "! " + events
 		}
+		if len(w.Faults) > 0 {
+			health += " ! " + w.Faults[0].What
+		}
 		rows = append(rows, []string{
 			label(w), health, fmt.Sprintf("%6d", w.ActiveRequests), fmt.Sprintf("%7d", w.PendTokens),
 			fmt.Sprintf("%7d", w.CachedBlocks+w.GuessedBlocks),
@@ -220,7 +253,7 @@ func table(rows [][]string, width int) []string {
 }
 
 // warning matches the lines of workers that need attention, as red and yellow ones.
-var warning = regexp.MustCompile(`(unhealthy)|degraded|draining|failing|  ! |stale|departs`)
+var warning = regexp.MustCompile(`(unhealthy|expired)|degraded|draining|failing| ! |stale|departs`)
 
 // clip returns at most n characters of a text, without control characters: the text may come from
 // a worker's record.

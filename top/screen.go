@@ -75,6 +75,7 @@ pending  prompt tokens that the worker has yet to compute
 cached   blocks in the worker's cache as far as kvroute knows
 routed   requests sent to the worker; failed: those that it refused or failed
 events   ok, partial, suspect, none, never heard: see docs/protocol.md
+!        a fault: a worker that left, or whose configuration or answers are wrong
 departs  the usage figures of the worker's responses contradict the index`
 
 // Init does nothing.
@@ -138,7 +139,15 @@ func (s *screen) tables() []string {
 	forDecisions := min(len(decisions)-1, max(rows/3, rows-(len(workers)-1)))
 	forWorkers := min(len(workers)-1, rows-forDecisions)
 	s.offset = max(0, min(s.offset, len(workers)-1-forWorkers))
-	lines := slices.Concat(s.paint(bold, head[0]), s.paint("", head[1:]...), s.paint(bold, workers[0]))
+	lines := s.paint(bold, head[0])
+	for _, l := range head[1:] {
+		style := ""
+		if strings.HasPrefix(l, "! ") {
+			style = red
+		}
+		lines = append(lines, s.paint(style, l)...)
+	}
+	lines = append(lines, s.paint(bold, workers[0])...)
 	for _, l := range workers[1+s.offset:][:forWorkers] {
 		style := ""
 		if found := warning.FindStringSubmatch(l); found != nil {

@@ -118,6 +118,33 @@ func TestIncompleteEventsAreMarked(t *testing.T) {
 	}
 }
 
+// Workers that left without a word and faults of workers are named above the tables. Removed workers are not.
+func TestFaultsAreNamed(t *testing.T) {
+	s := &screen{}
+	s.Update(tea.WindowSizeMsg{Width: 120, Height: 40})
+	s.Update([]byte(`{"workers":[{"name":"gpu-1","health":"unhealthy","faults":[{"what":"silent","text":"connection refused"}]}],
+		"left":[{"name":"gpu-2","state":"left","text":"left 2 min ago: connection refused"},{"name":"gpu-3","state":"removed","text":"removed"}]}`))
+	got := s.View().Content
+	for _, want := range []string{
+		red + "! gpu-2 left 2 min ago: connection refused" + plain, red + "! gpu-1 silent: connection refused" + plain, "unhealthy ! silent",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in %q", want, got)
+		}
+	}
+	if strings.Contains(got, "gpu-3") {
+		t.Errorf("a removed worker is named: %q", got)
+	}
+	var left []string
+	for i := range 9 {
+		left = append(left, fmt.Sprintf(`{"name":"w%d","state":"left","text":"left"}`, i))
+	}
+	s.Update([]byte(`{"left":[` + strings.Join(left, ",") + `]}`))
+	if got := s.View().Content; !strings.Contains(got, "! and 4 more workers that left") || strings.Contains(got, "w5") {
+		t.Errorf("nine workers that left: %q", got)
+	}
+}
+
 // The screen fits every terminal.
 func TestScreenFits(t *testing.T) {
 	for width := 1; width < 160; width += 3 {

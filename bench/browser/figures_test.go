@@ -27,7 +27,7 @@ type figures map[string]map[string]map[string]cell
 const readFigures = `(() => {
 	const cells = (root) => Object.fromEntries([...root.querySelectorAll('[data-field]')].map((e) => [e.dataset.field, { value: e.dataset.value ?? null, text: e.textContent }]))
 	const rows = (id) => Object.fromEntries([...document.querySelectorAll('#' + id + ' tbody tr')].map((row) => [row.dataset.key, cells(row)]))
-	const all = Object.fromEntries(['workers', 'decisions', 'prefixes', 'events', 'models', 'replicas', 'groups'].map((id) => [id, rows(id)]))
+	const all = Object.fromEntries(['workers', 'left', 'decisions', 'prefixes', 'events', 'models', 'replicas', 'groups'].map((id) => [id, rows(id)]))
 	all.tiles = { '': cells(document.querySelector('#tiles')) }
 	all.charts = { '': cells(document.querySelector('#charts')) }
 	for (const id of ['ready', 'bus', 'identity', 'moment']) all[id] = { '': { '': { value: document.querySelector('#' + id).dataset.value, text: '' } } }
@@ -81,10 +81,15 @@ func (s *service) want(t *testing.T, moment string) wanted {
 	for path, into := range map[string]*object{"/v1/workers": &workers, "/v1/models": &models, "/v1/decisions?limit=50": &decisions, "/v1/replica": &replica, "/v1/live": &live} {
 		s.read(t, path, into)
 	}
-	w := wanted{"workers": {}, "decisions": {}, "prefixes": {}, "events": {}, "models": {}, "replicas": {}, "groups": {}}
+	w := wanted{"workers": {}, "left": {}, "decisions": {}, "prefixes": {}, "events": {}, "models": {}, "replicas": {}, "groups": {}}
 	tiles := map[string]any{}
 	for i, sum := range wantWorkers(w, list(workers, "workers")) {
 		tiles[[]string{"workers", "available", "active_requests", "pend_tokens"}[i]] = sum
+	}
+	for _, l := range list(workers, "left") {
+		row := pick(l, "state text last_state requests_lost address")
+		row["name"], row["model"] = name(l, l["name"]), l["models"].([]any)[0]
+		w["left"][fmt.Sprintf("%s/%s", l["worker_id"], l["left_at"])] = row
 	}
 	if totals, ok := live["totals"].(object); ok {
 		tiles["requests"], tiles["failed"], tiles["prompt_tokens"] = totals["requests"], totals["failed"], totals["prompt_tokens"]
@@ -218,7 +223,7 @@ func differences(got figures, want wanted) (differences []string, compared int) 
 // counts are the fields that tables show with all their digits.
 var counts = map[string]bool{
 	"active_requests": true, "active_blocks": true, "pend_tokens": true, "cached_blocks": true, "guessed_blocks": true, "routed": true, "failures": true,
-	"overlap_blocks": true, "prompt_blocks": true, "prefill_tokens": true, "blocks": true, "requests": true, "workers": true, "level": true, "members": true,
+	"overlap_blocks": true, "prompt_blocks": true, "prefill_tokens": true, "blocks": true, "requests": true, "workers": true, "requests_lost": true, "level": true, "members": true,
 }
 
 func text(s *string) string {

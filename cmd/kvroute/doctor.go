@@ -104,11 +104,15 @@ func writeReport(out io.Writer, r *doctor.Report) error {
 		*api.Replica
 	}
 	report := struct {
-		Equal    bool             `json:"equal"`
+		Healthy  bool             `json:"healthy"`         // no finding is serious
+		Equal    *bool            `json:"equal,omitempty"` // the same, for several replicas
 		Summary  string           `json:"summary"`
 		Replicas []replica        `json:"replicas"`
 		Findings []doctor.Finding `json:"findings"`
-	}{Equal: r.Serious() == 0, Summary: r.Summary(), Findings: append([]doctor.Finding{}, r.Findings...)} // a list in JSON, not null
+	}{Healthy: r.Serious() == 0, Summary: r.Summary(), Findings: append([]doctor.Finding{}, r.Findings...)} // a list in JSON, not null
+	if len(r.Replicas) > 1 {
+		report.Equal = &report.Healthy
+	}
 	for _, x := range r.Replicas {
 		one := replica{Name: x.Name, URL: x.URL}
 		if x.Err != nil {
