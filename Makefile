@@ -72,7 +72,7 @@ PLAIN  := ./bench/... ./cmd/... ./envoy/... ./internal/arch/... ./internal/opena
 SHARED := ManyGoroutines|Concurrent
 
 .PHONY: test
-test: tools envoy ## run the tests, in less than 10 minutes on two cores, and print how much reference data was available
+test: tools envoy promtool ## run the tests, in less than 10 minutes on two cores, and print how much reference data was available
 	@test -n "$(RACE)" || echo "no C compiler: the tests run without the race detector"
 	go vet ./...
 	@$(MAKE) --no-print-directory fix
@@ -92,7 +92,7 @@ test-raced:
 	@$(GOTEST) $(RACE) -run '$(SHARED)' ./tokenizer/...
 
 .PHONY: test-long
-test-long: tools envoy ## run all tests with the race detector, and the long forms of random worlds, restarts and faults (half an hour; builds OpenTelemetry's collector from its modules)
+test-long: tools envoy promtool ## run all tests with the race detector, and the long forms of random worlds, restarts and faults (half an hour; builds OpenTelemetry's collector from its modules)
 	@tools/browser.sh >/dev/null
 	KVROUTE_LONG=1 go test $(RACE) -timeout 90m -shuffle=on -count=1 -parallel 4 ./...
 	@$(MAKE) --no-print-directory test-browser test-helm
@@ -125,7 +125,7 @@ test-gateway: build envoy ## run Envoy Gateway's own binary with examples/envoy-
 ENVOYS := 1.38.2 1.38.3 1.39.0 1.39.1 1.39.3 1.40.0
 
 .PHONY: test-envoys
-test-envoys: tools ## run the tests with a real Envoy, for every supported version of Envoy (ENVOYS; 10 minutes and 150 MB each)
+test-envoys: tools promtool ## run the tests with a real Envoy, for every supported version of Envoy (ENVOYS; 10 minutes and 150 MB each)
 	@for v in $(ENVOYS); do \
 		tools/envoy.sh $$v && echo "Envoy $$v" && \
 		PATH="$(CURDIR)/.cache/envoy-$$v/bin:$$PATH" go test -count=1 ./envoy ./internal/envoytest ./cmd/kvroute || exit 1; \
@@ -181,6 +181,14 @@ build: tools ## build the binary into .cache/bin
 .PHONY: envoy
 envoy: ## install a pinned Envoy into .cache, unless Envoy is on PATH
 	@tools/envoy.sh
+
+.PHONY: promtool
+promtool: .cache/bin/promtool ## build Prometheus' promtool, which tests the alert rules (once, 1 to 4 minutes)
+
+.cache/bin/promtool: tools/promtool/go.mod tools/promtool/go.sum
+	@command -v go >/dev/null || { echo "make: Go is missing: install Go 1.26 or later" >&2; exit 1; }
+	@echo "building promtool (once, into .cache/bin)"
+	@CGO_ENABLED=0 go build -C tools/promtool -trimpath -ldflags '-s -w' -tags remove_all_sd -o $(CURDIR)/$@ github.com/prometheus/prometheus/cmd/promtool
 
 .PHONY: tools
 tools:

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -70,6 +69,10 @@ func (l *Left) Text(now time.Time) string {
 	}
 	return text
 }
+
+// label is the name of a worker for people: the program forgets a name with its worker, so log lines have it
+// as text.
+func label(id uint64, name string) string { return router.Worker{ID: id}.Label(clip(name)) }
 
 // Traffic is the work of a worker.
 type Traffic struct {
@@ -134,11 +137,7 @@ func (t *Table) returns(info *router.WorkerInfo) {
 	t.left = slices.DeleteFunc(t.left, func(l *Left) bool { return l.ID == info.ID })
 	for _, l := range t.left {
 		if l.State == Lost && l.Address == info.Address && l.Rank == info.DPStart {
-			name := info.Name
-			if name == "" {
-				name = strconv.FormatUint(info.ID, 10)
-			}
-			l.State, l.Cause, l.LostRequests = Removed, fmt.Sprintf("worker %s has started at its address", name), 0
+			l.State, l.Cause, l.LostRequests = Removed, fmt.Sprintf("worker %s has started at its address", label(info.ID, info.Name)), 0
 		}
 	}
 }
@@ -198,7 +197,7 @@ func (r *Registry) reportLosses(m *meter.Maker) {
 				return
 			}
 			lost.Count(answer)
-			r.conf.Log.Warn("a worker is silent: it gets no requests", "worker", info.ID, "name", info.Name, "address", info.Address.String(), "health", current.info.Health.String(), "cause", cause)
+			r.conf.Log.Warn("a worker is silent: it gets no requests", "worker", label(info.ID, info.Name), "address", info.Address.String(), "health", current.info.Health.String(), "cause", cause)
 			r.conf.Silent(current.info, cause)
 		})
 	}
@@ -208,7 +207,7 @@ func (r *Registry) reportLosses(m *meter.Maker) {
 			if l.State == Lost { // it has not been replaced since
 				l.Cause = cause
 			}
-			r.conf.Log.Warn("a worker has left without a word: it is removed", "worker", l.ID, "name", l.Name, "address", l.Address.String(), "last_state", l.LastState, "requests_lost", l.LostRequests, "cause", cause)
+			r.conf.Log.Warn("a worker has left without a word: it is removed", "worker", label(l.ID, l.Name), "address", l.Address.String(), "last_state", l.LastState, "requests_lost", l.LostRequests, "cause", cause)
 		})
 	}
 }
