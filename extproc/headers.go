@@ -4,6 +4,7 @@ package extproc
 
 import (
 	"context"
+	"hash/fnv"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -12,7 +13,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/kvroute/kvroute/internal/openai"
@@ -154,7 +154,13 @@ func clientOf(forwarded string) uint64 {
 	if address == "" {
 		return 0
 	}
-	return xxh3.HashString(address)
+	return hashOf([]byte(address))
+}
+
+func hashOf(text []byte) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write(text) // never fails
+	return h.Sum64()
 }
 
 // prefixBytes is the length of the beginning of a prompt that tells prompts apart.
@@ -164,7 +170,7 @@ const prefixBytes = 256
 func prefixOf(fields *openai.Body, body []byte) uint64 {
 	for _, text := range [][]byte{fields.Messages, fields.Request.Prompt, body} {
 		if len(text) > 0 {
-			return xxh3.Hash(text[:min(len(text), prefixBytes)])
+			return hashOf(text[:min(len(text), prefixBytes)])
 		}
 	}
 	return 0

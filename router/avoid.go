@@ -38,14 +38,6 @@ const (
 	refusalCounts = time.Minute
 )
 
-// end is the time until which the worker is avoided.
-func (a *avoidance) end() time.Time {
-	if a.trial.After(a.until) {
-		return a.trial
-	}
-	return a.until
-}
-
 // fail notes a failure. It reports whether a back-off begins.
 func (a *avoidance) fail(now time.Time, first time.Duration) bool {
 	if first <= 0 || now.Before(a.until) {
@@ -62,15 +54,6 @@ func (a *avoidance) fail(now time.Time, first time.Duration) bool {
 // backOff begins a back-off that ends at a time.
 func (a *avoidance) backOff(until time.Time) {
 	a.until, a.trial, a.trying = until, time.Time{}, true
-}
-
-// booked notes that the worker gets a request. It reports whether a trial period begins.
-func (a *avoidance) booked(now time.Time, first time.Duration) bool {
-	if !a.trying || now.Before(a.end()) {
-		return false
-	}
-	a.trial = now.Add(first)
-	return true
 }
 
 // served notes a good response. It reports whether a trial ends.

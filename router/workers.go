@@ -76,6 +76,23 @@ func (e *entry) healthNow(now time.Time) (Health, Exclusion) {
 	return Healthy, ""
 }
 
+// end is the time until which the worker is avoided.
+func (a *avoidance) end() time.Time {
+	if a.trial.After(a.until) {
+		return a.trial
+	}
+	return a.until
+}
+
+// booked notes that the worker gets a request. It reports whether a trial period begins.
+func (a *avoidance) booked(now time.Time, first time.Duration) bool {
+	if !a.trying || now.Before(a.end()) {
+		return false
+	}
+	a.trial = now.Add(first)
+	return true
+}
+
 // signEvery is the time between two signs of life of a worker that are passed on.
 const signEvery = time.Second
 

@@ -29,18 +29,18 @@ import (
 // tests, generated files and templates of text/template. A limit is the number that was measured when it was set, plus
 // 2 %, or plus 100 if that is more. CONTRIBUTING.md says when a limit is raised.
 var tokenLimits = map[string]int{
-	"api":                9503,
+	"api":                9744,
 	"bindings":           1608,
 	"bindings/c":         1220,
-	"cmd/kvroute":        29788,
+	"cmd/kvroute":        30419,
 	"dashboard":          317,
-	"doctor":             3858,
+	"doctor":             4341,
 	"engines":            26512,
 	"engines/localindex": 971,
 	"envoy":              3439,
 	"events":             32840,
 	"extproc":            15165,
-	"fleet":              17396,
+	"fleet":              20286,
 	"indexer":            26045,
 	"internal/bus":       2234,
 	"internal/engine":    711,
@@ -58,20 +58,20 @@ var tokenLimits = map[string]int{
 	"outcomes":           2367,
 	"prefill":            2039,
 	"replicas":           17603,
-	"router":             47683,
+	"router":             50166,
 	"scorer":             6385,
 	"sidecar":            3718,
 	"slots":              8235,
 	"tokenizer":          41724,
 	"tokenizer/chat":     14193,
 	"tokenizer/jinja":    31680,
-	"top":                3637,
+	"top":                3939,
 }
 
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 367005
+	productLimit = 374261
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 122450
 	// longLine is the number of characters above which a line is long; a tab counts as one.
