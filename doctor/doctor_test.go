@@ -263,7 +263,7 @@ func TestDiagnosisOfEnvoy(t *testing.T) {
 }
 
 // Dead workers, workers that left without a word, faults of workers and differing token ids are faults, each
-// with its name and cause. A worker that was removed is none.
+// with its name and cause. A worker that was removed is no fault.
 func TestDiagnosisOfWorkers(t *testing.T) {
 	lost := fleet.Left{ID: 5, Name: "w5", Address: netip.MustParseAddrPort("10.0.0.5:80"), State: fleet.Lost}
 	removed := lost
