@@ -92,7 +92,8 @@ func (h Health) String() string {
 type EventSource struct {
 	Transport string // "nats", "jetstream", "zmq", "http_poll", "none"; empty = unknown
 	// Endpoint and Replay are the addresses of its sockets, as registered; empty = unknown.
-	Endpoint, Replay string
+	Endpoint string `json:",omitempty"`
+	Replay   string `json:",omitempty"`
 	// LocalIndexer says that the worker answers queries about its events.
 	LocalIndexer bool
 	// PublisherID is the only publisher of events of the worker's ranks; 0 = unknown.
@@ -104,10 +105,10 @@ type WorkerInfo struct {
 	ID      uint64
 	Name    string         // the operator's name for it; may be empty
 	Address netip.AddrPort // of its OpenAI endpoint
-	Host    string         // Host header of requests to it; empty = the client's, or the address in kvroute's own requests
+	Host    string         `json:",omitempty"` // Host header of requests to it; empty = the client's, or the address in kvroute's own requests
 	// OwnHost says that the worker answers requests with this Host header only. It is then no second choice
 	// of a request with another one.
-	OwnHost bool
+	OwnHost bool `json:",omitempty"`
 	// RankAddresses overrides Address for single ranks, by absolute rank.
 	RankAddresses map[uint32]netip.AddrPort
 
@@ -156,7 +157,7 @@ type WorkerInfo struct {
 	Draining  bool  // gets no new requests, keeps its blocks
 	StartedMS int64 // a changed value means that the process restarted empty
 	Health    Health
-	Refuses   bool // the last probe of its health found that it accepts no connections
+	Refuses   bool `json:",omitempty"` // the last probe of its health found that it accepts no connections
 	Events    EventSource
 }
 
