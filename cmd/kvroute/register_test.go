@@ -82,8 +82,9 @@ func TestWorkersRegisterOverHTTP(t *testing.T) {
 	}
 	expect("DELETE", "/v1/workers/second", "", 200, `"worker_id":`)
 	expect("DELETE", "/v1/workers/second", "", 404, "not registered")
-	if _, text := call("GET", "/v1/workers", ""); strings.Contains(text, "second") {
-		t.Errorf("the second worker is still there: %s", text)
+	_, text = call("GET", "/v1/workers", "")
+	if gone, there, found := strings.Cut(text, `"workers":`); !found || strings.Contains(there, "second") || !strings.Contains(gone, `"state":"removed"`) {
+		t.Errorf("the second worker is still there, or not among the removed ones: %s", text)
 	}
 }
 

@@ -176,7 +176,8 @@ func TestAnEngineWithoutSocketsIsNamed(t *testing.T) {
 	t.Cleanup(c.Stop)
 	eventually(t, "the doctor does not name the worker", func() bool {
 		status, out := examine(t, apis(c)...)
-		return status == 1 && strings.Contains(out, "events of gpu-1: no event has come, although it should send some: kvroute predicts its cache; start vLLM with --kv-events-config '{")
+		return status == 1 && strings.Contains(out, "events of gpu-1: no event has come, although it should send some: kvroute predicts its cache; kvroute reads tcp://127.0.0.1:") &&
+			strings.Contains(out, "; start vLLM with --kv-events-config '{")
 	})
 	eventually(t, "the status does not name the worker", func() bool {
 		return strings.Contains(c.LastLines(), "events_heard=none events_not_heard=gpu-1 ")
