@@ -169,8 +169,8 @@ func rewrite(ctx context.Context, _ options, _ string) (figures []bench.Figure) 
 type unheard struct{}
 
 func (unheard) Served(string, router.Response) (bool, []router.Avoided) { return false, nil }
-func (unheard) FirstToken(string, router.Sign) bool                    { return true }
-func (unheard) Free(string) bool                                       { return true }
+func (unheard) FirstToken(string, router.Sign) bool                     { return true }
+func (unheard) Free(string) bool                                        { return true }
 
 type transport func(*http.Request) (*http.Response, error)
 
