@@ -186,6 +186,19 @@ func (p *Prober) Run(ctx context.Context) error {
 	var open sync.WaitGroup
 	defer open.Wait()
 	room := make(chan struct{}, probesOpen)
+	// start runs a probe when there is room. It returns false if ctx ends first.
+	start := func(probe func()) bool {
+		select {
+		case <-ctx.Done():
+			return false
+		case room <- struct{}{}:
+		}
+		open.Go(func() {
+			defer func() { <-room }()
+			probe()
+		})
+		return true
+	}
 	pause := time.NewTimer(0)
 	defer pause.Stop()
 	for {
@@ -200,35 +213,32 @@ func (p *Prober) Run(ctx context.Context) error {
 		p.once = nil
 		p.mu.Unlock()
 		for _, one := range once {
-			select {
-			case <-ctx.Done():
+			if !start(func() { p.probeOnce(ctx, &one) }) {
 				return nil
-			case room <- struct{}{}:
 			}
-			open.Go(func() {
-				defer func() { <-room }()
-				asking, cancel := context.WithTimeout(ctx, probeTime)
-				defer cancel()
-				_, err := reach.Get(asking, p.conf.Client, one.host, one.url, probeBytes)
-				p.probes.Count(kindLast, map[bool]string{true: "answered", false: "failed"}[err == nil])
-				if ctx.Err() == nil {
-					one.done(err)
-				}
-			})
 		}
 		due, wait := p.due(time.Now())
 		for key, t := range due {
-			select {
-			case <-ctx.Done():
+			if !start(func() { p.probe(ctx, key, t) }) {
 				return nil
-			case room <- struct{}{}:
 			}
-			open.Go(func() {
-				defer func() { <-room }()
-				p.probe(ctx, key, t)
-			})
 		}
 		pause.Reset(wait)
+	}
+}
+
+// probeOnce sends a probe of [Prober.Now].
+func (p *Prober) probeOnce(ctx context.Context, one *singleProbe) {
+	asking, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	_, err := reach.Get(asking, p.conf.Client, one.host, one.url, probeBytes)
+	outcome := "answered"
+	if err != nil {
+		outcome = "failed"
+	}
+	p.probes.Count(kindLast, outcome)
+	if ctx.Err() == nil {
+		one.done(err)
 	}
 }
 
