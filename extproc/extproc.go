@@ -78,6 +78,7 @@ package extproc
 import (
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"sync/atomic"
 	"time"
 
@@ -98,7 +99,8 @@ type Server struct {
 	router  Router
 	metrics *metrics
 	prefill prefill.Client
-	prefix  string // of our request ids
+	prefix  string       // of our request ids
+	seed    maphash.Seed // of the hashes of clients and prompts
 
 	bodies   bodyBudget
 	received receiveBuffers
@@ -128,6 +130,7 @@ func New(conf Config, r Router) (*Server, error) {
 	s := &Server{
 		conf: conf, router: r,
 		prefix:  IDPrefix(conf.RouterID),
+		seed:    maphash.MakeSeed(),
 		prefill: prefill.Client{HTTP: conf.Client, Router: r},
 		bodies:  bodyBudget{most: conf.MaxHeldBytes},
 	}

@@ -4,7 +4,7 @@ package extproc
 
 import (
 	"context"
-	"hash/fnv"
+	"hash/maphash"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -31,7 +31,7 @@ type head struct {
 	sized      bool // there is a content-length
 	compressed bool // the body has a content-encoding
 	requestID  string
-	client     uint64 // hash of the client's address; 0 = unknown
+	client     string // the client's address, as Envoy reports it; "" = unknown
 	promptHash uint64 // hash of the beginning of the prompt; 0 = unknown
 
 	// The W3C trace context of the client.
@@ -148,29 +148,19 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 	return headersOurs
 }
 
-// clientOf returns the hash of the last address in X-Forwarded-For, which Envoy has written.
-func clientOf(forwarded string) uint64 {
-	address := strings.TrimSpace(forwarded[strings.LastIndexByte(forwarded, ',')+1:])
-	if address == "" {
-		return 0
-	}
-	return hashOf([]byte(address))
-}
-
-func hashOf(text []byte) uint64 {
-	h := fnv.New64a()
-	_, _ = h.Write(text) // never fails
-	return h.Sum64()
+// clientOf returns the last address in X-Forwarded-For, which Envoy has written.
+func clientOf(forwarded string) string {
+	return strings.TrimSpace(forwarded[strings.LastIndexByte(forwarded, ',')+1:])
 }
 
 // prefixBytes is the length of the beginning of a prompt that tells prompts apart.
 const prefixBytes = 256
 
 // prefixOf returns the hash of the beginning of a request's prompt.
-func prefixOf(fields *openai.Body, body []byte) uint64 {
+func (s *Server) prefixOf(fields *openai.Body, body []byte) uint64 {
 	for _, text := range [][]byte{fields.Messages, fields.Request.Prompt, body} {
 		if len(text) > 0 {
-			return hashOf(text[:min(len(text), prefixBytes)])
+			return maphash.Bytes(s.seed, text[:min(len(text), prefixBytes)])
 		}
 	}
 	return 0

@@ -42,7 +42,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 		return s.pass(m) // no prompt and no model: any worker of Envoy's pool can serve it
 	}
 	conf := &s.conf
-	s.promptHash = prefixOf(&fields, body)
+	s.promptHash = s.prefixOf(&fields, body)
 	req := s.routerRequest(&fields, unread)
 	if !s.splittable(conf, m, &fields, truncated) {
 		req.Split = router.SplitNever

@@ -4,6 +4,7 @@ package extproc
 
 import (
 	"fmt"
+	"hash/maphash"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -60,7 +61,10 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 
 // note reports to the router which worker answered the request, and how.
 func (s *stream) note(req *extprocv3.ProcessingRequest) {
-	r := router.Response{Client: s.client, Prefix: s.promptHash}
+	r := router.Response{Prefix: s.promptHash}
+	if s.client != "" {
+		r.Client = maphash.String(s.seed, s.client)
+	}
 	details := ""
 	r.Status, _ = strconv.Atoi(status(req.GetResponseHeaders())) // 0 if there is none
 	for _, filter := range req.GetAttributes() {
