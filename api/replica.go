@@ -4,7 +4,6 @@ package api
 
 import (
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/envoy"
@@ -69,9 +68,11 @@ type Readiness struct {
 // Readiness returns the answer of /readyz and its status.
 func (c *Config) Readiness() (r Readiness, status int) {
 	r, status = Readiness{Status: "ready", Checks: map[string]bool{}}, http.StatusOK
-	workers := Check{Name: "workers", OK: c.hasWorkers, Required: true}
-	healthy := Check{Name: "healthy_workers", OK: c.hasHealthyWorkers}
-	for _, check := range append([]Check{workers, healthy}, c.Ready...) {
+	some, healthy := c.readWorkers()
+	for _, check := range append([]Check{
+		{Name: "workers", OK: func() bool { return some }, Required: true},
+		{Name: "healthy_workers", OK: func() bool { return healthy }},
+	}, c.Ready...) {
 		ok := check.OK()
 		r.Checks[check.Name] = ok
 		switch {
@@ -85,28 +86,20 @@ func (c *Config) Readiness() (r Readiness, status int) {
 	return r, status
 }
 
-// hasWorkers says whether a worker can take requests.
-func (c *Config) hasWorkers() bool {
-	return slices.ContainsFunc(c.Router.Workers(), func(w router.WorkerState) bool {
-		return !w.Draining && (usable(&w) || !w.Refuses)
-	})
-}
-
-// hasHealthyWorkers says whether each model with workers that can take requests has one that is healthy, degraded or
-// starting: otherwise requests go to unhealthy workers.
-func (c *Config) hasHealthyWorkers() bool {
-	healthy := map[string]bool{} // by model
+// readWorkers says whether a worker can take requests, and whether each model with such workers has one that is
+// healthy, degraded or starting: otherwise requests go to unhealthy workers.
+func (c *Config) readWorkers() (some, healthy bool) {
+	models := map[string]bool{} // models with workers that can take requests, and whether one of them is usable
 	for _, w := range c.Router.Workers() {
 		if !w.Draining && (usable(&w) || !w.Refuses) {
-			healthy[w.Model] = healthy[w.Model] || usable(&w)
+			models[w.Model] = models[w.Model] || usable(&w)
 		}
 	}
-	for _, h := range healthy {
-		if !h {
-			return false
-		}
+	healthy = true
+	for _, is := range models {
+		healthy = healthy && is
 	}
-	return true
+	return len(models) > 0, healthy
 }
 
 // usable says whether a worker gets requests while all is well.
