@@ -47,13 +47,8 @@ func (a *avoidance) fail(now time.Time, first time.Duration) bool {
 		a.strikes = 0
 	}
 	a.strikes = min(a.strikes+1, mostStrikes)
-	a.backOff(now.Add(first << (a.strikes - 1)))
+	a.until, a.trial, a.trying = now.Add(first<<(a.strikes-1)), time.Time{}, true
 	return true
-}
-
-// backOff begins a back-off that ends at a time.
-func (a *avoidance) backOff(until time.Time) {
-	a.until, a.trial, a.trying = until, time.Time{}, true
 }
 
 // served notes a good response. It reports whether a trial ends.

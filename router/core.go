@@ -242,7 +242,7 @@ func (c *core) noteUsage(now time.Time, d *Decision, tokens int) {
 // serving is what [core.served] changed because of a response.
 type serving struct {
 	avoided []Avoided // workers that are avoided from now on
-	sign    Worker    // the worker that answered, if [Hooks.Answered] is to be called; otherwise zero
+	sign    uint64    // id of the worker that answered, if [Hooks.Answered] is to be called; otherwise 0
 
 	moved  bool   // the slot moved; the fields below are about its new worker
 	to     int    // ordinal
@@ -271,7 +271,7 @@ func (c *core) answered(now time.Time, ord int, fl *flight, r Response, s *servi
 	class, failed := classOf(r.Status)
 	if r.Status < 500 {
 		if e.signed(now) {
-			s.sign = e.worker
+			s.sign = e.worker.ID
 		}
 		if a.refused = (time.Time{}); class != tooMany {
 			a.answered = now
@@ -288,8 +288,11 @@ func (c *core) answered(now time.Time, ord int, fl *flight, r Response, s *servi
 		}
 		return
 	}
-	atOnce := class == tooMany || r.Status >= 502 && r.Status <= 504
-	if more, _ := c.errsMore(now, ord, class); (atOnce || more) && a.fail(now, c.conf.AvoidFailing) {
+	fails := class == tooMany || r.Status >= 502 && r.Status <= 504
+	if !fails {
+		fails, _ = c.errsMore(now, ord, class)
+	}
+	if fails && a.fail(now, c.conf.AvoidFailing) {
 		c.changes++
 		s.avoided = append(s.avoided, Avoided{e.worker, int(a.answers.failed[class] + 0.5)})
 	}

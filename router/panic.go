@@ -29,10 +29,10 @@ func (c *core) collectWorse(in *decisionInput, ch *choice) {
 // collectPinned makes a candidate of the pinned worker if it is as good as the workers that a request without a
 // pin would get.
 func (c *core) collectPinned(in *decisionInput, ch *choice) {
-	pinned, anyRank := in.Pinned, in.AnyRank
+	pinned := in.Pinned
 	in.Pinned = nil
 	c.collectWorse(in, ch)
-	in.Pinned, in.AnyRank = pinned, anyRank
+	in.Pinned = pinned
 	c.leaveOut(ch, ExcludedPin, func(e *entry) bool { return e.exclude(in, ch.part) == ExcludedPin })
 }
 

@@ -50,8 +50,8 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Avoided
 	}
 	var s serving
 	fl.pool.update(now, func(c *core) { s = c.served(now, id, &fl, resp) })
-	if s.sign.ID != 0 && r.conf.Hooks.Answered != nil {
-		r.conf.Hooks.Answered(s.sign.ID)
+	if s.sign != 0 && r.conf.Hooks.Answered != nil {
+		r.conf.Hooks.Answered(s.sign)
 	}
 	if len(s.avoided) > 0 {
 		r.metrics.avoidances.AddTo(fl.pool.labels.pool, len(s.avoided))
