@@ -80,6 +80,22 @@ func (d *demonstration) begin(t *testing.T, flags ...string) {
 	}
 }
 
+// restartEnvoy starts Envoy again with the present configuration, and before it kvroute if there are flags for it.
+func (d *demonstration) restartEnvoy(t *testing.T, flags ...string) {
+	t.Helper()
+	if err := d.Envoy.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if flags != nil {
+		if err := d.StartRouter(t.Context(), flags...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.StartEnvoy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // chatBody is a chat request; the engine needs long for long prompts.
 func chatBody(content string, maxTokens int, stream bool) string {
 	return fmt.Sprintf(`{"model":"sim","max_tokens":%d,"stream":%v,"messages":[{"role":"user","content":%q}]}`, maxTokens, stream, content)

@@ -107,15 +107,7 @@ func TestWorkersBehindARouterByHost(t *testing.T) {
 		choice   string
 	}{{envoy.Composite, "header"}, {envoy.List, "list"}, {envoy.NoFailover, "none"}} {
 		d.EnvoyConfig.Failover = c.failover
-		if err := d.Envoy.Stop(); err != nil {
-			t.Fatal(err)
-		}
-		if err := d.StartRouter(t.Context(), append(flags, "--second-choice", c.choice)...); err != nil {
-			t.Fatal(err)
-		}
-		if err := d.StartEnvoy(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		d.restartEnvoy(t, append(flags, "--second-choice", c.choice)...)
 		eventually(t, "not all workers are healthy", func() bool {
 			n := 0
 			for _, w := range workers(t, d) {

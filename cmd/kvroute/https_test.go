@@ -189,15 +189,7 @@ func TestTLSFromClientsToWorkers(t *testing.T) {
 		http2    bool
 	}{{envoy.Composite, "header", false}, {envoy.List, "list", false}, {envoy.NoFailover, "none", true}} {
 		d.EnvoyConfig.Failover, d.EnvoyConfig.WorkerHTTP2 = c.failover, c.http2
-		if err := d.Envoy.Stop(); err != nil {
-			t.Fatal(err)
-		}
-		if err := d.StartRouter(t.Context(), append(flags, "--second-choice", c.choice)...); err != nil {
-			t.Fatal(err)
-		}
-		if err := d.StartEnvoy(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		d.restartEnvoy(t, append(flags, "--second-choice", c.choice)...)
 		eventually(t, "the workers are not healthy", func() bool { return len(healthy()) == 3 })
 		eventually(t, "requests are not decided", func() bool { _, _, decided := request(false); return decided })
 		byName["first"].busy.Store(c.failover != envoy.NoFailover)
@@ -229,12 +221,7 @@ func TestTLSFromClientsToWorkers(t *testing.T) {
 	d.Router.Stop()
 	eventually(t, "the pool does not serve", func() bool { status, _, decided := request(false); return status == http.StatusOK && !decided })
 	_, _, d.EnvoyConfig.WorkerCA = other.write(t.TempDir(), "x")
-	if err := d.Envoy.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.StartEnvoy(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	d.restartEnvoy(t)
 	if status, _, _ := request(false); status != http.StatusServiceUnavailable {
 		t.Errorf("Envoy sends a request to a worker with a certificate of an unknown authority: status %d", status)
 	}

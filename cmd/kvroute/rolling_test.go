@@ -27,12 +27,7 @@ func (d *demonstration) startReplicas(t *testing.T) (replicas [2]*demo.Child) {
 	}
 	t.Cleanup(second.Stop)
 	d.EnvoyConfig.ExtProc = []string{d.Router.At.Extproc, second.At.Extproc}
-	if err := d.Envoy.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.StartEnvoy(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	d.restartEnvoy(t)
 	return [2]*demo.Child{d.Router, second}
 }
 

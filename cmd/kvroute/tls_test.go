@@ -55,12 +55,7 @@ func TestEnvoyAndKvrouteKnowEachOther(t *testing.T) {
 	}
 
 	authority.write(dir, "kvroute.internal")
-	if err := d.Envoy.Stop(); err != nil { // so that there is a new handshake
-		t.Fatal(err)
-	}
-	if err := d.StartEnvoy(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	d.restartEnvoy(t) // so that there is a new handshake
 	eventually(t, "kvroute does not decide with new certificates", func() bool { return sendChat(d) })
 }
 
