@@ -165,7 +165,7 @@ func withSocket(text, key, address string) string {
 	return before + key + address + `"` + after
 }
 
-// checkWorkers reports workers that have faults, or whose events or health are not as they should be.
+// checkWorkers reports each worker that has a fault, is not healthy, or has events that cannot be trusted.
 func (d *diagnosis) checkWorkers(x *Replica) {
 	last := x.Last()
 	for i := range last.workers {

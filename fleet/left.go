@@ -84,8 +84,8 @@ type Traffic struct {
 type lastSign struct {
 	at    time.Time
 	state string
-	// failures are the worker's failures at the last sign of life but one, and at the last one. Failures
-	// between them may be those of a worker that was already dead.
+	// failures are the worker's failures at the last sign of life but one, and at the last one. The
+	// worker may have been dead already when failures between these two times happened.
 	failures [2]uint64
 }
 
@@ -165,8 +165,8 @@ func (r *Registry) Left() []Left {
 	return all
 }
 
-// Doubt probes a worker whose event socket has closed. If its address refuses the connection, the worker
-// is unhealthy until its next sign of life.
+// Doubt probes a worker after its event socket has closed. If the address of the worker refuses the connection,
+// the worker is unhealthy until its next sign of life.
 func (r *Registry) Doubt(id uint64) {
 	r.locked(func(t *Table) {
 		m := t.workers[id]

@@ -105,7 +105,8 @@ const (
 )
 
 const (
-	// answerCounts is the time for which an answered request keeps a registered worker whose record expired.
+	// answerCounts is the time after an answered request during which a registered worker is not removed, although
+	// its record expired.
 	answerCounts = time.Minute
 	// flipEvery is the time between two changes of the result of a worker's probes.
 	flipEvery = time.Second

@@ -165,7 +165,7 @@ func (r *Router) input(ctx context.Context, p *pool, s *scratch, why inputPurpos
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	in.overlap = overlap{} // that of the pool that was compared before
+	in.overlap = overlap{} // it may be the overlap in another pool, which was compared before
 	in.Request, in.model, in.lora, in.adapter = req, p.model, s.target.lora, s.target.adapter
 	in.prompt, in.hashes, in.listCandidates = s.prompt, h, req.Explain
 	if req.Session != "" {

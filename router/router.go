@@ -37,7 +37,7 @@ type Router struct {
 	pools  map[poolKey]*pool
 	owners map[uint64]*pool // by worker id
 	cards  map[string]*Card // by name
-	// faults are those of SetFaults, by worker id and source.
+	// faults has the faults that [Router.SetFaults] was given, by worker id and source.
 	faults map[uint64]map[string][]Fault
 
 	// busy are the models' own thresholds, by base model.
