@@ -116,26 +116,39 @@ func TestAlertsAndPanelsAreDocumented(t *testing.T) {
 	}
 }
 
-// ofPrometheus returns the path of a program of Prometheus. Without it the test ends: as passed with a
+// ofPrometheus returns the path of Prometheus. Without it the test ends: as passed with a
 // sentence in a short run, as failed in a long one.
-func ofPrometheus(t *testing.T, program string) (path string, there bool) {
+func ofPrometheus(t *testing.T) (path string, there bool) {
 	t.Helper()
-	path, err := exec.LookPath(program)
+	path, err := exec.LookPath("prometheus")
 	if err != nil {
 		say := t.Logf
 		if fixtures.Long() {
 			say = t.Errorf
 		}
-		say("%s was not run: it is not on PATH. Install it (on Debian: apt-get install prometheus) to check examples/observability.", program)
+		say("prometheus was not run: it is not on PATH. Install it (on Debian: apt-get install prometheus) to check examples/observability.")
 	}
 	return path, err == nil
 }
 
-func TestPromtoolAcceptsTheRules(t *testing.T) {
-	promtool, there := ofPrometheus(t, "promtool")
-	if !there {
-		return
+// findPromtool returns the path of the promtool that `make promtool` built. Without it the test fails.
+func findPromtool(t *testing.T) string {
+	t.Helper()
+	path, err := filepath.Abs("../../.cache/bin/promtool")
+	if err == nil {
+		_, err = os.Stat(path)
 	}
+	if err != nil {
+		t.Fatalf("there is no promtool, run make promtool: %v", err)
+	}
+	return path
+}
+
+func TestPromtoolAcceptsTheRules(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs promtool, which takes minutes to build")
+	}
+	promtool := findPromtool(t)
 	for _, args := range []string{"check rules alerts.yaml", "check config prometheus.yaml", "test rules alerts_test.yaml"} {
 		cmd := exec.CommandContext(t.Context(), promtool, strings.Fields(args)...)
 		cmd.Dir = observability
@@ -156,7 +169,7 @@ func TestPromtoolAcceptsTheRules(t *testing.T) {
 
 // A real Prometheus accepts each query, and finds the figures of a kvroute that serves requests.
 func TestPrometheusReadsTheFigures(t *testing.T) {
-	path, there := ofPrometheus(t, "prometheus")
+	path, there := ofPrometheus(t)
 	if !there {
 		return
 	}
