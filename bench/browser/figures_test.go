@@ -264,6 +264,7 @@ groups:
 `, "--no-router-track-output-blocks", "--replica", "first")
 	s.engines(t, 3)
 	serve(t, "", "--nats-url", s.bus(), "--replica", "second")
+	s.leave(t, "gone")
 	p := open(t, s, 1280, 900, "light")
 	p.live()
 	s.agree(t, p)

@@ -154,6 +154,18 @@ func (s *service) engines(t *testing.T, n int) {
 	})
 }
 
+// leave registers a worker over HTTP and deregisters it.
+func (s *service) leave(t *testing.T, name string) {
+	t.Helper()
+	record := map[string]any{"name": name, "address": "10.0.0.77:8000", "models": []string{"sim"}}
+	if status, text := s.send(t, http.MethodPost, "/v1/workers", record); status != http.StatusCreated {
+		t.Fatalf("register: status %d: %s", status, text)
+	}
+	if status, text := s.send(t, http.MethodDelete, "/v1/workers/"+name, nil); status != http.StatusOK {
+		t.Fatalf("deregister: status %d: %s", status, text)
+	}
+}
+
 // send sends a request to the API and returns its response.
 func (s *service) send(t *testing.T, method, path string, body any) (status int, text []byte) {
 	t.Helper()
