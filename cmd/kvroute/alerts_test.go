@@ -214,13 +214,13 @@ func TestAlertsFireForRealFaults(t *testing.T) {
 	promtool := findPromtool(t)
 	var all stories
 	t.Run("faults", func(t *testing.T) {
-		for name, make := range map[string]func(*testing.T, *stories){
+		for name, fault := range map[string]func(*testing.T, *stories){
 			"workers": workersDie, "requests": requestsFail, "index": indexDeparts, "bypass": envoyBypasses, "files": filesFail,
 			"events": eventsAreLost, "replica": replicaEnds, "tokenizer": tokenizerDrifts, "snapshot": snapshotIsDamaged,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel() // mostly waits
-				make(t, &all)
+				fault(t, &all)
 			})
 		}
 	})
