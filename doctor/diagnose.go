@@ -137,8 +137,9 @@ func HowToPublish(w *router.WorkerState) string {
 		e = engine.Of(engine.VLLM)
 	}
 	text := e.HowToPublish
-	for _, socket := range [][2]string{{`"endpoint":"`, w.Endpoint}, {`"replay_endpoint":"`, w.Replay}} {
-		text = withSocket(text, socket[0], socket[1])
+	if w.Endpoint != "" {
+		text = withSocket(text, `"endpoint":"`, w.Endpoint)
+		text = withSocket(text, `,"replay_endpoint":"`, w.Replay)
 	}
 	if w.NeverHeard {
 		transport := "zmq"
@@ -152,12 +153,16 @@ func HowToPublish(w *router.WorkerState) string {
 	return text
 }
 
-// withSocket replaces the engine's address behind a key: it binds the port of the address that kvroute connects to.
+// withSocket replaces the engine's address behind a key: it binds the port of the address that kvroute connects
+// to. Without an address it removes the key.
 func withSocket(text, key, address string) string {
 	before, rest, has := strings.Cut(text, key)
 	_, after, ends := strings.Cut(rest, `"`)
-	if !has || !ends || address == "" {
+	switch {
+	case !has || !ends:
 		return text
+	case address == "":
+		return before + after
 	}
 	if port := strings.LastIndexByte(address, ':'); strings.HasPrefix(address, "tcp://") && port > len("tcp:") {
 		address = "tcp://*" + address[port:]

@@ -230,6 +230,7 @@ func TestDiagnosisOfSilentWorkers(t *testing.T) {
 		{"zmq", "", false, true, ""},
 		{"dead", "", true, false, ""}, // its health is the fault
 		{"configured", "vllm", false, false, `kvroute reads tcp://127.0.0.1:5601; start vLLM with --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5601","replay_endpoint":"tcp://*:5701","topic":"kv-events"}', or set events.endpoint of the worker to the engine's socket`},
+		{"alone", "vllm", false, false, `"publisher":"zmq","endpoint":"ipc:///run/events","topic":"kv-events"}', or set events.endpoint of the worker to the engine's socket`},
 	} {
 		x := replicaSaying("a", 1, func(_ int, r *Reading) {
 			w := &r.workers[0]
@@ -238,6 +239,8 @@ func TestDiagnosisOfSilentWorkers(t *testing.T) {
 			switch c.transport {
 			case "dead":
 				w.Health = "unhealthy"
+			case "alone":
+				w.Transport, w.Endpoint = "zmq", "ipc:///run/events"
 			case "configured":
 				w.Transport, w.Endpoint, w.Replay = "zmq", "tcp://127.0.0.1:5601", "tcp://127.0.0.1:5701"
 			}

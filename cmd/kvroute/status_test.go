@@ -166,7 +166,8 @@ func TestListed(t *testing.T) {
 // A worker whose engine publishes nothing at the sockets of its record is named.
 func TestAnEngineWithoutSocketsIsNamed(t *testing.T) {
 	file := t.TempDir() + "/kvroute.yaml"
-	if err := os.WriteFile(file, fmt.Appendf(nil, "version: 1\nworkers:\n- {name: gpu-1, address: \"127.0.0.1:%d\", models: [m], block_size: 16, events: {transport: zmq, endpoint: \"tcp://127.0.0.1:%d\"}}\n", fixtures.HoldPort(t), fixtures.HoldPort(t)), 0o600); err != nil {
+	socket := fixtures.HoldPort(t)
+	if err := os.WriteFile(file, fmt.Appendf(nil, "version: 1\nworkers:\n- {name: gpu-1, address: \"127.0.0.1:%d\", models: [m], block_size: 16, events: {transport: zmq, endpoint: \"tcp://127.0.0.1:%d\"}}\n", fixtures.HoldPort(t), socket), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	c, err := demo.Start(t.Context(), t.TempDir(), "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")
@@ -176,8 +177,8 @@ func TestAnEngineWithoutSocketsIsNamed(t *testing.T) {
 	t.Cleanup(c.Stop)
 	eventually(t, "the doctor does not name the worker", func() bool {
 		status, out := examine(t, apis(c)...)
-		return status == 1 && strings.Contains(out, "events of gpu-1: no event has come, although it should send some: kvroute predicts its cache; kvroute reads tcp://127.0.0.1:") &&
-			strings.Contains(out, "; start vLLM with --kv-events-config '{")
+		return status == 1 && strings.Contains(out, "unhealthy: 1 fault: 1 replica, ") && strings.Contains(out, fmt.Sprintf("events of gpu-1: no event has come, although it should send some: kvroute predicts its cache; "+
+			"kvroute reads tcp://127.0.0.1:%d; start vLLM with --kv-events-config '{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:%[1]d\",\"topic\":\"kv-events\"}', or set", socket))
 	})
 	eventually(t, "the status does not name the worker", func() bool {
 		return strings.Contains(c.LastLines(), "events_heard=none events_not_heard=gpu-1 ")
