@@ -26,6 +26,7 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/upstream_codec/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/least_request/v3"
@@ -183,7 +184,7 @@ func TestContract(t *testing.T) {
 		}
 		clusters = append(clusters, r.GetRoute().GetCluster())
 	}
-	if diff := cmp.Diff([]string{"workers", "pool"}, clusters); diff != "" {
+	if diff := cmp.Diff([]string{"workers", "workers-by-rank", "pool"}, clusters); diff != "" {
 		t.Errorf("routes (-want +got):\n%s", diff)
 	}
 	var filters []string
@@ -196,7 +197,7 @@ func TestContract(t *testing.T) {
 	if n := len(hcm.GetEarlyHeaderMutationExtensions()); n != 1 {
 		t.Errorf("%d early header mutations: clients could name workers", n)
 	}
-	if diff := cmp.Diff(openai.Steering, host.GetRoutes()[1].GetRequestHeadersToRemove()); diff != "" {
+	if diff := cmp.Diff(openai.Steering, host.GetRoutes()[2].GetRequestHeadersToRemove()); diff != "" {
 		t.Errorf("headers that steer (-list +the pool's route):\n%s", diff)
 	}
 	filter := &extprocv3.ExternalProcessor{}

@@ -21,6 +21,10 @@ const (
 	// Envoy replaces the request's Host by the value of headerHost, once for both choices.
 	headerHost      = "x-dynamo-worker-host"
 	headerRequestID = "x-dynamo-request-id"
+	// The ranks of these two workers if they differ, for an Envoy that sends metaRanks. Its upstream
+	// filter sets headerVLLMRank of each attempt from them.
+	headerFirstRank    = "x-dynamo-rank"
+	headerFallbackRank = "x-dynamo-rank-fallback"
 )
 
 // route answers all unanswered messages of the request, of which m is the last one, with the
@@ -29,7 +33,7 @@ func (s *stream) route(m message, body []byte) bool {
 	s.routed.Add(1)
 	conf, d := &s.conf, &s.decision
 	headers := append(conf.destination(d), headerRequestID, s.id)
-	headers = append(headers, rankHeaders(d)...)
+	headers = append(headers, s.rankHeaders(d)...)
 	if d.Prefill != nil && conf.legByHeader(d) {
 		headers = append(headers, prefillHeaders(d.Prefill)...)
 	}
@@ -87,7 +91,8 @@ func (c *Config) mayServe(a netip.AddrPort) bool { return c.Networks.Check(a) ==
 
 // rankHeaders returns the headers that name the rank or the instance to the worker, or the group and its
 // worker to the router of a group, as name, value, name, value.
-func rankHeaders(d *router.Decision) []string {
+func (h *head) rankHeaders(d *router.Decision) []string {
+	second := &d.Second
 	switch {
 	case d.Group != "":
 		headers := []string{headerGroup, d.Group}
@@ -95,19 +100,27 @@ func rankHeaders(d *router.Decision) []string {
 			headers = append(headers, headerPin, fmt.Sprint(m.ID), headerRank, fmt.Sprint(m.DPRank))
 		}
 		return headers
-	case d.NameRank: // otherwise the server chooses a rank by itself
+	case !d.NameRank: // the server chooses a rank by itself
+	case h.rankPerAttempt && second.Address.IsValid() && (!second.NameRank || second.Worker.DPRank != d.Worker.DPRank):
+		headers := []string{headerFirstRank, fmt.Sprint(d.Worker.DPRank)}
+		if second.NameRank {
+			headers = append(headers, headerFallbackRank, fmt.Sprint(second.Worker.DPRank))
+		}
+		return headers
+	default:
 		return []string{headerVLLMRank, fmt.Sprint(d.Worker.DPRank)}
-	case engine.Of(d.Engine).Forwards: // to the named instance
-		mode := router.SplitNever
-		if d.Prefill != nil {
-			mode = router.SplitAlways
-		}
-		return []string{
-			headerPin, fmt.Sprint(d.Worker.ID), headerRank, fmt.Sprint(d.Worker.DPRank),
-			headerRoutingMode, string(mode),
-		}
 	}
-	return nil
+	if !engine.Of(d.Engine).Forwards {
+		return nil
+	}
+	mode := router.SplitNever // to the named instance
+	if d.Prefill != nil {
+		mode = router.SplitAlways
+	}
+	return []string{
+		headerPin, fmt.Sprint(d.Worker.ID), headerRank, fmt.Sprint(d.Worker.DPRank),
+		headerRoutingMode, string(mode),
+	}
 }
 
 // unchanged answers m so that the request continues unchanged, without the client's steering

@@ -25,6 +25,9 @@ type head struct {
 	echo         bool // kvroute must send the chunks of the response back
 	responseBody bool // Envoy sends the response's body, too
 
+	// rankPerAttempt says that Envoy names the rank to each worker that it tries.
+	rankPerAttempt bool
+
 	endpoint   openai.Endpoint
 	wrong      *openai.Error // the refusal of headersWrong
 	tenant     string
@@ -56,7 +59,9 @@ func (s *stream) classify(req *extprocv3.ProcessingRequest) message {
 		}
 		s.ended = r.RequestHeaders.GetEndOfStream()
 		m := s.readHeaders(&s.conf, r.RequestHeaders)
-		s.arrival.TraceParent, s.arrival.TraceState = s.traceContext(s.grpc.Context())
+		ctx := s.grpc.Context()
+		s.arrival.TraceParent, s.arrival.TraceState = s.traceContext(ctx)
+		s.rankPerAttempt = metadata.ValueFromIncomingContext(ctx, metaRanks) != nil
 		return m
 	case *extprocv3.ProcessingRequest_RequestBody:
 		if s.ended {

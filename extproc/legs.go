@@ -55,9 +55,6 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body []byte) (
 	leg := prefill.Leg{Path: "/v1/chat/completions", Header: http.Header{}, Body: body, Prompts: fields.Prompts}
 	leg.Header.Set("x-request-id", s.id)
 	addTrace(leg.Header, &s.arrival)
-	if d.NameRank { // the second choice has the same rank
-		leg.Header.Set(headerVLLMRank, fmt.Sprint(d.Worker.DPRank))
-	}
 	if s.endpoint == openai.Completions {
 		leg.Path = "/v1/completions"
 	}

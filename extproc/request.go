@@ -106,7 +106,9 @@ func (s *stream) routerRequest(fields *openai.Body, unread bool) router.Request 
 		Unseen:     !fields.Stream,
 		MaxOutput:  fields.MaxTokens,
 		WantSecond: conf.SecondChoice != SecondNone,
-		Session:    h.session, SessionFinal: h.sessionFinal,
+		// With a list, Envoy may skip the first address: the attempt's number does not say which worker it is.
+		RankPerAttempt: h.rankPerAttempt && conf.SecondChoice == SecondHeader,
+		Session:        h.session, SessionFinal: h.sessionFinal,
 		AllowedAddresses: h.allowed,
 		Labels: router.Labels{
 			Operation: operation(h.endpoint),

@@ -42,7 +42,7 @@ type Router interface {
 // Leg is the prefill of one request.
 type Leg struct {
 	Path   string      // of the client's request
-	Header http.Header // of the prefill request, beside its content type
+	Header http.Header // of the prefill request, beside its content type and its rank
 	// Body is the client's, which [openai.Parse] accepted, and Prompts the number of prompts
 	// in it. Body is not changed.
 	Body    []byte
@@ -77,9 +77,11 @@ func (c *Client) Do(ctx context.Context, d *router.Decision, l Leg, deadline tim
 		return nil, batch
 	}
 	outcome = served
+	r.nameRank(d.NameRank, d.Worker)
 	decode, err := r.try(ctx, target{d.Address, d.Host})
 	if mayRetry(err) && d.Second.Address.IsValid() {
 		outcome = second
+		r.nameRank(d.Second.NameRank, d.Second.Worker)
 		decode, err = r.try(ctx, target{d.Second.Address, d.Second.Host})
 	}
 	switch f, failed := errors.AsType[legError](err); {

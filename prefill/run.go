@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"net"
@@ -32,6 +33,16 @@ type run struct {
 
 	users atomic.Int32 // Do, and the prefill request of SGLang
 	done  func()       // called when there are no users any more
+}
+
+// HeaderRank names a rank to a worker whose ranks share an address.
+const HeaderRank = "X-Data-Parallel-Rank"
+
+// nameRank sets the rank of the next prefill request, or removes it. Earlier prefill requests have ended.
+func (r *run) nameRank(named bool, w router.Worker) {
+	if r.Header.Del(HeaderRank); named {
+		r.Header.Set(HeaderRank, fmt.Sprint(w.DPRank))
+	}
 }
 
 func (r *run) release() {

@@ -436,14 +436,15 @@ func (c *core) chooseByMode(ch *choice) {
 // such a candidate. It is the candidate of another process with the lowest cost. Of equal costs, the
 // fewest pending tokens decide, then the fewest requests. There are three conditions:
 //
-//   - If the request must name its rank, both candidates have the same rank.
+//   - If the request must name one rank for both, the candidates have the same rank. With rankPerAttempt
+//     each of them gets its own rank.
 //   - If the request has a prefill leg, the second candidate has the engine of the leg's worker, because the
 //     request contains parameters of the leg. It is another process than that worker.
 //   - If the second candidate answers one Host header only, the first one has the same Host header, because Envoy
 //     sets it once for both.
-func (c *core) second(ch *choice, leg *Decision) int {
+func (c *core) second(ch *choice, leg *Decision, rankPerAttempt bool) int {
 	first := &c.entries[ch.candidates[ch.chosen]]
-	named := first.info.wantsRank(first.worker.DPRank)
+	named := !rankPerAttempt && first.info.wantsRank(first.worker.DPRank)
 	best := -1
 	less := func(i, j int) bool {
 		a, b := &ch.inputs[i], &ch.inputs[j]

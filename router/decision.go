@@ -150,8 +150,9 @@ type Second struct {
 	Worker        Worker         `json:"worker"`
 	WorkerName    string         `json:"worker_name,omitempty"`
 	Address       netip.AddrPort `json:"address"`
-	Host          string         `json:"host,omitempty"` // as of [Decision]
-	OverlapBlocks int            `json:"overlap_blocks"` // leading blocks of the prompt that the worker holds
+	Host          string         `json:"host,omitempty"`      // as of [Decision]
+	NameRank      bool           `json:"name_rank,omitempty"` // as [Decision.NameRank]
+	OverlapBlocks int            `json:"overlap_blocks"`      // leading blocks of the prompt that the worker holds
 }
 
 // Sign is how a first token was noticed.
@@ -255,9 +256,9 @@ func (c *core) makeDecision(
 		d.Member = in.member(e, &c.slots, ord)
 	}
 	if in.WantSecond && in.Pinned == nil && (ch.reason != ReasonSession || !c.conf.Sessions.Hard) {
-		if at := c.second(ch, leg); at >= 0 {
+		if at := c.second(ch, leg, in.RankPerAttempt); at >= 0 {
 			e := &c.entries[ch.candidates[at]]
-			d.Second = Second{e.worker, e.info.Name, e.address(), e.info.Host, ch.inputs[at].OverlapBlocks}
+			d.Second = Second{e.worker, e.info.Name, e.address(), e.info.Host, e.info.wantsRank(e.worker.DPRank), ch.inputs[at].OverlapBlocks}
 		}
 	}
 	if list != nil && in.listCandidates {

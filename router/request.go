@@ -106,6 +106,9 @@ type Request struct {
 	Explain bool
 	// WantTokens asks for [Decision.Tokens], WantSecond for [Decision.Second].
 	WantTokens, WantSecond bool
+	// RankPerAttempt says that each worker that is tried gets a request with its own rank. Otherwise
+	// a request that names its rank names the same one to the second choice.
+	RankPerAttempt bool
 }
 
 // Labels describe a request to people.

@@ -3,6 +3,7 @@
 package router_test
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -89,6 +90,26 @@ func TestSecondChoiceOfANamedRank(t *testing.T) {
 	}
 	if named != 12 {
 		t.Errorf("%d of 15 name their rank, want 12", named)
+	}
+	for i := range 15 {
+		d := decided(t, r, string(rune('A'+i)), "abcd", func(q *router.Request) { q.RankPerAttempt = true })
+		if !d.Second.Address.IsValid() || d.Second.NameRank != (d.Second.Worker.ID != 3) {
+			t.Errorf("a rank for each attempt: decision for %v, second choice %+v", d.Worker, d.Second)
+		}
+	}
+	nodes := newRouter(t, router.Config{Mode: router.RoundRobin}, 0)
+	for id := range uint32(2) {
+		w := worker(uint64(id) + 1)
+		w.Engine, w.DPStart, w.DPSize = "vllm", 2*id, 2
+		set(t, nodes, w)
+	}
+	for i := range 4 {
+		for _, each := range []bool{false, true} {
+			d := decided(t, nodes, fmt.Sprint(i, each), "abcd", func(q *router.Request) { q.RankPerAttempt = each })
+			if d.Second.NameRank != each || d.Second.Address.IsValid() != each {
+				t.Errorf("nodes with different ranks, a rank for each attempt: %v: second choice %+v", each, d.Second)
+			}
+		}
 	}
 	own := worker(1)
 	own.Engine, own.DPSize = "vllm", 2

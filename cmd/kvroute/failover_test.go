@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -118,6 +119,49 @@ func TestA503IsServedByAnother(t *testing.T) {
 		t.Errorf("the faulty worker was asked %d times, want every third", asked)
 	}
 	idle(t, d)
+}
+
+// The ranks of two nodes differ, and a third worker has one rank. If the first worker is dead, the second
+// choice gets the request with its own rank.
+func TestEachAttemptNamesItsRank(t *testing.T) {
+	d := newStack(t, 0, nil)
+	var mu sync.Mutex
+	served := map[string]int{}
+	node := func(name string, ranks ...string) string {
+		return startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPost && !slices.Contains(ranks, r.Header.Get("X-Data-Parallel-Rank")) {
+				http.Error(w, "another node's rank", http.StatusBadRequest)
+				return
+			}
+			mu.Lock()
+			served[name]++
+			mu.Unlock()
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, `{"choices":[]}`)
+		})
+	}
+	second, single := node("second", "2", "3"), node("single", "")
+	file := filepath.Join(d.Dir, "kvroute.yaml")
+	text := fmt.Sprintf(`version: 1
+workers:
+- {name: first, address: %q, models: [sim], block_size: 16, dp_size: 2, engine: vllm}
+- {name: second, address: %q, models: [sim], block_size: 16, dp_start: 2, dp_size: 2, engine: vllm}
+- {name: single, address: %q, models: [sim], block_size: 16, engine: vllm}
+`, heldAddress(t), second, single)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.begin(t, "--config", file, "--router-mode", "round-robin", "--avoid-failing", "0")
+	for i := range 15 {
+		if resp, body := reply(t, d, "POST", chatPath, chatBody(fmt.Sprint(i), 2, false), nil); resp.StatusCode != http.StatusOK {
+			t.Fatalf("request %d: status %d: %s", i, resp.StatusCode, body)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if served["second"] < 6 || served["single"] < 3 {
+		t.Errorf("the workers served %v", served)
+	}
 }
 
 // While kvroute is dead, Envoy uses the current workers: those that came after its start, and not

@@ -32,6 +32,8 @@ type Request struct {
 	Path   string   // with the query
 	Header []string // name, value, name, value
 	Body   []byte   // nil for a request that ends with its headers
+	// Metadata of the stream: name, value, name, value.
+	Metadata []string
 
 	// Trailers ends the request with trailers instead of its body.
 	Trailers bool
@@ -106,7 +108,7 @@ func (l *Link) Begin(r Request) *Exchange {
 	}
 	return &Exchange{
 		link: l, request: r, Header: pairs(append([]string{":method", r.Method, ":path", r.Path}, r.Header...)),
-		main: l.open(false, r.Mode == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED),
+		main: l.open(false, r.Mode == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, r.Metadata...),
 	}
 }
 

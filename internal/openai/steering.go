@@ -13,6 +13,8 @@ var Steering = []string{
 	"x-dynamo-worker-fallback",
 	"x-dynamo-worker-list",
 	"x-dynamo-worker-host",
+	"x-dynamo-rank",
+	"x-dynamo-rank-fallback",
 	"x-dynamo-request-id",
 	// From routers to workers and gateways.
 	"x-dynamo-prefill-worker",
