@@ -92,7 +92,7 @@ func (c *Config) mayServe(a netip.AddrPort) bool { return c.Networks.Check(a) ==
 // rankHeaders returns the headers that name the rank or the instance to the worker, or the group and its
 // worker to the router of a group, as name, value, name, value.
 func (h *head) rankHeaders(d *router.Decision) []string {
-	second := &d.Second
+	second := d.Second
 	switch {
 	case d.Group != "":
 		headers := []string{headerGroup, d.Group}
