@@ -49,6 +49,11 @@ bench-see: build envoy ## measure what audit, metrics, traces and an open dashbo
 	@go build -o .cache/bin/bench-envoy ./bench/envoy
 	@.cache/bin/bench-envoy --see --rounds $(or $(ROUNDS),15) --base '$(BASE)' --commit "$(COMMIT)"
 
+.PHONY: bench-workers
+bench-workers: build envoy ## measure what clients see of workers with faults, and what it costs to watch 500 workers (4 minutes; ONLY=cost, health, new, refused, status or silence; silence needs root on Linux)
+	@go build -o .cache/bin/bench-envoy ./bench/envoy
+	@.cache/bin/bench-envoy --faults --only '$(ONLY)' --commit "$(COMMIT)"
+
 .PHONY: bench-events
 bench-events: tools ## measure events, snapshots and the start of a replica against their targets (ROUNDS=3)
 	@go run bench/main.go events --rounds $(or $(ROUNDS),3) --only '$(ONLY)' --commit "$(COMMIT)"

@@ -2,8 +2,8 @@
 
 // Command envoy measures what Envoy and kvroute cost together: against Envoy alone, with a processor that
 // does nothing, and against Dynamo's frontend, as `make bench-front` runs it. With --split it measures
-// prefill legs (`make bench-pd`), with --see what makes kvroute visible (`make bench-see`). It
-// prints a table and exits 1 if a target is missed.
+// prefill legs (`make bench-pd`), with --see what makes kvroute visible (`make bench-see`), with --faults what
+// clients see of workers with faults (`make bench-workers`). It prints a table and exits 1 if a target is missed.
 package main
 
 import (
@@ -47,6 +47,8 @@ func main() {
 	split := flag.Bool("split", false, "measure split requests: make bench-pd")
 	flag.StringVar(&o.traces, "traces", "", "of --split: `folder` with the traces")
 	see := flag.Bool("see", false, "measure what it costs to make kvroute visible: make bench-see")
+	faults := flag.Bool("faults", false, "measure workers with faults: make bench-workers")
+	silent := flag.Bool("silence", false, "be the part of --faults in a network of its own")
 	flag.StringVar(&o.base, "base", "", "of --see: `path` of an earlier kvroute to compare with")
 	flag.StringVar(&o.dynamo, "dynamo", "", "`folder` with Dynamo installed; empty leaves it out")
 	flag.StringVar(&o.shared, "shared", "../shared/data", "`folder` with the reference data")
@@ -63,6 +65,11 @@ func main() {
 		switch {
 		case *split:
 			return runSplit(ctx, o)
+		case *silent:
+			runSilence(ctx, o)
+			return true
+		case *faults:
+			return runFaults(ctx, o)
 		case *see:
 			return runSee(ctx, o)
 		}
