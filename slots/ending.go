@@ -51,3 +51,76 @@ func (s *Table) Finish(now time.Time, id string) (e Ended) {
 	s.drop(n)
 	return e
 }
+
+// A client may leave while its request waits for a worker that hangs, or whose machine is lost. If the slot
+// were freed, the worker would look idle and get the next request. So the slot of such a request stays.
+//
+//	from     to       when
+//	waiting  left     the client leaves
+//	started  removed  the client leaves: the worker has computed the prompt
+//	left     removed  the worker answers any request: it sends a response's headers, or a first token
+//	left     removed  30 s later, by the next Expire; earlier if the worker has more than 1,024 of them
+//	left     removed  the worker is removed
+//
+// # Invariants
+//
+//   - A slot of a request that was left counts as load of its worker like a waiting slot.
+//   - It belongs to no request and no replica: the id may have another slot. It never starts, and it
+//     never moves.
+//   - Load.Left is the number of these slots on a worker, and history.left lists them in the order of
+//     their time.
+//   - After an answer of a worker, the worker has none.
+
+// Leave is [Table.Finish] for a request whose client left before the worker answered. Unless the first token
+// is known, the load stays on the worker until [Table.Answered], a reported first token there, or an
+// [Table.Expire] after 30 s.
+func (s *Table) Leave(now time.Time, id string) Ended {
+	n, exists := s.ids[id]
+	if !exists || s.slots[n].started {
+		return s.Finish(now, id)
+	}
+	t := &s.slots[n]
+	e := Ended{Existed: true, Worker: t.Worker}
+	delete(s.ids, id)
+	t.id, t.left, t.seen = "", true, s.at(now)
+	t.Owned, t.Replica = true, 0
+	t.Unseen = false // no later first token is inferred: the worker may hang
+	w, h := &s.workers[t.Worker], &s.histories[t.Worker]
+	w.queue.due = 0
+	w.Left++
+	w.LeftTokens += t.pend
+	if h.left = append(h.left, n); len(h.left) > mostLeft {
+		s.dropLeft(h)
+	}
+	return e
+}
+
+// Answered notes that a worker answered a request: it does not hang, so the load of the requests that were
+// left there ends.
+func (s *Table) Answered(worker int) {
+	left := s.history(worker).left
+	if len(left) == 0 {
+		return
+	}
+	s.histories[worker].left = nil
+	for _, n := range left {
+		s.drop(n)
+	}
+}
+
+// expireLeft drops the slots of requests that were left leftLife ago or earlier.
+func (s *Table) expireLeft(now time.Time) {
+	since := now.Sub(s.epoch)
+	for worker := range s.histories {
+		for h := &s.histories[worker]; len(h.left) > 0 && since-s.slots[h.left[0]].seen >= leftLife; {
+			s.dropLeft(h)
+		}
+	}
+}
+
+// dropLeft drops the slot that was left first.
+func (s *Table) dropLeft(h *history) {
+	n := h.left[0]
+	h.left = h.left[1:]
+	s.drop(n)
+}

@@ -146,6 +146,7 @@ func (s *Table) FirstToken(now time.Time, id string, exact bool) (news, inferred
 		return false, true
 	}
 	t.confirmed, inferred = true, t.started
+	s.Answered(t.Worker)
 	if s.infers {
 		s.evidence(n, exact)
 	}

@@ -53,6 +53,8 @@ type Table struct {
 
 const (
 	ownerlessLife = 300 * time.Second // of a slot without an owner or a sign of life
+	leftLife      = 30 * time.Second  // of a slot whose request was left
+	mostLeft      = 1024              // such slots of a worker; the oldest ones go first
 	sweepEvery    = 30 * time.Second
 )
 
@@ -99,6 +101,9 @@ type Load struct {
 	DecodeTokens int // prompt and output of those that have their first token
 
 	WaitingTokens int // prompts of the waiting ones
+
+	// Of the waiting ones: the slots of requests that were left, and their prefill tokens; see [Table.Leave].
+	Left, LeftTokens int
 }
 
 // slot is one request. Its prompt's blocks are the nodes from leaf up to the root
@@ -135,6 +140,7 @@ type slot struct {
 	outputReported bool // not estimated
 
 	taken   bool          // not vacant
+	left    bool          // its request was left, at the time seen
 	arrived time.Duration // when the worker got it, if the worker reports its load
 }
 
@@ -183,6 +189,7 @@ type history struct {
 	pace       pace
 	peak       peak
 	unreported unreported
+	left       []int32 // slots of requests that were left, in this order
 }
 
 // history returns the history of a worker; an empty one, that is not kept, of an unknown worker.
@@ -311,7 +318,9 @@ func (s *Table) at(now time.Time) time.Duration {
 func (s *Table) drop(n int32) {
 	t := &s.slots[n]
 	w := &s.workers[t.Worker]
-	delete(s.ids, t.id)
+	if !t.left {
+		delete(s.ids, t.id)
+	}
 	s.note(t.Worker)
 	if t.linked {
 		s.unlink(&w.estimated, n)
@@ -335,6 +344,10 @@ func (s *Table) drop(n int32) {
 		w.Waiting--
 		w.PendTokens -= t.pend
 		w.WaitingTokens -= t.PromptTokens
+	}
+	if t.left {
+		w.Left--
+		w.LeftTokens -= t.pend
 	}
 	w.Blocks -= t.output
 	w.off -= t.off
@@ -377,8 +390,10 @@ func (s *Table) RemoveReplica(replica uint64) {
 }
 
 // Expire drops the slots that are not owned and had no sign of life for 300 s, and returns
-// how many. It works at most every 30 s, so it may be called at any rate.
+// how many. It works at most every 30 s, so it may be called at any rate. At each call it also drops
+// the slots of requests that were left 30 s ago or earlier; it does not count them.
 func (s *Table) Expire(now time.Time) int {
+	s.expireLeft(now)
 	if now.Sub(s.swept) < sweepEvery {
 		return 0
 	}

@@ -242,6 +242,71 @@ func TestOwnerlessSlotsExpire(t *testing.T) {
 	}
 }
 
+// The load of requests that were left stays until the worker answers anyone, or for 30 s.
+func TestTheLoadOfALeftRequestStays(t *testing.T) {
+	var s slots.Table
+	s.InferFirstTokens()
+	book := func(now float64, id string) {
+		t.Helper()
+		if !s.Add(at(now), id, &slots.Booking{PromptTokens: 48, Blocks: []uint64{1, 2, 3}, Owned: true}) {
+			t.Fatalf("%s got no slot", id)
+		}
+	}
+	check := func(what string, want slots.Load) {
+		t.Helper()
+		if got := s.Load(0); got != want {
+			t.Errorf("%s: %+v, want %+v", what, got, want)
+		}
+	}
+	one := slots.Load{Requests: 1, Waiting: 1, PendTokens: 48, Blocks: 3, WaitingTokens: 48, Left: 1, LeftTokens: 48}
+	both := slots.Load{Requests: 2, Waiting: 2, PendTokens: 96, Blocks: 3, WaitingTokens: 96, Left: 1, LeftTokens: 48}
+	book(0, "a")
+	s.Leave(at(1), "a")
+	check("a was left", one)
+	if s.Len() != 0 || s.Free("a") || s.MarkPrefillCompleted(at(2), "a") {
+		t.Error("the request that was left still has a slot")
+	}
+	s.Expire(at(30.9))
+	check("29.9 s later", one)
+	s.Expire(at(31)) // does not wait for the next sweep
+	check("30 s later", slots.Load{})
+
+	book(40, "a")
+	s.Leave(at(41), "a")
+	book(42, "a") // the same id
+	check("another request", both)
+	s.MarkPrefillCompleted(at(43), "a")
+	check("the first token of the other request", slots.Load{Requests: 1, Blocks: 3, DecodeTokens: 48})
+	if got := s.TakeInferred(); got != nil {
+		t.Errorf("first tokens of left requests were inferred: %v", got)
+	}
+	if s.Leave(at(44), "a"); s.Load(0) != (slots.Load{}) {
+		t.Error("a request that has its first token must leave no load")
+	}
+
+	book(50, "a")
+	s.Leave(at(50), "a")
+	s.Answered(0)
+	check("an answer", slots.Load{})
+	book(51, "a")
+	s.Leave(at(51), "a")
+	s.RemoveWorker(0)
+	check("the worker was removed", slots.Load{})
+	for i := range 3000 {
+		id := fmt.Sprint(i)
+		book(60, id)
+		s.Leave(at(60), id)
+	}
+	if got := s.Load(0); got.Requests != 1024 || got.Left != 1024 {
+		t.Errorf("%+v, want at most 1024 left", got)
+	}
+	s.Expire(at(90))
+	check("all expired", slots.Load{})
+	if left := s.Left(); left != 0 {
+		t.Errorf("%d slots, nodes or ids are left", left)
+	}
+}
+
 // The slots of a replica that left are dropped, and no others.
 func TestRemoveReplica(t *testing.T) {
 	var s slots.Table
@@ -280,6 +345,33 @@ type slowSlot struct {
 	reported bool
 	estimate float64
 	grown    time.Time
+
+	left bool // its request was left at the time seen; its key is no id
+}
+
+// leave follows the definition of Leave: a waiting slot stays, without its id, owner and replica.
+func (m slowSlots) leave(now time.Time, id, key string) {
+	s := m[id]
+	delete(m, id)
+	if s != nil && !s.completed {
+		s.left, s.seen, s.Owned, s.Replica = true, now, true, 0
+		m[key] = s
+	}
+}
+
+// answered follows the definition of Answered.
+func (m slowSlots) answered(worker int) {
+	maps.DeleteFunc(m, func(_ string, s *slowSlot) bool { return s.left && s.Worker == worker })
+}
+
+// requests is the number of slots that belong to a request.
+func (m slowSlots) requests() (n int) {
+	for _, s := range m {
+		if !s.left {
+			n++
+		}
+	}
+	return n
 }
 
 // grow follows the definition of Grow: perSecond blocks a second since the first token,
@@ -312,6 +404,12 @@ func (m slowSlots) load(worker int) (l slots.Load) {
 			continue
 		}
 		l.Requests++
+		if s.left {
+			l.Left++
+			if !s.PrefillUntracked {
+				l.LeftTokens += max(0, s.PromptTokens-s.CachedTokens)
+			}
+		}
 		if s.completed {
 			l.DecodeTokens += s.PromptTokens + s.out
 		} else {
@@ -431,6 +529,7 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 				}
 				if exists && !slot.completed {
 					slot.completed, slot.grown = true, now
+					m.answered(slot.Worker)
 				}
 				if exists {
 					slot.seen = now
@@ -459,11 +558,20 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 				w, perSecond := rng.IntN(workers+2)-1, rng.Float64()*20
 				s.Grow(now, w, perSecond)
 				m.grow(now, w, perSecond)
-			case op < 96:
+			case op < 92:
 				if got := s.Free(id); got != exists {
 					fail(step, "end of %s was news: %v, want %v", id, got, exists)
 				}
 				delete(m, id)
+			case op < 95:
+				if got := s.Leave(now, id); got.Existed != exists {
+					fail(step, "leaving %s was news: %v, want %v", id, got.Existed, exists)
+				}
+				m.leave(now, id, fmt.Sprint("left ", step))
+			case op < 96:
+				w := rng.IntN(workers+2) - 1
+				s.Answered(w)
+				m.answered(w)
 			case op < 97:
 				w := rng.IntN(workers)
 				s.RemoveWorker(w)
@@ -473,10 +581,13 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 				maps.DeleteFunc(m, func(_ string, slot *slowSlot) bool { return slot.Replica == 2 })
 			default:
 				now = now.Add(time.Duration(rng.IntN(200)+30) * time.Second)
-				before := len(m)
-				maps.DeleteFunc(m, func(_ string, slot *slowSlot) bool { return !slot.Owned && now.Sub(slot.seen) >= 300*time.Second })
-				if got := s.Expire(now); got != before-len(m) {
-					fail(step, "%d slots expired, want %d", got, before-len(m))
+				before := m.requests()
+				maps.DeleteFunc(m, func(_ string, slot *slowSlot) bool {
+					age := now.Sub(slot.seen)
+					return !slot.Owned && age >= 300*time.Second || slot.left && age >= 30*time.Second
+				})
+				if got := s.Expire(now); got != before-m.requests() {
+					fail(step, "%d slots expired, want %d", got, before-m.requests())
 				}
 			}
 			for w := range workers {
@@ -488,8 +599,8 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 					fail(step, "worker %d has %d blocks, not between %d and %d", w, got.Blocks, most, sum)
 				}
 			}
-			if s.Len() != len(m) {
-				fail(step, "%d slots, want %d", s.Len(), len(m))
+			if s.Len() != m.requests() {
+				fail(step, "%d slots, want %d", s.Len(), m.requests())
 			}
 			if broken := s.Broken(); broken != "" {
 				fail(step, "%s", broken)
@@ -499,6 +610,7 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 			s.Free(id)
 		}
 		for w := range workers {
+			s.Answered(w)
 			if got := s.Load(w); got != (slots.Load{}) {
 				t.Fatalf("seed %d: worker %d has %+v after all requests ended", seed, w, got)
 			}
