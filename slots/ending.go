@@ -4,6 +4,13 @@ package slots
 
 import "time"
 
+const (
+	ownerlessLife = 300 * time.Second // of a slot without an owner or a sign of life
+	leftLife      = 30 * time.Second  // of a slot whose request was left
+	mostLeft      = 1024              // such slots of a worker; the oldest ones go first
+	sweepEvery    = 30 * time.Second
+)
+
 // Wait returns how long a request has its slot, 0 without a slot, and the time to the first token that was expected when
 // it took the slot: 0 if unknown, and after a move to another worker.
 func (s *Table) Wait(now time.Time, id string) (waited, expected time.Duration) {
@@ -50,6 +57,19 @@ func (s *Table) Finish(now time.Time, id string) (e Ended) {
 	}
 	s.drop(n)
 	return e
+}
+
+// Expire drops the slots that are not owned and had no sign of life for 300 s, and returns
+// how many. It works at most every 30 s, so it may be called at any rate. At each call it also drops
+// the slots of requests that were left 30 s ago or earlier; it does not count them.
+func (s *Table) Expire(now time.Time) int {
+	s.expireLeft(now)
+	if now.Sub(s.swept) < sweepEvery {
+		return 0
+	}
+	s.swept = now
+	since := now.Sub(s.epoch)
+	return s.dropIf(func(t *slot) bool { return !t.Owned && since-t.seen >= ownerlessLife })
 }
 
 // A client may leave while its request waits for a worker that hangs, or whose machine is lost. If the slot

@@ -51,13 +51,6 @@ type Table struct {
 	inferred []Inference
 }
 
-const (
-	ownerlessLife = 300 * time.Second // of a slot without an owner or a sign of life
-	leftLife      = 30 * time.Second  // of a slot whose request was left
-	mostLeft      = 1024              // such slots of a worker; the oldest ones go first
-	sweepEvery    = 30 * time.Second
-)
-
 // Booking describes a slot to be taken.
 type Booking struct {
 	Worker       int
@@ -387,19 +380,6 @@ func (s *Table) RemoveWorker(worker int) {
 // RemoveReplica drops all slots of another router replica.
 func (s *Table) RemoveReplica(replica uint64) {
 	s.dropIf(func(t *slot) bool { return replica != 0 && t.Replica == replica })
-}
-
-// Expire drops the slots that are not owned and had no sign of life for 300 s, and returns
-// how many. It works at most every 30 s, so it may be called at any rate. At each call it also drops
-// the slots of requests that were left 30 s ago or earlier; it does not count them.
-func (s *Table) Expire(now time.Time) int {
-	s.expireLeft(now)
-	if now.Sub(s.swept) < sweepEvery {
-		return 0
-	}
-	s.swept = now
-	since := now.Sub(s.epoch)
-	return s.dropIf(func(t *slot) bool { return !t.Owned && since-t.seen >= ownerlessLife })
 }
 
 // Load returns the sum of the slots on a worker.
