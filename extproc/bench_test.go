@@ -33,6 +33,7 @@ func (quickRouter) BestWorker(context.Context, router.Request) (router.Decision,
 func (quickRouter) FirstToken(string, router.Sign) bool                     { return true }
 func (quickRouter) Free(string) bool                                        { return true }
 func (quickRouter) Abandon(string) bool                                     { return true }
+func (quickRouter) Leave(string, bool) bool                                 { return true }
 func (quickRouter) ReportUsage(string, router.Usage)                        {}
 func (quickRouter) Served(string, router.Response) (bool, []router.Avoided) { return false, nil }
 

@@ -201,9 +201,11 @@ type Router interface {
 	// token is past, and reports whether that was unknown before. It ignores unknown ids.
 	FirstToken(id string, by router.Sign) bool
 	// Free ends a booking and reports whether there was one. Abandon does so for
-	// a request that no worker served.
+	// a request that no worker served. Leave does so for a request whose client left before
+	// the worker answered; sent says that the request may have reached its worker.
 	Free(id string) bool
 	Abandon(id string) bool
+	Leave(id string, sent bool) bool
 	// Served notes which worker answered a request when its response begins. It reports
 	// whether it moved the booking to that worker, and which workers it avoids from now on.
 	Served(id string, r router.Response) (moved bool, avoided []router.Avoided)

@@ -148,6 +148,21 @@ func (r *fakeRouter) Abandon(id string) bool {
 	return true
 }
 
+func (r *fakeRouter) Leave(id string, sent bool) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.slots[id] {
+		r.t.Errorf("Leave called with id %q, which has no slot", id)
+	}
+	r.slots[id] = false
+	call := "leave"
+	if !sent {
+		call = "leave before it was sent"
+	}
+	r.calls = append(r.calls, call)
+	return true
+}
+
 func (r *fakeRouter) PrefillFailed(string) error { return nil }
 
 func (r *fakeRouter) ReportUsage(_ string, u router.Usage) {

@@ -176,9 +176,13 @@ func (s *stream) free() {
 		return
 	}
 	s.reportUsage(s.id, s.usage)
-	if s.booked = false; s.served || !s.headersSent.Load() {
+	s.booked = false
+	switch {
+	case s.served || !s.headersSent.Load():
 		s.router.Free(s.id)
-	} else {
+	case s.state == responding:
 		s.router.Abandon(s.id)
+	default:
+		s.router.Leave(s.id, s.state == routed)
 	}
 }

@@ -59,7 +59,7 @@ var changeNames = [...]string{
 // order. Keys that only kvroute has follow.
 func appendSyncEvent(b []byte, e *syncEvent) []byte {
 	w := msgpack.Writer{B: b}
-	w.Map(5 + one(e.Abandoned))
+	w.Map(5 + one(e.Abandoned) + one(e.Left))
 	w.Text("request_id", e.ID)
 	w.Entries("worker", 2)
 	w.Uint("worker_id", e.Worker.ID)
@@ -79,6 +79,9 @@ func appendSyncEvent(b []byte, e *syncEvent) []byte {
 	w.Null("lora_name")
 	if e.Abandoned {
 		w.Flag("abandoned", true)
+	}
+	if e.Left {
+		w.Flag("left", true)
 	}
 	return w.B
 }
@@ -202,6 +205,7 @@ func (r *syncReader) event(data []byte) (rest []byte, err error) {
 		{Key: "data", Value: r.data, Required: true},
 		{Key: "router_id", Value: &e.router, Required: true},
 		{Key: "abandoned", Value: &e.Abandoned},
+		{Key: "left", Value: &e.Left},
 	})
 	if err == nil && (e.ID == "" || len(e.ID) > maxSyncID || e.router == 0) {
 		err = fmt.Errorf("%w: an id of %d bytes, of router %d", errShape, len(e.ID), e.router)

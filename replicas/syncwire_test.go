@@ -86,6 +86,7 @@ func TestSyncEventsComeThrough(t *testing.T) {
 		{router: 2, Change: router.Change{Kind: router.FirstToken, ID: "a", Worker: w}},
 		{router: 1, Change: router.Change{Kind: router.PrefillFailed, ID: "c", Worker: w}},
 		{router: 1, Change: router.Change{Kind: router.SlotFreed, ID: "a", Worker: w, Abandoned: true}},
+		{router: 1, Change: router.Change{Kind: router.SlotFreed, ID: "a", Worker: w, Abandoned: true, Left: true}},
 	}
 	batch := msgp.AppendMapHeader(nil, 4)
 	batch = msgp.AppendInt(msgp.AppendString(batch, "part"), 1)

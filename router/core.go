@@ -215,8 +215,12 @@ func (c *core) prefillCompleted(now time.Time, id string, session uint64, rebind
 
 // end frees the slot of a request, and learns the length of its output. silent says that the request had a
 // slot and no first token.
-func (c *core) end(now time.Time, id string) (silent bool) {
-	e := c.slots.Finish(now, id)
+func (c *core) end(now time.Time, id string, by ending) (silent bool) {
+	finish := c.slots.Finish
+	if by == endLeft {
+		finish = c.slots.Leave
+	}
+	e := finish(now, id)
 	if e.Started {
 		if e.Unestimated > 0 {
 			e.OutputTokens += e.Unestimated.Seconds() * c.outputRate(e.Worker)
@@ -331,6 +335,9 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 		return s // the slot moved before
 	}
 	at := c.at(ord, r.Address, fl.second)
+	if at >= 0 && !r.Local {
+		c.slots.Answered(at)
+	}
 	if at == ord || at < 0 {
 		if at < 0 && r.Asked == 1 {
 			return s // the proxy tried an unknown worker instead

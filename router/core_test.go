@@ -87,6 +87,38 @@ func TestRoomIsNotForTheLate(t *testing.T) {
 	}
 }
 
+// The load of requests whose client left makes no later request wait or fail: the worker may be idle. It does
+// so while the clients wait.
+func TestLeftRequestsMakeNobodyWait(t *testing.T) {
+	for name, conf := range map[string]Config{
+		"queue":     {Queue: QueueConfig{Threshold: new(0.)}},
+		"threshold": {Thresholds: Thresholds{PrefillTokens: new(1)}},
+	} {
+		c, submit := coreOf(t, conf, 1)
+		*c.thresholds = conf.Thresholds
+		now := time.Unix(1000, 0)
+		if w, _, err := submit(now, "first", 9, 0); w != nil || err != nil {
+			t.Fatal(name, w, err)
+		}
+		second, _, err := submit(now, "second", 9, time.Hour)
+		if second == nil && err == nil || second != nil && second.done {
+			t.Errorf("%s: the second request does not wait for the first one", name)
+		}
+		c.end(now, "first", endLeft)
+		if l := c.slots.Load(0); l.PendTokens != 9 || l.Left != 1 {
+			t.Fatalf("%s: %+v, want the load of the first request", name, l)
+		}
+		if second == nil {
+			_, _, err = submit(now, "third", 9, 0)
+		} else if c.pump(now); !second.done {
+			err = errQueued
+		}
+		if err != nil {
+			t.Errorf("%s: the load of the first request keeps the next one out: %v", name, err)
+		}
+	}
+}
+
 // A booking extends the life of its session before the first token: a session must not
 // expire during a long prefill.
 func TestABookingIsAUseOfItsSession(t *testing.T) {

@@ -375,7 +375,7 @@ func (c *core) leaveOutBusy(in *decisionInput, ch *choice) error {
 	kept := 0
 	for i, ord := range ch.candidates {
 		e, load := &c.entries[ord], &ch.inputs[i]
-		busy, skipped := c.busy(ch.time, e, load.ActiveBlocks, load.PendTokens, max(1, load.Members))
+		busy, skipped := c.busy(ch.time, e, load, max(1, load.Members))
 		c.skipped += skipped
 		if !busy {
 			ch.candidates[kept], ch.inputs[kept] = ord, *load

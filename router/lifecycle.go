@@ -74,22 +74,47 @@ func (r *Router) AddOutputTokens(id string, k int) (taken bool) {
 
 // Free gives the slot of a booked request back. It reports whether the request was
 // in flight: false for an unknown id and for a repetition, both harmless.
-func (r *Router) Free(id string) bool { return r.free(r.flights.end(id, 0, 0), id, true) }
+func (r *Router) Free(id string) bool { return r.free(r.flights.end(id, 0, 0), id, endServed) }
 
 // Abandon is [Router.Free] for a request that its worker did not serve. The prediction that the worker has
 // its blocks cached is withdrawn, unless its first token was noted.
 func (r *Router) Abandon(id string) bool {
 	fl := r.flights.end(id, 0, 0)
 	fl.guess.withdraw()
-	return r.free(fl, id, false)
+	return r.free(fl, id, endAbandoned)
 }
 
-func (r *Router) free(fl flight, id string, served bool) bool {
+// Leave is [Router.Abandon] for a request whose client left before the worker answered. The worker may hang,
+// so the load of the request stays there as [slots.Table.Leave] says; the worker's health does not change.
+// sent says that the request may have reached the worker. If not, only the load of its prefill leg stays.
+func (r *Router) Leave(id string, sent bool) bool {
+	fl := r.flights.end(id, 0, 0)
+	fl.guess.withdraw()
+	if fl.leg {
+		r.Leave(legID(id), true)
+		fl.leg = false
+	}
+	if sent {
+		return r.free(fl, id, endLeft)
+	}
+	return r.free(fl, id, endAbandoned)
+}
+
+// ending is how a request ended.
+type ending uint8
+
+const (
+	endServed    ending = iota
+	endAbandoned        // no worker served it
+	endLeft             // the same, and its load stays on the worker
+)
+
+func (r *Router) free(fl flight, id string, by ending) bool {
 	if fl.pool == nil {
 		return false
 	}
 	if fl.leg {
-		r.endLeg(id, served)
+		r.endLeg(id, by == endServed)
 	}
 	now := r.conf.Now()
 	var silent bool
@@ -97,16 +122,16 @@ func (r *Router) free(fl flight, id string, served bool) bool {
 		if w := c.waiting[id]; w != nil {
 			c.remove(w, ErrFreed)
 		} else {
-			silent = c.end(now, id)
+			silent = c.end(now, id, by)
 		}
 	})
 	end := later{freed: now}
-	if silent && served {
+	if silent && by == endServed {
 		end.firstTokenBy = SignEnd
 		r.metrics.firstTokens.AddTo(fl.pool.labels.signs[SignEnd], 1)
 	}
-	r.finish(&fl, id, end, served)
-	r.tellPeers(Change{Kind: SlotFreed, ID: id, Abandoned: !served})
+	r.finish(&fl, id, end, by == endServed)
+	r.tellPeers(Change{Kind: SlotFreed, ID: id, Abandoned: by != endServed, Left: by == endLeft})
 	return true
 }
 

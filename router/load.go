@@ -78,6 +78,7 @@ func (c *core) load(now time.Time, ord, prompt int, in *scorer.Input) {
 	*in = e.properties
 	in.PendTokens, in.DecodeTokens, in.WaitingTokens = load.PendTokens, load.DecodeTokens, load.WaitingTokens
 	in.ActiveRequests, in.WaitingRequests, in.ActiveBlocks = load.Requests, load.Waiting, load.Blocks
+	in.LeftTokens = load.LeftTokens
 	if in.Members > 0 {
 		e.groupLoad(now, &c.slots, ord, c.blockSize, in)
 	} else if r := &e.report; r.foreignRequests|r.foreignBlocks != 0 {
@@ -136,13 +137,13 @@ func (c *core) throughput(e *entry) float64 {
 
 // busy says whether the load of a worker, or the mean load of a group's members, is above a threshold. skipped
 // is the number of thresholds that could not be applied.
-func (c *core) busy(now time.Time, e *entry, blocks, pend, members int) (busy bool, skipped int) {
+func (c *core) busy(now time.Time, e *entry, in *scorer.Input, members int) (busy bool, skipped int) {
 	total := e.info.TotalKVBlocks
 	if e.group != nil {
 		total = e.group.load.TotalBlocks
 	}
 	return c.thresholds.Busy(scorer.Occupancy{
-		ActiveBlocks: blocks, PendTokens: pend / members,
+		ActiveBlocks: in.ActiveBlocks, PendTokens: in.OwnedTokens() / members,
 		EngineBlocks: e.reported(now),
 		TotalBlocks:  total, MaxBatchedTokens: e.info.MaxBatchedTokens,
 	})
@@ -195,7 +196,7 @@ func (c *core) summarize(now time.Time) Summary {
 	for i, ord := range members {
 		e, in := &c.entries[ord], &loads[i]
 		c.load(now, ord, 0, in)
-		if busy[i], _ = c.busy(now, e, in.ActiveBlocks, in.PendTokens, 1); busy[i] {
+		if busy[i], _ = c.busy(now, e, in, 1); busy[i] {
 			s.Busy++
 		}
 		s.Silent = s.Silent && e.silent(c.conf.NoEvents)

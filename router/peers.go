@@ -57,8 +57,9 @@ type Change struct {
 	// Worker has the slot after the change: for SlotTaken and SlotMoved, and for the first
 	// token of a peer's request.
 	Worker Worker
-	// Abandoned is set in a SlotFreed if no worker served the request.
-	Abandoned bool
+	// Abandoned is set in a SlotFreed if no worker served the request; Left, too, if its load
+	// stays on the worker, as [Router.Leave] says.
+	Abandoned, Left bool
 
 	// CachedTokens is the part of the prompt that the worker has cached: for SlotTaken and
 	// SlotMoved.
@@ -152,7 +153,11 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 			fl.guess.withdraw()
 		}
 		fl.pool.update(now, func(core *core) {
-			known = core.slots.Finish(now, key).Existed
+			if c.Left {
+				known = core.slots.Leave(now, key).Existed
+			} else {
+				known = core.slots.Finish(now, key).Existed
+			}
 		})
 		if c.Expires {
 			r.flights.noteEnd(now, key) // a repeated SlotTaken must not take a slot

@@ -129,6 +129,27 @@ func TestALegIsChosenAndBooked(t *testing.T) {
 	}
 }
 
+// A client that leaves during the prefill leg leaves load on the prefill worker only: no other worker got
+// the request. Once both were sent, it leaves load on both.
+func TestTheLoadOfALegStays(t *testing.T) {
+	for _, sent := range []bool{false, true} {
+		r := splitOf(t, router.Config{}, router.Prefill, router.Decode)
+		set(t, r, withRole(1, router.Prefill))
+		set(t, r, withRole(2, router.Decode))
+		d := decided(t, r, "a", "abcdef")
+		if d.Prefill == nil || !r.Leave("a", sent) || r.Leave("a", sent) || r.Free(d.Prefill.ID) {
+			t.Fatal("the request and its leg do not end once")
+		}
+		of := byID(t, r)
+		if got := of[1].LeftRequests; got != 1 {
+			t.Errorf("sent %v: %d requests left on the prefill worker, want 1", sent, got)
+		}
+		if got := of[2].LeftRequests == 1; got != sent || of[1].ActiveRequests+of[2].ActiveRequests > 0 {
+			t.Errorf("sent %v: %d requests left on the decode worker; %d and %d in flight", sent, of[2].LeftRequests, of[1].ActiveRequests, of[2].ActiveRequests)
+		}
+	}
+}
+
 // The rules for requests without a leg, with the cases of Dynamo's conditional disaggregation.
 func TestRulesThatSkipTheLeg(t *testing.T) {
 	threshold := func(c router.Config) router.Config { c.Thresholds.PrefillTokens = new(100); return c }

@@ -34,11 +34,12 @@ type WorkerState struct {
 	Taints         []string       `json:"taints,omitempty"`
 	BlockSize      int            `json:"block_size"`
 	TotalKVBlocks  int            `json:"total_kv_blocks,omitempty"`
-	KVEvents       string         `json:"kv_events"`             // "ok", "partial" or "suspect": see package events; "none": it publishes no events
-	NeverHeard     bool           `json:"never_heard,omitempty"` // no event came, and the configuration does not say whether it publishes events
-	CachedBlocks   int            `json:"cached_blocks"`         // in the index
-	GuessedBlocks  int            `json:"guessed_blocks"`        // predicted without events
-	ActiveRequests int            `json:"active_requests"`       // slots
+	KVEvents       string         `json:"kv_events"`               // "ok", "partial" or "suspect": see package events; "none": it publishes no events
+	NeverHeard     bool           `json:"never_heard,omitempty"`   // no event came, and the configuration does not say whether it publishes events
+	CachedBlocks   int            `json:"cached_blocks"`           // in the index
+	GuessedBlocks  int            `json:"guessed_blocks"`          // predicted without events
+	ActiveRequests int            `json:"active_requests"`         // slots of requests in flight
+	LeftRequests   int            `json:"left_requests,omitempty"` // slots of requests whose client left before an answer; see [Router.Leave]
 	ActiveBlocks   int            `json:"active_blocks"`
 	PendTokens     int            `json:"pend_tokens"`
 	EngineBlocks   int            `json:"engine_blocks,omitempty"`  // in use, by its report of the last 10 s
@@ -142,7 +143,8 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			KVEvents:       cmp.Or(e.events, info.KVEvents, "ok"), // a problem of our reader, or of the publisher
 			CachedBlocks:   p.known.index().WorkerBlocks(ord),
 			GuessedBlocks:  p.known.history.WorkerBlocks(ord),
-			ActiveRequests: load.Requests,
+			ActiveRequests: load.Requests - load.Left,
+			LeftRequests:   load.Left,
 			ActiveBlocks:   load.Blocks,
 			PendTokens:     load.PendTokens,
 			EngineBlocks:   e.reported(now),

@@ -43,6 +43,7 @@ import (
 //	prefill-ended a, prefill-failed a       the end of a's prefill leg
 //	free a                                  the end of a
 //	abandon a                               the end of a, which no worker served
+//	gives-up a                              the client of a leaves before the worker answers
 //	advance 2s                              time passes
 //	sync                                    the replicas exchange their changes
 //	dies replica=1                          the other replicas learn that a replica is dead
@@ -106,7 +107,7 @@ func (s *story) step(t *testing.T, d *datadriven.TestData) string {
 		}
 	case "loads":
 		s.loads(t, d)
-	case "computed", "first-token", "output", "served", "prefill-ended", "prefill-failed", "free", "abandon":
+	case "computed", "first-token", "output", "served", "prefill-ended", "prefill-failed", "free", "abandon", "gives-up":
 		for _, id := range names(d) {
 			s.event(t, d, id)
 		}
@@ -515,6 +516,8 @@ func (s *story) event(t *testing.T, d *datadriven.TestData, id string) {
 		isCommand = q.replica.Free(id)
 	case "abandon":
 		isCommand = q.replica.Abandon(id)
+	case "gives-up":
+		isCommand = q.replica.Leave(id, true)
 	}
 	if !isCommand {
 		fmt.Fprintf(&s.out, "%s has no slot\n", id)

@@ -55,12 +55,15 @@ func (t *Thresholds) Busy(o Occupancy) (busy bool, skipped int) {
 	return busy, skipped
 }
 
+// OwnedTokens is PendTokens without LeftTokens.
+func (in *Input) OwnedTokens() int { return max(0, in.PendTokens-in.LeftTokens) }
+
 // MustWait reports whether all candidates have more pending prefill than threshold batches of
 // the engine; false without candidates, and if the batch size of any of them is unknown.
 func MustWait(in []Input, threshold float64) bool {
 	for i := range in {
 		batch := in[i].MaxBatchedTokens
-		if batch <= 0 || in[i].mean(in[i].PendTokens) <= threshold*float64(batch) {
+		if batch <= 0 || in[i].mean(in[i].OwnedTokens()) <= threshold*float64(batch) {
 			return false
 		}
 	}

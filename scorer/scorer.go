@@ -72,6 +72,10 @@ type Input struct {
 	AdditionalBlocks int     `json:"additional_blocks"` // blocks that the new request would add to ActiveBlocks
 	KVUse            float64 `json:"kv_use"`            // share of its KV cache in use, 0..1
 
+	// LeftTokens is the part of PendTokens of requests whose client left before an answer. It raises costs. It
+	// makes no request wait or fail, because the worker may be idle.
+	LeftTokens int `json:"-"`
+
 	// Members is the number of workers in a router group; the load above is their sum. Costs
 	// use the mean. 0 and 1 mean a single worker.
 	Members int `json:"members,omitempty"`
