@@ -37,6 +37,7 @@ import (
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/records"
+	"github.com/kvroute/kvroute/internal/silence"
 )
 
 const (
@@ -110,7 +111,8 @@ func (s *Sidecar) Run(ctx context.Context, metrics http.Handler) (err error) {
 	parts, ctx := errgroup.WithContext(ctx)
 	ready := map[string]string{}
 	if s.conf.HTTPAddress != "" {
-		at, err := net.Listen("tcp", s.conf.HTTPAddress)
+		//nolint:contextcheck // a context would only limit the look-up of a name
+		at, err := silence.Listen("tcp", s.conf.HTTPAddress)
 		if err != nil {
 			return fmt.Errorf("listen for HTTP: %w", err)
 		}

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/kvroute/kvroute/internal/silence"
 )
 
 // addresses is the content of a ready file.
@@ -41,7 +43,7 @@ func listen(at string) (net.Listener, error) {
 			}
 		}
 	}
-	return net.Listen(network, address)
+	return silence.Listen(network, address)
 }
 
 // checkPorts refuses addresses that are in use, before the slow parts of a start. The listeners themselves

@@ -33,6 +33,7 @@ import (
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/internal/replica"
+	"github.com/kvroute/kvroute/internal/silence"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/router"
@@ -338,7 +339,7 @@ func (s *server) openHTTP() (err error) {
 	if err != nil {
 		return err
 	}
-	s.httpAt, err = net.Listen("tcp", s.conf.HTTPAddress)
+	s.httpAt, err = silence.Listen("tcp", s.conf.HTTPAddress)
 	if err == nil && secured != nil {
 		s.httpAt = tls.NewListener(s.httpAt, secured)
 	}

@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"time"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/internal/silence"
 	"github.com/kvroute/kvroute/top"
 )
 
@@ -31,6 +33,9 @@ func showTop(ctx context.Context, args []string, std stdio) error {
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.ResponseHeaderTimeout = answerTime
+	dialer := net.Dialer{Timeout: answerTime}
+	silence.Limit(&dialer)
+	transport.DialContext = dialer.DialContext
 	defer transport.CloseIdleConnections()
 	from.http = &http.Client{Transport: transport}
 	terminal, isFile := std.out.(*os.File)

@@ -75,6 +75,13 @@ func (a *Access) Options() (opts []nats.Option, err error) {
 	return opts, nil
 }
 
+// A connection to the bus ends when its other end has answered no ping for 30 s. With the library's defaults
+// it would take six minutes until a lost machine is noticed.
+const (
+	pingInterval = 10 * time.Second
+	pingsOut     = 2
+)
+
 // Connect connects to the bus. If the bus is not available or refuses this process, the connection
 // retries until it is closed.
 func Connect(url, name string, access *Access, log *slog.Logger, more ...nats.Option) (*nats.Conn, error) {
@@ -96,6 +103,8 @@ func Connect(url, name string, access *Access, log *slog.Logger, more ...nats.Op
 		// By default the second refusal ends the connection, although the bus's account
 		// service may only be late.
 		nats.IgnoreAuthErrorAbort(),
+		nats.PingInterval(pingInterval),
+		nats.MaxPingsOutstanding(pingsOut),
 		nats.ConnectHandler(func(nc *nats.Conn) { log.Info("connected to NATS", "url", nc.ConnectedUrlRedacted()) }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil { // nil: we closed it

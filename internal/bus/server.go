@@ -50,6 +50,7 @@ func StartServer(listen, store, password string) (*Server, error) {
 	if s.Server, err = natsserver.NewServer(&natsserver.Options{
 		ServerName: "kvroute", Host: host, Port: port, DontListen: listen == "",
 		JetStream: true, StoreDir: store, Username: serverUser, Password: s.password, NoSigs: true, NoLog: true,
+		PingInterval: pingInterval, MaxPingsOut: pingsOut,
 	}); err != nil {
 		return nil, errors.Join(fmt.Errorf("make the NATS server: %w", err), os.RemoveAll(s.temp))
 	}

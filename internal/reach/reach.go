@@ -21,6 +21,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/kvroute/kvroute/internal/silence"
 )
 
 // Networks are the addresses that workers may have. The zero value allows all.
@@ -182,6 +184,7 @@ func Authorities(setting, file string) (*x509.CertPool, error) {
 func (n Networks) Client() *http.Client {
 	// A worker whose machine is down does not answer.
 	dialer := &net.Dialer{Timeout: 5 * time.Second, Control: n.Control}
+	silence.Limit(dialer)
 	transport := &http.Transport{DialContext: dialer.DialContext, MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute}
 	if n.authorities != "" {
 		transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {

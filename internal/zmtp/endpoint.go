@@ -8,7 +8,8 @@ import (
 	"net"
 	"strconv"
 	"strings"
-	"time"
+
+	"github.com/kvroute/kvroute/internal/silence"
 )
 
 // Endpoint is where a socket binds or connects.
@@ -95,14 +96,11 @@ func (e Endpoint) Address() (network, address string) {
 
 // Dial connects and shakes hands. Options may change how it connects.
 func Dial(ctx context.Context, e Endpoint, own Role, options ...func(*net.Dialer)) (*Conn, error) {
-	// A host that disappears without closing the connection is detected within half a minute.
-	d := net.Dialer{
-		Timeout:         handshakeTime,
-		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3},
-	}
+	d := net.Dialer{Timeout: handshakeTime}
 	for _, change := range options {
 		change(&d)
 	}
+	silence.Limit(&d)
 	network, address := e.Address()
 	nc, err := d.DialContext(ctx, network, address)
 	if err != nil {
