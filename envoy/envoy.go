@@ -76,6 +76,9 @@ type Config struct {
 	// RequestTimeout by default suffices for 16 MiB at half a megabit a second. A tenth of it is for the headers, at least a second.
 	RequestTimeout time.Duration `yaml:"request-timeout" default:"5m" help:"<time> that a client may take to send a request"`
 	IdleTimeout    time.Duration `yaml:"idle-timeout" default:"1h" help:"longest <time> without a byte of a response, as before its first token"`
+	// SilenceTimeout counts from the last packet of the other end. It ends waiting requests of a machine that is lost.
+	SilenceTimeout   time.Duration `yaml:"silence-timeout" default:"30s" help:"<time> after which Envoy closes a connection whose other machine is silent, as after a loss of power"`
+	NoSilenceTimeout bool          `yaml:"no-silence-timeout" help:"leave out silence-timeout, which Envoy supports only on Linux"`
 }
 
 // Failover is a way to reach the second choice if the first one refuses the connection, does not
@@ -156,6 +159,11 @@ func (c Config) values() map[string]any {
 		"discovery": map[string]string{"extproc": discovery(c.ExtProc), "pool": discovery(c.Pool)},
 		"body_mode": bodyModes[c.BodyMode],
 		"steering":  openai.Steering,
+		"silence": map[string]int64{
+			"idle":     int64(max(time.Second, c.SilenceTimeout/3) / time.Second),
+			"interval": int64(max(time.Second, c.SilenceTimeout/6) / time.Second),
+			"end":      c.SilenceTimeout.Milliseconds(),
+		},
 		"seconds": map[string]string{
 			"idle":        seconds(c.IdleTimeout),
 			"message":     seconds(c.MessageTimeout),
@@ -209,8 +217,12 @@ func (c *Config) check() (err error) {
 	want(c.MaxMessageTimeout >= c.MessageTimeout, "max-message-timeout is %v, want at least message-timeout, %v", c.MaxMessageTimeout, c.MessageTimeout)
 	want(c.RequestTimeout >= time.Second, "request-timeout is %v, want a second or more", c.RequestTimeout)
 	want(c.IdleTimeout >= time.Second, "idle-timeout is %v, want a second or more", c.IdleTimeout)
+	want(c.SilenceTimeout >= time.Second && c.SilenceTimeout <= maxSilence, "silence-timeout is %v, want 1s to %v", c.SilenceTimeout, maxSilence)
 	return err
 }
+
+// maxSilence bounds silence-timeout: Linux accepts intervals of at most 32767 s.
+const maxSilence = 24 * time.Hour
 
 var (
 	hostForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$`)

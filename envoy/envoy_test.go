@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"flag"
+	"fmt"
 	"net/http/httptest"
 	"net/netip"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/config/trace/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/filters/cel/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/composite/v3"
@@ -70,6 +72,8 @@ var configs = map[string]envoy.Config{
 	"full duplex":   {ExtProc: []string{"127.0.0.1:9002"}, BodyMode: envoy.FullDuplex},
 	"HTTP/2":        {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001"}, WorkerHTTP2: true},
 	"traces":        {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001"}, OTLP: "collector:4317"},
+	"no silence":    {ExtProc: []string{"127.0.0.1:9002"}, NoSilenceTimeout: true},
+	"long silence":  {ExtProc: []string{"127.0.0.1:9002"}, SilenceTimeout: 24 * time.Hour},
 	"one choice":    {ExtProc: []string{"127.0.0.1:9002"}, Failover: envoy.NoFailover},
 	"everything else": {
 		ListenAddress: "0.0.0.0:0", AdminAddress: "[::1]:0", ExtProc: []string{"[fd00::1]:1"}, Pool: []string{"10.0.0.1:65535"},
@@ -131,6 +135,40 @@ func parse(t *testing.T, text []byte) *bootstrapv3.Bootstrap {
 		t.Fatalf("%v\n%s", err, asJSON)
 	}
 	return b
+}
+
+// All listeners, and the connections to all clusters, have the limit of the silence of other machines.
+func TestSilenceHasALimit(t *testing.T) {
+	limit := func(options []*corev3.SocketOption) string {
+		text := ""
+		for _, o := range options {
+			text += fmt.Sprint(o.GetLevel(), "/", o.GetName(), "=", o.GetIntValue(), " ")
+		}
+		return text
+	}
+	for silence, want := range map[time.Duration]string{
+		0:               "1/9=1 6/4=10 6/5=5 6/18=30000 ",
+		2 * time.Second: "1/9=1 6/4=1 6/5=1 6/18=2000 ",
+	} {
+		b := parse(t, render(t, envoy.Config{ExtProc: []string{"127.0.0.1:9002"}, OTLP: "collector:4317", SilenceTimeout: silence}))
+		for where, options := range map[string][]*corev3.SocketOption{
+			"clusters": b.GetClusterManager().GetUpstreamBindConfig().GetSocketOptions(),
+			"admin":    b.GetAdmin().GetSocketOptions(),
+			"listener": b.GetStaticResources().GetListeners()[0].GetSocketOptions(),
+		} {
+			if got := limit(options); got != want {
+				t.Errorf("%v, %s: %s, want %s", silence, where, got, want)
+			}
+		}
+		for _, c := range b.GetStaticResources().GetClusters() {
+			if c.GetUpstreamBindConfig() != nil {
+				t.Errorf("the cluster %s replaces the options of all clusters", c.GetName())
+			}
+		}
+	}
+	if text := render(t, configs["no silence"]); bytes.Contains(text, []byte("socket_options")) {
+		t.Error("no-silence-timeout leaves socket options in the bootstrap")
+	}
 }
 
 // eachAny calls visit for each packed message, and for the messages packed in it.
@@ -268,6 +306,8 @@ func TestRefusedSettings(t *testing.T) {
 		"message-timeout is -1s":                   {ExtProc: ok, MessageTimeout: -time.Second},
 		"request-timeout is 1ms, want a second":    {ExtProc: ok, RequestTimeout: time.Millisecond},
 		"idle-timeout is -1s, want a second":       {ExtProc: ok, IdleTimeout: -time.Second},
+		"silence-timeout is 1ms, want 1s to 24h":   {ExtProc: ok, SilenceTimeout: time.Millisecond},
+		"silence-timeout is 25h0m0s, want 1s":      {ExtProc: ok, SilenceTimeout: 25 * time.Hour},
 		"max-message-timeout is 1s, want at least": {ExtProc: ok, MaxMessageTimeout: time.Second},
 	} {
 		var out bytes.Buffer

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"runtime"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -197,6 +198,7 @@ func (s *Stack) StartEnvoy(ctx context.Context) (err error) {
 
 // Render makes the bootstrap that `kvroute config envoy` prints.
 func Render(c envoy.Config) ([]byte, error) {
+	c.NoSilenceTimeout = c.NoSilenceTimeout || runtime.GOOS != "linux"
 	var text bytes.Buffer
 	err := envoy.Render(&text, c)
 	return text.Bytes(), err

@@ -114,6 +114,9 @@ func TestWorkersFaults(t *testing.T) {
 			if outcomeOf(t, c.row).check(t, got); !strings.Contains(got.body, c.body) {
 				t.Errorf("%.300s, want %q", got.body, c.body)
 			}
+			if c.leave {
+				atRestAfterAnAnswer(t, d)
+			}
 			atRest(t, d)
 		})
 	}
