@@ -134,7 +134,7 @@ func TestALostClientLeavesItsLoad(t *testing.T) {
 	atRestAfterAnAnswer(t, d)
 }
 
-// The connections of Envoy and of the API's clients end in silence.
+// The connections of Envoy and of the API's clients end when the other end is silent.
 func TestListenersHaveTheLimit(t *testing.T) {
 	l, err := listen("127.0.0.1:0")
 	if err != nil {
