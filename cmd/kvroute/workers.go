@@ -26,7 +26,7 @@ func (s *server) setWorker(info router.WorkerInfo) {
 		return
 	}
 	if info.Health < router.Unhealthy {
-		s.router.SetFaults(info.ID, silence, nil)
+		s.router.SetFaults(info.ID, silenceFault, nil)
 	}
 	s.workerChanged(info.ID, true)
 	s.log.Debug("worker", "worker", info.ID, "address", info.Address.String(), "health", info.Health.String())
@@ -35,12 +35,12 @@ func (s *server) setWorker(info router.WorkerInfo) {
 	}
 }
 
-// silence is the source of the fault of workers that give no sign of life.
-const silence = "silence"
+// silenceFault is the source of the fault of workers that give no sign of life.
+const silenceFault = "silence"
 
 // silent keeps the fault of a worker that became unhealthy. setWorker ends it.
 func (s *server) silent(info router.WorkerInfo, cause string) {
-	s.router.SetFaults(info.ID, silence, []router.Fault{{
+	s.router.SetFaults(info.ID, silenceFault, []router.Fault{{
 		What: "silent", Text: fmt.Sprintf("it gives no sign of life, so it gets no requests: %s at %s", cause, info.Address),
 	}})
 }
