@@ -140,8 +140,21 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 			if !retried(asks) || asks.GetRoute().GetTimeout().AsDuration() != 0 {
 				t.Errorf("the route %s is tried again like this: %v", asks.GetName(), asks.GetRoute())
 			}
+			// Connections to lost machines end. Envoy Gateway itself cannot set TCP_USER_TIMEOUT.
+			const limit = `TCP_USER_TIMEOUT, in milliseconds`
+			patched := variant == "original-destination"
+			if options := fmt.Sprint(dump.Listeners[0].GetSocketOptions()); len(dump.Listeners[0].GetSocketOptions()) < 4 || strings.Contains(options, limit) != patched {
+				t.Errorf("the listener has the options %s", options)
+			}
 			named, settled := 0, 0
 			for _, c := range dump.Clusters {
+				connects := c.GetClusterType().GetName() != "envoy.clusters.composite"
+				if k := c.GetUpstreamConnectionOptions().GetTcpKeepalive(); connects && k.GetKeepaliveTime().GetValue() != 10 {
+					t.Errorf("the cluster %s has the probes %v", c.GetName(), k)
+				}
+				if ours := strings.HasPrefix(c.GetName(), "kvroute-worker-"); strings.Contains(fmt.Sprint(c.GetUpstreamBindConfig()), limit) != ours {
+					t.Errorf("the cluster %s has the options %v", c.GetName(), c.GetUpstreamBindConfig())
+				}
 				// kvroute's cluster has a health check, and allows more than 1,024 open streams.
 				if h := c.GetHealthChecks(); len(h) == 1 && h[0].GetGrpcHealthCheck() != nil && c.GetCircuitBreakers().GetThresholds()[0].GetMaxRequests().GetValue() == 40_000 &&
 					c.GetCommonLbConfig().GetHealthyPanicThreshold() != nil && c.GetCommonLbConfig().GetHealthyPanicThreshold().GetValue() == 0 {
