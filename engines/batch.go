@@ -96,6 +96,7 @@ type EngineBatch struct {
 	Events []EngineEvent
 	Drops  Drops
 
+	time float64 // seconds since 1970; 0 if the batch does not have it exactly
 	// The events' hashes and tokens, in one list each.
 	hashes []uint64
 	tokens []uint32

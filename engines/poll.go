@@ -26,6 +26,10 @@ func (r *rankSource) poll(ctx context.Context) {
 	wait := backoff{}
 	copies := time.Now()
 	for ctx.Err() == nil {
+		if r.isMuted() { // the engine gives each event to one client only
+			bus.Wait(ctx, time.Second)
+			continue
+		}
 		b, err := r.pollOnce(ctx)
 		away := r.current() == StateNone
 		if err != nil {
@@ -35,6 +39,7 @@ func (r *rankSource) poll(ctx context.Context) {
 			if !away {
 				r.count(sourceAway, 1)
 				r.set(StateNone)
+				r.unavailable(&r.noEvents, err)
 				r.log.Warn("an engine does not return events any more", "endpoint", r.at.url, "err", err)
 			}
 			if errors.Is(err, syscall.ECONNREFUSED) && r.stream.hasLast {
@@ -47,6 +52,7 @@ func (r *rankSource) poll(ctx context.Context) {
 			wait = backoff{}
 			r.count(sourceConnected, 1)
 			r.set(StateOK)
+			r.unavailable(&r.noEvents, nil)
 			r.log.Info("an engine returns events", "endpoint", r.at.url)
 		}
 		if len(b.Events) > 0 || b.Drops != (Drops{}) {
@@ -65,6 +71,12 @@ func (r *rankSource) poll(ctx context.Context) {
 		})
 		bus.Wait(ctx, pollEvery)
 	}
+}
+
+func (r *rankSource) isMuted() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.muted
 }
 
 // applyPolled applies the events of an answer. Missing events cannot be requested: after a

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/zeebo/xxh3"
+
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/engine"
@@ -53,11 +55,16 @@ type rankSource struct {
 	gap           time.Time           // when events of TensorRT-LLM were missing last
 	misfit        bool                // blocks of an unfit size were ignored
 	fits          bool                // blocks were indexed
+	muted         bool                // another worker's events are the same and count: see same
+	connected     bool                // to the socket of events
+	prints        []batchPrint        // of batches that same has not seen yet
 	seenRequests  int                 // the stream's requests that the other goroutine has been woken for
 	cancel        context.CancelFunc  // of the request under way; nil without a request
 
 	state  atomic.Uint32 // a State
 	copies atomic.Int64
+	// The sockets that are unavailable, if any.
+	noEvents, noReplay atomic.Pointer[Fault]
 }
 
 func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *rankSource {
@@ -71,7 +78,7 @@ func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *ra
 	}
 	r.secondRequest.Stop() // until there is a connection
 	r.state.Store(uint32(StateNone))
-	r.stream = newStream(at.replays, r.apply, r.clear, r.count)
+	r.newStream()
 	return r
 }
 
@@ -94,7 +101,9 @@ func (r *rankSource) count(outcome string, n int) {
 // run follows the rank until ctx ends.
 func (r *rankSource) run(ctx context.Context) {
 	r.do(r.clear) // known blocks are of another source
-	r.restore()
+	if !r.isMuted() {
+		r.restore()
+	}
 	if r.at.url != "" {
 		r.poll(ctx)
 		return
@@ -105,17 +114,24 @@ func (r *rankSource) run(ctx context.Context) {
 	(&subscription{
 		s: r.s, at: r.at.events, topic: r.at.topic, log: r.log,
 		connected: func(closed bool) {
+			r.unavailable(&r.noEvents, nil)
 			r.do(func() {
-				r.set(StateOK)
-				r.stream.connected(closed)
+				if r.connected = true; !r.muted {
+					r.set(StateOK)
+					r.stream.connected(closed)
+				}
 			})
 			r.secondRequest.Reset(secondRequestAfter)
 		},
 		disconnected: func() {
-			r.do(func() { r.set(StateNone) })
+			r.do(func() {
+				r.connected = false
+				r.set(StateNone)
+			})
 			r.s.conf.Ended(r.worker.ID)
 		},
 		message: r.live,
+		refused: func(err error) { r.unavailable(&r.noEvents, err) },
 	}).run(ctx)
 }
 
@@ -128,12 +144,25 @@ func (r *rankSource) live(frames [][]byte) {
 		return
 	}
 	r.count(sourceLive, 1)
-	r.do(func() { r.stream.fromLive(batch{f.Sequence, f.Body}) })
+	r.do(func() {
+		if r.muted {
+			r.prints = append(r.prints, batchPrint{f.Sequence, xxh3.Hash(f.Body)})
+			return
+		}
+		r.stream.fromLive(batch{f.Sequence, f.Body})
+	})
 }
 
 // do changes the state of the rank. If the stream then has another request, do ends the
 // one that is under way.
 func (r *rankSource) do(change func()) {
+	if prints := r.change(change); len(prints) > 0 {
+		r.s.mute(r.s.same.take(r, prints))
+	}
+}
+
+// change is do, except that it returns the prints of batches instead of comparing them.
+func (r *rankSource) change(change func()) (prints []batchPrint) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	change()
@@ -145,6 +174,8 @@ func (r *rankSource) do(change func()) {
 		stir(r.wake)
 	}
 	r.judge()
+	prints, r.prints = r.prints, nil
+	return prints
 }
 
 // judge updates the state that others see.
@@ -187,6 +218,10 @@ func (r *rankSource) apply(body []byte) (cleared bool) {
 		return false
 	}
 	cleared = r.applyBatch(&r.batch)
+	if r.batch.isEvidence() {
+		r.prints = append(r.prints, batchPrint{r.stream.last, r.stream.digest})
+		r.prints = r.prints[max(0, len(r.prints)-samePrints):]
+	}
 	if len(body) > maxKept {
 		r.batch, r.translated = EngineBatch{}, output{}
 	}
@@ -245,7 +280,7 @@ func (r *rankSource) request(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-r.secondRequest.C:
-			r.do(r.stream.requestMore)
+			r.do(func() { r.stream.requestMore() })
 		case <-rebuild.C:
 			r.do(func() {
 				r.stream.requestAll()
@@ -281,6 +316,7 @@ func (r *rankSource) requestUntilAnswered(ctx context.Context) {
 			case ctx.Err() != nil: // the answer is not needed any more
 				return
 			case err == nil:
+				r.unavailable(&r.noReplay, nil)
 				r.stream.replayEnd()
 				return
 			case errors.Is(err, errCut) && r.stream.from() > from:
@@ -293,6 +329,7 @@ func (r *rankSource) requestUntilAnswered(ctx context.Context) {
 			if tries++; tries >= replayTries {
 				r.log.Warn("an engine does not send missing events: later ones are applied without them, and all are requested every minute",
 					"tries", replayTries, "every", rebuildEvery.String(), "err", err)
+				r.unavailable(&r.noReplay, err)
 				r.stream.giveUp()
 			}
 		})

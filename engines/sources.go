@@ -71,6 +71,8 @@ type EngineWorker struct {
 	// Started is the worker's start time, if known. When it changes, the worker's events are read
 	// again from the beginning.
 	Started int64
+
+	arrived uint64 // the number of workers that were set before it
 }
 
 // State describes how complete and correct the known blocks of a rank are.
@@ -109,6 +111,9 @@ type SourcesConfig struct {
 	// Ended is called when the connection to an engine's event socket has ended: the engine may be dead. It
 	// may be called by any number of goroutines at once. Default: none.
 	Ended func(id uint64)
+	// Faulty is called when [Sources.Faults] of a worker may have changed. It may call only that method.
+	// Default: none.
+	Faulty func(id uint64)
 	// Client sends HTTP requests to engines. Control checks the addresses of their sockets, as
 	// [net.Dialer]'s. Default: those of package reach for all networks.
 	Client  *http.Client
@@ -140,13 +145,16 @@ type Sources struct {
 	metrics *sourceMetrics
 	wake    chan struct{} // holds one token while something is to be started or ended
 	plane   plane
+	same    *same
 
 	mu sync.Mutex
 	// mu guards the fields below.
-	wanted map[uint64]EngineWorker
-	ranks  map[*rankSource]struct{}
-	saved  map[WorkerRank]*savedRank // ranks of an earlier process that are not followed yet
-	loaded time.Time                 // when saved was loaded
+	wanted  map[uint64]EngineWorker
+	arrived uint64 // workers that were set so far
+	ranks   map[*rankSource]struct{}
+	unknown map[uint64]Fault          // why the sockets of a worker's engine are unknown
+	saved   map[WorkerRank]*savedRank // ranks of an earlier process that are not followed yet
+	loaded  time.Time                 // when saved was loaded
 }
 
 // NewSources returns Sources without workers.
@@ -160,14 +168,19 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 	if conf.Ended == nil {
 		conf.Ended = func(uint64) {}
 	}
+	if conf.Faulty == nil {
+		conf.Faulty = func(uint64) {}
+	}
 	conf.Log = meter.Log(conf.Log)
 	conf.Client = cmp.Or(conf.Client, reach.Networks{}.Client())
 	s := &Sources{
-		conf:   conf,
-		wake:   make(chan struct{}, 1),
-		wanted: make(map[uint64]EngineWorker),
-		ranks:  make(map[*rankSource]struct{}),
-		saved:  make(map[WorkerRank]*savedRank),
+		conf:    conf,
+		wake:    make(chan struct{}, 1),
+		same:    newSame(),
+		wanted:  make(map[uint64]EngineWorker),
+		ranks:   make(map[*rankSource]struct{}),
+		unknown: make(map[uint64]Fault),
+		saved:   make(map[WorkerRank]*savedRank),
 	}
 	s.plane.s, s.plane.wake = s, make(chan struct{}, 1)
 	var err error
@@ -178,6 +191,10 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 // Set starts to follow a worker, or starts again if its settings changed.
 func (s *Sources) Set(w EngineWorker) {
 	s.mu.Lock()
+	if w.arrived = s.wanted[w.ID].arrived; w.arrived == 0 {
+		s.arrived++
+		w.arrived = s.arrived
+	}
 	s.wanted[w.ID] = w
 	s.mu.Unlock()
 	stir(s.wake)
@@ -187,6 +204,7 @@ func (s *Sources) Set(w EngineWorker) {
 func (s *Sources) Remove(id uint64) {
 	s.mu.Lock()
 	delete(s.wanted, id)
+	delete(s.unknown, id)
 	s.mu.Unlock()
 	stir(s.wake)
 }
@@ -323,10 +341,12 @@ func (s *Sources) follow(ctx context.Context, wanted EngineWorker) {
 				s.metrics.count(sourceUndiscovered, 1)
 				log.Log(ctx, level, "the sockets of an engine are unknown; it is asked again", "err", err)
 				level = slog.LevelDebug
+				s.setUnknown(wanted.ID, err)
 			}
 			wait.wait(ctx)
 			continue
 		}
+		s.setUnknown(wanted.ID, nil)
 		wait, level = backoff{}, slog.LevelWarn
 		own, cancel := context.WithCancel(ctx)
 		var wg sync.WaitGroup
@@ -335,6 +355,7 @@ func (s *Sources) follow(ctx context.Context, wanted EngineWorker) {
 			s.mu.Lock()
 			s.ranks[r] = struct{}{}
 			s.mu.Unlock()
+			s.mute(s.same.add(r))
 			wg.Go(func() { r.run(own) })
 		}
 		if wanted.Endpoint == "" && wanted.Transport == TransportZMQ {
@@ -416,10 +437,7 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 		s.conf.Found(w.ID, f)
 		return f.sockets, nil
 	}
-	host, _, err := net.SplitHostPort(w.Address)
-	if err != nil {
-		host = "127.0.0.1"
-	} else if w.BlockSize == 0 {
+	if _, _, err := net.SplitHostPort(w.Address); err == nil && w.BlockSize == 0 {
 		// Only the block size is missing, so an error is ignored.
 		if f, err := s.Discover(ctx, *w); err == nil {
 			w.Engine, w.BlockSize = cmp.Or(w.Engine, f.Engine), f.BlockSize
@@ -427,7 +445,18 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 			s.conf.Found(w.ID, f)
 		}
 	}
-	var sockets []socket
+	return w.sockets()
+}
+
+// sockets returns the addresses of the events of a worker with an Endpoint.
+func (w *EngineWorker) sockets() (sockets []socket, err error) {
+	if w.Transport == TransportPoll {
+		return []socket{{rank: w.DPStart, url: w.Endpoint}}, nil
+	}
+	host, _, err := net.SplitHostPort(w.Address)
+	if err != nil {
+		host = "127.0.0.1"
+	}
 	for i := range max(1, w.DPSize) {
 		at := socket{rank: w.DPStart + i, topic: w.Topic}
 		if at.events, err = zmtp.ParseEndpoint(w.Endpoint, basePort, int(at.rank)); err != nil {

@@ -74,6 +74,13 @@ func (s *Sources) Save(w io.Writer) error {
 // ended removes the ranks of a worker that is not followed any more. If the worker is still
 // wanted, kvroute ends, and the last save has its state as well.
 func (s *Sources) ended(w EngineWorker) {
+	for _, r := range s.endRanks(w) {
+		s.mute(s.same.remove(r))
+	}
+	s.conf.Faulty(w.ID)
+}
+
+func (s *Sources) endRanks(w EngineWorker) (ended []*rankSource) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	stays := s.wanted[w.ID] == w
@@ -82,10 +89,12 @@ func (s *Sources) ended(w EngineWorker) {
 			continue
 		}
 		delete(s.ranks, r)
+		ended = append(ended, r)
 		if state := r.save(); state != nil && stays {
 			s.saved[WorkerRank{w.ID, r.at.rank}], s.loaded = state, time.Now()
 		}
 	}
+	return ended
 }
 
 // Load reads the state that an earlier process saved. It must be called before Run. The state of a

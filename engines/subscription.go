@@ -34,19 +34,33 @@ type subscription struct {
 	connected    func(closed bool)
 	disconnected func()
 	message      func(frames [][]byte)
+	// refused is called with the cause after some failed connections in a row. It may be nil.
+	refused func(err error)
 }
+
+// refusedAfter is how many connections must fail in a row before the socket counts as refused, and
+// refusedTime how long a single one may take. An engine that restarts refuses a few.
+const (
+	refusedAfter = 4
+	refusedTime  = 3 * time.Second
+)
 
 // run connects until ctx ends. It calls the functions one at a time.
 func (u *subscription) run(ctx context.Context) {
 	wait := backoff{}
+	failed := 0
 	for closed := false; ctx.Err() == nil; wait.wait(ctx) {
+		begun := time.Now()
 		c, err := zmtp.Dial(ctx, u.at, zmtp.Sub, u.s.conf.dialer)
 		if err != nil {
 			closed = closed || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
 			u.log.Debug("a socket of events is unavailable", "err", err)
+			if failed++; u.refused != nil && ctx.Err() == nil && (failed >= refusedAfter || time.Since(begun) > refusedTime) {
+				u.refused(err)
+			}
 			continue
 		}
-		wait = backoff{}
+		wait, failed = backoff{}, 0
 		u.receive(ctx, c, closed)
 		closed = false
 	}

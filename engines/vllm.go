@@ -28,13 +28,13 @@ func DecodeBatch(data []byte) (EngineBatch, error) {
 
 // decode replaces the batch by the one that [DecodeBatch] describes, and reuses its memory.
 func (b *EngineBatch) decode(data []byte) error {
-	b.Events, b.Drops, b.hashes, b.tokens, b.removal = b.Events[:0], Drops{}, b.hashes[:0], b.tokens[:0], nil
+	b.Events, b.Drops, b.hashes, b.tokens, b.removal, b.time = b.Events[:0], Drops{}, b.hashes[:0], b.tokens[:0], nil, 0
 	var rank []byte
 	hasEvents := false
 	field := func(key, data []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "ts":
-			rest, err = skipTime(data)
+			b.time, rest, err = readTime(data)
 		case "events":
 			hasEvents = true
 			rest, err = msgpack.Each(data, func(_ int, event []byte) ([]byte, error) { return b.readEvent(event) })
@@ -414,12 +414,16 @@ func readWord(data []byte) (word, rest []byte, err error) {
 	return []byte("?"), rest, err
 }
 
-// skipTime skips a batch's time, in seconds. Another type shows that the message is not a batch.
-func skipTime(data []byte) (rest []byte, err error) {
+// readTime reads a batch's time, in seconds since 1970; 0 if it is a whole number or absent. Another
+// type shows that the message is not a batch.
+func readTime(data []byte) (seconds float64, rest []byte, err error) {
 	switch kind := msgp.NextType(data); kind {
-	case msgp.Float64Type, msgp.Float32Type, msgp.IntType, msgp.UintType, msgp.NilType:
-		return msgp.Skip(data)
+	case msgp.Float64Type:
+		return msgp.ReadFloat64Bytes(data)
+	case msgp.Float32Type, msgp.IntType, msgp.UintType, msgp.NilType:
+		rest, err = msgp.Skip(data)
+		return 0, rest, err
 	default:
-		return data, fmt.Errorf("%w: a time of type %v", msgpack.ErrShape, kind)
+		return 0, data, fmt.Errorf("%w: a time of type %v", msgpack.ErrShape, kind)
 	}
 }
