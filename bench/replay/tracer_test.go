@@ -27,6 +27,7 @@ func (deaf) BestWorker(context.Context, router.Request) (router.Decision, error)
 func (deaf) FirstToken(string, router.Sign) bool { return true }
 func (deaf) Free(string) bool                    { return true }
 func (deaf) Abandon(string) bool                 { return true }
+func (deaf) Leave(string, bool) bool             { return true }
 func (deaf) PrefillFailed(string) error          { return nil }
 func (deaf) ReportUsage(string, router.Usage)    {}
 func (deaf) Served(string, router.Response) (moved bool, avoided []router.Avoided) {
