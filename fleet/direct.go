@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 
 	"go.opentelemetry.io/otel/metric"
@@ -31,6 +32,11 @@ type DirectConfig struct {
 	Networks Networks
 	// Ended receives each worker whose event socket has closed, as in [engines.SourcesConfig]. Default: none.
 	Ended func(id uint64)
+	// Faults receives the faults of a worker's event sockets. It must not call back. Default: none.
+	Faults func(id uint64, source string, faults []router.Fault)
+	// Connected is called when kvroute is connected to a worker's events again: the engine may have
+	// restarted. It must not call back. Default: none.
+	Connected func(id uint64)
 	// Log receives a line for each refused worker and each loss of events. Default: none.
 	Log *slog.Logger
 	// Meter makes the instruments listed in docs/metrics.md. Default: none.
@@ -48,6 +54,7 @@ type DirectConfig struct {
 type DirectWorkers struct {
 	router  *router.Router
 	sources *engines.Sources
+	conf    DirectConfig
 	log     *slog.Logger
 
 	mu sync.Mutex
@@ -55,17 +62,27 @@ type DirectWorkers struct {
 	workers map[uint64]*directWorker
 }
 
-// directWorker is a worker whose engine is read directly.
+// directWorker is a worker. The engine's data count only while its engine is read directly.
 type directWorker struct {
 	info  router.WorkerInfo // of its record
+	read  bool              // its engine is read directly
 	found *engines.Found    // nil until the engine answers
 	known string            // state of its cache, as in Record.KVEvents
+
+	lora, aliases []string // names that its engine lists and the record does not have
 }
 
 // NewDirectWorkers returns DirectWorkers without a worker. An error is one of its metrics.
 func NewDirectWorkers(conf DirectConfig) (*DirectWorkers, error) {
+	if conf.Faults == nil {
+		conf.Faults = func(uint64, string, []router.Fault) {}
+	}
+	if conf.Connected == nil {
+		conf.Connected = func(uint64) {}
+	}
 	d := &DirectWorkers{
 		router:  conf.Router,
+		conf:    conf,
 		log:     meter.Log(conf.Log),
 		workers: make(map[uint64]*directWorker),
 	}
@@ -82,11 +99,19 @@ func NewDirectWorkers(conf DirectConfig) (*DirectWorkers, error) {
 			d.update(id, func(w *directWorker) { w.found = &f })
 		},
 		Changed: func(id uint64, worst engines.State) {
-			d.update(id, func(w *directWorker) { w.known = worst.String() })
+			connected := false
+			d.update(id, func(w *directWorker) {
+				connected = w.known == engines.StateNone.String() && worst != engines.StateNone
+				w.known = worst.String()
+			})
+			if connected {
+				d.conf.Connected(id)
+			}
 		},
-		Ended: conf.Ended,
-		Log:   conf.Log,
-		Meter: conf.Meter,
+		Ended:  conf.Ended,
+		Faulty: d.faulty,
+		Log:    conf.Log,
+		Meter:  conf.Meter,
 	})
 	return d, err
 }
@@ -101,23 +126,50 @@ func (d *DirectWorkers) SetWorker(info router.WorkerInfo) error {
 	defer d.mu.Unlock()
 	w := d.workers[info.ID]
 	if w == nil {
-		return d.router.SetWorker(info)
+		w = &directWorker{}
+		d.workers[info.ID] = w
 	}
 	w.info = info
 	return d.router.SetWorker(w.completed())
+}
+
+// SetListed sets the names that a worker's engine lists. The worker gets requests with them.
+func (d *DirectWorkers) SetListed(id uint64, models []engineModel, r *Record) {
+	lora, aliases := listedNames(models, r)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w := d.workers[id]
+	if w == nil || slices.Equal(w.lora, lora) && slices.Equal(w.aliases, aliases) {
+		return
+	}
+	d.log.Info("an engine lists other names than before", "worker", id, "adapters", some(lora), "aliases", some(aliases))
+	w.lora, w.aliases = lora, aliases
+	d.pass(w.completed())
+}
+
+// faulty passes on the faults of a worker's event sockets.
+func (d *DirectWorkers) faulty(id uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if w := d.workers[id]; w != nil && w.read {
+		d.conf.Faults(id, faultsOfSockets, routerFaults(d.sources.Faults(id)))
+	}
 }
 
 // Follow starts, changes or stops the reading of a worker's engine, as the worker's record says.
 // info is the worker that the record describes.
 func (d *DirectWorkers) Follow(r Record, info router.WorkerInfo) {
 	if !r.Events.Direct() {
-		if d.forget(info.ID) { // the router must not keep the data of the engine
-			d.pass(info)
-		}
+		d.stop(info)
 		return
 	}
 	d.start(info)
-	d.sources.Set(engines.EngineWorker{
+	d.sources.Set(engineWorker(&r, &info))
+}
+
+// engineWorker says how to read the events of a record's worker.
+func engineWorker(r *Record, info *router.WorkerInfo) engines.EngineWorker {
+	return engines.EngineWorker{
 		ID:        info.ID,
 		Name:      info.Name,
 		Transport: r.Events.Transport,
@@ -131,12 +183,15 @@ func (d *DirectWorkers) Follow(r Record, info router.WorkerInfo) {
 		BlockSize: info.BlockSize,
 		Engine:    info.Engine,
 		Started:   info.StartedMS,
-	})
+	}
 }
 
 // RemoveWorker stops the reading of a worker's engine and removes the worker from the router.
 func (d *DirectWorkers) RemoveWorker(id uint64) {
-	d.forget(id)
+	d.sources.Remove(id)
+	d.mu.Lock()
+	delete(d.workers, id)
+	d.mu.Unlock()
 	d.router.RemoveWorker(id)
 }
 
@@ -144,23 +199,28 @@ func (d *DirectWorkers) RemoveWorker(id uint64) {
 func (d *DirectWorkers) start(info router.WorkerInfo) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if w := d.workers[info.ID]; w != nil {
-		w.info = info
+	w := d.workers[info.ID]
+	if w == nil {
+		w = &directWorker{}
+		d.workers[info.ID] = w
+	}
+	if w.info = info; w.read {
 		return
 	}
-	w := &directWorker{info: info, known: engines.StateNone.String()}
-	d.workers[info.ID] = w
+	w.read, w.known = true, engines.StateNone.String()
 	d.pass(w.completed())
 }
 
-// forget stops the reading of a worker's engine. It returns false if the engine was not read.
-func (d *DirectWorkers) forget(id uint64) (known bool) {
-	d.sources.Remove(id)
+// stop stops the reading of a worker's engine. The router must not keep the data of the engine.
+func (d *DirectWorkers) stop(info router.WorkerInfo) {
+	d.sources.Remove(info.ID)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_, known = d.workers[id]
-	delete(d.workers, id)
-	return known
+	if w := d.workers[info.ID]; w != nil && w.read {
+		w.info, w.read, w.found = info, false, nil
+		d.conf.Faults(info.ID, faultsOfSockets, nil)
+		d.pass(w.completed())
+	}
 }
 
 // update changes what is known of a worker's engine. The router gets the worker again if
@@ -169,7 +229,7 @@ func (d *DirectWorkers) update(id uint64, change func(*directWorker)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := d.workers[id]
-	if w == nil {
+	if w == nil || !w.read {
 		return
 	}
 	known, found := w.known, w.found
@@ -189,6 +249,10 @@ func (d *DirectWorkers) pass(info router.WorkerInfo) {
 // completed returns the worker of the record, completed with the data of its engine.
 func (w *directWorker) completed() router.WorkerInfo {
 	info := w.info
+	info.ListedLoRA, info.ListedAliases = w.lora, w.aliases
+	if !w.read {
+		return info
+	}
 	if f := w.found; f != nil {
 		info.BlockSize = cmp.Or(info.BlockSize, f.BlockSize)
 		info.TotalKVBlocks = cmp.Or(info.TotalKVBlocks, f.TotalKVBlocks)

@@ -28,6 +28,9 @@ const (
 	probesOpen = 1024            // at a time: workers that do not answer must not delay the probes of others
 	probeEvery = 2500 * time.Millisecond
 	loadEvery  = 5 * time.Second
+
+	modelsEvery  = 7500 * time.Millisecond // an adapter is served within 10 s
+	compareEvery = 5 * time.Minute
 )
 
 // Probed is the result of a health probe.
@@ -64,6 +67,8 @@ type ProberConfig struct {
 	Probed func(id uint64, result Probed)
 	// Load receives the load of each rank from an engine's metrics.
 	Load func(info router.WorkerInfo, ranks map[uint32]Load)
+	// Compare receives what engines report about themselves. Default: they are not asked.
+	Compare *Comparison
 	// Client sends the probes. Default [Networks.Client] of all networks.
 	Client *http.Client
 	// Log receives a line when a kind of probe begins to fail. Default none.
@@ -105,7 +110,9 @@ type probeKey struct {
 const (
 	kindHealth  = "health"
 	kindMetrics = "metrics"
-	kindLast    = "last" // sent once to a worker that may be dead
+	kindLast    = "last"   // sent once to a worker that may be dead
+	kindModels  = "models" // the engine's list of models
+	kindEngine  = "engine" // block size and event sockets
 )
 
 // target is a periodic probe of a worker.
@@ -134,6 +141,29 @@ func (p *Prober) Set(r Record, info router.WorkerInfo) {
 	defer p.mu.Unlock()
 	p.setLocked(probeKey{info.ID, kindHealth}, r.Health, target{info: info, paths: []string{healthPath}, every: probeEvery})
 	p.setLocked(probeKey{info.ID, kindMetrics}, r.Metrics, target{info: info, paths: LoadPaths[:], every: loadEvery})
+	var asks *Probe
+	if p.conf.Compare != nil && isCompared(&r) {
+		asks = &Probe{}
+	}
+	p.setLocked(probeKey{info.ID, kindModels}, asks, target{info: info, paths: []string{modelsPath}, every: modelsEvery})
+	p.setLocked(probeKey{info.ID, kindEngine}, asks, target{info: info, paths: []string{""}, every: compareEvery})
+	p.wake()
+}
+
+// Compare compares a worker with its engine soon: the engine may have restarted.
+func (p *Prober) Compare(id uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, kind := range []string{kindModels, kindEngine} {
+		if t := p.targets[probeKey{id, kind}]; t != nil {
+			t.next = time.Time{}
+		}
+	}
+	p.wake()
+}
+
+// wake lets Run look at the targets.
+func (p *Prober) wake() {
 	select {
 	case p.news <- struct{}{}:
 	default:
@@ -151,6 +181,9 @@ func (p *Prober) setLocked(key probeKey, conf *Probe, t target) {
 	}
 	if old := p.targets[key]; old != nil {
 		t.next, t.open, t.fails = old.next, old.open, old.fails
+		if key.compares() && (old.info.StartedMS != t.info.StartedMS || old.info.Address != t.info.Address || old.info.BlockSize != t.info.BlockSize) {
+			t.next = time.Time{}
+		}
 	}
 	p.targets[key] = &t
 }
@@ -173,10 +206,7 @@ func (p *Prober) Now(info router.WorkerInfo, own *Probe, done func(error)) (queu
 		return false
 	}
 	p.once = append(p.once, singleProbe{info.Host, "http://" + info.Address.String() + path, done})
-	select {
-	case p.news <- struct{}{}:
-	default:
-	}
+	p.wake()
 	return true
 }
 
@@ -276,7 +306,9 @@ func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
 	var err error
 	var ranks map[uint32]Load
 	from := t.paths[0]
-	if key.kind == kindHealth {
+	if key.compares() {
+		err = p.compare(asking, key, t.info.Host, base)
+	} else if key.kind == kindHealth {
 		_, err = get(from)
 		result := resultOf(err)
 		if result == ProbeAnswered {
@@ -289,7 +321,7 @@ func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
 		p.conf.Load(t.info, ranks)
 	}
 	outcome := "answered"
-	if errors.Is(err, errNoLoad) {
+	if errors.Is(err, errNoLoad) || errors.Is(err, errNoModels) {
 		outcome = "nothing said"
 	} else if err != nil {
 		outcome = "failed"
@@ -297,9 +329,18 @@ func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
 	p.probes.Count(key.kind, outcome)
 
 	p.mu.Lock()
-	begins := false
+	begins, level := false, slog.LevelWarn
+	if key.compares() && !isAnswer(err) {
+		level = slog.LevelDebug // the health of the worker says it
+	}
 	if now := p.targets[key]; now != nil {
 		begins = outcome == "failed" && !now.fails
+		if now.fails && outcome == "answered" && key.kind != kindMetrics {
+			defer p.Compare(key.worker)
+		}
+		if key.kind == kindModels && outcome == "nothing said" {
+			now.next = time.Now().Add(compareEvery)
+		}
 		now.open, now.fails = false, outcome == "failed"
 		if at := slices.Index(now.paths, from); at > 0 {
 			now.paths = slices.Clone(now.paths)
@@ -308,6 +349,6 @@ func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
 	}
 	p.mu.Unlock()
 	if begins && ctx.Err() == nil {
-		p.conf.Log.Warn("a probe of a worker fails", "worker", key.worker, "kind", key.kind, "err", err)
+		p.conf.Log.Log(ctx, level, "a probe of a worker fails", "worker", key.worker, "kind", key.kind, "err", err)
 	}
 }

@@ -281,6 +281,11 @@ func (c *core) collect(in *decisionInput, ch *choice, worst Health) (until time.
 	return until
 }
 
+// lists reports whether the worker has an adapter, or a name that its engine lists.
+func (i *WorkerInfo) lists(name string) bool {
+	return slices.Contains(i.LoRA, name) || slices.Contains(i.ListedLoRA, name) || slices.Contains(i.ListedAliases, name)
+}
+
 // exclude returns why a worker may not take a part of a request, apart from its health and load.
 func (e *entry) exclude(in *decisionInput, p part) Exclusion {
 	switch info := e.info; {
@@ -291,7 +296,7 @@ func (e *entry) exclude(in *decisionInput, p part) Exclusion {
 	case !info.takes(p),
 		in.decode != nil && (info.ID == in.decode.ID || info.Engine != in.decode.Engine):
 		return ExcludedRole
-	case in.adapter != "" && !slices.Contains(info.LoRA, in.adapter):
+	case in.adapter != "" && !info.lists(in.adapter):
 		return ExcludedAdapter
 	case in.Allowed != nil && !slices.Contains(in.Allowed, e.worker):
 		return ExcludedAllowed

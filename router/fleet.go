@@ -157,7 +157,10 @@ func (p *pool) infoOf(id uint64) (info *WorkerInfo) {
 }
 
 // modelName is a name that requests may use, and the adapter that it stands for, if any.
-type modelName struct{ name, lora string }
+type modelName struct {
+	name, lora string
+	listed     bool // only engines name it
+}
 
 // countNames counts a worker and its names, or removes them from the count (by = -1). It
 // reports whether the pool or a name got its first worker or lost its last one. The
@@ -171,10 +174,16 @@ func (p *pool) countNames(info *WorkerInfo, by int) (changed bool) {
 		changed = changed || was == 0 || was+by == 0
 	}
 	for _, m := range info.Models {
-		count(modelName{m, ""})
+		count(modelName{m, "", false})
 	}
 	for _, l := range info.LoRA {
-		count(modelName{l, l})
+		count(modelName{l, l, false})
+	}
+	for _, m := range info.ListedAliases {
+		count(modelName{m, "", true})
+	}
+	for _, l := range info.ListedLoRA {
+		count(modelName{l, l, true})
 	}
 	return changed
 }
@@ -336,7 +345,8 @@ func (p *pool) setThresholds(now time.Time, t scorer.Thresholds) {
 
 // renameLocked sets the pools of each model name. A pool without workers keeps its name: its
 // model is unavailable, not unknown. It is removed if its model has a pool with workers. If
-// two models have the same name, the name of a base model comes first.
+// two models have the same name, the name of a base model comes first, and a name that only an engine
+// lists comes last.
 func (r *Router) renameLocked() {
 	full := make(map[string]bool)
 	for key, p := range r.pools {
@@ -355,13 +365,9 @@ func (r *Router) renameLocked() {
 	names := maps.Clone(models)
 	for _, model := range slices.Sorted(maps.Keys(models)) {
 		t := models[model]
-		add := func(name, lora, adapter string) {
-			if _, taken := names[name]; !taken {
-				names[name] = target{pools: t.pools, lora: lora, adapter: adapter, card: t.card}
-			}
-		}
+		add := func(name, lora, adapter string) { t.add(names, name, lora, adapter) }
 		for _, p := range t.pools {
-			for _, n := range slices.SortedFunc(maps.Keys(p.names), func(a, b modelName) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.lora, b.lora)) }) {
+			for _, n := range p.sortedNames(false) {
 				add(n.name, n.lora, n.lora)
 			}
 		}
@@ -375,12 +381,34 @@ func (r *Router) renameLocked() {
 			add(name, name, "")
 		}
 	}
+	for _, model := range slices.Sorted(maps.Keys(models)) {
+		for _, p := range models[model].pools {
+			for _, n := range p.sortedNames(true) {
+				models[model].add(names, n.name, n.lora, n.name)
+			}
+		}
+	}
 	if len(models) == 1 {
 		for _, t := range models { // see Request.Unread
 			names[""] = t
 		}
 	}
 	r.names.Store(&names)
+}
+
+// add adds a name of a model unless the name is taken.
+func (t target) add(names map[string]target, name, lora, adapter string) {
+	if _, taken := names[name]; !taken {
+		names[name] = target{pools: t.pools, lora: lora, adapter: adapter, card: t.card}
+	}
+}
+
+// sortedNames returns the names of a pool that only engines list, or the others, in order.
+func (p *pool) sortedNames(listed bool) []modelName {
+	names := slices.SortedFunc(maps.Keys(p.names), func(a, b modelName) int {
+		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.lora, b.lora))
+	})
+	return slices.DeleteFunc(names, func(n modelName) bool { return n.listed != listed })
 }
 
 // bounded shortens a name that came from a client for log lines and errors.

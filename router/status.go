@@ -126,7 +126,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Address:        info.rankAddress(e.worker.DPRank),
 			Host:           info.Host,
 			Model:          p.model,
-			LoRA:           info.LoRA,
+			LoRA:           slices.Concat(info.LoRA, info.ListedLoRA),
 			Role:           cmp.Or(info.Role, Aggregated),
 			Engine:         info.Engine,
 			Transport:      info.Events.Transport,

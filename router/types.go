@@ -114,7 +114,13 @@ type WorkerInfo struct {
 
 	Models []string // names of the base model; the first one names the pool
 	LoRA   []string // adapters that it serves
-	Role   Role
+	// ListedLoRA and ListedAliases are adapters and other names of the model that only the engine itself
+	// names. Requests with them go to workers that list them. A name that is configured anywhere else,
+	// or that is the name of a base model, keeps that meaning.
+	ListedLoRA    []string
+	ListedAliases []string
+
+	Role Role
 
 	BlockSize int    // tokens in a block of its KV cache; 0 = publishes no blocks
 	DPStart   uint32 // first rank

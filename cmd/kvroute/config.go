@@ -248,9 +248,9 @@ type config struct {
 	// answer 404 to requests for models without a tokenizer, instead of routing them by load
 	StrictModels bool `yaml:"strict-models"`
 
-	// compare the first prompts of each model, and few later ones, with the workers' own token ids; a
-	// model whose ids differ is routed in text-block mode
-	VerifyTokenizer bool `yaml:"verify-tokenizer"`
+	// compare the first prompts of each model, of each restarted worker, and few later ones, with the
+	// workers' own token ids; a model whose ids differ is routed in text-block mode
+	VerifyTokenizer bool `yaml:"verify-tokenizer" default:"true"`
 
 	// <bytes> of memory for the messages and token ids of recent prompts
 	TokenizerCacheBytes int `yaml:"tokenizer-cache-bytes" own:"yes" default:"67108864" want:"more than 0"`

@@ -118,6 +118,7 @@ func (s *server) openRouter() error {
 	var observers []func(router.Observation)
 	if c.VerifyTokenizer {
 		s.verifier = newVerifier(s.log, s.metered.checks, s.client, s.workersOf)
+		s.verifier.faults = func(id uint64, faults []router.Fault) { s.faults.set(id, "tokens", faults) }
 		observers = append(observers, s.verifier.observe)
 	}
 	if c.TraceOut != "" {
@@ -188,10 +189,12 @@ func (s *server) openEvents() (err error) {
 	}); err != nil {
 		return err
 	}
+	s.faults = newWorkerFaults(s.router.SetFaults, s.log)
 	if s.direct, err = fleet.NewDirectWorkers(fleet.DirectConfig{
 		Router: s.router, Subscriber: s.events, Client: s.client, Networks: s.networks,
-		Ended: func(id uint64) { s.registry.Doubt(id) },
-		Log:   s.log, Meter: s.metrics.Meter("source"),
+		Ended:  func(id uint64) { s.registry.Doubt(id) },
+		Faults: s.faults.set, Connected: s.connected,
+		Log: s.log, Meter: s.metrics.Meter("source"),
 	}); err != nil {
 		return err
 	}
@@ -223,8 +226,9 @@ func (s *server) openFleet() (err error) {
 	}); err != nil {
 		return err
 	}
+	s.compared = fleet.NewComparison(fleet.ComparisonConfig{Faults: s.faults.set, Workers: s.direct})
 	if s.prober, err = fleet.NewProber(fleet.ProberConfig{
-		Probed: s.registry.Probed, Load: s.rankLoads, Client: s.client, Log: s.log, Meter: s.metrics.Meter("fleet"),
+		Probed: s.registry.Probed, Load: s.rankLoads, Compare: s.compared, Client: s.client, Log: s.log, Meter: s.metrics.Meter("fleet"),
 	}); err != nil {
 		return err
 	}

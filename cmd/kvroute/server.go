@@ -65,6 +65,8 @@ type server struct {
 	traces    *telemetry.Traces // nil without traces
 	registry  *fleet.Registry
 	prober    *fleet.Prober
+	compared  *fleet.Comparison
+	faults    *workerFaults
 	static    *static
 	dynamo    *fleet.Dynamo            // nil unless the file has "dynamo"
 	sync      *replicas.Sync           // nil without --router-replica-sync

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -47,7 +46,11 @@ func newStatic(setAll func([]fleet.Record) error, log *slog.Logger) *static {
 func (s *static) set(ctx context.Context, records []fleet.Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.replaceLocked(&s.resolved, s.resolveLocked(ctx, records)); err != nil {
+	all := s.resolveLocked(ctx, records)
+	if err := fleet.CheckIdentities(all); err != nil {
+		return err
+	}
+	if err := s.replaceLocked(&s.resolved, all); err != nil {
 		return err
 	}
 	s.configured = records
@@ -107,39 +110,14 @@ func (s *static) run(ctx context.Context) error {
 		if reflect.DeepEqual(all, s.resolved) {
 			return
 		}
-		if err := s.replaceLocked(&s.resolved, all); err != nil {
+		err := fleet.CheckIdentities(all)
+		if err == nil {
+			err = s.replaceLocked(&s.resolved, all)
+		}
+		if err != nil {
 			s.log.Warn("a worker's new addresses are refused; the old ones stay", "err", err)
 			return
 		}
 		s.log.Info("names of workers have other addresses", "workers", len(all))
 	})
-}
-
-// checkIDs refuses two records with one id, or with one address, host and first rank. A name as address
-// stands for workers with ids of their own.
-func checkIDs(records []fleet.Record) error {
-	var names fleet.Names
-	seen := make(map[string]int)
-	for i := range records {
-		r := &records[i]
-		if r.ID() == 0 || names.Some(records[i:i+1]) {
-			continue
-		}
-		for _, own := range []string{fmt.Sprint("id ", r.ID()), fmt.Sprint("address ", r.Address, withHost(r.Host), " and first rank ", r.DPStart)} {
-			if first, twice := seen[own]; twice {
-				return fmt.Errorf("workers[%d] (%q) has the %s of workers[%d] (%q), "+
-					"want a name or worker_id, and an address, of its own", i, r.Name, own, first, records[first].Name)
-			}
-			seen[own] = i
-		}
-	}
-	return nil
-}
-
-// withHost names a worker's Host header in an error, if it has one.
-func withHost(host string) string {
-	if host == "" {
-		return ""
-	}
-	return " with host " + host
 }

@@ -5,6 +5,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/internal/meter"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
@@ -24,8 +27,10 @@ const (
 	recheckEvery = time.Minute // of models whose ids differed
 	// driftAfter is how many checks in a row must find different ids in the first block
 	// before the model is no longer tokenized. A single one may come from a worker that is
-	// being replaced.
+	// being replaced. So the first one is repeated at once, with another worker if there is one.
 	driftAfter = 2
+	// restartChecks is how many requests to a restarted worker are checked.
+	restartChecks = 2
 )
 
 // verifier compares kvroute's ids of some requests with those of a worker, after the
@@ -44,10 +49,25 @@ type verifier struct {
 	again  time.Duration // between checks of a model that drifted
 	// workers returns a model's workers.
 	workers func(model string) []router.WorkerState
+	// faults receives the faults of a worker.
+	faults func(id uint64, faults []router.Fault)
 
 	mu sync.Mutex
-	// mu guards the field below.
-	observed map[string]observed // by model
+	// mu guards the fields below.
+	observed  map[string]observed // by model
+	restarted map[uint64]int      // checks that are due, by worker; at most maxRestarted workers
+}
+
+// maxRestarted limits the restarted workers that are remembered.
+const maxRestarted = 4096
+
+// expect checks the next requests to a worker, which may have restarted with other files.
+func (v *verifier) expect(id uint64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.restarted) < maxRestarted {
+		v.restarted[id] = restartChecks
+	}
 }
 
 // observed counts the requests of a model since its card was loaded.
@@ -62,7 +82,7 @@ func newVerifier(
 	return &verifier{
 		log: log, checks: checks, queue: make(chan router.Observation, 16), observed: map[string]observed{},
 		again: recheckEvery, workers: workers,
-		client: client,
+		client: client, faults: func(uint64, []router.Fault) {}, restarted: map[uint64]int{},
 	}
 }
 
@@ -77,8 +97,14 @@ func (v *verifier) observe(o router.Observation) {
 		before = observed{card: o.Card}
 	}
 	v.observed[o.Model] = observed{o.Card, before.n + 1}
+	due := v.restarted[o.Worker.ID]
+	if due > 1 {
+		v.restarted[o.Worker.ID] = due - 1
+	} else {
+		delete(v.restarted, o.Worker.ID)
+	}
 	v.mu.Unlock()
-	if before.n >= firstChecks && before.n%laterChecks != 0 {
+	if before.n >= firstChecks && before.n%laterChecks != 0 && due == 0 {
 		return
 	}
 	o.IDs = slices.Clone(o.IDs)
@@ -103,7 +129,7 @@ func clonePrompt(p chat.Request) chat.Request {
 type trial struct {
 	card    *router.Card
 	wrong   int                // checks in a row that found different ids in the first block
-	drifted router.Observation // the check that made the verdict DriftSeen
+	drifted router.Observation // the check that found other ids; it has a card while they differ
 }
 
 // run checks until ctx ends.
@@ -121,17 +147,54 @@ func (v *verifier) run(ctx context.Context) error {
 				t = &trial{card: o.Card}
 				trials[o.Model] = t
 			}
-			if at, ok := v.compare(ctx, o); ok {
-				v.judge(t, o, at)
-			}
+			v.check(ctx, t, o)
 		case <-again.C:
 			for _, t := range trials {
-				if t.card.Prompts.Verdict() == tokenizer.DriftSeen {
+				if t.drifted.Card != nil {
 					v.recheck(ctx, t)
 				}
 			}
 		}
 	}
+}
+
+// check compares a request, and repeats the check at once if it is the first one that found other ids
+// in the first block.
+func (v *verifier) check(ctx context.Context, t *trial, o router.Observation) {
+	at, ok := v.compare(ctx, o)
+	if !ok {
+		return
+	}
+	v.judge(t, o, at)
+	if t.wrong != 1 {
+		return
+	}
+	for _, w := range v.workers(o.Model) {
+		if w.ID == o.Worker.ID {
+			continue
+		}
+		again := o
+		again.Worker, again.Address = w.Worker, w.Address
+		if at, ok := v.compare(ctx, again); ok {
+			v.judge(t, again, at)
+			return
+		}
+	}
+}
+
+// fault sets or ends the fault of the worker that makes other ids.
+func (v *verifier) fault(t *trial, o router.Observation, position int) {
+	was := t.drifted
+	if was.Card != nil && (position < 0 || was.Worker.ID != o.Worker.ID) {
+		v.faults(was.Worker.ID, nil)
+	}
+	if t.drifted = (router.Observation{}); position < 0 {
+		return
+	}
+	t.drifted = o
+	v.faults(o.Worker.ID, []router.Fault{{What: "token_ids", Text: fmt.Sprintf(
+		"it makes other token ids than kvroute for model %s, from position %d on: compare the tokenizer of the model in models with the engine's, with kvroute tokenize",
+		o.Model, position)}})
 }
 
 // judge sets the model's verdict after a check. Position is that of the first id that
@@ -144,13 +207,15 @@ func (v *verifier) judge(t *trial, o router.Observation, position int) {
 	} else {
 		t.wrong++
 	}
+	if position >= 0 || t.drifted.Card != nil && t.drifted.Worker.ID == o.Worker.ID && verdict != tokenizer.DriftSeen {
+		v.fault(t, o, position)
+	}
 	switch {
 	case verdict == tokenizer.DriftSeen: // only recheck changes that
 	case t.wrong >= driftAfter:
 		v.log.Error("model is routed in text-block mode: its worker makes other tokens", "model", o.Model,
 			"worker", o.Worker.ID, "address", o.Address, "position", position)
 		prompts.SetVerdict(tokenizer.DriftSeen)
-		t.drifted = o
 	case position >= 0:
 		prompts.SetVerdict(tokenizer.Differs)
 	case verdict == tokenizer.Unchecked:
@@ -173,7 +238,8 @@ func (v *verifier) recheck(ctx context.Context, t *trial) {
 		if !ok {
 			continue
 		}
-		if position < 0 || position >= o.BlockSize {
+		v.fault(t, o, position)
+		if drifted := o.Card.Prompts.Verdict() == tokenizer.DriftSeen; drifted && (position < 0 || position >= o.BlockSize) {
 			v.log.Info("model is tokenized again: its worker makes the same tokens", "model", o.Model)
 			t.wrong = 0
 			// Not Agreed: ids that differed once are not sent to workers again.
@@ -193,6 +259,9 @@ func (v *verifier) compare(ctx context.Context, o router.Observation) (position 
 	theirs, err := askTokenize(asking, v.client, o.Host, "http://"+o.Address.String(), o.Model, o.Prompt)
 	if err != nil {
 		outcome = "error"
+		if status, ok := errors.AsType[reach.StatusError](err); ok && slices.Contains([]int{404, 405, 501}, status.Status) {
+			outcome = "unavailable" // the engine has no /tokenize
+		}
 		v.log.Debug("a worker does not return token ids", "model", o.Model, "worker", o.Worker.ID,
 			"address", o.Address, "err", err)
 		return 0, false

@@ -21,6 +21,8 @@ import (
 // that waited for the worker need it there.
 func (s *server) setWorker(info router.WorkerInfo) {
 	s.names.set(info.ID, info.Name)
+	s.faults.add(info.ID)
+	s.compared.SetHealth(info.ID, info.Health)
 	if err := s.direct.SetWorker(info); err != nil {
 		s.log.Warn("a worker is refused", "worker", info.ID, "err", err)
 		return
@@ -97,6 +99,8 @@ func (s *server) removeWorker(id uint64) {
 	s.log.Info("a worker is gone", "worker", id)
 	defer s.names.set(id, "")
 	s.prober.Remove(id)
+	s.compared.Remove(id)
+	s.faults.forget(id)
 	s.loads.Forget(id)
 	s.requests.Forget(id)
 	s.events.Forget(id)
@@ -106,8 +110,17 @@ func (s *server) removeWorker(id uint64) {
 
 // follow uses a worker's record to read its events and to probe it.
 func (s *server) follow(r fleet.Record, info router.WorkerInfo) {
+	s.compared.Set(r, info)
 	s.direct.Follow(r, info)
 	s.prober.Set(r, info)
+}
+
+// connected handles a new connection to a worker's events: its engine may have restarted.
+func (s *server) connected(id uint64) {
+	s.prober.Compare(id)
+	if s.verifier != nil {
+		s.verifier.expect(id)
+	}
 }
 
 // engineLoad applies the load that a worker reports in a heartbeat, and divides it evenly among its

@@ -49,6 +49,8 @@ type Engine struct {
 	// ReadsRank says that the engine reads the data-parallel rank of a request from a header, if its
 	// ranks have one address.
 	ReadsRank bool
+	// AnyModel says that the engine takes requests with model names that it does not list.
+	AnyModel bool
 	// ReturnsTokenIDs says that a request may ask for the ids of the output tokens.
 	ReturnsTokenIDs bool
 	// Forwards says that the worker is a frontend. The frontend forwards a request to the worker that
@@ -141,6 +143,7 @@ var table = [...]Engine{
 			"sglang:token_usage":      UsedShare,
 			"sglang:num_used_tokens":  UsedTokens,
 		},
+		AnyModel:     true,
 		RefusesWhole: true,
 		Prefill:      Prefill{BootstrapPort: "8998", Lists: true},
 	},
@@ -151,6 +154,7 @@ var table = [...]Engine{
 		Transformers4: true,
 		SetLike:       true,
 		Polled:        true,
+		AnyModel:      true,
 		HowToPublish: "start TensorRT-LLM with kv_cache_config: {event_buffer_max_size: 1024} " +
 			"in the file of --extra_llm_api_options",
 		Gauges: map[string]Gauge{

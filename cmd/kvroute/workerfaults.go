@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"log/slog"
+	"slices"
+	"sync"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+// workerFaults passes the faults of workers to the router, and logs each one when it begins and when it
+// ends. A fault whose text changes goes on. Its methods may be called by any number of goroutines.
+type workerFaults struct {
+	pass func(id uint64, source string, faults []router.Fault)
+	log  *slog.Logger
+
+	mu sync.Mutex
+	// mu guards the field below, and orders the calls of pass.
+	known map[uint64]map[string][]router.Fault // of the workers that the router knows, by source
+}
+
+func newWorkerFaults(pass func(uint64, string, []router.Fault), log *slog.Logger) *workerFaults {
+	return &workerFaults{pass: pass, log: log, known: make(map[uint64]map[string][]router.Fault)}
+}
+
+// add adds a worker. Only added workers have faults.
+func (f *workerFaults) add(id uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.known[id] == nil {
+		f.known[id] = make(map[string][]router.Fault)
+	}
+}
+
+// forget removes a worker with its faults.
+func (f *workerFaults) forget(id uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.known, id)
+}
+
+// set replaces the faults that a source has found on a worker.
+func (f *workerFaults) set(id uint64, source string, faults []router.Fault) {
+	f.mu.Lock()
+	of := f.known[id]
+	var before []router.Fault
+	if of != nil {
+		before = of[source]
+		of[source] = faults
+		f.pass(id, source, faults)
+	}
+	f.mu.Unlock()
+	if of == nil {
+		return
+	}
+	for _, fault := range without(faults, before) {
+		f.log.Warn("a worker has a fault", "worker", id, "fault", fault.What, "text", fault.Text)
+	}
+	for _, fault := range without(before, faults) {
+		f.log.Info("a worker's fault has ended", "worker", id, "fault", fault.What)
+	}
+}
+
+// without returns the first fault of each name that the other list does not have.
+func without(faults, others []router.Fault) (left []router.Fault) {
+	for _, fault := range faults {
+		same := func(o router.Fault) bool { return o.What == fault.What }
+		if !slices.ContainsFunc(others, same) && !slices.ContainsFunc(left, same) {
+			left = append(left, fault)
+		}
+	}
+	return left
+}

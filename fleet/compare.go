@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/internal/reach"
+	"github.com/kvroute/kvroute/router"
+)
+
+// The names of faults that package fleet finds; those of package engines are others.
+const (
+	FaultModelNotServed = "model_not_served" // the engine does not serve a configured model name
+	FaultMaxModelLen    = "max_model_len"    // another worker of the model takes longer requests
+	FaultSameAddress    = "same_address"     // another worker has the same address and rank
+)
+
+// The sources of faults, as [router.Router.SetFaults] separates them.
+const (
+	faultsOfModels  = "models"
+	faultsOfLength  = "length"
+	faultsOfEngine  = "engine"
+	faultsOfAddress = "address"
+	faultsOfSockets = "sockets"
+)
+
+// ComparisonConfig configures a [Comparison]. All fields are required.
+type ComparisonConfig struct {
+	// Faults receives the faults that one source has found on a worker. It must not call back.
+	Faults func(id uint64, source string, faults []router.Fault)
+	// Workers get the names that engines list, and compare the settings of workers with engines.
+	Workers *DirectWorkers
+}
+
+// Comparison compares the workers' records with each other and with what their engines report. A
+// [Prober] asks the engines. Router groups and the workers of Dynamo's records are not compared: at
+// their addresses other programs answer.
+//
+// Its methods may be called by any number of goroutines.
+type Comparison struct {
+	conf ComparisonConfig
+
+	mu sync.Mutex
+	// mu guards the field below, and orders the calls of Faults.
+	workers map[uint64]*comparedWorker
+}
+
+// comparedWorker is a worker with what its engine reported.
+type comparedWorker struct {
+	record  Record
+	info    router.WorkerInfo // with the latest health
+	length  int               // the engine's max_model_len; 0 = unknown
+	shorter bool              // it has the fault max_model_len
+	shares  bool              // it has the fault same_address
+}
+
+// NewComparison returns a comparison without workers.
+func NewComparison(conf ComparisonConfig) *Comparison {
+	return &Comparison{conf: conf, workers: make(map[uint64]*comparedWorker)}
+}
+
+// isCompared reports whether an engine answers at the address of a record.
+func isCompared(r *Record) bool {
+	return r.Address != "" && r.Group == "" && r.Events.Transport != transportDynamo && r.Engine != "dynamo"
+}
+
+// Set adds or changes a worker.
+func (c *Comparison) Set(r Record, info router.WorkerInfo) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !isCompared(&r) {
+		c.removeLocked(info.ID)
+		return
+	}
+	w := c.workers[info.ID]
+	if w == nil {
+		w = &comparedWorker{}
+		c.workers[info.ID] = w
+	}
+	before := w.info
+	w.record, w.info = r, info
+	c.addressesLocked(&before, &info)
+	if len(before.Models) > 0 && before.Models[0] != info.Models[0] {
+		c.lengthsLocked(before.Models[0])
+	}
+}
+
+// SetHealth notes the health of a worker.
+func (c *Comparison) SetHealth(id uint64, h router.Health) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w := c.workers[id]; w != nil && w.info.Health != h {
+		w.info.Health = h
+		c.addressesLocked(&w.info)
+	}
+}
+
+// Remove removes a worker. The caller forgets the worker's faults.
+func (c *Comparison) Remove(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.removeLocked(id)
+}
+
+func (c *Comparison) removeLocked(id uint64) {
+	w := c.workers[id]
+	if w == nil {
+		return
+	}
+	delete(c.workers, id)
+	c.addressesLocked(&w.info)
+	c.lengthsLocked(w.info.Models[0])
+}
+
+// Models takes the list of models of a worker's engine. An error says that it cannot be read.
+func (c *Comparison) Models(id uint64, body []byte) error {
+	models, err := readModels(body)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.workers[id]
+	if w == nil {
+		return nil
+	}
+	var faults []router.Fault
+	if missing := notServed(models, &w.record); len(missing) > 0 {
+		var served []string
+		for _, m := range models {
+			served = append(served, m.ID)
+		}
+		faults = []router.Fault{{What: FaultModelNotServed, Text: fmt.Sprintf(
+			"its models include %s, and its engine serves %s: correct models, or start the engine with --served-model-name", some(missing), some(served))}}
+	}
+	c.conf.Faults(id, faultsOfModels, faults)
+	c.conf.Workers.SetListed(id, models, &w.record)
+	length := 0
+	for _, m := range models {
+		if slices.Contains(w.record.Models, m.ID) {
+			length = max(length, m.Length)
+		}
+	}
+	if length != w.length {
+		w.length = length
+		c.lengthsLocked(w.info.Models[0])
+	}
+	return nil
+}
+
+// Engine compares a worker's settings with what its engine reports. The error says that the engine did
+// not answer.
+func (c *Comparison) Engine(ctx context.Context, id uint64) error {
+	c.mu.Lock()
+	w := c.workers[id]
+	c.mu.Unlock()
+	if w == nil {
+		return nil
+	}
+	c.mu.Lock()
+	asked := engineWorker(&w.record, &w.info)
+	c.mu.Unlock()
+	found, err := c.conf.Workers.sources.Compare(ctx, asked)
+	if err != nil {
+		return err
+	}
+	c.conf.Faults(id, faultsOfEngine, routerFaults(found))
+	return nil
+}
+
+func routerFaults(found []engines.Fault) (faults []router.Fault) {
+	for _, f := range found {
+		faults = append(faults, router.Fault(f))
+	}
+	return faults
+}
+
+// lengthsLocked compares the longest requests of a model's workers.
+func (c *Comparison) lengthsLocked(model string) {
+	var longest *comparedWorker
+	for _, w := range c.workers {
+		if w.info.Models[0] == model && w.length > 0 && (longest == nil || w.length > longest.length ||
+			w.length == longest.length && w.info.ID < longest.info.ID) {
+			longest = w
+		}
+	}
+	for id, w := range c.workers {
+		if w.info.Models[0] != model {
+			continue
+		}
+		shorter := w.length > 0 && w.length < longest.length
+		if !shorter && !w.shorter {
+			continue
+		}
+		var faults []router.Fault
+		if shorter {
+			faults = []router.Fault{{What: FaultMaxModelLen, Text: fmt.Sprintf(
+				"its engine takes at most %d tokens, and worker %s of the same model takes %d: it refuses requests that the other serves; start both with the same --max-model-len",
+				w.length, label(longest.info.ID, longest.info.Name), longest.length)}}
+		}
+		w.shorter = shorter
+		c.conf.Faults(id, faultsOfLength, faults)
+	}
+}
+
+// addressesLocked compares the workers at the addresses of some workers with each other. Workers that
+// get no requests are left out: they may be the same process before a restart.
+func (c *Comparison) addressesLocked(changed ...*router.WorkerInfo) {
+	at := make(map[netip.AddrPort]bool)
+	for _, info := range changed {
+		at[info.Address] = true
+	}
+	for _, id := range slices.Sorted(maps.Keys(c.workers)) {
+		w := c.workers[id]
+		if !at[w.info.Address] {
+			continue
+		}
+		other := c.sharesLocked(&w.info)
+		if other == nil && !w.shares {
+			continue
+		}
+		var faults []router.Fault
+		if other != nil {
+			faults = []router.Fault{{What: FaultSameAddress, Text: fmt.Sprintf(
+				"worker %s has the same address %s and rank: both workers are one process, and its load and blocks count twice; remove one of them",
+				label(other.ID, other.Name), w.info.Address)}}
+		}
+		w.shares = other != nil
+		c.conf.Faults(id, faultsOfAddress, faults)
+	}
+}
+
+// sharesLocked returns a worker with the same address, Host header and an equal rank, or nil.
+func (c *Comparison) sharesLocked(info *router.WorkerInfo) *router.WorkerInfo {
+	if info.Health > router.Degraded {
+		return nil
+	}
+	for _, id := range slices.Sorted(maps.Keys(c.workers)) {
+		o := &c.workers[id].info
+		if o.ID != info.ID && o.Address == info.Address && o.Host == info.Host && o.Health <= router.Degraded &&
+			o.DPStart < info.DPStart+max(1, info.DPSize) && info.DPStart < o.DPStart+max(1, o.DPSize) {
+			return o
+		}
+	}
+	return nil
+}
+
+// compares reports whether the probe is one of a [Comparison].
+func (k probeKey) compares() bool { return k.kind == kindModels || k.kind == kindEngine }
+
+// compare asks an engine about itself. An engine that refuses to list its models says nothing.
+func (p *Prober) compare(ctx context.Context, key probeKey, host, base string) error {
+	if key.kind == kindEngine {
+		return p.conf.Compare.Engine(ctx, key.worker)
+	}
+	body, err := reach.Get(ctx, p.conf.Client, host, base+modelsPath, modelsBytes)
+	if _, refused := errors.AsType[reach.StatusError](err); refused {
+		return errNoModels
+	}
+	if err == nil {
+		err = p.conf.Compare.Models(key.worker, body)
+	}
+	return err
+}
+
+// isAnswer reports whether an error is about an answer that the worker gave.
+func isAnswer(err error) bool {
+	_, failed := errors.AsType[*net.OpError](err)
+	return err != nil && !failed && !errors.Is(err, io.EOF) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
+}

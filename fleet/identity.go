@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/kvroute/kvroute/engines"
+)
+
+// CheckIdentities refuses two records of one process: records with one id, with one address, host and rank, or
+// with one event socket and rank. A DNS name as address stands for workers with ids of their own, so
+// its id and address are not compared. The error begins with the place of the later record in the
+// configuration's workers, if no name stands before it, and names both records.
+func CheckIdentities(records []Record) error {
+	var names Names
+	seen := make(map[string]int)
+	for i := range records {
+		r := &records[i]
+		for _, own := range r.identities(names.Some(records[i : i+1])) {
+			first, twice := seen[own.key]
+			if twice && first != i {
+				return fmt.Errorf("workers[%d]%s: worker %q has the %s of worker %q, want a name or worker_id, an address, and event sockets of its own",
+					i, own.field, r.Name, own.text, records[first].Name)
+			}
+			seen[own.key] = i
+		}
+	}
+	return nil
+}
+
+// identity is a property that only one process can have.
+type identity struct{ key, field, text string }
+
+// identities returns the identities of a record. named says that its address has a DNS name.
+func (r *Record) identities(named bool) (all []identity) {
+	add := func(field, text, key string) { all = append(all, identity{field + key, field, text}) }
+	if r.ID() != 0 && !named {
+		text := fmt.Sprint("id ", r.ID())
+		add("", text, text)
+	}
+	withHost := "" // an HTTP router may serve several workers at one address, by the Host header
+	if r.Host != "" {
+		withHost = " with host " + r.Host
+	}
+	ranks := min(max(1, r.DPSize), maxRanks)
+	for i := range ranks {
+		rank := r.DPStart + i
+		at := r.Address
+		if own, has := r.RankAddresses[strconv.FormatUint(uint64(rank), 10)]; has {
+			at = own
+		}
+		if a, err := address(at, Networks{}); err == nil && !named {
+			text := fmt.Sprintf("address %v%s and rank %d", a, withHost, rank)
+			add(".address", text, text)
+		}
+	}
+	if r.Events.Direct() {
+		e := engines.EngineWorker{
+			Transport: r.Events.Transport, Address: r.Address, Endpoint: r.Events.Endpoint, Topic: r.Events.Topic,
+			DPStart: r.DPStart, DPSize: ranks,
+		}
+		where, sockets := e.EventSockets()
+		for i := range sockets {
+			add(".events.endpoint", fmt.Sprintf("event socket %s and rank %d", where[i], r.DPStart+uint32(i)), sockets[i])
+		}
+	}
+	return all
+}
