@@ -2,7 +2,11 @@
 
 package engines
 
-import "github.com/kvroute/kvroute/indexer"
+import (
+	"math"
+
+	"github.com/kvroute/kvroute/indexer"
+)
 
 // DropReason says why blocks of an engine's events are not indexed.
 type DropReason int
@@ -113,4 +117,25 @@ const (
 	maxGroup = 256
 	// tiers is the number of tiers of a cache.
 	tiers = int(indexer.External) + 1
+)
+
+// batchPrint identifies a batch: its number, and a hash of its bytes.
+type batchPrint struct{ sequence, digest uint64 }
+
+// isEvidence reports whether a batch can prove that two sockets are the same: it has events and a time
+// that is not a whole number of seconds.
+func (b *EngineBatch) isEvidence() bool {
+	return len(b.Events) > 0 && b.time > 0 && b.time != math.Trunc(b.time)
+}
+
+// Fault is something wrong with a worker's engine that a person must mend. What is one of the names in
+// docs/workers.md, and Text a sentence that says what was found and what to change.
+type Fault struct{ What, Text string }
+
+// The faults that this package finds.
+const (
+	faultSameEvents   = "same_events"          // two workers share an event socket
+	faultRefused      = "event_socket_refused" // an event or replay socket is unavailable
+	faultEventSockets = "event_sockets"        // the engine has other event sockets than the worker's settings, or none
+	faultBlockSize    = "block_size"           // the engine has another block size than the worker's settings
 )

@@ -29,7 +29,7 @@ func (s *Sources) Compare(ctx context.Context, w EngineWorker) (faults []Fault, 
 	case err == nil && direct:
 		faults = s.compareSockets(ctx, &w, &f)
 	case none && direct && s.State(w.ID) == StateNone:
-		faults = append(faults, Fault{FaultEventSockets, fmt.Sprintf("its engine reports no event sockets: %v; let the engine publish events, or remove the worker's events", err)})
+		faults = append(faults, Fault{faultEventSockets, fmt.Sprintf("its engine reports no event sockets: %v; let the engine publish events, or remove the worker's events", err)})
 	}
 	if f.BlockSize == 0 {
 		metrics, err := s.get(ctx, w.Host, "http://"+w.Address+"/metrics")
@@ -39,7 +39,7 @@ func (s *Sources) Compare(ctx context.Context, w EngineWorker) (faults []Fault, 
 		f.BlockSize, _ = readCacheConfig(metrics)
 	}
 	if w.BlockSize > 0 && f.BlockSize > 0 && w.BlockSize != f.BlockSize {
-		faults = append(faults, Fault{FaultBlockSize, fmt.Sprintf("block_size is %d, and its engine has blocks of %d tokens: set block_size to %d",
+		faults = append(faults, Fault{faultBlockSize, fmt.Sprintf("block_size is %d, and its engine has blocks of %d tokens: set block_size to %d",
 			w.BlockSize, f.BlockSize, f.BlockSize)})
 	}
 	return faults, nil
@@ -57,7 +57,7 @@ func (s *Sources) compareSockets(ctx context.Context, w *EngineWorker, f *Found)
 	for _, at := range ours {
 		i := slices.IndexFunc(f.sockets, func(o socket) bool { return o.rank == at.rank })
 		if i < 0 {
-			return []Fault{{FaultEventSockets, fmt.Sprintf("the worker has rank %d, and its engine reports the ranks %d to %d: set dp_start and dp_size",
+			return []Fault{{faultEventSockets, fmt.Sprintf("the worker has rank %d, and its engine reports the ranks %d to %d: set dp_start and dp_size",
 				at.rank, f.DPStart, f.DPStart+f.DPSize-1)}}
 		}
 		theirs := f.sockets[i]
@@ -71,7 +71,7 @@ func (s *Sources) compareSockets(ctx context.Context, w *EngineWorker, f *Found)
 			{"events.replay", at.replays && theirs.replays, at.replay, theirs.replay, zmtp.Dealer},
 		} {
 			if c.has && (c.is.Port != c.want.Port || c.is.Path != c.want.Path) && (s.State(w.ID) == StateNone || s.reaches(ctx, c.want, c.role)) {
-				return []Fault{{FaultEventSockets, fmt.Sprintf("%s is %s for rank %d, and its engine reports %s: correct %s, or remove it so that kvroute asks the engine",
+				return []Fault{{faultEventSockets, fmt.Sprintf("%s is %s for rank %d, and its engine reports %s: correct %s, or remove it so that kvroute asks the engine",
 					c.setting, c.is, at.rank, c.want, c.setting)}}
 			}
 		}

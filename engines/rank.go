@@ -5,6 +5,7 @@ package engines
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -375,4 +376,63 @@ func (r *rankSource) replay(ctx context.Context, from uint64) error {
 		return errCut
 	}
 	return err
+}
+
+// unavailable notes why a socket of the rank is unavailable, or that it is available.
+func (r *rankSource) unavailable(to *atomic.Pointer[Fault], err error) {
+	var f *Fault
+	if err != nil {
+		kind, where, setting := "event", r.at.where(), "events.endpoint"
+		if to == &r.noReplay {
+			kind, where, setting = "replay", r.at.replay.String(), "events.replay"
+		}
+		f = &Fault{faultRefused, fmt.Sprintf("its %s socket %s (rank %d) is unavailable: %v; is the engine running, and is %s right?",
+			kind, where, r.at.rank, err, setting)}
+	}
+	if old := to.Swap(f); old != f && (old == nil || f == nil || *old != *f) {
+		r.s.conf.Faulty(r.worker.ID)
+	}
+}
+
+// mute mutes the sources whose events another worker's source delivers, too, and those no more muted
+// count again. The blocks of a muted source are forgotten, and its state is [StateNone].
+func (s *Sources) mute(changed []*rankSource) {
+	for _, r := range changed {
+		r.do(func() {
+			muted := s.same.by(r) != nil
+			if muted == r.muted {
+				return
+			}
+			r.muted = muted
+			r.newStream()
+			switch {
+			case muted:
+				r.clear()
+				r.set(StateNone)
+			case r.connected:
+				r.set(StateOK)
+				r.stream.connected(false)
+			}
+		})
+	}
+	if len(changed) == 0 {
+		return
+	}
+	s.mu.Lock()
+	ids := make([]uint64, 0, len(s.wanted))
+	for id := range s.wanted {
+		ids = append(ids, id)
+	}
+	s.mu.Unlock()
+	for _, id := range ids { // seldom: any of them may have been the other worker
+		s.conf.Faulty(id)
+	}
+}
+
+// newStream begins a stream. That of a muted source requests nothing.
+func (r *rankSource) newStream() {
+	r.stream, r.seenRequests = newStream(r.at.replays && !r.muted, r.apply, r.clear, r.count), 0
+	if r.cancel != nil {
+		r.cancel() // the request of the stream before
+	}
 }

@@ -5,8 +5,6 @@ package engines
 import (
 	"cmp"
 	"fmt"
-	"math"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -37,9 +35,6 @@ type same struct {
 	named   map[string][]*rankSource // by the name of the socket and the rank
 	prints  map[batchPrint]*rankSource
 }
-
-// batchPrint identifies a batch: its number, and a hash of its bytes.
-type batchPrint struct{ sequence, digest uint64 }
 
 // sameSocket is what is known of a rank's socket.
 type sameSocket struct {
@@ -221,56 +216,11 @@ func (s *same) faults(id uint64) (faults []Fault) {
 		if at.proven == nil {
 			how = "are the same"
 		}
-		faults = append(faults, Fault{FaultSameEvents, fmt.Sprintf(
+		faults = append(faults, Fault{faultSameEvents, fmt.Sprintf(
 			"its event socket %s (rank %d) and %s of worker %s %s: both workers are one engine; "+
 				"the events of %s are not counted; remove one of the two workers, or correct its event socket",
 			ours.at.where(), ours.at.rank, theirs.at.where(), theirs.worker.label(), how, r.worker.label())})
 	}
 	slices.SortFunc(faults, func(a, b Fault) int { return strings.Compare(a.Text, b.Text) })
 	return faults
-}
-
-// label names a worker for a person.
-func (w *EngineWorker) label() string {
-	if w.Name == "" {
-		return fmt.Sprint(w.ID)
-	}
-	return fmt.Sprintf("%q", w.Name)
-}
-
-// where returns the address of the events, as the configuration would have it.
-func (at *socket) where() string { return cmp.Or(at.url, at.events.String()) }
-
-// name returns a text that is equal for equal sockets and ranks.
-func (at *socket) name() string {
-	e := at.events
-	e.Host = strings.ToLower(strings.TrimSuffix(e.Host, "."))
-	if a, err := netip.ParseAddr(e.Host); err == nil {
-		e.Host = a.Unmap().String()
-	}
-	return fmt.Sprint(cmp.Or(at.url, e.String()), " ", at.topic, " rank ", at.rank)
-}
-
-// EventSockets returns the event sockets that the settings of a worker name, one for each rank: where
-// has the addresses as people write them, names has texts that are equal if two workers name the same
-// socket for the same rank. Both are empty if the engine is to be queried for its sockets, or if the
-// settings are wrong.
-func (w *EngineWorker) EventSockets() (where, names []string) {
-	if w.Endpoint == "" {
-		return nil, nil
-	}
-	sockets, err := w.sockets()
-	if err != nil {
-		return nil, nil
-	}
-	for i := range sockets {
-		where, names = append(where, sockets[i].where()), append(names, sockets[i].name())
-	}
-	return where, names
-}
-
-// isEvidence reports whether a batch can prove that two sockets are the same: it has events and a time
-// that is not a whole number of seconds.
-func (b *EngineBatch) isEvidence() bool {
-	return len(b.Events) > 0 && b.time > 0 && b.time != math.Trunc(b.time)
 }

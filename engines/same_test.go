@@ -4,6 +4,7 @@ package engines_test
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -136,10 +137,7 @@ func TestSettingsAreComparedWithTheEngine(t *testing.T) {
 		"/metrics":          `vllm:cache_config_info{block_size="32",num_gpu_blocks="400"} 1.0`,
 	}
 	without := func(paths ...string) map[string]string {
-		m := map[string]string{}
-		for path, text := range answers {
-			m[path] = text
-		}
+		m := maps.Clone(answers)
 		for _, p := range paths {
 			delete(m, p)
 		}

@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -23,10 +24,8 @@ import (
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/bus"
-	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"
-	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
 // Transports of engines that kvroute reads directly.
@@ -388,88 +387,39 @@ func (s *Sources) awaitMove(ctx context.Context, w EngineWorker, sockets []socke
 	}
 }
 
-// socket holds the addresses of a rank's events.
-type socket struct {
-	rank           uint32
-	topic          string
-	url            string // of TransportPoll
-	events, replay zmtp.Endpoint
-	replays        bool // replay is set
-}
-
-// setReplay sets the replay endpoint that the worker's record names, if it names one.
-func (at *socket) setReplay(endpoint, host string) error {
-	if endpoint == "" {
-		return nil
+// Faults returns what is wrong with the event sockets of a worker now.
+func (s *Sources) Faults(id uint64) (faults []Fault) {
+	s.mu.Lock()
+	if f, wrong := s.unknown[id]; wrong {
+		faults = append(faults, f)
 	}
-	replay, err := zmtp.ParseEndpoint(endpoint, baseReplayPort, int(at.rank))
-	at.replay, at.replays = replay.At(host), true
-	return err
-}
-
-// basePort and baseReplayPort are the ports of rank 0 for an endpoint whose port is "{rank}".
-const (
-	basePort       = 5557
-	baseReplayPort = 5657
-)
-
-// sockets returns the addresses of a worker's events. It queries the engine for missing settings
-// and fills them in.
-func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error) {
-	switch w.Transport {
-	case TransportPoll:
-		url := w.Endpoint
-		url = cmp.Or(url, "http://"+w.Address+"/kv_cache_events")
-		w.Engine = cmp.Or(w.Engine, engine.TRTLLM)
-		return []socket{{rank: w.DPStart, url: url}}, nil
-	case TransportZMQ:
-	default:
-		return nil, fmt.Errorf("engines: transport is %q, want %s or %s", w.Transport, TransportZMQ, TransportPoll)
-	}
-	if w.Endpoint == "" {
-		f, err := s.Discover(ctx, *w)
-		if err != nil {
-			return nil, err
-		}
-		w.Engine = cmp.Or(w.Engine, f.Engine)
-		w.BlockSize = cmp.Or(w.BlockSize, f.BlockSize)
-		w.DPStart, w.DPSize = f.DPStart, f.DPSize
-		s.conf.Found(w.ID, f)
-		return f.sockets, nil
-	}
-	if _, _, err := net.SplitHostPort(w.Address); err == nil && w.BlockSize == 0 {
-		// Only the block size is missing, so an error is ignored.
-		if f, err := s.Discover(ctx, *w); err == nil {
-			w.Engine, w.BlockSize = cmp.Or(w.Engine, f.Engine), f.BlockSize
-			f.DPStart, f.DPSize = w.DPStart, max(1, w.DPSize)
-			s.conf.Found(w.ID, f)
+	for r := range s.ranks {
+		for _, f := range []*Fault{r.noEvents.Load(), r.noReplay.Load()} {
+			if f != nil && r.worker.ID == id {
+				faults = append(faults, *f)
+			}
 		}
 	}
-	return w.sockets()
+	s.mu.Unlock()
+	slices.SortFunc(faults, func(a, b Fault) int { return strings.Compare(a.Text, b.Text) })
+	return append(s.same.faults(id), faults...)
 }
 
-// sockets returns the addresses of the events of a worker with an Endpoint.
-func (w *EngineWorker) sockets() (sockets []socket, err error) {
-	if w.Transport == TransportPoll {
-		return []socket{{rank: w.DPStart, url: w.Endpoint}}, nil
+// setUnknown notes why the sockets of a worker's engine are unknown, or that they are known. An engine
+// that does not answer is no fault of its sockets.
+func (s *Sources) setUnknown(id uint64, err error) {
+	_, answered := errors.AsType[reach.StatusError](err)
+	f, wrong := Fault{}, answered || errors.Is(err, errNoEvents)
+	if wrong {
+		f = Fault{faultEventSockets, fmt.Sprintf("its event sockets are unknown: %v; set events.endpoint, or let the engine publish events", err)}
 	}
-	host, _, err := net.SplitHostPort(w.Address)
-	if err != nil {
-		host = "127.0.0.1"
+	s.mu.Lock()
+	old, was := s.unknown[id]
+	if delete(s.unknown, id); wrong {
+		s.unknown[id] = f
 	}
-	for i := range max(1, w.DPSize) {
-		at := socket{rank: w.DPStart + i, topic: w.Topic}
-		if at.events, err = zmtp.ParseEndpoint(w.Endpoint, basePort, int(at.rank)); err != nil {
-			return nil, err
-		}
-		at.events = at.events.At(host)
-		if err = at.setReplay(w.Replay, host); err != nil {
-			return nil, err
-		}
-		sockets = append(sockets, at)
+	s.mu.Unlock()
+	if was != wrong || old != f {
+		s.conf.Faulty(id)
 	}
-	return sockets, nil
 }
-
-// errNoEvents is wrapped by errors about engines that publish no events.
-var errNoEvents = errors.New("it publishes no events")

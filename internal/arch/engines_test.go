@@ -32,7 +32,7 @@ var otherWords = map[string]string{
 var engineNames = map[string]string{
 	"doctor/diagnose.go":        "advice for an unknown engine is that for vLLM",
 	"engines/discover.go":       "the form of an answer tells the engine",
-	"engines/sources.go":        "the transport http_poll tells the engine",
+	"engines/sockets.go":        "the transport http_poll tells the engine",
 	"fleet/dynamo.go":           "the records are Dynamo's",
 	"tokenizer/chat/request.go": "the rules of a chat are those of an engine",
 }
