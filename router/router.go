@@ -170,7 +170,7 @@ func (r *Router) answer(ctx context.Context, s *scratch, err error, answer *Deci
 		r.recent.add(p.poolKey, s.input.hashes.local, s.input.hashes.sequence)
 		if r.conf.Hooks.Observe != nil && encoded {
 			r.conf.Hooks.Observe(Observation{
-				ID: req.ID, Card: t.card, Model: p.model, Worker: d.Worker, Address: d.Address, Host: d.Host, BlockSize: p.blockSize,
+				ID: req.ID, Card: t.card, Model: p.model, Worker: d.Worker, Group: d.Group, Address: d.Address, Host: d.Host, BlockSize: p.blockSize,
 				Prompt: req.Prompt, IDs: ids,
 			})
 		}

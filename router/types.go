@@ -210,6 +210,7 @@ type Observation struct {
 	Card      *Card
 	Model     string         // name of the pool
 	Worker    Worker         // the chosen one
+	Group     string         // the router group, if the worker is one
 	Address   netip.AddrPort // of the chosen worker
 	Host      string         // as of [Decision]
 	BlockSize int

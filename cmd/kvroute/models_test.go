@@ -470,7 +470,7 @@ func TestAWrongTemplateIsNoticed(t *testing.T) {
 		return fmt.Sprintf("version: 1\nmodels:\n- {name: sim, tokenizer: %q%s}\n", right, more)
 	}
 	file := writeFile(t, with(fmt.Sprintf(", chat-template: %q", wrong)))
-	d := startStack(t, 1, []string{"--speed", "50"}, "--config", file, "--verify-tokenizer")
+	d := startStack(t, 1, []string{"--speed", "50"}, "--config", file)
 	decide := func() router.Decision {
 		resp, body := reply(t, d, "POST", chatPath, chatBody(strings.Repeat("is this right? ", 20), 2, false), nil)
 		if resp.StatusCode != http.StatusOK {
@@ -487,6 +487,9 @@ func TestAWrongTemplateIsNoticed(t *testing.T) {
 		if !strings.Contains(string(log), want) {
 			t.Errorf("the log does not say %q: %s", want, log)
 		}
+	}
+	if got := faultsOf(t, d.Router)["worker-1"]; got != "token_ids" {
+		t.Errorf("faults of the worker: %q", got)
 	}
 	if _, text := get(t, "http://"+d.Router.At.HTTP+"/metrics"); !strings.Contains(text, `kvroute_tokenize_checks_total{model="sim",outcome="different"}`) {
 		t.Error("differences are not counted")
@@ -505,4 +508,5 @@ func TestAWrongTemplateIsNoticed(t *testing.T) {
 		_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 		return strings.Contains(text, `kvroute_tokenize_checks_total{model="sim",outcome="ok"}`)
 	})
+	eventually(t, "the fault does not end", func() bool { return faultsOf(t, d.Router)["worker-1"] == "" })
 }

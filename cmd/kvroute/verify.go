@@ -88,7 +88,7 @@ func newVerifier(
 
 // observe queues a request if it is to be checked. It does not block.
 func (v *verifier) observe(o router.Observation) {
-	if !canAsk(o.Prompt) || !o.Card.Prompts.AsksAlike(o.Prompt) {
+	if o.Group != "" || !canAsk(o.Prompt) || !o.Card.Prompts.AsksAlike(o.Prompt) {
 		return
 	}
 	v.mu.Lock()
@@ -129,8 +129,12 @@ func clonePrompt(p chat.Request) chat.Request {
 type trial struct {
 	card    *router.Card
 	wrong   int                // checks in a row that found different ids in the first block
-	drifted router.Observation // the check that found other ids; it has a card while they differ
+	drifted router.Observation // the last check that found other ids
+	differs map[uint64]bool    // the workers that make other ids: at most maxDiffering
 }
+
+// maxDiffering limits the workers of a model that have the fault token_ids.
+const maxDiffering = 16
 
 // run checks until ctx ends.
 func (v *verifier) run(ctx context.Context) error {
@@ -144,13 +148,18 @@ func (v *verifier) run(ctx context.Context) error {
 		case o := <-v.queue:
 			t := trials[o.Model]
 			if t == nil || t.card != o.Card {
-				t = &trial{card: o.Card}
+				if t != nil { // the faults are those of the card before the reload
+					for id := range t.differs {
+						v.faults(id, nil)
+					}
+				}
+				t = &trial{card: o.Card, differs: map[uint64]bool{}}
 				trials[o.Model] = t
 			}
 			v.check(ctx, t, o)
 		case <-again.C:
 			for _, t := range trials {
-				if t.drifted.Card != nil {
+				if len(t.differs) > 0 || t.card.Prompts.Verdict() == tokenizer.DriftSeen {
 					v.recheck(ctx, t)
 				}
 			}
@@ -180,20 +189,25 @@ func (v *verifier) check(ctx context.Context, t *trial, o router.Observation) {
 			return
 		}
 	}
+	v.expect(o.Worker.ID) // the next request there repeats the check
 }
 
-// fault sets or ends the fault of the worker that makes other ids.
+// fault sets or ends the fault of a worker.
 func (v *verifier) fault(t *trial, o router.Observation, position int) {
-	was := t.drifted
-	if was.Card != nil && (position < 0 || was.Worker.ID != o.Worker.ID) {
-		v.faults(was.Worker.ID, nil)
-	}
-	if t.drifted = (router.Observation{}); position < 0 {
+	if position < 0 {
+		if t.differs[o.Worker.ID] {
+			delete(t.differs, o.Worker.ID)
+			v.faults(o.Worker.ID, nil)
+		}
 		return
 	}
 	t.drifted = o
+	if len(t.differs) >= maxDiffering && !t.differs[o.Worker.ID] {
+		return
+	}
+	t.differs[o.Worker.ID] = true
 	v.faults(o.Worker.ID, []router.Fault{{What: "token_ids", Text: fmt.Sprintf(
-		"it makes other token ids than kvroute for model %s, from position %d on: compare the tokenizer of the model in models with the engine's, with kvroute tokenize",
+		"it makes other token ids than kvroute for model %s, from position %d on: compare the tokenizer in models with the engine's (kvroute tokenize)",
 		o.Model, position)}})
 }
 
@@ -207,9 +221,7 @@ func (v *verifier) judge(t *trial, o router.Observation, position int) {
 	} else {
 		t.wrong++
 	}
-	if position >= 0 || t.drifted.Card != nil && t.drifted.Worker.ID == o.Worker.ID && verdict != tokenizer.DriftSeen {
-		v.fault(t, o, position)
-	}
+	v.fault(t, o, position)
 	switch {
 	case verdict == tokenizer.DriftSeen: // only recheck changes that
 	case t.wrong >= driftAfter:
@@ -223,8 +235,8 @@ func (v *verifier) judge(t *trial, o router.Observation, position int) {
 	}
 }
 
-// recheck repeats the check by which a model drifted, with other workers if the first one
-// does not answer.
+// recheck repeats the last check that found other ids, with the workers that made them. If none of them
+// answers, it asks another worker.
 func (v *verifier) recheck(ctx context.Context, t *trial) {
 	o := t.drifted
 	p, err := o.Card.Prompts.Check(ctx, nil, o.Prompt, time.Now())
@@ -232,20 +244,42 @@ func (v *verifier) recheck(ctx context.Context, t *trial) {
 		return
 	}
 	o.IDs = p.IDs
-	for _, w := range append([]router.WorkerState{{Worker: o.Worker, Address: o.Address, Host: o.Host}}, v.workers(o.Model)...) {
-		o.Worker, o.Address, o.Host = w.Worker, w.Address, w.Host
-		position, ok := v.compare(ctx, o)
-		if !ok {
-			continue
+	answered, drifts := false, false
+	ask := func(w *router.WorkerState) (ok bool) {
+		again := o
+		again.Worker, again.Address, again.Host = w.Worker, w.Address, w.Host
+		position, ok := v.compare(ctx, again)
+		if ok {
+			v.fault(t, again, position)
+			answered, drifts = true, drifts || position >= 0 && position < o.BlockSize
 		}
-		v.fault(t, o, position)
-		if drifted := o.Card.Prompts.Verdict() == tokenizer.DriftSeen; drifted && (position < 0 || position >= o.BlockSize) {
-			v.log.Info("model is tokenized again: its worker makes the same tokens", "model", o.Model)
-			t.wrong = 0
-			// Not Agreed: ids that differed once are not sent to workers again.
-			o.Card.Prompts.SetVerdict(tokenizer.Differs)
+		return ok
+	}
+	workers := v.workers(o.Model)
+	if !slices.ContainsFunc(workers, func(w router.WorkerState) bool { return w.ID == o.Worker.ID }) {
+		workers = append([]router.WorkerState{{Worker: o.Worker, Address: o.Address, Host: o.Host}}, workers...)
+	}
+	for id := range t.differs {
+		if !slices.ContainsFunc(workers, func(w router.WorkerState) bool { return w.ID == id }) {
+			v.fault(t, router.Observation{Worker: router.Worker{ID: id}}, -1) // it left, or is not healthy
 		}
-		return
+	}
+	for i := range workers {
+		if t.differs[workers[i].ID] {
+			ask(&workers[i])
+		}
+	}
+	for i := range workers {
+		if answered {
+			break
+		}
+		ask(&workers[i])
+	}
+	if answered && !drifts && o.Card.Prompts.Verdict() == tokenizer.DriftSeen {
+		v.log.Info("model is tokenized again: its worker makes the same tokens", "model", o.Model)
+		t.wrong = 0
+		// Not Agreed: ids that differed once are not sent to workers again.
+		o.Card.Prompts.SetVerdict(tokenizer.Differs)
 	}
 }
 

@@ -30,9 +30,7 @@ func (e *Engine) routes() *http.ServeMux {
 	}
 	mux.HandleFunc("POST /v1/embeddings", e.embed)
 	mux.HandleFunc("POST /tokenize", e.tokenize)
-	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
-		reply(w, object{"object": "list", "data": []object{{"id": e.conf.Model, "object": "model", "owned_by": "kvroute", "max_model_len": e.capacity()}}})
-	})
+	mux.HandleFunc("GET /v1/models", e.models)
 	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	mux.Handle("GET /metrics", e.metrics)
 	mux.HandleFunc("POST /reset_prefix_cache", e.forget(func() { // the sockets send the event after the next step
@@ -50,6 +48,18 @@ func (e *Engine) routes() *http.ServeMux {
 	mux.HandleFunc("POST /sim/blocks/{id}", e.send) // for decode engines
 	mux.HandleFunc("GET /sim/blocks", func(w http.ResponseWriter, _ *http.Request) { reply(w, e.Cached()) })
 	return mux
+}
+
+// models lists the names of the model and its adapters, as vLLM does.
+func (e *Engine) models(w http.ResponseWriter, _ *http.Request) {
+	var data []object
+	for _, name := range append([]string{e.conf.Model}, e.conf.Aliases...) {
+		data = append(data, object{"id": name, "object": "model", "owned_by": "kvroute", "root": e.conf.Model, "parent": nil, "max_model_len": e.capacity()})
+	}
+	for _, name := range e.conf.LoRA {
+		data = append(data, object{"id": name, "object": "model", "owned_by": "kvroute", "root": name, "parent": e.conf.Model})
+	}
+	reply(w, object{"object": "list", "data": data})
 }
 
 // ServeHTTP serves one request.
