@@ -14,15 +14,16 @@ import (
 	"sync"
 
 	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 )
 
 // The names of faults that package fleet finds; those of package engines are others.
 const (
-	FaultModelNotServed = "model_not_served" // the engine does not serve a configured model name
-	FaultMaxModelLen    = "max_model_len"    // another worker of the model takes longer requests
-	FaultSameAddress    = "same_address"     // another worker has the same address and rank
+	faultModelNotServed = "model_not_served" // the engine does not serve a configured model name
+	faultMaxModelLen    = "max_model_len"    // another worker of the model takes longer requests
+	faultSameAddress    = "same_address"     // another worker has the same address and rank
 )
 
 // The sources of faults, as [router.Router.SetFaults] separates them.
@@ -71,7 +72,7 @@ func NewComparison(conf ComparisonConfig) *Comparison {
 
 // isCompared reports whether an engine answers at the address of a record.
 func isCompared(r *Record) bool {
-	return r.Address != "" && r.Group == "" && r.Events.Transport != transportDynamo && r.Engine != "dynamo"
+	return r.Address != "" && r.Group == "" && r.Events.Transport != transportDynamo && !engine.Of(r.Engine).Forwards
 }
 
 // Set adds or changes a worker.
@@ -140,7 +141,7 @@ func (c *Comparison) Models(id uint64, body []byte) error {
 		for _, m := range models {
 			served = append(served, m.ID)
 		}
-		faults = []router.Fault{{What: FaultModelNotServed, Text: fmt.Sprintf(
+		faults = []router.Fault{{What: faultModelNotServed, Text: fmt.Sprintf(
 			"its models include %s, and its engine serves %s: correct models, or start the engine with --served-model-name", some(missing), some(served))}}
 	}
 	c.conf.Faults(id, faultsOfModels, faults)
@@ -204,7 +205,7 @@ func (c *Comparison) lengthsLocked(model string) {
 		}
 		var faults []router.Fault
 		if shorter {
-			faults = []router.Fault{{What: FaultMaxModelLen, Text: fmt.Sprintf(
+			faults = []router.Fault{{What: faultMaxModelLen, Text: fmt.Sprintf(
 				"its engine takes at most %d tokens, and worker %s of the same model takes %d: it refuses requests that the other serves; start both with the same --max-model-len",
 				w.length, label(longest.info.ID, longest.info.Name), longest.length)}}
 		}
@@ -231,7 +232,7 @@ func (c *Comparison) addressesLocked(changed ...*router.WorkerInfo) {
 		}
 		var faults []router.Fault
 		if other != nil {
-			faults = []router.Fault{{What: FaultSameAddress, Text: fmt.Sprintf(
+			faults = []router.Fault{{What: faultSameAddress, Text: fmt.Sprintf(
 				"worker %s has the same address %s and rank: both workers are one process, and its load and blocks count twice; remove one of them",
 				label(other.ID, other.Name), w.info.Address)}}
 		}

@@ -11,9 +11,9 @@ import (
 
 // CheckIdentities refuses two records of one process: records with one id, with one address, host and rank, or
 // with one event socket and rank. A DNS name as address stands for workers with ids of their own, so
-// its id and address are not compared. The error begins with the place of the later record in the
-// configuration's workers, if no name stands before it, and names both records.
-func CheckIdentities(records []Record) error {
+// its id and address are not compared. The error names both records and the field. With places it
+// names them by their places in the configuration's workers, otherwise by the workers' names.
+func CheckIdentities(records []Record, places bool) error {
 	var names Names
 	seen := make(map[string]int)
 	for i := range records {
@@ -21,8 +21,12 @@ func CheckIdentities(records []Record) error {
 		for _, own := range r.identities(names.Some(records[i : i+1])) {
 			first, twice := seen[own.key]
 			if twice && first != i {
-				return fmt.Errorf("workers[%d]%s: worker %q has the %s of worker %q, want a name or worker_id, an address, and event sockets of its own",
-					i, own.field, r.Name, own.text, records[first].Name)
+				const want = "want a name or worker_id, an address, and event sockets of its own"
+				if !places {
+					return fmt.Errorf("workers: %q has the %s of %q, %s", r.Name, own.text, records[first].Name, want)
+				}
+				return fmt.Errorf("workers[%d]%s (%q) has the %s of workers[%d] (%q), %s",
+					i, own.field, r.Name, own.text, first, records[first].Name, want)
 			}
 			seen[own.key] = i
 		}

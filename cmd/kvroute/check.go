@@ -87,7 +87,7 @@ func (c *config) checkWorkers() error {
 		}
 		return []netip.Addr{netip.IPv6Loopback()}, nil
 	}}
-	errs := []error{fleet.CheckIdentities(c.Workers)}
+	errs := []error{fleet.CheckIdentities(c.Workers, true)}
 	for i := range c.Workers {
 		workers, _ := names.Resolve(context.Background(), c.Workers[i:i+1])
 		if _, err := workers[0].Info(networks); err != nil {

@@ -47,7 +47,7 @@ func (s *static) set(ctx context.Context, records []fleet.Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := s.resolveLocked(ctx, records)
-	if err := fleet.CheckIdentities(all); err != nil {
+	if err := fleet.CheckIdentities(all, false); err != nil {
 		return err
 	}
 	if err := s.replaceLocked(&s.resolved, all); err != nil {
@@ -110,7 +110,7 @@ func (s *static) run(ctx context.Context) error {
 		if reflect.DeepEqual(all, s.resolved) {
 			return
 		}
-		err := fleet.CheckIdentities(all)
+		err := fleet.CheckIdentities(all, false)
 		if err == nil {
 			err = s.replaceLocked(&s.resolved, all)
 		}

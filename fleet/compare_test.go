@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/natstest"
+	"github.com/kvroute/kvroute/router"
+)
+
+// compared has a comparison with a router, and a prober that runs.
+type compared struct {
+	*fleet.Comparison
+	*fleet.DirectWorkers
+	t      *testing.T
+	router *router.Router
+	prober *fleet.Prober
+}
+
+func newCompared(t *testing.T) *compared {
+	t.Helper()
+	c := &compared{t: t}
+	var err error
+	if c.router, err = router.New(router.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	if c.DirectWorkers, err = fleet.NewDirectWorkers(fleet.DirectConfig{Router: c.router, Faults: c.router.SetFaults}); err != nil {
+		t.Fatal(err)
+	}
+	c.Comparison = fleet.NewComparison(fleet.ComparisonConfig{Faults: c.router.SetFaults, Workers: c.DirectWorkers})
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	if c.prober, err = fleet.NewProber(fleet.ProberConfig{Compare: c.Comparison, Client: client}); err != nil {
+		t.Fatal(err)
+	}
+	natstest.Run(t, c.prober.Run)
+	return c
+}
+
+// set adds or changes a worker, as kvroute serve does.
+func (c *compared) set(r fleet.Record) uint64 {
+	c.t.Helper()
+	info, err := r.Info(fleet.Networks{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if err := c.SetWorker(info); err != nil {
+		c.t.Fatal(err)
+	}
+	c.Set(r, info)
+	c.Follow(r, info)
+	c.prober.Set(r, info)
+	return info.ID
+}
+
+// faults returns the names of a worker's faults, and their texts.
+func (c *compared) faults(id uint64) (names, texts string) {
+	all := c.router.Workers()
+	at := slices.IndexFunc(all, func(w router.WorkerState) bool { return w.ID == id }) // each rank has the same faults
+	for _, f := range all[at].Faults {
+		names, texts = strings.TrimSpace(names+" "+f.What), texts+f.Text
+	}
+	return names, texts
+}
+
+// wait waits until a worker has faults with these names.
+func (c *compared) wait(id uint64, want string) {
+	c.t.Helper()
+	natstest.Eventually(c.t, func() bool { names, _ := c.faults(id); return names == want })
+}
+
+func (c *compared) names() []string {
+	var names []string
+	for _, m := range c.router.Models() {
+		names = append(names, m.Names...)
+	}
+	return names
+}
+
+// listing answers /v1/models with a text that may change, and 404 to all else.
+type listing struct {
+	text  atomic.Value
+	calls atomic.Int32
+	at    string
+}
+
+func newListing(t *testing.T, text string) *listing {
+	t.Helper()
+	l := &listing{}
+	l.text.Store(text)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v1/models" {
+			http.NotFound(w, r)
+			return
+		}
+		l.calls.Add(1)
+		fmt.Fprint(w, l.text.Load())
+	}))
+	t.Cleanup(s.Close)
+	l.at = s.Listener.Addr().String()
+	return l
+}
+
+// answers changes the answer, and waits until the prober has asked for it.
+func (l *listing) answers(c *compared, id uint64, text string) {
+	l.text.Store(text)
+	before := l.calls.Load()
+	c.prober.Compare(id)
+	natstest.Eventually(c.t, func() bool { return l.calls.Load() > before })
+}
+
+const ofSim = `{"data":[{"id":"sim","root":"/m","max_model_len":4096}%s]}`
+
+// Names that only an engine lists are served while the engine lists them, by that worker only.
+func TestListedNames(t *testing.T) {
+	t.Parallel()
+	c := newCompared(t)
+	l := newListing(t, fmt.Sprintf(ofSim, ""))
+	a := c.set(fleet.Record{Name: "a", Address: l.at, Models: []string{"sim"}, BlockSize: 16})
+	other := newListing(t, fmt.Sprintf(ofSim, ""))
+	c.set(fleet.Record{Name: "b", Address: other.at, Models: []string{"sim"}, BlockSize: 16})
+	c.set(fleet.Record{Name: "base", Address: "127.0.0.1:1", Models: []string{"z-base", "z-alias"}, BlockSize: 16})
+	l.answers(c, a, fmt.Sprintf(ofSim, `,{"id":"tuned","root":"/l","parent":"sim"},{"id":"second","root":"/m"},{"id":"foreign","root":"/other"},`+
+		`{"id":"z-base","root":"/m"},{"id":"z-alias","root":"/m"},{"id":7},{"id":"tuned"},"x",{"id":""},{"id":"a\u0000b"}`))
+	want := []string{"second", "sim", "tuned", "z-alias", "z-base"}
+	natstest.Eventually(t, func() bool { names := c.names(); slices.Sort(names); return slices.Equal(names, want) })
+	for _, name := range []string{"tuned", "second"} {
+		for i := range 8 {
+			d, err := c.router.BestWorker(t.Context(), router.Request{ID: fmt.Sprint(name, i), Model: name, Prompt: router.Prompt{Prompt: []byte(`"x"`)}})
+			if err != nil || d.WorkerName != "a" {
+				t.Fatalf("%s: %v, %v", name, d.WorkerName, err)
+			}
+		}
+	}
+	for _, name := range []string{"z-base", "z-alias"} {
+		if d, err := c.router.BestWorker(t.Context(), router.Request{ID: name, Model: name, Prompt: router.Prompt{Prompt: []byte(`"x"`)}}); err != nil || d.WorkerName != "base" {
+			t.Errorf("%s: %v, %v", name, d.WorkerName, err)
+		}
+	}
+	l.answers(c, a, fmt.Sprintf(ofSim, ""))
+	natstest.Eventually(t, func() bool { return !slices.Contains(c.names(), "tuned") })
+}
+
+// A configured name that the engine does not serve is a fault until the engine serves it.
+func TestAModelThatIsNotServed(t *testing.T) {
+	t.Parallel()
+	c := newCompared(t)
+	l := newListing(t, `{"data":[{"id":"llama"},{"id":"llama-lora","parent":"llama"}]}`)
+	id := c.set(fleet.Record{Name: "a", Address: l.at, Models: []string{"sim"}, BlockSize: 16})
+	c.wait(id, "model_not_served")
+	if _, text := c.faults(id); !strings.Contains(text, "include sim, and its engine serves llama, llama-lora") {
+		t.Error(text)
+	}
+	if names := c.names(); !slices.Equal(names, []string{"sim"}) {
+		t.Errorf("names of another model are served: %v", names)
+	}
+	// Engines that take any name, by their record or by their own word.
+	l.answers(c, id, `{"data":[{"id":"llama","owned_by":"sglang"}]}`)
+	c.wait(id, "")
+	l.answers(c, id, `{"data":[{"id":"llama"}]}`)
+	c.wait(id, "model_not_served")
+	l.answers(c, id, `{"data":[{"id":"sim"}]}`)
+	c.wait(id, "")
+}
+
+// Workers of one model whose engines take requests of different lengths.
+func TestDifferentLengths(t *testing.T) {
+	t.Parallel()
+	c := newCompared(t)
+	short, long := newListing(t, fmt.Sprintf(ofSim, "")), newListing(t, `{"data":[{"id":"sim","max_model_len":8192}]}`)
+	a := c.set(fleet.Record{Name: "a", Address: short.at, Models: []string{"sim"}})
+	b := c.set(fleet.Record{Name: "b", Address: long.at, Models: []string{"sim"}})
+	c.wait(a, "max_model_len")
+	c.wait(b, "")
+	if _, text := c.faults(a); !strings.Contains(text, "at most 4096 tokens") || !strings.Contains(text, `"b" of the same model takes 8192`) {
+		t.Error(text)
+	}
+	c.Comparison.Remove(b)
+	c.wait(a, "")
+}
+
+// Two registered workers with one address and rank are named as one process. Ranks of one address are
+// not, and neither is a worker that gets no requests.
+func TestOneAddressTwice(t *testing.T) {
+	t.Parallel()
+	c := newCompared(t)
+	r := fleet.Record{Name: "a", Address: "127.0.0.1:1", Models: []string{"sim"}, DPSize: 2}
+	a := c.set(r)
+	r.Name, r.DPStart = "b", 2
+	b := c.set(r)
+	c.wait(a, "")
+	r.DPStart = 1
+	c.set(r)
+	c.wait(a, "same_address")
+	c.wait(b, "same_address")
+	if _, text := c.faults(a); !strings.Contains(text, `worker "b" has the same address 127.0.0.1:1`) {
+		t.Error(text)
+	}
+	c.SetHealth(b, router.Unhealthy)
+	c.wait(a, "")
+	c.wait(b, "")
+}
+
+// Whatever is at /v1/models, kvroute keeps the names that it knew, and no more than 256.
+func TestOddListsOfModels(t *testing.T) {
+	t.Parallel()
+	c := newCompared(t)
+	l := newListing(t, fmt.Sprintf(ofSim, `,{"id":"tuned","parent":"sim"}`))
+	id := c.set(fleet.Record{Name: "a", Address: l.at, Models: []string{"sim"}})
+	natstest.Eventually(t, func() bool { return slices.Contains(c.names(), "tuned") })
+	var many strings.Builder
+	for i := range 10_000 {
+		fmt.Fprintf(&many, `,{"id":"l%d","parent":"sim"}`, i)
+	}
+	for _, text := range []string{"", "<html>", `{"data":{}}`, `{"data":[]}`, `[]`, `{"data":"x"}`, "null", strings.Repeat(" ", 2<<20), `{"data":[` + strings.Repeat(`[`, 20_000)} {
+		if err := c.Models(id, []byte(text)); err == nil {
+			t.Errorf("%.20q: no error", text)
+		}
+	}
+	l.answers(c, id, strings.Repeat(" ", 2<<20))
+	if names := c.names(); !slices.Equal(names, []string{"sim", "tuned"}) {
+		t.Errorf("names %v", names)
+	}
+	if err := c.Models(id, fmt.Appendf(nil, ofSim, many.String()+`,{"id":"`+strings.Repeat("x", 300)+`"}`)); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(c.names()); n != 256 {
+		t.Errorf("%d names", n)
+	}
+}
+
+// Router groups and Dynamo's workers are not asked.
+func TestOtherProgramsAreNotAsked(t *testing.T) {
+	t.Parallel()
+	c := newCompared(t)
+	var wrong sync.Map
+	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { wrong.Store(r.URL.Path, true) }))
+	defer s.Close()
+	at := s.Listener.Addr().String()
+	c.set(fleet.Record{Name: "group", Address: at, Models: []string{"sim"}, Group: "east", Events: fleet.Events{Transport: "none"}})
+	c.set(fleet.Record{Name: "dynamo", Address: at, Models: []string{"sim"}, Engine: "dynamo", Events: fleet.Events{Transport: "none"}})
+	l := newListing(t, fmt.Sprintf(ofSim, ""))
+	id := c.set(fleet.Record{Name: "a", Address: l.at, Models: []string{"sim"}})
+	l.answers(c, id, fmt.Sprintf(ofSim, "")) // the prober has seen all targets
+	wrong.Range(func(path, _ any) bool { t.Errorf("kvroute asked for %v", path); return true })
+}
+
+// One process twice in the configuration is refused with both names and the field.
+func TestIdentitiesInTheFile(t *testing.T) {
+	t.Parallel()
+	zmq := func(endpoint string) fleet.Events { return fleet.Events{Transport: "zmq", Endpoint: endpoint} }
+	for _, c := range []struct {
+		name string
+		a, b fleet.Record
+		want string
+	}{
+		{"two workers", fleet.Record{Name: "a", Address: "10.0.0.1:1"}, fleet.Record{Name: "b", Address: "10.0.0.1:2"}, ""},
+		{"one address", fleet.Record{Name: "a", Address: "10.0.0.1:1"}, fleet.Record{Name: "b", Address: "[::ffff:10.0.0.1]:1"}, `workers[1].address ("b") has the address 10.0.0.1:1 and rank 0 of workers[0] ("a")`},
+		{"ranks", fleet.Record{Name: "a", Address: "10.0.0.1:1", DPSize: 2}, fleet.Record{Name: "b", Address: "10.0.0.1:1", DPStart: 2}, ""},
+		{"one rank", fleet.Record{Name: "a", Address: "10.0.0.1:1", DPSize: 3}, fleet.Record{Name: "b", Address: "10.0.0.1:1", DPStart: 2}, "rank 2"},
+		{"one id", fleet.Record{Name: "a", WorkerID: 5, Address: "10.0.0.1:1"}, fleet.Record{Name: "b", WorkerID: 5, Address: "10.0.0.1:2"}, "id 5"},
+		{"one socket", fleet.Record{Name: "a", Address: "10.0.0.1:1", Events: zmq("tcp://*:5557")}, fleet.Record{Name: "b", Address: "10.0.0.2:1", Events: zmq("tcp://10.0.0.1:5557")}, `workers[1].events.endpoint ("b") has the event socket tcp://10.0.0.1:5557`},
+		{"sockets of two ranks", fleet.Record{Name: "a", Address: "10.0.0.1:1", Events: zmq("tcp://*:5557")}, fleet.Record{Name: "b", Address: "10.0.0.1:1", DPStart: 1, Events: zmq("tcp://*:5557")}, ""},
+		{"one path", fleet.Record{Name: "a", Address: "10.0.0.1:1", Events: zmq("ipc:///e")}, fleet.Record{Name: "b", Address: "10.0.0.1:2", Events: zmq("ipc:///e")}, "ipc:///e"},
+		{"names", fleet.Record{Name: "a", Address: "e.internal:1"}, fleet.Record{Name: "b", Address: "e.internal:1"}, ""}, // after the look-up
+	} {
+		err := fleet.CheckIdentities([]fleet.Record{c.a, c.b}, true)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.want)
+		}
+	}
+}
