@@ -126,7 +126,7 @@ func (*config) Help(setting string) string {
 	case "strict-models":
 		return "answer 404 to requests for models without a tokenizer, instead of routing them by load"
 	case "verify-tokenizer":
-		return "compare the first prompts of each model, and few later ones, with the workers' own token ids; a model whose ids differ is routed in text-block mode"
+		return "compare the first prompts of each model, of each restarted worker, and few later ones, with the workers' own token ids; a model whose ids differ is routed in text-block mode"
 	case "tokenizer-cache-bytes":
 		return "<bytes> of memory for the messages and token ids of recent prompts"
 	}
