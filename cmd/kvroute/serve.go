@@ -427,22 +427,6 @@ func (s *server) departs(w router.Worker, departs bool) {
 	s.direct.Sources().Reread(w.ID, w.DPRank)
 }
 
-// panics logs that all workers of a model are unhealthy and serve nevertheless, or no longer are.
-func (s *server) panics(model string, begins bool) {
-	if !begins {
-		s.log.Info("requests of the model no longer go to unhealthy workers", "model", model)
-		return
-	}
-	var names []string
-	for _, w := range s.router.Workers() {
-		if w.Model == model && !w.Draining {
-			names = append(names, w.Worker.Label(w.Name)+" "+w.Health)
-		}
-	}
-	s.log.Warn("no worker of the model is healthy, so requests go to unhealthy workers: kvroute may not reach their health paths, or all of them failed",
-		"model", model, "workers", listed(names))
-}
-
 // expireEvents requests the events of a worker again if one of them waited too long for an earlier
 // one.
 func (s *server) expireEvents(ctx context.Context) error {

@@ -177,3 +177,19 @@ func (s *server) workersOf(model string) []router.WorkerState {
 		return w.Model != model || w.Health != router.Healthy.String() || w.Group != ""
 	})
 }
+
+// panics logs that all workers of a model are unhealthy and serve nevertheless, or no longer are.
+func (s *server) panics(model string, begins bool) {
+	if !begins {
+		s.log.Info("requests of the model no longer go to unhealthy workers", "model", model)
+		return
+	}
+	var names []string
+	for _, w := range s.router.Workers() {
+		if w.Model == model && !w.Draining {
+			names = append(names, w.Worker.Label(w.Name)+" "+w.Health)
+		}
+	}
+	s.log.Warn("no worker of the model is healthy, so requests go to unhealthy workers: kvroute may not reach their health paths, or all of them failed",
+		"model", model, "workers", listed(names))
+}

@@ -32,15 +32,15 @@ var tokenLimits = map[string]int{
 	"api":                9744,
 	"bindings":           1608,
 	"bindings/c":         1220,
-	"cmd/kvroute":        30419,
+	"cmd/kvroute":        31694,
 	"dashboard":          317,
 	"doctor":             4341,
-	"engines":            26512,
+	"engines":            30362,
 	"engines/localindex": 971,
-	"envoy":              3439,
+	"envoy":              3545,
 	"events":             32840,
 	"extproc":            15511,
-	"fleet":              20286,
+	"fleet":              23908,
 	"indexer":            26045,
 	"internal/bus":       2234,
 	"internal/engine":    711,
@@ -52,6 +52,7 @@ var tokenLimits = map[string]int{
 	"internal/records":   1978,
 	"internal/replica":   834,
 	"internal/settings":  1152,
+	"internal/silence":   456,
 	"internal/telemetry": 1588,
 	"internal/wire":      711,
 	"internal/zmtp":      3118,
@@ -61,7 +62,7 @@ var tokenLimits = map[string]int{
 	"router":             50166,
 	"scorer":             6385,
 	"sidecar":            3718,
-	"slots":              8235,
+	"slots":              8673,
 	"tokenizer":          41724,
 	"tokenizer/chat":     14193,
 	"tokenizer/jinja":    31680,
@@ -71,7 +72,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 374261
+	productLimit = 384425
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 127900
 	// longLine is the number of characters above which a line is long; a tab counts as one.
@@ -85,7 +86,7 @@ const (
 	productBack, supportBack = 20, 25
 	// unusedLimit limits the exported names, in all packages together, that no other package uses.
 	// Methods and fields are not counted, and uses in tests do not count.
-	unusedLimit = 68
+	unusedLimit = 69
 )
 
 // supports are bench and the simulators: packages that are no part of the product.
