@@ -140,11 +140,11 @@ func parse(t *testing.T, text []byte) *bootstrapv3.Bootstrap {
 // All listeners, and the connections to all clusters, have the limit of the silence of other machines.
 func TestSilenceHasALimit(t *testing.T) {
 	limit := func(options []*corev3.SocketOption) string {
-		text := ""
+		var text strings.Builder
 		for _, o := range options {
-			text += fmt.Sprint(o.GetLevel(), "/", o.GetName(), "=", o.GetIntValue(), " ")
+			fmt.Fprint(&text, o.GetLevel(), "/", o.GetName(), "=", o.GetIntValue(), " ")
 		}
-		return text
+		return text.String()
 	}
 	for silence, want := range map[time.Duration]string{
 		0:               "1/9=1 6/4=10 6/5=5 6/18=30000 ",

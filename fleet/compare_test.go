@@ -180,7 +180,7 @@ func TestDifferentLengths(t *testing.T) {
 	b := c.set(fleet.Record{Name: "b", Address: long.at, Models: []string{"sim"}})
 	c.wait(a, "max_model_len")
 	c.wait(b, "")
-	if _, text := c.faults(a); !strings.Contains(text, "at most 4096 tokens") || !strings.Contains(text, `"b" of the same model takes 8192`) {
+	if _, text := c.faults(a); !strings.Contains(text, "at most 4096 tokens") || !strings.Contains(text, `worker b of the same model takes 8192`) {
 		t.Error(text)
 	}
 	c.Comparison.Remove(b)
@@ -201,7 +201,7 @@ func TestOneAddressTwice(t *testing.T) {
 	c.set(r)
 	c.wait(a, "same_address")
 	c.wait(b, "same_address")
-	if _, text := c.faults(a); !strings.Contains(text, `worker "b" has the same address 127.0.0.1:1`) {
+	if _, text := c.faults(a); !strings.Contains(text, `worker b has the same address 127.0.0.1:1`) {
 		t.Error(text)
 	}
 	c.SetHealth(b, router.Unhealthy)

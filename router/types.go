@@ -117,8 +117,8 @@ type WorkerInfo struct {
 	// ListedLoRA and ListedAliases are adapters and other names of the model that only the engine itself
 	// names. Requests with them go to workers that list them. A name that is configured anywhere else,
 	// or that is the name of a base model, keeps that meaning.
-	ListedLoRA    []string
-	ListedAliases []string
+	ListedLoRA    []string `json:",omitempty"`
+	ListedAliases []string `json:",omitempty"`
 
 	Role Role
 

@@ -232,10 +232,11 @@ func TestAlertsFireForRealFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	made := map[string]bool{}
-	text := fmt.Sprintf("rule_files: [%q]\nevaluation_interval: 1m\ntests:\n", rules)
+	var text strings.Builder
+	fmt.Fprintf(&text, "rule_files: [%q]\nevaluation_interval: 1m\ntests:\n", rules)
 	for i := range all.all {
 		made[all.all[i].alert] = true
-		text += all.all[i].promtoolTest()
+		text.WriteString(all.all[i].promtoolTest())
 	}
 	for _, r := range alertRules(t) {
 		if reason := notMade[r.Alert]; made[r.Alert] == (reason != "") {
@@ -243,7 +244,7 @@ func TestAlertsFireForRealFaults(t *testing.T) {
 		}
 	}
 	file := filepath.Join(t.TempDir(), "faults.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := exec.CommandContext(t.Context(), promtool, "test", "rules", file).CombinedOutput(); err != nil {
