@@ -171,7 +171,7 @@ func (p *Prober) wake() {
 }
 
 func (p *Prober) setLocked(key probeKey, conf *Probe, t target) {
-	if conf == nil {
+	if !conf.isSent() {
 		delete(p.targets, key)
 		return
 	}
@@ -197,7 +197,7 @@ func (p *Prober) Remove(id uint64) { p.Set(Record{}, router.WorkerInfo{ID: id}) 
 // such probes wait. A ctx of [Prober.Run] that ends drops the probes that wait.
 func (p *Prober) Now(info router.WorkerInfo, own *Probe, done func(error)) (queued bool) {
 	path := healthPath
-	if own != nil && own.Path != "" {
+	if own.isSent() && own.Path != "" {
 		path = own.Path
 	}
 	p.mu.Lock()

@@ -66,8 +66,7 @@ type Record struct {
 	// Events is the source of its cache events. Default: the bus.
 	Events Events `json:"events,omitzero"`
 	// Health enables probes: an answer with status 200 to 299 is a sign of life. Default
-	// path /health, every 2.5s. A worker of the configuration without probes is always
-	// healthy.
+	// path /health, every 2.5s. A static worker without probes is always healthy.
 	Health *Probe `json:"health,omitempty"`
 	// Metrics enables reading the engine's metrics for its load. Default paths: LoadPaths,
 	// every 5s.
@@ -89,9 +88,25 @@ type Record struct {
 // Probe configures HTTP requests to a worker, at its address. An empty field selects its
 // default.
 type Probe struct {
-	Path     string `json:"path,omitempty"`     // begins with "/"
+	Path     string `json:"path,omitempty"`     // begins with "/", or [NoProbe]
 	Interval string `json:"interval,omitempty"` // such as "2.5s": 100 ms to 1 h
 	Timeout  string `json:"timeout,omitempty"`  // for one answer, such as "5s", the default: 100 ms to 1 m
+}
+
+// NoProbe as the path of a probe turns the probe off.
+const NoProbe = "none"
+
+// isSent reports whether there is a probe. p may be nil.
+func (p *Probe) isSent() bool { return p != nil && p.Path != NoProbe }
+
+// AddProbes adds health probes with default settings to the records of engines that have no setting of
+// health. At the addresses of router groups and of Dynamo's workers no engine answers.
+func AddProbes(records []Record) {
+	for i := range records {
+		if r := &records[i]; r.Health == nil && isCompared(r) {
+			r.Health = &Probe{}
+		}
+	}
 }
 
 // every returns the interval, or its default.
@@ -280,12 +295,12 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 
 // probe checks the settings of a probe.
 func (c *check) probe(field string, p *Probe) {
-	if p == nil {
+	if !p.isSent() {
 		return
 	}
 	strange := func(r rune) bool { return r <= ' ' || r == 0x7f || r == '#' }
 	c.that(p.Path == "" || p.Path[0] == '/' && len(p.Path) <= maxNameLen && !strings.ContainsFunc(p.Path, strange),
-		field+".path", p.Path, fmt.Sprintf("a path that begins with /, of at most %d bytes", maxNameLen))
+		field+".path", p.Path, fmt.Sprintf("a path that begins with /, of at most %d bytes, or none", maxNameLen))
 	d, err := time.ParseDuration(p.Interval)
 	c.that(p.Interval == "" || err == nil && d >= 100*time.Millisecond && d <= time.Hour, field+".interval", p.Interval, "100ms to 1h")
 	d, err = time.ParseDuration(p.Timeout)

@@ -196,7 +196,7 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 		}
 		info.EventsUnsure = records[i].Events == (Events{}) && info.Group == "" && info.BlockSize > 0
 		next[info.ID] = &member{info: info, record: records[i], static: true}
-		if p := records[i].Health; p != nil {
+		if p := records[i].Health; p.isSent() {
 			next[info.ID].probed, next[info.ID].slack = true, slack(p)
 		}
 	}
@@ -265,7 +265,7 @@ func (t *Table) Put(now time.Time, r Record) error {
 	if started {
 		t.leave(m)
 	}
-	m.info, m.record, m.probed, m.followed, m.refused = info, r, r.Health != nil, false, false
+	m.info, m.record, m.probed, m.followed, m.refused = info, r, r.Health.isSent(), false, false
 	if !m.probed {
 		m.probe = ProbeFailed
 	}

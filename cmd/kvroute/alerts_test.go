@@ -352,7 +352,7 @@ func requestsFail(t *testing.T, all *stories) {
 	flags := staticFlags(t, d, "faulty", address)
 	text, err := os.ReadFile(flags[1])
 	if err == nil {
-		err = os.WriteFile(flags[1], append(text, "- {name: other, address: \"127.0.0.1:1\", models: [other]}\n"...), 0o600)
+		err = os.WriteFile(flags[1], append(text, "- {name: other, address: \"127.0.0.1:1\", models: [other], health: none}\n"...), 0o600)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -200,6 +200,9 @@ func wanted(t reflect.Type) string {
 	if t == reflect.TypeFor[time.Duration]() {
 		return "a time with a unit, as 1.5s"
 	}
+	if t == reflect.TypeFor[fleet.Probe]() {
+		return "names with values, or none"
+	}
 	for kind, words := range map[string]string{
 		"bool": "true or false", "int": "a whole number",
 		"uint": "a whole number from 0 on", "float": "a number", "string": "a text", "[]": "a list", "ptr": "a number",

@@ -77,6 +77,8 @@ func mutations(t *testing.T) (all []mutation) {
 	worker(".role", `name: b, models: [m], address: "10.0.0.2:1", role: cook`)
 	worker(".bootstrap", `name: b, models: [m], address: "10.0.0.2:1", bootstrap: here`)
 	worker(".health.path", `name: b, models: [m], address: "10.0.0.2:1", health: {path: health}`)
+	worker(".health is a string, want names with values, or none", `name: b, models: [m], address: "10.0.0.2:1", health: off`)
+	worker(` has a field "intervall"`, `name: b, models: [m], address: "10.0.0.2:1", health: {intervall: 5s}`)
 	worker(".health.interval", `name: b, models: [m], address: "10.0.0.2:1", health: {interval: 5}`)
 	worker(".health.interval", `name: b, models: [m], address: "10.0.0.2:1", health: {interval: 1ms}`)
 	worker(".events.transport", `name: b, models: [m], address: "10.0.0.2:1", events: {transport: smoke}`)

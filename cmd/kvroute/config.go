@@ -380,11 +380,33 @@ func (l *jsonList[T]) UnmarshalYAML(data []byte) error {
 	}
 	*l = make(jsonList[T], len(elements))
 	for i := range elements {
+		if name == "workers" {
+			elements[i] = probesInFull(elements[i])
+		}
 		if err := readElement(fmt.Sprintf("%s[%d]", name, i), elements[i], &(*l)[i]); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// probesInFull returns a worker in which the word none in place of a probe is a mapping, as in its record.
+func probesInFull(worker json.RawMessage) json.RawMessage {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(worker, &fields) != nil {
+		return worker // readElement says what is wrong
+	}
+	changed := false
+	for _, name := range []string{"health", "metrics"} {
+		if string(fields[name]) == `"`+fleet.NoProbe+`"` {
+			fields[name], changed = json.RawMessage(`{"path": "`+fleet.NoProbe+`"}`), true
+		}
+	}
+	full, err := json.Marshal(fields)
+	if !changed || err != nil {
+		return worker
+	}
+	return full
 }
 
 // MarshalYAML is the inverse of UnmarshalYAML.

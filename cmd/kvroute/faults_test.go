@@ -22,13 +22,13 @@ import (
 )
 
 // staticFlags writes a configuration file with workers of the model "sim", given as name
-// and address in turn, and returns the flag that names it.
+// and address in turn, and returns the flag that names it. They are not probed, so requests meet their faults.
 func staticFlags(t *testing.T, d *demonstration, pairs ...string) []string {
 	t.Helper()
 	var text strings.Builder
 	text.WriteString("version: 1\nworkers:\n")
 	for i := 0; i < len(pairs); i += 2 {
-		fmt.Fprintf(&text, "- {name: %s, address: %q, models: [sim], block_size: 16, max_num_batched_tokens: 2048}\n", pairs[i], pairs[i+1])
+		fmt.Fprintf(&text, "- {name: %s, address: %q, models: [sim], block_size: 16, max_num_batched_tokens: 2048, health: none}\n", pairs[i], pairs[i+1])
 	}
 	file := filepath.Join(d.Dir, "kvroute.yaml")
 	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -184,4 +185,40 @@ workers:
 	}
 	sick.Store(false)
 	eventually(t, "it is not healthy again", func() bool { state, _ := health(); return state == "healthy" })
+}
+
+// Workers of the configuration without a setting of health are probed at /health, also those of a DNS
+// name, unless they say none. A worker that says 503 is never healthy; one that has no such path is.
+func TestConfiguredWorkersAreProbedByDefault(t *testing.T) {
+	t.Parallel()
+	port := func(status int) string {
+		engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+		t.Cleanup(engine.Close)
+		return strings.TrimPrefix(engine.URL, "http://127.0.0.1")
+	}
+	c := child(t, "kvroute", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--config", writeFile(t, fmt.Sprintf(`version: 1
+workers:
+- {name: good, address: "127.0.0.1%s", models: [m], block_size: 16}
+- {name: loads, address: "127.0.0.1%s", models: [m], block_size: 16}
+- {name: named, address: "localhost%s", models: [m], block_size: 16}
+- {name: pathless, address: "127.0.0.1%s", models: [m], block_size: 16}
+- {name: quiet, address: "127.0.0.1:9", models: [m], block_size: 16, health: none, metrics: none}
+`, port(http.StatusOK), port(http.StatusServiceUnavailable), port(http.StatusServiceUnavailable), port(http.StatusNotFound))))
+	want := map[string]string{"good": "healthy", "loads": "starting", "named": "starting", "pathless": "healthy", "quiet": "healthy"}
+	got := map[string]string{}
+	eventually(t, "the workers are in other states", func() bool {
+		var all struct {
+			Workers []struct {
+				Name, Health string
+			} `json:"workers"`
+		}
+		if json.Unmarshal([]byte(workersText(t, c)), &all) != nil {
+			return false
+		}
+		for _, w := range all.Workers {
+			name, _, _ := strings.Cut(w.Name, "@")
+			got[name] = w.Health
+		}
+		return maps.Equal(got, want)
+	})
 }

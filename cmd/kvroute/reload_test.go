@@ -24,7 +24,7 @@ func TestStaticWorkersAreReloaded(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	file := writeFile(t, "version: 1\nworkers:\n- {name: a, address: \"127.0.0.1:1\", models: [m]}\n")
+	file := writeFile(t, "version: 1\nworkers:\n- {name: a, address: \"127.0.0.1:1\", models: [m], health: none}\n")
 	c := serveFile(t, file)
 	d := &demonstration{demo.Stack{Router: c}}
 	names := func() (s string) {
@@ -36,7 +36,7 @@ func TestStaticWorkersAreReloaded(t *testing.T) {
 	if got := names(); got != "ahealthy" {
 		t.Fatalf("workers are %s", got)
 	}
-	rewrite(t, c, file, "version: 1\nworkers:\n- {name: b, address: \"127.0.0.1:2\", models: [m]}\n")
+	rewrite(t, c, file, "version: 1\nworkers:\n- {name: b, address: \"127.0.0.1:2\", models: [m], health: none}\n")
 	eventually(t, "the workers are not reloaded", func() bool { return names() == "bhealthy" })
 	// An invalid file changes nothing.
 	rewrite(t, c, file, "version: 1\nworkers:\n- {name: c}\n")
@@ -52,7 +52,7 @@ func TestLogLinesNameWorkers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	const workers = "version: 1\nworkers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m]}\n"
+	const workers = "version: 1\nworkers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m], health: none}\n"
 	file := writeFile(t, fmt.Sprintf(workers, "gpu-1"))
 	c := serveFile(t, file)
 	rewrite(t, c, file, fmt.Sprintf(workers, "gpu-2"))
@@ -86,7 +86,7 @@ func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	const list = "workers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m]}\n"
+	const list = "workers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m], health: none}\n"
 	file := writeFile(t, fmt.Sprintf("version: 1\nalpha: 0.1\n"+list, "a"))
 	c := serveFile(t, file)
 	is := func(want string) func() bool {
@@ -143,7 +143,7 @@ func TestTheFileIsWatched(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	config := func(name string) string {
-		return fmt.Sprintf("version: 1\nworkers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m]}\n", name)
+		return fmt.Sprintf("version: 1\nworkers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m], health: none}\n", name)
 	}
 	file := writeFile(t, config("a"))
 	c := serveFile(t, file)
@@ -258,7 +258,7 @@ func TestAReloadWhileStarting(t *testing.T) {
 		})
 		defer f.Close()
 		before()
-		if _, err := fmt.Fprintf(f, "version: 1\nworkers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m]}\n", worker); err != nil {
+		if _, err := fmt.Fprintf(f, "version: 1\nworkers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m], health: none}\n", worker); err != nil {
 			t.Fatal(err)
 		}
 	}

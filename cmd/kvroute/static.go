@@ -95,6 +95,7 @@ func (s *static) resolveLocked(ctx context.Context, records []fleet.Record) []fl
 	for _, err := range failed {
 		s.log.Warn("a worker's name cannot be looked up; it keeps its addresses", "err", err)
 	}
+	fleet.AddProbes(all)
 	return all
 }
 

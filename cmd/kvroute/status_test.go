@@ -167,7 +167,7 @@ func TestListed(t *testing.T) {
 func TestAnEngineWithoutSocketsIsNamed(t *testing.T) {
 	file := t.TempDir() + "/kvroute.yaml"
 	socket := fixtures.HoldPort(t)
-	if err := os.WriteFile(file, fmt.Appendf(nil, "version: 1\nworkers:\n- {name: gpu-1, address: \"127.0.0.1:%d\", models: [m], block_size: 16, events: {transport: zmq, endpoint: \"tcp://127.0.0.1:%d\"}}\n", fixtures.HoldPort(t), socket), 0o600); err != nil {
+	if err := os.WriteFile(file, fmt.Appendf(nil, "version: 1\nworkers:\n- {name: gpu-1, address: \"127.0.0.1:%d\", models: [m], block_size: 16, health: none, events: {transport: zmq, endpoint: \"tcp://127.0.0.1:%d\"}}\n", fixtures.HoldPort(t), socket), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	c, err := demo.Start(t.Context(), t.TempDir(), "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")

@@ -59,4 +59,4 @@ kill "$prefill_pid" # the prefill engine: the decode worker computes the prompt,
 wait "$prefill_pid" || true
 ask "Good night."
 echo "Good night. $(decided)"
-decided | grep -q "leg failed"
+decided | grep -Eq "leg (failed|no_worker)" # no_worker: kvroute knew already that the engine was gone
