@@ -336,7 +336,7 @@ func oneBad(ctx context.Context, o options, dir, mode string, status int) []benc
 	bad.status.Store(int32(status))
 	s := startStack(ctx, o, dir, fmt.Sprint(mode, status), workers, "--router-mode", mode)
 	defer s.stop()
-	const requests, clients = 200, 12
+	const requests, clients = 600, 12 // for about 50 s: several back-offs
 	var mu sync.Mutex
 	// Requests that clients saw fail: sent before and after the first failures, and those with status 429.
 	var before, after, refused int
