@@ -50,7 +50,7 @@ bench-see: build envoy ## measure what audit, metrics, traces and an open dashbo
 	@.cache/bin/bench-envoy --see --rounds $(or $(ROUNDS),15) --base '$(BASE)' --commit "$(COMMIT)"
 
 .PHONY: bench-workers
-bench-workers: build envoy ## measure what clients see of workers with faults, and what it costs to watch 500 workers (4 minutes; ONLY=cost, health, new, refused, status or silence; silence needs root on Linux)
+bench-workers: build envoy ## measure what clients see of workers with faults, and what it costs to watch 500 workers (6 minutes; ONLY=cost, health, new, refused, status or silence; silence needs root on Linux)
 	@go build -o .cache/bin/bench-envoy ./bench/envoy
 	@.cache/bin/bench-envoy --faults --only '$(ONLY)' --commit "$(COMMIT)"
 

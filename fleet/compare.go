@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"maps"
 	"net"
@@ -50,6 +51,7 @@ type ComparisonConfig struct {
 // Its methods may be called by any number of goroutines.
 type Comparison struct {
 	conf ComparisonConfig
+	seed maphash.Seed // of the lists of models
 
 	mu sync.Mutex
 	// mu guards the field below, and orders the calls of Faults.
@@ -60,6 +62,7 @@ type Comparison struct {
 type comparedWorker struct {
 	record  Record
 	info    router.WorkerInfo // with the latest health
+	list    uint64            // hash of the engine's list of models that was taken last, since the record changed; 0 = none
 	length  int               // the engine's max_model_len; 0 = unknown
 	shorter bool              // it has the fault max_model_len
 	shares  bool              // it has the fault same_address
@@ -67,7 +70,7 @@ type comparedWorker struct {
 
 // NewComparison returns a comparison without workers.
 func NewComparison(conf ComparisonConfig) *Comparison {
-	return &Comparison{conf: conf, workers: make(map[uint64]*comparedWorker)}
+	return &Comparison{conf: conf, seed: maphash.MakeSeed(), workers: make(map[uint64]*comparedWorker)}
 }
 
 // isCompared reports whether an engine answers at the address of a record.
@@ -89,7 +92,7 @@ func (c *Comparison) Set(r Record, info router.WorkerInfo) {
 		c.workers[info.ID] = w
 	}
 	before := w.info
-	w.record, w.info = r, info
+	w.record, w.info, w.list = r, info, 0
 	c.addressesLocked(&before, &info)
 	if len(before.Models) > 0 && before.Models[0] != info.Models[0] {
 		c.lengthsLocked(before.Models[0])
@@ -125,6 +128,13 @@ func (c *Comparison) removeLocked(id uint64) {
 
 // Models takes the list of models of a worker's engine. An error says that it cannot be read.
 func (c *Comparison) Models(id uint64, body []byte) error {
+	list := maphash.Bytes(c.seed, body)
+	c.mu.Lock()
+	same := c.workers[id] != nil && c.workers[id].list == list
+	c.mu.Unlock()
+	if same {
+		return nil
+	}
 	models, err := readModels(body)
 	if err != nil {
 		return err
@@ -135,6 +145,7 @@ func (c *Comparison) Models(id uint64, body []byte) error {
 	if w == nil {
 		return nil
 	}
+	w.list = list
 	var faults []router.Fault
 	if missing := notServed(models, &w.record); len(missing) > 0 {
 		var served []string

@@ -89,6 +89,7 @@ type Prober struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	targets map[probeKey]*target
+	near    time.Duration // a tenth of the shortest period so far: probes that are due within it are sent together
 	once    []singleProbe // not sent yet
 }
 
@@ -117,7 +118,7 @@ const (
 
 // target is a periodic probe of a worker.
 type target struct {
-	info  router.WorkerInfo
+	info  *router.WorkerInfo
 	paths []string // tried in turn until one answers; the last one that answered is the first
 	every time.Duration
 	limit time.Duration // for one answer
@@ -132,21 +133,21 @@ func NewProber(conf ProberConfig) (*Prober, error) {
 	conf.Log = meter.Log(conf.Log)
 	m := meter.New(conf.Meter)
 	probes := m.Counter("kvroute.fleet.probes", "{probe}", "Questions to workers over HTTP, by kind and outcome.", "kind", "outcome")
-	return &Prober{conf: conf, probes: probes, news: make(chan struct{}, 1), targets: make(map[probeKey]*target)}, m.Err()
+	return &Prober{conf: conf, probes: probes, news: make(chan struct{}, 1), targets: make(map[probeKey]*target), near: time.Minute}, m.Err()
 }
 
 // Set replaces the probes of a worker by those of its record.
 func (p *Prober) Set(r Record, info router.WorkerInfo) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.setLocked(probeKey{info.ID, kindHealth}, r.Health, target{info: info, paths: []string{healthPath}, every: probeEvery})
-	p.setLocked(probeKey{info.ID, kindMetrics}, r.Metrics, target{info: info, paths: LoadPaths[:], every: loadEvery})
+	p.setLocked(probeKey{info.ID, kindHealth}, r.Health, target{info: &info, paths: []string{healthPath}, every: probeEvery})
+	p.setLocked(probeKey{info.ID, kindMetrics}, r.Metrics, target{info: &info, paths: LoadPaths[:], every: loadEvery})
 	var asks *Probe
 	if p.conf.Compare != nil && isCompared(&r) {
 		asks = &Probe{}
 	}
-	p.setLocked(probeKey{info.ID, kindModels}, asks, target{info: info, paths: []string{modelsPath}, every: modelsEvery})
-	p.setLocked(probeKey{info.ID, kindEngine}, asks, target{info: info, paths: []string{""}, every: compareEvery})
+	p.setLocked(probeKey{info.ID, kindModels}, asks, target{info: &info, paths: []string{modelsPath}, every: modelsEvery})
+	p.setLocked(probeKey{info.ID, kindEngine}, asks, target{info: &info, paths: []string{""}, every: compareEvery})
 	p.wake()
 }
 
@@ -185,6 +186,7 @@ func (p *Prober) setLocked(key probeKey, conf *Probe, t target) {
 			t.next = time.Time{}
 		}
 	}
+	p.near = min(p.near, t.every/10)
 	p.targets[key] = &t
 }
 
@@ -210,7 +212,7 @@ func (p *Prober) Now(info router.WorkerInfo, own *Probe, done func(error)) (queu
 	return true
 }
 
-// Run sends probes until ctx ends. Probes that are due within a tenth of the shortest period are
+// Run sends probes until ctx ends. Probes that are due within a tenth of the shortest period so far are
 // sent together, since each waking of an idle process costs more than a probe.
 func (p *Prober) Run(ctx context.Context) error {
 	var open sync.WaitGroup
@@ -248,8 +250,12 @@ func (p *Prober) Run(ctx context.Context) error {
 			}
 		}
 		due, wait := p.due(time.Now())
-		for key, t := range due {
-			if !start(func() { p.probe(ctx, key, t) }) {
+		for _, probes := range due {
+			if !start(func() {
+				for i := range probes {
+					p.probe(ctx, probes[i].key, probes[i].target)
+				}
+			}) {
 				return nil
 			}
 		}
@@ -272,27 +278,38 @@ func (p *Prober) probeOnce(ctx context.Context, one *singleProbe) {
 	}
 }
 
-// due returns the targets whose time has come or is near, and the time until the next call. Their
+// dueProbe is a probe that is sent now.
+type dueProbe struct {
+	key    probeKey
+	target target
+}
+
+// due returns the probes whose time has come or is near, by worker, and the time until the next call. The
+// probes of a worker are sent one after the other, so that one connection serves all. Their
 // periods vary at random, so that probes of one moment spread out.
-func (p *Prober) due(now time.Time) (due map[probeKey]target, wait time.Duration) {
+func (p *Prober) due(now time.Time) (due map[uint64][]dueProbe, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	due, wait = make(map[probeKey]target), time.Minute
-	near := time.Minute
-	for _, t := range p.targets {
-		near = min(near, t.every/10)
-	}
+	due, wait = make(map[uint64][]dueProbe), time.Minute
 	for key, t := range p.targets {
-		if early := t.next.Sub(now); early < near {
+		if early := t.next.Sub(now); early < p.near {
 			t.next = now.Add(max(0, early) + t.every - t.every/16 + rand.N(t.every/8))
 			if !t.open {
 				t.open = true
-				due[key] = *t
+				due[key.worker] = append(due[key.worker], dueProbe{key, *t})
 			}
 		}
 		wait = min(wait, t.next.Sub(now))
 	}
+	for _, probes := range due {
+		slices.SortFunc(probes, func(a, b dueProbe) int { return cmp.Compare(a.key.turn(), b.key.turn()) })
+	}
 	return due, wait
+}
+
+// turn orders the probes of a worker: those that change its health and load come first.
+func (k probeKey) turn() int {
+	return slices.Index([]string{kindHealth, kindMetrics, kindModels, kindEngine}, k.kind)
 }
 
 // probe sends one probe and passes on the answer.
@@ -318,7 +335,7 @@ func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
 			p.conf.Probed(key.worker, result)
 		}
 	} else if ranks, from, err = AskLoad(t.paths, Capacity{Blocks: t.info.TotalKVBlocks, BlockSize: t.info.BlockSize}, get); err == nil {
-		p.conf.Load(t.info, ranks)
+		p.conf.Load(*t.info, ranks)
 	}
 	outcome := "answered"
 	if errors.Is(err, errNoLoad) || errors.Is(err, errNoModels) {

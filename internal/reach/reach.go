@@ -5,6 +5,7 @@
 package reach
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -19,6 +20,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -185,7 +187,7 @@ func (n Networks) Client() *http.Client {
 	// A worker whose machine is down does not answer.
 	dialer := &net.Dialer{Timeout: 5 * time.Second, Control: n.Control}
 	silence.Limit(dialer)
-	transport := &http.Transport{DialContext: dialer.DialContext, MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute}
+	transport := &http.Transport{DialContext: dialer.DialContext, MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute, WriteBufferSize: 1 << 10}
 	if n.authorities != "" {
 		transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 			roots, err := Authorities("worker-tls-ca", n.authorities)
@@ -227,6 +229,26 @@ func Get(ctx context.Context, client *http.Client, host, address string, most in
 	return Read(client, req, most)
 }
 
+// buffers has buffers for answers of unknown length. One that has grown above keptBuffer bytes is not kept.
+//
+//nolint:gochecknoglobals // a pool serves the whole process
+var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+const keptBuffer = 64 << 10
+
+// readAll is [io.ReadAll] without the garbage of a buffer that grows: a fleet's metrics are many.
+func readAll(r io.Reader) ([]byte, error) {
+	buf, _ := buffers.Get().(*bytes.Buffer)
+	defer func() {
+		if buf.Cap() <= keptBuffer {
+			buf.Reset()
+			buffers.Put(buf)
+		}
+	}()
+	_, err := buf.ReadFrom(r)
+	return bytes.Clone(buf.Bytes()), err
+}
+
 // Read sends a request and returns the answer. An answer of more than most bytes, or with a [StatusError],
 // is an error. Errors are of the type [url.Error], as those of the client.
 func Read(client *http.Client, req *http.Request, most int) ([]byte, error) {
@@ -235,7 +257,7 @@ func Read(client *http.Client, req *http.Request, most int) ([]byte, error) {
 		return nil, err
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, int64(most)+1))
+	body, err := readAll(io.LimitReader(resp.Body, int64(most)+1))
 	if resp.StatusCode/100 != 2 {
 		err = StatusError{resp.StatusCode, strings.TrimSpace(string(body[:min(len(body), 4096)]))}
 	} else if err == nil && len(body) > most {
