@@ -138,6 +138,7 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 	}
 	r.attentionLocked(p)
 	now := r.conf.Now()
+	p.empty = time.Time{}
 	changed = p.countNames(info, 1) || changed
 	if old := r.owners[info.ID]; old != nil {
 		changed = old.countNames(old.infoOf(info.ID), -1) || changed
@@ -148,6 +149,39 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 	r.owners[info.ID] = p
 	p.setWorker(now, info)
 	return changed, nil
+}
+
+// modelKept is the time for which a model without workers is known: requests get "no worker", not "unknown
+// model". The router then forgets its index, sessions and metrics.
+const modelKept = time.Hour
+
+// forgetModels removes the pools that had no workers for [modelKept]. Models with a card of their own name
+// stay.
+func (r *Router) forgetModels(now time.Time) {
+	r.fleet.RLock()
+	some := false
+	for _, p := range r.pools {
+		some = some || len(p.names) == 0
+	}
+	r.fleet.RUnlock()
+	if !some {
+		return
+	}
+	r.fleet.Lock()
+	defer r.fleet.Unlock()
+	before := len(r.pools)
+	maps.DeleteFunc(r.pools, func(key poolKey, p *pool) bool {
+		if len(p.names) > 0 || r.cards[key.model] != nil {
+			return false
+		}
+		if p.empty.IsZero() {
+			p.empty = now
+		}
+		return now.Sub(p.empty) >= modelKept
+	})
+	if len(r.pools) < before {
+		r.renameLocked()
+	}
 }
 
 // infoOf returns the information of a worker of the pool.

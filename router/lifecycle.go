@@ -188,8 +188,9 @@ func (r *Router) Run(ctx context.Context) error {
 }
 
 // Tick applies the passing of time: slots that are not owned, sessions and waiting requests
-// expire. It may be called at any rate. Without calls, slots that are not owned stay, and old
-// sessions stay in memory; see [Router.Run].
+// expire, and models that had no workers for an hour are forgotten, unless they have a card. It may be
+// called at any rate. Without calls, slots that are not owned stay, and old
+// sessions and models stay in memory; see [Router.Run].
 func (r *Router) Tick() {
 	now := r.conf.Now()
 	for _, p := range r.allPools() {
@@ -203,6 +204,7 @@ func (r *Router) Tick() {
 	for _, id := range r.flights.sweep() {
 		r.tellPeers(Change{Kind: SlotFreed, ID: id})
 	}
+	r.forgetModels(now)
 }
 
 func (r *Router) allPools() []*pool {

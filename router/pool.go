@@ -38,6 +38,7 @@ type pool struct {
 	// Guarded by Router.fleet.
 	card  string            // name of the model's card, as registered by workers
 	names map[modelName]int // number of workers that registered each name; empty without workers
+	empty time.Time         // when Tick saw first that the pool has no workers; zero with workers
 
 	mu sync.Mutex
 	// mu guards the fields below.

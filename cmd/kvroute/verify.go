@@ -115,6 +115,13 @@ func (v *verifier) observe(o router.Observation) {
 	}
 }
 
+// forget lets the requests of a model count from the beginning.
+func (v *verifier) forget(model string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.observed, model)
+}
+
 func clonePrompt(p chat.Request) chat.Request {
 	for _, span := range []*[]byte{
 		&p.Messages, &p.Tools, &p.Prompt, &p.ToolChoice, &p.AddGenerationPrompt, &p.ContinueFinalMessage, &p.ChatTemplate,
@@ -158,9 +165,12 @@ func (v *verifier) run(ctx context.Context) error {
 			}
 			v.check(ctx, t, o)
 		case <-again.C:
-			for _, t := range trials {
+			for model, t := range trials {
 				if len(t.differs) > 0 || t.card.Prompts.Verdict() == tokenizer.DriftSeen {
 					v.recheck(ctx, t)
+				} else if len(v.workers(model)) == 0 {
+					delete(trials, model)
+					v.forget(model)
 				}
 			}
 		}
@@ -183,7 +193,7 @@ func (v *verifier) check(ctx context.Context, t *trial, o router.Observation) {
 			continue
 		}
 		again := o
-		again.Worker, again.Address = w.Worker, w.Address
+		again.Worker, again.Address, again.Host = w.Worker, w.Address, w.Host
 		if at, ok := v.compare(ctx, again); ok {
 			v.judge(t, again, at)
 			return

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+// seriesOf counts the series of gauges and totals by their attribute model.
+func seriesOf(t *testing.T, reader *sdkmetric.ManualReader) map[string]int {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &all); err != nil {
+		t.Fatal(err)
+	}
+	series := make(map[string]int)
+	count := func(points []metricdata.DataPoint[float64]) {
+		for _, p := range points {
+			if model, ok := p.Attributes.Value("model"); ok {
+				series[model.AsString()]++
+			}
+		}
+	}
+	for _, s := range all.ScopeMetrics {
+		for _, m := range s.Metrics {
+			switch data := m.Data.(type) {
+			case metricdata.Gauge[float64]:
+				count(data.DataPoints)
+			case metricdata.Sum[float64]:
+				count(data.DataPoints)
+			}
+		}
+	}
+	return series
+}
+
+// Models without workers are known for an hour, and then forgotten with their metrics. A model whose
+// worker comes back in time, and one with a card, stay. The limit of the number of models is not reached.
+func TestModelsAreForgotten(t *testing.T) {
+	c := newClock()
+	reader := sdkmetric.NewManualReader()
+	r := newRouter(t, router.Config{
+		Now: c.read, Cards: []router.Card{{Name: "configured"}},
+		Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)).Meter("router"),
+	}, 1)
+	comes := func(model string) {
+		info := worker(2)
+		info.Models = []string{model}
+		set(t, r, info)
+	}
+	known := func(model string) bool {
+		_, err := r.BestWorker(t.Context(), router.Request{Model: model, Tokens: prompt("a")})
+		if !errors.Is(err, router.ErrNoWorkers) && !errors.Is(err, router.ErrUnknownModel) {
+			t.Fatalf("model %s: %v", model, err)
+		}
+		return errors.Is(err, router.ErrNoWorkers)
+	}
+	for round := range 3 {
+		for i := range 600 { // more than the limit in all rounds together
+			comes(fmt.Sprint("model ", round, i))
+		}
+		comes("configured")
+		comes("again")
+		r.RemoveWorker(2)
+		r.Tick()
+		c.pass(59 * time.Minute)
+		r.Tick()
+		if n := len(seriesOf(t, reader)); n < 603 || !known(fmt.Sprint("model ", round, 7)) {
+			t.Fatalf("round %d: series of %d models before the hour has passed", round, n)
+		}
+		comes("again")
+		r.RemoveWorker(2)
+		r.Tick()
+		c.pass(time.Minute)
+		r.Tick()
+		if got := seriesOf(t, reader); len(got) != 3 || got["m"] == 0 || got["again"] == 0 || got["configured"] == 0 {
+			t.Fatalf("round %d: %d models have series after an hour", round, len(got))
+		}
+		if known(fmt.Sprint("model ", round, 7)) || !known("again") || !known("configured") {
+			t.Errorf("round %d: the wrong models are forgotten", round)
+		}
+	}
+	if got, _ := decide(t, r, "abc"); got != 1 {
+		t.Errorf("the model that has a worker: worker %d", got)
+	}
+}
