@@ -35,6 +35,7 @@ func (quickRouter) Free(string) bool                                        { re
 func (quickRouter) Abandon(string) bool                                     { return true }
 func (quickRouter) Leave(string, bool) bool                                 { return true }
 func (quickRouter) ReportUsage(string, router.Usage)                        {}
+func (quickRouter) Attempted(router.Response) []router.Avoided              { return nil }
 func (quickRouter) Served(string, router.Response) (bool, []router.Avoided) { return false, nil }
 
 // rawCodec sends messages that are encoded already, and does not read answers, so that a client

@@ -209,6 +209,9 @@ type Router interface {
 	// Served notes which worker answered a request when its response begins. It reports
 	// whether it moved the booking to that worker, and which workers it avoids from now on.
 	Served(id string, r router.Response) (moved bool, avoided []router.Avoided)
+	// Attempted notes that a worker answered an attempt of a request with 429 or 503. It returns the
+	// workers that it avoids from now on.
+	Attempted(r router.Response) (avoided []router.Avoided)
 	// PrefillFailed notes that a booked request has no prefill leg after all: its worker
 	// computes the prompt. It returns an error if that worker cannot.
 	PrefillFailed(id string) error

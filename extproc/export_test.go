@@ -6,9 +6,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/kvroute/kvroute/router"
 )
+
+// RetryAfter is retryAfter.
+func RetryAfter(text string, now time.Time) time.Duration { return retryAfter(text, now) }
 
 func (m bodyMode) String() string {
 	return [...]string{"buffered", "streamed", "streamed ahead", "full duplex"}[m]

@@ -82,6 +82,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/experimental"
@@ -164,7 +165,10 @@ func (s *Server) ServerOptions() []grpc.ServerOption {
 
 // Register adds the server to a gRPC server. The caller adds the health service that Envoy
 // checks.
-func (s *Server) Register(to grpc.ServiceRegistrar) { extprocv3.RegisterExternalProcessorServer(to, s) }
+func (s *Server) Register(to grpc.ServiceRegistrar) {
+	extprocv3.RegisterExternalProcessorServer(to, s)
+	accesslogv3.RegisterAccessLogServiceServer(to, attemptLog{Server: s})
+}
 
 // Counts returns how many requests Envoy has sent since the start, and for how many of them the server
 // named a worker.

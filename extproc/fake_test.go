@@ -191,6 +191,13 @@ func (r *fakeRouter) Served(id string, resp router.Response) (moved bool, avoide
 	return resp.Address == second.Address, nil
 }
 
+func (r *fakeRouter) Attempted(resp router.Response) []router.Avoided {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = append(r.calls, fmt.Sprintf("attempted by %v, status %d, retry after %v", resp.Address, resp.Status, resp.RetryAfter))
+	return nil
+}
+
 // will makes r decide by f from now on.
 func (r *fakeRouter) will(f func(ctx context.Context, req router.Request) (router.Decision, error)) {
 	r.mu.Lock()

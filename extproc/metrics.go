@@ -33,8 +33,8 @@ const (
 
 // metrics are the package's instruments. docs/metrics.md lists them.
 type metrics struct {
-	ends, failOpen, refusals, strays, compressed, queries, unreached meter.Counter
-	bodySize, legs                                                   metric.Float64Histogram
+	ends, failOpen, refusals, strays, compressed, queries, unreached, attempts meter.Counter
+	bodySize, legs                                                             metric.Float64Histogram
 }
 
 func newMetrics(from metric.Meter, s *Server) (*metrics, error) {
@@ -56,6 +56,8 @@ func newMetrics(from metric.Meter, s *Server) (*metrics, error) {
 		compressed: m.Counter("kvroute.extproc.compressed", "{request}", "Requests with a compressed body."),
 		unreached: m.Counter("kvroute.extproc.unreached", "{request}",
 			"Requests that Envoy could not send to the chosen worker, because it has no endpoint there."),
+		attempts: m.Counter("kvroute.extproc.attempts", "{attempt}",
+			"Attempts of requests that a worker answered with 429 or 503, from Envoy's log of attempts, by status.", "status"),
 		// From a question to a long document, in powers of four.
 		bodySize: m.Histogram("kvroute.extproc.request.body.size", "By",
 			"Size of the bodies of requests that kvroute routes.",

@@ -67,6 +67,7 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	}
 	details := ""
 	r.Status, _ = strconv.Atoi(status(req.GetResponseHeaders())) // 0 if there is none
+	r.RetryAfter = retryAfter(header(req.GetResponseHeaders(), "retry-after"), time.Now())
 	for _, filter := range req.GetAttributes() {
 		f := filter.GetFields()
 		// Envoy's own replies have the address of the last worker that it tried, too.
@@ -100,9 +101,14 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	if moved {
 		s.conf.Log.Debug("another worker served", "first", s.decision.Address, "served", r.Address)
 	}
+	s.logAvoided(avoided, r.Status, r.Local, details)
+}
+
+// logAvoided logs the workers that are avoided because of a response.
+func (s *Server) logAvoided(avoided []router.Avoided, status int, local bool, details string) {
 	for _, w := range avoided {
 		s.conf.Log.Warn("a worker failed and is avoided for a while",
-			"worker", w.ID, "rank", w.DPRank, "status", r.Status, "count", w.Failed, "local", r.Local, "details", details)
+			"worker", w.ID, "rank", w.DPRank, "status", status, "count", w.Failed, "local", local, "details", details)
 	}
 }
 

@@ -18,7 +18,8 @@ import (
 //     other request. A good response ends the trial: the state is normal. A failure begins a back-off that is
 //     twice as long as the one before, up to 16 times the first.
 //
-// A failure more than a minute after the end of the latest back-off begins with the first period again. While no
+// A failure more than a minute after the end of the latest back-off begins with the first period again. A back-off
+// lasts at least as long as the pause that the worker asked for, up to a minute. While no
 // worker is better, an avoided worker is a candidate anyway.
 type avoidance struct {
 	until    time.Time // the end of the latest back-off
@@ -49,6 +50,21 @@ func (a *avoidance) fail(now time.Time, first time.Duration) bool {
 	a.strikes = min(a.strikes+1, mostStrikes)
 	a.until, a.trial, a.trying = now.Add(first<<(a.strikes-1)), time.Time{}, true
 	return true
+}
+
+// longestPause limits the time for which a worker is avoided because it asked for a pause.
+const longestPause = time.Minute
+
+// pause begins or prolongs a back-off by a pause that the worker asked for. It reports whether a back-off
+// begins.
+func (a *avoidance) pause(now time.Time, d time.Duration) (begins bool) {
+	until := now.Add(min(d, longestPause))
+	if d <= 0 || !until.After(a.until) {
+		return false
+	}
+	begins = !now.Before(a.until)
+	a.until, a.trial, a.trying = until, time.Time{}, true
+	return begins
 }
 
 // served notes a good response. It reports whether a trial ends.

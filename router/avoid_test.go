@@ -4,6 +4,7 @@ package router_test
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -224,5 +225,80 @@ func TestResponsesAreSignsOfLife(t *testing.T) {
 	signs = nil
 	if r.Served(d.ID, router.Response{Address: netip.MustParseAddrPort("10.9.9.9:1"), Status: 200, Asked: 1}); signs != nil {
 		t.Errorf("a response of an unknown address is a sign of %v", signs)
+	}
+}
+
+// A worker is avoided for as long as it asked for, but at most a minute, and not less than without Retry-After. A
+// response that the proxy did not pass on counts the same, however often it is told.
+func TestRetryAfterIsHonoured(t *testing.T) {
+	one := worker(1).Address
+	for _, q := range []struct{ asked, want time.Duration }{
+		{0, 2 * time.Second}, {time.Second, 2 * time.Second}, {10 * time.Second, 10 * time.Second}, {365 * 24 * time.Hour, time.Minute},
+		{math.MaxInt64, time.Minute}, {-time.Hour, 2 * time.Second},
+	} {
+		for _, status := range []int{429, 503} {
+			for _, passedOn := range []bool{true, false} {
+				c := newClock()
+				r := newRouter(t, router.Config{AvoidFailing: 2 * time.Second, Now: c.read}, 2)
+				resp := router.Response{Address: one, Status: status, RetryAfter: q.asked}
+				begins := 0
+				for i := range 3 {
+					d := decided(t, r, fmt.Sprint(i), "abcd", func(q *router.Request) { q.Pinned = &router.Worker{ID: 1} })
+					if passedOn {
+						_, avoided := r.Served(d.ID, resp)
+						begins += len(avoided)
+					}
+					begins += len(r.Attempted(resp))
+					r.Free(d.ID)
+				}
+				if begins != 1 {
+					t.Errorf("%d, Retry-After %v: the worker is said to be avoided %d times", status, q.asked, begins)
+				}
+				if c.pass(q.want - 1); !byID(t, r)[1].Failing {
+					t.Errorf("%d, Retry-After %v: the worker is not avoided for %v", status, q.asked, q.want)
+				}
+				if c.pass(1); byID(t, r)[1].Failing {
+					t.Errorf("%d, Retry-After %v: the worker is avoided for more than %v", status, q.asked, q.want)
+				}
+			}
+		}
+	}
+}
+
+// The word of the proxy on an attempt is a sign of life, and takes back that the worker refused the connection.
+// It concerns the worker at that address only.
+func TestAttempts(t *testing.T) {
+	c := newClock()
+	var signs []uint64
+	r := newRouter(t, router.Config{AvoidFailing: time.Second, Now: c.read, Hooks: router.Hooks{Answered: func(id uint64) { signs = append(signs, id) }}}, 3)
+	d := decided(t, r, "a", "abcd", func(q *router.Request) { q.Pinned = &router.Worker{ID: 1} })
+	r.Served(d.ID, router.Response{Address: worker(2).Address, Status: 200, Asked: 2})
+	if w := byID(t, r)[1]; !w.Refuses || !w.Failing {
+		t.Errorf("the first choice is %+v", w)
+	}
+	signs = nil
+	if got := r.Attempted(router.Response{Address: worker(1).Address, Status: 429, RetryAfter: 5 * time.Second}); len(got) != 0 {
+		t.Errorf("a back-off begins twice: %v", got)
+	}
+	if w := byID(t, r)[1]; w.Refuses || !w.Failing || !slices.Equal(signs, []uint64{1}) {
+		t.Errorf("the worker that answered 429 is %+v; signs of life %v", w, signs)
+	}
+	for _, at := range []netip.AddrPort{{}, netip.MustParseAddrPort("10.9.9.9:1")} {
+		if got := r.Attempted(router.Response{Address: at, Status: 429, RetryAfter: time.Minute}); got != nil {
+			t.Errorf("%v: %v is avoided", at, got)
+		}
+	}
+	// Two workers behind one HTTP router: it does not say which of them answered.
+	for id, host := range map[uint64]string{2: "a.example", 3: "b.example"} {
+		info := worker(id)
+		info.Address, info.Host, info.OwnHost = netip.MustParseAddrPort("10.0.0.99:80"), host, true
+		set(t, r, info)
+	}
+	if got := r.Attempted(router.Response{Address: netip.MustParseAddrPort("10.0.0.99:80"), Status: 429}); got != nil {
+		t.Errorf("%v is avoided", got)
+	}
+	off := newRouter(t, router.Config{}, 2)
+	if got := off.Attempted(router.Response{Address: worker(1).Address, Status: 429, RetryAfter: time.Minute}); got != nil || byID(t, off)[1].Failing {
+		t.Errorf("without AvoidFailing: %v", got)
 	}
 }

@@ -4,6 +4,8 @@ package router
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -296,10 +298,54 @@ func (c *core) answered(now time.Time, ord int, fl *flight, r Response, s *servi
 	if !fails {
 		fails, _ = c.errsMore(now, ord, class)
 	}
-	if fails && a.fail(now, c.conf.AvoidFailing) {
-		c.changes++
-		s.avoided = append(s.avoided, Avoided{e.worker, int(a.answers.failed[class] + 0.5)})
+	if fails {
+		c.backOff(now, ord, r.RetryAfter, s)
 	}
+}
+
+// backOff avoids a worker that refused a request with a response, for as long as it asked for or longer.
+func (c *core) backOff(now time.Time, ord int, pause time.Duration, s *serving) {
+	if c.conf.AvoidFailing <= 0 {
+		return
+	}
+	e := &c.entries[ord]
+	begins := e.avoid.fail(now, c.conf.AvoidFailing)
+	if e.avoid.pause(now, pause) || begins {
+		c.changes++
+		failed := 0.
+		if a := e.avoid.answers; a != nil {
+			class, _ := classOf(a.status)
+			failed = a.failed[class]
+		}
+		s.avoided = append(s.avoided, Avoided{e.worker, int(failed + 0.5)})
+	}
+}
+
+// attempted notes that the worker at an address answered an attempt of a request with 429 or 503. The
+// response, if it is the last one, is noted by [core.served], too; noting it twice changes nothing.
+func (c *core) attempted(now time.Time, r Response) (s serving) {
+	for _, ord := range c.order {
+		e := &c.entries[ord]
+		if e.address() != r.Address {
+			continue
+		}
+		e.avoid.answered, e.avoid.refused = now, time.Time{}
+		if r.Status < 500 && e.signed(now) {
+			s.sign = e.worker.ID
+		}
+		c.backOff(now, ord, r.RetryAfter, &s)
+	}
+	return s
+}
+
+// workersAt returns the ids of the workers at an address.
+func (c *core) workersAt(a netip.AddrPort) (ids []uint64) {
+	for _, ord := range c.order {
+		if e := &c.entries[ord]; e.address() == a && !slices.Contains(ids, e.worker.ID) {
+			ids = append(ids, e.worker.ID)
+		}
+	}
+	return ids
 }
 
 // served notes which worker answered a request. The slot follows that worker.

@@ -20,6 +20,9 @@ type Response struct {
 	// Nowhere says that the proxy made the response, and that the request reached no worker. The other
 	// fields but Status are unknown then.
 	Nowhere bool
+	// RetryAfter is the time for which a response with status 429 or 503 asks to send no further request; 0
+	// without one. The worker is avoided for that time, at most a minute.
+	RetryAfter time.Duration
 	// Client and Prefix say where the request came from: hashes of the client's address and of the beginning of
 	// the prompt. With 0 for both, the request counts as one of a client of its own.
 	Client, Prefix uint64
@@ -64,6 +67,35 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Avoided
 	r.guessMoved(now, id, fl, s)
 	r.tellPeers(Change{Kind: SlotMoved, ID: id, Worker: s.worker, CachedTokens: s.cached})
 	return true, s.avoided
+}
+
+// Attempted notes that a worker answered an attempt of a request with status 429 or 503. The proxy may have sent
+// the request to another worker then, so that [Router.Served] does not tell it. Only Address, Status and
+// RetryAfter of the response count. Attempted returns the workers that are avoided from now on. An address
+// of no worker is ignored, and so is one of several workers, which an HTTP router distinguishes by Host.
+func (r *Router) Attempted(resp Response) (avoided []Avoided) {
+	now := r.conf.Now()
+	var at *pool
+	var ids []uint64
+	for _, p := range r.allPools() {
+		p.read(func(c *core) {
+			if found := c.workersAt(resp.Address); len(found) > 0 {
+				ids, at = append(ids, found...), p
+			}
+		})
+	}
+	if len(ids) != 1 {
+		return nil
+	}
+	var s serving
+	at.update(now, func(c *core) { s = c.attempted(now, resp) })
+	if s.sign != 0 && r.conf.Hooks.Answered != nil {
+		r.conf.Hooks.Answered(s.sign)
+	}
+	if len(s.avoided) > 0 {
+		r.metrics.avoidances.AddTo(at.labels.pool, len(s.avoided))
+	}
+	return s.avoided
 }
 
 // guessMoved moves the guess of a request to the worker that its slot moved to.

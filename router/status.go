@@ -29,6 +29,7 @@ type WorkerState struct {
 	Replay         string         `json:"event_replay,omitempty"`    // as registered
 	Health         string         `json:"health"`
 	Failing        bool           `json:"failing,omitempty"` // avoided because it failed lately
+	Tried          bool           `json:"-"`                 // failing, but its back-off is over, and a request tries it
 	Refuses        bool           `json:"refuses,omitempty"` // accepted no connection when it was last tried
 	Draining       bool           `json:"draining"`
 	Taints         []string       `json:"taints,omitempty"`
@@ -135,6 +136,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Group:          info.Group,
 			Health:         e.shownHealth(now).String(),
 			Failing:        now.Before(e.avoid.end()),
+			Tried:          now.Before(e.avoid.end()) && !now.Before(e.avoid.until),
 			Refuses:        info.Refuses || e.avoid.refuses(now),
 			Draining:       info.Draining,
 			Taints:         info.Taints,

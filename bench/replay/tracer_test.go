@@ -24,12 +24,13 @@ type deaf struct{}
 func (deaf) BestWorker(context.Context, router.Request) (router.Decision, error) {
 	return router.Decision{}, nil
 }
-func (deaf) FirstToken(string, router.Sign) bool { return true }
-func (deaf) Free(string) bool                    { return true }
-func (deaf) Abandon(string) bool                 { return true }
-func (deaf) Leave(string, bool) bool             { return true }
-func (deaf) PrefillFailed(string) error          { return nil }
-func (deaf) ReportUsage(string, router.Usage)    {}
+func (deaf) FirstToken(string, router.Sign) bool        { return true }
+func (deaf) Free(string) bool                           { return true }
+func (deaf) Abandon(string) bool                        { return true }
+func (deaf) Leave(string, bool) bool                    { return true }
+func (deaf) PrefillFailed(string) error                 { return nil }
+func (deaf) ReportUsage(string, router.Usage)           {}
+func (deaf) Attempted(router.Response) []router.Avoided { return nil }
 func (deaf) Served(string, router.Response) (moved bool, avoided []router.Avoided) {
 	return false, nil
 }

@@ -92,14 +92,15 @@ func (f *endpointFile) write(pool []netip.AddrPort) error {
 }
 
 // poolOf returns the addresses of the workers that can take any request: of each model the
-// healthy workers; without any, the degraded ones; without any, all. A model never has an
+// healthy workers that are not avoided; without any, the degraded ones; without any, all. A worker that a
+// request tries again is not avoided here: Envoy sends the request only if the pool has the worker. A model never has an
 // empty pool: Envoy sends requests from a list of choices (see docs/envoy.md) only to
 // workers of the pool.
 func poolOf(workers []router.WorkerState) (pool []netip.AddrPort) {
 	tier := func(w *router.WorkerState) int {
 		healthy := w.Health == router.Healthy.String()
 		switch {
-		case healthy && !w.Draining && !w.Failing:
+		case healthy && !w.Draining && (!w.Failing || w.Tried):
 			return 0
 		case healthy || w.Health == router.Degraded.String():
 			return 1

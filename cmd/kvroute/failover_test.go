@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/envoy"
@@ -119,6 +120,49 @@ func TestA503IsServedByAnother(t *testing.T) {
 		t.Errorf("the faulty worker was asked %d times, want every third", asked)
 	}
 	idle(t, d)
+}
+
+// A worker that answers 429 with Retry-After gets no request for that time, though Envoy sends the request to the
+// second choice and clients never see the 429. Then a request tries it again.
+func TestRetryAfterOfARepeatedAttempt(t *testing.T) {
+	t.Parallel()                  // mostly waits
+	const pause = 6 * time.Second // much longer than the first period of --avoid-failing
+	for failover, choice := range map[envoy.Failover]string{envoy.Composite: "header", envoy.List: "list"} {
+		t.Run(failover, func(t *testing.T) {
+			t.Parallel()
+			d := newStack(t, 1, []string{"--speed", "20"})
+			var mu sync.Mutex
+			var asked []time.Time
+			full := startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodPost {
+					mu.Lock()
+					asked = append(asked, time.Now())
+					mu.Unlock()
+				}
+				w.Header().Set("Retry-After", "6")
+				http.Error(w, "full", http.StatusTooManyRequests)
+			})
+			d.EnvoyConfig.Failover, d.EnvoyConfig.PoolFile = failover, filepath.Join(d.Dir, "pool.json")
+			d.begin(t, append(staticFlags(t, d, "full", full), "--second-choice", choice, "--endpoint-file", d.EnvoyConfig.PoolFile,
+				"--router-mode", "round-robin", "--avoid-failing", "1s", "--verify-tokenizer=false")...)
+			n := 0
+			eventually(t, "the worker is not asked twice", func() bool {
+				if got := d.send(t, fmt.Sprint(n), n%2 == 0); got.status != http.StatusOK || got.header.Get("X-Sim-Worker") == "" {
+					t.Fatalf("request %d: status %d, %s", n, got.status, got.body)
+				}
+				n++
+				mu.Lock()
+				defer mu.Unlock()
+				return len(asked) > 1
+			})
+			if got := asked[1].Sub(asked[0]); got < pause {
+				t.Errorf("of %d requests, the worker got another one %v after it had asked for a pause of %v", n, got, pause)
+			}
+			if _, text := get(t, "http://"+d.Router.At.HTTP+"/metrics"); !strings.Contains(text, `kvroute_extproc_attempts_total{status="429"}`) {
+				t.Error("the attempts are not counted")
+			}
+		})
+	}
 }
 
 // The ranks of two nodes differ, and a third worker has one rank. If the first worker is dead, the second

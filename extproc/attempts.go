@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"errors"
+	"math"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"time"
+
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+// attemptLogLife limits the life of a stream of logged attempts, so that it does not keep an old connection open.
+const attemptLogLife = 10 * time.Minute
+
+// attemptLog receives the attempts that workers answered with 429 or 503, as entries of Envoy's access log. The
+// streams of requests show the last attempt only.
+type attemptLog struct {
+	accesslogv3.UnimplementedAccessLogServiceServer
+	*Server
+}
+
+// StreamAccessLogs passes the attempts on until the stream ends, a drain begins, or attemptLogLife is over.
+func (s attemptLog) StreamAccessLogs(g accesslogv3.AccessLogService_StreamAccessLogsServer) error {
+	_, stop := ending(g.Context())
+	defer stop()
+	w := &wait{end: stop}
+	if !s.waits.add(w, false) {
+		return nil
+	}
+	defer s.waits.remove(w)
+	defer time.AfterFunc(attemptLogLife, stop).Stop()
+	for {
+		m, err := g.Recv()
+		if err != nil {
+			return nil // also the end that kvroute wanted
+		}
+		for _, entry := range m.GetHttpLogs().GetLogEntry() {
+			at := entry.GetCommonProperties().GetUpstreamRemoteAddress().GetSocketAddress()
+			status := int(entry.GetResponse().GetResponseCode().GetValue())
+			ip, err := netip.ParseAddr(at.GetAddress())
+			if err != nil || status != http.StatusTooManyRequests && status != http.StatusServiceUnavailable {
+				continue // Envoy is configured in another way
+			}
+			s.metrics.attempts.Count(strconv.Itoa(status))
+			s.logAvoided(s.router.Attempted(router.Response{
+				Address: netip.AddrPortFrom(ip.Unmap(), uint16(at.GetPortValue())), Status: status,
+				RetryAfter: retryAfter(entry.GetResponse().GetResponseHeaders()["retry-after"], time.Now()),
+			}), status, false, "")
+		}
+	}
+}
+
+// retryAfter reads the header Retry-After: seconds, or a date. A text that is neither, and a date in the past,
+// is 0.
+func retryAfter(text string, now time.Time) time.Duration {
+	seconds, err := strconv.ParseUint(text, 10, 31)
+	switch {
+	case err == nil:
+		return time.Duration(seconds) * time.Second
+	case errors.Is(err, strconv.ErrRange):
+		return math.MaxInt64
+	}
+	date, err := http.ParseTime(text)
+	if err != nil {
+		return 0
+	}
+	return max(0, date.Sub(now))
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc_test
+
+import (
+	"math"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/kvroute/kvroute/extproc"
+	"github.com/kvroute/kvroute/internal/natstest"
+)
+
+func TestRetryAfter(t *testing.T) {
+	now := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
+	for text, want := range map[string]time.Duration{
+		"": 0, "0": 0, "7": 7 * time.Second, "31536000": 365 * 24 * time.Hour, "99999999999999999999999": math.MaxInt64,
+		"-3": 0, "1.5": 0, "soon": 0, "7s": 0, " ": 0, "\x00": 0,
+		"Fri, 27 Nov 2026 12:00:30 GMT": 30 * time.Second, "Fri, 27 Nov 2026 11:00:00 GMT": 0, "Fri, 27 Nov": 0,
+		"Sunday, 27-Nov-27 12:00:00 GMT": 365 * 24 * time.Hour,
+	} {
+		if got := extproc.RetryAfter(text, now); got != want {
+			t.Errorf("%q: %v, want %v", text, got, want)
+		}
+	}
+}
+
+// Envoy's log of attempts reaches the router. Entries that it should not contain are ignored, and a drain ends the stream.
+func TestAttemptsAreLogged(t *testing.T) {
+	h := newUnserved(t, extproc.Config{})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = h.grpc.Serve(l) }() // ends with Stop
+	t.Cleanup(h.grpc.Stop)
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	log, err := accesslogv3.NewAccessLogServiceClient(conn).StreamAccessLogs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry := func(ip string, status uint32, after string) *datav3.HTTPAccessLogEntry {
+		return &datav3.HTTPAccessLogEntry{
+			CommonProperties: &datav3.AccessLogCommon{UpstreamRemoteAddress: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+				Address: ip, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 8000},
+			}}}},
+			Response: &datav3.HTTPResponseProperties{ResponseCode: wrapperspb.UInt32(status), ResponseHeaders: map[string]string{"retry-after": after}},
+		}
+	}
+	for _, entries := range [][]*datav3.HTTPAccessLogEntry{
+		nil, {{}, entry("10.0.0.1", 200, "5"), entry("worker", 429, "5"), entry("", 429, "")},
+		{entry("10.0.0.1", 429, "5"), entry("::ffff:10.0.0.2", 503, "")},
+	} {
+		if err := log.Send(&accesslogv3.StreamAccessLogsMessage{LogEntries: &accesslogv3.StreamAccessLogsMessage_HttpLogs{
+			HttpLogs: &accesslogv3.StreamAccessLogsMessage_HTTPAccessLogEntries{LogEntry: entries},
+		}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{"attempted by 10.0.0.1:8000, status 429, retry after 5s", "attempted by 10.0.0.2:8000, status 503, retry after 0s"}
+	var got []string
+	natstest.Eventually(t, func() bool {
+		got = append(got, h.router.newCalls()...)
+		return slices.Equal(got, want)
+	})
+	for _, status := range []string{"429", "503"} {
+		if n := h.count(t, "kvroute.extproc.attempts", status); n != 1 {
+			t.Errorf("%d attempts with status %s are counted, want 1", n, status)
+		}
+	}
+	h.server.Drain()
+	h.grpc.GracefulStop() // waits for the stream
+}
