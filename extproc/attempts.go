@@ -48,10 +48,12 @@ func (s attemptLog) StreamAccessLogs(g accesslogv3.AccessLogService_StreamAccess
 				continue // Envoy is configured in another way
 			}
 			s.metrics.attempts.Count(strconv.Itoa(status))
-			s.logAvoided(s.router.Attempted(router.Response{
+			for _, avoided := range s.router.Attempted(router.Response{
 				Address: netip.AddrPortFrom(ip.Unmap(), uint16(at.GetPortValue())), Status: status,
 				RetryAfter: retryAfter(entry.GetResponse().GetResponseHeaders()["retry-after"], time.Now()),
-			}), status, false, "")
+			}) {
+				s.logAvoided(avoided, status, false, "")
+			}
 		}
 	}
 }

@@ -101,15 +101,19 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	if moved {
 		s.conf.Log.Debug("another worker served", "first", s.decision.Address, "served", r.Address)
 	}
-	s.logAvoided(avoided, r.Status, r.Local, details)
+	for _, w := range avoided {
+		if r.Address.IsValid() && r.Address != s.decision.Address && w.Worker == s.decision.Worker {
+			s.logAvoided(w, 0, true, "Envoy asked the second choice") // the response is that of the second choice
+		} else {
+			s.logAvoided(w, r.Status, r.Local, details)
+		}
+	}
 }
 
-// logAvoided logs the workers that are avoided because of a response.
-func (s *Server) logAvoided(avoided []router.Avoided, status int, local bool, details string) {
-	for _, w := range avoided {
-		s.conf.Log.Warn("a worker failed and is avoided for a while",
-			"worker", w.ID, "rank", w.DPRank, "status", status, "count", w.Failed, "local", local, "details", details)
-	}
+// logAvoided logs a worker that is avoided because of a response, or of none (status 0).
+func (s *Server) logAvoided(w router.Avoided, status int, local bool, details string) {
+	s.conf.Log.Warn("a worker failed and is avoided for a while",
+		"worker", w.ID, "rank", w.DPRank, "status", status, "count", w.Failed, "local", local, "details", details)
 }
 
 // unreached notes that Envoy has no endpoint where the decision sends the request.
