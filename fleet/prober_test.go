@@ -172,3 +172,28 @@ func TestProbesAreNotRedirected(t *testing.T) {
 		t.Errorf("%d redirects were followed", n)
 	}
 }
+
+// Only the status of an answer to a health probe counts. Of its body kvroute reads little: a server that sends
+// without end neither counts as dead nor takes memory.
+func TestLongAnswersToHealthProbes(t *testing.T) {
+	var sent atomic.Int64
+	endless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		piece := make([]byte, 64<<10)
+		for r.Context().Err() == nil {
+			n, err := w.Write(piece)
+			if sent.Add(int64(n)); err != nil {
+				return
+			}
+		}
+	}))
+	defer endless.Close()
+	a := startProber(t)
+	r := record("endless")
+	r.Health = &fleet.Probe{Interval: "100ms"}
+	a.set(t, endless, r)
+	natstest.Eventually(t, func() bool { return a.answers("endless") >= 3 })
+	const buffered = 16 << 20 // by the kernel, for a connection
+	if n := sent.Load(); n > 8*buffered {
+		t.Errorf("%d bytes were sent in answer to few probes", n)
+	}
+}

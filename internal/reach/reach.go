@@ -211,6 +211,9 @@ func (n Networks) Client() *http.Client {
 	}
 }
 
+// ErrLong is wrapped by the error of an answer with more bytes than allowed.
+var ErrLong = errors.New("the answer is too long")
+
 // StatusError is the error of an answer with another status than 2xx.
 type StatusError struct {
 	Status int
@@ -261,7 +264,7 @@ func Read(client *http.Client, req *http.Request, most int) ([]byte, error) {
 	if resp.StatusCode/100 != 2 {
 		err = StatusError{resp.StatusCode, strings.TrimSpace(string(body[:min(len(body), 4096)]))}
 	} else if err == nil && len(body) > most {
-		err = fmt.Errorf("more than %d bytes", most)
+		err = fmt.Errorf("%w: more than %d bytes", ErrLong, most)
 	}
 	if err != nil {
 		return nil, &url.Error{Op: req.Method, URL: req.URL.String(), Err: err}
