@@ -4,8 +4,6 @@ package router
 
 import (
 	"fmt"
-	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -336,16 +334,6 @@ func (c *core) attempted(now time.Time, r Response) (s serving) {
 		c.backOff(now, ord, r.RetryAfter, &s)
 	}
 	return s
-}
-
-// workersAt returns the ids of the workers at an address.
-func (c *core) workersAt(a netip.AddrPort) (ids []uint64) {
-	for _, ord := range c.order {
-		if e := &c.entries[ord]; e.address() == a && !slices.Contains(ids, e.worker.ID) {
-			ids = append(ids, e.worker.ID)
-		}
-	}
-	return ids
 }
 
 // served notes which worker answered a request. The slot follows that worker.

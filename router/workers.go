@@ -192,6 +192,16 @@ func (r *ranks) at(ord int, a netip.AddrPort, second Worker) int {
 	return -1
 }
 
+// workersAt returns the ids of the workers at an address.
+func (r *ranks) workersAt(a netip.AddrPort) (ids []uint64) {
+	for _, ord := range r.order {
+		if e := &r.entries[ord]; e.address() == a && !slices.Contains(ids, e.worker.ID) {
+			ids = append(ids, e.worker.ID)
+		}
+	}
+	return ids
+}
+
 // outdated returns the ordinals of info's process whose blocks are invalid: of ranks that
 // info does not have, and of all ranks if the process restarted. The caller purges them
 // from the index before it calls [core.setWorker].
