@@ -141,11 +141,14 @@ func (r *Recorder) Used(d router.Decision) {
 	}
 }
 
+// ModelAttribute is the name of the attribute with the base model.
+const ModelAttribute = "gen_ai.request.model"
+
 // attributes returns the attributes of a request. Models are those of the fleet, and operations a
 // fixed list, so a client cannot make new ones.
 func attributes(d *router.Decision) []attribute.KeyValue {
 	of := make([]attribute.KeyValue, 0, 4)
-	of = append(of, attribute.String("gen_ai.request.model", d.Model))
+	of = append(of, attribute.String(ModelAttribute, d.Model))
 	if d.Labels.Operation != "" {
 		of = append(of, attribute.String("gen_ai.operation.name", d.Labels.Operation))
 	}

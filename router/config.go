@@ -163,6 +163,8 @@ type Hooks struct {
 	// Panic says that a request of a model went to an unhealthy worker, because no worker is healthy, degraded or
 	// starting, or that a later request no longer had to.
 	Panic func(model string, begins bool)
+	// Forgot says that models were forgotten: [Router.Models] has no longer all models that it had.
+	Forgot func()
 	// Observe gets each booked request whose prompt was tokenized exactly, before the decision returns.
 	Observe func(Observation)
 	// Tell gets each change of the slots of the router's own requests, and first tokens of other

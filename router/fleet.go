@@ -152,11 +152,11 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 }
 
 // modelKept is the time for which a model without workers is known: requests get "no worker", not "unknown
-// model". The router then forgets its index, sessions and metrics.
+// model". The router then forgets its index, sessions, thresholds and metrics.
 const modelKept = time.Hour
 
 // forgetModels removes the pools that had no workers for [modelKept]. Models with a card of their own name
-// stay.
+// stay. The caller holds no lock.
 func (r *Router) forgetModels(now time.Time) {
 	r.fleet.RLock()
 	some := false
@@ -164,9 +164,13 @@ func (r *Router) forgetModels(now time.Time) {
 		some = some || len(p.names) == 0
 	}
 	r.fleet.RUnlock()
-	if !some {
-		return
+	if some && r.forgetEmptyPools(now) && r.conf.Hooks.Forgot != nil {
+		r.conf.Hooks.Forgot()
 	}
+}
+
+// forgetEmptyPools reports whether models were forgotten.
+func (r *Router) forgetEmptyPools(now time.Time) bool {
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
 	before := len(r.pools)
@@ -179,9 +183,13 @@ func (r *Router) forgetModels(now time.Time) {
 		}
 		return now.Sub(p.empty) >= modelKept
 	})
-	if len(r.pools) < before {
-		r.renameLocked()
+	if len(r.pools) == before {
+		return false
 	}
+	r.renameLocked()
+	names := *r.names.Load()
+	maps.DeleteFunc(r.busy, func(model string, _ *scorer.Thresholds) bool { return names[model].pools == nil })
+	return true
 }
 
 // infoOf returns the information of a worker of the pool.

@@ -47,8 +47,9 @@ func seriesOf(t *testing.T, reader *sdkmetric.ManualReader) map[string]int {
 func TestModelsAreForgotten(t *testing.T) {
 	c := newClock()
 	reader := sdkmetric.NewManualReader()
+	forgot := 0
 	r := newRouter(t, router.Config{
-		Now: c.read, Cards: []router.Card{{Name: "configured"}},
+		Now: c.read, Cards: []router.Card{{Name: "configured"}}, Hooks: router.Hooks{Forgot: func() { forgot++ }},
 		Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)).Meter("router"),
 	}, 1)
 	comes := func(model string) {
@@ -87,6 +88,32 @@ func TestModelsAreForgotten(t *testing.T) {
 		if known(fmt.Sprint("model ", round, 7)) || !known("again") || !known("configured") {
 			t.Errorf("round %d: the wrong models are forgotten", round)
 		}
+	}
+	comes("again")
+	own := func(model string) bool {
+		for _, m := range r.Thresholds() {
+			if m.Model == model {
+				return m.Thresholds != (router.Thresholds{})
+			}
+		}
+		t.Fatalf("no thresholds of %s", model)
+		return false
+	}
+	for _, model := range []string{"again", "configured"} {
+		if _, err := r.SetThresholds(model, func(router.Thresholds) router.Thresholds { return router.Thresholds{ActiveBlocks: new(.5)} }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.RemoveWorker(2)
+	r.Tick()
+	c.pass(time.Hour)
+	r.Tick()
+	if forgot != 4 {
+		t.Errorf("the hook was called %d times", forgot)
+	}
+	comes("again")
+	if own("again") || !own("configured") {
+		t.Error("thresholds: those of a forgotten model stay, or those of a model with a card do not")
 	}
 	if got, _ := decide(t, r, "abc"); got != 1 {
 		t.Errorf("the model that has a worker: worker %d", got)

@@ -140,10 +140,8 @@ func (s *server) openRouter() error {
 	if s.outcomes, err = outcomes.New(s.metrics.Meter("outcomes"), time.Now); err != nil {
 		return err
 	}
-	rc.Hooks.Finished, rc.Hooks.Used = s.finished(), s.outcomes.Used
-	rc.Hooks.Departs, rc.Hooks.Panic = s.departs, s.panics
-	rc.Hooks.Answered = func(id uint64) { s.registry.Answered(id) }
-	rc.Meter, rc.Hooks.Tell, rc.Hooks.TellSession = s.metrics.Meter("router"), s.publishChange(), s.publishSession()
+	s.setHooks(&rc.Hooks)
+	rc.Meter = s.metrics.Meter("router")
 	if rc.Probe, err = s.openProbes(); err != nil {
 		return err
 	}
@@ -151,6 +149,14 @@ func (s *server) openRouter() error {
 		return err
 	}
 	return s.metrics.Register(workerMetrics, s.readWorkers)
+}
+
+// setHooks sets all hooks of the router but Observe.
+func (s *server) setHooks(h *router.Hooks) {
+	h.Finished, h.Used = s.finished(), s.outcomes.Used
+	h.Departs, h.Panic, h.Forgot = s.departs, s.panics, s.forgot
+	h.Answered = func(id uint64) { s.registry.Answered(id) }
+	h.Tell, h.TellSession = s.publishChange(), s.publishSession()
 }
 
 // finished returns what is done with the outcome of each request.

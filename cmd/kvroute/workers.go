@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"math"
@@ -13,6 +14,7 @@ import (
 	"github.com/kvroute/kvroute/doctor"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -192,4 +194,15 @@ func (s *server) panics(model string, begins bool) {
 	}
 	s.log.Warn("no worker of the model is healthy, so requests go to unhealthy workers: kvroute may not reach their health paths, or all of them failed",
 		"model", model, "workers", listed(names))
+}
+
+// forgot removes the counters and histograms of models that the router no longer knows.
+func (s *server) forgot() {
+	known := make(map[string]bool)
+	for _, m := range s.router.Models() {
+		known[m.Model] = true
+	}
+	if err := s.metrics.Forget(context.Background(), known, "model", outcomes.ModelAttribute); err != nil {
+		s.log.Error("the metrics could not be read when models were forgotten", "err", err)
+	}
 }

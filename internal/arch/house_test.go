@@ -53,7 +53,7 @@ var tokenLimits = map[string]int{
 	"internal/replica":   834,
 	"internal/settings":  1152,
 	"internal/silence":   456,
-	"internal/telemetry": 1588,
+	"internal/telemetry": 2753,
 	"internal/wire":      711,
 	"internal/zmtp":      3118,
 	"outcomes":           2367,
@@ -72,7 +72,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 386414
+	productLimit = 387830
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 127900
 	// longLine is the number of characters above which a line is long; a tab counts as one.

@@ -9,6 +9,7 @@ package telemetry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -26,26 +27,32 @@ import (
 
 // Metrics makes and serves the metrics of a process.
 type Metrics struct {
-	provider *sdkmetric.MeterProvider
+	provider *sdkmetric.MeterProvider // of the instruments
+	exporter *sdkmetric.MeterProvider // has no instruments: it passes on what sums reads
+	sums     *sums
 	registry *prometheus.Registry
 }
 
 // NewMetrics makes a meter provider with a Prometheus registry of its own, which
 // also has the readings of the Go runtime and of the process.
 func NewMetrics() (*Metrics, error) {
-	registry := prometheus.NewRegistry()
-	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo())
+	registry, sums := prometheus.NewRegistry(), newSums()
+	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo(), otelprom.WithProducer(sums))
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: make the Prometheus exporter: %w", err)
 	}
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return &Metrics{
-		provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter),
-			sdkmetric.WithResource(origin(context.Background()))), registry: registry,
+		// The callers bound the attributes. OpenTelemetry's own limit is 2,000 series of an instrument: too few for
+		// the workers of 1,024 models by health.
+		provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(sums.reader), sdkmetric.WithCardinalityLimit(0)),
+		exporter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter), sdkmetric.WithResource(origin(context.Background()))),
+		sums:     sums, registry: registry,
 	}, nil
 }
 
-// Meter returns the meter with which a package makes its instruments.
+// Meter returns the meter with which a package makes its instruments, as package meter does: counters of integers,
+// histograms of floats, and gauges and totals that functions read. Other instruments are not served.
 func (m *Metrics) Meter(name string) metric.Meter { return m.provider.Meter(name) }
 
 // Reading describes a metric with many values that are read together. Name has dots, as the names of
@@ -97,13 +104,25 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	})
 }
 
+// Forget removes the series of counters and histograms with an attribute of one of these names whose value keep does
+// not have. A series that is measured again begins at 0. It may be called while readings are served. An error says
+// that the instruments could not be read; the series are removed nevertheless.
+func (m *Metrics) Forget(ctx context.Context, keep map[string]bool, names ...string) error {
+	if err := m.sums.forget(ctx, keep, names); err != nil {
+		return fmt.Errorf("telemetry: forget series: %w", err)
+	}
+	return nil
+}
+
 // Handler serves the readings in Prometheus' text format.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
 }
 
 // Shutdown frees the provider's resources.
-func (m *Metrics) Shutdown(ctx context.Context) error { return m.provider.Shutdown(ctx) }
+func (m *Metrics) Shutdown(ctx context.Context) error {
+	return errors.Join(m.provider.Shutdown(ctx), m.exporter.Shutdown(ctx))
+}
 
 // NewLogger makes a logger that writes to w what has this level or a higher one. format is "json";
 // other formats count as "text". replace, if not nil, rewrites attributes; see [slog.HandlerOptions].
