@@ -537,6 +537,72 @@ func TestSessions(t *testing.T) {
 	}
 }
 
+// A session leaves a worker whose state excludes it, and stays where it went when that worker is well again.
+func TestSessionsFollowTheStateOfTheirWorker(t *testing.T) {
+	for _, c := range []struct {
+		state        string
+		begins, ends func(t *testing.T, r *router.Router, id uint64, d router.Decision)
+	}{
+		{"unhealthy", health(router.Unhealthy), health(router.Healthy)},
+		{"degraded", health(router.Degraded), health(router.Healthy)},
+		{"draining", func(t *testing.T, r *router.Router, id uint64, _ router.Decision) {
+			t.Helper()
+			w := worker(id)
+			w.Draining = true
+			set(t, r, w)
+		}, health(router.Healthy)},
+		{"avoided", func(t *testing.T, r *router.Router, _ uint64, d router.Decision) {
+			t.Helper()
+			r.Served(d.ID, router.Response{Address: d.Address, Asked: 1, Status: 503})
+		}, health(router.Healthy)},
+		{"gone", func(_ *testing.T, r *router.Router, id uint64, _ router.Decision) { r.RemoveWorker(id) }, health(router.Healthy)},
+	} {
+		t.Run(c.state, func(t *testing.T) {
+			r := newRouter(t, router.Config{AvoidFailing: time.Minute, Sessions: router.SessionConfig{TTL: time.Hour}}, 3)
+			n := 0
+			turn := func() router.Decision {
+				t.Helper()
+				n++
+				d, err := r.BestWorker(t.Context(), router.Request{ID: fmt.Sprint(n), Model: "m", Tokens: prompt("AB"), Session: "s"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return d
+			}
+			d := turn()
+			home := d.Worker.ID
+			r.MarkPrefillCompleted(d.ID)
+			r.Free(d.ID)
+			last := turn()
+			if last.Worker.ID != home || last.Reason != router.ReasonSession {
+				t.Fatalf("before: worker %d by %s, want %d by its session", last.Worker.ID, last.Reason, home)
+			}
+			c.begins(t, r, home, last)
+			r.Free(last.ID)
+			d = turn()
+			away := d.Worker.ID
+			if away == home {
+				t.Fatalf("the session stays on worker %d", home)
+			}
+			r.MarkPrefillCompleted(d.ID)
+			r.Free(d.ID)
+			c.ends(t, r, home, last)
+			if d = turn(); d.Worker.ID != away || d.Reason != router.ReasonSession {
+				t.Errorf("afterwards: worker %d by %s, want %d by its session", d.Worker.ID, d.Reason, away)
+			}
+		})
+	}
+}
+
+func health(h router.Health) func(*testing.T, *router.Router, uint64, router.Decision) {
+	return func(t *testing.T, r *router.Router, id uint64, _ router.Decision) {
+		t.Helper()
+		w := worker(id)
+		w.Health = h
+		set(t, r, w)
+	}
+}
+
 // Of two concurrent requests of a session, the one with the earlier first token binds the
 // session.
 func TestSessionsAreBoundOnce(t *testing.T) {
