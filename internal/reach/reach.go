@@ -184,6 +184,59 @@ func Authorities(setting, file string) (*x509.CertPool, error) {
 // Client returns an HTTP client for calls to workers. It connects to addresses in the
 // networks only, does not follow redirects, and ignores proxies of the environment.
 func (n Networks) Client() *http.Client {
+	return &http.Client{
+		Transport:     &transport{fresh: n.transport, current: n.transport()},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// transport replaces its [http.Transport] after maxFailures failed requests: that keeps about 450 bytes for each
+// address that it could not connect to, until it sends a request to that address again.
+type transport struct {
+	fresh func() *http.Transport
+
+	mu sync.Mutex
+	// mu guards the fields below.
+	current  *http.Transport
+	failures int
+}
+
+const maxFailures = 10_000
+
+func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	t.mu.Lock()
+	current := t.current
+	t.mu.Unlock()
+	resp, err := current.RoundTrip(req)
+	if err != nil && t.fails(current) {
+		current.CloseIdleConnections() // others end with their requests
+	}
+	return resp, err
+}
+
+// fails counts a failed request, and reports whether its transport was replaced.
+func (t *transport) fails(by *http.Transport) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.current != by {
+		return false
+	}
+	if t.failures++; t.failures < maxFailures {
+		return false
+	}
+	t.current, t.failures = t.fresh(), 0
+	return true
+}
+
+// CloseIdleConnections is what [http.Client.CloseIdleConnections] calls.
+func (t *transport) CloseIdleConnections() {
+	t.mu.Lock()
+	current := t.current
+	t.mu.Unlock()
+	current.CloseIdleConnections()
+}
+
+func (n Networks) transport() *http.Transport {
 	// A worker whose machine is down does not answer.
 	dialer := &net.Dialer{Timeout: 5 * time.Second, Control: n.Control}
 	silence.Limit(dialer)
@@ -205,10 +258,7 @@ func (n Networks) Client() *http.Client {
 		}
 		transport.DialTLSContext = transport.DialContext
 	}
-	return &http.Client{
-		Transport:     transport,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
+	return transport
 }
 
 // ErrLong is wrapped by the error of an answer with more bytes than allowed.

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"log" //nolint:depguard // net/http takes no other logger
 	"math/big"
@@ -17,6 +18,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -200,5 +202,39 @@ func TestAnswersHaveALimit(t *testing.T) {
 	_, err := reach.Get(t.Context(), client, "", worker.URL+"/busy", 5)
 	if e, ok := errors.AsType[reach.StatusError](err); !ok || e.Status != http.StatusServiceUnavailable || e.Text != "12345" {
 		t.Errorf("a status: %v", err)
+	}
+}
+
+// The client keeps nothing of addresses that it cannot connect to, and goes on to connect to others.
+func TestTheClientForgetsAddresses(t *testing.T) {
+	worker := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer worker.Close()
+	address := netip.MustParseAddrPort(strings.TrimPrefix(worker.URL, "http://"))
+	client := parse(t, fmt.Sprintf("127.0.0.1/32:%d", address.Port())).Client()
+	inUse := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.GC() // for pools
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := inUse()
+	for i := range 12_000 {
+		url := fmt.Sprintf("http://127.1.%d.%d:9/", i/250, i%250)
+		if _, err := reach.Get(t.Context(), client, "", url, 1); err == nil {
+			t.Fatalf("a call to %s", url)
+		}
+		if i%4000 > 0 {
+			continue
+		}
+		if _, err := reach.Get(t.Context(), client, "", worker.URL, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after := inUse(); after > before+4<<20 {
+		t.Errorf("%d bytes for 12,000 addresses", after-before)
+	}
+	if _, err := reach.Get(t.Context(), client, "", worker.URL, 1); err != nil {
+		t.Error(err)
 	}
 }
