@@ -48,7 +48,7 @@ var tokenLimits = map[string]int{
 	"internal/meter":     1007,
 	"internal/msgpack":   1806,
 	"internal/openai":    8238,
-	"internal/reach":     1724,
+	"internal/reach":     1968,
 	"internal/records":   1978,
 	"internal/replica":   834,
 	"internal/settings":  1152,
