@@ -53,7 +53,7 @@ var tokenLimits = map[string]int{
 	"internal/replica":   834,
 	"internal/settings":  1152,
 	"internal/silence":   456,
-	"internal/telemetry": 2753,
+	"internal/telemetry": 2907,
 	"internal/wire":      711,
 	"internal/zmtp":      3118,
 	"outcomes":           2367,

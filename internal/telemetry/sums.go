@@ -4,6 +4,7 @@ package telemetry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -24,8 +25,12 @@ type sums struct {
 	reader *sdkmetric.ManualReader
 
 	mu sync.Mutex
-	// mu guards the field below. A point in a map is replaced, never changed: readings refer to its buckets.
-	totals map[instrument]*total
+	// mu guards the fields below. A point in a map is replaced, never changed: readings refer to its buckets.
+	totals  map[instrument]*total
+	forgets int // calls of forget so far
+	// The arguments of the last call of forget.
+	keep  map[string]bool
+	names []string
 }
 
 type instrument struct{ scope, name string }
@@ -78,10 +83,27 @@ func (s *sums) Produce(ctx context.Context) ([]metricdata.ScopeMetrics, error) {
 
 // read adds the latest measurements to the totals, and returns the other instruments.
 func (s *sums) read(ctx context.Context) (others []metricdata.ScopeMetrics, err error) {
+	before := s.forgetsSoFar()
 	var now metricdata.ResourceMetrics
 	err = s.reader.Collect(ctx, &now) // calls functions that read gauges
+	others, bad := s.add(&now, before)
+	return others, errors.Join(err, bad)
+}
+
+func (s *sums) forgetsSoFar() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.forgets
+}
+
+// add adds measurements to the totals, and returns the other instruments. before is the number of calls of forget
+// before the measurements were collected.
+func (s *sums) add(now *metricdata.ResourceMetrics, before int) (others []metricdata.ScopeMetrics, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.forgets != before {
+		defer s.forgetLocked() // they may be older than the last call
+	}
 	for _, scope := range now.ScopeMetrics {
 		scope.Metrics = slices.DeleteFunc(scope.Metrics, func(m metricdata.Metrics) bool {
 			switch d := m.Data.(type) {
@@ -138,10 +160,17 @@ func (s *sums) forget(ctx context.Context, keep map[string]bool, names []string)
 	_, err := s.read(ctx) // otherwise the next reading would bring their latest measurements back
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.forgets++
+	s.keep, s.names = keep, names
+	s.forgetLocked()
+	return err
+}
+
+func (s *sums) forgetLocked() {
 	forgotten := func(set *attribute.Set) bool {
-		return slices.ContainsFunc(names, func(name string) bool {
+		return slices.ContainsFunc(s.names, func(name string) bool {
 			value, has := set.Value(attribute.Key(name))
-			return has && !keep[value.AsString()]
+			return has && !s.keep[value.AsString()]
 		})
 	}
 	for _, t := range s.totals {
@@ -150,5 +179,4 @@ func (s *sums) forget(ctx context.Context, keep map[string]bool, names []string)
 			return forgotten(&p.Attributes)
 		})
 	}
-	return err
 }

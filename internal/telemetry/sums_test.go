@@ -154,6 +154,28 @@ func TestSumsAtOnce(t *testing.T) {
 	}
 }
 
+// A reading that began before series were forgotten does not bring them back.
+func TestForgettingDuringReadings(t *testing.T) {
+	m, err := telemetry.NewMetrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := meter.New(m.Meter("test"))
+	count := k.Counter("kvroute.test.count", "{thing}", "Things.", "model")
+	count.Count("leaves")
+	count.Count("stays")
+	if err := m.ReadAround(t.Context(), func() {
+		if err := m.Forget(t.Context(), map[string]bool{"stays": true}, "model"); err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if text := readings(t, m); strings.Contains(text, "leaves") || !strings.Contains(text, "kvroute_test_count_total{model=\"stays\"} 1\n") {
+		t.Errorf("a forgotten series is there, or another one is not:\n%s", text)
+	}
+}
+
 // Metrics with a series for each model and health have more than OpenTelemetry's limit of 2,000 series.
 func TestManySeries(t *testing.T) {
 	m, err := telemetry.NewMetrics()

@@ -105,8 +105,8 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 }
 
 // Forget removes the series of counters and histograms with an attribute of one of these names whose value keep does
-// not have. A series that is measured again begins at 0. It may be called while readings are served. An error says
-// that the instruments could not be read; the series are removed nevertheless.
+// not have. keep must not change afterwards. A series that is measured again begins at 0. Forget may be called while
+// readings are served. An error says that the instruments could not be read; the series are removed nevertheless.
 func (m *Metrics) Forget(ctx context.Context, keep map[string]bool, names ...string) error {
 	if err := m.sums.forget(ctx, keep, names); err != nil {
 		return fmt.Errorf("telemetry: forget series: %w", err)
