@@ -44,7 +44,7 @@ func (s attemptLog) StreamAccessLogs(g accesslogv3.AccessLogService_StreamAccess
 			at := entry.GetCommonProperties().GetUpstreamRemoteAddress().GetSocketAddress()
 			status := int(entry.GetResponse().GetResponseCode().GetValue())
 			ip, err := netip.ParseAddr(at.GetAddress())
-			if err != nil || status != http.StatusTooManyRequests && status != http.StatusServiceUnavailable {
+			if err != nil || !mayAskForPause(status) {
 				continue // Envoy is configured in another way
 			}
 			s.metrics.attempts.Count(strconv.Itoa(status))
@@ -56,6 +56,11 @@ func (s attemptLog) StreamAccessLogs(g accesslogv3.AccessLogService_StreamAccess
 			}
 		}
 	}
+}
+
+// mayAskForPause says whether Retry-After counts with a status.
+func mayAskForPause(status int) bool {
+	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable
 }
 
 // retryAfter reads the header Retry-After: seconds, or a date. A text that is neither, and a date in the past,

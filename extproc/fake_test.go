@@ -186,6 +186,9 @@ func (r *fakeRouter) Served(id string, resp router.Response) (moved bool, avoide
 		if resp.Asked > 0 {
 			call += fmt.Sprintf(", asked %d", resp.Asked)
 		}
+		if resp.RetryAfter != 0 {
+			call += fmt.Sprintf(", retry after %v", resp.RetryAfter)
+		}
 		r.calls = append(r.calls, call)
 	}
 	return resp.Address == second.Address, nil

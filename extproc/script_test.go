@@ -73,7 +73,13 @@ func (s *story) step(t *testing.T, d *datadriven.TestData) string {
 		d.MaybeScanArgs(t, "from", &s.x.Upstream)
 		d.MaybeScanArgs(t, "details", &s.x.Details)
 		d.MaybeScanArgs(t, "attempts", &s.x.Attempts)
-		printHeaders(&b, "response: ", s.x.Respond(status, "content-type", typ))
+		headers := []string{"content-type", typ}
+		if d.HasArg("retry-after") {
+			var after string
+			d.ScanArgs(t, "retry-after", &after)
+			headers = append(headers, "retry-after", after)
+		}
+		printHeaders(&b, "response: ", s.x.Respond(status, headers...))
 	case "respond-trailers":
 		s.x.RespondTrailers()
 	case "body-again":

@@ -67,7 +67,9 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	}
 	details := ""
 	r.Status, _ = strconv.Atoi(status(req.GetResponseHeaders())) // 0 if there is none
-	r.RetryAfter = retryAfter(header(req.GetResponseHeaders(), "retry-after"), time.Now())
+	if mayAskForPause(r.Status) {
+		r.RetryAfter = retryAfter(header(req.GetResponseHeaders(), "retry-after"), time.Now())
+	}
 	for _, filter := range req.GetAttributes() {
 		f := filter.GetFields()
 		// Envoy's own replies have the address of the last worker that it tried, too.
