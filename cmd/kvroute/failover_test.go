@@ -127,10 +127,10 @@ func TestA503IsServedByAnother(t *testing.T) {
 func TestRetryAfterOfARepeatedAttempt(t *testing.T) {
 	t.Parallel()                  // mostly waits
 	const pause = 6 * time.Second // much longer than the first period of --avoid-failing
-	for failover, choice := range map[envoy.Failover]string{envoy.Composite: "header", envoy.List: "list"} {
-		t.Run(failover, func(t *testing.T) {
+	for proxy, choice := range map[string]string{envoy.Composite: "header", envoy.List: "list", "Envoy Gateway": "header"} {
+		t.Run(proxy, func(t *testing.T) {
 			t.Parallel()
-			d := newStack(t, 1, []string{"--speed", "20"})
+			d := newStack(t, 2, []string{"--speed", "20"})
 			var mu sync.Mutex
 			var asked []time.Time
 			full := startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
@@ -142,9 +142,15 @@ func TestRetryAfterOfARepeatedAttempt(t *testing.T) {
 				w.Header().Set("Retry-After", "6")
 				http.Error(w, "full", http.StatusTooManyRequests)
 			})
-			d.EnvoyConfig.Failover, d.EnvoyConfig.PoolFile = failover, filepath.Join(d.Dir, "pool.json")
-			d.begin(t, append(staticFlags(t, d, "full", full), "--second-choice", choice, "--endpoint-file", d.EnvoyConfig.PoolFile,
-				"--router-mode", "round-robin", "--avoid-failing", "1s", "--verify-tokenizer=false")...)
+			flags := append(staticFlags(t, d, "full", full), "--second-choice", choice)
+			if proxy == "Envoy Gateway" {
+				d.Bootstrap = gatewayBootstrap(t, "original-destination")
+				flags = append(flags, "--mode-override")
+			} else {
+				d.EnvoyConfig.Failover, d.EnvoyConfig.PoolFile = proxy, filepath.Join(d.Dir, "pool.json")
+				flags = append(flags, "--endpoint-file", d.EnvoyConfig.PoolFile)
+			}
+			d.begin(t, append(flags, "--router-mode", "round-robin", "--avoid-failing", "1s", "--verify-tokenizer=false")...)
 			n := 0
 			eventually(t, "the worker is not asked twice", func() bool {
 				if got := d.send(t, fmt.Sprint(n), n%2 == 0); got.status != http.StatusOK || got.header.Get("X-Sim-Worker") == "" {

@@ -85,6 +85,13 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 					t.Errorf("the filter has no %s: %s", want, text)
 				}
 			}
+			// Envoy tells kvroute of attempts that it repeated, under both names that the cluster may have.
+			for _, name := range []string{filter.GetName()[len("envoy.filters.http.ext_proc/"):], "/default/kvroute/extproc/1"} {
+				last := hcm.GetHttpFilters()[len(hcm.GetHttpFilters())-1].String()
+				if got, want := strings.Contains(last, fmt.Sprintf("cluster_name:%q", name)), variant == "original-destination"; got != want {
+					t.Errorf("attempts are logged to %s: %v, want %v: %s", name, got, want, last)
+				}
+			}
 			// kvroute's requests for more time count only with a maximum.
 			if got, want := strings.Contains(text, "max_message_timeout:{seconds:60}"), variant == "original-destination"; got != want {
 				t.Errorf("the filter has a maximum of 60 s for a message: %v, want %v: %s", got, want, text)
