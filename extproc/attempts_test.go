@@ -61,7 +61,8 @@ func TestAttemptsAreLogged(t *testing.T) {
 		}
 	}
 	for _, entries := range [][]*datav3.HTTPAccessLogEntry{
-		nil, {{}, entry("10.0.0.1", 200, "5"), entry("worker", 429, "5"), entry("", 429, "")},
+		nil,
+		{{}, entry("10.0.0.1", 200, "5"), entry("worker", 429, "5"), entry("", 429, "")},
 		{entry("10.0.0.1", 429, "5"), entry("::ffff:10.0.0.2", 503, "")},
 	} {
 		if err := log.Send(&accesslogv3.StreamAccessLogsMessage{LogEntries: &accesslogv3.StreamAccessLogsMessage_HttpLogs{
