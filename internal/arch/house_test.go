@@ -65,14 +65,14 @@ var tokenLimits = map[string]int{
 	"slots":              8673,
 	"tokenizer":          41724,
 	"tokenizer/chat":     14193,
-	"tokenizer/jinja":    31680,
+	"tokenizer/jinja":    51785,
 	"top":                3939,
 }
 
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 387830
+	productLimit = 408039
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 127900
 	// longLine is the number of characters above which a line is long; a tab counts as one.

@@ -3,6 +3,7 @@
 package jinja
 
 import (
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -57,7 +58,29 @@ func (r *renderer) attr(v Value, name string, m *methods) Value {
 			}
 			return x
 		}
-	case kindFunc, kindRange:
+	case kindTuple:
+		if i := slices.Index([]string{"grouper", "list"}, name); i >= 0 && v.str == groupTuple {
+			return v.Items()[i]
+		}
+	case kindRange:
+		if i := slices.Index([]string{"start", "stop", "step"}, name); i >= 0 {
+			return Int(int64(rangeParts(v)[i]))
+		}
+	case kindFunc:
+		f := v.ref.(*function)
+		if f.attribute != nil {
+			if x, ok := f.attribute(r, name); ok {
+				return x
+			}
+			return missing(name)
+		}
+		if x, ok := f.macro.attribute(name); ok {
+			return x
+		}
+		if name == "fromkeys" && v == r.library.globals["dict"] {
+			b = m.ofDict
+			break
+		}
 		raise(Unsupported, "the attribute '%s' of a %s", name, v.typeName())
 	}
 	switch b {
@@ -139,9 +162,7 @@ func (r *renderer) slice(v, start, stop, step Value) Value {
 		return v.withText(substring(v.str, start, stop))
 	case v.kind == kindDict:
 		raise(TypeError, "unhashable type: 'slice'")
-	case v.kind == kindRange:
-		raise(Unsupported, "a slice of a range")
-	case !v.isString() && !v.isSequence():
+	case !v.isString() && !v.isSequence() && v.kind != kindRange:
 		raise(TypeError, "'%s' object is not subscriptable", v.typeName())
 	}
 	items := r.iterate(v)
@@ -164,6 +185,12 @@ func (r *renderer) slice(v, start, stop, step Value) Value {
 		return min(max(i, 0), n)
 	}
 	lo, hi = bound(start, lo), bound(stop, hi)
+	if v.kind == kindRange {
+		parts := rangeParts(v)
+		return rangeOf(r, Value{}, args{values: []Value{
+			Int(int64(parts[0]) + lo*int64(parts[2])), Int(int64(parts[0]) + hi*int64(parts[2])), Int(int64(parts[2]) * by),
+		}})
+	}
 	if by == 1 && v.kind == kindList {
 		return List(items[lo:max(lo, hi):max(lo, hi)]...)
 	}
@@ -275,8 +302,25 @@ func (r *renderer) loopAttr(l *loop, name string) (Value, bool) {
 			return l.items[l.at+1], true
 		}
 		return undefined("there is no next item"), true
-	case "changed", "cycle", "depth", "depth0":
-		raise(Unsupported, "loop.%s", name)
+	case "depth":
+		return number(l.depth + 1)
+	case "depth0":
+		return number(l.depth)
+	case "cycle":
+		return r.newFunc("cycle", func(_ *renderer, a args) Value {
+			if len(a.positional()) == 0 {
+				raise(TypeError, "no items for cycling given")
+			}
+			return a.values[l.at%len(a.positional())]
+		}), true
+	case "changed":
+		return r.newFunc("changed", func(r *renderer, a args) Value {
+			v := tuple(a.kept().values...)
+			r.listed(len(a.values))
+			changed := l.last == nil || !r.equal(*l.last, v)
+			l.last = &v
+			return Bool(changed)
+		}), true
 	}
 	return Value{}, false
 }

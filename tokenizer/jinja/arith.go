@@ -4,6 +4,7 @@ package jinja
 
 import (
 	"math"
+	"math/big"
 	"slices"
 	"strconv"
 	"strings"
@@ -72,11 +73,50 @@ func (r *renderer) arithmetic(op string, a, b Value) Value {
 		raise(TypeError, "unsupported operand type(s) for %s: '%s' and '%s'", op, a.typeName(), b.typeName())
 	case (op == "/" || op == "//" || op == "%") && !b.Truth():
 		raise(ZeroDivision, "division by zero")
+	case op == "**":
+		return r.power(a, b)
 	case a.kind == kindFloat || b.kind == kindFloat:
 		return floats(op, toFloat(a), toFloat(b))
 	}
-	return integers(op, a, b)
+	return r.integers(op, a, b)
 }
+
+// power is the operator **.
+func (r *renderer) power(a, b Value) Value {
+	if a.kind == kindFloat || b.kind == kindFloat || b.kind != kindBig && b.int() < 0 {
+		x, y := toFloat(a), toFloat(b)
+		z := math.Pow(x, y)
+		switch {
+		case x == 0 && y < 0:
+			raise(ZeroDivision, "0.0 cannot be raised to a negative power")
+		case x < 0 && y != math.Trunc(y) && !math.IsInf(x, 0) && !math.IsInf(y, 0):
+			raise(Unsupported, "complex numbers")
+		case math.IsInf(z, 0) && !math.IsInf(x, 0) && !math.IsInf(y, 0):
+			raise(OverflowError, "Numerical result out of range")
+		}
+		return Float(z)
+	}
+	x := r.bigOf(a)
+	if b.kind == kindBig && x.CmpAbs(big.NewInt(1)) > 0 || b.kind != kindBig && b.int() > maxBits/int64(max(x.BitLen(), 1)) && x.BitLen() > 1 {
+		raise(LimitError, "an integer of more than %d bits", maxBits)
+	}
+	y := r.bigOf(b)
+	if x.BitLen() <= 1 { // 0, 1 or -1: only whether the exponent is even counts
+		y = new(big.Int).SetUint64(uint64(min(y.Sign(), 1))*2 + uint64(y.Bit(0)))
+	}
+	r.tick(maxBits / stringStep)
+	return r.bigResult(new(big.Int).Exp(x, y, nil))
+}
+
+// bigResult returns an integer as a value.
+func (r *renderer) bigResult(n *big.Int) Value {
+	text := n.String()
+	r.made(len(text))
+	return integer(text)
+}
+
+// maxBits limits integers.
+const maxBits = 1 << 15
 
 func (r *renderer) repeated(v Value, n int64) Value {
 	n = max(n, 0)
@@ -130,42 +170,66 @@ func floats(op string, x, y float64) Value {
 	return Float(m)
 }
 
-// integers computes with integers of at most 64 bits.
-func integers(op string, a, b Value) Value {
+// integers computes with integers.
+func (r *renderer) integers(op string, a, b Value) Value {
 	x, y := a.int(), b.int()
-	if a.kind == kindBig || b.kind == kindBig || min(x, y) == math.MinInt64 {
-		tooLarge()
+	const small = 1 << 31 // no result overflows
+	if a.kind == kindBig || b.kind == kindBig || max(x, y) >= small || min(x, y) <= -small {
+		return r.bigIntegers(op, a, b)
 	}
-	var z int64
-	overflow := false
 	switch op {
-	case "-", "+":
-		if op == "-" {
-			y = -y
-		}
-		z = x + y
-		overflow = (z > x) != (y > 0)
+	case "+":
+		return Int(x + y)
+	case "-":
+		return Int(x - y)
 	case "*":
-		z = x * y
-		overflow = z == math.MinInt64 || y != 0 && z/y != x
+		return Int(x * y)
 	case "/":
-		const exact = 1 << 53 // larger integers are not floats
-		if overflow = max(x, -x, y, -y) > exact; !overflow {
-			return Float(float64(x) / float64(y))
+		return Float(float64(x) / float64(y))
+	}
+	quotient, rest := x/y, x%y
+	if rest != 0 && (rest < 0) != (y < 0) {
+		quotient, rest = quotient-1, rest+y
+	}
+	if op == "%" {
+		return Int(rest)
+	}
+	return Int(quotient)
+}
+
+// bigIntegers computes with integers of any size up to maxBits.
+func (r *renderer) bigIntegers(op string, a, b Value) Value {
+	x, y := r.bigOf(a), r.bigOf(b)
+	if x.BitLen()+y.BitLen() > maxBits {
+		raise(LimitError, "an integer of more than %d bits", maxBits)
+	}
+	r.tick(x.BitLen()*y.BitLen()/(1<<16) + (x.BitLen()+y.BitLen())/scanStep)
+	z := new(big.Int)
+	switch op {
+	case "+":
+		z.Add(x, y)
+	case "-":
+		z.Sub(x, y)
+	case "*":
+		z.Mul(x, y)
+	case "/":
+		f, _ := new(big.Rat).SetFrac(x, y).Float64() // correctly rounded
+		if math.IsInf(f, 0) {
+			raise(OverflowError, "integer division result too large for a float")
 		}
+		return Float(f)
 	default:
-		quotient, rest := x/y, x%y
-		if rest != 0 && (rest < 0) != (y < 0) {
-			quotient, rest = quotient-1, rest+y
+		rest := new(big.Int)
+		z.QuoRem(x, y, rest)
+		if rest.Sign() != 0 && (rest.Sign() < 0) != (y.Sign() < 0) {
+			z.Sub(z, big.NewInt(1))
+			rest.Add(rest, y)
 		}
-		if z = quotient; op == "%" {
+		if op == "%" {
 			z = rest
 		}
 	}
-	if overflow {
-		tooLarge()
-	}
-	return Int(z)
+	return r.bigResult(z)
 }
 
 // sign is the operator + or - before a number.
@@ -179,5 +243,5 @@ func (r *renderer) sign(op string, v Value) Value {
 	case v.kind == kindFloat:
 		return Float(-v.float())
 	}
-	return integers(op, Int(0), v)
+	return r.integers(op, Int(0), v)
 }

@@ -107,9 +107,18 @@ func (r *renderer) bind(b *builtin, a args) []Value {
 func (r *renderer) call(f Value, a args) Value {
 	switch f.kind {
 	case kindFunc:
-		return f.ref.(*function).call(r, a)
+		if call := f.ref.(*function).call; call != nil {
+			return call(r, a)
+		}
 	case kindLoop:
-		raise(TypeError, "the loop must have the 'recursive' marker to be called recursively")
+		l := f.ref.(*loop)
+		if l.again == nil {
+			raise(TypeError, "the loop must have the 'recursive' marker to be called recursively")
+		}
+		if len(a.values) != 1 {
+			raise(TypeError, "a loop takes 1 argument, got %d", len(a.values))
+		}
+		return l.again(r, a.values[0])
 	}
 	r.defined(f)
 	return raise(TypeError, "'%s' object is not callable", f.typeName())

@@ -70,17 +70,3 @@ func words(s string, ends func(rune) bool, change func(string) string) string {
 func isCased(c rune) bool {
 	return unicode.In(c, unicode.Lower, unicode.Other_Lowercase, unicode.Upper, unicode.Other_Uppercase, unicode.Title)
 }
-
-// isDigits is str.isdigit. Go's tables do not say which of the numbers in the category No are digits.
-func (r *renderer) isDigits(s string) bool {
-	r.tick(1 + len(s)/8)
-	for _, c := range s {
-		if unicode.Is(unicode.No, c) {
-			raise(Unsupported, "whether %q is a digit", c)
-		}
-		if !unicode.IsDigit(c) {
-			return false
-		}
-	}
-	return s != ""
-}

@@ -91,7 +91,8 @@ func compareNumbers(a, b Value) int {
 	exact := func(v Value) *big.Float {
 		switch v.kind {
 		case kindBig:
-			tooLarge()
+			n, _ := new(big.Int).SetString(v.str, 10)
+			return new(big.Float).SetInt(n)
 		case kindFloat:
 			return new(big.Float).SetFloat64(v.float())
 		}

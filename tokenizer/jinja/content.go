@@ -143,6 +143,7 @@ func nodes(dst []*node, list ...*node) []*node {
 		}
 		dst = nodes(append(dst, n), n.kids...)
 		dst = nodes(dst, n.args...)
+		dst = nodes(dst, n.spread[:]...)
 		dst = nodes(dst, n.body...)
 		dst = nodes(dst, n.other...)
 		if n.macro != nil {

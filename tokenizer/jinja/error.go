@@ -21,6 +21,10 @@ const (
 	ZeroDivision   Kind = "ZeroDivisionError"
 	AttributeError Kind = "AttributeError"
 	FilterError    Kind = "FilterArgumentError"
+	AssertionError Kind = "AssertionError"
+	KeyError       Kind = "KeyError"
+	ObjectError    Kind = "RuntimeError" // Python's own, not that of templates
+	IndexError     Kind = "IndexError"
 
 	LimitError  Kind = "LimitError"  // a limit of this package, which the reference does not have
 	Unsupported Kind = "Unsupported" // a feature of the reference that this package does not have

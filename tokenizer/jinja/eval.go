@@ -2,6 +2,8 @@
 
 package jinja
 
+import "slices"
+
 // eval returns the value of an expression.
 func (r *renderer) eval(n *node) Value {
 	switch n.op {
@@ -56,6 +58,13 @@ func (r *renderer) evalOperator(n *node) Value {
 			return r.eval(n.kids[2])
 		}
 		return undefined("the inline if-expression evaluated to false and no else section was defined.")
+	case opBody:
+		start := len(r.out)
+		r.within(n.scope, n.body)
+		r.line = n.line
+		return String(r.cut(start))
+	case opCaller:
+		return r.newMacro(n.macro)
 	case opSum:
 		start := len(r.out)
 		if v := r.sum(n, start); v.kind != kindUnset {
@@ -191,7 +200,7 @@ func (r *renderer) evalCall(n *node) Value {
 // evalBuiltin is a filter or a test.
 func (r *renderer) evalBuiltin(n *node) Value {
 	v := r.eval(n.kids[0])
-	if len(n.args)+len(n.builtin.parameters) == 0 {
+	if len(n.args)+len(n.builtin.parameters) == 0 && n.spread == [2]*node{} {
 		r.line = n.line
 		r.tick(1)
 		return n.builtin.f(r, v, args{})
@@ -212,5 +221,38 @@ func (r *renderer) arguments(n *node) args {
 		v := r.eval(k)
 		r.stack = append(r.stack, v)
 	}
+	if n.spread != [2]*node{} {
+		return r.spreadArguments(n, r.stack[start:])
+	}
 	return args{r.stack[start:], n.names}
+}
+
+// spreadArguments adds the arguments behind * and ** to those of a call.
+func (r *renderer) spreadArguments(n *node, given []Value) args {
+	positional := slices.Clone(given[:len(given)-len(n.names)])
+	named, names := slices.Clone(given[len(given)-len(n.names):]), slices.Clone(n.names)
+	if n.spread[0] != nil {
+		items := r.iterate(r.eval(n.spread[0]))
+		r.listed(len(items))
+		positional = append(positional, items...)
+	}
+	if n.spread[1] != nil {
+		v := r.eval(n.spread[1])
+		r.defined(v)
+		if v.kind != kindDict {
+			raise(TypeError, "argument after ** must be a mapping, not %s", v.typeName())
+		}
+		d := v.Dict()
+		r.listed(2 * d.Len())
+		for i, k := range d.keys {
+			switch {
+			case !k.isString():
+				raise(TypeError, "keywords must be strings")
+			case slices.Contains(names, k.str):
+				raise(TypeError, "got multiple values for keyword argument '%s'", k.str)
+			}
+			names, named = append(names, k.str), append(named, d.values[i])
+		}
+	}
+	return args{append(positional, named...), names}
 }

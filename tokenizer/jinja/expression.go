@@ -3,7 +3,6 @@
 package jinja
 
 import (
-	"slices"
 	"strings"
 )
 
@@ -34,7 +33,7 @@ func folded(n *node) *node {
 			return n
 		}
 	}
-	r := &renderer{steps: 1 << 40, memory: 1 << 40}
+	r := &renderer{steps: 1 << 40, memory: 1 << 40, Options: Options{MaxOutput: 1 << 40}}
 	return &node{op: opConst, value: r.eval(n), line: n.line}
 }
 
@@ -110,8 +109,10 @@ var levels = [][]string{{"+", "-"}, {"~"}, {"*", "/", "//", "%"}}
 func (p *parser) binary(level int) *node {
 	if level == len(levels) {
 		n := p.unary(true)
-		if p.isOp("**") {
-			p.raise(Unsupported, "the operator **")
+		for p.isOp("**") { // from left to right, unlike Python
+			t := p.next()
+			n = newNode(opArith, t.line, n, p.unary(true))
+			n.text = t.text
 		}
 		return n
 	}
@@ -198,7 +199,7 @@ func (p *parser) primary() *node {
 		})
 		return folded(n)
 	}
-	return p.raise(SyntaxError, "unexpected %s", p.describe())
+	return p.raise("unexpected %s", p.describe())
 }
 
 // postfix parses attributes, indexes and calls behind n.
@@ -214,7 +215,7 @@ func (p *parser) postfix(n *node) *node {
 			case tokNumber:
 				n = newNode(opItem, line, n, &node{op: opConst, value: t.value})
 			default:
-				p.raise(SyntaxError, "expected name or number, got %s", p.describe())
+				p.raise("expected name or number, got %s", p.describe())
 			}
 			p.at++
 		case p.skipOp("["):
@@ -233,22 +234,22 @@ func (p *parser) subscript(of *node, line int) *node {
 	for !p.skipOp("]") {
 		if p.skipOp(":") {
 			if colons++; colons > 2 {
-				p.raise(SyntaxError, "too many colons in a slice")
+				p.raise("too many colons in a slice")
 			}
 			continue
 		}
 		if parts[colons] != nil {
-			p.raise(SyntaxError, "expected ']', got %s", p.describe())
+			p.raise("expected ']', got %s", p.describe())
 		}
 		if parts[colons] = p.tuple(); parts[colons].op == opTuple && colons > 0 {
-			p.raise(SyntaxError, "a tuple in a slice")
+			p.raise("a tuple in a slice")
 		}
 	}
 	if colons > 0 {
 		return newNode(opSlice, line, of, parts[0], parts[1], parts[2])
 	}
 	if parts[0] == nil {
-		p.raise(SyntaxError, "expected subscript expression")
+		p.raise("expected subscript expression")
 	}
 	n := newNode(opItem, line, of, parts[0])
 	if c := parts[0]; c.op == opConst && c.value.isString() {
@@ -263,13 +264,17 @@ func (p *parser) arguments(n *node) *node {
 	p.list(")", func() {
 		switch {
 		case p.isOp("*", "**"):
-			p.raise(Unsupported, "%s before an argument", p.peek().text)
+			of := &n.spread[len(p.next().text)-1]
+			if *of != nil || n.spread[1] != nil && of == &n.spread[0] {
+				p.raise("invalid syntax for function call expression")
+			}
+			*of = p.expression()
 		case p.isAssignment():
 			n.names = append(n.names, p.next().text)
 			p.at++
 			n.args = append(n.args, p.expression())
 		case len(n.names) > 0:
-			p.raise(SyntaxError, "positional argument follows keyword argument")
+			p.raise("positional argument follows keyword argument")
 		default:
 			n.args = append(n.args, p.expression())
 		}
@@ -281,7 +286,7 @@ func (p *parser) arguments(n *node) *node {
 func (p *parser) filters(n *node) *node {
 	for count := 0; ; count++ {
 		if count > 4*maxParseDepth {
-			p.raise(SyntaxError, "more than %d filters in a row", 4*maxParseDepth)
+			p.raise("more than %d filters in a row", 4*maxParseDepth)
 		}
 		line := p.line()
 		switch {
@@ -317,9 +322,6 @@ func (p *parser) builtin(what, name string, of map[string]*builtin) *builtin {
 	if b := of[name]; b != nil {
 		return b
 	}
-	if slices.Contains(unsupportedFilters, name) && what == "filter" {
-		p.raise(Unsupported, "the filter '%s'", name)
-	}
 	err := p.fail(SyntaxError, "No %s named '%s'.", what, name)
 	p.unknown = append(p.unknown, unknownName{p.scope, err})
 	return define("*", func(*renderer, Value, args) Value {
@@ -337,7 +339,7 @@ func (p *parser) test(of *node) *node {
 	case p.isOp("("):
 		p.arguments(n)
 	case p.isName("is"):
-		p.raise(SyntaxError, "You cannot chain multiple tests with is")
+		p.raise("You cannot chain multiple tests with is")
 	case k == tokString, k == tokNumber, p.isOp("[", "{"), k == tokName && !p.isName("else", "or", "and", "if", "in", "not", "recursive"):
 		n.args = []*node{p.postfix(p.primary())}
 	}

@@ -3,20 +3,15 @@
 package jinja
 
 import (
-	"errors"
+	"maps"
 	"math"
+	"math/big"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
-
-// unsupportedFilters are those of Jinja2 that this package does not have: no chat
-// template uses them.
-//
-//nolint:gochecknoglobals // a table
-var unsupportedFilters = strings.Fields("abs attr batch center filesizeformat forceescape groupby indent " +
-	"max min pprint random round slice striptags sum truncate unique urlencode urlize wordcount wordwrap xmlattr")
 
 func filters() map[string]*builtin {
 	all := map[string]*builtin{
@@ -37,11 +32,14 @@ func filters() map[string]*builtin {
 	} {
 		all[name] = plain(f)
 	}
+	all["random"] = unsupported("the filter", "random") // of which no result is the right one
 	all["trim"] = define("chars", func(r *renderer, v Value, a args) Value { return r.stripped(r.soft(v), a, true, true) })
 	all["replace"] = define("old! new! count", func(r *renderer, v Value, a args) Value {
 		old, replacement := String(r.text(a.values[0])), String(r.text(a.values[1]))
 		return replaced(r, String(r.text(v)), args{values: []Value{old, replacement, a.values[2]}})
 	})
+	maps.Copy(all, moreFilters())
+	maps.Copy(all, textFilters())
 	for name, same := range map[string]string{"count": "length", "d": "default", "e": "escape"} {
 		all[name] = all[same]
 	}
@@ -137,13 +135,22 @@ func itemsOf(r *renderer, v Value) Value {
 
 // key returns what the attribute of a filter names in an item: a key, an index, or
 // several with dots between them.
-func (r *renderer) key(v, attribute Value) Value {
+func (r *renderer) key(v, attribute Value) Value { return r.keyOr(v, attribute, None()) }
+
+// keyOr is key with a default for each part that is undefined; None stands for no default.
+func (r *renderer) keyOr(v, attribute, byDefault Value) Value {
+	or := func(v Value) Value {
+		if v.kind == kindUndefined && !byDefault.IsNone() && byDefault.kind != kindUndefined {
+			return byDefault
+		}
+		return v
+	}
 	r.tick(1)
 	switch {
 	case attribute.IsNone() || attribute.kind == kindUnset:
 		return v
 	case !attribute.isString():
-		return r.item(v, attribute)
+		return or(r.item(v, attribute))
 	}
 	for part := range strings.SplitSeq(attribute.str, ".") {
 		k := String(part)
@@ -151,7 +158,7 @@ func (r *renderer) key(v, attribute Value) Value {
 			k = Int(int64(n))
 		}
 		r.tick(1 + len(part)/stringStep)
-		v = r.item(v, k)
+		v = or(r.item(v, k))
 	}
 	return v
 }
@@ -163,9 +170,6 @@ type keyed struct{ key, item Value }
 // case, unless caseSensitive is true.
 func (r *renderer) keys(items []Value, attribute, caseSensitive Value) []keyed {
 	r.listed(3 * len(items))
-	if strings.Contains(attribute.str, ",") {
-		raise(Unsupported, "several attributes to sort by")
-	}
 	out := make([]keyed, len(items))
 	for i, it := range items {
 		k := r.key(it, attribute)
@@ -179,11 +183,30 @@ func (r *renderer) keys(items []Value, attribute, caseSensitive Value) []keyed {
 }
 
 func sorted(r *renderer, v Value, a args) Value {
-	all := r.keys(r.iterate(v), a.values[2], a.values[1])
-	for i := range all {
-		if _, given := a.given(2); given {
-			all[i].key = tuple(all[i].key) // as in Jinja2: undefined ones are equal there
+	items := r.iterate(v)
+	attribute, given := a.given(2)
+	if !given {
+		return r.inOrder(r.keys(items, None(), a.values[1]), a.values[0].Truth())
+	}
+	parts := []Value{attribute}
+	if attribute.isString() {
+		parts = nil
+		for part := range strings.SplitSeq(attribute.str, ",") {
+			parts = append(parts, String(part))
 		}
+	}
+	all := make([]keyed, len(items))
+	for i, it := range items {
+		all[i].item = it
+	}
+	keys := make([][]Value, len(items)) // as in Jinja2, lists: undefined ones are equal there
+	for _, part := range parts {
+		for i, k := range r.keys(items, part, a.values[1]) {
+			keys[i] = append(keys[i], k.key)
+		}
+	}
+	for i := range all {
+		all[i].key = tuple(keys[i]...)
 	}
 	return r.inOrder(all, a.values[0].Truth())
 }
@@ -274,14 +297,15 @@ func mapped(r *renderer, items []Value, a args) []Value {
 	r.listed(len(items))
 	out := make([]Value, len(items))
 	if attribute, ok := a.named("attribute"); ok && len(a.positional()) == 0 {
-		byDefault, _ := a.named("default")
+		byDefault, given := a.named("default")
+		if !given {
+			byDefault = None()
+		}
 		if i := slices.IndexFunc(a.names, func(n string) bool { return n != "attribute" && n != "default" }); i >= 0 {
 			raise(FilterError, "Unexpected keyword argument '%s'", a.names[i])
 		}
 		for i, it := range items {
-			if out[i] = r.key(it, attribute); out[i].kind == kindUndefined && !byDefault.IsNone() && byDefault.kind != kindUndefined {
-				out[i] = byDefault
-			}
+			out[i] = r.keyOr(it, attribute, byDefault)
 		}
 		return out
 	}
@@ -325,13 +349,9 @@ func truncated(f float64) Value {
 	return integer(strconv.FormatFloat(math.Trunc(f)+0, 'f', 0, 64))
 }
 
-// toInt is int: the default where v is not a number. Python reads more forms of
-// numbers than Go; such a text is unsupported.
+// toInt is int: the default where v is not a number.
 func toInt(r *renderer, v Value, a args) Value {
 	r.defined(v)
-	if a.integer(1, 10) != 10 {
-		raise(Unsupported, "the filter 'int' with a base")
-	}
 	switch {
 	case v.kind == kindFloat && !math.IsNaN(v.float()):
 		return truncated(v.float())
@@ -341,16 +361,44 @@ func toInt(r *renderer, v Value, a args) Value {
 		return Int(v.int())
 	case v.isString():
 		s := r.numeral(v.str)
-		if n, err := strconv.ParseInt(s, 10, 64); err == nil {
-			return Int(n)
-		} else if errors.Is(err, strconv.ErrRange) {
-			tooLarge()
+		if n, ok := parseInt(s, a.integer(1, 10)); ok {
+			return n
 		}
 		if f, err := strconv.ParseFloat(s, 64); err == nil && !math.IsInf(f, 0) && !math.IsNaN(f) {
 			return truncated(f)
 		}
 	}
 	return a.or(0, Int(0))
+}
+
+// parseInt is Python's int of a text without white space around it.
+func parseInt(s string, base int) (Value, bool) {
+	if base != 0 && (base < 2 || base > 36) {
+		return Value{}, false
+	}
+	sign, digits := "", s
+	if digits != "" && strings.ContainsRune("+-", rune(digits[0])) {
+		sign, digits = strings.TrimPrefix(digits[:1], "+"), digits[1:]
+	}
+	for _, p := range []struct {
+		text string
+		base int
+	}{{"0x", 16}, {"0o", 8}, {"0b", 2}} {
+		if rest, ok := strings.CutPrefix(lower(digits), p.text); ok && (base == 0 || base == p.base) {
+			base, digits = p.base, strings.TrimPrefix(rest, "_")
+			break
+		}
+	}
+	if base == 0 {
+		if base = 10; strings.HasPrefix(digits, "0") && strings.Trim(digits, "0_") != "" {
+			return Value{}, false
+		}
+	}
+	n, ok := new(big.Int).SetString(sign+digits, base)
+	if !ok || strings.HasPrefix(digits, "+") || strings.HasPrefix(digits, "-") {
+		return Value{}, false
+	}
+	return integer(n.String()), true
 }
 
 func toFloatOf(r *renderer, v Value, a args) Value {
@@ -366,15 +414,47 @@ func toFloatOf(r *renderer, v Value, a args) Value {
 	return a.or(0, Float(0))
 }
 
-// numeral returns the text of a number without the white space around it.
+// numeral returns the text of a number without the white space around it and with ASCII digits. Underscores
+// between digits are left out. A text that Python does not read is empty.
 func (r *renderer) numeral(s string) string {
 	r.tick(1 + len(s)/4)
 	s = strings.TrimFunc(s, isSpace)
-	if len(s) > 4300 || strings.ContainsAny(s, "xXpP") {
+	if len(s) > 4300 {
 		return ""
 	}
-	if strings.Contains(s, "_") || !isASCII(s) {
-		raise(Unsupported, "a number with underscores or digits that are not ASCII")
+	if !isASCII(s) {
+		s = strings.Map(func(c rune) rune {
+			if unicode.IsDigit(c) {
+				return '0' + decimalOf(c)
+			}
+			return c
+		}, s)
 	}
-	return s
+	if !strings.Contains(s, "_") {
+		return s
+	}
+	for i := range len(s) {
+		if s[i] == '_' && (i == 0 || i+1 == len(s) || !isWordByte(s[i-1]) || !isWordByte(s[i+1])) {
+			return ""
+		}
+	}
+	return strings.ReplaceAll(s, "_", "")
+}
+
+// isWordByte reports whether an underscore may stand beside a character of a number.
+func isWordByte(c byte) bool { return '0' <= c && c <= '9' || 'a' <= c|0x20 && c|0x20 <= 'z' }
+
+// decimalOf returns the value of a decimal digit: each ten of them follow each other.
+func decimalOf(c rune) rune {
+	for n := range rune(10) {
+		if !unicode.IsDigit(c - n - 1) {
+			return n % 10
+		}
+	}
+	// A run of several tens, as the mathematical digits.
+	from := c
+	for unicode.IsDigit(from - 1) {
+		from--
+	}
+	return (c - from) % 10
 }

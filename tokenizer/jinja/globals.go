@@ -4,6 +4,7 @@ package jinja
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -30,23 +31,127 @@ func globals() map[string]Value {
 	add("dict", define("*", func(r *renderer, _ Value, a args) Value { return FromDict(r.dictOf(a)) }))
 	add("namespace",
 		define("*", func(r *renderer, _ Value, a args) Value { return Value{kind: kindNamespace, ref: r.dictOf(a)} }))
-	for _, name := range []string{"cycler", "joiner", "lipsum"} {
-		add(name, unsupported("the function", name))
-	}
+	add("cycler", define("*", newCycler))
+	add("joiner", define("sep", newJoiner))
+	add("lipsum", unsupported("the function", "lipsum")) // its text is random
 	return all
 }
 
-// dictOf returns the dictionary of keyword arguments.
+// dictOf is Python's dict: of a dictionary or pairs, and of keyword arguments.
 func (r *renderer) dictOf(a args) *Dict {
-	if len(a.positional()) > 0 {
-		raise(Unsupported, "a dictionary of other values than keyword arguments")
+	d, positional := NewDict(len(a.names)), a.positional()
+	if len(positional) > 1 {
+		raise(TypeError, "dict expected at most 1 argument, got %d", len(positional))
 	}
-	d := NewDict(len(a.names))
+	for _, from := range positional {
+		var pairs []Value
+		if from.kind == kindDict {
+			pairs = r.pairs(from.Dict())
+		} else {
+			pairs = r.iterate(from)
+		}
+		r.listed(3 * len(pairs))
+		for i, it := range pairs {
+			if it.isNumber() || it.IsNone() {
+				raise(TypeError, "cannot convert dictionary update sequence element #%d to a sequence", i)
+			}
+			pair := r.iterate(it)
+			if len(pair) != 2 {
+				raise(ValueError, "dictionary update sequence element #%d has length %d; 2 is required", i, len(pair))
+			}
+			r.setKey(d, pair[0], pair[1])
+		}
+	}
 	r.listed(3 * len(a.names))
 	for i, name := range a.names {
-		d.Set(name, a.values[i])
+		d.Set(name, a.values[len(positional)+i])
 	}
 	return d
+}
+
+// newObject returns an object with attributes, which can be called if call is not nil.
+func (r *renderer) newObject(name string, call func(r *renderer, a args) Value, attribute func(*renderer, string) (Value, bool)) Value {
+	v := r.newFunc(name, call)
+	v.ref.(*function).attribute = attribute
+	return v
+}
+
+// newCycler is cycler: an object that returns its items in turn.
+func newCycler(r *renderer, _ Value, a args) Value {
+	items, at := a.kept().positional(), 0
+	if r.listed(len(items)); len(items) == 0 {
+		raise(ObjectError, "at least one item has to be provided")
+	}
+	next := r.newFunc("next", func(*renderer, args) Value {
+		v := items[at]
+		at = (at + 1) % len(items)
+		return v
+	})
+	reset := r.newFunc("reset", func(*renderer, args) Value {
+		at = 0
+		return None()
+	})
+	return r.newObject("cycler", nil, func(_ *renderer, name string) (Value, bool) {
+		switch name {
+		case "next":
+			return next, true
+		case "reset":
+			return reset, true
+		case "current":
+			return items[at], true
+		case "pos":
+			return Int(int64(at)), true
+		case "items":
+			return tuple(items...), true
+		}
+		return Value{}, false
+	})
+}
+
+// newJoiner is joiner: a function that returns "" at first, and then its separator.
+func newJoiner(r *renderer, _ Value, a args) Value {
+	separator, used := a.or(0, String(", ")), false
+	return r.newFunc("joiner", func(*renderer, args) Value {
+		if !used {
+			used = true
+			return String("")
+		}
+		return separator
+	})
+}
+
+// attribute returns an attribute of a macro. m may be nil.
+func (m *macro) attribute(name string) (Value, bool) {
+	if m == nil {
+		return Value{}, false
+	}
+	switch name {
+	case "name":
+		return String(m.name), true
+	case "arguments":
+		var names []Value
+		for _, n := range m.names {
+			names = append(names, String(n))
+		}
+		return tuple(names...), true
+	case "catch_kwargs":
+		return Bool(m.kwargs.read), true
+	case "catch_varargs":
+		return Bool(m.varargs.read), true
+	case "caller":
+		return Bool(m.caller.read), true
+	}
+	return Value{}, false
+}
+
+// rangeParts returns the start, stop and step of a range.
+func rangeParts(v Value) (parts [3]int) {
+	parts[2] = 1
+	text := strings.TrimSuffix(strings.TrimPrefix(v.str, "range("), ")")
+	for i, part := range strings.Split(text, ", ") {
+		parts[i], _ = strconv.Atoi(part) // rangeOf wrote it
+	}
+	return parts
 }
 
 func rangeOf(r *renderer, _ Value, a args) Value {
@@ -113,6 +218,14 @@ func strftime(t time.Time, format string) string {
 			b.WriteString(text)
 		case directive[0] == '%':
 			b.WriteByte('%')
+		case directive[0] == 'n', directive[0] == 't':
+			b.WriteByte(map[byte]byte{'n': '\n', 't': '\t'}[directive[0]])
+		case strings.IndexByte("klUWuwCGVgP", directive[0]) >= 0:
+			text := dateNumber(t, directive[0])
+			if short {
+				text = strings.TrimLeft(text[:len(text)-1], "0 ") + text[len(text)-1:]
+			}
+			b.WriteString(text)
 		case directive[0] == 'f':
 			fmt.Fprintf(&b, "%06d", t.Nanosecond()/1000)
 		case directive[0] != 'z' && directive[0] != 'Z': // there is no zone
@@ -120,4 +233,33 @@ func strftime(t time.Time, format string) string {
 		}
 		format = directive[1:]
 	}
+}
+
+// dateNumber returns the numbers in dates for which Go has no layout.
+func dateNumber(t time.Time, directive byte) string {
+	year, week := t.ISOWeek()
+	weekday := int(t.Weekday())
+	switch directive {
+	case 'k':
+		return fmt.Sprintf("%2d", t.Hour())
+	case 'l':
+		return fmt.Sprintf("%2d", (t.Hour()+11)%12+1)
+	case 'U': // weeks begin on Sunday
+		return fmt.Sprintf("%02d", (t.YearDay()+6-weekday)/7)
+	case 'W': // weeks begin on Monday
+		return fmt.Sprintf("%02d", (t.YearDay()+6-(weekday+6)%7)/7)
+	case 'u':
+		return fmt.Sprint((weekday+6)%7 + 1)
+	case 'w':
+		return fmt.Sprint(weekday)
+	case 'C':
+		return fmt.Sprintf("%02d", t.Year()/100)
+	case 'G':
+		return fmt.Sprintf("%04d", year)
+	case 'g':
+		return fmt.Sprintf("%02d", year%100)
+	case 'V':
+		return fmt.Sprintf("%02d", week)
+	}
+	return t.Format("pm")
 }

@@ -4,7 +4,7 @@ package jinja
 
 import (
 	"cmp"
-	"errors"
+	"math/big"
 	"regexp"
 	"strconv"
 	"strings"
@@ -284,9 +284,11 @@ func (l *lexer) number(text string) {
 	switch t.value = Int(n); {
 	case strings.Trim(digits, "0123456789") == "":
 		t.value = integer(cmp.Or(strings.TrimLeft(digits, "0"), "0"))
-	case errors.Is(err, strconv.ErrRange):
-		tooLarge()
 	case err != nil:
+		if n, ok := new(big.Int).SetString(digits, 0); ok {
+			t.value = integer(n.String())
+			break
+		}
 		f, _ := strconv.ParseFloat(digits, 64) // out of range is infinite
 		t.value = Float(f)
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // methods holds the methods of one name: nil if a kind of value does not have the method.
-type methods struct{ ofString, ofDict, ofList *builtin }
+type methods struct{ ofString, ofSafe, ofDict, ofList *builtin }
 
 //nolint:gochecknoglobals // a constant
 var noMethods = &methods{}
@@ -25,7 +25,12 @@ func (l *library) named(name string) *methods {
 // of returns the method of v, nil if v does not have it.
 func (m *methods) of(v Value) *builtin {
 	switch v.kind {
-	case kindString, kindSafe:
+	case kindSafe:
+		if m.ofSafe != nil {
+			return m.ofSafe
+		}
+		return m.ofString
+	case kindString:
 		return m.ofString
 	case kindDict:
 		return m.ofDict
@@ -35,14 +40,10 @@ func (m *methods) of(v Value) *builtin {
 	return nil
 }
 
-// Methods that the sandbox forbids because they change a value, and methods that this
-// package does not have because no chat template uses them.
+// Methods that the sandbox forbids because they change a value.
 const (
-	changesOfDict       = "update pop popitem setdefault clear"
-	changesOfList       = "append extend insert pop remove clear sort reverse"
-	unsupportedOfString = "casefold center encode escape expandtabs format format_map isalnum isalpha isascii " +
-		"isdecimal isidentifier islower isnumeric isprintable isspace istitle isupper ljust maketrans partition rindex " +
-		"rjust rpartition striptags swapcase translate unescape zfill"
+	changesOfDict = "update pop popitem setdefault clear"
+	changesOfList = "append extend insert pop remove clear sort reverse"
 )
 
 //nolint:gochecknoglobals // a constant
@@ -67,22 +68,61 @@ func allMethods() map[string]*methods {
 	for name := range strings.FieldsSeq(changesOfList) {
 		named(name).ofList = forbidden
 	}
-	for name := range strings.FieldsSeq(unsupportedOfString) {
-		named(name).ofString = unsupported("the method", name)
+	for name, b := range rareMethods() {
+		named(name).ofString = b
 	}
+	for name, b := range safeMethods() {
+		named(name).ofSafe = b
+	}
+	named("format").ofString, named("format_map").ofString = define("*", formatted), define("_!", formattedByMap)
+	named("encode").ofString = unsupported("the method", "encode")
 	named("get").ofDict = define("_! _", func(r *renderer, v Value, a args) Value {
 		if x, ok := r.lookup(v.Dict(), a.values[0]); ok {
 			return x
 		}
 		return a.or(1, None())
 	})
-	named("fromkeys").ofDict = unsupported("the method", "fromkeys")
+	named("fromkeys").ofDict = define("_! _", func(r *renderer, _ Value, a args) Value {
+		keys := r.iterate(a.values[0])
+		r.listed(3 * len(keys))
+		d := &Dict{}
+		for _, k := range keys {
+			r.setKey(d, k, a.or(1, None()))
+		}
+		return FromDict(d)
+	})
 	named("keys").ofDict = plain(func(r *renderer, v Value) Value { return r.view("dict_keys", v.Dict().keys) })
 	named("values").ofDict = plain(func(r *renderer, v Value) Value { return r.view("dict_values", v.Dict().values) })
 	named("items").ofDict = plain(func(r *renderer, v Value) Value { return r.view("dict_items", r.pairs(v.Dict())) })
 	itself := plain(func(_ *renderer, v Value) Value { return v })
 	named("copy").ofDict, named("copy").ofList = itself, itself
-	named("count").ofList, named("index").ofList = unsupported("the method", "count"), unsupported("the method", "index")
+	named("count").ofList = define("_!", func(r *renderer, v Value, a args) Value {
+		n := 0
+		for _, it := range v.Items() {
+			r.tick(1)
+			if r.equal(it, a.values[0]) {
+				n++
+			}
+		}
+		return Int(int64(n))
+	})
+	named("index").ofList = define("_! _ _", func(r *renderer, v Value, a args) Value {
+		items := v.Items()
+		bound := func(i, byDefault int) int {
+			x := a.integer(i, byDefault)
+			if x < 0 {
+				return max(x+len(items), 0)
+			}
+			return min(x, len(items))
+		}
+		for i, to := bound(1, 0), bound(2, len(items)); i < to; i++ {
+			r.tick(1)
+			if r.equal(items[i], a.values[0]) {
+				return Int(int64(i))
+			}
+		}
+		return raise(ValueError, "%s is not in list", r.repr(a.values[0]))
+	})
 	return all
 }
 
@@ -104,13 +144,6 @@ func (r *renderer) pairs(d *Dict) []Value {
 	return items
 }
 
-// whole refuses the arguments 1 and 2 of a method: where in the string to begin and end.
-func (a args) whole() {
-	if a.values[1].kind != kindUnset {
-		raise(Unsupported, "the bounds of a search in a string")
-	}
-}
-
 func stringMethods() map[string]*builtin {
 	all := map[string]*builtin{
 		"replace": define("_! _! _", replaced), "join": define("_!", joinTexts),
@@ -118,11 +151,12 @@ func stringMethods() map[string]*builtin {
 		"index":      finding(strings.Index, true),
 		"startswith": affix(strings.HasPrefix), "endswith": affix(strings.HasSuffix),
 		"count": define("_! _ _", func(r *renderer, v Value, a args) Value {
-			a.whole()
-			r.scanned(len(v.str))
-			return Int(int64(strings.Count(v.str, a.text(0))))
+			s, _, ok := r.part(v, a)
+			if !ok {
+				return Int(0)
+			}
+			return Int(int64(strings.Count(s, a.text(0))))
 		}),
-		"isdigit": plain(func(r *renderer, v Value) Value { return Bool(r.isDigits(v.str)) }),
 	}
 	for name, f := range map[string]func(string) string{
 		"upper": upper, "lower": lower, "capitalize": capitalized, "title": titled,
@@ -176,13 +210,13 @@ func affix(has func(s, x string) bool) *builtin {
 		if of[0].kind == kindTuple {
 			of = of[0].Items()
 		}
-		a.whole()
+		s, _, ok := r.part(v, a)
 		for _, x := range of {
 			if !x.isString() {
 				raise(TypeError, "first argument must be str or a tuple of str, not %s", x.typeName())
 			}
 			r.scanned(len(x.str))
-			if has(v.str, x.str) {
+			if ok && has(s, x.str) {
 				return Bool(true)
 			}
 		}
@@ -192,11 +226,10 @@ func affix(has func(s, x string) bool) *builtin {
 
 func finding(index func(s, x string) int, mustFind bool) *builtin {
 	return define("_! _ _", func(r *renderer, v Value, a args) Value {
-		r.scanned(len(v.str))
 		x := a.text(0)
-		a.whole()
-		if i := index(v.str, x); i >= 0 {
-			return Int(int64(utf8.RuneCountInString(v.str[:i])))
+		s, skipped, ok := r.part(v, a)
+		if i := index(s, x); i >= 0 && ok {
+			return Int(int64(skipped + utf8.RuneCountInString(s[:i])))
 		}
 		if mustFind {
 			raise(ValueError, "substring not found")
@@ -211,7 +244,7 @@ func (r *renderer) split(v Value, a args, fromRight bool) Value {
 	limit := a.integer(1, -1)
 	if _, given := a.given(0); !given {
 		if limit >= 0 {
-			raise(Unsupported, "split at white space with a limit")
+			return r.texts(r.fields(v.str, limit, fromRight), v)
 		}
 		r.hold(len(v.str) * valueSize / 4)
 		return r.texts(strings.FieldsFunc(v.str, isSpace), v)
@@ -237,6 +270,35 @@ func (r *renderer) split(v Value, a args, fromRight bool) Value {
 	parts = append(parts, s)
 	slices.Reverse(parts)
 	return r.texts(parts, v)
+}
+
+// fields cuts a string at runs of white space, at most limit times, from the left or from the right.
+func (r *renderer) fields(s string, limit int, fromRight bool) (parts []string) {
+	trim, index := strings.TrimLeftFunc, strings.IndexFunc
+	if fromRight {
+		trim, index = strings.TrimRightFunc, strings.LastIndexFunc
+	}
+	for s = trim(s, isSpace); s != ""; s = trim(s, isSpace) {
+		r.hold(valueSize)
+		i := index(s, isSpace)
+		if i < 0 || limit == 0 {
+			if parts = append(parts, s); limit == 0 && fromRight {
+				parts[len(parts)-1] = s
+			}
+			break
+		}
+		_, n := utf8.DecodeRuneInString(s[i:])
+		limit--
+		if fromRight {
+			parts, s = append(parts, s[i+n:]), s[:i]
+		} else {
+			parts, s = append(parts, s[:i]), s[i+n:]
+		}
+	}
+	if fromRight {
+		slices.Reverse(parts)
+	}
+	return parts
 }
 
 // texts returns parts as a list of strings, safe ones if like is safe.

@@ -26,15 +26,18 @@ const (
 	opArith             // left, right; text is the operator
 	opConcat            // operands of ~
 	opSign              // of; text is + or -
+	opBody              // body, in a scope of its own, as a text
+	opCaller            // macro: a macro as a value
 
-	opData     // text
-	opOutput   // expression
-	opScope    // body in a scope of its own
-	opIf       // condition; body, other
-	opFor      // target, items, test; test may be nil; body, other
-	opSet      // target, value
-	opSetBlock // target; body
-	opMacro    // macro, slot
+	opData   // text
+	opOutput // expression
+	opScope  // body in a scope of its own
+	opIf     // condition; body, other
+	opFor    // target, items, test; test may be nil; body, other
+	opSet    // target, value
+	opMacro  // macro, slot
+	opWith   // target, value, target, value, …; body
+	opFail   // err
 	opBreak
 	opContinue
 )
@@ -50,6 +53,9 @@ type node struct {
 	names   []string // of arguments, or operators
 	builtin *builtin // of a filter or test
 	methods *methods // named like an attribute or a constant index
+	err     *Error   // of a statement that fails when it is reached
+	again   bool     // a loop may call itself
+	spread  [2]*node // arguments behind * and ** of a call; nil without them
 	body    []*node
 	other   []*node // else
 	scope   *scope  // of body
@@ -71,6 +77,15 @@ type macro struct {
 	defaults []*node
 	body     []*node
 	scope    *scope
+
+	// The names with a meaning of their own.
+	caller, varargs, kwargs special
+}
+
+// special is a name with a meaning of its own in macros: caller, varargs or kwargs.
+type special struct {
+	slot int
+	read bool // the body reads the name
 }
 
 // scope is a block with its own variables: the template, a loop, a macro or a set block. The

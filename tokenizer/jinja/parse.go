@@ -73,11 +73,27 @@ func (p *parser) name(name string) *node {
 	n := &node{op: opName, text: name, line: p.line()}
 	p.reads = append(p.reads, read{n, p.scope})
 	for _, m := range p.macros {
-		if name == "caller" || !slices.Contains(m.names, name) && (name == "varargs" || name == "kwargs") {
-			p.raise(Unsupported, "'%s' in a macro", name)
+		if i := slices.Index(m.names, name); i >= 0 && name == "caller" && m.defaults[i] == nil {
+			p.raise(`When defining macros or call blocks the special "caller" argument must be omitted or be given a default.`)
+		}
+		if s := m.special(name); s != nil && !s.read && !slices.Contains(m.names, name) {
+			s.read, s.slot = true, m.scope.declare(name)
 		}
 	}
 	return n
+}
+
+// special returns the variable of a name that has a meaning of its own in macros, nil for other names.
+func (m *macro) special(name string) *special {
+	switch name {
+	case "caller":
+		return &m.caller
+	case "varargs":
+		return &m.varargs
+	case "kwargs":
+		return &m.kwargs
+	}
+	return nil
 }
 
 func (p *parser) peek() *token { return &p.tokens[p.at] }
@@ -97,8 +113,8 @@ func (p *parser) fail(k Kind, format string, a ...any) *Error {
 	return e
 }
 
-// raise ends the parsing with an error in the current line. It never returns.
-func (p *parser) raise(k Kind, format string, a ...any) *node { panic(p.fail(k, format, a...)) }
+// raise ends the parsing with a syntax error in the current line. It never returns.
+func (p *parser) raise(format string, a ...any) *node { panic(p.fail(SyntaxError, format, a...)) }
 
 func (p *parser) isOp(ops ...string) bool {
 	t := p.peek()
@@ -134,20 +150,20 @@ func (p *parser) skipName(name string) bool {
 
 func (p *parser) wantOp(op string) {
 	if !p.skipOp(op) {
-		p.raise(SyntaxError, "expected %q, got %s", op, p.describe())
+		p.raise("expected %q, got %s", op, p.describe())
 	}
 }
 
 func (p *parser) wantName() string {
 	if p.peek().kind != tokName {
-		p.raise(SyntaxError, "expected a name, got %s", p.describe())
+		p.raise("expected a name, got %s", p.describe())
 	}
 	return p.next().text
 }
 
 func (p *parser) want(k tokenKind) {
 	if p.peek().kind != k {
-		p.raise(SyntaxError, "expected the end of the tag, got %s", p.describe())
+		p.raise("expected the end of the tag, got %s", p.describe())
 	}
 	p.at++
 }
@@ -181,7 +197,7 @@ func (p *parser) list(end string, element func()) {
 // enter counts a level of nesting; leave goes back.
 func (p *parser) enter() {
 	if p.depth++; p.depth > maxParseDepth {
-		p.raise(SyntaxError, "nested deeper than %d", maxParseDepth)
+		p.raise("nested deeper than %d", maxParseDepth)
 	}
 }
 
@@ -196,7 +212,7 @@ func (p *parser) body(ends ...string) (body []*node) {
 		switch t := p.next(); t.kind {
 		case tokEOF:
 			if len(ends) > 0 {
-				p.raise(SyntaxError, "unexpected end of template, expected '%s'", ends[0])
+				p.raise("unexpected end of template, expected '%s'", ends[0])
 			}
 			return body
 		case tokData:
@@ -229,169 +245,4 @@ func (p *parser) outsideLoops(end string) []*node {
 	body := p.block(end)
 	p.loops = loops
 	return body
-}
-
-func (p *parser) statement() *node {
-	n := &node{line: p.line()}
-	switch name := p.wantName(); name {
-	case "if":
-		n.op = opIf
-		p.ifBlock(n)
-	case "for":
-		n.op = opFor
-		p.forBlock(n)
-	case "set":
-		p.setBlock(n)
-	case "macro":
-		n.op = opMacro
-		p.macroBlock(n)
-	case "call", "with", "filter":
-		p.raise(Unsupported, "the tag '%s'", name)
-	case "generation":
-		n.op, n.scope = opScope, p.open()
-		n.body = p.outsideLoops("endgeneration")
-		p.scope = n.scope.around
-	case "break", "continue":
-		if p.loops == 0 {
-			p.raise(SyntaxError, "'%s' outside of a loop", name)
-		}
-		if n.op = opBreak; name == "continue" {
-			n.op = opContinue
-		}
-		p.want(tokBlockEnd)
-	default:
-		p.raise(SyntaxError, "unknown tag '%s'", name)
-	}
-	return n
-}
-
-// ifBlock makes each elif an if in the else of the one before it.
-func (p *parser) ifBlock(n *node) {
-	unknown := len(p.unknown)
-	for {
-		n.kids = []*node{p.tuple()}
-		p.want(tokBlockEnd)
-		n.body = p.body("endif", "elif", "else")
-		switch line := p.line(); p.next().text {
-		case "elif":
-			next := newNode(opIf, line)
-			n.other = []*node{next}
-			n = next
-			continue
-		case "else":
-			n.other = p.block("endif")
-		default:
-			p.want(tokBlockEnd)
-		}
-		p.conditional(unknown)
-		return
-	}
-}
-
-func (p *parser) forBlock(n *node) {
-	n.scope = p.open()
-	outer := n.scope.around
-	target := p.target(false)
-	n.slot = n.scope.declare("loop")
-	if !p.skipName("in") {
-		p.raise(SyntaxError, "expected 'in', got %s", p.describe())
-	}
-	p.scope = outer
-	n.kids = []*node{target, p.items(p.or, "recursive"), nil}
-	p.scope = n.scope
-	if p.skipName("if") {
-		n.kids[2] = p.expression()
-	}
-	if p.isName("recursive") {
-		p.raise(Unsupported, "recursive loops")
-	}
-	p.want(tokBlockEnd)
-	p.loops++
-	n.body = p.body("endfor", "else")
-	p.loops--
-	p.scope = outer
-	n.others = p.open()
-	if p.next().text == "else" {
-		n.other = p.block("endfor")
-	} else {
-		p.want(tokBlockEnd)
-	}
-	p.scope = outer
-}
-
-func (p *parser) setBlock(n *node) {
-	target := p.target(true)
-	if p.skipOp("=") {
-		n.op, n.kids = opSet, []*node{target, p.tuple()}
-		p.want(tokBlockEnd)
-		return
-	}
-	if p.isOp("|") {
-		p.raise(Unsupported, "a filter of a set block")
-	}
-	n.op, n.kids = opSetBlock, []*node{target}
-	n.scope = p.open()
-	n.body = p.block("endset")
-	p.scope = n.scope.around
-}
-
-// parameters parses "(a, b=1)".
-func (p *parser) parameters(m *macro) {
-	p.wantOp("(")
-	p.list(")", func() {
-		name := p.wantName()
-		if slices.Contains(m.names, name) {
-			p.raise(SyntaxError, "duplicate argument '%s' in a macro", name)
-		}
-		m.params, m.names = append(m.params, p.scope.declare(name)), append(m.names, name)
-		var byDefault *node
-		if p.skipOp("=") {
-			byDefault = p.expression()
-		} else if n := len(m.defaults); n > 0 && m.defaults[n-1] != nil {
-			p.raise(SyntaxError, "non-default argument follows default argument")
-		}
-		m.defaults = append(m.defaults, byDefault)
-	})
-}
-
-func (p *parser) macroBlock(n *node) {
-	name := p.wantName()
-	n.slot = p.scope.declare(name)
-	m := &macro{name: name, scope: p.open()}
-	n.macro = m
-	p.parameters(m)
-	p.macros = append(p.macros, m)
-	m.body = p.outsideLoops("endmacro")
-	p.macros = p.macros[:len(p.macros)-1]
-	p.scope = m.scope.around
-}
-
-// target parses the left side of an assignment: a name, names, or an attribute of a namespace.
-func (p *parser) target(withNamespace bool) *node {
-	all := []*node{p.oneTarget(withNamespace)}
-	if !p.isOp(",") {
-		return all[0]
-	}
-	for p.skipOp(",") {
-		if p.isName("in") || p.isOp("=", ")") || p.peek().kind == tokBlockEnd {
-			break
-		}
-		all = append(all, p.oneTarget(withNamespace))
-	}
-	return &node{op: opTuple, kids: all}
-}
-
-func (p *parser) oneTarget(withNamespace bool) *node {
-	if p.skipOp("(") {
-		p.enter()
-		defer p.leave()
-		t := p.target(withNamespace)
-		p.wantOp(")")
-		return t
-	}
-	name := p.wantName()
-	if withNamespace && p.skipOp(".") {
-		return &node{op: opAttr, text: p.wantName(), kids: []*node{p.name(name)}}
-	}
-	return &node{op: opName, text: name, slot: p.scope.declare(name)}
 }

@@ -45,11 +45,10 @@ func (r *renderer) statement(n *node) jump {
 		v := r.eval(n.kids[1])
 		r.line = n.line
 		r.assign(n.kids[0], v)
-	case opSetBlock:
-		start := len(r.out)
-		r.within(n.scope, n.body)
-		r.line = n.line
-		r.assign(n.kids[0], String(r.cut(start)))
+	case opWith:
+		return r.with(n)
+	case opFail:
+		panic(&Error{Kind: n.err.Kind, Message: n.err.Message, Line: n.err.Line})
 	case opMacro:
 		r.frame.slots[n.slot] = r.newMacro(n.macro)
 	case opBreak:
@@ -105,6 +104,23 @@ func (r *renderer) within(s *scope, body []*node) jump {
 	return j
 }
 
+// with runs a body in a scope in which variables are set. Their values are those around it.
+func (r *renderer) with(n *node) jump {
+	values := make([]Value, len(n.kids)/2)
+	r.hold(len(values) * valueSize)
+	for i := range values {
+		values[i] = r.eval(n.kids[2*i+1])
+	}
+	r.line = n.line
+	r.frame = r.newFrame(n.scope, r.frame)
+	for i, v := range values {
+		r.assign(n.kids[2*i], v)
+	}
+	j := r.run(n.body)
+	r.drop(r.frame)
+	return j
+}
+
 // assign sets the variables of a target.
 func (r *renderer) assign(target *node, v Value) {
 	switch target.op {
@@ -135,9 +151,28 @@ func (r *renderer) assign(target *node, v Value) {
 func (r *renderer) loop(n *node) jump {
 	v := r.eval(n.kids[1])
 	r.line = n.line
-	l := &loop{items: r.iterate(v)}
+	return r.loopOver(n, v, 0)
+}
+
+// loopOver runs a for statement for the items of v. depth is the number of calls of a recursive loop around.
+func (r *renderer) loopOver(n *node, v Value, depth int) jump {
+	l := &loop{items: r.iterate(v), depth: depth}
 	r.hold(2 * boxSize)
 	target, test, outer := n.kids[0], n.kids[2], r.frame
+	if n.again {
+		outer.keep()
+		l.again = func(r *renderer, v Value) Value {
+			if r.calls++; r.calls > maxCalls {
+				raise(RecursionError, "maximum recursion depth exceeded")
+			}
+			around, start := r.frame, len(r.out)
+			r.frame = outer
+			r.loopOver(n, v, depth+1)
+			r.frame = around
+			r.calls--
+			return String(r.cut(start))
+		}
+	}
 	inner := r.newFrame(n.scope, outer)
 	next := func(item Value) {
 		r.tick(1)
@@ -204,19 +239,35 @@ func (r *renderer) callMacro(m *macro, around *frame, a args) Value {
 // bindMacro sets the parameters of a macro.
 func (r *renderer) bindMacro(m *macro, f *frame, a args) {
 	given := a.positional()
-	if len(given) > len(m.params) {
+	more := given[min(len(given), len(m.params)):]
+	if len(more) > 0 && !m.varargs.read {
 		raise(TypeError, "macro '%s' takes not more than %d argument(s)", m.name, len(m.params))
+	}
+	if given = given[:len(given)-len(more)]; m.varargs.read {
+		r.listed(len(more))
+		f.slots[m.varargs.slot] = tuple(slices.Clone(more)...)
+	}
+	others := NewDict(0)
+	if m.kwargs.read {
+		f.slots[m.kwargs.slot] = FromDict(others)
+	}
+	if m.caller.read {
+		f.slots[m.caller.slot] = undefined("No caller defined")
 	}
 	for i, v := range given {
 		f.slots[m.params[i]] = v
 	}
 	for k, name := range a.names {
-		v := a.values[len(given)+k]
+		v := a.values[len(a.positional())+k]
 		switch i := slices.Index(m.names, name); {
 		case i >= 0 && i < len(given):
 			raise(TypeError, "macro '%s' got multiple values for argument '%s'", m.name, name)
 		case i >= 0:
 			f.slots[m.params[i]] = v
+		case name == "caller" && m.caller.read:
+			f.slots[m.caller.slot] = v
+		case m.kwargs.read:
+			r.put(others, name, v)
 		default:
 			raise(TypeError, "macro '%s' takes no keyword argument '%s'", m.name, name)
 		}

@@ -65,6 +65,8 @@ type function struct {
 	name  string
 	call  func(r *renderer, a args) Value
 	macro *macro // set for macros
+	// attribute returns an attribute of an object with methods, such as a cycler; nil for a function.
+	attribute func(r *renderer, name string) (Value, bool)
 }
 
 // generator makes its items when they are first used.
@@ -76,6 +78,9 @@ type generator struct {
 type loop struct {
 	items []Value
 	at    int
+	depth int                              // calls of a recursive loop around it
+	again func(r *renderer, v Value) Value // of a recursive loop
+	last  *Value                           // that loop.changed got last
 }
 
 // None returns Python's None.
@@ -129,9 +134,6 @@ func integer(digits string) Value {
 	}
 	return Int(n)
 }
-
-// tooLarge ends the rendering: a result would have more than 64 bits.
-func tooLarge() { raise(Unsupported, "arithmetic with integers of more than 64 bits") }
 
 // undefined returns an undefined value. message is that of the error of using it.
 func undefined(message string) Value { return Value{str: message} }

@@ -1107,12 +1107,227 @@ namespace(a=1)[1:]
 range(5)[1:3]|list
 l['a':]
 n['a':]
+{% macro m(a) %}{{ a }}[{{ caller() }}]{% endmacro %}{% call m(1) %}x{{ s }}{% endcall %}
+{% macro m() %}{{ caller(1, b=2) }}{% endmacro %}{% call(a, b=3) m() %}{{ a }}{{ b }}{% endcall %}
+{% macro m() %}{{ caller(1) }}{{ caller(5) }}{% endmacro %}{% call(a, b=3) m() %}{{ a }}{{ b }};{% endcall %}
+{% macro m() %}{{ caller() }}{% endmacro %}{{ m() }}
+{% macro m() %}{{ caller is defined }}{% endmacro %}{{ m() }}
+{% macro m() %}x{% endmacro %}{% call m() %}y{% endcall %}
+{% macro m(a) %}{{ a }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(1, 2, 3, z=4, y=5) }}
+{% macro m(a, b=2) %}{{ a }}{{ b }}{{ varargs }}{% endmacro %}{{ m(1, *[7, 8, 9]) }}
+{% macro m(a, b=2) %}{{ a }}{{ b }}{{ kwargs }}{% endmacro %}{{ m(**{'b': 5, 'c': 6}) }}
+{% macro m(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ m(*[1], **{'b': 3}) }}
+{% macro m(a) %}{{ a }}{% endmacro %}{{ m(1, **{'a': 3}) }}
+{% macro m(a) %}{{ a }}{% endmacro %}{{ m(*5) }}
+{% macro m(a) %}{{ a }}{% endmacro %}{{ m(**5) }}
+{% macro m(a) %}{{ a }}{% endmacro %}{{ m(*missing) }}
+{% macro m(a) %}{% if a %}{{ varargs|length }}{% endif %}{% endmacro %}{{ m(1, 2, 3) }}{{ m(0, 1) }}
+{% macro m(varargs=5) %}{{ varargs }}{% endmacro %}{{ m() }}
+{% macro m(kwargs=5) %}{{ kwargs }}{% endmacro %}{{ m(kwargs=7) }}
+{% macro m(kwargs=5) %}{{ kwargs }}{% endmacro %}{{ m(x=7) }}
+{% macro outer() %}{% macro inner(a) %}{{ a }}{{ varargs }}{% endmacro %}{{ inner(1, 2) }}{% endmacro %}{{ outer() }}
+{% macro m(a, b) %}{% endmacro %}{{ m.name }}{{ m.arguments }}{{ m.catch_kwargs }}{{ m.catch_varargs }}{{ m.caller }}
+{% macro m(a) %}{{ caller() }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m.catch_kwargs }}{{ m.catch_varargs }}{{ m.caller }}
+{% with a = 1, b = 2 %}{{ a }}{{ b }}{% endwith %}{{ a }}
+{% with %}{% set z = 1 %}{{ z }}{% endwith %}{{ z }}
+{% set a = 5 %}{% with a = a + 1, b = a %}{{ a }}{{ b }}{% endwith %}{{ a }}
+{% with a, b = [1, 2] %}{{ a }}{{ b }}{% endwith %}
+{% with a = 1 b = 2 %}{% endwith %}
+{% for x in l %}{% with y = x * 2 %}{{ y }}{{ loop.index }}{% endwith %}{% endfor %}
+{% for x in l %}{% with y = x %}{% if y > 1 %}{% break %}{% endif %}{{ y }}{% endwith %}{% endfor %}
+{% filter upper %}a{{ s }}b{% endfilter %}
+{% filter replace('a', 'x') | upper %}abc{% for x in l %}{{ x }}{% endfor %}{% endfilter %}
+{% filter trim %}  a  {% endfilter %}|
+{% filter indent(2, true) %}a{{ "\n" }}b{% endfilter %}
+{% set q = 1 %}{% filter upper %}{% set q = 2 %}x{{ q }}{% endfilter %}{{ q }}
+{% set x | upper %}abc{{ s }}{% endset %}{{ x }}
+{% set x | replace('a', 'b') | title %}abc abc{% endset %}{{ x }}
+{% set x %}abc{% endset %}{{ x is string }}{{ x is escaped }}
+{% print 1 + 2, 3 %}
+{% print s %}
+{% for x in [1, [2, [3, 4]]] recursive %}{% if x is sequence %}({{ loop(x) }}){% else %}{{ x }}@{{ loop.depth }}{{ loop.depth0 }}{% endif %}{% endfor %}
+{% for n, kids in [('a', [('b', []), ('c', [('d', [])])])] recursive %}<{{ n }}{% if kids %}{{ loop(kids) }}{% endif %}>{% endfor %}
+{% for x in [1, 2] if x > 1 recursive %}{{ x }}{% if loop.depth < 2 %}{{ loop([1, 2, 3]) }}{% endif %}{% endfor %}
+{% for x in [1] recursive %}{{ loop() }}{% endfor %}
+{% for x in [1] recursive %}{{ loop(1) }}{% endfor %}
+{% for x in [1] %}{{ loop(1) }}{% endfor %}
+{% for x in [1, 2, 3, 4] %}{{ loop.cycle('a', 'b', 'c') }}{% endfor %}
+{% for x in [1, 1, 2, 2, 1] %}{{ loop.changed(x) }}{% endfor %}
+{% for x in [1, 1, 2] %}{{ loop.changed(x, 5) }}{{ loop.changed() }}{% endfor %}
+{% for x in [[1], [1]] %}{{ loop.depth }}{% for y in x %}{{ loop.depth }}{% endfor %}{% endfor %}
+{% set c = cycler(1, 2, 3) %}{% for x in range(5) %}{{ c.next() }}{% endfor %}{{ c.current }}{{ c.pos }}{{ c.items }}{{ c.nope }}
+{% set c = cycler('a') %}{{ c() }}
+{% set j = joiner() %}{% for x in l %}{{ j() }}{{ x }}{% endfor %}
+{% set j = joiner(sep='-') %}{{ j() }}{{ j() }}
+2 ** 10
+2 ** 3 ** 2
+-2 ** 2
+2 ** -1
+2.0 ** 0.5
+0 ** 0
+0 ** -1
+10 ** 30 + 1
+(-2) ** 3
+2 * 3 ** 2
+'a' ** 2
+2 ** 'a'
+7 // -2 ** 2
+10 ** 20 // 7
+10 ** 20 % 7
+-(10 ** 20) // 7
+-(10 ** 20) % 7
+10 ** 20 / 10 ** 19
+10 ** 400 / 1
+10 ** 20 - 10 ** 20
+10 ** 20 * -1
+(10 ** 20) > 5
+(10 ** 20) > 1e19
+(10 ** 20) == 1e20
+10 ** 20 == 10 ** 20
+[10 ** 20, 5, 3.5]|sort
+9223372036854775807 + 1
+-9223372036854775808 - 1
+0xffffffffffffffffff
+'123456789012345678901234567890'|int + 1
+'0x1A'|int(base=16)
+'0x1A'|int(0, 0)
+'z'|int(base=36)
+'1_000'|int
+'_1'|int(5)
+'1__0'|int(5)
+'٣٤'|int
+'1_0.5'|float
+'-  5'|int(7)
+'+5'|int
+'1e3'|int
+'abc'|int('x')
+'12'|int(base=2)
+range(10)[2:5]
+range(10)[::-2]|list
+range(0)[1:]
+range(2, 10, 3)[1:].start
+range(5)[::0]
+range(5).count(3)
+range(5).index(7)
+[1, 2, 1].index(1, 1)
+[1, 2, 1].index(2, 2)
+[1, 2, 1].index(1, -1)
+(1, 2).index(3)
+dict([('a', 1), ('b', 2)])
+dict({'a': 1}, b=2)
+dict([1])
+dict('ab')
+dict([('a', 1)], [('b', 2)])
+dict(['ab', 'cd'])
+namespace({'a': 1}, b=2).a
+users|sort(attribute='on,name')|map(attribute='name')|list
+users|sort(attribute='on,age', reverse=true)|map(attribute='name')|list
+users|sort(attribute='nope,age')|map(attribute='name')|list
+[[2, 'b'], [1, 'b'], [1, 'A']]|sort(attribute='1,0')
+users|unique(attribute='on,name')|list|length
+users|groupby('name')|map('first')|list
+users|groupby('age', case_sensitive=true)|map(attribute='grouper')|list
+users|groupby('x.y', default='Q')|list|length
+strftime_now('%k|%l|%U|%W|%u|%w|%C|%G|%g|%V|%P|%n|%t|%-k|%-U')
+'%(a)s %(b)05.1f' | format(a=1, b=2.25)
+'%s' | format(1, a=2)
+'{:>{}}'.format('a', 3)
+'{0!r:^7}'.format('a')
+'{:_}'.format(1234567)
+'{:n}'.format(1234)
+'{:.3%}'.format(0.12345)
+'{:08.3f}'.format(-3.14159)
+'{:+08d}'.format(42)
+'{:x^9}'.format('ab')
+'{:e}'.format(10 ** 20)
+'{:,}'.format(10 ** 20)
+'%d' % (10 ** 20)
+'%x' % (10 ** 20)
+'%5.1f|%-8s|%+d' % (2.25, 'ab', 5)
+'%c' % 128512
+'%i' % 2.9
+'%d' % 'a'
+'%s' % [1]
+'%s %s' % (1,)
+'%s' % (1, 2)
+'a b  c d'.split(None, 2)
+'a b  c d'.rsplit(None, 2)
+' a b '.split(None, 1)
+' a b '.rsplit(None, 1)
+' a b '.split(None, 0)
+' a b '.rsplit(None, 0)
+'  '.rsplit(None, 1)
+'a,b,c'.split(',', 1)
+'abcabc'.find('b', 2)
+'abcabc'.rfind('b', 0, 4)
+'abcabc'.index('z', 1)
+'abcabc'.count('bc', 2)
+'abcabc'.count('', 2)
+'é中é'.find('é', 1)
+'abc'.startswith('b', 1)
+'abc'.startswith(('x', 'c'), -1)
+'abc'.startswith('', 5)
+'abc'.endswith('b', 0, 2)
+'a'|center(5)|length
+'x'|indent
+'a\nb\n\nc'|indent
+'a\nb\n\nc'|indent(2, true, true)
+'a\nb'|indent('> ')
+'a\nb'|indent(width='--', first=true)
+'a\nb\n'|indent
+'a\r\nb\x0bc'.splitlines()
+'a\r\nb\n'.splitlines(true)
+''.splitlines()
+'\n'.splitlines()
+3.7|round(method='floor')|int
+25|round(-1)
+35|round(-1)
+-25|round(-1)
+1250|round(-2)
+25.0|round(-1)
+35.5|round(-1)
+0.5|round
+1.5|round
+1e22|round(-20)
+12345.6789|round(3, 'ceil')
+12345|round(-2, 'floor')
+(10 ** 20)|round(-19)
+(10 ** 20)|abs
+-5.5|abs
+[[1, 2], [0]]|min
+['a', 1]|max
+[1, 1.0, true]|unique|list
+[none, none, 'a', 'A']|unique|list
+['b', 'B', 'a']|min(true)
+l|sum(start=0.5)
+[0.1, 0.2, 0.3]|sum
+[1, 2, 3, 4, 5, 6, 7]|slice(3, '-')|list
+[1, 2, 3, 4, 5, 6, 7]|batch(3, '-')|list
+'abc'|batch(2)|list
+d|batch(2)|list
+missing|batch(2)|list
+s|truncate(5, leeway=0)
+s|truncate(5, true, '', 0)
+(s|safe)|truncate(9, leeway=0)
+'a'|attr('upper')
+('a'|attr('upper'))()
+d|attr('keys')|string|length > 5
+namespace(a=5)|attr('a')
+'AbC' is lower
+'ABC' is upper
+'' is lower
+5 is lower
+s|wordwrap(5)
+'a-b-c-d'|wordwrap(3)
+'tic-tac-toe and more'|wordwrap(8, break_on_hyphens=false)
+[1, 'a', {'b': 2}]|pprint
+{'c': [1], 'a': {'z': 1, 'b': 2}}|pprint
 """
 
 
 def main() -> None:
     env = environment()
-    count = 0
+    lines, count = CASES.strip("\n").split("\n"), 0
     for path, part in zip(sys.argv[1:3], [lines[: len(lines) // 2], lines[len(lines) // 2 :]]):
         out = open(path, "w")
         print(json.dumps({"vars": VARS, "now": NOW.isoformat()}, ensure_ascii=False), file=out)

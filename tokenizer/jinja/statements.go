@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package jinja
+
+import "slices"
+
+func (p *parser) statement() *node {
+	n := &node{line: p.line()}
+	switch name := p.wantName(); name {
+	case "if":
+		n.op = opIf
+		p.ifBlock(n)
+	case "for":
+		n.op = opFor
+		p.forBlock(n)
+	case "set":
+		p.setBlock(n)
+	case "macro":
+		n.op = opMacro
+		p.macroBlock(n)
+	case "call":
+		p.callBlock(n)
+	case "with":
+		p.withBlock(n)
+	case "filter":
+		n.op = opOutput
+		body := newNode(opBody, n.line)
+		n.kids = []*node{p.filtersOf(body, false)}
+		p.text(body, "endfilter")
+	case "print":
+		all := newNode(opConcat, n.line, p.expression())
+		for p.skipOp(",") {
+			all.kids = append(all.kids, p.expression())
+		}
+		n.op, n.kids = opOutput, []*node{all}
+		p.want(tokBlockEnd)
+	case "block", "autoescape":
+		p.skipTag()
+		n.op, n.err = opFail, p.fail(Unsupported, "the tag '%s'", name)
+		p.outsideLoops("end" + name)
+	case "extends", "include", "import", "from":
+		n.op, n.err = opFail, p.fail(TypeError, "no loader for this environment specified")
+		p.skipTag()
+		p.want(tokBlockEnd)
+	case "generation":
+		n.op, n.scope = opScope, p.open()
+		n.body = p.outsideLoops("endgeneration")
+		p.scope = n.scope.around
+	case "break", "continue":
+		if p.loops == 0 {
+			p.raise("'%s' outside of a loop", name)
+		}
+		if n.op = opBreak; name == "continue" {
+			n.op = opContinue
+		}
+		p.want(tokBlockEnd)
+	default:
+		p.raise("unknown tag '%s'", name)
+	}
+	return n
+}
+
+// ifBlock makes each elif an if in the else of the one before it.
+func (p *parser) ifBlock(n *node) {
+	unknown := len(p.unknown)
+	for {
+		n.kids = []*node{p.tuple()}
+		p.want(tokBlockEnd)
+		n.body = p.body("endif", "elif", "else")
+		switch line := p.line(); p.next().text {
+		case "elif":
+			next := newNode(opIf, line)
+			n.other = []*node{next}
+			n = next
+			continue
+		case "else":
+			n.other = p.block("endif")
+		default:
+			p.want(tokBlockEnd)
+		}
+		p.conditional(unknown)
+		return
+	}
+}
+
+func (p *parser) forBlock(n *node) {
+	n.scope = p.open()
+	outer := n.scope.around
+	target := p.target(false)
+	n.slot = n.scope.declare("loop")
+	if !p.skipName("in") {
+		p.raise("expected 'in', got %s", p.describe())
+	}
+	p.scope = outer
+	n.kids = []*node{target, p.items(p.or, "recursive"), nil}
+	p.scope = n.scope
+	if p.skipName("if") {
+		n.kids[2] = p.expression()
+	}
+	n.again = p.skipName("recursive")
+	p.want(tokBlockEnd)
+	p.loops++
+	n.body = p.body("endfor", "else")
+	p.loops--
+	p.scope = outer
+	n.others = p.open()
+	if p.next().text == "else" {
+		n.other = p.block("endfor")
+	} else {
+		p.want(tokBlockEnd)
+	}
+	p.scope = outer
+}
+
+func (p *parser) setBlock(n *node) {
+	target := p.target(true)
+	if p.skipOp("=") {
+		n.op, n.kids = opSet, []*node{target, p.tuple()}
+		p.want(tokBlockEnd)
+		return
+	}
+	body := newNode(opBody, n.line)
+	n.op, n.kids = opSet, []*node{target, p.filtersOf(body, true)}
+	p.text(body, "endset")
+}
+
+// text parses the end of a tag and a body, which becomes a text.
+func (p *parser) text(n *node, end string) {
+	p.scope = n.scope
+	n.body = p.outsideLoops(end)
+	p.scope = n.scope.around
+}
+
+// filtersOf parses the filters behind a text. The first one may stand without "|".
+func (p *parser) filtersOf(n *node, withBar bool) *node {
+	n.scope = p.open()
+	p.scope = n.scope.around
+	unknown := len(p.unknown)
+	defer func() {
+		for i := range p.unknown[unknown:] {
+			p.unknown[unknown+i].scope = n.scope // an if around it does not take them back
+		}
+	}()
+	if !withBar {
+		p.tokens[p.at-1] = token{kind: tokOp, text: "|", line: p.line()}
+		p.at--
+	}
+	if !p.isOp("|") {
+		return n
+	}
+	return p.filters(n)
+}
+
+// skipTag skips the tokens up to the end of a tag.
+func (p *parser) skipTag() {
+	for k := p.peek().kind; k != tokBlockEnd && k != tokEOF; k = p.peek().kind {
+		p.at++
+	}
+}
+
+// withBlock parses variables and the block that they are set in.
+func (p *parser) withBlock(n *node) {
+	n.op = opWith
+	outer := p.scope
+	n.scope = p.open()
+	for p.peek().kind != tokBlockEnd {
+		if len(n.kids) > 0 {
+			p.wantOp(",")
+		}
+		target := p.target(false)
+		p.wantOp("=")
+		p.scope = outer
+		n.kids = append(n.kids, target, p.expression())
+		p.scope = n.scope
+	}
+	n.body = p.block("endwith")
+	p.scope = outer
+}
+
+// callBlock parses a call whose macro gets the block as the macro "caller".
+func (p *parser) callBlock(n *node) {
+	m := &macro{name: "caller", scope: p.open()}
+	if p.isOp("(") {
+		p.parameters(m)
+	}
+	p.scope = m.scope.around
+	call := p.expression()
+	if call.op != opCall {
+		p.raise("expected call")
+	}
+	block := newNode(opCaller, n.line)
+	block.macro = m
+	call.args, call.names = append(call.args, block), append(call.names, "caller")
+	n.op, n.kids = opOutput, []*node{call}
+	p.scope = m.scope
+	p.macros = append(p.macros, m)
+	m.body = p.outsideLoops("endcall")
+	p.macros = p.macros[:len(p.macros)-1]
+	p.scope = m.scope.around
+}
+
+// parameters parses "(a, b=1)".
+func (p *parser) parameters(m *macro) {
+	p.wantOp("(")
+	p.list(")", func() {
+		name := p.wantName()
+		if slices.Contains(m.names, name) {
+			p.raise("duplicate argument '%s' in a macro", name)
+		}
+		m.params, m.names = append(m.params, p.scope.declare(name)), append(m.names, name)
+		var byDefault *node
+		if p.skipOp("=") {
+			byDefault = p.expression()
+		} else if n := len(m.defaults); n > 0 && m.defaults[n-1] != nil {
+			p.raise("non-default argument follows default argument")
+		}
+		m.defaults = append(m.defaults, byDefault)
+	})
+}
+
+func (p *parser) macroBlock(n *node) {
+	name := p.wantName()
+	n.slot = p.scope.declare(name)
+	m := &macro{name: name, scope: p.open()}
+	n.macro = m
+	p.parameters(m)
+	p.macros = append(p.macros, m)
+	m.body = p.outsideLoops("endmacro")
+	p.macros = p.macros[:len(p.macros)-1]
+	p.scope = m.scope.around
+}
+
+// target parses the left side of an assignment: a name, names, or an attribute of a namespace.
+func (p *parser) target(withNamespace bool) *node {
+	all := []*node{p.oneTarget(withNamespace)}
+	if !p.isOp(",") {
+		return all[0]
+	}
+	for p.skipOp(",") {
+		if p.isName("in") || p.isOp("=", ")") || p.peek().kind == tokBlockEnd {
+			break
+		}
+		all = append(all, p.oneTarget(withNamespace))
+	}
+	return &node{op: opTuple, kids: all}
+}
+
+func (p *parser) oneTarget(withNamespace bool) *node {
+	if p.skipOp("(") {
+		p.enter()
+		defer p.leave()
+		t := p.target(withNamespace)
+		p.wantOp(")")
+		return t
+	}
+	name := p.wantName()
+	if withNamespace && p.skipOp(".") {
+		return &node{op: opAttr, text: p.wantName(), kids: []*node{p.name(name)}}
+	}
+	return &node{op: opName, text: name, slot: p.scope.declare(name)}
+}
