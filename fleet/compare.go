@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"net/http"
 	"net/netip"
 	"slices"
 	"sync"
@@ -259,12 +260,18 @@ func (c *Comparison) sharesLocked(info *router.WorkerInfo) *router.WorkerInfo {
 	}
 	for _, id := range slices.Sorted(maps.Keys(c.workers)) {
 		o := &c.workers[id].info
-		if o.ID != info.ID && o.Address == info.Address && o.Host == info.Host && o.Health <= router.Degraded &&
+		if o.ID != info.ID && o.Address == info.Address && sameHost(o, info) && o.Health <= router.Degraded &&
 			o.DPStart < info.DPStart+max(1, info.DPSize) && info.DPStart < o.DPStart+max(1, o.DPSize) {
 			return o
 		}
 	}
 	return nil
+}
+
+// sameHost reports whether an HTTP router at one address would take two workers for one. The Host of a DNS name
+// does not tell its worker from one without a Host.
+func sameHost(a, b *router.WorkerInfo) bool {
+	return a.Host == b.Host || !a.OwnHost && !b.OwnHost && (a.Host == "" || b.Host == "")
 }
 
 // compares reports whether the probe is one of a [Comparison].
@@ -276,7 +283,9 @@ func (p *Prober) compare(ctx context.Context, key probeKey, host, base string) e
 		return p.conf.Compare.Engine(ctx, key.worker)
 	}
 	body, err := reach.Get(ctx, p.conf.Client, host, base+modelsPath, modelsBytes)
-	if _, refused := errors.AsType[reach.StatusError](err); refused {
+	status, _ := errors.AsType[reach.StatusError](err)
+	switch status.Status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed:
 		return errNoModels
 	}
 	if err == nil {

@@ -278,3 +278,37 @@ func TestIdentitiesInTheFile(t *testing.T) {
 		}
 	}
 }
+
+// A name far behind in a long list is served, and an error of the list is asked about again soon.
+func TestLongListsOfModels(t *testing.T) {
+	t.Parallel()
+	c := newCompared(t)
+	var many strings.Builder
+	for i := range 2000 {
+		fmt.Fprintf(&many, `{"id":"n%d","parent":"sim"},`, i)
+	}
+	l := newListing(t, `{"data":[`+many.String()+`{"id":"sim"}]}`)
+	id := c.set(fleet.Record{Name: "a", Address: l.at, Models: []string{"sim"}})
+	natstest.Eventually(t, func() bool { return len(c.names()) == 256 })
+	if what, text := c.faults(id); what != "" {
+		t.Errorf("fault %s: %s", what, text)
+	}
+}
+
+// A name and an address are one process; two names at one address may be behind one HTTP router.
+func TestNamesOfOneProcess(t *testing.T) {
+	t.Parallel()
+	plain := fleet.Record{Name: "plain", Address: "127.0.0.1:8000", Models: []string{"sim"}}
+	named := func(name, host string) fleet.Record {
+		return fleet.Record{Name: name, Address: "127.0.0.1:8000", Host: host, Named: true, Models: []string{"sim"}}
+	}
+	behind := fleet.Record{Name: "behind", Address: "127.0.0.1:8000", Host: "c.example", Models: []string{"sim"}}
+	for _, list := range [][]fleet.Record{{plain, named("a", "localhost:8000")}, {named("a", "localhost:8000"), plain}, {named("a", "x:8000"), named("b", "x:8000")}} {
+		if err := fleet.CheckIdentities(list, false); err == nil || !strings.Contains(err.Error(), list[0].Name) || !strings.Contains(err.Error(), list[1].Name) {
+			t.Errorf("%s and %s: %v", list[0].Name, list[1].Name, err)
+		}
+	}
+	if err := fleet.CheckIdentities([]fleet.Record{named("a", "a.example"), named("b", "b.example"), behind}, false); err != nil {
+		t.Error(err)
+	}
+}

@@ -20,6 +20,9 @@ func CheckIdentities(records []Record, places bool) error {
 		r := &records[i]
 		for _, own := range r.identities(names.Some(records[i : i+1])) {
 			first, twice := seen[own.key]
+			if own.alias != "" && !twice {
+				first, twice = seen[own.alias]
+			}
 			if twice && first != i {
 				const want = "want a name or worker_id, an address, and event sockets of its own"
 				if !places {
@@ -29,17 +32,25 @@ func CheckIdentities(records []Record, places bool) error {
 					i, own.field, r.Name, own.text, first, records[first].Name, want)
 			}
 			seen[own.key] = i
+			if own.other != "" {
+				seen[own.other] = i
+			}
 		}
 	}
 	return nil
 }
 
 // identity is a property that only one process can have.
-type identity struct{ key, field, text string }
+type identity struct {
+	key, field, text string
+	// A worker whose Host is a DNS name is the same process as one at that address without a Host. alias is the
+	// key of the other kind of worker, other the key under which a worker of the other kind finds this one.
+	alias, other string
+}
 
 // identities returns the identities of a record. named says that its address has a DNS name.
 func (r *Record) identities(named bool) (all []identity) {
-	add := func(field, text, key string) { all = append(all, identity{field + key, field, text}) }
+	add := func(field, text, key string) { all = append(all, identity{key: field + key, field: field, text: text}) }
 	if r.ID() != 0 && !named {
 		text := fmt.Sprint("id ", r.ID())
 		add("", text, text)
@@ -58,6 +69,13 @@ func (r *Record) identities(named bool) (all []identity) {
 		if a, err := address(at, Networks{}); err == nil && !named {
 			text := fmt.Sprintf("address %v%s and rank %d", a, withHost, rank)
 			add(".address", text, text)
+			bare := fmt.Sprintf("address %v and rank %d", a, rank)
+			switch own := &all[len(all)-1]; {
+			case r.Named:
+				own.alias, own.other = ".address"+bare, "named "+bare
+			case r.Host == "":
+				own.alias = "named " + bare
+			}
 		}
 	}
 	if r.Events.Direct() {

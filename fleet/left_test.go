@@ -95,7 +95,7 @@ func TestAWorkerThatFallsSilentIsListed(t *testing.T) {
 		t.Fatalf("an unhealthy worker was probed %d times", len(d.probes))
 	}
 	d.answer(syscall.ECONNREFUSED)
-	if fmt.Sprint(d.silent) != "[a: connection refused]" || !strings.Contains(d.log.String(), `level=WARN msg="a worker is silent: it gets no requests"`) {
+	if fmt.Sprint(d.silent) != "[a: connection refused]" || !strings.Contains(d.log.String(), `level=WARN msg="a worker is silent: it gets no requests while another one is not"`) {
 		t.Errorf("silent: %v; log: %s", d.silent, d.log.String())
 	}
 	if got := d.texts(); got != "" {

@@ -32,8 +32,8 @@ type engineModel struct {
 // errNoModels means that a list of models names none.
 var errNoModels = errors.New("the list names no model")
 
-// readModels reads an engine's list of models: the first 256 elements with a usable name. It ignores
-// elements of another form.
+// readModels reads an engine's list of models: the elements with a usable name. It ignores elements of another
+// form.
 func readModels(body []byte) ([]engineModel, error) {
 	var list struct {
 		Data []json.RawMessage `json:"data"`
@@ -49,9 +49,7 @@ func readModels(body []byte) ([]engineModel, error) {
 			continue
 		}
 		seen[m.ID] = true
-		if models = append(models, m); len(models) == maxNames {
-			break
-		}
+		models = append(models, m)
 	}
 	if len(models) == 0 {
 		return nil, errNoModels
@@ -64,8 +62,8 @@ func usableName(s string) bool {
 }
 
 // listedNames returns the adapters and the other names of the model that a list of models has and a
-// record does not have. It returns none if the list does not have the record's model: then it is the
-// list of another model.
+// record does not have, at most the first 255 of the list. It
+// returns none if the list does not have the record's model: then it is the list of another model.
 func listedNames(models []engineModel, r *Record) (lora, aliases []string) {
 	at := slices.IndexFunc(models, func(m engineModel) bool { return m.ID == r.Models[0] })
 	if at < 0 {
@@ -73,6 +71,9 @@ func listedNames(models []engineModel, r *Record) (lora, aliases []string) {
 	}
 	root := models[at].Root
 	for _, m := range models {
+		if len(lora)+len(aliases) == maxNames-1 {
+			break
+		}
 		switch {
 		case slices.Contains(r.Models, m.ID), slices.Contains(r.LoRA, m.ID):
 		case m.Parent != "":

@@ -123,7 +123,7 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 	key := poolKey{info.Models[0], r.blockSizeLocked(info)}
 	p := r.pools[key]
 	if p == nil {
-		if len(r.pools) >= maxPools {
+		if len(r.pools) >= maxPools && !r.forgetOneLocked() {
 			return false, fmt.Errorf("router: %w: worker %d: model %q would be number %d of at most %d", ErrBadWorker, info.ID, bounded(key.model), maxPools+1, maxPools)
 		}
 		p = newPool(&r.conf, key)
@@ -190,6 +190,25 @@ func (r *Router) forgetEmptyPools(now time.Time) bool {
 	names := *r.names.Load()
 	maps.DeleteFunc(r.busy, func(model string, _ *scorer.Thresholds) bool { return names[model].pools == nil })
 	return true
+}
+
+// forgetOneLocked removes the pool that has had no workers for the longest time, to make room for another model.
+// It reports whether there is one.
+func (r *Router) forgetOneLocked() bool {
+	var oldest *pool
+	for key, p := range r.pools {
+		if len(p.names) > 0 || r.cards[key.model] != nil {
+			continue
+		}
+		since := func(p *pool) time.Time { return cmp.Or(p.empty, r.conf.Now()) } // Tick has not seen it yet
+		if oldest == nil || since(p).Before(since(oldest)) {
+			oldest = p
+		}
+	}
+	if oldest != nil {
+		delete(r.pools, oldest.poolKey)
+	}
+	return oldest != nil
 }
 
 // infoOf returns the information of a worker of the pool.

@@ -119,3 +119,22 @@ func TestModelsAreForgotten(t *testing.T) {
 		t.Errorf("the model that has a worker: worker %d", got)
 	}
 }
+
+// At the limit of models, one without workers makes room for another.
+func TestAModelWithoutWorkersMakesRoom(t *testing.T) {
+	r := newRouter(t, router.Config{}, 1)
+	info := worker(2)
+	for i := range 1100 {
+		info.Models = []string{fmt.Sprint("model ", i)}
+		set(t, r, info)
+		r.RemoveWorker(2)
+	}
+	info.Models = []string{"last"}
+	set(t, r, info)
+	if d, err := r.BestWorker(t.Context(), router.Request{Model: "last", Tokens: prompt("a")}); err != nil || d.Worker.ID != 2 {
+		t.Errorf("worker %v, %v", d.Worker, err)
+	}
+	if got, _ := decide(t, r, "abc"); got != 1 {
+		t.Errorf("a model with a worker: worker %d", got)
+	}
+}

@@ -635,6 +635,7 @@ func TestBadWorkers(t *testing.T) {
 	w := worker(9)
 	var err error
 	for i := 0; err == nil && i < 2000; i++ {
+		w.ID = uint64(9 + i) // each model keeps its worker
 		w.Models = []string{fmt.Sprint("model-", i)}
 		err = r.SetWorker(w)
 	}

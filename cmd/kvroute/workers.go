@@ -45,7 +45,7 @@ const silenceFault = "silence"
 // silent keeps the fault of a worker that became unhealthy. setWorker ends it.
 func (s *server) silent(info router.WorkerInfo, cause string) {
 	s.router.SetFaults(info.ID, silenceFault, []router.Fault{{
-		What: "silent", Text: fmt.Sprintf("it gives no sign of life, so it gets no requests: %s at %s", cause, info.Address),
+		What: "silent", Text: fmt.Sprintf("it gives no sign of life, so it gets no requests while another worker does: %s at %s", cause, info.Address),
 	}})
 }
 

@@ -40,7 +40,7 @@ var tokenLimits = map[string]int{
 	"envoy":              3545,
 	"events":             32840,
 	"extproc":            16048,
-	"fleet":              23908,
+	"fleet":              24459,
 	"indexer":            26045,
 	"internal/bus":       2234,
 	"internal/engine":    711,
