@@ -273,7 +273,7 @@ func TestErrorsNameTheLine(t *testing.T) {
 		"a\n{% if %}":                       "t:2: TemplateSyntaxError",
 		"{% for x in [1] %}\n{{ x + 'a' }}": "t:2: TemplateSyntaxError",
 		"\n\n{{ raise_exception('no') }}":   "t:3: TemplateError: no",
-		"\n{% include 'x' %}":               "t:2: TypeError: no loader for this environment specified",
+		"\n{% include 'x' %}":               "t:2: TemplateSyntaxError: unknown tag 'include'",
 		"\n{% do x %}":                      "t:2: TemplateSyntaxError: unknown tag 'do'",
 		"{% break %}":                       "t:1: TemplateSyntaxError: 'break' outside of a loop",
 	} {
@@ -297,9 +297,8 @@ func TestUnsupported(t *testing.T) {
 		"{{ (-2) ** 0.5 }}":               "t:1: Unsupported: complex numbers",
 		"{{ strftime_now('%Q') }}":        "t:1: Unsupported: %Q in a date format",
 		"{{ range(99) | list | pprint }}": "t:1: Unsupported: pprint of more than one line",
-		"\n{% block a %}{% endblock %}":   "t:2: Unsupported: the tag 'block'",
-		"{% if 0 %}{{ 'a'.encode() }}{% block b %}{% endblock %}{{ lipsum() | random }}{% endif %}": "",
-		"{{ {'encode': 1}.encode }}": "",
+		"{% if 0 %}{{ 'a'.encode() }}{{ lipsum() | random }}{% endif %}": "",
+		"{{ {'encode': 1}.encode }}":                                     "",
 	} {
 		tmpl, err := jinja.Parse("t", text)
 		if err == nil {

@@ -37,7 +37,6 @@ const (
 	opSet    // target, value
 	opMacro  // macro, slot
 	opWith   // target, value, target, value, …; body
-	opFail   // err
 	opBreak
 	opContinue
 )
@@ -53,7 +52,6 @@ type node struct {
 	names   []string // of arguments, or operators
 	builtin *builtin // of a filter or test
 	methods *methods // named like an attribute or a constant index
-	err     *Error   // of a statement that fails when it is reached
 	again   bool     // a loop may call itself
 	spread  [2]*node // arguments behind * and ** of a call; nil without them
 	body    []*node

@@ -47,8 +47,6 @@ func (r *renderer) statement(n *node) jump {
 		r.assign(n.kids[0], v)
 	case opWith:
 		return r.with(n)
-	case opFail:
-		panic(&Error{Kind: n.err.Kind, Message: n.err.Message, Line: n.err.Line})
 	case opMacro:
 		r.frame.slots[n.slot] = r.newMacro(n.macro)
 	case opBreak:

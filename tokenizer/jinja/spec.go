@@ -11,7 +11,8 @@ import (
 )
 
 // spec is a format specification:
-// [[fill]align][sign][z][#][0][width][grouping][.precision][type].
+//
+//	[[fill]align][sign][z][#][0][width][grouping][.precision][type]
 type spec struct {
 	fill      string
 	align     byte // < > = ^, 0 if not given

@@ -34,14 +34,6 @@ func (p *parser) statement() *node {
 		}
 		n.op, n.kids = opOutput, []*node{all}
 		p.want(tokBlockEnd)
-	case "block", "autoescape":
-		p.skipTag()
-		n.op, n.err = opFail, p.fail(Unsupported, "the tag '%s'", name)
-		p.outsideLoops("end" + name)
-	case "extends", "include", "import", "from":
-		n.op, n.err = opFail, p.fail(TypeError, "no loader for this environment specified")
-		p.skipTag()
-		p.want(tokBlockEnd)
 	case "generation":
 		n.op, n.scope = opScope, p.open()
 		n.body = p.outsideLoops("endgeneration")
@@ -149,13 +141,6 @@ func (p *parser) filtersOf(n *node, withBar bool) *node {
 		return n
 	}
 	return p.filters(n)
-}
-
-// skipTag skips the tokens up to the end of a tag.
-func (p *parser) skipTag() {
-	for k := p.peek().kind; k != tokBlockEnd && k != tokEOF; k = p.peek().kind {
-		p.at++
-	}
 }
 
 // withBlock parses variables and the block that they are set in.
