@@ -105,7 +105,7 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	}
 	for _, w := range avoided {
 		if r.Address.IsValid() && r.Address != s.decision.Address && w.Worker == s.decision.Worker {
-			s.logAvoided(w, 0, true, "Envoy asked the second choice") // the response is that of the second choice
+			s.logAvoided(w, 0, true, "it gave no response, or one that Envoy answered by asking the second choice")
 		} else {
 			s.logAvoided(w, r.Status, r.Local, details)
 		}
@@ -114,8 +114,11 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 
 // logAvoided logs a worker that is avoided because of a response, or of none (status 0).
 func (s *Server) logAvoided(w router.Avoided, status int, local bool, details string) {
-	s.conf.Log.Warn("a worker failed and is avoided for a while",
-		"worker", w.ID, "rank", w.DPRank, "status", status, "count", w.Failed, "local", local, "details", details)
+	args := []any{"worker", w.ID, "rank", w.DPRank}
+	if status != 0 {
+		args = append(args, "status", status, "count", w.Failed)
+	}
+	s.conf.Log.Warn("a worker failed and is avoided for a while", append(args, "local", local, "details", details)...)
 }
 
 // unreached notes that Envoy has no endpoint where the decision sends the request.

@@ -282,17 +282,21 @@ func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
 	put(t, tab, start, at("elsewhere", 1, other))
 	put(t, tab, start, at("rank 1", 1, rank))
 	put(t, tab, start, record("does not say"))
-	say("they come", "old healthy, elsewhere healthy, rank 1 healthy, does not say healthy")
+	say("they come", "old starting, elsewhere starting, rank 1 starting, does not say healthy")
+	for _, name := range []string{"old", "elsewhere", "rank 1"} {
+		tab.Probed(start, wire.WorkerID(name), fleet.ProbeAnswered)
+	}
+	say("they answer", "old healthy, elsewhere healthy, rank 1 healthy")
 	tab.Delete(start, wire.WorkerID("does not say"))
 	put(t, tab, start, at("old", 6)) // the latest registration at the address
 	l.newLines()
 	put(t, tab, start.Add(time.Second), at("new", 7))
-	say("another name", "old unhealthy, new healthy")
+	say("another name", "old unhealthy, new starting")
 	tab.Probed(start.Add(2*time.Second), wire.WorkerID("old"), fleet.ProbeAnswered)
 	put(t, tab, start.Add(3*time.Second), at("old", 6)) // as read again after NATS was unavailable
 	say("whoever answers", "")
 	tab.Heartbeat(start.Add(4*time.Second), &fleet.Heartbeat{WorkerID: wire.WorkerID("old")})
-	say("it lives", "old healthy")
+	say("it lives", "old starting") // its restarted process has answered no probe
 	// The order in which a starting router reads the records does not matter.
 	put(t, tab, start.Add(5*time.Second), at("older", 2))
 	say("the older one comes later", "older unhealthy")
@@ -363,7 +367,7 @@ func TestProbesSayWhatAWorkerIs(t *testing.T) {
 		want  string
 	}{
 		{0, func(time.Time) {}, "a starting"},
-		{time.Second, probed(fleet.ProbeUnavailable), ""},
+		{time.Second, probed(fleet.ProbeUnavailable), "a starting"}, // reported again: its own word counts
 		{3 * time.Second, probed(fleet.ProbeRefused), "a starting"}, // reported again: it refuses
 		{3 * time.Second, again, "a starting"},
 		{4 * time.Second, probed(fleet.ProbeAnswered), "a healthy"},

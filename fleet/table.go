@@ -22,8 +22,8 @@
 //   - A worker that is not configured is removed after a time without record or heartbeat, unless it answered a
 //     request in the last minute.
 //   - An answered request is a sign of life, as an answered probe is.
-//   - A configured worker that is probed is starting until it answers a probe or a request. If its probe is answered
-//     with 503, it is unhealthy at once, until a probe succeeds.
+//   - A worker that is probed is starting until it answers a probe or a request, and again after a restart. If its
+//     probe is answered with 503, it is unhealthy at once, until a probe succeeds.
 //   - The probes of a worker change its health at most once a second.
 //   - When a registry starts, a worker without a recent record is degraded until its next
 //     heartbeat.
@@ -147,7 +147,8 @@ type member struct {
 	probed bool      // its health depends on answers to probes
 	seen   time.Time // last sign of life
 	kept   time.Time // last record or heartbeat
-	good   bool      // a probe or a request was answered since the worker was added
+	good   bool      // a probe or a request was answered since the worker was added or restarted
+	proved time.Time // last answered probe; without probes, last record or heartbeat
 	probe  Probed    // result of the last probe
 	// answered is the time of the last answered request that the router reported.
 	answered time.Time
@@ -216,9 +217,9 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 			// Reading its entry again is no sign of life.
 			m.seen, m.returns, m.rest, m.info.Health = old.seen, old.returns, old.rest, old.info.Health
 			m.good, m.probe, m.answered, m.info.Refuses = old.good, old.probe, old.answered, old.info.Refuses
-			m.refused, m.sign = old.refused, old.sign
+			m.refused, m.sign, m.proved, m.info.Unproved = old.refused, old.sign, old.proved, old.info.Unproved
 		} else {
-			m.info.Health = t.health(now, m)
+			m.info.Health, m.info.Unproved = t.health(now, m), t.unproved(now, m)
 		}
 		if t.workers[id] = m; old == nil {
 			t.returns(&m.info)
@@ -243,6 +244,7 @@ func (t *Table) Put(now time.Time, r Record) error {
 	if m != nil && reflect.DeepEqual(m.record, r) {
 		// A reconnection may only have read the record again, so followed does not change.
 		m.seen, m.kept = later(m.seen, now), later(m.kept, now)
+		m.beats(now)
 		t.judge(now, m)
 		return nil
 	}
@@ -271,9 +273,11 @@ func (t *Table) Put(now time.Time, r Record) error {
 	}
 	m.seen, m.kept = later(m.seen, now), later(m.kept, now)
 	if started {
+		m.good, m.proved, m.answered = false, time.Time{}, time.Time{}
 		t.start(now, m)
 	}
-	m.info.Health = t.health(now, m)
+	m.beats(now)
+	m.info.Health, m.info.Unproved = t.health(now, m), t.unproved(now, m)
 	t.set(m.info)
 	t.events(m.record, m.info)
 	return nil
@@ -334,6 +338,7 @@ func (t *Table) Heartbeat(now time.Time, h *Heartbeat) bool {
 		return false
 	}
 	m.seen, m.kept, m.followed, m.refused = now, now, false, false
+	m.beats(now)
 	t.load(m.info, h.Load)
 	t.judge(now, m)
 	return true
@@ -352,7 +357,7 @@ func (t *Table) Probed(now time.Time, id uint64, result Probed) {
 		m.flipped = now
 	}
 	if m.probe = result; result == ProbeAnswered {
-		m.seen, m.good, m.refused = now, true, false
+		m.seen, m.proved, m.good, m.refused = now, now, true, false
 	}
 	t.judge(now, m)
 }
@@ -388,6 +393,7 @@ func (t *Table) Refresh(now time.Time) {
 	for _, m := range t.workers {
 		if !m.static {
 			m.seen, m.kept = now, now
+			m.beats(now)
 		}
 	}
 }
@@ -403,13 +409,30 @@ func (t *Table) drop(id uint64) {
 // judge updates the health of a worker.
 func (t *Table) judge(now time.Time, m *member) {
 	refuses := m.probe == ProbeRefused || m.refused
-	if health := t.health(now, m); health != m.info.Health || refuses != m.info.Refuses {
+	unproved := t.unproved(now, m)
+	if health := t.health(now, m); health != m.info.Health || refuses != m.info.Refuses || unproved != m.info.Unproved {
 		fell := m.info.Health < router.Unhealthy && health >= router.Unhealthy && !m.followed
-		m.info.Health, m.info.Refuses = health, refuses
+		m.info.Health, m.info.Refuses, m.info.Unproved = health, refuses, unproved
 		if t.set(m.info); fell {
 			t.silent(m)
 		}
 	}
+}
+
+// beats notes a record or a heartbeat, which proves that a worker without probes serves.
+func (m *member) beats(now time.Time) {
+	if !m.probed {
+		m.proved = later(m.proved, now)
+	}
+}
+
+// unproved returns [router.WorkerInfo.Unproved].
+func (t *Table) unproved(now time.Time, m *member) bool {
+	switch {
+	case m.static && !m.probed, m.followed, m.refused, m.probe == ProbeUnavailable:
+		return false
+	}
+	return now.Sub(m.proved)-m.slack > t.ages.Degraded
 }
 
 // health returns the health of a worker, and notes its returns.
@@ -422,7 +445,7 @@ func (t *Table) health(now time.Time, m *member) router.Health {
 		return router.Expired
 	case age > t.ages.Unhealthy || m.followed || m.refused:
 		return router.Unhealthy
-	case m.static && !m.good:
+	case m.probed && !m.good:
 		return router.Starting
 	case m.probe == ProbeUnavailable:
 		return router.Unhealthy // its own word counts more than the age of the last good probe

@@ -28,7 +28,11 @@ type avoidance struct {
 	strikes  int       // back-offs so far, each begun at most a minute after the one before
 	answered time.Time // last response that shows that the worker accepts connections
 	refused  time.Time // last failure without a response, if no response came since
+	since    time.Time // first failure without a response, if no response came since
 	answers  *answers  // latest responses, by status; nil before the first one
+	// told is the number of responses of which the proxy's log told, minus the number that came to an end as the
+	// response of a request. Each response of the second kind is one of the first kind, too, if the proxy has a log.
+	told int
 }
 
 const (
@@ -79,6 +83,41 @@ func (a *avoidance) served(now time.Time) bool {
 // refuses says whether the last contact with the worker, within a minute, was a failure without a response.
 func (a *avoidance) refuses(now time.Time) bool {
 	return !a.refused.IsZero() && now.Sub(a.refused) < refusalCounts
+}
+
+// gaveResponse notes that a response came.
+func (a *avoidance) gaveResponse() { a.refused, a.since = time.Time{}, time.Time{} }
+
+// gaveNone notes a failure without a response.
+func (a *avoidance) gaveNone(now time.Time) {
+	if a.refused = now; a.since.IsZero() {
+		a.since = now
+	}
+}
+
+// mostTold limits told, in case that the proxy has no log.
+const mostTold = 16
+
+// tells notes that a response of status 429 or 503 was told: by is 1 for the proxy's log, -1 for the response of a
+// request. It reports whether the response is new.
+func (a *avoidance) tells(by int) bool {
+	fresh := a.told*by >= 0
+	a.told = max(-mostTold, min(a.told+by, mostTold))
+	return fresh
+}
+
+// unansweredFor is the time between the first and the last failure without a response after which they are a fault.
+// It is the length of the first back-off: the worker failed again when it was tried.
+const unansweredFor = 2 * time.Second
+
+// responseFault returns the fault of a worker that gives no response.
+func (a *avoidance) responseFault() (fault Fault, found bool) {
+	if a.refused.Sub(a.since) < unansweredFor {
+		return Fault{}, false
+	}
+	return Fault{"no_response", fmt.Sprintf(
+		"the worker has given no response since %s, neither to the first request that failed nor to those that tried it again: kvroute avoids it; start it, or remove it",
+		a.since.UTC().Format(time.RFC3339))}, true
 }
 
 // errorClass is a kind of response that says that a worker does not serve. Any other status is a good response:

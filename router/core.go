@@ -4,6 +4,7 @@ package router
 
 import (
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -41,10 +42,12 @@ type core struct {
 	waiting  map[string]*waiter    // the requests in the queue, by id
 	woken    []*waiter             // requests that left the queue, or must count their overlap again
 
-	turn    uint64 // booked requests so far
-	looks   uint64 // choices so far that were not to be booked
-	expired int    // slots so far that expired: without an owner, and not freed
-	skipped int    // thresholds so far that could not be applied
+	turn  uint64 // booked requests so far
+	looks uint64 // choices so far that were not to be booked
+	// attempts is the number of responses so far of which only the proxy's log told.
+	attempts uint64
+	expired  int // slots so far that expired: without an owner, and not freed
+	skipped  int // thresholds so far that could not be applied
 
 	plain [prefillPart + 1]plainCandidates // by part
 
@@ -173,6 +176,9 @@ func (c *core) takeSlot(in *decisionInput, ch *choice, d *Decision, hasLeg bool,
 	}
 	c.turn++
 	e.routed++
+	if ch.tries && e.info.Health > Degraded {
+		e.tries.begin(ch.time)
+	}
 	if e.avoid.booked(ch.time, c.conf.AvoidFailing) {
 		c.changes++
 	}
@@ -277,9 +283,12 @@ func (c *core) answered(now time.Time, ord int, fl *flight, r Response, s *servi
 		if e.signed(now) {
 			s.sign = e.worker.ID
 		}
-		if a.refused = (time.Time{}); class != tooMany {
+		if a.gaveResponse(); class != tooMany {
 			a.answered = now
 		}
+	}
+	if mayBeRepeated(r.Status) && !a.tells(-1) {
+		return // attempted noted it
 	}
 	from := answerOrigin{class, r.Client, r.Prefix}
 	if from.client == 0 && from.prefix == 0 {
@@ -319,17 +328,30 @@ func (c *core) backOff(now time.Time, ord int, pause time.Duration, s *serving) 
 	}
 }
 
-// attempted notes that the worker at an address answered an attempt of a request with 429 or 503. The
-// response, if it is the last one, is noted by [core.served], too; noting it twice changes nothing.
+// mayBeRepeated says whether the proxy may send a request to another worker after a response of this status, and
+// logs such responses.
+func mayBeRepeated(status int) bool {
+	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable
+}
+
+// attempted notes that the worker at an address answered an attempt of a request with 429 or 503. [core.served] is
+// told of the same response if the proxy passed it on; it counts once. The log does not tell the client, so each
+// response counts as one to a client of its own.
 func (c *core) attempted(now time.Time, r Response) (s serving) {
 	for _, ord := range c.order {
 		e := &c.entries[ord]
 		if e.address() != r.Address {
 			continue
 		}
-		e.avoid.answered, e.avoid.refused = now, time.Time{}
+		a := &e.avoid
+		a.answered = now
+		a.gaveResponse()
 		if r.Status < 500 && e.signed(now) {
 			s.sign = e.worker.ID
+		}
+		if class, failed := classOf(r.Status); a.tells(1) {
+			c.attempts++
+			a.answers = a.answers.note(now, answerOrigin{class: class, client: c.attempts}, r.Status, failed)
 		}
 		c.backOff(now, ord, r.RetryAfter, &s)
 	}
@@ -355,7 +377,7 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 		if e.avoid.answered.After(now.Add(-age)) {
 			return
 		}
-		e.avoid.refused = now
+		e.avoid.gaveNone(now)
 		if e.avoid.fail(now, c.conf.AvoidFailing) {
 			c.changes++
 			s.avoided = append(s.avoided, Avoided{Worker: e.worker})

@@ -43,6 +43,7 @@ type choice struct {
 	deviceRatio  float64       // of the mode DeviceAware
 	sessionMoves bool          // the session is bound to a worker that does not take this request
 	panics       bool          // the candidates are unhealthy; see [Decision.Panic]
+	tries        bool          // some candidates are not healthy, and a request tries them
 }
 
 // choices are the choices for a request: of its worker and, in a split model, of the prefill leg's.
@@ -154,7 +155,7 @@ func (c *core) settingsFor(in *decisionInput) (*scorer.Settings, error) {
 // begin resets a choice, for another part of a request.
 func (ch *choice) begin(now time.Time, p part, s *scorer.Settings) {
 	ch.part, ch.time, ch.settings = p, now, s
-	ch.reason, ch.policy, ch.equal, ch.deviceRatio, ch.sessionMoves, ch.panics = "", "", 0, 0, false, false
+	ch.reason, ch.policy, ch.equal, ch.deviceRatio, ch.sessionMoves, ch.panics, ch.tries = "", "", 0, 0, false, false, false
 }
 
 // choose chooses a worker for a part of a request. The order of the steps is fixed: the workers that may
@@ -229,6 +230,8 @@ func (c *core) eligible(in *decisionInput, ch *choice) error {
 	}
 	if until := c.collect(in, ch, Healthy); len(ch.candidates) == 0 {
 		c.collectWorse(in, ch)
+	} else if c.addTries(ch) {
+		return nil
 	} else if plain && now.Before(until) {
 		p.changes, p.from, p.until = c.changes, now, until
 		p.candidates = append(p.candidates[:0], ch.candidates...)
@@ -438,8 +441,9 @@ func (c *core) chooseByMode(ch *choice) {
 }
 
 // second returns the candidate that gets the request if the chosen worker does not take it; -1 without
-// such a candidate. It is the candidate of another process with the lowest cost. Of equal costs, the
-// fewest pending tokens decide, then the fewest requests. There are three conditions:
+// such a candidate. It is the candidate of another process with the lowest cost, and a worker that failed last or
+// is not healthy only if there is no other. Of equal costs, the fewest pending tokens decide, then the fewest
+// requests. There are three conditions:
 //
 //   - If the request must name one rank for both, the candidates have the same rank. With rankPerAttempt
 //     each of them gets its own rank.
@@ -451,7 +455,14 @@ func (c *core) second(ch *choice, leg *Decision, rankPerAttempt bool) int {
 	first := &c.entries[ch.candidates[ch.chosen]]
 	named := !rankPerAttempt && first.info.wantsRank(first.worker.DPRank)
 	best := -1
+	doubtful := func(i int) bool {
+		e := &c.entries[ch.candidates[i]]
+		return e.avoid.trying || e.info.Refuses || e.info.Health > Degraded
+	}
 	less := func(i, j int) bool {
+		if of, other := doubtful(i), doubtful(j); of != other {
+			return other
+		}
 		a, b := &ch.inputs[i], &ch.inputs[j]
 		return ch.costs[i] < ch.costs[j] || ch.costs[i] == ch.costs[j] &&
 			cmp.Or(cmp.Compare(a.PendTokens, b.PendTokens), cmp.Compare(a.ActiveRequests, b.ActiveRequests)) < 0

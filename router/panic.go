@@ -2,7 +2,10 @@
 
 package router
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // collectWorse makes candidates of the best workers that may take a request and are not healthy. If no worker is
 // degraded or starting, the reports of workers' health may be wrong: unhealthy and expired workers are candidates
@@ -11,6 +14,9 @@ import "slices"
 func (c *core) collectWorse(in *decisionInput, ch *choice) {
 	for _, worst := range []Health{Degraded, Starting} {
 		if c.collect(in, ch, worst); len(ch.candidates) > 0 {
+			if worst == Degraded {
+				c.addTries(ch)
+			}
 			return
 		}
 	}
@@ -24,6 +30,48 @@ func (c *core) collectWorse(in *decisionInput, ch *choice) {
 		c.leaveOut(ch, ExcludedRefused, func(e *entry) bool { return e.info.Refuses })
 	}
 	ch.panics = len(ch.candidates) > 0
+}
+
+// tries are the requests that try a worker, since it was last healthy or degraded; see [core.addTries].
+type tries struct {
+	n     int       // at most mostStrikes
+	until time.Time // no other request tries the worker before
+}
+
+// firstTry is the time after the first try in which no other request tries the worker. It doubles with each try,
+// up to 16 times.
+const firstTry = 2 * time.Second
+
+func (t *tries) begin(now time.Time) {
+	t.n = min(t.n+1, mostStrikes)
+	t.until = now.Add(firstTry << (t.n - 1))
+}
+
+// addTries adds candidates that are not healthy, if no candidate is proved to be healthy: each is healthy only
+// because it answered a request. Then probes or heartbeats may fail although the workers serve, and a worker that
+// gets no request cannot show it. A worker is added that may serve all the same, once in a while, until it answers.
+// addTries reports whether no candidate is proved to be healthy.
+func (c *core) addTries(ch *choice) (unproved bool) {
+	refusing := false
+	for _, ord := range ch.candidates {
+		info := c.entries[ord].info
+		if !info.Unproved {
+			return false
+		}
+		refusing = refusing || info.Refuses
+	}
+	ch.candidates = ch.candidates[:0]
+	for i, ord := range c.order {
+		e := &c.entries[ord]
+		if ch.exclusions[i] == ExcludedHealth && e.info.Unproved && (refusing || !e.info.Refuses) &&
+			!e.avoid.refuses(ch.time) && !ch.time.Before(e.tries.until) && !ch.time.Before(e.avoid.end()) {
+			ch.exclusions[i], ch.tries = "", true
+		}
+		if ch.exclusions[i] == "" {
+			ch.candidates = append(ch.candidates, ord)
+		}
+	}
+	return true
 }
 
 // collectPinned makes a candidate of the pinned worker if it is as good as the workers that a request without a

@@ -159,7 +159,10 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Foreign:        c.foreign(now, e, 0),
 		}
 		if fault, found := c.answerFault(now, ord); found {
-			s.Faults = []Fault{fault}
+			s.Faults = append(s.Faults, fault)
+		}
+		if fault, found := e.avoid.responseFault(); found && info.Health < Unhealthy { // else it has the fault silent
+			s.Faults = append(s.Faults, fault)
 		}
 		if fresh(now, e.report.requestsAt) {
 			s.EngineRunning, s.EngineWaiting = e.report.running, e.report.waiting

@@ -164,7 +164,10 @@ type WorkerInfo struct {
 	StartedMS int64 // a changed value means that the process restarted empty
 	Health    Health
 	Refuses   bool `json:",omitempty"` // the last probe of its health found that it accepts no connections
-	Events    EventSource
+	// Unproved says that no probe was answered and no heartbeat came lately: the worker is healthy because it
+	// answers requests, or it is not healthy and may serve all the same.
+	Unproved bool `json:",omitempty"`
+	Events   EventSource
 }
 
 // engineName returns one name for all spellings of an engine.

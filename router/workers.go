@@ -45,13 +45,16 @@ type entry struct {
 	hasEvents  bool   // an event of the worker came
 	avoid      avoidance
 	sign       time.Time // when its last response was passed on as a sign of life
+	tries      tries     // of this worker
 	failures   uint64    // requests that it refused or failed
 	audit      audit
 }
 
 // setInfo replaces the information about a worker.
 func (e *entry) setInfo(info *WorkerInfo) {
-	e.info = info
+	if e.info = info; info.Health <= Degraded {
+		e.tries = tries{}
+	}
 	e.properties = scorer.Input{
 		CPU: info.CPU, DecodeOnly: info.Role == Decode,
 		MaxBatchedTokens: info.MaxBatchedTokens, MaxRequests: info.MaxNumSeqs,

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+// Probes fail although workers serve. The worker that answered a request first must not stay the only candidate, and
+// a worker that hangs must not get more than a few requests.
+func TestWorkersThatMayServeAreTried(t *testing.T) {
+	unproved := func(h router.Health) func(*router.WorkerInfo) {
+		return func(w *router.WorkerInfo) { w.Health, w.Unproved = h, true }
+	}
+	play := func(first func(*router.WorkerInfo)) (got map[uint64]int) {
+		c := newClock()
+		r := newRouter(t, router.Config{Mode: router.RoundRobin, AvoidFailing: time.Second, Now: c.read}, 0)
+		for id, change := range map[uint64]func(*router.WorkerInfo){
+			1: first,
+			2: unproved(router.Unhealthy),
+			3: unproved(router.Starting),
+			4: func(w *router.WorkerInfo) { w.Health, w.Unproved, w.Refuses = router.Expired, true, true },
+			5: func(w *router.WorkerInfo) { w.Health = router.Unhealthy }, // answered its probe with 503
+		} {
+			w := worker(id)
+			change(&w)
+			set(t, r, w)
+		}
+		got = map[uint64]int{}
+		for i := range 600 { // a minute
+			d := decided(t, r, fmt.Sprint(i), "ab")
+			if got[d.Worker.ID]++; d.Panic {
+				t.Error("a worker is healthy or degraded, and the decision says that none is")
+			}
+			r.Free(d.ID)
+			c.pass(100 * time.Millisecond)
+		}
+		return got
+	}
+	for name, first := range map[string]func(*router.WorkerInfo){"healthy": unproved(router.Healthy), "degraded": unproved(router.Degraded)} {
+		got := play(first)
+		for _, hangs := range []uint64{2, 3} { // tried after 0, 2, 6, 14 and 30 s
+			if got[hangs] != 5 {
+				t.Errorf("%s: worker %d, which answers nothing, got %d requests in a minute, want 5", name, hangs, got[hangs])
+			}
+		}
+		if got[4] != 0 || got[5] != 0 {
+			t.Errorf("%s: workers that refuse got requests: %v", name, got)
+		}
+	}
+	if got := play(func(*router.WorkerInfo) {}); got[1] != 600 {
+		t.Errorf("a worker is proved to be healthy, and others got requests: %v", got)
+	}
+	refused := func(w *router.WorkerInfo) { w.Health, w.Unproved, w.Refuses = router.Healthy, true, true }
+	if got := play(refused); got[4] != 5 {
+		t.Errorf("the probes of all workers are refused, the first one serves, and the other one got %d requests", got[4])
+	}
+}
+
+// A worker that answers the request that tries it gets its share, and is tried at once if it is unhealthy again.
+func TestATryEndsWithAnAnswer(t *testing.T) {
+	c := newClock()
+	r := newRouter(t, router.Config{Mode: router.RoundRobin, AvoidFailing: time.Second, Now: c.read}, 0)
+	health := func(id uint64, h router.Health) {
+		w := worker(id)
+		w.Health, w.Unproved = h, true
+		set(t, r, w)
+	}
+	n := 0
+	tries := func() (second int) {
+		for range 4 {
+			n++
+			if d := decided(t, r, fmt.Sprint(n), "ab"); d.Worker.ID == 2 {
+				second++
+			}
+			r.Free(fmt.Sprint(n))
+		}
+		return second
+	}
+	health(1, router.Healthy)
+	for range 3 {
+		health(2, router.Unhealthy)
+		if got := tries(); got != 1 {
+			t.Fatalf("unhealthy: %d requests, want 1", got)
+		}
+		health(2, router.Healthy)
+		if got := tries(); got != 2 {
+			t.Fatalf("healthy: %d requests, want 2", got)
+		}
+	}
+}
+
+// The second choice is not a worker that failed last.
+func TestSecondChoiceIsNotDead(t *testing.T) {
+	c := newClock()
+	r := newRouter(t, router.Config{AvoidFailing: time.Second, Now: c.read}, 3)
+	n, both := 0, 0
+	for range 200 {
+		n++
+		d := decided(t, r, fmt.Sprint(n), "abcd", func(q *router.Request) { q.WantSecond, q.Tokens = true, []uint32{uint32(n)} })
+		switch served := worker(1).Address; {
+		case d.Worker.ID == 1:
+			r.Served(d.ID, router.Response{Address: served, Asked: 1, Status: 200})
+		case d.Second.Worker.ID == 1:
+			r.Served(d.ID, router.Response{Address: served, Asked: 2, Status: 200})
+		default:
+			both++
+			r.Served(d.ID, router.Response{Address: d.Second.Address, Asked: 2, Status: 503, Local: true})
+		}
+		r.Free(d.ID)
+		c.pass(200 * time.Millisecond)
+	}
+	if both > 1 { // nothing is known before the first failures
+		t.Errorf("%d of %d requests had two dead workers", both, n)
+	}
+	faults := map[string]int{}
+	for _, w := range r.Workers() {
+		for _, f := range w.Faults {
+			faults[f.What]++
+		}
+	}
+	if faults["no_response"] != 2 {
+		t.Errorf("two workers give no response, and the faults are %v", faults)
+	}
+	for id := range uint64(3) {
+		d := decided(t, r, fmt.Sprint("back", id), "ab", func(q *router.Request) { q.Pinned = &router.Worker{ID: 1 + id} })
+		r.Served(d.ID, router.Response{Address: d.Address, Status: 200})
+		if f := byID(t, r)[1+id].Faults; f != nil {
+			t.Errorf("worker %d answered, and has the faults %v", 1+id, f)
+		}
+	}
+}
+
+// Responses that the proxy repeats at another worker are answers, too. A response of which both the proxy's log and
+// the request tell counts once, whichever comes first.
+func TestRepeatedAnswersAreErrors(t *testing.T) {
+	for _, status := range []int{429, 503} {
+		for name, told := range map[string][]func(r *router.Router, id string, resp router.Response){
+			"log":              {logged},
+			"request":          {served},
+			"log, then served": {logged, served},
+			"served, then log": {served, logged},
+		} {
+			c := newClock()
+			r := newRouter(t, router.Config{AvoidFailing: time.Second, Now: c.read}, 2)
+			for i := range 6 {
+				d := decided(t, r, fmt.Sprint(i), "ab", func(q *router.Request) { q.Pinned = &router.Worker{ID: 2} })
+				for _, tell := range told {
+					tell(r, d.ID, router.Response{Address: d.Address, Status: status})
+				}
+				r.Free(d.ID)
+				c.pass(time.Second)
+			}
+			want := fmt.Sprintf("answered %d to about 6 of its last 6", status)
+			if faults := byID(t, r)[2].Faults; len(faults) != 1 || faults[0].What != "answers_errors" || !strings.Contains(faults[0].Text, want) {
+				t.Errorf("%d, told by %s: the faults are %v, want one with %q", status, name, faults, want)
+			}
+		}
+	}
+}
+
+func logged(r *router.Router, _ string, resp router.Response)  { r.Attempted(resp) }
+func served(r *router.Router, id string, resp router.Response) { r.Served(id, resp) }
