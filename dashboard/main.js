@@ -12,7 +12,7 @@ const sum = (list, of) => list.reduce((total, item) => total + (of(item) ?? 0), 
 const tile = (field) => document.querySelector(`#tiles [data-field="${field}"]`)
 const several = (n, one, many = `${one}s`) => `${number(n)} ${n === 1 ? one : many}`
 
-const healths = { left: ['✕ left', 'bad'], removed: ['○ removed', 'quiet'], healthy: ['● healthy', 'good'], degraded: ['▲ degraded', 'warn'], starting: ['▲ starting', 'warn'], unhealthy: ['✕ unhealthy', 'bad'], expired: ['✕ expired', 'bad'] }
+const healths = { left: ['✕ left', 'bad'], unresolved: ['✕ no address', 'bad'], removed: ['○ removed', 'quiet'], healthy: ['● healthy', 'good'], degraded: ['▲ degraded', 'warn'], starting: ['▲ starting', 'warn'], unhealthy: ['✕ unhealthy', 'bad'], expired: ['✕ expired', 'bad'] }
 const levels = { ok: ['●', 'good'], fault: ['▲', 'warn'], off: ['○', 'quiet'] } // of events, as the server judges them
 
 function health(w) {
@@ -201,9 +201,9 @@ const checks = {
 }
 
 function leftWorkers() {
-  const lost = (data.left ?? []).filter((l) => l.state === 'left')
+  const lost = (data.left ?? []).filter((l) => l.state !== 'removed')
   const named = lost.slice(0, 5).map((l) => `${workerName(l, l.name)} ${l.text}`).join(', ')
-  return lost.length ? [`${several(lost.length, 'worker')} left without a word: ${named}${lost.length > 5 ? ', …' : ''}`] : []
+  return lost.length ? [`${several(lost.length, 'worker')} left without a word, or have no address: ${named}${lost.length > 5 ? ', …' : ''}`] : []
 }
 
 function drawAttention() {

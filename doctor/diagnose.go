@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/kvroute/kvroute/api"
-	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
@@ -129,6 +128,15 @@ func (d *diagnosis) checkReplica(x *Replica) {
 	}
 }
 
+// HowToProbe tells an operator what to do if an engine that serves answers the probes of its health with an error, or
+// too late. It is empty for other causes.
+func HowToProbe(cause string) string {
+	if strings.Contains(cause, "with status") || strings.HasPrefix(cause, "timeout") {
+		return "; if its health has another path, or takes longer, set health: {path: …, timeout: …}, or health: none"
+	}
+	return ""
+}
+
 // HowToPublish tells an operator what to do when no event of a worker was ever heard. It names the sockets
 // that the worker's record has.
 func HowToPublish(w *router.WorkerState) string {
@@ -201,15 +209,23 @@ func (d *diagnosis) checkWorkers(x *Replica) {
 		case dead && !has("silent"):
 			d.report(fault, x, "health", "worker %s is %s: it gets no requests", name, w.Health)
 		case !dead && w.Health != router.Healthy.String():
-			d.report(note, x, "health", "worker %s is %s", name, w.Health)
+			cause := ""
+			if w.HealthCause != "" {
+				cause = ": " + w.HealthCause + HowToProbe(w.HealthCause)
+			}
+			d.report(note, x, "health", "worker %s is %s%s", name, w.Health, cause)
 		}
 		if w.Failing {
-			d.report(note, x, "health", "worker %s is avoided, since it failed lately", name)
+			d.report(note, x, "health", "worker %s is avoided until %s: %s", name, w.AvoidedUntil.UTC().Format("15:04:05 UTC"), w.AvoidedFor)
 		}
 	}
 	for i := range last.left {
-		if l := &last.left[i]; l.State == fleet.Lost {
-			d.report(fault, x, "left", "worker %s at %s %s", router.Worker{ID: l.ID, DPRank: l.Rank}.Label(l.Name), l.Address, l.Text)
+		if l := &last.left[i]; l.IsFault() {
+			at := ""
+			if l.Address.IsValid() {
+				at = " at " + l.Address.String()
+			}
+			d.report(fault, x, string(l.State), "worker %s%s %s", router.Worker{ID: l.ID, DPRank: l.Rank}.Label(l.Name), at, l.Text)
 		}
 	}
 	for _, m := range last.models {

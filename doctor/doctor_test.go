@@ -289,6 +289,9 @@ func TestDiagnosisOfWorkers(t *testing.T) {
 		}, "a: worker w1 has the fault event_socket_refused: tcp://10.0.0.1:5601: connection refused"},
 		{func(r *Reading) { r.left = []api.LeftWorker{{Left: lost, Text: "left 2 min ago: connection refused"}} }, "a: worker w5 at 10.0.0.5:80 left 2 min ago: connection refused"},
 		{func(r *Reading) { r.left = []api.LeftWorker{{Left: removed, Text: "removed 2 min ago"}} }, ""},
+		{func(r *Reading) {
+			r.left = []api.LeftWorker{{Left: fleet.Left{ID: 7, Name: "w7", State: fleet.Unresolved}, Text: "has no address: no such host"}}
+		}, "a: worker w7 has no address: no such host"},
 		{func(r *Reading) { r.models[0].Checks = "drift" }, "a: model m: its workers make other token ids than kvroute (drift): compare tokenizer and chat template with the engine's; kvroute tokenize shows the ids"},
 		{func(r *Reading) { r.models[0].Checks = "agreed" }, ""},
 	} {

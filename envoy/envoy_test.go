@@ -223,7 +223,7 @@ func TestContract(t *testing.T) {
 		}
 		clusters = append(clusters, r.GetRoute().GetCluster())
 	}
-	if diff := cmp.Diff([]string{"workers", "workers-by-rank", "pool"}, clusters); diff != "" {
+	if diff := cmp.Diff([]string{"workers", "workers-by-rank", "workers", "workers-by-rank", "pool"}, clusters); diff != "" {
 		t.Errorf("routes (-want +got):\n%s", diff)
 	}
 	var filters []string
@@ -236,7 +236,7 @@ func TestContract(t *testing.T) {
 	if n := len(hcm.GetEarlyHeaderMutationExtensions()); n != 1 {
 		t.Errorf("%d early header mutations: clients could name workers", n)
 	}
-	if diff := cmp.Diff(openai.Steering, host.GetRoutes()[2].GetRequestHeadersToRemove()); diff != "" {
+	if diff := cmp.Diff(openai.Steering, host.GetRoutes()[4].GetRequestHeadersToRemove()); diff != "" {
 		t.Errorf("headers that steer (-list +the pool's route):\n%s", diff)
 	}
 	filter := &extprocv3.ExternalProcessor{}

@@ -52,7 +52,7 @@ func (s attemptLog) StreamAccessLogs(g accesslogv3.AccessLogService_StreamAccess
 				Address: netip.AddrPortFrom(ip.Unmap(), uint16(at.GetPortValue())), Status: status,
 				RetryAfter: retryAfter(entry.GetResponse().GetResponseHeaders()["retry-after"], time.Now()),
 			}) {
-				s.logAvoided(avoided, status, false, "")
+				s.logAvoided(avoided, status, false, "from the log of attempts")
 			}
 		}
 	}

@@ -269,6 +269,7 @@ func TestIdentitiesInTheFile(t *testing.T) {
 		{"one id", fleet.Record{Name: "a", WorkerID: 5, Address: "10.0.0.1:1"}, fleet.Record{Name: "b", WorkerID: 5, Address: "10.0.0.1:2"}, "id 5"},
 		{"one socket", fleet.Record{Name: "a", Address: "10.0.0.1:1", Events: zmq("tcp://*:5557")}, fleet.Record{Name: "b", Address: "10.0.0.2:1", Events: zmq("tcp://10.0.0.1:5557")}, `workers[1].events.endpoint ("b") has the event socket tcp://10.0.0.1:5557`},
 		{"sockets of two ranks", fleet.Record{Name: "a", Address: "10.0.0.1:1", Events: zmq("tcp://*:5557")}, fleet.Record{Name: "b", Address: "10.0.0.1:1", DPStart: 1, Events: zmq("tcp://*:5557")}, ""},
+		{"one socket by two names", fleet.Record{Name: "a", Address: "127.0.0.1:1", Events: zmq("tcp://localhost:5557")}, fleet.Record{Name: "b", Address: "127.0.0.1:2", Events: zmq("tcp://*:5557")}, "event socket"},
 		{"one path", fleet.Record{Name: "a", Address: "10.0.0.1:1", Events: zmq("ipc:///e")}, fleet.Record{Name: "b", Address: "10.0.0.1:2", Events: zmq("ipc:///e")}, "ipc:///e"},
 		{"names", fleet.Record{Name: "a", Address: "e.internal:1"}, fleet.Record{Name: "b", Address: "e.internal:1"}, ""}, // after the look-up
 	} {
@@ -293,6 +294,28 @@ func TestLongListsOfModels(t *testing.T) {
 	if what, text := c.faults(id); what != "" {
 		t.Errorf("fault %s: %s", what, text)
 	}
+}
+
+// A worker is compared again at once when its events or models change: a mended record ends its faults.
+func TestAChangedRecordIsComparedAgain(t *testing.T) {
+	t.Parallel()
+	c := newCompared(t)
+	l := newListing(t, fmt.Sprintf(ofSim, ""))
+	r := fleet.Record{Name: "a", Address: l.at, Models: []string{"wrong"}, BlockSize: 16}
+	asked := func(r fleet.Record) {
+		t.Helper()
+		before := l.calls.Load()
+		c.set(r)
+		natstest.Eventually(t, func() bool { return l.calls.Load() > before })
+	}
+	asked(r)
+	id := r.ID()
+	natstest.Eventually(t, func() bool { what, _ := c.faults(id); return what == "model_not_served" })
+	r.Models = []string{"sim"}
+	asked(r)
+	natstest.Eventually(t, func() bool { what, _ := c.faults(id); return what == "" })
+	r.Events = fleet.Events{Transport: "zmq", Endpoint: "tcp://127.0.0.1:1"}
+	asked(r)
 }
 
 // A name and an address are one process; two names at one address may be behind one HTTP router.

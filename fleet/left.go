@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -32,32 +33,41 @@ const (
 	Lost Departure = "left"
 	// Removed means that the worker was drained, deregistered, replaced, or taken out of the configuration.
 	Removed Departure = "removed"
+	// Unresolved means that the worker's DNS name has had no address since kvroute knows the worker: a fault.
+	Unresolved Departure = "unresolved"
 )
 
-// Left is a worker that this replica has removed. No request is sent to it.
+// Left is a worker that this replica has removed, or that it has no address for. No request is sent to it.
 type Left struct {
 	ID      uint64         `json:"worker_id"`
 	Rank    uint32         `json:"dp_rank"` // its first one
 	Name    string         `json:"name,omitempty"`
-	Address netip.AddrPort `json:"address"`
+	Address netip.AddrPort `json:"address"` // invalid for [Unresolved]
 	Models  []string       `json:"models"`
 	State   Departure      `json:"state"`
 	// Cause is why it left, such as "connection refused". It is empty until the last probe has ended.
 	Cause     string    `json:"cause,omitempty"`
-	LastState string    `json:"last_state"` // at its last sign of life: "healthy", "degraded" or "draining"
-	Time      time.Time `json:"left_at"`
+	LastState string    `json:"last_state"` // at its last sign of life: "healthy", "degraded" or "draining"; empty for [Unresolved]
+	Time      time.Time `json:"left_at"`    // for [Unresolved] the first failed lookup
 	// LostRequests are the requests that were in flight when the worker was removed, and those that it
 	// refused or failed since its last sign of life. It is 0 for [Removed].
 	LostRequests int `json:"requests_lost"`
 }
 
-// Text returns the departure as a sentence without subject, as "left 2 min ago: connection refused".
+// IsFault says whether a person must mend something: the worker was not removed on purpose.
+func (l *Left) IsFault() bool { return l.State != Removed }
+
+// Text returns the departure as a sentence without subject, as "left 2 min ago: connection refused" or "has no
+// address, 2 min after the first lookup: no such host".
 func (l *Left) Text(now time.Time) string {
 	ago := "less than a minute ago"
 	if minutes := int(now.Sub(l.Time).Minutes()); minutes > 0 {
 		ago = fmt.Sprintf("%d min ago", minutes)
 	}
 	text := string(l.State) + " " + ago
+	if l.State == Unresolved {
+		text = "has no address, " + strings.Replace(ago, " ago", " after the first lookup", 1)
+	}
 	if l.Cause != "" {
 		text += ": " + l.Cause
 	}
@@ -151,10 +161,16 @@ func (t *Table) Refused(now time.Time, id uint64) {
 	}
 }
 
+// SetUnresolved replaces the workers whose names have no address. Left returns them first.
+func (r *Registry) SetUnresolved(workers []Left) {
+	r.locked(func(t *Table) { t.unresolved = slices.Clone(workers) })
+}
+
 // Left returns the workers that were removed within the last hour, at most 1,000, the newest first. A
 // worker that returns is removed from the list.
 func (r *Registry) Left() []Left {
 	all := []Left{} // an empty list in JSON, not null
+	r.locked(func(t *Table) { all = append(all, t.unresolved...) })
 	r.locked(func(t *Table) {
 		now := r.conf.Now()
 		t.left = slices.DeleteFunc(t.left, func(l *Left) bool { return now.Sub(l.Time) > leftTime })
@@ -231,11 +247,11 @@ func causeOf(err error) (answer, cause string) {
 	case err == nil:
 		return "answered", "it answers probes, but gives no other sign of life"
 	case answered:
-		return "answered", fmt.Sprintf("it answers the probe with status %d", status.Status)
+		return "answered", fmt.Sprintf("it answers the probe of its health with status %d", status.Status)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "refused", "connection refused"
 	case errors.Is(err, context.DeadlineExceeded), ofNet && timeout.Timeout():
-		return "timeout", "timeout: no answer to a probe"
+		return "timeout", "timeout: no answer to a probe of its health"
 	}
 	return "failed", clip(err.Error())
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/natstest"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
@@ -179,7 +180,7 @@ func TestASilentWorkerOfTheConfigurationIsNamed(t *testing.T) {
 		cause string
 	}{
 		"refused":  {syscall.ECONNREFUSED, "connection refused"},
-		"timeout":  {context.DeadlineExceeded, "timeout: no answer to a probe"},
+		"timeout":  {context.DeadlineExceeded, "timeout: no answer to a probe of its health"},
 		"answers":  {nil, "it answers probes, but gives no other sign of life"},
 		"anything": {errors.New("no route"), "no route"},
 	} {
@@ -236,5 +237,63 @@ func TestASingleProbe(t *testing.T) {
 	})
 	if !errors.Is(got[closed], syscall.ECONNREFUSED) || !strings.Contains(fmt.Sprint(got[s.Listener.Addr().String()]), "404") {
 		t.Errorf("the probes found %v", got)
+	}
+}
+
+// A worker whose name has no address is listed before those that left, until it has one.
+func TestUnresolvedWorkersAreListed(t *testing.T) {
+	d := newDeparting(t)
+	unresolved := fleet.Left{ID: 1, Name: "pool", State: fleet.Unresolved, Cause: "no such host", Time: start}
+	d.SetUnresolved([]fleet.Left{unresolved})
+	if got := d.texts(); got != "pool has no address, less than a minute after the first lookup: no such host" {
+		t.Error(got)
+	}
+	d.now = start.Add(3 * time.Hour)
+	if got := d.texts(); got != "pool has no address, 180 min after the first lookup: no such host" {
+		t.Error(got)
+	}
+	if d.SetUnresolved(nil); d.texts() != "" {
+		t.Errorf("its name has an address, and it is listed: %s", d.texts())
+	}
+	for state, want := range map[fleet.Departure]bool{fleet.Lost: true, fleet.Removed: false, fleet.Unresolved: true} {
+		if l := (fleet.Left{State: state}); l.IsFault() != want {
+			t.Errorf("%s is a fault: %t, want %t", state, !want, want)
+		}
+	}
+}
+
+// A worker that is not healthy says why, as far as its probe found out.
+func TestHealthHasACause(t *testing.T) {
+	d := newDeparting(t)
+	var seen router.WorkerInfo
+	var err error
+	d.Registry, err = fleet.NewRegistry(nil, fleet.RegistryConfig{
+		Set: func(w router.WorkerInfo) { seen = w }, Remove: func(uint64) {}, Now: func() time.Time { return d.now },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := record("a")
+	r.Health = &fleet.Probe{}
+	if err := d.SetStatic([]fleet.Record{r}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		result fleet.Probed
+		err    error
+		want   string
+	}{
+		{fleet.ProbeFailed, context.DeadlineExceeded, "starting: timeout: no answer to a probe of its health"},
+		{fleet.ProbeFailed, reach.StatusError{Status: 500}, "starting: it answers the probe of its health with status 500"},
+		{fleet.ProbeAnswered, nil, "healthy: "},
+		{fleet.ProbeUnavailable, reach.StatusError{Status: 503}, "unhealthy: it answers the probe of its health with status 503"},
+		{fleet.ProbeFailed, errors.New("read tcp 127.0.0.1:51234"), "degraded: the probe of its health fails; the log has the error"},
+		{fleet.ProbeAnswered, nil, "healthy: "},
+	} {
+		d.now = d.now.Add(5 * time.Second)
+		if d.Probed(seen.ID, c.result, c.err); seen.Health.String()+": "+seen.HealthCause != c.want {
+			t.Errorf("%v: %v: %s, want %s", c.err, seen.Health, seen.HealthCause, c.want)
+		}
+		seen.ID = wire.WorkerID("a")
 	}
 }

@@ -4,7 +4,6 @@ package fleet
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -20,6 +19,13 @@ type Names struct {
 	last map[string][]netip.Addr // the addresses of the last successful lookup, by name
 }
 
+// FailedLookup is a failed lookup of a record's name.
+type FailedLookup struct {
+	Record Record
+	Err    error
+	Kept   int // addresses of the last successful lookup, which count on; with 0 the record stands for no worker
+}
+
 // Some reports whether a record has a DNS name in its address.
 func (n *Names) Some(records []Record) bool {
 	return slices.ContainsFunc(records, func(r Record) bool { _, _, named := split(r.Address); return named })
@@ -27,10 +33,11 @@ func (n *Names) Some(records []Record) bool {
 
 // Resolve returns the records of single workers. The worker of an address has the name
 // RECORD@IP:PORT, or IP:PORT if the record has no name, so that its id does not depend on
-// the other addresses. Its Host is the name and port, unless the record has another one. If a lookup fails, the addresses of the last successful one count,
-// and failed has the error. [Table.SetStatic] checks the records.
-func (n *Names) Resolve(ctx context.Context, records []Record) (all []Record, failed []error) {
-	found := make(map[string][]netip.Addr)
+// the other addresses. Its Host is the name and port, unless the record has another one. If a lookup fails, the
+// addresses of the last successful one count. failed has an element for each record whose lookup failed, in the order
+// of the records. [Table.SetStatic] checks the records.
+func (n *Names) Resolve(ctx context.Context, records []Record) (all []Record, failed []FailedLookup) {
+	found, errs := make(map[string][]netip.Addr), make(map[string]error)
 	for i := range records {
 		r := &records[i]
 		host, port, named := split(r.Address)
@@ -42,10 +49,12 @@ func (n *Names) Resolve(ctx context.Context, records []Record) (all []Record, fa
 		if !done {
 			var err error
 			if addresses, err = n.Lookup(ctx, host); err != nil {
-				failed = append(failed, fmt.Errorf("fleet: worker %q: %w", clip(r.Name), err))
-				addresses = n.last[host]
+				addresses, errs[host] = n.last[host], err
 			}
 			found[host] = addresses
+		}
+		if err := errs[host]; err != nil {
+			failed = append(failed, FailedLookup{*r, err, len(addresses)})
 		}
 		for _, a := range uniqueAddresses(addresses) {
 			one := *r

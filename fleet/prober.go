@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"reflect"
 	"slices"
 	"sync"
 	"syscall"
@@ -64,8 +65,8 @@ func resultOf(err error) Probed {
 
 // ProberConfig configures a [Prober]. Probed and Load are required.
 type ProberConfig struct {
-	// Probed receives the result of each health probe.
-	Probed func(id uint64, result Probed)
+	// Probed receives the result of each health probe, and its error, which is nil for [ProbeAnswered].
+	Probed func(id uint64, result Probed, err error)
 	// Load receives the load of each rank from an engine's metrics.
 	Load func(info router.WorkerInfo, ranks map[uint32]Load)
 	// Compare receives what engines report about themselves. Default: they are not asked.
@@ -183,12 +184,18 @@ func (p *Prober) setLocked(key probeKey, conf *Probe, t target) {
 	}
 	if old := p.targets[key]; old != nil {
 		t.next, t.open, t.fails = old.next, old.open, old.fails
-		if key.compares() && (old.info.StartedMS != t.info.StartedMS || old.info.Address != t.info.Address || old.info.BlockSize != t.info.BlockSize) {
+		if key.compares() && !sameSettings(old.info, t.info) {
 			t.next = time.Time{}
 		}
 	}
 	p.near = min(p.near, t.every/10)
 	p.targets[key] = &t
+}
+
+// sameSettings reports whether a worker is the same process with the same settings that a [Comparison] compares.
+func sameSettings(a, b *router.WorkerInfo) bool {
+	return a.StartedMS == b.StartedMS && a.Address == b.Address && a.BlockSize == b.BlockSize &&
+		reflect.DeepEqual(a.Events, b.Events) && slices.Equal(a.Models, b.Models)
 }
 
 // Remove ends the probes of a worker.
@@ -341,7 +348,7 @@ func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
 			err = nil
 		}
 		if ctx.Err() == nil {
-			p.conf.Probed(key.worker, result)
+			p.conf.Probed(key.worker, result, err)
 		}
 	} else if ranks, from, err = AskLoad(t.paths, Capacity{Blocks: t.info.TotalKVBlocks, BlockSize: t.info.BlockSize}, get); err == nil {
 		p.conf.Load(*t.info, ranks)

@@ -33,7 +33,7 @@ func startProber(t *testing.T) *asked {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	var err error
 	if a.Prober, err = fleet.NewProber(fleet.ProberConfig{
-		Probed: func(id uint64, result fleet.Probed) {
+		Probed: func(id uint64, result fleet.Probed, _ error) {
 			a.mu.Lock()
 			defer a.mu.Unlock()
 			if result == fleet.ProbeAnswered {
@@ -154,7 +154,7 @@ func TestProbesAreNotRedirected(t *testing.T) {
 	a := &asked{alive: map[uint64]int{}, loads: map[string]fleet.Load{}}
 	var err error
 	if a.Prober, err = fleet.NewProber(fleet.ProberConfig{
-		Probed: func(_ uint64, result fleet.Probed) {
+		Probed: func(_ uint64, result fleet.Probed, _ error) {
 			if result != fleet.ProbeFailed {
 				t.Errorf("a redirect has the result %d", result)
 			}

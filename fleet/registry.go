@@ -127,9 +127,15 @@ func (r *Registry) SetStatic(records []Record) (err error) {
 	return err
 }
 
-// Probed notes the result of a health probe of a worker.
-func (r *Registry) Probed(id uint64, result Probed) {
-	r.locked(func(t *Table) { t.Probed(r.conf.Now(), id, result) })
+// Probed notes the result of a health probe of a worker, and the error of the probe.
+func (r *Registry) Probed(id uint64, result Probed, err error) {
+	cause := ""
+	if result != ProbeAnswered {
+		if _, cause = causeOf(err); cause == err.Error() {
+			cause = "the probe of its health fails; the log has the error" // an error may have a port that changes
+		}
+	}
+	r.locked(func(t *Table) { t.probedFor(r.conf.Now(), id, result, cause) })
 }
 
 // Answered notes that a worker answered a request.

@@ -114,21 +114,22 @@ const (
 
 // Table is the set of known workers. [NewRegistry] makes one.
 type Table struct {
-	ages     Ages
-	networks reach.Networks
-	set      func(router.WorkerInfo)
-	remove   func(id uint64)
-	events   func(Record, router.WorkerInfo)
-	load     func(router.WorkerInfo, Load)
-	flapped  func()
-	claimed  func(now router.WorkerInfo, before netip.AddrPort) // an id returned to the address that it had left
-	followed func(old, by router.WorkerInfo)                    // a worker started at the address of another one
-	traffic  func(id uint64) Traffic
-	silent   func(*member)       // a worker became unhealthy
-	lost     func(*Left, *Probe) // a worker is removed because of its silence; the probe is its own
-	left     []*Left             // the last workers that were removed, the oldest first
-	workers  map[uint64]*member
-	latest   map[place]uint64 // the registered worker that started last, by place
+	ages       Ages
+	networks   reach.Networks
+	set        func(router.WorkerInfo)
+	remove     func(id uint64)
+	events     func(Record, router.WorkerInfo)
+	load       func(router.WorkerInfo, Load)
+	flapped    func()
+	claimed    func(now router.WorkerInfo, before netip.AddrPort) // an id returned to the address that it had left
+	followed   func(old, by router.WorkerInfo)                    // a worker started at the address of another one
+	traffic    func(id uint64) Traffic
+	silent     func(*member)       // a worker became unhealthy
+	lost       func(*Left, *Probe) // a worker is removed because of its silence; the probe is its own
+	left       []*Left             // the last workers that were removed, the oldest first
+	unresolved []Left              // workers whose names have no address
+	workers    map[uint64]*member
+	latest     map[place]uint64 // the registered worker that started last, by place
 }
 
 // place is the address and number of a worker's first rank.
@@ -150,6 +151,7 @@ type member struct {
 	good   bool      // a probe or a request was answered since the worker was added or restarted
 	proved time.Time // last answered probe; without probes, last record or heartbeat
 	probe  Probed    // result of the last probe
+	cause  string    // of a result that is not ProbeAnswered, in words
 	// answered is the time of the last answered request that the router reported.
 	answered time.Time
 	put      time.Time // when this process put its record; zero = never
@@ -218,6 +220,7 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 			m.seen, m.returns, m.rest, m.info.Health = old.seen, old.returns, old.rest, old.info.Health
 			m.good, m.probe, m.answered, m.info.Refuses = old.good, old.probe, old.answered, old.info.Refuses
 			m.refused, m.sign, m.proved, m.info.Unproved = old.refused, old.sign, old.proved, old.info.Unproved
+			m.cause, m.info.HealthCause = old.cause, old.info.HealthCause
 		} else {
 			m.info.Health, m.info.Unproved = t.health(now, m), t.unproved(now, m)
 		}
@@ -345,7 +348,10 @@ func (t *Table) Heartbeat(now time.Time, h *Heartbeat) bool {
 }
 
 // Probed notes the result of a probe. If another worker has started at its address, that worker was probed.
-func (t *Table) Probed(now time.Time, id uint64, result Probed) {
+func (t *Table) Probed(now time.Time, id uint64, result Probed) { t.probedFor(now, id, result, "") }
+
+// probedFor is Probed with the cause of a result that is not [ProbeAnswered], in words for people.
+func (t *Table) probedFor(now time.Time, id uint64, result Probed, cause string) {
 	m := t.workers[id]
 	if m == nil || m.followed {
 		return
@@ -356,7 +362,7 @@ func (t *Table) Probed(now time.Time, id uint64, result Probed) {
 		}
 		m.flipped = now
 	}
-	if m.probe = result; result == ProbeAnswered {
+	if m.probe, m.cause = result, cause; result == ProbeAnswered {
 		m.seen, m.proved, m.good, m.refused = now, now, true, false
 	}
 	t.judge(now, m)
@@ -409,10 +415,14 @@ func (t *Table) drop(id uint64) {
 // judge updates the health of a worker.
 func (t *Table) judge(now time.Time, m *member) {
 	refuses := m.probe == ProbeRefused || m.refused
-	unproved := t.unproved(now, m)
-	if health := t.health(now, m); health != m.info.Health || refuses != m.info.Refuses || unproved != m.info.Unproved {
+	unproved, cause := t.unproved(now, m), ""
+	health := t.health(now, m)
+	if health != router.Healthy {
+		cause = m.cause
+	}
+	if health != m.info.Health || refuses != m.info.Refuses || unproved != m.info.Unproved || cause != m.info.HealthCause {
 		fell := m.info.Health < router.Unhealthy && health >= router.Unhealthy && !m.followed
-		m.info.Health, m.info.Refuses, m.info.Unproved = health, refuses, unproved
+		m.info.Health, m.info.HealthCause, m.info.Refuses, m.info.Unproved = health, cause, refuses, unproved
 		if t.set(m.info); fell {
 			t.silent(m)
 		}

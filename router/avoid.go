@@ -85,6 +85,14 @@ func (a *avoidance) refuses(now time.Time) bool {
 	return !a.refused.IsZero() && now.Sub(a.refused) < refusalCounts
 }
 
+// cause says in words why the worker is avoided.
+func (a *avoidance) cause() string {
+	if a.refused.IsZero() && a.answers != nil && a.answers.status > 0 {
+		return fmt.Sprintf("it answered %d", a.answers.status)
+	}
+	return "it gave no response"
+}
+
 // gaveResponse notes that a response came.
 func (a *avoidance) gaveResponse() { a.refused, a.since = time.Time{}, time.Time{} }
 

@@ -229,12 +229,16 @@ func TestResponsesAreSignsOfLife(t *testing.T) {
 }
 
 // A worker is avoided for as long as it asked for, but at most a minute, and not less than without Retry-After. A
-// response that the proxy did not pass on counts the same, however often it is told.
+// response that the proxy did not pass on counts the same, however often it is reported.
 func TestRetryAfterIsHonoured(t *testing.T) {
 	one := worker(1).Address
 	for _, q := range []struct{ asked, want time.Duration }{
-		{0, 2 * time.Second}, {time.Second, 2 * time.Second}, {10 * time.Second, 10 * time.Second}, {365 * 24 * time.Hour, time.Minute},
-		{math.MaxInt64, time.Minute}, {-time.Hour, 2 * time.Second},
+		{0, 2 * time.Second},
+		{time.Second, 2 * time.Second},
+		{10 * time.Second, 10 * time.Second},
+		{365 * 24 * time.Hour, time.Minute},
+		{math.MaxInt64, time.Minute},
+		{-time.Hour, 2 * time.Second},
 	} {
 		for _, status := range []int{429, 503} {
 			for _, passedOn := range []bool{true, false} {

@@ -37,11 +37,16 @@ func (r *Router) SetFaults(id uint64, source string, faults []Fault) {
 	r.faults[id][source] = slices.Clone(faults[:min(len(faults), maxFaults)])
 }
 
-// faultsLocked returns the faults of a worker, in the order of their names.
+// compareFaults orders faults: those that explain others come first, then the names count, then the texts.
+func compareFaults(a, b Fault) int {
+	explains := func(f Fault) int { return slices.Index([]string{"no_response", "silent"}, f.What) }
+	return cmp.Or(cmp.Compare(explains(b), explains(a)), cmp.Compare(a.What, b.What), cmp.Compare(a.Text, b.Text))
+}
+
+// faultsLocked returns the faults of a worker, in any order.
 func (r *Router) faultsLocked(id uint64) (all []Fault) {
 	for _, faults := range r.faults[id] {
 		all = append(all, faults...)
 	}
-	slices.SortFunc(all, func(a, b Fault) int { return cmp.Or(cmp.Compare(a.What, b.What), cmp.Compare(a.Text, b.Text)) })
 	return all
 }

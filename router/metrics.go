@@ -100,16 +100,20 @@ func (r *Router) observeWith(k *meter.Maker) {
 		return n
 	}))
 	k.Gauge("kvroute.router.workers", "{worker}", "Workers known, by model and health.", func(o meter.Observe) {
-		for h := range expected {
+		count := func(shown string, counts func(e *entry) bool) {
 			r.perModel(func(c *core) (n int) {
 				for _, ord := range c.order {
-					if c.entries[ord].shownHealth(r.conf.Now()) == h {
+					if counts(&c.entries[ord]) {
 						n++
 					}
 				}
 				return n
-			})(func(n float64, a ...string) { o(n, append(a, "health", h.String())...) })
+			})(func(n float64, a ...string) { o(n, append(a, "health", shown)...) })
 		}
+		for h := range expected {
+			count(h.String(), func(e *entry) bool { return !e.info.Draining && e.shownHealth(r.conf.Now()) == h })
+		}
+		count("draining", func(e *entry) bool { return e.info.Draining && e.info.Health != expected })
 	})
 	k.Gauge("kvroute.router.queue.size", "{request}", "Requests that wait for a worker, by model.", r.perModel(func(c *core) int { return len(c.waiting) }))
 	k.Gauge("kvroute.router.sessions", "{session}", "Sessions bound to a worker, by model.", r.perModel(func(c *core) int { return c.sessions.byKey.Len() }))

@@ -128,6 +128,9 @@ func EventsState(s *WorkerState, noEvents bool) (level EventsLevel, text string)
 	if s.Group != "" {
 		return EventsOff, "the group has sent no summary of its cache"
 	}
+	if !healthy && !noEvents && s.KVEvents == "none" && s.fromEngine() {
+		return EventsOff, "the worker is not healthy, and kvroute is not connected to the source of its events"
+	}
 	return EventsOff, "it sends no events: kvroute predicts its cache from the requests that it sends there"
 }
 

@@ -18,6 +18,7 @@ type WorkerState struct {
 	Name           string         `json:"name,omitempty"`
 	Address        netip.AddrPort `json:"address"`
 	Host           string         `json:"host,omitempty"`  // Host header of requests to it
+	OwnHost        bool           `json:"-"`               // see [WorkerInfo.OwnHost]
 	Group          string         `json:"group,omitempty"` // name of the router group; see Summary
 	Model          string         `json:"model"`           // base model: the name of its pool
 	TokenState                    // of the model
@@ -28,9 +29,12 @@ type WorkerState struct {
 	Endpoint       string         `json:"event_endpoint,omitempty"`  // as registered
 	Replay         string         `json:"event_replay,omitempty"`    // as registered
 	Health         string         `json:"health"`
-	Failing        bool           `json:"failing,omitempty"` // avoided because it failed lately
-	Tried          bool           `json:"-"`                 // failing, but its back-off is over, and a request tries it
-	Refuses        bool           `json:"refuses,omitempty"` // accepted no connection when it was last tried
+	HealthCause    string         `json:"health_cause,omitempty"` // why its probes do not show that it is healthy, in words
+	Failing        bool           `json:"failing,omitempty"`      // avoided because it failed lately
+	AvoidedUntil   time.Time      `json:"avoided_until,omitzero"` // the end of its back-off, or of the time in which one request tries it; zero if it is not avoided
+	AvoidedFor     string         `json:"avoided_for,omitempty"`  // what it answered last that a worker must not, in words
+	Tried          bool           `json:"-"`                      // failing, but its back-off is over, and a request tries it
+	Refuses        bool           `json:"refuses,omitempty"`      // accepted no connection when it was last tried
 	Draining       bool           `json:"draining"`
 	Taints         []string       `json:"taints,omitempty"`
 	BlockSize      int            `json:"block_size"`
@@ -53,7 +57,7 @@ type WorkerState struct {
 	PrefillTPS     float64        `json:"prefill_tps,omitempty"`  // prompt tokens a second, as registered
 	Routed         uint64         `json:"routed"`                 // requests sent there so far
 	Failures       uint64         `json:"failures"`               // requests that it refused, failed, or answered with a status of 500 or above
-	Faults         []Fault        `json:"faults,omitempty"`       // in the order of their names
+	Faults         []Fault        `json:"faults,omitempty"`       // those that explain others first, then in the order of their names
 	Audit          *AuditState    `json:"audit,omitempty"`        // its cache by its responses; nil before the first one
 	PrefillRate    float64        `json:"prefill_rate,omitempty"` // prompt tokens a second, as measured
 	Speed          float64        `json:"speed"`                  // of prefill, compared with the pool: 1 is as fast as the median worker
@@ -101,7 +105,9 @@ func (r *Router) Workers() []WorkerState {
 		tokens := r.tokenState((*r.names.Load())[p.model].card, p.view.Load().needsPrompts)
 		for i := range states[of:] {
 			states[of+i].TokenState = tokens
-			states[of+i].Faults = append(states[of+i].Faults, r.faultsLocked(states[of+i].ID)...)
+			faults := &states[of+i].Faults
+			*faults = append(*faults, r.faultsLocked(states[of+i].ID)...)
+			slices.SortFunc(*faults, compareFaults)
 		}
 	}
 	slices.SortFunc(states, func(a, b WorkerState) int {
@@ -126,6 +132,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Name:           info.Name,
 			Address:        info.rankAddress(e.worker.DPRank),
 			Host:           info.Host,
+			OwnHost:        info.OwnHost,
 			Model:          p.model,
 			LoRA:           slices.Concat(info.LoRA, info.ListedLoRA),
 			Role:           cmp.Or(info.Role, Aggregated),
@@ -135,6 +142,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Replay:         info.Events.Replay,
 			Group:          info.Group,
 			Health:         e.shownHealth(now).String(),
+			HealthCause:    info.HealthCause,
 			Failing:        now.Before(e.avoid.end()),
 			Tried:          now.Before(e.avoid.end()) && !now.Before(e.avoid.until),
 			Refuses:        info.Refuses || e.avoid.refuses(now),
@@ -158,12 +166,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Audit:          e.audit.state(),
 			Foreign:        c.foreign(now, e, 0),
 		}
-		if fault, found := c.answerFault(now, ord); found {
-			s.Faults = append(s.Faults, fault)
-		}
-		if fault, found := e.avoid.responseFault(); found && info.Health < Unhealthy { // else it has the fault silent
-			s.Faults = append(s.Faults, fault)
-		}
+		c.appendAvoidance(now, ord, &s)
 		if fresh(now, e.report.requestsAt) {
 			s.EngineRunning, s.EngineWaiting = e.report.running, e.report.waiting
 		}
@@ -190,6 +193,20 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 		states = append(states, s)
 	}
 	return states
+}
+
+// appendAvoidance adds why a worker is avoided, and the faults that its responses show.
+func (c *core) appendAvoidance(now time.Time, ord int, s *WorkerState) {
+	e := &c.entries[ord]
+	if s.Failing {
+		s.AvoidedUntil, s.AvoidedFor = e.avoid.end(), e.avoid.cause()
+	}
+	if fault, found := c.answerFault(now, ord); found {
+		s.Faults = append(s.Faults, fault)
+	}
+	if fault, found := e.avoid.responseFault(); found && e.info.Health < Unhealthy { // else it has the fault silent
+		s.Faults = append(s.Faults, fault)
+	}
 }
 
 // ModelState is the state of one model.

@@ -163,7 +163,10 @@ type WorkerInfo struct {
 	Draining  bool  // gets no new requests, keeps its blocks
 	StartedMS int64 // a changed value means that the process restarted empty
 	Health    Health
-	Refuses   bool `json:",omitempty"` // the last probe of its health found that it accepts no connections
+	// HealthCause says in words why its last probe did not show that it is healthy. It is empty for a healthy worker,
+	// and if the cause is the lack of heartbeats.
+	HealthCause string `json:",omitempty"`
+	Refuses     bool   `json:",omitempty"` // the last probe of its health found that it accepts no connections
 	// Unproved says that no probe was answered and no heartbeat came lately: the worker is healthy because it
 	// answers requests, or it is not healthy and may serve all the same.
 	Unproved bool `json:",omitempty"`

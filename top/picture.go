@@ -17,7 +17,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvroute/kvroute/api"
-	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/router"
 )
@@ -100,7 +99,7 @@ const maxNotices = 5
 func (p *picture) notices() []string {
 	var left, faults []string
 	for i := range p.Left {
-		if l := &p.Left[i]; l.State == fleet.Lost {
+		if l := &p.Left[i]; l.IsFault() {
 			left = append(left, fmt.Sprintf("! %s %s", router.Worker{ID: l.ID, DPRank: l.Rank}.Label(l.Name), l.Text))
 		}
 	}

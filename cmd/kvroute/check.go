@@ -88,6 +88,16 @@ func (c *config) checkWorkers() error {
 		return []netip.Addr{netip.IPv6Loopback()}, nil
 	}}
 	errs := []error{fleet.CheckIdentities(c.Workers, true)}
+	local := fleet.Names{Lookup: func(_ context.Context, host string) ([]netip.Addr, error) {
+		if host != "localhost" {
+			return nil, errors.New("not looked up")
+		}
+		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}, nil
+	}}
+	if errs[0] == nil {
+		known, _ := local.Resolve(context.Background(), c.Workers)
+		errs[0] = fleet.CheckIdentities(known, false)
+	}
 	for i := range c.Workers {
 		workers, _ := names.Resolve(context.Background(), c.Workers[i:i+1])
 		if _, err := workers[0].Info(networks); err != nil {

@@ -27,7 +27,9 @@ type endpointFile struct {
 	id      uint64      // of this replica
 	known   func() bool // reports whether the registry has answered
 	workers func() []router.WorkerState
-	log     *slog.Logger
+	// ownHosts keeps the workers that answer requests with their own Host header only.
+	ownHosts bool
+	log      *slog.Logger
 
 	written []netip.AddrPort
 }
@@ -60,7 +62,7 @@ func (f *endpointFile) run(ctx context.Context) error {
 
 // update writes the file if the workers have changed, or the file was removed.
 func (f *endpointFile) update() error {
-	pool := poolOf(f.workers())
+	pool := poolOf(f.workers(), f.ownHosts)
 	if !f.known() || len(pool) == 0 {
 		pool = f.written
 	}
@@ -95,8 +97,9 @@ func (f *endpointFile) write(pool []netip.AddrPort) error {
 // healthy workers that are not avoided; without any, the degraded ones; without any, all. A worker that a
 // request tries again is not avoided here: Envoy sends the request only if the pool has the worker. A model never has an
 // empty pool: Envoy sends requests from a list of choices (see docs/envoy.md) only to
-// workers of the pool.
-func poolOf(workers []router.WorkerState) (pool []netip.AddrPort) {
+// workers of the pool. Without ownHosts the pool omits workers that answer requests with their own Host header only:
+// a request that kvroute did not route has the client's.
+func poolOf(workers []router.WorkerState, ownHosts bool) (pool []netip.AddrPort) {
 	tier := func(w *router.WorkerState) int {
 		healthy := w.Health == router.Healthy.String()
 		switch {
@@ -107,7 +110,9 @@ func poolOf(workers []router.WorkerState) (pool []netip.AddrPort) {
 		}
 		return 2
 	}
-	serves := func(w *router.WorkerState) bool { return w.Role != router.Prefill && w.Address.IsValid() }
+	serves := func(w *router.WorkerState) bool {
+		return w.Role != router.Prefill && w.Address.IsValid() && (ownHosts || !w.OwnHost)
+	}
 	best := map[string]int{}
 	for i := range workers {
 		w := &workers[i]

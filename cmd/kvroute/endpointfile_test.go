@@ -62,6 +62,7 @@ func TestTheEndpointFileKeepsTheLastGuess(t *testing.T) {
 		{"none is", true, []router.WorkerState{worker(2, router.Degraded, false), of("b", worker(3, router.Unhealthy, false))}, "23"},
 		{"one model's are gone", true, []router.WorkerState{worker(2, router.Degraded, false)}, "2"},
 		{"all are gone", true, nil, "2"},
+		{"one answers its own Host only", true, []router.WorkerState{worker(4, router.Healthy, false), ownHost(worker(5, router.Healthy, false))}, "4"},
 		{"others come", true, []router.WorkerState{worker(4, router.Healthy, false)}, "4"},
 	} {
 		if fleet, known = step.fleet, step.known; f.update() != nil || ports() != step.want {
@@ -87,4 +88,9 @@ func TestTheEndpointFileKeepsTheLastGuess(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(dir, ".pool*")); err != nil || len(left) > 0 {
 		t.Errorf("%v, %v are left behind", left, err)
 	}
+}
+
+func ownHost(w router.WorkerState) router.WorkerState {
+	w.OwnHost = true
+	return w
 }

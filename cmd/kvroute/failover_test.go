@@ -320,6 +320,33 @@ func TestTheOnlyChoiceIsBlamed(t *testing.T) {
 			bad.Store(true)
 			blamed(t, d)
 		})
+		if failover != envoy.Composite {
+			continue
+		}
+		t.Run("answers 429", func(t *testing.T) {
+			d := newStack(t, 0, nil)
+			var bad atomic.Bool
+			address := startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+				if bad.Load() && r.Method == http.MethodPost {
+					w.Header().Set("Retry-After", "17")
+					http.Error(w, "not now", http.StatusTooManyRequests)
+					return
+				}
+				w.Header().Set("Content-Type", "application/json")
+				fmt.Fprint(w, `{"choices":[]}`)
+			})
+			d.EnvoyConfig.Pool = []string{address}
+			d.begin(t, append(staticFlags(t, d, "a", address), flags...)...)
+			bad.Store(true)
+			for i := range 3 { // also while it is avoided
+				got := d.send(t, fmt.Sprint(i), false)
+				outcomeOf(t, "the only worker that a request allows answers 429 or 503").check(t, got)
+				if after := got.header.Get("Retry-After"); after != "17" {
+					t.Errorf("the client sees Retry-After %q, want the worker's", after)
+				}
+			}
+			idle(t, d)
+		})
 	}
 }
 

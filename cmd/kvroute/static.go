@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net"
@@ -23,8 +24,9 @@ const (
 // static passes the workers that do not register to the registry: those of the
 // configuration, whose addresses may be names; those of Dynamo's records; router groups.
 type static struct {
-	setAll func([]fleet.Record) error
-	log    *slog.Logger
+	setAll     func([]fleet.Record) error
+	unresolved func([]fleet.Left)
+	log        *slog.Logger
 
 	mu sync.Mutex
 	// mu guards the fields below, and orders the calls of setAll.
@@ -33,13 +35,16 @@ type static struct {
 	resolved   []fleet.Record // configured, with addresses
 	found      []fleet.Record // by Dynamo's records
 	groups     []fleet.Record
+	failing    map[string]time.Time // the first failed lookup, by name; without a successful one since
 }
 
-func newStatic(setAll func([]fleet.Record) error, log *slog.Logger) *static {
+// newStatic returns a static without workers. Its methods call setAll and unresolved, with the workers and with
+// those whose names have no address.
+func newStatic(setAll func([]fleet.Record) error, unresolved func([]fleet.Left), log *slog.Logger) *static {
 	lookup := func(ctx context.Context, host string) ([]netip.Addr, error) {
 		return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	}
-	return &static{setAll: setAll, log: log, names: fleet.Names{Lookup: lookup}}
+	return &static{setAll: setAll, unresolved: unresolved, log: log, names: fleet.Names{Lookup: lookup}}
 }
 
 // set replaces the workers of the configuration. After an error the old ones stay.
@@ -92,11 +97,39 @@ func (s *static) resolveLocked(ctx context.Context, records []fleet.Record) []fl
 	ctx, cancel := context.WithTimeout(ctx, lookUpTime)
 	defer cancel()
 	all, failed := s.names.Resolve(ctx, records)
-	for _, err := range failed {
-		s.log.Warn("a worker's name cannot be looked up; it keeps its addresses", "err", err)
-	}
+	s.tellFailedLocked(failed)
 	fleet.AddProbes(all)
 	return all
+}
+
+// tellFailedLocked logs names whose lookups begin to fail and those that can be looked up again, and passes on the
+// workers without an address.
+func (s *static) tellFailedLocked(failed []fleet.FailedLookup) {
+	before, now := s.failing, time.Now()
+	s.failing = make(map[string]time.Time, len(failed))
+	var unresolved []fleet.Left
+	for i := range failed {
+		r := &failed[i].Record
+		since, known := before[r.Address]
+		if !known {
+			since = now
+			s.log.Warn("the DNS name of a worker cannot be looked up; the addresses of the last lookup count",
+				"worker", r.Name, "address", r.Address, "addresses", failed[i].Kept, "err", failed[i].Err)
+		}
+		s.failing[r.Address] = since
+		if failed[i].Kept == 0 {
+			unresolved = append(unresolved, fleet.Left{
+				ID: r.ID(), Rank: r.DPStart, Name: cmp.Or(r.Name, r.Address), Models: r.Models,
+				State: fleet.Unresolved, Cause: failed[i].Err.Error(), Time: since,
+			})
+		}
+	}
+	for name := range before {
+		if s.failing[name].IsZero() {
+			s.log.Info("the DNS name of a worker can be looked up again, or is no longer configured", "address", name)
+		}
+	}
+	s.unresolved(unresolved)
 }
 
 // run looks the names up repeatedly until ctx ends.

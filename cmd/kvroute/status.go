@@ -95,7 +95,7 @@ func (s *server) status() []any {
 	return append(attributes, "replicas", s.replicas())
 }
 
-// countWorkers returns the number of workers by source and health.
+// countWorkers returns the number of workers by source and health; those that are drained count as draining.
 func (s *server) countWorkers(known []router.WorkerState) string {
 	sources, dynamo, count := s.registry.Sources(), s.static.foundIDs(), map[string]int{}
 	for i := range known {
@@ -109,7 +109,11 @@ func (s *server) countWorkers(known []router.WorkerState) string {
 		case dynamo[w.ID]:
 			source = "Dynamo"
 		}
-		count[source+" "+w.Health]++
+		state := w.Health
+		if w.Draining {
+			state = "draining"
+		}
+		count[source+" "+state]++
 	}
 	var parts []string
 	for _, what := range slices.Sorted(maps.Keys(count)) {
@@ -119,7 +123,7 @@ func (s *server) countWorkers(known []router.WorkerState) string {
 }
 
 // feeds returns the names of the workers whose events were heard, and of those whose events were not.
-// It omits workers that publish none. A silent publisher on NATS counts as heard.
+// It omits workers that publish none, and workers that are unhealthy. A silent publisher on NATS counts as heard.
 func feeds(known []router.WorkerState) (heard, unheard []string) {
 	for i := range known {
 		w := &known[i]
@@ -127,6 +131,7 @@ func feeds(known []router.WorkerState) (heard, unheard []string) {
 		switch {
 		case w.Unheard():
 			unheard = append(unheard, name)
+		case w.Health == router.Unhealthy.String(), w.Health == router.Expired.String():
 		case w.Group == "" && w.Transport != "none" && w.BlockSize > 0:
 			heard = append(heard, name)
 		}

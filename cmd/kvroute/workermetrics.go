@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/router"
 )
@@ -79,10 +78,10 @@ func (s *server) readWorkers(observe func(place int, value float64, labels ...st
 	}
 	room := s.conf.WorkerMetrics - len(workers)
 	for _, l := range s.registry.Left() {
-		if l.State == fleet.Lost && room > 0 {
+		if l.IsFault() && room > 0 {
 			room--
 			labels := labelsOf(router.Worker{ID: l.ID, DPRank: l.Rank}, l.Name, l.Models[0])
-			observe(statePlace, 1, append(labels, string(fleet.Lost))...)
+			observe(statePlace, 1, append(labels, string(l.State))...)
 		}
 	}
 }

@@ -30,7 +30,7 @@ func (s *server) setWorker(info router.WorkerInfo) {
 		return
 	}
 	if info.Health < router.Unhealthy {
-		s.router.SetFaults(info.ID, silenceFault, nil)
+		s.faults.set(info.ID, silenceFault, nil)
 	}
 	s.workerChanged(info.ID, true)
 	s.log.Debug("worker", "worker", info.ID, "address", info.Address.String(), "health", info.Health.String())
@@ -44,8 +44,8 @@ const silenceFault = "silence"
 
 // silent keeps the fault of a worker that became unhealthy. setWorker ends it.
 func (s *server) silent(info router.WorkerInfo, cause string) {
-	s.router.SetFaults(info.ID, silenceFault, []router.Fault{{
-		What: "silent", Text: fmt.Sprintf("it gives no sign of life, so it gets no requests while another worker does: %s at %s", cause, info.Address),
+	s.faults.set(info.ID, silenceFault, []router.Fault{{
+		What: "silent", Text: fmt.Sprintf("it gets requests only if no worker is better: %s at %s%s", cause, info.Address, doctor.HowToProbe(cause)),
 	}})
 }
 

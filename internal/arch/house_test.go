@@ -32,15 +32,15 @@ var tokenLimits = map[string]int{
 	"api":                9744,
 	"bindings":           1608,
 	"bindings/c":         1220,
-	"cmd/kvroute":        31694,
+	"cmd/kvroute":        32514,
 	"dashboard":          317,
-	"doctor":             4341,
+	"doctor":             4449,
 	"engines":            30362,
 	"engines/localindex": 971,
 	"envoy":              3545,
 	"events":             32840,
 	"extproc":            16048,
-	"fleet":              24459,
+	"fleet":              25051,
 	"indexer":            26045,
 	"internal/bus":       2234,
 	"internal/engine":    711,
@@ -59,7 +59,7 @@ var tokenLimits = map[string]int{
 	"outcomes":           2367,
 	"prefill":            2091,
 	"replicas":           17603,
-	"router":             51486,
+	"router":             52756,
 	"scorer":             6385,
 	"sidecar":            3718,
 	"slots":              8673,
@@ -72,7 +72,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 408039
+	productLimit = 410379
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 127900
 	// longLine is the number of characters above which a line is long; a tab counts as one.
