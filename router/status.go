@@ -166,7 +166,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Audit:          e.audit.state(),
 			Foreign:        c.foreign(now, e, 0),
 		}
-		c.appendAvoidance(now, ord, &s)
+		s.addAvoidance(c, now, ord)
 		if fresh(now, e.report.requestsAt) {
 			s.EngineRunning, s.EngineWaiting = e.report.running, e.report.waiting
 		}
@@ -195,8 +195,8 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 	return states
 }
 
-// appendAvoidance adds why a worker is avoided, and the faults that its responses show.
-func (c *core) appendAvoidance(now time.Time, ord int, s *WorkerState) {
+// addAvoidance adds why a worker is avoided, and the faults that its responses show.
+func (s *WorkerState) addAvoidance(c *core, now time.Time, ord int) {
 	e := &c.entries[ord]
 	if s.Failing {
 		s.AvoidedUntil, s.AvoidedFor = e.avoid.end(), e.avoid.cause()
