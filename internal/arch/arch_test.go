@@ -50,8 +50,8 @@ var layers = []layer{
 		{"internal/arch", ""},
 	}},
 	{"interfaces", []row{
-		{"top", "api fleet outcomes router"},
-		{"doctor", "api fleet replicas router tokenizer internal/engine"},
+		{"top", "api outcomes router"},
+		{"doctor", "api replicas router tokenizer internal/engine"},
 		{"api", "dashboard router envoy fleet replicas outcomes internal/engine internal/openai internal/reach"},
 		{"dashboard", ""},
 		{"sidecar", "engines events fleet indexer router internal/engine internal/bus internal/meter internal/reach internal/records internal/silence internal/wire"},
