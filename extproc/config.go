@@ -139,6 +139,10 @@ type Config struct {
 	// stream may then belong to another replica's request.
 	Synced bool
 
+	// Models, if not nil, returns the names that requests may use, in any order: the answer to requests for the list of
+	// models. Without it a worker answers them. It must not block for long.
+	Models func() []router.ServedModel
+
 	// Log gets a few lines a minute at most, and one for each refused request at level
 	// debug. Default none.
 	Log *slog.Logger

@@ -29,7 +29,8 @@ type head struct {
 	rankPerAttempt bool
 
 	endpoint   openai.Endpoint
-	wrong      *openai.Error // the refusal of headersWrong
+	wrong      *openai.Error // the refusal of headersAnswered
+	models     []byte        // the answer to headersAnswered, if it is not a refusal
 	tenant     string
 	sized      bool // there is a content-length
 	compressed bool // the body has a content-encoding
@@ -137,8 +138,8 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 	}
 	h.endpoint, h.wrong = openai.Classify(method, path)
 	switch {
-	case h.wrong != nil:
-		return headersWrong
+	case h.wrong != nil || h.endpoint == openai.Other && h.asksForModels(conf, method, path):
+		return headersAnswered
 	case h.endpoint == openai.Other && from.GetEndOfStream():
 		return headersOtherEnd
 	case h.endpoint == openai.Other:
@@ -146,11 +147,30 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 	case length > int64(conf.MaxBodyBytes):
 		// Refused before the body: neither Envoy nor kvroute needs to hold it.
 		h.wrong = tooLarge(conf.MaxBodyBytes)
-		return headersWrong
+		return headersAnswered
 	case from.GetEndOfStream():
 		return headersBodyless
 	}
 	return headersOurs
+}
+
+// asksForModels reports whether the request asks for the list of models or for one model, and sets the answer: an
+// engine would list its own models only. Until the fleet is known, and without models, a worker answers.
+func (h *head) asksForModels(conf *Config, method, path string) bool {
+	name, asks := openai.ModelsPath(method, path)
+	if !asks || conf.Models == nil || conf.Started != nil && !conf.Started() {
+		return false
+	}
+	models := conf.Models()
+	switch {
+	case len(models) == 0:
+		return false
+	case name == "":
+		h.models = openai.ModelList(models)
+	default:
+		h.models, h.wrong = openai.OneModel(models, name)
+	}
+	return true
 }
 
 // clientOf returns the last address in X-Forwarded-For, which Envoy has written.

@@ -33,8 +33,8 @@ const (
 
 // metrics are the package's instruments. docs/metrics.md lists them.
 type metrics struct {
-	ends, failOpen, refusals, strays, compressed, queries, unreached, attempts meter.Counter
-	bodySize, legs                                                             metric.Float64Histogram
+	ends, failOpen, refusals, strays, compressed, queries, lists, unreached, attempts meter.Counter
+	bodySize, legs                                                                    metric.Float64Histogram
 }
 
 func newMetrics(from metric.Meter, s *Server) (*metrics, error) {
@@ -52,6 +52,7 @@ func newMetrics(from metric.Meter, s *Server) (*metrics, error) {
 		refusals: m.Counter("kvroute.extproc.refusals", "{request}",
 			"Requests answered with an error, by status.", "status"),
 		strays:     m.Counter("kvroute.extproc.strays", "{message}", "Unexpected messages of Envoy, by message.", "message"),
+		lists:      m.Counter("kvroute.extproc.lists", "{request}", "Requests for the list of models, or for one model, that kvroute answered."),
 		queries:    m.Counter("kvroute.extproc.queries", "{request}", "Requests that only queried their worker."),
 		compressed: m.Counter("kvroute.extproc.compressed", "{request}", "Requests with a compressed body."),
 		unreached: m.Counter("kvroute.extproc.unreached", "{request}",

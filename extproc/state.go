@@ -24,7 +24,7 @@ const (
 	routed                  // answered with the worker's header
 	passed                  // Envoy routes the request: for another endpoint, or failed open
 	responding              // the response has begun
-	refused                 // answered with an error response
+	refused                 // answered with an error response, or another one of kvroute itself
 	states                  // the number of states
 )
 
@@ -38,7 +38,7 @@ type message uint8
 const (
 	headersOurs     message = iota // request headers for an endpoint that kvroute routes; a body follows
 	headersBodyless                // the same; no body follows
-	headersWrong                   // request headers that kvroute refuses, whatever the body
+	headersAnswered                // request headers that kvroute answers itself, whatever the body: mostly a refusal
 	headersOther                   // request headers for another endpoint; a body follows
 	headersOtherEnd                // the same; no body follows
 	requestChunk                   // a part of the request's body that is not the last
@@ -54,7 +54,7 @@ const (
 
 func (m message) String() string {
 	return [...]string{
-		"request headers", "request headers without body", "wrong request headers",
+		"request headers", "request headers without body", "request headers to answer",
 		"request headers of others", "request headers of others without body",
 		"request body chunk", "request body", "request body after its end", "request trailers",
 		"response headers", "response body", "response trailers", "unknown",
@@ -76,7 +76,7 @@ const (
 	hold                  // answer later: the request is incomplete
 	decide                // answer all unanswered messages: with a decision, a refusal, or unchanged
 	relay                 // answer: continue with this part of a body, which is sent back if Envoy needs that
-	refuse                // answer with an error response
+	refuse                // answer with an error response, or with the list of models
 	respond               // answer the response's headers; the answer may add the decision's headers
 	ignore                // send nothing: Envoy does not wait
 )
@@ -97,7 +97,7 @@ func next(mode bodyMode, s state, m message) (action, state) {
 		}
 	case s == begun && m == headersBodyless:
 		return decide, s
-	case s == begun && m == headersWrong:
+	case s == begun && m == headersAnswered:
 		return refuse, refused
 	case s == begun && m == headersOther:
 		return proceed, passing

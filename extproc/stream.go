@@ -4,6 +4,7 @@ package extproc
 
 import (
 	"context"
+	"net/http"
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -144,6 +145,10 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 	case decide:
 		return s.answerRequest(ctx, m, req.GetRequestBody())
 	case refuse:
+		if s.models != nil {
+			s.metrics.lists.Count()
+			return s.send(immediate(http.StatusOK, []string{"content-type", "application/json"}, s.models, "kvroute_models"))
+		}
 		return s.refuse(s.wrong)
 	case hold:
 		return s.hold(m, req.GetRequestBody().GetBody())

@@ -70,6 +70,7 @@ type directWorker struct {
 	known string            // state of its cache, as in Record.KVEvents
 
 	lora, aliases []string // names that its engine lists and the record does not have
+	length        int      // tokens of the longest request, as its engine lists it; 0 = unknown
 }
 
 // NewDirectWorkers returns DirectWorkers without a worker. An error is one of its metrics.
@@ -133,17 +134,30 @@ func (d *DirectWorkers) SetWorker(info router.WorkerInfo) error {
 	return d.router.SetWorker(w.completed())
 }
 
-// SetListed sets the names that a worker's engine lists. The worker gets requests with them.
+// SetListed sets the names and the longest request that a worker's engine lists. The worker gets requests with the
+// names.
 func (d *DirectWorkers) SetListed(id uint64, models []engineModel, r *Record) {
 	lora, aliases := listedNames(models, r)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := d.workers[id]
-	if w == nil || slices.Equal(w.lora, lora) && slices.Equal(w.aliases, aliases) {
+	length := 0
+	for _, m := range models {
+		if slices.Contains(r.Models, m.ID) {
+			length = max(length, m.Length)
+		}
+	}
+	if w == nil {
 		return
 	}
-	d.log.Info("an engine lists other names than before", "worker", id, "adapters", some(lora), "aliases", some(aliases))
-	w.lora, w.aliases = lora, aliases
+	sameNames := slices.Equal(w.lora, lora) && slices.Equal(w.aliases, aliases)
+	if sameNames && w.length == length {
+		return
+	}
+	if !sameNames {
+		d.log.Info("an engine lists other names than before", "worker", id, "adapters", some(lora), "aliases", some(aliases))
+	}
+	w.lora, w.aliases, w.length = lora, aliases, length
 	d.pass(w.completed())
 }
 
@@ -249,7 +263,7 @@ func (d *DirectWorkers) pass(info router.WorkerInfo) {
 // completed returns the worker of the record, completed with the data of its engine.
 func (w *directWorker) completed() router.WorkerInfo {
 	info := w.info
-	info.ListedLoRA, info.ListedAliases = w.lora, w.aliases
+	info.ListedLoRA, info.ListedAliases, info.MaxModelLen = w.lora, w.aliases, w.length
 	if !w.read {
 		return info
 	}

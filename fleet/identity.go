@@ -5,7 +5,6 @@ package fleet
 import (
 	"fmt"
 	"strconv"
-	"strings"
 
 	"github.com/kvroute/kvroute/engines"
 )
@@ -86,8 +85,7 @@ func (r *Record) identities(named bool) (all []identity) {
 		}
 		where, sockets := e.EventSockets()
 		for i := range sockets {
-			socket := strings.Replace(sockets[i], "//localhost:", "//127.0.0.1:", 1)
-			add(".events.endpoint", fmt.Sprintf("event socket %s and rank %d", where[i], r.DPStart+uint32(i)), socket)
+			add(".events.endpoint", fmt.Sprintf("event socket %s and rank %d", where[i], r.DPStart+uint32(i)), sockets[i])
 		}
 	}
 	return all

@@ -39,6 +39,7 @@ type pool struct {
 	card  string            // name of the model's card, as registered by workers
 	names map[modelName]int // number of workers that registered each name; empty without workers
 	empty time.Time         // when Tick saw first that the pool has no workers; zero with workers
+	since time.Time         // when the pool was made
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -68,7 +69,7 @@ func (k poolKey) compare(l poolKey) int {
 }
 
 func newPool(conf *Config, key poolKey) *pool {
-	p := &pool{poolKey: key, known: newKnown(conf), core: newCore(conf, key.blockSize), labels: newLabels(key.model), names: make(map[modelName]int)}
+	p := &pool{poolKey: key, known: newKnown(conf), core: newCore(conf, key.blockSize), labels: newLabels(key.model), names: make(map[modelName]int), since: conf.Now()}
 	p.update(time.Time{}, p.updateView)
 	return p
 }

@@ -118,6 +118,7 @@ type WorkerInfo struct {
 	// names. Requests with them go to workers that list them. A name that is configured anywhere else,
 	// or that is the name of a base model, keeps that meaning.
 	ListedLoRA    []string `json:",omitempty"`
+	MaxModelLen   int      `json:",omitempty"` // tokens of the longest request that its engine takes; 0 = unknown
 	ListedAliases []string `json:",omitempty"`
 
 	Role Role

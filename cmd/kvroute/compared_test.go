@@ -5,6 +5,8 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -80,7 +82,7 @@ func TestWorkersAreCompared(t *testing.T) {
 	file := writeFile(t, "version: 1\nworkers:\n"+
 		fmt.Sprintf(worker, "a", a, "tcp://127.0.0.1:1")+
 		fmt.Sprintf(worker, "b", b, live)+
-		fmt.Sprintf(worker, "c", c, strings.Replace(live, "127.0.0.1", "localhost", 1)))
+		fmt.Sprintf(worker, "c", c, "tcp://"+relay(t, strings.TrimPrefix(live, "tcp://"))))
 	k := spawn(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--worker-networks", demo.AnyNetwork)
 	next := uint64(0)
 	eventually(t, "there are other faults", func() bool {
@@ -121,4 +123,30 @@ func TestWorkersAreCompared(t *testing.T) {
 			t.Errorf("%q is %d times in the log:\n%s", line, n, log)
 		}
 	}
+}
+
+// relay passes connections on to an address, so that one socket has two addresses.
+func relay(t *testing.T, to string) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			from, err := l.Accept()
+			if err != nil {
+				return
+			}
+			onward, err := net.Dial("tcp", to)
+			if err != nil {
+				from.Close()
+				continue
+			}
+			go func() { _, _ = io.Copy(onward, from); onward.Close() }()
+			go func() { _, _ = io.Copy(from, onward); from.Close() }()
+		}
+	}()
+	return l.Addr().String()
 }

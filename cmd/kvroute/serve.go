@@ -258,7 +258,7 @@ func (s *server) openExtproc() (err error) {
 	conf := c.extproc()
 	conf.Bodies.Known = s.prompts
 	conf.RouterID, conf.Networks, conf.Client, conf.Log, conf.Meter = s.id, s.networks, s.client, s.log, s.metrics.Meter("extproc")
-	conf.Started = s.started.Load
+	conf.Started, conf.Models = s.started.Load, s.router.ServedModels
 	conf.Synced = s.sync != nil
 	if s.extproc, err = extproc.New(conf, decider); err != nil {
 		return err

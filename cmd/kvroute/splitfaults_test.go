@@ -221,9 +221,11 @@ func refusingDecodeWorkers(t *testing.T, p *splitFleet, model string) {
 	if n := p.metric(t, failovers); n != "1" {
 		t.Errorf("%q failovers are counted, want 1", n)
 	}
-	p.computes("refused-d1", refuse)
+	p.computes("refused-d1", refuse) // the only worker that is not avoided: Envoy asks no other one
+	if got := p.sendShort(t, t.Context(), model); got.status != http.StatusServiceUnavailable || got.body != "" {
+		t.Errorf("the client sees %d %q, want the worker's own 503", got.status, got.body)
+	}
 	row := outcomeOf(t, "the second choice fails as well")
-	row.check(t, p.sendShort(t, t.Context(), model))
 	atRest(t, p.demonstration)
 
 	p.computes("refused-d0", works)

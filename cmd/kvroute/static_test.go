@@ -14,7 +14,7 @@ import (
 	"github.com/kvroute/kvroute/fleet"
 )
 
-// A worker whose DNS name has no address is told of once, and stays visible until it has one.
+// The log names a worker whose DNS name has no address once. The worker stays visible until it has one.
 func TestWorkersWithoutAnAddressAreVisible(t *testing.T) {
 	var log bytes.Buffer
 	var all []fleet.Record

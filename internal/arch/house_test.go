@@ -47,7 +47,7 @@ var tokenLimits = map[string]int{
 	"internal/jsonscan":  1835,
 	"internal/meter":     1007,
 	"internal/msgpack":   1806,
-	"internal/openai":    8238,
+	"internal/openai":    8625,
 	"internal/reach":     1968,
 	"internal/records":   1978,
 	"internal/replica":   834,
