@@ -115,9 +115,7 @@ func (at *socket) where() string { return cmp.Or(at.url, at.events.String()) }
 // name returns a text that is equal for equal sockets and ranks.
 func (at *socket) name() string {
 	e := at.events
-	if e.Host = strings.ToLower(strings.TrimSuffix(e.Host, ".")); e.Host == "localhost" {
-		e.Host = "127.0.0.1"
-	}
+	e.Host = strings.ToLower(strings.TrimSuffix(e.Host, "."))
 	if a, err := netip.ParseAddr(e.Host); err == nil {
 		e.Host = a.Unmap().String()
 	}

@@ -5,6 +5,7 @@ package fleet
 import (
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/kvroute/kvroute/engines"
 )
@@ -85,7 +86,8 @@ func (r *Record) identities(named bool) (all []identity) {
 		}
 		where, sockets := e.EventSockets()
 		for i := range sockets {
-			add(".events.endpoint", fmt.Sprintf("event socket %s and rank %d", where[i], r.DPStart+uint32(i)), sockets[i])
+			socket := strings.Replace(sockets[i], "//localhost:", "//127.0.0.1:", 1)
+			add(".events.endpoint", fmt.Sprintf("event socket %s and rank %d", where[i], r.DPStart+uint32(i)), socket)
 		}
 	}
 	return all
