@@ -64,7 +64,7 @@ func (s *Server) observe(id string, w *wait, receive func() (*extprocv3.Processi
 			if s.audited(id) {
 				usage = readsUsage(headers)
 			}
-			if !isEventStream(headers) || headers.GetEndOfStream() {
+			if events.form = formOf(headers); events.form == noStream || headers.GetEndOfStream() {
 				end = endNoEvents
 			}
 		case end == "" && body != nil && events.in(body.GetBody()):
@@ -79,10 +79,35 @@ func (s *Server) observe(id string, w *wait, receive func() (*extprocv3.Processi
 	}
 }
 
-// isEventStream reports whether events will follow. A JSON response has no first token that could
-// be seen.
-func isEventStream(h *extprocv3.HttpHeaders) bool {
-	return status(h) == "200" && media(h) == "text/event-stream"
+// streamForm is how a response shows its first token.
+type streamForm uint8
+
+const (
+	noStream      streamForm = iota // in no way that can be seen, as JSON
+	eventStream                     // by the first event with data
+	lineStream                      // by the first line: each is a JSON text
+	encodedStream                   // by its first bytes: the response has a content-encoding
+)
+
+// encodedHead is the number of bytes that an encoder may send before it has data: more than the header of gzip.
+const encodedHead = 18
+
+// formOf returns how a response shows its first token.
+func formOf(h *extprocv3.HttpHeaders) streamForm {
+	form := noStream
+	switch media(h) {
+	case "text/event-stream":
+		form = eventStream
+	case "application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines", "application/stream+json":
+		form = lineStream
+	}
+	switch encoding := header(h, "content-encoding"); {
+	case status(h) != "200" || form == noStream:
+		return noStream
+	case encoding != "" && !strings.EqualFold(encoding, "identity"):
+		return encodedStream
+	}
+	return form
 }
 
 // isWhole reports whether a worker had the whole response before it sent the headers: it is JSON,
@@ -102,12 +127,15 @@ func media(h *extprocv3.HttpHeaders) string {
 
 // firstEvent looks for the first data line with content in an event stream that comes in pieces
 // of any size. Comments are no tokens: engines send them to keep the connection open while a
-// prompt waits. Nor are the events with which a stream of /v1/responses begins. The first event
-// of a chat, with only the role, counts: engines send it together with the first token's event.
+// prompt waits. Nor are the events with which a stream of /v1/responses begins, and pings. The first event
+// of a chat, with only the role, counts: engines send it together with the first token's event. A stream of lines
+// has its first token with the first byte of a line, an encoded one with its first bytes.
 type firstEvent struct {
-	line  []byte // the beginning of the current line, at most lineKept bytes
-	early bool   // the current event comes before any token
-	cr    bool   // the last byte was a carriage return
+	form  streamForm // of the response; eventStream if it is noStream
+	size  int        // bytes of an encoded stream so far
+	line  []byte     // the beginning of the current line, at most lineKept bytes
+	early bool       // the current event comes before any token
+	cr    bool       // the last byte was a carriage return
 }
 
 // lineKept is longer than each name in earlyEvents with its field.
@@ -116,10 +144,23 @@ const lineKept = 32
 // earlyEvents are the names of events that come before any token.
 //
 //nolint:gochecknoglobals // a table
-var earlyEvents = []string{"response.created", "response.in_progress", "response.queued"}
+var earlyEvents = []string{"response.created", "response.in_progress", "response.queued", "ping"}
 
-// in reads the next piece and reports whether a data line with content has begun.
+// in reads the next piece and reports whether it shows the first token.
 func (e *firstEvent) in(piece []byte) bool {
+	switch e.form {
+	case lineStream:
+		return len(bytes.TrimSpace(piece)) > 0
+	case encodedStream:
+		e.size += len(piece)
+		return e.size > encodedHead
+	case noStream, eventStream:
+	}
+	return e.inEvents(piece)
+}
+
+// inEvents reads the next piece of an event stream and reports whether a data line with content has begun.
+func (e *firstEvent) inEvents(piece []byte) bool {
 	for len(piece) > 0 {
 		if e.cr && piece[0] == '\n' { // both together end one line
 			e.cr, piece = false, piece[1:]

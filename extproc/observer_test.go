@@ -178,7 +178,7 @@ func TestObserverEndsWithTheResponse(t *testing.T) {
 }
 
 // Where Envoy hands over the response's chunks, the main stream sees the first token
-// itself: in an event with content, once, and only of an event stream.
+// itself: in an event with content, once. A stream of lines and an encoded one show it, too.
 func TestTheMainStreamSeesTheFirstToken(t *testing.T) {
 	for name, c := range map[string]struct {
 		header []string
@@ -187,6 +187,12 @@ func TestTheMainStreamSeesTheFirstToken(t *testing.T) {
 	}{
 		"events":       {[]string{"content-type", "text/event-stream"}, []string{": wait\n\nda", "ta: {}\n", "\ndata: {}\n\n"}, []string{"first token by observer"}},
 		"no content":   {[]string{"content-type", "text/event-stream"}, []string{": data: x\n\n", "data:\n\n"}, nil},
+		"a ping":       {[]string{"content-type", "text/event-stream"}, []string{"event: ping\ndata: {\"type\": \"ping\"}\n\n", "event: message_start\ndata: {}\n\n"}, []string{"first token by observer"}},
+		"only a ping":  {[]string{"content-type", "text/event-stream"}, []string{"event: ping\ndata: {\"type\": \"ping\"}\n\n"}, nil},
+		"lines":        {[]string{"content-type", "application/x-ndjson; charset=utf-8"}, []string{"\n", "{\"token\": 1}\n"}, []string{"first token by observer"}},
+		"no line":      {[]string{"content-type", "application/x-ndjson"}, []string{"\n", " \n"}, nil},
+		"encoded":      {[]string{"content-type", "text/event-stream", "content-encoding", "gzip"}, []string{"\x1f\x8b\b\x00\x00\x00\x00\x00\x00\xff", "\xaaVJ,(\xc8\x0e\xc8\x0e"}, []string{"first token by observer"}},
+		"encoder only": {[]string{"content-type", "text/event-stream", "content-encoding", "gzip"}, []string{"\x1f\x8b\b\x00\x00\x00\x00\x00\x00\xff"}, nil},
 		"not a stream": {[]string{"content-type", "text/plain"}, []string{"data: {}\n\n", ""}, nil},
 	} {
 		synctest.Test(t, func(t *testing.T) {

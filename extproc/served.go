@@ -33,11 +33,11 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	case status(h) != "200":
 	case isWhole(h): // the prefill has ended
 		s.router.FirstToken(s.id, router.SignEnd)
-	case !isEventStream(h): // kvroute finds no first token in another kind of stream
+	case formOf(h) == noStream: // kvroute finds no first token in another kind of stream
 	case s.conf.FirstToken == FirstTokenResponseHeaders:
 		s.router.FirstToken(s.id, router.SignHeaders)
 	default:
-		s.watching = s.responseBody
+		s.watching, s.events.form = s.responseBody, formOf(h)
 	}
 	var headers []string
 	if s.conf.DecisionHeaders {
