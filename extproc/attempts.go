@@ -18,8 +18,9 @@ import (
 // attemptLogLife limits the life of a stream of logged attempts, so that it does not keep an old connection open.
 const attemptLogLife = 10 * time.Minute
 
-// attemptLog receives the attempts that workers answered with 429 or 503, as entries of Envoy's access log. The
-// streams of requests show the last attempt only.
+// attemptLog receives, as entries of Envoy's access log, the attempts that workers answered with 429 or 503, of which the
+// streams of requests show the last one only, and the responses that workers broke off, which these streams do not tell
+// from those that clients left.
 type attemptLog struct {
 	accesslogv3.UnimplementedAccessLogServiceServer
 	*Server
@@ -44,8 +45,17 @@ func (s attemptLog) StreamAccessLogs(g accesslogv3.AccessLogService_StreamAccess
 			at := entry.GetCommonProperties().GetUpstreamRemoteAddress().GetSocketAddress()
 			status := int(entry.GetResponse().GetResponseCode().GetValue())
 			ip, err := netip.ParseAddr(at.GetAddress())
-			if err != nil || !mayAskForPause(status) {
-				continue // Envoy is configured in another way
+			f := entry.GetCommonProperties().GetResponseFlags()
+			broken := f.GetUpstreamConnectionTermination() || f.GetUpstreamRemoteReset() || f.GetUpstreamProtocolError()
+			switch {
+			case err != nil: // Envoy is configured in another way
+				continue
+			case broken && status/100 == 2: // else the request's stream shows it
+				s.metrics.attempts.Count("broken_off")
+				s.router.BrokeOff(netip.AddrPortFrom(ip.Unmap(), uint16(at.GetPortValue())))
+				continue
+			case !mayAskForPause(status):
+				continue
 			}
 			s.metrics.attempts.Count(strconv.Itoa(status))
 			for _, avoided := range s.router.Attempted(router.Response{

@@ -60,10 +60,15 @@ func TestAttemptsAreLogged(t *testing.T) {
 			Response: &datav3.HTTPResponseProperties{ResponseCode: wrapperspb.UInt32(status), ResponseHeaders: map[string]string{"retry-after": after}},
 		}
 	}
+	broken := func(status uint32) *datav3.HTTPAccessLogEntry {
+		e := entry("10.0.0.3", status, "")
+		e.CommonProperties.ResponseFlags = &datav3.ResponseFlags{UpstreamConnectionTermination: true}
+		return e
+	}
 	for _, entries := range [][]*datav3.HTTPAccessLogEntry{
 		nil,
 		{{}, entry("10.0.0.1", 200, "5"), entry("worker", 429, "5"), entry("", 429, "")},
-		{entry("10.0.0.1", 429, "5"), entry("::ffff:10.0.0.2", 503, "")},
+		{entry("10.0.0.1", 429, "5"), entry("::ffff:10.0.0.2", 503, ""), broken(0), broken(200)},
 	} {
 		if err := log.Send(&accesslogv3.StreamAccessLogsMessage{LogEntries: &accesslogv3.StreamAccessLogsMessage_HttpLogs{
 			HttpLogs: &accesslogv3.StreamAccessLogsMessage_HTTPAccessLogEntries{LogEntry: entries},
@@ -71,13 +76,13 @@ func TestAttemptsAreLogged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := []string{"attempted by 10.0.0.1:8000, status 429, retry after 5s", "attempted by 10.0.0.2:8000, status 503, retry after 0s"}
+	want := []string{"attempted by 10.0.0.1:8000, status 429, retry after 5s", "attempted by 10.0.0.2:8000, status 503, retry after 0s", "broken off by 10.0.0.3:8000"}
 	var got []string
 	natstest.Eventually(t, func() bool {
 		got = append(got, h.router.newCalls()...)
 		return slices.Equal(got, want)
 	})
-	for _, status := range []string{"429", "503"} {
+	for _, status := range []string{"429", "503", "broken_off"} {
 		if n := h.count(t, "kvroute.extproc.attempts", status); n != 1 {
 			t.Errorf("%d attempts with status %s are counted, want 1", n, status)
 		}

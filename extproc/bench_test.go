@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,6 +37,7 @@ func (quickRouter) Abandon(string) bool                                     { re
 func (quickRouter) Leave(string, bool) bool                                 { return true }
 func (quickRouter) ReportUsage(string, router.Usage)                        {}
 func (quickRouter) Attempted(router.Response) []router.Avoided              { return nil }
+func (quickRouter) BrokeOff(netip.AddrPort)                                 {}
 func (quickRouter) Served(string, router.Response) (bool, []router.Avoided) { return false, nil }
 
 // rawCodec sends messages that are encoded already, and does not read answers, so that a client

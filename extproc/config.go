@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -216,6 +217,8 @@ type Router interface {
 	// Attempted notes that a worker answered an attempt of a request with 429 or 503. It returns the
 	// workers that it avoids from now on.
 	Attempted(r router.Response) (avoided []router.Avoided)
+	// BrokeOff notes that the worker at an address broke off a response that had begun.
+	BrokeOff(at netip.AddrPort)
 	// PrefillFailed notes that a booked request has no prefill leg after all: its worker
 	// computes the prompt. It returns an error if that worker cannot.
 	PrefillFailed(id string) error

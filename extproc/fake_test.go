@@ -201,6 +201,12 @@ func (r *fakeRouter) Attempted(resp router.Response) []router.Avoided {
 	return nil
 }
 
+func (r *fakeRouter) BrokeOff(at netip.AddrPort) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = append(r.calls, fmt.Sprintf("broken off by %v", at))
+}
+
 // will makes r decide by f from now on.
 func (r *fakeRouter) will(f func(ctx context.Context, req router.Request) (router.Decision, error)) {
 	r.mu.Lock()

@@ -69,22 +69,43 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Avoided
 	return true, s.avoided
 }
 
+// BrokeOff notes that the worker at an address broke off a response that had begun. It is one of the failures in
+// [WorkerState]; the worker is not avoided. An address that is not of exactly one worker is ignored.
+func (r *Router) BrokeOff(address netip.AddrPort) {
+	at, found := r.poolAt(address)
+	if !found {
+		return
+	}
+	at.update(r.conf.Now(), func(c *core) {
+		for _, ord := range c.order {
+			if e := &c.entries[ord]; e.address() == address {
+				e.failures++
+			}
+		}
+	})
+}
+
+// poolAt returns the pool of the worker at an address, if there is exactly one.
+func (r *Router) poolAt(address netip.AddrPort) (at *pool, found bool) {
+	workers := 0
+	for _, p := range r.allPools() {
+		p.read(func(c *core) {
+			if n := len(c.workersAt(address)); n > 0 {
+				workers, at = workers+n, p
+			}
+		})
+	}
+	return at, workers == 1
+}
+
 // Attempted notes that a worker answered an attempt of a request with status 429 or 503. The proxy may have sent
 // the request to another worker then, so that [Router.Served] does not tell it. Only Address, Status and
 // RetryAfter of the response count. Attempted returns the workers that are avoided from now on. An address
 // of no worker is ignored, and so is one of several workers, which an HTTP router distinguishes by Host.
 func (r *Router) Attempted(resp Response) (avoided []Avoided) {
 	now := r.conf.Now()
-	var at *pool
-	var ids []uint64
-	for _, p := range r.allPools() {
-		p.read(func(c *core) {
-			if found := c.workersAt(resp.Address); len(found) > 0 {
-				ids, at = append(ids, found...), p
-			}
-		})
-	}
-	if len(ids) != 1 {
+	at, found := r.poolAt(resp.Address)
+	if !found {
 		return nil
 	}
 	var s serving

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/router"
 )
 
 // faulty is a worker that does what the prompt requests: it hangs until hang is closed, and resets
@@ -116,6 +118,13 @@ func TestWorkersFaults(t *testing.T) {
 			}
 			if c.leave {
 				atRestAfterAnAnswer(t, d)
+			}
+			if c.does == "reset in the stream" {
+				eventually(t, "the worker that broke the response off is not counted", func() bool {
+					_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
+					return strings.Contains(text, `kvroute_extproc_attempts_total{status="broken_off"} 1`) &&
+						slices.ContainsFunc(workers(t, d), func(w router.WorkerState) bool { return w.Failures > 0 && !w.Failing })
+				})
 			}
 			atRest(t, d)
 		})

@@ -39,7 +39,7 @@ var tokenLimits = map[string]int{
 	"engines/localindex": 971,
 	"envoy":              3545,
 	"events":             32840,
-	"extproc":            16048,
+	"extproc":            16623,
 	"fleet":              25051,
 	"indexer":            26045,
 	"internal/bus":       2234,
@@ -72,7 +72,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 410379
+	productLimit = 411680
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 127900
 	// longLine is the number of characters above which a line is long; a tab counts as one.
