@@ -155,10 +155,11 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 }
 
 // asksForModels reports whether the request asks for the list of models or for one model, and sets the answer: an
-// engine would list its own models only. Until the fleet is known, and without models, a worker answers.
+// engine would list its own models only. Until the fleet is known, without models, and if the gateway asks for an
+// endpoint for every request, a worker answers.
 func (h *head) asksForModels(conf *Config, method, path string) bool {
 	name, asks := openai.ModelsPath(method, path)
-	if !asks || conf.Models == nil || conf.Started != nil && !conf.Started() {
+	if !asks || conf.Models == nil || conf.EndpointPicker || conf.Started != nil && !conf.Started() {
 		return false
 	}
 	models := conf.Models()

@@ -327,7 +327,7 @@ func TestAClientCannotNameAWorker(t *testing.T) {
 		t.Helper()
 		for _, c := range []struct{ method, path, body string }{
 			{"POST", chatPath, chatBody("hello", 2, false)},
-			{"GET", "/v1/models", ""},
+			{"HEAD", "/v1/models", ""},
 		} {
 			resp, body := reply(t, d, c.method, c.path, c.body, header)
 			if resp.StatusCode != 200 || resp.Header.Get("X-Sim-Worker") == "" {
