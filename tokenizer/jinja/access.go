@@ -3,6 +3,8 @@
 package jinja
 
 import (
+	"math"
+	"math/bits"
 	"slices"
 	"strings"
 	"unicode"
@@ -72,16 +74,24 @@ func (r *renderer) attr(v Value, name string, m *methods) Value {
 			if x, ok := f.attribute(r, name); ok {
 				return x
 			}
-			return missing(name)
 		}
 		if x, ok := f.macro.attribute(name); ok {
 			return x
 		}
-		if name == "fromkeys" && v == r.library.globals["dict"] {
+		switch isDict := f.class == "dict"; {
+		case isDict && name == "fromkeys":
 			b = m.ofDict
-			break
+		case isDict, slices.Contains(f.unsupported, name): // each dict.x is a type: dict['x']
+			raise(Unsupported, "the attribute '%s' of the class %s", name, f.class)
 		}
-		raise(Unsupported, "the attribute '%s' of a %s", name, v.typeName())
+	case kindView:
+		if name == "mapping" || name == "isdisjoint" && v.str != "dict_values" {
+			raise(Unsupported, "the attribute '%s' of %s", name, v.str)
+		}
+	case kindInt, kindBool, kindBig, kindFloat:
+		if x, ok := r.numberAttr(v, name); ok {
+			return x
+		}
 	}
 	switch b {
 	case nil:
@@ -96,6 +106,61 @@ func (r *renderer) attr(v Value, name string, m *methods) Value {
 		}
 	}
 	return missing(name)
+}
+
+// numberAttr is an attribute or method of a number.
+func (r *renderer) numberAttr(v Value, name string) (x Value, ok bool) {
+	method := func(x Value) (Value, bool) {
+		return r.newFunc(name, func(_ *renderer, a args) Value {
+			if len(a.values) > 0 {
+				raise(TypeError, "%s() takes no arguments", name)
+			}
+			return x
+		}), true
+	}
+	isFloat := v.kind == kindFloat
+	switch name {
+	case "real":
+		return r.sign("+", v), true
+	case "imag":
+		return r.arithmetic("*", v, Int(0)), true
+	case "conjugate":
+		return method(r.sign("+", v))
+	case "is_integer":
+		if !isFloat {
+			raise(Unsupported, "int.is_integer, which only some versions of Python have")
+		}
+		f := v.float()
+		return method(Bool(f == math.Trunc(f) && !math.IsInf(f, 0)))
+	case "as_integer_ratio":
+		raise(Unsupported, "the method '%s' of a %s", name, v.typeName())
+	case "hex", "fromhex":
+		if isFloat {
+			raise(Unsupported, "the method '%s' of a float", name)
+		}
+	case "to_bytes", "from_bytes":
+		if !isFloat {
+			raise(Unsupported, "the method '%s' of an int", name)
+		}
+	}
+	if isFloat {
+		return Value{}, false
+	}
+	switch name {
+	case "numerator":
+		return r.sign("+", v), true
+	case "denominator":
+		return Int(1), true
+	case "bit_length":
+		return method(Int(int64(r.bigOf(v).BitLen())))
+	case "bit_count":
+		n := 0
+		for _, word := range r.bigOf(v).Bits() {
+			n += bits.OnesCount(uint(word))
+		}
+		return method(Int(int64(n)))
+	}
+	return Value{}, false
 }
 
 // item is v[k]: an item, else an attribute.
@@ -145,7 +210,10 @@ func place(k Value, n int) (int, bool) {
 // slice is v[start:stop:step]. An absent part stands for None.
 func (r *renderer) slice(v, start, stop, step Value) Value {
 	r.defined(v, start, stop, step)
-	for _, part := range []Value{start, stop, step} {
+	for _, part := range []*Value{&start, &stop, &step} {
+		if part.kind == kindBig {
+			*part = Int(int64(r.bigOf(*part).Sign()) << 40) // beyond any end
+		}
 		if !part.isInt() && !part.IsNone() {
 			raise(TypeError, "slice indices must be integers or None")
 		}
@@ -266,9 +334,12 @@ func (r *renderer) iterate(v Value) []Value {
 		r.listed(n)
 		items := make([]Value, 0, n)
 		for i, c := range v.str {
-			items = append(items, v.withText(v.str[i:i+utf8.RuneLen(c)]))
+			items = append(items, String(v.str[i:i+utf8.RuneLen(c)])) // those of a safe string are not safe
 		}
 		return items
+	}
+	if v.kind == kindLoop {
+		raise(Unsupported, "a loop over the variable 'loop'")
 	}
 	panic(errorf(TypeError, "'%s' object is not iterable", v.typeName()))
 }

@@ -69,6 +69,8 @@ func (r *renderer) arithmetic(op string, a, b Value) Value {
 		return r.repeated(a, b.int())
 	case op == "*" && (b.isString() || b.isSequence()) && a.isInt():
 		return r.repeated(b, a.int())
+	case op == "-" && (a.kind == kindView || b.kind == kindView):
+		raise(Unsupported, "the difference of keys or items")
 	case !a.isNumber() || !b.isNumber():
 		raise(TypeError, "unsupported operand type(s) for %s: '%s' and '%s'", op, a.typeName(), b.typeName())
 	case (op == "/" || op == "//" || op == "%") && !b.Truth():
@@ -160,14 +162,25 @@ func floats(op string, x, y float64) Value {
 		return Float(x * y)
 	case "/":
 		return Float(x / y)
-	case "//":
-		return Float(math.Floor(x / y))
 	}
 	m := math.Mod(x, y)
-	if m != 0 && (m < 0) != (y < 0) {
-		m += y
+	quotient := (x - m) / y
+	switch {
+	case m == 0:
+		m = math.Copysign(0, y)
+	case (m < 0) != (y < 0):
+		m, quotient = m+y, quotient-1
 	}
-	return Float(m)
+	switch floor := math.Floor(quotient); {
+	case op == "%":
+		return Float(m)
+	case quotient == 0:
+		return Float(math.Copysign(0, x/y))
+	case quotient-floor > 0.5:
+		return Float(floor + 1)
+	default:
+		return Float(floor)
+	}
 }
 
 // integers computes with integers.

@@ -139,6 +139,9 @@ func (r *renderer) contains(of, v Value) bool {
 		_, ok := r.lookup(of.Dict(), v)
 		return ok
 	case kindUndefined, kindList, kindTuple, kindView, kindRange, kindGenerator:
+		if of.kind == kindView && of.str == "dict_keys" {
+			r.hashable(v)
+		}
 		return slices.ContainsFunc(r.iterate(of), func(it Value) bool {
 			r.tick(1)
 			return r.equal(it, v)
@@ -150,6 +153,10 @@ func (r *renderer) contains(of, v Value) bool {
 // hashable panics unless v can be the key of a dictionary.
 func (r *renderer) hashable(v Value) {
 	switch v.kind {
+	case kindView:
+		if v.str != "dict_values" {
+			raise(TypeError, "unhashable type: '%s'", v.typeName())
+		}
 	case kindList, kindDict:
 		raise(TypeError, "unhashable type: '%s'", v.typeName())
 	case kindTuple:

@@ -25,6 +25,7 @@ const (
 	KeyError       Kind = "KeyError"
 	ObjectError    Kind = "RuntimeError" // Python's own, not that of templates
 	IndexError     Kind = "IndexError"
+	NotFound       Kind = "TemplatesNotFound"
 
 	LimitError  Kind = "LimitError"  // a limit of this package, which the reference does not have
 	Unsupported Kind = "Unsupported" // a feature of the reference that this package does not have

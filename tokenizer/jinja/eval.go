@@ -65,6 +65,11 @@ func (r *renderer) evalOperator(n *node) Value {
 		return String(r.cut(start))
 	case opCaller:
 		return r.newMacro(n.macro)
+	case opSelf:
+		return r.blocks(n.scope, r.above(n.up))
+	case opUnsupported:
+		r.line = n.line
+		return raise(Unsupported, "%s", n.text)
 	case opSum:
 		start := len(r.out)
 		if v := r.sum(n, start); v.kind != kindUnset {

@@ -3,6 +3,7 @@
 package jinja
 
 import (
+	"slices"
 	"strings"
 )
 
@@ -174,7 +175,13 @@ func (p *parser) primary() *node {
 	case t.kind == tokString:
 		var s strings.Builder
 		for p.peek().kind == tokString {
-			s.WriteString(p.next().text)
+			t := p.next()
+			if t.unsupported != "" {
+				n := newNode(opUnsupported, t.line)
+				n.text = t.unsupported
+				return n
+			}
+			s.WriteString(t.text)
 		}
 		return constant(String(s.String()))
 	case t.kind == tokNumber:
@@ -270,6 +277,9 @@ func (p *parser) arguments(n *node) *node {
 			}
 			*of = p.expression()
 		case p.isAssignment():
+			if slices.Contains(n.names, p.peek().text) {
+				p.raise("keyword argument repeated: %s", p.peek().text)
+			}
 			n.names = append(n.names, p.next().text)
 			p.at++
 			n.args = append(n.args, p.expression())
@@ -340,7 +350,7 @@ func (p *parser) test(of *node) *node {
 		p.arguments(n)
 	case p.isName("is"):
 		p.raise("You cannot chain multiple tests with is")
-	case k == tokString, k == tokNumber, p.isOp("[", "{"), k == tokName && !p.isName("else", "or", "and", "if", "in", "not", "recursive"):
+	case k == tokString, k == tokNumber, p.isOp("[", "{"), k == tokName && !p.isName("else", "or", "and"):
 		n.args = []*node{p.postfix(p.primary())}
 	}
 	if not {

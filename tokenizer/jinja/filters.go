@@ -214,7 +214,7 @@ func sorted(r *renderer, v Value, a args) Value {
 func dictSorted(r *renderer, v Value, a args) Value {
 	r.defined(v)
 	d, pick := v.Dict(), 0
-	if d == nil {
+	if d == nil || v.kind != kindDict {
 		raise(AttributeError, "'%s' object has no attribute 'items'", v.typeName())
 	}
 	switch by := a.or(1, String("key")); by.str {

@@ -4,6 +4,7 @@ package jinja
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,6 +34,16 @@ func globals() map[string]Value {
 		define("*", func(r *renderer, _ Value, a args) Value { return Value{kind: kindNamespace, ref: r.dictOf(a)} }))
 	add("cycler", define("*", newCycler))
 	add("joiner", define("sep", newJoiner))
+	for name, class := range map[string]struct{ name, unsupported string }{
+		"dict":      {"dict", ""},
+		"range":     {"range", "count index start step stop mro"},
+		"namespace": {"jinja2.utils.Namespace", "mro"},
+		"cycler":    {"jinja2.utils.Cycler", "current next reset mro"},
+		"joiner":    {"jinja2.utils.Joiner", "mro"},
+	} {
+		f := all[name].ref.(*function)
+		f.class, f.unsupported = class.name, strings.Fields(class.unsupported)
+	}
 	add("lipsum", unsupported("the function", "lipsum")) // its text is random
 	return all
 }
@@ -44,6 +55,7 @@ func (r *renderer) dictOf(a args) *Dict {
 		raise(TypeError, "dict expected at most 1 argument, got %d", len(positional))
 	}
 	for _, from := range positional {
+		r.defined(from)
 		var pairs []Value
 		if from.kind == kindDict {
 			pairs = r.pairs(from.Dict())
@@ -79,6 +91,9 @@ func (r *renderer) newObject(name string, call func(r *renderer, a args) Value, 
 // newCycler is cycler: an object that returns its items in turn.
 func newCycler(r *renderer, _ Value, a args) Value {
 	items, at := a.kept().positional(), 0
+	if len(a.names) > 0 {
+		raise(TypeError, "Cycler.__init__() got an unexpected keyword argument '%s'", a.names[0])
+	}
 	if r.listed(len(items)); len(items) == 0 {
 		raise(ObjectError, "at least one item has to be provided")
 	}
@@ -111,12 +126,20 @@ func newCycler(r *renderer, _ Value, a args) Value {
 // newJoiner is joiner: a function that returns "" at first, and then its separator.
 func newJoiner(r *renderer, _ Value, a args) Value {
 	separator, used := a.or(0, String(", ")), false
-	return r.newFunc("joiner", func(*renderer, args) Value {
+	return r.newObject("joiner", func(*renderer, args) Value {
 		if !used {
 			used = true
 			return String("")
 		}
 		return separator
+	}, func(_ *renderer, name string) (Value, bool) {
+		switch name {
+		case "sep":
+			return separator, true
+		case "used":
+			return Bool(used), true
+		}
+		return Value{}, false
 	})
 }
 
@@ -127,6 +150,9 @@ func (m *macro) attribute(name string) (Value, bool) {
 	}
 	switch name {
 	case "name":
+		if m.name == "" {
+			return None(), true
+		}
 		return String(m.name), true
 	case "arguments":
 		var names []Value
@@ -140,6 +166,8 @@ func (m *macro) attribute(name string) (Value, bool) {
 		return Bool(m.varargs.read), true
 	case "caller":
 		return Bool(m.caller.read), true
+	case "explicit_caller":
+		return Bool(slices.Contains(m.names, "caller")), true
 	}
 	return Value{}, false
 }

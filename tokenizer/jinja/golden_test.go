@@ -67,7 +67,7 @@ func goldenFile(t testing.TB, name string) (vars *jinja.Dict, o jinja.Options, a
 func TestGolden(t *testing.T) {
 	vars, o, all := golden(t)
 	unsupported := 0
-	if len(all) < 1900 {
+	if len(all) < 2090 {
 		t.Fatalf("%d cases", len(all))
 	}
 	for _, c := range all {
@@ -84,7 +84,7 @@ func TestGolden(t *testing.T) {
 			t.Errorf("%q: got %q, %v; want %q", c.Template, out, err, *c.Out)
 		case c.Err != nil:
 			kind, message, _ := strings.Cut(*c.Err, ": ")
-			if kind == "TemplateAssertionError" {
+			if kind == "TemplateAssertionError" || kind == "SyntaxError" { // Python compiles what Jinja2 has parsed
 				kind = "TemplateSyntaxError"
 			}
 			if e == nil || string(e.Kind) != kind || kind == "TemplateError" && e.Message != message {
@@ -93,7 +93,7 @@ func TestGolden(t *testing.T) {
 		}
 	}
 	t.Logf("%d of %d cases are unsupported", unsupported, len(all))
-	if unsupported > 7 {
-		t.Errorf("%d of %d cases are unsupported, at most 7 may be", unsupported, len(all))
+	if unsupported > 6 {
+		t.Errorf("%d of %d cases are unsupported, at most 6 may be", unsupported, len(all))
 	}
 }

@@ -32,6 +32,8 @@ type token struct {
 	text  string // of data, names, strings and operators
 	value Value  // of numbers
 	line  int
+
+	unsupported string // an escape of the string, "" without one
 }
 
 // maxTemplate and maxTokens limit a template, and so the memory for parsing it: about
@@ -56,6 +58,7 @@ var (
 	rawStart  = regexp.MustCompile(`^\s*raw\s*(-?)%\}`)
 	rawEnd    = regexp.MustCompile(`\{%([-+]?)\s*endraw\s*([-+]?)%\}`)
 	numbers   = regexp.MustCompile(`^(0[xX](_?[0-9a-fA-F])+|0[oO](_?[0-7])+|0[bB](_?[01])+|\d(_?\d)*((\.\d(_?\d)*)?[eE][-+]?\d(_?\d)*|\.\d(_?\d)*)?)`)
+	surrogate = regexp.MustCompile(`^\\(u|U0000)[dD][89a-fA-F][0-9a-fA-F]{2}`)
 	octals    = regexp.MustCompile(`^[0-7]{1,3}`)
 	operators = regexp.MustCompile(`^(//|\*\*|==|!=|>=|<=|[-+/*%~\[\](){}<>=.:|,;])`)
 )
@@ -233,10 +236,11 @@ func (l *lexer) expression(end string, endKind tokenKind) {
 // quoted reads a string, with Python's escapes.
 func (l *lexer) quoted(s string) {
 	var b strings.Builder
+	unsupported := ""
 	for i := 1; i < len(s); {
 		switch c := s[i]; {
 		case c == s[0]:
-			l.add(tokString, b.String())
+			l.tokens = append(l.tokens, token{kind: tokString, text: b.String(), line: l.line, unsupported: unsupported})
 			l.advance(i + 1)
 			return
 		case c != '\\' || i+1 == len(s):
@@ -244,6 +248,9 @@ func (l *lexer) quoted(s string) {
 			i++
 		default:
 			c, rest := unescape(s[i:])
+			if len(c) > 1 && c[0] == '\\' {
+				unsupported = "the escape " + c // the name of a character, or half a surrogate pair
+			}
 			b.WriteString(c)
 			i = len(s) - len(rest)
 		}
@@ -260,12 +267,19 @@ func unescape(s string) (text, rest string) {
 		return s[1:2], s[2:]
 	case 'a', 'b', 'f', 'n', 'r', 't', 'v', '\\', 'x', 'u', 'U':
 		r, _, rest, err := strconv.UnquoteChar(s, '"')
+		if half := surrogate.FindString(s); err != nil && half != "" {
+			return half, s[len(half):] // see quoted
+		}
 		if err != nil {
 			raise(SyntaxError, "bad escape in a string")
 		}
 		return string(r), rest
 	case 'N':
-		raise(Unsupported, "the name of a character in a string")
+		name, rest, ok := strings.Cut(s[2:], "}")
+		if !ok || len(name) < 2 || name[0] != '{' {
+			raise(SyntaxError, "malformed \\N character escape")
+		}
+		return s[:3+len(name)], rest // see quoted
 	}
 	if digits := octals.FindString(s[1:]); digits != "" {
 		n, _ := strconv.ParseUint(digits, 8, 16) // cannot fail

@@ -42,18 +42,19 @@ const (
 // renderer is the state of one rendering. Its methods panic with an *Error.
 type renderer struct {
 	Options
-	library *library
-	vars    *Dict
-	out     []byte
-	line    int      // of the node that is evaluated, for errors
-	frame   *frame   // variables of the innermost scope
-	free    []*frame // frames to be used again
-	stack   []Value  // arguments of the calls that are running
-	steps   int      // that are left
-	memory  int      // bytes that are left
-	calls   int      // nested calls of macros
-	nesting int      // of the value that is printed or compared
-	longest int      // maximum length of the buffer that a value is printed to
+	library  *library
+	template *Template
+	vars     *Dict
+	out      []byte
+	line     int      // of the node that is evaluated, for errors
+	frame    *frame   // variables of the innermost scope
+	free     []*frame // frames to be used again
+	stack    []Value  // arguments of the calls that are running
+	steps    int      // that are left
+	memory   int      // bytes that are left
+	calls    int      // nested calls of macros
+	nesting  int      // of the value that is printed or compared
+	longest  int      // maximum length of the buffer that a value is printed to
 }
 
 // Render appends the text of the template with the given variables to dst. The
@@ -62,7 +63,7 @@ type renderer struct {
 func (t *Template) Render(dst []byte, vars *Dict, o Options) (text []byte, err error) {
 	o.MaxOutput, o.MaxSteps, o.MaxMemory = cmp.Or(o.MaxOutput,
 		defaultOutput), cmp.Or(o.MaxSteps, defaultSteps), cmp.Or(o.MaxMemory, defaultMemory)
-	r := &renderer{library: t.library, vars: vars, Options: o, out: dst, steps: o.MaxSteps, memory: o.MaxMemory}
+	r := &renderer{library: t.library, template: t, vars: vars, Options: o, out: dst, steps: o.MaxSteps, memory: o.MaxMemory}
 	if vars == nil {
 		r.vars = &Dict{}
 	}

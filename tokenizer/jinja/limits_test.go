@@ -273,7 +273,7 @@ func TestErrorsNameTheLine(t *testing.T) {
 		"a\n{% if %}":                       "t:2: TemplateSyntaxError",
 		"{% for x in [1] %}\n{{ x + 'a' }}": "t:2: TemplateSyntaxError",
 		"\n\n{{ raise_exception('no') }}":   "t:3: TemplateError: no",
-		"\n{% include 'x' %}":               "t:2: TemplateSyntaxError: unknown tag 'include'",
+		"\n{% include 'x' %}":               "t:2: TypeError: no loader for this environment specified",
 		"\n{% do x %}":                      "t:2: TemplateSyntaxError: unknown tag 'do'",
 		"{% break %}":                       "t:1: TemplateSyntaxError: 'break' outside of a loop",
 	} {
@@ -290,15 +290,19 @@ func TestErrorsNameTheLine(t *testing.T) {
 // A feature that the package lacks gives an error that names it once it is reached.
 func TestUnsupported(t *testing.T) {
 	for text, want := range map[string]string{
-		"\n{{ [1] | random }}":            "t:2: Unsupported: the filter 'random'",
-		"{{ dict.items }}":                "t:1: Unsupported: the attribute 'items' of a function",
-		"a\n{{ 'a'.encode() }}":           "t:2: Unsupported: the method 'encode'",
-		"{{ lipsum() }}":                  "t:1: Unsupported: the function 'lipsum'",
-		"{{ (-2) ** 0.5 }}":               "t:1: Unsupported: complex numbers",
-		"{{ strftime_now('%Q') }}":        "t:1: Unsupported: %Q in a date format",
-		"{{ range(99) | list | pprint }}": "t:1: Unsupported: pprint of more than one line",
-		"{% if 0 %}{{ 'a'.encode() }}{{ lipsum() | random }}{% endif %}": "",
-		"{{ {'encode': 1}.encode }}":                                     "",
+		"\n{{ [1] | random }}": "t:2: Unsupported: the filter 'random'",
+		"{{ dict.items }}":     "t:1: Unsupported: the attribute 'items' of the class dict",
+		"{% if n %}\n{% autoescape true %}{% endautoescape %}{% endif %}": "",
+		"\n{% autoescape true %}{% endautoescape %}":                      "t:2: Unsupported: the block 'autoescape'",
+		"\n{{ 'a' '\\N{BULLET}' }}":                                       "t:2: Unsupported: the escape \\N{BULLET}",
+		"{% if n %}{{ '\\N{BULLET}\\ud83d' }}{% endif %}":                 "",
+		"a\n{{ 'a'.encode() }}":                                           "t:2: Unsupported: the method 'encode'",
+		"{{ lipsum() }}":                                                  "t:1: Unsupported: the function 'lipsum'",
+		"{{ (-2) ** 0.5 }}":                                               "t:1: Unsupported: complex numbers",
+		"{{ strftime_now('%Q') }}":                                        "t:1: Unsupported: %Q in a date format",
+		"{{ range(99) | list | pprint }}":                                 "t:1: Unsupported: pprint of more than one line",
+		"{% if 0 %}{{ 'a'.encode() }}{{ lipsum() | random }}{% endif %}":  "",
+		"{{ {'encode': 1}.encode }}":                                      "",
 	} {
 		tmpl, err := jinja.Parse("t", text)
 		if err == nil {

@@ -9,7 +9,7 @@ import (
 )
 
 // methods holds the methods of one name: nil if a kind of value does not have the method.
-type methods struct{ ofString, ofSafe, ofDict, ofList *builtin }
+type methods struct{ ofString, ofSafe, ofDict, ofList, ofTuple *builtin }
 
 //nolint:gochecknoglobals // a constant
 var noMethods = &methods{}
@@ -34,8 +34,10 @@ func (m *methods) of(v Value) *builtin {
 		return m.ofString
 	case kindDict:
 		return m.ofDict
-	case kindList, kindTuple, kindRange:
+	case kindList:
 		return m.ofList
+	case kindTuple, kindRange:
+		return m.ofTuple
 	}
 	return nil
 }
@@ -123,6 +125,7 @@ func allMethods() map[string]*methods {
 		}
 		return raise(ValueError, "%s is not in list", r.repr(a.values[0]))
 	})
+	named("count").ofTuple, named("index").ofTuple = named("count").ofList, named("index").ofList
 	return all
 }
 

@@ -31,7 +31,6 @@ const (
 
 	opData   // text
 	opOutput // expression
-	opScope  // body in a scope of its own
 	opIf     // condition; body, other
 	opFor    // target, items, test; test may be nil; body, other
 	opSet    // target, value
@@ -39,6 +38,11 @@ const (
 	opWith   // target, value, target, value, …; body
 	opBreak
 	opContinue
+	opBlock       // text is the name; body, in a scope of its own; again: it is required
+	opAutoescape  // condition; body, in a scope of its own
+	opLoad        // template; text is the tag; again: a missing template is ignored
+	opUnsupported // text is the error
+	opSelf        // the blocks of the template
 )
 
 // node is a statement or an expression.
@@ -52,7 +56,7 @@ type node struct {
 	names   []string // of arguments, or operators
 	builtin *builtin // of a filter or test
 	methods *methods // named like an attribute or a constant index
-	again   bool     // a loop may call itself
+	again   bool     // a loop may call itself; a name is read in a block and declared around it
 	spread  [2]*node // arguments behind * and ** of a call; nil without them
 	body    []*node
 	other   []*node // else
@@ -69,7 +73,7 @@ func newNode(op op, line int, kids ...*node) *node { return &node{op: op, line: 
 
 // macro is the code of a macro. Parameters are slots.
 type macro struct {
-	name     string
+	name     string // "" for that of a block
 	params   []int
 	names    []string
 	defaults []*node
@@ -84,6 +88,7 @@ type macro struct {
 type special struct {
 	slot int
 	read bool // the body reads the name
+	set  bool // the body sets the name before: it is a variable as any other
 }
 
 // scope is a block with its own variables: the template, a loop, a macro or a set block. The
@@ -93,20 +98,26 @@ type special struct {
 type scope struct {
 	around *scope
 	slots  map[string]*decl
+	// context is the scope whose variables a block sees in this place: that of the template, or that around a
+	// block with "scoped".
+	context *scope
+	block   string // the name of the innermost block around
 }
 
 // decl is the slot of a name, and where to look if it is not set.
 type decl struct {
-	slot int
-	up   int   // frames from this one to that of next
-	next *decl // nil: a variable of the rendering
+	slot      int
+	undefined bool   // until it is set: no other is looked for
+	block     string // of the scope
+	up        int    // frames from this one to that of next
+	next      *decl  // nil: a variable of the rendering
 }
 
 // declare returns the slot of a name.
 func (s *scope) declare(name string) int {
 	d, ok := s.slots[name]
 	if !ok {
-		d = &decl{slot: len(s.slots)}
+		d = &decl{slot: len(s.slots), block: s.block}
 		s.slots[name] = d
 	}
 	return d.slot
@@ -121,6 +132,14 @@ func (s *scope) find(name string) (up int, d *decl) {
 		up++
 	}
 	return 0, nil
+}
+
+// depth returns the number of frames from one of this scope to that of its context.
+func (s *scope) depth() (up int) {
+	for at := s; at != s.context; at = at.around {
+		up++
+	}
+	return up
 }
 
 // frame holds the variables of a scope while it runs.
@@ -170,15 +189,24 @@ func (f *frame) keep() {
 	}
 }
 
-// variable returns the value of a name that is read.
-func (r *renderer) variable(n *node) Value {
+// above returns the frame that is so many frames above the current one.
+func (r *renderer) above(up int) *frame {
 	f := r.frame
-	for range n.up {
+	for range up {
 		f = f.around
 	}
+	return f
+}
+
+// variable returns the value of a name that is read.
+func (r *renderer) variable(n *node) Value {
+	f := r.above(n.up)
 	for d := n.decl; d != nil; d = d.next {
 		if v := f.slots[d.slot]; v.kind != kindUnset {
 			return v
+		}
+		if d.undefined && d.block == n.decl.block && !n.again { // a block sees only what is set around it
+			return Value{num: isVariable, str: n.text}
 		}
 		for range d.up {
 			f = f.around

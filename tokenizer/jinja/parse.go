@@ -11,16 +11,17 @@ const maxParseDepth = 120
 
 // parser makes nodes of tokens. Its methods panic with an *Error.
 type parser struct {
-	t       *Template
-	tokens  []token
-	at      int
-	depth   int
-	loops   int    // around the current statement
-	scope   *scope // the current one
-	scopes  []*scope
-	reads   []read
-	macros  []*macro // around the current statement
-	unknown []unknownName
+	t        *Template
+	tokens   []token
+	at       int
+	depth    int
+	loops    int    // around the current statement
+	setsLoop int    // how many assignments set a variable named loop
+	scope    *scope // the current one
+	scopes   []*scope
+	reads    []read
+	macros   []*macro // around the current statement
+	unknown  []unknownName
 }
 
 // read is a name whose slots are looked up when all scopes around it are parsed.
@@ -43,6 +44,7 @@ func (p *parser) parse() {
 	if len(p.unknown) > 0 {
 		panic(p.unknown[0].err)
 	}
+	p.t.scope.analyze(nil, func(t *symbols) { t.statements(p.t.body) })
 	for _, s := range p.scopes {
 		for name, d := range s.slots {
 			if up, next := s.around.find(name); next != nil {
@@ -52,6 +54,14 @@ func (p *parser) parse() {
 	}
 	for _, r := range p.reads {
 		r.n.up, r.n.decl = r.in.find(r.n.text)
+		r.n.again = r.n.decl != nil && r.n.decl.block != r.in.block
+		switch {
+		case r.n.decl != nil:
+		case r.n.text == "self":
+			r.n.op, r.n.up, r.n.scope = opSelf, r.in.depth(), r.in.context
+		case r.n.text == "super" && r.in.block != "":
+			r.n.op, r.n.value = opConst, undefined("there is no parent block called '"+r.in.block+"'.")
+		}
 	}
 }
 
@@ -63,7 +73,11 @@ func (p *parser) conditional(n int) {
 
 // open begins a scope.
 func (p *parser) open() *scope {
-	p.scope = &scope{around: p.scope, slots: map[string]*decl{}}
+	around := p.scope
+	p.scope = &scope{around: around, slots: map[string]*decl{}}
+	if p.scope.context = p.scope; around != nil {
+		p.scope.context, p.scope.block = around.context, around.block
+	}
 	p.scopes = append(p.scopes, p.scope)
 	return p.scope
 }
@@ -73,14 +87,27 @@ func (p *parser) name(name string) *node {
 	n := &node{op: opName, text: name, line: p.line()}
 	p.reads = append(p.reads, read{n, p.scope})
 	for _, m := range p.macros {
-		if i := slices.Index(m.names, name); i >= 0 && name == "caller" && m.defaults[i] == nil {
-			p.raise(`When defining macros or call blocks the special "caller" argument must be omitted or be given a default.`)
+		s := m.special(name)
+		if s == nil || s.read || s.set {
+			continue
 		}
-		if s := m.special(name); s != nil && !s.read && !slices.Contains(m.names, name) {
+		switch i := slices.Index(m.names, name); {
+		case i < 0:
 			s.read, s.slot = true, m.scope.declare(name)
+		case name == "caller" && m.defaults[i] == nil:
+			p.raise(`When defining macros or call blocks the special "caller" argument must be omitted or be given a default.`)
 		}
 	}
 	return n
+}
+
+// sets notes that the macros around set a name.
+func (p *parser) sets(name string) {
+	for _, m := range p.macros {
+		if s := m.special(name); s != nil {
+			s.set = true
+		}
+	}
 }
 
 // special returns the variable of a name that has a meaning of its own in macros, nil for other names.
@@ -159,6 +186,14 @@ func (p *parser) wantName() string {
 		p.raise("expected a name, got %s", p.describe())
 	}
 	return p.next().text
+}
+
+// wantTarget returns a name that can be set.
+func (p *parser) wantTarget() string {
+	if p.isName("true", "false", "none", "True", "False", "None") {
+		p.raise("can't assign to '%s'", p.peek().text)
+	}
+	return p.wantName()
 }
 
 func (p *parser) want(k tokenKind) {

@@ -73,8 +73,13 @@ func (r *renderer) appendRepr(dst []byte, v Value) []byte {
 		r.leave()
 		return dst
 	case kindFunc:
-		if f := v.ref.(*function); f.macro != nil {
+		switch f := v.ref.(*function); {
+		case f.macro != nil && f.name == "":
+			return append(dst, "<Macro anonymous>"...)
+		case f.macro != nil:
 			return append(appendQuoted(append(dst, "<Macro "...), f.name), '>')
+		case f.class != "":
+			return append(append(append(dst, "<class '"...), f.class...), "'>"...)
 		}
 	case kindLoop:
 		l := v.ref.(*loop)

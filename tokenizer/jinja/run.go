@@ -32,8 +32,6 @@ func (r *renderer) statement(n *node) jump {
 		r.checkOutput()
 	case opOutput:
 		r.output(n)
-	case opScope:
-		return r.within(n.scope, n.body)
 	case opIf:
 		if r.holds(n.kids[0]) {
 			return r.run(n.body)
@@ -47,6 +45,17 @@ func (r *renderer) statement(n *node) jump {
 		r.assign(n.kids[0], v)
 	case opWith:
 		return r.with(n)
+	case opBlock:
+		r.line = n.line
+		r.block(n, r.above(n.up))
+	case opAutoescape:
+		if r.eval(n.kids[0]).Truth() {
+			r.line = n.line
+			raise(Unsupported, "the block 'autoescape'")
+		}
+		return r.within(n.scope, n.body)
+	case opLoad:
+		r.load(n)
 	case opMacro:
 		r.frame.slots[n.slot] = r.newMacro(n.macro)
 	case opBreak:
@@ -55,6 +64,67 @@ func (r *renderer) statement(n *node) jump {
 		return jumpContinue
 	}
 	return onward
+}
+
+// block runs a block with the variables of the frame around.
+func (r *renderer) block(n *node, around *frame) {
+	if n.again {
+		raise(RuntimeError, "Required block '%s' not found", n.text)
+	}
+	if r.calls++; r.calls > maxCalls {
+		raise(RecursionError, "maximum recursion depth exceeded")
+	}
+	outer := r.frame
+	r.frame = r.newFrame(n.scope, around)
+	r.run(n.body)
+	r.drop(r.frame)
+	r.frame = outer
+	r.calls--
+}
+
+// blocks is the variable "self": its attributes render the template's blocks with the variables of a scope.
+func (r *renderer) blocks(s *scope, around *frame) Value {
+	around.keep()
+	v := r.newFunc("self", nil)
+	v.ref.(*function).attribute = func(r *renderer, name string) (Value, bool) {
+		n := r.template.blocks[name]
+		if n == nil {
+			return Value{}, false
+		}
+		return r.newFunc(name, func(r *renderer, a args) Value {
+			if len(a.values) > 0 {
+				raise(TypeError, "a block takes no arguments")
+			}
+			if s != r.template.scope && s != n.scope.around {
+				raise(Unsupported, "the block '%s' with the variables of another one", name)
+			}
+			start := len(r.out)
+			r.block(n, r.unset(n.scope.around, s, around))
+			return String(r.cut(start))
+		}), true
+	}
+	return v
+}
+
+// unset returns a frame of the scope s in which only the variables of the scope around it are set.
+func (r *renderer) unset(s, around *scope, f *frame) *frame {
+	if s == around {
+		return f
+	}
+	return r.newFrame(s, r.unset(s.around, around, f))
+}
+
+// load is include, import and extends. As in Jinja2, no template is found without a loader.
+func (r *renderer) load(n *node) {
+	v := r.eval(n.kids[0])
+	r.line = n.line
+	if n.text == "include" && !v.isString() && v.kind != kindUndefined && !v.Truth() {
+		if n.again {
+			return
+		}
+		raise(NotFound, "Tried to select from an empty list of templates.")
+	}
+	raise(TypeError, "no loader for this environment specified")
 }
 
 // output writes an expression. The strings of a sum are written as they come.
@@ -184,11 +254,14 @@ func (r *renderer) loopOver(n *node, v Value, depth int) jump {
 		r.assign(target, item)
 	}
 	if test != nil {
-		l.items = slices.DeleteFunc(slices.Clone(l.items), func(item Value) bool {
-			r.hold(2 * valueSize)
-			next(item)
-			return !r.holds(test)
-		})
+		items := l.items
+		l.items = nil
+		for _, item := range items {
+			r.hold(4 * valueSize)
+			if next(item); r.holds(test) {
+				l.items = append(l.items, r.unpacked(target, item))
+			}
+		}
 	}
 	ended := false
 	for i, item := range l.items {
@@ -206,6 +279,19 @@ func (r *renderer) loopOver(n *node, v Value, depth int) jump {
 		return r.within(n.others, n.other)
 	}
 	return onward
+}
+
+// unpacked returns an item with the parts that a target takes as tuples.
+func (r *renderer) unpacked(target *node, item Value) Value {
+	if target.op != opTuple {
+		return item
+	}
+	parts := slices.Clone(r.iterate(item))
+	r.listed(len(parts))
+	for i, t := range target.kids {
+		parts[i] = r.unpacked(t, parts[i])
+	}
+	return tuple(parts...)
 }
 
 // newMacro returns a macro as a value that reads the variables around it.

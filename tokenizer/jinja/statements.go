@@ -2,7 +2,10 @@
 
 package jinja
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 func (p *parser) statement() *node {
 	n := &node{line: p.line()}
@@ -28,16 +31,17 @@ func (p *parser) statement() *node {
 		n.kids = []*node{p.filtersOf(body, false)}
 		p.text(body, "endfilter")
 	case "print":
-		all := newNode(opConcat, n.line, p.expression())
-		for p.skipOp(",") {
+		all := newNode(opConcat, n.line)
+		for p.peek().kind != tokBlockEnd {
+			if len(all.kids) > 0 {
+				p.wantOp(",")
+			}
 			all.kids = append(all.kids, p.expression())
 		}
 		n.op, n.kids = opOutput, []*node{all}
 		p.want(tokBlockEnd)
-	case "generation":
-		n.op, n.scope = opScope, p.open()
-		n.body = p.outsideLoops("endgeneration")
-		p.scope = n.scope.around
+	case "generation": // as in the reference, a block that is called
+		n.op, n.kids = opOutput, []*node{newNode(opCall, n.line, p.callerOf(&macro{scope: p.open()}, "endgeneration"))}
 	case "break", "continue":
 		if p.loops == 0 {
 			p.raise("'%s' outside of a loop", name)
@@ -46,10 +50,106 @@ func (p *parser) statement() *node {
 			n.op = opContinue
 		}
 		p.want(tokBlockEnd)
+	case "block":
+		n.op = opBlock
+		p.blockBlock(n)
+	case "autoescape":
+		n.op, n.scope = opAutoescape, p.open()
+		n.kids = []*node{p.expression()}
+		n.body = p.block("endautoescape")
+		p.scope = n.scope.around
+	case "include", "import", "from", "extends":
+		n.op, n.text = opLoad, name
+		p.loadTag(n)
 	default:
 		p.raise("unknown tag '%s'", name)
 	}
 	return n
+}
+
+// blockBlock parses a block. Without inheritance it is rendered where it stands.
+func (p *parser) blockBlock(n *node) {
+	n.text = p.wantName()
+	if p.t.blocks[n.text] != nil {
+		p.raise("block '%s' defined twice", n.text)
+	}
+	p.t.blocks[n.text] = n
+	outer, loops, macros := p.scope, p.loops, p.macros
+	around := outer.context
+	if p.skipName("scoped") {
+		around = outer
+	}
+	n.again = p.skipName("required")
+	p.want(tokBlockEnd)
+	n.up = 0
+	for s := outer; s != around; s = s.around {
+		n.up++
+	}
+	p.scope = around
+	n.scope = p.open()
+	n.scope.context, n.scope.block = around, n.text
+	p.loops, p.macros = 0, nil
+	n.body = p.body("endblock")
+	p.at++
+	p.skipName(n.text)
+	p.want(tokBlockEnd)
+	p.scope, p.loops, p.macros = outer, loops, macros
+	if n.again && slices.ContainsFunc(n.body, func(b *node) bool { return b.op != opData || strings.TrimFunc(b.text, isSpace) != "" }) {
+		p.raise("Required blocks can only contain comments or whitespace")
+	}
+}
+
+// loadTag parses a tag that reads another template. There is no loader: the tag fails when it is reached.
+func (p *parser) loadTag(n *node) {
+	if n.text == "extends" && p.scope != p.t.scope {
+		p.raise("cannot use extend from a non top-level scope")
+	}
+	n.kids = []*node{p.expression()}
+	context := func() bool {
+		next := p.tokens[min(p.at+1, len(p.tokens)-1)]
+		is := p.isName("with", "without") && next.kind == tokName && next.text == "context"
+		if is {
+			p.at += 2
+		}
+		return is
+	}
+	switch n.text {
+	case "include":
+		if next := p.tokens[min(p.at+1, len(p.tokens)-1)]; p.isName("ignore") && next.kind == tokName && next.text == "missing" {
+			n.again = true
+			p.at += 2
+		}
+		context()
+	case "import":
+		if !p.skipName("as") {
+			p.raise("expected 'as', got %s", p.describe())
+		}
+		n.names = append(n.names, p.wantTarget())
+		p.scope.declare(n.names[0])
+		context()
+	case "from":
+		if !p.skipName("import") {
+			p.raise("expected 'import', got %s", p.describe())
+		}
+		for first := true; first || p.skipOp(","); first = false {
+			if context() {
+				break
+			}
+			name := p.wantTarget()
+			if strings.HasPrefix(name, "_") {
+				p.raise("names starting with an underline can not be imported")
+			}
+			if p.skipName("as") {
+				name = p.wantTarget()
+			}
+			n.names = append(n.names, name)
+			p.scope.declare(name)
+			if context() {
+				break
+			}
+		}
+	}
+	p.want(tokBlockEnd)
 }
 
 // ifBlock makes each elif an if in the else of the one before it.
@@ -76,6 +176,12 @@ func (p *parser) ifBlock(n *node) {
 }
 
 func (p *parser) forBlock(n *node) {
+	sets := p.setsLoop
+	defer func() {
+		if p.setsLoop > sets {
+			p.raise("Can't assign to special loop variable in for-loop target")
+		}
+	}()
 	n.scope = p.open()
 	outer := n.scope.around
 	target := p.target(false)
@@ -152,7 +258,9 @@ func (p *parser) withBlock(n *node) {
 		if len(n.kids) > 0 {
 			p.wantOp(",")
 		}
+		sets := p.setsLoop
 		target := p.target(false)
+		p.setsLoop = sets // with may set it
 		p.wantOp("=")
 		p.scope = outer
 		n.kids = append(n.kids, target, p.expression())
@@ -164,7 +272,7 @@ func (p *parser) withBlock(n *node) {
 
 // callBlock parses a call whose macro gets the block as the macro "caller".
 func (p *parser) callBlock(n *node) {
-	m := &macro{name: "caller", scope: p.open()}
+	m := &macro{scope: p.open()}
 	if p.isOp("(") {
 		p.parameters(m)
 	}
@@ -173,23 +281,28 @@ func (p *parser) callBlock(n *node) {
 	if call.op != opCall {
 		p.raise("expected call")
 	}
-	block := newNode(opCaller, n.line)
-	block.macro = m
-	call.args, call.names = append(call.args, block), append(call.names, "caller")
 	n.op, n.kids = opOutput, []*node{call}
 	p.scope = m.scope
+	call.args, call.names = append(call.args, p.callerOf(m, "endcall")), append(call.names, "caller")
+}
+
+// callerOf parses a block as the body of a macro, and returns the macro as an expression.
+func (p *parser) callerOf(m *macro, end string) *node {
+	n := newNode(opCaller, p.line())
+	n.macro = m
 	p.macros = append(p.macros, m)
-	m.body = p.outsideLoops("endcall")
+	m.body = p.outsideLoops(end)
 	p.macros = p.macros[:len(p.macros)-1]
 	p.scope = m.scope.around
+	return n
 }
 
 // parameters parses "(a, b=1)".
 func (p *parser) parameters(m *macro) {
 	p.wantOp("(")
 	p.list(")", func() {
-		name := p.wantName()
-		if slices.Contains(m.names, name) {
+		name := p.wantTarget()
+		if p.sets(name); slices.Contains(m.names, name) {
 			p.raise("duplicate argument '%s' in a macro", name)
 		}
 		m.params, m.names = append(m.params, p.scope.declare(name)), append(m.names, name)
@@ -204,15 +317,12 @@ func (p *parser) parameters(m *macro) {
 }
 
 func (p *parser) macroBlock(n *node) {
-	name := p.wantName()
+	name := p.wantTarget()
 	n.slot = p.scope.declare(name)
 	m := &macro{name: name, scope: p.open()}
 	n.macro = m
 	p.parameters(m)
-	p.macros = append(p.macros, m)
-	m.body = p.outsideLoops("endmacro")
-	p.macros = p.macros[:len(p.macros)-1]
-	p.scope = m.scope.around
+	p.callerOf(m, "endmacro")
 }
 
 // target parses the left side of an assignment: a name, names, or an attribute of a namespace.
@@ -222,7 +332,7 @@ func (p *parser) target(withNamespace bool) *node {
 		return all[0]
 	}
 	for p.skipOp(",") {
-		if p.isName("in") || p.isOp("=", ")") || p.peek().kind == tokBlockEnd {
+		if p.isName("in") || p.isOp(")") || p.peek().kind == tokBlockEnd {
 			break
 		}
 		all = append(all, p.oneTarget(withNamespace))
@@ -238,9 +348,14 @@ func (p *parser) oneTarget(withNamespace bool) *node {
 		p.wantOp(")")
 		return t
 	}
-	name := p.wantName()
-	if withNamespace && p.skipOp(".") {
-		return &node{op: opAttr, text: p.wantName(), kids: []*node{p.name(name)}}
+	if next := p.tokens[min(p.at+1, len(p.tokens)-1)]; withNamespace && p.peek().kind == tokName && next.kind == tokOp && next.text == "." {
+		of := p.name(p.wantTarget())
+		p.wantOp(".")
+		return &node{op: opAttr, text: p.wantName(), kids: []*node{of}}
+	}
+	name := p.wantTarget()
+	if p.sets(name); name == "loop" {
+		p.setsLoop++
 	}
 	return &node{op: opName, text: name, slot: p.scope.declare(name)}
 }

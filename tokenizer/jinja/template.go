@@ -4,12 +4,12 @@
 //
 // It has the part of Jinja2 that chat templates use, with Python's values: they print,
 // compare, add and fail as in Python. An unsupported feature gives an error of the kind
-// [Unsupported], when the template is parsed or when the feature is reached. A template
-// can read only its variables. Steps, depth, memory and output are limited.
+// [Unsupported] when a rendering reaches it. A template can read only its variables. Steps,
+// depth, memory and output are limited.
 //
 // The environment is that of the reference: an immutable sandbox, trim_blocks and
 // lstrip_blocks, loop controls, and the block "generation", which only renders its
-// body. Templates cannot include or extend others.
+// body. It has no loader: a template that reaches include, import or extends fails.
 //
 // The package is pure. A [Template] and the values given to it are only read, so
 // any number of goroutines may render it at once.
@@ -23,6 +23,7 @@ type Template struct {
 	name    string
 	body    []*node
 	scope   *scope
+	blocks  map[string]*node
 	library *library
 }
 
@@ -39,12 +40,12 @@ var theLibrary = sync.OnceValue(func() *library {
 })
 
 // Parse parses a template. name is for its errors, which are of type [*Error]
-// and kind [SyntaxError], [LimitError] or [Unsupported].
+// and kind [SyntaxError] or [LimitError].
 func Parse(name, text string) (t *Template, err error) {
 	l := &lexer{}
 	defer catch(&err, name, &l.line)
 	l.lex(text)
-	p := &parser{tokens: l.tokens, t: &Template{name: name, library: theLibrary()}}
+	p := &parser{tokens: l.tokens, t: &Template{name: name, blocks: map[string]*node{}, library: theLibrary()}}
 	p.parse()
 	return p.t, nil
 }

@@ -32,7 +32,7 @@ func tests() map[string]*builtin {
 		">=": ">= ge", "in": "in",
 	} {
 		for name := range strings.FieldsSeq(names) {
-			add(name, "b!", func(r *renderer, v Value, a args) bool { return r.compareBy(op, v, a.values[0]) })
+			add(name, "_!", func(r *renderer, v Value, a args) bool { return r.compareBy(op, v, a.values[0]) })
 		}
 	}
 	all["in"].parameters[0] = "seq"
@@ -43,8 +43,14 @@ func tests() map[string]*builtin {
 	add("lower", "", func(r *renderer, v Value, _ args) bool { return isLower(r.text(v)) })
 	add("upper", "", func(r *renderer, v Value, _ args) bool { return isUpper(r.text(v)) })
 	add("sameas", "other!", func(_ *renderer, v Value, a args) bool { return v == a.values[0] })
-	add("filter", "", func(r *renderer, v Value, _ args) bool { return r.library.filters[v.str] != nil && v.isString() })
-	add("test", "", func(r *renderer, v Value, _ args) bool { return r.library.tests[v.str] != nil && v.isString() })
+	named := func(what string, of func(*library) map[string]*builtin) {
+		add(what, "", func(r *renderer, v Value, _ args) bool {
+			r.hashable(v)
+			return v.isString() && of(r.library)[v.str] != nil
+		})
+	}
+	named("filter", func(l *library) map[string]*builtin { return l.filters })
+	named("test", func(l *library) map[string]*builtin { return l.tests })
 	return all
 }
 

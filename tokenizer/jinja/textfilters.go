@@ -150,12 +150,10 @@ func truncatedTo(r *renderer, v Value, a args) Value {
 		raise(AssertionError, "expected leeway >= 0, got %d", leeway)
 	case v.kind == kindUndefined:
 		return v
-	case !v.isString():
-		raise(TypeError, "object of type '%s' has no len()", v.typeName())
-	}
-	r.scanned(len(v.str))
-	if utf8.RuneCountInString(v.str) <= length+leeway {
+	case int(lengthOf(r, v).int()) <= length+leeway:
 		return v
+	case !v.isString():
+		raise(TypeError, "'%s' object has no attribute 'rsplit'", v.typeName())
 	}
 	s := substring(v.str, None(), Int(int64(length-tail)))
 	if i := strings.LastIndexByte(s, ' '); i >= 0 && !a.or(1, Bool(false)).Truth() {

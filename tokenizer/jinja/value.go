@@ -65,6 +65,9 @@ type function struct {
 	name  string
 	call  func(r *renderer, a args) Value
 	macro *macro // set for macros
+	class string // the text of a class; "" for other functions
+	// unsupported are the attributes of a class that this package does not have.
+	unsupported []string
 	// attribute returns an attribute of an object with methods, such as a cycler; nil for a function.
 	attribute func(r *renderer, name string) (Value, bool)
 }
