@@ -229,6 +229,9 @@ func (d *diagnosis) checkWorkers(x *Replica) {
 		}
 	}
 	for _, m := range last.models {
+		if m.Why != "" && m.TokenMode != tokenizer.None && m.TokenReason != tokenizer.NoTokenizer && m.TokenReason != tokenizer.Drifted {
+			d.report(note, x, "tokens", "model %s: %s", m.Model, m.Why)
+		}
 		if m.Checks == tokenizer.DriftSeen.String() || m.Checks == tokenizer.Differs.String() {
 			d.report(fault, x, "tokens", "model %s: its workers make other token ids than kvroute (%s): compare tokenizer and chat template with the engine's; kvroute tokenize shows the ids", m.Model, m.Checks)
 		}

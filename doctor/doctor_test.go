@@ -126,6 +126,12 @@ func TestDiagnosis(t *testing.T) {
 			},
 			want: "model m: [m], blocks of [16], tokens:  at a; [m], blocks of [16], tokens: bytes at b", level: different,
 		},
+		"chats that have no exact ids": {
+			change: func(_ int, r *Reading) {
+				r.models[0].TokenState = router.TokenState{Why: "chats with tools have no exact ids: chat_template cannot be used: line 4: the filter 'random'"}
+			},
+			want: "b: model m: chats with tools have no exact ids: chat_template cannot be used: line 4: the filter 'random'", level: note,
+		},
 		"the version": {
 			change: func(_ int, r *Reading) { r.Version = "v2" },
 			want:   "version: v1 at a; v2 at b", level: note,

@@ -40,6 +40,7 @@ const (
 	NoTokenizer   = "no_tokenizer"   // no files for this model
 	NoRenderer    = "no_renderer"    // no chat template
 	TemplateError = "template_error" // the template, or the engine, refuses the request
+	Unsupported   = "unsupported"    // the template reaches a feature, or a limit, of kvroute's renderer
 	BadText       = "bad_text"       // JSON or text that the engine cannot read
 	TooLarge      = "too_large"      // more than MaxPrompt, as it is or rewritten
 	Budget        = "budget"         // the time was up
@@ -66,9 +67,11 @@ type Model struct {
 	tok   *Tokenizer
 	chat  *chat.Renderer
 	cache *Cache
-	why   string // there is no renderer
+	why   string // there is no renderer, or it cannot render some chats
+	usual string // the reason why chats without tools have no exact ids; "" if they have
 
-	verdict atomic.Int32 // a Verdict
+	reached atomic.Pointer[string] // the first unsupported feature that a request reached
+	verdict atomic.Int32           // a Verdict
 }
 
 // ModelConfig holds the settings that the model's files do not contain.
@@ -83,7 +86,8 @@ type ModelConfig struct {
 
 // LoadModel reads the files of a model: the vocabulary, which must be done
 // exactly, and a chat template. Without a template that can be read, chats are in
-// text-block mode, and [Model.Degraded] says why. The error names the file.
+// text-block mode. LoadModel renders three short chats, and [Model.Degraded] says which chats cannot be exact. The
+// error names the file.
 func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 	if c.Loader == "" && engine.Of(string(c.Profile)).Transformers4 {
 		c.Loader = Transformers4
@@ -105,14 +109,30 @@ func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 		template, unreadable := errors.AsType[*jinja.Error](err)
 		switch {
 		case unreadable:
-			m.why = fmt.Sprintf("%s cannot be used: line %d: %s", template.Name, template.Line, template.Message)
+			m.why = describe(template)
 		case errors.Is(err, chat.ErrNoTemplate):
 			m.why = err.Error()
 		default:
 			return nil, err
 		}
+		return m, nil
+	}
+	if t := m.chat.Try(); t != nil {
+		m.why = t.Chats + " have no exact ids: " + describe(t.Err)
+		switch {
+		case t.Chats != chat.AllChats:
+		case t.Err.Lacking():
+			m.usual = Unsupported
+		default:
+			m.usual = NoRenderer
+		}
 	}
 	return m, nil
+}
+
+// describe says where in a template something cannot be done.
+func describe(e *jinja.Error) string {
+	return fmt.Sprintf("%s cannot be used: line %d: %.200s", e.Name, e.Line, e.Message)
 }
 
 // Tokenizer returns the model's tokenizer.
@@ -128,6 +148,8 @@ func (m *Model) Degraded() string {
 		return "the engine counts otherwise"
 	case m.why != "":
 		return m.why
+	case m.reached.Load() != nil:
+		return *m.reached.Load()
 	case m.tok.Doubt != "":
 		return m.tok.Doubt
 	}
@@ -144,6 +166,8 @@ func (m *Model) Usual() (mode Mode, reason string) {
 		return Bytes, Drifted
 	case m.chat == nil:
 		return Bytes, NoRenderer
+	case m.usual != "":
+		return Bytes, m.usual
 	}
 	return Exact, ""
 }
@@ -280,10 +304,18 @@ func (m *Model) text(room []byte, q chat.Request, now time.Time) (text chat.Text
 		return text, formOf(string(q.AddSpecialTokens) != "false"), why
 	}
 	text, err := m.chat.Render(room, q, now)
-	_, template := errors.AsType[*jinja.Error](err)
+	e, template := errors.AsType[*jinja.Error](err)
 	switch {
 	case text.Marked:
 		return text, marked, ""
+	case errors.Is(err, chat.ErrNoTemplate):
+		why = NoRenderer
+	case template && e.Lacking():
+		why = Unsupported
+		if m.reached.Load() == nil {
+			reached := "some chats have no exact ids: " + describe(e)
+			m.reached.CompareAndSwap(nil, &reached)
+		}
 	case template, errors.Is(err, chat.ErrRefused):
 		why = TemplateError
 	case err != nil:

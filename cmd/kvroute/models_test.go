@@ -283,14 +283,14 @@ func TestEachModelTellsItsMode(t *testing.T) {
 	unigram := put("unigram/tokenizer.json", `{"model":{"type":"Unigram","vocab":[["a",0]]}}`)
 	pieces := put("pieces/tokenizer.json", `{"model":{"type":"WordPiece","vocab":{"a":0}}}`)
 	bare := put("bare/tokenizer.json", `{"model":{"vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}`)
-	template := writeFile(t, "{% block a %}{% endblock %}")
+	template := writeFile(t, "{% autoescape true %}{% endautoescape %}")
 	file := writeFile(t, fmt.Sprintf(`version: 1
 models:
 - {name: exact, aliases: [also], lora: [adapter], tokenizer: %q}
 - {name: unigram, tokenizer: %q}
 - {name: pieces, tokenizer: %q}
 - {name: bare, tokenizer: %q}
-- {name: blocks, tokenizer: %q, chat-template: %q}
+- {name: escapes, tokenizer: %q, chat-template: %q}
 workers:
 - {name: a, address: "127.0.0.1:1", models: [exact], block_size: 16}
 - {name: b, address: "127.0.0.1:2", models: [unigram]}
@@ -298,17 +298,17 @@ workers:
 - {name: d, address: "127.0.0.1:4", models: [bare]}
 - {name: e, address: "127.0.0.1:5", models: [nobodys]}
 - {name: f, address: "127.0.0.1:6", models: [exact], block_size: 32}
-- {name: g, address: "127.0.0.1:7", models: [blocks]}
+- {name: g, address: "127.0.0.1:7", models: [escapes]}
 `, exact, unigram, pieces, bare, exact, template))
 	for _, c := range []struct {
 		flags []string
 		modes map[string][2]string // mode and reason, by model
 	}{
 		{nil, map[string][2]string{
-			"exact": {"exact", ""}, "unigram": {"bytes", "no_tokenizer"}, "pieces": {"bytes", "no_tokenizer"}, "bare": {"bytes", "no_renderer"}, "nobodys": {"bytes", "no_tokenizer"}, "blocks": {"bytes", "no_renderer"},
+			"exact": {"exact", ""}, "unigram": {"bytes", "no_tokenizer"}, "pieces": {"bytes", "no_tokenizer"}, "bare": {"bytes", "no_renderer"}, "nobodys": {"bytes", "no_tokenizer"}, "escapes": {"bytes", "unsupported"},
 		}},
 		{[]string{"--router-mode", "round-robin"}, map[string][2]string{
-			"exact": {"none", ""}, "unigram": {"none", ""}, "pieces": {"none", ""}, "bare": {"none", ""}, "nobodys": {"none", ""}, "blocks": {"none", ""},
+			"exact": {"none", ""}, "unigram": {"none", ""}, "pieces": {"none", ""}, "bare": {"none", ""}, "nobodys": {"none", ""}, "escapes": {"none", ""},
 		}},
 	} {
 		t.Run(strings.Join(c.flags, " "), func(t *testing.T) {
@@ -352,7 +352,7 @@ workers:
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, want := range []string{"model=unigram", "Unigram", "model=pieces", "WordPiece", "model=bare", "no chat template", "model=blocks", "unknown tag 'block'"} {
+			for _, want := range []string{"model=unigram", "Unigram", "model=pieces", "WordPiece", "model=bare", "no chat template", "model=escapes", "the block 'autoescape'"} {
 				if !strings.Contains(string(log), want) {
 					t.Errorf("the log does not say %q", want)
 				}

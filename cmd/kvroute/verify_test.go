@@ -378,8 +378,8 @@ func TestModelCards(t *testing.T) {
 	put("t/template.jinja", `{{ messages[0].content }}`)
 	// Templates that cannot be read, and the warning that is logged.
 	bad := map[string]string{
-		"{% if %}": "line 1: unexpected the end of the tag", "line\n{% if x %}\n": "unexpected end of template, expected 'endif'", "\n{% block a %}{% endblock %}": "line 2: unknown tag 'block'",
-		"{% include 'a' %}": "unknown tag 'include'", "{% autoescape true %}{% endautoescape %}": "unknown tag 'autoescape'", "{{ messages | from_json }}": "No filter named 'from_json'.",
+		"{% if %}": "line 1: unexpected the end of the tag", "line\n{% if x %}\n": "unexpected end of template, expected 'endif'", "\n{% trans %}{% endtrans %}": "line 2: unknown tag 'trans'",
+		"{% do 1 %}": "unknown tag 'do'", "{% block a %}{% endblock %}{% block a %}{% endblock %}": "block 'a' defined twice", "{{ messages | from_json }}": "No filter named 'from_json'.",
 		"\n{{ " + strings.Repeat("(", 1<<15) + "1" + strings.Repeat(")", 1<<15) + " }}": "line 2: nested deeper", "\xff": "not UTF-8", strings.Repeat("x", 5<<20): "template of more than",
 		"{% for a in [] %}{{ a is nosuch }}{% endfor %}": "No test named 'nosuch'.",
 	}

@@ -4,6 +4,7 @@ package chat
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -25,7 +26,8 @@ type Renderer struct {
 }
 
 // NewRenderer returns a renderer for a model's files. It fails if they have no chat
-// template or one that cannot be parsed; the error names it.
+// template, or if none can be parsed; the error names it. If only the template for chats with
+// tools can be parsed, or only the other one, [Renderer.Try] names the other one.
 //
 // vLLM makes the prompts of gpt-oss models in code, which is done here, and SGLang by
 // the template; what TensorRT-LLM does is unknown.
@@ -52,12 +54,13 @@ func NewRenderer(p Profile, f *Files) (*Renderer, error) {
 		for _, name := range slices.Sorted(maps.Keys(f.Special)) {
 			r.special.Set(name, jinja.String(f.Special[name]))
 		}
-		if r.template, err = r.parse("chat_template", text); err != nil {
-			return nil, err
-		}
+		r.template, err = r.parse("chat_template", text)
 		r.tools = r.template
 		if text, ok := f.Templates["tool_use"]; ok {
-			r.tools, err = r.parse("chat_template tool_use", text)
+			var unreadable error
+			if r.tools, unreadable = r.parse("chat_template tool_use", text); unreadable == nil {
+				err = nil
+			}
 		}
 	}
 	if err != nil {
@@ -69,7 +72,8 @@ func NewRenderer(p Profile, f *Files) (*Renderer, error) {
 func (r *Renderer) parse(name, text string) (template, error) {
 	parsed, err := jinja.Parse(name, text)
 	if err != nil {
-		return template{}, fmt.Errorf("chat: %w", err)
+		err = fmt.Errorf("chat: %w: %w", ErrNoTemplate, err)
+		return template{unreadable: err}, err
 	}
 	t := template{Template: parsed, parts: parsed.LoopsOverContent()}
 	if r.profile == SGLang {
@@ -140,6 +144,9 @@ func (r *Renderer) read(c *conversation) {
 	if c.template = r.template; tools != nil {
 		c.template = r.tools
 	}
+	if c.unreadable != nil {
+		panic(&refusal{c.unreadable})
+	}
 	c.readMessages()
 	r.readVariables(c, tools)
 }
@@ -200,7 +207,7 @@ func (c *conversation) text(room []byte, instead string) []byte {
 	}
 	o := jinja.Options{Now: c.now, MaxMemory: max(leastMemory, (len(c.Messages)+len(c.Tools))*memoryPerByte)}
 	out, err := c.template.Render(slices.Grow(room[:0], len(c.Messages)+len(c.Tools)), vars, o)
-	if err != nil && c.profile == SGLang {
+	if e, ok := errors.AsType[*jinja.Error](err); ok && !e.Lacking() && c.profile == SGLang {
 		// SGLang tries once more with the functions of the tools alone.
 		var bare []jinja.Value
 		tools, _ := vars.Get("tools")

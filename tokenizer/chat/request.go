@@ -80,6 +80,8 @@ type Text struct {
 // template is a chat template with the properties that the engine derives from its text.
 type template struct {
 	*jinja.Template
+	unreadable error // instead of a template; it wraps [ErrNoTemplate]
+
 	parts bool // contents are lists of parts, not strings
 	dev   bool // it knows the role "developer"
 }

@@ -43,6 +43,9 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("jinja: %s:%d: %s: %s", e.Name, e.Line, e.Kind, e.Message)
 }
 
+// Lacking reports whether the reference may have rendered the template: e is about a feature or a limit of this package.
+func (e *Error) Lacking() bool { return e.Kind == Unsupported || e.Kind == LimitError }
+
 // errorf returns an error without name and line. Code below Parse and Render panics
 // with it, and catch turns the panic into the error that the caller gets.
 func errorf(k Kind, format string, a ...any) *Error {
