@@ -22,6 +22,7 @@ import (
 func main() {
 	var o options
 	flag.StringVar(&o.python, "python", "python3", "a Python that has the packages of tools/golden/requirements.txt")
+	flag.StringVar(&o.templates, "templates", "", "a `folder` with more chat templates, one for each file *.jinja")
 	flag.StringVar(&o.out, "out", "bench/out", "`folder` for the JSON")
 	flag.StringVar(&o.commit, "commit", "", "recorded in the JSON")
 	flag.StringVar(&o.only, "only", "", "compare only what has this in its name")

@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -17,7 +18,7 @@ import (
 )
 
 type options struct {
-	python, shared, out, commit, only string
+	python, shared, templates, out, commit, only string
 
 	work      string              // a folder for this run
 	documents map[string][]string // real texts by their kind, in parts of documentBytes
@@ -63,14 +64,26 @@ func (r *reference) askAll(question map[string]any, n int) (all answers) {
 	return all
 }
 
-// templateTexts returns the templates of the reference data, by name: nil without the data.
-func templateTexts(o options) (all map[string]string) {
+// templateTexts returns the templates of the reference data and of the folder of more templates, by name.
+func templateTexts(o options) map[string]string {
+	all := map[string]string{}
 	b, err := os.ReadFile(filepath.Join(o.shared, "templates/templates.json"))
-	if errors.Is(err, os.ErrNotExist) {
-		return map[string]string{}
+	if !errors.Is(err, fs.ErrNotExist) {
+		bench.NoError(err)
+		bench.NoError(json.Unmarshal(b, &all))
 	}
-	bench.NoError(err)
-	bench.NoError(json.Unmarshal(b, &all))
+	if o.templates == "" {
+		return all
+	}
+	folder := os.DirFS(o.templates)
+	bench.NoError(fs.WalkDir(folder, ".", func(name string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(name) != ".jinja" {
+			return err
+		}
+		b, err := fs.ReadFile(folder, name)
+		all[strings.TrimSuffix(name, ".jinja")] = string(b)
+		return err
+	}))
 	return all
 }
 

@@ -8,7 +8,7 @@ encode {"texts", "special"}        the ids of each text
 time   {"others", "texts"}         seconds of CPU time to encode all texts, one after the other, after the others; also of a new fastokens,
                                    the first time and the second time, null if it cannot read the file
 documents {"size", "count"}        parts of prose and of Python and Go code, from installed packages
-parse  {"template"}                a chat template, which later requests speak of, or {"error"}
+parse  {"template"}                a chat template in the environment of transformers, which later requests speak of, or {"error"}
 harmony {"requests", "date"}       for each chat request the ids of its gpt-oss prompt, or null if it is refused
 mistral {"requests"}               the same, of its prompt with the loaded file of Mistral's
 render {"vars"}                    for each set of variables {"out"} or {"err": "Class: message"}
@@ -27,41 +27,17 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../tools/golden"))
 
 import harmony  # noqa: E402
-import jinja2  # noqa: E402
-import jinja2.ext  # noqa: E402
 import mistral  # noqa: E402
 import mistral_common  # noqa: E402
 import tokenizers  # noqa: E402  (reads the environment)
-from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: E402
+import transformers.utils.chat_template_utils  # noqa: E402
 
 
-class Generation(jinja2.ext.Extension):
-    """The block "generation", as if it were not there."""
-
-    tags = {"generation"}
-
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
-
-    def _same(self, caller):
-        return caller()
-
-
-def environment(now):
-    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
-
-    def raise_exception(message):
-        raise jinja2.exceptions.TemplateError(message)
-
-    def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-        return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    env.filters["tojson"] = tojson
-    env.globals["raise_exception"] = raise_exception
-    env.globals["strftime_now"] = now.strftime
-    return env
+def compiled(text, now):
+    """A template in the environment of transformers, with a fixed time."""
+    template = transformers.utils.chat_template_utils._compile_jinja_template(text)
+    template.environment.globals["strftime_now"] = now.strftime
+    return template
 
 
 def render(template, variables):
@@ -82,8 +58,6 @@ class Auto:
     """What engines load of a Hugging Face folder."""
 
     def __init__(self, path):
-        import transformers  # takes seconds
-
         self.model = transformers.AutoTokenizer.from_pretrained(os.path.dirname(path))
 
     def encode(self, text, add_special_tokens):
@@ -160,7 +134,7 @@ def prompts(render, requests):
 
 def main() -> None:
     tok = template = path = fast = None
-    env = environment(datetime.datetime(2026, 8, 22, 12))
+    now = datetime.datetime(2026, 8, 22, 12)
     for line in sys.stdin:
         r = json.loads(line)
         op = r["op"]
@@ -194,8 +168,8 @@ def main() -> None:
         elif op == "parse":
             out = {}
             try:
-                template = env.from_string(r["template"])
-            except jinja2.TemplateSyntaxError as e:
+                template = compiled(r["template"], now)
+            except Exception as e:  # Jinja2 or Python cannot compile it
                 out = {"error": str(e)}
         elif op == "render":
             out = {"outcomes": [render(template, v) for v in r["vars"]]}

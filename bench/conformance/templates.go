@@ -25,7 +25,11 @@ var ownTemplates = map[string]string{
 	"own/unknown test that some reach":       `{% for m in messages %}{% if m.tool_calls and m.content is json %}x{% endif %}{{ m.content }}{% endfor %}`,
 	"own/unknown filter in a loop":           `{% if tools is none %}{% for m in messages %}{{ m.content | fromjson }}{% endfor %}{% endif %}`,
 	"own/dict.fromkeys":                      `{{ dict.fromkeys(messages | map(attribute='role'), add_generation_prompt) }}`,
-	"own/no name of a character":             `{{ '\N{BULLETT}' }}`,
+	"own/no name of a character":             `{{ '\N{BULLET' }}`,
+	"own/tags that are not reached":          `{% for m in messages %}{% if m.role == 'nobody' %}{% include 'x' %}{% autoescape true %}{{ '\N{BULLET}' }}{% endautoescape %}{% else %}{{ m.content }}{% endif %}{% endfor %}`,
+	"own/blocks":                             `{% for m in messages %}{% block turn scoped %}{{ m.role }}{% block end %}{{ m }}{{ bos_token }}{% endblock %}{% endblock %}{% endfor %}{{ self.end() }}`,
+	"own/tags that some reach":               `{% for m in messages %}{% if m.role == 'tool' %}{% import 'x' as y %}{% endif %}{{ m.content }}{% endfor %}`,
+	"own/names that are set later":           `{% for m in messages %}{{ m.role }}{{ tools }}{% endfor %}{% macro f() %}{{ add_generation_prompt }}{% endmacro %}{{ f() }}{% set tools = 1 %}{% set add_generation_prompt = 2 %}{{ f() }}`,
 	"own/guarded attributes":                 `{% set ns = namespace(_n=0, n=0) %}{% for m in messages %}{% set ns._n = 1 %}{{ ns._n }}{{ ns['_n'] is defined }}{% if m.tool_calls %}{{ ns._n + 1 }}{% endif %}{% endfor %}`,
 }
 
@@ -90,8 +94,9 @@ func template(ref *reference, r *rand.Rand, name, text string) bench.Figure {
 			return outcome(string(out), err)
 		},
 		equal: func(ours, theirs string) bool {
-			// An unsupported request is routed by text blocks, and the decision has the reason.
-			if ours == "error "+string(jinja.Unsupported) {
+			// An unsupported request is routed by text blocks, and the decision has the reason. That is as good only if
+			// the reference refuses the request, too.
+			if ours == "error "+string(jinja.Unsupported) && strings.HasPrefix(theirs, "error ") {
 				lacking++
 				return true
 			}
