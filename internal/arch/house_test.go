@@ -64,15 +64,15 @@ var tokenLimits = map[string]int{
 	"sidecar":            3718,
 	"slots":              8673,
 	"tokenizer":          41724,
-	"tokenizer/chat":     14193,
-	"tokenizer/jinja":    51785,
+	"tokenizer/chat":     14474,
+	"tokenizer/jinja":    55700,
 	"top":                3939,
 }
 
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 411680
+	productLimit = 416196
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 127900
 	// longLine is the number of characters above which a line is long; a tab counts as one.
