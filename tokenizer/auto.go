@@ -64,7 +64,8 @@ type additions struct {
 
 // auto changes the sections of a tokenizer.json as the loader does. It returns the tokens that
 // the loader adds, and the reason if ids may differ from the engine's.
-func auto(fsys fs.FS, loader Loader, file sections) (added additions, doubt string, err error) {
+func auto(fsys fs.FS, c Config, file sections) (added additions, doubt string, err error) {
+	loader := cmp.Or(c.Loader, Transformers5)
 	if loader == TokenizerJSON {
 		return additions{}, "", nil
 	}
@@ -82,7 +83,9 @@ func auto(fsys fs.FS, loader Loader, file sections) (added additions, doubt stri
 	_ = json.Unmarshal(a.fields["tokenizer_class"].b, &class) // what is no text names none
 	a.named = strings.TrimSuffix(cmp.Or(class, model.Class), "Fast")
 	if loader == Transformers5 {
-		a.class = a.chosen(model.Type)
+		if !c.unchanged {
+			a.class = a.chosen(model.Type)
+		}
 		doubt = a.rebuild(file, config == "")
 	} else {
 		doubt = a.adapt4(file)

@@ -64,7 +64,7 @@ func Load(fsys fs.FS, c Config) (*Tokenizer, error) {
 	if err != nil {
 		return nil, fileError(name, err)
 	}
-	more, doubt, err := auto(fsys, cmp.Or(c.Loader, Transformers5), sections)
+	more, doubt, err := auto(fsys, c, sections)
 	if err != nil {
 		return nil, err
 	}
@@ -202,6 +202,8 @@ type Config struct {
 	// has a Doubt.
 	Special map[string]uint32
 
+	// unchanged is set if the engine reads tokenizer.json with the class TokenizersBackend, whatever class the files name.
+	unchanged bool
 	// reserved is the number of ids after the ranks that are special tokens. A token without a name gets a
 	// name made of its id.
 	reserved int

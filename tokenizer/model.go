@@ -92,10 +92,7 @@ func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 	if c.Loader == "" && engine.Of(string(c.Profile)).Transformers4 {
 		c.Loader = Transformers4
 	}
-	tok, err := Load(fsys, c.Config)
-	if err != nil {
-		return nil, err
-	}
+	c.Profile = cmp.Or(c.Profile, chat.VLLM)
 	files, err := chat.LoadFiles(func(name string) ([]byte, error) { return ReadFile(fsys, name) })
 	if err != nil {
 		return nil, err
@@ -103,9 +100,15 @@ func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 	if c.ChatTemplate != "" {
 		files.Templates["default"] = c.ChatTemplate
 	}
+	files.Mode = c.Mode
+	c.unchanged = files.UsesTokenizerJSON(c.Profile)
+	tok, err := Load(fsys, c.Config)
+	if err != nil {
+		return nil, err
+	}
 	files.ID, files.Mistral = tok.ID, tok.mistral
 	m := &Model{tok: tok, cache: c.Cache}
-	if m.chat, err = chat.NewRenderer(cmp.Or(c.Profile, chat.VLLM), files); err != nil {
+	if m.chat, err = chat.NewRenderer(c.Profile, files); err != nil {
 		template, unreadable := errors.AsType[*jinja.Error](err)
 		switch {
 		case unreadable:

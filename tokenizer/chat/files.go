@@ -19,6 +19,10 @@ type Files struct {
 	Special map[string]string
 	// ModelType is the model_type of config.json, "" if there is no such file.
 	ModelType string
+	// Architectures are the architectures of config.json: they decide whether code of the engine makes the prompts.
+	Architectures []string
+	// Mode is the engine's --tokenizer-mode if it is set, else "".
+	Mode string
 	// Mistral is set for files that are Mistral's own.
 	Mistral *Mistral
 	// ID returns the id of a control token by its text. Prompts of gpt-oss and of Mistral's own
@@ -36,8 +40,9 @@ type Files struct {
 func LoadFiles(read func(name string) ([]byte, error)) (*Files, error) {
 	f := &Files{Templates: map[string]string{}, Special: map[string]string{}}
 	config := struct {
-		ModelType *string `json:"model_type"`
-	}{&f.ModelType}
+		ModelType     *string   `json:"model_type"`
+		Architectures *[]string `json:"architectures"`
+	}{&f.ModelType, &f.Architectures}
 	for _, file := range []struct {
 		name string
 		use  func(b []byte) error

@@ -182,11 +182,7 @@ func (c *conversation) message(i int, m jinja.Value, last bool) jinja.Value {
 		}
 	}
 	if strict && role == "developer" && c.dev {
-		tools, ok := d.Get("tools")
-		if !ok {
-			tools = jinja.None()
-		}
-		out.Set("tools", tools)
+		out.Set("tools", ownTools(m.Get("tools")))
 	}
 	if thought := thoughtOf(m); !thought.IsUndefined() && (!strict || role == "assistant") {
 		out.Set("reasoning", thought)
@@ -201,6 +197,34 @@ func (c *conversation) message(i int, m jinja.Value, last bool) jinja.Value {
 		out.Set("tool_calls", jinja.List(list...))
 	}
 	return jinja.FromDict(out)
+}
+
+// ownTools returns the tools of a developer's message, with the keys that vLLM reads, in its order.
+func ownTools(tools jinja.Value) jinja.Value {
+	if tools.IsUndefined() {
+		return jinja.None()
+	}
+	if !tools.IsList() {
+		return tools
+	}
+	pick := func(v jinja.Value, keys ...string) jinja.Value {
+		out := jinja.NewDict(len(keys))
+		for _, key := range keys {
+			if x := v.Get(key); !x.IsUndefined() {
+				out.Set(key, x)
+			}
+		}
+		return jinja.FromDict(out)
+	}
+	var out []jinja.Value
+	for _, tool := range tools.Items() {
+		if tool.Dict() != nil && tool.Get("function").Dict() != nil {
+			tool = pick(tool, "function", "type")
+			tool.Dict().Set("function", pick(tool.Get("function"), "name", "description", "parameters", "strict"))
+		}
+		out = append(out, tool)
+	}
+	return jinja.List(out...)
 }
 
 // thoughtOf returns the thoughts of an assistant, undefined if the message has none.

@@ -46,6 +46,8 @@ func NewRenderer(p Profile, f *Files) (*Renderer, error) {
 		return nil, fmt.Errorf("chat: prompts of gpt_oss as TensorRT-LLM makes them: %w", ErrNoTemplate)
 	case p == VLLM && f.speaksHarmony():
 		r.harmony, err = newHarmony(f)
+	case f.maker(p) != "":
+		err = r.takeMaker(f.maker(p))
 	case !ok && f.broken != nil:
 		return nil, f.broken
 	case !ok:
@@ -67,6 +69,18 @@ func NewRenderer(p Profile, f *Files) (*Renderer, error) {
 		return nil, err
 	}
 	return r, nil
+}
+
+// takeMaker makes prompts in the way of a model whose prompts are made in code.
+func (r *Renderer) takeMaker(m maker) error {
+	switch m {
+	case deepSeek32, deepSeek4:
+		r.template = template{code: &deepSeek{v4: m == deepSeek4}, parts: m == deepSeek4 && r.profile == VLLM, dev: true}
+	default:
+		return fmt.Errorf("chat: code of the engine makes the prompts of %s, and kvroute does not have it: %w", m, ErrNoTemplate)
+	}
+	r.tools = r.template
+	return nil
 }
 
 func (r *Renderer) parse(name, text string) (template, error) {
@@ -147,6 +161,7 @@ func (r *Renderer) read(c *conversation) {
 	if c.unreadable != nil {
 		panic(&refusal{c.unreadable})
 	}
+	c.resume = c.resume && c.code == nil // encoders ignore it
 	c.readMessages()
 	r.readVariables(c, tools)
 }
@@ -156,22 +171,24 @@ func (r *Renderer) readVariables(c *conversation, tools []jinja.Value) {
 	c.vars = jinja.NewDict(16)
 	c.vars.Set("messages", jinja.List(c.messages...))
 	c.vars.Set("tools", jinja.None())
+	thinking := false
 	if c.ChatTemplateKwargs != nil {
 		d := parse("chat_template_kwargs", c.ChatTemplateKwargs).Dict()
 		if d == nil {
 			refuse("chat_template_kwargs is not an object")
 		}
 		for name, value := range d.All() {
-			if name != "messages" && name != "chat_template" {
+			if name != "messages" && name != "chat_template" && !c.unset(value) {
 				c.vars.Set(name, value)
 			}
 		}
+		_, thinking = d.Get("enable_thinking")
 	}
 	if c.ReasoningEffort != nil {
 		v := parse("reasoning_effort", c.ReasoningEffort)
 		c.vars.Set("reasoning_effort", v)
-		if effort, ok := v.Text(); ok && c.profile == VLLM {
-			c.vars.SetDefault("enable_thinking", jinja.Bool(effort != "none"))
+		if effort, ok := v.Text(); ok && c.profile == VLLM && !thinking {
+			c.vars.Set("enable_thinking", jinja.Bool(effort != "none"))
 		}
 	}
 	if c.Documents != nil {
@@ -184,6 +201,12 @@ func (r *Renderer) readVariables(c *conversation, tools []jinja.Value) {
 	for name, value := range r.special.All() {
 		c.vars.SetDefault(name, value)
 	}
+}
+
+// unset reports whether the engine drops a value of chat_template_kwargs.
+func (c *conversation) unset(v jinja.Value) bool {
+	text, _ := v.Text()
+	return c.profile == VLLM && (v.IsNone() || text == "auto")
 }
 
 // The limit of memory for the values that a template makes is memoryPerByte for each byte of
@@ -204,6 +227,9 @@ func (c *conversation) text(room []byte, instead string) []byte {
 			replaced[i] = withoutItems(m, instead)
 		}
 		vars.Set("messages", jinja.List(replaced...))
+	}
+	if c.code != nil {
+		return c.code.render(room[:0], vars)
 	}
 	o := jinja.Options{Now: c.now, MaxMemory: max(leastMemory, (len(c.Messages)+len(c.Tools))*memoryPerByte)}
 	out, err := c.template.Render(slices.Grow(room[:0], len(c.Messages)+len(c.Tools)), vars, o)

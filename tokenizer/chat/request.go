@@ -82,8 +82,9 @@ type template struct {
 	*jinja.Template
 	unreadable error // instead of a template; it wraps [ErrNoTemplate]
 
-	parts bool // contents are lists of parts, not strings
-	dev   bool // it knows the role "developer"
+	code  *deepSeek // instead of the text
+	parts bool      // contents are lists of parts, not strings
+	dev   bool      // it knows the role "developer"
 }
 
 // conversation is a request as the engine sees it. Its methods, and the functions that
