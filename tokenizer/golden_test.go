@@ -217,8 +217,8 @@ func TestBeginningsOfStretches(t *testing.T) {
 }
 
 // Kimi's folders do not say how text is parted into words; the class that they name does,
-// and makes special tokens of the ids behind the ranks. Its chats with tools are made by
-// code that is not here.
+// and makes special tokens of the ids behind the ranks. Without the file of the class, chats with tools are
+// in text-block mode.
 func TestKimi(t *testing.T) {
 	ranks, err := os.ReadFile("testdata/ranks/own.tiktoken")
 	if err != nil {
@@ -266,6 +266,45 @@ func TestKimi(t *testing.T) {
 			if err != nil || p.Mode != mode || mode == tokenizer.Exact && !slices.Equal(p.IDs, ids) || mode == tokenizer.Bytes && p.Reason != tokenizer.NoRenderer {
 				t.Errorf("%s, tools %s: %s %s, %v, differs at %d", c.config, tools, p.Mode, p.Reason, err, tokenizer.FirstDiff(p.IDs, ids))
 			}
+		}
+	}
+}
+
+// The class of Kimi K2 sorts the objects in tools by their keys. Later classes also write the tools as TypeScript, which is not
+// done here. The texts are those that Python's json module writes for sorted objects.
+func TestKimiTools(t *testing.T) {
+	ranks, err := os.ReadFile("testdata/ranks/own.tiktoken")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const (
+		config = `{"auto_map":{"AutoTokenizer":["tokenization_kimi.TikTokenTokenizer",null]},"added_tokens_decoder":{"402":{"content":"<|im_end|>"}}}`
+		apply  = "    def apply_chat_template(self, conversation, tools=None, **kwargs):\n"
+		sorts  = apply + "        tools = deep_sort_dict(tools)\n"
+		tools  = `[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"é":{"enum":[{"b":1,"a":2}]},"Z":{}}}}}]`
+	)
+	for _, c := range []struct{ code, want string }{
+		{"class TikTokenTokenizer: pass", `[{"type": "function", "function": {"name": "f", "description": null, "parameters": {"type": "object", "properties": {"é": {"enum": [{"b": 1, "a": 2}]}, "Z": {}}}}}]`},
+		{sorts, `[{"function": {"description": null, "name": "f", "parameters": {"properties": {"Z": {}, "é": {"enum": [{"a": 2, "b": 1}]}}, "type": "object"}}, "type": "function"}]`},
+		{sorts + "        tools_ts_str = encode_tools_to_typescript_style(tools)\n", ""},
+		{apply + "        tools = changed(tools)\n", ""},
+	} {
+		files := fstest.MapFS{
+			"tiktoken.model": {Data: ranks}, "tokenizer_config.json": {Data: []byte(config)}, "tokenization_kimi.py": {Data: []byte(c.code)},
+			"chat_template.jinja": {Data: []byte("{{ tools | tojson }}")},
+		}
+		m, err := tokenizer.LoadModel(files, tokenizer.ModelConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := m.Encode(context.Background(), nil, chat.Request{Messages: []byte(`[{"role":"user","content":"a"}]`), Tools: []byte(tools)}, time.Time{})
+		switch got := string(m.Tokenizer().Decode(nil, p.IDs)); {
+		case err != nil:
+			t.Fatal(err)
+		case c.want == "" && (p.Mode != tokenizer.Bytes || p.Reason != tokenizer.NoRenderer):
+			t.Errorf("%s: %s %s, want text-block mode without a renderer", c.code, p.Mode, p.Reason)
+		case c.want != "" && (p.Mode != tokenizer.Exact || got != c.want):
+			t.Errorf("%s: %s %s\ngot  %s\nwant %s", c.code, p.Mode, p.Reason, got, c.want)
 		}
 	}
 }

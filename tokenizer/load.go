@@ -207,6 +207,7 @@ type Config struct {
 	// reserved is the number of ids after the ranks that are special tokens. A token without a name gets a
 	// name made of its id.
 	reserved int
+	tools    toolsCode
 }
 
 // Loader is the library with which an engine reads a model's files.

@@ -106,7 +106,7 @@ func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	files.ID, files.Mistral = tok.ID, tok.mistral
+	files.ID, files.Mistral, files.SortTools = tok.ID, tok.mistral, tok.tools == toolsSorted
 	m := &Model{tok: tok, cache: c.Cache}
 	if m.chat, err = chat.NewRenderer(c.Profile, files); err != nil {
 		template, unreadable := errors.AsType[*jinja.Error](err)
@@ -246,7 +246,7 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 		return inBytes(dst, q, q.Inexact)
 	case m == nil:
 		return inBytes(dst, q, NoTokenizer)
-	case q.Prompt == nil && (m.chat == nil || m.tok.toolsInCode && hasTools(q.Tools)):
+	case q.Prompt == nil && (m.chat == nil || m.tok.tools == toolsUnknown && hasTools(q.Tools)):
 		return inBytes(dst, q, NoRenderer)
 	}
 	room := texts.Get().(*[]byte)
@@ -324,7 +324,7 @@ func (m *Model) text(room []byte, q chat.Request, now time.Time) (text chat.Text
 	case err != nil:
 		why = BadText
 	}
-	return text, formOf(string(q.AddSpecialTokens) == "true"), why
+	return text, formOf(text.Special || string(q.AddSpecialTokens) == "true"), why
 }
 
 // tokensOf estimates the number of tokens of size bytes.

@@ -69,9 +69,14 @@ func completed(fsys fs.FS, c Config, name string) (Config, error) {
 	if _, err := readConfig(fsys, "tokenizer_config.json", &file); err != nil {
 		return c, err
 	}
-	kimi := isKimi(file.AutoMap["AutoTokenizer"])
-	if kimi && c.Pattern == "" {
-		c.Pattern = "kimi"
+	module := kimiModule(file.AutoMap["AutoTokenizer"])
+	kimi := module != ""
+	if kimi {
+		c.Pattern = cmp.Or(c.Pattern, "kimi")
+		var err error
+		if c.tools, err = kimiTools(fsys, module+".py"); err != nil {
+			return c, err
+		}
 	}
 	if c.Pattern == "" {
 		return c, fileError(name, unsupported("a rank file without a pattern"))
@@ -97,9 +102,9 @@ func completed(fsys fs.FS, c Config, name string) (Config, error) {
 // kimiReserved is the number of special tokens that Kimi's class makes after the ranks.
 const kimiReserved = 258
 
-// isKimi reports whether the class that an auto_map names is Kimi's, whose code contains the
-// pattern. Other models have a class of the same name, so the name of the module decides.
-func isKimi(class any) bool {
+// kimiModule returns the name of the module of a class that an auto_map names if the class is Kimi's, whose code contains the
+// pattern, else "". Other models have a class of the same name, so the name of the module decides.
+func kimiModule(class any) string {
 	if list, ok := class.([]any); ok && len(list) > 0 {
 		class = list[0]
 	}
@@ -107,7 +112,36 @@ func isKimi(class any) bool {
 	if _, behind, ok := strings.Cut(name, "--"); ok { // the repository that has the code
 		name = behind
 	}
-	return name == "tokenization_kimi.TikTokenTokenizer" || name == "tokenization_moonshot.TikTokenTokenizer"
+	if module, ok := strings.CutSuffix(name, ".TikTokenTokenizer"); ok && (module == "tokenization_kimi" || module == "tokenization_moonshot") {
+		return module
+	}
+	return ""
+}
+
+// toolsCode is what code of the model does with the tools of a chat before the template sees them.
+type toolsCode int
+
+const (
+	toolsUnchanged toolsCode = iota
+	toolsSorted              // all objects in the tools are sorted by their keys
+	toolsUnknown             // the code is missing, or does more
+)
+
+// kimiTools returns what Kimi's code does with tools. Kimi K2's code sorts them, and later code also writes them as TypeScript.
+func kimiTools(fsys fs.FS, file string) (toolsCode, error) {
+	code, err := ReadFile(fsys, file)
+	has := func(text string) bool { return bytes.Contains(code, []byte(text)) }
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return toolsUnknown, nil
+	case err != nil:
+		return toolsUnknown, err
+	case !has("def apply_chat_template"):
+		return toolsUnchanged, nil
+	case has("tools = deep_sort_dict(tools)") && !has("typescript"):
+		return toolsSorted, nil
+	}
+	return toolsUnknown, nil
 }
 
 func parseRanks(b []byte, c Config) (*Tokenizer, error) {
@@ -136,7 +170,7 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 	}
 	c.Special = withReserved(c, ranks)
 	t := &Tokenizer{
-		special: c.Special, byteLevel: true, toolsInCode: c.reserved > 0, chops: c.reserved > 0,
+		special: c.Special, byteLevel: true, tools: c.tools, chops: c.reserved > 0,
 		bpe: bpe{vocab: v, whole: true, unk: noID},
 	}
 	t.mergesOfRanks()

@@ -41,7 +41,7 @@ type Tokenizer struct {
 	mistral       *chat.Mistral     // the files are Mistral's own; else nil
 	byteLevel     bool
 	chops         bool // long stretches are encoded in slices, as Kimi's class does
-	toolsInCode   bool // chats with tools are rendered by code of the model's own
+	tools         toolsCode
 
 	// Slow is the reason why encoding uses the general path, with a regular expression engine or with
 	// copies of the text. That path is up to ten times slower and reuses no prefixes. Empty: it does not

@@ -12,7 +12,8 @@ import (
 // deepSeek makes prompts of DeepSeek V3.2 and V4 as the encoders of vLLM 0.33 and SGLang 0.5.23 do. It takes the place of a chat
 // template: the engine reads the request in the same way, and passes its messages to the encoder.
 type deepSeek struct {
-	v4 bool
+	profile Profile
+	v4      bool
 }
 
 // Texts of the prompts. The encoders write the control tokens as text.
@@ -114,6 +115,11 @@ func (d *deepSeek) render(dst []byte, vars *jinja.Dict) []byte {
 		w.turns = append(w.turns, d.turn(m))
 	}
 	tools := get("tools").Items()
+	if d.profile == SGLang {
+		w.thinking = get("thinking").Truth()
+		w.prepareSGLang(tools)
+		tools = nil
+	}
 	if d.v4 {
 		w.plan4(tools, vars)
 	} else {
@@ -191,10 +197,24 @@ func (w *deepSeekWriter) plan32(tools []jinja.Value) {
 	if len(tools) > 0 {
 		w.turns = slices.Insert(w.turns, 0, deepSeekTurn{role: "system", tools: tools})
 	}
-	if w.thinking && w.turns[len(w.turns)-1].role == "user" && !w.dropThoughts("user", "system", "tool") {
+	drop := w.profile == SGLang || w.turns[len(w.turns)-1].role == "user"
+	if w.thinking && drop && !w.dropThoughts("user", "system", "tool") {
 		refuse("a message of the developer before the last message of the user")
 	}
 	w.findLastUser()
+}
+
+// prepareSGLang makes the changes that SGLang makes before it calls the encoder of V3.2.
+func (w *deepSeekWriter) prepareSGLang(tools []jinja.Value) {
+	if last := &w.turns[len(w.turns)-1]; last.role == "assistant" {
+		*last = deepSeekTurn{role: "user", content: last.content}
+	}
+	if w.turns[0].role != "system" {
+		w.turns = slices.Insert(w.turns, 0, deepSeekTurn{role: "system"})
+	}
+	if len(tools) > 0 {
+		w.turns[0].tools = tools
+	}
 }
 
 // schemas returns the text about tools.

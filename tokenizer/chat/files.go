@@ -23,6 +23,8 @@ type Files struct {
 	Architectures []string
 	// Mode is the engine's --tokenizer-mode if it is set, else "".
 	Mode string
+	// SortTools is set if code of the model sorts the objects in tools by their keys.
+	SortTools bool
 	// Mistral is set for files that are Mistral's own.
 	Mistral *Mistral
 	// ID returns the id of a control token by its text. Prompts of gpt-oss and of Mistral's own

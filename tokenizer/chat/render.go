@@ -21,6 +21,7 @@ type Renderer struct {
 	template template
 	tools    template    // for requests with tools
 	special  *jinja.Dict // bos_token and the like
+	sort     bool        // the objects in tools
 	harmony  harmony     // instead of a template
 	mistral  *mistral    // instead of a template
 }
@@ -35,7 +36,7 @@ func NewRenderer(p Profile, f *Files) (*Renderer, error) {
 	if known := engine.Profiles(); !slices.Contains(known, string(p)) {
 		return nil, fmt.Errorf("chat: unknown engine profile %q; known are %s", p, strings.Join(known, ", "))
 	}
-	r := &Renderer{profile: p, special: jinja.NewDict(len(f.Special))}
+	r := &Renderer{profile: p, special: jinja.NewDict(len(f.Special)), sort: f.SortTools}
 	var err error
 	switch text, ok := f.Templates["default"]; {
 	case f.Mistral != nil && p != VLLM:
@@ -73,11 +74,11 @@ func NewRenderer(p Profile, f *Files) (*Renderer, error) {
 
 // takeMaker makes prompts in the way of a model whose prompts are made in code.
 func (r *Renderer) takeMaker(m maker) error {
-	switch m {
-	case deepSeek32, deepSeek4:
-		r.template = template{code: &deepSeek{v4: m == deepSeek4}, parts: m == deepSeek4 && r.profile == VLLM, dev: true}
+	switch {
+	case m == deepSeek32, m == deepSeek4 && r.profile == VLLM:
+		r.template = template{code: &deepSeek{profile: r.profile, v4: m == deepSeek4}, parts: m == deepSeek4, dev: true}
 	default:
-		return fmt.Errorf("chat: code of the engine makes the prompts of %s, and kvroute does not have it: %w", m, ErrNoTemplate)
+		return fmt.Errorf("chat: code of the engine makes the prompts of this model (%s), and kvroute does not have it: %w", m, ErrNoTemplate)
 	}
 	r.tools = r.template
 	return nil
@@ -128,6 +129,7 @@ func (r *Renderer) Render(room []byte, q Request, now time.Time) (t Text, err er
 	r.read(c)
 	text := c.text(room, "")
 	t = Text{Text: text, Exact: len(text), Kept: Kept(q.TruncatePromptTokens), Items: len(c.items)}
+	t.Special = c.code != nil && c.profile == SGLang
 	if len(c.items) == 0 {
 		return t, nil
 	}
@@ -161,7 +163,12 @@ func (r *Renderer) read(c *conversation) {
 	if c.unreadable != nil {
 		panic(&refusal{c.unreadable})
 	}
-	c.resume = c.resume && c.code == nil // encoders ignore it
+	if c.resume && c.code != nil {
+		if c.profile == SGLang {
+			refuse("continue_final_message of a prompt that code makes is not done here")
+		}
+		c.resume = false // vLLM's encoders ignore it
+	}
 	c.readMessages()
 	r.readVariables(c, tools)
 }
@@ -195,12 +202,40 @@ func (r *Renderer) readVariables(c *conversation, tools []jinja.Value) {
 		c.vars.Set("documents", parse("documents", c.Documents))
 	}
 	if tools != nil {
-		c.vars.Set("tools", jinja.List(tools...))
+		list := jinja.List(tools...)
+		if r.sort {
+			list = sorted(list)
+		}
+		c.vars.Set("tools", list)
 	}
 	c.vars.Set("add_generation_prompt", jinja.Bool(c.generate))
 	for name, value := range r.special.All() {
 		c.vars.SetDefault(name, value)
 	}
+}
+
+// sorted returns a value that was read from JSON with the keys of all its objects sorted.
+func sorted(v jinja.Value) jinja.Value {
+	if d := v.Dict(); d != nil {
+		keys := make([]string, 0, d.Len())
+		for key := range d.All() {
+			keys = append(keys, key)
+		}
+		slices.Sort(keys)
+		out := jinja.NewDict(len(keys))
+		for _, key := range keys {
+			out.Set(key, sorted(v.Get(key)))
+		}
+		return jinja.FromDict(out)
+	}
+	if !v.IsList() {
+		return v
+	}
+	out := make([]jinja.Value, len(v.Items()))
+	for i, item := range v.Items() {
+		out[i] = sorted(item)
+	}
+	return jinja.List(out...)
 }
 
 // unset reports whether the engine drops a value of chat_template_kwargs.

@@ -70,6 +70,8 @@ type Text struct {
 	// Marked is set if control tokens stand in Text as marks ([AppendMark]), and
 	// nothing else in it is one.
 	Marked bool
+	// Special is set if the engine adds the tokenizer's special tokens to a chat.
+	Special bool
 	// Kept is how many of the prompt's last tokens the engine keeps; 0 is all.
 	Kept int
 	// Items is the number of images and the like, Others the number of bytes of the
