@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -115,4 +116,76 @@ func FuzzAuto(f *testing.F) {
 			}
 		}
 	})
+}
+
+// transformers 5 replaces the expression of Mistral's large vocabularies if the configuration asks for it. The ids are those of the
+// same file with the other expression.
+func TestMistralRegex(t *testing.T) {
+	b, err := os.ReadFile("testdata/golden/bytelevel-qwen2-nfc.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file map[string]any
+	if err := json.Unmarshal(b, &file); err != nil {
+		t.Fatal(err)
+	}
+	marshal := func() []byte {
+		b, err := json.Marshal(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	model := file["model"].(map[string]any)
+	vocab := model["vocab"].(map[string]any)
+	vocab["xX"] = len(vocab) // only one of the expressions parts it
+	model["merges"] = append([]any{[]string{"x", "X"}}, model["merges"].([]any)...)
+	small := marshal()
+	for n := len(vocab); n <= 100_000; n++ {
+		vocab[fmt.Sprintf("~%d~", n)] = n
+	}
+	large := marshal()
+	file["pre_tokenizer"].(map[string]any)["pretokenizers"].([]any)[0].(map[string]any)["pattern"] = map[string]any{"Regex": `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`}
+	fixed := marshal()
+	ids := func(files fstest.MapFS) []uint32 {
+		tok, err := tokenizer.Load(files, tokenizer.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := tok.Append(context.Background(), nil, []byte("a xXylophone"), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	before, after := ids(fstest.MapFS{"tokenizer.json": {Data: large}}), ids(fstest.MapFS{"tokenizer.json": {Data: fixed}})
+	if slices.Equal(before, after) {
+		t.Fatal("the text does not show the expression")
+	}
+	for _, c := range []struct {
+		name, config, flag string
+		file               []byte
+		fixed              bool
+	}{
+		{"an old file of Mistral", `{"model_type":"mistral3","transformers_version":"4.57.3"}`, "true", large, true},
+		{"without a version", `{"model_type":"mistral"}`, "true", large, true},
+		{"without a kind", `{"transformers_version":"4.57.3"}`, "true", large, true},
+		{"a candidate of version 5", `{"model_type":"pixtral","transformers_version":"5.0.0rc1"}`, "true", large, true},
+		{"version 5", `{"model_type":"mistral3","transformers_version":"5.0.0"}`, "true", large, false},
+		{"another kind", `{"model_type":"llama4","transformers_version":"4.57.3"}`, "true", large, false},
+		{"without the flag", `{"model_type":"mistral3","transformers_version":"4.57.3"}`, "false", large, false},
+		{"a small vocabulary", `{"model_type":"mistral3","transformers_version":"4.57.3"}`, "true", small, false},
+	} {
+		want := before
+		if c.fixed {
+			want = after
+		}
+		got := ids(fstest.MapFS{
+			"tokenizer.json": {Data: c.file}, "config.json": {Data: []byte(c.config)},
+			"tokenizer_config.json": {Data: []byte(`{"tokenizer_class":"PreTrainedTokenizerFast","fix_mistral_regex":` + c.flag + `}`)},
+		})
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: got %d, want %d", c.name, got, want)
+		}
+	}
 }

@@ -34,7 +34,7 @@ func requestOf(t testing.TB, body []byte) chat.Request {
 		AddGenerationPrompt: span("add_generation_prompt"), ContinueFinalMessage: span("continue_final_message"),
 		ChatTemplate: span("chat_template"), ChatTemplateKwargs: span("chat_template_kwargs"),
 		ReasoningEffort: span("reasoning_effort"), Documents: span("documents"),
-		AddSpecialTokens: span("add_special_tokens"), TruncatePromptTokens: span("truncate_prompt_tokens"),
+		AddSpecialTokens: span("add_special_tokens"), TruncatePromptTokens: span("truncate_prompt_tokens"), TruncationSide: span("truncation_side"),
 	}
 }
 
@@ -46,7 +46,7 @@ func TestVLLMChat(t *testing.T) {
 		return
 	}
 	dir := os.DirFS(fixtures.Path(t, "tokenizers", "qwen3"))
-	files, err := chat.LoadFiles(func(name string) ([]byte, error) { return tokenizer.ReadFile(dir, name) })
+	files, err := chat.LoadFiles(func(name string) ([]byte, error) { return tokenizer.ReadFile(dir, name) }, func(string) []string { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,8 +92,8 @@ func TestVLLMChat(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if text.Kept > 0 {
-			ids = ids[max(0, len(ids)-text.Kept):]
+		if cut, err := requestOf(t, c.Request).Cut(chat.VLLM); err == nil && cut.Kept > 0 {
+			ids = ids[max(0, len(ids)-cut.Kept):]
 		}
 		if !slices.Equal(ids, c.Chat.IDs) {
 			at := tokenizer.FirstDiff(ids, c.Chat.IDs)

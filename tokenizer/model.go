@@ -70,6 +70,9 @@ type Model struct {
 	why   string // there is no renderer, or it cannot render some chats
 	usual string // the reason why chats without tools have no exact ids; "" if they have
 
+	profile chat.Profile
+	context int // max_position_embeddings of config.json, 0 if unknown
+
 	reached atomic.Pointer[string] // the first unsupported feature that a request reached
 	verdict atomic.Int32           // a Verdict
 }
@@ -93,12 +96,18 @@ func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 		c.Loader = Transformers4
 	}
 	c.Profile = cmp.Or(c.Profile, chat.VLLM)
-	files, err := chat.LoadFiles(func(name string) ([]byte, error) { return ReadFile(fsys, name) })
+	files, err := chat.LoadFiles(func(name string) ([]byte, error) { return ReadFile(fsys, name) }, func(folder string) (names []string) {
+		entries, _ := fs.ReadDir(fsys, folder) // it may be missing
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		return names
+	})
 	if err != nil {
 		return nil, err
 	}
 	if c.ChatTemplate != "" {
-		files.Templates["default"] = c.ChatTemplate
+		files.SetTemplate(c.ChatTemplate)
 	}
 	files.Mode = c.Mode
 	c.unchanged = files.UsesTokenizerJSON(c.Profile)
@@ -107,7 +116,7 @@ func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 		return nil, err
 	}
 	files.ID, files.Mistral, files.SortTools = tok.ID, tok.mistral, tok.tools == toolsSorted
-	m := &Model{tok: tok, cache: c.Cache}
+	m := &Model{tok: tok, cache: c.Cache, profile: c.Profile, context: files.Context}
 	if m.chat, err = chat.NewRenderer(c.Profile, files); err != nil {
 		template, unreadable := errors.AsType[*jinja.Error](err)
 		switch {
@@ -241,7 +250,7 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	case q.Size > 0:
 		return Prompt{IDs: dst, Mode: None, Reason: q.Inexact, Others: tokensOf(q.Size)}, nil
 	case isTokenIDs(q.Prompt):
-		return givenIDs(dst, q)
+		return m.givenIDs(dst, q)
 	case q.Inexact != "":
 		return inBytes(dst, q, q.Inexact)
 	case m == nil:
@@ -251,6 +260,7 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	}
 	room := texts.Get().(*[]byte)
 	text, f, why := m.text(*room, q, now)
+	var err error
 	defer func() {
 		if *room = text.Text; cap(*room) <= mostRoom {
 			texts.Put(room)
@@ -262,8 +272,10 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	if len(text.Text) > MaxPrompt {
 		return inBytes(dst, q, TooLarge)
 	}
+	if text.Cut, err = q.Cut(m.profile); err != nil {
+		return inBytes(dst, q, TemplateError)
+	}
 	p := Prompt{Mode: Exact, Size: text.Exact, Others: text.Items*itemTokens + tokensOf(text.Others)}
-	var err error
 	if p.IDs, p.Reused, err = m.cache.append(ctx, dst, m.tok, text.Text[:text.Exact], f); err != nil {
 		if errors.Is(err, errGrown) {
 			return inBytes(dst, q, TooLarge)
@@ -272,14 +284,21 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 		return p, nil
 	}
 	p.Exact = len(p.IDs) - len(dst)
+	if text.Cut.Kept == chat.ToContext && m.context > 0 && p.Exact >= m.context {
+		return inBytes(dst, q, TooLarge) // the engine cuts it to its context length, which may be another one
+	}
 	switch {
 	case text.Exact < len(text.Text):
 		// The text before an item may merge with the item: two tokens at most.
 		p.Mode, p.Reason, p.Exact = ExactPrefix, Items, max(0, p.Exact-2)
 		p.IDs = AppendBytes(p.IDs, text.Text[text.Exact:])
-	case text.Kept > 0 && text.Kept < p.Exact:
-		p.IDs = append(p.IDs[:len(dst)], p.IDs[len(p.IDs)-text.Kept:]...)
-		p.Exact = text.Kept
+	case text.Cut.Kept > 0:
+		frame := [2]int{}
+		if f == framed && text.Cut.Framed {
+			frame = [2]int{len(m.tok.before), len(m.tok.after)}
+		}
+		p.IDs = append(p.IDs[:len(dst)], cutTo(p.IDs[len(dst):], text.Cut, frame)...)
+		p.Exact = len(p.IDs) - len(dst)
 	}
 	return p, nil
 }
@@ -363,8 +382,12 @@ func isTokenIDs(prompt []byte) bool {
 
 // givenIDs is Encode for a prompt of token ids. The prompt is a list of ids or a list of such lists;
 // givenIDs takes the longest list and counts the ids that the engine keeps of the others.
-func givenIDs(dst []uint32, q chat.Request) (Prompt, error) {
+func (m *Model) givenIDs(dst []uint32, q chat.Request) (Prompt, error) {
 	p := Prompt{Mode: Exact, IDs: dst}
+	cut, err := q.Cut(m.engine())
+	if err != nil {
+		cut = chat.Cut{} // the engine will refuse the request
+	}
 	r := section{b: q.Prompt}.reader()
 	ids := func(dst []uint32) ([]uint32, error) {
 		err := r.List(func() error {
@@ -375,7 +398,6 @@ func givenIDs(dst []uint32, q chat.Request) (Prompt, error) {
 		return dst, err
 	}
 	var longest, list []uint32
-	var err error
 	if bytes.HasPrefix(bytes.TrimLeft(q.Prompt[1:], " \t\n\r"), []byte{'['}) {
 		err = r.List(func() (err error) {
 			if list, err = ids(list[:0]); err != nil {
@@ -384,7 +406,7 @@ func givenIDs(dst []uint32, q chat.Request) (Prompt, error) {
 			if longest == nil || len(list) > len(longest) {
 				longest, list = list, longest
 			}
-			p.Others += len(kept(list, q))
+			p.Others += len(cutTo(list, cut, [2]int{}))
 			return nil
 		})
 	} else {
@@ -396,15 +418,32 @@ func givenIDs(dst []uint32, q chat.Request) (Prompt, error) {
 	if err != nil {
 		return Prompt{Mode: Exact, IDs: dst}, fmt.Errorf("tokenizer: read prompt as token ids: %w", err)
 	}
-	longest = kept(longest, q)
+	longest = cutTo(longest, cut, [2]int{})
 	p.IDs, p.Exact = append(dst, longest...), len(longest)
 	return p, nil
 }
 
-// kept returns the ids that the engine keeps of a prompt: all, or the last ones.
-func kept(ids []uint32, q chat.Request) []uint32 {
-	if n := chat.Kept(q.TruncatePromptTokens); n > 0 && n < len(ids) {
-		return ids[len(ids)-n:]
+// cutTo returns the ids that the engine keeps of a prompt. frame are the numbers of special tokens before and behind the text that
+// it keeps, too. The result may share the memory of ids.
+func cutTo(ids []uint32, cut chat.Cut, frame [2]int) []uint32 {
+	n := cut.Kept
+	switch {
+	case n <= 0 || n >= len(ids):
+		return ids
+	case cut.First:
+		return ids[:n]
 	}
-	return ids
+	before := min(frame[0], n)
+	after := min(frame[1], n-before)
+	end := len(ids) - frame[1]
+	out := append(ids[:before], ids[end-(n-before-after):end]...)
+	return append(out, ids[len(ids)-frame[1]:len(ids)-frame[1]+after]...)
+}
+
+// engine returns the profile of the model's engine.
+func (m *Model) engine() chat.Profile {
+	if m == nil {
+		return chat.VLLM
+	}
+	return m.profile
 }

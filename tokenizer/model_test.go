@@ -157,11 +157,73 @@ func TestItems(t *testing.T) {
 	}
 }
 
+// vLLM 0.33's renderer keeps these parts of prompts.
 func TestTruncatedPrompt(t *testing.T) {
-	m := modelOf(t, "bytelevel-qwen2-nfc", chatml)
-	all, _ := m.Encode(context.Background(), nil, requestOf(t, []byte(`{"prompt":"The router reads the prompt, turns it into tokens"}`)), time.Now())
-	last, err := m.Encode(context.Background(), []uint32{9}, requestOf(t, []byte(`{"prompt":"The router reads the prompt, turns it into tokens","truncate_prompt_tokens":4}`)), time.Now())
-	if err != nil || !slices.Equal(last.IDs, append([]uint32{9}, all.IDs[len(all.IDs)-4:]...)) || last.Exact != 4 {
-		t.Errorf("%+v, %v; want the last 4 of %d", last, err, all.IDs)
+	m := modelOf(t, "metaspace-first", chatml) // it adds <s> before a text
+	encode := func(body string) tokenizer.Prompt {
+		p, err := m.Encode(context.Background(), []uint32{9}, requestOf(t, []byte(body)), time.Now())
+		if err != nil || p.IDs[0] != 9 || p.Exact != len(p.IDs)-1 && p.Mode == tokenizer.Exact {
+			t.Fatalf("%s: %+v, %v", body, p, err)
+		}
+		p.IDs = p.IDs[1:]
+		return p
+	}
+	const text = `"The router reads the prompt, turns it into tokens"`
+	all := encode(`{"prompt":` + text + `}`).IDs
+	n := len(all)
+	for _, c := range []struct {
+		fields string
+		want   []uint32
+	}{
+		{`"truncate_prompt_tokens":4`, append([]uint32{all[0]}, all[n-3:]...)},
+		{`"truncate_prompt_tokens":4,"add_special_tokens":false`, all[n-4:]},
+		{`"truncate_prompt_tokens":4,"truncation_side":"left"`, all[n-4:]},
+		{`"truncate_prompt_tokens":4,"truncation_side":"right"`, all[:4]},
+		{`"truncate_prompt_tokens":"4","truncation_side":null`, append([]uint32{all[0]}, all[n-3:]...)},
+		{`"truncate_prompt_tokens":4.0,"truncation_side":"right"`, all[:4]},
+		{`"truncate_prompt_tokens":true`, all[:1]},
+		{`"truncate_prompt_tokens":1000`, all},
+		{`"truncate_prompt_tokens":-1`, all},
+		{`"truncation_side":"right"`, all},
+		{`"truncate_prompt_tokens":99999999999999999999`, all},
+		{`"truncate_prompt_tokens":0`, nil},
+		{`"truncate_prompt_tokens":-2`, nil},
+		{`"truncate_prompt_tokens":4.5`, nil},
+		{`"truncate_prompt_tokens":"x"`, nil},
+		{`"truncate_prompt_tokens":4,"truncation_side":"middle"`, nil},
+	} {
+		p := encode(`{"prompt":` + text + `,` + c.fields + `}`)
+		switch {
+		case c.want == nil && p.Reason != tokenizer.TemplateError:
+			t.Errorf("%s: %s %s, want that the engine refuses it", c.fields, p.Mode, p.Reason)
+		case c.want != nil && (p.Mode != tokenizer.Exact || !slices.Equal(p.IDs, c.want)):
+			t.Errorf("%s: %s, %d of %d; want %d", c.fields, p.Mode, p.IDs, all, c.want)
+		}
+	}
+	if ids := encode(`{"prompt":[1,2,3,4,5],"truncate_prompt_tokens":2,"truncation_side":"right"}`).IDs; !slices.Equal(ids, []uint32{1, 2}) {
+		t.Errorf("ids from the client: %d, want the first two", ids)
+	}
+}
+
+// SGLang has no such field. A prompt as long as the context of config.json is cut by vLLM at a length that is not known here.
+func TestTruncationElsewhere(t *testing.T) {
+	file, err := os.ReadFile("testdata/golden/bytelevel-qwen2-nfc.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := fstest.MapFS{"tokenizer.json": {Data: file}, "config.json": {Data: []byte(`{"max_position_embeddings":8}`)}}
+	for _, c := range []struct {
+		profile chat.Profile
+		kept    string
+		ids     int // 0: text-block mode
+	}{{chat.SGLang, "4", 14}, {chat.VLLM, "4", 4}, {chat.VLLM, "-1", 0}} {
+		m, err := tokenizer.LoadModel(files, tokenizer.ModelConfig{Profile: c.profile})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := m.Encode(context.Background(), nil, chat.Request{Prompt: []byte(`"~~~~~~~~~~~~~~"`), TruncatePromptTokens: []byte(c.kept)}, time.Now())
+		if err != nil || c.ids > 0 && (p.Mode != tokenizer.Exact || len(p.IDs) != c.ids) || c.ids == 0 && p.Reason != tokenizer.TooLarge {
+			t.Errorf("%s, %s: %s %s, %d ids, %v", c.profile, c.kept, p.Mode, p.Reason, len(p.IDs), err)
+		}
 	}
 }

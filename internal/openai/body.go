@@ -126,7 +126,7 @@ var names = [...]string{
 	"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens",
 	"cache_salt", "nvext", "kv_transfer_params", "prompt_embeds", "n", "best_of",
 	"messages", "tools", "prompt", "tool_choice", "add_generation_prompt", "continue_final_message", "chat_template",
-	"chat_template_kwargs", "reasoning_effort", "documents", "add_special_tokens", "truncate_prompt_tokens",
+	"chat_template_kwargs", "reasoning_effort", "documents", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "truncation",
 	// Of Messages.
 	"system", "output_config",
 	// Of Responses.
@@ -248,6 +248,7 @@ func (f *fields) body() (Body, *Error) {
 		Documents:            f.get("documents"),
 		AddSpecialTokens:     f.get("add_special_tokens"),
 		TruncatePromptTokens: f.get("truncate_prompt_tokens"),
+		TruncationSide:       f.get("truncation_side"),
 	}
 	b.Choices = max(f.get("n").count(), f.get("best_of").count())
 	b.Prompts = f.get("prompt").prompts()

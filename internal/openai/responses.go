@@ -36,6 +36,10 @@ func (f *fields) responsesChat(b *Body) *Error {
 	b.Messages = c.json()
 	b.Tools = c.tools(f.get("tools"), c.responsesFunction)
 	b.ReasoningEffort = f.get("reasoning").member("effort")
+	b.TruncatePromptTokens, b.TruncationSide = nil, nil
+	if f.text(f.get("truncation"), "truncation") == "auto" {
+		b.TruncatePromptTokens = []byte("-1")
+	}
 	if value(b.ToolChoice).kind() != '"' {
 		b.ToolChoice = nil
 	}

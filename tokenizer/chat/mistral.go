@@ -121,7 +121,7 @@ func (m *mistral) render(c *conversation) Text {
 		mistral: m, marked: marked{ids: m.tokens}, exact: -1, system: m.system(turns), tools: tools, settings: m.settings(c),
 	}
 	w.write(m.merged(turns))
-	t := Text{Text: w.b, Exact: len(w.b), Marked: true, Kept: Kept(c.TruncatePromptTokens), Items: w.items}
+	t := Text{Text: w.b, Exact: len(w.b), Marked: true, Items: w.items}
 	if w.exact >= 0 {
 		t.Exact = w.exact
 	}

@@ -38,7 +38,7 @@ func NewRenderer(p Profile, f *Files) (*Renderer, error) {
 	}
 	r := &Renderer{profile: p, special: jinja.NewDict(len(f.Special)), sort: f.SortTools}
 	var err error
-	switch text, ok := f.Templates["default"]; {
+	switch m := f.maker(p); {
 	case f.Mistral != nil && p != VLLM:
 		return nil, fmt.Errorf("chat: only vLLM is known to read Mistral's own tokenizer files: %w", ErrNoTemplate)
 	case f.Mistral != nil:
@@ -47,29 +47,48 @@ func NewRenderer(p Profile, f *Files) (*Renderer, error) {
 		return nil, fmt.Errorf("chat: prompts of gpt_oss as TensorRT-LLM makes them: %w", ErrNoTemplate)
 	case p == VLLM && f.speaksHarmony():
 		r.harmony, err = newHarmony(f)
-	case f.maker(p) != "":
-		err = r.takeMaker(f.maker(p))
-	case !ok && f.broken != nil:
-		return nil, f.broken
-	case !ok:
-		return nil, fmt.Errorf("chat: the model has no chat template: %w", ErrNoTemplate)
+	case m != "":
+		err = r.takeMaker(m)
 	default:
-		for _, name := range slices.Sorted(maps.Keys(f.Special)) {
-			r.special.Set(name, jinja.String(f.Special[name]))
-		}
-		r.template, err = r.parse("chat_template", text)
-		r.tools = r.template
-		if text, ok := f.Templates["tool_use"]; ok {
-			var unreadable error
-			if r.tools, unreadable = r.parse("chat_template tool_use", text); unreadable == nil {
-				err = nil
-			}
-		}
+		err = r.takeTemplates(f)
 	}
 	if err != nil {
 		return nil, err
 	}
 	return r, nil
+}
+
+// takeTemplates reads the chat templates: one for requests without tools, and one for requests with tools. An engine without one of
+// them refuses those requests.
+func (r *Renderer) takeTemplates(f *Files) (err error) {
+	for _, name := range slices.Sorted(maps.Keys(f.Special)) {
+		r.special.Set(name, jinja.String(f.Special[name]))
+	}
+	plain, tools := f.choose(r.profile)
+	switch {
+	case f.processor != "" && !f.processorClass && f.processor != f.Templates["default"]:
+		return fmt.Errorf("chat: a processor's chat template differs from the tokenizer's, and no file has a processor_class, "+
+			"so the one that the engine uses is unknown; set chat-template: %w", ErrNoTemplate)
+	case plain.text == "" && tools.text == "" && f.broken != nil:
+		return f.broken
+	case plain.text == "" && tools.text == "":
+		return fmt.Errorf("chat: the model has no chat template: %w", ErrNoTemplate)
+	}
+	var unreadable error // one template that cannot be read leaves the other one usable
+	if plain.text != "" {
+		r.template, err = r.parse(plain.name, plain.text)
+	}
+	switch {
+	case tools == plain:
+		r.tools = r.template
+	case tools.text != "":
+		if r.tools, unreadable = r.parse(tools.name, tools.text); unreadable == nil {
+			err = nil
+		} else if plain.text == "" {
+			err = unreadable
+		}
+	}
+	return err
 }
 
 // takeMaker makes prompts in the way of a model whose prompts are made in code.
@@ -128,7 +147,7 @@ func (r *Renderer) Render(room []byte, q Request, now time.Time) (t Text, err er
 	}
 	r.read(c)
 	text := c.text(room, "")
-	t = Text{Text: text, Exact: len(text), Kept: Kept(q.TruncatePromptTokens), Items: len(c.items)}
+	t = Text{Text: text, Exact: len(text), Items: len(c.items)}
 	t.Special = c.code != nil && c.profile == SGLang
 	if len(c.items) == 0 {
 		return t, nil
@@ -162,6 +181,9 @@ func (r *Renderer) read(c *conversation) {
 	}
 	if c.unreadable != nil {
 		panic(&refusal{c.unreadable})
+	}
+	if c.code == nil && c.template.Template == nil {
+		refuse("the model has no chat template for such a request")
 	}
 	if c.resume && c.code != nil {
 		if c.profile == SGLang {

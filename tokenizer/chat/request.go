@@ -53,6 +53,7 @@ type Request struct {
 	// Both: what has an effect on the ids.
 	AddSpecialTokens     []byte
 	TruncatePromptTokens []byte
+	TruncationSide       []byte
 
 	// Inexact is the reason why the engine's prompt has more than these spans; "" if it does not.
 	Inexact string
@@ -72,8 +73,8 @@ type Text struct {
 	Marked bool
 	// Special is set if the engine adds the tokenizer's special tokens to a chat.
 	Special bool
-	// Kept is how many of the prompt's last tokens the engine keeps; 0 is all.
-	Kept int
+	// Cut is the part of the prompt's tokens that the engine keeps.
+	Cut Cut
 	// Items is the number of images and the like, Others the number of bytes of the
 	// prompts of a list except the longest.
 	Items, Others int
@@ -119,19 +120,6 @@ func inside(format string, a ...any) {
 		}
 		panic(e)
 	}
-}
-
-// Kept reads truncate_prompt_tokens: the number of last tokens that the engine keeps, 0 if it
-// keeps all.
-func Kept(span []byte) int {
-	n := 0
-	for _, d := range span {
-		if d < '0' || d > '9' || n > 1<<28 {
-			return 0
-		}
-		n = n*10 + int(d-'0')
-	}
-	return n
 }
 
 // parse reads a field of the request.
