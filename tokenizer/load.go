@@ -115,6 +115,9 @@ func readFile(fsys fs.FS, name string) (b []byte, found string, err error) {
 	if buf.Len() > maxFile {
 		return nil, "", fmt.Errorf("tokenizer: %s: more than %d MB", name, maxFile>>20)
 	}
+	if bytes.HasPrefix(buf.Bytes(), []byte("version https://git-lfs.github.com/spec/")) {
+		return nil, "", fmt.Errorf("tokenizer: %s is a pointer of Git LFS, not the file: run `git lfs pull` in the folder", name)
+	}
 	return buf.Bytes(), name, nil
 }
 

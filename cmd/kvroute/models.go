@@ -6,9 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/router"
@@ -56,7 +59,7 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 		conf.ChatTemplate = string(text)
 	}
 	// Links out of the folder are followed: Hugging Face's cache consists of them.
-	_, err := os.ReadDir(m.Tokenizer)
+	err := checkFolder(m.Tokenizer)
 	if err != nil {
 		return card, fmt.Errorf("tokenizer: %w", err)
 	}
@@ -75,6 +78,40 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 			"why", card.Prompts.Degraded())
 	}
 	return card, nil
+}
+
+// hubID is the form of a model's id at Hugging Face.
+var hubID = regexp.MustCompile(`^[\w.-]+/[\w.-]+$`)
+
+// checkFolder returns an error if a model's folder cannot be read, or is a folder of Hugging Face's cache above the model's files.
+// The error says which folder to give.
+func checkFolder(name string) error {
+	entries, err := os.ReadDir(name)
+	if errors.Is(err, fs.ErrNotExist) && hubID.MatchString(name) {
+		return fmt.Errorf("there is no folder %s. If it is a model's id at Hugging Face: kvroute downloads nothing; "+
+			"run `hf download %s --exclude '*.safetensors'` and give the folder that it prints", name, name)
+	}
+	if err != nil {
+		return err
+	}
+	repositories := 0
+	for _, e := range entries {
+		switch {
+		case e.Name() == "snapshots" && e.IsDir():
+			example := "<revision>"
+			if revisions, _ := os.ReadDir(filepath.Join(name, "snapshots")); len(revisions) > 0 {
+				example = revisions[0].Name()
+			}
+			return fmt.Errorf("%s is a folder of Hugging Face's cache without a revision: give %s", name, filepath.Join(name, "snapshots", example))
+		case strings.HasPrefix(e.Name(), "models--") && e.IsDir():
+			repositories++
+		}
+	}
+	if repositories > 0 {
+		return fmt.Errorf("%s is Hugging Face's cache of several models: give the folder of one, such as %s", name,
+			filepath.Join(name, "models--owner--name", "snapshots", "<revision>"))
+	}
+	return nil
 }
 
 // weights returns the attention weight and the cost of reading a held token by the model's config.json;

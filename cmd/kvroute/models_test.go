@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -509,4 +510,29 @@ func TestAWrongTemplateIsNoticed(t *testing.T) {
 		return strings.Contains(text, `kvroute_tokenize_checks_total{model="sim",outcome="ok"}`)
 	})
 	eventually(t, "the fault does not end", func() bool { return faultsOf(t, d.Router)["worker-1"] == "" })
+}
+
+// Each of these paths is a mistake that users make with files of Hugging Face. The error says what to give instead.
+func TestModelFolderMistakes(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		name = filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("hub/models--owner--name/snapshots/0123abc/config.json", "{}")
+	write("pointer/tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 11422654\n")
+	for name, want := range map[string]string{
+		"Qwen/Qwen3-8B":                  "run `hf download Qwen/Qwen3-8B",
+		filepath.Join(dir, "hub"):        "models--owner--name/snapshots/<revision>",
+		dir + "/hub/models--owner--name": "give " + dir + "/hub/models--owner--name/snapshots/0123abc",
+		filepath.Join(dir, "pointer"):    "tokenizer.json is a pointer of Git LFS, not the file: run `git lfs pull`",
+		filepath.Join(dir, "nowhere"):    "no such file",
+	} {
+		_, err := loadCard(modelConfig{Name: "m", Tokenizer: name}, nil, slog.New(slog.DiscardHandler))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v; want %q", name, err, want)
+		}
+	}
 }
