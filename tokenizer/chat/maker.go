@@ -17,7 +17,6 @@ const (
 	kimi3      maker = "kimi_k3"
 	kimiAudio  maker = "kimi_audio"
 	inkling    maker = "inkling"
-	cohereCode maker = "cohere"
 	superAlpha maker = "alpamayo2_super"
 )
 
@@ -50,10 +49,7 @@ func (f *Files) maker(p Profile) maker {
 	}
 	switch p {
 	case VLLM:
-		if f.Mode != "" && f.Mode != "hf" {
-			return maker(f.Mode)
-		}
-		if f.Mode == "" {
+		if f.Mode == "" { // else the engine was told to use the template
 			return vllmMakers[arch]
 		}
 	case SGLang:
