@@ -68,6 +68,7 @@ func (f *Files) maker(p Profile) maker {
 		case strings.Contains(arch, "DeepseekV3") && !template:
 			return deepSeek32
 		}
+	case TRTLLM: // nothing is known of such code
 	}
 	return ""
 }
