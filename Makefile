@@ -143,9 +143,11 @@ check: tools lint fix ## the inner loop: lint, house rules, short tests
 REFERENCE := .cache/reference/bin/python
 
 .PHONY: conformance
-conformance: tools $(REFERENCE) ## compare tokenizer and templates with the reference implementations, and their speed, in 10 minutes (OUT=folder, ONLY=name; downloads 230 MB from PyPI once)
+conformance: tools $(REFERENCE) ## compare tokenizer and templates with the reference implementations, and their speed, in 10 minutes (OUT=folder, ONLY=name; downloads 230 MB from PyPI once; ENGINES=1 compares requests with the releases of engines in tools/engines.txt, ENGINES=vllm-0.34.0 with that release: 2 GB from PyPI once)
 	@$(REFERENCE) tools/templates.py .cache/templates
-	@go run ./bench/conformance --python $(REFERENCE) --templates .cache/templates --commit "$(COMMIT)" $(if $(OUT),--out $(OUT)) $(if $(ONLY),--only '$(ONLY)')
+	@$(if $(ENGINES),tools/vllm.sh .cache/vllm)
+	@engines=$$($(if $(ENGINES),tools/engines.sh $(filter-out 1,$(ENGINES)),:)) && \
+		go run ./bench/conformance --python $(REFERENCE) --templates .cache/templates --commit "$(COMMIT)" $(if $(ENGINES),--engines "$$engines") $(if $(OUT),--out $(OUT)) $(if $(ONLY),--only '$(ONLY)')
 
 # The groups of checks to install programs for: all, or those that ONLY names. The checks of vLLM also need the clients; pd are
 # the checks of two vLLM engines that share the work on each request.

@@ -26,6 +26,8 @@ func main() {
 	flag.StringVar(&o.out, "out", "bench/out", "`folder` for the JSON")
 	flag.StringVar(&o.commit, "commit", "", "recorded in the JSON")
 	flag.StringVar(&o.only, "only", "", "compare only what has this in its name")
+	flag.StringVar(&o.engines, "engines", "", "`folders` of engines' releases to compare with, and with nothing else; tools/engines.sh makes them")
+	flag.StringVar(&o.vllm, "vllm", ".cache/vllm", "`folder` with a vLLM for the CPU, for its compiled code")
 	flag.Parse()
 	bench.Exit("conformance", func() bool {
 		o.shared = bench.Must(fixtures.Dir())
@@ -37,6 +39,9 @@ func main() {
 
 // compareAll compares everything with the reference.
 func compareAll(o options) []bench.Figure {
+	if o.engines != "" {
+		return compareEngines(o)
+	}
 	ref := &reference{bench.Must(process.StartLines(exec.Command(o.python, "bench/conformance/reference.py")))}
 	defer ref.Stop()
 	figures := append(renderFigures(o), templates(ref, o)...)

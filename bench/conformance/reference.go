@@ -18,7 +18,7 @@ import (
 )
 
 type options struct {
-	python, shared, templates, out, commit, only string
+	python, shared, templates, out, commit, only, engines, vllm string
 
 	work      string              // a folder for this run
 	documents map[string][]string // real texts by their kind, in parts of documentBytes

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/chats"
+	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/tokenizer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
+)
+
+// engineRequests is the number of requests to compare with each engine, over all models.
+const engineRequests = 400
+
+// engineModels are the models of these comparisons: a folder of the reference data, and the config.json that the
+// reference data lack.
+//
+//nolint:gochecknoglobals // a table
+var engineModels = []struct{ name, config string }{
+	{"qwen3", `{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 151936, "max_position_embeddings": 40960, "dtype": "float32", "eos_token_id": 151645}`},
+	{"gpt-oss", `{"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 201088, "max_position_embeddings": 131072, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 128, "dtype": "float32", "eos_token_id": 200002}`},
+}
+
+// engineCall is a request for the engine, and for kvroute.
+type engineCall struct {
+	path string
+	body []byte // with a model
+}
+
+// askEngine returns the engine's ids of a request, or nil if the engine refuses it.
+type askEngine func(c engineCall) []uint32
+
+// startEngine starts what makes an engine's prompts of the model in a folder.
+type startEngine func(o options, release, model string) (ask askEngine, stop func())
+
+// engines are the engines that make their prompts without a GPU, by the name of the package.
+//
+//nolint:gochecknoglobals // a table
+var engines = map[string]startEngine{
+	"vllm": startVLLM,
+}
+
+// compareEngines compares requests of all paths with the released code of engines: each release is a folder
+// of tools/engines.sh.
+func compareEngines(o options) (figures []bench.Figure) {
+	for _, release := range strings.Fields(o.engines) {
+		name, _, _ := strings.Cut(filepath.Base(release), "-")
+		start := engines[name]
+		if start == nil || !strings.Contains("engine "+filepath.Base(release), o.only) {
+			continue
+		}
+		for _, m := range engineModels {
+			dir := filepath.Join(o.work, "engines", m.name)
+			if !writeEngineModel(o, dir, m.name, m.config) {
+				fmt.Printf("no %s under %s: not compared with %s\n", m.name, o.shared, filepath.Base(release))
+				continue
+			}
+			ask, stop := start(o, release, dir)
+			figures = append(figures, compareEngine(filepath.Base(release)+" "+m.name, chat.Profile(name), dir, ask))
+			stop()
+		}
+	}
+	return figures
+}
+
+// writeEngineModel writes the files of a model without compression. It reports whether there are any.
+func writeEngineModel(o options, dir, name, config string) bool {
+	files := map[string][]byte{"config.json": []byte(config)}
+	all, _ := filepath.Glob(filepath.Join(o.shared, "tokenizers", name, "*"))
+	for _, f := range all {
+		files[strings.TrimSuffix(filepath.Base(f), ".gz")] = bench.Must(readFile(f))
+	}
+	delete(files, "o200k_base.tiktoken")
+	writeFolder(dir, files)
+	return len(all) > 0
+}
+
+// compareEngine compares random requests. A request that the engine refuses counts as equal. A request that
+// kvroute knows not to be exact counts as a fallback.
+func compareEngine(name string, p chat.Profile, dir string, ask askEngine) bench.Figure {
+	m := bench.Must(tokenizer.LoadModel(os.DirFS(dir), tokenizer.ModelConfig{Profile: p}))
+	g := chats.Requests{R: random(11), Strange: 15}
+	refused, fallbacks := 0, map[string]int{}
+	f := comparison[engineCall, []uint32]{
+		name: "engine " + name, cases: engineRequests / len(engineModels),
+		random: func() engineCall {
+			path, q := g.Any()
+			q["model"] = "model"
+			return engineCall{path, bench.Must(json.Marshal(q))}
+		},
+		theirs: func(all []engineCall) [][]uint32 {
+			ids := make([][]uint32, len(all))
+			for i, c := range all {
+				ids[i] = ask(c)
+			}
+			return ids
+		},
+		ours: func(c engineCall) []uint32 { return idsFor(m, c, fallbacks) },
+		equal: func(ours, theirs []uint32) bool {
+			if theirs == nil {
+				refused++
+				return true
+			}
+			return ours == nil || slices.Equal(ours, theirs)
+		},
+		show: func(c engineCall, ours, theirs []uint32) string {
+			return c.path + " " + difference(m, ours, theirs, c.body)
+		},
+	}.run()
+	f.What += fmt.Sprintf(" (%d refused by the engine, without exact ids: %v)", refused, fallbacks)
+	return f
+}
+
+// idsFor returns kvroute's ids of a request, nil if they are not exact. It counts the reason.
+func idsFor(m *tokenizer.Model, c engineCall, reasons map[string]int) []uint32 {
+	endpoint, _ := openai.Classify(http.MethodPost, c.path)
+	b, bad := openai.Parse(endpoint, c.body)
+	if bad != nil {
+		reasons["refused"]++
+		return nil
+	}
+	if b.Tokens != nil {
+		return b.Tokens
+	}
+	p, err := m.Encode(context.Background(), nil, b.Request, time.Now())
+	if err != nil || p.Mode != tokenizer.Exact {
+		reasons[p.Reason]++
+		return nil
+	}
+	return p.IDs
+}
+
+// post sends a body and returns the body of the response, nil for another status than 200.
+func post(url string, body []byte) []byte {
+	r := bench.Must(http.Post(url, "application/json", bytes.NewReader(body))) //nolint:noctx // the engine answers or its end is an error
+	defer r.Body.Close()
+	var out bytes.Buffer
+	_ = bench.Must(out.ReadFrom(r.Body))
+	if r.StatusCode != http.StatusOK {
+		return nil
+	}
+	return out.Bytes()
+}
