@@ -50,7 +50,7 @@ func TestVLLMChat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := chat.NewRenderer(chat.VLLM, files)
+	r, err := chat.NewRenderer(chat.VLLM, files, chat.Flags{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -83,6 +83,8 @@ type ModelConfig struct {
 	Profile chat.Profile // of the engine. Default vllm
 	// ChatTemplate replaces the files' own template.
 	ChatTemplate string
+	// Flags are the engine's.
+	Flags chat.Flags
 	// Cache is shared by models; nil encodes every prompt from scratch.
 	Cache *Cache
 }
@@ -117,7 +119,7 @@ func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 	}
 	files.ID, files.Mistral, files.SortTools = tok.ID, tok.mistral, tok.tools == toolsSorted
 	m := &Model{tok: tok, cache: c.Cache, profile: c.Profile, context: files.Context}
-	if m.chat, err = chat.NewRenderer(c.Profile, files); err != nil {
+	if m.chat, err = chat.NewRenderer(c.Profile, files, c.Flags); err != nil {
 		template, unreadable := errors.AsType[*jinja.Error](err)
 		switch {
 		case unreadable:

@@ -93,53 +93,64 @@ func compareEngine(name string, p chat.Profile, dir string, ask askEngine) bench
 	m := bench.Must(tokenizer.LoadModel(os.DirFS(dir), tokenizer.ModelConfig{Profile: p}))
 	g := chats.Requests{R: random(11), Strange: 15}
 	refused, fallbacks := 0, map[string]int{}
-	f := comparison[engineCall, []uint32]{
+	f := comparison[engineCall, engineIDs]{
 		name: "engine " + name, cases: engineRequests / len(engineModels),
 		random: func() engineCall {
 			path, q := g.Any()
 			q["model"] = "model"
 			return engineCall{path, bench.Must(json.Marshal(q))}
 		},
-		theirs: func(all []engineCall) [][]uint32 {
-			ids := make([][]uint32, len(all))
+		theirs: func(all []engineCall) []engineIDs {
+			out := make([]engineIDs, len(all))
 			for i, c := range all {
-				ids[i] = ask(c)
+				out[i].ids = ask(c)
 			}
-			return ids
+			return out
 		},
-		ours: func(c engineCall) []uint32 { return idsFor(m, c, fallbacks) },
-		equal: func(ours, theirs []uint32) bool {
-			if theirs == nil {
+		ours: func(c engineCall) engineIDs { return idsFor(m, c) },
+		equal: func(ours, theirs engineIDs) bool {
+			switch {
+			case theirs.ids == nil:
 				refused++
-				return true
+			case ours.ids == nil:
+				fallbacks[ours.reason]++
+			default:
+				return slices.Equal(ours.ids, theirs.ids)
 			}
-			return ours == nil || slices.Equal(ours, theirs)
+			return true
 		},
-		show: func(c engineCall, ours, theirs []uint32) string {
-			return c.path + " " + difference(m, ours, theirs, c.body)
+		show: func(c engineCall, ours, theirs engineIDs) string {
+			return c.path + " " + difference(m, ours.ids, theirs.ids, c.body)
 		},
 	}.run()
-	f.What += fmt.Sprintf(" (%d refused by the engine, without exact ids: %v)", refused, fallbacks)
+	f.What += fmt.Sprintf(" (%d refused by the engine, fallbacks: %v)", refused, fallbacks)
 	return f
 }
 
-// idsFor returns kvroute's ids of a request, nil if they are not exact. It counts the reason.
-func idsFor(m *tokenizer.Model, c engineCall, reasons map[string]int) []uint32 {
+// engineIDs are the ids of a request: nil if the engine refuses it, or if kvroute has no exact ids, for a reason.
+type engineIDs struct {
+	ids    []uint32
+	reason string
+}
+
+// idsFor returns kvroute's ids of a request.
+func idsFor(m *tokenizer.Model, c engineCall) engineIDs {
 	endpoint, _ := openai.Classify(http.MethodPost, c.path)
 	b, bad := openai.Parse(endpoint, c.body)
 	if bad != nil {
-		reasons["refused"]++
-		return nil
+		return engineIDs{reason: bad.Message}
 	}
 	if b.Tokens != nil {
-		return b.Tokens
+		return engineIDs{ids: b.Tokens}
 	}
 	p, err := m.Encode(context.Background(), nil, b.Request, time.Now())
-	if err != nil || p.Mode != tokenizer.Exact {
-		reasons[p.Reason]++
-		return nil
+	switch {
+	case err != nil:
+		return engineIDs{reason: err.Error()}
+	case p.Mode != tokenizer.Exact:
+		return engineIDs{reason: p.Reason}
 	}
-	return p.IDs
+	return engineIDs{ids: p.IDs}
 }
 
 // post sends a body and returns the body of the response, nil for another status than 200.

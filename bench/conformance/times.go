@@ -155,7 +155,7 @@ func renderFigures(o options) (out []bench.Figure) {
 		if all[name] == "" || !strings.Contains(name, o.only) {
 			continue
 		}
-		r := bench.Must(chat.NewRenderer(chat.VLLM, &chat.Files{Templates: map[string]string{"default": all[name]}}))
+		r := bench.Must(chat.NewRenderer(chat.VLLM, &chat.Files{Templates: map[string]string{"default": all[name]}}, chat.Flags{}))
 		row := bench.NewRow(name+": rendering 100 messages with tools", "ms", bench.AtMost(1))
 		out = append(out, bench.Rounds(20*rounds, []bench.Row{row}, func() []float64 {
 			start := bench.CPUTime()

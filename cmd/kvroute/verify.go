@@ -125,7 +125,7 @@ func (v *verifier) forget(model string) {
 func clonePrompt(p chat.Request) chat.Request {
 	for _, span := range []*[]byte{
 		&p.Messages, &p.Tools, &p.Prompt, &p.ToolChoice, &p.AddGenerationPrompt, &p.ContinueFinalMessage, &p.ChatTemplate,
-		&p.ChatTemplateKwargs, &p.ReasoningEffort, &p.Documents, &p.AddSpecialTokens, &p.TruncatePromptTokens,
+		&p.ChatTemplateKwargs, &p.ReasoningEffort, &p.Documents, &p.AddSpecialTokens, &p.TruncatePromptTokens, &p.Instructions, &p.Input,
 	} {
 		*span = bytes.Clone(*span)
 	}

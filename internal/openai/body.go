@@ -128,7 +128,7 @@ var names = [...]string{
 	"messages", "tools", "prompt", "tool_choice", "add_generation_prompt", "continue_final_message", "chat_template",
 	"chat_template_kwargs", "reasoning_effort", "documents", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "truncation",
 	// Of Messages.
-	"system", "output_config",
+	"system", "output_config", "thinking",
 	// Of Responses.
 	"input", "instructions", "reasoning", "previous_response_id", "conversation", "previous_input_messages",
 	// Of Generate and Ids.

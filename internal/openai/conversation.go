@@ -64,10 +64,10 @@ func (c *conversation) json() value {
 	return list(all)
 }
 
-// tools returns a list of tools in the form of chats, in which function returns a tool,
-// or nil for one that runs at the engine: the engine describes it in its own words.
+// tools returns a list of tools in the form of chats, in which function returns a tool, or nil for one
+// that only the engine can read.
 func (c *conversation) tools(tools value, function func(tool value) value) value {
-	if !tools.filled() {
+	if tools.kind() != '[' {
 		return nil
 	}
 	var all []value
@@ -78,7 +78,11 @@ func (c *conversation) tools(tools value, function func(tool value) value) value
 			all = append(all, tool)
 			return
 		}
-		all = append(all, object(field{"type", value(`"function"`)}, field{"function", f}))
+		all = append(all, asFunction(f))
 	})
 	return list(all)
+}
+
+func asFunction(f value) value {
+	return object(field{"type", value(`"function"`)}, field{"function", f})
 }

@@ -3,12 +3,15 @@
 package openai
 
 import (
+	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
-// A request of /v1/messages becomes the chat that vLLM makes of it. All texts of the
-// system are one message at the front. A tool's result is a message before the one that
+// A request of /v1/messages becomes the chat that vLLM makes of it. System turns stay where
+// they are: only the model's template decides whether they must be in front. A tool's result is a message before the one that
 // has it. Thoughts and tool calls of the assistant belong to its message.
 
 // billing begins a text that one client puts before its system prompt. It differs in each
@@ -18,21 +21,25 @@ const billing = "x-anthropic-billing-header"
 // messagesChat makes the chat of the fields of /v1/messages.
 func (f *fields) messagesChat(b *Body) {
 	var c conversation
-	texts := systemTexts(f.get("system"))
-	f.get("messages").each(func(m value) {
-		if m.textAt("role") == "system" {
-			texts = append(texts, systemTexts(m.member("content"))...)
-		}
-	})
+	c.addSystem(systemTexts(f.get("system")))
+	f.get("messages").each(c.addTurn)
+	b.API = chat.Messages
+	b.Messages = c.json()
+	b.Tools = c.tools(f.get("tools"), messagesFunction)
+	b.ToolChoice = nil // but for none it has no effect on the prompt
+	if f.get("tool_choice").textAt("type") == "none" {
+		b.ToolChoice = []byte(`"none"`)
+	}
+	b.ReasoningEffort = f.get("output_config").member("effort")
+	b.NoThinking = f.get("thinking").textAt("type") == "disabled"
+	b.Inexact = c.inexact
+}
+
+// addSystem adds a system turn of several texts, if there is one.
+func (c *conversation) addSystem(texts []value) {
 	if len(texts) > 0 {
 		c.add(message{role: value(system), content: join(texts, "")})
 	}
-	f.get("messages").each(c.addTurn)
-	b.Messages = c.json()
-	b.Tools = c.tools(f.get("tools"), messagesFunction)
-	b.ToolChoice = nil // it has no effect on the prompt
-	b.ReasoningEffort = f.get("output_config").member("effort")
-	b.Inexact = c.inexact
 }
 
 // systemTexts returns the texts of a string or of a list of blocks that are not empty.
@@ -57,6 +64,7 @@ func (c *conversation) addTurn(turn value) {
 	role, content := turn.member("role"), turn.member("content")
 	switch {
 	case role.textOr("") == "system":
+		c.addSystemTurn(content)
 	case role != nil && content.kind() == '"':
 		c.add(message{role: role, content: content})
 	case role != nil && content.kind() == '[':
@@ -64,6 +72,19 @@ func (c *conversation) addTurn(turn value) {
 	default:
 		c.addForeign(turn)
 	}
+}
+
+// addSystemTurn adds a system turn between the others.
+func (c *conversation) addSystemTurn(content value) {
+	if content.kind() == '"' && strings.HasPrefix(content.textOr(""), billing) {
+		return
+	}
+	content.each(func(block value) {
+		if kind := block.textAt("type"); kind == "tool_addition" || kind == "tool_removal" {
+			c.setInexact(NoRenderer)
+		}
+	})
+	c.addSystem(systemTexts(content))
 }
 
 // addBlocks adds the blocks of a message.
@@ -141,12 +162,18 @@ func (c *conversation) addToolResult(block value) {
 	}
 }
 
-// messagesFunction returns a tool's function, nil for a tool of another kind.
+// messagesFunction returns a tool's function, nil for a tool that the engine refuses. The type of a tool has no effect.
 func messagesFunction(tool value) value {
-	name := tool.member("name")
-	if kind := tool.member("type").textOr("custom"); name == nil || kind != "custom" && kind != "function" {
+	name, schema := tool.member("name"), tool.member("input_schema")
+	if name == nil || schema.kind() != '{' {
 		return nil
 	}
-	return object(field{"name", name}, field{"description", tool.member("description").or("null")},
-		field{"parameters", tool.member("input_schema").or("null")})
+	if !schema.has("type") {
+		schema = slices.Concat(schema[:len(schema)-1], value(`"type":"object"}`))
+		if members := len(schema) > len(`{"type":"object"}`); members {
+			schema = slices.Insert(schema, len(schema)-len(`"type":"object"}`), ',')
+		}
+	}
+	return object(field{"name", name}, field{"description", tool.member("description").or("null")}, field{"parameters", schema},
+		field{"strict", tool.member("strict")}, field{"defer_loading", tool.member("defer_loading")})
 }

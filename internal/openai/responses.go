@@ -4,7 +4,10 @@ package openai
 
 import (
 	"bytes"
+	"slices"
 	"unicode/utf8"
+
+	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // A request of /v1/responses becomes the chat that vLLM makes of it. The instructions are
@@ -33,8 +36,10 @@ func (f *fields) responsesChat(b *Body) *Error {
 	default:
 		return bad("input", "input must be a string or a list of items")
 	}
+	b.API = chat.Responses
+	b.Instructions, b.Input = f.get("instructions"), input
 	b.Messages = c.json()
-	b.Tools = c.tools(f.get("tools"), c.responsesFunction)
+	b.Tools = c.responsesTools(f.get("tools"))
 	b.ReasoningEffort = f.get("reasoning").member("effort")
 	b.TruncatePromptTokens, b.TruncationSide = nil, nil
 	if f.text(f.get("truncation"), "truncation") == "auto" {
@@ -60,11 +65,20 @@ func (c *conversation) addItem(item value) {
 	role, status := item.member("role"), item.textAt("status")
 	unfinished := status == "in_progress" || status == "incomplete"
 	switch kind := item.member("type").textOr("message"); {
-	case kind == "function_call" && item.member("namespace") == nil:
-		if !c.addCall(item.member("call_id"), item.member("name"), item.member("arguments")) {
+	case kind == "function_call":
+		name := item.member("name")
+		if space := item.textAt("namespace"); space != "" && name.kind() == '"' {
+			name = flatName(space, name)
+		}
+		if !c.addCall(item.member("call_id"), name, item.member("arguments")) {
 			c.addForeign(item)
 		}
-	case kind == "function_call_output":
+	case kind == "custom_tool_call":
+		arguments := quote(slices.Concat([]byte(`{"input": `), item.member("input").or(`""`), []byte{'}'}))
+		if !c.addCall(item.member("call_id"), item.member("name"), arguments) {
+			c.addForeign(item)
+		}
+	case kind == "function_call_output", kind == "custom_tool_call_output":
 		c.add(message{role: value(tool), content: item.member("output"), callID: item.member("call_id")})
 	case kind == "reasoning" && item.member("encrypted_content") == nil:
 		c.addReasoning(item)
@@ -140,16 +154,47 @@ func chatParts(content value) value {
 	return list(parts)
 }
 
-// responsesFunction returns a tool's function, which is the tool without its type; nil for another
-// kind of tool.
-func (c *conversation) responsesFunction(tool value) value {
-	if tool.textAt("type") != "function" {
+// customParameters is the schema with which a model sees a custom tool.
+const customParameters = `{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},` +
+	`"required":["input"],"additionalProperties":false}`
+
+// responsesTools returns the tools that the model sees, nil if the request has none. The functions of a namespace are
+// tools of their own. The model sees no tool that the engine runs itself.
+func (c *conversation) responsesTools(tools value) value {
+	if !tools.filled() {
 		return nil
 	}
+	var all []value
+	tools.each(func(tool value) {
+		switch tool.textAt("type") {
+		case "function":
+			all = append(all, asFunction(c.responsesFunction(tool, "")))
+		case "custom":
+			all = append(all, asFunction(object(field{"name", tool.member("name")}, field{"description", tool.member("description").or("null")},
+				field{"parameters", value(customParameters)})))
+		case "namespace":
+			tool.member("tools").each(func(inner value) {
+				if inner.textAt("type") == "function" {
+					all = append(all, asFunction(c.responsesFunction(inner, tool.textAt("name"))))
+				}
+			})
+		}
+	})
+	return list(all)
+}
+
+// flatName returns the name of a function of a namespace.
+func flatName(space string, name value) value { return quote([]byte(space + "__" + name.textOr(""))) }
+
+// responsesFunction returns a tool's function, which is the tool without its type.
+func (c *conversation) responsesFunction(tool value, space string) value {
 	out := value{'{'}
 	tool.members(func(name []byte, v value) {
 		if string(name) == "type" {
 			return
+		}
+		if string(name) == "name" && space != "" {
+			v = flatName(space, v)
 		}
 		if len(out) > 1 {
 			out = append(out, ',')

@@ -54,6 +54,12 @@ func (v value) member(name string) (found value) {
 	return found
 }
 
+// has reports whether an object has a member, with any value.
+func (v value) has(name string) (found bool) {
+	v.members(func(n []byte, _ value) { found = found || string(n) == name })
+	return found
+}
+
 // readObject reads an object, and calls take with each member.
 func readObject(s *jsonscan.Scanner, take func(name []byte, v value)) error {
 	return s.Object(func(name []byte) error {

@@ -84,7 +84,7 @@ func BenchmarkTemplates(b *testing.B) {
 	now := time.Date(2026, 8, 22, 12, 0, 0, 0, time.UTC)
 	all := templates(b)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		r, err := chat.NewRenderer(chat.VLLM, &chat.Files{Templates: map[string]string{"default": all[name]}, Special: map[string]string{"bos_token": "<s>", "eos_token": "</s>"}})
+		r, err := chat.NewRenderer(chat.VLLM, &chat.Files{Templates: map[string]string{"default": all[name]}, Special: map[string]string{"bos_token": "<s>", "eos_token": "</s>"}}, chat.Flags{})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -17,9 +17,37 @@ func (c *conversation) checked() []jinja.Value {
 	}
 	list := c.messageList()
 	for i, m := range list {
+		if c.API == Messages {
+			m = withPythonArguments(m)
+			list[i] = m
+		}
 		c.normal(i, m, false)
 	}
 	return list
+}
+
+// withPythonArguments returns a message of [Messages] with the arguments of calls as the engine writes them: by Python's
+// json.dumps.
+func withPythonArguments(m jinja.Value) jinja.Value {
+	calls := m.Get("tool_calls").Items()
+	if len(calls) == 0 {
+		return m
+	}
+	out := make([]jinja.Value, len(calls))
+	for i, call := range calls {
+		arguments := textAt(call.Get("function"), "arguments")
+		text, err := jinja.AppendASCII(nil, parse("arguments", []byte(arguments)))
+		if err != nil {
+			panic(&refusal{err})
+		}
+		function, full := call.Get("function").Dict().Clone(), call.Dict().Clone()
+		function.Set("arguments", jinja.String(string(text)))
+		full.Set("function", jinja.FromDict(function))
+		out[i] = jinja.FromDict(full)
+	}
+	full := m.Dict().Clone()
+	full.Set("tool_calls", jinja.List(out...))
+	return jinja.FromDict(full)
 }
 
 // effort returns the reasoning effort that the request asks for, "" if none.
@@ -27,7 +55,7 @@ func (c *conversation) effort(known ...string) string {
 	if c.ReasoningEffort == nil {
 		return ""
 	}
-	text, ok := parse("reasoning_effort", c.ReasoningEffort).Text()
+	text, ok := c.mapped(parse("reasoning_effort", c.ReasoningEffort)).Text()
 	if !ok || !slices.Contains(known, text) {
 		refuse("reasoning_effort is not one of %q", known)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
-// harmony makes prompts of the gpt-oss models as vLLM 0.32 does: in code, not by the
+// harmony makes prompts of the gpt-oss models as vLLM 0.33 does: in code, not by the
 // model's chat template. Texts of the messages never become control tokens.
 //
 // It is vLLM without VLLM_SYSTEM_START_DATE and
@@ -60,11 +60,19 @@ type harmonyMessage struct {
 }
 
 func (h harmony) render(c *conversation) Text {
-	list := c.checked()
+	var list []jinja.Value
+	instructions, instructed := "", false
+	if c.API == Responses {
+		list = parse("input", c.Input).Items()
+		if instructed = c.Instructions != nil; instructed {
+			instructions, _ = parse("instructions", c.Instructions).Text()
+		}
+	} else {
+		list = c.checked()
+	}
 	effort := cmp.Or(c.effort("low", "medium", "high"), "medium") // the engine refuses the API's other ones
 	tools := c.readTools()
-	instructions, instructed := "", false
-	if role := textAt(list[0], "role"); role == "system" || role == "developer" {
+	if role := roleOfFirst(list); !instructed && (role == "system" || role == "developer") {
 		texts := textsOf(list[0])
 		instructions, instructed = strings.Join(texts, ""), texts != nil
 		list = list[1:]
@@ -86,8 +94,20 @@ func (h harmony) render(c *conversation) Text {
 	if len(sections) > 0 {
 		messages = append(messages, harmonyMessage{author: "developer", texts: []string{strings.Join(sections, "\n\n")}})
 	}
-	out := h.write(harmonyHistory(messages, list))
+	if c.API == Responses {
+		messages = harmonyItems(messages, c.Input, list)
+	} else {
+		messages = harmonyHistory(messages, list)
+	}
+	out := h.write(withoutOldThoughts(messages))
 	return Text{Text: out, Exact: len(out), Marked: true}
+}
+
+func roleOfFirst(list []jinja.Value) string {
+	if len(list) == 0 {
+		return ""
+	}
+	return textAt(list[0], "role")
 }
 
 // partTexts returns the text of each part of a message, "" for a part without text.
@@ -133,7 +153,68 @@ func harmonyHistory(dst []harmonyMessage, list []jinja.Value) []harmonyMessage {
 			refuse("messages[%d]: harmony has no role %.40q", i, role)
 		}
 	}
-	// Thoughts before the last final answer in the prompt are left out.
+	return dst
+}
+
+// harmonyItems appends the items of the input of [Responses], or its text.
+func harmonyItems(dst []harmonyMessage, input []byte, items []jinja.Value) []harmonyMessage {
+	if text, ok := parse("input", input).Text(); ok {
+		return append(dst, harmonyMessage{author: "user", texts: []string{text}})
+	}
+	names := map[string]string{} // of the calls before, by id
+	for i, item := range items {
+		switch kind := textAt(item, "type"); kind {
+		case "", "message":
+			dst = harmonyItem(dst, i, item)
+		case "reasoning":
+			if thoughts := item.Get("content").Items(); len(thoughts) > 0 {
+				texts := make([]string, len(thoughts))
+				for k, t := range thoughts {
+					texts[k] = textAt(t, "text")
+				}
+				dst = append(dst, harmonyMessage{author: "assistant", channel: "analysis", texts: []string{strings.Join(texts, "\n")}})
+			}
+		case "function_call":
+			name := textAt(item, "name")
+			names[textAt(item, "call_id")] = name
+			dst = append(dst, harmonyMessage{
+				author: "assistant", recipient: "functions." + name, channel: "commentary", kind: "json",
+				texts: []string{textAt(item, "arguments")},
+			})
+		case "function_call_output":
+			name, known := names[textAt(item, "call_id")]
+			output, ok := item.Get("output").Text()
+			if !known || !ok {
+				refuse("input[%d]: the output is not a text, or of no call", i)
+			}
+			dst = append(dst, harmonyMessage{author: "functions." + name, recipient: "assistant", channel: "commentary", texts: []string{output}})
+		default:
+			refuse("input[%d] has the unknown type %.40q", i, kind)
+		}
+	}
+	return dst
+}
+
+// harmonyItem appends an item that is a message.
+func harmonyItem(dst []harmonyMessage, i int, item jinja.Value) []harmonyMessage {
+	switch role := textAt(item, "role"); role {
+	case "system", "developer":
+		if text := strings.Join(textsOf(item), ""); text != "" {
+			return append(dst, harmonyMessage{author: "developer", texts: []string{"# Instructions\n\n" + text}})
+		}
+		return dst
+	case "user":
+		return append(dst, harmonyMessage{author: "user", texts: partTexts(item)})
+	case "assistant":
+		return append(dst, harmonyMessage{author: "assistant", channel: "final", texts: partTexts(item)})
+	default:
+		refuse("input[%d]: harmony has no role %.40q", i, role)
+	}
+	return dst
+}
+
+// withoutOldThoughts leaves out thoughts before the last final answer.
+func withoutOldThoughts(dst []harmonyMessage) []harmonyMessage {
 	for last, m := range slices.Backward(dst) {
 		if m.channel == "final" {
 			kept := slices.DeleteFunc(slices.Clone(dst[:last]), func(m harmonyMessage) bool { return m.channel == "analysis" })

@@ -62,7 +62,7 @@ var harmonyTokens = controlTokens{"<|start|>", "<|channel|>", "<|message|>", "<|
 
 func harmony(t testing.TB) *chat.Renderer {
 	t.Helper()
-	r, err := chat.NewRenderer(chat.VLLM, &chat.Files{ModelType: "gpt_oss", ID: harmonyTokens.id})
+	r, err := chat.NewRenderer(chat.VLLM, &chat.Files{ModelType: "gpt_oss", ID: harmonyTokens.id}, chat.Flags{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestHarmonyIsRecognised(t *testing.T) {
 		{"SGLang has the template", chat.SGLang, chat.Files{ModelType: "gpt_oss", Templates: jinja, ID: harmonyTokens.id}, false, ""},
 		{"TensorRT-LLM has its own", chat.TRTLLM, chat.Files{ModelType: "gpt_oss", Templates: jinja, ID: harmonyTokens.id}, false, "no chat template"},
 	} {
-		r, err := chat.NewRenderer(c.profile, &c.files)
+		r, err := chat.NewRenderer(c.profile, &c.files, chat.Flags{})
 		if c.err != "" {
 			if err == nil || !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%s: %v, want an error about %q", c.name, err, c.err)

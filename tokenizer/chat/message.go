@@ -58,6 +58,9 @@ func (c *conversation) messageList() []jinja.Value {
 		if len(list) == 0 {
 			refuse("messages is empty or not a list")
 		}
+		if c.API == Messages && c.merges {
+			return mergedSystem(list)
+		}
 		return list
 	}
 	list := make([]jinja.Value, len(c.Parsed))

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -24,20 +25,27 @@ type Renderer struct {
 	sort     bool        // the objects in tools
 	harmony  harmony     // instead of a template
 	mistral  *mistral    // instead of a template
+	flags    Flags
+	merges   bool   // system turns of Messages become one message in front
+	disabled []byte // the effort for disabled thinking, as JSON
 }
 
-// NewRenderer returns a renderer for a model's files. It fails if they have no chat
+// NewRenderer returns a renderer for a model's files and the flags of the engine. It fails if the files have no chat
 // template, or if none can be parsed; the error names it. If only the template for chats with
-// tools can be parsed, or only the other one, [Renderer.Try] names the other one.
+// tools can be parsed, or only the other one, [Renderer.Try] names the other one. It also fails for a flag with a wrong
+// value.
 //
 // vLLM makes the prompts of gpt-oss models in code, which is done here, and SGLang by
 // the template; what TensorRT-LLM does is unknown.
-func NewRenderer(p Profile, f *Files) (*Renderer, error) {
+func NewRenderer(p Profile, f *Files, flags Flags) (*Renderer, error) {
 	if known := engine.Profiles(); !slices.Contains(known, string(p)) {
 		return nil, fmt.Errorf("chat: unknown engine profile %q; known are %s", p, strings.Join(known, ", "))
 	}
-	r := &Renderer{profile: p, special: jinja.NewDict(len(f.Special)), sort: f.SortTools}
-	var err error
+	r := &Renderer{profile: p, special: jinja.NewDict(len(f.Special)), sort: f.SortTools, flags: flags}
+	err := flags.check()
+	if err != nil {
+		return nil, fmt.Errorf("chat: %w", err)
+	}
 	switch m := f.maker(p); {
 	case f.Mistral != nil && p != VLLM:
 		return nil, fmt.Errorf("chat: only vLLM is known to read Mistral's own tokenizer files: %w", ErrNoTemplate)
@@ -47,6 +55,12 @@ func NewRenderer(p Profile, f *Files) (*Renderer, error) {
 		return nil, fmt.Errorf("chat: prompts of gpt_oss as TensorRT-LLM makes them: %w", ErrNoTemplate)
 	case p == VLLM && f.speaksHarmony():
 		r.harmony, err = newHarmony(f)
+		r.merges = true
+		if text, ok := f.Templates["default"]; ok {
+			if t, err := r.parse("chat_template", text); err == nil {
+				r.merges = mergesSystem(t)
+			}
+		}
 	case m != "":
 		err = r.takeMaker(m)
 	default:
@@ -54,6 +68,12 @@ func NewRenderer(p Profile, f *Files) (*Renderer, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	if r.harmony == nil {
+		r.merges = p != VLLM || mergesSystem(r.template) || mergesSystem(r.tools)
+	}
+	if p == VLLM {
+		r.disabled = []byte(`"` + r.disabledEffort() + `"`)
 	}
 	return r, nil
 }
@@ -103,18 +123,24 @@ func (r *Renderer) takeMaker(m maker) error {
 	return nil
 }
 
+// generationTag is a tag of transformers that Jinja2 alone does not read.
+var generationTag = regexp.MustCompile(`\{%[-+]?\s*generation\b`)
+
 func (r *Renderer) parse(name, text string) (template, error) {
 	parsed, err := jinja.Parse(name, text)
 	if err != nil {
 		err = fmt.Errorf("chat: %w: %w", ErrNoTemplate, err)
 		return template{unreadable: err}, err
 	}
-	t := template{Template: parsed, parts: parsed.LoopsOverContent()}
+	t := template{Template: parsed, parts: parsed.LoopsOverContent(), generation: generationTag.MatchString(text)}
 	if r.profile == SGLang {
 		t.parts = slices.ContainsFunc([]string{"image", "audio", "video", "vision"},
 			func(kind string) bool { return strings.Contains(text, kind) }) ||
 			slices.ContainsFunc([]string{"message", "msg", "m"},
 				func(name string) bool { return parsed.LoopsOver(name, "content") })
+	}
+	if r.profile == VLLM && r.flags.ContentFormat != "" && r.flags.ContentFormat != "auto" {
+		t.parts = r.flags.ContentFormat == "openai"
 	}
 	t.dev = strings.Contains(text, `"developer"`) || strings.Contains(text, `'developer'`)
 	return t, nil
@@ -138,7 +164,10 @@ func (r *Renderer) Render(room []byte, q Request, now time.Time) (t Text, err er
 			panic(e)
 		}
 	}()
-	c := &conversation{Request: q, profile: r.profile, now: now}
+	c := &conversation{Request: q, profile: r.profile, flags: &r.flags, now: now, merges: r.merges}
+	if q.NoThinking && r.disabled != nil {
+		c.ReasoningEffort = r.disabled
+	}
 	switch {
 	case r.mistral != nil:
 		return r.mistral.render(c), nil
@@ -200,21 +229,17 @@ func (r *Renderer) readVariables(c *conversation, tools []jinja.Value) {
 	c.vars = jinja.NewDict(16)
 	c.vars.Set("messages", jinja.List(c.messages...))
 	c.vars.Set("tools", jinja.None())
-	thinking := false
-	if c.ChatTemplateKwargs != nil {
-		d := parse("chat_template_kwargs", c.ChatTemplateKwargs).Dict()
-		if d == nil {
-			refuse("chat_template_kwargs is not an object")
-		}
-		for name, value := range d.All() {
-			if name != "messages" && name != "chat_template" && !c.unset(value) {
-				c.vars.Set(name, value)
-			}
-		}
-		_, thinking = d.Get("enable_thinking")
+	c.setKwargs("default-chat-template-kwargs", c.flags.DefaultKwargs)
+	list := jinja.List(tools...)
+	if r.sort {
+		list = sorted(list)
 	}
+	if tools != nil {
+		c.vars.Set("tools", list)
+	}
+	thinking := c.setKwargs("chat_template_kwargs", c.ChatTemplateKwargs)
 	if c.ReasoningEffort != nil {
-		v := parse("reasoning_effort", c.ReasoningEffort)
+		v := c.mapped(parse("reasoning_effort", c.ReasoningEffort))
 		c.vars.Set("reasoning_effort", v)
 		if effort, ok := v.Text(); ok && c.profile == VLLM && !thinking {
 			c.vars.Set("enable_thinking", jinja.Bool(effort != "none"))
@@ -223,12 +248,8 @@ func (r *Renderer) readVariables(c *conversation, tools []jinja.Value) {
 	if c.Documents != nil {
 		c.vars.Set("documents", parse("documents", c.Documents))
 	}
-	if tools != nil {
-		list := jinja.List(tools...)
-		if r.sort {
-			list = sorted(list)
-		}
-		c.vars.Set("tools", list)
+	if tools != nil && c.profile != VLLM {
+		c.vars.Set("tools", list) // whatever chat_template_kwargs have
 	}
 	c.vars.Set("add_generation_prompt", jinja.Bool(c.generate))
 	for name, value := range r.special.All() {
@@ -258,12 +279,6 @@ func sorted(v jinja.Value) jinja.Value {
 		out[i] = sorted(item)
 	}
 	return jinja.List(out...)
-}
-
-// unset reports whether the engine drops a value of chat_template_kwargs.
-func (c *conversation) unset(v jinja.Value) bool {
-	text, _ := v.Text()
-	return c.profile == VLLM && (v.IsNone() || text == "auto")
 }
 
 // The limit of memory for the values that a template makes is memoryPerByte for each byte of

@@ -14,8 +14,8 @@ import (
 // Profile is the name of an engine whose rules for making a prompt of a request apply.
 type Profile string
 
-// The profiles. The rules of vLLM are those of version 0.32, taken from a running one
-// and compared with it on random requests (bench/conformance); those of the other two
+// The profiles. The rules of vLLM are those of version 0.33, and compared with its code on random
+// requests of all paths (make conformance ENGINES=1); those of the other two
 // are from their documentation and source as of July 2026, and not compared with an
 // engine.
 const (
@@ -31,6 +31,16 @@ var ErrRefused = errors.New("the engine would refuse this request")
 // engine makes the prompt in a way that this package does not support.
 var ErrNoTemplate = errors.New("no chat template")
 
+// API is the API of a request whose fields became a chat.
+type API uint8
+
+// The APIs.
+const (
+	Chat      API = iota
+	Messages      // /v1/messages, Anthropic's. Messages has system turns at their places.
+	Responses     // /v1/responses
+)
+
 // Request holds the fields of a request body that make up the prompt, as raw
 // JSON spans. A nil span is an absent field or null. The spans alias the body
 // that they were cut from; nobody writes to them.
@@ -40,6 +50,13 @@ type Request struct {
 	Parsed []*Message
 	Tools  []byte // chat completions: the array of tools
 	Prompt []byte // completions: a string, or a list of strings
+
+	// API is the API of the request. The lists of tools of other APIs than Chat may be empty.
+	API API
+	// NoThinking is set for requests of Messages with "thinking": {"type": "disabled"}. It replaces ReasoningEffort.
+	NoThinking bool
+	// Instructions and Input are fields of Responses, which engines read in another way for gpt-oss.
+	Instructions, Input []byte
 
 	// Chat completions: what else has an effect on the text.
 	ToolChoice           []byte
@@ -88,6 +105,8 @@ type template struct {
 	code  *deepSeek // instead of the text
 	parts bool      // contents are lists of parts, not strings
 	dev   bool      // it knows the role "developer"
+
+	generation bool // it has the tag generation
 }
 
 // conversation is a request as the engine sees it. Its methods, and the functions that
@@ -96,11 +115,13 @@ type conversation struct {
 	Request
 	template
 	profile  Profile
+	flags    *Flags
 	now      time.Time
 	messages []jinja.Value
 	vars     *jinja.Dict
 	generate bool     // add_generation_prompt
 	resume   bool     // the answer continues the last message
+	merges   bool     // see Renderer
 	items    [][]byte // images and the like, each as its JSON
 }
 
@@ -154,13 +175,16 @@ func toJSON(v jinja.Value) []byte {
 // readTools returns the tools with the keys that the engine gives the template, nil if there are none.
 func (c *conversation) readTools() []jinja.Value {
 	if c.Tools == nil {
-		if c.profile == VLLM && c.ToolChoice != nil && string(c.ToolChoice) != `"none"` {
+		if c.profile == VLLM && c.API == Chat && c.ToolChoice != nil && string(c.ToolChoice) != `"none"` {
 			refuse("tool_choice without tools")
 		}
 		return nil
 	}
+	if c.profile == VLLM && c.flags.ExcludeTools && string(c.ToolChoice) == `"none"` {
+		return nil
+	}
 	list := parse("tools", c.Tools).Items()
-	if len(list) == 0 && c.profile == VLLM {
+	if len(list) == 0 && c.profile == VLLM && c.API == Chat {
 		refuse("tools is empty or not a list")
 	}
 	only := ""
@@ -171,7 +195,7 @@ func (c *conversation) readTools() []jinja.Value {
 		}
 		only = textAt(choice.Get("function"), "name")
 	}
-	var out []jinja.Value
+	out := make([]jinja.Value, 0, len(list)) // not nil: an empty list is no missing one
 	for i, tool := range list {
 		name, ok := tool.Get("function").Get("name").Text()
 		if !ok {
@@ -202,6 +226,15 @@ func (c *conversation) tool(tool jinja.Value) jinja.Value {
 		set("parameters", jinja.None())
 		if v := f.Get("strict"); !v.IsUndefined() && !v.IsNone() {
 			function.Set("strict", v)
+		}
+		deferred := tool.Get("defer_loading")
+		if v := f.Get("defer_loading"); !v.IsUndefined() && !v.IsNone() {
+			function.Set("defer_loading", v)
+		} else if !deferred.IsUndefined() && !deferred.IsNone() {
+			function.Set("defer_loading", deferred)
+		}
+		if !deferred.IsUndefined() && !deferred.IsNone() {
+			return jinja.Object("type", "function", "function", jinja.FromDict(function), "defer_loading", deferred)
 		}
 	case SGLang:
 		set("description", jinja.None())

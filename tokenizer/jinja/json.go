@@ -143,10 +143,15 @@ var jsonWords = map[string]Value{
 
 // AppendJSON appends v as Python's json.dumps writes it, without \u escapes. It
 // fails for values that JSON does not have.
-func AppendJSON(dst []byte, v Value) (out []byte, err error) {
+func AppendJSON(dst []byte, v Value) (out []byte, err error) { return appendJSON(dst, v, false) }
+
+// AppendASCII is AppendJSON with \u escapes for all that is not ASCII, which is Python's default.
+func AppendASCII(dst []byte, v Value) (out []byte, err error) { return appendJSON(dst, v, true) }
+
+func appendJSON(dst []byte, v Value, ascii bool) (out []byte, err error) {
 	r := &renderer{Options: Options{MaxOutput: math.MaxInt - len(dst)}, steps: math.MaxInt, memory: math.MaxInt}
 	defer catch(&err, "", &r.line)
-	return r.appendJSON(dst, v, &jsonStyle{comma: ", ", colon: ": "}, 0), nil
+	return r.appendJSON(dst, v, &jsonStyle{comma: ", ", colon: ": ", ascii: ascii}, 0), nil
 }
 
 // toJSON is the filter tojson.
