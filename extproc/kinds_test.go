@@ -12,6 +12,7 @@ import (
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/router"
+	prompts "github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // Each kind of request reaches the router with what its prompt is made of.
@@ -32,15 +33,21 @@ func TestKindsOfRequests(t *testing.T) {
 		{"completion of embeddings", "/v1/completions", `{"model":"m","prompt_embeds":""}`, router.Request{Prompt: router.Prompt{Size: 32, Inexact: "embeds"}}},
 		{
 			"responses", "/v1/responses", `{"model":"m","instructions":"i","input":"a","cache_salt":"s"}`,
-			router.Request{Salt: "s", Prompt: router.Prompt{Messages: raw(`[{"role":"system","content":"i"},{"role":"user","content":"a"}]`)}},
+			router.Request{Salt: "s", Prompt: router.Prompt{
+				API: prompts.Responses, Messages: raw(`[{"role":"system","content":"i"},{"role":"user","content":"a"}]`), Instructions: raw(`"i"`), Input: raw(`"a"`),
+			}},
 		},
 		{
 			"a history elsewhere", "/v1/responses", `{"model":"m","input":"a","previous_response_id":"r"}`,
-			router.Request{Prompt: router.Prompt{Messages: raw(`[{"role":"user","content":"a"}]`), Inexact: "no_history"}},
+			router.Request{Prompt: router.Prompt{API: prompts.Responses, Messages: raw(`[{"role":"user","content":"a"}]`), Input: raw(`"a"`), Inexact: "no_history"}},
 		},
 		{
 			"messages", "/v1/messages", `{"model":"m","system":"i","messages":[{"role":"user","content":"a"}]}`,
-			router.Request{Prompt: router.Prompt{Messages: raw(`[{"role":"system","content":"i"},{"role":"user","content":"a"}]`)}},
+			router.Request{Prompt: router.Prompt{API: prompts.Messages, Messages: raw(`[{"role":"system","content":"i"},{"role":"user","content":"a"}]`)}},
+		},
+		{
+			"a prompt that no cache is read for", "/v1/completions", `{"model":"m","prompt":"a","echo":true,"logprobs":1}`,
+			router.Request{Uncached: true, Split: router.SplitNever, Prompt: router.Prompt{Prompt: raw(`"a"`)}},
 		},
 		{"embeddings", "/v1/embeddings", `{"model":"m","input":["a"]}`, router.Request{Prompt: router.Prompt{Size: 27, Inexact: "no_prompt"}}},
 		{

@@ -97,7 +97,7 @@ func (s *stream) routerRequest(fields *openai.Body, unread bool) router.Request 
 	s.arrival.BodyAt = time.Now()
 	return router.Request{
 		Owned: true, Arrival: s.arrival,
-		Model: fields.Model, Prompt: fields.Request, Tokens: fields.Tokens,
+		Model: fields.Model, Prompt: fields.Request, Tokens: fields.Tokens, Uncached: fields.Uncached,
 		// A gateway can set the header; the body is always the client's.
 		Salt:   cmp.Or(h.tenant, fields.CacheSalt),
 		Unread: unread && fields.Model == "",
@@ -120,11 +120,12 @@ func (s *stream) routerRequest(fields *openai.Body, unread bool) router.Request 
 }
 
 // splittable reports whether the request may have a prefill leg. If kvroute sends the prefill request, it
-// must be able to change the body, whose last message is m.
+// must be able to change the body, whose last message is m. A request that does not read the cache has none: its
+// worker would not use the blocks.
 func (h *head) splittable(conf *Config, m message, fields *openai.Body, truncated bool) bool {
 	prompt := h.endpoint == openai.ChatCompletions || h.endpoint == openai.Completions
 	changeable := m == requestBody && h.mode != streamedAhead && !truncated && !h.compressed
-	return conf.PrefillLeg == PrefillByHeader || prompt && fields.Choices <= 1 && changeable
+	return !fields.Uncached && (conf.PrefillLeg == PrefillByHeader || prompt && fields.Choices <= 1 && changeable)
 }
 
 // operation returns the name of the request's operation in OpenTelemetry's conventions for GenAI; ""

@@ -180,7 +180,7 @@ func (r *Router) input(ctx context.Context, p *pool, s *scratch, why inputPurpos
 		in.listCandidates = in.listCandidates || r.conf.KeepDecisions > 0
 	}
 	start := h.hashedAt
-	if why == forDecision && r.conf.Probe != nil {
+	if why == forDecision && r.conf.Probe != nil && !req.Uncached {
 		if in.probed = r.probe(ctx, p, in); in.probed.took > 0 {
 			start = in.probed.askedAt.Add(in.probed.took)
 		}

@@ -77,7 +77,7 @@ func newPool(conf *Config, key poolKey) *pool {
 // match counts the overlap of a prompt, without the lock, and leaves it in s.
 func (p *pool) match(now time.Time, h *hashes, s *scratch) {
 	s.overlap.matchedAt = now
-	if !p.known.used {
+	if !p.known.used || s.request.Uncached {
 		s.overlap = overlap{matchedAt: now}
 		return
 	}

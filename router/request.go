@@ -38,6 +38,9 @@ type Request struct {
 	// request goes to it by load.
 	Unread bool
 
+	// Uncached says that the engine computes the whole prompt, cached or not: no cached block counts.
+	Uncached bool
+
 	// Salt separates the request's blocks from those of other salts.
 	Salt string
 

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 
@@ -131,21 +132,28 @@ func (r *reader) unquoted(quoted []byte) ([]byte, error) {
 	return text, nil
 }
 
-// id reads a token id: a number without sign or fraction.
+// id reads a token id: a whole number that is not negative, or a boolean, which engines read as 0 or 1.
 func (r *reader) id() (uint32, error) {
-	if c := r.Peek(); c < '0' || c > '9' {
-		return 0, r.Fail("want a token id")
-	}
-	digits, err := r.Value()
+	at := r.At
+	text, err := r.Value()
 	if err != nil {
 		return 0, err
 	}
-	n, err := strconv.ParseUint(string(digits), 10, 32)
-	if err != nil {
-		r.At -= len(digits)
-		return 0, r.Fail("want a token id")
+	if n, err := strconv.ParseUint(string(text), 10, 32); err == nil {
+		return uint32(n), nil
 	}
-	return uint32(n), nil
+	switch string(text) { // engines read these as numbers
+	case "true":
+		return 1, nil
+	case "false":
+		return 0, nil
+	}
+	if n, err := strconv.ParseFloat(string(text), 64); err == nil && n == math.Trunc(n) && 0 <= n && n <= math.MaxUint32 {
+		return uint32(n), nil
+	}
+	r.At = at
+	r.Peek()
+	return 0, r.Fail("want a token id")
 }
 
 // pattern is a text or a regular expression, of which a file has one.

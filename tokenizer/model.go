@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -374,12 +375,12 @@ func AppendBytes(dst []uint32, text []byte) []uint32 {
 	return dst
 }
 
-// isTokenIDs reports whether a prompt is a list whose first value is a number
+// isTokenIDs reports whether a prompt is a list whose first value is a number, a boolean
 // or a list.
 func isTokenIDs(prompt []byte) bool {
 	prompt, isList := bytes.CutPrefix(prompt, []byte{'['})
 	prompt = bytes.TrimLeft(prompt, " \t\n\r")
-	return isList && len(prompt) > 0 && (prompt[0] == '[' || prompt[0] == '-' || '0' <= prompt[0] && prompt[0] <= '9')
+	return isList && len(prompt) > 0 && (strings.IndexByte("[-tf", prompt[0]) >= 0 || '0' <= prompt[0] && prompt[0] <= '9')
 }
 
 // givenIDs is Encode for a prompt of token ids. The prompt is a list of ids or a list of such lists;

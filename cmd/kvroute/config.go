@@ -298,6 +298,23 @@ type modelConfig struct {
 	// <file> with a chat template instead of the model's
 	ChatTemplate string `yaml:"chat-template,omitempty"`
 
+	// values for the chat template: the engine's --default-chat-template-kwargs
+	//
+	// The values of a request replace them.
+	DefaultChatTemplateKwargs map[string]any `yaml:"default-chat-template-kwargs,omitempty"`
+
+	// form of contents for the template: auto (default), string or openai; the engine's --chat-template-content-format
+	ChatTemplateContentFormat string `yaml:"chat-template-content-format,omitempty"`
+
+	// true: the engine runs with --exclude-tools-when-tool-choice-none
+	ExcludeTools bool `yaml:"exclude-tools-when-tool-choice-none,omitempty"`
+
+	// efforts for the template by those of requests: the engine's --reasoning-effort-map
+	ReasoningEffortMap map[string]string `yaml:"reasoning-effort-map,omitempty"`
+
+	// <effort> for disabled thinking in /v1/messages; the engine's --anthropic-disabled-thinking-effort. Default auto
+	DisabledThinkingEffort string `yaml:"anthropic-disabled-thinking-effort,omitempty"`
+
 	// how a rank file splits words: gpt2, cl100k, o200k, kimi, or an <expression>
 	//
 	// If it is empty, the file's name or the class in tokenizer_config.json decides.

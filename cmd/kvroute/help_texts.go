@@ -142,6 +142,16 @@ func (*modelConfig) Help(setting string) string {
 		return "the engine's --tokenizer-mode: hf or mistral; empty takes what vLLM takes by itself"
 	case "chat-template":
 		return "<file> with a chat template instead of the model's"
+	case "default-chat-template-kwargs":
+		return "values for the chat template: the engine's --default-chat-template-kwargs"
+	case "chat-template-content-format":
+		return "form of contents for the template: auto (default), string or openai; the engine's --chat-template-content-format"
+	case "exclude-tools-when-tool-choice-none":
+		return "true: the engine runs with --exclude-tools-when-tool-choice-none"
+	case "reasoning-effort-map":
+		return "efforts for the template by those of requests: the engine's --reasoning-effort-map"
+	case "anthropic-disabled-thinking-effort":
+		return "<effort> for disabled thinking in /v1/messages; the engine's --anthropic-disabled-thinking-effort. Default auto"
 	case "pattern":
 		return "how a rank file splits words: gpt2, cl100k, o200k, kimi, or an <expression>"
 	case "profile":

@@ -51,6 +51,17 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 	conf := tokenizer.ModelConfig{
 		Config: tokenizer.Config{Mode: m.TokenizerMode, Pattern: m.Pattern}, Profile: chat.Profile(m.Profile), Cache: cache,
 	}
+	conf.Flags = chat.Flags{
+		ContentFormat: m.ChatTemplateContentFormat, ExcludeTools: m.ExcludeTools, EffortMap: m.ReasoningEffortMap,
+		DisabledEffort: m.DisabledThinkingEffort,
+	}
+	if len(m.DefaultChatTemplateKwargs) > 0 {
+		kwargs, err := json.Marshal(m.DefaultChatTemplateKwargs)
+		if err != nil {
+			return card, fmt.Errorf("default-chat-template-kwargs: %w", err)
+		}
+		conf.Flags.DefaultKwargs = kwargs
+	}
 	if m.ChatTemplate != "" {
 		text, err := readBounded(m.ChatTemplate)
 		if err != nil {

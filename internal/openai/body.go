@@ -24,6 +24,10 @@ type Body struct {
 	Prompts      int    // number of prompts in a list of them; 0 for another prompt
 	Choices      int    // number of responses to each prompt that the engine generates; 0 if the body names none
 
+	// Uncached says that the engine computes the whole prompt, even if blocks of it are cached: it must return
+	// probabilities of the prompt's tokens, or the client asks for it.
+	Uncached bool
+
 	// Tokens is the prompt as the client tokenized it, in nvext.token_data or a chat's
 	// kv_transfer_params.prompt_token_ids; nil if the field is absent or not a list of
 	// token ids, which only the engine can judge.
@@ -61,6 +65,7 @@ func (r Reader) Parse(e Endpoint, body []byte) (Body, *Error) {
 	if err != nil {
 		return Body{}, err
 	}
+	b.Uncached = f.uncached(e)
 	size := func(inexact string) chat.Request { return chat.Request{Size: len(body), Inexact: inexact} }
 	switch {
 	case f.promptValues > maxValues:
@@ -125,6 +130,7 @@ const (
 var names = [...]string{
 	"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens",
 	"cache_salt", "nvext", "kv_transfer_params", "prompt_embeds", "n", "best_of",
+	"prompt_logprobs", "echo", "logprobs",
 	"messages", "tools", "prompt", "tool_choice", "add_generation_prompt", "continue_final_message", "chat_template",
 	"chat_template_kwargs", "reasoning_effort", "documents", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "truncation",
 	// Of Messages.
@@ -263,10 +269,28 @@ func (f *fields) body() (Body, *Error) {
 			break
 		}
 	}
-	if b.Tokens = nvext.member("token_data").ids(); b.Tokens == nil && b.Messages != nil {
+	if b.Tokens = nvext.member("token_data").ids(); b.Tokens == nil && b.Prompt == nil && f.get("echo").kind() != 't' {
 		b.Tokens = f.get("kv_transfer_params").member("prompt_token_ids").ids()
 	}
 	return b, f.err
+}
+
+// uncached reads [Body.Uncached] as vLLM does.
+func (f *fields) uncached(e Endpoint) bool {
+	switch e {
+	case ChatCompletions:
+		return f.get("prompt_logprobs") != nil || f.get("echo").kind() == 't'
+	case Completions:
+		return f.get("prompt_logprobs") != nil || f.get("echo").kind() == 't' && f.get("logprobs") != nil
+	case Ids:
+		sampling := f.get("sampling_params")
+		if skip := sampling.member("skip_reading_prefix_cache"); skip != nil {
+			return skip.kind() == 't'
+		}
+		return sampling.member("prompt_logprobs") != nil
+	case Other, Responses, Messages, Generate, Load, Text:
+	}
+	return false
 }
 
 // complete returns an error for a missing or wrong field.

@@ -150,7 +150,7 @@ func (c *conversation) addToolResult(block value) {
 				}
 			case "image":
 				images = append(images, part)
-			default:
+			case "tool_reference": // the template expands it
 				c.setInexact(NoRenderer)
 			}
 		})

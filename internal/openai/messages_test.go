@@ -21,13 +21,13 @@ func TestMessagesBecomeChats(t *testing.T) {
 	}{
 		{name: "a string", body: `"messages":[{"role":"user","content":"hi \"there\""}]`, messages: `[{"role":"user","content":"hi \"there\""}]`},
 		{
-			name:     "the system goes first, wherever it is said",
+			name:     "system turns stay at their places",
 			body:     `"system":"a\n","messages":[{"role":"user","content":"q"},{"role":"system","content":[{"type":"text","text":"b","cache_control":{}},{"type":"text","text":""},{"type":"text","text":"c"}]}]`,
-			messages: `[{"role":"system","content":"a\nbc"},{"role":"user","content":"q"}]`,
+			messages: `[{"role":"system","content":"a\n"},{"role":"user","content":"q"},{"role":"system","content":"bc"}]`,
 		},
 		{
 			name:     "what changes with each request is left out",
-			body:     `"system":[{"type":"text","text":"x-anthropic-billing-header: 1"},{"type":"text","text":"a"}],"messages":[{"role":"user","content":"q"}]`,
+			body:     `"system":[{"type":"text","text":"x-anthropic-billing-header: 1"},{"type":"text","text":"a"}],"messages":[{"role":"user","content":"q"},{"role":"system","content":"x-anthropic-billing-header: 2"}]`,
 			messages: `[{"role":"system","content":"a"},{"role":"user","content":"q"}]`,
 		},
 		{
@@ -58,9 +58,9 @@ func TestMessagesBecomeChats(t *testing.T) {
 				{"role":"tool","content":"b","tool_call_id":"c"},{"role":"user","content":[{"type":"image","source":{}}]}]`,
 		},
 		{
-			name: "tools", body: `"messages":[{"role":"user","content":"q"}],"tools":[{"name":"f","description":"d","input_schema":{"b":1,"a":2.0},"cache_control":{}},{"type":"custom","name":"g","input_schema":{}}]`,
+			name: "tools", body: `"messages":[{"role":"user","content":"q"}],"tools":[{"name":"f","description":"d","input_schema":{"b":1,"a":2.0},"cache_control":{},"strict":false,"defer_loading":true},{"type":"custom","name":"g","input_schema":{}},{"name":"h","input_schema":{"type":"x"}}]`,
 			messages: `[{"role":"user","content":"q"}]`,
-			tools:    `[{"type":"function","function":{"name":"f","description":"d","parameters":{"b":1,"a":2.0}}},{"type":"function","function":{"name":"g","description":null,"parameters":{}}}]`,
+			tools:    `[{"type":"function","function":{"name":"f","description":"d","parameters":{"b":1,"a":2.0,"type":"object"},"strict":false,"defer_loading":true}},{"type":"function","function":{"name":"g","description":null,"parameters":{"type":"object"}}},{"type":"function","function":{"name":"h","description":null,"parameters":{"type":"x"}}}]`,
 		},
 		{
 			name: "tools of the engine's own", body: `"messages":[{"role":"user","content":"q"}],"tools":[{"type":"bash_20250124","name":"bash"},null]`,
@@ -92,6 +92,45 @@ func TestMessagesBecomeChats(t *testing.T) {
 	} {
 		if _, err := openai.Parse(openai.Messages, []byte(body)); err == nil || err.Status != 400 || !strings.Contains(err.Message, want) {
 			t.Errorf("%s: error %v, want one about %q", body, err, want)
+		}
+	}
+}
+
+// The engine computes the whole prompt of such requests, as vLLM 0.33 does.
+func TestUncached(t *testing.T) {
+	chat, ids := `"messages":[{"role":"user","content":"a"}]`, `"token_ids":[1]`
+	for _, c := range []struct {
+		endpoint openai.Endpoint
+		body     string
+		want     bool
+	}{
+		{openai.ChatCompletions, chat, false},
+		{openai.ChatCompletions, chat + `,"prompt_logprobs":0`, true},
+		{openai.ChatCompletions, chat + `,"prompt_logprobs":null`, false},
+		{openai.ChatCompletions, chat + `,"logprobs":true,"top_logprobs":2`, false},
+		{openai.ChatCompletions, chat + `,"echo":true`, true},
+		{openai.Completions, `"prompt":"a","echo":true,"logprobs":1`, true},
+		{openai.Completions, `"prompt":"a","echo":true`, false},
+		{openai.Completions, `"prompt":"a","logprobs":1`, false},
+		{openai.Completions, `"prompt":"a","prompt_logprobs":1`, true},
+		{openai.Ids, ids, false},
+		{openai.Ids, ids + `,"sampling_params":{"prompt_logprobs":1}`, true},
+		{openai.Ids, ids + `,"sampling_params":{"prompt_logprobs":1,"skip_reading_prefix_cache":false}`, false},
+		{openai.Ids, ids + `,"sampling_params":{"skip_reading_prefix_cache":true}`, true},
+		{openai.Messages, chat + `,"prompt_logprobs":1`, false}, // not a field of this API
+	} {
+		b, err := openai.Parse(c.endpoint, []byte(`{"model":"m",`+c.body+`}`))
+		if err != nil || b.Uncached != c.want {
+			t.Errorf("%v %s: uncached %v, error %v, want %v", c.endpoint, c.body, b.Uncached, err, c.want)
+		}
+	}
+}
+
+func TestDisabledThinking(t *testing.T) {
+	for thinking, want := range map[string]bool{`{"type":"disabled"}`: true, `{"type":"enabled","budget_tokens":1024}`: false, `null`: false} {
+		b, err := openai.Parse(openai.Messages, []byte(`{"model":"m","messages":[{"role":"user","content":"a"}],"thinking":`+thinking+`,"tool_choice":{"type":"none"}}`))
+		if err != nil || b.NoThinking != want || string(b.ToolChoice) != `"none"` {
+			t.Errorf("%s: %v, tool choice %s, error %v, want %v", thinking, b.NoThinking, b.ToolChoice, err, want)
 		}
 	}
 }

@@ -75,8 +75,16 @@ func TestResponsesBecomeChats(t *testing.T) {
 			tools:    `[{"type":"function","function":{"name":"f","strict":true,"parameters":{"b":1,"a":2.0},"description":null}}]`,
 		},
 		{
-			name: "tools of the engine's own", body: `"input":"q","tools":[{"type":"web_search"}]`,
-			messages: `[{"role":"user","content":"q"}]`, tools: `[{"type":"web_search"}]`, inexact: "no_renderer",
+			name: "the model sees no tools of the engine's own, and others as functions",
+			body: `"input":"q","tools":[{"type":"web_search"},{"type":"custom","name":"c","format":{}},
+				{"type":"namespace","name":"n","tools":[{"type":"function","name":"f","parameters":{}},{"type":"custom","name":"x"}]}]`,
+			messages: `[{"role":"user","content":"q"}]`,
+			tools: `[{"type":"function","function":{"name":"c","description":null,"parameters":{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}}},
+				{"type":"function","function":{"name":"n__f","parameters":{}}}]`,
+		},
+		{
+			name: "only tools of the engine's own", body: `"input":"q","tools":[{"type":"web_search"}]`,
+			messages: `[{"role":"user","content":"q"}]`, tools: `[]`,
 		},
 		{name: "a history elsewhere", body: `"input":"q","previous_response_id":"resp_1"`, messages: `[{"role":"user","content":"q"}]`, inexact: "no_history"},
 		{name: "a conversation elsewhere", body: `"input":"q","conversation":{"id":"c"}`, messages: `[{"role":"user","content":"q"}]`, inexact: "no_history"},
@@ -88,7 +96,11 @@ func TestResponsesBecomeChats(t *testing.T) {
 		},
 		{
 			name: "a call of a tool in a namespace", body: `"input":[{"type":"function_call","namespace":"n","call_id":"c","name":"f","arguments":"{}"}]`,
-			messages: `[{"role":"item","content":[{"type":"function_call","namespace":"n","call_id":"c","name":"f","arguments":"{}"}]}]`, inexact: "no_renderer",
+			messages: `[{"role":"assistant","tool_calls":[{"id":"c","function":{"name":"n__f","arguments":"{}"},"type":"function"}]}]`,
+		},
+		{
+			name: "a call of a custom tool", body: `"input":[{"type":"custom_tool_call","call_id":"c","name":"f","input":"a\n\u00e9"},{"type":"custom_tool_call_output","call_id":"c","output":"ok"}]`,
+			messages: `[{"role":"assistant","tool_calls":[{"id":"c","function":{"name":"f","arguments":"{\"input\": \"a\\n\\u00e9\"}"},"type":"function"}]},{"role":"tool","content":"ok","tool_call_id":"c"}]`,
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -305,8 +305,8 @@ func (c *conversation) content(v jinja.Value, role string, last bool) jinja.Valu
 	}
 	if v.IsNone() || v.IsUndefined() {
 		switch {
-		case role != "assistant" && role != "tool" && strict:
-			refuse("content is missing")
+		case v.IsNone() && role != "assistant" && role != "tool" && strict:
+			refuse("content is null")
 		case c.parts && !last:
 			return jinja.List()
 		}
@@ -370,6 +370,9 @@ func (c *conversation) part(i int, p jinja.Value) (text string, item jinja.Value
 	if as, ok := itemTypes[kind]; ok {
 		c.items = append(c.items, toJSON(p))
 		return "", jinja.Object("type", as)
+	}
+	if kind == "input_text" || kind == "output_text" { // in outputs of tools of Responses
+		kind = "text"
 	}
 	if kind != "text" && kind != "refusal" && kind != "thinking" {
 		refuse("content[%d] has the unknown type %.40q", i, kind)
