@@ -210,6 +210,10 @@ func TestExpectedWorkers(t *testing.T) {
 	if err != nil || d.Worker.ID != 2 || d.OverlapBlocks != 2 {
 		t.Errorf("%+v, %v; want worker 2 with 2 blocks", d, err)
 	}
+	d, err = b.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("ABC"), Uncached: true})
+	if err != nil || d.OverlapBlocks != 0 {
+		t.Errorf("%+v, %v; want no blocks for a request that does not read the cache", d, err)
+	}
 	if got := lines(t, b); len(got) != 2 {
 		t.Errorf("left: %v", got)
 	}

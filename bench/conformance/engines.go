@@ -21,17 +21,39 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
-// engineRequests is the number of requests to compare with each engine, over all models.
-const engineRequests = 400
+// engineRequests is the number of requests to compare for each model of an engine.
+const engineRequests = 200
 
-// engineModels are the models of these comparisons: a folder of the reference data, and the config.json that the
+// engineModel is a model of these comparisons: a folder of the reference data, and the config.json that the
 // reference data lack.
+type engineModel struct {
+	name, config string
+
+	only  string     // the engine to compare with; empty is all
+	args  []string   // of the engine
+	flags chat.Flags // the same, for kvroute
+}
+
+// engineModels are the models of these comparisons.
 //
 //nolint:gochecknoglobals // a table
-var engineModels = []struct{ name, config string }{
-	{"qwen3", `{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 151936, "max_position_embeddings": 40960, "dtype": "float32", "eos_token_id": 151645}`},
-	{"gpt-oss", `{"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 201088, "max_position_embeddings": 131072, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 128, "dtype": "float32", "eos_token_id": 200002}`},
+var engineModels = []engineModel{
+	{name: "qwen3", config: qwen3Config},
+	{
+		name: "qwen3", config: qwen3Config, only: "vllm",
+		args: []string{
+			"--default-chat-template-kwargs", `{"enable_thinking": false}`, "--exclude-tools-when-tool-choice-none",
+			"--reasoning-effort-map", `{"low": "none"}`, "--chat-template-content-format", "string", "--anthropic-disabled-thinking-effort", "medium",
+		},
+		flags: chat.Flags{
+			DefaultKwargs: []byte(`{"enable_thinking": false}`), ExcludeTools: true, EffortMap: map[string]string{"low": "none"},
+			ContentFormat: "string", DisabledEffort: "medium",
+		},
+	},
+	{name: "gpt-oss", config: `{"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 201088, "max_position_embeddings": 131072, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 128, "dtype": "float32", "eos_token_id": 200002}`},
 }
+
+const qwen3Config = `{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 151936, "max_position_embeddings": 40960, "dtype": "float32", "eos_token_id": 151645}`
 
 // engineCall is a request for the engine, and for kvroute.
 type engineCall struct {
@@ -43,7 +65,7 @@ type engineCall struct {
 type askEngine func(c engineCall) []uint32
 
 // startEngine starts what makes an engine's prompts of the model in a folder.
-type startEngine func(o options, release, model string) (ask askEngine, stop func())
+type startEngine func(o options, release, model string, args []string) (ask askEngine, stop func())
 
 // engines are the engines that make their prompts without a GPU, by the name of the package.
 //
@@ -62,13 +84,19 @@ func compareEngines(o options) (figures []bench.Figure) {
 			continue
 		}
 		for _, m := range engineModels {
-			dir := filepath.Join(o.work, "engines", m.name)
+			if m.only != "" && m.only != name {
+				continue
+			}
+			dir, label := filepath.Join(o.work, "engines", m.name), filepath.Base(release)+" "+m.name
+			if m.args != nil {
+				label += " with flags"
+			}
 			if !writeEngineModel(o, dir, m.name, m.config) {
 				fmt.Printf("no %s under %s: not compared with %s\n", m.name, o.shared, filepath.Base(release))
 				continue
 			}
-			ask, stop := start(o, release, dir)
-			figures = append(figures, compareEngine(filepath.Base(release)+" "+m.name, chat.Profile(name), dir, ask))
+			ask, stop := start(o, release, dir, m.args)
+			figures = append(figures, compareEngine(label, dir, tokenizer.ModelConfig{Profile: chat.Profile(name), Flags: m.flags}, ask))
 			stop()
 		}
 	}
@@ -89,12 +117,12 @@ func writeEngineModel(o options, dir, name, config string) bool {
 
 // compareEngine compares random requests. A request that the engine refuses counts as equal. A request that
 // kvroute knows not to be exact counts as a fallback.
-func compareEngine(name string, p chat.Profile, dir string, ask askEngine) bench.Figure {
-	m := bench.Must(tokenizer.LoadModel(os.DirFS(dir), tokenizer.ModelConfig{Profile: p}))
+func compareEngine(name, dir string, conf tokenizer.ModelConfig, ask askEngine) bench.Figure {
+	m := bench.Must(tokenizer.LoadModel(os.DirFS(dir), conf))
 	g := chats.Requests{R: random(11), Strange: 15}
 	refused, fallbacks := 0, map[string]int{}
 	f := comparison[engineCall, engineIDs]{
-		name: "engine " + name, cases: engineRequests / len(engineModels),
+		name: "engine " + name, cases: engineRequests,
 		random: func() engineCall {
 			path, q := g.Any()
 			q["model"] = "model"

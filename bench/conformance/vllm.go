@@ -18,7 +18,7 @@ import (
 
 // startVLLM starts vLLM's render server, which makes prompts without an engine. The compiled code is that of the vLLM
 // for the CPU in o.vllm, the Python code that of the release.
-func startVLLM(o options, release, model string) (ask askEngine, stop func()) {
+func startVLLM(o options, release, model string, args []string) (ask askEngine, stop func()) {
 	vocabulary := filepath.Join(o.work, "harmony") // the package for gpt-oss reads it from there
 	if b, err := readFile(filepath.Join(o.shared, "tokenizers/gpt-oss/o200k_base.tiktoken.gz")); err == nil {
 		writeFolder(vocabulary, map[string][]byte{"o200k_base.tiktoken": b})
@@ -31,6 +31,7 @@ func startVLLM(o options, release, model string) (ask askEngine, stop func()) {
 	if filepath.Base(model) != "gpt-oss" { // else requests with tools are refused; gpt-oss has its own parser
 		cmd.Args = append(cmd.Args, "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 	}
+	cmd.Args = append(cmd.Args, args...)
 	packages, _ := filepath.Glob(filepath.Join(filepath.Dir(release), "orjson-*"))
 	path, _ := filepath.Abs(release)
 	for _, p := range packages {

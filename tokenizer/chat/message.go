@@ -70,6 +70,23 @@ func (c *conversation) messageList() []jinja.Value {
 	return list
 }
 
+// mergedSystem returns messages with the texts of all system turns in one message in front.
+func mergedSystem(list []jinja.Value) []jinja.Value {
+	var texts []string
+	var others []jinja.Value
+	for _, m := range list {
+		if textAt(m, "role") == "system" {
+			texts = append(texts, textAt(m, "content"))
+		} else {
+			others = append(others, m)
+		}
+	}
+	if len(texts) == 0 {
+		return list
+	}
+	return append([]jinja.Value{jinja.Object("role", "system", "content", strings.Join(texts, ""))}, others...)
+}
+
 // readMessages reads the messages as the engine passes them to the template.
 func (c *conversation) readMessages() {
 	c.messages = c.messageList()

@@ -250,3 +250,13 @@ func (c *conversation) tool(tool jinja.Value) jinja.Value {
 	}
 	return jinja.Object("type", kind, "function", jinja.FromDict(function))
 }
+
+// mapped returns the effort that the template gets.
+func (c *conversation) mapped(effort jinja.Value) jinja.Value {
+	if text, ok := effort.Text(); ok {
+		if to, ok := c.flags.EffortMap[text]; ok {
+			return jinja.String(to)
+		}
+	}
+	return effort
+}
