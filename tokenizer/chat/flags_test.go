@@ -87,7 +87,8 @@ func TestFlagsOfTheEngine(t *testing.T) {
 		{"the request's tools win", chat.Flags{}, chat.Request{Tools: tools, ChatTemplateKwargs: []byte(`{"tools":[1]}`)}, "u:q;[1]|||"},
 		{"no content", chat.Flags{}, chat.Request{Messages: []byte(`[{"role":"user"}]`)}, "u:;|||"},
 		{
-			"tools that are loaded later", chat.Flags{},
+			"tools that are loaded later",
+			chat.Flags{},
 			chat.Request{Tools: []byte(`[{"function":{"name":"f","defer_loading":false}},{"defer_loading":true,"function":{"name":"g"}}]`)},
 			`u:q;[{"type": "function", "function": {"name": "f", "description": null, "parameters": null, "defer_loading": false}}, ` +
 				`{"type": "function", "function": {"name": "g", "description": null, "parameters": null, "defer_loading": true}, "defer_loading": true}]|||`,
