@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -31,6 +32,7 @@ func (deaf) Leave(string, bool) bool                    { return true }
 func (deaf) PrefillFailed(string) error                 { return nil }
 func (deaf) ReportUsage(string, router.Usage)           {}
 func (deaf) Attempted(router.Response) []router.Avoided { return nil }
+func (deaf) BrokeOff(netip.AddrPort)                    {}
 func (deaf) Served(string, router.Response) (moved bool, avoided []router.Avoided) {
 	return false, nil
 }

@@ -22,7 +22,7 @@ func TestDeepSeek(t *testing.T) {
 	defer f.Close()
 	renderers := map[string]*chat.Renderer{}
 	for model, architecture := range map[string]string{"deepseek_v32": "DeepseekV32ForCausalLM", "deepseek_v4": "DeepseekV4ForCausalLM"} {
-		if renderers[model], err = chat.NewRenderer(chat.VLLM, &chat.Files{Architectures: []string{architecture}}); err != nil {
+		if renderers[model], err = chat.NewRenderer(chat.VLLM, &chat.Files{Architectures: []string{architecture}}, chat.Flags{}); err != nil {
 			t.Fatal(err)
 		}
 	}

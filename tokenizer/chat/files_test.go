@@ -66,7 +66,7 @@ func TestTemplateFiles(t *testing.T) {
 		{"a processor and files with names", files{"chat_template.jinja": "J", tool: "A", "chat_template.json": processor, "preprocessor_config.json": class}, [2]string{"J", "A"}, [2]string{"J", "J"}},
 	} {
 		for profile, want := range map[chat.Profile][2]string{chat.VLLM: c.vllm, chat.SGLang: c.sglang} {
-			r, err := chat.NewRenderer(profile, c.files.load(t))
+			r, err := chat.NewRenderer(profile, c.files.load(t), chat.Flags{})
 			if err != nil {
 				t.Errorf("%s, %s: %v", c.name, profile, err)
 				continue
@@ -88,12 +88,12 @@ func TestTemplateFiles(t *testing.T) {
 		}
 	}
 	unknown := files{"chat_template.jinja": "J", "chat_template.json": processor}
-	if _, err := chat.NewRenderer(chat.VLLM, unknown.load(t)); !errors.Is(err, chat.ErrNoTemplate) || !strings.Contains(err.Error(), "set chat-template") {
+	if _, err := chat.NewRenderer(chat.VLLM, unknown.load(t), chat.Flags{}); !errors.Is(err, chat.ErrNoTemplate) || !strings.Contains(err.Error(), "set chat-template") {
 		t.Errorf("a processor without a class: %v", err)
 	}
 	given := files{"tokenizer_config.json": list, "chat_template.json": processor}.load(t)
 	given.SetTemplate("G")
-	r, err := chat.NewRenderer(chat.VLLM, given)
+	r, err := chat.NewRenderer(chat.VLLM, given, chat.Flags{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestMakers(t *testing.T) {
 	} {
 		for profile, want := range map[chat.Profile]string{chat.VLLM: c.vllm, chat.SGLang: c.sglang} {
 			got := ""
-			r, err := chat.NewRenderer(profile, config(c.config).load(t))
+			r, err := chat.NewRenderer(profile, config(c.config).load(t), chat.Flags{})
 			if err == nil {
 				text, err := r.Render(nil, chat.Request{Messages: []byte(`[{"role":"user","content":"a"}]`)}, time.Now())
 				if err != nil {
@@ -144,7 +144,7 @@ func TestMakers(t *testing.T) {
 	}
 	hf := config(`{"architectures":["DeepseekV32ForCausalLM"]}`).load(t)
 	hf.Mode = "hf"
-	r, err := chat.NewRenderer(chat.VLLM, hf)
+	r, err := chat.NewRenderer(chat.VLLM, hf, chat.Flags{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +152,7 @@ func TestMakers(t *testing.T) {
 		t.Errorf("--tokenizer-mode hf: %q, %v; want the template", text.Text, err)
 	}
 	bare := files{"config.json": `{"architectures":["DeepseekV3ForCausalLM"]}`}.load(t)
-	if r, err = chat.NewRenderer(chat.SGLang, bare); err != nil {
+	if r, err = chat.NewRenderer(chat.SGLang, bare, chat.Flags{}); err != nil {
 		t.Fatal(err)
 	}
 	const want = "<｜begin▁of▁sentence｜><｜User｜>a<｜Assistant｜></think>"

@@ -388,7 +388,7 @@ func (c *conversation) part(i int, p jinja.Value) (text string, item jinja.Value
 		c.items = append(c.items, toJSON(p))
 		return "", jinja.Object("type", as)
 	}
-	if kind == "input_text" || kind == "output_text" { // in outputs of tools of Responses
+	if c.API == Responses && (kind == "input_text" || kind == "output_text") { // in outputs of tools
 		kind = "text"
 	}
 	if kind != "text" && kind != "refusal" && kind != "thinking" {
