@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -72,7 +73,9 @@ type Model struct {
 	usual string // the reason why chats without tools have no exact ids; "" if they have
 
 	profile chat.Profile
-	context int // max_position_embeddings of config.json, 0 if unknown
+	context int    // max_position_embeddings of config.json, 0 if unknown
+	bos     uint32 // the id of bos_token, if there is one
+	hasBOS  bool
 
 	reached atomic.Pointer[string] // the first unsupported feature that a request reached
 	verdict atomic.Int32           // a Verdict
@@ -120,6 +123,7 @@ func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 	}
 	files.ID, files.Mistral, files.SortTools = tok.ID, tok.mistral, tok.tools == toolsSorted
 	m := &Model{tok: tok, cache: c.Cache, profile: c.Profile, context: files.Context}
+	m.bos, m.hasBOS = tok.ID(files.Special["bos_token"])
 	if m.chat, err = chat.NewRenderer(c.Profile, files, c.Flags); err != nil {
 		template, unreadable := errors.AsType[*jinja.Error](err)
 		switch {
@@ -249,6 +253,9 @@ func (m *Model) Encode(ctx context.Context, dst []uint32, q chat.Request, now ti
 
 // Check is Encode without regard to the verdict.
 func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now time.Time) (Prompt, error) {
+	if m != nil && m.profile == chat.SGLang {
+		q = m.readBySGLang(q)
+	}
 	switch {
 	case q.Size > 0:
 		return Prompt{IDs: dst, Mode: None, Reason: q.Inexact, Others: tokensOf(q.Size)}, nil
@@ -286,6 +293,12 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 		p.Mode, p.Reason, p.Exact = ExactPrefix, Budget, len(p.IDs)-len(dst)
 		return p, nil
 	}
+	if text.Continued != "" && text.Exact == len(text.Text) {
+		if p, err = m.continued(ctx, p, text.Continued); err != nil {
+			p.Mode, p.Reason, p.Exact = ExactPrefix, Budget, len(p.IDs)-len(dst)
+			return p, nil
+		}
+	}
 	p.Exact = len(p.IDs) - len(dst)
 	if text.Cut.Kept == chat.ToContext && m.context > 0 && p.Exact >= m.context {
 		return inBytes(dst, q, TooLarge) // the engine cuts it to its context length, which may be another one
@@ -303,6 +316,42 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 		p.IDs = append(p.IDs[:len(dst)], cutTo(p.IDs[len(dst):], text.Cut, frame)...)
 		p.Exact = len(p.IDs) - len(dst)
 	}
+	return p, nil
+}
+
+// readBySGLang returns a request as SGLang reads it.
+func (m *Model) readBySGLang(q chat.Request) chat.Request {
+	if q.Convert != nil && m.chat != nil {
+		q = q.Convert(m.chat.Engine())
+	}
+	if isTokenIDs(q.InputIDs) {
+		q.Prompt = q.InputIDs
+	}
+	q.AddSpecialTokens, q.TruncatePromptTokens = nil, nil // fields of vLLM
+	return q
+}
+
+// SetEngineVersion sets the version of the engine that serves the model, as its workers register it. The profile sglang has
+// rules of its own for versions before 0.5.23. It may be called at any time.
+func (m *Model) SetEngineVersion(version string) {
+	if m != nil && m.chat != nil {
+		m.chat.SetVersion(version)
+	}
+}
+
+// continued appends the ids of the text that the answer continues. SGLang encodes it like a completion, without a token for
+// the beginning of a text.
+func (m *Model) continued(ctx context.Context, p Prompt, text string) (Prompt, error) {
+	from := len(p.IDs)
+	var err error
+	if p.IDs, _, err = m.cache.append(ctx, p.IDs, m.tok, []byte(text), framed); err != nil {
+		p.IDs = p.IDs[:from]
+		return p, err
+	}
+	if from < len(p.IDs) && m.hasBOS && p.IDs[from] == m.bos {
+		p.IDs = slices.Delete(p.IDs, from, from+1)
+	}
+	p.Size += len(text)
 	return p, nil
 }
 

@@ -88,8 +88,14 @@ func (r Reader) Parse(e Endpoint, body []byte) (Body, *Error) {
 		if err := f.responsesChat(&b); err != nil {
 			return Body{}, err
 		}
+		fields := f
+		b.Convert = convertBy(b.Request, fields.sglangResponses)
 	case e == Messages && f.get("messages").filled():
 		f.messagesChat(&b)
+		fields := f // on the heap, for the few requests that need it
+		b.Convert = convertBy(b.Request, fields.sglangMessages)
+	case e == ChatCompletions:
+		b.Reasoning, b.InputIDs = f.get("reasoning"), f.get("input_ids")
 	case e == Completions && f.get("prompt_embeds") != nil:
 		b.Request = size(Embeds)
 		return b, b.complete(Other)

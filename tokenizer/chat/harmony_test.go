@@ -201,7 +201,7 @@ func TestHarmonyRefuses(t *testing.T) {
 	for body, want := range map[string]string{
 		`{"messages":[]}`:    "messages",
 		`{"messages":["x"]}`: "messages[0]",
-		`{"messages":[{"role":"user","content":"x"},{"role":"user","content":null}]}`:                                                                                "messages[1]",
+		`{"messages":[{"role":"user","content":"x"},{"role":"user","content":null}]}`:                                                                 "messages[1]",
 		`{"messages":[{"role":"user","content":"x"}],"tools":[]}`:                                                                                     "tools",
 		`{"messages":[{"role":"user","content":"x"}],"tool_choice":"required"}`:                                                                       "tool_choice",
 		`{"messages":[{"role":"user","content":"x"}],"reasoning_effort":5}`:                                                                           "reasoning_effort",

@@ -35,6 +35,7 @@ type normalMessage struct {
 type form struct {
 	profile    Profile
 	parts, dev bool
+	older      bool
 }
 
 // NewMessage reads a message. The error is that of [jinja.FromJSON].
@@ -162,7 +163,7 @@ func (c *conversation) normal(i int, m jinja.Value, last bool) jinja.Value {
 	if last || c.Parsed == nil {
 		return c.message(i, m, last)
 	}
-	known, f := &c.Parsed[i].normal, form{c.profile, c.parts, c.dev}
+	known, f := &c.Parsed[i].normal, form{c.profile, c.parts, c.dev, c.older}
 	if n := known.Load(); n != nil && n.form == f {
 		return n.value
 	}
@@ -182,16 +183,14 @@ func (c *conversation) message(i int, m jinja.Value, last bool) jinja.Value {
 	if d == nil {
 		refuse("not an object")
 	}
+	if c.profile == SGLang {
+		return c.sglangMessage(i, m)
+	}
 	role, ok := m.Get("role").Text()
 	if !ok {
 		refuse("role is not a string")
 	}
 	out := jinja.NewDict(d.Len() + 1)
-	if c.profile == SGLang {
-		for name, v := range d.All() {
-			out.Set(name, v)
-		}
-	}
 	out.Set("role", m.Get("role"))
 	out.Set("content", c.content(m.Get("content"), role, last))
 	strict := c.profile == VLLM
@@ -272,10 +271,7 @@ func (c *conversation) toolCall(i int, call jinja.Value) jinja.Value {
 	case !isText:
 		return call
 	}
-	parsed, err := jinja.FromJSON([]byte(text))
-	if err != nil && c.profile == SGLang && text != "" {
-		refuse("function.arguments is not JSON")
-	}
+	parsed, _ := jinja.FromJSON([]byte(text))
 	if parsed.Dict() == nil {
 		parsed = jinja.Object()
 	}
@@ -353,12 +349,8 @@ func (c *conversation) content(v jinja.Value, role string, last bool) jinja.Valu
 		}
 		return jinja.List(read...)
 	}
-	between := "\n"
-	if c.profile == SGLang {
-		between = " "
-	}
 	// Items stand before the text.
-	return jinja.String(strings.Repeat(itemMark+"\n", len(read)-len(texts)) + strings.Join(texts, between) + tag)
+	return jinja.String(strings.Repeat(itemMark+"\n", len(read)-len(texts)) + strings.Join(texts, "\n") + tag)
 }
 
 // billing is the beginning of a first line of system messages that differs between requests.

@@ -10,24 +10,29 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
-// Renderer makes prompts for one model on one kind of engine. It is immutable.
+// Renderer makes prompts for one model on one kind of engine. Only SetVersion changes it. Any number of goroutines may use it.
 type Renderer struct {
-	profile  Profile
-	template template
-	tools    template    // for requests with tools
-	special  *jinja.Dict // bos_token and the like
-	sort     bool        // the objects in tools
-	harmony  harmony     // instead of a template
-	mistral  *mistral    // instead of a template
-	flags    Flags
-	merges   bool   // system turns of Messages become one message in front
-	disabled []byte // the effort for disabled thinking, as JSON
+	profile Profile
+	older   atomic.Bool // SGLang before 0.5.23
+	inline  bool        // the template writes a system message that is not the first message
+	// SGLang: /v1/responses does not use the template, as for gpt-oss.
+	codedResponses bool
+	template       template
+	tools          template    // for requests with tools
+	special        *jinja.Dict // bos_token and the like
+	sort           bool        // the objects in tools
+	harmony        harmony     // instead of a template
+	mistral        *mistral    // instead of a template
+	flags          Flags
+	merges         bool   // system turns of Messages become one message in front
+	disabled       []byte // the effort for disabled thinking, as JSON
 }
 
 // NewRenderer returns a renderer for a model's files and the flags of the engine. It fails if the files have no chat
@@ -65,6 +70,8 @@ func NewRenderer(p Profile, f *Files, flags Flags) (*Renderer, error) {
 		err = r.takeMaker(m)
 	default:
 		err = r.takeTemplates(f)
+		r.codedResponses = p == SGLang && f.speaksHarmony()
+		r.inline = p == SGLang && err == nil && r.probeInline()
 	}
 	if err != nil {
 		return nil, err
@@ -126,6 +133,31 @@ func (r *Renderer) takeMaker(m maker) error {
 // generationTag is a tag of transformers that Jinja2 alone does not read.
 var generationTag = regexp.MustCompile(`\{%[-+]?\s*generation\b`)
 
+// probeInline reports whether the template writes a system message behind a user's message, as SGLang finds out.
+func (r *Renderer) probeInline() bool {
+	const mark = "__kvroute_inline_system__"
+	say := func(role, text string) jinja.Value { return jinja.Object("role", role, "content", text) }
+	vars := jinja.NewDict(4)
+	vars.Set("messages", jinja.List(say("system", "t"), say("user", "t"), say("system", mark), say("user", "t")))
+	vars.Set("add_generation_prompt", jinja.Bool(false))
+	vars.Set("strftime_now", jinja.Value{}) // SGLang's probe does not have it
+	out, err := r.template.Render(nil, vars, jinja.Options{})
+	return err == nil && !r.template.generation && bytes.Contains(out, []byte(mark))
+}
+
+// SetVersion sets the version of the engine that runs, "0.5.23" for instance. The profile sglang has rules of its own for
+// versions before 0.5.23. An empty text or one without three numbers stands for the newest known version.
+func (r *Renderer) SetVersion(version string) {
+	var n [3]int
+	count, _ := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d.%d", &n[0], &n[1], &n[2])
+	r.older.Store(r.profile == SGLang && count == len(n) && slices.Compare(n[:], []int{0, 5, 23}) < 0)
+}
+
+// Engine is the engine as [Request.Convert] sees it.
+func (r *Renderer) Engine() Engine {
+	return Engine{Profile: r.profile, Older: r.older.Load(), InlineSystem: r.inline, Coded: r.harmony != nil || r.mistral != nil || r.codedResponses}
+}
+
 func (r *Renderer) parse(name, text string) (template, error) {
 	parsed, err := jinja.Parse(name, text)
 	if err != nil {
@@ -142,6 +174,7 @@ func (r *Renderer) parse(name, text string) (template, error) {
 	if r.profile == VLLM && r.flags.ContentFormat != "" && r.flags.ContentFormat != "auto" {
 		t.parts = r.flags.ContentFormat == "openai"
 	}
+	t.lowEffort = strings.Contains(text, "low_effort") && strings.Contains(text, "truncate_history_thinking")
 	t.dev = strings.Contains(text, `"developer"`) || strings.Contains(text, `'developer'`)
 	return t, nil
 }
@@ -212,9 +245,14 @@ func (r *Renderer) Render(room []byte, q Request, now time.Time) (t Text, err er
 	case r.harmony != nil:
 		return r.harmony.render(c), nil
 	}
-	r.read(c)
+	if r.profile == SGLang {
+		c.older = r.older.Load()
+		r.readSGLang(c)
+	} else {
+		r.read(c)
+	}
 	text := c.text(room, "")
-	t = Text{Text: text, Exact: len(text), Items: len(c.items)}
+	t = Text{Text: text, Exact: len(text), Items: len(c.items), Continued: c.continued}
 	t.Special = c.code != nil && c.profile == SGLang
 	if len(c.items) == 0 {
 		return t, nil
@@ -237,12 +275,18 @@ func (r *Renderer) read(c *conversation) {
 	switch {
 	case c.ChatTemplate != nil:
 		refuse("a chat template in the request is not trusted")
-	case r.profile == SGLang:
-		c.generate = !c.resume
 	case c.resume && c.generate:
 		refuse("continue_final_message and add_generation_prompt")
 	}
 	tools := c.readTools()
+	r.choose(c, tools)
+	c.resume = c.resume && c.code == nil // vLLM's encoders ignore it
+	c.readMessages()
+	r.readVariables(c, tools)
+}
+
+// choose sets the template of a request with these tools.
+func (r *Renderer) choose(c *conversation, tools []jinja.Value) {
 	if c.template = r.template; tools != nil {
 		c.template = r.tools
 	}
@@ -252,14 +296,6 @@ func (r *Renderer) read(c *conversation) {
 	if c.code == nil && c.template.Template == nil {
 		refuse("the model has no chat template for such a request")
 	}
-	if c.resume && c.code != nil {
-		if c.profile == SGLang {
-			refuse("continue_final_message of a prompt that code makes is not done here")
-		}
-		c.resume = false // vLLM's encoders ignore it
-	}
-	c.readMessages()
-	r.readVariables(c, tools)
 }
 
 // readVariables collects the variables of the template.
@@ -268,10 +304,7 @@ func (r *Renderer) readVariables(c *conversation, tools []jinja.Value) {
 	c.vars.Set("messages", jinja.List(c.messages...))
 	c.vars.Set("tools", jinja.None())
 	c.setKwargs("default-chat-template-kwargs", c.flags.DefaultKwargs)
-	list := jinja.List(tools...)
-	if r.sort {
-		list = sorted(list)
-	}
+	list := r.toolList(tools)
 	if tools != nil {
 		c.vars.Set("tools", list)
 	}
@@ -293,6 +326,15 @@ func (r *Renderer) readVariables(c *conversation, tools []jinja.Value) {
 	for name, value := range r.special.All() {
 		c.vars.SetDefault(name, value)
 	}
+}
+
+// toolList returns the tools that the template gets.
+func (r *Renderer) toolList(tools []jinja.Value) jinja.Value {
+	list := jinja.List(tools...)
+	if r.sort {
+		list = sorted(list)
+	}
+	return list
 }
 
 // sorted returns a value that was read from JSON with the keys of all its objects sorted.

@@ -66,6 +66,8 @@ type Request struct {
 	ChatTemplateKwargs   []byte
 	ReasoningEffort      []byte
 	Documents            []byte
+	Reasoning            []byte // SGLang: the object with the effort
+	InputIDs             []byte // SGLang: the prompt's token ids
 
 	// Both: what has an effect on the ids.
 	AddSpecialTokens     []byte
@@ -74,8 +76,21 @@ type Request struct {
 
 	// Inexact is the reason why the engine's prompt has more than these spans; "" if it does not.
 	Inexact string
+	// Convert returns the chat that an engine makes of a request of another API. Nil if all engines make the same one.
+	Convert func(e Engine) Request
 	// Size is the number of bytes of a request whose prompt is not known; 0 for all others.
 	Size int
+}
+
+// Engine is an engine with a model, as far as the chat of another API depends on them.
+type Engine struct {
+	Profile Profile
+	// Older is set for SGLang before 0.5.23: the rules are those of 0.5.17.
+	Older bool
+	// InlineSystem is set if the template writes a system message that is not the first message.
+	InlineSystem bool
+	// Coded is set if the engine makes the prompt in code, as of gpt-oss.
+	Coded bool
 }
 
 // Text is a rendered prompt.
@@ -85,6 +100,8 @@ type Text struct {
 	// an image or other item, whose tokens only the engine knows. What stands behind is
 	// equal for equal items.
 	Exact int
+	// Continued is the text of the assistant that the answer continues. The engine tokenizes it alone, as a text of its own.
+	Continued string
 	// Marked is set if control tokens stand in Text as marks ([AppendMark]), and
 	// nothing else in it is one.
 	Marked bool
@@ -107,6 +124,8 @@ type template struct {
 	dev   bool      // it knows the role "developer"
 
 	generation bool // it has the tag generation
+	// SGLang: a low effort sets the variable low_effort.
+	lowEffort bool
 }
 
 // conversation is a request as the engine sees it. Its methods, and the functions that
@@ -123,6 +142,9 @@ type conversation struct {
 	resume   bool     // the answer continues the last message
 	merges   bool     // see Renderer
 	items    [][]byte // images and the like, each as its JSON
+	// SGLang: the text that the answer continues; and the engine is older than 0.5.23.
+	continued string
+	older     bool
 }
 
 // refusal is the panic value that ends the reading of a request.
@@ -187,23 +209,12 @@ func (c *conversation) readTools() []jinja.Value {
 	if len(list) == 0 && c.profile == VLLM && c.API == Chat {
 		refuse("tools is empty or not a list")
 	}
-	only := ""
-	if c.profile == SGLang && c.ToolChoice != nil && len(list) > 0 {
-		choice := parse("tool_choice", c.ToolChoice)
-		if text, _ := choice.Text(); text == "none" {
-			return nil
-		}
-		only = textAt(choice.Get("function"), "name")
-	}
 	out := make([]jinja.Value, 0, len(list)) // not nil: an empty list is no missing one
 	for i, tool := range list {
-		name, ok := tool.Get("function").Get("name").Text()
-		if !ok {
+		if _, ok := tool.Get("function").Get("name").Text(); !ok {
 			refuse("tools[%d] is not an object with a function that has a name", i)
 		}
-		if only == "" || name == only {
-			out = append(out, c.tool(tool))
-		}
+		out = append(out, c.tool(tool))
 	}
 	return out
 }
@@ -236,11 +247,6 @@ func (c *conversation) tool(tool jinja.Value) jinja.Value {
 		if !deferred.IsUndefined() && !deferred.IsNone() {
 			return jinja.Object("type", "function", "function", jinja.FromDict(function), "defer_loading", deferred)
 		}
-	case SGLang:
-		set("description", jinja.None())
-		set("name", jinja.None())
-		set("parameters", jinja.None())
-		set("strict", jinja.Bool(false))
 	default:
 		function = f.Dict()
 	}
