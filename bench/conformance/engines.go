@@ -71,7 +71,8 @@ type startEngine func(o options, release, model string, args []string) (ask askE
 //
 //nolint:gochecknoglobals // a table
 var engines = map[string]startEngine{
-	"vllm": startVLLM,
+	"sglang": startSGLang,
+	"vllm":   startVLLM,
 }
 
 // compareEngines compares requests of all paths with the released code of engines: each release is a folder
