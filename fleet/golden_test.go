@@ -40,7 +40,7 @@ func TestGoldenRecords(t *testing.T) {
 		Models: []string{"llama", "llama-chat"}, LoRA: []string{"legal"}, Role: router.Prefill, Bootstrap: "10.0.0.7:8998",
 		BlockSize: 16, DPStart: 2, DPSize: 2, TotalKVBlocks: 5000, MaxNumSeqs: 256, MaxBatchedTokens: 8192, Reorders: true,
 		PrefillThroughput: 12500.5, GPUType: "H100", Taints: []string{"batch"}, CPU: true, ModelCard: "llama-3",
-		KVEvents: "partial", Engine: "sglang", Draining: true, StartedMS: 1755000000500,
+		KVEvents: "partial", Engine: "sglang", EngineVersion: "0.5.1", Draining: true, StartedMS: 1755000000500,
 		Events: router.EventSource{Transport: "zmq", Endpoint: "tcp://10.0.0.7:5557", Replay: "tcp://10.0.0.7:5558", LocalIndexer: true, PublisherID: 4660},
 	}
 	if diff := cmp.Diff(want, info, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" || err != nil {

@@ -281,7 +281,7 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 		KVEvents:  clip(r.KVEvents),
 		NoEvents:  r.Events.Transport == "none" || r.KVEvents == "block_size_mismatch",
 		Group:     r.Group, Members: r.Members,
-		Engine: r.Engine, Draining: r.Draining, StartedMS: r.StartedMS,
+		Engine: r.Engine, EngineVersion: clip(r.EngineVersion), Draining: r.Draining, StartedMS: r.StartedMS,
 		Events: router.EventSource{
 			Transport: r.Events.Transport, Endpoint: r.Events.Endpoint, Replay: r.Events.Replay,
 			LocalIndexer: r.Events.LocalIndexer, PublisherID: r.Events.PublisherID,

@@ -136,6 +136,10 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 		p.card = info.ModelCard
 		changed = true
 	}
+	if info.EngineVersion != "" && p.version != info.EngineVersion {
+		p.version = info.EngineVersion
+		changed = true
+	}
 	r.attentionLocked(p)
 	now := r.conf.Now()
 	p.empty = time.Time{}
@@ -420,6 +424,9 @@ func (r *Router) renameLocked() {
 		t.pools = append(t.pools, p)
 		if t.card == nil {
 			t.card = r.cardLocked(p.model, p.card)
+		}
+		if t.card != nil && p.version != "" {
+			t.card.Prompts.SetEngineVersion(p.version)
 		}
 		models[key.model] = t
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
 	"github.com/kvroute/kvroute/tokenizer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // newRouter makes a router with n workers of block size 8, ids 1 to n. Unless conf sets
@@ -753,6 +754,27 @@ func TestWorkersNameTheirCard(t *testing.T) {
 	d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Prompt: router.Prompt{Prompt: []byte(`"abcd"`)}})
 	if err != nil || d.TokenMode != tokenizer.Exact {
 		t.Errorf("%+v, %v", d, err)
+	}
+}
+
+// The version that a worker registers selects the rules for prompts.
+func TestEngineVersions(t *testing.T) {
+	m, err := tokenizer.LoadModel(fstest.MapFS{
+		"tokenizer.json":      {Data: []byte(`{"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"model":{"vocab":{"a":0,"b":1},"merges":[]}}`)},
+		"chat_template.jinja": {Data: []byte(`{{ "b" if tools[0].function.strict is defined else "a" }}`)},
+	}, tokenizer.ModelConfig{Profile: chat.SGLang})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRouter(t, router.Config{Cards: []router.Card{{Name: "m", Prompts: m}}}, 0)
+	q := chat.Request{Messages: []byte(`[{"role":"user","content":"x"}]`), Tools: []byte(`[{"function":{"name":"f"}}]`)}
+	for version, want := range map[string]uint32{"0.5.23": 0, "0.5.17": 1} {
+		w := worker(1)
+		w.Engine, w.EngineVersion = "sglang", version
+		set(t, r, w)
+		if p, err := m.Encode(t.Context(), nil, q, time.Time{}); err != nil || !slices.Equal(p.IDs, []uint32{want}) {
+			t.Errorf("%s: ids %v, %v, want %d", version, p.IDs, err, want)
+		}
 	}
 }
 

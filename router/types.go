@@ -150,6 +150,9 @@ type WorkerInfo struct {
 	Reorders bool
 
 	Engine string // vllm, sglang, trtllm or dynamo, in any spelling of package internal/engine; or another name
+	// EngineVersion is the version of the engine, "0.5.23" for instance; "" = unknown. Of a model's workers the last one that
+	// registered a version decides how prompts are made.
+	EngineVersion string
 	// ModelCard names the [Card] of its model. Default: the model's name.
 	ModelCard string
 	// KVEvents says in one word how well the worker's cache is known; "" = well. Only shown.
