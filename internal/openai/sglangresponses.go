@@ -87,8 +87,10 @@ func (c *sglangChat) responsesItem(item value) (t turn, ok bool) {
 		case value(unquoteOr(arguments)).kind() != '{' || !json.Valid(unquoteOr(arguments)):
 			arguments = value(`"{}"`)
 		}
-		call := object(field{"id", id}, field{"type", value(`"function"`)}, field{"function",
-			object(field{"name", item.member("name")}, field{"arguments", arguments})})
+		call := object(field{"id", id}, field{"type", value(`"function"`)}, field{
+			"function",
+			object(field{"name", item.member("name")}, field{"arguments", arguments}),
+		})
 		return turn{role: "assistant", calls: []value{call}}, true
 	case "function_call_output", "custom_tool_call_output":
 		output := item.member("output")
@@ -119,8 +121,10 @@ func (c *sglangChat) responsesItem(item value) (t turn, ok bool) {
 		c.setInexact(NoRenderer)
 		return turn{}, false
 	}
-	t = turn{role: item.textAt("role"), content: item.member("content"), name: item.member("name"), phase: item.member("phase"),
-		callID: item.member("tool_call_id"), reasoning: item.member("reasoning_content")}
+	t = turn{
+		role: item.textAt("role"), content: item.member("content"), name: item.member("name"), phase: item.member("phase"),
+		callID: item.member("tool_call_id"), reasoning: item.member("reasoning_content"),
+	}
 	if c.engine.Older {
 		t.phase = nil
 	}
