@@ -50,6 +50,11 @@ var engineModels = []engineModel{
 			ContentFormat: "string", DisabledEffort: "medium",
 		},
 	},
+	{
+		name: "qwen3", config: qwen3Config, only: "sglang",
+		args:  []string{"default_chat_template_kwargs", `{"enable_thinking": false, "reasoning_effort": "low"}`},
+		flags: chat.Flags{DefaultKwargs: []byte(`{"enable_thinking": false, "reasoning_effort": "low"}`)},
+	},
 	{name: "gpt-oss", config: `{"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 201088, "max_position_embeddings": 131072, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 128, "dtype": "float32", "eos_token_id": 200002}`},
 }
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers each request with the token ids that SGLang's own classes make of it.
 
-Arguments: the folder with SGLang's Python files, the folder of the model. A question is a line {"path": ..., "body": ...}, an
+Arguments: the folder with SGLang's Python files, the folder of the model, names of SGLang's settings and their values in JSON. A question is a line {"path": ..., "body": ...}, an
 answer {"ids": [...]} or {"error": ...}. The modules that make prompts are SGLang's; stand-ins replace all others, which need a GPU.
 """
 
@@ -15,7 +15,7 @@ import sys
 import types
 from unittest.mock import MagicMock
 
-root, model = sys.argv[1:]
+root, model, *flags = sys.argv[1:]
 REAL = tuple(
     "sglang.srt." + name
     for name in (
@@ -93,7 +93,7 @@ from sglang.srt.entrypoints.openai.serving_responses import OpenAIServingRespons
 from sglang.srt.parser.template_manager import TemplateManager
 from transformers import AutoTokenizer
 
-settings = Settings(disaggregation_mode="null")
+settings = Settings(disaggregation_mode="null", **dict(zip(flags[::2], map(json.loads, flags[1::2]))))
 for name, module in list(sys.modules.items()):
     if name.startswith("sglang."):
         for getter in ("get_serving", "get_model", "get_disagg"):
