@@ -18,6 +18,7 @@ import (
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/router"
+	promptchat "github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // The router that cmd passes in.
@@ -33,11 +34,11 @@ func TestRouterIsAskedForWhatTheBodySays(t *testing.T) {
 		}{
 			{
 				"/v1/chat/completions?x=1", `{"tools":[{"a": 1}],"model":"m/1", "messages" : [ {"content":"h\u00e9"} ],"stream":true}`,
-				router.Request{Model: "m/1", Prompt: router.Prompt{Messages: []byte(`[ {"content":"h\u00e9"} ]`), Tools: []byte(`[{"a": 1}]`)}},
+				router.Request{Model: "m/1", Prompt: router.Prompt{Path: promptchat.PathChat, Messages: []byte(`[ {"content":"h\u00e9"} ]`), Tools: []byte(`[{"a": 1}]`)}},
 			},
 			{
 				"/v1/completions", `{"model":"m","prompt":["a","b"],"cache_salt":"s"}`,
-				router.Request{Model: "m", Prompt: router.Prompt{Prompt: []byte(`["a","b"]`)}, Salt: "s", Unseen: true},
+				router.Request{Model: "m", Prompt: router.Prompt{Path: promptchat.PathCompletions, Prompt: []byte(`["a","b"]`)}, Salt: "s", Unseen: true},
 			},
 		} {
 			x := h.Do(envoytest.Request{Path: c.path, Body: []byte(c.body)})

@@ -81,6 +81,12 @@ func TestKindsOfRequests(t *testing.T) {
 			if c.path != "/v1/chat/completions" && c.path != "/v1/completions" {
 				c.want.Split = router.SplitNever
 			}
+			if c.want.Prompt.Size == 0 {
+				c.want.Prompt.Path = map[string]prompts.Path{
+					"/v1/chat/completions": prompts.PathChat, "/v1/completions": prompts.PathCompletions, "/v1/responses": prompts.PathResponses,
+					"/v1/messages": prompts.PathMessages, "/generate": prompts.PathGenerate, "/inference/v1/generate": prompts.PathGenerate,
+				}[c.path]
+			}
 			c.want.ID, c.want.Model, c.want.WantSecond, c.want.Unseen = got.ID, "m", true, true
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("asked (-want +got):\n%s", diff)

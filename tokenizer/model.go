@@ -77,8 +77,29 @@ type Model struct {
 	bos     uint32 // the id of bos_token, if there is one
 	hasBOS  bool
 
-	reached atomic.Pointer[string] // the first unsupported feature that a request reached
-	verdict atomic.Int32           // a Verdict
+	reached     atomic.Pointer[string] // the first unsupported feature that a request reached
+	verdict     atomic.Int32           // a Verdict
+	unconfirmed classSet               // [Model.SetConfirmed]
+	asked       atomic.Uint32
+}
+
+// classSet is a set of classes of requests.
+type classSet [chat.Classes / 32]atomic.Uint32
+
+func (s *classSet) has(c chat.Class) bool { return s[c/32].Load()>>(c%32)&1 == 1 }
+
+// checkedShare is one in how many prompts of an unconfirmed class have ids for a comparison.
+const checkedShare = 20
+
+// SetConfirmed says whether the engines make the same ids for requests of a class as kvroute. While they do not, the
+// prompts of the class are encoded in text-block mode, and one in 20 has ids in [Prompt.Checked].
+func (m *Model) SetConfirmed(c chat.Class, confirmed bool) {
+	if confirmed {
+		m.unconfirmed[c/32].And(^(uint32(1) << (c % 32)))
+		return
+	}
+	m.asked.Store(0) // the next prompt has ids
+	m.unconfirmed[c/32].Or(uint32(1) << (c % 32))
 }
 
 // ModelConfig holds the settings that the model's files do not contain.
@@ -163,7 +184,7 @@ func (m *Model) Degraded() string {
 	switch {
 	case m == nil:
 		return "no tokenizer"
-	case m.Verdict() == DriftSeen:
+	case m.Verdict() == DriftSeen, m.unconfirmed.has(chat.PlainChat):
 		return "the engine counts otherwise"
 	case m.why != "":
 		return m.why
@@ -182,6 +203,8 @@ func (m *Model) Usual() (mode Mode, reason string) {
 	case m == nil:
 		return Bytes, NoTokenizer
 	case m.Verdict() == DriftSeen:
+		return Bytes, Drifted
+	case m.unconfirmed.has(chat.PlainChat):
 		return Bytes, Drifted
 	case m.chat == nil:
 		return Bytes, NoRenderer
@@ -235,6 +258,11 @@ type Prompt struct {
 	// Others is the number of tokens that the engine computes in addition: for the other prompts of a
 	// list, for items, or for a request without a prompt. It is mostly an estimate.
 	Others int
+	// Class is the class of a request whose text was encoded; 0 for the others.
+	Class chat.Class
+	// Checked are the ids of a prompt in text-block mode whose class is unconfirmed, for a comparison with the
+	// engine's; nil for most prompts. The caller may keep them.
+	Checked []uint32
 }
 
 // Encode appends the ids of a request's prompt to dst. If the request has several prompts, which run
@@ -248,11 +276,34 @@ func (m *Model) Encode(ctx context.Context, dst []uint32, q chat.Request, now ti
 	if m.Verdict() == DriftSeen && !isTokenIDs(q.Prompt) && q.Size == 0 {
 		return inBytes(dst, q, Drifted)
 	}
-	return m.Check(ctx, dst, q, now)
+	return m.encode(ctx, dst, q, now, true)
 }
 
-// Check is Encode without regard to the verdict.
+// Check is Encode without regard to the verdict and to unconfirmed classes.
 func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now time.Time) (Prompt, error) {
+	return m.encode(ctx, dst, q, now, false)
+}
+
+// inText is encode in text-block mode for a request of an unconfirmed class, whose text is t.
+func (m *Model) inText(ctx context.Context, dst []uint32, q chat.Request, t *chat.Text, f form) (Prompt, error) {
+	p, err := inBytes(dst, q, Drifted)
+	if p.Class = t.Class; err != nil || m.asked.Add(1)%checkedShare != 1 || len(q.TruncatePromptTokens) > 0 || len(t.Text) > MaxPrompt {
+		return p, err
+	}
+	if ids, _, err := m.cache.append(ctx, nil, m.tok, t.Text[:t.Exact], f); err == nil {
+		if t.Exact < len(t.Text) {
+			ids = ids[:max(0, len(ids)-itemMerges)]
+		}
+		p.Checked = ids
+	}
+	return p, nil
+}
+
+// itemMerges is the number of tokens before an item that may merge with the item.
+const itemMerges = 2
+
+// encode is Encode. judged says that unconfirmed classes count.
+func (m *Model) encode(ctx context.Context, dst []uint32, q chat.Request, now time.Time, judged bool) (Prompt, error) {
 	if m != nil && m.profile == chat.SGLang {
 		q = m.readBySGLang(q)
 	}
@@ -279,13 +330,16 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	if why != "" {
 		return inBytes(dst, q, why)
 	}
+	if judged && m.unconfirmed.has(text.Class) {
+		return m.inText(ctx, dst, q, &text, f)
+	}
 	if len(text.Text) > MaxPrompt {
 		return inBytes(dst, q, TooLarge)
 	}
 	if text.Cut, err = q.Cut(m.profile); err != nil {
 		return inBytes(dst, q, TemplateError)
 	}
-	p := Prompt{Mode: Exact, Size: text.Exact, Others: text.Items*itemTokens + tokensOf(text.Others)}
+	p := Prompt{Mode: Exact, Class: text.Class, Size: text.Exact, Others: text.Items*itemTokens + tokensOf(text.Others)}
 	if p.IDs, p.Reused, err = m.cache.append(ctx, dst, m.tok, text.Text[:text.Exact], f); err != nil {
 		if errors.Is(err, errGrown) {
 			return inBytes(dst, q, TooLarge)
@@ -305,8 +359,7 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	}
 	switch {
 	case text.Exact < len(text.Text):
-		// The text before an item may merge with the item: two tokens at most.
-		p.Mode, p.Reason, p.Exact = ExactPrefix, Items, max(0, p.Exact-2)
+		p.Mode, p.Reason, p.Exact = ExactPrefix, Items, max(0, p.Exact-itemMerges)
 		p.IDs = AppendBytes(p.IDs, text.Text[text.Exact:])
 	case text.Cut.Kept > 0:
 		frame := [2]int{}

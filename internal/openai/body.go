@@ -66,6 +66,7 @@ func (r Reader) Parse(e Endpoint, body []byte) (Body, *Error) {
 		return Body{}, err
 	}
 	b.Uncached = f.uncached(e)
+	b.Path = e.path()
 	size := func(inexact string) chat.Request { return chat.Request{Size: len(body), Inexact: inexact} }
 	switch {
 	case f.promptValues > maxValues:
@@ -84,6 +85,7 @@ func (r Reader) Parse(e Endpoint, body []byte) (Body, *Error) {
 		f.engineRequest(e, &b, len(body))
 		return b, nil
 	case e == Responses, e == Other && f.get("input") != nil && b.Messages == nil && b.Prompt == nil:
+		b.Path = chat.PathResponses
 		b.Messages = nil // no field of this endpoint
 		if err := f.responsesChat(&b); err != nil {
 			return Body{}, err

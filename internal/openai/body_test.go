@@ -133,6 +133,9 @@ func TestParse(t *testing.T) {
 			t.Errorf("%s: nvext is %q", c.name, got.NVExt)
 		}
 		got.NVExt = nil
+		if path := map[openai.Endpoint]prompt.Path{openai.ChatCompletions: prompt.PathChat, openai.Completions: prompt.PathCompletions}[c.endpoint]; c.want.Size == 0 {
+			c.want.Path = path
+		}
 		if diff := cmp.Diff(c.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", c.name, diff)
 		}

@@ -42,7 +42,7 @@ func (f *fields) engineRequest(e Endpoint, b *Body, size int) {
 	case items: // only the engine knows their places in the prompt
 		b.Request = chat.Request{Size: size, Inexact: NoRenderer}
 	case prompt.filled(), e == Generate && prompt.kind() == '"':
-		b.Request = chat.Request{Prompt: prompt}
+		b.Request = chat.Request{Path: chat.PathGenerate, Prompt: prompt}
 	default:
 		b.Request = chat.Request{Size: size, Inexact: NoPrompt}
 	}

@@ -32,6 +32,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // Endpoint is a kind of request.
@@ -49,6 +51,24 @@ const (
 	Load                     // embeddings, ranking and the like: no prefix to route by, only load
 	Text                     // tokenizing, rendering, counting: the model computes nothing
 )
+
+// path returns the kind of API in [chat.Request].
+func (e Endpoint) path() chat.Path {
+	switch e {
+	case ChatCompletions:
+		return chat.PathChat
+	case Completions:
+		return chat.PathCompletions
+	case Responses:
+		return chat.PathResponses
+	case Messages:
+		return chat.PathMessages
+	case Generate, Ids:
+		return chat.PathGenerate
+	case Other, Load, Text:
+	}
+	return chat.UnknownPath
+}
 
 // NeedsModel reports whether requests of a kind must name their model. Others need not: many
 // engines serve one model only.

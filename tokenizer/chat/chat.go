@@ -170,7 +170,7 @@ func Completion(q Request) (Text, error) {
 	if !v.IsList() {
 		list = []jinja.Value{v}
 	}
-	t := Text{Others: OtherBytes(q.Prompt)}
+	t := Text{Others: OtherBytes(q.Prompt), Class: q.class()}
 	for i, p := range list {
 		text, ok := p.Text()
 		if !ok {

@@ -23,6 +23,7 @@ type Message struct {
 	value  jinja.Value
 	normal atomic.Pointer[normalMessage]
 	bytes  int
+	traits Class
 }
 
 // normalMessage is a message as [conversation.message] returns it.
@@ -41,7 +42,7 @@ type form struct {
 // NewMessage reads a message. The error is that of [jinja.FromJSON].
 func NewMessage(text []byte) (*Message, error) {
 	v, err := jinja.FromJSON(text)
-	m := &Message{value: v, bytes: len(text) + 2*v.Bytes()}
+	m := &Message{value: v, bytes: len(text) + 2*v.Bytes(), traits: traitsOf(v)}
 	for _, call := range callsOf(v) {
 		arguments, _ := jinja.FromJSON([]byte(call.arguments))
 		m.bytes += len(call.arguments) + arguments.Bytes()
@@ -59,6 +60,9 @@ func (c *conversation) messageList() []jinja.Value {
 		if len(list) == 0 {
 			refuse("messages is empty or not a list")
 		}
+		for i, m := range list {
+			c.noteTraits(i, traitsOf(m))
+		}
 		if c.API == Messages && c.merges {
 			return mergedSystem(list)
 		}
@@ -67,6 +71,7 @@ func (c *conversation) messageList() []jinja.Value {
 	list := make([]jinja.Value, len(c.Parsed))
 	for i, m := range c.Parsed {
 		list[i] = m.value
+		c.noteTraits(i, m.traits)
 	}
 	return list
 }
@@ -86,6 +91,14 @@ func mergedSystem(list []jinja.Value) []jinja.Value {
 		return list
 	}
 	return append([]jinja.Value{jinja.Object("role", "system", "content", strings.Join(texts, ""))}, others...)
+}
+
+// noteTraits adds the traits of message number i to the class of the request.
+func (c *conversation) noteTraits(i int, traits Class) {
+	if i == 0 {
+		traits &^= WithSystem
+	}
+	c.class |= traits
 }
 
 // readMessages reads the messages as the engine passes them to the template.

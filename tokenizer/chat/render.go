@@ -235,7 +235,8 @@ func (r *Renderer) Render(room []byte, q Request, now time.Time) (t Text, err er
 			panic(e)
 		}
 	}()
-	c := &conversation{Request: q, profile: r.profile, flags: &r.flags, now: now, merges: r.merges}
+	c := &conversation{Request: q, profile: r.profile, flags: &r.flags, now: now, merges: r.merges, class: q.class()}
+	defer func() { t.Class = c.class }()
 	if q.NoThinking && r.disabled != nil {
 		c.ReasoningEffort = r.disabled
 	}
@@ -257,6 +258,7 @@ func (r *Renderer) Render(room []byte, q Request, now time.Time) (t Text, err er
 	if len(c.items) == 0 {
 		return t, nil
 	}
+	c.class |= WithItems
 	// The first item stands where a text with other words in its place differs.
 	other := c.text(nil, "\x00")
 	for t.Exact = 0; t.Exact < min(len(text), len(other)) && text[t.Exact] == other[t.Exact]; {

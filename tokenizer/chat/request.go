@@ -74,6 +74,8 @@ type Request struct {
 	TruncatePromptTokens []byte
 	TruncationSide       []byte
 
+	// Path is the kind of API that the client used.
+	Path Path
 	// Inexact is the reason why the engine's prompt has more than these spans; "" if it does not.
 	Inexact string
 	// Convert returns the chat that an engine makes of a request of another API. Nil if all engines make the same one.
@@ -112,6 +114,7 @@ type Text struct {
 	// Items is the number of images and the like, Others the number of bytes of the
 	// prompts of a list except the longest.
 	Items, Others int
+	Class         Class // of the request
 }
 
 // template is a chat template with the properties that the engine derives from its text.
@@ -139,6 +142,7 @@ type conversation struct {
 	messages []jinja.Value
 	vars     *jinja.Dict
 	generate bool     // add_generation_prompt
+	class    Class    // of the request, as far as it is read
 	resume   bool     // the answer continues the last message
 	merges   bool     // see Renderer
 	items    [][]byte // images and the like, each as its JSON
