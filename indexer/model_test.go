@@ -357,6 +357,12 @@ func equal(x *indexer.Index, m *model, prompt []uint64) error {
 		if e := x.Last(w, n, prompt); n > 0 && m.owner(w, indexer.Device).held[e] != chains[w] {
 			return fmt.Errorf("match of %d: the last external hash of worker %d is %d, which is not that of block %d", prompt, w, e, n)
 		}
+		for e, chain := range m.owner(w, indexer.Device).held {
+			if got, want := x.AppendChain([]uint64{1}, w, e), append([]uint64{1}, m.locals(chain)...); !slices.Equal(got, want) {
+				return fmt.Errorf("chain of external hash %d of worker %d is %d, want %d", e, w, got, want)
+			}
+			break // the first of a map is a random one
+		}
 	}
 	return nil
 }
