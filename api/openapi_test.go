@@ -30,6 +30,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/confirm"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
@@ -138,6 +139,7 @@ func bodies() map[string]any {
 		"Model": router.ModelState{}, "Worker": api.Worker{}, "ForeignLoad": router.Foreign{}, "Audit": router.AuditState{}, "GroupSummary": router.SummaryState{},
 		"Decision": api.Decision{}, "Rank": router.Worker{}, "Labels": router.Labels{}, "SecondChoice": router.Second{}, "Candidate": api.Candidate{}, "Usage": router.Usage{},
 		"CostSettings": scorer.Settings{}, "EngineModel": scorer.Engine{}, "Thresholds": scorer.Thresholds{}, "Override": scorer.Override{},
+		"RequestClass": confirm.ClassState{}, "ClassWorker": confirm.WorkerState{},
 		"Totals": outcomes.Totals{}, "Sample": outcomes.Sample{}, "Prefix": router.Prefix{},
 		"PotentialLoad": router.PotentialLoad{}, "WorkerFault": router.Fault{}, "WorkerRecord": fleet.Record{}, "EventSource": fleet.Events{}, "Probe": fleet.Probe{},
 	}

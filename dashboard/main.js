@@ -228,7 +228,11 @@ function drawAttention() {
       .filter(Boolean)
       .flatMap((text) => some((w) => w.kv_events_level === 'fault' && w.kv_events_text === text, `with KV events that need attention (${text})`)),
     ...some((w) => w.audit?.departs, 'with other cached tokens than predicted'),
-    ...(data.models ?? []).filter((m) => ['differs', 'drift'].includes(m.checks)).map((m) => `Token ids of ${m.model} differ from those of its workers.`),
+    ...(data.models ?? []).filter((m) => ['differs', 'drift'].includes(m.checks)).map((m) => {
+      const differ = (m.classes ?? []).filter((c) => c.unconfirmed)
+      const where = (c) => c.class + (c.position >= 0 ? ` at token ${c.position}` : ` in block ${c.block}`)
+      return `Token ids of ${m.model} differ from those of its workers${differ.length ? `: ${differ.map(where).join(', ')}` : ''}.`
+    }),
   ]
   const section = find('attention')
   section.hidden = problems.length === 0

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/confirm"
 	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
@@ -232,10 +233,35 @@ func (d *diagnosis) checkWorkers(x *Replica) {
 		if m.Why != "" && m.TokenMode != tokenizer.None && m.TokenReason != tokenizer.NoTokenizer && m.TokenReason != tokenizer.Drifted {
 			d.report(note, x, "tokens", "model %s: %s", m.Model, m.Why)
 		}
+		differs := false
+		for i := range m.Classes {
+			if c := &m.Classes[i]; c.Unconfirmed {
+				differs = true
+				d.report(fault, x, "tokens", "model %s: %s", m.Model, tokensDiffer(c))
+			}
+		}
+		if differs {
+			continue
+		}
 		if m.Checks == tokenizer.DriftSeen.String() || m.Checks == tokenizer.Differs.String() {
 			d.report(fault, x, "tokens", "model %s: its workers make other token ids than kvroute (%s): compare tokenizer and chat template with the engine's; kvroute tokenize shows the ids", m.Model, m.Checks)
 		}
 	}
+}
+
+// tokensDiffer says where the tokens of a class differ.
+func tokensDiffer(c *confirm.ClassState) string {
+	text := fmt.Sprintf("its workers store other tokens than kvroute makes for requests of the class %s (%d unconfirmed, %d confirmed)",
+		c.Class, c.Requests[confirm.Unmatched.String()], c.Requests[confirm.Confirmed.String()])
+	switch {
+	case c.Theirs != "":
+		text += fmt.Sprintf(": at token %d the engine has %q, kvroute %q", c.Position, c.Theirs, c.Ours)
+	case c.Position >= 0:
+		text += fmt.Sprintf(": the first different token is number %d (--explain-drift shows the texts)", c.Position)
+	default:
+		text += fmt.Sprintf(": the first different token is in block %d", c.Block)
+	}
+	return text + "; such requests are routed by their text. Compare profile, chat template and engine version"
 }
 
 // checkIdentities reports URLs behind which the same replica answers.

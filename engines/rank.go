@@ -240,6 +240,13 @@ func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
 		}
 	}
 	out := &r.translated
+	if tokens := r.s.conf.Tokens; tokens != nil {
+		for i := range b.Events {
+			if ev := &b.Events[i]; ev.Kind == EngineStored && len(ev.Objects) == 0 && len(ev.Tokens) > 0 {
+				tokens(ev.Tokens)
+			}
+		}
+	}
 	r.engine.translate(b, out)
 	r.s.metrics.drops(&out.drops)
 	if out.drops[DropSize] > 0 && !r.misfit {

@@ -98,6 +98,9 @@ type SourcesConfig struct {
 	// Sink receives the events. One goroutine at a time calls it for a rank. The slices of an event
 	// are reused when it returns.
 	Sink events.Sink
+	// Tokens receives the engine's token ids of each event with stored blocks of text, before Sink receives the
+	// blocks. It must not keep the ids. Default: none.
+	Tokens func(ids []uint32)
 	// Subscriber receives the events of Dynamo's publishers. It must send its queries with
 	// [Sources.Ask]. Default: such publishers are not followed.
 	Subscriber *events.Subscriber

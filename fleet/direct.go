@@ -92,6 +92,7 @@ func NewDirectWorkers(conf DirectConfig) (*DirectWorkers, error) {
 		Sink: func(id uint64, rank uint32, ev indexer.Event) {
 			d.router.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
 		},
+		Tokens:     d.router.StoredTokens,
 		Subscriber: conf.Subscriber,
 		Client:     conf.Client,
 		Control:    conf.Networks.Control,

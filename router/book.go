@@ -10,6 +10,10 @@ import (
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/kvroute/kvroute/confirm"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // book adds the request in s to the flights, and lets the pool decide and take a slot.
@@ -55,6 +59,7 @@ func (r *Router) booked(p *pool, s *scratch) error {
 	fl.lapses, fl.rebind = !in.Owned, s.choices.worker.sessionMoves
 	fl.first, fl.second, fl.held = d.Worker, d.Second.Worker, int32(d.Second.OverlapBlocks)
 	fl.guess = p.known.guess(d.Time, &in.hashes, &s.result.booked)
+	r.expect(p, s)
 	if fl.leg = d.Prefill != nil; fl.leg {
 		r.beginLeg(p, s)
 	}
@@ -65,6 +70,7 @@ func (r *Router) booked(p *pool, s *scratch) error {
 		// Free was called between the booking and here. It did not free the slot, and it is
 		// not called again.
 		fl.guess.withdraw()
+		r.confirms.Drop(in.number)
 		p.update(r.conf.Now(), func(c *core) { c.slots.Free(in.ID) })
 		if fl.leg {
 			r.Abandon(legID(in.ID))
@@ -78,6 +84,54 @@ func (r *Router) booked(p *pool, s *scratch) error {
 		hooks.TellSession(SessionBinding{Session: in.Session, Worker: d.Worker, Over: true})
 	}
 	return nil
+}
+
+// expect notes which blocks the worker of the request in s must store if kvroute makes the engine's ids. The worker
+// of the prefill leg computes the prompt, if there is a leg.
+func (r *Router) expect(p *pool, s *scratch) {
+	in, d, ids := &s.input, &s.result.decision, &s.input.prompt.ids
+	over, at := &in.overlap, &s.result.booked
+	if ids.Class == 0 || s.target.judged == nil || d.Group != "" || !p.known.used {
+		return
+	}
+	req := confirm.Request{
+		Number: in.number, Worker: confirm.Worker{ID: d.Worker.ID, Rank: d.Worker.DPRank}, Class: ids.Class, BlockSize: p.blockSize,
+		Keyed: in.lora != "" || in.Salt != "",
+	}
+	if d.Prefill != nil {
+		over, at = &s.choices.legInput.overlap, &s.result.legBooked
+		req.Worker = confirm.Worker{ID: d.Prefill.Worker.ID, Rank: d.Prefill.Worker.DPRank}
+	}
+	if at.unreported {
+		return
+	}
+	switch {
+	case ids.Mode == tokenizer.Exact, ids.Mode == tokenizer.ExactPrefix:
+		n := confirm.Blocks(ids.Exact, p.blockSize)
+		req.Local, req.Had, req.IDs = in.hashes.local[:min(n, len(in.hashes.local))], over.held(at.ordinal), ids.IDs[:ids.Exact]
+	case ids.Checked != nil:
+		req.Local = indexer.AppendLocalHashes(nil, ids.Checked, p.blockSize, indexer.Seed(in.lora, in.Salt))
+		req.Local = req.Local[:confirm.Blocks(len(ids.Checked), p.blockSize)]
+		req.Had, req.IDs = p.known.held(at.ordinal, req.Local, new(heldBuffer)), ids.Checked
+	}
+	r.confirms.Expect(d.Time, s.target.judged.model, &req)
+}
+
+// held returns how many leading blocks of the prompt a worker has by its events, on any tier.
+func (o *overlap) held(ord int) int {
+	if ord >= len(o.blocks) {
+		return 0
+	}
+	n := o.blocks[ord]
+	if ord < len(o.pending) {
+		n -= o.pending[ord]
+	}
+	for _, lower := range o.lower {
+		if ord < len(lower) {
+			n += lower[ord]
+		}
+	}
+	return int(n)
 }
 
 // beginOutcome begins the outcome of a request that was just booked.

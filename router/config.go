@@ -128,6 +128,9 @@ type Config struct {
 	// the argument's slices.
 	Probe func(context.Context, Probe) []ProbeAnswer
 
+	// ExplainDrift adds the texts around the first different token to [ModelState.Classes]. They are parts of prompts.
+	ExplainDrift bool
+
 	// StrictModels refuses models without a tokenizer, as if they did not exist.
 	StrictModels bool
 
@@ -167,6 +170,8 @@ type Hooks struct {
 	Forgot func()
 	// Observe gets each booked request whose prompt was tokenized exactly, before the decision returns.
 	Observe func(Observation)
+	// Judged gets each changed verdict on the token ids of a model; see package confirm.
+	Judged func(Judgement)
 	// Tell gets each change of the slots of the router's own requests, and first tokens of other
 	// replicas' requests that were noticed here; see [Change].
 	Tell func(Change)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvroute/kvroute/confirm"
 	"github.com/kvroute/kvroute/indexer"
 )
 
@@ -32,6 +33,8 @@ func (r *Router) ExpireEvents() (whose []Worker) {
 func (r *Router) SetEventState(w Worker, state string) {
 	if state == "ok" {
 		state = ""
+	} else {
+		r.confirms.Interrupt(confirm.Worker{ID: w.ID, Rank: w.DPRank})
 	}
 	r.reported(w, func(c *core, _ time.Time, ord int) bool {
 		c.entries[ord].events = state

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvroute/kvroute/confirm"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/scorer"
 )
@@ -57,6 +58,9 @@ func (r *Router) ApplyEvent(w Worker, ev indexer.Event) (known bool) {
 	p := r.owners[w.ID]
 	if p == nil {
 		return false
+	}
+	if p.known.used && !r.conf.NoEvents {
+		r.noteStored(w, &ev)
 	}
 	out, known := p.applyEvent(r.conf.Now(), w, ev)
 	if known {
@@ -148,10 +152,13 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 		changed = old.countNames(old.infoOf(info.ID), -1) || changed
 		if old != p {
 			old.removeWorker(now, info.ID)
+			r.forgetJudgedLocked(info.ID)
 		}
 	}
 	r.owners[info.ID] = p
-	p.setWorker(now, info)
+	for _, w := range p.setWorker(now, info) {
+		r.confirms.Interrupt(confirm.Worker{ID: w.ID, Rank: w.DPRank})
+	}
 	return changed, nil
 }
 
@@ -288,6 +295,7 @@ func (r *Router) removeWorkerLocked(id uint64) {
 	delete(r.faults, id)
 	changed := p.countNames(p.infoOf(id), -1)
 	p.removeWorker(r.conf.Now(), id)
+	r.forgetJudgedLocked(id)
 	if changed {
 		r.renameLocked()
 	}
@@ -424,12 +432,14 @@ func (r *Router) renameLocked() {
 		t.pools = append(t.pools, p)
 		if t.card == nil {
 			t.card = r.cardLocked(p.model, p.card)
+			t.judged = r.judgedLocked(p.model, t.card)
 		}
 		if t.card != nil && p.version != "" {
 			t.card.Prompts.SetEngineVersion(p.version)
 		}
 		models[key.model] = t
 	}
+	maps.DeleteFunc(r.judged, func(model string, _ *judged) bool { return models[model].pools == nil })
 	names := maps.Clone(models)
 	for _, model := range slices.Sorted(maps.Keys(models)) {
 		t := models[model]

@@ -28,6 +28,7 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 		r.endLeg(id, true)
 	}
 	now := r.conf.Now()
+	r.computed(fl.number, by, now)
 	var news, inferred bool
 	var bound SessionBinding
 	fl.pool.update(now, func(c *core) {
@@ -117,6 +118,11 @@ func (r *Router) free(fl flight, id string, by ending) bool {
 		r.endLeg(id, by == endServed)
 	}
 	now := r.conf.Now()
+	if by == endServed {
+		r.computed(fl.number, SignEnd, now)
+	} else {
+		r.confirms.Drop(fl.number)
+	}
 	var silent bool
 	fl.pool.update(now, func(c *core) {
 		if w := c.waiting[id]; w != nil {
@@ -158,11 +164,13 @@ func (r *Router) finish(fl *flight, id string, end later, served bool) {
 	}
 }
 
-// Run calls [Router.Tick] until ctx ends.
+// Run calls [Router.Tick] and [Router.Judge] until ctx ends.
 func (r *Router) Run(ctx context.Context) error {
 	const every = 15 * time.Second // less than the 30 s between two searches for expired slots
 	t := time.NewTicker(every)
 	defer t.Stop()
+	judge := time.NewTicker(time.Second)
+	defer judge.Stop()
 	var due <-chan time.Time
 	if r.conf.InferFirstTokens && r.conf.Queue.Threshold != nil {
 		// Requests in the queue wait for prefills, which may end without any report.
@@ -174,6 +182,8 @@ func (r *Router) Run(ctx context.Context) error {
 			return nil
 		case <-t.C:
 			r.Tick()
+		case <-judge.C:
+			r.Judge()
 		case <-due:
 			now := r.conf.Now()
 			for _, p := range r.allPools() {
@@ -220,6 +230,7 @@ func (r *Router) noteInferred(p *pool, list []slots.Inference) {
 			continue // counted by the replica that booked it
 		}
 		if fl := r.flights.get(i.ID); fl.number == i.Number {
+			r.computed(i.Number, Sign(i.By), i.At)
 			r.note(&fl, later{firstToken: i.At, firstTokenBy: Sign(i.By)})
 		}
 		r.metrics.firstTokens.AddTo(p.labels.signs[Sign(i.By)], 1)

@@ -5,10 +5,12 @@ package router
 import (
 	"context"
 	"errors"
+	"strconv"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvroute/kvroute/confirm"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/tokenizer"
@@ -122,6 +124,7 @@ func (r *Router) observeWith(k *meter.Maker) {
 			o(1, "model", m.Model, "mode", string(m.TokenMode), "reason", m.TokenReason)
 		}
 	})
+	r.observeClasses(k)
 	k.Total("kvroute.router.threshold.skips", "{threshold}", "Thresholds that could not be looked at because a worker's capacity is unknown, by model.", r.perModel(func(c *core) int { return c.skipped }))
 	k.Total("kvroute.router.slots.expired", "{request}", "Slots that nobody owned and nobody freed for 300 s, by model.", r.perModel(func(c *core) int { return c.expired }))
 	k.Total("kvroute.router.index.evicted", "{block}", "Blocks forgotten for lack of room that no event counts, by model and by where they were known from.", r.perIndex(func(i *indexSource) int { return i.evicted() }))
@@ -130,6 +133,50 @@ func (r *Router) observeWith(k *meter.Maker) {
 			o(float64(r.dumps[end].Load()), "outcome", name)
 		}
 	})
+}
+
+// observeClasses makes the instruments that read the verdicts on token ids.
+func (r *Router) observeClasses(k *meter.Maker) {
+	perClass := func(read func(model string, c *confirm.ClassState, o meter.Observe)) func(meter.Observe) {
+		return func(o meter.Observe) {
+			for _, m := range r.Models() {
+				for i := range m.Classes {
+					read(m.Model, &m.Classes[i], o)
+				}
+			}
+		}
+	}
+	k.Gauge("kvroute.confirm.unconfirmed", "{class}", "1 for each class of requests for which workers store other tokens than kvroute makes, else 0, by model.", perClass(func(model string, c *confirm.ClassState, o meter.Observe) {
+		n := 0.
+		if c.Unconfirmed {
+			n = 1
+		}
+		o(n, "model", model, "class", c.Class)
+	}))
+	k.Total("kvroute.confirm.requests", "{request}", "Requests whose blocks were compared with those that their worker stored, by model, class and outcome.", perClass(func(model string, c *confirm.ClassState, o meter.Observe) {
+		for outcome, n := range c.Requests {
+			o(float64(n), "model", model, "class", c.Class, "outcome", outcome)
+		}
+	}))
+	k.Total("kvroute.confirm.blocks", "{block}", "Blocks of these requests that their worker had or stored, or did not, by model, class, worker and version of its engine.", func(o meter.Observe) {
+		versions := r.versions()
+		perClass(func(model string, c *confirm.ClassState, o meter.Observe) {
+			for _, w := range c.Workers {
+				worker, version := strconv.FormatUint(w.ID, 10), versions[w.ID]
+				o(float64(w.Confirmed), "model", model, "class", c.Class, "worker", worker, "rank", strconv.Itoa(int(w.Rank)), "engine_version", version, "outcome", "confirmed")
+				o(float64(w.Unconfirmed), "model", model, "class", c.Class, "worker", worker, "rank", strconv.Itoa(int(w.Rank)), "engine_version", version, "outcome", "unconfirmed")
+			}
+		})(o)
+	})
+}
+
+// versions returns the versions of the workers' engines.
+func (r *Router) versions() map[uint64]string {
+	versions := make(map[uint64]string)
+	for _, p := range r.allPools() {
+		p.each(func(_ int, e *entry) { versions[e.worker.ID] = e.info.EngineVersion })
+	}
+	return versions
 }
 
 // perModel reads a number of each pool, and observes the sums of the models.

@@ -186,16 +186,22 @@ func (p *pool) bound(now time.Time, session uint64) (bound bool) {
 }
 
 // setWorker adds or changes a worker. No event of the worker and no other change of the
-// pool may happen until it returns.
-func (p *pool) setWorker(now time.Time, info *WorkerInfo) {
+// pool may happen until it returns. It returns the ranks that have lost their blocks.
+func (p *pool) setWorker(now time.Time, info *WorkerInfo) (emptied []Worker) {
 	var outdated []int
-	p.read(func(c *core) { outdated = c.outdated(info) })
+	p.read(func(c *core) {
+		outdated = c.outdated(info)
+		for _, ord := range outdated {
+			emptied = append(emptied, c.entries[ord].worker)
+		}
+	})
 	p.purge(outdated)
 	p.update(now, func(c *core) {
 		c.setWorker(info)
 		p.known.begin(c, info)
 		p.updateView(c)
 	})
+	return emptied
 }
 
 // removeWorker removes a worker, under the conditions of setWorker.

@@ -175,6 +175,7 @@ func (r *Router) build(c *Contents, seats []seat, out *Restored) (map[poolKey]*i
 func (r *Router) install(c *Contents, seats []seat, indexes map[poolKey]*indexer.Index, out *Restored) {
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
+	r.confirms.InterruptAll()
 	for i, s := range seats {
 		if s.pool == nil || r.seatOf(c.Holders[i]) == s {
 			continue

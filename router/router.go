@@ -13,6 +13,7 @@ import (
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
+	"github.com/kvroute/kvroute/confirm"
 	"github.com/kvroute/kvroute/scorer"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -23,7 +24,9 @@ type Router struct {
 	metrics *metrics
 	kept    *keptDecisions
 	recent  *beginnings // of booked prompts
-	scratch sync.Pool   // of *scratch
+	// confirms has the booked requests whose blocks the workers' events will show.
+	confirms confirm.Table
+	scratch  sync.Pool // of *scratch
 
 	// names has the pools of each model name. The map is replaced, never changed.
 	names atomic.Pointer[map[string]target]
@@ -35,8 +38,9 @@ type Router struct {
 	// fleet guards the fields below. An event is applied under the read lock, so that its
 	// worker cannot be removed meanwhile.
 	pools  map[poolKey]*pool
-	owners map[uint64]*pool // by worker id
-	cards  map[string]*Card // by name
+	owners map[uint64]*pool   // by worker id
+	cards  map[string]*Card   // by name
+	judged map[string]*judged // by base model
 	// faults has the faults that [Router.SetFaults] was given, by worker id and source.
 	faults map[uint64]map[string][]Fault
 
@@ -61,6 +65,7 @@ func New(conf Config) (*Router, error) {
 		recent:  new(beginnings),
 		pools:   make(map[poolKey]*pool),
 		owners:  make(map[uint64]*pool),
+		judged:  make(map[string]*judged),
 		faults:  make(map[uint64]map[string][]Fault),
 		busy:    make(map[string]*scorer.Thresholds),
 		flights: &flights{byID: make(map[string]flight)},
@@ -127,7 +132,8 @@ type target struct {
 	// adapter is lora if workers registered that adapter. If only the card names it, adapter is
 	// empty: all workers are assumed to have it.
 	adapter string
-	card    *Card // nil if the model has no card
+	card    *Card   // nil if the model has no card
+	judged  *judged // nil if kvroute makes no token ids for the model
 }
 
 // resolve checks the request in s, and finds the pools of its model.
@@ -171,7 +177,7 @@ func (r *Router) answer(ctx context.Context, s *scratch, err error, answer *Deci
 		if r.conf.Hooks.Observe != nil && encoded {
 			r.conf.Hooks.Observe(Observation{
 				ID: req.ID, Card: t.card, Model: p.model, Worker: d.Worker, Group: d.Group, Address: d.Address, Host: d.Host, BlockSize: p.blockSize,
-				Prompt: req.Prompt, IDs: ids,
+				Events: !s.result.booked.unreported, Prompt: req.Prompt, IDs: ids,
 			})
 		}
 	}

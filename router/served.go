@@ -48,6 +48,9 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Avoided
 	}
 	now := r.conf.Now()
 	fl.outcome.change(func(o *Outcome) { o.Answered, o.Status = now, resp.Status })
+	if resp.Nowhere || resp.Local || resp.Status >= 300 {
+		r.confirms.Drop(fl.number)
+	}
 	if resp.Nowhere {
 		return false, nil
 	}
@@ -65,6 +68,7 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Avoided
 	r.metrics.failovers.AddTo(fl.pool.labels.pool, 1)
 	r.note(&fl, later{served: resp.Address})
 	r.guessMoved(now, id, fl, s)
+	r.confirms.Drop(fl.number)
 	r.tellPeers(Change{Kind: SlotMoved, ID: id, Worker: s.worker, CachedTokens: s.cached})
 	return true, s.avoided
 }

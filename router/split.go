@@ -215,6 +215,7 @@ func (r *Router) PrefillFailed(id string) (err error) {
 		return nil
 	}
 	r.endLeg(id, false)
+	r.confirms.Drop(fl.number)
 	computes := false
 	fl.pool.update(r.conf.Now(), func(c *core) {
 		if ord, taken := c.slots.Worker(id); taken && !c.entries[ord].info.takes(whole) {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvroute/kvroute/confirm"
 	"github.com/kvroute/kvroute/scorer"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -218,6 +219,8 @@ type ModelState struct {
 	BlockSizes []int `json:"block_sizes"`
 	TokenState
 	Checks string `json:"checks"` // "unchecked", "agreed", "differs" or "drift": see [tokenizer.Verdict]
+	// Classes are the verdicts on the classes of its requests, by the events of the workers; nil without a tokenizer.
+	Classes []confirm.ClassState `json:"classes,omitempty"`
 }
 
 // TokenState says how the token ids of a model's chats are made. TokenMode and TokenReason
@@ -273,7 +276,8 @@ func (r *Router) Models() []ModelState {
 func (r *Router) modelState(name string, t target) ModelState {
 	s := ModelState{Model: name, Checks: tokenizer.Unchecked.String()}
 	if t.card != nil {
-		s.Checks = t.card.Prompts.Verdict().String()
+		s.Classes = r.classStates(&t)
+		s.Checks = checksOf(t.card.Prompts, s.Classes).String()
 	}
 	reads := false
 	for _, p := range t.pools {

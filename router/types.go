@@ -152,7 +152,7 @@ type WorkerInfo struct {
 	Engine string // vllm, sglang, trtllm or dynamo, in any spelling of package internal/engine; or another name
 	// EngineVersion is the version of the engine, "0.5.23" for instance; "" = unknown. Of a model's workers the last one that
 	// registered a version decides how prompts are made.
-	EngineVersion string
+	EngineVersion string `json:",omitempty"`
 	// ModelCard names the [Card] of its model. Default: the model's name.
 	ModelCard string
 	// KVEvents says in one word how well the worker's cache is known; "" = well. Only shown.
@@ -224,8 +224,10 @@ type Observation struct {
 	Address   netip.AddrPort // of the chosen worker
 	Host      string         // as of [Decision]
 	BlockSize int
-	Prompt    Prompt
-	IDs       []uint32
+	// Events says that the worker's events show which blocks it has.
+	Events bool
+	Prompt Prompt
+	IDs    []uint32
 }
 
 // Prompt is the prompt of a request as raw JSON spans of its body.

@@ -249,8 +249,12 @@ type config struct {
 	StrictModels bool `yaml:"strict-models"`
 
 	// compare the first prompts of each model, of each restarted worker, and few later ones, with the
-	// workers' own token ids; a model whose ids differ is routed in text-block mode
+	// token ids that workers without events return; a model whose ids differ is routed in text-block mode. Of
+	// workers with events, the events confirm the ids
 	VerifyTokenizer bool `yaml:"verify-tokenizer" default:"true"`
+	// where a worker stores other tokens than kvroute makes: log the texts of both around the first different
+	// token, and show them to kvroute doctor. They are parts of prompts
+	ExplainDrift bool `yaml:"explain-drift"`
 
 	// <bytes> of memory for the messages and token ids of recent prompts
 	TokenizerCacheBytes int `yaml:"tokenizer-cache-bytes" own:"yes" default:"67108864" want:"more than 0"`

@@ -354,6 +354,7 @@ func (c *config) routing() (router.Config, error) {
 		GuessTTL:       time.Duration(c.RouterTTLSecs * float64(time.Second)),
 		PredictTTL:     cmp.Or(time.Duration(c.RouterPredictedTTLSecs*float64(time.Second)), -1),
 		StrictModels:   c.StrictModels,
+		ExplainDrift:   c.ExplainDrift,
 		AvoidFailing:   c.AvoidFailing,
 		Seed:           c.Seed,
 		KeepDecisions:  cmp.Or(c.KeepDecisions, -1),

@@ -155,6 +155,7 @@ func (s *server) openRouter() error {
 func (s *server) setHooks(h *router.Hooks) {
 	h.Finished, h.Used = s.finished(), s.outcomes.Used
 	h.Departs, h.Panic, h.Forgot = s.departs, s.panics, s.forgot
+	h.Judged = s.judged
 	h.Answered = func(id uint64) { s.registry.Answered(id) }
 	h.Tell, h.TellSession = s.publishChange(), s.publishSession()
 }

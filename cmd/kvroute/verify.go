@@ -33,8 +33,8 @@ const (
 	restartChecks = 2
 )
 
-// verifier compares kvroute's ids of some requests with those of a worker, after the
-// decision. One goroutine, in run, asks one worker at a time. Requests that come while its
+// verifier compares kvroute's ids of some requests with those of a worker without events, after the
+// decision: events confirm the ids of the others, see package confirm. One goroutine, in run, asks one worker at a time. Requests that come while its
 // queue is full are not checked.
 //
 // A model's verdict is Unchecked at first. Equal ids make it Agreed, different ids behind
@@ -88,7 +88,7 @@ func newVerifier(
 
 // observe queues a request if it is to be checked. It does not block.
 func (v *verifier) observe(o router.Observation) {
-	if o.Group != "" || !canAsk(o.Prompt) || !o.Card.Prompts.AsksAlike(o.Prompt) {
+	if o.Group != "" || o.Events || !canAsk(o.Prompt) || !o.Card.Prompts.AsksAlike(o.Prompt) {
 		return
 	}
 	v.mu.Lock()

@@ -51,7 +51,7 @@ var layers = []layer{
 	}},
 	{"interfaces", []row{
 		{"top", "api outcomes router"},
-		{"doctor", "api replicas router tokenizer internal/engine"},
+		{"doctor", "api confirm replicas router tokenizer internal/engine"},
 		{"api", "dashboard router envoy fleet replicas outcomes internal/engine internal/openai internal/reach"},
 		{"dashboard", ""},
 		{"sidecar", "engines events fleet indexer router internal/engine internal/bus internal/meter internal/reach internal/records internal/silence internal/wire"},
@@ -71,7 +71,7 @@ var layers = []layer{
 		{"internal/openai", "router tokenizer tokenizer/chat internal/jsonscan"},
 	}},
 	{"decisions", []row{
-		{"router", "tokenizer tokenizer/chat scorer slots indexer internal/engine internal/meter"},
+		{"router", "confirm tokenizer tokenizer/chat scorer slots indexer internal/engine internal/meter"},
 	}},
 	{"events of caches", []row{
 		{"engines", "events engines/localindex indexer internal/engine internal/bus internal/meter internal/msgpack internal/reach internal/records internal/wire internal/zmtp"},
@@ -79,6 +79,7 @@ var layers = []layer{
 		{"events", "indexer internal/bus internal/meter internal/msgpack internal/records internal/wire"},
 	}},
 	{"parts of a decision", []row{
+		{"confirm", "indexer tokenizer/chat"},
 		{"scorer", ""},
 		{"slots", ""},
 		{"indexer", ""},
@@ -371,7 +372,7 @@ func TestPackageTableCanFail(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	got := packageTable([]pkg{{ImportPath: module + "/router", Doc: "Package router decides with a|b and [Name]."}})
-	want := "| decisions | `router/` | decides with a\\|b and Name | tokenizer, tokenizer/chat, scorer, slots, indexer, internal/engine, internal/meter |\n"
+	want := "| decisions | `router/` | decides with a\\|b and Name | confirm, tokenizer, tokenizer/chat, scorer, slots, indexer, internal/engine, internal/meter |\n"
 	if !strings.Contains(got, want) {
 		t.Errorf("got %s, want %s", got, want)
 	}

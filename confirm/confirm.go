@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package confirm compares the token ids of requests with the blocks that workers store.
+//
+// A router that makes token ids expects that the worker of a request stores the blocks of its prompt, or has them
+// already. The events of the worker's cache show both. A [Table] remembers the expected blocks of each request until
+// the worker's events had time to arrive. Then it judges the request, and keeps a verdict on each class of
+// requests and each worker.
+//
+// # Guarantees
+//
+// A missing block alone contradicts nothing, since a worker may not have computed the prompt, or may have evicted it.
+// A request is contradicted only if its worker stored, since the request was booked, a sequence of blocks that differs
+// from the prompt at the first missing block or before, and that no other request to that worker explains. The request is not judged if
+// the worker's events are incomplete or if the worker had the missing block since then.
+//
+// A worker that claims other tokens than it served changes the verdict on a class only if no other worker
+// confirms the class.
+//
+// # Invariants
+//
+//   - A request is judged or dropped once. It is then no longer open.
+//   - The hashes of an open request stay in memory: a chunk is used again only when no open request has hashes in it.
+//   - open of a worker and of a chunk is the number of its open requests.
+//   - Memory is bounded, whatever events and requests come: see the constants.
+//
+// # Concurrency
+//
+// A [Table] has no clock and no goroutine. Its methods may be called by any number of goroutines. They hold a lock of
+// the table while no function of the caller runs, and take no other lock.
+package confirm
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
+)
+
+// Worker names one rank of a worker process.
+type Worker struct {
+	ID   uint64
+	Rank uint32
+}
+
+const (
+	// places is the number of requests that are remembered. A later request takes the place of an earlier one.
+	places = 4096
+	// chunkWords and chunks limit the hashes of requests, to 8 MB.
+	chunkWords = 8192
+	chunks     = 128
+	// logHashes and logEvents limit what is remembered of a worker's stored blocks, allHashes of all workers': 8 MB.
+	logHashes = 8192
+	logEvents = 2048
+	allHashes = 1 << 20
+	// maxWorkers limits the workers, maxRows the pairs of worker and class of a model.
+	maxWorkers = 1 << 16
+	maxRows    = 4096
+	// suspects limits the requests whose token ids are kept, idsOfOne the ids of one of them, and allTokens the ids of
+	// stored blocks: 4 MB.
+	suspects  = 16
+	idsOfOne  = 1 << 15
+	allTokens = 1 << 20
+	// chainsOfOne and eventsOfOne limit the work for one judgement.
+	chainsOfOne = 64
+	eventsOfOne = 512
+	// delay is the time from the first token to the first judgement. conclusion is the least time to a judgement
+	// against a request, giveUp the most. unseen is the most time from the booking to the first token.
+	delay      = time.Second
+	conclusion = 2 * time.Second
+	giveUp     = 10 * time.Second
+	unseen     = 10 * time.Minute
+	// generates is for how long a request explains blocks behind its prompt: those of the tokens that it generates.
+	generates = time.Minute
+)
+
+// Request is a request that was booked on a worker.
+type Request struct {
+	Number    uint64 // of the decision: unique and growing
+	Worker    Worker
+	Class     chat.Class
+	BlockSize int
+	// Local are the local hashes of the prompt's blocks that the engine must store; see [Blocks].
+	Local []uint64
+	// Had is how many leading blocks the worker has by its events.
+	Had int
+	// Keyed says that the hashes also depend on a salt or an adapter. Such a request is confirmed or not judged:
+	// an engine may use another salt.
+	Keyed bool
+	// IDs are the token ids. They are copied if the class is suspected.
+	IDs []uint32
+}
+
+// Blocks returns how many blocks of a prompt an engine stores for certain: the block with the last token may be
+// incomplete in some engines.
+func Blocks(tokens, blockSize int) int { return max(0, tokens-1) / blockSize }
+
+// Cache reads what workers have by their events. Its functions are called without a lock, and may be called
+// at the same time.
+type Cache struct {
+	// Held returns the number of leading blocks that a worker has, on any tier. ok is false if its events are
+	// incomplete.
+	Held func(w Worker, model *Model, local []uint64) (n int, ok bool)
+	// AppendChain appends the local hashes of a sequence up to the block that a worker has under an external hash;
+	// none if the worker does not have it.
+	AppendChain func(dst []uint64, w Worker, model *Model, external uint64) []uint64
+}
+
+// Table has the requests that are to be judged, of all models. The zero value is an empty table.
+type Table struct {
+	mu sync.Mutex
+	// mu guards the fields below, and those of the models.
+	slots    []slot // by number; nil before the first request
+	chunks   [chunks]*chunk
+	at       int // the chunk that takes hashes
+	workers  map[Worker]*worker
+	hashes   int // in the logs of all workers
+	suspects int // open requests with ids
+	// tokens are the ids of blocks that workers stored last, of all workers. ends has the end of each event in it.
+	tokens []uint32
+	ends   []int
+}
+
+// slot is the place of a request.
+type slot struct {
+	number uint64 // 0 = empty
+	model  *Model
+	worker *worker
+	local  []uint64 // in a chunk
+	chunk  int
+	age    uint32   // of the chunk when local was written
+	ids    []uint32 // nil unless wanted
+	mark   uint64   // worker.stored at the booking
+	breaks uint32   // worker.breaks at the booking
+	had    int32
+	size   int32 // block size
+	class  chat.Class
+	keyed  bool
+	open   bool
+	late   bool  // its events came after the first judgement
+	booked int64 // unix ns
+	first  int64 // first token; 0 = not yet
+	due    int64 // next judgement
+}
+
+// chunk has the hashes of some requests.
+type chunk struct {
+	words [chunkWords]uint64
+	used  int
+	open  int
+	age   uint32
+}
+
+// worker is what is remembered of a worker. It stays until [Table.Forget].
+type worker struct {
+	Worker
+
+	open   int
+	breaks uint32 // how often events were lost, or the cache was cleared
+	stored uint64 // number of events with stored blocks while requests were open
+	first  uint64 // number of the first event in events
+	events []storedEvent
+	hashes []uint64      // local hashes of the events
+	delay  time.Duration // from a first token to its events, if they were late
+}
+
+// storedEvent is an event of stored blocks.
+type storedEvent struct {
+	parent    uint64
+	hasParent bool
+	from, to  int // in the worker's hashes
+}
+
+// Outcome is what became of a request.
+type Outcome uint8
+
+// The outcomes. All but the first two mean that the request was not judged.
+const (
+	Confirmed Outcome = iota
+	Unmatched         // the worker stored other blocks
+	Cancelled         // the request was cancelled, failed, or went to another worker
+	Lost              // events of the worker are missing, or its cache was cleared
+	Evicted           // the missing block was evicted
+	Unseen            // the worker stored no other block in the place of the missing one
+	Full              // no room, or no first token for 10 minutes
+	outcomes          // the number of outcomes
+	undecided = outcomes
+)
+
+// String returns the name of the outcome.
+func (o Outcome) String() string {
+	return [...]string{"confirmed", "unconfirmed", "cancelled", "lost", "evicted", "unseen", "full", ""}[o]
+}
+
+// Expect remembers a request. now is the time of its booking.
+func (t *Table) Expect(now time.Time, m *Model, r *Request) {
+	if len(r.Local) == 0 {
+		return
+	}
+	local := r.Local[:min(len(r.Local), chunkWords)]
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.slots == nil {
+		t.slots, t.workers = make([]slot, places), make(map[Worker]*worker)
+	}
+	s := &t.slots[r.Number%places]
+	if s.open {
+		t.end(s, Full)
+	}
+	*s = slot{}
+	w := t.workers[r.Worker]
+	if w == nil {
+		if len(t.workers) >= maxWorkers {
+			m.count(r.Class, Full)
+			return
+		}
+		w = &worker{Worker: r.Worker}
+		t.workers[r.Worker] = w
+	}
+	c := t.room(len(local))
+	if c == nil {
+		m.count(r.Class, Full)
+		return
+	}
+	from := c.used
+	c.used += copy(c.words[from:], local)
+	c.open++
+	w.open++
+	*s = slot{
+		number: r.Number, model: m, worker: w, local: c.words[from:c.used:c.used], chunk: t.at, age: c.age,
+		mark: w.stored, breaks: w.breaks, had: int32(r.Had), size: int32(r.BlockSize), class: r.Class, keyed: r.Keyed,
+		open: true, booked: now.UnixNano(),
+	}
+	if m.class(r.Class).suspected() && t.suspects < suspects && 0 < len(r.IDs) && len(r.IDs) <= idsOfOne {
+		s.ids = slices.Clone(r.IDs)
+		t.suspects++
+	}
+}
+
+// room returns a chunk with room for some hashes, as t.at. It returns nil if all chunks have open requests.
+func (t *Table) room(n int) *chunk {
+	for i := range chunks {
+		at := (t.at + i) % chunks
+		c := t.chunks[at]
+		switch {
+		case c == nil:
+			c = new(chunk)
+			t.chunks[at] = c
+		case i > 0 && c.open == 0: // used again
+			c.used = 0
+			c.age++
+		}
+		if chunkWords-c.used >= n {
+			t.at = at
+			return c
+		}
+	}
+	return nil
+}
+
+// end ends a request with an outcome.
+func (t *Table) end(s *slot, o Outcome) {
+	s.open = false
+	t.chunks[s.chunk].open--
+	if s.worker.open--; s.worker.open == 0 {
+		t.dropLog(s.worker)
+	}
+	if s.ids != nil {
+		s.ids = nil
+		t.suspects--
+	}
+	s.model.count(s.class, o)
+}
+
+// find returns the slot of an open request, or nil.
+func (t *Table) find(number uint64) *slot {
+	if t.slots == nil {
+		return nil
+	}
+	if s := &t.slots[number%places]; s.number == number && s.open {
+		return s
+	}
+	return nil
+}
+
+// FirstToken notes the first token of a request, or its end: the worker has computed the prompt by then. A
+// repetition has no effect.
+func (t *Table) FirstToken(number uint64, at time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.find(number); s != nil && s.first == 0 {
+		s.first = at.UnixNano()
+		s.due = s.first + int64(delay)
+	}
+}
+
+// Drop forgets a request that its worker may not have computed.
+func (t *Table) Drop(number uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.find(number); s != nil {
+		t.end(s, Cancelled)
+	}
+}
+
+// Interrupt notes that events of a worker are missing, or that its cache was cleared: its open requests are not
+// contradicted.
+func (t *Table) Interrupt(of Worker) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if w := t.workers[of]; w != nil {
+		w.breaks++
+	}
+}
+
+// InterruptAll is [Table.Interrupt] for all workers.
+func (t *Table) InterruptAll() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, w := range t.workers {
+		w.breaks++
+	}
+}
+
+// Forget forgets a worker process, with all ranks, in all models.
+func (t *Table) Forget(id uint64, models ...*Model) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.slots {
+		if s := &t.slots[i]; s.number != 0 && s.worker.ID == id {
+			if s.open {
+				t.end(s, Cancelled)
+			}
+			*s = slot{}
+		}
+	}
+	maps.DeleteFunc(t.workers, func(of Worker, _ *worker) bool { return of.ID == id })
+	for _, m := range models {
+		m.forget(id)
+	}
+}
+
+// Stored notes blocks that a worker stored. Call it before the index has them.
+func (t *Table) Stored(of Worker, ev *indexer.Event) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	w := t.workers[of]
+	if w == nil || w.open == 0 || len(ev.Blocks) == 0 {
+		return
+	}
+	w.stored++
+	n := len(ev.Blocks)
+	if len(w.events) >= logEvents || len(w.hashes)+n > logHashes {
+		t.shorten(w)
+	}
+	if n > logHashes/2 || t.hashes+n > allHashes {
+		t.dropLog(w)
+		return
+	}
+	from := len(w.hashes)
+	for i := range ev.Blocks {
+		w.hashes = append(w.hashes, ev.Blocks[i].Local)
+	}
+	t.hashes += n
+	w.events = append(w.events, storedEvent{ev.Parent, ev.HasParent, from, len(w.hashes)})
+}
+
+// shorten removes the older half of a worker's log.
+func (t *Table) shorten(w *worker) {
+	half := len(w.events) / 2
+	if half == 0 {
+		t.dropLog(w)
+		return
+	}
+	from := w.events[half].from
+	t.hashes -= from
+	w.hashes = w.hashes[:copy(w.hashes, w.hashes[from:])]
+	w.events = w.events[:copy(w.events, w.events[half:])]
+	for i := range w.events {
+		w.events[i].from -= from
+		w.events[i].to -= from
+	}
+	w.first += uint64(half)
+}
+
+// dropLog empties a worker's log.
+func (t *Table) dropLog(w *worker) {
+	t.hashes -= len(w.hashes)
+	w.first = w.stored
+	w.events, w.hashes = w.events[:0], w.hashes[:0]
+	if cap(w.hashes) > logHashes/4 {
+		w.hashes = nil
+	}
+}
+
+// StoredTokens notes the token ids of blocks that a worker stored, as the engine names them. They are copied.
+func (t *Table) StoredTokens(ids []uint32) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(ids) > allTokens/4 {
+		return
+	}
+	if len(t.tokens)+len(ids) > allTokens { // the older half is dropped
+		half, _ := slices.BinarySearch(t.ends, len(t.tokens)/2)
+		from := t.ends[half]
+		t.tokens = t.tokens[:copy(t.tokens, t.tokens[from:])]
+		t.ends = t.ends[:copy(t.ends, t.ends[half+1:])]
+		for i := range t.ends {
+			t.ends[i] -= from
+		}
+	}
+	t.tokens = append(t.tokens, ids...)
+	t.ends = append(t.ends, len(t.tokens))
+}
+
+// blockOf returns the token ids of a stored block with a local hash, or nil. It is slow.
+func (t *Table) blockOf(local uint64, size int) []uint32 {
+	var hashes []uint64
+	from := 0
+	for _, end := range t.ends {
+		hashes = indexer.AppendLocalHashes(hashes[:0], t.tokens[from:end], size, indexer.Seed("", ""))
+		if at := slices.Index(hashes, local); at >= 0 {
+			return slices.Clone(t.tokens[from+at*size:][:size])
+		}
+		from = end
+	}
+	return nil
+}

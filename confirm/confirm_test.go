@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package confirm_test
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/confirm"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
+)
+
+const blockSize = 4
+
+// class is the class of a request in these tests; others are classes beside it.
+const class, otherClass = chat.Class(32), chat.Class(33)
+
+// fleet is a table with simulated workers on a virtual clock. A worker stores the blocks of the tokens that
+// the engine makes, which may be other ones than kvroute's.
+type fleet struct {
+	t       *testing.T
+	table   confirm.Table
+	model   *confirm.Model
+	index   *indexer.Index
+	now     time.Time
+	number  uint64
+	workers []*simWorker
+	changes []confirm.Change
+	tokens  bool // events have token ids
+}
+
+type simWorker struct {
+	confirm.Worker
+
+	parents map[uint64]uint64 // of the blocks that it has, by sequence hash; 0 = none
+	order   []uint64          // the blocks, the least recently stored first
+	room    int               // blocks; 0 = no limit
+	mute    bool              // its events are lost
+	unsure  bool              // its rank is not ok
+}
+
+func newFleet(t *testing.T, workers int) *fleet {
+	t.Helper()
+	f := &fleet{t: t, model: confirm.NewModel("m"), index: indexer.New(indexer.Config{}), now: time.Unix(1000, 0), tokens: true}
+	for i := range workers {
+		f.workers = append(f.workers, &simWorker{Worker: confirm.Worker{ID: uint64(i)}, parents: map[uint64]uint64{}})
+	}
+	return f
+}
+
+func (f *fleet) apply(w *simWorker, ev indexer.Event) {
+	if w.mute {
+		return
+	}
+	switch ev.Kind {
+	case indexer.Stored:
+		f.table.Stored(w.Worker, &ev)
+	case indexer.Cleared:
+		f.table.Interrupt(w.Worker)
+	case indexer.Removed:
+	}
+	f.index.Apply(int(w.ID), ev)
+}
+
+// compute has a worker compute a prompt: it stores the blocks that it does not have, in events of a few blocks, and
+// removes old ones.
+func (f *fleet) compute(w *simWorker, ids []uint32) {
+	local := indexer.AppendLocalHashes(nil, ids, blockSize, indexer.Seed("", ""))
+	chain := indexer.AppendSequenceHashes(nil, local)
+	for i := 0; i < len(chain); {
+		if _, has := w.parents[chain[i]]; has {
+			i++
+			continue
+		}
+		to := min(i+3, len(chain)) // an engine evicts the ends of chains first, so it has none of these
+		ev := indexer.Event{Kind: indexer.Stored}
+		if i > 0 {
+			ev.HasParent, ev.Parent = true, chain[i-1]
+		}
+		for k := i; k < to; k++ {
+			w.parents[chain[k]] = 0
+			if k > 0 {
+				w.parents[chain[k]] = chain[k-1]
+			}
+			w.order = append(w.order, chain[k])
+			ev.Blocks = append(ev.Blocks, indexer.Block{External: chain[k], Local: local[k]})
+		}
+		if f.apply(w, ev); f.tokens && !w.mute {
+			f.table.StoredTokens(ids[i*blockSize : to*blockSize])
+		}
+		i = to
+	}
+	for w.room > 0 && len(w.order) > w.room {
+		f.evict(w, 0)
+	}
+}
+
+// evict removes the block at a place of the order, or a block behind it that is the end of a chain.
+func (f *fleet) evict(w *simWorker, at int) {
+	block := w.order[at]
+	for more := true; more; {
+		more = false
+		for child, parent := range w.parents {
+			if parent == block {
+				block, more = child, true
+				break
+			}
+		}
+	}
+	at = slices.Index(w.order, block)
+	w.order = slices.Delete(w.order, at, at+1)
+	delete(w.parents, block)
+	f.apply(w, indexer.Event{Kind: indexer.Removed, Externals: []uint64{block}})
+}
+
+func (f *fleet) clear(w *simWorker) {
+	w.parents, w.order, w.unsure = map[uint64]uint64{}, nil, false
+	f.apply(w, indexer.Event{Kind: indexer.Cleared})
+}
+
+// heldBy returns the leading blocks of a worker.
+func (f *fleet) heldBy(w confirm.Worker, local []uint64) int {
+	device := make([]int32, len(f.workers))
+	f.index.Match(device, local)
+	return int(device[w.ID])
+}
+
+// expect books a request with kvroute's ids.
+func (f *fleet) expect(w *simWorker, c chat.Class, ids []uint32) (number uint64) {
+	f.number++
+	local := indexer.AppendLocalHashes(nil, ids, blockSize, indexer.Seed("", ""))
+	local = local[:confirm.Blocks(len(ids), blockSize)]
+	f.table.Expect(f.now, f.model, &confirm.Request{
+		Number: f.number, Worker: w.Worker, Class: c, BlockSize: blockSize, Local: local, Had: f.heldBy(w.Worker, local), IDs: ids,
+	})
+	return f.number
+}
+
+// pass lets time pass, with a judgement each second.
+func (f *fleet) pass(d time.Duration) {
+	for end := f.now.Add(d); f.now.Before(end); {
+		f.now = f.now.Add(time.Second)
+		f.changes = append(f.changes, f.table.Judge(f.now, confirm.Cache{
+			Held: func(w confirm.Worker, _ *confirm.Model, local []uint64) (int, bool) {
+				return f.heldBy(w, local), !f.workers[w.ID].unsure
+			},
+			AppendChain: func(dst []uint64, w confirm.Worker, _ *confirm.Model, external uint64) []uint64 {
+				return f.index.AppendChain(dst, int(w.ID), external)
+			},
+		})...)
+	}
+}
+
+// request serves a request: kvroute makes ours, the engine theirs.
+func (f *fleet) request(w *simWorker, c chat.Class, ours, theirs []uint32) {
+	n := f.expect(w, c, ours)
+	f.compute(w, theirs)
+	f.table.FirstToken(n, f.now)
+}
+
+// seen returns how many requests of a class had an outcome.
+func (f *fleet) seen(c chat.Class, o confirm.Outcome) int {
+	for _, s := range f.table.States(f.model) {
+		if s.Class == c.String() {
+			return int(s.Requests[o.String()])
+		}
+	}
+	return 0
+}
+
+// prompt returns n tokens that begin with a common prefix of some length, and go on randomly.
+func prompt(rng *rand.Rand, n, common int) (ids []uint32) {
+	for i := range n {
+		if i < common {
+			ids = append(ids, uint32(i))
+		} else {
+			ids = append(ids, 1000+rng.Uint32N(1000))
+		}
+	}
+	return ids
+}
+
+// broken is what an engine makes of kvroute's ids if one conversion differs: from a position on.
+func broken(ids []uint32, at int) []uint32 {
+	return slices.Insert(slices.Clone(ids), at, 7)
+}
+
+// A class whose prompts differ is found within ten requests, wherever they differ, with the token. Other classes
+// keep their verdict. When the engine agrees again, so does the verdict.
+func TestDifferentClassIsFound(t *testing.T) {
+	for _, at := range []int{0, 1, 15, 16, 22, 41} {
+		rng := rand.New(rand.NewPCG(1, uint64(at)))
+		f := newFleet(t, 2)
+		requests := 0
+		for len(f.changes) == 0 {
+			if requests++; requests > 10 {
+				t.Fatalf("position %d: not found by %d requests", at, requests)
+			}
+			w := f.workers[requests%2]
+			ids := prompt(rng, 60, 22)
+			f.request(w, class, ids, broken(ids, at))
+			plain := prompt(rng, 70, 22)
+			f.request(w, otherClass, plain[:50], plain[:50])
+			f.request(w, otherClass, plain, plain)
+			f.pass(4 * time.Second)
+		}
+		// The ids of the requests before the first contradiction are not known.
+		ids := prompt(rng, 60, 22)
+		f.request(f.workers[0], class, ids, broken(ids, at))
+		f.pass(4 * time.Second)
+		last := f.changes[len(f.changes)-1]
+		if first := f.changes[0]; first.Kind != confirm.ClassUnconfirmed || first.Class != class || first.Block != at/blockSize || last.Class != class {
+			t.Fatalf("position %d: changes %+v", at, f.changes)
+		}
+		for _, s := range f.table.States(f.model) {
+			if s.Unconfirmed != (s.Class == class.String()) || s.Unconfirmed && (s.Position != at || s.Difference.Theirs == nil) {
+				t.Errorf("position %d: %+v", at, s)
+			}
+		}
+		f.changes = nil
+		for i := range 5 {
+			ids := prompt(rng, 60, 22)
+			f.request(f.workers[i%2], class, ids, ids)
+			f.pass(4 * time.Second)
+		}
+		if len(f.changes) != 1 || f.changes[0].Kind != confirm.ClassConfirmed || f.changes[0].Class != class {
+			t.Errorf("position %d: after five equal ones: %+v", at, f.changes)
+		}
+	}
+}
+
+// Events without token ids name the block and no token.
+func TestHashesAlone(t *testing.T) {
+	f := newFleet(t, 1)
+	f.tokens = false
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 6 {
+		ids := prompt(rng, 60, 10)
+		f.request(f.workers[0], class, ids, broken(ids, 30))
+		f.pass(4 * time.Second)
+	}
+	if len(f.changes) != 1 || f.changes[0].Kind != confirm.ClassUnconfirmed || f.changes[0].Block != 7 || f.changes[0].Position != -1 {
+		t.Errorf("changes %+v", f.changes)
+	}
+}
+
+// A worker that claims other tokens than it served is named, in whatever order the requests come, and the class
+// is confirmed by the others.
+func TestHostileWorker(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		f := newFleet(t, 4)
+		for range 60 {
+			w := f.workers[rng.IntN(len(f.workers))]
+			ids := prompt(rng, 60, 10)
+			theirs := ids
+			if w.ID == 2 {
+				theirs = prompt(rng, 60, 3)
+			}
+			f.request(w, class, ids, theirs)
+			f.pass(4 * time.Second)
+		}
+		s := f.table.States(f.model)
+		if len(s) != 1 || s[0].Unconfirmed || len(s[0].Workers) != 4 {
+			t.Fatalf("seed %d: %+v", seed, s)
+		}
+		for _, w := range s[0].Workers {
+			if w.Named != (w.ID == 2) || (w.Unconfirmed > 0) != (w.ID == 2) {
+				t.Errorf("seed %d: worker %+v", seed, w)
+			}
+		}
+		// It is no longer named when it serves what it claims.
+		for range 8 {
+			ids := prompt(rng, 60, 10)
+			f.request(f.workers[2], class, ids, ids)
+			f.pass(4 * time.Second)
+		}
+		if last := f.changes[len(f.changes)-1]; last.Kind != confirm.WorkerCleared || last.Worker.ID != 2 {
+			t.Errorf("seed %d: last change %+v", seed, last)
+		}
+	}
+}
+
+// What is not judged, and why. Each request would be contradicted otherwise: the worker stores another block.
+func TestNotJudged(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 4))
+	for _, c := range []struct {
+		name    string
+		before  func(f *fleet, w *simWorker, ids []uint32)
+		after   func(f *fleet, w *simWorker, number uint64, ids []uint32)
+		outcome confirm.Outcome
+	}{
+		{"cancelled", nil, func(f *fleet, _ *simWorker, n uint64, _ []uint32) { f.table.Drop(n) }, confirm.Cancelled},
+		{"lost events", nil, func(f *fleet, w *simWorker, _ uint64, _ []uint32) { f.table.Interrupt(w.Worker) }, confirm.Lost},
+		{"a rank that is not ok", nil, func(_ *fleet, w *simWorker, _ uint64, _ []uint32) { w.unsure = true }, confirm.Lost},
+		{"all interrupted", nil, func(f *fleet, _ *simWorker, _ uint64, _ []uint32) { f.table.InterruptAll() }, confirm.Lost},
+		{"evicted after it was stored", nil, func(f *fleet, w *simWorker, _ uint64, ids []uint32) {
+			f.compute(w, ids)
+			for len(w.order) > 0 {
+				f.evict(w, 0)
+			}
+		}, confirm.Evicted},
+		{"evicted after it was found", func(f *fleet, w *simWorker, ids []uint32) { f.compute(w, ids) }, func(f *fleet, w *simWorker, _ uint64, _ []uint32) {
+			for len(w.order) > 0 {
+				f.evict(w, 0)
+			}
+		}, confirm.Evicted},
+		{"a full log", nil, func(f *fleet, w *simWorker, _ uint64, _ []uint32) {
+			for range 1000 {
+				f.compute(w, prompt(rng, 100, 0))
+			}
+		}, confirm.Full},
+	} {
+		f := newFleet(t, 1)
+		w, ids := f.workers[0], prompt(rng, 40, 8)
+		if c.before != nil {
+			c.before(f, w, ids)
+		}
+		n := f.expect(w, class, ids)
+		f.compute(w, broken(ids, 20))
+		f.table.FirstToken(n, f.now)
+		c.after(f, w, n, ids)
+		f.pass(15 * time.Second)
+		if got := f.seen(class, c.outcome); got != 1 || f.seen(class, confirm.Unmatched) > 0 {
+			t.Errorf("%s: %+v, want 1 %s", c.name, f.table.States(f.model), c.outcome)
+		}
+	}
+	// A worker that stores nothing, and one whose other block is that of another request, contradict nothing.
+	f := newFleet(t, 1)
+	w := f.workers[0]
+	n := f.expect(w, class, prompt(rng, 40, 8))
+	ids := prompt(rng, 40, 8)
+	other := f.expect(w, otherClass, ids)
+	f.compute(w, slices.Concat(ids, prompt(rng, 30, 0))) // with what it generates
+	f.table.FirstToken(n, f.now)
+	f.table.FirstToken(other, f.now)
+	f.pass(5 * time.Second)
+	if f.seen(class, confirm.Unseen) != 1 || f.seen(otherClass, confirm.Confirmed) != 1 {
+		t.Errorf("%+v", f.table.States(f.model))
+	}
+	// Neither does a request whose hashes depend on a salt.
+	ids = prompt(rng, 40, 8)
+	local := indexer.AppendLocalHashes(nil, ids, blockSize, indexer.Seed("", "salt"))
+	f.table.Expect(f.now, f.model, &confirm.Request{Number: 1 << 40, Worker: w.Worker, Class: chat.Class(40), BlockSize: blockSize, Local: local, Keyed: true})
+	f.compute(w, ids)
+	f.table.FirstToken(1<<40, f.now)
+	f.pass(5 * time.Second)
+	if f.seen(chat.Class(40), confirm.Unseen) != 1 {
+		t.Errorf("%+v", f.table.States(f.model))
+	}
+}
+
+// Late events are waited for, and the wait grows with a worker's delay.
+func TestLateEvents(t *testing.T) {
+	f := newFleet(t, 1)
+	rng := rand.New(rand.NewPCG(1, 5))
+	w := f.workers[0]
+	for i, delay := range []time.Duration{0, 500 * time.Millisecond, 1500 * time.Millisecond, 3 * time.Second, 7 * time.Second, 7 * time.Second} {
+		ids, foreign := prompt(rng, 40, 8), prompt(rng, 40, 8)
+		n := f.expect(w, class, ids)
+		f.table.FirstToken(n, f.now)
+		f.compute(w, foreign) // the events of a request that kvroute did not route are first
+		f.pass(delay)
+		f.compute(w, ids)
+		f.pass(12 * time.Second)
+		if got := f.seen(class, confirm.Confirmed); got != i+1 {
+			t.Errorf("a delay of %v: %+v", delay, f.table.States(f.model))
+		}
+	}
+}
+
+// No request of an engine that makes kvroute's ids is contradicted, whatever happens to workers and events; and of
+// those that the engine makes otherwise some are, and no others.
+func TestNoFalseAlarm(t *testing.T) {
+	found := 0
+	for seed := range uint64(60) {
+		rng := rand.New(rand.NewPCG(seed, 6))
+		f := newFleet(t, 1+rng.IntN(3))
+		differ := seed%2 == 1
+		open := map[uint64]bool{}
+		var turns [][]uint32
+		for _, w := range f.workers {
+			w.room = []int{0, 40, 300}[rng.IntN(3)]
+		}
+		for step := range 600 {
+			w := f.workers[rng.IntN(len(f.workers))]
+			switch n := rng.IntN(100); {
+			case n < 60:
+				ids := prompt(rng, 5+rng.IntN(60), rng.IntN(30))
+				if len(turns) > 0 && rng.IntN(2) == 0 { // the next turn of a chat, or the same prompt again
+					ids = slices.Concat(turns[rng.IntN(len(turns))], prompt(rng, rng.IntN(20), 0))
+				}
+				c, theirs := class, slices.Concat(ids, prompt(rng, rng.IntN(10), 0))
+				if differ && rng.IntN(3) == 0 {
+					c, theirs = otherClass, broken(theirs, rng.IntN(len(ids)))
+				} else if turns = append(turns, ids); len(turns) > 20 {
+					turns = turns[1:]
+				}
+				number := f.expect(w, c, ids)
+				switch rng.IntN(10) {
+				case 0: // cancelled before it is computed
+					f.table.Drop(number)
+				case 1: // lost
+					w.mute = true
+					f.compute(w, theirs)
+					w.mute = false
+					w.unsure = true
+					f.table.Interrupt(w.Worker)
+					f.table.FirstToken(number, f.now)
+				case 2: // computed later
+					open[number] = true
+					f.compute(w, theirs)
+				default:
+					f.compute(w, theirs)
+					f.table.FirstToken(number, f.now)
+				}
+			case n < 70: // a request that kvroute did not route
+				f.compute(w, prompt(rng, 5+rng.IntN(60), rng.IntN(30)))
+			case n < 75:
+				for number := range open {
+					f.table.FirstToken(number, f.now)
+					delete(open, number)
+				}
+			case n < 80 && len(w.order) > 0:
+				f.evict(w, rng.IntN(len(w.order)))
+			case n == 81 || n == 83 && w.unsure:
+				f.clear(w)
+			case n == 82:
+				f.table.Forget(w.ID, f.model)
+				f.clear(w)
+			default:
+				f.pass(time.Second)
+			}
+			if got := f.seen(class, confirm.Unmatched); got > 0 {
+				t.Fatalf("seed %d: step %d: a false alarm: %+v", seed, step, f.table.States(f.model))
+			}
+		}
+		for _, c := range f.changes {
+			if c.Class != otherClass || !differ {
+				t.Errorf("seed %d: %+v", seed, c)
+			}
+		}
+		found += f.seen(otherClass, confirm.Unmatched)
+		if f.seen(class, confirm.Confirmed) < 50 {
+			t.Errorf("seed %d: %+v", seed, f.table.States(f.model))
+		}
+		if err := f.table.Check(); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+	}
+	if found < 50 {
+		t.Errorf("%d requests were contradicted, want at least 50", found)
+	}
+}
+
+// Memory stays bounded for requests that are never served, all classes and many workers, and later requests are
+// judged nevertheless.
+func TestBounds(t *testing.T) {
+	f := newFleet(t, 1)
+	long := make([]uint64, 3000)
+	for n := range uint64(20_000) {
+		f.number++
+		f.table.Expect(f.now, f.model, &confirm.Request{
+			Number: f.number, Worker: confirm.Worker{ID: n % 5000}, Class: chat.Class(n), BlockSize: blockSize, Local: long, IDs: make([]uint32, 10),
+		})
+		if n%1000 == 0 {
+			if err := f.table.Check(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	ev := indexer.Event{Kind: indexer.Stored, Blocks: make([]indexer.Block, 100)}
+	for n := range 200_000 {
+		f.table.Stored(confirm.Worker{ID: uint64(n % 5000)}, &ev)
+	}
+	for range 1000 {
+		f.table.StoredTokens(make([]uint32, 3001))
+	}
+	if err := f.table.Check(); err != nil {
+		t.Fatal(err)
+	}
+	f.now = f.now.Add(time.Hour) // none of them had a first token
+	f.pass(time.Second)
+	ids := prompt(rand.New(rand.NewPCG(1, 7)), 40, 0)
+	f.request(f.workers[0], class, ids, ids)
+	f.pass(4 * time.Second)
+	if f.seen(class, confirm.Confirmed) != 1 {
+		t.Errorf("%+v", f.table.States(f.model))
+	}
+	if err := f.table.Check(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func BenchmarkRequest(b *testing.B) {
+	f := newFleet(&testing.T{}, 1)
+	ids := prompt(rand.New(rand.NewPCG(1, 8)), 2000, 0)
+	local := indexer.AppendLocalHashes(nil, ids, 16, indexer.Seed("", ""))
+	w := f.workers[0]
+	f.compute(w, ids[:4])
+	for b.Loop() {
+		f.number++
+		f.table.Expect(f.now, f.model, &confirm.Request{Number: f.number, Worker: w.Worker, Class: class, BlockSize: 16, Local: local, Had: 3, IDs: ids})
+		f.table.FirstToken(f.number, f.now)
+		f.table.FirstToken(f.number, f.now)
+		if f.number%64 == 0 {
+			f.table.Judge(f.now.Add(3*time.Second), confirm.Cache{Held: func(confirm.Worker, *confirm.Model, []uint64) (int, bool) { return len(local), true }})
+		}
+	}
+}

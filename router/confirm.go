@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"slices"
+	"time"
+
+	"github.com/kvroute/kvroute/confirm"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+// judged is the verdict on the token ids of one model. A model whose files are read again gets another one.
+type judged struct {
+	prompts *tokenizer.Model
+	model   *confirm.Model
+}
+
+// Judgement is a changed verdict on the token ids of a model.
+type Judgement struct {
+	confirm.Change
+
+	Prompts *tokenizer.Model
+}
+
+// judgedLocked returns the verdict on a model; nil if kvroute makes no ids for it.
+func (r *Router) judgedLocked(model string, card *Card) *judged {
+	if card == nil || card.Prompts == nil {
+		delete(r.judged, model)
+		return nil
+	}
+	j := r.judged[model]
+	if j == nil || j.prompts != card.Prompts {
+		j = &judged{card.Prompts, confirm.NewModel(model)}
+		r.judged[model] = j
+	}
+	return j
+}
+
+// forgetJudgedLocked forgets the requests and the verdicts of a worker.
+func (r *Router) forgetJudgedLocked(id uint64) {
+	models := make([]*confirm.Model, 0, len(r.judged))
+	for _, j := range r.judged {
+		models = append(models, j.model)
+	}
+	r.confirms.Forget(id, models...)
+}
+
+// heldBuffer is memory of [known.held].
+type heldBuffer [4][]int32
+
+// held is [overlap.held] for a prompt with these local hashes.
+func (k *known) held(ord int, local []uint64, b *heldBuffer) (n int) {
+	for i := range b {
+		b[i] = resize(b[i], ord+1)
+	}
+	k.index().FindMatches(&indexer.Matches{Device: b[0], Lower: [3][]int32(b[1:])}, local)
+	for i := range b {
+		n += int(b[i][ord])
+	}
+	return n
+}
+
+// rankOf returns the pool and the ordinal of a worker of a model; sure is false if its events are incomplete.
+func (r *Router) rankOf(w confirm.Worker, model string) (p *pool, ord int, sure bool) {
+	r.fleet.RLock()
+	p = r.owners[w.ID]
+	r.fleet.RUnlock()
+	if p == nil || p.model != model {
+		return nil, 0, false
+	}
+	known := false
+	p.read(func(c *core) {
+		if ord, known = c.find(Worker{w.ID, w.Rank}); known {
+			sure = c.entries[ord].events == ""
+		}
+	})
+	if !known {
+		return nil, 0, false
+	}
+	return p, ord, sure
+}
+
+// Judge judges the requests whose worker's events had time to arrive; see package confirm. [Router.Run] calls it
+// each second.
+func (r *Router) Judge() {
+	var buffer heldBuffer
+	cache := confirm.Cache{
+		Held: func(w confirm.Worker, m *confirm.Model, local []uint64) (int, bool) {
+			p, ord, sure := r.rankOf(w, m.Name)
+			if p == nil {
+				return 0, false
+			}
+			return p.known.held(ord, local, &buffer), sure
+		},
+		AppendChain: func(dst []uint64, w confirm.Worker, m *confirm.Model, external uint64) []uint64 {
+			p, ord, _ := r.rankOf(w, m.Name)
+			if p == nil {
+				return dst
+			}
+			return p.known.index().AppendChain(dst, ord, external)
+		},
+	}
+	for _, change := range r.confirms.Judge(r.conf.Now(), cache) {
+		r.fleet.RLock()
+		j := r.judged[change.Model.Name]
+		r.fleet.RUnlock()
+		if j == nil || j.model != change.Model {
+			continue // the model's files were read again
+		}
+		switch change.Kind {
+		case confirm.ClassUnconfirmed, confirm.ClassConfirmed:
+			j.prompts.SetConfirmed(change.Class, change.Kind == confirm.ClassConfirmed)
+		case confirm.Located, confirm.WorkerNamed, confirm.WorkerCleared:
+		}
+		if r.conf.Hooks.Judged != nil {
+			r.conf.Hooks.Judged(Judgement{change, j.prompts})
+		}
+	}
+}
+
+// computed notes the first token of a request, or its end. With some signs the prompt may not be computed yet.
+func (r *Router) computed(number uint64, by Sign, at time.Time) {
+	if by != SignHeaders && by != SignRate {
+		r.confirms.FirstToken(number, at)
+	}
+}
+
+// noteStored notes an event for the requests that are to be judged.
+func (r *Router) noteStored(w Worker, ev *indexer.Event) {
+	switch of := (confirm.Worker{ID: w.ID, Rank: w.DPRank}); ev.Kind {
+	case indexer.Stored:
+		r.confirms.Stored(of, ev)
+	case indexer.Cleared:
+		r.confirms.Interrupt(of)
+	case indexer.Removed:
+	}
+}
+
+// StoredTokens notes the engine's token ids of blocks that a worker stored. They are copied.
+func (r *Router) StoredTokens(ids []uint32) { r.confirms.StoredTokens(ids) }
+
+// classStates returns the verdicts on the classes of a model; nil if kvroute makes no ids for it.
+func (r *Router) classStates(t *target) []confirm.ClassState {
+	if t.judged == nil {
+		return nil
+	}
+	states := r.confirms.States(t.judged.model)
+	if r.conf.ExplainDrift {
+		decode := func(ids []uint32) string { return string(t.judged.prompts.Tokenizer().Decode(nil, ids)) }
+		for i := range states {
+			s := &states[i]
+			s.Ours, s.Theirs = decode(s.Difference.Ours), decode(s.Difference.Theirs)
+		}
+	}
+	return states
+}
+
+// checksOf returns the result of comparisons of a model's ids: by the events of its workers, or else by a worker's
+// answers.
+func checksOf(prompts *tokenizer.Model, classes []confirm.ClassState) tokenizer.Verdict {
+	differ, compared := 0, 0
+	for i := range classes {
+		c := &classes[i]
+		if c.Unconfirmed {
+			differ++
+		}
+		if c.Unconfirmed || c.Requests[confirm.Confirmed.String()] > 0 {
+			compared++
+		}
+	}
+	named := slices.ContainsFunc(classes, func(c confirm.ClassState) bool {
+		return slices.ContainsFunc(c.Workers, func(w confirm.WorkerState) bool { return w.Named })
+	})
+	switch {
+	case compared == 0:
+		return prompts.Verdict()
+	case differ == compared:
+		return tokenizer.DriftSeen
+	case differ > 0 || named:
+		return tokenizer.Differs
+	}
+	return tokenizer.Agreed
+}
