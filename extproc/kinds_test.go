@@ -87,6 +87,10 @@ func TestKindsOfRequests(t *testing.T) {
 					"/v1/messages": prompts.PathMessages, "/generate": prompts.PathGenerate, "/inference/v1/generate": prompts.PathGenerate,
 				}[c.path]
 			}
+			if converts := c.path == "/v1/responses" || c.path == "/v1/messages"; converts != (got.Prompt.Convert != nil) {
+				t.Errorf("there is a conversion for other engines: %t, want %t", !converts, converts)
+			}
+			got.Prompt.Convert = nil
 			c.want.ID, c.want.Model, c.want.WantSecond, c.want.Unseen = got.ID, "m", true, true
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("asked (-want +got):\n%s", diff)

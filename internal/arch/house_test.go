@@ -29,12 +29,13 @@ import (
 // tests, generated files and templates of text/template. A limit is the number that was measured when it was set, plus
 // 2 %, or plus 100 if that is more. CONTRIBUTING.md says when a limit is raised.
 var tokenLimits = map[string]int{
+	"confirm":            5559,
 	"api":                9744,
 	"bindings":           1608,
 	"bindings/c":         1220,
-	"cmd/kvroute":        32514,
+	"cmd/kvroute":        33167,
 	"dashboard":          317,
-	"doctor":             4449,
+	"doctor":             4676,
 	"engines":            30362,
 	"engines/localindex": 971,
 	"envoy":              3545,
@@ -47,7 +48,7 @@ var tokenLimits = map[string]int{
 	"internal/jsonscan":  1835,
 	"internal/meter":     1007,
 	"internal/msgpack":   1806,
-	"internal/openai":    8625,
+	"internal/openai":    14188,
 	"internal/reach":     1968,
 	"internal/records":   1978,
 	"internal/replica":   834,
@@ -59,12 +60,12 @@ var tokenLimits = map[string]int{
 	"outcomes":           2367,
 	"prefill":            2091,
 	"replicas":           17603,
-	"router":             52756,
+	"router":             55815,
 	"scorer":             6385,
 	"sidecar":            3718,
 	"slots":              8673,
-	"tokenizer":          41724,
-	"tokenizer/chat":     14474,
+	"tokenizer":          43955,
+	"tokenizer/chat":     25314,
 	"tokenizer/jinja":    55700,
 	"top":                3939,
 }
@@ -72,7 +73,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 416196
+	productLimit = 443688
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 127900
 	// longLine is the number of characters above which a line is long; a tab counts as one.
