@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -81,25 +80,6 @@ type Model struct {
 	verdict     atomic.Int32           // a Verdict
 	unconfirmed classSet               // [Model.SetConfirmed]
 	asked       atomic.Uint32
-}
-
-// classSet is a set of classes of requests.
-type classSet [chat.Classes / 32]atomic.Uint32
-
-func (s *classSet) has(c chat.Class) bool { return s[c/32].Load()>>(c%32)&1 == 1 }
-
-// checkedShare is one in how many prompts of an unconfirmed class have ids for a comparison.
-const checkedShare = 20
-
-// SetConfirmed says whether the engines make the same ids for requests of a class as kvroute. While they do not, the
-// prompts of the class are encoded in text-block mode, and one in 20 has ids in [Prompt.Checked].
-func (m *Model) SetConfirmed(c chat.Class, confirmed bool) {
-	if confirmed {
-		m.unconfirmed[c/32].And(^(uint32(1) << (c % 32)))
-		return
-	}
-	m.asked.Store(0) // the next prompt has ids
-	m.unconfirmed[c/32].Or(uint32(1) << (c % 32))
 }
 
 // ModelConfig holds the settings that the model's files do not contain.
@@ -284,24 +264,6 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	return m.encode(ctx, dst, q, now, false)
 }
 
-// inText is encode in text-block mode for a request of an unconfirmed class, whose text is t.
-func (m *Model) inText(ctx context.Context, dst []uint32, q chat.Request, t *chat.Text, f form) (Prompt, error) {
-	p, err := inBytes(dst, q, Drifted)
-	if p.Class = t.Class; err != nil || m.asked.Add(1)%checkedShare != 1 || len(q.TruncatePromptTokens) > 0 || len(t.Text) > MaxPrompt {
-		return p, err
-	}
-	if ids, _, err := m.cache.append(ctx, nil, m.tok, t.Text[:t.Exact], f); err == nil {
-		if t.Exact < len(t.Text) {
-			ids = ids[:max(0, len(ids)-itemMerges)]
-		}
-		p.Checked = ids
-	}
-	return p, nil
-}
-
-// itemMerges is the number of tokens before an item that may merge with the item.
-const itemMerges = 2
-
 // encode is Encode. judged says that unconfirmed classes count.
 func (m *Model) encode(ctx context.Context, dst []uint32, q chat.Request, now time.Time, judged bool) (Prompt, error) {
 	if m != nil && m.profile == chat.SGLang {
@@ -369,42 +331,6 @@ func (m *Model) encode(ctx context.Context, dst []uint32, q chat.Request, now ti
 		p.IDs = append(p.IDs[:len(dst)], cutTo(p.IDs[len(dst):], text.Cut, frame)...)
 		p.Exact = len(p.IDs) - len(dst)
 	}
-	return p, nil
-}
-
-// readBySGLang returns a request as SGLang reads it.
-func (m *Model) readBySGLang(q chat.Request) chat.Request {
-	if q.Convert != nil && m.chat != nil {
-		q = q.Convert(m.chat.Engine())
-	}
-	if isTokenIDs(q.InputIDs) {
-		q.Prompt = q.InputIDs
-	}
-	q.AddSpecialTokens, q.TruncatePromptTokens = nil, nil // fields of vLLM
-	return q
-}
-
-// SetEngineVersion sets the version of the engine that serves the model, as its workers register it. The profile sglang has
-// rules of its own for versions before 0.5.23. It may be called at any time.
-func (m *Model) SetEngineVersion(version string) {
-	if m != nil && m.chat != nil {
-		m.chat.SetVersion(version)
-	}
-}
-
-// continued appends the ids of the text that the answer continues. SGLang encodes it like a completion, without a token for
-// the beginning of a text.
-func (m *Model) continued(ctx context.Context, p Prompt, text string) (Prompt, error) {
-	from := len(p.IDs)
-	var err error
-	if p.IDs, _, err = m.cache.append(ctx, p.IDs, m.tok, []byte(text), framed); err != nil {
-		p.IDs = p.IDs[:from]
-		return p, err
-	}
-	if from < len(p.IDs) && m.hasBOS && p.IDs[from] == m.bos {
-		p.IDs = slices.Delete(p.IDs, from, from+1)
-	}
-	p.Size += len(text)
 	return p, nil
 }
 

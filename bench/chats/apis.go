@@ -5,6 +5,7 @@ package chats
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 )
 
@@ -154,9 +155,7 @@ func (g Requests) responses() map[string]any {
 		tools := []any{}
 		for range 1 + g.R.IntN(2) {
 			tool := object{"type": "function"}
-			for name, v := range g.tool().(object)["function"].(object) {
-				tool[name] = v
-			}
+			maps.Copy(tool, g.tool().(object)["function"].(object))
 			if tool["parameters"] == nil {
 				tool["parameters"] = object{"type": "object", "properties": object{}}
 			}

@@ -83,7 +83,7 @@ var engines = map[string]startEngine{
 // compareEngines compares requests of all paths with the released code of engines: each release is a folder
 // of tools/engines.sh.
 func compareEngines(o options) (figures []bench.Figure) {
-	for _, release := range strings.Fields(o.engines) {
+	for release := range strings.FieldsSeq(o.engines) {
 		name, _, _ := strings.Cut(filepath.Base(release), "-")
 		start := engines[name]
 		if start == nil || !strings.Contains("engine "+filepath.Base(release), o.only) {
