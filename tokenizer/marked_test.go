@@ -204,6 +204,17 @@ func TestAsksAlike(t *testing.T) {
 		if m.AsksAlike(chat.Request{Messages: []byte("[]")}) != alike || !m.AsksAlike(chat.Request{Prompt: []byte(`"x"`)}) {
 			t.Errorf("%s: chats alike %v, want %v", model, !alike, alike)
 		}
+		if alike {
+			continue
+		}
+		// vLLM does not cut chats in this format.
+		chatOf := chat.Request{Messages: []byte(`[{"role":"user","content":"Hello"}]`)}
+		whole, err := m.Encode(t.Context(), nil, chatOf, time.Unix(0, 0))
+		chatOf.TruncatePromptTokens = []byte("4")
+		cut, errOfCut := m.Encode(t.Context(), nil, chatOf, time.Unix(0, 0))
+		if err != nil || errOfCut != nil || whole.Mode != tokenizer.Exact || !slices.Equal(whole.IDs, cut.IDs) {
+			t.Errorf("%d ids, with truncate_prompt_tokens %d; %v, %v", len(whole.IDs), len(cut.IDs), err, errOfCut)
+		}
 	}
 }
 

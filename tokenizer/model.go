@@ -298,8 +298,10 @@ func (m *Model) encode(ctx context.Context, dst []uint32, q chat.Request, now ti
 	if len(text.Text) > MaxPrompt {
 		return inBytes(dst, q, TooLarge)
 	}
-	if text.Cut, err = q.Cut(m.profile); err != nil {
-		return inBytes(dst, q, TemplateError)
+	if q.Prompt != nil || !m.chat.Harmony() { // vLLM does not cut chats of gpt-oss
+		if text.Cut, err = q.Cut(m.profile); err != nil {
+			return inBytes(dst, q, TemplateError)
+		}
 	}
 	p := Prompt{Mode: Exact, Class: text.Class, Size: text.Exact, Others: text.Items*itemTokens + tokensOf(text.Others)}
 	if p.IDs, p.Reused, err = m.cache.append(ctx, dst, m.tok, text.Text[:text.Exact], f); err != nil {
