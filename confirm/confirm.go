@@ -164,7 +164,10 @@ type worker struct {
 	first  uint64 // number of the first event in events
 	events []storedEvent
 	hashes []uint64      // local hashes of the events
-	delay  time.Duration // from a first token to its events, if they were late
+	// delay is the time from a first token to its events: giveUp until a request is confirmed by events that came
+	// after its booking, 0 if they were in time for the first judgement.
+	delay time.Duration
+	timed bool // such a request was confirmed
 }
 
 // storedEvent is an event of stored blocks.
@@ -217,7 +220,7 @@ func (t *Table) Expect(now time.Time, m *Model, r *Request) {
 			m.count(r.Class, Full)
 			return
 		}
-		w = &worker{Worker: r.Worker}
+		w = &worker{Worker: r.Worker, delay: giveUp}
 		t.workers[r.Worker] = w
 	}
 	c := t.room(len(local))

@@ -372,6 +372,31 @@ func TestLateEvents(t *testing.T) {
 	}
 }
 
+// Events that are late from the first request on, among those of requests that kvroute did not route, are no
+// contradiction.
+func TestEventsThatAreAlwaysLate(t *testing.T) {
+	for _, lag := range []int{1, 3, 6, 9} { // seconds
+		f := newFleet(t, 1)
+		rng := rand.New(rand.NewPCG(uint64(lag), 7))
+		w := f.workers[0]
+		var late [][][]uint32 // prompts whose events have not come, by the second in which they were computed
+		for range 60 {
+			ids, foreign := prompt(rng, 40, 8), prompt(rng, 40, 8)
+			f.table.FirstToken(f.expect(w, class, ids), f.now)
+			if late = append(late, [][]uint32{foreign, ids}); len(late) > lag {
+				for _, computed := range late[0] {
+					f.compute(w, computed)
+				}
+				late = late[1:]
+			}
+			f.pass(time.Second)
+		}
+		if got := f.seen(class, confirm.Confirmed); got < 40 || f.seen(class, confirm.Unmatched) > 0 {
+			t.Errorf("events are %d s late: %+v", lag, f.table.States(f.model))
+		}
+	}
+}
+
 // No request of an engine that makes kvroute's ids is contradicted, whatever happens to workers and events; and of
 // those that the engine makes otherwise some are, and no others.
 func TestNoFalseAlarm(t *testing.T) {

@@ -97,10 +97,16 @@ func (j *judge) one(number uint64) {
 		j.changes = append(j.changes, m.contradicted(class, blocks, d)...)
 		return
 	}
-	if s.late {
-		s.worker.delay = max(s.worker.delay, min(j.now.Sub(time.Unix(0, s.first)), giveUp))
-	} else {
-		s.worker.delay -= s.worker.delay / 16
+	switch w := s.worker; {
+	case had == blocks: // no event had to come
+	case !w.timed && !s.late:
+		w.timed, w.delay = true, 0
+	case !w.timed:
+		w.timed, w.delay = true, min(j.now.Sub(time.Unix(0, s.first)), giveUp)
+	case s.late:
+		w.delay = max(w.delay, min(j.now.Sub(time.Unix(0, s.first)), giveUp))
+	default:
+		w.delay -= w.delay / 16
 	}
 	t.end(s, Confirmed)
 	j.changes = append(j.changes, m.confirmed(class, q.of, blocks, had < blocks)...)

@@ -144,6 +144,10 @@ func TestBrokenConversionsAreFound(t *testing.T) {
 				t.Errorf("%s: mode %s before it is found", c.class, d.TokenMode)
 			}
 		}
+		for range 10 { // judge the requests that were booked before
+			s.now = s.now.Add(time.Second)
+			s.r.Judge()
+		}
 		compared := 0
 		for i := range 40 {
 			p := chatOf(1000+i, c.more)
