@@ -163,7 +163,7 @@ type worker struct {
 	stored uint64 // number of events with stored blocks while requests were open
 	first  uint64 // number of the first event in events
 	events []storedEvent
-	hashes []uint64      // local hashes of the events
+	hashes []uint64 // local hashes of the events
 	// delay is the time from a first token to its events: giveUp until a request is confirmed by events that came
 	// after its booking, 0 if they were in time for the first judgement.
 	delay time.Duration

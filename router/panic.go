@@ -7,29 +7,30 @@ import (
 	"time"
 )
 
-// collectWorse makes candidates of the best workers that may take a request and are not healthy. If no worker is
-// degraded or starting, the reports of workers' health may be wrong: unhealthy and expired workers are candidates
-// then. They are not if they just failed without a response, or if their probe was refused while the others'
-// probes were not.
+// collectWorse makes candidates of the best workers that may take a request and are not healthy. These are degraded
+// workers; then workers that are avoided, with those that may serve all the same (see [core.addTries]). If there are
+// none, the reports of workers' health may be wrong: unhealthy and expired workers are candidates if nothing but the
+// silence of probes or heartbeats speaks against them, then starting workers, then all unhealthy and expired ones.
+// Workers are left out that just failed without a response, or whose probe was refused while the others' probes were
+// not. An avoided worker is a candidate only if all candidates are avoided.
 func (c *core) collectWorse(in *decisionInput, ch *choice) {
-	for _, worst := range []Health{Degraded, Starting} {
-		if c.collect(in, ch, worst); len(ch.candidates) > 0 {
-			if worst == Degraded {
-				c.addTries(ch)
-			}
-			return
-		}
+	if c.collect(in, ch, Degraded); len(ch.candidates) > 0 {
+		avoided := func(e *entry) bool { return ch.time.Before(e.avoid.end()) }
+		c.leaveOutUnlessAll(ch, ExcludedFailing, avoided)
+		c.addTries(ch)
+		return
 	}
 	if ch.part == prefillPart && in.PrefillPinned == nil && in.Split != SplitAlways && in.decode.takes(whole) {
 		return // the decode worker computes the prompt
 	}
 	c.collect(in, ch, Expired)
-	c.leaveOut(ch, ExcludedRefused, func(e *entry) bool { return e.avoid.refuses(ch.time) })
-	reachable := slices.ContainsFunc(ch.candidates, func(ord int) bool { return !c.entries[ord].info.Refuses })
-	if reachable {
-		c.leaveOut(ch, ExcludedRefused, func(e *entry) bool { return e.info.Refuses })
-	}
-	ch.panics = len(ch.candidates) > 0
+	starting := func(e *entry) bool { return e.info.Health == Starting }
+	c.leaveOut(ch, ExcludedRefused, func(e *entry) bool { return e.avoid.refuses(ch.time) && !starting(e) })
+	c.leaveOutUnlessAll(ch, ExcludedRefused, func(e *entry) bool { return e.info.Refuses && !starting(e) })
+	c.leaveOutUnlessAll(ch, ExcludedHealth, func(e *entry) bool { return starting(e) || !e.info.Unproved })
+	c.leaveOutUnlessAll(ch, ExcludedHealth, func(e *entry) bool { return !starting(e) })
+	c.leaveOutUnlessAll(ch, ExcludedFailing, func(e *entry) bool { return ch.time.Before(e.avoid.end()) })
+	ch.panics = len(ch.candidates) > 0 && !starting(&c.entries[ch.candidates[0]])
 }
 
 // tries are the requests that try a worker, since it was last healthy or degraded; see [core.addTries].
@@ -48,17 +49,17 @@ func (t *tries) begin(now time.Time) {
 }
 
 // addTries adds candidates that are not healthy, if no candidate is proved to be healthy: each is healthy only
-// because it answered a request. Then probes or heartbeats may fail although the workers serve, and a worker that
-// gets no request cannot show it. A worker is added that may serve all the same, once in a while, until it answers.
-// addTries reports whether no candidate is proved to be healthy.
+// because it answered a request, or it is avoided. Then probes or heartbeats may fail although the workers serve,
+// and a worker that gets no request cannot show it. A worker is added that may serve all the same, once in a while,
+// until it answers. addTries reports whether no candidate is proved to be healthy.
 func (c *core) addTries(ch *choice) (unproved bool) {
 	refusing := false
 	for _, ord := range ch.candidates {
-		info := c.entries[ord].info
-		if !info.Unproved {
+		e := &c.entries[ord]
+		if !e.info.Unproved && !ch.time.Before(e.avoid.end()) {
 			return false
 		}
-		refusing = refusing || info.Refuses
+		refusing = refusing || e.info.Refuses
 	}
 	ch.candidates = ch.candidates[:0]
 	for i, ord := range c.order {
@@ -75,13 +76,28 @@ func (c *core) addTries(ch *choice) (unproved bool) {
 }
 
 // collectPinned makes a candidate of the pinned worker if it is as good as the workers that a request without a
-// pin would get.
+// pin would get, or if nothing but the silence of its probes or heartbeats speaks against it.
 func (c *core) collectPinned(in *decisionInput, ch *choice) {
 	pinned := in.Pinned
 	in.Pinned = nil
 	c.collectWorse(in, ch)
 	in.Pinned = pinned
-	c.leaveOut(ch, ExcludedPin, func(e *entry) bool { return e.exclude(in, ch.part) == ExcludedPin })
+	other := func(e *entry) bool { return e.exclude(in, ch.part) == ExcludedPin }
+	if c.leaveOut(ch, ExcludedPin, other); len(ch.candidates) > 0 {
+		return
+	}
+	// No other worker may take the request: the worker gets it if it may serve.
+	c.collect(in, ch, Expired)
+	c.leaveOut(ch, ExcludedHealth, func(e *entry) bool {
+		return !e.info.Unproved || e.info.Refuses || e.avoid.refuses(ch.time)
+	})
+}
+
+// leaveOutUnlessAll is leaveOut unless that would remove all candidates.
+func (c *core) leaveOutUnlessAll(ch *choice, why Exclusion, selects func(*entry) bool) {
+	if slices.ContainsFunc(ch.candidates, func(ord int) bool { return !selects(&c.entries[ord]) }) {
+		c.leaveOut(ch, why, selects)
+	}
 }
 
 // leaveOut removes the candidates that the function selects.

@@ -166,3 +166,71 @@ func TestRepeatedAnswersAreErrors(t *testing.T) {
 
 func logged(r *router.Router, _ string, resp router.Response)  { r.Attempted(resp) }
 func served(r *router.Router, id string, resp router.Response) { r.Served(id, resp) }
+
+// A worker that fails is no reason to try none of the workers whose probes are silent, and a worker that still loads
+// gets nothing while one of these may serve.
+func TestAFailingWorkerIsNotTheOnlyOne(t *testing.T) {
+	for name, status := range map[string]int{"answers 401": 401, "answers 429": 429, "gives no response": 0} {
+		c := newClock()
+		r := newRouter(t, router.Config{Mode: router.RoundRobin, AvoidFailing: 2 * time.Second, Now: c.read}, 0)
+		health := func(id uint64, h router.Health, unproved bool) {
+			w := worker(id)
+			w.Health, w.Unproved = h, unproved
+			set(t, r, w)
+		}
+		health(1, router.Healthy, false) // fails
+		health(2, router.Unhealthy, true)
+		health(3, router.Expired, true)
+		health(4, router.Starting, true) // still loads
+		got := map[uint64]int{}
+		for i := range 200 {
+			d := decided(t, r, fmt.Sprint(i), "ab")
+			got[d.Worker.ID]++
+			switch d.Worker.ID {
+			case 1:
+				r.Served(d.ID, router.Response{Address: d.Address, Status: max(status, 503*(1-min(status, 1))), Local: status == 0, Client: uint64(i % 5), Prefix: 1})
+			case 2, 3:
+				r.Served(d.ID, router.Response{Address: d.Address, Status: 200})
+				health(d.Worker.ID, router.Healthy, true)
+			}
+			r.Free(d.ID)
+			c.pass(100 * time.Millisecond)
+		}
+		if got[1] > 20 || got[2] < 60 || got[3] < 60 || got[4] > 5 {
+			t.Errorf("the first worker %s: requests by worker: %v", name, got)
+		}
+	}
+}
+
+// Without a healthy worker, those that may serve come before those that still load, and failures count.
+func TestOrderWithoutAHealthyWorker(t *testing.T) {
+	c := newClock()
+	r := newRouter(t, router.Config{Mode: router.RoundRobin, AvoidFailing: 2 * time.Second, Now: c.read}, 0)
+	for id, h := range map[uint64]router.Health{1: router.Unhealthy, 2: router.Unhealthy, 3: router.Starting} {
+		w := worker(id)
+		w.Health, w.Unproved = h, true
+		set(t, r, w)
+	}
+	got := map[uint64]int{}
+	for i := range 100 {
+		d := decided(t, r, fmt.Sprint(i), "ab")
+		got[d.Worker.ID]++
+		if !d.Panic {
+			t.Error("no worker is healthy, and the decision does not say so")
+		}
+		if d.Worker.ID == 1 {
+			r.Served(d.ID, router.Response{Address: d.Address, Status: 429})
+		}
+		r.Free(d.ID)
+		c.pass(100 * time.Millisecond)
+	}
+	if got[1] > 10 || got[3] > 0 {
+		t.Errorf("worker 1 answers 429, worker 3 loads: requests by worker: %v", got)
+	}
+	for i := range 5 { // no other worker may take these
+		d, err := r.BestWorker(t.Context(), router.Request{ID: fmt.Sprint("pinned", i), Model: "m", Tokens: prompt("ab"), Pinned: &router.Worker{ID: 3}})
+		if err != nil || d.Worker.ID != 3 {
+			t.Errorf("a request pinned to a worker that may serve: %v, %v", d.Worker, err)
+		}
+	}
+}

@@ -19,7 +19,7 @@ import (
 // had 67 methods in 15 files.
 const (
 	decisionWriters = 4 // functions that assign a field of router.Decision
-	coreMethods     = 52
+	coreMethods     = 53
 	coreFiles       = 8 // files with a method of the core
 )
 
@@ -68,7 +68,7 @@ var valueWriters = map[string]string{
 	"prompt":        "encode makeLegInput",
 	"hashes":        "hash input makeLegInput peerTook holders",
 	"decisionInput": "input countOverlap makeLegInput recount",
-	"choice":        "begin choose eligible collect collectWorse addTries leaveOut measure leaveOutBusy follow chooseByMode prefer potentialLoads",
+	"choice":        "begin choose eligible collect collectWorse addTries leaveOut leaveOutUnlessAll measure leaveOutBusy follow chooseByMode prefer potentialLoads",
 }
 
 // fieldWriters returns the functions that assign a field of a struct type or make the struct by a literal and,
