@@ -9,10 +9,11 @@
 //
 // # Guarantees
 //
-// A missing block alone contradicts nothing, since a worker may not have computed the prompt, or may have evicted it.
-// A request is contradicted only if its worker stored another sequence of blocks since the request was booked. The
-// sequence differs from the prompt at the first missing block or before, and no other request to that worker explains
-// it. The request is not judged if the worker's events are incomplete or if the worker had the missing block since then.
+// A missing block alone contradicts nothing, since a worker may not have computed the prompt, or may have evicted
+// it. A request is contradicted only if its worker stored another sequence of blocks since the request was booked.
+// The sequence differs from the prompt at the first missing block or before, and no other request to that worker
+// explains it. The request is not judged if the worker's events are incomplete or if the worker had the missing
+// block since then.
 //
 // A worker that claims other tokens than it served changes the verdict on a class only if no other worker
 // confirms the class.

@@ -204,8 +204,8 @@ func (t *Table) unexplained(s *slot, others [][]uint64) [][]uint64 {
 // around is how many ids before the first different one, and from it on, are kept.
 const around = 8
 
-// locate returns where the ids of a request and the stored blocks differ first. Of several chains the one that agrees for
-// longest counts. The position is -1 if the ids of one side are not known.
+// locate returns where the ids of a request and the stored blocks differ first. Of several chains the one that
+// agrees for longest counts. The position is -1 if the ids of one side are not known.
 func (t *Table) locate(s *slot, others [][]uint64) Difference {
 	best, size := Difference{Worker: s.worker.Worker, Position: -1}, int(s.size)
 	for _, other := range others {

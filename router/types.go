@@ -150,8 +150,8 @@ type WorkerInfo struct {
 	Reorders bool
 
 	Engine string // vllm, sglang, trtllm or dynamo, in any spelling of package internal/engine; or another name
-	// EngineVersion is the version of the engine, "0.5.23" for instance; "" = unknown. Of a model's workers the last one that
-	// registered a version decides how prompts are made.
+	// EngineVersion is the version of the engine, "0.5.23" for instance; "" = unknown. Of a model's workers the last
+	// one that registered a version decides how prompts are made.
 	EngineVersion string `json:",omitempty"`
 	// ModelCard names the [Card] of its model. Default: the model's name.
 	ModelCard string

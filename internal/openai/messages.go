@@ -10,9 +10,9 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
-// A request of /v1/messages becomes the chat that vLLM makes of it. System turns stay where
-// they are: only the model's template decides whether they must be in front. A tool's result is a message before the one that
-// has it. Thoughts and tool calls of the assistant belong to its message.
+// A request of /v1/messages becomes the chat that vLLM makes of it. System turns stay where they are: only the
+// model's template decides whether they must be in front. A tool's result is a message before the one that has it.
+// Thoughts and tool calls of the assistant belong to its message.
 
 // billing begins a text that one client puts before its system prompt. It differs in each
 // request, so vLLM drops it.

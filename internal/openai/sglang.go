@@ -11,7 +11,8 @@ import (
 
 // SGLang makes chats of its own of /v1/messages and /v1/responses. The rules are those of SGLang 0.5.23.
 
-// convertBy returns the function [chat.Request.Convert] of a request that vLLM reads as same, and SGLang by its own function.
+// convertBy returns the function [chat.Request.Convert] of a request that vLLM reads as same, and SGLang by its own
+// function.
 func convertBy(same chat.Request, sglang func(e chat.Engine) chat.Request) func(chat.Engine) chat.Request {
 	return func(e chat.Engine) chat.Request {
 		if e.Profile != chat.SGLang {
@@ -184,8 +185,8 @@ func imagePart(source value) value {
 	return object(field{"type", value(`"image_url"`)}, field{"image_url", source})
 }
 
-// resultContents returns the contents of the messages for a tool's result, and its text. References to tools stand in messages
-// of their own.
+// resultContents returns the contents of the messages for a tool's result, and its text. References to tools stand
+// in messages of their own.
 func resultContents(content value) (contents []value, text string) {
 	if content.kind() == '"' {
 		return []value{content}, string(unquote(content))
@@ -266,7 +267,8 @@ func searchText(item value) string {
 	return strings.Join(lines, "\n")
 }
 
-// messagesTools returns the tools of /v1/messages and the choice in the form of chats. Tools that run at Anthropic are left out.
+// messagesTools returns the tools of /v1/messages and the choice in the form of chats. Tools that run at Anthropic
+// are left out.
 func (c *sglangChat) messagesTools(tools, choice value) (all, chosen []byte) {
 	var read []value
 	tools.each(func(t value) {

@@ -268,7 +268,8 @@ func systemFirst(all []turn) []turn {
 	return others
 }
 
-// responsesTools returns the tools of /v1/responses and the choice in the form of chats. Only functions are in the prompt.
+// responsesTools returns the tools of /v1/responses and the choice in the form of chats. Only functions are in the
+// prompt.
 func (c *sglangChat) responsesTools(tools, choice value) (all, chosen []byte) {
 	var read []value
 	tools.each(func(t value) {

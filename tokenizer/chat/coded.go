@@ -26,8 +26,8 @@ func (c *conversation) checked() []jinja.Value {
 	return list
 }
 
-// withPythonArguments returns a message of [Messages] with the arguments of calls as the engine writes them: by Python's
-// json.dumps.
+// withPythonArguments returns a message of [Messages] with the arguments of calls as the engine writes them: by
+// Python's json.dumps.
 func withPythonArguments(m jinja.Value) jinja.Value {
 	calls := m.Get("tool_calls").Items()
 	if len(calls) == 0 {

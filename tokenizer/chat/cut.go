@@ -23,8 +23,8 @@ type Cut struct {
 // ToContext is the value of Cut.Kept for truncate_prompt_tokens: -1.
 const ToContext = -1
 
-// Cut reads truncate_prompt_tokens and truncation_side as the engine of a profile does. SGLang has no such fields. An error wraps
-// [ErrRefused].
+// Cut reads truncate_prompt_tokens and truncation_side as the engine of a profile does. SGLang has no such fields.
+// An error wraps [ErrRefused].
 func (q Request) Cut(p Profile) (Cut, error) {
 	if p == SGLang || q.TruncatePromptTokens == nil && q.TruncationSide == nil {
 		return Cut{}, nil

@@ -9,8 +9,8 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
-// deepSeek makes prompts of DeepSeek V3.2 and V4 as the encoders of vLLM 0.33 and SGLang 0.5.23 do. It takes the place of a chat
-// template: the engine reads the request in the same way, and passes its messages to the encoder.
+// deepSeek makes prompts of DeepSeek V3.2 and V4 as the encoders of vLLM 0.33 and SGLang 0.5.23 do. It takes the
+// place of a chat template: the engine reads the request in the same way, and passes its messages to the encoder.
 type deepSeek struct {
 	profile Profile
 	v4      bool
@@ -172,8 +172,8 @@ func (w *deepSeekWriter) findLastUser() {
 	}
 }
 
-// dropThoughts removes the thoughts before the last user turn. It returns false if it also removed turns: those of roles
-// whose turns only count from there on.
+// dropThoughts removes the thoughts before the last user turn. It returns false if it also removed turns: those of
+// roles whose turns only count from there on.
 func (w *deepSeekWriter) dropThoughts(keep ...string) (kept bool) {
 	w.findLastUser()
 	n := len(w.turns)

@@ -17,8 +17,8 @@ type Files struct {
 	Templates map[string]string
 	// names are the names of Templates in the order of the files.
 	names []string
-	// processor is the chat template of the model's processor, "" if it is not another one. vLLM uses it for requests without tools,
-	// SGLang for all.
+	// processor is the chat template of the model's processor, "" if it is not another one. vLLM uses it for requests
+	// without tools, SGLang for all.
 	processor      string
 	processorClass bool // the files name the class of a processor
 	// Special are the special tokens' texts by their names, such as bos_token.
@@ -51,8 +51,8 @@ const additional = "additional_chat_templates"
 //   - chat_template.json and the chat_template of processor_config.json, which a processor for images or the like reads
 //   - special_tokens_map.json and config.json
 //
-// read returns a file of the model, or an error that wraps fs.ErrNotExist; list returns the names of the files in a folder. All files
-// may be missing. The error names the file.
+// read returns a file of the model, or an error that wraps fs.ErrNotExist; list returns the names of the files in a
+// folder. All files may be missing. The error names the file.
 func LoadFiles(read func(name string) ([]byte, error), list func(folder string) []string) (*Files, error) {
 	f := &Files{Templates: map[string]string{}, Special: map[string]string{}}
 	config := struct {
@@ -94,8 +94,8 @@ func LoadFiles(read func(name string) ([]byte, error), list func(folder string) 
 	return f, nil
 }
 
-// readTemplates reads the files that hold one template each. If there are any, the chat_template of tokenizer_config.json does
-// not count.
+// readTemplates reads the files that hold one template each. If there are any, the chat_template of
+// tokenizer_config.json does not count.
 func (f *Files) readTemplates(read func(name string) ([]byte, error), list func(folder string) []string) error {
 	names := []string{"chat_template.jinja"}
 	for _, name := range list(additional) {

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// maker names code of an engine that makes prompts instead of a chat template. It is one of vLLM's tokenizer modes, or "".
+// maker names code of an engine that makes prompts instead of a chat template. It is one of vLLM's tokenizer modes,
+// or "".
 type maker string
 
 const (
@@ -35,7 +36,8 @@ var vllmMakers = map[string]maker{
 	"Alpamayo2Super":                     superAlpha,
 }
 
-// sglangConversations are the model types for which SGLang 0.5.23 has a conversation in code, in place of the model's chat template.
+// sglangConversations are the model types for which SGLang 0.5.23 has a conversation in code, in place of the
+// model's chat template.
 //
 //nolint:gochecknoglobals // a table
 var sglangConversations = strings.Fields("internvl_chat deepseek_vl_v2 multi_modality phi4mm minicpmv minicpmo moss_vl deepseek-ocr " +
@@ -73,8 +75,8 @@ func (f *Files) maker(p Profile) maker {
 	return ""
 }
 
-// UsesTokenizerJSON reports whether the engine reads tokenizer.json unchanged, whatever class the files name, because code makes
-// the prompts.
+// UsesTokenizerJSON reports whether the engine reads tokenizer.json unchanged, whatever class the files name,
+// because code makes the prompts.
 func (f *Files) UsesTokenizerJSON(p Profile) bool {
 	m := f.maker(p)
 	return p == VLLM && (m == deepSeek32 || m == deepSeek4 || m == deepSeek41)

@@ -17,7 +17,8 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
-// Renderer makes prompts for one model on one kind of engine. Only SetVersion changes it. Any number of goroutines may use it.
+// Renderer makes prompts for one model on one kind of engine. Only SetVersion changes it. Any number of goroutines
+// may use it.
 type Renderer struct {
 	profile Profile
 	older   atomic.Bool // SGLang before 0.5.23
@@ -85,8 +86,8 @@ func NewRenderer(p Profile, f *Files, flags Flags) (*Renderer, error) {
 	return r, nil
 }
 
-// takeTemplates reads the chat templates: one for requests without tools, and one for requests with tools. An engine without one of
-// them refuses those requests.
+// takeTemplates reads the chat templates: one for requests without tools, and one for requests with tools. An engine
+// without one of them refuses those requests.
 func (r *Renderer) takeTemplates(f *Files) (err error) {
 	for _, name := range slices.Sorted(maps.Keys(f.Special)) {
 		r.special.Set(name, jinja.String(f.Special[name]))
@@ -145,8 +146,8 @@ func (r *Renderer) probeInline() bool {
 	return err == nil && !r.template.generation && bytes.Contains(out, []byte(mark))
 }
 
-// SetVersion sets the version of the engine that runs, "0.5.23" for instance. The profile sglang has rules of its own for
-// versions before 0.5.23. An empty text or one without three numbers stands for the newest known version.
+// SetVersion sets the version of the engine that runs, "0.5.23" for instance. The profile sglang has rules of its
+// own for versions before 0.5.23. An empty text or one without three numbers stands for the newest known version.
 func (r *Renderer) SetVersion(version string) {
 	var n [3]int
 	count, _ := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d.%d", &n[0], &n[1], &n[2])
@@ -179,8 +180,9 @@ func (r *Renderer) parse(name, text string) (template, error) {
 	return t, nil
 }
 
-// mergesSystem reports whether the engine puts the system turns of [Messages] into one message in front: if the template
-// fails for a turn that is not the first. vLLM tries it in an environment without the functions of transformers.
+// mergesSystem reports whether the engine puts the system turns of [Messages] into one message in front: if the
+// template fails for a turn that is not the first. vLLM tries it in an environment without the functions of
+// transformers.
 func mergesSystem(t template) bool {
 	if t.Template == nil || t.generation {
 		return true
@@ -363,8 +365,8 @@ func sorted(v jinja.Value) jinja.Value {
 	return jinja.List(out...)
 }
 
-// setKwargs adds the values of a request's chat_template_kwargs, or of the engine's, to the variables. vLLM treats null and
-// "auto" as absent. It reports whether enable_thinking is among them, with any value.
+// setKwargs adds the values of a request's chat_template_kwargs, or of the engine's, to the variables. vLLM treats
+// null and "auto" as absent. It reports whether enable_thinking is among them, with any value.
 func (c *conversation) setKwargs(name string, span []byte) (thinking bool) {
 	if span == nil {
 		return false
