@@ -54,7 +54,7 @@ func (s attemptLog) StreamAccessLogs(g accesslogv3.AccessLogService_StreamAccess
 				s.metrics.attempts.Count("broken_off")
 				s.router.BrokeOff(netip.AddrPortFrom(ip.Unmap(), uint16(at.GetPortValue())))
 				continue
-			case !mayAskForPause(status):
+			case !router.MayBeRepeated(status):
 				continue
 			}
 			s.metrics.attempts.Count(strconv.Itoa(status))
@@ -66,11 +66,6 @@ func (s attemptLog) StreamAccessLogs(g accesslogv3.AccessLogService_StreamAccess
 			}
 		}
 	}
-}
-
-// mayAskForPause says whether Retry-After counts with a status.
-func mayAskForPause(status int) bool {
-	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable
 }
 
 // retryAfter reads the header Retry-After: seconds, or a date. A text that is neither, and a date in the past,

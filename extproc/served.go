@@ -29,15 +29,15 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	if s.responseBody {
 		s.usage = readsUsage(h)
 	}
-	switch {
+	switch form := formOf(h); {
 	case status(h) != "200":
 	case isWhole(h): // the prefill has ended
 		s.router.FirstToken(s.id, router.SignEnd)
-	case formOf(h) == noStream: // kvroute finds no first token in another kind of stream
+	case form == noStream: // kvroute finds no first token in another kind of stream
 	case s.conf.FirstToken == FirstTokenResponseHeaders:
 		s.router.FirstToken(s.id, router.SignHeaders)
 	default:
-		s.watching, s.events.form = s.responseBody, formOf(h)
+		s.watching, s.events.form = s.responseBody, form
 	}
 	var headers []string
 	if s.conf.DecisionHeaders {
@@ -67,7 +67,7 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	}
 	details := ""
 	r.Status, _ = strconv.Atoi(status(req.GetResponseHeaders())) // 0 if there is none
-	if mayAskForPause(r.Status) {
+	if router.MayBeRepeated(r.Status) {
 		r.RetryAfter = retryAfter(header(req.GetResponseHeaders(), "retry-after"), time.Now())
 	}
 	for _, filter := range req.GetAttributes() {

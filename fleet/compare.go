@@ -158,13 +158,7 @@ func (c *Comparison) Models(id uint64, body []byte) error {
 	}
 	c.conf.Faults(id, faultsOfModels, faults)
 	c.conf.Workers.SetListed(id, models, &w.record)
-	length := 0
-	for _, m := range models {
-		if slices.Contains(w.record.Models, m.ID) {
-			length = max(length, m.Length)
-		}
-	}
-	if length != w.length {
+	if length := longest(models, &w.record); length != w.length {
 		w.length = length
 		c.lengthsLocked(w.info.Models[0])
 	}

@@ -139,15 +139,10 @@ func (d *DirectWorkers) SetWorker(info router.WorkerInfo) error {
 // names.
 func (d *DirectWorkers) SetListed(id uint64, models []engineModel, r *Record) {
 	lora, aliases := listedNames(models, r)
+	length := longest(models, r)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := d.workers[id]
-	length := 0
-	for _, m := range models {
-		if slices.Contains(r.Models, m.ID) {
-			length = max(length, m.Length)
-		}
-	}
 	if w == nil {
 		return
 	}

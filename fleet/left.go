@@ -170,8 +170,8 @@ func (r *Registry) SetUnresolved(workers []Left) {
 // worker that returns is removed from the list.
 func (r *Registry) Left() []Left {
 	all := []Left{} // an empty list in JSON, not null
-	r.locked(func(t *Table) { all = append(all, t.unresolved...) })
 	r.locked(func(t *Table) {
+		all = append(all, t.unresolved...)
 		now := r.conf.Now()
 		t.left = slices.DeleteFunc(t.left, func(l *Left) bool { return now.Sub(l.Time) > leftTime })
 		for _, l := range slices.Backward(t.left) {

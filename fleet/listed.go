@@ -101,6 +101,17 @@ func notServed(models []engineModel, r *Record) (names []string) {
 	return names
 }
 
+// longest returns the number of tokens of the longest request that an engine takes for a record's models, as its list
+// says; 0 = unknown.
+func longest(models []engineModel, r *Record) (tokens int) {
+	for _, m := range models {
+		if slices.Contains(r.Models, m.ID) {
+			tokens = max(tokens, m.Length)
+		}
+	}
+	return tokens
+}
+
 // some joins the first names of a list, and says how many others there are.
 func some(names []string) string {
 	const most = 4

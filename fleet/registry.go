@@ -131,7 +131,8 @@ func (r *Registry) SetStatic(records []Record) (err error) {
 func (r *Registry) Probed(id uint64, result Probed, err error) {
 	cause := ""
 	if result != ProbeAnswered {
-		if _, cause = causeOf(err); cause == err.Error() {
+		var answer string
+		if answer, cause = causeOf(err); answer == "failed" {
 			cause = "the probe of its health fails; the log has the error" // an error may have a port that changes
 		}
 	}

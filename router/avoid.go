@@ -30,8 +30,8 @@ type avoidance struct {
 	refused  time.Time // last failure without a response, if no response came since
 	since    time.Time // first failure without a response, if no response came since
 	answers  *answers  // latest responses, by status; nil before the first one
-	// told is the number of responses of which the proxy's log told, minus the number that came to an end as the
-	// response of a request. Each response of the second kind is one of the first kind, too, if the proxy has a log.
+	// told is the number of responses with status 429 or 503 in the proxy's log, minus the number of those that clients
+	// received. If the proxy has a log, each response that a client received is in it, too.
 	told int
 }
 
@@ -106,8 +106,8 @@ func (a *avoidance) gaveNone(now time.Time) {
 // mostTold limits told, in case that the proxy has no log.
 const mostTold = 16
 
-// tells notes that a response of status 429 or 503 was told: by is 1 for the proxy's log, -1 for the response of a
-// request. It reports whether the response is new.
+// tells notes a response with status 429 or 503: by is 1 for an entry of the proxy's log, -1 for the response that a
+// client received. It reports whether the response was not noted before.
 func (a *avoidance) tells(by int) bool {
 	fresh := a.told*by >= 0
 	a.told = max(-mostTold, min(a.told+by, mostTold))

@@ -4,7 +4,6 @@ package router
 
 import (
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -44,7 +43,7 @@ type core struct {
 
 	turn  uint64 // booked requests so far
 	looks uint64 // choices so far that were not to be booked
-	// attempts is the number of responses so far of which only the proxy's log told.
+	// attempts is the number of entries of the proxy's log so far that were noted as responses.
 	attempts uint64
 	expired  int // slots so far that expired: without an owner, and not freed
 	skipped  int // thresholds so far that could not be applied
@@ -287,7 +286,7 @@ func (c *core) answered(now time.Time, ord int, fl *flight, r Response, s *servi
 			a.answered = now
 		}
 	}
-	if mayBeRepeated(r.Status) && !a.tells(-1) {
+	if MayBeRepeated(r.Status) && !a.tells(-1) {
 		return // attempted noted it
 	}
 	from := answerOrigin{class, r.Client, r.Prefix}
@@ -326,12 +325,6 @@ func (c *core) backOff(now time.Time, ord int, pause time.Duration, s *serving) 
 		}
 		s.avoided = append(s.avoided, Avoided{e.worker, int(failed + 0.5)})
 	}
-}
-
-// mayBeRepeated says whether the proxy may send a request to another worker after a response of this status, and
-// logs such responses.
-func mayBeRepeated(status int) bool {
-	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable
 }
 
 // attempted notes that the worker at an address answered an attempt of a request with 429 or 503. [core.served] is

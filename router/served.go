@@ -3,6 +3,7 @@
 package router
 
 import (
+	"net/http"
 	"net/netip"
 	"time"
 )
@@ -26,6 +27,12 @@ type Response struct {
 	// Client and Prefix say where the request came from: hashes of the client's address and of the beginning of
 	// the prompt. With 0 for both, the request counts as one of a client of its own.
 	Client, Prefix uint64
+}
+
+// MayBeRepeated says whether the proxy may send a request to another worker after a response of this status. It logs
+// these responses, and they may have Retry-After.
+func MayBeRepeated(status int) bool {
+	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable
 }
 
 // Avoided is a worker that gets no requests from now on, because it fails.

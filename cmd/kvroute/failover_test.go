@@ -306,15 +306,7 @@ func TestTheOnlyChoiceIsBlamed(t *testing.T) {
 		t.Run(failover+" answers 503", func(t *testing.T) {
 			d := newStack(t, 0, nil)
 			d.EnvoyConfig.Failover = failover
-			var bad atomic.Bool
-			address := startHTTP(t, func(w http.ResponseWriter, _ *http.Request) {
-				if bad.Load() {
-					http.Error(w, "not now", http.StatusServiceUnavailable)
-					return
-				}
-				w.Header().Set("Content-Type", "application/json")
-				fmt.Fprint(w, `{"choices":[]}`)
-			})
+			address, bad := startRefusing(t, http.StatusServiceUnavailable)
 			d.EnvoyConfig.Pool = []string{address}
 			d.begin(t, append(staticFlags(t, d, "a", address), flags...)...)
 			bad.Store(true)
@@ -325,16 +317,7 @@ func TestTheOnlyChoiceIsBlamed(t *testing.T) {
 		}
 		t.Run("answers 429", func(t *testing.T) {
 			d := newStack(t, 0, nil)
-			var bad atomic.Bool
-			address := startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
-				if bad.Load() && r.Method == http.MethodPost {
-					w.Header().Set("Retry-After", "17")
-					http.Error(w, "not now", http.StatusTooManyRequests)
-					return
-				}
-				w.Header().Set("Content-Type", "application/json")
-				fmt.Fprint(w, `{"choices":[]}`)
-			})
+			address, bad := startRefusing(t, http.StatusTooManyRequests)
 			d.EnvoyConfig.Pool = []string{address}
 			d.begin(t, append(staticFlags(t, d, "a", address), flags...)...)
 			bad.Store(true)
@@ -348,6 +331,22 @@ func TestTheOnlyChoiceIsBlamed(t *testing.T) {
 			idle(t, d)
 		})
 	}
+}
+
+// startRefusing starts a worker that answers each request, or, while bad is set, refuses it with a status and
+// Retry-After.
+func startRefusing(t *testing.T, status int) (address string, bad *atomic.Bool) {
+	t.Helper()
+	bad = new(atomic.Bool)
+	return startHTTP(t, func(w http.ResponseWriter, _ *http.Request) {
+		if bad.Load() {
+			w.Header().Set("Retry-After", "17")
+			http.Error(w, "not now", status)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"choices":[]}`)
+	}), bad
 }
 
 // A worker that is missing from Envoy's pool is not counted as failing. The second choice serves its

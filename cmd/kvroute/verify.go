@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +16,6 @@ import (
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
-	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 const (
@@ -108,7 +106,7 @@ func (v *verifier) observe(o router.Observation) {
 		return
 	}
 	o.IDs = slices.Clone(o.IDs)
-	o.Prompt = clonePrompt(o.Prompt)
+	o.Prompt = o.Prompt.Clone()
 	select {
 	case v.queue <- o:
 	default: // run cannot keep up
@@ -120,16 +118,6 @@ func (v *verifier) forget(model string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	delete(v.observed, model)
-}
-
-func clonePrompt(p chat.Request) chat.Request {
-	for _, span := range []*[]byte{
-		&p.Messages, &p.Tools, &p.Prompt, &p.ToolChoice, &p.AddGenerationPrompt, &p.ContinueFinalMessage, &p.ChatTemplate,
-		&p.ChatTemplateKwargs, &p.ReasoningEffort, &p.Documents, &p.AddSpecialTokens, &p.TruncatePromptTokens, &p.Instructions, &p.Input,
-	} {
-		*span = bytes.Clone(*span)
-	}
-	return p
 }
 
 // trial is what the checks of a model have found.

@@ -18,7 +18,9 @@ func convertBy(same chat.Request, sglang func(e chat.Engine) chat.Request) func(
 		if e.Profile != chat.SGLang {
 			return same
 		}
-		return sglang(e)
+		q := sglang(e)
+		q.Path = same.Path
+		return q
 	}
 }
 

@@ -62,6 +62,9 @@ func TestSGLangChats(t *testing.T) {
 			t.Errorf("%s: %v, no conversion", c.name, bad)
 			continue
 		}
+		if q := b.Convert(c.engine); q.Path != b.Path {
+			t.Errorf("%s: the chat has the path %d, want the request's, %d", c.name, q.Path, b.Path)
+		}
 		if q := b.Convert(c.engine); string(q.Messages) != c.messages || string(q.Tools) != c.tool || q.Inexact != c.inexact {
 			t.Errorf("%s:\n%s %s %q, want\n%s %s %q", c.name, q.Messages, q.Tools, q.Inexact, c.messages, c.tool, c.inexact)
 		}

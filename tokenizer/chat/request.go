@@ -3,6 +3,7 @@
 package chat
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"time"
@@ -82,6 +83,18 @@ type Request struct {
 	Convert func(e Engine) Request
 	// Size is the number of bytes of a request whose prompt is not known; 0 for all others.
 	Size int
+}
+
+// Clone returns the request with copies of its spans. Parsed and Convert are those of the request.
+func (q Request) Clone() Request {
+	for _, span := range []*[]byte{
+		&q.Messages, &q.Tools, &q.Prompt, &q.Instructions, &q.Input, &q.ToolChoice, &q.AddGenerationPrompt,
+		&q.ContinueFinalMessage, &q.ChatTemplate, &q.ChatTemplateKwargs, &q.ReasoningEffort, &q.Documents, &q.Reasoning,
+		&q.InputIDs, &q.AddSpecialTokens, &q.TruncatePromptTokens, &q.TruncationSide,
+	} {
+		*span = bytes.Clone(*span)
+	}
+	return q
 }
 
 // Engine is an engine with a model, as far as the chat of another API depends on them.
