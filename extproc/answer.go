@@ -37,10 +37,10 @@ func (s *stream) route(m message, body []byte) bool {
 	if d.Prefill != nil && conf.legByHeader(d) {
 		headers = append(headers, prefillHeaders(d.Prefill)...)
 	}
-	if body != nil && s.sized {
-		// Envoy answers 500 if the header differs from the body's length.
-		headers = append(headers, "content-length", strconv.Itoa(len(body)))
+	if body == nil {
+		body = s.replaced
 	}
+	headers = append(headers, s.lengthOf(body)...)
 	c := &extprocv3.CommonResponse{HeaderMutation: mutation(headers), ClearRouteCache: true}
 	c.HeaderMutation.RemoveHeaders = s.stripHeaders // Envoy removes before it sets
 	answer := answerTo(m, c)
@@ -126,15 +126,28 @@ func (h *head) rankHeaders(d *router.Decision) []string {
 // unchanged answers m so that the request continues unchanged, without the client's steering
 // headers. kvroute's own Envoy configuration removes these headers before; another configuration may
 // not, and a client must not choose the destination of a request that fails open.
-func (h *head) unchanged(m message) *extprocv3.ProcessingResponse {
+func (s *stream) unchanged(m message) *extprocv3.ProcessingResponse {
 	var c *extprocv3.CommonResponse
-	if m.isRequestHeaders() && h.stripHeaders != nil {
+	switch {
+	case m.isRequestHeaders() && (s.stripHeaders != nil || s.replaced != nil):
+		c = &extprocv3.CommonResponse{HeaderMutation: mutation(s.lengthOf(s.replaced)), ClearRouteCache: true}
+		c.HeaderMutation.RemoveHeaders = s.stripHeaders
+	case m == requestBody && s.mode == buffered && s.replaced != nil:
 		c = &extprocv3.CommonResponse{
-			HeaderMutation:  &extprocv3.HeaderMutation{RemoveHeaders: h.stripHeaders},
-			ClearRouteCache: true,
+			HeaderMutation: mutation(s.lengthOf(s.replaced)),
+			BodyMutation:   &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: s.replaced}},
 		}
 	}
 	return answerTo(m, c)
+}
+
+// lengthOf returns the header with the length of a new body, as name, value. Envoy answers 500 if the header
+// differs from the body's length.
+func (s *stream) lengthOf(body []byte) []string {
+	if body == nil || !s.sized {
+		return nil
+	}
+	return []string{"content-length", strconv.Itoa(len(body))}
 }
 
 // mutation sets headers, given as name, value, name, value, in place of any that are there.

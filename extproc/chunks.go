@@ -4,6 +4,7 @@ package extproc
 
 import (
 	"bytes"
+	"slices"
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -58,7 +59,15 @@ func (s *stream) joinChunks(b *extprocv3.HttpBody) (body []byte, ok bool) {
 
 // passChunks answers all held parts of the request without a decision, and counts the reason.
 func (s *stream) passChunks(why failure) bool {
-	defer s.reserved.giveBack()
+	if s.conf.untrusted() != 0 {
+		if why == failHeld {
+			s.reserved.giveBack()
+			return s.refuse(uncheckedBody())
+		}
+		s.unchecked, s.parts = true, slices.Clone(s.chunks)
+	} else {
+		defer s.reserved.giveBack()
+	}
 	s.failOpen(why, nil)
 	return s.pass(requestChunk)
 }
@@ -71,8 +80,8 @@ func (s *stream) answerChunks(m message, headers *extprocv3.ProcessingResponse, 
 	held := s.chunks
 	s.chunks = nil
 	if s.mode == streamedAhead {
-		for range held {
-			answers = append(answers, answerTo(requestBody, nil))
+		for i := range held {
+			answers = append(answers, answerTo(requestBody, aheadPart(body, i == len(held)-1)))
 		}
 	} else {
 		if body != nil {
@@ -90,6 +99,18 @@ func (s *stream) answerChunks(m message, headers *extprocv3.ProcessingResponse, 
 		answers = append(answers, answerTo(m, nil))
 	}
 	return s.send(answers...)
+}
+
+// aheadPart returns the answer to a part of a body that Envoy has sent ahead: the last part becomes the whole
+// new body, the others become empty. Without a new body the part stays.
+func aheadPart(body []byte, last bool) *extprocv3.CommonResponse {
+	switch {
+	case body == nil:
+		return nil
+	case last:
+		return &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: body}}}
+	}
+	return &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_ClearBody{ClearBody: true}}}
 }
 
 // relay answers a part of a body that stays unchanged.

@@ -15,7 +15,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Compressed bodies are routed by load, and stay as they are.
+// On a trusted listener compressed bodies are routed by load, and stay as they are.
 func TestCompressedBodies(t *testing.T) {
 	for _, c := range []struct {
 		encoding string // the header's value
@@ -25,7 +25,7 @@ func TestCompressedBodies(t *testing.T) {
 			{}, {Mode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, Chunk: 1 << 10}, {Mode: filterv3.ProcessingMode_STREAMED, Ahead: true, Chunk: 1 << 10},
 		} {
 			t.Run(fmt.Sprint(c.encoding, mode.Mode), func(t *testing.T) {
-				h := newHarness(t, extproc.Config{})
+				h := newHarness(t, extproc.Config{TrustOverrides: true, AllowDirect: true})
 				r := mode
 				r.Path, r.Body, r.Header = "/v1/chat/completions", []byte(hello), []string{"content-encoding", c.encoding}
 				x := h.Do(r)
@@ -49,7 +49,7 @@ func TestCompressedBodies(t *testing.T) {
 
 // With several models, what cannot be read is the pool's, with a reason.
 func TestUnreadableBodiesOfSeveralModels(t *testing.T) {
-	h := newHarness(t, extproc.Config{})
+	h := newHarness(t, extproc.Config{TrustOverrides: true, AllowDirect: true})
 	h.router.will(func(context.Context, router.Request) (router.Decision, error) {
 		return router.Decision{}, fmt.Errorf("router: %w", router.ErrUnknownModel)
 	})

@@ -94,7 +94,7 @@ func (s *stream) pass(m message) bool {
 	if s.mode == buffered || m.isRequestHeaders() {
 		return s.send(s.unchanged(m))
 	}
-	return s.answerChunks(m, s.unchanged(headersOurs), nil)
+	return s.answerChunks(m, s.unchanged(headersOurs), s.replaced)
 }
 
 // giveUp answers a request that has no decision yet without one. It reports whether the stream may

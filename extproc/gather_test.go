@@ -166,7 +166,7 @@ func TestUnfinishedBodiesTakeABoundedRoom(t *testing.T) {
 	const budget, streams, chunk = 1 << 20, 20, 64 << 10
 	for _, ahead := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			h := newHarness(t, extproc.Config{MaxHeldBytes: budget, DecisionTimeout: time.Minute})
+			h := newHarness(t, extproc.Config{MaxHeldBytes: budget, DecisionTimeout: time.Minute, TrustOverrides: true, AllowDirect: true})
 			var all []*envoytest.Exchange
 			for range streams {
 				x := h.Begin(streamed(ahead))

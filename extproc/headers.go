@@ -3,6 +3,7 @@
 package extproc
 
 import (
+	"cmp"
 	"context"
 	"hash/maphash"
 	"net/netip"
@@ -32,9 +33,10 @@ type head struct {
 	wrong      *openai.Error // the refusal of headersAnswered
 	models     []byte        // the answer to headersAnswered, if it is not a refusal
 	tenant     string
-	sized      bool // there is a content-length
-	compressed bool // the body has a content-encoding
-	requestID  string
+	sized      bool   // there is a content-length
+	compressed bool   // the body has a content-encoding
+	requestID  string // that engines see
+	clientID   string // that the client gave; "" if it gave none, or one with other characters than an id has
 	client     string // the client's address, as Envoy reports it; "" = unknown
 	promptHash uint64 // hash of the beginning of the prompt; 0 = unknown
 
@@ -45,7 +47,7 @@ type head struct {
 	sessionPlace int // of session in Config.SessionHeaders, from 1; 0 = none yet
 	sessionFinal bool
 
-	steering     map[string]string // the headers of [openai.Steering]; nil without any
+	steering     map[string]string // the headers that steer; nil without any
 	stripHeaders []string          // the names of these: only kvroute may set them
 	allowed      []netip.AddrPort  // endpoints that may be chosen; nil: all
 	conformance  bool              // a conformance test, which gets headers of its own
@@ -111,6 +113,8 @@ func (h *head) readModes(c *extprocv3.ProtocolConfiguration) {
 func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 	var method, path string
 	var length int64
+	var tenants int
+	var twoTenants bool
 	for _, v := range from.GetHeaders().GetHeaders() {
 		switch v.GetKey() {
 		case ":method":
@@ -123,6 +127,8 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 		case "content-encoding":
 			h.compressed = h.compressed || value(v) != "" && !strings.EqualFold(value(v), "identity")
 		case "x-tenant-id":
+			tenants++
+			twoTenants = twoTenants || tenants > 1 && h.tenant != value(v)
 			h.tenant = value(v)
 		case "traceparent":
 			h.traceParents = append(h.traceParents, value(v))
@@ -130,6 +136,9 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 			h.traceStates = append(h.traceStates, value(v))
 		case "x-request-id":
 			h.requestID = value(v)
+			h.clientID = cmp.Or(h.clientID, checkedID(h.requestID))
+		case openai.ClientRequestID:
+			h.clientID = cmp.Or(checkedID(value(v)), h.clientID)
 		case "x-forwarded-for":
 			h.client = clientOf(value(v))
 		default:
@@ -137,6 +146,9 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 		}
 	}
 	h.endpoint, h.wrong = openai.Classify(method, path)
+	if twoTenants {
+		h.wrong = badHeader("x-tenant-id", h.tenant, "one tenant: the request names two")
+	}
 	switch {
 	case h.wrong != nil || h.endpoint == openai.Other && h.asksForModels(conf, method, path):
 		return headersAnswered
@@ -174,6 +186,20 @@ func (h *head) asksForModels(conf *Config, method, path string) bool {
 	return true
 }
 
+// checkedID returns the beginning of a request's id if it has only characters that ids usually have, else "".
+// A dash means that the client gave none.
+func checkedID(id string) string {
+	if id = clip(id); id == "-" {
+		return ""
+	}
+	for i := range len(id) {
+		if c := id[i]; (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') && c != '-' && c != '_' && c != '.' {
+			return ""
+		}
+	}
+	return id
+}
+
 // clientOf returns the last address in X-Forwarded-For, which Envoy has written.
 func clientOf(forwarded string) string {
 	return strings.TrimSpace(forwarded[strings.LastIndexByte(forwarded, ',')+1:])
@@ -197,7 +223,7 @@ const headerSessionFinal = "x-dynamo-session-final"
 // readHint reads one header if it is a hint for routing.
 func (h *head) readHint(conf *Config, name, value string) {
 	switch {
-	case slices.Contains(openai.Steering, name):
+	case openai.SteeringHeader(name, conf.SessionHeaders):
 		if h.steering == nil {
 			h.steering = make(map[string]string)
 		}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -166,8 +167,16 @@ func TestInputs(t *testing.T) {
 						t.Errorf("the worker gets %s: %q, want it removed: %v", c.header[i], value, c.gone)
 					}
 				}
-				if x.Body != nil {
-					t.Errorf("the body is changed: %s", x.Body)
+				var untrusted openai.SteeringFields
+				if !l.conf.AllowDirect {
+					untrusted |= openai.FieldPins
+				}
+				if !l.conf.TrustOverrides {
+					untrusted |= openai.FieldHints
+				}
+				steers := openai.SteeringPath([]byte(body), untrusted)
+				if (x.Body != nil) != (steers != "") && x.Refusal == nil || x.Body != nil && openai.SteeringPath(x.Body, untrusted) != "" {
+					t.Errorf("the field %q steers; the worker gets the body %s", steers, x.Body)
 				}
 				x.End()
 			})
@@ -407,11 +416,16 @@ func TestThePrefillWorkersRankIsNamed(t *testing.T) {
 			}
 			return d, nil
 		})
-		x := h.Do(chat(hello))
-		x.End()
-		got := <-headers
-		if got.Get("x-data-parallel-rank") != want || got.Get("x-request-id") != x.Header["x-dynamo-request-id"] || got.Get("x-request-id") == "" {
-			t.Errorf("a rank to name: %v; headers %v, the request's id %q", named, got, x.Header["x-dynamo-request-id"])
+		const id = "5a5d0d64-8ab5-4d7a-a1a5-7ddcd6b1de9b"
+		for sent, passes := range map[string]string{id: id, "___prefill_addr_10.0.0.1:1___": ""} {
+			r := chat(hello)
+			r.Header = append(r.Header, "x-request-id", sent)
+			x := h.Do(r)
+			x.End()
+			got := <-headers
+			if got.Get("x-data-parallel-rank") != want || got.Get("x-request-id") != passes {
+				t.Errorf("a rank to name: %v; headers %v, the request's id %q", named, got, sent)
+			}
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"regexp"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -46,6 +47,9 @@ func (s *stream) routeSplit(ctx context.Context, m message, fields *openai.Body,
 	return s.route(m, decode)
 }
 
+// engineID is an id that Envoy has made. No engine reads an address from it.
+var engineID = regexp.MustCompile(`^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$`)
+
 // runLeg runs the prefill leg of the decision, and returns the decode request's body. If the leg fails,
 // the body is nil: it is unchanged, and the worker computes the prompt. The error is that of
 // [router.Router.PrefillFailed].
@@ -53,7 +57,9 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body []byte) (
 	d := s.decision.Prefill
 	size := 2 * len(body) // the client's body, and the decode worker's
 	leg := prefill.Leg{Path: "/v1/chat/completions", Header: http.Header{}, Body: body, Prompts: fields.Prompts}
-	leg.Header.Set("x-request-id", s.id)
+	if engineID.MatchString(s.requestID) {
+		leg.Header.Set("x-request-id", s.requestID) // as the decode worker's
+	}
 	addTrace(leg.Header, &s.arrival)
 	if s.endpoint == openai.Completions {
 		leg.Path = "/v1/completions"

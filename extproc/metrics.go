@@ -33,8 +33,8 @@ const (
 
 // metrics are the package's instruments. docs/metrics.md lists them.
 type metrics struct {
-	ends, failOpen, refusals, strays, compressed, queries, lists, unreached, attempts meter.Counter
-	bodySize, legs                                                                    metric.Float64Histogram
+	ends, failOpen, refusals, strays, compressed, steering, queries, lists, unreached, attempts meter.Counter
+	bodySize, legs                                                                              metric.Float64Histogram
 }
 
 func newMetrics(from metric.Meter, s *Server) (*metrics, error) {
@@ -55,6 +55,8 @@ func newMetrics(from metric.Meter, s *Server) (*metrics, error) {
 		lists:      m.Counter("kvroute.extproc.lists", "{request}", "Requests for the list of models, or for one model, that kvroute answered."),
 		queries:    m.Counter("kvroute.extproc.queries", "{request}", "Requests that only queried their worker."),
 		compressed: m.Counter("kvroute.extproc.compressed", "{request}", "Requests with a compressed body."),
+		steering: m.Counter("kvroute.extproc.steering", "{request}",
+			"Requests whose body had fields that steer workers, or that kvroute could not check for them, by what became of the fields or the request.", "action"),
 		unreached: m.Counter("kvroute.extproc.unreached", "{request}",
 			"Requests that Envoy could not send to the chosen worker, because it has no endpoint there."),
 		attempts: m.Counter("kvroute.extproc.attempts", "{attempt}",

@@ -30,18 +30,30 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 		body, fits = s.joinChunks(b)
 	}
 	if !fits {
+		if bad := s.checkHeld(b); bad != nil {
+			return s.refuse(bad)
+		}
 		s.failOpen(failHeld, nil)
 		return s.pass(m)
 	}
+	conf := &s.conf
 	truncated := s.partial && m == requestBody && !b.GetEndOfStream()
 	fields, unread, bad := s.readBody(m, body, truncated)
+	switch {
+	case bad == nil && truncated:
+		bad = s.uncheckable(false)
+	case bad == nil && fields.Steering&conf.untrusted() != 0:
+		bad = s.unsteer(body)
+	}
 	if bad != nil {
 		return s.refuse(bad)
+	}
+	if s.replaced != nil {
+		body = s.replaced
 	}
 	if fields.Model == "" && !unread && fields.Size > 0 {
 		return s.pass(m) // no prompt and no model: any worker of Envoy's pool can serve it
 	}
-	conf := &s.conf
 	s.promptHash = s.prefixOf(&fields, body)
 	req := s.routerRequest(&fields, unread)
 	if !s.splittable(conf, m, &fields, truncated) {
@@ -73,6 +85,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 // cannot read all of it.
 func (s *stream) readBody(m message, body []byte, truncated bool) (fields openai.Body, unread bool, bad *openai.Error) {
 	if m == headersOurs || m.isOther() {
+		s.unchecked = m == headersOurs && s.conf.untrusted() != 0
 		return fields, true, nil
 	}
 	s.metrics.bodySize.Record(context.Background(), float64(len(body)))
@@ -82,7 +95,7 @@ func (s *stream) readBody(m message, body []byte, truncated bool) (fields openai
 	}
 	if s.compressed && len(body) > 0 { // kvroute reads no compressed bodies
 		s.metrics.compressed.Count()
-		return fields, true, nil
+		return fields, true, s.uncheckable(true)
 	}
 	fields, bad = s.conf.Bodies.Parse(s.endpoint, body)
 	if bad != nil && truncated {
@@ -112,7 +125,7 @@ func (s *stream) routerRequest(fields *openai.Body, unread bool) router.Request 
 		AllowedAddresses: h.allowed,
 		Labels: router.Labels{
 			Operation: operation(h.endpoint),
-			RequestID: clip(h.requestID),
+			RequestID: h.clientID,
 			Class:     clip(h.hint(headerClass, prefixGateway+nameObjective, prefixLLMD+nameObjective)),
 			Fairness:  clip(h.hint(prefixGateway+nameFairness, prefixLLMD+nameFairness)),
 		},

@@ -14,8 +14,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Headers with hints for routing. They are removed from requests, as all of [openai.Steering]
-// are, and applied where the listener is trusted.
+// Headers with hints for routing. They are removed from requests, as all headers that steer are, and
+// applied where the listener is trusted. All are in [openai.Hints].
 const (
 	headerPin            = "x-dynamo-worker-instance-id"
 	headerRank           = "x-dynamo-dp-rank"

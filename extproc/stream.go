@@ -76,7 +76,12 @@ type stream struct {
 	reserved reservation      // of memory, for the body
 	chunks   [][]byte         // parts of the body that are not answered yet
 	size     int              // bytes of these chunks
+	replaced []byte           // the body without the fields that steer; nil if it stays as it is
 	deadline <-chan time.Time // of the answer to the headers; nil if Envoy does not wait for it
+
+	// A body that Envoy passes on before kvroute has checked it.
+	unchecked bool
+	parts     [][]byte
 
 	// The decision.
 	id       string // the request's id; "" before the decision
@@ -137,6 +142,12 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 	act, to := next(s.mode, s.state, m)
 	if act == proceed && m.isOther() && s.conf.EndpointPicker {
 		act, to = decide, s.state // a gateway with that protocol cannot choose an endpoint itself
+	}
+	if s.inspects(m) {
+		passes, more := s.inspect(m, req.GetRequestBody())
+		if !passes || !more {
+			return more
+		}
 	}
 	s.state = to
 	switch act {

@@ -18,7 +18,7 @@ import (
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// A request with a truncated body is routed by load to a worker of its model, and the
+// On a trusted listener a request with a truncated body is routed by load to a worker of its model, and the
 // decision says why. What is there of the body stands for the load.
 func TestTruncatedBodiesAreRoutedByLoad(t *testing.T) {
 	r, err := router.New(router.Config{})
@@ -31,7 +31,7 @@ func TestTruncatedBodiesAreRoutedByLoad(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s, err := extproc.New(extproc.Config{}, r)
+	s, err := extproc.New(extproc.Config{TrustOverrides: true, AllowDirect: true}, r)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -226,7 +226,7 @@ func (e evicted) Recv() (*extprocv3.ProcessingRequest, error) {
 
 // A message that comes with an eviction is not lost.
 func TestAMessageComesWithAnEviction(t *testing.T) {
-	h := newUnserved(t, extproc.Config{})
+	h := newUnserved(t, extproc.Config{TrustOverrides: true, AllowDirect: true})
 	for range 3000 {
 		ctx, end := context.WithCancel(t.Context())
 		mode := filterv3.ProcessingMode_FULL_DUPLEX_STREAMED

@@ -28,6 +28,9 @@ type Body struct {
 	// probabilities of the prompt's tokens, or the client asks for it.
 	Uncached bool
 
+	// Steering are the kinds of fields in the body that steer, for [RemoveSteering].
+	Steering SteeringFields
+
 	// Tokens is the prompt as the client tokenized it, in nvext.token_data or a chat's
 	// kv_transfer_params.prompt_token_ids; nil if the field is absent or not a list of
 	// token ids, which only the engine can judge.
@@ -150,13 +153,21 @@ var names = [...]string{
 	"input_embeds", "lora_path", "extra_key",
 }
 
-// places are the places of members in fields, from 1 on.
-//
+// place is the place of a member in fields, from 1 on, and its node in the tree of fields that steer. Both
+// may be absent.
+type place struct {
+	at       int
+	steering *steeringNode
+}
+
 //nolint:gochecknoglobals // a table
-var places = func() map[string]int {
-	m := make(map[string]int, len(names))
+var places = func() map[string]place {
+	m := make(map[string]place, len(names)+len(steeringTree.members))
 	for i, name := range names {
-		m[name] = i + 1
+		m[name] = place{i + 1, nil}
+	}
+	for name, node := range steeringTree.members {
+		m[name] = place{m[name].at, node}
 	}
 	return m
 }()
@@ -165,6 +176,7 @@ var places = func() map[string]int {
 // member of the same name replaces an earlier one.
 type fields struct {
 	values       [len(names) + 1]value
+	steering     SteeringFields
 	promptValues int    // number of values in the prompt
 	err          *Error // of the first field with a value of the wrong type
 
@@ -173,11 +185,15 @@ type fields struct {
 }
 
 // get returns the member of a name in names.
-func (f *fields) get(name string) value { return f.values[places[name]] }
+func (f *fields) get(name string) value { return f.values[places[name].at] }
 
 func (f *fields) set(name []byte, v value) {
-	if at := places[string(name)]; at > 0 {
-		f.values[at] = v
+	p := places[string(name)]
+	if p.at > 0 {
+		f.values[p.at] = v
+	}
+	if p.steering != nil {
+		f.steering |= p.steering.in(v)
 	}
 }
 
@@ -247,7 +263,7 @@ func (f *fields) count(name []byte, numbers, others int) {
 // body turns the values into a Body.
 func (f *fields) body() (Body, *Error) {
 	nvext := f.get("nvext")
-	b := Body{NVExt: nvext}
+	b := Body{NVExt: nvext, Steering: f.steering}
 	b.Request = chat.Request{
 		Messages:             f.get("messages"),
 		Parsed:               f.parsed,

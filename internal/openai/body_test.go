@@ -88,7 +88,7 @@ func TestParse(t *testing.T) {
 		},
 		{
 			"ids as vLLM takes them", openai.ChatCompletions, `{"model":"m","messages":[1],"kv_transfer_params":{"do_remote_decode":true,"prompt_token_ids":[1,2]}}`,
-			openai.Body{Model: "m", Tokens: []uint32{1, 2}, Request: prompt.Request{Messages: raw(`[1]`)}},
+			openai.Body{Model: "m", Tokens: []uint32{1, 2}, Request: prompt.Request{Messages: raw(`[1]`)}, Steering: openai.FieldHints},
 		},
 		{
 			"of a completion vLLM does not take them", openai.Completions, `{"model":"m","prompt":"p","kv_transfer_params":{"prompt_token_ids":[1,2]}}`,

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"bytes"
+	"net/http"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/kvroute/kvroute/internal/openai"
+)
+
+// untrusted returns the kinds of fields in a body that clients of the listener must not set.
+func (c *Config) untrusted() (kinds openai.SteeringFields) {
+	if !c.AllowDirect {
+		kinds |= openai.FieldPins
+	}
+	if !c.TrustOverrides {
+		kinds |= openai.FieldHints
+	}
+	return kinds
+}
+
+// unsteer removes the steering fields from the request's body: s.replaced is then the body for the worker.
+func (s *stream) unsteer(body []byte) *openai.Error {
+	if !s.reserved.add(len(body)) { // for the copy
+		return uncheckedBody()
+	}
+	s.replaced = openai.RemoveSteering(body, s.conf.untrusted())
+	s.metrics.steering.Count("removed")
+	return nil
+}
+
+// uncheckedBody is the refusal of a body for which the router has no memory.
+func uncheckedBody() *openai.Error {
+	return &openai.Error{
+		Status: http.StatusServiceUnavailable, Message: "the router has no memory to check the body; send the request again",
+		Type: openai.Unavailable, Code: "router_overloaded", Retry: 1,
+	}
+}
+
+// checkHeld returns the refusal of a body for which the budget has no room. A body in one message is in
+// memory already; parts would have to be joined.
+func (s *stream) checkHeld(b *extprocv3.HttpBody) *openai.Error {
+	switch {
+	case s.conf.untrusted() == 0:
+		return nil
+	case s.mode != buffered:
+		return uncheckedBody()
+	case s.partial && !b.GetEndOfStream():
+		return s.uncheckable(false)
+	}
+	return s.check(b.GetBody())
+}
+
+// uncheckable returns the refusal of a body that kvroute cannot read, nil if the listener is trusted: the body
+// may have fields that steer. encoded says that the body has a content-encoding; otherwise Envoy has truncated it.
+func (s *stream) uncheckable(encoded bool) *openai.Error {
+	switch {
+	case s.conf.untrusted() == 0:
+		return nil
+	case encoded:
+		s.metrics.steering.Count("refused")
+		return &openai.Error{
+			Status: http.StatusUnsupportedMediaType, Message: "the body has a content-encoding; send it without",
+			Type: openai.InvalidRequest, Code: "unsupported_encoding",
+		}
+	}
+	s.metrics.steering.Count("refused")
+	return &openai.Error{
+		Status: http.StatusRequestEntityTooLarge, Message: "the request body is larger than the gateway's buffer",
+		Type: openai.InvalidRequest, Code: "body_too_large",
+	}
+}
+
+// inspects reports whether a part of a body must be checked that Envoy passes on as it comes: kvroute has made
+// its decision, or has failed open, before the body was complete.
+func (s *stream) inspects(m message) bool {
+	return (m == requestChunk || m == requestBody || m == requestTrailers) && s.unchecked && s.state != refused
+}
+
+// inspect checks the parts of such a body. The worker cannot use an incomplete body, so only the last part
+// waits for the check, and a body with steering fields is refused. It returns false if the stream must end, and
+// passes if the part may pass.
+func (s *stream) inspect(m message, b *extprocv3.HttpBody) (passes, more bool) {
+	part := b.GetBody()
+	s.size += len(part)
+	var bad *openai.Error
+	switch {
+	case s.size > s.conf.MaxBodyBytes:
+		bad = tooLarge(s.conf.MaxBodyBytes)
+	case !s.reserved.add(2 * len(part)): // for the joined copy, too
+		bad = uncheckedBody()
+	case m == requestChunk:
+		s.parts = append(s.parts, part)
+		return true, true
+	default:
+		bad = s.check(bytes.Join(append(s.parts, part), nil))
+	}
+	s.unchecked, s.parts = false, nil
+	s.reserved.giveBack()
+	if bad != nil {
+		return false, s.refuse(bad)
+	}
+	return true, true
+}
+
+// check returns the refusal of a body that steers, or that kvroute cannot read.
+func (s *stream) check(body []byte) *openai.Error {
+	if len(body) == 0 {
+		return nil
+	}
+	if s.compressed {
+		return s.uncheckable(true)
+	}
+	fields, bad := openai.Parse(s.endpoint, body)
+	kinds := s.conf.untrusted()
+	if bad != nil || fields.Steering&kinds == 0 {
+		return bad
+	}
+	s.metrics.steering.Count("refused")
+	path := openai.SteeringPath(body, kinds)
+	return &openai.Error{
+		Status: http.StatusBadRequest, Message: path + " is not allowed: only a trusted listener accepts fields that steer workers",
+		Type: openai.InvalidRequest, Param: path, Code: "steering_field",
+	}
+}
