@@ -48,6 +48,9 @@ type Config struct {
 	// AllowPaths are added to the paths that [Config.Paths] returns. Envoy answers 404 to any other path.
 	AllowPaths []string `yaml:"allow-path" help:"<path> that clients may reach on workers beside the inference paths, or /path/* for all below it; may be given several times"`
 
+	// SessionHeaders keep their headers, should their names begin as those of headers that steer workers do.
+	SessionHeaders []string `yaml:"session-header" help:"<name> of a header in session-headers of kvroute serve that begins with x-dynamo- or another prefix of steering headers; may be given several times"`
+
 	// CA, Cert and Key are absolute paths of PEM files. Without ServerName, Envoy accepts any
 	// certificate signed by CA.
 	CA         string `yaml:"extproc-ca" help:"<file> with the authority of kvroute's certificate; turns TLS to kvroute on"`
@@ -158,7 +161,10 @@ func (c Config) values() map[string]any {
 		"directory": path.Dir(c.PoolFile),
 		"discovery": map[string]string{"extproc": discovery(c.ExtProc), "pool": discovery(c.Pool)},
 		"body_mode": bodyModes[c.BodyMode],
-		"steering":  openai.Steering,
+		"steering":  openai.SteeringPattern(c.SessionHeaders),
+		"hints":     openai.Hints,
+		"settable":  openai.SettableHeaders(),
+		"client_id": openai.ClientRequestID,
 		"silence": map[string]int64{
 			"idle":     int64(max(time.Second, c.SilenceTimeout/3) / time.Second),
 			"interval": int64(max(time.Second, c.SilenceTimeout/6) / time.Second),
@@ -207,6 +213,9 @@ func (c *Config) check() (err error) {
 	for i, p := range c.AllowPaths {
 		want(allowForm.MatchString(p), "allow-path[%d] is %q, want a path such as /v1/audio/speech, or /v1/audio/* for all paths below it", i, p)
 	}
+	for i, name := range c.SessionHeaders {
+		want(headerForm.MatchString(name), "session-header[%d] is %q, want a header's name in lower case", i, name)
+	}
 	want(slices.Contains([]Failover{Composite, List, NoFailover}, c.Failover), "failover is %q, want composite, list or none", c.Failover)
 	want(c.Failover != List || len(c.Pool) > 0 || c.PoolFile != "", "failover is list, which needs pool or pool-file")
 	want(bodyModes[c.BodyMode] != "", "body-mode is %q, want buffered, buffered-partial, streamed, streamed-ahead or full-duplex", c.BodyMode)
@@ -227,8 +236,9 @@ const maxSilence = 24 * time.Hour
 var (
 	hostForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$`)
 	// allowForm is a path that has the same meaning as a regular expression, except for its dots.
-	allowForm = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+(/\*)?$|^/\*$`)
-	pathForm  = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+$`)
+	allowForm  = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+(/\*)?$|^/\*$`)
+	headerForm = regexp.MustCompile(`^[a-z0-9-]+$`)
+	pathForm   = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+$`)
 )
 
 func isAddress(s string) bool {
@@ -262,10 +272,14 @@ func addresses(list []string) (all []string) {
 	return all
 }
 
+// unescaped is the rest of a path without an escaped percent sign. Envoy decodes a path once; a worker must
+// not find another path in what is left.
+const unescaped = `([^%]|%[013-9A-Fa-f][0-9A-Fa-f]|%2[0-46-9A-Fa-f])+`
+
 // Paths returns a regular expression of the paths that reach workers.
 func (c Config) Paths() string {
 	all := append(openai.Paths(), "/v1/models", "/v1/models/*")
-	return strings.NewReplacer(".", `\.`, "*", ".+").Replace(strings.Join(append(all, c.AllowPaths...), "|"))
+	return strings.NewReplacer(".", `\.`, "*", unescaped).Replace(strings.Join(append(all, c.AllowPaths...), "|"))
 }
 
 // discovery returns STRICT_DNS if at least one address is a name, otherwise STATIC.

@@ -236,15 +236,15 @@ func TestContract(t *testing.T) {
 	if n := len(hcm.GetEarlyHeaderMutationExtensions()); n != 1 {
 		t.Errorf("%d early header mutations: clients could name workers", n)
 	}
-	if diff := cmp.Diff(openai.Steering, host.GetRoutes()[4].GetRequestHeadersToRemove()); diff != "" {
-		t.Errorf("headers that steer (-list +the pool's route):\n%s", diff)
+	if diff := cmp.Diff(openai.Hints, host.GetRoutes()[5].GetRequestHeadersToRemove()); diff != "" {
+		t.Errorf("hints (-list +the pool's route):\n%s", diff)
 	}
 	filter := &extprocv3.ExternalProcessor{}
 	if err := hcm.GetHttpFilters()[0].GetTypedConfig().UnmarshalTo(filter); err != nil {
 		t.Fatal(err)
 	}
 	may := regexp.MustCompile("^(" + filter.GetMutationRules().GetAllowExpression().GetRegex() + ")$")
-	for _, name := range openai.Steering {
+	for _, name := range envoytest.SteeringHeaders {
 		if !may.MatchString(name) {
 			t.Errorf("kvroute may not remove %s", name)
 		}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -120,12 +121,15 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 				t.Errorf("the route %s does not ask kvroute", asks.GetName())
 			}
 			var removed []string
-			for _, m := range regexp.MustCompile(`"(x-[a-z-]+)"`).FindAllStringSubmatch(early+asks.String(), -1) {
+			for _, m := range regexp.MustCompile(`"(x-[a-z-]+)"`).FindAllStringSubmatch(asks.String(), -1) {
 				removed = append(removed, m[1])
 			}
 			slices.Sort(removed)
-			if want := slices.Sorted(slices.Values(openai.Steering)); !slices.Equal(removed, want) {
-				t.Errorf("headers of clients that are removed: %v, want %v", removed, want)
+			if want := slices.Sorted(slices.Values(openai.Hints)); !slices.Equal(removed, want) {
+				t.Errorf("hints of clients that are removed: %v, want %v", removed, want)
+			}
+			if want := strconv.Quote(openai.SteeringPattern(nil)); !strings.Contains(early, want) {
+				t.Errorf("the headers that are removed before routes are %s, want the expression %s", early, want)
 			}
 			if len(routes) != len(decided)+1 {
 				t.Errorf("%d routes, want %d for decided requests, and one more", len(routes), len(decided))

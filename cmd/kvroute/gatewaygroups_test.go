@@ -14,7 +14,7 @@ import (
 
 	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/internal/bus"
-	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -233,7 +233,7 @@ func TestGatewayTellsGroupsWhatKvrouteSays(t *testing.T) {
 	d, flags := newUpperTier(t, gateway("east"), gateway("west"), ", models: [sim], block_size: 16, members: 2")
 	d.begin(t, append(flags, "--group-probe", "off")...)
 	header := http.Header{"X-Of-Others": {"stays"}}
-	for _, name := range openai.Steering {
+	for _, name := range envoytest.SteeringHeaders {
 		header.Add(name, forged)
 	}
 	check := func(when string, decides bool) {
@@ -251,7 +251,7 @@ func TestGatewayTellsGroupsWhatKvrouteSays(t *testing.T) {
 			if len(got) != 1 {
 				t.Fatalf("%s, %s: %d requests arrive, want 1", when, c.path, len(got))
 			}
-			for _, name := range openai.Steering {
+			for _, name := range envoytest.SteeringHeaders {
 				if v := got[0].Values(name); slices.Contains(v, forged) {
 					t.Errorf("%s, %s: the client's %s reaches a group", when, c.path, name)
 				}

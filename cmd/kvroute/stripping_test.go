@@ -19,7 +19,6 @@ import (
 
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/envoytest"
-	"github.com/kvroute/kvroute/internal/openai"
 )
 
 // Client headers that only kvroute may set never reach a worker, whether kvroute decides, passes,
@@ -46,7 +45,7 @@ func TestControlHeadersReachNoWorker(t *testing.T) {
 		fmt.Fprint(w, `{"choices":[]}`)
 	})
 	header := http.Header{"X-Of-Others": {"stays"}}
-	for _, name := range openai.Steering {
+	for _, name := range envoytest.SteeringHeaders {
 		header.Add(name, forged)
 	}
 	d.EnvoyConfig.MessageTimeout = time.Second
@@ -186,7 +185,7 @@ func TestNoConfigurationLetsClientsChoose(t *testing.T) {
 			defer mu.Unlock()
 			reached = append(reached, name)
 			from = r.Header.Get("X-Forwarded-For")
-			for _, header := range openai.Steering {
+			for _, header := range envoytest.SteeringHeaders {
 				if r.Header.Values(header) != nil {
 					seen[header] = true
 				}
@@ -198,7 +197,7 @@ func TestNoConfigurationLetsClientsChoose(t *testing.T) {
 	pool := [2]string{startWorker("pool"), startWorker("pool")}
 	victim := startWorker("victim")
 	header := http.Header{}
-	for _, name := range openai.Steering {
+	for _, name := range envoytest.SteeringHeaders {
 		header.Set(name, victim)
 	}
 	header.Set("X-Forwarded-For", "203.0.113.7")
