@@ -11,16 +11,8 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// untrusted returns the kinds of fields in a body that clients of the listener must not set.
-func (c *Config) untrusted() (kinds openai.SteeringFields) {
-	if !c.AllowDirect {
-		kinds |= openai.FieldPins
-	}
-	if !c.TrustOverrides {
-		kinds |= openai.FieldHints
-	}
-	return kinds
-}
+// steeringField is the code of the error for a body with a field that steers.
+const steeringField = "steering_field"
 
 // unsteer removes the steering fields from the request's body: s.replaced is then the body for the worker.
 func (s *stream) unsteer(body []byte) *openai.Error {
@@ -48,10 +40,12 @@ func (s *stream) checkHeld(b *extprocv3.HttpBody) *openai.Error {
 		return nil
 	case s.mode != buffered:
 		return uncheckedBody()
-	case s.partial && !b.GetEndOfStream():
-		return s.uncheckable(false)
 	}
-	return s.check(b.GetBody())
+	bad := s.check(b.GetBody())
+	if bad != nil && s.partial && !b.GetEndOfStream() && bad.Code != steeringField {
+		return s.uncheckable(false) // not JSON: Envoy has truncated it
+	}
+	return bad
 }
 
 // uncheckable returns the refusal of a body that kvroute cannot read, nil if the listener is trusted: the body
@@ -74,13 +68,8 @@ func (s *stream) uncheckable(encoded bool) *openai.Error {
 	}
 }
 
-// inspects reports whether a part of a body must be checked that Envoy passes on as it comes: kvroute has made
-// its decision, or has failed open, before the body was complete.
-func (s *stream) inspects(m message) bool {
-	return (m == requestChunk || m == requestBody || m == requestTrailers) && s.unchecked && s.state != refused
-}
-
-// inspect checks the parts of such a body. The worker cannot use an incomplete body, so only the last part
+// inspect checks the parts of a body that Envoy passes on as they come: kvroute has made its decision, or has
+// failed open, before the body was complete. The worker cannot use an incomplete body, so only the last part
 // waits for the check, and a body with steering fields is refused. It returns false if the stream must end, and
 // passes if the part may pass.
 func (s *stream) inspect(m message, b *extprocv3.HttpBody) (passes, more bool) {
@@ -123,6 +112,6 @@ func (s *stream) check(body []byte) *openai.Error {
 	path := openai.SteeringPath(body, kinds)
 	return &openai.Error{
 		Status: http.StatusBadRequest, Message: path + " is not allowed: only a trusted listener accepts fields that steer workers",
-		Type: openai.InvalidRequest, Param: path, Code: "steering_field",
+		Type: openai.InvalidRequest, Param: path, Code: steeringField,
 	}
 }

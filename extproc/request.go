@@ -40,7 +40,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	truncated := s.partial && m == requestBody && !b.GetEndOfStream()
 	fields, unread, bad := s.readBody(m, body, truncated)
 	switch {
-	case bad == nil && truncated:
+	case bad == nil && truncated && unread: // a body with trailers that is JSON is complete
 		bad = s.uncheckable(false)
 	case bad == nil && fields.Steering&conf.untrusted() != 0:
 		bad = s.unsteer(body)
@@ -79,6 +79,17 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 		return s.withoutWorker(m, err, fields.Model, unread, starting)
 	}
 	return s.route(m, nil)
+}
+
+// untrusted returns the kinds of fields in a body that clients of the listener must not set.
+func (c *Config) untrusted() (kinds openai.SteeringFields) {
+	if !c.AllowDirect {
+		kinds |= openai.FieldPins
+	}
+	if !c.TrustOverrides {
+		kinds |= openai.FieldHints
+	}
+	return kinds
 }
 
 // readBody reads the fields of the request's body, whose last message is m. unread reports that kvroute

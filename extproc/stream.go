@@ -143,7 +143,7 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 	if act == proceed && m.isOther() && s.conf.EndpointPicker {
 		act, to = decide, s.state // a gateway with that protocol cannot choose an endpoint itself
 	}
-	if s.inspects(m) {
+	if s.unchecked && s.state != refused && (m == requestChunk || m == requestBody || m == requestTrailers) {
 		passes, more := s.inspect(m, req.GetRequestBody())
 		if !passes || !more {
 			return more

@@ -358,7 +358,7 @@ func requestsFail(t *testing.T, all *stories) {
 		t.Fatal(err)
 	}
 	d.EnvoyConfig.Pool = append(d.EnvoyConfig.Pool, address)
-	d.begin(t, append(flags, "--avoid-failing", "0")...)
+	d.begin(t, append(flags, "--avoid-failing", "0", "--allow-direct", "--trust-overrides")...) // trusted, so that bodies it cannot read pass
 	at := d.Router.At.HTTP
 	chats := func(n int, header http.Header) {
 		t.Helper()
