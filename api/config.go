@@ -39,6 +39,8 @@ type Config struct {
 	// Client sends the requests of /v1/generate. Default [fleet.Networks.Client] of all
 	// networks: it follows neither proxies nor redirects.
 	Client *http.Client
+	// TrustOverrides lets the body of /v1/generate have fields that steer workers. Default: they are an error.
+	TrustOverrides bool
 	// Ready are the checks of /readyz, beside the check that some worker can take requests.
 	Ready []Check
 	// Replica describes this router replica; the API adds time, scope and readiness. Default:

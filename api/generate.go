@@ -39,7 +39,7 @@ func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 	case q.PrefillWorkerID != nil || q.RoutingMode == router.SplitAlways:
 		bad = invalid("routing_mode", "routing_mode must not be disaggregated, and there must be no prefill_worker_id: the request goes to one worker")
 	default:
-		path, body, bad = workerRequest(&q)
+		path, body, bad = c.workerRequest(&q)
 	}
 	if bad != nil {
 		bad.Write(w)
@@ -65,7 +65,7 @@ func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 
 // workerRequest makes the request to the worker: token ids or a prompt to /v1/completions, messages to
 // /v1/chat/completions, together with the further fields of the question.
-func workerRequest(q *question) (path string, body []byte, _ *openai.Error) {
+func (c *Config) workerRequest(q *question) (path string, body []byte, _ *openai.Error) {
 	fields := map[string]any{"model": q.Model, "stream": true}
 	for name, value := range map[string]json.RawMessage{
 		"prompt": q.Prompt, "messages": q.Messages, "tools": q.Tools, "tool_choice": q.ToolChoice, "chat_template_kwargs": q.ChatTemplateKwargs,
@@ -94,6 +94,9 @@ func workerRequest(q *question) (path string, body []byte, _ *openai.Error) {
 	body, err := json.Marshal(fields)
 	if err != nil {
 		return "", nil, invalid("body", "body must be JSON")
+	}
+	if field := openai.SteeringPath(body, openai.FieldPins|openai.FieldHints); field != "" && !c.TrustOverrides {
+		return "", nil, invalid("body."+field, "body."+field+" steers workers: start kvroute with --trust-overrides if all clients of the API may do so")
 	}
 	return path, body, nil
 }

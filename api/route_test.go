@@ -268,6 +268,8 @@ func TestGenerate(t *testing.T) {
 		{"a redirect", func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://example.org/", http.StatusFound)
 		}, `"token_ids":[1]`, 502, "status 302"},
+		{"a peer of a transfer", nil, `"token_ids":[1],"body":{"\u006bv_transfer_params":{"remote_host":"h"}}`, 400, `"param":"body.kv_transfer_params"`},
+		{"a rank", nil, `"token_ids":[1],"body":{"nvext":{"dp_rank":1}}`, 400, `"param":"body.nvext.dp_rank"`},
 		{"silence", func(http.ResponseWriter, *http.Request) {}, `"token_ids":[1]`, 200, ""},
 		{"an end in between", func(w http.ResponseWriter, _ *http.Request) {
 			fmt.Fprint(w, "data: a\n\n")

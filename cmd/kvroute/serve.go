@@ -318,15 +318,16 @@ func (s *server) openHTTP() (err error) {
 	}
 	draining := make(chan struct{})
 	conf := api.Config{
-		Router:  s.router,
-		Client:  s.client,
-		Metrics: s.metrics.Handler(),
-		Ready:   s.checks(),
-		Replica: s.replica,
-		Scope:   s.scopeName(),
-		Stream:  s.position,
-		Fleet:   s.registry,
-		Tokens:  s.tokens,
+		TrustOverrides: s.conf.TrustOverrides,
+		Router:         s.router,
+		Client:         s.client,
+		Metrics:        s.metrics.Handler(),
+		Ready:          s.checks(),
+		Replica:        s.replica,
+		Scope:          s.scopeName(),
+		Stream:         s.position,
+		Fleet:          s.registry,
+		Tokens:         s.tokens,
 
 		Draining: draining,
 		History:  s.outcomes.History,
