@@ -102,6 +102,10 @@ test-long: tools envoy promtool ## run all tests with the race detector, and the
 	KVROUTE_LONG=1 go test $(RACE) -timeout 90m -shuffle=on -count=1 -parallel 4 ./...
 	@$(MAKE) --no-print-directory test-browser test-helm
 
+.PHONY: test-security
+test-security: tools envoy ## replay the attacks of SECURITY.md with headers, bodies and paths in each Envoy configuration, while kvroute decides and while it is dead (1 minute)
+	@go test -count=1 -v -run '^TestSecurity$$' ./cmd/kvroute | grep -v '^=== '
+
 .PHONY: test-helm
 test-helm: ## test the Helm chart with Helm's linter and Kubernetes' types (1 minute; builds Helm's module once)
 	go test -C tools/helm -count=1 .
