@@ -18,7 +18,6 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
 
 	"github.com/kvroute/kvroute/api"
@@ -118,7 +117,8 @@ func located(err error, file string, given map[string]bool) error {
 	if info, none := os.Stat(file); err == nil || none != nil || !info.Mode().IsRegular() { // a pipe can be read once
 		return err
 	}
-	tree, bad := parser.ParseFile(file, 0)
+	data, _ := readYAML(file)
+	tree, bad := parseYAML(file, data)
 	if bad != nil {
 		return err
 	}
@@ -187,9 +187,8 @@ func misread(err error, file string, data []byte) error {
 
 // checkNodes refuses what the YAML library accepts silently: several documents, and fractions for
 // whole numbers.
-func (c *config) checkNodes(file string, data []byte) error {
-	tree, err := parser.ParseBytes(data, 0)
-	if err == nil && len(tree.Docs) > 1 {
+func (c *config) checkNodes(file string, tree *ast.File) (err error) {
+	if len(tree.Docs) > 1 {
 		err = fmt.Errorf("%s: there are %d YAML documents, want one", file, len(tree.Docs))
 	}
 	for name, s := range settings.All(c) {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/goccy/go-yaml"
@@ -365,15 +364,19 @@ func readFile(file string) (config, error) {
 	if file == "" {
 		return c, nil
 	}
-	data, err := os.ReadFile(file)
+	data, err := readYAML(file)
 	if err != nil {
 		return c, err
 	}
-	c.Version = 0
-	if err := yaml.UnmarshalWithOptions(data, &c, yaml.Strict()); err != nil {
+	tree, err := parseYAML(file, data)
+	if err != nil {
 		return c, misread(err, file, data)
 	}
-	if err := c.checkNodes(file, data); err != nil {
+	c.Version = 0
+	if err := decodeYAML(data, &c); err != nil {
+		return c, misread(err, file, data)
+	}
+	if err := c.checkNodes(file, tree); err != nil {
 		return c, err
 	}
 	if c.Version != 1 {

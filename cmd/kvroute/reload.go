@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/internal/settings"
+	"github.com/kvroute/kvroute/router"
 )
 
 // reload reads the configuration again on SIGHUP, and when its file or that of the API's
@@ -53,7 +54,7 @@ var reloadable = []string{
 // readAgain applies the reloadable settings and the tokens of the API: all of them, or none after an
 // error.
 func (s *server) readAgain(ctx context.Context) error {
-	c, _, err := s.read()
+	c, cards, err := s.readFiles()
 	if err != nil {
 		return err
 	}
@@ -61,10 +62,6 @@ func (s *server) readAgain(ctx context.Context) error {
 		return slices.Contains(reloadable, name) && (name != "groups" || s.groups != nil)
 	})
 	c.Attention = s.conf.Attention // it changes only with a restart
-	cards, err := c.loadCards(s.prompts, s.log)
-	if err != nil {
-		return err
-	}
 	takeTokens := func() {}
 	if s.tokens != nil {
 		if takeTokens, err = s.tokens.Read(); err != nil {
@@ -95,6 +92,15 @@ func (s *server) readAgain(ctx context.Context) error {
 		s.log.Warn("these changed settings take effect only after a restart", "settings", strings.Join(pending, ", "))
 	}
 	return nil
+}
+
+// readFiles reads the configuration and the models that it names. A panic becomes an error.
+func (s *server) readFiles() (c config, cards []router.Card, err error) {
+	defer recovered(&err)
+	if c, _, err = s.read(); err == nil {
+		cards, err = c.loadCards(s.prompts, s.log)
+	}
+	return c, cards, err
 }
 
 // watchEvery is the time between two looks at the files. A changed file is read when two

@@ -44,6 +44,17 @@ func TestStaticWorkersAreReloaded(t *testing.T) {
 	if got := names(); got != "bhealthy" {
 		t.Errorf("after a mistake the workers are %s", got)
 	}
+	// Nor does a file whose lists contain themselves, or that is nested without an end.
+	for text, want := range map[string]string{
+		"version: 1\nworkers: &x [*x]\n":                   "within its own anchor",
+		"version: 1\nworkers: " + strings.Repeat("[", 1e5): "within each other",
+	} {
+		rewrite(t, c, file, text)
+		eventually(t, want+" is not reported", func() bool { return strings.Contains(c.LastLines(), want) })
+	}
+	if got := names(); got != "bhealthy" {
+		t.Errorf("after two wrong files the workers are %s", got)
+	}
 }
 
 // Log lines name workers by the operator's names, whichever package writes the line.
