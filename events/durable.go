@@ -148,6 +148,8 @@ type Durable struct {
 	lastProbe  time.Time
 	lastAudit  time.Time
 	refusals   int // failed probes in a row
+	// refusedEpoch is the revision of the last refused epoch.
+	refusedEpoch uint64
 }
 
 // position is a place in a stream. The tracker has the state there if it is loaded.

@@ -104,8 +104,8 @@ func (d *Durable) findDue(ctx context.Context, o *opened) (todo due, err error) 
 		return nothing, err
 	}
 	d.others(o, info)
-	var e epoch
-	if _, err := readKey(ctx, o.state, keyEpoch, &e); err != nil {
+	e, err := d.readEpoch(ctx, o)
+	if err != nil {
 		return nothing, err
 	}
 	h, _, err := o.head(ctx)

@@ -23,8 +23,8 @@ const (
 
 // durableMetrics are the instruments of a [Durable]. docs/metrics.md lists them.
 type durableMetrics struct {
-	snapshots, sessions, twice meter.Counter
-	duration                   metric.Float64Histogram
+	snapshots, sessions, twice, epochs meter.Counter
+	duration                           metric.Float64Histogram
 }
 
 func newDurableMetrics(from metric.Meter, d *Durable) (*durableMetrics, error) {
@@ -37,6 +37,8 @@ func newDurableMetrics(from metric.Meter, d *Durable) (*durableMetrics, error) {
 			"Times that the stream of events was opened anew, by reason.", "reason"),
 		twice: m.Counter("kvroute.events.stream.repeated", "{message}",
 			"Messages of the stream that came again, and were known."),
+		epochs: m.Counter("kvroute.events.epoch.refused", "{epoch}",
+			"Epochs that were refused because they begin above the stream's last message."),
 		// From a demo's index to ten million blocks over a slow network.
 		duration: m.Seconds("kvroute.events.snapshot.duration", "Time to write or restore a snapshot, by outcome.",
 			.01, .03, .1, .3, 1, 3, 10, 30, 100),

@@ -92,8 +92,7 @@ func (d *Durable) epoch(ctx context.Context, o *opened) (e epoch, err error) {
 		d.conf.Log.Warn("states are reset: all replicas forget what the workers cache", "epoch", e.N)
 		return e, nil
 	}
-	_, err = readKey(ctx, o.state, keyEpoch, &e)
-	return e, err
+	return d.readEpoch(ctx, o)
 }
 
 // subscribe creates the consumer after the position. It deletes an existing one of this

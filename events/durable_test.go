@@ -258,10 +258,12 @@ func (l *logged) Write(p []byte) (int, error) {
 	return l.lines.Write(p)
 }
 
-func (l *logged) has(s string) bool {
+func (l *logged) has(s string) bool { return l.count(s) > 0 }
+
+func (l *logged) count(s string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return strings.Contains(l.lines.String(), s)
+	return strings.Count(l.lines.String(), s)
 }
 
 // newReplica returns a replica that is not running yet.
@@ -694,6 +696,46 @@ func TestResettingStatesReachesAllReplicas(t *testing.T) {
 	e.mustKnow(a, b, c)
 	d := startReplica(t, n.connect(), "d", conf)
 	e.mustKnow(d)
+}
+
+// An epoch that begins above the stream's last message is refused, by running replicas and by new ones: all messages
+// would be dropped. A reset replaces it.
+func TestAForgedEpochIsRefused(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 4)
+	conf := events.DurableConfig{SnapshotThreshold: 30}
+	a := startReplica(t, n.connect(), "a", conf)
+	e.workUntil(func() bool { return n.hasSnapshot(1) })
+	stream, err := n.jetStream().Stream(t.Context(), wire.Scope{}.Stream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	kv, err := n.jetStream().KeyValue(t.Context(), wire.Scope{}.Bucket("state"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, forged := range []string{
+		fmt.Sprintf(`{"epoch": 7, "start": 1000000000, "stream": %d}`, stream.CachedInfo().Created.UnixNano()),
+		`{"epoch": 18446744073709551615}`,
+	} {
+		if _, err := kv.Put(t.Context(), "epoch", []byte(forged)); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, func() bool { return a.log.count("is refused") == i+1 })
+		e.work(100)
+		b := startReplica(t, n.connect(), fmt.Sprint("b", i), conf)
+		e.mustKnow(a, b)
+		if n := b.log.count("is refused"); n != 1 {
+			t.Errorf("a new replica logs %d refusals", n)
+		}
+	}
+	reset := conf
+	reset.ResetStates = true
+	c := startReplica(t, n.connect(), "c", reset)
+	for _, r := range []*replica{a, c} {
+		eventually(t, func() bool { return len(r.content()) == 0 })
+	}
 }
 
 // The consumer of a replica that is gone for long is removed, because it would block the purge for

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -113,6 +114,38 @@ func writeKey[T any](ctx context.Context, bucket jetstream.KeyValue, key string,
 	return nil
 }
 
+// maxEpoch is the largest number of an epoch. Resets by hand stay far below it.
+const maxEpoch = 1 << 53
+
+// readEpoch returns the current epoch. It refuses an epoch that begins above the stream's next message, which no
+// replica writes: every replica would drop all messages up to there. The epoch before it then stays, which is that
+// of the state or, without a state, of the newest snapshot.
+func (d *Durable) readEpoch(ctx context.Context, o *opened) (e epoch, err error) {
+	revision, err := readKey(ctx, o.state, keyEpoch, &e)
+	at := d.position()
+	if err != nil || e.N < maxEpoch && (e.Stream != o.created || at.stream == o.created && e.Start <= at.seq+1) {
+		return e, err
+	}
+	info, err := o.stream.Info(ctx) // later than the epoch, so it contains all messages before the epoch
+	if err != nil {
+		return e, fmt.Errorf("look at the stream: %w", err)
+	}
+	if e.N < maxEpoch && e.Start <= info.State.LastSeq+1 {
+		return e, nil
+	}
+	if d.refusedEpoch != revision {
+		d.refusedEpoch = revision
+		d.metrics.epochs.Add(1)
+		d.conf.Log.Error("the epoch in the state bucket is refused: it begins above the last message of the stream; reset the states to replace it",
+			"epoch", e.N, "start", e.Start, "last", info.State.LastSeq, "replica", e.Replica)
+	}
+	if at.loaded {
+		return epoch{N: at.epoch}, nil
+	}
+	h, _, err := o.head(ctx)
+	return epoch{N: h.Epoch}, err
+}
+
 // raiseEpoch begins a new epoch after the last message of the stream, and removes the state
 // of the one before.
 func (o *opened) raiseEpoch(ctx context.Context, replica string) (epoch, error) {
@@ -124,6 +157,9 @@ func (o *opened) raiseEpoch(ctx context.Context, replica string) (epoch, error) 
 	info, err := o.stream.Info(ctx)
 	if err != nil {
 		return e, fmt.Errorf("look at the stream: %w", err)
+	}
+	if e.N >= maxEpoch { // no replica uses it
+		e.N = uint64(time.Now().Unix())
 	}
 	e = epoch{N: e.N + 1, Start: info.State.LastSeq + 1, Stream: info.Created.UnixNano(), Replica: replica}
 	if err := writeKey(ctx, o.state, keyEpoch, e, revision); err != nil {
