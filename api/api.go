@@ -99,7 +99,7 @@ func New(c Config) http.Handler {
 	if c.Tokens != nil {
 		h = c.Tokens.guard(h)
 	}
-	return timely(c.BodyTime, withPage(h))
+	return timely(c.BodyTime, c.bounded(withPage(h)))
 }
 
 func (c *Config) decisions(req *http.Request) (any, *openai.Error) {

@@ -54,6 +54,10 @@ type Config struct {
 	Fleet *fleet.Registry
 	// BodyTime is how long a request's body may take to arrive. Default 1 minute.
 	BodyTime time.Duration
+	// HoldBody reserves memory, in bytes, for request bodies, and reports whether there was room; ReleaseBody
+	// returns it. Without room a request gets 503. Default: only the size of each body is limited.
+	HoldBody    func(n int) bool
+	ReleaseBody func(n int)
 	// Tokens are needed for everything but the probes and the metrics. Default: no token is
 	// needed.
 	Tokens *Tokens

@@ -25,7 +25,7 @@ import (
 func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 	var q question
 	var req router.Request
-	bad := read(w, r, &q)
+	bad := read(r, &q)
 	if bad == nil {
 		req, bad = c.request(&q)
 	}

@@ -27,7 +27,7 @@ func post[Q any](status int, f func(r *http.Request, body *Q) (any, *openai.Erro
 	return func(w http.ResponseWriter, r *http.Request) {
 		var body Q
 		var answer any
-		bad := read(w, r, &body)
+		bad := read(r, &body)
 		if bad == nil {
 			answer, bad = f(r, &body)
 		}
@@ -35,12 +35,56 @@ func post[Q any](status int, f func(r *http.Request, body *Q) (any, *openai.Erro
 	}
 }
 
-// maxBody limits the size of a body: a million token ids take 8 MB.
-const maxBody = 64 << 20
+const (
+	// maxPrompt limits the size of a body with a prompt: a million token ids take 8 MB.
+	maxPrompt = 64 << 20
+	// maxBody limits the size of other bodies.
+	maxBody = 1 << 20
+)
+
+// errNoRoom is the error of a body for which there is no room.
+var errNoRoom = errors.New("the bodies of other requests take the memory of --max-held-bytes; try again later")
+
+// bounded limits the size of each body, and the memory of all bodies together. A body counts while it arrives and
+// until its request is answered.
+func (c *Config) bounded(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		limit := int64(maxBody)
+		switch r.URL.Path {
+		case "/v1/best_worker", "/v1/potential_loads", "/v1/generate":
+			limit = maxPrompt
+		}
+		own := r.WithContext(r.Context()) // r itself is net/http's
+		own.Body = http.MaxBytesReader(w, r.Body, limit)
+		if c.HoldBody != nil {
+			held := &heldBody{ReadCloser: own.Body, hold: c.HoldBody}
+			own.Body = held
+			defer func() { c.ReleaseBody(held.bytes) }()
+		}
+		h.ServeHTTP(w, own)
+	})
+}
+
+// heldBody is a body that reserves memory as it arrives.
+type heldBody struct {
+	io.ReadCloser
+	hold  func(n int) bool
+	bytes int // reserved
+}
+
+func (b *heldBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	size := 2 * n // the decoder's buffer has up to twice the bytes
+	if size > 0 && !b.hold(size) {
+		return 0, errNoRoom
+	}
+	b.bytes += size
+	return n, err
+}
 
 // read reads a body, which must be one JSON value with known fields.
-func read(w http.ResponseWriter, r *http.Request, into any) *openai.Error {
-	err := openai.Decode(http.MaxBytesReader(w, r.Body, maxBody), into)
+func read(r *http.Request, into any) *openai.Error {
+	err := openai.Decode(r.Body, into)
 	if err == nil {
 		return nil
 	}
@@ -50,6 +94,9 @@ func read(w http.ResponseWriter, r *http.Request, into any) *openai.Error {
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		status = http.StatusRequestTimeout
+	}
+	if errors.Is(err, errNoRoom) {
+		return failure(http.StatusServiceUnavailable, openai.Unavailable, "", err.Error())
 	}
 	return failure(status, openai.InvalidRequest, "", "the body cannot be read: "+err.Error())
 }

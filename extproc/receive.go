@@ -147,6 +147,7 @@ type bodyBudget struct {
 	most  int64
 	taken atomic.Int64
 	legs  atomic.Int64 // part of taken: of requests whose prefill leg runs
+	other atomic.Int64 // part of taken: by HoldBody
 }
 
 // take reserves n bytes, if there are as many left.
@@ -159,6 +160,23 @@ func (b *bodyBudget) take(n int) bool {
 }
 
 func (b *bodyBudget) give(n int) { b.taken.Add(-int64(n)) }
+
+// HoldBody reserves n bytes of [Config.MaxHeldBytes] for a body that another server of this process receives. Such
+// bodies get at most half, so that Envoy's requests find room. It returns false if there is no room.
+func (s *Server) HoldBody(n int) bool {
+	b := &s.bodies
+	if b.other.Add(int64(n)) <= b.most/2 && b.take(n) {
+		return true
+	}
+	b.other.Add(-int64(n))
+	return false
+}
+
+// ReleaseBody returns n bytes of [Server.HoldBody].
+func (s *Server) ReleaseBody(n int) {
+	s.bodies.other.Add(-int64(n))
+	s.bodies.give(n)
+}
 
 // reservation is the part of the budget that one stream has.
 type reservation struct {

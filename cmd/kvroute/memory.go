@@ -12,18 +12,35 @@ import (
 	"strings"
 )
 
-// memoryLimit returns how many bytes the process may use, 0 without a limit: Go's limit
-// (GOMEMLIMIT), otherwise that of the process's cgroup under root. A limit of the cgroup
-// becomes Go's, less a tenth for memory that Go does not count.
-func memoryLimit(root fs.FS) int64 {
+// memoryLimit returns how many bytes the process may use, and whether an operator has set that limit: Go's limit
+// (GOMEMLIMIT), otherwise that of the process's cgroup under root, otherwise half of the machine's memory. A limit of
+// the cgroup becomes Go's, less a tenth for memory that Go does not count. 0 means that no limit is known.
+func memoryLimit(root fs.FS) (limit int64, set bool) {
 	if n := debug.SetMemoryLimit(-1); n != math.MaxInt64 {
-		return n
+		return n, true
 	}
-	n := cgroupLimit(root)
-	if n > 0 {
+	if n := cgroupLimit(root); n > 0 {
 		debug.SetMemoryLimit(n - n/10)
+		return n, true
 	}
-	return n
+	n := machineMemory(root) / 2
+	if n > 0 {
+		debug.SetMemoryLimit(n)
+	}
+	return n, false
+}
+
+// machineMemory reads the size of the machine's memory, 0 if it is unknown.
+func machineMemory(root fs.FS) int64 {
+	text, _ := fs.ReadFile(root, "proc/meminfo") // unreadable: not Linux
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "MemTotal:" && f[2] == "kB" {
+			if n, err := strconv.ParseInt(f[1], 10, 64); err == nil && n > 0 && n < 1<<50 {
+				return n << 10
+			}
+		}
+	}
+	return 0
 }
 
 // cgroupLimit reads the smallest memory limit of the process's cgroup and of the mount of
@@ -52,14 +69,18 @@ func cgroupLimit(root fs.FS) (least int64) {
 }
 
 // fitMemory sets the settings that depend on the memory limit: a quarter of it is for
-// request bodies, another quarter for streams.
-func (c *config) fitMemory(limit int64) {
+// request bodies, another quarter for streams. Bodies get at most 512 MiB unless an operator has set the limit.
+func (c *config) fitMemory(limit int64, set bool) {
 	// streamBytes is the memory of a request in flight beside its body: two goroutines'
 	// stacks and gRPC's buffers, measured with 2,000 streams.
 	const streamBytes = 48 << 10
-	held, streams := int64(512<<20), 40_000 // so many pass Envoy's circuit breaker
+	const unset = 512 << 20
+	held, streams := int64(unset), 40_000 // so many pass Envoy's circuit breaker
 	if limit > 0 {
 		held, streams = limit/4, int(min(40_000, max(1, limit/4/streamBytes)))
+	}
+	if !set {
+		held = min(held, unset)
 	}
 	c.MaxHeldBytes, c.MaxStreams = cmp.Or(c.MaxHeldBytes, held), cmp.Or(c.MaxStreams, streams)
 }

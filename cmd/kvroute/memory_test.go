@@ -22,6 +22,8 @@ func TestBodiesAndStreamsFitTheMemoryLimit(t *testing.T) {
 		goLimit int64
 	}{
 		"no limit":             {held: 512 << 20, streams: 40_000, goLimit: math.MaxInt64},
+		"a machine":            {files: map[string]string{"proc/meminfo": "MemTotal:       16777216 kB\nMemFree: 1 kB\n"}, held: 512 << 20, streams: 40_000, goLimit: 8 << 30},
+		"a small machine":      {files: map[string]string{"proc/meminfo": "MemTotal:        1048576 kB\n", v2: "max\n"}, held: 128 << 20, streams: 2730, goLimit: 512 << 20},
 		"a container":          {files: map[string]string{v2: "1073741824\n"}, held: 256 << 20, streams: 5461, goLimit: 1<<30 - 1<<30/10},
 		"a container, v1":      {files: map[string]string{v1: "1073741824\n"}, held: 256 << 20, streams: 5461, goLimit: 1<<30 - 1<<30/10},
 		"containers unlimited": {files: map[string]string{v1: "9223372036854771712\n", v2: "max\n"}, held: 512 << 20, streams: 40_000, goLimit: math.MaxInt64},

@@ -132,8 +132,12 @@ func Decode(in io.Reader, into any) error {
 	if err := dec.Decode(into); err != nil {
 		return err
 	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+	_, err := dec.Token()
+	if _, wrong := errors.AsType[*json.SyntaxError](err); err == nil || wrong {
 		return errors.New("something follows its end")
 	}
-	return nil
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
 }
