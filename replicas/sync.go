@@ -121,6 +121,7 @@ const (
 	syncSessions = 4096    // bindings that wait to be sent
 	syncPeers    = 1024    // peers, and routers of Dynamo
 	syncRequests = 1 << 18 // requests of a peer
+	syncHashes   = 1 << 23 // of the prompts' blocks in a peer's list
 )
 
 // NewSync returns the exchange of one replica, on a connection that the caller closes.

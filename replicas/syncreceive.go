@@ -56,6 +56,7 @@ type heldRequest struct {
 type partialList struct {
 	number   uint64 // of the peer's next message after the list
 	arrived  int    // parts so far
+	hashes   int    // in all requests so far
 	requests map[string]syncEvent
 }
 
@@ -339,10 +340,12 @@ func (r *receiver) listPart(env *events.Envelope) {
 	list := from.list
 	from.list = partialList{}
 	var part []syncEvent
+	hashes := 0
 	position, bad, err := r.reader.read(env.Payload, func(e *syncEvent) {
 		if e.Kind == router.SlotTaken && e.router == from.id {
 			one := *e
 			one.Sequence = slices.Clone(e.Sequence)
+			hashes += len(e.Sequence)
 			part = append(part, one)
 		}
 	})
@@ -352,6 +355,10 @@ func (r *receiver) listPart(env *events.Envelope) {
 	}
 	if position.part == 0 {
 		list = partialList{number: env.Sequence, requests: make(map[string]syncEvent, len(part))}
+	}
+	if list.hashes += hashes; list.hashes > syncHashes {
+		r.metrics.news.Count("too_many")
+		return
 	}
 	if list.requests == nil || list.arrived != position.part || list.number != env.Sequence || len(list.requests) > syncRequests {
 		return

@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/tinylib/msgp/msgp"
@@ -238,4 +239,33 @@ func TestAnEmptyListHasOnePart(t *testing.T) {
 	if _, bad, err := new(syncReader).read(data, func(e *syncEvent) { t.Errorf("it has %+v", e) }); bad > 0 || err != nil {
 		t.Errorf("%d bad events, %v", bad, err)
 	}
+}
+
+// Whatever comes on the subjects of other replicas: the receiver stays within its limits, and nothing of a peer is left
+// when the peer was silent for long.
+func FuzzPeerMessages(f *testing.F) {
+	f.Add(uint8(0), []byte(`{"router_id": 9, "sync_seq": 1, "active_requests": 2}`), []byte(`{"router_id": 9, "leaving": true}`))
+	e := syncEvent{router: 9, Change: router.Change{Kind: router.SlotTaken, ID: "a", Worker: router.Worker{ID: 7}, PromptTokens: 3, Sequence: []uint64{1}}}
+	f.Add(uint8(1), events.AppendEnvelope(nil, events.Envelope{PublisherID: 9, Sequence: 1, Topic: syncTopic, Payload: appendSyncEvent(nil, &e)}), []byte{})
+	f.Add(uint8(2), events.AppendEnvelope(nil, events.Envelope{PublisherID: 9, Sequence: 1, Topic: syncTopic, Payload: []byte("\x83\xa6events\x90\xa4part\x00\xa5parts\x01")}), []byte{0xdf})
+	f.Fuzz(func(t *testing.T, where uint8, first, second []byte) {
+		w := newSyncWorld(t, 1, 1, 7)
+		r := w.replicas[0]
+		subject := []string{r.sync.presence, r.sync.topic, r.sync.lists, r.sync.sessionTopic}[where%4]
+		r.in.message(r.sync.presence, []byte(`{"router_id": 9, "sync_seq": 1, "active_requests": 1}`))
+		for _, data := range [][]byte{first, second, first} {
+			r.in.message(subject, data)
+		}
+		for range 360 { // six minutes in steps: a long pause of this process ends no peer
+			w.now = w.now.Add(time.Second)
+			r.in.tick()
+		}
+		if len(r.in.peers)+len(r.in.dynamo) > 0 {
+			t.Errorf("after six minutes %d peers and %d other routers are left", len(r.in.peers), len(r.in.dynamo))
+		}
+		r.router.Tick()
+		if n := r.router.Workers()[0].ActiveRequests; n > 0 {
+			t.Errorf("after six minutes %d requests are left", n)
+		}
+	})
 }

@@ -149,6 +149,8 @@ type flights struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	byID map[string]flight
+	// peerBytes is the memory of each peer's requests, and under 0 of all of them.
+	peerBytes map[uint64]int
 	// endedEarly has the ends of peers' requests that may begin only now, and until when they
 	// are remembered.
 	endedEarly *simplelru.LRU[string, time.Time]
@@ -177,6 +179,36 @@ type flight struct {
 	outcome *openOutcome // nil without [Hooks.Finished], for legs, and for peers' requests
 }
 
+// The memory of peers' requests is limited, because a program on the bus may make up any number of them.
+const (
+	maxPeerBytes    = 192 << 20 // of one peer: about 300,000 requests
+	maxAllPeerBytes = 256 << 20
+	requestBytes    = 512 // of a request with its slot, without its id and its blocks
+)
+
+// peerSize is the memory of a peer's request, without its blocks, in bytes.
+func peerSize(id string) int { return requestBytes + 2*len(id) }
+
+// hasRoom says whether the memory of peers' requests has room for one more.
+func (f *flights) hasRoom(id string, peer uint64) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := peerSize(id)
+	return f.peerBytes[peer]+n <= maxPeerBytes && f.peerBytes[0]+n <= maxAllPeerBytes
+}
+
+// countLocked adds the memory of a peer's request, or removes it (by = -1).
+func (f *flights) countLocked(id string, peer uint64, by int) {
+	if peer == 0 {
+		return
+	}
+	n := by * peerSize(id)
+	f.peerBytes[0] += n
+	if f.peerBytes[peer] += n; f.peerBytes[peer] == 0 {
+		delete(f.peerBytes, peer)
+	}
+}
+
 // begin returns false if a request with this id is in flight.
 func (f *flights) begin(id string, fl flight) bool {
 	f.mu.Lock()
@@ -185,6 +217,7 @@ func (f *flights) begin(id string, fl flight) bool {
 		return false
 	}
 	f.byID[id] = fl
+	f.countLocked(id, fl.peer, 1)
 	return true
 }
 
@@ -223,11 +256,12 @@ func (f *flights) confirm(id string) flight {
 func (f *flights) end(id string, peer, number uint64) flight {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	fl := f.byID[id]
-	if fl.peer != peer || number != 0 && fl.number != number {
+	fl, exists := f.byID[id]
+	if !exists || fl.peer != peer || number != 0 && fl.number != number {
 		return flight{}
 	}
 	delete(f.byID, id)
+	f.countLocked(id, peer, -1)
 	return fl
 }
 
@@ -252,7 +286,13 @@ func (f *flights) hasEnded(now time.Time, id string) bool {
 func (f *flights) endAll(peer uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	maps.DeleteFunc(f.byID, func(_ string, fl flight) bool { return fl.peer == peer })
+	maps.DeleteFunc(f.byID, func(id string, fl flight) bool {
+		if fl.peer != peer {
+			return false
+		}
+		f.countLocked(id, peer, -1)
+		return true
+	})
 }
 
 // sweep removes requests that have lost their slot, by time or with their worker, and that
@@ -265,6 +305,9 @@ func (f *flights) sweep() (ended []string) {
 		lost := fl.lapses && !fl.pool.holds(id)
 		if lost && fl.peer == 0 {
 			ended = append(ended, id)
+		}
+		if lost {
+			f.countLocked(id, fl.peer, -1)
 		}
 		return lost
 	})

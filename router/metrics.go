@@ -20,6 +20,7 @@ import (
 type metrics struct {
 	decisions, prompts, text, reused, refusals, blocks meter.Counter
 	failovers, avoidances, firstTokens, legs, panics   meter.Counter
+	peersRefused                                       meter.Counter
 	audits, auditedPrompts                             meter.Counter
 	promptTokens, cachedTokens, meanTokens             meter.Counter
 	duration, overlap, waits, cachedRatio, auditError  metric.Float64Histogram
@@ -74,6 +75,7 @@ func newMetrics(from metric.Meter, r *Router) (*metrics, error) {
 		failovers:      k.Counter("kvroute.router.failovers", "{request}", "Requests that another worker served than the decision's, by model.", "model"),
 		avoidances:     k.Counter("kvroute.router.avoidances", "{period}", "Times that a worker began to be avoided because it failed, by model.", "model"),
 		panics:         k.Counter("kvroute.router.panics", "{request}", "Booked requests that went to an unhealthy worker because no worker was healthy, degraded or starting, by model.", "model"),
+		peersRefused:   k.Counter("kvroute.router.peer_requests.refused", "{request}", "Requests of other replicas that are not counted as load, because their memory has a limit."),
 		firstTokens:    k.Counter("kvroute.router.first_tokens", "{request}", "Requests whose prompt was taken for computed, by model and by what said so first.", "model", "source"),
 		legs:           k.Counter("kvroute.router.prefill_legs", "{request}", "Booked requests of split models, by model and by why they have no prefill leg; skipped is empty for those with a leg.", "model", "skipped"),
 		promptTokens:   k.Counter("kvroute.router.prompt_tokens", "{token}", "Prompt tokens of booked requests, by model.", "model"),

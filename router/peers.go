@@ -175,6 +175,10 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 	if c.Expires && r.flights.hasEnded(now, key) {
 		return true
 	}
+	if !r.flights.hasRoom(key, peer) {
+		r.metrics.peersRefused.Add(1)
+		return false
+	}
 	fl := flight{pool: p, peer: peer, first: c.Worker, number: peerNumbers + r.peerFlights.Add(1)}
 	if !r.flights.begin(key, fl) {
 		was := r.flights.get(key)

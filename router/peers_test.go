@@ -31,6 +31,32 @@ func loads(r *router.Router) (all string) {
 	return all
 }
 
+// A peer cannot fill the memory: requests beyond its limit do not count. Those of another peer do, and its own when
+// earlier ones have ended.
+func TestPeersHaveLimitedMemory(t *testing.T) {
+	r := newRouter(t, router.Config{}, 1)
+	request := func(peer uint64, i int) bool {
+		return r.PeerChanged(peer, taken(fmt.Sprintf("%0900d", i), "a", 1))
+	}
+	n := 0
+	for n < 200_000 && request(7, n) {
+		n++
+	}
+	if n < 50_000 || n == 200_000 {
+		t.Errorf("a peer has %d requests with ids of 900 bytes", n)
+	}
+	if request(7, n) || !request(8, n) {
+		t.Error("beyond the limit of a peer, want no request of it, and one of another peer")
+	}
+	if r.PeerChanged(7, router.Change{Kind: router.SlotFreed, ID: fmt.Sprintf("%0900d", 0), Worker: router.Worker{ID: 1}}); !request(7, n) {
+		t.Error("a request has ended, and the next one is refused")
+	}
+	r.RemovePeer(7)
+	if !request(7, 0) {
+		t.Error("a peer that left and returned has no room")
+	}
+}
+
 // A peer's request counts from its beginning to its end under an id of its own, and only
 // this peer ends it.
 func TestPeerChanged(t *testing.T) {

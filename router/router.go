@@ -68,7 +68,7 @@ func New(conf Config) (*Router, error) {
 		judged:  make(map[string]*judged),
 		faults:  make(map[uint64]map[string][]Fault),
 		busy:    make(map[string]*scorer.Thresholds),
-		flights: &flights{byID: make(map[string]flight)},
+		flights: &flights{byID: make(map[string]flight), peerBytes: make(map[uint64]int)},
 	}
 	if conf.Now == nil {
 		r.conf.Now = time.Now

@@ -49,6 +49,7 @@ type Table struct {
 	infers   bool   // first tokens
 	turn     uint64 // bookings so far
 	inferred []Inference
+	foreign  map[uint64]int // stored blocks of each other replica's slots, and under 0 of all of them
 }
 
 // Booking describes a slot to be taken.
@@ -105,8 +106,10 @@ type slot struct {
 	Booking   // without Blocks
 	id        string
 	leaf      int32
-	lone      int // blocks of the prompt that no other slot has
-	output    int // blocks filled by the output
+	lone      int    // blocks of the prompt that no other slot has
+	stored    int    // blocks of the prompt in the tree, if another replica booked the request
+	owner     uint64 // that replica
+	output    int    // blocks filled by the output
 	pend      int
 	out       int   // output tokens
 	off       int64 // subtracted from the blocks because of expected output, in 1/fraction
@@ -208,6 +211,34 @@ const MostTokens = 1 << 30
 // depend on the order of their terms.
 const fraction = 1 << 20
 
+// Other replicas' slots store at most this many blocks, of 8 bytes each: a program on the bus may make up any number
+// of requests. The blocks of further requests are only counted, as if no request shared them.
+const (
+	MostReplicaBlocks = 8 << 20 // of one replica
+	mostForeignBlocks = 16 << 20
+)
+
+// isFull says whether a booking's blocks can only be counted.
+func (s *Table) isFull(b *Booking) bool {
+	n := len(b.Blocks)
+	return b.Replica != 0 && (s.foreign[b.Replica]+n > MostReplicaBlocks || s.foreign[0]+n > mostForeignBlocks)
+}
+
+// countForeign notes that the slot stores n more blocks for another replica, or fewer (n < 0).
+func (s *Table) countForeign(t *slot, n int) {
+	if t.owner == 0 {
+		return
+	}
+	if s.foreign == nil {
+		s.foreign = make(map[uint64]int)
+	}
+	t.stored += n
+	s.foreign[0] += n
+	if s.foreign[t.owner] += n; s.foreign[t.owner] == 0 {
+		delete(s.foreign, t.owner)
+	}
+}
+
 // Add takes a slot for the request id. It returns false, and changes nothing, if
 // the id has a slot already, or if the worker's number is negative.
 func (s *Table) Add(now time.Time, id string, b *Booking) bool {
@@ -238,7 +269,7 @@ func (s *Table) Add(now time.Time, id string, b *Booking) bool {
 	}
 	switch {
 	case b.BlocksUntracked:
-	case b.NoReuse:
+	case b.NoReuse, s.isFull(b):
 		t.lone = len(b.Blocks)
 		w.Blocks += t.lone
 	case len(b.Blocks) > 0:
@@ -248,6 +279,8 @@ func (s *Table) Add(now time.Time, id string, b *Booking) bool {
 		var added int
 		t.leaf, added = s.tree.add(w.root, b.Blocks, n, s.share)
 		w.Blocks += added
+		t.owner = b.Replica
+		s.countForeign(t, len(b.Blocks))
 	}
 	s.reweigh(n)
 	return true
@@ -349,6 +382,7 @@ func (s *Table) drop(n int32) {
 		w.Blocks -= t.lone
 	} else {
 		w.Blocks -= s.tree.remove(t.leaf, n, s.share)
+		s.countForeign(t, -t.stored)
 	}
 	if w.Requests == 0 {
 		if w.root != 0 {

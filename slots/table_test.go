@@ -20,6 +20,47 @@ func at(seconds float64) time.Time {
 	return time.Unix(1000, 0).Add(time.Duration(seconds * float64(time.Second)))
 }
 
+// Beyond the limit of a replica its blocks are counted and not stored, until its other requests end. Other replicas
+// have limits of their own.
+func TestAReplicaStoresLimitedBlocks(t *testing.T) {
+	var s slots.Table
+	const requests = 9
+	const size = slots.MostReplicaBlocks / (requests - 1)
+	prompts := make([][]uint64, requests+1)
+	for i := range prompts {
+		prompts[i] = make([]uint64, size)
+		for k := range prompts[i] {
+			prompts[i][k] = uint64(i*size + k + 1)
+		}
+	}
+	add := func(i int, replica uint64) {
+		s.Add(at(0), fmt.Sprint(i), &slots.Booking{Blocks: prompts[i], Replica: replica})
+	}
+	for i := range requests {
+		add(i, 7)
+	}
+	add(requests, 8)
+	if n := s.Load(0).Blocks; n != (requests+1)*size {
+		t.Errorf("%d blocks are active, want those of all requests: %d", n, (requests+1)*size)
+	}
+	for i, stored := range []bool{0: true, requests - 2: true, requests - 1: false, requests: true} {
+		if n := s.AdditionalBlocks(0, prompts[i]); stored != (n == 0) && (i == 0 || i >= requests-2) {
+			t.Errorf("request %d: %d of its %d blocks are unknown", i, n, size)
+		}
+	}
+	s.Free("0")
+	s.Free(fmt.Sprint(requests - 1))
+	if add(requests-1, 7); s.AdditionalBlocks(0, prompts[requests-1]) != 0 {
+		t.Error("the blocks are not stored although another request has ended")
+	}
+	for i := range requests + 1 {
+		s.Free(fmt.Sprint(i))
+	}
+	if l := s.Load(0); l != (slots.Load{}) {
+		t.Errorf("at the end the load is %+v", l)
+	}
+}
+
 func TestSharedPrefixCountsOnce(t *testing.T) {
 	var s slots.Table
 	const w70, w71, w8 = 0, 1, 2
