@@ -74,7 +74,11 @@ type Config struct {
 	MaxBodyBytes   int `yaml:"max-body-bytes" default:"16777216" help:"largest request body in <bytes>"`
 
 	MessageTimeout time.Duration `yaml:"message-timeout" default:"2s" help:"<time> for which Envoy waits for kvroute"`
-	// MaxMessageTimeout bounds a timeout that kvroute extends. Default 60 s.
+	// QueueWait and PrefillTimeout are kvroute's settings: Envoy must wait as long as both together.
+	QueueWait      time.Duration `yaml:"queue-wait" default:"9.5s" help:"<time> of kvroute's setting queue-wait"`
+	PrefillTimeout time.Duration `yaml:"prefill-timeout" default:"30s" help:"<time> of kvroute's setting prefill-timeout"`
+	// MaxMessageTimeout bounds a timeout that kvroute extends. Default 60 s, or half a second more than QueueWait and
+	// PrefillTimeout together if that is longer.
 	MaxMessageTimeout time.Duration
 	// RequestTimeout by default suffices for 16 MiB at half a megabit a second. A tenth of it is for the headers, at least a second.
 	RequestTimeout time.Duration `yaml:"request-timeout" default:"5m" help:"<time> that a client may take to send a request"`
@@ -133,7 +137,7 @@ var bootstrap string
 // the field and its value; in this case Render writes nothing.
 func Render(w io.Writer, c Config) error {
 	settings.SetDefaults(&c)
-	c.MaxMessageTimeout = cmp.Or(c.MaxMessageTimeout, time.Minute)
+	c.MaxMessageTimeout = cmp.Or(c.MaxMessageTimeout, max(time.Minute, c.QueueWait+c.PrefillTimeout+500*time.Millisecond))
 	if err := c.check(); err != nil {
 		return err
 	}
@@ -222,6 +226,8 @@ func (c *Config) check() (err error) {
 	want(c.MaxBodyBytes > 0 && int64(c.MaxBodyBytes) < 1<<32, "max-body-bytes is %d, want 1 to 4294967295", c.MaxBodyBytes)
 	want(c.MaxHeapBytes > 0, "max-heap-bytes is %d, want a number of bytes", c.MaxHeapBytes)
 	want(c.MaxConnections > 0, "max-connections is %d, want 1 or more", c.MaxConnections)
+	want(c.QueueWait > 0 && c.QueueWait <= time.Hour, "queue-wait is %v, want more than 0, at most 1h", c.QueueWait)
+	want(c.PrefillTimeout > 0 && c.PrefillTimeout <= time.Hour, "prefill-timeout is %v, want more than 0, at most 1h", c.PrefillTimeout)
 	want(c.MessageTimeout > 0, "message-timeout is %v, want more than 0", c.MessageTimeout)
 	want(c.MaxMessageTimeout >= c.MessageTimeout, "max-message-timeout is %v, want at least message-timeout, %v", c.MaxMessageTimeout, c.MessageTimeout)
 	want(c.RequestTimeout >= time.Second, "request-timeout is %v, want a second or more", c.RequestTimeout)

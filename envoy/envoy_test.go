@@ -373,3 +373,17 @@ func TestEnvoyValidates(t *testing.T) {
 		}
 	})
 }
+
+// Envoy waits as long as kvroute's own waits take together.
+func TestEnvoyWaitsForKvroutesSettings(t *testing.T) {
+	for want, c := range map[string]envoy.Config{
+		"max_message_timeout: 60s":    {},
+		"max_message_timeout: 130.5s": {QueueWait: 10 * time.Second, PrefillTimeout: 2 * time.Minute},
+	} {
+		c.ExtProc = []string{"127.0.0.1:9002"}
+		var out strings.Builder
+		if err := envoy.Render(&out, c); err != nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%+v: %v, want %s", c, err, want)
+		}
+	}
+}

@@ -58,7 +58,8 @@ const (
 	Left    = "left"   // ctx ended
 )
 
-// Do runs the prefill leg of a decision: at the worker of d, and if that fails at the second choice.
+// Do runs the prefill leg of a decision: at the worker of d, and if that fails at the second choice. A worker that does
+// not answer in half of the time until the deadline has failed, if there is a second choice.
 // It returns the decode request's body as soon as that request may be sent, nil if the leg failed,
 // and the outcome. done is called once, when neither Do nor a prefill request needs a body any more:
 // with SGLang after Do has returned.
@@ -78,9 +79,13 @@ func (c *Client) Do(ctx context.Context, d *router.Decision, l Leg, deadline tim
 	}
 	outcome = served
 	r.nameRank(d.NameRank, d.Worker)
+	hasSecond := d.Second.Address.IsValid()
+	if hasSecond && !r.protocol.AtOnce() { // a worker that hangs leaves time for the second one
+		r.deadline = deadline.Add(-time.Until(deadline) / 2)
+	}
 	decode, err := r.try(ctx, target{d.Address, d.Host})
-	if mayRetry(err) && d.Second.Address.IsValid() {
-		outcome = second
+	if hasSecond && mayRetry(err) && time.Now().Before(deadline) {
+		outcome, r.deadline = second, deadline
 		r.nameRank(d.Second.NameRank, d.Second.Worker)
 		decode, err = r.try(ctx, target{d.Second.Address, d.Second.Host})
 	}

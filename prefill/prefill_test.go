@@ -327,3 +327,28 @@ func TestTheSecondPrefillWorker(t *testing.T) {
 		<-ended // once: a second call would panic
 	}
 }
+
+// A worker that hangs costs half of the time: then the second one computes the prompt.
+func TestAWorkerThatHangsLeavesTimeForTheSecond(t *testing.T) {
+	t.Parallel() // mostly waits
+	release := make(chan struct{})
+	_, hung := worker(t, func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		<-release
+	})
+	t.Cleanup(func() { close(release) }) // before the server closes
+	client, at := worker(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		_, _ = io.WriteString(w, `{"kv_transfer_params":{"a":1}}`)
+	})
+	d := &router.Decision{ID: "leg", Engine: "vllm", Address: hung, Second: router.Second{Address: at}}
+	leg := prefill.Leg{Path: "/v1/completions", Body: []byte(`{"prompt":"a"}`)}
+	decode, outcome := client.Do(t.Context(), d, leg, time.Now().Add(6*time.Second), func() {})
+	if outcome != "second" || decode == nil {
+		t.Errorf("outcome %s, body %s", outcome, decode)
+	}
+	d.Second = router.Second{}
+	if decode, outcome = client.Do(t.Context(), d, leg, time.Now().Add(100*time.Millisecond), func() {}); outcome != "timeout" || decode != nil {
+		t.Errorf("without a second worker: outcome %s, body %s", outcome, decode)
+	}
+}

@@ -64,7 +64,7 @@ func (e legError) Error() string { return "prefill: " + e.reason }
 // mayRetry says whether another prefill worker may succeed after an error.
 func mayRetry(err error) bool {
 	f, failed := errors.AsType[legError](err)
-	return failed && f.reason != "timeout" && (f.status < 400 || f.status >= 500 || f.status == http.StatusTooManyRequests)
+	return failed && (f.status < 400 || f.status >= 500 || f.status == http.StatusTooManyRequests)
 }
 
 // target is a prefill worker. host is the Host header of requests to it; empty = its address.

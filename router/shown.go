@@ -82,6 +82,7 @@ var noLegTexts = map[NoLeg]string{
 	NoLegMissing:    "no prefill worker can take the request",
 	NoLegAggregated: "the decode worker with the lowest cost takes whole requests only",
 	NoLegFailed:     "the prefill worker failed",
+	NoLegFailing:    "all prefill workers are avoided because they failed",
 	NoLegUnread:     "the length of the prompt is not known",
 }
 

@@ -79,6 +79,7 @@ const (
 	NoLegAggregated NoLeg = "aggregated" // the least loaded worker is an aggregated one
 	NoLegFailed     NoLeg = "failed"     // the leg failed: the decode worker computes the prompt
 	NoLegUnread     NoLeg = "unread"     // the prompt is not known
+	NoLegFailing    NoLeg = "failing"    // all prefill workers are avoided because they fail
 )
 
 // check returns an error for the first setting that is out of range.
@@ -184,6 +185,10 @@ func (c *core) choosePrefill(now time.Time, in *decisionInput, s *scorer.Setting
 		return NoLegBusy, nil
 	default:
 		return "", err
+	}
+	e := &c.entries[leg.candidates[leg.chosen]]
+	if now.Before(e.avoid.end()) && decode.takes(whole) && in.PrefillPinned == nil && in.Split == SplitAuto {
+		return NoLegFailing, nil
 	}
 	ch.hasLeg = true
 	return "", nil

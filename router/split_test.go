@@ -150,6 +150,29 @@ func TestTheLoadOfALegStays(t *testing.T) {
 	}
 }
 
+// While all prefill workers are avoided because they fail, requests have no leg. After the back-off one request tries.
+func TestNoLegWhileAllPrefillWorkersFail(t *testing.T) {
+	c := &clock{now: time.Unix(1000, 0)}
+	r := splitOf(t, router.Config{AvoidFailing: 2 * time.Second, Now: c.read}, router.Decode, router.Prefill, router.Prefill)
+	fail := func(id string) {
+		d := decided(t, r, id, "abcd")
+		if d.Prefill == nil {
+			t.Fatalf("%s has no leg: %s", id, d.NoLeg)
+		}
+		r.Served(d.Prefill.ID, router.Response{Address: d.Prefill.Address, Asked: 1, Local: true})
+		r.Free(id)
+	}
+	fail("a")
+	fail("b")
+	if d := decided(t, r, "c", "abcd"); d.Prefill != nil || d.NoLeg != router.NoLegFailing || d.Worker.ID != 1 {
+		t.Errorf("while both fail: worker %d, leg %v, reason %q", d.Worker.ID, d.Prefill, d.NoLeg)
+	}
+	c.now = c.now.Add(3 * time.Second)
+	if d := decided(t, r, "d", "abcd"); d.Prefill == nil {
+		t.Errorf("after the back-off there is no leg: %s", d.NoLeg)
+	}
+}
+
 // The rules for requests without a leg, with the cases of Dynamo's conditional disaggregation.
 func TestRulesThatSkipTheLeg(t *testing.T) {
 	threshold := func(c router.Config) router.Config { c.Thresholds.PrefillTokens = new(100); return c }

@@ -70,6 +70,7 @@ var excluded = map[string]string{
 	"router-queue-policy":                  "needs `router-queue-threshold`",
 	"router-queue-limit":                   "needs `router-queue-threshold`",
 	"queue-wait":                           "needs `router-queue-threshold`",
+	"envoy-max-message-timeout":            "at least half a second more than `prefill-timeout`, unless the `prefill-leg` is header, and `queue-wait`, if `router-queue-threshold` is set, together",
 	"disaggregation-tokens":                "needs a `conditional-disaggregation` that begins with `isl_`",
 	"disaggregation-fraction":              "needs a `conditional-disaggregation` that begins with `isl_`",
 	"session-affinity-mode":                "needs `session-affinity-ttl-secs` above 0",
@@ -198,6 +199,7 @@ var others = map[string][]string{
 	"engine-preset": {"8b"}, "busy-threshold": {"0.5"}, "router-queue-policy": {"wspt"}, "prefill-leg": {"header"}, "overload-status": {"503"}, "session-affinity-mode": {"hard"},
 	"conditional-disaggregation": {"prefill_load", "isl_bounding"}, "disaggregation-fraction": {"0.5"}, "router-predicted-ttl-secs": {"5", "0"}, "audit-share": {"0.5"},
 	"second-choice": {"list"}, "first-token": {"response-headers"}, "degraded-after": {"8s"}, "unhealthy-after": {"16s"}, "log-level": {"debug"}, "log-format": {"json"},
+	"queue-wait": {"20s"}, "envoy-max-message-timeout": {"40s"},
 }
 
 // Of two settings of which one needs or excludes the other, the row of one names the other.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/settings"
@@ -62,6 +63,16 @@ func (c *config) check() error {
 	refuse(c.EnvoyAdmin != "" && !isAdmin, "envoy-admin is %q, want http://host:port", bus.Redact(c.EnvoyAdmin))
 	refuse(c.Group != "" && len(c.Groups) > 0,
 		"group and groups are both given: the router of a group has workers, not groups")
+	longest, late := 500*time.Millisecond, ""
+	if c.RouterQueueThreshold != nil {
+		longest, late = longest+c.QueueWait, "queue-wait"
+	}
+	if c.PrefillLeg == extproc.PrefillByRouter {
+		longest, late = longest+c.PrefillTimeout, "prefill-timeout"
+	}
+	refuse(c.EnvoyMaxMessageTimeout > 0 && longest > c.EnvoyMaxMessageTimeout,
+		"%s is too long: with the other waits (queue-wait of the queue, prefill-timeout, 0.5s) it is %v, and Envoy waits for %v (envoy-max-message-timeout). "+
+			"Give kvroute config envoy the same values, and set envoy-max-message-timeout to %v", late, longest, c.EnvoyMaxMessageTimeout, longest)
 	_, access := c.Options()
 	errs = append(errs, access)
 	if c.NATSURL != "" && !strings.HasPrefix(c.NATSURL, "file:") {
