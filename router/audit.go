@@ -96,8 +96,11 @@ func (a *audit) state() *AuditState {
 
 // ReportUsage notes the usage in the response to a booked request, during the request or soon
 // after its end, and compares it with the decision. The zero value says that the response has no
-// usage.
+// usage. A usage with more cached tokens than tokens of the prompt counts as bad.
 func (r *Router) ReportUsage(id string, u Usage) {
+	if u.CachedTokens > u.PromptTokens {
+		u = Usage{Bad: true}
+	}
 	d, known := r.noteUsage(id, u)
 	outcome := "unreported"
 	switch {

@@ -76,7 +76,7 @@ func TestAuditComparesOnlyWhatIsComparable(t *testing.T) {
 	for i := range 10 {
 		id := fmt.Sprint(i)
 		d := decided(t, r, id, "abcd")
-		for _, u := range []router.Usage{{}, {Bad: true}, {PromptTokens: 5}, {PromptTokens: 5, CachedTokens: 0, Cached: true}} {
+		for _, u := range []router.Usage{{}, {Bad: true}, {PromptTokens: 32, CachedTokens: 1 << 40, Cached: true}, {PromptTokens: 5}, {PromptTokens: 5, CachedTokens: 0, Cached: true}} {
 			r.ReportUsage(id, u)
 		}
 		r.ReportUsage("nobody's", router.Usage{PromptTokens: 64, CachedTokens: 64, Cached: true})

@@ -133,8 +133,26 @@ func (n Networks) CheckRegistered(a netip.AddrPort) error {
 	return nil
 }
 
+// local says whether an address is loopback or link-local, also as an IPv6 form of such an IPv4 address.
 func local(a netip.Addr) bool {
-	return a.Unmap().IsLoopback() || a.Unmap().IsLinkLocalUnicast()
+	a = embedded(a.Unmap())
+	return a.IsLoopback() || a.IsLinkLocalUnicast()
+}
+
+// embedded returns the IPv4 address to which gateways translate an IPv6 address: of 6to4 (2002::/16), of NAT64
+// (64:ff9b::/96 and 64:ff9b:1::/48) and of the old IPv4-compatible form (::/96). Other addresses are returned unchanged.
+func embedded(a netip.Addr) netip.Addr {
+	if !a.Is6() || a == netip.IPv6Loopback() {
+		return a
+	}
+	b := a.As16()
+	switch {
+	case b[0] == 0x20 && b[1] == 0x02:
+		return netip.AddrFrom4([4]byte(b[2:6]))
+	case [4]byte(b[:4]) == [4]byte{0, 0x64, 0xff, 0x9b}, [12]byte(b[:12]) == [12]byte{}:
+		return netip.AddrFrom4([4]byte(b[12:]))
+	}
+	return a
 }
 
 // Control is the Control function of a [net.Dialer]. It refuses addresses outside the networks,

@@ -125,15 +125,16 @@ func (m *Metrics) Shutdown(ctx context.Context) error {
 }
 
 // NewLogger makes a logger that writes to w what has this level or a higher one. format is "json";
-// other formats count as "text". replace, if not nil, rewrites attributes; see [slog.HandlerOptions].
+// other formats count as "text". replace, if not nil, rewrites attributes; see [slog.HandlerOptions]. Of the warnings
+// with one message it writes ten a minute; the tenth says so, and the next one tells how many were left out.
 func NewLogger(
 	w io.Writer, level slog.Leveler, format string, replace func(groups []string, a slog.Attr) slog.Attr,
 ) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level, ReplaceAttr: replace}
 	if format == "json" {
-		return slog.New(slog.NewJSONHandler(w, opts))
+		return slog.New(newWarnings(slog.NewJSONHandler(w, opts)))
 	}
-	return slog.New(slog.NewTextHandler(w, opts))
+	return slog.New(newWarnings(slog.NewTextHandler(w, opts)))
 }
 
 // Level returns the level "debug", "info", "warn" or "error"; other texts count as "info". To change the

@@ -5,8 +5,11 @@ package telemetry
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -42,7 +45,7 @@ func NewTraces(ctx context.Context, log *slog.Logger, count func(spans int, outc
 	if protocol == "grpc" {
 		e.SpanExporter, err = otlptracegrpc.New(ctx)
 	} else {
-		e.SpanExporter, err = otlptracehttp.New(ctx)
+		e.SpanExporter, err = otlptracehttp.New(ctx, otlptracehttp.WithProxy(noRedirects))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: make the exporter of traces: %w", err)
@@ -50,6 +53,18 @@ func NewTraces(ctx context.Context, log *slog.Logger, count func(spans int, outc
 	e.ended, e.end = context.WithCancel(context.WithoutCancel(ctx))
 	return &Traces{exporter: e, provider: sdktrace.NewTracerProvider(sdktrace.WithResource(origin(ctx)),
 		sdktrace.WithSpanProcessor(&queue{sdktrace.NewBatchSpanProcessor(e), e}))}, nil
+}
+
+var errRedirect = errors.New("the collector redirects, and spans go to no other host than the configured one")
+
+// noRedirects returns the proxy of a request to the collector: that of the environment. It refuses the requests by
+// which the HTTP client follows a redirect. (The exporter's HTTP client cannot be replaced: the variables for its
+// certificates and its timeout would not count.)
+func noRedirects(r *http.Request) (*url.URL, error) {
+	if r.Response != nil {
+		return nil, errRedirect
+	}
+	return http.ProxyFromEnvironment(r)
 }
 
 // protocol returns the protocol of exports, or "" for no traces.

@@ -362,3 +362,38 @@ func TestServiceName(t *testing.T) {
 		}
 	}
 }
+
+// Spans go to the configured collector only, also if it redirects.
+func TestSpansFollowNoRedirect(t *testing.T) {
+	reached := make(chan string, 10)
+	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { reached <- r.Method }))
+	t.Cleanup(other.Close)
+	asked := make(chan struct{}, 10)
+	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked <- struct{}{}
+		http.Redirect(w, r, other.URL, http.StatusTemporaryRedirect)
+	}))
+	t.Cleanup(collector.Close)
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
+	failed := make(chan int, 10)
+	traces, err := telemetry.NewTraces(t.Context(), slog.New(slog.DiscardHandler), func(n int, outcome ...string) {
+		if outcome[0] == "failed" {
+			failed <- n
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, span := traces.Tracer("a").Start(t.Context(), "a")
+	span.End()
+	_ = traces.Shutdown(t.Context())
+	<-asked
+	if n := <-failed; n != 1 {
+		t.Errorf("%d spans failed", n)
+	}
+	select {
+	case method := <-reached:
+		t.Errorf("another host got a %s", method)
+	default:
+	}
+}
