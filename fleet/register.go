@@ -31,6 +31,11 @@ func (r *Registry) Register(ctx context.Context, record Record) (router.WorkerIn
 	if err := r.known(info.ID); errors.Is(err, ErrConfigured) {
 		return info, err
 	}
+	if r.conf.Room != nil { // before the record reaches other replicas
+		if err := r.conf.Room(info); err != nil {
+			return info, err
+		}
+	}
 	if err := r.put(ctx, &record); err != nil {
 		return info, err
 	}

@@ -41,6 +41,9 @@ type RegistryConfig struct {
 	Networks Networks
 	// Ages are the limits of workers' silence.
 	Ages Ages
+	// Room returns an error if Set could not take a registered worker. Its record is then refused, and tried again when
+	// it is put again. Default: there is room.
+	Room func(router.WorkerInfo) error
 	// Set receives each worker that is new or has changed, Remove each worker that is gone.
 	Set    func(router.WorkerInfo)
 	Remove func(id uint64)

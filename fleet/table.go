@@ -116,6 +116,7 @@ const (
 type Table struct {
 	ages       Ages
 	networks   reach.Networks
+	room       func(router.WorkerInfo) error
 	set        func(router.WorkerInfo)
 	remove     func(id uint64)
 	events     func(Record, router.WorkerInfo)
@@ -183,7 +184,7 @@ type Load struct {
 func newTable(conf *RegistryConfig) *Table {
 	return &Table{
 		ages: conf.Ages.withDefaults(), networks: conf.Networks,
-		set: conf.Set, remove: conf.Remove, events: conf.Events, load: conf.Load, traffic: conf.Traffic,
+		room: conf.Room, set: conf.Set, remove: conf.Remove, events: conf.Events, load: conf.Load, traffic: conf.Traffic,
 		workers: make(map[uint64]*member), latest: make(map[place]uint64),
 	}
 }
@@ -250,6 +251,11 @@ func (t *Table) Put(now time.Time, r Record) error {
 		m.beats(now)
 		t.judge(now, m)
 		return nil
+	}
+	if t.room != nil {
+		if err := t.room(info); err != nil {
+			return err
+		}
 	}
 	if m == nil {
 		if len(t.workers) >= maxWorkers {

@@ -104,6 +104,35 @@ func (i *WorkerInfo) Check() error {
 	return nil
 }
 
+// CheckRoom returns an error that wraps [ErrBadWorker] if [Router.SetWorker] would refuse a worker because too many
+// models have workers.
+func (r *Router) CheckRoom(info *WorkerInfo) error {
+	if err := info.Check(); err != nil {
+		return err
+	}
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	key := poolKey{info.Models[0], r.blockSizeLocked(info)}
+	if r.pools[key] != nil || len(r.pools) < maxPools {
+		return nil
+	}
+	for key, p := range r.pools {
+		if r.isEmptyLocked(key, p) {
+			return nil
+		}
+	}
+	return errNoRoom(info, key)
+}
+
+func errNoRoom(info *WorkerInfo, key poolKey) error {
+	return fmt.Errorf("router: %w: worker %d: model %q would be number %d of at most %d models with workers", ErrBadWorker, info.ID, bounded(key.model), maxPools+1, maxPools)
+}
+
+// isEmptyLocked says whether a pool may be forgotten: it has no workers, and no card of its own name.
+func (r *Router) isEmptyLocked(key poolKey, p *pool) bool {
+	return len(p.names) == 0 && r.cards[key.model] == nil
+}
+
 // SetWorker adds or changes a worker process. A worker that changed its base model or its
 // block size leaves its old pool. If [WorkerInfo.Check] fails, SetWorker changes nothing
 // and returns that error.
@@ -128,7 +157,7 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 	p := r.pools[key]
 	if p == nil {
 		if len(r.pools) >= maxPools && !r.forgetOneLocked() {
-			return false, fmt.Errorf("router: %w: worker %d: model %q would be number %d of at most %d", ErrBadWorker, info.ID, bounded(key.model), maxPools+1, maxPools)
+			return false, errNoRoom(info, key)
 		}
 		p = newPool(&r.conf, key)
 		p.onInferred = r.noteInferred
@@ -186,7 +215,7 @@ func (r *Router) forgetEmptyPools(now time.Time) bool {
 	defer r.fleet.Unlock()
 	before := len(r.pools)
 	maps.DeleteFunc(r.pools, func(key poolKey, p *pool) bool {
-		if len(p.names) > 0 || r.cards[key.model] != nil {
+		if !r.isEmptyLocked(key, p) {
 			return false
 		}
 		if p.empty.IsZero() {
@@ -208,7 +237,7 @@ func (r *Router) forgetEmptyPools(now time.Time) bool {
 func (r *Router) forgetOneLocked() bool {
 	var oldest *pool
 	for key, p := range r.pools {
-		if len(p.names) > 0 || r.cards[key.model] != nil {
+		if !r.isEmptyLocked(key, p) {
 			continue
 		}
 		since := func(p *pool) time.Time { return cmp.Or(p.empty, r.conf.Now()) } // Tick has not seen it yet

@@ -9,9 +9,12 @@ import (
 	"errors"
 	"io"
 	"net/url"
+	"reflect"
+	"strings"
 	"text/tabwriter"
 	"text/template"
 	"time"
+	"unicode"
 
 	"github.com/kvroute/kvroute/api"
 	"github.com/kvroute/kvroute/router"
@@ -55,7 +58,41 @@ func explain(ctx context.Context, args []string, std stdio) error {
 	if *raw {
 		return writeJSON(std.out, d)
 	}
-	return printDecision(std.out, d)
+	return printExplained(std.out, d)
+}
+
+// printExplained prints a decision that came from a router.
+func printExplained(out io.Writer, d *api.Decision) error {
+	printable(reflect.ValueOf(d))
+	return printDecision(out, d)
+}
+
+// printable replaces the control characters in all texts of a value: names come from clients and from workers' records,
+// and could change the terminal.
+func printable(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			printable(v.Elem())
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Field(i).CanSet() {
+				printable(v.Field(i))
+			}
+		}
+	case reflect.Slice, reflect.Array:
+		for i := range v.Len() {
+			printable(v.Index(i))
+		}
+	case reflect.String:
+		v.SetString(strings.Map(func(r rune) rune {
+			if !unicode.IsPrint(r) {
+				return '?'
+			}
+			return r
+		}, v.String()))
+	}
 }
 
 //go:embed explain.tmpl

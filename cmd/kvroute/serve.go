@@ -62,6 +62,7 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 	log := telemetry.NewLogger(std.err, level, conf.LogFormat, names.replace)
 	networks, _ := reach.Parse(conf.WorkerNetworks) // readConfig has checked them
 	log.Info("kvroute starts", "version", telemetry.Version(), "mode", conf.RouterMode)
+	conf.warnOfReaders(log)
 	if err := networks.Secure(conf.WorkerTLSCA, conf.WorkerTLSName); err != nil {
 		return err
 	}
@@ -219,6 +220,7 @@ func (s *server) openFleet() (err error) {
 		Replicas: c.NATSReplicas,
 		Networks: s.networks,
 		Ages:     fleet.Ages{Degraded: c.DegradedAfter, Unhealthy: c.UnhealthyAfter, Expired: c.ExpiredAfter},
+		Room:     func(info router.WorkerInfo) error { return s.router.CheckRoom(&info) },
 		Set:      s.setWorker,
 		Remove:   s.removeWorker,
 		Events:   s.follow,
