@@ -70,22 +70,22 @@ func printExplained(out io.Writer, d *api.Decision) error {
 // printable replaces the control characters in all texts of a value: names come from clients and from workers' records,
 // and could change the terminal.
 func printable(v reflect.Value) {
-	switch v.Kind() {
-	case reflect.Pointer:
+	switch k := v.Kind(); {
+	case k == reflect.Pointer:
 		if !v.IsNil() {
 			printable(v.Elem())
 		}
-	case reflect.Struct:
-		for i := range v.NumField() {
-			if v.Field(i).CanSet() {
-				printable(v.Field(i))
+	case k == reflect.Struct:
+		for _, field := range v.Fields() {
+			if field.CanSet() {
+				printable(field)
 			}
 		}
-	case reflect.Slice, reflect.Array:
+	case k == reflect.Slice, k == reflect.Array:
 		for i := range v.Len() {
 			printable(v.Index(i))
 		}
-	case reflect.String:
+	case k == reflect.String:
 		v.SetString(strings.Map(func(r rune) rune {
 			if !unicode.IsPrint(r) {
 				return '?'

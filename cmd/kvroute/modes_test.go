@@ -187,7 +187,7 @@ func TestTruncatedBodiesThroughEnvoy(t *testing.T) {
 	d := newStack(t, 3, []string{"--speed", "100", "--num-gpu-blocks", "65536"})
 	d.EnvoyConfig.BodyMode, d.EnvoyConfig.MaxBodyBytes = envoy.BufferedPartial, 64<<10
 	d.EnvoyConfig.MessageTimeout, d.EnvoyConfig.MaxMessageTimeout = 30*time.Second, 40*time.Second // for busy machines
-	d.begin(t, "--decision-timeout", "25s", "--trust-overrides", "--allow-direct") // other clients get 413
+	d.begin(t, "--decision-timeout", "25s", "--trust-overrides", "--allow-direct")                 // other clients get 413
 	const tools = `"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"auto"`
 	story := strings.Repeat("And then the old fisherman told another story of the sea. ", 2500)
 	body := func(i int, more string) string {

@@ -13,8 +13,13 @@ import (
 func (c *config) warnOfReaders(log *slog.Logger) {
 	const everybody fs.FileMode = 0o006
 	for _, s := range []struct{ setting, path string }{
-		{"api-token-file", c.APITokenFile}, {"nats-creds", c.NATSCreds}, {"nats-nkey", c.NATSNkey}, {"nats-key", c.NATSKey},
-		{"extproc-tls-key", c.ExtprocTLSKey}, {"http-tls-key", c.HTTPTLSKey}, {"state-dir", c.StateDir},
+		{"api-token-file", c.APITokenFile},
+		{"nats-creds", c.NATSCreds},
+		{"nats-nkey", c.NATSNkey},
+		{"nats-key", c.NATSKey},
+		{"extproc-tls-key", c.ExtprocTLSKey},
+		{"http-tls-key", c.HTTPTLSKey},
+		{"state-dir", c.StateDir},
 	} {
 		if info, err := os.Stat(s.path); err == nil && info.Mode()&everybody != 0 {
 			log.Warn("all users of this machine can read or change a path with secrets; remove their rights with chmod o-rwx",

@@ -340,8 +340,7 @@ func (s *server) openHTTP() (err error) {
 		QueueWait:      s.conf.QueueWait,
 
 		DecisionTimeout: s.conf.DecisionTimeout,
-
-		HoldBody: s.extproc.HoldBody, ReleaseBody: s.extproc.ReleaseBody,
+		HoldBody:        s.extproc.HoldBody, ReleaseBody: s.extproc.ReleaseBody,
 	}
 	s.readiness = conf.Readiness
 	s.http = &http.Server{

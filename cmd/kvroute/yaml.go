@@ -96,7 +96,7 @@ func checkYAMLTokens(file string, data []byte) error {
 			if t.Type == token.DocumentHeaderType || t.Type == token.DocumentEndType {
 				docs++
 			}
-			what := ""
+			var what string
 			switch {
 			case docs > 2:
 				return fmt.Errorf("%s:%d: there are several YAML documents, want one", file, t.Position.Line)

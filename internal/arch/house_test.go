@@ -30,17 +30,17 @@ import (
 // 2 %, or plus 100 if that is more. CONTRIBUTING.md says when a limit is raised.
 var tokenLimits = map[string]int{
 	"confirm":            5559,
-	"api":                9744,
+	"api":                10045,
 	"bindings":           1608,
 	"bindings/c":         1220,
-	"cmd/kvroute":        33167,
+	"cmd/kvroute":        34983,
 	"dashboard":          317,
 	"doctor":             4676,
 	"engines":            30362,
 	"engines/localindex": 971,
-	"envoy":              3545,
+	"envoy":              3684,
 	"events":             32840,
-	"extproc":            16623,
+	"extproc":            18087,
 	"fleet":              25051,
 	"indexer":            26045,
 	"internal/bus":       2234,
@@ -48,22 +48,22 @@ var tokenLimits = map[string]int{
 	"internal/jsonscan":  1835,
 	"internal/meter":     1007,
 	"internal/msgpack":   1806,
-	"internal/openai":    14188,
-	"internal/reach":     1968,
+	"internal/openai":    15791,
+	"internal/reach":     2121,
 	"internal/records":   1978,
 	"internal/replica":   834,
 	"internal/settings":  1152,
 	"internal/silence":   456,
-	"internal/telemetry": 2907,
+	"internal/telemetry": 3400,
 	"internal/wire":      711,
 	"internal/zmtp":      3118,
 	"outcomes":           2367,
-	"prefill":            2091,
+	"prefill":            2195,
 	"replicas":           17603,
 	"router":             55815,
 	"scorer":             6385,
 	"sidecar":            3718,
-	"slots":              8673,
+	"slots":              8886,
 	"tokenizer":          43955,
 	"tokenizer/chat":     25314,
 	"tokenizer/jinja":    55700,
@@ -73,7 +73,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 443688
+	productLimit = 451217
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 133034
 	// longLine is the number of characters above which a line is long; a tab counts as one.
