@@ -31,7 +31,7 @@ const (
 )
 
 //nolint:gochecknoglobals // a table
-var faultNames = []string{"unanswered", "unused", "bypassed", "ignored"}
+var faultNames = []string{"unanswered", "unused", "bypassed", "ignored", "settings"}
 
 // counted matches the statistics that are read. Gateways give the filter another prefix, or none.
 var counted = regexp.MustCompile(`\.ext_proc\.(?:(.*)\.)?(streams_started|streams_failed|failure_mode_allowed|message_timeouts)$|^cluster\.(worker[^.]*|pool)\.upstream_rq_total$`)
@@ -66,11 +66,13 @@ type WatchConfig struct {
 	// many of them the replica named a worker.
 	Counts func() (requests, routed uint64)
 	// Peers returns the number of other router replicas: Envoy may send all requests to them.
-	Peers  func() int
-	Client *http.Client
-	Now    func() time.Time
-	Log    *slog.Logger
-	Meter  metric.Meter // default none
+	Peers func() int
+	// Settings are compared with Envoy's configuration once a minute.
+	Settings Settings
+	Client   *http.Client
+	Now      func() time.Time
+	Log      *slog.Logger
+	Meter    metric.Meter // default none
 }
 
 // Watch compares an Envoy's statistics with what kvroute counted itself, and finds out whether Envoy
@@ -87,6 +89,10 @@ type Watch struct {
 	// a reading, and a worker after it.
 	steps  []step
 	faults map[string]string // texts by fault; replaced at each reading
+
+	// Read alone uses the fields below.
+	reads   int
+	differs string // how Envoy's configuration differs from kvroute's settings
 }
 
 // State is the result of a [Watch].
@@ -102,7 +108,7 @@ type State struct {
 
 // Fault is a reason why Envoy does not use kvroute as it should.
 type Fault struct {
-	What string `json:"what"` // "unanswered", "unused", "bypassed" or "ignored": see docs/envoy.md
+	What string `json:"what"` // "unanswered", "unused", "bypassed", "ignored" or "settings": see docs/envoy.md
 	Text string `json:"text"` // a sentence with what to do
 }
 
@@ -130,7 +136,7 @@ func NewWatch(c WatchConfig) (*Watch, error) {
 	return w, m.Err()
 }
 
-// Read reads Envoy's statistics, in 2 s at most. Call it every [WatchEvery]. It logs each fault when it
+// Read reads Envoy's statistics, and once a minute its configuration, in 2 s each at most. Call it every [WatchEvery]. It logs each fault when it
 // begins and when it ends.
 func (w *Watch) Read(ctx context.Context) {
 	at, peers := w.conf.Now(), w.conf.Peers()
@@ -139,6 +145,9 @@ func (w *Watch) Read(ctx context.Context) {
 		return // kvroute stops
 	}
 	ours, named := w.conf.Counts()
+	if err == nil {
+		w.compare(ctx)
+	}
 	w.mu.Lock()
 	before, found := w.faults, map[string]string{}
 	if w.faults = found; err != nil {
@@ -147,6 +156,9 @@ func (w *Watch) Read(ctx context.Context) {
 		now["requests"], now["routed"] = ours, named
 		w.addLocked(at, now)
 		w.judgeLocked(peers)
+		if w.differs != "" {
+			found["settings"] = "Envoy's configuration does not fit kvroute's settings: " + w.differs + ": give kvroute config envoy the same values as kvroute serve"
+		}
 	}
 	w.mu.Unlock()
 	for _, name := range faultNames {
@@ -157,6 +169,22 @@ func (w *Watch) Read(ctx context.Context) {
 			w.conf.Log.Warn("a fault of Envoy is no longer seen", "fault", name)
 		}
 	}
+}
+
+// compare compares Envoy's configuration with kvroute's settings, at the first reading and then once a minute.
+func (w *Watch) compare(ctx context.Context) {
+	w.reads++
+	if w.reads%minute != 1 {
+		return
+	}
+	u, err := w.readSettings(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			w.conf.Log.Warn("Envoy's configuration cannot be read, so it is not compared with kvroute's settings", "err", err)
+		}
+		return
+	}
+	w.differs = u.differs(w.conf.Settings)
 }
 
 // request reads the counters as Envoy reports them.

@@ -25,6 +25,7 @@ type watched struct {
 	*envoy.Watch
 
 	stats            map[string]int
+	dump             string // Envoy's configuration
 	requests, routed uint64
 	peers            int
 	handler          atomic.Pointer[http.HandlerFunc] // instead of stats, if it is not nil
@@ -35,10 +36,14 @@ type watched struct {
 
 func newWatched(t *testing.T) *watched {
 	t.Helper()
-	x := &watched{stats: map[string]int{"cluster.workers.upstream_rq_total": 0}, clock: time.Unix(1000, 0)}
+	x := &watched{dump: "{}", stats: map[string]int{"cluster.workers.upstream_rq_total": 0}, clock: time.Unix(1000, 0)}
 	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if handler := x.handler.Load(); handler != nil {
 			(*handler)(w, r)
+			return
+		}
+		if r.URL.Path == "/config_dump" {
+			x.answerDump(w)
 			return
 		}
 		if r.URL.Path != "/stats" || r.FormValue("filter") == "" {
@@ -56,7 +61,7 @@ func newWatched(t *testing.T) *watched {
 	x.Watch, err = envoy.NewWatch(envoy.WatchConfig{
 		URL: admin.URL + "/", ExtProc: "127.0.0.1:9002", Client: admin.Client(), Now: func() time.Time { return x.clock },
 		Counts: func() (uint64, uint64) { return x.requests, x.routed }, Peers: func() int { return x.peers },
-		Log: slog.New(slog.NewTextHandler(&x.log, nil)), Meter: x.metrics.Meter("envoy"),
+		Settings: fitting(), Log: slog.New(slog.NewTextHandler(&x.log, nil)), Meter: x.metrics.Meter("envoy"),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -70,22 +70,22 @@ func printExplained(out io.Writer, d *api.Decision) error {
 // printable replaces the control characters in all texts of a value: names come from clients and from workers' records,
 // and could change the terminal.
 func printable(v reflect.Value) {
-	switch k := v.Kind(); {
-	case k == reflect.Pointer:
+	switch v.Kind() {
+	case reflect.Pointer:
 		if !v.IsNil() {
 			printable(v.Elem())
 		}
-	case k == reflect.Struct:
+	case reflect.Struct:
 		for _, field := range v.Fields() {
 			if field.CanSet() {
 				printable(field)
 			}
 		}
-	case k == reflect.Slice, k == reflect.Array:
+	case reflect.Slice, reflect.Array:
 		for i := range v.Len() {
 			printable(v.Index(i))
 		}
-	case k == reflect.String:
+	case reflect.String:
 		v.SetString(strings.Map(func(r rune) rune {
 			if !unicode.IsPrint(r) {
 				return '?'

@@ -84,9 +84,9 @@ func (*config) Help(setting string) string {
 	case "first-token":
 		return "observer or response-headers: what counts as the first token of a response; response-headers fits only workers that send their headers with it"
 	case "envoy-admin":
-		return "<URL> of Envoy's admin endpoint, as http://127.0.0.1:9901; kvroute then reads Envoy's counters every 10 s and reports whether Envoy uses it. Empty reads none"
+		return "<URL> of Envoy's admin endpoint, as http://127.0.0.1:9901; kvroute then reads Envoy's counters every 10 s and its configuration every minute, and reports whether Envoy uses it. Empty reads none"
 	case "envoy-max-message-timeout":
-		return "<time> of Envoy's max_message_timeout; 60s is that of kvroute's bootstrap. Prefill legs and waits that take longer would be lost, so kvroute refuses longer values of prefill-timeout and queue-wait"
+		return "<time> of Envoy's max_message_timeout; 60s is that of kvroute's bootstrap. Prefill legs and waits that take longer would be lost, so kvroute refuses longer values of prefill-timeout and queue-wait. With envoy-admin kvroute compares with Envoy's configuration instead"
 	case "mode-override":
 		return "ask Envoy for the response's headers and trailers; needed with Envoy Gateway"
 	case "extproc-tls-cert":

@@ -63,16 +63,11 @@ func (c *config) check() error {
 	refuse(c.EnvoyAdmin != "" && !isAdmin, "envoy-admin is %q, want http://host:port", bus.Redact(c.EnvoyAdmin))
 	refuse(c.Group != "" && len(c.Groups) > 0,
 		"group and groups are both given: the router of a group has workers, not groups")
-	longest, late := 500*time.Millisecond, ""
-	if c.RouterQueueThreshold != nil {
-		longest, late = longest+c.QueueWait, "queue-wait"
-	}
-	if c.PrefillLeg == extproc.PrefillByRouter {
-		longest, late = longest+c.PrefillTimeout, "prefill-timeout"
-	}
-	refuse(c.EnvoyMaxMessageTimeout > 0 && longest > c.EnvoyMaxMessageTimeout,
+	longest := c.longestWait()
+	refuse(c.EnvoyAdmin == "" && c.EnvoyMaxMessageTimeout > 0 && longest > c.EnvoyMaxMessageTimeout,
 		"%s is too long: with the other waits (queue-wait of the queue, prefill-timeout, 0.5s) it is %v, and Envoy waits for %v (envoy-max-message-timeout). "+
-			"Give kvroute config envoy the same values, and set envoy-max-message-timeout to %v", late, longest, c.EnvoyMaxMessageTimeout, longest)
+			"Give kvroute config envoy the same values, and set envoy-max-message-timeout to %v",
+		c.longSetting(), longest, c.EnvoyMaxMessageTimeout, longest)
 	_, access := c.Options()
 	errs = append(errs, access)
 	if c.NATSURL != "" && !strings.HasPrefix(c.NATSURL, "file:") {
@@ -80,6 +75,26 @@ func (c *config) check() error {
 	}
 	_, routing := c.routing()
 	return errors.Join(append(errs, routing)...)
+}
+
+// longestWait returns for how long Envoy may have to wait for a decision that kvroute has announced as late.
+func (c *config) longestWait() time.Duration {
+	longest := 500 * time.Millisecond
+	if c.RouterQueueThreshold != nil {
+		longest += c.QueueWait
+	}
+	if c.PrefillLeg == extproc.PrefillByRouter {
+		longest += c.PrefillTimeout
+	}
+	return longest
+}
+
+// longSetting names the setting that makes the wait long.
+func (c *config) longSetting() string {
+	if c.PrefillLeg == extproc.PrefillByRouter {
+		return "prefill-timeout"
+	}
+	return "queue-wait"
 }
 
 // checkAddresses refuses invalid addresses, and addresses that other machines can reach without

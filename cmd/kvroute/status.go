@@ -21,7 +21,11 @@ func (s *server) openWatch() (err error) {
 	if s.conf.EnvoyAdmin != "" {
 		s.watch, err = envoy.NewWatch(envoy.WatchConfig{
 			URL: s.conf.EnvoyAdmin, ExtProc: s.addresses().Extproc, Counts: s.extproc.Counts,
-			Peers:  func() int { return s.replicas() - 1 },
+			Peers: func() int { return s.replicas() - 1 },
+			Settings: envoy.Settings{
+				DecisionTimeout: s.conf.DecisionTimeout, LongestWait: s.conf.longestWait(),
+				MaxBodyBytes: s.conf.MaxBodyBytes, SecondChoice: s.conf.SecondChoice,
+			},
 			Client: reach.Networks{}.Client(), // Envoy is no worker
 			Now:    time.Now, Log: s.log, Meter: s.metrics.Meter("envoy"),
 		})

@@ -138,6 +138,62 @@ func TestKvrouteNoticesABypass(t *testing.T) {
 	}
 }
 
+// kvroute compares its settings with those of a running Envoy.
+func TestSettingsAreComparedWithEnvoys(t *testing.T) {
+	t.Parallel() // mostly waits
+	for _, c := range []struct {
+		failover envoy.Failover
+		choice   string
+		flags    []string
+		wants    []string // of the fault; none means that all fits
+	}{
+		{failover: envoy.Composite, choice: "header"},
+		{failover: envoy.List, choice: "list"},
+		{failover: envoy.NoFailover, choice: "none"},
+		{envoy.NoFailover, "header", []string{"--prefill-timeout", "2m", "--max-body-bytes", "1024"}, []string{
+			"max_message_timeout is 1m0s, but a request may wait 2m0.5s", "the limit of request bodies is 16777216 bytes, but that of max-body-bytes is 1024",
+			"no cluster reads the header x-dynamo-worker-fallback",
+		}},
+	} {
+		t.Run(c.failover+" and "+c.choice, func(t *testing.T) {
+			t.Parallel()
+			d := newStack(t, 0, nil)
+			d.EnvoyConfig.Failover, d.EnvoyConfig.Pool = c.failover, []string{"127.0.0.1:1"}
+			d.Unrouted = true
+			if err := d.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(d.Stop)
+			if err := d.StartRouter(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			flags := append([]string{"--second-choice", c.choice, "--envoy-admin", d.Envoy.AdminURL()}, c.flags...)
+			if err := d.StartRouter(t.Context(), flags...); err != nil {
+				t.Fatal(err)
+			}
+			var r api.Replica
+			eventually(t, "Envoy is not read", func() bool {
+				_, text := get(t, "http://"+d.Router.At.HTTP+"/v1/replica")
+				return json.Unmarshal([]byte(text), &r) == nil && r.Envoy != nil && !r.Envoy.Read.IsZero()
+			})
+			text := ""
+			for _, f := range r.Envoy.Faults {
+				if f.What == "settings" {
+					text = f.Text
+				}
+			}
+			if (text == "") != (len(c.wants) == 0) {
+				t.Errorf("the fault is %q", text)
+			}
+			for _, want := range c.wants {
+				if !strings.Contains(text, want) {
+					t.Errorf("the fault is %q, want %q", text, want)
+				}
+			}
+		})
+	}
+}
+
 // The status is logged once for each change.
 func TestStatusIsLoggedOnChange(t *testing.T) {
 	var out bytes.Buffer

@@ -18,10 +18,11 @@ func TestWaitsThatEnvoyCutsAreRefused(t *testing.T) {
 		"--prefill-timeout 51s" + queue: "prefill-timeout is too long",
 		"--queue-wait 29.5s" + queue:    "",
 		"--queue-wait 30s" + queue:      "prefill-timeout is too long",
-		"--queue-wait 59.5s --prefill-leg header" + queue:         "",
-		"--queue-wait 60s --prefill-leg header" + queue:           "set envoy-max-message-timeout to 1m0.5s",
-		"--prefill-timeout 2m --envoy-max-message-timeout 2m0.5s": "",
-		"--envoy-max-message-timeout 10s":                         "prefill-timeout is too long",
+		"--queue-wait 59.5s --prefill-leg header" + queue:          "",
+		"--queue-wait 60s --prefill-leg header" + queue:            "set envoy-max-message-timeout to 1m0.5s",
+		"--prefill-timeout 2m --envoy-max-message-timeout 2m0.5s":  "",
+		"--envoy-max-message-timeout 10s":                          "prefill-timeout is too long",
+		"--prefill-timeout 2m --envoy-admin http://127.0.0.1:9901": "", // kvroute reads Envoy's own value
 	} {
 		_, _, err := readConfig("test", strings.Fields(flags), nil)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {

@@ -38,7 +38,7 @@ var tokenLimits = map[string]int{
 	"doctor":             4676,
 	"engines":            30362,
 	"engines/localindex": 971,
-	"envoy":              3684,
+	"envoy":              4868,
 	"events":             32840,
 	"extproc":            18087,
 	"fleet":              25051,
@@ -73,7 +73,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 451217
+	productLimit = 452500
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 133034
 	// longLine is the number of characters above which a line is long; a tab counts as one.
