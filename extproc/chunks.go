@@ -125,7 +125,9 @@ func (s *stream) relay(m message, req *extprocv3.ProcessingRequest) []*extprocv3
 			s.watching = false // nothing after the first token is read
 			s.router.FirstToken(s.id, router.SignObserver)
 		}
+		s.watching = s.watching && !b.GetEndOfStream()
 	}
+	s.watching = s.watching && m != responseTrailers
 	if b == nil || !sendBack {
 		return []*extprocv3.ProcessingResponse{answerTo(m, nil)}
 	}

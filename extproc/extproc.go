@@ -115,7 +115,8 @@ type Server struct {
 	// ends without them had no response.
 	headersSent atomic.Bool
 
-	waits waits // of all streams
+	waits   waits   // of all streams
+	watched watched // the responses that observer streams watch
 }
 
 // New returns a server that gets its decisions from r. It fails if a setting is out of range,

@@ -7,6 +7,7 @@ import (
 	"mime"
 	"slices"
 	"strings"
+	"sync"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
@@ -47,6 +48,7 @@ func (s *Server) observe(id string, w *wait, receive func() (*extprocv3.Processi
 	var events firstEvent
 	var usage *usageReader // nil: the stream ends at the first token
 	defer func() { s.reportUsage(id, usage) }()
+	defer s.settle(id, s.router.Free)
 	for end := ""; ; {
 		req, err := receive()
 		headers, body := req.GetResponseHeaders(), req.GetResponseBody()
@@ -58,7 +60,8 @@ func (s *Server) observe(id string, w *wait, receive func() (*extprocv3.Processi
 			return end
 		case err != nil && s.waits.remove(w) == drained:
 			return endDraining
-		case err != nil:
+		case err != nil: // the client left, or the response broke off, before the first token
+			s.settle(id, func(id string) bool { return s.router.Leave(id, true) })
 			return endEnded
 		case headers != nil:
 			if s.audited(id) {
@@ -66,6 +69,8 @@ func (s *Server) observe(id string, w *wait, receive func() (*extprocv3.Processi
 			}
 			if events.form = formOf(headers); events.form == noStream || headers.GetEndOfStream() {
 				end = endNoEvents
+			} else {
+				s.watched.begin(id)
 			}
 		case end == "" && body != nil && events.in(body.GetBody()):
 			s.router.FirstToken(id, router.SignObserver)
@@ -73,10 +78,62 @@ func (s *Server) observe(id string, w *wait, receive func() (*extprocv3.Processi
 		case end == "" && body.GetEndOfStream():
 			end = endNoEvents
 		}
+		if end != "" {
+			s.settle(id, s.router.Free)
+		}
 		if end != "" && (usage == nil || usage.ended) {
 			return end
 		}
 	}
+}
+
+// settle notes that an observer stream looks for no first token any more. If the main stream has left the end of
+// the request to it, settle calls end.
+func (s *Server) settle(id string, end func(id string) bool) {
+	if s.watched.remove(id) {
+		end(id)
+	}
+}
+
+// watched has the requests whose response an observer stream watches for its first token. If the main stream of
+// a request ends meanwhile, the observer stream frees the request's slot: it sees, within Envoy's
+// deferred_close_timeout, whether there was a token or an end of the response. Its methods may be called by any
+// number of goroutines. The zero value is ready to use.
+type watched struct {
+	mu sync.Mutex
+	// mu guards the field below.
+	ended map[string]bool // by request id: the main stream has ended
+}
+
+func (w *watched) begin(id string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ended == nil {
+		w.ended = make(map[string]bool)
+	}
+	if _, known := w.ended[id]; !known {
+		w.ended[id] = false
+	}
+}
+
+// handOver notes that the main stream has ended. It returns false if no observer stream watches the response.
+func (w *watched) handOver(id string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, known := w.ended[id]
+	if known {
+		w.ended[id] = true
+	}
+	return known
+}
+
+// remove reports whether the main stream has ended.
+func (w *watched) remove(id string) (ended bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ended = w.ended[id]
+	delete(w.ended, id)
+	return ended
 }
 
 // streamForm is how a response shows its first token.

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/google/go-cmp/cmp"
 
@@ -109,6 +110,89 @@ func TestObserverMarksOnce(t *testing.T) {
 			t.Errorf("calls (-want +got):\n%s", diff)
 		}
 	})
+}
+
+// A client may leave between the headers of a stream and its first token: the worker may hang, and its load stays. The
+// observer sees that some time after the main stream has ended.
+func TestClientLeavesAfterTheHeaders(t *testing.T) {
+	const comment, event = ": ping\n\n", "data: {}\n\n"
+	for name, c := range map[string]struct {
+		after func(o *envoytest.Observer)
+		want  []string // after the end of the main stream
+	}{
+		"no token":            {func(o *envoytest.Observer) { o.End() }, []string{"leave"}},
+		"a comment":           {func(o *envoytest.Observer) { o.Chunk([]byte(comment), false); o.End() }, []string{"leave"}},
+		"a token on its way":  {func(o *envoytest.Observer) { o.Chunk([]byte(event), true) }, []string{"first token by observer", "free"}},
+		"an end on its way":   {func(o *envoytest.Observer) { o.Chunk(nil, true) }, []string{"free"}},
+		"the observer leaves": {nil, []string{"free"}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, extproc.Config{})
+			x := h.Do(chat(hello))
+			x.Respond(200, "content-type", "text/event-stream")
+			o := x.Observe()
+			o.Respond(200, "content-type", "text/event-stream")
+			synctest.Wait()
+			h.router.newCalls()
+			x.End()
+			synctest.Wait()
+			if got := h.router.newCalls(); len(got) > 0 || h.router.taken() != 1 {
+				t.Errorf("%s: before the observer's end: %v", name, got)
+			}
+			if c.after == nil {
+				h.server.Drain()
+			} else {
+				c.after(o)
+			}
+			synctest.Wait()
+			if diff := cmp.Diff(c.want, h.router.newCalls()); diff != "" {
+				t.Errorf("%s: calls (-want +got):\n%s", name, diff)
+			}
+			o.End()
+		})
+	}
+}
+
+// The same if the response's body passes through the main stream, or if no observer can report the token.
+func TestClientLeavesAfterTheHeadersWithoutObserver(t *testing.T) {
+	const stream = "text/event-stream"
+	for name, c := range map[string]struct {
+		conf   extproc.Config
+		duplex bool
+		kind   string
+		chunk  string
+		last   bool
+		want   string
+	}{
+		"no body yet":         {duplex: true, kind: stream, want: "leave"},
+		"a comment":           {duplex: true, kind: stream, chunk: ": ping\n\n", want: "leave"},
+		"a token":             {duplex: true, kind: stream, chunk: "data: {}\n\n", want: "free"},
+		"the end":             {duplex: true, kind: stream, last: true, want: "free"},
+		"no stream":           {duplex: true, kind: "text/plain", want: "free"},
+		"nobody observes":     {kind: stream, want: "free"},
+		"the headers suffice": {conf: extproc.Config{FirstToken: extproc.FirstTokenResponseHeaders}, kind: stream, want: "free"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, c.conf)
+			req := chat(hello)
+			if c.duplex {
+				req.Mode = filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
+			}
+			x := h.Do(req)
+			x.Respond(200, "content-type", c.kind)
+			if c.chunk != "" || c.last {
+				x.Stray(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseBody{
+					ResponseBody: &extprocv3.HttpBody{Body: []byte(c.chunk), EndOfStream: c.last},
+				}})
+				synctest.Wait()
+			}
+			x.Reset()
+			synctest.Wait()
+			if calls := h.router.newCalls(); calls[len(calls)-1] != c.want {
+				t.Errorf("%s: calls %v, want %s", name, calls, c.want)
+			}
+		})
+	}
 }
 
 // Streams without an id are of requests that were not routed; those with the id of

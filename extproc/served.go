@@ -25,19 +25,21 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	if !s.booked {
 		return answerTo(responseHeaders, nil)
 	}
+	form := formOf(h)
+	s.awaited = form != noStream && !isWhole(h) && s.conf.FirstToken != FirstTokenResponseHeaders
 	s.note(req)
 	if s.responseBody {
 		s.usage = readsUsage(h)
 	}
-	switch form := formOf(h); {
+	switch {
 	case status(h) != "200":
+	case s.awaited:
+		s.watching, s.events.form = s.responseBody, form
 	case isWhole(h): // the prefill has ended
 		s.router.FirstToken(s.id, router.SignEnd)
 	case form == noStream: // kvroute finds no first token in another kind of stream
-	case s.conf.FirstToken == FirstTokenResponseHeaders:
-		s.router.FirstToken(s.id, router.SignHeaders)
 	default:
-		s.watching, s.events.form = s.responseBody, form
+		s.router.FirstToken(s.id, router.SignHeaders)
 	}
 	var headers []string
 	if s.conf.DecisionHeaders {
@@ -61,7 +63,7 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 
 // note reports to the router which worker answered the request, and how.
 func (s *stream) note(req *extprocv3.ProcessingRequest) {
-	r := router.Response{Prefix: s.promptHash}
+	r := router.Response{Prefix: s.promptHash, TokenAwaited: s.awaited}
 	if s.client != "" {
 		r.Client = maphash.String(s.seed, s.client)
 	}

@@ -91,8 +91,9 @@ type stream struct {
 
 	// The response.
 	served   bool         // it has a status 2xx
+	awaited  bool         // it is a stream, and has no token yet as far as this stream knows
 	usage    *usageReader // of the response's body; nil if Envoy does not send it
-	watching bool         // the stream looks for the first token in the response's body
+	watching bool         // the stream looks for the first token in the response's body, whose end has not come
 	events   firstEvent   // the state of that search
 }
 
@@ -121,6 +122,7 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, k *kind) str
 		case drained:
 			st.keptInDrain = !st.giveUp(failDraining)
 			more = st.keptInDrain
+			st.watching = st.watching && more // the client has not left
 		case streamEnded, outdated:
 			more = false
 		}
@@ -186,7 +188,8 @@ func (s *stream) send(answers ...*extprocv3.ProcessingResponse) bool {
 	return true
 }
 
-// free frees the slot, if there is one.
+// free frees the slot, if there is one, or leaves that to the observer stream: only that one sees whether the
+// client left before the first token.
 func (s *stream) free() {
 	if !s.booked {
 		return
@@ -194,6 +197,9 @@ func (s *stream) free() {
 	s.reportUsage(s.id, s.usage)
 	s.booked = false
 	switch {
+	case s.watching: // the client left, or the response broke off, before the first token
+		s.router.Leave(s.id, true)
+	case s.awaited && s.watched.handOver(s.id):
 	case s.served || !s.headersSent.Load():
 		s.router.Free(s.id)
 	case s.state == responding:

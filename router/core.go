@@ -384,7 +384,7 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 		return s // the slot moved before
 	}
 	at := c.at(ord, r.Address, fl.second)
-	if at >= 0 && !r.Local {
+	if at >= 0 && !r.Local && !r.TokenAwaited {
 		c.slots.Answered(at)
 	}
 	if at == ord || at < 0 {

@@ -21,6 +21,9 @@ type Response struct {
 	// Nowhere says that the proxy made the response, and that the request reached no worker. The other
 	// fields but Status are unknown then.
 	Nowhere bool
+	// TokenAwaited says that the response is a stream whose first token will be reported. Its headers alone do not
+	// show that the worker computes: the load of requests that were left there stays, see [Router.Leave].
+	TokenAwaited bool
 	// RetryAfter is the time for which a response with status 429 or 503 asks to send no further request; 0
 	// without one. The worker is avoided for that time, at most a minute.
 	RetryAfter time.Duration

@@ -335,3 +335,26 @@ func TestABusyMachineBlamesNoWorker(t *testing.T) {
 		t.Error("a worker that has answered no other request since is not blamed")
 	}
 }
+
+// The headers of a stream do not show that a worker computes: it may send them at once, and hang. Its first token does.
+func TestLoadThatWasLeftStaysUntilAToken(t *testing.T) {
+	r := newRouter(t, router.Config{}, 1)
+	left := func() int { return byID(t, r)[1].LeftRequests }
+	leave := func() {
+		decided(t, r, "leaves", "ab")
+		r.Leave("leaves", true)
+	}
+	leave()
+	d := decided(t, r, "stream", "ab")
+	if r.Served(d.ID, router.Response{Address: d.Address, Asked: 1, Status: 200, TokenAwaited: true}); left() != 1 {
+		t.Errorf("after the headers of a stream: %d left requests, want 1", left())
+	}
+	if r.FirstToken(d.ID, router.SignObserver); left() != 0 {
+		t.Errorf("after a first token: %d left requests", left())
+	}
+	leave()
+	d = decided(t, r, "whole", "ab")
+	if r.Served(d.ID, router.Response{Address: d.Address, Asked: 1, Status: 200}); left() != 0 {
+		t.Errorf("after a response that is no stream: %d left requests", left())
+	}
+}

@@ -78,7 +78,7 @@ func (s *Table) Expire(now time.Time) int {
 //	from     to       when
 //	waiting  left     the client leaves
 //	started  removed  the client leaves: the worker has computed the prompt
-//	left     removed  the worker answers any request: it sends a response's headers, or a first token
+//	left     removed  the worker answers any request: it sends a first token, or a response that is no stream
 //	left     removed  30 s later, by the next Expire; earlier if the worker has more than 1,024 of them
 //	left     removed  the worker is removed
 //

@@ -62,12 +62,38 @@ func faulty(hang, begun <-chan struct{}) http.HandlerFunc {
 		case does("hang in the stream"):
 			event(w)
 			<-hang
+		case does("hang after the headers"):
+			_ = http.NewResponseController(w).Flush()
+			<-hang
 		case does("fail"):
 			http.Error(w, `{"error":"a fault"}`, http.StatusInternalServerError)
 		default:
 			fmt.Fprint(w, `{"choices":[]}`)
 		}
 	}
+}
+
+// A worker that sends the headers of a stream and no token does not look idle when its client leaves.
+func TestHeadersAreNoToken(t *testing.T) {
+	d := newStack(t, 0, nil)
+	hang := make(chan struct{})
+	defer close(hang)
+	d.begin(t, append(staticFlags(t, d, "hangs", startHTTP(t, faulty(hang, nil))), "--avoid-failing", "0")...)
+	eventually(t, "the load of requests whose client leaves does not stay", func() bool {
+		// The client may leave before kvroute's observer has the headers.
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		resp, err := send(t, ctx, "POST", d.Envoy.URL()+chatPath, chatBody("hang after the headers", 4, true), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		_ = resp.Body.Close()
+		eventually(t, "requests stay in flight", func() bool { n, _, _ := inFlight(t, d); return n == 0 })
+		w := workers(t, d)[0]
+		return w.LeftRequests == 1 && w.PendTokens > 0 && w.Health == "healthy" && !w.Failing && w.Failures == 0
+	})
+	atRestAfterAnAnswer(t, d)
 }
 
 // Whatever a worker does, and whenever its client disconnects, the client gets the outcome of
