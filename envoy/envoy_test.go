@@ -350,7 +350,7 @@ func TestEnvoyValidates(t *testing.T) {
 			}
 			if c.PoolFile != "" { // Envoy requires that the file exists
 				c.PoolFile = filepath.Join(dir, "pool.json")
-				if err := os.WriteFile(c.PoolFile, envoy.Endpoints("1", []netip.AddrPort{netip.MustParseAddrPort("[::1]:1")}), 0o600); err != nil {
+				if err := os.WriteFile(c.PoolFile, envoy.Endpoints("1", []netip.AddrPort{netip.MustParseAddrPort("[::1]:1")}, []netip.AddrPort{netip.MustParseAddrPort("[::1]:2")}), 0o600); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -27,11 +27,12 @@ type endpointFile struct {
 	id      uint64      // of this replica
 	known   func() bool // reports whether the registry has answered
 	workers func() []router.WorkerState
-	// ownHosts keeps the workers that answer requests with their own Host header only.
-	ownHosts bool
-	log      *slog.Logger
+	// chosen says that Envoy sends also the requests that kvroute decides only to workers of the file
+	// (--second-choice list): the file then has all workers.
+	chosen bool
+	log    *slog.Logger
 
-	written []netip.AddrPort
+	pool, others []netip.AddrPort // as written last
 }
 
 // endpointFileEvery is the time between two updates.
@@ -41,7 +42,7 @@ const endpointFileEvery = 500 * time.Millisecond
 // retried.
 func (f *endpointFile) run(ctx context.Context) error {
 	if _, err := os.Stat(f.path); os.IsNotExist(err) {
-		if err := f.write(nil); err != nil {
+		if err := f.write(nil, nil); err != nil {
 			return fmt.Errorf("endpoint-file: %w", err)
 		}
 	}
@@ -62,29 +63,32 @@ func (f *endpointFile) run(ctx context.Context) error {
 
 // update writes the file if the workers have changed, or the file was removed.
 func (f *endpointFile) update() error {
-	pool := poolOf(f.workers(), f.ownHosts)
-	if !f.known() || len(pool) == 0 {
-		pool = f.written
+	pool, others := poolOf(f.workers())
+	if !f.chosen {
+		others = nil
 	}
-	if slices.Equal(pool, f.written) {
+	if !f.known() || len(pool)+len(others) == 0 {
+		pool, others = f.pool, f.others
+	}
+	if slices.Equal(pool, f.pool) && slices.Equal(others, f.others) {
 		if _, err := os.Stat(f.path); !os.IsNotExist(err) {
 			return nil
 		}
 	}
-	if err := f.write(pool); err != nil {
+	if err := f.write(pool, others); err != nil {
 		return err
 	}
-	f.written = pool
+	f.pool, f.others = pool, others
 	return nil
 }
 
-func (f *endpointFile) write(pool []netip.AddrPort) error {
+func (f *endpointFile) write(pool, others []netip.AddrPort) error {
 	h := fnv.New64a()
-	fmt.Fprint(h, pool)
+	fmt.Fprint(h, pool, others)
 	temporary := fmt.Sprintf("%s.%016x", f.path, f.id)
 	defer func() { _ = os.Remove(temporary) }() // fails if it was renamed
 	const mode = 0o644                          // Envoy may run as another user
-	if err := os.WriteFile(temporary, envoy.Endpoints(fmt.Sprintf("%016x", h.Sum64()), pool), mode); err != nil {
+	if err := os.WriteFile(temporary, envoy.Endpoints(fmt.Sprintf("%016x", h.Sum64()), pool, others), mode); err != nil {
 		return err
 	}
 	if err := os.Chmod(temporary, mode); err != nil { // whatever the umask
@@ -93,16 +97,17 @@ func (f *endpointFile) write(pool []netip.AddrPort) error {
 	return os.Rename(temporary, f.path)
 }
 
-// poolOf returns the addresses of the workers that can take any request: of each model the
-// healthy workers that are not avoided; without any, the degraded ones; without any, all. A worker that a
-// request tries again is not avoided here: Envoy sends the request only if the pool has the worker. A model never has an
-// empty pool: Envoy sends requests from a list of choices (see docs/envoy.md) only to
-// workers of the pool. Without ownHosts the pool omits workers that answer requests with their own Host header only:
-// a request that kvroute did not route has the client's.
-func poolOf(workers []router.WorkerState, ownHosts bool) (pool []netip.AddrPort) {
+// poolOf returns the addresses of the workers that can take any request: of each model the healthy workers that are
+// not avoided; without any, the degraded ones; without any, all. A worker that a request tries again is not avoided here.
+// A model never has an empty pool. others are the remaining workers: kvroute may choose each of them, for a request
+// that no other worker may take, or to try whether it serves. Workers that answer requests with their own Host header
+// only are among others: a request that kvroute did not route has the client's.
+func poolOf(workers []router.WorkerState) (pool, others []netip.AddrPort) {
 	tier := func(w *router.WorkerState) int {
 		healthy := w.Health == router.Healthy.String()
 		switch {
+		case w.OwnHost:
+			return 3
 		case healthy && !w.Draining && (!w.Failing || w.Tried):
 			return 0
 		case healthy || w.Health == router.Degraded.String():
@@ -110,9 +115,7 @@ func poolOf(workers []router.WorkerState, ownHosts bool) (pool []netip.AddrPort)
 		}
 		return 2
 	}
-	serves := func(w *router.WorkerState) bool {
-		return w.Role != router.Prefill && w.Address.IsValid() && (ownHosts || !w.OwnHost)
-	}
+	serves := func(w *router.WorkerState) bool { return w.Role != router.Prefill && w.Address.IsValid() }
 	best := map[string]int{}
 	for i := range workers {
 		w := &workers[i]
@@ -121,10 +124,20 @@ func poolOf(workers []router.WorkerState, ownHosts bool) (pool []netip.AddrPort)
 		}
 	}
 	for i := range workers {
-		if w := &workers[i]; serves(w) && tier(w) == best[w.Model] {
+		switch w := &workers[i]; {
+		case !serves(w):
+		case !w.OwnHost && tier(w) == best[w.Model]:
 			pool = append(pool, w.Address)
+		default:
+			others = append(others, w.Address)
 		}
 	}
 	slices.SortFunc(pool, netip.AddrPort.Compare)
-	return slices.Compact(pool)
+	pool = slices.Compact(pool)
+	others = slices.DeleteFunc(others, func(a netip.AddrPort) bool {
+		_, found := slices.BinarySearchFunc(pool, a, netip.AddrPort.Compare)
+		return found
+	})
+	slices.SortFunc(others, netip.AddrPort.Compare)
+	return pool, slices.Compact(others)
 }

@@ -4,14 +4,18 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -87,6 +91,99 @@ func TestTheEndpointFileKeepsTheLastGuess(t *testing.T) {
 	}
 	if left, err := filepath.Glob(filepath.Join(dir, ".pool*")); err != nil || len(left) > 0 {
 		t.Errorf("%v, %v are left behind", left, err)
+	}
+}
+
+// If Envoy sends requests to workers of the file only, the file has all workers that kvroute may choose. Those that
+// are no part of the pool are marked.
+func TestTheEndpointFileHasAllThatMayBeChosen(t *testing.T) {
+	worker := func(port uint16, health router.Health, change func(*router.WorkerState)) router.WorkerState {
+		w := router.WorkerState{Address: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), port), Health: health.String()}
+		if change != nil {
+			change(&w)
+		}
+		return w
+	}
+	fleet := []router.WorkerState{
+		worker(1, router.Healthy, nil),
+		worker(2, router.Healthy, func(w *router.WorkerState) { w.Failing = true }),
+		worker(3, router.Degraded, nil),
+		worker(4, router.Unhealthy, nil),
+		worker(5, router.Expired, nil),
+		worker(6, router.Healthy, func(w *router.WorkerState) { w.OwnHost = true }),
+		worker(7, router.Healthy, func(w *router.WorkerState) { w.Role = router.Prefill }),
+		worker(1, router.Unhealthy, func(w *router.WorkerState) { w.DPRank = 1 }),
+		worker(0, router.Unhealthy, func(w *router.WorkerState) { w.Address = netip.AddrPort{} }),
+	}
+	for chosen, want := range map[bool]string{false: "1", true: "1 2* 3* 4* 5* 6*"} {
+		f := &endpointFile{
+			path: filepath.Join(t.TempDir(), "pool.yaml"), chosen: chosen, known: func() bool { return true },
+			workers: func() []router.WorkerState { return fleet }, log: slog.New(slog.DiscardHandler),
+		}
+		if err := f.update(); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(f.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var file struct {
+			Resources []struct {
+				Endpoints []struct {
+					List []struct {
+						Endpoint struct {
+							Address struct {
+								Socket struct {
+									Port int `json:"port_value"`
+								} `json:"socket_address"`
+							} `json:"address"`
+						} `json:"endpoint"`
+						Health string `json:"health_status"`
+					} `json:"lb_endpoints"`
+				} `json:"endpoints"`
+			} `json:"resources"`
+		}
+		if err := json.Unmarshal(text, &file); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, e := range file.Resources[0].Endpoints[0].List {
+			got = append(got, strconv.Itoa(e.Endpoint.Address.Socket.Port)+map[string]string{"UNHEALTHY": "*"}[e.Health])
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("chosen %v: the file has %q, want %q", chosen, got, want)
+		}
+	}
+}
+
+// Envoy sends a decided request to a worker of the file that is no part of the pool, and no other request.
+func TestEnvoyReachesMarkedWorkersOfTheFile(t *testing.T) {
+	t.Parallel() // mostly waits
+	d := newStack(t, 0, nil)
+	plain := newHostWorker(t, func(*http.Request) bool { return true })
+	own := newHostWorker(t, func(r *http.Request) bool { return r.Host == "own.example" })
+	config := fmt.Sprintf("version: 1\nworkers:\n- {name: any, address: %q, models: [sim], block_size: 16}\n- {name: own, address: %q, host: own.example, models: [sim], block_size: 16}\n", plain.address, own.address)
+	d.EnvoyConfig.Failover, d.EnvoyConfig.PoolFile = envoy.List, filepath.Join(d.Dir, "pool.json")
+	d.Unrouted = true
+	if err := os.WriteFile(d.EnvoyConfig.PoolFile, envoy.Endpoints("0", nil, nil), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.begin(t, "--config", writeFile(t, config), "--second-choice", "list", "--endpoint-file", d.EnvoyConfig.PoolFile, "--router-mode", "round-robin", "--avoid-failing", "0")
+	ask := func() int { return d.send(t, "hello", false).status }
+	eventually(t, "not both workers serve", func() bool { return ask() == 200 && own.served.Load() > 0 && plain.served.Load() > 0 })
+	d.Router.Stop()
+	own.mu.Lock()
+	own.wrong = nil
+	own.mu.Unlock()
+	for range 20 {
+		if status := ask(); status != 200 {
+			t.Errorf("without kvroute: status %d", status)
+		}
+	}
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	if len(own.wrong) > 0 {
+		t.Errorf("without kvroute the worker that needs its own Host got %q", own.wrong)
 	}
 }
 

@@ -389,7 +389,7 @@ func (s *server) run(ctx context.Context) error {
 	wanted := s.router.WantsEvents()
 	when(s.dynamo != nil, s.dynamo.Run)
 	when(s.watch != nil, s.watchEnvoy)
-	when(s.conf.EndpointFile != "", (&endpointFile{path: s.conf.EndpointFile, id: s.id, known: s.started.Load, workers: s.router.Workers, ownHosts: s.conf.SecondChoice == "list", log: s.log}).run)
+	when(s.conf.EndpointFile != "", (&endpointFile{path: s.conf.EndpointFile, id: s.id, known: s.started.Load, workers: s.router.Workers, chosen: s.conf.SecondChoice == "list", log: s.log}).run)
 	when(wanted, s.events.Run, s.direct.Sources().Run, s.expireEvents, s.forgetExpected)
 	when(wanted && s.durable != nil, s.readStream)
 	when(s.state != nil, s.keepState)

@@ -114,7 +114,7 @@ func configurations(t *testing.T, pool [2]string, kvroute string) map[string][]b
 		all[name] = text.Bytes()
 	}
 	file := filepath.Join(t.TempDir(), "pool.json")
-	if err := os.WriteFile(file, envoy.Endpoints("1", []netip.AddrPort{netip.MustParseAddrPort(pool[0]), netip.MustParseAddrPort(pool[1])}), 0o600); err != nil {
+	if err := os.WriteFile(file, envoy.Endpoints("1", []netip.AddrPort{netip.MustParseAddrPort(pool[0]), netip.MustParseAddrPort(pool[1])}, nil), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, failover := range []envoy.Failover{envoy.Composite, envoy.List, envoy.NoFailover} {
