@@ -38,7 +38,7 @@ func newCompared(t *testing.T) *compared {
 	}
 	c.Comparison = fleet.NewComparison(fleet.ComparisonConfig{Faults: c.router.SetFaults, Workers: c.DirectWorkers})
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	if c.prober, err = fleet.NewProber(fleet.ProberConfig{Compare: c.Comparison, Client: client}); err != nil {
+	if c.prober, err = fleet.NewProber(fleet.ProberConfig{Compare: c.Comparison, Client: client, Probed: func(uint64, fleet.Probed, error) {}}); err != nil {
 		t.Fatal(err)
 	}
 	natstest.Run(t, c.prober.Run)
@@ -334,4 +334,30 @@ func TestNamesOfOneProcess(t *testing.T) {
 	if err := fleet.CheckIdentities([]fleet.Record{named("a", "a.example"), named("b", "b.example"), behind}, false); err != nil {
 		t.Error(err)
 	}
+}
+
+// A health path that does not answer does not delay the question for the models.
+func TestASlowHealthPathDelaysNoModels(t *testing.T) {
+	asked := make(chan struct{})
+	var first sync.Once
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/health" {
+			select {
+			case <-asked:
+			case <-r.Context().Done():
+				t.Error("the health probe ended, and the models were not asked for")
+			}
+			return
+		}
+		if r.URL.Path == "/v1/models" {
+			first.Do(func() { close(asked) })
+		}
+		fmt.Fprint(w, `{"data":[{"id":"sim"}]}`)
+	}))
+	defer s.Close()
+	c := newCompared(t)
+	r := record("slow")
+	r.Address, r.Health = strings.TrimPrefix(s.URL, "http://"), &fleet.Probe{}
+	c.set(r)
+	<-asked
 }

@@ -27,7 +27,8 @@ const (
 	probeTime   = 5 * time.Second // for one answer, unless the record says another time
 	probeBytes  = 8 << 20         // of metrics
 	healthBytes = 64 << 10        // of an answer to a health probe that are read
-	probesOpen  = 1024            // at a time: workers that do not answer must not delay the probes of others
+	probesOpen  = 2048            // at a time: workers that do not answer must not delay the probes of others
+	probeWait   = time.Second     // of questions to an engine, for an answer to its health probe
 	probeEvery  = 2500 * time.Millisecond
 	loadEvery   = 5 * time.Second
 
@@ -81,7 +82,7 @@ type ProberConfig struct {
 
 // Prober sends health probes to workers, and reads the metrics of their engines, as their
 // records request. An answer fails after 5 s, unless the record says another time. Metrics fail with more than
-// 8 MB. At most 1,024 probes are open, one of a kind for each worker. Its methods may be called by any number of
+// 8 MB. At most 2,048 probes are open, and of each worker one of a kind. Its methods may be called by any number of
 // goroutines.
 type Prober struct {
 	conf   ProberConfig
@@ -259,10 +260,19 @@ func (p *Prober) Run(ctx context.Context) error {
 		}
 		due, wait := p.due(time.Now())
 		for _, probes := range due {
+			stateSent := make(chan struct{})
 			if !start(func() {
-				for i := range probes {
-					p.probe(ctx, probes[i].key, probes[i].target)
+				defer close(stateSent)
+				p.send(ctx, probes.state)
+			}) {
+				return nil
+			}
+			if len(probes.questions) > 0 && !start(func() {
+				select {
+				case <-stateSent: // its connection is free
+				case <-time.After(probeWait):
 				}
+				p.send(ctx, probes.questions)
 			}) {
 				return nil
 			}
@@ -300,25 +310,45 @@ type dueProbe struct {
 	target target
 }
 
-// due returns the probes whose time has come or is near, by worker, and the time until the next call. The
-// probes of a worker are sent one after the other, so that one connection serves all. Their
+// dueProbes are the probes of one worker that are due: of its health and load, and the questions to its engine about
+// itself. They are sent one after the other, so that one connection serves all. The questions wait at most probeWait
+// for the others: a slow health path does not delay the list of models.
+type dueProbes struct{ state, questions []dueProbe }
+
+// send sends probes one after the other.
+func (p *Prober) send(ctx context.Context, probes []dueProbe) {
+	for i := range probes {
+		p.probe(ctx, probes[i].key, probes[i].target)
+	}
+}
+
+// due returns the probes whose time has come or is near, by worker, and the time until the next call. Their
 // periods vary at random, so that probes of one moment spread out.
-func (p *Prober) due(now time.Time) (due map[uint64][]dueProbe, wait time.Duration) {
+func (p *Prober) due(now time.Time) (due map[uint64]*dueProbes, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	due, wait = make(map[uint64][]dueProbe), time.Minute
+	due, wait = make(map[uint64]*dueProbes), time.Minute
 	for key, t := range p.targets {
 		if early := t.next.Sub(now); early < p.near {
 			t.next = now.Add(max(0, early) + t.every - t.every/16 + rand.N(t.every/8))
 			if !t.open {
 				t.open = true
-				due[key.worker] = append(due[key.worker], dueProbe{key, *t})
+				if due[key.worker] == nil {
+					due[key.worker] = new(dueProbes)
+				}
+				list := &due[key.worker].state
+				if key.compares() {
+					list = &due[key.worker].questions
+				}
+				*list = append(*list, dueProbe{key, *t})
 			}
 		}
 		wait = min(wait, t.next.Sub(now))
 	}
 	for _, probes := range due {
-		slices.SortFunc(probes, func(a, b dueProbe) int { return cmp.Compare(a.key.turn(), b.key.turn()) })
+		for _, list := range [][]dueProbe{probes.state, probes.questions} {
+			slices.SortFunc(list, func(a, b dueProbe) int { return cmp.Compare(a.key.turn(), b.key.turn()) })
+		}
 	}
 	return due, wait
 }
