@@ -28,6 +28,7 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/matcher/action/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/lua/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/upstream_codec/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
@@ -223,7 +224,7 @@ func TestContract(t *testing.T) {
 		}
 		clusters = append(clusters, r.GetRoute().GetCluster())
 	}
-	if diff := cmp.Diff([]string{"workers", "workers-by-rank", "workers", "workers-by-rank", "pool"}, clusters); diff != "" {
+	if diff := cmp.Diff([]string{"workers", "workers-apart", "workers", "workers-apart", "pool"}, clusters); diff != "" {
 		t.Errorf("routes (-want +got):\n%s", diff)
 	}
 	var filters []string

@@ -18,9 +18,11 @@ import (
 const (
 	headerWorker   = "x-dynamo-worker"
 	headerFallback = "x-dynamo-worker-fallback"
-	// Envoy replaces the request's Host by the value of headerHost, once for both choices.
-	headerHost      = "x-dynamo-worker-host"
-	headerRequestID = "x-dynamo-request-id"
+	// Envoy replaces the request's Host by the value of headerHost, for both choices. headerFallbackHost is that of
+	// the second choice if it answers another Host only, for an Envoy that sends metaHosts.
+	headerHost         = "x-dynamo-worker-host"
+	headerFallbackHost = "x-dynamo-worker-fallback-host"
+	headerRequestID    = "x-dynamo-request-id"
 	// The ranks of these two workers if they differ, for an Envoy that sends metaRanks. Its upstream
 	// filter sets headerVLLMRank of each attempt from them.
 	headerFirstRank    = "x-dynamo-rank"
@@ -71,6 +73,9 @@ func (c *Config) destination(d *router.Decision) []string {
 		headers[1] = c.endpoints(d)
 	default:
 		headers = append(headers, headerFallback, second.String())
+		if d.Second.NameHost {
+			headers = append(headers, headerFallbackHost, d.Second.Host)
+		}
 	}
 	if c.EndpointPicker {
 		headers = append(headers, destinationKey, c.endpoints(d))
@@ -101,7 +106,8 @@ func (h *head) rankHeaders(d *router.Decision) []string {
 		}
 		return headers
 	case !d.NameRank: // the server chooses a rank by itself
-	case h.rankPerAttempt && second.Address.IsValid() && (!second.NameRank || second.Worker.DPRank != d.Worker.DPRank):
+	case h.rankPerAttempt && second.Address.IsValid() && (second.NameHost || !second.NameRank || second.Worker.DPRank != d.Worker.DPRank):
+		// Envoy removes headerVLLMRank of a request whose workers have different Host headers, too.
 		headers := []string{headerFirstRank, fmt.Sprint(d.Worker.DPRank)}
 		if second.NameRank {
 			headers = append(headers, headerFallbackRank, fmt.Sprint(second.Worker.DPRank))

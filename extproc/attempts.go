@@ -59,7 +59,7 @@ func (s attemptLog) StreamAccessLogs(g accesslogv3.AccessLogService_StreamAccess
 			}
 			s.metrics.attempts.Count(strconv.Itoa(status))
 			for _, avoided := range s.router.Attempted(router.Response{
-				Address: netip.AddrPortFrom(ip.Unmap(), uint16(at.GetPortValue())), Status: status,
+				Address: netip.AddrPortFrom(ip.Unmap(), uint16(at.GetPortValue())), Host: entry.GetRequest().GetAuthority(), Status: status,
 				RetryAfter: retryAfter(entry.GetResponse().GetResponseHeaders()["retry-after"], time.Now()),
 			}) {
 				s.logAvoided(avoided, status, false, "from the log of attempts")

@@ -28,6 +28,8 @@ type head struct {
 
 	// rankPerAttempt says that Envoy names the rank to each worker that it tries.
 	rankPerAttempt bool
+	// hostPerAttempt says that Envoy sends each worker that it tries its own Host header.
+	hostPerAttempt bool
 
 	endpoint   openai.Endpoint
 	wrong      *openai.Error // the refusal of headersAnswered
@@ -65,6 +67,7 @@ func (s *stream) classify(req *extprocv3.ProcessingRequest) message {
 		ctx := s.grpc.Context()
 		s.arrival.TraceParent, s.arrival.TraceState = s.traceContext(ctx)
 		s.rankPerAttempt = metadata.ValueFromIncomingContext(ctx, metaRanks) != nil
+		s.hostPerAttempt = metadata.ValueFromIncomingContext(ctx, metaHosts) != nil
 		return m
 	case *extprocv3.ProcessingRequest_RequestBody:
 		if s.ended {

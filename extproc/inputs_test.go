@@ -395,6 +395,43 @@ func TestRanksOfBothAttempts(t *testing.T) {
 	}
 }
 
+// If Envoy sends each attempt the Host of its own worker, kvroute names the second one's where it must differ.
+func TestHostsOfBothAttempts(t *testing.T) {
+	at := netip.MustParseAddrPort("10.0.0.7:8000")
+	for name, c := range map[string]struct {
+		second router.Second
+		want   [5]string // hosts, ranks, rank of both
+	}{
+		"another host": {
+			router.Second{Address: at, Host: "b.example", NameHost: true, NameRank: true, Worker: router.Worker{ID: 8, DPRank: 3}},
+			[5]string{"a.example", "b.example", "3", "3", ""},
+		},
+		"any host": {
+			router.Second{Address: at, Host: "b.example", NameRank: true, Worker: router.Worker{ID: 8, DPRank: 3}},
+			[5]string{"a.example", "", "", "", "3"},
+		},
+	} {
+		h := newHarness(t, extproc.Config{})
+		h.router.will(func(_ context.Context, req router.Request) (router.Decision, error) {
+			if !req.HostPerAttempt {
+				t.Errorf("%s: the router does not know that each attempt has its own Host", name)
+			}
+			return router.Decision{Engine: "vllm", NameRank: true, Host: "a.example", Worker: router.Worker{ID: 7, DPRank: 3}, Address: at, Second: c.second}, nil
+		})
+		request := chat(hello)
+		request.Metadata = []string{"x-dynamo-rank-per-attempt", "true", "x-dynamo-host-per-attempt", "true"}
+		x := h.Do(request)
+		got := [5]string{}
+		for i, header := range []string{"x-dynamo-worker-host", "x-dynamo-worker-fallback-host", "x-dynamo-rank", "x-dynamo-rank-fallback", "x-data-parallel-rank"} {
+			got[i] = x.Header[header]
+		}
+		if got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+		x.End()
+	}
+}
+
 // The prefill request names the rank where the decode request does, and has the request's id.
 func TestThePrefillWorkersRankIsNamed(t *testing.T) {
 	headers := make(chan http.Header, 2)

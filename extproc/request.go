@@ -132,6 +132,7 @@ func (s *stream) routerRequest(fields *openai.Body, unread bool) router.Request 
 		WantSecond: conf.SecondChoice != SecondNone,
 		// With a list, Envoy may skip the first address: the attempt's number does not say which worker it is.
 		RankPerAttempt: h.rankPerAttempt && conf.SecondChoice == SecondHeader,
+		HostPerAttempt: h.hostPerAttempt && conf.SecondChoice == SecondHeader,
 		Session:        h.session, SessionFinal: h.sessionFinal,
 		AllowedAddresses: h.allowed,
 		Labels: router.Labels{

@@ -106,7 +106,7 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 		s.conf.Log.Debug("another worker served", "first", s.decision.Address, "served", r.Address)
 	}
 	for _, w := range avoided {
-		if r.Address.IsValid() && r.Address != s.decision.Address && w.Worker == s.decision.Worker {
+		if w.Worker == s.decision.Worker && r.Address.IsValid() && (r.Address != s.decision.Address || r.Asked > 1) {
 			s.logAvoided(w, 0, true, "it gave no response, or one that Envoy answered by asking the second choice")
 		} else {
 			s.logAvoided(w, r.Status, r.Local, details)

@@ -20,6 +20,9 @@ const metaRole = "x-dynamo-role"
 // metaRanks is in the metadata of the streams of an Envoy that reads headerFirstRank and headerFallbackRank.
 const metaRanks = "x-dynamo-rank-per-attempt"
 
+// metaHosts is in the metadata of the streams of an Envoy that reads headerFallbackHost.
+const metaHosts = "x-dynamo-host-per-attempt"
+
 // Process handles one stream. It never returns an error: after a nil return Envoy
 // continues without kvroute, after an error it could fail the request.
 func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {

@@ -301,6 +301,12 @@ func TestAttempts(t *testing.T) {
 	if got := r.Attempted(router.Response{Address: netip.MustParseAddrPort("10.0.0.99:80"), Status: 429}); got != nil {
 		t.Errorf("%v is avoided", got)
 	}
+	for host, want := range map[string]uint64{"b.example": 3, "c.example": 0} {
+		got := r.Attempted(router.Response{Address: netip.MustParseAddrPort("10.0.0.99:80"), Host: host, Status: 429})
+		if want == 0 && got != nil || want != 0 && (len(got) != 1 || got[0].ID != want) {
+			t.Errorf("host %s: %v is avoided, want %d", host, got, want)
+		}
+	}
 	off := newRouter(t, router.Config{}, 2)
 	if got := off.Attempted(router.Response{Address: worker(1).Address, Status: 429, RetryAfter: time.Minute}); got != nil || byID(t, off)[1].Failing {
 		t.Errorf("without AvoidFailing: %v", got)

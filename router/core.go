@@ -333,7 +333,7 @@ func (c *core) backOff(now time.Time, ord int, pause time.Duration, s *serving) 
 func (c *core) attempted(now time.Time, r Response) (s serving) {
 	for _, ord := range c.order {
 		e := &c.entries[ord]
-		if e.address() != r.Address {
+		if !e.isAt(r.Address, r.Host) {
 			continue
 		}
 		a := &e.avoid
@@ -383,7 +383,7 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 	if c.entries[ord].worker != fl.first {
 		return s // the slot moved before
 	}
-	at := c.at(ord, r.Address, fl.second)
+	at := c.at(ord, r.Address, fl.second, r.Asked)
 	if at >= 0 && !r.Local && !r.TokenAwaited {
 		c.slots.Answered(at)
 	}

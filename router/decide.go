@@ -445,15 +445,15 @@ func (c *core) chooseByMode(ch *choice) {
 // is not healthy only if there is no other. Of equal costs, the fewest pending tokens decide, then the fewest
 // requests. There are three conditions:
 //
-//   - If the request must name one rank for both, the candidates have the same rank. With rankPerAttempt
+//   - If the request must name one rank for both, the candidates have the same rank. With RankPerAttempt
 //     each of them gets its own rank.
 //   - If the request has a prefill leg, the second candidate has the engine of the leg's worker, because the
 //     request contains parameters of the leg. It is another process than that worker.
-//   - If the second candidate answers one Host header only, the first one has the same Host header, because Envoy
-//     sets it once for both.
-func (c *core) second(ch *choice, leg *Decision, rankPerAttempt bool) int {
+//   - If the second candidate answers one Host header only, the first one has the same Host header, unless each of
+//     them gets its own (HostPerAttempt).
+func (c *core) second(ch *choice, leg *Decision, req *Request) int {
 	first := &c.entries[ch.candidates[ch.chosen]]
-	named := !rankPerAttempt && first.info.wantsRank(first.worker.DPRank)
+	named := !req.RankPerAttempt && first.info.wantsRank(first.worker.DPRank)
 	best := -1
 	doubtful := func(i int) bool {
 		e := &c.entries[ch.candidates[i]]
@@ -474,7 +474,7 @@ func (c *core) second(ch *choice, leg *Decision, rankPerAttempt bool) int {
 		e := &c.entries[ord]
 		switch {
 		case e.worker.ID == first.worker.ID:
-		case e.info.OwnHost && e.info.Host != first.info.Host:
+		case !req.HostPerAttempt && e.info.OwnHost && e.info.Host != first.info.Host:
 		case leg != nil && (e.worker.ID == leg.Worker.ID || e.info.Engine != leg.Engine):
 		case named && (e.worker.DPRank != first.worker.DPRank || !e.info.wantsRank(e.worker.DPRank)):
 			// The request names one rank for both workers.

@@ -151,6 +151,7 @@ type Second struct {
 	WorkerName    string         `json:"worker_name,omitempty"`
 	Address       netip.AddrPort `json:"address"`
 	Host          string         `json:"host,omitempty"`      // as of [Decision]
+	NameHost      bool           `json:"-"`                   // it answers this Host only, and the first choice has another one
 	NameRank      bool           `json:"name_rank,omitempty"` // as [Decision.NameRank]
 	OverlapBlocks int            `json:"overlap_blocks"`      // leading blocks of the prompt that the worker holds
 }
@@ -256,9 +257,10 @@ func (c *core) makeDecision(
 		d.Member = in.member(e, &c.slots, ord)
 	}
 	if in.WantSecond && in.Pinned == nil && (ch.reason != ReasonSession || !c.conf.Sessions.Hard) {
-		if at := c.second(ch, leg, in.RankPerAttempt); at >= 0 {
-			e := &c.entries[ch.candidates[at]]
-			d.Second = Second{e.worker, e.info.Name, e.address(), e.info.Host, e.info.wantsRank(e.worker.DPRank), ch.inputs[at].OverlapBlocks}
+		if at := c.second(ch, leg, in.Request); at >= 0 {
+			first, e := &c.entries[ord], &c.entries[ch.candidates[at]]
+			other := e.info.OwnHost && e.info.Host != first.info.Host
+			d.Second = Second{e.worker, e.info.Name, e.address(), e.info.Host, other, e.info.wantsRank(e.worker.DPRank), ch.inputs[at].OverlapBlocks}
 		}
 	}
 	if list != nil && in.listCandidates {

@@ -112,6 +112,9 @@ type Request struct {
 	// RankPerAttempt says that each worker that is tried gets a request with its own rank. Otherwise
 	// a request that names its rank names the same one to the second choice.
 	RankPerAttempt bool
+	// HostPerAttempt says that each worker that is tried gets a request with its own Host header. Otherwise the
+	// second choice gets the first one's.
+	HostPerAttempt bool
 }
 
 // Labels describe a request to people.

@@ -12,6 +12,9 @@ import (
 type Response struct {
 	// Address is the address of the last worker that the proxy tried; invalid if unknown.
 	Address netip.AddrPort
+	// Host is the Host header of the request. [Router.Attempted] needs it to tell workers at one address apart that
+	// answer one Host header only.
+	Host string
 	// Asked is the number of workers that the proxy tried; 0 if unknown.
 	Asked int
 	// Status is the response's HTTP status.
@@ -86,7 +89,7 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Avoided
 // BrokeOff notes that the worker at an address broke off a response that had begun. It is one of the failures in
 // [WorkerState]; the worker is not avoided. An address that is not of exactly one worker is ignored.
 func (r *Router) BrokeOff(address netip.AddrPort) {
-	at, found := r.poolAt(address)
+	at, found := r.poolAt(address, "")
 	if !found {
 		return
 	}
@@ -99,12 +102,12 @@ func (r *Router) BrokeOff(address netip.AddrPort) {
 	})
 }
 
-// poolAt returns the pool of the worker at an address, if there is exactly one.
-func (r *Router) poolAt(address netip.AddrPort) (at *pool, found bool) {
+// poolAt returns the pool of the worker at an address, if there is exactly one; see [ranks.workersAt].
+func (r *Router) poolAt(address netip.AddrPort, host string) (at *pool, found bool) {
 	workers := 0
 	for _, p := range r.allPools() {
 		p.read(func(c *core) {
-			if n := len(c.workersAt(address)); n > 0 {
+			if n := len(c.workersAt(address, host)); n > 0 {
 				workers, at = workers+n, p
 			}
 		})
@@ -113,12 +116,12 @@ func (r *Router) poolAt(address netip.AddrPort) (at *pool, found bool) {
 }
 
 // Attempted notes that a worker answered an attempt of a request with status 429 or 503. The proxy may have sent
-// the request to another worker then, so that [Router.Served] does not tell it. Only Address, Status and
+// the request to another worker then, so that [Router.Served] does not tell it. Only Address, Host, Status and
 // RetryAfter of the response count. Attempted returns the workers that are avoided from now on. An address
-// of no worker is ignored, and so is one of several workers, which an HTTP router distinguishes by Host.
+// of no worker is ignored, and so is one of several workers that Host does not tell apart.
 func (r *Router) Attempted(resp Response) (avoided []Avoided) {
 	now := r.conf.Now()
-	at, found := r.poolAt(resp.Address)
+	at, found := r.poolAt(resp.Address, resp.Host)
 	if !found {
 		return nil
 	}

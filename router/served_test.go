@@ -111,6 +111,25 @@ func TestSecondChoiceOfANamedRank(t *testing.T) {
 			}
 		}
 	}
+	hosts := newRouter(t, router.Config{Mode: router.RoundRobin}, 0)
+	for id := range uint64(2) {
+		w := worker(id + 1)
+		w.Address, w.Host, w.OwnHost = worker(1).Address, fmt.Sprint(id, ".example"), true
+		set(t, hosts, w)
+	}
+	for i, each := range []bool{false, true} {
+		d := decided(t, hosts, fmt.Sprint(i), "abcd", func(q *router.Request) { q.HostPerAttempt = each })
+		if d.Second.NameHost != each || d.Second.Address.IsValid() != each {
+			t.Errorf("a Host for each attempt: %v: second choice %+v", each, d.Second)
+		}
+		if !each {
+			hosts.Free(d.ID)
+			continue
+		}
+		if moved, _ := hosts.Served(d.ID, router.Response{Address: d.Address, Asked: 2, Status: 200}); !moved || byID(t, hosts)[d.Second.Worker.ID].ActiveRequests != 1 {
+			t.Errorf("the second choice, at the same address, served, and the slot moved: %v", moved)
+		}
+	}
 	own := worker(1)
 	own.Engine, own.DPSize = "vllm", 2
 	own.RankAddresses = map[uint32]netip.AddrPort{0: netip.MustParseAddrPort("10.0.1.0:1"), 1: netip.MustParseAddrPort("10.0.1.1:1")}

@@ -200,7 +200,7 @@ func (ch *choices) makeLegInput(in *decisionInput, decode *WorkerInfo) {
 	ch.legRequest = *in.Request
 	req := &ch.legRequest
 	req.Pinned, req.AnyRank, req.Preferred = in.PrefillPinned, in.PrefillAnyRank, nil
-	req.WantSecond, req.RankPerAttempt = true, true // see package prefill
+	req.WantSecond, req.RankPerAttempt, req.HostPerAttempt = true, true, true // see package prefill
 	if in.ID != "" {
 		req.ID = legID(in.ID)
 	}

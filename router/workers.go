@@ -111,6 +111,11 @@ func (e *entry) signed(now time.Time) bool {
 // address is the address of the rank.
 func (e *entry) address() netip.AddrPort { return e.info.rankAddress(e.worker.DPRank) }
 
+// isAt says whether the rank may have received a request at an address with a Host header; "" = unknown.
+func (e *entry) isAt(a netip.AddrPort, host string) bool {
+	return e.address() == a && (host == "" || !e.info.OwnHost || e.info.Host == host)
+}
+
 // silent says whether no events of a worker are expected. noEvents is [Config.NoEvents].
 func (e *entry) silent(noEvents bool) bool {
 	return noEvents || e.info.NoEvents || e.info.BlockSize == 0 || e.unheard()
@@ -178,14 +183,19 @@ func (r *ranks) lane(req *Request) int {
 }
 
 // at returns the ordinal of a worker with the address a, −1 if no worker has it. It tries ord first, then
-// second, which is the most likely other worker. If a is not valid, it returns ord.
-func (r *ranks) at(ord int, a netip.AddrPort, second Worker) int {
+// second, which is the most likely other worker. If both have the address, asked decides, the number of workers
+// that the proxy tried. If a is not valid, at returns ord.
+func (r *ranks) at(ord int, a netip.AddrPort, second Worker, asked int) int {
 	has := func(ord int) bool { return r.entries[ord].address() == a }
-	if !a.IsValid() || has(ord) {
+	if !a.IsValid() {
 		return ord
 	}
-	if other, known := r.find(second); known && has(other) {
+	other, known := r.find(second)
+	switch isOther := known && has(other); {
+	case isOther && (asked > 1 || !has(ord)):
 		return other
+	case has(ord):
+		return ord
 	}
 	for _, other := range r.order {
 		if has(other) {
@@ -195,10 +205,11 @@ func (r *ranks) at(ord int, a netip.AddrPort, second Worker) int {
 	return -1
 }
 
-// workersAt returns the ids of the workers at an address.
-func (r *ranks) workersAt(a netip.AddrPort) (ids []uint64) {
+// workersAt returns the ids of the workers at an address. A worker that answers one Host header only is left out if
+// host is another one; an empty host is any.
+func (r *ranks) workersAt(a netip.AddrPort, host string) (ids []uint64) {
 	for _, ord := range r.order {
-		if e := &r.entries[ord]; e.address() == a && !slices.Contains(ids, e.worker.ID) {
+		if e := &r.entries[ord]; e.isAt(a, host) && !slices.Contains(ids, e.worker.ID) {
 			ids = append(ids, e.worker.ID)
 		}
 	}
