@@ -40,7 +40,7 @@ var tokenLimits = map[string]int{
 	"engines/localindex": 971,
 	"envoy":              4868,
 	"events":             32840,
-	"extproc":            18087,
+	"extproc":            18566,
 	"fleet":              25051,
 	"indexer":            26045,
 	"internal/bus":       2234,
