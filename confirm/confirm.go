@@ -12,8 +12,10 @@
 // A missing block alone contradicts nothing, since a worker may not have computed the prompt, or may have evicted
 // it. A request is contradicted only if its worker stored another sequence of blocks since the request was booked.
 // The sequence differs from the prompt at the first missing block or before, and no other request to that worker
-// explains it. The request is not judged if the worker's events are incomplete or if the worker had the missing
-// block since then.
+// explains it. A request explains the blocks of its prompt and of what it generates, from its booking until its end
+// plus the delay of the worker's events. A request is not judged if the worker's events are incomplete or if the
+// worker had the missing block since then. Where blocks depend on a salt or an adapter, the hash or the token ids of
+// a stored block must also show that the engine used the same ones.
 //
 // A worker that claims other tokens than it served changes the verdict on a class only if no other worker
 // confirms the class.
@@ -21,14 +23,16 @@
 // # Invariants
 //
 //   - A request is judged or dropped once. It is then no longer open.
-//   - The hashes of an open request stay in memory: a chunk is used again only when no open request has hashes in it.
+//   - The hashes of an open request stay in memory: a chunk is replaced only when no open request has hashes in it.
 //   - open of a worker and of a chunk is the number of its open requests.
 //   - Memory is bounded, whatever events and requests come: see the constants.
+//   - Hashes, events and token ids are written once. Readers may hold slices of them without a lock.
 //
 // # Concurrency
 //
 // A [Table] has no clock and no goroutine. Its methods may be called by any number of goroutines. They hold a lock of
-// the table while no function of the caller runs, and take no other lock.
+// the table while no function of the caller runs, and take no other lock. [Table.Judge] compares without the lock: its
+// work grows linearly with the requests that it judges and the blocks that their workers stored.
 package confirm
 
 import (
@@ -50,32 +54,22 @@ type Worker struct {
 const (
 	// places is the number of requests that are remembered. A later request takes the place of an earlier one.
 	places = 4096
-	// chunkWords and chunks limit the hashes of requests, to 8 MB.
-	chunkWords = 8192
-	chunks     = 128
-	// logHashes and logEvents limit what is remembered of a worker's stored blocks, allHashes of all workers': 8 MB.
-	logHashes = 8192
-	logEvents = 2048
-	allHashes = 1 << 20
+	// chunkWords and chunks limit the hashes of requests, to 8 MB. A prompt has at most chunkWords judged blocks.
+	chunkWords = 1 << 15
+	chunks     = 32
 	// maxWorkers limits the workers, maxRows the pairs of worker and class of a model.
 	maxWorkers = 1 << 16
 	maxRows    = 4096
-	// suspects limits the requests whose token ids are kept, idsOfOne the ids of one of them, and allTokens the ids of
-	// stored blocks: 4 MB.
-	suspects  = 16
-	idsOfOne  = 1 << 15
-	allTokens = 1 << 20
-	// chainsOfOne and eventsOfOne limit the work for one judgement.
-	chainsOfOne = 64
-	eventsOfOne = 512
+	// suspects limits the requests whose token ids are kept, idsOfOne the ids of one of them, and idsOfAll of all: 4 MB.
+	suspects = 16
+	idsOfOne = 1 << 18
+	idsOfAll = 1 << 20
 	// delay is the time from the first token to the first judgement. conclusion is the least time to a judgement
 	// against a request, giveUp the most. unseen is the most time from the booking to the first token.
 	delay      = time.Second
 	conclusion = 2 * time.Second
 	giveUp     = 10 * time.Second
 	unseen     = 10 * time.Minute
-	// generates is for how long a request explains blocks behind its prompt: those of the tokens that it generates.
-	generates = time.Minute
 )
 
 // Request is a request that was booked on a worker.
@@ -88,9 +82,8 @@ type Request struct {
 	Local []uint64
 	// Had is how many leading blocks the worker has by its events.
 	Had int
-	// Keyed says that the hashes also depend on a salt or an adapter. Such a request is confirmed or not judged:
-	// an engine may use another salt.
-	Keyed bool
+	// Seed is the seed of Local; see [indexer.Seed]. If it is of a salt or an adapter, the engine may use another one.
+	Seed uint64
 	// IDs are the token ids. They are copied if the class is suspected.
 	IDs []uint32
 }
@@ -118,33 +111,46 @@ type Table struct {
 	chunks   [chunks]*chunk
 	at       int // the chunk that takes hashes
 	workers  map[Worker]*worker
-	hashes   int // in the logs of all workers
+	words    int // of the logs of all workers
 	suspects int // open requests with ids
-	// tokens are the ids of blocks that workers stored last, of all workers. ends has the end of each event in it.
-	tokens []uint32
-	ends   []int
+	ids      int // of these requests
+
+	tokens tokens // has a lock of its own
 }
 
-// slot is the place of a request.
+// slot is the place of a request. It stays when the request is no longer open, to explain blocks.
 type slot struct {
-	number uint64 // 0 = empty
-	model  *Model
-	worker *worker
-	local  []uint64 // in a chunk
-	chunk  int
-	age    uint32   // of the chunk when local was written
-	ids    []uint32 // nil unless wanted
-	mark   uint64   // worker.stored at the booking
-	breaks uint32   // worker.breaks at the booking
-	had    int32
-	size   int32 // block size
-	class  chat.Class
-	keyed  bool
-	open   bool
-	late   bool  // its events came after the first judgement
-	booked int64 // unix ns
-	first  int64 // first token; 0 = not yet
-	due    int64 // next judgement
+	number   uint64 // 0 = empty
+	model    *Model
+	worker   *worker
+	chunk    int
+	from, to int      // of the hashes in the chunk
+	age      uint32   // of the chunk when the hashes were written
+	ids      []uint32 // nil unless wanted
+	seed     uint64
+	mark     uint64 // worker.stored at the booking
+	breaks   uint32 // worker.breaks at the booking
+	had      int32
+	size     int32 // block size
+	class    chat.Class
+	open     bool
+	late     bool  // its events came after the first judgement
+	booked   int64 // unix ns
+	first    int64 // first token; 0 = not yet
+	ended    int64 // end of the response; 0 = not yet
+	due      int64 // next judgement
+}
+
+// keyed reports whether the hashes depend on a salt or an adapter.
+func (s *slot) keyed() bool { return s.seed != indexer.Seed("", "") }
+
+// local returns the hashes of a request, or nil if they are no longer kept.
+func (t *Table) local(s *slot) []uint64 {
+	c := t.chunks[s.chunk]
+	if c == nil || c.age != s.age {
+		return nil
+	}
+	return c.words[s.from:s.to:s.to]
 }
 
 // chunk has the hashes of some requests.
@@ -158,24 +164,14 @@ type chunk struct {
 // worker is what is remembered of a worker. It stays until [Table.Forget].
 type worker struct {
 	Worker
+	log
 
 	open   int
 	breaks uint32 // how often events were lost, or the cache was cleared
-	stored uint64 // number of events with stored blocks while requests were open
-	first  uint64 // number of the first event in events
-	events []storedEvent
-	hashes []uint64 // local hashes of the events
 	// delay is the time from a first token to its events: giveUp until a request is confirmed by events that came
 	// after its booking, 0 if they were in time for the first judgement.
 	delay time.Duration
 	timed bool // such a request was confirmed
-}
-
-// storedEvent is an event of stored blocks.
-type storedEvent struct {
-	parent    uint64
-	hasParent bool
-	from, to  int // in the worker's hashes
 }
 
 // Outcome is what became of a request.
@@ -233,14 +229,17 @@ func (t *Table) Expect(now time.Time, m *Model, r *Request) {
 	c.used += copy(c.words[from:], local)
 	c.open++
 	w.open++
+	w.apart = true
 	*s = slot{
-		number: r.Number, model: m, worker: w, local: c.words[from:c.used:c.used], chunk: t.at, age: c.age,
-		mark: w.stored, breaks: w.breaks, had: int32(r.Had), size: int32(r.BlockSize), class: r.Class, keyed: r.Keyed,
+		number: r.Number, model: m, worker: w, chunk: t.at, from: from, to: c.used, age: c.age, seed: r.Seed,
+		mark: w.stored, breaks: w.breaks, had: int32(r.Had), size: int32(r.BlockSize), class: r.Class,
 		open: true, booked: now.UnixNano(),
 	}
-	if m.class(r.Class).suspected() && t.suspects < suspects && 0 < len(r.IDs) && len(r.IDs) <= idsOfOne {
+	k, n := m.class(r.Class), len(r.IDs)
+	if k.suspected() && k.last.Ours == nil && t.suspects < suspects && 0 < n && n <= min(idsOfOne, idsOfAll-t.ids) {
 		s.ids = slices.Clone(r.IDs)
 		t.suspects++
+		t.ids += n
 	}
 }
 
@@ -253,9 +252,9 @@ func (t *Table) room(n int) *chunk {
 		case c == nil:
 			c = new(chunk)
 			t.chunks[at] = c
-		case i > 0 && c.open == 0: // used again
-			c.used = 0
-			c.age++
+		case i > 0 && c.open == 0: // a judgement may still read the old one
+			c = &chunk{age: c.age + 1}
+			t.chunks[at] = c
 		}
 		if chunkWords-c.used >= n {
 			t.at = at
@@ -270,11 +269,12 @@ func (t *Table) end(s *slot, o Outcome) {
 	s.open = false
 	t.chunks[s.chunk].open--
 	if s.worker.open--; s.worker.open == 0 {
-		t.dropLog(s.worker)
+		t.words -= s.worker.drop()
 	}
 	if s.ids != nil {
-		s.ids = nil
 		t.suspects--
+		t.ids -= len(s.ids)
+		s.ids = nil
 	}
 	s.model.count(s.class, o)
 }
@@ -298,6 +298,19 @@ func (t *Table) FirstToken(number uint64, at time.Time) {
 	if s := t.find(number); s != nil && s.first == 0 {
 		s.first = at.UnixNano()
 		s.due = s.first + int64(delay)
+	}
+}
+
+// End notes the end of a request's response, whatever became of the request: blocks that its worker stores later are not
+// those of the request.
+func (t *Table) End(number uint64, at time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.slots == nil {
+		return
+	}
+	if s := &t.slots[number%places]; s.number == number && s.ended == 0 {
+		s.ended = at.UnixNano()
 	}
 }
 
@@ -348,88 +361,23 @@ func (t *Table) Forget(id uint64, models ...*Model) {
 }
 
 // Stored notes blocks that a worker stored. Call it before the index has them.
-func (t *Table) Stored(of Worker, ev *indexer.Event) {
+func (t *Table) Stored(now time.Time, of Worker, ev *indexer.Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	w := t.workers[of]
-	if w == nil || w.open == 0 || len(ev.Blocks) == 0 {
-		return
-	}
-	w.stored++
-	n := len(ev.Blocks)
-	if len(w.events) >= logEvents || len(w.hashes)+n > logHashes {
-		t.shorten(w)
-	}
-	if n > logHashes/2 || t.hashes+n > allHashes {
-		t.dropLog(w)
-		return
-	}
-	from := len(w.hashes)
-	for i := range ev.Blocks {
-		w.hashes = append(w.hashes, ev.Blocks[i].Local)
-	}
-	t.hashes += n
-	w.events = append(w.events, storedEvent{ev.Parent, ev.HasParent, from, len(w.hashes)})
-}
-
-// shorten removes the older half of a worker's log.
-func (t *Table) shorten(w *worker) {
-	half := len(w.events) / 2
-	if half == 0 {
-		t.dropLog(w)
-		return
-	}
-	from := w.events[half].from
-	t.hashes -= from
-	w.hashes = w.hashes[:copy(w.hashes, w.hashes[from:])]
-	w.events = w.events[:copy(w.events, w.events[half:])]
-	for i := range w.events {
-		w.events[i].from -= from
-		w.events[i].to -= from
-	}
-	w.first += uint64(half)
-}
-
-// dropLog empties a worker's log.
-func (t *Table) dropLog(w *worker) {
-	t.hashes -= len(w.hashes)
-	w.first = w.stored
-	w.events, w.hashes = w.events[:0], w.hashes[:0]
-	if cap(w.hashes) > logHashes/4 {
-		w.hashes = nil
+	w, n := t.workers[of], len(ev.Blocks)
+	switch {
+	case w == nil || w.open == 0 || n == 0:
+	case !w.fits(n) || t.words+n+eventWords > allWords:
+		w.stored++ // the log misses an event
+		t.words -= w.drop()
+	default:
+		t.words += w.append(now.UnixNano(), ev)
 	}
 }
 
 // StoredTokens notes the token ids of blocks that a worker stored, as the engine names them. They are copied.
 func (t *Table) StoredTokens(ids []uint32) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(ids) > allTokens/4 {
-		return
+	if len(ids) <= allTokens/4 {
+		t.tokens.append(ids)
 	}
-	if len(t.tokens)+len(ids) > allTokens { // the older half is dropped
-		half, _ := slices.BinarySearch(t.ends, len(t.tokens)/2)
-		from := t.ends[half]
-		t.tokens = t.tokens[:copy(t.tokens, t.tokens[from:])]
-		t.ends = t.ends[:copy(t.ends, t.ends[half+1:])]
-		for i := range t.ends {
-			t.ends[i] -= from
-		}
-	}
-	t.tokens = append(t.tokens, ids...)
-	t.ends = append(t.ends, len(t.tokens))
-}
-
-// blockOf returns the token ids of a stored block with a local hash, or nil. It is slow.
-func (t *Table) blockOf(local uint64, size int) []uint32 {
-	var hashes []uint64
-	from := 0
-	for _, end := range t.ends {
-		hashes = indexer.AppendLocalHashes(hashes[:0], t.tokens[from:end], size, indexer.Seed("", ""))
-		if at := slices.Index(hashes, local); at >= 0 {
-			return slices.Clone(t.tokens[from+at*size:][:size])
-		}
-		from = end
-	}
-	return nil
 }

@@ -3,8 +3,10 @@
 package confirm_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -30,6 +32,11 @@ type fleet struct {
 	workers []*simWorker
 	changes []confirm.Change
 	tokens  bool // events have token ids
+	size    int  // of blocks
+	// seed is that of kvroute's hashes, engineSeed that of the events.
+	seed, engineSeed uint64
+	onChain          func() // when the index is asked for a chain; nil for nothing
+	steps            int    // of all judgements
 }
 
 type simWorker struct {
@@ -44,7 +51,9 @@ type simWorker struct {
 
 func newFleet(t *testing.T, workers int) *fleet {
 	t.Helper()
-	f := &fleet{t: t, model: confirm.NewModel("m"), index: indexer.New(indexer.Config{}), now: time.Unix(1000, 0), tokens: true}
+	f := &fleet{t: t, model: confirm.NewModel("m"), index: indexer.New(indexer.Config{}), now: time.Unix(1000, 0), tokens: true, size: blockSize}
+	f.seed = indexer.Seed("", "")
+	f.engineSeed = f.seed
 	for i := range workers {
 		f.workers = append(f.workers, &simWorker{Worker: confirm.Worker{ID: uint64(i)}, parents: map[uint64]uint64{}})
 	}
@@ -57,7 +66,7 @@ func (f *fleet) apply(w *simWorker, ev indexer.Event) {
 	}
 	switch ev.Kind {
 	case indexer.Stored:
-		f.table.Stored(w.Worker, &ev)
+		f.table.Stored(f.now, w.Worker, &ev)
 	case indexer.Cleared:
 		f.table.Interrupt(w.Worker)
 	case indexer.Removed:
@@ -68,14 +77,14 @@ func (f *fleet) apply(w *simWorker, ev indexer.Event) {
 // compute has a worker compute a prompt: it stores the blocks that it does not have, in events of a few blocks, and
 // removes old ones.
 func (f *fleet) compute(w *simWorker, ids []uint32) {
-	local := indexer.AppendLocalHashes(nil, ids, blockSize, indexer.Seed("", ""))
+	local := indexer.AppendLocalHashes(nil, ids, f.size, f.engineSeed)
 	chain := indexer.AppendSequenceHashes(nil, local)
 	for i := 0; i < len(chain); {
 		if _, has := w.parents[chain[i]]; has {
 			i++
 			continue
 		}
-		to := min(i+3, len(chain)) // an engine evicts the ends of chains first, so it has none of these
+		to := min(i+min(f.size, 3), len(chain)) // an engine evicts the ends of chains first, so it has none of these
 		ev := indexer.Event{Kind: indexer.Stored}
 		if i > 0 {
 			ev.HasParent, ev.Parent = true, chain[i-1]
@@ -89,7 +98,7 @@ func (f *fleet) compute(w *simWorker, ids []uint32) {
 			ev.Blocks = append(ev.Blocks, indexer.Block{External: chain[k], Local: local[k]})
 		}
 		if f.apply(w, ev); f.tokens && !w.mute {
-			f.table.StoredTokens(ids[i*blockSize : to*blockSize])
+			f.table.StoredTokens(ids[i*f.size : to*f.size])
 		}
 		i = to
 	}
@@ -131,10 +140,10 @@ func (f *fleet) heldBy(w confirm.Worker, local []uint64) int {
 // expect books a request with kvroute's ids.
 func (f *fleet) expect(w *simWorker, c chat.Class, ids []uint32) (number uint64) {
 	f.number++
-	local := indexer.AppendLocalHashes(nil, ids, blockSize, indexer.Seed("", ""))
-	local = local[:confirm.Blocks(len(ids), blockSize)]
+	local := indexer.AppendLocalHashes(nil, ids, f.size, f.seed)
+	local = local[:confirm.Blocks(len(ids), f.size)]
 	f.table.Expect(f.now, f.model, &confirm.Request{
-		Number: f.number, Worker: w.Worker, Class: c, BlockSize: blockSize, Local: local, Had: f.heldBy(w.Worker, local), IDs: ids,
+		Number: f.number, Worker: w.Worker, Class: c, BlockSize: f.size, Local: local, Had: f.heldBy(w.Worker, local), IDs: ids, Seed: f.seed,
 	})
 	return f.number
 }
@@ -143,14 +152,18 @@ func (f *fleet) expect(w *simWorker, c chat.Class, ids []uint32) (number uint64)
 func (f *fleet) pass(d time.Duration) {
 	for end := f.now.Add(d); f.now.Before(end); {
 		f.now = f.now.Add(time.Second)
-		f.changes = append(f.changes, f.table.Judge(f.now, confirm.Cache{
+		changes, steps := f.table.JudgeSteps(f.now, confirm.Cache{
 			Held: func(w confirm.Worker, _ *confirm.Model, local []uint64) (int, bool) {
 				return f.heldBy(w, local), !f.workers[w.ID].unsure
 			},
 			AppendChain: func(dst []uint64, w confirm.Worker, _ *confirm.Model, external uint64) []uint64 {
+				if f.onChain != nil {
+					f.onChain()
+				}
 				return f.index.AppendChain(dst, int(w.ID), external)
 			},
-		})...)
+		})
+		f.changes, f.steps = append(f.changes, changes...), f.steps+steps
 	}
 }
 
@@ -159,6 +172,7 @@ func (f *fleet) request(w *simWorker, c chat.Class, ours, theirs []uint32) {
 	n := f.expect(w, c, ours)
 	f.compute(w, theirs)
 	f.table.FirstToken(n, f.now)
+	f.table.End(n, f.now)
 }
 
 // seen returns how many requests of a class had an outcome.
@@ -309,8 +323,9 @@ func TestNotJudged(t *testing.T) {
 			}
 		}, confirm.Evicted},
 		{"a full log", nil, func(f *fleet, w *simWorker, _ uint64, _ []uint32) {
-			for range 1000 {
-				f.compute(w, prompt(rng, 100, 0))
+			ev := indexer.Event{Kind: indexer.Stored, Blocks: make([]indexer.Block, 1000)}
+			for range 300 { // 2 MB
+				f.table.Stored(f.now, w.Worker, &ev)
 			}
 		}, confirm.Full},
 	} {
@@ -341,15 +356,133 @@ func TestNotJudged(t *testing.T) {
 	if f.seen(class, confirm.Unseen) != 1 || f.seen(otherClass, confirm.Confirmed) != 1 {
 		t.Errorf("%+v", f.table.States(f.model))
 	}
-	// Neither does a request whose hashes depend on a salt.
-	ids = prompt(rng, 40, 8)
-	local := indexer.AppendLocalHashes(nil, ids, blockSize, indexer.Seed("", "salt"))
-	f.table.Expect(f.now, f.model, &confirm.Request{Number: 1 << 40, Worker: w.Worker, Class: chat.Class(40), BlockSize: blockSize, Local: local, Keyed: true})
-	f.compute(w, ids)
-	f.table.FirstToken(1<<40, f.now)
-	f.pass(5 * time.Second)
-	if f.seen(chat.Class(40), confirm.Unseen) != 1 {
-		t.Errorf("%+v", f.table.States(f.model))
+}
+
+// A request explains blocks behind its prompt until its end plus the delay of the worker's events, and no longer.
+func TestContinuationsEnd(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 9))
+	for _, c := range []struct {
+		name       string
+		ends       bool
+		after      time.Duration // from the end to the blocks
+		contradict bool
+	}{
+		{"it generates", false, time.Minute, false},
+		{"it has just ended", true, 500 * time.Millisecond, false},
+		{"it has ended", true, 3 * time.Second, true},
+	} {
+		f := newFleet(t, 1)
+		w := f.workers[0]
+		first := prompt(rng, 40, 0)
+		f.request(w, otherClass, prompt(rng, 40, 0), nil)
+		n := f.expect(w, otherClass, first)
+		f.compute(w, first)
+		f.table.FirstToken(n, f.now)
+		f.pass(4 * time.Second) // the worker's events are in time
+		if c.ends {
+			f.table.End(n, f.now)
+		}
+		f.now = f.now.Add(c.after)
+		ids := slices.Concat(first, prompt(rng, 40, 0))
+		n = f.expect(w, class, ids)
+		f.compute(w, broken(ids, 41))
+		f.table.FirstToken(n, f.now)
+		f.pass(5 * time.Second)
+		want := confirm.Unseen
+		if c.contradict {
+			want = confirm.Unmatched
+		}
+		if f.seen(class, want) != 1 {
+			t.Errorf("%s: %+v", c.name, f.table.States(f.model))
+		}
+	}
+}
+
+// Requests with a salt or an adapter are contradicted if the engine uses the same one, at whatever token, and never if it
+// uses another one.
+func TestKeyedRequests(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		engineSeed uint64
+		tokens     bool
+		at         int
+		found      bool
+	}{
+		{"the same salt", indexer.Seed("", "salt"), true, 30, true},
+		{"in the first block", indexer.Seed("", "salt"), true, 2, true},
+		{"in the first block, events without ids", indexer.Seed("", "salt"), false, 2, false},
+		{"events without ids", indexer.Seed("", "salt"), false, 30, true},
+		{"no difference", indexer.Seed("", "salt"), true, -1, false},
+		{"another salt", indexer.Seed("", ""), true, -1, false},
+		{"another salt and a difference", indexer.Seed("", ""), true, 2, false},
+	} {
+		f := newFleet(t, 2)
+		f.seed, f.engineSeed, f.tokens = indexer.Seed("", "salt"), c.engineSeed, c.tokens
+		rng := rand.New(rand.NewPCG(1, 10))
+		for i := range 10 {
+			ids := prompt(rng, 60, 10)
+			theirs := ids
+			if c.at >= 0 {
+				theirs = broken(ids, c.at)
+			}
+			f.request(f.workers[i%2], class, ids, theirs)
+			f.pass(4 * time.Second)
+		}
+		s := f.table.States(f.model)[0]
+		if s.Unconfirmed != c.found || !c.found && s.Requests["unconfirmed"] > 0 || c.found && c.tokens && s.Position != c.at {
+			t.Errorf("%s: %+v", c.name, s)
+		}
+	}
+}
+
+// Long prompts are judged, and the token is named, with blocks of one token, too, of which each is an event.
+func TestLongPrompts(t *testing.T) {
+	for _, c := range []struct{ size, length, at int }{{1, 32_000, 5}, {1, 32_000, 31_000}, {16, 200_000, 5}, {16, 200_000, 190_001}} {
+		f := newFleet(t, 1)
+		f.size = c.size
+		w := f.workers[0]
+		rng := rand.New(rand.NewPCG(1, uint64(c.at)))
+		for i := 0; i < 10 && (len(f.changes) == 0 || f.table.States(f.model)[0].Position < 0); i++ {
+			ids := prompt(rng, c.length, c.length-10)
+			ids[0] = uint32(i)
+			n := f.expect(w, class, ids)
+			f.compute(w, broken(ids, c.at))
+			f.table.FirstToken(n, f.now)
+			f.table.End(n, f.now)
+			f.pass(4 * time.Second)
+			if err := f.table.Check(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if s := f.table.States(f.model)[0]; !s.Unconfirmed || s.Position != c.at || s.Requests["full"] > 0 {
+			t.Errorf("blocks of %d tokens, prompts of %d, position %d: %+v", c.size, c.length, c.at, s)
+		}
+	}
+}
+
+// The work against requests grows with the requests, not with the requests times the blocks that the worker stored; the
+// lock is free meanwhile, for new requests.
+func TestWorkIsLinear(t *testing.T) {
+	work := func(requests int) int {
+		f := newFleet(t, 1)
+		rng := rand.New(rand.NewPCG(1, 11))
+		f.onChain = func() { f.table.FirstToken(1, f.now) } // takes the lock
+		before := prompt(rng, 400, 0)
+		f.compute(f.workers[0], before)
+		for range requests {
+			ids := slices.Concat(before, prompt(rng, 400, 0))
+			f.request(f.workers[0], class, ids, broken(ids, 390))
+		}
+		f.pass(3 * time.Second)
+		f.pass(10 * time.Second)
+		if got := f.seen(class, confirm.Unmatched); got != requests {
+			t.Fatalf("%d of %d requests are contradicted: %+v", got, requests, f.table.States(f.model))
+		}
+		return f.steps
+	}
+	few, many := work(50), work(800)
+	if many > 20*few || few > 50*1000 {
+		t.Errorf("%d steps for 50 requests of 200 blocks, %d for 800", few, many)
 	}
 }
 
@@ -406,6 +539,12 @@ func TestNoFalseAlarm(t *testing.T) {
 		f := newFleet(t, 1+rng.IntN(3))
 		differ := seed%2 == 1
 		open := map[uint64]bool{}
+		type running struct {
+			w      *simWorker
+			number uint64
+			ids    []uint32
+		}
+		var generating []running
 		var turns [][]uint32
 		for _, w := range f.workers {
 			w.room = []int{0, 40, 300}[rng.IntN(3)]
@@ -441,6 +580,7 @@ func TestNoFalseAlarm(t *testing.T) {
 				default:
 					f.compute(w, theirs)
 					f.table.FirstToken(number, f.now)
+					generating = append(generating, running{w, number, theirs})
 				}
 			case n < 70: // a request that kvroute did not route
 				f.compute(w, prompt(rng, 5+rng.IntN(60), rng.IntN(30)))
@@ -449,6 +589,14 @@ func TestNoFalseAlarm(t *testing.T) {
 					f.table.FirstToken(number, f.now)
 					delete(open, number)
 				}
+			case n < 78 && len(generating) > 0:
+				g := &generating[rng.IntN(len(generating))]
+				g.ids = slices.Concat(g.ids, prompt(rng, rng.IntN(20), 0))
+				if f.compute(g.w, g.ids); rng.IntN(3) == 0 {
+					f.table.End(g.number, f.now)
+					*g = generating[len(generating)-1]
+					generating = generating[:len(generating)-1]
+				}
 			case n < 80 && len(w.order) > 0:
 				f.evict(w, rng.IntN(len(w.order)))
 			case n == 81 || n == 83 && w.unsure:
@@ -456,6 +604,7 @@ func TestNoFalseAlarm(t *testing.T) {
 			case n == 82:
 				f.table.Forget(w.ID, f.model)
 				f.clear(w)
+				generating = slices.DeleteFunc(generating, func(g running) bool { return g.w == w })
 			default:
 				f.pass(time.Second)
 			}
@@ -499,7 +648,7 @@ func TestBounds(t *testing.T) {
 	}
 	ev := indexer.Event{Kind: indexer.Stored, Blocks: make([]indexer.Block, 100)}
 	for n := range 200_000 {
-		f.table.Stored(confirm.Worker{ID: uint64(n % 5000)}, &ev)
+		f.table.Stored(f.now, confirm.Worker{ID: uint64(n % 5000)}, &ev)
 	}
 	for range 1000 {
 		f.table.StoredTokens(make([]uint32, 3001))
@@ -520,6 +669,44 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// The methods may be called at the same time; run with the race detector.
+func TestConcurrentUse(t *testing.T) {
+	f := newFleet(t, 2)
+	index := func(of confirm.Worker, _ *confirm.Model, local []uint64) (int, bool) {
+		return min(3, len(local)), of.Rank == 0
+	}
+	var all sync.WaitGroup
+	for g := range uint64(4) {
+		all.Go(func() {
+			rng := rand.New(rand.NewPCG(g, 13))
+			for i := range uint64(300) {
+				w, number, now := f.workers[i%2].Worker, 1+i*4+g, f.now.Add(time.Duration(i)*time.Second)
+				ids := prompt(rng, 40, 8)
+				local := indexer.AppendLocalHashes(nil, ids, blockSize, f.seed)
+				f.table.Expect(now, f.model, &confirm.Request{Number: number, Worker: w, Class: class, BlockSize: blockSize, Local: local, IDs: ids, Seed: f.seed})
+				ev := indexer.Event{Kind: indexer.Stored, HasParent: i%3 == 0, Parent: i / 2}
+				for k, hash := range local {
+					ev.Blocks = append(ev.Blocks, indexer.Block{External: i + uint64(k), Local: hash + i%2})
+				}
+				f.table.StoredTokens(ids)
+				f.table.Stored(now, w, &ev)
+				f.table.FirstToken(number, now)
+				f.table.Judge(now, confirm.Cache{Held: index, AppendChain: func(dst []uint64, _ confirm.Worker, _ *confirm.Model, _ uint64) []uint64 {
+					return append(dst, local[0])
+				}})
+				f.table.End(number, now)
+			}
+		})
+	}
+	all.Wait()
+	if err := f.table.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if f.seen(class, confirm.Unmatched) == 0 {
+		t.Errorf("%+v", f.table.States(f.model))
+	}
+}
+
 func BenchmarkRequest(b *testing.B) {
 	f := newFleet(&testing.T{}, 1)
 	ids := prompt(rand.New(rand.NewPCG(1, 8)), 2000, 0)
@@ -528,11 +715,33 @@ func BenchmarkRequest(b *testing.B) {
 	f.compute(w, ids[:4])
 	for b.Loop() {
 		f.number++
-		f.table.Expect(f.now, f.model, &confirm.Request{Number: f.number, Worker: w.Worker, Class: class, BlockSize: 16, Local: local, Had: 3, IDs: ids})
+		f.table.Expect(f.now, f.model, &confirm.Request{Number: f.number, Worker: w.Worker, Class: class, BlockSize: 16, Local: local, Had: 3, IDs: ids, Seed: indexer.Seed("", "")})
 		f.table.FirstToken(f.number, f.now)
 		f.table.FirstToken(f.number, f.now)
 		if f.number%64 == 0 {
 			f.table.Judge(f.now.Add(3*time.Second), confirm.Cache{Held: func(confirm.Worker, *confirm.Model, []uint64) (int, bool) { return len(local), true }})
 		}
+	}
+}
+
+// Judgements against requests, with the number of requests of one worker that are judged at once.
+func BenchmarkContradicted(b *testing.B) {
+	for _, requests := range []int{250, 500, 1000, 2000} {
+		b.Run(fmt.Sprint(requests), func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				f := newFleet(&testing.T{}, 1)
+				rng := rand.New(rand.NewPCG(1, 12))
+				for range requests {
+					ids := prompt(rng, 1000, 500)
+					f.request(f.workers[0], class, ids, broken(ids, 600))
+				}
+				f.pass(2 * time.Second)
+				f.now = f.now.Add(10 * time.Second)
+				b.StartTimer()
+				f.pass(time.Second)
+			}
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*requests), "µs/request")
+		})
 	}
 }

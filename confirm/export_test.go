@@ -2,14 +2,23 @@
 
 package confirm
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
+
+// JudgeSteps is Judge. It returns how many blocks it read to judge against requests, too.
+func (t *Table) JudgeSteps(now time.Time, c Cache) (changes []Change, steps int) {
+	j := t.judge(now, c)
+	return j.changes, j.steps
+}
 
 // Check returns an error if an invariant of the table or a bound is broken.
 func (t *Table) Check() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	open, inChunk, hashes := map[*worker]int{}, [chunks]int{}, 0
-	sum := 0
+	open, inChunk := map[*worker]int{}, [chunks]int{}
+	words, sum, ids := 0, 0, 0
 	for i := range t.slots {
 		s := &t.slots[i]
 		if !s.open {
@@ -24,6 +33,7 @@ func (t *Table) Check() error {
 		}
 		if s.ids != nil {
 			sum++
+			ids += len(s.ids)
 		}
 	}
 	for i, c := range t.chunks {
@@ -32,15 +42,19 @@ func (t *Table) Check() error {
 		}
 	}
 	for of, w := range t.workers {
-		if hashes += len(w.hashes); w.open != open[w] || len(w.hashes) > logHashes || len(w.events) > logEvents {
-			return fmt.Errorf("worker %v: %d open, want %d; %d hashes, %d events", of, w.open, open[w], len(w.hashes), len(w.events))
+		n := w.old.words() + w.recent.words()
+		if words += n; w.open != open[w] || n > logWords {
+			return fmt.Errorf("worker %v: %d open, want %d; a log of %d words", of, w.open, open[w], n)
 		}
-		if w.first+uint64(len(w.events)) != w.stored {
-			return fmt.Errorf("worker %v: %d events from %d on, and %d stored", of, len(w.events), w.first, w.stored)
+		if events := len(w.old.events) + len(w.recent.events); w.first+uint64(events) != w.stored {
+			return fmt.Errorf("worker %v: %d events from %d on, and %d stored", of, events, w.first, w.stored)
 		}
 	}
-	if hashes != t.hashes || hashes > allHashes || sum != t.suspects || sum > suspects || len(t.workers) > maxWorkers || len(t.tokens) > allTokens {
-		return fmt.Errorf("%d hashes, want %d; %d requests with ids, want %d", t.hashes, hashes, t.suspects, sum)
+	if words != t.words || words > allWords || sum != t.suspects || sum > suspects || ids != t.ids || ids > idsOfAll || len(t.workers) > maxWorkers {
+		return fmt.Errorf("%d words, want %d; %d requests with %d ids, want %d with %d", t.words, words, t.suspects, t.ids, sum, ids)
+	}
+	if n := len(t.tokens.halves[0].ids) + len(t.tokens.halves[1].ids); n > allTokens {
+		return fmt.Errorf("%d ids of stored blocks", n)
 	}
 	return nil
 }

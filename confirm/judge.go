@@ -3,62 +3,91 @@
 package confirm
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
 
+const (
+	// mostSteps limits the work of one call of [Table.Judge] against requests: the blocks that it reads. What is
+	// left is judged by the next call.
+	mostSteps = 1 << 22
+	// mostSearches limits how often a call searches the token ids of a block.
+	mostSearches = 8
+	// slotsAtOnce is how many slots are read under the lock at once.
+	slotsAtOnce = 512
+)
+
 // Judge judges the requests whose worker's events had time to arrive, and returns the verdicts that changed. Call
 // it about once a second.
-func (t *Table) Judge(now time.Time, c Cache) (changes []Change) {
-	j := judge{t: t, cache: c, now: now}
+func (t *Table) Judge(now time.Time, c Cache) []Change { return t.judge(now, c).changes }
+
+func (t *Table) judge(now time.Time, c Cache) *judge {
+	j := &judge{t: t, cache: c, now: now, searches: mostSearches}
 	for _, number := range t.due(now) {
-		j.one(number)
+		j.look(number)
 	}
-	return j.changes
+	j.compare()
+	slices.SortFunc(j.results, func(a, b result) int { return cmp.Compare(a.number, b.number) })
+	for i := range j.results {
+		j.changes = append(j.changes, j.end(&j.results[i])...)
+	}
+	return j
+}
+
+// eachSlot calls f with each slot that had a request. The lock is held for a few slots at a time.
+func (t *Table) eachSlot(f func(s *slot)) {
+	for from := 0; from < places; from += slotsAtOnce {
+		t.mu.Lock()
+		if t.slots == nil {
+			t.mu.Unlock()
+			return
+		}
+		for i := range t.slots[from : from+slotsAtOnce] {
+			if s := &t.slots[from+i]; s.number != 0 {
+				f(s)
+			}
+		}
+		t.mu.Unlock()
+	}
 }
 
 // due returns the numbers of the requests to judge now, and ends those without a first token.
 func (t *Table) due(now time.Time) (numbers []uint64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	at := now.UnixNano()
-	for i := range t.slots {
-		switch s := &t.slots[i]; {
+	t.eachSlot(func(s *slot) {
+		switch {
 		case !s.open:
 		case s.first == 0 && at-s.booked > int64(unseen):
 			t.end(s, Full)
 		case s.first != 0 && s.due <= at:
 			numbers = append(numbers, s.number)
 		}
-	}
+	})
 	return numbers
 }
 
 // judge judges requests.
 type judge struct {
-	t       *Table
-	cache   Cache
-	now     time.Time
-	changes []Change
-
-	local []uint64 // of the request: a copy
-	// What the worker stored since the booking: copies.
-	events []storedEvent
-	hashes []uint64
-	others [][]uint64 // chains of blocks that the worker stored instead
-	chain  []uint64   // a buffer
+	t        *Table
+	cache    Cache
+	now      time.Time
+	subjects []subject
+	results  []result
+	changes  []Change
+	steps    int // blocks that were read so far
+	searches int // that are left
 }
 
-// subject is a copy of the request that is judged.
-type subject struct {
-	slot
-
-	of   Worker
-	held int // leading blocks that the worker has
+// result is the outcome of a request.
+type result struct {
+	number uint64
+	Outcome
+	Difference // if Unmatched
 }
 
-// one judges a request.
-func (j *judge) one(number uint64) {
+// look confirms a request, ends it, has it judged again later, or appends it to the subjects.
+func (j *judge) look(number uint64) {
 	t := j.t
 	t.mu.Lock()
 	s := t.find(number)
@@ -66,18 +95,13 @@ func (j *judge) one(number uint64) {
 		t.mu.Unlock()
 		return
 	}
-	q := subject{slot: *s, of: s.worker.Worker}
-	j.local = append(j.local[:0], s.local...)
+	q := subject{slot: *s, of: s.worker.Worker, local: t.local(s)}
 	t.mu.Unlock()
-	q.local = j.local
 
 	var sure bool
-	q.held, sure = j.cache.Held(q.of, q.model, q.local)
-	if q.held < len(q.local) && !j.mayContradict(&q, sure) {
+	if q.held, sure = j.cache.Held(q.of, q.model, q.local); q.held >= len(q.local) {
+		j.results = append(j.results, result{number: number, Outcome: Confirmed})
 		return
-	}
-	if q.held < len(q.local) {
-		j.findOthers(&q)
 	}
 
 	t.mu.Lock()
@@ -85,150 +109,174 @@ func (j *judge) one(number uint64) {
 	if s = t.find(number); s == nil {
 		return
 	}
-	m, class, blocks, had := s.model, s.class, len(q.local), int(s.had)
-	if q.held < blocks {
-		others := t.unexplained(s, j.others)
-		if len(others) == 0 {
-			t.end(s, Unseen)
-			return
-		}
-		d := t.locate(s, others)
-		t.end(s, Unmatched)
-		j.changes = append(j.changes, m.contradicted(class, blocks, d)...)
-		return
-	}
-	switch w := s.worker; {
-	case had == blocks: // no event had to come
-	case !w.timed && !s.late:
-		w.timed, w.delay = true, 0
-	case !w.timed:
-		w.timed, w.delay = true, min(j.now.Sub(time.Unix(0, s.first)), giveUp)
-	case s.late:
-		w.delay = max(w.delay, min(j.now.Sub(time.Unix(0, s.first)), giveUp))
-	default:
-		w.delay -= w.delay / 16
-	}
-	t.end(s, Confirmed)
-	j.changes = append(j.changes, m.confirmed(class, q.of, blocks, had < blocks)...)
-}
-
-// mayContradict reports whether a missing block may contradict the request, and copies what its worker stored since
-// the booking. Otherwise it ends the request, or has it judged again later.
-func (j *judge) mayContradict(q *subject, sure bool) bool {
-	t := j.t
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s := t.find(q.number)
-	if s == nil {
-		return false
-	}
-	w := s.worker
-	waited, conclusion := j.now.Sub(time.Unix(0, s.first)), min(conclusion+2*w.delay, giveUp)
+	waited, conclusion := j.now.Sub(time.Unix(0, s.first)), min(conclusion+2*s.worker.delay, giveUp)
 	if waited < conclusion {
 		s.late, s.due = true, s.first+int64(min(2*waited, conclusion))
-		return false
+		return
 	}
-	missing := q.local[q.held]
-	since := w.events[min(uint64(len(w.events)), max(s.mark, w.first)-w.first):]
-	from := len(w.hashes)
-	if len(since) > 0 {
-		from = since[0].from
-	}
-	var why Outcome
 	switch {
-	case !sure || w.breaks != s.breaks:
-		why = Lost
-	case q.held < int(s.had) || slices.Contains(w.hashes[from:], missing):
-		why = Evicted
-	case s.mark < w.first:
-		why = Full
-	case s.keyed:
-		why = Unseen
+	case !sure || s.worker.breaks != s.breaks:
+		t.end(s, Lost)
+	case q.held < int(s.had):
+		t.end(s, Evicted)
+	case s.mark < s.worker.log.first:
+		t.end(s, Full)
 	default:
-		j.events = append(j.events[:0], since...)
-		j.hashes = append(j.hashes[:0], w.hashes[from:]...)
-		for i := range j.events {
-			j.events[i].from -= from
-			j.events[i].to -= from
-		}
-		return true
-	}
-	t.end(s, why)
-	return false
-}
-
-// common returns how many leading blocks of two chains are equal.
-func common(a, b []uint64) (n int) {
-	for n < len(a) && n < len(b) && a[n] == b[n] {
-		n++
-	}
-	return n
-}
-
-// findOthers finds the chains that the worker stored instead of the request's: they differ from it at the missing
-// block, or before it if another request has stored the blocks before.
-func (j *judge) findOthers(q *subject) {
-	j.others = j.others[:0]
-	for _, ev := range j.events[:min(len(j.events), eventsOfOne)] {
-		j.chain = j.chain[:0]
-		if ev.hasParent {
-			if j.chain = j.cache.AppendChain(j.chain, q.of, q.model, ev.parent); len(j.chain) == 0 {
-				continue
-			}
-		}
-		j.chain = append(j.chain, j.hashes[ev.from:ev.to]...)
-		if n := common(j.chain, q.local); n < len(j.chain) && n <= q.held && len(j.others) < chainsOfOne {
-			j.others = append(j.others, slices.Clone(j.chain))
-		}
+		j.subjects = append(j.subjects, q)
 	}
 }
 
-// unexplained returns the other chains that belong to no other request that went to the worker. A chain may go on
-// behind the prompt of its request, for a while after the booking.
-func (t *Table) unexplained(s *slot, others [][]uint64) [][]uint64 {
-	return slices.DeleteFunc(others, func(other []uint64) bool {
-		for i := range t.slots {
-			o := &t.slots[i]
-			if o == s || o.number == 0 || o.worker != s.worker || o.age != t.chunks[o.chunk].age {
-				continue
-			}
-			n := common(o.local, other)
-			if n == len(other) || n == len(o.local) && o.booked > s.booked-int64(generates) {
-				return true
-			}
-		}
-		return false
+// compare compares the subjects with what their workers stored, one worker after the other.
+func (j *judge) compare() {
+	slices.SortStableFunc(j.subjects, func(a, b subject) int {
+		return cmp.Or(cmp.Compare(a.of.ID, b.of.ID), cmp.Compare(a.of.Rank, b.of.Rank))
 	})
+	var groups [][]subject
+	from := 0
+	for i := range j.subjects {
+		if i+1 == len(j.subjects) || j.subjects[i+1].of != j.subjects[i].of {
+			groups = append(groups, j.subjects[from:i+1])
+			from = i + 1
+		}
+	}
+	if len(groups) == 0 {
+		return
+	}
+	peers := j.peers()
+	first := int(j.now.Unix()) % len(groups) // if there is too much work, each worker has its turn
+	for i := range groups {
+		if j.steps >= mostSteps {
+			return
+		}
+		group := groups[(first+i)%len(groups)]
+		j.group(group, peers[group[0].of])
+	}
+}
+
+// peers returns the requests that may explain blocks, by worker: those of the subjects' workers.
+func (j *judge) peers() map[Worker][]peer {
+	peers := make(map[Worker][]peer)
+	for i := range j.subjects {
+		peers[j.subjects[i].of] = nil
+	}
+	j.t.eachSlot(func(s *slot) {
+		of, local := s.worker.Worker, j.t.local(s)
+		if list, wanted := peers[of]; wanted && local != nil {
+			p := peer{local: local, span: span{s.booked, always}}
+			if s.ended != 0 {
+				p.until = s.ended + int64(delay+s.worker.delay)
+			}
+			peers[of] = append(list, p)
+		}
+	})
+	return peers
+}
+
+// group compares the subjects of one worker.
+func (j *judge) group(subjects []subject, peers []peer) {
+	of, model := subjects[0].of, subjects[0].model
+	j.t.mu.Lock()
+	w := j.t.workers[of]
+	if w == nil {
+		j.t.mu.Unlock()
+		return
+	}
+	stored := w.log
+	w.apart = true
+	j.t.mu.Unlock()
+
+	tree, mark := newTree(), stored.stored
+	for i := range subjects {
+		if tree.full() {
+			subjects = subjects[:i] // the next call judges the others
+			break
+		}
+		tree.addSubject(&subjects[i])
+		mark = min(mark, subjects[i].mark)
+	}
+	tree.addEnds(peers)
+	tree.addEvents(&stored, mark, func(dst []uint64, external uint64) []uint64 {
+		return j.cache.AppendChain(dst, of, model, external)
+	})
+	tree.finish(peers)
+	j.steps += tree.steps
+	for i := range subjects {
+		j.results = append(j.results, j.conclude(tree, &subjects[i]))
+	}
+}
+
+// conclude returns the outcome of a subject.
+func (j *judge) conclude(t *tree, s *subject) result {
+	r := result{number: s.number, Outcome: Unseen}
+	if t.storedMissing(s) {
+		r.Outcome = Evicted
+		return r
+	}
+	at := t.differs(s)
+	if at < 0 {
+		return r
+	}
+	d := Difference{Worker: s.of, Block: at, Position: -1}
+	// A common block shows that the engine used the same salt and adapter; else only the ids of another block can.
+	sameSeed := at > 0 || !s.keyed()
+	from := at * int(s.size)
+	if wanted := from+int(s.size) <= len(s.ids); j.searches > 0 && (wanted || !sameSeed) {
+		j.searches--
+		theirs := t.others(s, at)
+		if sameSeed = j.t.tokens.find(theirs, int(s.size), s.seed) || sameSeed; wanted {
+			d.locate(s.ids[from:from+int(s.size)], theirs, from)
+		}
+	}
+	if sameSeed {
+		r.Outcome, r.Difference = Unmatched, d
+	}
+	return r
+}
+
+// locate sets the position of the first different id of a block that begins at one, and the ids around it. Of several
+// blocks that the worker stored instead, the one counts that agrees for longest.
+func (d *Difference) locate(ours []uint32, others map[uint64][]uint32, from int) {
+	for _, theirs := range others {
+		n := 0
+		for n < len(theirs) && ours[n] == theirs[n] {
+			n++
+		}
+		if n < len(theirs) && from+n > d.Position {
+			d.Position = from + n
+			d.Ours = slices.Clone(ours[max(0, n-around):min(len(ours), n+around)])
+			d.Theirs = slices.Clone(theirs[max(0, n-around):min(len(ours), n+around)])
+		}
+	}
 }
 
 // around is how many ids before the first different one, and from it on, are kept.
 const around = 8
 
-// locate returns where the ids of a request and the stored blocks differ first. Of several chains the one that
-// agrees for longest counts. The position is -1 if the ids of one side are not known.
-func (t *Table) locate(s *slot, others [][]uint64) Difference {
-	best, size := Difference{Worker: s.worker.Worker, Position: -1}, int(s.size)
-	for _, other := range others {
-		best.Block = max(best.Block, common(other, s.local))
+// end ends a request with its outcome.
+func (j *judge) end(r *result) []Change {
+	t := j.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.find(r.number)
+	if s == nil {
+		return nil
 	}
-	from := best.Block * size
-	if from+size > len(s.ids) {
-		return best
+	m, class, blocks, had, w := s.model, s.class, s.to-s.from, int(s.had), s.worker
+	t.end(s, r.Outcome)
+	switch waited := min(j.now.Sub(time.Unix(0, s.first)), giveUp); {
+	case r.Outcome == Unmatched:
+		return m.contradicted(class, blocks, r.Difference)
+	case r.Outcome != Confirmed:
+		return nil
+	case had == blocks: // no event had to come
+	case !w.timed && !s.late:
+		w.timed, w.delay = true, 0
+	case !w.timed:
+		w.timed, w.delay = true, waited
+	case s.late:
+		w.delay = max(w.delay, waited)
+	default:
+		w.delay -= w.delay / 16
 	}
-	ours := s.ids[from : from+size]
-	for _, other := range others {
-		if common(other, s.local) < best.Block {
-			continue
-		}
-		theirs, n := t.blockOf(other[best.Block], size), 0
-		for n < len(theirs) && ours[n] == theirs[n] {
-			n++
-		}
-		if n < len(theirs) && from+n > best.Position {
-			best.Position = from + n
-			best.Ours = slices.Clone(ours[max(0, n-around):min(size, n+around)])
-			best.Theirs = theirs[max(0, n-around):min(size, n+around)]
-		}
-	}
-	return best
+	return m.confirmed(class, w.Worker, blocks, had < blocks)
 }

@@ -96,7 +96,7 @@ func (r *Router) expect(p *pool, s *scratch) {
 	}
 	req := confirm.Request{
 		Number: in.number, Worker: confirm.Worker{ID: d.Worker.ID, Rank: d.Worker.DPRank}, Class: ids.Class, BlockSize: p.blockSize,
-		Keyed: in.lora != "" || in.Salt != "",
+		Seed: indexer.Seed(in.lora, in.Salt),
 	}
 	if d.Prefill != nil {
 		over, at = &s.choices.legInput.overlap, &s.result.legBooked
@@ -110,7 +110,7 @@ func (r *Router) expect(p *pool, s *scratch) {
 		n := confirm.Blocks(ids.Exact, p.blockSize)
 		req.Local, req.Had, req.IDs = in.hashes.local[:min(n, len(in.hashes.local))], over.held(at.ordinal), ids.IDs[:ids.Exact]
 	case ids.Checked != nil:
-		req.Local = indexer.AppendLocalHashes(nil, ids.Checked, p.blockSize, indexer.Seed(in.lora, in.Salt))
+		req.Local = indexer.AppendLocalHashes(nil, ids.Checked, p.blockSize, req.Seed)
 		req.Local = req.Local[:confirm.Blocks(len(ids.Checked), p.blockSize)]
 		req.Had, req.IDs = p.known.held(at.ordinal, req.Local, new(heldBuffer)), ids.Checked
 	}

@@ -131,7 +131,7 @@ func (r *Router) computed(number uint64, by Sign, at time.Time) {
 func (r *Router) noteStored(w Worker, ev *indexer.Event) {
 	switch of := (confirm.Worker{ID: w.ID, Rank: w.DPRank}); ev.Kind {
 	case indexer.Stored:
-		r.confirms.Stored(of, ev)
+		r.confirms.Stored(r.conf.Now(), of, ev)
 	case indexer.Cleared:
 		r.confirms.Interrupt(of)
 	case indexer.Removed:

@@ -243,3 +243,42 @@ func TestNotServedRequestsAreNotJudged(t *testing.T) {
 		}
 	}
 }
+
+// A difference in a conversation is found within ten turns, wherever it is, though each turn begins with the prompts of the
+// turns before, and other conversations of the worker begin alike. A conversation without one is never contradicted.
+func TestConversationsAreJudged(t *testing.T) {
+	const tools = `[{"type":"function","function":{"name":"f","description":"a function with a text of some blocks"}}]`
+	inTools := strings.Replace(plainTemplate, "t.function | tojson", "(dict(t.function, strict=false)) | tojson", 1)
+	inSecond := strings.Replace(plainTemplate, "{{ m.content }}", "{{ ' ' if m.role == 'assistant' and loop.index == 2 else '' }}{{ m.content }}", 1)
+	for _, c := range []struct {
+		name, engine, tools string
+		found               bool
+	}{
+		{"none", plainTemplate, "", false},
+		{"none, with tools", plainTemplate, tools, false},
+		{"in the tools of the first turn", inTools, tools, true},
+		{"in the first answer", inSecond, "", true},
+		{"in the first answer, with tools", inSecond, tools, true},
+	} {
+		s := newStoring(t, 1, c.engine)
+		class := "chat"
+		if c.tools != "" {
+			class = "chat+tools"
+		}
+		messages := `[{"role":"user","content":"What is in the files of this folder? Look at each of them."}`
+		turns := 0
+		for ; turns < 10 && !s.class(class).Unconfirmed; turns++ {
+			p := router.Prompt{Path: chat.PathChat, Messages: []byte(messages + "]")}
+			if c.tools != "" {
+				p.Tools = []byte(c.tools)
+			}
+			s.request(p)
+			messages += fmt.Sprintf(`,{"role":"assistant","content":"answer %d, which has the length of some blocks"},{"role":"user","content":"question %d, and go on"}`, turns, turns)
+			s.request(router.Prompt{Path: chat.PathChat, Messages: []byte(`[{"role":"user","content":"What is"}]`), Tools: p.Tools})
+		}
+		k := s.class(class)
+		if k.Unconfirmed != c.found || !c.found && k.Requests[confirm.Unmatched.String()] > 0 {
+			t.Errorf("%s: after %d turns: %+v", c.name, turns, k)
+		}
+	}
+}

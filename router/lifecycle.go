@@ -118,6 +118,7 @@ func (r *Router) free(fl flight, id string, by ending) bool {
 		r.endLeg(id, by == endServed)
 	}
 	now := r.conf.Now()
+	r.confirms.End(fl.number, now)
 	if by == endServed {
 		r.computed(fl.number, SignEnd, now)
 	} else {
