@@ -5,6 +5,7 @@ package tokenizer
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
@@ -28,17 +29,14 @@ func (m *Model) SetConfirmed(c chat.Class, confirmed bool) {
 	m.unconfirmed[c/32].Or(uint32(1) << (c % 32))
 }
 
-// inText is encode in text-block mode for a request of an unconfirmed class, whose text is t.
-func (m *Model) inText(ctx context.Context, dst []uint32, q chat.Request, t *chat.Text, f form) (Prompt, error) {
+// inText is encode in text-block mode for a request of an unconfirmed class.
+func (m *Model) inText(ctx context.Context, dst []uint32, q chat.Request, now time.Time, class chat.Class) (Prompt, error) {
 	p, err := inBytes(dst, q, Drifted)
-	if p.Class = t.Class; err != nil || m.asked.Add(1)%checkedShare != 1 || len(q.TruncatePromptTokens) > 0 || len(t.Text) > MaxPrompt {
+	if p.Class = class; err != nil || m.asked.Add(1)%checkedShare != 1 {
 		return p, err
 	}
-	if ids, _, err := m.cache.append(ctx, nil, m.tok, t.Text[:t.Exact], f); err == nil {
-		if t.Exact < len(t.Text) {
-			ids = ids[:max(0, len(ids)-itemMerges)]
-		}
-		p.Checked = ids
+	if ids, err := m.encode(ctx, nil, q, now, false); err == nil && (ids.Mode == Exact || ids.Mode == ExactPrefix) {
+		p.Checked = ids.IDs[:ids.Exact]
 	}
 	return p, nil
 }

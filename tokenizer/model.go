@@ -293,7 +293,7 @@ func (m *Model) encode(ctx context.Context, dst []uint32, q chat.Request, now ti
 		return inBytes(dst, q, why)
 	}
 	if judged && m.unconfirmed.has(text.Class) {
-		return m.inText(ctx, dst, q, &text, f)
+		return m.inText(ctx, dst, q, now, text.Class)
 	}
 	if len(text.Text) > MaxPrompt {
 		return inBytes(dst, q, TooLarge)
