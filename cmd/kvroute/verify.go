@@ -22,6 +22,8 @@ const (
 	firstChecks  = 8      // requests of each model that are checked first
 	laterChecks  = 10_000 // afterwards one request in so many is checked
 	checkTimeout = 10 * time.Second
+	mostChecks   = 30          // requests that are checked in a minute, of all models
+	mostBody     = 1 << 20     // bytes of a body that is sent to a worker again
 	recheckEvery = time.Minute // of models whose ids differed
 	// driftAfter is how many checks in a row must find different ids in the first block
 	// before the model is no longer tokenized. A single one may come from a worker that is
@@ -31,9 +33,9 @@ const (
 	restartChecks = 2
 )
 
-// verifier compares kvroute's ids of some requests with those of a worker without events, after the
-// decision: events confirm the ids of the others, see package confirm. One goroutine, in run, asks one worker at a time. Requests that come while its
-// queue is full are not checked.
+// verifier compares kvroute's ids of some requests with those that a worker without events makes of the client's own
+// body, after the decision: events confirm the ids of the others, see package confirm. One goroutine, in run, asks one
+// worker at a time. Requests that come while its queue is full are not checked.
 //
 // A model's verdict is Unchecked at first. Equal ids make it Agreed, different ids behind
 // the first block Differs. Different ids in the first block, driftAfter times in a row,
@@ -54,6 +56,8 @@ type verifier struct {
 	// mu guards the fields below.
 	observed  map[string]observed // by model
 	restarted map[uint64]int      // checks that are due, by worker; at most maxRestarted workers
+	minute    time.Time           // begin of a minute
+	inMinute  int                 // checks in it
 }
 
 // maxRestarted limits the restarted workers that are remembered.
@@ -86,7 +90,7 @@ func newVerifier(
 
 // observe queues a request if it is to be checked. It does not block.
 func (v *verifier) observe(o router.Observation) {
-	if o.Group != "" || o.Events || !canAsk(o.Prompt) || !o.Card.Prompts.AsksAlike(o.Prompt) {
+	if o.Group != "" || o.Events || len(o.Prompt.Body) > mostBody || idsPaths(o.Prompt, o.Card.Prompts) == nil {
 		return
 	}
 	v.mu.Lock()
@@ -102,7 +106,7 @@ func (v *verifier) observe(o router.Observation) {
 		delete(v.restarted, o.Worker.ID)
 	}
 	v.mu.Unlock()
-	if before.n >= firstChecks && before.n%laterChecks != 0 && due == 0 {
+	if before.n >= firstChecks && before.n%laterChecks != 0 && due == 0 || !v.mayCheck(time.Now()) {
 		return
 	}
 	o.IDs = slices.Clone(o.IDs)
@@ -111,6 +115,17 @@ func (v *verifier) observe(o router.Observation) {
 	case v.queue <- o:
 	default: // run cannot keep up
 	}
+}
+
+// mayCheck counts a check. It reports whether the minute has room for it.
+func (v *verifier) mayCheck(now time.Time) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if now.Sub(v.minute) >= time.Minute {
+		v.minute, v.inMinute = now, 0
+	}
+	v.inMinute++
+	return v.inMinute <= mostChecks
 }
 
 // forget lets the requests of a model count from the beginning.
@@ -288,11 +303,11 @@ func (v *verifier) compare(ctx context.Context, o router.Observation) (position 
 	defer func() { v.checks.Count(o.Model, outcome) }()
 	asking, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	theirs, err := askTokenize(asking, v.client, o.Host, "http://"+o.Address.String(), o.Model, o.Prompt)
+	theirs, err := askIDs(asking, v.client, o.Host, "http://"+o.Address.String(), idsPaths(o.Prompt, o.Card.Prompts), o.Prompt.Body)
 	if err != nil {
 		outcome = "error"
-		if status, ok := errors.AsType[reach.StatusError](err); ok && slices.Contains([]int{404, 405, 501}, status.Status) {
-			outcome = "unavailable" // the engine has no /tokenize
+		if status, ok := errors.AsType[reach.StatusError](err); ok && slices.Contains(unavailable, status.Status) {
+			outcome = "unavailable" // the engine has none of the paths
 		}
 		v.log.Debug("a worker does not return token ids", "model", o.Model, "worker", o.Worker.ID,
 			"address", o.Address, "err", err)

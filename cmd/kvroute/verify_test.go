@@ -22,6 +22,7 @@ import (
 
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/meter"
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
@@ -43,6 +44,10 @@ func tokenizeServer(t *testing.T, ids func([]uint32) any) (netip.AddrPort, *atom
 	var asked atomic.Int32
 	m := simCard(t).Prompts
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/render") { // as vLLM without --enable-scale-out
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
 		asked.Add(1)
 		var body struct{ Messages json.RawMessage }
 		if err := json.NewDecoder(r.Body).Decode(&body); err != nil || r.URL.Path != "/tokenize" {
@@ -56,6 +61,86 @@ func tokenizeServer(t *testing.T, ids func([]uint32) any) (netip.AddrPort, *atom
 	}))
 	t.Cleanup(s.Close)
 	return netip.MustParseAddrPort(strings.TrimPrefix(s.URL, "http://")), &asked
+}
+
+// promptOf reads the prompt of a body.
+func promptOf(t *testing.T, path, body string) router.Prompt {
+	t.Helper()
+	endpoint, _ := openai.Classify(http.MethodPost, path)
+	b, bad := openai.Parse(endpoint, []byte(body))
+	if bad != nil {
+		t.Fatal(bad.Message)
+	}
+	return b.Request
+}
+
+func chatPrompt(t *testing.T) router.Prompt {
+	t.Helper()
+	return promptOf(t, "/v1/chat/completions", `{"model":"sim","messages":[{"role":"user","content":"the worker keeps the shared prefix and the router finds it there"}]}`)
+}
+
+// A worker is asked with the client's own body, byte for byte: at the path that renders bodies of the API, or else at
+// /tokenize, if that reads the API's bodies with all their fields.
+func TestClientsBodyIsSent(t *testing.T) {
+	const chat, words = "/v1/chat/completions", `[{"role":"user","content":"the worker keeps the shared prefix"}]`
+	for _, c := range []struct {
+		path, body string
+		has        string // the path that the worker has
+		asked      []string
+		outcome    string
+	}{
+		{chat, `{"foo": {"b":1,"a":2}, "model":"client's name","messages":` + words + `, "stream":true}`, chat + "/render", []string{chat + "/render"}, "ok"},
+		{chat, `{ "messages":` + words + `,"model":"sim" , "cache_salt":"x"}`, "/tokenize", []string{chat + "/render", "/tokenize"}, "ok"},
+		{chat, `{"model":"sim","messages":` + words + `,"reasoning_effort":"low"}`, "/tokenize", []string{chat + "/render"}, "unavailable"},
+		{chat, `{"model":"sim","messages":` + words + `,"reasoning_effort":"low"}`, chat + "/render", []string{chat + "/render"}, "ok"},
+		{chat, `{"model":"sim","messages":` + words + `,"tool_choice":"none","tools":[]}`, "/tokenize", []string{chat + "/render"}, "unavailable"},
+		{"/v1/completions", `{"model":"sim","prompt":"the worker keeps","n":2}`, "/v1/completions/render", []string{"/v1/completions/render"}, "ok"},
+		{"/v1/completions", `{"model":"sim","prompt":"the worker keeps","n":2}`, "/tokenize", []string{"/v1/completions/render", "/tokenize"}, "ok"},
+		{"/v1/messages", `{"model":"sim","max_tokens":7,"messages":` + words + `}`, "/v1/messages/render", []string{"/v1/messages/render"}, "ok"},
+		{"/v1/messages", `{"model":"sim","max_tokens":7,"messages":` + words + `}`, "/tokenize", []string{"/v1/messages/render"}, "unavailable"},
+		{"/v1/responses", `{"model":"sim","input":"the worker keeps"}`, "/v1/responses/render", []string{"/v1/responses/render"}, "ok"},
+		{"/v1/responses", `{"model":"sim","input":"the worker keeps"}`, "/tokenize", []string{"/v1/responses/render"}, "unavailable"},
+		{"/v1/completions", `{"model":"sim","prompt":["a","b"]}`, "/tokenize", nil, ""},
+		{"/v1/embeddings", `{"model":"sim","input":"a"}`, "/tokenize", nil, ""},
+	} {
+		card, prompt := simCard(t), promptOf(t, c.path, c.body)
+		p, err := card.Prompts.Encode(t.Context(), nil, prompt, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var asked []string
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			asked = append(asked, r.URL.Path)
+			if body, err := io.ReadAll(r.Body); err != nil || string(body) != c.body {
+				t.Errorf("%s: %s was sent, %v, want %s", r.URL, body, err, c.body)
+			}
+			switch {
+			case r.URL.Path != c.has:
+				w.WriteHeader(http.StatusNotFound)
+			case c.has == "/tokenize":
+				_ = json.NewEncoder(w).Encode(map[string]any{"tokens": p.IDs, "count": len(p.IDs)})
+			case c.path == "/v1/completions":
+				_ = json.NewEncoder(w).Encode([]any{map[string]any{"request_id": "x", "token_ids": p.IDs}})
+			default:
+				_ = json.NewEncoder(w).Encode(map[string]any{"request_id": "x", "token_ids": p.IDs})
+			}
+		}))
+		counts := meter.New(nil)
+		v := newVerifier(slog.New(slog.DiscardHandler), counts.Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client(), noWorkers)
+		v.observe(router.Observation{Card: card, Model: "sim", BlockSize: 16, Address: netip.MustParseAddrPort(strings.TrimPrefix(s.URL, "http://")), Prompt: prompt, IDs: p.IDs})
+		if queued := len(v.queue); queued != min(len(c.asked), 1) {
+			t.Errorf("%s %s: %d checks", c.path, c.body, queued)
+		} else if queued > 0 {
+			position, ok := v.compare(t.Context(), <-v.queue)
+			if ok != (c.outcome == "ok") || ok && position >= 0 {
+				t.Errorf("%s %s: %v, position %d, want %s", c.path, c.body, ok, position, c.outcome)
+			}
+		}
+		s.Close()
+		if !slices.Equal(asked, c.asked) {
+			t.Errorf("%s %s: asked at %q, want %q", c.path, c.body, asked, c.asked)
+		}
+	}
 }
 
 // If a worker repeatedly returns other tokens in the first block, its model is no longer tokenized
@@ -77,7 +162,7 @@ func TestDrift(t *testing.T) {
 			var out bytes.Buffer
 			v := newVerifier(slog.New(slog.NewTextHandler(&out, nil)), meter.New(nil).Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client(), noWorkers)
 			card := simCard(t)
-			prompt := router.Prompt{Messages: []byte(`[{"role":"user","content":"the worker keeps the shared prefix and the router finds it there"}]`)}
+			prompt := chatPrompt(t)
 			p, err := card.Prompts.Encode(t.Context(), nil, prompt, time.Now())
 			if err != nil || p.Mode != tokenizer.Exact {
 				t.Fatal(p, err)
@@ -107,35 +192,38 @@ func TestDrift(t *testing.T) {
 // The first requests are checked, and then one in ten thousand. No request waits for a check.
 func TestFewRequestsAreChecked(t *testing.T) {
 	v := newVerifier(slog.New(slog.DiscardHandler), meter.New(nil).Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client(), noWorkers)
-	o := router.Observation{Model: "m", Card: new(router.Card), Prompt: router.Prompt{Prompt: []byte(`"a"`)}}
+	o := router.Observation{Model: "m", Card: new(router.Card), Prompt: chatPrompt(t)}
 	for range 30_000 {
 		v.observe(o)
 	}
 	if n := len(v.queue); n != firstChecks+2 {
 		t.Errorf("%d checks, want %d", n, firstChecks+2)
 	}
-	// A prompt that /tokenize cannot represent completely is not checked.
-	for _, p := range []router.Prompt{
-		{},
-		{Prompt: []byte(`[1]`)},
-		{Prompt: []byte(`["a"]`)},
-		{Messages: []byte(`[{"reasoning_content":"x"}]`)},
-		{Messages: []byte(`[1]`), ReasoningEffort: []byte(`"low"`)},
-		{Messages: []byte(`[1]`), Documents: []byte(`[]`)},
-		{Prompt: []byte(`"a"`), TruncatePromptTokens: []byte(`3`)},
-	} {
-		v.observe(router.Observation{Model: "other", Prompt: p})
-	}
+	// Prompts whose body is not known, or large, are not checked.
+	o.Prompt.Body, o.Model = nil, "other"
+	v.observe(o)
+	o.Prompt.Body = make([]byte, mostBody+1)
+	v.observe(o)
 	if n := len(v.queue); n != firstChecks+2 {
 		t.Errorf("%d checks, want still %d", n, firstChecks+2)
 	}
 	// A reload starts the checks again, for as many requests as the queue has room for.
+	o.Prompt = chatPrompt(t)
 	for range 100 {
 		o.Card = new(router.Card)
 		v.observe(o)
 	}
 	if n := len(v.queue); n != cap(v.queue) {
 		t.Errorf("%d checks, want the queue full", n)
+	}
+	// A minute has so many checks, whatever comes.
+	checks := 0
+	now := time.Now().Add(time.Hour)
+	for checks < 1000 && v.mayCheck(now) {
+		checks++
+	}
+	if checks != mostChecks || !v.mayCheck(now.Add(time.Minute)) {
+		t.Errorf("%d checks in a minute, want %d", checks, mostChecks)
 	}
 }
 
@@ -161,7 +249,7 @@ func verifying(t *testing.T, log io.Writer, workers func(string) []router.Worker
 // observeTimes makes n observations of a prompt with the card's ids.
 func observeTimes(t *testing.T, v *verifier, card *router.Card, at netip.AddrPort, n int) {
 	t.Helper()
-	prompt := router.Prompt{Messages: []byte(`[{"role":"user","content":"the worker keeps the shared prefix and the router finds it there"}]`)}
+	prompt := chatPrompt(t)
 	p, err := card.Prompts.Check(t.Context(), nil, prompt, time.Now())
 	if err != nil || p.Mode != tokenizer.Exact {
 		t.Fatal(p, err)
@@ -314,7 +402,7 @@ func TestTokenizeEveryKind(t *testing.T) {
 		like             string // another body that has the same ids
 		mode             tokenizer.Mode
 		others           bool
-		asked            bool // /tokenize can represent the prompt
+		asked            bool // a worker can be asked about the body
 	}{
 		{"chat", "/v1/chat/completions", chat, "", tokenizer.Exact, false, true},
 		{"responses", "/v1/responses", fmt.Sprintf(`{"model":"sim","input":%q}`, words), chat, tokenizer.Exact, false, true},
@@ -352,7 +440,7 @@ func TestTokenizeEveryKind(t *testing.T) {
 				t.Fatal(err)
 			}
 			body, err := readRequest(file, c.path)
-			if asks := body.Tokens == nil && canAsk(body.Request); err != nil || asks != c.asked {
+			if asks := body.Tokens == nil && idsPaths(body.Request, nil) != nil; err != nil || asks != c.asked {
 				t.Errorf("a worker can be asked: %v, want %v; %v", asks, c.asked, err)
 			}
 		})

@@ -9,35 +9,49 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 
 	"github.com/kvroute/kvroute/internal/reach"
+	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
-// canAsk reports whether a worker's /tokenize accepts the whole prompt: one text or a chat, without
-// some fields.
-func canAsk(p chat.Request) bool {
-	return (p.Messages != nil || len(p.Prompt) > 0 && p.Prompt[0] == '"') &&
-		p.ReasoningEffort == nil && p.Documents == nil && p.TruncatePromptTokens == nil && !bytes.Contains(p.Messages, []byte(`"reasoning`))
+// idsPaths returns the paths at which workers may return the ids of a client's body, the best one first; none if kvroute
+// does not have the whole body. vLLM renders the body of each API if it was started with --enable-scale-out. Its
+// /tokenize, and SGLang's, read chats and completions, without some fields.
+func idsPaths(p chat.Request, m *tokenizer.Model) []string {
+	api, known := map[chat.Path]string{
+		chat.PathChat: "/v1/chat/completions", chat.PathCompletions: "/v1/completions", chat.PathMessages: "/v1/messages", chat.PathResponses: "/v1/responses",
+	}[p.Path]
+	if !known || p.Body == nil || p.Messages == nil && (len(p.Prompt) == 0 || p.Prompt[0] != '"') {
+		return nil
+	}
+	paths := []string{api + "/render"}
+	if (p.Path == chat.PathChat || p.Path == chat.PathCompletions) && m.AsksAlike(p) && string(p.ToolChoice) != `"none"` &&
+		p.ReasoningEffort == nil && p.Documents == nil && p.TruncatePromptTokens == nil && !bytes.Contains(p.Messages, []byte(`"reasoning`)) {
+		paths = append(paths, "/tokenize")
+	}
+	return paths
 }
 
-// askTokenize requests the ids of a prompt from a worker's /tokenize, which vLLM has.
-func askTokenize(ctx context.Context, client *http.Client, host, url, model string, p chat.Request) ([]uint32, error) {
-	body := map[string]any{"model": model}
-	for name, value := range map[string]json.RawMessage{
-		"messages": p.Messages, "tools": p.Tools, "prompt": p.Prompt, "add_generation_prompt": p.AddGenerationPrompt,
-		"continue_final_message": p.ContinueFinalMessage,
-		"chat_template_kwargs":   p.ChatTemplateKwargs, "add_special_tokens": p.AddSpecialTokens,
-	} {
-		if value != nil {
-			body[name] = value
+// askIDs requests the ids of a client's body from a worker, at the first of some paths that the worker has.
+func askIDs(ctx context.Context, client *http.Client, host, url string, paths []string, body []byte) (ids []uint32, err error) {
+	for _, path := range paths {
+		ids, err = askIDsAt(ctx, client, host, url+path, body)
+		if status, ok := errors.AsType[reach.StatusError](err); !ok || !slices.Contains(unavailable, status.Status) {
+			break
 		}
 	}
-	data, err := json.Marshal(body)
-	if err != nil {
-		return nil, err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/tokenize", bytes.NewReader(data))
+	return ids, err
+}
+
+// unavailable are the statuses of workers that do not have a path: 403 is that of vLLM without --enable-scale-out.
+//
+//nolint:gochecknoglobals // a table
+var unavailable = []int{http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented}
+
+func askIDsAt(ctx context.Context, client *http.Client, host, url string, body []byte) ([]uint32, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
@@ -47,14 +61,21 @@ func askTokenize(ctx context.Context, client *http.Client, host, url, model stri
 	if err != nil {
 		return nil, err
 	}
-	var answer struct{ Tokens []uint32 }
-	switch err := json.Unmarshal(text, &answer); {
-	case err != nil:
-		return nil, fmt.Errorf("%s: %w", url, err)
-	case answer.Tokens == nil:
-		return nil, errors.New(url + ": the answer has no tokens")
+	text = bytes.TrimSpace(text)
+	if inside, isList := bytes.CutPrefix(text, []byte("[")); isList { // a completion has a list of one prompt
+		text = bytes.TrimSuffix(inside, []byte("]"))
 	}
-	return answer.Tokens, nil
+	var answer struct {
+		Tokens []uint32
+		IDs    []uint32 `json:"token_ids"`
+	}
+	if err := json.Unmarshal(text, &answer); err != nil {
+		return nil, fmt.Errorf("%s: %w", url, err)
+	}
+	if ids := slices.Concat(answer.Tokens, answer.IDs); len(ids) > 0 {
+		return ids, nil
+	}
+	return nil, errors.New(url + ": the answer has no token ids")
 }
 
 // around returns some ids around a position, for people.

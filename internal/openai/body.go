@@ -105,6 +105,7 @@ func (r Reader) Parse(e Endpoint, body []byte) (Body, *Error) {
 		b.Request = size(Embeds)
 		return b, b.complete(Other)
 	}
+	b.Body = body
 	return b, b.complete(e)
 }
 

@@ -77,6 +77,8 @@ type Request struct {
 
 	// Path is the kind of API that the client used.
 	Path Path
+	// Body is the whole body, which workers can be asked about. Nil if only a part of it was read.
+	Body []byte
 	// Inexact is the reason why the engine's prompt has more than these spans; "" if it does not.
 	Inexact string
 	// Convert returns the chat that an engine makes of a request of another API. Nil if all engines make the same one.
@@ -90,7 +92,7 @@ func (q Request) Clone() Request {
 	for _, span := range []*[]byte{
 		&q.Messages, &q.Tools, &q.Prompt, &q.Instructions, &q.Input, &q.ToolChoice, &q.AddGenerationPrompt,
 		&q.ContinueFinalMessage, &q.ChatTemplate, &q.ChatTemplateKwargs, &q.ReasoningEffort, &q.Documents, &q.Reasoning,
-		&q.InputIDs, &q.AddSpecialTokens, &q.TruncatePromptTokens, &q.TruncationSide,
+		&q.InputIDs, &q.AddSpecialTokens, &q.TruncatePromptTokens, &q.TruncationSide, &q.Body,
 	} {
 		*span = bytes.Clone(*span)
 	}
