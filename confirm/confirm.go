@@ -170,8 +170,21 @@ type worker struct {
 	breaks uint32 // how often events were lost, or the cache was cleared
 	// delay is the time from a first token to its events: giveUp until a request is confirmed by events that came
 	// after its booking, 0 if they were in time for the first judgement.
-	delay time.Duration
-	timed bool // such a request was confirmed
+	delay   time.Duration
+	timed   bool // such a request was confirmed
+	unheard int  // judged requests while no block was stored
+}
+
+// enoughUnheard is how many requests without any stored block show that a worker's events have nothing to compare.
+const enoughUnheard = 8
+
+// Compared reports whether the events of a worker have no blocks that can be compared: several requests had to store blocks,
+// and none was stored. confirmed reports whether the events of any worker confirm a class of a model.
+func (t *Table) Compared(of Worker, m *Model, c chat.Class) (silent, confirmed bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	w, k := t.workers[of], m.classes[c]
+	return w != nil && w.stored == 0 && w.unheard >= enoughUnheard, k != nil && !k.unconfirmed && k.seen[Confirmed] > 0
 }
 
 // Outcome is what became of a request.

@@ -267,6 +267,7 @@ func (j *judge) end(r *result) []Change {
 	case r.Outcome == Unmatched:
 		return m.contradicted(class, blocks, r.Difference)
 	case r.Outcome != Confirmed:
+		w.unheard++
 		return nil
 	case had == blocks: // no event had to come
 	case !w.timed && !s.late:

@@ -9,6 +9,7 @@ import (
 	"github.com/kvroute/kvroute/confirm"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/tokenizer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // judged is the verdict on the token ids of one model. A model whose files are read again gets another one.
@@ -138,6 +139,15 @@ func (r *Router) noteStored(w Worker, ev *indexer.Event) {
 	}
 }
 
+// comparedByEvents reports whether a worker's events have nothing that can be compared, and whether other workers' events
+// confirm a class of requests.
+func (r *Router) comparedByEvents(t *target, w Worker, class chat.Class) (silent, confirmed bool) {
+	if t.judged == nil {
+		return false, false
+	}
+	return r.confirms.Compared(confirm.Worker{ID: w.ID, Rank: w.DPRank}, t.judged.model, class)
+}
+
 // StoredTokens notes the engine's token ids of blocks that a worker stored. They are copied.
 func (r *Router) StoredTokens(ids []uint32) { r.confirms.StoredTokens(ids) }
 
@@ -173,9 +183,9 @@ func checksOf(prompts *tokenizer.Model, classes []confirm.ClassState) tokenizer.
 	named := slices.ContainsFunc(classes, func(c confirm.ClassState) bool {
 		return slices.ContainsFunc(c.Workers, func(w confirm.WorkerState) bool { return w.Named })
 	})
-	switch {
-	case compared == 0:
-		return prompts.Verdict()
+	switch verdict := prompts.Verdict(); {
+	case compared == 0, verdict == tokenizer.DriftSeen:
+		return verdict
 	case differ == compared:
 		return tokenizer.DriftSeen
 	case differ > 0 || named:

@@ -50,6 +50,8 @@ type storing struct {
 	stored map[uint64]map[uint64]bool // by worker: sequence hashes
 	n      int
 	judged []router.Judgement
+	mute   bool // the events have no blocks that can be compared
+	events bool // of the last observation
 }
 
 func newStoring(t *testing.T, workers int, engine string) *storing {
@@ -57,7 +59,10 @@ func newStoring(t *testing.T, workers int, engine string) *storing {
 	s := &storing{t: t, now: time.Unix(1000, 0), engine: asciiModel(t, engine), stored: map[uint64]map[uint64]bool{}}
 	s.r = newRouter(t, router.Config{
 		Now: func() time.Time { return s.now }, Cards: []router.Card{{Name: "m", Prompts: asciiModel(t, plainTemplate)}}, ExplainDrift: true,
-		Hooks: router.Hooks{Judged: func(j router.Judgement) { s.judged = append(s.judged, j) }},
+		Hooks: router.Hooks{
+			Judged:  func(j router.Judgement) { s.judged = append(s.judged, j) },
+			Observe: func(o router.Observation) { s.events = o.Events },
+		},
 	}, workers)
 	return s
 }
@@ -81,7 +86,7 @@ func (s *storing) request(p router.Prompt) router.Decision {
 	}
 	local := indexer.AppendLocalHashes(nil, q.IDs, 8, indexer.Seed("", ""))
 	for i, sequence := range indexer.AppendSequenceHashes(nil, local) {
-		if s.stored[w][sequence] {
+		if s.stored[w][sequence] || s.mute {
 			continue
 		}
 		s.stored[w][sequence] = true
@@ -279,6 +284,23 @@ func TestConversationsAreJudged(t *testing.T) {
 		k := s.class(class)
 		if k.Unconfirmed != c.found || !c.found && k.Requests[confirm.Unmatched.String()] > 0 {
 			t.Errorf("%s: after %d turns: %+v", c.name, turns, k)
+		}
+	}
+}
+
+// A worker whose events have no blocks that can be compared counts as one without events, until a block comes.
+func TestEventsWithoutBlocks(t *testing.T) {
+	s := newStoring(t, 1, plainTemplate)
+	s.mute = true
+	for i := range 14 {
+		s.mute = i < 12
+		s.request(router.Prompt{Path: chat.PathChat, Messages: fmt.Appendf(nil, `[{"role":"user","content":"question %d, of several blocks"}]`, i)})
+		for range 10 {
+			s.now = s.now.Add(time.Second)
+			s.r.Judge()
+		}
+		if s.events != (i < 8 || i == 13) {
+			t.Errorf("request %d: events %v; %+v", i, s.events, s.class("chat"))
 		}
 	}
 }

@@ -224,10 +224,12 @@ type Observation struct {
 	Address   netip.AddrPort // of the chosen worker
 	Host      string         // as of [Decision]
 	BlockSize int
-	// Events says that the worker's events show which blocks it has.
+	// Events says that the worker's events show which blocks it has, in a way that can be compared.
 	Events bool
-	Prompt Prompt
-	IDs    []uint32
+	// Confirmed says that the events of other workers confirm kvroute's ids for requests of this class.
+	Confirmed bool
+	Prompt    Prompt
+	IDs       []uint32
 }
 
 // Prompt is the prompt of a request as raw JSON spans of its body.

@@ -225,7 +225,7 @@ func (v *verifier) fault(t *trial, o router.Observation, position int) {
 }
 
 // judge sets the model's verdict after a check. Position is that of the first id that
-// differs, -1 if none does.
+// differs, -1 if none does. If other workers' events confirm the ids, only the worker has a fault.
 func (v *verifier) judge(t *trial, o router.Observation, position int) {
 	prompts := o.Card.Prompts
 	verdict := prompts.Verdict()
@@ -234,7 +234,10 @@ func (v *verifier) judge(t *trial, o router.Observation, position int) {
 	} else {
 		t.wrong++
 	}
-	v.fault(t, o, position)
+	if v.fault(t, o, position); o.Confirmed {
+		t.wrong = 0
+		return
+	}
 	switch {
 	case verdict == tokenizer.DriftSeen: // only recheck changes that
 	case t.wrong >= driftAfter:

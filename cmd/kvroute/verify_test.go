@@ -322,6 +322,29 @@ func TestVerdicts(t *testing.T) {
 	hasVerdict(t, card, tokenizer.Agreed)
 }
 
+// If other workers' events confirm the ids, a worker with other ids has a fault, and the model keeps its verdict.
+func TestEventsOverruleAnswers(t *testing.T) {
+	bad, asked := tokenizeServer(t, func(ids []uint32) any { return ids[1:] })
+	v := newVerifier(slog.New(slog.DiscardHandler), meter.New(nil).Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client(), noWorkers)
+	var faults []router.Fault
+	v.faults = func(_ uint64, now []router.Fault) { faults = now }
+	card, prompt := simCard(t), chatPrompt(t)
+	p, err := card.Prompts.Encode(t.Context(), nil, prompt, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked := &trial{card: card, differs: map[uint64]bool{}}
+	for i := range int32(4) {
+		v.check(t.Context(), checked, router.Observation{Card: card, Model: "sim", Address: bad, BlockSize: 16, Confirmed: true, Prompt: prompt, IDs: p.IDs})
+		if len(faults) != 1 || faults[0].What != "token_ids" || asked.Load() != i+1 {
+			t.Errorf("faults %+v after %d answers", faults, asked.Load())
+		}
+	}
+	if got := card.Prompts.Verdict(); got != tokenizer.Unchecked {
+		t.Errorf("verdict %v", got)
+	}
+}
+
 // A model that drifted is checked with another worker when the first has left.
 func TestDriftEndsWithAnotherWorker(t *testing.T) {
 	var gone atomic.Bool
