@@ -50,15 +50,21 @@ type storing struct {
 	stored map[uint64]map[uint64]bool // by worker: sequence hashes
 	n      int
 	judged []router.Judgement
-	mute   bool // the events have no blocks that can be compared
-	events bool // of the last observation
+	mute   bool                 // the events have no blocks that can be compared
+	events bool                 // of the last observation
+	reads  func(*router.Prompt) // how the engine reads a request otherwise; nil for as kvroute does
 }
 
 func newStoring(t *testing.T, workers int, engine string) *storing {
 	t.Helper()
+	return newStoringOf(t, workers, plainTemplate, engine)
+}
+
+func newStoringOf(t *testing.T, workers int, ours, engine string) *storing {
+	t.Helper()
 	s := &storing{t: t, now: time.Unix(1000, 0), engine: asciiModel(t, engine), stored: map[uint64]map[uint64]bool{}}
 	s.r = newRouter(t, router.Config{
-		Now: func() time.Time { return s.now }, Cards: []router.Card{{Name: "m", Prompts: asciiModel(t, plainTemplate)}}, ExplainDrift: true,
+		Now: func() time.Time { return s.now }, Cards: []router.Card{{Name: "m", Prompts: asciiModel(t, ours)}}, ExplainDrift: true,
 		Hooks: router.Hooks{
 			Judged:  func(j router.Judgement) { s.judged = append(s.judged, j) },
 			Observe: func(o router.Observation) { s.events = o.Events },
@@ -76,9 +82,12 @@ func (s *storing) request(p router.Prompt) router.Decision {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	if s.reads != nil {
+		s.reads(&p)
+	}
 	q, err := s.engine.Check(s.t.Context(), nil, p, s.now)
 	if err != nil || q.Mode != tokenizer.Exact {
-		s.t.Fatal(q, err)
+		s.t.Fatalf("%s%s: %+v, %v", p.Messages, p.Tools, q.Reason, err)
 	}
 	w := d.Worker.ID
 	if s.stored[w] == nil {

@@ -33,7 +33,7 @@ const Classes = 256
 const (
 	WithTools     Class = 1 << iota
 	WithSystem          // a system or developer message behind the first message
-	WithReasoning       // an assistant's reasoning, or a reasoning effort
+	WithReasoning       // an assistant's reasoning, a reasoning effort, or disabled thinking
 	WithItems           // an image, audio or video
 	WithKwargs          // chat_template_kwargs
 	pathUnit
@@ -59,7 +59,7 @@ func (q *Request) class() Class {
 	if len(q.ChatTemplateKwargs) > len("{}") {
 		c |= WithKwargs
 	}
-	if q.ReasoningEffort != nil {
+	if q.ReasoningEffort != nil || q.NoThinking {
 		c |= WithReasoning
 	}
 	return c
