@@ -252,9 +252,9 @@ type config struct {
 	// answer 404 to requests for models without a tokenizer, instead of routing them by load
 	StrictModels bool `yaml:"strict-models"`
 
-	// compare the first prompts of each model, of each restarted worker, and few later ones, with the
-	// token ids that workers without events return; a model whose ids differ is routed in text-block mode. Of
-	// workers with events, the events confirm the ids
+	// compare token ids with those of workers without events: send them the bodies of the first requests of each model, of
+	// each restarted worker, and of few later ones. A model whose ids differ is routed in text-block mode. Of workers with
+	// events, the events confirm the ids
 	VerifyTokenizer bool `yaml:"verify-tokenizer" default:"true"`
 	// where a worker stores other tokens than kvroute makes: log the texts of both around the first different
 	// token, and show them to kvroute doctor. They are parts of prompts
