@@ -112,7 +112,7 @@ func (t *tokens) append(ids []uint32) {
 	defer t.mu.Unlock()
 	h := &t.halves
 	if len(h[1].ids)+len(ids) > allTokens/2 {
-		h[0], h[1] = h[1], tokenHalf{}
+		h[0], h[1] = h[1], tokenHalf{ids: make([]uint32, 0, allTokens/2)}
 	}
 	h[1].ids = append(h[1].ids, ids...)
 	h[1].ends = append(h[1].ends, int32(len(h[1].ids)))
