@@ -26,7 +26,7 @@
 //   - The hashes of an open request stay in memory: a chunk is replaced only when no open request has hashes in it.
 //   - open of a worker and of a chunk is the number of its open requests.
 //   - Memory is bounded, whatever events and requests come: see the constants.
-//   - Hashes, events and token ids are written once. Readers may hold slices of them without a lock.
+//   - While a judgement or a search reads hashes, events and token ids without the lock, they are not overwritten.
 //
 // # Concurrency
 //
@@ -114,6 +114,7 @@ type Table struct {
 	words    int // of the logs of all workers
 	suspects int // open requests with ids
 	ids      int // of these requests
+	judging  int // judgements that read hashes without the lock
 
 	tokens tokens // has a lock of its own
 }
@@ -265,9 +266,12 @@ func (t *Table) room(n int) *chunk {
 		case c == nil:
 			c = new(chunk)
 			t.chunks[at] = c
-		case i > 0 && c.open == 0: // a judgement may still read the old one
+		case i > 0 && c.open == 0 && t.judging > 0: // a judgement may still read the old one
 			c = &chunk{age: c.age + 1}
 			t.chunks[at] = c
+		case i > 0 && c.open == 0:
+			c.used = 0
+			c.age++
 		}
 		if chunkWords-c.used >= n {
 			t.at = at

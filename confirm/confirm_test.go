@@ -707,19 +707,32 @@ func TestConcurrentUse(t *testing.T) {
 	}
 }
 
-func BenchmarkRequest(b *testing.B) {
+// All of the work for a confirmed request of 10 KB: 2,500 tokens, in 156 blocks of which the worker stores half.
+func BenchmarkConfirmed(b *testing.B) {
+	const blocks, size = 156, 16
 	f := newFleet(&testing.T{}, 1)
-	ids := prompt(rand.New(rand.NewPCG(1, 8)), 2000, 0)
-	local := indexer.AppendLocalHashes(nil, ids, 16, indexer.Seed("", ""))
-	w := f.workers[0]
-	f.compute(w, ids[:4])
+	rng, w := rand.New(rand.NewPCG(1, 8)), f.workers[0].Worker
+	ids := prompt(rng, blocks*size, blocks*size/2)
+	ev := indexer.Event{Kind: indexer.Stored, Blocks: make([]indexer.Block, blocks/2)}
+	var local, chain []uint64
+	held := confirm.Cache{Held: func(confirm.Worker, *confirm.Model, []uint64) (int, bool) { return blocks, true }}
 	for b.Loop() {
 		f.number++
-		f.table.Expect(f.now, f.model, &confirm.Request{Number: f.number, Worker: w.Worker, Class: class, BlockSize: 16, Local: local, Had: 3, IDs: ids, Seed: indexer.Seed("", "")})
+		ids[blocks*size/2] = uint32(f.number)
+		local = indexer.AppendLocalHashes(local[:0], ids, size, f.seed)
+		chain = indexer.AppendSequenceHashes(chain[:0], local)
+		ev.HasParent, ev.Parent = true, chain[blocks/2-1]
+		for i := range ev.Blocks {
+			ev.Blocks[i] = indexer.Block{External: chain[blocks/2+i], Local: local[blocks/2+i]}
+		}
+		f.table.Expect(f.now, f.model, &confirm.Request{Number: f.number, Worker: w, Class: class, BlockSize: size, Local: local, Had: blocks / 2, IDs: ids, Seed: f.seed})
+		f.table.StoredTokens(ids[blocks*size/2:])
+		f.table.Stored(f.now, w, &ev)
 		f.table.FirstToken(f.number, f.now)
 		f.table.FirstToken(f.number, f.now)
+		f.table.End(f.number, f.now)
 		if f.number%64 == 0 {
-			f.table.Judge(f.now.Add(3*time.Second), confirm.Cache{Held: func(confirm.Worker, *confirm.Model, []uint64) (int, bool) { return len(local), true }})
+			f.table.Judge(f.now.Add(3*time.Second), held)
 		}
 	}
 }

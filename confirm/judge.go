@@ -11,7 +11,7 @@ import (
 const (
 	// mostSteps limits the work of one call of [Table.Judge] against requests: the blocks that it reads. What is
 	// left is judged by the next call.
-	mostSteps = 1 << 22
+	mostSteps = 1 << 21
 	// mostSearches limits how often a call searches the token ids of a block.
 	mostSearches = 8
 	// slotsAtOnce is how many slots are read under the lock at once.
@@ -23,6 +23,8 @@ const (
 func (t *Table) Judge(now time.Time, c Cache) []Change { return t.judge(now, c).changes }
 
 func (t *Table) judge(now time.Time, c Cache) *judge {
+	t.begin(1)
+	defer t.begin(-1)
 	j := &judge{t: t, cache: c, now: now, searches: mostSearches}
 	for _, number := range t.due(now) {
 		j.look(number)
@@ -33,6 +35,13 @@ func (t *Table) judge(now time.Time, c Cache) *judge {
 		j.changes = append(j.changes, j.end(&j.results[i])...)
 	}
 	return j
+}
+
+// begin notes that judgements begin or end.
+func (t *Table) begin(judgements int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.judging += judgements
 }
 
 // eachSlot calls f with each slot that had a request. The lock is held for a few slots at a time.
@@ -244,7 +253,7 @@ func (d *Difference) locate(ours []uint32, others map[uint64][]uint32, from int)
 		if n < len(theirs) && from+n > d.Position {
 			d.Position = from + n
 			d.Ours = slices.Clone(ours[max(0, n-around):min(len(ours), n+around)])
-			d.Theirs = slices.Clone(theirs[max(0, n-around):min(len(ours), n+around)])
+			d.Theirs = theirs[max(0, n-around):min(len(ours), n+around)]
 		}
 	}
 }

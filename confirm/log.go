@@ -4,6 +4,7 @@ package confirm
 
 import (
 	"iter"
+	"slices"
 	"sync"
 
 	"github.com/kvroute/kvroute/indexer"
@@ -94,11 +95,12 @@ func (l *log) drop() (words int) {
 	return words
 }
 
-// tokens are the ids of blocks that workers stored last, of all workers. Its halves are written once.
+// tokens are the ids of blocks that workers stored last, of all workers.
 type tokens struct {
 	mu sync.Mutex
-	// mu guards the field below.
-	halves [2]tokenHalf // the older one first
+	// mu guards the fields below.
+	halves  [2]tokenHalf // the older one first
+	readers int          // of the halves, without the lock: they are not overwritten meanwhile
 }
 
 type tokenHalf struct {
@@ -112,7 +114,11 @@ func (t *tokens) append(ids []uint32) {
 	defer t.mu.Unlock()
 	h := &t.halves
 	if len(h[1].ids)+len(ids) > allTokens/2 {
-		h[0], h[1] = h[1], tokenHalf{ids: make([]uint32, 0, allTokens/2)}
+		next := tokenHalf{h[0].ids[:0], h[0].ends[:0]}
+		if t.readers > 0 || cap(next.ids) < allTokens/2 {
+			next = tokenHalf{ids: make([]uint32, 0, allTokens/2)}
+		}
+		h[0], h[1] = h[1], next
 	}
 	h[1].ids = append(h[1].ids, ids...)
 	h[1].ends = append(h[1].ends, int32(len(h[1].ids)))
@@ -123,7 +129,13 @@ func (t *tokens) append(ids []uint32) {
 func (t *tokens) find(wanted map[uint64][]uint32, size int, seed uint64) (found bool) {
 	t.mu.Lock()
 	halves := t.halves
+	t.readers++
 	t.mu.Unlock()
+	defer func() {
+		t.mu.Lock()
+		t.readers--
+		t.mu.Unlock()
+	}()
 	var hashes []uint64
 	for _, h := range halves {
 		from := int32(0)
@@ -132,7 +144,7 @@ func (t *tokens) find(wanted map[uint64][]uint32, size int, seed uint64) (found 
 			hashes = indexer.AppendLocalHashes(hashes[:0], ids, size, seed)
 			for i, hash := range hashes {
 				if _, ok := wanted[hash]; ok {
-					wanted[hash], found = ids[i*size:][:size], true
+					wanted[hash], found = slices.Clone(ids[i*size:][:size]), true
 				}
 			}
 			from = end

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,9 +20,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/confirm"
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
 )
 
 // outages are the times in which a worker was killed or absent. Only a request of that worker may fail,
@@ -135,6 +138,23 @@ func TestSoak(t *testing.T) {
 	}
 }
 
+// noDrift checks that no request was judged to have other tokens than its worker stored.
+func noDrift(t *testing.T, d *demonstration) {
+	t.Helper()
+	text, err := process.Get(t.Context(), "http://"+d.Router.At.HTTP+"/v1/models")
+	var answer struct{ Models []router.ModelState }
+	if err = cmp.Or(err, json.Unmarshal(text, &answer)); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range answer.Models {
+		for _, c := range m.Classes {
+			if t.Logf("class %s: %v", c.Class, c.Requests); c.Unconfirmed || c.Requests[confirm.Unmatched.String()] > 0 {
+				t.Errorf("class %s: %+v", c.Class, c)
+			}
+		}
+	}
+}
+
 func soakOnce(t *testing.T, engine []string) {
 	d := newStack(t, 3, engine)
 	d.begin(t, "--avoid-failing", "100ms", "--drain-delay", "1500ms", "--drain-timeout", "10s")
@@ -206,6 +226,7 @@ func soakOnce(t *testing.T, engine []string) {
 		return err == nil && n == 0
 	})
 	knowsCaches(t, d)
+	noDrift(t, d)
 	t.Logf("%d requests, %d left by clients, %d lost with their worker, %d of them without its name; faults: %v", s.asked.Load(), s.left.Load(), s.spent.Load(), s.blind.Load(), faults)
 	end := d.uses(t)
 	d.Router.Stop()
