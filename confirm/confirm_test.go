@@ -246,6 +246,21 @@ func TestDifferentClassIsFound(t *testing.T) {
 	}
 }
 
+// The token of a class that was never confirmed is known with the verdict, though all requests came before the first
+// judgement.
+func TestTokenIsKnownAtOnce(t *testing.T) {
+	f := newFleet(t, 1)
+	rng := rand.New(rand.NewPCG(1, 14))
+	for range 4 {
+		ids := prompt(rng, 60, 22)
+		f.request(f.workers[0], class, ids, broken(ids, 18))
+	}
+	f.pass(15 * time.Second)
+	if len(f.changes) != 1 || f.changes[0].Position != 18 {
+		t.Errorf("changes %+v", f.changes)
+	}
+}
+
 // Events without token ids name the block and no token.
 func TestHashesAlone(t *testing.T) {
 	f := newFleet(t, 1)

@@ -60,8 +60,8 @@ type class struct {
 	last        Difference       // the last one with the most that is known
 }
 
-// suspected says whether token ids help: a judgement was against the class.
-func (c *class) suspected() bool { return c.unconfirmed || c.bits != 0 }
+// suspected says whether token ids help: a judgement was against the class, or none was in favour of it.
+func (c *class) suspected() bool { return c.unconfirmed || c.bits != 0 || c.seen[Confirmed] == 0 }
 
 // row is the verdict on a worker's requests of a class.
 type row struct {

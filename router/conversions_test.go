@@ -131,6 +131,9 @@ func TestBrokenReadingsAreFound(t *testing.T) {
 			send("/v1/completions", `"prompt":"question N of another class, of several blocks"`, nil)
 			send(c.path, c.body, c.engine)
 		}
+		if k := s.class(c.class); k.Position < 0 || k.Ours == k.Theirs {
+			t.Errorf("%s: the token is not known: %+v", name, k)
+		}
 		for _, k := range s.r.Models()[0].Classes {
 			if k.Unconfirmed != (k.Class == c.class) || k.Class != c.class && k.Class != "completions" {
 				t.Errorf("%s: %+v", name, k)
