@@ -3,9 +3,6 @@
 package extproc
 
 import (
-	"errors"
-	"math"
-	"net/http"
 	"net/netip"
 	"strconv"
 	"time"
@@ -60,27 +57,10 @@ func (s attemptLog) StreamAccessLogs(g accesslogv3.AccessLogService_StreamAccess
 			s.metrics.attempts.Count(strconv.Itoa(status))
 			for _, avoided := range s.router.Attempted(router.Response{
 				Address: netip.AddrPortFrom(ip.Unmap(), uint16(at.GetPortValue())), Host: entry.GetRequest().GetAuthority(), Status: status,
-				RetryAfter: retryAfter(entry.GetResponse().GetResponseHeaders()["retry-after"], time.Now()),
+				RetryAfter: router.ReadRetryAfter(entry.GetResponse().GetResponseHeaders()["retry-after"], time.Now()),
 			}) {
 				s.logAvoided(avoided, status, false, "from the log of attempts")
 			}
 		}
 	}
-}
-
-// retryAfter reads the header Retry-After: seconds, or a date. A text that is neither, and a date in the past,
-// is 0.
-func retryAfter(text string, now time.Time) time.Duration {
-	seconds, err := strconv.ParseUint(text, 10, 31)
-	switch {
-	case err == nil:
-		return time.Duration(seconds) * time.Second
-	case errors.Is(err, strconv.ErrRange):
-		return math.MaxInt64
-	}
-	date, err := http.ParseTime(text)
-	if err != nil {
-		return 0
-	}
-	return max(0, date.Sub(now))
 }

@@ -3,11 +3,9 @@
 package extproc_test
 
 import (
-	"math"
 	"net"
 	"slices"
 	"testing"
-	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
@@ -19,20 +17,6 @@ import (
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/internal/natstest"
 )
-
-func TestRetryAfter(t *testing.T) {
-	now := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
-	for text, want := range map[string]time.Duration{
-		"": 0, "0": 0, "7": 7 * time.Second, "31536000": 365 * 24 * time.Hour, "99999999999999999999999": math.MaxInt64,
-		"-3": 0, "1.5": 0, "soon": 0, "7s": 0, " ": 0, "\x00": 0,
-		"Fri, 27 Nov 2026 12:00:30 GMT": 30 * time.Second, "Fri, 27 Nov 2026 11:00:00 GMT": 0, "Fri, 27 Nov": 0,
-		"Sunday, 27-Nov-27 12:00:00 GMT": 365 * 24 * time.Hour,
-	} {
-		if got := extproc.RetryAfter(text, now); got != want {
-			t.Errorf("%q: %v, want %v", text, got, want)
-		}
-	}
-}
 
 // Envoy's log of attempts reaches the router. Entries that it should not contain are ignored, and a drain ends the stream.
 func TestAttemptsAreLogged(t *testing.T) {

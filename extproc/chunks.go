@@ -119,7 +119,7 @@ func (s *stream) relay(m message, req *extprocv3.ProcessingRequest) []*extprocv3
 	if m == responseBody {
 		b, sendBack = req.GetResponseBody(), s.echo
 		if s.usage != nil && s.booked {
-			s.usage.read(b.GetBody(), b.GetEndOfStream())
+			s.usage.Read(b.GetBody(), b.GetEndOfStream())
 		}
 		if s.watching && s.booked && s.events.in(b.GetBody()) {
 			s.watching = false // nothing after the first token is read

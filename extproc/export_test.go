@@ -4,15 +4,8 @@ package extproc
 
 import (
 	"fmt"
-	"slices"
 	"strings"
-	"time"
-
-	"github.com/kvroute/kvroute/router"
 )
-
-// RetryAfter is retryAfter.
-func RetryAfter(text string, now time.Time) time.Duration { return retryAfter(text, now) }
 
 func (m bodyMode) String() string {
 	return [...]string{"buffered", "streamed", "streamed ahead", "full duplex"}[m]
@@ -56,18 +49,6 @@ func NewFirstEvent() func(piece []byte) bool { return new(firstEvent).in }
 
 // Held returns the bytes of request bodies that are held.
 func (s *Server) Held() int64 { return s.bodies.taken.Load() }
-
-// ReadUsage reads a response in pieces of n bytes.
-func ReadUsage(response string, n int) (u router.Usage) {
-	var r usageReader
-	for piece := range slices.Chunk([]byte(response), n) {
-		r.read(piece, false)
-		if len(r.rest) > 2*maxUsage {
-			panic("the reader keeps more than its limit")
-		}
-	}
-	return r.Usage
-}
 
 // Audited returns the number of audited requests of n.
 func Audited(share float64, n int) (audited int) {

@@ -10,6 +10,7 @@ import (
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -45,14 +46,14 @@ func (s *Server) observe(id string, w *wait, receive func() (*extprocv3.Processi
 	}
 	defer s.waits.remove(w)
 	var events firstEvent
-	var usage *usageReader // nil: the stream ends at the first token
-	defer func() { s.reportUsage(id, usage) }()
+	var usage *openai.UsageReader // nil: the stream ends at the first token
+	defer func() { usage.Report(id, s.router.ReportUsage) }()
 	defer s.settle(id, s.router.Free)
 	for end := ""; ; {
 		req, err := receive()
 		headers, body := req.GetResponseHeaders(), req.GetResponseBody()
 		if usage != nil && body != nil {
-			usage.read(body.GetBody(), body.GetEndOfStream())
+			usage.Read(body.GetBody(), body.GetEndOfStream())
 		}
 		switch {
 		case err != nil && end != "":
@@ -80,7 +81,7 @@ func (s *Server) observe(id string, w *wait, receive func() (*extprocv3.Processi
 		if end != "" {
 			s.settle(id, s.router.Free)
 		}
-		if end != "" && (usage == nil || usage.ended) {
+		if end != "" && (usage == nil || usage.Ended) {
 			return end
 		}
 	}

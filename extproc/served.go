@@ -70,7 +70,7 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	details := ""
 	r.Status, _ = strconv.Atoi(status(req.GetResponseHeaders())) // 0 if there is none
 	if router.MayBeRepeated(r.Status) {
-		r.RetryAfter = retryAfter(header(req.GetResponseHeaders(), "retry-after"), time.Now())
+		r.RetryAfter = router.ReadRetryAfter(header(req.GetResponseHeaders(), "retry-after"), time.Now())
 	}
 	for _, filter := range req.GetAttributes() {
 		f := filter.GetFields()

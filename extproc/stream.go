@@ -10,6 +10,7 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -93,11 +94,11 @@ type stream struct {
 	decision router.Decision
 
 	// The response.
-	served   bool         // it has a status 2xx
-	awaited  bool         // it is a stream, and has no token yet as far as this stream knows
-	usage    *usageReader // of the response's body; nil if Envoy does not send it
-	watching bool         // the stream looks for the first token in the response's body, whose end has not come
-	events   firstEvent   // the state of that search
+	served   bool                // it has a status 2xx
+	awaited  bool                // it is a stream, and has no token yet as far as this stream knows
+	usage    *openai.UsageReader // of the response's body; nil if Envoy does not send it
+	watching bool                // the stream looks for the first token in the response's body, whose end has not come
+	events   firstEvent          // the state of that search
 }
 
 // serve handles a main stream and returns the name of its last state. It frees the slot at the end
@@ -197,7 +198,7 @@ func (s *stream) free() {
 	if !s.booked {
 		return
 	}
-	s.reportUsage(s.id, s.usage)
+	s.usage.Report(s.id, s.router.ReportUsage)
 	s.booked = false
 	switch {
 	case s.watching: // the client left, or the response broke off, before the first token

@@ -312,3 +312,17 @@ func TestAttempts(t *testing.T) {
 		t.Errorf("without AvoidFailing: %v", got)
 	}
 }
+
+func TestReadRetryAfter(t *testing.T) {
+	now := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
+	for text, want := range map[string]time.Duration{
+		"": 0, "0": 0, "7": 7 * time.Second, "31536000": 365 * 24 * time.Hour, "99999999999999999999999": math.MaxInt64,
+		"-3": 0, "1.5": 0, "soon": 0, "7s": 0, " ": 0, "\x00": 0,
+		"Fri, 27 Nov 2026 12:00:30 GMT": 30 * time.Second, "Fri, 27 Nov 2026 11:00:00 GMT": 0, "Fri, 27 Nov": 0,
+		"Sunday, 27-Nov-27 12:00:00 GMT": 365 * 24 * time.Hour,
+	} {
+		if got := router.ReadRetryAfter(text, now); got != want {
+			t.Errorf("%q: %v, want %v", text, got, want)
+		}
+	}
+}

@@ -3,8 +3,11 @@
 package router
 
 import (
+	"errors"
+	"math"
 	"net/http"
 	"net/netip"
+	"strconv"
 	"time"
 )
 
@@ -39,6 +42,23 @@ type Response struct {
 // these responses, and they may have Retry-After.
 func MayBeRepeated(status int) bool {
 	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable
+}
+
+// ReadRetryAfter reads the header Retry-After: seconds, or a date. A text that is neither, and a date in the past,
+// is 0.
+func ReadRetryAfter(text string, now time.Time) time.Duration {
+	seconds, err := strconv.ParseUint(text, 10, 31)
+	switch {
+	case err == nil:
+		return time.Duration(seconds) * time.Second
+	case errors.Is(err, strconv.ErrRange):
+		return math.MaxInt64
+	}
+	date, err := http.ParseTime(text)
+	if err != nil {
+		return 0
+	}
+	return max(0, date.Sub(now))
 }
 
 // Avoided is a worker that gets no requests from now on, because it fails.
