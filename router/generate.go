@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"net"
+	"net/http"
+	"time"
 )
 
 // Chunk is a piece of a response.
@@ -17,16 +20,18 @@ type Chunk struct {
 
 // StatusError is a worker's answer with another status than 200.
 type StatusError struct {
-	Status int
-	Body   []byte // the answer's body, possibly truncated
+	Status     int
+	Body       []byte        // the answer's body, possibly truncated
+	RetryAfter time.Duration // as of [Response]
 }
 
 // Error implements error.
 func (e *StatusError) Error() string { return fmt.Sprintf("it answers with status %d", e.Status) }
 
 // Dispatch sends a request to the worker of its decision and yields the response in pieces.
+// The first piece, which may be empty, says that the worker answers with status 200.
 // An error ends the response. An error before the first piece counts as a failure of the worker
-// (see [Config.AvoidFailing]), unless ctx has ended; a [StatusError] counts by its status.
+// (see [Config.AvoidFailing]), unless ctx has ended or the error wraps [ErrNoWorkers]; a [StatusError] counts by its status.
 // Dispatch must end soon after ctx.
 type Dispatch func(ctx context.Context, req Request, d Decision) iter.Seq2[Chunk, error]
 
@@ -34,6 +39,9 @@ type Dispatch func(ctx context.Context, req Request, d Decision) iter.Seq2[Chunk
 // response. The first chunk that is not empty counts as the first token. The slot is freed
 // when the loop ends: with the response, with an error, which is yielded last, when the
 // consumer stops, or with ctx.
+//
+// If the request has WantSecond and its worker refuses it, Generate calls dispatch once more, with the second choice as the
+// worker of the decision. A worker refuses a request if it accepts no connection, or answers with status 429 or 503.
 func (r *Router) Generate(ctx context.Context, req Request, dispatch Dispatch) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		if req.ID == "" {
@@ -46,45 +54,100 @@ func (r *Router) Generate(ctx context.Context, req Request, dispatch Dispatch) i
 			yield(Chunk{}, err)
 			return
 		}
-		served := false
-		defer func() {
-			if served {
-				r.Free(req.ID)
-			} else {
-				r.Abandon(req.ID)
-			}
-		}()
+		g := generation{Router: r, ctx: ctx, id: req.ID, asked: 1}
+		defer g.free()
 		worker, cancel := context.WithCancel(ctx)
 		defer cancel()
-		for c, err := range dispatch(worker, req, d) {
-			if err != nil {
-				if !served && ctx.Err() == nil {
-					r.failed(req.ID, &d, err)
-				}
-				yield(Chunk{}, fmt.Errorf("router: worker %d: %w", d.Worker.ID, err))
-				return
-			}
-			if len(c.Data) > 0 && !served {
-				served = true
-				r.Served(req.ID, Response{Address: d.Address, Status: 200})
-				r.MarkPrefillCompleted(req.ID)
-			}
-			if c.Tokens > 0 {
-				r.AddOutputTokens(req.ID, c.Tokens)
-			}
-			if !yield(c, nil) {
-				return
-			}
+		again, more := g.relay(&d, dispatch(worker, req, d), yield)
+		if again {
+			second := d.sentToSecond()
+			g.asked++
+			_, more = g.relay(&second, dispatch(worker, req, second), yield)
 		}
-		served = served || ctx.Err() == nil // a response may be empty
+		g.answered = g.answered || more && ctx.Err() == nil // a response may be empty
 	}
 }
 
-// failed notes that a worker gave no response.
-func (r *Router) failed(id string, d *Decision, err error) {
-	resp := Response{Address: d.Address, Local: true}
-	if s, ok := errors.AsType[*StatusError](err); ok {
-		resp.Status, resp.Local = s.Status, false
+// generation is a request of [Router.Generate].
+type generation struct {
+	*Router
+	ctx      context.Context //nolint:containedctx // of the call
+	id       string
+	asked    int  // workers that have been sent the request
+	answered bool // the worker answers
+	first    bool // the first token has come
+}
+
+// relay yields the response of the worker of a decision. again says that the worker refused the request and that the second
+// choice may take it. ended says that the response came to its end.
+func (g *generation) relay(d *Decision, response iter.Seq2[Chunk, error], yield func(Chunk, error) bool) (again, ended bool) {
+	for c, err := range response {
+		if err != nil {
+			if again = g.failed(d, err); !again {
+				yield(Chunk{}, fmt.Errorf("router: worker %d: %w", d.Worker.ID, err))
+			}
+			return again, false
+		}
+		if !g.answered {
+			g.answered = true
+			g.Served(g.id, Response{Address: d.Address, Asked: g.asked, Status: http.StatusOK})
+		}
+		if len(c.Data) > 0 && !g.first {
+			g.first = true
+			g.MarkPrefillCompleted(g.id)
+		}
+		if c.Tokens > 0 {
+			g.AddOutputTokens(g.id, c.Tokens)
+		}
+		if !yield(c, nil) {
+			return false, false
+		}
 	}
-	r.Served(id, resp)
+	return false, true
+}
+
+// failed notes that a worker gave no response, or broke it off. It reports whether the second choice may take the request.
+func (g *generation) failed(d *Decision, err error) (again bool) {
+	answer, hasStatus := errors.AsType[*StatusError](err)
+	dial, isNet := errors.AsType[*net.OpError](err)
+	resp := Response{Address: d.Address, Asked: g.asked, Local: true}
+	if hasStatus {
+		resp.Status, resp.RetryAfter, resp.Local = answer.Status, answer.RetryAfter, false
+	}
+	refused := isNet && dial.Op == "dial"
+	switch {
+	case g.ctx.Err() != nil, errors.Is(err, ErrNoWorkers):
+		return false
+	case g.answered:
+		g.BrokeOff(d.Address)
+		return false
+	case MayBeRepeated(resp.Status):
+		g.Attempted(resp)
+		refused = true
+	}
+	if again = refused && d.Second.Address.IsValid(); !again { // else the answer of the second choice reports this one, too
+		g.Served(g.id, resp)
+	}
+	return again
+}
+
+// free frees the slot.
+func (g *generation) free() {
+	switch {
+	case g.answered:
+		g.Free(g.id)
+	case g.ctx.Err() != nil:
+		g.Leave(g.id, true)
+	default:
+		g.Abandon(g.id)
+	}
+}
+
+// sentToSecond returns the decision with the second choice as its worker. The second choice has the engine and the
+// prefill leg of the first.
+func (d *Decision) sentToSecond() Decision {
+	s, to := &d.Second, *d
+	to.Worker, to.WorkerName, to.Address, to.Host, to.NameRank = s.Worker, s.WorkerName, s.Address, s.Host, s.NameRank
+	to.OverlapBlocks, to.Second = s.OverlapBlocks, Second{}
+	return to
 }

@@ -11,6 +11,7 @@ import (
 	"io"
 	"iter"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -411,5 +412,80 @@ func TestPotentialLoadOfACachedPrompt(t *testing.T) {
 	loads, err := r.PotentialLoads(t.Context(), router.Request{Model: "m", Tokens: prompt("abcd")})
 	if err != nil || len(loads) != 1 || loads[0].PotentialPrefillTokens != 0 || loads[0].OverlapBlocks != 4 || loads[0].PotentialDecodeBlocks != 4 {
 		t.Errorf("%+v, %v; want no tokens and 4 blocks of 4", loads, err)
+	}
+}
+
+// A request that its worker refuses goes to the second choice, as behind a proxy.
+func TestGenerateAsksTheSecondChoice(t *testing.T) {
+	dial := fmt.Errorf("post: %w", &net.OpError{Op: "dial", Err: errors.New("connection refused")})
+	for name, c := range map[string]struct {
+		err, again error // of the first worker, and of the second
+		before     bool  // the first worker fails after it has begun to answer
+		one        bool  // the request wants no second choice
+		asked      int
+		failing    bool   // the first worker is avoided
+		broke      uint64 // responses that it broke off, or did not give
+	}{
+		"refused":                     {err: dial, asked: 2, failing: true, broke: 1},
+		"too many requests":           {err: &router.StatusError{Status: 429}, asked: 2, failing: true, broke: 1},
+		"unavailable":                 {err: &router.StatusError{Status: 503, RetryAfter: time.Second}, asked: 2, failing: true, broke: 1},
+		"both refuse":                 {err: dial, again: dial, asked: 2, failing: true, broke: 1},
+		"a fault":                     {err: &router.StatusError{Status: 502}, asked: 1, failing: true, broke: 1},
+		"a mistake of the client":     {err: &router.StatusError{Status: 400}, asked: 1},
+		"reset after it was sent":     {err: &net.OpError{Op: "read", Err: errors.New("reset")}, asked: 1, failing: true, broke: 1},
+		"refused, and no second":      {err: dial, one: true, asked: 1, failing: true, broke: 1},
+		"after the first piece":       {err: dial, before: true, asked: 1, broke: 1},
+		"no worker for the remainder": {err: fmt.Errorf("leg: %w", router.ErrNoWorkers), asked: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRouter(t, router.Config{AvoidFailing: time.Minute, Sessions: router.SessionConfig{TTL: time.Hour}}, 2)
+			var asked []uint64
+			var first router.Decision
+			text, failed := "", false
+			req := router.Request{ID: "g", Model: "m", Tokens: prompt("AB"), WantSecond: !c.one, Session: "s"}
+			for chunk, err := range r.Generate(t.Context(), req, func(_ context.Context, _ router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
+				asked = append(asked, d.Worker.ID)
+				err := c.again
+				if len(asked) == 1 {
+					first, err = d, c.err
+				}
+				return func(yield func(router.Chunk, error) bool) {
+					if (err == nil || c.before) && !yield(router.Chunk{}, nil) {
+						return
+					}
+					if err != nil {
+						yield(router.Chunk{}, err)
+						return
+					}
+					if w := byID(t, r)[d.Worker.ID]; w.ActiveRequests != 1 || w.PendTokens == 0 {
+						t.Errorf("the slot is not at worker %d, which answers: %+v", d.Worker.ID, w)
+					}
+					yield(router.Chunk{Data: []byte("a")}, nil)
+				}
+			}) {
+				text, failed = text+string(chunk.Data), err != nil
+			}
+			if len(asked) != c.asked || c.asked == 2 && asked[0] == asked[1] {
+				t.Errorf("asked %d, want %d workers", asked, c.asked)
+			}
+			if serves := c.asked == 2 && c.again == nil; failed == serves || (text == "a") != serves {
+				t.Errorf("%q, failed: %v", text, failed)
+			}
+			states := byID(t, r)
+			for _, w := range states {
+				if w.ActiveRequests != 0 {
+					t.Errorf("left behind: %+v", w)
+				}
+			}
+			if w := states[first.Worker.ID]; w.Failing != c.failing || w.Failures != c.broke {
+				t.Errorf("failing %v, %d failures; want %v, %d", w.Failing, w.Failures, c.failing, c.broke)
+			}
+			if !failed { // the session stays with the worker that served
+				d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Session: "s"})
+				if kept, _ := r.Decision("g"); err != nil || d.Worker.ID != asked[1] || d.Reason != router.ReasonSession || kept.Served != d.Address {
+					t.Errorf("the session's next turn: %+v, %v", d, err)
+				}
+			}
+		})
 	}
 }

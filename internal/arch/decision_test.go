@@ -18,7 +18,7 @@ import (
 // router/input.go. These limits hold that. Before, 25 functions assigned fields of a Decision, and the core
 // had 67 methods in 15 files.
 const (
-	decisionWriters = 4 // functions that assign a field of router.Decision
+	decisionWriters = 5 // functions that assign a field of router.Decision; copies count, too
 	coreMethods     = 53
 	coreFiles       = 8 // files with a method of the core
 )
