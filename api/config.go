@@ -3,11 +3,13 @@
 package api
 
 import (
+	"context"
 	"net/http"
 	"time"
 
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/outcomes"
+	"github.com/kvroute/kvroute/prefill"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -39,6 +41,13 @@ type Config struct {
 	// Client sends the requests of /v1/generate. Default [fleet.Networks.Client] of all
 	// networks: it follows neither proxies nor redirects.
 	Client *http.Client
+	// RunLeg runs the prefill leg of a decision and returns the body of the decode request; nil if the body stays as it
+	// is. WorkerHeaders returns the headers that the request to the worker of a decision needs, as name, value, name,
+	// value. Without RunLeg, requests of /v1/generate have no prefill leg, and without WorkerHeaders no such headers.
+	RunLeg        func(ctx context.Context, d *router.Decision, leg prefill.Leg) (decode []byte, err error)
+	WorkerHeaders func(d *router.Decision) []string
+	// OneChoice sends a request of /v1/generate that its worker refuses to no second worker.
+	OneChoice bool
 	// TrustOverrides lets the body of /v1/generate have fields that steer workers. Default: they are an error.
 	TrustOverrides bool
 	// Ready are the checks of /readyz, beside the check that some worker can take requests.

@@ -5,6 +5,7 @@ package api
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,10 +14,12 @@ import (
 	"iter"
 	"maps"
 	"net/http"
-	"strconv"
+	"slices"
+	"time"
 
 	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/prefill"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -25,21 +28,20 @@ import (
 func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 	var q question
 	var req router.Request
+	var to workerRequest
 	bad := read(r, &q)
 	if bad == nil {
 		req, bad = c.request(&q)
 	}
-	req.Split = router.SplitNever
-	var path string
-	var body []byte
 	switch {
 	case bad != nil:
 	case q.RequestID == "":
 		bad = invalid("request_id", "request_id must be the id of the request")
-	case q.PrefillWorkerID != nil || q.RoutingMode == router.SplitAlways:
-		bad = invalid("routing_mode", "routing_mode must not be disaggregated, and there must be no prefill_worker_id: the request goes to one worker")
 	default:
-		path, body, bad = c.workerRequest(&q)
+		to, bad = c.workerRequest(&q)
+	}
+	if bad == nil {
+		bad = c.complete(&req, &to)
 	}
 	if bad != nil {
 		bad.Write(w)
@@ -47,10 +49,13 @@ func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 	}
 	begun := false
 	out := http.NewResponseController(w)
-	for chunk, err := range c.Router.Generate(r.Context(), req, c.dispatch(path, body, &q)) {
+	for chunk, err := range c.Router.Generate(r.Context(), req, c.dispatch(&to)) {
 		if err != nil {
 			c.failGenerate(w, err, req.Model, begun)
 			return
+		}
+		if len(chunk.Data) == 0 {
+			continue
 		}
 		if !begun {
 			begun = true
@@ -63,9 +68,15 @@ func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// workerRequest is the request to the worker.
+type workerRequest struct {
+	prefill.Leg      // with the path and the body
+	asksIDs     bool // the question does not say whether the engine returns token ids
+}
+
 // workerRequest makes the request to the worker: token ids or a prompt to /v1/completions, messages to
 // /v1/chat/completions, together with the further fields of the question.
-func (c *Config) workerRequest(q *question) (path string, body []byte, _ *openai.Error) {
+func (c *Config) workerRequest(q *question) (to workerRequest, _ *openai.Error) {
 	fields := map[string]any{"model": q.Model, "stream": true}
 	for name, value := range map[string]json.RawMessage{
 		"prompt": q.Prompt, "messages": q.Messages, "tools": q.Tools, "tool_choice": q.ToolChoice, "chat_template_kwargs": q.ChatTemplateKwargs,
@@ -74,9 +85,9 @@ func (c *Config) workerRequest(q *question) (path string, body []byte, _ *openai
 			fields[name] = value
 		}
 	}
-	path = "/v1/completions"
+	to.Path = "/v1/completions"
 	if fields["messages"] != nil {
-		path = "/v1/chat/completions"
+		to.Path = "/v1/chat/completions"
 	}
 	if q.TokenIDs != nil {
 		fields["prompt"] = q.TokenIDs
@@ -85,20 +96,46 @@ func (c *Config) workerRequest(q *question) (path string, body []byte, _ *openai
 		fields["cache_salt"] = q.CacheSalt
 	}
 	for name, value := range q.Body {
-		if _, given := fields[name]; given {
-			return "", nil, invalid("body", "body must be without the field "+name+", which stands beside it")
+		_, given := fields[name]
+		switch {
+		case name == "stream":
+			return to, invalid("body.stream", "body must be without stream: the answer of /v1/generate is always a stream of events")
+		case given:
+			return to, invalid("body."+name, "body must be without "+name+": put it beside body")
 		}
 		fields[name] = value
 	}
 	maps.DeleteFunc(fields, func(_ string, value any) bool { return value == nil })
-	body, err := json.Marshal(fields)
-	if err != nil {
-		return "", nil, invalid("body", "body must be JSON")
+	_, given := q.Body[askTokenIDs]
+	to.asksIDs = !given
+	var err error
+	if to.Body, err = json.Marshal(fields); err != nil {
+		return to, invalid("body", "body must be JSON")
 	}
-	if field := openai.SteeringPath(body, openai.FieldPins|openai.FieldHints); field != "" && !c.TrustOverrides {
-		return "", nil, invalid("body."+field, "body."+field+" steers workers: start kvroute with --trust-overrides if all clients of the API may do so")
+	if field := openai.SteeringPath(to.Body, openai.FieldPins|openai.FieldHints); field != "" && !c.TrustOverrides {
+		return to, invalid("body."+field, "body."+field+" steers workers: start kvroute with --trust-overrides if all clients of the API may do so")
 	}
-	return path, body, nil
+	return to, nil
+}
+
+// complete adds to the router's request what the body of the worker's request says, as for a request of Envoy.
+func (c *Config) complete(req *router.Request, to *workerRequest) *openai.Error {
+	endpoint, _ := openai.Classify(http.MethodPost, to.Path) // the path is known
+	fields, bad := openai.Parse(endpoint, to.Body)
+	if bad != nil {
+		return bad
+	}
+	to.Prompts = fields.Prompts
+	req.Salt = cmp.Or(req.Salt, fields.CacheSalt)
+	req.MaxOutput, req.Uncached = fields.MaxTokens, fields.Uncached
+	req.WantSecond, req.RankPerAttempt = !c.OneChoice, true
+	if c.RunLeg == nil || fields.Uncached || fields.Choices > 1 {
+		if req.Split == router.SplitAlways {
+			return invalid("routing_mode", "routing_mode must not be disaggregated: prefill workers do not serve this request")
+		}
+		req.Split = router.SplitNever
+	}
+	return nil
 }
 
 // failGenerate sends an error: as a response, or as an event if the response has begun.
@@ -139,37 +176,34 @@ const (
 // choices[].token_ids.
 const askTokenIDs = "return_token_ids"
 
-// dispatch returns a function that posts a body to the worker of a decision and yields the events of
+// dispatch returns a function that posts a request to the worker of a decision and yields the events of
 // the response, unchanged. It drops comments: they are no tokens. It requests token ids from an
-// engine that can return them, unless the question sets that field.
-func (c *Config) dispatch(path string, body []byte, q *question) router.Dispatch {
-	return func(ctx context.Context, _ router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
+// engine that can return them, unless the question sets that field. The prefill leg runs before the first attempt.
+func (c *Config) dispatch(to *workerRequest) router.Dispatch {
+	attempts := 0
+	return func(ctx context.Context, req router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
 		return func(yield func(router.Chunk, error) bool) {
 			fail := func(err error) { yield(router.Chunk{}, &dispatchError{err}) }
-			if _, given := q.Body[askTokenIDs]; !given && engine.Of(d.Engine).ReturnsTokenIDs {
-				body = append([]byte(`{"`+askTokenIDs+`":true,`), body[1:]...)
+			if attempts++; attempts == 1 {
+				if to.asksIDs && engine.Of(d.Engine).ReturnsTokenIDs {
+					to.Body = append([]byte(`{"`+askTokenIDs+`":true,`), to.Body[1:]...)
+				}
+				if err := c.runLeg(ctx, &d, to); err != nil {
+					yield(router.Chunk{}, err)
+					return
+				}
 			}
-			post, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+d.Address.String()+path, bytes.NewReader(body))
-			if err != nil {
-				fail(err)
-				return
-			}
-			post.Host = d.Host
-			post.Header.Set("Content-Type", "application/json")
-			if d.Worker.DPRank > 0 {
-				post.Header.Set("X-Data-Parallel-Rank", strconv.FormatUint(uint64(d.Worker.DPRank), 10))
-			}
-			resp, err := c.Client.Do(post)
+			resp, err := c.send(ctx, &d, to)
 			if err != nil {
 				fail(err)
 				return
 			}
 			defer resp.Body.Close()
-			if resp.StatusCode != http.StatusOK {
-				text, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal)) // as much as there is
-				fail(&router.StatusError{Status: resp.StatusCode, Body: text})
+			if !yield(router.Chunk{}, nil) { // the worker answers
 				return
 			}
+			var usage openai.UsageReader
+			defer func() { usage.Report(req.ID, c.Router.ReportUsage) }()
 			events := bufio.NewScanner(resp.Body)
 			events.Buffer(nil, maxEvent)
 			events.Split(splitEvents)
@@ -178,14 +212,53 @@ func (c *Config) dispatch(path string, body []byte, q *question) router.Dispatch
 				if !bytes.HasPrefix(event, []byte("data:")) && !bytes.Contains(event, []byte("\ndata:")) {
 					continue
 				}
+				usage.Read(event, false)
 				if chunk := (router.Chunk{Data: append(bytes.Clone(event), "\n\n"...), Tokens: outputTokens(event)}); !yield(chunk, nil) {
 					return
 				}
 			}
 			if err := events.Err(); err != nil {
 				fail(err)
+				return
 			}
+			usage.Read(nil, true)
 		}
+	}
+}
+
+// runLeg runs the prefill leg of a decision, if it has one, and replaces the body by that of the decode request.
+func (c *Config) runLeg(ctx context.Context, d *router.Decision, to *workerRequest) error {
+	if c.RunLeg == nil {
+		return nil
+	}
+	decode, err := c.RunLeg(ctx, d, to.Leg)
+	if decode != nil {
+		to.Body = decode
+	}
+	return err
+}
+
+// send posts a request to the worker of a decision. An answer with another status than 200 is a [router.StatusError].
+func (c *Config) send(ctx context.Context, d *router.Decision, to *workerRequest) (*http.Response, error) {
+	post, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+d.Address.String()+to.Path, bytes.NewReader(to.Body))
+	if err != nil {
+		return nil, err
+	}
+	post.Host = d.Host
+	post.Header.Set("Content-Type", "application/json")
+	if c.WorkerHeaders != nil {
+		for pair := range slices.Chunk(c.WorkerHeaders(d), 2) {
+			post.Header.Set(pair[0], pair[1])
+		}
+	}
+	resp, err := c.Client.Do(post)
+	if err != nil || resp.StatusCode == http.StatusOK {
+		return resp, err
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal)) // as much as there is
+	return nil, &router.StatusError{
+		Status: resp.StatusCode, Body: text, RetryAfter: router.ReadRetryAfter(resp.Header.Get("Retry-After"), time.Now()),
 	}
 }
 

@@ -141,16 +141,6 @@ func TestBestWorkerOfASplitModel(t *testing.T) {
 			t.Errorf("%s: in the end requests %s", c.more, got)
 		}
 	}
-	// kvroute sends a request of /v1/generate to one worker.
-	for _, field := range []string{`"prefill_worker_id":1`, `"routing_mode":"disaggregated"`} {
-		if status, text, _ := post(t, h, "/v1/generate", `{"model":"m","request_id":"a","token_ids":[1],`+field+`}`); status != 400 || !strings.Contains(text, `"param":"routing_mode"`) {
-			t.Errorf("generate with %s: %d %s", field, status, text)
-		}
-	}
-	post(t, h, "/v1/generate", `{"model":"m","request_id":"a","token_ids":[1]}`)
-	if d, kept := r.Decision("a"); !kept || d.NoLeg != router.NoLegAsked || d.Prefill != nil {
-		t.Errorf("generate is decided as %+v", d)
-	}
 }
 
 func TestErrorsOfTheRouter(t *testing.T) {
@@ -403,8 +393,13 @@ func TestGenerateMakesTheWorkersRequest(t *testing.T) {
 			t.Errorf("%s: %d %q, want %s", fields, status, got, want)
 		}
 	}
-	for _, field := range []string{`"stream":false`, `"prompt":"x"`, `"messages":[]`} {
-		if status, text, _ := post(t, h, "/v1/generate", `{"model":"m","request_id":"g","token_ids":[1],"body":{`+field+`}}`); status != 400 || !strings.Contains(text, "body must be without the field") {
+	for field, want := range map[string]string{
+		`"stream":true`:  `"body must be without stream: the answer of /v1/generate is always a stream of events"`,
+		`"prompt":"x"`:   `"body must be without prompt: put it beside body"`,
+		`"messages":[]`:  `"body must be without messages: put it beside body"`,
+		`"cache_salt":5`: `"param":"cache_salt"`,
+	} {
+		if status, text, _ := post(t, h, "/v1/generate", `{"model":"m","request_id":"g","token_ids":[1],"body":{`+field+`}}`); status != 400 || !strings.Contains(text, want) {
 			t.Errorf("%s: %d %s", field, status, text)
 		}
 	}

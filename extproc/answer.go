@@ -129,6 +129,15 @@ func (h *head) rankHeaders(d *router.Decision) []string {
 	}
 }
 
+// WorkerHeaders returns the headers that a request of [Server.RunLeg] needs, as name, value, name, value.
+func (s *Server) WorkerHeaders(d *router.Decision) []string {
+	headers := new(head).rankHeaders(d)
+	if d.Prefill != nil && s.conf.legByHeader(d) {
+		headers = append(headers, prefillHeaders(d.Prefill)...)
+	}
+	return headers
+}
+
 // unchanged answers m so that the request continues unchanged, without the client's steering
 // headers. kvroute's own Envoy configuration removes these headers before; another configuration may
 // not, and a client must not choose the destination of a request that fails open.

@@ -334,7 +334,7 @@ func newUnserved(t *testing.T, conf extproc.Config) *harness {
 	return h
 }
 
-// count reads a counter or gauge: the sum of all its values whose labels have each of
+// count reads a counter, a gauge, or the number of values of a histogram: the sum of all whose labels have each of
 // values.
 func (h *harness) count(t *testing.T, name string, values ...string) (n int64) {
 	t.Helper()
@@ -352,6 +352,12 @@ func (h *harness) count(t *testing.T, name string, values ...string) (n int64) {
 				for _, p := range data.DataPoints {
 					if hasValues(p.Attributes, values) {
 						n += p.Value
+					}
+				}
+			case metricdata.Histogram[float64]:
+				for _, p := range data.DataPoints {
+					if hasValues(p.Attributes, values) {
+						n += int64(p.Count)
 					}
 				}
 			case metricdata.Gauge[float64]:

@@ -5,6 +5,7 @@ package extproc
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/http"
 	"regexp"
 	"time"
@@ -50,12 +51,8 @@ func (s *stream) routeSplit(ctx context.Context, m message, fields *openai.Body,
 // engineID is an id that Envoy has made. No engine reads an address from it.
 var engineID = regexp.MustCompile(`^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$`)
 
-// runLeg runs the prefill leg of the decision, and returns the decode request's body. If the leg fails,
-// the body is nil: it is unchanged, and the worker computes the prompt. The error is that of
-// [router.Router.PrefillFailed].
+// runLeg runs the prefill leg of the decision; see [Server.runLeg].
 func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body []byte) ([]byte, error) {
-	d := s.decision.Prefill
-	size := 2 * len(body) // the client's body, and the decode worker's
 	leg := prefill.Leg{Path: "/v1/chat/completions", Header: http.Header{}, Body: body, Prompts: fields.Prompts}
 	if engineID.MatchString(s.requestID) {
 		leg.Header.Set("x-request-id", s.requestID) // as the decode worker's
@@ -64,17 +61,37 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body []byte) (
 	if s.endpoint == openai.Completions {
 		leg.Path = "/v1/completions"
 	}
+	return s.Server.runLeg(ctx, &s.decision, leg, s.conf.MaxBodyBytes, func() { // Envoy answers 413 to larger bodies
+		s.reserved.giveBack() // the leg has reserved room for the client's body, too
+		if !s.extended {
+			s.extend(s.conf.PrefillTimeout)
+		}
+	})
+}
+
+// RunLeg runs the prefill leg of a decision for a request that another server of this process sends to the decision's
+// worker. It returns the body of that request, or nil if the body stays as it is: kvroute sends no prefill request, or the leg
+// has failed, and the worker computes the prompt. The error is that of [router.Router.PrefillFailed].
+func (s *Server) RunLeg(ctx context.Context, d *router.Decision, leg prefill.Leg) ([]byte, error) {
+	if d.Prefill == nil || s.conf.legByHeader(d) {
+		return nil, nil
+	}
+	return s.runLeg(ctx, d, leg, math.MaxInt, func() {})
+}
+
+// runLeg runs the prefill leg of a decision, and returns the decode request's body, which has at most the given number of
+// bytes. If the leg fails, the body is nil: it is unchanged, and the worker computes the prompt. The error is that of
+// [router.Router.PrefillFailed]. runLeg calls begins once there is room for both bodies.
+func (s *Server) runLeg(ctx context.Context, d *router.Decision, leg prefill.Leg, most int, begins func()) ([]byte, error) {
+	size := 2 * len(leg.Body) // the client's body, and the decode worker's
 	began := time.Now()
 	var decode []byte
 	outcome := legMemory
 	if s.bodies.takeForLeg(size) {
-		s.reserved.giveBack() // size has the client's body
-		if !s.extended {
-			s.extend(s.conf.PrefillTimeout)
-		}
+		begins()
 		deadline := began.Add(s.conf.PrefillTimeout)
-		decode, outcome = s.prefill.Do(ctx, d, leg, deadline, func() { s.bodies.giveForLeg(size) })
-		if len(decode) > s.conf.MaxBodyBytes { // Envoy answers 413
+		decode, outcome = s.prefill.Do(ctx, d.Prefill, leg, deadline, func() { s.bodies.giveForLeg(size) })
+		if len(decode) > most {
 			decode, outcome = nil, legLarge
 		}
 	}
@@ -84,8 +101,8 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body []byte) (
 	case decode != nil:
 		return decode, nil
 	case outcome != prefill.Left:
-		s.conf.Log.Debug("a prefill leg failed", "worker", d.Worker.ID, "reason", outcome)
-		return nil, s.router.PrefillFailed(s.id)
+		s.conf.Log.Debug("a prefill leg failed", "worker", d.Prefill.Worker.ID, "reason", outcome)
+		return nil, s.router.PrefillFailed(d.ID)
 	}
 	return nil, nil
 }

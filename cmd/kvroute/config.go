@@ -159,7 +159,7 @@ type config struct {
 	TraceOutTPOT time.Duration `yaml:"trace-out-tpot" own:"yes" default:"20ms" want:"more than 0s"`
 
 	// header, list or none: how Envoy learns where to send a request that its worker refuses; must fit
-	// config envoy --failover
+	// config envoy --failover; none applies to /v1/generate, too
 	SecondChoice string `yaml:"second-choice" topic:"Envoy" default:"header"`
 
 	// add worker, overlap and reason of the decision to the response's headers, which reveals the

@@ -78,7 +78,7 @@ func (*config) Help(setting string) string {
 	case "trace-out-tpot":
 		return "<time> between two tokens of a response that the trace assumes"
 	case "second-choice":
-		return "header, list or none: how Envoy learns where to send a request that its worker refuses; must fit config envoy --failover"
+		return "header, list or none: how Envoy learns where to send a request that its worker refuses; must fit config envoy --failover; none applies to /v1/generate, too"
 	case "decision-headers":
 		return "add worker, overlap and reason of the decision to the response's headers, which reveals the addresses of workers"
 	case "first-token":

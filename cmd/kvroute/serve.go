@@ -336,11 +336,11 @@ func (s *server) openHTTP() (err error) {
 		Totals:   func() any { return s.outcomes.Totals() },
 		Prefixes: func() any { return s.router.HotPrefixes() },
 
-		OverloadStatus: s.conf.OverloadStatus,
-		QueueWait:      s.conf.QueueWait,
-
+		OverloadStatus:  s.conf.OverloadStatus,
+		QueueWait:       s.conf.QueueWait,
 		DecisionTimeout: s.conf.DecisionTimeout,
-		HoldBody:        s.extproc.HoldBody, ReleaseBody: s.extproc.ReleaseBody,
+		RunLeg:          s.extproc.RunLeg, WorkerHeaders: s.extproc.WorkerHeaders, OneChoice: s.conf.SecondChoice == extproc.SecondNone,
+		HoldBody: s.extproc.HoldBody, ReleaseBody: s.extproc.ReleaseBody,
 	}
 	s.readiness = conf.Readiness
 	s.http = &http.Server{

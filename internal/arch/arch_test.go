@@ -52,7 +52,7 @@ var layers = []layer{
 	{"interfaces", []row{
 		{"top", "api outcomes router"},
 		{"doctor", "api confirm replicas router tokenizer internal/engine"},
-		{"api", "dashboard router envoy fleet replicas outcomes internal/engine internal/openai internal/reach"},
+		{"api", "dashboard router envoy fleet prefill replicas outcomes internal/engine internal/openai internal/reach"},
 		{"dashboard", ""},
 		{"sidecar", "engines events fleet indexer router internal/engine internal/bus internal/meter internal/reach internal/records internal/silence internal/wire"},
 		{"bindings/c", "bindings fleet"},
