@@ -175,6 +175,10 @@ var table = [...]Engine{
 		Name:     Dynamo,
 		Forwards: true,
 	},
+	{
+		Name:            "kvroute-sim", // the simulated engine without --engine
+		ReturnsTokenIDs: true,
+	},
 }
 
 //nolint:gochecknoglobals // the row of engines that are not in the table

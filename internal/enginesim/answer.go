@@ -21,7 +21,7 @@ type answer struct {
 	endpoint openai.Endpoint
 	body     *openai.Body
 	created  time.Time
-	ids      []uint32 // ids of the prompt, if the client requested them
+	ids      []uint32 // ids of the prompt, if the client requested token ids
 	// receive fetches the blocks of the prompt, offer adds the parameters with which they are
 	// fetched to a whole answer. Both may be nil.
 	receive func(context.Context) bool
@@ -106,9 +106,9 @@ func (a *answer) delta() []event {
 	case openai.Messages:
 		return []event{{"content_block_delta", object{"delta": word}}}
 	default:
-		token := event{data: a.completion(a.choice(word, "", nil))}
+		token := event{data: a.completion(a.withIDs(a.choice(word, "", nil), a.made-1))}
 		if a.endpoint == openai.ChatCompletions && a.made == 1 { // as vLLM does
-			return []event{{data: a.completion(a.choice("", "assistant", nil))}, token}
+			return []event{{data: a.completion(a.withIDs(a.choice("", "assistant", nil), a.made))}, token}
 		}
 		return []event{token}
 	}
@@ -124,7 +124,7 @@ func (a *answer) end() {
 		last = event{"message_stop", a.message()}
 	default:
 		if !a.body.Stream {
-			whole := a.completion(a.choice(a.text(), "assistant", "length"))
+			whole := a.completion(a.withIDs(a.choice(a.text(), "assistant", "length"), 0))
 			if whole["usage"] = a.usage(); a.ids != nil {
 				whole["prompt_token_ids"] = a.ids
 			}
@@ -134,7 +134,7 @@ func (a *answer) end() {
 			reply(a.w, whole)
 			return
 		}
-		events := []event{{data: a.completion(a.choice("", "", "length"))}}
+		events := []event{{data: a.completion(a.withIDs(a.choice("", "", "length"), a.made))}}
 		if a.body.IncludeUsage {
 			usage := a.completion()
 			usage["usage"] = a.usage()
@@ -188,7 +188,22 @@ func reply(w http.ResponseWriter, v any) {
 //nolint:gochecknoglobals // a table
 var words = [...]string{"the ", "block ", "is ", "cached ", "and ", "a ", "worker ", "answers ", "soon, ", "then ", "another ", "one "}
 
-func (a *answer) word(i int) string { return words[(a.prompt*7+i*i+i)%len(words)] }
+func (a *answer) word(i int) string { return words[a.id(i)] }
+
+// id is the id of the output token i: the place of its word in words.
+func (a *answer) id(i int) int { return (a.prompt*7 + i*i + i) % len(words) }
+
+// withIDs adds the ids of the output tokens from one on to a choice, as vLLM does with return_token_ids.
+func (a *answer) withIDs(choice object, from int) object {
+	if a.ids != nil {
+		ids := make([]int, a.made-from)
+		for i := range ids {
+			ids[i] = a.id(from + i)
+		}
+		choice["token_ids"] = ids
+	}
+	return choice
+}
 
 // text returns the text generated so far.
 func (a *answer) text() string {

@@ -7,8 +7,8 @@
 //
 // Prompts pass through a model's chat template and tokenizer, by default those of
 // [ModelFiles]. Clients may send token ids in the form that the engine accepts. The
-// response header x-sim-prompt describes the prompt, and return_token_ids returns its ids.
-// As in vLLM, the headers of a streamed response leave
+// response header x-sim-prompt describes the prompt, and return_token_ids returns its ids and
+// those of the output. As in vLLM, the headers of a streamed response leave
 // when the request is admitted, its first chunk when the prompt is computed.
 //
 // With a role the engine takes part in prefill legs, in the protocol of its kind. The decode engine

@@ -116,3 +116,35 @@ func TestResponsesAndEmbeddings(t *testing.T) {
 		t.Errorf("embeddings of another model: status %d, %s", resp.StatusCode, body)
 	}
 }
+
+// With return_token_ids each choice has the ids of its new output tokens, streamed or not.
+func TestOutputTokenIDs(t *testing.T) {
+	_, url := start(t, enginesim.Config{Speed: fast})
+	for path, prompt := range map[string]string{"/v1/completions": `"prompt":[1,2,3]`, "/v1/chat/completions": `"messages":[{"role":"user","content":"hi"}]`} {
+		var all [2][]int
+		for i, stream := range []string{"true", "false"} {
+			_, text := send(t, "POST", url+path, `{"model":"sim","max_tokens":4,"return_token_ids":true,"stream":`+stream+`,`+prompt+`}`)
+			for line := range strings.Lines(text) {
+				line = strings.TrimSpace(strings.TrimPrefix(line, "data: "))
+				if line == "" || line == "[DONE]" {
+					continue
+				}
+				var event struct {
+					Choices []struct {
+						IDs *[]int `json:"token_ids"`
+					}
+				}
+				if err := json.Unmarshal([]byte(line), &event); err != nil || len(event.Choices) != 1 || event.Choices[0].IDs == nil {
+					t.Fatalf("%s: %s, %v", path, line, err)
+				}
+				all[i] = append(all[i], *event.Choices[0].IDs...)
+			}
+		}
+		if len(all[0]) != 4 || !slices.Equal(all[0], all[1]) {
+			t.Errorf("%s: ids %d in a stream, %d without", path, all[0], all[1])
+		}
+		if _, text := send(t, "POST", url+path, `{"model":"sim","max_tokens":4,`+prompt+`}`); strings.Contains(text, "token_ids") {
+			t.Errorf("%s: ids that nobody asked for: %s", path, text)
+		}
+	}
+}
