@@ -15,6 +15,6 @@ func Hurried(c Config, ticks <-chan time.Time, stall time.Duration) Config {
 var Bodies = map[string]any{
 	"RoutingRequest": question{}, "BestWorker": answer{}, "PrefillLeg": leg{}, "Booking": booking{},
 	"ThresholdsOfModel": modelThresholds{}, "ThresholdsChange": modelThresholds{},
-	"WorkerID": registered{}, "Heartbeat": beat{},
+	"WorkerID": registered{}, "WorkerRecord": registration{}, "Heartbeat": beat{},
 	"DumpHeader": dumpHeader{}, "DumpPool": dumpPool{}, "DumpEnd": dumpEnd{}, "DumpCounts": dumpEnd{}.End,
 }

@@ -141,7 +141,7 @@ func bodies() map[string]any {
 		"CostSettings": scorer.Settings{}, "EngineModel": scorer.Engine{}, "Thresholds": scorer.Thresholds{}, "Override": scorer.Override{},
 		"RequestClass": confirm.ClassState{}, "ClassWorker": confirm.WorkerState{},
 		"Totals": outcomes.Totals{}, "Sample": outcomes.Sample{}, "Prefix": router.Prefix{},
-		"PotentialLoad": router.PotentialLoad{}, "WorkerFault": router.Fault{}, "WorkerRecord": fleet.Record{}, "EventSource": fleet.Events{}, "Probe": fleet.Probe{},
+		"PotentialLoad": router.PotentialLoad{}, "WorkerFault": router.Fault{}, "EventSource": fleet.Events{}, "Probe": fleet.Probe{},
 	}
 	maps.Copy(all, api.Bodies)
 	return all
@@ -609,12 +609,12 @@ func (c *caller) registrations(handler handlerOf) {
 	}
 	h := handler(r, func(conf *api.Config) { conf.Fleet = registry })
 	record := func(name string) string {
-		return `{"v":1,"name":"` + name + `","address":"10.0.0.2:8000","models":["m"],"role":"both","block_size":16,"events":{"transport":"none"},"health":{"path":"/health","interval":"1s"},"taints":["x"],"started_ms":1}`
+		return `{"v":1,"name":"` + name + `","address":"10.0.0.2:8000","models":["m"],"role":"both","block_size":16,"events":{"transport":"none"},"decode_throughput":8000,"health":{"path":"/health","interval":"1s"},"taints":["x"],"started_ms":1}`
 	}
 	c.do(h, "POST", "/v1/workers", record("w"), 201)
 	c.do(h, "POST", "/v1/workers", `{"name":"x","address":"nowhere","models":["m"]}`, 400)
 	c.do(h, "POST", "/v1/workers", record("static"), 409)
-	c.do(h, "POST", "/v1/workers/w/heartbeat", `{"batch_size":1,"waiting":0,"kv_cache_util":0.5,"kv_used_blocks":2,"ts_ms":1}`, 200)
+	c.do(h, "POST", "/v1/workers/w/heartbeat", `{"batch_size":1,"waiting":0,"kv_cache_util":0.5,"kv_used_blocks":2,"ts_ms":1,"cached_prefixes":{"00000000000000ff":512}}`, 200)
 	c.do(h, "POST", "/v1/workers/none/heartbeat", `{}`, 404)
 	c.do(h, "DELETE", "/v1/workers/none", "", 404)
 	c.do(h, "DELETE", "/v1/workers/static", "", 409)

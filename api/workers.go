@@ -3,6 +3,7 @@
 package api
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http"
 
@@ -16,8 +17,14 @@ type registered struct {
 	Name     string `json:"name,omitempty"`
 }
 
-func (c *Config) register(r *http.Request, record *fleet.Record) (any, *openai.Error) {
-	info, err := c.Fleet.Register(r.Context(), *record)
+// registration is the body of a registration.
+type registration struct {
+	fleet.Record
+	DecodeThroughput *float64 `json:"decode_throughput"` // unread: mini-dynamo's workers register it, and no cost depends on it
+}
+
+func (c *Config) register(r *http.Request, body *registration) (any, *openai.Error) {
+	info, err := c.Fleet.Register(r.Context(), body.Record)
 	return registered{info.ID, info.Name}, fleetError(err)
 }
 
@@ -28,6 +35,8 @@ type beat struct {
 	// The worker's load; a missing field counts as 0.
 	fleet.Load
 	ActivePrefillTokens int `json:"active_prefill_tokens"` // unread: kvroute counts its requests
+	// Unread: kvroute has the cache from the worker's events, or predicts it from the worker's requests.
+	CachedPrefixes json.RawMessage `json:"cached_prefixes"`
 }
 
 func (c *Config) heartbeat(r *http.Request, b *beat) (any, *openai.Error) {
