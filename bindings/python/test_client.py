@@ -85,6 +85,7 @@ class ClientTest(unittest.IsolatedAsyncioTestCase):
             ]
             text = "".join(choice["text"] for event in events for choice in event["choices"])
             self.assertTrue(text, events)
+            self.assertEqual(len([i for event in events for i in event["token_ids"]]), 3, events)
             # The order of arguments is the original's.
             stream = await self.router.generate(PROMPT, MODEL, {"max_tokens": 2}, {"temperature": 0}, None, None, worker_id, dp_rank)
             self.assertEqual(sum([1 for event in [event async for event in stream] if event["choices"][0]["text"]]), 2)
@@ -98,8 +99,44 @@ class ClientTest(unittest.IsolatedAsyncioTestCase):
         self.assertEqual([event["event"]["event_id"] for event in dumped], list(range(len(dumped))))
         self.assertTrue(all("stored" in event["event"]["data"] for event in dumped))
         self.assertEqual((await self.router.best_worker(PROMPT))[2], len(PROMPT) // 16)
+        matches = await self.router.find_matches_for_request(PROMPT)
+        self.assertEqual(matches.scores, {worker_id: len(PROMPT) // 16 for worker_id, _ in workers})
+        self.assertEqual((await self.router.find_matches_for_request([99999] * 64)).scores, {})
+        with self.assertRaises(RouterError) as caught:
+            await self.router.find_matches_for_request(PROMPT, "no-such-adapter")
+        self.assertEqual(caught.exception.code, "model_not_found")
         with self.assertRaises(ValueError):
             await self.router.generate(PROMPT, "another")
+
+    async def test_operations_of_a_client(self):
+        r = self.router
+        workers = [worker_id for worker_id, _ in await self.loads()]
+
+        async def serves(events):
+            """The worker of a request."""
+            async with events as stream:
+                async for _ in stream:
+                    return [w["worker_id"] for w in (await self.loads()).values() if w["active_requests"]]
+
+        request = {"token_ids": PROMPT, "model": MODEL, "stop_conditions": {"max_tokens": 100_000}, "sampling_options": {"temperature": 0.7}}
+        served = []
+        for _ in range(4):
+            served += await serves(await r.round_robin(request))
+            await self.ends("round_robin")
+        self.assertEqual(served, workers * 2)
+        for worker_id in reversed(workers):
+            self.assertEqual(await serves(await r.direct(request, worker_id)), [worker_id])
+            await self.ends("direct")
+        served = set()
+        for _ in range(200):
+            served.update(await serves(await r.random(request)))
+            await self.ends("random")
+            if len(served) == len(workers):
+                break
+        self.assertEqual(served, set(workers))
+        with self.assertRaises(RouterError) as caught:
+            await r.direct(request, 1)
+        self.assertEqual(caught.exception.param, "worker_id")
 
     async def active(self):
         return sum(w["active_requests"] for w in (await self.loads()).values())

@@ -51,11 +51,14 @@ class SplitTest(unittest.IsolatedAsyncioTestCase):
             self.assertEqual((caught.exception.status, caught.exception.param), (status, param))
 
     async def test_generate(self):
-        text = [event async for event in await self.router.generate([7, 8])]
-        self.assertEqual(text[0]["choices"][0]["text"], "of the decode worker")
-        with self.assertRaises(RouterError) as caught:
-            await self.router.generate(PROMPT, routing_mode="disaggregated")
-        self.assertEqual(caught.exception.param, "routing_mode")
+        for fields, text in (
+            ({}, "of the decode worker after a leg"),
+            ({"routing_mode": "disaggregated", "worker_id": DECODE, "prefill_worker_id": PREFILL}, "of the decode worker after a leg"),
+            ({"routing_mode": "aggregated"}, "of the decode worker"),
+            ({"stop_conditions": {"n": 2}}, "of the decode worker"),
+        ):
+            events = [event async for event in await self.router.generate([7, 8], **fields)]
+            self.assertEqual(events[0]["choices"][0]["text"], text, fields)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -61,9 +62,18 @@ func TestPythonClient(t *testing.T) {
 	var config strings.Builder
 	config.WriteString("version: 1\nworkers:\n")
 	for i, role := range []string{"prefill", "decode"} {
-		at := startHTTP(t, func(w http.ResponseWriter, _ *http.Request) {
+		at := startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			if role == "prefill" {
+				fmt.Fprint(w, `{"kv_transfer_params":{"remote_host":"h"}}`)
+				return
+			}
+			text := "of the decode worker"
+			if strings.Contains(string(body), `"remote_host":"h"`) {
+				text += " after a leg"
+			}
 			w.Header().Set("Content-Type", "text/event-stream")
-			fmt.Fprintf(w, "data: {\"choices\":[{\"text\":\"of the %s worker\"}]}\n\ndata: [DONE]\n\n", role)
+			fmt.Fprintf(w, "data: {\"choices\":[{\"text\":%q}]}\n\ndata: [DONE]\n\n", text)
 		})
 		fmt.Fprintf(&config, "- {worker_id: %d, role: %s, engine: vllm, address: %q, models: [m], block_size: 16}\n", i+1, role, at)
 	}

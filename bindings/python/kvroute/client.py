@@ -27,7 +27,9 @@ import asyncio
 import datetime
 import email.utils
 import http.client
+import itertools
 import json
+import random
 import socket
 import threading
 import urllib.error
@@ -38,7 +40,7 @@ import warnings
 from types import TracebackType
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Type, TypeVar, Union
 
-__all__ = ["AsyncEventStream", "EventStream", "KvPushRouter", "KvRouter", "RouterError"]
+__all__ = ["AsyncEventStream", "EventStream", "KvPushRouter", "KvRouter", "OverlapScores", "RouterError"]
 
 
 # The default one would take proxies from the environment.
@@ -105,8 +107,28 @@ def _seconds(retry: Optional[str]) -> Optional[float]:
     return max(0.0, (then - datetime.datetime.now(datetime.timezone.utc)).total_seconds())
 
 
+class OverlapScores:
+    """The answer of find_matches_for_request, as of Dynamo's KvIndexer.
+
+    Attributes:
+        scores: for each worker with cached blocks of the prompt, by worker_id: the number of leading blocks. Of
+            several ranks the one with the most blocks counts.
+        frequencies: an empty list, because kvroute does not count uses of blocks.
+    """
+
+    scores: Dict[int, int]
+    frequencies: List[int]
+
+    def __init__(self, scores: Dict[int, int]) -> None:
+        self.scores = scores
+        self.frequencies = []
+
+
 class KvPushRouter:
     """The router at url, for one model. It may be used by any number of threads and tasks.
+
+    It also has the operations of Dynamo's Client (random, round_robin, direct) and of its KvIndexer
+    (find_matches_for_request).
 
     Args:
         url: that of kvroute's --http-address, such as "http://127.0.0.1:9003".
@@ -124,6 +146,7 @@ class KvPushRouter:
         self.model = model
         self.timeout = timeout
         self.token = token
+        self._turns = itertools.count()
 
     # --- requests ---------------------------------------------------------
 
@@ -214,9 +237,8 @@ class KvPushRouter:
             token_ids: the prompt.
             stop_conditions, sampling_options, output_options: fields of the engine's request, such
                 as {"max_tokens": 16}. Entries that are None are left out.
-            router_config_override: settings of the router for this request; kvroute needs
-                --trust-overrides.
-            worker_id, dp_rank: the wanted worker and rank; kvroute needs --allow-direct.
+            router_config_override: settings of the router for this request.
+            worker_id, dp_rank: the wanted worker and rank.
             request_id: default: a new UUID.
             more: further fields of /v1/generate.
         """
@@ -233,6 +255,25 @@ class KvPushRouter:
             **more,
         )
         return EventStream(self.url + "/v1/generate", body, self.timeout, self.token)
+
+    def find_matches_for_request_sync(
+        self, token_ids: Iterable[int], lora_name: Optional[str] = None, is_eagle: Optional[bool] = None
+    ) -> OverlapScores:
+        """find_matches_for_request without asyncio."""
+        scores: Dict[int, int] = {}
+        for load in self.get_potential_loads_sync(token_ids, model=lora_name):
+            if load["overlap_blocks"] > 0:
+                scores[load["worker_id"]] = max(load["overlap_blocks"], scores.get(load["worker_id"], 0))
+        return OverlapScores(scores)
+
+    def _generate_at(self, request: Mapping[str, Any], choose: Callable[[List[Dict[str, Any]]], Dict[str, Any]]) -> "EventStream":
+        """Sends a request to the rank that choose takes from those that may take requests, in a fixed order."""
+        model = request.get("model") or self.model
+        rank = choose(self.get_potential_loads_sync([0], model=model))
+        return self._generate_request(request, rank["worker_id"], rank["dp_rank"])
+
+    def _generate_request(self, request: Mapping[str, Any], worker_id: int, dp_rank: Optional[int]) -> "EventStream":
+        return self.generate_sync(**{**request, "worker_id": worker_id, "dp_rank": dp_rank})
 
     # --- the names of the original ----------------------------------------
 
@@ -310,9 +351,43 @@ class KvPushRouter:
         """
         if model not in (None, self.model):
             raise ValueError(f"this client is for the model {self.model!r}, not {model!r}")
-        return AsyncEventStream(
-            await _in_thread(lambda: self.generate_sync(token_ids, *options, **more), lambda events: events.close())
-        )
+        return await self._events(lambda: self.generate_sync(token_ids, *options, **more))
+
+    async def find_matches_for_request(
+        self, token_ids: Iterable[int], lora_name: Optional[str] = None, is_eagle: Optional[bool] = None
+    ) -> OverlapScores:
+        """Returns how many leading blocks of a prompt each worker that may take the request has cached. Nothing is booked.
+
+        Args:
+            token_ids: the prompt.
+            lora_name: the adapter, a model name of the router. Default: the client's model.
+            is_eagle: has no effect.
+        """
+        return await asyncio.to_thread(self.find_matches_for_request_sync, token_ids, lora_name, is_eagle)
+
+    # The operations of Dynamo's Client. kvroute's own choice is generate.
+
+    async def random(self, request: Mapping[str, Any], annotated: Optional[bool] = True, context: Any = None) -> "AsyncEventStream":
+        """Sends a request to a random worker and rank of those that may take requests, and returns its events as generate does.
+
+        Args:
+            request: a dict with the arguments of generate, of which token_ids is required.
+            annotated, context: have no effect.
+        """
+        return await self._events(lambda: self._generate_at(request, random.choice))
+
+    async def round_robin(self, request: Mapping[str, Any], annotated: Optional[bool] = True, context: Any = None) -> "AsyncEventStream":
+        """random, but each request of this client goes to the next worker and rank."""
+        return await self._events(lambda: self._generate_at(request, lambda ranks: ranks[next(self._turns) % len(ranks)]))
+
+    async def direct(
+        self, request: Mapping[str, Any], instance_id: int, annotated: Optional[bool] = True, context: Any = None
+    ) -> "AsyncEventStream":
+        """random, but the request goes to the worker with the worker_id instance_id. Its dp_rank may be in request."""
+        return await self._events(lambda: self._generate_request(request, instance_id, request.get("dp_rank")))
+
+    async def _events(self, generate: Callable[[], "EventStream"]) -> "AsyncEventStream":
+        return AsyncEventStream(await _in_thread(generate, lambda events: events.close()))
 
 
 KvRouter = KvPushRouter
