@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"path"
 	"regexp"
@@ -169,6 +170,7 @@ func (c Config) values() map[string]any {
 		"hints":     openai.Hints,
 		"settable":  openai.SettableHeaders(),
 		"client_id": openai.ClientRequestID,
+		"errors":    c.errors(),
 		"silence": map[string]int64{
 			"idle":     int64(max(time.Second, c.SilenceTimeout/3) / time.Second),
 			"interval": int64(max(time.Second, c.SilenceTimeout/6) / time.Second),
@@ -181,6 +183,21 @@ func (c Config) values() map[string]any {
 			"request":     seconds(c.RequestTimeout),
 			"headers":     seconds(max(time.Second, c.RequestTimeout/10)),
 		},
+	}
+}
+
+// errors returns Envoy's own errors that the client caused. Envoy's texts for them are not JSON. The messages have no
+// quotes, backslashes or percent signs, which mean something to YAML or Envoy.
+func (c *Config) errors() []openai.Error {
+	return []openai.Error{
+		{Status: http.StatusBadRequest, Message: "the request is not valid HTTP", Code: "bad_http"},
+		{Status: http.StatusForbidden, Message: "the gateway does not allow the request", Code: "forbidden"},
+		{Status: http.StatusNotFound, Message: "this gateway does not serve the path", Code: "unknown_path"},
+		{Status: http.StatusRequestTimeout, Message: "the request took too long to arrive", Code: "request_timeout"},
+		{Status: http.StatusRequestEntityTooLarge, Message: fmt.Sprintf("the request body is larger than %d bytes", c.MaxBodyBytes), Code: "body_too_large"},
+		{Status: http.StatusUpgradeRequired, Message: "the gateway does not accept HTTP/1.0; use HTTP/1.1 or HTTP/2", Code: "http_version"},
+		{Status: http.StatusRequestHeaderFieldsTooLarge, Message: "the request has too many headers, or too large ones", Code: "headers_too_large"},
+		{Status: http.StatusNotImplemented, Message: "the gateway does not know the transfer encoding", Code: "transfer_encoding"},
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"flag"
 	"fmt"
 	"net/http/httptest"
@@ -24,7 +25,7 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/filters/cel/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/grpc/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/composite/v3"
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/common/matching/v3"
+	matchingv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/matching/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/matcher/action/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
@@ -241,7 +242,8 @@ func TestContract(t *testing.T) {
 		t.Errorf("hints (-list +the pool's route):\n%s", diff)
 	}
 	filter := &extprocv3.ExternalProcessor{}
-	if err := hcm.GetHttpFilters()[0].GetTypedConfig().UnmarshalTo(filter); err != nil {
+	matched := &matchingv3.ExtensionWithMatcher{}
+	if err := errors.Join(hcm.GetHttpFilters()[0].GetTypedConfig().UnmarshalTo(matched), matched.GetExtensionConfig().GetTypedConfig().UnmarshalTo(filter)); err != nil {
 		t.Fatal(err)
 	}
 	may := regexp.MustCompile("^(" + filter.GetMutationRules().GetAllowExpression().GetRegex() + ")$")
