@@ -3,6 +3,7 @@
 package openai
 
 import (
+	"bytes"
 	"maps"
 	"regexp"
 	"slices"
@@ -242,10 +243,11 @@ func (n *steeringNode) in(v value) (kinds SteeringFields) {
 // RemoveSteering returns a body without its steering fields of some kinds. The body must be a valid JSON
 // object. Escaped and repeated names are found; of a repeated object the last one stays, as engines read it.
 func RemoveSteering(body []byte, kinds SteeringFields) []byte {
-	if steeringTree.in(body)&kinds == 0 {
+	object := trimmed(body)
+	if steeringTree.in(object)&kinds == 0 {
 		return body
 	}
-	return steeringTree.without(body, kinds)
+	return steeringTree.without(object, kinds)
 }
 
 func (n *steeringNode) without(in value, kinds SteeringFields) value {
@@ -285,8 +287,11 @@ func (n *steeringNode) without(in value, kinds SteeringFields) value {
 // SteeringPath returns the path of a steering field of some kinds in a body, "" if there is none. The body
 // must be a valid JSON object.
 func SteeringPath(body []byte, kinds SteeringFields) string {
-	return strings.TrimPrefix(steeringTree.path(body, kinds), ".")
+	return strings.TrimPrefix(steeringTree.path(trimmed(body), kinds), ".")
 }
+
+// trimmed returns a body without the white space in front of it, which [value] does not have.
+func trimmed(body []byte) []byte { return bytes.TrimLeft(body, " \t\r\n") }
 
 func (n *steeringNode) path(in value, kinds SteeringFields) (path string) {
 	in.members(func(name []byte, v value) {

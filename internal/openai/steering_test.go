@@ -45,7 +45,7 @@ func TestSteeringFieldsAreRemoved(t *testing.T) {
 		member := nested(path, `"192.0.2.1"`)
 		escaped := regexp.MustCompile(`"[a-z]`).ReplaceAllStringFunc(member, func(s string) string { return fmt.Sprintf(`"\u%04x`, s[1]) })
 		for _, text := range []string{member, escaped, member + "," + member, strings.ReplaceAll(member, ":", " :\n")} {
-			for _, form := range []string{`{%s,"model":"m","messages":[1]}`, `{"model":"m",%s,"messages":[1]}`, `{"messages":[1],"model":"m",%s}`} {
+			for _, form := range []string{`{%s,"model":"m","messages":[1]}`, "\n {%s,\"model\":\"m\",\"messages\":[1]}", `{"model":"m",%s,"messages":[1]}`, `{"messages":[1],"model":"m",%s}`} {
 				body := []byte(fmt.Sprintf(form, text))
 				got, bad := openai.Parse(openai.ChatCompletions, body)
 				if bad != nil || got.Steering == 0 || openai.SteeringPath(body, allFields) == "" {
