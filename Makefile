@@ -177,6 +177,7 @@ golden: $(REFERENCE) ## regenerate the golden data and the Unicode tables
 	.cache/transformers4/bin/python tools/golden/auto_golden.py tokenizer/testdata/auto/transformers4.jsonl
 	TZ=UTC $(REFERENCE) tools/golden/templates_golden.py tokenizer/jinja/testdata/golden.jsonl
 	TZ=UTC $(REFERENCE) tools/golden/python_golden.py tokenizer/jinja/testdata/methods.jsonl tokenizer/jinja/testdata/filters.jsonl
+	$(REFERENCE) tools/golden/front_golden.py internal/openai/testdata/front.jsonl
 	$(REFERENCE) tools/golden/harmony_golden.py tokenizer/chat/testdata/harmony.jsonl
 	$(REFERENCE) tools/golden/mistral_golden.py tokenizer/testdata/mistral
 

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -24,7 +25,8 @@ const (
 	failHeld                    // the bodies in memory take all of the budget
 	failDraining                // kvroute is shutting down
 	failMode                    // Envoy's processing mode does not show the body
-	failEncoding                // kvroute cannot read the body's compression
+	failEncoding                // kvroute cannot read the body's compression or charset
+	failBody                    // kvroute cannot read the body, which is not JSON
 	failStarting                // the fleet is not known yet
 	failInternal                // an error that is not the client's mistake
 	failures                    // the number of reasons
@@ -33,7 +35,7 @@ const (
 func (f failure) String() string {
 	return [...]string{
 		"budget", "panic", "limit", "held_bytes", "draining", "unsupported_mode", "unreadable_encoding",
-		"starting", "internal",
+		"unreadable_body", "starting", "internal",
 	}[f]
 }
 
@@ -66,13 +68,17 @@ func (s *stream) withoutWorker(m message, err error, model string, unread, start
 		why = failStarting
 	case errors.Is(err, router.ErrDecisionTimeout) || errors.Is(err, context.DeadlineExceeded):
 		why = failBudget
-	case unread && s.compressed:
+	case unread && s.unreadable():
 		why = failEncoding
+	case unread && s.malformed:
+		why = failBody
 	case unread:
 		why = failMode
 	}
 	switch {
 	case why == failStarting:
+	case model == "" && !unread && unknownModel && s.endpoint.NeedsModel():
+		return s.refuse(openai.NoModel())
 	case model == "" && !unread && unknownModel:
 		return s.pass(m) // there are several models; the worker uses its own
 	// An unread request is not refused unless Envoy cannot route it either.

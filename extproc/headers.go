@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"hash/maphash"
+	"mime"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -37,6 +38,7 @@ type head struct {
 	tenant     string
 	sized      bool   // there is a content-length
 	compressed bool   // the body has a content-encoding
+	charset    bool   // the content type names a charset that kvroute does not know
 	requestID  string // that engines see
 	clientID   string // that the client gave; "" if it gave none, or one with other characters than an id has
 	client     string // the client's address, as Envoy reports it; "" = unknown
@@ -129,6 +131,8 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 			h.sized = true
 		case "content-encoding":
 			h.compressed = h.compressed || value(v) != "" && !strings.EqualFold(value(v), "identity")
+		case "content-type":
+			h.charset = h.charset || unknownCharset(value(v))
 		case "x-tenant-id":
 			tenants++
 			twoTenants = twoTenants || tenants > 1 && h.tenant != value(v)
@@ -168,6 +172,28 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 	}
 	return headersOurs
 }
+
+// charsets are the known values of charset in a content type. Engines ignore the charset, as kvroute does, and detect the
+// encoding by the first bytes.
+//
+//nolint:gochecknoglobals // a table
+var charsets = strings.Fields("utf-8 utf8 us-ascii ascii utf-16 utf-16le utf-16be utf-32 utf-32le utf-32be")
+
+// unknownCharset reports whether a content type names another charset.
+func unknownCharset(contentType string) bool {
+	if contentType == "application/json" {
+		return false
+	}
+	_, params, err := mime.ParseMediaType(contentType)
+	if err != nil {
+		return strings.Contains(strings.ToLower(contentType), "charset")
+	}
+	charset, named := params["charset"]
+	return named && !slices.Contains(charsets, strings.ToLower(charset))
+}
+
+// unreadable reports whether the body has an encoding that kvroute does not read.
+func (h *head) unreadable() bool { return h.compressed || h.charset }
 
 // asksForModels reports whether the request asks for the list of models or for one model, and sets the answer: an
 // engine would list its own models only. Until the fleet is known, without models, and if the gateway asks for an

@@ -49,11 +49,18 @@ func (s *stream) checkHeld(b *extprocv3.HttpBody) *openai.Error {
 }
 
 // uncheckable returns the refusal of a body that kvroute cannot read, nil if the listener is trusted: the body
-// may have fields that steer. encoded says that the body has a content-encoding; otherwise Envoy has truncated it.
+// may have fields that steer. encoded says that the body has an encoding that kvroute does not read; otherwise Envoy has
+// truncated it.
 func (s *stream) uncheckable(encoded bool) *openai.Error {
 	switch {
 	case s.conf.untrusted() == 0:
 		return nil
+	case encoded && !s.compressed:
+		s.metrics.steering.Count("refused")
+		return &openai.Error{
+			Status: http.StatusUnsupportedMediaType, Message: "the content-type names an unknown charset; send the body in UTF-8",
+			Type: openai.InvalidRequest, Code: "unsupported_charset",
+		}
 	case encoded:
 		s.metrics.steering.Count("refused")
 		return &openai.Error{
@@ -100,8 +107,12 @@ func (s *stream) check(body []byte) *openai.Error {
 	if len(body) == 0 {
 		return nil
 	}
-	if s.compressed {
+	if s.unreadable() {
 		return s.uncheckable(true)
+	}
+	body, fits := s.text(body)
+	if !fits {
+		return uncheckedBody()
 	}
 	fields, bad := openai.Parse(s.endpoint, body)
 	kinds := s.conf.untrusted()

@@ -3,6 +3,7 @@
 package extproc_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/router"
 )
 
 const (
@@ -67,6 +69,79 @@ func TestNoModePassesSteeringFields(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A body in another encoding of Unicode, or with white space in front, is checked like any body. Without fields that
+// steer it stays as it is. A charset that kvroute does not know is refused.
+func TestNoEncodingHidesSteeringFields(t *testing.T) {
+	var utf16 []byte
+	for i := range len(steers) {
+		utf16 = append(utf16, steers[i], 0)
+	}
+	plain := []byte("{\x00}\x00")
+	for name, c := range map[string]struct {
+		body        []byte
+		contentType string
+		want        string // the body for the worker; "" if the request is refused
+	}{
+		"UTF-16":            {utf16, "application/json", cleaned},
+		"UTF-16, named":     {utf16, "application/json; charset=utf-16", cleaned},
+		"a mark":            {[]byte("\xef\xbb\xbf" + steers), "application/json;charset=UTF-8", cleaned},
+		"white space":       {[]byte("\r\n " + steers), "application/json", cleaned},
+		"nothing to remove": {plain, "application/json", string(plain)},
+		"unknown charset":   {[]byte(steers), "application/json; charset=utf-7", ""},
+		"a bad parameter":   {[]byte(steers), "application/json; charset=utf-8; charset=utf-7", ""},
+	} {
+		for mode, r := range map[string]envoytest.Request{
+			"buffered": {}, "full duplex": {Mode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, Chunk: 10},
+			"ahead": {Mode: filterv3.ProcessingMode_STREAMED, Ahead: true, Chunk: 10}, "streamed": {Mode: filterv3.ProcessingMode_STREAMED, Chunk: 10},
+		} {
+			h := newHarness(t, extproc.Config{})
+			r.Path, r.Body, r.Header = "/generate", c.body, []string{"content-type", c.contentType}
+			x := h.Do(r)
+			got := x.Body
+			if got == nil {
+				got = c.body
+			}
+			passes := c.want != "" && (mode != "streamed" || c.want == string(plain))
+			if passes != (x.Refusal == nil) || passes && string(got) != c.want {
+				t.Errorf("%s, %s: refusal %+v, the worker gets %q", name, mode, x.Refusal, got)
+			}
+			if c.want == "" && x.Refusal != nil && (x.Refusal.Status != 415 || !strings.Contains(x.Refusal.Body, "unsupported_charset")) {
+				t.Errorf("%s, %s: refusal %+v", name, mode, x.Refusal)
+			}
+			x.End()
+		}
+	}
+}
+
+// On a trusted listener a body that is not JSON is routed by load: the worker refuses it. Otherwise kvroute refuses it.
+func TestBodiesThatAreNotJSON(t *testing.T) {
+	for _, trusted := range []bool{true, false} {
+		for _, body := range []string{`{"model":"m","messages":[`, "{\"model\":\"m\",\"messages\":[\"\t\"]}", `hello`, `[]`} {
+			h := newHarness(t, extproc.Config{TrustOverrides: trusted, AllowDirect: trusted})
+			x := h.Do(chat(body))
+			switch {
+			case !trusted && (x.Refusal == nil || x.Refusal.Status != 400):
+				t.Errorf("%s: refusal %+v", body, x.Refusal)
+			case trusted && (x.Refusal != nil || x.Body != nil || len(h.router.asked) != 1 || !h.router.asked[0].Unread):
+				t.Errorf("%s: refusal %+v, the router is asked for %+v", body, x.Refusal, h.router.asked)
+			}
+			x.End()
+		}
+	}
+	h := newHarness(t, extproc.Config{TrustOverrides: true, AllowDirect: true})
+	h.router.will(func(context.Context, router.Request) (router.Decision, error) {
+		return router.Decision{}, fmt.Errorf("router: %w", router.ErrUnknownModel)
+	})
+	x := h.Do(chat("hello"))
+	x.End()
+	if n := h.count(t, "kvroute.extproc.fail_open", "unreadable_body"); x.Refusal != nil || n != 1 {
+		t.Errorf("with several models: refusal %+v, %d failed open", x.Refusal, n)
+	}
+	if x := h.Do(chat(`{"messages":[1]}`)); x.Refusal == nil || x.Refusal.Status != 400 || !strings.Contains(x.Refusal.Body, `"param":"model"`) {
+		t.Errorf("no model of several: refusal %+v", x.Refusal)
 	}
 }
 

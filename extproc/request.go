@@ -29,6 +29,9 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	} else {
 		body, fits = s.joinChunks(b)
 	}
+	if fits {
+		body, fits = s.text(body) // without fields that steer, the worker gets the body as it came
+	}
 	if !fits {
 		if bad := s.checkHeld(b); bad != nil {
 			return s.refuse(bad)
@@ -51,7 +54,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	if s.replaced != nil {
 		body = s.replaced
 	}
-	if fields.Model == "" && !unread && fields.Size > 0 {
+	if fields.Model == "" && !unread && fields.Size > 0 && !s.endpoint.NeedsModel() {
 		return s.pass(m) // no prompt and no model: any worker of Envoy's pool can serve it
 	}
 	s.promptHash = s.prefixOf(&fields, body)
@@ -81,6 +84,14 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	return s.route(m, nil)
 }
 
+// text returns a body in UTF-8. It returns false if the budget has no room for a copy.
+func (s *stream) text(body []byte) (text []byte, fits bool) {
+	if s.unreadable() || !openai.IsUTF8(body) && !s.reserved.add(2*len(body)) {
+		return body, s.unreadable()
+	}
+	return openai.UTF8(body), true
+}
+
 // untrusted returns the kinds of fields in a body that clients of the listener must not set.
 func (c *Config) untrusted() (kinds openai.SteeringFields) {
 	if !c.AllowDirect {
@@ -104,13 +115,19 @@ func (s *stream) readBody(m message, body []byte, truncated bool) (fields openai
 	if len(body) > limit {
 		return fields, false, tooLarge(limit)
 	}
-	if s.compressed && len(body) > 0 { // kvroute reads no compressed bodies
-		s.metrics.compressed.Count()
+	if s.unreadable() && len(body) > 0 {
+		if s.compressed {
+			s.metrics.compressed.Count()
+		}
 		return fields, true, s.uncheckable(true)
 	}
 	fields, bad = s.conf.Bodies.Parse(s.endpoint, body)
-	if bad != nil && truncated {
+	switch {
+	case bad != nil && truncated:
 		return openai.ParseTruncated(body), true, nil
+	case bad != nil && bad.Param == "" && len(body) > 0 && s.conf.untrusted() == 0: // not JSON: the engine refuses it
+		s.malformed = true
+		return openai.Body{}, true, nil
 	}
 	return fields, false, bad
 }
@@ -149,7 +166,7 @@ func (s *stream) routerRequest(fields *openai.Body, unread bool) router.Request 
 // worker would not use the blocks.
 func (h *head) splittable(conf *Config, m message, fields *openai.Body, truncated bool) bool {
 	prompt := h.endpoint == openai.ChatCompletions || h.endpoint == openai.Completions
-	changeable := m == requestBody && h.mode != streamedAhead && !truncated && !h.compressed
+	changeable := m == requestBody && h.mode != streamedAhead && !truncated && !h.unreadable()
 	return !fields.Uncached && (conf.PrefillLeg == PrefillByHeader || prompt && fields.Choices <= 1 && changeable)
 }
 

@@ -74,14 +74,15 @@ type stream struct {
 	messages chan *extprocv3.ProcessingRequest
 
 	// The request.
-	head     // what the first message says
-	arrival  router.Arrival
-	ended    bool             // the last part of the request has come
-	reserved reservation      // of memory, for the body
-	chunks   [][]byte         // parts of the body that are not answered yet
-	size     int              // bytes of these chunks
-	replaced []byte           // the body without the fields that steer; nil if it stays as it is
-	deadline <-chan time.Time // of the answer to the headers; nil if Envoy does not wait for it
+	head      // what the first message says
+	arrival   router.Arrival
+	ended     bool             // the last part of the request has come
+	reserved  reservation      // of memory, for the body
+	chunks    [][]byte         // parts of the body that are not answered yet
+	size      int              // bytes of these chunks
+	malformed bool             // the body is not JSON
+	replaced  []byte           // the body without the fields that steer; nil if it stays as it is
+	deadline  <-chan time.Time // of the answer to the headers; nil if Envoy does not wait for it
 
 	// A body that Envoy passes on before kvroute has checked it.
 	unchecked bool

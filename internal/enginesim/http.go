@@ -193,6 +193,7 @@ func read(r *http.Request, endpoint openai.Endpoint) (body openai.Body, data []b
 	if err != nil {
 		return body, nil, refusal(http.StatusBadRequest, "", err.Error())
 	}
+	data = openai.UTF8(data)
 	body, bad = openai.Parse(endpoint, data)
 	return body, data, bad
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package jsonscan walks over JSON texts without building values.
+// Package jsonscan walks over JSON texts without building values. As Python's json module, it takes NaN, Infinity and
+// -Infinity for numbers.
 //
 // It is pure. Its only memory is the text itself.
 package jsonscan
@@ -69,17 +70,26 @@ func (s *Scanner) Skip() error {
 	case c == '-' || '0' <= c && c <= '9':
 		s.Others--
 		s.Numbers++
+		if s.word("-Infinity") {
+			return nil
+		}
 		return s.number()
 	case s.At == len(s.In):
 		return s.Fail("unexpected end")
 	}
-	for _, word := range []string{"true", "false", "null"} {
-		if rest := s.In[s.At:]; len(rest) >= len(word) && string(rest[:len(word)]) == word {
-			s.At += len(word)
-			return nil
-		}
+	if s.word("true") || s.word("false") || s.word("null") || s.word("NaN") || s.word("Infinity") {
+		return nil
 	}
 	return s.Fail("want a value")
+}
+
+// word reads a word, and reports whether it is there.
+func (s *Scanner) word(word string) bool {
+	if rest := s.In[s.At:]; len(rest) < len(word) || string(rest[:len(word)]) != word {
+		return false
+	}
+	s.At += len(word)
+	return true
 }
 
 // Value reads one value of any type and returns its text, without white space around it.

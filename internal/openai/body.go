@@ -55,7 +55,7 @@ type Reader struct {
 
 // Parse reads the body of a request for e. Every error has status 400 and names the place:
 // malformed JSON by byte offset, a field by its name. For Other a prompt is optional and may have
-// any form. The model is optional unless [Endpoint.NeedsModel].
+// any form. The model is optional. [UTF8] makes a body of UTF-16 or UTF-32 readable.
 func (r Reader) Parse(e Endpoint, body []byte) (Body, *Error) {
 	var f fields
 	if e == ChatCompletions {
@@ -74,10 +74,7 @@ func (r Reader) Parse(e Endpoint, body []byte) (Body, *Error) {
 	switch {
 	case f.promptValues > maxValues:
 		b.Request = size(TooLarge)
-		if !e.NeedsModel() {
-			return b, nil
-		}
-		return b, b.complete(Other)
+		return b, nil
 	case e == Load:
 		b.Tokens, b.Request = nil, size(NoPrompt)
 		return b, nil
@@ -103,7 +100,7 @@ func (r Reader) Parse(e Endpoint, body []byte) (Body, *Error) {
 		b.Reasoning, b.InputIDs = f.get("reasoning"), f.get("input_ids")
 	case e == Completions && f.get("prompt_embeds") != nil:
 		b.Request = size(Embeds)
-		return b, b.complete(Other)
+		return b, nil
 	}
 	b.Body = body
 	return b, b.complete(e)
@@ -271,13 +268,13 @@ func (f *fields) body() (Body, *Error) {
 		Tools:                f.get("tools"),
 		Prompt:               f.get("prompt"),
 		ToolChoice:           f.get("tool_choice"),
-		AddGenerationPrompt:  f.get("add_generation_prompt"),
-		ContinueFinalMessage: f.get("continue_final_message"),
+		AddGenerationPrompt:  f.get("add_generation_prompt").plainBoolean(),
+		ContinueFinalMessage: f.get("continue_final_message").plainBoolean(),
 		ChatTemplate:         f.get("chat_template"),
 		ChatTemplateKwargs:   f.get("chat_template_kwargs"),
 		ReasoningEffort:      f.get("reasoning_effort"),
 		Documents:            f.get("documents"),
-		AddSpecialTokens:     f.get("add_special_tokens"),
+		AddSpecialTokens:     f.get("add_special_tokens").plainBoolean(),
 		TruncatePromptTokens: f.get("truncate_prompt_tokens"),
 		TruncationSide:       f.get("truncation_side"),
 	}
@@ -294,7 +291,7 @@ func (f *fields) body() (Body, *Error) {
 			break
 		}
 	}
-	if b.Tokens = nvext.member("token_data").ids(); b.Tokens == nil && b.Prompt == nil && f.get("echo").kind() != 't' {
+	if b.Tokens = nvext.member("token_data").ids(); b.Tokens == nil && b.Prompt == nil && !f.get("echo").isTrue() {
 		b.Tokens = f.get("kv_transfer_params").member("prompt_token_ids").ids()
 	}
 	return b, f.err
@@ -304,13 +301,13 @@ func (f *fields) body() (Body, *Error) {
 func (f *fields) uncached(e Endpoint) bool {
 	switch e {
 	case ChatCompletions:
-		return f.get("prompt_logprobs") != nil || f.get("echo").kind() == 't'
+		return f.get("prompt_logprobs") != nil || f.get("echo").isTrue()
 	case Completions:
-		return f.get("prompt_logprobs") != nil || f.get("echo").kind() == 't' && f.get("logprobs") != nil
+		return f.get("prompt_logprobs") != nil || f.get("echo").isTrue() && f.get("logprobs") != nil
 	case Ids:
 		sampling := f.get("sampling_params")
 		if skip := sampling.member("skip_reading_prefix_cache"); skip != nil {
-			return skip.kind() == 't'
+			return skip.isTrue()
 		}
 		return sampling.member("prompt_logprobs") != nil
 	case Other, Responses, Messages, Generate, Load, Text:
@@ -323,8 +320,6 @@ func (b *Body) complete(e Endpoint) *Error {
 	messages, prompt := value(b.Messages), value(b.Prompt)
 	isChat := e == ChatCompletions || e == Messages
 	switch {
-	case b.Model == "":
-		return bad("model", "you must provide a model parameter")
 	case e == Responses && !messages.filled():
 		return bad("input", "input must be a string or a list with at least one item")
 	case isChat && messages == nil:
@@ -356,8 +351,9 @@ func (f *fields) text(v value, field string) string {
 
 // boolean returns a boolean, false for nil. For another value it keeps an error that names the field.
 func (f *fields) boolean(v value, field string) bool {
-	if v != nil && v.kind() != 't' && v.kind() != 'f' {
+	is, ok := v.boolean()
+	if v != nil && !ok {
 		f.err = cmp.Or(f.err, bad(field, field+" must be true or false"))
 	}
-	return v.kind() == 't'
+	return is && ok
 }

@@ -3,6 +3,7 @@
 package openai_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -66,8 +67,8 @@ func TestParse(t *testing.T) {
 			openai.Body{Model: "m", Request: prompt.Request{Prompt: raw(`"p"`)}, MaxTokens: 5},
 		},
 		{
-			"odd limits are the engine's to judge", openai.Completions, `{"model":"m","prompt":"p","max_completion_tokens":-5,"max_tokens":1e3}`,
-			openai.Body{Model: "m", Request: prompt.Request{Prompt: raw(`"p"`)}},
+			"odd limits as pydantic reads them", openai.Completions, `{"model":"m","prompt":"p","max_completion_tokens":-5,"max_tokens":1e3}`,
+			openai.Body{Model: "m", MaxTokens: 1000, Request: prompt.Request{Prompt: raw(`"p"`)}},
 		},
 		{
 			"a limit beyond any number", openai.Completions, `{"model":"m","prompt":"p","max_tokens":` + strings.Repeat("9", 400) + `}`,
@@ -181,18 +182,16 @@ func TestParseRefuses(t *testing.T) {
 		// Malformed JSON is reported before any wrong field.
 		{openai.ChatCompletions, `{"model":1,"stream":"x"`, "", "want a comma"},
 
-		{openai.ChatCompletions, `{}`, "model", "must provide a model"},
-		{openai.ChatCompletions, `{"model":"","messages":[1]}`, "model", "must provide a model"},
-		{openai.ChatCompletions, `{"model":null,"messages":[1]}`, "model", "must provide a model"},
+		{openai.ChatCompletions, `{}`, "messages", "must provide messages"},
 		{openai.ChatCompletions, `{"model":["m"],"messages":[1]}`, "model", "must be a string"},
 		{openai.ChatCompletions, `{` + ok + `,"model":7}`, "model", "must be a string"},
 		{openai.ChatCompletions, `{"model":"m"}`, "messages", "must provide messages"},
 		{openai.ChatCompletions, `{"model":"m","prompt":"p"}`, "messages", "must provide messages"},
 		{openai.ChatCompletions, `{"model":"m","messages":"hi"}`, "messages", "must be a list"},
 		{openai.ChatCompletions, `{"model":"m","messages":[ ]}`, "messages", "at least one"},
-		{openai.ChatCompletions, `{` + ok + `,"stream":"true"}`, "stream", "must be true or false"},
-		{openai.ChatCompletions, `{` + ok + `,"stream":1}`, "stream", "must be true or false"},
-		{openai.ChatCompletions, `{` + ok + `,"stream_options":{"include_usage":1}}`, "stream_options.include_usage", "true or false"},
+		{openai.ChatCompletions, `{` + ok + `,"stream":"maybe"}`, "stream", "must be true or false"},
+		{openai.ChatCompletions, `{` + ok + `,"stream":2}`, "stream", "must be true or false"},
+		{openai.ChatCompletions, `{` + ok + `,"stream_options":{"include_usage":[]}}`, "stream_options.include_usage", "true or false"},
 		{openai.ChatCompletions, `{` + ok + `,"cache_salt":1}`, "cache_salt", "must be a string"},
 		{openai.ChatCompletions, `{` + ok + `,"nvext":{"cache_salt":1}}`, "nvext.cache_salt", "must be a string"},
 		{openai.Completions, `{"model":"m"}`, "prompt", "must provide a prompt"},
@@ -265,6 +264,9 @@ func FuzzParse(f *testing.F) {
 		original := string(body)
 		for _, e := range []openai.Endpoint{openai.ChatCompletions, openai.Completions} {
 			b, err := openai.Parse(e, body)
+			if bytes.Contains(body, []byte("NaN")) || bytes.Contains(body, []byte("Infinity")) {
+				continue // encoding/json does not read them
+			}
 			if err == nil {
 				compare(t, b, body)
 				continue
@@ -299,17 +301,12 @@ func compare(t *testing.T, b openai.Body, body []byte) {
 		}
 	}
 	var model string
-	if err := json.Unmarshal(want["model"], &model); err != nil || strings.ToValidUTF8(b.Model, "\ufffd") != strings.ToValidUTF8(model, "\ufffd") &&
+	if err := json.Unmarshal(want["model"], &model); want["model"] != nil && err != nil || strings.ToValidUTF8(b.Model, "\ufffd") != strings.ToValidUTF8(model, "\ufffd") &&
 		!strings.Contains(model, "\ufffd") {
 		t.Fatalf("%q: model is %q, encoding/json says %q, %v", body, b.Model, model, err)
 	}
 	var stream *bool
-	if raw, ok := want["stream"]; ok {
-		if err := json.Unmarshal(raw, &stream); err != nil {
-			t.Fatalf("%q: stream accepted, encoding/json says %v", body, err)
-		}
-	}
-	if b.Stream != (stream != nil && *stream) {
+	if json.Unmarshal(want["stream"], &stream) == nil && b.Stream != (stream != nil && *stream) {
 		t.Fatalf("%q: stream is %v", body, b.Stream)
 	}
 }

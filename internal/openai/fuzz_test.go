@@ -3,6 +3,7 @@
 package openai_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"slices"
 	"testing"
@@ -19,6 +20,7 @@ func FuzzRequests(f *testing.F) {
 	f.Add([]byte(`{"token_ids":[1,2],"features":null,"sampling_params":{"max_tokens":3},"cache_salt":"s"}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		original := string(body)
+		numbers := bytes.Contains(body, []byte("NaN")) || bytes.Contains(body, []byte("Infinity")) // not read by encoding/json
 		for e := openai.Other; e <= openai.Text; e++ {
 			b, err := openai.Parse(e, body)
 			if string(body) != original {
@@ -32,14 +34,14 @@ func FuzzRequests(f *testing.F) {
 			}
 			for what, span := range map[string][]byte{"messages": b.Messages, "tools": b.Tools, "effort": b.ReasoningEffort, "prompt": b.Prompt} {
 				// An item becomes a message, which adds at most a role and brackets.
-				if span != nil && (!json.Valid(span) || len(span) > 64*len(body)) {
+				if span != nil && (!json.Valid(span) && !numbers || len(span) > 64*len(body)) {
 					t.Fatalf("%q: %s is %q", body, what, span)
 				}
 			}
 			switch {
 			case e == openai.Responses || e == openai.ChatCompletions || e == openai.Messages:
 				var list []json.RawMessage
-				if json.Unmarshal(b.Messages, &list) != nil || len(list) == 0 {
+				if (json.Unmarshal(b.Messages, &list) != nil || len(list) == 0) && !numbers {
 					t.Fatalf("%q: messages are %q", body, b.Messages)
 				}
 			case e == openai.Load && b.Size != len(body):

@@ -6,8 +6,9 @@
 // # Guarantees
 //
 // A body is read once, front to back, in linear time, without maps. Only strings with escapes
-// are allocated. A valid body is exactly one JSON object (RFC 8259) of at most 512 levels. If a
-// field appears twice the last one counts, as in the engines. Scalars become Go values, and
+// are allocated. A valid body is exactly one JSON object of at most 512 levels, as Python's json module reads it: NaN
+// and Infinity are numbers. If a field appears twice the last one counts, as in the engines. Booleans and counts may
+// have other forms, such as "True" and "2", which pydantic accepts. Scalars become Go values, and
 // prompts stay raw spans of the body. Prompts of [Responses] and [Messages] become chats made of
 // the same spans. A prompt with too many values is not read. Nothing of a body is kept, but the
 // messages of chats by a [Reader] with a cache.
@@ -70,8 +71,8 @@ func (e Endpoint) path() chat.Path {
 	return chat.UnknownPath
 }
 
-// NeedsModel reports whether requests of a kind must name their model. Others need not: many
-// engines serve one model only.
+// NeedsModel reports whether requests of a kind must name their model if there are several. Others need not: the worker
+// uses its own.
 func (e Endpoint) NeedsModel() bool { return e != Load && e != Text && e != Generate && e != Ids }
 
 // endpoints are the paths of requests that kvroute knows.

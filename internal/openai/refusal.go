@@ -76,6 +76,11 @@ func UnknownModel(model string) *Error {
 	}
 }
 
+// NoModel is the refusal of a request that names no model, although there are several.
+func NoModel() *Error {
+	return bad("model", "you must provide a model parameter: there are several models")
+}
+
 // NoDecision is the answer if the router reached no decision, not because of the client, and the
 // request cannot continue without one.
 func NoDecision() *Error {

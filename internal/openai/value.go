@@ -114,18 +114,6 @@ func (v value) or(other string) value {
 	return v
 }
 
-// count returns a number of tokens, 0 for anything but a 32-bit unsigned integer.
-func (v value) count() int {
-	if v == nil {
-		return 0
-	}
-	n, err := strconv.ParseUint(string(v), 10, 32)
-	if err != nil {
-		return 0
-	}
-	return int(n)
-}
-
 // prompts returns the length of a list of prompts, 0 for another value: a list of token ids is one
 // prompt.
 func (v value) prompts() (n int) {
