@@ -389,7 +389,6 @@ func TestContinuationsEnd(t *testing.T) {
 		f := newFleet(t, 1)
 		w := f.workers[0]
 		first := prompt(rng, 40, 0)
-		f.request(w, otherClass, prompt(rng, 40, 0), nil)
 		n := f.expect(w, otherClass, first)
 		f.compute(w, first)
 		f.table.FirstToken(n, f.now)
@@ -481,7 +480,11 @@ func TestWorkIsLinear(t *testing.T) {
 	work := func(requests int) int {
 		f := newFleet(t, 1)
 		rng := rand.New(rand.NewPCG(1, 11))
-		f.onChain = func() { f.table.FirstToken(1, f.now) } // takes the lock
+		chains := 0
+		f.onChain = func() {
+			chains++
+			f.table.FirstToken(1, f.now) // takes the lock
+		}
 		before := prompt(rng, 400, 0)
 		f.compute(f.workers[0], before)
 		for range requests {
@@ -492,6 +495,9 @@ func TestWorkIsLinear(t *testing.T) {
 		f.pass(10 * time.Second)
 		if got := f.seen(class, confirm.Unmatched); got != requests {
 			t.Fatalf("%d of %d requests are contradicted: %+v", got, requests, f.table.States(f.model))
+		}
+		if chains == 0 {
+			t.Error("the index was not asked")
 		}
 		return f.steps
 	}
