@@ -62,6 +62,7 @@ type Sync struct {
 
 	own        ownRequests
 	sessions   chan router.SessionBinding // to publish
+	given      chan router.GivenBinding   // to publish
 	othersSeen atomic.Int64               // when another router was last there, in ns since 1970
 	announce   chan struct{}              // holds a token if this replica must publish its presence now
 	workers    workerChanges
@@ -89,9 +90,12 @@ type SyncConfig struct {
 	Remove func(peer uint64)
 	// FirstToken takes the first token of an own request that another process reported.
 	FirstToken func(id string) (news bool)
-	// Bind takes a peer's session binding; see [router.Router.PeerSession]. Default: bindings
-	// are not received.
+	// Bind takes a peer's session binding; see [router.Router.PeerSession]. Default: session bindings
+	// are ignored.
 	Bind func(router.SessionBinding) (news bool)
+	// BindGiven takes the binding of an id that a peer's worker gave out; see [router.Router.PeerGave]. Default:
+	// these bindings are ignored.
+	BindGiven func(router.GivenBinding) (news bool)
 
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
@@ -118,7 +122,7 @@ const (
 	syncLate       = 100 * time.Millisecond
 
 	syncInbox    = 1 << 16 // received messages that wait
-	syncSessions = 4096    // bindings that wait to be sent
+	syncSessions = 4096    // bindings of a kind that wait to be sent
 	syncPeers    = 1024    // peers, and routers of Dynamo
 	syncRequests = 1 << 18 // requests of a peer
 	syncHashes   = 1 << 23 // of the prompts' blocks in a peer's list
@@ -139,7 +143,8 @@ func NewSync(nc *nats.Conn, conf SyncConfig) (*Sync, error) {
 		times: syncTimes{presence: presentEvery, ask: presentEvery, jitter: 100 * time.Millisecond},
 		topic: conf.Scope.Topic(syncTopic), sessionTopic: conf.Scope.Topic(sessionTopic),
 		presence: conf.Scope.Own(presenceTopic), lists: conf.Scope.Own("dump", wire.WorkerKey(conf.ID)),
-		sessions: make(chan router.SessionBinding, syncSessions), announce: make(chan struct{}, 1),
+		sessions: make(chan router.SessionBinding, syncSessions), given: make(chan router.GivenBinding, syncSessions),
+		announce: make(chan struct{}, 1),
 	}
 	s.status.Store(&syncStatus{peers: []PeerView{}})
 	var err error
@@ -170,6 +175,19 @@ func (s *Sync) PublishSession(b router.SessionBinding) {
 	s.metrics.drops.Count("session")
 }
 
+// PublishGiven publishes the binding of an id that a worker gave out; see [router.Hooks.TellGiven]. A binding without
+// room is dropped.
+func (s *Sync) PublishGiven(b router.GivenBinding) {
+	if s.alone() {
+		return
+	}
+	select {
+	case s.given <- b:
+	default:
+		s.metrics.drops.Count("given")
+	}
+}
+
 // WorkerChanged notes that the router knows a worker now, or has dropped it with all its
 // requests. Peers' requests on a known worker are booked again.
 func (s *Sync) WorkerChanged(id uint64, known bool) { s.workers.add(id, known) }
@@ -193,7 +211,7 @@ func (s *Sync) Views() (own int, peers []PeerView) { return s.own.count(), s.sta
 func (s *Sync) Run(ctx context.Context) error {
 	in, asked := make(chan *nats.Msg, syncInbox), make(chan *nats.Msg, 1024)
 	subjects := []string{s.topic, s.presence, s.lists}
-	if s.conf.Bind != nil {
+	if s.conf.Bind != nil || s.conf.BindGiven != nil {
 		subjects = append(subjects, s.sessionTopic)
 	}
 	subs := subscriptions{nc: s.nc}

@@ -37,6 +37,7 @@ func startReplicaAt(t *testing.T, presence time.Duration, nc *nats.Conn, id uint
 	var s *replicas.Sync
 	conf.Hooks.Tell = func(c router.Change) { s.Publish(c) }
 	conf.Hooks.TellSession = func(b router.SessionBinding) { s.PublishSession(b) }
+	conf.Hooks.TellGiven = func(b router.GivenBinding) { s.PublishGiven(b) }
 	conf.PredictTTL = -1
 	conf.Now = func() time.Time { return time.Now().Add(ahead) }
 	r, err := router.New(conf)
@@ -53,7 +54,7 @@ func startReplicaAt(t *testing.T, presence time.Duration, nc *nats.Conn, id uint
 	}
 	if s, err = replicas.NewSync(nc, replicas.SyncConfig{
 		ID: id, Presence: replicas.Presence{Replica: fmt.Sprint("replica-", id)},
-		Apply: r.PeerChanged, Remove: r.RemovePeer, FirstToken: r.MarkPrefillCompleted, Bind: r.PeerSession, Now: conf.Now,
+		Apply: r.PeerChanged, Remove: r.RemovePeer, FirstToken: r.MarkPrefillCompleted, Bind: r.PeerSession, BindGiven: r.PeerGave, Now: conf.Now,
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -190,6 +191,33 @@ func TestSessionsTravel(t *testing.T) {
 	if d := decide(b, "b", nil); d.Worker.ID != 2 || d.Reason != router.ReasonSession {
 		t.Errorf("the session goes to %d, %s", d.Worker.ID, d.Reason)
 	}
+}
+
+// An id that a worker gave out in a response of one replica leads to that worker at the other, too, without sessions. The
+// observer of the response may be at the other replica.
+func TestGivenIDsTravel(t *testing.T) {
+	s := natstest.Start(t, 0)
+	a := startReplica(t, natstest.Connect(t, s), 0xa, 0, router.Config{})
+	b := startReplica(t, natstest.Connect(t, s), 0xb, 0, router.Config{})
+	leads := func(r *replica, id string) (to uint64) {
+		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Held: id, Tokens: make([]uint32, 20)})
+		if err == nil && d.Reason == router.ReasonSession {
+			to = d.Worker.ID
+		}
+		return to
+	}
+	const request = "000000000000000a-1"
+	if _, err := a.BestWorker(t.Context(), router.Request{ID: request, Owned: true, Model: "m", Tokens: make([]uint32, 20), Pinned: &router.Worker{ID: 2}}); err != nil {
+		t.Fatal(err)
+	}
+	b.counts(t, "b, of a", 1)
+	by, known := b.Giver(request, netip.AddrPort{})
+	if !known || by.ID != 2 || !b.Gave("resp_1", by) {
+		t.Fatalf("the observer at b finds worker %d", by.ID)
+	}
+	natstest.Eventually(t, func() bool { return leads(a, "resp_1") == 2 && leads(b, "resp_1") == 2 })
+	a.Gave("resp_2", router.Worker{ID: 3})
+	natstest.Eventually(t, func() bool { return leads(b, "resp_2") == 3 })
 }
 
 // An observer that sees the first token of another replica's request reports it to all

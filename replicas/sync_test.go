@@ -48,9 +48,10 @@ func TestBindingsAreBounded(t *testing.T) {
 	publish := func() int {
 		for range syncSessions + 1000 {
 			s.PublishSession(router.SessionBinding{Session: "s", Worker: router.Worker{ID: 1}})
+			s.PublishGiven(router.GivenBinding{Key: 1, Worker: router.Worker{ID: 1}})
 		}
 		s.PublishSession(router.SessionBinding{Session: strings.Repeat("s", maxSyncID+1)})
-		return len(s.sessions)
+		return max(len(s.sessions), len(s.given))
 	}
 	if n := publish(); n != 0 {
 		t.Errorf("%d wait, though there is no other replica", n)

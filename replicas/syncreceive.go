@@ -113,7 +113,18 @@ func (r *receiver) message(subject string, data []byte) {
 	}
 }
 
+// session handles a binding: of a session, or of an id that a worker gave out.
 func (r *receiver) session(payload []byte) {
+	if g, from, isGiven := readGiven(payload); isGiven {
+		switch {
+		case from == r.conf.ID || r.conf.BindGiven == nil:
+		case r.conf.BindGiven(g):
+			r.metrics.news.Count("given")
+		default:
+			r.metrics.news.Count("given_kept")
+		}
+		return
+	}
 	b, from, err := readSession(payload)
 	switch {
 	case err != nil:

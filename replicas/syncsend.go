@@ -47,8 +47,9 @@ func (s *sender) run(done <-chan struct{}, asked <-chan *nats.Msg) {
 			s.flush(false)
 			flush = nil
 		case b := <-s.sessions:
-			s.post(s.sessionTopic, sessionTopic, s.bindings, encodeSession(&b, s.conf.ID))
-			s.bindings++
+			s.postBinding(encodeSession(&b, s.conf.ID))
+		case b := <-s.given:
+			s.postBinding(encodeGiven(b, s.conf.ID))
 		case <-tick.C:
 			s.present(false)
 		case <-s.announce:
@@ -60,6 +61,11 @@ func (s *sender) run(done <-chan struct{}, asked <-chan *nats.Msg) {
 			open, reopen = asked, nil
 		}
 	}
+}
+
+func (s *sender) postBinding(payload []byte) {
+	s.post(s.sessionTopic, sessionTopic, s.bindings, payload)
+	s.bindings++
 }
 
 // replySubjects returns the reply subjects of all waiting requests for the list.

@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -223,6 +224,28 @@ func TestSessionVector(t *testing.T) {
 	}
 	for _, bad := range [][]byte{nil, unhex(t, "80"), unhex(t, a1)[:20], encodeSession(&router.SessionBinding{Worker: b.Worker}, 99), encodeSession(&b, 0)} {
 		if got, _, err := readSession(bad); err == nil {
+			t.Errorf("%x is read as %+v", bad, got)
+		}
+	}
+}
+
+// The binding of an id looks to Dynamo's routers like a session that no request has.
+func TestGivenWire(t *testing.T) {
+	for _, want := range []router.GivenBinding{{Key: 1, Worker: router.Worker{ID: 7}}, {Key: 1<<64 - 1, Worker: router.Worker{ID: 1<<64 - 1, DPRank: 3}}} {
+		data := encodeGiven(want, 99)
+		if got, from, isGiven := readGiven(data); got != want || from != 99 || !isGiven {
+			t.Errorf("%+v is read as %+v from %d", want, got, from)
+		}
+		if b, from, err := readSession(data); err != nil || from != 99 || b.Worker != want.Worker || !strings.HasPrefix(b.Session, "given:") {
+			t.Errorf("as a session: %+v from %d, %v", b, from, err)
+		}
+	}
+	b := router.GivenBinding{Key: 1, Worker: router.Worker{ID: 7}}
+	for _, bad := range [][]byte{
+		nil, unhex(t, "80"), encodeGiven(b, 99)[:20], encodeGiven(b, 0), encodeGiven(router.GivenBinding{Key: 1}, 99),
+		encodeGiven(router.GivenBinding{Worker: b.Worker}, 99), encodeSession(&router.SessionBinding{Session: "given:1", Worker: b.Worker}, 99),
+	} {
+		if got, _, isGiven := readGiven(bad); isGiven {
 			t.Errorf("%x is read as %+v", bad, got)
 		}
 	}

@@ -178,6 +178,8 @@ type Hooks struct {
 	// TellSession gets the binding of a session when a request of the router binds it or uses it, and
 	// the end of the session.
 	TellSession func(SessionBinding)
+	// TellGiven gets each id that a worker gave out in its response; see [Router.Gave].
+	TellGiven func(GivenBinding)
 }
 
 // QueueConfig says which requests wait for a worker, and in which order.

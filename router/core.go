@@ -119,6 +119,8 @@ func (c *core) pinError(in *decisionInput, ch *choice) error {
 	switch {
 	case len(ch.candidates) > 0:
 		return nil
+	case in.pinnedByID(): // it left, or its health changed, just now
+		return ErrNoWorkers
 	case from == to && c.conf.Mode == Direct:
 		return in.pinnedError(fmt.Errorf("%w: %w", ErrPinnedUnknown, ErrNoWorkers))
 	case from == to:

@@ -142,7 +142,7 @@ func (c *core) settingsFor(in *decisionInput) (*scorer.Settings, error) {
 	if c.conf.Mode != KV || c.conf.Rule != nil {
 		return nil, fmt.Errorf("%w: nothing is compared that it could change: the mode is %s", ErrBadOverride, c.conf.Mode)
 	}
-	if in.Pinned != nil && !in.AnyRank && in.Override.Compares() {
+	if in.Pinned != nil && !in.AnyRank && !in.pinnedByID() && in.Override.Compares() {
 		return nil, fmt.Errorf("%w: nothing is compared that it could change: the request names its worker", ErrBadOverride)
 	}
 	s, err := c.settings.With(in.Override)
@@ -195,7 +195,9 @@ func (c *core) choose(now time.Time, in *decisionInput, p part, s *scorer.Settin
 		ch.chosen, ch.reason = bound, ReasonSession
 		return nil
 	case in.Pinned != nil:
-		ch.reason = ReasonPinned
+		if ch.reason = ReasonPinned; in.pinnedByID() {
+			ch.reason = ReasonSession
+		}
 		if len(ch.candidates) == 1 {
 			ch.chosen = 0
 			return nil
@@ -294,7 +296,7 @@ func (e *entry) exclude(in *decisionInput, p part) Exclusion {
 	switch info := e.info; {
 	case in.Pinned != nil && (e.worker.ID != in.Pinned.ID || !in.AnyRank && e.worker != *in.Pinned):
 		return ExcludedPin
-	case info.Draining:
+	case info.Draining && !in.pinnedByID():
 		return ExcludedDraining
 	case !info.takes(p),
 		in.decode != nil && (info.ID == in.decode.ID || info.Engine != in.decode.Engine):
@@ -377,7 +379,7 @@ func (c *core) measure(in *decisionInput, why purpose, ch *choice) {
 // leaveOutBusy removes the candidates that are above a threshold. It returns an error if it would remove
 // all of them.
 func (c *core) leaveOutBusy(in *decisionInput, ch *choice) error {
-	if *c.thresholds == (scorer.Thresholds{}) {
+	if *c.thresholds == (scorer.Thresholds{}) || in.pinnedByID() && in.ID == "" { // see [Router.Holder]
 		return nil
 	}
 	kept := 0
@@ -398,7 +400,7 @@ func (c *core) leaveOutBusy(in *decisionInput, ch *choice) error {
 		ch.candidates, ch.inputs = ch.candidates[:kept], ch.inputs[:kept]
 		return nil
 	}
-	if in.Pinned == nil {
+	if in.Pinned == nil || in.pinnedByID() {
 		return ErrAllBusy
 	}
 	if c.conf.Mode == Direct {

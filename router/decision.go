@@ -24,7 +24,7 @@ const (
 	ReasonMode       Reason = "mode"        // chosen by a mode that ignores caches
 	ReasonPinned     Reason = "pinned"      // the request named the worker
 	ReasonPreferred  Reason = "preferred"   // an upper router named the worker
-	ReasonSession    Reason = "session"     // the session is bound to the worker
+	ReasonSession    Reason = "session"     // the session, or an id in the request, is bound to the worker
 	// ReasonUnread: the request had to be routed before it could be read, so the
 	// choice was made by load.
 	ReasonUnread Reason = "fallback:unread"

@@ -8,3 +8,6 @@ func (r *Router) ForgetCandidates() {
 		p.read(func(c *core) { c.changes++ })
 	}
 }
+
+// GivenIDs returns the number of ids that are bound to a worker.
+func (r *Router) GivenIDs() int { return r.given.len() }

@@ -198,7 +198,7 @@ func (r *Router) Run(ctx context.Context) error {
 	}
 }
 
-// Tick applies the passing of time: slots that are not owned, sessions and waiting requests
+// Tick applies the passing of time: slots that are not owned, sessions, ids and waiting requests
 // expire, and models that had no workers for an hour are forgotten, unless they have a card. It may be
 // called at any rate. Without calls, slots that are not owned stay, and old
 // sessions and models stay in memory; see [Router.Run].
@@ -212,6 +212,7 @@ func (r *Router) Tick() {
 			c.expire(now)
 		})
 	}
+	r.given.expire(now)
 	for _, id := range r.flights.sweep() {
 		r.tellPeers(Change{Kind: SlotFreed, ID: id})
 	}

@@ -120,6 +120,7 @@ func (r *Router) observeWith(k *meter.Maker) {
 		count("draining", func(e *entry) bool { return e.info.Draining && e.info.Health != expected })
 	})
 	k.Gauge("kvroute.router.queue.size", "{request}", "Requests that wait for a worker, by model.", r.perModel(func(c *core) int { return len(c.waiting) }))
+	k.Gauge("kvroute.router.given.ids", "{id}", "Ids of stored responses and sessions that are bound to the worker that gave them out.", func(o meter.Observe) { o(float64(r.given.len())) })
 	k.Gauge("kvroute.router.sessions", "{session}", "Sessions bound to a worker, by model.", r.perModel(func(c *core) int { return c.sessions.byKey.Len() }))
 	k.Gauge("kvroute.tokenize.models", "{model}", "Models known, by how the token ids of their chats are made and why not exactly; 1 for what is so.", func(o meter.Observe) {
 		for _, m := range r.Models() {

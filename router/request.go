@@ -81,6 +81,11 @@ type Request struct {
 	Session      string
 	SessionFinal bool
 
+	// Held is the id of something that a worker keeps, such as the response that the request continues; see
+	// [Router.Gave]. The request goes to that worker, also if the worker drains, and gets no second choice. If no
+	// worker of the model gave out the id, or the worker is unhealthy, Held changes nothing.
+	Held string
+
 	// Requests with a higher StrictPriority leave the queue first. Among requests with the same
 	// StrictPriority, Priority moves this one ahead: a time in seconds, or a weight; see
 	// [slots.QueuePolicy].
@@ -166,6 +171,9 @@ func (req *Request) check() error {
 	}
 	return nil
 }
+
+// pinnedByID says that the router pinned the worker that gave out Held: otherwise [Router.hold] has removed Held.
+func (req *Request) pinnedByID() bool { return req.Held != "" }
 
 // legSuffix ends the ids of prefill legs. Other replicas recognise a leg by it.
 const legSuffix = "/prefill"

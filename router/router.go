@@ -47,6 +47,7 @@ type Router struct {
 	// busy are the models' own thresholds, by base model.
 	busy map[string]*scorer.Thresholds
 
+	given       *givenIDs
 	flights     *flights
 	peerFlights atomic.Uint64 // flights of peers so far
 }
@@ -68,6 +69,7 @@ func New(conf Config) (*Router, error) {
 		judged:  make(map[string]*judged),
 		faults:  make(map[uint64]map[string][]Fault),
 		busy:    make(map[string]*scorer.Thresholds),
+		given:   newGivenIDs(),
 		flights: &flights{byID: make(map[string]flight), peerBytes: make(map[uint64]int)},
 	}
 	if conf.Now == nil {
@@ -106,6 +108,9 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, 
 func (r *Router) decide(ctx context.Context, s *scratch, answer *Decision) error {
 	if err := r.resolve(s); err != nil {
 		return err
+	}
+	if s.request.Held != "" {
+		r.hold(s)
 	}
 	timed, cancel := s.request.timed(ctx)
 	defer cancel()

@@ -199,7 +199,7 @@ func (c *core) choosePrefill(now time.Time, in *decisionInput, s *scorer.Setting
 func (ch *choices) makeLegInput(in *decisionInput, decode *WorkerInfo) {
 	ch.legRequest = *in.Request
 	req := &ch.legRequest
-	req.Pinned, req.AnyRank, req.Preferred = in.PrefillPinned, in.PrefillAnyRank, nil
+	req.Pinned, req.AnyRank, req.Preferred, req.Held = in.PrefillPinned, in.PrefillAnyRank, nil, ""
 	req.WantSecond, req.RankPerAttempt, req.HostPerAttempt = true, true, true // see package prefill
 	if in.ID != "" {
 		req.ID = legID(in.ID)

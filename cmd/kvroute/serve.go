@@ -158,7 +158,7 @@ func (s *server) setHooks(h *router.Hooks) {
 	h.Departs, h.Panic, h.Forgot = s.departs, s.panics, s.forgot
 	h.Judged = s.judged
 	h.Answered = func(id uint64) { s.registry.Answered(id) }
-	h.Tell, h.TellSession = s.publishChange(), s.publishSession()
+	h.Tell, h.TellSession, h.TellGiven = s.publishChange(), s.publishSession(), s.publishGiven()
 }
 
 // finished returns what is done with the outcome of each request.

@@ -27,7 +27,8 @@ func (s *server) openSync() (err error) {
 			Replica: replicaName(&s.conf), Group: s.conf.Group,
 		},
 		Apply: s.router.PeerChanged, Remove: s.router.RemovePeer, FirstToken: s.router.MarkPrefillCompleted, Bind: bind,
-		Log: s.log, Meter: s.metrics.Meter("fleet"),
+		BindGiven: s.router.PeerGave,
+		Log:       s.log, Meter: s.metrics.Meter("fleet"),
 	})
 	return err
 }
@@ -48,6 +49,14 @@ func (s *server) publishSession() func(router.SessionBinding) {
 		return nil
 	}
 	return func(b router.SessionBinding) { s.sync.PublishSession(b) }
+}
+
+// publishGiven returns the function that receives each id that a worker gave out; nil without the exchange.
+func (s *server) publishGiven() func(router.GivenBinding) {
+	if !s.conf.RouterReplicaSync {
+		return nil
+	}
+	return func(b router.GivenBinding) { s.sync.PublishGiven(b) }
 }
 
 // replica is what /v1/replica answers, for `kvroute doctor`.
