@@ -78,6 +78,7 @@ func (c *EngineCommand) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.sockets.Topic, "kv-events-topic", "kv-events", "topic of the events")
 	fs.StringVar(&c.sockets.Format, "kv-events-format", "", "vllm or sglang; empty as the engine, else vllm")
 	fs.IntVar(&c.sockets.DropEvery, "kv-events-drop-every", 0, "leave out each `n`-th message of events, as a network might; 0 leaves out none")
+	fs.BoolVar(&c.sim.StoreResponses, "store-responses", false, "store the responses of /v1/responses, as vLLM does with VLLM_ENABLE_RESPONSES_API_STORE=1")
 	fs.StringVar(&c.sim.Role, "role", "", "part in a split model, to play and to register: prefill, decode or both; empty has none")
 	fs.IntVar(&c.sim.TokenBytes, "token-bytes", 262_144, "`bytes` of the cache that a prefill worker sends for a token")
 	fs.Float64Var(&c.sim.Bandwidth, "bandwidth", 50, "`GB/s` at which a prefill worker sends them")

@@ -27,6 +27,13 @@ type answer struct {
 	receive func(context.Context) bool
 	offer   func(whole object)
 
+	// Of /v1/responses: its id, the fields about stored responses, and the messages of the prompt with those before it.
+	id       string
+	fields   responseFields
+	messages []json.RawMessage
+	kept     bool           // the engine stores the response
+	keep     func(r object) // stores a response
+
 	prompt   int           // tokens
 	cached   int           // prompt tokens found in the cache; set before the first progress
 	progress chan struct{} // one at admission, one for each token; closed at the end
@@ -79,7 +86,7 @@ func (a *answer) begin() {
 	a.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	a.w.WriteHeader(http.StatusOK)
 	if a.endpoint == openai.Responses {
-		a.send(event{"response.created", a.response()})
+		a.send(event{"response.created", object{"type": "response.created", "response": a.response()}})
 	} else {
 		a.send()
 	}
@@ -119,7 +126,11 @@ func (a *answer) end() {
 	var last event
 	switch a.endpoint {
 	case openai.Responses:
-		last = event{"response.completed", a.response()}
+		r := a.response()
+		a.keep(r)
+		if last = (event{data: r}); a.body.Stream {
+			last = event{"response.completed", object{"type": "response.completed", "response": r}}
+		}
 	case openai.Messages:
 		last = event{"message_stop", a.message()}
 	default:
@@ -256,7 +267,8 @@ func (a *answer) usage() object {
 // response is the answer of /v1/responses: in progress while no token is generated.
 func (a *answer) response() object {
 	r := object{
-		"id": fmt.Sprintf("resp_%x", a.created.UnixNano()), "object": "response", "status": "in_progress", "model": a.body.Model, "output": []any{}, "usage": nil,
+		"id": a.id, "object": "response", "status": "in_progress", "model": a.body.Model, "output": []any{}, "usage": nil,
+		"background": a.fields.Background, "previous_response_id": a.fields.Previous,
 	}
 	if a.made > 0 {
 		r["status"] = "completed"

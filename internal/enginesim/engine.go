@@ -67,6 +67,9 @@ type Config struct {
 	// Speed is the number of simulated seconds per real second. Default 1.
 	Speed float64
 
+	// StoreResponses stores the responses of /v1/responses, as vLLM does with VLLM_ENABLE_RESPONSES_API_STORE=1.
+	StoreResponses bool
+
 	// Role is "prefill", "decode" or "both" if the engine's model is split. Default: none.
 	Role string
 	// TokenBytes is the size of a token's part of the cache, and Bandwidth in GB/s the rate at which
@@ -140,6 +143,7 @@ type Engine struct {
 	metrics *metrics
 	wake    chan struct{} // holds one token while there may be work
 	peers   http.Client   // for prefill engines
+	stored  responses
 
 	mu sync.Mutex
 	// mu guards the fields below. Events are published under it.
@@ -159,6 +163,7 @@ func New(conf Config) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{conf: conf, wake: make(chan struct{}, 1), peers: http.Client{Transport: &http.Transport{}}, legs: make(map[string]*leg)}
+	e.stored.byID = make(map[string]*storedResponse)
 	e.scheduler = scheduler{
 		timing: presets[conf.Preset], blockSize: conf.BlockSize, maxSeqs: conf.MaxNumSeqs, maxTokens: conf.MaxBatchedTokens,
 		cache: newCache(conf.NumBlocks, hash, e.publish),
@@ -205,6 +210,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	defer e.peers.CloseIdleConnections()
+	defer e.stored.cancelAll()
 	var due time.Time // simulated end of the last step
 	for {
 		e.mu.Lock()

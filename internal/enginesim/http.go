@@ -28,6 +28,11 @@ func (e *Engine) routes() *http.ServeMux {
 	for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "POST /generate", "POST /inference/v1/generate"} {
 		mux.HandleFunc(path, e.generate)
 	}
+	mux.HandleFunc("GET /v1/responses/{id}", e.retrieve)
+	mux.HandleFunc("POST /v1/responses/{id}/cancel", e.cancel)
+	mux.HandleFunc("/v1/responses/{id}", func(w http.ResponseWriter, _ *http.Request) { // vLLM has no DELETE
+		refusal(http.StatusMethodNotAllowed, "", "Method Not Allowed").Write(w)
+	})
 	mux.HandleFunc("POST /v1/embeddings", e.embed)
 	mux.HandleFunc("POST /tokenize", e.tokenize)
 	mux.HandleFunc("GET /v1/models", e.models)
@@ -117,11 +122,21 @@ func (e *Engine) capacity() int { return e.conf.NumBlocks * e.conf.BlockSize }
 // generate serves all endpoints with a prompt.
 func (e *Engine) generate(w http.ResponseWriter, r *http.Request) {
 	a := answer{w: w, created: time.Now()}
+	a.keep = func(r object) { e.keep(&a, r, nil) }
 	req, bad := e.request(r, &a)
 	if bad != nil {
 		bad.Write(w)
 		return
 	}
+	if a.fields.Background && !a.body.Stream {
+		e.background(req, &a, r)
+		return
+	}
+	e.run(req, &a, r)
+}
+
+// run computes a request and writes its response.
+func (e *Engine) run(req *request, a *answer, r *http.Request) {
 	e.submit(req)
 	if !a.follow(r, e.metrics) {
 		e.abort(req)
@@ -145,6 +160,11 @@ func (e *Engine) request(r *http.Request, a *answer) (*request, *openai.Error) {
 		own.lora = body.Model
 	case !slices.Contains(known, body.Model):
 		return nil, unknownModel(body.Model)
+	}
+	if endpoint == openai.Responses {
+		if bad := e.beginResponse(a, data); bad != nil {
+			return nil, bad
+		}
 	}
 	prompt, err := readPrompt(r.Context(), e.conf.Engine, e.conf.Prompts, data, &body, a.created)
 	if err != nil {

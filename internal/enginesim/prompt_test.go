@@ -106,7 +106,7 @@ func TestResponsesAndEmbeddings(t *testing.T) {
 	if want := []string{"created", "output_text.delta", "output_text.delta", "output_text.delta", "completed"}; !slices.Equal(events, want) {
 		t.Errorf("events %q, want %q: %s", events, want, body)
 	}
-	if resp, body := send(t, "POST", url+"/v1/responses", `{"model":"sim","input":"a","previous_response_id":"x"}`); resp.StatusCode != 400 || !strings.Contains(body, "no_history") {
+	if resp, body := send(t, "POST", url+"/v1/responses", `{"model":"sim","input":"a","previous_response_id":"x"}`); resp.StatusCode != 404 || !strings.Contains(body, `"response_id"`) {
 		t.Errorf("a history that is not there: status %d, %s", resp.StatusCode, body)
 	}
 	if resp, body := send(t, "POST", url+"/v1/embeddings", `{"model":"sim","input":"a"}`); resp.StatusCode != 200 || !strings.Contains(body, `"embedding":[`) {
