@@ -302,7 +302,7 @@ const unescaped = `([^%]|%[013-9A-Fa-f][0-9A-Fa-f]|%2[0-46-9A-Fa-f])+`
 // Paths returns a regular expression of the paths that reach workers.
 func (c Config) Paths() string {
 	all := append(openai.Paths(), "/v1/models", "/v1/models/*")
-	return strings.NewReplacer(".", `\.`, "*", unescaped).Replace(strings.Join(append(all, c.AllowPaths...), "|"))
+	return strings.NewReplacer(".", `\.`, "*", unescaped).Replace(strings.Join(append(all, c.AllowPaths...), "|")) + "|" + openai.HeldPaths
 }
 
 // discovery returns STRICT_DNS if at least one address is a name, otherwise STATIC.

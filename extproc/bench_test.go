@@ -31,13 +31,18 @@ type quickRouter struct{ extproc.Router }
 func (quickRouter) BestWorker(context.Context, router.Request) (router.Decision, error) {
 	return chosen, nil
 }
-func (quickRouter) FirstToken(string, router.Sign) bool                     { return true }
-func (quickRouter) Free(string) bool                                        { return true }
-func (quickRouter) Abandon(string) bool                                     { return true }
-func (quickRouter) Leave(string, bool) bool                                 { return true }
-func (quickRouter) ReportUsage(string, router.Usage)                        {}
-func (quickRouter) Attempted(router.Response) []router.Avoided              { return nil }
-func (quickRouter) BrokeOff(netip.AddrPort)                                 {}
+func (quickRouter) FirstToken(string, router.Sign) bool        { return true }
+func (quickRouter) Free(string) bool                           { return true }
+func (quickRouter) Abandon(string) bool                        { return true }
+func (quickRouter) Leave(string, bool) bool                    { return true }
+func (quickRouter) ReportUsage(string, router.Usage)           {}
+func (quickRouter) Attempted(router.Response) []router.Avoided { return nil }
+func (quickRouter) BrokeOff(netip.AddrPort)                    {}
+func (quickRouter) Gave(string, router.Worker) bool            { return true }
+func (quickRouter) Holder(context.Context, string) (router.Decision, bool) {
+	return router.Decision{}, false
+}
+func (quickRouter) Giver(string, netip.AddrPort) (router.Worker, bool)      { return chosen.Worker, true }
 func (quickRouter) Served(string, router.Response) (bool, []router.Avoided) { return false, nil }
 
 // rawCodec sends messages that are encoded already, and does not read answers, so that a client

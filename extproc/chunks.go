@@ -118,6 +118,7 @@ func (s *stream) relay(m message, req *extprocv3.ProcessingRequest) []*extprocv3
 	b, sendBack := req.GetRequestBody(), s.mode == fullDuplex
 	if m == responseBody {
 		b, sendBack = req.GetResponseBody(), s.echo
+		s.given.read(b.GetBody(), b.GetEndOfStream())
 		if s.usage != nil && s.booked {
 			s.usage.Read(b.GetBody(), b.GetEndOfStream())
 		}

@@ -222,6 +222,12 @@ type Router interface {
 	// PrefillFailed notes that a booked request has no prefill leg after all: its worker
 	// computes the prompt. It returns an error if that worker cannot.
 	PrefillFailed(id string) error
+	// Giver returns the worker that answers a request in flight: the one at an address, if the address is valid.
+	Giver(request string, at netip.AddrPort) (w router.Worker, known bool)
+	// Gave notes that a worker gave out an id in a response. It reports whether requests with the id go to that worker.
+	Gave(id string, by router.Worker) bool
+	// Holder returns the worker that gave out an id.
+	Holder(ctx context.Context, id string) (d router.Decision, known bool)
 	// ReportUsage notes the usage in a response, the zero value if it has none. It may come after
 	// the request's end.
 	ReportUsage(id string, u router.Usage)

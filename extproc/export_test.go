@@ -54,7 +54,7 @@ func (s *Server) Held() int64 { return s.bodies.taken.Load() }
 func Audited(share float64, n int) (audited int) {
 	s := Server{conf: Config{AuditShare: share}, prefix: IDPrefix(1)}
 	for range n {
-		if s.audited(s.newID()) {
+		if s.audited(s.newID(false)) {
 			audited++
 		}
 	}

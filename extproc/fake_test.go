@@ -49,12 +49,13 @@ type fakeRouter struct {
 	slots  map[string]bool                                                        // true as long as taken
 	// queries lets requests come without an id; such a one books nothing.
 	queries bool
+	given   map[string]router.Worker // by id
 	calls   []string
 	asked   []router.Request
 }
 
 func newRouter(t *testing.T) *fakeRouter {
-	r := &fakeRouter{t: t, slots: make(map[string]bool)}
+	r := &fakeRouter{t: t, slots: make(map[string]bool), given: make(map[string]router.Worker)}
 	t.Cleanup(func() {
 		for id, taken := range r.slots {
 			if taken {
@@ -165,6 +166,34 @@ func (r *fakeRouter) Leave(id string, sent bool) bool {
 
 func (r *fakeRouter) PrefillFailed(string) error { return nil }
 
+func (r *fakeRouter) Giver(id string, at netip.AddrPort) (router.Worker, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if at == second.Address {
+		return second.Worker, r.slots[id]
+	}
+	return chosen.Worker, r.slots[id]
+}
+
+func (r *fakeRouter) Gave(id string, by router.Worker) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = append(r.calls, fmt.Sprintf("worker %d gave %q", by.ID, id))
+	if _, bound := r.given[id]; !bound {
+		r.given[id] = by
+	}
+	return r.given[id] == by
+}
+
+func (r *fakeRouter) Holder(_ context.Context, id string) (d router.Decision, known bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if w, known := r.given[id]; known {
+		d = router.Decision{Worker: w, Address: second.Address, Engine: "vllm", NameRank: w.DPRank > 0, Host: "w.example"}
+	}
+	return d, d.Address.IsValid()
+}
+
 func (r *fakeRouter) ReportUsage(_ string, u router.Usage) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -261,6 +290,7 @@ func steered(req *router.Request) (text string) {
 		text += ", " + req.Prompt.Inexact
 	}
 	add("session", req.Session, req.Session != "")
+	add("held", req.Held, req.Held != "")
 	add("final", true, req.SessionFinal)
 	add("allowed", req.AllowedAddresses, req.AllowedAddresses != nil)
 	add("priority", req.Priority, req.Priority != 0)

@@ -34,6 +34,7 @@ type head struct {
 
 	endpoint   openai.Endpoint
 	wrong      *openai.Error // the refusal of headersAnswered
+	held       string        // id in the path of what a worker keeps; "" without one
 	models     []byte        // the answer to headersAnswered, if it is not a refusal
 	tenant     string
 	sized      bool   // there is a content-length
@@ -155,6 +156,9 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 	h.endpoint, h.wrong = openai.Classify(method, path)
 	if twoTenants {
 		h.wrong = badHeader("x-tenant-id", h.tenant, "one tenant: the request names two")
+	}
+	if h.endpoint == openai.Other {
+		h.held = openai.HeldID(path)
 	}
 	switch {
 	case h.wrong != nil || h.endpoint == openai.Other && h.asksForModels(conf, method, path):

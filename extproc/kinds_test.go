@@ -39,7 +39,7 @@ func TestKindsOfRequests(t *testing.T) {
 		},
 		{
 			"a history elsewhere", "/v1/responses", `{"model":"m","input":"a","previous_response_id":"r"}`,
-			router.Request{Prompt: router.Prompt{API: prompts.Responses, Messages: raw(`[{"role":"user","content":"a"}]`), Input: raw(`"a"`), Inexact: "no_history"}},
+			router.Request{Held: "r", Prompt: router.Prompt{API: prompts.Responses, Messages: raw(`[{"role":"user","content":"a"}]`), Input: raw(`"a"`), Inexact: "no_history"}},
 		},
 		{
 			"messages", "/v1/messages", `{"model":"m","system":"i","messages":[{"role":"user","content":"a"}]}`,
@@ -64,6 +64,8 @@ func TestKindsOfRequests(t *testing.T) {
 		{"SGLang's lists of ids", "/generate", `{"model":"m","input_ids":[[5],[6]]}`, router.Request{Prompt: router.Prompt{Prompt: raw(`[[5],[6]]`)}}},
 		{"SGLang's images", "/generate", `{"model":"m","text":"a","image_data":"i"}`, router.Request{Prompt: router.Prompt{Size: 41, Inexact: "no_renderer"}}},
 		{"vLLM's ids in", "/inference/v1/generate", `{"model":"m","token_ids":[5,6],"cache_salt":"s"}`, router.Request{Salt: "s", Prompt: router.Prompt{Prompt: raw(`[5,6]`)}}},
+		{"SGLang's session", "/generate", `{"model":"m","text":"a","session_params":{"id":"s"}}`, router.Request{Held: "s", Prompt: router.Prompt{Prompt: raw(`"a"`)}}},
+		{"the end of SGLang's session", "/close_session", `{"model":"m","session_id":"s"}`, router.Request{Held: "s", Prompt: router.Prompt{Size: 1, Inexact: "no_prompt"}}},
 		{"tokenize", "/tokenize", `{"model":"m","prompt":"a"}`, router.Request{Prompt: router.Prompt{Size: 1, Inexact: "no_prompt"}}},
 		{"count", "/v1/messages/count_tokens", `{"model":"m","messages":[1]}`, router.Request{Prompt: router.Prompt{Size: 1, Inexact: "no_prompt"}}},
 	} {

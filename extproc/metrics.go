@@ -33,8 +33,8 @@ const (
 
 // metrics are the package's instruments. docs/metrics.md lists them.
 type metrics struct {
-	ends, failOpen, refusals, strays, compressed, steering, queries, lists, unreached, attempts meter.Counter
-	bodySize, legs                                                                              metric.Float64Histogram
+	ends, failOpen, refusals, strays, compressed, steering, queries, lists, unreached, attempts, given, held meter.Counter
+	bodySize, legs                                                                                           metric.Float64Histogram
 }
 
 func newMetrics(from metric.Meter, s *Server) (*metrics, error) {
@@ -61,6 +61,10 @@ func newMetrics(from metric.Meter, s *Server) (*metrics, error) {
 			"Requests that Envoy could not send to the chosen worker, because it has no endpoint there."),
 		attempts: m.Counter("kvroute.extproc.attempts", "{attempt}",
 			"Attempts of requests that a worker answered with 429 or 503, from Envoy's log of attempts, by status.", "status"),
+		given: m.Counter("kvroute.extproc.given.ids", "{response}",
+			"Responses that may give out an id of what their worker keeps, by what became of the id.", "outcome"),
+		held: m.Counter("kvroute.extproc.held", "{request}",
+			"Requests with the id of a stored response in their path, by whether the worker that gave it out is known.", "outcome"),
 		// From a question to a long document, in powers of four.
 		bodySize: m.Histogram("kvroute.extproc.request.body.size", "By",
 			"Size of the bodies of requests that kvroute routes.",

@@ -47,6 +47,7 @@ func (s *Server) observe(id string, w *wait, receive func() (*extprocv3.Processi
 	defer s.waits.remove(w)
 	var events firstEvent
 	var usage *openai.UsageReader // nil: the stream ends at the first token
+	var given *givenReader        // nil: the response gives out no id
 	defer func() { usage.Report(id, s.router.ReportUsage) }()
 	defer s.settle(id, s.router.Free)
 	for end := ""; ; {
@@ -54,6 +55,9 @@ func (s *Server) observe(id string, w *wait, receive func() (*extprocv3.Processi
 		headers, body := req.GetResponseHeaders(), req.GetResponseBody()
 		if usage != nil && body != nil {
 			usage.Read(body.GetBody(), body.GetEndOfStream())
+		}
+		if body != nil {
+			given.read(body.GetBody(), body.GetEndOfStream())
 		}
 		switch {
 		case err != nil && end != "":
@@ -67,6 +71,7 @@ func (s *Server) observe(id string, w *wait, receive func() (*extprocv3.Processi
 			if s.audited(id) {
 				usage = readsUsage(headers)
 			}
+			given = s.readsGiven(id, headers, responseAddress(req))
 			if events.form = formOf(headers); events.form == noStream || headers.GetEndOfStream() {
 				end = endNoEvents
 			} else {
@@ -81,7 +86,7 @@ func (s *Server) observe(id string, w *wait, receive func() (*extprocv3.Processi
 		if end != "" {
 			s.settle(id, s.router.Free)
 		}
-		if end != "" && (usage == nil || usage.Ended) {
+		if end != "" && (usage == nil || usage.Ended) && given.ends() {
 			return end
 		}
 	}

@@ -42,6 +42,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	conf := &s.conf
 	truncated := s.partial && m == requestBody && !b.GetEndOfStream()
 	fields, unread, bad := s.readBody(m, body, truncated)
+	s.gives = s.endpoint.GivesID() && !fields.Unkept
 	switch {
 	case bad == nil && truncated && unread: // a body with trailers that is JSON is complete
 		bad = s.uncheckable(false)
@@ -54,7 +55,9 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	if s.replaced != nil {
 		body = s.replaced
 	}
-	if fields.Model == "" && !unread && fields.Size > 0 && !s.endpoint.NeedsModel() {
+	// Requests about sessions go to a worker that kvroute names, if there is one model.
+	session := s.endpoint == openai.OpenSession || s.endpoint == openai.CloseSession
+	if fields.Model == "" && !unread && fields.Size > 0 && !s.endpoint.NeedsModel() && !session {
 		return s.pass(m) // no prompt and no model: any worker of Envoy's pool can serve it
 	}
 	s.promptHash = s.prefixOf(&fields, body)
@@ -150,7 +153,7 @@ func (s *stream) routerRequest(fields *openai.Body, unread bool) router.Request 
 		// With a list, Envoy may skip the first address: the attempt's number does not say which worker it is.
 		RankPerAttempt: h.rankPerAttempt && conf.SecondChoice == SecondHeader,
 		HostPerAttempt: h.hostPerAttempt && conf.SecondChoice == SecondHeader,
-		Session:        h.session, SessionFinal: h.sessionFinal,
+		Session:        h.session, SessionFinal: h.sessionFinal, Held: fields.Held,
 		AllowedAddresses: h.allowed,
 		Labels: router.Labels{
 			Operation: operation(h.endpoint),
@@ -180,7 +183,7 @@ func operation(e openai.Endpoint) string {
 		return "text_completion"
 	case openai.Load:
 		return "embeddings"
-	case openai.Text, openai.Other:
+	case openai.Text, openai.OpenSession, openai.CloseSession, openai.Other:
 	}
 	return ""
 }
@@ -197,7 +200,7 @@ func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 		}
 		s.extend(wait)
 	}
-	s.id = s.newID()
+	s.id = s.newID(s.gives)
 	s.booked = true // before the call, which may book and then panic
 	req.ID = s.id
 	d, err := s.router.BestWorker(ctx, *req)
@@ -220,11 +223,14 @@ func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 }
 
 // newID returns an id that no client can guess, so that no client can report the first token of
-// another client's request.
-func (s *Server) newID() string {
+// another client's request. gives says that the response may give out an id.
+func (s *Server) newID(gives bool) string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
 	id := s.prefix + hex.EncodeToString(b[:])
+	if gives {
+		id += givesMark
+	}
 	if float64(binary.BigEndian.Uint32(b[12:])) < s.conf.AuditShare*(1<<32) {
 		id += auditMark
 	}

@@ -30,6 +30,7 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	s.note(req)
 	if s.responseBody {
 		s.usage = readsUsage(h)
+		s.given = s.readsGiven(s.id, h, netip.AddrPort{})
 	}
 	switch {
 	case status(h) != "200":

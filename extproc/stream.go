@@ -90,6 +90,7 @@ type stream struct {
 
 	// The decision.
 	id       string // the request's id; "" before the decision
+	gives    bool   // the response may give out an id
 	booked   bool   // the slot must be freed
 	extended bool   // Envoy has been asked for more time
 	decision router.Decision
@@ -98,6 +99,7 @@ type stream struct {
 	served   bool                // it has a status 2xx
 	awaited  bool                // it is a stream, and has no token yet as far as this stream knows
 	usage    *openai.UsageReader // of the response's body; nil if Envoy does not send it
+	given    *givenReader        // of the response's body; nil if it gives out no id, or Envoy does not send it
 	watching bool                // the stream looks for the first token in the response's body, whose end has not come
 	events   firstEvent          // the state of that search
 }
@@ -147,6 +149,12 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 	}
 	m := s.classify(req)
 	act, to := next(s.mode, s.state, m)
+	if act == proceed && m.isOther() && s.held != "" {
+		if answer := s.holder(ctx, m); answer != nil {
+			s.state = to
+			return s.send(answer)
+		}
+	}
 	if act == proceed && m.isOther() && s.conf.EndpointPicker {
 		act, to = decide, s.state // a gateway with that protocol cannot choose an endpoint itself
 	}

@@ -23,7 +23,8 @@ import (
 // admin are paths of workers that only an operator may use.
 var admin = strings.Fields(`/flush_cache /sleep /update_weights_from_disk /v1/load_lora_adapter /reset_prefix_cache /metrics /kv_cache_events
 	//flush_cache /./flush_cache /v1/../flush_cache /%66lush_cache /v1/models/../../flush_cache /v1/models/%2e%2e/%2E%2E/flush_cache
-	/v1/models/..%2f..%2Fflush_cache /v1/models/..%5c..\flush_cache /v1/chat/completions/x /v1/chat/completionsx`)
+	/v1/models/..%2f..%2Fflush_cache /v1/models/..%5c..\flush_cache /v1/chat/completions/x /v1/chat/completionsx
+	/v1/responses/ /v1/responses/a/b /v1/responses/a/cancel/b /v1/responses/../../flush_cache /v1/responses/..%2f..%2fflush_cache /v1/responses/a%252f..`)
 
 // spellings are other ways to write chatPath that workers understand.
 var spellings = strings.Fields(`/v1/chat/%63ompletions /v1%2Fchat%2fcompletions /v1//chat/completions //v1/chat/completions
@@ -117,7 +118,7 @@ func TestOnlyInferencePathsReachWorkers(t *testing.T) {
 				for _, path := range spellings {
 					served(path, chatPath)
 				}
-				for _, path := range append(openai.Paths(), "/v1/models", "/v1/models/meta-llama/Llama-3-8B?a=b%2Fc") {
+				for _, path := range append(openai.Paths(), "/v1/models", "/v1/models/meta-llama/Llama-3-8B?a=b%2Fc", "/v1/responses/resp_1/cancel", "/v1/responses/resp_1/cancel?a=b%2Fc") {
 					served(path, path)
 				}
 			})

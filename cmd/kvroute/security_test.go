@@ -56,7 +56,7 @@ func (a *attacked) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			p = plain
 		}
 	}
-	if p = path.Clean(strings.ReplaceAll(p, `\`, "/")); p != "/v1/models" && !strings.HasPrefix(p, "/v1/models/") && !slices.Contains(openai.Paths(), p) {
+	if p = path.Clean(strings.ReplaceAll(p, `\`, "/")); p != "/v1/models" && !strings.HasPrefix(p, "/v1/models/") && openai.HeldID(p) == "" && !slices.Contains(openai.Paths(), p) {
 		note("path " + r.RequestURI)
 	}
 	a.reached++

@@ -28,6 +28,11 @@ type Body struct {
 	// probabilities of the prompt's tokens, or the client asks for it.
 	Uncached bool
 
+	// Held is the id of what a worker keeps and the request needs: the response that it continues, or SGLang's session.
+	// Unkept says that the worker must not store the response.
+	Held   string
+	Unkept bool
+
 	// Steering are the kinds of fields in the body that steer, for [RemoveSteering].
 	Steering SteeringFields
 
@@ -68,7 +73,8 @@ func (r Reader) Parse(e Endpoint, body []byte) (Body, *Error) {
 	if err != nil {
 		return Body{}, err
 	}
-	b.Uncached = f.uncached(e)
+	b.Uncached, b.Held = f.uncached(e), f.held(e)
+	b.Unkept = f.get("store").kind() == 'f'
 	b.Path = e.path()
 	size := func(inexact string) chat.Request { return chat.Request{Size: len(body), Inexact: inexact} }
 	switch {
@@ -78,7 +84,7 @@ func (r Reader) Parse(e Endpoint, body []byte) (Body, *Error) {
 	case e == Load:
 		b.Tokens, b.Request = nil, size(NoPrompt)
 		return b, nil
-	case e == Text:
+	case e == Text || e == OpenSession || e == CloseSession:
 		b.Tokens, b.Request = nil, chat.Request{Size: 1, Inexact: NoPrompt} // almost no load
 		return b, nil
 	case e == Generate || e == Ids:
@@ -145,10 +151,10 @@ var names = [...]string{
 	// Of Messages.
 	"system", "output_config", "thinking",
 	// Of Responses.
-	"input", "instructions", "reasoning", "previous_response_id", "conversation", "previous_input_messages",
+	"input", "instructions", "reasoning", "previous_response_id", "conversation", "previous_input_messages", "store",
 	// Of Generate and Ids.
 	"text", "input_ids", "token_ids", "sampling_params", "image_data", "video_data", "audio_data", "features",
-	"input_embeds", "lora_path", "extra_key",
+	"input_embeds", "lora_path", "extra_key", "session_params", "session_id",
 }
 
 // place is the place of a member in fields, from 1 on, and its node in the tree of fields that steer. Both
@@ -310,7 +316,7 @@ func (f *fields) uncached(e Endpoint) bool {
 			return skip.isTrue()
 		}
 		return sampling.member("prompt_logprobs") != nil
-	case Other, Responses, Messages, Generate, Load, Text:
+	case Other, Responses, Messages, Generate, Load, Text, OpenSession, CloseSession:
 	}
 	return false
 }

@@ -26,6 +26,7 @@
 package openai
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/http"
@@ -51,6 +52,8 @@ const (
 	Ids                      // /inference/v1/generate, vLLM's
 	Load                     // embeddings, ranking and the like: no prefix to route by, only load
 	Text                     // tokenizing, rendering, counting: the model computes nothing
+	OpenSession              // /open_session, SGLang's
+	CloseSession             // /close_session, SGLang's
 )
 
 // path returns the kind of API in [chat.Request].
@@ -66,14 +69,14 @@ func (e Endpoint) path() chat.Path {
 		return chat.PathMessages
 	case Generate, Ids:
 		return chat.PathGenerate
-	case Other, Load, Text:
+	case Other, Load, Text, OpenSession, CloseSession:
 	}
 	return chat.UnknownPath
 }
 
 // NeedsModel reports whether requests of a kind must name their model if there are several. Others need not: the worker
 // uses its own.
-func (e Endpoint) NeedsModel() bool { return e != Load && e != Text && e != Generate && e != Ids }
+func (e Endpoint) NeedsModel() bool { return e <= Messages }
 
 // endpoints are the paths of requests that kvroute knows.
 //
@@ -94,6 +97,7 @@ var endpoints = map[string]Endpoint{
 	"/v1/messages/count_tokens":   Text,
 	"/v1/chat/completions/render": Text,
 	"/v1/completions/render":      Text,
+	"/v1/responses/render":        Text,
 
 	"/v1/embeddings": Load,
 	"/v2/embed":      Load,
@@ -107,7 +111,13 @@ var endpoints = map[string]Endpoint{
 	"/v2/rerank":     Load,
 }
 
-// Paths returns the paths of all endpoints but Other, sorted.
+// sessionEndpoints are the paths of SGLang's sessions. Each open session takes memory of its worker, so the operator decides
+// whether clients may open one.
+//
+//nolint:gochecknoglobals // a table
+var sessionEndpoints = map[string]Endpoint{"/open_session": OpenSession, "/close_session": CloseSession}
+
+// Paths returns the paths of all endpoints but Other and those of sessions, sorted.
 func Paths() []string { return slices.Sorted(maps.Keys(endpoints)) }
 
 // Classify returns the endpoint of a request, by method and path; it ignores a query string. It
@@ -116,9 +126,11 @@ func Paths() []string { return slices.Sorted(maps.Keys(endpoints)) }
 // may POST, and engines answer that.
 func Classify(method, target string) (Endpoint, *Error) {
 	p := normalPath(target)
-	e := endpoints[p]
+	e := cmp.Or(endpoints[p], sessionEndpoints[p])
 	switch {
-	case method == http.MethodPost, e == Other:
+	case e == Other:
+		return e, wrongOnHeld(method, p)
+	case method == http.MethodPost:
 		return e, nil
 	case e >= Generate, method == http.MethodOptions:
 		return Other, nil // the engine decides what another method does

@@ -33,6 +33,16 @@ func TestClassify(t *testing.T) {
 		{"POST", "/v1/responses", openai.Responses, 0},
 		{"GET", "/v1/responses", openai.Responses, 405},
 		{"GET", "/v1/responses/resp_1", openai.Other, 0}, // a response that a worker keeps
+		{"DELETE", "/v1/responses/resp_1?x", openai.Other, 0},
+		{"POST", "/v1/responses/resp_1/cancel", openai.Other, 0},
+		{"GET", "/v1/responses/resp_1/input_items", openai.Other, 0},
+		{"POST", "/v1/responses/resp_1", openai.Other, 404}, // no engine serves it, so its body would pass unchecked
+		{"PUT", "/v1/responses/resp_1/cancel", openai.Other, 404},
+		{"PATCH", "/v1/responses/%72esp_1", openai.Other, 404},
+		{"POST", "/v1/responses/render", openai.Text, 0},
+		{"POST", "/open_session", openai.OpenSession, 0},
+		{"POST", "/close_session", openai.CloseSession, 0},
+		{"GET", "/open_session", openai.Other, 0},
 		{"POST", "/v1/messages", openai.Messages, 0},
 		{"POST", "/v1/messages/count_tokens", openai.Text, 0},
 		{"POST", "/tokenize", openai.Text, 0},
