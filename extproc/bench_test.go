@@ -42,6 +42,7 @@ func (quickRouter) Gave(string, router.Worker) bool            { return true }
 func (quickRouter) Holder(context.Context, string) (router.Decision, bool) {
 	return router.Decision{}, false
 }
+
 func (quickRouter) Giver(string, netip.AddrPort) (router.Worker, bool)      { return chosen.Worker, true }
 func (quickRouter) Served(string, router.Response) (bool, []router.Avoided) { return false, nil }
 

@@ -37,9 +37,11 @@ func (deaf) Gave(string, router.Worker) bool            { return true }
 func (deaf) Holder(context.Context, string) (router.Decision, bool) {
 	return router.Decision{}, false
 }
+
 func (deaf) Giver(string, netip.AddrPort) (router.Worker, bool) {
 	return router.Worker{}, false
 }
+
 func (deaf) Served(string, router.Response) (moved bool, avoided []router.Avoided) {
 	return false, nil
 }

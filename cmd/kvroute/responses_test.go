@@ -16,7 +16,7 @@ import (
 func TestStoredResponsesStayOnTheirWorker(t *testing.T) {
 	t.Parallel() // mostly waits
 	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.FullDuplex} {
-		t.Run(string(mode), func(t *testing.T) {
+		t.Run(mode, func(t *testing.T) {
 			d := startStackIn(t, mode, 4, []string{"--speed", "50", "--store-responses"})
 			const path = "/v1/responses"
 			create := func(more string) (id, worker string) {
