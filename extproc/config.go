@@ -226,7 +226,7 @@ type Router interface {
 	Giver(request string, at netip.AddrPort) (w router.Worker, known bool)
 	// Gave notes that a worker gave out an id in a response. It reports whether requests with the id go to that worker.
 	Gave(id string, by router.Worker) bool
-	// Holder returns the worker that gave out an id.
+	// Holder returns the worker that gave out an id. It returns soon, also if it does not know the id.
 	Holder(ctx context.Context, id string) (d router.Decision, known bool)
 	// ReportUsage notes the usage in a response, the zero value if it has none. It may come after
 	// the request's end.

@@ -114,8 +114,10 @@ func responseAddress(req *extprocv3.ProcessingRequest) (a netip.AddrPort) {
 // holder returns the answer to the headers of a request about what a worker keeps: the worker that gave out the id in the
 // path. It returns nil if no worker is known to have given out the id.
 func (s *stream) holder(ctx context.Context, m message) *extprocv3.ProcessingResponse {
-	d, known := s.router.Holder(ctx, s.held)
 	conf := &s.conf
+	ctx, cancel := context.WithTimeout(ctx, conf.DecisionTimeout)
+	defer cancel()
+	d, known := s.router.Holder(ctx, s.held)
 	if !known || !d.Address.IsValid() || !conf.mayServe(d.Address) || !s.allows(d.Address) {
 		s.metrics.held.Count(givenUnknown)
 		return nil

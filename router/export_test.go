@@ -11,3 +11,10 @@ func (r *Router) ForgetCandidates() {
 
 // GivenIDs returns the number of ids that are bound to a worker.
 func (r *Router) GivenIDs() int { return r.given.len() }
+
+// AwaitedIDs returns the number of unknown ids that requests wait for.
+func (r *Router) AwaitedIDs() int {
+	r.given.mu.Lock()
+	defer r.given.mu.Unlock()
+	return len(r.given.awaited)
+}

@@ -23,19 +23,30 @@ import (
 //   - Only responses of workers bind ids ([Router.Gave]); requests only look them up. So a client cannot move the
 //     id of another client.
 //   - At most maxGiven ids are bound, in about 40 MB. An id expires givenLife after its last use.
+//   - A request with an unknown id waits, because the report of the response that gave it out, or another replica's
+//     message, may come a moment after the client has the id.
 //   - Of an id only a hash is kept and published: whoever knows an id may read the response.
 
 const (
 	maxGiven   = 1 << 18
 	givenLife  = 24 * time.Hour
 	maxGivenID = 256 // bytes of an id; a longer one is not bound
+	// givenWait is how long a request waits for the worker of an unknown id: far longer than a report or a message takes.
+	givenWait = 250 * time.Millisecond
 )
 
 // givenIDs are the bound ids. Any goroutine may use them.
 type givenIDs struct {
 	mu sync.Mutex
-	// mu guards byKey. The least recently used id expires first.
+	// mu guards the fields below. The least recently used id expires first.
 	byKey *simplelru.LRU[GivenKey, givenID]
+	// awaited has the unknown ids that requests wait for.
+	awaited map[GivenKey]*awaitedID
+}
+
+type awaitedID struct {
+	bound    chan struct{} // is closed when the id is bound
+	requests int
 }
 
 type givenID struct {
@@ -63,7 +74,7 @@ func keyOf(id string) GivenKey {
 
 func newGivenIDs() *givenIDs {
 	byKey, _ := simplelru.NewLRU[GivenKey, givenID](maxGiven, nil) // fails for a size below 1 only
-	return &givenIDs{byKey: byKey}
+	return &givenIDs{byKey: byKey, awaited: make(map[GivenKey]*awaitedID)}
 }
 
 // worker returns the worker that an id is bound to, and notes the use of the id.
@@ -87,7 +98,56 @@ func (g *givenIDs) bind(now time.Time, key GivenKey, w Worker, stays func(Worker
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.byKey.Add(key, givenID{w, now.Add(givenLife)})
+	if a := g.awaited[key]; a != nil {
+		close(a.bound)
+		delete(g.awaited, key)
+	}
 	return true
+}
+
+// await is worker, and waits for an id that is not bound: until it is bound, ctx ends, or givenWait or half of the time
+// until ctx's deadline is over.
+func (g *givenIDs) await(ctx context.Context, now func() time.Time, key GivenKey) (w Worker, bound bool) {
+	if w, bound = g.worker(now(), key); bound || key == 0 {
+		return w, bound
+	}
+	a := g.begin(key)
+	if a == nil { // it was bound just now
+		return g.worker(now(), key)
+	}
+	limit := givenWait
+	if end, limited := ctx.Deadline(); limited { // the decision needs time, too
+		limit = min(limit, time.Until(end)/2)
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-a.bound:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	g.mu.Lock()
+	if a.requests--; a.requests == 0 && g.awaited[key] == a {
+		delete(g.awaited, key)
+	}
+	g.mu.Unlock()
+	return g.worker(now(), key)
+}
+
+// begin notes that a request waits for an id. It returns nil if the id is in the table.
+func (g *givenIDs) begin(key GivenKey) *awaitedID {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.byKey.Contains(key) {
+		return nil
+	}
+	a := g.awaited[key]
+	if a == nil {
+		a = &awaitedID{bound: make(chan struct{})}
+		g.awaited[key] = a
+	}
+	a.requests++
+	return a
 }
 
 // expire drops the ids that have not been used for long.
@@ -165,9 +225,9 @@ func (r *Router) hasWorker(w Worker) (known bool) {
 }
 
 // Holder returns a decision for the worker that gave out an id. It books nothing. It is for requests about what the worker
-// keeps that compute nothing, so the load of the worker does not matter.
+// keeps that compute nothing, so the load of the worker does not matter. For an unknown id it waits up to 250 ms, or until ctx ends.
 func (r *Router) Holder(ctx context.Context, id string) (d Decision, known bool) {
-	w, bound := r.given.worker(r.conf.Now(), keyOf(id))
+	w, bound := r.given.await(ctx, r.conf.Now, keyOf(id))
 	p := r.poolOf(w.ID)
 	if !bound || p == nil {
 		return d, false
@@ -188,21 +248,26 @@ func (r *ranks) reachable(now time.Time, ord int) bool {
 
 // hold pins the request in s to the worker that gave out the id in it. Without such a worker, or if the worker cannot
 // take the request, hold removes the id: the request goes to any worker, which answers that it does not know the id.
-func (r *Router) hold(s *scratch) {
+func (r *Router) hold(ctx context.Context, s *scratch) {
 	req, adapter := &s.request, s.target.adapter
 	id := req.Held
 	if req.Held = ""; req.Pinned != nil {
 		return
 	}
-	now := r.conf.Now()
-	w, bound := r.given.worker(now, keyOf(id))
+	var w Worker
+	var bound bool
+	if s.submitted { // it must not wait
+		w, bound = r.given.worker(r.conf.Now(), keyOf(id))
+	} else {
+		w, bound = r.given.await(ctx, r.conf.Now, keyOf(id))
+	}
 	p := r.poolOf(w.ID)
 	if !bound || !slices.Contains(s.target.pools, p) {
 		return
 	}
 	p.read(func(c *core) {
 		ord, known := c.find(w)
-		if !known || !c.reachable(now, ord) {
+		if !known || !c.reachable(r.conf.Now(), ord) {
 			return
 		}
 		info := c.entries[ord].info

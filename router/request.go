@@ -83,7 +83,8 @@ type Request struct {
 
 	// Held is the id of something that a worker keeps, such as the response that the request continues; see
 	// [Router.Gave]. The request goes to that worker, also if the worker drains, and gets no second choice. If no
-	// worker of the model gave out the id, or the worker is unhealthy, Held changes nothing.
+	// worker of the model gave out the id, or the worker is unhealthy, Held changes nothing. The decision waits up to
+	// 250 ms for an unknown id, whose report may be on its way; [Router.Submit] does not wait.
 	Held string
 
 	// Requests with a higher StrictPriority leave the queue first. Among requests with the same

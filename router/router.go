@@ -109,11 +109,11 @@ func (r *Router) decide(ctx context.Context, s *scratch, answer *Decision) error
 	if err := r.resolve(s); err != nil {
 		return err
 	}
-	if s.request.Held != "" {
-		r.hold(s)
-	}
 	timed, cancel := s.request.timed(ctx)
 	defer cancel()
+	if s.request.Held != "" {
+		r.hold(timed, s)
+	}
 	var err error
 	if s.pool = s.target.pools[0]; len(s.target.pools) > 1 {
 		s.pool, err = r.choosePool(timed, s)

@@ -189,7 +189,7 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 func TestGateway(t *testing.T) {
 	for variant, choice := range map[string]string{"endpoint-override": "list", "original-destination": "header"} {
 		t.Run(variant, func(t *testing.T) {
-			d := newStack(t, 2, []string{"--speed", "20"})
+			d := newStack(t, 2, []string{"--speed", "20", "--store-responses"})
 			d.Bootstrap = gatewayBootstrap(t, variant)
 			d.begin(t, "--mode-override", "--second-choice", choice, "--avoid-failing", "1m")
 
@@ -216,6 +216,15 @@ func TestGateway(t *testing.T) {
 				return strings.Contains(text, `kvroute_router_first_tokens_total{model="sim",source="observer"}`) &&
 					strings.Contains(text, `kvroute_extproc_stream_ends_total{end="first_token",kind="observer"}`)
 			})
+			for n := range 12 { // each by luck with one of two workers
+				id, at := createResponse(t, d, "")
+				if _, same := createResponse(t, d, fmt.Sprintf(`,"previous_response_id":%q`, id)); same != at {
+					t.Errorf("conversation %d: the second turn is at %s, the first at %s", n, same, at)
+				}
+				if stored, text := reply(t, d, http.MethodGet, responsesPath+"/"+id, "", nil); stored.StatusCode != 200 {
+					t.Errorf("conversation %d: %d %s", n, stored.StatusCode, text)
+				}
+			}
 			idle(t, d)
 			// The stream stays to the end of the response: the slot is held until then.
 			resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("a long story", 400, true), nil)

@@ -12,47 +12,50 @@ import (
 	"github.com/kvroute/kvroute/envoy"
 )
 
+const responsesPath = "/v1/responses"
+
+// createResponse sends a request with more fields, and returns the id of the response and the worker's name.
+func createResponse(t *testing.T, d *demonstration, more string) (id, worker string) {
+	t.Helper()
+	resp, text := reply(t, d, http.MethodPost, responsesPath, `{"model":"sim","input":"a question","max_output_tokens":2`+more+`}`, nil)
+	_, from, _ := strings.Cut(text, `"id":"`)
+	id, _, _ = strings.Cut(from, `"`)
+	if resp.StatusCode != http.StatusOK || !strings.HasPrefix(id, "resp_") {
+		t.Fatalf("%d %s", resp.StatusCode, text)
+	}
+	return id, resp.Header.Get("X-Sim-Worker")
+}
+
 // Conversations by previous_response_id, and requests about a stored response, go to the worker that stores it.
 func TestStoredResponsesStayOnTheirWorker(t *testing.T) {
 	t.Parallel() // mostly waits
 	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.FullDuplex} {
 		t.Run(mode, func(t *testing.T) {
 			d := startStackIn(t, mode, 4, []string{"--speed", "50", "--store-responses"})
-			const path = "/v1/responses"
-			create := func(more string) (id, worker string) {
-				t.Helper()
-				resp, text := reply(t, d, http.MethodPost, path, `{"model":"sim","input":"a question","max_output_tokens":2`+more+`}`, nil)
-				_, from, _ := strings.Cut(text, `"id":"`)
-				id, _, _ = strings.Cut(from, `"`)
-				if resp.StatusCode != http.StatusOK || !strings.HasPrefix(id, "resp_") {
-					t.Fatalf("%d %s", resp.StatusCode, text)
-				}
-				return id, resp.Header.Get("X-Sim-Worker")
-			}
 			used := map[string]bool{}
 			for n := range 40 {
 				more := []string{"", `,"stream":true`, `,"background":true`}[n%3]
-				id, worker := create(more)
+				id, worker := createResponse(t, d, more)
 				used[worker] = true
-				next, same := create(fmt.Sprintf(`%s,"previous_response_id":%q`, more, id))
+				next, same := createResponse(t, d, fmt.Sprintf(`%s,"previous_response_id":%q`, more, id))
 				if same != worker {
 					t.Fatalf("conversation %d, %q: the second turn is at %s, the first at %s", n, more, same, worker)
 				}
 				for _, about := range []string{id, next, "%72" + next[1:], next + "?x=1", next + "/input_items"} {
-					if resp, text := reply(t, d, http.MethodGet, path+"/"+about, "", nil); resp.Header.Get("X-Sim-Worker") != worker ||
+					if resp, text := reply(t, d, http.MethodGet, responsesPath+"/"+about, "", nil); resp.Header.Get("X-Sim-Worker") != worker ||
 						(resp.StatusCode == http.StatusOK) == strings.HasSuffix(about, "items") { // which vLLM does not have
 						t.Fatalf("conversation %d, %q: GET %s at %s: %d %s", n, more, about, resp.Header.Get("X-Sim-Worker"), resp.StatusCode, text)
 					}
 				}
-				if resp, text := reply(t, d, http.MethodDelete, path+"/"+id, "", nil); resp.Header.Get("X-Sim-Worker") != worker {
+				if resp, text := reply(t, d, http.MethodDelete, responsesPath+"/"+id, "", nil); resp.Header.Get("X-Sim-Worker") != worker {
 					t.Fatalf("conversation %d: DELETE at %s: %d %s", n, resp.Header.Get("X-Sim-Worker"), resp.StatusCode, text)
 				}
 			}
 			if len(used) < 2 {
 				t.Errorf("all conversations are on one worker of four: %v", used)
 			}
-			id, worker := create(`,"background":true,"max_output_tokens":8000`)
-			resp, text := reply(t, d, http.MethodPost, path+"/"+id+"/cancel", "", nil)
+			id, worker := createResponse(t, d, `,"background":true,"max_output_tokens":8000`)
+			resp, text := reply(t, d, http.MethodPost, responsesPath+"/"+id+"/cancel", "", nil)
 			var got struct{ Status string }
 			if err := json.Unmarshal([]byte(text), &got); err != nil || resp.StatusCode != http.StatusOK || got.Status != "cancelled" {
 				t.Errorf("cancel at %s instead of %s: %d %s", resp.Header.Get("X-Sim-Worker"), worker, resp.StatusCode, text)
@@ -60,15 +63,15 @@ func TestStoredResponsesStayOnTheirWorker(t *testing.T) {
 
 			// An id that no worker knows, or only a dead one, gets the answer of an engine.
 			unknown := func(id string) bool {
-				resp, text := reply(t, d, http.MethodGet, path+"/"+id, "", nil)
-				again, next := reply(t, d, http.MethodPost, path, fmt.Sprintf(`{"model":"sim","input":"b","previous_response_id":%q}`, id), nil)
+				resp, text := reply(t, d, http.MethodGet, responsesPath+"/"+id, "", nil)
+				again, next := reply(t, d, http.MethodPost, responsesPath, fmt.Sprintf(`{"model":"sim","input":"b","previous_response_id":%q}`, id), nil)
 				own := fmt.Sprintf("Response with id '%s' not found.", id)
 				return resp.StatusCode == http.StatusNotFound && again.StatusCode == http.StatusNotFound && strings.Contains(text, own) && strings.Contains(next, own)
 			}
 			if !unknown("resp_0") || !unknown(strings.Repeat("x", 2000)) {
 				t.Error("an unknown id does not get the engine's 404")
 			}
-			id, worker = create("")
+			id, worker = createResponse(t, d, "")
 			for i, e := range d.Engines {
 				if e.Name == worker {
 					d.Engines[i].Kill()
