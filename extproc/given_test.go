@@ -83,9 +83,9 @@ func TestWhatGivesNoID(t *testing.T) {
 		header []string
 		ended  bool
 	}{
-		"an error":             {404, []string{"content-type", "application/json"}, false},
-		"an encoded response":  {200, []string{"content-type", "application/json", "content-encoding", "gzip"}, false},
-		"a request that ended": {200, []string{"content-type", "application/json"}, true},
+		"an error":                              {404, []string{"content-type", "application/json"}, false},
+		"an encoded response":                   {200, []string{"content-type", "application/json", "content-encoding", "gzip"}, false},
+		"a request without response that ended": {200, []string{"content-type", "application/json"}, true},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			h := newHarness(t, extproc.Config{})
@@ -192,6 +192,25 @@ func TestRequestsAboutAStoredResponse(t *testing.T) {
 		x := h.Do(envoytest.Request{Path: "/v1/responses/resp_1", Body: []byte("{}")})
 		if x.Refusal == nil || x.Refusal.Status != 404 {
 			t.Errorf("POST on a response: %+v", x.Refusal)
+		}
+	})
+}
+
+// The observer of a short response may come after the end of the request.
+func TestALateObserverReadsTheID(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, extproc.Config{})
+		x := h.Do(responses(""))
+		o := x.Observe()
+		x.Respond(200, "content-type", "application/json")
+		x.End()
+		synctest.Wait()
+		h.router.newCalls()
+		o.Respond(200, "content-type", "application/json")
+		o.Chunk([]byte(`{"id":"resp_1"}`), true)
+		synctest.Wait()
+		if diff := cmp.Diff([]string{fmt.Sprintf("worker %d gave %q", chosen.Worker.ID, "resp_1")}, h.router.newCalls()); diff != "" {
+			t.Errorf("calls (-want +got):\n%s", diff)
 		}
 	})
 }

@@ -28,6 +28,7 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	form := formOf(h)
 	s.awaited = form != noStream && !isWhole(h) && s.conf.FirstToken != FirstTokenResponseHeaders
 	s.note(req)
+	s.noteGiver()
 	if s.responseBody {
 		s.usage = readsUsage(h)
 		s.given = s.readsGiven(s.id, h, netip.AddrPort{})
