@@ -177,7 +177,7 @@ func (r *Router) Giver(request string, at netip.AddrPort) (w Worker, known bool)
 		if !booked {
 			return
 		}
-		if ord = c.at(ord, at, fl.second); ord >= 0 {
+		if ord = c.at(ord, at, fl.second, 0); ord >= 0 {
 			w, known = c.entries[ord].worker, true
 		}
 	})
