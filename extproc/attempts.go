@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 
 	"github.com/kvroute/kvroute/router"
@@ -51,11 +52,11 @@ func (s attemptLog) StreamAccessLogs(g accesslogv3.AccessLogService_StreamAccess
 				s.metrics.attempts.Count("broken_off")
 				s.router.BrokeOff(netip.AddrPortFrom(ip.Unmap(), uint16(at.GetPortValue())))
 				continue
-			case !router.MayBeRepeated(status):
+			case !router.MayBeRepeated(status) || isLocal(entry):
 				continue
 			}
 			s.metrics.attempts.Count(strconv.Itoa(status))
-			for _, avoided := range s.router.Attempted(router.Response{
+			for _, avoided := range s.router.Attempted(entry.GetRequest().GetRequestHeaders()[headerRequestID], router.Response{
 				Address: netip.AddrPortFrom(ip.Unmap(), uint16(at.GetPortValue())), Host: entry.GetRequest().GetAuthority(), Status: status,
 				RetryAfter: router.ReadRetryAfter(entry.GetResponse().GetResponseHeaders()["retry-after"], time.Now()),
 			}) {
@@ -63,4 +64,12 @@ func (s attemptLog) StreamAccessLogs(g accesslogv3.AccessLogService_StreamAccess
 			}
 		}
 	}
+}
+
+// isLocal reports whether Envoy made the response of an entry: no worker answered.
+func isLocal(entry *datav3.HTTPAccessLogEntry) bool {
+	f, details := entry.GetCommonProperties().GetResponseFlags(), entry.GetResponse().GetResponseCodeDetails()
+	return details != "" && details != "via_upstream" ||
+		f.GetUpstreamConnectionFailure() || f.GetUpstreamRequestTimeout() || f.GetUpstreamOverflow() ||
+		f.GetNoHealthyUpstream() || f.GetNoRouteFound() || f.GetLocalReset() || f.GetUpstreamRetryLimitExceeded()
 }

@@ -41,9 +41,18 @@ func TestAttemptsAreLogged(t *testing.T) {
 			CommonProperties: &datav3.AccessLogCommon{UpstreamRemoteAddress: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 				Address: ip, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 8000},
 			}}}},
+			Request:  &datav3.HTTPRequestProperties{RequestHeaders: map[string]string{"x-dynamo-request-id": "r1"}},
 			Response: &datav3.HTTPResponseProperties{ResponseCode: wrapperspb.UInt32(status), ResponseHeaders: map[string]string{"retry-after": after}},
 		}
 	}
+	// Envoy's own responses, by their details or their flags.
+	local := func(details string, flags *datav3.ResponseFlags) *datav3.HTTPAccessLogEntry {
+		e := entry("10.0.0.4", 503, "")
+		e.Response.ResponseCodeDetails, e.CommonProperties.ResponseFlags = details, flags
+		return e
+	}
+	answer := entry("10.0.0.5", 503, "")
+	answer.Response.ResponseCodeDetails = "via_upstream"
 	broken := func(status uint32) *datav3.HTTPAccessLogEntry {
 		e := entry("10.0.0.3", status, "")
 		e.CommonProperties.ResponseFlags = &datav3.ResponseFlags{UpstreamConnectionTermination: true}
@@ -53,6 +62,10 @@ func TestAttemptsAreLogged(t *testing.T) {
 		nil,
 		{{}, entry("10.0.0.1", 200, "5"), entry("worker", 429, "5"), entry("", 429, "")},
 		{entry("10.0.0.1", 429, "5"), entry("::ffff:10.0.0.2", 503, ""), broken(0), broken(200)},
+		{
+			local("upstream_reset_before_response_started{connection_termination}", nil), local("upstream_response_timeout", nil),
+			local("", &datav3.ResponseFlags{UpstreamConnectionFailure: true}), local("", &datav3.ResponseFlags{UpstreamRequestTimeout: true}), answer,
+		},
 	} {
 		if err := log.Send(&accesslogv3.StreamAccessLogsMessage{LogEntries: &accesslogv3.StreamAccessLogsMessage_HttpLogs{
 			HttpLogs: &accesslogv3.StreamAccessLogsMessage_HTTPAccessLogEntries{LogEntry: entries},
@@ -60,15 +73,18 @@ func TestAttemptsAreLogged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := []string{"attempted by 10.0.0.1:8000, status 429, retry after 5s", "attempted by 10.0.0.2:8000, status 503, retry after 0s", "broken off by 10.0.0.3:8000"}
+	want := []string{
+		`attempt of "r1" by 10.0.0.1:8000, status 429, retry after 5s`, `attempt of "r1" by 10.0.0.2:8000, status 503, retry after 0s`, "broken off by 10.0.0.3:8000",
+		`attempt of "r1" by 10.0.0.5:8000, status 503, retry after 0s`,
+	}
 	var got []string
 	natstest.Eventually(t, func() bool {
 		got = append(got, h.router.newCalls()...)
 		return slices.Equal(got, want)
 	})
-	for _, status := range []string{"429", "503", "broken_off"} {
-		if n := h.count(t, "kvroute.extproc.attempts", status); n != 1 {
-			t.Errorf("%d attempts with status %s are counted, want 1", n, status)
+	for status, want := range map[string]int64{"429": 1, "503": 2, "broken_off": 1} {
+		if n := h.count(t, "kvroute.extproc.attempts", status); int64(n) != want {
+			t.Errorf("%d attempts with status %s are counted, want %d", n, status, want)
 		}
 	}
 	h.server.Drain()

@@ -31,14 +31,14 @@ type quickRouter struct{ extproc.Router }
 func (quickRouter) BestWorker(context.Context, router.Request) (router.Decision, error) {
 	return chosen, nil
 }
-func (quickRouter) FirstToken(string, router.Sign) bool        { return true }
-func (quickRouter) Free(string) bool                           { return true }
-func (quickRouter) Abandon(string) bool                        { return true }
-func (quickRouter) Leave(string, bool) bool                    { return true }
-func (quickRouter) ReportUsage(string, router.Usage)           {}
-func (quickRouter) Attempted(router.Response) []router.Avoided { return nil }
-func (quickRouter) BrokeOff(netip.AddrPort)                    {}
-func (quickRouter) Gave(string, router.Worker) bool            { return true }
+func (quickRouter) FirstToken(string, router.Sign) bool                { return true }
+func (quickRouter) Free(string) bool                                   { return true }
+func (quickRouter) Abandon(string) bool                                { return true }
+func (quickRouter) Leave(string, bool) bool                            { return true }
+func (quickRouter) ReportUsage(string, router.Usage)                   {}
+func (quickRouter) Attempted(string, router.Response) []router.Avoided { return nil }
+func (quickRouter) BrokeOff(netip.AddrPort)                            {}
+func (quickRouter) Gave(string, router.Worker) bool                    { return true }
 func (quickRouter) Holder(context.Context, string) (router.Decision, bool) {
 	return router.Decision{}, false
 }

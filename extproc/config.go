@@ -215,8 +215,8 @@ type Router interface {
 	// whether it moved the booking to that worker, and which workers it avoids from now on.
 	Served(id string, r router.Response) (moved bool, avoided []router.Avoided)
 	// Attempted notes that a worker answered an attempt of a request with 429 or 503. It returns the
-	// workers that it avoids from now on.
-	Attempted(r router.Response) (avoided []router.Avoided)
+	// workers that it avoids from now on. The id may be empty or unknown.
+	Attempted(id string, r router.Response) (avoided []router.Avoided)
 	// BrokeOff notes that the worker at an address broke off a response that had begun.
 	BrokeOff(at netip.AddrPort)
 	// PrefillFailed notes that a booked request has no prefill leg after all: its worker

@@ -223,10 +223,10 @@ func (r *fakeRouter) Served(id string, resp router.Response) (moved bool, avoide
 	return resp.Address == second.Address, nil
 }
 
-func (r *fakeRouter) Attempted(resp router.Response) []router.Avoided {
+func (r *fakeRouter) Attempted(id string, resp router.Response) []router.Avoided {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.calls = append(r.calls, fmt.Sprintf("attempted by %v, status %d, retry after %v", resp.Address, resp.Status, resp.RetryAfter))
+	r.calls = append(r.calls, fmt.Sprintf("attempt of %q by %v, status %d, retry after %v", id, resp.Address, resp.Status, resp.RetryAfter))
 	return nil
 }
 

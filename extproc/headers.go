@@ -251,6 +251,14 @@ func (s *Server) prefixOf(fields *openai.Body, body []byte) uint64 {
 	return 0
 }
 
+// clientHash returns the hash of the client's address; 0 = unknown.
+func (s *stream) clientHash() uint64 {
+	if s.client == "" {
+		return 0
+	}
+	return maphash.String(s.seed, s.client)
+}
+
 const headerSessionFinal = "x-dynamo-session-final"
 
 // readHint reads one header if it is a hint for routing.

@@ -92,7 +92,10 @@ func TestKindsOfRequests(t *testing.T) {
 			if converts := c.path == "/v1/responses" || c.path == "/v1/messages"; converts != (got.Prompt.Convert != nil) {
 				t.Errorf("there is a conversion for other engines: %t, want %t", !converts, converts)
 			}
-			got.Prompt.Convert = nil
+			if got.Prefix == 0 {
+				t.Error("the beginning of the prompt is not known")
+			}
+			got.Prompt.Convert, got.Prefix = nil, 0
 			c.want.ID, c.want.Model, c.want.WantSecond, c.want.Unseen = got.ID, "m", true, true
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("asked (-want +got):\n%s", diff)

@@ -154,7 +154,7 @@ func (s *stream) routerRequest(fields *openai.Body, unread bool) router.Request 
 		RankPerAttempt: h.rankPerAttempt && conf.SecondChoice == SecondHeader,
 		HostPerAttempt: h.hostPerAttempt && conf.SecondChoice == SecondHeader,
 		Session:        h.session, SessionFinal: h.sessionFinal, Held: fields.Held,
-		AllowedAddresses: h.allowed,
+		AllowedAddresses: h.allowed, Client: s.clientHash(), Prefix: s.promptHash,
 		Labels: router.Labels{
 			Operation: operation(h.endpoint),
 			RequestID: h.clientID,

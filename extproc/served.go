@@ -4,7 +4,6 @@ package extproc
 
 import (
 	"fmt"
-	"hash/maphash"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -65,10 +64,7 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 
 // note reports to the router which worker answered the request, and how.
 func (s *stream) note(req *extprocv3.ProcessingRequest) {
-	r := router.Response{Prefix: s.promptHash, TokenAwaited: s.awaited}
-	if s.client != "" {
-		r.Client = maphash.String(s.seed, s.client)
-	}
+	r := router.Response{TokenAwaited: s.awaited}
 	details := ""
 	r.Status, _ = strconv.Atoi(status(req.GetResponseHeaders())) // 0 if there is none
 	if router.MayBeRepeated(r.Status) {
@@ -88,8 +84,10 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 		case details == "no_healthy_upstream":
 			s.unreached(&s.decision)
 			r.Nowhere = true
+		case strings.HasPrefix(details, "upstream_reset_") && !envoysOwn(details):
+			r.Local = true // reset, refused, or the connection took too long
 		case strings.HasPrefix(details, "upstream_") && !envoysOwn(details):
-			r.Local = true // reset, refused, too slow
+			r.Late = true // a timeout of the route
 		default:
 			r.Nowhere = true
 		}

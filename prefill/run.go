@@ -116,7 +116,8 @@ func (r *run) report(to target, err error) {
 		if !failed {
 			return // the client left, and its request's end frees the slot
 		}
-		resp.Status, resp.Local = f.status, f.status == 0
+		resp.Status, resp.Late = f.status, f.reason == lateReason
+		resp.Local = f.status == 0 && !resp.Late
 	}
 	r.Router.Served(r.id, resp)
 	if err == nil {
@@ -124,6 +125,9 @@ func (r *run) report(to target, err error) {
 		r.Router.Free(r.id)
 	}
 }
+
+// lateReason is the reason of a leg whose prefill took too long.
+const lateReason = "timeout"
 
 var errTimeout = errors.New("the prefill took too long")
 
@@ -146,7 +150,7 @@ func (r *run) post(ctx context.Context, to target, pieces [][]byte, sent func())
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case errors.Is(context.Cause(timed), errTimeout):
-		return nil, legError{reason: "timeout"}
+		return nil, legError{reason: lateReason}
 	}
 	return nil, err
 }

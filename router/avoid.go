@@ -8,19 +8,29 @@ import (
 	"time"
 )
 
-// avoidance says when a worker that fails gets no requests: in a back-off, and after it until a trial succeeds.
+// avoidance says when a worker that fails gets no requests: in a back-off, and after it until a try succeeds.
 //
 // States, and what leads from one to the next:
 //
 //   - Normal. A failure begins a back-off of the first period.
-//   - Back-off, until the time until. Its end makes the worker a candidate for a trial.
-//   - Trial. Each booking starts a trial period of the length of the first one, during which the worker gets no
-//     other request. A good response ends the trial: the state is normal. A failure begins a back-off that is
+//   - Back-off, until the time until. Its end makes the worker a candidate for a try.
+//   - Try. Each booking starts a trial period of the length of the first one, during which the worker gets no
+//     other request. A good response ends it: the state is normal. A failure begins a back-off that is
 //     twice as long as the one before, up to 16 times the first.
 //
 // A failure more than a minute after the end of the latest back-off begins with the first period again. A back-off
 // lasts at least as long as the pause that the worker asked for, up to a minute. While no
 // worker is better, an avoided worker is a candidate anyway.
+//
+// Invariants:
+//
+//   - No client alone begins a back-off by the worker's answers: they count by their share; see [core.errsMore].
+//     Two things begin one at once: a failure without a response, and a pause that the worker asked for.
+//   - After freeFailures failures, a worker that is not in the state normal gets at most one of triesEvery+1
+//     bookings of its pool, however few these are. At high rates the time of a back-off makes it fewer.
+//   - A good probe of the worker's health ends a back-off only if it is news: the last failure was without a
+//     response, or a probe failed since. Only the first freeProbeTries such tries come in addition to those above.
+//   - A pause that the worker asked for does not end sooner, unless a probe failed meanwhile.
 type avoidance struct {
 	until    time.Time // the end of the latest back-off
 	trial    time.Time // the end of the latest trial period
@@ -33,6 +43,66 @@ type avoidance struct {
 	// told is the number of responses with status 429 or 503 in the proxy's log, minus the number of those that clients
 	// received. If the proxy has a log, each response that a client received is in it, too.
 	told int
+
+	failures int    // each failure adds 1, each good response subtracts 1; from 0 to mostFailures
+	failing  bool   // the last response was a failure, or none came
+	booked   uint64 // [core.bookings] when the last back-off or try began
+	// Since the last good response: tries that good probes began. Since the last failure: whether a probe failed.
+	probeTries  int
+	probeFailed bool
+	// blamed is the number of the flight whose failure began the last back-off, if the proxy's log may still say that
+	// the worker responded; 0 otherwise. wasTrying is the value of trying before.
+	blamed    uint64
+	wasTrying bool
+}
+
+const (
+	freeFailures   = 10 // after which tries are limited by the number of requests, too
+	mostFailures   = 2 * freeFailures
+	triesEvery     = 20 // bookings of other workers between two tries
+	freeProbeTries = 2
+)
+
+// ends returns when the worker is avoided no longer: by time, and, if waits is set, only after more bookings.
+func (a *avoidance) ends(booked uint64) (until time.Time, waits bool) {
+	return a.end(), a.trying && a.failures >= freeFailures && booked-a.booked < triesEvery
+}
+
+// counts adds a failure or a good response to the number of failures.
+func (a *avoidance) counts(failed bool) {
+	if a.failing = failed; failed {
+		a.failures = min(a.failures+1, mostFailures)
+	} else {
+		a.failures = max(0, a.failures-1)
+	}
+}
+
+// probed notes the result of a probe of the worker's health. It reports whether a back-off ends.
+func (a *avoidance) probed(now time.Time, good bool, booked uint64) (ends bool) {
+	if !good {
+		a.probeFailed = true
+		return false
+	}
+	_, waits := a.ends(booked)
+	switch {
+	case !a.trying, !now.Before(a.until) && !waits, now.Before(a.trial), !a.probeFailed && a.refused.IsZero():
+		return false
+	case a.probeTries >= freeProbeTries && booked-a.booked < triesEvery:
+		return false
+	}
+	a.probeTries++
+	a.until, a.booked, a.probeFailed = now, booked-triesEvery, false
+	return true
+}
+
+// absolve takes back the back-off that a flight began without a response: the worker did respond.
+func (a *avoidance) absolve(now time.Time, flight uint64) (absolved bool) {
+	if flight == 0 || a.blamed != flight {
+		return false
+	}
+	a.until, a.trying, a.blamed = now, a.wasTrying, 0
+	a.strikes, a.failures = a.strikes-1, a.failures-1
+	return true
 }
 
 const (
@@ -44,7 +114,7 @@ const (
 )
 
 // fail notes a failure. It reports whether a back-off begins.
-func (a *avoidance) fail(now time.Time, first time.Duration) bool {
+func (a *avoidance) fail(now time.Time, first time.Duration, booked uint64) bool {
 	if first <= 0 || now.Before(a.until) {
 		return false // another request that failed for the same reason
 	}
@@ -52,7 +122,9 @@ func (a *avoidance) fail(now time.Time, first time.Duration) bool {
 		a.strikes = 0
 	}
 	a.strikes = min(a.strikes+1, mostStrikes)
+	a.wasTrying, a.blamed = a.trying, 0
 	a.until, a.trial, a.trying = now.Add(first<<(a.strikes-1)), time.Time{}, true
+	a.booked, a.probeFailed = booked, false
 	return true
 }
 
@@ -61,13 +133,14 @@ const longestPause = time.Minute
 
 // pause begins or prolongs a back-off by a pause that the worker asked for. It reports whether a back-off
 // begins.
-func (a *avoidance) pause(now time.Time, d time.Duration) (begins bool) {
+func (a *avoidance) pause(now time.Time, d time.Duration, booked uint64) (begins bool) {
 	until := now.Add(min(d, longestPause))
 	if d <= 0 || !until.After(a.until) {
 		return false
 	}
 	begins = !now.Before(a.until)
 	a.until, a.trial, a.trying = until, time.Time{}, true
+	a.booked, a.probeFailed, a.blamed = booked, false, 0
 	return begins
 }
 
@@ -77,6 +150,7 @@ func (a *avoidance) served(now time.Time) bool {
 		return false // the request was sent before the failure
 	}
 	a.trying, a.trial = false, time.Time{}
+	a.probeTries, a.probeFailed, a.blamed = 0, false, 0
 	return true
 }
 
@@ -87,10 +161,13 @@ func (a *avoidance) refuses(now time.Time) bool {
 
 // cause says in words why the worker is avoided.
 func (a *avoidance) cause() string {
-	if a.refused.IsZero() && a.answers != nil && a.answers.status > 0 {
-		return fmt.Sprintf("it answered %d", a.answers.status)
+	switch {
+	case !a.refused.IsZero() || a.answers == nil:
+		return "it gave no response"
+	case a.answers.status == 0:
+		return "it gave no response in time"
 	}
-	return "it gave no response"
+	return fmt.Sprintf("it answered %d", a.answers.status)
 }
 
 // gaveResponse notes that a response came.
@@ -138,6 +215,7 @@ const (
 	notFound
 	tooMany
 	serverError
+	late // the proxy did not wait longer for a response
 	errorClasses
 )
 
@@ -165,19 +243,31 @@ type answers struct {
 	last    time.Time
 	origins []answerOrigin // of the latest failures, at most originsKept
 	next    int            // place of the next origin
-	status  int            // of the latest failure
+	status  int            // of the latest failure; 0 = late
 }
 
-// answerOrigin says where a request came from that got an error: hashes of the client's address and of the
-// beginning of the prompt.
+// answerOrigin says where a request came from that got an error.
 type answerOrigin struct {
-	class          errorClass
-	client, prefix uint64
+	class errorClass
+	origin
+}
+
+// origin is the client of a request and the beginning of its prompt, as short hashes; see [Request.Client]. All
+// requests of an unknown origin have the zero value, so they count as one.
+type origin struct{ client, prefix uint32 }
+
+// originOf returns the origin of a request. blocks are the local hashes of its prompt.
+func originOf(req *Request, blocks []uint64) origin {
+	o := origin{uint32(req.Client), uint32(req.Prefix)}
+	if o == (origin{}) && len(blocks) > 0 {
+		o.prefix = uint32(blocks[0])
+	}
+	return o
 }
 
 const (
 	answersKept = 0.97
-	answersLife = 5 * time.Minute // without a response, after which earlier ones no longer count
+	answersLife = 30 * time.Minute // without a response, after which earlier ones no longer count
 	originsKept = 8
 
 	// A worker answers errors far more often than the others if it answered at least leastErrors of one class,
@@ -186,6 +276,8 @@ const (
 	leastErrors  = 4.5 // 5 in a row, of which the earlier ones count less
 	errorShare   = 0.2
 	leastOrigins = 3
+	// aloneShare stands for the share of the other workers if there is no other: more than 0.5 is a fault.
+	aloneShare = 0.15
 )
 
 // note adds a response and returns the answers. a may be nil. The class of from counts only if failed.
@@ -215,7 +307,7 @@ func (a *answers) note(now time.Time, from answerOrigin, status int, failed bool
 // widespread says whether errors of a class went to enough clients, or to requests with enough different
 // beginnings, so that no single client can cause them.
 func (a *answers) widespread(class errorClass) bool {
-	clients, prefixes := make(map[uint64]bool, originsKept), make(map[uint64]bool, originsKept)
+	clients, prefixes := make(map[uint32]bool, originsKept), make(map[uint32]bool, originsKept)
 	for _, o := range a.origins {
 		if o.class == class {
 			clients[o.client], prefixes[o.prefix] = true, true
@@ -225,54 +317,77 @@ func (a *answers) widespread(class errorClass) bool {
 }
 
 // errsMore says whether the worker answers errors of a class far more often than the other workers of its pool.
-// others is the share of such errors among their responses, 0 to 1.
-func (c *core) errsMore(now time.Time, ord int, class errorClass) (more bool, others float64) {
+func (c *core) errsMore(now time.Time, ord int, class errorClass) bool {
+	failed, all, alone := c.others(now, ord, class)
+	return !alone && c.errs(now, ord, class, failed/max(1, all))
+}
+
+// errs says whether the share of errors of a class among the worker's responses is far above another share.
+func (c *core) errs(now time.Time, ord int, class errorClass, others float64) bool {
 	a := c.entries[ord].avoid.answers
-	if a == nil || a.failed[class] < leastErrors || now.Sub(a.last) > answersLife || !a.widespread(class) {
-		return false, 0
-	}
-	var failed, all float64
+	return a != nil && a.failed[class] >= leastErrors && now.Sub(a.last) <= answersLife && a.widespread(class) &&
+		a.failed[class]/a.all > 2*others+errorShare
+}
+
+// others counts the latest responses of the other workers of the pool: the errors of a class, and all. alone says that
+// no other worker can take requests, so that there is nothing to compare with.
+func (c *core) others(now time.Time, ord int, class errorClass) (failed, all float64, alone bool) {
+	alone = true
 	for _, other := range c.order {
-		// Ranks of one process fail together.
 		e := &c.entries[other]
-		if o := e.avoid.answers; o != nil && e.worker.ID != c.entries[ord].worker.ID && now.Sub(o.last) <= answersLife {
+		if e.worker.ID == c.entries[ord].worker.ID {
+			continue // ranks of one process fail together
+		}
+		alone = alone && (e.info.Draining || e.info.Health > Degraded && !e.info.Unproved)
+		if o := e.avoid.answers; o != nil && now.Sub(o.last) <= answersLife {
 			failed += o.failed[class]
 			all += o.all
 		}
 	}
-	if all > 0 {
-		others = failed / all
-	}
-	return a.failed[class]/a.all > 2*others+errorShare, others
+	return failed, all, alone
 }
 
-// answerFault returns the fault of a worker that answers errors far more often than the others.
+// answerFault returns the fault of a worker that answers errors far more often than the others, or of the only worker
+// of a model, if it answers errors to most requests.
 func (c *core) answerFault(now time.Time, ord int) (fault Fault, found bool) {
 	a := c.entries[ord].avoid.answers
 	for class := range errorClasses {
-		more, others := c.errsMore(now, ord, class)
-		if !more {
+		failed, all, alone := c.others(now, ord, class)
+		share := failed / max(1, all)
+		if alone {
+			share = aloneShare
+		}
+		if !c.errs(now, ord, class, share) {
 			continue
 		}
-		return Fault{"answers_errors", fmt.Sprintf(
-			"the worker answered %s to about %.0f of its last %.0f requests, and the other workers of the model to %.0f %% of theirs: kvroute avoids it; look at its log",
-			class.text(a.status), a.failed[class], a.all, 100*others)}, true
+		compared := fmt.Sprintf("and the other workers of the model to %.0f %% of theirs: kvroute avoids it", 100*share)
+		switch {
+		case alone:
+			compared = "and no other worker of the model can take requests: kvroute does not avoid it"
+		case all == 0:
+			compared = "and no other worker of the model answered a request in the last 30 minutes: kvroute avoids it"
+		}
+		return Fault{"answers_errors", fmt.Sprintf("the worker %s about %.0f of its last %.0f requests, %s; look at its log",
+			class.text(a.status), a.failed[class], a.all, compared)}, true
 	}
 	return Fault{}, false
 }
 
-// text names the statuses of a class. status is the latest one of the worker.
+// text continues "the worker", and names the statuses of a class. status is the latest one of the worker.
 func (c errorClass) text(status int) string {
 	switch c {
 	case unauthorized:
-		return "401"
+		status = http.StatusUnauthorized
 	case forbidden:
-		return "403"
+		status = http.StatusForbidden
 	case notFound:
-		return "404"
+		status = http.StatusNotFound
 	case tooMany:
-		return "429"
+		status = http.StatusTooManyRequests
+	case late:
+		return "gave no response in time to"
 	case serverError, errorClasses:
+		status = max(status, http.StatusInternalServerError)
 	}
-	return fmt.Sprint(max(status, http.StatusInternalServerError))
+	return fmt.Sprintf("answered %d to", status)
 }

@@ -21,9 +21,11 @@ func play(t *testing.T, r *router.Router, c *clock, n, prefixes int, answer func
 	t.Helper()
 	got := map[uint64]int{}
 	for i := range n {
-		d := decided(t, r, fmt.Sprint("play", i), "abcd", func(q *router.Request) { q.Tokens = []uint32{uint32(i)} })
+		d := decided(t, r, fmt.Sprint("play", i), "abcd", func(q *router.Request) {
+			q.Tokens, q.Client, q.Prefix = []uint32{uint32(i)}, 7, uint64(1+i%prefixes)
+		})
 		got[d.Worker.ID]++
-		r.Served(d.ID, router.Response{Address: d.Address, Status: answer(d.Worker.ID), Client: 7, Prefix: uint64(1 + i%prefixes)})
+		r.Served(d.ID, router.Response{Address: d.Address, Status: answer(d.Worker.ID)})
 		r.Free(d.ID)
 		c.now = c.now.Add(20 * time.Millisecond)
 	}
@@ -85,12 +87,219 @@ func TestErrorsThatAreNotTheWorkers(t *testing.T) {
 	now := &clock{time.Unix(1000, 0)}
 	r := newRouter(t, router.Config{AvoidFailing: 2 * time.Second, Now: now.read}, 2)
 	for i := range 6 {
-		d := decided(t, r, fmt.Sprint(i), "abcd", func(q *router.Request) { q.Pinned = &router.Worker{ID: 1} })
-		_, avoided := r.Served(d.ID, router.Response{Address: d.Address, Status: 404, Client: uint64(1 + i%3), Prefix: 5})
+		d := decided(t, r, fmt.Sprint(i), "abcd", func(q *router.Request) {
+			q.Pinned, q.Client, q.Prefix = &router.Worker{ID: 1}, uint64(1+i%3), 5
+		})
+		_, avoided := r.Served(d.ID, router.Response{Address: d.Address, Status: 404})
 		if (len(avoided) == 1) != (i == 4) {
 			t.Errorf("response %d: avoided %v", i, avoided)
 		}
 		r.Free(d.ID)
+	}
+}
+
+// The requests of one client with one prompt begin no back-off and make no fault, wherever the worker's answers are
+// learned from. Those of unknown requests count as one client's.
+func TestOneClientSwitchesNoWorkerOff(t *testing.T) {
+	for name, told := range map[string]func(r *router.Router, id string, resp router.Response) []router.Avoided{
+		"served": func(r *router.Router, id string, resp router.Response) []router.Avoided {
+			_, avoided := r.Served(id, resp)
+			return avoided
+		},
+		"log":              func(r *router.Router, id string, resp router.Response) []router.Avoided { return r.Attempted(id, resp) },
+		"log, without ids": func(r *router.Router, _ string, resp router.Response) []router.Avoided { return r.Attempted("", resp) },
+	} {
+		for _, resp := range []router.Response{{Status: 429}, {Status: 500}, {Status: 502}, {Status: 503}, {Status: 504}, {Status: 504, Late: true}} {
+			if name != "served" && !router.MayBeRepeated(resp.Status) {
+				continue
+			}
+			for _, clients := range []uint64{1, 3} {
+				c := newClock()
+				r := newRouter(t, router.Config{AvoidFailing: time.Second, Now: c.read}, 2)
+				avoided := 0
+				for i := range uint64(60) {
+					d := decided(t, r, "a", "ab", func(q *router.Request) { q.Pinned, q.Client, q.Prefix = &router.Worker{ID: 2}, 1+i%clients, 7 })
+					resp.Address = d.Address
+					avoided += len(told(r, d.ID, resp))
+					r.Free(d.ID)
+					c.pass(700 * time.Millisecond)
+				}
+				want := clients == 3 && name != "log, without ids"
+				if faults := byID(t, r)[2].Faults; (avoided > 0) != want || (len(faults) > 0) != want {
+					t.Errorf("%s, %+v of %d clients: avoided %d times, faults %v", name, resp, clients, avoided, faults)
+				}
+			}
+		}
+	}
+}
+
+// The proxy asked the second choice, so the first one gave no response, or one that the proxy repeated. The
+// back-off ends if the proxy's log then says that it responded to this request.
+func TestALateLogAbsolvesTheFirstChoice(t *testing.T) {
+	c := newClock()
+	r := newRouter(t, router.Config{AvoidFailing: time.Second, Now: c.read}, 2)
+	d := decided(t, r, "a", "abcd", func(q *router.Request) { q.Client = 1 })
+	r.Served("a", router.Response{Address: d.Second.Address, Asked: 2, Status: 200})
+	first := router.Response{Address: d.Address, Status: 503}
+	if r.Attempted("other", first); !byID(t, r)[d.Worker.ID].Failing {
+		t.Error("the answer to another request ends the back-off")
+	}
+	r.Attempted("a", first)
+	if w := byID(t, r)[d.Worker.ID]; w.Failing || w.Refuses {
+		t.Errorf("the worker responded, and is %+v", w)
+	}
+}
+
+// At any rate of requests, a worker gets at most a twentieth of them after its first ten failures, also if its
+// probes are good. It gets requests again soon after it works again.
+func TestTriesAreFew(t *testing.T) {
+	for _, mode := range []router.Mode{router.KV, router.LeastLoaded, router.RoundRobin, router.PowerOfTwo} {
+		for name, resp := range map[string]router.Response{
+			"401": {Status: 401}, "429": {Status: 429}, "500": {Status: 500}, "refused": {Status: 503, Local: true}, "late": {Status: 504, Late: true}, "hangs": {},
+		} {
+			for _, pause := range []time.Duration{50 * time.Millisecond, time.Second, 3 * time.Second, 40 * time.Second, 5 * time.Minute} {
+				c := newClock()
+				r := newRouter(t, router.Config{Mode: mode, AvoidFailing: 2 * time.Second, Now: c.read}, 4)
+				const bad, requests = 2, 600
+				failed, late, works := 0, 0, false
+				play := func(i int) (tried bool) {
+					d := decided(t, r, fmt.Sprint(i), "ab", func(q *router.Request) { q.Client = uint64(1 + i%5) })
+					if d.Worker.ID == bad && !works {
+						if failed++; failed > 10 {
+							late++
+						}
+						if resp.Address = d.Address; resp.Status != 0 {
+							r.Served(d.ID, resp)
+						}
+					} else {
+						r.Served(d.ID, router.Response{Address: d.Address, Status: 200})
+					}
+					r.Free(d.ID)
+					for left := pause; left > 0; left -= 2500 * time.Millisecond {
+						c.pass(min(left, 2500*time.Millisecond))
+						r.Probed(bad, i%7 > 0 || name != "refused")
+					}
+					return d.Worker.ID == bad
+				}
+				if name == "hangs" {
+					d := decided(t, r, "first", "ab", func(q *router.Request) { q.Pinned = &router.Worker{ID: bad} })
+					r.Served(d.ID, router.Response{Address: d.Address, Status: 503, Local: true})
+					r.Free(d.ID)
+				}
+				for i := range requests {
+					play(i)
+				}
+				if late > (requests-10)/20 {
+					t.Errorf("%s, %s, a request each %v: %d of %d requests after the first ten failures", mode, name, pause, late, requests-failed+late)
+				}
+				works = true
+				waited := 0
+				for !play(requests+waited) && waited < 2000 {
+					waited++
+				}
+				if limit := 25 + int(33*time.Second/pause); waited > limit {
+					t.Errorf("%s, %s, a request each %v: the worker works again, and waited for %d requests", mode, name, pause, waited)
+				}
+			}
+		}
+	}
+}
+
+// A good probe ends the back-off of a worker that gave no response, or whose probe failed since. It begins a single
+// try, and it ends no back-off of a worker that answers its probes and fails requests, or that asked for a pause.
+func TestAGoodProbeLetsATryThrough(t *testing.T) {
+	refused := router.Response{Status: 503, Local: true}
+	for name, q := range map[string]struct {
+		resp  router.Response
+		first bool // result of a probe after the failure
+		ends  bool // whether a good probe ends the back-off
+	}{
+		"refused":                   {refused, true, true},
+		"refused, then a bad probe": {refused, false, true},
+		"500":                       {router.Response{Status: 500}, true, false},
+		"500, then a bad probe":     {router.Response{Status: 500}, false, true},
+		"a pause":                   {router.Response{Status: 429, RetryAfter: 30 * time.Second}, true, false},
+		"a pause, then a bad probe": {router.Response{Status: 503, RetryAfter: 30 * time.Second}, false, true},
+	} {
+		c := newClock()
+		r := newRouter(t, router.Config{AvoidFailing: 16 * time.Second, Now: c.read}, 2)
+		n := 0
+		to := func(id uint64, resp router.Response) {
+			n++
+			d := decided(t, r, fmt.Sprint(n), "ab", func(q *router.Request) { q.Pinned, q.Client = &router.Worker{ID: id}, uint64(n) })
+			resp.Address = d.Address
+			r.Served(d.ID, resp)
+			r.Free(d.ID)
+		}
+		r.Probed(1, true)
+		to(2, router.Response{Status: 200})
+		for range 5 {
+			to(1, q.resp)
+		}
+		if !byID(t, r)[1].Failing {
+			t.Fatalf("%s: the worker is not avoided", name)
+		}
+		c.pass(time.Second)
+		if r.Probed(1, q.first); q.first == false {
+			if !byID(t, r)[1].Failing {
+				t.Errorf("%s: a bad probe ends the back-off", name)
+			}
+			r.Probed(1, true)
+		}
+		if failing := byID(t, r)[1].Failing; failing == q.ends {
+			t.Errorf("%s: after a good probe, failing is %v", name, failing)
+		}
+		if !q.ends {
+			continue
+		}
+		// A try that fails begins a back-off again. The second good probe ends it, the third one does not.
+		for i := range 2 {
+			to(1, refused)
+			if r.Probed(1, true); byID(t, r)[1].Failing != (i == 1) {
+				t.Errorf("%s: after %d tries, failing is %v", name, i+1, i == 0)
+			}
+		}
+		for range 20 {
+			to(2, router.Response{Status: 200})
+		}
+		if r.Probed(1, true); byID(t, r)[1].Failing {
+			t.Errorf("%s: after 20 requests a good probe lets no try through", name)
+		}
+		to(1, router.Response{Status: 200})
+		to(1, refused)
+		if r.Probed(1, true); byID(t, r)[1].Failing {
+			t.Errorf("%s: a good response does not begin the count of tries again", name)
+		}
+	}
+	newRouter(t, router.Config{}, 0).Probed(77, true)
+}
+
+// The only worker of a model is compared with no other. It is not avoided, and its fault says so.
+func TestTheOnlyWorker(t *testing.T) {
+	for n, want := range map[int]string{
+		1: "no other worker of the model can take requests: kvroute does not avoid it",
+		2: "no other worker of the model answered a request in the last 30 minutes: kvroute avoids it",
+	} {
+		c := newClock()
+		r := newRouter(t, router.Config{AvoidFailing: time.Second, Now: c.read}, n)
+		answer := func(i, status int) {
+			d := decided(t, r, fmt.Sprint(i), "ab", func(q *router.Request) { q.Pinned, q.Client = &router.Worker{ID: 1}, uint64(1+i) })
+			r.Served(d.ID, router.Response{Address: d.Address, Status: status})
+			r.Free(d.ID)
+		}
+		for i := range 6 {
+			answer(i, 401)
+		}
+		w := byID(t, r)[1]
+		if len(w.Faults) != 1 || w.Faults[0].What != "answers_errors" || !strings.Contains(w.Faults[0].Text, want) || w.Failing != (n == 2) {
+			t.Errorf("%d workers: failing %v, faults %v", n, w.Failing, w.Faults)
+		}
+		for i := range 60 {
+			answer(100+i, map[bool]int{true: 429, false: 200}[i%3 == 0])
+		}
+		if w := byID(t, r)[1]; n == 1 && len(w.Faults) > 0 {
+			t.Errorf("the only worker answers 429 to a third of its requests, and has the faults %v", w.Faults)
+		}
 	}
 }
 
@@ -100,7 +309,7 @@ func TestOneRequestTriesAWorker(t *testing.T) {
 	r := newRouter(t, router.Config{AvoidFailing: 2 * time.Second, Now: c.read}, 2)
 	store(r, router.Worker{ID: 1}, "abcd")
 	cached := func(id string) router.Decision { return decided(t, r, id, "abcd") }
-	r.Served(cached("a").ID, router.Response{Address: worker(1).Address, Status: 503})
+	r.Served(cached("a").ID, router.Response{Address: worker(1).Address, Status: 503, Local: true})
 	c.now = c.now.Add(2 * time.Second)
 	if d := cached("b"); d.Worker.ID != 1 {
 		t.Fatalf("the trial goes to %v", d.Worker)
@@ -114,7 +323,7 @@ func TestOneRequestTriesAWorker(t *testing.T) {
 	}
 	// A trial that does not end is followed by another one.
 	c.now = c.now.Add(10 * time.Second)
-	r.Served("d", router.Response{Address: worker(1).Address, Status: 503})
+	r.Served("d", router.Response{Address: worker(1).Address, Status: 503, Local: true})
 	for i := range 3 {
 		c.now = c.now.Add(4 * time.Second)
 		if d := cached(fmt.Sprint("trial", i)); d.Worker.ID != 1 {
@@ -228,17 +437,17 @@ func TestResponsesAreSignsOfLife(t *testing.T) {
 	}
 }
 
-// A worker is avoided for as long as it asked for, but at most a minute, and not less than without Retry-After. A
+// A worker is avoided for as long as it asked for, but at most a minute. A
 // response that the proxy did not pass on counts the same, however often it is reported.
 func TestRetryAfterIsHonoured(t *testing.T) {
 	one := worker(1).Address
 	for _, q := range []struct{ asked, want time.Duration }{
-		{0, 2 * time.Second},
-		{time.Second, 2 * time.Second},
+		{0, 0},
+		{time.Second, time.Second},
 		{10 * time.Second, 10 * time.Second},
 		{365 * 24 * time.Hour, time.Minute},
 		{math.MaxInt64, time.Minute},
-		{-time.Hour, 2 * time.Second},
+		{-time.Hour, 0},
 	} {
 		for _, status := range []int{429, 503} {
 			for _, passedOn := range []bool{true, false} {
@@ -252,11 +461,17 @@ func TestRetryAfterIsHonoured(t *testing.T) {
 						_, avoided := r.Served(d.ID, resp)
 						begins += len(avoided)
 					}
-					begins += len(r.Attempted(resp))
+					begins += len(r.Attempted(d.ID, resp))
 					r.Free(d.ID)
 				}
-				if begins != 1 {
+				if begins != min(1, int(q.want)) {
 					t.Errorf("%d, Retry-After %v: the worker is said to be avoided %d times", status, q.asked, begins)
+				}
+				if q.want == 0 {
+					if byID(t, r)[1].Failing {
+						t.Errorf("%d, Retry-After %v: the worker is avoided", status, q.asked)
+					}
+					continue
 				}
 				if c.pass(q.want - 1); !byID(t, r)[1].Failing {
 					t.Errorf("%d, Retry-After %v: the worker is not avoided for %v", status, q.asked, q.want)
@@ -281,14 +496,14 @@ func TestAttempts(t *testing.T) {
 		t.Errorf("the first choice is %+v", w)
 	}
 	signs = nil
-	if got := r.Attempted(router.Response{Address: worker(1).Address, Status: 429, RetryAfter: 5 * time.Second}); len(got) != 0 {
+	if got := r.Attempted("", router.Response{Address: worker(1).Address, Status: 429, RetryAfter: 5 * time.Second}); len(got) != 0 {
 		t.Errorf("a back-off begins twice: %v", got)
 	}
 	if w := byID(t, r)[1]; w.Refuses || !w.Failing || !slices.Equal(signs, []uint64{1}) {
 		t.Errorf("the worker that answered 429 is %+v; signs of life %v", w, signs)
 	}
 	for _, at := range []netip.AddrPort{{}, netip.MustParseAddrPort("10.9.9.9:1")} {
-		if got := r.Attempted(router.Response{Address: at, Status: 429, RetryAfter: time.Minute}); got != nil {
+		if got := r.Attempted("", router.Response{Address: at, Status: 429, RetryAfter: time.Minute}); got != nil {
 			t.Errorf("%v: %v is avoided", at, got)
 		}
 	}
@@ -298,7 +513,7 @@ func TestAttempts(t *testing.T) {
 		info.Address, info.Host, info.OwnHost = netip.MustParseAddrPort("10.0.0.99:80"), host, true
 		set(t, r, info)
 	}
-	if got := r.Attempted(router.Response{Address: netip.MustParseAddrPort("10.0.0.99:80"), Status: 429}); got != nil {
+	if got := r.Attempted("", router.Response{Address: netip.MustParseAddrPort("10.0.0.99:80"), Status: 429}); got != nil {
 		t.Errorf("%v is avoided", got)
 	}
 	for host, want := range map[string]uint64{"b.example": 3, "c.example": 0} {
@@ -308,7 +523,7 @@ func TestAttempts(t *testing.T) {
 		}
 	}
 	off := newRouter(t, router.Config{}, 2)
-	if got := off.Attempted(router.Response{Address: worker(1).Address, Status: 429, RetryAfter: time.Minute}); got != nil || byID(t, off)[1].Failing {
+	if got := off.Attempted("", router.Response{Address: worker(1).Address, Status: 429, RetryAfter: time.Minute}); got != nil || byID(t, off)[1].Failing {
 		t.Errorf("without AvoidFailing: %v", got)
 	}
 }

@@ -50,14 +50,14 @@ func (s *scratch) decided() *Decision {
 func (r *Router) booked(p *pool, s *scratch) error {
 	in, d := &s.input, s.decided()
 	hooks := &r.conf.Hooks
-	fl := flight{pool: p, session: in.session, number: in.number}
+	fl := flight{pool: p, session: in.session, number: in.number, origin: originOf(in.Request, in.hashes.local)}
 	if in.SessionFinal {
 		fl.session = 0
 	} else if in.session != 0 && hooks.TellSession != nil {
 		fl.name = new(in.Session)
 	}
 	fl.lapses, fl.rebind = !in.Owned, s.choices.worker.sessionMoves
-	fl.first, fl.second, fl.held = d.Worker, d.Second.Worker, int32(d.Second.OverlapBlocks)
+	fl.chose(d.Worker, d.Second.Worker, d.Second.OverlapBlocks)
 	fl.guess = p.known.guess(d.Time, &in.hashes, &s.result.booked)
 	r.expect(p, s)
 	if fl.leg = d.Prefill != nil; fl.leg {
@@ -167,8 +167,9 @@ type flight struct {
 	pool    *pool        // that has the request's slot; nil for no flight
 	number  uint64       // of the decision: unique among flights, never 0
 	peer    uint64       // router replica that booked the request; 0 = this one
-	first   Worker       // that the request was booked on
-	second  Worker       // second choice
+	ids     [2]uint64    // of the workers that the request was booked on, and of the second choice
+	ranks   [2]uint32    // of these workers
+	origin  origin       // zero for a peer's request
 	held    int32        // blocks of the prompt that the second choice holds
 	rebind  bool         // bind the session even if it is bound to another worker
 	lapses  bool         // the request ends when it loses its slot, because no caller has to free it
@@ -178,6 +179,17 @@ type flight struct {
 	guess   guess        // predicted blocks, until the first token confirms them
 	outcome *openOutcome // nil without [Hooks.Finished], for legs, and for peers' requests
 }
+
+// chose notes the workers of a decision, and how many blocks of the prompt the second choice holds.
+func (f *flight) chose(first, second Worker, held int) {
+	f.ids, f.ranks, f.held = [2]uint64{first.ID, second.ID}, [2]uint32{first.DPRank, second.DPRank}, int32(held)
+}
+
+// first is the worker that the request was booked on.
+func (f *flight) first() Worker { return Worker{f.ids[0], f.ranks[0]} }
+
+// second is the second choice; the zero value without one.
+func (f *flight) second() Worker { return Worker{f.ids[1], f.ranks[1]} }
 
 // The memory of peers' requests is limited, because a program on the bus may make up any number of them.
 const (

@@ -41,12 +41,11 @@ type core struct {
 	waiting  map[string]*waiter    // the requests in the queue, by id
 	woken    []*waiter             // requests that left the queue, or must count their overlap again
 
-	turn  uint64 // booked requests so far
-	looks uint64 // choices so far that were not to be booked
-	// attempts is the number of entries of the proxy's log so far that were noted as responses.
-	attempts uint64
-	expired  int // slots so far that expired: without an owner, and not freed
-	skipped  int // thresholds so far that could not be applied
+	turn    uint64 // bookings so far
+	legs    uint64 // those of prefill legs
+	looks   uint64 // choices so far that were not to be booked
+	expired int    // slots so far that expired: without an owner, and not freed
+	skipped int    // thresholds so far that could not be applied
 
 	plain [prefillPart + 1]plainCandidates // by part
 
@@ -176,11 +175,14 @@ func (c *core) takeSlot(in *decisionInput, ch *choice, d *Decision, hasLeg bool,
 		return false
 	}
 	c.turn++
+	if ch.part == prefillPart {
+		c.legs++
+	}
 	e.routed++
 	if ch.tries && e.info.Health > Degraded {
 		e.tries.begin(ch.time)
 	}
-	if e.avoid.booked(ch.time, c.conf.AvoidFailing) {
+	if e.avoid.try(ch.time, c.conf.AvoidFailing, c.bookings(e)) {
 		c.changes++
 	}
 	if in.prompt.tokens > 0 && !hasLeg {
@@ -273,66 +275,85 @@ func (c *core) moveSlot(now time.Time, id string, to, cached, blocks int, s *ser
 	}
 }
 
-// answered notes the response of a worker: whether it is a sign of life, and whether it is a failure. Gateway
-// errors (502 to 504) and 429 begin a back-off at once. Other errors begin one if the worker answers them far
-// more often than the others.
+// bookings returns the number of bookings so far of the kind that a worker takes: prefill legs, or others.
+func (c *core) bookings(e *entry) uint64 {
+	if e.info.Role == Prefill {
+		return c.legs
+	}
+	return c.turn - c.legs
+}
+
+// avoids says whether a worker gets no requests because it failed.
+func (c *core) avoids(now time.Time, e *entry) bool {
+	until, waits := e.avoid.ends(c.bookings(e))
+	return waits || now.Before(until)
+}
+
+// answered notes the response of a worker, or that none came in time: whether it is a sign of life, and whether it is
+// a failure. A failure begins a back-off if the worker asks for a pause, or if it fails far more often than the others.
 func (c *core) answered(now time.Time, ord int, fl *flight, r Response, s *serving) {
 	e := &c.entries[ord]
 	a := &e.avoid
 	class, failed := classOf(r.Status)
-	if r.Status < 500 {
+	switch {
+	case r.Late:
+		class, failed, r.Status = late, true, 0
+	case r.Status < 500:
 		if e.signed(now) {
 			s.sign = e.worker.ID
 		}
 		if a.gaveResponse(); class != tooMany {
 			a.answered = now
 		}
+	default:
+		a.gaveResponse()
 	}
 	if MayBeRepeated(r.Status) && !a.tells(-1) {
 		return // attempted noted it
 	}
-	from := answerOrigin{class, r.Client, r.Prefix}
-	if from.client == 0 && from.prefix == 0 {
-		from.client = fl.number
-	}
+	c.judge(now, ord, answerOrigin{class, fl.origin}, r, failed, s)
+}
+
+// judge notes a response of a worker, and avoids the worker if it fails.
+func (c *core) judge(now time.Time, ord int, from answerOrigin, r Response, failed bool, s *serving) {
+	a := &c.entries[ord].avoid
 	a.answers = a.answers.note(now, from, r.Status, failed)
-	if !failed {
-		if a.served(now) {
-			c.changes++
-		}
-		return
-	}
-	fails := class == tooMany || r.Status >= 502 && r.Status <= 504
-	if !fails {
-		fails, _ = c.errsMore(now, ord, class)
-	}
-	if fails {
-		c.backOff(now, ord, r.RetryAfter, s)
+	a.counts(failed)
+	switch {
+	case failed:
+		c.backOff(now, ord, c.errsMore(now, ord, from.class), r.RetryAfter, s)
+	case a.served(now):
+		c.changes++
 	}
 }
 
-// backOff avoids a worker that refused a request with a response, for as long as it asked for or longer.
-func (c *core) backOff(now time.Time, ord int, pause time.Duration, s *serving) {
+// backOff avoids a worker that failed with a response, for as long as it asked for, and if fails is set for as long as
+// a worker that gives no response.
+func (c *core) backOff(now time.Time, ord int, fails bool, pause time.Duration, s *serving) {
 	if c.conf.AvoidFailing <= 0 {
 		return
 	}
 	e := &c.entries[ord]
-	begins := e.avoid.fail(now, c.conf.AvoidFailing)
-	if e.avoid.pause(now, pause) || begins {
+	booked := c.bookings(e)
+	begins := fails && e.avoid.fail(now, c.conf.AvoidFailing, booked)
+	if e.avoid.pause(now, pause, booked) || begins {
 		c.changes++
 		failed := 0.
 		if a := e.avoid.answers; a != nil {
-			class, _ := classOf(a.status)
+			class := late
+			if a.status != 0 {
+				class, _ = classOf(a.status)
+			}
 			failed = a.failed[class]
 		}
 		s.avoided = append(s.avoided, Avoided{e.worker, int(failed + 0.5)})
 	}
 }
 
-// attempted notes that the worker at an address answered an attempt of a request with 429 or 503. [core.served] is
-// told of the same response if the proxy passed it on; it counts once. The log does not tell the client, so each
-// response counts as one to a client of its own.
-func (c *core) attempted(now time.Time, r Response) (s serving) {
+// attempted notes that the worker at an address answered an attempt of the request in fl with 429 or 503. fl is the
+// zero value if the request is not known. [core.served] is told of the same response if the proxy passed it on; it
+// counts once.
+func (c *core) attempted(now time.Time, fl *flight, r Response) (s serving) {
 	for _, ord := range c.order {
 		e := &c.entries[ord]
 		if !e.isAt(r.Address, r.Host) {
@@ -340,17 +361,29 @@ func (c *core) attempted(now time.Time, r Response) (s serving) {
 		}
 		a := &e.avoid
 		a.answered = now
+		if a.absolve(now, fl.number) {
+			c.changes++
+		}
 		a.gaveResponse()
 		if r.Status < 500 && e.signed(now) {
 			s.sign = e.worker.ID
 		}
 		if class, failed := classOf(r.Status); a.tells(1) {
-			c.attempts++
-			a.answers = a.answers.note(now, answerOrigin{class: class, client: c.attempts}, r.Status, failed)
+			c.judge(now, ord, answerOrigin{class, fl.origin}, r, failed, &s)
+		} else {
+			c.backOff(now, ord, false, r.RetryAfter, &s)
 		}
-		c.backOff(now, ord, r.RetryAfter, &s)
 	}
 	return s
+}
+
+// probed notes the result of a probe of a worker's health.
+func (c *core) probed(now time.Time, id uint64, good bool) {
+	for _, ord := range c.ordinals(id) {
+		if e := &c.entries[ord]; e.avoid.probed(now, good, c.bookings(e)) {
+			c.changes++
+		}
+	}
 }
 
 // served notes which worker answered a request. The slot follows that worker.
@@ -365,16 +398,18 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 		if local || r.Status >= 500 {
 			e.failures++
 		}
+		if (local || r.Late) && e.avoid.answered.After(now.Add(-age)) {
+			return
+		}
 		if !local {
 			c.answered(now, ord, fl, r, &s)
 			return
 		}
-		if e.avoid.answered.After(now.Add(-age)) {
-			return
-		}
 		e.avoid.gaveNone(now)
-		if e.avoid.fail(now, c.conf.AvoidFailing) {
+		e.avoid.counts(true)
+		if e.avoid.fail(now, c.conf.AvoidFailing, c.bookings(e)) {
 			c.changes++
+			e.avoid.blamed = fl.number // until the log of attempts says that it responded
 			s.avoided = append(s.avoided, Avoided{Worker: e.worker})
 		}
 	}
@@ -382,11 +417,11 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 	if !booked {
 		return s
 	}
-	if c.entries[ord].worker != fl.first {
+	if c.entries[ord].worker != fl.first() {
 		return s // the slot moved before
 	}
-	at := c.at(ord, r.Address, fl.second, r.Asked)
-	if at >= 0 && !r.Local && !r.TokenAwaited {
+	at := c.at(ord, r.Address, fl.second(), r.Asked)
+	if at >= 0 && !r.Local && !r.Late && !r.TokenAwaited {
 		c.slots.Answered(at)
 	}
 	if at == ord || at < 0 {
@@ -403,7 +438,7 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 	} // else the proxy did not try this worker
 	strike(at, r.Local)
 	cached := 0
-	if c.entries[at].worker == fl.second {
+	if c.entries[at].worker == fl.second() {
 		cached = int(fl.held) * c.blockSize
 	}
 	if c.moveSlot(now, id, at, cached, 0, &s); s.moved {

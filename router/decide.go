@@ -264,8 +264,12 @@ func (c *core) collect(in *decisionInput, ch *choice, worst Health) (until time.
 		excluded := e.exclude(in, ch.part)
 		if excluded == "" {
 			var h Health
-			if h, excluded = e.healthNow(now); excluded == ExcludedFailing {
-				until = earlier(until, e.avoid.end())
+			if h, excluded = c.healthNow(now, e); excluded == ExcludedFailing {
+				if ends, waits := e.avoid.ends(c.bookings(e)); now.Before(ends) {
+					until = earlier(until, ends)
+				} else if waits {
+					until = now // do not keep the list: the next booking may end the back-off
+				}
 			} else if e.info.Group != "" {
 				until = now // do not keep the list: a group's health depends on the age of its summary
 			}
@@ -459,7 +463,7 @@ func (c *core) second(ch *choice, leg *Decision, req *Request) int {
 	best := -1
 	doubtful := func(i int) bool {
 		e := &c.entries[ch.candidates[i]]
-		return e.avoid.trying || e.info.Refuses || e.info.Health > Degraded
+		return e.avoid.trying || e.avoid.failing || e.info.Refuses || e.info.Health > Degraded
 	}
 	less := func(i, j int) bool {
 		if of, other := doubtful(i), doubtful(j); of != other {

@@ -553,7 +553,7 @@ func TestSessionsFollowTheStateOfTheirWorker(t *testing.T) {
 		}, health(router.Healthy)},
 		{"avoided", func(t *testing.T, r *router.Router, _ uint64, d router.Decision) {
 			t.Helper()
-			r.Served(d.ID, router.Response{Address: d.Address, Asked: 1, Status: 503})
+			r.Served(d.ID, router.Response{Address: d.Address, Asked: 1, Status: 503, Local: true})
 		}, health(router.Healthy)},
 		{"gone", func(_ *testing.T, r *router.Router, id uint64, _ router.Decision) { r.RemoveWorker(id) }, health(router.Healthy)},
 	} {

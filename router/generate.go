@@ -122,7 +122,7 @@ func (g *generation) failed(d *Decision, err error) (again bool) {
 		g.BrokeOff(d.Address)
 		return false
 	case MayBeRepeated(resp.Status):
-		g.Attempted(resp)
+		g.Attempted(g.id, resp)
 		refused = true
 	}
 	if again = refused && d.Second.Address.IsValid(); !again { // else the answer of the second choice reports this one, too

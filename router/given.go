@@ -177,7 +177,7 @@ func (r *Router) Giver(request string, at netip.AddrPort) (w Worker, known bool)
 		if !booked {
 			return
 		}
-		if ord = c.at(ord, at, fl.second, 0); ord >= 0 {
+		if ord = c.at(ord, at, fl.second(), 0); ord >= 0 {
 			w, known = c.entries[ord].worker, true
 		}
 	})
@@ -238,12 +238,12 @@ func (r *Router) Holder(ctx context.Context, id string) (d Decision, known bool)
 
 // reachable reports whether a worker is healthy enough for requests that no other worker can answer. If no
 // worker is healthy, each one is.
-func (r *ranks) reachable(now time.Time, ord int) bool {
+func (c *core) reachable(now time.Time, ord int) bool {
 	serves := func(ord int) bool {
-		h, _ := r.entries[ord].healthNow(now)
+		h, _ := c.healthNow(now, &c.entries[ord])
 		return h <= Degraded
 	}
-	return serves(ord) || !slices.ContainsFunc(r.order, serves)
+	return serves(ord) || !slices.ContainsFunc(c.order, serves)
 }
 
 // hold pins the request in s to the worker that gave out the id in it. Without such a worker, or if the worker cannot

@@ -303,7 +303,7 @@ func TestSummarize(t *testing.T) {
 	change(4, func(i *router.WorkerInfo) { i.Health = router.Degraded })
 	change(5, func(i *router.WorkerInfo) { i.Role = router.Prefill })
 	expect("others do not count", router.Summary{Healthy: 2, Degraded: 1, Busy: 1, PendTokens: 24, ActiveRequests: 2, ActiveBlocks: 4, TotalBlocks: 50, HeldTokens: 48})
-	r.Served("1", router.Response{Status: 503, Address: worker(1).Address})
+	r.Served("1", router.Response{Status: 503, Local: true, Address: worker(1).Address})
 	expect("all are busy", router.Summary{Healthy: 1, Degraded: 2, Busy: 1, PendTokens: 120, ActiveRequests: 1, ActiveBlocks: 15, TotalBlocks: 50, HeldTokens: 120})
 	change(2, func(i *router.WorkerInfo) { i.Health = router.Unhealthy })
 	expect("some stand in", router.Summary{Degraded: 2, PendTokens: 24, ActiveRequests: 2, ActiveBlocks: 4, TotalBlocks: 100, HeldTokens: 48})

@@ -219,7 +219,7 @@ func TestGenerateAvoidsWhoFails(t *testing.T) {
 		failing bool
 	}{
 		"refused":              {err: refused, n: 1, failing: true},
-		"502":                  {err: &router.StatusError{Status: 502}, n: 1, failing: true},
+		"502":                  {err: &router.StatusError{Status: 502}, n: 5, failing: true},
 		"500 once":             {err: &router.StatusError{Status: 500}, n: 4},
 		"500 again and again":  {err: &router.StatusError{Status: 500}, n: 5, failing: true},
 		"its client's mistake": {err: &router.StatusError{Status: 422}, n: 9},
@@ -241,7 +241,7 @@ func TestGenerateAvoidsWhoFails(t *testing.T) {
 				}
 			}
 			for i := range c.n {
-				for range r.Generate(ctx, router.Request{ID: fmt.Sprint(i), Model: "m", Pinned: &router.Worker{ID: 1}}, by) {
+				for range r.Generate(ctx, router.Request{ID: fmt.Sprint(i), Model: "m", Client: uint64(1 + i), Pinned: &router.Worker{ID: 1}}, by) {
 				}
 			}
 			if states := byID(t, r); states[1].Failing != c.failing || states[2].Failing || states[1].ActiveRequests != 0 {

@@ -42,7 +42,7 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 	case !news:
 		return false
 	case fl.peer != 0:
-		r.tellPeers(Change{Kind: FirstToken, ID: id, Owner: fl.peer, Worker: fl.first})
+		r.tellPeers(Change{Kind: FirstToken, ID: id, Owner: fl.peer, Worker: fl.first()})
 		return true
 	}
 	if fl.name != nil {

@@ -183,7 +183,7 @@ func (c *core) summarize(now time.Time) Summary {
 		if e.info.Draining || e.info.Role == Prefill {
 			continue
 		}
-		if h, _ := e.healthNow(now); h <= Degraded {
+		if h, _ := c.healthNow(now, e); h <= Degraded {
 			standing[h] = append(standing[h], ord)
 		}
 	}

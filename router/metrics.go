@@ -104,10 +104,10 @@ func (r *Router) observeWith(k *meter.Maker) {
 		return n
 	}))
 	k.Gauge("kvroute.router.workers", "{worker}", "Workers known, by model and health.", func(o meter.Observe) {
-		count := func(shown string, counts func(e *entry) bool) {
+		count := func(shown string, counts func(c *core, e *entry) bool) {
 			r.perModel(func(c *core) (n int) {
 				for _, ord := range c.order {
-					if counts(&c.entries[ord]) {
+					if counts(c, &c.entries[ord]) {
 						n++
 					}
 				}
@@ -115,9 +115,9 @@ func (r *Router) observeWith(k *meter.Maker) {
 			})(func(n float64, a ...string) { o(n, append(a, "health", shown)...) })
 		}
 		for h := range expected {
-			count(h.String(), func(e *entry) bool { return !e.info.Draining && e.shownHealth(r.conf.Now()) == h })
+			count(h.String(), func(c *core, e *entry) bool { return !e.info.Draining && c.shownHealth(r.conf.Now(), e) == h })
 		}
-		count("draining", func(e *entry) bool { return e.info.Draining && e.info.Health != expected })
+		count("draining", func(_ *core, e *entry) bool { return e.info.Draining && e.info.Health != expected })
 	})
 	k.Gauge("kvroute.router.queue.size", "{request}", "Requests that wait for a worker, by model.", r.perModel(func(c *core) int { return len(c.waiting) }))
 	k.Gauge("kvroute.router.given.ids", "{id}", "Ids of stored responses and sessions that are bound to the worker that gave them out.", func(o meter.Observe) { o(float64(r.given.len())) })

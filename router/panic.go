@@ -15,8 +15,7 @@ import (
 // not. An avoided worker is a candidate only if all candidates are avoided.
 func (c *core) collectWorse(in *decisionInput, ch *choice) {
 	if c.collect(in, ch, Degraded); len(ch.candidates) > 0 {
-		avoided := func(e *entry) bool { return ch.time.Before(e.avoid.end()) }
-		c.leaveOutUnlessAll(ch, ExcludedFailing, avoided)
+		c.leaveOutUnlessAll(ch, ExcludedFailing, func(e *entry) bool { return c.avoids(ch.time, e) })
 		c.addTries(ch)
 		return
 	}
@@ -29,7 +28,7 @@ func (c *core) collectWorse(in *decisionInput, ch *choice) {
 	c.leaveOutUnlessAll(ch, ExcludedRefused, func(e *entry) bool { return e.info.Refuses && !starting(e) })
 	c.leaveOutUnlessAll(ch, ExcludedHealth, func(e *entry) bool { return starting(e) || !e.info.Unproved })
 	c.leaveOutUnlessAll(ch, ExcludedHealth, func(e *entry) bool { return !starting(e) })
-	c.leaveOutUnlessAll(ch, ExcludedFailing, func(e *entry) bool { return ch.time.Before(e.avoid.end()) })
+	c.leaveOutUnlessAll(ch, ExcludedFailing, func(e *entry) bool { return c.avoids(ch.time, e) })
 	ch.panics = len(ch.candidates) > 0 && !starting(&c.entries[ch.candidates[0]])
 }
 
@@ -56,7 +55,7 @@ func (c *core) addTries(ch *choice) (unproved bool) {
 	refusing := false
 	for _, ord := range ch.candidates {
 		e := &c.entries[ord]
-		if !e.info.Unproved && !ch.time.Before(e.avoid.end()) {
+		if !e.info.Unproved && !c.avoids(ch.time, e) {
 			return false
 		}
 		refusing = refusing || e.info.Refuses
@@ -65,7 +64,7 @@ func (c *core) addTries(ch *choice) (unproved bool) {
 	for i, ord := range c.order {
 		e := &c.entries[ord]
 		if ch.exclusions[i] == ExcludedHealth && e.info.Unproved && (refusing || !e.info.Refuses) &&
-			!e.avoid.refuses(ch.time) && !ch.time.Before(e.tries.until) && !ch.time.Before(e.avoid.end()) {
+			!e.avoid.refuses(ch.time) && !ch.time.Before(e.tries.until) && !c.avoids(ch.time, e) {
 			ch.exclusions[i], ch.tries = "", true
 		}
 		if ch.exclusions[i] == "" {

@@ -179,7 +179,8 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 		r.metrics.peersRefused.Add(1)
 		return false
 	}
-	fl := flight{pool: p, peer: peer, first: c.Worker, number: peerNumbers + r.peerFlights.Add(1)}
+	fl := flight{pool: p, peer: peer, number: peerNumbers + r.peerFlights.Add(1)}
+	fl.chose(c.Worker, Worker{}, 0)
 	if !r.flights.begin(key, fl) {
 		was := r.flights.get(key)
 		if was.peer != peer || was.pool != nil && was.pool.holds(key) {
@@ -234,7 +235,7 @@ func (r *Router) peerMoved(now time.Time, key string, fl flight, c *Change) (kno
 	case !known:
 		r.flights.end(key, fl.peer, 0)
 	case s.moved:
-		fl.first = c.Worker
+		fl.chose(c.Worker, Worker{}, 0)
 		r.guessMoved(now, key, fl, s)
 	}
 	return known

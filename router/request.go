@@ -99,6 +99,10 @@ type Request struct {
 	// DecisionTimeout, if above 0, is how long the decision may take, without the time in
 	// the queue. The error is then [ErrDecisionTimeout].
 	DecisionTimeout time.Duration
+	// Client and Prefix say where the request comes from: hashes of the client's address and of the beginning of the
+	// prompt; 0 = unknown. A worker is avoided because of its answers only if they went to at least three clients or
+	// prefixes. Without both, the first block of the prompt is the prefix. They have no effect on the decision.
+	Client, Prefix uint64
 	// Labels are kept with the decision. They have no effect on it.
 	Labels Labels
 	// Arrival is for [Hooks.Finished]. It has no effect on the decision.

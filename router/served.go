@@ -33,9 +33,9 @@ type Response struct {
 	// RetryAfter is the time for which a response with status 429 or 503 asks to send no further request; 0
 	// without one. The worker is avoided for that time, at most a minute.
 	RetryAfter time.Duration
-	// Client and Prefix say where the request came from: hashes of the client's address and of the beginning of
-	// the prompt. With 0 for both, the request counts as one of a client of its own.
-	Client, Prefix uint64
+	// Late says that the proxy made the response, because the worker's did not begin in time. Unlike a
+	// failed connection, one such failure begins no back-off: the request itself may be too long.
+	Late bool
 }
 
 // MayBeRepeated says whether the proxy may send a request to another worker after a response of this status. It logs
@@ -122,6 +122,18 @@ func (r *Router) BrokeOff(address netip.AddrPort) {
 	})
 }
 
+// Probed notes the result of a probe of a worker's health. A good probe may end a back-off; it never begins one.
+// Unknown ids are ignored. It may be called by any number of goroutines.
+func (r *Router) Probed(id uint64, good bool) {
+	r.fleet.RLock()
+	p := r.owners[id]
+	r.fleet.RUnlock()
+	if p != nil {
+		now := r.conf.Now()
+		p.update(now, func(c *core) { c.probed(now, id, good) })
+	}
+}
+
 // poolAt returns the pool of the worker at an address, if there is exactly one; see [ranks.workersAt].
 func (r *Router) poolAt(address netip.AddrPort, host string) (at *pool, found bool) {
 	workers := 0
@@ -135,18 +147,20 @@ func (r *Router) poolAt(address netip.AddrPort, host string) (at *pool, found bo
 	return at, workers == 1
 }
 
-// Attempted notes that a worker answered an attempt of a request with status 429 or 503. The proxy may have sent
-// the request to another worker then, so that [Router.Served] does not tell it. Only Address, Host, Status and
-// RetryAfter of the response count. Attempted returns the workers that are avoided from now on. An address
-// of no worker is ignored, and so is one of several workers that Host does not tell apart.
-func (r *Router) Attempted(resp Response) (avoided []Avoided) {
+// Attempted notes that a worker answered an attempt of a booked request with status 429 or 503. The proxy may have
+// sent the request to another worker then, so that [Router.Served] does not tell it. Only Address, Host, Status and
+// RetryAfter of the response count. Attempted returns the workers that are avoided from now on. All requests of
+// unknown ids count as those of one client. An address of no worker is ignored, and so is one of several workers
+// that Host does not tell apart.
+func (r *Router) Attempted(id string, resp Response) (avoided []Avoided) {
+	fl := r.flights.get(id)
 	now := r.conf.Now()
 	at, found := r.poolAt(resp.Address, resp.Host)
 	if !found {
 		return nil
 	}
 	var s serving
-	at.update(now, func(c *core) { s = c.attempted(now, resp) })
+	at.update(now, func(c *core) { s = c.attempted(now, &fl, resp) })
 	if s.sign != 0 && r.conf.Hooks.Answered != nil {
 		r.conf.Hooks.Answered(s.sign)
 	}

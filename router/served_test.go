@@ -261,12 +261,20 @@ func TestFailingWorkersAreAvoided(t *testing.T) {
 	c := &clock{time.Unix(1000, 0)}
 	r := newRouter(t, router.Config{AvoidFailing: 2 * time.Second, Now: c.read}, 2)
 	one := worker(1).Address
+	clients := uint64(0)
 	fail := func(resp router.Response) bool {
 		t.Helper()
-		d := decided(t, r, "x", "abcd", func(q *router.Request) { q.Pinned = &router.Worker{ID: 1} })
+		clients++
+		d := decided(t, r, "x", "abcd", func(q *router.Request) { q.Pinned, q.Client = &router.Worker{ID: 1}, clients })
 		defer r.Free(d.ID)
 		_, avoided := r.Served(d.ID, resp)
 		return len(avoided) > 0
+	}
+	others := func() {
+		for range 20 {
+			decided(t, r, "other", "abcd", func(q *router.Request) { q.Pinned = &router.Worker{ID: 2} })
+			r.Free("other")
+		}
 	}
 	refused := router.Response{Address: one, Status: 503, Local: true}
 	for _, seconds := range []int{2, 4, 8, 16, 32, 32} {
@@ -278,19 +286,25 @@ func TestFailingWorkersAreAvoided(t *testing.T) {
 			t.Fatalf("after almost %d s: %v, %+v", seconds, d.Worker, byID(t, r)[1])
 		}
 		r.Free("y")
+		others() // after ten failures, tries are limited by the number of requests, too
 		if c.now = c.now.Add(1); byID(t, r)[1].Failing {
 			t.Fatalf("the worker is avoided after %d s", seconds)
 		}
 	}
 	c.now = c.now.Add(61 * time.Second)
 	fail(refused)
+	others()
 	if c.now = c.now.Add(2 * time.Second); byID(t, r)[1].Failing {
 		t.Error("failures are not forgotten after a minute")
 	}
 
 	c.now = c.now.Add(61 * time.Second)
+	for range 20 {
+		fail(router.Response{Address: one, Status: 200})
+	}
+	c.now = c.now.Add(31 * time.Minute)
 	for status, times := range map[int]int{
-		502: 1, 503: 1, 504: 1, 429: 1, 500: 5, 501: 5, 401: 5, 403: 5, 404: 5, 400: 0, 413: 0, 422: 0, 200: 0,
+		502: 5, 503: 5, 504: 5, 429: 5, 500: 5, 501: 5, 401: 5, 403: 5, 404: 5, 400: 0, 413: 0, 422: 0, 200: 0,
 	} {
 		for i := range 8 {
 			if begins := fail(router.Response{Address: one, Status: status}); begins != (i+1 == times) {
@@ -300,8 +314,11 @@ func TestFailingWorkersAreAvoided(t *testing.T) {
 		if times == 0 != !byID(t, r)[1].Failing {
 			t.Errorf("status %d: failing %v", status, byID(t, r)[1].Failing)
 		}
-		c.now = c.now.Add(6 * time.Minute) // earlier responses no longer count
-		fail(router.Response{Address: one, Status: 200})
+		c.now = c.now.Add(31 * time.Minute) // earlier responses no longer count
+		for range 8 {
+			fail(router.Response{Address: one, Status: 200})
+		}
+		c.now = c.now.Add(31 * time.Minute)
 	}
 
 	fail(refused)

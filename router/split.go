@@ -248,8 +248,8 @@ func (r *Router) endLeg(id string, computed bool) {
 // beginLeg adds the prefill leg of a booked request to the flights.
 func (r *Router) beginLeg(p *pool, s *scratch) {
 	in, d := &s.choices.legInput, s.result.decision.Prefill
-	fl := flight{pool: p, number: peerNumbers + r.peerFlights.Add(1), lapses: !in.Owned}
-	fl.first, fl.second, fl.held = d.Worker, d.Second.Worker, int32(d.Second.OverlapBlocks)
+	fl := flight{pool: p, number: peerNumbers + r.peerFlights.Add(1), lapses: !in.Owned, origin: originOf(in.Request, in.hashes.local)}
+	fl.chose(d.Worker, d.Second.Worker, d.Second.OverlapBlocks)
 	fl.guess = p.known.guess(d.Time, &in.hashes, &s.result.legBooked)
 	r.flights.begin(in.ID, fl)
 	if r.conf.Hooks.Tell != nil {

@@ -149,7 +149,7 @@ func TestRepeatedAnswersAreErrors(t *testing.T) {
 			c := newClock()
 			r := newRouter(t, router.Config{AvoidFailing: time.Second, Now: c.read}, 2)
 			for i := range 6 {
-				d := decided(t, r, fmt.Sprint(i), "ab", func(q *router.Request) { q.Pinned = &router.Worker{ID: 2} })
+				d := decided(t, r, fmt.Sprint(i), "ab", func(q *router.Request) { q.Pinned, q.Client = &router.Worker{ID: 2}, uint64(1+i) })
 				for _, tell := range told {
 					tell(r, d.ID, router.Response{Address: d.Address, Status: status})
 				}
@@ -164,7 +164,7 @@ func TestRepeatedAnswersAreErrors(t *testing.T) {
 	}
 }
 
-func logged(r *router.Router, _ string, resp router.Response)  { r.Attempted(resp) }
+func logged(r *router.Router, id string, resp router.Response) { r.Attempted(id, resp) }
 func served(r *router.Router, id string, resp router.Response) { r.Served(id, resp) }
 
 // A worker that fails is no reason to try none of the workers whose probes are silent, and a worker that still loads
@@ -184,11 +184,11 @@ func TestAFailingWorkerIsNotTheOnlyOne(t *testing.T) {
 		health(4, router.Starting, true) // still loads
 		got := map[uint64]int{}
 		for i := range 200 {
-			d := decided(t, r, fmt.Sprint(i), "ab")
+			d := decided(t, r, fmt.Sprint(i), "ab", func(q *router.Request) { q.Client, q.Prefix = uint64(1+i%5), 1 })
 			got[d.Worker.ID]++
 			switch d.Worker.ID {
 			case 1:
-				r.Served(d.ID, router.Response{Address: d.Address, Status: max(status, 503*(1-min(status, 1))), Local: status == 0, Client: uint64(i % 5), Prefix: 1})
+				r.Served(d.ID, router.Response{Address: d.Address, Status: max(status, 503*(1-min(status, 1))), Local: status == 0})
 			case 2, 3:
 				r.Served(d.ID, router.Response{Address: d.Address, Status: 200})
 				health(d.Worker.ID, router.Healthy, true)
@@ -213,7 +213,7 @@ func TestOrderWithoutAHealthyWorker(t *testing.T) {
 	}
 	got := map[uint64]int{}
 	for i := range 100 {
-		d := decided(t, r, fmt.Sprint(i), "ab")
+		d := decided(t, r, fmt.Sprint(i), "ab", func(q *router.Request) { q.Client = uint64(1 + i) })
 		got[d.Worker.ID]++
 		if !d.Panic {
 			t.Error("no worker is healthy, and the decision does not say so")

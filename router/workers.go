@@ -67,11 +67,11 @@ func (e *entry) setInfo(info *WorkerInfo) {
 
 // healthNow returns the health of a worker for a decision, and the reason if it is not
 // healthy.
-func (e *entry) healthNow(now time.Time) (Health, Exclusion) {
+func (c *core) healthNow(now time.Time, e *entry) (Health, Exclusion) {
 	switch {
 	case e.info.Health != Healthy:
 		return e.info.Health, ExcludedHealth
-	case now.Before(e.avoid.end()):
+	case c.avoids(now, e):
 		return Degraded, ExcludedFailing
 	case e.info.Group != "":
 		return e.groupHealth(now)
@@ -79,7 +79,7 @@ func (e *entry) healthNow(now time.Time) (Health, Exclusion) {
 	return Healthy, ""
 }
 
-// end is the time until which the worker is avoided.
+// end is the time until which the worker is avoided, at least.
 func (a *avoidance) end() time.Time {
 	if a.trial.After(a.until) {
 		return a.trial
@@ -87,12 +87,15 @@ func (a *avoidance) end() time.Time {
 	return a.until
 }
 
-// booked notes that the worker gets a request. It reports whether a trial period begins.
-func (a *avoidance) booked(now time.Time, first time.Duration) bool {
-	if !a.trying || now.Before(a.end()) {
+// try notes that the worker gets a request. It reports whether a trial period begins.
+func (a *avoidance) try(now time.Time, first time.Duration, booked uint64) bool {
+	if until, waits := a.ends(booked); !a.trying || waits || now.Before(until) {
 		return false
 	}
-	a.trial = now.Add(first)
+	if !a.trial.IsZero() {
+		a.counts(true) // the try before got no response in time
+	}
+	a.trial, a.booked = now.Add(first), booked
 	return true
 }
 

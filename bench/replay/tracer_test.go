@@ -31,7 +31,7 @@ func (deaf) Abandon(string) bool                        { return true }
 func (deaf) Leave(string, bool) bool                    { return true }
 func (deaf) PrefillFailed(string) error                 { return nil }
 func (deaf) ReportUsage(string, router.Usage)           {}
-func (deaf) Attempted(router.Response) []router.Avoided { return nil }
+func (deaf) Attempted(string, router.Response) []router.Avoided { return nil }
 func (deaf) BrokeOff(netip.AddrPort)                    {}
 func (deaf) Gave(string, router.Worker) bool            { return true }
 func (deaf) Holder(context.Context, string) (router.Decision, bool) {

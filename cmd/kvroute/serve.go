@@ -237,7 +237,7 @@ func (s *server) openFleet() (err error) {
 	}
 	s.compared = fleet.NewComparison(fleet.ComparisonConfig{Faults: s.faults.set, Workers: s.direct})
 	if s.prober, err = fleet.NewProber(fleet.ProberConfig{
-		Probed: s.registry.Probed, Load: s.rankLoads, Compare: s.compared, Client: s.client, Log: s.log, Meter: s.metrics.Meter("fleet"),
+		Probed: s.probed, Load: s.rankLoads, Compare: s.compared, Client: s.client, Log: s.log, Meter: s.metrics.Meter("fleet"),
 	}); err != nil {
 		return err
 	}
@@ -247,6 +247,13 @@ func (s *server) openFleet() (err error) {
 	}
 	s.warnOfWorkers()
 	return nil
+}
+
+// probed passes on the result of a health probe: to the record of the worker's health, and to the router, which may
+// avoid the worker.
+func (s *server) probed(id uint64, result fleet.Probed, err error) {
+	s.registry.Probed(id, result, err)
+	s.router.Probed(id, result == fleet.ProbeAnswered)
 }
 
 func (s *server) openExtproc() (err error) {
