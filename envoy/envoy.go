@@ -95,10 +95,11 @@ type Failover = string
 
 // The ways to reach the second choice.
 const (
-	// Composite uses the address in the header x-dynamo-worker-fallback, inside or outside the pool.
+	// Composite uses the addresses in the headers x-dynamo-worker-fallback and x-dynamo-worker-fallback-2, inside or
+	// outside the pool.
 	// kvroute's --second-choice must be header.
 	Composite Failover = "composite"
-	// List uses the next address in the header x-dynamo-worker. Envoy ignores addresses
+	// List uses the next addresses in the header x-dynamo-worker. Envoy ignores addresses
 	// outside the pool. kvroute's --second-choice must be list.
 	List Failover = "list"
 	// NoFailover answers with an error.
@@ -171,6 +172,7 @@ func (c Config) values() map[string]any {
 		"settable":  openai.SettableHeaders(),
 		"client_id": openai.ClientRequestID,
 		"errors":    c.errors(),
+		"fallbacks": map[string]string{"worker-second": "x-dynamo-worker-fallback", "worker-third": "x-dynamo-worker-fallback-2"},
 		"silence": map[string]int64{
 			"idle":     int64(max(time.Second, c.SilenceTimeout/3) / time.Second),
 			"interval": int64(max(time.Second, c.SilenceTimeout/6) / time.Second),

@@ -225,7 +225,7 @@ func TestContract(t *testing.T) {
 		}
 		clusters = append(clusters, r.GetRoute().GetCluster())
 	}
-	if diff := cmp.Diff([]string{"workers", "workers-apart", "workers", "workers-apart", "pool"}, clusters); diff != "" {
+	if diff := cmp.Diff([]string{"workers", "workers-apart", "workers", "workers-apart", "workers", "workers-apart", "pool"}, clusters); diff != "" {
 		t.Errorf("routes (-want +got):\n%s", diff)
 	}
 	var filters []string
@@ -238,7 +238,7 @@ func TestContract(t *testing.T) {
 	if n := len(hcm.GetEarlyHeaderMutationExtensions()); n != 1 {
 		t.Errorf("%d early header mutations: clients could name workers", n)
 	}
-	if diff := cmp.Diff(openai.Hints, host.GetRoutes()[5].GetRequestHeadersToRemove()); diff != "" {
+	if diff := cmp.Diff(openai.Hints, host.GetRoutes()[7].GetRequestHeadersToRemove()); diff != "" {
 		t.Errorf("hints (-list +the pool's route):\n%s", diff)
 	}
 	filter := &extprocv3.ExternalProcessor{}

@@ -18,15 +18,18 @@ import (
 const (
 	headerWorker   = "x-dynamo-worker"
 	headerFallback = "x-dynamo-worker-fallback"
-	// Envoy replaces the request's Host by the value of headerHost, for both choices. headerFallbackHost is that of
-	// the second choice if it answers another Host only, for an Envoy that sends metaHosts.
+	headerThird    = "x-dynamo-worker-fallback-2"
+	// Envoy replaces the request's Host by the value of headerHost, for all choices. headerFallbackHost and
+	// headerThirdHost are those of the other choices if they answer another Host only, for an Envoy that sends metaHosts.
 	headerHost         = "x-dynamo-worker-host"
 	headerFallbackHost = "x-dynamo-worker-fallback-host"
+	headerThirdHost    = "x-dynamo-worker-fallback-2-host"
 	headerRequestID    = "x-dynamo-request-id"
-	// The ranks of these two workers if they differ, for an Envoy that sends metaRanks. Its upstream
+	// The ranks of these workers if they differ, for an Envoy that sends metaRanks. Its upstream
 	// filter sets headerVLLMRank of each attempt from them.
 	headerFirstRank    = "x-dynamo-rank"
 	headerFallbackRank = "x-dynamo-rank-fallback"
+	headerThirdRank    = "x-dynamo-rank-fallback-2"
 )
 
 // route answers all unanswered messages of the request, of which m is the last one, with the
@@ -67,14 +70,22 @@ func (c *Config) destination(d *router.Decision) []string {
 	if d.Host != "" {
 		headers = append(headers, headerHost, d.Host)
 	}
-	switch second := c.second(d); {
+	switch second, third := c.second(d), c.third(d); {
 	case !second.IsValid():
 	case c.SecondChoice == SecondList:
-		headers[1] = c.endpoints(d)
+		if headers[1] = c.endpoints(d); third.IsValid() {
+			headers[1] += "," + third.String()
+		}
 	default:
 		headers = append(headers, headerFallback, second.String())
 		if d.Second.NameHost {
 			headers = append(headers, headerFallbackHost, d.Second.Host)
+		}
+		if third.IsValid() {
+			headers = append(headers, headerThird, third.String())
+		}
+		if third.IsValid() && d.Third.NameHost {
+			headers = append(headers, headerThirdHost, d.Third.Host)
 		}
 	}
 	if c.EndpointPicker {
@@ -91,13 +102,25 @@ func (c *Config) second(d *router.Decision) (a netip.AddrPort) {
 	return a
 }
 
+// third returns the third choice if it and the second one may serve.
+func (c *Config) third(d *router.Decision) (a netip.AddrPort) {
+	if c.second(d).IsValid() && d.Third.Address.IsValid() && c.mayServe(d.Third.Address) {
+		a = d.Third.Address
+	}
+	return a
+}
+
 // mayServe reports whether requests may be sent to an address.
 func (c *Config) mayServe(a netip.AddrPort) bool { return c.Networks.Check(a) == nil }
 
 // rankHeaders returns the headers that name the rank or the instance to the worker, or the group and its
 // worker to the router of a group, as name, value, name, value.
 func (h *head) rankHeaders(d *router.Decision) []string {
-	second := d.Second
+	second, third := d.Second, d.Third
+	// differs reports whether another choice, if there is one, needs another rank or Host in its request.
+	differs := func(s router.Second) bool {
+		return s.Address.IsValid() && (s.NameHost || !s.NameRank || s.Worker.DPRank != d.Worker.DPRank)
+	}
 	switch {
 	case d.Group != "":
 		headers := []string{headerGroup, d.Group}
@@ -106,11 +129,14 @@ func (h *head) rankHeaders(d *router.Decision) []string {
 		}
 		return headers
 	case !d.NameRank: // the server chooses a rank by itself
-	case h.rankPerAttempt && second.Address.IsValid() && (second.NameHost || !second.NameRank || second.Worker.DPRank != d.Worker.DPRank):
+	case h.rankPerAttempt && (differs(second) || differs(third)):
 		// Envoy removes headerVLLMRank of a request whose workers have different Host headers, too.
 		headers := []string{headerFirstRank, fmt.Sprint(d.Worker.DPRank)}
 		if second.NameRank {
 			headers = append(headers, headerFallbackRank, fmt.Sprint(second.Worker.DPRank))
+		}
+		if third.NameRank {
+			headers = append(headers, headerThirdRank, fmt.Sprint(third.Worker.DPRank))
 		}
 		return headers
 	default:

@@ -30,7 +30,7 @@ const (
 
 // The ways in which Envoy receives the second choice, to which it sends a request that its worker refuses.
 const (
-	// SecondHeader names the second choice in x-dynamo-worker-fallback.
+	// SecondHeader names the second choice in x-dynamo-worker-fallback, the third in x-dynamo-worker-fallback-2.
 	SecondHeader = "header"
 	// SecondList names it behind the first one in x-dynamo-worker.
 	SecondList = "list"

@@ -366,29 +366,33 @@ func TestRanksAreNamed(t *testing.T) {
 	}
 }
 
-// If Envoy names the rank of each attempt, kvroute sends both ranks where they differ.
-func TestRanksOfBothAttempts(t *testing.T) {
+// If Envoy names the rank of each attempt, kvroute sends all ranks where they differ.
+func TestRanksOfAllAttempts(t *testing.T) {
 	at := netip.MustParseAddrPort("10.0.0.7:8000")
 	for name, c := range map[string]struct {
-		second router.Second
-		want   [3]string // first, fallback, rank of both
+		second, third router.Second
+		want          [4]string // first, fallbacks, rank of all
 	}{
-		"other ranks":       {router.Second{Address: at, NameRank: true, Worker: router.Worker{ID: 8, DPRank: 5}}, [3]string{"3", "5", ""}},
-		"the same rank":     {router.Second{Address: at, NameRank: true, Worker: router.Worker{ID: 8, DPRank: 3}}, [3]string{"", "", "3"}},
-		"a rank of its own": {router.Second{Address: at, Worker: router.Worker{ID: 8}}, [3]string{"3", "", ""}},
-		"no second choice":  {router.Second{}, [3]string{"", "", "3"}},
+		"other ranks": {router.Second{Address: at, NameRank: true, Worker: router.Worker{ID: 8, DPRank: 5}}, router.Second{}, [4]string{"3", "5", "", ""}},
+		"another rank third": {
+			router.Second{Address: at, NameRank: true, Worker: router.Worker{ID: 8, DPRank: 3}},
+			router.Second{Address: at, NameRank: true, Worker: router.Worker{ID: 9, DPRank: 6}}, [4]string{"3", "3", "6", ""},
+		},
+		"the same rank":     {router.Second{Address: at, NameRank: true, Worker: router.Worker{ID: 8, DPRank: 3}}, router.Second{}, [4]string{"", "", "", "3"}},
+		"a rank of its own": {router.Second{Address: at, Worker: router.Worker{ID: 8}}, router.Second{}, [4]string{"3", "", "", ""}},
+		"no second choice":  {router.Second{}, router.Second{}, [4]string{"", "", "", "3"}},
 	} {
 		h := newHarness(t, extproc.Config{})
 		h.router.will(func(_ context.Context, req router.Request) (router.Decision, error) {
 			if !req.RankPerAttempt {
 				t.Errorf("%s: the router does not know that each attempt has its own rank", name)
 			}
-			return router.Decision{Engine: "vllm", NameRank: true, Worker: router.Worker{ID: 7, DPRank: 3}, Address: at, Second: c.second}, nil
+			return router.Decision{Engine: "vllm", NameRank: true, Worker: router.Worker{ID: 7, DPRank: 3}, Address: at, Second: c.second, Third: c.third}, nil
 		})
 		request := chat(hello)
 		request.Metadata = []string{"x-dynamo-rank-per-attempt", "true"}
 		x := h.Do(request)
-		if got := [3]string{x.Header["x-dynamo-rank"], x.Header["x-dynamo-rank-fallback"], x.Header["x-data-parallel-rank"]}; got != c.want {
+		if got := [4]string{x.Header["x-dynamo-rank"], x.Header["x-dynamo-rank-fallback"], x.Header["x-dynamo-rank-fallback-2"], x.Header["x-data-parallel-rank"]}; got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 		x.End()

@@ -436,6 +436,9 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 	if r.Asked != 1 {
 		strike(ord, true) // the proxy tried another worker after it
 	} // else the proxy did not try this worker
+	if second, known := c.find(fl.second()); known && r.Asked > 2 && second != at {
+		strike(second, true)
+	}
 	strike(at, r.Local)
 	cached := 0
 	if c.entries[at].worker == fl.second() {

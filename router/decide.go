@@ -446,21 +446,21 @@ func (c *core) chooseByMode(ch *choice) {
 	ch.reason = cmp.Or(ch.reason, reason)
 }
 
-// second returns the candidate that gets the request if the chosen worker does not take it; -1 without
-// such a candidate. It is the candidate of another process with the lowest cost, and a worker that failed last or
-// is not healthy only if there is no other. Of equal costs, the fewest pending tokens decide, then the fewest
-// requests. There are three conditions:
+// second returns the candidate that gets the request if the chosen worker does not take it, and the one that gets it
+// if that candidate does not take it either; -1 without such a candidate. They are the candidates of two other
+// processes with the lowest costs, and workers that failed last or are not healthy only if there is no other. Of equal
+// costs, the fewest pending tokens decide, then the fewest requests. There are three conditions:
 //
-//   - If the request must name one rank for both, the candidates have the same rank. With RankPerAttempt
+//   - If the request must name one rank for all, the candidates have the same rank. With RankPerAttempt
 //     each of them gets its own rank.
-//   - If the request has a prefill leg, the second candidate has the engine of the leg's worker, because the
-//     request contains parameters of the leg. It is another process than that worker.
-//   - If the second candidate answers one Host header only, the first one has the same Host header, unless each of
-//     them gets its own (HostPerAttempt).
-func (c *core) second(ch *choice, leg *Decision, req *Request) int {
+//   - If the request has a prefill leg, they have the engine of the leg's worker, because the
+//     request contains parameters of the leg. They are other processes than that worker.
+//   - If one of them answers one Host header only, the first one has the same Host header, unless each of them gets
+//     its own (HostPerAttempt).
+func (c *core) second(ch *choice, leg *Decision, req *Request) (best, next int) {
 	first := &c.entries[ch.candidates[ch.chosen]]
 	named := !req.RankPerAttempt && first.info.wantsRank(first.worker.DPRank)
-	best := -1
+	best, next = -1, -1
 	doubtful := func(i int) bool {
 		e := &c.entries[ch.candidates[i]]
 		return e.avoid.trying || e.avoid.failing || e.info.Refuses || e.info.Health > Degraded
@@ -474,7 +474,7 @@ func (c *core) second(ch *choice, leg *Decision, req *Request) int {
 			cmp.Or(cmp.Compare(a.PendTokens, b.PendTokens), cmp.Compare(a.ActiveRequests, b.ActiveRequests)) < 0
 	}
 	for i, ord := range ch.candidates {
-		if best >= 0 && !less(i, best) {
+		if next >= 0 && !less(i, next) {
 			continue // skipped early: to read thousands of entries is slow
 		}
 		e := &c.entries[ord]
@@ -483,12 +483,20 @@ func (c *core) second(ch *choice, leg *Decision, req *Request) int {
 		case !req.HostPerAttempt && e.info.OwnHost && e.info.Host != first.info.Host:
 		case leg != nil && (e.worker.ID == leg.Worker.ID || e.info.Engine != leg.Engine):
 		case named && (e.worker.DPRank != first.worker.DPRank || !e.info.wantsRank(e.worker.DPRank)):
-			// The request names one rank for both workers.
-		default:
+			// The request names one rank for all workers.
+		case best < 0:
 			best = i
+		case c.entries[ch.candidates[best]].worker.ID == e.worker.ID:
+			if less(i, best) {
+				best = i
+			}
+		case less(i, best):
+			best, next = i, best
+		default:
+			next = i
 		}
 	}
-	return best
+	return best, next
 }
 
 // prefer chooses the worker that the request prefers, if it is a candidate.

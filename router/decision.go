@@ -59,6 +59,9 @@ type Decision struct {
 	// legs, and if the request has WantSecond. It has no address if there is no other candidate, if
 	// the worker is pinned, or if a hard session is bound to it.
 	Second Second `json:"second,omitzero"`
+	// Third gets the request if Second does not take it either. It has no address if Second has none, or if
+	// there is no third candidate. Prefill legs have none.
+	Third Second `json:"third,omitzero"`
 
 	// Prefill is the request's prefill leg: a decision of its own, for another worker. When the leg
 	// has ended, the caller passes its ID to [Router.Free]. Prefill is nil if Worker computes the
@@ -151,7 +154,7 @@ type Second struct {
 	WorkerName    string         `json:"worker_name,omitempty"`
 	Address       netip.AddrPort `json:"address"`
 	Host          string         `json:"host,omitempty"`      // as of [Decision]
-	NameHost      bool           `json:"-"`                   // it answers this Host only, and the first choice has another one
+	NameHost      bool           `json:"-"`                   // it answers this Host only, and a choice before it has another one
 	NameRank      bool           `json:"name_rank,omitempty"` // as [Decision.NameRank]
 	OverlapBlocks int            `json:"overlap_blocks"`      // leading blocks of the prompt that the worker holds
 }
@@ -257,15 +260,26 @@ func (c *core) makeDecision(
 		d.Member = in.member(e, &c.slots, ord)
 	}
 	if in.WantSecond && in.Pinned == nil && (ch.reason != ReasonSession || !c.conf.Sessions.Hard) {
-		if at := c.second(ch, leg, in.Request); at >= 0 {
-			first, e := &c.entries[ord], &c.entries[ch.candidates[at]]
-			other := e.info.OwnHost && e.info.Host != first.info.Host
-			d.Second = Second{e.worker, e.info.Name, e.address(), e.info.Host, other, e.info.wantsRank(e.worker.DPRank), ch.inputs[at].OverlapBlocks}
+		second, third := c.second(ch, leg, in.Request)
+		d.Second = c.choiceOf(ch, second, false)
+		if ch.part != prefillPart {
+			d.Third = c.choiceOf(ch, third, d.Second.NameHost)
 		}
 	}
 	if list != nil && in.listCandidates {
 		d.Candidates, d.Omitted = slices.Clone(list.workers), list.omitted
 	}
+}
+
+// choiceOf returns a candidate as a second or third choice; the zero value for -1. named says that a choice before it
+// has a Host of its own.
+func (c *core) choiceOf(ch *choice, at int, named bool) Second {
+	if at < 0 {
+		return Second{}
+	}
+	first, e := &c.entries[ch.candidates[ch.chosen]], &c.entries[ch.candidates[at]]
+	nameHost := e.info.OwnHost && (named || e.info.Host != first.info.Host)
+	return Second{e.worker, e.info.Name, e.address(), e.info.Host, nameHost, e.info.wantsRank(e.worker.DPRank), ch.inputs[at].OverlapBlocks}
 }
 
 // toCompute is the number of prompt tokens that a worker with these cached blocks has to compute. An engine

@@ -43,8 +43,8 @@ func TestSecondChoice(t *testing.T) {
 			set(t, r, two)
 			for _, id := range []string{"a", "b", "c", "d", "e"} {
 				d := decided(t, r, id, "abcd")
-				if s := d.Second; !s.Address.IsValid() || s.Worker.ID == d.Worker.ID || s.Address == d.Address {
-					t.Errorf("decision for %v, second choice %+v", d.Worker, s)
+				if s, third := d.Second.Worker.ID, d.Third.Worker.ID; s == 0 || third == 0 || s == d.Worker.ID || third == d.Worker.ID || s == third || !d.Third.Address.IsValid() {
+					t.Errorf("decision for %v, second choice %+v, third choice %+v", d.Worker, d.Second, d.Third)
 				}
 			}
 			if d := decided(t, r, "not asked", "abcd", func(q *router.Request) { q.WantSecond = false }); d.Second.Address.IsValid() {
@@ -58,11 +58,22 @@ func TestSecondChoice(t *testing.T) {
 	r := newRouter(t, router.Config{Scoring: classic(1)}, 3)
 	store(r, router.Worker{ID: 3}, "abcdef")
 	store(r, router.Worker{ID: 1}, "abcd")
-	if d := decided(t, r, "a", "abcdef"); d.Worker.ID != 3 || d.Second.Worker.ID != 1 || d.Second.OverlapBlocks != 4 {
-		t.Errorf("decision for %v, second choice %+v; want 3, then 1 with 4 blocks", d.Worker, d.Second)
+	if d := decided(t, r, "a", "abcdef"); d.Worker.ID != 3 || d.Second.Worker.ID != 1 || d.Second.OverlapBlocks != 4 || d.Third.Worker.ID != 2 {
+		t.Errorf("decision for %v, second choice %+v, third %+v; want 3, then 1 with 4 blocks, then 2", d.Worker, d.Second, d.Third)
+	}
+	// The proxy tried all three: the first two gave no response, and the slot moves to the third.
+	failing := newRouter(t, router.Config{AvoidFailing: time.Minute}, 4)
+	d := decided(t, failing, "a", "abcd")
+	if moved, avoided := failing.Served("a", router.Response{Address: d.Third.Address, Status: 200, Asked: 3}); !moved || len(avoided) != 2 {
+		t.Errorf("the third choice served: moved %v, avoided %v", moved, avoided)
+	}
+	for id, w := range byID(t, failing) {
+		if want := id == d.Worker.ID || id == d.Second.Worker.ID; w.Failing != want || w.ActiveRequests != map[bool]int{true: 1}[id == d.Third.Worker.ID] {
+			t.Errorf("the third choice served: worker %d is failing %v, want %v, with %d requests", id, w.Failing, want, w.ActiveRequests)
+		}
 	}
 	alone := newRouter(t, router.Config{}, 1)
-	if d := decided(t, alone, "a", "abcd"); d.Second.Address.IsValid() {
+	if d := decided(t, alone, "a", "abcd"); d.Second.Address.IsValid() || d.Third.Address.IsValid() {
 		t.Errorf("the only worker's second choice: %+v", d.Second)
 	}
 }

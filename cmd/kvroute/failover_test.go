@@ -93,6 +93,36 @@ func TestTheSecondChoiceServes(t *testing.T) {
 	}
 }
 
+// Two workers die at once: the request goes to the third choice, and neither of the two gets another one.
+func TestTheThirdChoiceServes(t *testing.T) {
+	t.Parallel() // mostly waits
+	for failover, choice := range map[envoy.Failover]string{envoy.Composite: "header", envoy.List: "list"} {
+		t.Run(failover, func(t *testing.T) {
+			d := newStack(t, 3, []string{"--speed", "20"})
+			d.EnvoyConfig.Failover, d.EnvoyConfig.PoolFile = failover, filepath.Join(d.Dir, "pool.json")
+			d.begin(t, "--second-choice", choice, "--endpoint-file", d.EnvoyConfig.PoolFile, "--avoid-failing", "1m")
+			content := strings.Repeat("a prefix to be found again ", 50)
+			reply(t, d, "POST", chatPath, chatBody(content, 4, true), nil)
+			settle(t, d)
+			reply(t, d, "POST", chatPath, chatBody(content, 4, true), nil)
+			idle(t, d)
+			chosen := newest(t, d)
+			kill(t, d.named(t, chosen.WorkerName))
+			kill(t, d.named(t, chosen.Second.WorkerName))
+			resp, body := reply(t, d, "POST", chatPath, chatBody(content, 4, true), nil)
+			if got := resp.Header.Get("X-Sim-Worker"); resp.StatusCode != 200 || got != chosen.Third.WorkerName {
+				t.Fatalf("status %d from %q, want %q: %s", resp.StatusCode, got, chosen.Third.WorkerName, body)
+			}
+			eventually(t, "the decision does not say who served", func() bool { return newest(t, d).Served == chosen.Third.Address })
+			for _, w := range workers(t, d) {
+				if w.Failing != (w.Name != chosen.Third.WorkerName) {
+					t.Errorf("%s: failing %v", w.Name, w.Failing)
+				}
+			}
+		})
+	}
+}
+
 // A worker that answers 503 has not begun the request, so another one may serve it.
 func TestA503IsServedByAnother(t *testing.T) {
 	d := newStack(t, 2, []string{"--speed", "20"})
