@@ -168,6 +168,7 @@ func (c *core) choose(now time.Time, in *decisionInput, p part, s *scorer.Settin
 	if err := c.eligible(in, ch); err != nil {
 		return err
 	}
+	c.addBound(in, ch)
 	c.advanceTime(now)
 	c.measure(in, why, ch)
 	mayWait := c.queue != nil && why != look

@@ -92,6 +92,31 @@ func (c *core) collectPinned(in *decisionInput, ch *choice) {
 	})
 }
 
+// addBound makes a candidate of the worker that a hard session is bound to, since no other worker may take the
+// request: if it is avoided because of its answers, or if nothing but the silence of its probes or heartbeats speaks
+// against it.
+func (c *core) addBound(in *decisionInput, ch *choice) {
+	if !c.conf.Sessions.Hard || in.session == 0 || in.Pinned != nil {
+		return
+	}
+	ord, bound := c.sessions.worker(ch.time, in.session)
+	if !bound || slices.Contains(ch.candidates, ord) {
+		return
+	}
+	e := &c.entries[ord]
+	mayServe := e.info.Health <= Degraded || e.info.Unproved && !e.info.Refuses
+	if e.exclude(in, ch.part) != "" || !mayServe || e.avoid.refuses(ch.time) {
+		return
+	}
+	at, _ := c.search(e.worker)
+	ch.exclusions[at] = ""
+	place := slices.IndexFunc(ch.candidates, func(other int) bool { return c.entries[other].worker.Compare(e.worker) > 0 })
+	if place < 0 {
+		place = len(ch.candidates)
+	}
+	ch.candidates = slices.Insert(ch.candidates, place, ord)
+}
+
 // leaveOutUnlessAll is leaveOut unless that would remove all candidates.
 func (c *core) leaveOutUnlessAll(ch *choice, why Exclusion, selects func(*entry) bool) {
 	if slices.ContainsFunc(ch.candidates, func(ord int) bool { return !selects(&c.entries[ord]) }) {

@@ -234,3 +234,53 @@ func TestOrderWithoutAHealthyWorker(t *testing.T) {
 		}
 	}
 }
+
+// The requests of a hard session go to its worker if that may serve, however many come at once.
+func TestHardSessionsOfAWorkerThatMayServe(t *testing.T) {
+	for name, q := range map[string]struct {
+		change func(w *router.WorkerInfo)
+		serves bool
+	}{
+		"silent probes":      {func(w *router.WorkerInfo) { w.Health, w.Unproved = router.Unhealthy, true }, true},
+		"expired":            {func(w *router.WorkerInfo) { w.Health, w.Unproved = router.Expired, true }, true},
+		"degraded":           {func(w *router.WorkerInfo) { w.Health = router.Degraded }, true},
+		"its probe says 503": {func(w *router.WorkerInfo) { w.Health = router.Unhealthy }, false},
+		"its probe refused":  {func(w *router.WorkerInfo) { w.Health, w.Unproved, w.Refuses = router.Unhealthy, true, true }, false},
+		"draining":           {func(w *router.WorkerInfo) { w.Draining = true }, false},
+	} {
+		r := newRouter(t, router.Config{AvoidFailing: time.Minute, Sessions: router.SessionConfig{TTL: time.Hour, Hard: true}}, 3)
+		n := 0
+		turn := func(to *router.Worker) (router.Decision, error) {
+			n++
+			return r.BestWorker(t.Context(), router.Request{ID: fmt.Sprint(n), Model: "m", Tokens: prompt("ab"), Session: "s", Pinned: to})
+		}
+		if _, err := turn(&router.Worker{ID: 2}); err != nil {
+			t.Fatal(err)
+		}
+		r.MarkPrefillCompleted("1")
+		w := worker(2)
+		q.change(&w)
+		set(t, r, w)
+		for range 4 {
+			if d, err := turn(nil); (err == nil) != q.serves || q.serves && (d.Worker.ID != 2 || d.Reason != router.ReasonSession) {
+				t.Errorf("%s: worker %d by %q, %v", name, d.Worker.ID, d.Reason, err)
+			}
+		}
+		if q.serves {
+			continue
+		}
+		// A worker that is avoided for its answers has no substitute either; one that gives none is not asked.
+		set(t, r, worker(2))
+		for _, resp := range []router.Response{{Status: 429, RetryAfter: time.Minute}, {Status: 503, Local: true}} {
+			d, err := turn(nil)
+			if err != nil || d.Worker.ID != 2 {
+				t.Fatalf("%s: healthy again: worker %d, %v", name, d.Worker.ID, err)
+			}
+			resp.Address = d.Address
+			r.Served(d.ID, resp)
+		}
+		if d, err := turn(nil); err == nil {
+			t.Errorf("%s: the worker gives no response, and the session goes to worker %d", name, d.Worker.ID)
+		}
+	}
+}
