@@ -24,7 +24,7 @@ import (
 //
 // Invariants:
 //
-//   - No client alone begins a back-off by the worker's answers: they count by their share; see [core.errsMore].
+//   - No client alone begins a back-off by the worker's answers: they count by their share; see [ranks.errsMore].
 //     Two things begin one at once: a failure without a response, and a pause that the worker asked for.
 //   - After freeFailures failures, a worker that is not in the state normal gets at most one of triesEvery+1
 //     bookings of its pool, however few these are. At high rates the time of a back-off makes it fewer.
@@ -46,7 +46,7 @@ type avoidance struct {
 
 	failures int    // each failure adds 1, each good response subtracts 1; from 0 to mostFailures
 	failing  bool   // the last response was a failure, or none came
-	booked   uint64 // [core.bookings] when the last back-off or try began
+	booked   uint64 // [ranks.bookings] when the last back-off or try began
 	// Since the last good response: tries that good probes began. Since the last failure: whether a probe failed.
 	probeTries  int
 	probeFailed bool
@@ -62,11 +62,6 @@ const (
 	triesEvery     = 20 // bookings of other workers between two tries
 	freeProbeTries = 2
 )
-
-// ends returns when the worker is avoided no longer: by time, and, if waits is set, only after more bookings.
-func (a *avoidance) ends(booked uint64) (until time.Time, waits bool) {
-	return a.end(), a.trying && a.failures >= freeFailures && booked-a.booked < triesEvery
-}
 
 // counts adds a failure or a good response to the number of failures.
 func (a *avoidance) counts(failed bool) {
@@ -252,19 +247,6 @@ type answerOrigin struct {
 	origin
 }
 
-// origin is the client of a request and the beginning of its prompt, as short hashes; see [Request.Client]. All
-// requests of an unknown origin have the zero value, so they count as one.
-type origin struct{ client, prefix uint32 }
-
-// originOf returns the origin of a request. blocks are the local hashes of its prompt.
-func originOf(req *Request, blocks []uint64) origin {
-	o := origin{uint32(req.Client), uint32(req.Prefix)}
-	if o == (origin{}) && len(blocks) > 0 {
-		o.prefix = uint32(blocks[0])
-	}
-	return o
-}
-
 const (
 	answersKept = 0.97
 	answersLife = 30 * time.Minute // without a response, after which earlier ones no longer count
@@ -317,25 +299,25 @@ func (a *answers) widespread(class errorClass) bool {
 }
 
 // errsMore says whether the worker answers errors of a class far more often than the other workers of its pool.
-func (c *core) errsMore(now time.Time, ord int, class errorClass) bool {
-	failed, all, alone := c.others(now, ord, class)
-	return !alone && c.errs(now, ord, class, failed/max(1, all))
+func (r *ranks) errsMore(now time.Time, ord int, class errorClass) bool {
+	failed, all, alone := r.others(now, ord, class)
+	return !alone && r.errs(now, ord, class, failed/max(1, all))
 }
 
 // errs says whether the share of errors of a class among the worker's responses is far above another share.
-func (c *core) errs(now time.Time, ord int, class errorClass, others float64) bool {
-	a := c.entries[ord].avoid.answers
+func (r *ranks) errs(now time.Time, ord int, class errorClass, others float64) bool {
+	a := r.entries[ord].avoid.answers
 	return a != nil && a.failed[class] >= leastErrors && now.Sub(a.last) <= answersLife && a.widespread(class) &&
 		a.failed[class]/a.all > 2*others+errorShare
 }
 
 // others counts the latest responses of the other workers of the pool: the errors of a class, and all. alone says that
 // no other worker can take requests, so that there is nothing to compare with.
-func (c *core) others(now time.Time, ord int, class errorClass) (failed, all float64, alone bool) {
+func (r *ranks) others(now time.Time, ord int, class errorClass) (failed, all float64, alone bool) {
 	alone = true
-	for _, other := range c.order {
-		e := &c.entries[other]
-		if e.worker.ID == c.entries[ord].worker.ID {
+	for _, other := range r.order {
+		e := &r.entries[other]
+		if e.worker.ID == r.entries[ord].worker.ID {
 			continue // ranks of one process fail together
 		}
 		alone = alone && (e.info.Draining || e.info.Health > Degraded && !e.info.Unproved)
@@ -349,15 +331,15 @@ func (c *core) others(now time.Time, ord int, class errorClass) (failed, all flo
 
 // answerFault returns the fault of a worker that answers errors far more often than the others, or of the only worker
 // of a model, if it answers errors to most requests.
-func (c *core) answerFault(now time.Time, ord int) (fault Fault, found bool) {
-	a := c.entries[ord].avoid.answers
+func (r *ranks) answerFault(now time.Time, ord int) (fault Fault, found bool) {
+	a := r.entries[ord].avoid.answers
 	for class := range errorClasses {
-		failed, all, alone := c.others(now, ord, class)
+		failed, all, alone := r.others(now, ord, class)
 		share := failed / max(1, all)
 		if alone {
 			share = aloneShare
 		}
-		if !c.errs(now, ord, class, share) {
+		if !r.errs(now, ord, class, share) {
 			continue
 		}
 		compared := fmt.Sprintf("and the other workers of the model to %.0f %% of theirs: kvroute avoids it", 100*share)

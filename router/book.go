@@ -221,6 +221,19 @@ func (f *flights) countLocked(id string, peer uint64, by int) {
 	}
 }
 
+// origin is the client of a request and the beginning of its prompt, as short hashes; see [Request.Client]. All
+// requests of an unknown origin have the zero value, so they count as one.
+type origin struct{ client, prefix uint32 }
+
+// originOf returns the origin of a request. blocks are the local hashes of its prompt.
+func originOf(req *Request, blocks []uint64) origin {
+	o := origin{uint32(req.Client), uint32(req.Prefix)}
+	if o == (origin{}) && len(blocks) > 0 {
+		o.prefix = uint32(blocks[0])
+	}
+	return o
+}
+
 // begin returns false if a request with this id is in flight.
 func (f *flights) begin(id string, fl flight) bool {
 	f.mu.Lock()

@@ -41,8 +41,6 @@ type core struct {
 	waiting  map[string]*waiter    // the requests in the queue, by id
 	woken    []*waiter             // requests that left the queue, or must count their overlap again
 
-	turn    uint64 // bookings so far
-	legs    uint64 // those of prefill legs
 	looks   uint64 // choices so far that were not to be booked
 	expired int    // slots so far that expired: without an owner, and not freed
 	skipped int    // thresholds so far that could not be applied
@@ -275,20 +273,6 @@ func (c *core) moveSlot(now time.Time, id string, to, cached, blocks int, s *ser
 	}
 }
 
-// bookings returns the number of bookings so far of the kind that a worker takes: prefill legs, or others.
-func (c *core) bookings(e *entry) uint64 {
-	if e.info.Role == Prefill {
-		return c.legs
-	}
-	return c.turn - c.legs
-}
-
-// avoids says whether a worker gets no requests because it failed.
-func (c *core) avoids(now time.Time, e *entry) bool {
-	until, waits := e.avoid.ends(c.bookings(e))
-	return waits || now.Before(until)
-}
-
 // answered notes the response of a worker, or that none came in time: whether it is a sign of life, and whether it is
 // a failure. A failure begins a back-off if the worker asks for a pause, or if it fails far more often than the others.
 func (c *core) answered(now time.Time, ord int, fl *flight, r Response, s *serving) {
@@ -378,10 +362,10 @@ func (c *core) attempted(now time.Time, fl *flight, r Response) (s serving) {
 }
 
 // probed notes the result of a probe of a worker's health.
-func (c *core) probed(now time.Time, id uint64, good bool) {
-	for _, ord := range c.ordinals(id) {
-		if e := &c.entries[ord]; e.avoid.probed(now, good, c.bookings(e)) {
-			c.changes++
+func (r *ranks) probed(now time.Time, id uint64, good bool) {
+	for _, ord := range r.ordinals(id) {
+		if e := &r.entries[ord]; e.avoid.probed(now, good, r.bookings(e)) {
+			r.changes++
 		}
 	}
 }

@@ -168,7 +168,9 @@ func (c *core) choose(now time.Time, in *decisionInput, p part, s *scorer.Settin
 	if err := c.eligible(in, ch); err != nil {
 		return err
 	}
-	c.addBound(in, ch)
+	if c.conf.Sessions.Hard && in.session != 0 && in.Pinned == nil {
+		c.addBound(in, ch)
+	}
 	c.advanceTime(now)
 	c.measure(in, why, ch)
 	mayWait := c.queue != nil && why != look
@@ -445,59 +447,6 @@ func (c *core) chooseByMode(ch *choice) {
 		ch.equal = scorer.Equals(ch.costs, ch.chosen)
 	}
 	ch.reason = cmp.Or(ch.reason, reason)
-}
-
-// second returns the candidate that gets the request if the chosen worker does not take it, and the one that gets it
-// if that candidate does not take it either; -1 without such a candidate. They are the candidates of two other
-// processes with the lowest costs, and workers that failed last or are not healthy only if there is no other. Of equal
-// costs, the fewest pending tokens decide, then the fewest requests. There are three conditions:
-//
-//   - If the request must name one rank for all, the candidates have the same rank. With RankPerAttempt
-//     each of them gets its own rank.
-//   - If the request has a prefill leg, they have the engine of the leg's worker, because the
-//     request contains parameters of the leg. They are other processes than that worker.
-//   - If one of them answers one Host header only, the first one has the same Host header, unless each of them gets
-//     its own (HostPerAttempt).
-func (c *core) second(ch *choice, leg *Decision, req *Request) (best, next int) {
-	first := &c.entries[ch.candidates[ch.chosen]]
-	named := !req.RankPerAttempt && first.info.wantsRank(first.worker.DPRank)
-	best, next = -1, -1
-	doubtful := func(i int) bool {
-		e := &c.entries[ch.candidates[i]]
-		return e.avoid.trying || e.avoid.failing || e.info.Refuses || e.info.Health > Degraded
-	}
-	less := func(i, j int) bool {
-		if of, other := doubtful(i), doubtful(j); of != other {
-			return other
-		}
-		a, b := &ch.inputs[i], &ch.inputs[j]
-		return ch.costs[i] < ch.costs[j] || ch.costs[i] == ch.costs[j] &&
-			cmp.Or(cmp.Compare(a.PendTokens, b.PendTokens), cmp.Compare(a.ActiveRequests, b.ActiveRequests)) < 0
-	}
-	for i, ord := range ch.candidates {
-		if next >= 0 && !less(i, next) {
-			continue // skipped early: to read thousands of entries is slow
-		}
-		e := &c.entries[ord]
-		switch {
-		case e.worker.ID == first.worker.ID:
-		case !req.HostPerAttempt && e.info.OwnHost && e.info.Host != first.info.Host:
-		case leg != nil && (e.worker.ID == leg.Worker.ID || e.info.Engine != leg.Engine):
-		case named && (e.worker.DPRank != first.worker.DPRank || !e.info.wantsRank(e.worker.DPRank)):
-			// The request names one rank for all workers.
-		case best < 0:
-			best = i
-		case c.entries[ch.candidates[best]].worker.ID == e.worker.ID:
-			if less(i, best) {
-				best = i
-			}
-		case less(i, best):
-			best, next = i, best
-		default:
-			next = i
-		}
-	}
-	return best, next
 }
 
 // prefer chooses the worker that the request prefers, if it is a candidate.

@@ -273,13 +273,66 @@ func (c *core) makeDecision(
 
 // choiceOf returns a candidate as a second or third choice; the zero value for -1. named says that a choice before it
 // has a Host of its own.
-func (c *core) choiceOf(ch *choice, at int, named bool) Second {
+func (r *ranks) choiceOf(ch *choice, at int, named bool) Second {
 	if at < 0 {
 		return Second{}
 	}
-	first, e := &c.entries[ch.candidates[ch.chosen]], &c.entries[ch.candidates[at]]
+	first, e := &r.entries[ch.candidates[ch.chosen]], &r.entries[ch.candidates[at]]
 	nameHost := e.info.OwnHost && (named || e.info.Host != first.info.Host)
 	return Second{e.worker, e.info.Name, e.address(), e.info.Host, nameHost, e.info.wantsRank(e.worker.DPRank), ch.inputs[at].OverlapBlocks}
+}
+
+// second returns the candidate that gets the request if the chosen worker does not take it, and the one that gets it
+// if that candidate does not take it either; -1 without such a candidate. They are the candidates of two other
+// processes with the lowest costs, and workers that failed last or are not healthy only if there is no other. Of equal
+// costs, the fewest pending tokens decide, then the fewest requests. There are three conditions:
+//
+//   - If the request must name one rank for all, the candidates have the same rank. With RankPerAttempt
+//     each of them gets its own rank.
+//   - If the request has a prefill leg, they have the engine of the leg's worker, because the
+//     request contains parameters of the leg. They are other processes than that worker.
+//   - If one of them answers one Host header only, the first one has the same Host header, unless each of them gets
+//     its own (HostPerAttempt).
+func (r *ranks) second(ch *choice, leg *Decision, req *Request) (best, next int) {
+	first := &r.entries[ch.candidates[ch.chosen]]
+	named := !req.RankPerAttempt && first.info.wantsRank(first.worker.DPRank)
+	best, next = -1, -1
+	doubtful := func(i int) bool {
+		e := &r.entries[ch.candidates[i]]
+		return e.avoid.trying || e.avoid.failing || e.info.Refuses || e.info.Health > Degraded
+	}
+	less := func(i, j int) bool {
+		if of, other := doubtful(i), doubtful(j); of != other {
+			return other
+		}
+		a, b := &ch.inputs[i], &ch.inputs[j]
+		return ch.costs[i] < ch.costs[j] || ch.costs[i] == ch.costs[j] &&
+			cmp.Or(cmp.Compare(a.PendTokens, b.PendTokens), cmp.Compare(a.ActiveRequests, b.ActiveRequests)) < 0
+	}
+	for i, ord := range ch.candidates {
+		if next >= 0 && !less(i, next) {
+			continue // skipped early: to read thousands of entries is slow
+		}
+		e := &r.entries[ord]
+		switch {
+		case e.worker.ID == first.worker.ID:
+		case !req.HostPerAttempt && e.info.OwnHost && e.info.Host != first.info.Host:
+		case leg != nil && (e.worker.ID == leg.Worker.ID || e.info.Engine != leg.Engine):
+		case named && (e.worker.DPRank != first.worker.DPRank || !e.info.wantsRank(e.worker.DPRank)):
+			// The request names one rank for all workers.
+		case best < 0:
+			best = i
+		case r.entries[ch.candidates[best]].worker.ID == e.worker.ID:
+			if less(i, best) {
+				best = i
+			}
+		case less(i, best):
+			best, next = i, best
+		default:
+			next = i
+		}
+	}
+	return best, next
 }
 
 // toCompute is the number of prompt tokens that a worker with these cached blocks has to compute. An engine

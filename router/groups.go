@@ -111,7 +111,7 @@ func (g *group) stale(now time.Time) bool {
 	return g == nil || now.Sub(g.load.Taken) > staleAfter*g.load.Interval
 }
 
-// groupHealth is [core.healthNow] for a healthy group.
+// groupHealth is [ranks.healthNow] for a healthy group.
 func (e *entry) groupHealth(now time.Time) (Health, Exclusion) {
 	if e.group.stale(now) {
 		return Degraded, ExcludedStale
@@ -185,11 +185,11 @@ func (e *entry) groupState(now time.Time, in *scorer.Input, s *WorkerState) {
 }
 
 // shownHealth is the health in the API and in metrics.
-func (c *core) shownHealth(now time.Time, e *entry) Health {
+func (r *ranks) shownHealth(now time.Time, e *entry) Health {
 	if e.info.Group == "" {
 		return e.info.Health
 	}
-	h, why := c.healthNow(now, e)
+	h, why := r.healthNow(now, e)
 	if why == ExcludedFailing || why == ExcludedBusy {
 		return Healthy // other fields show the reason
 	}

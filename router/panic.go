@@ -96,9 +96,6 @@ func (c *core) collectPinned(in *decisionInput, ch *choice) {
 // request: if it is avoided because of its answers, or if nothing but the silence of its probes or heartbeats speaks
 // against it.
 func (c *core) addBound(in *decisionInput, ch *choice) {
-	if !c.conf.Sessions.Hard || in.session == 0 || in.Pinned != nil {
-		return
-	}
 	ord, bound := c.sessions.worker(ch.time, in.session)
 	if !bound || slices.Contains(ch.candidates, ord) {
 		return

@@ -29,6 +29,9 @@ type ranks struct {
 	order   []int
 	changes uint64
 	splits  bool // some workers take prefill legs, and some the decode of split requests
+
+	turn uint64 // bookings so far
+	legs uint64 // those of prefill legs
 }
 
 // entry is the state of the worker with an ordinal. What every decision reads comes first.
@@ -67,11 +70,11 @@ func (e *entry) setInfo(info *WorkerInfo) {
 
 // healthNow returns the health of a worker for a decision, and the reason if it is not
 // healthy.
-func (c *core) healthNow(now time.Time, e *entry) (Health, Exclusion) {
+func (r *ranks) healthNow(now time.Time, e *entry) (Health, Exclusion) {
 	switch {
 	case e.info.Health != Healthy:
 		return e.info.Health, ExcludedHealth
-	case c.avoids(now, e):
+	case r.avoids(now, e):
 		return Degraded, ExcludedFailing
 	case e.info.Group != "":
 		return e.groupHealth(now)
@@ -85,6 +88,25 @@ func (a *avoidance) end() time.Time {
 		return a.trial
 	}
 	return a.until
+}
+
+// ends returns when the worker is avoided no longer: by time, and, if waits is set, only after more bookings.
+func (a *avoidance) ends(booked uint64) (until time.Time, waits bool) {
+	return a.end(), a.trying && a.failures >= freeFailures && booked-a.booked < triesEvery
+}
+
+// bookings returns the number of bookings so far of the kind that a worker takes: prefill legs, or others.
+func (r *ranks) bookings(e *entry) uint64 {
+	if e.info.Role == Prefill {
+		return r.legs
+	}
+	return r.turn - r.legs
+}
+
+// avoids says whether a worker gets no requests because it failed.
+func (r *ranks) avoids(now time.Time, e *entry) bool {
+	until, waits := e.avoid.ends(r.bookings(e))
+	return waits || now.Before(until)
 }
 
 // try notes that the worker gets a request. It reports whether a trial period begins.

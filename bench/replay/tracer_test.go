@@ -25,15 +25,15 @@ type deaf struct{}
 func (deaf) BestWorker(context.Context, router.Request) (router.Decision, error) {
 	return router.Decision{}, nil
 }
-func (deaf) FirstToken(string, router.Sign) bool        { return true }
-func (deaf) Free(string) bool                           { return true }
-func (deaf) Abandon(string) bool                        { return true }
-func (deaf) Leave(string, bool) bool                    { return true }
-func (deaf) PrefillFailed(string) error                 { return nil }
-func (deaf) ReportUsage(string, router.Usage)           {}
+func (deaf) FirstToken(string, router.Sign) bool                { return true }
+func (deaf) Free(string) bool                                   { return true }
+func (deaf) Abandon(string) bool                                { return true }
+func (deaf) Leave(string, bool) bool                            { return true }
+func (deaf) PrefillFailed(string) error                         { return nil }
+func (deaf) ReportUsage(string, router.Usage)                   {}
 func (deaf) Attempted(string, router.Response) []router.Avoided { return nil }
-func (deaf) BrokeOff(netip.AddrPort)                    {}
-func (deaf) Gave(string, router.Worker) bool            { return true }
+func (deaf) BrokeOff(netip.AddrPort)                            {}
+func (deaf) Gave(string, router.Worker) bool                    { return true }
 func (deaf) Holder(context.Context, string) (router.Decision, bool) {
 	return router.Decision{}, false
 }

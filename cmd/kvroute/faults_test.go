@@ -146,7 +146,7 @@ func TestWorkersThatCannotBeReached(t *testing.T) {
 		d.Unrouted = true
 		d.begin(t, append(staticFlags(t, d, "refuses", heldAddress(t), "swallows", hole), "--router-mode", "round-robin", "--avoid-failing", "0")...)
 		for i := range 4 {
-			outcomeOf(t, "the second choice fails as well").check(t, d.send(t, fmt.Sprint(i), i%2 == 0))
+			outcomeOf(t, "the other choices fail as well").check(t, d.send(t, fmt.Sprint(i), i%2 == 0))
 			atRest(t, d)
 		}
 		// The client disconnects while Envoy tries, unless Envoy gives up before the slot is seen.

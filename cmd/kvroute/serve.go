@@ -249,13 +249,6 @@ func (s *server) openFleet() (err error) {
 	return nil
 }
 
-// probed passes on the result of a health probe: to the record of the worker's health, and to the router, which may
-// avoid the worker.
-func (s *server) probed(id uint64, result fleet.Probed, err error) {
-	s.registry.Probed(id, result, err)
-	s.router.Probed(id, result == fleet.ProbeAnswered)
-}
-
 func (s *server) openExtproc() (err error) {
 	c := &s.conf
 	var decider extproc.Router = s.router

@@ -207,12 +207,13 @@ func largeParameters(t *testing.T, p *splitFleet, model string) {
 	}
 }
 
-// refusingDecodeWorkers tests a decode worker that answers 503, then one that accepts no connection:
+// refusingDecodeWorkers tests a decode worker that answers 503 and asks for a pause, then one that accepts no connection:
 // the second choice gets the same parameters, and the first one is avoided.
 func refusingDecodeWorkers(t *testing.T, p *splitFleet, model string) {
 	tried, failovers := atomic.Int32{}, fmt.Sprintf("kvroute_router_failovers_total{model=%q}", model)
 	refuse := func(w http.ResponseWriter, _ *http.Request) {
 		tried.Add(1)
+		w.Header().Set("Retry-After", "60")
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 	works := p.computes("refused-d0", refuse)
@@ -231,7 +232,7 @@ func refusingDecodeWorkers(t *testing.T, p *splitFleet, model string) {
 	if got := p.sendShort(t, t.Context(), model); got.status != http.StatusServiceUnavailable || got.body != "" {
 		t.Errorf("the client sees %d %q, want the worker's own 503", got.status, got.body)
 	}
-	row := outcomeOf(t, "the second choice fails as well")
+	row := outcomeOf(t, "the other choices fail as well")
 	atRest(t, p.demonstration)
 
 	p.computes("refused-d0", works)

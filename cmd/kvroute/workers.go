@@ -125,6 +125,13 @@ func (s *server) connected(id uint64) {
 	}
 }
 
+// probed passes on the result of a health probe: to the record of the worker's health, and to the router, which may
+// avoid the worker.
+func (s *server) probed(id uint64, result fleet.Probed, err error) {
+	s.registry.Probed(id, result, err)
+	s.router.Probed(id, result == fleet.ProbeAnswered)
+}
+
 // engineLoad applies the load that a worker reports in a heartbeat, and divides it evenly among its
 // ranks.
 func (s *server) engineLoad(info router.WorkerInfo, l fleet.Load) {

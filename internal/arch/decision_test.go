@@ -68,7 +68,7 @@ var valueWriters = map[string]string{
 	"prompt":        "encode makeLegInput",
 	"hashes":        "hash input makeLegInput peerTook holders",
 	"decisionInput": "input countOverlap makeLegInput recount",
-	"choice":        "begin choose eligible collect collectWorse addTries leaveOut leaveOutUnlessAll measure leaveOutBusy follow chooseByMode prefer potentialLoads",
+	"choice":        "begin choose eligible collect collectWorse addTries addBound leaveOut leaveOutUnlessAll measure leaveOutBusy follow chooseByMode prefer potentialLoads",
 }
 
 // fieldWriters returns the functions that assign a field of a struct type or make the struct by a literal and,

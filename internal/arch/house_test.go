@@ -60,7 +60,7 @@ var tokenLimits = map[string]int{
 	"outcomes":           2367,
 	"prefill":            2195,
 	"replicas":           17603,
-	"router":             55815,
+	"router":             57796,
 	"scorer":             6385,
 	"sidecar":            3718,
 	"slots":              8886,
@@ -73,7 +73,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 452500
+	productLimit = 454900
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 133034
 	// longLine is the number of characters above which a line is long; a tab counts as one.
