@@ -83,7 +83,7 @@ func TestAttemptsAreLogged(t *testing.T) {
 		return slices.Equal(got, want)
 	})
 	for status, want := range map[string]int64{"429": 1, "503": 2, "broken_off": 1} {
-		if n := h.count(t, "kvroute.extproc.attempts", status); int64(n) != want {
+		if n := h.count(t, "kvroute.extproc.attempts", status); n != want {
 			t.Errorf("%d attempts with status %s are counted, want %d", n, status, want)
 		}
 	}

@@ -376,7 +376,8 @@ func TestRanksOfAllAttempts(t *testing.T) {
 		"other ranks": {router.Second{Address: at, NameRank: true, Worker: router.Worker{ID: 8, DPRank: 5}}, router.Second{}, [4]string{"3", "5", "", ""}},
 		"another rank third": {
 			router.Second{Address: at, NameRank: true, Worker: router.Worker{ID: 8, DPRank: 3}},
-			router.Second{Address: at, NameRank: true, Worker: router.Worker{ID: 9, DPRank: 6}}, [4]string{"3", "3", "6", ""},
+			router.Second{Address: at, NameRank: true, Worker: router.Worker{ID: 9, DPRank: 6}},
+			[4]string{"3", "3", "6", ""},
 		},
 		"the same rank":     {router.Second{Address: at, NameRank: true, Worker: router.Worker{ID: 8, DPRank: 3}}, router.Second{}, [4]string{"", "", "", "3"}},
 		"a rank of its own": {router.Second{Address: at, Worker: router.Worker{ID: 8}}, router.Second{}, [4]string{"3", "", "", ""}},

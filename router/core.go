@@ -335,7 +335,7 @@ func (c *core) backOff(now time.Time, ord int, fails bool, pause time.Duration, 
 }
 
 // attempted notes that the worker at an address answered an attempt of the request in fl with 429 or 503. fl is the
-// zero value if the request is not known. [core.served] is told of the same response if the proxy passed it on; it
+// zero value if the request is not known. [core.served] receives the same response if the proxy passed it on; it
 // counts once.
 func (c *core) attempted(now time.Time, fl *flight, r Response) (s serving) {
 	for _, ord := range c.order {
