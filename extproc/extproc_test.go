@@ -56,7 +56,10 @@ func TestRouterIsAskedForWhatTheBodySays(t *testing.T) {
 			if got.Labels.Operation == "" {
 				t.Error("the request's operation is unknown")
 			}
-			got.Labels.Operation = ""
+			if got.Prefix == 0 {
+				t.Error("the beginning of the prompt is not known")
+			}
+			got.Labels.Operation, got.Prefix = "", 0
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", c.path, diff)
 			}
