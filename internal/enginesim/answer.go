@@ -199,17 +199,17 @@ func reply(w http.ResponseWriter, v any) {
 //nolint:gochecknoglobals // a table
 var words = [...]string{"the ", "block ", "is ", "cached ", "and ", "a ", "worker ", "answers ", "soon, ", "then ", "another ", "one "}
 
-func (a *answer) word(i int) string { return words[a.id(i)] }
+func (a *answer) word(i int) string { return words[a.tokenID(i)] }
 
 // id is the id of the output token i: the place of its word in words.
-func (a *answer) id(i int) int { return (a.prompt*7 + i*i + i) % len(words) }
+func (a *answer) tokenID(i int) int { return (a.prompt*7 + i*i + i) % len(words) }
 
 // withIDs adds the ids of the output tokens from one on to a choice, as vLLM does with return_token_ids.
 func (a *answer) withIDs(choice object, from int) object {
 	if a.ids != nil {
 		ids := make([]int, a.made-from)
 		for i := range ids {
-			ids[i] = a.id(from + i)
+			ids[i] = a.tokenID(from + i)
 		}
 		choice["token_ids"] = ids
 	}
