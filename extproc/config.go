@@ -222,7 +222,8 @@ type Router interface {
 	// PrefillFailed notes that a booked request has no prefill leg after all: its worker
 	// computes the prompt. It returns an error if that worker cannot.
 	PrefillFailed(id string) error
-	// Giver returns the worker that answers a request in flight: the one at an address, if the address is valid.
+	// Giver returns the worker that answers a request in flight: the one at an address, if the address is valid. It also
+	// returns it for some time after the end of a request for which it was called before.
 	Giver(request string, at netip.AddrPort) (w router.Worker, known bool)
 	// Gave notes that a worker gave out an id in a response. It reports whether requests with the id go to that worker.
 	Gave(id string, by router.Worker) bool

@@ -103,7 +103,6 @@ type Server struct {
 	prefix  string       // of our request ids
 	seed    maphash.Seed // of the hashes of clients and prompts
 
-	givers   *givers
 	bodies   bodyBudget
 	received receiveBuffers
 
@@ -136,7 +135,6 @@ func New(conf Config, r Router) (*Server, error) {
 		seed:    maphash.MakeSeed(),
 		prefill: prefill.Client{HTTP: conf.Client, Router: r},
 		bodies:  bodyBudget{most: conf.MaxHeldBytes},
-		givers:  newGivers(),
 	}
 	s.received = receiveBuffers{bodies: &s.bodies, evict: s.waits.evict}
 	s.metrics, err = newMetrics(conf.Meter, s)

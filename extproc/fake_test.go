@@ -50,12 +50,13 @@ type fakeRouter struct {
 	// queries lets requests come without an id; such a one books nothing.
 	queries bool
 	given   map[string]router.Worker // by id
+	givers  map[string]bool          // requests that Giver was called for
 	calls   []string
 	asked   []router.Request
 }
 
 func newRouter(t *testing.T) *fakeRouter {
-	r := &fakeRouter{t: t, slots: make(map[string]bool), given: make(map[string]router.Worker)}
+	r := &fakeRouter{t: t, slots: make(map[string]bool), given: make(map[string]router.Worker), givers: make(map[string]bool)}
 	t.Cleanup(func() {
 		for id, taken := range r.slots {
 			if taken {
@@ -169,10 +170,11 @@ func (r *fakeRouter) PrefillFailed(string) error { return nil }
 func (r *fakeRouter) Giver(id string, at netip.AddrPort) (router.Worker, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.givers[id] = r.givers[id] || r.slots[id]
 	if at == second.Address {
-		return second.Worker, r.slots[id]
+		return second.Worker, r.givers[id]
 	}
-	return chosen.Worker, r.slots[id]
+	return chosen.Worker, r.givers[id]
 }
 
 func (r *fakeRouter) Gave(id string, by router.Worker) bool {

@@ -8,10 +8,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	"github.com/hashicorp/golang-lru/v2/simplelru"
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
@@ -57,50 +55,10 @@ func (s *Server) readsGiven(id string, h *extprocv3.HttpHeaders, at netip.AddrPo
 	// Now, because the request may end before its id is read.
 	var known bool
 	if g.by, known = s.router.Giver(id, at); !known {
-		g.by, known = s.givers.worker(id)
-	}
-	if !known {
 		s.metrics.given.Count(givenUnknown)
 		return nil
 	}
 	return g
-}
-
-// maxGivers is the number of remembered givers: more than responses end while an observer waits for its turn.
-const maxGivers = 4096
-
-// givers are the workers that answered the latest requests whose responses may give out an id. The observer of a short
-// response may come after the end of the request. Any goroutine may use them.
-type givers struct {
-	mu    sync.Mutex
-	byReq *simplelru.LRU[string, router.Worker] // guarded by mu; by the request's id
-}
-
-func newGivers() *givers {
-	byReq, _ := simplelru.NewLRU[string, router.Worker](maxGivers, nil) // fails for a size below 1 only
-	return &givers{byReq: byReq}
-}
-
-func (g *givers) add(id string, w router.Worker) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.byReq.Add(id, w)
-}
-
-func (g *givers) worker(id string) (router.Worker, bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.byReq.Peek(id)
-}
-
-// noteGiver remembers which worker answered the request, if the response may give out an id.
-func (s *stream) noteGiver() {
-	if !s.gives {
-		return
-	}
-	if w, known := s.router.Giver(s.id, netip.AddrPort{}); known {
-		s.givers.add(s.id, w)
-	}
 }
 
 // read reads the next piece, and binds the id if the piece has its end.

@@ -27,7 +27,9 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	form := formOf(h)
 	s.awaited = form != noStream && !isWhole(h) && s.conf.FirstToken != FirstTokenResponseHeaders
 	s.note(req)
-	s.noteGiver()
+	if s.gives {
+		s.router.Giver(s.id, netip.AddrPort{}) // the observer may come after the end of the request
+	}
 	if s.responseBody {
 		s.usage = readsUsage(h)
 		s.given = s.readsGiven(s.id, h, netip.AddrPort{})

@@ -33,6 +33,8 @@ const (
 	maxGivenID = 256 // bytes of an id; a longer one is not bound
 	// givenWait is how long a request waits for the worker of an unknown id: far longer than a report or a message takes.
 	givenWait = 250 * time.Millisecond
+	// maxGivers is more than the requests that end while the observer of a short response waits for its turn.
+	maxGivers = 4096
 )
 
 // givenIDs are the bound ids. Any goroutine may use them.
@@ -42,6 +44,8 @@ type givenIDs struct {
 	byKey *simplelru.LRU[GivenKey, givenID]
 	// awaited has the unknown ids that requests wait for.
 	awaited map[GivenKey]*awaitedID
+	// givers are the workers that [Router.Giver] returned last, by request.
+	givers *simplelru.LRU[string, Worker]
 }
 
 type awaitedID struct {
@@ -74,7 +78,8 @@ func keyOf(id string) GivenKey {
 
 func newGivenIDs() *givenIDs {
 	byKey, _ := simplelru.NewLRU[GivenKey, givenID](maxGiven, nil) // fails for a size below 1 only
-	return &givenIDs{byKey: byKey, awaited: make(map[GivenKey]*awaitedID)}
+	givers, _ := simplelru.NewLRU[string, Worker](maxGivers, nil)
+	return &givenIDs{byKey: byKey, awaited: make(map[GivenKey]*awaitedID), givers: givers}
 }
 
 // worker returns the worker that an id is bound to, and notes the use of the id.
@@ -166,11 +171,12 @@ func (g *givenIDs) len() int {
 }
 
 // Giver returns the worker that answers a request in flight, also one of another replica: the worker at an address
-// that the proxy reports, or, if the address is not valid, the worker that the request was sent to.
+// that the proxy reports, or, if the address is not valid, the worker that the request was sent to. The worker of a request that
+// has ended is known if it is among the latest 4,096 for which Giver was called before.
 func (r *Router) Giver(request string, at netip.AddrPort) (w Worker, known bool) {
 	fl := r.flights.get(request)
 	if fl.pool == nil {
-		return w, false
+		return r.given.giver(request)
 	}
 	fl.pool.read(func(c *core) {
 		ord, booked := c.slots.Worker(request)
@@ -181,7 +187,22 @@ func (r *Router) Giver(request string, at netip.AddrPort) (w Worker, known bool)
 			w, known = c.entries[ord].worker, true
 		}
 	})
+	if known {
+		r.given.noteGiver(request, w)
+	}
 	return w, known
+}
+
+func (g *givenIDs) noteGiver(request string, w Worker) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.givers.Add(request, w)
+}
+
+func (g *givenIDs) giver(request string) (w Worker, known bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.givers.Peek(request)
 }
 
 // Gave notes that a worker gave out an id in its response: later requests with the id go there, see [Request.Held].

@@ -239,9 +239,14 @@ func TestGiver(t *testing.T) {
 			t.Errorf("at %v: worker %d, want %d", c.at, w.ID, c.want)
 		}
 	}
+	decided(t, r, "b", "abcd")
 	r.Free("a")
-	if _, known := r.Giver("a", d.Address); known {
-		t.Error("a request that ended has a worker")
+	r.Free("b")
+	if w, known := r.Giver("a", d.Address); !known || w.ID != 3 {
+		t.Errorf("a request that ended after a call had worker %d, want the last one", w.ID)
+	}
+	if _, known := r.Giver("b", d.Address); known {
+		t.Error("a request that ended without a call has a worker")
 	}
 	const id = "0000000000000007-1"
 	r.PeerChanged(7, taken(id, "abcd", 3))
