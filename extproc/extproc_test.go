@@ -56,10 +56,8 @@ func TestRouterIsAskedForWhatTheBodySays(t *testing.T) {
 			if got.Labels.Operation == "" {
 				t.Error("the request's operation is unknown")
 			}
-			if got.Prefix == 0 {
-				t.Error("the beginning of the prompt is not known")
-			}
 			got.Labels.Operation, got.Prefix = "", 0
+			c.want.Prompt.Body = []byte(c.body)
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", c.path, diff)
 			}

@@ -88,6 +88,9 @@ func TestKindsOfRequests(t *testing.T) {
 					"/v1/chat/completions": prompts.PathChat, "/v1/completions": prompts.PathCompletions, "/v1/responses": prompts.PathResponses,
 					"/v1/messages": prompts.PathMessages, "/generate": prompts.PathGenerate, "/inference/v1/generate": prompts.PathGenerate,
 				}[c.path]
+				if path := c.want.Prompt.Path; path != prompts.UnknownPath && path != prompts.PathGenerate {
+					c.want.Prompt.Body = []byte(c.body)
+				}
 			}
 			if converts := c.path == "/v1/responses" || c.path == "/v1/messages"; converts != (got.Prompt.Convert != nil) {
 				t.Errorf("there is a conversion for other engines: %t, want %t", !converts, converts)

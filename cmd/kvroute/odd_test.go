@@ -180,6 +180,9 @@ func TestOddJSON(t *testing.T) {
 		"a number beyond any":          chat(user, `,"temperature":1e999,"seed":`+strings.Repeat("9", 1000)),
 		"white space":                  " \t\r\n" + strings.ReplaceAll(chat(user, ""), ":", " :\n\t") + "\n ",
 		"fields that nobody has heard": chat(user, `,"":{"":[]},"\u0000":1`),
+		"a mark before it":             "\xef\xbb\xbf" + chat(user, ""),
+		"NaN":                          chat(user, `,"temperature":NaN,"seed":-Infinity`),
+		"UTF-16":                       strings.Join(strings.Split(chat(user, ""), ""), "\x00") + "\x00",
 	} {
 		if n := tokens(body); n != one {
 			t.Errorf("%s: %d tokens, want %d", name, n, one)
@@ -189,17 +192,17 @@ func TestOddJSON(t *testing.T) {
 		t.Errorf("deep parameters: %d tokens", n)
 	}
 	whole := chat(user, "")
-	tooDeep, nan := chat(user, `,"x":`+deep(600)), chat(user, `,"temperature":NaN`)
+	tooDeep, nan := chat(user, `,"x":`+deep(600)), chat(user, `,"temperature":nan`)
 	for name, c := range map[string]struct {
 		body, want string
 		at         int
 	}{
 		"nested too deep":       {tooDeep, "nested too deep", strings.Index(tooDeep, "[[") + 511},
 		"cut off":               {whole[:50], "", 50},
-		"a mark before it":      {"\xef\xbb\xbf" + whole, "want a value", 0},
+		"two marks before it":   {"\xef\xbb\xbf\xef\xbb\xbf" + whole, "want a value", 0},
 		"two bodies":            {whole + whole, "unexpected data after the end", len(whole)},
-		"NaN, which is no JSON": {nan, "want a value", strings.Index(nan, "NaN")},
-		"UTF-16":                {"{\x00\"\x00", "want a field name", 1},
+		"nan, which is no JSON": {nan, "want a value", strings.Index(nan, "nan")},
+		"half of UTF-16":        {"{\x00\"\x00", "unexpected end of a string", 2},
 	} {
 		x := link.Do(envoytest.Request{Path: chatPath, Body: []byte(c.body)})
 		if want := fmt.Sprintf("%s at byte %d", c.want, c.at); x.Refusal == nil || x.Refusal.Status != 400 || !strings.Contains(x.Refusal.Body, want) {

@@ -47,7 +47,7 @@ func (a *attacked) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if a.id = r.Header.Get("X-Request-Id"); !uuid.MatchString(a.id) {
 		note("the request id " + a.id)
 	}
-	if err == nil && strings.Contains(string(body), a.forged) { // a worker does not read an incomplete body
+	if err == nil && strings.Contains(string(openai.UTF8(body)), a.forged) { // a worker does not read an incomplete body
 		note("body " + string(body))
 	}
 	p := r.URL.Path
@@ -95,6 +95,13 @@ func bodyAttacks(forged string) map[string]string {
 		all[field+", escaped"] = "{" + escaped + "," + rest + "}"
 		all[field+", twice"] = "{" + member + "," + rest + "," + member + "}"
 		all[field+", n"] = "{" + rest + `,"n":2,` + member + "}"
+		all[field+", behind white space"] = "\r\n {" + rest + "," + member + "}"
+		all[field+", NaN"] = "{" + rest + `,"temperature":NaN,"stream":"False",` + member + "}"
+		utf16 := "\xff\xfe"
+		for _, c := range []byte("{" + rest + "," + member + "}") {
+			utf16 += string([]byte{c, 0})
+		}
+		all[field+", UTF-16"] = utf16
 	}
 	return all
 }

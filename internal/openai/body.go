@@ -108,7 +108,9 @@ func (r Reader) Parse(e Endpoint, body []byte) (Body, *Error) {
 		b.Request = size(Embeds)
 		return b, nil
 	}
-	b.Body = body
+	if b.Path != chat.UnknownPath {
+		b.Body = body
+	}
 	return b, b.complete(e)
 }
 
