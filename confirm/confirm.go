@@ -179,8 +179,8 @@ type worker struct {
 // enoughUnheard is how many requests without any stored block show that a worker's events have nothing to compare.
 const enoughUnheard = 8
 
-// Compared reports whether the events of a worker have no blocks that can be compared: several requests had to store blocks,
-// and none was stored. confirmed reports whether the events of any worker confirm a class of a model.
+// Compared reports whether the events of a worker have no blocks that can be compared: several requests had to store
+// blocks, and none was stored. confirmed reports whether the events of any worker confirm a class of a model.
 func (t *Table) Compared(of Worker, m *Model, c chat.Class) (silent, confirmed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -318,8 +318,8 @@ func (t *Table) FirstToken(number uint64, at time.Time) {
 	}
 }
 
-// End notes the end of a request's response, whatever became of the request: blocks that its worker stores later are not
-// those of the request.
+// End notes the end of a request's response, whatever became of the request: blocks that its worker stores later are
+// not those of the request.
 func (t *Table) End(number uint64, at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -124,8 +124,8 @@ func (t *tokens) append(ids []uint32) {
 	h[1].ends = append(h[1].ends, int32(len(h[1].ids)))
 }
 
-// find sets the token ids of the stored blocks that have the keys of wanted as local hashes of a seed, and reports whether
-// there are some. It is slow, but holds no lock meanwhile.
+// find sets the token ids of the stored blocks that have the keys of wanted as local hashes of a seed, and reports
+// whether there are some. It is slow, but holds no lock meanwhile.
 func (t *tokens) find(wanted map[uint64][]uint32, size int, seed uint64) (found bool) {
 	t.mu.Lock()
 	halves := t.halves

@@ -30,8 +30,8 @@ const (
 type tree struct {
 	nodes []node
 	at    map[uint64]int32 // nodes by sequence hash
-	// missing has the last event that stored a subject's missing block, by the sequence hash up to the block. lost has that
-	// of a sequence whose beginning is unknown, by the block's local hash.
+	// missing has the last event that stored a subject's missing block, by the sequence hash up to the block. lost has
+	// that of a sequence whose beginning is unknown, by the block's local hash.
 	missing, lost map[uint64]int64
 	ends          map[uint64]*ending // the ends of peers' prompts, by sequence hash
 	spans         map[uint64]*spans  // of the peers whose prompts have a stored sequence, by its sequence hash

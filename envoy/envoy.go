@@ -81,7 +81,8 @@ type Config struct {
 	// MaxMessageTimeout bounds a timeout that kvroute extends. Default 60 s, or half a second more than QueueWait and
 	// PrefillTimeout together if that is longer.
 	MaxMessageTimeout time.Duration
-	// RequestTimeout by default suffices for 16 MiB at half a megabit a second. A tenth of it is for the headers, at least a second.
+	// RequestTimeout by default suffices for 16 MiB at half a megabit a second. A tenth of it is for the headers, at
+	// least a second.
 	RequestTimeout time.Duration `yaml:"request-timeout" default:"5m" help:"<time> that a client may take to send a request"`
 	IdleTimeout    time.Duration `yaml:"idle-timeout" default:"1h" help:"longest <time> without a byte of a response, as before its first token"`
 	// SilenceTimeout counts from the last packet of the other end. It ends waiting requests of a machine that is lost.

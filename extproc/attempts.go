@@ -16,9 +16,9 @@ import (
 // attemptLogLife limits the life of a stream of logged attempts, so that it does not keep an old connection open.
 const attemptLogLife = 10 * time.Minute
 
-// attemptLog receives, as entries of Envoy's access log, the attempts that workers answered with 429 or 503, of which the
-// streams of requests show the last one only, and the responses that workers broke off, which these streams do not tell
-// from those that clients left.
+// attemptLog receives, as entries of Envoy's access log, the attempts that workers answered with 429 or 503, of
+// which the streams of requests show the last one only, and the responses that workers broke off, which these
+// streams do not tell from those that clients left.
 type attemptLog struct {
 	accesslogv3.UnimplementedAccessLogServiceServer
 	*Server

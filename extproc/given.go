@@ -41,8 +41,8 @@ type givenReader struct {
 	done bool
 }
 
-// readsGiven returns a reader for the id that a response gives out, nil if the response can have none. at is the address
-// of the worker that answered, invalid if that is unknown.
+// readsGiven returns a reader for the id that a response gives out, nil if the response can have none. at is the
+// address of the worker that answered, invalid if that is unknown.
 func (s *Server) readsGiven(id string, h *extprocv3.HttpHeaders, at netip.AddrPort) *givenReader {
 	if status(h) != "200" || h.GetEndOfStream() || !strings.HasSuffix(strings.TrimSuffix(id, auditMark), givesMark) {
 		return nil
@@ -111,8 +111,8 @@ func responseAddress(req *extprocv3.ProcessingRequest) (a netip.AddrPort) {
 	return a
 }
 
-// holder returns the answer to the headers of a request about what a worker keeps: the worker that gave out the id in the
-// path. It returns nil if no worker is known to have given out the id.
+// holder returns the answer to the headers of a request about what a worker keeps: the worker that gave out the id
+// in the path. It returns nil if no worker is known to have given out the id.
 func (s *stream) holder(ctx context.Context, m message) *extprocv3.ProcessingResponse {
 	conf := &s.conf
 	ctx, cancel := context.WithTimeout(ctx, conf.DecisionTimeout)

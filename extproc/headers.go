@@ -177,8 +177,8 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 	return headersOurs
 }
 
-// charsets are the known values of charset in a content type. Engines ignore the charset, as kvroute does, and detect the
-// encoding by the first bytes.
+// charsets are the known values of charset in a content type. Engines ignore the charset, as kvroute does, and
+// detect the encoding by the first bytes.
 //
 //nolint:gochecknoglobals // a table
 var charsets = strings.Fields("utf-8 utf8 us-ascii ascii utf-16 utf-16le utf-16be utf-32 utf-32le utf-32be")

@@ -48,8 +48,8 @@ func (s *stream) checkHeld(b *extprocv3.HttpBody) *openai.Error {
 	return bad
 }
 
-// uncheckable returns the refusal of a body that kvroute cannot read, nil if the listener is trusted: the body
-// may have fields that steer. encoded says that the body has an encoding that kvroute does not read; otherwise Envoy has
+// uncheckable returns the refusal of a body that kvroute cannot read, nil if the listener is trusted: the body may
+// have fields that steer. encoded says that the body has an encoding that kvroute does not read; otherwise Envoy has
 // truncated it.
 func (s *stream) uncheckable(encoded bool) *openai.Error {
 	switch {

@@ -69,9 +69,10 @@ func (s *stream) runLeg(ctx context.Context, fields *openai.Body, body []byte) (
 	})
 }
 
-// RunLeg runs the prefill leg of a decision for a request that another server of this process sends to the decision's
-// worker. It returns the body of that request, or nil if the body stays as it is: kvroute sends no prefill request, or the leg
-// has failed, and the worker computes the prompt. The error is that of [router.Router.PrefillFailed].
+// RunLeg runs the prefill leg of a decision for a request that another server of this process sends to the
+// decision's worker. It returns the body of that request, or nil if the body stays as it is: kvroute sends no
+// prefill request, or the leg has failed, and the worker computes the prompt. The error is that of
+// [router.Router.PrefillFailed].
 func (s *Server) RunLeg(ctx context.Context, d *router.Decision, leg prefill.Leg) ([]byte, error) {
 	if d.Prefill == nil || s.conf.legByHeader(d) {
 		return nil, nil
@@ -79,9 +80,9 @@ func (s *Server) RunLeg(ctx context.Context, d *router.Decision, leg prefill.Leg
 	return s.runLeg(ctx, d, leg, math.MaxInt, func() {})
 }
 
-// runLeg runs the prefill leg of a decision, and returns the decode request's body, which has at most the given number of
-// bytes. If the leg fails, the body is nil: it is unchanged, and the worker computes the prompt. The error is that of
-// [router.Router.PrefillFailed]. runLeg calls begins once there is room for both bodies.
+// runLeg runs the prefill leg of a decision, and returns the decode request's body, which has at most the given
+// number of bytes. If the leg fails, the body is nil: it is unchanged, and the worker computes the prompt. The error
+// is that of [router.Router.PrefillFailed]. runLeg calls begins once there is room for both bodies.
 func (s *Server) runLeg(ctx context.Context, d *router.Decision, leg prefill.Leg, most int, begins func()) ([]byte, error) {
 	size := 2 * len(leg.Body) // the client's body, and the decode worker's
 	began := time.Now()

@@ -517,7 +517,7 @@ func TestAttempts(t *testing.T) {
 		t.Errorf("%v is avoided", got)
 	}
 	for host, want := range map[string]uint64{"b.example": 3, "c.example": 0} {
-		got := r.Attempted("", router.Response{Address: netip.MustParseAddrPort("10.0.0.99:80"), Host: host, Status: 429})
+		got := r.Attempted("", router.Response{Address: netip.MustParseAddrPort("10.0.0.99:80"), Host: host, Status: 429, RetryAfter: time.Minute})
 		if want == 0 && got != nil || want != 0 && (len(got) != 1 || got[0].ID != want) {
 			t.Errorf("host %s: %v is avoided, want %d", host, got, want)
 		}

@@ -139,8 +139,8 @@ func (r *Router) noteStored(w Worker, ev *indexer.Event) {
 	}
 }
 
-// comparedByEvents reports whether a worker's events have nothing that can be compared, and whether other workers' events
-// confirm a class of requests.
+// comparedByEvents reports whether a worker's events have nothing that can be compared, and whether other workers'
+// events confirm a class of requests.
 func (r *Router) comparedByEvents(t *target, w Worker, class chat.Class) (silent, confirmed bool) {
 	if t.judged == nil {
 		return false, false

@@ -28,11 +28,10 @@ type StatusError struct {
 // Error implements error.
 func (e *StatusError) Error() string { return fmt.Sprintf("it answers with status %d", e.Status) }
 
-// Dispatch sends a request to the worker of its decision and yields the response in pieces.
-// The first piece, which may be empty, says that the worker answers with status 200.
-// An error ends the response. An error before the first piece counts as a failure of the worker
-// (see [Config.AvoidFailing]), unless ctx has ended or the error wraps [ErrNoWorkers]; a [StatusError] counts by its status.
-// Dispatch must end soon after ctx.
+// Dispatch sends a request to the worker of its decision and yields the response in pieces. The first piece, which
+// may be empty, says that the worker answers with status 200. An error ends the response. An error before the first
+// piece counts as a failure of the worker (see [Config.AvoidFailing]), unless ctx has ended or the error wraps
+// [ErrNoWorkers]; a [StatusError] counts by its status. Dispatch must end soon after ctx.
 type Dispatch func(ctx context.Context, req Request, d Decision) iter.Seq2[Chunk, error]
 
 // Generate routes a request, which needs an ID, sends it by dispatch and yields the
@@ -40,8 +39,9 @@ type Dispatch func(ctx context.Context, req Request, d Decision) iter.Seq2[Chunk
 // when the loop ends: with the response, with an error, which is yielded last, when the
 // consumer stops, or with ctx.
 //
-// If the request has WantSecond and its worker refuses it, Generate calls dispatch once more, with the second choice as the
-// worker of the decision. A worker refuses a request if it accepts no connection, or answers with status 429 or 503.
+// If the request has WantSecond and its worker refuses it, Generate calls dispatch again, with the second choice as the
+// worker of the decision, and then with the third one. A worker refuses a request if it accepts no connection, or
+// answers with status 429 or 503.
 func (r *Router) Generate(ctx context.Context, req Request, dispatch Dispatch) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		if req.ID == "" {
@@ -59,10 +59,10 @@ func (r *Router) Generate(ctx context.Context, req Request, dispatch Dispatch) i
 		worker, cancel := context.WithCancel(ctx)
 		defer cancel()
 		again, more := g.relay(&d, dispatch(worker, req, d), yield)
-		if again {
-			second := d.sentToSecond()
+		for again {
+			d = d.sentToNext()
 			g.asked++
-			_, more = g.relay(&second, dispatch(worker, req, second), yield)
+			again, more = g.relay(&d, dispatch(worker, req, d), yield)
 		}
 		g.answered = g.answered || more && ctx.Err() == nil // a response may be empty
 	}
@@ -78,8 +78,8 @@ type generation struct {
 	first    bool // the first token has come
 }
 
-// relay yields the response of the worker of a decision. again says that the worker refused the request and that the second
-// choice may take it. ended says that the response came to its end.
+// relay yields the response of the worker of a decision. again says that the worker refused the request and that the
+// next choice may take it. ended says that the response came to its end.
 func (g *generation) relay(d *Decision, response iter.Seq2[Chunk, error], yield func(Chunk, error) bool) (again, ended bool) {
 	for c, err := range response {
 		if err != nil {
@@ -106,7 +106,8 @@ func (g *generation) relay(d *Decision, response iter.Seq2[Chunk, error], yield 
 	return false, true
 }
 
-// failed notes that a worker gave no response, or broke it off. It reports whether the second choice may take the request.
+// failed notes that a worker gave no response, or broke it off. It reports whether the next choice may take the
+// request.
 func (g *generation) failed(d *Decision, err error) (again bool) {
 	answer, hasStatus := errors.AsType[*StatusError](err)
 	dial, isNet := errors.AsType[*net.OpError](err)
@@ -125,7 +126,7 @@ func (g *generation) failed(d *Decision, err error) (again bool) {
 		g.Attempted(g.id, resp)
 		refused = true
 	}
-	if again = refused && d.Second.Address.IsValid(); !again { // else the answer of the second choice reports this one, too
+	if again = refused && d.Second.Address.IsValid(); !again { // else the answer of the next choice reports this one, too
 		g.Served(g.id, resp)
 	}
 	return again
@@ -143,11 +144,11 @@ func (g *generation) free() {
 	}
 }
 
-// sentToSecond returns the decision with the second choice as its worker. The second choice has the engine and the
-// prefill leg of the first.
-func (d *Decision) sentToSecond() Decision {
+// sentToNext returns the decision with the second choice as its worker, and the third one as its second. All choices
+// have the engine and the prefill leg of the first.
+func (d *Decision) sentToNext() Decision {
 	s, to := &d.Second, *d
 	to.Worker, to.WorkerName, to.Address, to.Host, to.NameRank = s.Worker, s.WorkerName, s.Address, s.Host, s.NameRank
-	to.OverlapBlocks, to.Second = s.OverlapBlocks, Second{}
+	to.OverlapBlocks, to.Second, to.Third = s.OverlapBlocks, d.Third, Second{}
 	return to
 }

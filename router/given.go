@@ -171,8 +171,8 @@ func (g *givenIDs) len() int {
 }
 
 // Giver returns the worker that answers a request in flight, also one of another replica: the worker at an address
-// that the proxy reports, or, if the address is not valid, the worker that the request was sent to. The worker of a request that
-// has ended is known if it is among the latest 4,096 for which Giver was called before.
+// that the proxy reports, or, if the address is not valid, the worker that the request was sent to. The worker of a
+// request that has ended is known if it is among the latest 4,096 for which Giver was called before.
 func (r *Router) Giver(request string, at netip.AddrPort) (w Worker, known bool) {
 	fl := r.flights.get(request)
 	if fl.pool == nil {
@@ -206,8 +206,8 @@ func (g *givenIDs) giver(request string) (w Worker, known bool) {
 }
 
 // Gave notes that a worker gave out an id in its response: later requests with the id go there, see [Request.Held].
-// It reports whether the id is bound to the worker now. An id that is bound to another worker of the fleet stays there, and an id
-// above 256 bytes is not bound.
+// It reports whether the id is bound to the worker now. An id that is bound to another worker of the fleet stays
+// there, and an id above 256 bytes is not bound.
 func (r *Router) Gave(id string, by Worker) bool {
 	key := keyOf(id)
 	if key == 0 {
@@ -245,8 +245,9 @@ func (r *Router) hasWorker(w Worker) (known bool) {
 	return known
 }
 
-// Holder returns a decision for the worker that gave out an id. It books nothing. It is for requests about what the worker
-// keeps that compute nothing, so the load of the worker does not matter. For an unknown id it waits up to 250 ms, or until ctx ends.
+// Holder returns a decision for the worker that gave out an id. It books nothing. It is for requests about what the
+// worker keeps that compute nothing, so the load of the worker does not matter. For an unknown id it waits up to 250
+// ms, or until ctx ends.
 func (r *Router) Holder(ctx context.Context, id string) (d Decision, known bool) {
 	w, bound := r.given.await(ctx, r.conf.Now, keyOf(id))
 	p := r.poolOf(w.ID)

@@ -431,10 +431,10 @@ func TestGenerateAsksTheSecondChoice(t *testing.T) {
 		broke      uint64 // responses that it broke off, or did not give
 	}{
 		"refused":                     {err: dial, asked: 2, failing: true, broke: 1},
-		"too many requests":           {err: &router.StatusError{Status: 429}, asked: 2, failing: true, broke: 1},
+		"too many requests":           {err: &router.StatusError{Status: 429}, asked: 2, broke: 1},
 		"unavailable":                 {err: &router.StatusError{Status: 503, RetryAfter: time.Second}, asked: 2, failing: true, broke: 1},
 		"both refuse":                 {err: dial, again: dial, asked: 2, failing: true, broke: 1},
-		"a fault":                     {err: &router.StatusError{Status: 502}, asked: 1, failing: true, broke: 1},
+		"a fault":                     {err: &router.StatusError{Status: 502}, asked: 1, broke: 1},
 		"a mistake of the client":     {err: &router.StatusError{Status: 400}, asked: 1},
 		"reset after it was sent":     {err: &net.OpError{Op: "read", Err: errors.New("reset")}, asked: 1, failing: true, broke: 1},
 		"refused, and no second":      {err: dial, one: true, asked: 1, failing: true, broke: 1},

@@ -11,8 +11,8 @@ const (
 	sweepEvery    = 30 * time.Second
 )
 
-// Wait returns how long a request has its slot, 0 without a slot, and the time to the first token that was expected when
-// it took the slot: 0 if unknown, and after a move to another worker.
+// Wait returns how long a request has its slot, 0 without a slot, and the time to the first token that was expected
+// when it took the slot: 0 if unknown, and after a move to another worker.
 func (s *Table) Wait(now time.Time, id string) (waited, expected time.Duration) {
 	n, taken := s.ids[id]
 	if !taken {

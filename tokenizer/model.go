@@ -456,8 +456,8 @@ func (m *Model) givenIDs(dst []uint32, q chat.Request) (Prompt, error) {
 	return p, nil
 }
 
-// cutTo returns the ids that the engine keeps of a prompt. frame are the numbers of special tokens before and behind the text that
-// it keeps, too. The result may share the memory of ids.
+// cutTo returns the ids that the engine keeps of a prompt. frame are the numbers of special tokens before and behind
+// the text that it keeps, too. The result may share the memory of ids.
 func cutTo(ids []uint32, cut chat.Cut, frame [2]int) []uint32 {
 	n := cut.Kept
 	switch {

@@ -174,9 +174,9 @@ type config struct {
 	// every 10 s and its configuration every minute, and reports whether Envoy uses it. Empty reads none
 	EnvoyAdmin string `yaml:"envoy-admin" own:"yes"`
 
-	// <time> of Envoy's max_message_timeout; 60s is that of kvroute's bootstrap. Prefill legs and waits that take longer
-	// would be lost, so kvroute refuses longer values of prefill-timeout and queue-wait. With envoy-admin kvroute compares with
-	// Envoy's configuration instead
+	// <time> of Envoy's max_message_timeout; 60s is that of kvroute's bootstrap. Prefill legs and waits that take
+	// longer would be lost, so kvroute refuses longer values of prefill-timeout and queue-wait. With envoy-admin
+	// kvroute compares with Envoy's configuration instead
 	EnvoyMaxMessageTimeout time.Duration `yaml:"envoy-max-message-timeout" default:"1m" want:"more than 0s"`
 
 	// ask Envoy for the response's headers and trailers; needed with Envoy Gateway

@@ -98,10 +98,10 @@ func (f *endpointFile) write(pool, others []netip.AddrPort) error {
 }
 
 // poolOf returns the addresses of the workers that can take any request: of each model the healthy workers that are
-// not avoided; without any, the degraded ones; without any, all. A worker that a request tries again is not avoided here.
-// A model never has an empty pool. others are the remaining workers: kvroute may choose each of them, for a request
-// that no other worker may take, or to try whether it serves. Workers that answer requests with their own Host header
-// only are among others: a request that kvroute did not route has the client's.
+// not avoided; without any, the degraded ones; without any, all. A worker that a request tries again is not avoided
+// here. A model never has an empty pool. others are the remaining workers: kvroute may choose each of them, for a
+// request that no other worker may take, or to try whether it serves. Workers that answer requests with their own
+// Host header only are among others: a request that kvroute did not route has the client's.
 func poolOf(workers []router.WorkerState) (pool, others []netip.AddrPort) {
 	tier := func(w *router.WorkerState) int {
 		healthy := w.Health == router.Healthy.String()

@@ -47,40 +47,45 @@ func newHostWorker(t *testing.T, right func(r *http.Request) bool) *hostWorker {
 	return w
 }
 
-// Each of a request's two choices gets its own Host header, also if both have one address. kvroute knows which of
+// Each of a request's choices gets its own Host header, also if all have one address. kvroute knows which of
 // them failed, and how.
 func TestEachChoiceGetsItsOwnHost(t *testing.T) {
 	var wrong atomic.Int32
+	var pauses atomic.Bool
 	answer := func(out http.ResponseWriter, r *http.Request) {
 		switch {
-		case r.Host != "busy.example" && r.Host != "free.example":
+		case r.Host != "busy.example" && r.Host != "full.example" && r.Host != "free.example":
 			wrong.Add(1)
 			http.NotFound(out, r)
-		case r.Host == "busy.example" && r.URL.Path == chatPath:
+		case r.Host != "free.example" && r.URL.Path == chatPath:
+			if pauses.Load() {
+				out.Header().Set("Retry-After", "30")
+			}
 			http.Error(out, "not now", http.StatusTooManyRequests)
 		default:
 			_, _ = io.WriteString(out, `{"choices":[]}`)
 		}
 	}
-	for name, addresses := range map[string][2]string{
-		"two addresses": {startHTTP(t, answer), startHTTP(t, answer)},
-		"one address":   {0: startHTTP(t, answer)},
+	for name, address := range map[string]func() string{
+		"three addresses": func() string { return startHTTP(t, answer) },
+		"one address":     sync.OnceValue(func() string { return startHTTP(t, answer) }),
 	} {
-		if addresses[1] == "" {
-			addresses[1] = addresses[0]
+		config := "version: 1\nworkers:\n"
+		for _, worker := range []string{"busy", "full", "free"} {
+			config += fmt.Sprintf("- {name: %s, address: %q, host: %s.example, models: [sim], block_size: 16, health: none, events: {transport: none}}\n", worker, address(), worker)
 		}
-		config := fmt.Sprintf("version: 1\nworkers:\n- {name: busy, address: %q, host: busy.example, models: [sim], block_size: 16, health: none, events: {transport: none}}\n"+
-			"- {name: free, address: %q, host: free.example, models: [sim], block_size: 16, health: none, events: {transport: none}}\n", addresses[0], addresses[1])
 		d := newStack(t, 0, nil)
 		d.Unrouted = true
 		d.begin(t, "--config", writeFile(t, config), "--router-mode", "round-robin")
 		eventually(t, "no request is decided", func() bool { return d.send(t, "hello", false).header.Get("X-Dynamo-Reason") != "" })
+		pauses.Store(false)
 		wrong.Store(0) // requests before Envoy used kvroute have the client's Host
 		for range 20 {
 			if got := d.send(t, "hello", false); got.status != http.StatusOK {
 				t.Errorf("%s: status %d", name, got.status)
 			}
 		}
+		pauses.Store(true)
 		eventually(t, name+": the worker that answers 429 is not avoided for that", func() bool {
 			d.send(t, "hello", false)
 			for _, w := range workers(t, d) {

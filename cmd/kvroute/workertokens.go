@@ -16,9 +16,9 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
-// idsPaths returns the paths at which workers may return the ids of a client's body, the best one first; none if kvroute
-// does not have the whole body. vLLM renders the body of each API if it was started with --enable-scale-out. Its
-// /tokenize, and SGLang's, read chats and completions, without some fields.
+// idsPaths returns the paths at which workers may return the ids of a client's body, the best one first; none if
+// kvroute does not have the whole body. vLLM renders the body of each API if it was started with --enable-scale-out.
+// Its /tokenize, and SGLang's, read chats and completions, without some fields.
 func idsPaths(p chat.Request, m *tokenizer.Model) []string {
 	api, known := map[chat.Path]string{
 		chat.PathChat: "/v1/chat/completions", chat.PathCompletions: "/v1/completions", chat.PathMessages: "/v1/messages", chat.PathResponses: "/v1/responses",

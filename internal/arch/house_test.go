@@ -29,8 +29,8 @@ import (
 // tests, generated files and templates of text/template. A limit is the number that was measured when it was set, plus
 // 2 %, or plus 100 if that is more. CONTRIBUTING.md says when a limit is raised.
 var tokenLimits = map[string]int{
-	"confirm":            5559,
-	"api":                10045,
+	"confirm":            8913,
+	"api":                10560,
 	"bindings":           1608,
 	"bindings/c":         1220,
 	"cmd/kvroute":        34983,
@@ -38,9 +38,9 @@ var tokenLimits = map[string]int{
 	"doctor":             4676,
 	"engines":            30362,
 	"engines/localindex": 971,
-	"envoy":              4868,
+	"envoy":              5114,
 	"events":             32840,
-	"extproc":            18566,
+	"extproc":            19944,
 	"fleet":              25051,
 	"indexer":            26045,
 	"internal/bus":       2234,
@@ -48,7 +48,7 @@ var tokenLimits = map[string]int{
 	"internal/jsonscan":  1835,
 	"internal/meter":     1007,
 	"internal/msgpack":   1806,
-	"internal/openai":    15791,
+	"internal/openai":    18154,
 	"internal/reach":     2121,
 	"internal/records":   1978,
 	"internal/replica":   834,
@@ -59,8 +59,8 @@ var tokenLimits = map[string]int{
 	"internal/zmtp":      3118,
 	"outcomes":           2367,
 	"prefill":            2195,
-	"replicas":           17603,
-	"router":             57796,
+	"replicas":           18112,
+	"router":             61151,
 	"scorer":             6385,
 	"sidecar":            3718,
 	"slots":              8886,
@@ -73,7 +73,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 454900
+	productLimit = 466238
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 133034
 	// longLine is the number of characters above which a line is long; a tab counts as one.

@@ -82,9 +82,9 @@ func (v value) count() int {
 	return int(f)
 }
 
-// UTF8 returns the text of a body in UTF-8, without a byte order mark. Engines detect UTF-16 and UTF-32 by the first bytes,
-// whatever the content type says. A body that is UTF-8 is not copied; a copy has at most 1.5 times the bytes. A body
-// that ends inside a character stays as it is: it is not JSON.
+// UTF8 returns the text of a body in UTF-8, without a byte order mark. Engines detect UTF-16 and UTF-32 by the first
+// bytes, whatever the content type says. A body that is UTF-8 is not copied; a copy has at most 1.5 times the bytes.
+// A body that ends inside a character stays as it is: it is not JSON.
 func UTF8(body []byte) []byte {
 	size, order, mark := encodingOf(body)
 	body = body[mark:]
@@ -119,8 +119,8 @@ func IsUTF8(body []byte) bool {
 	return size == 1
 }
 
-// encodingOf returns the bytes of a unit, their order, and the length of the byte order mark, as json.detect_encoding of
-// Python does.
+// encodingOf returns the bytes of a unit, their order, and the length of the byte order mark, as
+// json.detect_encoding of Python does.
 func encodingOf(b []byte) (size int, order binary.ByteOrder, mark int) {
 	var little, big binary.ByteOrder = binary.LittleEndian, binary.BigEndian
 	zero := func(i int) bool { return i < len(b) && b[i] == 0 }

@@ -111,8 +111,8 @@ var endpoints = map[string]Endpoint{
 	"/v2/rerank":     Load,
 }
 
-// sessionEndpoints are the paths of SGLang's sessions. Each open session takes memory of its worker, so the operator decides
-// whether clients may open one.
+// sessionEndpoints are the paths of SGLang's sessions. Each open session takes memory of its worker, so the operator
+// decides whether clients may open one.
 //
 //nolint:gochecknoglobals // a table
 var sessionEndpoints = map[string]Endpoint{"/open_session": OpenSession, "/close_session": CloseSession}

@@ -15,9 +15,9 @@ import (
 // maxUsage is the largest usage in bytes. Engines write about 200.
 const maxUsage = 4 << 10
 
-// UsageReader finds the field usage in a response that comes in pieces of any size: JSON, or an event
-// stream of JSON. Text in JSON cannot contain the quoted name, because its quotes are escaped. The zero value is ready to
-// use, by one goroutine at a time.
+// UsageReader finds the field usage in a response that comes in pieces of any size: JSON, or an event stream of
+// JSON. Text in JSON cannot contain the quoted name, because its quotes are escaped. The zero value is ready to use,
+// by one goroutine at a time.
 type UsageReader struct {
 	router.Usage
 	Ended bool   // the last piece has come

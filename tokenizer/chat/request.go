@@ -117,7 +117,8 @@ type Text struct {
 	// an image or other item, whose tokens only the engine knows. What stands behind is
 	// equal for equal items.
 	Exact int
-	// Continued is the text of the assistant that the answer continues. The engine tokenizes it alone, as a text of its own.
+	// Continued is the text of the assistant that the answer continues. The engine tokenizes it alone, as a text of its
+	// own.
 	Continued string
 	// Marked is set if control tokens stand in Text as marks ([AppendMark]), and
 	// nothing else in it is one.
