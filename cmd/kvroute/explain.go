@@ -70,7 +70,7 @@ func printExplained(out io.Writer, d *api.Decision) error {
 // printable replaces the control characters in all texts of a value: names come from clients and from workers' records,
 // and could change the terminal.
 func printable(v reflect.Value) {
-	switch v.Kind() {
+	switch v.Kind() { //nolint:exhaustive // other kinds have no text
 	case reflect.Pointer:
 		if !v.IsNil() {
 			printable(v.Elem())
