@@ -168,7 +168,7 @@ func (c Config) values() map[string]any {
 		"directory": path.Dir(c.PoolFile),
 		"discovery": map[string]string{"extproc": discovery(c.ExtProc), "pool": discovery(c.Pool)},
 		"body_mode": bodyModes[c.BodyMode],
-		"steering":  openai.SteeringPattern(c.SessionHeaders),
+		"steering":  strings.Join(openai.SteeringPatterns(c.SessionHeaders), "|"),
 		"hints":     openai.Hints,
 		"settable":  openai.SettableHeaders(),
 		"client_id": openai.ClientRequestID,

@@ -80,11 +80,13 @@ func SteeringHeader(name string, keep []string) bool {
 	return slices.ContainsFunc(steeringPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
-// SteeringPattern returns a regular expression of the headers that steer, except for the [Hints]. Envoy
-// removes these headers from all requests before it selects a route. keep is as in [SteeringHeader].
-func SteeringPattern(keep []string) string {
+// longestPattern is the largest size of a pattern of [SteeringPatterns], in bytes: the limit of Envoy Gateway.
+const longestPattern = 1024
+
+// SteeringPatterns returns regular expressions that together match the headers that steer, except for the [Hints].
+// Envoy removes these headers from all requests before it selects a route. keep is as in [SteeringHeader].
+func SteeringPatterns(keep []string) (patterns []string) {
 	kept := slices.Concat(Hints, clientHeaders, keep)
-	patterns := make([]string, 0, len(steeringPrefixes))
 	for _, prefix := range steeringPrefixes {
 		var rest []string
 		for _, name := range kept {
@@ -92,9 +94,20 @@ func SteeringPattern(keep []string) string {
 				rest = append(rest, after)
 			}
 		}
-		patterns = append(patterns, prefix+otherThan(rest))
+		ways, whole := waysOtherThan(rest)
+		if !whole {
+			ways[0] = "(" + ways[0] + ")?"
+		}
+		for _, way := range ways {
+			last := len(patterns) - 1
+			if last >= 0 && len(patterns[last])+len("|")+len(prefix)+len(way) <= longestPattern {
+				patterns[last] += "|" + prefix + way
+				continue
+			}
+			patterns = append(patterns, prefix+way)
+		}
 	}
-	return strings.Join(patterns, "|")
+	return patterns
 }
 
 // SettableHeaders returns a regular expression of the headers that kvroute sets or removes.
@@ -104,10 +117,23 @@ func SettableHeaders() string {
 
 // otherThan returns a regular expression of all texts except for some. RE2 has no negation.
 func otherThan(texts []string) string {
-	if len(texts) == 0 {
-		return ".*"
+	ways, whole := waysOtherThan(texts)
+	if len(ways) == 1 { // one without a text, or with the empty one only
+		return ways[0]
 	}
-	whole := false // one of the texts is empty
+	all := "(" + strings.Join(ways, "|") + ")"
+	if whole {
+		return all
+	}
+	return all + "?"
+}
+
+// waysOtherThan returns regular expressions that together match all texts except for some. The empty text is
+// matched by none of them, unless texts is empty; whole says that no way may match it.
+func waysOtherThan(texts []string) (ways []string, whole bool) {
+	if len(texts) == 0 {
+		return []string{".*"}, true
+	}
 	after := map[byte][]string{}
 	for _, text := range texts {
 		if text == "" {
@@ -118,16 +144,13 @@ func otherThan(texts []string) string {
 	}
 	first := slices.Sorted(maps.Keys(after))
 	if len(first) == 0 {
-		return ".+"
+		return []string{".+"}, whole
 	}
-	ways := []string{"[^" + string(first) + "].*"} // a dash is the first of the bytes, so it is no range
+	ways = []string{"[^" + string(first) + "].*"} // a dash is the first of the bytes, so it is no range
 	for _, c := range first {
 		ways = append(ways, regexp.QuoteMeta(string(c))+otherThan(after[c]))
 	}
-	if whole {
-		return "(" + strings.Join(ways, "|") + ")"
-	}
-	return "(" + strings.Join(ways, "|") + ")?"
+	return ways, whole
 }
 
 // SteeringFields are kinds of fields of a body that steer.

@@ -91,7 +91,12 @@ func TestOtherFieldsStay(t *testing.T) {
 // Envoy's expression matches the headers that steer, except for hints, and no other header.
 func TestSteeringHeaders(t *testing.T) {
 	keep := []string{"x-dynamo-talk", "x-talk"}
-	envoys := regexp.MustCompile("^(" + openai.SteeringPattern(keep) + ")$")
+	envoys := regexp.MustCompile("^(" + strings.Join(openai.SteeringPatterns(keep), "|") + ")$")
+	for _, pattern := range openai.SteeringPatterns(keep) {
+		if len(pattern) > 1024 {
+			t.Errorf("Envoy Gateway refuses a pattern of %d bytes", len(pattern))
+		}
+	}
 	settable := regexp.MustCompile("^(" + openai.SettableHeaders() + ")$")
 	for _, name := range envoytest.SteeringHeaders {
 		if !openai.SteeringHeader(name, keep) || !openai.SteeringHeader(strings.ReplaceAll(name, "-", "_"), keep) || !settable.MatchString(name) {
