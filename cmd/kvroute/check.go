@@ -164,7 +164,7 @@ func misread(err error, file string, data []byte) error {
 	at, text := in.GetToken().Position.Line, in.GetMessage()
 	value, key := in.GetToken().Value, ""
 	for t := in.GetToken().Prev; t != nil && key == ""; t = t.Prev {
-		if t.Type == token.MappingValueType {
+		if t.Type == token.MappingValueType && t.Prev != nil { // a name may be missing
 			key = t.Prev.Value
 		}
 	}

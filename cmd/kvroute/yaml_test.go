@@ -77,7 +77,7 @@ func TestYAMLAliases(t *testing.T) {
 func FuzzConfigFile(f *testing.F) {
 	for _, text := range []string{
 		"version: 1\nworkers: &x [*x]", "a: &a {<<: *b}", "version: 1\nworkers:\n- {name: a, models: [m]}", "- - ? a\n  : b", "a: |2\n  x", "%YAML 1.2\n---\n!!a b",
-		"version: 1\nmodels:\n- name: &n m\n  aliases: [*n]\nqueue-wait: 1s", "a: \"\\u0041", "{a: [}, b]", "...\n---\n...",
+		"version: 1\nmodels:\n- name: &n m\n  aliases: [*n]\nqueue-wait: 1s", "a: \"\\u0041", ": &0", "{a: [}, b]", "...\n---\n...",
 	} {
 		f.Add(text)
 	}
