@@ -15,7 +15,7 @@ import (
 	"github.com/kvroute/kvroute/internal/reach"
 )
 
-// Settings are the settings of kvroute that must fit those of Envoy.
+// Settings are the settings of kvroute that must fit those of Envoy. Zero values are not compared.
 type Settings struct {
 	DecisionTimeout time.Duration // Envoy's message_timeout must be longer
 	LongestWait     time.Duration // with the queue and a prefill leg; Envoy's max_message_timeout must not be shorter
@@ -158,7 +158,7 @@ func (u *used) differs(s Settings) string {
 		bodies = u.buffers
 	}
 	for _, n := range bodies {
-		add(n != s.MaxBodyBytes, "the limit of request bodies is %d bytes, but that of max-body-bytes is %d", n, s.MaxBodyBytes)
+		add(s.MaxBodyBytes > 0 && n != s.MaxBodyBytes, "the limit of request bodies is %d bytes, but that of max-body-bytes is %d", n, s.MaxBodyBytes)
 	}
 	add(s.SecondChoice == "header" && u.single[headerWorker] && !u.single[headerFallback],
 		"no cluster reads the header %s, in which second-choice=header names the second worker", headerFallback)

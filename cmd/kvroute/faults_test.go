@@ -437,11 +437,12 @@ func TestTheRouterHasNoTimeOrRoom(t *testing.T) {
 
 // Requests that kvroute answers itself.
 func TestRefusals(t *testing.T) {
-	d := startStack(t, 1, []string{"--speed", "50"})
+	other := writeFile(t, "version: 1\nworkers:\n- {name: other, address: \"127.0.0.1:1\", models: [other], health: none}\n")
+	d := startStack(t, 1, []string{"--speed", "50"}, "--config", other)
 	url := d.Envoy.URL()
 	for _, c := range []struct{ row, method, body string }{
 		{row: "the body is no JSON", method: "POST", body: `{"model":"sim","messages":[`},
-		{row: "the body names no model", method: "POST", body: `{"messages":[{"role":"user","content":"a"}]}`},
+		{row: "the body names no model, and there are several", method: "POST", body: `{"messages":[{"role":"user","content":"a"}]}`},
 		{row: "the method is wrong", method: "GET"},
 		{row: "the model is unknown", method: "POST", body: `{"model":"x","messages":[{"role":"user","content":"a"}]}`},
 	} {
@@ -451,7 +452,7 @@ func TestRefusals(t *testing.T) {
 	if err := d.Engines[0].Cmd.Process.Signal(syscall.SIGTERM); err != nil { // the engine deregisters
 		t.Fatal(err)
 	}
-	eventually(t, "the worker does not leave", func() bool { return len(workers(t, d)) == 0 })
+	eventually(t, "the worker does not leave", func() bool { return len(workers(t, d)) == 1 })
 	outcomeOf(t, "there is no worker").check(t, d.send(t, "hello", false))
 }
 

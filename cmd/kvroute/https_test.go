@@ -82,7 +82,7 @@ func TestTheAPIOverHTTPS(t *testing.T) {
 type securedWorker struct {
 	address string
 	busy    atomic.Bool     // POST is answered with 503
-	calls   [4]atomic.Int32 // by place in securedPaths
+	calls   [4]atomic.Int32 // by place in securedPaths; a request for token ids may have another path
 	http2   atomic.Int32    // POSTs over HTTP/2
 }
 
@@ -93,7 +93,7 @@ func newSecuredWorker(t *testing.T, a *certAuthority, name string) *securedWorke
 	w := new(securedWorker)
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
 		for i, path := range securedPaths {
-			if r.URL.Path == path {
+			if r.URL.Path == path || path == "/tokenize" && r.URL.Path == chatPath+"/render" {
 				w.calls[i].Add(1)
 			}
 		}
