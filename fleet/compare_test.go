@@ -171,6 +171,34 @@ func TestAModelThatIsNotServed(t *testing.T) {
 	c.wait(id, "")
 }
 
+// An adapter of a record that the engine does not list is a fault, and its requests go to workers that have it.
+func TestAnAdapterThatIsNotServed(t *testing.T) {
+	t.Parallel()
+	c := newCompared(t)
+	const without, with = `{"data":[{"id":"sim","owned_by":"vllm"}]}`, `{"data":[{"id":"sim","owned_by":"vllm"},{"id":"tuned","parent":"sim"}]}`
+	lacks, has := newListing(t, without), newListing(t, with)
+	a := c.set(fleet.Record{Name: "a", Address: lacks.at, Models: []string{"sim"}, LoRA: []string{"tuned"}, BlockSize: 16})
+	c.set(fleet.Record{Name: "b", Address: has.at, Models: []string{"sim"}, LoRA: []string{"tuned"}, BlockSize: 16})
+	c.wait(a, "model_not_served")
+	if _, text := c.faults(a); !strings.Contains(text, "include tuned") {
+		t.Error(text)
+	}
+	n := 0
+	goes := func(to string) bool {
+		n++
+		d, err := c.router.BestWorker(t.Context(), router.Request{ID: fmt.Sprint(n), Model: "tuned", Prompt: router.Prompt{Prompt: []byte(`"x"`)}})
+		return err == nil && d.WorkerName == to
+	}
+	for range 8 {
+		if !goes("b") {
+			t.Fatal("a request for the adapter goes to the worker that lacks it")
+		}
+	}
+	lacks.answers(c, a, with)
+	c.wait(a, "")
+	natstest.Eventually(t, func() bool { return goes("a") })
+}
+
 // Workers of one model whose engines take requests of different lengths.
 func TestDifferentLengths(t *testing.T) {
 	t.Parallel()

@@ -70,6 +70,7 @@ type directWorker struct {
 	known string            // state of its cache, as in Record.KVEvents
 
 	lora, aliases []string // names that its engine lists and the record does not have
+	missing       []string // adapters of the record that its engine does not list
 	length        int      // tokens of the longest request, as its engine lists it; 0 = unknown
 }
 
@@ -139,21 +140,21 @@ func (d *DirectWorkers) SetWorker(info router.WorkerInfo) error {
 // names.
 func (d *DirectWorkers) SetListed(id uint64, models []engineModel, r *Record) {
 	lora, aliases := listedNames(models, r)
-	length := longest(models, r)
+	length, missing := longest(models, r), missingAdapters(models, r)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := d.workers[id]
 	if w == nil {
 		return
 	}
-	sameNames := slices.Equal(w.lora, lora) && slices.Equal(w.aliases, aliases)
+	sameNames := slices.Equal(w.lora, lora) && slices.Equal(w.aliases, aliases) && slices.Equal(w.missing, missing)
 	if sameNames && w.length == length {
 		return
 	}
 	if !sameNames {
-		d.log.Info("an engine lists other names than before", "worker", id, "adapters", some(lora), "aliases", some(aliases))
+		d.log.Info("an engine lists other names than before", "worker", id, "adapters", some(lora), "aliases", some(aliases), "missing_adapters", some(missing))
 	}
-	w.lora, w.aliases, w.length = lora, aliases, length
+	w.lora, w.aliases, w.missing, w.length = lora, aliases, missing, length
 	d.pass(w.completed())
 }
 
@@ -260,6 +261,9 @@ func (d *DirectWorkers) pass(info router.WorkerInfo) {
 func (w *directWorker) completed() router.WorkerInfo {
 	info := w.info
 	info.ListedLoRA, info.ListedAliases, info.MaxModelLen = w.lora, w.aliases, w.length
+	if len(w.missing) > 0 {
+		info.LoRA = slices.DeleteFunc(slices.Clone(info.LoRA), func(name string) bool { return slices.Contains(w.missing, name) })
+	}
 	if !w.read {
 		return info
 	}

@@ -87,18 +87,42 @@ func listedNames(models []engineModel, r *Record) (lora, aliases []string) {
 	return lora, aliases
 }
 
-// notServed returns the names of a record that its engine does not serve. It returns none for an
+// notServed returns the names of a record, adapters included, that its engine does not serve. It returns none for an
 // engine that takes requests with any name.
 func notServed(models []engineModel, r *Record) (names []string) {
-	if engine.Of(r.Engine).AnyModel || engine.Of(models[0].Owner).AnyModel {
+	if takesAnyName(models, r) {
 		return nil
 	}
-	for _, name := range r.Models {
+	return append(unlisted(models, r.Models), missingAdapters(models, r)...)
+}
+
+// missingAdapters returns the adapters of a record that its engine does not list, if it lists adapters and the
+// record's model.
+func missingAdapters(models []engineModel, r *Record) []string {
+	if len(models) == 0 || takesAnyName(models, r) || !listsAdapters(models, r) || len(unlisted(models, r.Models[:1])) > 0 {
+		return nil
+	}
+	return unlisted(models, r.LoRA)
+}
+
+// unlisted returns the names that are not in an engine's list.
+func unlisted(models []engineModel, wanted []string) (names []string) {
+	for _, name := range wanted {
 		if !slices.ContainsFunc(models, func(m engineModel) bool { return m.ID == name }) {
 			names = append(names, name)
 		}
 	}
 	return names
+}
+
+// listsAdapters says whether an engine's list of models has its adapters, too.
+func listsAdapters(models []engineModel, r *Record) bool {
+	return r.Engine == engine.VLLM || models[0].Owner == engine.VLLM || slices.ContainsFunc(models, func(m engineModel) bool { return m.Parent != "" })
+}
+
+// takesAnyName says whether an engine takes requests with any name.
+func takesAnyName(models []engineModel, r *Record) bool {
+	return engine.Of(r.Engine).AnyModel || engine.Of(models[0].Owner).AnyModel
 }
 
 // longest returns the number of tokens of the longest request that an engine takes for a record's models, as its list

@@ -254,10 +254,13 @@ const (
 
 	// A worker answers errors far more often than the others if it answered at least leastErrors of one class,
 	// to requests of at least leastOrigins clients or prefixes, and if the share of its responses exceeds
-	// twice the share of the other workers' responses by more than errorShare.
+	// twice the share of the other workers' responses by more than errorShare; or, since most workers may fail, twice
+	// the lowest share of another worker with leastAnswers responses by more than worstShare.
 	leastErrors  = 4.5 // 5 in a row, of which the earlier ones count less
 	errorShare   = 0.2
 	leastOrigins = 3
+	leastAnswers = 7 // 8 in a row, of which the earlier ones count less
+	worstShare   = 0.5
 	// aloneShare stands for the share of the other workers if there is no other: more than 0.5 is a fault.
 	aloneShare = 0.15
 )
@@ -300,33 +303,47 @@ func (a *answers) widespread(class errorClass) bool {
 
 // errsMore says whether the worker answers errors of a class far more often than the other workers of its pool.
 func (r *ranks) errsMore(now time.Time, ord int, class errorClass) bool {
-	failed, all, alone := r.others(now, ord, class)
-	return !alone && r.errs(now, ord, class, failed/max(1, all))
+	o := r.others(now, ord, class)
+	return !o.alone && r.errs(now, ord, class, o.limit())
 }
 
-// errs says whether the share of errors of a class among the worker's responses is far above another share.
-func (r *ranks) errs(now time.Time, ord int, class errorClass, others float64) bool {
+// errs says whether the share of errors of a class among the worker's responses is above a limit.
+func (r *ranks) errs(now time.Time, ord int, class errorClass, limit float64) bool {
 	a := r.entries[ord].avoid.answers
 	return a != nil && a.failed[class] >= leastErrors && now.Sub(a.last) <= answersLife && a.widespread(class) &&
-		a.failed[class]/a.all > 2*others+errorShare
+		a.failed[class]/a.all > limit
 }
 
-// others counts the latest responses of the other workers of the pool: the errors of a class, and all. alone says that
-// no other worker can take requests, so that there is nothing to compare with.
-func (r *ranks) others(now time.Time, ord int, class errorClass) (failed, all float64, alone bool) {
-	alone = true
+// otherAnswers are the latest responses of the other workers of a pool.
+type otherAnswers struct {
+	failed, all float64 // errors of a class, and all responses
+	lowest      float64 // lowest share of such errors of one with leastAnswers responses; 1 without one
+	alone       bool    // no other worker can take requests, so that there is nothing to compare with
+}
+
+func (o *otherAnswers) share() float64 { return o.failed / max(1, o.all) }
+
+// limit is the share of errors above which a worker is far worse than the others.
+func (o *otherAnswers) limit() float64 { return min(2*o.share()+errorShare, 2*o.lowest+worstShare) }
+
+func (r *ranks) others(now time.Time, ord int, class errorClass) otherAnswers {
+	o := otherAnswers{alone: true, lowest: 1}
 	for _, other := range r.order {
 		e := &r.entries[other]
 		if e.worker.ID == r.entries[ord].worker.ID {
 			continue // ranks of one process fail together
 		}
-		alone = alone && (e.info.Draining || e.info.Health > Degraded && !e.info.Unproved)
-		if o := e.avoid.answers; o != nil && now.Sub(o.last) <= answersLife {
-			failed += o.failed[class]
-			all += o.all
+		takes := !e.info.Draining && (e.info.Health <= Degraded || e.info.Unproved)
+		o.alone = o.alone && !takes
+		if a := e.avoid.answers; a != nil && now.Sub(a.last) <= answersLife {
+			o.failed += a.failed[class]
+			o.all += a.all
+			if takes && a.all >= leastAnswers {
+				o.lowest = min(o.lowest, a.failed[class]/a.all)
+			}
 		}
 	}
-	return failed, all, alone
+	return o
 }
 
 // answerFault returns the fault of a worker that answers errors far more often than the others, or of the only worker
@@ -334,19 +351,21 @@ func (r *ranks) others(now time.Time, ord int, class errorClass) (failed, all fl
 func (r *ranks) answerFault(now time.Time, ord int) (fault Fault, found bool) {
 	a := r.entries[ord].avoid.answers
 	for class := range errorClasses {
-		failed, all, alone := r.others(now, ord, class)
-		share := failed / max(1, all)
-		if alone {
-			share = aloneShare
+		o := r.others(now, ord, class)
+		limit := o.limit()
+		if o.alone {
+			limit = 2*aloneShare + errorShare
 		}
-		if !r.errs(now, ord, class, share) {
+		if !r.errs(now, ord, class, limit) {
 			continue
 		}
-		compared := fmt.Sprintf("and the other workers of the model to %.0f %% of theirs: kvroute avoids it", 100*share)
+		compared := fmt.Sprintf("and the other workers of the model to %.0f %% of theirs: kvroute avoids it", 100*o.share())
 		switch {
-		case alone:
+		case o.alone:
 			compared = "and no other worker of the model can take requests: kvroute does not avoid it"
-		case all == 0:
+		case limit < 2*o.share()+errorShare:
+			compared = fmt.Sprintf("and another worker of the model to %.0f %% of its requests: kvroute avoids it", 100*o.lowest)
+		case o.all == 0:
 			compared = "and no other worker of the model answered a request in the last 30 minutes: kvroute avoids it"
 		}
 		return Fault{"answers_errors", fmt.Sprintf("the worker %s about %.0f of its last %.0f requests, %s; look at its log",

@@ -541,3 +541,37 @@ func TestReadRetryAfter(t *testing.T) {
 		}
 	}
 }
+
+// Workers that answer errors are avoided although most workers do: one that serves shows that they could.
+func TestMostWorkersAnswerErrors(t *testing.T) {
+	c := &clock{now: time.Unix(1000, 0)}
+	for name, bad := range map[string]func(id uint64) bool{
+		"two of three": func(id uint64) bool { return id < 3 },
+		"all":          func(uint64) bool { return true },
+	} {
+		r := newRouter(t, router.Config{AvoidFailing: 2 * time.Second, Mode: router.RoundRobin, Now: c.read}, 3)
+		late := 0
+		for i := range 120 {
+			c.now = c.now.Add(100 * time.Millisecond)
+			d := decided(t, r, fmt.Sprint(name, i), "abcd", func(q *router.Request) { q.Client = uint64(i) + 1 })
+			resp := router.Response{Address: d.Address, Asked: 1, Status: 200}
+			if bad(d.Worker.ID) {
+				resp.Status = 404
+				if i >= 60 {
+					late++
+				}
+			}
+			r.Served(d.ID, resp)
+			r.Free(d.ID)
+		}
+		failing := 0
+		for _, w := range byID(t, r) {
+			if w.Failing {
+				failing++
+			}
+		}
+		if want := map[bool]int{true: 2}[name == "two of three"]; failing != want || want == 2 && late > 6 {
+			t.Errorf("%s: %d workers are avoided, want %d; %d of the last 60 requests failed", name, failing, want, late)
+		}
+	}
+}

@@ -260,10 +260,10 @@ func (c *core) makeDecision(
 		d.Member = in.member(e, &c.slots, ord)
 	}
 	if in.WantSecond && in.Pinned == nil && (ch.reason != ReasonSession || !c.conf.Sessions.Hard) {
-		second, third := c.second(ch, leg, in.Request)
-		d.Second = c.choiceOf(ch, second, false)
+		second, third := c.second(in, ch, leg)
+		d.Second = ch.choiceOf(&c.ranks, in, e, second, false)
 		if ch.part != prefillPart {
-			d.Third = c.choiceOf(ch, third, d.Second.NameHost)
+			d.Third = ch.choiceOf(&c.ranks, in, e, third, d.Second.NameHost)
 		}
 	}
 	if list != nil && in.listCandidates {
@@ -271,34 +271,53 @@ func (c *core) makeDecision(
 	}
 }
 
-// choiceOf returns a candidate as a second or third choice; the zero value for -1. named says that a choice before it
-// has a Host of its own.
-func (r *ranks) choiceOf(ch *choice, at int, named bool) Second {
-	if at < 0 {
+// choiceOf returns a worker as a second or third choice after the first one; the zero value for -1. named says that a
+// choice before it has another Host than the first one.
+func (ch *choice) choiceOf(r *ranks, in *decisionInput, first *entry, ord int, named bool) Second {
+	if ord < 0 {
 		return Second{}
 	}
-	first, e := &r.entries[ch.candidates[ch.chosen]], &r.entries[ch.candidates[at]]
-	nameHost := e.info.OwnHost && (named || e.info.Host != first.info.Host)
-	return Second{e.worker, e.info.Name, e.address(), e.info.Host, nameHost, e.info.wantsRank(e.worker.DPRank), ch.inputs[at].OverlapBlocks}
+	e, host, overlap := &r.entries[ord], "", 0
+	if i := slices.Index(ch.candidates, ord); i >= 0 {
+		overlap = ch.inputs[i].OverlapBlocks
+	}
+	named = named || e.info.Host != first.info.Host
+	nameHost := named && in.HostPerAttempt && (e.info.OwnHost || first.info.OwnHost)
+	if host = e.info.Host; nameHost {
+		host = cmp.Or(host, e.address().String()) // not the Host of the choice before
+	}
+	return Second{e.worker, e.info.Name, e.address(), host, nameHost, e.info.wantsRank(e.worker.DPRank), overlap}
 }
 
-// second returns the candidate that gets the request if the chosen worker does not take it, and the one that gets it
-// if that candidate does not take it either; -1 without such a candidate. They are the candidates of two other
+// second returns the worker that gets the request if the chosen one does not take it, and the one that gets it
+// if that one does not take it either; -1 without such a worker. They are the candidates of two other
 // processes with the lowest costs, and workers that failed last or are not healthy only if there is no other. Of equal
-// costs, the fewest pending tokens decide, then the fewest requests. There are three conditions:
+// costs, the fewest pending tokens decide, then the fewest requests. Without such a candidate they are workers that are
+// avoided or degraded, since these may serve all the same. There are three conditions:
 //
-//   - If the request must name one rank for all, the candidates have the same rank. With RankPerAttempt
+//   - If the request must name one rank for all, the workers have the same rank. With RankPerAttempt
 //     each of them gets its own rank.
 //   - If the request has a prefill leg, they have the engine of the leg's worker, because the
 //     request contains parameters of the leg. They are other processes than that worker.
 //   - If one of them answers one Host header only, the first one has the same Host header, unless each of them gets
 //     its own (HostPerAttempt).
-func (r *ranks) second(ch *choice, leg *Decision, req *Request) (best, next int) {
-	first := &r.entries[ch.candidates[ch.chosen]]
-	named := !req.RankPerAttempt && first.info.wantsRank(first.worker.DPRank)
-	best, next = -1, -1
+func (c *core) second(in *decisionInput, ch *choice, leg *Decision) (best, next int) {
+	first := &c.entries[ch.candidates[ch.chosen]]
+	named := !in.RankPerAttempt && first.info.wantsRank(first.worker.DPRank)
+	fits := func(e *entry) bool {
+		switch {
+		case e.worker.ID == first.worker.ID:
+		case !in.HostPerAttempt && e.info.OwnHost && e.info.Host != first.info.Host:
+		case leg != nil && (e.worker.ID == leg.Worker.ID || e.info.Engine != leg.Engine):
+		case named && (e.worker.DPRank != first.worker.DPRank || !e.info.wantsRank(e.worker.DPRank)):
+			// The request names one rank for all workers.
+		default:
+			return true
+		}
+		return false
+	}
 	doubtful := func(i int) bool {
-		e := &r.entries[ch.candidates[i]]
+		e := &c.entries[ch.candidates[i]]
 		return e.avoid.trying || e.avoid.failing || e.info.Refuses || e.info.Health > Degraded
 	}
 	less := func(i, j int) bool {
@@ -309,20 +328,17 @@ func (r *ranks) second(ch *choice, leg *Decision, req *Request) (best, next int)
 		return ch.costs[i] < ch.costs[j] || ch.costs[i] == ch.costs[j] &&
 			cmp.Or(cmp.Compare(a.PendTokens, b.PendTokens), cmp.Compare(a.ActiveRequests, b.ActiveRequests)) < 0
 	}
+	best, next = -1, -1
 	for i, ord := range ch.candidates {
 		if next >= 0 && !less(i, next) {
 			continue // skipped early: to read thousands of entries is slow
 		}
-		e := &r.entries[ord]
+		e := &c.entries[ord]
 		switch {
-		case e.worker.ID == first.worker.ID:
-		case !req.HostPerAttempt && e.info.OwnHost && e.info.Host != first.info.Host:
-		case leg != nil && (e.worker.ID == leg.Worker.ID || e.info.Engine != leg.Engine):
-		case named && (e.worker.DPRank != first.worker.DPRank || !e.info.wantsRank(e.worker.DPRank)):
-			// The request names one rank for all workers.
+		case !fits(e):
 		case best < 0:
 			best = i
-		case r.entries[ch.candidates[best]].worker.ID == e.worker.ID:
+		case c.entries[ch.candidates[best]].worker.ID == e.worker.ID:
 			if less(i, best) {
 				best = i
 			}
@@ -332,7 +348,38 @@ func (r *ranks) second(ch *choice, leg *Decision, req *Request) (best, next int)
 			next = i
 		}
 	}
-	return best, next
+	if best >= 0 {
+		best = ch.candidates[best]
+	}
+	if next >= 0 {
+		next = ch.candidates[next]
+		return best, next
+	}
+	if best < 0 {
+		if best = c.lastResort(ch, fits, 0); best < 0 {
+			return -1, -1
+		}
+	}
+	return best, c.lastResort(ch, fits, c.entries[best].worker.ID)
+}
+
+// lastResort returns the worker with the fewest requests that is avoided or degraded, and did not fail without a response;
+// -1 without one. It is not of the process besides.
+func (c *core) lastResort(ch *choice, fits func(*entry) bool, besides uint64) (ord int) {
+	ord = -1
+	for i, other := range c.order {
+		e := &c.entries[other]
+		if why := ch.exclusions[i]; why != ExcludedFailing && (why != ExcludedHealth || e.info.Health != Degraded) {
+			continue
+		}
+		if e.worker.ID == besides || e.avoid.refuses(ch.time) || !fits(e) {
+			continue
+		}
+		if ord < 0 || c.slots.Load(other).Requests < c.slots.Load(ord).Requests {
+			ord = other
+		}
+	}
+	return ord
 }
 
 // toCompute is the number of prompt tokens that a worker with these cached blocks has to compute. An engine

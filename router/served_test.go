@@ -405,3 +405,50 @@ func TestLoadThatWasLeftStaysUntilAToken(t *testing.T) {
 		t.Errorf("after a response that is no stream: %d left requests", left())
 	}
 }
+
+// An avoided or degraded worker is another choice if no better one is left: it may serve all the same. A worker that
+// gave no response is none.
+func TestTheLastResort(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(r *router.Router)
+		want  bool
+	}{
+		"it asked for a pause": {func(r *router.Router) {
+			r.Attempted("", router.Response{Address: worker(2).Address, Status: 429, RetryAfter: time.Minute})
+		}, true},
+		"it is degraded": {func(r *router.Router) {
+			w := worker(2)
+			w.Health = router.Degraded
+			set(t, r, w)
+		}, true},
+		"it gave no response": {func(r *router.Router) {
+			d := decided(t, r, "lost", "ab", func(q *router.Request) { q.Pinned = &router.Worker{ID: 2} })
+			r.Served(d.ID, router.Response{Address: d.Address, Asked: 1, Status: 503, Local: true})
+		}, false},
+		"it drains": {func(r *router.Router) {
+			w := worker(2)
+			w.Draining = true
+			set(t, r, w)
+		}, false},
+	} {
+		r := newRouter(t, router.Config{AvoidFailing: time.Minute}, 2)
+		c.spoil(r)
+		if d := decided(t, r, "a", "abcd"); d.Worker.ID != 1 || (d.Second.Worker.ID == 2) != c.want || d.Third.Address.IsValid() {
+			t.Errorf("%s: worker %d, second choice %+v, third %+v", name, d.Worker.ID, d.Second, d.Third)
+		}
+	}
+}
+
+// A second choice without a Host of its own gets its address as the Host, not that of the first choice.
+func TestTheHostOfAPlainSecondChoice(t *testing.T) {
+	r := newRouter(t, router.Config{}, 2)
+	own := worker(1)
+	own.Host, own.OwnHost = "own.example", true
+	set(t, r, own)
+	for _, each := range []bool{false, true} {
+		d := decided(t, r, fmt.Sprint(each), "abcd", func(q *router.Request) { q.HostPerAttempt, q.Preferred = each, &router.Worker{ID: 1} })
+		if want := map[bool]string{true: worker(2).Address.String()}[each]; d.Worker.ID != 1 || d.Second.NameHost != each || d.Second.Host != want {
+			t.Errorf("a Host for each attempt: %v: worker %d, second choice %+v", each, d.Worker.ID, d.Second)
+		}
+	}
+}

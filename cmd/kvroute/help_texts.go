@@ -246,7 +246,7 @@ func (*Routing) Help(setting string) string {
 	case "session-affinity-ttl-secs":
 		return "<seconds> without a request after which a session leaves its worker; 0 ignores sessions"
 	case "session-affinity-mode":
-		return "hard or soft: refuse the request of a session whose worker is busy, or send it to another worker"
+		return "hard or soft: refuse the request of a session whose worker cannot take it, or send it to another worker"
 	case "session-headers":
 		return "<names> of the headers that name a session, comma-separated; the first one present counts"
 	case "trust-overrides":

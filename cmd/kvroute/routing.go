@@ -166,7 +166,7 @@ type Routing struct {
 	// <seconds> without a request after which a session leaves its worker; 0 ignores sessions
 	SessionAffinityTTL int `yaml:"session-affinity-ttl-secs" dynamo:"DYN_ROUTER_SESSION_AFFINITY_TTL_SECS" want:"0 to 31536000"`
 
-	// hard or soft: refuse the request of a session whose worker is busy, or send it to another worker
+	// hard or soft: refuse the request of a session whose worker cannot take it, or send it to another worker
 	SessionAffinityMode string `yaml:"session-affinity-mode" dynamo:"DYN_ROUTER_SESSION_AFFINITY_MODE" default:"soft" want:"hard or soft"`
 
 	// <names> of the headers that name a session, comma-separated; the first one present counts

@@ -41,7 +41,7 @@ var tokenLimits = map[string]int{
 	"envoy":              5114,
 	"events":             32840,
 	"extproc":            19944,
-	"fleet":              25051,
+	"fleet":              25657,
 	"indexer":            26045,
 	"internal/bus":       2234,
 	"internal/engine":    711,
