@@ -158,7 +158,7 @@ func (o *opened) raiseEpoch(ctx context.Context, replica string) (epoch, error) 
 	if err != nil {
 		return e, fmt.Errorf("look at the stream: %w", err)
 	}
-	if e.N >= maxEpoch { // no replica uses it
+	if e.N >= maxEpoch-1 { // no replica uses it, or the one after it
 		e.N = uint64(time.Now().Unix())
 	}
 	e = epoch{N: e.N + 1, Start: info.State.LastSeq + 1, Stream: info.Created.UnixNano(), Replica: replica}

@@ -19,6 +19,9 @@ func (s *stream) unsteer(body []byte) *openai.Error {
 	if !s.reserved.add(len(body)) { // for the copy
 		return uncheckedBody()
 	}
+	if s.mode == buffered { // Envoy would send the client's body to the pool if the decision took too long
+		s.extend(s.conf.QueueWait + s.conf.PrefillTimeout)
+	}
 	s.replaced = openai.RemoveSteering(body, s.conf.untrusted())
 	s.metrics.steering.Count("removed")
 	return nil

@@ -54,6 +54,9 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	}
 	if s.replaced != nil {
 		body = s.replaced
+		if fields.Body != nil {
+			fields.Body = body // a worker may be asked for its token ids
+		}
 	}
 	// Requests about sessions go to a worker that kvroute names, if there is one model.
 	session := s.endpoint == openai.OpenSession || s.endpoint == openai.CloseSession
@@ -198,7 +201,9 @@ func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 		if split && conf.PrefillLeg == PrefillByRouter {
 			wait += conf.PrefillTimeout
 		}
-		s.extend(wait)
+		if !s.extended { // Envoy allows it once for each message
+			s.extend(wait)
+		}
 	}
 	s.id = s.newID(s.gives)
 	s.booked = true // before the call, which may book and then panic

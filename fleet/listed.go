@@ -117,7 +117,7 @@ func unlisted(models []engineModel, wanted []string) (names []string) {
 
 // listsAdapters says whether an engine's list of models has its adapters, too.
 func listsAdapters(models []engineModel, r *Record) bool {
-	return r.Engine == engine.VLLM || models[0].Owner == engine.VLLM || slices.ContainsFunc(models, func(m engineModel) bool { return m.Parent != "" })
+	return engine.Of(r.Engine).ListsAdapters || engine.Of(models[0].Owner).ListsAdapters || slices.ContainsFunc(models, func(m engineModel) bool { return m.Parent != "" })
 }
 
 // takesAnyName says whether an engine takes requests with any name.

@@ -407,7 +407,7 @@ func TestLoadThatWasLeftStaysUntilAToken(t *testing.T) {
 }
 
 // An avoided or degraded worker is another choice if no better one is left: it may serve all the same. A worker that
-// gave no response is none.
+// gave no response is not chosen.
 func TestTheLastResort(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(r *router.Router)

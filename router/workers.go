@@ -3,6 +3,7 @@
 package router
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -342,3 +343,114 @@ func (i *WorkerInfo) takes(p part) bool {
 }
 
 func (r Role) aggregated() bool { return r == "" || r == Aggregated }
+
+// choiceOf returns a worker as a second or third choice after the first one; the zero value for -1. named says that a
+// choice before it has another Host than the first one.
+func (ch *choice) choiceOf(r *ranks, in *decisionInput, first *entry, ord int, named bool) Second {
+	if ord < 0 {
+		return Second{}
+	}
+	e, host, overlap := &r.entries[ord], "", 0
+	if i := slices.Index(ch.candidates, ord); i >= 0 {
+		overlap = ch.inputs[i].OverlapBlocks
+	}
+	named = named || e.info.Host != first.info.Host
+	nameHost := named && in.HostPerAttempt && (e.info.OwnHost || first.info.OwnHost)
+	if host = e.info.Host; nameHost {
+		host = cmp.Or(host, e.address().String()) // not the Host of the choice before
+	}
+	return Second{e.worker, e.info.Name, e.address(), host, nameHost, e.info.wantsRank(e.worker.DPRank), overlap}
+}
+
+// second returns the worker that gets the request if the chosen one does not take it, and the one that gets it
+// if that one does not take it either; -1 without such a worker. They are the candidates of two other
+// processes with the lowest costs, and workers that failed last or are not healthy only if there is no other. Of equal
+// costs, the fewest pending tokens decide, then the fewest requests. Without such a candidate they are workers that are
+// avoided or degraded, since these may serve all the same. There are three conditions:
+//
+//   - If the request must name one rank for all, the workers have the same rank. With RankPerAttempt
+//     each of them gets its own rank.
+//   - If the request has a prefill leg, they have the engine of the leg's worker, because the
+//     request contains parameters of the leg. They are other processes than that worker.
+//   - If one of them answers one Host header only, the first one has the same Host header, unless each of them gets
+//     its own (HostPerAttempt).
+func (r *ranks) second(in *decisionInput, ch *choice, leg *Decision) (best, next int) {
+	first := &r.entries[ch.candidates[ch.chosen]]
+	named := !in.RankPerAttempt && first.info.wantsRank(first.worker.DPRank)
+	fits := func(e *entry) bool {
+		switch {
+		case e.worker.ID == first.worker.ID:
+		case !in.HostPerAttempt && e.info.OwnHost && e.info.Host != first.info.Host:
+		case leg != nil && (e.worker.ID == leg.Worker.ID || e.info.Engine != leg.Engine):
+		case named && (e.worker.DPRank != first.worker.DPRank || !e.info.wantsRank(e.worker.DPRank)):
+			// The request names one rank for all workers.
+		default:
+			return true
+		}
+		return false
+	}
+	doubtful := func(i int) bool {
+		e := &r.entries[ch.candidates[i]]
+		return e.avoid.trying || e.avoid.failing || e.info.Refuses || e.info.Health > Degraded
+	}
+	less := func(i, j int) bool {
+		if of, other := doubtful(i), doubtful(j); of != other {
+			return other
+		}
+		a, b := &ch.inputs[i], &ch.inputs[j]
+		return ch.costs[i] < ch.costs[j] || ch.costs[i] == ch.costs[j] &&
+			cmp.Or(cmp.Compare(a.PendTokens, b.PendTokens), cmp.Compare(a.ActiveRequests, b.ActiveRequests)) < 0
+	}
+	best, next = -1, -1
+	for i, ord := range ch.candidates {
+		if next >= 0 && !less(i, next) {
+			continue // skipped early: to read thousands of entries is slow
+		}
+		e := &r.entries[ord]
+		switch {
+		case !fits(e):
+		case best < 0:
+			best = i
+		case r.entries[ch.candidates[best]].worker.ID == e.worker.ID:
+			if less(i, best) {
+				best = i
+			}
+		case less(i, best):
+			best, next = i, best
+		default:
+			next = i
+		}
+	}
+	if best >= 0 {
+		best = ch.candidates[best]
+	}
+	if next >= 0 {
+		next = ch.candidates[next]
+		return best, next
+	}
+	if best < 0 {
+		if best = r.lastResort(ch, fits, 0); best < 0 {
+			return -1, -1
+		}
+	}
+	return best, r.lastResort(ch, fits, r.entries[best].worker.ID)
+}
+
+// lastResort returns the worker that is degraded, or whose back-off ends first, and that did not fail without a response;
+// -1 without one. It is not of the process besides.
+func (r *ranks) lastResort(ch *choice, fits func(*entry) bool, besides uint64) (ord int) {
+	ord = -1
+	for i, other := range r.order {
+		e := &r.entries[other]
+		if why := ch.exclusions[i]; why != ExcludedFailing && (why != ExcludedHealth || e.info.Health != Degraded) {
+			continue
+		}
+		if e.worker.ID == besides || e.avoid.refuses(ch.time) || !fits(e) {
+			continue
+		}
+		if ord < 0 || e.avoid.end().Before(r.entries[ord].avoid.end()) {
+			ord = other
+		}
+	}
+	return ord
+}

@@ -22,6 +22,7 @@ const (
 	maxYAMLTokens = 200_000 // also of a file whose aliases are replaced by copies
 	maxYAMLDepth  = 32      // lists and mappings within each other
 	maxYAMLNames  = 1_000   // of one mapping
+	maxYAMLMarks  = 1_000   // anchors, aliases and tags
 )
 
 // readYAML returns the text of a YAML file. An error names the file, and the line if there is one.
@@ -77,11 +78,12 @@ func checkYAMLTokens(file string, data []byte) error {
 		return fmt.Errorf("%s is larger than %d bytes, the limit", file, maxYAMLBytes)
 	}
 	var (
-		s    scanner.Scanner
-		open []block
-		n    int
-		docs int // signs between documents
-		last *token.Token
+		s     scanner.Scanner
+		open  []block
+		n     int
+		marks int
+		docs  int // signs between documents
+		last  *token.Token
 	)
 	s.Init(string(data))
 	for {
@@ -96,8 +98,13 @@ func checkYAMLTokens(file string, data []byte) error {
 			if t.Type == token.DocumentHeaderType || t.Type == token.DocumentEndType {
 				docs++
 			}
+			if t.Type == token.AnchorType || t.Type == token.AliasType || t.Type == token.TagType {
+				marks++
+			}
 			var what string
 			switch {
+			case marks > maxYAMLMarks:
+				what = fmt.Sprintf("more than %d anchors, aliases and tags", maxYAMLMarks)
 			case docs > 2:
 				return fmt.Errorf("%s:%d: there are several YAML documents, want one", file, t.Position.Line)
 			case t.Type == token.InvalidType:

@@ -25,6 +25,7 @@ func TestYAMLBounds(t *testing.T) {
 		bomb += fmt.Sprintf("a%d: &a%d [%s]\n", i, i, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d,", i-1), 10), ","))
 	}
 	for name, c := range map[string]struct{ text, want string }{
+		"many anchors":            {strings.Repeat("&", 100_000) + " x", ":1: there are more than 1000 anchors, aliases and tags"},
 		"alias in its anchor":     {"workers: &x [*x]", ":1: *x is within its own anchor &x"},
 		"alias in a mapping":      {"version: 1\nmodels: &x\n- {name: a, aliases: *x}", ":3: *x is within its own anchor &x"},
 		"merge of itself":         {"a: &x\n  <<: *x", ":2: *x is within its own anchor &x"},

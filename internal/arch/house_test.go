@@ -33,7 +33,7 @@ var tokenLimits = map[string]int{
 	"api":                10560,
 	"bindings":           1608,
 	"bindings/c":         1220,
-	"cmd/kvroute":        34983,
+	"cmd/kvroute":        35705,
 	"dashboard":          317,
 	"doctor":             4676,
 	"engines":            30362,

@@ -51,6 +51,8 @@ type Engine struct {
 	ReadsRank bool
 	// AnyModel says that the engine takes requests with model names that it does not list.
 	AnyModel bool
+	// ListsAdapters says that the engine's list of models has its adapters.
+	ListsAdapters bool
 	// ReturnsTokenIDs says that a request may ask for the ids of the output tokens.
 	ReturnsTokenIDs bool
 	// Forwards says that the worker is a frontend. The frontend forwards a request to the worker that
@@ -124,6 +126,7 @@ var table = [...]Engine{
 			"vllm:gpu_cache_usage_perc": UsedShare, // before 0.10
 		},
 		ReadsRank:       true,
+		ListsAdapters:   true,
 		ReturnsTokenIDs: true,
 		Prefill: Prefill{
 			Member: "kv_transfer_params",
