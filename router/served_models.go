@@ -20,8 +20,8 @@ type ServedModel struct {
 	MaxModelLen int
 }
 
-// ServedModels returns the names of all models that have workers, in the order of the names. Any number of
-// goroutines may call it.
+// ServedModels returns the names of all models that have workers: those of models and then, as engines list them,
+// those of adapters, each in the order of the names. Any number of goroutines may call it.
 func (r *Router) ServedModels() []ServedModel {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
@@ -44,6 +44,11 @@ func (r *Router) ServedModels() []ServedModel {
 			all = append(all, m)
 		}
 	}
-	slices.SortFunc(all, func(a, b ServedModel) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(all, func(a, b ServedModel) int {
+		if a.Adapter != b.Adapter {
+			return map[bool]int{false: -1, true: 1}[a.Adapter]
+		}
+		return cmp.Compare(a.Name, b.Name)
+	})
 	return all
 }

@@ -45,16 +45,16 @@ func TestServedModels(t *testing.T) {
 other: name of other, 0 tokens, 0s
 second: name of other, 0 tokens, 0s`
 	if got := show(); got != `alias: name of m, 4096 tokens, -1m0s
+m: name of m, 4096 tokens, -1m0s`+ofOther+`
 l: adapter of other, 0 tokens, 0s
 loaded: adapter of m, 4096 tokens, -1m0s
-m: name of m, 4096 tokens, -1m0s`+ofOther+`
 tuned: adapter of m, 4096 tokens, -1m0s` {
 		t.Errorf("the names are\n%s", got)
 	}
 	for id := range uint64(3) {
 		r.RemoveWorker(1 + id)
 	}
-	if got := show(); got != "l: adapter of other, 0 tokens, 0s"+ofOther {
+	if got := show(); got != ofOther[1:]+"\nl: adapter of other, 0 tokens, 0s" {
 		t.Errorf("after the workers of m have left, the names are\n%s", got)
 	}
 }

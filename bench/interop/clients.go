@@ -139,9 +139,9 @@ func (e *env) compareClient(ctx context.Context, res *result, c client, config s
 	if len(got) != len(want) {
 		res.differ("%d answers directly, %d through Envoy", len(want), len(got))
 	}
-	// No slot is left of requests that their clients gave up.
+	// No slot is left of requests that their clients gave up. The load of one that had no token stays for up to 30 s.
 	res.try(ctx, "in the end", func() {
-		await(ctx, nil, 10*time.Second, "all slots are free", func(ctx context.Context) (taken string) {
+		await(ctx, nil, 45*time.Second, "all slots are free", func(ctx context.Context) (taken string) {
 			for _, w := range s.states(ctx) {
 				if w.ActiveRequests > 0 || w.PendTokens > 0 || w.ActiveBlocks > 0 {
 					taken += w.Name + " "
