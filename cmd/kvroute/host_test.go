@@ -70,13 +70,14 @@ func TestEachChoiceGetsItsOwnHost(t *testing.T) {
 		"three addresses": func() string { return startHTTP(t, answer) },
 		"one address":     sync.OnceValue(func() string { return startHTTP(t, answer) }),
 	} {
-		config := "version: 1\nworkers:\n"
+		var config strings.Builder
+		config.WriteString("version: 1\nworkers:\n")
 		for _, worker := range []string{"busy", "full", "free"} {
-			config += fmt.Sprintf("- {name: %s, address: %q, host: %s.example, models: [sim], block_size: 16, health: none, events: {transport: none}}\n", worker, address(), worker)
+			config.WriteString(fmt.Sprintf("- {name: %s, address: %q, host: %s.example, models: [sim], block_size: 16, health: none, events: {transport: none}}\n", worker, address(), worker))
 		}
 		d := newStack(t, 0, nil)
 		d.Unrouted = true
-		d.begin(t, "--config", writeFile(t, config), "--router-mode", "round-robin")
+		d.begin(t, "--config", writeFile(t, config.String()), "--router-mode", "round-robin")
 		eventually(t, "no request is decided", func() bool { return d.send(t, "hello", false).header.Get("X-Dynamo-Reason") != "" })
 		pauses.Store(false)
 		wrong.Store(0) // requests before Envoy used kvroute have the client's Host

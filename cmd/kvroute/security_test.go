@@ -97,11 +97,12 @@ func bodyAttacks(forged string) map[string]string {
 		all[field+", n"] = "{" + rest + `,"n":2,` + member + "}"
 		all[field+", behind white space"] = "\r\n {" + rest + "," + member + "}"
 		all[field+", NaN"] = "{" + rest + `,"temperature":NaN,"stream":"False",` + member + "}"
-		utf16 := "\xff\xfe"
+		var utf16 strings.Builder
+		utf16.WriteString("\xff\xfe")
 		for _, c := range []byte("{" + rest + "," + member + "}") {
-			utf16 += string([]byte{c, 0})
+			utf16.WriteString(string([]byte{c, 0}))
 		}
-		all[field+", UTF-16"] = utf16
+		all[field+", UTF-16"] = utf16.String()
 	}
 	return all
 }

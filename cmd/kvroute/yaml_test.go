@@ -20,9 +20,10 @@ func numbered(format string, n int) string {
 // Files beyond the bounds are refused with the line and the reason, before they take much memory.
 func TestYAMLBounds(t *testing.T) {
 	t.Parallel()
-	bomb := "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n"
+	var bomb strings.Builder
+	bomb.WriteString("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n")
 	for i := 1; i < 9; i++ {
-		bomb += fmt.Sprintf("a%d: &a%d [%s]\n", i, i, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d,", i-1), 10), ","))
+		bomb.WriteString(fmt.Sprintf("a%d: &a%d [%s]\n", i, i, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d,", i-1), 10), ",")))
 	}
 	for name, c := range map[string]struct{ text, want string }{
 		"many anchors":            {strings.Repeat("&", 100_000) + " x", ":1: there are more than 1000 anchors, aliases and tags"},
@@ -31,7 +32,7 @@ func TestYAMLBounds(t *testing.T) {
 		"merge of itself":         {"a: &x\n  <<: *x", ":2: *x is within its own anchor &x"},
 		"two anchors":             {"a: &x [*y]\nb: &y [*x]", ":1: there is no anchor &y above *y"},
 		"anchor twice":            {"a: &x 1\nb: &x [*x]", ":2: the anchor &x is defined twice"},
-		"alias bomb":              {bomb, "values when aliases such as *a"},
+		"alias bomb":              {bomb.String(), "values when aliases such as *a"},
 		"brackets":                {strings.Repeat("[", 100_000), "lists and mappings within each other"},
 		"closed brackets":         {"workers: " + strings.Repeat("[", 40) + strings.Repeat("]", 40), ":1: there are more than 32 lists and mappings"},
 		"braces":                  {strings.Repeat("{a: ", 100_000), "lists and mappings within each other"},

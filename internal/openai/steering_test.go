@@ -46,7 +46,7 @@ func TestSteeringFieldsAreRemoved(t *testing.T) {
 		escaped := regexp.MustCompile(`"[a-z]`).ReplaceAllStringFunc(member, func(s string) string { return fmt.Sprintf(`"\u%04x`, s[1]) })
 		for _, text := range []string{member, escaped, member + "," + member, strings.ReplaceAll(member, ":", " :\n")} {
 			for _, form := range []string{`{%s,"model":"m","messages":[1]}`, "\n {%s,\"model\":\"m\",\"messages\":[1]}", `{"model":"m",%s,"messages":[1]}`, `{"messages":[1],"model":"m",%s}`} {
-				body := []byte(fmt.Sprintf(form, text))
+				body := fmt.Appendf(nil, form, text)
 				got, bad := openai.Parse(openai.ChatCompletions, body)
 				if bad != nil || got.Steering == 0 || openai.SteeringPath(body, allFields) == "" {
 					t.Fatalf("%s: steering %v, path %q, error %v", body, got.Steering, openai.SteeringPath(body, allFields), bad)
