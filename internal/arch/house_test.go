@@ -73,7 +73,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 466238
+	productLimit = 467250
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 133034
 	// longLine is the number of characters above which a line is long; a tab counts as one.
