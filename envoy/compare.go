@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -142,8 +143,8 @@ func number(v any) (n int, ok bool) {
 func (u *used) differs(s Settings) string {
 	var all []string
 	add := func(wrong bool, format string, values ...any) {
-		if wrong {
-			all = append(all, fmt.Sprintf(format, values...))
+		if text := fmt.Sprintf(format, values...); wrong && !slices.Contains(all, text) {
+			all = append(all, text)
 		}
 	}
 	for _, f := range u.filters {
@@ -166,17 +167,5 @@ func (u *used) differs(s Settings) string {
 		"a cluster reads a list of workers from %s, but second-choice is header", headerWorker)
 	add(s.SecondChoice == "list" && u.single[headerWorker],
 		"a cluster reads one address from %s, but second-choice=list writes several", headerWorker)
-	return strings.Join(unique(all), "; ")
-}
-
-// unique returns texts without those that stand before.
-func unique(texts []string) (one []string) {
-	seen := map[string]bool{}
-	for _, t := range texts {
-		if !seen[t] {
-			one = append(one, t)
-		}
-		seen[t] = true
-	}
-	return one
+	return strings.Join(all, "; ")
 }

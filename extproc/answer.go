@@ -81,10 +81,10 @@ func (c *Config) destination(d *router.Decision) []string {
 		if d.Second.NameHost {
 			headers = append(headers, headerFallbackHost, d.Second.Host)
 		}
-		if third.IsValid() {
-			headers = append(headers, headerThird, third.String())
+		if !third.IsValid() {
+			break
 		}
-		if third.IsValid() && d.Third.NameHost {
+		if headers = append(headers, headerThird, third.String()); d.Third.NameHost {
 			headers = append(headers, headerThirdHost, d.Third.Host)
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"net/netip"
-	"slices"
 	"strings"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -118,7 +117,7 @@ func (s *stream) holder(ctx context.Context, m message) *extprocv3.ProcessingRes
 	ctx, cancel := context.WithTimeout(ctx, conf.DecisionTimeout)
 	defer cancel()
 	d, known := s.router.Holder(ctx, s.held)
-	if !known || !d.Address.IsValid() || !conf.mayServe(d.Address) || !s.allows(d.Address) {
+	if !known || !d.Address.IsValid() || !conf.mayServe(d.Address) || !router.Allows(s.allowed, d.Address) {
 		s.metrics.held.Count(givenUnknown)
 		return nil
 	}
@@ -134,11 +133,4 @@ func (s *stream) holder(ctx context.Context, m message) *extprocv3.ProcessingRes
 		answer.DynamicMetadata = conf.endpointMetadata(&d)
 	}
 	return answer
-}
-
-// allows reports whether the gateway allows the endpoint at an address. Port 0 in its list stands for any port.
-func (h *head) allows(a netip.AddrPort) bool {
-	return h.allowed == nil || slices.ContainsFunc(h.allowed, func(l netip.AddrPort) bool {
-		return l.Addr() == a.Addr() && (l.Port() == 0 || l.Port() == a.Port())
-	})
 }

@@ -55,27 +55,23 @@ func (s *stream) checkHeld(b *extprocv3.HttpBody) *openai.Error {
 // have fields that steer. encoded says that the body has an encoding that kvroute does not read; otherwise Envoy has
 // truncated it.
 func (s *stream) uncheckable(encoded bool) *openai.Error {
-	switch {
-	case s.conf.untrusted() == 0:
+	if s.conf.untrusted() == 0 {
 		return nil
-	case encoded && !s.compressed:
-		s.metrics.steering.Count("refused")
-		return &openai.Error{
-			Status: http.StatusUnsupportedMediaType, Message: "the content-type names an unknown charset; send the body in UTF-8",
-			Type: openai.InvalidRequest, Code: "unsupported_charset",
-		}
-	case encoded:
-		s.metrics.steering.Count("refused")
-		return &openai.Error{
-			Status: http.StatusUnsupportedMediaType, Message: "the body has a content-encoding; send it without",
-			Type: openai.InvalidRequest, Code: "unsupported_encoding",
-		}
 	}
 	s.metrics.steering.Count("refused")
-	return &openai.Error{
+	bad := &openai.Error{
 		Status: http.StatusRequestEntityTooLarge, Message: "the request body is larger than the gateway's buffer",
 		Type: openai.InvalidRequest, Code: "body_too_large",
 	}
+	switch {
+	case encoded && !s.compressed:
+		bad.Status, bad.Code = http.StatusUnsupportedMediaType, "unsupported_charset"
+		bad.Message = "the content-type names an unknown charset; send the body in UTF-8"
+	case encoded:
+		bad.Status, bad.Code = http.StatusUnsupportedMediaType, "unsupported_encoding"
+		bad.Message = "the body has a content-encoding; send it without"
+	}
+	return bad
 }
 
 // inspect checks the parts of a body that Envoy passes on as they come: kvroute has made its decision, or has

@@ -134,9 +134,7 @@ func (r *Router) ReportUsage(id string, u Usage) {
 
 // noteOutput takes the output tokens of a response for the pool of its worker.
 func (r *Router) noteOutput(d *Decision) {
-	r.fleet.RLock()
-	p := r.owners[d.Worker.ID]
-	r.fleet.RUnlock()
+	p := r.poolOf(d.Worker.ID)
 	if p == nil || d.Usage.OutputTokens <= 0 || d.Served.IsValid() && d.Served != d.Address {
 		return
 	}
@@ -182,9 +180,7 @@ func (d *Decision) predicted() (tokens int, w Worker, compares bool) {
 
 // audit compares a response with its decision.
 func (r *Router) audit(d *Decision, w Worker, a audited) {
-	r.fleet.RLock()
-	p := r.owners[w.ID]
-	r.fleet.RUnlock()
+	p := r.poolOf(w.ID)
 	if p == nil {
 		return // the worker left
 	}

@@ -65,10 +65,7 @@ func (k *known) held(ord int, local []uint64, b *heldBuffer) (n int) {
 
 // rankOf returns the pool and the ordinal of a worker of a model; sure is false if its events are incomplete.
 func (r *Router) rankOf(w confirm.Worker, model string) (p *pool, ord int, sure bool) {
-	r.fleet.RLock()
-	p = r.owners[w.ID]
-	r.fleet.RUnlock()
-	if p == nil || p.model != model {
+	if p = r.poolOf(w.ID); p == nil || p.model != model {
 		return nil, 0, false
 	}
 	known := false

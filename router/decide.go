@@ -312,7 +312,7 @@ func (e *entry) exclude(in *decisionInput, p part) Exclusion {
 		return ExcludedAdapter
 	case in.Allowed != nil && !slices.Contains(in.Allowed, e.worker):
 		return ExcludedAllowed
-	case in.AllowedAddresses != nil && !allows(in.AllowedAddresses, info.rankAddress(e.worker.DPRank)):
+	case !Allows(in.AllowedAddresses, info.rankAddress(e.worker.DPRank)):
 		return ExcludedAllowed
 	case slices.ContainsFunc(in.RequiredTaints, func(t string) bool { return !slices.Contains(info.Taints, t) }):
 		return ExcludedTaint

@@ -261,9 +261,9 @@ func (c *core) makeDecision(
 	}
 	if in.WantSecond && in.Pinned == nil && (ch.reason != ReasonSession || !c.conf.Sessions.Hard) {
 		second, third := c.second(in, ch, leg)
-		d.Second = ch.choiceOf(&c.ranks, in, e, second, false)
+		d.Second = c.choiceOf(in, e, second, false)
 		if ch.part != prefillPart {
-			d.Third = ch.choiceOf(&c.ranks, in, e, third, d.Second.NameHost)
+			d.Third = c.choiceOf(in, e, third, d.Second.NameHost)
 		}
 	}
 	if list != nil && in.listCandidates {

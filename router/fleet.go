@@ -69,12 +69,15 @@ func (r *Router) ApplyEvent(w Worker, ev indexer.Event) (known bool) {
 	return known
 }
 
-// Knows reports whether a worker is registered, or known from a snapshot.
-func (r *Router) Knows(id uint64) bool {
+// poolOf returns the pool of a worker process, nil if it is not in the fleet.
+func (r *Router) poolOf(id uint64) *pool {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
-	return r.owners[id] != nil
+	return r.owners[id]
 }
+
+// Knows reports whether a worker is registered, or known from a snapshot.
+func (r *Router) Knows(id uint64) bool { return r.poolOf(id) != nil }
 
 // ErrBadWorker is wrapped by the errors of [Router.SetWorker].
 var ErrBadWorker = errors.New("worker refused")

@@ -230,13 +230,6 @@ func (r *Router) PeerGave(b GivenBinding) (news bool) {
 	return b.Key != 0 && r.hasWorker(b.Worker) && r.given.bind(r.conf.Now(), b.Key, b.Worker, r.hasWorker)
 }
 
-// poolOf returns the pool of a worker process, nil if it is not in the fleet.
-func (r *Router) poolOf(id uint64) *pool {
-	r.fleet.RLock()
-	defer r.fleet.RUnlock()
-	return r.owners[id]
-}
-
 // hasWorker reports whether a rank is in the fleet.
 func (r *Router) hasWorker(w Worker) (known bool) {
 	if p := r.poolOf(w.ID); p != nil {
@@ -294,7 +287,7 @@ func (r *Router) hold(ctx context.Context, s *scratch) {
 		}
 		info := c.entries[ord].info
 		if info.Role.takes(decodePart) && (adapter == "" || info.lists(adapter)) &&
-			(req.AllowedAddresses == nil || allows(req.AllowedAddresses, info.rankAddress(w.DPRank))) {
+			Allows(req.AllowedAddresses, info.rankAddress(w.DPRank)) {
 			req.Pinned, req.Held = &w, id
 		}
 	})

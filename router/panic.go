@@ -107,10 +107,7 @@ func (c *core) addBound(in *decisionInput, ch *choice) {
 	}
 	at, _ := c.search(e.worker)
 	ch.exclusions[at] = ""
-	place := slices.IndexFunc(ch.candidates, func(other int) bool { return c.entries[other].worker.Compare(e.worker) > 0 })
-	if place < 0 {
-		place = len(ch.candidates)
-	}
+	place, _ := slices.BinarySearchFunc(ch.candidates, e.worker, func(other int, w Worker) int { return c.entries[other].worker.Compare(w) })
 	ch.candidates = slices.Insert(ch.candidates, place, ord)
 }
 

@@ -125,10 +125,7 @@ func (r *Router) BrokeOff(address netip.AddrPort) {
 // Probed notes the result of a probe of a worker's health. A good probe may end a back-off; it never begins one.
 // Unknown ids are ignored. It may be called by any number of goroutines.
 func (r *Router) Probed(id uint64, good bool) {
-	r.fleet.RLock()
-	p := r.owners[id]
-	r.fleet.RUnlock()
-	if p != nil {
+	if p := r.poolOf(id); p != nil {
 		now := r.conf.Now()
 		p.update(now, func(c *core) { c.probed(now, id, good) })
 	}

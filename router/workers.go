@@ -344,26 +344,30 @@ func (i *WorkerInfo) takes(p part) bool {
 
 func (r Role) aggregated() bool { return r == "" || r == Aggregated }
 
-// choiceOf returns a worker as a second or third choice after the first one; the zero value for -1. named says that a
-// choice before it has another Host than the first one.
-func (ch *choice) choiceOf(r *ranks, in *decisionInput, first *entry, ord int, named bool) Second {
-	if ord < 0 {
+// other is a worker that gets a request if those before it do not take it.
+type other struct {
+	ord     int // -1 for none
+	overlap int // blocks of the prompt that it holds
+}
+
+// choiceOf returns a worker as a second or third choice after the first one. named says that a choice before it has
+// another Host than the first one.
+func (r *ranks) choiceOf(in *decisionInput, first *entry, o other, named bool) Second {
+	if o.ord < 0 {
 		return Second{}
 	}
-	e, host, overlap := &r.entries[ord], "", 0
-	if i := slices.Index(ch.candidates, ord); i >= 0 {
-		overlap = ch.inputs[i].OverlapBlocks
-	}
-	named = named || e.info.Host != first.info.Host
+	e := &r.entries[o.ord]
+	host := e.info.Host
+	named = named || host != first.info.Host
 	nameHost := named && in.HostPerAttempt && (e.info.OwnHost || first.info.OwnHost)
-	if host = e.info.Host; nameHost {
+	if nameHost {
 		host = cmp.Or(host, e.address().String()) // not the Host of the choice before
 	}
-	return Second{e.worker, e.info.Name, e.address(), host, nameHost, e.info.wantsRank(e.worker.DPRank), overlap}
+	return Second{e.worker, e.info.Name, e.address(), host, nameHost, e.info.wantsRank(e.worker.DPRank), o.overlap}
 }
 
 // second returns the worker that gets the request if the chosen one does not take it, and the one that gets it
-// if that one does not take it either; -1 without such a worker. They are the candidates of two other
+// if that one does not take it either. They are the candidates of two other
 // processes with the lowest costs, and workers that failed last or are not healthy only if there is no other. Of equal
 // costs, the fewest pending tokens decide, then the fewest requests. Without such a candidate they are workers that are
 // avoided or degraded, since these may serve all the same. There are three conditions:
@@ -374,7 +378,7 @@ func (ch *choice) choiceOf(r *ranks, in *decisionInput, first *entry, ord int, n
 //     request contains parameters of the leg. They are other processes than that worker.
 //   - If one of them answers one Host header only, the first one has the same Host header, unless each of them gets
 //     its own (HostPerAttempt).
-func (r *ranks) second(in *decisionInput, ch *choice, leg *Decision) (best, next int) {
+func (r *ranks) second(in *decisionInput, ch *choice, leg *Decision) (second, third other) {
 	first := &r.entries[ch.candidates[ch.chosen]]
 	named := !in.RankPerAttempt && first.info.wantsRank(first.worker.DPRank)
 	fits := func(e *entry) bool {
@@ -401,7 +405,7 @@ func (r *ranks) second(in *decisionInput, ch *choice, leg *Decision) (best, next
 		return ch.costs[i] < ch.costs[j] || ch.costs[i] == ch.costs[j] &&
 			cmp.Or(cmp.Compare(a.PendTokens, b.PendTokens), cmp.Compare(a.ActiveRequests, b.ActiveRequests)) < 0
 	}
-	best, next = -1, -1
+	best, next := -1, -1
 	for i, ord := range ch.candidates {
 		if next >= 0 && !less(i, next) {
 			continue // skipped early: to read thousands of entries is slow
@@ -421,19 +425,22 @@ func (r *ranks) second(in *decisionInput, ch *choice, leg *Decision) (best, next
 			next = i
 		}
 	}
-	if best >= 0 {
-		best = ch.candidates[best]
+	second, third = ch.other(best), ch.other(next)
+	if second.ord < 0 {
+		second = other{ord: r.lastResort(ch, fits, 0)}
 	}
-	if next >= 0 {
-		next = ch.candidates[next]
-		return best, next
+	if second.ord >= 0 && third.ord < 0 {
+		third = other{ord: r.lastResort(ch, fits, r.entries[second.ord].worker.ID)}
 	}
-	if best < 0 {
-		if best = r.lastResort(ch, fits, 0); best < 0 {
-			return -1, -1
-		}
+	return second, third
+}
+
+// other returns a candidate as another choice, none for -1.
+func (ch *choice) other(i int) other {
+	if i < 0 {
+		return other{ord: -1}
 	}
-	return best, r.lastResort(ch, fits, r.entries[best].worker.ID)
+	return other{ch.candidates[i], ch.inputs[i].OverlapBlocks}
 }
 
 // lastResort returns the worker that is degraded, or whose back-off ends first, and that did not fail without a response;
