@@ -42,4 +42,4 @@ while read -r name version; do
 	fi
 	unpack "$name" "$version"
 	[ "$name" = orjson ] || echo "$home/$name-$version"
-done <"$here/engines.txt"
+done <"$here/engines.txt" | sort -u

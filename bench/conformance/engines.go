@@ -84,7 +84,7 @@ var engines = map[string]startEngine{
 // of tools/engines.sh.
 func compareEngines(o options) (figures []bench.Figure) {
 	for release := range strings.FieldsSeq(o.engines) {
-		name, _, _ := strings.Cut(filepath.Base(release), "-")
+		name, version, _ := strings.Cut(filepath.Base(release), "-")
 		start := engines[name]
 		if start == nil || !strings.Contains("engine "+filepath.Base(release), o.only) {
 			continue
@@ -102,7 +102,7 @@ func compareEngines(o options) (figures []bench.Figure) {
 				continue
 			}
 			ask, stop := start(o, release, dir, m.args)
-			figures = append(figures, compareEngine(label, dir, tokenizer.ModelConfig{Profile: chat.Profile(name), Flags: m.flags}, ask))
+			figures = append(figures, compareEngine(label, version, dir, tokenizer.ModelConfig{Profile: chat.Profile(name), Flags: m.flags}, ask))
 			stop()
 		}
 	}
@@ -123,8 +123,9 @@ func writeEngineModel(o options, dir, name, config string) bool {
 
 // compareEngine compares random requests. A request that the engine refuses counts as equal. A request that
 // kvroute knows not to be exact counts as a fallback.
-func compareEngine(name, dir string, conf tokenizer.ModelConfig, ask askEngine) bench.Figure {
+func compareEngine(name, version, dir string, conf tokenizer.ModelConfig, ask askEngine) bench.Figure {
 	m := bench.Must(tokenizer.LoadModel(os.DirFS(dir), conf))
+	m.SetEngineVersion(version)
 	g := chats.Requests{R: random(11), Strange: 15}
 	refused, fallbacks := 0, map[string]int{}
 	f := comparison[engineCall, engineIDs]{

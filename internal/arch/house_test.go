@@ -44,7 +44,7 @@ var tokenLimits = map[string]int{
 	"fleet":              25657,
 	"indexer":            26045,
 	"internal/bus":       2234,
-	"internal/engine":    711,
+	"internal/engine":    982,
 	"internal/jsonscan":  1835,
 	"internal/meter":     1007,
 	"internal/msgpack":   1806,
@@ -73,7 +73,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 467250
+	productLimit = 468299
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 133034
 	// longLine is the number of characters above which a line is long; a tab counts as one.

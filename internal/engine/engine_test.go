@@ -4,6 +4,7 @@ package engine_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/kvroute/kvroute/internal/engine"
@@ -58,5 +59,24 @@ func TestRows(t *testing.T) {
 	}
 	if all := engine.AllGauges(); len(all) != gauges {
 		t.Errorf("%d gauges of all engines, want %d", len(all), gauges)
+	}
+}
+
+// Equal keyword arguments have one form, and what no engine reports is an error.
+func TestSortedKwargs(t *testing.T) {
+	for text, want := range map[string]string{
+		`null`: "", `{}`: "", `{"b": 1.0, "a": {"d":[1], "c":"x"}}`: `{"a":{"c":"x","d":[1]},"b":1.0}`, `{"n": 18446744073709551616}`: `{"n":18446744073709551616}`,
+	} {
+		if got, err := engine.SortedKwargs([]byte(text)); got != want || err != nil {
+			t.Errorf("%s: %s, %v, want %s", text, got, err, want)
+		}
+	}
+	for _, text := range []string{``, `[]`, `"{}"`, `{`, `{"a":"` + strings.Repeat("x", 1<<16) + `"}`} {
+		if got, err := engine.SortedKwargs([]byte(text)); err == nil {
+			t.Errorf("%.10s: %.10s, want an error", text, got)
+		}
+	}
+	if text := (&engine.Flags{Template: "x"}).String(); text != "--chat-template x" {
+		t.Error(text)
 	}
 }

@@ -12,6 +12,7 @@ import (
 func TestSGLangChats(t *testing.T) {
 	newest, older := chat.Engine{Profile: chat.SGLang}, chat.Engine{Profile: chat.SGLang, Older: true}
 	inline := chat.Engine{Profile: chat.SGLang, InlineSystem: true}
+	between := chat.Engine{Profile: chat.SGLang, Older: true, Between: true}
 	for _, c := range []struct {
 		name, body     string
 		endpoint       Endpoint
@@ -51,6 +52,10 @@ func TestSGLangChats(t *testing.T) {
 		{
 			"developer before 0.5.23", `{"model":"m","input":[{"role":"user","content":"Hi"},{"role":"developer","content":"Do."}]}`,
 			Responses, older, `[{"role":"system","content":"Do."},{"role":"user","content":"Hi"}]`, "", "",
+		},
+		{
+			"0.5.18 to 0.5.22 have other rules", `{"model":"m","input":[{"role":"user","content":"Hi"}]}`,
+			Responses, between, `[{"role":"user","content":"Hi"}]`, "", NoRenderer,
 		},
 		{
 			"one message of the assistant", `{"model":"m","input":[{"type":"reasoning","summary":[{"text":"a"}]},{"role":"assistant","content":"b"},{"type":"function_call","call_id":"c","name":"f","arguments":"["}]}`,

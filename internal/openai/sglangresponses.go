@@ -21,6 +21,9 @@ func (f *fields) sglangResponses(e chat.Engine) chat.Request {
 	if f.get("previous_response_id") != nil {
 		c.setInexact(NoHistory)
 	}
+	if e.Between {
+		c.setInexact(NoRenderer)
+	}
 	var all []turn
 	if instructions := f.get("instructions"); instructions != nil && string(instructions) != `""` {
 		all = append(all, turn{role: "system", content: instructions})

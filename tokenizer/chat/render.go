@@ -17,12 +17,14 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
-// Renderer makes prompts for one model on one kind of engine. Only SetVersion changes it. Any number of goroutines
+// Renderer makes prompts for one model on one kind of engine. Only SetVersion and SetEngineFlags change it. Any number of goroutines
 // may use it.
 type Renderer struct {
 	profile Profile
-	older   atomic.Bool // SGLang before 0.5.23
-	inline  bool        // the template writes a system message that is not the first message
+	older   atomic.Bool            // SGLang before 0.5.23
+	between atomic.Bool            // SGLang 0.5.18 to 0.5.22
+	kwargs  atomic.Pointer[string] // --default-chat-template-kwargs as the engine reports them; nil = as in flags
+	inline  bool                   // the template writes a system message that is not the first message
 	// SGLang: /v1/responses does not use the template, as for gpt-oss.
 	codedResponses bool
 	template       template
@@ -151,12 +153,36 @@ func (r *Renderer) probeInline() bool {
 func (r *Renderer) SetVersion(version string) {
 	var n [3]int
 	count, _ := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d.%d", &n[0], &n[1], &n[2])
-	r.older.Store(r.profile == SGLang && count == len(n) && slices.Compare(n[:], []int{0, 5, 23}) < 0)
+	older := r.profile == SGLang && count == len(n) && slices.Compare(n[:], []int{0, 5, 23}) < 0
+	r.older.Store(older)
+	r.between.Store(older && slices.Compare(n[:], []int{0, 5, 17}) > 0)
+}
+
+// SetEngineFlags sets the flags that the running engine reports; nil = it does not report them. Of them only the
+// keyword arguments count: they replace [Flags.DefaultKwargs].
+func (r *Renderer) SetEngineFlags(f *engine.Flags) {
+	if f == nil {
+		r.kwargs.Store(nil)
+	} else {
+		r.kwargs.Store(&f.Kwargs)
+	}
+}
+
+// defaultKwargs returns the values of --default-chat-template-kwargs: a JSON object, or nil.
+func (r *Renderer) defaultKwargs() []byte {
+	switch reported := r.kwargs.Load(); {
+	case reported == nil:
+		return r.flags.DefaultKwargs
+	case *reported == "":
+		return nil
+	default:
+		return []byte(*reported)
+	}
 }
 
 // Engine is the engine as [Request.Convert] sees it.
 func (r *Renderer) Engine() Engine {
-	return Engine{Profile: r.profile, Older: r.older.Load(), InlineSystem: r.inline, Coded: r.harmony != nil || r.mistral != nil || r.codedResponses}
+	return Engine{Profile: r.profile, Older: r.older.Load(), Between: r.between.Load(), InlineSystem: r.inline, Coded: r.harmony != nil || r.mistral != nil || r.codedResponses}
 }
 
 func (r *Renderer) parse(name, text string) (template, error) {
@@ -238,6 +264,7 @@ func (r *Renderer) Render(room []byte, q Request, now time.Time) (t Text, err er
 		}
 	}()
 	c := &conversation{Request: q, profile: r.profile, flags: &r.flags, now: now, merges: r.merges, class: q.class()}
+	c.defaultKwargs = r.defaultKwargs()
 	defer func() { t.Class = c.class }()
 	if q.NoThinking && r.disabled != nil {
 		c.ReasoningEffort = r.disabled
@@ -307,7 +334,7 @@ func (r *Renderer) readVariables(c *conversation, tools []jinja.Value) {
 	c.vars = jinja.NewDict(16)
 	c.vars.Set("messages", jinja.List(c.messages...))
 	c.vars.Set("tools", jinja.None())
-	c.setKwargs("default-chat-template-kwargs", c.flags.DefaultKwargs)
+	c.setKwargs("default-chat-template-kwargs", c.defaultKwargs)
 	list := r.toolList(tools)
 	if tools != nil {
 		c.vars.Set("tools", list)

@@ -102,8 +102,9 @@ func (q Request) Clone() Request {
 // Engine is an engine with a model, as far as the chat of another API depends on them.
 type Engine struct {
 	Profile Profile
-	// Older is set for SGLang before 0.5.23: the rules are those of 0.5.17.
-	Older bool
+	// Older is set for SGLang before 0.5.23: the rules are those of 0.5.17. Between is set for 0.5.18 to 0.5.22, whose
+	// rules for /v1/responses are others again.
+	Older, Between bool
 	// InlineSystem is set if the template writes a system message that is not the first message.
 	InlineSystem bool
 	// Coded is set if the engine makes the prompt in code, as of gpt-oss.
@@ -152,16 +153,18 @@ type template struct {
 type conversation struct {
 	Request
 	template
-	profile  Profile
-	flags    *Flags
-	now      time.Time
-	messages []jinja.Value
-	vars     *jinja.Dict
-	generate bool     // add_generation_prompt
-	class    Class    // of the request, as far as it is read
-	resume   bool     // the answer continues the last message
-	merges   bool     // see Renderer
-	items    [][]byte // images and the like, each as its JSON
+	profile Profile
+	flags   *Flags
+	// defaultKwargs are those of the engine: a JSON object, or nil.
+	defaultKwargs []byte
+	now           time.Time
+	messages      []jinja.Value
+	vars          *jinja.Dict
+	generate      bool     // add_generation_prompt
+	class         Class    // of the request, as far as it is read
+	resume        bool     // the answer continues the last message
+	merges        bool     // see Renderer
+	items         [][]byte // images and the like, each as its JSON
 	// SGLang: the text that the answer continues; and the engine is older than 0.5.23.
 	continued string
 	older     bool

@@ -393,8 +393,8 @@ func (c *conversation) sglangKwargs() (kwargs *jinja.Dict, effort jinja.Value) {
 			effort = v
 		}
 	}
-	if c.flags.DefaultKwargs != nil {
-		for name, v := range parse("default-chat-template-kwargs", c.flags.DefaultKwargs).Dict().All() {
+	if c.defaultKwargs != nil {
+		for name, v := range parse("default-chat-template-kwargs", c.defaultKwargs).Dict().All() {
 			others.SetDefault(name, v)
 		}
 		if v, _ := others.Get("reasoning_effort"); missing(effort) && !missing(v) {

@@ -58,3 +58,21 @@ func TestSGLangPrompts(t *testing.T) {
 		}
 	}
 }
+
+// Versions of SGLang have rules of their own.
+func TestSGLangVersions(t *testing.T) {
+	r, err := chat.NewRenderer(chat.SGLang, &chat.Files{Templates: map[string]string{"default": "x"}}, chat.Flags{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for version, want := range map[string]chat.Engine{
+		"": {}, "main": {}, "0.5.23": {}, "0.6.0": {}, "0.5.22": {Older: true, Between: true}, "v0.5.18.post1": {Older: true, Between: true},
+		"0.5.17": {Older: true}, "0.4.9": {Older: true},
+	} {
+		want.Profile = chat.SGLang
+		r.SetVersion(version)
+		if got := r.Engine(); got != want {
+			t.Errorf("%q: %+v, want %+v", version, got, want)
+		}
+	}
+}

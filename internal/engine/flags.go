@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// Flags are flags of a running engine that change prompts, as the engine reports them.
+type Flags struct {
+	// Kwargs is --default-chat-template-kwargs: a JSON object with sorted keys, at most 64 KiB; "" = none.
+	Kwargs string `json:",omitempty"`
+	// Template is --chat-template: a name that the engine knows, or a path on the engine's machine; "" = none.
+	// TemplateName is --hf-chat-template-name.
+	Template     string `json:",omitempty"`
+	TemplateName string `json:",omitempty"`
+}
+
+// String names the flags that are set, as a command line has them.
+func (f *Flags) String() string {
+	var set []string
+	for _, flag := range []struct{ name, value string }{
+		{"--default-chat-template-kwargs", f.Kwargs}, {"--chat-template", f.Template}, {"--hf-chat-template-name", f.TemplateName},
+	} {
+		if flag.value != "" {
+			set = append(set, fmt.Sprintf("%s %.200s", flag.name, flag.value))
+		}
+	}
+	if set == nil {
+		return "no flags for prompts"
+	}
+	return strings.Join(set, " ")
+}
+
+// maxKwargs limits the keyword arguments of a chat template, in bytes.
+const maxKwargs = 64 << 10
+
+// SortedKwargs returns keyword arguments of a chat template, a JSON object or null, in one form for all
+// objects with equal values: without spaces, with sorted keys. The form of null and of the empty object
+// is "". Other JSON, and more than 64 KiB, are errors.
+func SortedKwargs(text []byte) (string, error) {
+	if len(text) > maxKwargs {
+		return "", fmt.Errorf("%d bytes, at most %d are read", len(text), maxKwargs)
+	}
+	var kwargs map[string]any
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	if err := d.Decode(&kwargs); err != nil || len(kwargs) == 0 {
+		return "", err
+	}
+	sorted, err := json.Marshal(kwargs)
+	return string(sorted), err
+}
