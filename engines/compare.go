@@ -15,14 +15,14 @@ import (
 // Compare compares the settings of a worker with what its engine reports: the block size, and the event
 // sockets if the settings name them. The error says that the engine did not answer. An engine that
 // reports nothing about itself has no faults.
-func (s *Sources) Compare(ctx context.Context, w EngineWorker) (faults []Fault, err error) {
+func (s *Sources) Compare(ctx context.Context, w EngineWorker) (f Found, faults []Fault, err error) {
 	asked := w
 	asked.Topic, asked.Replay = "", "" // they would replace the engine's
-	f, err := s.Discover(ctx, asked)
+	f, err = s.Discover(ctx, asked)
 	_, unsaid := errors.AsType[reach.StatusError](err)
 	none := errors.Is(err, errNoEvents)
 	if err != nil && !unsaid && !none {
-		return nil, err
+		return f, nil, err
 	}
 	direct := w.Transport == TransportZMQ && w.Endpoint != ""
 	switch {
@@ -34,7 +34,7 @@ func (s *Sources) Compare(ctx context.Context, w EngineWorker) (faults []Fault, 
 	if f.BlockSize == 0 {
 		metrics, err := s.get(ctx, w.Host, "http://"+w.Address+"/metrics")
 		if _, unsaid := errors.AsType[reach.StatusError](err); err != nil && !unsaid {
-			return faults, err
+			return f, faults, err
 		}
 		f.BlockSize, _ = readCacheConfig(metrics)
 	}
@@ -42,7 +42,7 @@ func (s *Sources) Compare(ctx context.Context, w EngineWorker) (faults []Fault, 
 		faults = append(faults, Fault{faultBlockSize, fmt.Sprintf("block_size is %d, and its engine has blocks of %d tokens: set block_size to %d",
 			w.BlockSize, f.BlockSize, f.BlockSize)})
 	}
-	return faults, nil
+	return f, faults, nil
 }
 
 // compareSockets compares the sockets that the settings of a worker name with those that the engine

@@ -30,6 +30,9 @@ type Found struct {
 	DPSize        uint32
 	Role          string // "aggregated", "prefill" or "decode"; only SGLang reports it
 	BootstrapPort int    // of an SGLang worker for prefill
+	Version       string // only SGLang reports it here
+	// Flags change prompts; nil = the engine does not report them. Only SGLang does.
+	Flags *engine.Flags
 
 	sockets []socket
 }
@@ -176,13 +179,21 @@ func readCacheConfig(metrics []byte) (blockSize, blocks int) {
 	return blockSize, blocks
 }
 
+// clip limits a text of an engine's answer.
+func clip(s string) string { return s[:min(len(s), 256)] }
+
 // readSGLang reads an answer of /server_info.
 func readSGLang(body []byte, host string, w EngineWorker) (Found, error) {
 	f := Found{Engine: engine.SGLang}
 	var answer struct {
 		Mode      string `json:"disaggregation_mode"`
 		Bootstrap int    `json:"disaggregation_bootstrap_port"`
-		Events    *struct {
+		Version   string `json:"version"`
+		// A missing field differs from null: earlier versions do not have it.
+		Kwargs       json.RawMessage `json:"default_chat_template_kwargs"`
+		Template     string          `json:"chat_template"`
+		TemplateName string          `json:"hf_chat_template_name"`
+		Events       *struct {
 			Publisher string `json:"publisher"`
 			Host      string `json:"endpoint_host"`
 			Base      int    `json:"endpoint_port_base"`
@@ -199,6 +210,14 @@ func readSGLang(body []byte, host string, w EngineWorker) (Found, error) {
 		if f.BootstrapPort = answer.Bootstrap; f.BootstrapPort < 0 || f.BootstrapPort > 65535 {
 			return f, fmt.Errorf("%w: disaggregation_bootstrap_port %d", msgpack.ErrShape, f.BootstrapPort)
 		}
+	}
+	f.Version = clip(answer.Version)
+	if answer.Kwargs != nil {
+		kwargs, err := engine.SortedKwargs(answer.Kwargs)
+		if err != nil {
+			return f, fmt.Errorf("%w: default_chat_template_kwargs: %w", msgpack.ErrShape, err)
+		}
+		f.Flags = &engine.Flags{Kwargs: kwargs, Template: clip(answer.Template), TemplateName: clip(answer.TemplateName)}
 	}
 	e := answer.Events
 	if e == nil || e.Publisher != "" && e.Publisher != "zmq" {

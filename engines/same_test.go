@@ -179,7 +179,7 @@ func TestSettingsAreComparedWithTheEngine(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			faults, err := s.Compare(t.Context(), w)
+			_, faults, err := s.Compare(t.Context(), w)
 			var names, texts string
 			for _, f := range faults {
 				names, texts = names+f.What, texts+f.Text

@@ -177,11 +177,12 @@ func (c *Comparison) Engine(ctx context.Context, id uint64) error {
 	c.mu.Lock()
 	asked := engineWorker(&w.record, &w.info)
 	c.mu.Unlock()
-	found, err := c.conf.Workers.sources.Compare(ctx, asked)
+	found, faults, err := c.conf.Workers.sources.Compare(ctx, asked)
 	if err != nil {
 		return err
 	}
-	c.conf.Faults(id, faultsOfEngine, routerFaults(found))
+	c.conf.Faults(id, faultsOfEngine, routerFaults(faults))
+	c.conf.Workers.SetReported(id, found.Version, found.Flags)
 	return nil
 }
 

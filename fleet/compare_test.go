@@ -11,10 +11,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/fstest"
+	"time"
 
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/tokenizer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // compared has a comparison with a router, and a prober that runs.
@@ -26,11 +31,11 @@ type compared struct {
 	prober *fleet.Prober
 }
 
-func newCompared(t *testing.T) *compared {
+func newCompared(t *testing.T, cards ...router.Card) *compared {
 	t.Helper()
 	c := &compared{t: t}
 	var err error
-	if c.router, err = router.New(router.Config{}); err != nil {
+	if c.router, err = router.New(router.Config{Cards: cards}); err != nil {
 		t.Fatal(err)
 	}
 	if c.DirectWorkers, err = fleet.NewDirectWorkers(fleet.DirectConfig{Router: c.router, Faults: c.router.SetFaults}); err != nil {
@@ -147,6 +152,89 @@ func TestListedNames(t *testing.T) {
 	}
 	l.answers(c, a, fmt.Sprintf(ofSim, ""))
 	natstest.Eventually(t, func() bool { return !slices.Contains(c.names(), "tuned") })
+}
+
+// The flags that SGLang reports replace the settings of its model, and workers with other flags have a fault.
+func TestFlagsThatEnginesReport(t *testing.T) {
+	t.Parallel()
+	files := fstest.MapFS{
+		"tokenizer.json":      {Data: []byte(`{"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"model":{"vocab":{"a":0,"b":1,"c":2},"merges":[]}}`)},
+		"chat_template.jinja": {Data: []byte(`{{ ("b" if think else "c") if think is defined else "a" }}`)},
+	}
+	flags := chat.Flags{DefaultKwargs: []byte(`{"think": false}`)}
+	prompts, err := tokenizer.LoadModel(files, tokenizer.ModelConfig{Profile: chat.SGLang, Flags: flags})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newCompared(t, router.Card{Name: "sim", Prompts: prompts})
+	// The fields of SGLang 0.5.23's /server_info that are read here.
+	start := func(flags string) (*atomic.Value, string) {
+		var answer atomic.Value
+		answer.Store(flags)
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/server_info" {
+				http.NotFound(w, r)
+				return
+			}
+			fmt.Fprintf(w, `{"version":"0.5.23",%s"disaggregation_mode":"null","kv_events":null}`, answer.Load())
+		}))
+		t.Cleanup(s.Close)
+		return &answer, s.Listener.Addr().String()
+	}
+	makes := func(want uint32) bool {
+		p, err := prompts.Encode(t.Context(), nil, chat.Request{Messages: []byte(`[{"role":"user","content":"x"}]`)}, time.Time{})
+		return err == nil && slices.Equal(p.IDs, []uint32{want})
+	}
+	set := func(name, at string) uint64 {
+		return c.set(fleet.Record{Name: name, Address: at, Models: []string{"sim"}, BlockSize: 16, Engine: "sglang"})
+	}
+	// Versions before the flag existed do not report it.
+	first, at := start("")
+	one := set("a", at)
+	if !makes(2) {
+		t.Error("the setting does not count for an engine that reports no flags")
+	}
+	reports := func(answer *atomic.Value, id uint64, flags, faults string, id0 uint32) {
+		t.Helper()
+		answer.Store(flags)
+		c.prober.Compare(id)
+		natstest.Eventually(t, func() bool { names, _ := c.faults(id); return names == faults && makes(id0) })
+	}
+	const think, none = `"default_chat_template_kwargs":{"think":true},"chat_template":null,`, `"default_chat_template_kwargs":null,"chat_template":null,`
+	reports(first, one, think, "engine_flags", 1)
+	if _, text := c.faults(one); !strings.Contains(text, `default-chat-template-kwargs is {"think":false}, and its engine reports {"think":true}`) {
+		t.Error(text)
+	}
+	reports(first, one, none, "engine_flags", 0)
+	reports(first, one, `"default_chat_template_kwargs":{ "think" : false },"chat_template":null,`, "", 2)
+	reports(first, one, `"default_chat_template_kwargs":{"think":false},"chat_template":"/x.jinja",`, "engine_flags", 2)
+	if _, text := c.faults(one); !strings.Contains(text, "--chat-template /x.jinja") {
+		t.Error(text)
+	}
+	reports(first, one, `"default_chat_template_kwargs":{"think":false},"chat_template":null,`, "", 2)
+	reports(first, one, fmt.Sprintf(`"default_chat_template_kwargs":{"think":false,"x":%q},`, strings.Repeat("x", 1<<17)), "", 2)
+
+	// Of several workers the one with the lowest id counts.
+	second, at := start(think)
+	two := set("b", at)
+	if two < one {
+		t.Fatal("the names have other ids than before")
+	}
+	c.wait(two, "engine_flags")
+	if _, text := c.faults(two); !strings.Contains(text, `worker "a" of the same model with --default-chat-template-kwargs`) || !makes(2) {
+		t.Error(text)
+	}
+	reports(second, two, `"default_chat_template_kwargs":{"think":false},`, "", 2)
+	reports(second, two, think, "engine_flags", 2)
+	c.router.RemoveWorker(one)
+	if text := prompts.Contradicts(&engine.Flags{Kwargs: `{"think":true}`}); text == "" || !makes(1) {
+		t.Error("the flags of the worker that is left do not count")
+	}
+	// Without a worker that reports flags the setting counts again.
+	c.router.RemoveWorker(two)
+	if !makes(2) {
+		t.Error("the setting does not count after the last worker left")
+	}
 }
 
 // A configured name that the engine does not serve is a fault until the engine serves it.

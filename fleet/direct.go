@@ -14,6 +14,7 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/router"
 )
@@ -72,6 +73,9 @@ type directWorker struct {
 	lora, aliases []string // names that its engine lists and the record does not have
 	missing       []string // adapters of the record that its engine does not list
 	length        int      // tokens of the longest request, as its engine lists it; 0 = unknown
+
+	version string        // its engine's, as the engine reports it; "" = unknown
+	flags   *engine.Flags // nil = its engine does not report them
 }
 
 // NewDirectWorkers returns DirectWorkers without a worker. An error is one of its metrics.
@@ -155,6 +159,18 @@ func (d *DirectWorkers) SetListed(id uint64, models []engineModel, r *Record) {
 		d.log.Info("an engine lists other names than before", "worker", id, "adapters", some(lora), "aliases", some(aliases), "missing_adapters", some(missing))
 	}
 	w.lora, w.aliases, w.missing, w.length = lora, aliases, missing, length
+	d.pass(w.completed())
+}
+
+// SetReported sets the version and the flags that a worker's engine reports; "" and nil = it reports none.
+func (d *DirectWorkers) SetReported(id uint64, version string, flags *engine.Flags) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w := d.workers[id]
+	if w == nil || w.version == version && (flags == w.flags || flags != nil && w.flags != nil && *flags == *w.flags) {
+		return
+	}
+	w.version, w.flags = version, flags
 	d.pass(w.completed())
 }
 
@@ -261,6 +277,7 @@ func (d *DirectWorkers) pass(info router.WorkerInfo) {
 func (w *directWorker) completed() router.WorkerInfo {
 	info := w.info
 	info.ListedLoRA, info.ListedAliases, info.MaxModelLen = w.lora, w.aliases, w.length
+	info.EngineVersion, info.EngineFlags = cmp.Or(w.version, info.EngineVersion), w.flags
 	if len(w.missing) > 0 {
 		info.LoRA = slices.DeleteFunc(slices.Clone(info.LoRA), func(name string) bool { return slices.Contains(w.missing, name) })
 	}

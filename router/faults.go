@@ -24,9 +24,12 @@ const maxFaults = 16
 func (r *Router) SetFaults(id uint64, source string, faults []Fault) {
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
-	if r.owners[id] == nil {
-		return
+	if r.owners[id] != nil {
+		r.setFaultsLocked(id, source, faults)
 	}
+}
+
+func (r *Router) setFaultsLocked(id uint64, source string, faults []Fault) {
 	if len(faults) == 0 {
 		delete(r.faults[id], source)
 		return

@@ -124,7 +124,7 @@ func (r *Router) SetWorker(info WorkerInfo) error {
 }
 
 // setWorkerLocked is SetWorker for information that was checked. It reports whether the
-// names of models changed: then the caller calls renameLocked.
+// names of models or the flags of engines may have changed: then the caller calls renameLocked.
 func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 	info.Engine = engineName(info.Engine)
 	key := poolKey{info.Models[0], r.blockSizeLocked(info)}
@@ -150,9 +150,10 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 	r.attentionLocked(p)
 	now := r.conf.Now()
 	p.empty = time.Time{}
-	changed = p.countNames(info, 1) || changed
+	changed = p.countNames(info, 1) || changed || info.EngineFlags != nil
 	if old := r.owners[info.ID]; old != nil {
-		changed = old.countNames(old.infoOf(info.ID), -1) || changed
+		before := old.infoOf(info.ID)
+		changed = old.countNames(before, -1) || changed || before.EngineFlags != nil
 		if old != p {
 			old.removeWorker(now, info.ID)
 			r.forgetJudgedLocked(info.ID)
@@ -236,7 +237,8 @@ func (r *Router) removeWorkerLocked(id uint64) {
 	}
 	delete(r.owners, id)
 	delete(r.faults, id)
-	changed := p.countNames(p.infoOf(id), -1)
+	info := p.infoOf(id)
+	changed := p.countNames(info, -1) || info.EngineFlags != nil
 	p.removeWorker(r.conf.Now(), id)
 	r.forgetJudgedLocked(id)
 	if changed {
@@ -377,10 +379,10 @@ func (r *Router) renameLocked() {
 			t.card = r.cardLocked(p.model, p.card)
 			t.judged = r.judgedLocked(p.model, t.card)
 		}
-		if t.card != nil && p.version != "" {
-			t.card.Prompts.SetEngineVersion(p.version)
-		}
 		models[key.model] = t
+	}
+	for _, t := range models {
+		r.engineLocked(&t)
 	}
 	maps.DeleteFunc(r.judged, func(model string, _ *judged) bool { return models[model].pools == nil })
 	names := maps.Clone(models)

@@ -153,6 +153,9 @@ type WorkerInfo struct {
 	// EngineVersion is the version of the engine, "0.5.23" for instance; "" = unknown. Of a model's workers the last
 	// one that registered a version decides how prompts are made.
 	EngineVersion string `json:",omitempty"`
+	// EngineFlags are flags of the engine that change prompts, as the engine reports them; nil = it does not. They
+	// replace the settings of its model: see [tokenizer.Model.SetEngineFlags].
+	EngineFlags *engine.Flags `json:",omitempty"`
 	// ModelCard names the [Card] of its model. Default: the model's name.
 	ModelCard string
 	// KVEvents says in one word how well the worker's cache is known; "" = well. Only shown.

@@ -71,10 +71,12 @@ type Model struct {
 	why   string // there is no renderer, or it cannot render some chats
 	usual string // the reason why chats without tools have no exact ids; "" if they have
 
-	profile chat.Profile
-	context int    // max_position_embeddings of config.json, 0 if unknown
-	bos     uint32 // the id of bos_token, if there is one
-	hasBOS  bool
+	profile     chat.Profile
+	flags       chat.Flags
+	ownTemplate bool   // ModelConfig.ChatTemplate replaces that of the files
+	context     int    // max_position_embeddings of config.json, 0 if unknown
+	bos         uint32 // the id of bos_token, if there is one
+	hasBOS      bool
 
 	reached     atomic.Pointer[string] // the first unsupported feature that a request reached
 	verdict     atomic.Int32           // a Verdict
@@ -123,7 +125,7 @@ func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 		return nil, err
 	}
 	files.ID, files.Mistral, files.SortTools = tok.ID, tok.mistral, tok.tools == toolsSorted
-	m := &Model{tok: tok, cache: c.Cache, profile: c.Profile, context: files.Context}
+	m := &Model{tok: tok, cache: c.Cache, profile: c.Profile, flags: c.Flags, ownTemplate: c.ChatTemplate != "", context: files.Context}
 	m.bos, m.hasBOS = tok.ID(files.Special["bos_token"])
 	if m.chat, err = chat.NewRenderer(c.Profile, files, c.Flags); err != nil {
 		template, unreadable := errors.AsType[*jinja.Error](err)

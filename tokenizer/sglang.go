@@ -3,9 +3,12 @@
 package tokenizer
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"slices"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
@@ -27,6 +30,33 @@ func (m *Model) SetEngineVersion(version string) {
 	if m != nil && m.chat != nil {
 		m.chat.SetVersion(version)
 	}
+}
+
+// SetEngineFlags sets the flags that the running engine reports; nil = it does not report them. Reported keyword
+// arguments replace those of [ModelConfig.Flags]. It may be called at any time.
+func (m *Model) SetEngineFlags(f *engine.Flags) {
+	if m != nil && m.chat != nil {
+		m.chat.SetEngineFlags(f)
+	}
+}
+
+// Contradicts says in a sentence how the settings of the model differ from the flags that an engine reports; "" if
+// they do not. A setting that is missing contradicts only a chat template, of which engines report no more than the
+// name.
+func (m *Model) Contradicts(f *engine.Flags) string {
+	kwargs, _ := engine.SortedKwargs(m.flags.DefaultKwargs) // LoadModel checked them
+	switch {
+	case m.flags.DefaultKwargs != nil && kwargs != f.Kwargs:
+		return fmt.Sprintf("default-chat-template-kwargs is %.200s, and its engine reports %.200s: kvroute uses the engine's; correct or remove the setting",
+			kwargs, cmp.Or(f.Kwargs, "none"))
+	case f.Template != "" && !m.ownTemplate:
+		return fmt.Sprintf("its engine runs with --chat-template %s, and kvroute uses the template of the model's folder: set chat-template to the same file",
+			f.Template)
+	case f.TemplateName != "" && !m.ownTemplate:
+		return fmt.Sprintf("its engine runs with --hf-chat-template-name %s, and kvroute uses the default template of the model's folder: set chat-template to a file with that template",
+			f.TemplateName)
+	}
+	return ""
 }
 
 // continued appends the ids of the text that the answer continues. SGLang encodes it like a completion, without a token for
