@@ -4,12 +4,16 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
@@ -20,7 +24,7 @@ import (
 func runSee(ctx context.Context, o options) (met bool) {
 	dir := bench.Must(os.MkdirTemp("", "bench-see"))
 	defer func() { _ = os.RemoveAll(dir) }()
-	figures := append(visible(ctx, o, dir), watched(ctx, o, dir)...)
+	figures := slices.Concat(visible(ctx, o, dir), confirmed(ctx, o, dir), watched(ctx, o, dir))
 	return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun("bench-see", o.commit, "make bench-see", figures)))
 }
 
@@ -140,3 +144,51 @@ func watched(ctx context.Context, o options, dir string) (figures []bench.Figure
 	}
 	return figures
 }
+
+// confirmed compares the CPU time of requests of 10 KB with that of o.base, an earlier kvroute, where the worker publishes
+// the events of its cache. The kvroute of now confirms its token ids with them.
+func confirmed(ctx context.Context, o options, dir string) []bench.Figure {
+	if o.base == "" {
+		return nil
+	}
+	fleets := []*variant{{name: "base"}, {name: "now"}}
+	for i, v := range fleets {
+		engine := bench.Must(process.StartChild(ctx, dir, "engine-"+v.name, bench.Must(filepath.Abs(o.binary)), "engine", "--listen", "127.0.0.1:0", "--nats-url", "",
+			"--tokenizer", bench.Must(filepath.Abs(tokenizerDir)), "--kv-events", "zmq", "--block-hash", "vllm", "--speed", "100", "--num-gpu-blocks", "20000", "--log-level", "error"))
+		defer engine.Stop()
+		of := o
+		of.binary = []string{o.base, o.binary}[i]
+		config := fmt.Sprintf("version: 1\nmodels: [{name: sim, tokenizer: %q, block-size: 16}]\nworkers: [{name: w, address: %q, engine: vllm, models: [sim], events: {transport: zmq, endpoint: %q}}]\n",
+			bench.Must(filepath.Abs(tokenizerDir)), engine.At.HTTP, engine.At.Events)
+		v.server = startServer(ctx, of, dir, v.name, config)
+		defer v.server.Stop()
+		v.envoy = startEnvoy(ctx, engine.At.HTTP, v.server)
+		defer func() { _ = v.envoy.Stop() }() // it ends with this process in any case
+	}
+	rng := rand.New(rand.NewPCG(2, 2))
+	texts := newTexts(rng)
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}
+	s := shape{name: "10 KB", size: 10 << 10, rate: 100, tokens: 5}
+	one(ctx, client, texts, s, fleets[0])
+	one(ctx, client, texts, s, fleets[1])
+	figures := bench.Rounds(o.rounds, []bench.Row{
+		bench.NewRow("10 KB, worker with events: server's CPU a request, base", "ms", bench.Target{}),
+		bench.NewRow("10 KB, worker with events: server's CPU a request, now", "ms", bench.Target{}),
+		bench.NewRow("10 KB, worker with events: server's CPU a request, now ÷ base", "×", bench.AtMost(1.03)),
+	}, func() []float64 {
+		var cpu [2]float64
+		for _, v := range append(rng.Perm(2), rng.Perm(2)...) {
+			bench.Within(fleets[v].name, func() { cpu[v] += one(ctx, client, texts, s, fleets[v]).server / 2 })
+		}
+		fmt.Fprintln(os.Stderr, "confirmed: a round")
+		return []float64{cpu[0], cpu[1], cpu[1] / cpu[0]}
+	})
+	metrics := string(bench.Must(process.Get(ctx, "http://"+fleets[1].server.At.HTTP+"/metrics")))
+	if !confirmedBlocks.MatchString(metrics) {
+		bench.NoError(errors.New("kvroute confirmed no blocks"))
+	}
+	return figures
+}
+
+// confirmedBlocks finds a metric of confirmed blocks.
+var confirmedBlocks = regexp.MustCompile(`(?m)^kvroute_confirm_blocks_total\{[^\n]*outcome="confirmed"[^\n]*\} [1-9]`)
