@@ -180,12 +180,32 @@ type worker struct {
 const enoughUnheard = 8
 
 // Compared reports whether the events of a worker have no blocks that can be compared: several requests had to store
-// blocks, and none was stored. confirmed reports whether the events of any worker confirm a class of a model.
-func (t *Table) Compared(of Worker, m *Model, c chat.Class) (silent, confirmed bool) {
+// blocks, and none was stored. suspect reports whether one of the last judgements of a class, or the verdict on the
+// worker, is a contradiction.
+func (t *Table) Compared(of Worker, m *Model, c chat.Class) (silent, suspect bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	w, k := t.workers[of], m.classes[c]
-	return w != nil && w.stored == 0 && w.unheard >= enoughUnheard, k != nil && !k.unconfirmed && k.seen[Confirmed] > 0
+	w, k, r := t.workers[of], m.classes[c], m.rows[rowKey{c, of}]
+	return w != nil && w.stored == 0 && w.unheard >= enoughUnheard, k != nil && (k.unconfirmed || k.bits != 0) || r != nil && r.named
+}
+
+// Answered judges a request by the ids that its worker made of the client's body. at is the number of the first id
+// that differs from kvroute's; -1 if none does. A difference behind the blocks that an engine stores for certain does
+// not count, and a request without such a block is not judged.
+func (t *Table) Answered(m *Model, c chat.Class, of Worker, blockSize, at int, ours, theirs []uint32) []Change {
+	blocks := Blocks(len(ours), blockSize)
+	if blocks == 0 {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if at < 0 || at >= blocks*blockSize {
+		m.count(c, Confirmed)
+		return m.confirmed(c, of, blocks, true)
+	}
+	m.count(c, Unmatched)
+	excerpt := func(ids []uint32) []uint32 { return slices.Clone(ids[max(0, at-around):min(len(ids), at+around)]) }
+	return m.contradicted(c, blocks, Difference{Worker: of, Block: at / blockSize, Position: at, Ours: excerpt(ours), Theirs: excerpt(theirs)})
 }
 
 // Outcome is what became of a request.

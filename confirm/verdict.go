@@ -93,10 +93,10 @@ type Kind uint8
 
 // The kinds.
 const (
-	ClassUnconfirmed Kind = iota // workers store other tokens for requests of the class
+	ClassUnconfirmed Kind = iota // workers make other tokens for requests of the class
 	ClassConfirmed               // and no longer do
 	Located                      // the first different token of an unconfirmed class is known now
-	WorkerNamed                  // only this worker stores other tokens for requests of the class
+	WorkerNamed                  // only this worker makes other tokens for requests of the class
 	WorkerCleared                // and no longer does
 )
 
@@ -222,7 +222,9 @@ func (m *Model) nameWorker(changes []Change, c chat.Class, k *class, r *row, of 
 		}
 		return append(changes, m.change(WorkerNamed, c, k, d))
 	case r.named && (k.unconfirmed || r.recovered()):
-		r.named = false
+		if r.named = false; !k.unconfirmed {
+			r.history = history{} // else the contradictions before would name it again
+		}
 		return append(changes, m.change(WorkerCleared, c, k, Difference{Worker: of}))
 	}
 	return changes
@@ -250,7 +252,7 @@ func (m *Model) change(kind Kind, c chat.Class, k *class, d Difference) Change {
 // ClassState is the verdict on a class, and what became of its requests.
 type ClassState struct {
 	Class       string `json:"class"`
-	Unconfirmed bool   `json:"unconfirmed"` // workers store other tokens than kvroute makes
+	Unconfirmed bool   `json:"unconfirmed"` // workers make other tokens than kvroute
 	// Requests counts the requests by outcome; see [Outcome].
 	Requests map[string]uint64 `json:"requests"`
 	// Block and Position are the first block and token that differ, -1 if unknown.
@@ -268,7 +270,7 @@ type ClassState struct {
 type WorkerState struct {
 	ID          uint64 `json:"worker_id"`
 	Rank        uint32 `json:"dp_rank"`
-	Named       bool   `json:"named,omitempty"` // only this worker stores other tokens
+	Named       bool   `json:"named,omitempty"` // only this worker makes other tokens
 	Confirmed   uint64 `json:"confirmed_blocks"`
 	Unconfirmed uint64 `json:"unconfirmed_blocks"`
 }

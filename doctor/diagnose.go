@@ -243,7 +243,7 @@ func (d *diagnosis) checkWorkers(x *Replica) {
 		if differs {
 			continue
 		}
-		if m.Checks == tokenizer.DriftSeen.String() || m.Checks == tokenizer.Differs.String() {
+		if m.Checks == router.ChecksDrift || m.Checks == router.ChecksDiffers {
 			d.report(fault, x, "tokens", "model %s: its workers make other token ids than kvroute (%s): compare tokenizer and chat template with the engine's; kvroute tokenize shows the ids", m.Model, m.Checks)
 		}
 	}
@@ -251,7 +251,7 @@ func (d *diagnosis) checkWorkers(x *Replica) {
 
 // tokensDiffer says where the tokens of a class differ.
 func tokensDiffer(c *confirm.ClassState) string {
-	text := fmt.Sprintf("its workers store other tokens than kvroute makes for requests of the class %s (%d unconfirmed, %d confirmed)",
+	text := fmt.Sprintf("its workers make other tokens than kvroute for requests of the class %s (%d unconfirmed, %d confirmed)",
 		c.Class, c.Requests[confirm.Unmatched.String()], c.Requests[confirm.Confirmed.String()])
 	switch {
 	case c.Theirs != "":

@@ -308,13 +308,13 @@ func TestDiagnosisOfWorkers(t *testing.T) {
 					{Class: "chat+tools", Unconfirmed: true, Requests: map[string]uint64{"confirmed": 1, "unconfirmed": 3}, Block: 1, Position: 31, Ours: "a", Theirs: `"strict": false`},
 				}
 			},
-			`a: model m: its workers store other tokens than kvroute makes for requests of the class chat+tools (3 unconfirmed, 1 confirmed): at token 31 the engine has "\"strict\": false", kvroute "a"; such requests are routed by their text. Compare profile, chat template and engine version`,
+			`a: model m: its workers make other tokens than kvroute for requests of the class chat+tools (3 unconfirmed, 1 confirmed): at token 31 the engine has "\"strict\": false", kvroute "a"; such requests are routed by their text. Compare profile, chat template and engine version`,
 		},
 		{
 			func(r *Reading) {
 				r.models[0].Classes = []confirm.ClassState{{Class: "chat", Unconfirmed: true, Block: 2, Position: -1}}
 			},
-			"a: model m: its workers store other tokens than kvroute makes for requests of the class chat (0 unconfirmed, 0 confirmed): the first different token is in block 2; such requests are routed by their text. Compare profile, chat template and engine version",
+			"a: model m: its workers make other tokens than kvroute for requests of the class chat (0 unconfirmed, 0 confirmed): the first different token is in block 2; such requests are routed by their text. Compare profile, chat template and engine version",
 		},
 	} {
 		x := replicaSaying("a", 1, func(_ int, r *Reading) {

@@ -100,7 +100,26 @@ func (r *Router) Judge() {
 			return p.known.index().AppendChain(dst, ord, external)
 		},
 	}
-	for _, change := range r.confirms.Judge(r.conf.Now(), cache) {
+	r.apply(r.confirms.Judge(r.conf.Now(), cache))
+}
+
+// Answered judges a request by the ids that its worker made of the client's body, as [Router.Judge] does by the
+// worker's events. It returns the number of the first id that differs, -1 if none does. A difference behind the last
+// full block changes no verdict.
+func (r *Router) Answered(o *Observation, theirs []uint32) (position int) {
+	position = tokenizer.FirstDiff(o.IDs, theirs)
+	r.fleet.RLock()
+	j, known := r.judged[o.Model], r.owners[o.Worker.ID] != nil
+	r.fleet.RUnlock()
+	if j != nil && j.prompts == o.Card.Prompts && known {
+		r.apply(r.confirms.Answered(j.model, o.Class, confirm.Worker{ID: o.Worker.ID, Rank: o.Worker.DPRank}, o.BlockSize, position, o.IDs, theirs))
+	}
+	return position
+}
+
+// apply passes on changed verdicts.
+func (r *Router) apply(changes []confirm.Change) {
+	for _, change := range changes {
 		r.fleet.RLock()
 		j := r.judged[change.Model.Name]
 		r.fleet.RUnlock()
@@ -136,9 +155,8 @@ func (r *Router) noteStored(w Worker, ev *indexer.Event) {
 	}
 }
 
-// comparedByEvents reports whether a worker's events have nothing that can be compared, and whether other workers'
-// events confirm a class of requests.
-func (r *Router) comparedByEvents(t *target, w Worker, class chat.Class) (silent, confirmed bool) {
+// compared is [confirm.Table.Compared] for a worker and a class of requests of a model.
+func (r *Router) compared(t *target, w Worker, class chat.Class) (silent, suspect bool) {
 	if t.judged == nil {
 		return false, false
 	}
@@ -164,10 +182,17 @@ func (r *Router) classStates(t *target) []confirm.ClassState {
 	return states
 }
 
-// checksOf returns the result of comparisons of a model's ids: by the events of its workers, or else by a worker's
-// answers.
-func checksOf(prompts *tokenizer.Model, classes []confirm.ClassState) tokenizer.Verdict {
-	differ, compared := 0, 0
+// The results of the comparisons of a model's ids, as [ModelState].Checks has them.
+const (
+	ChecksNone    = "unchecked" // nothing was compared
+	ChecksAgreed  = "agreed"    // all that was compared is equal
+	ChecksDiffers = "differs"   // for some classes of requests, or on some workers, the ids differ
+	ChecksDrift   = "drift"     // they differ for all classes that were compared
+)
+
+// checksOf returns the result of the comparisons of a model's ids.
+func checksOf(classes []confirm.ClassState) string {
+	differ, compared, named := 0, 0, false
 	for i := range classes {
 		c := &classes[i]
 		if c.Unconfirmed {
@@ -176,17 +201,15 @@ func checksOf(prompts *tokenizer.Model, classes []confirm.ClassState) tokenizer.
 		if c.Unconfirmed || c.Requests[confirm.Confirmed.String()] > 0 {
 			compared++
 		}
+		named = named || slices.ContainsFunc(c.Workers, func(w confirm.WorkerState) bool { return w.Named })
 	}
-	named := slices.ContainsFunc(classes, func(c confirm.ClassState) bool {
-		return slices.ContainsFunc(c.Workers, func(w confirm.WorkerState) bool { return w.Named })
-	})
-	switch verdict := prompts.Verdict(); {
-	case compared == 0, verdict == tokenizer.DriftSeen:
-		return verdict
-	case differ == compared:
-		return tokenizer.DriftSeen
-	case differ > 0 || named:
-		return tokenizer.Differs
+	switch {
+	case differ == 0 && named, 0 < differ && differ < compared:
+		return ChecksDiffers
+	case differ > 0:
+		return ChecksDrift
+	case compared > 0:
+		return ChecksAgreed
 	}
-	return tokenizer.Agreed
+	return ChecksNone
 }

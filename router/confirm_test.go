@@ -85,7 +85,7 @@ func (s *storing) request(p router.Prompt) router.Decision {
 	if s.reads != nil {
 		s.reads(&p)
 	}
-	q, err := s.engine.Check(s.t.Context(), nil, p, s.now)
+	q, err := s.engine.Encode(s.t.Context(), nil, p, s.now)
 	if err != nil || q.Mode != tokenizer.Exact {
 		s.t.Fatalf("%s%s: %+v, %v", p.Messages, p.Tools, q.Reason, err)
 	}
@@ -258,8 +258,9 @@ func TestNotServedRequestsAreNotJudged(t *testing.T) {
 	}
 }
 
-// A difference in a conversation is found within ten turns, wherever it is, though each turn begins with the prompts of the
-// turns before, and other conversations of the worker begin alike. A conversation without one is never contradicted.
+// A difference in a conversation is found within ten turns, wherever it is, though each turn begins with the prompts
+// of the turns before, and other conversations of the worker begin alike. A conversation without one is never
+// contradicted.
 func TestConversationsAreJudged(t *testing.T) {
 	const tools = `[{"type":"function","function":{"name":"f","description":"a function with a text of some blocks"}}]`
 	inTools := strings.Replace(plainTemplate, "t.function | tojson", "(dict(t.function, strict=false)) | tojson", 1)

@@ -149,7 +149,7 @@ func (r *Router) observeClasses(k *meter.Maker) {
 			}
 		}
 	}
-	k.Gauge("kvroute.confirm.unconfirmed", "{class}", "1 for each class of requests for which workers store other tokens than kvroute makes, else 0, by model.", perClass(func(model string, c *confirm.ClassState, o meter.Observe) {
+	k.Gauge("kvroute.confirm.unconfirmed", "{class}", "1 for each class of requests for which workers make other tokens than kvroute, else 0, by model.", perClass(func(model string, c *confirm.ClassState, o meter.Observe) {
 		n := 0.
 		if c.Unconfirmed {
 			n = 1

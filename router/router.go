@@ -179,12 +179,16 @@ func (r *Router) answer(ctx context.Context, s *scratch, err error, answer *Deci
 		r.notePanic(p, &s.input, d.Panic)
 		r.kept.add(s.input.number, d, list.workers, list.omitted)
 		r.recent.add(p.poolKey, s.input.hashes.local, s.input.hashes.sequence)
-		if r.conf.Hooks.Observe != nil && encoded {
-			silent, confirmed := r.comparedByEvents(t, d.Worker, s.input.prompt.ids.Class)
-			r.conf.Hooks.Observe(Observation{
+		if prompt := &s.input.prompt.ids; r.conf.Hooks.Observe != nil && (encoded || prompt.Checked != nil) {
+			silent, suspect := r.compared(t, d.Worker, prompt.Class)
+			o := Observation{
 				ID: req.ID, Card: t.card, Model: p.model, Worker: d.Worker, Group: d.Group, Address: d.Address, Host: d.Host, BlockSize: p.blockSize,
-				Events: !s.result.booked.unreported && !silent, Confirmed: confirmed, Prompt: req.Prompt, IDs: ids,
-			})
+				Events: !s.result.booked.unreported && !silent, Suspect: suspect, Class: prompt.Class, Prompt: req.Prompt, IDs: ids,
+			}
+			if !encoded {
+				o.ByText, o.IDs = true, prompt.Checked
+			}
+			r.conf.Hooks.Observe(o)
 		}
 	}
 	var seen []Candidate

@@ -218,7 +218,7 @@ type ModelState struct {
 	// BlockSizes are the block sizes of its workers: each has its own index.
 	BlockSizes []int `json:"block_sizes"`
 	TokenState
-	Checks string `json:"checks"` // "unchecked", "agreed", "differs" or "drift": see [tokenizer.Verdict]
+	Checks string `json:"checks"` // "unchecked", "agreed", "differs" or "drift": see [ChecksNone]
 	// Classes are the verdicts on the classes of its requests, by the events of the workers; nil without a tokenizer.
 	Classes []confirm.ClassState `json:"classes,omitempty"`
 }
@@ -274,10 +274,10 @@ func (r *Router) Models() []ModelState {
 }
 
 func (r *Router) modelState(name string, t target) ModelState {
-	s := ModelState{Model: name, Checks: tokenizer.Unchecked.String()}
+	s := ModelState{Model: name, Checks: ChecksNone}
 	if t.card != nil {
 		s.Classes = r.classStates(&t)
-		s.Checks = checksOf(t.card.Prompts, s.Classes).String()
+		s.Checks = checksOf(s.Classes)
 	}
 	reads := false
 	for _, p := range t.pools {

@@ -7,10 +7,12 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // Requests without a routable prompt, or with several prompts, still add load.
@@ -72,11 +74,12 @@ func TestTokensOfADecision(t *testing.T) {
 	if tokensOf(router.Request{Prompt: router.Prompt{Prompt: []byte(`"ddddd"`)}, WantTokens: true}); !slices.Equal(first, []uint32{0, 1, 2, 3}) {
 		t.Errorf("ids %d after the next request, want 0 to 3", first)
 	}
-	card.Prompts.SetVerdict(tokenizer.DriftSeen)
+	class := encodedClass(t, card.Prompts, text)
+	card.Prompts.SetConfirmed(class, false)
 	if got := tokensOf(router.Request{Prompt: text, WantTokens: true}); got != nil {
 		t.Errorf("after drift: %+v", got)
 	}
-	card.Prompts.SetVerdict(tokenizer.Agreed)
+	card.Prompts.SetConfirmed(class, true)
 	for name, req := range map[string]router.Request{
 		"ids":       {Tokens: []uint32{1, 2}},
 		"hashes":    {Blocks: &router.Blocks{Tokens: 32, Local: []uint64{1}, Sequence: []uint64{1}}},
@@ -161,4 +164,14 @@ func TestGivenIDsOfAnItem(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want mode %s and the one block before the image", messages, d, err, want)
 		}
 	}
+}
+
+// encodedClass returns the class of a prompt.
+func encodedClass(t *testing.T, m *tokenizer.Model, q router.Prompt) chat.Class {
+	t.Helper()
+	p, err := m.Encode(t.Context(), nil, q, time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Class
 }

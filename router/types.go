@@ -229,10 +229,14 @@ type Observation struct {
 	BlockSize int
 	// Events says that the worker's events show which blocks it has, in a way that can be compared.
 	Events bool
-	// Confirmed says that the events of other workers confirm kvroute's ids for requests of this class.
-	Confirmed bool
-	Prompt    Prompt
-	IDs       []uint32
+	// Suspect says that the last comparisons of this class of requests, or of the worker, found other ids.
+	Suspect bool
+	// Class is the class of the request. While it is unconfirmed, ByText is set: the request was routed by its text, and
+	// IDs were made for a comparison only.
+	Class  chat.Class
+	ByText bool
+	Prompt Prompt
+	IDs    []uint32
 }
 
 // Prompt is the prompt of a request as raw JSON spans of its body.

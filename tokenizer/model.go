@@ -79,7 +79,6 @@ type Model struct {
 	hasBOS      bool
 
 	reached     atomic.Pointer[string] // the first unsupported feature that a request reached
-	verdict     atomic.Int32           // a Verdict
 	unconfirmed classSet               // [Model.SetConfirmed]
 	asked       atomic.Uint32
 }
@@ -166,7 +165,7 @@ func (m *Model) Degraded() string {
 	switch {
 	case m == nil:
 		return "no tokenizer"
-	case m.Verdict() == DriftSeen, m.unconfirmed.has(chat.PlainChat):
+	case m.unconfirmed.has(chat.PlainChat):
 		return "the engine counts otherwise"
 	case m.why != "":
 		return m.why
@@ -184,8 +183,6 @@ func (m *Model) Usual() (mode Mode, reason string) {
 	switch {
 	case m == nil:
 		return Bytes, NoTokenizer
-	case m.Verdict() == DriftSeen:
-		return Bytes, Drifted
 	case m.unconfirmed.has(chat.PlainChat):
 		return Bytes, Drifted
 	case m.chat == nil:
@@ -196,37 +193,10 @@ func (m *Model) Usual() (mode Mode, reason string) {
 	return Exact, ""
 }
 
-// Verdict is the result of comparing kvroute's ids with an engine's.
-type Verdict int32
-
-// The verdicts.
-const (
-	Unchecked Verdict = iota // nothing was compared
-	Agreed                   // all that was compared is equal
-	Differs                  // some prompts differ, behind their first block
-	DriftSeen                // prompts differ from the beginning: text-block mode
-)
-
-func (v Verdict) String() string {
-	return [...]string{"unchecked", "agreed", "differs", "drift"}[v]
-}
-
 // AsksAlike reports whether a worker's /tokenize renders the prompt of q as a completion request does.
 // vLLM's /tokenize does not for chats of gpt-oss: it renders the template.
 func (m *Model) AsksAlike(q chat.Request) bool {
 	return m == nil || m.chat == nil || q.Prompt != nil || !m.chat.Harmony()
-}
-
-// SetVerdict sets the result of comparisons. While it is [DriftSeen], prompts are encoded in
-// text-block mode.
-func (m *Model) SetVerdict(v Verdict) { m.verdict.Store(int32(v)) }
-
-// Verdict returns the result of comparisons; a nil model is [Unchecked].
-func (m *Model) Verdict() Verdict {
-	if m == nil {
-		return Unchecked
-	}
-	return Verdict(m.verdict.Load())
 }
 
 // Prompt is an encoded prompt.
@@ -255,15 +225,7 @@ type Prompt struct {
 // result has the ids up to that point. The error reports a prompt that is not text, and names the
 // field.
 func (m *Model) Encode(ctx context.Context, dst []uint32, q chat.Request, now time.Time) (Prompt, error) {
-	if m.Verdict() == DriftSeen && !isTokenIDs(q.Prompt) && q.Size == 0 {
-		return inBytes(dst, q, Drifted)
-	}
 	return m.encode(ctx, dst, q, now, true)
-}
-
-// Check is Encode without regard to the verdict and to unconfirmed classes.
-func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now time.Time) (Prompt, error) {
-	return m.encode(ctx, dst, q, now, false)
 }
 
 // encode is Encode. judged says that unconfirmed classes count.

@@ -88,7 +88,7 @@ func TestModes(t *testing.T) {
 	m := modelOf(t, "bytelevel-qwen2-nfc", chatml)
 	plain := modelOf(t, "metaspace-first", "")
 	drifted := modelOf(t, "bytelevel-qwen2-nfc", chatml)
-	drifted.SetVerdict(tokenizer.DriftSeen)
+	drifted.SetConfirmed(chat.PlainChat, false)
 	cancelled, cancel := context.WithCancel(context.Background())
 	cancel()
 	long := []byte(`[{"role":"user","content":"` + strings.Repeat("some words ", 30_000) + `"}]`)
@@ -205,7 +205,8 @@ func TestTruncatedPrompt(t *testing.T) {
 	}
 }
 
-// SGLang has no such field. A prompt as long as the context of config.json is cut by vLLM at a length that is not known here.
+// SGLang has no such field. A prompt as long as the context of config.json is cut by vLLM at a length that is not
+// known here.
 func TestTruncationElsewhere(t *testing.T) {
 	file, err := os.ReadFile("testdata/golden/bytelevel-qwen2-nfc.json")
 	if err != nil {

@@ -24,8 +24,8 @@ func (m *Model) readBySGLang(q chat.Request) chat.Request {
 	return q
 }
 
-// SetEngineVersion sets the version of the engine that serves the model, as its workers register it. The profile sglang has
-// rules of its own for versions before 0.5.23. It may be called at any time.
+// SetEngineVersion sets the version of the engine that serves the model, as its workers register it. The profile
+// sglang has rules of its own for versions before 0.5.23. It may be called at any time.
 func (m *Model) SetEngineVersion(version string) {
 	if m != nil && m.chat != nil {
 		m.chat.SetVersion(version)
@@ -59,8 +59,8 @@ func (m *Model) Contradicts(f *engine.Flags) string {
 	return ""
 }
 
-// continued appends the ids of the text that the answer continues. SGLang encodes it like a completion, without a token for
-// the beginning of a text.
+// continued appends the ids of the text that the answer continues. SGLang encodes it like a completion, without a
+// token for the beginning of a text.
 func (m *Model) continued(ctx context.Context, p Prompt, text string) (Prompt, error) {
 	from := len(p.IDs)
 	var err error

@@ -145,8 +145,8 @@ func watched(ctx context.Context, o options, dir string) (figures []bench.Figure
 	return figures
 }
 
-// confirmed compares the CPU time of requests of 10 KB with that of o.base, an earlier kvroute, where the worker publishes
-// the events of its cache. The kvroute of now confirms its token ids with them.
+// confirmed compares the CPU time of requests of 10 KB with that of o.base, an earlier kvroute, where the worker
+// publishes the events of its cache. The kvroute of now confirms its token ids with them.
 func confirmed(ctx context.Context, o options, dir string) []bench.Figure {
 	if o.base == "" {
 		return nil

@@ -94,7 +94,7 @@ func (t *Tracer) count(outcome string) {
 
 // Observe notes a request that was just booked.
 func (t *Tracer) Observe(o router.Observation) {
-	if !strings.HasPrefix(o.ID, t.conf.Prefix) {
+	if o.ByText || !strings.HasPrefix(o.ID, t.conf.Prefix) {
 		return
 	}
 	ids := indexer.AppendLocalHashes(nil, o.IDs, MooncakeBlock, t.conf.Seed)

@@ -256,7 +256,7 @@ type config struct {
 	// each restarted worker, and of few later ones. A model whose ids differ is routed in text-block mode. Of workers with
 	// events, the events confirm the ids
 	VerifyTokenizer bool `yaml:"verify-tokenizer" default:"true"`
-	// where a worker stores other tokens than kvroute makes: log the texts of both around the first different
+	// where a worker makes other tokens than kvroute: log the texts of both around the first different
 	// token, and show them to kvroute doctor. They are parts of prompts
 	ExplainDrift bool `yaml:"explain-drift"`
 

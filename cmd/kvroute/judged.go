@@ -9,7 +9,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// judged logs a changed verdict on token ids, and sets or ends the fault of a worker that alone stores other tokens.
+// judged logs a changed verdict on token ids, and sets or ends the fault of a worker that alone makes other tokens.
 func (s *server) judged(j router.Judgement) {
 	log := s.log.With("model", j.Model.Name, "class", j.Class.String())
 	place := []any{"worker", j.Worker.ID, "block", j.Block, "position", j.Position, "confirmed", j.Confirmed[0], "unconfirmed", j.Confirmed[1]}
@@ -19,15 +19,15 @@ func (s *server) judged(j router.Judgement) {
 	}
 	switch j.Kind {
 	case confirm.ClassUnconfirmed:
-		log.Error("requests of the class are routed by their text: workers store other tokens than kvroute makes", place...)
+		log.Error("requests of the class are routed by their text: workers make other tokens than kvroute", place...)
 	case confirm.Located:
 		log.Error("the first token that differs is known", place...)
 	case confirm.ClassConfirmed:
 		log.Info("requests of the class are routed by their tokens again: workers store the tokens that kvroute makes")
 	case confirm.WorkerNamed:
-		log.Error("a worker stores other tokens than kvroute makes and other workers store", place...)
+		log.Error("a worker makes other tokens than kvroute and other workers", place...)
 		s.faults.set(j.Worker.ID, "stored", []router.Fault{{What: "token_ids", Text: fmt.Sprintf(
-			"it alone stores other tokens than kvroute makes for requests of the class %s of model %s: compare its tokenizer, chat template and engine version with the other workers'",
+			"it alone makes other tokens than kvroute for requests of the class %s of model %s: compare its tokenizer, chat template and engine version with the other workers'",
 			j.Class, j.Model.Name)}})
 	case confirm.WorkerCleared:
 		s.faults.set(j.Worker.ID, "stored", nil)

@@ -118,8 +118,8 @@ func (s *server) openRouter() error {
 	}
 	var observers []func(router.Observation)
 	if c.VerifyTokenizer {
-		s.verifier = newVerifier(s.log, s.metered.checks, s.client, s.workersOf)
-		s.verifier.faults = func(id uint64, faults []router.Fault) { s.faults.set(id, "tokens", faults) }
+		s.verifier = newVerifier(s.log, s.metered.checks, s.client)
+		s.verifier.answered = func(o *router.Observation, theirs []uint32) int { return s.router.Answered(o, theirs) }
 		observers = append(observers, s.verifier.observe)
 	}
 	if c.TraceOut != "" {

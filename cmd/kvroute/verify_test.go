@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -49,11 +48,11 @@ func tokenizeServer(t *testing.T, ids func([]uint32) any) (netip.AddrPort, *atom
 			return
 		}
 		asked.Add(1)
-		var body struct{ Messages json.RawMessage }
+		var body struct{ Messages, Prompt json.RawMessage }
 		if err := json.NewDecoder(r.Body).Decode(&body); err != nil || r.URL.Path != "/tokenize" {
 			t.Errorf("%s: %v", r.URL, err)
 		}
-		p, err := m.Encode(r.Context(), nil, router.Prompt{Messages: body.Messages}, time.Now())
+		p, err := m.Encode(r.Context(), nil, router.Prompt{Messages: body.Messages, Prompt: body.Prompt}, time.Now())
 		if err != nil {
 			t.Error(err)
 		}
@@ -126,7 +125,7 @@ func TestClientsBodyIsSent(t *testing.T) {
 			}
 		}))
 		counts := meter.New(nil)
-		v := newVerifier(slog.New(slog.DiscardHandler), counts.Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client(), noWorkers)
+		v := newVerifier(slog.New(slog.DiscardHandler), counts.Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client())
 		v.observe(router.Observation{Card: card, Model: "sim", BlockSize: 16, Address: netip.MustParseAddrPort(strings.TrimPrefix(s.URL, "http://")), Prompt: prompt, IDs: p.IDs})
 		if queued := len(v.queue); queued != min(len(c.asked), 1) {
 			t.Errorf("%s %s: %d checks", c.path, c.body, queued)
@@ -143,55 +142,9 @@ func TestClientsBodyIsSent(t *testing.T) {
 	}
 }
 
-// If a worker repeatedly returns other tokens in the first block, its model is no longer tokenized
-// exactly; other differences are only reported.
-func TestDrift(t *testing.T) {
-	for _, c := range []struct {
-		name    string
-		ids     func([]uint32) any
-		drifted bool
-		log     string
-	}{
-		{"the same", func(ids []uint32) any { return ids }, false, ""},
-		{"other ids at once", func(ids []uint32) any { return append([]uint32{7}, ids...) }, true, "worker=7 address=127.0.0.1:"},
-		{"other ids at the end", func(ids []uint32) any { return append(ids, 7) }, false, "position="},
-		{"no ids", func([]uint32) any { return "none" }, false, ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			address, asked := tokenizeServer(t, c.ids)
-			var out bytes.Buffer
-			v := newVerifier(slog.New(slog.NewTextHandler(&out, nil)), meter.New(nil).Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client(), noWorkers)
-			card := simCard(t)
-			prompt := chatPrompt(t)
-			p, err := card.Prompts.Encode(t.Context(), nil, prompt, time.Now())
-			if err != nil || p.Mode != tokenizer.Exact {
-				t.Fatal(p, err)
-			}
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error)
-			go func() { done <- v.run(ctx) }()
-			for range 5 {
-				v.observe(router.Observation{Card: card, Model: "sim", Worker: router.Worker{ID: 7}, Address: address, BlockSize: 16, Prompt: prompt, IDs: p.IDs})
-			}
-			eventually(t, "the worker is not asked", func() bool { return asked.Load() >= 5 && len(v.queue) == 0 })
-			eventually(t, "the verdict is another", func() bool {
-				p, err := card.Prompts.Encode(t.Context(), nil, prompt, time.Now())
-				return err == nil && (p.Reason == tokenizer.Drifted) == c.drifted
-			})
-			cancel()
-			if err := <-done; err != nil {
-				t.Fatal(err)
-			}
-			if !strings.Contains(out.String(), c.log) || c.log == "" && strings.Contains(out.String(), "other tokens") {
-				t.Errorf("log %q, want %q in it", out.String(), c.log)
-			}
-		})
-	}
-}
-
 // The first requests are checked, and then one in ten thousand. No request waits for a check.
 func TestFewRequestsAreChecked(t *testing.T) {
-	v := newVerifier(slog.New(slog.DiscardHandler), meter.New(nil).Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client(), noWorkers)
+	v := newVerifier(slog.New(slog.DiscardHandler), meter.New(nil).Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client())
 	o := router.Observation{Model: "m", Card: new(router.Card), Prompt: chatPrompt(t)}
 	for range 30_000 {
 		v.observe(o)
@@ -227,145 +180,197 @@ func TestFewRequestsAreChecked(t *testing.T) {
 	}
 }
 
-func noWorkers(string) []router.WorkerState { return nil }
+// answering is a router whose workers have no events, with a verifier.
+type answering struct {
+	t      *testing.T
+	router *router.Router
+	card   *router.Card
+	v      *verifier
+	n      int
 
-// verifying runs a verifier with a short time between checks, until the test ends.
-func verifying(t *testing.T, log io.Writer, workers func(string) []router.WorkerState) *verifier {
+	mu      sync.Mutex
+	changes []string // kinds of changed verdicts, with the worker of those on a worker
+}
+
+func newAnswering(t *testing.T, workers ...netip.AddrPort) *answering {
 	t.Helper()
-	v := newVerifier(slog.New(slog.NewTextHandler(log, nil)), meter.New(nil).Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client(), workers)
-	v.again = 20 * time.Millisecond
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error)
-	go func() { done <- v.run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	return v
-}
-
-// observeTimes makes n observations of a prompt with the card's ids.
-func observeTimes(t *testing.T, v *verifier, card *router.Card, at netip.AddrPort, n int) {
-	t.Helper()
-	prompt := chatPrompt(t)
-	p, err := card.Prompts.Check(t.Context(), nil, prompt, time.Now())
-	if err != nil || p.Mode != tokenizer.Exact {
-		t.Fatal(p, err)
-	}
-	for range n {
-		v.observe(router.Observation{Card: card, Model: "sim", Address: at, BlockSize: 16, Prompt: prompt, IDs: p.IDs})
-	}
-}
-
-func hasVerdict(t *testing.T, card *router.Card, want tokenizer.Verdict) {
-	t.Helper()
-	eventually(t, fmt.Sprintf("the verdict is not %d", want), func() bool { return card.Prompts.Verdict() == want })
-}
-
-// The verdict on a model decides whether it is routed exactly, and whether its ids may be sent to
-// workers: never again after they differed once.
-func TestVerdicts(t *testing.T) {
-	var wrong atomic.Int32 // how many wrong ids the worker puts first; -1 puts one at the end
-	change := func(ids []uint32) any {
-		switch n := wrong.Load(); {
-		case n < 0:
-			return append(ids, 7)
-		default:
-			return append(make([]uint32, n), ids...)
-		}
-	}
-	address, asked := tokenizeServer(t, change)
-	var log lockedBuffer
-	v := verifying(t, &log, noWorkers)
-
-	card := simCard(t)
-	hasVerdict(t, card, tokenizer.Unchecked)
-	observeTimes(t, v, card, address, 1)
-	hasVerdict(t, card, tokenizer.Agreed)
-	wrong.Store(-1)
-	observeTimes(t, v, card, address, 1)
-	hasVerdict(t, card, tokenizer.Differs)
-	wrong.Store(0)
-	before := asked.Load()
-	observeTimes(t, v, card, address, 1)
-	eventually(t, "the worker is not asked", func() bool { return asked.Load() > before && len(v.queue) == 0 })
-	hasVerdict(t, card, tokenizer.Differs)
-
-	// One wrong beginning may be a worker that is being replaced; two wrong ones change the verdict.
-	wrong.Store(3)
-	observeTimes(t, v, card, address, 1)
-	eventually(t, "the worker is not asked", func() bool { return strings.Contains(log.String(), "position=0") })
-	hasVerdict(t, card, tokenizer.Differs)
-	observeTimes(t, v, card, address, 1)
-	hasVerdict(t, card, tokenizer.DriftSeen)
-	// The model is tokenized again as soon as the worker agrees.
-	wrong.Store(0)
-	hasVerdict(t, card, tokenizer.Differs)
-	if !strings.Contains(log.String(), "tokenized again") {
-		t.Errorf("log: %s", log.String())
-	}
-
-	// Checks of a reloaded card start again, whatever the verdict was.
-	wrong.Store(3)
-	observeTimes(t, v, card, address, 2)
-	hasVerdict(t, card, tokenizer.DriftSeen)
-	card = simCard(t)
-	observeTimes(t, v, card, address, 1)
-	eventually(t, "the reloaded model is not checked", func() bool { return card.Prompts.Verdict() == tokenizer.Differs })
-	observeTimes(t, v, card, address, 1)
-	hasVerdict(t, card, tokenizer.DriftSeen)
-	wrong.Store(0)
-	card = simCard(t)
-	observeTimes(t, v, card, address, 1)
-	hasVerdict(t, card, tokenizer.Agreed)
-}
-
-// If other workers' events confirm the ids, a worker with other ids has a fault, and the model keeps its verdict.
-func TestEventsOverruleAnswers(t *testing.T) {
-	bad, asked := tokenizeServer(t, func(ids []uint32) any { return ids[1:] })
-	v := newVerifier(slog.New(slog.DiscardHandler), meter.New(nil).Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client(), noWorkers)
-	var faults []router.Fault
-	v.faults = func(_ uint64, now []router.Fault) { faults = now }
-	card, prompt := simCard(t), chatPrompt(t)
-	p, err := card.Prompts.Encode(t.Context(), nil, prompt, time.Now())
+	a := &answering{t: t, card: simCard(t)}
+	a.v = newVerifier(slog.New(slog.DiscardHandler), meter.New(nil).Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client())
+	var err error
+	a.router, err = router.New(router.Config{Cards: []router.Card{*a.card}, Hooks: router.Hooks{
+		Observe: a.v.observe,
+		Judged: func(j router.Judgement) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.changes = append(a.changes, fmt.Sprintf("%d %s %d", j.Kind, j.Class, j.Worker.ID))
+		},
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	checked := &trial{card: card, differs: map[uint64]bool{}}
-	for i := range int32(4) {
-		v.check(t.Context(), checked, router.Observation{Card: card, Model: "sim", Address: bad, BlockSize: 16, Confirmed: true, Prompt: prompt, IDs: p.IDs})
-		if len(faults) != 1 || faults[0].What != "token_ids" || asked.Load() != i+1 {
-			t.Errorf("faults %+v after %d answers", faults, asked.Load())
+	a.v.answered = a.router.Answered
+	for i, at := range workers {
+		if err := a.router.SetWorker(router.WorkerInfo{ID: uint64(i + 1), Address: at, Models: []string{"sim"}, BlockSize: 4, NoEvents: true}); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if got := card.Prompts.Verdict(); got != tokenizer.Unchecked {
-		t.Errorf("verdict %v", got)
+	return a
+}
+
+// ask routes a request to a worker, and checks it if a check is due.
+func (a *answering) ask(worker uint64, path, body string) (asked bool, reason string) {
+	a.t.Helper()
+	a.n++
+	id := fmt.Sprint(a.n)
+	d, err := a.router.BestWorker(a.t.Context(), router.Request{ID: id, Model: "sim", Prompt: promptOf(a.t, path, body), Pinned: &router.Worker{ID: worker}})
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.router.Free(id)
+	select {
+	case o := <-a.v.queue:
+		a.v.inMinute = 0
+		if _, ok := a.v.compare(a.t.Context(), o); !ok {
+			a.t.Fatal("the worker does not answer")
+		}
+		return true, d.TokenReason
+	default:
+		return false, d.TokenReason
 	}
 }
 
-// A model that drifted is checked with another worker when the first has left.
-func TestDriftEndsWithAnotherWorker(t *testing.T) {
-	var gone atomic.Bool
-	bad, _ := tokenizeServer(t, func(ids []uint32) any {
-		if gone.Load() {
-			return "no answer"
+const aChat = `{"model":"sim","messages":[{"role":"user","content":"the worker keeps the shared prefix and the router finds it there"}]}`
+
+// Answers of workers without events judge a class of requests as events do: a class is routed by its text after three
+// requests with other ids, and no other class is. It has ids again after five equal answers to one request in 20.
+func TestAnswersJudgeAClass(t *testing.T) {
+	var wrong atomic.Bool
+	address, _ := tokenizeServer(t, func(ids []uint32) any {
+		if wrong.Load() {
+			return append([]uint32{7}, ids...)
 		}
-		return ids[1:]
+		return ids
 	})
+	a := newAnswering(t, address)
+	for range 4 {
+		if asked, reason := a.ask(1, "/v1/chat/completions", aChat); !asked || reason != "" {
+			t.Fatalf("asked %v, reason %q", asked, reason)
+		}
+	}
+	wrong.Store(true)
+	for range 3 {
+		a.ask(1, "/v1/chat/completions", aChat)
+	}
+	if _, reason := a.ask(1, "/v1/chat/completions", aChat); reason != tokenizer.Drifted {
+		t.Fatalf("reason %q after three other answers", reason)
+	}
+	if s := a.router.Models()[0]; s.Checks != router.ChecksDrift || s.Classes[0].Position != 0 {
+		t.Errorf("%+v", s)
+	}
+	if _, reason := a.ask(1, "/v1/completions", `{"model":"sim","prompt":"the worker keeps the shared prefix and the router finds it there"}`); reason != "" {
+		t.Errorf("another class has the reason %q", reason)
+	}
+	wrong.Store(false)
+	asked, requests := 0, 0
+	for ; requests < 200; requests++ {
+		did, reason := a.ask(1, "/v1/chat/completions", aChat)
+		if reason == "" {
+			break
+		}
+		if did {
+			asked++
+		}
+	}
+	if asked < 5 || asked > 6 || requests > 120 {
+		t.Errorf("%d answers to %d requests", asked, requests)
+	}
+	want := []string{"0 chat 1", "1 chat 1"}
+	if !slices.Equal(a.changes, want) {
+		t.Errorf("verdicts %q, want %q", a.changes, want)
+	}
+}
+
+// A class that comes late is checked as the first one is. Different ids behind the last full block change no verdict.
+func TestLateClassesAreChecked(t *testing.T) {
+	address, asked := tokenizeServer(t, func(ids []uint32) any { return append(ids, 7) })
+	a := newAnswering(t, address)
+	for range 100 {
+		a.ask(1, "/v1/chat/completions", aChat)
+	}
+	if n := asked.Load(); n != firstChecks {
+		t.Errorf("%d checks, want %d", n, firstChecks)
+	}
+	for range 100 {
+		a.ask(1, "/v1/chat/completions", strings.Replace(aChat, `"messages"`, `"chat_template_kwargs":{"x":1},"messages"`, 1))
+	}
+	if n := asked.Load(); n != 2*firstChecks {
+		t.Errorf("%d checks, want %d", n, 2*firstChecks)
+	}
+	if s := a.router.Models()[0]; s.Checks != router.ChecksAgreed || a.changes != nil {
+		t.Errorf("%s, %q", s.Checks, a.changes)
+	}
+}
+
+// A worker that alone makes other ids is named, and is checked until it makes the same ones.
+func TestAWorkerThatAloneMakesOtherIDs(t *testing.T) {
+	var wrong atomic.Bool
 	good, _ := tokenizeServer(t, func(ids []uint32) any { return ids })
-	v := verifying(t, io.Discard, func(model string) []router.WorkerState {
-		if model != "sim" || !gone.Load() {
-			return nil
+	bad, _ := tokenizeServer(t, func(ids []uint32) any {
+		if wrong.Load() {
+			return ids[1:]
 		}
-		return []router.WorkerState{{Address: bad}, {Address: good}}
+		return ids
 	})
-	card := simCard(t)
-	observeTimes(t, v, card, bad, 2)
-	hasVerdict(t, card, tokenizer.DriftSeen)
-	gone.Store(true)
-	hasVerdict(t, card, tokenizer.Differs)
+	a := newAnswering(t, good, bad)
+	for range 4 {
+		a.ask(1, "/v1/chat/completions", aChat)
+	}
+	for range firstChecks {
+		a.ask(2, "/v1/chat/completions", aChat)
+	}
+	wrong.Store(true)
+	if asked, _ := a.ask(2, "/v1/chat/completions", aChat); asked {
+		t.Fatal("a class that was confirmed is checked again at once")
+	}
+	a.v.expect(2) // it restarted
+	for range restartChecks {
+		a.ask(2, "/v1/chat/completions", aChat)
+	}
+	wrong.Store(false)
+	for range 20 {
+		if _, reason := a.ask(2, "/v1/chat/completions", aChat); reason != "" {
+			t.Fatalf("reason %q", reason)
+		}
+	}
+	if want := []string{"3 chat 2", "4 chat 2"}; !slices.Equal(a.changes, want) {
+		t.Errorf("verdicts %q, want %q", a.changes, want)
+	}
+}
+
+// Answers about a model whose files were read again, or of a worker that left, do not count.
+func TestOldAnswersDoNotCount(t *testing.T) {
+	address, _ := tokenizeServer(t, func(ids []uint32) any { return ids })
+	a := newAnswering(t, address)
+	var o router.Observation
+	for range 5 {
+		a.n++
+		if _, err := a.router.BestWorker(t.Context(), router.Request{ID: fmt.Sprint(a.n), Model: "sim", Prompt: promptOf(t, "/v1/chat/completions", aChat)}); err != nil {
+			t.Fatal(err)
+		}
+		o = <-a.v.queue
+		old := o
+		old.Card = simCard(t)
+		a.router.Answered(&old, nil)
+		old = o
+		old.Worker.ID = 9
+		a.router.Answered(&old, nil)
+	}
+	if s := a.router.Models()[0]; s.Checks != router.ChecksNone {
+		t.Errorf("%+v", s)
+	}
+	if a.router.Answered(&o, o.IDs); a.router.Models()[0].Checks != router.ChecksAgreed {
+		t.Errorf("%+v", a.router.Models()[0])
+	}
 }
 
 // lockedBuffer is a log that may be read while it is written.

@@ -180,13 +180,6 @@ func (s *server) usedBlocks(u events.UsedBlocks) {
 	s.rankLoad(router.Worker{ID: u.WorkerID, DPRank: u.DPRank}, fleet.ViaBus, u.Publisher, u.Blocks)
 }
 
-// workersOf returns a model's healthy workers.
-func (s *server) workersOf(model string) []router.WorkerState {
-	return slices.DeleteFunc(s.router.Workers(), func(w router.WorkerState) bool {
-		return w.Model != model || w.Health != router.Healthy.String() || w.Group != ""
-	})
-}
-
 // panics logs that all workers of a model are unhealthy and serve nevertheless, or no longer are.
 func (s *server) panics(model string, begins bool) {
 	if !begins {

@@ -29,11 +29,11 @@ import (
 // tests, generated files and templates of text/template. A limit is the number that was measured when it was set, plus
 // 2 %, or plus 100 if that is more. CONTRIBUTING.md says when a limit is raised.
 var tokenLimits = map[string]int{
-	"confirm":            8913,
+	"confirm":            9069,
 	"api":                10560,
 	"bindings":           1608,
 	"bindings/c":         1220,
-	"cmd/kvroute":        35705,
+	"cmd/kvroute":        34117,
 	"dashboard":          317,
 	"doctor":             4676,
 	"engines":            30362,
@@ -73,7 +73,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 468299
+	productLimit = 467386
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 133034
 	// longLine is the number of characters above which a line is long; a tab counts as one.

@@ -17,8 +17,8 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
-// Renderer makes prompts for one model on one kind of engine. Only SetVersion and SetEngineFlags change it. Any number of goroutines
-// may use it.
+// Renderer makes prompts for one model on one kind of engine. Only SetVersion and SetEngineFlags change it. Any
+// number of goroutines may use it.
 type Renderer struct {
 	profile Profile
 	older   atomic.Bool            // SGLang before 0.5.23

@@ -220,7 +220,8 @@ func (c *conversation) sglangTools() (tools []jinja.Value) {
 	return tools
 }
 
-// sglangTool reads tool i. Its function has the client's keys, in the client's order. Before 0.5.23 SGLang had an order of its own.
+// sglangTool reads tool i. Its function has the client's keys, in the client's order. Before 0.5.23 SGLang had an
+// order of its own.
 func (c *conversation) sglangTool(i int, tool jinja.Value) jinja.Value {
 	f := tool.Get("function").Dict()
 	if f == nil || textAt(tool.Get("function"), "name") == "" {
