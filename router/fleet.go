@@ -362,7 +362,8 @@ func (p *pool) setThresholds(now time.Time, t scorer.Thresholds) {
 }
 
 // renameLocked sets the pools of each model name. A pool without workers keeps its name: its
-// model is unavailable, not unknown. It is removed if its model has a pool with workers. If
+// model is unavailable, not unknown. It is removed if its model has a pool with workers. A request without a
+// name means the only model with workers, or, if none has workers, the only model. If
 // two models have the same name, the name of a base model comes first, and a name that only an engine
 // lists comes last.
 func (r *Router) renameLocked() {
@@ -411,8 +412,13 @@ func (r *Router) renameLocked() {
 			}
 		}
 	}
-	if len(models) == 1 {
-		for _, t := range models { // see Request.Unread
+	serving := maps.Clone(models)
+	maps.DeleteFunc(serving, func(model string, _ target) bool { return !full[model] })
+	if len(serving) == 0 {
+		serving = models
+	}
+	if len(serving) == 1 {
+		for _, t := range serving { // see Request.Unread
 			names[""] = t
 		}
 	}

@@ -138,3 +138,32 @@ func TestAModelWithoutWorkersMakesRoom(t *testing.T) {
 		t.Errorf("a model with a worker: worker %d", got)
 	}
 }
+
+// Requests without a model mean the only model with workers, also while others without workers are known.
+func TestTheOnlyModelWithWorkers(t *testing.T) {
+	r := newRouter(t, router.Config{}, 1)
+	other := worker(2)
+	other.Models = []string{"other"}
+	for i, step := range []struct {
+		change func()
+		model  string
+		want   error
+	}{
+		{func() {}, "m", nil},
+		{func() { set(t, r, other) }, "", router.ErrUnknownModel},
+		{func() { r.RemoveWorker(1) }, "other", nil},
+		{func() { r.RemoveWorker(2) }, "", router.ErrUnknownModel}, // each is as good as the other
+		{func() { set(t, r, worker(1)) }, "m", nil},
+	} {
+		step.change()
+		d, err := r.BestWorker(t.Context(), router.Request{Tokens: prompt("a")})
+		if !errors.Is(err, step.want) || d.Model != step.model {
+			t.Errorf("step %d: model %q, %v; want %q, %v", i, d.Model, err, step.model, step.want)
+		}
+	}
+	r = newRouter(t, router.Config{}, 1)
+	r.RemoveWorker(1)
+	if _, err := r.BestWorker(t.Context(), router.Request{Tokens: prompt("a")}); !errors.Is(err, router.ErrNoWorkers) {
+		t.Errorf("the only model has lost its workers: %v", err)
+	}
+}

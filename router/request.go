@@ -25,7 +25,7 @@ type Request struct {
 	// The slot of a request that is not owned is freed after 300 s without a sign of life.
 	Owned bool
 
-	// Model is the model name of the request: a base model or an adapter.
+	// Model is the model name of the request: a base model or an adapter. "" means the only model with workers.
 	Model string
 
 	// Prompt is tokenized by the router. Tokens, if not nil, is used instead,
@@ -34,7 +34,7 @@ type Request struct {
 	Tokens []uint32
 	Blocks *Blocks
 
-	// Unread says that the request could not be read. If there is only one model, the
+	// Unread says that the request could not be read. If only one model has workers, the
 	// request goes to it by load.
 	Unread bool
 
