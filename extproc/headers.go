@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"hash/maphash"
-	"mime"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -133,7 +132,7 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 		case "content-encoding":
 			h.compressed = h.compressed || value(v) != "" && !strings.EqualFold(value(v), "identity")
 		case "content-type":
-			h.charset = h.charset || unknownCharset(value(v))
+			h.charset = h.charset || openai.UnknownCharset(value(v))
 		case "x-tenant-id":
 			tenants++
 			twoTenants = twoTenants || tenants > 1 && h.tenant != value(v)
@@ -175,25 +174,6 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 		return headersBodyless
 	}
 	return headersOurs
-}
-
-// charsets are the known values of charset in a content type. Engines ignore the charset, as kvroute does, and
-// detect the encoding by the first bytes.
-//
-//nolint:gochecknoglobals // a table
-var charsets = strings.Fields("utf-8 utf8 us-ascii ascii utf-16 utf-16le utf-16be utf-32 utf-32le utf-32be")
-
-// unknownCharset reports whether a content type names another charset.
-func unknownCharset(contentType string) bool {
-	if contentType == "application/json" {
-		return false
-	}
-	_, params, err := mime.ParseMediaType(contentType)
-	if err != nil {
-		return strings.Contains(strings.ToLower(contentType), "charset")
-	}
-	charset, named := params["charset"]
-	return named && !slices.Contains(charsets, strings.ToLower(charset))
 }
 
 // unreadable reports whether the body has an encoding that kvroute does not read.

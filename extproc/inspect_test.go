@@ -88,6 +88,8 @@ func TestNoEncodingHidesSteeringFields(t *testing.T) {
 		"UTF-16":            {utf16, "application/json", cleaned},
 		"UTF-16, named":     {utf16, "application/json; charset=utf-16", cleaned},
 		"a mark":            {[]byte("\xef\xbb\xbf" + steers), "application/json;charset=UTF-8", cleaned},
+		"quotes":            {[]byte(steers), `application/json; charset="utf-8"`, cleaned},
+		"an empty charset":  {[]byte(steers), `application/json; charset=""`, cleaned},
 		"white space":       {[]byte("\r\n " + steers), "application/json", cleaned},
 		"nothing to remove": {plain, "application/json", string(plain)},
 		"unknown charset":   {[]byte(steers), "application/json; charset=utf-7", ""},

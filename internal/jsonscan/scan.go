@@ -3,7 +3,7 @@
 // Package jsonscan walks over JSON texts without building values. As Python's json module, it takes NaN, Infinity and
 // -Infinity for numbers.
 //
-// It is pure. Its only memory is the text itself.
+// It is pure. Its only memory is the text itself, and a bit for each level of nesting.
 package jsonscan
 
 import (
@@ -21,7 +21,7 @@ type Scanner struct {
 	In      []byte
 	At      int // bytes of In that were read
 	Base    int // where In begins in a larger text; errors count from the beginning of that text
-	Deepest int // maximum levels of nesting; 0 stands for 512
+	Deepest int // maximum levels of nesting; 0: any number
 
 	Escaped bool // the last string that was read has escapes
 
@@ -30,8 +30,6 @@ type Scanner struct {
 
 	depth int
 }
-
-const defaultDepth = 512
 
 // Fail returns an error that names the current byte.
 func (s *Scanner) Fail(what string) error { return fmt.Errorf("%s at byte %d", what, s.Base+s.At) }
@@ -56,25 +54,108 @@ func (s *Scanner) End() error {
 	return nil
 }
 
-// Skip reads one value of any type.
+// Skip reads one value of any type. Its memory is a bit for each level of nesting.
 func (s *Scanner) Skip() error {
+	var open nesting
+	for {
+		within, err := s.begin(&open)
+		for err == nil && !within { // a value has ended
+			if open.levels == 0 {
+				return nil
+			}
+			within, err = s.follow(&open)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// begin reads a value without the items of an object or list. within reports that another value comes next: the
+// first item.
+func (s *Scanner) begin(open *nesting) (within bool, err error) {
+	c := s.Peek()
+	if c != '{' && c != '[' {
+		return false, s.scalar(c)
+	}
 	s.Others++
+	if err := s.enter(); err != nil {
+		return false, err
+	}
+	open.push(c == '{')
+	if next := s.Peek(); next == c+2 { // the closing bracket
+		s.leave()
+		open.levels--
+		return false, nil
+	}
+	if c == '{' {
+		_, err = s.name()
+	}
+	return true, err
+}
+
+// follow reads what stands behind an item: a comma, and within an object the next name, or the closing bracket.
+func (s *Scanner) follow(open *nesting) (within bool, err error) {
+	object := open.top()
 	switch c := s.Peek(); {
-	case c == '"':
-		_, err := s.String()
-		return err
-	case c == '{':
-		return s.Object(nil)
-	case c == '[':
-		return s.List(nil)
+	case c == ',':
+		if s.At++; object {
+			_, err = s.name()
+		}
+		return true, err
+	case c == '}' && object, c == ']' && !object:
+		s.leave()
+		open.levels--
+		return false, nil
+	case object:
+		return false, s.Fail(wantObjectEnd)
+	}
+	return false, s.Fail(wantListEnd)
+}
+
+// nesting has a bit for each open object or list: 1 for an object.
+type nesting struct {
+	levels int
+	first  uint64
+	more   []uint64 // of the levels above 64
+}
+
+func (n *nesting) word(level int) *uint64 {
+	if level < 64 {
+		return &n.first
+	}
+	if level/64 > len(n.more) {
+		n.more = append(n.more, 0)
+	}
+	return &n.more[level/64-1]
+}
+
+func (n *nesting) push(object bool) {
+	w, bit := n.word(n.levels), uint64(1)<<(n.levels%64)
+	if *w &^= bit; object {
+		*w |= bit
+	}
+	n.levels++
+}
+
+func (n *nesting) top() (object bool) { return *n.word(n.levels - 1)>>((n.levels-1)%64)&1 == 1 }
+
+// scalar reads a value that is no object and no list. c is its first byte.
+func (s *Scanner) scalar(c byte) error {
+	switch {
 	case c == '-' || '0' <= c && c <= '9':
-		s.Others--
 		s.Numbers++
 		if s.word("-Infinity") {
 			return nil
 		}
 		return s.number()
-	case s.At == len(s.In):
+	case c == '"':
+		s.Others++
+		_, err := s.String()
+		return err
+	}
+	s.Others++
+	if s.At == len(s.In) {
 		return s.Fail("unexpected end")
 	}
 	if s.word("true") || s.word("false") || s.word("null") || s.word("NaN") || s.word("Infinity") {
@@ -100,45 +181,51 @@ func (s *Scanner) Value() ([]byte, error) {
 	return s.In[start:s.At:s.At], err
 }
 
+const (
+	wantObjectEnd = "want a comma or the object's end"
+	wantListEnd   = "want a comma or the list's end"
+)
+
 // Object reads an object. It calls member with each name, in quotes as [Scanner.String] returns it, and
-// member must read the value. A nil member skips all values.
+// member must read the value.
 func (s *Scanner) Object(member func(name []byte) error) error {
-	return s.each('{', '}', "want a comma or the object's end", func() error {
-		if s.Peek() != '"' {
-			return s.Fail("want a field name")
-		}
-		name, err := s.String()
+	return s.each('{', '}', wantObjectEnd, func() error {
+		name, err := s.name()
 		if err != nil {
 			return err
-		}
-		if s.Peek() != ':' {
-			return s.Fail("want a colon")
-		}
-		s.At++
-		if member == nil {
-			return s.Skip()
 		}
 		return member(name)
 	})
 }
 
-// List reads a list. It calls element before each value, and element must read the value. A nil element
-// skips all values.
-func (s *Scanner) List(element func() error) error {
-	if element == nil {
-		element = s.Skip
+// name reads the name of a member, and the colon.
+func (s *Scanner) name() ([]byte, error) {
+	if s.Peek() != '"' {
+		return nil, s.Fail("want a field name")
 	}
-	return s.each('[', ']', "want a comma or the list's end", element)
+	name, err := s.String()
+	if err != nil {
+		return nil, err
+	}
+	if s.Peek() != ':' {
+		return nil, s.Fail("want a colon")
+	}
+	s.At++
+	return name, nil
+}
+
+// List reads a list. It calls element before each value, and element must read the value.
+func (s *Scanner) List(element func() error) error {
+	return s.each('[', ']', wantListEnd, element)
 }
 
 func (s *Scanner) each(open, end byte, want string, read func() error) error {
 	if s.Peek() != open {
 		return s.Fail("want " + strconv.QuoteRune(rune(open)))
 	}
-	if s.depth++; s.depth > s.Deepest && (s.Deepest > 0 || s.depth > defaultDepth) {
-		return s.Fail("nested too deep")
+	if err := s.enter(); err != nil {
+		return err
 	}
-	s.At++
 	for more := s.Peek() != end; more; {
 		if err := read(); err != nil {
 			return err
@@ -152,9 +239,23 @@ func (s *Scanner) each(open, end byte, want string, read func() error) error {
 			return s.Fail(want)
 		}
 	}
+	s.leave()
+	return nil
+}
+
+// enter reads an opening bracket.
+func (s *Scanner) enter() error {
+	if s.depth++; s.Deepest > 0 && s.depth > s.Deepest {
+		return s.Fail("nested too deep")
+	}
+	s.At++
+	return nil
+}
+
+// leave reads a closing bracket.
+func (s *Scanner) leave() {
 	s.At++
 	s.depth--
-	return nil
 }
 
 // String reads a string and returns it with its quotes; see [Unquote]. Its bytes need not be UTF-8.

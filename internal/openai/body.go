@@ -19,7 +19,7 @@ type Body struct {
 	Stream       bool
 	IncludeUsage bool   // stream_options.include_usage
 	MaxTokens    int    // max_completion_tokens, else max_tokens; 0 if absent or no count
-	CacheSalt    string // nvext.cache_salt, else cache_salt
+	CacheSalt    string // nvext.cache_salt, else cache_salt; of a value that is no string its JSON text
 	NVExt        []byte // nvext, for [ReadHints]; nil if absent
 	Prompts      int    // number of prompts in a list of them; 0 for another prompt
 	Choices      int    // number of responses to each prompt that the engine generates; 0 if the body names none
@@ -291,9 +291,7 @@ func (f *fields) body() (Body, *Error) {
 	b.Model = f.text(f.get("model"), "model")
 	b.Stream = f.boolean(f.get("stream"), "stream")
 	b.IncludeUsage = f.boolean(f.get("stream_options").member("include_usage"), "stream_options.include_usage")
-	if b.CacheSalt = f.text(nvext.member("cache_salt"), "nvext.cache_salt"); b.CacheSalt == "" {
-		b.CacheSalt = f.text(f.get("cache_salt"), "cache_salt")
-	}
+	b.CacheSalt = cmp.Or(nvext.member("cache_salt").salt(), f.get("cache_salt").salt())
 	for _, name := range [...]string{"max_completion_tokens", "max_tokens", "max_output_tokens"} {
 		if b.MaxTokens = f.get(name).count(); b.MaxTokens > 0 {
 			break
@@ -352,9 +350,19 @@ func (f *fields) text(v value, field string) string {
 		f.err = cmp.Or(f.err, bad(field, field+" must be a string"))
 		return ""
 	}
-	t := unquote(v)
-	// Without a copy, which would be the only allocation of most requests; see Body.
-	return unsafe.String(unsafe.SliceData(t), len(t))
+	return aliased(unquote(v))
+}
+
+// aliased returns a text without a copy, which would be the only allocation of most requests; see Body.
+func aliased(text []byte) string { return unsafe.String(unsafe.SliceData(text), len(text)) }
+
+// salt returns the text that separates the blocks of a request. SGLang takes a list of salts, one for each prompt, and
+// some engines ignore the field: no engine finds blocks of the JSON text, so kvroute finds none either.
+func (v value) salt() string {
+	if v.kind() == '"' {
+		return aliased(unquote(v))
+	}
+	return aliased(v)
 }
 
 // boolean returns a boolean, false for nil. For another value it keeps an error that names the field.

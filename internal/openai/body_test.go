@@ -180,7 +180,6 @@ func TestParseRefuses(t *testing.T) {
 		{openai.ChatCompletions, `{"a":"\x"}`, "", "bad escape in a string at byte 7"},
 		{openai.ChatCompletions, `{"a":"\u12g4"}`, "", "bad escape in a string at byte 10"},
 		{openai.ChatCompletions, "{\"a\":\"line\nbreak\"}", "", "control character in a string at byte 10"},
-		{openai.ChatCompletions, `{"a":` + strings.Repeat("[", 600), "", "nested too deep at byte 516"},
 		// Malformed JSON is reported before any wrong field.
 		{openai.ChatCompletions, `{"model":1,"stream":"x"`, "", "want a comma"},
 
@@ -194,8 +193,6 @@ func TestParseRefuses(t *testing.T) {
 		{openai.ChatCompletions, `{` + ok + `,"stream":"maybe"}`, "stream", "must be true or false"},
 		{openai.ChatCompletions, `{` + ok + `,"stream":2}`, "stream", "must be true or false"},
 		{openai.ChatCompletions, `{` + ok + `,"stream_options":{"include_usage":[]}}`, "stream_options.include_usage", "true or false"},
-		{openai.ChatCompletions, `{` + ok + `,"cache_salt":1}`, "cache_salt", "must be a string"},
-		{openai.ChatCompletions, `{` + ok + `,"nvext":{"cache_salt":1}}`, "nvext.cache_salt", "must be a string"},
 		{openai.Completions, `{"model":"m"}`, "prompt", "must provide a prompt"},
 		{openai.Completions, `{"model":"m","prompt":null}`, "prompt", "must provide a prompt"},
 		{openai.Completions, `{"model":"m","prompt":{"a":1}}`, "prompt", "must be a string, or a list"},
@@ -273,10 +270,9 @@ func FuzzParse(f *testing.F) {
 				compare(t, b, body)
 				continue
 			}
-			// Errors without a parameter are grammar errors, and the two kinds that encoding/json
-			// does not detect.
-			grammar := err.Param == "" && !strings.Contains(err.Message, "nested too deep") && !strings.Contains(err.Message, "must be a JSON object")
-			if grammar == json.Valid(body) && !strings.Contains(err.Message, "nested too deep") {
+			// Errors without a parameter are grammar errors, and the one that encoding/json does not detect.
+			grammar := err.Param == "" && !strings.Contains(err.Message, "must be a JSON object")
+			if grammar == json.Valid(body) {
 				t.Fatalf("%q: got %v, encoding/json says valid=%v", body, err, json.Valid(body))
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf16"
@@ -80,6 +81,28 @@ func (v value) count() int {
 		return 0
 	}
 	return int(f)
+}
+
+// charsets are the known values of charset in a content type. Engines ignore the charset, as kvroute does, and
+// detect the encoding by the first bytes.
+//
+//nolint:gochecknoglobals // a table
+var charsets = append(strings.Fields("utf-8 utf8 us-ascii ascii utf-16 utf-16le utf-16be utf-32 utf-32le utf-32be"), "")
+
+// UnknownCharset reports whether a content type names a charset that kvroute does not know. A charset may be empty, in
+// quotes, or repeated.
+func UnknownCharset(contentType string) bool {
+	if contentType == "application/json" {
+		return false
+	}
+	_, params, _ := strings.Cut(contentType, ";")
+	for param := range strings.SplitSeq(strings.ToLower(params), ";") {
+		name, charset, _ := strings.Cut(param, "=")
+		if strings.HasPrefix(strings.TrimSpace(name), "charset") && !slices.Contains(charsets, strings.Trim(charset, " \t\"'")) {
+			return true
+		}
+	}
+	return false
 }
 
 // UTF8 returns the text of a body in UTF-8, without a byte order mark. Engines detect UTF-16 and UTF-32 by the first

@@ -23,10 +23,12 @@ func TestBodiesAsTheEnginesFrontReadsThem(t *testing.T) {
 	}
 	defer table.Close()
 	lines, accepted := bufio.NewScanner(table), 0
+	lines.Buffer(nil, 1<<20)
 	lines.Scan() // versions
 	for lines.Scan() {
 		var line struct {
 			Body  []byte
+			Type  string // of the content, if it is odd
 			Reads *struct {
 				Model         string
 				Stream, Usage bool
@@ -42,6 +44,12 @@ func TestBodiesAsTheEnginesFrontReadsThem(t *testing.T) {
 			continue // kvroute may accept more
 		}
 		accepted++
+		if line.Type != "" {
+			if known := !strings.HasSuffix(line.Type, "latin-1") && !strings.HasSuffix(line.Type, "cp037"); openai.UnknownCharset(line.Type) == known {
+				t.Errorf("%s: the charset is known: %v", line.Type, !known)
+			}
+			continue
+		}
 		text := openai.UTF8(line.Body)
 		if bytes.Equal(text, line.Body) != openai.IsUTF8(line.Body) && !bytes.HasPrefix(line.Body, []byte("\xef\xbb\xbf")) {
 			t.Errorf("%.90q: UTF-8: %v", line.Body, openai.IsUTF8(line.Body))
@@ -61,8 +69,43 @@ func TestBodiesAsTheEnginesFrontReadsThem(t *testing.T) {
 			t.Errorf("%.90q: the field that steers stays", line.Body)
 		}
 	}
-	if err := lines.Err(); err != nil || accepted < 150 {
+	if err := lines.Err(); err != nil || accepted < 170 {
 		t.Errorf("%d bodies, %v", accepted, err)
+	}
+}
+
+// How deep engines read depends on their version of Python: kvroute reads every depth, in little memory.
+func TestDeepBodies(t *testing.T) {
+	for _, levels := range []int{513, 1497, 9998, 1 << 17} {
+		for open, end := range map[string]string{"[": "]", `{"a":`: "}", `[{"a":`: "}]"} {
+			deep := strings.Repeat(open, levels) + "1" + strings.Repeat(end, levels)
+			for _, place := range []string{`"x":` + deep, `"tools":` + deep, `"chat_template_kwargs":` + deep, `"messages":[{"content":` + deep + `}]`} {
+				body := []byte(`{"model":"m","messages":[{"role":"user","content":"x"}],` + place + `,"priority":7}`)
+				got, bad := openai.Parse(openai.ChatCompletions, body)
+				if bad != nil || got.Steering == 0 {
+					t.Fatalf("%d levels of %s in %.30s: %v", levels, open, place, bad)
+				}
+				if want := bytes.Replace(body, []byte(`,"priority":7`), nil, 1); !bytes.Equal(openai.RemoveSteering(body, allFields), want) {
+					t.Errorf("%d levels of %s in %.30s: the field that steers stays", levels, open, place)
+				}
+				if _, bad := openai.Parse(openai.ChatCompletions, body[:len(body)-len(`1},"priority":7`)-1]); bad == nil {
+					t.Errorf("%d levels of %s in %.30s: an open level is accepted", levels, open, place)
+				}
+			}
+		}
+	}
+}
+
+// A salt that is no string, as SGLang's list, separates the request from all others.
+func TestSalts(t *testing.T) {
+	for members, want := range map[string]string{
+		`"cache_salt":"s"`: "s", `"cache_salt":"\u0073"`: "s", `"cache_salt":5`: "5", `"cache_salt":["a","b"]`: `["a","b"]`,
+		`"cache_salt":null`: "", `"cache_salt":""`: "", `"cache_salt":"s","nvext":{"cache_salt":7}`: "7", `"cache_salt":"s","nvext":{"cache_salt":""}`: "s",
+	} {
+		b, bad := openai.Parse(openai.Completions, []byte(`{"model":"m","prompt":["a","b"],`+members+`}`))
+		if bad != nil || b.CacheSalt != want {
+			t.Errorf("%s: salt %q, %v; want %q", members, b.CacheSalt, bad, want)
+		}
 	}
 }
 

@@ -6,7 +6,7 @@
 // # Guarantees
 //
 // A body is read once, front to back, in linear time, without maps. Only strings with escapes
-// are allocated. A valid body is exactly one JSON object of at most 512 levels, as Python's json module reads it: NaN
+// are allocated. A valid body is exactly one JSON object with any number of levels, as Python's json module reads it: NaN
 // and Infinity are numbers. If a field appears twice the last one counts, as in the engines. Booleans and counts may
 // have other forms, such as "True" and "2", which pydantic accepts. Scalars become Go values, and
 // prompts stay raw spans of the body. Prompts of [Responses] and [Messages] become chats made of

@@ -27,7 +27,7 @@ class Chat(BaseModel):
     n: int | None = 1
     max_tokens: int | None = None
     temperature: float | None = None
-    cache_salt: str | None = None
+    cache_salt: list[str] | str | None = None
     priority: int = 0
 
 
@@ -42,7 +42,7 @@ async def chat(r: Chat):
     })
 
 
-def post(body):
+def post(body, content_type="application/json"):
     async def receive():
         return {"type": "http.request", "body": body, "more_body": False}
 
@@ -51,7 +51,7 @@ def post(body):
 
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http", "path": "/v1/chat/completions",
-        "raw_path": b"/v1/chat/completions", "query_string": b"", "headers": [(b"content-type", b"application/json")],
+        "raw_path": b"/v1/chat/completions", "query_string": b"", "headers": [(b"content-type", content_type.encode())],
         "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 1), "root_path": "",
     }
     asyncio.run(app(scope, receive, send))
@@ -83,7 +83,7 @@ for v in ['"m"', "null", '""', "5", "true", '["m"]', '"\\ud800"', '"a\\u0000"']:
 for members in [
     '"model":"a","model":"m"', '"model":5,"model":"m"', '"stream":"maybe","stream":1', '"m\\u006fdel":"m","temperature":NaN', '"x":[NaN,-Infinity,Infinity,{"y":NaN}]',
     '"x":nan', '"x":+1', '"x":01', '"x":1.', '"x":.5', '"x":-', '"x":-NaN', '"x":"a\tb"', '"x":"\\x41"', "'x':1", '"x":1,', '"x":"\ud800"', '"x":"\\ud800\\ud800"', '"x":1e999',
-    '"x":"\x7f\u0085"', '"x":/* */1', '"x":Inf', '"x":None', '"x":True', '"x":-Infinit', '"x":NaNN', '"x":' + "[" * 400 + "]" * 400, '"x":' + "9" * 4000, '"cache_salt":5', '"\\u0070riority":9',
+    '"x":"\x7f\u0085"', '"x":/* */1', '"x":Inf', '"x":None', '"x":True', '"x":-Infinit', '"x":NaNN', '"x":' + "[" * 400 + "]" * 400, '"x":' + "[" * 960 + "]" * 960, '"x":' + '{"a":' * 960 + "1" + "}" * 960, '"x":' + "9" * 4000, '"cache_salt":5', '"cache_salt":["a","b"]', '"cache_salt":[]', '"cache_salt":""', '"\\u0070riority":9',
     '"model":"m","\u2028":1', '"":1',
 ]:
     add(members)
@@ -96,6 +96,9 @@ lone = ('{"model":"m\ud800","x":"\udc00\ud800",%s}' % REST)
 bodies += [lone.encode(c, "surrogatepass") for c in ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le"]]
 bodies += [("\t\n\r " + text + "\n").encode("utf-16-be"), ("\u00a0" + text).encode(), text.encode("utf-32-le")[:-4] + b"\0\0\x11\0", b"\0{", b"{\0", b"{}\0\0", b"\xff\xfe", b"\0\0\xfe\xff"]
 
+types = ["", "; charset=utf-8", "; charset=UTF-8", '; charset="utf-8"', "; charset='utf-8'", '; charset=""', "; charset=", "; charset", ";charset = utf-8", "; charset=utf-8;", ";;charset=utf8",
+         "; charset=utf-8; charset=utf-8", "; charset=utf-16", "; charset=us-ascii", '; boundary="x"', "; version=1", ' ; charset="UTF-8" ', "; charset*=utf-8", "; charset=latin-1", "; charset=cp037"]
+
 with open(sys.argv[1], "w") as out:
     print(json.dumps({"fastapi": fastapi.__version__, "pydantic": pydantic.VERSION, "python": ".".join(map(str, sys.version_info[:2]))}), file=out)
     for body in bodies:
@@ -103,3 +106,7 @@ with open(sys.argv[1], "w") as out:
         with contextlib.suppress(ValueError):  # an error that has a NaN, or half a surrogate pair, has no reply
             post(body)
         print(json.dumps({"body": base64.b64encode(body).decode(), "reads": reads[0] if reads else None}), file=out)
+    for t in types:
+        reads.clear()
+        post(b'{"model":"m",%s}' % REST.encode(), "application/json" + t)
+        print(json.dumps({"type": "application/json" + t, "reads": reads[0] if reads else None}), file=out)
