@@ -81,19 +81,27 @@ func (g *givenReader) read(piece []byte, last bool) {
 	}
 }
 
-// find returns the id in the beginning of the response: in a stream, in the first event with data.
+// find returns the id in the beginning of the response: in a stream, in the first event that has a response.
 func (g *givenReader) find() (id string, err error) {
 	if g.form != eventStream {
 		return openai.GivenID(g.head)
 	}
+	var data []byte // of the current event
 	for rest := g.head; len(rest) > 0; {
 		line := rest
 		end := bytes.IndexAny(rest, "\r\n")
 		if rest = nil; end >= 0 {
-			line, rest = line[:end], line[end+1:]
+			line, rest = line[:end], bytes.TrimPrefix(line[end:], []byte("\r"))
+			rest = bytes.TrimPrefix(rest, []byte("\n"))
 		}
-		if data, isData := bytes.CutPrefix(line, []byte("data:")); isData && len(bytes.TrimSpace(data)) > 0 {
-			return openai.GivenID(data)
+		if more, isData := bytes.CutPrefix(line, []byte("data:")); isData {
+			data = append(data, more...)
+			if id, _ := openai.GivenIDInEvent(data); id != "" {
+				return id, nil
+			}
+		}
+		if len(line) == 0 {
+			data = nil
 		}
 	}
 	return "", openai.ErrUnfinished

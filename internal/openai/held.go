@@ -4,6 +4,7 @@ package openai
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
@@ -43,7 +44,8 @@ func (f *fields) held(e Endpoint) string {
 	case CloseSession:
 		return f.get("session_id").textOr("")
 	case Generate:
-		return f.get("session_params").textAt("id")
+		params := f.get("session_params")
+		return cmp.Or(params.textAt("id"), params.first().textAt("id")) // a list has one for each prompt
 	case Other, ChatCompletions, Completions, Messages, Ids, Load, Text, OpenSession:
 	}
 	return ""
@@ -55,12 +57,17 @@ func (e Endpoint) GivesID() bool { return e == Responses || e == OpenSession }
 // ErrUnfinished says that a text ends before the id.
 var ErrUnfinished = errors.New("openai: the text ends before the id")
 
-// GivenID returns the id that a worker gives out in the beginning of a response: the member id of an object, or of the
-// response in an event of /v1/responses, or a text alone, as SGLang answers /open_session. It returns
-// [ErrUnfinished] if the id may still come, and "" if the text has none.
-func GivenID(text []byte) (id string, err error) {
+// GivenID returns the id that a worker gives out in the beginning of a response: the member id of an object, or a text
+// alone, as SGLang answers /open_session. It returns [ErrUnfinished] if the id may still come, and "" if the text has
+// none.
+func GivenID(text []byte) (id string, err error) { return readID(text, "id") }
+
+// GivenIDInEvent is [GivenID] for the data of an event of /v1/responses: only the id of its response counts.
+func GivenIDInEvent(data []byte) (id string, err error) { return readID(data, "response") }
+
+func readID(text []byte, member string) (id string, err error) {
 	d := json.NewDecoder(bytes.NewReader(text))
-	id, err = givenID(d, true)
+	id, err = idAt(d, member)
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return "", ErrUnfinished
 	}
@@ -70,10 +77,14 @@ func GivenID(text []byte) (id string, err error) {
 	return id, nil
 }
 
-func givenID(d *json.Decoder, top bool) (id string, err error) {
+// idAt reads up to the id: in the member id of an object, or in that of its member response.
+func idAt(d *json.Decoder, member string) (id string, err error) {
 	switch first, err := d.Token(); v := first.(type) {
 	case string:
-		return v, err
+		if member == "id" {
+			return v, err
+		}
+		return "", err
 	case json.Delim:
 		if v != '{' {
 			return "", nil
@@ -83,21 +94,21 @@ func givenID(d *json.Decoder, top bool) (id string, err error) {
 	}
 	for {
 		name, err := d.Token()
-		if err != nil || name == json.Delim('}') {
-			return "", err
-		}
 		switch {
-		case name == "id":
+		case err != nil || name == json.Delim('}'):
+			return "", err
+		case name != member:
+			var skipped json.RawMessage
+			if err := d.Decode(&skipped); err != nil {
+				return "", err
+			}
+		case member == "response":
+			return idAt(d, "id")
+		default:
 			var v any
 			err = d.Decode(&v)
 			id, _ = v.(string)
 			return id, err
-		case name == "response" && top:
-			return givenID(d, false)
-		}
-		var skipped json.RawMessage
-		if err := d.Decode(&skipped); err != nil {
-			return "", err
 		}
 	}
 }

@@ -70,7 +70,9 @@ func TestHeldInBodies(t *testing.T) {
 		{openai.Responses, `{"model":"m","input":[{"type":"message","role":"user","previous_response_id":"resp_1","content":"a"}]}`, ""},
 		{openai.ChatCompletions, `{"model":"m","messages":[{"role":"user","content":"a"}],"previous_response_id":"resp_1"}`, ""},
 		{openai.Generate, `{"text":"a","session_params":{"id":"s","rid":"r"}}`, "s"},
+		{openai.Generate, `{"text":["a"],"session_params":[{"id":"s"},{"id":"t"}]}`, "s"},
 		{openai.Generate, `{"text":"a","session_params":["s"]}`, ""},
+		{openai.Generate, `{"text":"a","session_params":[]}`, ""},
 		{openai.Generate, `{"text":"a","session_id":"s"}`, ""}, // chosen by the client, for SGLang's cache
 		{openai.CloseSession, `{"session_id":"s"}`, "s"},
 		{openai.OpenSession, `{"capacity_of_str_len":9,"session_id":"s"}`, ""},
@@ -89,21 +91,18 @@ func TestHeldInBodies(t *testing.T) {
 // The id stands at the beginning of a response: no text of a client stands before it.
 func TestGivenID(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"id":"resp_1","object":"response","metadata":{"id":"x"}}`:                                      "resp_1",
-		`{"created_at":1,"metadata":{"id":"x"},"output":[{"id":"y"}],"id":"resp_1"}`:                     "resp_1",
-		`{"type":"response.created","sequence_number":0,"response":{"id":"resp_1","object":"response"}}`: "resp_1",
-		`{"response":{"metadata":{"id":"x"},"response":{"id":"y"},"id":"resp_1"}}`:                       "resp_1",
-		` "0123abcd" `:              "0123abcd",
-		`{"id":"resp\u005f1"}`:      "resp_1",
-		`{"id":7}`:                  "",
-		`{"id":null,"x":1}`:         "",
-		`{"error":{"id":"x"}}`:      "",
-		`{"response":[{"id":"x"}]}`: "",
-		`[{"id":"x"}]`:              "",
-		`{}`:                        "",
-		`null`:                      "",
-		`<html>`:                    "",
-		`{"id"="x"}`:                "",
+		`{"id":"resp_1","object":"response","metadata":{"id":"x"}}`:                  "resp_1",
+		`{"created_at":1,"metadata":{"id":"x"},"output":[{"id":"y"}],"id":"resp_1"}`: "resp_1",
+		` "0123abcd" `:         "0123abcd",
+		`{"id":"resp\u005f1"}`: "resp_1",
+		`{"id":7}`:             "",
+		`{"id":null,"x":1}`:    "",
+		`{"error":{"id":"x"}}`: "",
+		`[{"id":"x"}]`:         "",
+		`{}`:                   "",
+		`null`:                 "",
+		`<html>`:               "",
+		`{"id"="x"}`:           "",
 	} {
 		if id, err := openai.GivenID([]byte(text)); id != want || err != nil {
 			t.Errorf("%s: %q, %v; want %q", text, id, err, want)
@@ -112,6 +111,28 @@ func TestGivenID(t *testing.T) {
 		for n := range len(text) {
 			if id, err := openai.GivenID([]byte(text[:n])); id != "" && id != want || err != nil && !errors.Is(err, openai.ErrUnfinished) {
 				t.Errorf("%s: %q, %v", text[:n], id, err)
+			}
+		}
+	}
+}
+
+// In the events of a stream only the id of a response counts.
+func TestGivenIDInEvent(t *testing.T) {
+	for data, want := range map[string]string{
+		`{"type":"response.created","sequence_number":0,"response":{"id":"resp_1","object":"response"}}`: "resp_1",
+		`{"id":"x","response":{"metadata":{"id":"x"},"response":{"id":"y"},"id":"resp_1"}}`:              "resp_1",
+		`{"type":"ping","id":"x"}`:  "",
+		`{"response":[{"id":"x"}]}`: "",
+		`{"item":{"id":"x"}}`:       "",
+		`"x"`:                       "",
+		`[DONE]`:                    "",
+	} {
+		if id, err := openai.GivenIDInEvent([]byte(data)); id != want || err != nil {
+			t.Errorf("%s: %q, %v; want %q", data, id, err, want)
+		}
+		for n := range len(data) {
+			if id, err := openai.GivenIDInEvent([]byte(data[:n])); id != "" && id != want || err != nil && !errors.Is(err, openai.ErrUnfinished) {
+				t.Errorf("%s: %q, %v", data[:n], id, err)
 			}
 		}
 	}
@@ -126,13 +147,15 @@ func FuzzHeld(f *testing.F) {
 		if id := openai.HeldID(text); strings.Contains(id, "/") {
 			t.Errorf("the id in a path is %q", id)
 		}
-		found := ""
-		for n := range min(len(text), 200) {
-			id, err := openai.GivenID([]byte(text[:n]))
-			if err != nil && id != "" || found != "" && id != found {
-				t.Fatalf("%q: %q, %v; before %q", text[:n], id, err, found)
+		for _, read := range []func([]byte) (string, error){openai.GivenID, openai.GivenIDInEvent} {
+			found := ""
+			for n := range min(len(text), 200) {
+				id, err := read([]byte(text[:n]))
+				if err != nil && id != "" || found != "" && id != found {
+					t.Fatalf("%q: %q, %v; before %q", text[:n], id, err, found)
+				}
+				found = id
 			}
-			found = id
 		}
 	})
 }
