@@ -36,6 +36,9 @@ import (
 // expires with the presence: after three missed ones, or when the replica says that it
 // leaves. While this replica has no connection, no peer expires.
 //
+// A replica that meets another one, or has a connection again, also requests the ids that workers gave out: nothing
+// else repeats them.
+//
 // A replica that has received nothing from another router for a minute sends no changes. It
 // skips a number, so that a peer that returns notices the gap.
 //
@@ -96,6 +99,8 @@ type SyncConfig struct {
 	// BindGiven takes the binding of an id that a peer's worker gave out; see [router.Router.PeerGave]. Default:
 	// these bindings are ignored.
 	BindGiven func(router.GivenBinding) (news bool)
+	// Given returns the bindings of all ids, for a replica that begins; see [router.Router.GivenBindings]. Default: none.
+	Given func() []router.GivenBinding
 
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time

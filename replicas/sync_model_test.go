@@ -153,7 +153,9 @@ func (w *syncWorld) deliver(r *syncReplica, n int) {
 		r.inbox = r.inbox[1:]
 		switch {
 		case m.Subject == r.sync.listRequests(r.id):
-			r.out.sendList([]string{m.Reply})
+			lists, ids := replySubjects(m, nil)
+			r.out.sendList(lists)
+			r.out.sendIDs(ids)
 		case slices.Contains([]string{r.sync.topic, r.sync.presence, r.sync.lists}, m.Subject):
 			r.in.message(m.Subject, m.Data)
 		}

@@ -54,7 +54,7 @@ func startReplicaAt(t *testing.T, presence time.Duration, nc *nats.Conn, id uint
 	}
 	if s, err = replicas.NewSync(nc, replicas.SyncConfig{
 		ID: id, Presence: replicas.Presence{Replica: fmt.Sprint("replica-", id)},
-		Apply: r.PeerChanged, Remove: r.RemovePeer, FirstToken: r.MarkPrefillCompleted, Bind: r.PeerSession, BindGiven: r.PeerGave, Now: conf.Now,
+		Apply: r.PeerChanged, Remove: r.RemovePeer, FirstToken: r.MarkPrefillCompleted, Bind: r.PeerSession, BindGiven: r.PeerGave, Given: r.GivenBindings, Now: conf.Now,
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -218,6 +218,14 @@ func TestGivenIDsTravel(t *testing.T) {
 	natstest.Eventually(t, func() bool { return leads(a, "resp_1") == 2 && leads(b, "resp_1") == 2 })
 	a.Gave("resp_2", router.Worker{ID: 3})
 	natstest.Eventually(t, func() bool { return leads(b, "resp_2") == 3 })
+	// A replica that begins later gets them all, however many they are.
+	for n := range 60_000 {
+		a.Gave(fmt.Sprint(n), router.Worker{ID: uint64(n%3) + 1})
+	}
+	c := startReplica(t, natstest.Connect(t, s), 0xc, 0, router.Config{})
+	natstest.Eventually(t, func() bool {
+		return leads(c, "resp_1") == 2 && leads(c, "resp_2") == 3 && leads(c, "0") == 1 && leads(c, "59999") == 3
+	})
 }
 
 // An observer that sees the first token of another replica's request reports it to all

@@ -42,6 +42,9 @@ type peer struct {
 	ask   time.Time // when to request its list; zero while requests is the result of its messages
 	tries int       // requests for the list without an answer
 	list  partialList
+
+	askIDs   time.Time // when to request the ids that workers gave out; zero: the peer has sent them, or cannot
+	idsTries int
 }
 
 // heldRequest is a request of a peer.
@@ -104,6 +107,8 @@ func (r *receiver) message(subject string, data []byte) {
 	case err != nil:
 		r.metrics.news.Count("bad")
 	case env.PublisherID == r.conf.ID:
+	case env.Topic == sessionTopic && subject == r.lists:
+		r.ids(&env)
 	case env.Topic == sessionTopic:
 		r.session(env.Payload)
 	case subject == r.lists:
@@ -187,6 +192,7 @@ func (r *receiver) join(now time.Time, p *Presence) *peer {
 	if p.ActiveRequests > 0 {
 		r.requestList(now, from, "new")
 	}
+	r.requestIDs(now, from)
 	return from
 }
 
@@ -430,6 +436,7 @@ func (r *receiver) tick() {
 				r.metrics.news.Count("asked")
 			}
 		}
+		r.askIDsOf(now, from)
 		status.peers = append(status.peers, PeerView{id, from.name, len(from.requests), from.ask.IsZero()})
 	}
 	maps.DeleteFunc(r.dynamo, func(_ uint64, seen time.Time) bool { return now.Sub(seen) > syncDynamo })
@@ -453,6 +460,7 @@ func (r *receiver) checkConnection(now time.Time) bool {
 		}
 		if missed && connected {
 			r.requestList(now, from, "reconnection")
+			r.requestIDs(now, from)
 		}
 	}
 	r.ticked, r.away, r.reconnects = now, !connected, reconnects

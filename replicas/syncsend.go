@@ -55,7 +55,9 @@ func (s *sender) run(done <-chan struct{}, asked <-chan *nats.Msg) {
 		case <-s.announce:
 			s.present(false)
 		case m := <-open:
-			s.sendList(replySubjects(m, open))
+			lists, ids := replySubjects(m, open)
+			s.sendList(lists)
+			s.sendIDs(ids)
 			open, reopen = nil, time.After(syncListEvery)
 		case <-reopen:
 			open, reopen = asked, nil
@@ -68,16 +70,20 @@ func (s *sender) postBinding(payload []byte) {
 	s.bindings++
 }
 
-// replySubjects returns the reply subjects of all waiting requests for the list.
-func replySubjects(first *nats.Msg, more <-chan *nats.Msg) (subjects []string) {
+// replySubjects returns the reply subjects of all waiting requests: for the list of requests, and for ids.
+func replySubjects(first *nats.Msg, more <-chan *nats.Msg) (lists, ids []string) {
 	for m := first; ; {
-		if m.Reply != "" && !slices.Contains(subjects, m.Reply) {
-			subjects = append(subjects, m.Reply)
+		to := &lists
+		if string(m.Data) == askIDs {
+			to = &ids
+		}
+		if m.Reply != "" && !slices.Contains(*to, m.Reply) {
+			*to = append(*to, m.Reply)
 		}
 		select {
 		case m = <-more:
 		default:
-			return subjects
+			return lists, ids
 		}
 	}
 }

@@ -329,29 +329,3 @@ func readSession(data []byte) (s router.SessionBinding, from uint64, err error) 
 	}
 	return s, from, err
 }
-
-// encodeGiven encodes the binding of an id that a worker gave out. Routers of Dynamo and older replicas read it as a
-// session, which no request has.
-func encodeGiven(b router.GivenBinding, from uint64) []byte {
-	var w msgpack.Writer
-	w.Map(5)
-	w.Text("session_id", fmt.Sprintf("given:%016x", uint64(b.Key)))
-	w.Uint("worker_id", b.Worker.ID)
-	w.Uint("dp_rank", uint64(b.Worker.DPRank))
-	w.Uint("router_id", from)
-	w.Uint("given", uint64(b.Key))
-	return w.B
-}
-
-// readGiven reads the binding of an id. It returns false for any other binding.
-func readGiven(data []byte) (b router.GivenBinding, from uint64, isGiven bool) {
-	var key uint64
-	_, err := msgpack.ReadFields(data, []msgpack.Field{
-		{Key: "worker_id", Value: &b.Worker.ID},
-		{Key: "dp_rank", Value: &b.Worker.DPRank},
-		{Key: "router_id", Value: &from},
-		{Key: "given", Value: &key},
-	})
-	b.Key = router.GivenKey(key)
-	return b, from, err == nil && key != 0 && b.Worker.ID != 0 && from != 0
-}

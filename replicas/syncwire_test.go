@@ -251,6 +251,23 @@ func TestGivenWire(t *testing.T) {
 	}
 }
 
+// A list of ids is read as it was written; a worker or key of zero, and half a binding, are left out.
+func TestIDsWire(t *testing.T) {
+	want := []router.GivenBinding{{Key: 1, Worker: router.Worker{ID: 7}}, {Key: 1<<64 - 1, Worker: router.Worker{ID: 1<<64 - 1, DPRank: 1<<32 - 1}}}
+	for _, list := range [][]router.GivenBinding{nil, want, append([]router.GivenBinding{{Key: 1}, {Worker: router.Worker{ID: 1}}}, want...)} {
+		got, p, isList := readIDs(encodeIDs(list, syncPayload{2, 3}))
+		if !isList || p != (syncPayload{2, 3}) || !slices.Equal(got, want[:min(len(list), 2)]) {
+			t.Errorf("%v is read as %v, part %v", list, got, p)
+		}
+	}
+	data := encodeIDs(want, syncPayload{0, 1})
+	for _, bad := range [][]byte{nil, unhex(t, "80"), data[:len(data)-1], encodeIDs(want, syncPayload{1, 1}), encodeGiven(want[0], 9)} {
+		if _, _, isList := readIDs(bad); isList {
+			t.Errorf("%x is read", bad)
+		}
+	}
+}
+
 // A replica without requests answers a request for its list with one empty part: the peer waits for it.
 func TestAnEmptyListHasOnePart(t *testing.T) {
 	s := newSender(&Sync{link: link{room: func() int { return 1 << 20 }}})

@@ -26,6 +26,8 @@ import (
 //   - A request with an unknown id waits, because the report of the response that gave it out, or another replica's
 //     message, may come a moment after the client has the id.
 //   - Of an id only a hash is kept and published: whoever knows an id may read the response.
+//   - A new router gets the bindings of another replica, or of its own earlier process, by [Router.PeerGave]. Their
+//     workers may become known later.
 
 const (
 	maxGiven   = 1 << 18
@@ -46,6 +48,8 @@ type givenIDs struct {
 	awaited map[GivenKey]*awaitedID
 	// givers are the workers that [Router.Giver] returned last, by request.
 	givers *simplelru.LRU[string, Worker]
+	// changes counts the bindings that were made.
+	changes uint64
 }
 
 type awaitedID struct {
@@ -103,6 +107,7 @@ func (g *givenIDs) bind(now time.Time, key GivenKey, w Worker, stays func(Worker
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.byKey.Add(key, givenID{w, now.Add(givenLife)})
+	g.changes++
 	if a := g.awaited[key]; a != nil {
 		close(a.bound)
 		delete(g.awaited, key)
@@ -224,10 +229,30 @@ func (r *Router) Gave(id string, by Worker) bool {
 	return true
 }
 
-// PeerGave takes the binding of an id from another router replica. It reports whether anything changed. An id that
-// is bound to a worker of the fleet stays there.
+// PeerGave takes the binding of an id from another router replica, or from an earlier process. It reports whether
+// anything changed. An id that is bound to a worker of the fleet stays there.
 func (r *Router) PeerGave(b GivenBinding) (news bool) {
-	return b.Key != 0 && r.hasWorker(b.Worker) && r.given.bind(r.conf.Now(), b.Key, b.Worker, r.hasWorker)
+	return b.Key != 0 && r.given.bind(r.conf.Now(), b.Key, b.Worker, r.hasWorker)
+}
+
+// GivenBindings returns the bindings of all ids, the least recently used first.
+func (r *Router) GivenBindings() []GivenBinding {
+	g := r.given
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := make([]GivenBinding, 0, g.byKey.Len())
+	for _, key := range g.byKey.Keys() {
+		b, _ := g.byKey.Peek(key)
+		all = append(all, GivenBinding{key, b.worker})
+	}
+	return all
+}
+
+// GivenChanges returns how many bindings were made since the start.
+func (r *Router) GivenChanges() uint64 {
+	r.given.mu.Lock()
+	defer r.given.mu.Unlock()
+	return r.given.changes
 }
 
 // hasWorker reports whether a rank is in the fleet.

@@ -68,8 +68,8 @@ func TestIDsAreNotMoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // for the waits
 		r := newRouter(t, router.Config{}, 3)
 		r.Gave("resp_1", router.Worker{ID: 2})
-		if r.Gave("resp_1", router.Worker{ID: 3}) || r.PeerGave(router.GivenBinding{Key: 1, Worker: router.Worker{ID: 9}}) {
-			t.Error("another worker takes over an id, or a worker that does not exist gets one")
+		if r.Gave("resp_1", router.Worker{ID: 3}) {
+			t.Error("another worker takes over an id")
 		}
 		decided(t, r, "forger", "abcd", func(q *router.Request) { q.Held, q.Pinned = "resp_1", &router.Worker{ID: 1} })
 		r.MarkPrefillCompleted("forger")
@@ -221,6 +221,40 @@ func TestIDsAreBounded(t *testing.T) {
 		}
 		if n := r.GivenIDs(); n != 1<<18 || held("old") || held("1") || !held(fmt.Sprint(1<<18+9_999)) {
 			t.Errorf("%d ids are bound, want %d, the newest", n, 1<<18)
+		}
+	})
+}
+
+// A new router takes the bindings of another one, also before it knows their workers. Ids that it knows stay.
+func TestBindingsAreTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // for the waits
+		r := newRouter(t, router.Config{}, 3)
+		for n := range uint64(3) {
+			r.Gave(fmt.Sprint("resp_", n+1), router.Worker{ID: n + 1})
+		}
+		if _, known := r.Holder(t.Context(), "resp_1"); !known {
+			t.Fatal("resp_1 is unknown")
+		}
+		list := r.GivenBindings()
+		if len(list) != 3 || list[0].Worker.ID != 2 || list[2].Worker.ID != 1 || r.GivenChanges() != 3 {
+			t.Fatalf("the bindings are %v", list)
+		}
+		later := newRouter(t, router.Config{}, 1)
+		later.Gave("resp_3", router.Worker{ID: 1})
+		for _, b := range list {
+			later.PeerGave(b)
+		}
+		if _, known := later.Holder(t.Context(), "resp_2"); known {
+			t.Error("a worker that is not known holds an id")
+		}
+		set(t, later, worker(2))
+		for id, want := range map[string]uint64{"resp_1": 1, "resp_2": 2, "resp_3": 1} {
+			if d, known := later.Holder(t.Context(), id); !known || d.Worker.ID != want {
+				t.Errorf("%s leads to %d, want %d", id, d.Worker.ID, want)
+			}
+		}
+		if later.PeerGave(router.GivenBinding{Worker: router.Worker{ID: 1}}) {
+			t.Error("a binding without an id is taken")
 		}
 	})
 }

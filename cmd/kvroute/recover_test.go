@@ -196,7 +196,7 @@ func TestARestartAsksForRangesOnly(t *testing.T) {
 	}
 	d.serve(t, flags...)
 	d.follows(t)
-	if ranges, dumps := asked(); dumps != d.Workers || !strings.Contains(d.Router.LastLines(), "what it says of the workers' caches is lost") {
+	if ranges, dumps := asked(); dumps != d.Workers || !strings.Contains(d.Router.LastLines(), "what it says of the workers is lost") {
 		t.Errorf("with a damaged file: asked for %d ranges and %d dumps, log:\n%s", ranges, dumps, d.Router.LastLines())
 	}
 

@@ -3,13 +3,21 @@
 package main
 
 import (
+	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/internal/records"
+	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
 )
 
 const responsesPath = "/v1/responses"
@@ -79,5 +87,52 @@ func TestStoredResponsesStayOnTheirWorker(t *testing.T) {
 			}
 			eventually(t, "the id of a dead worker does not get the engine's 404", func() bool { return unknown(id) })
 		})
+	}
+}
+
+// A router that was killed knows the ids of its earlier responses from --state-dir, and a damaged file only costs them.
+func TestStoredResponsesOutliveARestart(t *testing.T) {
+	t.Parallel() // mostly waits
+	dir := t.TempDir()
+	flags := []string{"--state-dir", dir, "--state-interval", "50ms"}
+	d := startStack(t, 4, []string{"--speed", "50", "--store-responses"}, flags...)
+	file := filepath.Join(dir, wire.Scope{}.Bucket(givenFile))
+	ids := map[string]string{} // their workers
+	for range 12 {
+		id, worker := createResponse(t, d, "")
+		ids[id] = worker
+	}
+	saved := func() (data []byte) {
+		eventually(t, "the ids are not saved", func() bool {
+			data, _ = os.ReadFile(file) // not there at first
+			n := 0
+			if in, _, err := records.NewReader(bytes.NewReader(data), givenMagic, givenVersion); err == nil {
+				list, _ := io.ReadAll(in)
+				n = len(list) / binary.Size(router.GivenBinding{})
+			}
+			return n == len(ids)
+		})
+		return data
+	}
+	data := saved()
+	kill(t, d.Router)
+	if err := d.StartRouter(t.Context(), flags...); err != nil {
+		t.Fatal(err)
+	}
+	for id, worker := range ids {
+		if resp, text := reply(t, d, http.MethodGet, responsesPath+"/"+id, "", nil); resp.StatusCode != http.StatusOK || resp.Header.Get("X-Sim-Worker") != worker {
+			t.Errorf("%s of %s is asked for at %s: %d %s", id, worker, resp.Header.Get("X-Sim-Worker"), resp.StatusCode, text)
+		}
+	}
+	kill(t, d.Router)
+	data[len(data)/2]++
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.StartRouter(t.Context(), flags...); err != nil {
+		t.Fatal(err)
+	}
+	if createResponse(t, d, ""); !strings.Contains(d.Router.LastLines(), "a state file is refused") {
+		t.Error("a damaged file is not reported")
 	}
 }

@@ -48,47 +48,48 @@ type server struct {
 	refused  atomic.Value   // why the last reload failed: a string, empty if it did not
 	pending  atomic.Value   // the changed settings that need a restart: a []string
 
-	metrics   *telemetry.Metrics
-	metered   counters
-	bus       *bus.Server // nil with --nats-url
-	nc        *nats.Conn
-	prompts   *tokenizer.Cache // of ids, for all models
-	verifier  *verifier        // nil unless --verify-tokenizer
-	tracer    *replay.Tracer   // nil unless --trace-out
-	state     *os.Root         // the folder --state-dir; nil without the setting
-	stateLock *os.File         // nil without --state-dir
-	id        uint64           // of this replica
-	begun     time.Time
-	shared    atomic.Value // a map[string]any: settings that all replicas should have in common
-	router    *router.Router
-	outcomes  *outcomes.Recorder
-	traces    *telemetry.Traces // nil without traces
-	registry  *fleet.Registry
-	prober    *fleet.Prober
-	compared  *fleet.Comparison
-	faults    *workerFaults
-	static    *static
-	dynamo    *fleet.Dynamo            // nil unless the file has "dynamo"
-	sync      *replicas.Sync           // nil without --router-replica-sync
-	group     *replicas.GroupPublisher // nil without --group
-	groups    *replicas.Groups         // nil unless the file has "groups"
-	events    *events.Subscriber
-	holdings  events.Holdings // of the router
-	durable   *events.Durable // nil unless --durable-kv-events
-	expected  expected
-	loads     fleet.Loads          // blocks in use
-	requests  fleet.Loads          // running and waiting
-	direct    *fleet.DirectWorkers // workers whose engines are read directly
-	extproc   *extproc.Server
-	grpc      *grpc.Server
-	health    *health.Server
-	started   atomic.Bool  // the workers are known, or warmUpLimit is over
-	watch     *envoy.Watch // nil unless --envoy-admin
-	readiness func() (api.Readiness, int)
-	tokens    *api.Tokens // nil unless --api-token-file
-	http      *http.Server
-	grpcAt    net.Listener
-	httpAt    net.Listener
+	metrics    *telemetry.Metrics
+	metered    counters
+	bus        *bus.Server // nil with --nats-url
+	nc         *nats.Conn
+	prompts    *tokenizer.Cache // of ids, for all models
+	verifier   *verifier        // nil unless --verify-tokenizer
+	tracer     *replay.Tracer   // nil unless --trace-out
+	state      *os.Root         // the folder --state-dir; nil without the setting
+	givenSaved uint64           // router.GivenChanges at the last save of the file of ids
+	stateLock  *os.File         // nil without --state-dir
+	id         uint64           // of this replica
+	begun      time.Time
+	shared     atomic.Value // a map[string]any: settings that all replicas should have in common
+	router     *router.Router
+	outcomes   *outcomes.Recorder
+	traces     *telemetry.Traces // nil without traces
+	registry   *fleet.Registry
+	prober     *fleet.Prober
+	compared   *fleet.Comparison
+	faults     *workerFaults
+	static     *static
+	dynamo     *fleet.Dynamo            // nil unless the file has "dynamo"
+	sync       *replicas.Sync           // nil without --router-replica-sync
+	group      *replicas.GroupPublisher // nil without --group
+	groups     *replicas.Groups         // nil unless the file has "groups"
+	events     *events.Subscriber
+	holdings   events.Holdings // of the router
+	durable    *events.Durable // nil unless --durable-kv-events
+	expected   expected
+	loads      fleet.Loads          // blocks in use
+	requests   fleet.Loads          // running and waiting
+	direct     *fleet.DirectWorkers // workers whose engines are read directly
+	extproc    *extproc.Server
+	grpc       *grpc.Server
+	health     *health.Server
+	started    atomic.Bool  // the workers are known, or warmUpLimit is over
+	watch      *envoy.Watch // nil unless --envoy-admin
+	readiness  func() (api.Readiness, int)
+	tokens     *api.Tokens // nil unless --api-token-file
+	http       *http.Server
+	grpcAt     net.Listener
+	httpAt     net.Listener
 }
 
 // counters are the metrics of this package.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -12,13 +13,22 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/internal/records"
+	"github.com/kvroute/kvroute/router"
 )
 
-// Files in --state-dir: the snapshot of the workers whose events no stream stores, and the state
-// of engines whose sockets kvroute reads. Their names begin with the scope.
+// Files in --state-dir: the snapshot of the workers whose events no stream stores, the state
+// of engines whose sockets kvroute reads, and the ids that workers gave out. Their names begin with the scope.
 const (
 	eventFile  = "events"
 	sourceFile = "sources"
+	givenFile  = "given"
+)
+
+// The file of ids has the frame of [records]; its data is a list of router.GivenBinding, and the count at its end the
+// length of the list.
+const (
+	givenMagic   = "KVRGIVN1"
+	givenVersion = 1
 )
 
 // loadState opens or makes the folder of --state-dir and reads the files of an earlier process.
@@ -33,8 +43,8 @@ func (s *server) loadState() (err error) {
 	if err != nil {
 		return fmt.Errorf("state-dir: %w", err)
 	}
-	if !s.router.WantsEvents() {
-		return nil
+	if err := s.loadFile(givenFile, s.conf.Scope.Bucket(givenFile), s.loadGiven); err != nil || !s.router.WantsEvents() {
+		return err
 	}
 	if err := s.loadFile(sourceFile, s.conf.Scope.Bucket(sourceFile), s.direct.Sources().Load); err != nil {
 		return err
@@ -58,13 +68,13 @@ func (s *server) loadFile(what, name string, load func(io.Reader) (int, error)) 
 	switch {
 	case errors.Is(err, records.ErrBad):
 		s.metered.files.Count(what, "refused")
-		s.log.Warn("a state file is refused; what it says of the workers' caches is lost", "file", f.Name(), "err", err)
+		s.log.Warn("a state file is refused; what it says of the workers is lost", "file", f.Name(), "err", err)
 		return nil
 	case err != nil:
 		return fmt.Errorf("state-dir: %w", err)
 	}
 	s.metered.files.Count(what, "loaded")
-	s.log.Info("a state file is read", "file", f.Name(), "ranks", n)
+	s.log.Info("a state file is read", "file", f.Name(), map[bool]string{false: "ranks", true: "ids"}[what == givenFile], n)
 	return nil
 }
 
@@ -87,12 +97,14 @@ func (s *server) keepState(ctx context.Context) error {
 // saveWait is how long a save waits for a dump that a client reads.
 const saveWait = 15 * time.Second
 
-// saveState writes both files, even if one of them fails.
+// saveState writes all files, even if one of them fails.
 func (s *server) saveState() error {
+	given := s.saveGiven()
 	if !s.router.WantsEvents() {
-		return nil
+		return given
 	}
 	return errors.Join(
+		given,
 		s.saveFile(sourceFile, s.conf.Scope.Bucket(sourceFile), s.direct.Sources().Save),
 		s.saveFile(eventFile, s.conf.Scope.Bucket(eventFile), s.saveEvents))
 }
@@ -112,4 +124,46 @@ func (s *server) saveEvents(w io.Writer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), saveWait)
 	defer cancel()
 	return s.events.Save(ctx, w, s.holdings)
+}
+
+// saveGiven writes the ids that workers gave out, if there are new ones.
+func (s *server) saveGiven() error {
+	changes := s.router.GivenChanges()
+	if changes == s.givenSaved {
+		return nil
+	}
+	err := s.saveFile(givenFile, s.conf.Scope.Bucket(givenFile), func(w io.Writer) error {
+		list := s.router.GivenBindings()
+		out := records.NewWriter(w, records.Header{Magic: givenMagic, Version: givenVersion})
+		if err := binary.Write(out, binary.LittleEndian, list); err != nil {
+			return fmt.Errorf("save ids: %w", err)
+		}
+		return out.Close(uint64(len(list)))
+	})
+	if err == nil {
+		s.givenSaved = changes
+	}
+	return err
+}
+
+// loadGiven reads the ids that workers gave out. Loading counts as a use of each.
+func (s *server) loadGiven(r io.Reader) (ids int, err error) {
+	file, _, err := records.NewReader(r, givenMagic, givenVersion)
+	if err != nil {
+		return 0, fmt.Errorf("load ids: %w", err)
+	}
+	size := binary.Size(router.GivenBinding{})
+	data, err := io.ReadAll(file)
+	if err != nil {
+		return 0, fmt.Errorf("load ids: %w", err)
+	}
+	list := make([]router.GivenBinding, len(data)/size)
+	if _, err := binary.Decode(data, binary.LittleEndian, list); err != nil || uint64(len(list)) != file.Count() {
+		return 0, fmt.Errorf("load ids: %w: %d bytes", records.ErrBad, len(data))
+	}
+	for _, b := range list {
+		s.router.PeerGave(b)
+	}
+	s.givenSaved = s.router.GivenChanges()
+	return len(list), nil
 }

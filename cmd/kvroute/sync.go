@@ -27,8 +27,8 @@ func (s *server) openSync() (err error) {
 			Replica: replicaName(&s.conf), Group: s.conf.Group,
 		},
 		Apply: s.router.PeerChanged, Remove: s.router.RemovePeer, FirstToken: s.router.MarkPrefillCompleted, Bind: bind,
-		BindGiven: s.router.PeerGave,
-		Log:       s.log, Meter: s.metrics.Meter("fleet"),
+		BindGiven: s.router.PeerGave, Given: s.router.GivenBindings,
+		Log: s.log, Meter: s.metrics.Meter("fleet"),
 	})
 	return err
 }
