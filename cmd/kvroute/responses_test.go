@@ -37,7 +37,7 @@ func createResponse(t *testing.T, d *demonstration, more string) (id, worker str
 // Conversations by previous_response_id, and requests about a stored response, go to the worker that stores it.
 func TestStoredResponsesStayOnTheirWorker(t *testing.T) {
 	t.Parallel() // mostly waits
-	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.FullDuplex} {
+	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.StreamedAhead, envoy.FullDuplex} {
 		t.Run(mode, func(t *testing.T) {
 			d := startStackIn(t, mode, 4, []string{"--speed", "50", "--store-responses"})
 			used := map[string]bool{}
@@ -87,6 +87,18 @@ func TestStoredResponsesStayOnTheirWorker(t *testing.T) {
 			}
 			eventually(t, "the id of a dead worker does not get the engine's 404", func() bool { return unknown(id) })
 		})
+	}
+}
+
+// Without the body kvroute does not see previous_response_id, but it reads the ids in responses and in paths.
+func TestStoredResponsesInStreamedMode(t *testing.T) {
+	t.Parallel() // mostly waits
+	d := startStackIn(t, envoy.Streamed, 4, []string{"--speed", "50", "--store-responses"})
+	for n := range 20 {
+		id, worker := createResponse(t, d, []string{"", `,"stream":true`}[n%2])
+		if resp, text := reply(t, d, http.MethodGet, responsesPath+"/"+id, "", nil); resp.StatusCode != http.StatusOK || resp.Header.Get("X-Sim-Worker") != worker {
+			t.Fatalf("conversation %d: GET at %s: %d %s", n, resp.Header.Get("X-Sim-Worker"), resp.StatusCode, text)
+		}
 	}
 }
 
