@@ -106,7 +106,7 @@ type streamForm uint8
 const (
 	noStream      streamForm = iota // in no way that can be seen, as JSON
 	eventStream                     // by the first event with data
-	lineStream                      // by the first line: each is a JSON text
+	textStream                      // by the first byte that is no white space: lines of JSON, or plain text
 	encodedStream                   // by its first bytes: the response has a content-encoding
 )
 
@@ -119,8 +119,12 @@ func formOf(h *extprocv3.HttpHeaders) streamForm {
 	switch media(h) {
 	case "text/event-stream":
 		form = eventStream
+	case "text/plain": // a length is a whole text's
+		if header(h, "content-length") == "" {
+			form = textStream
+		}
 	case "application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines", "application/stream+json":
-		form = lineStream
+		form = textStream
 	}
 	switch encoding := header(h, "content-encoding"); {
 	case status(h) != "200" || form == noStream:
@@ -149,8 +153,8 @@ func media(h *extprocv3.HttpHeaders) string {
 // firstEvent looks for the first data line with content in an event stream that comes in pieces
 // of any size. Comments are no tokens: engines send them to keep the connection open while a
 // prompt waits. Nor are the events with which a stream of /v1/responses begins, and pings. The first event
-// of a chat, with only the role, counts: engines send it together with the first token's event. A stream of lines
-// has its first token with the first byte of a line, an encoded one with its first bytes.
+// of a chat, with only the role, counts: engines send it together with the first token's event. A stream of text
+// has its first token with the first byte that is no white space, an encoded one with its first bytes.
 type firstEvent struct {
 	form  streamForm // of the response; eventStream if it is noStream
 	size  int        // bytes of an encoded stream so far
@@ -170,7 +174,7 @@ var earlyEvents = []string{"response.created", "response.in_progress", "response
 // in reads the next piece and reports whether it shows the first token.
 func (e *firstEvent) in(piece []byte) bool {
 	switch e.form {
-	case lineStream:
+	case textStream:
 		return len(bytes.TrimSpace(piece)) > 0
 	case encodedStream:
 		e.size += len(piece)

@@ -168,7 +168,7 @@ func TestClientLeavesAfterTheHeadersWithoutObserver(t *testing.T) {
 		"a comment":           {duplex: true, kind: stream, chunk: ": ping\n\n", want: "leave"},
 		"a token":             {duplex: true, kind: stream, chunk: "data: {}\n\n", want: "free"},
 		"the end":             {duplex: true, kind: stream, last: true, want: "free"},
-		"no stream":           {duplex: true, kind: "text/plain", want: "free"},
+		"no stream":           {duplex: true, kind: "text/html", want: "free"},
 		"nobody observes":     {kind: stream, want: "free"},
 		"the headers suffice": {conf: extproc.Config{FirstToken: extproc.FirstTokenResponseHeaders}, kind: stream, want: "free"},
 	} {
@@ -277,7 +277,10 @@ func TestTheMainStreamSeesTheFirstToken(t *testing.T) {
 		"no line":      {[]string{"content-type", "application/x-ndjson"}, []string{"\n", " \n"}, nil},
 		"encoded":      {[]string{"content-type", "text/event-stream", "content-encoding", "gzip"}, []string{"\x1f\x8b\b\x00\x00\x00\x00\x00\x00\xff", "\xaaVJ,(\xc8\x0e\xc8\x0e"}, []string{"first token by observer"}},
 		"encoder only": {[]string{"content-type", "text/event-stream", "content-encoding", "gzip"}, []string{"\x1f\x8b\b\x00\x00\x00\x00\x00\x00\xff"}, nil},
-		"not a stream": {[]string{"content-type", "text/plain"}, []string{"data: {}\n\n", ""}, nil},
+		"text":         {[]string{"content-type", "text/plain; charset=utf-8"}, []string{"\n", " token"}, []string{"first token by observer"}},
+		"empty text":   {[]string{"content-type", "text/plain"}, []string{" ", "\n", ""}, nil},
+		"not a stream": {[]string{"content-type", "text/html"}, []string{"data: {}\n\n", ""}, nil},
+		"whole text":   {[]string{"content-type", "text/plain", "content-length", "7"}, []string{"a token"}, nil},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			h := newHarness(t, extproc.Config{})
