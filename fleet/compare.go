@@ -241,7 +241,7 @@ func (c *Comparison) addressesLocked(changed ...*router.WorkerInfo) {
 		if other != nil {
 			faults = []router.Fault{{What: faultSameAddress, Text: fmt.Sprintf(
 				"worker %s has the same address %s and rank: both workers are one process, and its load and blocks count twice; remove one of them",
-				label(other.ID, other.Name), w.info.Address)}}
+				label(other.ID, other.Name), w.info.Place())}}
 		}
 		w.shares = other != nil
 		c.conf.Faults(id, faultsOfAddress, faults)

@@ -213,7 +213,7 @@ func (r *Registry) reportLosses(m *meter.Maker) {
 				return
 			}
 			lost.Count(answer)
-			r.conf.Log.Warn("a worker is silent: it gets no requests while another one is not", "worker", label(info.ID, info.Name), "address", info.Address.String(), "health", current.info.Health.String(), "cause", cause)
+			r.conf.Log.Warn("a worker is silent: it gets no requests while another one is not", "worker", label(info.ID, info.Name), "address", info.Place(), "health", current.info.Health.String(), "cause", cause)
 			r.conf.Silent(current.info, cause)
 		})
 	}

@@ -180,6 +180,14 @@ type WorkerInfo struct {
 	Events   EventSource
 }
 
+// Place names the worker's address for people, with the Host header if the worker answers requests with this one only.
+func (i *WorkerInfo) Place() string {
+	if i.OwnHost {
+		return i.Address.String() + " (Host " + i.Host + ")"
+	}
+	return i.Address.String()
+}
+
 // engineName returns one name for all spellings of an engine.
 func engineName(s string) string { return engine.Canonical(s) }
 

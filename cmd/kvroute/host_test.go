@@ -7,12 +7,15 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/router"
 )
 
 // hostWorker is a worker that answers requests with one Host header only, as a server behind a router by Host.
@@ -201,5 +204,31 @@ func TestWorkersBehindARouterByHost(t *testing.T) {
 			}
 			w.mu.Unlock()
 		}
+	}
+}
+
+// Messages about a worker behind a router by Host name the Host: other workers have the same address.
+func TestMessagesNameTheHost(t *testing.T) {
+	t.Parallel() // mostly waits
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	at := startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Host != "good.example" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	})
+	line := func(name string) string {
+		return fmt.Sprintf("- {name: %s, address: %q, host: %s.example, models: [sim], health: {interval: 100ms}, events: {transport: none}}\n", name, at, name)
+	}
+	d := &demonstration{demo.Stack{Router: serveFile(t, writeFile(t, "version: 1\nworkers:\n"+line("good")+line("bad")))}}
+	place := at + " (Host bad.example)"
+	eventually(t, "no fault names the Host", func() bool {
+		return slices.ContainsFunc(workers(t, d), func(w router.WorkerState) bool {
+			return w.Name == "bad" && len(w.Faults) == 1 && strings.Contains(w.Faults[0].Text, "status 503 at "+place)
+		})
+	})
+	if log := d.Router.LastLines(); !strings.Contains(log, fmt.Sprintf("worker=bad kind=health at=%q", place)) || strings.Contains(log, "worker=good kind=health") {
+		t.Errorf("the log does not name the Host:\n%s", log)
 	}
 }

@@ -154,7 +154,7 @@ func (v *verifier) compare(ctx context.Context, o router.Observation) (position 
 	if position = v.answered(&o, theirs); position >= 0 {
 		outcome = "different"
 		v.log.Warn("a worker makes other tokens", "model", o.Model, "class", o.Class.String(), "worker", o.Worker.ID, "address", o.Address,
-			"position", position, "ours", around(o.IDs, position), "theirs", around(theirs, position))
+			"host", o.Host, "position", position, "ours", around(o.IDs, position), "theirs", around(theirs, position))
 	}
 	return position, true
 }

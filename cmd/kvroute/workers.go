@@ -33,7 +33,7 @@ func (s *server) setWorker(info router.WorkerInfo) {
 		s.faults.set(info.ID, silenceFault, nil)
 	}
 	s.workerChanged(info.ID, true)
-	s.log.Debug("worker", "worker", info.ID, "address", info.Address.String(), "health", info.Health.String())
+	s.log.Debug("worker", "worker", info.ID, "address", info.Place(), "health", info.Health.String())
 	if s.router.WantsEvents() {
 		s.events.SetWorker(info.ID, s.source(&info))
 	}
@@ -45,7 +45,7 @@ const silenceFault = "silence"
 // silent keeps the fault of a worker that became unhealthy. setWorker ends it.
 func (s *server) silent(info router.WorkerInfo, cause string) {
 	s.faults.set(info.ID, silenceFault, []router.Fault{{
-		What: "silent", Text: fmt.Sprintf("it gets requests only if no worker is better: %s at %s%s", cause, info.Address, doctor.HowToProbe(cause)),
+		What: "silent", Text: fmt.Sprintf("it gets requests only if no worker is better: %s at %s%s", cause, info.Place(), doctor.HowToProbe(cause)),
 	}})
 }
 
