@@ -28,9 +28,6 @@ func (r *Router) SetCards(cards []Card) {
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
 	r.cards = known
-	for _, p := range r.pools {
-		r.attentionLocked(p)
-	}
 	r.renameLocked()
 }
 
@@ -38,6 +35,16 @@ func (r *Router) SetCards(cards []Card) {
 // registered.
 func (r *Router) cardLocked(model, name string) *Card {
 	return cmp.Or(r.cards[model], r.cards[name])
+}
+
+// chooseCardLocked returns the card's name of a pool's workers. If they name several, the first one that is known counts,
+// in the order of the names: the order in which workers come must not matter. Without workers the last name stays.
+func (r *Router) chooseCardLocked(p *pool) string {
+	names := slices.Sorted(maps.Keys(p.cards))
+	if len(names) == 0 {
+		return p.card
+	}
+	return names[max(0, slices.IndexFunc(names, func(name string) bool { return r.cards[name] != nil }))]
 }
 
 // attentionLocked gives a pool the weights of its model.
@@ -139,15 +146,10 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 		r.pools[key] = p
 		changed = true
 	}
-	if info.ModelCard != "" && p.card != info.ModelCard {
-		p.card = info.ModelCard
-		changed = true
-	}
 	if info.EngineVersion != "" && p.version != info.EngineVersion {
 		p.version = info.EngineVersion
 		changed = true
 	}
-	r.attentionLocked(p)
 	now := r.conf.Now()
 	p.empty = time.Time{}
 	changed = p.countNames(info, 1) || changed || info.EngineFlags != nil
@@ -178,8 +180,8 @@ type modelName struct {
 	listed     bool // only engines name it
 }
 
-// countNames counts a worker and its names, or removes them from the count (by = -1). It
-// reports whether the pool or a name got its first worker or lost its last one. The
+// countNames counts a worker, its names and its card, or removes them from the count (by = -1). It
+// reports whether the pool, a name or a card got its first worker or lost its last one. The
 // fleet's lock is held.
 func (p *pool) countNames(info *WorkerInfo, by int) (changed bool) {
 	count := func(n modelName) {
@@ -194,6 +196,13 @@ func (p *pool) countNames(info *WorkerInfo, by int) (changed bool) {
 	}
 	for _, l := range info.LoRA {
 		count(modelName{l, l, false})
+	}
+	if info.ModelCard != "" {
+		was := p.cards[info.ModelCard]
+		if p.cards[info.ModelCard] = was + by; was+by == 0 {
+			delete(p.cards, info.ModelCard)
+		}
+		changed = changed || was == 0 || was+by == 0
 	}
 	for _, m := range info.ListedAliases {
 		count(modelName{m, "", true})
@@ -375,6 +384,8 @@ func (r *Router) renameLocked() {
 	models := make(map[string]target)
 	for _, key := range slices.SortedFunc(maps.Keys(r.pools), poolKey.compare) {
 		p, t := r.pools[key], models[key.model]
+		p.card = r.chooseCardLocked(p)
+		r.attentionLocked(p)
 		t.pools = append(t.pools, p)
 		if t.card == nil {
 			t.card = r.cardLocked(p.model, p.card)

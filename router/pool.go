@@ -36,7 +36,8 @@ type pool struct {
 	_ [64]byte
 
 	// Guarded by Router.fleet.
-	card    string            // name of the model's card, as registered by workers
+	card    string            // name of the model's card, one of cards
+	cards   map[string]int    // names of cards that workers registered, with the number of workers
 	version string            // of the engine, as the last worker registered it
 	names   map[modelName]int // number of workers that registered each name; empty without workers
 	empty   time.Time         // when Tick saw first that the pool has no workers; zero with workers
@@ -70,7 +71,7 @@ func (k poolKey) compare(l poolKey) int {
 }
 
 func newPool(conf *Config, key poolKey) *pool {
-	p := &pool{poolKey: key, known: newKnown(conf), core: newCore(conf, key.blockSize), labels: newLabels(key.model), names: make(map[modelName]int), since: conf.Now()}
+	p := &pool{poolKey: key, known: newKnown(conf), core: newCore(conf, key.blockSize), labels: newLabels(key.model), names: make(map[modelName]int), cards: make(map[string]int), since: conf.Now()}
 	p.update(time.Time{}, p.updateView)
 	return p
 }

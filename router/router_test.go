@@ -745,15 +745,31 @@ func TestCards(t *testing.T) {
 	}
 }
 
-// A worker may name the card of its model.
+// A worker may name the card of its model. Of several names the known one counts, whichever worker came last.
 func TestWorkersNameTheirCard(t *testing.T) {
 	r := newRouter(t, router.Config{Cards: []router.Card{cardOf(t, "known")}}, 0)
-	w := worker(1)
-	w.ModelCard = "known"
-	set(t, r, w)
-	d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Prompt: router.Prompt{Prompt: []byte(`"abcd"`)}})
-	if err != nil || d.TokenMode != tokenizer.Exact {
-		t.Errorf("%+v, %v", d, err)
+	mode := func() tokenizer.Mode {
+		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Prompt: router.Prompt{Prompt: []byte(`"abcd"`)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.TokenMode
+	}
+	names := worker(1)
+	names.ModelCard = "known"
+	for id, card := range []string{"", "other", "unknown"} {
+		other := worker(uint64(id) + 2)
+		other.ModelCard = card
+		for _, last := range []router.WorkerInfo{names, other, names, other} {
+			set(t, r, last)
+			if got := mode(); got != tokenizer.Exact {
+				t.Errorf("after worker %d with the card %q: %s", last.ID, last.ModelCard, got)
+			}
+		}
+	}
+	r.RemoveWorker(1)
+	if got := mode(); got != tokenizer.Bytes {
+		t.Errorf("without the worker that names a known card: %s", got)
 	}
 }
 

@@ -239,6 +239,7 @@ models:
 - {name: known, tokenizer: %q}
 workers:
 - {name: a, address: "127.0.0.1:1", models: [first], model_card: known}
+- {name: another, address: "127.0.0.1:3", models: [first], model_card: zebra}
 - {name: b, address: "127.0.0.1:2", models: [second], model_card: unknown}
 `, dir))
 	c := serveFile(t, file)
@@ -249,7 +250,10 @@ workers:
 		t.Fatal(err)
 	}
 	defer e.Stop()
-	eventually(t, "the worker does not register", func() bool { return len(workers(t, d)) == 3 })
+	eventually(t, "the worker does not register", func() bool { return len(workers(t, d)) == 4 })
+	if log := c.LastLines(); strings.Count(log, "name several model_cards") != 1 || !strings.Contains(log, `model=first model_cards="known, zebra"`) {
+		t.Errorf("the log does not warn of two model_cards of one model:\n%s", log)
+	}
 	link := envoytest.Dial(t, c.At.Extproc)
 	for model, want := range map[string]tokenizer.Mode{"first": tokenizer.Exact, "second": tokenizer.Bytes, "third": tokenizer.Exact} {
 		x := link.Do(envoytest.Request{Path: chatPath, Body: []byte(strings.Replace(chatBody("hello", 2, false), `"sim"`, `"`+model+`"`, 1))})

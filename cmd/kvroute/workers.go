@@ -64,6 +64,12 @@ func (s *server) warnOfWorkers() {
 	const noEvents = "workers have no events in the configuration: until one arrives, kvroute estimates what they cache from the requests that it sent there"
 	silent := map[string][]string{}      // workers by what to do
 	noTokenizer := map[string][]string{} // workers by model
+	cards := map[string][]string{}       // of workers, by model
+	for i := range s.conf.Workers {
+		if r := &s.conf.Workers[i]; len(r.Models) > 0 {
+			cards[r.Models[0]] = append(cards[r.Models[0]], cmp.Or(r.ModelCard, r.Models[0]))
+		}
+	}
 	for _, w := range s.router.Workers() {
 		name := w.Worker.Label(w.Name)
 		if w.NeverHeard {
@@ -72,6 +78,12 @@ func (s *server) warnOfWorkers() {
 		listed := slices.ContainsFunc(s.conf.Models, func(m modelConfig) bool { return m.Name == w.Model })
 		if w.TokenMode == tokenizer.Bytes && w.Group == "" && !listed {
 			noTokenizer[w.Model] = append(noTokenizer[w.Model], name)
+		}
+	}
+	for _, model := range slices.Sorted(maps.Keys(cards)) {
+		if names := slices.Compact(slices.Sorted(slices.Values(cards[model]))); len(names) > 1 {
+			s.log.Warn("the workers of a model name several model_cards: kvroute uses the tokenizer of the model itself, else of the first of them that it has; name one",
+				"model", model, "model_cards", listed(names))
 		}
 	}
 	for _, advice := range slices.Sorted(maps.Keys(silent)) {
