@@ -239,6 +239,14 @@ type answers struct {
 	origins []answerOrigin // of the latest failures, at most originsKept
 	next    int            // place of the next origin
 	status  int            // of the latest failure; 0 = late
+	latest  [errorClasses]latestError
+	errors  uint64 // number of failures
+}
+
+// latestError is the latest failure of a class: its status, and its number among all failures.
+type latestError struct {
+	status int
+	number uint64
 }
 
 // answerOrigin says where a request came from that got an error.
@@ -279,7 +287,8 @@ func (a *answers) note(now time.Time, from answerOrigin, status int, failed bool
 		return a
 	}
 	a.failed[from.class]++
-	a.status = status
+	a.errors++
+	a.status, a.latest[from.class] = status, latestError{status, a.errors}
 	if len(a.origins) < originsKept {
 		a.origins = append(a.origins, from)
 		return a
@@ -347,18 +356,20 @@ func (r *ranks) others(now time.Time, ord int, class errorClass) otherAnswers {
 }
 
 // answerFault returns the fault of a worker that answers errors far more often than the others, or of the only worker
-// of a model, if it answers errors to most requests.
+// of a model, if it answers errors to most requests. Of several classes of errors it names the one with the latest error.
 func (r *ranks) answerFault(now time.Time, ord int) (fault Fault, found bool) {
 	a := r.entries[ord].avoid.answers
+	var newest uint64
 	for class := range errorClasses {
 		o := r.others(now, ord, class)
 		limit := o.limit()
 		if o.alone {
 			limit = 2*aloneShare + errorShare
 		}
-		if !r.errs(now, ord, class, limit) {
+		if !r.errs(now, ord, class, limit) || a.latest[class].number < newest {
 			continue
 		}
+		newest = a.latest[class].number
 		compared := fmt.Sprintf("and the other workers of the model to %.0f %% of theirs: kvroute avoids it", 100*o.share())
 		switch {
 		case o.alone:
@@ -368,13 +379,24 @@ func (r *ranks) answerFault(now time.Time, ord int) (fault Fault, found bool) {
 		case o.all == 0:
 			compared = "and no other worker of the model answered a request in the last 30 minutes: kvroute avoids it"
 		}
-		return Fault{"answers_errors", fmt.Sprintf("the worker %s about %.0f of its last %.0f requests, %s; look at its log",
-			class.text(a.status), a.failed[class], a.all, compared)}, true
+		if newest < a.errors {
+			compared += "; its latest error, " + a.statusText() + ", is another one"
+		}
+		fault, found = Fault{"answers_errors", fmt.Sprintf("the worker %s about %.0f of its last %.0f requests, %s; look at its log",
+			class.text(a.latest[class].status), a.failed[class], a.all, compared)}, true
 	}
-	return Fault{}, false
+	return fault, found
 }
 
-// text continues "the worker", and names the statuses of a class. status is the latest one of the worker.
+// statusText names the latest failure.
+func (a *answers) statusText() string {
+	if a.status == 0 {
+		return "no response in time"
+	}
+	return fmt.Sprint("status ", a.status)
+}
+
+// text continues "the worker", and names the statuses of a class. status is the latest one of the class.
 func (c errorClass) text(status int) string {
 	switch c {
 	case unauthorized:

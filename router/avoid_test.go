@@ -65,6 +65,43 @@ func TestQuickErrorsAreNoCapacity(t *testing.T) {
 	}
 }
 
+// The fault names the latest kind of errors, and its latest status.
+func TestTheFaultNamesTheLatestErrors(t *testing.T) {
+	c := &clock{time.Unix(1000, 0)}
+	r := newRouter(t, router.Config{Mode: router.RoundRobin, Now: c.read}, 2)
+	for _, step := range []struct {
+		status, times int
+		want          []string
+	}{
+		{401, 8, []string{"answered 401 to about 7 "}},
+		{500, 1, []string{"answered 401 to about 7 ", "its latest error, status 500, is another one"}},
+		{503, 9, []string{"answered 503 to about "}},
+		{404, 1, []string{"answered 503 to about ", "its latest error, status 404, is another one"}},
+		{401, 8, []string{"answered 401 to about "}},
+	} {
+		for n := range step.times {
+			d := decided(t, r, fmt.Sprint(step.status, n), "abcd", func(q *router.Request) {
+				q.Pinned, q.Client, q.Prefix = &router.Worker{ID: 2}, 7, uint64(1+n)
+			})
+			r.Served(d.ID, router.Response{Address: d.Address, Status: step.status})
+			r.Free(d.ID)
+			c.pass(20 * time.Millisecond)
+		}
+		faults := byID(t, r)[2].Faults
+		if len(faults) != 1 {
+			t.Fatalf("after %d errors of %d: %v", step.times, step.status, faults)
+		}
+		for _, want := range step.want {
+			if !strings.Contains(faults[0].Text, want) {
+				t.Errorf("after %d errors of %d: %s; want %s", step.times, step.status, faults[0].Text, want)
+			}
+		}
+		if named := strings.Contains(faults[0].Text, "latest"); named != (len(step.want) > 1) {
+			t.Errorf("after %d errors of %d: %s", step.times, step.status, faults[0].Text)
+		}
+	}
+}
+
 // No single client can switch a worker off, and no worker is avoided for errors that all of them answer.
 func TestErrorsThatAreNotTheWorkers(t *testing.T) {
 	for name, c := range map[string]struct {
