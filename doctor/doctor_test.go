@@ -10,12 +10,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/kvroute/kvroute/api"
 	"github.com/kvroute/kvroute/confirm"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // judge adds the judgement of the events of each worker, as a replica does.
@@ -338,6 +341,29 @@ func TestDiagnosisOfWorkers(t *testing.T) {
 		}
 		if got := report.Summary(); !strings.HasPrefix(got, want) {
 			t.Errorf("the summary is %q, want %q", got, want)
+		}
+	}
+}
+
+// A model without a tokenizer is routed by the text of prompts only. That is allowed, and said.
+func TestModelsWithoutATokenizerAreNamed(t *testing.T) {
+	for _, group := range []string{"", "g"} { // the workers of a group make their tokens themselves
+		x := replicaSaying("a", 1, func(_ int, r *Reading) {
+			r.Peers = nil
+			r.models[0].TokenState = router.TokenState{TokenMode: tokenizer.Bytes, TokenReason: tokenizer.NoTokenizer, Why: "it is missing"}
+			for i := range r.workers {
+				r.workers[i].Group = group
+			}
+		})
+		want := []Finding{{
+			Level: note, What: "tokens", Replica: "a",
+			Text: "model m has no tokenizer, so kvroute finds cached prompts only by their text: it is missing; name the folder of its tokenizer under models",
+		}}
+		if group != "" {
+			want = nil
+		}
+		if diff := cmp.Diff(want, diagnose([]*Replica{x})); diff != "" {
+			t.Errorf("group %q (-want +got):\n%s", group, diff)
 		}
 	}
 }

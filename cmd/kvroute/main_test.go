@@ -107,6 +107,8 @@ func TestCommands(t *testing.T) {
 		{"config --worker-networks 10.0.0.0", 1, "", `"10.0.0.0" is not a network`},
 		{"config --config /nowhere/at.yaml", 1, "", "/nowhere"},
 		{"config envoy --extproc 10.0.0.1:9002 --pool w1:8000", 0, "STRICT_DNS", ""},
+		{"config envoy", 0, "name: pool", "no pool: Envoy answers 503"},
+		{"config envoy --pool-file /run/pool.json", 0, "/run/pool.json", ""},
 		{"config envoy --pool nothing", 1, "", `pool[0] is "nothing"`},
 		{"serve --log-level loud", 1, "", `log-level is "loud"`},
 		{"engine --advertise here --nats-url nats://127.0.0.1:1 --listen 127.0.0.1:0", 1, "", `advertise is "here"`},

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/goccy/go-yaml"
 
@@ -39,5 +40,10 @@ func printEnvoy(_ context.Context, args []string, std stdio) error {
 	if len(c.ExtProc) == 0 {
 		c.ExtProc = []string{defaults().ExtprocAddress}
 	}
-	return envoy.Render(std.out, c)
+	err := envoy.Render(std.out, c)
+	if err == nil && len(c.Pool) == 0 && c.PoolFile == "" {
+		_, err = fmt.Fprintln(std.err, "kvroute config envoy: no pool: Envoy answers 503 to requests that kvroute does not route, and to all while kvroute is down; "+
+			"add --pool for each worker, or --pool-file")
+	}
+	return err
 }
