@@ -186,6 +186,32 @@ func TestReadmeCommands(t *testing.T) {
 	}
 }
 
+// Each code of an error that clients of Envoy see has a row in the page of symptoms, with its status.
+func TestErrorsOfClientsHaveRows(t *testing.T) {
+	outcomes, err := os.ReadFile("../../docs/envoy.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("../../docs/troubleshooting.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rows, _ := strings.Cut(string(page), "\n## Clients get errors\n")
+	rows, _, _ = strings.Cut(rows, "\n## ")
+	errors := regexp.MustCompile("`([45][0-9]{2}) ([a-z_]+)`").FindAllStringSubmatch(string(outcomes), -1)
+	for _, more := range []string{"400 bad_header", "400 steering_field", "415 unsupported_encoding", "415 unsupported_charset"} { // of kvroute
+		errors = append(errors, append([]string{""}, strings.Fields(more)...))
+	}
+	for _, e := range errors {
+		if !regexp.MustCompile(`(?m)^\| [0-9a-z ]*` + e[1] + "[^|]*`" + e[2] + "`").MatchString(rows) {
+			t.Errorf("%s %s has no row in docs/troubleshooting.md", e[1], e[2])
+		}
+	}
+	if len(errors) < 20 {
+		t.Errorf("%d errors", len(errors))
+	}
+}
+
 // Dependencies of CI are pinned by content, because a tag can be moved: actions by commit, Envoy's
 // wheels by hash. CI looks for known vulnerabilities.
 func TestWhatCIRunsIsPinned(t *testing.T) {

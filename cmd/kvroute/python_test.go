@@ -57,6 +57,14 @@ func TestPythonClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	test("test_client.py", "http://"+d.Router.At.HTTP, "sim")
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, _ := strings.Cut(string(readme), "```python\n")
+	block, _, _ = strings.Cut(block, "```")
+	block = strings.Replace(block, "127.0.0.1:9003", d.Router.At.HTTP, 1)
+	test("-c", block+"\nassert event['choices'][0]['finish_reason'] == 'length', event\n")
 
 	file := filepath.Join(t.TempDir(), "kvroute.yaml")
 	var config strings.Builder
