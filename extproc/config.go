@@ -49,7 +49,7 @@ type Config struct {
 	Bodies openai.Reader
 
 	// MaxHeldBytes bounds the memory of all request bodies together: as Envoy sent them,
-	// received in part and joined. A request that finds no room fails open.
+	// received in part and joined. A request that finds no room fails open, or is refused if kvroute must check its body.
 	// Default 256 MiB, or four of the largest bodies if that is more.
 	MaxHeldBytes int64
 
@@ -105,6 +105,10 @@ type Config struct {
 	// max_message_timeout. Default 30 s.
 	PrefillTimeout time.Duration
 
+	// MaxMessageTimeout is Envoy's max_message_timeout: Envoy ignores a request for more time. Default QueueWait and
+	// PrefillTimeout and half a second.
+	MaxMessageTimeout time.Duration
+
 	// SecondChoice is how Envoy learns the second choice: [SecondHeader], the default,
 	// [SecondList] or [SecondNone].
 	SecondChoice string
@@ -156,7 +160,7 @@ func (c Config) withDefaults() (Config, error) {
 	for name, value := range map[string]int64{
 		"MaxBodyBytes": int64(c.MaxBodyBytes), "MaxHeldBytes": c.MaxHeldBytes, "MaxStreams": int64(c.MaxStreams),
 		"DecisionTimeout": int64(c.DecisionTimeout), "QueueWait": int64(c.QueueWait),
-		"PrefillTimeout": int64(c.PrefillTimeout),
+		"PrefillTimeout": int64(c.PrefillTimeout), "MaxMessageTimeout": int64(c.MaxMessageTimeout),
 	} {
 		if value < 0 {
 			return c, fmt.Errorf("extproc: %s is %d, want 0 or more", name, value)
@@ -177,6 +181,7 @@ func (c Config) withDefaults() (Config, error) {
 	c.Client = cmp.Or(c.Client, c.Networks.Client())
 	c.PrefillLeg = cmp.Or(c.PrefillLeg, PrefillByRouter)
 	c.PrefillTimeout = cmp.Or(c.PrefillTimeout, 30*time.Second)
+	c.MaxMessageTimeout = cmp.Or(c.MaxMessageTimeout, c.QueueWait+c.PrefillTimeout+answerTime)
 	c.SecondChoice = cmp.Or(c.SecondChoice, SecondHeader)
 	c.FirstToken = cmp.Or(c.FirstToken, FirstTokenObserver)
 	if !slices.Contains([]string{SecondHeader, SecondList, SecondNone}, c.SecondChoice) {

@@ -68,7 +68,7 @@ func (s *Server) Evict() { s.waits.evict() }
 func (s *Server) Waits() (n int) {
 	s.waits.mu.Lock()
 	defer s.waits.mu.Unlock()
-	for _, head := range []*wait{&s.waits.undecided, &s.waits.others} {
+	for _, head := range []*wait{&s.waits.undecided, &s.waits.small, &s.waits.others} {
 		for w := head.next; w != nil && w != head; w = w.next {
 			n++
 		}

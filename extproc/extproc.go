@@ -62,7 +62,8 @@
 // error in OpenAI's form; they never become unrouted traffic.
 //
 // If a request has to wait for a worker, kvroute asks Envoy to wait longer, once
-// (override_message_timeout). A wait that takes too long is refused.
+// (override_message_timeout). A wait that takes too long is refused. While a large body comes, kvroute asks for
+// more time repeatedly, so that Envoy does not send the body to a worker before kvroute has checked it.
 //
 // When a stream's context ends, the router interrupts its decision.
 //
@@ -70,8 +71,8 @@
 //
 // Each stream has the goroutine that gRPC gives its handler, which owns all state. While it waits
 // for a message, a drain or an eviction may end its context, see waits. With buffered bodies a second
-// goroutine receives only during a decision that takes long, so that the end of the stream interrupts
-// the decision. In the other modes a second goroutine receives each message, since held chunks must be
+// goroutine receives only beside a large body and during a decision that takes long, so that the end of the
+// stream interrupts the decision. In the other modes a second goroutine receives each message, since held chunks must be
 // answered before the stream ends. The second goroutine ends at the latest when the handler returns.
 package extproc
 
@@ -79,6 +80,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -105,6 +107,7 @@ type Server struct {
 
 	bodies   bodyBudget
 	received receiveBuffers
+	turns    chan struct{} // has a value for each large body that is being read
 
 	open [kinds]atomic.Int64 // streams
 	// seen counts the requests that Envoy sent, routed those whose worker kvroute named.
@@ -135,6 +138,7 @@ func New(conf Config, r Router) (*Server, error) {
 		seed:    maphash.MakeSeed(),
 		prefill: prefill.Client{HTTP: conf.Client, Router: r},
 		bodies:  bodyBudget{most: conf.MaxHeldBytes},
+		turns:   make(chan struct{}, 2*runtime.GOMAXPROCS(0)),
 	}
 	s.received = receiveBuffers{bodies: &s.bodies, evict: s.waits.evict}
 	s.metrics, err = newMetrics(conf.Meter, s)

@@ -111,7 +111,13 @@ func (s *stream) giveUp(why failure) bool {
 		if !s.passChunks(why) {
 			return true
 		}
-	case begun, waiting:
+	case waiting:
+		if why == failHeld && s.conf.untrusted() != 0 && s.wait.woken != nil {
+			s.refuse(uncheckedBody())
+			return true
+		}
+		s.failOpen(why, nil)
+	case begun:
 		s.failOpen(why, nil)
 	default: // the request has its answer
 	}

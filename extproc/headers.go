@@ -37,6 +37,7 @@ type head struct {
 	models     []byte        // the answer to headersAnswered, if it is not a refusal
 	tenant     string
 	sized      bool   // there is a content-length
+	length     int64  // its value
 	compressed bool   // the body has a content-encoding
 	charset    bool   // the content type names a charset that kvroute does not know
 	requestID  string // that engines see
@@ -117,7 +118,6 @@ func (h *head) readModes(c *extprocv3.ProtocolConfiguration) {
 // readHeaders reads the request's headers and returns their kind.
 func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 	var method, path string
-	var length int64
 	var tenants int
 	var twoTenants bool
 	for _, v := range from.GetHeaders().GetHeaders() {
@@ -127,7 +127,7 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 		case ":path":
 			path = value(v)
 		case "content-length":
-			length, _ = strconv.ParseInt(value(v), 10, 64) // Envoy has checked it
+			h.length, _ = strconv.ParseInt(value(v), 10, 64) // Envoy has checked it
 			h.sized = true
 		case "content-encoding":
 			h.compressed = h.compressed || value(v) != "" && !strings.EqualFold(value(v), "identity")
@@ -166,7 +166,7 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 		return headersOtherEnd
 	case h.endpoint == openai.Other:
 		return headersOther
-	case length > int64(conf.MaxBodyBytes):
+	case h.length > int64(conf.MaxBodyBytes):
 		// Refused before the body: neither Envoy nor kvroute needs to hold it.
 		h.wrong = tooLarge(conf.MaxBodyBytes)
 		return headersAnswered
@@ -175,6 +175,12 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 	}
 	return headersOurs
 }
+
+// largeBody is the size in bytes from which a body may need longer than Envoy's message_timeout to arrive and to be
+// read, beside other ones.
+const largeBody = 64 << 10
+
+func (h *head) large() bool { return !h.sized || h.length >= largeBody }
 
 // unreadable reports whether the body has an encoding that kvroute does not read.
 func (h *head) unreadable() bool { return h.compressed || h.charset }

@@ -20,7 +20,7 @@ func (s *stream) unsteer(body []byte) *openai.Error {
 		return uncheckedBody()
 	}
 	if s.mode == buffered { // Envoy would send the client's body to the pool if the decision took too long
-		s.extend(s.conf.QueueWait + s.conf.PrefillTimeout)
+		s.moreTime()
 	}
 	s.replaced = openai.RemoveSteering(body, s.conf.untrusted())
 	s.metrics.steering.Count("removed")

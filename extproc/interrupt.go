@@ -53,19 +53,24 @@ const answerTime = 500 * time.Millisecond
 func (s *stream) extend(d time.Duration) {
 	s.extended = true
 	s.receiveBeside()
-	// An error means that the stream has ended, which ends ctx.
-	_ = s.grpc.Send(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + answerTime)})
+	s.sendTimeout(min(d+answerTime, s.conf.MaxMessageTimeout))
 }
 
-// evict ends the longest wait of a stream without a decision.
-func (l *waits) evict() { l.stop(evicted, 1, &l.undecided) }
+// sendTimeout asks Envoy to wait for the answer to its message for d from now. An error means that the stream has
+// ended, which ends ctx.
+func (s *stream) sendTimeout(d time.Duration) {
+	_ = s.grpc.Send(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d)})
+}
+
+// evict ends the longest wait of a stream without a decision, of one that can still answer if there is any.
+func (l *waits) evict() { l.stop(evicted, 1, &l.undecided, &l.small) }
 
 // drain ends all waits, and keeps new ones from beginning.
 func (l *waits) drain() {
 	l.mu.Lock()
 	l.draining = true
 	l.mu.Unlock()
-	l.stop(drained, -1, &l.undecided, &l.others)
+	l.stop(drained, -1, &l.undecided, &l.small, &l.others)
 }
 
 // stop ends the first n waits of the rings, or all if n is negative.

@@ -25,7 +25,7 @@ func framed(length int, message []byte) []byte {
 }
 
 // gRPC buffers messages that are never finished before extproc sees them. Above the budget,
-// the streams that have waited longest fail open until the rest fits.
+// the streams that have waited longest are refused until the rest fits: kvroute has not checked their bodies.
 func TestUnfinishedMessagesTakeABoundedRoom(t *testing.T) {
 	const budget, streams, size = 40 << 20, 24, 4 << 20
 	h := newUnserved(t, extproc.Config{MaxHeldBytes: budget})
@@ -68,9 +68,9 @@ func TestUnfinishedMessagesTakeABoundedRoom(t *testing.T) {
 		})
 	}
 	// 24 times 4 MiB are 96 MiB, and 40 fit.
-	for end := time.Now().Add(time.Minute); h.count(t, "kvroute.extproc.fail_open", "held_bytes") < streams/2; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); h.count(t, "kvroute.extproc.refusals", "503") < streams/2; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d of %d requests fail open for want of room, want half of them", h.count(t, "kvroute.extproc.fail_open", "held_bytes"), streams)
+			t.Fatalf("%d of %d requests are refused for want of room, want half of them", h.count(t, "kvroute.extproc.refusals", "503"), streams)
 		}
 	}
 }

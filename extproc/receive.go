@@ -26,9 +26,9 @@ const (
 
 // receive waits for the next message of Envoy.
 //
-// Where Envoy sends the body in one message, the handler's own goroutine waits, and an eviction or
+// Where Envoy sends a small body in one message, the handler's own goroutine waits, and an eviction or
 // a drain ends the stream's context: nothing has to be sent then. In the other modes held chunks
-// must be answered, so a second goroutine receives.
+// must be answered, and a large body may need more of Envoy's time, so a second goroutine receives.
 func (s *stream) receive() (req *extprocv3.ProcessingRequest, why waitEnd) {
 	for why = outdated; why == outdated; {
 		if s.keptInDrain {
@@ -60,9 +60,9 @@ func (s *stream) receive() (req *extprocv3.ProcessingRequest, why waitEnd) {
 type waits struct {
 	mu       sync.Mutex
 	draining bool
-	// Rings of waits, of which these are the heads: of streams without a decision, and of the
-	// others. The one that has waited longest is the first.
-	undecided, others wait
+	// Rings of waits, of which these are the heads: of streams without a decision, of those among them that end without
+	// an answer, which have small bodies, and of the others. The one that has waited longest is the first.
+	undecided, small, others wait
 }
 
 // wait is the wait of one stream.
@@ -81,8 +81,11 @@ func (l *waits) add(w *wait, undecided bool) bool {
 		return false
 	}
 	head := &l.others
-	if undecided {
+	switch {
+	case undecided && w.woken != nil:
 		head = &l.undecided
+	case undecided:
+		head = &l.small
 	}
 	if head.next == nil {
 		head.next, head.previous = head, head

@@ -29,6 +29,12 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	} else {
 		body, fits = s.joinChunks(b)
 	}
+	if fits && s.mode == buffered && len(body) > largeBody {
+		defer s.leaveTurn()
+		if fits = s.takeTurn(ctx); ctx.Err() != nil {
+			return false
+		}
+	}
 	if fits {
 		body, fits = s.text(body) // without fields that steer, the worker gets the body as it came
 	}
@@ -197,6 +203,7 @@ func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 	conf := &s.conf
 	req.DecisionTimeout, req.QueueWait = conf.DecisionTimeout, conf.QueueWait
 	req.Waiting = func(split bool) {
+		s.leaveTurn()
 		wait := conf.QueueWait
 		if split && conf.PrefillLeg == PrefillByRouter {
 			wait += conf.PrefillTimeout
@@ -209,6 +216,7 @@ func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 	s.booked = true // before the call, which may book and then panic
 	req.ID = s.id
 	d, err := s.router.BestWorker(ctx, *req)
+	s.leaveTurn()
 	if err != nil {
 		// Nothing is booked for this request; see router.ErrDuplicate.
 		s.booked = false
@@ -225,6 +233,14 @@ func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 			"worker", d.Worker.Label(d.WorkerName), "reason", d.Sentence())
 	}
 	return nil
+}
+
+// leaveTurn ends the turn of takeTurn, if there is one.
+func (s *stream) leaveTurn() {
+	if s.hasTurn {
+		s.hasTurn = false
+		<-s.turns
+	}
 }
 
 // newID returns an id that no client can guess, so that no client can report the first token of

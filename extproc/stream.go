@@ -76,13 +76,14 @@ type stream struct {
 	// The request.
 	head      // what the first message says
 	arrival   router.Arrival
-	ended     bool             // the last part of the request has come
-	reserved  reservation      // of memory, for the body
-	chunks    [][]byte         // parts of the body that are not answered yet
-	size      int              // bytes of these chunks
-	malformed bool             // the body is not JSON
-	replaced  []byte           // the body without the fields that steer; nil if it stays as it is
-	deadline  <-chan time.Time // of the answer to the headers; nil if Envoy does not wait for it
+	ended     bool        // the last part of the request has come
+	reserved  reservation // of memory, for the body
+	chunks    [][]byte    // parts of the body that are not answered yet
+	size      int         // bytes of these chunks
+	malformed bool        // the body is not JSON
+	replaced  []byte      // the body without the fields that steer; nil if it stays as it is
+	// Of the answer to the headers if Envoy waits for it, or while a large body comes, of the next call of moreTime.
+	deadline <-chan time.Time
 
 	// A body that Envoy passes on before kvroute has checked it.
 	unchecked bool
@@ -93,6 +94,7 @@ type stream struct {
 	gives    bool   // the response may give out an id
 	booked   bool   // the slot must be freed
 	extended bool   // Envoy has been asked for more time
+	hasTurn  bool   // see takeTurn
 	decision router.Decision
 
 	// The response.
@@ -122,8 +124,7 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, k *kind) str
 			}
 			more = st.handle(ctx, req) && !(st.keptInDrain && st.mayEnd())
 		case deadlinePassed:
-			// In another state Envoy does not wait: a refusal or a response came first.
-			more = st.state != gathering || st.passChunks(failBudget)
+			more = st.passDeadline()
 		case evicted:
 			more = !st.giveUp(failHeld)
 		case drained:
@@ -148,6 +149,10 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 		}
 	}
 	m := s.classify(req)
+	if s.mode == buffered && m == headersOurs && s.large() {
+		s.wait.woken = make(chan struct{}, 1)
+		s.deadline = s.nextReminder()
+	}
 	act, to := next(s.mode, s.state, m)
 	if act == proceed && m.isOther() && s.held != "" {
 		if answer := s.holder(ctx, m); answer != nil {

@@ -309,6 +309,8 @@ func (c *config) extproc() extproc.Config {
 		PrefillTimeout:  c.PrefillTimeout,
 		EndpointPicker:  c.EndpointPicker,
 		ModeOverride:    c.ModeOverride,
+
+		MaxMessageTimeout: max(c.EnvoyMaxMessageTimeout, c.longestWait()),
 	}
 }
 

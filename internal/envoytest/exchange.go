@@ -35,6 +35,9 @@ type Request struct {
 	// Metadata of the stream: name, value, name, value.
 	Metadata []string
 
+	// Unsized leaves out the content-length that a request with a buffered body has otherwise.
+	Unsized bool
+
 	// Trailers ends the request with trailers instead of its body.
 	Trailers bool
 
@@ -105,6 +108,9 @@ func (l *Link) Begin(r Request) *Exchange {
 	r.Method = cmp.Or(r.Method, "POST")
 	if r.Mode == filterv3.ProcessingMode_NONE && !r.NoBodyMode {
 		r.Mode = filterv3.ProcessingMode_BUFFERED
+	}
+	if r.Mode == filterv3.ProcessingMode_BUFFERED && r.Body != nil && !r.Trailers && !r.Unsized && !slices.Contains(r.Header, "content-length") {
+		r.Header = append(slices.Clip(r.Header), "content-length", strconv.Itoa(len(r.Body)))
 	}
 	return &Exchange{
 		link: l, request: r, Header: pairs(append([]string{":method", r.Method, ":path", r.Path}, r.Header...)),
@@ -210,11 +216,13 @@ func (x *Exchange) Settle() bool {
 		case d := <-x.main.patient:
 			// Envoy applies the first timeout for a message, if it is at most the configured
 			// limit.
-			if asked || d < time.Millisecond || d > maxMessageTimeout {
-				x.link.t.Errorf("envoytest: a message timeout of %v is asked for, before: %v", d, asked)
+			if d < time.Millisecond || d > maxMessageTimeout {
+				x.link.t.Errorf("envoytest: a message timeout of %v is asked for", d)
 			}
-			asked, x.Patience = true, d
-			timeout.Reset(d)
+			if !asked {
+				asked, x.Patience = true, d
+				timeout.Reset(d)
+			}
 		case <-x.main.ended:
 			waiting = false
 		case <-timeout.C:
@@ -230,6 +238,9 @@ func (x *Exchange) Settle() bool {
 		return false
 	}
 }
+
+// Ignored returns how many requests for a longer message timeout came while no message waited for an answer.
+func (x *Exchange) Ignored() int { return int(x.main.ignored.Load()) }
 
 // Respond sends the response's headers and returns those that the client sees.
 func (x *Exchange) Respond(status int, header ...string) map[string]string {
