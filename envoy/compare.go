@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/internal/reach"
+	"github.com/kvroute/kvroute/internal/settings"
 )
 
 // Settings are the settings of kvroute that must fit those of Envoy. Zero values are not compared.
@@ -125,6 +126,19 @@ func (u *used) object(o map[string]any) {
 			u.lists[name] = true
 		}
 	}
+}
+
+// DiffersFromBootstrap returns a sentence with what does not fit the bootstrap that `kvroute config envoy` writes
+// without flags, "" if all fits.
+func (s Settings) DiffersFromBootstrap() string {
+	var c Config
+	settings.SetDefaults(&c)
+	u := used{
+		filters: []filterTimes{{Message: c.MessageTimeout.String(), Longest: c.longestTimeout().String()}},
+		bodies:  []int{c.MaxBodyBytes},
+		single:  map[string]bool{headerWorker: true, headerFallback: c.Failover == Composite},
+	}
+	return u.differs(s)
 }
 
 // number reads a number as Envoy writes it: 64-bit ones are texts.

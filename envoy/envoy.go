@@ -140,7 +140,7 @@ var bootstrap string
 // the field and its value; in this case Render writes nothing.
 func Render(w io.Writer, c Config) error {
 	settings.SetDefaults(&c)
-	c.MaxMessageTimeout = cmp.Or(c.MaxMessageTimeout, max(time.Minute, c.QueueWait+c.PrefillTimeout+500*time.Millisecond))
+	c.MaxMessageTimeout = c.longestTimeout()
 	if err := c.check(); err != nil {
 		return err
 	}
@@ -154,6 +154,11 @@ func Render(w io.Writer, c Config) error {
 	}
 	_, err = w.Write(text.Bytes())
 	return err
+}
+
+// longestTimeout returns MaxMessageTimeout or its default. The other fields have their defaults.
+func (c *Config) longestTimeout() time.Duration {
+	return cmp.Or(c.MaxMessageTimeout, max(time.Minute, c.QueueWait+c.PrefillTimeout+500*time.Millisecond))
 }
 
 // values returns what the template prints. c is checked and has its defaults.

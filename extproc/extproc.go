@@ -80,6 +80,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"math"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -149,13 +150,12 @@ func New(conf Config, r Router) (*Server, error) {
 // largest body in one message, windows that let such a body through without
 // waiting, tolerance for Envoy's keepalive, and an end of observing streams with [Server.Drain].
 func (s *Server) ServerOptions() []grpc.ServerOption {
-	// A body somewhat above the limit gets status 413. Above gRPC's own limit it breaks the
-	// stream, and Envoy continues without kvroute.
-	const above = 1 << 20
 	// Goroutines that stay, so that their stacks need not grow for each stream.
 	const streamWorkers = 32
 	return []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(s.conf.MaxBodyBytes + above),
+		// A message above gRPC's own limit breaks the stream, and Envoy continues without kvroute. A body above
+		// MaxBodyBytes gets status 413, if Envoy sends it at all.
+		grpc.MaxRecvMsgSize(math.MaxInt32),
 		// The longest queue of unread data of a stream, beside one message.
 		grpc.InitialWindowSize(256 << 10),
 		grpc.InitialConnWindowSize(16 << 20),

@@ -138,8 +138,12 @@ func TestLoopback(t *testing.T) {
 	if h.router.taken() != 0 {
 		t.Error("a slot is left")
 	}
-	if x := link.Do(chat(body(limit + 1))); x.Refusal == nil || x.Refusal.Status != 413 {
-		t.Errorf("a body above the limit: got %+v, want 413", x.Refusal)
+	for _, size := range []int{limit + 1, 2 * limit} {
+		r := chat(body(size))
+		r.Unsized = true
+		if x := link.Do(r); x.Refusal == nil || x.Refusal.Status != 413 {
+			t.Errorf("a body of %d bytes: got %+v, want 413", size, x.Refusal)
+		}
 	}
 }
 

@@ -18,18 +18,27 @@ import (
 
 // openWatch makes the reader of Envoy's statistics.
 func (s *server) openWatch() (err error) {
-	if s.conf.EnvoyAdmin != "" {
-		s.watch, err = envoy.NewWatch(envoy.WatchConfig{
-			URL: s.conf.EnvoyAdmin, ExtProc: s.addresses().Extproc, Counts: s.extproc.Counts,
-			Peers: func() int { return s.replicas() - 1 },
-			Settings: envoy.Settings{
-				DecisionTimeout: s.conf.DecisionTimeout, LongestWait: s.conf.longestWait(),
-				MaxBodyBytes: s.conf.MaxBodyBytes, SecondChoice: s.conf.SecondChoice,
-			},
-			Client: reach.Networks{}.Client(), // Envoy is no worker
-			Now:    time.Now, Log: s.log, Meter: s.metrics.Meter("envoy"),
-		})
+	compared := envoy.Settings{
+		DecisionTimeout: s.conf.DecisionTimeout, LongestWait: s.conf.longestWait(),
+		MaxBodyBytes: s.conf.MaxBodyBytes, SecondChoice: s.conf.SecondChoice,
 	}
+	if s.conf.EnvoyAdmin == "" {
+		compared.LongestWait = 0 // compared with envoy-max-message-timeout
+		if s.conf.ModeOverride || s.conf.EndpointPicker {
+			compared.SecondChoice = "" // the configuration is a gateway's
+		}
+		if text := compared.DiffersFromBootstrap(); text != "" {
+			s.log.Warn("settings need flags of kvroute config envoy", "differs", text)
+		}
+		return nil
+	}
+	s.watch, err = envoy.NewWatch(envoy.WatchConfig{
+		URL: s.conf.EnvoyAdmin, ExtProc: s.addresses().Extproc, Counts: s.extproc.Counts,
+		Peers:    func() int { return s.replicas() - 1 },
+		Settings: compared,
+		Client:   reach.Networks{}.Client(), // Envoy is no worker
+		Now:      time.Now, Log: s.log, Meter: s.metrics.Meter("envoy"),
+	})
 	return err
 }
 

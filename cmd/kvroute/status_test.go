@@ -194,6 +194,33 @@ func TestSettingsAreComparedWithEnvoys(t *testing.T) {
 	}
 }
 
+// Without the address of Envoy's administration, kvroute warns of settings that need flags of `kvroute config envoy`.
+func TestSettingsAreComparedWithTheBootstrap(t *testing.T) {
+	t.Parallel() // mostly waits
+	d := newStack(t, 0, nil)
+	d.Unrouted, d.EnvoyConfig.Pool = true, []string{"127.0.0.1:1"}
+	d.begin(t)
+	const warning = "settings need flags of kvroute config envoy"
+	if log := d.Router.LastLines(); strings.Contains(log, warning) {
+		t.Errorf("the defaults do not fit:\n%s", log)
+	}
+	for flags, want := range map[string]string{
+		"--decision-timeout 2s --max-body-bytes 1024": "message_timeout is 2s, but a decision may take 2s (decision-timeout); " +
+			"the limit of request bodies is 16777216 bytes, but that of max-body-bytes is 1024",
+		"--second-choice list":                 "a cluster reads one address from x-dynamo-worker, but second-choice=list writes several",
+		"--second-choice list --mode-override": "",
+	} {
+		if err := d.StartRouter(t.Context(), strings.Fields(flags)...); err != nil {
+			t.Fatal(err)
+		}
+		log := d.Router.LastLines()
+		log = log[strings.LastIndex(log, "kvroute starts"):]
+		if strings.Contains(log, warning) != (want != "") || !strings.Contains(log, want) {
+			t.Errorf("%s: want %q in the log:\n%s", flags, want, log)
+		}
+	}
+}
+
 // The status is logged once for each change.
 func TestStatusIsLoggedOnChange(t *testing.T) {
 	var out bytes.Buffer
