@@ -18,7 +18,11 @@ import (
 //     other request. A good response ends it: the state is normal. A failure begins a back-off that is
 //     twice as long as the one before, up to 16 times the first.
 //
-// A failure more than a minute after the end of the latest back-off begins with the first period again. A back-off
+// A prefill leg that hangs costs a request the whole time of a leg. So its back-offs get longer, up to 256 times the
+// first, and its trial period lasts as long as a leg may take.
+//
+// A failure more than a minute after the end of the latest back-off begins with the first period again, except for a leg
+// that hangs if no good response came since. A back-off
 // lasts at least as long as the pause that the worker asked for, up to a minute. While no
 // worker is better, an avoided worker is a candidate anyway.
 //
@@ -103,20 +107,26 @@ func (a *avoidance) absolve(now time.Time, flight uint64) (absolved bool) {
 const (
 	strikesForgotten = time.Minute
 	mostStrikes      = 5 // 2⁴ times the first period
+	mostLegStrikes   = 9 // the same for prefill legs that hang: 2⁸ times
 	// refusalCounts is the time for which a worker that failed without a response is not even a candidate if
 	// no worker is healthy.
 	refusalCounts = time.Minute
 )
 
-// fail notes a failure. It reports whether a back-off begins.
-func (a *avoidance) fail(now time.Time, first time.Duration, booked uint64) bool {
+// fail notes a failure; legHung says that it is a prefill leg that got no response in time. It reports whether a
+// back-off begins.
+func (a *avoidance) fail(now time.Time, first time.Duration, booked uint64, legHung bool) bool {
 	if first <= 0 || now.Before(a.until) {
 		return false // another request that failed for the same reason
 	}
-	if now.Sub(a.until) > strikesForgotten {
+	if now.Sub(a.until) > strikesForgotten && !(legHung && a.trying) {
 		a.strikes = 0
 	}
-	a.strikes = min(a.strikes+1, mostStrikes)
+	most := mostStrikes
+	if legHung {
+		most = mostLegStrikes
+	}
+	a.strikes = min(a.strikes+1, most)
 	a.wasTrying, a.blamed = a.trying, 0
 	a.until, a.trial, a.trying = now.Add(first<<(a.strikes-1)), time.Time{}, true
 	a.booked, a.probeFailed = booked, false

@@ -180,7 +180,7 @@ func (c *core) takeSlot(in *decisionInput, ch *choice, d *Decision, hasLeg bool,
 	if ch.tries && e.info.Health > Degraded {
 		e.tries.begin(ch.time)
 	}
-	if e.avoid.try(ch.time, c.conf.AvoidFailing, c.bookings(e)) {
+	if e.avoid.try(ch.time, c.conf.trialPeriod(e.info.Role), c.bookings(e), e.info.Role == Prefill) {
 		c.changes++
 	}
 	if in.prompt.tokens > 0 && !hasLeg {
@@ -319,7 +319,7 @@ func (c *core) backOff(now time.Time, ord int, fails bool, pause time.Duration, 
 	}
 	e := &c.entries[ord]
 	booked := c.bookings(e)
-	begins := fails && e.avoid.fail(now, c.conf.AvoidFailing, booked)
+	begins := fails && e.avoid.fail(now, c.conf.AvoidFailing, booked, false)
 	if e.avoid.pause(now, pause, booked) || begins {
 		c.changes++
 		failed := 0.
@@ -386,12 +386,16 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 			return
 		}
 		if !local {
+			if r.Late && e.info.Role == Prefill && e.avoid.fail(now, c.conf.AvoidFailing, c.bookings(e), true) {
+				c.changes++
+				s.avoided = append(s.avoided, Avoided{Worker: e.worker})
+			}
 			c.answered(now, ord, fl, r, &s)
 			return
 		}
 		e.avoid.gaveNone(now)
 		e.avoid.counts(true)
-		if e.avoid.fail(now, c.conf.AvoidFailing, c.bookings(e)) {
+		if e.avoid.fail(now, c.conf.AvoidFailing, c.bookings(e), false) {
 			c.changes++
 			e.avoid.blamed = fl.number // until the log of attempts says that it responded
 			s.avoided = append(s.avoided, Avoided{Worker: e.worker})

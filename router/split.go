@@ -65,6 +65,17 @@ type SplitConfig struct {
 	// DecodeCredit is the weight of cached blocks in the choice of the decode worker, which
 	// receives the blocks in any case. Default 0: the choice is by load alone.
 	DecodeCredit float64
+	// LegTimeout is the time that a prefill leg may take: as long, one leg tries a worker whose legs hang. Default 0:
+	// as long as [Config.AvoidFailing].
+	LegTimeout time.Duration
+}
+
+// trialPeriod returns for how long a worker that fails is tried by a single request.
+func (c *Config) trialPeriod(of Role) time.Duration {
+	if of == Prefill {
+		return max(c.AvoidFailing, c.Split.LegTimeout)
+	}
+	return c.AvoidFailing
 }
 
 // NoLeg is why a request of a split model has no prefill leg.
@@ -88,6 +99,7 @@ func (s *SplitConfig) check(t *scorer.Thresholds, queue *float64) error {
 		check("Split.Skip", s.Skip, s.Skip == SkipNever || s.Skip.skipsShort() || s.Skip.skipsBusy(), "never, isl_bounding, prefill_load or isl_or_load"),
 		within("Split.SkipTokens", s.SkipTokens, 0, math.MaxInt, "a number of tokens"),
 		within("Split.SkipFraction", s.SkipFraction, 0, 1, "0 to 1"),
+		within("Split.LegTimeout", s.LegTimeout, 0, math.MaxInt64, "0 or more"),
 		within("Split.DecodeCredit", s.DecodeCredit, 0, 1e6, "0 to 1e6"),
 		check("Split.Skip", s.Skip, !s.Skip.skipsBusy() || t.PrefillTokens != nil || t.PrefillFraction != nil || queue != nil, "beside it a threshold for prefill tokens, or the queue's"),
 	)

@@ -110,15 +110,16 @@ func (r *ranks) avoids(now time.Time, e *entry) bool {
 	return waits || now.Before(until)
 }
 
-// try notes that the worker gets a request. It reports whether a trial period begins.
-func (a *avoidance) try(now time.Time, first time.Duration, booked uint64) bool {
-	if until, waits := a.ends(booked); !a.trying || waits || now.Before(until) {
+// try notes that the worker gets a request. It reports whether a trial period begins: for a prefill leg, also if the
+// worker should get more other bookings before, since its pool may have none.
+func (a *avoidance) try(now time.Time, period time.Duration, booked uint64, leg bool) bool {
+	if until, waits := a.ends(booked); !a.trying || waits && !leg || now.Before(until) {
 		return false
 	}
 	if !a.trial.IsZero() {
 		a.counts(true) // the try before got no response in time
 	}
-	a.trial, a.booked = now.Add(first), booked
+	a.trial, a.booked = now.Add(period), booked
 	return true
 }
 

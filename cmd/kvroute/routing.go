@@ -343,7 +343,7 @@ func (c *config) routing() (router.Config, error) {
 		Split: router.SplitConfig{
 			Skip: router.SkipRule(c.ConditionalDisaggregation), SkipTokens: c.DisaggregationTokens,
 			SkipFraction: c.DisaggregationFraction,
-			DecodeCredit: c.DecodeOverlapScoreCredit,
+			DecodeCredit: c.DecodeOverlapScoreCredit, LegTimeout: c.PrefillTimeout,
 		},
 		NoActiveBlocks: c.NoTrackActiveBlocks,
 		EstimateOutput: !c.NoTrackOutputBlocks,

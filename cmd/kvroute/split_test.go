@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/bits"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/process"
@@ -331,4 +333,35 @@ func TestHalfOfThePrefillWorkersDie(t *testing.T) {
 	if err := process.GetJSON(t.Context(), "http://"+p.Router.At.HTTP+"/v1/workers", &list); err != nil || len(list.Workers) != 3 {
 		t.Errorf("workers %+v, error %v", list, err)
 	}
+}
+
+// A prefill worker that accepts requests and never answers costs few of them the time of a leg, also if they come from
+// one client.
+func TestAHungPrefillWorkerIsTriedRarely(t *testing.T) {
+	t.Parallel() // mostly waits
+	p := newSplitFleet(t)
+	p.add(t, "p", "role: prefill")
+	p.add(t, "d", "role: decode")
+	p.start(t, "--prefill-timeout", "500ms", "--avoid-failing", "300ms", "--decision-timeout", "25s")
+	eventually(t, "requests are not split", func() bool { return p.served(t, "sim") })
+	var legs atomic.Int32
+	works := p.computes("p", nil)
+	p.computes("p", func(_ http.ResponseWriter, r *http.Request) {
+		legs.Add(1)
+		<-r.Context().Done()
+	})
+	const requests = 100
+	began := time.Now()
+	for range requests {
+		if p.served(t, "sim") {
+			t.Fatal("a leg is served")
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	// Back-offs of 0.3, 0.6, 1.2, 2.4 s, and so on, with a leg after each.
+	if most := 2 + bits.Len(uint(time.Since(began)/(300*time.Millisecond))); int(legs.Load()) > most {
+		t.Errorf("%d of %d requests waited for a leg in %v, want at most %d", legs.Load(), requests, time.Since(began), most)
+	}
+	p.computes("p", works)
+	eventually(t, "requests are not split again", func() bool { return p.served(t, "sim") })
 }
