@@ -70,7 +70,7 @@ func (r Reader) Parse(e Endpoint, body []byte) (Body, *Error) {
 		return Body{}, err
 	}
 	b, err := f.body()
-	if err != nil {
+	if err != nil && (e < Load || err.Param == "model") { // the other endpoints do not have the field
 		return Body{}, err
 	}
 	b.Uncached, b.Held = f.uncached(e), f.held(e)

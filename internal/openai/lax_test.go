@@ -109,6 +109,18 @@ func TestSalts(t *testing.T) {
 	}
 }
 
+// Endpoints without a response in parts ignore the fields of streams.
+func TestFieldsThatAnEndpointDoesNotHave(t *testing.T) {
+	for e := openai.Other; e <= openai.CloseSession; e++ {
+		for field, ignored := range map[string]bool{`"stream":"maybe"`: true, `"stream_options":{"include_usage":7}`: true, `"model":7`: false} {
+			body := []byte(`{"model":"m","input":"x","prompt":"x","messages":[1],` + field + `}`)
+			if _, bad := openai.Parse(e, body); (bad == nil) != (ignored && e >= openai.Load) {
+				t.Errorf("endpoint %d, %s: %v", e, field, bad)
+			}
+		}
+	}
+}
+
 // countOf returns a number, 0 if it is no 32-bit count.
 func countOf(n json.Number) int {
 	i, err := n.Int64()
