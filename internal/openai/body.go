@@ -42,7 +42,7 @@ type Body struct {
 	Tokens []uint32
 
 	// Request has the parts of the prompt, as raw JSON. For ChatCompletions, Responses and
-	// Messages its Messages are a list that is not empty, for Completions its Prompt is a
+	// Messages its Messages are a list that is not empty, or it has a Size; for Completions its Prompt is a
 	// string or a list, for Load it has a Size.
 	// For Generate and Ids it has a Prompt like that of Completions, or a Size.
 	chat.Request
@@ -111,7 +111,7 @@ func (r Reader) Parse(e Endpoint, body []byte) (Body, *Error) {
 	if b.Path != chat.UnknownPath {
 		b.Body = body
 	}
-	return b, b.complete(e)
+	return b, b.complete(e, len(body))
 }
 
 // ParseTruncated reads the complete fields in the beginning of a body. It reads no prompt: a
@@ -132,7 +132,7 @@ func ParseTruncated(body []byte) Body {
 
 // Reasons of [chat.Request.Inexact].
 const (
-	NoPrompt   = "no_prompt"   // an endpoint without a prompt
+	NoPrompt   = "no_prompt"   // an endpoint without a prompt, or a chat without messages
 	Truncated  = "truncated"   // Envoy sent only the beginning of the body
 	Embeds     = "embeds"      // the prompt is no text
 	NoHistory  = "no_history"  // a part of it is at a worker, under a name
@@ -321,17 +321,18 @@ func (f *fields) uncached(e Endpoint) bool {
 	return false
 }
 
-// complete returns an error for a missing or wrong field.
-func (b *Body) complete(e Endpoint) *Error {
+// complete returns an error for a missing or wrong field. A list without messages is no error: whether an engine serves
+// it depends on the engine, on the template, and on what the worker keeps. It is routed by the size of the body.
+func (b *Body) complete(e Endpoint, size int) *Error {
 	messages, prompt := value(b.Messages), value(b.Prompt)
 	isChat := e == ChatCompletions || e == Messages
 	switch {
-	case e == Responses && !messages.filled():
-		return bad("input", "input must be a string or a list with at least one item")
 	case isChat && messages == nil:
 		return bad("messages", "you must provide messages")
-	case isChat && !messages.filled():
-		return bad("messages", "messages must be a list with at least one message")
+	case isChat && messages.kind() != '[':
+		return bad("messages", "messages must be a list")
+	case (isChat || e == Responses) && !messages.filled():
+		b.Request = chat.Request{Size: size, Inexact: cmp.Or(b.Inexact, NoPrompt)}
 	case e == Completions && prompt == nil:
 		return bad("prompt", "you must provide a prompt")
 	case e == Completions && prompt.kind() != '"' && prompt.kind() != '[':

@@ -189,7 +189,7 @@ func TestParseRefuses(t *testing.T) {
 		{openai.ChatCompletions, `{"model":"m"}`, "messages", "must provide messages"},
 		{openai.ChatCompletions, `{"model":"m","prompt":"p"}`, "messages", "must provide messages"},
 		{openai.ChatCompletions, `{"model":"m","messages":"hi"}`, "messages", "must be a list"},
-		{openai.ChatCompletions, `{"model":"m","messages":[ ]}`, "messages", "at least one"},
+		{openai.ChatCompletions, `{"model":"m","messages":"x"}`, "messages", "must be a list"},
 		{openai.ChatCompletions, `{` + ok + `,"stream":"maybe"}`, "stream", "must be true or false"},
 		{openai.ChatCompletions, `{` + ok + `,"stream":2}`, "stream", "must be true or false"},
 		{openai.ChatCompletions, `{` + ok + `,"stream_options":{"include_usage":[]}}`, "stream_options.include_usage", "true or false"},

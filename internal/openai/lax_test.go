@@ -121,6 +121,26 @@ func TestFieldsThatAnEndpointDoesNotHave(t *testing.T) {
 	}
 }
 
+// vLLM accepts a list without messages; its template may refuse it. Such a request is routed by the size of its body.
+func TestListsWithoutMessages(t *testing.T) {
+	for body, c := range map[string]struct {
+		e              openai.Endpoint
+		inexact, keeps string
+	}{
+		`{"model":"m","messages":[]}`:                                 {openai.ChatCompletions, openai.NoPrompt, ""},
+		`{"model":"m","messages":[ ],"tools":[{"type":"function"}]}`:  {openai.ChatCompletions, openai.NoPrompt, ""},
+		`{"model":"m","messages":[],"system":"s"}`:                    {openai.Messages, openai.NoPrompt, ""},
+		`{"model":"m","input":[]}`:                                    {openai.Responses, openai.NoPrompt, ""},
+		`{"model":"m","input":[],"previous_response_id":"r"}`:         {openai.Responses, openai.NoHistory, "r"},
+		`{"model":"m","input":[],"conversation":"c","stream":"True"}`: {openai.Responses, openai.NoHistory, "c"},
+	} {
+		b, bad := openai.Parse(c.e, []byte(body))
+		if bad != nil || b.Size != len(body) || b.Inexact != c.inexact || b.Held != c.keeps || b.Model != "m" {
+			t.Errorf("%s: size %d, %s, needs %q, %v", body, b.Size, b.Inexact, b.Held, bad)
+		}
+	}
+}
+
 // countOf returns a number, 0 if it is no 32-bit count.
 func countOf(n json.Number) int {
 	i, err := n.Int64()

@@ -87,7 +87,7 @@ func TestMessagesBecomeChats(t *testing.T) {
 		})
 	}
 	for body, want := range map[string]string{
-		`{"model":"m"}`: "you must provide messages", `{"model":"m","messages":[]}`: "at least one message", `{"model":"m","messages":{}}`: "at least one message",
+		`{"model":"m"}`: "you must provide messages", `{"model":"m","messages":{}}`: "messages must be a list",
 		"{\"model\":\"m\",\"messages\":[\"\n\"]}": "control character in a string at byte 26",
 	} {
 		if _, err := openai.Parse(openai.Messages, []byte(body)); err == nil || err.Status != 400 || !strings.Contains(err.Message, want) {

@@ -140,7 +140,6 @@ func TestResponsesAreRefused(t *testing.T) {
 		`{"model":"m"}`:                          "you must provide input",
 		`{"model":"m","input":null}`:             "you must provide input",
 		`{"model":"m","input":5}`:                "input must be a string or a list",
-		`{"model":"m","input":[]}`:               "at least one item",
 		`{"model":"m","input":[{"type":"x"}`:     "want a comma or the list's end at byte 34",
 		`{"model":"m","input":"x","stream":"s"}`: "stream",
 	} {
