@@ -233,7 +233,8 @@ func (d *diagnosis) checkWorkers(x *Replica) {
 		if m.Why != "" && m.TokenMode != tokenizer.None && m.TokenReason != tokenizer.NoTokenizer && m.TokenReason != tokenizer.Drifted {
 			d.report(note, x, "tokens", "model %s: %s", m.Model, m.Why)
 		}
-		if m.TokenReason == tokenizer.NoTokenizer && slices.ContainsFunc(last.workers, func(w api.Worker) bool { return w.Model == m.Model && w.Group == "" }) {
+		own := func(w api.Worker) bool { return w.Model == m.Model && w.Group == "" }
+		if m.TokenReason == tokenizer.NoTokenizer && slices.ContainsFunc(last.workers, own) {
 			d.report(note, x, "tokens", "model %s has no tokenizer, so kvroute finds cached prompts only by their text: %s; "+
 				"name the folder of its tokenizer under models", m.Model, m.Why)
 		}

@@ -412,6 +412,7 @@ func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
 	}
 	p.mu.Unlock()
 	if begins && ctx.Err() == nil {
-		p.conf.Log.Log(ctx, level, "a probe of a worker fails", "worker", key.worker, "kind", key.kind, "at", t.info.Place(), "err", err)
+		p.conf.Log.Log(ctx, level, "a probe of a worker fails",
+			"worker", key.worker, "kind", key.kind, "at", t.info.Place(), "err", err)
 	}
 }

@@ -74,7 +74,8 @@ func readIDs(data []byte) (list []router.GivenBinding, p syncPayload, isList boo
 	})
 	for n := range slices.Chunk(numbers, 3) {
 		if len(n) == 3 && n[0] != 0 && n[1] != 0 && n[2] <= math.MaxUint32 {
-			list = append(list, router.GivenBinding{Key: router.GivenKey(n[0]), Worker: router.Worker{ID: n[1], DPRank: uint32(n[2])}})
+			w := router.Worker{ID: n[1], DPRank: uint32(n[2])}
+			list = append(list, router.GivenBinding{Key: router.GivenKey(n[0]), Worker: w})
 		}
 	}
 	return list, p, isList && err == nil && p.part < p.parts

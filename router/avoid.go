@@ -366,7 +366,8 @@ func (r *ranks) others(now time.Time, ord int, class errorClass) otherAnswers {
 }
 
 // answerFault returns the fault of a worker that answers errors far more often than the others, or of the only worker
-// of a model, if it answers errors to most requests. Of several classes of errors it names the one with the latest error.
+// of a model, if it answers errors to most requests. Of several classes of errors it names the one with the latest
+// error.
 func (r *ranks) answerFault(now time.Time, ord int) (fault Fault, found bool) {
 	a := r.entries[ord].avoid.answers
 	var newest uint64

@@ -37,8 +37,9 @@ func (r *Router) cardLocked(model, name string) *Card {
 	return cmp.Or(r.cards[model], r.cards[name])
 }
 
-// chooseCardLocked returns the card's name of a pool's workers. If they name several, the first one that is known counts,
-// in the order of the names: the order in which workers come must not matter. Without workers the last name stays.
+// chooseCardLocked returns the card's name of a pool's workers. If they name several, the first one that is known
+// counts, in the order of the names: the order in which workers come must not matter. Without workers the last name
+// stays.
 func (r *Router) chooseCardLocked(p *pool) string {
 	names := slices.Sorted(maps.Keys(p.cards))
 	if len(names) == 0 {

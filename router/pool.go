@@ -71,7 +71,8 @@ func (k poolKey) compare(l poolKey) int {
 }
 
 func newPool(conf *Config, key poolKey) *pool {
-	p := &pool{poolKey: key, known: newKnown(conf), core: newCore(conf, key.blockSize), labels: newLabels(key.model), names: make(map[modelName]int), cards: make(map[string]int), since: conf.Now()}
+	p := &pool{poolKey: key, known: newKnown(conf), core: newCore(conf, key.blockSize), labels: newLabels(key.model), since: conf.Now()}
+	p.names, p.cards = make(map[modelName]int), make(map[string]int)
 	p.update(time.Time{}, p.updateView)
 	return p
 }

@@ -74,7 +74,11 @@ func (s *server) loadFile(what, name string, load func(io.Reader) (int, error)) 
 		return fmt.Errorf("state-dir: %w", err)
 	}
 	s.metered.files.Count(what, "loaded")
-	s.log.Info("a state file is read", "file", f.Name(), map[bool]string{false: "ranks", true: "ids"}[what == givenFile], n)
+	unit := "ranks"
+	if what == givenFile {
+		unit = "ids"
+	}
+	s.log.Info("a state file is read", "file", f.Name(), unit, n)
 	return nil
 }
 

@@ -98,7 +98,8 @@ func UnknownCharset(contentType string) bool {
 	_, params, _ := strings.Cut(contentType, ";")
 	for param := range strings.SplitSeq(strings.ToLower(params), ";") {
 		name, charset, _ := strings.Cut(param, "=")
-		if strings.HasPrefix(strings.TrimSpace(name), "charset") && !slices.Contains(charsets, strings.Trim(charset, " \t\"'")) {
+		names := strings.HasPrefix(strings.TrimSpace(name), "charset")
+		if names && !slices.Contains(charsets, strings.Trim(charset, " \t\"'")) {
 			return true
 		}
 	}

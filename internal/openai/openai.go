@@ -6,8 +6,8 @@
 // # Guarantees
 //
 // A body is read once, front to back, in linear time, without maps. Only strings with escapes
-// are allocated. A valid body is exactly one JSON object with any number of levels, as Python's json module reads it: NaN
-// and Infinity are numbers. If a field appears twice the last one counts, as in the engines. Booleans and counts may
+// are allocated. A valid body is exactly one JSON object with any number of levels, as Python's json
+// module reads it: NaN and Infinity are numbers. If a field appears twice the last one counts, as in the engines. Booleans and counts may
 // have other forms, such as "True" and "2", which pydantic accepts. Scalars become Go values, and
 // prompts stay raw spans of the body. Prompts of [Responses] and [Messages] become chats made of
 // the same spans. A prompt with too many values is not read. Nothing of a body is kept, but the
