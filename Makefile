@@ -246,11 +246,11 @@ fix:
 
 .PHONY: fuzz
 fuzz: ## run each fuzz target for FUZZTIME
-	@for package in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u); do \
+	@failed=; for package in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u); do \
 		for target in $$(grep -rhoE '^func Fuzz[A-Za-z0-9_]*' $$package/*_test.go | sed 's/^func //'); do \
-			echo "$$package $$target"; go test $$package -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s; \
+			echo "$$package $$target"; go test $$package -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s || failed="$$failed $$target"; \
 		done; \
-	done
+	done; if [ -n "$$failed" ]; then echo "these fuzz targets failed:$$failed" >&2; exit 1; fi
 
 .PHONY: cover
 cover: ## print the share of statements that the short tests run

@@ -191,7 +191,7 @@ func TestLint(t *testing.T) {
 
 // A password in nats.url would be readable in a ConfigMap.
 func TestAPasswordInTheURLIsRefused(t *testing.T) {
-	for _, url := range []string{"nats://kvroute:secret@nats:4222", "nats://token@nats:4222", "nats://a:4222,nats://u:p@b:4222"} {
+	for _, url := range []string{"nats://kvroute:secret@nats:4222", "nats://token@nats:4222", "nats://a:4222,nats://u:p@b:4222", "user:pass@host:4222", "token@host", "a:4222, u:p/w@b:4222"} {
 		if _, _, err := render(t, fmt.Sprintf("nats: {url: %q}", url)); err == nil || !strings.Contains(err.Error(), "nats.existingSecret") {
 			t.Errorf("%s: %v", url, err)
 		}

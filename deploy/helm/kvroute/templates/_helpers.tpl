@@ -35,7 +35,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $_ := set $c "version" 1 }}
 {{- $_ := set $c "extproc-address" (printf "0.0.0.0:%v" .Values.service.extprocPort) }}
 {{- $_ := set $c "http-address" (printf "0.0.0.0:%v" .Values.service.httpPort) }}
-{{- if .Values.nats.existingSecret }}{{ $_ := set $c "nats-url" "file:/etc/kvroute/nats/url" }}{{ else if regexMatch "://[^/]*@" .Values.nats.url }}{{ fail "nats.url has a user or a password, and a ConfigMap would show it: put the URL into a Secret with the key url, and name the Secret in nats.existingSecret" }}{{ else if .Values.nats.url }}{{ $_ := set $c "nats-url" .Values.nats.url }}{{ end }}
+{{- if .Values.nats.existingSecret }}{{ $_ := set $c "nats-url" "file:/etc/kvroute/nats/url" }}{{ else if contains "@" .Values.nats.url }}{{ fail "nats.url has a user or a password, and a ConfigMap would show it: put the URL into a Secret with the key url, and name the Secret in nats.existingSecret" }}{{ else if .Values.nats.url }}{{ $_ := set $c "nats-url" .Values.nats.url }}{{ end }}
 {{- if include "kvroute.tokens" . }}{{ $_ := set $c "api-token-file" "/etc/kvroute/api/tokens" }}{{ end }}
 {{- if .Values.tls.existingSecret }}
 {{- $_ := set $c "extproc-tls-cert" "/etc/kvroute/tls/tls.crt" }}
