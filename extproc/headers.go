@@ -134,9 +134,12 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 		case "content-type":
 			h.charset = h.charset || openai.UnknownCharset(value(v))
 		case "x-tenant-id":
-			tenants++
-			twoTenants = twoTenants || tenants > 1 && h.tenant != value(v)
-			h.tenant = value(v)
+			for tenant := range strings.SplitSeq(value(v), ",") { // a proxy may join two headers
+				tenant = strings.TrimSpace(tenant)
+				tenants++
+				twoTenants = twoTenants || tenants > 1 && h.tenant != tenant
+				h.tenant = tenant
+			}
 		case "traceparent":
 			h.traceParents = append(h.traceParents, value(v))
 		case "tracestate":

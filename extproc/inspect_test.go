@@ -202,4 +202,17 @@ func TestTwoTenants(t *testing.T) {
 			t.Errorf("tenants a and %q: status %d, want %d", second, got, status)
 		}
 	}
+	for list, salt := range map[string]string{"a": "a", " a , a ": "a", "a, b": "", "a,": "", ",": "none"} {
+		h := newHarness(t, extproc.Config{})
+		r := chat(hello)
+		r.Header = []string{"x-tenant-id", list}
+		switch x := h.Do(r); {
+		case salt == "" && (x.Refusal == nil || x.Refusal.Status != 400):
+			t.Errorf("tenants %q: refusal %+v, want status 400", list, x.Refusal)
+		case salt != "" && (x.Refusal != nil || h.router.asked[0].Salt != strings.TrimPrefix(salt, "none")):
+			t.Errorf("tenants %q: refusal %+v, want the salt %q", list, x.Refusal, salt)
+		default:
+			x.End()
+		}
+	}
 }

@@ -80,7 +80,7 @@ func bodyAttacks(forged string) map[string]string {
 		request_id vllm_xargs.kv_transfer_params vllm_xargs.kv_cache_report_mode vllm_xargs.kv_hints sampling_params.extra_args.kv_transfer_params
 		bootstrap_host bootstrap_port bootstrap_room data_parallel_rank routed_dp_rank disagg_prefill_dp_rank rid http_worker_ipc kv_hints
 		disaggregated_params.ctx_request_id nvext.decode_worker_id nvext.backend_instance_id nvext.dp_rank nvext.agent_hints.priority
-		nvext.routing_constraints.required_taints`) {
+		nvext.routing_constraints.required_taints nvext.session_control.session_id`) {
 		names := strings.Split(field, ".")
 		member := fmt.Sprintf("%q", forged)
 		for i, name := range slices.Backward(names) {
@@ -213,6 +213,16 @@ func TestSecurity(t *testing.T) {
 					attack("body", what, chatPath, body, http.Header{})
 				}
 				body := bodies["bootstrap_host"]
+				for _, method := range []string{"PUT", "PATCH", "DELETE", "GET", "QUERY"} {
+					targets := []string{"/generate", "/v1/rerank", "/open_session", chatPath, "/v1/models", "/v1/models/sim", "/v1/responses/resp_1/cancel"}
+					if method == "GET" || method == "DELETE" { // no engine reads their bodies on the path of a response or a model
+						targets = targets[:4]
+					}
+					for _, target := range targets {
+						whole(t, method, proxy.URL()+target, body, nil)
+						check("body", method+" "+target)
+					}
+				}
 				attack("body", "encoded", chatPath, body, http.Header{"Content-Encoding": {"br"}})
 				inParts(t, proxy.URL()+chatPath, body)
 				check("body", "in parts, with trailers")

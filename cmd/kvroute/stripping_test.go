@@ -56,7 +56,7 @@ func TestControlHeadersReachNoWorker(t *testing.T) {
 	check := func(when, does string) {
 		t.Helper()
 		for _, c := range []struct{ method, path, body string }{
-			{"POST", chatPath, chatBody("hello", 2, false)}, {"POST", "/v1/models/x", "{}"}, {"HEAD", "/v1/models", ""},
+			{"POST", chatPath, chatBody("hello", 2, false)}, {"OPTIONS", "/v1/models/x", "{}"}, {"HEAD", "/v1/models", ""},
 		} {
 			resp, body := reply(t, d, c.method, c.path, c.body, header)
 			decided := resp.Header.Get("X-Dynamo-Reason") != ""
@@ -209,7 +209,7 @@ func TestNoConfigurationLetsClientsChoose(t *testing.T) {
 			}
 			t.Cleanup(func() { _ = proxy.Stop() })
 			for _, c := range []struct{ method, path, body string }{
-				{"POST", chatPath, chatBody("hello", 2, false)}, {"POST", "/v1/models/x", "{}"}, {"HEAD", "/v1/models", ""},
+				{"POST", chatPath, chatBody("hello", 2, false)}, {"OPTIONS", "/v1/models/x", "{}"}, {"HEAD", "/v1/models", ""},
 			} {
 				status := 0
 				eventually(t, "the pool does not serve", func() bool {

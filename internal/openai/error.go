@@ -3,6 +3,7 @@
 package openai
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -26,6 +27,7 @@ type Error struct {
 	Param   string // field of the body, or ""
 	Code    string // machine-readable reason, or ""
 	Retry   int    // value of the header Retry-After in seconds; 0 = no header
+	allow   string // the right method, with status 405; default POST
 }
 
 // Error returns status and message.
@@ -57,7 +59,7 @@ func optional(s string) *string {
 func (e *Error) Headers() []string {
 	headers := []string{"content-type", "application/json"}
 	if e.Status == http.StatusMethodNotAllowed {
-		headers = append(headers, "allow", http.MethodPost)
+		headers = append(headers, "allow", cmp.Or(e.allow, http.MethodPost))
 	}
 	if e.Retry > 0 {
 		headers = append(headers, "retry-after", strconv.Itoa(e.Retry))

@@ -121,8 +121,7 @@ func wrongOnHeld(method, p string) *Error {
 		if strings.HasSuffix(p, "/cancel") {
 			return nil
 		}
-	case http.MethodPut, http.MethodPatch:
-	default:
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodDelete:
 		return nil
 	}
 	if HeldID(p) == "" {

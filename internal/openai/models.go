@@ -23,9 +23,11 @@ func ModelsPath(method, target string) (name string, asks bool) {
 	if method != http.MethodGet || !strings.Contains(target, "models") {
 		return "", false
 	}
-	name, below := strings.CutPrefix(normalPath(target), modelsPath)
-	return strings.TrimPrefix(name, "/"), below && (name == "" || name[0] == '/')
+	p := normalPath(target)
+	return strings.TrimPrefix(strings.TrimPrefix(p, modelsPath), "/"), isModelsPath(p)
 }
+
+func isModelsPath(p string) bool { return p == modelsPath || strings.HasPrefix(p, modelsPath+"/") }
 
 // listedModel is a model in the form of OpenAI's API, with vLLM's additions.
 type listedModel struct {

@@ -121,25 +121,32 @@ var sessionEndpoints = map[string]Endpoint{"/open_session": OpenSession, "/close
 func Paths() []string { return slices.Sorted(maps.Keys(endpoints)) }
 
 // Classify returns the endpoint of a request, by method and path; it ignores a query string. It
-// compares the path in normal form, as engines' servers read it. A wrong method on an endpoint with
-// a prompt is an error with status 405. OPTIONS is not wrong: a browser requests with it whether it
+// compares the path in normal form, as engines' servers read it. A wrong method on an endpoint, or on the list of
+// models, is an error with status 405: its body would pass unchecked. OPTIONS is not wrong: a browser requests with it whether it
 // may POST, and engines answer that.
 func Classify(method, target string) (Endpoint, *Error) {
 	p := normalPath(target)
 	e := cmp.Or(endpoints[p], sessionEndpoints[p])
 	switch {
+	case e == Other && method != http.MethodGet && method != http.MethodHead && method != http.MethodOptions && isModelsPath(p):
+		return e, wrongMethod(method, p, http.MethodGet)
 	case e == Other:
 		return e, wrongOnHeld(method, p)
-	case method == http.MethodPost:
+	case method == http.MethodPost, method == http.MethodPut && e >= Generate: // SGLang serves PUT on some of these paths
 		return e, nil
-	case e >= Generate, method == http.MethodOptions:
-		return Other, nil // the engine decides what another method does
+	case method == http.MethodOptions:
+		return Other, nil
 	}
-	return e, &Error{
+	return e, wrongMethod(method, p, http.MethodPost)
+}
+
+func wrongMethod(method, path, use string) *Error {
+	return &Error{
 		Status:  http.StatusMethodNotAllowed,
-		Message: fmt.Sprintf("%s is not allowed on %s, use POST", method[:min(len(method), 64)], p),
+		Message: fmt.Sprintf("%s is not allowed on %s, use %s", method[:min(len(method), 64)], path[:min(len(path), 256)], use),
 		Type:    InvalidRequest,
 		Code:    "method_not_allowed",
+		allow:   use,
 	}
 }
 

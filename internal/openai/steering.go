@@ -210,6 +210,7 @@ var bodySteering = []struct {
 	{"nvext.agent_hints.strict_priority", FieldHints, ""},
 	{"nvext.agent_hints.latency_sensitivity", FieldHints, ""},
 	{"nvext.routing_constraints", FieldHints, ""},
+	{"nvext.session_control", FieldHints, ""}, // opens a session, which takes memory of a worker, and binds requests to it
 	{"nvext.router", FieldHints, ""},
 	{"nvext.router_config_override", FieldHints, ""},
 	{"router_config_override", FieldHints, ""},
