@@ -31,6 +31,7 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/lua/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/set_filter_state/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/upstream_codec/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
@@ -232,7 +233,7 @@ func TestContract(t *testing.T) {
 	for _, f := range hcm.GetHttpFilters() {
 		filters = append(filters, f.GetName())
 	}
-	if diff := cmp.Diff([]string{"kvroute", "kvroute-observer", "envoy.filters.http.router"}, filters); diff != "" {
+	if diff := cmp.Diff([]string{"client-id", "kvroute", "kvroute-observer", "envoy.filters.http.router"}, filters); diff != "" {
 		t.Errorf("filters (-want +got):\n%s", diff)
 	}
 	if n := len(hcm.GetEarlyHeaderMutationExtensions()); n != 1 {
@@ -243,7 +244,7 @@ func TestContract(t *testing.T) {
 	}
 	filter := &extprocv3.ExternalProcessor{}
 	matched := &matchingv3.ExtensionWithMatcher{}
-	if err := errors.Join(hcm.GetHttpFilters()[0].GetTypedConfig().UnmarshalTo(matched), matched.GetExtensionConfig().GetTypedConfig().UnmarshalTo(filter)); err != nil {
+	if err := errors.Join(hcm.GetHttpFilters()[1].GetTypedConfig().UnmarshalTo(matched), matched.GetExtensionConfig().GetTypedConfig().UnmarshalTo(filter)); err != nil {
 		t.Fatal(err)
 	}
 	may := regexp.MustCompile("^(" + filter.GetMutationRules().GetAllowExpression().GetRegex() + ")$")

@@ -29,6 +29,7 @@ type attacked struct {
 	passed  []string // attacks that reached a worker
 	reached int      // requests that reached a worker
 	id      string   // x-request-id of the last one
+	gateway bool     // the configuration is Envoy Gateway's, which passes the client's id on
 }
 
 var uuid = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
@@ -43,6 +44,9 @@ func (a *attacked) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if strings.Contains(strings.Join(values, ","), a.forged) {
 			note("header " + name)
 		}
+	}
+	if r.Header[http.CanonicalHeaderKey(openai.ClientRequestID)] != nil && !a.gateway {
+		note("the client's request id")
 	}
 	if a.id = r.Header.Get("X-Request-Id"); !uuid.MatchString(a.id) {
 		note("the request id " + a.id)
@@ -170,6 +174,9 @@ func TestSecurity(t *testing.T) {
 					return resp.StatusCode == http.StatusOK
 				})
 				worker.take()
+				worker.mu.Lock()
+				worker.gateway = config[0] == '{' // JSON
+				worker.mu.Unlock()
 				check := func(kind, what string) (reached int, id string) {
 					t.Helper()
 					counts[kind]++
@@ -206,6 +213,19 @@ func TestSecurity(t *testing.T) {
 					t.Errorf("status %d, the client gets the ids %q back", resp.StatusCode, got)
 				}
 				check("header", "a request id")
+				if !worker.gateway {
+					for _, id := range []string{"a b:1,c;d=\"é\"", "Root=1-67891233-abcdef012345678912345678", strings.Repeat("/", 1024)} {
+						resp, _ := whole(t, "POST", proxy.URL()+chatPath, chatBody("hello", 2, false), http.Header{"X-Request-Id": {id}})
+						if got := resp.Header["X-Request-Id"]; resp.StatusCode != http.StatusOK || !slices.Equal(got, []string{id}) {
+							t.Errorf("status %d, the client gets the ids %q back, want %q", resp.StatusCode, got, id)
+						}
+						check("header", "the request id "+id)
+					}
+				}
+				if resp, _ := whole(t, "POST", proxy.URL()+chatPath, chatBody("hello", 2, false), nil); resp.Header["X-Request-Id"] != nil {
+					t.Errorf("a client without an id gets %q", resp.Header["X-Request-Id"])
+				}
+				check("header", "no request id")
 				if kvroute == "" {
 					return // SECURITY.md: bodies pass while kvroute is away
 				}
