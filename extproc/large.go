@@ -35,13 +35,11 @@ func (s *stream) moreTime() {
 // answering Envoy in time, for other requests too. It returns false if the wait is too long.
 func (s *stream) takeTurn(ctx context.Context) bool {
 	s.moreTime()
-	late := time.NewTimer(s.conf.MaxMessageTimeout / 2)
-	defer late.Stop()
 	select {
 	case s.turns <- struct{}{}:
 		s.hasTurn = true
 	case <-ctx.Done():
-	case <-late.C:
+	case <-time.After(s.conf.MaxMessageTimeout / 2):
 	}
 	return s.hasTurn
 }

@@ -70,14 +70,6 @@ type SplitConfig struct {
 	LegTimeout time.Duration
 }
 
-// trialPeriod returns for how long a worker that fails is tried by a single request.
-func (c *Config) trialPeriod(of Role) time.Duration {
-	if of == Prefill {
-		return max(c.AvoidFailing, c.Split.LegTimeout)
-	}
-	return c.AvoidFailing
-}
-
 // NoLeg is why a request of a split model has no prefill leg.
 type NoLeg string
 

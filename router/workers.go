@@ -110,6 +110,14 @@ func (r *ranks) avoids(now time.Time, e *entry) bool {
 	return waits || now.Before(until)
 }
 
+// trialPeriod returns for how long a worker that fails is tried by a single request.
+func (c *Config) trialPeriod(of Role) time.Duration {
+	if of == Prefill {
+		return max(c.AvoidFailing, c.Split.LegTimeout)
+	}
+	return c.AvoidFailing
+}
+
 // try notes that the worker gets a request. It reports whether a trial period begins: for a prefill leg, also if the
 // worker should get more other bookings before, since its pool may have none.
 func (a *avoidance) try(now time.Time, period time.Duration, booked uint64, leg bool) bool {

@@ -308,9 +308,7 @@ func (c *config) extproc() extproc.Config {
 		PrefillLeg:      c.PrefillLeg,
 		PrefillTimeout:  c.PrefillTimeout,
 		EndpointPicker:  c.EndpointPicker,
-		ModeOverride:    c.ModeOverride,
-
-		MaxMessageTimeout: max(c.EnvoyMaxMessageTimeout, c.longestWait()),
+		ModeOverride:    c.ModeOverride, MaxMessageTimeout: max(c.EnvoyMaxMessageTimeout, c.longestWait()),
 	}
 }
 
