@@ -138,4 +138,5 @@ const (
 	faultRefused      = "event_socket_refused" // an event or replay socket is unavailable
 	faultEventSockets = "event_sockets"        // the engine has other event sockets than the worker's settings, or none
 	faultBlockSize    = "block_size"           // the engine has another block size than the worker's settings
+	faultEngineFlags  = "engine_flags"         // the engine reports flags for prompts that cannot be read
 )

@@ -19,15 +19,20 @@ func (s *Sources) Compare(ctx context.Context, w EngineWorker) (f Found, faults 
 	asked := w
 	asked.Topic, asked.Replay = "", "" // they would replace the engine's
 	f, err = s.Discover(ctx, asked)
-	_, unsaid := errors.AsType[reach.StatusError](err)
+	status, unsaid := errors.AsType[reach.StatusError](err)
+	unsaid = unsaid && !isTransient(status)
 	none := errors.Is(err, errNoEvents)
 	if err != nil && !unsaid && !none {
 		return f, nil, err
 	}
+	if f.flagsError != nil {
+		faults = append(faults, Fault{faultEngineFlags, fmt.Sprintf(
+			"its engine reports a --default-chat-template-kwargs that cannot be read (%v): set default-chat-template-kwargs for the model", f.flagsError)})
+	}
 	direct := w.Transport == TransportZMQ && w.Endpoint != ""
 	switch {
 	case err == nil && direct:
-		faults = s.compareSockets(ctx, &w, &f)
+		faults = append(faults, s.compareSockets(ctx, &w, &f)...)
 	case none && direct && s.State(w.ID) == StateNone:
 		faults = append(faults, Fault{faultEventSockets, fmt.Sprintf("its engine reports no event sockets: %v; let the engine publish events, or remove the worker's events", err)})
 	}

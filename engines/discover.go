@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
@@ -31,8 +32,10 @@ type Found struct {
 	Role          string // "aggregated", "prefill" or "decode"; only SGLang reports it
 	BootstrapPort int    // of an SGLang worker for prefill
 	Version       string // only SGLang reports it here
-	// Flags change prompts; nil = the engine does not report them. Only SGLang does.
-	Flags *engine.Flags
+	// Flags change prompts; nil = the engine does not report them, or they cannot be read: then flagsError says why.
+	// Only SGLang does.
+	Flags      *engine.Flags
+	flagsError error
 
 	sockets []socket
 }
@@ -57,7 +60,7 @@ func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
 		return Found{}, fmt.Errorf("engines: discover: address %q is no ip:port", w.Address)
 	}
 	base := "http://" + w.Address
-	var last error
+	var last, failed error // failed is that of a path that the engine has, but does not answer now
 	for _, source := range []struct {
 		path string
 		read func(body []byte, host string, w EngineWorker) (Found, error)
@@ -71,8 +74,12 @@ func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
 		body, err := s.get(ctx, w.Host, base+source.path)
 		if err != nil {
 			last = err
-			if _, ok := errors.AsType[reach.StatusError](err); !ok {
+			status, ok := errors.AsType[reach.StatusError](err)
+			if !ok {
 				break // no server
+			}
+			if isTransient(status) && failed == nil {
+				failed = err
 			}
 			continue
 		}
@@ -87,7 +94,12 @@ func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
 		}
 		return f, nil
 	}
-	return Found{}, fmt.Errorf("engines: discover: %s answers neither /kv_event_sources nor /server_info: %w", base, last)
+	return Found{}, fmt.Errorf("engines: discover: %s answers neither /kv_event_sources nor /server_info: %w", base, cmp.Or(failed, last))
+}
+
+// isTransient reports whether a status says nothing about what an engine has.
+func isTransient(s reach.StatusError) bool {
+	return s.Status >= http.StatusInternalServerError && s.Status != http.StatusNotImplemented || s.Status == http.StatusTooManyRequests
 }
 
 // readVLLM reads an answer of /kv_event_sources.
@@ -213,11 +225,10 @@ func readSGLang(body []byte, host string, w EngineWorker) (Found, error) {
 	}
 	f.Version = clip(answer.Version)
 	if answer.Kwargs != nil {
-		kwargs, err := engine.SortedKwargs(answer.Kwargs)
-		if err != nil {
-			return f, fmt.Errorf("%w: default_chat_template_kwargs: %w", msgpack.ErrShape, err)
+		var kwargs string
+		if kwargs, f.flagsError = engine.OrderedKwargs(answer.Kwargs); f.flagsError == nil {
+			f.Flags = &engine.Flags{Kwargs: kwargs, Template: clip(answer.Template), TemplateName: clip(answer.TemplateName)}
 		}
-		f.Flags = &engine.Flags{Kwargs: kwargs, Template: clip(answer.Template), TemplateName: clip(answer.TemplateName)}
 	}
 	e := answer.Events
 	if e == nil || e.Publisher != "" && e.Publisher != "zmq" {

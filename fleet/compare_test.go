@@ -167,6 +167,7 @@ func TestFlagsThatEnginesReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := newCompared(t, router.Card{Name: "sim", Prompts: prompts})
+	const unavailable = "unavailable"
 	// The fields of SGLang 0.5.23's /server_info that are read here.
 	start := func(flags string) (*atomic.Value, string) {
 		var answer atomic.Value
@@ -175,6 +176,9 @@ func TestFlagsThatEnginesReport(t *testing.T) {
 			if r.URL.Path != "/server_info" {
 				http.NotFound(w, r)
 				return
+			}
+			if answer.Load() == unavailable {
+				w.WriteHeader(http.StatusInternalServerError)
 			}
 			fmt.Fprintf(w, `{"version":"0.5.23",%s"disaggregation_mode":"null","kv_events":null}`, answer.Load())
 		}))
@@ -212,7 +216,17 @@ func TestFlagsThatEnginesReport(t *testing.T) {
 		t.Error(text)
 	}
 	reports(first, one, `"default_chat_template_kwargs":{"think":false},"chat_template":null,`, "", 2)
-	reports(first, one, fmt.Sprintf(`"default_chat_template_kwargs":{"think":false,"x":%q},`, strings.Repeat("x", 1<<17)), "", 2)
+	// A status that says nothing about the flags changes nothing.
+	reports(first, one, think, "engine_flags", 1)
+	first.Store(unavailable)
+	if err := c.Engine(t.Context(), one); err == nil || !makes(1) {
+		t.Errorf("an engine that does not answer has lost its flags: %v", err)
+	}
+	reports(first, one, fmt.Sprintf(`"default_chat_template_kwargs":{"think":true,"x":%q},`, strings.Repeat("x", 1<<17)), "engine_flags", 2)
+	if _, text := c.faults(one); !strings.Contains(text, "131") {
+		t.Error(text)
+	}
+	reports(first, one, `"default_chat_template_kwargs":{"think":false},`, "", 2)
 
 	// Of several workers the one with the lowest id counts.
 	second, at := start(think)

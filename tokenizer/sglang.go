@@ -45,10 +45,11 @@ func (m *Model) SetEngineFlags(f *engine.Flags) {
 // name.
 func (m *Model) Contradicts(f *engine.Flags) string {
 	kwargs, _ := engine.SortedKwargs(m.flags.DefaultKwargs) // LoadModel checked them
+	reported, _ := engine.SortedKwargs([]byte(cmp.Or(f.Kwargs, "null")))
 	switch {
-	case m.flags.DefaultKwargs != nil && kwargs != f.Kwargs:
+	case m.flags.DefaultKwargs != nil && kwargs != reported:
 		return fmt.Sprintf("default-chat-template-kwargs is %.200s, and its engine reports %.200s: kvroute uses the engine's; correct or remove the setting",
-			kwargs, cmp.Or(f.Kwargs, "none"))
+			kwargs, cmp.Or(reported, "none"))
 	case f.Template != "" && !m.ownTemplate:
 		return fmt.Sprintf("its engine runs with --chat-template %s, and kvroute uses the template of the model's folder: set chat-template to the same file",
 			f.Template)

@@ -80,3 +80,25 @@ func TestSortedKwargs(t *testing.T) {
 		t.Error(text)
 	}
 }
+
+// Objects inside keyword arguments keep the order of their keys, which templates write into prompts.
+func TestKwargs(t *testing.T) {
+	const text = ` { "z": {"b": 1.0, "a": [ {"d":1,"c":2} ]}, "a": true }`
+	ordered, err := engine.OrderedKwargs([]byte(text))
+	if err != nil || ordered != `{"a":true,"z":{"b":1.0,"a":[{"d":1,"c":2}]}}` {
+		t.Errorf("%s, %v", ordered, err)
+	}
+	if sorted, err := engine.SortedKwargs([]byte(ordered)); err != nil || sorted != `{"a":true,"z":{"a":[{"c":2,"d":1}],"b":1.0}}` {
+		t.Errorf("%s, %v", sorted, err)
+	}
+	for _, text := range []string{"null", "{}"} {
+		if ordered, err := engine.OrderedKwargs([]byte(text)); ordered != "" || err != nil {
+			t.Errorf("%s: %s, %v", text, ordered, err)
+		}
+	}
+	for _, text := range []string{"", "[]", `"{}"`, `{"a"`, `{"a":"` + strings.Repeat("x", 64<<10) + `"}`} {
+		if ordered, err := engine.OrderedKwargs([]byte(text)); err == nil {
+			t.Errorf("%.20s: %s", text, ordered)
+		}
+	}
+}

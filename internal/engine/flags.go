@@ -11,7 +11,7 @@ import (
 
 // Flags are flags of a running engine that change prompts, as the engine reports them.
 type Flags struct {
-	// Kwargs is --default-chat-template-kwargs: a JSON object with sorted keys, at most 64 KiB; "" = none.
+	// Kwargs is --default-chat-template-kwargs, as [OrderedKwargs] returns it; "" = none.
 	Kwargs string `json:",omitempty"`
 	// Template is --chat-template: a name that the engine knows, or a path on the engine's machine; "" = none.
 	// TemplateName is --hf-chat-template-name.
@@ -38,19 +38,23 @@ func (f *Flags) String() string {
 // maxKwargs limits the keyword arguments of a chat template, in bytes.
 const maxKwargs = 64 << 10
 
-// SortedKwargs returns keyword arguments of a chat template, a JSON object or null, in one form for all
-// objects with equal values: without spaces, with sorted keys. The form of null and of the empty object
-// is "". Other JSON, and more than 64 KiB, are errors.
-func SortedKwargs(text []byte) (string, error) {
+// OrderedKwargs returns keyword arguments of a chat template, a JSON object or null, without spaces and with sorted
+// keys. Objects inside keep the order of their keys, which templates write into prompts. The form of null and of the
+// empty object is "". Other JSON, and more than 64 KiB, are errors.
+func OrderedKwargs(text []byte) (string, error) { return compacted(text, new(map[string]json.RawMessage)) }
+
+// SortedKwargs is OrderedKwargs with sorted keys in all objects: one form for all objects with equal values.
+func SortedKwargs(text []byte) (string, error) { return compacted(text, new(map[string]any)) }
+
+func compacted[V any](text []byte, kwargs *map[string]V) (string, error) {
 	if len(text) > maxKwargs {
 		return "", fmt.Errorf("%d bytes, at most %d are read", len(text), maxKwargs)
 	}
-	var kwargs map[string]any
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
-	if err := d.Decode(&kwargs); err != nil || len(kwargs) == 0 {
+	if err := d.Decode(kwargs); err != nil || len(*kwargs) == 0 {
 		return "", err
 	}
-	sorted, err := json.Marshal(kwargs)
+	sorted, err := json.Marshal(*kwargs)
 	return string(sorted), err
 }
