@@ -149,11 +149,12 @@ func (r *Renderer) probeInline() bool {
 }
 
 // SetVersion sets the version of the engine that runs, "0.5.23" for instance. The profile sglang has rules of its
-// own for versions before 0.5.23. An empty text or one without three numbers stands for the newest known version.
+// own for versions before 0.5.23. An empty text, one without three numbers, and 0.0.0, which SGLang reports when it was
+// built from source without tags, stand for the newest known version.
 func (r *Renderer) SetVersion(version string) {
 	var n [3]int
 	count, _ := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d.%d", &n[0], &n[1], &n[2])
-	older := r.profile == SGLang && count == len(n) && slices.Compare(n[:], []int{0, 5, 23}) < 0
+	older := r.profile == SGLang && count == len(n) && n != [3]int{} && slices.Compare(n[:], []int{0, 5, 23}) < 0
 	r.older.Store(older)
 	r.between.Store(older && slices.Compare(n[:], []int{0, 5, 17}) > 0)
 }
