@@ -172,6 +172,9 @@ type Hooks struct {
 	Observe func(Observation)
 	// Judged gets each changed verdict on the token ids of a model; see package confirm.
 	Judged func(Judgement)
+	// Flags gets the faults of a worker by the flags that its engine reports, before and now, when a fault begins or
+	// ends. It must not call the router.
+	Flags func(id uint64, before, now []Fault)
 	// Tell gets each change of the slots of the router's own requests, and first tokens of other
 	// replicas' requests that were noticed here; see [Change].
 	Tell func(Change)

@@ -15,24 +15,28 @@ const (
 	faultsOfFlags    = "flags"
 )
 
-// engineLocked tells a model how its engines make prompts: the last version that a worker registered, and the flags
-// that the worker with the lowest id reports. Workers with other flags, or with flags that contradict the model's
-// settings, get a fault.
-func (r *Router) engineLocked(t *target) {
-	if t.card == nil || t.card.Prompts == nil {
-		return
-	}
+// sameEngine reports whether two descriptions of a worker have the same version and flags of the engine.
+func sameEngine(a, b *WorkerInfo) bool {
+	return a.EngineVersion == b.EngineVersion && (a.EngineFlags == b.EngineFlags || a.EngineFlags != nil && b.EngineFlags != nil && *a.EngineFlags == *b.EngineFlags)
+}
+
+// engineLocked tells a card how its engines make prompts: the version and the flags of the worker with the lowest id
+// that has one. Workers with other flags, or with flags that contradict the card's
+// settings, get a fault. pools are those of all models with the card.
+func (r *Router) engineLocked(card *Card, pools []*pool) {
 	var workers []*WorkerInfo
-	for _, p := range t.pools {
-		if p.version != "" {
-			t.card.Prompts.SetEngineVersion(p.version)
-		}
+	versioned := new(WorkerInfo)
+	for _, p := range pools {
 		p.each(func(_ int, e *entry) {
+			if e.info.EngineVersion != "" && (versioned.EngineVersion == "" || e.info.ID < versioned.ID) {
+				versioned = e.info
+			}
 			if e.worker.DPRank == e.info.DPStart && (e.info.EngineFlags != nil || r.faults[e.info.ID][faultsOfFlags] != nil) {
 				workers = append(workers, e.info)
 			}
 		})
 	}
+	card.Prompts.SetEngineVersion(versioned.EngineVersion)
 	slices.SortFunc(workers, func(a, b *WorkerInfo) int { return cmp.Compare(a.ID, b.ID) })
 	var first *WorkerInfo
 	for _, w := range workers {
@@ -43,7 +47,7 @@ func (r *Router) engineLocked(t *target) {
 			first = w
 			fallthrough
 		case *f == *first.EngineFlags:
-			if text := t.card.Prompts.Contradicts(f); text != "" {
+			if text := card.Prompts.Contradicts(f); text != "" {
 				faults = []Fault{{faultEngineFlags, text}}
 			}
 		default:
@@ -51,11 +55,14 @@ func (r *Router) engineLocked(t *target) {
 				"its engine runs with %s, and worker %q of the same model with %s: kvroute makes the prompts of both as the latter does; start both with the same flags",
 				f, cmp.Or(first.Name, fmt.Sprint(first.ID)), first.EngineFlags)}}
 		}
+		if before := r.faults[w.ID][faultsOfFlags]; r.conf.Hooks.Flags != nil && (before == nil) != (faults == nil) {
+			r.conf.Hooks.Flags(w.ID, before, faults)
+		}
 		r.setFaultsLocked(w.ID, faultsOfFlags, faults)
 	}
 	if first == nil {
-		t.card.Prompts.SetEngineFlags(nil)
+		card.Prompts.SetEngineFlags(nil)
 		return
 	}
-	t.card.Prompts.SetEngineFlags(first.EngineFlags)
+	card.Prompts.SetEngineFlags(first.EngineFlags)
 }

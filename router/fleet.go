@@ -132,7 +132,7 @@ func (r *Router) SetWorker(info WorkerInfo) error {
 }
 
 // setWorkerLocked is SetWorker for information that was checked. It reports whether the
-// names of models or the flags of engines may have changed: then the caller calls renameLocked.
+// names of models, or the versions or flags of engines, changed: then the caller calls renameLocked.
 func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 	info.Engine = engineName(info.Engine)
 	key := poolKey{info.Models[0], r.blockSizeLocked(info)}
@@ -147,21 +147,19 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 		r.pools[key] = p
 		changed = true
 	}
-	if info.EngineVersion != "" && p.version != info.EngineVersion {
-		p.version = info.EngineVersion
-		changed = true
-	}
 	now := r.conf.Now()
 	p.empty = time.Time{}
-	changed = p.countNames(info, 1) || changed || info.EngineFlags != nil
+	changed = p.countNames(info, 1) || changed
+	before := new(WorkerInfo)
 	if old := r.owners[info.ID]; old != nil {
-		before := old.infoOf(info.ID)
-		changed = old.countNames(before, -1) || changed || before.EngineFlags != nil
+		before = old.infoOf(info.ID)
+		changed = old.countNames(before, -1) || changed
 		if old != p {
 			old.removeWorker(now, info.ID)
 			r.forgetJudgedLocked(info.ID)
 		}
 	}
+	changed = changed || !sameEngine(before, info)
 	r.owners[info.ID] = p
 	for _, w := range p.setWorker(now, info) {
 		r.confirms.Interrupt(confirm.Worker{ID: w.ID, Rank: w.DPRank})
@@ -248,7 +246,7 @@ func (r *Router) removeWorkerLocked(id uint64) {
 	delete(r.owners, id)
 	delete(r.faults, id)
 	info := p.infoOf(id)
-	changed := p.countNames(info, -1) || info.EngineFlags != nil
+	changed := p.countNames(info, -1) || !sameEngine(info, new(WorkerInfo))
 	p.removeWorker(r.conf.Now(), id)
 	r.forgetJudgedLocked(id)
 	if changed {
@@ -383,6 +381,7 @@ func (r *Router) renameLocked() {
 	}
 	maps.DeleteFunc(r.pools, func(key poolKey, p *pool) bool { return full[key.model] && len(p.names) == 0 })
 	models := make(map[string]target)
+	ofCard := make(map[*Card][]*pool) // those with prompts
 	for _, key := range slices.SortedFunc(maps.Keys(r.pools), poolKey.compare) {
 		p, t := r.pools[key], models[key.model]
 		p.card = r.chooseCardLocked(p)
@@ -393,9 +392,12 @@ func (r *Router) renameLocked() {
 			t.judged = r.judgedLocked(p.model, t.card)
 		}
 		models[key.model] = t
+		if t.card != nil && t.card.Prompts != nil {
+			ofCard[t.card] = append(ofCard[t.card], p)
+		}
 	}
-	for _, t := range models {
-		r.engineLocked(&t)
+	for card, pools := range ofCard {
+		r.engineLocked(card, pools)
 	}
 	maps.DeleteFunc(r.judged, func(model string, _ *judged) bool { return models[model].pools == nil })
 	names := maps.Clone(models)

@@ -36,12 +36,11 @@ type pool struct {
 	_ [64]byte
 
 	// Guarded by Router.fleet.
-	card    string            // name of the model's card, one of cards
-	cards   map[string]int    // names of cards that workers registered, with the number of workers
-	version string            // of the engine, as the last worker registered it
-	names   map[modelName]int // number of workers that registered each name; empty without workers
-	empty   time.Time         // when Tick saw first that the pool has no workers; zero with workers
-	since   time.Time         // when the pool was made
+	card  string            // name of the model's card, one of cards
+	cards map[string]int    // names of cards that workers registered, with the number of workers
+	names map[modelName]int // number of workers that registered each name; empty without workers
+	empty time.Time         // when Tick saw first that the pool has no workers; zero with workers
+	since time.Time         // when the pool was made
 
 	mu sync.Mutex
 	// mu guards the fields below.

@@ -784,12 +784,17 @@ func TestEngineVersions(t *testing.T) {
 	}
 	r := newRouter(t, router.Config{Cards: []router.Card{{Name: "m", Prompts: m}}}, 0)
 	q := chat.Request{Messages: []byte(`[{"role":"user","content":"x"}]`), Tools: []byte(`[{"function":{"name":"f"}}]`)}
-	for version, want := range map[string]uint32{"0.5.23": 0, "0.5.17": 1} {
+	for version, want := range map[string]uint32{"0.5.23": 0, "0.5.17": 1, "0.0.0.dev0": 0} {
 		w := worker(1)
 		w.Engine, w.EngineVersion = "sglang", version
 		set(t, r, w)
-		if p, err := m.Encode(t.Context(), nil, q, time.Time{}); err != nil || !slices.Equal(p.IDs, []uint32{want}) {
-			t.Errorf("%s: ids %v, %v, want %d", version, p.IDs, err, want)
+		// Another version of a worker with a higher id changes nothing, however often the worker changes.
+		for _, other := range []string{"0.5.17", "0.5.23"} {
+			w.ID, w.EngineVersion = 2, other
+			set(t, r, w)
+			if p, err := m.Encode(t.Context(), nil, q, time.Time{}); err != nil || !slices.Equal(p.IDs, []uint32{want}) {
+				t.Errorf("%s: ids %v, %v, want %d", version, p.IDs, err, want)
+			}
 		}
 	}
 }

@@ -150,8 +150,8 @@ type WorkerInfo struct {
 	Reorders bool
 
 	Engine string // vllm, sglang, trtllm or dynamo, in any spelling of package internal/engine; or another name
-	// EngineVersion is the version of the engine, "0.5.23" for instance; "" = unknown. Of a model's workers the last
-	// one that registered a version decides how prompts are made.
+	// EngineVersion is the version of the engine, "0.5.23" for instance; "" = unknown. Of a model's workers with a
+	// version, the one with the lowest id decides how prompts are made.
 	EngineVersion string `json:",omitempty"`
 	// EngineFlags are flags of the engine that change prompts, as the engine reports them; nil = it does not. They
 	// replace the settings of its model: see [tokenizer.Model.SetEngineFlags].

@@ -52,9 +52,13 @@ func (f *workerFaults) set(id uint64, source string, faults []router.Fault) {
 		f.pass(id, source, faults)
 	}
 	f.mu.Unlock()
-	if of == nil {
-		return
+	if of != nil {
+		f.report(id, before, faults)
 	}
+}
+
+// report logs the faults of a worker that began or ended.
+func (f *workerFaults) report(id uint64, before, faults []router.Fault) {
 	for _, fault := range without(faults, before) {
 		f.log.Warn("a worker has a fault", "worker", id, "fault", fault.What, "text", fault.Text)
 	}
