@@ -115,7 +115,7 @@ func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 		return nil, err
 	}
 	if c.ChatTemplate != "" {
-		files.SetTemplate(c.ChatTemplate)
+		files.SetTemplate(chat.TemplateOfFile(c.Profile, c.ChatTemplate))
 	}
 	files.Mode = c.Mode
 	c.unchanged = files.UsesTokenizerJSON(c.Profile)

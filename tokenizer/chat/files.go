@@ -134,6 +134,16 @@ func (f *Files) addTemplate(name, text string) {
 	f.Templates[name] = text
 }
 
+// TemplateOfFile returns the template that an engine reads from a file with a text. SGLang has rules of its own for the
+// file of --chat-template.
+func TemplateOfFile(p Profile, text string) string {
+	if p != SGLang {
+		return text
+	}
+	text = strings.Trim(strings.ReplaceAll(text, "\r\n", "\n"), "\n")
+	return strings.ReplaceAll(text, `\n`, "\n")
+}
+
 // SetTemplate replaces all templates by the one that the engine was started with.
 func (f *Files) SetTemplate(text string) {
 	f.Templates, f.names, f.processor, f.broken = map[string]string{"default": text}, []string{"default"}, "", nil

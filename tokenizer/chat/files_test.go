@@ -161,3 +161,26 @@ func TestMakers(t *testing.T) {
 		t.Errorf("SGLang without a template: %q, %v, special tokens %t; want %q with special tokens", text.Text, err, text.Special, want)
 	}
 }
+
+// The texts are those that SGLang 0.5.23's TemplateManager and OpenAIServingChat make of the files.
+func TestTemplateFilesOfSGLang(t *testing.T) {
+	for text, want := range map[string]string{
+		"\n\n{% for m in messages %}<{{ m.role }}>{{ m.content }}\\n{{ 'a\\nb' }}{% endfor %}\n\n\n": "<user>hi\na\nb",
+		"A\r\nB {{ messages[0].content }}\r\n\r\n":                                                   "A\nB hi",
+		`{{ "x\\ny" }} {{ messages[0].content }}`:                                                    "xy hi",
+	} {
+		var f chat.Files
+		f.SetTemplate(chat.TemplateOfFile(chat.SGLang, text))
+		r, err := chat.NewRenderer(chat.SGLang, &f, chat.Flags{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := r.Render(nil, chat.Request{Messages: []byte(`[{"role":"user","content":"hi"}]`)}, time.Time{})
+		if err != nil || string(got.Text) != want {
+			t.Errorf("%q: %q, %v, want %q", text, got.Text, err, want)
+		}
+		if same := chat.TemplateOfFile(chat.VLLM, text); same != text {
+			t.Errorf("vLLM reads %q as %q", text, same)
+		}
+	}
+}
