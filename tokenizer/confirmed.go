@@ -25,14 +25,14 @@ func (m *Model) SetConfirmed(c chat.Class, confirmed bool) {
 		m.unconfirmed[c/32].And(^(uint32(1) << (c % 32)))
 		return
 	}
-	m.asked.Store(0) // the next prompt has ids
+	m.asked[c].Store(0) // the next prompt has ids
 	m.unconfirmed[c/32].Or(uint32(1) << (c % 32))
 }
 
 // inText is encode in text-block mode for a request of an unconfirmed class.
 func (m *Model) inText(ctx context.Context, dst []uint32, q chat.Request, now time.Time, class chat.Class) (Prompt, error) {
 	p, err := inBytes(dst, q, Drifted)
-	if p.Class = class; err != nil || m.asked.Add(1)%checkedShare != 1 {
+	if p.Class = class; err != nil || m.asked[class].Add(1)%checkedShare != 1 {
 		return p, err
 	}
 	if ids, err := m.encode(ctx, nil, q, now, false); err == nil && (ids.Mode == Exact || ids.Mode == ExactPrefix) {

@@ -51,3 +51,35 @@ func TestCheckedIDs(t *testing.T) {
 		}
 	}
 }
+
+// Classes that are unconfirmed at the same time each have ids for one request in 20, in whatever order requests come.
+func TestEachClassIsChecked(t *testing.T) {
+	file, err := os.ReadFile("testdata/golden/bytelevel-qwen2-nfc.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := tokenizer.LoadModel(fstest.MapFS{"tokenizer.json": {Data: file}, "chat_template.jinja": {Data: []byte(chatml)}}, tokenizer.ModelConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := chat.Request{Path: chat.PathChat, Messages: []byte(`[{"role":"user","content":"How is the weather?"}]`)}
+	withKwargs := plain
+	withKwargs.ChatTemplateKwargs = []byte(`{"x":1}`)
+	requests, checked := []chat.Request{plain, withKwargs}, map[chat.Class]int{}
+	for i := range 82 {
+		p, err := m.Encode(t.Context(), nil, requests[i%2], time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i < 2 {
+			m.SetConfirmed(p.Class, false)
+		} else if p.Checked != nil {
+			checked[p.Class]++
+		}
+	}
+	for class, n := range checked {
+		if len(checked) != 2 || n != 2 {
+			t.Errorf("%d classes have ids; %s for %d of 40 requests, want 2", len(checked), class, n)
+		}
+	}
+}

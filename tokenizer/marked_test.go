@@ -204,6 +204,17 @@ func TestAsksAlike(t *testing.T) {
 		if m.AsksAlike(chat.Request{Messages: []byte("[]")}) != alike || !m.AsksAlike(chat.Request{Prompt: []byte(`"x"`)}) {
 			t.Errorf("%s: chats alike %v, want %v", model, !alike, alike)
 		}
+		sgl, err := tokenizer.LoadModel(fsys, tokenizer.ModelConfig{Profile: chat.SGLang})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tools := chat.Request{Messages: []byte("[]"), Tools: []byte(`[{"function":{"name":"f"}}]`)}
+		deferred, prompted := tools, tools
+		deferred.Tools = []byte(`[{"function":{"name":"f"},"defer_loading":true}]`)
+		prompted.AddGenerationPrompt = []byte("false")
+		if !sgl.AsksAlike(tools) || sgl.AsksAlike(deferred) || sgl.AsksAlike(prompted) {
+			t.Errorf("%s: SGLang's /tokenize is compared for requests that it reads otherwise, or not for the others", model)
+		}
 		if alike {
 			continue
 		}

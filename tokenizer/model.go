@@ -80,7 +80,7 @@ type Model struct {
 
 	reached     atomic.Pointer[string] // the first unsupported feature that a request reached
 	unconfirmed classSet               // [Model.SetConfirmed]
-	asked       atomic.Uint32
+	asked       [chat.Classes]atomic.Uint32 // prompts of an unconfirmed class
 }
 
 // ModelConfig holds the settings that the model's files do not contain.
@@ -194,9 +194,16 @@ func (m *Model) Usual() (mode Mode, reason string) {
 }
 
 // AsksAlike reports whether a worker's /tokenize renders the prompt of q as a completion request does.
-// vLLM's /tokenize does not for chats of gpt-oss: it renders the template.
+// vLLM's /tokenize does not for chats of gpt-oss: earlier versions render the template. SGLang 0.5.23's does not for
+// two fields: it reads add_generation_prompt, which chats ignore, and writes tools with defer_loading in another order.
 func (m *Model) AsksAlike(q chat.Request) bool {
-	return m == nil || m.chat == nil || q.Prompt != nil || !m.chat.Harmony()
+	switch {
+	case m == nil || m.chat == nil || q.Prompt != nil:
+		return true
+	case m.profile == chat.SGLang:
+		return q.AddGenerationPrompt == nil && !bytes.Contains(q.Tools, []byte("defer_loading"))
+	}
+	return !m.chat.Harmony()
 }
 
 // Prompt is an encoded prompt.
