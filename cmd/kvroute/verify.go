@@ -23,6 +23,8 @@ const (
 	laterChecks  = 10_000 // afterwards one request in so many is checked
 	checkTimeout = 10 * time.Second
 	mostChecks   = 30      // requests that are checked in a minute, of all models
+	otherChecks  = 20      // of them those that are neither among the first of a class nor of a restarted worker
+	ofOneWorker  = 10      // of them those of one worker
 	mostBody     = 1 << 20 // bytes of a body that is sent to a worker again
 	// restartChecks is how many requests to a restarted worker are checked: as many as can contradict it.
 	restartChecks = 3
@@ -30,7 +32,9 @@ const (
 
 // verifier compares kvroute's ids of some requests with those that a worker without events makes of the client's own
 // body, after the decision: events confirm the ids of the others. One goroutine, in run, asks one worker at a time.
-// Requests that come while its queue is full are not checked. The verdict on what it finds is that of package confirm.
+// If its queue or the minute has no room, a later request is checked instead. A worker that does not answer is not asked
+// again in the same minute, so it delays the other checks by one timeout. The verdict on what the verifier finds is that
+// of package confirm.
 type verifier struct {
 	log    *slog.Logger
 	checks meter.Counter
@@ -45,6 +49,8 @@ type verifier struct {
 	restarted map[uint64]int       // checks that are due, by worker; at most maxRestarted workers
 	minute    time.Time            // begin of a minute
 	inMinute  int                  // checks in it
+	ofWorker  map[uint64]int       // the same by worker
+	failing   map[uint64]bool      // workers that did not answer in it
 }
 
 // maxRestarted limits the restarted workers that are remembered, maxObserved the models.
@@ -59,7 +65,8 @@ func (v *verifier) expect(id uint64) {
 	}
 }
 
-// observed counts the requests of a model since its card was loaded, by class.
+// observed counts the requests of a model since its card was loaded, by class. Those that had to be checked, but were
+// not, do not count.
 type observed struct {
 	card *router.Card
 	n    [chat.Classes]int
@@ -68,6 +75,7 @@ type observed struct {
 func newVerifier(log *slog.Logger, checks meter.Counter, client *http.Client) *verifier {
 	return &verifier{
 		log: log, checks: checks, queue: make(chan router.Observation, 16), observed: map[string]*observed{}, client: client, restarted: map[uint64]int{},
+		ofWorker: map[uint64]int{}, failing: map[uint64]bool{},
 		answered: func(o *router.Observation, theirs []uint32) int { return tokenizer.FirstDiff(o.IDs, theirs) },
 	}
 }
@@ -77,7 +85,15 @@ func (v *verifier) observe(o router.Observation) {
 	if o.Group != "" || o.Events || len(o.Prompt.Body) > mostBody || idsPaths(o.Prompt, o.Card.Prompts) == nil {
 		return
 	}
-	if !v.isDue(&o) || !v.mayCheck(time.Now()) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	n, restarted := v.countLocked(&o), v.restarted[o.Worker.ID]
+	first := *n < firstChecks || restarted > 0
+	if !first && *n%laterChecks != 0 && !o.ByText && !o.Suspect {
+		*n++
+		return
+	}
+	if !v.hasRoomLocked(time.Now(), o.Worker.ID, first) {
 		return
 	}
 	o.IDs = slices.Clone(o.IDs)
@@ -85,13 +101,20 @@ func (v *verifier) observe(o router.Observation) {
 	select {
 	case v.queue <- o:
 	default: // run cannot keep up
+		return
+	}
+	*n++
+	v.inMinute++
+	v.ofWorker[o.Worker.ID]++
+	if restarted > 1 {
+		v.restarted[o.Worker.ID] = restarted - 1
+	} else {
+		delete(v.restarted, o.Worker.ID)
 	}
 }
 
-// isDue counts a request, and reports whether it is to be checked.
-func (v *verifier) isDue(o *router.Observation) bool {
-	v.mu.Lock()
-	defer v.mu.Unlock()
+// countLocked returns the counter of a request's class.
+func (v *verifier) countLocked(o *router.Observation) *int {
 	seen := v.observed[o.Model]
 	if seen == nil || seen.card != o.Card {
 		if len(v.observed) >= maxObserved {
@@ -100,26 +123,31 @@ func (v *verifier) isDue(o *router.Observation) bool {
 		seen = &observed{card: o.Card}
 		v.observed[o.Model] = seen
 	}
-	n := seen.n[o.Class]
-	seen.n[o.Class]++
-	due := v.restarted[o.Worker.ID]
-	if due > 1 {
-		v.restarted[o.Worker.ID] = due - 1
-	} else {
-		delete(v.restarted, o.Worker.ID)
-	}
-	return n < firstChecks || n%laterChecks == 0 || due > 0 || o.ByText || o.Suspect
+	return &seen.n[o.Class]
 }
 
-// mayCheck counts a check. It reports whether the minute has room for it.
-func (v *verifier) mayCheck(now time.Time) bool {
-	v.mu.Lock()
-	defer v.mu.Unlock()
+// hasRoomLocked reports whether the minute has room for a check of a worker.
+func (v *verifier) hasRoomLocked(now time.Time, worker uint64, first bool) bool {
 	if now.Sub(v.minute) >= time.Minute {
 		v.minute, v.inMinute = now, 0
+		clear(v.ofWorker)
+		clear(v.failing)
 	}
-	v.inMinute++
-	return v.inMinute <= mostChecks
+	limit := mostChecks
+	if !first {
+		limit = otherChecks
+	}
+	return v.inMinute < limit && v.ofWorker[worker] < ofOneWorker && !v.failing[worker]
+}
+
+// failed notes that a worker did not answer a check: a later request of the class is checked instead.
+func (v *verifier) failed(o *router.Observation) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.failing[o.Worker.ID] = true
+	if seen := v.observed[o.Model]; seen != nil && seen.card == o.Card && 0 < seen.n[o.Class] && seen.n[o.Class] <= firstChecks {
+		seen.n[o.Class]--
+	}
 }
 
 // run checks until ctx ends.
@@ -129,6 +157,13 @@ func (v *verifier) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case o := <-v.queue:
+			v.mu.Lock()
+			failing := v.failing[o.Worker.ID]
+			v.mu.Unlock()
+			if failing {
+				v.failed(&o)
+				continue
+			}
 			v.compare(ctx, o)
 		}
 	}
@@ -146,6 +181,8 @@ func (v *verifier) compare(ctx context.Context, o router.Observation) (position 
 		outcome = "error"
 		if status, ok := errors.AsType[reach.StatusError](err); ok && slices.Contains(unavailable, status.Status) {
 			outcome = "unavailable" // the engine has none of the paths
+		} else {
+			v.failed(&o)
 		}
 		v.log.Debug("a worker does not return token ids", "model", o.Model, "worker", o.Worker.ID,
 			"address", o.Address, "err", err)

@@ -162,21 +162,79 @@ func TestFewRequestsAreChecked(t *testing.T) {
 	}
 	// A reload starts the checks again, for as many requests as the queue has room for.
 	o.Prompt = chatPrompt(t)
-	for range 100 {
-		o.Card = new(router.Card)
+	for i := range 100 {
+		o.Card, o.Worker.ID = new(router.Card), uint64(i)
 		v.observe(o)
 	}
 	if n := len(v.queue); n != cap(v.queue) {
 		t.Errorf("%d checks, want the queue full", n)
 	}
-	// A minute has so many checks, whatever comes.
-	checks := 0
-	now := time.Now().Add(time.Hour)
-	for checks < 1000 && v.mayCheck(now) {
-		checks++
+}
+
+// A worker that makes other ids, and one that does not answer, leave room for the checks of other classes and workers.
+func TestBadWorkersLeaveRoomForChecks(t *testing.T) {
+	var hang atomic.Bool
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if hang.Load() {
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
+		fmt.Fprint(w, `{"tokens":[7]}`)
+	}))
+	defer s.Close()
+	counts := meter.New(nil)
+	v := newVerifier(slog.New(slog.DiscardHandler), counts.Counter("checks", "", "", "model", "outcome"), reach.Networks{}.Client())
+	card := simCard(t)
+	check := func(model string, worker uint64, suspect bool) (checked bool) {
+		t.Helper()
+		v.observe(router.Observation{
+			Card: card, Model: model, Worker: router.Worker{ID: worker}, Suspect: suspect, BlockSize: 4, IDs: []uint32{1, 2, 3},
+			Address: netip.MustParseAddrPort(strings.TrimPrefix(s.URL, "http://")), Prompt: chatPrompt(t),
+		})
+		select {
+		case o := <-v.queue:
+			v.compare(t.Context(), o)
+			return true
+		default:
+			return false
+		}
 	}
-	if checks != mostChecks || !v.mayCheck(now.Add(time.Minute)) {
-		t.Errorf("%d checks in a minute, want %d", checks, mostChecks)
+	many := func(model string, worker uint64, suspect bool) (n int) {
+		for range 1000 {
+			if check(model, worker, suspect) {
+				n++
+			}
+		}
+		return n
+	}
+	// Workers 1 and 2 make other ids for a class that was checked before.
+	for range firstChecks {
+		check("bad", 3, false)
+	}
+	v.minute = time.Time{}
+	if n := many("bad", 1, true); n != ofOneWorker {
+		t.Errorf("%d checks of one worker in a minute, want %d", n, ofOneWorker)
+	}
+	if n := many("bad", 2, true) + many("bad", 4, true); n != otherChecks-ofOneWorker {
+		t.Errorf("%d checks of the others, want %d", n, otherChecks-ofOneWorker)
+	}
+	// The first requests of another model have room. Those that have none are checked in the next minute.
+	if n := many("other", 5, false) + many("third", 6, false); n != mostChecks-otherChecks {
+		t.Errorf("%d first checks, want %d", n, mostChecks-otherChecks)
+	}
+	v.minute = time.Time{}
+	if n := many("third", 6, false); n != firstChecks-(mostChecks-otherChecks-firstChecks) {
+		t.Errorf("%d checks are made up for", n)
+	}
+	// A worker that fails is asked once in a minute, and does not count.
+	v.minute = time.Time{}
+	hang.Store(true)
+	if n := many("fourth", 7, false); n != 1 {
+		t.Errorf("a worker that fails is asked %d times", n)
+	}
+	hang.Store(false)
+	if n := many("fourth", 8, false); n != firstChecks {
+		t.Errorf("%d checks of another worker, want %d", n, firstChecks)
 	}
 }
 
@@ -229,7 +287,7 @@ func (a *answering) ask(worker uint64, path, body string) (asked bool, reason st
 	a.router.Free(id)
 	select {
 	case o := <-a.v.queue:
-		a.v.inMinute = 0
+		a.v.minute = time.Time{}
 		if _, ok := a.v.compare(a.t.Context(), o); !ok {
 			a.t.Fatal("the worker does not answer")
 		}
