@@ -4,12 +4,13 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/kvroute/kvroute/confirm"
 	"github.com/kvroute/kvroute/router"
 )
 
-// judged logs a changed verdict on token ids, and sets or ends the fault of a worker that alone makes other tokens.
+// judged logs a changed verdict on token ids, and sets or ends the fault of its worker.
 func (s *server) judged(j router.Judgement) {
 	log := s.log.With("model", j.Model.Name, "class", j.Class.String())
 	place := []any{"worker", j.Worker.ID, "block", j.Block, "position", j.Position, "confirmed", j.Confirmed[0], "unconfirmed", j.Confirmed[1]}
@@ -26,10 +27,38 @@ func (s *server) judged(j router.Judgement) {
 		log.Info("requests of the class are routed by their tokens again: workers store the tokens that kvroute makes")
 	case confirm.WorkerNamed:
 		log.Error("a worker makes other tokens than kvroute and other workers", place...)
-		s.faults.set(j.Worker.ID, "stored", []router.Fault{{What: "token_ids", Text: fmt.Sprintf(
-			"it alone makes other tokens than kvroute for requests of the class %s of model %s: compare its tokenizer, chat template and engine version with the other workers'",
-			j.Class, j.Model.Name)}})
+		s.nameTokens(j.Worker.ID)
 	case confirm.WorkerCleared:
-		s.faults.set(j.Worker.ID, "stored", nil)
+		s.nameTokens(j.Worker.ID)
+	}
+}
+
+// tokensFault is the source of the fault of workers that alone make other tokens.
+const tokensFault = "stored"
+
+// nameTokens sets or ends the fault of a worker that alone makes other tokens, with all classes of requests that it is
+// named for.
+func (s *server) nameTokens(id uint64) {
+	var of []string
+	for _, m := range s.router.Models() {
+		for _, c := range m.Classes {
+			if slices.ContainsFunc(c.Workers, func(w confirm.WorkerState) bool { return w.ID == id && w.Named }) {
+				of = append(of, fmt.Sprintf("the class %s of model %s", c.Class, m.Model))
+			}
+		}
+	}
+	var faults []router.Fault
+	if of != nil {
+		faults = []router.Fault{{What: "token_ids", Text: fmt.Sprintf(
+			"it alone makes other tokens than kvroute for requests of %s: compare its tokenizer, chat template and engine version with the other workers'",
+			listed(of))}}
+	}
+	s.faults.set(id, tokensFault, faults)
+}
+
+// renameTokens is nameTokens for all workers with that fault: their verdicts may have ended without a judgement.
+func (s *server) renameTokens() {
+	for _, id := range s.faults.with(tokensFault) {
+		s.nameTokens(id)
 	}
 }

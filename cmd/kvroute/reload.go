@@ -82,6 +82,7 @@ func (s *server) readAgain(ctx context.Context) error {
 	s.conf.ActivePrefillTokensThresholdFrac = c.ActivePrefillTokensThresholdFrac
 	s.shared.Store(s.conf.shared())
 	s.router.SetCards(cards)
+	s.renameTokens()
 	routing, _ := c.routing() // read has checked it
 	s.router.SetDefaultThresholds(routing.Thresholds)
 	_ = s.level.UnmarshalText([]byte(c.LogLevel)) // read has checked it

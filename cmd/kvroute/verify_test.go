@@ -248,6 +248,7 @@ type answering struct {
 
 	mu      sync.Mutex
 	changes []string // kinds of changed verdicts, with the worker of those on a worker
+	judged  func(router.Judgement)
 }
 
 func newAnswering(t *testing.T, workers ...netip.AddrPort) *answering {
@@ -261,6 +262,9 @@ func newAnswering(t *testing.T, workers ...netip.AddrPort) *answering {
 			a.mu.Lock()
 			defer a.mu.Unlock()
 			a.changes = append(a.changes, fmt.Sprintf("%d %s %d", j.Kind, j.Class, j.Worker.ID))
+			if a.judged != nil {
+				a.judged(j)
+			}
 		},
 	}})
 	if err != nil {
@@ -402,6 +406,53 @@ func TestAWorkerThatAloneMakesOtherIDs(t *testing.T) {
 	}
 	if want := []string{"3 chat 2", "4 chat 2"}; !slices.Equal(a.changes, want) {
 		t.Errorf("verdicts %q, want %q", a.changes, want)
+	}
+}
+
+// The fault of a worker that alone makes other ids has all classes that it is named for. It ends when the worker is no
+// longer named for any, and when the model's files are read again.
+func TestTheFaultOfAWorkerHasAllClasses(t *testing.T) {
+	const completion = `{"model":"sim","prompt":"the worker keeps the shared prefix and the router finds it there"}`
+	good, _ := tokenizeServer(t, func(ids []uint32) any { return ids })
+	bad, _ := tokenizeServer(t, func(ids []uint32) any { return ids[1:] })
+	a := newAnswering(t, good, bad)
+	s := &server{log: slog.New(slog.DiscardHandler), router: a.router, faults: newWorkerFaults(a.router.SetFaults, slog.New(slog.DiscardHandler))}
+	s.faults.add(2)
+	a.judged = s.judged
+	name := func(path, body string) {
+		for range 4 {
+			a.ask(1, path, body)
+			a.ask(2, path, body)
+		}
+	}
+	fault := func() string {
+		for _, w := range a.router.Workers() {
+			for _, f := range w.Faults {
+				return f.Text
+			}
+		}
+		return ""
+	}
+	name("/v1/chat/completions", aChat)
+	name("/v1/completions", completion)
+	if f := fault(); !strings.Contains(f, "the class chat of model sim, the class completions of model sim") {
+		t.Fatalf("fault %q, changes %q", f, a.changes)
+	}
+	// The worker recovers for one class.
+	mends, _ := tokenizeServer(t, func(ids []uint32) any { return ids })
+	if err := a.router.SetWorker(router.WorkerInfo{ID: 2, Address: mends, Models: []string{"sim"}, BlockSize: 4, NoEvents: true}); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		a.ask(2, "/v1/chat/completions", aChat)
+	}
+	if f := fault(); strings.Contains(f, "class chat") || !strings.Contains(f, "class completions") {
+		t.Errorf("fault %q, changes %q", f, a.changes)
+	}
+	a.router.SetCards([]router.Card{*simCard(t)})
+	s.renameTokens()
+	if f := fault(); f != "" {
+		t.Errorf("fault %q after the files were read again", f)
 	}
 }
 

@@ -57,6 +57,18 @@ func (f *workerFaults) set(id uint64, source string, faults []router.Fault) {
 	}
 }
 
+// with returns the workers that have faults of a source.
+func (f *workerFaults) with(source string) (ids []uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, of := range f.known {
+		if len(of[source]) > 0 {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // report logs the faults of a worker that began or ended.
 func (f *workerFaults) report(id uint64, before, faults []router.Fault) {
 	for _, fault := range without(faults, before) {
