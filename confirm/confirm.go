@@ -57,7 +57,8 @@ const (
 	// chunkWords and chunks limit the hashes of requests, to 8 MB. A prompt has at most chunkWords judged blocks.
 	chunkWords = 1 << 15
 	chunks     = 32
-	// maxWorkers limits the workers, maxRows the pairs of worker and class of a model.
+	// maxWorkers limits the workers, maxRows the pairs of worker and class of a model: a later pair replaces one without
+	// contradictions.
 	maxWorkers = 1 << 16
 	maxRows    = 4096
 	// suspects limits the requests whose token ids are kept, idsOfOne the ids of one of them, and idsOfAll of all: 4 MB.

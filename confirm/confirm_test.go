@@ -690,6 +690,49 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// In a fleet with more pairs of worker and class than are kept, a class that comes late is judged, too. One wrong
+// worker is named, and does not change the verdict on the class.
+func TestMoreWorkersThanAreKept(t *testing.T) {
+	for _, wrong := range []uint64{1, 1024} {
+		table, model := new(confirm.Table), confirm.NewModel("m")
+		ids, others := make([]uint32, 5*blockSize), make([]uint32, 5*blockSize)
+		others[0] = 7
+		answer := func(c chat.Class, worker uint64, ours []uint32, at int) []confirm.Change {
+			return table.Answered(model, c, confirm.Worker{ID: worker}, blockSize, at, ours, ids)
+		}
+		for worker := range uint64(1024) {
+			for c := range chat.Class(4) {
+				answer(class+c, worker, ids, -1)
+			}
+		}
+		const late = class + 4
+		var changes []confirm.Change
+		for range 4 {
+			for worker := range uint64(8) {
+				if worker < wrong {
+					changes = append(changes, answer(late, worker, others, 0)...)
+				} else {
+					changes = append(changes, answer(late, worker, ids, -1)...)
+				}
+			}
+		}
+		want := confirm.ClassUnconfirmed
+		if wrong == 1 {
+			want = confirm.WorkerNamed
+		}
+		if len(changes) == 0 || changes[0].Kind != want || changes[0].Class != late {
+			t.Errorf("%d wrong workers: %+v, want %d", wrong, changes, want)
+		}
+		rows := 0
+		for _, s := range table.States(model) {
+			rows += len(s.Workers)
+		}
+		if rows != 4096 {
+			t.Errorf("%d rows", rows)
+		}
+	}
+}
+
 // The methods may be called at the same time; run with the race detector.
 func TestConcurrentUse(t *testing.T) {
 	f := newFleet(t, 2)

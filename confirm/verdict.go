@@ -120,11 +120,22 @@ func (m *Model) class(c chat.Class) *class {
 
 func (m *Model) count(c chat.Class, o Outcome) { m.class(c).seen[o]++ }
 
-// row returns the row of a worker, or nil if there are too many.
+// row returns the row of a worker. If there are too many, it replaces one without contradictions: nil if all have some.
 func (m *Model) row(c chat.Class, of Worker) *row {
 	k := rowKey{c, of}
 	r := m.rows[k]
-	if r == nil && len(m.rows) < maxRows {
+	if r != nil {
+		return r
+	}
+	if len(m.rows) >= maxRows {
+		for key, other := range m.rows {
+			if other.bits == 0 && !other.named {
+				delete(m.rows, key)
+				break
+			}
+		}
+	}
+	if len(m.rows) < maxRows {
 		r = new(row)
 		m.rows[k] = r
 	}
