@@ -18,7 +18,7 @@ const (
 	DropKind                       // the kind of the event is unknown
 	DropMedium                     // the block is on an unknown medium
 	DropForeign                    // the block is not in this worker's cache
-	DropGroup                      // the cache group has no prefixes: sliding window, mamba, a smaller window
+	DropGroup                      // a part of a group's block, or a block of a group whose kind is not named, or of a smaller window
 	DropKeys                       // the engine hashed the block with unknown extra keys
 	DropLoRA                       // the adapter has a number and no name
 	DropParent                     // the parent is unknown, so the salt is unknown
@@ -86,6 +86,8 @@ type EngineEvent struct {
 
 	Group int    // the group of the engine's cache
 	Spec  string // the group's kind; "" if the event does not name it
+	// Window is the group's attention window in tokens; 0 = none, or not named.
+	Window int
 
 	// ID and WindowSize are TensorRT-LLM's. SameID means that the previous event of the
 	// batch has the same id: both are parts of one event.

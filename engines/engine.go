@@ -215,7 +215,9 @@ func (r *engineRank) prefixes(ev *EngineEvent) bool {
 			kind = groupPrefix
 		}
 	}
-	r.Groups[ev.Group] = kind
+	if r.Groups[ev.Group] = kind; kind == groupPrefix {
+		r.forgetSide(ev.Group)
+	}
 	return kind == groupPrefix
 }
 
@@ -223,6 +225,13 @@ func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 	n, at := len(ev.Hashes), place{ev.Tier, ev.Group}
 	switch {
 	case !r.prefixes(ev):
+		if ev.Spec != "" {
+			e.storeSide(r, ev, out)
+		} else {
+			out.drop(DropGroup, max(1, n))
+		}
+		return
+	case len(ev.Tokens) > 0 && !r.takeFull(ev.BlockSize):
 		out.drop(DropGroup, max(1, n))
 		return
 	case n == 0:
@@ -237,6 +246,7 @@ func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 			e.remember(r, at, h)
 		}
 	}()
+	e.tell(r, out)
 	seed, reason := r.seed(ev, at)
 	size, own := ev.BlockSize, len(ev.Tokens)
 	switch {
@@ -370,7 +380,11 @@ func (e *Engine) move(r *engineRank, ev *EngineEvent, out *output) {
 }
 
 func (e *Engine) remove(r *engineRank, ev *EngineEvent, out *output) {
-	if kind := r.Groups[ev.Group]; kind == groupOther || kind == groupUnknown && ev.Group > 0 {
+	switch kind := r.Groups[ev.Group]; {
+	case slices.ContainsFunc(r.Layers.Sides, func(g indexer.SideGroup) bool { return g.Group == ev.Group }):
+		r.removeSide(ev, out)
+		return
+	case kind == groupOther || kind == groupUnknown && ev.Group > 0:
 		out.drop(DropGroup, max(1, len(ev.Hashes)))
 		return
 	}

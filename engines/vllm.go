@@ -141,7 +141,7 @@ var (
 	batchFields   = bytes.Fields([]byte("ts events data_parallel_rank -"))
 	storedFields  = bytes.Fields([]byte("type block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys"))
 	removedFields = bytes.Fields([]byte("type block_hashes medium group_idx"))
-	laterFields   = bytes.Fields([]byte("block_mm_infos kv_cache_spec_kind group_idx"))
+	laterFields   = bytes.Fields([]byte("block_mm_infos kv_cache_spec_kind group_idx kv_cache_spec_sliding_window"))
 
 	engineKinds = map[string]EngineKind{
 		"BlockStored": EngineStored, "BlockRemoved": EngineRemoved, "AllBlocksCleared": EngineCleared,
@@ -175,6 +175,8 @@ func (r *eventReader) name(i int, data []byte) []byte {
 		return laterFields[1]
 	case (kind == msgp.IntType || kind == msgp.UintType) && !r.hasGroup && r.ev.Spec == "": // the window follows the kind
 		return laterFields[2]
+	case (kind == msgp.IntType || kind == msgp.UintType) && r.ev.Spec != "":
+		return laterFields[3]
 	default:
 		return nil
 	}
@@ -215,6 +217,8 @@ func (r *eventReader) field(key, data []byte) (rest []byte, err error) {
 		if ev.Spec = fullAttention; string(word) != fullAttention {
 			ev.Spec = string(word)
 		}
+	case "kv_cache_spec_sliding_window":
+		ev.Window, rest, err = readInt(data, math.MaxInt32)
 	case "medium":
 		word, rest, err = readWord(data)
 		tier, known := media[string(word)]

@@ -5,11 +5,14 @@ package indexer
 // Kind is the kind of a change of a worker's cache.
 type Kind uint8
 
-// The three kinds of event.
+// The kinds of event. The last three are of hybrid models.
 const (
 	Stored Kind = iota + 1
 	Removed
 	Cleared
+	Shaped      // the worker has another [Shape]
+	SideStored  // a side group has one more copy of some blocks
+	SideRemoved // a side group has one copy less of some blocks
 )
 
 // Tier is the memory in which a worker keeps a block.
@@ -50,6 +53,12 @@ type Event struct {
 	// previous one.
 	Blocks []Block
 
-	// Externals are the blocks of a Removed event.
+	// Externals are the blocks of a Removed event, and of events of a side group.
 	Externals []uint64
+
+	// Shape is that of a Shaped event; nil = no rule but that of full attention. It is not retained.
+	Shape *Shape
+	// Group is the number of the side group. Events of side groups are of the device. The blocks of a SideStored event
+	// are in the order of their sequence, with gaps where the group does not keep a block; Parent is a block before them.
+	Group int
 }

@@ -96,6 +96,7 @@ type Index struct {
 	dumps   uint32
 	blocks  atomic.Int64
 	lower   atomic.Int64 // pairs that are not on the device
+	sides   []*sides     // by worker; nil for all but hybrid ones
 
 	dumping sync.Mutex // held during a dump, before mu
 
@@ -214,10 +215,27 @@ func (x *Index) Apply(worker int, ev Event) Outcome {
 	case worker < 0 || worker > maxWorker || ev.Tier > External:
 	case ev.Kind == Cleared:
 		return Outcome{Removed: x.clearLocked(worker)}
+	case ev.Kind > Cleared:
+		return x.applySide(worker, &ev)
 	case ev.Kind == Stored:
 		return x.storeLocked(ownerOf(worker, ev.Tier), &ev)
 	case ev.Kind == Removed:
 		return x.removeLocked(ownerOf(worker, ev.Tier), ev.Externals)
+	}
+	return Outcome{Invalid: len(ev.Blocks) + len(ev.Externals)}
+}
+
+// applySide applies an event of a hybrid model.
+func (x *Index) applySide(worker int, ev *Event) Outcome {
+	switch {
+	case ev.Tier != Device:
+	case ev.Kind == Shaped:
+		x.shape(worker, ev.Shape)
+		return Outcome{}
+	case ev.Kind == SideStored:
+		return x.storeSides(worker, ev)
+	case ev.Kind == SideRemoved:
+		return x.removeSides(worker, ev)
 	}
 	return Outcome{Invalid: len(ev.Blocks) + len(ev.Externals)}
 }
@@ -343,12 +361,14 @@ func (x *Index) RemoveWorker(worker int) {
 	for _, h := range x.owners(worker) {
 		h.limit = 0
 	}
+	x.dropSides(worker)
 }
 
 // clearLocked lets matches run in between, so a match may see some of the blocks removed
 // and others not yet.
 func (x *Index) clearLocked(worker int) (removed int) {
 	const atOnce = 16 // nodes; some 10 µs
+	x.clearSides(worker)
 	for owner, h := range x.owners(worker) {
 		log := h.log
 		h.log = nil

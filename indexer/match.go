@@ -14,6 +14,8 @@ type Matches struct {
 	// then on disk, then in external storage: each tier begins where the count of the
 	// previous one ends. It is 0 if the worker does not hold the first of them there.
 	Lower [tiers - 1][]int32
+	// Tokens is the length of the prompt in tokens; 0 = unknown. Hybrid workers compute at least the last token.
+	Tokens int
 }
 
 // Match counts, for each worker, how many leading blocks of the prompt with the given
@@ -53,6 +55,9 @@ func (x *Index) FindMatches(m *Matches, local []uint64) {
 			if end := m.goOn(n, local); end != nil {
 				end.used.Store(now)
 			}
+		}
+		if len(x.sides) > 0 {
+			x.useBoundaries(m, local)
 		}
 	}
 	x.gate.RUnlock()

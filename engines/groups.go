@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"slices"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// needs are the rules of the kinds of side groups, by the names of vLLM's kv_cache_spec_kind. A kind that is missing makes no
+// prefix usable. MLA with a window has the rule of the window.
+//
+//nolint:gochecknoglobals // a table
+var needs = map[string]indexer.Needs{
+	"sliding_window": indexer.NeedsWindow, "sliding_window_mla": indexer.NeedsWindow, "mamba": indexer.NeedsState,
+	"chunked_local_attention": indexer.NeedsChunk,
+}
+
+// layers is what a rank's events say of the groups of its model.
+type layers struct {
+	Full  int // tokens in a block of full attention; 0 = unknown
+	Sides []indexer.SideGroup
+
+	told  bool // the index knows the shape
+	shape *indexer.Shape
+}
+
+// takeFull notes the size of the blocks of a stored event of full attention. It returns false for a block that is only a part
+// of the group's blocks, which no hit uses.
+func (r *engineRank) takeFull(size int) bool {
+	l := &r.Layers
+	if size > l.Full {
+		l.Full, l.told = size, false
+	}
+	return size == l.Full || len(l.Sides) == 0
+}
+
+// takeSide notes the group of a stored event. It returns false for a block that is only a part of the group's blocks.
+func (r *engineRank) takeSide(ev *EngineEvent) bool {
+	l := &r.Layers
+	g := indexer.SideGroup{Group: ev.Group, Needs: needs[ev.Spec], Block: ev.BlockSize, Tokens: ev.Window}
+	i := slices.IndexFunc(l.Sides, func(g indexer.SideGroup) bool { return g.Group == ev.Group })
+	switch {
+	case i < 0:
+		l.Sides = append(l.Sides, g)
+	case l.Sides[i].Needs == g.Needs && g.Block < l.Sides[i].Block:
+		return false
+	case l.Sides[i] == g:
+		return true
+	default:
+		l.Sides[i] = g
+	}
+	l.told = false
+	return true
+}
+
+// forgetSide forgets that a group is a side group.
+func (r *engineRank) forgetSide(group int) {
+	l := &r.Layers
+	if n := len(l.Sides); n > 0 {
+		l.Sides = slices.DeleteFunc(l.Sides, func(g indexer.SideGroup) bool { return g.Group == group })
+		l.told = l.told && n == len(l.Sides)
+	}
+}
+
+// tell tells the index the shape of a rank, if it differs from what the index knows.
+func (e *Engine) tell(r *engineRank, out *output) {
+	l := &r.Layers
+	if l.told || l.Full <= e.opt.BlockSize && len(l.Sides) == 0 {
+		return
+	}
+	l.told = true
+	l.shape = &indexer.Shape{Block: e.opt.BlockSize, Full: max(l.Full, e.opt.BlockSize), Sides: slices.Clone(l.Sides)}
+	out.add(indexer.Event{Kind: indexer.Shaped, Shape: l.shape})
+}
+
+// storeSide passes on the blocks that a side group has stored. Each event has the shape, for an index that began meanwhile.
+func (e *Engine) storeSide(r *engineRank, ev *EngineEvent, out *output) {
+	if ev.Tier != indexer.Device || ev.BlockSize <= 0 || !r.takeSide(ev) {
+		out.drop(DropGroup, max(1, len(ev.Hashes)))
+		return
+	}
+	e.tell(r, out)
+	if len(ev.Hashes) > 0 {
+		first := len(out.externals)
+		out.externals = append(out.externals, ev.Hashes...)
+		out.add(indexer.Event{
+			Kind: indexer.SideStored, Group: ev.Group, Parent: ev.Parent, HasParent: ev.HasParent, Externals: out.externals[first:], Shape: r.Layers.shape,
+		})
+	}
+}
+
+// removeSide passes on the removal of blocks of a side group.
+func (r *engineRank) removeSide(ev *EngineEvent, out *output) {
+	if ev.Tier != indexer.Device && !ev.AnyTier {
+		return
+	}
+	first := len(out.externals)
+	out.externals = append(out.externals, ev.Hashes...)
+	if last := out.last(indexer.SideRemoved, indexer.Device); last != nil && last.Group == ev.Group {
+		last.Externals = out.externals[first-len(last.Externals):]
+		return
+	}
+	out.add(indexer.Event{Kind: indexer.SideRemoved, Group: ev.Group, Externals: out.externals[first:]})
+}

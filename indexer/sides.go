@@ -1,0 +1,473 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package indexer
+
+import (
+	"math"
+	"slices"
+)
+
+// Needs says which blocks of a side group an engine needs to continue after a prefix.
+type Needs uint8
+
+// The kinds of side groups.
+const (
+	NeedsUnknown Needs = iota // no prefix can be used: the rule is unknown
+	NeedsWindow               // the blocks with the last Tokens-1 tokens: sliding window
+	NeedsState                // the block that ends there: the state of a recurrent layer
+	NeedsChunk                // the blocks from the last multiple of Tokens on: chunked local attention
+)
+
+// SideGroup is a group of a hybrid model's layers that does not have full attention. The layers of a group share one
+// list of blocks.
+type SideGroup struct {
+	Group  int // number of the group in the engine
+	Needs  Needs
+	Block  int // tokens in a block
+	Tokens int // size of the window or chunk; 0 = unknown, which counts as a chunk without end
+}
+
+// Shape describes the blocks of a worker whose cached prefix is not simply the leading blocks that it has: a prefix can
+// be used only up to a boundary, which is a multiple of all block sizes, and only if each side group has the blocks that it
+// needs there. The rule is that of vLLM (find_longest_cache_hit in v1/core/kv_cache_coordinator.py).
+type Shape struct {
+	Block int // tokens in a block of the index
+	Full  int // tokens in the engine's blocks of full attention
+	Sides []SideGroup
+}
+
+const (
+	// maxSides limits the side groups of a worker.
+	maxSides = 16
+	// maxSideBlocks limits the side blocks of a worker.
+	maxSideBlocks = 1 << 21
+	// maxStep limits the tokens between two boundaries.
+	maxStep = 1 << 24
+)
+
+// step returns the number of blocks of the index between two boundaries; 0 if the shape contradicts itself, or if its rule
+// is unknown.
+func (s *Shape) step() int {
+	if len(s.Sides) > maxSides || s.Block <= 0 {
+		return 0
+	}
+	step := lcm(s.Block, s.Full)
+	for i := range s.Sides {
+		g := &s.Sides[i]
+		step = lcm(step, g.Block)
+		if g.Needs == NeedsUnknown || g.Needs > NeedsChunk || g.Needs == NeedsWindow && g.Tokens <= 0 {
+			return 0
+		}
+	}
+	return step / s.Block
+}
+
+// lcm returns the least common multiple of two numbers; 0 if there is none, or if it is above maxStep.
+func lcm(a, b int) int {
+	if a <= 0 || b <= 0 || a > maxStep || b > maxStep {
+		return 0
+	}
+	x, y := a, b
+	for y > 0 {
+		x, y = y, x%y
+	}
+	if a = a / x * b; a > maxStep {
+		return 0
+	}
+	return a
+}
+
+// sides are the side groups of a worker on the device.
+//
+// # Invariants
+//
+//   - held has a bit for each group of the shape that has at least one copy of a block; it has no entry without a bit.
+//   - more has the further copies, at least one for each entry.
+//   - before has a block before each block that held has, in groups whose blocks are shorter than a step. If the group
+//     keeps the block directly before it when it stores the block, it is that one.
+type sides struct {
+	shape  Shape
+	step   int // see Shape.step
+	rules  []rule
+	held   map[uint64]uint16
+	more   map[sideBlock]uint32
+	before map[sideBlock]uint64
+}
+
+// rule is what groups of one kind need, which keep or lose their blocks at the same places.
+type rule struct {
+	SideGroup
+
+	position int    // of the first group in the shape
+	mask     uint16 // of all groups
+	per      int    // blocks between two boundaries
+}
+
+// makeRules makes the rules of a shape. A group whose blocks are shorter than a step has a rule of its own, since before is by
+// group.
+func (s *sides) makeRules() {
+	for i, g := range s.shape.Sides {
+		per := s.step * s.shape.Block / g.Block
+		same := slices.IndexFunc(s.rules, func(r rule) bool {
+			return per == 1 && r.Needs == g.Needs && r.Block == g.Block && r.Tokens == g.Tokens
+		})
+		if same < 0 {
+			same = len(s.rules)
+			s.rules = append(s.rules, rule{SideGroup: g, position: i, per: per})
+		}
+		s.rules[same].mask |= 1 << i
+	}
+}
+
+// sideBlock is a block of a side group: the position of the group in the shape, and the engine's id of the block.
+type sideBlock struct {
+	group    int
+	external uint64
+}
+
+// find returns the position of a group in the shape, -1 if it is not there.
+func (s *sides) find(group int) int {
+	return slices.IndexFunc(s.shape.Sides, func(g SideGroup) bool { return g.Group == group })
+}
+
+// shape changes the shape of a worker. Groups that stay as they were keep their blocks.
+func (x *Index) shape(worker int, to *Shape) {
+	if to == nil || to.Full <= to.Block && len(to.Sides) == 0 {
+		x.dropSides(worker)
+		return
+	}
+	if old := x.sidesOf(worker); old != nil && old.shape.equal(to) {
+		return
+	}
+	s := &sides{
+		shape: *to, step: to.step(), held: make(map[uint64]uint16), more: make(map[sideBlock]uint32), before: make(map[sideBlock]uint64),
+	}
+	if s.shape.Sides = slices.Clone(to.Sides); s.step > 0 {
+		s.makeRules()
+	}
+	if old := x.sidesOf(worker); old != nil && s.step > 0 {
+		s.take(old)
+	}
+	x.gate.Lock()
+	defer x.gate.Unlock()
+	for len(x.sides) <= worker {
+		x.sides = append(x.sides, nil)
+	}
+	x.sides[worker] = s
+}
+
+func (s *Shape) equal(o *Shape) bool {
+	return s.Block == o.Block && s.Full == o.Full && slices.Equal(s.Sides, o.Sides)
+}
+
+// sidesOf returns the side groups of a worker; nil if its model is not hybrid.
+func (x *Index) sidesOf(worker int) *sides {
+	if worker < len(x.sides) {
+		return x.sides[worker]
+	}
+	return nil
+}
+
+// dropSides forgets the shape of a worker.
+func (x *Index) dropSides(worker int) {
+	if x.sidesOf(worker) == nil {
+		return
+	}
+	x.gate.Lock()
+	x.sides[worker] = nil
+	x.gate.Unlock()
+}
+
+// take takes the blocks of groups that did not change.
+func (s *sides) take(old *sides) {
+	for i, g := range old.shape.Sides {
+		to := s.find(g.Group)
+		if to < 0 || s.shape.Sides[to] != g {
+			continue
+		}
+		for e, groups := range old.held {
+			if groups>>i&1 == 0 {
+				continue
+			}
+			from, at := sideBlock{i, e}, sideBlock{to, e}
+			s.held[e] |= 1 << to
+			if n := old.more[from]; n > 0 {
+				s.more[at] = n
+			}
+			if b, ok := old.before[from]; ok {
+				s.before[at] = b
+			}
+		}
+	}
+}
+
+// storeSides notes blocks of a side group. They are some of the blocks of one sequence, in its order.
+func (x *Index) storeSides(worker int, ev *Event) (out Outcome) {
+	if ev.Shape != nil {
+		x.shape(worker, ev.Shape)
+	}
+	s := x.sidesOf(worker)
+	if s == nil || s.step == 0 {
+		return Outcome{Invalid: len(ev.Externals)}
+	}
+	g := s.find(ev.Group)
+	if g < 0 {
+		return Outcome{Invalid: len(ev.Externals)}
+	}
+	x.gate.Lock()
+	defer x.gate.Unlock()
+	short := s.shape.Sides[g].Block < s.step*s.shape.Block
+	before, has := ev.Parent, ev.HasParent
+	for _, e := range ev.Externals {
+		at, groups := sideBlock{g, e}, s.held[e]
+		switch {
+		case groups>>g&1 == 1:
+			if s.more[at] < math.MaxUint32 {
+				s.more[at]++
+			}
+			out.Duplicate++
+		case groups == 0 && len(s.held) >= maxSideBlocks:
+			out.Refused++
+			continue
+		default:
+			s.held[e] = groups | 1<<g
+			out.Stored++
+		}
+		if old, known := s.before[at]; short && has && (!known || s.held[old]>>g&1 == 0) {
+			s.before[at] = before // unless the block that came before is there: it may be nearer
+		}
+		before, has = e, true
+	}
+	return out
+}
+
+// removeSides removes one copy of each block of a side group.
+func (x *Index) removeSides(worker int, ev *Event) (out Outcome) {
+	s, g := x.sidesOf(worker), -1
+	if s != nil {
+		g = s.find(ev.Group)
+	}
+	x.gate.Lock()
+	defer x.gate.Unlock()
+	for _, e := range ev.Externals {
+		if g < 0 || s.held[e]>>g&1 == 0 {
+			out.Unknown++
+			continue
+		}
+		out.Removed++
+		at := sideBlock{g, e}
+		if n := s.more[at]; n > 0 {
+			if s.more[at] = n - 1; n == 1 {
+				delete(s.more, at)
+			}
+			continue
+		}
+		delete(s.before, at)
+		if s.held[e] &^= 1 << g; s.held[e] == 0 {
+			delete(s.held, e)
+		}
+	}
+	return out
+}
+
+// clearSides forgets the side blocks of a worker, but not its shape.
+func (x *Index) clearSides(worker int) {
+	if s := x.sidesOf(worker); s != nil {
+		x.gate.Lock()
+		clear(s.held)
+		clear(s.more)
+		clear(s.before)
+		x.gate.Unlock()
+	}
+}
+
+// SideBlocks returns the number of blocks that side groups of a worker hold.
+func (x *Index) SideBlocks(worker int) int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if s := x.sidesOf(worker); s != nil {
+		return len(s.held)
+	}
+	return 0
+}
+
+// runs is one match of a hybrid worker: it looks for the longest prefix of which all groups have what they need.
+// Positions are numbers of blocks of the index before a boundary.
+type runs struct {
+	s     *sides
+	owner int32
+	path  []pathNode
+	at    int           // the node of path that was used last
+	lo    [maxSides]int // by rule: of the blocks after this position it was checked that they are held
+}
+
+// pathNode is a node on the way of a prompt, and the number of blocks before it.
+type pathNode struct {
+	n    *node
+	from int
+}
+
+// few is the number of nodes up to which a match of hybrid workers does not allocate.
+const few = 64
+
+// useBoundaries lowers the counts of hybrid workers to the blocks that they can use. Which blocks of side groups are on
+// lower tiers is unknown, so those tiers do not count. gate is locked.
+func (x *Index) useBoundaries(m *Matches, local []uint64) {
+	var room [few]pathNode
+	path := room[:0]
+	for w, s := range x.sides[:min(len(x.sides), len(m.Device))] {
+		if s == nil {
+			continue
+		}
+		for _, dst := range m.Lower {
+			if dst != nil {
+				dst[w] = 0
+			}
+		}
+		if m.Device[w] == 0 {
+			continue
+		}
+		if len(path) == 0 {
+			path = x.appendPath(path, local)
+		}
+		r := runs{s: s, owner: int32(w), path: path}
+		m.Device[w] = int32(r.longest(int(m.Device[w]), m.Tokens))
+	}
+}
+
+// appendPath appends the nodes that a prompt passes through.
+func (x *Index) appendPath(path []pathNode, local []uint64) []pathNode {
+	depth := 0
+	for n := x.root.kids.get(local[0]); n != nil; {
+		path = append(path, pathNode{n, depth})
+		k := common(n.local, local[depth:])
+		next, _ := onward(n, local, depth, k)
+		n, depth = next, depth+k
+	}
+	return path
+}
+
+// longest returns the longest usable prefix of a prompt whose first blocks the worker has.
+func (r *runs) longest(blocks, tokens int) int {
+	s := r.s
+	if s.step == 0 {
+		return 0
+	}
+	if tokens > 0 {
+		blocks = min(blocks, (tokens-1)/s.shape.Block)
+	}
+	l := blocks / s.step * s.step
+	for i := range s.rules {
+		r.lo[i] = l
+	}
+	for l > 0 {
+		next := l
+		for i := range s.rules {
+			if next = r.usable(i, l); next < l {
+				break
+			}
+		}
+		if next == l {
+			return l
+		}
+		l = next
+	}
+	return 0
+}
+
+// usable returns l if the groups of a rule have what they need there, or else the next lower boundary for which they do not
+// need the block that is missing.
+func (r *runs) usable(i, l int) int {
+	s := r.s
+	g := &s.rules[i]
+	need := 1
+	switch tokens := l * s.shape.Block; g.Needs {
+	case NeedsWindow:
+		need = min((g.Tokens-1+g.Block-1)/g.Block, tokens/g.Block)
+	case NeedsChunk:
+		if g.Tokens > 0 {
+			tokens %= g.Tokens
+		}
+		need = (tokens + g.Block - 1) / g.Block
+	case NeedsState, NeedsUnknown:
+	}
+	r.lo[i] = min(r.lo[i], l)
+	p := r.lo[i]
+	need -= (l - p) / s.step * g.per
+	for ; need > 0; need -= g.per {
+		if !r.has(g, p, min(g.per, need), need > g.per) {
+			r.lo[i] = p - s.step
+			return p - s.step
+		}
+		if p -= s.step; need >= g.per {
+			r.lo[i] = p
+		}
+	}
+	return l
+}
+
+// has reports whether the groups of a rule have the last n blocks before a boundary; with joins, the blocks must also follow
+// the block that ends at the boundary before.
+func (r *runs) has(g *rule, p, n int, joins bool) bool {
+	external, ok := r.external(p - 1)
+	if !ok || r.s.held[external]&g.mask != g.mask {
+		return false
+	}
+	if g.per == 1 {
+		return true
+	}
+	first := external
+	for ; n > 1; n-- {
+		external, ok = r.s.before[sideBlock{g.position, external}]
+		if !ok || r.s.held[external]&g.mask == 0 || external == first || r.isBoundary(external, p) {
+			return false
+		}
+	}
+	if !joins {
+		return true
+	}
+	external, ok = r.s.before[sideBlock{g.position, external}]
+	end, known := r.external(p - r.s.step - 1)
+	return ok && known && external == end
+}
+
+// isBoundary reports whether a block ends at one of the two boundaries before p.
+func (r *runs) isBoundary(external uint64, p int) bool {
+	for range 2 {
+		if p -= r.s.step; p <= 0 {
+			return false
+		}
+		if end, ok := r.external(p - 1); ok && end == external {
+			return true
+		}
+	}
+	return false
+}
+
+// external returns the worker's id of a block of the prompt.
+func (r *runs) external(block int) (external uint64, ok bool) {
+	if len(r.path) == 0 {
+		return 0, false
+	}
+	for r.at > 0 && r.path[r.at].from > block {
+		r.at--
+	}
+	for r.at+1 < len(r.path) && r.path[r.at+1].from <= block {
+		r.at++
+	}
+	n := r.path[r.at].n
+	cell := block - r.path[r.at].from + int(n.shift)
+	_, own := n.listings(r.owner)
+	if own == nil {
+		if n.main == nil || cell-int(n.main.base) < 0 || cell-int(n.main.base) >= len(n.main.ext) {
+			return 0, false
+		}
+		return n.main.external(cell), true
+	}
+	for j := range own {
+		if own[j].cells>>cell&1 == 1 {
+			return own[j].column.external(cell), true
+		}
+	}
+	return 0, false
+}

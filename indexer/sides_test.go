@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package indexer_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// hybrid is a slow model of a worker with a hybrid model. Blocks are named by the number of tokens before their end, for each
+// prompt of a tree of prompts: two prompts share their blocks up to the token where they part.
+type hybrid struct {
+	shape  indexer.Shape
+	step   int            // tokens between two boundaries
+	full   map[string]int // copies of blocks of full attention, by the tokens up to their end
+	side   map[int]map[string]int
+	random *rand.Rand
+}
+
+func newHybrid(rng *rand.Rand) *hybrid {
+	h := &hybrid{full: map[string]int{}, side: map[int]map[string]int{}, random: rng}
+	h.shape.Block = []int{1, 2, 4}[rng.IntN(3)]
+	h.shape.Full = h.shape.Block * []int{1, 1, 2}[rng.IntN(3)]
+	h.step = h.shape.Full
+	for i := range 1 + rng.IntN(3) {
+		g := indexer.SideGroup{Group: []int{3, 0, 7}[i], Needs: indexer.Needs(1 + rng.IntN(3)), Block: h.shape.Full}
+		switch rng.IntN(4) {
+		case 0:
+			g.Block = max(1, h.shape.Full/2)
+		case 1:
+			g.Block = 2 * h.shape.Full
+		}
+		if g.Needs == indexer.NeedsState {
+			g.Block = max(g.Block, h.shape.Full)
+		} else {
+			g.Tokens = 1 + rng.IntN(20)
+		}
+		if g.Needs == indexer.NeedsChunk {
+			g.Tokens = g.Block * rng.IntN(6)
+		}
+		h.step = max(h.step, g.Block)
+		h.shape.Sides = append(h.shape.Sides, g)
+		h.side[g.Group] = map[string]int{}
+	}
+	return h
+}
+
+// usable returns the blocks of the index that a prompt can use.
+func (h *hybrid) usable(prompt string) int {
+	for l := (len(prompt) - 1) / h.step * h.step; l > 0; l -= h.step {
+		if h.serves(prompt, l) {
+			return l / h.shape.Block
+		}
+	}
+	return 0
+}
+
+func (h *hybrid) serves(prompt string, l int) bool {
+	for end := h.shape.Full; end <= l; end += h.shape.Full {
+		if h.full[prompt[:end]] == 0 {
+			return false
+		}
+	}
+	for _, g := range h.shape.Sides {
+		from := l - g.Block
+		switch g.Needs {
+		case indexer.NeedsWindow:
+			from = l - g.Tokens + 1
+		case indexer.NeedsChunk:
+			if from = 0; g.Tokens > 0 {
+				from = l / g.Tokens * g.Tokens
+			}
+		}
+		for end := l; end > max(0, from); end -= g.Block {
+			if h.side[g.Group][prompt[:end]] == 0 {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// keeps says which blocks between two boundaries a group keeps: any, or, if its blocks are shorter than a step, what it needs
+// at some boundaries. The events do not say where the gaps are, and engines make no others.
+func (h *hybrid) keeps(g indexer.SideGroup, from, to int) map[int]bool {
+	keeps := map[int]bool{}
+	for end := from + g.Block; end <= to; end += g.Block {
+		keeps[end] = g.Block == h.step && h.random.IntN(5) > 0 || g.Needs == indexer.NeedsChunk
+	}
+	for l := from + h.step; l <= to && g.Block < h.step; l += h.step * (1 + h.random.IntN(2)) {
+		for end := l; end > max(from, l-max(g.Tokens-1, g.Block)); end -= g.Block {
+			keeps[end] = true
+		}
+	}
+	return keeps
+}
+
+// id is the engine's name of a block.
+func id(prompt string) uint64 {
+	return indexer.AppendLocalHashes(nil, tokensOf(prompt), len(prompt), 7)[0]
+}
+
+func tokensOf(prompt string) (ids []uint32) {
+	for _, c := range []byte(prompt) {
+		ids = append(ids, uint32(c))
+	}
+	return ids
+}
+
+// storeFull returns the event for some blocks of full attention of a prompt.
+func (h *hybrid) storeFull(prompt string, from, to int) indexer.Event {
+	ev := indexer.Event{Kind: indexer.Stored}
+	if from > 0 {
+		ev.Parent, ev.HasParent = id(prompt[:from]), true
+	}
+	for end := from + h.shape.Block; end <= to; end += h.shape.Block {
+		local := indexer.AppendLocalHashes(nil, tokensOf(prompt[end-h.shape.Block:end]), h.shape.Block, 1)[0]
+		ev.Blocks = append(ev.Blocks, indexer.Block{External: id(prompt[:end]), Local: local})
+		if end%h.shape.Full == 0 {
+			h.full[prompt[:end]] = 1
+		}
+	}
+	return ev
+}
+
+// Events of hybrid models give the hits of the slow model after each event, in any order of groups.
+func TestSidesModel(t *testing.T) {
+	hits, fewer := 0, 0
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		h := newHybrid(rng)
+		x := indexer.New(indexer.Config{})
+		x.Apply(2, indexer.Event{Kind: indexer.Shaped, Shape: &h.shape})
+		short := slices.ContainsFunc(h.shape.Sides, func(g indexer.SideGroup) bool { return g.Block < h.step })
+		var prompts []string
+		for range 6 {
+			p := []byte{}
+			if len(prompts) > 0 {
+				other := prompts[rng.IntN(len(prompts))]
+				p = append(p, other[:rng.IntN(len(other)/h.step+1)*h.step]...)
+			}
+			for range h.step * (1 + rng.IntN(8)) {
+				p = append(p, byte('a'+rng.IntN(20)))
+			}
+			prompts = append(prompts, string(p))
+		}
+		for n := range 60 {
+			p := prompts[rng.IntN(len(prompts))]
+			g := h.shape.Sides[rng.IntN(len(h.shape.Sides))]
+			held := h.side[g.Group]
+			switch rng.IntN(10) {
+			case 0, 1: // a step of the engine: blocks of full attention, from a block that is there on
+				from := 0
+				for from+h.shape.Full <= len(p) && h.full[p[:from+h.shape.Full]] > 0 {
+					from += h.shape.Full
+				}
+				if to := from + rng.IntN((len(p)-from)/h.shape.Full+1)*h.shape.Full; to > from {
+					x.Apply(2, h.storeFull(p, from, to))
+				}
+			case 2:
+				for end := len(p) / h.shape.Full * h.shape.Full; end > 0; end -= h.shape.Full {
+					if h.full[p[:end]] > 0 {
+						delete(h.full, p[:end])
+						ev := indexer.Event{Kind: indexer.Removed}
+						for e := end; e > end-h.shape.Full; e -= h.shape.Block {
+							ev.Externals = append(ev.Externals, id(p[:e]))
+						}
+						x.Apply(2, ev)
+						break
+					}
+				}
+			case 3: // one copy of a block of a side group leaves
+				for _, prefix := range slices.Sorted(maps.Keys(held)) {
+					if rng.IntN(3) > 0 {
+						continue
+					}
+					if held[prefix]--; held[prefix] == 0 {
+						delete(held, prefix)
+					}
+					x.Apply(2, indexer.Event{Kind: indexer.SideRemoved, Group: g.Group, Externals: []uint64{id(prefix), 99}})
+					break
+				}
+			case 4:
+				if n%20 == 0 {
+					x.Apply(2, indexer.Event{Kind: indexer.Cleared})
+					clear(h.full)
+					for _, held := range h.side {
+						clear(held)
+					}
+				}
+			default: // a step: the blocks of a group that survive it
+				from := rng.IntN(len(p)/h.step+1) * h.step
+				to := from + rng.IntN((len(p)-from)/h.step+1)*h.step
+				ev := indexer.Event{Kind: indexer.SideStored, Group: g.Group, Shape: &h.shape}
+				if from > 0 {
+					ev.Parent, ev.HasParent = id(p[:from]), true
+				}
+				keeps := h.keeps(g, from, to)
+				for end := from + g.Block; end <= to; end += g.Block {
+					if keeps[end] {
+						ev.Externals = append(ev.Externals, id(p[:end]))
+						held[p[:end]]++
+					}
+				}
+				x.Apply(2, ev)
+			}
+			for _, p := range prompts {
+				p += "zz"[:rng.IntN(2)]
+				m := indexer.Matches{Device: make([]int32, 4), Tokens: len(p)}
+				m.Lower[0] = make([]int32, 4)
+				x.FindMatches(&m, indexer.AppendLocalHashes(nil, tokensOf(p), h.shape.Block, 1))
+				want := h.usable(p)
+				if got := int(m.Device[2]); got > want || got < want && !short {
+					t.Fatalf("seed %d, event %d: shape %+v, prompt %s: %d blocks, want %d", seed, n, h.shape, p, m.Device[2], want)
+				}
+				if want > 0 {
+					hits++
+					if int(m.Device[2]) < want {
+						fewer++
+					}
+				}
+			}
+			total := map[uint64]bool{}
+			for _, held := range h.side {
+				for prefix := range held {
+					total[id(prefix)] = true
+				}
+			}
+			if n := x.SideBlocks(2); n != len(total) {
+				t.Fatalf("seed %d: %d side blocks, want %d", seed, n, len(total))
+			}
+		}
+		x.RemoveWorker(2)
+		if x.SideBlocks(2) != 0 || x.Blocks() != 0 {
+			t.Fatal("blocks are left")
+		}
+	}
+	if hits < 1000 || fewer > hits/50 {
+		t.Errorf("%d hits, %d of them shorter than those of the model", hits, fewer)
+	}
+}
+
+// What a shape or an event says beyond reason costs hits, and nothing else.
+func TestOddSides(t *testing.T) {
+	one := indexer.SideGroup{Group: 1, Needs: indexer.NeedsState, Block: 4}
+	local := indexer.AppendLocalHashes(nil, tokensOf("abcdefgh"), 4, 1)
+	for name, c := range map[string]struct {
+		shape indexer.Shape
+		want  int32
+	}{
+		"a state that is there":   {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one}}, 1},
+		"a group without blocks":  {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsWindow, Block: 4, Tokens: 9}}}, 0},
+		"an unknown rule":         {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Block: 4}}}, 0},
+		"a window without size":   {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsWindow, Block: 4}}}, 0},
+		"blocks of no tokens":     {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsState}}}, 0},
+		"blocks of 2^31 tokens":   {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsState, Block: 1 << 31}}}, 0},
+		"a multiple of 2^40":      {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsState, Block: 1<<20 + 1}}}, 0},
+		"17 groups":               {indexer.Shape{Block: 4, Full: 4, Sides: slices.Repeat([]indexer.SideGroup{one}, 17)}, 0},
+		"only larger full blocks": {indexer.Shape{Block: 4, Full: 8}, 0},
+	} {
+		x := indexer.New(indexer.Config{})
+		x.Apply(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1, Local: local[0]}, {External: 2, Local: local[1]}}})
+		x.Apply(0, indexer.Event{Kind: indexer.SideStored, Group: 1, Externals: []uint64{1}}) // before the shape is known
+		x.Apply(0, indexer.Event{Kind: indexer.Shaped, Shape: &c.shape})
+		x.Apply(0, indexer.Event{Kind: indexer.SideStored, Group: 1, Externals: []uint64{1}})
+		x.Apply(0, indexer.Event{Kind: indexer.SideStored, Group: 9, Externals: []uint64{2}})
+		x.Apply(0, indexer.Event{Kind: indexer.SideStored, Group: 1, Tier: indexer.Disk, Externals: []uint64{2}})
+		x.Apply(0, indexer.Event{Kind: indexer.SideRemoved, Group: 1, Externals: []uint64{2, 2, 7}})
+		x.Apply(5, indexer.Event{Kind: indexer.SideRemoved, Group: 1, Externals: []uint64{2}})
+		m := indexer.Matches{Device: make([]int32, 1), Tokens: 8}
+		if x.FindMatches(&m, local); m.Device[0] != c.want {
+			t.Errorf("%s: %d blocks, want %d", name, m.Device[0], c.want)
+		}
+		x.Apply(0, indexer.Event{Kind: indexer.Shaped})
+		if x.FindMatches(&m, local); m.Device[0] != 2 {
+			t.Errorf("%s: %d blocks of a plain worker, want 2", name, m.Device[0])
+		}
+	}
+}
+
+// A match of hybrid workers does not allocate, and a group that stays the same keeps its blocks when another one appears.
+func TestHybridMatch(t *testing.T) {
+	const blocks = 1000
+	x := indexer.New(indexer.Config{})
+	window := indexer.SideGroup{Group: 1, Needs: indexer.NeedsWindow, Block: 1, Tokens: 65}
+	var full []indexer.Block
+	var local, last []uint64
+	for i := range uint64(blocks) {
+		full, local = append(full, indexer.Block{External: i + 1, Local: i + 5000}), append(local, i+5000)
+		if i >= blocks-64 {
+			last = append(last, i+1)
+		}
+	}
+	for w := range 4 {
+		x.Apply(w, indexer.Event{Kind: indexer.Stored, Blocks: full})
+		shape := &indexer.Shape{Block: 1, Full: 1, Sides: []indexer.SideGroup{window}}
+		x.Apply(w, indexer.Event{Kind: indexer.SideStored, Group: 1, Externals: last, Shape: shape})
+		shape = &indexer.Shape{Block: 1, Full: 1, Sides: []indexer.SideGroup{{Group: 0, Needs: indexer.NeedsState, Block: 1}, window}}
+		x.Apply(w, indexer.Event{Kind: indexer.SideStored, Group: 0, Externals: []uint64{blocks, 3}, Shape: shape})
+	}
+	m := indexer.Matches{Device: make([]int32, 4)}
+	if n := testing.AllocsPerRun(100, func() { x.FindMatches(&m, local) }); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if !slices.Equal(m.Device, []int32{blocks, blocks, blocks, blocks}) {
+		t.Errorf("%d blocks", m.Device)
+	}
+	if x.FindMatches(&m, local[:blocks-1]); m.Device[0] != 0 {
+		t.Errorf("%d blocks of a shorter prompt", m.Device[0])
+	}
+}
+
+func BenchmarkHybridMatch(b *testing.B) {
+	for _, sides := range []int{0, 1, 5} {
+		b.Run(fmt.Sprint(sides), func(b *testing.B) {
+			x := indexer.New(indexer.Config{})
+			shape := &indexer.Shape{Block: 16, Full: 16}
+			var full []indexer.Block
+			var local, last []uint64
+			for i := range uint64(512) {
+				h := i * 0x9E3779B97F4A7C15
+				full, local = append(full, indexer.Block{External: h, Local: h ^ 77}), append(local, h^77)
+				if i >= 512-64 {
+					last = append(last, h)
+				}
+			}
+			for g := range sides {
+				shape.Sides = append(shape.Sides, indexer.SideGroup{Group: g, Needs: indexer.NeedsWindow, Block: 16, Tokens: 1024})
+			}
+			for w := range 8 {
+				x.Apply(w, indexer.Event{Kind: indexer.Stored, Blocks: full})
+				for g := range sides {
+					x.Apply(w, indexer.Event{Kind: indexer.SideStored, Group: g, Externals: last, Shape: shape})
+				}
+			}
+			m := indexer.Matches{Device: make([]int32, 8)}
+			for b.Loop() {
+				x.FindMatches(&m, local)
+			}
+			if m.Device[7] != 512 {
+				b.Fatal(m.Device)
+			}
+		})
+	}
+}
