@@ -12,8 +12,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/localindex"
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 )
 
@@ -50,10 +53,14 @@ type hybridWorker struct {
 	size   int
 	engine *engines.Engine
 	index  *indexer.Index
+	local  *localindex.Index // the events as `kvroute publish` keeps them
+	last   uint64
 }
 
 func newHybridWorker(t *testing.T, size int) *hybridWorker {
-	return &hybridWorker{t, size, engines.NewEngine(engines.EngineOptions{BlockSize: size}), indexer.New(indexer.Config{})}
+	return &hybridWorker{
+		t: t, size: size, engine: engines.NewEngine(engines.EngineOptions{BlockSize: size}), index: indexer.New(indexer.Config{}), local: localindex.New(),
+	}
 }
 
 func (w *hybridWorker) apply(payloads []string) {
@@ -64,10 +71,33 @@ func (w *hybridWorker) apply(payloads []string) {
 			w.t.Fatal(err)
 		}
 		evs, _ := w.engine.Apply(&batch)
-		for _, ev := range evs {
+		for i := range evs {
+			w.last++
+			evs[i].EventID = w.last
+		}
+		read, bad, err := events.DecodeEvents(events.AppendEvents(nil, evs))
+		if err != nil || bad > 0 || len(read) != len(evs) {
+			w.t.Fatalf("%d of %d events are read, %d bad, %v", len(read), len(evs), bad, err)
+		}
+		for _, ev := range read {
 			w.index.Apply(0, ev.Event)
+			w.local.Remember(time.Time{}, ev)
 		}
 	}
+}
+
+// restored is the worker with an index made of an answer to a query for all its blocks.
+func (w *hybridWorker) restored() *hybridWorker {
+	x := *w
+	x.index = indexer.New(indexer.Config{})
+	for _, ev := range w.local.Answer(&events.Query{})().Events {
+		read, bad, err := events.DecodeEvents(events.AppendEvents(nil, []events.RouterEvent{ev}))
+		if err != nil || bad > 0 {
+			w.t.Fatal(bad, err)
+		}
+		x.index.Apply(0, read[0].Event)
+	}
+	return &x
 }
 
 // promised returns the tokens of a prompt, in hex, that the worker has cached.
@@ -117,8 +147,12 @@ func TestHitsOfHybridModels(t *testing.T) {
 			if len(line.Requests) > 0 && line.Requests[0].Prompt != "" { // further ones are sent at the same time
 				q := line.Requests[0]
 				n++
-				if got := w.promised(q.Prompt, q.Extra.Salt); got != q.Cached && line.Step != c.different {
+				got := w.promised(q.Prompt, q.Extra.Salt)
+				if got != q.Cached && line.Step != c.different {
 					t.Errorf("%s, blocks of %d, %s: %d tokens, want %d", c.file, c.size, line.Step, got, q.Cached)
+				}
+				if after := w.restored().promised(q.Prompt, q.Extra.Salt); after != got {
+					t.Errorf("%s, blocks of %d, %s: %d tokens by an answer with all blocks, want %d", c.file, c.size, line.Step, after, got)
 				}
 			}
 			w.apply(line.Payloads)
@@ -157,6 +191,9 @@ func TestHitsOfVLLMsCacheManager(t *testing.T) {
 			return
 		}
 		got := w.promised(line.Prompt, "")
+		if after := w.restored().promised(line.Prompt, ""); after != got {
+			t.Errorf("%s: %d tokens by an answer with all blocks, want %d", line.Case, after, got)
+		}
 		switch eagle := strings.HasSuffix(line.Case, "eagle"); {
 		case got == line.Cached:
 			right[line.Case]++

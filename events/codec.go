@@ -85,10 +85,14 @@ func appendEvent(dst []byte, r *RouterEvent) []byte {
 	w.Uint("worker_id", r.WorkerID)
 	w.Text("storage_tier", tiers[min(int(r.Event.Tier), len(tiers)-1)])
 	w.Text("residency_domain", "worker")
-	w.Entries("event", 3)
+	side := r.Event.Kind > indexer.Cleared
+	w.Entries("event", map[bool]int{false: 3, true: 4}[side])
 	w.Uint("event_id", r.EventID)
 	w.Key("data")
 	writeData(&w, &r.Event)
+	if side {
+		writeSide(&w, &r.Event)
+	}
 	w.Uint("dp_rank", uint64(r.DPRank))
 	return w.B
 }
@@ -110,6 +114,10 @@ func writeData(w *msgpack.Writer, ev *indexer.Event) {
 		w.Map(1)
 		w.Entries("removed", 1)
 		w.Uints("block_hashes", ev.Externals)
+	case indexer.Shaped, indexer.SideStored, indexer.SideRemoved: // for other readers: no blocks are removed
+		w.Map(1)
+		w.Entries("removed", 1)
+		w.Uints("block_hashes", nil)
 	default:
 		w.Key("cleared")
 	}
@@ -141,6 +149,7 @@ func DecodeEvents(data []byte) (evs []RouterEvent, bad int, err error) {
 }
 
 func decodeEvent(data []byte) (r RouterEvent, err error) {
+	var side indexer.Event
 	_, err = msgpack.ReadFields(data, []msgpack.Field{
 		{Key: "worker_id", Value: &r.WorkerID},
 		{Key: "storage_tier", Value: func(data []byte) (rest []byte, err error) {
@@ -156,8 +165,12 @@ func decodeEvent(data []byte) (r RouterEvent, err error) {
 			{Key: "event_id", Value: &r.EventID, Required: true},
 			{Key: "dp_rank", Value: &r.DPRank},
 			{Key: "data", Required: true, Value: func(data []byte) ([]byte, error) { return decodeData(data, &r.Event) }},
+			{Key: sideKey, Value: func(data []byte) ([]byte, error) { return decodeSide(data, &side) }},
 		}},
 	})
+	if side.Kind != 0 {
+		side.Tier, r.Event = r.Event.Tier, side
+	}
 	return r, err
 }
 

@@ -21,6 +21,9 @@ func Parts(ev indexer.Event, do func(indexer.Event)) {
 		first := ev
 		first.Externals = ev.Externals[:maxEventBlocks:maxEventBlocks]
 		do(first)
+		if ev.Kind == indexer.SideStored {
+			ev.Parent, ev.HasParent = first.Externals[maxEventBlocks-1], true
+		}
 		ev.Externals = ev.Externals[maxEventBlocks:]
 	}
 	do(ev)

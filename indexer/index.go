@@ -97,6 +97,7 @@ type Index struct {
 	blocks  atomic.Int64
 	lower   atomic.Int64 // pairs that are not on the device
 	sides   []*sides     // by worker; nil for all but hybrid ones
+	shaped  atomic.Bool  // sides has had an entry
 
 	dumping sync.Mutex // held during a dump, before mu
 

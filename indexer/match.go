@@ -16,6 +16,8 @@ type Matches struct {
 	Lower [tiers - 1][]int32
 	// Tokens is the length of the prompt in tokens; 0 = unknown. Hybrid workers compute at least the last token.
 	Tokens int
+	// Whole also counts blocks that hybrid workers hold and cannot use.
+	Whole bool
 }
 
 // Match counts, for each worker, how many leading blocks of the prompt with the given
@@ -56,7 +58,7 @@ func (x *Index) FindMatches(m *Matches, local []uint64) {
 				end.used.Store(now)
 			}
 		}
-		if len(x.sides) > 0 {
+		if len(x.sides) > 0 && !m.Whole {
 			x.useBoundaries(m, local)
 		}
 	}

@@ -200,13 +200,14 @@ func (w *parked) removal() Event {
 	return Event{Kind: Removed, Tier: w.event.Tier, Externals: slices.Sorted(maps.Keys(w.removed))}
 }
 
-// Events returns the parked events, by worker. Applied to an empty Parked in front of
-// the same index they result in the same state, except for the time that they have
-// waited.
+// Events returns what no run of a dump of the index has, by worker: the blocks of side groups, and the parked events.
+// Applied to an empty Parked in front of an index with the runs, they result in the same state, except for the time
+// that the parked events have waited.
 func (p *Parked) Events() map[int][]Event {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := make(map[int][]Event, len(p.workers))
+	p.x.appendSides(all)
 	for worker, l := range p.workers {
 		for _, w := range l.queue {
 			all[worker] = append(all[worker], w.event)

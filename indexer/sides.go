@@ -154,11 +154,25 @@ func (x *Index) shape(worker int, to *Shape) {
 		x.sides = append(x.sides, nil)
 	}
 	x.sides[worker] = s
+	x.shaped.Store(true)
 }
 
 func (s *Shape) equal(o *Shape) bool {
 	return s.Block == o.Block && s.Full == o.Full && slices.Equal(s.Sides, o.Sides)
 }
+
+// Hybrid reports whether a worker has a [Shape].
+func (x *Index) Hybrid(worker int) bool {
+	if !x.shaped.Load() {
+		return false
+	}
+	x.gate.RLock()
+	defer x.gate.RUnlock()
+	return x.sidesOf(worker) != nil
+}
+
+// AnyHybrid reports whether any worker has had a [Shape].
+func (x *Index) AnyHybrid() bool { return x.shaped.Load() }
 
 // sidesOf returns the side groups of a worker; nil if its model is not hybrid.
 func (x *Index) sidesOf(worker int) *sides {
@@ -233,7 +247,7 @@ func (x *Index) storeSides(worker int, ev *Event) (out Outcome) {
 			s.held[e] = groups | 1<<g
 			out.Stored++
 		}
-		if old, known := s.before[at]; short && has && (!known || s.held[old]>>g&1 == 0) {
+		if old, known := s.before[at]; short && has && before != e && (!known || s.held[old]>>g&1 == 0) {
 			s.before[at] = before // unless the block that came before is there: it may be nearer
 		}
 		before, has = e, true
@@ -470,4 +484,49 @@ func (r *runs) external(block int) (external uint64, ok bool) {
 		}
 	}
 	return 0, false
+}
+
+// sidesOfEvent limits the blocks of an event that [Parked.Events] returns, maxCopies the copies of a block that it counts.
+const sidesOfEvent, maxCopies = 4096, 255
+
+// appendSides appends events that give another index the shapes of all workers and the blocks of their side groups.
+func (x *Index) appendSides(all map[int][]Event) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for w, s := range x.sides {
+		if s == nil {
+			continue
+		}
+		shape := s.shape
+		shape.Sides = slices.Clone(s.shape.Sides)
+		evs := append(all[w], Event{Kind: Shaped, Shape: &shape})
+		for i := range shape.Sides {
+			evs = s.appendGroup(evs, i, &shape)
+		}
+		all[w] = evs
+	}
+}
+
+// appendGroup appends the blocks of a group. Each block whose predecessor counts has an event of its own.
+func (s *sides) appendGroup(evs []Event, group int, shape *Shape) []Event {
+	next := Event{Kind: SideStored, Group: shape.Sides[group].Group, Shape: shape}
+	for e, groups := range s.held {
+		at := sideBlock{group, e}
+		if groups>>group&1 == 0 {
+			continue
+		}
+		copies := slices.Repeat([]uint64{e}, int(min(s.more[at], maxCopies))+1)
+		if before, has := s.before[at]; has {
+			evs = append(evs, Event{Kind: SideStored, Group: next.Group, Shape: shape, Parent: before, HasParent: true, Externals: copies})
+			continue
+		}
+		if next.Externals = append(next.Externals, copies...); len(next.Externals) >= sidesOfEvent {
+			evs = append(evs, next)
+			next.Externals = nil
+		}
+	}
+	if len(next.Externals) > 0 {
+		evs = append(evs, next)
+	}
+	return evs
 }

@@ -56,7 +56,7 @@ func (k *known) held(ord int, local []uint64, b *heldBuffer) (n int) {
 	for i := range b {
 		b[i] = resize(b[i], ord+1)
 	}
-	k.index().FindMatches(&indexer.Matches{Device: b[0], Lower: [3][]int32(b[1:])}, local)
+	k.index().FindMatches(&indexer.Matches{Device: b[0], Lower: [3][]int32(b[1:]), Whole: true}, local)
 	for i := range b {
 		n += int(b[i][ord])
 	}

@@ -353,6 +353,9 @@ func (c *core) measure(in *decisionInput, why purpose, ch *choice) {
 			if ord < len(cached.blocks) {
 				to.OverlapBlocks = int(cached.blocks[ord])
 			}
+			if ord < len(cached.whole) {
+				to.UnusableBlocks = max(0, int(cached.whole[ord]-cached.blocks[ord]))
+			}
 			if ord < len(cached.pending) {
 				to.PendingBlocks = int(cached.pending[ord])
 			}

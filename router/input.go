@@ -38,6 +38,7 @@ type prompt struct {
 type hashes struct {
 	local     []uint64
 	sequence  []uint64
+	tokens    int           // of the prompt
 	ownHashes bool          // no engine has these hashes
 	took      time.Duration // for all pools that the request was hashed for
 	hashedAt  time.Time     // when they were made; zero if the request came with hashes or has none
@@ -48,6 +49,7 @@ type hashes struct {
 type overlap struct {
 	blocks    []int32
 	pending   []int32    // part of blocks that is only predicted
+	whole     []int32    // leading blocks that workers have, also where a hybrid model can use fewer; nil if no worker has one
 	lower     [3][]int32 // cached blocks behind these: in host memory, on disk and in external storage
 	version   uint64     // ranks.changes when the blocks were counted
 	matchedAt time.Time  // when they were counted; zero if they were not
@@ -255,6 +257,7 @@ func (r *Router) encode(ctx context.Context, req *Request, card *Card, room []ui
 
 // hash makes the hashes of the prompt's blocks, by the block size of a pool.
 func (r *Router) hash(p *pool, s *scratch) (h hashes) {
+	h.tokens = s.prompt.tokens
 	if b := s.request.Blocks; b != nil {
 		if b.BlockSize == 0 || b.BlockSize == p.blockSize {
 			h.local, h.sequence = b.Local, b.Sequence

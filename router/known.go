@@ -52,13 +52,18 @@ func newKnown(c *Config) *known {
 func (k *known) match(now time.Time, h *hashes, size int, s *scratch) {
 	o := &s.overlap
 	o.blocks = resize(o.blocks, size)
-	m := indexer.Matches{Device: o.blocks}
+	m := indexer.Matches{Device: o.blocks, Tokens: h.tokens}
 	for t := range m.Lower {
 		o.lower[t] = resize(o.lower[t], size)
 		m.Lower[t] = o.lower[t]
 	}
 	o.pending = o.pending[:0]
-	k.index().FindMatches(&m, h.local)
+	x := k.index()
+	x.FindMatches(&m, h.local)
+	if o.whole = o.whole[:0]; x.AnyHybrid() {
+		o.whole = resize(o.whole, size)
+		x.FindMatches(&indexer.Matches{Device: o.whole, Whole: true}, h.local)
+	}
 	if k.filters.some.Load() {
 		k.filters.match(o.blocks, h.sequence)
 	}
@@ -162,8 +167,8 @@ func (k *known) guess(now time.Time, h *hashes, at *booking) guess {
 	if h.ownHashes || at.unreported {
 		g.in = k.history
 	}
-	if g.in == nil {
-		return guess{}
+	if g.in == nil || g.in == k.predicted && k.index().Hybrid(at.ordinal) {
+		return guess{} // of a hybrid model only the events say where a prompt can be used
 	}
 	if g.stamp, g.last = g.in.Insert(now, g.ordinal, g.generation, h.sequence); g.stamp == 0 {
 		return guess{}

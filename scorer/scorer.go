@@ -61,6 +61,9 @@ type Input struct {
 	// PendingBlocks is the part of OverlapBlocks that the worker has not reported yet. Another request
 	// is computing these blocks there, or was sent there to compute them.
 	PendingBlocks int `json:"pending_blocks,omitempty"`
+	// UnusableBlocks are the leading blocks on the device behind OverlapBlocks that the worker's hybrid model cannot
+	// use, because it lacks other blocks that it needs there.
+	UnusableBlocks int `json:"unusable_blocks,omitempty"`
 
 	// Load, without the new request.
 	PendTokens       int     `json:"pend_tokens"`       // prefill tokens of requests before their first token
