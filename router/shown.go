@@ -65,6 +65,10 @@ func (d *Decision) Verdict(c *Candidate) string {
 		age := c.SummaryAge.Round(time.Millisecond)
 		text += fmt.Sprintf(" (group of %d workers, summary %v old: load is the sum, cost has the mean)", c.Members, age)
 	}
+	if c.UnusableBlocks > 0 {
+		text += fmt.Sprintf(" (holds %s of the prompt; its hybrid model can use %d, until a request there makes the rest usable)",
+			plural(c.OverlapBlocks+c.UnusableBlocks, "block"), c.OverlapBlocks)
+	}
 	if f := c.Foreign; f != (Foreign{}) {
 		text += fmt.Sprintf(" (the load includes what kvroute did not send: %s, %d of them waiting with about %s, %s)",
 			plural(f.Requests, "request"), f.Waiting, plural(f.Tokens, "token"), plural(f.Blocks, "block"))

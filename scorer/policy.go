@@ -3,6 +3,7 @@
 package scorer
 
 import (
+	"cmp"
 	"math"
 	"slices"
 )
@@ -102,9 +103,29 @@ func (s *Settings) Choose(r *Request, in []Input, costs []float64) int {
 		return Softmax(costs, s.Temperature, r.U)
 	case s.Policy == Weighted:
 		return Best(len(costs), 0, func(i, j int) int { return compare(costs[i], costs[j]) })
+	case s.Policy == Tokens && slices.ContainsFunc(in, func(in Input) bool { return in.UnusableBlocks > 0 }):
+		return s.junction(r, in, costs)
 	default:
 		return Pick(costs, in, r.U)
 	}
+}
+
+// junction chooses for a hybrid model. If a worker holds more of the prompt than its model can use, computing the prompt there
+// makes the held part usable for later prompts that share it. So among the candidates whose costs exceed the lowest one by at
+// most the prefill of the prompt's last block, those that hold most blocks count. It is no part of the cost, which would fill
+// one worker.
+func (s *Settings) junction(r *Request, in []Input, costs []float64) int {
+	end := float64(max(r.PromptTokens, 0))
+	most := slices.Min(costs) + s.prefill(max(0, end-r.block()), end)
+	holds := func(i int) int {
+		if costs[i] > most {
+			return -1
+		}
+		return in[i].OverlapBlocks + in[i].UnusableBlocks
+	}
+	return Best(len(costs), r.U, func(i, j int) int {
+		return cmp.Or(holds(j)-holds(i), compare(costs[i], costs[j]), Quieter(in, i, j))
+	})
 }
 
 func dynamo(s *Settings, r *Request, in *Input) float64 {

@@ -801,3 +801,24 @@ func TestCostsAreFinite(t *testing.T) {
 		t.Errorf("bounded: %v", costs)
 	}
 }
+
+// Of workers with nearly the lowest cost the one that holds most of the prompt is chosen, although its hybrid model cannot use
+// it yet. A worker with more load is not.
+func TestJunctions(t *testing.T) {
+	r := scorer.Request{PromptTokens: 1600, BlockSize: 16, U: .7}
+	s := scorer.Defaults()
+	for name, c := range map[string]struct {
+		in   []scorer.Input
+		want int
+	}{
+		"equal costs":                {[]scorer.Input{{}, {UnusableBlocks: 40}, {UnusableBlocks: 90}, {}}, 2},
+		"half a block more":          {[]scorer.Input{{}, {UnusableBlocks: 90, PendTokens: 8}}, 1},
+		"two blocks more":            {[]scorer.Input{{}, {UnusableBlocks: 90, PendTokens: 32}}, 0},
+		"a usable block counts more": {[]scorer.Input{{OverlapBlocks: 20}, {UnusableBlocks: 90}}, 0},
+		"the longest of both":        {[]scorer.Input{{OverlapBlocks: 20}, {OverlapBlocks: 20, UnusableBlocks: 1}}, 1},
+	} {
+		if got := s.Choose(&r, c.in, make([]float64, len(c.in))); got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+}
