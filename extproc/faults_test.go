@@ -14,10 +14,14 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // However and whenever a request ends, its slot is freed once, at once.
@@ -156,6 +160,32 @@ func TestOnlyWorkerNetworksAreRoutedTo(t *testing.T) {
 			}
 			x.End()
 		})
+	}
+}
+
+// After a panic no unchecked body reaches a worker: it loses its fields that steer, or is refused.
+func TestAPanicPassesNoUncheckedBody(t *testing.T) {
+	broken := func(context.Context, router.Request) (router.Decision, error) { panic("a fault in the router") }
+	for _, mode := range []filterv3.ProcessingMode_BodySendMode{filterv3.ProcessingMode_BUFFERED, filterv3.ProcessingMode_STREAMED, filterv3.ProcessingMode_FULL_DUPLEX_STREAMED} {
+		h := newHarness(t, extproc.Config{})
+		h.router.will(broken)
+		r := chat(steers)
+		r.Mode, r.Chunk = mode, 50
+		switch x := h.Do(r); {
+		case mode == filterv3.ProcessingMode_STREAMED && (x.Refusal == nil || x.Refusal.Status != 400), mode != filterv3.ProcessingMode_STREAMED && string(x.Body) != cleaned:
+			t.Errorf("%v: refusal %+v, the worker gets %s", mode, x.Refusal, x.Body)
+		default:
+			x.End()
+		}
+		if n := h.count(t, "kvroute.extproc.fail_open", "panic"); n != 1 {
+			t.Errorf("%v: %d panics counted, want 1", mode, n)
+		}
+		h.router.will(nil)
+	}
+	// A cache that is not made panics.
+	h := newHarness(t, extproc.Config{Bodies: openai.Reader{Known: new(tokenizer.Cache)}})
+	if x := h.Do(chat(steers)); x.Refusal == nil || x.Refusal.Status != 503 || !strings.Contains(x.Refusal.Body, "router_failed") {
+		t.Errorf("the check fails: refusal %+v", x.Refusal)
 	}
 }
 

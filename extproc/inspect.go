@@ -35,6 +35,13 @@ func uncheckedBody() *openai.Error {
 	}
 }
 
+// failedCheck is the refusal of a body whose check panicked.
+func failedCheck() *openai.Error {
+	bad := uncheckedBody()
+	bad.Message, bad.Code = "the router failed to check the body", "router_failed"
+	return bad
+}
+
 // checkHeld returns the refusal of a body for which the budget has no room. A body in one message is in
 // memory already; parts would have to be joined.
 func (s *stream) checkHeld(b *extprocv3.HttpBody) *openai.Error {
@@ -101,8 +108,14 @@ func (s *stream) inspect(m message, b *extprocv3.HttpBody) (passes, more bool) {
 	return true, true
 }
 
-// check returns the refusal of a body that steers, or that kvroute cannot read.
-func (s *stream) check(body []byte) *openai.Error {
+// check returns the refusal of a body that steers, or that kvroute cannot read. It does not panic.
+func (s *stream) check(body []byte) (bad *openai.Error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			s.panicked(mainStream, cause)
+			bad = failedCheck()
+		}
+	}()
 	if len(body) == 0 {
 		return nil
 	}

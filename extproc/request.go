@@ -20,7 +20,12 @@ import (
 
 // answerRequest answers all unanswered messages of the request, of which m is the last one: with
 // a worker, with a refusal, or unchanged (fail open). It returns false if the stream must end.
-func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.HttpBody) bool {
+func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.HttpBody) (more bool) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			more = s.afterPanic(m, cause)
+		}
+	}()
 	defer s.reserved.giveBack()
 	body := b.GetBody()
 	var fits bool
@@ -58,6 +63,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	if bad != nil {
 		return s.refuse(bad)
 	}
+	s.checked = true
 	if s.replaced != nil {
 		body = s.replaced
 		if fields.Body != nil {

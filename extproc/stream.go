@@ -81,6 +81,7 @@ type stream struct {
 	chunks    [][]byte    // parts of the body that are not answered yet
 	size      int         // bytes of these chunks
 	malformed bool        // the body is not JSON
+	checked   bool        // the body: it has no fields that steer, or replaced is without them
 	replaced  []byte      // the body without the fields that steer; nil if it stays as it is
 	// Of the answer to the headers if Envoy waits for it, or while a large body comes, of the next call of moreTime.
 	deadline <-chan time.Time

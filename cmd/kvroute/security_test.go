@@ -232,6 +232,9 @@ func TestSecurity(t *testing.T) {
 				for what, body := range bodies {
 					attack("body", what, chatPath, body, http.Header{})
 				}
+				for _, target := range openai.Paths() {
+					attack("body", target, target, fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"a"}],"prompt":[1,2],"input":"a","text":"a","token_ids":[1,2],"max_tokens":2,"bootstrap_host":%q}`, forged), http.Header{})
+				}
 				body := bodies["bootstrap_host"]
 				for _, method := range []string{"PUT", "PATCH", "DELETE", "GET", "QUERY"} {
 					targets := []string{"/generate", "/v1/rerank", "/open_session", chatPath, "/v1/models", "/v1/models/sim", "/v1/responses/resp_1/cancel"}
@@ -251,6 +254,9 @@ func TestSecurity(t *testing.T) {
 				}
 			})
 		}
+	}
+	if _, text := get(t, "http://"+d.Router.At.HTTP+"/metrics"); strings.Contains(text, `kvroute_extproc_fail_open_total{reason="panic"`) {
+		t.Error("kvroute panicked")
 	}
 	t.Logf("attempts without effect: %v", counts)
 	if counts["header"] < 1500 || counts["body"] < 300 || counts["path"] < 100 {
