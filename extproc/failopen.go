@@ -132,19 +132,6 @@ func (s *stream) mayEnd() bool {
 	return idle || !s.echo && (s.ended || s.mode == buffered)
 }
 
-// afterPanic answers all unanswered messages of the request, of which m is the last one, after a panic. If Envoy may send
-// the client's body to the pool, it panics again, which ends the stream. It returns false if the stream must end.
-func (s *stream) afterPanic(m message, cause any) bool {
-	if s.conf.untrusted() == 0 || s.checked && s.replaced == nil && !s.unchecked || m == headersBodyless || m.isOther() {
-		panic(cause)
-	}
-	s.panicked(mainStream, cause)
-	if s.free(); s.checked || s.unchecked { // the rest of an unchecked body is checked as it comes
-		return s.pass(m)
-	}
-	return s.refuse(failedCheck())
-}
-
 // recoverPanic is deferred by a stream's handler: a panic for one request must not end the
 // others.
 func (s *Server) recoverPanic(k kind) {

@@ -27,21 +27,6 @@ func (s *stream) unsteer(body []byte) *openai.Error {
 	return nil
 }
 
-// uncheckedBody is the refusal of a body for which the router has no memory.
-func uncheckedBody() *openai.Error {
-	return &openai.Error{
-		Status: http.StatusServiceUnavailable, Message: "the router has no memory to check the body; send the request again",
-		Type: openai.Unavailable, Code: "router_overloaded", Retry: 1,
-	}
-}
-
-// failedCheck is the refusal of a body whose check panicked.
-func failedCheck() *openai.Error {
-	bad := uncheckedBody()
-	bad.Message, bad.Code = "the router failed to check the body", "router_failed"
-	return bad
-}
-
 // checkHeld returns the refusal of a body for which the budget has no room. A body in one message is in
 // memory already; parts would have to be joined.
 func (s *stream) checkHeld(b *extprocv3.HttpBody) *openai.Error {

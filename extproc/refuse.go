@@ -59,6 +59,21 @@ func tooLarge(limit int) *openai.Error {
 	}
 }
 
+// uncheckedBody is the refusal of a body for which the router has no memory.
+func uncheckedBody() *openai.Error {
+	return &openai.Error{
+		Status: http.StatusServiceUnavailable, Message: "the router has no memory to check the body; send the request again",
+		Type: openai.Unavailable, Code: "router_overloaded", Retry: 1,
+	}
+}
+
+// failedCheck is the refusal of a body whose check panicked.
+func failedCheck() *openai.Error {
+	bad := uncheckedBody()
+	bad.Message, bad.Code = "the router failed to check the body", "router_failed"
+	return bad
+}
+
 // queried is the answer to a request that only queries its worker, in Dynamo's form: one worker
 // does prefill and decode.
 type queried struct {

@@ -21,11 +21,7 @@ import (
 // answerRequest answers all unanswered messages of the request, of which m is the last one: with
 // a worker, with a refusal, or unchanged (fail open). It returns false if the stream must end.
 func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.HttpBody) (more bool) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			more = s.afterPanic(m, cause)
-		}
-	}()
+	defer s.afterPanic(m, &more)
 	defer s.reserved.giveBack()
 	body := b.GetBody()
 	var fits bool
@@ -100,6 +96,25 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 		return s.withoutWorker(m, err, fields.Model, unread, starting)
 	}
 	return s.route(m, nil)
+}
+
+// afterPanic is deferred by the handling of a request's last message, m. After a panic it answers all unanswered messages
+// of the request; more is false if the stream must end. If Envoy may send the client's body to the pool, it panics again,
+// which ends the stream.
+func (s *stream) afterPanic(m message, more *bool) {
+	cause := recover()
+	if cause == nil {
+		return
+	}
+	if s.conf.untrusted() == 0 || s.checked && s.replaced == nil && !s.unchecked || m == headersBodyless || m.isOther() {
+		panic(cause)
+	}
+	s.panicked(mainStream, cause)
+	if s.free(); s.checked || s.unchecked { // the rest of an unchecked body is checked as it comes
+		*more = s.pass(m)
+		return
+	}
+	*more = s.refuse(failedCheck())
 }
 
 // text returns a body in UTF-8. It returns false if the budget has no room for a copy.
