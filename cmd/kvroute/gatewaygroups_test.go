@@ -239,7 +239,7 @@ func TestGatewayTellsGroupsWhatKvrouteSays(t *testing.T) {
 	check := func(when string, decides bool) {
 		t.Helper()
 		for _, c := range []struct{ method, path, body string }{
-			{"POST", chatPath, chatBody("hello", 2, false)}, {"POST", "/v1/models/x", "{}"}, {"HEAD", "/v1/models", ""},
+			{"POST", chatPath, chatBody("hello", 2, false)}, {"OPTIONS", "/v1/models/x", "{}"}, {"HEAD", "/v1/models", ""},
 		} {
 			if resp, body := reply(t, d, c.method, c.path, c.body, header); resp.StatusCode != 200 {
 				t.Errorf("%s, %s: status %d: %.200s", when, c.path, resp.StatusCode, body)

@@ -55,8 +55,8 @@ func TestSurfacesThroughEnvoy(t *testing.T) {
 		}
 	}
 	before := lastDecision(t, d).ID
-	if resp, body := reply(t, d, "POST", "/v1/models/unheard-of", "no JSON", nil); resp.StatusCode != http.StatusNotFound || lastDecision(t, d).ID != before {
-		t.Errorf("an unknown path: status %d, %s", resp.StatusCode, body)
+	if resp, body := reply(t, d, "POST", "/v1/models/unheard-of", "no JSON", nil); resp.StatusCode != http.StatusMethodNotAllowed || lastDecision(t, d).ID != before {
+		t.Errorf("another method on a model: status %d, %s", resp.StatusCode, body)
 	}
 	if resp, body := reply(t, d, "GET", "/v1/models", "", nil); resp.StatusCode != http.StatusOK || !strings.Contains(body, "sim") {
 		t.Errorf("an unknown path of the pool: status %d, %s", resp.StatusCode, body)
