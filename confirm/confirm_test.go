@@ -412,8 +412,8 @@ func TestContinuationsEnd(t *testing.T) {
 	}
 }
 
-// Requests with a salt or an adapter are contradicted if the engine uses the same one, at whatever token, and never if it
-// uses another one.
+// Requests with a salt or an adapter are contradicted if the engine uses the same one, at whatever token, and never
+// if it uses another one.
 func TestKeyedRequests(t *testing.T) {
 	for _, c := range []struct {
 		name       string

@@ -8,8 +8,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// needs are the rules of the kinds of side groups, by the names of vLLM's kv_cache_spec_kind. A kind that is missing makes no
-// prefix usable. MLA with a window has the rule of the window.
+// needs are the rules of the kinds of side groups, by the names of vLLM's kv_cache_spec_kind. A kind that is missing
+// makes no prefix usable. MLA with a window has the rule of the window.
 //
 //nolint:gochecknoglobals // a table
 var needs = map[string]indexer.Needs{
@@ -26,8 +26,8 @@ type layers struct {
 	shape *indexer.Shape
 }
 
-// takeFull notes the size of the blocks of a stored event of full attention. It returns false for a block that is only a part
-// of the group's blocks, which no hit uses.
+// takeFull notes the size of the blocks of a stored event of full attention. It returns false for a block that is
+// only a part of the group's blocks, which no hit uses.
 func (r *engineRank) takeFull(size int) bool {
 	l := &r.Layers
 	if size > l.Full {
@@ -75,7 +75,8 @@ func (e *Engine) tell(r *engineRank, out *output) {
 	out.add(indexer.Event{Kind: indexer.Shaped, Shape: l.shape})
 }
 
-// storeSide passes on the blocks that a side group has stored. Each event has the shape, for an index that began meanwhile.
+// storeSide passes on the blocks that a side group has stored. Each event has the shape, for an index that began
+// meanwhile.
 func (e *Engine) storeSide(r *engineRank, ev *EngineEvent, out *output) {
 	if ev.Tier != indexer.Device || ev.BlockSize <= 0 || !r.takeSide(ev) {
 		out.drop(DropGroup, max(1, len(ev.Hashes)))

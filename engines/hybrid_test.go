@@ -20,7 +20,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// readVectors calls a function for each line of a file of captured events of hybrid models. It returns false without the file.
+// readVectors calls a function for each line of a file of captured events of hybrid models. It returns false without
+// the file.
 func readVectors(t *testing.T, file string, line func(text []byte)) bool {
 	t.Helper()
 	dir := shared(t)
@@ -116,8 +117,8 @@ func (w *hybridWorker) promised(prompt, salt string) int {
 	return min(int(m.Device[0]), (len(tokens)-1)/w.size) * w.size
 }
 
-// The events of a running vLLM with hybrid models promise what its responses report as cached. The one exception is a request after
-// a reset of the cache, which vLLM publishes with its next step.
+// The events of a running vLLM with hybrid models promise what its responses report as cached. The one exception is a
+// request after a reset of the cache, which vLLM publishes with its next step.
 func TestHitsOfHybridModels(t *testing.T) {
 	for _, c := range []struct {
 		file      string
@@ -165,8 +166,8 @@ func TestHitsOfHybridModels(t *testing.T) {
 	}
 }
 
-// The same for the cache manager of vLLM 0.33 with other layouts. exact is how many of 21 hits are the promised ones; the
-// others are longer.
+// The same for the cache manager of vLLM 0.33 with other layouts. exact is how many of 21 hits are the promised ones;
+// the others are longer.
 func TestHitsOfVLLMsCacheManager(t *testing.T) {
 	exact := map[string]int{
 		"swa1024_b16_default": 21, "swa1024_b16_dense": 21, "sizes_16_and_64": 21, "mamba_b528_default": 21, "full_swa_mamba": 21,

@@ -11,8 +11,8 @@ import (
 	"github.com/kvroute/kvroute/internal/msgpack"
 )
 
-// sideKey is the key of an event of a hybrid model, beside data, which removes no blocks. Readers that do not know the key take
-// the event for one without effect.
+// sideKey is the key of an event of a hybrid model, beside data, which removes no blocks. Readers that do not know
+// the key take the event for one without effect.
 const sideKey = "kvroute_side"
 
 // sideKinds are the names of these events, by their kinds from [indexer.Shaped] on.

@@ -69,11 +69,11 @@
 //
 // # Concurrency
 //
-// Each stream has the goroutine that gRPC gives its handler, which owns all state. While it waits
-// for a message, a drain or an eviction may end its context, see waits. With buffered bodies a second
-// goroutine receives only beside a large body and during a decision that takes long, so that the end of the
-// stream interrupts the decision. In the other modes a second goroutine receives each message, since held chunks must be
-// answered before the stream ends. The second goroutine ends at the latest when the handler returns.
+// Each stream has the goroutine that gRPC gives its handler, which owns all state. While it waits for a message, a
+// drain or an eviction may end its context, see waits. With buffered bodies a second goroutine receives only beside a
+// large body and during a decision that takes long, so that the end of the stream interrupts the decision. In the
+// other modes a second goroutine receives each message, since held chunks must be answered before the stream ends.
+// The second goroutine ends at the latest when the handler returns.
 package extproc
 
 import (

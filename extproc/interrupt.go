@@ -69,8 +69,8 @@ func (s *stream) moreTime() {
 	s.sendTimeout(s.conf.MaxMessageTimeout)
 }
 
-// takeTurn waits until few other large bodies are being read, hashed and tokenized: many at once would keep kvroute from
-// answering Envoy in time, for other requests too. It returns false if the wait is too long.
+// takeTurn waits until few other large bodies are being read, hashed and tokenized: many at once would keep kvroute
+// from answering Envoy in time, for other requests too. It returns false if the wait is too long.
 func (s *stream) takeTurn(ctx context.Context) bool {
 	s.moreTime()
 	select {

@@ -98,9 +98,9 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	return s.route(m, nil)
 }
 
-// afterPanic is deferred by the handling of a request's last message, m. After a panic it answers all unanswered messages
-// of the request; more is false if the stream must end. If Envoy may send the client's body to the pool, it panics again,
-// which ends the stream.
+// afterPanic is deferred by the handling of a request's last message, m. After a panic it answers all unanswered
+// messages of the request; more is false if the stream must end. If Envoy may send the client's body to the pool, it
+// panics again, which ends the stream.
 func (s *stream) afterPanic(m message, more *bool) {
 	cause := recover()
 	if cause == nil {

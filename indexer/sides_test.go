@@ -12,8 +12,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// hybrid is a slow model of a worker with a hybrid model. Blocks are named by the number of tokens before their end, for each
-// prompt of a tree of prompts: two prompts share their blocks up to the token where they part.
+// hybrid is a slow model of a worker with a hybrid model. Blocks are named by the number of tokens before their end,
+// for each prompt of a tree of prompts: two prompts share their blocks up to the token where they part.
 type hybrid struct {
 	shape  indexer.Shape
 	step   int            // tokens between two boundaries
@@ -85,8 +85,8 @@ func (h *hybrid) serves(prompt string, l int) bool {
 	return true
 }
 
-// keeps says which blocks between two boundaries a group keeps: any, or, if its blocks are shorter than a step, what it needs
-// at some boundaries. The events do not say where the gaps are, and engines make no others.
+// keeps says which blocks between two boundaries a group keeps: any, or, if its blocks are shorter than a step, what
+// it needs at some boundaries. The events do not say where the gaps are, and engines make no others.
 func (h *hybrid) keeps(g indexer.SideGroup, from, to int) map[int]bool {
 	keeps := map[int]bool{}
 	for end := from + g.Block; end <= to; end += g.Block {
@@ -283,7 +283,8 @@ func TestOddSides(t *testing.T) {
 	}
 }
 
-// A match of hybrid workers does not allocate, and a group that stays the same keeps its blocks when another one appears.
+// A match of hybrid workers does not allocate, and a group that stays the same keeps its blocks when another one
+// appears.
 func TestHybridMatch(t *testing.T) {
 	const blocks = 1000
 	x := indexer.New(indexer.Config{})

@@ -193,8 +193,8 @@ func TestSessionsTravel(t *testing.T) {
 	}
 }
 
-// An id that a worker gave out in a response of one replica leads to that worker at the other, too, without sessions. The
-// observer of the response may be at the other replica.
+// An id that a worker gave out in a response of one replica leads to that worker at the other, too, without sessions.
+// The observer of the response may be at the other replica.
 func TestGivenIDsTravel(t *testing.T) {
 	s := natstest.Start(t, 0)
 	a := startReplica(t, natstest.Connect(t, s), 0xa, 0, router.Config{})

@@ -21,10 +21,9 @@ import (
 // A prefill leg that hangs costs a request the whole time of a leg. So its back-offs get longer, up to 256 times the
 // first, and its trial period lasts as long as a leg may take.
 //
-// A failure more than a minute after the end of the latest back-off begins with the first period again, except for a leg
-// that hangs if no good response came since. A back-off
-// lasts at least as long as the pause that the worker asked for, up to a minute. While no
-// worker is better, an avoided worker is a candidate anyway.
+// A failure more than a minute after the end of the latest back-off begins with the first period again, except for a
+// leg that hangs if no good response came since. A back-off lasts at least as long as the pause that the worker asked
+// for, up to a minute. While no worker is better, an avoided worker is a candidate anyway.
 //
 // Invariants:
 //

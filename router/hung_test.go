@@ -79,8 +79,8 @@ func hungLegs(t *testing.T, pause time.Duration, prefills int, clients uint64) (
 	return first, later, atOnce, recovered
 }
 
-// A worker whose legs hang is tried by one request at a time, after back-offs that get longer, at any rate of requests and
-// also if they are of one client.
+// A worker whose legs hang is tried by one request at a time, after back-offs that get longer, at any rate of
+// requests and also if they are of one client.
 func TestHungPrefillWorkersCostLittle(t *testing.T) {
 	for _, prefills := range []int{1, 2} {
 		for _, clients := range []uint64{1, 5} {

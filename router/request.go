@@ -203,8 +203,8 @@ func (req *Request) mayWait() time.Duration {
 	return min(req.TTFTTarget, req.QueueWait)
 }
 
-// Allows reports whether a list as [Request.AllowedAddresses] has an address. Port 0 in the list stands for any port, and
-// nil allows each address.
+// Allows reports whether a list as [Request.AllowedAddresses] has an address. Port 0 in the list stands for any port,
+// and nil allows each address.
 func Allows(list []netip.AddrPort, a netip.AddrPort) bool {
 	return list == nil || slices.ContainsFunc(list, func(l netip.AddrPort) bool {
 		return l.Addr() == a.Addr() && (l.Port() == 0 || l.Port() == a.Port())

@@ -452,8 +452,8 @@ func (ch *choice) other(i int) other {
 	return other{ch.candidates[i], ch.inputs[i].OverlapBlocks}
 }
 
-// lastResort returns the worker that is degraded, or whose back-off ends first, and that did not fail without a response;
-// -1 without one. It is not of the process besides.
+// lastResort returns the worker that is degraded, or whose back-off ends first, and that did not fail without a
+// response; -1 without one. It is not of the process besides.
 func (r *ranks) lastResort(ch *choice, fits func(*entry) bool, besides uint64) (ord int) {
 	ord = -1
 	for i, other := range r.order {

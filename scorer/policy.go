@@ -110,10 +110,10 @@ func (s *Settings) Choose(r *Request, in []Input, costs []float64) int {
 	}
 }
 
-// junction chooses for a hybrid model. If a worker holds more of the prompt than its model can use, computing the prompt there
-// makes the held part usable for later prompts that share it. So among the candidates whose costs exceed the lowest one by at
-// most the prefill of the prompt's last block, those that hold most blocks count. It is no part of the cost, which would fill
-// one worker.
+// junction chooses for a hybrid model. If a worker holds more of the prompt than its model can use, computing the
+// prompt there makes the held part usable for later prompts that share it. So among the candidates whose costs exceed
+// the lowest one by at most the prefill of the prompt's last block, those that hold most blocks count. It is no part
+// of the cost, which would fill one worker.
 func (s *Settings) junction(r *Request, in []Input, costs []float64) int {
 	end := float64(max(r.PromptTokens, 0))
 	most := slices.Min(costs) + s.prefill(max(0, end-r.block()), end)

@@ -802,8 +802,8 @@ func TestCostsAreFinite(t *testing.T) {
 	}
 }
 
-// Of workers with nearly the lowest cost the one that holds most of the prompt is chosen, although its hybrid model cannot use
-// it yet. A worker with more load is not.
+// Of workers with nearly the lowest cost the one that holds most of the prompt is chosen, although its hybrid model
+// cannot use it yet. A worker with more load is not.
 func TestJunctions(t *testing.T) {
 	r := scorer.Request{PromptTokens: 1600, BlockSize: 16, U: .7}
 	s := scorer.Defaults()

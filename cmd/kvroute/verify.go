@@ -32,9 +32,9 @@ const (
 
 // verifier compares kvroute's ids of some requests with those that a worker without events makes of the client's own
 // body, after the decision: events confirm the ids of the others. One goroutine, in run, asks one worker at a time.
-// If its queue or the minute has no room, a later request is checked instead. A worker that does not answer is not asked
-// again in the same minute, so it delays the other checks by one timeout. The verdict on what the verifier finds is that
-// of package confirm.
+// If its queue or the minute has no room, a later request is checked instead. A worker that does not answer is not
+// asked again in the same minute, so it delays the other checks by one timeout. The verdict on what the verifier
+// finds is that of package confirm.
 type verifier struct {
 	log    *slog.Logger
 	checks meter.Counter

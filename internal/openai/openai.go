@@ -5,13 +5,12 @@
 //
 // # Guarantees
 //
-// A body is read once, front to back, in linear time, without maps. Only strings with escapes
-// are allocated. A valid body is exactly one JSON object with any number of levels, as Python's json
-// module reads it: NaN and Infinity are numbers. If a field appears twice the last one counts, as in the engines. Booleans and counts may
-// have other forms, such as "True" and "2", which pydantic accepts. Scalars become Go values, and
-// prompts stay raw spans of the body. Prompts of [Responses] and [Messages] become chats made of
-// the same spans. A prompt with too many values is not read. Nothing of a body is kept, but the
-// messages of chats by a [Reader] with a cache.
+// A body is read once, front to back, in linear time, without maps. Only strings with escapes are allocated. A valid
+// body is exactly one JSON object with any number of levels, as Python's json module reads it: NaN and Infinity are
+// numbers. If a field appears twice the last one counts, as in the engines. Booleans and counts may have other forms,
+// such as "True" and "2", which pydantic accepts. Scalars become Go values, and prompts stay raw spans of the body.
+// Prompts of [Responses] and [Messages] become chats made of the same spans. A prompt with too many values is not
+// read. Nothing of a body is kept, but the messages of chats by a [Reader] with a cache.
 //
 // Of a truncated body [ParseTruncated] reads the complete fields, but no prompt.
 //
@@ -120,10 +119,10 @@ var sessionEndpoints = map[string]Endpoint{"/open_session": OpenSession, "/close
 // Paths returns the paths of all endpoints but Other and those of sessions, sorted.
 func Paths() []string { return slices.Sorted(maps.Keys(endpoints)) }
 
-// Classify returns the endpoint of a request, by method and path; it ignores a query string. It
-// compares the path in normal form, as engines' servers read it. A wrong method on an endpoint, or on the list of
-// models, is an error with status 405: its body would pass unchecked. OPTIONS is not wrong: a browser requests with it whether it
-// may POST, and engines answer that.
+// Classify returns the endpoint of a request, by method and path; it ignores a query string. It compares the path in
+// normal form, as engines' servers read it. A wrong method on an endpoint, or on the list of models, is an error with
+// status 405: its body would pass unchecked. OPTIONS is not wrong: a browser requests with it whether it may POST,
+// and engines answer that.
 func Classify(method, target string) (Endpoint, *Error) {
 	p := normalPath(target)
 	e := cmp.Or(endpoints[p], sessionEndpoints[p])

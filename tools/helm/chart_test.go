@@ -373,7 +373,8 @@ func TestNotesSendTheToken(t *testing.T) {
 	}
 }
 
-// With TLS the Service does not announce h2c, which is HTTP/2 without TLS, and the README's policy for Envoy Gateway names the Service's port.
+// With TLS the Service does not announce h2c, which is HTTP/2 without TLS, and the README's policy for Envoy Gateway
+// names the Service's port.
 func TestServiceWithTLS(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(folder, "README.md"))
 	if err != nil {
