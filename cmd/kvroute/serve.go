@@ -156,7 +156,7 @@ func (s *server) openRouter() error {
 func (s *server) setHooks(h *router.Hooks) {
 	h.Finished, h.Used = s.finished(), s.outcomes.Used
 	h.Departs, h.Panic, h.Forgot = s.departs, s.panics, s.forgot
-	h.Judged, h.Flags = s.judged, s.faults.report
+	h.Judged, h.Flags = s.judged, func(id uint64, before, now []router.Fault) { s.faults.report(id, before, now) }
 	h.Answered = func(id uint64) { s.registry.Answered(id) }
 	h.Tell, h.TellSession, h.TellGiven = s.publishChange(), s.publishSession(), s.publishGiven()
 }
