@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
@@ -33,7 +34,7 @@ func (s *Sources) Compare(ctx context.Context, w EngineWorker) (f Found, faults 
 	switch {
 	case err == nil && direct:
 		faults = append(faults, s.compareSockets(ctx, &w, &f)...)
-	case none && direct && s.State(w.ID) == StateNone:
+	case none && direct && s.State(w.ID) == indexer.StateNone:
 		faults = append(faults, Fault{faultEventSockets, fmt.Sprintf("its engine reports no event sockets: %v; let the engine publish events, or remove the worker's events", err)})
 	}
 	if f.BlockSize == 0 {
@@ -75,7 +76,7 @@ func (s *Sources) compareSockets(ctx context.Context, w *EngineWorker, f *Found)
 			{"events.endpoint", true, at.events, theirs.events, zmtp.Sub},
 			{"events.replay", at.replays && theirs.replays, at.replay, theirs.replay, zmtp.Dealer},
 		} {
-			if c.has && (c.is.Port != c.want.Port || c.is.Path != c.want.Path) && (s.State(w.ID) == StateNone || s.reaches(ctx, c.want, c.role)) {
+			if c.has && (c.is.Port != c.want.Port || c.is.Path != c.want.Path) && (s.State(w.ID) == indexer.StateNone || s.reaches(ctx, c.want, c.role)) {
 				return []Fault{{faultEventSockets, fmt.Sprintf("%s is %s for rank %d, and its engine reports %s: correct %s, or remove it so that kvroute asks the engine",
 					c.setting, c.is, at.rank, c.want, c.setting)}}
 			}

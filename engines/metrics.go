@@ -5,6 +5,7 @@ package engines
 import (
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/meter"
 )
 
@@ -41,8 +42,10 @@ func newSourceMetrics(from metric.Meter, s *Sources) (*sourceMetrics, error) {
 	m := meter.New(from)
 	m.Gauge("kvroute.source.ranks", "{rank}", "Ranks with a direct connection to their engine, by the state of their known blocks.", func(o meter.Observe) {
 		counts, _ := s.survey()
-		for state, n := range counts {
-			o(float64(n), "state", State(state).String())
+		for _, state := range indexer.States() {
+			if state != indexer.StateSummary {
+				o(float64(counts[state]), "state", string(state))
+			}
 		}
 	})
 	m.Gauge("kvroute.source.copies", "{copy}", "The largest number of copies of a block that an engine reported.", func(o meter.Observe) {

@@ -341,7 +341,7 @@ func benchmarkPath(b *testing.B, name, pace string) {
 		<-done
 	}()
 	sources.Set(engines.EngineWorker{ID: 1, Transport: engines.TransportZMQ, Endpoint: "tcp://" + address, BlockSize: 16})
-	for sources.State(1) != engines.StateOK {
+	for sources.State(1) != indexer.StateOK {
 		time.Sleep(time.Millisecond)
 	}
 	time.Sleep(100 * time.Millisecond) // for the subscription

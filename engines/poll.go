@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
 )
@@ -31,14 +32,14 @@ func (r *rankSource) poll(ctx context.Context) {
 			continue
 		}
 		b, err := r.pollOnce(ctx)
-		away := r.current() == StateNone
+		away := r.current() == indexer.StateNone
 		if err != nil {
 			if ctx.Err() != nil {
 				return
 			}
 			if !away {
 				r.count(sourceAway, 1)
-				r.set(StateNone)
+				r.set(indexer.StateNone)
 				r.unavailable(&r.noEvents, err)
 				r.log.Warn("an engine does not return events any more", "endpoint", r.at.url, "err", err)
 			}
@@ -51,7 +52,7 @@ func (r *rankSource) poll(ctx context.Context) {
 		if away {
 			wait = backoff{}
 			r.count(sourceConnected, 1)
-			r.set(StateOK)
+			r.set(indexer.StateOK)
 			r.unavailable(&r.noEvents, nil)
 			r.log.Info("an engine returns events", "endpoint", r.at.url)
 		}

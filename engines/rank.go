@@ -62,7 +62,7 @@ type rankSource struct {
 	seenRequests  int                 // the stream's requests that the other goroutine has been woken for
 	cancel        context.CancelFunc  // of the request under way; nil without a request
 
-	state  atomic.Uint32 // a State
+	state  atomic.Value // an indexer.State
 	copies atomic.Int64
 	// The sockets that are unavailable, if any.
 	noEvents, noReplay atomic.Pointer[Fault]
@@ -78,12 +78,12 @@ func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *ra
 		namedRanks: map[uint32]struct{}{at.rank: {}},
 	}
 	r.secondRequest.Stop() // until there is a connection
-	r.state.Store(uint32(StateNone))
+	r.state.Store(indexer.StateNone)
 	r.newStream()
 	return r
 }
 
-func (r *rankSource) current() State { return State(r.state.Load()) }
+func (r *rankSource) current() indexer.State { return r.state.Load().(indexer.State) } //nolint:forcetypeassert // it holds nothing else
 
 func (r *rankSource) count(outcome string, n int) {
 	r.s.metrics.count(outcome, n)
@@ -118,7 +118,7 @@ func (r *rankSource) run(ctx context.Context) {
 			r.unavailable(&r.noEvents, nil)
 			r.do(func() {
 				if r.connected = true; !r.muted {
-					r.set(StateOK)
+					r.set(indexer.StateOK)
 					r.stream.connected(closed)
 				}
 			})
@@ -127,7 +127,7 @@ func (r *rankSource) run(ctx context.Context) {
 		disconnected: func() {
 			r.do(func() {
 				r.connected = false
-				r.set(StateNone)
+				r.set(indexer.StateNone)
 			})
 			r.s.conf.Ended(r.worker.ID)
 		},
@@ -181,25 +181,25 @@ func (r *rankSource) change(change func()) (prints []batchPrint) {
 
 // judge updates the state that others see.
 func (r *rankSource) judge() {
-	state := StateOK
+	state := indexer.StateOK
 	switch {
-	case r.current() == StateNone:
+	case r.current() == indexer.StateNone:
 		return // until it is connected
 	case r.misfit && !r.fits:
-		state = StateMisfit
+		state = indexer.StateMisfit
 	case r.stream.suspect:
-		state = StateSuspect
+		state = indexer.StateSuspect
 	case r.stream.partial:
-		state = StatePartial
+		state = indexer.StatePartial
 	}
 	if r.current() != state {
-		r.log.Info("the state of a rank's known blocks has changed", "state", state.String())
+		r.log.Info("the state of a rank's known blocks has changed", "state", state)
 		r.set(state)
 	}
 }
 
-func (r *rankSource) set(state State) {
-	r.state.Store(uint32(state))
+func (r *rankSource) set(state indexer.State) {
+	r.state.Store(state)
 	r.s.conf.Changed(r.worker.ID, r.s.State(r.worker.ID))
 }
 
@@ -402,7 +402,7 @@ func (r *rankSource) unavailable(to *atomic.Pointer[Fault], err error) {
 }
 
 // mute mutes the sources whose events another worker's source delivers, too, and those no more muted
-// count again. The blocks of a muted source are forgotten, and its state is [StateNone].
+// count again. The blocks of a muted source are forgotten, and its state is [indexer.StateNone].
 func (s *Sources) mute(changed []*rankSource) {
 	for _, r := range changed {
 		r.do(func() {
@@ -415,9 +415,9 @@ func (s *Sources) mute(changed []*rankSource) {
 			switch {
 			case muted:
 				r.clear()
-				r.set(StateNone)
+				r.set(indexer.StateNone)
 			case r.connected:
-				r.set(StateOK)
+				r.set(indexer.StateOK)
 				r.stream.connected(false)
 			}
 		})

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/enginesim"
 )
 
@@ -38,11 +39,11 @@ func TestTwoWorkersWithOneSocket(t *testing.T) {
 		strings.Count(f, `the events of "gpu-2" are not counted`) != 2 {
 		t.Error(f)
 	}
-	if n, state := len(c.of(8, 0)), s.State(8); n > 0 || state != engines.StateNone {
+	if n, state := len(c.of(8, 0)), s.State(8); n > 0 || state != indexer.StateNone {
 		t.Errorf("the second worker has %d blocks, state %v", n, state)
 	}
 	s.Remove(7)
-	eventually(t, func() bool { return len(c.of(8, 0)) == 5 && s.State(8) == engines.StateOK && whats(s, 8) == "" })
+	eventually(t, func() bool { return len(c.of(8, 0)) == 5 && s.State(8) == indexer.StateOK && whats(s, 8) == "" })
 }
 
 // Of two registered workers with one socket, the one that started later counts.
@@ -53,7 +54,7 @@ func TestTheRestartedWorkerHasTheSocket(t *testing.T) {
 	old, restarted := zmqWorker(7, sim), zmqWorker(8, sim)
 	old.Started, restarted.Started = 1000, 2000
 	s, c := follow(t, engines.SourcesConfig{}, old, restarted)
-	eventually(t, func() bool { return len(c.of(8, 0)) == 5 && s.State(7) == engines.StateNone && len(c.of(7, 0)) == 0 })
+	eventually(t, func() bool { return len(c.of(8, 0)) == 5 && s.State(7) == indexer.StateNone && len(c.of(7, 0)) == 0 })
 }
 
 // A socket under two names is found by its batches. It is two sockets again when the batches differ.
@@ -71,7 +72,7 @@ func TestOneSocketUnderTwoNames(t *testing.T) {
 	}
 	sim.store(1)
 	eventually(t, func() bool {
-		return whats(s, 7) == "same_events" && whats(s, 8) == "same_events" && len(c.of(8, 0)) == 0 && s.State(8) == engines.StateNone
+		return whats(s, 7) == "same_events" && whats(s, 8) == "same_events" && len(c.of(8, 0)) == 0 && s.State(8) == indexer.StateNone
 	})
 	agree(t, c, 0, sim)
 	if f := s.Faults(8)[0].Text; !strings.Contains(f, "deliver the same batches") || !strings.Contains(f, "tcp://localhost:") {

@@ -88,7 +88,7 @@ func TestTheBusIsAwayForAWhile(t *testing.T) {
 	if !log.has("events of a worker are missing") {
 		t.Error("the gap was not reported")
 	}
-	if got := all.State(7); got != engines.StateOK {
+	if got := all.State(7); got != indexer.StateOK {
 		t.Errorf("the engine is known %s to its sidecar", got)
 	}
 	end() // ends while NATS is available

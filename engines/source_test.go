@@ -142,7 +142,7 @@ func TestFromEngineToIndex(t *testing.T) {
 	delete(s.held, 1009)
 	delete(s.held, 1008)
 	agree(t, c, 0, s)
-	if got := all.State(7); got != engines.StateOK || all.State(8) != engines.StateNone {
+	if got := all.State(7); got != indexer.StateOK || all.State(8) != indexer.StateNone {
 		t.Errorf("the worker is known %s, another %s", got, all.State(8))
 	}
 	// A removed worker is not followed.
@@ -157,7 +157,7 @@ func TestAGapIsRepairedByAReplay(t *testing.T) {
 	t.Parallel()
 	s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
 	all, c := follow(t, engines.SourcesConfig{}, zmqWorker(7, s))
-	eventually(t, func() bool { return all.State(7) == engines.StateOK })
+	eventually(t, func() bool { return all.State(7) == indexer.StateOK })
 	for range 20 {
 		s.store(2)
 		s.Drop(3)
@@ -166,7 +166,7 @@ func TestAGapIsRepairedByAReplay(t *testing.T) {
 	s.Drop(0)
 	s.store(1)
 	agree(t, c, 0, s)
-	if got := all.State(7); got != engines.StateOK {
+	if got := all.State(7); got != indexer.StateOK {
 		t.Errorf("the worker is known %s", got)
 	}
 }
@@ -187,7 +187,7 @@ func TestALongAnswerIsAskedForInParts(t *testing.T) {
 			}
 			s.store(1)
 			agree(t, c, 0, s)
-			if got := all.State(7); got != engines.StateOK {
+			if got := all.State(7); got != indexer.StateOK {
 				t.Errorf("the worker is known %s", got)
 			}
 		})
@@ -226,12 +226,12 @@ func TestAGapWithoutReplayMakesSuspect(t *testing.T) {
 	s.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Removed, Externals: []uint64{1001}}})
 	s.store(1) // the parent of the new block is known
 	agree(t, c, 0, s)
-	eventually(t, func() bool { return all.State(7) == engines.StateSuspect })
+	eventually(t, func() bool { return all.State(7) == indexer.StateSuspect })
 	// A clear ends the suspect state: the lost events do not matter any more.
 	s.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Cleared}})
 	clear(s.held)
 	agree(t, c, 0, s)
-	eventually(t, func() bool { return all.State(7) == engines.StateOK })
+	eventually(t, func() bool { return all.State(7) == indexer.StateOK })
 }
 
 func TestALateListenerWithoutReplayKnowsApart(t *testing.T) {
@@ -243,7 +243,7 @@ func TestALateListenerWithoutReplayKnowsApart(t *testing.T) {
 	s.last, s.held = 0, map[uint64]uint64{} // from here on the blocks are a new chain
 	s.store(2)
 	agree(t, c, 0, s)
-	if got := all.State(7); got != engines.StatePartial {
+	if got := all.State(7); got != indexer.StatePartial {
 		t.Errorf("the worker is known %s", got)
 	}
 }
@@ -329,7 +329,7 @@ func TestRanksAreApart(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if found.Engine != "vllm" || found.BlockSize != 16 || found.TotalKVBlocks != 400 || found.DPStart != 0 || found.DPSize != 4 || all.State(7) != engines.StateOK {
+	if found.Engine != "vllm" || found.BlockSize != 16 || found.TotalKVBlocks != 400 || found.DPStart != 0 || found.DPSize != 4 || all.State(7) != indexer.StateOK {
 		t.Errorf("found %+v, known %s", found, all.State(7))
 	}
 }
@@ -407,12 +407,12 @@ func TestPolling(t *testing.T) {
 	defer server.Close()
 	all, c := follow(t, engines.SourcesConfig{}, engines.EngineWorker{ID: 7, Transport: engines.TransportPoll, Address: server.Listener.Addr().String(), BlockSize: 16})
 	eventually(t, func() bool { return len(c.of(7, 0)) == 3 })
-	if got := all.State(7); got != engines.StateOK {
+	if got := all.State(7); got != indexer.StateOK {
 		t.Errorf("the worker is known %s", got)
 	}
 	server.CloseClientConnections()
 	server.Close()
-	eventually(t, func() bool { return all.State(7) == engines.StateNone && len(c.of(7, 0)) == 0 })
+	eventually(t, func() bool { return all.State(7) == indexer.StateNone && len(c.of(7, 0)) == 0 })
 }
 
 // When events of TensorRT-LLM are missing, the engine's earlier blocks are forgotten and the state
@@ -431,12 +431,12 @@ func TestAGapOfTensorRTIsTold(t *testing.T) {
 	defer server.Close()
 	all, c := follow(t, engines.SourcesConfig{}, engines.EngineWorker{ID: 7, Transport: engines.TransportPoll, Address: server.Listener.Addr().String(), BlockSize: 16})
 	answers <- "[" + trtStored(0, "null", trtBlock("101", trtTokens(1, 16), "")) + "]"
-	eventually(t, func() bool { return len(c.of(7, 0)) == 1 && all.State(7) == engines.StateOK })
+	eventually(t, func() bool { return len(c.of(7, 0)) == 1 && all.State(7) == indexer.StateOK })
 	answers <- "[" + trtStored(5, "null", trtBlock("102", trtTokens(17, 16), "")) + "]"
 	eventually(t, func() bool { return c.of(7, 0)[102] != 0 })
-	eventually(t, func() bool { return all.State(7) == engines.StatePartial })
+	eventually(t, func() bool { return all.State(7) == indexer.StatePartial })
 	answers <- "[" + trtStored(0, "null", trtBlock("103", trtTokens(17, 16), "")) + "]"
-	eventually(t, func() bool { return c.of(7, 0)[103] != 0 && all.State(7) == engines.StateOK })
+	eventually(t, func() bool { return c.of(7, 0)[103] != 0 && all.State(7) == indexer.StateOK })
 }
 
 // A worker whose record changes is followed from the beginning.
@@ -486,10 +486,10 @@ func TestAnEngineThatMovedIsFoundAgain(t *testing.T) {
 	agree(t, c, 0, one)
 	now.Store(nil)
 	one.stop()
-	eventually(t, func() bool { return all.State(7) == engines.StateNone })
+	eventually(t, func() bool { return all.State(7) == indexer.StateNone })
 	now.Store(two)
 	agree(t, c, 0, two)
-	eventually(t, func() bool { return all.State(7) == engines.StateOK })
+	eventually(t, func() bool { return all.State(7) == indexer.StateOK })
 	two.store(2)
 	agree(t, c, 0, two)
 }

@@ -23,6 +23,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"
@@ -74,24 +75,6 @@ type EngineWorker struct {
 	arrived uint64 // the number of workers that were set before it
 }
 
-// State describes how complete and correct the known blocks of a rank are.
-type State uint8
-
-// The states, from best to worst.
-const (
-	StateOK      State = iota // all events since the engine's start or last clear are applied
-	StatePartial              // earlier events are missing: some blocks are unknown
-	StateSuspect              // events in between are missing: some known blocks may be gone
-	StateMisfit               // the engine's block size does not fit the index's: no block is known
-	StateNone                 // no connection
-	states
-)
-
-// String returns the state's value in records and metrics.
-func (s State) String() string {
-	return [...]string{"ok", "partial", "suspect", "block_size_mismatch", "none"}[min(s, StateNone)]
-}
-
 // SourcesConfig configures [Sources]. Sink is required; the zero value of each other field is its
 // default.
 type SourcesConfig struct {
@@ -109,7 +92,7 @@ type SourcesConfig struct {
 	Found func(id uint64, f Found)
 	// Changed is called when a worker's state may have changed. It must not call back. Default:
 	// none.
-	Changed func(id uint64, worst State)
+	Changed func(id uint64, worst indexer.State)
 	// Ended is called when the connection to an engine's event socket has ended: the engine may be dead. It
 	// may be called by any number of goroutines at once. Default: none.
 	Ended func(id uint64)
@@ -165,7 +148,7 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 		conf.Found = func(uint64, Found) {}
 	}
 	if conf.Changed == nil {
-		conf.Changed = func(uint64, State) {}
+		conf.Changed = func(uint64, indexer.State) {}
 	}
 	if conf.Ended == nil {
 		conf.Ended = func(uint64) {}
@@ -244,25 +227,26 @@ func (s *Sources) Has(id uint64) bool {
 }
 
 // State returns the worst state of a worker's ranks.
-func (s *Sources) State(id uint64) State {
+func (s *Sources) State(id uint64) indexer.State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	state, followed := StateOK, false
+	state, followed := indexer.StateOK, false
 	for r := range s.ranks {
 		if r.worker.ID == id {
-			state, followed = max(state, r.current()), true
+			state, followed = indexer.Worst(state, r.current()), true
 		}
 	}
 	if !followed {
-		return StateNone
+		return indexer.StateNone
 	}
 	return state
 }
 
 // survey counts ranks by state, and finds the block with most copies.
-func (s *Sources) survey() (counts [states]int, copies int) {
+func (s *Sources) survey() (counts map[indexer.State]int, copies int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	counts = make(map[indexer.State]int)
 	for r := range s.ranks {
 		counts[r.current()]++
 		copies = max(copies, int(r.copies.Load()))
@@ -381,7 +365,7 @@ const discoverEvery = 3 * time.Second
 // awaitMove returns when ctx ends, or when the engine reports other sockets.
 func (s *Sources) awaitMove(ctx context.Context, w EngineWorker, sockets []socket) {
 	for bus.Wait(ctx, discoverEvery) {
-		if s.State(w.ID) != StateNone {
+		if s.State(w.ID) != indexer.StateNone {
 			continue
 		}
 		if f, err := s.Discover(ctx, w); err == nil && !slices.Equal(f.sockets, sockets) {

@@ -129,7 +129,7 @@ func TestBlocksBehindHolesAreReadAgain(t *testing.T) {
 			src.Set(zmqWorker(7, s))
 			stop := running(t, src.Run)
 			if buffer > 0 { // batches that left the buffer are unknown
-				eventually(t, func() bool { return src.State(7) == engines.StatePartial })
+				eventually(t, func() bool { return src.State(7) == indexer.StatePartial })
 				s.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Cleared}})
 				s.held, s.last = map[uint64]uint64{}, 100
 				s.store(6)
@@ -156,10 +156,10 @@ func TestBlocksBehindHolesAreReadAgain(t *testing.T) {
 			s.store(1)
 			if buffer == 0 {
 				agree(t, &later, 0, s)
-				eventually(t, func() bool { return src.State(7) == engines.StateOK })
+				eventually(t, func() bool { return src.State(7) == indexer.StateOK })
 				return
 			}
-			eventually(t, func() bool { return src.State(7) == engines.StateSuspect && len(later.of(7, 0)) > 0 })
+			eventually(t, func() bool { return src.State(7) == indexer.StateSuspect && len(later.of(7, 0)) > 0 })
 			for id := range later.of(7, 0) {
 				if _, ok := s.held[id]; !ok {
 					t.Errorf("block %d is known, which the engine does not have", id)
@@ -181,7 +181,7 @@ func TestWhoCannotBeAskedIsNotSaved(t *testing.T) {
 	}
 	src.Set(zmqWorker(7, s))
 	running(t, src.Run)
-	eventually(t, func() bool { return src.State(7) == engines.StateOK && s.Subscribers() == 1 })
+	eventually(t, func() bool { return src.State(7) == indexer.StateOK && s.Subscribers() == 1 })
 	s.store(3)
 	agree(t, &c, 0, s)
 	var file bytes.Buffer

@@ -129,9 +129,9 @@ func (t *tracker) replace(now time.Time, r *rank, id, publisher uint64, a *Answe
 	}
 	rp.reread = false
 	if a.Bad > 0 {
-		t.miss(now, r, StateSuspect)
+		t.miss(now, r, indexer.StateSuspect)
 	} else {
-		t.set(r, StateOK)
+		t.set(r, indexer.StateOK)
 	}
 	t.continueRepair(now, r, r.cursor() != before)
 }

@@ -23,7 +23,7 @@ type Cursor struct {
 type RankState struct {
 	RankName
 
-	State  State
+	State  indexer.State
 	Missed time.Time // to the ms
 }
 
@@ -58,9 +58,9 @@ func (t *tracker) export(s *Snapshot, streamed bool) {
 		}
 		state, missed := r.state, r.missed
 		if rp := r.repair; rp != nil && rp.dump && known && !rp.reread {
-			state = StateSuspect // until the dump arrives
+			state = indexer.StateSuspect // until the dump arrives
 		}
-		if state != StateOK {
+		if state != indexer.StateOK {
 			s.States = append(s.States, RankState{key, state, missed})
 		}
 	}
@@ -197,15 +197,15 @@ func (t *tracker) repairAtStreamEnd(now time.Time, lost bool) {
 			case r == nil:
 				t.count("no_room", 1)
 			case !src.Queries:
-				t.miss(now, r, StatePartial)
+				t.miss(now, r, indexer.StatePartial)
 			case r.repair == nil:
-				t.startRepair(now, r, !r.cursor().set || r.state != StateOK, t.repairs.jitter(auditSpread))
+				t.startRepair(now, r, !r.cursor().set || r.state != indexer.StateOK, t.repairs.jitter(auditSpread))
 			}
 		}
 	}
 	for _, r := range t.ranks {
 		if lost && t.streamed(r.WorkerID) && !t.workers[r.WorkerID].Queries {
-			t.miss(now, r, StatePartial)
+			t.miss(now, r, indexer.StatePartial)
 		}
 	}
 }

@@ -76,13 +76,13 @@ func TestLocalIndexersMendTheStream(t *testing.T) {
 			story(n, e)
 			b := e.startMember(n.connect(), "b", events.DurableConfig{})
 			e.mustKnow(b) // no further event is published
-			b.isIn(events.StateOK, 4)
+			b.isIn(indexer.StateOK, 4)
 			e.work(50)
 			e.mustKnow(b)
 			b.stop() // stop writes a snapshot of the repaired state
 			c := e.startMember(n.connect(), "c", events.DurableConfig{})
 			e.mustKnow(c)
-			c.isIn(events.StateOK, 4)
+			c.isIn(indexer.StateOK, 4)
 		})
 	}
 }
@@ -110,7 +110,7 @@ func TestWhatThePublisherLosesIsAskedFor(t *testing.T) {
 	e.workUntil(func() bool { return refused.Load() > 5 })
 	refuse.Store(false)
 	e.mustKnow(a)
-	a.isIn(events.StateOK, 3)
+	a.isIn(indexer.StateOK, 3)
 	if c := asked(); c["ask_range"]+c["ask_dump"] == 0 {
 		t.Errorf("no worker was queried: %v", c)
 	}
@@ -133,7 +133,7 @@ func TestResetReplicasRebuild(t *testing.T) {
 	e.workFor(100 * time.Millisecond)
 	e.mustKnow(a, b, c)
 	for _, r := range []*replica{a, b, c} {
-		r.isIn(events.StateOK, 4)
+		r.isIn(indexer.StateOK, 4)
 	}
 	for _, r := range []*replica{a, b, c} {
 		r.kill()
@@ -152,7 +152,7 @@ func TestWhatIsMissingIsShown(t *testing.T) {
 	}
 	a := e.startMember(n.connect(), "a", events.DurableConfig{})
 	e.mustKnow(a)
-	a.isIn(events.StateOK, 3)
+	a.isIn(indexer.StateOK, 3)
 	a.stop()
 
 	// A gap after the snapshot: the ranks are partial at once, and suspect when an event shows the
@@ -167,24 +167,24 @@ func TestWhatIsMissingIsShown(t *testing.T) {
 	publish()
 	n.purge()
 	b := e.startMember(n.connect(), "b", events.DurableConfig{})
-	b.isIn(events.StatePartial, 3)
+	b.isIn(indexer.StatePartial, 3)
 	publish()
-	b.isIn(events.StateSuspect, 3)
+	b.isIn(indexer.StateSuspect, 3)
 	b.stop()
 	c := e.startMember(n.connect(), "c", events.DurableConfig{})
-	c.isIn(events.StateSuspect, 3)
+	c.isIn(indexer.StateSuspect, 3)
 
 	// The next epoch has no state from before.
 	d := e.startMember(n.connect(), "d", events.DurableConfig{ResetStates: true})
 	for _, r := range []*replica{c, d} {
-		r.isIn(events.StatePartial, 3)
+		r.isIn(indexer.StatePartial, 3)
 	}
 	publish()
 	for w := range e.pubs {
 		e.publish(w, indexer.Event{Kind: indexer.Cleared})
 	}
 	for _, r := range []*replica{c, d} {
-		r.isIn(events.StateOK, 3)
+		r.isIn(indexer.StateOK, 3)
 	}
 	e.mustKnow(c, d)
 
@@ -208,7 +208,7 @@ func TestWhatIsMissingIsShown(t *testing.T) {
 	n.purge()
 	publish()
 	f := e.startMember(n.connect(), "f", events.DurableConfig{})
-	f.isIn(events.StatePartial, 3)
+	f.isIn(indexer.StatePartial, 3)
 }
 
 // Events from a publisher that the worker's record does not name change nothing. Events of the
@@ -241,7 +241,7 @@ func TestStrangersAreNotHeard(t *testing.T) {
 				e.work(10)
 			}
 			e.mustKnow(a)
-			a.isIn(events.StateOK, 3)
+			a.isIn(indexer.StateOK, 3)
 
 			e.restart(1)
 			e.work(50)
@@ -250,8 +250,8 @@ func TestStrangersAreNotHeard(t *testing.T) {
 			b := e.startMember(n.connect(), "b", events.DurableConfig{}) // the record arrives first
 			e.register(a)                                                // the events arrive first
 			e.mustKnow(a, b)
-			a.isIn(events.StateOK, 3)
-			b.isIn(events.StateOK, 3)
+			a.isIn(indexer.StateOK, 3)
+			b.isIn(indexer.StateOK, 3)
 		})
 	}
 }
@@ -371,10 +371,10 @@ func TestOtherEndpointsPurge(t *testing.T) {
 	if !c.log.has("a snapshot is restored") || !c.log.has("may be of other endpoints") || c.log.has("in no snapshot") {
 		t.Error("the log does not say what happened")
 	}
-	c.isIn(events.StateOK, 1)
+	c.isIn(indexer.StateOK, 1)
 	quiet.Publish(0, indexer.Event{Kind: indexer.Removed, Externals: []uint64{5}})
 	eventually(t, func() bool { return c.Position() > 1 })
-	c.isIn(events.StateOK, 1)
+	c.isIn(indexer.StateOK, 1)
 	if got := c.content(); len(got) != 1 {
 		t.Errorf("the replica knows %v, want one block", got)
 	}

@@ -116,7 +116,7 @@ func TestSomebodyPurgesWhatAReplicaHasNotRead(t *testing.T) {
 	}
 	e.work(100)
 	e.mustKnow(b)
-	b.isIn(events.StateOK, len(e.pubs))
+	b.isIn(indexer.StateOK, len(e.pubs))
 }
 
 // Another program purges the stream while a replica is behind. The replica restores a snapshot of
@@ -126,12 +126,12 @@ func TestASnapshotFillsAPurgedHole(t *testing.T) {
 	for name, c := range map[string]struct {
 		next     int // the worker of the message behind the hole
 		snapshot bool
-		want     [3]events.State
+		want     [3]indexer.State
 	}{
-		"a worker that lost messages publishes":                        {0, true, [3]events.State{}},
-		"a worker that lost nothing publishes":                         {2, true, [3]events.State{}},
-		"a worker that lost messages publishes, without a snapshot":    {0, false, [3]events.State{events.StateSuspect, events.StatePartial, events.StatePartial}},
-		"a worker that lost nothing publishes, and without a snapshot": {2, false, [3]events.State{events.StatePartial, events.StatePartial, events.StatePartial}},
+		"a worker that lost messages publishes":                        {0, true, [3]indexer.State{}},
+		"a worker that lost nothing publishes":                         {2, true, [3]indexer.State{}},
+		"a worker that lost messages publishes, without a snapshot":    {0, false, [3]indexer.State{indexer.StateSuspect, indexer.StatePartial, indexer.StatePartial}},
+		"a worker that lost nothing publishes, and without a snapshot": {2, false, [3]indexer.State{indexer.StatePartial, indexer.StatePartial, indexer.StatePartial}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -163,7 +163,7 @@ func TestASnapshotFillsAPurgedHole(t *testing.T) {
 			eventually(t, func() bool {
 				b.mu.Lock()
 				defer b.mu.Unlock()
-				return [3]events.State{b.states[1], b.states[2], b.states[3]} == c.want
+				return [3]indexer.State{b.states[1], b.states[2], b.states[3]} == c.want
 			})
 			if c.snapshot {
 				e.mustKnow(b)

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
 )
 
 // When the JetStream store is deleted, a running replica passes its state on to new replicas, even
@@ -71,7 +72,7 @@ func TestTheStoreIsFull(t *testing.T) {
 				}
 			}
 			eventually(t, func() bool { return !a.Stores() })
-			a.isIn(events.StateSuspect, 3)
+			a.isIn(indexer.StateSuspect, 3)
 			e.work(200)
 			if askable {
 				e.mustKnow(a) // without the stream
@@ -81,7 +82,7 @@ func TestTheStoreIsFull(t *testing.T) {
 			}
 			eventually(t, a.Stores)
 			e.mustKnow(a)
-			a.isIn(events.StateOK, 3)
+			a.isIn(indexer.StateOK, 3)
 			if !a.log.has("JetStream does not store events") {
 				t.Error("the log does not report the full store")
 			}

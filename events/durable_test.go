@@ -3,6 +3,7 @@
 package events_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -229,7 +230,7 @@ type replica struct {
 	parked *indexer.Parked // holds events that wait for their parent
 	slow   time.Duration   // for each event
 	// states holds the state of each worker's rank 0, by worker, unless it is ok.
-	states map[uint64]events.State
+	states map[uint64]indexer.State
 	// stranger is a worker that is not registered yet.
 	stranger   uint64
 	runs       func(func(int, indexer.Run) bool) // replaces the index's runs if set
@@ -274,7 +275,7 @@ func newReplica(t *testing.T, nc *nats.Conn, name string, conf events.DurableCon
 
 func newReplicaIn(t *testing.T, nc *nats.Conn, scope wire.Scope, name string, conf events.DurableConfig, hurry ...func(*events.Timing)) *replica {
 	t.Helper()
-	r := &replica{t: t, nc: nc, index: indexer.New(indexer.Config{}), log: &logged{}, names: map[int]uint64{}, states: map[uint64]events.State{}}
+	r := &replica{t: t, nc: nc, index: indexer.New(indexer.Config{}), log: &logged{}, names: map[int]uint64{}, states: map[uint64]indexer.State{}}
 	r.parked = indexer.NewParked(r.index)
 	var err error
 	log := slog.New(slog.NewTextHandler(r.log, nil)).With("replica", name)
@@ -326,22 +327,22 @@ func (e *enginePool) startMember(nc *nats.Conn, name string, conf events.Durable
 	return r
 }
 
-func (r *replica) changed(worker uint64, _ uint32, s events.State) {
+func (r *replica) changed(worker uint64, _ uint32, s indexer.State) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.states[worker] = s; s == events.StateOK {
+	if r.states[worker] = s; s == indexer.StateOK {
 		delete(r.states, worker)
 	}
 }
 
 // isIn waits until a number of workers are in a state.
-func (r *replica) isIn(s events.State, workers int) {
+func (r *replica) isIn(s indexer.State, workers int) {
 	r.t.Helper()
 	eventually(r.t, func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		for w := range workers {
-			if r.states[uint64(w+1)] != s {
+			if cmp.Or(r.states[uint64(w+1)], indexer.StateOK) != s {
 				return false
 			}
 		}

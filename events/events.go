@@ -89,7 +89,7 @@ type tracker struct {
 	sink func(r RankName, ev indexer.Event)
 	// changed is called when the state of a rank changes, gaveUp when a repair of a rank
 	// has failed, and count for everything else that is counted.
-	changed func(r RankName, s State)
+	changed func(r RankName, s indexer.State)
 	gaveUp  func(r RankName)
 	count   func(what string, n int)
 
@@ -113,9 +113,9 @@ type rank struct {
 	cursors  map[uint64]uint64 // by publisher
 	newest   uint64            // the current publisher: the last one that was new; 0 = unknown, or without an id
 	many     bool              // two publishers send at the same time: the rank is not cleared any more
-	state    State
-	reported State     // worse than state while the stream takes no events
-	missed   time.Time // when the last loss was noticed
+	state    indexer.State
+	reported indexer.State // worse than state while the stream takes no events
+	missed   time.Time     // when the last loss was noticed
 
 	// Of ranks with a local indexer:
 	repair   *repair              // nil if steady
@@ -151,7 +151,7 @@ type verdict struct {
 func newTracker(sink func(r RankName, ev indexer.Event)) *tracker {
 	t := &tracker{
 		sink:    sink,
-		changed: func(RankName, State) {},
+		changed: func(RankName, indexer.State) {},
 		ranks:   make(map[RankName]*rank),
 		owned:   make(map[uint64]map[uint32]*rank),
 		workers: make(map[uint64]Source),
@@ -219,7 +219,7 @@ func (t *tracker) past(e Envelope, worker uint64) bool {
 func (t *tracker) rank(key RankName) *rank {
 	r := t.ranks[key]
 	if r == nil && len(t.ranks) < maxRanks {
-		r = &rank{RankName: key, cursors: make(map[uint64]uint64, 1)}
+		r = &rank{RankName: key, state: indexer.StateOK, reported: indexer.StateOK, cursors: make(map[uint64]uint64, 1)}
 		t.ranks[key] = r
 		if t.owned[key.WorkerID] == nil {
 			t.owned[key.WorkerID] = make(map[uint32]*rank, 1)
@@ -233,8 +233,8 @@ func (t *tracker) rank(key RankName) *rank {
 // drop removes a rank.
 func (t *tracker) drop(r *rank) {
 	t.endRepair(r)
-	if r.state = StateOK; r.reported != StateOK {
-		t.changed(r.RankName, StateOK)
+	if r.state = indexer.StateOK; r.reported != indexer.StateOK {
+		t.changed(r.RankName, indexer.StateOK)
 	}
 	delete(t.ranks, r.RankName)
 	delete(t.owned[r.WorkerID], r.DPRank)
@@ -273,7 +273,7 @@ func (t *tracker) applyAcrossGap(now time.Time, r *rank, publisher uint64, ev Ro
 	case known && publisher != r.newest && !r.many:
 		// The older publisher is alive, so it was wrong to clear the rank.
 		r.many, v.outcome, v.second = true, outcomeMany, true
-		t.miss(now, r, StateSuspect)
+		t.miss(now, r, indexer.StateSuspect)
 	case restart:
 		v.outcome = outcomeRestart
 	case v.gap:
@@ -288,11 +288,11 @@ func (t *tracker) applyAcrossGap(now time.Time, r *rank, publisher uint64, ev Ro
 	r.cursors[publisher] = ev.EventID
 	switch {
 	case restart && ev.EventID <= 1, ev.Event.Kind == indexer.Cleared && !ev.Foreign:
-		t.set(r, StateOK)
+		t.set(r, indexer.StateOK)
 	case restart, v.gap && known:
-		t.miss(now, r, StateSuspect)
+		t.miss(now, r, indexer.StateSuspect)
 	case v.gap:
-		t.miss(now, r, StatePartial)
+		t.miss(now, r, indexer.StatePartial)
 	}
 	if restart {
 		t.wipe(r)
@@ -314,12 +314,12 @@ func (t *tracker) wipe(r *rank) {
 }
 
 // miss notes a loss. A suspect rank does not become partial.
-func (t *tracker) miss(now time.Time, r *rank, s State) {
+func (t *tracker) miss(now time.Time, r *rank, s indexer.State) {
 	r.missed = now
-	t.set(r, max(s, r.state))
+	t.set(r, indexer.Worst(s, r.state))
 }
 
-func (t *tracker) set(r *rank, s State) {
+func (t *tracker) set(r *rank, s indexer.State) {
 	if r.state != s {
 		r.state = s
 		t.report(r)
@@ -330,7 +330,7 @@ func (t *tracker) set(r *rank, s State) {
 func (t *tracker) report(r *rank) {
 	s := r.state
 	if t.stalled && t.streamed(r.WorkerID) {
-		s = StateSuspect
+		s = indexer.StateSuspect
 	}
 	if r.reported != s {
 		r.reported = s
@@ -415,8 +415,8 @@ func (t *tracker) expire(now time.Time) (dropped int) {
 		}
 	}
 	for _, r := range t.ranks {
-		if r.state == StatePartial && now.Sub(r.missed) >= partialFor {
-			t.set(r, StateOK)
+		if r.state == indexer.StatePartial && now.Sub(r.missed) >= partialFor {
+			t.set(r, indexer.StateOK)
 		}
 	}
 	return dropped

@@ -97,7 +97,8 @@ func (t Tracker) Answer(now time.Time, id, publisher uint64, a Answer) {
 }
 
 // Told returns the last reported state of a worker's rank.
-func (t Tracker) Told(id uint64, dpRank uint32) (s State) {
+func (t Tracker) Told(id uint64, dpRank uint32) (s indexer.State) {
+	s = indexer.StateOK
 	if r := t.t.ranks[RankName{id, dpRank}]; r != nil {
 		s = r.reported
 	}
@@ -120,7 +121,7 @@ func (s *Subscriber) Ranks() (steady, others int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range s.tracker.ranks {
-		if r.repair == nil && r.state == StateOK {
+		if r.repair == nil && r.state == indexer.StateOK {
 			steady++
 		} else {
 			others++
@@ -168,8 +169,8 @@ func (t Tracker) Seed(seed uint64) Tracker {
 	return t
 }
 func (t Tracker) Count(count func(string, int)) { t.t.count = count }
-func (t Tracker) Changed(changed func(uint64, uint32, State)) {
-	t.t.changed = func(r RankName, s State) { changed(r.WorkerID, r.DPRank, s) }
+func (t Tracker) Changed(changed func(uint64, uint32, indexer.State)) {
+	t.t.changed = func(r RankName, s indexer.State) { changed(r.WorkerID, r.DPRank, s) }
 }
 func (t Tracker) Asked() int { return len(t.t.repairs.asked) }
 
@@ -178,7 +179,8 @@ func (t Tracker) Load(now time.Time, w SnapshotWorker, c Cursor) {
 	t.t.load(now, &Snapshot{Workers: []SnapshotWorker{w}, Cursors: []Cursor{c}})
 }
 
-func (t Tracker) State(id uint64, dpRank uint32) (s State) {
+func (t Tracker) State(id uint64, dpRank uint32) (s indexer.State) {
+	s = indexer.StateOK
 	if r := t.t.ranks[RankName{id, dpRank}]; r != nil {
 		s = r.state
 	}

@@ -105,7 +105,7 @@ func goldenState() (*events.Snapshot, []run) {
 		Cursors: []events.Cursor{{RankName: events.RankName{WorkerID: 7}, PublisherID: 4660, EventID: 40}, {RankName: events.RankName{WorkerID: 1 << 52, DPRank: 3}, PublisherID: 4661, EventID: 1}},
 		Waiting: []events.Waiting{{PublisherID: 4662, Event: goldenRoot}},
 		Parked:  []events.RouterEvent{goldenStored},
-		States:  []events.RankState{{RankName: events.RankName{WorkerID: 7}, State: events.StatePartial, Missed: time.UnixMilli(1754999999500)}, {RankName: events.RankName{WorkerID: 1 << 52, DPRank: 3}, State: events.StateSuspect, Missed: time.UnixMilli(1754999999600)}},
+		States:  []events.RankState{{RankName: events.RankName{WorkerID: 7}, State: indexer.StatePartial, Missed: time.UnixMilli(1754999999500)}, {RankName: events.RankName{WorkerID: 1 << 52, DPRank: 3}, State: indexer.StateSuspect, Missed: time.UnixMilli(1754999999600)}},
 	}, []run{{0, many}, {0, indexer.Run{ID: 2, Parent: 1, Local: []uint64{13}, Holders: []indexer.Holder{{Externals: []uint64{103}}}}}, {1, indexer.Run{ID: 1, Local: []uint64{21}, Holders: []indexer.Holder{{Worker: 1, Externals: []uint64{201}}}}}}
 }
 

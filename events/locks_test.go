@@ -118,7 +118,7 @@ func TestACallbackKeepsNobodyWaiting(t *testing.T) {
 	entered, leave := make(chan struct{}, 9), make(chan struct{})
 	sub, err := events.NewSubscriber(connect(t, s), events.SubscriberConfig{
 		Sink: func(uint64, uint32, indexer.Event) {},
-		Changed: func(uint64, uint32, events.State) {
+		Changed: func(uint64, uint32, indexer.State) {
 			entered <- struct{}{}
 			<-leave
 		},

@@ -9,6 +9,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/meter"
 )
 
@@ -61,8 +62,8 @@ func newMetrics(from metric.Meter, s *Subscriber) (*metrics, error) {
 }
 
 func (s *Subscriber) observeStates(o meter.Observe) {
-	const repairing = StateSuspect + 1
-	var n [repairing + 1]int
+	const repairing = "repairing" // is shown as indexer.StateOK elsewhere
+	n := map[indexer.State]int{indexer.StateOK: 0, repairing: 0, indexer.StatePartial: 0, indexer.StateSuspect: 0}
 	s.mu.Lock()
 	for _, r := range s.tracker.ranks {
 		if r.repair != nil && !r.repair.reread {
@@ -73,11 +74,7 @@ func (s *Subscriber) observeStates(o meter.Observe) {
 	}
 	s.mu.Unlock()
 	for state, n := range n {
-		name := "repairing"
-		if state < int(repairing) {
-			name = State(state).String()
-		}
-		o(float64(n), "state", name)
+		o(float64(n), "state", string(state))
 	}
 }
 

@@ -7,22 +7,9 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/kvroute/kvroute/indexer"
 )
-
-// State is how far the index of a rank can be trusted.
-type State uint8
-
-// The states, the better ones first.
-const (
-	StateOK      State = iota
-	StatePartial       // the first events are unknown, and the worker cannot be queried
-	StateSuspect       // events are missing
-)
-
-// String returns the state's name.
-func (s State) String() string {
-	return [...]string{"ok", "partial", "suspect"}[min(s, StateSuspect)]
-}
 
 // Bounds and times of repairs.
 const (
@@ -135,11 +122,11 @@ func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEven
 	if rp != nil && !rp.reread {
 		return t.hold(now, r, publisher, ev)
 	}
-	if r.state == StateSuspect {
+	if r.state == indexer.StateSuspect {
 		// The worker does not answer: treat it like a worker without a local indexer.
 		v = t.applyAcrossGap(now, r, publisher, ev)
 		switch {
-		case r.state == StateOK:
+		case r.state == indexer.StateOK:
 			// The cache was cleared, so nothing before this event is missing any more. A
 			// dump that was requested before would put the rank back to before it.
 			t.endRepair(r)
@@ -274,7 +261,7 @@ func (t *tracker) endRepair(r *rank) {
 // repaired ends a repair that has succeeded.
 func (t *tracker) repaired(now time.Time, r *rank) {
 	t.endRepair(r)
-	if r.state == StateSuspect { // part of the answer could not be read
+	if r.state == indexer.StateSuspect { // part of the answer could not be read
 		t.planRereading(now, r)
 	}
 }
@@ -433,7 +420,7 @@ func (t *tracker) giveUp(now time.Time, r *rank) {
 	}
 	t.count("given_up", 1)
 	t.gaveUp(r.RankName)
-	t.miss(now, r, StateSuspect)
+	t.miss(now, r, indexer.StateSuspect)
 	t.planRereading(now, r)
 }
 
@@ -442,7 +429,7 @@ func (t *tracker) giveUp(now time.Time, r *rank) {
 func (t *tracker) audit(now time.Time) {
 	var steady []*rank
 	for _, r := range t.ranks {
-		if t.workers[r.WorkerID].Queries && r.repair == nil && r.state != StateSuspect {
+		if t.workers[r.WorkerID].Queries && r.repair == nil && r.state != indexer.StateSuspect {
 			steady = append(steady, r)
 		}
 	}
@@ -461,7 +448,7 @@ func (t *tracker) missed(now time.Time, worker uint64, dpRank uint32) {
 	}
 	soon := now.Add(t.repairs.jitter(gapSpread))
 	switch rp := r.repair; {
-	case rp == nil && r.state == StateSuspect: // the timer of its next reading
+	case rp == nil && r.state == indexer.StateSuspect: // the timer of its next reading
 		t.repairs.timers[r] = soon
 	case rp == nil:
 		t.startRepair(now, r, !r.cursor().set, soon.Sub(now))
@@ -477,8 +464,8 @@ func (t *tracker) doubt(now time.Time, worker uint64, dpRank uint32) {
 	switch {
 	case r == nil:
 	case !t.workers[worker].Queries:
-		t.miss(now, r, StateSuspect)
-	case r.state != StateSuspect:
+		t.miss(now, r, indexer.StateSuspect)
+	case r.state != indexer.StateSuspect:
 		t.startRepair(now, r, true, t.repairs.jitter(discoverySpread))
 	}
 }

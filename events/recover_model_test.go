@@ -238,7 +238,7 @@ func (w *world) equal() error {
 		if diff := gocmp.Diff(content(p.truth, 0), content(w.index, int(p.id))); diff != "" {
 			return fmt.Errorf("worker %d holds (-) and is said to hold (+):\n%s", p.id, diff)
 		}
-		if s := w.tracker.State(p.id, 0); s != events.StateOK {
+		if s := w.tracker.State(p.id, 0); s != indexer.StateOK {
 			return fmt.Errorf("worker %d is %v", p.id, s)
 		}
 		if got := w.tracker.Cursor(p.id, 0); got != p.last {

@@ -29,7 +29,7 @@ func newStory(t *testing.T, src events.Source) *story {
 	s := &story{t: t, sink: sink{known: map[uint64]bool{7: true}}, now: start, happens: map[string]int{}}
 	s.tracker = events.NewTracker(s.sink.apply).Knows(s.sink.knows).Seed(1)
 	s.tracker.Count(func(what string, n int) { s.happens[what] += n })
-	s.tracker.Changed(func(_ uint64, _ uint32, state events.State) { s.states = append(s.states, state.String()) })
+	s.tracker.Changed(func(_ uint64, _ uint32, state indexer.State) { s.states = append(s.states, string(state)) })
 	s.tracker.SetWorker(s.now, 7, src)
 	return s
 }
@@ -439,7 +439,7 @@ func TestASuspectRankEndsItsRepairWhenItIsCleared(t *testing.T) {
 			first := func(s *story) {
 				t.Helper()
 				s.tracker.Accept(s.now, c.publisher, c.first)
-				if got := s.tracker.State(7, 0); got != events.StateOK {
+				if got := s.tracker.State(7, 0); got != indexer.StateOK {
 					t.Fatalf("the rank is %v", got)
 				}
 				s.sink.calls = nil
@@ -551,7 +551,7 @@ func TestWhatWasSavedIsUsed(t *testing.T) {
 	src.Queries = false
 	s = begin(src, 6)
 	s.wantCalls("6")
-	if got := s.tracker.State(7, 0); got != events.StatePartial {
+	if got := s.tracker.State(7, 0); got != indexer.StatePartial {
 		t.Errorf("the rank is %v, want partial", got)
 	}
 	// Without a start time it may be another process.

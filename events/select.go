@@ -4,6 +4,8 @@ package events
 
 import (
 	"time"
+
+	"github.com/kvroute/kvroute/indexer"
 )
 
 // Feed is a source from which events arrive.
@@ -84,7 +86,7 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 		case saved:
 			t.count("restored", 1)
 			if !src.Queries {
-				t.miss(now, r, StatePartial)
+				t.miss(now, r, indexer.StatePartial)
 			}
 		}
 	}
@@ -93,7 +95,7 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 		return
 	}
 	for _, r := range t.ranksOf(id) {
-		if t.report(r); !registered && r.reported != StateOK {
+		if t.report(r); !registered && r.reported != indexer.StateOK {
 			t.changed(r.RankName, r.reported) // an unknown worker's state was not kept
 		}
 	}
@@ -143,7 +145,7 @@ func (t *tracker) setRank(now time.Time, key RankName, src Source) {
 		}
 	}
 	if src.Queries && r.repair == nil && (src.Feed != FeedDurable || t.current) {
-		t.startRepair(now, r, !r.cursor().set || r.state != StateOK, t.repairs.jitter(discoverySpread))
+		t.startRepair(now, r, !r.cursor().set || r.state != indexer.StateOK, t.repairs.jitter(discoverySpread))
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -106,6 +107,11 @@ const (
 	recordHolders = 10 // more holders of the node before
 )
 
+// savedStates are the states by their numbers in a snapshot.
+//
+//nolint:gochecknoglobals // a table
+var savedStates = [...]indexer.State{indexer.StateOK, indexer.StatePartial, indexer.StateSuspect}
+
 // scopeDigest identifies the scope in a snapshot's header.
 func scopeDigest(s wire.Scope) uint64 {
 	s = s.WithDefaults()
@@ -151,7 +157,7 @@ func (o *snapshotWriter) all(s *Snapshot) error {
 		o.numbers(recordCursor, c.WorkerID, uint64(c.DPRank), c.PublisherID, c.EventID)
 	}
 	for _, r := range s.States {
-		o.numbers(recordState, r.WorkerID, uint64(r.DPRank), uint64(r.State), uint64(max(0, r.Missed.UnixMilli())))
+		o.numbers(recordState, r.WorkerID, uint64(r.DPRank), uint64(slices.Index(savedStates[:], r.State)), uint64(max(0, r.Missed.UnixMilli())))
 	}
 	for i := range s.Waiting {
 		o.record(recordWaiting, func(b []byte) []byte {

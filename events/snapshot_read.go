@@ -135,7 +135,7 @@ func (in *snapshotReader) beginning(s *Snapshot) error {
 			s.Parked = append(s.Parked, ev)
 			n, limit = len(s.Parked), maxSnapshotParked
 		case recordState:
-			r := RankState{RankName: f.rank(), State: State(min(f.uvarint(), uint64(StateSuspect)))}
+			r := RankState{RankName: f.rank(), State: savedStates[min(f.uvarint(), uint64(len(savedStates)-1))]}
 			r.Missed = time.UnixMilli(int64(f.uvarint()))
 			s.States = append(s.States, r)
 			n, limit = len(s.States), maxRanks

@@ -206,7 +206,7 @@ func TestSnapshotsComeBack(t *testing.T) {
 			s.Waiting = append(s.Waiting, events.Waiting{PublisherID: rng.Uint64(), Event: ev})
 			s.Parked = append(s.Parked, stored(rng.Uint64(), rng.Uint64()))
 			s.States = append(s.States, events.RankState{
-				RankName: events.RankName{WorkerID: rng.Uint64(), DPRank: rng.Uint32()}, State: events.StatePartial + events.State(rng.IntN(2)), Missed: time.UnixMilli(rng.Int64N(1 << 42)),
+				RankName: events.RankName{WorkerID: rng.Uint64(), DPRank: rng.Uint32()}, State: []indexer.State{indexer.StatePartial, indexer.StateSuspect}[rng.IntN(2)], Missed: time.UnixMilli(rng.Int64N(1 << 42)),
 			})
 		}
 		s.Runs = func(yield func(int, indexer.Run) bool) {

@@ -347,10 +347,10 @@ func (l *land) check() error {
 			state := n.tracker.State(p.id, 0)
 			diff := gocmp.Diff(content(p.truth, 0), content(n.index, int(p.id)))
 			switch {
-			case l.asks[p.number()] && state != events.StateOK:
+			case l.asks[p.number()] && state != indexer.StateOK:
 				return fmt.Errorf("replica %d: worker %d could be asked, and is %v", i, p.id, state)
-			case state != events.StateOK:
-				l.happen("said to be " + state.String())
+			case state != indexer.StateOK:
+				l.happen("said to be " + string(state))
 			case diff != "":
 				return fmt.Errorf("replica %d: worker %d is said to be ok; it holds (-), and is said to hold (+):\n%s", i, p.id, diff)
 			case n.tracker.Cursor(p.id, 0) != p.last:

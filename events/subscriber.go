@@ -32,7 +32,7 @@ type SubscriberConfig struct {
 	Knows func(workerID uint64) bool
 	// Changed, if not nil, is called when the state of a rank changes, one call at a
 	// time and in order. It must not call methods of the subscriber.
-	Changed func(workerID uint64, dpRank uint32, s State)
+	Changed func(workerID uint64, dpRank uint32, s indexer.State)
 	// Ask sends a query to a worker of [FeedPlane], and calls part with the parts
 	// of the answer until it returns false. The error is the reason why no more parts come.
 	// Default: [ErrNobody].
@@ -106,7 +106,7 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 		})
 	}
 	if conf.Changed != nil {
-		s.tracker.changed = func(r RankName, state State) {
+		s.tracker.changed = func(r RankName, state indexer.State) {
 			s.laterLocked(func() { conf.Changed(r.WorkerID, r.DPRank, state) })
 		}
 	}

@@ -68,7 +68,7 @@ type directWorker struct {
 	info  router.WorkerInfo // of its record
 	read  bool              // its engine is read directly
 	found *engines.Found    // nil until the engine answers
-	known string            // state of its cache, as in Record.KVEvents
+	known indexer.State     // as in Record.KVEvents
 
 	lora, aliases []string // names that its engine lists and the record does not have
 	missing       []string // adapters of the record that its engine does not list
@@ -105,11 +105,11 @@ func NewDirectWorkers(conf DirectConfig) (*DirectWorkers, error) {
 		Found: func(id uint64, f engines.Found) {
 			d.update(id, func(w *directWorker) { w.found = &f })
 		},
-		Changed: func(id uint64, worst engines.State) {
+		Changed: func(id uint64, worst indexer.State) {
 			connected := false
 			d.update(id, func(w *directWorker) {
-				connected = w.known == engines.StateNone.String() && worst != engines.StateNone
-				w.known = worst.String()
+				connected = w.known == indexer.StateNone && worst != indexer.StateNone
+				w.known = worst
 			})
 			if connected {
 				d.conf.Connected(id)
@@ -234,7 +234,7 @@ func (d *DirectWorkers) start(info router.WorkerInfo) {
 	if w.info = info; w.read {
 		return
 	}
-	w.read, w.known = true, engines.StateNone.String()
+	w.read, w.known = true, indexer.StateNone
 	d.pass(w.completed())
 }
 

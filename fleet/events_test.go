@@ -134,7 +134,7 @@ func TestAnAnnouncersRecordChanges(t *testing.T) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		for _, i := range w.workers {
-			return i.Name + " " + i.KVEvents
+			return i.Name + " " + string(i.KVEvents)
 		}
 		return ""
 	}

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/internal/zmtp"
@@ -71,9 +72,8 @@ type Record struct {
 	// Metrics enables reading the engine's metrics for its load. Default paths: LoadPaths,
 	// every 5s.
 	Metrics *Probe `json:"metrics,omitempty"`
-	// KVEvents is how complete the publisher's view of the cache is: "ok", "partial",
-	// "suspect", "none", or "block_size_mismatch" if it publishes no events for that reason.
-	KVEvents string `json:"kv_events,omitempty"`
+	// KVEvents says how well the publisher knows the cache. With [indexer.StateMisfit] it publishes no events.
+	KVEvents indexer.State `json:"kv_events,omitempty"`
 
 	Engine        string `json:"engine,omitempty"`
 	EngineVersion string `json:"engine_version,omitempty"`
@@ -278,8 +278,8 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 		PrefillThroughput: r.PrefillTPS, GPUType: clip(r.GPUType),
 		Taints: r.Taints, CPU: strings.EqualFold(r.Device, "cpu"),
 		ModelCard: clip(r.ModelCard),
-		KVEvents:  clip(r.KVEvents),
-		NoEvents:  r.Events.Transport == "none" || r.KVEvents == "block_size_mismatch",
+		KVEvents:  r.KVEvents.Known(),
+		NoEvents:  r.Events.Transport == "none" || r.KVEvents == indexer.StateMisfit,
 		Group:     r.Group, Members: r.Members,
 		Engine: r.Engine, EngineVersion: clip(r.EngineVersion), Draining: r.Draining, StartedMS: r.StartedMS,
 		Events: router.EventSource{

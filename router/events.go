@@ -28,10 +28,10 @@ func (r *Router) ExpireEvents() (whose []Worker) {
 	return whose
 }
 
-// SetEventState sets how far the events of a worker can be trusted: "ok", "partial" or
-// "suspect". [Router.Workers] shows it. An unknown worker is ignored.
-func (r *Router) SetEventState(w Worker, state string) {
-	if state == "ok" {
+// SetEventState sets how well the cache of a worker is known. [Router.Workers] shows it. An unknown worker
+// is ignored.
+func (r *Router) SetEventState(w Worker, state indexer.State) {
+	if state == indexer.StateOK {
 		state = ""
 	} else {
 		r.confirms.Interrupt(confirm.Worker{ID: w.ID, Rank: w.DPRank})

@@ -167,7 +167,7 @@ func (e *entry) groupLoad(now time.Time, booked *slots.Table, ord, blockSize int
 // groupState fills in the state of a group with this load.
 func (e *entry) groupState(now time.Time, in *scorer.Input, s *WorkerState) {
 	s.PendTokens, s.ActiveRequests, s.ActiveBlocks = in.PendTokens, in.ActiveRequests, in.ActiveBlocks
-	s.KVEvents = "none"
+	s.KVEvents = indexer.StateNone
 	g := e.group
 	if g == nil {
 		s.Summary = &SummaryState{Age: -1, Stale: true}
@@ -180,7 +180,7 @@ func (e *entry) groupState(now time.Time, in *scorer.Input, s *WorkerState) {
 		Age: g.age(now), Stale: g.stale(now), Filtered: g.filtered,
 	}
 	if g.filtered {
-		s.KVEvents = "summary"
+		s.KVEvents = indexer.StateSummary
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvroute/kvroute/indexer"
 )
 
 // This file and texts.tmpl have all texts that explain a decision or a worker to people. The API sends them, so
@@ -112,28 +114,28 @@ func (r *Router) EventsState(s *WorkerState) (level EventsLevel, text string) {
 // that the router expects events of no worker.
 func EventsState(s *WorkerState, noEvents bool) (level EventsLevel, text string) {
 	switch s.KVEvents {
-	case "summary":
+	case indexer.StateSummary:
 		return EventsOK, "the group sends summaries of its cache"
-	case "ok":
+	case indexer.StateOK:
 		return EventsOK, "its events arrive completely"
-	case "partial":
+	case indexer.StatePartial:
 		return EventsFault, "the first events are missing, so part of its cache is not known"
-	case "suspect":
+	case indexer.StateSuspect:
 		return EventsFault, "events were lost, so its cache may differ from what kvroute knows"
-	case "block_size_mismatch":
+	case indexer.StateMisfit:
 		return EventsFault, "its block size does not fit that of the index, so kvroute cannot use its events: set block_size to that of the engine"
 	}
 	healthy := s.Health == Healthy.String() && !noEvents
 	if healthy && s.Unheard() {
 		return EventsFault, "no event has come, although it should send some: kvroute predicts its cache"
 	}
-	if healthy && s.KVEvents == "none" && s.fromEngine() {
+	if healthy && s.KVEvents == indexer.StateNone && s.fromEngine() {
 		return EventsFault, "kvroute is not connected to the source of its events, so its cache may differ from what kvroute knows"
 	}
 	if s.Group != "" {
 		return EventsOff, "the group has sent no summary of its cache"
 	}
-	if !healthy && !noEvents && s.KVEvents == "none" && s.fromEngine() {
+	if !healthy && !noEvents && s.KVEvents == indexer.StateNone && s.fromEngine() {
 		return EventsOff, "the worker is not healthy, and kvroute is not connected to the source of its events"
 	}
 	return EventsOff, "it sends no events: kvroute predicts its cache from the requests that it sends there"
@@ -142,7 +144,7 @@ func EventsState(s *WorkerState, noEvents bool) (level EventsLevel, text string)
 // Unheard reports whether no event of a worker was ever heard, although it may publish some.
 func (s *WorkerState) Unheard() bool {
 	viaSidecar := s.Transport == "nats" && s.BlockSize > 0
-	return s.KVEvents == "none" && s.CachedBlocks == 0 && (s.NeverHeard || s.fromEngine() || viaSidecar)
+	return s.KVEvents == indexer.StateNone && s.CachedBlocks == 0 && (s.NeverHeard || s.fromEngine() || viaSidecar)
 }
 
 // fromEngine reports whether kvroute reads the events from the engine itself.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/confirm"
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/scorer"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -40,7 +41,7 @@ type WorkerState struct {
 	Taints         []string       `json:"taints,omitempty"`
 	BlockSize      int            `json:"block_size"`
 	TotalKVBlocks  int            `json:"total_kv_blocks,omitempty"`
-	KVEvents       string         `json:"kv_events"`               // "ok", "partial" or "suspect": see package events; "none": it publishes no events
+	KVEvents       indexer.State  `json:"kv_events"`
 	NeverHeard     bool           `json:"never_heard,omitempty"`   // no event came, and the configuration does not say whether it publishes events
 	CachedBlocks   int            `json:"cached_blocks"`           // in the index
 	GuessedBlocks  int            `json:"guessed_blocks"`          // predicted without events
@@ -151,7 +152,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Taints:         info.Taints,
 			BlockSize:      info.BlockSize,
 			TotalKVBlocks:  info.TotalKVBlocks,
-			KVEvents:       cmp.Or(e.events, info.KVEvents, "ok"), // a problem of our reader, or of the publisher
+			KVEvents:       cmp.Or(e.events, info.KVEvents, indexer.StateOK), // a problem of our reader, or of the publisher
 			CachedBlocks:   p.known.index().WorkerBlocks(ord),
 			GuessedBlocks:  p.known.history.WorkerBlocks(ord),
 			ActiveRequests: load.Requests - load.Left,
@@ -182,9 +183,9 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 		s.PrefillRate, s.Reorders = c.slots.PrefillRate(ord)
 		switch {
 		case c.conf.NoEvents:
-			s.KVEvents = "none"
+			s.KVEvents = indexer.StateNone
 		case info.BlockSize == 0 || info.NoEvents || e.unheard():
-			s.KVEvents = cmp.Or(info.KVEvents, "none") // or the reason why it publishes none
+			s.KVEvents = cmp.Or(info.KVEvents, indexer.StateNone) // or the reason why it publishes none
 		}
 		if info.Group != "" {
 			var in scorer.Input

@@ -33,6 +33,7 @@ import (
 	"errors"
 	"net/netip"
 
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/scorer"
 	"github.com/kvroute/kvroute/slots"
@@ -158,8 +159,8 @@ type WorkerInfo struct {
 	EngineFlags *engine.Flags `json:",omitempty"`
 	// ModelCard names the [Card] of its model. Default: the model's name.
 	ModelCard string
-	// KVEvents says in one word how well the worker's cache is known; "" = well. Only shown.
-	KVEvents string
+	// KVEvents says how well the worker's publisher knows its cache. Only shown.
+	KVEvents indexer.State
 	// Bootstrap is the address of SGLang's bootstrap server on a prefill worker, host:port.
 	Bootstrap string
 	// Group, if not empty, makes this a router group of that name. Address is the group's

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/scorer"
 	"github.com/kvroute/kvroute/slots"
@@ -45,8 +46,8 @@ type entry struct {
 	group      *group // last report of a router group; nil for workers, and before the first report
 	routed     uint64 // requests sent here
 	speed      speed
-	events     string // why its events cannot be trusted; empty if they can
-	hasEvents  bool   // an event of the worker came
+	events     indexer.State // empty if it is ok
+	hasEvents  bool          // an event of the worker came
 	avoid      avoidance
 	sign       time.Time // when its last response was passed on as a sign of life
 	tries      tries     // of this worker

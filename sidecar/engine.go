@@ -17,6 +17,7 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
@@ -65,7 +66,7 @@ func (s *Sidecar) fitBlocks() error {
 		}
 	case own > 0 && own%theirs != 0 && theirs%own != 0:
 		s.mismatch = true
-		s.record.KVEvents = engines.StateMisfit.String()
+		s.record.KVEvents = indexer.StateMisfit
 		s.log.Error("neither block size is a multiple of the other: no events are published, and routers estimate what the engine caches",
 			"engine_block_size", own, "block_size", theirs)
 	}

@@ -215,7 +215,7 @@ func (s *Sidecar) watch(ctx context.Context) error {
 				return err
 			}
 		case <-state.C:
-			now := s.sources.State(s.engine.ID).String()
+			now := s.sources.State(s.engine.ID)
 			if s.mismatch || now == s.record.KVEvents {
 				continue
 			}

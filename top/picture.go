@@ -170,7 +170,7 @@ func (p *picture) workerTable(by, width int) []string {
 	}}
 	for i := range sorted {
 		w := &sorted[i]
-		health, events := w.Health, w.KVEvents
+		health, events := w.Health, string(w.KVEvents)
 		switch {
 		case health == router.Unhealthy.String():
 		case w.Draining:

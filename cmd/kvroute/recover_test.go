@@ -319,7 +319,7 @@ func TestAWorkerInDoubtShows(t *testing.T) {
 		eventually(t, "the worker is not "+want, func() bool {
 			for _, w := range workers(t, d) {
 				if w.Name == d.Engines[0].Name && w.Transport == "nats" {
-					return w.KVEvents == want
+					return string(w.KVEvents) == want
 				}
 			}
 			return false

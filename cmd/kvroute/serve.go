@@ -186,8 +186,8 @@ func (s *server) openEvents() (err error) {
 			s.router.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
 		},
 		Knows: s.router.Knows,
-		Changed: func(id uint64, rank uint32, state events.State) {
-			s.router.SetEventState(router.Worker{ID: id, DPRank: rank}, state.String())
+		Changed: func(id uint64, rank uint32, state indexer.State) {
+			s.router.SetEventState(router.Worker{ID: id, DPRank: rank}, state)
 		},
 		Ask: func(ctx context.Context, q events.Query, part func(events.AnswerPart) bool) error {
 			return s.direct.Sources().Ask(ctx, q, part)

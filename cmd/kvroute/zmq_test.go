@@ -21,6 +21,7 @@ import (
 	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/envoytest"
@@ -282,8 +283,9 @@ func TestPublishEndsWhenAnotherEngineIsThere(t *testing.T) {
 func TestPublishWithOtherBlockSizes(t *testing.T) {
 	t.Parallel() // mostly waits
 	for _, c := range []struct {
-		engine, routers, state string
-		factor                 int // blocks of the routers for a hundred of the engine
+		engine, routers string
+		state           indexer.State
+		factor          int // blocks of the routers for a hundred of the engine
 	}{{"16", "32", "ok", 50}, {"64", "16", "ok", 400}, {"24", "16", "block_size_mismatch", 0}} {
 		t.Run(c.engine+" as "+c.routers, func(t *testing.T) {
 			bus, _ := emptyBus(t)
