@@ -266,7 +266,7 @@ func TestOpenAPIEnumerations(t *testing.T) {
 	s := readSpec(t)
 	values := map[string]string{} // of constants that other constants are made of
 	constants := map[string][]string{}
-	for _, dir := range []string{"../scorer", "../slots", "../tokenizer", "../router"} {
+	for _, dir := range []string{"../scorer", "../slots", "../tokenizer", "../indexer", "../router"} {
 		for _, f := range sources(t, dir) {
 			ast.Inspect(f, func(n ast.Node) bool {
 				c, ok := n.(*ast.ValueSpec)
@@ -297,6 +297,7 @@ func TestOpenAPIEnumerations(t *testing.T) {
 		"router.Sign": enum("Decision", "properties", "first_token_by"), "router.NoLeg": enum("Decision", "properties", "no_prefill"),
 		"router.Exclusion": enum("Candidate", "properties", "excluded"), "router.Role": enum("Role"),
 		"router.EventsLevel": enum("Worker", "properties", "kv_events_level"),
+		"indexer.State":      enum("Worker", "properties", "kv_events"),
 		"scorer.Policy":      enum("CostName"), "tokenizer.Mode": enum("TokenMode"),
 	} {
 		want := slices.Sorted(slices.Values(constants[of]))

@@ -74,7 +74,8 @@ active   requests that kvroute sent to the worker and that have not ended
 pending  prompt tokens that the worker has yet to compute
 cached   blocks in the worker's cache as far as kvroute knows
 routed   requests sent to the worker; failed: those that it refused or failed
-events   ok, partial, suspect, none, never heard: see docs/protocol.md
+events   ok, partial, suspect, block_size_mismatch, none, summary, never heard or
+         stale: see docs/protocol.md
 !        a fault: a worker that left, or whose configuration or answers are wrong
 departs  the usage figures of the worker's responses contradict the index`
 
