@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvroute/kvroute/engines/localindex"
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/durable"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/wire"
 )
@@ -141,7 +142,7 @@ func (o *natsOutlet) store(subject, id string, data []byte) error {
 			return err // it never will
 		case errors.Is(err, jetstream.ErrNoStreamResponse):
 			err = errors.Join(err, o.limited(func(ctx context.Context) error {
-				_, err := events.OpenStream(ctx, o.js, o.conf.Scope, max(1, o.conf.Replicas))
+				_, err := durable.OpenStream(ctx, o.js, o.conf.Scope, max(1, o.conf.Replicas))
 				return err
 			}))
 		}

@@ -3,7 +3,6 @@
 package events
 
 import (
-	"encoding/json"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -223,24 +222,3 @@ const (
 	MaxWaitingWorkers = maxWaitingWorkers
 	MaxRanks          = maxRanks
 )
-
-// GoldenEpoch and GoldenHead are values of the keys in the bucket of the stream's state.
-var (
-	GoldenEpoch = epoch{N: 2, Start: 43, Stream: 1755000000000000000, Replica: "replica-a"}
-	GoldenHead  = head{
-		Object: "index-00000000000000000042", LastSeq: 42, CreatedMS: 1755000000500, Bytes: 700, Epoch: 2, Stream: 1755000000000000000,
-		Inherited: true, Previous: "index-00000000000000000040", PreviousSeq: 40,
-	}
-)
-
-// ReadKey decodes such a value.
-func ReadKey(file string, data []byte) (any, error) {
-	if file == "epoch.json" {
-		var e epoch
-		err := json.Unmarshal(data, &e)
-		return e, err
-	}
-	var h head
-	err := json.Unmarshal(data, &h)
-	return h, err
-}

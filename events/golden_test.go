@@ -166,15 +166,3 @@ func TestGoldenState(t *testing.T) {
 	}
 	fixtures.Golden(t, "0.1.0/snapshot.bin", file.Bytes(), read, snapshotAndRuns{*s, runs}, later)
 }
-
-// Later versions read the keys of version 0.1.0 in the bucket of the stream's state.
-func TestGoldenKeys(t *testing.T) {
-	for file, v := range map[string]any{"epoch.json": events.GoldenEpoch, "head.json": events.GoldenHead} {
-		data, err := json.Marshal(v)
-		if err != nil {
-			t.Fatal(err)
-		}
-		read := func(data []byte) (any, error) { return events.ReadKey(file, data) }
-		fixtures.Golden(t, "0.1.0/"+file, data, read, v, fixtures.Later)
-	}
-}

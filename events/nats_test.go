@@ -17,6 +17,7 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -187,8 +188,8 @@ func TestTooManyPendingEventsLeaveAGap(t *testing.T) {
 // before.
 func TestTheBusGoesAwayAtTheEnd(t *testing.T) {
 	s, _ := startServer(t, -1)
-	w := newWay(t, func() string { return s.Addr().String() })
-	nc, err := nats.Connect("nats://"+w.at, nats.MaxReconnects(-1))
+	w := natstest.NewWay(t, func() string { return s.Addr().String() })
+	nc, err := nats.Connect("nats://"+w.At, nats.MaxReconnects(-1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,13 +199,13 @@ func TestTheBusGoesAwayAtTheEnd(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()
 	eventually(t, nc.IsConnected)
-	w.deaf.Store(true)
+	w.Deaf.Store(true)
 	sent := nc.Stats().OutMsgs
 	p.Publish(0, indexer.Event{Kind: indexer.Cleared})
 	cancel()
 	eventually(t, func() bool { return nc.Stats().OutMsgs > sent })
 	<-time.After(100 * time.Millisecond) // the flush waits for its answer, up to a second
-	w.cut(true)
+	w.Cut(true)
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}

@@ -162,7 +162,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 		s.tick(ctx)
 		if now := s.nc.Stats().Reconnects; now != connection && s.nc.IsConnected() {
 			connection = now
-			s.audit("NATS was away")
+			s.Audit("NATS was away")
 		}
 		if time.Since(expired) >= expireEvery {
 			expired = time.Now()
@@ -176,7 +176,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 			s.conf.Log.Warn("too slow for the events; messages were dropped", "messages", dropped-lost)
 			s.metrics.events.Add(dropped-lost, outcomeSlow)
 			lost = dropped
-			s.audit("too slow for the events")
+			s.Audit("too slow for the events")
 		}
 	}
 }
@@ -263,11 +263,6 @@ func (s *Subscriber) streamed(worker uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.tracker.streamed(worker)
-}
-
-func (s *Subscriber) audit(why string) {
-	s.change((*tracker).audit)
-	s.conf.Log.Info("all workers are queried for missing events", "why", why)
 }
 
 // Take applies one message of a feed. whose, if not nil, selects the ranks for which the sender may

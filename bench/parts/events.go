@@ -16,6 +16,7 @@ import (
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/durable"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/process"
@@ -87,11 +88,11 @@ func until(ok func() bool) {
 // follower is a router that receives events over NATS core or from JetStream.
 type follower struct {
 	router  *router.Router
-	durable *events.Durable
+	durable *durable.Reader
 	stop    func() // waits for the end of the subscriber
 }
 
-func (l *lab) follow(name string, durable bool, applied func(worker uint64, ev *indexer.Event)) *follower {
+func (l *lab) follow(name string, streamed bool, applied func(worker uint64, ev *indexer.Event)) *follower {
 	r := newRouter(router.Config{BlockSize: blockTokens}, eventWorkers, 0)
 	nc := l.connect()
 	f := &follower{router: r}
@@ -100,8 +101,8 @@ func (l *lab) follow(name string, durable bool, applied func(worker uint64, ev *
 		applied(id, &ev)
 	}}))
 	run, ready := sub.Run, func() bool { return nc.NumSubscriptions() > 0 && nc.Flush() == nil }
-	if durable {
-		f.durable = bench.Must(events.NewDurable(sub, events.DurableConfig{
+	if streamed {
+		f.durable = bench.Must(durable.New(sub, durable.Config{
 			Replica: name, Drain: eventsDeadline, SnapshotThreshold: 1 << 30,
 			Holdings: replica.Holdings(replica.Config{Router: r, Direct: func(uint64) bool { return false }, Expect: func([]uint64) {}, Log: slog.New(slog.DiscardHandler)}),
 		}))

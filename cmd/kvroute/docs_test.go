@@ -21,6 +21,7 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/durable"
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/settings"
@@ -89,7 +90,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := events.NewDurable(sub, events.DurableConfig{Meter: n}); err != nil {
+	if _, err := durable.New(sub, durable.Config{Meter: n}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := engines.NewSources(engines.SourcesConfig{Meter: n}); err != nil {

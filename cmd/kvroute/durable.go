@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvroute/kvroute/api"
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/durable"
 )
 
 // openDurable makes the reader of the stream of events, if the settings require one.
@@ -19,7 +20,7 @@ func (s *server) openDurable() (err error) {
 	if !c.DurableKVEvents || !s.router.WantsEvents() {
 		return nil
 	}
-	s.durable, err = events.NewDurable(s.events, events.DurableConfig{
+	s.durable, err = durable.New(s.events, durable.Config{
 		Replica:           replicaName(c),
 		Holdings:          s.holdings,
 		Replicas:          c.NATSReplicas,

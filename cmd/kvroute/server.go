@@ -21,6 +21,7 @@ import (
 	"github.com/kvroute/kvroute/bench/replay"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/durable"
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
@@ -75,7 +76,7 @@ type server struct {
 	groups     *replicas.Groups         // nil unless the file has "groups"
 	events     *events.Subscriber
 	holdings   events.Holdings // of the router
-	durable    *events.Durable // nil unless --durable-kv-events
+	durable    *durable.Reader // nil unless --durable-kv-events
 	expected   expected
 	loads      fleet.Loads          // blocks in use
 	requests   fleet.Loads          // running and waiting

@@ -74,8 +74,9 @@ var layers = []layer{
 		{"router", "confirm tokenizer tokenizer/chat scorer slots indexer internal/engine internal/meter"},
 	}},
 	{"events of caches", []row{
-		{"engines", "events engines/localindex indexer internal/engine internal/bus internal/meter internal/msgpack internal/reach internal/records internal/wire internal/zmtp"},
+		{"engines", "events events/durable engines/localindex indexer internal/engine internal/bus internal/meter internal/msgpack internal/reach internal/records internal/wire internal/zmtp"},
 		{"engines/localindex", "events indexer"},
+		{"events/durable", "events internal/bus internal/meter internal/wire"},
 		{"events", "indexer internal/bus internal/meter internal/msgpack internal/records internal/wire"},
 	}},
 	{"parts of a decision", []row{
@@ -128,7 +129,7 @@ var theirs = map[string]string{
 	"github.com/goccy/go-yaml":               "cmd/kvroute",
 	"github.com/hashicorp/golang-lru":        "indexer router tokenizer internal/enginesim",
 	"github.com/nats-io/nats-server":         "internal/bus internal/natstest",
-	"github.com/nats-io/nats.go":             "engines events fleet replicas sidecar cmd/kvroute bindings bench/demo bench/parts bench/interop internal/bus internal/natstest",
+	"github.com/nats-io/nats.go":             "engines events events/durable fleet replicas sidecar cmd/kvroute bindings bench/demo bench/parts bench/interop internal/bus internal/natstest",
 	"github.com/prometheus/client_golang":    "internal/telemetry internal/enginesim",
 	"github.com/zeebo/xxh3":                  "indexer internal/records internal/wire engines events",
 	"github.com/tinylib/msgp":                "engines events replicas internal/enginesim internal/msgpack",

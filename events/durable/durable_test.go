@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events_test
+package durable_test
 
 import (
 	"cmp"
@@ -21,8 +21,10 @@ import (
 
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/durable"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -135,7 +137,7 @@ func (e *enginePool) start(n int, prepare ...func(*engines.PublisherConfig)) {
 			f(&conf)
 		}
 		p := engines.NewPublisher(e.nc, conf)
-		e.stops = append(e.stops, running(e.t, p.Run))
+		e.stops = append(e.stops, natstest.Run(e.t, p.Run))
 		e.pubs = append(e.pubs, p)
 	}
 }
@@ -192,7 +194,7 @@ func (e *enginePool) restart(w int) {
 	e.t.Helper()
 	e.stops[w]() // sends the pending events
 	p := engines.NewPublisher(e.nc, engines.PublisherConfig{WorkerID: uint64(w + 1), Durable: true, LocalIndexer: e.local})
-	e.pubs[w], e.stops[w] = p, running(e.t, p.Run)
+	e.pubs[w], e.stops[w] = p, natstest.Run(e.t, p.Run)
 	e.truth.Apply(w+1, indexer.Event{Kind: indexer.Cleared})
 	e.held[w] = nil
 	e.publish(w, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<60 | uint64(w), Local: 1}}})
@@ -209,7 +211,7 @@ func (e *enginePool) workFor(d time.Duration) {
 // workUntil makes cache changes until a condition holds.
 func (e *enginePool) workUntil(so func() bool) {
 	e.t.Helper()
-	eventually(e.t, func() bool {
+	natstest.Eventually(e.t, func() bool {
 		e.work(20)
 		<-time.After(2 * time.Millisecond)
 		return so()
@@ -218,7 +220,7 @@ func (e *enginePool) workUntil(so func() bool) {
 
 // replica is the part of a router replica that handles events.
 type replica struct {
-	*events.Durable
+	*durable.Reader
 	t    *testing.T
 	nc   *nats.Conn
 	sub  *events.Subscriber
@@ -268,12 +270,12 @@ func (l *logged) count(s string) int {
 }
 
 // newReplica returns a replica that is not running yet.
-func newReplica(t *testing.T, nc *nats.Conn, name string, conf events.DurableConfig, hurry ...func(*events.Timing)) *replica {
+func newReplica(t *testing.T, nc *nats.Conn, name string, conf durable.Config, hurry ...func(*durable.Timing)) *replica {
 	t.Helper()
 	return newReplicaIn(t, nc, wire.Scope{}, name, conf, hurry...)
 }
 
-func newReplicaIn(t *testing.T, nc *nats.Conn, scope wire.Scope, name string, conf events.DurableConfig, hurry ...func(*events.Timing)) *replica {
+func newReplicaIn(t *testing.T, nc *nats.Conn, scope wire.Scope, name string, conf durable.Config, hurry ...func(*durable.Timing)) *replica {
 	t.Helper()
 	r := &replica{t: t, nc: nc, index: indexer.New(indexer.Config{}), log: &logged{}, names: map[int]uint64{}, states: map[uint64]indexer.State{}}
 	r.parked = indexer.NewParked(r.index)
@@ -283,7 +285,7 @@ func newReplicaIn(t *testing.T, nc *nats.Conn, scope wire.Scope, name string, co
 		t.Fatal(err)
 	}
 	conf.Replica, conf.Holdings, conf.Log = name, events.Holdings{Dump: r.dump, Restore: r.restore}, log
-	if r.Durable, err = events.NewDurable(r.sub, conf); err != nil {
+	if r.Reader, err = durable.New(r.sub, conf); err != nil {
 		t.Fatal(err)
 	}
 	r.Hurry(hurry...)
@@ -295,17 +297,17 @@ func newReplicaIn(t *testing.T, nc *nats.Conn, scope wire.Scope, name string, co
 	return r
 }
 
-func startReplica(t *testing.T, nc *nats.Conn, name string, conf events.DurableConfig, hurry ...func(*events.Timing)) *replica {
+func startReplica(t *testing.T, nc *nats.Conn, name string, conf durable.Config, hurry ...func(*durable.Timing)) *replica {
 	t.Helper()
 	r := newReplica(t, nc, name, conf, hurry...)
-	r.stop = running(t, r.Run)
-	eventually(t, r.Ready)
+	r.stop = natstest.Run(t, r.Run)
+	natstest.Eventually(t, r.Ready)
 	return r
 }
 
 // settled starts NATS, engines with some cache changes, and a replica that has received all of
 // them.
-func settled(t *testing.T, workers, happened int, conf events.DurableConfig) (*natsd, *enginePool, *replica) {
+func settled(t *testing.T, workers, happened int, conf durable.Config) (*natsd, *enginePool, *replica) {
 	t.Helper()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), workers)
@@ -316,14 +318,14 @@ func settled(t *testing.T, workers, happened int, conf events.DurableConfig) (*n
 }
 
 // startMember starts a replica to which all engines are registered, and which queries them.
-func (e *enginePool) startMember(nc *nats.Conn, name string, conf events.DurableConfig) *replica {
+func (e *enginePool) startMember(nc *nats.Conn, name string, conf durable.Config) *replica {
 	e.t.Helper()
 	r := newReplica(e.t, nc, name, conf)
 	e.register(r)
-	asking := running(e.t, r.sub.Run)
-	reading := running(e.t, r.Run)
+	asking := natstest.Run(e.t, r.sub.Run)
+	reading := natstest.Run(e.t, r.Run)
 	r.stop = func() { reading(); asking() }
-	eventually(e.t, r.Ready)
+	natstest.Eventually(e.t, r.Ready)
 	return r
 }
 
@@ -338,7 +340,7 @@ func (r *replica) changed(worker uint64, _ uint32, s indexer.State) {
 // isIn waits until a number of workers are in a state.
 func (r *replica) isIn(s indexer.State, workers int) {
 	r.t.Helper()
-	eventually(r.t, func() bool {
+	natstest.Eventually(r.t, func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		for w := range workers {
@@ -585,9 +587,9 @@ func TestReplicasKnowWhatTheEnginesCache(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 5)
-	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
+	a := startReplica(t, n.connect(), "a", durable.Config{})
 	e.work(500)
-	b := startReplica(t, n.connect(), "b", events.DurableConfig{}) // starts late
+	b := startReplica(t, n.connect(), "b", durable.Config{}) // starts late
 	e.work(500)
 	e.mustKnow(a, b)
 	if got, want := n.consumers(), []string{"kvroute-a", "kvroute-b"}; !slices.Equal(got, want) {
@@ -608,14 +610,14 @@ func TestRetention(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	for i, c := range []struct{ set, want time.Duration }{{0, time.Hour}, {3 * time.Hour, 3 * time.Hour}, {0, 3 * time.Hour}, {30 * time.Minute, 30 * time.Minute}} {
-		r := startReplica(t, n.connect(), fmt.Sprint("r", i), events.DurableConfig{Retention: c.set})
-		eventually(t, r.Ready)
+		r := startReplica(t, n.connect(), fmt.Sprint("r", i), durable.Config{Retention: c.set})
+		natstest.Eventually(t, r.Ready)
 		if got := n.streamInfo().Config; got.MaxAge != c.want || got.Duplicates != 2*time.Minute {
 			t.Errorf("with a retention of %v the stream keeps messages for %v, repeated ids for %v, want %v and 2m", c.set, got.MaxAge, got.Duplicates, c.want)
 		}
 		r.kill()
 	}
-	if _, err := events.NewDurable(nil, events.DurableConfig{Retention: time.Minute}); err == nil {
+	if _, err := durable.New(nil, durable.Config{Retention: time.Minute}); err == nil {
 		t.Error("a retention below that of snapshots is taken")
 	}
 }
@@ -626,7 +628,7 @@ func TestAThirdReplicaHasTheFullState(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 5)
-	conf := events.DurableConfig{SnapshotThreshold: 50}
+	conf := durable.Config{SnapshotThreshold: 50}
 	a, b := startReplica(t, n.connect(), "a", conf), startReplica(t, n.connect(), "b", conf)
 	e.workUntil(func() bool { return n.streamInfo().State.FirstSeq > 50 })
 	e.mustKnow(a, b)
@@ -643,7 +645,7 @@ func TestAThirdReplicaHasTheFullState(t *testing.T) {
 // A replica that restarts under the same name continues from its snapshot.
 func TestARestartUnderTheSameName(t *testing.T) {
 	t.Parallel()
-	n, e, a := settled(t, 3, 300, events.DurableConfig{})
+	n, e, a := settled(t, 3, 300, durable.Config{})
 	a.stop() // stop writes a snapshot
 	at := a.Position()
 	if !n.hasSnapshot(at) {
@@ -651,7 +653,7 @@ func TestARestartUnderTheSameName(t *testing.T) {
 	}
 	e.restart(1) // only the snapshot has the events of its previous process
 	e.work(200)
-	b := startReplica(t, n.connect(), "a", events.DurableConfig{})
+	b := startReplica(t, n.connect(), "a", durable.Config{})
 	e.mustKnow(b)
 	if got := n.consumers(); len(got) != 1 {
 		t.Errorf("consumers %v, want one", got)
@@ -662,13 +664,13 @@ func TestSnapshotsAreTakenAfterSomeTime(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 3)
-	a := startReplica(t, n.connect(), "a", events.DurableConfig{}, func(t *events.Timing) { t.SnapshotAge = 100 * time.Millisecond })
+	a := startReplica(t, n.connect(), "a", durable.Config{}, func(t *durable.Timing) { t.SnapshotAge = 100 * time.Millisecond })
 	e.work(100)
 	e.mustKnow(a)
-	eventually(t, func() bool { return n.hasSnapshot(a.Position()) })
+	natstest.Eventually(t, func() bool { return n.hasSnapshot(a.Position()) })
 	at := a.Position()
 	e.work(100)
-	eventually(t, func() bool { return n.hasSnapshot(at + 1) })
+	natstest.Eventually(t, func() bool { return n.hasSnapshot(at + 1) })
 }
 
 // When one replica resets, all replicas drop their state and read it again.
@@ -676,7 +678,7 @@ func TestResettingStatesReachesAllReplicas(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 4)
-	conf := events.DurableConfig{SnapshotThreshold: 30}
+	conf := durable.Config{SnapshotThreshold: 30}
 	a, b := startReplica(t, n.connect(), "a", conf), startReplica(t, n.connect(), "b", conf)
 	e.workUntil(func() bool { return n.hasSnapshot(1) })
 	e.mustKnow(a, b)
@@ -687,7 +689,7 @@ func TestResettingStatesReachesAllReplicas(t *testing.T) {
 	reset.ResetStates = true
 	c := startReplica(t, n.connect(), "c", reset)
 	for _, r := range []*replica{a, b, c} {
-		eventually(t, func() bool { return len(r.content()) == 0 })
+		natstest.Eventually(t, func() bool { return len(r.content()) == 0 })
 	}
 	e.truth = indexer.New(indexer.Config{})
 	for w := range e.held {
@@ -705,7 +707,7 @@ func TestAForgedEpochIsRefused(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 4)
-	conf := events.DurableConfig{SnapshotThreshold: 30}
+	conf := durable.Config{SnapshotThreshold: 30}
 	a := startReplica(t, n.connect(), "a", conf)
 	e.workUntil(func() bool { return n.hasSnapshot(1) })
 	stream, err := n.jetStream().Stream(t.Context(), wire.Scope{}.Stream())
@@ -723,7 +725,7 @@ func TestAForgedEpochIsRefused(t *testing.T) {
 		if _, err := kv.Put(t.Context(), "epoch", []byte(forged)); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, func() bool { return a.log.count("is refused") == i+1 })
+		natstest.Eventually(t, func() bool { return a.log.count("is refused") == i+1 })
 		e.work(100)
 		b := startReplica(t, n.connect(), fmt.Sprint("b", i), conf)
 		e.mustKnow(a, b)
@@ -735,7 +737,7 @@ func TestAForgedEpochIsRefused(t *testing.T) {
 	reset.ResetStates = true
 	c := startReplica(t, n.connect(), "c", reset)
 	for _, r := range []*replica{a, c} {
-		eventually(t, func() bool { return len(r.content()) == 0 })
+		natstest.Eventually(t, func() bool { return len(r.content()) == 0 })
 	}
 }
 
@@ -745,8 +747,8 @@ func TestOrphanConsumersAreRemoved(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 3)
-	quick := func(t *events.Timing) { t.Inactive = 500 * time.Millisecond }
-	conf := events.DurableConfig{SnapshotThreshold: 20}
+	quick := func(t *durable.Timing) { t.Inactive = 500 * time.Millisecond }
+	conf := durable.Config{SnapshotThreshold: 20}
 	a, b := startReplica(t, n.connect(), "a", conf, quick), startReplica(t, n.connect(), "b", conf, quick)
 	e.workFor(100 * time.Millisecond)
 	e.mustKnow(a, b)
@@ -754,7 +756,7 @@ func TestOrphanConsumersAreRemoved(t *testing.T) {
 	at := b.Position()
 	e.workFor(200 * time.Millisecond)
 	e.mustKnow(a)
-	eventually(t, func() bool { return slices.Equal(n.consumers(), []string{"kvroute-a"}) })
+	natstest.Eventually(t, func() bool { return slices.Equal(n.consumers(), []string{"kvroute-a"}) })
 	e.workUntil(func() bool { return n.streamInfo().State.FirstSeq > at+1 })
 	again := startReplica(t, n.connect(), "b", conf, quick)
 	e.mustKnow(a, again)
@@ -764,8 +766,8 @@ func TestOrphanConsumersAreRemoved(t *testing.T) {
 // name.
 func TestTwoProcessesWithOneName(t *testing.T) {
 	t.Parallel()
-	n, e, a := settled(t, 3, 100, events.DurableConfig{})
-	b := startReplica(t, n.connect(), "a", events.DurableConfig{})
+	n, e, a := settled(t, 3, 100, durable.Config{})
+	b := startReplica(t, n.connect(), "a", durable.Config{})
 	e.workFor(300 * time.Millisecond)
 	e.mustKnow(a, b)
 	if !a.log.has("another process has this replica's name") {
@@ -774,4 +776,36 @@ func TestTwoProcessesWithOneName(t *testing.T) {
 	if got := n.consumers(); len(got) != 2 {
 		t.Errorf("consumers %v, want two", got)
 	}
+}
+
+// holdings returns the content of an index, in a form that does not depend on the order of its
+// events.
+func holdings(x *indexer.Index) []string {
+	type end struct {
+		depth int
+		seq   uint64
+	}
+	ends := []end{{}}
+	var lines []string
+	for r := range x.Dump() {
+		at, depth, begin := ends[r.Parent].seq, ends[r.Parent].depth, ends[r.Parent].depth
+		var seqs []uint64
+		for _, l := range r.Local {
+			if depth == 0 {
+				at = l
+			} else {
+				at = indexer.NextSequenceHash(at, l)
+			}
+			depth++
+			seqs = append(seqs, at)
+		}
+		ends = append(ends, end{depth, at})
+		for _, h := range r.Holders {
+			for i, e := range h.Externals {
+				lines = append(lines, fmt.Sprintf("%d %d %d %016x %x", h.Worker, h.Tier, begin+h.Start+i, seqs[h.Start+i], e))
+			}
+		}
+	}
+	slices.Sort(lines)
+	return lines
 }

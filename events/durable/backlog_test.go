@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events_test
+package durable_test
 
 import (
 	"testing"
@@ -9,6 +9,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/durable"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -20,7 +22,7 @@ func TestALongBacklog(t *testing.T) {
 		"nothing happens": func(_ *natsd, b *replica) *replica { return b },
 		"the replica dies": func(n *natsd, b *replica) *replica {
 			b.kill()
-			return startReplica(b.t, n.connect(), "b", events.DurableConfig{})
+			return startReplica(b.t, n.connect(), "b", durable.Config{})
 		},
 		"its consumer is deleted": func(n *natsd, b *replica) *replica {
 			s, err := n.jetStream().Stream(b.t.Context(), wire.Scope{}.Stream())
@@ -51,14 +53,14 @@ func TestALongBacklog(t *testing.T) {
 				s, err := n.jetStream().Stream(t.Context(), wire.Scope{}.Stream())
 				return err == nil && s.CachedInfo().State.Msgs >= backlog
 			})
-			b := newReplica(t, n.connect(), "b", events.DurableConfig{})
+			b := newReplica(t, n.connect(), "b", durable.Config{})
 			b.slow = time.Millisecond
-			b.stop = running(t, b.Run)
-			eventually(t, func() bool { return b.Position() > 10 })
+			b.stop = natstest.Run(t, b.Run)
+			natstest.Eventually(t, func() bool { return b.Position() > 10 })
 			// Another replica reads the backlog faster, takes a snapshot and shortens the stream.
-			a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 50})
+			a := startReplica(t, n.connect(), "a", durable.Config{SnapshotThreshold: 50})
 			e.mustKnow(a)
-			eventually(t, func() bool { return n.hasSnapshot(backlog / 2) })
+			natstest.Eventually(t, func() bool { return n.hasSnapshot(backlog / 2) })
 			t.Logf("it is at %d, the stream begins at %d", b.Position(), n.streamInfo().State.FirstSeq)
 			b = fault(n, b)
 			b.mu.Lock()
@@ -66,7 +68,7 @@ func TestALongBacklog(t *testing.T) {
 			b.mu.Unlock()
 			e.work(100)
 			e.mustKnow(a, b)
-			eventually(t, b.Ready)
+			natstest.Eventually(t, b.Ready)
 			// Another replica can shorten the stream while this one is behind.
 			from := n.streamInfo().State.LastSeq
 			e.workUntil(func() bool { return n.streamInfo().State.FirstSeq > from })
@@ -103,9 +105,9 @@ func TestABacklogHoldsBackThePurge(t *testing.T) {
 	for range batch.Messages() {
 		continue
 	}
-	a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 50}, func(x *events.Timing) { x.Inactive = time.Minute })
+	a := startReplica(t, n.connect(), "a", durable.Config{SnapshotThreshold: 50}, func(x *durable.Timing) { x.Inactive = time.Minute })
 	e.mustKnow(a)
-	eventually(t, func() bool { return n.hasSnapshot(100) })
+	natstest.Eventually(t, func() bool { return n.hasSnapshot(100) })
 	e.workUntil(func() bool { return n.streamInfo().State.FirstSeq > 1 }) // the next replica purges
 	e.mustKnow(a)
 	<-time.After(200 * time.Millisecond) // ten times the interval at which a replica checks for due work

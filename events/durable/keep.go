@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events
+package durable
 
 import (
 	"context"
@@ -14,12 +14,13 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/bus"
 )
 
 // keep checks, while the stream is read, whether it is still the same stream and epoch, and
 // whether a snapshot is due. It returns the reason why the session must end.
-func (d *Durable) keep(ctx context.Context, o *opened) error {
+func (d *Reader) keep(ctx context.Context, o *opened) error {
 	for bus.Wait(ctx, d.timing.keepEvery*9/10+rand.N(d.timing.keepEvery/5)) {
 		if now := time.Now(); now.Sub(d.lastProbe) >= d.timing.probe {
 			d.lastProbe = now
@@ -53,19 +54,19 @@ func (d *Durable) keep(ctx context.Context, o *opened) error {
 
 // probe finds out whether JetStream stores events. A replica that only reads does not notice a
 // full store.
-func (d *Durable) probe(ctx context.Context, o *opened) {
+func (d *Reader) probe(ctx context.Context, o *opened) {
 	limited, cancel := d.limited(ctx)
 	defer cancel()
 	_, err := o.locks.Put(limited, keyProbe, []byte(d.instance))
 	switch {
-	case ctx.Err() != nil || !d.sub.nc.IsConnected():
+	case ctx.Err() != nil || !d.nc.IsConnected():
 		return
 	case err == nil:
 		d.refusals = 0
 		if d.refuses.CompareAndSwap(true, false) {
 			d.conf.Log.Info("JetStream stores events again")
-			d.sub.change(func(t *tracker, _ time.Time) { t.stall(false) })
-			d.sub.audit("JetStream did not store events")
+			d.sub.Stall(false)
+			d.sub.Audit("JetStream did not store events")
 		}
 		return
 	}
@@ -75,11 +76,11 @@ func (d *Durable) probe(ctx context.Context, o *opened) {
 	}
 	if d.refuses.CompareAndSwap(false, true) {
 		d.conf.Log.Warn("JetStream does not store events, so ranks are suspect: give it more storage, or delete other data in it", "err", bus.Explain(err))
-		d.sub.change(func(t *tracker, _ time.Time) { t.stall(true) })
+		d.sub.Stall(true)
 	}
 	if now := time.Now(); now.Sub(d.lastAudit) >= d.timing.audit {
 		d.lastAudit = now
-		d.sub.audit("JetStream does not store events")
+		d.sub.Audit("JetStream does not store events")
 	}
 }
 
@@ -93,7 +94,7 @@ const (
 )
 
 // findDue returns the work that is due, or the reason why the session must end.
-func (d *Durable) findDue(ctx context.Context, o *opened) (todo due, err error) {
+func (d *Reader) findDue(ctx context.Context, o *opened) (todo due, err error) {
 	ctx, cancel := d.limited(ctx)
 	defer cancel()
 	info, err := o.stream.Info(ctx, o.everybody())
@@ -147,7 +148,7 @@ func (d *Durable) findDue(ctx context.Context, o *opened) (todo due, err error) 
 
 // delivers checks whether the consumer exists, is ours and delivers. The client may wait
 // forever for a consumer that was deleted.
-func (d *Durable) delivers(ctx context.Context, o *opened, at uint64) error {
+func (d *Reader) delivers(ctx context.Context, o *opened, at uint64) error {
 	info, err := o.consumer.Info(ctx)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return errConsumer
@@ -167,7 +168,7 @@ func (d *Durable) delivers(ctx context.Context, o *opened, at uint64) error {
 
 // snapshot writes a snapshot, if no other replica does and there are new messages, and purges
 // the stream.
-func (d *Durable) snapshot(ctx context.Context, o *opened) (err error) {
+func (d *Reader) snapshot(ctx context.Context, o *opened) (err error) {
 	begin := time.Now()
 	l, ctx, err := takeLock(ctx, o.locks, "snapshot", d.conf.Replica, d.instance, d.timing.lockEvery)
 	if err != nil {
@@ -216,25 +217,26 @@ func (d *Durable) snapshot(ctx context.Context, o *opened) (err error) {
 }
 
 // unload makes the next session begin with the newest snapshot.
-func (d *Durable) unload() {
-	d.sub.mu.Lock()
-	defer d.sub.mu.Unlock()
+func (d *Reader) unload() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.at.loaded = false
 }
 
 // beginSnapshot begins a snapshot between two messages.
-func (d *Durable) beginSnapshot(o *opened) (s *Snapshot, done func(), ok bool) {
-	return d.sub.beginSnapshot(d.conf.Holdings, true, func(s *Snapshot) bool {
-		s.LastSeq = d.at.seq
-		s.Meta = SnapshotMeta{Writer: d.conf.Replica, Epoch: d.at.epoch, Stream: d.at.stream, Inherited: d.at.inherited}
-		return d.at.loaded && d.at.stream == o.created && !d.lost.Load() // later the ranks are partial
+func (d *Reader) beginSnapshot(o *opened) (s *events.Snapshot, done func(), ok bool) {
+	return d.sub.SnapshotStreamed(d.conf.Holdings, func(s *events.Snapshot) bool {
+		at := d.position()
+		s.LastSeq = at.seq
+		s.Meta = events.SnapshotMeta{Writer: d.conf.Replica, Epoch: at.epoch, Stream: at.stream, Inherited: at.inherited}
+		return at.loaded && at.stream == o.created && !d.lost.Load() // later the ranks are partial
 	})
 }
 
 // purge removes the messages that the snapshot before the newest contains and that every
 // consumer has got. If the newest snapshot is damaged, the one before and the stream still have
 // the whole state.
-func (d *Durable) purge(ctx context.Context, o *opened) error {
+func (d *Reader) purge(ctx context.Context, o *opened) error {
 	h, _, err := o.head(ctx)
 	if err != nil {
 		return err
@@ -258,7 +260,7 @@ func (d *Durable) purge(ctx context.Context, o *opened) error {
 
 // floor returns the position up to which every consumer of the subject has got the messages,
 // and has acknowledged them if it acknowledges.
-func (d *Durable) floor(ctx context.Context, o *opened) (uint64, error) {
+func (d *Reader) floor(ctx context.Context, o *opened) (uint64, error) {
 	floor := uint64(math.MaxUint64)
 	consumers := o.stream.ListConsumers(ctx)
 	for c := range consumers.Info() {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events
+// Package durable reads the workers' cache events from a JetStream stream, and passes them to a
+// subscriber of package events. It keeps snapshots in NATS, from which other replicas start.
+package durable
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,22 +16,23 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// DurableConfig configures a [Durable]. Holdings is required; the zero value of each other
+// Config configures a [Reader]. Holdings is required; the zero value of each other
 // field means its default.
-type DurableConfig struct {
+type Config struct {
 	// Replica is the name of this process among the router replicas. It should be the same after a
 	// restart, and no other replica may have it. Default: random.
 	Replica string
 	// Holdings reads and replaces the content of the subscriber's sink.
-	Holdings Holdings
+	Holdings events.Holdings
 	// Replicas is the number of servers of a NATS cluster that store the streams and buckets which
 	// this process creates. Existing streams and buckets stay as they are. Default 1.
 	Replicas int
@@ -88,17 +90,17 @@ const (
 	fetchBytes    = 64 << 20
 )
 
-// Durable reads the events from a JetStream stream. The sink gets every event that the stream
+// Reader reads the events from a JetStream stream. The sink gets every event that the stream
 // acknowledged to its publisher, once and in order, whatever happens to connections, servers
 // and replicas. Replicas keep their state in snapshots, from which other replicas start; see
 // docs/protocol.md.
 //
 // # Invariants
 //
-//   - The tracker has got exactly the stream's messages up to the position. Both change
-//     together, under one lock. A snapshot is taken between two messages, when the sink has
+//   - The subscriber has got exactly the stream's messages up to the position. Both change
+//     together, under the subscriber's lock. A snapshot is taken between two messages, when the sink has
 //     got all events before it. It has the result of a rank's events up to the rank's cursor.
-//     After an answer of the worker the cursor may be beyond the position: the tracker then
+//     After an answer of the worker the cursor may be beyond the position: the subscriber then
 //     drops later messages up to the cursor by their ids.
 //   - After each restore, when the stream is read to its end, workers with a local indexer
 //     are queried; ranks of other workers are partial if messages may be missing.
@@ -115,12 +117,13 @@ const (
 //     of a later position has it. Ranks with a gap are suspect, the others partial.
 //   - Only the holder of the lock replaces the newest snapshot, by compare-and-set, and only
 //     by one of a later position.
-type Durable struct {
-	conf     DurableConfig
+type Reader struct {
+	conf     Config
 	scope    wire.Scope
-	sub      *Subscriber
+	sub      *events.Subscriber
+	nc       *nats.Conn
 	js       jetstream.JetStream
-	metrics  *durableMetrics
+	metrics  *metrics
 	timing   timing
 	instance string // distinguishes two processes with one name
 
@@ -135,7 +138,8 @@ type Durable struct {
 	// refuses: JetStream does not store events.
 	refuses atomic.Bool
 
-	// The mutex of sub guards the fields below.
+	mu sync.Mutex
+	// mu guards the field below. It changes together with the state of sub, in functions that sub calls.
 	at position
 
 	// The fields below belong to Run, and to keep while a session is open.
@@ -152,7 +156,7 @@ type Durable struct {
 	refusedEpoch uint64
 }
 
-// position is a place in a stream. The tracker has the state there if it is loaded.
+// position is a place in a stream. The subscriber has the state there if it is loaded.
 type position struct {
 	stream int64 // creation time of the stream, unix ns
 	seq    uint64
@@ -163,8 +167,8 @@ type position struct {
 	inherited bool
 }
 
-// NewDurable returns a reader of the stream that passes the events to a subscriber.
-func NewDurable(sub *Subscriber, conf DurableConfig) (*Durable, error) {
+// New returns a reader of the stream that passes the events to a subscriber.
+func New(sub *events.Subscriber, conf Config) (*Reader, error) {
 	instance := strconv.FormatUint(rand.Uint64(), 16)
 	if conf.Replica == "" {
 		conf.Replica = instance
@@ -188,16 +192,17 @@ func NewDurable(sub *Subscriber, conf DurableConfig) (*Durable, error) {
 		conf.Drain = 10 * time.Second
 	}
 	conf.Log = meter.Log(conf.Log)
-	js, err := jetstream.New(sub.nc)
+	nc, scope := sub.Bus()
+	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, fmt.Errorf("events: use JetStream: %w", err)
 	}
-	d := &Durable{
-		conf: conf, scope: sub.conf.Scope, sub: sub, js: js, timing: defaultTiming(), instance: instance,
+	d := &Reader{
+		conf: conf, scope: scope, sub: sub, nc: nc, js: js, timing: defaultTiming(), instance: instance,
 		consumer: "kvroute-" + consumerName(conf.Replica), reset: conf.ResetStates,
 	}
 	d.timing.maxAge = cmp.Or(conf.Retention, d.timing.maxAge)
-	d.metrics, err = newDurableMetrics(conf.Meter, d)
+	d.metrics, err = newMetrics(conf.Meter, d)
 	return d, err
 }
 
@@ -212,67 +217,33 @@ func consumerName(replica string) string {
 }
 
 // Ready reports whether the stream is read, and was read nearly to its end.
-func (d *Durable) Ready() bool { return d.live.Load() && d.sub.nc.IsConnected() }
+func (d *Reader) Ready() bool { return d.live.Load() && d.nc.IsConnected() }
 
 // Stores reports whether JetStream stores events, by the last probes.
-func (d *Durable) Stores() bool { return !d.refuses.Load() }
+func (d *Reader) Stores() bool { return !d.refuses.Load() }
 
 // Position returns the number of the last message applied.
-func (d *Durable) Position() uint64 {
+func (d *Reader) Position() uint64 {
 	return d.position().seq
 }
 
-func (d *Durable) position() position {
-	d.sub.mu.Lock()
-	defer d.sub.mu.Unlock()
+func (d *Reader) position() position {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	return d.at
 }
 
+func (d *Reader) setPosition(at position) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.at = at
+}
+
 // moveTo sets the number of the last message applied.
-func (d *Durable) moveTo(seq uint64) {
-	d.sub.mu.Lock()
-	defer d.sub.mu.Unlock()
+func (d *Reader) moveTo(seq uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.at.seq = seq
-}
-
-// Run reads the stream until ctx ends, then takes a last snapshot. After any fault of NATS it
-// tries again, and keeps its state meanwhile.
-func (d *Durable) Run(ctx context.Context) error {
-	var last *opened
-	var retry bus.Retry
-	for {
-		o, err := d.session(ctx)
-		d.live.Store(false)
-		if o != nil {
-			last = o
-		}
-		if ctx.Err() != nil {
-			break
-		}
-		d.metrics.reopened(err)
-		d.conf.Log.Warn("the stream of events is opened anew", "err", err)
-		wait := d.timing.retry
-		if errors.Is(err, bus.ErrNoJetStream) {
-			wait = retry.After(err)
-		}
-		bus.Wait(ctx, wait/4+rand.N(wait))
-	}
-	if last != nil {
-		d.leave(ctx, last)
-	}
-	return nil
-}
-
-// leave takes a last snapshot, if there are new messages.
-func (d *Durable) leave(ctx context.Context, o *opened) {
-	if !d.sub.nc.IsConnected() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.conf.Drain)
-	defer cancel()
-	if err := d.snapshot(ctx, o); err != nil {
-		d.conf.Log.Warn("the last snapshot failed", "err", err)
-	}
 }
 
 // Reasons for the end of a session.
@@ -299,141 +270,4 @@ type opened struct {
 	// The fields below belong to keep.
 	progress uint64    // the position when it last changed,
 	since    time.Time // and when that was
-}
-
-// session opens everything, and reads the stream until a fault.
-func (d *Durable) session(ctx context.Context) (*opened, error) {
-	o, err := d.open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	ctx, end := context.WithCancelCause(ctx)
-	var parts sync.WaitGroup
-	defer parts.Wait()
-	defer end(nil)
-	parts.Go(func() { end(d.keep(ctx, o)) })
-	if err := d.read(ctx, o); err != nil && ctx.Err() == nil {
-		return o, err
-	}
-	return o, context.Cause(ctx)
-}
-
-// open opens or creates all that is needed in NATS, brings the state to a position of the
-// stream, and creates the consumer that continues from there.
-func (d *Durable) open(ctx context.Context) (*opened, error) {
-	o, err := d.openStores(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for {
-		e, err := d.epoch(ctx, o)
-		if err != nil {
-			return nil, err
-		}
-		if err := d.ensureState(ctx, o, &e); err != nil {
-			return nil, err
-		}
-		if err := d.subscribe(ctx, o); err != nil {
-			return nil, err
-		}
-		again, err := d.mustRestore(ctx, o)
-		if err != nil {
-			return nil, err
-		}
-		if !again {
-			d.setPending(d.pending.Load())
-			return o, nil
-		}
-	}
-}
-
-// openStores opens or creates the stream, the buckets and the object store.
-func (d *Durable) openStores(ctx context.Context) (o *opened, err error) {
-	ctx, cancel := d.limited(ctx)
-	defer cancel()
-	o = &opened{subject: d.scope.Topic(Topic), component: d.scope.StreamSubjects(Topic)}
-	if o.stream, err = openStream(ctx, d.js, d.scope, d.conf.Replicas, d.storage(), &d.timing); err != nil {
-		return nil, err
-	}
-	if d.conf.Retention > 0 {
-		if err := d.retain(ctx, o); err != nil {
-			return nil, err
-		}
-	}
-	o.created = o.stream.CachedInfo().Created.UnixNano()
-	if o.state, err = d.bucket(ctx, "state", 0); err != nil {
-		return nil, err
-	}
-	if o.locks, err = d.bucket(ctx, "lock", d.timing.lockTTL); err != nil {
-		return nil, err
-	}
-	o.objects, err = d.objectStore(ctx)
-	return o, err
-}
-
-// setPending notes how many messages are not applied yet.
-func (d *Durable) setPending(n int64) {
-	d.pending.Store(n)
-	if n >= nearEnd {
-		return
-	}
-	if d.queryAtEnd.CompareAndSwap(true, false) {
-		d.sub.change(func(t *tracker, now time.Time) { t.repairAtStreamEnd(now, d.lost.Load()) })
-		d.lost.Store(false)
-	}
-	d.live.Store(true)
-}
-
-// read applies the messages that the consumer delivers.
-func (d *Durable) read(ctx context.Context, o *opened) error {
-	messages, err := o.consumer.Messages(jetstream.PullMaxMessagesWithBytesLimit(d.timing.fetch, fetchBytes))
-	if err != nil {
-		return fmt.Errorf("events: read the stream: %w", err)
-	}
-	defer messages.Stop()
-	defer context.AfterFunc(ctx, messages.Stop)()
-	for delivered := uint64(1); ; delivered++ {
-		m, err := messages.Next()
-		if ctx.Err() != nil {
-			return nil
-		}
-		var meta *jetstream.MsgMetadata
-		if err == nil {
-			meta, err = m.Metadata()
-		}
-		if err != nil {
-			return fmt.Errorf("events: read the stream: %w", err)
-		}
-		if meta.Sequence.Consumer != delivered {
-			return errMissed
-		}
-		if err := d.applyMessage(ctx, o, m.Data(), meta); err != nil {
-			return err
-		}
-	}
-}
-
-// applyMessage applies a message, unless it was applied before.
-func (d *Durable) applyMessage(ctx context.Context, o *opened, data []byte, meta *jetstream.MsgMetadata) error {
-	before, at := d.Position(), meta.Sequence.Stream
-	if at <= before {
-		d.metrics.twice.Count()
-	} else {
-		missing := false
-		d.sub.applyMessage(ctx, FeedDurable, data, nil, func(gap bool) {
-			// If other endpoints share the stream, their messages are skipped, too.
-			if missing = before > 0 && at > before+1 && (gap || !d.shared.Load()); !missing {
-				d.at.seq = at
-			}
-		})
-		if missing {
-			if d.purgedBehind(ctx, o, before) {
-				d.lost.Store(true)
-				return errPurged // the next session restores a snapshot of a later position, if there is one
-			}
-			d.moveTo(at)
-		}
-	}
-	d.setPending(int64(meta.NumPending))
-	return nil
 }

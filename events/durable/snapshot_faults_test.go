@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events_test
+package durable_test
 
 import (
 	"testing"
@@ -8,8 +8,9 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/durable"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -20,7 +21,7 @@ func TestAReplicaDiesWhileItWritesASnapshot(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 4)
-	a := newReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 10})
+	a := newReplica(t, n.connect(), "a", durable.Config{SnapshotThreshold: 10})
 	writing, killed := make(chan struct{}), make(chan struct{})
 	a.runs = func(yield func(int, indexer.Run) bool) {
 		// More than one chunk of the object store, so that a part is stored.
@@ -38,8 +39,8 @@ func TestAReplicaDiesWhileItWritesASnapshot(t *testing.T) {
 		close(writing)
 		<-killed
 	}
-	a.stop = running(t, a.Run)
-	eventually(t, a.Ready)
+	a.stop = natstest.Run(t, a.Run)
+	natstest.Eventually(t, a.Ready)
 	e.workUntil(func() bool {
 		select {
 		case <-writing:
@@ -59,7 +60,7 @@ func TestAReplicaDiesWhileItWritesASnapshot(t *testing.T) {
 		}
 		return len(info.State.Subjects)
 	}
-	eventually(t, func() bool { return chunks() == 1 })
+	natstest.Eventually(t, func() bool { return chunks() == 1 })
 	a.nc.Close()
 	close(killed)
 	a.stop()
@@ -67,7 +68,7 @@ func TestAReplicaDiesWhileItWritesASnapshot(t *testing.T) {
 		t.Errorf("a snapshot: %v, the stream begins with %d, %d objects have chunks; want half a snapshot, and all of the stream",
 			n.hasSnapshot(1), n.streamInfo().State.FirstSeq, chunks())
 	}
-	b := startReplica(t, n.connect(), "b", events.DurableConfig{SnapshotThreshold: 10})
+	b := startReplica(t, n.connect(), "b", durable.Config{SnapshotThreshold: 10})
 	e.workUntil(func() bool { return n.hasSnapshot(1) && n.streamInfo().State.FirstSeq > 1 })
 	e.mustKnow(b)
 	b.stop()
@@ -78,7 +79,7 @@ func TestAReplicaDiesWhileItWritesASnapshot(t *testing.T) {
 	if got := chunks(); got != len(objects) {
 		t.Errorf("%d objects have chunks, %d are named", got, len(objects))
 	}
-	e.mustKnow(startReplica(t, n.connect(), "c", events.DurableConfig{}))
+	e.mustKnow(startReplica(t, n.connect(), "c", durable.Config{}))
 }
 
 // Another program purges the stream while a replica is behind. The ranks whose messages are gone
@@ -87,7 +88,7 @@ func TestSomebodyPurgesWhatAReplicaHasNotRead(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 4)
-	b := startReplica(t, n.connect(), "b", events.DurableConfig{SnapshotThreshold: 1 << 30}, func(x *events.Timing) { x.Fetch = 4 })
+	b := startReplica(t, n.connect(), "b", durable.Config{SnapshotThreshold: 1 << 30}, func(x *durable.Timing) { x.Fetch = 4 })
 	e.register(b)
 	e.work(50)
 	e.mustKnow(b)
@@ -104,8 +105,8 @@ func TestSomebodyPurgesWhatAReplicaHasNotRead(t *testing.T) {
 	b.slow = 0
 	b.mu.Unlock()
 	e.workUntil(func() bool { return b.log.has("were purged") })
-	eventually(t, b.Ready)
-	eventually(t, func() bool {
+	natstest.Eventually(t, b.Ready)
+	natstest.Eventually(t, func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		return len(b.states) == len(e.pubs)
@@ -137,7 +138,7 @@ func TestASnapshotFillsAPurgedHole(t *testing.T) {
 			t.Parallel()
 			n := startJetStream(t)
 			e := startEngines(t, n.connect(), 3)
-			b := startReplica(t, n.connect(), "b", events.DurableConfig{SnapshotThreshold: 1 << 30}, func(x *events.Timing) { x.Fetch = 4 })
+			b := startReplica(t, n.connect(), "b", durable.Config{SnapshotThreshold: 1 << 30}, func(x *durable.Timing) { x.Fetch = 4 })
 			e.register(b)
 			for w := range e.pubs { // each worker publishes something
 				e.publish(w, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<50 | uint64(w), Local: 1}}})
@@ -148,7 +149,7 @@ func TestASnapshotFillsAPurgedHole(t *testing.T) {
 			b.mu.Lock()
 			from := n.streamInfo().State.LastSeq
 			e.workUntil(func() bool { return n.streamInfo().State.LastSeq > from+40 })
-			a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 1 << 30})
+			a := startReplica(t, n.connect(), "a", durable.Config{SnapshotThreshold: 1 << 30})
 			e.mustKnow(a) // the publishers have sent everything
 			if c.snapshot {
 				a.stop() // writes a snapshot
@@ -159,8 +160,8 @@ func TestASnapshotFillsAPurgedHole(t *testing.T) {
 			first := n.streamInfo().State.FirstSeq
 			e.publish(c.next, indexer.Event{Kind: indexer.Removed, Externals: []uint64{1}})
 			b.mu.Unlock()
-			eventually(t, func() bool { return b.Position() >= first && b.Ready() })
-			eventually(t, func() bool {
+			natstest.Eventually(t, func() bool { return b.Position() >= first && b.Ready() })
+			natstest.Eventually(t, func() bool {
 				b.mu.Lock()
 				defer b.mu.Unlock()
 				return [3]indexer.State{b.states[1], b.states[2], b.states[3]} == c.want

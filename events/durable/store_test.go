@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events_test
+package durable_test
 
 import (
 	"os"
@@ -8,8 +8,9 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/durable"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/natstest"
 )
 
 // When the JetStream store is deleted, a running replica passes its state on to new replicas, even
@@ -18,10 +19,10 @@ func TestTheStoreIsDeleted(t *testing.T) {
 	for name, reset := range map[string]bool{"": false, "after a reset": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n, e, a := settled(t, 4, 300, events.DurableConfig{})
+			n, e, a := settled(t, 4, 300, durable.Config{})
 			if reset {
 				a.stop()
-				a = startReplica(t, n.connect(), "a", events.DurableConfig{ResetStates: true})
+				a = startReplica(t, n.connect(), "a", durable.Config{ResetStates: true})
 				for w := range e.pubs {
 					e.restart(w)
 				}
@@ -33,12 +34,12 @@ func TestTheStoreIsDeleted(t *testing.T) {
 				t.Fatal(err)
 			}
 			n.start()
-			b := startReplica(t, n.connect(), "b", events.DurableConfig{})
+			b := startReplica(t, n.connect(), "b", durable.Config{})
 			e.mustKnow(a, b)
 			e.work(100)
 			e.mustKnow(a, b)
 			a.stop()
-			e.mustKnow(startReplica(t, n.connect(), "c", events.DurableConfig{}), b)
+			e.mustKnow(startReplica(t, n.connect(), "c", durable.Config{}), b)
 		})
 	}
 }
@@ -54,10 +55,10 @@ func TestTheStoreIsFull(t *testing.T) {
 			var a *replica
 			if askable {
 				e = startAskable(t, n.connect(), 3)
-				a = e.startMember(n.connect(), "a", events.DurableConfig{})
+				a = e.startMember(n.connect(), "a", durable.Config{})
 			} else {
 				e = startEngines(t, n.connect(), 3)
-				a = startReplica(t, n.connect(), "a", events.DurableConfig{})
+				a = startReplica(t, n.connect(), "a", durable.Config{})
 				e.register(a)
 			}
 			e.work(200)
@@ -71,7 +72,7 @@ func TestTheStoreIsFull(t *testing.T) {
 					size /= 2
 				}
 			}
-			eventually(t, func() bool { return !a.Stores() })
+			natstest.Eventually(t, func() bool { return !a.Stores() })
 			a.isIn(indexer.StateSuspect, 3)
 			e.work(200)
 			if askable {
@@ -80,7 +81,7 @@ func TestTheStoreIsFull(t *testing.T) {
 			if err := ballast.Purge(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, a.Stores)
+			natstest.Eventually(t, a.Stores)
 			e.mustKnow(a)
 			a.isIn(indexer.StateOK, 3)
 			if !a.log.has("JetStream does not store events") {

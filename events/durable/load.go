@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events
+package durable
 
 import (
 	"context"
@@ -9,20 +9,20 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvroute/kvroute/events"
 )
 
 // ensureState brings the state to a position of the stream, unless it has one: to that
 // of the newest good snapshot, or to the beginning of the epoch.
-func (d *Durable) ensureState(ctx context.Context, o *opened, e *epoch) error {
+func (d *Reader) ensureState(ctx context.Context, o *opened, e *epoch) error {
 	at := d.position()
 	if another := at.stream != o.created; at.loaded && (at.epoch == e.N || another && at.epoch > e.N) {
 		if another { // the deletion of the store also deletes the epoch's number
 			d.conf.Log.Warn("the stream of events is another one; it is read from its beginning")
 			d.wanted.Store(true)     // only running replicas have the state
 			d.queryAtEnd.Store(true) // messages of the deleted stream may be missing
-			d.sub.mu.Lock()
-			d.at = position{stream: o.created, epoch: e.N, loaded: true, inherited: true}
-			d.sub.mu.Unlock()
+			d.setPosition(position{stream: o.created, epoch: e.N, loaded: true, inherited: true})
 		}
 		return nil
 	}
@@ -30,7 +30,7 @@ func (d *Durable) ensureState(ctx context.Context, o *opened, e *epoch) error {
 }
 
 // load replaces the state by the newest good snapshot of the epoch, or by an empty state.
-func (d *Durable) load(ctx context.Context, o *opened, e *epoch) error {
+func (d *Reader) load(ctx context.Context, o *opened, e *epoch) error {
 	names, err := d.snapshots(ctx, o)
 	if err != nil {
 		return err
@@ -47,7 +47,7 @@ func (d *Durable) load(ctx context.Context, o *opened, e *epoch) error {
 			d.conf.Log.Info("a snapshot is restored", "object", name, "position", s.LastSeq, "workers", len(s.Workers))
 			return nil
 		case err == nil: // of another epoch
-		case errors.Is(err, ErrSnapshot), errors.Is(err, jetstream.ErrObjectNotFound), errors.Is(err, jetstream.ErrDigestMismatch):
+		case errors.Is(err, events.ErrSnapshot), errors.Is(err, jetstream.ErrObjectNotFound), errors.Is(err, jetstream.ErrDigestMismatch):
 			d.wanted.Store(true)
 			d.damaged = append(d.damaged, name)
 			d.metrics.snapshot(ctx, snapshotDamaged, time.Since(begin))
@@ -56,57 +56,31 @@ func (d *Durable) load(ctx context.Context, o *opened, e *epoch) error {
 			return err
 		}
 	}
-	if err := d.replace(&Snapshot{}, nil, position{stream: o.created, seq: e.start(o.created), epoch: e.N}, e.N > 0); err != nil {
+	if err := d.replace(&events.Snapshot{}, nil, position{stream: o.created, seq: e.start(o.created), epoch: e.N}, e.N > 0); err != nil {
 		return fmt.Errorf("events: forget everything: %w", err) // workers that existed when the epoch began hold something
 	}
 	return nil
 }
 
-// replace makes a snapshot the state at a position. The snapshot is read without a lock:
-// workers come and go meanwhile, but no message of the stream is applied.
-func (d *Durable) replace(s *Snapshot, whole func() error, at position, lost bool) error {
-	d.sub.mu.Lock()
-	d.sub.tracker.unsure = make(map[uint64]struct{})
-	d.sub.mu.Unlock()
-	var resume func()
-	err := d.conf.Holdings.Restore(s, d.sub.streamed, func() error {
-		if resume != nil {
-			return nil
-		}
-		if whole != nil {
-			if err := whole(); err != nil {
-				return err
-			}
-		}
-		resume = d.sub.pause(func() {})
-		return nil
+// replace makes a snapshot the state at a position.
+func (d *Reader) replace(s *events.Snapshot, whole func() error, at position, lost bool) error {
+	at.loaded, at.inherited = true, s.Meta.Inherited
+	return d.sub.ReplaceStreamed(d.conf.Holdings, s, whole, func() {
+		d.queryAtEnd.Store(true)
+		d.lost.Store(lost)
+		d.setPosition(at)
 	})
-	if resume != nil {
-		defer resume()
-	}
-	d.sub.mu.Lock()
-	defer d.sub.mu.Unlock()
-	if err != nil {
-		d.sub.tracker.unsure = nil
-		return err
-	}
-	d.sub.tracker.restore(d.sub.conf.Now(), s)
-	d.queryAtEnd.Store(true)
-	d.lost.Store(lost)
-	d.at = at
-	d.at.loaded, d.at.inherited = true, s.Meta.Inherited
-	return nil
 }
 
 // restore replaces the state by a snapshot. It returns nil if the snapshot is of another
 // epoch.
-func (d *Durable) restore(ctx context.Context, o *opened, name string, e *epoch) (*Snapshot, error) {
+func (d *Reader) restore(ctx context.Context, o *opened, name string, e *epoch) (*events.Snapshot, error) {
 	object, err := d.download(ctx, o, name)
 	if err != nil {
 		return nil, err
 	}
 	defer object.close()
-	s, whole, err := ReadSnapshot(object, d.scope)
+	s, whole, err := events.ReadSnapshot(object, d.scope)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +100,7 @@ func (d *Durable) restore(ctx context.Context, o *opened, name string, e *epoch)
 // mustRestore reports whether messages after the position were purged before the consumer was
 // created, and a snapshot contains them. Without such a snapshot the messages are lost, unless
 // all of them belong to other endpoints of the component: then the ids of events show a loss.
-func (d *Durable) mustRestore(ctx context.Context, o *opened) (again bool, err error) {
+func (d *Reader) mustRestore(ctx context.Context, o *opened) (again bool, err error) {
 	ctx, cancel := d.limited(ctx)
 	defer cancel()
 	h, _, err := o.head(ctx)
@@ -167,7 +141,7 @@ func (d *Durable) mustRestore(ctx context.Context, o *opened) (again bool, err e
 }
 
 // others reports whether the stream has messages of other endpoints, and remembers it.
-func (d *Durable) others(o *opened, info *jetstream.StreamInfo) bool {
+func (d *Reader) others(o *opened, info *jetstream.StreamInfo) bool {
 	_, own := info.State.Subjects[o.subject]
 	others := len(info.State.Subjects) > 1 || !own && len(info.State.Subjects) > 0
 	if others {
@@ -183,7 +157,7 @@ func (o *opened) everybody() jetstream.StreamInfoOpt {
 
 // purgedBehind reports whether messages directly after a position were purged. Missing
 // events there may then be more than a publisher's loss.
-func (d *Durable) purgedBehind(ctx context.Context, o *opened, at uint64) bool {
+func (d *Reader) purgedBehind(ctx context.Context, o *opened, at uint64) bool {
 	ctx, cancel := d.limited(ctx)
 	defer cancel()
 	info, err := o.stream.Info(ctx)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events
+package durable
 
 import (
 	"context"
@@ -10,12 +10,13 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
 // limited returns a context with a deadline for a few requests.
-func (d *Durable) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+func (d *Reader) limited(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, d.timing.call)
 }
 
@@ -34,7 +35,7 @@ func openStream(
 	return bus.OpenOrCreate(ctx, js.Stream, js.CreateStream, scope.Stream(), jetstream.StreamConfig{
 		Name:        scope.Stream(),
 		Description: "kvroute: what happens in the caches of workers",
-		Subjects:    []string{scope.StreamSubjects(Topic)},
+		Subjects:    []string{scope.StreamSubjects(events.Topic)},
 		Retention:   jetstream.LimitsPolicy,
 		Discard:     jetstream.DiscardOld,
 		MaxAge:      t.maxAge,
@@ -45,7 +46,7 @@ func openStream(
 }
 
 // retain applies the configured retention to a stream that another process created.
-func (d *Durable) retain(ctx context.Context, o *opened) (err error) {
+func (d *Reader) retain(ctx context.Context, o *opened) (err error) {
 	conf := o.stream.CachedInfo().Config
 	if conf.MaxAge == d.conf.Retention {
 		return nil
@@ -57,14 +58,14 @@ func (d *Durable) retain(ctx context.Context, o *opened) (err error) {
 	return nil
 }
 
-func (d *Durable) storage() jetstream.StorageType {
+func (d *Reader) storage() jetstream.StorageType {
 	if d.conf.Memory {
 		return jetstream.MemoryStorage
 	}
 	return jetstream.FileStorage
 }
 
-func (d *Durable) bucket(ctx context.Context, kind string, ttl time.Duration) (jetstream.KeyValue, error) {
+func (d *Reader) bucket(ctx context.Context, kind string, ttl time.Duration) (jetstream.KeyValue, error) {
 	name := d.scope.Bucket(kind)
 	return bus.OpenOrCreate(ctx, d.js.KeyValue, d.js.CreateKeyValue, name, jetstream.KeyValueConfig{
 		Bucket: name, Description: "kvroute: " + kind + " of the events", TTL: ttl, History: 1,
@@ -72,7 +73,7 @@ func (d *Durable) bucket(ctx context.Context, kind string, ttl time.Duration) (j
 	})
 }
 
-func (d *Durable) objectStore(ctx context.Context) (jetstream.ObjectStore, error) {
+func (d *Reader) objectStore(ctx context.Context) (jetstream.ObjectStore, error) {
 	name := d.scope.Bucket("snap")
 	return bus.OpenOrCreate(ctx, d.js.ObjectStore, d.js.CreateObjectStore, name, jetstream.ObjectStoreConfig{
 		Bucket: name, Description: "kvroute: snapshots of the index",
@@ -81,7 +82,7 @@ func (d *Durable) objectStore(ctx context.Context) (jetstream.ObjectStore, error
 }
 
 // epoch returns the current epoch. It raises the epoch once if the configuration says so.
-func (d *Durable) epoch(ctx context.Context, o *opened) (e epoch, err error) {
+func (d *Reader) epoch(ctx context.Context, o *opened) (e epoch, err error) {
 	ctx, cancel := d.limited(ctx)
 	defer cancel()
 	if d.reset {
@@ -97,7 +98,7 @@ func (d *Durable) epoch(ctx context.Context, o *opened) (e epoch, err error) {
 
 // subscribe creates the consumer after the position. It deletes an existing one of this
 // name, whose position belongs to lost state.
-func (d *Durable) subscribe(ctx context.Context, o *opened) error {
+func (d *Reader) subscribe(ctx context.Context, o *opened) error {
 	ctx, cancel := d.limited(ctx)
 	defer cancel()
 	if was, err := o.stream.Consumer(ctx, d.consumer); err == nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events_test
+package durable_test
 
 import (
 	"bytes"
@@ -8,13 +8,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,9 +21,11 @@ import (
 
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/durable"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
@@ -40,7 +39,7 @@ func TestNATSRestarts(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 4)
-	conf := events.DurableConfig{SnapshotThreshold: 40}
+	conf := durable.Config{SnapshotThreshold: 40}
 	a := startReplica(t, n.connect(), "a", conf)
 	for range 3 {
 		e.workFor(150 * time.Millisecond)
@@ -55,10 +54,10 @@ func TestNATSRestarts(t *testing.T) {
 // A minute without NATS (shortened to seconds with as many events) only makes the state stale.
 func TestNATSIsAwayForAMinute(t *testing.T) {
 	t.Parallel()
-	n, e, a := settled(t, 4, 200, events.DurableConfig{})
+	n, e, a := settled(t, 4, 200, durable.Config{})
 	before := a.content()
 	n.stop()
-	eventually(t, func() bool { return !a.Ready() })
+	natstest.Eventually(t, func() bool { return !a.Ready() })
 	e.workFor(3 * time.Second)
 	if !slices.Equal(a.content(), before) {
 		t.Error("without NATS the replica forgets or invents something")
@@ -89,10 +88,10 @@ func TestNATSIsAwayBeyondTheRecordsLife(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		leave = append(leave, running(t, a.Run))
+		leave = append(leave, natstest.Run(t, a.Run))
 	}
 
-	a := newReplica(t, n.connect(), "a", events.DurableConfig{})
+	a := newReplica(t, n.connect(), "a", durable.Config{})
 	var mu sync.Mutex
 	var forgotten []uint64
 	clock := time.Now() // the registry's time, which stands still
@@ -122,15 +121,15 @@ func TestNATSIsAwayBeyondTheRecordsLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	running(t, a.sub.Run)
-	running(t, a.Run)
-	running(t, registry.Run)
-	eventually(t, func() bool { return a.Ready() && registry.Ready() })
+	natstest.Run(t, a.sub.Run)
+	natstest.Run(t, a.Run)
+	natstest.Run(t, registry.Run)
+	natstest.Eventually(t, func() bool { return a.Ready() && registry.Ready() })
 	e.work(300)
 	e.mustKnow(a)
 
 	n.stop()
-	eventually(t, func() bool { return !a.Ready() && !registry.Ready() })
+	natstest.Eventually(t, func() bool { return !a.Ready() && !registry.Ready() })
 	// The worker ends without deregistering: its last message does not arrive.
 	leave[3]()
 	e.stops[3]()
@@ -141,17 +140,17 @@ func TestNATSIsAwayBeyondTheRecordsLife(t *testing.T) {
 	clock = clock.Add(time.Minute)
 	mu.Unlock()
 	n.start()
-	eventually(t, func() bool {
+	natstest.Eventually(t, func() bool {
 		keys, err := records.Keys(t.Context())
 		return err == nil && len(keys) == 3
 	})
 	e.work(100)
 	e.mustKnow(a)
-	eventually(t, registry.Ready)
+	natstest.Eventually(t, registry.Ready)
 	mu.Lock()
 	until := looks + 10 // more than the workers' records and heartbeats make it look, so that it looks for silent ones
 	mu.Unlock()
-	eventually(t, func() bool { mu.Lock(); defer mu.Unlock(); return looks >= until })
+	natstest.Eventually(t, func() bool { mu.Lock(); defer mu.Unlock(); return looks >= until })
 	mu.Lock()
 	early := slices.Clone(forgotten)
 	hurry = time.Now()
@@ -206,7 +205,7 @@ func TestDroppedDuplicatedReorderedMessages(t *testing.T) {
 			return publish(ctx, m)
 		})
 	})
-	a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 100})
+	a := startReplica(t, n.connect(), "a", durable.Config{SnapshotThreshold: 100})
 	e.workFor(2 * time.Second)
 	e.mustKnow(a)
 	mu.Lock()
@@ -223,7 +222,7 @@ func TestBrokenConnections(t *testing.T) {
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 4)
 	nc := n.connect()
-	a := startReplica(t, nc, "a", events.DurableConfig{SnapshotThreshold: 60})
+	a := startReplica(t, nc, "a", durable.Config{SnapshotThreshold: 60})
 	for range 20 {
 		e.workFor(50 * time.Millisecond)
 		if err := nc.ForceReconnect(); err != nil {
@@ -239,10 +238,10 @@ func TestASlowReplica(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 4)
-	a := newReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 1 << 30}, func(t *events.Timing) { t.Fetch = 4 })
+	a := newReplica(t, n.connect(), "a", durable.Config{SnapshotThreshold: 1 << 30}, func(t *durable.Timing) { t.Fetch = 4 })
 	a.slow = 2 * time.Millisecond
-	running(t, a.Run)
-	fast := startReplica(t, n.connect(), "fast", events.DurableConfig{SnapshotThreshold: 10})
+	natstest.Run(t, a.Run)
+	fast := startReplica(t, n.connect(), "fast", durable.Config{SnapshotThreshold: 10})
 	e.workUntil(func() bool { return n.hasSnapshot(a.Position() + 20) })
 	e.mustKnow(fast)
 	if behind := a.Position(); behind >= fast.Position() || n.streamInfo().State.FirstSeq > behind+1+16 { // a few are delivered and not applied
@@ -263,10 +262,10 @@ func TestAReplicaThatWasAwayForLong(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 4)
-	conf := events.DurableConfig{SnapshotThreshold: 20}
-	quick := func(t *events.Timing) { t.Inactive = 300 * time.Millisecond }
-	way := newWay(t, func() string { return n.s.Addr().String() })
-	nc, err := nats.Connect("nats://"+way.at, nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.ReconnectJitter(0, 0))
+	conf := durable.Config{SnapshotThreshold: 20}
+	quick := func(t *durable.Timing) { t.Inactive = 300 * time.Millisecond }
+	way := natstest.NewWay(t, func() string { return n.s.Addr().String() })
+	nc, err := nats.Connect("nats://"+way.At, nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.ReconnectJitter(0, 0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,98 +273,16 @@ func TestAReplicaThatWasAwayForLong(t *testing.T) {
 	a, b := startReplica(t, nc, "a", conf, quick), startReplica(t, n.connect(), "b", conf, quick)
 	e.workFor(200 * time.Millisecond)
 	e.mustKnow(a, b)
-	way.cut(true)
+	way.Cut(true)
 	at := a.Position()
-	eventually(t, func() bool { return !slices.Contains(n.consumers(), "kvroute-a") })
+	natstest.Eventually(t, func() bool { return !slices.Contains(n.consumers(), "kvroute-a") })
 	e.workUntil(func() bool { return n.streamInfo().State.FirstSeq > at+1 })
 	e.mustKnow(b)
-	way.cut(false)
+	way.Cut(false)
 	e.mustKnow(a)
 	if !a.log.has("a snapshot is restored") {
 		t.Error("the replica did not load the snapshot")
 	}
-}
-
-// way is a proxy to a server whose connections a test can cut.
-type way struct {
-	at string
-
-	// deaf makes the proxy discard the data sent to the server.
-	deaf atomic.Bool
-
-	mu    sync.Mutex
-	gone  bool
-	conns []net.Conn
-}
-
-// mute is a connection's other end. It discards data while deaf is set.
-type mute struct {
-	net.Conn
-
-	deaf *atomic.Bool
-}
-
-func (m mute) Write(p []byte) (int, error) {
-	if m.deaf.Load() {
-		return len(p), nil
-	}
-	return m.Conn.Write(p)
-}
-
-func newWay(t *testing.T, to func() string) *way {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &way{at: l.Addr().String()}
-	var both sync.WaitGroup
-	both.Go(func() {
-		for {
-			in, err := l.Accept()
-			if err != nil {
-				return
-			}
-			out, err := net.Dial("tcp", to())
-			w.mu.Lock()
-			if err != nil || w.gone {
-				in.Close()
-				if err == nil {
-					out.Close()
-				}
-				w.mu.Unlock()
-				continue
-			}
-			w.conns = append(w.conns, in, out)
-			w.mu.Unlock()
-			for _, pair := range [][2]net.Conn{{in, out}, {out, in}} {
-				both.Go(func() {
-					if pair[0] == out {
-						_, _ = io.Copy(mute{out, &w.deaf}, pair[1])
-					} else {
-						_, _ = io.Copy(pair[0], pair[1])
-					}
-					pair[0].Close()
-				})
-			}
-		}
-	})
-	t.Cleanup(func() {
-		l.Close()
-		w.cut(true)
-		both.Wait()
-	})
-	return w
-}
-
-func (w *way) cut(gone bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.gone = gone
-	for _, c := range w.conns {
-		c.Close()
-	}
-	w.conns = nil
 }
 
 // Events of a worker that has not registered are in the snapshot of the replica that holds them,
@@ -374,19 +291,19 @@ func TestWaitingEventsAreInTheSnapshot(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 3)
-	a := newReplica(t, n.connect(), "a", events.DurableConfig{})
+	a := newReplica(t, n.connect(), "a", durable.Config{})
 	a.stranger = 2
-	a.stop = running(t, a.Run)
-	eventually(t, a.Ready)
+	a.stop = natstest.Run(t, a.Run)
+	natstest.Eventually(t, a.Ready)
 	e.work(200)
 	e.awaitEqual(func(w int) bool { return w != 2 }, a)
-	eventually(t, func() bool { return a.Position() == n.streamInfo().State.LastSeq })
+	natstest.Eventually(t, func() bool { return a.Position() == n.streamInfo().State.LastSeq })
 	a.stop() // stop writes a snapshot
 	n.purge()
-	b := newReplica(t, n.connect(), "b", events.DurableConfig{})
+	b := newReplica(t, n.connect(), "b", durable.Config{})
 	b.stranger = 2
-	running(t, b.Run)
-	eventually(t, b.Ready)
+	natstest.Run(t, b.Run)
+	natstest.Eventually(t, b.Ready)
 	b.mu.Lock()
 	b.stranger = 0
 	b.mu.Unlock()
@@ -398,7 +315,7 @@ func TestWaitingEventsAreInTheSnapshot(t *testing.T) {
 // the stream no longer has them.
 func TestParkedEventsAreInTheSnapshot(t *testing.T) {
 	t.Parallel()
-	n, e, a := settled(t, 2, 100, events.DurableConfig{SnapshotThreshold: 10})
+	n, e, a := settled(t, 2, 100, durable.Config{SnapshotThreshold: 10})
 	store := func(parent uint64, blocks ...uint64) indexer.Event {
 		ev := indexer.Event{Kind: indexer.Stored, HasParent: parent > 0, Parent: parent << 32}
 		for _, b := range blocks {
@@ -415,12 +332,12 @@ func TestParkedEventsAreInTheSnapshot(t *testing.T) {
 	from := n.streamInfo().State.LastSeq
 	e.workUntil(func() bool { return n.hasSnapshot(from + 5) }) // the snapshot contains the waiting events
 	e.mustKnow(a)                                               // both publishers have sent everything
-	eventually(t, func() bool { return a.Position() == n.streamInfo().State.LastSeq })
+	natstest.Eventually(t, func() bool { return a.Position() == n.streamInfo().State.LastSeq })
 	a.stop() // stop writes another snapshot
 	n.purge()
-	b := startReplica(t, n.connect(), "b", events.DurableConfig{})
+	b := startReplica(t, n.connect(), "b", durable.Config{})
 	b.kill() // no replica has the waiting events in memory now
-	c := startReplica(t, n.connect(), "c", events.DurableConfig{})
+	c := startReplica(t, n.connect(), "c", durable.Config{})
 	e.pubs[0].Publish(0, parent)
 	for _, ev := range []indexer.Event{parent, child, grandchild, goes} {
 		e.truth.Apply(1, ev)
@@ -435,12 +352,12 @@ func TestConsumerAndStreamAreDeleted(t *testing.T) {
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 4)
 	js := n.jetStream()
-	a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 30})
+	a := startReplica(t, n.connect(), "a", durable.Config{SnapshotThreshold: 30})
 	stream := wire.Scope{}.Stream()
 	for range 3 {
 		e.workFor(100 * time.Millisecond)
 		// The replica may not have created its consumer or stream again yet.
-		eventually(t, func() bool { return js.DeleteConsumer(t.Context(), stream, a.Consumer()) == nil })
+		natstest.Eventually(t, func() bool { return js.DeleteConsumer(t.Context(), stream, a.Consumer()) == nil })
 		e.workFor(100 * time.Millisecond)
 		e.mustKnow(a) // the deleted stream's messages are lost, so the replica must have all of them
 		if err := js.DeleteStream(t.Context(), stream); err != nil {
@@ -451,32 +368,32 @@ func TestConsumerAndStreamAreDeleted(t *testing.T) {
 	e.mustKnow(a)
 	// A new replica loads a snapshot for the time before the stream.
 	created := n.streamInfo().Created.UnixNano()
-	eventually(t, func() bool { return n.head().Stream == created })
+	natstest.Eventually(t, func() bool { return n.head().Stream == created })
 	a.stop()
-	b := startReplica(t, n.connect(), "b", events.DurableConfig{})
+	b := startReplica(t, n.connect(), "b", durable.Config{})
 	e.work(100)
 	e.mustKnow(b)
 	// If no replica runs when the stream is deleted, the snapshot's position means nothing
 	// in the next stream. A lock that the stopped replica left would keep b from its last
 	// snapshot.
-	eventually(t, n.unlocked)
+	natstest.Eventually(t, n.unlocked)
 	b.stop()
 	if err := js.DeleteStream(t.Context(), stream); err != nil {
 		t.Fatal(err)
 	}
 	e.work(3)
-	e.mustKnow(startReplica(t, n.connect(), "c", events.DurableConfig{}))
+	e.mustKnow(startReplica(t, n.connect(), "c", durable.Config{}))
 }
 
 // When another program purges the stream, replicas that have read it lose nothing, and soon write
 // a snapshot for the others.
 func TestSomebodyPurgesTheStream(t *testing.T) {
 	t.Parallel()
-	n, e, a := settled(t, 4, 300, events.DurableConfig{})
+	n, e, a := settled(t, 4, 300, durable.Config{})
 	n.purge()
-	eventually(t, func() bool { return n.hasSnapshot(a.Position()) })
+	natstest.Eventually(t, func() bool { return n.hasSnapshot(a.Position()) })
 	a.kill()
-	b := startReplica(t, n.connect(), "b", events.DurableConfig{})
+	b := startReplica(t, n.connect(), "b", durable.Config{})
 	e.mustKnow(b)
 	e.work(100)
 	e.mustKnow(b)
@@ -511,7 +428,7 @@ func (n *natsd) head() (h headOf) {
 func twoSnapshots(t *testing.T, n *natsd) (e *enginePool) {
 	t.Helper()
 	e = startEngines(t, n.connect(), 3)
-	a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 30})
+	a := startReplica(t, n.connect(), "a", durable.Config{SnapshotThreshold: 30})
 	var first headOf
 	e.workUntil(func() bool { first = n.head(); return first.Previous != "" && n.streamInfo().State.FirstSeq > 1 })
 	e.mustKnow(a)
@@ -530,7 +447,7 @@ func TestThePurgeStopsAtTheOlderSnapshot(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 2)
-	startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 8})
+	startReplica(t, n.connect(), "a", durable.Config{SnapshotThreshold: 8})
 	acknowledged := func() bool {
 		s, err := n.jetStream().Stream(t.Context(), wire.Scope{}.Stream())
 		if err != nil {
@@ -542,7 +459,7 @@ func TestThePurgeStopsAtTheOlderSnapshot(t *testing.T) {
 	seen := map[string]bool{}
 	for len(seen) < 4 {
 		e.work(1)
-		eventually(t, acknowledged)
+		natstest.Eventually(t, acknowledged)
 		info := n.streamInfo() // read before the head, since a purge only follows a new head
 		h := n.head()
 		seen[h.Object] = true
@@ -550,7 +467,7 @@ func TestThePurgeStopsAtTheOlderSnapshot(t *testing.T) {
 			t.Fatalf("the stream begins with %d, the snapshots end with %d and %d", first, h.PreviousSeq, h.LastSeq)
 		}
 	}
-	eventually(t, func() bool { h := n.head(); return n.streamInfo().State.FirstSeq == h.PreviousSeq+1 })
+	natstest.Eventually(t, func() bool { h := n.head(); return n.streamInfo().State.FirstSeq == h.PreviousSeq+1 })
 }
 
 // A damaged snapshot is skipped and logged. The previous snapshot and the stream rebuild the
@@ -594,24 +511,24 @@ func TestHalfASnapshot(t *testing.T) {
 				t.Fatal(err)
 			}
 			spoil(t, n, obs, h.Object, data)
-			c := startReplica(t, n.connect(), "c", events.DurableConfig{})
+			c := startReplica(t, n.connect(), "c", durable.Config{})
 			e.mustKnow(c)
 			if !c.log.has("a snapshot is skipped") || !c.log.has(h.Previous) {
 				t.Error("the log does not say what was done")
 			}
 			// The replica replaces the damaged snapshot with a good one. The damaged one is not
 			// kept as the fallback.
-			eventually(t, func() bool { return n.head().LastSeq > h.LastSeq })
+			natstest.Eventually(t, func() bool { return n.head().LastSeq > h.LastSeq })
 			after := n.head()
 			if after.Previous != h.Previous || after.PreviousSeq != h.PreviousSeq {
 				t.Errorf("the head is %+v, want %q before it", after, h.Previous)
 			}
 			c.kill()
-			e.mustKnow(startReplica(t, n.connect(), "d", events.DurableConfig{}))
+			e.mustKnow(startReplica(t, n.connect(), "d", durable.Config{}))
 			if err := obs.Delete(t.Context(), after.Object); err != nil {
 				t.Fatal(err)
 			}
-			e.mustKnow(startReplica(t, n.connect(), "e", events.DurableConfig{}))
+			e.mustKnow(startReplica(t, n.connect(), "e", durable.Config{}))
 		})
 	}
 	t.Run("any byte", func(t *testing.T) {
@@ -634,7 +551,7 @@ func TestHalfASnapshot(t *testing.T) {
 				if _, err := obs.PutBytes(t.Context(), h.Object, bad); err != nil {
 					t.Fatal(err)
 				}
-				c := startReplica(t, n.connect(), "c", events.DurableConfig{}, func(t *events.Timing) { t.KeepEvery = time.Hour })
+				c := startReplica(t, n.connect(), "c", durable.Config{}, func(t *durable.Timing) { t.KeepEvery = time.Hour })
 				e.mustKnow(c)
 				if !c.log.has("a snapshot is skipped") {
 					t.Errorf("%s at byte %d is not noticed", what, at)
@@ -644,14 +561,14 @@ func TestHalfASnapshot(t *testing.T) {
 		}
 	})
 	t.Run("no other", func(t *testing.T) {
-		n, e, _ := settled(t, 3, 200, events.DurableConfig{})
+		n, e, _ := settled(t, 3, 200, durable.Config{})
 		if _, err := n.state().Create(t.Context(), "head", []byte(`{"object":"index-1","last_seq":1}`)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := n.objects().PutBytes(t.Context(), "index-1", []byte("KVRSNAP2 and nothing")); err != nil {
 			t.Fatal(err)
 		}
-		b := startReplica(t, n.connect(), "b", events.DurableConfig{})
+		b := startReplica(t, n.connect(), "b", durable.Config{})
 		e.mustKnow(b) // from the stream alone
 		if !b.log.has("a snapshot is skipped") {
 			t.Error("the log does not say what was done")
@@ -665,8 +582,8 @@ func TestTwoReplicasTakeSnapshotsAtOnce(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 4)
-	often := func(t *events.Timing) { t.SnapshotAge, t.SnapshotRest, t.KeepEvery = 0, 0, time.Millisecond }
-	a, b := startReplica(t, n.connect(), "a", events.DurableConfig{}, often), startReplica(t, n.connect(), "b", events.DurableConfig{}, often)
+	often := func(t *durable.Timing) { t.SnapshotAge, t.SnapshotRest, t.KeepEvery = 0, 0, time.Millisecond }
+	a, b := startReplica(t, n.connect(), "a", durable.Config{}, often), startReplica(t, n.connect(), "b", durable.Config{}, often)
 	watch, err := n.state().Watch(t.Context(), "head")
 	if err != nil {
 		t.Fatal(err)
@@ -705,14 +622,14 @@ func TestTwoReplicasTakeSnapshotsAtOnce(t *testing.T) {
 	if objects, err := n.objects().List(t.Context()); err != nil || len(objects) > 2 {
 		t.Errorf("%d snapshots are kept, %v; want 2", len(objects), err)
 	}
-	e.mustKnow(startReplica(t, n.connect(), "c", events.DurableConfig{}))
+	e.mustKnow(startReplica(t, n.connect(), "c", durable.Config{}))
 }
 
 // When a replica dies while it writes a snapshot, its lock expires and its partial snapshot is
 // removed.
 func TestTheLocksHolderDies(t *testing.T) {
 	t.Parallel()
-	n, e, _ := settled(t, 4, 300, events.DurableConfig{SnapshotThreshold: 1 << 30})
+	n, e, _ := settled(t, 4, 300, durable.Config{SnapshotThreshold: 1 << 30})
 	js := n.jetStream()
 	locks, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("lock"))
 	if err != nil {
@@ -725,19 +642,19 @@ func TestTheLocksHolderDies(t *testing.T) {
 	if _, err := js.Publish(t.Context(), half, make([]byte, 1000)); err != nil {
 		t.Fatal(err)
 	}
-	often := func(t *events.Timing) { t.SnapshotAge = 0 }
-	b := startReplica(t, n.connect(), "b", events.DurableConfig{}, often)
+	often := func(t *durable.Timing) { t.SnapshotAge = 0 }
+	b := startReplica(t, n.connect(), "b", durable.Config{}, often)
 	e.work(50)
 	e.mustKnow(b)
 	if n.hasSnapshot(1) {
 		t.Error("a snapshot was taken while another one held the lock")
 	}
-	eventually(t, func() bool { return n.hasSnapshot(1) })
+	natstest.Eventually(t, func() bool { return n.hasSnapshot(1) })
 	stream, err := js.Stream(t.Context(), "OBJ_"+wire.Scope{}.Bucket("snap"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool {
+	natstest.Eventually(t, func() bool {
 		info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter(half))
 		return err == nil && len(info.State.Subjects) == 0
 	})
@@ -752,7 +669,7 @@ func TestAnInterruptedReplacementLeavesNoLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, release, ok := events.TakeLock(t.Context(), kv, "a", time.Hour)
+	_, release, ok := durable.TakeLock(t.Context(), kv, "a", time.Hour)
 	if !ok {
 		t.Fatal("the lock is not free")
 	}
@@ -764,7 +681,7 @@ func TestAnInterruptedReplacementLeavesNoLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	release()
-	if _, _, ok := events.TakeLock(t.Context(), kv, "b", time.Hour); !ok {
+	if _, _, ok := durable.TakeLock(t.Context(), kv, "b", time.Hour); !ok {
 		t.Error("the lock is not free again")
 	}
 }
@@ -778,18 +695,18 @@ func TestALeftLockIsTakenAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, ok := events.TakeLock(t.Context(), kv, "a", time.Hour); !ok {
+	if _, _, ok := durable.TakeLock(t.Context(), kv, "a", time.Hour); !ok {
 		t.Fatal("the lock is not free")
 	}
-	_, release, ok := events.TakeLock(t.Context(), kv, "a", time.Hour)
+	_, release, ok := durable.TakeLock(t.Context(), kv, "a", time.Hour)
 	if !ok {
 		t.Fatal("an instance does not get its own lock")
 	}
-	if _, _, ok := events.TakeLock(t.Context(), kv, "b", time.Hour); ok {
+	if _, _, ok := durable.TakeLock(t.Context(), kv, "b", time.Hour); ok {
 		t.Error("two have the lock")
 	}
 	release()
-	if _, _, ok := events.TakeLock(t.Context(), kv, "b", time.Hour); !ok {
+	if _, _, ok := durable.TakeLock(t.Context(), kv, "b", time.Hour); !ok {
 		t.Error("a released lock is not free")
 	}
 }
@@ -804,11 +721,11 @@ func TestALostLockStopsItsHolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, release, ok := events.TakeLock(t.Context(), kv, "a", time.Second)
+	ctx, release, ok := durable.TakeLock(t.Context(), kv, "a", time.Second)
 	if !ok {
 		t.Fatal("the lock is not free")
 	}
-	if _, _, ok := events.TakeLock(t.Context(), kv, "b", time.Second); ok {
+	if _, _, ok := durable.TakeLock(t.Context(), kv, "b", time.Second); ok {
 		t.Error("two have the lock")
 	}
 	select {
@@ -835,7 +752,7 @@ func TestALostLockStopsItsHolder(t *testing.T) {
 	for _, why := range []string{"the lock is not free again", "a released lock is not free"} {
 		ok := false
 		for tries := 0; tries < 50 && !ok; tries++ {
-			if _, release, ok = events.TakeLock(t.Context(), kv, "a", time.Second); !ok {
+			if _, release, ok = durable.TakeLock(t.Context(), kv, "a", time.Second); !ok {
 				time.Sleep(100 * time.Millisecond)
 			}
 		}
@@ -857,7 +774,7 @@ func TestTheObjectStoreIsFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := startEngines(t, n.connect(), 4)
-	a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 20})
+	a := startReplica(t, n.connect(), "a", durable.Config{SnapshotThreshold: 20})
 	e.workUntil(func() bool { return a.log.has("a snapshot failed") })
 	e.mustKnow(a)
 	if first := n.streamInfo().State.FirstSeq; first != 1 || n.hasSnapshot(1) {
@@ -870,7 +787,7 @@ func TestTheObjectStoreIsFull(t *testing.T) {
 	e.workUntil(func() bool { return n.hasSnapshot(1) && n.streamInfo().State.FirstSeq > 1 })
 	e.mustKnow(a)
 	a.kill()
-	e.mustKnow(startReplica(t, n.connect(), "b", events.DurableConfig{}))
+	e.mustKnow(startReplica(t, n.connect(), "b", durable.Config{}))
 }
 
 // A worker that uses another worker's id can corrupt that worker's state if no record names its
@@ -878,17 +795,17 @@ func TestTheObjectStoreIsFull(t *testing.T) {
 // is not affected.
 func TestAWorkerLiesAboutItsID(t *testing.T) {
 	t.Parallel()
-	n, e, a := settled(t, 4, 200, events.DurableConfig{})
+	n, e, a := settled(t, 4, 200, durable.Config{})
 	liar := engines.NewPublisher(n.connect(), engines.PublisherConfig{WorkerID: 2, Durable: true})
-	stop := running(t, liar.Run)
+	stop := natstest.Run(t, liar.Run)
 	for i := range uint64(50) {
 		liar.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<60 + i, Local: i}}})
 		e.work(10)
 		<-time.After(10 * time.Millisecond)
 	}
 	e.awaitEqual(func(w int) bool { return w != 2 }, a)
-	eventually(t, func() bool { return a.log.has("two publishers speak for one rank") })
-	b := startReplica(t, n.connect(), "b", events.DurableConfig{})
+	natstest.Eventually(t, func() bool { return a.log.has("two publishers speak for one rank") })
+	b := startReplica(t, n.connect(), "b", durable.Config{})
 	e.awaitEqual(func(w int) bool { return w != 2 }, b)
 	// When the false worker is silent and the real one has cleared its cache, the state is correct
 	// again.
@@ -907,7 +824,7 @@ func TestTenThousandWorkers(t *testing.T) {
 	nc := n.connect()
 	const workers = 10_000
 	truth := indexer.New(indexer.Config{})
-	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
+	a := startReplica(t, n.connect(), "a", durable.Config{})
 	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(workers))
 	if err != nil {
 		t.Fatal(err)
@@ -925,8 +842,8 @@ func TestTenThousandWorkers(t *testing.T) {
 	e := &enginePool{t: t, truth: truth}
 	e.mustKnow(a)
 	a.stop()
-	eventually(t, func() bool { return n.hasSnapshot(workers) })
-	e.mustKnow(startReplica(t, n.connect(), "b", events.DurableConfig{}))
+	natstest.Eventually(t, func() bool { return n.hasSnapshot(workers) })
+	e.mustKnow(startReplica(t, n.connect(), "b", durable.Config{}))
 }
 
 // In a cluster of three servers with three copies of the stream, the loss of the stream's leader
@@ -943,9 +860,9 @@ func TestAClusterLosesItsLeader(t *testing.T) {
 		t.Cleanup(nc.Close)
 		return nc
 	}
-	conf := events.DurableConfig{Replicas: 3, SnapshotThreshold: 100}
+	conf := durable.Config{Replicas: 3, SnapshotThreshold: 100}
 	a := newReplica(t, connect(), "a", conf)
-	running(t, a.Run)
+	natstest.Run(t, a.Run)
 	for deadline := time.Now().Add(time.Minute); !a.Ready() && time.Now().Before(deadline); {
 		<-time.After(10 * time.Millisecond)
 	}
@@ -982,7 +899,7 @@ func TestAClusterLosesItsLeader(t *testing.T) {
 	<-done
 	e.mustKnow(a)
 	b := newReplica(t, connect(), "b", conf)
-	running(t, b.Run)
+	natstest.Run(t, b.Run)
 	e.mustKnow(b)
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events
+package durable
 
 import (
 	"context"
@@ -57,7 +57,7 @@ func (o *opened) head(ctx context.Context) (h head, revision uint64, err error) 
 
 // previous returns Previous and PreviousSeq of a new head: the newest known snapshot that is not
 // damaged.
-func (d *Durable) previous(h *head, o *opened, newest string, epoch uint64) (object string, seq uint64) {
+func (d *Reader) previous(h *head, o *opened, newest string, epoch uint64) (object string, seq uint64) {
 	known := []head{d.base}
 	if h.Epoch == epoch {
 		known = []head{*h, {Object: h.Previous, LastSeq: h.PreviousSeq, Stream: h.Stream}, d.base}
@@ -120,7 +120,7 @@ const maxEpoch = 1 << 53
 // readEpoch returns the current epoch. It refuses an epoch that begins above the stream's next message, which no
 // replica writes: every replica would drop all messages up to there. The epoch before it then stays, which is that
 // of the state or, without a state, of the newest snapshot.
-func (d *Durable) readEpoch(ctx context.Context, o *opened) (e epoch, err error) {
+func (d *Reader) readEpoch(ctx context.Context, o *opened) (e epoch, err error) {
 	revision, err := readKey(ctx, o.state, keyEpoch, &e)
 	at := d.position()
 	if err != nil || e.N < maxEpoch && (e.Stream != o.created || at.stream == o.created && e.Start <= at.seq+1) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events
+package durable
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvroute/kvroute/events"
 )
 
 const (
@@ -26,7 +28,7 @@ const (
 )
 
 // upload writes a snapshot to the object store and returns its head.
-func (d *Durable) upload(ctx context.Context, o *opened, s *Snapshot) (head, error) {
+func (d *Reader) upload(ctx context.Context, o *opened, s *events.Snapshot) (head, error) {
 	name := fmt.Sprintf("%s%020d", objectPrefix, s.LastSeq)
 	r, w := io.Pipe()
 	var size int64
@@ -34,7 +36,7 @@ func (d *Durable) upload(ctx context.Context, o *opened, s *Snapshot) (head, err
 	go func() {
 		defer close(finished)
 		var err error
-		size, err = WriteSnapshot(w, d.scope, s)
+		size, err = events.WriteSnapshot(w, d.scope, s)
 		_ = w.CloseWithError(err) // always nil
 	}()
 	info, err := o.objects.Put(ctx,
@@ -62,7 +64,7 @@ type object struct {
 }
 
 // download opens a snapshot for reading.
-func (d *Durable) download(ctx context.Context, o *opened, name string) (*object, error) {
+func (d *Reader) download(ctx context.Context, o *opened, name string) (*object, error) {
 	limited, cancel := d.limited(ctx)
 	defer cancel()
 	info, err := o.objects.GetInfo(limited, name)
@@ -76,7 +78,7 @@ func (d *Durable) download(ctx context.Context, o *opened, name string) (*object
 		return nil, err
 	}
 	if there := state.State.Subjects[subject]; there != uint64(info.Chunks) || there == 0 {
-		return nil, badSnapshot("%d of its %d chunks are in the object store", there, info.Chunks)
+		return nil, fmt.Errorf("events: %w: %d of its %d chunks are in the object store", events.ErrSnapshot, there, info.Chunks)
 	}
 	ctx, stop := context.WithTimeout(ctx, objectTime)
 	result, err := o.objects.Get(ctx, name)
@@ -101,7 +103,7 @@ func (r *object) close() {
 }
 
 // snapshots returns the names of the snapshots in the order in which to try them.
-func (d *Durable) snapshots(ctx context.Context, o *opened) (names []string, err error) {
+func (d *Reader) snapshots(ctx context.Context, o *opened) (names []string, err error) {
 	ctx, cancel := d.limited(ctx)
 	defer cancel()
 	h, _, err := o.head(ctx)
@@ -134,7 +136,7 @@ func listObjects(ctx context.Context, objects jetstream.ObjectStore) ([]*jetstre
 
 // tidy deletes all snapshots except the named ones, and the chunks of uploads that did not
 // finish. Its caller holds the lock of snapshots, so no upload is running.
-func (d *Durable) tidy(ctx context.Context, o *opened, keep ...string) error {
+func (d *Reader) tidy(ctx context.Context, o *opened, keep ...string) error {
 	infos, err := listObjects(ctx, o.objects)
 	if err != nil {
 		return err
@@ -166,11 +168,11 @@ func (d *Durable) tidy(ctx context.Context, o *opened, keep ...string) error {
 }
 
 // chunks is the subject of an object's chunks.
-func (d *Durable) chunks(nuid string) string { return "$O." + d.scope.Bucket("snap") + ".C." + nuid }
+func (d *Reader) chunks(nuid string) string { return "$O." + d.scope.Bucket("snap") + ".C." + nuid }
 
 // objectStream returns the stream below the object store, with the number of messages of
 // the given subjects.
-func (d *Durable) objectStream(ctx context.Context, subject string) (jetstream.Stream, *jetstream.StreamInfo, error) {
+func (d *Reader) objectStream(ctx context.Context, subject string) (jetstream.Stream, *jetstream.StreamInfo, error) {
 	stream, err := d.js.Stream(ctx, "OBJ_"+d.scope.Bucket("snap"))
 	if err != nil {
 		return nil, nil, fmt.Errorf("events: look at the object store: %w", err)

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events
+package durable
 
 import (
 	"context"
+	"encoding/json"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -18,9 +19,9 @@ func TakeLock(ctx context.Context, kv jetstream.KeyValue, instance string, every
 	return held, func() { l.release(ctx) }, true
 }
 
-// Hurry shortens a Durable's intervals from a minute to about a second; more makes further
+// Hurry shortens a Reader's intervals from a minute to about a second; more makes further
 // changes.
-func (d *Durable) Hurry(more ...func(*Timing)) {
+func (d *Reader) Hurry(more ...func(*Timing)) {
 	t := Timing{
 		Inactive: 5 * time.Second, LockTTL: 2 * time.Second, LockEvery: 500 * time.Millisecond,
 		KeepEvery: 20 * time.Millisecond, SnapshotAge: time.Hour, SnapshotRest: 50 * time.Millisecond,
@@ -47,9 +48,30 @@ type Timing struct {
 }
 
 // Consumer returns the name of the consumer.
-func (d *Durable) Consumer() string { return d.consumer }
+func (d *Reader) Consumer() string { return d.consumer }
 
 // WriteKey writes a key in the same way as the head is written.
 func WriteKey(ctx context.Context, kv jetstream.KeyValue, key string, v any, revision uint64) error {
 	return writeKey(ctx, kv, key, v, revision)
+}
+
+// GoldenEpoch and GoldenHead are values of the keys in the bucket of the stream's state.
+var (
+	GoldenEpoch = epoch{N: 2, Start: 43, Stream: 1755000000000000000, Replica: "replica-a"}
+	GoldenHead  = head{
+		Object: "index-00000000000000000042", LastSeq: 42, CreatedMS: 1755000000500, Bytes: 700, Epoch: 2, Stream: 1755000000000000000,
+		Inherited: true, Previous: "index-00000000000000000040", PreviousSeq: 40,
+	}
+)
+
+// ReadKey decodes such a value.
+func ReadKey(file string, data []byte) (any, error) {
+	if file == "epoch.json" {
+		var e epoch
+		err := json.Unmarshal(data, &e)
+		return e, err
+	}
+	var h head
+	err := json.Unmarshal(data, &h)
+	return h, err
 }

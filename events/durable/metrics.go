@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events
+package durable
 
 import (
 	"context"
@@ -21,17 +21,17 @@ const (
 	snapshotDamaged  = "damaged" // damaged and skipped
 )
 
-// durableMetrics are the instruments of a [Durable]. docs/metrics.md lists them.
-type durableMetrics struct {
+// metrics are the instruments of a [Reader]. docs/metrics.md lists them.
+type metrics struct {
 	snapshots, sessions, twice, epochs meter.Counter
 	duration                           metric.Float64Histogram
 }
 
-func newDurableMetrics(from metric.Meter, d *Durable) (*durableMetrics, error) {
+func newMetrics(from metric.Meter, d *Reader) (*metrics, error) {
 	m := meter.New(from)
 	m.Gauge("kvroute.events.stream.pending", "{message}", "Messages of the stream that are not applied yet.",
 		func(o meter.Observe) { o(float64(d.pending.Load())) })
-	return &durableMetrics{
+	return &metrics{
 		snapshots: m.Counter("kvroute.events.snapshots", "{snapshot}", "Snapshots of the index, by outcome.", "outcome"),
 		sessions: m.Counter("kvroute.events.stream.reopened", "{time}",
 			"Times that the stream of events was opened anew, by reason.", "reason"),
@@ -45,13 +45,13 @@ func newDurableMetrics(from metric.Meter, d *Durable) (*durableMetrics, error) {
 	}, m.Err()
 }
 
-func (m *durableMetrics) snapshot(ctx context.Context, outcome string, took time.Duration) {
+func (m *metrics) snapshot(ctx context.Context, outcome string, took time.Duration) {
 	m.snapshots.Count(outcome)
 	m.duration.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("outcome", outcome)))
 }
 
 // reopened counts the end of a session.
-func (m *durableMetrics) reopened(err error) {
+func (m *metrics) reopened(err error) {
 	reason := "error"
 	for known, is := range map[string]error{
 		"missed": errMissed, "epoch": errEpoch, "stream": errNewStream, "consumer": errConsumer,
