@@ -55,8 +55,8 @@ bench-workers: build envoy ## measure what clients see of workers with faults, a
 	@.cache/bin/bench-envoy --faults --only '$(ONLY)' --commit "$(COMMIT)"
 
 .PHONY: bench-events
-bench-events: tools ## measure events, snapshots and the start of a replica against their targets (ROUNDS=3)
-	@go run bench/main.go events --rounds $(or $(ROUNDS),3) --only '$(ONLY)' --commit "$(COMMIT)"
+bench-events: tools ## measure events, snapshots and the start of a replica against their targets (ROUNDS=3, ONLY=name; BASE=folder of an earlier checkout to compare with, ROUNDS=5)
+	@go run bench/main.go events --rounds $(or $(ROUNDS),$(if $(BASE),5,3)) --only '$(ONLY)' --base '$(BASE)' --commit "$(COMMIT)"
 
 TRACES := $(or $(KVROUTE_SHARED),../shared)/data/traces
 

@@ -39,7 +39,7 @@ func run(ctx context.Context, args []string) (met bool) {
 	dir := fs.String("report", "bench/out", "`folder` for the figures")
 	commit := fs.String("commit", "", "commit to name in the report")
 	only := fs.String("only", "", "index, events: measure only shapes that match this regular expression")
-	base := fs.String("base", "", "index: `folder` of an earlier checkout to compare index and decisions with")
+	base := fs.String("base", "", "index, events: `folder` of an earlier checkout to compare with")
 	fs.StringVar(&traces.Traces, "traces", "", "policy, fleet: `folder` with the traces")
 	bench.NoError(fs.Parse(args[1:]))
 	part.Only, traces.Seeds = bench.Must(regexp.Compile(*only)), max(1, part.Rounds)
@@ -47,14 +47,12 @@ func run(ctx context.Context, args []string) (met bool) {
 	var figures []bench.Figure
 	command := "make bench-" + args[0]
 	switch args[0] {
-	case "index":
+	case "index", "events":
 		if *base == "" {
-			figures = part.Index()
+			figures = map[string]func() []bench.Figure{"index": part.Index, "events": part.Events}[args[0]]()
 		} else {
-			figures, command = part.Compare(ctx, *base), command+" BASE="+*base
+			figures, command = part.Compare(ctx, args[0], *base), command+" BASE="+*base
 		}
-	case "events":
-		figures = part.Events()
 	case "policy":
 		figures = append(cost.Decisions(), traces.Figures(ctx, os.Stdout, *dir)...)
 	case "fleet":

@@ -24,15 +24,15 @@ import (
 // sameCost is the largest ratio of costs, new ÷ old, that is no change.
 const sameCost = 1.03
 
-// Compare measures index and decisions of two checkouts: the current folder (new) and the folder
-// base (old). Each round runs the old programs twice and the new ones once, in an order that
+// Compare measures a part of two checkouts, the current folder (new) and the folder base (old): "events", or
+// "index", which includes decisions. Each round runs the old programs twice and the new ones once, in an order that
 // changes. A ratio above 1 means that new costs more.
-func (b *Bench) Compare(ctx context.Context, base string) (out []bench.Figure) {
-	dir := bench.Must(os.MkdirTemp("", "bench-index"))
+func (b *Bench) Compare(ctx context.Context, part, base string) (out []bench.Figure) {
+	dir := bench.Must(os.MkdirTemp("", "bench-"+part))
 	defer func() { _ = os.RemoveAll(dir) }()
 	old, current := filepath.Join(dir, "old"), filepath.Join(dir, "new")
-	build(ctx, base, old)
-	build(ctx, ".", current)
+	build(ctx, part, base, old)
+	build(ctx, part, ".", current)
 	programs := []string{old, old, current}
 	rng := rand.New(rand.NewPCG(1, 1))
 	var names []string
@@ -40,7 +40,7 @@ func (b *Bench) Compare(ctx context.Context, base string) (out []bench.Figure) {
 	for round := range b.Rounds {
 		var runs [3][]bench.Figure
 		for _, i := range rng.Perm(len(programs)) {
-			runs[i] = b.measure(ctx, programs[i])
+			runs[i] = b.measure(ctx, part, programs[i])
 		}
 		for _, now := range runs[2] {
 			name := now.What
@@ -82,28 +82,33 @@ func costRatio(a, b bench.Figure) float64 {
 	return (a.Median + tiny) / (b.Median + tiny)
 }
 
-// build builds the benchmarks of a checkout into a folder. Functions begin at cache lines: by Go's
+// build builds the benchmarks of a part of a checkout into a folder. Functions begin at cache lines: by Go's
 // default, a change of one package moves the functions of all others, and a lookup in an unchanged
 // index took 0.215 instead of 0.194 µs (six runs each).
-func build(ctx context.Context, checkout, folder string) {
+func build(ctx context.Context, part, checkout, folder string) {
 	const aligned = "-ldflags=-funcalign=64"
-	index, router := filepath.Join(folder, "index"), filepath.Join(folder, "router")
-	output(exec.CommandContext(ctx, "go", "build", "-C", checkout, aligned, "-o", index, "bench/main.go"), 0)
-	output(exec.CommandContext(ctx, "go", "test", "-C", checkout, aligned, "-c", "-o", router, "./router"), 0)
+	output(exec.CommandContext(ctx, "go", "build", "-C", checkout, aligned, "-o", filepath.Join(folder, part), "bench/main.go"), 0)
+	if part == "index" {
+		output(exec.CommandContext(ctx, "go", "test", "-C", checkout, aligned, "-c", "-o", filepath.Join(folder, "router"), "./router"), 0)
+	}
 }
 
-// measure runs the benchmarks in a folder once. An index row is the median of three values.
-func (b *Bench) measure(ctx context.Context, folder string) (out []bench.Figure) {
-	if slices.ContainsFunc(indexShapes(), func(s shape) bool { return b.matches(s.rows[0].What) }) {
+// measure runs the benchmarks in a folder once. An index row is the median of three values, a row of events is one.
+func (b *Bench) measure(ctx context.Context, part, folder string) (out []bench.Figure) {
+	shapes, rounds := indexShapes(), "3"
+	if part == "events" {
+		shapes, rounds = eventShapes(), "1"
+	}
+	if slices.ContainsFunc(shapes, func(s shape) bool { return b.matches(s.rows[0].What) }) {
 		only := cmp.Or(b.Only, regexp.MustCompile("")).String()
-		flags := []string{"index", "--rounds", "3", "--only", only, "--report", folder}
-		// Status 1 means that a target of the index is missed. The comparison has its own targets.
-		output(exec.CommandContext(ctx, filepath.Join(folder, "index"), flags...), 1)
+		flags := []string{part, "--rounds", rounds, "--only", only, "--report", folder}
+		// Status 1 means that a target of the part is missed. The comparison has its own targets.
+		output(exec.CommandContext(ctx, filepath.Join(folder, part), flags...), 1)
 		var run bench.Run
-		bench.NoError(json.Unmarshal(bench.Must(os.ReadFile(filepath.Join(folder, "bench-index.json"))), &run))
+		bench.NoError(json.Unmarshal(bench.Must(os.ReadFile(filepath.Join(folder, "bench-"+part+".json"))), &run))
 		out = run.Figures
 	}
-	if b.matches("BenchmarkDecision") {
+	if part == "index" && b.matches("BenchmarkDecision") {
 		flags := []string{"-test.run", "^$", "-test.bench", "^BenchmarkDecision$", "-test.benchtime", "3s"}
 		out = append(out, benchmarks(output(exec.CommandContext(ctx, filepath.Join(folder, "router"), flags...), 0))...)
 	}

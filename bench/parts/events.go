@@ -38,9 +38,11 @@ const (
 
 // Events measures the path of events and the start of replicas. The NATS server is in the
 // same process and stores in files, as in `kvroute serve`.
-func (b *Bench) Events() []bench.Figure {
+func (b *Bench) Events() []bench.Figure { return b.run(eventShapes()) }
+
+func eventShapes() []shape {
 	const latency = "publisher's flush to index, 10,000 events/s, "
-	return b.run([]shape{
+	return []shape{
 		inLab((*lab).applyRate, bench.NewRow("decode and apply, 32-block events, one core", "M block operations/s", bench.AtLeast(2))),
 		inLab(func(l *lab) []float64 { return l.latency(false) }, bench.NewRow(latency+"NATS core, p99", "ms", bench.AtMost(5))),
 		inLab(func(l *lab) []float64 { return l.latency(true) }, bench.NewRow(latency+"JetStream, p99", "ms", bench.AtMost(20))),
@@ -48,7 +50,7 @@ func (b *Bench) Events() []bench.Figure {
 			bench.NewRow("snapshot of 10 M pairs, from the index into the object store", "s", bench.AtMost(10)),
 			bench.NewRow("restore of 10 M pairs, from the object store into the index", "s", bench.AtMost(5))),
 		inLab((*lab).start, bench.NewRow("replica start: snapshot of 1 M pairs, then 1 M messages of 4 blocks", "s", bench.AtMost(15))),
-	})
+	}
 }
 
 // lab is a NATS server with its clients.
