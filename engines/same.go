@@ -170,6 +170,9 @@ func (s *same) equalLocked(r, first *rankSource, p batchPrint) (news bool) {
 func (s *same) changedLocked() (changed []*rankSource) {
 	for r, at := range s.sockets {
 		by := at.proven
+		if by != nil && s.sockets[by].name == at.name {
+			by = nil // the records decide
+		}
 		if counts := slices.MinFunc(s.named[at.name], compareNamed); counts.worker.ID != r.worker.ID {
 			by = counts
 		}

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/indexer"
@@ -55,6 +56,16 @@ func TestTheRestartedWorkerHasTheSocket(t *testing.T) {
 	old.Started, restarted.Started = 1000, 2000
 	s, c := follow(t, engines.SourcesConfig{}, old, restarted)
 	eventually(t, func() bool { return len(c.of(8, 0)) == 5 && s.State(7) == indexer.StateNone && len(c.of(7, 0)) == 0 })
+	// The batches of a later one are equal to those of the one before, and prove nothing.
+	latest := zmqWorker(9, sim)
+	latest.Started = 3000
+	s.Set(latest)
+	eventually(t, func() bool { return len(c.of(8, 0)) == 0 && s.State(8) == indexer.StateNone })
+	for deadline := time.Now().Add(20 * time.Second); len(c.of(9, 0)) < 5; <-time.After(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the worker that started last has %d of 5 blocks: %v", len(c.of(9, 0)), s.Faults(9))
+		}
+	}
 }
 
 // A socket under two names is found by its batches. It is two sockets again when the batches differ.
