@@ -27,6 +27,10 @@ func (s *Stream) FromReplay(sequence uint64, body []byte) {
 func (s *Stream) ReplayEnd()                     { s.s.replayEnd() }
 func (s *Stream) GiveUp()                        { s.s.giveUp() }
 func (s *Stream) TryAll()                        { s.s.requestAll() }
+func (s *Stream) Forgive()                       { s.s.partial = false }
+func (s *Stream) More()                          { s.s.requestMore() }
+func (s *Stream) Reread()                        { s.s.reread() }
+func (s *Stream) From() uint64                   { return s.s.from() }
 func (s *Stream) Begin() uint64                  { return s.s.begin() }
 func (s *Stream) Asks() int                      { return s.s.requests }
 func (s *Stream) Asking() bool                   { return s.s.requesting }

@@ -44,13 +44,14 @@ type follower struct {
 	applied [][2]uint64 // process and sequence
 	clears  int
 	counts  map[string]int
+	cleared func(body []byte) bool
 }
 
 func newFollower(t testing.TB, replays bool) *follower {
 	f := &follower{t: t, counts: map[string]int{}}
 	f.Stream = engines.NewStream(replays, func(body []byte) bool {
 		f.applied = append(f.applied, [2]uint64{binary.BigEndian.Uint64(body), binary.BigEndian.Uint64(body[8:])})
-		return false
+		return f.cleared != nil && f.cleared(body)
 	}, func() {
 		f.applied = nil
 		f.clears++

@@ -21,6 +21,8 @@ type RouterEvent struct {
 	// Foreign events have an id, and are about blocks that are not the worker's.
 	Foreign bool
 	Event   indexer.Event
+	// Body is a batch of an engine, in place of Event.
+	Body []byte
 }
 
 // Envelope is one message of the event plane.

@@ -121,6 +121,8 @@ type rank struct {
 	repair   *repair              // nil if steady
 	listed   bool                 // in the list of ready ranks
 	rejected map[uint64]time.Time // publishers that are ignored, and until when
+
+	engine *Follower // of an engine's rank
 }
 
 // maxPublishers bounds the cursors of a rank. More than two are a mistake in the fleet.
@@ -138,6 +140,9 @@ type heldEvent struct {
 	ev        RouterEvent
 	after     uint64 // number of the last query sent before the event arrived
 }
+
+// weight is the memory of the event, in blocks.
+func (h *heldEvent) weight() int { return Weight(&h.ev.Event) + len(h.ev.Body)/blockBytes }
 
 // verdict is the result of an event.
 type verdict struct {
@@ -303,7 +308,10 @@ func (t *tracker) applyAcrossGap(now time.Time, r *rank, publisher uint64, ev Ro
 
 // deliver passes an event to the sink, unless the event has no effect.
 func (t *tracker) deliver(r *rank, ev *RouterEvent) {
-	if !ev.Foreign && ev.Event.Kind != 0 {
+	switch {
+	case ev.Body != nil:
+		r.engine.take(ev.Body)
+	case !ev.Foreign && ev.Event.Kind != 0:
 		t.sink(r.RankName, ev.Event)
 	}
 }

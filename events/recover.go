@@ -197,15 +197,19 @@ func (t *tracker) hold(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 
 // addHeld adds a held event.
 func (t *tracker) addHeld(now time.Time, r *rank, publisher uint64, ev RouterEvent) {
-	rp, w := r.repair, Weight(&ev.Event)
-	if len(rp.held) >= maxHeldEvents || rp.blocks+w > maxHeldBlocks || t.repairs.blocks+w > maxAllHeld {
+	rp, h := r.repair, heldEvent{publisher: publisher, ev: ev, after: t.repairs.last}
+	if w := h.weight(); len(rp.held) >= maxHeldEvents || rp.blocks+w > maxHeldBlocks || t.repairs.blocks+w > maxAllHeld {
 		t.count("spilled", len(rp.held))
 		t.release(rp) // this event shows later that they are missing
 		t.requestDump(now, r)
 	}
-	rp.held = append(rp.held, heldEvent{publisher: publisher, ev: ev, after: t.repairs.last})
-	rp.blocks += w
-	t.repairs.blocks += w
+	t.add(rp, h)
+}
+
+func (t *tracker) add(rp *repair, h heldEvent) {
+	rp.held = append(rp.held, h)
+	rp.blocks += h.weight()
+	t.repairs.blocks += h.weight()
 }
 
 func (t *tracker) release(rp *repair) {
@@ -289,7 +293,7 @@ func (t *tracker) applyHeld(r *rank) int {
 	t.release(rp)
 	rp.held = held
 	for i := range held {
-		rp.blocks += Weight(&held[i].ev.Event)
+		rp.blocks += held[i].weight()
 	}
 	t.repairs.blocks += rp.blocks
 	return len(held)
@@ -311,6 +315,8 @@ func (t *tracker) tick(now time.Time) {
 		delete(t.repairs.timers, r)
 		rp := r.repair
 		switch {
+		case rp == nil && r.engine != nil:
+			r.engine.RequestAll(now)
 		case rp == nil:
 			r.repair = &repair{dump: true, reread: true}
 			t.ready(r)
@@ -386,7 +392,12 @@ func (t *tracker) retryOrGiveUp(now time.Time, r *rank) {
 		return
 	}
 	if rp.tries++; rp.tries >= maxTries {
-		t.giveUp(now, r)
+		if r.engine == nil {
+			t.giveUp(now, r)
+		} else {
+			t.gaveUp(r.RankName)
+			r.engine.giveUp(now)
+		}
 		return
 	}
 	backoff := min(firstBackoff<<(rp.tries-1), lastBackoff)

@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"bytes"
+	"math"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// Follower puts the batches of one rank of an engine in order: the live batches, and those that the
+// engine sends again on request. It has no sockets, clock or lock. Gaps are repaired as those of a
+// worker with a local indexer: tries, times, states and the order of events are the tracker's.
+//
+// Engines number batches from 0 in each process, name no publisher, and send nothing when a process
+// ends. A new process is detected in three ways. A live number is not above the previous one of its
+// connection, or not above the last known number when the connection began. An answer begins with
+// the last known batch, but its content differs. An answer does not contain that batch. Therefore
+// requests begin with the last known batch, not with the next one.
+//
+// An answer is applied while it arrives: it may have 10,000 batches. A long answer may lack batches
+// that the engine has, because its socket drops messages that do not fit into its queue. Therefore a
+// gap inside an answer is requested once more, from the last known batch. Batches that are missing
+// again are lost.
+//
+// # Invariants
+//
+//   - The batches applied between two clears are a subsequence of those that one process published, in
+//     order, without duplicates.
+//   - No batch is missing between them unless the rank is suspect, and none before them unless it is
+//     partial or suspect.
+//   - While an answer is expected, live batches wait: at most maxHeldEvents with at most 64 MB.
+type Follower struct {
+	conf FollowerConfig
+	t    *tracker // of one rank
+	r    *rank
+
+	digest uint64 // of the last batch
+	// unavailable: the engine no longer has the missing batches: none is requested again until a clear or
+	// a restart.
+	unavailable bool
+	recheck     bool // request everything after the next answer, if possible
+
+	// The connection.
+	fresh  bool   // no batch arrived on it yet
+	before cursor // when it began
+	live   uint64 // the newest id that arrived on it
+	closed bool   // the port was closed before it, and no answer came since
+
+	// The request to the engine, while the rank has a repair.
+	requests int    // so far
+	from     uint64 // the first batch that it requests
+	tail     bool   // that is the last known batch
+	rebuild  bool   // an answer from 0 replaces the known blocks
+	answered bool   // the answer had a requested batch
+	again    int    // requests since the rank was last in order, for a gap in the batches that wait
+	holes    int    // requests since then because of a gap inside an answer
+	hole     bool   // the last of them began at the batch that is still the last
+}
+
+// FollowerConfig configures a [Follower]. All fields are required.
+type FollowerConfig struct {
+	Replays bool // the engine answers requests
+	// Apply applies a batch, and reports whether the engine cleared its cache in it.
+	Apply func(body []byte) (cleared bool)
+	// Clear forgets the blocks of the rank.
+	Clear func()
+	// Count counts a happening by its name in docs/metrics.md.
+	Count func(what string, n int)
+	// GaveUp is called when an engine has not answered several tries.
+	GaveUp func()
+}
+
+const (
+	// maxAgain limits the requests for a gap that an answer did not fill.
+	maxAgain = 2
+	// maxHoles limits the requests because of gaps inside an answer. After that many, the engine
+	// is assumed not to have the missing batches. An engine's queue of 1,000 messages loses some
+	// of its 10,000 batches ten times at most.
+	maxHoles = 50
+	// blockBytes is the memory of a batch that counts as a block.
+	blockBytes = 64
+)
+
+// NewFollower returns a follower without a connection.
+func NewFollower(conf FollowerConfig) *Follower {
+	f := &Follower{conf: conf, t: newTracker(nil)}
+	f.t.workers[0] = Source{Queries: conf.Replays}
+	f.t.gaveUp = func(RankName) { f.conf.GaveUp() }
+	f.t.count = func(what string, n int) {
+		switch what {
+		case "ask_range":
+			conf.Count("replay", n)
+		case "timeout", "unanswered":
+			conf.Count("replay_failed", n)
+		}
+	}
+	f.r = f.t.rank(RankName{})
+	f.r.engine = f
+	return f
+}
+
+// State returns how well the cache is known.
+func (f *Follower) State() indexer.State { return f.r.state }
+
+// Last returns the number and the digest of the last applied batch, if any since the last clear.
+func (f *Follower) Last() (sequence, digest uint64, known bool) {
+	c := f.r.cursor()
+	return c.id - 1, f.digest, c.set
+}
+
+// Requests returns the number of requests so far. A request under way is not needed after the number has
+// changed.
+func (f *Follower) Requests() int { return f.requests }
+
+// Restore continues after the last batch of an earlier process of kvroute. recheck requests all batches
+// after the first answer.
+func (f *Follower) Restore(now time.Time, sequence, digest uint64, s indexer.State, recheck bool) {
+	f.r.cursors[0], f.digest, f.recheck = sequence+1, digest, recheck
+	f.t.miss(now, f.r, s)
+}
+
+// missing returns the number of batches that are missing before an id.
+func (f *Follower) missing(id uint64) uint64 { return id - f.r.cursor().id - 1 }
+
+// Connected starts a new connection. closed means that the engine's port was closed since the previous
+// connection.
+func (f *Follower) Connected(now time.Time, closed bool) {
+	c := f.r.cursor()
+	f.fresh, f.before = true, c
+	f.closed = c.set && (closed || f.closed && f.conf.Replays)
+	if rp := f.r.repair; rp != nil {
+		f.t.release(rp) // the answer must contain these batches again; otherwise they are missing
+	}
+	switch {
+	case f.conf.Replays:
+		f.again, f.holes, f.hole, f.rebuild = 0, 0, false, false
+		f.request(now)
+	case closed && c.set:
+		f.Restart()
+	}
+}
+
+// request plans a request for the batches after the cursor, or for all of them. It replaces the one under way.
+func (f *Follower) request(now time.Time) {
+	if f.r.repair != nil {
+		f.t.cancelQuery(f.r)
+		f.r.repair.tries = 0
+	} else {
+		f.r.repair = &repair{}
+	}
+	f.t.repairs.timers[f.r] = now
+	f.answered = false
+	f.requests++
+}
+
+// RequestMore plans a request for later batches, unless one is due or under way.
+func (f *Follower) RequestMore(now time.Time) {
+	if f.conf.Replays && f.r.repair == nil {
+		f.request(now)
+	}
+}
+
+// RequestAll plans a request for all batches, to replace a faulty state, if the engine may have them.
+func (f *Follower) RequestAll(now time.Time) {
+	if f.r.state != indexer.StateOK && f.conf.Replays && !f.unavailable && f.r.repair == nil {
+		f.rebuild, f.again = true, 0
+		f.request(now)
+	}
+}
+
+// Reread requests all batches although none is missing: the known blocks are wrong.
+func (f *Follower) Reread(now time.Time) {
+	if f.conf.Replays {
+		f.t.miss(now, f.r, indexer.StateSuspect)
+	}
+	f.RequestAll(now)
+}
+
+// Tick does what is due. It returns the request to send now, if any: its number, and the sequence from which on
+// batches are requested. wait is the time until the next Tick is due.
+func (f *Follower) Tick(now time.Time) (id, from uint64, wait time.Duration) {
+	f.t.tick(now)
+	f.t.expire(now)
+	for _, a := range f.t.queries(now, func(uint64) bool { return true }) {
+		c := f.r.cursor()
+		id, f.answered, f.tail, f.from = a.id, false, c.set && !f.rebuild, 0
+		if f.tail {
+			f.from = c.id - 1
+		}
+	}
+	f.plan(now)
+	at, planned := f.t.repairs.timers[f.r]
+	if wait = partialFor; planned {
+		wait = min(wait, at.Sub(now))
+	}
+	return id, f.from, wait
+}
+
+// plan plans the next reading of a faulty rank, unless one is planned.
+func (f *Follower) plan(now time.Time) {
+	if f.r.repair != nil {
+		return
+	}
+	_, planned := f.t.repairs.timers[f.r]
+	switch needed := f.r.state != indexer.StateOK && f.conf.Replays && !f.unavailable; {
+	case !needed:
+		delete(f.t.repairs.timers, f.r)
+	case !planned:
+		f.t.planRereading(now, f.r)
+	}
+}
+
+// Waits reports whether a request is due or under way.
+func (f *Follower) Waits() bool { return f.r.repair != nil }
+
+func (f *Follower) asks(id uint64) bool {
+	return f.t.repairs.asked[id] != nil
+}
+
+// Restart forgets the batches of the previous process.
+func (f *Follower) Restart() {
+	f.conf.Count("restart", 1)
+	f.forget()
+	f.conf.Clear()
+}
+
+func (f *Follower) forget() {
+	clear(f.r.cursors)
+	f.before, f.closed, f.rebuild, f.holes, f.hole = cursor{}, false, false, 0, false
+	f.Whole()
+}
+
+// Whole marks the rank as complete.
+func (f *Follower) Whole() {
+	f.t.set(f.r, indexer.StateOK)
+	f.unavailable = false
+}
+
+// Lost marks the rank as partial, because events are missing that nobody can send again.
+func (f *Follower) Lost(now time.Time) { f.t.miss(now, f.r, indexer.StatePartial) }
+
+// Live handles a batch that the engine has just published. The caller may change the body afterwards.
+func (f *Follower) Live(now time.Time, sequence uint64, body []byte) {
+	ev := RouterEvent{EventID: sequence + 1, Body: body}
+	if !f.fresh && ev.EventID <= f.live || f.fresh && f.before.set && ev.EventID <= f.before.id {
+		f.t.endRepair(f.r) // the batches that wait are of the old process
+		f.Restart()
+	}
+	f.fresh, f.live = false, ev.EventID
+	switch c := f.r.cursor(); {
+	case f.r.repair != nil:
+		f.hold(now, ev)
+	case c.set && ev.EventID <= c.id:
+		f.conf.Count("duplicate", 1)
+	case c.next(ev.EventID) || !f.conf.Replays:
+		f.accept(now, &ev)
+	default:
+		f.conf.Count("gap", 1)
+		f.again = 0
+		f.request(now)
+		f.hold(now, ev)
+	}
+}
+
+func (f *Follower) hold(now time.Time, ev RouterEvent) {
+	ev.Body = bytes.Clone(ev.Body)
+	rp := f.r.repair
+	if f.t.add(rp, heldEvent{ev: ev}); len(rp.held) > maxHeldEvents || rp.blocks > maxHeldBlocks {
+		f.conf.Count("buffer_full", 1)
+		f.giveUp(now)
+	}
+}
+
+// accept applies a batch. Batches missing before it are lost.
+func (f *Follower) accept(now time.Time, ev *RouterEvent) {
+	if n := f.missing(ev.EventID); n > 0 {
+		f.conf.Count("lost", int(min(n, math.MaxInt32)))
+	}
+	f.t.applyAcrossGap(now, f.r, 0, *ev)
+}
+
+// take applies a batch whose place is known. The tracker calls it.
+func (f *Follower) take(body []byte) {
+	f.digest, f.hole = xxh3.Hash(body), false
+	if f.conf.Apply(body) {
+		f.Whole()
+	}
+}
+
+// Part handles a batch of the answer to a request.
+func (f *Follower) Part(now time.Time, id, sequence uint64, body []byte) {
+	if !f.asks(id) {
+		return
+	}
+	ev, c := RouterEvent{EventID: sequence + 1, Body: body}, f.r.cursor()
+	switch {
+	case f.tail && ev.EventID == c.id && !f.answered:
+		f.answered, f.closed = true, false
+		if xxh3.Hash(body) != f.digest {
+			f.Restart()
+			f.request(now)
+		}
+		return
+	case f.tail && ev.EventID > c.id && !f.answered && f.closed:
+		// The last known batch is missing from the answer and the port was closed: this is another
+		// process.
+		f.Restart()
+		f.request(now)
+		return
+	case f.rebuild && sequence > 0 && !f.answered:
+		// The engine no longer has the first missing batches; keep the known blocks.
+		f.unavailable = true
+		f.giveUp(now)
+		return
+	case f.rebuild && !f.answered:
+		f.forget()
+		f.tail = false
+		f.conf.Clear()
+	case c.set && ev.EventID <= c.id:
+		return
+	}
+	inside := f.answered
+	f.answered, f.closed = true, false
+	if f.missing(ev.EventID) > 0 {
+		if inside && !f.hole && f.holes < maxHoles {
+			f.conf.Count("replay_cut", 1)
+			f.request(now)
+			f.hole = true
+			f.holes++
+			return
+		}
+		f.unavailable = true // the engine has no further batches
+	}
+	f.conf.Count("replayed", 1)
+	f.accept(now, &ev)
+}
+
+// End handles the end of the answer to a request.
+func (f *Follower) End(now time.Time, id uint64) {
+	if !f.asks(id) {
+		return
+	}
+	switch {
+	case f.tail && !f.answered:
+		// The engine does not have the last known batch: this is another process.
+		f.Restart()
+		f.request(now)
+		return
+	case f.rebuild && !f.answered:
+		f.Restart() // the engine has no batches, so the known ones belong to another process
+	}
+	f.holes, f.hole = 0, false
+	f.applyHeld(now, f.again >= maxAgain)
+	if f.recheck {
+		f.recheck = false
+		f.RequestAll(now)
+	}
+}
+
+// Fail handles the failure of a request. cut means that the rest of a long answer may have been dropped: if the
+// answer had batches, later ones are requested at once.
+func (f *Follower) Fail(now time.Time, id uint64, cut bool) {
+	last := f.r.cursor().id
+	switch {
+	case !f.asks(id):
+	case cut && !f.rebuild && last > f.from+1:
+		f.conf.Count("replay_cut", 1)
+		f.request(now)
+	default:
+		f.t.queryFailed(now, id, "unanswered")
+	}
+}
+
+// giveUp ends a request without an answer.
+func (f *Follower) giveUp(now time.Time) {
+	if f.r.cursor().set && f.closed && !f.answered {
+		f.Restart()
+	}
+	if !f.rebuild { // it is unknown which batches the answer would have contained
+		s := indexer.StatePartial
+		if f.r.cursor().set {
+			s = indexer.StateSuspect
+		}
+		f.t.miss(now, f.r, s)
+	}
+	f.requests++ // a late answer is ignored
+	f.applyHeld(now, true)
+}
+
+// applyHeld ends a request and applies the batches that wait. A gap in them is requested, unless last is set.
+func (f *Follower) applyHeld(now time.Time, last bool) {
+	f.rebuild = false
+	f.t.cancelQuery(f.r)
+	if f.t.applyHeld(f.r) > 0 && !last {
+		f.again++
+		f.request(now)
+		return
+	}
+	held := f.r.repair.held
+	f.t.endRepair(f.r)
+	for i := range held {
+		if held[i].ev.EventID > f.r.cursor().id {
+			f.accept(now, &held[i].ev)
+		}
+	}
+	f.again = 0
+}
