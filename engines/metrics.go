@@ -38,10 +38,10 @@ type sourceMetrics struct {
 	batches, news, leftOut meter.Counter
 }
 
-func newSourceMetrics(from metric.Meter, s *Sources) (*sourceMetrics, error) {
+func newSourceMetrics(from metric.Meter, survey func() (counts map[indexer.State]int, copies int)) (*sourceMetrics, error) {
 	m := meter.New(from)
 	m.Gauge("kvroute.source.ranks", "{rank}", "Ranks with a direct connection to their engine, by the state of their known blocks.", func(o meter.Observe) {
-		counts, _ := s.survey()
+		counts, _ := survey()
 		for _, state := range indexer.States() {
 			if state != indexer.StateSummary {
 				o(float64(counts[state]), "state", string(state))
@@ -49,7 +49,7 @@ func newSourceMetrics(from metric.Meter, s *Sources) (*sourceMetrics, error) {
 		}
 	})
 	m.Gauge("kvroute.source.copies", "{copy}", "The largest number of copies of a block that an engine reported.", func(o meter.Observe) {
-		_, most := s.survey()
+		_, most := survey()
 		o(float64(most))
 	})
 	return &sourceMetrics{

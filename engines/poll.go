@@ -14,18 +14,12 @@ import (
 	"github.com/kvroute/kvroute/internal/reach"
 )
 
-const (
-	pollEvery = 100 * time.Millisecond
-	// partialFor is how long a rank stays partial after earlier events were missed. After that
-	// time, most blocks of those events are evicted.
-	partialFor = 10 * time.Minute
-)
+const pollEvery = 100 * time.Millisecond
 
 // poll asks TensorRT-LLM's server for its events until ctx ends. The server forgets events
 // that it has returned, so it may have no other client.
 func (r *rankSource) poll(ctx context.Context) {
 	wait := backoff{}
-	copies := time.Now()
 	for ctx.Err() == nil {
 		if r.isMuted() { // the engine gives each event to one client only
 			bus.Wait(ctx, time.Second)
@@ -43,8 +37,8 @@ func (r *rankSource) poll(ctx context.Context) {
 				r.unavailable(&r.noEvents, err)
 				r.log.Warn("an engine does not return events any more", "endpoint", r.at.url, "err", err)
 			}
-			if errors.Is(err, syscall.ECONNREFUSED) && r.stream.hasLast {
-				r.do(r.stream.restart) // its process has ended
+			if errors.Is(err, syscall.ECONNREFUSED) {
+				r.do(r.ended)
 			}
 			wait.wait(ctx)
 			continue
@@ -61,16 +55,15 @@ func (r *rankSource) poll(ctx context.Context) {
 			r.do(func() { r.applyPolled(&b) })
 			continue
 		}
-		r.do(func() {
-			if r.stream.partial && !r.gap.IsZero() && time.Since(r.gap) >= partialFor {
-				r.stream.whole()
-			}
-			if time.Since(copies) > rebuildEvery {
-				copies = time.Now()
-				r.copies.Store(int64(r.engine.Copies()))
-			}
-		})
+		r.tick()
 		bus.Wait(ctx, pollEvery)
+	}
+}
+
+// ended forgets the blocks of an engine whose process has ended.
+func (r *rankSource) ended() {
+	if _, _, known := r.follower.Last(); known {
+		r.follower.Restart()
 	}
 }
 
@@ -83,17 +76,16 @@ func (r *rankSource) isMuted() bool {
 // applyPolled applies the events of an answer. Missing events cannot be requested: after a
 // gap, and if another client received the first events, the rank is partial.
 func (r *rankSource) applyPolled(b *EngineBatch) {
-	if !r.stream.hasLast && len(b.Events) > 0 && b.Events[0].ID > 0 {
-		r.stream.partial, r.gap = true, time.Now()
-	}
-	r.stream.hasLast = true
+	_, _, known := r.follower.Last()
 	gaps := r.engine.gaps
-	switch cleared := r.applyBatch(b); {
-	case r.engine.gaps > gaps:
-		r.stream.partial, r.gap = true, time.Now()
+	cleared := r.applyBatch(b)
+	switch {
+	case r.engine.gaps > gaps, !known && !cleared && len(b.Events) > 0 && b.Events[0].ID > 0:
+		r.follower.Miss(time.Now(), indexer.StatePartial)
 	case cleared:
-		r.stream.whole()
+		r.follower.Whole()
 	}
+	r.follower.Continue(0, 0)
 }
 
 func (r *rankSource) pollOnce(ctx context.Context) (EngineBatch, error) {

@@ -3,6 +3,7 @@
 package engines
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,19 +20,15 @@ import (
 )
 
 const (
-	// replayTime limits the time of a complete answer.
-	replayTime = 30 * time.Second
 	// An engine's ROUTER socket queues 1,000 messages for a client, ZeroMQ's default, and
 	// drops the others, including the end. So when an answer of that many messages ends, or
 	// pauses for replayPause, the rest is requested.
 	replayQueue = 1000
 	replayPause = 500 * time.Millisecond
-	// replayTries is how often a request is sent before it is given up.
-	replayTries = 8
 	// maxKept limits the bytes of a batch whose memory is kept for the next one.
 	maxKept = 1 << 20
-	// rebuildEvery is how often all batches of a suspect rank are requested.
-	rebuildEvery = time.Minute
+	// copiesEvery is how often the copies of blocks are counted.
+	copiesEvery = time.Minute
 )
 
 // rankSource follows the events of one rank of a worker. For an engine's sockets, one
@@ -42,25 +39,25 @@ type rankSource struct {
 	at     socket
 	log    *slog.Logger
 
-	wake          chan struct{} // holds a token while the stream may have another request
+	wake          chan struct{} // holds a token while the follower may have something to do
 	secondRequest *time.Timer   // fires when batches are to be requested once more
 
 	mu sync.Mutex
 	// mu guards the fields below. Between two batches the state can be saved.
 	engine        *Engine
-	stream        *stream
+	follower      *events.Follower
 	batch         EngineBatch         // the last one; its memory is reused
 	translated    output              // of the batch; its memory is reused
 	namedRanks    map[uint32]struct{} // ranks that the socket has named
 	foreignLogged bool                // a rank that is not the socket's was logged
-	gap           time.Time           // when events of TensorRT-LLM were missing last
 	misfit        bool                // blocks of an unfit size were ignored
 	fits          bool                // blocks were indexed
 	muted         bool                // another worker's events are the same and count: see same
 	connected     bool                // to the socket of events
 	prints        []batchPrint        // of batches that same has not seen yet
-	seenRequests  int                 // the stream's requests that the other goroutine has been woken for
-	cancel        context.CancelFunc  // of the request under way; nil without a request
+	seenRequests  int                 // the follower's requests that the other goroutine has been woken for
+	unanswered    error               // why the last request failed
+	counted       time.Time           // when the copies of blocks were counted
 
 	state  atomic.Value // an indexer.State
 	copies atomic.Int64
@@ -79,7 +76,7 @@ func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *ra
 	}
 	r.secondRequest.Stop() // until there is a connection
 	r.state.Store(indexer.StateNone)
-	r.newStream()
+	r.newFollower()
 	return r
 }
 
@@ -119,7 +116,7 @@ func (r *rankSource) run(ctx context.Context) {
 			r.do(func() {
 				if r.connected = true; !r.muted {
 					r.set(indexer.StateOK)
-					r.stream.connected(closed)
+					r.follower.Connected(time.Now(), closed)
 				}
 			})
 			r.secondRequest.Reset(secondRequestAfter)
@@ -150,12 +147,11 @@ func (r *rankSource) live(frames [][]byte) {
 			r.prints = append(r.prints, batchPrint{f.Sequence, xxh3.Hash(f.Body)})
 			return
 		}
-		r.stream.fromLive(batch{f.Sequence, f.Body})
+		r.follower.Live(time.Now(), f.Sequence, f.Body)
 	})
 }
 
-// do changes the state of the rank. If the stream then has another request, do ends the
-// one that is under way.
+// do changes the state of the rank, and wakes the goroutine of requests if the follower has another one.
 func (r *rankSource) do(change func()) {
 	if prints := r.change(change); len(prints) > 0 {
 		r.s.mute(r.s.same.take(r, prints))
@@ -167,11 +163,8 @@ func (r *rankSource) change(change func()) (prints []batchPrint) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	change()
-	if r.seenRequests != r.stream.requests {
-		r.seenRequests = r.stream.requests
-		if r.cancel != nil {
-			r.cancel()
-		}
+	if n := r.follower.Requests(); r.seenRequests != n {
+		r.seenRequests = n
 		stir(r.wake)
 	}
 	r.judge()
@@ -181,18 +174,15 @@ func (r *rankSource) change(change func()) (prints []batchPrint) {
 
 // judge updates the state that others see.
 func (r *rankSource) judge() {
-	state := indexer.StateOK
+	state := r.follower.State()
 	switch {
 	case r.current() == indexer.StateNone:
 		return // until it is connected
 	case r.misfit && !r.fits:
 		state = indexer.StateMisfit
-	case r.stream.suspect:
-		state = indexer.StateSuspect
-	case r.stream.partial:
-		state = indexer.StatePartial
 	}
 	if r.current() != state {
+		stir(r.wake) // a faulty rank is read again later
 		r.log.Info("the state of a rank's known blocks has changed", "state", state)
 		r.set(state)
 	}
@@ -220,7 +210,8 @@ func (r *rankSource) apply(body []byte) (cleared bool) {
 	}
 	cleared = r.applyBatch(&r.batch)
 	if r.batch.isEvidence() {
-		r.prints = append(r.prints, batchPrint{r.stream.last, r.stream.digest})
+		sequence, digest, _ := r.follower.Last()
+		r.prints = append(r.prints, batchPrint{sequence, digest})
 		r.prints = r.prints[max(0, len(r.prints)-samePrints):]
 	}
 	if len(body) > maxKept {
@@ -279,110 +270,103 @@ func (r *rankSource) deliver(ev *events.RouterEvent) {
 	})
 }
 
-// request sends the stream's requests to the engine until ctx ends.
+// request sends the follower's requests to the engine until ctx ends.
 func (r *rankSource) request(ctx context.Context) {
-	rebuild := time.NewTicker(rebuildEvery)
-	defer rebuild.Stop()
+	var replays sync.WaitGroup
+	defer replays.Wait()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	end := func() {} // ends the last request
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-r.secondRequest.C:
-			r.do(func() { r.stream.requestMore() })
-		case <-rebuild.C:
-			r.do(func() {
-				r.stream.requestAll()
-				r.copies.Store(int64(r.engine.Copies()))
-			})
+			r.do(func() { r.follower.RequestMore(time.Now()) })
+		case <-timer.C:
 		case <-r.wake:
+		}
+		f, id, from, wait := r.tick()
+		timer.Reset(wait)
+		if id != 0 {
+			end()
 			own, cancel := context.WithCancel(ctx)
-			r.do(func() { r.cancel = cancel })
-			r.requestUntilAnswered(own)
-			cancel()
+			end = cancel
+			replays.Go(func() {
+				defer cancel()
+				r.replay(own, f, id, from)
+			})
 		}
 	}
 }
 
-// requestUntilAnswered sends the stream's request until it is answered or given up. ctx ends when
-// the stream has another request.
-func (r *rankSource) requestUntilAnswered(ctx context.Context) {
-	var wait backoff
-	for tries := 0; ; {
-		if tries > 0 {
-			wait.wait(ctx)
+// tick does what is due, and returns the request to send, as [events.Follower.Tick].
+func (r *rankSource) tick() (f *events.Follower, id, from uint64, wait time.Duration) {
+	r.do(func() {
+		now := time.Now()
+		if now.Sub(r.counted) >= copiesEvery {
+			r.counted = now
+			r.copies.Store(int64(r.engine.Copies()))
 		}
-		r.mu.Lock()
-		due, from := r.stream.requesting && ctx.Err() == nil, r.stream.begin()
-		r.mu.Unlock()
-		if !due {
-			return
-		}
-		r.count(sourceAsked, 1)
-		err := r.replay(ctx, from)
-		r.do(func() {
-			switch {
-			case ctx.Err() != nil: // the answer is not needed any more
-				return
-			case err == nil:
-				r.unavailable(&r.noReplay, nil)
-				r.stream.replayEnd()
-				return
-			case errors.Is(err, errCut) && r.stream.from() > from:
-				r.count(sourceCut, 1)
-				tries, wait = 0, backoff{}
-				return
-			}
-			r.count(sourceUnanswered, 1)
-			r.log.Debug("an engine does not answer", "err", err)
-			if tries++; tries >= replayTries {
-				r.log.Warn("an engine does not send missing events: later ones are applied without them, and all are requested every minute",
-					"tries", replayTries, "every", rebuildEvery.String(), "err", err)
-				r.unavailable(&r.noReplay, err)
-				r.stream.giveUp()
-			}
-		})
-	}
+		f = r.follower
+		id, from, wait = f.Tick(now)
+	})
+	return f, id, from, min(wait, copiesEvery)
 }
 
-// errCut means that an answer is so long that its rest may have been dropped.
-var errCut = errors.New("an answer longer than the engine's queue")
+var (
+	// errCut means that an answer is so long that its rest may have been dropped.
+	errCut    = errors.New("an answer longer than the engine's queue")
+	errSilent = errors.New("it does not answer in time")
+)
 
-// replay requests the batches from a sequence on, and hands them to the stream until ctx ends.
-func (r *rankSource) replay(ctx context.Context, from uint64) error {
+// replay sends a request for the batches from a sequence on, and hands the answer to the follower, until ctx ends.
+func (r *rankSource) replay(ctx context.Context, f *events.Follower, id, from uint64) {
 	request := ReplayFrames(from)
-	limited, end := context.WithTimeout(ctx, replayTime)
-	defer end()
-	limited, cancel := context.WithCancelCause(limited)
+	limited, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	pause := time.AfterFunc(replayTime, func() { cancel(errCut) })
+	pause := time.AfterFunc(time.Hour, func() { cancel(errCut) })
 	pause.Stop() // until the answer is long
 	defer pause.Stop()
 	n := 0
 	err := r.s.request(limited, r.at.replay, request[:], func(frames [][]byte) (more bool, err error) {
 		pause.Stop() // the time to apply a batch does not count
-		f, err := SplitFrames(frames)
+		b, err := SplitFrames(frames)
 		switch {
 		case err != nil:
 			return false, err
-		case f.End && n >= replayQueue:
+		case b.End && n >= replayQueue:
 			return false, errCut
-		case f.End:
+		case b.End:
 			return false, nil
 		}
-		r.do(func() {
-			if ctx.Err() == nil {
-				r.stream.fromReplay(batch{f.Sequence, f.Body})
-			}
-		})
+		r.do(func() { more = f == r.follower && f.Part(time.Now(), id, b.Sequence, b.Body) })
 		if n++; n >= replayQueue {
 			pause.Reset(replayPause)
 		}
-		return true, limited.Err()
+		return more, limited.Err()
 	})
-	if errors.Is(context.Cause(limited), errCut) {
-		return errCut
+	if ctx.Err() != nil {
+		return // the answer is not needed any more
 	}
-	return err
+	if errors.Is(context.Cause(limited), errCut) {
+		err = errCut
+	}
+	r.do(func() {
+		if f != r.follower {
+			return
+		}
+		if r.unanswered = err; err == nil {
+			r.unavailable(&r.noReplay, nil)
+			f.End(time.Now(), id)
+			return
+		}
+		cut := errors.Is(err, errCut)
+		if f.Fail(time.Now(), id, cut); !cut {
+			r.log.Debug("an engine does not answer", "err", err)
+		}
+		stir(r.wake)
+	})
 }
 
 // unavailable notes why a socket of the rank is unavailable, or that it is available.
@@ -411,14 +395,14 @@ func (s *Sources) mute(changed []*rankSource) {
 				return
 			}
 			r.muted = muted
-			r.newStream()
+			r.newFollower()
 			switch {
 			case muted:
 				r.clear()
 				r.set(indexer.StateNone)
 			case r.connected:
 				r.set(indexer.StateOK)
-				r.stream.connected(false)
+				r.follower.Connected(time.Now(), false)
 			}
 		})
 	}
@@ -436,10 +420,15 @@ func (s *Sources) mute(changed []*rankSource) {
 	}
 }
 
-// newStream begins a stream. That of a muted source requests nothing.
-func (r *rankSource) newStream() {
-	r.stream, r.seenRequests = newStream(r.at.replays && !r.muted, r.apply, r.clear, r.count), 0
-	if r.cancel != nil {
-		r.cancel() // the request of the stream before
-	}
+// newFollower begins a follower. That of a muted source requests nothing.
+func (r *rankSource) newFollower() {
+	r.follower, r.seenRequests = events.NewFollower(events.FollowerConfig{
+		Replays: r.at.replays && !r.muted, Apply: r.apply, Clear: r.clear, Count: r.count, GaveUp: r.gaveUp,
+	}), 0
+}
+
+func (r *rankSource) gaveUp() {
+	err := cmp.Or(r.unanswered, errSilent)
+	r.log.Warn("an engine does not send missing events: later ones are applied without them, and all are requested every minute", "err", err)
+	r.unavailable(&r.noReplay, err)
 }

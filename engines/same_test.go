@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -200,5 +201,39 @@ func TestSettingsAreComparedWithTheEngine(t *testing.T) {
 				t.Errorf("%v, %v; want %q", faults, err, c.want)
 			}
 		})
+	}
+}
+
+// A worker that ceases to count while its engine sends an answer gets no blocks of the rest.
+func TestTheRestOfAnAnswerDoesNotCount(t *testing.T) {
+	t.Parallel()
+	sim := simulate(t, enginesim.SocketsConfig{Replay: freePort})
+	all := map[uint64]uint64{}
+	for range 900 { // no block has a parent, so that none is missing
+		sim.held = map[uint64]uint64{}
+		sim.store(1)
+		maps.Copy(all, sim.held)
+	}
+	sim.held = all
+	old, restarted := zmqWorker(8, sim), zmqWorker(7, sim)
+	old.Started, restarted.Started = 1000, 2000
+	var c caches
+	entered, leave := make(chan struct{}), make(chan struct{})
+	wait := sync.OnceFunc(func() { close(entered); <-leave })
+	s, _ := follow(t, engines.SourcesConfig{Sink: func(worker uint64, rank uint32, ev indexer.Event) {
+		if worker == 8 && ev.Kind == indexer.Stored {
+			wait()
+			<-time.After(100 * time.Microsecond) // the answer is not read to its end before the worker ceases to count
+		}
+		c.apply(worker, rank, ev)
+	}}, old)
+	<-entered
+	s.Set(restarted)
+	eventually(t, func() bool { return whats(s, 7) == "same_events" }) // it is about to count instead
+	close(leave)
+	agree(t, &c, 0, sim)
+	eventually(t, func() bool { return s.State(8) == indexer.StateNone })
+	if n := len(c.of(8, 0)); n > 0 {
+		t.Errorf("the worker that does not count has %d blocks", n)
 	}
 }

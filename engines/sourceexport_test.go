@@ -8,34 +8,6 @@ import (
 	"github.com/kvroute/kvroute/events"
 )
 
-// Stream lets tests drive a stream.
-type Stream struct{ s *stream }
-
-// NewStream returns a stream.
-func NewStream(replays bool, apply func([]byte) bool, wipe func(), count func(string, int)) *Stream {
-	return &Stream{newStream(replays, apply, wipe, count)}
-}
-
-func (s *Stream) Connected(closed bool) { s.s.connected(closed) }
-func (s *Stream) FromLive(sequence uint64, body []byte) {
-	s.s.fromLive(batch{sequence: sequence, body: body})
-}
-
-func (s *Stream) FromReplay(sequence uint64, body []byte) {
-	s.s.fromReplay(batch{sequence: sequence, body: body})
-}
-func (s *Stream) ReplayEnd()                     { s.s.replayEnd() }
-func (s *Stream) GiveUp()                        { s.s.giveUp() }
-func (s *Stream) TryAll()                        { s.s.requestAll() }
-func (s *Stream) Forgive()                       { s.s.partial = false }
-func (s *Stream) More()                          { s.s.requestMore() }
-func (s *Stream) Reread()                        { s.s.reread() }
-func (s *Stream) From() uint64                   { return s.s.from() }
-func (s *Stream) Begin() uint64                  { return s.s.begin() }
-func (s *Stream) Asks() int                      { return s.s.requests }
-func (s *Stream) Asking() bool                   { return s.s.requesting }
-func (s *Stream) State() (partial, suspect bool) { return s.s.partial, s.s.suspect }
-
 // Discover queries an engine for its sockets.
 func Discover(ctx context.Context, w EngineWorker) (Found, error) {
 	s, err := NewSources(SourcesConfig{})

@@ -169,7 +169,7 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 	}
 	s.plane.s, s.plane.wake = s, make(chan struct{}, 1)
 	var err error
-	s.metrics, err = newSourceMetrics(conf.Meter, s)
+	s.metrics, err = newSourceMetrics(conf.Meter, s.survey)
 	return s, err
 }
 
@@ -194,8 +194,12 @@ func (s *Sources) Remove(id uint64) {
 	stir(s.wake)
 }
 
-// Reread requests all events of a worker's rank from the engine, if it has a replay socket.
+// Reread requests all events of a worker's rank: from the engine, if it has a replay socket, or else from the
+// worker's local indexer, if it has one.
 func (s *Sources) Reread(id uint64, rank uint32) {
+	if s.conf.Subscriber != nil {
+		s.conf.Subscriber.Reread(id, rank) // does nothing if the worker is read directly
+	}
 	s.mu.Lock()
 	ranks := slices.Collect(maps.Keys(s.ranks))
 	s.mu.Unlock()
@@ -203,7 +207,7 @@ func (s *Sources) Reread(id uint64, rank uint32) {
 		if r.worker.ID == id {
 			r.do(func() {
 				if _, named := r.namedRanks[rank]; named {
-					r.stream.reread()
+					r.follower.Reread(time.Now())
 				}
 			})
 		}

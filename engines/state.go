@@ -36,7 +36,7 @@ type savedRank struct {
 	Started int64
 	Options EngineOptions
 
-	// Of the stream.
+	// Of the follower.
 	Last             uint64
 	Digest           uint64
 	Partial, Suspect bool
@@ -141,13 +141,14 @@ var errTooManyRanks = fmt.Errorf("more than %d ranks", maxSavedRanks)
 func (r *rankSource) save() *savedRank {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.stream.hasLast || !r.at.replays && r.at.url == "" {
+	last, digest, known := r.follower.Last()
+	if !known || !r.at.replays && r.at.url == "" {
 		return nil
 	}
-	st := r.stream
+	state := r.follower.State()
 	return &savedRank{
 		Worker: r.worker.ID, Rank: r.at.rank, Started: r.worker.Started, Options: r.engine.opt,
-		Last: st.last, Digest: st.digest, Partial: st.partial, Suspect: st.suspect,
+		Last: last, Digest: digest, Partial: state == indexer.StatePartial, Suspect: state == indexer.StateSuspect,
 		Ranks: r.engine.save(),
 	}
 }
@@ -176,9 +177,16 @@ func (r *rankSource) restore() {
 		r.fits = true
 		r.deliver(&evs[i])
 	}
-	st := r.stream
-	st.hasLast, st.last, st.digest = true, saved.Last, saved.Digest
-	st.partial, st.suspect, st.recheck = saved.Partial, saved.Suspect || orphans > 0, orphans > 0
+	r.follower.Continue(saved.Last, saved.Digest)
+	if orphans > 0 {
+		r.follower.Recheck()
+	}
+	switch {
+	case saved.Suspect || orphans > 0:
+		r.follower.Miss(time.Now(), indexer.StateSuspect)
+	case saved.Partial:
+		r.follower.Miss(time.Now(), indexer.StatePartial)
+	}
 	r.count(sourceRestored, 1)
 	r.log.Info("the saved state of an engine is used", "blocks", r.engine.Blocks(), "behind_holes", orphans,
 		"sequence", saved.Last)

@@ -222,3 +222,6 @@ const (
 	MaxWaitingWorkers = maxWaitingWorkers
 	MaxRanks          = maxRanks
 )
+
+// Waits reports whether a request is due or under way.
+func (f *Follower) Waits() bool { return f.r.repair != nil }

@@ -47,14 +47,12 @@ type Follower struct {
 
 	// The connection.
 	fresh  bool   // no batch arrived on it yet
-	before cursor // when it began
-	live   uint64 // the newest id that arrived on it
+	floor  uint64 // the newest id that arrived on it, or the last one when it began: a process sends only larger ones
 	closed bool   // the port was closed before it, and no answer came since
 
 	// The request to the engine, while the rank has a repair.
 	requests int    // so far
-	from     uint64 // the first batch that it requests
-	tail     bool   // that is the last known batch
+	from     uint64 // the last known id when it was sent, from which on it requests batches; 0 for all
 	rebuild  bool   // an answer from 0 replaces the known blocks
 	answered bool   // the answer had a requested batch
 	again    int    // requests since the rank was last in order, for a gap in the batches that wait
@@ -109,30 +107,29 @@ func (f *Follower) State() indexer.State { return f.r.state }
 
 // Last returns the number and the digest of the last applied batch, if any since the last clear.
 func (f *Follower) Last() (sequence, digest uint64, known bool) {
-	c := f.r.cursor()
-	return c.id - 1, f.digest, c.set
+	return f.last() - 1, f.digest, f.last() > 0
 }
 
-// Requests returns the number of requests so far. A request under way is not needed after the number has
-// changed.
+// last returns the id of the last batch, or 0. The id of a batch is its number plus one.
+func (f *Follower) last() uint64 { return f.r.cursors[0] }
+
+// Requests returns the number of requests so far. If it has changed, Tick is due.
 func (f *Follower) Requests() int { return f.requests }
 
-// Restore continues after the last batch of an earlier process of kvroute. recheck requests all batches
-// after the first answer.
-func (f *Follower) Restore(now time.Time, sequence, digest uint64, s indexer.State, recheck bool) {
-	f.r.cursors[0], f.digest, f.recheck = sequence+1, digest, recheck
-	f.t.miss(now, f.r, s)
-}
+// Continue makes a batch, which an earlier process of kvroute has applied, the last one.
+func (f *Follower) Continue(sequence, digest uint64) { f.r.cursors[0], f.digest = sequence+1, digest }
 
-// missing returns the number of batches that are missing before an id.
-func (f *Follower) missing(id uint64) uint64 { return id - f.r.cursor().id - 1 }
+// Recheck requests all batches after the next answer, if the rank is faulty then.
+func (f *Follower) Recheck() { f.recheck = true }
+
+// Miss notes that events are missing. A suspect rank does not become partial.
+func (f *Follower) Miss(now time.Time, s indexer.State) { f.t.miss(now, f.r, s) }
 
 // Connected starts a new connection. closed means that the engine's port was closed since the previous
 // connection.
 func (f *Follower) Connected(now time.Time, closed bool) {
-	c := f.r.cursor()
-	f.fresh, f.before = true, c
-	f.closed = c.set && (closed || f.closed && f.conf.Replays)
+	f.fresh, f.floor = true, f.last()
+	f.closed = f.floor > 0 && (closed || f.closed && f.conf.Replays)
 	if rp := f.r.repair; rp != nil {
 		f.t.release(rp) // the answer must contain these batches again; otherwise they are missing
 	}
@@ -140,7 +137,7 @@ func (f *Follower) Connected(now time.Time, closed bool) {
 	case f.conf.Replays:
 		f.again, f.holes, f.hole, f.rebuild = 0, 0, false, false
 		f.request(now)
-	case closed && c.set:
+	case f.closed:
 		f.Restart()
 	}
 }
@@ -187,18 +184,19 @@ func (f *Follower) Tick(now time.Time) (id, from uint64, wait time.Duration) {
 	f.t.tick(now)
 	f.t.expire(now)
 	for _, a := range f.t.queries(now, func(uint64) bool { return true }) {
-		c := f.r.cursor()
-		id, f.answered, f.tail, f.from = a.id, false, c.set && !f.rebuild, 0
-		if f.tail {
-			f.from = c.id - 1
+		if id, f.answered, f.from = a.id, false, f.last(); f.rebuild {
+			f.from = 0
 		}
 	}
 	f.plan(now)
-	at, planned := f.t.repairs.timers[f.r]
-	if wait = partialFor; planned {
-		wait = min(wait, at.Sub(now))
+	wait = partialFor
+	if at, planned := f.t.repairs.timers[f.r]; planned {
+		wait = at.Sub(now)
 	}
-	return id, f.from, wait
+	if f.r.state == indexer.StatePartial {
+		wait = min(wait, f.r.missed.Add(partialFor).Sub(now))
+	}
+	return id, max(f.from, 1) - 1, wait
 }
 
 // plan plans the next reading of a faulty rank, unless one is planned.
@@ -215,9 +213,6 @@ func (f *Follower) plan(now time.Time) {
 	}
 }
 
-// Waits reports whether a request is due or under way.
-func (f *Follower) Waits() bool { return f.r.repair != nil }
-
 func (f *Follower) asks(id uint64) bool {
 	return f.t.repairs.asked[id] != nil
 }
@@ -231,7 +226,10 @@ func (f *Follower) Restart() {
 
 func (f *Follower) forget() {
 	clear(f.r.cursors)
-	f.before, f.closed, f.rebuild, f.holes, f.hole = cursor{}, false, false, 0, false
+	f.closed, f.rebuild, f.holes, f.hole = false, false, 0, false
+	if f.fresh {
+		f.floor = 0
+	}
 	f.Whole()
 }
 
@@ -241,23 +239,20 @@ func (f *Follower) Whole() {
 	f.unavailable = false
 }
 
-// Lost marks the rank as partial, because events are missing that nobody can send again.
-func (f *Follower) Lost(now time.Time) { f.t.miss(now, f.r, indexer.StatePartial) }
-
 // Live handles a batch that the engine has just published. The caller may change the body afterwards.
 func (f *Follower) Live(now time.Time, sequence uint64, body []byte) {
 	ev := RouterEvent{EventID: sequence + 1, Body: body}
-	if !f.fresh && ev.EventID <= f.live || f.fresh && f.before.set && ev.EventID <= f.before.id {
+	if ev.EventID <= f.floor {
 		f.t.endRepair(f.r) // the batches that wait are of the old process
 		f.Restart()
 	}
-	f.fresh, f.live = false, ev.EventID
-	switch c := f.r.cursor(); {
+	f.fresh, f.floor = false, ev.EventID
+	switch {
 	case f.r.repair != nil:
 		f.hold(now, ev)
-	case c.set && ev.EventID <= c.id:
+	case ev.EventID <= f.last():
 		f.conf.Count("duplicate", 1)
-	case c.next(ev.EventID) || !f.conf.Replays:
+	case ev.EventID == f.last()+1 || !f.conf.Replays:
 		f.accept(now, &ev)
 	default:
 		f.conf.Count("gap", 1)
@@ -278,7 +273,7 @@ func (f *Follower) hold(now time.Time, ev RouterEvent) {
 
 // accept applies a batch. Batches missing before it are lost.
 func (f *Follower) accept(now time.Time, ev *RouterEvent) {
-	if n := f.missing(ev.EventID); n > 0 {
+	if n := ev.EventID - f.last() - 1; n > 0 {
 		f.conf.Count("lost", int(min(n, math.MaxInt32)))
 	}
 	f.t.applyAcrossGap(now, f.r, 0, *ev)
@@ -292,42 +287,44 @@ func (f *Follower) take(body []byte) {
 	}
 }
 
-// Part handles a batch of the answer to a request.
-func (f *Follower) Part(now time.Time, id, sequence uint64, body []byte) {
-	if !f.asks(id) {
-		return
+// Part handles a batch of the answer to a request. It reports whether more batches of the answer are needed.
+func (f *Follower) Part(now time.Time, id, sequence uint64, body []byte) (more bool) {
+	if f.asks(id) {
+		f.part(now, sequence, body)
 	}
-	ev, c := RouterEvent{EventID: sequence + 1, Body: body}, f.r.cursor()
+	return f.asks(id)
+}
+
+func (f *Follower) part(now time.Time, sequence uint64, body []byte) {
+	ev, first := RouterEvent{EventID: sequence + 1, Body: body}, !f.answered
 	switch {
-	case f.tail && ev.EventID == c.id && !f.answered:
+	case first && ev.EventID == f.from:
 		f.answered, f.closed = true, false
 		if xxh3.Hash(body) != f.digest {
 			f.Restart()
 			f.request(now)
 		}
 		return
-	case f.tail && ev.EventID > c.id && !f.answered && f.closed:
+	case first && ev.EventID > f.from && f.closed:
 		// The last known batch is missing from the answer and the port was closed: this is another
 		// process.
 		f.Restart()
 		f.request(now)
 		return
-	case f.rebuild && sequence > 0 && !f.answered:
+	case first && f.rebuild && sequence > 0:
 		// The engine no longer has the first missing batches; keep the known blocks.
 		f.unavailable = true
 		f.giveUp(now)
 		return
-	case f.rebuild && !f.answered:
+	case first && f.rebuild:
 		f.forget()
-		f.tail = false
 		f.conf.Clear()
-	case c.set && ev.EventID <= c.id:
+	case ev.EventID <= f.last():
 		return
 	}
-	inside := f.answered
 	f.answered, f.closed = true, false
-	if f.missing(ev.EventID) > 0 {
-		if inside && !f.hole && f.holes < maxHoles {
+	if ev.EventID > f.last()+1 {
+		if !first && !f.hole && f.holes < maxHoles {
 			f.conf.Count("replay_cut", 1)
 			f.request(now)
 			f.hole = true
@@ -346,7 +343,7 @@ func (f *Follower) End(now time.Time, id uint64) {
 		return
 	}
 	switch {
-	case f.tail && !f.answered:
+	case f.from > 0 && !f.answered:
 		// The engine does not have the last known batch: this is another process.
 		f.Restart()
 		f.request(now)
@@ -365,10 +362,9 @@ func (f *Follower) End(now time.Time, id uint64) {
 // Fail handles the failure of a request. cut means that the rest of a long answer may have been dropped: if the
 // answer had batches, later ones are requested at once.
 func (f *Follower) Fail(now time.Time, id uint64, cut bool) {
-	last := f.r.cursor().id
 	switch {
 	case !f.asks(id):
-	case cut && !f.rebuild && last > f.from+1:
+	case cut && !f.rebuild && f.last() > max(f.from, 1):
 		f.conf.Count("replay_cut", 1)
 		f.request(now)
 	default:
@@ -378,15 +374,15 @@ func (f *Follower) Fail(now time.Time, id uint64, cut bool) {
 
 // giveUp ends a request without an answer.
 func (f *Follower) giveUp(now time.Time) {
-	if f.r.cursor().set && f.closed && !f.answered {
+	if f.closed && !f.answered {
 		f.Restart()
 	}
-	if !f.rebuild { // it is unknown which batches the answer would have contained
-		s := indexer.StatePartial
-		if f.r.cursor().set {
-			s = indexer.StateSuspect
-		}
-		f.t.miss(now, f.r, s)
+	switch { // it is unknown which batches the answer would have contained
+	case f.rebuild:
+	case f.last() > 0:
+		f.t.miss(now, f.r, indexer.StateSuspect)
+	default:
+		f.t.miss(now, f.r, indexer.StatePartial)
 	}
 	f.requests++ // a late answer is ignored
 	f.applyHeld(now, true)
@@ -404,7 +400,7 @@ func (f *Follower) applyHeld(now time.Time, last bool) {
 	held := f.r.repair.held
 	f.t.endRepair(f.r)
 	for i := range held {
-		if held[i].ev.EventID > f.r.cursor().id {
+		if held[i].ev.EventID > f.last() {
 			f.accept(now, &held[i].ev)
 		}
 	}

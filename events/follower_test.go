@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package engines_test
+package events_test
 
 import (
 	"encoding/binary"
@@ -9,8 +9,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
 )
 
 // process is an engine's process as its socket shows it: numbered batches, of which it keeps the
@@ -36,27 +38,59 @@ func (p *process) oldest() uint64 {
 	return p.published - uint64(p.keeps)
 }
 
-// follower is a stream, the batches that it applied since the last clear, and the connections to
-// an engine.
+// follower is an [events.Follower], the batches that it applied since the last clear, and the connections to
+// an engine. Its clock stands still, except until a request is sent.
 type follower struct {
-	*engines.Stream
+	*events.Follower
 	t       testing.TB
+	now     time.Time
+	id      uint64      // of the last request
 	applied [][2]uint64 // process and sequence
 	clears  int
 	counts  map[string]int
-	cleared func(body []byte) bool
 }
 
 func newFollower(t testing.TB, replays bool) *follower {
-	f := &follower{t: t, counts: map[string]int{}}
-	f.Stream = engines.NewStream(replays, func(body []byte) bool {
-		f.applied = append(f.applied, [2]uint64{binary.BigEndian.Uint64(body), binary.BigEndian.Uint64(body[8:])})
-		return f.cleared != nil && f.cleared(body)
-	}, func() {
-		f.applied = nil
-		f.clears++
-	}, func(outcome string, n int) { f.counts[outcome] += n })
+	f := &follower{t: t, now: start, counts: map[string]int{}}
+	f.Follower = events.NewFollower(events.FollowerConfig{
+		Replays: replays,
+		Apply: func(body []byte) bool {
+			f.applied = append(f.applied, [2]uint64{binary.BigEndian.Uint64(body), binary.BigEndian.Uint64(body[8:])})
+			return false
+		},
+		Clear:  func() { f.applied, f.clears = nil, f.clears+1 },
+		Count:  func(outcome string, n int) { f.counts[outcome] += n },
+		GaveUp: func() {},
+	})
 	return f
+}
+
+func (f *follower) connected(closed bool)             { f.Connected(f.now, closed) }
+func (f *follower) hear(sequence uint64, body []byte) { f.Live(f.now, sequence, body) }
+func (f *follower) requestAll()                       { f.RequestAll(f.now) }
+
+// begin sends the request that is due.
+func (f *follower) begin() (from uint64) {
+	f.t.Helper()
+	for range 100 {
+		id, from, wait := f.Tick(f.now)
+		if id != 0 {
+			f.id = id
+			return from
+		}
+		f.now = f.now.Add(wait)
+	}
+	f.t.Fatal("no request is sent")
+	return 0
+}
+
+// giveUp lets the request fail until it is given up.
+func (f *follower) giveUp() {
+	f.t.Helper()
+	for n := f.Requests(); f.Waits() && f.Requests() == n; {
+		f.begin()
+		f.Fail(f.now, f.id, false)
+	}
 }
 
 // answer lets a process answer the pending request with up to most batches.
@@ -64,20 +98,24 @@ func (f *follower) answer(p *process, most int) { f.answerBut(p, most, nil) }
 
 // answerBut is answer without the batches at some places of the answer.
 func (f *follower) answerBut(p *process, most int, dropped func(place int) bool) {
-	id, from := f.Asks(), f.Begin()
+	if !f.Waits() {
+		return // no request is due
+	}
+	id, from := f.Requests(), f.begin()
 	for seq := max(from, p.oldest()); seq < p.published; seq++ {
 		if most--; most < 0 {
+			f.Fail(f.now, f.id, true)
 			return // the answer ends early
 		}
 		if place := int(seq - max(from, p.oldest())); dropped != nil && dropped(place) {
 			continue
 		}
-		f.FromReplay(seq, p.body(seq))
-		if f.Asks() != id {
+		f.Part(f.now, f.id, seq, p.body(seq))
+		if f.Requests() != id {
 			return // another request was sent meanwhile
 		}
 	}
-	f.ReplayEnd()
+	f.End(f.now, f.id)
 }
 
 func (f *follower) String() string {
@@ -85,27 +123,23 @@ func (f *follower) String() string {
 	for _, a := range f.applied {
 		fmt.Fprintf(&s, "%d/%d ", a[0], a[1])
 	}
-	partial, suspect := f.State()
-	if partial {
-		s.WriteString("partial ")
-	}
-	if suspect {
-		s.WriteString("suspect ")
+	if f.State() != indexer.StateOK {
+		s.WriteString(string(f.State()) + " ")
 	}
 	return s.String()
 }
 
-func TestStream(t *testing.T) {
+func TestFollower(t *testing.T) {
 	p := func(n int) *process { return &process{id: 1, published: uint64(n), keeps: 5} }
 	live := func(f *follower, p *process, n int) {
 		for range n {
-			f.FromLive(p.publish())
+			f.hear(p.publish())
 		}
 	}
 	// firstLost brings f into a partial state: the engine kept no batch when it was asked.
 	firstLost := func(f *follower) *process {
 		e := &process{id: 1}
-		f.Connected(false)
+		f.connected(false)
 		e.publish()
 		live(f, e, 1)
 		for range 3 {
@@ -122,30 +156,30 @@ func TestStream(t *testing.T) {
 	}{
 		{"from the beginning", true, func(f *follower) {
 			e := p(0)
-			f.Connected(false)
+			f.connected(false)
 			f.answer(e, 9)
 			live(f, e, 2)
 		}, "1/0 1/1 ", 0},
 		{"late, live while the answer comes", true, func(f *follower) {
 			e := p(2)
-			f.Connected(false)
+			f.connected(false)
 			live(f, e, 2)
 			f.answer(e, 9)
 			live(f, e, 1)
 		}, "1/0 1/1 1/2 1/3 1/4 ", 0},
 		{"too late", true, func(f *follower) {
 			e := p(7)
-			f.Connected(false)
+			f.connected(false)
 			f.answer(e, 9)
 		}, "1/2 1/3 1/4 1/5 1/6 partial ", 0},
 		{"late, and nobody to ask", false, func(f *follower) {
 			e := p(1)
-			f.Connected(false)
+			f.connected(false)
 			live(f, e, 2)
 		}, "1/1 1/2 partial ", 0},
 		{"a gap is repaired", true, func(f *follower) {
 			e := p(0)
-			f.Connected(false)
+			f.connected(false)
 			f.answer(e, 9)
 			live(f, e, 1)
 			e.publish()
@@ -154,14 +188,14 @@ func TestStream(t *testing.T) {
 		}, "1/0 1/1 1/2 1/3 ", 0},
 		{"a gap that nobody can repair", false, func(f *follower) {
 			e := p(0)
-			f.Connected(false)
+			f.connected(false)
 			live(f, e, 1)
 			e.publish()
 			live(f, e, 1)
 		}, "1/0 1/2 suspect ", 0},
 		{"a gap too old", true, func(f *follower) {
 			e := p(0)
-			f.Connected(false)
+			f.connected(false)
 			f.answer(e, 9)
 			live(f, e, 1)
 			for range 7 {
@@ -172,64 +206,64 @@ func TestStream(t *testing.T) {
 		}, "1/0 1/4 1/5 1/6 1/7 1/8 suspect ", 0},
 		{"a question that is never answered", true, func(f *follower) {
 			e := p(0)
-			f.Connected(false)
+			f.connected(false)
 			f.answer(e, 9)
 			live(f, e, 1)
 			e.publish()
 			live(f, e, 2)
-			f.GiveUp()
+			f.giveUp()
 		}, "1/0 1/2 1/3 suspect ", 0},
 		{"which succeeds later", true, func(f *follower) {
 			e := p(0)
-			f.Connected(false)
+			f.connected(false)
 			f.answer(e, 9)
 			live(f, e, 1)
 			e.publish()
 			live(f, e, 2)
-			f.GiveUp()
-			f.TryAll()
+			f.giveUp()
+			f.requestAll()
 			live(f, e, 1)
 			f.answer(e, 9)
 		}, "1/0 1/1 1/2 1/3 1/4 ", 1},
 		{"a new process, seen by its numbers", false, func(f *follower) {
 			e := p(0)
-			f.Connected(false)
+			f.connected(false)
 			live(f, e, 3)
 			live(f, &process{id: 2, keeps: 5}, 2)
 		}, "2/0 2/1 ", 1},
 		{"a new process that is ahead, seen by the closed port", false, func(f *follower) {
 			e := p(0)
-			f.Connected(false)
+			f.connected(false)
 			live(f, e, 1)
-			f.Connected(true)
+			f.connected(true)
 			live(f, &process{id: 2, published: 1, keeps: 5}, 1)
 		}, "2/1 partial ", 1},
 		{"the same process after a lost connection", true, func(f *follower) {
 			e := p(0)
-			f.Connected(false)
+			f.connected(false)
 			f.answer(e, 9)
 			live(f, e, 2)
 			e.publish()
-			f.Connected(true)
+			f.connected(true)
 			f.answer(e, 9)
 			live(f, e, 1)
 		}, "1/0 1/1 1/2 1/3 ", 0},
 		{"a new process, silent so far", true, func(f *follower) {
 			e := p(0)
-			f.Connected(false)
+			f.connected(false)
 			f.answer(e, 9)
 			live(f, e, 2)
-			f.Connected(false)
+			f.connected(false)
 			e = &process{id: 2, keeps: 5}
 			f.answer(e, 9)
 			f.answer(e, 9)
 		}, "", 1},
 		{"a new process that is ahead", true, func(f *follower) {
 			e := p(0)
-			f.Connected(false)
+			f.connected(false)
 			f.answer(e, 9)
 			live(f, e, 2)
-			f.Connected(false)
+			f.connected(false)
 			e = &process{id: 2, published: 4, keeps: 5}
 			live(f, e, 1)
 			f.answer(e, 9)
@@ -237,19 +271,19 @@ func TestStream(t *testing.T) {
 		}, "2/0 2/1 2/2 2/3 2/4 ", 1},
 		{"an answer in two parts", true, func(f *follower) {
 			e := p(4)
-			f.Connected(false)
+			f.connected(false)
 			f.answer(e, 2)
 			f.answer(e, 9)
 		}, "1/0 1/1 1/2 1/3 ", 0},
 		{"an answer that lacks something inside", true, func(f *follower) {
 			e := p(5)
-			f.Connected(false)
+			f.connected(false)
 			f.answerBut(e, 9, func(place int) bool { return place == 2 })
 			f.answer(e, 9)
 		}, "1/0 1/1 1/2 1/3 1/4 ", 0},
 		{"each time another thing", true, func(f *follower) {
 			e := &process{id: 1, published: 9, keeps: 9}
-			f.Connected(false)
+			f.connected(false)
 			for range 3 {
 				f.answerBut(e, 9, func(place int) bool { return place == 3 })
 			}
@@ -257,40 +291,40 @@ func TestStream(t *testing.T) {
 		}, "1/0 1/1 1/2 1/3 1/4 1/5 1/6 1/7 1/8 ", 0},
 		{"the same thing, over another connection", true, func(f *follower) {
 			e := p(5)
-			f.Connected(false)
+			f.connected(false)
 			f.answerBut(e, 9, func(place int) bool { return place == 2 })
-			f.Connected(false)
+			f.connected(false)
 			f.answerBut(e, 9, func(place int) bool { return place == 1 })
 			f.answer(e, 9)
 		}, "1/0 1/1 1/2 1/3 1/4 ", 0},
 		{"each time the same thing", true, func(f *follower) {
 			e := p(5)
-			f.Connected(false)
+			f.connected(false)
 			f.answerBut(e, 9, func(place int) bool { return place == 2 || place == 3 })
 			f.answerBut(e, 9, func(place int) bool { return place == 1 || place == 2 })
-			f.TryAll()
+			f.requestAll()
 			f.answer(e, 9) // no request is pending
 		}, "1/0 1/1 1/4 suspect ", 0},
 		{"a partial state stays partial if nobody answers the request of all batches", true, func(f *follower) {
 			e := firstLost(f)
-			f.TryAll()
+			f.requestAll()
 			live(f, e, 1)
-			f.GiveUp()
+			f.giveUp()
 			live(f, e, 1)
 		}, "1/1 1/2 1/3 partial ", 0},
 		{"and if the engine no longer has the first batches", true, func(f *follower) {
 			e := firstLost(f)
-			f.TryAll()
+			f.requestAll()
 			e.keeps = 1
 			f.answer(e, 9)
 		}, "1/1 partial ", 0},
 		{"a connection that ends during the request of all batches", true, func(f *follower) {
 			e := firstLost(f)
-			f.TryAll()
+			f.requestAll()
 			e.publish()
-			f.Connected(false)
-			f.GiveUp()
-		}, "1/1 partial suspect ", 0},
+			f.connected(false)
+			f.giveUp()
+		}, "1/1 suspect ", 0},
 		{"an answer that never has what live has", true, func(f *follower) {
 			firstLost(f)
 		}, "1/1 partial ", 0},
@@ -314,15 +348,15 @@ func TestOnlyWhatMayBeThereIsAskedForAgain(t *testing.T) {
 		again     bool
 	}{"it is gone": {7, true, false}, "no answer": {7, false, true}, "all is known": {3, true, false}} {
 		f := newFollower(t, true)
-		f.Connected(false)
+		f.connected(false)
 		if c.answers {
 			f.answer(&process{id: 1, published: uint64(c.published), keeps: 5}, 9)
 		} else {
-			f.GiveUp()
+			f.giveUp()
 		}
-		asks := f.Asks()
-		f.TryAll()
-		if again := f.Asks() > asks; again != c.again {
+		asks := f.Requests()
+		f.requestAll()
+		if again := f.Requests() > asks; again != c.again {
 			t.Errorf("%s: asked again: %v", name, again)
 		}
 	}
@@ -332,16 +366,16 @@ func TestWaitingForAnAnswerIsBounded(t *testing.T) {
 	f := newFollower(t, true)
 	e := &process{id: 1, keeps: 1 << 20}
 	e.publish()
-	f.Connected(false)
+	f.connected(false)
 	for range 5000 {
-		f.FromLive(e.publish())
+		f.hear(e.publish())
 	}
-	if _, suspect := f.State(); suspect || f.counts["buffer_full"] != 1 || len(f.applied) != 5000 {
+	if f.State() == indexer.StateSuspect || f.counts["buffer_full"] != 1 || len(f.applied) != 5000 {
 		t.Errorf("%d batches of 5,000 were applied; %v", len(f.applied), f.counts)
 	}
-	f.TryAll()
+	f.requestAll()
 	f.answer(e, 1<<20)
-	if partial, _ := f.State(); partial || len(f.applied) != 5001 {
+	if f.State() != indexer.StateOK || len(f.applied) != 5001 {
 		t.Errorf("after a full answer %d batches of 5,001 are there", len(f.applied))
 	}
 }
@@ -368,26 +402,26 @@ func TestAnyLinkGivesASubsequence(t *testing.T) {
 		asked := 0
 		connected, closed := false, false
 		answers := func(most int) {
-			if f.Asking() && f.Asks() >= asked {
-				asked = f.Asks()
+			if f.Waits() && f.Requests() >= asked {
+				asked = f.Requests()
 				f.answer(e, most)
 			}
 		}
 		for range 60 {
 			switch n := rng.IntN(20); {
 			case !connected:
-				do("connect", func() { f.Connected(closed) })
+				do("connect", func() { f.connected(closed) })
 				connected, closed = true, false
 			case n < 9:
-				do("live", func() { f.FromLive(e.publish()) })
+				do("live", func() { f.hear(e.publish()) })
 			case n < 11:
 				do("lost", func() { e.publish() })
 			case n < 15:
 				do("answer", func() { answers(1000) })
 			case n < 16 && rng.IntN(2) == 0:
 				do("an answer with holes", func() {
-					if f.Asking() && f.Asks() >= asked {
-						asked = f.Asks()
+					if f.Waits() && f.Requests() >= asked {
+						asked = f.Requests()
 						// The first batches in a queue are never lost.
 						f.answerBut(e, 1000, func(place int) bool { return place > 1 && rng.IntN(3) == 0 })
 					}
@@ -398,12 +432,12 @@ func TestAnyLinkGivesASubsequence(t *testing.T) {
 				connected = false
 			case n < 18 && replays:
 				do("give up", func() {
-					if f.Asking() {
-						f.GiveUp()
+					if f.Waits() {
+						f.giveUp()
 					}
 				})
 			case n < 19:
-				do("try all", func() { f.TryAll() })
+				do("try all", func() { f.requestAll() })
 			default:
 				trace = append(trace, "new process")
 				e = &process{id: e.id + 1, keeps: keeps}
@@ -416,20 +450,19 @@ func TestAnyLinkGivesASubsequence(t *testing.T) {
 		if !replays {
 			continue
 		}
-		do("connect", func() { f.Connected(closed) })
+		do("connect", func() { f.connected(closed) })
 		for range 10 {
-			do("live", func() { f.FromLive(e.publish()) })
+			do("live", func() { f.hear(e.publish()) })
 			do("answer", func() { answers(1000) })
 		}
-		do("try all", func() { f.TryAll() })
+		do("try all", func() { f.requestAll() })
 		do("answer", func() { answers(1000) })
 		do("answer", func() { answers(1000) })
 		if len(f.applied) == 0 {
-			t.Fatalf("seed %d: in the end nothing is known of process %d with %d batches, asking %v\n%s", seed, e.id, e.published, f.Asking(), strings.Join(trace, ", "))
+			t.Fatalf("seed %d: in the end nothing is known of process %d with %d batches, asking %v\n%s", seed, e.id, e.published, f.Waits(), strings.Join(trace, ", "))
 		}
 		last := f.applied[len(f.applied)-1]
-		partial, suspect := f.State()
-		if last != [2]uint64{e.id, e.published - 1} || keeps == 1000 && (partial || suspect || len(f.applied) != int(e.published)) {
+		if last != [2]uint64{e.id, e.published - 1} || keeps == 1000 && (f.State() != indexer.StateOK || len(f.applied) != int(e.published)) {
 			t.Fatalf("seed %d: in the end %s of process %d with %d batches\n%s", seed, f, e.id, e.published, strings.Join(trace, ", "))
 		}
 	}
@@ -437,13 +470,76 @@ func TestAnyLinkGivesASubsequence(t *testing.T) {
 
 func check(t *testing.T, f *follower, seed uint64, trace []string) {
 	t.Helper()
-	partial, suspect := f.State()
 	for i, a := range f.applied {
 		switch {
 		case a[0] != f.applied[0][0]:
 			t.Fatalf("seed %d: two processes in one: %s\n%s", seed, f, strings.Join(trace, ", "))
-		case i == 0 && a[1] > 0 && !partial, i > 0 && a[1] <= f.applied[i-1][1], i > 0 && a[1] != f.applied[i-1][1]+1 && !suspect:
+		case i == 0 && a[1] > 0 && f.State() == indexer.StateOK, i > 0 && a[1] <= f.applied[i-1][1], i > 0 && a[1] != f.applied[i-1][1]+1 && f.State() != indexer.StateSuspect:
 			t.Fatalf("seed %d: %s\n%s", seed, f, strings.Join(slices.Clip(trace), ", "))
+		}
+	}
+}
+
+// A request is tried eight times, as queries over NATS are. After that all batches are requested about once a
+// minute, until an answer comes.
+func TestFollowerTries(t *testing.T) {
+	f := newFollower(t, true)
+	e := &process{id: 1, published: 3, keeps: 5}
+	f.connected(false)
+	f.answer(e, 9)
+	e.publish()
+	f.hear(e.publish())
+	begin := f.now
+	for f.Waits() {
+		f.begin()
+		f.Fail(f.now, f.id, false)
+	}
+	if took := f.now.Sub(begin); f.counts["replay_failed"] != events.MaxTries || took < 10*time.Second || took > 25*time.Second {
+		t.Errorf("given up after %d tries in %v", f.counts["replay_failed"], took)
+	}
+	if f.State() != indexer.StateSuspect {
+		t.Errorf("the rank is %s", f.State())
+	}
+	for begin = f.now; !f.Waits(); {
+		_, _, wait := f.Tick(f.now)
+		f.now = f.now.Add(wait)
+	}
+	if took := f.now.Sub(begin); took < 45*time.Second || took > 75*time.Second {
+		t.Errorf("all batches are requested after %v", took)
+	}
+	f.begin()
+	begin = f.now
+	f.begin() // no answer
+	if took := f.now.Sub(begin); took < 30*time.Second || took > 31*time.Second {
+		t.Errorf("an answer is awaited for %v", took)
+	}
+	f.answer(e, 9)
+	if f.String() != "1/0 1/1 1/2 1/3 1/4 " {
+		t.Errorf("in the end %s", f)
+	}
+}
+
+// A rank whose first batches are missing is partial for ten minutes after the last loss, also if the engine could
+// send them again.
+func TestFollowerIsPartialForSomeTime(t *testing.T) {
+	for _, replays := range []bool{false, true} {
+		f := newFollower(t, replays)
+		e := &process{id: 1, published: 3, keeps: 1}
+		f.connected(false)
+		f.hear(e.publish())
+		f.answer(e, 9)
+		for begin := f.now; f.State() == indexer.StatePartial; {
+			_, _, wait := f.Tick(f.now)
+			if took := f.now.Sub(begin); f.State() == indexer.StateOK && (took < 10*time.Minute || took > 11*time.Minute) {
+				t.Errorf("partial for %v", took)
+			}
+			if f.Waits() {
+				t.Fatal("what the engine does not have is requested again")
+			}
+			f.now = f.now.Add(wait)
+		}
+		if f.String() != "1/3 " {
+			t.Errorf("in the end %s", f)
 		}
 	}
 }
