@@ -351,3 +351,23 @@ func TestANewConnectionIsAskedForTwice(t *testing.T) {
 	})
 	eventually(t, func() bool { return len(c.of(26, 0)) == 2 })
 }
+
+// A rank whose known blocks are wrong is read again from its engine's replay socket or its worker's local indexer.
+func TestAnyRankIsReadAgain(t *testing.T) {
+	t.Parallel()
+	var c caches
+	a := newDynamoRank(t, 26, 0, 255)
+	_, sources := c.follows(t, bus(t), planeOf(a), a)
+	s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
+	sources.Set(zmqWorker(7, s))
+	a.publish(false, oneBlock(1))
+	s.store(1)
+	a.agrees(&c)
+	agree(t, &c, 0, s)
+	for _, worker := range []uint64{7, 26} {
+		eventually(t, func() bool { return sources.State(7) == indexer.StateOK })
+		c.apply(worker, 0, indexer.Event{Kind: indexer.Cleared})
+		sources.Reread(worker, 0)
+		eventually(t, func() bool { return len(c.of(worker, 0)) == 1 })
+	}
+}

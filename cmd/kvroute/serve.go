@@ -434,7 +434,6 @@ func (s *server) departs(w router.Worker, departs bool) {
 		return
 	}
 	s.log.Warn("the worker's cache differs from kvroute's index by the usage in its responses; its events are requested again", "worker", w.ID, "rank", w.DPRank)
-	s.events.Reread(w.ID, w.DPRank)
 	s.direct.Sources().Reread(w.ID, w.DPRank)
 }
 
