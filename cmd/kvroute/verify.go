@@ -23,10 +23,10 @@ const (
 	laterChecks  = 10_000 // afterwards one request in so many is checked
 	checkTimeout = 10 * time.Second
 	mostChecks   = 30      // requests that are checked in a minute, of all models
-	otherChecks  = 20      // of them those that are neither among the first of a class nor of a restarted worker
+	otherChecks  = 20      // of them those that are not among the first of a class
 	ofOneWorker  = 10      // of them those of one worker
 	mostBody     = 1 << 20 // bytes of a body that is sent to a worker again
-	// restartChecks is how many requests to a restarted worker are checked: as many as can contradict it.
+	// restartChecks is how many requests to a new or restarted worker are checked: as many as can contradict it.
 	restartChecks = 3
 )
 
@@ -47,22 +47,57 @@ type verifier struct {
 	// mu guards the fields below.
 	observed  map[string]*observed // by model; those without a card in the router any more stay until they are too many
 	restarted map[uint64]int       // checks that are due, by worker; at most maxRestarted workers
+	silent    map[uint64]bool      // workers whose last probe got no answer; at most maxRestarted
 	minute    time.Time            // begin of a minute
 	inMinute  int                  // checks in it
 	ofWorker  map[uint64]int       // the same by worker
 	failing   map[uint64]bool      // workers that did not answer in it
 }
 
-// maxRestarted limits the restarted workers that are remembered, maxObserved the models.
+// maxRestarted limits the new, restarted and silent workers that are remembered, maxObserved the models.
 const maxRestarted, maxObserved = 4096, 4096
 
-// expect checks the next requests to a worker, which may have restarted with other files.
+// expect checks the next requests to a worker, which is new, or may have restarted with other files.
 func (v *verifier) expect(id uint64) {
+	if v == nil {
+		return
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.expectLocked(id)
+}
+
+func (v *verifier) expectLocked(id uint64) {
 	if len(v.restarted) < maxRestarted {
 		v.restarted[id] = restartChecks
 	}
+}
+
+// probed notes whether a worker answered a probe. A worker that answers again may have restarted.
+func (v *verifier) probed(id uint64, answered bool) {
+	if v == nil {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	switch {
+	case !answered && len(v.silent) < maxRestarted:
+		v.silent[id] = true
+	case answered && v.silent[id]:
+		delete(v.silent, id)
+		v.expectLocked(id)
+	}
+}
+
+// forget forgets a worker that left.
+func (v *verifier) forget(id uint64) {
+	if v == nil {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.silent, id)
+	delete(v.restarted, id)
 }
 
 // observed counts the requests of a model since its card was loaded, by class. Those that had to be checked, but were
@@ -74,7 +109,7 @@ type observed struct {
 
 func newVerifier(log *slog.Logger, checks meter.Counter, client *http.Client) *verifier {
 	return &verifier{
-		log: log, checks: checks, queue: make(chan router.Observation, 16), observed: map[string]*observed{}, client: client, restarted: map[uint64]int{},
+		log: log, checks: checks, queue: make(chan router.Observation, 16), observed: map[string]*observed{}, client: client, restarted: map[uint64]int{}, silent: map[uint64]bool{},
 		ofWorker: map[uint64]int{}, failing: map[uint64]bool{},
 		answered: func(o *router.Observation, theirs []uint32) int { return tokenizer.FirstDiff(o.IDs, theirs) },
 	}
@@ -88,8 +123,8 @@ func (v *verifier) observe(o router.Observation) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	n, restarted := v.countLocked(&o), v.restarted[o.Worker.ID]
-	first := *n < firstChecks || restarted > 0
-	if !first && *n%laterChecks != 0 && !o.ByText && !o.Suspect {
+	first := *n < firstChecks
+	if !first && restarted == 0 && *n%laterChecks != 0 && !o.ByText && !o.Suspect {
 		*n++
 		return
 	}

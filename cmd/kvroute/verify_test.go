@@ -409,6 +409,50 @@ func TestAWorkerThatAloneMakesOtherIDs(t *testing.T) {
 	}
 }
 
+// The first requests to a new worker are checked, and those to one that answers probes again, though the class has been
+// checked at other workers.
+func TestNewAndRestartedWorkersAreChecked(t *testing.T) {
+	var wrong atomic.Bool
+	right := func(ids []uint32) any { return ids }
+	good, _ := tokenizeServer(t, right)
+	other, asked := tokenizeServer(t, func(ids []uint32) any {
+		if wrong.Load() {
+			return ids[1:]
+		}
+		return ids
+	})
+	a := newAnswering(t, good, other)
+	s := &server{verifier: a.v, faults: newWorkerFaults(a.router.SetFaults, slog.New(slog.DiscardHandler))}
+	many := func(worker uint64) {
+		for range 20 {
+			a.ask(worker, "/v1/chat/completions", aChat)
+		}
+	}
+	many(1)
+	if many(2); asked.Load() != 0 {
+		t.Fatalf("%d checks of a worker that is not new", asked.Load())
+	}
+	if s.faults.add(2) {
+		s.verifier.expect(2)
+	}
+	if many(2); asked.Load() != restartChecks {
+		t.Errorf("%d checks of a new worker, want %d", asked.Load(), restartChecks)
+	}
+	s.verifier.probed(2, true)
+	if many(2); asked.Load() != restartChecks {
+		t.Errorf("%d checks of a worker that goes on", asked.Load())
+	}
+	wrong.Store(true)
+	s.verifier.probed(2, false)
+	s.verifier.probed(2, true)
+	for range restartChecks {
+		a.ask(2, "/v1/chat/completions", aChat)
+	}
+	if want := []string{"3 chat 2"}; !slices.Equal(a.changes, want) {
+		t.Errorf("verdicts %q, want %q", a.changes, want)
+	}
+}
+
 // The fault of a worker that alone makes other ids has all classes that it is named for. It ends when the worker is no
 // longer named for any, and when the model's files are read again.
 func TestTheFaultOfAWorkerHasAllClasses(t *testing.T) {

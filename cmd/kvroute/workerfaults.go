@@ -25,13 +25,14 @@ func newWorkerFaults(pass func(uint64, string, []router.Fault), log *slog.Logger
 	return &workerFaults{pass: pass, log: log, known: make(map[uint64]map[string][]router.Fault)}
 }
 
-// add adds a worker. Only added workers have faults.
-func (f *workerFaults) add(id uint64) {
+// add adds a worker. It reports whether the worker is new. Only added workers have faults.
+func (f *workerFaults) add(id uint64) (isNew bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.known[id] == nil {
+	if isNew = f.known[id] == nil; isNew {
 		f.known[id] = make(map[string][]router.Fault)
 	}
+	return isNew
 }
 
 // forget removes a worker with its faults.

@@ -23,7 +23,9 @@ import (
 // that waited for the worker need it there.
 func (s *server) setWorker(info router.WorkerInfo) {
 	s.names.set(info.ID, info.Name)
-	s.faults.add(info.ID)
+	if s.faults.add(info.ID) {
+		s.verifier.expect(info.ID)
+	}
 	s.compared.SetHealth(info.ID, info.Health)
 	if err := s.direct.SetWorker(info); err != nil {
 		s.log.Warn("a worker is refused", "worker", info.ID, "err", err)
@@ -115,6 +117,7 @@ func (s *server) removeWorker(id uint64) {
 	s.prober.Remove(id)
 	s.compared.Remove(id)
 	s.faults.forget(id)
+	s.verifier.forget(id)
 	s.loads.Forget(id)
 	s.requests.Forget(id)
 	s.events.Forget(id)
@@ -132,9 +135,7 @@ func (s *server) follow(r fleet.Record, info router.WorkerInfo) {
 // connected handles a new connection to a worker's events: its engine may have restarted.
 func (s *server) connected(id uint64) {
 	s.prober.Compare(id)
-	if s.verifier != nil {
-		s.verifier.expect(id)
-	}
+	s.verifier.expect(id)
 }
 
 // probed passes on the result of a health probe: to the record of the worker's health, and to the router, which may
@@ -142,6 +143,7 @@ func (s *server) connected(id uint64) {
 func (s *server) probed(id uint64, result fleet.Probed, err error) {
 	s.registry.Probed(id, result, err)
 	s.router.Probed(id, result == fleet.ProbeAnswered)
+	s.verifier.probed(id, result == fleet.ProbeAnswered)
 }
 
 // engineLoad applies the load that a worker reports in a heartbeat, and divides it evenly among its
