@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -537,6 +539,30 @@ func TestModelFolderMistakes(t *testing.T) {
 		_, err := loadCard(modelConfig{Name: "m", Tokenizer: name}, nil, slog.New(slog.DiscardHandler))
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v; want %q", name, err, want)
+		}
+	}
+}
+
+// A model whose profile is another engine than that of its workers is logged once, with these workers.
+func TestProfilesOfOtherEngines(t *testing.T) {
+	for profile, want := range map[string]bool{"": true, "vllm": true, "trtllm": true, "sglang": false} {
+		var out bytes.Buffer
+		r, err := router.New(router.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for id, name := range []string{"sglang", "SGLang", "", "other"} {
+			if err := r.SetWorker(router.WorkerInfo{
+				ID: uint64(id), Name: fmt.Sprint("w", id), Address: netip.MustParseAddrPort("127.0.0.1:1"), Models: []string{"m"}, BlockSize: 16, Engine: name,
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s := &server{router: r, log: slog.New(slog.NewTextHandler(&out, nil))}
+		s.conf.Models = []modelConfig{{Name: "m", Profile: profile}}
+		s.warnOfWorkers()
+		if logged := strings.Contains(out.String(), `engine=sglang workers="w0, w1" count=2`); logged != want {
+			t.Errorf("profile %q: %s", profile, out.String())
 		}
 	}
 }

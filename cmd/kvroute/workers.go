@@ -14,6 +14,7 @@ import (
 	"github.com/kvroute/kvroute/doctor"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
@@ -57,8 +58,8 @@ func (s *server) traffic(id uint64) fleet.Traffic {
 	return fleet.Traffic{InFlight: inFlight, Failures: failures}
 }
 
-// warnOfWorkers logs which workers of the configuration have no events, or no tokenizer for their
-// model.
+// warnOfWorkers logs which workers of the configuration have no events, no tokenizer for their model, or another
+// engine than the profile of their model.
 func (s *server) warnOfWorkers() {
 	if !s.router.WantsEvents() {
 		return
@@ -66,6 +67,7 @@ func (s *server) warnOfWorkers() {
 	const noEvents = "workers have no events in the configuration: until one arrives, kvroute estimates what they cache from the requests that it sent there"
 	silent := map[string][]string{}      // workers by what to do
 	noTokenizer := map[string][]string{} // workers by model
+	profiles := map[[3]string][]string{} // workers by model, profile and engine
 	cards := map[string][]string{}       // of workers, by model
 	for i := range s.conf.Workers {
 		if r := &s.conf.Workers[i]; len(r.Models) > 0 {
@@ -77,8 +79,14 @@ func (s *server) warnOfWorkers() {
 		if w.NeverHeard {
 			silent[doctor.HowToPublish(&w)] = append(silent[doctor.HowToPublish(&w)], name)
 		}
-		listed := slices.ContainsFunc(s.conf.Models, func(m modelConfig) bool { return m.Name == w.Model })
-		if w.TokenMode == tokenizer.Bytes && w.Group == "" && !listed {
+		at := slices.IndexFunc(s.conf.Models, func(m modelConfig) bool { return m.Name == w.Model })
+		if at >= 0 && slices.Contains(engine.Profiles(), w.Engine) {
+			if profile := cmp.Or(s.conf.Models[at].Profile, engine.VLLM); profile != w.Engine {
+				of := [3]string{w.Model, profile, w.Engine}
+				profiles[of] = append(profiles[of], name)
+			}
+		}
+		if w.TokenMode == tokenizer.Bytes && w.Group == "" && at < 0 {
 			noTokenizer[w.Model] = append(noTokenizer[w.Model], name)
 		}
 	}
@@ -95,6 +103,10 @@ func (s *server) warnOfWorkers() {
 		names := noTokenizer[model]
 		s.log.Warn("the model has no tokenizer, so kvroute finds cached prompts only by their text: add the model to models with the folder of its tokenizer",
 			"model", model, "workers", listed(names), "count", len(names))
+	}
+	for of, names := range profiles {
+		s.log.Warn("the model's profile is another engine than that of its workers, which make prompts in another way: set profile to their engine",
+			"model", of[0], "profile", of[1], "engine", of[2], "workers", listed(names), "count", len(names))
 	}
 }
 
