@@ -231,7 +231,7 @@ func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 			out.drop(DropGroup, max(1, n))
 		}
 		return
-	case len(ev.Tokens) > 0 && !r.takeFull(ev.BlockSize):
+	case len(ev.Tokens) > 0 && !r.takeFull(ev.BlockSize, e.opt.BlockSize):
 		out.drop(DropGroup, max(1, n))
 		return
 	case n == 0:
@@ -381,7 +381,7 @@ func (e *Engine) move(r *engineRank, ev *EngineEvent, out *output) {
 
 func (e *Engine) remove(r *engineRank, ev *EngineEvent, out *output) {
 	switch kind := r.Groups[ev.Group]; {
-	case slices.ContainsFunc(r.Layers.Sides, func(g indexer.SideGroup) bool { return g.Group == ev.Group }):
+	case slices.ContainsFunc(r.layers.Sides, func(g indexer.SideGroup) bool { return g.Group == ev.Group }):
 		r.removeSide(ev, out)
 		return
 	case kind == groupOther || kind == groupUnknown && ev.Group > 0:

@@ -114,6 +114,9 @@ func applyData(t testing.TB, e *engines.Engine, data []byte) (string, engines.Dr
 func describe(evs []events.RouterEvent) string {
 	var b strings.Builder
 	for _, r := range evs {
+		if r.Event.Kind == indexer.Shaped {
+			continue
+		}
 		fmt.Fprintf(&b, "%d/%d ", r.DPRank, r.Event.Tier)
 		switch ev := r.Event; ev.Kind {
 		case indexer.Stored:
@@ -126,6 +129,10 @@ func describe(evs []events.RouterEvent) string {
 			}
 		case indexer.Removed:
 			fmt.Fprintf(&b, "removed %d", ev.Externals)
+		case indexer.SideStored:
+			fmt.Fprintf(&b, "group %d stored %d", ev.Group, ev.Externals)
+		case indexer.SideRemoved:
+			fmt.Fprintf(&b, "group %d removed %d", ev.Group, ev.Externals)
 		default:
 			b.WriteString("cleared")
 		}
@@ -201,7 +208,7 @@ func TestStored(t *testing.T) {
 		{"group 1 without kind", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "group_idx", 1), "", "group=1"},
 		{"group 1, full", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "group_idx", 1, "kv_cache_spec_kind", "full_attention"), store(0, plain), ""},
 		{"mla", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "group_idx", 0, "kv_cache_spec_kind", "mla_attention"), store(0, plain), ""},
-		{"sliding window", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "kv_cache_spec_kind", "sliding_window", "kv_cache_spec_sliding_window", 128), "", "group=1"},
+		{"sliding window", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "kv_cache_spec_kind", "sliding_window", "kv_cache_spec_sliding_window", 128), "0/0 group 0 stored [5]\n", ""},
 		{"group out of bounds", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "group_idx", 1<<40), "", "bad=1"},
 
 		{"salt of vLLM", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "extra_keys", list{list{"tenant-a"}}), store(0, locals(tokens, 16, indexer.Seed("", "tenant-a"))[0]), ""},
@@ -251,7 +258,7 @@ func TestStored(t *testing.T) {
 		{"a number", engines.EngineOptions{}, 7, "", "bad=1"},
 		{"an empty array", engines.EngineOptions{}, list{}, "", "bad=1"},
 		{"positional, with images before the group", engines.EngineOptions{}, list{"BlockStored", list{5}, nil, tokens, 16, nil, "GPU", nil, nil, list{fields{"mm_objects", list{fields{"mm_hash", uint64(0xabababababababab)}}}}, 0, "full_attention", 4096}, store(0, object), ""},
-		{"positional, group 2 of windows", engines.EngineOptions{}, list{"BlockStored", list{5}, nil, tokens, 16, nil, "GPU", nil, nil, 2, "sliding_window", 4096}, "", "group=1"},
+		{"positional, group 2 of windows", engines.EngineOptions{}, list{"BlockStored", list{5}, nil, tokens, 16, nil, "GPU", nil, nil, 2, "sliding_window", 4096}, "0/0 group 2 stored [5]\n", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.opt.BlockSize = 16
@@ -349,10 +356,10 @@ func TestGroupsAreApart(t *testing.T) {
 	_, drops := apply(t, e,
 		blockStored(list{1}, nil, seq(0, 4), 4, "group_idx", 0, "kv_cache_spec_kind", "full_attention"),
 		blockStored(list{1}, nil, seq(0, 4), 4, "group_idx", 1, "kv_cache_spec_kind", "sliding_window"))
-	if dropped(drops) != "group=1" {
+	if dropped(drops) != "" {
 		t.Errorf("dropped %q", dropped(drops))
 	}
-	if got, drops := apply(t, e, blockRemoved(list{1}, "group_idx", 1), blockRemoved(list{1}, "group_idx", 2)); got != "" || dropped(drops) != "group=2" {
+	if got, drops := apply(t, e, blockRemoved(list{1}, "group_idx", 1), blockRemoved(list{1}, "group_idx", 2)); got != "0/0 group 1 removed [1]\n" || dropped(drops) != "group=1" {
 		t.Errorf("got %q, dropped %q", got, dropped(drops))
 	}
 	if got, _ := apply(t, e, blockRemoved(list{1}, "group_idx", 0)); got != "0/0 removed [1]\n" {
@@ -688,6 +695,7 @@ func means(e *engines.Engine, x *indexer.Index, b engines.EngineBatch) string {
 	for _, ev := range evs {
 		x.Apply(int(ev.DPRank), ev.Event)
 	}
+	evs = slices.DeleteFunc(evs, func(ev events.RouterEvent) bool { return ev.Event.Kind == indexer.Shaped })
 	return fmt.Sprint(evs, drops)
 }
 

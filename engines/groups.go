@@ -5,6 +5,7 @@ package engines
 import (
 	"slices"
 
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 )
 
@@ -28,9 +29,9 @@ type layers struct {
 
 // takeFull notes the size of the blocks of a stored event of full attention. It returns false for a block that is
 // only a part of the group's blocks, which no hit uses.
-func (r *engineRank) takeFull(size int) bool {
-	l := &r.Layers
-	if size > l.Full {
+func (r *engineRank) takeFull(size, blockSize int) bool {
+	l := &r.layers
+	if size > l.Full && size%max(blockSize, 1) == 0 {
 		l.Full, l.told = size, false
 	}
 	return size == l.Full || len(l.Sides) == 0
@@ -38,7 +39,7 @@ func (r *engineRank) takeFull(size int) bool {
 
 // takeSide notes the group of a stored event. It returns false for a block that is only a part of the group's blocks.
 func (r *engineRank) takeSide(ev *EngineEvent) bool {
-	l := &r.Layers
+	l := &r.layers
 	g := indexer.SideGroup{Group: ev.Group, Needs: needs[ev.Spec], Block: ev.BlockSize, Tokens: ev.Window}
 	i := slices.IndexFunc(l.Sides, func(g indexer.SideGroup) bool { return g.Group == ev.Group })
 	switch {
@@ -57,22 +58,42 @@ func (r *engineRank) takeSide(ev *EngineEvent) bool {
 
 // forgetSide forgets that a group is a side group.
 func (r *engineRank) forgetSide(group int) {
-	l := &r.Layers
+	l := &r.layers
 	if n := len(l.Sides); n > 0 {
 		l.Sides = slices.DeleteFunc(l.Sides, func(g indexer.SideGroup) bool { return g.Group == group })
 		l.told = l.told && n == len(l.Sides)
 	}
 }
 
+// hybrid reports whether the model of any rank has side groups.
+func (e *Engine) hybrid() bool {
+	for _, r := range e.ranks {
+		if len(r.layers.Sides) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // tell tells the index the shape of a rank, if it differs from what the index knows.
 func (e *Engine) tell(r *engineRank, out *output) {
-	l := &r.Layers
+	l := &r.layers
 	if l.told || l.Full <= e.opt.BlockSize && len(l.Sides) == 0 {
 		return
 	}
 	l.told = true
 	l.shape = &indexer.Shape{Block: e.opt.BlockSize, Full: max(l.Full, e.opt.BlockSize), Sides: slices.Clone(l.Sides)}
 	out.add(indexer.Event{Kind: indexer.Shaped, Shape: l.shape})
+}
+
+// shapes returns the events that tell the index the shapes of all ranks.
+func (e *Engine) shapes() []events.RouterEvent {
+	var out output
+	for rank, r := range e.ranks {
+		out.rank = rank
+		e.tell(r, &out)
+	}
+	return out.events
 }
 
 // storeSide passes on the blocks that a side group has stored. Each event has the shape, for an index that began
@@ -87,7 +108,7 @@ func (e *Engine) storeSide(r *engineRank, ev *EngineEvent, out *output) {
 		first := len(out.externals)
 		out.externals = append(out.externals, ev.Hashes...)
 		out.add(indexer.Event{
-			Kind: indexer.SideStored, Group: ev.Group, Parent: ev.Parent, HasParent: ev.HasParent, Externals: out.externals[first:], Shape: r.Layers.shape,
+			Kind: indexer.SideStored, Group: ev.Group, Parent: ev.Parent, HasParent: ev.HasParent, Externals: out.externals[first:], Shape: r.layers.shape,
 		})
 	}
 }

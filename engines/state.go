@@ -137,12 +137,13 @@ func readSources(in io.Reader) (map[WorkerRank]*savedRank, error) {
 var errTooManyRanks = fmt.Errorf("more than %d ranks", maxSavedRanks)
 
 // save returns the rank's state between two batches, or nil if a later process could not find
-// out whether the engine is still the same.
+// out whether the engine is still the same, or lacks something of it: the blocks of side groups are only in
+// the index.
 func (r *rankSource) save() *savedRank {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	last, digest, known := r.follower.Last()
-	if !known || !r.at.replays && r.at.url == "" {
+	if !known || !r.at.replays && r.at.url == "" || r.engine.hybrid() {
 		return nil
 	}
 	state := r.follower.State()
@@ -172,6 +173,7 @@ func (r *rankSource) restore() {
 		return
 	}
 	evs, orphans := r.engine.restore(saved.Ranks)
+	evs = append(r.engine.shapes(), evs...)
 	for i := range evs {
 		r.namedRanks[evs[i].DPRank] = struct{}{}
 		r.fits = true
@@ -214,7 +216,7 @@ func (e *Engine) restore(saved map[uint32]*engineRank) (evs []events.RouterEvent
 		if len(e.ranks) >= maxEngineRanks {
 			break
 		}
-		r := new(*in)
+		r, full := new(*in), 0
 		e.ranks[rank] = r
 		r.Places = nil
 		for _, p := range in.Places {
@@ -227,11 +229,15 @@ func (e *Engine) restore(saved map[uint32]*engineRank) (evs []events.RouterEvent
 		}
 		for _, p := range r.Places {
 			for hash, k := range p.Blocks.all() {
+				if k.Resized != nil {
+					full = max(full, len(k.Resized.Locals)*e.opt.BlockSize)
+				}
 				if k.Published {
 					r.register(p.At, hash, &k, true)
 				}
 			}
 		}
+		r.layers = layers{Full: full}
 		stored, n := e.storedEvents(rank)
 		evs, orphans = append(evs, stored...), orphans+n
 	}
