@@ -68,6 +68,7 @@ func (c *EngineCommand) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.sim.Engine, "engine", "", "act, and register, as vllm, sglang or trtllm; empty acts as vllm and registers as kvroute-sim")
 	fs.StringVar(&c.version, "engine-version", telemetry.Version(), "version to register")
 	fs.IntVar(&c.sim.BlockSize, "block-size", 16, "`tokens` in a block")
+	fs.StringVar(&c.sim.Hybrid, "hybrid", "", "`window=1024` gives the model a group of layers with a sliding window of so many tokens, state=640 three groups with recurrent states in blocks of so many tokens; with vllm. Empty: full attention only")
 	fs.IntVar(&c.sim.NumBlocks, "num-gpu-blocks", 8192, "capacity of the cache in `blocks`")
 	fs.IntVar(&c.sim.MaxNumSeqs, "max-num-seqs", 256, "largest `number` of requests running at once")
 	fs.IntVar(&c.sim.MaxBatchedTokens, "max-num-batched-tokens", 8192, "largest `number` of tokens in a step")

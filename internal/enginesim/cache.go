@@ -29,6 +29,7 @@ type cache struct {
 	unused   *simplelru.LRU[uint64, *block]
 	hash     blockHash
 	publish  func(Change)
+	hybrid   *hybrid // nil: the model has full attention only
 
 	copies bool
 	spare  []*block // places of further copies of a block, the oldest first
@@ -37,8 +38,9 @@ type cache struct {
 type block struct {
 	indexer.Block
 
-	id   blockID
-	refs int
+	id    blockID
+	refs  int
+	group int // 0 = full attention
 }
 
 // Change is a change of a cache.
@@ -51,6 +53,9 @@ type Change struct {
 	// Copy means that the block has another copy, so the change does not affect whether it is
 	// cached.
 	Copy bool
+	// Spec is vLLM's name of the kind of a hybrid model's group, Window the size of its window.
+	Spec   string
+	Window int
 }
 
 // prefix is the part of a prompt that can be cached: its full blocks.
@@ -120,7 +125,10 @@ func (c *cache) fill(p *prefix, have, end int) {
 	}
 	for i := have; i < end; i++ {
 		h, last := p.sequence[i], (i+1)*p.size
-		stored := Change{Event: indexer.Event{Kind: indexer.Stored}, Tokens: p.tokens[last-p.size : last : last], LoRA: p.keys.lora, Salt: p.keys.salt}
+		stored := Change{
+			Event: indexer.Event{Kind: indexer.Stored}, Tokens: p.tokens[last-p.size : last : last],
+			LoRA: p.keys.lora, Salt: p.keys.salt, Spec: c.hybrid.spec(0),
+		}
 		var above *blockID
 		if parent != nil {
 			stored.HasParent, stored.Parent, above = true, parent.External, &parent.id
@@ -167,7 +175,9 @@ func (c *cache) release(sequence []uint64) {
 // evict evicts blocks until everything fits or no unused block is left.
 func (c *cache) evict() {
 	for len(c.spare) > 0 && len(c.blocks)+len(c.spare)+c.reserved > c.capacity {
-		c.publish(Change{Event: indexer.Event{Kind: indexer.Removed, Externals: []uint64{c.spare[0].External}}, Copy: true})
+		ev := c.removed(c.spare[0])
+		ev.Copy = ev.Group == 0 // the index counts the copies of side groups
+		c.publish(ev)
 		c.spare = c.spare[1:]
 	}
 	var ev Change
@@ -177,10 +187,15 @@ func (c *cache) evict() {
 			break
 		}
 		delete(c.blocks, h)
-		ev.Externals = append(ev.Externals, b.External)
+		next := c.removed(b)
+		if ev.Group == next.Group {
+			next.Externals = append(ev.Externals, next.Externals...)
+		} else if len(ev.Externals) > 0 {
+			c.publish(ev)
+		}
+		ev = next
 	}
 	if len(ev.Externals) > 0 {
-		ev.Kind = indexer.Removed
 		c.publish(ev)
 	}
 }

@@ -56,6 +56,10 @@ type Config struct {
 
 	BlockSize int // tokens; default 16
 	NumBlocks int // capacity of the cache in blocks; default 8,192
+	// Hybrid gives the model side groups: "window=1024" a group with a sliding window of so many tokens, "state=640" three
+	// groups with recurrent states in blocks of so many tokens, or of BlockSize if that is more; BlockSize is then this size.
+	// NumBlocks counts the blocks of all groups. Only with vLLM. Default: full attention only.
+	Hybrid string
 	// MaxNumSeqs limits the requests running at once. Default 256.
 	MaxNumSeqs int
 	// MaxBatchedTokens limits the tokens of a step. Default 8,192.
@@ -90,6 +94,8 @@ type Config struct {
 	Publish func(indexer.Event)
 	// Sockets publish each change as a real engine does. The caller runs them. Default: none.
 	Sockets *Sockets
+
+	hybrid *hybrid // what Hybrid says
 }
 
 func (c Config) withDefaults() (_ Config, err error) {
@@ -98,6 +104,9 @@ func (c Config) withDefaults() (_ Config, err error) {
 	c.MaxNumSeqs, c.MaxBatchedTokens = cmp.Or(c.MaxNumSeqs, 256), cmp.Or(c.MaxBatchedTokens, 8192)
 	c.Preset, c.Speed, c.BlockHash = cmp.Or(c.Preset, "32b-2xh100"), cmp.Or(c.Speed, 1), cmp.Or(c.BlockHash, "sim")
 	c.TokenBytes, c.Bandwidth, c.HoldTime = cmp.Or(c.TokenBytes, 262_144), cmp.Or(c.Bandwidth, 50), cmp.Or(c.HoldTime, 8*time.Minute)
+	if c.hybrid, c.BlockSize, err = parseHybrid(c.Hybrid, c.BlockSize); err != nil {
+		return c, err
+	}
 	if c.Prompts == nil {
 		if c.Prompts, err = tokenizer.LoadModel(ModelFiles(), tokenizer.ModelConfig{}); err != nil {
 			return c, fmt.Errorf("enginesim: %w", err)
@@ -113,6 +122,9 @@ func (c Config) withDefaults() (_ Config, err error) {
 	}
 	if c.Engine != VLLM && c.Engine != SGLang && c.Engine != TRTLLM {
 		return c, fmt.Errorf("enginesim: Engine is %q, want vllm, sglang or trtllm", c.Engine)
+	}
+	if c.hybrid != nil && (c.Engine != VLLM || c.Sockets != nil && c.Sockets.conf.Format != VLLM) {
+		return c, errors.New("enginesim: Hybrid needs the engine and the format of events of vllm: others do not report groups")
 	}
 	switch c.Role {
 	case "", rolePrefill, roleDecode:
@@ -168,6 +180,9 @@ func New(conf Config) (*Engine, error) {
 		timing: presets[conf.Preset], blockSize: conf.BlockSize, maxSeqs: conf.MaxNumSeqs, maxTokens: conf.MaxBatchedTokens,
 		cache: newCache(conf.NumBlocks, hash, e.publish),
 	}
+	if e.scheduler.cache.hybrid = conf.hybrid; conf.hybrid != nil {
+		e.pending = append(e.pending, indexer.Event{Kind: indexer.Shaped, Shape: &conf.hybrid.shape})
+	}
 	// Only subscribers of the sockets receive copies.
 	e.scheduler.cache.copies = conf.Sockets != nil && conf.Sockets.conf.Format == VLLM
 	e.metrics = newMetrics(conf.Model, conf.BlockSize, conf.NumBlocks, e.Stats)
@@ -189,13 +204,15 @@ func (e *Engine) Stats() Stats {
 	}
 }
 
-// Cached returns the engine's own names of the blocks in its cache, in no order.
+// Cached returns the engine's own names of the full-attention blocks in its cache, in no order.
 func (e *Engine) Cached() []uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	all := make([]uint64, 0, len(e.scheduler.cache.blocks))
 	for _, b := range e.scheduler.cache.blocks {
-		all = append(all, b.External)
+		if b.group == 0 {
+			all = append(all, b.External)
+		}
 	}
 	return all
 }
@@ -250,7 +267,7 @@ func (e *Engine) Run(ctx context.Context) error {
 // publish has a change of the cache published at the end of the step; mu is held. As in vLLM, no
 // event of a block precedes the step that computes the block.
 func (e *Engine) publish(c Change) {
-	if !c.Copy {
+	if !c.Copy && (c.Kind != indexer.SideStored || len(c.Externals) > 0) {
 		e.pending = append(e.pending, c.Event)
 	}
 	if e.conf.Sockets != nil {

@@ -45,7 +45,8 @@ func (p *Publisher) Subscribers() int {
 
 // Scheduler drives the engine's scheduler step by step, without a clock.
 type Scheduler struct {
-	m scheduler
+	m     scheduler
+	flush func() // called at the end of each step; may be nil
 	// Log is called with a word for each thing that happens to a request.
 	Log func(id int, what string)
 }
@@ -57,7 +58,27 @@ func NewScheduler(preset string, blocks int, publish func(indexer.Event), log fu
 		panic(err)
 	}
 	cache := newCache(blocks, hash, func(c Change) { publish(c.Event) })
-	return &Scheduler{scheduler{timing: presets[preset], blockSize: 16, maxSeqs: 256, maxTokens: 8192, cache: cache}, log}
+	return &Scheduler{scheduler{timing: presets[preset], blockSize: 16, maxSeqs: 256, maxTokens: 8192, cache: cache}, nil, log}
+}
+
+// NewHybridScheduler returns a scheduler of a hybrid model. publish is called with vLLM's batch of each step.
+func NewHybridScheduler(text string, block, blocks, stepTokens int, publish func(batch []byte)) *Scheduler {
+	h, block, err := parseHybrid(text, block)
+	if err != nil {
+		panic(err)
+	}
+	var changes []Change
+	m := &Scheduler{Log: func(int, string) {}}
+	m.m = scheduler{timing: presets["8b-1xh100"], blockSize: block, maxSeqs: 256, maxTokens: stepTokens}
+	m.m.cache = newCache(blocks, vllmHash, func(c Change) { changes = append(changes, c) })
+	m.m.cache.hybrid, m.m.cache.copies = h, true
+	m.flush = func() {
+		if len(changes) > 0 {
+			publish(batch(changes, 0, false))
+		}
+		changes = nil
+	}
+	return m
 }
 
 // Request is a handle of a request.
@@ -66,7 +87,7 @@ type Request struct{ r *request }
 // Submit adds a request with a prompt.
 func (m *Scheduler) Submit(id int, tokens []uint32, output int) Request {
 	r := &request{
-		prefix: newPrefix(tokens, 16, keys{}), prompt: len(tokens), output: output,
+		prefix: newPrefix(tokens, m.m.blockSize, keys{}), prompt: len(tokens), output: output,
 		admitted: func(int) { m.Log(id, "admitted") },
 		token:    func() { m.Log(id, "token") },
 		finished: func() { m.Log(id, "finished") },
@@ -86,6 +107,9 @@ func (m *Scheduler) Step() time.Duration {
 	d := m.m.begin()
 	if d > 0 {
 		m.m.finish()
+	}
+	if m.flush != nil {
+		m.flush()
 	}
 	return d
 }

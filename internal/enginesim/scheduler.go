@@ -37,6 +37,7 @@ type request struct {
 
 	hit      int // prompt blocks that the request references: found in the cache, or stored since
 	reserve  int // output blocks held in reserve
+	sides    sideBlocks
 	cached   int // prompt tokens that need no computing
 	computed int // prompt tokens that are computed or cached
 	planned  int // prompt tokens that the current step computes
@@ -103,7 +104,7 @@ func (s *scheduler) begin() time.Duration {
 		if r.planned = 0; r.made > 0 || r.receiving {
 			return
 		}
-		n := min(budget, r.prompt-r.computed)
+		n := s.cache.clip(r, min(budget, r.prompt-r.computed))
 		r.planned = n
 		budget -= n
 		prefill += n
@@ -135,24 +136,21 @@ func (s *scheduler) admit() *request {
 		return nil
 	}
 	r := s.waiting[0]
-	hit, unused := s.cache.hit(r.sequence)
 	// The last token is always computed, so a completely cached prompt computes its last
 	// block.
-	if most := (r.prompt - 1) / s.blockSize; hit > most {
-		hit = most
-		_, unused = s.cache.hit(r.sequence[:hit])
-	}
+	hit, unused, sides := s.cache.find(&r.prefix, (r.prompt-1)/s.blockSize)
 	blocks := len(r.sequence)
 	reserve := max(0, (r.prompt+r.output+s.blockSize-1)/s.blockSize-blocks)
-	need := blocks - hit + unused + reserve
+	need := blocks - hit + unused + reserve + sides.reserve
 	if s.cache.used()+need > s.cache.capacity && len(s.running)+s.held > 0 {
 		return nil
 	}
 	s.waiting = s.waiting[1:]
 	s.cache.acquire(r.sequence[:hit])
-	s.cache.reserved += blocks - hit + reserve
+	s.cache.acquire(sides.held)
+	s.cache.reserved += blocks - hit + reserve + sides.reserve
 	s.cache.evict()
-	r.hit, r.reserve = hit, reserve
+	r.hit, r.reserve, r.sides = hit, reserve, sides
 	r.cached = min(hit*s.blockSize, r.prompt-1)
 	r.computed = r.cached
 	s.queries += r.prompt
@@ -169,6 +167,7 @@ func (s *scheduler) admit() *request {
 func (s *scheduler) store(r *request, tokens int) {
 	end := max(r.hit, tokens/s.blockSize)
 	s.cache.fill(&r.prefix, r.hit, end)
+	s.cache.keepSides(&r.prefix, &r.sides, r.hit, end)
 	r.hit = end
 }
 
@@ -223,6 +222,7 @@ func (s *scheduler) leave(r *request) {
 	if r.receiving {
 		s.receiving--
 	}
-	s.cache.reserved -= len(r.sequence) - r.hit + r.reserve
+	s.cache.reserved -= len(r.sequence) - r.hit + r.reserve + r.sides.reserve
 	s.cache.release(r.sequence[:r.hit])
+	s.cache.release(r.sides.held)
 }
