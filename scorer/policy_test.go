@@ -802,8 +802,8 @@ func TestCostsAreFinite(t *testing.T) {
 	}
 }
 
-// Of workers with nearly the lowest cost the one that holds most of the prompt is chosen, although its hybrid model
-// cannot use it yet. A worker with more load is not.
+// Of workers with costs near the lowest one, the one that holds most of the prompt is chosen, although its hybrid model cannot
+// use it yet: the costs may differ by half of the prefill that a later prompt saves.
 func TestJunctions(t *testing.T) {
 	r := scorer.Request{PromptTokens: 1600, BlockSize: 16, U: .7}
 	s := scorer.Defaults()
@@ -812,9 +812,13 @@ func TestJunctions(t *testing.T) {
 		want int
 	}{
 		"equal costs":                {[]scorer.Input{{}, {UnusableBlocks: 40}, {UnusableBlocks: 90}, {}}, 2},
-		"half a block more":          {[]scorer.Input{{}, {UnusableBlocks: 90, PendTokens: 8}}, 1},
-		"two blocks more":            {[]scorer.Input{{}, {UnusableBlocks: 90, PendTokens: 32}}, 0},
-		"a usable block counts more": {[]scorer.Input{{OverlapBlocks: 20}, {UnusableBlocks: 90}}, 0},
+		"half of it more":            {[]scorer.Input{{}, {UnusableBlocks: 90, PendTokens: 720}}, 1},
+		"most of it more":            {[]scorer.Input{{}, {UnusableBlocks: 90, PendTokens: 1300}}, 0},
+		"a short part, half a block": {[]scorer.Input{{}, {UnusableBlocks: 1, PendTokens: 15}}, 1},
+		"a short part, two blocks":   {[]scorer.Input{{}, {UnusableBlocks: 1, PendTokens: 32}}, 0},
+		"less than the usable part":  {[]scorer.Input{{OverlapBlocks: 20}, {UnusableBlocks: 50}}, 0},
+		"more than the usable part":  {[]scorer.Input{{OverlapBlocks: 20}, {UnusableBlocks: 90}}, 1},
+		"as long as the usable part": {[]scorer.Input{{OverlapBlocks: 20}, {UnusableBlocks: 20}}, 0},
 		"the longest of both":        {[]scorer.Input{{OverlapBlocks: 20}, {OverlapBlocks: 20, UnusableBlocks: 1}}, 1},
 	} {
 		if got := s.Choose(&r, c.in, make([]float64, len(c.in))); got != c.want {
