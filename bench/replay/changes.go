@@ -14,6 +14,7 @@ import (
 // first, so that no cache ever holds more than its capacity.
 func (s *sim) publishComputed(w int, p *prefill) {
 	s.publishRemoved(w)
+	defer s.publishSides(w, indexer.SideStored, p.sides)
 	if p.known >= p.to {
 		return
 	}
@@ -37,9 +38,14 @@ func (s *sim) publishRemoved(w int) {
 	}
 	s.externals = s.externals[:0]
 	for _, n := range gone {
-		s.externals = append(s.externals, s.Trace.blocks.chain[n])
+		if int(n) < s.Trace.Distinct() {
+			s.externals = append(s.externals, s.Trace.blocks.chain[n])
+		}
 	}
-	s.publish(w, indexer.Event{Kind: indexer.Removed, Externals: s.externals})
+	if len(s.externals) > 0 {
+		s.publish(w, indexer.Event{Kind: indexer.Removed, Externals: s.externals})
+	}
+	s.publishSides(w, indexer.SideRemoved, gone)
 }
 
 // publish sends an event of a worker to the routers. With an oracle the event is one of

@@ -135,6 +135,9 @@ func (f *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) e
 	if len(f.loads) == 0 {
 		f.loads = []float64{1}
 	}
+	if err := f.hybridBlocks(); err != nil {
+		return err
+	}
 	traces, err := f.load()
 	if err != nil {
 		return err
@@ -149,6 +152,26 @@ func (f *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) e
 		return nil
 	}
 	return f.play(ctx, out, traces)
+}
+
+// windowBlock is the number of tokens in a block of a made-up workload for a window: vLLM's default.
+const windowBlock = 16
+
+// hybridBlocks has a workload that is made up in blocks of vLLM's size: that of states, or windowBlock. The caches stay as large.
+func (f *Command) hybridBlocks() error {
+	s := &f.scenario
+	if s.Hybrid == "" {
+		return nil
+	}
+	window, tokens, err := parseHybrid(s.Hybrid)
+	if window {
+		tokens = windowBlock
+	}
+	if err == nil && f.Trace == "" && f.lanes.Lanes == 0 {
+		f.generate.BlockSize = tokens
+		s.KVBlocks = max(1, s.KVBlocks*MooncakeBlock/tokens)
+	}
+	return err
 }
 
 // check refuses values out of range. In a [Scenario], 0 would become the default.
@@ -192,7 +215,7 @@ func (f *Command) withoutEffect(fs *flag.FlagSet) (err error) {
 		{s.ConditionalDisaggregation == "never", "--conditional-disaggregation never", "disaggregation-tokens disaggregation-fraction"},
 		{f.HitRate, "--hit-rate, which plays nothing", "rule load jitter speeds engine replicas sync-delay sync-off sync-lost groups summary-age summary-stride " +
 			"no-kv-events event-delay event-loss predict prefill-workers kv-bytes-per-token transfer-rate conditional-disaggregation disaggregation-tokens disaggregation-fraction " +
-			"decode-overlap-score-credit router-queue-threshold router-queue-policy router-queue-limit queue-wait priority-share strict-priority priority foreign-share foreign-workers report-every change cold-start seeds timing json"},
+			"decode-overlap-score-credit router-queue-threshold router-queue-policy router-queue-limit queue-wait priority-share strict-priority priority foreign-share foreign-workers report-every change cold-start seeds timing json hybrid"},
 	} {
 		fs.Visit(func(given *flag.Flag) {
 			if row.when && err == nil && slices.Contains(strings.Fields(row.flags), given.Name) {

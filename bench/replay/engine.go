@@ -40,6 +40,7 @@ type engine struct {
 	speed  float64 // the times of the model are divided by this
 	block  int     // tokens
 	cache  *cache
+	hybrid *hybrid // nil: the model has full attention only
 	reqs   []Request
 	states []state // of the requests
 
@@ -73,9 +74,10 @@ type engine struct {
 // prefill is an admitted request whose prompt is being computed.
 type prefill struct {
 	req        int32
-	done, left int // tokens of the prompt; done includes the cached ones
-	now        int // tokens in the current step
-	known, to  int // the current step caches the blocks from known to to
+	done, left int     // tokens of the prompt; done includes the cached ones
+	now        int     // tokens in the current step
+	known, to  int     // the current step caches the blocks from known to to
+	sides      []int32 // and these blocks of side groups
 }
 
 // maxRunning is the most requests that an engine computes at a time.
@@ -89,15 +91,22 @@ func (e *engine) admit(s *sim, budget int) int {
 		n := e.waiting[e.head]
 		r := &e.reqs[n]
 		need := e.cache.missing(r.Blocks) + e.reserve(n)
-		if e.cache.live+e.cache.reserved+need > e.cache.capacity && e.admitted > 0 {
-			return budget
-		}
-		e.admitted++
 		hit := e.cache.leading(r.Blocks)
 		if hit*e.block >= r.Input {
 			hit = (r.Input - 1) / e.block
 		}
+		var own sides
+		if e.hybrid != nil {
+			hit, own = e.hybrid.find(e.cache, r, hit)
+			e.hybrid.each(own.held, func(number []int32) { need += e.cache.missing(number) })
+		}
+		if e.cache.live+e.cache.reserved+need > e.cache.capacity && e.admitted > 0 {
+			return budget
+		}
+		e.admitted++
 		e.cache.acquire(r.Blocks)
+		e.hybrid.each(own.held, e.cache.acquire)
+		e.states[n].sides = own
 		e.cache.reserved += e.reserve(n)
 		done := hit * e.block
 		if leg := e.states[n].leg; leg != noLeg && leg != e.number {
@@ -118,7 +127,7 @@ func (e *engine) admit(s *sim, budget int) int {
 // fill. It returns the number of tokens.
 func (e *engine) schedule(p *prefill, now int64, budget int) int {
 	r := &e.reqs[p.req]
-	p.now = min(p.left, budget)
+	p.now = e.hybrid.clip(&e.states[p.req].sides, p.done, min(p.left, budget), p.left)
 	p.to = min(len(r.Blocks), (p.done+p.now)/e.block)
 	if p.now == p.left {
 		p.to = len(r.Blocks) // a trace may have a block for the prompt's rest
@@ -127,6 +136,7 @@ func (e *engine) schedule(p *prefill, now int64, budget int) int {
 		e.states[p.req].begun = now
 	}
 	p.known = e.cache.computed(r.Blocks[:p.to])
+	p.sides = e.storeSides(p.req, p.to)
 	return p.now
 }
 
@@ -159,7 +169,7 @@ func (e *engine) reserve(n int32) int {
 		return 0
 	}
 	r := &e.reqs[n]
-	return max(0, (r.Input+r.Output+e.block-1)/e.block-len(r.Blocks))
+	return max(0, (r.Input+r.Output+e.block-1)/e.block-len(r.Blocks)) + e.hybrid.groups()
 }
 
 // plan sets the end of the next step, or steps, and admits waiting requests to it. It returns false
@@ -278,6 +288,7 @@ func (e *engine) finish(t *sim, w int, req int32) {
 func (e *engine) release(req int32) {
 	e.admitted--
 	e.cache.release(e.reqs[req].Blocks)
+	e.hybrid.each(e.states[req].sides.held, e.cache.release)
 	e.cache.reserved -= e.reserve(req)
 	e.cache.trim(e.cache.capacity)
 }
@@ -297,7 +308,7 @@ func (e *engine) reset(distinct int) (lost []int32) {
 		e.cache.reserved -= e.reserve(n)
 	}
 	if !e.shared {
-		e.cache = newCache(e.cache.capacity, distinct)
+		e.cache = newCache(e.cache.capacity, distinct*(1+e.hybrid.groups()))
 	}
 	lost = append(running, e.waiting[e.head:]...)
 	e.waiting, e.head, e.prefills = nil, 0, nil

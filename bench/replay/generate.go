@@ -32,6 +32,7 @@ type GenerateConfig struct {
 	// Instead of the prompt, the requests of a burst share only the prefix. Not with Turns.
 	BurstQuestions bool `yaml:"burst-questions" help:"made up: the requests of a burst have the same prefix, and questions of their own"`
 	Seed           uint64
+	BlockSize      int // tokens in a block; 0 = MooncakeBlock
 }
 
 // Generate makes requests. The same config makes the same ones.
@@ -50,7 +51,7 @@ func (c *GenerateConfig) generate() (*Trace, error) {
 	if c.BurstQuestions && (c.Burst == 1 || c.Turns > 1) {
 		return nil, fmt.Errorf("burst-questions needs a burst above 1 and turns of 1; they are %d and %d", c.Burst, c.Turns)
 	}
-	g := &generator{GenerateConfig: c, rng: rand.New(rand.NewPCG(c.Seed, 0x67656e)), trace: &Trace{Name: "generated", BlockSize: MooncakeBlock}}
+	g := &generator{GenerateConfig: c, rng: rand.New(rand.NewPCG(c.Seed, 0x67656e)), trace: &Trace{Name: "generated", BlockSize: cmp.Or(c.BlockSize, MooncakeBlock)}}
 	at := 0.
 	for len(g.trace.Requests) < c.Requests {
 		at += g.rng.ExpFloat64() / c.Rate * float64(c.Burst)

@@ -54,6 +54,8 @@ type Result struct {
 	// those there were, Misjudged the mean of the differences' sizes.
 	Promised  float64 `json:"promised_minus_real_tokens"`
 	Misjudged float64 `json:"misjudged_tokens"`
+	// Hybrid has the sums of hybrid models; nil for other models.
+	Hybrid *hybridResult `json:"hybrid,omitempty"`
 
 	// Legs is the number of requests with a prefill leg. Transfer is the time until their decode
 	// worker has the blocks: waiting for the link, and the transfer itself.
@@ -99,6 +101,7 @@ const (
 
 func (s *sim) result() *Result {
 	r := &Result{Trace: s.Trace.Name, Rule: s.Rule.Name, Requests: len(s.reqs), Load: s.Speedup, Seed: s.Seed, Retried: s.retried}
+	r.Hybrid = s.hybridResult()
 	var ttft, waits, tpot, e2e []float64
 	var tokens, hit, promised, misjudged, routed float64
 	begin, last := int64(math.MaxInt64), int64(0)
@@ -132,6 +135,7 @@ func (s *sim) result() *Result {
 			continue // kvroute made no decision
 		}
 		routed++
+		r.Hybrid.add(req, state)
 		d := float64(state.promised - state.cached)
 		promised += d
 		misjudged += math.Abs(d)
@@ -201,6 +205,10 @@ func writeTable(w io.Writer, results []*Result) error {
 	if classes {
 		fmt.Fprint(t, "priority TTFT mean\tp99\tE2E mean s\tothers TTFT mean\tp99\tE2E mean s\t")
 	}
+	hybrid := slices.ContainsFunc(results, func(r *Result) bool { return r.Hybrid != nil })
+	if hybrid {
+		fmt.Fprint(t, "promised\thit tokens\tof second sharers\t")
+	}
 	if timed {
 		fmt.Fprint(t, "decision p50\tp99 µs\trequests/s\tB/request\t")
 	}
@@ -218,6 +226,9 @@ func writeTable(w io.Writer, results []*Result) error {
 		}
 		if r.Queue != nil {
 			r.Queue.writeCells(t, classes)
+		}
+		if h := r.Hybrid; h != nil {
+			fmt.Fprintf(t, "%d\t%d\t%d\t", h.Promised, h.Hit, h.SecondSharers)
 		}
 		if c := r.Timing; c != nil {
 			fmt.Fprintf(t, "%.1f\t%.1f\t%.0f\t%.0f\t", float64(c.DecisionP50)/1e3, float64(c.DecisionP99)/1e3, c.Rate, c.Bytes)

@@ -24,6 +24,8 @@ type Rule struct {
 
 	// NoReports: the routers get no reports of engines about their load.
 	NoReports bool
+	// NoJunction: costs alone decide, also between workers of a hybrid model that cannot use all that they hold of a prompt.
+	NoJunction bool
 }
 
 // Default is the rule that kvroute recommends where the engine is known: tokens
@@ -75,9 +77,22 @@ func ruleNames() (names []string) {
 	return names
 }
 
+// choose is the rule of a router that does not simply choose by settings; nil if it does.
+func (r *Rule) choose(settings scorer.Settings) scorer.Rule {
+	if !r.NoJunction {
+		return r.Choose
+	}
+	return func(q *scorer.Request, in []scorer.Input, costs []float64) int {
+		for i := range in {
+			in[i].UnusableBlocks = 0
+		}
+		return settings.Choose(q, in, costs)
+	}
+}
+
 // ParseRule returns the rule with a name. What follows a colon changes its settings as
 // a request may ([scorer.Override]), as in "tokens:alpha=.1,attention=6e-5". "reports=none"
-// has the rule ignore the reports of engines.
+// has the rule ignore the reports of engines, "junction=none" what hybrid models hold and cannot use.
 func ParseRule(text string) (Rule, error) {
 	name, rest, changed := strings.Cut(text, ":")
 	all := named()
@@ -96,6 +111,10 @@ func ParseRule(text string) (Rule, error) {
 			r.NoReports = true
 			continue
 		}
+		if part == "junction=none" && r.Choose == nil {
+			r.NoJunction = true
+			continue
+		}
 		key, value, _ := strings.Cut(part, "=")
 		v, err := strconv.ParseFloat(value, 64)
 		if err == nil && r.Choose == nil {
@@ -104,7 +123,7 @@ func ParseRule(text string) (Rule, error) {
 			err = d.Decode(&override)
 		}
 		if err != nil || r.Choose != nil {
-			return Rule{}, fmt.Errorf("replay: rule %q: %q is not one of its settings; costs have those of x-dynamo-router-override as name=number, and all rules have reports=none", name, part)
+			return Rule{}, fmt.Errorf("replay: rule %q: %q is not one of its settings; costs have those of x-dynamo-router-override as name=number, all rules have reports=none, and rules of costs junction=none", name, part)
 		}
 	}
 	settings, err := r.Settings.With(&override)

@@ -30,6 +30,11 @@ type Scenario struct {
 	// reads a block once for each request that has it, as most kernels do.
 	SharedAttention bool `yaml:"shared-prefix-attention" help:"engines read the keys and values of a shared prefix once a step for all requests; otherwise once for each request"`
 
+	// Hybrid gives the engines' model side groups, which share the KVBlocks: one with a sliding window, or three with states.
+	// The blocks of states have as many tokens as the setting says, a multiple of those of the trace. Not with an oracle or
+	// PrefillWorkers.
+	Hybrid string `yaml:"hybrid" help:"<kind=tokens>: window=1024 gives the model a group of layers with a sliding window, state=640 three groups of recurrent layers with states in blocks of so many tokens. A made-up workload then has blocks of 16 tokens, or of a state. Empty: full attention only"`
+
 	KVBlocks int       `yaml:"kv-blocks" default:"2000" want:"1 to 67108864" help:"<blocks> of 512 tokens in a worker's cache"`
 	Speeds   []float64 // divide the times of the engine, worker by worker; the default of each is 1
 
@@ -157,6 +162,8 @@ func (c Scenario) withDefaults() (Scenario, error) {
 		return c, fmt.Errorf("foreign requests go to %d workers, want 1 to %d", c.ForeignWorkers, c.Workers)
 	case c.ForeignShare > 0 && (c.Groups > 1 || c.PrefillWorkers > 0 || !stable):
 		return c, errors.New("foreign requests go with workers and routers that stay, and with neither groups nor prefill workers")
+	case c.Hybrid != "" && (c.Rule.Oracle || c.PrefillWorkers > 0):
+		return c, errors.New("hybrid goes with neither an oracle nor prefill workers")
 	case c.Approximate && c.Rule.Oracle:
 		return c, errors.New("the oracle knows all caches: not without events")
 	}

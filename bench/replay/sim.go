@@ -43,6 +43,7 @@ type sim struct {
 	retried int
 
 	engines   []*engine
+	hybrid    *hybrid     // nil: the model has full attention only
 	routers   []*replica  // by replica, or by group
 	upper     *replica    // the router whose candidates are the groups; nil without groups
 	published []published // by group
@@ -72,6 +73,7 @@ type state struct {
 	worker   int // that generates the output
 	leg      int // worker of the prefill leg, or noLeg
 	legID    string
+	sides    sides
 	admission
 }
 
@@ -102,8 +104,12 @@ func newSim(ctx context.Context, c Scenario) (*sim, error) {
 		return nil, err
 	}
 	draw := func(stream uint64) *rand.Rand { return rand.New(rand.NewPCG(c.Seed, stream)) }
+	h, err := newHybrid(c.Hybrid, c.Trace)
+	if err != nil {
+		return nil, err
+	}
 	s := &sim{
-		Scenario: c, ctx: ctx, reqs: c.Trace.Requests, left: len(c.Trace.Requests), states: make([]state, len(c.Trace.Requests)),
+		Scenario: c, ctx: ctx, hybrid: h, reqs: c.Trace.Requests, left: len(c.Trace.Requests), states: make([]state, len(c.Trace.Requests)),
 		rng: draw(0x7265706c6963), jitter: draw(0x6a6974746572), foreign: draw(0x666f726569676e),
 	}
 	for i := range s.states {
@@ -135,7 +141,7 @@ func (s *sim) build() {
 		shared = newCache(s.KVBlocks*s.Workers, s.Trace.Distinct())
 	}
 	for w := range s.Workers {
-		e := &engine{number: w, model: s.Engine, speed: 1, block: s.Trace.BlockSize, cache: shared, shared: shared != nil, reqs: s.reqs, states: s.states, single: s.everyStep}
+		e := &engine{number: w, model: s.Engine, speed: 1, block: s.Trace.BlockSize, cache: shared, shared: shared != nil, reqs: s.reqs, states: s.states, single: s.everyStep, hybrid: s.hybrid}
 		if s.SharedAttention {
 			e.readers = make([]int32, s.Trace.Distinct())
 		}
@@ -143,7 +149,7 @@ func (s *sim) build() {
 			e.speed = s.Speeds[w]
 		}
 		if shared == nil {
-			e.cache = newCache(s.KVBlocks, s.Trace.Distinct())
+			e.cache = newCache(s.KVBlocks, s.Trace.Distinct()*(1+s.hybrid.groups()))
 		}
 		e.present = !slices.ContainsFunc(s.Changes, func(c Change) bool { return c.Worker == w && c.Kind == Join })
 		s.engines = append(s.engines, e)
@@ -178,7 +184,7 @@ func (s *sim) config(number uint64) router.Config {
 	scoring := s.Rule.Settings
 	scoring.Engine, scoring.KVRead = s.Engine, s.Engine.KVRead() // as with the setting engine-preset
 	return router.Config{
-		Scoring: scoring, Rule: s.Rule.Choose, BlockSize: s.Trace.BlockSize,
+		Scoring: scoring, Rule: s.Rule.choose(scoring), BlockSize: s.Trace.BlockSize,
 		Seed: s.Seed + number, KeepDecisions: -1, PredictTTL: cmp.Or(s.Predict, -1), Split: s.split(), EstimateOutput: true, NoSpeeds: s.Rule.Oracle, Hooks: router.Hooks{Tell: s.slotChanged},
 		Now: func() time.Time { return time.Unix(0, s.now) },
 	}
