@@ -286,7 +286,12 @@ func (w *directWorker) completed() router.WorkerInfo {
 	}
 	if f := w.found; f != nil {
 		info.BlockSize = cmp.Or(info.BlockSize, f.BlockSize)
-		info.TotalKVBlocks = cmp.Or(info.TotalKVBlocks, f.TotalKVBlocks)
+		if info.TotalKVBlocks == 0 {
+			info.TotalKVBlocks = f.TotalKVBlocks
+			if f.BlockSize > 0 { // the engine counts its own blocks
+				info.TotalKVBlocks = f.TotalKVBlocks * f.BlockSize / info.BlockSize
+			}
+		}
 		info.Engine = cmp.Or(info.Engine, f.Engine)
 		info.DPStart, info.DPSize = f.DPStart, f.DPSize
 	}

@@ -134,6 +134,19 @@ func TestARecordComesBeforeItsEngine(t *testing.T) {
 	d.wait(`gpu-1 rank 2: 7 blocks of 16, engine "another", events ok`)
 }
 
+// The capacity that an engine reports is in its own blocks, the router's is in those of the record.
+func TestTheCapacityIsInTheRecordsBlocks(t *testing.T) {
+	t.Parallel()
+	for size, blocks := range map[int]int{8: 800, 16: 400, 32: 200} {
+		d := newDirectTest(t)
+		r := d.record("zmq")
+		r.BlockSize = size
+		d.apply(r)
+		natstest.Run(t, d.Sources().Run)
+		d.wait(fmt.Sprintf(`gpu-1 rank 2: %d blocks of %d, engine "vllm", events ok`, blocks, size))
+	}
+}
+
 // The router learns that the sockets of an engine are out of reach.
 func TestTheStateOfAnEnginesEventsIsShown(t *testing.T) {
 	t.Parallel()
