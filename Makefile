@@ -157,7 +157,7 @@ conformance: tools $(REFERENCE) ## compare tokenizer and templates with the refe
 # the checks of two vLLM engines that share the work on each request.
 INTEROP := clients dynamo vllm
 comma   := ,
-NAMED    = $(or $(filter $(INTEROP),$(patsubst pd,vllm,$(subst $(comma), ,$(ONLY)))),$(INTEROP))
+NAMED    = $(or $(filter $(INTEROP),$(patsubst hybrid,vllm,$(patsubst pd,vllm,$(subst $(comma), ,$(ONLY))))),$(INTEROP))
 INSTALL  = $(sort $(NAMED) $(if $(filter vllm,$(NAMED)),clients))
 
 .PHONY: test-interop

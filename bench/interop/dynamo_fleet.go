@@ -127,7 +127,7 @@ func (f *dynamoFleet) config(store string) string {
 func (e *env) dynamoModel() string {
 	dir := filepath.Join(e.dir, "dynamo-model")
 	if _, err := os.Stat(dir); err != nil { // no check before made it
-		writeModel(dir, "")
+		writeModel(dir, "", nil)
 	}
 	return dir
 }

@@ -57,7 +57,8 @@ func (v *vllmEngine) rank(i int) engines.WorkerRank {
 // vllmFleet has the two engines and the model's files that the checks of vLLM share.
 type vllmFleet struct {
 	model, adapter string
-	tokenizer      string // of which kind, for the record
+	tokenizer      string   // of which kind, for the record
+	flags          []string // of the engines, in place of an adapter
 	engines        []*vllmEngine
 	ledger         *ledger
 }
@@ -97,10 +98,14 @@ func (f *vllmFleet) ranks() (n int) {
 // config is kvroute's configuration. In events, NAME stands for the engine's name.
 func (f *vllmFleet) config(events string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "version: 1\nmodels:\n- {name: %s, lora: [%s], tokenizer: %q}\nworkers:\n", modelName, adapterName, f.model)
+	adapter := adapterName
+	if f.adapter == "" {
+		adapter = ""
+	}
+	fmt.Fprintf(&b, "version: 1\nmodels:\n- {name: %s, lora: [%s], tokenizer: %q}\nworkers:\n", modelName, adapter, f.model)
 	for _, v := range f.engines {
 		fmt.Fprintf(&b, "- {worker_id: %d, name: %s, address: %q, role: %q, models: [%s], lora: [%s], events: %s}\n",
-			v.id, v.name, v.address, cmp.Or(v.role, router.Aggregated), modelName, adapterName, strings.ReplaceAll(events, "NAME", v.name))
+			v.id, v.name, v.address, cmp.Or(v.role, router.Aggregated), modelName, adapter, strings.ReplaceAll(events, "NAME", v.name))
 	}
 	return b.String()
 }
@@ -127,6 +132,8 @@ func (e *env) launch(f *vllmFleet, name string, ranks int, role router.Role) *vl
 		"--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--kv-events-config", string(kvEvents),
 	}
 	switch {
+	case f.flags != nil:
+		v.args = append(v.args, f.flags...)
 	case role != "":
 		var config string
 		config, v.environment = transferConfig()
@@ -243,7 +250,7 @@ func (e *env) files() *vllmFleet {
 		folder, f.tokenizer = "", "the simulated engine's tokenizer and a template of the project's own"
 	}
 	if _, err := os.Stat(f.model); err != nil { // no check before made it
-		writeModel(f.model, folder)
+		writeModel(f.model, folder, nil)
 	}
 	return f
 }

@@ -16,8 +16,8 @@ import (
 )
 
 // ledger is what engines announced, by rank. It receives the events as kvroute does, and counts
-// copies of blocks by the engines' own hashes. It knows nothing of tokens, prefixes and the
-// index.
+// copies of blocks of full attention by the engines' own hashes. It knows nothing of tokens,
+// prefixes and the index.
 type ledger struct {
 	mayStoreMore bool // the engines: Dynamo's mock engines sometimes store a block again
 
@@ -30,8 +30,9 @@ type ledger struct {
 // account is the blocks of one rank.
 type account struct {
 	copies                   map[uint64]int
-	stored, removed, cleared int // stored and removed are blocks, cleared is how often
-	expected                 int // blocks that it must have stored
+	stored, removed, cleared int          // stored and removed are blocks, cleared is how often
+	expected                 int          // blocks that it must have stored
+	sides                    map[int]bool // groups without full attention, whose blocks are not counted
 }
 
 func newLedger() *ledger { return &ledger{ranks: make(map[engines.WorkerRank]*account)} }
@@ -41,7 +42,7 @@ func (l *ledger) with(at engines.WorkerRank, do func(*account)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ranks[at] == nil {
-		l.ranks[at] = &account{copies: make(map[uint64]int)}
+		l.ranks[at] = &account{copies: make(map[uint64]int), sides: make(map[int]bool)}
 	}
 	do(l.ranks[at])
 }
@@ -103,6 +104,7 @@ func (l *ledger) add(at engines.WorkerRank, kind indexer.Kind, hashes []uint64) 
 		case indexer.Cleared:
 			a.cleared++
 			clear(a.copies)
+		case indexer.Shaped, indexer.SideStored, indexer.SideRemoved: // only full attention is counted
 		}
 	})
 }
@@ -134,8 +136,21 @@ func (l *ledger) addBatch(at engines.WorkerRank, body []byte) {
 		if !known {
 			bench.NoError(fmt.Errorf("%v: an event of kind %d of a vLLM", at, ev.Kind))
 		}
-		l.add(at, kind, ev.Hashes)
+		if kind == indexer.Cleared || !l.isSide(at, &ev) {
+			l.add(at, kind, ev.Hashes)
+		}
 	}
+}
+
+// isSide reports whether an event is of a group without full attention. Removals do not name the kind of their group.
+func (l *ledger) isSide(at engines.WorkerRank, ev *engines.EngineEvent) (side bool) {
+	l.with(at, func(a *account) {
+		if ev.Kind == engines.EngineStored && ev.Spec != "" && ev.Spec != "full_attention" {
+			a.sides[ev.Group] = true
+		}
+		side = a.sides[ev.Group]
+	})
+	return side
 }
 
 // try receives something, and remembers an error.

@@ -52,6 +52,7 @@ func groups() []group {
 		{"dynamo", func(o options) string { return o.dynamo }, dynamoChecks()},
 		{"vllm", func(o options) string { return o.vllm }, vllmChecks()},
 		{"vllm", func(o options) string { return o.vllm }, pairChecks()},
+		{"vllm", func(o options) string { return o.vllm }, hybridChecks()},
 	}
 }
 

@@ -26,6 +26,7 @@ func TestPartsGetTheirPrograms(t *testing.T) {
 		"vllm client litellm":    "clients vllm",
 		"clients curl,dynamo":    "clients dynamo",
 		"pd":                     "clients vllm",
+		"hybrid":                 "clients vllm",
 		"forced eviction":        "clients dynamo vllm",
 	} {
 		text, err := exec.Command("make", "--no-print-directory", "-n", "test-interop", "ONLY="+only).Output()
@@ -40,6 +41,35 @@ func TestPartsGetTheirPrograms(t *testing.T) {
 		}
 		if strings.Join(got, " ") != want {
 			t.Errorf("ONLY=%q: %q, want %s", only, got, want)
+		}
+	}
+}
+
+// An index whose blocks are parts of the engine's has all parts of all blocks.
+func TestPartsAreJoined(t *testing.T) {
+	t.Parallel()
+	at := func(ids ...uint64) (all []blockAt) {
+		for _, id := range ids {
+			all = append(all, blockAt{worker: 1, external: id})
+		}
+		return all
+	}
+	engine := at(13, 23)
+	for _, c := range []struct {
+		ours  []blockAt
+		parts int
+		equal bool
+	}{
+		{at(13, 23), 1, true},
+		{at(13), 1, false},
+		{at(11, 12, 13, 21, 22, 23), 3, true},
+		{at(11, 13, 21, 22, 23), 3, false},
+		{at(11, 12, 13), 3, false},
+		{at(11, 12, 13, 21, 22, 24), 3, false},
+		{nil, 3, false},
+	} {
+		if missing := differing(joined(c.ours, engine, c.parts), engine); missing == "" != c.equal {
+			t.Errorf("%v in %d parts: %q", c.ours, c.parts, missing)
 		}
 	}
 }

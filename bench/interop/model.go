@@ -24,8 +24,8 @@ const hidden, layers, headSize = 64, 2, 32
 
 // writeModel writes the files of a small model with dummy weights into a new folder. It has the
 // tokenizer of a real model if one is given, else the simulated engine's with a template of the
-// project's own.
-func writeModel(dir, tokenizerFrom string) {
+// project's own. Its configuration has the given fields, too.
+func writeModel(dir, tokenizerFrom string, more map[string]any) {
 	config := map[string]any{
 		"architectures": []string{"Qwen3ForCausalLM"}, "model_type": "qwen3", "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers,
 		"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": headSize, "vocab_size": 151936, "max_position_embeddings": 40960,
@@ -50,5 +50,6 @@ func writeModel(dir, tokenizerFrom string) {
 		maps.Copy(config, ids)
 		config["vocab_size"] = 1502
 	}
+	maps.Copy(config, more)
 	write("config.json", bench.Must(json.Marshal(config)))
 }

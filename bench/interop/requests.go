@@ -64,7 +64,8 @@ func (u *usage) stored(block int) int { return (u.Prompt+u.Completed-1)/block - 
 type answer struct {
 	Usage   usage `json:"usage"`
 	Choices []struct {
-		Text    string `json:"text"`
+		Text    string   `json:"text"`
+		Tokens  []uint32 `json:"token_ids"`
 		Message struct {
 			Content string `json:"content"`
 		} `json:"message"`

@@ -20,6 +20,7 @@ type world struct {
 	*stack
 	*ledger
 	block    int // tokens
+	parts    int // kvroute has so many blocks for one of the engine; 0 counts as 1
 	engines  []*vllmEngine
 	dynamo   *dynamoFleet // nil for vLLM
 	cached   int          // tokens, as the engines say
@@ -90,7 +91,7 @@ func (w *world) settle(ctx context.Context) {
 		for i := range ours {
 			ours[i].local = 0 // an engine does not name it
 		}
-		return differing(ours, theirs)
+		return differing(joined(ours, theirs, w.parts), theirs)
 	})
 }
 
