@@ -13,28 +13,29 @@ type DropReason int
 
 // The reasons. Blocks are counted; an event that names no block counts as one.
 const (
-	DropNone     DropReason = iota // the block is indexed
-	DropBad                        // the event cannot be read
-	DropKind                       // the kind of the event is unknown
-	DropMedium                     // the block is on an unknown medium
-	DropForeign                    // the block is not in this worker's cache
-	DropGroup                      // a part of a group's block, or a block of a group whose kind is not named, or of a smaller window
-	DropKeys                       // the engine hashed the block with unknown extra keys
-	DropLoRA                       // the adapter has a number and no name
-	DropParent                     // the parent is unknown, so the salt is unknown
-	DropBlock                      // an unknown block moved between tiers
-	DropSize                       // the block size neither divides the scope's nor is a multiple of it
-	DropTokens                     // the event has fewer or more tokens than its blocks
-	DropConflict                   // stored again with another hash; the first one stays
-	DropFull                       // the engine has more blocks than are remembered
-	DropLost                       // an event id is missing: all known blocks are forgotten
-	dropReasons                    // the number of reasons
+	DropNone      DropReason = iota // the block is indexed
+	DropBad                         // the event cannot be read
+	DropKind                        // the kind of the event is unknown
+	DropMedium                      // the block is on an unknown medium
+	DropForeign                     // the block is not in this worker's cache
+	DropGroup                       // a part of a group's block, or a block of a group whose kind is not named, or of a smaller window
+	DropGroupKind                   // the kind of the block's group is unknown, so no prefix of the worker can be used
+	DropKeys                        // the engine hashed the block with unknown extra keys
+	DropLoRA                        // the adapter has a number and no name
+	DropParent                      // the parent is unknown, so the salt is unknown
+	DropBlock                       // an unknown block moved between tiers
+	DropSize                        // the block size neither divides the scope's nor is a multiple of it
+	DropTokens                      // the event has fewer or more tokens than its blocks
+	DropConflict                    // stored again with another hash; the first one stays
+	DropFull                        // the engine has more blocks than are remembered
+	DropLost                        // an event id is missing: all known blocks are forgotten
+	dropReasons                     // the number of reasons
 )
 
 // String returns the reason's value of the metric's attribute.
 func (r DropReason) String() string {
 	return [...]string{
-		"", "bad", "kind", "medium", "foreign", "group", "keys", "lora", "parent", "block", "size", "tokens", "conflict",
+		"", "bad", "kind", "medium", "foreign", "group", "group_kind", "keys", "lora", "parent", "block", "size", "tokens", "conflict",
 		"full", "lost", "",
 	}[min(max(r, 0), dropReasons)]
 }

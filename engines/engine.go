@@ -105,6 +105,8 @@ type output struct {
 	externals []uint64        // of the events, in one list
 	drops     Drops
 	rank      uint32
+
+	unknownKind string // of a group
 }
 
 // maxJoined limits the blocks of joined events: the index applies them with its lock held.

@@ -104,6 +104,11 @@ func (e *Engine) storeSide(r *engineRank, ev *EngineEvent, out *output) {
 		return
 	}
 	e.tell(r, out)
+	if needs[ev.Spec] == indexer.NeedsUnknown {
+		out.drop(DropGroupKind, max(1, len(ev.Hashes)))
+		out.unknownKind = ev.Spec
+		return
+	}
 	if len(ev.Hashes) > 0 {
 		first := len(out.externals)
 		out.externals = append(out.externals, ev.Hashes...)

@@ -50,6 +50,7 @@ type rankSource struct {
 	translated    output              // of the batch; its memory is reused
 	namedRanks    map[uint32]struct{} // ranks that the socket has named
 	foreignLogged bool                // a rank that is not the socket's was logged
+	kindLogged    bool                // a group of an unknown kind was logged
 	misfit        bool                // blocks of an unfit size were ignored
 	fits          bool                // blocks were indexed
 	muted         bool                // another worker's events are the same and count: see same
@@ -244,6 +245,11 @@ func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
 		r.misfit = true
 		r.log.Error("an engine's block size neither divides the index's nor is a multiple of it",
 			"block_size", r.worker.BlockSize)
+	}
+	if out.unknownKind != "" && !r.kindLogged {
+		r.kindLogged = true
+		r.log.Warn("a group of the engine's cache has a kind that kvroute does not know: no prompt counts as cached on this rank, until responses show what the engine uses",
+			"kind", out.unknownKind)
 	}
 	for i := range out.events {
 		ev := &out.events[i]

@@ -171,6 +171,25 @@ func (x *Index) Hybrid(worker int) bool {
 	return x.sidesOf(worker) != nil
 }
 
+// Boundaries says where the usable prefixes of a worker end.
+type Boundaries struct {
+	Step  int  // blocks between two boundaries; 1 without a [Shape], 0 if the rule is unknown: no prefix counts
+	Sides bool // the worker has side groups
+}
+
+// Boundaries returns where the usable prefixes of a worker end.
+func (x *Index) Boundaries(worker int) Boundaries {
+	if !x.shaped.Load() {
+		return Boundaries{Step: 1}
+	}
+	x.gate.RLock()
+	defer x.gate.RUnlock()
+	if s := x.sidesOf(worker); s != nil {
+		return Boundaries{s.step, len(s.shape.Sides) > 0}
+	}
+	return Boundaries{Step: 1}
+}
+
 // AnyHybrid reports whether any worker has had a [Shape].
 func (x *Index) AnyHybrid() bool { return x.shaped.Load() }
 

@@ -28,6 +28,10 @@ type AuditState struct {
 	PredictedTokens int  `json:"predicted_tokens"`
 	CachedTokens    int  `json:"cached_tokens"`
 	Departs         bool `json:"departs"` // half of the responses, and at least 4, differ by more than a block
+	// Rule is how the cached tokens depart from the worker's events, if they do so by a rule: "drop" is one block less, "limit"
+	// is less without a pattern. Predictions follow the rule. Share is the part of the promised tokens that predictions count.
+	Rule  string  `json:"rule,omitempty"`
+	Share float64 `json:"share,omitempty"`
 }
 
 // audit is the comparison of a worker's last responses.
@@ -35,57 +39,100 @@ type audit struct {
 	last     [auditWindow]audited
 	n        int // responses since the window began
 	departs  bool
-	reported time.Time // when departs was reported last
+	reported time.Time     // when departs was reported last
+	wait     time.Duration // the least time between that report and the next one that the worker departs
 }
 
-type audited struct{ predicted, cached, blockSize int }
+// audited is one response. Numbers are tokens.
+type audited struct {
+	promised  int  // cached by the worker's events, without a rule
+	predicted int  // the same with the rule that was known
+	cached    int  // by the response
+	blockSize int  // of the index
+	step      int  // between two boundaries
+	end       bool // a block that the engine drops may be the one behind the prompt's last boundary
+	unknown   bool // the worker's rule of hits is unknown
+	limit     bool // promised is only an upper limit
+	guessed   bool // no event has named a part of promised yet, so the response says nothing of events
+}
 
 const (
 	auditWindow  = 8
 	auditDeviant = auditWindow / 2
-	// auditRepeat is the least time between two reports that a worker departs.
-	auditRepeat = time.Minute
+	// auditRepeat is the first time between two reports that a worker departs. It doubles with each report, up to
+	// maxAuditRepeat, until the worker agrees: to read its events again did not help.
+	auditRepeat, maxAuditRepeat = time.Minute, time.Hour
 )
 
 // differs returns −1, 0 or 1 if the worker had more tokens cached than predicted, about as many,
 // or fewer. Engines count whole blocks, or single tokens.
-func (a audited) differs() int {
-	if diff := a.predicted - a.cached; diff > a.blockSize || diff < -a.blockSize {
+func (a *audited) differs() int {
+	diff := a.predicted - a.cached
+	if a.limit {
+		diff = min(0, a.promised-a.cached)
+	}
+	if diff > a.blockSize || diff < -a.blockSize {
 		return cmp.Compare(diff, 0)
 	}
 	return 0
 }
 
-// add adds a response. It returns true if departs must be reported: departs has changed, or the worker
-// still departs. The window begins again when a worker departs: the caller then reads its events again.
-func (a *audit) add(now time.Time, r audited) (report bool) {
+// news is what an audited response changes.
+type news uint8
+
+const (
+	newsNone    news = iota
+	newsDeparts      // the worker departs, perhaps still: its events should be read again
+	newsAgrees
+	newsRule // the worker has another rule
+)
+
+// add adds a response. The window begins again when a worker departs, and when its rule changes.
+func (a *audit) add(now time.Time, r audited, l *learned) news {
 	a.last[a.n%auditWindow] = r
-	a.n++
-	differ := 0
-	for _, r := range a.window() {
-		if r.differs() != 0 {
+	if a.n++; a.learn(l) {
+		a.n, a.departs = 0, false
+		return newsRule
+	}
+	differ, over := 0, 0
+	for i := range a.window() {
+		switch a.last[i].differs() {
+		case 1:
+			over++
+			differ++
+		case -1:
 			differ++
 		}
 	}
 	departs := differ >= auditDeviant
 	switch {
-	case departs && a.departs && now.Sub(a.reported) < auditRepeat,
+	case departs && a.departs && now.Sub(a.reported) < a.wait,
 		!departs && (!a.departs || len(a.window())-differ < auditDeviant):
-		return false
+		return newsNone
+	case departs && a.departs && over == differ: // reading its events again did not help
+		l.rule = ruleLimit
+		a.learn(l)
+		a.departs = false
+		for i := range a.last {
+			a.last[i].limit = true
+		}
+		return newsRule
+	case departs:
+		a.wait = min(max(auditRepeat, 2*a.wait), maxAuditRepeat)
+		a.departs, a.reported, a.n = true, now, 0
+		return newsDeparts
 	}
-	if a.departs, a.reported = departs, now; departs {
-		a.n = 0
-	}
-	return true
+	a.departs, a.reported, a.wait = false, now, 0
+	return newsAgrees
 }
 
 func (a *audit) window() []audited { return a.last[:min(a.n, auditWindow)] }
 
-func (a *audit) state() *AuditState {
-	if a.n == 0 && !a.departs {
+func (a *audit) state(l learned) *AuditState {
+	if a.n == 0 && !a.departs && l.rule == ruleNone {
 		return nil
 	}
-	s := &AuditState{Departs: a.departs}
+	s := &AuditState{Departs: a.departs, Rule: l.rule.String(), Share: float64(l.share)}
 	for _, r := range a.window() {
 		s.Responses++
 		s.PredictedTokens += r.predicted
@@ -120,9 +167,10 @@ func (r *Router) ReportUsage(id string, u Usage) {
 			}
 			r.metrics.auditedPrompts.Count(d.Model, length)
 		}
-		predicted, w, compares := d.predicted()
+		a, w, compares := d.predicted()
 		if u.Cached && compares {
-			r.audit(&d, w, audited{predicted, u.CachedTokens, d.BlockSize})
+			a.cached = u.CachedTokens
+			r.audit(&d, w, a)
 			return
 		}
 		if u.Cached {
@@ -164,18 +212,22 @@ func (r *Router) noteUsage(id string, u Usage) (d Decision, known bool) {
 // predicted returns the tokens of the prompt that the worker that served was expected to have
 // cached. compares is false if the engine counts something else: kvroute has no exact tokens,
 // another worker computed the prompt, or the worker is not known.
-func (d *Decision) predicted() (tokens int, w Worker, compares bool) {
-	tokens, w = d.CachedTokens, d.Worker
+func (d *Decision) predicted() (a audited, w Worker, compares bool) {
+	a.blockSize, w = d.BlockSize, d.Worker
+	blocks, lowered := d.OverlapBlocks, d.LoweredBlocks
+	a.guessed = d.guessed
 	if d.Served.IsValid() && d.Served != d.Address {
 		if d.Served != d.Second.Address {
-			return 0, w, false
+			return a, w, false
 		}
-		tokens, w = d.Second.OverlapBlocks*d.BlockSize, d.Second.Worker
+		blocks, lowered, w = d.Second.OverlapBlocks, d.Second.LoweredBlocks, d.Second.Worker
+		a.guessed = d.Second.guessed
 	}
 	exact := d.TokenMode == tokenizer.Exact
 	// An engine computes the last token in any case, so it uses no block that has this token.
-	most := (d.PromptTokens - 1) / max(1, d.BlockSize) * d.BlockSize
-	return min(tokens, most), w, exact && d.Prefill == nil && d.Group == ""
+	most := (d.PromptTokens - 1) / max(1, d.BlockSize)
+	a.predicted, a.promised = min(blocks, most)*d.BlockSize, min(blocks+lowered, most)*d.BlockSize
+	return a, w, exact && d.Prefill == nil && d.Group == ""
 }
 
 // audit compares a response with its decision.
@@ -184,23 +236,37 @@ func (r *Router) audit(d *Decision, w Worker, a audited) {
 	if p == nil {
 		return // the worker left
 	}
+	var is news
+	var l learned
+	now, n := r.conf.Now(), d.PromptTokens
+	p.update(now, func(c *core) {
+		if ord, known := c.find(w); known {
+			e, ends := &c.entries[ord], p.known.index().Boundaries(ord)
+			a.step, a.unknown = max(1, ends.Step)*a.blockSize, ends.Step == 0
+			a.end = ends.Sides && n%a.step == 0 && a.promised == n-a.step
+			a.limit = a.unknown || e.learned.rule == ruleLimit
+			if !a.guessed {
+				is = e.audit.add(now, a, &e.learned)
+			}
+			l = e.learned
+		}
+	})
 	m := r.metrics
 	outcome := [...]string{"under", "equal", "over"}[a.differs()+1]
+	if a.limit && outcome == "equal" {
+		outcome = "limited"
+	}
 	m.audits.Count(d.Model, outcome)
 	prompt := float64(d.Usage.PromptTokens)
 	of := p.labels.record
 	m.cachedRatio.Record(context.Background(), float64(a.cached)/prompt, of...)
 	m.auditError.Record(context.Background(), float64(a.predicted-a.cached)/prompt, of...)
 
-	var report, departs bool
-	now := r.conf.Now()
-	p.update(now, func(c *core) {
-		if ord, known := c.find(w); known {
-			e := &c.entries[ord]
-			report, departs = e.audit.add(now, a), e.audit.departs
-		}
-	})
-	if report && r.conf.Hooks.Departs != nil {
-		r.conf.Hooks.Departs(w, departs)
+	hooks := &r.conf.Hooks
+	switch {
+	case is == newsRule && hooks.Learned != nil:
+		hooks.Learned(w, l.rule.String())
+	case (is == newsDeparts || is == newsAgrees) && hooks.Departs != nil:
+		hooks.Departs(w, is == newsDeparts)
 	}
 }

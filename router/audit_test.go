@@ -48,14 +48,14 @@ func TestAuditFindsAWrongIndex(t *testing.T) {
 		t.Errorf("audit %+v of a worker that agrees", a)
 	}
 	step(8, 7*block) // a block is allowed
-	step(3, 0)
-	step(1, 0, "2 true")
+	step(3, 10*block)
+	step(1, 10*block, "2 true")
 	if a := byID(t, r)[2].Audit; !a.Departs {
 		t.Errorf("audit %+v of a worker that departs", a)
 	}
-	step(8, 0) // not again within a minute
+	step(8, 10*block) // not again within a minute
 	now = now.Add(time.Minute)
-	step(1, 0, "2 true")
+	step(1, 10*block, "2 true")
 	step(3, 8*block)
 	step(1, 8*block, "2 false")
 	if a := byID(t, r)[1].Audit; a != nil {

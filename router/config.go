@@ -160,6 +160,9 @@ type Hooks struct {
 	// Departs says that a worker's cache differs from what the router knows of it, by the usage in its
 	// responses, or that it agrees again.
 	Departs func(w Worker, departs bool)
+	// Learned says that a worker's responses depart from its events by another rule than before; see [AuditState]. The
+	// rule is empty if they no longer do. Predictions follow the rule.
+	Learned func(w Worker, rule string)
 	// Answered gets the id of a worker that answered a request with a status below 500, at most once a second
 	// for each worker.
 	Answered func(id uint64)

@@ -78,6 +78,7 @@ func (c *core) setWorker(info *WorkerInfo) {
 		}
 		if e.info.StartedMS != info.StartedMS {
 			e.avoid, e.report, e.speed = avoidance{}, engineReport{}, speed{} // it is another process
+			e.learned, e.audit = learned{}, audit{}
 			c.speeds.changed = true
 		}
 		c.speeds.changed = c.speeds.changed || e.info.PrefillThroughput != info.PrefillThroughput

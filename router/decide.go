@@ -353,11 +353,11 @@ func (c *core) measure(in *decisionInput, why purpose, ch *choice) {
 			if ord < len(cached.blocks) {
 				to.OverlapBlocks = int(cached.blocks[ord])
 			}
-			if ord < len(cached.whole) {
-				to.UnusableBlocks = max(0, int(cached.whole[ord]-cached.blocks[ord]))
-			}
 			if ord < len(cached.pending) {
 				to.PendingBlocks = int(cached.pending[ord])
+			}
+			if ord < len(cached.whole) || e.learned.rule != ruleNone {
+				e.learned.lower(cached, ord, in.prompt.tokens, c.blockSize, to)
 			}
 			if ord < len(cached.lower[0]) {
 				to.HostBlocks = int(cached.lower[0][ord])

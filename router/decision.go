@@ -75,10 +75,11 @@ type Decision struct {
 	TextBytes   int            `json:"text_bytes,omitempty"`   // of text that was encoded
 	ReusedBytes int            `json:"reused_bytes,omitempty"` // part of TextBytes whose ids were known
 
-	PromptTokens  int `json:"prompt_tokens"`  // length of the prompt
-	PromptBlocks  int `json:"prompt_blocks"`  // full blocks in it
-	OverlapBlocks int `json:"overlap_blocks"` // leading blocks that the worker holds
-	CachedTokens  int `json:"cached_tokens"`  // OverlapBlocks in tokens
+	PromptTokens  int `json:"prompt_tokens"`            // length of the prompt
+	PromptBlocks  int `json:"prompt_blocks"`            // full blocks in it
+	OverlapBlocks int `json:"overlap_blocks"`           // leading blocks that the worker holds
+	CachedTokens  int `json:"cached_tokens"`            // OverlapBlocks in tokens
+	LoweredBlocks int `json:"lowered_blocks,omitempty"` // see [scorer.Input]
 	// MeanCachedTokens is the mean of the candidates' cached tokens: what a random choice would
 	// find, in the caches as they are.
 	MeanCachedTokens float64 `json:"mean_cached_tokens"`
@@ -146,6 +147,8 @@ type Decision struct {
 	Served netip.AddrPort `json:"served,omitzero"`
 	// Usage is what the response reports, if kvroute read it; see [Router.ReportUsage].
 	Usage *Usage `json:"usage,omitempty"`
+
+	guessed bool // no event of the worker has named a part of OverlapBlocks yet
 }
 
 // Second is the worker that gets a request if the chosen worker does not take it.
@@ -153,10 +156,13 @@ type Second struct {
 	Worker        Worker         `json:"worker"`
 	WorkerName    string         `json:"worker_name,omitempty"`
 	Address       netip.AddrPort `json:"address"`
-	Host          string         `json:"host,omitempty"`      // as of [Decision]
-	NameHost      bool           `json:"-"`                   // it answers this Host only, and a choice before it has another one
-	NameRank      bool           `json:"name_rank,omitempty"` // as [Decision.NameRank]
-	OverlapBlocks int            `json:"overlap_blocks"`      // leading blocks of the prompt that the worker holds
+	Host          string         `json:"host,omitempty"`           // as of [Decision]
+	NameHost      bool           `json:"-"`                        // it answers this Host only, and a choice before it has another one
+	NameRank      bool           `json:"name_rank,omitempty"`      // as [Decision.NameRank]
+	OverlapBlocks int            `json:"overlap_blocks"`           // leading blocks of the prompt that the worker holds
+	LoweredBlocks int            `json:"lowered_blocks,omitempty"` // as [Decision.LoweredBlocks]
+
+	guessed bool // as in [Decision]
 }
 
 // Sign is how a first token was noticed.
@@ -239,6 +245,7 @@ func (c *core) makeDecision(
 	d.TokenMode, d.TokenReason, d.TextBytes, d.ReusedBytes = ids.Mode, ids.Reason, ids.Size, ids.Reused
 	d.PromptTokens, d.PromptBlocks = in.prompt.tokens, len(in.hashes.local)
 	d.OverlapBlocks, d.CachedTokens = load.OverlapBlocks, load.OverlapBlocks*c.blockSize
+	d.LoweredBlocks, d.guessed = load.LoweredBlocks, load.PendingBlocks > 0
 	d.MeanCachedTokens = float64(ch.overlapBlocks*c.blockSize) / float64(len(ch.inputs))
 
 	d.Cost, d.Policy, d.Equal = ch.costs[ch.chosen], ch.policy, ch.equal

@@ -149,6 +149,7 @@ func (g *generation) free() {
 func (d *Decision) sentToNext() Decision {
 	s, to := &d.Second, *d
 	to.Worker, to.WorkerName, to.Address, to.Host, to.NameRank = s.Worker, s.WorkerName, s.Address, s.Host, s.NameRank
-	to.OverlapBlocks, to.Second, to.Third = s.OverlapBlocks, d.Third, Second{}
+	to.OverlapBlocks, to.LoweredBlocks, to.guessed = s.OverlapBlocks, s.LoweredBlocks, s.guessed
+	to.Second, to.Third = d.Third, Second{}
 	return to
 }

@@ -48,11 +48,12 @@ type hashes struct {
 // ordinal.
 type overlap struct {
 	blocks    []int32
-	pending   []int32    // part of blocks that is only predicted
-	whole     []int32    // leading blocks that workers have, also where a hybrid model can use fewer; nil if no worker has one
-	lower     [3][]int32 // cached blocks behind these: in host memory, on disk and in external storage
-	version   uint64     // ranks.changes when the blocks were counted
-	matchedAt time.Time  // when they were counted; zero if they were not
+	pending   []int32              // part of blocks that is only predicted
+	whole     []int32              // leading blocks that workers have, also where a hybrid model can use fewer; empty if no worker has one
+	ends      []indexer.Boundaries // of the usable prefixes; empty if no worker has a hybrid model
+	lower     [3][]int32           // cached blocks behind these: in host memory, on disk and in external storage
+	version   uint64               // ranks.changes when the blocks were counted
+	matchedAt time.Time            // when they were counted; zero if they were not
 	took      time.Duration
 }
 

@@ -63,6 +63,10 @@ func (k *known) match(now time.Time, h *hashes, size int, s *scratch) {
 	if o.whole = o.whole[:0]; x.AnyHybrid() {
 		o.whole = resize(o.whole, size)
 		x.FindMatches(&indexer.Matches{Device: o.whole, Whole: true}, h.local)
+		o.ends = o.ends[:0]
+		for w := range size {
+			o.ends = append(o.ends, x.Boundaries(w))
+		}
 	}
 	if k.filters.some.Load() {
 		k.filters.match(o.blocks, h.sequence)

@@ -103,6 +103,38 @@ func (r *Router) observeWith(k *meter.Maker) {
 		}
 		return n
 	}))
+	k.Gauge("kvroute.router.hybrid_workers", "{worker}", "Workers of hybrid models, by model and by whether the rule of their hits is known or unknown: then no prompt counts as cached there.", func(o meter.Observe) {
+		sums := make(map[[2]string]int)
+		for _, p := range r.allPools() {
+			x := p.known.index()
+			if !x.AnyHybrid() {
+				continue
+			}
+			p.each(func(ord int, _ *entry) {
+				switch ends := x.Boundaries(ord); {
+				case ends.Step == 0:
+					sums[[2]string{p.model, "unknown"}]++
+				case ends.Sides:
+					sums[[2]string{p.model, "known"}]++
+				}
+			})
+		}
+		for of, n := range sums {
+			o(float64(n), "model", of[0], "rule", of[1])
+		}
+	})
+	k.Gauge("kvroute.audit.rules", "{worker}", "Workers whose responses report fewer cached tokens than their events promise, by model and by the rule that predictions follow.", func(o meter.Observe) {
+		for rule := ruleDrop; rule <= ruleLimit; rule++ {
+			r.perModel(func(c *core) (n int) {
+				for _, ord := range c.order {
+					if c.entries[ord].learned.rule == rule {
+						n++
+					}
+				}
+				return n
+			})(func(n float64, a ...string) { o(n, append(a, "rule", rule.String())...) })
+		}
+	})
 	k.Gauge("kvroute.router.workers", "{worker}", "Workers known, by model and health.", func(o meter.Observe) {
 		count := func(shown string, counts func(c *core, e *entry) bool) {
 			r.perModel(func(c *core) (n int) {

@@ -71,6 +71,10 @@ func (d *Decision) Verdict(c *Candidate) string {
 		text += fmt.Sprintf(" (holds %s of the prompt; its hybrid model can use %d, until a request there makes the rest usable)",
 			plural(c.OverlapBlocks+c.UnusableBlocks, "block"), c.OverlapBlocks)
 	}
+	if c.LoweredBlocks > 0 {
+		text += fmt.Sprintf(" (its events promise %s of the prompt; by its responses kvroute counts %d)",
+			plural(c.OverlapBlocks+c.LoweredBlocks, "block"), c.OverlapBlocks)
+	}
 	if f := c.Foreign; f != (Foreign{}) {
 		text += fmt.Sprintf(" (the load includes what kvroute did not send: %s, %d of them waiting with about %s, %s)",
 			plural(f.Requests, "request"), f.Waiting, plural(f.Tokens, "token"), plural(f.Blocks, "block"))

@@ -165,7 +165,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			PrefillTPS:     info.PrefillThroughput,
 			Routed:         e.routed,
 			Failures:       e.failures,
-			Audit:          e.audit.state(),
+			Audit:          e.audit.state(e.learned),
 			Foreign:        c.foreign(now, e, 0),
 		}
 		s.addAvoidance(c, now, ord)

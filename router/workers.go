@@ -40,6 +40,7 @@ type ranks struct {
 type entry struct {
 	properties scorer.Input // of info; without load
 	since      uint64       // value of ranks.changes when the worker got the ordinal
+	learned    learned      // by audit
 	report     engineReport
 	worker     Worker
 	info       *WorkerInfo
@@ -356,8 +357,10 @@ func (r Role) aggregated() bool { return r == "" || r == Aggregated }
 
 // other is a worker that gets a request if those before it do not take it.
 type other struct {
-	ord     int // -1 for none
-	overlap int // blocks of the prompt that it holds
+	ord     int  // -1 for none
+	overlap int  // blocks of the prompt that it holds
+	lowered int  // see [scorer.Input.LoweredBlocks]
+	guessed bool // as in [Decision]
 }
 
 // choiceOf returns a worker as a second or third choice after the first one. named says that a choice before it has
@@ -373,7 +376,7 @@ func (r *ranks) choiceOf(in *decisionInput, first *entry, o other, named bool) S
 	if nameHost {
 		host = cmp.Or(host, e.address().String()) // not the Host of the choice before
 	}
-	return Second{e.worker, e.info.Name, e.address(), host, nameHost, e.info.wantsRank(e.worker.DPRank), o.overlap}
+	return Second{e.worker, e.info.Name, e.address(), host, nameHost, e.info.wantsRank(e.worker.DPRank), o.overlap, o.lowered, o.guessed}
 }
 
 // second returns the worker that gets the request if the chosen one does not take it, and the one that gets it
@@ -450,7 +453,8 @@ func (ch *choice) other(i int) other {
 	if i < 0 {
 		return other{ord: -1}
 	}
-	return other{ch.candidates[i], ch.inputs[i].OverlapBlocks}
+	in := &ch.inputs[i]
+	return other{ch.candidates[i], in.OverlapBlocks, in.LoweredBlocks, in.PendingBlocks > 0}
 }
 
 // lastResort returns the worker that is degraded, or whose back-off ends first, and that did not fail without a

@@ -64,6 +64,9 @@ type Input struct {
 	// UnusableBlocks are the leading blocks on the device behind OverlapBlocks that the worker's hybrid model cannot
 	// use, because it lacks other blocks that it needs there.
 	UnusableBlocks int `json:"unusable_blocks,omitempty"`
+	// LoweredBlocks is how many blocks OverlapBlocks is lower than the worker's events promise, because its responses
+	// reported fewer.
+	LoweredBlocks int `json:"lowered_blocks,omitempty"`
 
 	// Load, without the new request.
 	PendTokens       int     `json:"pend_tokens"`       // prefill tokens of requests before their first token

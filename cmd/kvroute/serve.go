@@ -155,7 +155,7 @@ func (s *server) openRouter() error {
 // setHooks sets all hooks of the router but Observe.
 func (s *server) setHooks(h *router.Hooks) {
 	h.Finished, h.Used = s.finished(), s.outcomes.Used
-	h.Departs, h.Panic, h.Forgot = s.departs, s.panics, s.forgot
+	h.Departs, h.Learned, h.Panic, h.Forgot = s.departs, s.learned, s.panics, s.forgot
 	h.Judged, h.Flags = s.judged, func(id uint64, before, now []router.Fault) { s.faults.report(id, before, now) }
 	h.Answered = func(id uint64) { s.registry.Answered(id) }
 	h.Tell, h.TellSession, h.TellGiven = s.publishChange(), s.publishSession(), s.publishGiven()
@@ -435,6 +435,15 @@ func (s *server) departs(w router.Worker, departs bool) {
 	}
 	s.log.Warn("the worker's cache differs from kvroute's index by the usage in its responses; its events are requested again", "worker", w.ID, "rank", w.DPRank)
 	s.direct.Sources().Reread(w.ID, w.DPRank)
+}
+
+// learned logs the rule by which the cached tokens of a worker's responses depart from its events.
+func (s *server) learned(w router.Worker, rule string) {
+	s.log.Info(map[string]string{
+		"":      "the worker's responses report what its events promise",
+		"drop":  "the worker always uses one block less than its events promise, as with EAGLE and a KV connector; predictions follow",
+		"limit": "the worker often uses less than its events promise, and to read them again does not help; predictions count the share that responses report",
+	}[rule], "worker", w.ID, "rank", w.DPRank)
 }
 
 // expireEvents requests the events of a worker again if one of them waited too long for an earlier

@@ -110,6 +110,7 @@ func newRouter(cache *tokenizer.Cache) *router.Router {
 			Finished: func(router.Outcome) {},
 			Used:     func(router.Decision) {},
 			Departs:  func(router.Worker, bool) {},
+			Learned:  func(router.Worker, string) {},
 		},
 		Cards: []router.Card{{Name: enginesim.ModelCard, Prompts: prompts}},
 	})
