@@ -114,9 +114,6 @@ func applyData(t testing.TB, e *engines.Engine, data []byte) (string, engines.Dr
 func describe(evs []events.RouterEvent) string {
 	var b strings.Builder
 	for _, r := range evs {
-		if r.Event.Kind == indexer.Shaped {
-			continue
-		}
 		fmt.Fprintf(&b, "%d/%d ", r.DPRank, r.Event.Tier)
 		switch ev := r.Event; ev.Kind {
 		case indexer.Stored:
@@ -129,10 +126,10 @@ func describe(evs []events.RouterEvent) string {
 			}
 		case indexer.Removed:
 			fmt.Fprintf(&b, "removed %d", ev.Externals)
-		case indexer.SideStored:
-			fmt.Fprintf(&b, "group %d stored %d", ev.Group, ev.Externals)
-		case indexer.SideRemoved:
-			fmt.Fprintf(&b, "group %d removed %d", ev.Group, ev.Externals)
+		case indexer.Shaped:
+			fmt.Fprintf(&b, "shape %v", *ev.Shape)
+		case indexer.SideStored, indexer.SideRemoved:
+			fmt.Fprintf(&b, "group %d: %s %d", ev.Group, map[bool]string{true: "stored", false: "removed"}[ev.Kind == indexer.SideStored], ev.Externals)
 		default:
 			b.WriteString("cleared")
 		}
@@ -208,7 +205,7 @@ func TestStored(t *testing.T) {
 		{"group 1 without kind", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "group_idx", 1), "", "group=1"},
 		{"group 1, full", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "group_idx", 1, "kv_cache_spec_kind", "full_attention"), store(0, plain), ""},
 		{"mla", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "group_idx", 0, "kv_cache_spec_kind", "mla_attention"), store(0, plain), ""},
-		{"sliding window", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "kv_cache_spec_kind", "sliding_window", "kv_cache_spec_sliding_window", 128), "0/0 group 0 stored [5]\n", ""},
+		{"sliding window", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "kv_cache_spec_kind", "sliding_window", "kv_cache_spec_sliding_window", 128), "0/0 shape {16 16 [{0 1 16 128}]}\n0/0 group 0: stored [5]\n0/0 shape {16 16 []}\n", ""},
 		{"group out of bounds", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "group_idx", 1<<40), "", "bad=1"},
 
 		{"salt of vLLM", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "extra_keys", list{list{"tenant-a"}}), store(0, locals(tokens, 16, indexer.Seed("", "tenant-a"))[0]), ""},
@@ -258,7 +255,8 @@ func TestStored(t *testing.T) {
 		{"a number", engines.EngineOptions{}, 7, "", "bad=1"},
 		{"an empty array", engines.EngineOptions{}, list{}, "", "bad=1"},
 		{"positional, with images before the group", engines.EngineOptions{}, list{"BlockStored", list{5}, nil, tokens, 16, nil, "GPU", nil, nil, list{fields{"mm_objects", list{fields{"mm_hash", uint64(0xabababababababab)}}}}, 0, "full_attention", 4096}, store(0, object), ""},
-		{"positional, group 2 of windows", engines.EngineOptions{}, list{"BlockStored", list{5}, nil, tokens, 16, nil, "GPU", nil, nil, 2, "sliding_window", 4096}, "0/0 group 2 stored [5]\n", ""},
+		{"positional, group 2 of windows", engines.EngineOptions{}, list{"BlockStored", list{5}, nil, tokens, 16, nil, "GPU", nil, nil, 2, "sliding_window", 4096}, "0/0 shape {16 16 [{2 1 16 4096}]}\n0/0 group 2: stored [5]\n", ""},
+		{"group of an unknown kind", engines.EngineOptions{}, blockStored(list{5, 6}, nil, seq(0, 32), 16, "group_idx", 1, "kv_cache_spec_kind", "new"), "0/0 shape {16 16 [{1 0 16 0}]}\n", "group_kind=2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.opt.BlockSize = 16
@@ -350,6 +348,28 @@ func TestBlocksMoveWithoutTheirTokens(t *testing.T) {
 	}
 }
 
+// A rank whose side group turns out to have full attention is that of a plain model again.
+func TestASideGroupBecomesFull(t *testing.T) {
+	e := engines.NewEngine(engines.EngineOptions{BlockSize: 4})
+	full := blockStored(list{1}, nil, seq(0, 4), 4, "group_idx", 0, "kv_cache_spec_kind", "full_attention")
+	l := locals(seq(0, 4), 4, indexer.Seed("", ""))
+	got, _ := apply(t, e, blockStored(list{1}, nil, seq(0, 4), 4, "group_idx", 0, "kv_cache_spec_kind", "mamba"), full)
+	if want := fmt.Sprintf("0/0 shape {4 4 [{0 2 4 0}]}\n0/0 group 0: stored [1]\n0/0 shape {4 4 []}\n0/0 stored 1=%d\n", l[0]); got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+}
+
+// A saved state gives the index the shape of a rank, too: without it, too many blocks would count.
+func TestARestoredEngineHasItsShape(t *testing.T) {
+	opt := engines.EngineOptions{BlockSize: 4}
+	e := engines.NewEngine(opt)
+	apply(t, e, blockStored(list{1}, nil, seq(0, 8), 8))
+	_, evs, _ := engines.SaveAndRestore(e, opt)
+	if got := describe(evs); !strings.HasPrefix(got, "0/0 shape {4 8 []}\n0/0 stored ") {
+		t.Errorf("got %s", got)
+	}
+}
+
 // Blocks of groups that are not prefixes have the same ids as blocks that are.
 func TestGroupsAreApart(t *testing.T) {
 	e := engines.NewEngine(engines.EngineOptions{BlockSize: 4})
@@ -359,7 +379,7 @@ func TestGroupsAreApart(t *testing.T) {
 	if dropped(drops) != "" {
 		t.Errorf("dropped %q", dropped(drops))
 	}
-	if got, drops := apply(t, e, blockRemoved(list{1}, "group_idx", 1), blockRemoved(list{1}, "group_idx", 2)); got != "0/0 group 1 removed [1]\n" || dropped(drops) != "group=1" {
+	if got, drops := apply(t, e, blockRemoved(list{1}, "group_idx", 1), blockRemoved(list{1}, "group_idx", 2)); got != "0/0 group 1: removed [1]\n" || dropped(drops) != "group=1" {
 		t.Errorf("got %q, dropped %q", got, dropped(drops))
 	}
 	if got, _ := apply(t, e, blockRemoved(list{1}, "group_idx", 0)); got != "0/0 removed [1]\n" {
@@ -372,7 +392,7 @@ func TestLargerBlocksAreSplit(t *testing.T) {
 	l := locals(seq(0, 24), 4, indexer.Seed("", ""))
 	got, drops := apply(t, e, blockStored(list{101}, nil, seq(0, 12), 12), blockStored(list{102}, 101, seq(12, 12), 12))
 	const p0, p2 = "4196272989686853791", "16421512084444240679" // of a block in four parts
-	if !strings.HasPrefix(got, fmt.Sprintf("0/0 stored %s=%d ", p0, l[0])) || !strings.Contains(got, fmt.Sprintf(" 101=%d ", l[2])) || dropped(drops) != "" {
+	if !strings.HasPrefix(got, fmt.Sprintf("0/0 shape {4 12 []}\n0/0 stored %s=%d ", p0, l[0])) || !strings.Contains(got, fmt.Sprintf(" 101=%d ", l[2])) || dropped(drops) != "" {
 		t.Errorf("dropped %q, got\n%s", dropped(drops), got)
 	}
 	if e.Blocks() != 6 {

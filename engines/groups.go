@@ -5,7 +5,6 @@ package engines
 import (
 	"slices"
 
-	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 )
 
@@ -27,11 +26,11 @@ type layers struct {
 	shape *indexer.Shape
 }
 
-// takeFull notes the size of the blocks of a stored event of full attention. It returns false for a block that is
-// only a part of the group's blocks, which no hit uses.
-func (r *engineRank) takeFull(size, blockSize int) bool {
+// takeFull notes the size of the blocks of a stored event of full attention. It returns false for a block that is only a part
+// of the group's blocks, which no hit uses.
+func (r *engineRank) takeFull(size, index int) bool {
 	l := &r.layers
-	if size > l.Full && size%max(blockSize, 1) == 0 {
+	if size > l.Full && (size <= index || size%index == 0) { // other sizes are not indexed
 		l.Full, l.told = size, false
 	}
 	return size == l.Full || len(l.Sides) == 0
@@ -78,22 +77,16 @@ func (e *Engine) hybrid() bool {
 // tell tells the index the shape of a rank, if it differs from what the index knows.
 func (e *Engine) tell(r *engineRank, out *output) {
 	l := &r.layers
-	if l.told || l.Full <= e.opt.BlockSize && len(l.Sides) == 0 {
+	if l.told || l.shape == nil && l.Full <= e.opt.BlockSize && len(l.Sides) == 0 {
 		return
 	}
 	l.told = true
-	l.shape = &indexer.Shape{Block: e.opt.BlockSize, Full: max(l.Full, e.opt.BlockSize), Sides: slices.Clone(l.Sides)}
-	out.add(indexer.Event{Kind: indexer.Shaped, Shape: l.shape})
-}
-
-// shapes returns the events that tell the index the shapes of all ranks.
-func (e *Engine) shapes() []events.RouterEvent {
-	var out output
-	for rank, r := range e.ranks {
-		out.rank = rank
-		e.tell(r, &out)
+	full := max(l.Full, e.opt.BlockSize)
+	if l.shape != nil && l.shape.Full == full && slices.Equal(l.shape.Sides, l.Sides) {
+		return
 	}
-	return out.events
+	l.shape = &indexer.Shape{Block: e.opt.BlockSize, Full: full, Sides: slices.Clone(l.Sides)}
+	out.add(indexer.Event{Kind: indexer.Shaped, Shape: l.shape})
 }
 
 // storeSide passes on the blocks that a side group has stored. Each event has the shape, for an index that began

@@ -173,7 +173,6 @@ func (r *rankSource) restore() {
 		return
 	}
 	evs, orphans := r.engine.restore(saved.Ranks)
-	evs = append(r.engine.shapes(), evs...)
 	for i := range evs {
 		r.namedRanks[evs[i].DPRank] = struct{}{}
 		r.fits = true
@@ -238,6 +237,9 @@ func (e *Engine) restore(saved map[uint32]*engineRank) (evs []events.RouterEvent
 			}
 		}
 		r.layers = layers{Full: full}
+		shape := output{rank: rank}
+		e.tell(r, &shape)
+		evs = append(evs, shape.events...)
 		stored, n := e.storedEvents(rank)
 		evs, orphans = append(evs, stored...), orphans+n
 	}
