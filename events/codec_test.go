@@ -162,6 +162,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		f.Add(b)
 	}
+	f.Add(events.AppendEvents(nil, sideEvents()))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if e, err := events.DecodeEnvelope(data); err == nil {
 			data = e.Payload

@@ -72,6 +72,34 @@ func TestNoModePassesSteeringFields(t *testing.T) {
 	}
 }
 
+// Fields by which a client would make a vLLM worker announce blocks that it does not have, or connect to an address, do not
+// reach the worker. Other fields beside them do.
+func TestFieldsOfEnginesCachesAreRemoved(t *testing.T) {
+	const rest = `"model":"m","messages":[1]`
+	for field, kept := range map[string]string{
+		`"vllm_xargs":{"kv_cache_report_mode":"full","a":1}`:                                   `"vllm_xargs":{"a":1}`,
+		`"vllm_xargs":{"a":1,"kv_hints":{"actions":[{"action_type":"kv.fetch"}]}}`:             `"vllm_xargs":{"a":1}`,
+		`"vllm_xargs":{"kv_cache_report_mode":"full","a":1,"kv_hints":7}`:                      `"vllm_xargs":{"a":1}`,
+		`"vllm_xargs":{"a":1,"kv\u005fhints":7}`:                                               `"vllm_xargs":{"a":1}`,
+		`"sampling_params":{"extra_args":{"a":1,"kv_cache_report_mode":"full","kv_hints":{}}}`: `"sampling_params":{"extra_args":{"a":1}}`,
+		`"n":1,"kv_hints":{"actions":[]}`:                                                      `"n":1`,
+		`"n":1,"kv_transfer_params":{"remote_kv_source":{"remote_host":"192.0.2.1"}}`:          `"n":1`,
+		`"vllm_xargs":{"a":1}`: `"vllm_xargs":{"a":1}`,
+	} {
+		h := newHarness(t, extproc.Config{MaxBodyBytes: 10_000})
+		body := "{" + rest + "," + field + "}"
+		x := h.Do(envoytest.Request{Path: "/v1/chat/completions", Body: []byte(body)})
+		got := string(x.Body)
+		if x.Body == nil { // unchanged
+			got = body
+		}
+		if want := "{" + rest + "," + kept + "}"; x.Refusal != nil || got != want {
+			t.Errorf("%s: refusal %+v, the worker gets %s, want %s", field, x.Refusal, got, want)
+		}
+		x.End()
+	}
+}
+
 // A body in another encoding of Unicode, or with white space in front, is checked like any body. Without fields that
 // steer it stays as it is. A charset that kvroute does not know is refused.
 func TestNoEncodingHidesSteeringFields(t *testing.T) {
