@@ -24,6 +24,11 @@ func (x *Index) Bytes() int {
 	for c := range x.columns.all() {
 		total += heapSize(8 * cap(c.ext))
 	}
+	for _, s := range x.sides {
+		if s != nil {
+			total += heapSize(int(unsafe.Sizeof(*s))) + mapBytes(len(s.held)) + 40*(len(s.more)+len(s.before))
+		}
+	}
 	total += x.root.kids.bytes()
 	for i := uint32(1); i < x.nodes.end(); i++ {
 		if i%atOnce == atOnce-1 {
