@@ -192,7 +192,8 @@ func TestOpenAPIFields(t *testing.T) {
 	}
 }
 
-// fields returns the JSON fields of a struct, and those of its embedded structs unless the struct has a field of the same name.
+// fields returns the JSON fields of a struct, and those of its embedded structs unless the struct has a field of the
+// same name.
 func fields(of reflect.Type) (all []reflect.StructField) {
 	name := func(f reflect.StructField) string {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")

@@ -187,7 +187,8 @@ func (t *Table) Compared(of Worker, m *Model, c chat.Class) (silent, suspect boo
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	w, k, r := t.workers[of], m.classes[c], m.rows[rowKey{c, of}]
-	return w != nil && w.stored == 0 && w.unheard >= enoughUnheard, k != nil && (k.unconfirmed || k.bits != 0) || r != nil && r.named
+	silent = w != nil && w.stored == 0 && w.unheard >= enoughUnheard
+	return silent, k != nil && (k.unconfirmed || k.bits != 0) || r != nil && r.named
 }
 
 // Answered judges a request by the ids that its worker made of the client's body. at is the number of the first id
@@ -206,7 +207,9 @@ func (t *Table) Answered(m *Model, c chat.Class, of Worker, blockSize, at int, o
 	}
 	m.count(c, Unmatched)
 	excerpt := func(ids []uint32) []uint32 { return slices.Clone(ids[max(0, at-around):min(len(ids), at+around)]) }
-	return m.contradicted(c, blocks, Difference{Worker: of, Block: at / blockSize, Position: at, Ours: excerpt(ours), Theirs: excerpt(theirs)})
+	return m.contradicted(c, blocks, Difference{
+		Worker: of, Block: at / blockSize, Position: at, Ours: excerpt(ours), Theirs: excerpt(theirs),
+	})
 }
 
 // Outcome is what became of a request.

@@ -50,7 +50,8 @@ func readEngine(data []byte) (out savedEngine, err error) {
 	return out, err
 }
 
-// Later versions read the file of engines' states that version 0.1.0 writes. This version ignores fields that it does not know.
+// Later versions read the file of engines' states that version 0.1.0 writes. This version ignores fields that it does
+// not know.
 func TestGoldenEngineState(t *testing.T) {
 	opt := EngineOptions{BlockSize: 4, Rank: 1, Placeholder: 9, SetLike: true, MaxBlocks: 1000}
 	e := NewEngine(opt)

@@ -26,8 +26,8 @@ type layers struct {
 	shape *indexer.Shape
 }
 
-// takeFull notes the size of the blocks of a stored event of full attention. It returns false for a block that is only a part
-// of the group's blocks, which no hit uses.
+// takeFull notes the size of the blocks of a stored event of full attention. It returns false for a block that is
+// only a part of the group's blocks, which no hit uses.
 func (r *engineRank) takeFull(size, index int) bool {
 	l := &r.layers
 	if size > l.Full && (size <= index || size%index == 0) { // other sizes are not indexed
@@ -106,7 +106,8 @@ func (e *Engine) storeSide(r *engineRank, ev *EngineEvent, out *output) {
 		first := len(out.externals)
 		out.externals = append(out.externals, ev.Hashes...)
 		out.add(indexer.Event{
-			Kind: indexer.SideStored, Group: ev.Group, Parent: ev.Parent, HasParent: ev.HasParent, Externals: out.externals[first:], Shape: r.layers.shape,
+			Kind: indexer.SideStored, Group: ev.Group, Parent: ev.Parent, HasParent: ev.HasParent,
+			Externals: out.externals[first:], Shape: r.layers.shape,
 		})
 	}
 }

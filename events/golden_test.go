@@ -39,7 +39,8 @@ func inside(head string, f func([]byte) []byte) func([]byte) []byte {
 	}
 }
 
-// Later versions read the messages of workers and routers that version 0.1.0 writes. This version ignores keys that it does not know.
+// Later versions read the messages of workers and routers that version 0.1.0 writes. This version ignores keys that
+// it does not know.
 func TestGoldenMessages(t *testing.T) {
 	envelope := events.Envelope{PublisherID: 4660, Sequence: 3, PublishedAt: 1755000000500, Topic: events.Topic}
 	full := envelope
@@ -49,7 +50,8 @@ func TestGoldenMessages(t *testing.T) {
 		evs, _, err = events.DecodeEvents(data)
 		return evs, err
 	}
-	// Keys in an event, in its inner map, in the map of its kind and in a block; and an event of another kind in another tier.
+	// Keys in an event, in its inner map, in the map of its kind and in a block; and an event of another kind in another
+	// tier.
 	one := full.Payload
 	fixtures.Golden(t, "0.1.0/events.bin", one, list, goldenEvents, inside("\x94", fixtures.Later), inside("\xa5event", fixtures.Later),
 		inside("\xa4data", fixtures.Later), inside("\xa6stored", fixtures.Later), inside("\xa6blocks\x91", fixtures.Later), inside("\xa7removed", fixtures.Later),
@@ -114,8 +116,8 @@ type snapshotAndRuns struct {
 	Runs     []run
 }
 
-// Later versions read the snapshots of version 0.1.0, in the object store and in --state-dir. This version skips records of types, and
-// keys of JSON, that it does not know.
+// Later versions read the snapshots of version 0.1.0, in the object store and in --state-dir. This version skips
+// records of types, and keys of JSON, that it does not know.
 func TestGoldenState(t *testing.T) {
 	scope := wire.Scope{Namespace: "prod", Component: "llama", Endpoint: "chat"}
 	s, runs := goldenState()

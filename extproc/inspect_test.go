@@ -72,8 +72,8 @@ func TestNoModePassesSteeringFields(t *testing.T) {
 	}
 }
 
-// Fields by which a client would make a vLLM worker announce blocks that it does not have, or connect to an address, do not
-// reach the worker. Other fields beside them do.
+// Fields by which a client would make a vLLM worker announce blocks that it does not have, or connect to an address,
+// do not reach the worker. Other fields beside them do.
 func TestFieldsOfEnginesCachesAreRemoved(t *testing.T) {
 	const rest = `"model":"m","messages":[1]`
 	for field, kept := range map[string]string{

@@ -86,8 +86,8 @@ func (r *runs) longest(blocks, tokens int) int {
 	return 0
 }
 
-// usable returns l if the groups of a rule have what they need there, or else the next lower boundary for which they do not
-// need the block that is missing.
+// usable returns l if the groups of a rule have what they need there, or else the next lower boundary for which they
+// do not need the block that is missing.
 func (r *runs) usable(i, l int) int {
 	s := r.s
 	g := &s.rules[i]
@@ -117,8 +117,8 @@ func (r *runs) usable(i, l int) int {
 	return l
 }
 
-// has reports whether the groups of a rule have the last n blocks before a boundary; with joins, the blocks must also follow
-// the block that ends at the boundary before.
+// has reports whether the groups of a rule have the last n blocks before a boundary; with joins, the blocks must also
+// follow the block that ends at the boundary before.
 func (r *runs) has(g *rule, p, n int, joins bool) bool {
 	external, ok := r.external(p - 1)
 	if !ok || r.s.held[external]&g.mask != g.mask {

@@ -140,7 +140,8 @@ func (x *Index) shape(worker int, to *Shape) {
 		return
 	}
 	s := &sides{
-		shape: *to, step: to.step(), held: make(map[uint64]uint16), more: make(map[sideBlock]uint32), before: make(map[sideBlock]uint64),
+		shape: *to, step: to.step(),
+		held: make(map[uint64]uint16), more: make(map[sideBlock]uint32), before: make(map[sideBlock]uint64),
 	}
 	if s.shape.Sides = slices.Clone(to.Sides); s.step > 0 {
 		s.makeRules()
@@ -356,7 +357,9 @@ func (s *sides) appendGroup(evs []Event, group int, shape *Shape) []Event {
 		}
 		copies := slices.Repeat([]uint64{e}, int(min(s.more[at], maxCopies))+1)
 		if before, has := s.before[at]; has {
-			evs = append(evs, Event{Kind: SideStored, Group: next.Group, Shape: shape, Parent: before, HasParent: true, Externals: copies})
+			evs = append(evs, Event{
+				Kind: SideStored, Group: next.Group, Shape: shape, Parent: before, HasParent: true, Externals: copies,
+			})
 			continue
 		}
 		if next.Externals = append(next.Externals, copies...); len(next.Externals) >= sidesOfEvent {

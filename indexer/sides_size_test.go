@@ -9,8 +9,8 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// A side block takes at most 32 bytes of heap memory in the mean of many sizes, and at most 40 after the map has grown. The
-// index reports them roughly. Removed ones are freed.
+// A side block takes at most 32 bytes of heap memory in the mean of many sizes, and at most 40 after the map has
+// grown. The index reports them roughly. Removed ones are freed.
 func TestBytesOfSideBlocks(t *testing.T) {
 	if raceSlows > 1 {
 		t.Skip("the race detector pads what is allocated")
@@ -61,8 +61,8 @@ func TestBytesOfSideBlocks(t *testing.T) {
 	}
 }
 
-// Plain models pay nothing for hybrid ones: beside a hybrid worker, too, an event of a plain one allocates nothing more, and
-// a match allocates nothing.
+// Plain models pay nothing for hybrid ones: beside a hybrid worker, too, an event of a plain one allocates nothing
+// more, and a match allocates nothing.
 func TestPlainModelsPayNothing(t *testing.T) {
 	chain := make([]indexer.Block, 64)
 	local := make([]uint64, len(chain))

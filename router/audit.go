@@ -28,8 +28,9 @@ type AuditState struct {
 	PredictedTokens int  `json:"predicted_tokens"`
 	CachedTokens    int  `json:"cached_tokens"`
 	Departs         bool `json:"departs"` // half of the responses, and at least 4, differ by more than a block
-	// Rule is how the cached tokens depart from the worker's events, if they do so by a rule: "drop" is one block less, "limit"
-	// is less without a pattern. Predictions follow the rule. Share is the part of the promised tokens that predictions count.
+	// Rule is how the cached tokens depart from the worker's events, if they do so by a rule: "drop" is one block less,
+	// "limit" is less without a pattern. Predictions follow the rule. Share is the part of the promised tokens that
+	// predictions count.
 	Rule  string  `json:"rule,omitempty"`
 	Share float64 `json:"share,omitempty"`
 }

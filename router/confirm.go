@@ -112,7 +112,8 @@ func (r *Router) Answered(o *Observation, theirs []uint32) (position int) {
 	j, known := r.judged[o.Model], r.owners[o.Worker.ID] != nil
 	r.fleet.RUnlock()
 	if j != nil && j.prompts == o.Card.Prompts && known {
-		r.apply(r.confirms.Answered(j.model, o.Class, confirm.Worker{ID: o.Worker.ID, Rank: o.Worker.DPRank}, o.BlockSize, position, o.IDs, theirs))
+		w := confirm.Worker{ID: o.Worker.ID, Rank: o.Worker.DPRank}
+		r.apply(r.confirms.Answered(j.model, o.Class, w, o.BlockSize, position, o.IDs, theirs))
 	}
 	return position
 }

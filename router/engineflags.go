@@ -17,7 +17,8 @@ const (
 
 // sameEngine reports whether two descriptions of a worker have the same version and flags of the engine.
 func sameEngine(a, b *WorkerInfo) bool {
-	return a.EngineVersion == b.EngineVersion && (a.EngineFlags == b.EngineFlags || a.EngineFlags != nil && b.EngineFlags != nil && *a.EngineFlags == *b.EngineFlags)
+	f, g := a.EngineFlags, b.EngineFlags
+	return a.EngineVersion == b.EngineVersion && (f == g || f != nil && g != nil && *f == *g)
 }
 
 // engineLocked tells a card how its engines make prompts: the version and the flags of the worker with the lowest id

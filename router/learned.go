@@ -7,7 +7,8 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// rule is how the cached tokens of a worker's responses depart from what its events promise, where events cannot say it.
+// rule is how the cached tokens of a worker's responses depart from what its events promise, where events cannot say
+// it.
 type rule uint8
 
 // The rules. A rule ends when the responses contradict it, and when the worker restarts.
@@ -15,8 +16,8 @@ const (
 	ruleNone rule = iota
 	// ruleDrop: the engine uses one block less than it holds. vLLM does so with EAGLE or MTP and a KV connector.
 	ruleDrop
-	// ruleLimit: events are an upper limit. The engine loses parts of its cache without an event, or the index does not know
-	// the kind of a group.
+	// ruleLimit: events are an upper limit. The engine loses parts of its cache without an event, or the index does not
+	// know the kind of a group.
 	ruleLimit
 )
 

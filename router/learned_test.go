@@ -68,8 +68,8 @@ func (w *auditWorld) audit() router.AuditState {
 	return router.AuditState{}
 }
 
-// vLLM's cache manager with EAGLE and a KV connector uses a block less than events say. Eight responses teach that; then each
-// prediction is right.
+// vLLM's cache manager with EAGLE and a KV connector uses a block less than events say. Eight responses teach that;
+// then each prediction is right.
 func TestEagleIsLearned(t *testing.T) {
 	name := fixtures.Path(t, "vectors", "hybrid-vllm-0.33.0", "manager.jsonl.gz")
 	if name == "" {
@@ -239,7 +239,8 @@ func TestRulesOfResponses(t *testing.T) {
 	}
 }
 
-// A worker with a group of an unknown kind counts for nothing, until its responses show which share of the prefix it uses.
+// A worker with a group of an unknown kind counts for nothing, until its responses show which share of the prefix it
+// uses.
 func TestUnknownGroupsAreLearned(t *testing.T) {
 	w := newAuditWorld(t, 8)
 	one := router.Worker{ID: 1}

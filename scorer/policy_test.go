@@ -802,8 +802,8 @@ func TestCostsAreFinite(t *testing.T) {
 	}
 }
 
-// Of workers with costs near the lowest one, the one that holds most of the prompt is chosen, although its hybrid model cannot
-// use it yet: the costs may differ by half of the prefill that a later prompt saves.
+// Of workers with costs near the lowest one, the one that holds most of the prompt is chosen, although its hybrid
+// model cannot use it yet: the costs may differ by half of the prefill that a later prompt saves.
 func TestJunctions(t *testing.T) {
 	r := scorer.Request{PromptTokens: 1600, BlockSize: 16, U: .7}
 	s := scorer.Defaults()

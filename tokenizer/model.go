@@ -78,8 +78,8 @@ type Model struct {
 	bos         uint32 // the id of bos_token, if there is one
 	hasBOS      bool
 
-	reached     atomic.Pointer[string] // the first unsupported feature that a request reached
-	unconfirmed classSet               // [Model.SetConfirmed]
+	reached     atomic.Pointer[string]      // the first unsupported feature that a request reached
+	unconfirmed classSet                    // [Model.SetConfirmed]
 	asked       [chat.Classes]atomic.Uint32 // prompts of an unconfirmed class
 }
 

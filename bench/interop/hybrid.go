@@ -64,8 +64,8 @@ const (
 	hybridShare  = 0.98 // of the predictions of requests one after the other that must be exact
 )
 
-// run compares predictions with the engine's cached tokens. Meanwhile the engine is killed and started again. Then another kvroute starts,
-// which has blocks of 32 tokens, also if the engine's are larger.
+// run compares predictions with the engine's cached tokens. Meanwhile the engine is killed and started again. Then
+// another kvroute starts, which has blocks of 32 tokens, also if the engine's are larger.
 func (m hybridModel) run(ctx context.Context, e *env, res *result) {
 	e.endGroup() // the memory is needed
 	f := &vllmFleet{model: filepath.Join(e.dir, m.config["model_type"].(string)), ledger: newLedger(), flags: m.flags, tokenizer: "prompts are token ids"}
@@ -137,7 +137,8 @@ func (t *hybridTest) start(ctx context.Context, e *env, f *vllmFleet, name strin
 	s.waitRouted(ctx)
 }
 
-// next makes a prompt: a new one, an earlier one again, an earlier one until some token, or the next turn of a conversation.
+// next makes a prompt: a new one, an earlier one again, an earlier one until some token, or the next turn of a
+// conversation.
 func (t *hybridTest) next() (prompt []uint32, what string) {
 	fresh := func(prompt []uint32, n int) []uint32 {
 		for range n {
@@ -228,8 +229,8 @@ func (t *hybridTest) compare(what string, a answer, d router.Decision) {
 	t.world.expect(t.world.engines[0].rank(0), u.stored(t.block))
 }
 
-// atOnce sends requests from four clients, and reports how many predictions were exact: the requests change the cache meanwhile. Then the
-// index must have what the engine announced.
+// atOnce sends requests from four clients, and reports how many predictions were exact: the requests change the cache
+// meanwhile. Then the index must have what the engine announced.
 func (t *hybridTest) atOnce(ctx context.Context, m hybridModel) {
 	t.world.ledger.mayStoreMore = true
 	var mu sync.Mutex // of the three below
@@ -275,8 +276,8 @@ func (t *hybridTest) atOnce(ctx context.Context, m hybridModel) {
 		float64(exact)/hybridAtOnce))
 }
 
-// joined returns the engine's blocks, of each of which the index has some parts. The last part has the engine's id. It returns ours
-// unchanged if a part is missing.
+// joined returns the engine's blocks, of each of which the index has some parts. The last part has the engine's id.
+// It returns ours unchanged if a part is missing.
 func joined(ours, theirs []blockAt, parts int) (whole []blockAt) {
 	for _, b := range ours {
 		if parts > 1 && slices.Contains(theirs, b) {

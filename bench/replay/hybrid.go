@@ -13,12 +13,12 @@ import (
 // stateGroups is the number of side groups of a model with states; one with a window has a single side group.
 const stateGroups = 3
 
-// hybrid describes the side groups of the engines' model. They keep what a hit needs at the last boundary of a prompt and at
-// its junction, as vLLM's groups do by default (package enginesim has the same rule, compared with vLLM). Blocks of all groups
-// share a cache.
+// hybrid describes the side groups of the engines' model. They keep what a hit needs at the last boundary of a prompt
+// and at its junction, as vLLM's groups do by default (package enginesim has the same rule, compared with vLLM).
+// Blocks of all groups share a cache.
 //
-// Left out: vLLM stores full blocks behind a short hit a second time, and its window groups hold blocks that they do not keep
-// while they compute a prompt.
+// Left out: vLLM stores full blocks behind a short hit a second time, and its window groups hold blocks that they do
+// not keep while they compute a prompt.
 type hybrid struct {
 	shape    indexer.Shape
 	distinct int32 // blocks of the trace; block n of the side group g has the number n + g·distinct
@@ -26,7 +26,8 @@ type hybrid struct {
 	step     int   // blocks from one boundary to the next
 }
 
-// newHybrid returns the side groups of a setting, window=<tokens> or state=<tokens>, for a trace; nil if the setting is empty.
+// newHybrid returns the side groups of a setting, window=<tokens> or state=<tokens>, for a trace; nil if the setting
+// is empty.
 func newHybrid(text string, t *Trace) (*hybrid, error) {
 	if text == "" {
 		return nil, nil //nolint:nilnil // no side groups
@@ -76,7 +77,8 @@ type sides struct {
 	keep []int   // positions in the prompt of the kept blocks that are not computed yet, in order
 }
 
-// find returns the number of leading blocks that a prompt can use, of full cached ones, and the request's blocks of side groups.
+// find returns the number of leading blocks that a prompt can use, of full cached ones, and the request's blocks of
+// side groups.
 func (h *hybrid) find(c *cache, r *Request, full int) (hit int, s sides) {
 	last := min(len(r.Blocks), (r.Input-1)/(h.shape.Block*h.step)*h.step)
 	junction := min(full, last) / h.step * h.step
@@ -116,8 +118,8 @@ func (h *hybrid) each(numbers []int32, do func(number []int32)) {
 	}
 }
 
-// clip shortens the next part of a prompt, so that it ends where a state is kept, or else at a boundary: engines have states
-// only at the ends of parts.
+// clip shortens the next part of a prompt, so that it ends where a state is kept, or else at a boundary: engines have
+// states only at the ends of parts.
 func (h *hybrid) clip(s *sides, done, now, left int) int {
 	if h == nil || h.shape.Sides[0].Needs != indexer.NeedsState {
 		return now
@@ -134,7 +136,8 @@ func (h *hybrid) clip(s *sides, done, now, left int) int {
 	return end - done
 }
 
-// storeSides caches the kept blocks of a request's prompt before a position, and returns the numbers of those that are new.
+// storeSides caches the kept blocks of a request's prompt before a position, and returns the numbers of those that
+// are new.
 func (e *engine) storeSides(req int32, to int) (fresh []int32) {
 	s := &e.states[req].sides
 	for len(s.keep) > 0 && s.keep[0] < to {
@@ -169,8 +172,8 @@ func (s *sim) publishSides(w int, kind indexer.Kind, numbers []int32) {
 type hybridResult struct {
 	Promised int `json:"promised_tokens"` // that decisions expected to be cached
 	Hit      int `json:"hit_tokens"`
-	// SecondSharers is the part of Hit of second sharers: the requests that are the third with their first block. An engine
-	// that has computed two prompts that share a beginning has what it needs to continue a third prompt after it.
+	// SecondSharers is the part of Hit of second sharers: the requests that are the third with their first block. An
+	// engine that has computed two prompts that share a beginning has what it needs to continue a third prompt after it.
 	SecondSharers int `json:"second_sharers_hit_tokens"`
 
 	seen map[int32]int // requests so far, by their first block

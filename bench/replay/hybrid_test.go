@@ -18,8 +18,8 @@ func shared20(t *testing.T, block int, seed uint64) Scenario {
 	return Scenario{Trace: trace, KVBlocks: 2000 * MooncakeBlock / block, Seed: seed}
 }
 
-// A prompt that shares the held and not yet usable beginning of another goes where it makes this part usable: the second sharers
-// of a prefix then find it, at no cost for the whole.
+// A prompt that shares the held and not yet usable beginning of another goes where it makes this part usable: the
+// second sharers of a prefix then find it, at no cost for the whole.
 func TestJunctionsPay(t *testing.T) {
 	for _, c := range []struct {
 		hybrid string
@@ -48,8 +48,8 @@ func TestJunctionsPay(t *testing.T) {
 	}
 }
 
-// The router promises what the simulated engines hit, also when they evict. Only requests that overlap may differ: an engine
-// caches blocks when it begins with them, and the router hears of them at the end of the step.
+// The router promises what the simulated engines hit, also when they evict. Only requests that overlap may differ: an
+// engine caches blocks when it begins with them, and the router hears of them at the end of the step.
 func TestHybridPromises(t *testing.T) {
 	for hybrid, block := range map[string]int{"window=1024": 16, "window=2048": 512, "state=640": 640, "state=1024": 512} {
 		s := shared20(t, block, 1)

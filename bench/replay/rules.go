@@ -24,7 +24,8 @@ type Rule struct {
 
 	// NoReports: the routers get no reports of engines about their load.
 	NoReports bool
-	// NoJunction: costs alone decide, also between workers of a hybrid model that cannot use all that they hold of a prompt.
+	// NoJunction: costs alone decide, also between workers of a hybrid model that cannot use all that they hold of a
+	// prompt.
 	NoJunction bool
 }
 

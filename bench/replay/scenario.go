@@ -30,9 +30,9 @@ type Scenario struct {
 	// reads a block once for each request that has it, as most kernels do.
 	SharedAttention bool `yaml:"shared-prefix-attention" help:"engines read the keys and values of a shared prefix once a step for all requests; otherwise once for each request"`
 
-	// Hybrid gives the engines' model side groups, which share the KVBlocks: one with a sliding window, or three with states.
-	// The blocks of states have as many tokens as the setting says, a multiple of those of the trace. Not with an oracle or
-	// PrefillWorkers.
+	// Hybrid gives the engines' model side groups, which share the KVBlocks: one with a sliding window, or three with
+	// states. The blocks of states have as many tokens as the setting says, a multiple of those of the trace. Not with
+	// an oracle or PrefillWorkers.
 	Hybrid string `yaml:"hybrid" help:"<kind=tokens>: window=1024 gives the model a group of layers with a sliding window, state=640 three groups of recurrent layers with states in blocks of so many tokens. A made-up workload then has blocks of 16 tokens, or of a state. Empty: full attention only"`
 
 	KVBlocks int       `yaml:"kv-blocks" default:"2000" want:"1 to 67108864" help:"<blocks> of 512 tokens in a worker's cache"`

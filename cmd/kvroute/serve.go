@@ -427,25 +427,6 @@ func (s *server) serveAPI(context.Context) error {
 	return nil
 }
 
-// departs handles a worker whose responses report other cached tokens than kvroute predicts.
-func (s *server) departs(w router.Worker, departs bool) {
-	if !departs {
-		s.log.Info("the worker's cache agrees with kvroute's index again", "worker", w.ID, "rank", w.DPRank)
-		return
-	}
-	s.log.Warn("the worker's cache differs from kvroute's index by the usage in its responses; its events are requested again", "worker", w.ID, "rank", w.DPRank)
-	s.direct.Sources().Reread(w.ID, w.DPRank)
-}
-
-// learned logs the rule by which the cached tokens of a worker's responses depart from its events.
-func (s *server) learned(w router.Worker, rule string) {
-	s.log.Info(map[string]string{
-		"":      "the worker's responses report what its events promise",
-		"drop":  "the worker always uses one block less than its events promise, as with EAGLE and a KV connector; predictions follow",
-		"limit": "the worker often uses less than its events promise, and to read them again does not help; predictions count the share that responses report",
-	}[rule], "worker", w.ID, "rank", w.DPRank)
-}
-
 // expireEvents requests the events of a worker again if one of them waited too long for an earlier
 // one.
 func (s *server) expireEvents(ctx context.Context) error {

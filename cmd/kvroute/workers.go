@@ -18,6 +18,7 @@ import (
 	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // setWorker passes a worker to the router, and then to the reader of its events: events
@@ -81,7 +82,7 @@ func (s *server) warnOfWorkers() {
 		}
 		at := slices.IndexFunc(s.conf.Models, func(m modelConfig) bool { return m.Name == w.Model })
 		if at >= 0 && slices.Contains(engine.Profiles(), w.Engine) {
-			if profile := cmp.Or(s.conf.Models[at].Profile, engine.VLLM); profile != w.Engine {
+			if profile := cmp.Or(s.conf.Models[at].Profile, string(chat.VLLM)); profile != w.Engine {
 				of := [3]string{w.Model, profile, w.Engine}
 				profiles[of] = append(profiles[of], name)
 			}

@@ -33,17 +33,17 @@ var tokenLimits = map[string]int{
 	"api":                10560,
 	"bindings":           1608,
 	"bindings/c":         1220,
-	"cmd/kvroute":        35355,
+	"cmd/kvroute":        35775,
 	"dashboard":          317,
 	"doctor":             4676,
-	"engines":            29729,
+	"engines":            29989,
 	"engines/localindex": 971,
 	"envoy":              5114,
 	"events":             26665,
 	"events/durable":     9800,
 	"extproc":            20314,
 	"fleet":              25657,
-	"indexer":            29279,
+	"indexer":            29592,
 	"internal/bus":       2234,
 	"internal/engine":    982,
 	"internal/jsonscan":  2399,
@@ -61,7 +61,7 @@ var tokenLimits = map[string]int{
 	"outcomes":           2367,
 	"prefill":            2195,
 	"replicas":           18835,
-	"router":             62325,
+	"router":             63831,
 	"scorer":             6596,
 	"sidecar":            3718,
 	"slots":              8886,
@@ -74,9 +74,9 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 479558
+	productLimit = 481961
 	// supportLimit limits the tokens of bench and simulators together.
-	supportLimit = 133034
+	supportLimit = 140817
 	// longLine is the number of characters above which a line is long; a tab counts as one.
 	longLine = 120
 	// longLinesLimit limits the long lines of the product, in lines out of 1,000.

@@ -41,7 +41,9 @@ const maxKwargs = 64 << 10
 // OrderedKwargs returns keyword arguments of a chat template, a JSON object or null, without spaces and with sorted
 // keys. Objects inside keep the order of their keys, which templates write into prompts. The form of null and of the
 // empty object is "". Other JSON, and more than 64 KiB, are errors.
-func OrderedKwargs(text []byte) (string, error) { return compacted(text, new(map[string]json.RawMessage)) }
+func OrderedKwargs(text []byte) (string, error) {
+	return compacted(text, new(map[string]json.RawMessage))
+}
 
 // SortedKwargs is OrderedKwargs with sorted keys in all objects: one form for all objects with equal values.
 func SortedKwargs(text []byte) (string, error) { return compacted(text, new(map[string]any)) }

@@ -46,8 +46,8 @@ func batch(changes []Change, rank uint32, sglang bool) []byte {
 	return b
 }
 
-// follows reports whether a change stores the blocks behind those of another change. vLLM publishes the blocks of a step as one
-// event, new blocks and copies.
+// follows reports whether a change stores the blocks behind those of another change. vLLM publishes the blocks of a
+// step as one event, new blocks and copies.
 func (c *Change) follows(o *Change) bool {
 	return c.Kind == indexer.Stored && o.Kind == indexer.Stored && c.HasParent && c.Parent == o.Blocks[len(o.Blocks)-1].External
 }

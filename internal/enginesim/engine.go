@@ -56,9 +56,9 @@ type Config struct {
 
 	BlockSize int // tokens; default 16
 	NumBlocks int // capacity of the cache in blocks; default 8,192
-	// Hybrid gives the model side groups: "window=1024" a group with a sliding window of so many tokens, "state=640" three
-	// groups with recurrent states in blocks of so many tokens, or of BlockSize if that is more; BlockSize is then this size.
-	// NumBlocks counts the blocks of all groups. Only with vLLM. Default: full attention only.
+	// Hybrid gives the model side groups: "window=1024" a group with a sliding window of so many tokens, "state=640"
+	// three groups with recurrent states in blocks of so many tokens, or of BlockSize if that is more; BlockSize is then
+	// this size. NumBlocks counts the blocks of all groups. Only with vLLM. Default: full attention only.
 	Hybrid string
 	// MaxNumSeqs limits the requests running at once. Default 256.
 	MaxNumSeqs int

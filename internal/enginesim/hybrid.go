@@ -10,26 +10,26 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// stateGroups is the number of side groups of a model with states: Qwen3-Next has three groups of recurrent layers for each
-// group of full attention.
+// stateGroups is the number of side groups of a model with states: Qwen3-Next has three groups of recurrent layers
+// for each group of full attention.
 const stateGroups = 3
 
-// hybrid describes the side groups of a hybrid model. They are numbered from 1 on; the group of full attention is 0. They
-// keep blocks as vLLM's groups do by default (prefix-cache-retention-interval 0): the blocks that a hit needs at the last
-// boundary of a prompt, and at its junction. That is the end of the cached full blocks, if the groups could not use all of
-// them.
+// hybrid describes the side groups of a hybrid model. They are numbered from 1 on; the group of full attention is 0.
+// They keep blocks as vLLM's groups do by default (prefix-cache-retention-interval 0): the blocks that a hit needs at
+// the last boundary of a prompt, and at its junction. That is the end of the cached full blocks, if the groups could
+// not use all of them.
 //
-// All groups have blocks of one size, and share the capacity and the queue of eviction of the cache. Left out: vLLM frees blocks
-// when they leave the window, here they stay until the request ends; and it waits a step for a state that another request
-// computes, here the state is found at once.
+// All groups have blocks of one size, and share the capacity and the queue of eviction of the cache. Left out: vLLM
+// frees blocks when they leave the window, here they stay until the request ends; and it waits a step for a state
+// that another request computes, here the state is found at once.
 type hybrid struct {
 	window int // tokens of the sliding window; 0 = the groups have states
 	run    int // blocks before a boundary that a hit needs there
 	shape  indexer.Shape
 }
 
-// parseHybrid returns the side groups that a setting names, window=<tokens> or state=<tokens in a block>, and the tokens in a
-// block: the block of a state is as long as all other blocks.
+// parseHybrid returns the side groups that a setting names, window=<tokens> or state=<tokens in a block>, and the
+// tokens in a block: the block of a state is as long as all other blocks.
 func parseHybrid(text string, block int) (*hybrid, int, error) {
 	if text == "" {
 		return nil, block, nil
@@ -82,8 +82,8 @@ type sideBlocks struct {
 	reserve int      // blocks that the request may still fill
 }
 
-// find returns the longest usable prefix of a prompt that is cached, at most most blocks; how many of its blocks are unused;
-// and the blocks of side groups of a request with the prompt.
+// find returns the longest usable prefix of a prompt that is cached, at most most blocks; how many of its blocks are
+// unused; and the blocks of side groups of a request with the prompt.
 func (c *cache) find(p *prefix, most int) (blocks, unused int, s sideBlocks) {
 	blocks, unused = c.hit(p.sequence[:min(most, len(p.sequence))])
 	if c.hybrid == nil {
@@ -172,8 +172,8 @@ func (c *cache) keepSides(p *prefix, s *sideBlocks, have, end int) {
 	}
 }
 
-// clip shortens the next part of a request's prompt, of n tokens, so that it ends where a state is kept, or at the end of a
-// block: engines have states only at the ends of parts.
+// clip shortens the next part of a request's prompt, of n tokens, so that it ends where a state is kept, or at the
+// end of a block: engines have states only at the ends of parts.
 func (c *cache) clip(r *request, n int) int {
 	if c.hybrid == nil || c.hybrid.window > 0 {
 		return n

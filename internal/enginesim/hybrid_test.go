@@ -87,8 +87,9 @@ func shapes(t *testing.T, batch []byte) (out []string) {
 	return out
 }
 
-// The side groups of the simulated engine keep what those of vLLM's cache manager keep: equal hits, and equal events. The
-// simulated engine does not cache outputs, so the events of a request with an output differ, and those of the next request.
+// The side groups of the simulated engine keep what those of vLLM's cache manager keep: equal hits, and equal events.
+// The simulated engine does not cache outputs, so the events of a request with an output differ, and those of the
+// next request.
 func TestHybridCacheIsVLLMs(t *testing.T) {
 	for _, c := range []struct {
 		name, hybrid string
@@ -126,8 +127,8 @@ func TestHybridCacheIsVLLMs(t *testing.T) {
 	}
 }
 
-// The hits of a simulated hybrid model are those that an index promises by its events, however small the cache is. At rest no
-// block is in use.
+// The hits of a simulated hybrid model are those that an index promises by its events, however small the cache is. At
+// rest no block is in use.
 func TestHybridEventsPromiseHits(t *testing.T) {
 	for _, c := range []struct {
 		hybrid string
