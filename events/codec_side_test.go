@@ -16,8 +16,10 @@ import (
 
 func sideEvents() []events.RouterEvent {
 	shape := &indexer.Shape{Block: 16, Full: 64, Sides: []indexer.SideGroup{
-		{Group: 0, Needs: indexer.NeedsWindow, Block: 16, Tokens: 1024}, {Group: 7, Needs: indexer.NeedsState, Block: 640},
-		{Group: 2, Needs: indexer.NeedsChunk, Block: 16, Tokens: 8192}, {Group: 3, Block: 4},
+		{Group: 0, Needs: indexer.NeedsWindow, Block: 16, Tokens: 1024},
+		{Group: 7, Needs: indexer.NeedsState, Block: 640},
+		{Group: 2, Needs: indexer.NeedsChunk, Block: 16, Tokens: 8192},
+		{Group: 3, Block: 4},
 	}}
 	var evs []events.RouterEvent
 	for i, ev := range []indexer.Event{

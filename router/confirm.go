@@ -152,7 +152,7 @@ func (r *Router) noteStored(w Worker, ev *indexer.Event) {
 		r.confirms.Stored(r.conf.Now(), of, ev)
 	case indexer.Cleared:
 		r.confirms.Interrupt(of)
-	case indexer.Removed:
+	case indexer.Removed, indexer.Shaped, indexer.SideStored, indexer.SideRemoved:
 	}
 }
 

@@ -147,7 +147,7 @@ func (k *known) apply(now time.Time, ord int, ev indexer.Event) indexer.Outcome 
 			}
 		case indexer.Cleared:
 			k.predicted.Clear(ord)
-		case indexer.Stored:
+		case indexer.Stored, indexer.Shaped, indexer.SideStored, indexer.SideRemoved:
 		}
 	}
 	return k.events.Load().parked.Apply(now, ord, ev)
