@@ -64,39 +64,29 @@ func (r *engineRank) forgetSide(group int) {
 	}
 }
 
-// hybrid reports whether the model of any rank has side groups.
-func (e *Engine) hybrid() bool {
-	for _, r := range e.ranks {
-		if len(r.layers.Sides) > 0 {
-			return true
-		}
-	}
-	return false
-}
-
 // tell tells the index the shape of a rank, if it differs from what the index knows.
-func (e *Engine) tell(r *engineRank, out *output) {
+func (r *engineRank) tell(blockSize int, out *output) {
 	l := &r.layers
-	if l.told || l.shape == nil && l.Full <= e.opt.BlockSize && len(l.Sides) == 0 {
+	if l.told || l.shape == nil && l.Full <= blockSize && len(l.Sides) == 0 {
 		return
 	}
 	l.told = true
-	full := max(l.Full, e.opt.BlockSize)
+	full := max(l.Full, blockSize)
 	if l.shape != nil && l.shape.Full == full && slices.Equal(l.shape.Sides, l.Sides) {
 		return
 	}
-	l.shape = &indexer.Shape{Block: e.opt.BlockSize, Full: full, Sides: slices.Clone(l.Sides)}
+	l.shape = &indexer.Shape{Block: blockSize, Full: full, Sides: slices.Clone(l.Sides)}
 	out.add(indexer.Event{Kind: indexer.Shaped, Shape: l.shape})
 }
 
 // storeSide passes on the blocks that a side group has stored. Each event has the shape, for an index that began
 // meanwhile.
-func (e *Engine) storeSide(r *engineRank, ev *EngineEvent, out *output) {
+func (r *engineRank) storeSide(blockSize int, ev *EngineEvent, out *output) {
 	if ev.Tier != indexer.Device || ev.BlockSize <= 0 || !r.takeSide(ev) {
 		out.drop(DropGroup, max(1, len(ev.Hashes)))
 		return
 	}
-	e.tell(r, out)
+	r.tell(blockSize, out)
 	if needs[ev.Spec] == indexer.NeedsUnknown {
 		out.drop(DropGroupKind, max(1, len(ev.Hashes)))
 		out.unknownKind = ev.Spec

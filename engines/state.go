@@ -154,6 +154,16 @@ func (r *rankSource) save() *savedRank {
 	}
 }
 
+// hybrid reports whether the model of any rank has side groups.
+func (e *Engine) hybrid() bool {
+	for _, r := range e.ranks {
+		if len(r.layers.Sides) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // restore begins the rank with the saved state, if the settings are the same, and gives its
 // blocks to the index.
 func (r *rankSource) restore() {
@@ -238,7 +248,7 @@ func (e *Engine) restore(saved map[uint32]*engineRank) (evs []events.RouterEvent
 		}
 		r.layers = layers{Full: full}
 		shape := output{rank: rank}
-		e.tell(r, &shape)
+		r.tell(e.opt.BlockSize, &shape)
 		evs = append(evs, shape.events...)
 		stored, n := e.storedEvents(rank)
 		evs, orphans = append(evs, stored...), orphans+n
