@@ -25,6 +25,7 @@ type answer struct {
 	// receive fetches the blocks of the prompt, offer adds the parameters with which they are
 	// fetched to a whole answer. Both may be nil.
 	receive func(context.Context) bool
+	pull    func(context.Context) // copies blocks before the request is submitted; may be nil
 	offer   func(whole object)
 
 	// Of /v1/responses: its id, the fields about stored responses, and the messages of the prompt with those before it.

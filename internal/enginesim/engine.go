@@ -80,6 +80,9 @@ type Config struct {
 	// a prefill engine sends it. Each transfer has the whole rate. Defaults 262,144 and 50.
 	TokenBytes int
 	Bandwidth  float64
+	// Pulls has the engine keep its blocks in host memory, too, serve other engines that copy them, and copy blocks
+	// from the engine that a request names. Only Publish is called for host memory.
+	Pulls bool
 	// HoldTime is how long a prefill engine keeps the blocks of a prompt that no decode engine
 	// fetches, in real time. Default 8 minutes, as vLLM's.
 	HoldTime time.Duration
@@ -162,6 +165,7 @@ type Engine struct {
 	scheduler scheduler
 	pending   []indexer.Event // changes of the cache that are not published yet
 	legs      map[string]*leg // by id
+	pulled    int             // blocks that other engines copied
 }
 
 // New returns an engine with an empty cache. The error names a setting that is out of range.
@@ -269,6 +273,7 @@ func (e *Engine) Run(ctx context.Context) error {
 func (e *Engine) publish(c Change) {
 	if !c.Copy && (c.Kind != indexer.SideStored || len(c.Externals) > 0) {
 		e.pending = append(e.pending, c.Event)
+		e.inHost(c)
 	}
 	if e.conf.Sockets != nil {
 		e.conf.Sockets.add(c)

@@ -51,6 +51,7 @@ func (e *Engine) routes() *http.ServeMux {
 	}
 	mux.HandleFunc("POST /sim/restart", e.forget(restart))
 	mux.HandleFunc("POST /sim/blocks/{id}", e.send) // for decode engines
+	mux.HandleFunc("POST /sim/pull", e.servePull)
 	mux.HandleFunc("GET /sim/blocks", func(w http.ResponseWriter, _ *http.Request) { reply(w, e.Cached()) })
 	return mux
 }
@@ -137,6 +138,9 @@ func (e *Engine) generate(w http.ResponseWriter, r *http.Request) {
 
 // run computes a request and writes its response.
 func (e *Engine) run(req *request, a *answer, r *http.Request) {
+	if a.pull != nil {
+		a.pull(r.Context())
+	}
 	e.submit(req)
 	if !a.follow(r, e.metrics) {
 		e.abort(req)
@@ -204,6 +208,7 @@ func (e *Engine) request(r *http.Request, a *answer) (*request, *openai.Error) {
 		req.receiving = true
 		a.receive = func(ctx context.Context) bool { return e.receive(ctx, move, req) }
 	}
+	a.pull = e.puller(data, req)
 	return req, nil
 }
 
