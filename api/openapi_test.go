@@ -137,7 +137,7 @@ func bodies() map[string]any {
 	all := map[string]any{
 		"Readiness": api.Readiness{}, "Replica": api.Replica{}, "Peer": replicas.PeerView{}, "Envoy": envoy.State{}, "EnvoyFault": envoy.Fault{},
 		"Model": router.ModelState{}, "Worker": api.Worker{}, "ForeignLoad": router.Foreign{}, "Audit": router.AuditState{}, "GroupSummary": router.SummaryState{},
-		"Decision": api.Decision{}, "Rank": router.Worker{}, "Labels": router.Labels{}, "SecondChoice": router.Second{}, "Candidate": api.Candidate{}, "Usage": router.Usage{},
+		"Decision": api.Decision{}, "Rank": router.Worker{}, "Labels": router.Labels{}, "SecondChoice": router.Second{}, "Source": router.Source{}, "Candidate": api.Candidate{}, "Usage": router.Usage{},
 		"CostSettings": scorer.Settings{}, "EngineModel": scorer.Engine{}, "Thresholds": scorer.Thresholds{}, "Override": scorer.Override{},
 		"RequestClass": confirm.ClassState{}, "ClassWorker": confirm.WorkerState{},
 		"Totals": outcomes.Totals{}, "Sample": outcomes.Sample{}, "Prefix": router.Prefix{},

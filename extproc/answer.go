@@ -32,6 +32,9 @@ const (
 	headerThirdRank    = "x-dynamo-rank-fallback-2"
 )
 
+// headerSource names the source, by the address of its OpenAI endpoint, to llm-d's sidecar.
+const headerSource = "x-kv-cache-source-host-port"
+
 // route answers all unanswered messages of the request, of which m is the last one, with the
 // decision. A body that is not nil replaces the request's.
 func (s *stream) route(m message, body []byte) bool {
@@ -41,6 +44,9 @@ func (s *stream) route(m message, body []byte) bool {
 	headers = append(headers, s.rankHeaders(d)...)
 	if d.Prefill != nil && conf.legByHeader(d) {
 		headers = append(headers, prefillHeaders(d.Prefill)...)
+	}
+	if d.Source != nil && conf.KVPull == pullByHeader {
+		headers = append(headers, headerSource, d.Source.Address.String())
 	}
 	if body == nil {
 		body = s.replaced

@@ -28,6 +28,16 @@ const (
 	FirstTokenResponseHeaders = "response-headers"
 )
 
+// The ways in which a request names the source of a pull.
+const (
+	// PullOff names none. It is the default.
+	PullOff = "off"
+	// pullByBody writes the engine's own field into the body.
+	pullByBody = "body"
+	// pullByHeader sets the header of llm-d, from which the sidecar of the worker makes that field.
+	pullByHeader = "header"
+)
+
 // The ways in which Envoy receives the second choice, to which it sends a request that its worker refuses.
 const (
 	// SecondHeader names the second choice in x-dynamo-worker-fallback, the third in x-dynamo-worker-fallback-2.
@@ -104,6 +114,9 @@ type Config struct {
 	// the prompt. With QueueWait and half a second it must not exceed Envoy's
 	// max_message_timeout. Default 30 s.
 	PrefillTimeout time.Duration
+
+	// KVPull says how requests name the source of a pull: [PullOff], the default, "body" or "header".
+	KVPull string
 
 	// MaxMessageTimeout is Envoy's max_message_timeout: Envoy ignores a request for more time. Default QueueWait and
 	// PrefillTimeout and half a second.
@@ -183,6 +196,7 @@ func (c Config) withDefaults() (Config, error) {
 	c.PrefillTimeout = cmp.Or(c.PrefillTimeout, 30*time.Second)
 	c.MaxMessageTimeout = cmp.Or(c.MaxMessageTimeout, c.QueueWait+c.PrefillTimeout+answerTime)
 	c.SecondChoice = cmp.Or(c.SecondChoice, SecondHeader)
+	c.KVPull = cmp.Or(c.KVPull, PullOff)
 	c.FirstToken = cmp.Or(c.FirstToken, FirstTokenObserver)
 	if !slices.Contains([]string{SecondHeader, SecondList, SecondNone}, c.SecondChoice) {
 		return c, fmt.Errorf("extproc: SecondChoice is %q, want %q, %q or %q",
@@ -190,6 +204,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.PrefillLeg != PrefillByRouter && c.PrefillLeg != PrefillByHeader {
 		return c, fmt.Errorf("extproc: PrefillLeg is %q, want %q or %q", c.PrefillLeg, PrefillByRouter, PrefillByHeader)
+	}
+	if !slices.Contains([]string{PullOff, pullByBody, pullByHeader}, c.KVPull) {
+		return c, fmt.Errorf("extproc: KVPull is %q, want %q, %q or %q", c.KVPull, PullOff, pullByBody, pullByHeader)
 	}
 	if c.FirstToken != FirstTokenObserver && c.FirstToken != FirstTokenResponseHeaders {
 		return c, fmt.Errorf("extproc: FirstToken is %q, want %q or %q",

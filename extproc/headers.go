@@ -319,3 +319,8 @@ func value(v *corev3.HeaderValue) string {
 	}
 	return v.GetValue()
 }
+
+// changeable reports whether kvroute can change the body, whose last message is m.
+func (h *head) changeable(m message, truncated bool) bool {
+	return m == requestBody && h.mode != streamedAhead && !truncated && !h.unreadable()
+}

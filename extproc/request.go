@@ -76,6 +76,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	if !s.splittable(conf, m, &fields, truncated) {
 		req.Split = router.SplitNever
 	}
+	req.MayPull = conf.KVPull != PullOff && s.mayPull(m, &fields, truncated)
 	if conf.AllowDirect || conf.TrustOverrides {
 		if bad := s.steer(conf, &req, fields.NVExt); bad != nil {
 			return s.refuse(bad)
@@ -94,6 +95,9 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 		return false
 	case err != nil:
 		return s.withoutWorker(m, err, fields.Model, unread, starting)
+	}
+	if s.decision.Source != nil && conf.KVPull == pullByBody {
+		return s.routePull(m, body)
 	}
 	return s.route(m, nil)
 }
@@ -199,8 +203,8 @@ func (s *stream) routerRequest(fields *openai.Body, unread bool) router.Request 
 // worker would not use the blocks.
 func (h *head) splittable(conf *Config, m message, fields *openai.Body, truncated bool) bool {
 	prompt := h.endpoint == openai.ChatCompletions || h.endpoint == openai.Completions
-	changeable := m == requestBody && h.mode != streamedAhead && !truncated && !h.unreadable()
-	return !fields.Uncached && (conf.PrefillLeg == PrefillByHeader || prompt && fields.Choices <= 1 && changeable)
+	return !fields.Uncached &&
+		(conf.PrefillLeg == PrefillByHeader || prompt && fields.Choices <= 1 && h.changeable(m, truncated))
 }
 
 // operation returns the name of the request's operation in OpenTelemetry's conventions for GenAI; ""

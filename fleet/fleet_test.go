@@ -521,7 +521,7 @@ func TestTableEqualsSlowModel(t *testing.T) {
 
 func TestRecords(t *testing.T) {
 	r, err := fleet.ParseRecord([]byte(`{"v":1,"worker_id":18446744073709551615,"name":"x","address":"[fd00::1]:80","models":["m","alias"],"lora":["l"],
-		"role":"decode","block_size":32,"events":{"transport":"zmq","endpoint":"tcp://10.0.0.1:5557","topic":"kv","replay":"tcp://10.0.0.1:9","local_indexer":true},"dp_start":2,"dp_size":2,"rank_addresses":{"3":"10.0.0.3:81"},"total_kv_blocks":9,"started_ms":5,"draining":true,"from_the_future":[]}`))
+		"role":"decode","block_size":32,"events":{"transport":"zmq","endpoint":"tcp://10.0.0.1:5557","topic":"kv","replay":"tcp://10.0.0.1:9","local_indexer":true},"dp_start":2,"dp_size":2,"rank_addresses":{"3":"10.0.0.3:81"},"kv_source":"[fd00::1]:5710","total_kv_blocks":9,"started_ms":5,"draining":true,"from_the_future":[]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -530,7 +530,7 @@ func TestRecords(t *testing.T) {
 		ID: 1<<64 - 1, Name: "x", Address: netip.MustParseAddrPort("[fd00::1]:80"), Models: []string{"m", "alias"}, LoRA: []string{"l"},
 		Role: router.Decode, BlockSize: 32, DPStart: 2, DPSize: 2, TotalKVBlocks: 9, StartedMS: 5, Draining: true,
 		Events:        router.EventSource{Transport: "zmq", Endpoint: "tcp://10.0.0.1:5557", Replay: "tcp://10.0.0.1:9", LocalIndexer: true},
-		RankAddresses: map[uint32]netip.AddrPort{3: netip.MustParseAddrPort("10.0.0.3:81")},
+		RankAddresses: map[uint32]netip.AddrPort{3: netip.MustParseAddrPort("10.0.0.3:81")}, KVSource: netip.MustParseAddrPort("[fd00::1]:5710"),
 	}
 	if err != nil || !cmp.Equal(want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })) {
 		t.Errorf("info %+v, %v\nwant %+v", got, err, want)
@@ -571,6 +571,12 @@ func TestRefusedRecords(t *testing.T) {
 		"everybody":                 {func(r *fleet.Record) { r.Address = "224.0.0.1:80" }, "address"},
 		"outside":                   {func(r *fleet.Record) { r.Address = "192.168.0.1:80" }, "networks"},
 		"a rank outside":            {func(r *fleet.Record) { r.RankAddresses = map[string]string{"1": "192.168.0.1:80"} }, "rank_addresses"},
+		"a source outside":          {func(r *fleet.Record) { r.KVSource = "192.168.0.1:5710" }, "kv_source is \"192.168.0.1:5710\", want an address in the worker networks"},
+		"a source by name":          {func(r *fleet.Record) { r.KVSource = "localhost:5710" }, "kv_source is \"localhost:5710\", want ip:port"},
+		"a source everywhere":       {func(r *fleet.Record) { r.KVSource = "0.0.0.0:5710" }, "kv_source"},
+		"a source without a port":   {func(r *fleet.Record) { r.KVSource = "10.0.0.1" }, "kv_source"},
+		"ports of ranks above all":  {func(r *fleet.Record) { r.KVSource, r.DPSize = "10.0.0.1:65535", 2 }, "room for the ports of all ranks"},
+		"ports after a first rank":  {func(r *fleet.Record) { r.KVSource, r.DPStart = "10.0.0.1:65535", 1<<32-1 }, "room for the ports of all ranks"},
 		"a rank that is no number":  {func(r *fleet.Record) { r.RankAddresses = map[string]string{"x": "10.0.0.1:80"} }, "rank_addresses"},
 	} {
 		r := record("a")

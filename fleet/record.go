@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"net/url"
 	"regexp"
@@ -43,6 +44,9 @@ type Record struct {
 	// Bootstrap is the ip:port of the server by which SGLang's decode workers find this
 	// prefill worker. Default: port 8998 of the worker's address.
 	Bootstrap string `json:"bootstrap,omitempty"`
+	// KVSource is the ip:port at which rank 0 serves other workers that copy blocks of its cache: the P2P tier of
+	// vLLM. The port of another rank is higher by its number. Default: none.
+	KVSource string `json:"kv_source,omitempty"`
 
 	BlockSize        int    `json:"block_size,omitempty"` // tokens; 0 = publishes no events
 	DPStart          uint32 `json:"dp_start,omitempty"`
@@ -245,6 +249,7 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 		_, err := address(r.Bootstrap, networks)
 		c.noError(err, "bootstrap", r.Bootstrap)
 	}
+	kvSource := c.kvSource(r, networks.Check)
 	c.that(r.Host == "" || hostForm.MatchString(r.Host), "host", r.Host, "a host name, with or without a port")
 	c.that(r.BlockSize >= 0, "block_size", r.BlockSize, "0 or more tokens")
 	c.that(r.TotalKVBlocks >= 0, "total_kv_blocks", r.TotalKVBlocks, "0 or more")
@@ -272,7 +277,7 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 	}
 	info := router.WorkerInfo{
 		ID: r.ID(), Name: r.Name, Address: at, RankAddresses: ranks, Host: r.Host, OwnHost: r.Host != "" && !r.Named,
-		Models: r.Models, LoRA: r.LoRA, Role: r.Role, Bootstrap: r.Bootstrap,
+		Models: r.Models, LoRA: r.LoRA, Role: r.Role, Bootstrap: r.Bootstrap, KVSource: kvSource,
 		BlockSize: r.BlockSize, DPStart: r.DPStart, DPSize: max(1, r.DPSize),
 		TotalKVBlocks: r.TotalKVBlocks, MaxNumSeqs: r.MaxNumSeqs, MaxBatchedTokens: r.MaxBatchedTokens, Reorders: r.Reorders,
 		PrefillThroughput: r.PrefillTPS, GPUType: clip(r.GPUType),
@@ -291,6 +296,24 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 		return router.WorkerInfo{}, fmt.Errorf("fleet: worker %q: %w", clip(r.Name), err)
 	}
 	return info, nil
+}
+
+// kvSource reads the address for pulls. The ports of all ranks must pass a check.
+func (c *check) kvSource(r *Record, allowed func(netip.AddrPort) error) netip.AddrPort {
+	if r.KVSource == "" {
+		return netip.AddrPort{}
+	}
+	at, err := address(r.KVSource, reach.Networks{})
+	c.noError(err, "kv_source", r.KVSource)
+	if c.err != nil {
+		return netip.AddrPort{}
+	}
+	last := uint64(at.Port()) + uint64(r.DPStart) + uint64(max(1, r.DPSize)) - 1
+	c.that(last <= math.MaxUint16, "kv_source", r.KVSource, "a port that leaves room for the ports of all ranks")
+	for port := uint64(at.Port()) + uint64(r.DPStart); port <= last && c.err == nil; port++ {
+		c.noError(allowed(netip.AddrPortFrom(at.Addr(), uint16(port))), "kv_source", r.KVSource)
+	}
+	return at
 }
 
 // probe checks the settings of a probe.
@@ -378,6 +401,10 @@ func (r *Record) Registered(networks reach.Networks) (router.WorkerInfo, error) 
 	if r.Bootstrap != "" {
 		at, _ := netip.ParseAddrPort(r.Bootstrap)
 		c.that(at.Addr() == own, "bootstrap", r.Bootstrap, fmt.Sprintf("the worker's own host %v", own))
+	}
+	if r.KVSource != "" {
+		c.that(info.KVSource.Addr() == own, "kv_source", r.KVSource, fmt.Sprintf("the worker's own host %v", own))
+		c.kvSource(r, networks.CheckRegistered)
 	}
 	c.that(r.Host == "", "host", r.Host, "none: only workers in the configuration file may have one")
 	if p := r.Health; p != nil {

@@ -168,6 +168,7 @@ func (r *Router) ReportUsage(id string, u Usage) {
 			}
 			r.metrics.auditedPrompts.Count(d.Model, length)
 		}
+		r.auditPull(&d)
 		a, w, compares := d.predicted()
 		if u.Cached && compares {
 			a.cached = u.CachedTokens
@@ -228,7 +229,7 @@ func (d *Decision) predicted() (a audited, w Worker, compares bool) {
 	// An engine computes the last token in any case, so it uses no block that has this token.
 	most := (d.PromptTokens - 1) / max(1, d.BlockSize)
 	a.predicted, a.promised = min(blocks, most)*d.BlockSize, min(blocks+lowered, most)*d.BlockSize
-	return a, w, exact && d.Prefill == nil && d.Group == ""
+	return a, w, exact && d.Prefill == nil && d.Source == nil && d.Group == ""
 }
 
 // audit compares a response with its decision.

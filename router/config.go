@@ -72,6 +72,9 @@ type Config struct {
 	// Split says when another worker computes the prompt than the one that generates.
 	Split SplitConfig
 
+	// Pull says when a worker copies a part of a prompt from another one.
+	Pull PullConfig
+
 	// NoActiveBlocks ignores the blocks of requests in flight. Their prefill tokens and
 	// their number count as before.
 	NoActiveBlocks bool
@@ -231,6 +234,7 @@ func (c Config) withDefaults() (Config, error) {
 	const least, most = math.SmallestNonzeroFloat64, math.MaxFloat64
 	for _, err := range []error{
 		c.Scoring.Validate(), c.Thresholds.Validate(), q.Policy.Validate(), c.Split.check(&c.Thresholds, q.Threshold),
+		c.Pull.check(),
 		check("Mode", c.Mode, slices.Contains(Modes(), c.Mode), fmt.Sprintf("one of %v", Modes())),
 		within("BlockSize", c.BlockSize, 0, maxBlockSize, fmt.Sprintf("0 to %d tokens", maxBlockSize)),
 		within("GuessTTL", c.GuessTTL, 0, math.MaxInt64, "0 or more"),

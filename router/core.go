@@ -47,6 +47,8 @@ type core struct {
 
 	plain [prefillPart + 1]plainCandidates // by part
 
+	pulls pulls
+
 	typical    typical // average of this router's requests
 	outputs    outputs // of this router's requests
 	speeds     speeds
@@ -57,6 +59,9 @@ type core struct {
 func newCore(conf *Config, blockSize int) core {
 	c := core{conf: conf, blockSize: blockSize, settings: &conf.Scoring, thresholds: new(conf.Thresholds)}
 	c.sessions = newSessions(conf.Sessions)
+	if conf.Pull.On {
+		c.pulls = newPulls()
+	}
 	if conf.InferFirstTokens {
 		c.slots.InferFirstTokens()
 	}
@@ -149,6 +154,9 @@ func (c *core) book(in *decisionInput, ch *choices, to *result) error {
 	if ch.hasLeg && !c.takeSlot(&ch.legInput, &ch.leg, d.Prefill, false, &to.legBooked) {
 		c.slots.Free(in.ID)
 		return ErrDuplicate
+	}
+	if d.Source != nil {
+		c.pulls.begin(in.ID, d)
 	}
 	return nil
 }

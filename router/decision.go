@@ -68,6 +68,9 @@ type Decision struct {
 	// prompt itself; in a split model NoLeg then says why. Callers must not change Prefill.
 	Prefill *Decision `json:"prefill,omitempty"`
 	NoLeg   NoLeg     `json:"no_prefill,omitempty"`
+	// Source is the worker from which Worker copies a part of the prompt; nil if it copies none. It is set only with
+	// [Config.Pull], for requests with MayPull. Callers must not change it.
+	Source *Source `json:"kv_source,omitempty"`
 
 	// How the prompt was tokenized, and the reason if its ids are not exact.
 	TokenMode   tokenizer.Mode `json:"token_mode,omitempty"`
@@ -273,6 +276,9 @@ func (c *core) makeDecision(
 			d.Third = c.choiceOf(in, e, third, d.Second.NameHost)
 		}
 	}
+	if c.conf.Pull.On && leg == nil && in.MayPull && ch.part != prefillPart {
+		d.Source, d.Second, d.Third = c.pulls.name(&c.conf.Pull, &c.ranks, in, ch, d)
+	}
 	if list != nil && in.listCandidates {
 		d.Candidates, d.Omitted = slices.Clone(list.workers), list.omitted
 	}
@@ -311,6 +317,7 @@ type later struct {
 	served       netip.AddrPort
 	usage        *Usage
 	noLeg        NoLeg
+	pull         PullOutcome
 }
 
 // add adds later events to a kept decision.
@@ -327,6 +334,11 @@ func (d *Decision) add(l later) {
 	d.FirstTokenBy = cmp.Or(l.firstTokenBy, d.FirstTokenBy)
 	d.Usage = cmp.Or(l.usage, d.Usage)
 	d.NoLeg = cmp.Or(l.noLeg, d.NoLeg)
+	if l.pull != "" && d.Source != nil {
+		s := *d.Source // other copies of the decision have the same one
+		s.Outcome = l.pull
+		d.Source = &s
+	}
 }
 
 // listing has the workers of a choice that people see, in worker order.

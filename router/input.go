@@ -52,6 +52,7 @@ type overlap struct {
 	whole     []int32              // leading blocks that workers have, also where a hybrid model can use fewer; empty if no worker has one
 	ends      []indexer.Boundaries // of the usable prefixes; empty if no worker has a hybrid model
 	lower     [3][]int32           // cached blocks behind these: in host memory, on disk and in external storage
+	host      []int32              // leading blocks in host memory, for [Source]; empty without [Config.Pull]
 	version   uint64               // ranks.changes when the blocks were counted
 	matchedAt time.Time            // when they were counted; zero if they were not
 	took      time.Duration

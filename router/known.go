@@ -12,6 +12,7 @@ import (
 // known has the indexes of a pool: which blocks its workers have cached. The overlap of a worker is the
 // largest one of all indexes.
 type known struct {
+	pulls  bool                       // blocks in host memory may be the source of a pull
 	used   bool                       // cached blocks can change a decision; else all indexes stay empty
 	events atomic.Pointer[eventIndex] // replaced by [Router.Restore]
 	// history has the blocks of requests to workers without events, and of requests whose hashes
@@ -36,7 +37,7 @@ func newEventIndex(x *indexer.Index) *eventIndex { return &eventIndex{x, indexer
 func (k *known) index() *indexer.Index { return k.events.Load().index }
 
 func newKnown(c *Config) *known {
-	k := &known{used: c.indexed(), history: indexer.NewApprox(indexer.ApproxConfig{TTL: c.GuessTTL})}
+	k := &known{used: c.indexed(), pulls: c.Pull.On, history: indexer.NewApprox(indexer.ApproxConfig{TTL: c.GuessTTL})}
 	k.filters.byOrdinal = make(map[int]groupFilter)
 	k.events.Store(newEventIndex(indexer.New(indexer.Config{MaxBlocks: c.MaxBlocks})))
 	k.guesses = append(k.guesses, k.history)
@@ -67,6 +68,10 @@ func (k *known) match(now time.Time, h *hashes, size int, s *scratch) {
 		for w := range size {
 			o.ends = append(o.ends, x.Boundaries(w))
 		}
+	}
+	if o.host = o.host[:0]; k.pulls {
+		o.host = resize(o.host, size)
+		x.MatchHost(o.host, h.local)
 	}
 	if k.filters.some.Load() {
 		k.filters.match(o.blocks, h.sequence)

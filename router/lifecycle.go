@@ -38,6 +38,9 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 			bound.Worker = c.entries[ord].worker
 		}
 	})
+	if r.conf.Pull.On {
+		r.endPull(&fl, id, now, pullFirstToken)
+	}
 	switch {
 	case !news:
 		return false
@@ -123,6 +126,9 @@ func (r *Router) free(fl flight, id string, by ending) bool {
 		r.computed(fl.number, SignEnd, now)
 	} else {
 		r.confirms.Drop(fl.number)
+	}
+	if r.conf.Pull.On {
+		r.endPull(&fl, id, now, [...]pullEnd{endServed: pullServed, endAbandoned: pullError, endLeft: pullLeft}[by])
 	}
 	var silent bool
 	fl.pool.update(now, func(c *core) {

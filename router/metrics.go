@@ -21,7 +21,7 @@ type metrics struct {
 	decisions, prompts, text, reused, refusals, blocks meter.Counter
 	failovers, avoidances, firstTokens, legs, panics   meter.Counter
 	peersRefused                                       meter.Counter
-	audits, auditedPrompts                             meter.Counter
+	audits, auditedPrompts, pulls                      meter.Counter
 	promptTokens, cachedTokens, meanTokens             meter.Counter
 	duration, overlap, waits, cachedRatio, auditError  metric.Float64Histogram
 }
@@ -72,12 +72,14 @@ func newMetrics(from metric.Meter, r *Router) (*metrics, error) {
 		// From a pause between two first tokens to the longest that Envoy waits.
 		waits: k.Seconds("kvroute.router.queue.duration", "Time that admitted requests waited in the queue, of those that waited.",
 			.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
-		failovers:      k.Counter("kvroute.router.failovers", "{request}", "Requests that another worker served than the decision's, by model.", "model"),
-		avoidances:     k.Counter("kvroute.router.avoidances", "{period}", "Times that a worker began to be avoided because it failed, by model.", "model"),
-		panics:         k.Counter("kvroute.router.panics", "{request}", "Booked requests that went to an unhealthy worker because no worker was healthy, degraded or starting, by model.", "model"),
-		peersRefused:   k.Counter("kvroute.router.peer_requests.refused", "{request}", "Requests of other replicas that are not counted as load, because their memory has a limit."),
-		firstTokens:    k.Counter("kvroute.router.first_tokens", "{request}", "Requests whose prompt was taken for computed, by model and by what said so first.", "model", "source"),
-		legs:           k.Counter("kvroute.router.prefill_legs", "{request}", "Booked requests of split models, by model and by why they have no prefill leg; skipped is empty for those with a leg.", "model", "skipped"),
+		failovers:    k.Counter("kvroute.router.failovers", "{request}", "Requests that another worker served than the decision's, by model.", "model"),
+		avoidances:   k.Counter("kvroute.router.avoidances", "{period}", "Times that a worker began to be avoided because it failed, by model.", "model"),
+		panics:       k.Counter("kvroute.router.panics", "{request}", "Booked requests that went to an unhealthy worker because no worker was healthy, degraded or starting, by model.", "model"),
+		peersRefused: k.Counter("kvroute.router.peer_requests.refused", "{request}", "Requests of other replicas that are not counted as load, because their memory has a limit."),
+		firstTokens:  k.Counter("kvroute.router.first_tokens", "{request}", "Requests whose prompt was taken for computed, by model and by what said so first.", "model", "source"),
+		legs:         k.Counter("kvroute.router.prefill_legs", "{request}", "Booked requests of split models, by model and by why they have no prefill leg; skipped is empty for those with a leg.", "model", "skipped"),
+		pulls: k.Counter("kvroute.router.kv_pulls", "{request}", "Booked requests that name a source of blocks, by model and outcome.",
+			"model", "outcome"),
 		promptTokens:   k.Counter("kvroute.router.prompt_tokens", "{token}", "Prompt tokens of booked requests, by model.", "model"),
 		cachedTokens:   k.Counter("kvroute.router.cached_tokens", "{token}", "Prompt tokens of booked requests that the chosen worker has cached by the index, by model.", "model"),
 		meanTokens:     k.Counter("kvroute.router.mean_cached_tokens", "{token}", "The same as the mean over all candidates: what a random choice would find, by model.", "model"),
@@ -256,6 +258,9 @@ func (m *metrics) decided(ctx context.Context, l *labels, d *Decision) {
 	m.reused.AddTo(l.pool, d.ReusedBytes)
 	if d.Prefill != nil || d.NoLeg != "" {
 		m.legs.Count(l.model, string(d.NoLeg))
+	}
+	if d.Source != nil {
+		m.pulls.Count(l.model, "named")
 	}
 	computing := d.Computing()
 	m.promptTokens.AddTo(l.pool, d.PromptTokens)

@@ -122,6 +122,8 @@ type Request struct {
 	// RankPerAttempt says that each worker that is tried gets a request with its own rank. Otherwise
 	// a request that names its rank names the same one to the second choice.
 	RankPerAttempt bool
+	// MayPull says that the request can name a source; see [Decision.Source].
+	MayPull bool
 	// HostPerAttempt says that each worker that is tried gets a request with its own Host header. Otherwise the
 	// second choice gets the first one's.
 	HostPerAttempt bool

@@ -95,6 +95,13 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Avoided
 	if len(s.avoided) > 0 {
 		r.metrics.avoidances.AddTo(fl.pool.labels.pool, len(s.avoided))
 	}
+	switch {
+	case !r.conf.Pull.On:
+	case s.moved:
+		r.endPull(&fl, id, now, pullMoved)
+	case resp.Status >= http.StatusInternalServerError && !resp.Local:
+		r.endPull(&fl, id, now, pullError)
+	}
 	if !s.moved {
 		return false, s.avoided
 	}

@@ -163,6 +163,9 @@ type WorkerInfo struct {
 	KVEvents indexer.State
 	// Bootstrap is the address of SGLang's bootstrap server on a prefill worker, host:port.
 	Bootstrap string
+	// KVSource is the address at which rank 0 serves workers that copy blocks of its cache; the port of another rank
+	// is higher by its number. It is not valid if the worker serves none.
+	KVSource netip.AddrPort `json:",omitzero"`
 	// Group, if not empty, makes this a router group of that name. Address is the group's
 	// gateway. The group reports its load and its cache; see [Router.SetSummary].
 	// Members is the number of its workers until the first report.

@@ -71,6 +71,9 @@ type Config struct {
 	// SGLang answers
 	Role string `yaml:"role" want:"aggregated, prefill, decode, both or nothing"`
 
+	// <ip:port> of rank 0's socket for workers that copy blocks of this worker: of vLLM's P2P tier
+	KVSource string `yaml:"kv-source"`
+
 	// name of the routers' <card> for the model
 	ModelCard string `yaml:"model-card"`
 
@@ -147,7 +150,7 @@ func (c *Config) record() (r fleet.Record, err error) {
 	address, err := bus.PublicAddress(c.Advertise, listener, c.NATSURL)
 	return fleet.Record{
 		Name: cmp.Or(c.Name, address), WorkerID: c.WorkerID, Address: address, Models: commaList(c.Model),
-		LoRA: commaList(c.LoRA), ModelCard: c.ModelCard, Role: router.Role(c.Role),
+		LoRA: commaList(c.LoRA), ModelCard: c.ModelCard, Role: router.Role(c.Role), KVSource: c.KVSource,
 		BlockSize: c.BlockSize, DPStart: uint32(c.DPStart), DPSize: uint32(c.DPSize),
 		TotalKVBlocks: c.TotalKVBlocks, MaxNumSeqs: c.MaxNumSeqs, MaxBatchedTokens: c.MaxBatchedTokens, Engine: c.Engine,
 	}, err

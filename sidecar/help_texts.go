@@ -35,6 +35,8 @@ func (*Config) Help(setting string) string {
 		return "<names> of its adapters, comma-separated"
 	case "role":
 		return "<role> of the worker: aggregated, prefill, decode or both; empty asks the engine, where only SGLang answers"
+	case "kv-source":
+		return "<ip:port> of rank 0's socket for workers that copy blocks of this worker: of vLLM's P2P tier"
 	case "model-card":
 		return "name of the routers' <card> for the model"
 	case "total-kv-blocks":

@@ -36,6 +36,7 @@ const (
 	tracked    = "excludes `no-router-track-prefill-tokens`"
 	indexed    = "excludes `kv-overlap-score-weight: 0` and `router-kv-overlap-score-credit: 0`"
 	tiers      = kvOnly + "; excludes the `cost` dynamo and weighted, `kv-overlap-score-weight`, and `router-kv-overlap-score-credit: 0`"
+	pulls      = "needs a `kv-pull` other than off"
 	weighted   = kvOnly + " and `cost: weighted`"
 	otherCosts = "excludes the settings of other costs: `kv-overlap-score-weight`, `router-kv-overlap-score-credit`, `router-kv-overlap-score-credit-decay`, `router-prefill-load-scale`, `router-decode-active-request-weight`"
 	noDynamo   = tracked + ", and the settings of other costs: `kv-overlap-score-weight`, `router-kv-overlap-score-credit`, `router-kv-overlap-score-credit-decay`, `router-prefill-load-scale`, `router-decode-active-request-weight`"
@@ -73,6 +74,12 @@ var excluded = map[string]string{
 	"envoy-max-message-timeout":            "at least half a second more than `prefill-timeout`, unless the `prefill-leg` is header, and `queue-wait`, if `router-queue-threshold` is set, together",
 	"disaggregation-tokens":                "needs a `conditional-disaggregation` that begins with `isl_`",
 	"disaggregation-fraction":              "needs a `conditional-disaggregation` that begins with `isl_`",
+	"kv-pull":                              "unless it is off, excludes `no-kv-events`; " + indexed,
+	"kv-pull-delay":                        pulls,
+	"kv-pull-token-time":                   pulls,
+	"kv-pull-compute-time":                 pulls,
+	"kv-pull-min-tokens":                   pulls,
+	"kv-pull-limit":                        pulls,
 	"session-affinity-mode":                "needs `session-affinity-ttl-secs` above 0",
 	"session-headers":                      "needs `session-affinity-ttl-secs` above 0",
 	"max-index-blocks":                     "excludes `no-kv-events`; " + indexed,
@@ -199,6 +206,7 @@ var others = map[string][]string{
 	"engine-preset": {"8b"}, "busy-threshold": {"0.5"}, "router-queue-policy": {"wspt"}, "prefill-leg": {"header"}, "overload-status": {"503"}, "session-affinity-mode": {"hard"},
 	"conditional-disaggregation": {"prefill_load", "isl_bounding"}, "disaggregation-fraction": {"0.5"}, "router-predicted-ttl-secs": {"5", "0"}, "audit-share": {"0.5"},
 	"second-choice": {"list"}, "first-token": {"response-headers"}, "degraded-after": {"8s"}, "unhealthy-after": {"16s"}, "log-level": {"debug"}, "log-format": {"json"},
+	"kv-pull": {"body"}, "kv-pull-delay": {"1ms"}, "kv-pull-token-time": {"1ms"}, "kv-pull-compute-time": {"1ms"},
 	"queue-wait": {"20s"}, "envoy-max-message-timeout": {"40s"},
 }
 

@@ -14,7 +14,9 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/kvroute/kvroute/extproc"
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -109,6 +111,30 @@ func (f *flagTest) leg() string {
 	return string(d.NoLeg)
 }
 
+// pull lets worker 2 hold some blocks of the prompt in host memory, and sends the prompt to workers. It returns what
+// names the source in the last request: the port in the body, or the header.
+func (f *flagTest) pull(blocks int, workers ...string) string {
+	for id := byte(1); id <= 3; id++ {
+		at := netip.AddrFrom4([4]byte{10, 0, 0, id})
+		if err := f.router.SetWorker(router.WorkerInfo{
+			ID: uint64(id), Models: []string{"m"}, BlockSize: 8, Engine: "vllm", Address: netip.AddrPortFrom(at, 80), KVSource: netip.AddrPortFrom(at, 5710),
+		}); err != nil {
+			f.Fatal(err)
+		}
+	}
+	ev := indexer.Event{Kind: indexer.Stored, Tier: indexer.HostPinned}
+	for i, local := range indexer.AppendLocalHashes(nil, letters("ABCDEFGHIJ"), 8, indexer.Seed("", ""))[:blocks] {
+		ev.Blocks = append(ev.Blocks, indexer.Block{Local: local, External: uint64(i) + 1})
+	}
+	f.router.ApplyEvent(router.Worker{ID: 2}, ev)
+	var x *envoytest.Exchange
+	for _, id := range workers {
+		x = f.envoy("x-dynamo-worker-instance-id", id)
+	}
+	source := openai.Find(x.Body, "kv_transfer_params", "remote_kv_source", "remote_port")
+	return string(source) + x.Header["x-kv-cache-source-host-port"]
+}
+
 func sentTo(x *envoytest.Exchange) string {
 	if x.Refusal != nil {
 		return fmt.Sprint("status ", x.Refusal.Status)
@@ -136,6 +162,7 @@ func moreFlags() []flagCase {
 		f.pass(time.Second)
 		return f.decide(router.Request{})
 	}
+	const pulls = "--allow-direct --kv-pull body --kv-pull-min-tokens 8 --kv-pull-delay 1us"
 	const load, queue = "--kv-overlap-score-weight 0", "--router-queue-threshold 0"
 	waits := func(f *flagTest) string {
 		waiter := f.wait("a")
@@ -211,6 +238,12 @@ func moreFlags() []flagCase {
 			f.split(1, 2, 3)
 			return f.decide(router.Request{})
 		}, "worker 3", "worker 2"},
+		{"kv-pull", situation{held: []int{0, 0}}, pulls, pulls + " --kv-pull header", func(f *flagTest) string { return f.pull(10, "1") }, "5710", "10.0.0.2:80"},
+		{"kv-pull-delay", situation{held: []int{0, 0}}, pulls, pulls + " --kv-pull-delay 2ms", func(f *flagTest) string { return f.pull(10, "1") }, "5710", ""},
+		{"kv-pull-token-time", situation{held: []int{0, 0}}, pulls, pulls + " --kv-pull-token-time 40us", func(f *flagTest) string { return f.pull(10, "1") }, "5710", ""},
+		{"kv-pull-compute-time", situation{held: []int{0, 0}}, pulls, pulls + " --kv-pull-compute-time 10us", func(f *flagTest) string { return f.pull(10, "1") }, "5710", ""},
+		{"kv-pull-min-tokens", situation{held: []int{0, 0}}, pulls, pulls + " --kv-pull-min-tokens 17", func(f *flagTest) string { return f.pull(2, "1") }, "5710", ""},
+		{"kv-pull-limit", situation{held: []int{0, 0}}, pulls, pulls + " --kv-pull-limit 1", func(f *flagTest) string { return f.pull(10, "1", "3") }, "5710", ""},
 		{"overload-status", situation{held: []int{0}}, "--active-prefill-tokens-threshold 0", "--active-prefill-tokens-threshold 0 --overload-status 529", func(f *flagTest) string {
 			if _, err := f.router.BestWorker(f.Context(), router.Request{ID: "long", Model: "m", Blocks: &router.Blocks{Tokens: 100_000}}); err != nil {
 				f.Fatal(err)

@@ -256,3 +256,22 @@ func (*Routing) Help(setting string) string {
 	}
 	return ""
 }
+
+// Help returns the help text of a setting that the struct declares, or "".
+func (*Pulls) Help(setting string) string {
+	switch setting {
+	case "kv-pull":
+		return "off, body or header: whether a request names another worker that holds more of its prompt in host memory, from which the chosen worker copies these blocks: in the body, or in a header for llm-d's sidecars"
+	case "kv-pull-delay":
+		return "<time> that a copy takes apart from its tokens"
+	case "kv-pull-token-time":
+		return "<time> that the copy of a token takes; a request names a source only if the copy is faster than the computation"
+	case "kv-pull-compute-time":
+		return "<time> that the computation of a token of a prompt takes"
+	case "kv-pull-min-tokens":
+		return "least <tokens> to copy"
+	case "kv-pull-limit":
+		return "largest <number> of requests before their first token that name one source"
+	}
+	return ""
+}

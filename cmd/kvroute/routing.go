@@ -160,6 +160,8 @@ type Routing struct {
 	// alone
 	DecodeOverlapScoreCredit float64 `yaml:"decode-overlap-score-credit" want:"0 or more"`
 
+	Pulls `yaml:",inline"`
+
 	// <status> of requests that are refused because all workers are busy: 429, 503 or 529
 	OverloadStatus int `yaml:"overload-status" default:"429" want:"429, 503 or 529"`
 
@@ -284,6 +286,14 @@ func (c *config) withoutEffect(s *scorer.Settings) error {
 			"disaggregation-tokens disaggregation-fraction", strings.HasPrefix(c.ConditionalDisaggregation, "isl_"),
 			"conditional-disaggregation " + c.ConditionalDisaggregation,
 		},
+		{
+			"kv-pull-delay kv-pull-token-time kv-pull-compute-time kv-pull-min-tokens kv-pull-limit",
+			c.pulls().On, "kv-pull off",
+		},
+		{
+			"kv-pull", s.UsesOverlap() && !c.NoKVEvents || !c.pulls().On,
+			"no-kv-events, or a weight of 0, which keeps no index",
+		},
 		{"session-affinity-mode session-headers", c.SessionAffinityTTL != 0, "session-affinity-ttl-secs 0"},
 	} {
 		for name := range strings.FieldsSeq(row.settings) {
@@ -345,6 +355,7 @@ func (c *config) routing() (router.Config, error) {
 			SkipFraction: c.DisaggregationFraction,
 			DecodeCredit: c.DecodeOverlapScoreCredit, LegTimeout: c.PrefillTimeout,
 		},
+		Pull:           c.pulls(),
 		NoActiveBlocks: c.NoTrackActiveBlocks,
 		EstimateOutput: !c.NoTrackOutputBlocks,
 		OutputRate:     c.OutputRate,

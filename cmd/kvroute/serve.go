@@ -307,6 +307,7 @@ func (c *config) extproc() extproc.Config {
 		SecondChoice:    c.SecondChoice,
 		PrefillLeg:      c.PrefillLeg,
 		PrefillTimeout:  c.PrefillTimeout,
+		KVPull:          c.KVPull,
 		EndpointPicker:  c.EndpointPicker,
 		ModeOverride:    c.ModeOverride, MaxMessageTimeout: max(c.EnvoyMaxMessageTimeout, c.longestWait()),
 	}

@@ -63,7 +63,20 @@ type Engine struct {
 	RefusesWhole bool
 	// Prefill describes the prefill leg.
 	Prefill Prefill
+	// Pull describes how a request names the worker from which its worker copies blocks.
+	Pull Pull
 }
+
+// Pull names the fields of a request's body with the source of a pull: the member Member is an object, whose member
+// Source is an object with the fields ID, Host and Port. The zero value means that the engine has no such fields.
+type Pull struct {
+	Member, Source string
+	ID             string // unique for each transfer
+	Host, Port     string // of the source's socket for pulls
+}
+
+// Known reports whether requests can name a source.
+func (p *Pull) Known() bool { return p.Member != "" }
 
 // Prefill describes the two requests of a split request: the prefill request, and the decode request
 // with which another worker receives the computed blocks. There are two protocols:
@@ -132,6 +145,10 @@ var table = [...]Engine{
 			Member: "kv_transfer_params",
 			Value:  `{"do_remote_decode":true}`,
 			Path:   []string{"kv_transfer_params"},
+		},
+		Pull: Pull{
+			Member: "kv_transfer_params", Source: "remote_kv_source",
+			ID: "kv_request_id", Host: "remote_host", Port: "remote_port",
 		},
 	},
 	{

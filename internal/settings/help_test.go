@@ -20,7 +20,7 @@ import (
 // commented are the structs whose help texts are the comments of their fields, by package. The
 // generated file of a package is help_texts.go.
 var commented = map[string][]string{
-	"../../cmd/kvroute": {"config", "modelConfig", "Routing"},
+	"../../cmd/kvroute": {"config", "modelConfig", "Routing", "Pulls"},
 	"../../sidecar":     {"Config"},
 }
 

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// pullWorld is a pool of three workers with blocks of 8 tokens. Worker 1 is pinned, so that it is always the target. A
+// pull takes 100 ms and 1 ms a token, the computation of a token 2 ms: from 101 tokens on a pull is faster.
+type pullWorld struct {
+	t     *testing.T
+	c     *core
+	conf  Config
+	infos [4]WorkerInfo
+	host  []int32 // blocks of workers 1 to 3 in host memory
+	held  int32   // blocks of worker 1 on the device
+	req   Request
+	now   time.Time
+}
+
+func newPullWorld(t *testing.T) *pullWorld {
+	t.Helper()
+	w := &pullWorld{t: t, now: time.Unix(1000, 0), host: []int32{0, 40, 50}}
+	conf, err := Config{Pull: PullConfig{
+		On: true, Delay: 100 * time.Millisecond, PerToken: time.Millisecond, ComputePerToken: 2 * time.Millisecond,
+		MinTokens: 64, Limit: 2,
+	}, AvoidFailing: time.Second}.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.conf = conf
+	made := newCore(&w.conf, 8)
+	w.c = &made
+	for id := 1; id <= 3; id++ {
+		w.infos[id] = WorkerInfo{
+			ID: uint64(id), Models: []string{"m"}, Address: netip.MustParseAddrPort(fmt.Sprintf("10.0.0.%d:8000", id)), BlockSize: 8,
+			DPSize: 1, Engine: "vllm", KVSource: netip.MustParseAddrPort(fmt.Sprintf("10.0.0.%d:5710", id)),
+		}
+	}
+	w.req = Request{Pinned: &Worker{ID: 1}, MayPull: true}
+	w.set()
+	return w
+}
+
+func (w *pullWorld) set() {
+	for id := 1; id <= 3; id++ {
+		w.c.setWorker(new(w.infos[id]))
+	}
+}
+
+// decide decides for a prompt of 100 blocks, and books it under an id.
+func (w *pullWorld) decide(id string) *Decision {
+	w.t.Helper()
+	req := w.req
+	req.ID = id
+	in := &decisionInput{
+		Request: &req, prompt: prompt{tokens: 800},
+		overlap: overlap{blocks: []int32{w.held, 0, 0}, host: w.host, version: w.c.changes},
+	}
+	why := take
+	if id == "" {
+		why = look
+	}
+	to := new(result)
+	if err := w.c.decide(w.now, in, why, 0, new(choices), to); err != nil {
+		w.t.Fatal(err)
+	}
+	return &to.decision
+}
+
+// source is the source of a decision in short; "none" without one.
+func source(d *Decision) string {
+	if d.Source == nil {
+		return "none"
+	}
+	return fmt.Sprintf("%d: %d tokens at %v, %g of %g ms", d.Source.Worker.ID, d.Source.Tokens, d.Source.Pulls, d.Source.PullMS, d.Source.ComputeMS)
+}
+
+func TestSourceOfAPull(t *testing.T) {
+	t.Parallel()
+	const third = "3: 400 tokens at 10.0.0.3:5710, 500 of 800 ms"
+	for name, c := range map[string]struct {
+		change func(*pullWorld)
+		want   string
+	}{
+		"most blocks":                {func(*pullWorld) {}, third},
+		"target has some":            {func(w *pullWorld) { w.held = 20 }, "3: 240 tokens at 10.0.0.3:5710, 340 of 480 ms"},
+		"target has some in host":    {func(w *pullWorld) { w.host[0] = 20 }, "3: 240 tokens at 10.0.0.3:5710, 340 of 480 ms"},
+		"target has as many":         {func(w *pullWorld) { w.held = 50 }, "none"},
+		"computation is as fast":     {func(w *pullWorld) { w.held = 50; w.host[2] = 62; w.conf.Pull.Delay = 96 * time.Millisecond }, "none"},
+		"computation is slower":      {func(w *pullWorld) { w.held = 50; w.host[2] = 62; w.conf.Pull.Delay = 95 * time.Millisecond }, "3: 96 tokens at 10.0.0.3:5710, 191 of 192 ms"},
+		"short":                      {func(w *pullWorld) { w.conf.Pull.MinTokens = 401 }, "none"},
+		"just long enough":           {func(w *pullWorld) { w.conf.Pull.MinTokens = 400 }, third},
+		"the last token is computed": {func(w *pullWorld) { w.host[2] = 100 }, "3: 799 tokens at 10.0.0.3:5710, 899 of 1598 ms"},
+		"request that may not":       {func(w *pullWorld) { w.req.MayPull = false }, "none"},
+		"target without the tier":    {func(w *pullWorld) { w.infos[1].KVSource = netip.AddrPort{} }, "none"},
+		"engine without the fields": {func(w *pullWorld) {
+			w.infos[1].Engine, w.infos[2].Engine, w.infos[3].Engine = "sglang", "sglang", "sglang"
+		}, "none"},
+		"holder without the tier":      {func(w *pullWorld) { w.infos[3].KVSource = netip.AddrPort{} }, "2: 320 tokens at 10.0.0.2:5710, 420 of 640 ms"},
+		"holder of another engine":     {func(w *pullWorld) { w.infos[3].Engine = "sglang" }, "2: 320 tokens at 10.0.0.2:5710, 420 of 640 ms"},
+		"holder drains":                {func(w *pullWorld) { w.infos[3].Draining = true }, "2: 320 tokens at 10.0.0.2:5710, 420 of 640 ms"},
+		"holder is degraded":           {func(w *pullWorld) { w.infos[3].Health = Degraded }, "2: 320 tokens at 10.0.0.2:5710, 420 of 640 ms"},
+		"holder refuses":               {func(w *pullWorld) { w.infos[3].Refuses = true }, "2: 320 tokens at 10.0.0.2:5710, 420 of 640 ms"},
+		"request allows two addresses": {func(w *pullWorld) { w.req.AllowedAddresses = []netip.AddrPort{w.infos[1].Address, w.infos[2].Address} }, "2: 320 tokens at 10.0.0.2:5710, 420 of 640 ms"},
+		"request allows two workers":   {func(w *pullWorld) { w.req.Allowed = []Worker{{ID: 1}, {ID: 2}} }, "2: 320 tokens at 10.0.0.2:5710, 420 of 640 ms"},
+		"request requires a taint":     {func(w *pullWorld) { w.infos[1].Taints, w.req.RequiredTaints = []string{"x"}, []string{"x"} }, "none"},
+		"port of a rank":               {func(w *pullWorld) { w.infos[3].KVSource = netip.MustParseAddrPort("10.0.0.3:65535") }, "3: 400 tokens at 10.0.0.3:65535, 500 of 800 ms"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newPullWorld(t)
+			c.change(w)
+			w.set()
+			if got := source(w.decide("")); got != c.want {
+				t.Errorf("source %s, want %s", got, c.want)
+			}
+			w.conf.Pull.On = false
+			if got := source(w.decide("")); got != "none" {
+				t.Errorf("turned off: source %s", got)
+			}
+		})
+	}
+}
+
+func TestPortsOfRanks(t *testing.T) {
+	t.Parallel()
+	info := WorkerInfo{KVSource: netip.MustParseAddrPort("10.0.0.3:65534")}
+	for rank, want := range []string{"10.0.0.3:65534", "10.0.0.3:65535", "invalid AddrPort"} {
+		if got := info.pullAddress(uint32(rank)).String(); got != want {
+			t.Errorf("rank %d: %s, want %s", rank, got, want)
+		}
+	}
+}
+
+// A source gets only so many pulls at a time, equal sources share them, and each ends with its first token or request.
+func TestPullsAreLimited(t *testing.T) {
+	t.Parallel()
+	w := newPullWorld(t)
+	w.host = []int32{0, 50, 50}
+	var order []uint64
+	for i := range 5 {
+		d := w.decide(fmt.Sprint(i))
+		if d.Source == nil {
+			order = append(order, 0)
+			continue
+		}
+		order = append(order, d.Source.Worker.ID)
+	}
+	if want := []uint64{2, 3, 2, 3, 0}; !slices.Equal(order, want) {
+		t.Errorf("sources %v, want %v: two pulls each", order, want)
+	}
+	if outcome, open := w.c.pulls.end(w.now, "1", pullFirstToken); outcome != PullInTime || !open {
+		t.Errorf("outcome %q, %v", outcome, open)
+	}
+	if got := source(w.decide("5")); !strings.HasPrefix(got, "3:") {
+		t.Errorf("after a first token: source %s, want worker 3", got)
+	}
+	if _, open := w.c.pulls.end(w.now, "1", pullServed); open {
+		t.Error("the pull ends twice")
+	}
+}
+
+// A source is not named again to a worker that it failed, nor to any worker while a pull is late.
+func TestSourcesThatFail(t *testing.T) {
+	t.Parallel()
+	const late = 10 * time.Minute
+	for name, c := range map[string]struct {
+		after   time.Duration
+		by      pullEnd
+		outcome PullOutcome
+		named   bool // again
+	}{
+		"in time":               {time.Second, pullFirstToken, PullInTime, true},
+		"late":                  {late, pullFirstToken, PullLate, false},
+		"served without token":  {time.Second, pullServed, PullInTime, true},
+		"a long response":       {late, pullServed, PullUnknown, true},
+		"failed":                {time.Second, pullError, PullFailed, false},
+		"the client left":       {time.Second, pullLeft, PullUnknown, true},
+		"the client waits long": {late, pullLeft, PullLate, false},
+		"another worker served": {late, pullMoved, PullUnknown, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newPullWorld(t)
+			w.host[1] = 0
+			w.decide("a")
+			if w.now = w.now.Add(c.after); c.after == late {
+				if got := source(w.decide("")); got != "none" {
+					t.Errorf("during a late pull: source %s", got)
+				}
+			}
+			if outcome, _ := w.c.pulls.end(w.now, "a", c.by); outcome != c.outcome {
+				t.Errorf("outcome %q, want %q", outcome, c.outcome)
+			}
+			if got := source(w.decide("")); (got != "none") != c.named {
+				t.Errorf("source %s, want one: %v", got, c.named)
+			}
+			w.req.Pinned = &Worker{ID: 2} // another pair
+			if got := source(w.decide("")); got == "none" {
+				t.Error("no source for another worker")
+			}
+			w.req.Pinned = &Worker{ID: 1}
+			w.now = w.now.Add(pullPause)
+			if got := source(w.decide("")); got == "none" {
+				t.Error("no source after the pause")
+			}
+		})
+	}
+}
+
+// The source is no other choice of the request. If there is no other one, no source is named.
+func TestTheSourceIsNoSecondChoice(t *testing.T) {
+	t.Parallel()
+	a, b := Second{Worker: Worker{ID: 2}, Address: netip.MustParseAddrPort("10.0.0.2:1")}, Second{Worker: Worker{ID: 3}, Address: netip.MustParseAddrPort("10.0.0.3:1")}
+	for name, c := range map[string]struct {
+		second, third Second
+		dropped       bool
+		after         [2]Second
+	}{
+		"none":   {Second{}, Second{}, true, [2]Second{}},
+		"only":   {a, Second{}, false, [2]Second{}},
+		"second": {a, b, true, [2]Second{b}},
+		"third":  {b, a, true, [2]Second{b}},
+		"other":  {b, Second{}, true, [2]Second{b}},
+	} {
+		second, third, ok := without(a.Worker, c.second, c.third)
+		if ok != c.dropped || ok && [2]Second{second, third} != c.after {
+			t.Errorf("%s: %v, then %+v and %+v", name, ok, second, third)
+		}
+	}
+}
