@@ -13,18 +13,23 @@ import (
 // publishComputed sends the events of a part of a prompt that was computed or received. Removals come
 // first, so that no cache ever holds more than its capacity.
 func (s *sim) publishComputed(w int, p *prefill) {
+	s.publishBlocks(w, s.reqs[p.req].Blocks[:p.to], p.known)
+	s.publishSides(w, indexer.SideStored, p.sides)
+}
+
+// publishBlocks sends the leading blocks of a prompt behind those that the routers know.
+func (s *sim) publishBlocks(w int, all []int32, known int) {
 	s.publishRemoved(w)
-	defer s.publishSides(w, indexer.SideStored, p.sides)
-	if p.known >= p.to {
+	if known >= len(all) {
 		return
 	}
-	all, b := s.reqs[p.req].Blocks, &s.Trace.blocks
+	b := &s.Trace.blocks
 	ev := indexer.Event{Kind: indexer.Stored}
-	if p.known > 0 {
-		ev.HasParent, ev.Parent = true, b.chain[all[p.known-1]]
+	if known > 0 {
+		ev.HasParent, ev.Parent = true, b.chain[all[known-1]]
 	}
 	s.stored = s.stored[:0]
-	for _, n := range all[p.known:p.to] {
+	for _, n := range all[known:] {
 		s.stored = append(s.stored, indexer.Block{External: b.chain[n], Local: b.local[n]})
 	}
 	ev.Blocks = s.stored
@@ -51,6 +56,7 @@ func (s *sim) publishRemoved(w int) {
 // publish sends an event of a worker to the routers. With an oracle the event is one of
 // all workers, since they share a cache.
 func (s *sim) publish(w int, ev indexer.Event) {
+	s.publishHost(w, ev)
 	if s.EventDelay > 0 {
 		ev.Blocks, ev.Externals = slices.Clone(ev.Blocks), slices.Clone(ev.Externals)
 	}

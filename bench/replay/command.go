@@ -212,10 +212,12 @@ func (f *Command) withoutEffect(fs *flag.FlagSet) (err error) {
 		{s.Approximate, "--no-kv-events", "event-delay event-loss predict"},
 		{s.RouterQueueThreshold == nil, "a missing --router-queue-threshold", "router-queue-policy router-queue-limit queue-wait priority-share strict-priority priority"},
 		{s.PriorityShare == 0, "no --priority-share", "strict-priority priority"},
-		{s.PrefillWorkers == 0, "--prefill-workers 0", "kv-bytes-per-token transfer-rate conditional-disaggregation disaggregation-tokens disaggregation-fraction decode-overlap-score-credit"},
+		{s.PrefillWorkers == 0 && !s.Pull, "--prefill-workers 0 without --pull", "kv-bytes-per-token transfer-rate"},
+		{!s.Pull, "a missing --pull", "pull-delay pull-min-tokens pull-limit pull-cost"},
+		{s.PrefillWorkers == 0, "--prefill-workers 0", "conditional-disaggregation disaggregation-tokens disaggregation-fraction decode-overlap-score-credit"},
 		{s.ConditionalDisaggregation == "never", "--conditional-disaggregation never", "disaggregation-tokens disaggregation-fraction"},
 		{f.HitRate, "--hit-rate, which plays nothing", "rule load jitter speeds engine replicas sync-delay sync-off sync-lost groups summary-age summary-stride " +
-			"no-kv-events event-delay event-loss predict prefill-workers kv-bytes-per-token transfer-rate conditional-disaggregation disaggregation-tokens disaggregation-fraction " +
+			"no-kv-events event-delay event-loss predict prefill-workers pull pull-delay pull-min-tokens pull-limit pull-cost kv-bytes-per-token transfer-rate conditional-disaggregation disaggregation-tokens disaggregation-fraction " +
 			"decode-overlap-score-credit router-queue-threshold router-queue-policy router-queue-limit queue-wait priority-share strict-priority priority foreign-share foreign-workers report-every change cold-start seeds timing json hybrid"},
 	} {
 		fs.Visit(func(given *flag.Flag) {

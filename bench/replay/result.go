@@ -61,6 +61,9 @@ type Result struct {
 	// worker has the blocks: waiting for the link, and the transfer itself.
 	Legs     int             `json:"prefill_legs,omitempty"`
 	Transfer bench.Quantiles `json:"transfer_s,omitzero"`
+	// Pulls is the number of requests whose worker copied blocks, Pull the time until they have come.
+	Pulls int             `json:"pulls,omitempty"`
+	Pull  bench.Quantiles `json:"pull_s,omitzero"`
 
 	Queue *queueResult `json:"queue,omitempty"` // nil without a queue
 
@@ -161,6 +164,7 @@ func (s *sim) result() *Result {
 	}
 	r.Imbalance = float64(most) * float64(able) / float64(max(1, sum))
 	r.Busiest = s.busiest()
+	r.Pulls, r.Pull = len(s.pulls), bench.NewQuantiles(s.pulls)
 	r.Legs, r.Transfer = len(s.transfers), bench.NewQuantiles(s.transfers)
 	return r
 }
@@ -197,6 +201,10 @@ func writeTable(w io.Writer, results []*Result) error {
 	if split {
 		fmt.Fprint(t, "legs\ttransfer ms\t")
 	}
+	pulled := slices.ContainsFunc(results, func(r *Result) bool { return r.Pulls > 0 })
+	if pulled {
+		fmt.Fprint(t, "pulls\tpull ms\t")
+	}
 	queued := slices.ContainsFunc(results, func(r *Result) bool { return r.Queue != nil })
 	classes := slices.ContainsFunc(results, func(r *Result) bool { return r.Queue != nil && r.Queue.Prioritised != nil })
 	if queued {
@@ -223,6 +231,9 @@ func writeTable(w io.Writer, results []*Result) error {
 			r.Goodput, r.HitRate, share, r.Imbalance, r.Busiest, r.Misjudged)
 		if split {
 			fmt.Fprintf(t, "%.3f\t%.0f\t", float64(r.Legs)/float64(r.Requests), r.Transfer.Mean*1e3)
+		}
+		if pulled {
+			fmt.Fprintf(t, "%.3f\t%.0f\t", float64(r.Pulls)/float64(r.Requests), r.Pull.Mean*1e3)
 		}
 		if r.Queue != nil {
 			r.Queue.writeCells(t, classes)

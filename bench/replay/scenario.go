@@ -70,6 +70,13 @@ type Scenario struct {
 	// heads x head size x 4. The default is that of Qwen3-32B, 64 x 8 x 128 x 4.
 	KVBytesPerToken int     `yaml:"kv-bytes-per-token" want:"0 to 1e9" help:"<bytes> of a token's keys and values in a transfer: layers x KV heads x head size x 4. 0 is the engine's model: 131072 for 8b, 262144 for 32b, 327680 for 70b"`
 	TransferRate    float64 `yaml:"transfer-rate" default:"50" want:"more than 0, at most 1e6" help:"<GB/s> at which a worker sends or receives blocks: 50 is the line rate of a 400 Gbit/s adapter"`
+	// A worker copies blocks that another worker has, as the router names the source. Not with Groups, PrefillWorkers,
+	// Approximate or an oracle.
+	Pull          bool          `yaml:"pull" help:"a worker copies the part of a prompt that another one has in host memory, the same blocks as in its cache, if that is expected to be faster than computing it; kv-bytes-per-token and transfer-rate count"`
+	PullDelay     time.Duration `yaml:"pull-delay" default:"27ms" want:"0s to 1h" help:"<time> that a copy takes apart from its tokens"`
+	PullMinTokens int           `yaml:"pull-min-tokens" default:"2048" want:"more than 0" help:"least <tokens> to copy"`
+	PullLimit     int           `yaml:"pull-limit" default:"4" want:"more than 0" help:"largest <number> of requests before their first token that copy from one worker"`
+	PullCost      bool          `yaml:"pull-cost" help:"the cost of each worker knows that it can copy; kvroute serve has no such cost"`
 	// The next four are settings of `kvroute serve`. Rules of ConditionalDisaggregation that need a
 	// threshold are left out: these workers have no thresholds.
 	ConditionalDisaggregation string  `yaml:"conditional-disaggregation" default:"never" want:"never or isl_bounding" help:"never or isl_bounding: no prefill leg for requests with a short or mostly cached prompt"`
@@ -168,6 +175,9 @@ func (c Scenario) withDefaults() (Scenario, error) {
 		return c, errors.New("the oracle knows all caches: not without events")
 	}
 	if err := c.checkQueue(); err != nil {
+		return c, err
+	}
+	if err := c.checkPull(); err != nil {
 		return c, err
 	}
 	for _, ch := range c.Changes {

@@ -47,6 +47,7 @@ type sim struct {
 	routers   []*replica  // by replica, or by group
 	upper     *replica    // the router whose candidates are the groups; nil without groups
 	published []published // by group
+	pulls     []float64   // times from the arrival of requests at their workers to that of the copied blocks, in s
 	transfers []float64   // times from the decode worker's request for blocks to their arrival, in s
 
 	rng, jitter, foreign *rand.Rand
@@ -183,8 +184,12 @@ func (s *sim) newRouters() {
 func (s *sim) config(number uint64) router.Config {
 	scoring := s.Rule.Settings
 	scoring.Engine, scoring.KVRead = s.Engine, s.Engine.KVRead() // as with the setting engine-preset
+	rule := s.Rule.choose(scoring)
+	if s.PullCost {
+		rule = s.pullCost()
+	}
 	return router.Config{
-		Scoring: scoring, Rule: s.Rule.choose(scoring), BlockSize: s.Trace.BlockSize,
+		Scoring: scoring, Rule: rule, BlockSize: s.Trace.BlockSize, Pull: s.pullConfig(),
 		Seed: s.Seed + number, KeepDecisions: -1, PredictTTL: cmp.Or(s.Predict, -1), Split: s.split(), EstimateOutput: true, NoSpeeds: s.Rule.Oracle, Hooks: router.Hooks{Tell: s.slotChanged},
 		Now: func() time.Time { return time.Unix(0, s.now) },
 	}
@@ -210,7 +215,7 @@ func (s *sim) info(w int) router.WorkerInfo {
 		ID: s.id(w), Name: "w" + strconv.Itoa(w), Models: []string{model}, Role: s.role(w),
 		Address:   netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, byte(w >> 8), byte(w)}), 8000),
 		BlockSize: s.Trace.BlockSize, TotalKVBlocks: s.KVBlocks, MaxNumSeqs: maxRunning,
-		MaxBatchedTokens: int(s.Engine.Chunk), StartedMS: s.engines[w].started + 1,
+		MaxBatchedTokens: int(s.Engine.Chunk), StartedMS: s.engines[w].started + 1, Engine: engineName, KVSource: s.pullSource(w),
 	}
 }
 
@@ -372,6 +377,11 @@ func (s *sim) routed(req int32, d router.Decision, err error) {
 		first = state.leg
 	}
 	state.promised = min(d.CachedTokens, s.reqs[req].Input)
+	if d.Source != nil {
+		state.promised = min(d.CachedTokens+d.Source.Tokens, s.reqs[req].Input)
+		s.pull(req, d.Source.Worker)
+		return
+	}
 	s.send(first, req)
 }
 
@@ -383,7 +393,7 @@ func (s *sim) decide(r *replica, req int32) (d router.Decision, waits bool, err 
 	state := &s.states[req]
 	start := time.Now()
 	d, waits, err = r.router.Submit(s.ctx, router.Request{
-		ID: state.id, Model: model, StrictPriority: state.strict, Priority: state.jump,
+		ID: state.id, Model: model, MayPull: s.Pull, StrictPriority: state.strict, Priority: state.jump,
 		Blocks: &router.Blocks{Local: s.local, Sequence: s.sequence, Tokens: s.reqs[req].Input},
 	})
 	if s.Timing {

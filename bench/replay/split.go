@@ -4,7 +4,6 @@ package replay
 
 import (
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/kvroute/kvroute/router"
@@ -60,8 +59,7 @@ func (s *sim) endLeg(req int32) {
 func (s *sim) transfer(req int32, tokens int) {
 	state := &s.states[req]
 	from, to := s.engines[state.leg], s.engines[state.worker]
-	ns := float64(tokens) * float64(s.KVBytesPerToken) / s.TransferRate // 1 GB/s is 1 byte/ns
-	end := max(s.now, from.linkFree, to.linkFree) + int64(math.Round(ns))
+	end := max(s.now, from.linkFree, to.linkFree) + s.transferTime(tokens).Nanoseconds()
 	from.linkFree, to.linkFree = end, end
 	s.transfers = append(s.transfers, time.Duration(end-s.now).Seconds())
 	s.queue.plan(end, func() {

@@ -36,7 +36,7 @@ var layers = []layer{
 		{"bench/parts", "*"},
 		{"bench/demo", "*"},
 		{"bench/policy", "bench bench/replay scorer"},
-		{"bench/replay", "bench router scorer slots indexer extproc internal/settings"},
+		{"bench/replay", "bench router scorer slots indexer extproc internal/engine internal/settings"},
 		{"bench/chats", "bench internal/openai tokenizer"},
 		{"bench", "internal/settings"},
 	}},
