@@ -65,6 +65,7 @@ func (f *fleet) apply(w *simWorker, ev indexer.Event) {
 		return
 	}
 	switch ev.Kind {
+	case indexer.Shaped, indexer.SideStored, indexer.SideRemoved: // of hybrid models
 	case indexer.Stored:
 		f.table.Stored(f.now, w.Worker, &ev)
 	case indexer.Cleared:

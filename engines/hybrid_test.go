@@ -126,8 +126,12 @@ func TestHitsOfHybridModels(t *testing.T) {
 		requests  int
 		different string // the only step with another hit
 	}{
-		{"window", 32, 30, ""}, {"window", 16, 30, ""}, {"state", 640, 25, "store_after_reset"}, {"state", 32, 25, "store_after_reset"},
-		{"state", 64, 25, "store_after_reset"}, {"disabled", 32, 7, ""},
+		{"window", 32, 30, ""},
+		{"window", 16, 30, ""},
+		{"state", 640, 25, "store_after_reset"},
+		{"state", 32, 25, "store_after_reset"},
+		{"state", 64, 25, "store_after_reset"},
+		{"disabled", 32, 7, ""},
 	} {
 		w, n := newHybridWorker(t, c.size), 0
 		if !readVectors(t, "hybrid-vllm-0.32.0/"+c.file+".jsonl.gz", func(text []byte) {

@@ -84,8 +84,10 @@ func decodeGroup(data []byte) (g indexer.SideGroup, rest []byte, err error) {
 		return g, data, fmt.Errorf("%w: a group is no map", msgpack.ErrShape)
 	}
 	rest, err = msgpack.ReadFields(data, []msgpack.Field{
-		{Key: "group", Value: &g.Group, Required: true}, {Key: "needs", Value: &needs},
-		{Key: "block_size", Value: &g.Block}, {Key: "tokens", Value: &g.Tokens},
+		{Key: "group", Value: &g.Group, Required: true},
+		{Key: "needs", Value: &needs},
+		{Key: "block_size", Value: &g.Block},
+		{Key: "tokens", Value: &g.Tokens},
 	})
 	if needs <= int(indexer.NeedsChunk) {
 		g.Needs = indexer.Needs(needs)

@@ -66,9 +66,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 			fields.Body = body // a worker may be asked for its token ids
 		}
 	}
-	// Requests about sessions go to a worker that kvroute names, if there is one model.
-	session := s.endpoint == openai.OpenSession || s.endpoint == openai.CloseSession
-	if fields.Model == "" && !unread && fields.Size > 0 && !s.endpoint.NeedsModel() && !session {
+	if fields.Model == "" && !unread && fields.Size > 0 && !s.endpoint.NeedsModel() && !s.isSession() {
 		return s.pass(m) // no prompt and no model: any worker of Envoy's pool can serve it
 	}
 	s.promptHash = s.prefixOf(&fields, body)
@@ -100,6 +98,11 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 		return s.routePull(m, body)
 	}
 	return s.route(m, nil)
+}
+
+// isSession reports whether the request is about a session of SGLang: kvroute names its worker, if there is one model.
+func (s *stream) isSession() bool {
+	return s.endpoint == openai.OpenSession || s.endpoint == openai.CloseSession
 }
 
 // afterPanic is deferred by the handling of a request's last message, m. After a panic it answers all unanswered

@@ -102,6 +102,7 @@ func (w *modelOwner) remove(external uint64) {
 func (m *model) apply(worker int, ev indexer.Event) (out indexer.Outcome) {
 	w := m.owner(worker, ev.Tier)
 	switch ev.Kind {
+	case indexer.Shaped, indexer.SideStored, indexer.SideRemoved: // of hybrid models
 	case indexer.Cleared:
 		for t := range indexer.Tier(modelTiers) {
 			w := m.owner(worker, t)

@@ -69,6 +69,7 @@ func (h *hybrid) serves(prompt string, l int) bool {
 	for _, g := range h.shape.Sides {
 		from := l - g.Block
 		switch g.Needs {
+		case indexer.NeedsUnknown, indexer.NeedsState: // the block that ends there
 		case indexer.NeedsWindow:
 			from = l - g.Tokens + 1
 		case indexer.NeedsChunk:

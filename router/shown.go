@@ -126,6 +126,7 @@ func EventsState(s *WorkerState, noEvents bool) (level EventsLevel, text string)
 		return EventsFault, "the first events are missing, so part of its cache is not known"
 	case indexer.StateSuspect:
 		return EventsFault, "events were lost, so its cache may differ from what kvroute knows"
+	case indexer.StateNone: // below
 	case indexer.StateMisfit:
 		return EventsFault, "its block size does not fit that of the index, so kvroute cannot use its events: set block_size to that of the engine"
 	}

@@ -72,7 +72,7 @@ type Scenario struct {
 	TransferRate    float64 `yaml:"transfer-rate" default:"50" want:"more than 0, at most 1e6" help:"<GB/s> at which a worker sends or receives blocks: 50 is the line rate of a 400 Gbit/s adapter"`
 	// A worker copies blocks that another worker has, as the router names the source. Not with Groups, PrefillWorkers,
 	// Approximate or an oracle.
-	Pull          bool          `yaml:"pull" help:"a worker copies the part of a prompt that another one has in host memory, the same blocks as in its cache, if that is expected to be faster than computing it; kv-bytes-per-token and transfer-rate count"`
+	Pull          bool          `yaml:"pull" help:"workers copy parts of prompts from the host memory of others, if that is expected to be faster than to compute them. Host memory has the same blocks as the cache; kv-bytes-per-token and transfer-rate count"`
 	PullDelay     time.Duration `yaml:"pull-delay" default:"27ms" want:"0s to 1h" help:"<time> that a copy takes apart from its tokens"`
 	PullMinTokens int           `yaml:"pull-min-tokens" default:"2048" want:"more than 0" help:"least <tokens> to copy"`
 	PullLimit     int           `yaml:"pull-limit" default:"4" want:"more than 0" help:"largest <number> of requests before their first token that copy from one worker"`

@@ -261,7 +261,7 @@ func (*Routing) Help(setting string) string {
 func (*Pulls) Help(setting string) string {
 	switch setting {
 	case "kv-pull":
-		return "off, body or header: whether a request names another worker that holds more of its prompt in host memory, from which the chosen worker copies these blocks: in the body, or in a header for llm-d's sidecars"
+		return "off, body or header: where a request names another worker that holds more of its prompt in host memory. The chosen worker copies the blocks from it. The header is for llm-d's sidecars"
 	case "kv-pull-delay":
 		return "<time> that a copy takes apart from its tokens"
 	case "kv-pull-token-time":

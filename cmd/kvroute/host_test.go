@@ -76,7 +76,7 @@ func TestEachChoiceGetsItsOwnHost(t *testing.T) {
 		var config strings.Builder
 		config.WriteString("version: 1\nworkers:\n")
 		for _, worker := range []string{"busy", "full", "free"} {
-			config.WriteString(fmt.Sprintf("- {name: %s, address: %q, host: %s.example, models: [sim], block_size: 16, health: none, events: {transport: none}}\n", worker, address(), worker))
+			fmt.Fprintf(&config, "- {name: %s, address: %q, host: %s.example, models: [sim], block_size: 16, health: none, events: {transport: none}}\n", worker, address(), worker)
 		}
 		d := newStack(t, 0, nil)
 		d.Unrouted = true

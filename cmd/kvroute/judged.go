@@ -75,9 +75,9 @@ func (s *server) departs(w router.Worker, departs bool) {
 
 // learned logs the rule by which the cached tokens of a worker's responses depart from its events.
 func (s *server) learned(w router.Worker, rule string) {
-	s.log.Info(map[string]string{
-		"":      "the worker's responses report what its events promise",
-		"drop":  "the worker always uses one block less than its events promise, as with EAGLE and a KV connector; predictions follow",
-		"limit": "the worker often uses less than its events promise, and to read them again does not help; predictions count the share that responses report",
-	}[rule], "worker", w.ID, "rank", w.DPRank)
+	s.log.Info("the responses of a worker depart from its events by a rule", "worker", w.ID, "rank", w.DPRank, "rule", rule, "meaning", map[string]string{
+		"":      "they report what its events promise",
+		"drop":  "it always uses one block less than its events promise, as with EAGLE and a KV connector; predictions follow",
+		"limit": "it often uses less than its events promise, and to read them again does not help; predictions count the share that responses report",
+	}[rule])
 }

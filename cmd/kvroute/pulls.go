@@ -11,8 +11,8 @@ import (
 
 // Pulls is the settings of sources from which workers copy blocks.
 type Pulls struct {
-	// off, body or header: whether a request names another worker that holds more of its prompt in host memory, from
-	// which the chosen worker copies these blocks: in the body, or in a header for llm-d's sidecars
+	// off, body or header: where a request names another worker that holds more of its prompt in host memory. The chosen
+	// worker copies the blocks from it. The header is for llm-d's sidecars
 	//
 	// This setting and the next five are for workers with kv_source in their records.
 	KVPull string `yaml:"kv-pull" default:"off" want:"off, body or header"`

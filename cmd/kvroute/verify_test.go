@@ -526,24 +526,6 @@ func TestOldAnswersDoNotCount(t *testing.T) {
 	}
 }
 
-// lockedBuffer is a log that may be read while it is written.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
 func TestTokenizeCommand(t *testing.T) {
 	file := t.TempDir() + "/request.json"
 	if err := os.WriteFile(file, []byte(`{"model":"sim","messages":[{"role":"user","content":"the worker keeps the shared prefix"}],"cache_salt":"s"}`), 0o600); err != nil {

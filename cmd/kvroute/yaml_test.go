@@ -23,7 +23,7 @@ func TestYAMLBounds(t *testing.T) {
 	var bomb strings.Builder
 	bomb.WriteString("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n")
 	for i := 1; i < 9; i++ {
-		bomb.WriteString(fmt.Sprintf("a%d: &a%d [%s]\n", i, i, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d,", i-1), 10), ",")))
+		fmt.Fprintf(&bomb, "a%d: &a%d [%s]\n", i, i, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d,", i-1), 10), ","))
 	}
 	for name, c := range map[string]struct{ text, want string }{
 		"many anchors":            {strings.Repeat("&", 100_000) + " x", ":1: there are more than 1000 anchors, aliases and tags"},
