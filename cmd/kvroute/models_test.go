@@ -491,13 +491,13 @@ func TestAWrongTemplateIsNoticed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"a worker makes other tokens", "position=", "routed in text-block mode"} {
+	for _, want := range []string{"a worker makes other tokens", "position=", "requests of the class are routed by their text"} {
 		if !strings.Contains(string(log), want) {
 			t.Errorf("the log does not say %q: %s", want, log)
 		}
 	}
-	if got := faultsOf(t, d.Router)["worker-1"]; got != "token_ids" {
-		t.Errorf("faults of the worker: %q", got)
+	if _, text := get(t, "http://"+d.Router.At.HTTP+"/v1/models"); !strings.Contains(text, `"checks":"drift"`) {
+		t.Errorf("the models: %s", text)
 	}
 	if _, text := get(t, "http://"+d.Router.At.HTTP+"/metrics"); !strings.Contains(text, `kvroute_tokenize_checks_total{model="sim",outcome="different"}`) {
 		t.Error("differences are not counted")
