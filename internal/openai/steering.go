@@ -196,6 +196,10 @@ var bodySteering = []struct {
 	{"rid", FieldHints, ""},
 	{"http_worker_ipc", FieldHints, ""},
 	{"kv_hints", FieldHints, ""},
+	{"kv_router_hint", FieldHints, ""}, // has the address of an engine
+	{"encoder_urls", FieldHints, ""},   // the scheduler sends requests to them, also without an image in the prompt
+	{"num_items_assigned", FieldHints, ""},
+	{"need_wait_for_mm_inputs", FieldHints, ""},
 	// TensorRT-LLM.
 	{"disaggregated_params", FieldHints, ""},
 	{"kv_hint", FieldHints, ""},

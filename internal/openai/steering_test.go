@@ -25,7 +25,8 @@ var steeringPaths = strings.Fields(`
 	sampling_params.extra_args.kv_transfer_params sampling_params.extra_args.ec_transfer_params
 	sampling_params.extra_args.kv_cache_report_mode sampling_params.extra_args.kv_hints
 	bootstrap_host bootstrap_port bootstrap_room bootstrap_pair_key data_parallel_rank routed_dp_rank disagg_prefill_dp_rank
-	routing_key rid http_worker_ipc kv_hints disaggregated_params.request_type kv_hint
+	routing_key rid http_worker_ipc kv_hints kv_router_hint encoder_urls num_items_assigned need_wait_for_mm_inputs
+	disaggregated_params.request_type kv_hint
 	nvext.backend_instance_id nvext.decode_worker_id nvext.prefill_worker_id nvext.dp_rank nvext.decode_dp_rank nvext.prefill_dp_rank
 	nvext.agent_hints.priority nvext.agent_hints.strict_priority nvext.agent_hints.latency_sensitivity
 	nvext.routing_constraints.required_taints nvext.router.ttft_target nvext.router_config_override.temperature router_config_override.temperature`)
