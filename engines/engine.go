@@ -74,8 +74,17 @@ func (e *Engine) Copies() (most int) {
 	return most
 }
 
-// Clear forgets a rank, as after a restart or a loss, and returns the event that clears it.
+// Clear forgets a rank, as after a restart or a loss, and returns the event that clears it. The next process of the
+// engine may have other groups and block sizes.
 func (e *Engine) Clear(rank uint32) events.RouterEvent {
+	if r := e.ranks[rank]; r != nil {
+		r.layers = layers{shape: r.layers.shape}
+	}
+	return e.clear(rank)
+}
+
+// clear forgets the blocks of a rank.
+func (e *Engine) clear(rank uint32) events.RouterEvent {
 	if r := e.ranks[rank]; r != nil {
 		e.forget(r)
 	}
@@ -127,7 +136,7 @@ func (e *Engine) apply(ev *EngineEvent, out *output) {
 	case EngineMoved:
 		e.move(r, ev, out)
 	case EngineCleared:
-		out.add(e.Clear(out.rank).Event)
+		out.add(e.clear(out.rank).Event)
 	case EngineStarted: // has only an id and a window
 	}
 }
@@ -149,7 +158,7 @@ func (e *Engine) follow(r *engineRank, ev *EngineEvent, out *output) {
 		r.Window = ev.WindowSize
 	}
 	if lost {
-		out.add(e.Clear(out.rank).Event)
+		out.add(e.clear(out.rank).Event)
 	}
 }
 

@@ -216,3 +216,40 @@ func TestHitsOfVLLMsCacheManager(t *testing.T) {
 	}
 	t.Log(right)
 }
+
+// The process that an engine restarts as may have other groups and block sizes than the one before.
+func TestRestartForgetsGroups(t *testing.T) {
+	e, x := engines.NewEngine(engines.EngineOptions{BlockSize: 2}), indexer.New(indexer.Config{})
+	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8}
+	local := indexer.AppendLocalHashes(nil, tokens, 2, indexer.Seed("", ""))
+	stored := func(group, size int, kind string, hashes ...uint64) engines.EngineEvent {
+		return engines.EngineEvent{
+			Kind: engines.EngineStored, Group: group, Spec: kind, Window: 3, BlockSize: size, Tokens: tokens, Hashes: hashes, Usable: len(hashes),
+		}
+	}
+	state := []engines.EngineEvent{stored(0, 4, "full_attention", 14, 18), stored(1, 4, "mamba", 18)}
+	for i, c := range []struct {
+		batch []engines.EngineEvent
+		want  int32 // blocks of a prompt with a token more
+	}{
+		{state, 4},
+		{[]engines.EngineEvent{stored(0, 2, "full_attention", 12, 14, 16, 18)}, 4},
+		{[]engines.EngineEvent{stored(0, 2, "sliding_window", 16), stored(1, 2, "full_attention", 12, 14, 16, 18)}, 3},
+		{state, 4},
+		{[]engines.EngineEvent{stored(0, 2, "", 12, 14, 16, 18)}, 4},
+		{[]engines.EngineEvent{stored(0, 4, "full_attention", 14, 18)}, 4},
+	} {
+		x.Apply(0, e.Clear(0).Event)
+		evs, _ := e.Apply(&engines.EngineBatch{Events: c.batch})
+		for _, ev := range evs {
+			x.Apply(0, ev.Event)
+		}
+		m := indexer.Matches{Device: make([]int32, 1), Tokens: len(tokens) + 1}
+		if x.FindMatches(&m, local); m.Device[0] != c.want {
+			t.Errorf("process %d: %d blocks, want %d", i, m.Device[0], c.want)
+		}
+		if sides := len(c.batch) > 1; x.Boundaries(0).Sides != sides {
+			t.Errorf("process %d: side groups %v, want %v", i, !sides, sides)
+		}
+	}
+}
