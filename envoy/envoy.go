@@ -244,6 +244,8 @@ func (c *Config) check() (err error) {
 	}
 	for i, name := range c.SessionHeaders {
 		want(headerForm.MatchString(name), "session-header[%d] is %q, want a header's name in lower case", i, name)
+		want(!addressForm.MatchString(name) && !slices.Contains(openai.Hints, name),
+			"session-header[%d] is %q, which Envoy, kvroute or workers read as an address, an id or a hint; want another name", i, name)
 	}
 	want(slices.Contains([]Failover{Composite, List, NoFailover}, c.Failover), "failover is %q, want composite, list or none", c.Failover)
 	want(c.Failover != List || len(c.Pool) > 0 || c.PoolFile != "", "failover is list, which needs pool or pool-file")
@@ -269,7 +271,10 @@ var (
 	// allowForm is a path that has the same meaning as a regular expression, except for its dots.
 	allowForm  = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+(/\*)?$|^/\*$`)
 	headerForm = regexp.MustCompile(`^[a-z0-9-]+$`)
-	pathForm   = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+$`)
+	// addressForm has the headers by which Envoy and workers find a worker or name a request: with one of them, a client
+	// would choose the worker's address while kvroute is away.
+	addressForm = regexp.MustCompile(`^x-(dynamo-(worker|rank|attempt|prefill|(client-)?request-id)|(gateway|llm-d)-destination|data-parallel-|prefill|kv-)`)
+	pathForm    = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+$`)
 )
 
 func isAddress(s string) bool {
