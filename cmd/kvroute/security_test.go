@@ -83,6 +83,7 @@ func bodyAttacks(forged string) map[string]string {
 	for field := range strings.FieldsSeq(`kv_transfer_params.remote_host kv_transfer_params.remote_kv_source.remote_host ec_transfer_params.peer priority
 		request_id vllm_xargs.kv_transfer_params vllm_xargs.kv_cache_report_mode vllm_xargs.kv_hints sampling_params.extra_args.kv_transfer_params
 		bootstrap_host bootstrap_port bootstrap_room data_parallel_rank routed_dp_rank disagg_prefill_dp_rank rid http_worker_ipc kv_hints
+		kv_router_hint encoder_urls num_items_assigned need_wait_for_mm_inputs
 		disaggregated_params.ctx_request_id nvext.decode_worker_id nvext.backend_instance_id nvext.dp_rank nvext.agent_hints.priority
 		nvext.routing_constraints.required_taints nvext.session_control.session_id`) {
 		names := strings.Split(field, ".")
