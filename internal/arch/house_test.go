@@ -38,7 +38,7 @@ var tokenLimits = map[string]int{
 	"doctor":             4676,
 	"engines":            29989,
 	"engines/localindex": 971,
-	"envoy":              5114,
+	"envoy":              5234,
 	"events":             26665,
 	"events/durable":     9800,
 	"extproc":            20957,
@@ -74,7 +74,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 485630
+	productLimit = 485750
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 142803
 	// longLine is the number of characters above which a line is long; a tab counts as one.
