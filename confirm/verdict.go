@@ -257,7 +257,8 @@ func (m *Model) workers(c chat.Class) (against, inFavour int) {
 }
 
 func (m *Model) change(kind Kind, c chat.Class, k *class, d Difference) Change {
-	return Change{Kind: kind, Model: m, Class: c, Difference: d, Confirmed: [2]int{int(k.seen[Confirmed]), int(k.seen[Unmatched])}}
+	seen := [2]int{int(k.seen[Confirmed]), int(k.seen[Unmatched])}
+	return Change{Kind: kind, Model: m, Class: c, Difference: d, Confirmed: seen}
 }
 
 // ClassState is the verdict on a class, and what became of its requests.
@@ -309,7 +310,9 @@ func (t *Table) States(m *Model) []ClassState {
 				s.Workers = append(s.Workers, WorkerState{key.worker.ID, key.worker.Rank, r.named, r.blocks[0], r.blocks[1]})
 			}
 		}
-		slices.SortFunc(s.Workers, func(a, b WorkerState) int { return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.Rank, b.Rank)) })
+		slices.SortFunc(s.Workers, func(a, b WorkerState) int {
+			return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.Rank, b.Rank))
+		})
 		states = append(states, s)
 	}
 	return states
