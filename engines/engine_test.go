@@ -15,6 +15,7 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/natstest"
 )
 
 // Batches of engines, in the formats of vLLM 0.8.5, vLLM of 2026-05, vLLM with maps, and SGLang
@@ -633,10 +634,10 @@ func TestAnEngineComesBack(t *testing.T) {
 				t.Fatalf("seed %d, blocks of %d: %d are behind holes", seed, opt.BlockSize, orphans)
 			}
 			y := index(t, restored)
-			if a, b := holdings(x), holdings(y); !slices.Equal(a, b) {
+			if a, b := natstest.Holdings(x), natstest.Holdings(y); !slices.Equal(a, b) {
 				t.Fatalf("seed %d, blocks of %d: %s", seed, opt.BlockSize, firstDifference(b, a))
 			}
-			blocks += len(holdings(x))
+			blocks += len(natstest.Holdings(x))
 			for step := range 40 {
 				batch := leafFirst(rng)
 				if was, is := means(a, x, batch), means(b, y, batch); was != is {

@@ -8,12 +8,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/natstest"
 )
@@ -59,38 +57,6 @@ func seeds(all int) uint64 {
 		return uint64(all)
 	}
 	return uint64(max(3, all/5))
-}
-
-// holdings returns the content of an index, in a form that does not depend on the order of its
-// events.
-func holdings(x *indexer.Index) []string {
-	type end struct {
-		depth int
-		seq   uint64
-	}
-	ends := []end{{}}
-	var lines []string
-	for r := range x.Dump() {
-		at, depth, begin := ends[r.Parent].seq, ends[r.Parent].depth, ends[r.Parent].depth
-		var seqs []uint64
-		for _, l := range r.Local {
-			if depth == 0 {
-				at = l
-			} else {
-				at = indexer.NextSequenceHash(at, l)
-			}
-			depth++
-			seqs = append(seqs, at)
-		}
-		ends = append(ends, end{depth, at})
-		for _, h := range r.Holders {
-			for i, e := range h.Externals {
-				lines = append(lines, fmt.Sprintf("%d %d %016x %x", h.Worker, begin+h.Start+i, seqs[h.Start+i], e))
-			}
-		}
-	}
-	slices.Sort(lines)
-	return lines
 }
 
 func firstDifference(got, want []string) string {

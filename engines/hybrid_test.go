@@ -3,13 +3,9 @@
 package engines_test
 
 import (
-	"bufio"
-	"compress/gzip"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -18,33 +14,18 @@ import (
 	"github.com/kvroute/kvroute/engines/localindex"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/fixtures"
 )
 
 // readVectors calls a function for each line of a file of captured events of hybrid models. It returns false without
 // the file.
 func readVectors(t *testing.T, file string, line func(text []byte)) bool {
 	t.Helper()
-	dir := shared(t)
-	if dir == "" {
+	name := fixtures.Path(t, "vectors", file)
+	if name == "" {
 		return false
 	}
-	f, err := os.Open(filepath.Join(dir, file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(z)
-	lines.Buffer(nil, 64<<20)
-	for lines.Scan() {
-		line(lines.Bytes())
-	}
-	if err := lines.Err(); err != nil {
-		t.Fatal(err)
-	}
+	fixtures.EachLine(t, name, line)
 	return true
 }
 

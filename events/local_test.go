@@ -18,6 +18,7 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -252,7 +253,7 @@ func TestAMixedFleet(t *testing.T) {
 	b.sub.SetWorker(2, events.Source{Feed: events.FeedDurable, DPSize: 1})
 	b.sub.SetWorker(3, events.Source{Feed: events.FeedZMQ, DPSize: 1})
 	b.sub.SetWorker(4, events.Source{Feed: events.FeedNone, DPSize: 1})
-	soon(t, "the stream's reader", func() { <-wanted })
+	natstest.Soon(t, "the stream's reader", func() { <-wanted })
 	eventually(t, func() bool { return b.index.WorkerBlocks(1) == 1 })
 	blocks(1, 1, 0, 0)
 	for _, kind := range []events.Feed{events.FeedCore, events.FeedDurable, events.FeedZMQ, events.FeedPoll} {
@@ -280,7 +281,7 @@ func TestAMixedFleet(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	soon(t, "a reader that ends", func() { b.sub.AwaitWanted(ctx, events.FeedDurable) })
+	natstest.Soon(t, "a reader that ends", func() { b.sub.AwaitWanted(ctx, events.FeedDurable) })
 }
 
 // An event that waits for its parent is saved, even by a process in which its worker has not

@@ -4,23 +4,11 @@ package events_test
 
 import (
 	"testing"
-	"time"
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/natstest"
 )
-
-// soon fails if do does not return while something else blocks.
-func soon(t *testing.T, what string, do func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() { defer close(done); do() }()
-	select {
-	case <-done:
-	case <-time.After(30 * time.Second):
-		t.Fatalf("%s has to wait", what)
-	}
-}
 
 // A sink that blocks does not delay registrations.
 func TestASinkKeepsNobodyWaiting(t *testing.T) {
@@ -42,10 +30,10 @@ func TestASinkKeepsNobodyWaiting(t *testing.T) {
 	}()
 	<-entered
 	defer func() { close(leave); <-taken }()
-	soon(t, "a worker that comes", func() { sub.SetWorker(2, events.Source{Feed: events.FeedCore, DPSize: 1}) })
-	soon(t, "a worker that leaves", func() { sub.Forget(2) })
-	soon(t, "a question", func() { sub.Wants(events.FeedCore) })
-	soon(t, "a message", func() {
+	natstest.Soon(t, "a worker that comes", func() { sub.SetWorker(2, events.Source{Feed: events.FeedCore, DPSize: 1}) })
+	natstest.Soon(t, "a worker that leaves", func() { sub.Forget(2) })
+	natstest.Soon(t, "a question", func() { sub.Wants(events.FeedCore) })
+	natstest.Soon(t, "a message", func() {
 		sub.Take(t.Context(), events.FeedCore, envelope(t, events.AppendEvents(nil, []events.RouterEvent{stored(1, 2)})), nil)
 	})
 }
@@ -69,7 +57,7 @@ func TestACallbackKeepsNobodyWaiting(t *testing.T) {
 	go sub.Doubt(1, 0) // the rank is suspect
 	<-entered
 	defer close(leave)
-	soon(t, "a worker that comes", func() { sub.SetWorker(2, events.Source{Feed: events.FeedCore, DPSize: 1}) })
-	soon(t, "a worker that leaves", func() { sub.Forget(2) })
-	soon(t, "a message", func() { sub.Take(t.Context(), events.FeedCore, nil, nil) })
+	natstest.Soon(t, "a worker that comes", func() { sub.SetWorker(2, events.Source{Feed: events.FeedCore, DPSize: 1}) })
+	natstest.Soon(t, "a worker that leaves", func() { sub.Forget(2) })
+	natstest.Soon(t, "a message", func() { sub.Take(t.Context(), events.FeedCore, nil, nil) })
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -251,7 +252,7 @@ func TestSnapshotsComeBack(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if d := cmp.Diff(holdings(x), holdings(y)); d != "" {
+			if d := cmp.Diff(natstest.Holdings(x), natstest.Holdings(y)); d != "" {
 				t.Fatalf("seed %d, pool %d (-was +is):\n%s", seed, p, d)
 			}
 		}
@@ -281,38 +282,6 @@ func randomIndex(rng *rand.Rand) (x *indexer.Index, workers int) {
 		stored[w] = append(stored[w], ev.Blocks...)
 	}
 	return x, workers
-}
-
-// holdings returns the content of an index, in a form that does not depend on the order of its
-// events.
-func holdings(x *indexer.Index) []string {
-	type end struct {
-		depth int
-		seq   uint64
-	}
-	ends := []end{{}}
-	var lines []string
-	for r := range x.Dump() {
-		at, depth, begin := ends[r.Parent].seq, ends[r.Parent].depth, ends[r.Parent].depth
-		var seqs []uint64
-		for _, l := range r.Local {
-			if depth == 0 {
-				at = l
-			} else {
-				at = indexer.NextSequenceHash(at, l)
-			}
-			depth++
-			seqs = append(seqs, at)
-		}
-		ends = append(ends, end{depth, at})
-		for _, h := range r.Holders {
-			for i, e := range h.Externals {
-				lines = append(lines, fmt.Sprintf("%d %d %d %016x %x", h.Worker, h.Tier, begin+h.Start+i, seqs[h.Start+i], e))
-			}
-		}
-	}
-	slices.Sort(lines)
-	return lines
 }
 
 // A run that ten thousand workers hold does not fit into one record.
@@ -354,7 +323,7 @@ func TestARunOfManyHolders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a, b := holdings(x), holdings(y); !slices.Equal(a, b) {
+	if a, b := natstest.Holdings(x), natstest.Holdings(y); !slices.Equal(a, b) {
 		t.Errorf("%d holdings went in, %d came out, or others", len(a), len(b))
 	}
 }

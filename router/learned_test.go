@@ -3,14 +3,11 @@
 package router_test
 
 import (
-	"bufio"
-	"compress/gzip"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"testing"
 	"time"
 
@@ -75,17 +72,6 @@ func TestEagleIsLearned(t *testing.T) {
 	if name == "" {
 		return
 	}
-	f, err := os.Open(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(z)
-	lines.Buffer(nil, 64<<20)
 	type line struct {
 		Case, Note string
 		Groups     []json.RawMessage
@@ -94,15 +80,15 @@ func TestEagleIsLearned(t *testing.T) {
 		Payloads   []string `json:"payloads_hex"`
 	}
 	var eagle []line
-	for lines.Scan() {
+	fixtures.EachLine(t, name, func(text []byte) {
 		var l line
-		if err := json.Unmarshal(lines.Bytes(), &l); err != nil {
+		if err := json.Unmarshal(text, &l); err != nil {
 			t.Fatal(err)
 		}
 		if l.Case == "swa1024_b16_eagle" && l.Groups == nil {
 			eagle = append(eagle, l)
 		}
-	}
+	})
 	if len(eagle) != 21 {
 		t.Fatalf("%d requests", len(eagle))
 	}

@@ -464,7 +464,7 @@ func (r *replica) content() []string {
 	r.mu.Lock()
 	x := r.index
 	r.mu.Unlock()
-	return holdings(x)
+	return natstest.Holdings(x)
 }
 
 // mustKnow waits until the replicas know exactly what the engines cache.
@@ -483,7 +483,7 @@ func (e *enginePool) awaitEqual(which func(worker int) bool, replicas ...*replic
 			return !which(w)
 		})
 	}
-	want := pick(holdings(e.truth))
+	want := pick(natstest.Holdings(e.truth))
 	for _, r := range replicas {
 		var got []string
 		for deadline := time.Now().Add(time.Minute); ; <-time.After(5 * time.Millisecond) {
@@ -776,36 +776,4 @@ func TestTwoProcessesWithOneName(t *testing.T) {
 	if got := n.consumers(); len(got) != 2 {
 		t.Errorf("consumers %v, want two", got)
 	}
-}
-
-// holdings returns the content of an index, in a form that does not depend on the order of its
-// events.
-func holdings(x *indexer.Index) []string {
-	type end struct {
-		depth int
-		seq   uint64
-	}
-	ends := []end{{}}
-	var lines []string
-	for r := range x.Dump() {
-		at, depth, begin := ends[r.Parent].seq, ends[r.Parent].depth, ends[r.Parent].depth
-		var seqs []uint64
-		for _, l := range r.Local {
-			if depth == 0 {
-				at = l
-			} else {
-				at = indexer.NextSequenceHash(at, l)
-			}
-			depth++
-			seqs = append(seqs, at)
-		}
-		ends = append(ends, end{depth, at})
-		for _, h := range r.Holders {
-			for i, e := range h.Externals {
-				lines = append(lines, fmt.Sprintf("%d %d %d %016x %x", h.Worker, h.Tier, begin+h.Start+i, seqs[h.Start+i], e))
-			}
-		}
-	}
-	slices.Sort(lines)
-	return lines
 }

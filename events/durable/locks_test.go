@@ -13,18 +13,6 @@ import (
 	"github.com/kvroute/kvroute/internal/natstest"
 )
 
-// soon fails if do does not return while something else blocks.
-func soon(t *testing.T, what string, do func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() { defer close(done); do() }()
-	select {
-	case <-done:
-	case <-time.After(30 * time.Second):
-		t.Fatalf("%s has to wait", what)
-	}
-}
-
 // While a snapshot is read, however long that takes, workers register, change and leave, and
 // messages of other feeds are applied. The snapshot's content for workers that changed meanwhile
 // is ignored.
@@ -63,15 +51,15 @@ func TestReadingASnapshotKeepsNobodyWaiting(t *testing.T) {
 	natstest.Run(t, b.Run)
 	defer goOn()
 	<-reading
-	soon(t, "a worker that leaves", func() { b.sub.Forget(1) })
-	soon(t, "a worker that changes", func() {
+	natstest.Soon(t, "a worker that leaves", func() { b.sub.Forget(1) })
+	natstest.Soon(t, "a worker that changes", func() {
 		src := e.source(1)
 		src.Feed = events.FeedCore
 		b.sub.SetWorker(2, src)
 	})
-	soon(t, "a worker that comes", func() { b.sub.SetWorker(99, events.Source{Feed: events.FeedCore}) })
-	soon(t, "a message", func() { b.sub.Take(context.Background(), events.FeedCore, nil, nil) })
-	soon(t, "the position", func() { b.Position() })
+	natstest.Soon(t, "a worker that comes", func() { b.sub.SetWorker(99, events.Source{Feed: events.FeedCore}) })
+	natstest.Soon(t, "a message", func() { b.sub.Take(context.Background(), events.FeedCore, nil, nil) })
+	natstest.Soon(t, "the position", func() { b.Position() })
 	goOn()
 	if !<-installed {
 		t.Error("a worker that leaves has to wait while the snapshot is installed")

@@ -44,7 +44,7 @@ var layers = []layer{
 		{"internal/enginesim", "indexer scorer tokenizer internal/openai internal/zmtp events"},
 		{"internal/envoytest", "internal/process"},
 		{"internal/epptest", ""},
-		{"internal/natstest", "internal/fixtures"},
+		{"internal/natstest", "indexer internal/fixtures"},
 		{"internal/fixtures", "internal/process"},
 		{"internal/process", ""},
 		{"internal/arch", ""},

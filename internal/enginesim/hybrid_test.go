@@ -3,14 +3,11 @@
 package enginesim_test
 
 import (
-	"bufio"
-	"compress/gzip"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -47,28 +44,17 @@ func (r *managerRun) tokens(t *testing.T) (ids []uint32) {
 // readManagerRuns returns the requests of a case.
 func readManagerRuns(t *testing.T, name string) (runs []managerRun) {
 	t.Helper()
-	f, err := os.Open(fixtures.Need(t, "vectors", "hybrid-vllm-0.33.0", "manager.jsonl.gz"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(z)
-	lines.Buffer(nil, 64<<20)
-	for lines.Scan() {
+	fixtures.EachLine(t, fixtures.Need(t, "vectors", "hybrid-vllm-0.33.0", "manager.jsonl.gz"), func(line []byte) {
 		var r managerRun
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+		if err := json.Unmarshal(line, &r); err != nil {
 			t.Fatal(err)
 		}
 		if r.Case == name && r.Groups == nil {
 			runs = append(runs, r)
 		}
-	}
-	if lines.Err() != nil || len(runs) == 0 {
-		t.Fatalf("%s: %d requests, %v", name, len(runs), lines.Err())
+	})
+	if len(runs) == 0 {
+		t.Fatalf("%s: no requests", name)
 	}
 	return runs
 }

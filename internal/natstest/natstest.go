@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package natstest has helpers for tests with a NATS server.
+// Package natstest has helpers for tests with a NATS server and with events of caches.
 package natstest
 
 import (
