@@ -18,6 +18,10 @@ type Matches struct {
 	Tokens int
 	// Whole also counts blocks that hybrid workers hold and cannot use.
 	Whole bool
+	// Held receives the counts of Device with Whole, and Ends where the usable prefixes of each worker end. Both are nil,
+	// and are not filled then, or as long as Device.
+	Held []int32
+	Ends []Boundaries
 }
 
 // Match counts, for each worker, how many leading blocks of the prompt with the given
@@ -32,12 +36,18 @@ func (x *Index) Match(dst []int32, local []uint64) {
 // allocate for up to 4,096 workers.
 func (x *Index) FindMatches(m *Matches, local []uint64) {
 	clear(m.Device)
+	clear(m.Held)
 	lower := false
 	for _, dst := range m.Lower {
 		clear(dst)
 		lower = lower || dst != nil
 	}
 	if len(local) == 0 || len(m.Device) == 0 {
+		if m.Ends != nil {
+			x.gate.RLock()
+			x.fillEnds(m.Ends)
+			x.gate.RUnlock()
+		}
 		return
 	}
 	var few [matchWords]uint64
@@ -49,6 +59,7 @@ func (x *Index) FindMatches(m *Matches, local []uint64) {
 	}
 	w := walk{dst: m.Device, alive: alive}
 	x.gate.RLock()
+	x.fillEnds(m.Ends)
 	now := x.clock.Add(1)
 	if n := x.root.kids.get(local[0]); n != nil {
 		w.walk(n, local)
@@ -58,6 +69,7 @@ func (x *Index) FindMatches(m *Matches, local []uint64) {
 				end.used.Store(now)
 			}
 		}
+		copy(m.Held, m.Device)
 		if len(x.sides) > 0 && !m.Whole {
 			x.useBoundaries(m, local)
 		}

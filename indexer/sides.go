@@ -185,10 +185,20 @@ func (x *Index) Boundaries(worker int) Boundaries {
 	}
 	x.gate.RLock()
 	defer x.gate.RUnlock()
+	return x.boundariesOf(worker)
+}
+
+func (x *Index) boundariesOf(worker int) Boundaries {
 	if s := x.sidesOf(worker); s != nil {
 		return Boundaries{s.step, len(s.shape.Sides) > 0}
 	}
 	return Boundaries{Step: 1}
+}
+
+func (x *Index) fillEnds(dst []Boundaries) {
+	for w := range dst {
+		dst[w] = x.boundariesOf(w)
+	}
 }
 
 // AnyHybrid reports whether any worker has had a [Shape].

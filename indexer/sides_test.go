@@ -350,3 +350,25 @@ func BenchmarkHybridMatch(b *testing.B) {
 		})
 	}
 }
+
+// One match gives the usable blocks, the held ones, and where usable prefixes end, as three calls do.
+func TestMatchOfHeldBlocks(t *testing.T) {
+	x := indexer.New(indexer.Config{})
+	local := indexer.AppendLocalHashes(nil, tokensOf("abcdefgh"), 4, 1)
+	full := indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1, Local: local[0]}, {External: 2, Local: local[1]}}}
+	x.Apply(0, full)
+	x.Apply(2, full)
+	x.Apply(2, indexer.Event{Kind: indexer.SideStored, Group: 1, Externals: []uint64{1}, Shape: &indexer.Shape{
+		Block: 4, Full: 4, Sides: []indexer.SideGroup{{Group: 1, Needs: indexer.NeedsState, Block: 4}},
+	}})
+	ends := []indexer.Boundaries{x.Boundaries(0), x.Boundaries(1), x.Boundaries(2)}
+	for _, c := range []struct {
+		local         []uint64
+		device, whole []int32
+	}{{local, []int32{2, 0, 1}, []int32{2, 0, 2}}, {nil, make([]int32, 3), make([]int32, 3)}} {
+		m := indexer.Matches{Device: []int32{9, 9, 9}, Held: []int32{9, 9, 9}, Ends: make([]indexer.Boundaries, 3)}
+		if x.FindMatches(&m, c.local); !slices.Equal(m.Device, c.device) || !slices.Equal(m.Held, c.whole) || !slices.Equal(m.Ends, ends) {
+			t.Errorf("%+v, want %v and %v", m, c.device, c.whole)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
@@ -241,9 +242,19 @@ func (r *Router) audit(d *Decision, w Worker, a audited) {
 	var is news
 	var l learned
 	now, n := r.conf.Now(), d.PromptTokens
-	p.update(now, func(c *core) {
+	ordinal := -1
+	p.read(func(c *core) {
 		if ord, known := c.find(w); known {
-			e, ends := &c.entries[ord], p.known.index().Boundaries(ord)
+			ordinal = ord
+		}
+	})
+	var ends indexer.Boundaries
+	if ordinal >= 0 { // not under the pool's lock: it waits for an event that is being applied
+		ends = p.known.index().Boundaries(ordinal)
+	}
+	p.update(now, func(c *core) {
+		if ord, known := c.find(w); known && ord == ordinal {
+			e := &c.entries[ord]
 			a.step, a.unknown = max(1, ends.Step)*a.blockSize, ends.Step == 0
 			a.end = ends.Sides && n%a.step == 0 && a.promised == n-a.step
 			a.limit = a.unknown || e.learned.rule == ruleLimit

@@ -22,8 +22,8 @@ func sameEngine(a, b *WorkerInfo) bool {
 }
 
 // engineLocked tells a card how its engines make prompts: the version and the flags of the worker with the lowest id
-// that has one. Workers with other flags, or with flags that contradict the card's
-// settings, get a fault. pools are those of all models with the card.
+// that has one. Workers with other flags, or with flags that contradict the card's settings, get a fault. pools are
+// those of all models with the card.
 func (r *Router) engineLocked(card *Card, pools []*pool) {
 	var workers []*WorkerInfo
 	versioned := new(WorkerInfo)
@@ -61,9 +61,5 @@ func (r *Router) engineLocked(card *Card, pools []*pool) {
 		}
 		r.setFaultsLocked(w.ID, faultsOfFlags, faults)
 	}
-	if first == nil {
-		card.Prompts.SetEngineFlags(nil)
-		return
-	}
-	card.Prompts.SetEngineFlags(first.EngineFlags)
+	card.Prompts.SetEngineFlags(cmp.Or(first, new(WorkerInfo)).EngineFlags)
 }

@@ -60,15 +60,11 @@ func (k *known) match(now time.Time, h *hashes, size int, s *scratch) {
 	}
 	o.pending = o.pending[:0]
 	x := k.index()
-	x.FindMatches(&m, h.local)
 	if o.whole = o.whole[:0]; x.AnyHybrid() {
-		o.whole = resize(o.whole, size)
-		x.FindMatches(&indexer.Matches{Device: o.whole, Whole: true}, h.local)
-		o.ends = o.ends[:0]
-		for w := range size {
-			o.ends = append(o.ends, x.Boundaries(w))
-		}
+		o.whole, o.ends = resize(o.whole, size), resize(o.ends, size)
+		m.Held, m.Ends = o.whole, o.ends
 	}
+	x.FindMatches(&m, h.local)
 	if o.host = o.host[:0]; k.pulls {
 		o.host = resize(o.host, size)
 		x.MatchHost(o.host, h.local)

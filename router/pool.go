@@ -275,9 +275,9 @@ func (p *pool) expireEvents(now time.Time) (whose []Worker, blocks int) {
 	return whose, blocks
 }
 
-func resize(s []int32, n int) []int32 {
+func resize[T any](s []T, n int) []T {
 	if cap(s) < n {
-		return make([]int32, n, n+n/2)
+		return make([]T, n, n+n/2)
 	}
 	return s[:n]
 }
