@@ -74,16 +74,24 @@ func visible(ctx context.Context, o options, dir string) []bench.Figure {
 	texts := newTexts(rng)
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}
 	s := shape{name: "10 KB", size: 10 << 10, rate: 150, tokens: 5}
+	return inTurn(o, rng, "10 KB: server's CPU a request, ", fleets, 1.05, func(v *variant) float64 {
+		return one(ctx, client, texts, s, v).server
+	})
+}
+
+// inTurn measures two variants in turn, each twice a round in an order that changes, and compares the second with the
+// first one. measure returns milliseconds of CPU time.
+func inTurn(o options, rng *rand.Rand, what string, two []*variant, most float64, measure func(v *variant) float64) []bench.Figure {
 	return bench.Rounds(o.rounds, []bench.Row{
-		bench.NewRow("10 KB: server's CPU a request, off", "ms", bench.Target{}),
-		bench.NewRow("10 KB: server's CPU a request, on", "ms", bench.Target{}),
-		bench.NewRow("10 KB: server's CPU a request, on ÷ off", "×", bench.AtMost(1.05)),
+		bench.NewRow(what+two[0].name, "ms", bench.Target{}),
+		bench.NewRow(what+two[1].name, "ms", bench.Target{}),
+		bench.NewRow(what+two[1].name+" ÷ "+two[0].name, "×", bench.AtMost(most)),
 	}, func() []float64 {
 		var cpu [2]float64
 		for _, v := range append(rng.Perm(2), rng.Perm(2)...) {
-			bench.Within(fleets[v].name, func() { cpu[v] += one(ctx, client, texts, s, fleets[v]).server / 2 })
+			bench.Within(two[v].name, func() { cpu[v] += measure(two[v]) / 2 })
 		}
-		fmt.Fprintln(os.Stderr, "visible: a round")
+		fmt.Fprintln(os.Stderr, what+"a round")
 		return []float64{cpu[0], cpu[1], cpu[1] / cpu[0]}
 	})
 }
@@ -171,17 +179,8 @@ func confirmed(ctx context.Context, o options, dir string) []bench.Figure {
 	s := shape{name: "10 KB", size: 10 << 10, rate: 100, tokens: 5}
 	one(ctx, client, texts, s, fleets[0])
 	one(ctx, client, texts, s, fleets[1])
-	figures := bench.Rounds(o.rounds, []bench.Row{
-		bench.NewRow("10 KB, worker with events: server's CPU a request, base", "ms", bench.Target{}),
-		bench.NewRow("10 KB, worker with events: server's CPU a request, now", "ms", bench.Target{}),
-		bench.NewRow("10 KB, worker with events: server's CPU a request, now ÷ base", "×", bench.AtMost(1.03)),
-	}, func() []float64 {
-		var cpu [2]float64
-		for _, v := range append(rng.Perm(2), rng.Perm(2)...) {
-			bench.Within(fleets[v].name, func() { cpu[v] += one(ctx, client, texts, s, fleets[v]).server / 2 })
-		}
-		fmt.Fprintln(os.Stderr, "confirmed: a round")
-		return []float64{cpu[0], cpu[1], cpu[1] / cpu[0]}
+	figures := inTurn(o, rng, "10 KB, worker with events: server's CPU a request, ", fleets, 1.03, func(v *variant) float64 {
+		return one(ctx, client, texts, s, v).server
 	})
 	metrics := string(bench.Must(process.Get(ctx, "http://"+fleets[1].server.At.HTTP+"/metrics")))
 	if !confirmedBlocks.MatchString(metrics) {

@@ -252,8 +252,8 @@ type config struct {
 	// answer 404 to requests for models without a tokenizer, instead of routing them by load
 	StrictModels bool `yaml:"strict-models"`
 
-	// compare token ids with those of workers without events: send them the bodies of the first requests of each model, of
-	// each restarted worker, and of few later ones. A model whose ids differ is routed in text-block mode. Of workers with
+	// compare token ids with those of workers without events: send them the bodies of the first requests of each class, of
+	// each restarted worker, and of few later ones. A class whose ids differ is routed in text-block mode. Of workers with
 	// events, the events confirm the ids
 	VerifyTokenizer bool `yaml:"verify-tokenizer" default:"true"`
 	// where a worker makes other tokens than kvroute: log the texts of both around the first different

@@ -128,7 +128,7 @@ func (*config) Help(setting string) string {
 	case "strict-models":
 		return "answer 404 to requests for models without a tokenizer, instead of routing them by load"
 	case "verify-tokenizer":
-		return "compare token ids with those of workers without events: send them the bodies of the first requests of each model, of each restarted worker, and of few later ones. A model whose ids differ is routed in text-block mode. Of workers with events, the events confirm the ids"
+		return "compare token ids with those of workers without events: send them the bodies of the first requests of each class, of each restarted worker, and of few later ones. A class whose ids differ is routed in text-block mode. Of workers with events, the events confirm the ids"
 	case "explain-drift":
 		return "where a worker makes other tokens than kvroute: log the texts of both around the first different token, and show them to kvroute doctor. They are parts of prompts"
 	case "tokenizer-cache-bytes":

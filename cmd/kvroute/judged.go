@@ -24,7 +24,7 @@ func (s *server) judged(j router.Judgement) {
 	case confirm.Located:
 		log.Error("the first token that differs is known", place...)
 	case confirm.ClassConfirmed:
-		log.Info("requests of the class are routed by their tokens again: workers store the tokens that kvroute makes")
+		log.Info("requests of the class are routed by their tokens again: workers make the same tokens as kvroute")
 	case confirm.WorkerNamed:
 		log.Error("a worker makes other tokens than kvroute and other workers", place...)
 		s.nameTokens(j.Worker.ID)
