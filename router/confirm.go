@@ -185,8 +185,8 @@ func (r *Router) classStates(t *target) []confirm.ClassState {
 
 // The results of the comparisons of a model's ids, as [ModelState].Checks has them.
 const (
-	ChecksNone    = "unchecked" // nothing was compared
-	ChecksAgreed  = "agreed"    // all that was compared is equal
+	checksNone    = "unchecked" // nothing was compared
+	checksAgreed  = "agreed"    // all that was compared is equal
 	ChecksDiffers = "differs"   // for some classes of requests, or on some workers, the ids differ
 	ChecksDrift   = "drift"     // they differ for all classes that were compared
 )
@@ -210,7 +210,7 @@ func checksOf(classes []confirm.ClassState) string {
 	case differ > 0:
 		return ChecksDrift
 	case compared > 0:
-		return ChecksAgreed
+		return checksAgreed
 	}
-	return ChecksNone
+	return checksNone
 }

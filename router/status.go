@@ -219,7 +219,7 @@ type ModelState struct {
 	// BlockSizes are the block sizes of its workers: each has its own index.
 	BlockSizes []int `json:"block_sizes"`
 	TokenState
-	Checks string `json:"checks"` // "unchecked", "agreed", "differs" or "drift": see [ChecksNone]
+	Checks string `json:"checks"` // "unchecked", "agreed", "differs" or "drift": see [ChecksDrift]
 	// Classes are the verdicts on the classes of its requests, by the events of the workers; nil without a tokenizer.
 	Classes []confirm.ClassState `json:"classes,omitempty"`
 }
@@ -275,7 +275,7 @@ func (r *Router) Models() []ModelState {
 }
 
 func (r *Router) modelState(name string, t target) ModelState {
-	s := ModelState{Model: name, Checks: ChecksNone}
+	s := ModelState{Model: name, Checks: checksNone}
 	if t.card != nil {
 		s.Classes = r.classStates(&t)
 		s.Checks = checksOf(s.Classes)

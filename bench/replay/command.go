@@ -157,7 +157,7 @@ func (f *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) e
 // windowBlock is the number of tokens in a block of a made-up workload for a window: vLLM's default.
 const windowBlock = 16
 
-// hybridBlocks has a workload that is made up in blocks of vLLM's size: that of states, or windowBlock. The caches
+// hybridBlocks sets the block size of made-up workloads to that of vLLM: the size of states, or windowBlock. The caches
 // stay as large.
 func (f *Command) hybridBlocks() error {
 	s := &f.scenario

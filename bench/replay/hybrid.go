@@ -73,7 +73,7 @@ func (h *hybrid) groups() int {
 
 // sides are the blocks of side groups of a request: their numbers in the first side group.
 type sides struct {
-	held []int32 // referenced: those of the hit, then those that the groups keep
+	held []int32 // blocks that the request references: first those of the hit, then those that the groups keep
 	keep []int   // positions in the prompt of the kept blocks that are not computed yet, in order
 }
 

@@ -61,7 +61,8 @@ type Result struct {
 	// worker has the blocks: waiting for the link, and the transfer itself.
 	Legs     int             `json:"prefill_legs,omitempty"`
 	Transfer bench.Quantiles `json:"transfer_s,omitzero"`
-	// Pulls is the number of requests whose worker copied blocks, Pull the time until they have come.
+	// Pulls is the number of requests whose worker copied blocks. Pull is the time from the arrival of the request at its
+	// worker to the end of the copy.
 	Pulls int             `json:"pulls,omitempty"`
 	Pull  bench.Quantiles `json:"pull_s,omitzero"`
 

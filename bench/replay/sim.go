@@ -47,7 +47,7 @@ type sim struct {
 	routers   []*replica  // by replica, or by group
 	upper     *replica    // the router whose candidates are the groups; nil without groups
 	published []published // by group
-	pulls     []float64   // times from the arrival of requests at their workers to that of the copied blocks, in s
+	pulls     []float64   // from the arrival of a request at its worker to the end of its copy, in s
 	transfers []float64   // times from the decode worker's request for blocks to their arrival, in s
 
 	rng, jitter, foreign *rand.Rand

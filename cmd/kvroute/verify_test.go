@@ -368,7 +368,7 @@ func TestLateClassesAreChecked(t *testing.T) {
 	if n := asked.Load(); n != 2*firstChecks {
 		t.Errorf("%d checks, want %d", n, 2*firstChecks)
 	}
-	if s := a.router.Models()[0]; s.Checks != router.ChecksAgreed || a.changes != nil {
+	if s := a.router.Models()[0]; s.Checks != "agreed" || a.changes != nil {
 		t.Errorf("%s, %q", s.Checks, a.changes)
 	}
 }
@@ -518,10 +518,10 @@ func TestOldAnswersDoNotCount(t *testing.T) {
 		old.Worker.ID = 9
 		a.router.Answered(&old, nil)
 	}
-	if s := a.router.Models()[0]; s.Checks != router.ChecksNone {
+	if s := a.router.Models()[0]; s.Checks != "unchecked" {
 		t.Errorf("%+v", s)
 	}
-	if a.router.Answered(&o, o.IDs); a.router.Models()[0].Checks != router.ChecksAgreed {
+	if a.router.Answered(&o, o.IDs); a.router.Models()[0].Checks != "agreed" {
 		t.Errorf("%+v", a.router.Models()[0])
 	}
 }

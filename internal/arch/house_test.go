@@ -43,7 +43,7 @@ var tokenLimits = map[string]int{
 	"events/durable":     9800,
 	"extproc":            20957,
 	"fleet":              25657,
-	"indexer":            29592,
+	"indexer":            29860,
 	"internal/bus":       2234,
 	"internal/engine":    1109,
 	"internal/jsonscan":  2399,
@@ -74,7 +74,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 485753
+	productLimit = 485887
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 142803
 	// longLine is the number of characters above which a line is long; a tab counts as one.

@@ -20,7 +20,10 @@ func Holdings(x *indexer.Index) []string {
 	}
 	ends := []end{{}}
 	var lines []string
-	for r := range x.Dump() {
+	for r, err := range x.Dump() {
+		if err != nil {
+			panic(err) // indexer.ErrOvertaken: too many changes came during the dump
+		}
 		at, depth, begin := ends[r.Parent].seq, ends[r.Parent].depth, ends[r.Parent].depth
 		var seqs []uint64
 		for _, l := range r.Local {
