@@ -167,7 +167,7 @@ func (d *DirectWorkers) SetReported(id uint64, version string, flags *engine.Fla
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := d.workers[id]
-	if w == nil || w.version == version && (flags == w.flags || flags != nil && w.flags != nil && *flags == *w.flags) {
+	if w == nil || w.version == version && w.flags.Equal(flags) {
 		return
 	}
 	w.version, w.flags = version, flags

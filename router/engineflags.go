@@ -17,8 +17,7 @@ const (
 
 // sameEngine reports whether two descriptions of a worker have the same version and flags of the engine.
 func sameEngine(a, b *WorkerInfo) bool {
-	f, g := a.EngineFlags, b.EngineFlags
-	return a.EngineVersion == b.EngineVersion && (f == g || f != nil && g != nil && *f == *g)
+	return a.EngineVersion == b.EngineVersion && a.EngineFlags.Equal(b.EngineFlags)
 }
 
 // engineLocked tells a card how its engines make prompts: the version and the flags of the worker with the lowest id
@@ -47,7 +46,7 @@ func (r *Router) engineLocked(card *Card, pools []*pool) {
 		case first == nil:
 			first = w
 			fallthrough
-		case *f == *first.EngineFlags:
+		case f.Equal(first.EngineFlags):
 			if text := card.Prompts.Contradicts(f); text != "" {
 				faults = []Fault{{faultEngineFlags, text}}
 			}

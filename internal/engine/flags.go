@@ -19,6 +19,9 @@ type Flags struct {
 	TemplateName string `json:",omitempty"`
 }
 
+// Equal reports whether two engines report the same; nil = they do not report their flags.
+func (f *Flags) Equal(o *Flags) bool { return f == o || f != nil && o != nil && *f == *o }
+
 // String names the flags that are set, as a command line has them.
 func (f *Flags) String() string {
 	var set []string
