@@ -26,6 +26,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/publish"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
@@ -82,7 +83,7 @@ func ParseConfig(data []byte) (Config, error) {
 type Publisher struct {
 	conf      Config
 	nc        *nats.Conn
-	publisher *engines.Publisher
+	publisher *publish.Publisher
 	cancel    context.CancelFunc
 	done      chan error                 // the error of run
 	load      atomic.Pointer[fleet.Load] // of the heartbeats
@@ -129,7 +130,7 @@ func Open(conf Config) (*Publisher, error) {
 	scope := wire.Scope{Namespace: conf.Namespace, Component: conf.Component, Endpoint: conf.Endpoint}
 	p := &Publisher{
 		conf: conf, nc: nc, done: make(chan error, 1),
-		publisher: engines.NewPublisher(nc, engines.PublisherConfig{
+		publisher: publish.New(nc, publish.Config{
 			Scope: scope, WorkerID: conf.WorkerID, LocalIndexer: conf.EnableLocalIndexer, Durable: conf.Durable,
 			Replicas: conf.NATSReplicas, Log: log,
 		}),

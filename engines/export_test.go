@@ -10,15 +10,6 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// MaxPending is the limit of pending events.
-const MaxPending = maxPending
-
-// Answer answers a query completely, as Run does for queries over NATS.
-func (p *Publisher) Answer(q events.Query) events.Answer { return p.answer(&q) }
-
-// Flush sends the pending events, as Run does.
-func (p *Publisher) Flush() { p.flush() }
-
 // Published returns the published blocks by rank and tier, and the weight of all remembered ones.
 func (e *Engine) Published() (blocks map[uint32]map[indexer.Tier]map[uint64]bool, weight int) {
 	blocks = make(map[uint32]map[indexer.Tier]map[uint64]bool)

@@ -6,51 +6,24 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/kvroute/kvroute/engines/dynamo"
 	"github.com/kvroute/kvroute/events"
-	"github.com/kvroute/kvroute/internal/msgpack"
 )
 
-// Frames is a decoded ZMQ message.
+// Frames is a decoded ZMQ message of an engine, live or replayed.
 type Frames struct {
-	Topic string
-	// Plane means that the message is one of the event plane and Body is an envelope. Otherwise it
-	// is an engine's message, live or replayed.
-	Plane     bool
-	Publisher uint64 // of the event plane
-	Sequence  uint64
+	Topic    string
+	Sequence uint64
 	// End marks the end of a replay.
-	End bool
-	// Body is the input of [events.DecodeMessage].
-	Body []byte
+	End  bool
+	Body []byte // a batch: the input of [DecodeBatch]
 }
 
-// planeVersion is the first byte of the event plane's last frame.
-const planeVersion = 1
-
-// SplitFrames decodes a ZMQ message: four frames of the event plane, or two to four frames of an
-// engine, the last two of which are sequence and batch. On the event plane the frames' numbers
-// must equal those of the envelope.
+// SplitFrames decodes a ZMQ message of an engine: two to four frames, the last two of which are
+// sequence and batch.
 func SplitFrames(frames [][]byte) (Frames, error) {
 	n := len(frames)
-	if n == 4 && len(frames[1]) == 8 && len(frames[2]) == 8 && len(frames[3]) >= 5 && frames[3][0] == planeVersion {
-		f := Frames{
-			Topic: string(frames[0]), Plane: true, Body: frames[3][5:],
-			Publisher: binary.BigEndian.Uint64(frames[1]), Sequence: binary.BigEndian.Uint64(frames[2]),
-		}
-		if size := binary.BigEndian.Uint32(frames[3][1:]); int64(size) != int64(len(f.Body)) {
-			return f, fmt.Errorf("engines: split frames: %w: %d bytes, %d announced", msgpack.ErrShape, len(f.Body), size)
-		}
-		e, err := events.DecodeEnvelope(f.Body)
-		if err != nil {
-			return f, err
-		}
-		if e.PublisherID != f.Publisher || e.Sequence != f.Sequence {
-			return f, fmt.Errorf("engines: split frames: %w: publisher %d, sequence %d; the envelope says %d, %d",
-				msgpack.ErrShape, f.Publisher, f.Sequence, e.PublisherID, e.Sequence)
-		}
-		return f, nil
-	}
-	if n < 2 || n > 4 || len(frames[n-2]) != 8 {
+	if n < 2 || n > 4 || len(frames[n-2]) != 8 || dynamo.IsPlane(frames) {
 		return Frames{}, fmt.Errorf("engines: split frames: %w: %d frames", events.ErrMessage, n)
 	}
 	f := Frames{Sequence: binary.BigEndian.Uint64(frames[n-2]), Body: frames[n-1], End: len(frames[n-1]) == 0}

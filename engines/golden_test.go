@@ -70,7 +70,7 @@ func TestGoldenEngineState(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := saved[WorkerRank{7, 1}]
+		r := saved[events.RankName{WorkerID: 7, DPRank: 1}]
 		return sourcesFile(t, &struct {
 			Later            map[string][]int
 			Worker           uint64

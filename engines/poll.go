@@ -12,6 +12,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
+	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
 const pollEvery = 100 * time.Millisecond
@@ -19,7 +20,7 @@ const pollEvery = 100 * time.Millisecond
 // poll asks TensorRT-LLM's server for its events until ctx ends. The server forgets events
 // that it has returned, so it may have no other client.
 func (r *rankSource) poll(ctx context.Context) {
-	wait := backoff{}
+	backoff := zmtp.Backoff{}
 	for ctx.Err() == nil {
 		if r.isMuted() { // the engine gives each event to one client only
 			bus.Wait(ctx, time.Second)
@@ -40,11 +41,11 @@ func (r *rankSource) poll(ctx context.Context) {
 			if errors.Is(err, syscall.ECONNREFUSED) {
 				r.do(r.ended)
 			}
-			wait.wait(ctx)
+			backoff.Wait(ctx)
 			continue
 		}
 		if away {
-			wait = backoff{}
+			backoff = zmtp.Backoff{}
 			r.count(sourceConnected, 1)
 			r.set(indexer.StateOK)
 			r.unavailable(&r.noEvents, nil)

@@ -17,6 +17,7 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/engine"
+	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
 const (
@@ -39,8 +40,7 @@ type rankSource struct {
 	at     socket
 	log    *slog.Logger
 
-	wake          chan struct{} // holds a token while the follower may have something to do
-	secondRequest *time.Timer   // fires when batches are to be requested once more
+	wake chan struct{} // holds a token while the follower may have something to do
 
 	mu sync.Mutex
 	// mu guards the fields below. Between two batches the state can be saved.
@@ -69,13 +69,12 @@ type rankSource struct {
 func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *rankSource {
 	r := &rankSource{
 		s: s, worker: w, at: at, log: events.QuietLog(log),
-		wake: make(chan struct{}, 1), secondRequest: time.NewTimer(secondRequestAfter),
+		wake: make(chan struct{}, 1),
 		engine: NewEngine(EngineOptions{
 			BlockSize: w.BlockSize, Rank: at.rank, SetLike: w.SetLike || engine.Of(w.Engine).SetLike,
 		}),
 		namedRanks: map[uint32]struct{}{at.rank: {}},
 	}
-	r.secondRequest.Stop() // until there is a connection
 	r.state.Store(indexer.StateNone)
 	r.newFollower()
 	return r
@@ -110,9 +109,10 @@ func (r *rankSource) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { r.request(ctx) })
-	(&subscription{
-		s: r.s, at: r.at.events, topic: r.at.topic, log: r.log,
-		connected: func(closed bool) {
+	(&zmtp.Subscription{
+		At: r.at.events, Topic: r.at.topic, Dialer: r.s.conf.dialer, Log: r.log,
+		Connected: func(closed bool) {
+			r.count(sourceConnected, 1)
 			r.unavailable(&r.noEvents, nil)
 			r.do(func() {
 				if r.connected = true; !r.muted {
@@ -120,24 +120,25 @@ func (r *rankSource) run(ctx context.Context) {
 					r.follower.Connected(time.Now(), closed)
 				}
 			})
-			r.secondRequest.Reset(secondRequestAfter)
 		},
-		disconnected: func() {
+		Settled: func() { r.do(func() { r.follower.RequestMore(time.Now()) }) },
+		Disconnected: func() {
+			r.count(sourceAway, 1)
 			r.do(func() {
 				r.connected = false
 				r.set(indexer.StateNone)
 			})
 			r.s.conf.Ended(r.worker.ID)
 		},
-		message: r.live,
-		refused: func(err error) { r.unavailable(&r.noEvents, err) },
-	}).run(ctx)
+		Message: r.live,
+		Refused: func(err error) { r.unavailable(&r.noEvents, err) },
+	}).Run(ctx)
 }
 
 // live takes a message of the engine's PUB socket.
 func (r *rankSource) live(frames [][]byte) {
 	f, err := SplitFrames(frames)
-	if err != nil || f.End || f.Plane {
+	if err != nil || f.End {
 		r.count(sourceBad, 1)
 		r.log.Debug("a message is not an engine's", "frames", len(frames), "err", err)
 		return
@@ -287,8 +288,6 @@ func (r *rankSource) request(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.secondRequest.C:
-			r.do(func() { r.follower.RequestMore(time.Now()) })
 		case <-timer.C:
 		case <-r.wake:
 		}
@@ -335,7 +334,7 @@ func (r *rankSource) replay(ctx context.Context, f *events.Follower, id, from ui
 	pause.Stop() // until the answer is long
 	defer pause.Stop()
 	n := 0
-	err := r.s.request(limited, r.at.replay, request[:], func(frames [][]byte) (more bool, err error) {
+	err := zmtp.Request(limited, r.at.replay, r.s.conf.dialer, request[:], func(frames [][]byte) (more bool, err error) {
 		pause.Stop() // the time to apply a batch does not count
 		b, err := SplitFrames(frames)
 		switch {

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/publish"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/enginesim"
@@ -64,7 +65,7 @@ func TestTheBusIsAwayForAWhile(t *testing.T) {
 	}
 	running(t, subscriber.Run)
 	var lost atomic.Int64
-	publisher := engines.NewPublisher(sending, engines.PublisherConfig{Scope: scope, WorkerID: 7, Lost: func(n int) { lost.Add(int64(n)) }})
+	publisher := publish.New(sending, publish.Config{Scope: scope, WorkerID: 7, Lost: func(n int) { lost.Add(int64(n)) }})
 	end := running(t, publisher.Run)
 	engine := simulate(t, enginesim.SocketsConfig{Replay: freePort})
 	all, _ := follow(t, engines.SourcesConfig{Sink: func(_ uint64, rank uint32, ev indexer.Event) {
@@ -92,4 +93,35 @@ func TestTheBusIsAwayForAWhile(t *testing.T) {
 		t.Errorf("the engine is known %s to its sidecar", got)
 	}
 	end() // ends while NATS is available
+}
+
+// A rank whose known blocks are wrong is read again from its engine's replay socket or its worker's local indexer.
+func TestAnyRankIsReadAgain(t *testing.T) {
+	t.Parallel()
+	var c caches
+	nc := bus(t)
+	subscriber, err := events.NewSubscriber(nc, events.SubscriberConfig{Sink: c.apply})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publisher := publish.New(nc, publish.Config{WorkerID: 26, LocalIndexer: true})
+	subscriber.SetWorker(26, events.Source{Feed: events.FeedCore, Queries: true, DPSize: 1})
+	running(t, subscriber.Run)
+	running(t, publisher.Run)
+	engine := simulate(t, enginesim.SocketsConfig{Replay: freePort})
+	sources, err := engines.NewSources(engines.SourcesConfig{Sink: c.apply, Subscriber: subscriber})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sources.Set(zmqWorker(7, engine))
+	running(t, sources.Run)
+	publisher.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1}}})
+	engine.store(1)
+	agree(t, &c, 0, engine)
+	for _, worker := range []uint64{7, 26} {
+		eventually(t, func() bool { return sources.State(7) == indexer.StateOK && len(c.of(worker, 0)) == 1 })
+		c.apply(worker, 0, indexer.Event{Kind: indexer.Cleared})
+		sources.Reread(worker, 0)
+		eventually(t, func() bool { return len(c.of(worker, 0)) == 1 })
+	}
 }

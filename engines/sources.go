@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package engines reads the cache events of engines: from the sockets of vLLM and SGLang, the HTTP
-// endpoint of TensorRT-LLM, and the publishers of NVIDIA Dynamo's workers. Next to an engine, its
-// [Publisher] sends the engine's events to the routers.
+// endpoint of TensorRT-LLM, and the publishers of NVIDIA Dynamo's workers.
 package engines
 
 import (
@@ -22,11 +21,13 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvroute/kvroute/engines/dynamo"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"
+	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
 // Transports of engines that kvroute reads directly.
@@ -85,7 +86,7 @@ type SourcesConfig struct {
 	// blocks. It must not keep the ids. Default: none.
 	Tokens func(ids []uint32)
 	// Subscriber receives the events of Dynamo's publishers. It must send its queries with
-	// [Sources.Ask]. Default: such publishers are not followed.
+	// [dynamo.Listener.Ask]. Default: such publishers are not followed.
 	Subscriber *events.Subscriber
 	// Found receives what an engine reports about itself, before the engine's events and after
 	// each discovery. It must not call back. Default: none.
@@ -129,17 +130,18 @@ type Sources struct {
 	conf    SourcesConfig
 	metrics *sourceMetrics
 	wake    chan struct{} // holds one token while something is to be started or ended
-	plane   plane
 	same    *same
+	// Dynamo receives the events of Dynamo's publishers.
+	Dynamo *dynamo.Listener
 
 	mu sync.Mutex
 	// mu guards the fields below.
 	wanted  map[uint64]EngineWorker
 	arrived uint64 // workers that were set so far
 	ranks   map[*rankSource]struct{}
-	unknown map[uint64]Fault          // why the sockets of a worker's engine are unknown
-	saved   map[WorkerRank]*savedRank // ranks of an earlier process that are not followed yet
-	loaded  time.Time                 // when saved was loaded
+	unknown map[uint64]Fault               // why the sockets of a worker's engine are unknown
+	saved   map[events.RankName]*savedRank // ranks of an earlier process that are not followed yet
+	loaded  time.Time                      // when saved was loaded
 }
 
 // NewSources returns Sources without workers.
@@ -165,12 +167,14 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 		wanted:  make(map[uint64]EngineWorker),
 		ranks:   make(map[*rankSource]struct{}),
 		unknown: make(map[uint64]Fault),
-		saved:   make(map[WorkerRank]*savedRank),
+		saved:   make(map[events.RankName]*savedRank),
 	}
-	s.plane.s, s.plane.wake = s, make(chan struct{}, 1)
 	var err error
-	s.metrics, err = newSourceMetrics(conf.Meter, s.survey)
-	return s, err
+	if s.metrics, err = newSourceMetrics(conf.Meter, s.survey); err != nil {
+		return nil, err
+	}
+	s.Dynamo = dynamo.New(dynamo.Config{Subscriber: conf.Subscriber, Dialer: conf.dialer, Count: s.metrics.count, Log: conf.Log})
+	return s, nil
 }
 
 // Set starts to follow a worker, or starts again if its settings changed.
@@ -264,7 +268,7 @@ func (s *Sources) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if s.conf.Subscriber != nil {
-		wg.Go(func() { runEach(ctx, s.plane.wake, s.plane.spots, s.plane.follow) })
+		wg.Go(func() { runEach(ctx, s.Dynamo.Changed, s.Dynamo.Spots, s.Dynamo.Follow) })
 	}
 	runEach(ctx, s.wake, func() map[EngineWorker]bool {
 		s.mu.Lock()
@@ -321,7 +325,7 @@ func runEach[K comparable](
 // is queried again if they become unavailable: it may have restarted with others.
 func (s *Sources) follow(ctx context.Context, wanted EngineWorker) {
 	log := s.conf.Log.With("worker", wanted.ID, "name", wanted.Name)
-	wait := backoff{}
+	backoff := zmtp.Backoff{}
 	level := slog.LevelWarn // warn only once
 	for ctx.Err() == nil {
 		w := wanted // sockets completes the copy
@@ -333,11 +337,11 @@ func (s *Sources) follow(ctx context.Context, wanted EngineWorker) {
 				level = slog.LevelDebug
 				s.setUnknown(wanted.ID, err)
 			}
-			wait.wait(ctx)
+			backoff.Wait(ctx)
 			continue
 		}
 		s.setUnknown(wanted.ID, nil)
-		wait, level = backoff{}, slog.LevelWarn
+		backoff, level = zmtp.Backoff{}, slog.LevelWarn
 		own, cancel := context.WithCancel(ctx)
 		var wg sync.WaitGroup
 		for _, at := range sockets {

@@ -91,7 +91,7 @@ func (s *Sources) endRanks(w EngineWorker) (ended []*rankSource) {
 		delete(s.ranks, r)
 		ended = append(ended, r)
 		if state := r.save(); state != nil && stays {
-			s.saved[WorkerRank{w.ID, r.at.rank}], s.loaded = state, time.Now()
+			s.saved[events.RankName{WorkerID: w.ID, DPRank: r.at.rank}], s.loaded = state, time.Now()
 		}
 	}
 	return ended
@@ -111,12 +111,12 @@ func (s *Sources) Load(in io.Reader) (ranks int, err error) {
 	return len(saved), nil
 }
 
-func readSources(in io.Reader) (map[WorkerRank]*savedRank, error) {
+func readSources(in io.Reader) (map[events.RankName]*savedRank, error) {
 	file, _, err := records.NewReader(in, sourceMagic, sourceVersion)
 	if err != nil {
 		return nil, err
 	}
-	saved := make(map[WorkerRank]*savedRank)
+	saved := make(map[events.RankName]*savedRank)
 	for dec := gob.NewDecoder(file); ; {
 		r := new(savedRank)
 		err := dec.Decode(r)
@@ -124,7 +124,7 @@ func readSources(in io.Reader) (map[WorkerRank]*savedRank, error) {
 		case errors.Is(err, io.EOF) && n == file.Count():
 			return saved, nil
 		case err == nil && n < maxSavedRanks:
-			saved[WorkerRank{r.Worker, r.Rank}] = r
+			saved[events.RankName{WorkerID: r.Worker, DPRank: r.Rank}] = r
 		case file.Err() != nil:
 			return nil, file.Err()
 		default:
@@ -167,7 +167,7 @@ func (e *Engine) hybrid() bool {
 // restore begins the rank with the saved state, if the settings are the same, and gives its
 // blocks to the index.
 func (r *rankSource) restore() {
-	key := WorkerRank{r.worker.ID, r.at.rank}
+	key := events.RankName{WorkerID: r.worker.ID, DPRank: r.at.rank}
 	r.s.mu.Lock()
 	saved := r.s.saved[key]
 	delete(r.s.saved, key)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/publish"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/natstest"
@@ -26,7 +26,7 @@ import (
 func TestOtherQueries(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
-	p := startProcess(t, nc, engines.PublisherConfig{Scope: wire.Scope{Namespace: "dynamo", Component: "backend"}, WorkerID: 4944555206676074229, LocalIndexer: true}, 1)
+	p := startProcess(t, nc, publish.Config{Scope: wire.Scope{Namespace: "dynamo", Component: "backend"}, WorkerID: 4944555206676074229, LocalIndexer: true}, 1)
 	p.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1 << 63, Local: 2}}})
 	native := wire.Scope{Namespace: "dynamo", Component: "backend"}.Own("query", wire.WorkerKey(4944555206676074229), "0")
 	query := func(subject, data string) (*nats.Msg, error) {
@@ -65,12 +65,12 @@ func TestState(t *testing.T) {
 	running(t, b.sub.Run)
 	var ps []*liveWorker
 	for id := uint64(1); id <= 3; id++ {
-		p := startProcess(t, nc, engines.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: true}, id)
+		p := startProcess(t, nc, publish.Config{Scope: scope, WorkerID: id, LocalIndexer: true}, id)
 		p.change(int(id) * 40)
 		b.sub.SetWorker(id, source(1))
 		ps = append(ps, p)
 	}
-	empty := startProcess(t, nc, engines.PublisherConfig{Scope: scope, WorkerID: 4, LocalIndexer: true}, 4)
+	empty := startProcess(t, nc, publish.Config{Scope: scope, WorkerID: 4, LocalIndexer: true}, 4)
 	empty.Publish(0, indexer.Event{Kind: indexer.Cleared})
 	b.sub.SetWorker(4, source(1))
 	b.sub.SetWorker(5, source(1)) // no process answers for worker 5
@@ -242,7 +242,7 @@ func TestAMixedFleet(t *testing.T) {
 			t.Errorf("the workers hold %v blocks, want %v", got, want)
 		}
 	}
-	p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 1, LocalIndexer: true}, 1)
+	p := startProcess(t, nc, publish.Config{WorkerID: 1, LocalIndexer: true}, 1)
 	p.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1, Local: 1}}})
 	b.unknown[2] = true
 	say(events.FeedDurable, 2, 1) // not registered yet: events wait, separately for each feed
@@ -289,7 +289,7 @@ func TestAMixedFleet(t *testing.T) {
 func TestWhatWaitsForItsParentIsSaved(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
-	p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 1, LocalIndexer: true}, 1)
+	p := startProcess(t, nc, publish.Config{WorkerID: 1, LocalIndexer: true}, 1)
 	p.change(20)
 	b := newBed(t, nc, events.SubscriberConfig{})
 	running(t, b.sub.Run)

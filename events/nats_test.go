@@ -14,7 +14,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/publish"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/natstest"
@@ -112,7 +112,7 @@ func TestFromPublisherToIndex(t *testing.T) {
 	nc := bus(t)
 	l := listen(t, nc, wire.Scope{})
 	other := listen(t, nc, wire.Scope{Namespace: "other"})
-	p := engines.NewPublisher(nc, engines.PublisherConfig{WorkerID: 3})
+	p := publish.New(nc, publish.Config{WorkerID: 3})
 	stop := running(t, p.Run)
 
 	// A chain stored in single blocks becomes few events.
@@ -132,7 +132,7 @@ func TestFromPublisherToIndex(t *testing.T) {
 	eventually(t, func() bool { return l.index.WorkerBlocks(3) == blocks-100+1 })
 
 	// A new publisher starts with an empty cache.
-	again := engines.NewPublisher(nc, engines.PublisherConfig{WorkerID: 3})
+	again := publish.New(nc, publish.Config{WorkerID: 3})
 	running(t, again.Run)
 	again.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 5, Local: 5}}})
 	eventually(t, func() bool { return l.index.WorkerBlocks(3) == 1 })
@@ -148,7 +148,7 @@ const maxPending = 16384
 func TestTooManyPendingEventsLeaveAGap(t *testing.T) {
 	nc := bus(t)
 	l := listen(t, nc, wire.Scope{})
-	p := engines.NewPublisher(nc, engines.PublisherConfig{WorkerID: 1})
+	p := publish.New(nc, publish.Config{WorkerID: 1})
 	store := func(i uint64) indexer.Event {
 		return indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: i, Local: i}}}
 	}
@@ -194,7 +194,7 @@ func TestTheBusGoesAwayAtTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	p := engines.NewPublisher(nc, engines.PublisherConfig{WorkerID: 1})
+	p := publish.New(nc, publish.Config{WorkerID: 1})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()
@@ -226,7 +226,7 @@ func TestGarbageOnTheBusIsHarmless(t *testing.T) {
 func TestForgottenAndKnownWorkers(t *testing.T) {
 	nc := bus(t)
 	l := listen(t, nc, wire.Scope{})
-	p := engines.NewPublisher(nc, engines.PublisherConfig{WorkerID: 1})
+	p := publish.New(nc, publish.Config{WorkerID: 1})
 	running(t, p.Run)
 	p.Publish(0, indexer.Event{Kind: indexer.Cleared})
 	eventually(t, func() bool { return l.count() == 1 })

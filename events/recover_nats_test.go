@@ -15,7 +15,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/publish"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/fixtures"
@@ -102,7 +102,7 @@ func rankNumber(worker uint64, dpRank uint32) int { return int(worker) + 10_000*
 
 // liveWorker is a worker's process: a cache that changes at random, and its publisher.
 type liveWorker struct {
-	*engines.Publisher
+	*publish.Publisher
 
 	id    uint64
 	cache fakeCache
@@ -110,10 +110,10 @@ type liveWorker struct {
 	stop  func()
 }
 
-func startProcess(t *testing.T, nc *nats.Conn, conf engines.PublisherConfig, seed uint64) *liveWorker {
+func startProcess(t *testing.T, nc *nats.Conn, conf publish.Config, seed uint64) *liveWorker {
 	t.Helper()
 	p := &liveWorker{
-		Publisher: engines.NewPublisher(nc, conf), id: conf.WorkerID,
+		Publisher: publish.New(nc, conf), id: conf.WorkerID,
 		cache: fakeCache{rng: rand.New(rand.NewPCG(seed, 4))}, truth: indexer.New(indexer.Config{}),
 	}
 	before := nc.NumSubscriptions()
@@ -180,7 +180,7 @@ func (b *bed) equal(ps ...*liveWorker) {
 func TestDiscoveryReadsTheWorker(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
-	p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	p := startProcess(t, nc, publish.Config{WorkerID: 7, LocalIndexer: true}, 1)
 	p.change(300)
 	b := newBed(t, nc, events.SubscriberConfig{})
 	running(t, b.sub.Run)
@@ -197,13 +197,13 @@ func TestDiscoveryReadsTheWorker(t *testing.T) {
 	b.parked.RemoveWorker(7)
 	b.mu.Unlock()
 	p.stop()
-	again := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 2)
+	again := startProcess(t, nc, publish.Config{WorkerID: 7, LocalIndexer: true}, 2)
 	again.change(20)
 	b.sub.SetWorker(7, source(2))
 	b.equal(again)
 	// The worker restarts without a new record; its events show the restart.
 	again.stop()
-	third := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 3)
+	third := startProcess(t, nc, publish.Config{WorkerID: 7, LocalIndexer: true}, 3)
 	third.change(20)
 	b.equal(third)
 }
@@ -212,7 +212,7 @@ func TestDiscoveryReadsTheWorker(t *testing.T) {
 func TestALargeCacheIsRead(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
-	p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	p := startProcess(t, nc, publish.Config{WorkerID: 7, LocalIndexer: true}, 1)
 	store := func(first, n uint64) {
 		ev := indexer.Event{Kind: indexer.Stored}
 		for i := range n {
@@ -257,7 +257,7 @@ func TestFaultsOfTheBus(t *testing.T) {
 			s, stop := startServer(t, -1)
 			b := newBed(t, connect(t, s), events.SubscriberConfig{})
 			running(t, b.sub.Run)
-			p := startProcess(t, connect(t, s), engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+			p := startProcess(t, connect(t, s), publish.Config{WorkerID: 7, LocalIndexer: true}, 1)
 			b.sub.SetWorker(7, source(1))
 			rest := p.changing(t)
 			eventually(t, func() bool { steady, others := b.sub.Ranks(); return steady == 1 && others == 0 })
@@ -283,7 +283,7 @@ func TestARouterThatWasAwayAsks(t *testing.T) {
 	t.Cleanup(nc.Close)
 	b := newBed(t, nc, events.SubscriberConfig{})
 	running(t, b.sub.Run)
-	p := startProcess(t, connect(t, s), engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	p := startProcess(t, connect(t, s), publish.Config{WorkerID: 7, LocalIndexer: true}, 1)
 	b.sub.SetWorker(7, source(1))
 	p.change(20)
 	b.equal(p)
@@ -358,7 +358,7 @@ func TestLossRepetitionAndDelay(t *testing.T) {
 	var ps []*liveWorker
 	var rests []func()
 	for id := range uint64(4) {
-		p := startProcess(t, nc, engines.PublisherConfig{Scope: inner, WorkerID: id + 1, LocalIndexer: true}, id)
+		p := startProcess(t, nc, publish.Config{Scope: inner, WorkerID: id + 1, LocalIndexer: true}, id)
 		b.sub.SetWorker(p.id, source(1))
 		ps, rests = append(ps, p), append(rests, p.changing(t))
 	}
@@ -390,7 +390,7 @@ func TestASlowRouterLosesNothing(t *testing.T) {
 	b := newBed(t, nc, events.SubscriberConfig{})
 	b.sub.LimitPending(4)
 	running(t, b.sub.Run)
-	p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	p := startProcess(t, nc, publish.Config{WorkerID: 7, LocalIndexer: true}, 1)
 	b.sub.SetWorker(7, source(1))
 	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 1 })
 	read := b.counts()["ask_dump"] // the dump at discovery
@@ -417,7 +417,7 @@ func TestLiarsAndGarbage(t *testing.T) {
 	nc := bus(t)
 	b := newBed(t, nc, events.SubscriberConfig{})
 	running(t, b.sub.Run)
-	p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	p := startProcess(t, nc, publish.Config{WorkerID: 7, LocalIndexer: true}, 1)
 	b.sub.SetWorker(7, source(1))
 	b.sub.SetWorker(8, source(1)) // only the false worker answers for it
 	rest := p.changing(t)
@@ -541,7 +541,7 @@ func TestScopesShareNothing(t *testing.T) {
 		running(t, b.sub.Run)
 		b.sub.SetWorker(7, source(1))
 		beds = append(beds, b)
-		ps = append(ps, startProcess(t, nc, engines.PublisherConfig{Scope: scope, WorkerID: 7, LocalIndexer: true}, uint64(i)))
+		ps = append(ps, startProcess(t, nc, publish.Config{Scope: scope, WorkerID: 7, LocalIndexer: true}, uint64(i)))
 	}
 	for range 20 {
 		for i, p := range ps {

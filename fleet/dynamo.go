@@ -16,7 +16,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/dynamo"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/zmtp"
@@ -57,7 +57,7 @@ func (r *DynamoRules) Check() error {
 // DynamoView is the result of the records of one moment.
 type DynamoView struct {
 	Workers []Record // ordered by id
-	Plane   engines.Plane
+	Plane   dynamo.Plane
 	// LeftOut has an error for each worker without an address, and for each socket of a
 	// worker that kvroute may not connect to.
 	LeftOut []error
@@ -193,7 +193,7 @@ func (t *DynamoTable) Delete(key string) {
 // All addresses must lie in the networks. Event sockets must be addresses that a worker may
 // register, since the operator did not write the records.
 func (t *DynamoTable) View(rules *DynamoRules, networks Networks) DynamoView {
-	v := DynamoView{Plane: engines.Plane{Indexers: make(map[engines.WorkerRank]engines.Indexer)}}
+	v := DynamoView{Plane: dynamo.Plane{Indexers: make(map[events.RankName]dynamo.Indexer)}}
 	workers := t.workers(&v, rules, networks)
 	publishers, indexed := t.sources(&v, workers, networks)
 	t.channels(&v, publishers, networks)
@@ -267,11 +267,11 @@ func (r *dynamoRecord) worker(rules *DynamoRules, host string, adapters []string
 
 // sources reads which publisher sends the events of which rank, and the address of the
 // rank's local indexer. It sets PublisherID of the workers that have one publisher only.
-func (t *DynamoTable) sources(v *DynamoView, workers map[uint64]*Record, networks Networks) (publishers map[uint64]engines.WorkerRank, indexed map[uint64]bool) {
-	publishers, indexed = make(map[uint64]engines.WorkerRank), make(map[uint64]bool)
+func (t *DynamoTable) sources(v *DynamoView, workers map[uint64]*Record, networks Networks) (publishers map[uint64]events.RankName, indexed map[uint64]bool) {
+	publishers, indexed = make(map[uint64]events.RankName), make(map[uint64]bool)
 	several := make(map[uint64]bool) // workers with more than one publisher
 	for key, s := range sorted(t.buckets[bucketSources]) {
-		rank := engines.WorkerRank{WorkerID: s.Metadata.Worker.ID, DPRank: s.Metadata.Worker.Rank}
+		rank := events.RankName{WorkerID: s.Metadata.Worker.ID, DPRank: s.Metadata.Worker.Rank}
 		w := workers[rank.WorkerID]
 		if s.Topic != events.Topic || w == nil {
 			continue
@@ -297,20 +297,20 @@ func (t *DynamoTable) sources(v *DynamoView, workers map[uint64]*Record, network
 			v.leaveOut(key, fmt.Errorf("transport %q: %w", clip(at.TCP), err))
 			continue
 		}
-		v.Plane.Indexers[rank] = engines.Indexer{Transport: at.TCP, Publisher: s.Publisher}
+		v.Plane.Indexers[rank] = dynamo.Indexer{Transport: at.TCP, Publisher: s.Publisher}
 		indexed[w.WorkerID] = true
 	}
 	return publishers, indexed
 }
 
 // channels reads the socket or subject of each publisher.
-func (t *DynamoTable) channels(v *DynamoView, publishers map[uint64]engines.WorkerRank, networks Networks) {
+func (t *DynamoTable) channels(v *DynamoView, publishers map[uint64]events.RankName, networks Networks) {
 	for key, c := range sorted(t.buckets[bucketChannels]) {
 		rank, known := publishers[c.ID]
 		if c.Topic != events.Topic || !known {
 			continue
 		}
-		channel := engines.Channel{Publisher: c.ID, Worker: rank.WorkerID, DPRank: rank.DPRank}
+		channel := dynamo.Channel{Publisher: c.ID, Worker: rank.WorkerID, DPRank: rank.DPRank}
 		var err error
 		switch conf := &c.Transport.Config; c.Transport.Kind {
 		case "Zmq":
@@ -330,7 +330,7 @@ func (t *DynamoTable) channels(v *DynamoView, publishers map[uint64]engines.Work
 		}
 		v.Plane.Channels = append(v.Plane.Channels, channel)
 	}
-	slices.SortFunc(v.Plane.Channels, func(a, b engines.Channel) int { return cmp.Compare(a.Publisher, b.Publisher) })
+	slices.SortFunc(v.Plane.Channels, func(a, b dynamo.Channel) int { return cmp.Compare(a.Publisher, b.Publisher) })
 }
 
 func (v *DynamoView) leaveOut(key string, err error) {

@@ -21,7 +21,8 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/dynamo"
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/router"
@@ -134,12 +135,12 @@ func dynamoView() fleet.DynamoView {
 			WorkerID: 26, Name: "dynamo/backend/1a", Address: frontend, Models: []string{"m"}, LoRA: []string{"tuned"}, Role: router.Aggregated, Engine: "dynamo",
 			BlockSize: 16, DPStart: 4, DPSize: 2, TotalKVBlocks: 64, Events: fleet.Events{Transport: fleet.TransportDynamo, LocalIndexer: true},
 		}},
-		Plane: engines.Plane{
-			Channels: []engines.Channel{
+		Plane: dynamo.Plane{
+			Channels: []dynamo.Channel{
 				{Publisher: 255, Endpoint: "tcp://10.0.0.7:4200", Worker: 26, DPRank: 4},
 				{Publisher: 256, Subject: "namespace.dynamo.component.backend.endpoint.generate.kv-events", Worker: 26, DPRank: 5},
 			},
-			Indexers: map[engines.WorkerRank]engines.Indexer{
+			Indexers: map[events.RankName]dynamo.Indexer{
 				{WorkerID: 26, DPRank: 4}: {Transport: "10.0.0.7:4100/1a/dynamo/backend/q4", Publisher: 255},
 				{WorkerID: 26, DPRank: 5}: {Transport: "10.0.0.7:4100/1a/dynamo/backend/q5", Publisher: 256},
 			},
@@ -412,7 +413,7 @@ func TestCapturedStoresOfDynamo(t *testing.T) {
 				if w.BlockSize != want.block || w.TotalKVBlocks != 64 || w.DPSize != 1 || !w.Events.LocalIndexer {
 					t.Errorf("%s: worker %+v", at, w)
 				}
-				if i, ok := v.Plane.Indexers[engines.WorkerRank{WorkerID: w.WorkerID}]; !ok || i.Publisher != w.Events.PublisherID {
+				if i, ok := v.Plane.Indexers[events.RankName{WorkerID: w.WorkerID}]; !ok || i.Publisher != w.Events.PublisherID {
 					t.Errorf("%s: worker %d is asked at %+v", at, w.WorkerID, i)
 				}
 			}

@@ -31,6 +31,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/publish"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
@@ -63,7 +64,7 @@ type Sidecar struct {
 	record    fleet.Record
 	first     answers // of the engine, when it was registered
 	mismatch  bool    // the engine's blocks do not fit those of the routers
-	publisher *engines.Publisher
+	publisher *publish.Publisher
 	sources   *engines.Sources
 	announcer *fleet.Announcer
 	healthy   atomic.Bool
@@ -165,7 +166,7 @@ func (s *Sidecar) open(ctx context.Context) (err error) {
 		s.record.Events.Transport = "jetstream"
 	}
 	s.engine.ID, s.engine.Name = s.record.ID(), s.record.Name
-	s.publisher = engines.NewPublisher(s.nc, engines.PublisherConfig{
+	s.publisher = publish.New(s.nc, publish.Config{
 		Scope: c.Scope, WorkerID: s.engine.ID, LocalIndexer: c.LocalIndexer, Durable: c.Durable,
 		Replicas: c.NATSReplicas, Log: s.log,
 		Lost: func(n int) { s.lost.Add(n) },

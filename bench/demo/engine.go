@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvroute/kvroute/bench"
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/publish"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
@@ -157,7 +157,7 @@ func (c *EngineCommand) publisher(nc *nats.Conn, log *slog.Logger) (where fleet.
 	case "none":
 		return fleet.Events{Transport: "none"}, func(context.Context) error { return nil }
 	}
-	publisher := engines.NewPublisher(nc, engines.PublisherConfig{
+	publisher := publish.New(nc, publish.Config{
 		Scope: c.scope, WorkerID: wire.WorkerID(c.sim.Name), LocalIndexer: c.LocalIndexer,
 		Durable: c.Durable, Replicas: c.Replicas, Log: log,
 	})

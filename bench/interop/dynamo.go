@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/process"
 )
 
@@ -125,7 +125,7 @@ func dynamoLoss(ctx context.Context, e *env, r *result) {
 		// Predictions are wrong meanwhile, so nothing is compared.
 		for range 8 {
 			a := ask(ctx, w.envoy.URL()+chatPath, next(), nil).read()
-			w.expect(engines.WorkerRank(a.Ext.Worker), a.Usage.stored(dynamoBlock))
+			w.expect(events.RankName(a.Ext.Worker), a.Usage.stored(dynamoBlock))
 		}
 		await(ctx, nil, 20*time.Second, "the workers announce what they stored", func(context.Context) string {
 			_, missing := w.announced()
@@ -200,7 +200,7 @@ func (e *env) openDynamo(ctx context.Context, name, plane string, flags ...strin
 }
 
 func (f *dynamoFleet) world(s *stack) *world {
-	return &world{stack: s, ledger: f.ledger, block: dynamoBlock, dynamo: f, requests: make(map[engines.WorkerRank]int)}
+	return &world{stack: s, ledger: f.ledger, block: dynamoBlock, dynamo: f, requests: make(map[events.RankName]int)}
 }
 
 // talk sends n requests of conversations.

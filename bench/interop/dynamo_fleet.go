@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/dynamo"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/process"
@@ -150,7 +151,7 @@ func (x dynamoIndex) dump() []blockAt {
 
 // listen subscribes to all publishers beside kvroute, and forwards their messages to Dynamo's
 // index. It returns before the first event, and ends with the check.
-func (f *dynamoFleet) listen(ctx context.Context, plane engines.Plane) {
+func (f *dynamoFleet) listen(ctx context.Context, plane dynamo.Plane) {
 	receive := func(envelope []byte) {
 		bench.NoError(f.index.Ask(hex.EncodeToString(envelope), nil))
 		f.ledger.addMessage(envelope)

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/zmtp"
 	"github.com/kvroute/kvroute/router"
@@ -50,8 +50,8 @@ type vllmEngine struct {
 	stops       []func() // of the subscriptions to its events
 }
 
-func (v *vllmEngine) rank(i int) engines.WorkerRank {
-	return engines.WorkerRank{WorkerID: v.id, DPRank: uint32(i)}
+func (v *vllmEngine) rank(i int) events.RankName {
+	return events.RankName{WorkerID: v.id, DPRank: uint32(i)}
 }
 
 // vllmFleet has the two engines and the model's files that the checks of vLLM share.

@@ -23,7 +23,7 @@ type ledger struct {
 
 	mu sync.Mutex
 	// mu guards the fields below.
-	ranks map[engines.WorkerRank]*account
+	ranks map[events.RankName]*account
 	err   error
 }
 
@@ -35,10 +35,10 @@ type account struct {
 	sides                    map[int]bool // groups without full attention, whose blocks are not counted
 }
 
-func newLedger() *ledger { return &ledger{ranks: make(map[engines.WorkerRank]*account)} }
+func newLedger() *ledger { return &ledger{ranks: make(map[events.RankName]*account)} }
 
 // with runs a function that reads or changes the account of a rank.
-func (l *ledger) with(at engines.WorkerRank, do func(*account)) {
+func (l *ledger) with(at events.RankName, do func(*account)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ranks[at] == nil {
@@ -48,12 +48,12 @@ func (l *ledger) with(at engines.WorkerRank, do func(*account)) {
 }
 
 // expect adds blocks that a rank must store.
-func (l *ledger) expect(at engines.WorkerRank, blocks int) {
+func (l *ledger) expect(at events.RankName, blocks int) {
 	l.with(at, func(a *account) { a.expected += blocks })
 }
 
 // forget closes the account of a rank that has ended.
-func (l *ledger) forget(at engines.WorkerRank) {
+func (l *ledger) forget(at events.RankName) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.ranks, at)
@@ -86,7 +86,7 @@ func (l *ledger) totals() (stored, removed int) {
 	return stored, removed
 }
 
-func (l *ledger) add(at engines.WorkerRank, kind indexer.Kind, hashes []uint64) {
+func (l *ledger) add(at events.RankName, kind indexer.Kind, hashes []uint64) {
 	l.with(at, func(a *account) {
 		switch kind {
 		case indexer.Stored:
@@ -120,12 +120,12 @@ func (l *ledger) addMessage(envelope []byte) {
 		for _, b := range ev.Event.Blocks {
 			hashes = append(hashes, b.External)
 		}
-		l.add(engines.WorkerRank{WorkerID: ev.WorkerID, DPRank: ev.DPRank}, ev.Event.Kind, hashes)
+		l.add(events.RankName{WorkerID: ev.WorkerID, DPRank: ev.DPRank}, ev.Event.Kind, hashes)
 	}
 }
 
 // addBatch adds the events of a batch of vLLM's.
-func (l *ledger) addBatch(at engines.WorkerRank, body []byte) {
+func (l *ledger) addBatch(at events.RankName, body []byte) {
 	b := bench.Must(engines.DecodeBatch(body))
 	if b.Drops != (engines.Drops{}) {
 		bench.NoError(fmt.Errorf("%v: left out %v", at, b.Drops))
@@ -143,7 +143,7 @@ func (l *ledger) addBatch(at engines.WorkerRank, body []byte) {
 }
 
 // isSide reports whether an event is of a group without full attention. Removals do not name the kind of their group.
-func (l *ledger) isSide(at engines.WorkerRank, ev *engines.EngineEvent) (side bool) {
+func (l *ledger) isSide(at events.RankName, ev *engines.EngineEvent) (side bool) {
 	l.with(at, func(a *account) {
 		if ev.Kind == engines.EngineStored && ev.Spec != "" && ev.Spec != "full_attention" {
 			a.sides[ev.Group] = true
@@ -188,7 +188,7 @@ func (l *ledger) follow(conn *zmtp.Conn, receive func(engines.Frames)) (stop fun
 
 // hear follows a rank of a vLLM, from the first batch that it sent. The engine repeats the
 // earlier ones on request.
-func (l *ledger) hear(ctx context.Context, at engines.WorkerRank, live, replay zmtp.Endpoint) (stop func()) {
+func (l *ledger) hear(ctx context.Context, at events.RankName, live, replay zmtp.Endpoint) (stop func()) {
 	next := uint64(0)
 	receive := func(f engines.Frames) {
 		if f.Sequence > next {

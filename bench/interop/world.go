@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/events"
 )
 
 // world is engines behind kvroute and Envoy, which get one request at a time. Each
@@ -24,7 +24,7 @@ type world struct {
 	engines  []*vllmEngine
 	dynamo   *dynamoFleet // nil for vLLM
 	cached   int          // tokens, as the engines say
-	requests map[engines.WorkerRank]int
+	requests map[events.RankName]int
 }
 
 // ask sends a request through Envoy, compares, and waits until the index has the blocks
@@ -54,8 +54,8 @@ func (w *world) direct(ctx context.Context, v *vllmEngine, text string) {
 func (w *world) compareAnswer(ctx context.Context, res *result, what string, r *response) answer {
 	a := r.read()
 	d := w.compare(ctx, res, what, r, &a.Usage, w.block)
-	at := engines.WorkerRank{WorkerID: d.Worker.ID, DPRank: d.Worker.DPRank}
-	if by := engines.WorkerRank(a.Ext.Worker); w.dynamo != nil && by != at {
+	at := events.RankName{WorkerID: d.Worker.ID, DPRank: d.Worker.DPRank}
+	if by := events.RankName(a.Ext.Worker); w.dynamo != nil && by != at {
 		res.differ("%s: sent to %v, answered by %v", what, at, by)
 		at = by
 	}
@@ -65,7 +65,7 @@ func (w *world) compareAnswer(ctx context.Context, res *result, what string, r *
 	if leg := d.Prefill; leg != nil { // its worker generated one token
 		used := usage{Prompt: a.Usage.Prompt, Completed: 1}
 		used.Details.Cached = min(leg.OverlapBlocks, max(0, used.Prompt-1)/w.block) * w.block
-		worker := engines.WorkerRank{WorkerID: leg.Worker.ID, DPRank: leg.Worker.DPRank}
+		worker := events.RankName{WorkerID: leg.Worker.ID, DPRank: leg.Worker.DPRank}
 		w.expect(worker, used.stored(w.block))
 		w.requests[worker]++
 	}
@@ -127,7 +127,7 @@ func (e *env) play(ctx context.Context, res *result, name, config string, flags 
 	f := e.vllms
 	s := e.startStack(ctx, name, config, f.addresses(), flags...)
 	defer s.stop()
-	w := &world{stack: s, ledger: f.ledger, block: blockSize, engines: f.engines, requests: make(map[engines.WorkerRank]int)}
+	w := &world{stack: s, ledger: f.ledger, block: blockSize, engines: f.engines, requests: make(map[events.RankName]int)}
 	s.waitWorkers(ctx, f.ranks())
 	s.waitRouted(ctx)
 	for _, v := range f.engines {

@@ -14,7 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/bench"
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/publish"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/events/durable"
 	"github.com/kvroute/kvroute/indexer"
@@ -174,7 +174,7 @@ func envelope(number uint64, evs []events.RouterEvent) []byte {
 
 // sender is a publisher that records when it sent its events.
 type sender struct {
-	publisher *engines.Publisher
+	publisher *publish.Publisher
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -212,7 +212,7 @@ func (l *lab) latency(durable bool) []float64 {
 	defer f.stop()
 	for i := range senders {
 		s := &sender{}
-		s.publisher = engines.NewPublisher(l.connect(), engines.PublisherConfig{WorkerID: uint64(i + 1), Durable: durable, Now: s.now})
+		s.publisher = publish.New(l.connect(), publish.Config{WorkerID: uint64(i + 1), Durable: durable, Now: s.now})
 		senders[i] = s
 		defer background(s.publisher.Run)()
 	}

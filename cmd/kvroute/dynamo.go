@@ -54,7 +54,7 @@ func (s *server) openDynamo() (err error) {
 // dynamoChanged applies the workers of the records. The places of their events come first: the
 // router requests the events of a new worker at once.
 func (s *server) dynamoChanged(v fleet.DynamoView) {
-	s.direct.Sources().SetPlane(v.Plane)
+	s.direct.Sources().Dynamo.Set(v.Plane)
 	if err := s.static.replace(&s.static.found, v.Workers); err != nil {
 		s.log.Error("the workers of Dynamo's records are refused; the old ones stay", "err", err)
 	}

@@ -190,7 +190,7 @@ func (s *server) openEvents() (err error) {
 			s.router.SetEventState(router.Worker{ID: id, DPRank: rank}, state)
 		},
 		Ask: func(ctx context.Context, q events.Query, part func(events.AnswerPart) bool) error {
-			return s.direct.Sources().Ask(ctx, q, part)
+			return s.direct.Sources().Dynamo.Ask(ctx, q, part)
 		},
 		Log:   s.log,
 		Meter: s.metrics.Meter("events"),

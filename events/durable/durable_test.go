@@ -19,7 +19,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/publish"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/events/durable"
 	"github.com/kvroute/kvroute/indexer"
@@ -104,7 +104,7 @@ type enginePool struct {
 	t     *testing.T
 	truth *indexer.Index
 	nc    *nats.Conn
-	pubs  []*engines.Publisher // durable ones, by worker - 1
+	pubs  []*publish.Publisher // durable ones, by worker - 1
 	stops []func()
 	held  [][]uint64
 	rng   *rand.Rand
@@ -113,7 +113,7 @@ type enginePool struct {
 	live  int  // the number of workers still running; the others have ended
 }
 
-func startEngines(t *testing.T, nc *nats.Conn, n int, prepare ...func(*engines.PublisherConfig)) *enginePool {
+func startEngines(t *testing.T, nc *nats.Conn, n int, prepare ...func(*publish.Config)) *enginePool {
 	t.Helper()
 	e := &enginePool{t: t, nc: nc, truth: indexer.New(indexer.Config{}), held: make([][]uint64, n), rng: rand.New(rand.NewPCG(7, uint64(n)))}
 	e.start(n, prepare...)
@@ -121,7 +121,7 @@ func startEngines(t *testing.T, nc *nats.Conn, n int, prepare ...func(*engines.P
 }
 
 // startAskable starts engines with local indexers.
-func startAskable(t *testing.T, nc *nats.Conn, n int, prepare ...func(*engines.PublisherConfig)) *enginePool {
+func startAskable(t *testing.T, nc *nats.Conn, n int, prepare ...func(*publish.Config)) *enginePool {
 	t.Helper()
 	e := startEngines(t, nc, 0)
 	e.local, e.held = true, make([][]uint64, n)
@@ -129,14 +129,14 @@ func startAskable(t *testing.T, nc *nats.Conn, n int, prepare ...func(*engines.P
 	return e
 }
 
-func (e *enginePool) start(n int, prepare ...func(*engines.PublisherConfig)) {
+func (e *enginePool) start(n int, prepare ...func(*publish.Config)) {
 	e.live = n
 	for i := range n {
-		conf := engines.PublisherConfig{WorkerID: uint64(i + 1), Durable: true, LocalIndexer: e.local}
+		conf := publish.Config{WorkerID: uint64(i + 1), Durable: true, LocalIndexer: e.local}
 		for _, f := range prepare {
 			f(&conf)
 		}
-		p := engines.NewPublisher(e.nc, conf)
+		p := publish.New(e.nc, conf)
 		e.stops = append(e.stops, natstest.Run(e.t, p.Run))
 		e.pubs = append(e.pubs, p)
 	}
@@ -193,7 +193,7 @@ func (e *enginePool) publish(w int, ev indexer.Event) {
 func (e *enginePool) restart(w int) {
 	e.t.Helper()
 	e.stops[w]() // sends the pending events
-	p := engines.NewPublisher(e.nc, engines.PublisherConfig{WorkerID: uint64(w + 1), Durable: true, LocalIndexer: e.local})
+	p := publish.New(e.nc, publish.Config{WorkerID: uint64(w + 1), Durable: true, LocalIndexer: e.local})
 	e.pubs[w], e.stops[w] = p, natstest.Run(e.t, p.Run)
 	e.truth.Apply(w+1, indexer.Event{Kind: indexer.Cleared})
 	e.held[w] = nil

@@ -19,7 +19,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/publish"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/events/durable"
 	"github.com/kvroute/kvroute/fleet"
@@ -171,7 +171,7 @@ func TestDroppedDuplicatedReorderedMessages(t *testing.T) {
 	n := startJetStream(t)
 	rng, mu, late := rand.New(rand.NewPCG(1, 1)), sync.Mutex{}, []*nats.Msg{}
 	lost, twice, again := 0, 0, 0
-	e := startEngines(t, n.connect(), 4, func(conf *engines.PublisherConfig) {
+	e := startEngines(t, n.connect(), 4, func(conf *publish.Config) {
 		conf.Publish = n.interfere(func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error {
 			mu.Lock()
 			fault := rng.IntN(20)
@@ -796,7 +796,7 @@ func TestTheObjectStoreIsFull(t *testing.T) {
 func TestAWorkerLiesAboutItsID(t *testing.T) {
 	t.Parallel()
 	n, e, a := settled(t, 4, 200, durable.Config{})
-	liar := engines.NewPublisher(n.connect(), engines.PublisherConfig{WorkerID: 2, Durable: true})
+	liar := publish.New(n.connect(), publish.Config{WorkerID: 2, Durable: true})
 	stop := natstest.Run(t, liar.Run)
 	for i := range uint64(50) {
 		liar.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<60 + i, Local: i}}})

@@ -13,7 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/publish"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/events/durable"
 	"github.com/kvroute/kvroute/indexer"
@@ -95,7 +95,7 @@ func TestWhatThePublisherLosesIsAskedFor(t *testing.T) {
 	n := startJetStream(t)
 	var refuse atomic.Bool
 	var refused atomic.Int64
-	e := startAskable(t, n.connect(), 3, func(conf *engines.PublisherConfig) {
+	e := startAskable(t, n.connect(), 3, func(conf *publish.Config) {
 		conf.Publish = n.interfere(func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error {
 			if refuse.Load() {
 				refused.Add(1)
@@ -235,9 +235,9 @@ func TestStrangersAreNotHeard(t *testing.T) {
 			a := e.startMember(n.connect(), "a", durable.Config{})
 			e.work(200)
 			e.mustKnow(a)
-			var liars []*engines.Publisher
+			var liars []*publish.Publisher
 			for w := range uint64(3) {
-				liar := engines.NewPublisher(n.connect(), engines.PublisherConfig{WorkerID: w + 1, Durable: true})
+				liar := publish.New(n.connect(), publish.Config{WorkerID: w + 1, Durable: true})
 				natstest.Run(t, liar.Run)
 				liar.Publish(0, indexer.Event{Kind: indexer.Cleared})
 				liars = append(liars, liar)
@@ -270,7 +270,7 @@ func TestARepeatedMessageIsInTheStreamOnce(t *testing.T) {
 	n := startJetStream(t)
 	var sent atomic.Int64
 	var id atomic.Pointer[string]
-	p := engines.NewPublisher(n.connect(), engines.PublisherConfig{WorkerID: 1, Durable: true, Publish: n.interfere(func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error {
+	p := publish.New(n.connect(), publish.Config{WorkerID: 1, Durable: true, Publish: n.interfere(func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error {
 		err := publish(ctx, m)
 		now := m.Header.Get(jetstream.MsgIDHeader)
 		if before := id.Swap(&now); before != nil && *before != now {
@@ -297,7 +297,7 @@ func TestARepeatedMessageIsInTheStreamOnce(t *testing.T) {
 func TestAPublisherLeavesInTime(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
-	p := engines.NewPublisher(n.connect(), engines.PublisherConfig{WorkerID: 1, Durable: true, Publish: func(context.Context, *nats.Msg) error {
+	p := publish.New(n.connect(), publish.Config{WorkerID: 1, Durable: true, Publish: func(context.Context, *nats.Msg) error {
 		return errors.New("refused")
 	}})
 	stop := natstest.Run(t, p.Run)
@@ -347,10 +347,10 @@ func TestOtherEndpointsPurge(t *testing.T) {
 	n := startJetStream(t)
 	one, other := wire.Scope{Endpoint: "one"}, wire.Scope{Endpoint: "other"}
 	conf := durable.Config{SnapshotThreshold: 10}
-	start := func(scope wire.Scope, name string) (*replica, *engines.Publisher) {
+	start := func(scope wire.Scope, name string) (*replica, *publish.Publisher) {
 		r := newReplicaIn(t, n.connect(), scope, name, conf)
 		r.stop = natstest.Run(t, r.Run)
-		p := engines.NewPublisher(n.connect(), engines.PublisherConfig{Scope: scope, WorkerID: 1, Durable: true})
+		p := publish.New(n.connect(), publish.Config{Scope: scope, WorkerID: 1, Durable: true})
 		natstest.Run(t, p.Run)
 		return r, p
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package engines
+package dynamo
 
 import (
 	"bufio"
@@ -65,7 +65,7 @@ func askIndexer(ctx context.Context, at Indexer, q events.Query, part func(event
 		err = fmt.Errorf("%w: %w", events.ErrNobody, err)
 	}
 	if err != nil {
-		return fmt.Errorf("engines: ask the indexer at %.128q: %w", at.Transport, err)
+		return fmt.Errorf("dynamo: ask the indexer at %.128q: %w", at.Transport, err)
 	}
 	return nil
 }

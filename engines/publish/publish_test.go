@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package engines_test
+package publish_test
 
 import (
 	"testing"
 	"time"
 
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/publish"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
 // Events that an answer contains are final: a later event is not joined to them.
 func TestAnsweredEventsAreNotJoined(t *testing.T) {
 	t.Parallel()
-	nc := bus(t)
+	nc := natstest.Connect(t, natstest.Start(t, 0))
 	sub, err := nc.SubscribeSync(wire.Scope{}.Topic(events.Topic))
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := engines.NewPublisher(nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true})
+	p := publish.New(nc, publish.Config{WorkerID: 7, LocalIndexer: true})
 	for i := range uint64(6) {
 		p.Publish(0, indexer.Event{Kind: indexer.Stored, HasParent: i > 0, Parent: i, Blocks: []indexer.Block{{External: i + 1, Local: i}}})
 		if i == 2 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package engines
+package dynamo
 
 import (
 	"context"
@@ -30,6 +30,9 @@ func AskIndexer(ctx context.Context, at Indexer, q events.Query) (a events.Answe
 	}
 	return a, publisher, err
 }
+
+// SplitFrames decodes a ZMQ message of the event plane.
+func SplitFrames(frames [][]byte) (topic string, body []byte, err error) { return splitFrames(frames) }
 
 // AppendTwoPart appends a message of the request plane.
 func AppendTwoPart(dst, header, body []byte) []byte { return appendTwoPart(dst, header, body) }

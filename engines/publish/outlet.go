@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package engines
+package publish
 
 import (
 	"context"
@@ -29,11 +29,11 @@ const (
 	slowestRetry      = 500 * time.Millisecond
 )
 
-// natsOutlet sends the messages of a publisher over NATS core, or, if publish is set, into a
+// outlet sends the messages of a publisher over NATS core, or, if publish is set, into a
 // stream. It also receives the publisher's queries. Only the goroutine of [Publisher.Run] uses it.
-type natsOutlet struct {
+type outlet struct {
 	nc       *nats.Conn
-	conf     *PublisherConfig
+	conf     *Config
 	sequence uint64
 
 	publish func(ctx context.Context, m *nats.Msg) error // waits for the acknowledgement
@@ -41,8 +41,8 @@ type natsOutlet struct {
 	life    context.Context //nolint:containedctx // ends some time after Run's
 }
 
-func newNATSOutlet(nc *nats.Conn, conf *PublisherConfig) *natsOutlet {
-	o := &natsOutlet{nc: nc, conf: conf, life: context.Background()}
+func newOutlet(nc *nats.Conn, conf *Config) *outlet {
+	o := &outlet{nc: nc, conf: conf, life: context.Background()}
 	if !conf.Durable {
 		return o
 	}
@@ -65,7 +65,7 @@ func newNATSOutlet(nc *nats.Conn, conf *PublisherConfig) *natsOutlet {
 }
 
 // open begins to receive queries. end must also be called after an error.
-func (o *natsOutlet) open(ctx context.Context, p *Publisher) (end func(), err error) {
+func (o *outlet) open(ctx context.Context, p *Publisher) (end func(), err error) {
 	var cancel context.CancelFunc
 	o.life, cancel = context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(leaveTimeout, cancel) })
@@ -73,7 +73,7 @@ func (o *natsOutlet) open(ctx context.Context, p *Publisher) (end func(), err er
 	if p.conf.LocalIndexer {
 		subject := events.QuerySubject(p.conf.Scope, p.conf.WorkerID, "*")
 		if sub, err = o.nc.Subscribe(subject, func(m *nats.Msg) { o.query(p, m) }); err != nil {
-			err = fmt.Errorf("engines: subscribe to %s: %w", subject, err)
+			err = fmt.Errorf("publish: subscribe to %s: %w", subject, err)
 		}
 	}
 	return func() {
@@ -86,7 +86,7 @@ func (o *natsOutlet) open(ctx context.Context, p *Publisher) (end func(), err er
 }
 
 // query answers a query.
-func (o *natsOutlet) query(p *Publisher, m *nats.Msg) {
+func (o *outlet) query(p *Publisher, m *nats.Msg) {
 	if m.Reply == "" {
 		return
 	}
@@ -111,7 +111,7 @@ func (o *natsOutlet) query(p *Publisher, m *nats.Msg) {
 }
 
 // send numbers a message and sends it. After an error some reader may lack it.
-func (o *natsOutlet) send(e events.Envelope) error {
+func (o *outlet) send(e events.Envelope) error {
 	e.Sequence = o.sequence
 	o.sequence++
 	subject, message := o.conf.Scope.Topic(events.Topic), events.AppendEnvelope(nil, e)
@@ -125,7 +125,7 @@ func (o *natsOutlet) send(e events.Envelope) error {
 // the end of Run. Messages are sent one after the other: a repeated one after a later one
 // would count as old. Events that wait meanwhile make the next message larger, so the wait
 // costs little. The stream drops duplicates by the message's id.
-func (o *natsOutlet) store(subject, id string, data []byte) error {
+func (o *outlet) store(subject, id string, data []byte) error {
 	var last error
 	for wait := firstRetry; ; wait = min(2*wait, slowestRetry) {
 		m := nats.NewMsg(subject)
@@ -151,12 +151,12 @@ func (o *natsOutlet) store(subject, id string, data []byte) error {
 		}
 		last = err
 		if !bus.Wait(o.life, wait) {
-			return fmt.Errorf("engines: publish: %w: %w", context.Cause(o.life), last)
+			return fmt.Errorf("publish: %w: %w", context.Cause(o.life), last)
 		}
 	}
 }
 
-func (o *natsOutlet) limited(do func(context.Context) error) error {
+func (o *outlet) limited(do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(o.life, ackTimeout)
 	defer cancel()
 	return do(ctx)
@@ -164,17 +164,17 @@ func (o *natsOutlet) limited(do func(context.Context) error) error {
 
 // connection returns a number that changes when readers may have missed messages that were
 // sent without an error, and whether messages can be sent now.
-func (o *natsOutlet) connection() (changes uint64, up bool) {
+func (o *outlet) connection() (changes uint64, up bool) {
 	return o.nc.Stats().Reconnects, o.nc.IsConnected()
 }
 
 // flush waits for the last messages to leave, up to a second.
-func (o *natsOutlet) flush() error {
+func (o *outlet) flush() error {
 	if !o.nc.IsConnected() || o.publish != nil {
 		return nil // nothing to wait for: the stream has acknowledged its messages
 	}
 	if err := o.nc.FlushTimeout(time.Second); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
-		return fmt.Errorf("engines: flush the last events: %w", err)
+		return fmt.Errorf("publish: flush the last events: %w", err)
 	}
 	return nil
 }

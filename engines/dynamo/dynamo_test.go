@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package engines_test
+package dynamo_test
 
 import (
 	"bytes"
@@ -17,13 +17,45 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/dynamo"
 	"github.com/kvroute/kvroute/engines/localindex"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
 )
+
+// caches holds the blocks of each rank that a sink received: external to local.
+type caches struct {
+	mu     sync.Mutex
+	blocks map[events.RankName]map[uint64]uint64
+}
+
+func (c *caches) apply(worker uint64, rank uint32, ev indexer.Event) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := events.RankName{WorkerID: worker, DPRank: rank}
+	if c.blocks == nil {
+		c.blocks = map[events.RankName]map[uint64]uint64{}
+	}
+	if c.blocks[key] == nil || ev.Kind == indexer.Cleared {
+		c.blocks[key] = map[uint64]uint64{}
+	}
+	for _, b := range ev.Blocks {
+		c.blocks[key][b.External] = b.Local
+	}
+	for _, e := range ev.Externals {
+		delete(c.blocks[key], e)
+	}
+}
+
+func (c *caches) of(worker uint64, rank uint32) map[uint64]uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.blocks[events.RankName{WorkerID: worker, DPRank: rank}])
+}
 
 // dynamoRank is a rank of a Dynamo worker: a publisher on the event plane, which may lose
 // messages, and a local indexer that is queried over the request plane.
@@ -36,7 +68,7 @@ type dynamoRank struct {
 	stop              func()
 	nc                *nats.Conn // nil over ZMQ
 	subject           string
-	indexer           engines.Indexer
+	indexer           dynamo.Indexer
 
 	mu       sync.Mutex
 	local    *localindex.Index
@@ -60,7 +92,7 @@ func newDynamoRank(t *testing.T, worker uint64, rank uint32, publisher uint64) *
 		a := d.local.Answer(&query)()
 		return say(w, q.Info.Subject, data(&a), last())
 	}, nil)
-	d.indexer = engines.Indexer{Transport: address + "/" + path, Publisher: publisher}
+	d.indexer = dynamo.Indexer{Transport: address + "/" + path, Publisher: publisher}
 	d.open()
 	return d
 }
@@ -68,17 +100,17 @@ func newDynamoRank(t *testing.T, worker uint64, rank uint32, publisher uint64) *
 // open lets listeners connect. stop closes the connections and loses undelivered messages.
 func (d *dynamoRank) open() {
 	d.Helper()
-	eventually(d.T, func() (ok bool) {
+	natstest.Eventually(d.T, func() (ok bool) {
 		var err error
 		d.pub, err = enginesim.NewSockets(enginesim.SocketsConfig{Endpoint: d.endpoint})
 		return err == nil
 	})
 	d.endpoint, _ = d.pub.Endpoints()
-	d.stop = running(d.T, d.pub.Run)
+	d.stop = natstest.Run(d.T, d.pub.Run)
 }
 
-func (d *dynamoRank) channel() engines.Channel {
-	c := engines.Channel{Publisher: d.publisher, Worker: d.worker, DPRank: d.rank}
+func (d *dynamoRank) channel() dynamo.Channel {
+	c := dynamo.Channel{Publisher: d.publisher, Worker: d.worker, DPRank: d.rank}
 	if d.nc != nil {
 		c.Subject = d.subject
 	} else {
@@ -138,13 +170,13 @@ func oneBlock(n uint64) indexer.Event {
 }
 
 // follows starts a subscriber and sources that follow ranks.
-func (c *caches) follows(t *testing.T, nc *nats.Conn, plane engines.Plane, ranks ...*dynamoRank) (*events.Subscriber, *engines.Sources) {
+func (c *caches) follows(t *testing.T, nc *nats.Conn, plane dynamo.Plane, ranks ...*dynamoRank) (*events.Subscriber, *engines.Sources) {
 	t.Helper()
 	var sources *engines.Sources
 	sub, err := events.NewSubscriber(nc, events.SubscriberConfig{
 		Scope: wire.Scope{Namespace: "kvroute", Component: "workers", Endpoint: "generate"}, Sink: c.apply,
 		Ask: func(ctx context.Context, q events.Query, part func(events.AnswerPart) bool) error {
-			return sources.Ask(ctx, q, part)
+			return sources.Dynamo.Ask(ctx, q, part)
 		},
 	})
 	if err != nil {
@@ -153,21 +185,21 @@ func (c *caches) follows(t *testing.T, nc *nats.Conn, plane engines.Plane, ranks
 	if sources, err = engines.NewSources(engines.SourcesConfig{Sink: c.apply, Subscriber: sub}); err != nil {
 		t.Fatal(err)
 	}
-	sources.SetPlane(plane)
+	sources.Dynamo.Set(plane)
 	for _, d := range ranks {
 		c.apply(d.worker, d.rank, indexer.Event{Kind: indexer.Cleared})
 		sub.SetWorker(d.worker, events.Source{Feed: events.FeedPlane, Queries: true, DPStart: d.rank, DPSize: 1, Publisher: d.publisher})
 	}
-	running(t, sub.Run)
-	running(t, sources.Run)
+	natstest.Run(t, sub.Run)
+	natstest.Run(t, sources.Run)
 	return sub, sources
 }
 
-func planeOf(ranks ...*dynamoRank) engines.Plane {
-	p := engines.Plane{Indexers: map[engines.WorkerRank]engines.Indexer{}}
+func planeOf(ranks ...*dynamoRank) dynamo.Plane {
+	p := dynamo.Plane{Indexers: map[events.RankName]dynamo.Indexer{}}
 	for _, d := range ranks {
 		p.Channels = append(p.Channels, d.channel())
-		p.Indexers[engines.WorkerRank{WorkerID: d.worker, DPRank: d.rank}] = d.indexer
+		p.Indexers[events.RankName{WorkerID: d.worker, DPRank: d.rank}] = d.indexer
 	}
 	return p
 }
@@ -177,14 +209,14 @@ func planeOf(ranks ...*dynamoRank) engines.Plane {
 func (d *dynamoRank) agrees(c *caches) {
 	d.Helper()
 	shown := time.Now()
-	eventually(d.T, func() bool {
+	natstest.Eventually(d.T, func() bool {
 		if time.Since(shown) > time.Second {
 			shown = time.Now()
 			d.publish(false, oneBlock(uint64(shown.UnixNano())))
 		}
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return maps.Equal(c.of(d.worker, uint64(d.rank)), d.held)
+		return maps.Equal(c.of(d.worker, d.rank), d.held)
 	})
 }
 
@@ -194,7 +226,7 @@ func TestDynamosWorkersAreFollowed(t *testing.T) {
 	t.Parallel()
 	for _, over := range []string{"zmq", "nats"} {
 		t.Run(over, func(t *testing.T) {
-			nc := bus(t)
+			nc := natstest.Connect(t, natstest.Start(t, 0))
 			rng := rand.New(rand.NewPCG(7, 7))
 			ranks := []*dynamoRank{newDynamoRank(t, 26, 1, 255), newDynamoRank(t, 1<<63+5, 0, 256)}
 			if over == "nats" {
@@ -253,7 +285,7 @@ func TestPublishersSpeakForTheirOwn(t *testing.T) {
 	t.Parallel()
 	var c caches
 	a, b := newDynamoRank(t, 26, 0, 255), newDynamoRank(t, 27, 0, 256)
-	nc := bus(t)
+	nc := natstest.Connect(t, natstest.Start(t, 0))
 	c.follows(t, nc, planeOf(a, b), a, b)
 	a.publish(false, oneBlock(1))
 	b.publish(false, oneBlock(2))
@@ -282,19 +314,19 @@ func TestDynamosPublishersComeAndGo(t *testing.T) {
 	t.Parallel()
 	var c caches
 	a, b := newDynamoRank(t, 26, 0, 255), newDynamoRank(t, 27, 0, 256)
-	nc := bus(t)
+	nc := natstest.Connect(t, natstest.Start(t, 0))
 	sub, sources := c.follows(t, nc, planeOf(a), a)
 	a.publish(false, oneBlock(1))
 	a.agrees(&c)
 	b.publish(false, oneBlock(2))
-	sources.SetPlane(planeOf(b))
+	sources.Dynamo.Set(planeOf(b))
 	sub.SetWorker(27, events.Source{Feed: events.FeedPlane, Queries: true, DPSize: 1, Publisher: 256})
 	sub.Forget(26)
 	b.agrees(&c)
-	eventually(t, func() bool { return a.pub.Subscribers() == 0 && b.pub.Subscribers() == 1 })
+	natstest.Eventually(t, func() bool { return a.pub.Subscribers() == 0 && b.pub.Subscribers() == 1 })
 	// The records name the new publisher before its socket is open.
 	a.stop()
-	sources.SetPlane(planeOf(a, b))
+	sources.Dynamo.Set(planeOf(a, b))
 	sub.SetWorker(26, events.Source{Feed: events.FeedPlane, Queries: true, DPSize: 1, Publisher: 255})
 	b.publish(false, oneBlock(4))
 	b.agrees(&c)
@@ -316,9 +348,9 @@ func TestGarbageFromDynamosPublishersIsHarmless(t *testing.T) {
 	var c caches
 	a := newDynamoRank(t, 26, 0, 255)
 	p := planeOf(a)
-	p.Channels = append(p.Channels, engines.Channel{Publisher: 1, Endpoint: "tcp://"}, engines.Channel{Publisher: 2, Subject: "not a subject"})
-	c.follows(t, bus(t), p, a)
-	eventually(t, func() bool { return a.pub.Subscribers() == 1 })
+	p.Channels = append(p.Channels, dynamo.Channel{Publisher: 1, Endpoint: "tcp://"}, dynamo.Channel{Publisher: 2, Subject: "not a subject"})
+	c.follows(t, natstest.Connect(t, natstest.Start(t, 0)), p, a)
+	natstest.Eventually(t, func() bool { return a.pub.Subscribers() == 1 })
 	for _, frames := range [][]string{{"kv-events"}, {"kv-events", "x"}, {"kv-events", strings.Repeat("\x00", 8), "body"}, {"kv-events", strings.Repeat("\x00", 8), strings.Repeat("\x00", 8), "\x01\x00\x00\x00\x00"}} {
 		var raw [][]byte
 		for _, f := range frames {
@@ -340,34 +372,14 @@ func TestANewConnectionIsAskedForTwice(t *testing.T) {
 	var c caches
 	a := newDynamoRank(t, 26, 0, 255)
 	a.publish(true, oneBlock(1))
-	c.follows(t, bus(t), planeOf(a), a)
-	eventually(t, func() bool { return a.pub.Subscribers() == 1 && len(c.of(26, 0)) == 1 })
+	c.follows(t, natstest.Connect(t, natstest.Start(t, 0)), planeOf(a), a)
+	natstest.Eventually(t, func() bool { return a.pub.Subscribers() == 1 && len(c.of(26, 0)) == 1 })
 	heard := time.Now()
 	a.publish(true, oneBlock(2))
-	eventually(t, func() bool {
+	natstest.Eventually(t, func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		return a.answered.Sub(heard) > time.Second
 	})
-	eventually(t, func() bool { return len(c.of(26, 0)) == 2 })
-}
-
-// A rank whose known blocks are wrong is read again from its engine's replay socket or its worker's local indexer.
-func TestAnyRankIsReadAgain(t *testing.T) {
-	t.Parallel()
-	var c caches
-	a := newDynamoRank(t, 26, 0, 255)
-	_, sources := c.follows(t, bus(t), planeOf(a), a)
-	s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
-	sources.Set(zmqWorker(7, s))
-	a.publish(false, oneBlock(1))
-	s.store(1)
-	a.agrees(&c)
-	agree(t, &c, 0, s)
-	for _, worker := range []uint64{7, 26} {
-		eventually(t, func() bool { return sources.State(7) == indexer.StateOK })
-		c.apply(worker, 0, indexer.Event{Kind: indexer.Cleared})
-		sources.Reread(worker, 0)
-		eventually(t, func() bool { return len(c.of(worker, 0)) == 1 })
-	}
+	natstest.Eventually(t, func() bool { return len(c.of(26, 0)) == 2 })
 }

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package engines
+// Package publish sends the events of one worker's cache to the routers over NATS, and answers their
+// queries about them.
+//
+// A [Publisher] runs next to each engine: in `kvroute publish`, and in the library for C and Python.
+package publish
 
 import (
 	"context"
@@ -30,8 +34,8 @@ const (
 	maxPending = 16384
 )
 
-// PublisherConfig configures a [Publisher].
-type PublisherConfig struct {
+// Config configures a [Publisher].
+type Config struct {
 	Scope    wire.Scope
 	WorkerID uint64
 	// Durable publishes into the stream of the scope's component and repeats each message
@@ -66,8 +70,8 @@ type PublisherConfig struct {
 //     sent.
 //   - At most max events are pending.
 type Publisher struct {
-	conf PublisherConfig
-	out  *natsOutlet
+	conf Config
+	out  *outlet
 	id   uint64
 	wake chan struct{} // holds a token while events are pending
 	max  int           // events that may be pending
@@ -86,9 +90,9 @@ type Publisher struct {
 	local   *localindex.Index // nil without LocalIndexer
 }
 
-// NewPublisher returns a publisher. The caller keeps the connection. Readers forget what
+// New returns a publisher. The caller keeps the connection. Readers forget what
 // they know of the worker from an earlier publisher.
-func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
+func New(nc *nats.Conn, conf Config) *Publisher {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
@@ -103,7 +107,7 @@ func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 	if conf.Durable {
 		p.max = maxPendingDurable
 	}
-	p.out = newNATSOutlet(nc, &p.conf)
+	p.out = newOutlet(nc, &p.conf)
 	if conf.LocalIndexer {
 		p.local = localindex.New()
 	}
@@ -141,7 +145,10 @@ func (p *Publisher) publishLocked(dpRank uint32, ev indexer.Event) {
 		return
 	}
 	p.pending = append(p.pending, e)
-	stir(p.wake)
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
 }
 
 // sealLocked makes the pending events final and gives them to the local index.
@@ -173,7 +180,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 			changes = now
 			continue
 		case <-ctx.Done():
-			p.flush() //nolint:contextcheck // events are also sent after ctx; natsOutlet.life ends that
+			p.flush() //nolint:contextcheck // events are also sent after ctx; outlet.life ends that
 			return p.out.flush()
 		case <-p.wake:
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package engines_test
+package dynamo_test
 
 import (
 	"bufio"
@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,7 +21,7 @@ import (
 
 	"github.com/tinylib/msgp/msgp"
 
-	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/dynamo"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/fixtures"
@@ -123,12 +124,12 @@ func planeWorker(t *testing.T, play func(planeRequest, io.Writer) error, dials f
 
 // say writes an answer as Dynamo's workers do.
 func say(w io.Writer, subject string, bodies ...[]byte) error {
-	out := engines.AppendTwoPart(nil, []byte(`{"subject":"`+subject+`","stream_type":"response"}`), nil)
-	out = engines.AppendTwoPart(out, []byte(`{"error":null}`), nil)
+	out := dynamo.AppendTwoPart(nil, []byte(`{"subject":"`+subject+`","stream_type":"response"}`), nil)
+	out = dynamo.AppendTwoPart(out, []byte(`{"error":null}`), nil)
 	for _, b := range bodies {
-		out = engines.AppendTwoPart(out, nil, b)
+		out = dynamo.AppendTwoPart(out, nil, b)
 	}
-	_, err := w.Write(engines.AppendTwoPart(out, []byte(`"sentinel"`), nil))
+	_, err := w.Write(dynamo.AppendTwoPart(out, []byte(`"sentinel"`), nil))
 	return err
 }
 
@@ -160,7 +161,14 @@ func TestCapturedQueriesOverTheRequestPlane(t *testing.T) {
 			Kind     string
 		}
 	}
-	all := rows[row](t, dir, "recovery_query.jsonl")
+	var all []row
+	fixtures.EachLine(t, filepath.Join(dir, "recovery_query.jsonl"), func(line []byte) {
+		var r row
+		if err := json.Unmarshal(line, &r); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, r)
+	})
 	kinds := map[events.AnswerKind]int{}
 	dumps := map[int]int{}
 	for _, r := range all {
@@ -176,7 +184,7 @@ func TestCapturedQueriesOverTheRequestPlane(t *testing.T) {
 		if r.Body.End != nil {
 			q.End = *r.Body.End
 		}
-		ours, err := engines.PlaneRequest(r.Path, captured.Control.ID, captured.Info.Subject, captured.Info.Address, q)
+		ours, err := dynamo.PlaneRequest(r.Path, captured.Control.ID, captured.Info.Subject, captured.Info.Address, q)
 		if err != nil || !bytes.Equal(ours, raw) {
 			t.Errorf("%s: our request, %v\n%q\nis not the one captured\n%q", r.ID, err, ours, raw)
 		}
@@ -192,7 +200,7 @@ func TestCapturedQueriesOverTheRequestPlane(t *testing.T) {
 			_, err := w.Write(bytes.Replace(response, []byte(captured.Info.Subject), []byte(got.Info.Subject), 1))
 			return err
 		}, nil)
-		a, publisher, err := engines.AskIndexer(t.Context(), engines.Indexer{Transport: address + "/" + r.Path, Publisher: 5}, q)
+		a, publisher, err := dynamo.AskIndexer(t.Context(), dynamo.Indexer{Transport: address + "/" + r.Path, Publisher: 5}, q)
 		if err != nil || publisher != 5 || a.Bad > 0 {
 			t.Errorf("%s: %v, publisher %d, %d bad", r.ID, err, publisher, a.Bad)
 		}
@@ -222,8 +230,8 @@ func TestTheRequestPlaneIsAsked(t *testing.T) {
 		"after somebody else": {play: afterStrangers(&dump)},
 		"no answer":           {play: func(q planeRequest, w io.Writer) error { return say(w, q.Info.Subject, last()) }, want: "ends without one"},
 		"an error": {play: func(q planeRequest, w io.Writer) error {
-			b := engines.AppendTwoPart(nil, []byte(`{"subject":"`+q.Info.Subject+`"}`), nil)
-			_, err := w.Write(engines.AppendTwoPart(b, []byte(`{"error":"no such endpoint"}`), nil))
+			b := dynamo.AppendTwoPart(nil, []byte(`{"subject":"`+q.Info.Subject+`"}`), nil)
+			_, err := w.Write(dynamo.AppendTwoPart(b, []byte(`{"error":"no such endpoint"}`), nil))
 			return err
 		}, want: "no such endpoint"},
 		"half an answer": {play: func(q planeRequest, w io.Writer) error {
@@ -235,7 +243,7 @@ func TestTheRequestPlaneIsAsked(t *testing.T) {
 			return err
 		}, want: "EOF"},
 		"no header": {play: func(q planeRequest, w io.Writer) error {
-			b := engines.AppendTwoPart(nil, []byte(`{"subject":"`+q.Info.Subject+`"}`), nil)
+			b := dynamo.AppendTwoPart(nil, []byte(`{"subject":"`+q.Info.Subject+`"}`), nil)
 			_, err := w.Write(append(b, bytes.Repeat([]byte{0xff}, 24)...))
 			return err
 		}, want: "unexpected shape"},
@@ -243,7 +251,7 @@ func TestTheRequestPlaneIsAsked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			address := planeWorker(t, c.play, nil)
-			a, publisher, err := engines.AskIndexer(t.Context(), engines.Indexer{Transport: address + "/1a/dynamo/backend/q", Publisher: 9}, events.Query{WorkerID: 26, DPRank: 1})
+			a, publisher, err := dynamo.AskIndexer(t.Context(), dynamo.Indexer{Transport: address + "/1a/dynamo/backend/q", Publisher: 9}, events.Query{WorkerID: 26, DPRank: 1})
 			switch {
 			case c.want != "":
 				if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -295,12 +303,12 @@ func TestAnIndexerThatIsSilent(t *testing.T) {
 	address := planeWorker(t, nil, func(planeRequest) bool { return false })
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if _, _, err := engines.AskIndexer(ctx, engines.Indexer{Transport: address + "/q"}, events.Query{}); err == nil || engines.Nobody(err) {
+	if _, _, err := dynamo.AskIndexer(ctx, dynamo.Indexer{Transport: address + "/q"}, events.Query{}); err == nil || dynamo.Nobody(err) {
 		t.Errorf("nobody dials: %v", err)
 	}
 	closed := fmt.Sprintf("127.0.0.1:%d", fixtures.HoldPort(t))
 	for transport, nobody := range map[string]bool{closed + "/q": true, closed: false, "": false, "127.0.0.1/q": false} {
-		if _, _, err := engines.AskIndexer(t.Context(), engines.Indexer{Transport: transport}, events.Query{}); err == nil || engines.Nobody(err) != nobody {
+		if _, _, err := dynamo.AskIndexer(t.Context(), dynamo.Indexer{Transport: transport}, events.Query{}); err == nil || dynamo.Nobody(err) != nobody {
 			t.Errorf("%q: %v", transport, err)
 		}
 	}
@@ -313,6 +321,6 @@ func FuzzRequestPlane(f *testing.F) {
 	}
 	f.Add(b.Bytes())
 	f.Fuzz(func(t *testing.T, answer []byte) {
-		engines.ReadPlaneAnswer(bufio.NewReader(bytes.NewReader(answer)))
+		dynamo.ReadPlaneAnswer(bufio.NewReader(bytes.NewReader(answer)))
 	})
 }
