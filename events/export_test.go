@@ -223,5 +223,11 @@ const (
 	MaxRanks          = maxRanks
 )
 
+// Repairing reports whether a rank is under repair, other than the repeated reading of a suspect one.
+func (t Tracker) Repairing(id uint64, dpRank uint32) bool {
+	r := t.t.ranks[RankName{id, dpRank}]
+	return r != nil && r.repair != nil && !r.repair.reread
+}
+
 // Waits reports whether a request is due or under way.
 func (f *Follower) Waits() bool { return f.r.repair != nil }

@@ -268,6 +268,9 @@ func (t *tracker) repaired(now time.Time, r *rank) {
 	if r.state == indexer.StateSuspect { // part of the answer could not be read
 		t.planRereading(now, r)
 	}
+	if r.state == indexer.StatePartial { // its first events are missing, too
+		t.startRepair(now, r, true, t.repairs.jitter(gapSpread))
+	}
 }
 
 func sortByID(held []heldEvent) {
