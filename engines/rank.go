@@ -17,6 +17,7 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/engine"
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
@@ -68,7 +69,7 @@ type rankSource struct {
 
 func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *rankSource {
 	r := &rankSource{
-		s: s, worker: w, at: at, log: events.QuietLog(log),
+		s: s, worker: w, at: at, log: meter.Quiet(log),
 		wake: make(chan struct{}, 1),
 		engine: NewEngine(EngineOptions{
 			BlockSize: w.BlockSize, Rank: at.rank, SetLike: w.SetLike || engine.Of(w.Engine).SetLike,

@@ -3,7 +3,6 @@
 package events
 
 import (
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -11,17 +10,6 @@ import (
 
 	"github.com/kvroute/kvroute/indexer"
 )
-
-// QuietLogNow is QuietLog with a function that advances its clock past the interval in which lines
-// are omitted.
-func QuietLogNow(log *slog.Logger) (out *slog.Logger, pass func()) {
-	out = QuietLog(log)
-	return out, func() {
-		for _, s := range out.Handler().(quiet).lines.seen {
-			s.until = time.Time{}
-		}
-	}
-}
 
 // Tracker lets tests drive the subscriber's bookkeeping without NATS.
 type Tracker struct {

@@ -77,7 +77,7 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	conf.Log = QuietLog(meter.Log(conf.Log))
+	conf.Log = meter.Quiet(meter.Log(conf.Log))
 	if conf.Knows == nil {
 		conf.Knows = func(uint64) bool { return true }
 	}

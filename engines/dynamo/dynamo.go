@@ -15,6 +15,7 @@ import (
 	"sync"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/msgpack"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
@@ -107,7 +108,7 @@ func (l *Listener) ranksAt(at Spot) []events.RankName {
 // Follow receives the events of a spot until ctx ends. After each connection the subscriber
 // queries the ranks of the spot.
 func (l *Listener) Follow(ctx context.Context, at Spot) {
-	log := events.QuietLog(l.conf.Log)
+	log := meter.Quiet(l.conf.Log)
 	if at.endpoint == "" {
 		l.followSubject(ctx, at, log.With("subject", at.subject))
 		return

@@ -75,7 +75,7 @@ var layers = []layer{
 	}},
 	{"events of caches", []row{
 		{"engines", "engines/dynamo events indexer internal/engine internal/bus internal/meter internal/msgpack internal/reach internal/records internal/zmtp"},
-		{"engines/dynamo", "events internal/msgpack internal/zmtp"},
+		{"engines/dynamo", "events internal/meter internal/msgpack internal/zmtp"},
 		{"engines/publish", "engines/localindex events events/durable indexer internal/bus internal/meter internal/wire"},
 		{"engines/localindex", "events indexer"},
 		{"events/durable", "events internal/bus internal/meter internal/wire"},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package meter makes metrics with string attributes. docs/metrics.md lists all metrics with
-// their attributes.
+// Package meter makes metrics with string attributes, and logs that no peer can fill. docs/metrics.md
+// lists all metrics with their attributes.
 package meter
 
 import (

@@ -1,32 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events_test
+package meter_test
 
 import (
 	"bytes"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 
-	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/meter"
 )
-
-type lines struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
 
 // The next line that is logged carries the count of omitted lines.
 func TestLinesLeftOutAreCounted(t *testing.T) {
-	var log lines
-	quiet, wait := events.QuietLogNow(slog.New(slog.NewTextHandler(&log, nil)))
+	var log bytes.Buffer
+	quiet, wait := meter.QuietNow(slog.New(slog.NewTextHandler(&log, nil)))
 	for range 5 {
 		quiet.Warn("lost", "worker", 7)
 	}
@@ -36,7 +24,7 @@ func TestLinesLeftOutAreCounted(t *testing.T) {
 	for i := range 3000 {
 		quiet.Warn("forged", "worker", i)
 	}
-	text := log.buf.String()
+	text := log.String()
 	for want, times := range map[string]int{"lost worker=7": 2, "lost worker=8": 1, "repeated=4": 1} {
 		if got := strings.Count(text, want); got != times {
 			t.Errorf("%d times %s, want %d:\n%.500s", got, want, times, text)

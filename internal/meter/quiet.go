@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events
+package meter
 
 import (
 	"context"
@@ -41,9 +41,9 @@ type quietState struct {
 	leftOut int
 }
 
-// QuietLog returns a log that writes each line at most once in ten seconds for each
+// Quiet returns a log that writes each line at most once in ten seconds for each
 // worker.
-func QuietLog(log *slog.Logger) *slog.Logger {
+func Quiet(log *slog.Logger) *slog.Logger {
 	return slog.New(quiet{log.Handler(), &quietLines{seen: make(map[quietLine]*quietState)}})
 }
 
