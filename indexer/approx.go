@@ -153,6 +153,28 @@ func (a *Approx) Insert(now time.Time, worker int, generation uint64, sequence [
 	return a.insert(worker, g, sequence[:n], ceil(a.now+int64(a.conf.TTL), step)), sequence[n-1]
 }
 
+// InsertWhole is [Approx.Insert] of a prompt and, with a junction above 0, of its first junction blocks as a prompt of
+// their own; see [Approx.End]. It inserts nothing of a prompt with more blocks than the worker's cache has.
+func (a *Approx) InsertWhole(
+	now time.Time, worker int, generation uint64, sequence []uint64, junction int,
+) (stamp, last uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.expire(now)
+	g := a.of(worker)
+	if n := len(sequence); g == nil || g.generation != generation || n == 0 || n > min(g.limit, a.conf.MaxBlocks) {
+		return 0, 0
+	}
+	dies := ceil(a.now+int64(a.conf.TTL), step)
+	stamp, last = a.insert(worker, g, sequence, dies), sequence[len(sequence)-1]
+	if junction > 0 && a.insert(worker, g, sequence[:junction], dies) > 0 {
+		if p, known := g.prompts.Peek(sequence[junction-1]); known {
+			p.stamp = stamp
+		}
+	}
+	return stamp, last
+}
+
 // insert puts a prompt at the list's end. It returns 0 if it was in the list.
 func (a *Approx) insert(worker int, g *guesses, sequence []uint64, dies int64) uint64 {
 	if g.prompts == nil {
@@ -225,10 +247,20 @@ func (a *Approx) Withdraw(worker int, generation, stamp, last uint64) {
 	if g == nil || g.generation != generation || g.prompts == nil {
 		return
 	}
-	if p, known := g.prompts.Peek(last); known && p.stamp == stamp {
-		g.prompts.Remove(last)
-		a.drop(worker, g, p)
+	p, known := g.prompts.Peek(last)
+	if !known || stamp == 0 || p.stamp != stamp {
+		return
 	}
+	for n := p.end.parent; n != &a.tree.root; n = n.parent {
+		key := n.sequence[len(n.sequence)-1]
+		if junction, known := g.prompts.Peek(key); known && junction.stamp == stamp {
+			g.prompts.Remove(key)
+			a.drop(worker, g, junction)
+			break
+		}
+	}
+	g.prompts.Remove(last)
+	a.drop(worker, g, p)
 }
 
 // Move reverts an insertion, as [Approx.Withdraw] does, and repeats it for another
@@ -242,7 +274,7 @@ func (a *Approx) Move(
 	g := a.of(from)
 	var sequence []uint64
 	if g != nil && g.generation == generation && g.prompts != nil {
-		if p, known := g.prompts.Peek(last); known && p.stamp == stamp {
+		if p, known := g.prompts.Peek(last); known && stamp > 0 && p.stamp == stamp {
 			sequence = p.end.path()
 		}
 	}
@@ -343,6 +375,28 @@ func (a *Approx) Match(now time.Time, dst []int32, sequence []uint64) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	a.tree.match(dst, sequence)
+}
+
+// End returns how many leading blocks of a prompt are a whole prompt in a worker's list, the longest one whose number
+// of blocks is a multiple of step. It is 0 if there is none.
+func (a *Approx) End(worker int, sequence []uint64, step int) (blocks int) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	g := a.of(worker)
+	if g == nil || g.prompts == nil {
+		return 0
+	}
+	for n, at := &a.tree.root, 0; at < len(sequence); {
+		n = n.children.get(sequence[at])
+		if n == nil || common(n.sequence, sequence[at:]) < len(n.sequence) {
+			break
+		}
+		at += len(n.sequence)
+		if p, known := g.prompts.Peek(sequence[at-1]); known && p.end == n && at%step == 0 {
+			blocks = at
+		}
+	}
+	return blocks
 }
 
 // Expire removes the prompts that have expired. Match and Insert do so, too; Expire is

@@ -121,6 +121,51 @@ func TestApproxWithdraw(t *testing.T) {
 	}
 }
 
+// A prompt of a hybrid worker counts up to its end or its junction, and nowhere else. Both are withdrawn together.
+func TestApproxEnds(t *testing.T) {
+	a := newApprox(indexer.ApproxConfig{}, 0, 4)
+	_, sequence := spell("abcdefgh")
+	whole := func(worker, blocks, junction int) (stamp uint64) {
+		stamp, _ = a.InsertWhole(at(0), worker, 1, sequence[:blocks], junction)
+		return stamp
+	}
+	ends := func(when string, want ...int) {
+		t.Helper()
+		for _, n := range want {
+			if got := a.End(0, sequence[:n/10], 1); got != n%10 {
+				t.Errorf("%s: %d of %d blocks count, want %d", when, got, n/10, n%10)
+			}
+		}
+		if err := a.Check(); err != nil {
+			t.Fatal(when, err)
+		}
+	}
+	ends("empty", 80)
+	first := whole(0, 6, 4)
+	ends("inserted", 86, 66, 54, 44, 30)
+	second := whole(0, 8, 4) // the junction is there already
+	ends("inserted a longer one", 88, 76, 54)
+	if got := a.End(0, sequence, 3); got != 6 {
+		t.Errorf("%d blocks count at multiples of 3, want 6", got)
+	}
+	a.Withdraw(0, 1, second, sequence[7])
+	ends("withdrew the longer one", 86, 54)
+	a.Withdraw(0, 1, 0, sequence[5])
+	ends("a stamp of 0 withdraws nothing", 86, 54)
+	a.Withdraw(0, 1, first, sequence[5])
+	ends("withdrew both", 80, 50)
+	if a.Blocks() != 0 {
+		t.Errorf("%d blocks are left", a.Blocks())
+	}
+	if whole(1, 5, 0) != 0 || a.End(1, sequence, 1)+a.End(7, sequence, 1) != 0 {
+		t.Error("a prompt larger than the worker's cache counts")
+	}
+	whole(1, 4, 2)
+	if whole(0, 6, 0); a.End(1, sequence, 1) != 4 || a.End(0, sequence[:5], 1) != 0 {
+		t.Error("a worker's prompts count for another one")
+	}
+}
+
 // unlearn applies a removal of the last block of a path by a worker. The index that has
 // the path stores it in several nodes.
 func unlearn(a *indexer.Approx, worker int, local []uint64) {

@@ -58,7 +58,7 @@ func (r *Router) booked(p *pool, s *scratch) error {
 	}
 	fl.lapses, fl.rebind = !in.Owned, s.choices.worker.sessionMoves
 	fl.chose(d.Worker, d.Second.Worker, d.Second.OverlapBlocks)
-	fl.guess = p.known.guess(d.Time, &in.hashes, &s.result.booked)
+	fl.guess = p.known.guess(d.Time, &in.hashes, &s.result.booked, &in.overlap)
 	r.expect(p, s)
 	if fl.leg = d.Prefill != nil; fl.leg {
 		r.beginLeg(p, s)

@@ -12,6 +12,7 @@ import (
 // known has the indexes of a pool: which blocks its workers have cached. The overlap of a worker is the
 // largest one of all indexes.
 type known struct {
+	block  int                        // tokens in a block
 	pulls  bool                       // blocks in host memory may be the source of a pull
 	used   bool                       // cached blocks can change a decision; else all indexes stay empty
 	events atomic.Pointer[eventIndex] // replaced by [Router.Restore]
@@ -36,8 +37,8 @@ func newEventIndex(x *indexer.Index) *eventIndex { return &eventIndex{x, indexer
 
 func (k *known) index() *indexer.Index { return k.events.Load().index }
 
-func newKnown(c *Config) *known {
-	k := &known{used: c.indexed(), pulls: c.Pull.On, history: indexer.NewApprox(indexer.ApproxConfig{TTL: c.GuessTTL})}
+func newKnown(c *Config, block int) *known {
+	k := &known{block: block, used: c.indexed(), pulls: c.Pull.On, history: indexer.NewApprox(indexer.ApproxConfig{TTL: c.GuessTTL})}
 	k.filters.byOrdinal = make(map[int]groupFilter)
 	k.events.Store(newEventIndex(indexer.New(indexer.Config{MaxBlocks: c.MaxBlocks})))
 	k.guesses = append(k.guesses, k.history)
@@ -83,6 +84,10 @@ func (k *known) match(now time.Time, h *hashes, size int, s *scratch) {
 			clear(o.pending)
 		}
 		for i, n := range s.guessedBlocks {
+			if a == k.predicted && n > 0 && len(o.whole) > 0 {
+				o.whole[i] = max(o.whole[i], n)
+				n = k.usable(o.ends[i], i, n, h)
+			}
 			// A block that is predicted on the device does not count on a lower tier, too.
 			more := n - o.blocks[i]
 			if more <= 0 {
@@ -142,13 +147,22 @@ func (k *known) removeWorker(ord int) {
 func (k *known) apply(now time.Time, ord int, ev indexer.Event) indexer.Outcome {
 	if k.predicted != nil && k.predicted.WorkerBlocks(ord) > 0 {
 		switch ev.Kind {
-		case indexer.Removed:
+		case indexer.Removed, indexer.SideRemoved: // of a hybrid model, prompts through the block may need it
 			if ev.Tier == indexer.Device {
 				k.predicted.Forget(ord, k.index(), ev.Externals)
 			}
 		case indexer.Cleared:
 			k.predicted.Clear(ord)
-		case indexer.Stored, indexer.Shaped, indexer.SideStored, indexer.SideRemoved:
+		case indexer.Shaped, indexer.SideStored:
+			if ev.Shape != nil || ev.Kind == indexer.Shaped {
+				was := k.index().Boundaries(ord)
+				out := k.events.Load().parked.Apply(now, ord, ev)
+				if k.index().Boundaries(ord) != was {
+					k.predicted.Clear(ord) // usable prefixes end elsewhere now
+				}
+				return out
+			}
+		case indexer.Stored:
 		}
 	}
 	return k.events.Load().parked.Apply(now, ord, ev)
@@ -163,8 +177,9 @@ type guess struct {
 	last       uint64 // sequence hash of the last block that counts
 }
 
-// guess predicts that the worker of a booking will have the prompt cached.
-func (k *known) guess(now time.Time, h *hashes, at *booking) guess {
+// guess predicts that the worker of a booking will have the prompt cached. o is what the decision counted; nil if
+// another replica decided.
+func (k *known) guess(now time.Time, h *hashes, at *booking, o *overlap) guess {
 	if !k.used || len(h.sequence) == 0 {
 		return guess{}
 	}
@@ -172,10 +187,15 @@ func (k *known) guess(now time.Time, h *hashes, at *booking) guess {
 	if h.ownHashes || at.unreported {
 		g.in = k.history
 	}
-	if g.in == nil || g.in == k.predicted && k.index().Hybrid(at.ordinal) {
-		return guess{} // of a hybrid model only the events say where a prompt can be used
+	if g.in == nil {
+		return guess{}
 	}
-	if g.stamp, g.last = g.in.Insert(now, g.ordinal, g.generation, h.sequence); g.stamp == 0 {
+	if ends := k.index().Boundaries(at.ordinal); g.in == k.predicted && ends != plainEnds {
+		g.stamp, g.last = k.insertHybrid(now, h, &g, ends, o)
+	} else {
+		g.stamp, g.last = g.in.Insert(now, g.ordinal, g.generation, h.sequence)
+	}
+	if g.stamp == 0 {
 		return guess{}
 	}
 	return g

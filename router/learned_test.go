@@ -65,46 +65,82 @@ func (w *auditWorld) audit() router.AuditState {
 	return router.AuditState{}
 }
 
-// vLLM's cache manager with EAGLE and a KV connector uses a block less than events say. Eight responses teach that;
-// then each prediction is right.
-func TestEagleIsLearned(t *testing.T) {
-	name := fixtures.Path(t, "vectors", "hybrid-vllm-0.33.0", "manager.jsonl.gz")
-	if name == "" {
-		return
+// managerRun is a request to vLLM's cache manager.
+type managerRun struct {
+	Case, Note string
+	Groups     []json.RawMessage // of the line that begins a case
+	Prompt     string            `json:"prompt_token_ids"`
+	Cached     int               `json:"cached_tokens"`
+	Payloads   []string          `json:"payloads_hex"`
+}
+
+// managerRuns returns the requests of a case; nil without the file.
+func managerRuns(t *testing.T, name string) (runs []managerRun) {
+	t.Helper()
+	path := fixtures.Path(t, "vectors", "hybrid-vllm-0.33.0", "manager.jsonl.gz")
+	if path == "" {
+		return nil
 	}
-	type line struct {
-		Case, Note string
-		Groups     []json.RawMessage
-		Prompt     string   `json:"prompt_token_ids"`
-		Cached     int      `json:"cached_tokens"`
-		Payloads   []string `json:"payloads_hex"`
-	}
-	var eagle []line
-	fixtures.EachLine(t, name, func(text []byte) {
-		var l line
+	fixtures.EachLine(t, path, func(text []byte) {
+		var l managerRun
 		if err := json.Unmarshal(text, &l); err != nil {
 			t.Fatal(err)
 		}
-		if l.Case == "swa1024_b16_eagle" && l.Groups == nil {
-			eagle = append(eagle, l)
+		if l.Case == name && l.Groups == nil {
+			runs = append(runs, l)
 		}
 	})
-	if len(eagle) != 21 {
-		t.Fatalf("%d requests", len(eagle))
+	if len(runs) != 21 {
+		t.Fatalf("%s: %d requests", name, len(runs))
+	}
+	return runs
+}
+
+// tokens are the ids of the prompt.
+func (l *managerRun) tokens(t *testing.T) (tokens []uint32) {
+	t.Helper()
+	b, err := hex.DecodeString(l.Prompt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ; len(b) > 0; b = b[4:] {
+		tokens = append(tokens, binary.LittleEndian.Uint32(b))
+	}
+	return tokens
+}
+
+// applyPayloads applies an engine's batches, in hex, as events of worker 1.
+func applyPayloads(t *testing.T, r *router.Router, engine *engines.Engine, payloads []string) {
+	t.Helper()
+	for _, p := range payloads {
+		b, err := hex.DecodeString(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		batch, err := engines.DecodeBatch(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		evs, _ := engine.Apply(&batch)
+		for _, ev := range evs {
+			r.ApplyEvent(router.Worker{ID: 1}, ev.Event)
+		}
+	}
+}
+
+// vLLM's cache manager with EAGLE and a KV connector uses a block less than events say. Eight responses teach that;
+// then each prediction is right.
+func TestEagleIsLearned(t *testing.T) {
+	eagle := managerRuns(t, "swa1024_b16_eagle")
+	if eagle == nil {
+		return
 	}
 	w := newAuditWorld(t, 16)
 	for round := range 2 {
 		w.ApplyEvent(router.Worker{ID: 1}, indexer.Event{Kind: indexer.Cleared})
 		engine, right := engines.NewEngine(engines.EngineOptions{BlockSize: 16}), 0
 		for i, l := range eagle {
-			b, err := hex.DecodeString(l.Prompt)
-			if err != nil {
-				t.Fatal(err)
-			}
-			tokens := make([]uint32, len(b)/4)
-			for i := range tokens {
-				tokens[i] = binary.LittleEndian.Uint32(b[4*i:])
-			}
+			tokens := l.tokens(t)
 			d := w.respond(tokens, func(int) int { return l.Cached })
 			switch got := min(d.CachedTokens, (len(tokens)-1)/16*16); {
 			case got == l.Cached:
@@ -112,19 +148,7 @@ func TestEagleIsLearned(t *testing.T) {
 			case round == 1 || i >= 8:
 				t.Errorf("round %d, %s: %d tokens, want %d", round, l.Note, got, l.Cached)
 			}
-			for _, p := range l.Payloads {
-				if b, err = hex.DecodeString(p); err != nil {
-					t.Fatal(err)
-				}
-				batch, err := engines.DecodeBatch(b)
-				if err != nil {
-					t.Fatal(err)
-				}
-				evs, _ := engine.Apply(&batch)
-				for _, ev := range evs {
-					w.ApplyEvent(router.Worker{ID: 1}, ev.Event)
-				}
-			}
+			applyPayloads(t, w.Router, engine, l.Payloads)
 		}
 		t.Logf("round %d: %d of 21 right", round, right)
 	}

@@ -214,7 +214,7 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 		r.flights.end(key, peer, fl.number)
 		return known
 	}
-	fl.lapses, fl.guess = true, p.known.guess(now, &hashes{sequence: c.Sequence, ownHashes: c.Guessed}, &at)
+	fl.lapses, fl.guess = true, p.known.guess(now, &hashes{sequence: c.Sequence, tokens: c.PromptTokens, ownHashes: c.Guessed}, &at, nil)
 	r.flights.change(key, fl)
 	return true
 }

@@ -70,7 +70,7 @@ func (k poolKey) compare(l poolKey) int {
 }
 
 func newPool(conf *Config, key poolKey) *pool {
-	p := &pool{poolKey: key, known: newKnown(conf), core: newCore(conf, key.blockSize), labels: newLabels(key.model), since: conf.Now()}
+	p := &pool{poolKey: key, known: newKnown(conf, key.blockSize), core: newCore(conf, key.blockSize), labels: newLabels(key.model), since: conf.Now()}
 	p.names, p.cards = make(map[modelName]int), make(map[string]int)
 	p.update(time.Time{}, p.updateView)
 	return p

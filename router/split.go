@@ -254,7 +254,7 @@ func (r *Router) beginLeg(p *pool, s *scratch) {
 	in, d := &s.choices.legInput, s.result.decision.Prefill
 	fl := flight{pool: p, number: peerNumbers + r.peerFlights.Add(1), lapses: !in.Owned, origin: originOf(in.Request, in.hashes.local)}
 	fl.chose(d.Worker, d.Second.Worker, d.Second.OverlapBlocks)
-	fl.guess = p.known.guess(d.Time, &in.hashes, &s.result.legBooked)
+	fl.guess = p.known.guess(d.Time, &in.hashes, &s.result.legBooked, &in.overlap)
 	r.flights.begin(in.ID, fl)
 	if r.conf.Hooks.Tell != nil {
 		c := in.slotTaken(d)
