@@ -78,14 +78,16 @@ func (e *Engine) Copies() (most int) {
 // engine may have other groups and block sizes.
 func (e *Engine) Clear(rank uint32) events.RouterEvent {
 	if r := e.ranks[rank]; r != nil {
-		r.layers = layers{shape: r.layers.shape}
+		r.layers = layers{}
 	}
 	return e.clear(rank)
 }
 
-// clear forgets the blocks of a rank.
+// clear forgets the blocks of a rank. The event that it returns clears the shape in the index, too, so the next blocks
+// come after a new event for the shape. A reader that misses that event has then missed no later one.
 func (e *Engine) clear(rank uint32) events.RouterEvent {
 	if r := e.ranks[rank]; r != nil {
+		r.layers.shape, r.layers.told = nil, false
 		e.forget(r)
 	}
 	return events.RouterEvent{DPRank: rank, Event: indexer.Event{Kind: indexer.Cleared}}

@@ -198,11 +198,13 @@ func TestHitsOfVLLMsCacheManager(t *testing.T) {
 	t.Log(right)
 }
 
-// The process that an engine restarts as may have other groups and block sizes than the one before.
+// The process that an engine restarts as may have other groups and block sizes than the one before. An index that
+// misses all events of the new process is right after an answer with all blocks.
 func TestRestartForgetsGroups(t *testing.T) {
 	e, x := engines.NewEngine(engines.EngineOptions{BlockSize: 2}), indexer.New(indexer.Config{})
+	local, late, id := localindex.New(), indexer.New(indexer.Config{}), uint64(0)
 	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8}
-	local := indexer.AppendLocalHashes(nil, tokens, 2, indexer.Seed("", ""))
+	hashes := indexer.AppendLocalHashes(nil, tokens, 2, indexer.Seed("", ""))
 	stored := func(group, size int, kind string, hashes ...uint64) engines.EngineEvent {
 		return engines.EngineEvent{
 			Kind: engines.EngineStored, Group: group, Spec: kind, Window: 3, BlockSize: size, Tokens: tokens, Hashes: hashes, Usable: len(hashes),
@@ -220,17 +222,35 @@ func TestRestartForgetsGroups(t *testing.T) {
 		{[]engines.EngineEvent{stored(0, 2, "", 12, 14, 16, 18)}, 4},
 		{[]engines.EngineEvent{stored(0, 4, "full_attention", 14, 18)}, 4},
 	} {
-		x.Apply(0, e.Clear(0).Event)
+		cleared := e.Clear(0)
 		evs, _ := e.Apply(&engines.EngineBatch{Events: c.batch})
-		for _, ev := range evs {
+		for _, ev := range append([]events.RouterEvent{cleared}, evs...) {
 			x.Apply(0, ev.Event)
+			id++
+			ev.EventID = id
+			local.Remember(time.Time{}, ev)
 		}
-		m := indexer.Matches{Device: make([]int32, 1), Tokens: len(tokens) + 1}
-		if x.FindMatches(&m, local); m.Device[0] != c.want {
-			t.Errorf("process %d: %d blocks, want %d", i, m.Device[0], c.want)
+		late.Apply(0, indexer.Event{Kind: indexer.Cleared})
+		for n, ev := range local.Answer(&events.Query{})().Events {
+			if late.Apply(0, ev.Event); n == 0 && len(c.batch) > 1 && ev.Event.Kind != indexer.Shaped {
+				t.Errorf("process %d: an answer begins with %+v, want the shape", i, ev.Event)
+			}
 		}
-		if sides := len(c.batch) > 1; x.Boundaries(0).Sides != sides {
-			t.Errorf("process %d: side groups %v, want %v", i, !sides, sides)
+		for name, x := range map[string]*indexer.Index{"all events": x, "an answer": late} {
+			m := indexer.Matches{Device: make([]int32, 1), Tokens: len(tokens) + 1}
+			if x.FindMatches(&m, hashes); m.Device[0] != c.want {
+				t.Errorf("process %d by %s: %d blocks, want %d", i, name, m.Device[0], c.want)
+			}
+			if sides := len(c.batch) > 1; x.Boundaries(0).Sides != sides {
+				t.Errorf("process %d by %s: side groups %v, want %v", i, name, !sides, sides)
+			}
+		}
+	}
+	// The engine clears its cache: the next blocks tell the shape again, for a reader that missed it.
+	for range 2 {
+		evs, _ := e.Apply(&engines.EngineBatch{Events: append([]engines.EngineEvent{{Kind: engines.EngineCleared}}, state...)})
+		if len(evs) < 2 || evs[0].Event.Kind != indexer.Cleared || evs[1].Event.Kind != indexer.Shaped {
+			t.Errorf("events %+v, want a clear and a shape first", evs)
 		}
 	}
 }

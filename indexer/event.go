@@ -9,7 +9,7 @@ type Kind uint8
 const (
 	Stored Kind = iota + 1
 	Removed
-	Cleared
+	Cleared     // the worker has no blocks, and no [Shape] until the next event names one
 	Shaped      // the worker has another [Shape]
 	SideStored  // a side group has one more copy of some blocks
 	SideRemoved // a side group has one copy less of some blocks

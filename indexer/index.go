@@ -362,14 +362,13 @@ func (x *Index) RemoveWorker(worker int) {
 	for _, h := range x.owners(worker) {
 		h.limit = 0
 	}
-	x.dropSides(worker)
 }
 
 // clearLocked lets matches run in between, so a match may see some of the blocks removed
 // and others not yet.
 func (x *Index) clearLocked(worker int) (removed int) {
 	const atOnce = 16 // nodes; some 10 µs
-	x.clearSides(worker)
+	x.dropSides(worker)
 	for owner, h := range x.owners(worker) {
 		log := h.log
 		h.log = nil

@@ -212,7 +212,7 @@ func (x *Index) sidesOf(worker int) *sides {
 	return nil
 }
 
-// dropSides forgets the shape of a worker.
+// dropSides forgets the shape of a worker, and the blocks of its side groups.
 func (x *Index) dropSides(worker int) {
 	if x.sidesOf(worker) == nil {
 		return
@@ -312,17 +312,6 @@ func (x *Index) removeSides(worker int, ev *Event) (out Outcome) {
 		}
 	}
 	return out
-}
-
-// clearSides forgets the side blocks of a worker, but not its shape.
-func (x *Index) clearSides(worker int) {
-	if s := x.sidesOf(worker); s != nil {
-		x.gate.Lock()
-		clear(s.held)
-		clear(s.more)
-		clear(s.before)
-		x.gate.Unlock()
-	}
 }
 
 // SideBlocks returns the number of blocks that side groups of a worker hold.

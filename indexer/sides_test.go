@@ -189,6 +189,10 @@ func TestSidesModel(t *testing.T) {
 			case 4:
 				if n%20 == 0 {
 					x.Apply(2, indexer.Event{Kind: indexer.Cleared})
+					if x.Hybrid(2) {
+						t.Fatal("a cleared worker has a shape")
+					}
+					x.Apply(2, indexer.Event{Kind: indexer.Shaped, Shape: &h.shape})
 					clear(h.full)
 					for _, held := range h.side {
 						clear(held)

@@ -95,6 +95,10 @@ func (l *Index) Answer(q *events.Query) func() events.Answer {
 			if err != nil {
 				return events.Answer{Kind: events.AnswerDumpFailed, LastEventID: a.LastEventID, Message: err.Error()}
 			}
+			if i := slices.IndexFunc(waiting, func(ev indexer.Event) bool { return ev.Kind == indexer.Shaped }); i >= 0 {
+				// Without it the blocks of a hybrid model would count in full until the last ones arrive.
+				evs = slices.Insert(evs, 0, waiting[i])
+			}
 			a.Events = make([]events.RouterEvent, 0, len(evs)+len(waiting))
 			for _, ev := range append(evs, waiting...) {
 				a.Events = append(a.Events,
