@@ -48,12 +48,14 @@ func (r *Router) chooseCardLocked(p *pool) string {
 	return names[max(0, slices.IndexFunc(names, func(name string) bool { return r.cards[name] != nil }))]
 }
 
-// attentionLocked gives a pool the weights of its model.
+// attentionLocked gives a pool the weights of its model, and the size of its chunks.
 func (r *Router) attentionLocked(p *pool) {
-	s := r.conf.Scoring
+	s, chunk := r.conf.Scoring, 0
 	if c := r.cardLocked(p.model, p.card); c != nil {
+		chunk = c.Chunk
 		s.Attention, s.KVRead = *cmp.Or(c.Attention, &s.Attention), *cmp.Or(c.KVRead, &s.KVRead)
 	}
+	p.known.chunk.Store(int64(chunk))
 	p.read(func(c *core) { c.settings = &s })
 }
 

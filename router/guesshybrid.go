@@ -3,6 +3,7 @@
 package router
 
 import (
+	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
@@ -12,6 +13,22 @@ import (
 //
 //nolint:gochecknoglobals // a constant
 var plainEnds = indexer.Boundaries{Step: 1}
+
+// withChunk returns a shape whose chunks have a size if the events do not name it.
+func withChunk(s *indexer.Shape, chunk int) *indexer.Shape {
+	unknown := func(g indexer.SideGroup) bool { return g.Needs == indexer.NeedsChunk && g.Tokens == 0 }
+	if !slices.ContainsFunc(s.Sides, unknown) {
+		return s
+	}
+	to := *s
+	to.Sides = slices.Clone(s.Sides)
+	for i := range to.Sides {
+		if unknown(to.Sides[i]) {
+			to.Sides[i].Tokens = chunk
+		}
+	}
+	return &to
+}
 
 // insertHybrid predicts what a hybrid worker will have cached of a prompt. The engine computes at least the last token,
 // so it keeps the blocks of its side groups at the last boundary before that token. It also keeps them at the prompt's

@@ -71,6 +71,27 @@ func TestPredictionsOfHybridWorkers(t *testing.T) {
 	expect("without side groups", map[string]int{"klmnopqr": 6, "klmnox": 4, "klm": 2})
 }
 
+// Events do not name the size of a chunk: the model's card does. Without it a chunk has no end.
+func TestChunksOfTheModel(t *testing.T) {
+	shape := &indexer.Shape{Block: 8, Full: 8, Sides: []indexer.SideGroup{{Group: 1, Needs: indexer.NeedsChunk, Block: 8}}}
+	local := indexer.AppendLocalHashes(nil, prompt("abcde"), 8, indexer.Seed("", ""))
+	sequence := indexer.AppendSequenceHashes(nil, local)
+	for chunk, want := range map[int]int{0: 0, 16: 5, 40: 5, 24: 3} {
+		r := newRouter(t, router.Config{Cards: []router.Card{{Name: "m", Chunk: chunk}}}, 1)
+		w := router.Worker{ID: 1}
+		r.ApplyEvent(w, indexer.Event{Kind: indexer.Shaped, Shape: shape})
+		store(r, w, "abcde")
+		side := indexer.Event{Kind: indexer.SideStored, Group: 1, Shape: shape, Externals: []uint64{sequence[4] + 1}}
+		r.ApplyEvent(w, side)
+		if _, got := decide(t, r, "abcdex"); got != want {
+			t.Errorf("chunks of %d tokens: %d blocks, want %d", chunk, got, want)
+		}
+	}
+	if shape.Sides[0].Tokens != 0 {
+		t.Error("the event's shape was changed")
+	}
+}
+
 // A request is decided before the events of the one before it. With predictions more of the hits of vLLM's cache
 // manager are right, and none is too high.
 func TestPredictedHitsOfVLLM(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 // largest one of all indexes.
 type known struct {
 	block  int                        // tokens in a block
+	chunk  atomic.Int64               // see [Card.Chunk]
 	pulls  bool                       // blocks in host memory may be the source of a pull
 	used   bool                       // cached blocks can change a decision; else all indexes stay empty
 	events atomic.Pointer[eventIndex] // replaced by [Router.Restore]
@@ -145,6 +146,9 @@ func (k *known) removeWorker(ord int) {
 
 // apply applies an event of a worker.
 func (k *known) apply(now time.Time, ord int, ev indexer.Event) indexer.Outcome {
+	if chunk := k.chunk.Load(); ev.Shape != nil && chunk > 0 {
+		ev.Shape = withChunk(ev.Shape, int(chunk))
+	}
 	if k.predicted != nil && k.predicted.WorkerBlocks(ord) > 0 {
 		switch ev.Kind {
 		case indexer.Removed, indexer.SideRemoved: // of a hybrid model, prompts through the block may need it

@@ -223,6 +223,9 @@ type Card struct {
 	// KVRead, if not nil, is the model's cost of reading a held token, instead of the configured one; see
 	// [scorer.Settings].
 	KVRead *float64
+	// Chunk is the size of the model's chunks of chunked local attention, in tokens, which vLLM's events do not name; 0
+	// if it is unknown, or if there are none. It counts for blocks that are stored later. See [indexer.SideGroup].
+	Chunk int
 	// Prompts makes token ids. Nil means text-block mode: blocks are of text, and match
 	// only blocks of earlier prompts, not events. Why says why there is no tokenizer.
 	Prompts *tokenizer.Model

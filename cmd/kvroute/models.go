@@ -32,7 +32,8 @@ func (c *config) loadCards(cache *tokenizer.Cache, log *slog.Logger) ([]router.C
 		if err != nil {
 			return nil, fmt.Errorf("models[%d].%w", i, err)
 		}
-		attention, kvRead := m.weights(c.EnginePreset)
+		var attention, kvRead *float64
+		attention, kvRead, card.Chunk = m.weights(c.EnginePreset)
 		if c.Attention == "auto" {
 			card.Attention = attention
 		}
@@ -125,12 +126,12 @@ func checkFolder(name string) error {
 	return nil
 }
 
-// weights returns the attention weight and the cost of reading a held token by the model's config.json;
-// one is nil if the file is missing or lacks a value.
-func (m *modelConfig) weights(preset string) (attention, kvRead *float64) {
+// weights returns the attention weight, the cost of reading a held token and the size of a chunk by the model's
+// config.json; one is nil or 0 if the file is missing or lacks a value.
+func (m *modelConfig) weights(preset string) (attention, kvRead *float64, chunk int) {
 	data, err := readBounded(filepath.Join(m.Tokenizer, "config.json"))
 	if err != nil {
-		return nil, nil
+		return nil, nil, 0
 	}
 	a, k := weightsOf(data, preset)
 	if a > 0 {
@@ -139,7 +140,7 @@ func (m *modelConfig) weights(preset string) (attention, kvRead *float64) {
 	if k > 0 {
 		kvRead = &k
 	}
-	return attention, kvRead
+	return attention, kvRead, chunkOf(data)
 }
 
 // readBounded reads a file of the configuration, or fails if it is larger than any file of a

@@ -402,6 +402,20 @@ type modelShape struct {
 	Sliding    float64   `json:"sliding_window_pattern"`
 	Window     float64   `json:"sliding_window"`
 	UsesWindow *bool     `json:"use_sliding_window"`
+	// Chunk is the size of a chunk of layers with chunked local attention, in tokens.
+	Chunk int `json:"attention_chunk_size"`
+}
+
+// chunkOf returns the size of a chunk of a model with chunked local attention, from its config.json; 0 if there is none.
+func chunkOf(data []byte) int {
+	var m modelShape
+	if json.Unmarshal(data, &m) != nil {
+		return 0
+	}
+	if m.Text != nil {
+		m = *m.Text
+	}
+	return max(0, m.Chunk)
 }
 
 // weightsOf computes two weights of a model from its config.json:

@@ -488,15 +488,19 @@ func TestWeightsOfAModel(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(dir+"/config.json", []byte(dense), 0o600); err != nil {
+	if err := os.WriteFile(dir+"/config.json", []byte(strings.Replace(dense, "{", `{"attention_chunk_size":8192,`, 1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	m := modelConfig{Tokenizer: dir}
-	if a, k := m.weights("32b"); a == nil || k == nil || math.Abs(*a-6.4e-05) > 1e-6 || math.Abs(*k-kv32b) > .04*kv32b {
+	a, k, chunk := m.weights("32b")
+	if a == nil || k == nil || math.Abs(*a-6.4e-05) > 1e-6 || math.Abs(*k-kv32b) > .04*kv32b {
 		t.Errorf("attention of the model %v, a held token %v; want 6.4e-05, %v by its config.json", a, k, kv32b)
 	}
+	if chunk != 8192 || chunkOf([]byte(`{"text_config":{"attention_chunk_size":4}}`)) != 4 || chunkOf([]byte(`{"attention_chunk_size":-1}`)) != 0 {
+		t.Errorf("chunks of %d tokens, want 8192", chunk)
+	}
 	empty := modelConfig{Tokenizer: t.TempDir()}
-	if a, k := empty.weights("32b"); a != nil || k != nil {
+	if a, k, chunk := empty.weights("32b"); a != nil || k != nil || chunk != 0 {
 		t.Errorf("attention of a folder without config.json %v, a held token %v; want none", a, k)
 	}
 }
