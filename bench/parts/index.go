@@ -41,7 +41,7 @@ func indexShapes() (shapes []shape) {
 			shapes = append(shapes, one(name, "µs", atMost(c.target), func() float64 { return matchTime(fullPath(c.workers, hashes.seed)) }))
 		}
 	}
-	return append(
+	return slices.Concat(append(
 		shapes,
 		one("match 512 blocks, allocations", "", atMost(0), matchAllocs),
 		one("match 512 blocks, 64 workers, path of 16 nodes, p50", "µs", atMost(2.5), func() float64 { return matchTime(branchedPath(16, differ)) }),
@@ -61,7 +61,7 @@ func indexShapes() (shapes []shape) {
 		one("bytes per (block, worker), shared by 64, hashes agree", "B", atMost(6), func() float64 { return pairBytes(shared(agree)) }),
 		one("bytes per (block, worker), shared by 64, hashes differ", "B", atMost(20), func() float64 { return pairBytes(shared(differ)) }),
 		one("heap returned after removing everything", "%", atLeast(90), heapReturned),
-	)
+	), hybridShapes())
 }
 
 // indexEvent is an event with its worker.
