@@ -254,3 +254,65 @@ func TestRestartForgetsGroups(t *testing.T) {
 		}
 	}
 }
+
+// Events of side groups that make no sense are counted, and the worker hits nothing rather than too much.
+func TestBadSideGroups(t *testing.T) {
+	hashes := indexer.AppendLocalHashes(nil, seq(0, 8), 4, indexer.Seed("", ""))
+	full := blockStored(list{1, 2}, nil, seq(0, 8), 4, "group_idx", 0, "kv_cache_spec_kind", "full_attention")
+	side := func(group, size int, kind string, window any) fields {
+		return blockStored(list{2}, nil, seq(0, 8), size, "group_idx", group, "kv_cache_spec_kind", kind, "kv_cache_spec_sliding_window", window)
+	}
+	for name, c := range map[string]struct {
+		events list
+		drops  string
+		want   int32
+	}{
+		"a window that is there":        {list{full, side(1, 4, "sliding_window", 4)}, "", 2},
+		"before any full block":         {list{side(1, 4, "mamba", nil), full}, "", 2},
+		"only side blocks":              {list{side(1, 4, "mamba", nil)}, "", 0},
+		"blocks of no tokens":           {list{full, side(1, 4, "mamba", nil), side(2, 0, "mamba", nil)}, "group=1", 2},
+		"blocks of 2^31-1 tokens":       {list{full, side(1, 1<<31-1, "mamba", nil)}, "", 0},
+		"blocks of 2^31 tokens":         {list{full, side(1, 1<<31, "mamba", nil)}, "bad=1", 2},
+		"group 9,999":                   {list{full, side(9999, 4, "mamba", nil)}, "bad=1", 2},
+		"a kind that becomes another":   {list{full, side(1, 4, "mamba", nil), side(1, 4, "sliding_window", 9)}, "", 0},
+		"a kind that becomes unknown":   {list{full, side(1, 4, "mamba", nil), side(1, 4, "new", nil)}, "group_kind=1", 0},
+		"a window of no tokens":         {list{full, side(1, 4, "sliding_window", 0)}, "", 0},
+		"a removal of another's block":  {list{full, side(1, 4, "mamba", nil), blockRemoved(list{7, 8}, "group_idx", 1)}, "", 2},
+		"more removals than copies":     {list{full, side(1, 4, "mamba", nil), blockRemoved(list{2, 2, 2}, "group_idx", 1), side(1, 4, "mamba", nil)}, "", 2},
+		"a removal of an unknown group": {list{full, blockRemoved(list{2}, "group_idx", 3)}, "group=1", 2},
+	} {
+		e, x := engines.NewEngine(engines.EngineOptions{BlockSize: 4}), indexer.New(indexer.Config{})
+		batch, err := engines.DecodeBatch(encode(nil, list{1755000000.5, c.events, 0}))
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		evs, drops := e.Apply(&batch)
+		for _, ev := range evs {
+			x.Apply(0, ev.Event)
+		}
+		m := indexer.Matches{Device: make([]int32, 1), Tokens: 9}
+		if x.FindMatches(&m, hashes); m.Device[0] != c.want || dropped(drops) != c.drops {
+			t.Errorf("%s: %d blocks, dropped %q; want %d, %q", name, m.Device[0], dropped(drops), c.want, c.drops)
+		}
+	}
+	// More groups than any engine has: the index has no rule for them.
+	e, x := engines.NewEngine(engines.EngineOptions{BlockSize: 4}), indexer.New(indexer.Config{})
+	for group := range 256 {
+		evs := list{full}
+		if group > 0 {
+			evs = append(evs, side(group, 4, "mamba", nil))
+		}
+		batch, err := engines.DecodeBatch(encode(nil, list{1755000000.5, evs, 0}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, _ := e.Apply(&batch)
+		for _, ev := range out {
+			x.Apply(0, ev.Event)
+		}
+	}
+	m := indexer.Matches{Device: make([]int32, 1), Tokens: 9}
+	if x.FindMatches(&m, hashes); m.Device[0] != 0 || x.SideBlocks(0) > 1 {
+		t.Errorf("255 side groups: %d blocks of %d, want 0", m.Device[0], x.SideBlocks(0))
+	}
+}

@@ -265,6 +265,7 @@ func TestOddSides(t *testing.T) {
 		"blocks of no tokens":     {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsState}}}, 0},
 		"blocks of 2^31 tokens":   {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsState, Block: 1 << 31}}}, 0},
 		"a multiple of 2^40":      {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsState, Block: 1<<20 + 1}}}, 0},
+		"10,000 groups":           {indexer.Shape{Block: 4, Full: 4, Sides: slices.Repeat([]indexer.SideGroup{one}, 10_000)}, 0},
 		"17 groups":               {indexer.Shape{Block: 4, Full: 4, Sides: slices.Repeat([]indexer.SideGroup{one}, 17)}, 0},
 		"only larger full blocks": {indexer.Shape{Block: 4, Full: 8}, 0},
 	} {
@@ -275,8 +276,11 @@ func TestOddSides(t *testing.T) {
 		x.Apply(0, indexer.Event{Kind: indexer.SideStored, Group: 1, Externals: []uint64{1}})
 		x.Apply(0, indexer.Event{Kind: indexer.SideStored, Group: 9, Externals: []uint64{2}})
 		x.Apply(0, indexer.Event{Kind: indexer.SideStored, Group: 1, Tier: indexer.Disk, Externals: []uint64{2}})
-		x.Apply(0, indexer.Event{Kind: indexer.SideRemoved, Group: 1, Externals: []uint64{2, 2, 7}})
-		x.Apply(5, indexer.Event{Kind: indexer.SideRemoved, Group: 1, Externals: []uint64{2}})
+		for worker, ids := range [][]uint64{0: {2, 2, 7}, 5: {1, 2}} { // counts do not fall below 0, nor those of another worker
+			if out := x.Apply(worker, indexer.Event{Kind: indexer.SideRemoved, Group: 1, Externals: ids}); out.Unknown != len(ids) {
+				t.Errorf("%s: %+v for the removal of %d unknown blocks of worker %d", name, out, len(ids), worker)
+			}
+		}
 		m := indexer.Matches{Device: make([]int32, 1), Tokens: 8}
 		if x.FindMatches(&m, local); m.Device[0] != c.want {
 			t.Errorf("%s: %d blocks, want %d", name, m.Device[0], c.want)
