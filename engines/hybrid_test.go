@@ -316,3 +316,39 @@ func TestBadSideGroups(t *testing.T) {
 		t.Errorf("255 side groups: %d blocks of %d, want 0", m.Device[0], x.SideBlocks(0))
 	}
 }
+
+// With an offloading tier vLLM publishes blocks of full attention in host memory, and placeholders for side groups. Only
+// what all groups have on the device counts.
+func TestHybridBlocksInHostMemory(t *testing.T) {
+	full := func(hashes list, parent any, from int, medium string) fields {
+		return blockStored(hashes, parent, seq(from, 4*len(hashes)), 4, "group_idx", 0, "kv_cache_spec_kind", "full_attention", "medium", medium)
+	}
+	side := blockStored(list{2}, nil, seq(0, 8), 4, "group_idx", 1, "kv_cache_spec_kind", "mamba", "medium", "GPU")
+	placeholder := blockStored(list{3}, nil, list{}, 0, "group_idx", 1, "kv_cache_spec_kind", "mamba", "medium", "CPU")
+	e, x := engines.NewEngine(engines.EngineOptions{BlockSize: 4}), indexer.New(indexer.Config{})
+	for i, c := range []struct {
+		events list
+		drops  string
+		want   int32
+	}{
+		{list{full(list{1, 2}, nil, 0, "GPU"), side}, "", 2},
+		{list{full(list{3}, 2, 8, "CPU"), placeholder}, "group=1", 2},
+		{list{blockRemoved(list{3}, "group_idx", 1, "medium", "CPU")}, "", 2},
+		{list{full(list{2}, 1, 4, "CPU"), blockRemoved(list{2}, "group_idx", 1, "medium", "GPU")}, "", 0},
+	} {
+		batch, err := engines.DecodeBatch(encode(nil, list{1755000000.5, c.events, 0}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		evs, drops := e.Apply(&batch)
+		for _, ev := range evs {
+			x.Apply(0, ev.Event)
+		}
+		m := indexer.Matches{Device: make([]int32, 1), Tokens: 13}
+		m.Lower[0] = make([]int32, 1)
+		x.FindMatches(&m, indexer.AppendLocalHashes(nil, seq(0, 12), 4, indexer.Seed("", "")))
+		if m.Device[0] != c.want || m.Lower[0][0] != 0 || dropped(drops) != c.drops {
+			t.Errorf("batch %d: %d blocks, %d in host memory, dropped %q; want %d, 0, %q", i, m.Device[0], m.Lower[0][0], dropped(drops), c.want, c.drops)
+		}
+	}
+}
