@@ -185,6 +185,8 @@ func (p *picture) workerTable(by, width int) []string {
 			events = "never heard"
 		case w.Audit != nil && w.Audit.Departs:
 			events += ", departs"
+		case w.Audit != nil && w.Audit.Rule != "":
+			events += ", rule " + w.Audit.Rule
 		}
 		if w.EventsLevel == router.EventsFault {
 			events = "! " + events

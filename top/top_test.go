@@ -30,7 +30,7 @@ const (
 	replicaJSON = `{"replica":"a","version":"1.2.3","now_ms":100000,"ready":{"status":"degraded","checks":{"nats":false,"workers":true}},
 		"active_requests":3,"peers":[{"router_id":7,"active_requests":5,"whole":true}]}`
 	workersJSON = `[
-		{"worker_id":1,"dp_rank":0,"name":"gpu-1","address":"10.0.0.1:8000","model":"llama","health":"healthy","kv_events":"ok","cached_blocks":10,"guessed_blocks":1,"active_requests":2,"pend_tokens":900,"routed":41},
+		{"worker_id":1,"dp_rank":0,"name":"gpu-1","address":"10.0.0.1:8000","model":"llama","health":"healthy","kv_events":"ok","audit":{"responses":8,"rule":"drop"},"cached_blocks":10,"guessed_blocks":1,"active_requests":2,"pend_tokens":900,"routed":41},
 		{"worker_id":1,"dp_rank":1,"name":"gpu-1","address":"10.0.0.1:8000","model":"llama","health":"degraded","failing":true,"kv_events":"ok","pend_tokens":1200,"routed":2,"failures":6,"audit":{"requests":9,"departs":true}},
 		{"worker_id":2,"dp_rank":0,"name":"\u001b[31mevil\n","address":"10.0.0.2:8000","model":"llama","health":"unhealthy","kv_events":"none","never_heard":true,"routed":77}]`
 	decisionsJSON = `[{"id":"r-1","time":"2026-11-23T17:00:00Z","model":"llama","reason":"kv","worker":{"worker_id":1,"dp_rank":1},"worker_name":"gpu-1",
@@ -91,7 +91,7 @@ active requests of replicas  3 here  5 of 7
 
 worker      health     active  pending   cached    routed  failed  events
 ?[31mevil?  unhealthy       0        0        0        77       0  never heard
-gpu-1       healthy         2      900       11        41       0  ok
+gpu-1       healthy         2      900       11        41       0  ok, rule drop
 gpu-1/1     failing         0     1200        0         2       6  ok, departs
 
 time      worker    prompt  cached  TTFT ms  reason  model  request

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -81,8 +82,9 @@ func (c *EngineCommand) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.sockets.DropEvery, "kv-events-drop-every", 0, "leave out each `n`-th message of events, as a network might; 0 leaves out none")
 	fs.BoolVar(&c.sim.StoreResponses, "store-responses", false, "store the responses of /v1/responses, as vLLM does with VLLM_ENABLE_RESPONSES_API_STORE=1")
 	fs.StringVar(&c.sim.Role, "role", "", "part in a split model, to play and to register: prefill, decode or both; empty has none")
-	fs.IntVar(&c.sim.TokenBytes, "token-bytes", 262_144, "`bytes` of the cache that a prefill worker sends for a token")
-	fs.Float64Var(&c.sim.Bandwidth, "bandwidth", 50, "`GB/s` at which a prefill worker sends them")
+	fs.IntVar(&c.sim.TokenBytes, "token-bytes", 262_144, "`bytes` of the cache that a prefill worker, or one with --kv-pulls, sends for a token")
+	fs.Float64Var(&c.sim.Bandwidth, "bandwidth", 50, "`GB/s` at which a prefill worker, or one with --kv-pulls, sends them")
+	fs.BoolVar(&c.sim.Pulls, "kv-pulls", false, "keep the cache in host memory, too, let other engines copy blocks at --bandwidth, and copy them from the engine that a request names (kvroute serve --kv-pull body); with --kv-events nats")
 	fs.DurationVar(&c.sim.HoldTime, "hold-time", 8*time.Minute, "how `long` a prefill worker keeps blocks that no decode worker fetches")
 	fs.Float64Var(&c.sim.Speed, "speed", 1, "simulated seconds in a real one")
 }
@@ -140,6 +142,9 @@ func (c *EngineCommand) prepare() {
 	if c.KVEvents == "nats" && c.NATSURL == "" {
 		bench.NoError(errors.New("kv-events is nats, and there is no nats-url"))
 	}
+	if c.sim.Pulls && c.KVEvents != "nats" {
+		bench.NoError(fmt.Errorf("kv-events is %s, want nats with kv-pulls: only there the engine tells what host memory has", c.KVEvents))
+	}
 }
 
 // publisher makes the publisher of the engine's events. It returns the record's entry for
@@ -182,6 +187,9 @@ func (c *EngineCommand) record(e *enginesim.Engine, address string, where fleet.
 	}
 	if r.Role == router.Prefill && sim.Engine == enginesim.SGLang {
 		r.Bootstrap = address
+	}
+	if sim.Pulls {
+		r.KVSource = address
 	}
 	if c.Tokenizer == "" {
 		r.ModelCard = enginesim.ModelCard

@@ -129,6 +129,9 @@ func (c Config) withDefaults() (_ Config, err error) {
 	if c.hybrid != nil && (c.Engine != VLLM || c.Sockets != nil && c.Sockets.conf.Format != VLLM) {
 		return c, errors.New("enginesim: Hybrid needs the engine and the format of events of vllm: others do not report groups")
 	}
+	if c.hybrid != nil && c.Pulls {
+		return c, errors.New("enginesim: Pulls goes with no Hybrid: copies have no blocks of side groups")
+	}
 	switch c.Role {
 	case "", rolePrefill, roleDecode:
 	case roleBoth:
