@@ -143,6 +143,18 @@ func (m *modelConfig) weights(preset string) (attention, kvRead *float64, chunk 
 	return attention, kvRead, chunkOf(data)
 }
 
+// chunkOf returns the size of a chunk of a model with chunked local attention, from its config.json; 0 if there is none.
+func chunkOf(data []byte) int {
+	var m modelShape
+	if json.Unmarshal(data, &m) != nil {
+		return 0
+	}
+	if m.Text != nil {
+		m = *m.Text
+	}
+	return max(0, m.Chunk)
+}
+
 // readBounded reads a file of the configuration, or fails if it is larger than any file of a
 // model.
 func readBounded(name string) ([]byte, error) {

@@ -406,18 +406,6 @@ type modelShape struct {
 	Chunk int `json:"attention_chunk_size"`
 }
 
-// chunkOf returns the size of a chunk of a model with chunked local attention, from its config.json; 0 if there is none.
-func chunkOf(data []byte) int {
-	var m modelShape
-	if json.Unmarshal(data, &m) != nil {
-		return 0
-	}
-	if m.Text != nil {
-		m = *m.Text
-	}
-	return max(0, m.Chunk)
-}
-
 // weightsOf computes two weights of a model from its config.json:
 //
 //	attention: 4 · layers · heads · head size / parameters that compute a token
