@@ -78,7 +78,7 @@ func (e *Engine) Copies() (most int) {
 // engine may have other groups and block sizes.
 func (e *Engine) Clear(rank uint32) events.RouterEvent {
 	if r := e.ranks[rank]; r != nil {
-		r.layers = layers{}
+		r.Layers = layers{}
 	}
 	return e.clear(rank)
 }
@@ -87,7 +87,7 @@ func (e *Engine) Clear(rank uint32) events.RouterEvent {
 // come after a new event for the shape. A reader that misses that event has then missed no later one.
 func (e *Engine) clear(rank uint32) events.RouterEvent {
 	if r := e.ranks[rank]; r != nil {
-		r.layers.shape, r.layers.told = nil, false
+		r.Layers.shape, r.Layers.told = nil, false
 		e.forget(r)
 	}
 	return events.RouterEvent{DPRank: rank, Event: indexer.Event{Kind: indexer.Cleared}}
@@ -342,7 +342,7 @@ func (e *Engine) move(r *engineRank, ev *EngineEvent, out *output) {
 
 func (e *Engine) remove(r *engineRank, ev *EngineEvent, out *output) {
 	switch kind := r.Groups[ev.Group]; {
-	case slices.ContainsFunc(r.layers.Sides, func(g indexer.SideGroup) bool { return g.Group == ev.Group }):
+	case slices.ContainsFunc(r.Layers.Sides, func(g indexer.SideGroup) bool { return g.Group == ev.Group }):
 		r.removeSide(ev, out)
 		return
 	case kind == groupOther || kind == groupUnknown && ev.Group > 0:

@@ -12,10 +12,10 @@ import (
 
 // engineRank is the state of a rank of an engine. Its exported fields are saved.
 type engineRank struct {
-	Places []*placeBlocks // none is empty; there are few
+	Places []*placeBlocks `json:"-"` // none is empty; there are few
 	Groups [maxGroup]groupKind
 	Window int // TensorRT-LLM: the largest attention window
-	layers layers
+	Layers layers
 
 	LastID    uint64 // TensorRT-LLM
 	HasLastID bool

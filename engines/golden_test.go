@@ -4,14 +4,15 @@ package engines
 
 import (
 	"bytes"
-	"encoding/gob"
-	"errors"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/saved"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/fixtures"
-	"github.com/kvroute/kvroute/internal/records"
+	"github.com/kvroute/kvroute/internal/wire"
 )
 
 // savedEngine is a record of a file in --state-dir about a rank of an engine. Its events build the rank's blocks.
@@ -33,8 +34,11 @@ func storedBlocks(ev EngineEvent) EngineEvent {
 }
 
 func readEngine(data []byte) (out savedEngine, err error) {
-	saved, err := readSources(bytes.NewReader(data))
-	for _, r := range saved {
+	s, err := NewSources(SourcesConfig{})
+	if err == nil {
+		_, err = s.Load(bytes.NewReader(data))
+	}
+	for _, r := range s.saved {
 		out = savedEngine{Worker: r.Worker, Rank: r.Rank, Started: r.Started, Options: r.Options, Last: r.Last, Digest: r.Digest, Partial: r.Partial, Suspect: r.Suspect}
 		e := NewEngine(r.Options)
 		var evs []events.RouterEvent
@@ -50,8 +54,7 @@ func readEngine(data []byte) (out savedEngine, err error) {
 	return out, err
 }
 
-// Later versions read the file of engines' states that version 0.1.0 writes. This version ignores fields that it does
-// not know.
+// Later versions read the file of engines' states that this version writes, and this version that of 0.1.0.
 func TestGoldenEngineState(t *testing.T) {
 	opt := EngineOptions{BlockSize: 4, Rank: 1, Placeholder: 9, SetLike: true, MaxBlocks: 1000}
 	e := NewEngine(opt)
@@ -64,26 +67,14 @@ func TestGoldenEngineState(t *testing.T) {
 	if drops != (Drops{}) {
 		t.Fatalf("%+v is dropped", drops)
 	}
-	want := savedRank{Worker: 7, Rank: 1, Started: 1755000000500, Options: opt, Last: 42, Digest: 0xCB38E4D7FB2DCA5C, Partial: true, Suspect: true, Ranks: e.save()}
-	later := func(data []byte) []byte {
-		saved, err := readSources(bytes.NewReader(data))
-		if err != nil {
-			t.Fatal(err)
-		}
-		r := saved[events.RankName{WorkerID: 7, DPRank: 1}]
-		return sourcesFile(t, &struct {
-			Later            map[string][]int
-			Worker           uint64
-			Rank             uint32
-			Started          int64
-			Options          EngineOptions
-			Last             uint64
-			Digest           uint64
-			Partial, Suspect bool
-			Ranks            map[uint32]*engineRank
-		}{map[string][]int{"a": {1}}, r.Worker, r.Rank, r.Started, r.Options, r.Last, r.Digest, r.Partial, r.Suspect, r.Ranks})
+	state := savedRank{Worker: 7, Rank: 1, Started: 1755000000500, Options: opt, Last: 42, Digest: 0xCB38E4D7FB2DCA5C, Partial: true, Suspect: true, Ranks: e.save()}
+	var file bytes.Buffer
+	if _, err := saved.Write(&file, wire.Scope{}, &events.Snapshot{
+		Created: time.UnixMilli(1755000000500), Owners: slices.Values([]*events.Owner{state.owner()}),
+	}); err != nil {
+		t.Fatal(err)
 	}
-	fixtures.Golden(t, "0.1.0/sources.bin", sourcesFile(t, &want), readEngine, savedEngine{
+	want := savedEngine{
 		Worker: 7, Rank: 1, Started: 1755000000500, Options: opt, Last: 42, Digest: 0xCB38E4D7FB2DCA5C, Partial: true, Suspect: true,
 		Events: []indexer.Event{
 			{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 101, Local: 14643705804678351452}, {External: 102, Local: 16777012769546811212}}},
@@ -91,16 +82,8 @@ func TestGoldenEngineState(t *testing.T) {
 			{Kind: indexer.Stored, Tier: indexer.HostPinned, Parent: 102, HasParent: true, Blocks: []indexer.Block{{External: 103, Local: 14643705804678351452}}},
 			{Kind: indexer.Stored, Tier: indexer.Disk, Blocks: []indexer.Block{{External: 302, Local: 14643705804678351452}}},
 		},
-	}, later)
-}
-
-// sourcesFile writes a file with one rank, as [Sources.Save] does.
-func sourcesFile(t *testing.T, rank any) []byte {
-	t.Helper()
-	var file bytes.Buffer
-	out := records.NewWriter(&file, records.Header{Magic: sourceMagic, Version: sourceVersion})
-	if err := errors.Join(gob.NewEncoder(out).Encode(rank), out.Close(1)); err != nil {
-		t.Fatal(err)
 	}
-	return file.Bytes()
+	fixtures.Golden(t, "0.2.0/sources.bin", file.Bytes(), readEngine, want)
+	// Version 0.1.0 wrote a gob stream.
+	fixtures.Golden(t, "0.1.0/sources.bin", nil, readEngine, want)
 }

@@ -29,7 +29,7 @@ type layers struct {
 // takeFull notes the size of the blocks of a stored event of full attention. It returns false for a block that is
 // only a part of the group's blocks, which no hit uses.
 func (r *engineRank) takeFull(size, index int) bool {
-	l := &r.layers
+	l := &r.Layers
 	if size > l.Full && (size <= index || size%index == 0) { // other sizes are not indexed
 		l.Full, l.told = size, false
 	}
@@ -38,7 +38,7 @@ func (r *engineRank) takeFull(size, index int) bool {
 
 // takeSide notes the group of a stored event. It returns false for a block that is only a part of the group's blocks.
 func (r *engineRank) takeSide(ev *EngineEvent) bool {
-	l := &r.layers
+	l := &r.Layers
 	g := indexer.SideGroup{Group: ev.Group, Needs: needs[ev.Spec], Block: ev.BlockSize, Tokens: ev.Window}
 	i := slices.IndexFunc(l.Sides, func(g indexer.SideGroup) bool { return g.Group == ev.Group })
 	switch {
@@ -57,7 +57,7 @@ func (r *engineRank) takeSide(ev *EngineEvent) bool {
 
 // forgetSide forgets that a group is a side group.
 func (r *engineRank) forgetSide(group int) {
-	l := &r.layers
+	l := &r.Layers
 	if n := len(l.Sides); n > 0 {
 		l.Sides = slices.DeleteFunc(l.Sides, func(g indexer.SideGroup) bool { return g.Group == group })
 		l.told = l.told && n == len(l.Sides)
@@ -66,7 +66,7 @@ func (r *engineRank) forgetSide(group int) {
 
 // tell tells the index the shape of a rank, if it differs from what the index knows.
 func (r *engineRank) tell(blockSize int, out *output) {
-	l := &r.layers
+	l := &r.Layers
 	if l.told || l.shape == nil && l.Full <= blockSize && len(l.Sides) == 0 {
 		return
 	}
@@ -97,7 +97,7 @@ func (r *engineRank) storeSide(blockSize int, ev *EngineEvent, out *output) {
 		out.externals = append(out.externals, ev.Hashes...)
 		out.add(indexer.Event{
 			Kind: indexer.SideStored, Group: ev.Group, Parent: ev.Parent, HasParent: ev.HasParent,
-			Externals: out.externals[first:], Shape: r.layers.shape,
+			Externals: out.externals[first:], Shape: r.Layers.shape,
 		})
 	}
 }

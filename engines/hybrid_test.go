@@ -82,6 +82,16 @@ func (w *hybridWorker) restored() *hybridWorker {
 	return &x
 }
 
+// restart continues with the state that a later process loads.
+func (w *hybridWorker) restart() {
+	w.t.Helper()
+	var state indexer.State
+	var err error
+	if w.engine, w.index, state, err = engines.Restart(w.engine, w.index); state != indexer.StateOK || err != nil {
+		w.t.Fatal(state, err)
+	}
+}
+
 // promised returns the tokens of a prompt, in hex, that the worker has cached.
 func (w *hybridWorker) promised(prompt, salt string) int {
 	w.t.Helper()
@@ -140,6 +150,10 @@ func TestHitsOfHybridModels(t *testing.T) {
 				if after := w.restored().promised(q.Prompt, q.Extra.Salt); after != got {
 					t.Errorf("%s, blocks of %d, %s: %d tokens by an answer with all blocks, want %d", c.file, c.size, line.Step, after, got)
 				}
+				w.restart()
+				if after := w.promised(q.Prompt, q.Extra.Salt); after != got {
+					t.Errorf("%s, blocks of %d, %s: %d tokens after a restart, want %d", c.file, c.size, line.Step, after, got)
+				}
 			}
 			w.apply(line.Payloads)
 		}) {
@@ -179,6 +193,10 @@ func TestHitsOfVLLMsCacheManager(t *testing.T) {
 		got := w.promised(line.Prompt, "")
 		if after := w.restored().promised(line.Prompt, ""); after != got {
 			t.Errorf("%s: %d tokens by an answer with all blocks, want %d", line.Case, after, got)
+		}
+		w.restart()
+		if after := w.promised(line.Prompt, ""); after != got {
+			t.Errorf("%s: %d tokens after a restart, want %d", line.Case, after, got)
 		}
 		switch eagle := strings.HasSuffix(line.Case, "eagle"); {
 		case got == line.Cached:
@@ -349,6 +367,59 @@ func TestHybridBlocksInHostMemory(t *testing.T) {
 		x.FindMatches(&m, indexer.AppendLocalHashes(nil, seq(0, 12), 4, indexer.Seed("", "")))
 		if m.Device[0] != c.want || m.Lower[0][0] != 0 || dropped(drops) != c.drops {
 			t.Errorf("batch %d: %d blocks, %d in host memory, dropped %q; want %d, 0, %q", i, m.Device[0], m.Lower[0][0], dropped(drops), c.want, c.drops)
+		}
+	}
+}
+
+// A rank of a hybrid model has the same hits after a restart of kvroute as before: windows, states and blocks of other
+// sizes, and copies of a block.
+func TestHybridRanksComeBack(t *testing.T) {
+	tokens := seq(1, 16)
+	stored := func(group, size int, kind string, hashes ...uint64) engines.EngineEvent {
+		return engines.EngineEvent{
+			Kind: engines.EngineStored, Group: group, Spec: kind, Window: 9, BlockSize: size, Tokens: tokens, Hashes: hashes, Usable: len(hashes),
+		}
+	}
+	removed := func(group int, hashes ...uint64) engines.EngineEvent {
+		return engines.EngineEvent{Kind: engines.EngineRemoved, Group: group, Hashes: hashes}
+	}
+	full := stored(0, 4, "full_attention", 14, 18, 112, 116)
+	large := stored(0, 8, "full_attention", 18, 116)
+	for name, c := range map[string]struct {
+		before, after []engines.EngineEvent
+		want, then    int32 // blocks of 4 tokens, before and after the restart, and after the events that follow
+	}{
+		"a window":           {[]engines.EngineEvent{full, stored(1, 4, "sliding_window", 112, 116)}, []engines.EngineEvent{removed(1, 116)}, 4, 0},
+		"a state":            {[]engines.EngineEvent{full, stored(1, 4, "mamba", 18)}, []engines.EngineEvent{stored(1, 4, "mamba", 116)}, 2, 4},
+		"two groups":         {[]engines.EngineEvent{full, stored(1, 4, "mamba", 18, 116), stored(2, 4, "sliding_window", 14, 18)}, []engines.EngineEvent{stored(2, 4, "sliding_window", 112, 116)}, 2, 4},
+		"copies":             {[]engines.EngineEvent{full, stored(1, 4, "mamba", 116), stored(1, 4, "mamba", 116)}, []engines.EngineEvent{removed(1, 116)}, 4, 4},
+		"the last copy":      {[]engines.EngineEvent{full, stored(1, 4, "mamba", 116), stored(1, 4, "mamba", 116)}, []engines.EngineEvent{removed(1, 116), removed(1, 116)}, 4, 0},
+		"larger full blocks": {[]engines.EngineEvent{large, stored(1, 4, "sliding_window", 14, 18, 112, 116)}, []engines.EngineEvent{removed(1, 112)}, 4, 2},
+		"larger states":      {[]engines.EngineEvent{full, stored(1, 8, "mamba", 18)}, []engines.EngineEvent{removed(1, 18)}, 2, 0},
+		"an unknown kind":    {[]engines.EngineEvent{full, stored(1, 4, "another", 116)}, []engines.EngineEvent{stored(2, 4, "mamba", 116)}, 0, 0},
+	} {
+		e, x := engines.NewEngine(engines.EngineOptions{BlockSize: 4}), indexer.New(indexer.Config{})
+		apply := func(batch []engines.EngineEvent) {
+			evs, _ := e.Apply(&engines.EngineBatch{Events: batch})
+			for _, ev := range evs {
+				x.Apply(0, ev.Event)
+			}
+		}
+		hit := func() int32 {
+			m := indexer.Matches{Device: make([]int32, 1), Tokens: len(tokens) + 1}
+			x.FindMatches(&m, locals(tokens, 4, indexer.Seed("", "")))
+			return m.Device[0]
+		}
+		apply(c.before)
+		before := hit()
+		var state indexer.State
+		var err error
+		if e, x, state, err = engines.Restart(e, x); state != indexer.StateOK || err != nil {
+			t.Fatal(name, state, err)
+		}
+		after := hit()
+		if apply(c.after); before != c.want || after != c.want || hit() != c.then {
+			t.Errorf("%s: hits of %d blocks, of %d after the restart, and then of %d; want %d, %d and %d", name, before, after, hit(), c.want, c.want, c.then)
 		}
 	}
 }

@@ -3,9 +3,12 @@
 package engines
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
 )
 
 // Discover queries an engine for its sockets.
@@ -43,5 +46,33 @@ func NewTestRank(sink events.Sink) TestRank {
 
 // Take passes a message's frames to the rank.
 func (r TestRank) Take(frames [][]byte) { r.r.live(frames) }
+
+// Restart saves an engine, whose events an index has, as a worker's rank 0. It returns what a later process loads, and
+// the state of the rank then.
+func Restart(e *Engine, index *indexer.Index) (again *Engine, to *indexer.Index, state indexer.State, err error) {
+	to = indexer.New(indexer.Config{})
+	rank := func(x *indexer.Index) *rankSource {
+		var s *Sources
+		s, err = NewSources(SourcesConfig{
+			Sink:  func(_ uint64, rank uint32, ev indexer.Event) { x.Apply(int(rank), ev) },
+			Sides: func(_ uint64, rank uint32) []indexer.Event { return x.Sides(int(rank)) },
+		})
+		r := newRankSource(s, &EngineWorker{ID: 7, BlockSize: e.opt.BlockSize}, socket{replays: true}, s.conf.Log)
+		s.ranks[r] = struct{}{}
+		return r
+	}
+	before, after := rank(index), rank(to)
+	before.engine = e
+	before.follower.Continue(41, 42)
+	var file bytes.Buffer
+	if err = before.s.Save(&file); err != nil {
+		return nil, nil, "", err
+	}
+	if n, err := after.s.Load(&file); n != 1 || err != nil {
+		return nil, nil, "", fmt.Errorf("%d ranks, %w", n, err)
+	}
+	after.restore()
+	return after.engine, to, after.follower.State(), nil
+}
 
 func DecodeTRTLLM(data []byte) (EngineBatch, error) { return decodeTRTLLM(data) }

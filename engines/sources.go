@@ -27,6 +27,7 @@ import (
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"
+	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
@@ -82,6 +83,11 @@ type SourcesConfig struct {
 	// Sink receives the events. One goroutine at a time calls it for a rank. The slices of an event
 	// are reused when it returns.
 	Sink events.Sink
+	// Scope is that of the saved state.
+	Scope wire.Scope
+	// Sides returns events that build the side groups of a rank, and their blocks, in an index like that of Sink;
+	// nil if they are unknown. Default: hybrid models are not saved.
+	Sides func(id uint64, rank uint32) []indexer.Event
 	// Tokens receives the engine's token ids of each event with stored blocks of text, before Sink receives the
 	// blocks. It must not keep the ids. Default: none.
 	Tokens func(ids []uint32)
@@ -157,6 +163,9 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 	}
 	if conf.Faulty == nil {
 		conf.Faulty = func(uint64) {}
+	}
+	if conf.Sides == nil {
+		conf.Sides = func(uint64, uint32) []indexer.Event { return nil }
 	}
 	conf.Log = meter.Log(conf.Log)
 	conf.Client = cmp.Or(conf.Client, reach.Networks{}.Client())

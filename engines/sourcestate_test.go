@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -306,7 +307,13 @@ func FuzzLoadSources(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(empty.Bytes())
-	f.Add([]byte("KVRSRCS5"))
+	for _, release := range []string{"0.1.0", "0.2.0"} {
+		golden, err := os.ReadFile("testdata/" + release + "/sources.bin")
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(golden)
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := engines.NewSources(engines.SourcesConfig{})
 		if err != nil {

@@ -3,8 +3,10 @@
 package engines
 
 import (
+	"bufio"
 	"cmp"
 	"encoding/gob"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,23 +15,18 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/saved"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/records"
 )
 
-// The file "sources" has the state of engines whose sockets or HTTP server kvroute reads. It
-// has the frame of [records]; its data is a gob stream of savedRank. The count at its end is
-// the number of ranks.
 const (
-	sourceMagic   = "KVRSRCS5"
-	sourceVersion = 1
-
 	maxSavedRanks = 1 << 18
 	savedFor      = time.Minute // workers must register again within this time
 )
 
 // savedRank is the state of a rank after the last applied batch. It does not contain the index:
-// its blocks are the published blocks of the engine's state.
+// its blocks are the published blocks of the engine's state, and those of side groups.
 type savedRank struct {
 	Worker  uint64
 	Rank    uint32
@@ -42,6 +39,7 @@ type savedRank struct {
 	Partial, Suspect bool
 
 	Ranks map[uint32]*engineRank
+	sides []events.RouterEvent // build the blocks of side groups
 }
 
 // Save writes the state of the engines and the last batch of each, so that [Sources.Load] of a
@@ -52,23 +50,48 @@ func (s *Sources) Save(w io.Writer) error {
 	if time.Since(s.loaded) >= savedFor {
 		clear(s.saved)
 	}
-	saved := slices.Collect(maps.Values(s.saved)) // of workers that may still come
+	waiting := slices.Collect(maps.Values(s.saved)) // of workers that may still come
 	s.mu.Unlock()
-	out := records.NewWriter(w, records.Header{Magic: sourceMagic, Version: sourceVersion})
-	enc, n := gob.NewEncoder(out), uint64(0)
-	for i := range len(saved) + len(ranks) {
-		var state *savedRank
-		if i < len(saved) {
-			state = saved[i]
-		} else if state = ranks[i-len(saved)].save(); state == nil {
-			continue
+	_, err := saved.Write(w, s.conf.Scope, &events.Snapshot{
+		Created: time.Now(),
+		Owners: func(yield func(*events.Owner) bool) {
+			for i := range len(waiting) + len(ranks) {
+				var state *savedRank
+				if i < len(waiting) {
+					state = waiting[i]
+				} else if state = ranks[i-len(waiting)].save(); state == nil {
+					continue
+				}
+				if !yield(state.owner()) {
+					return
+				}
+			}
+		},
+	})
+	return err
+}
+
+// owner is the form in which the rank is saved.
+func (r *savedRank) owner() *events.Owner {
+	info, _ := json.Marshal(r) // numbers and names, so there is no error
+	return &events.Owner{Info: info, Events: r.sides, Blocks: func(yield func(events.Place, *events.OwnedBlock) bool) {
+		for rank, e := range r.Ranks {
+			for _, p := range e.Places {
+				for id, k := range p.Blocks.all() {
+					b := events.OwnedBlock{
+						ID: id, Local: k.Local, Seed: k.Seed, Parent: k.Parent, HasParent: k.HasParent,
+						Copies: k.Count, Published: k.Published,
+					}
+					if x := k.Resized; x != nil {
+						b.Part, b.Tokens, b.Parts, b.Locals = x.Part, x.Tokens, x.Parts, x.Locals
+					}
+					if !yield(events.Place{DPRank: rank, Tier: p.At.Tier, Group: p.At.Group}, &b) {
+						return
+					}
+				}
+			}
 		}
-		if err := enc.Encode(state); err != nil {
-			return fmt.Errorf("engines: save a rank: %w", err)
-		}
-		n++
-	}
-	return out.Close(n)
+	}}
 }
 
 // ended removes the ranks of a worker that is not followed any more. If the worker is still
@@ -82,16 +105,19 @@ func (s *Sources) ended(w EngineWorker) {
 
 func (s *Sources) endRanks(w EngineWorker) (ended []*rankSource) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	stays := s.wanted[w.ID] == w
 	for r := range s.ranks {
-		if r.worker.ID != w.ID {
-			continue
+		if r.worker.ID == w.ID {
+			delete(s.ranks, r)
+			ended = append(ended, r)
 		}
-		delete(s.ranks, r)
-		ended = append(ended, r)
+	}
+	stays := s.wanted[w.ID] == w
+	s.mu.Unlock()
+	for _, r := range ended {
 		if state := r.save(); state != nil && stays {
+			s.mu.Lock()
 			s.saved[events.RankName{WorkerID: w.ID, DPRank: r.at.rank}], s.loaded = state, time.Now()
+			s.mu.Unlock()
 		}
 	}
 	return ended
@@ -101,67 +127,123 @@ func (s *Sources) endRanks(w EngineWorker) (ended []*rankSource) {
 // rank is used when its worker is followed within a minute, with the same settings. The error
 // wraps [events.ErrSnapshot], unless it is in's; then nothing is loaded.
 func (s *Sources) Load(in io.Reader) (ranks int, err error) {
-	saved, err := readSources(in)
+	file, read := bufio.NewReader(in), s.readSaved
+	if magic, _ := file.Peek(len(oldMagic)); string(magic) == oldMagic {
+		read = readOld
+	}
+	all, err := read(file)
 	if err != nil {
 		return 0, fmt.Errorf("engines: load: %w", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.saved, s.loaded = saved, time.Now()
-	return len(saved), nil
+	s.saved, s.loaded = all, time.Now()
+	return len(all), nil
 }
 
-func readSources(in io.Reader) (map[events.RankName]*savedRank, error) {
-	file, _, err := records.NewReader(in, sourceMagic, sourceVersion)
+func (s *Sources) readSaved(in io.Reader) (map[events.RankName]*savedRank, error) {
+	snapshot, whole, err := saved.Read(in, s.conf.Scope)
 	if err != nil {
 		return nil, err
 	}
-	saved := make(map[events.RankName]*savedRank)
+	for range snapshot.Runs {
+	}
+	all := make(map[events.RankName]*savedRank)
+	for o := range snapshot.Owners {
+		r := &savedRank{sides: o.Events}
+		if err = json.Unmarshal(o.Info, r); err != nil || len(all) >= maxSavedRanks {
+			return nil, badRank(len(all), err)
+		}
+		maps.DeleteFunc(r.Ranks, func(_ uint32, e *engineRank) bool { return e == nil })
+		for at, b := range o.Blocks {
+			if e := r.Ranks[at.DPRank]; e != nil {
+				e.load(place{at.Tier, at.Group}, b)
+			}
+		}
+		all[events.RankName{WorkerID: r.Worker, DPRank: r.Rank}] = r
+	}
+	return all, whole()
+}
+
+// load adds a block of a file.
+func (r *engineRank) load(at place, b *events.OwnedBlock) {
+	k := cachedBlock{blockState: blockState{
+		Local: b.Local, Seed: b.Seed, Parent: b.Parent, HasParent: b.HasParent, Count: b.Copies, Published: b.Published,
+	}}
+	if b.Part || len(b.Locals) > 0 {
+		k.Resized = &resizedBlock{Part: b.Part, Tokens: b.Tokens, Parts: b.Parts, Locals: b.Locals}
+	}
+	blocks := r.blocks(at)
+	if blocks == nil {
+		r.Places = append(r.Places, &placeBlocks{At: at})
+		blocks = r.blocks(at)
+	}
+	blocks.set(b.ID, &k)
+}
+
+// The file of release 0.1.0 is a gob stream of savedRank. The count at its end is the number of ranks.
+const (
+	oldMagic   = "KVRSRCS5"
+	oldVersion = 1
+)
+
+// readOld reads a file of release 0.1.0.
+func readOld(in io.Reader) (map[events.RankName]*savedRank, error) {
+	file, _, err := records.NewReader(in, oldMagic, oldVersion)
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[events.RankName]*savedRank)
 	for dec := gob.NewDecoder(file); ; {
 		r := new(savedRank)
 		err := dec.Decode(r)
-		switch n := uint64(len(saved)); {
+		switch n := uint64(len(all)); {
 		case errors.Is(err, io.EOF) && n == file.Count():
-			return saved, nil
+			return all, nil
 		case err == nil && n < maxSavedRanks:
-			saved[events.RankName{WorkerID: r.Worker, DPRank: r.Rank}] = r
+			all[events.RankName{WorkerID: r.Worker, DPRank: r.Rank}] = r
 		case file.Err() != nil:
 			return nil, file.Err()
 		default:
-			return nil, fmt.Errorf("%w: rank %d of %d cannot be read: %w", events.ErrSnapshot, n+1, file.Count(),
-				cmp.Or(err, errTooManyRanks))
+			return nil, badRank(len(all), err)
 		}
 	}
 }
 
 var errTooManyRanks = fmt.Errorf("more than %d ranks", maxSavedRanks)
 
+func badRank(n int, err error) error {
+	return fmt.Errorf("%w: rank %d cannot be read: %w", events.ErrSnapshot, n+1, cmp.Or(err, errTooManyRanks))
+}
+
 // save returns the rank's state between two batches, or nil if a later process could not find
-// out whether the engine is still the same, or lacks something of it: the blocks of side groups are only in
-// the index.
+// out whether the engine is still the same, or if the blocks of side groups are unknown.
 func (r *rankSource) save() *savedRank {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	last, digest, known := r.follower.Last()
-	if !known || !r.at.replays && r.at.url == "" || r.engine.hybrid() {
+	if !known || !r.at.replays && r.at.url == "" {
 		return nil
+	}
+	var sides []events.RouterEvent
+	for rank, e := range r.engine.ranks {
+		before := len(sides)
+		if len(e.Layers.Sides) == 0 || e.Layers.shape == nil {
+			continue // the index has no side groups of it
+		}
+		for _, ev := range r.s.conf.Sides(r.worker.ID, rank) {
+			sides = append(sides, events.RouterEvent{WorkerID: r.worker.ID, DPRank: rank, Event: ev})
+		}
+		if len(sides) == before {
+			return nil
+		}
 	}
 	state := r.follower.State()
 	return &savedRank{
 		Worker: r.worker.ID, Rank: r.at.rank, Started: r.worker.Started, Options: r.engine.opt,
 		Last: last, Digest: digest, Partial: state == indexer.StatePartial, Suspect: state == indexer.StateSuspect,
-		Ranks: r.engine.save(),
+		Ranks: r.engine.save(), sides: sides,
 	}
-}
-
-// hybrid reports whether the model of any rank has side groups.
-func (e *Engine) hybrid() bool {
-	for _, r := range e.ranks {
-		if len(r.layers.Sides) > 0 {
-			return true
-		}
-	}
-	return false
 }
 
 // restore begins the rank with the saved state, if the settings are the same, and gives its
@@ -169,50 +251,52 @@ func (e *Engine) hybrid() bool {
 func (r *rankSource) restore() {
 	key := events.RankName{WorkerID: r.worker.ID, DPRank: r.at.rank}
 	r.s.mu.Lock()
-	saved := r.s.saved[key]
+	state := r.s.saved[key]
 	delete(r.s.saved, key)
 	late := time.Since(r.s.loaded) >= savedFor
 	r.s.mu.Unlock()
-	if saved == nil || late {
+	if state == nil || late {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if saved.Options != r.engine.opt || saved.Started != r.worker.Started {
+	if state.Options != r.engine.opt || state.Started != r.worker.Started {
 		r.log.Info("the saved state of an engine is not used: the engine or its settings are different")
 		return
 	}
-	evs, orphans := r.engine.restore(saved.Ranks)
+	evs, orphans := r.engine.restore(state.Ranks)
+	evs = append(evs, state.sides...)
 	for i := range evs {
 		r.namedRanks[evs[i].DPRank] = struct{}{}
 		r.fits = true
 		r.deliver(&evs[i])
 	}
-	r.follower.Continue(saved.Last, saved.Digest)
+	r.follower.Continue(state.Last, state.Digest)
 	if orphans > 0 {
 		r.follower.Recheck()
 	}
 	switch {
-	case saved.Suspect || orphans > 0:
+	case state.Suspect || orphans > 0:
 		r.follower.Miss(time.Now(), indexer.StateSuspect)
-	case saved.Partial:
+	case state.Partial:
 		r.follower.Miss(time.Now(), indexer.StatePartial)
 	}
 	r.count(sourceRestored, 1)
 	r.log.Info("the saved state of an engine is used", "blocks", r.engine.Blocks(), "behind_holes", orphans,
-		"sequence", saved.Last)
+		"sequence", state.Last)
 }
 
 // save returns a copy of the state. It may be read while the engine changes.
 func (e *Engine) save() map[uint32]*engineRank {
 	all := make(map[uint32]*engineRank, len(e.ranks))
 	for rank, r := range e.ranks {
-		saved := new(*r)
-		saved.Places = nil
+		copied := new(*r)
+		copied.Places = nil
+		copied.Layers = layers{Full: r.Layers.Full, Sides: slices.Clone(r.Layers.Sides)}
 		for _, p := range r.Places {
-			saved.Places = append(saved.Places, &placeBlocks{p.At, p.Blocks.clone()})
+			copied.Places = append(copied.Places, &placeBlocks{p.At, p.Blocks.clone()})
 		}
-		all[rank] = saved
+		all[rank] = copied
 	}
 	return all
 }
@@ -220,12 +304,12 @@ func (e *Engine) save() map[uint32]*engineRank {
 // restore replaces the state by a saved one, and returns the events that give its blocks to
 // the index. No event has an orphan, a block after a removed one, because its place is unknown;
 // it is published when the engine stores it again.
-func (e *Engine) restore(saved map[uint32]*engineRank) (evs []events.RouterEvent, orphans int) {
-	for rank, in := range saved {
+func (e *Engine) restore(from map[uint32]*engineRank) (evs []events.RouterEvent, orphans int) {
+	for rank, in := range from {
 		if len(e.ranks) >= maxEngineRanks {
 			break
 		}
-		r, full := new(*in), 0
+		r := new(*in)
 		e.ranks[rank] = r
 		r.Places = nil
 		for _, p := range in.Places {
@@ -238,15 +322,11 @@ func (e *Engine) restore(saved map[uint32]*engineRank) (evs []events.RouterEvent
 		}
 		for _, p := range r.Places {
 			for hash, k := range p.Blocks.all() {
-				if k.Resized != nil {
-					full = max(full, len(k.Resized.Locals)*e.opt.BlockSize)
-				}
 				if k.Published {
 					r.register(p.At, hash, &k, true)
 				}
 			}
 		}
-		r.layers = layers{Full: full}
 		shape := output{rank: rank}
 		r.tell(e.opt.BlockSize, &shape)
 		evs = append(evs, shape.events...)

@@ -76,12 +76,13 @@ func DecodeEnvelope(data []byte) (Envelope, error) {
 func AppendEvents(dst []byte, evs []RouterEvent) []byte {
 	dst = msgp.AppendArrayHeader(dst, uint32(len(evs)))
 	for i := range evs {
-		dst = appendEvent(dst, &evs[i])
+		dst = AppendEvent(dst, &evs[i])
 	}
 	return dst
 }
 
-func appendEvent(dst []byte, r *RouterEvent) []byte {
+// AppendEvent appends the encoding of one event.
+func AppendEvent(dst []byte, r *RouterEvent) []byte {
 	w := msgpack.Writer{B: dst}
 	w.Map(4)
 	w.Uint("worker_id", r.WorkerID)
@@ -140,7 +141,7 @@ func DecodeEvents(data []byte) (evs []RouterEvent, bad int, err error) {
 			// The beginning of the next element is unknown.
 			return evs, bad + int(n-i), nil //nolint:nilerr // counted in bad
 		}
-		ev, err := decodeEvent(element[:len(element)-len(rest)])
+		ev, err := DecodeEvent(element[:len(element)-len(rest)])
 		if err != nil {
 			bad++
 			continue
@@ -150,7 +151,8 @@ func DecodeEvents(data []byte) (evs []RouterEvent, bad int, err error) {
 	return evs, bad, nil
 }
 
-func decodeEvent(data []byte) (r RouterEvent, err error) {
+// DecodeEvent reads one event.
+func DecodeEvent(data []byte) (r RouterEvent, err error) {
 	var side indexer.Event
 	_, err = msgpack.ReadFields(data, []msgpack.Field{
 		{Key: "worker_id", Value: &r.WorkerID},

@@ -4,18 +4,13 @@ package events_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
-	"io"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/fixtures"
-	"github.com/kvroute/kvroute/internal/records"
-	"github.com/kvroute/kvroute/internal/wire"
 )
 
 // Events of all kinds and tiers.
@@ -89,82 +84,4 @@ func TestGoldenMessages(t *testing.T) {
 	}
 	failed := events.Answer{Message: "not this worker"}
 	fixtures.Golden(t, "0.1.0/answer-error.bin", events.AppendAnswer(nil, &failed), events.DecodeAnswer, failed)
-}
-
-// goldenState is a snapshot with records of all types, and its runs.
-func goldenState() (*events.Snapshot, []run) {
-	many := indexer.Run{ID: 1, Local: []uint64{11, 12}, Holders: []indexer.Holder{
-		{Externals: []uint64{101, 102}}, {Worker: 1, Tier: indexer.Disk, Start: 1, Externals: []uint64{1 << 63}},
-	}}
-	return &events.Snapshot{
-		Created: time.UnixMilli(1755000000500), LastSeq: 42,
-		Meta: events.SnapshotMeta{
-			Writer: "replica-a", Epoch: 2, Stream: 1755000000000000000, Inherited: true,
-			Pools: []events.SnapshotPool{{Model: "llama", BlockSize: 16}, {Model: "qwen", BlockSize: 32}},
-		},
-		Ranks:   []events.RankName{{WorkerID: 7}, {WorkerID: 1 << 52, DPRank: 3}},
-		Workers: []events.SnapshotWorker{{ID: 7, StartedMS: 1754999999000, Home: "jetstream", Info: json.RawMessage(`{"ID":7}`)}},
-		Cursors: []events.Cursor{{RankName: events.RankName{WorkerID: 7}, PublisherID: 4660, EventID: 40}, {RankName: events.RankName{WorkerID: 1 << 52, DPRank: 3}, PublisherID: 4661, EventID: 1}},
-		Waiting: []events.Waiting{{PublisherID: 4662, Event: goldenRoot}},
-		Parked:  []events.RouterEvent{goldenStored},
-		States:  []events.RankState{{RankName: events.RankName{WorkerID: 7}, State: indexer.StatePartial, Missed: time.UnixMilli(1754999999500)}, {RankName: events.RankName{WorkerID: 1 << 52, DPRank: 3}, State: indexer.StateSuspect, Missed: time.UnixMilli(1754999999600)}},
-	}, []run{{0, many}, {0, indexer.Run{ID: 2, Parent: 1, Local: []uint64{13}, Holders: []indexer.Holder{{Externals: []uint64{103}}}}}, {1, indexer.Run{ID: 1, Local: []uint64{21}, Holders: []indexer.Holder{{Worker: 1, Externals: []uint64{201}}}}}}
-}
-
-type snapshotAndRuns struct {
-	Snapshot events.Snapshot
-	Runs     []run
-}
-
-// Later versions read the snapshots of version 0.1.0, in the object store and in --state-dir. This version skips
-// records of types, and keys of JSON, that it does not know.
-func TestGoldenState(t *testing.T) {
-	scope := wire.Scope{Namespace: "prod", Component: "llama", Endpoint: "chat"}
-	s, runs := goldenState()
-	s.Runs = runsOf(runs...)
-	var file bytes.Buffer
-	if _, err := events.WriteSnapshot(&file, scope, s); err != nil {
-		t.Fatal(err)
-	}
-	s.Runs = nil
-	read := func(data []byte) (out snapshotAndRuns, err error) {
-		in, runs, err := readAll(data, scope)
-		if err == nil {
-			in.Runs = nil
-			out = snapshotAndRuns{*in, runs}
-		}
-		return out, err
-	}
-	later := func(data []byte) []byte {
-		in, h, err := records.NewReader(bytes.NewReader(data), "KVRSNAP2", 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var file bytes.Buffer
-		out := records.NewWriter(&file, *h)
-		write := func(kind byte, payload []byte) {
-			if err := out.Record(kind, func(b []byte) []byte { return append(b, payload...) }); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for {
-			kind, payload, err := in.Next()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if payload[0] == '{' {
-				payload = fixtures.Later(payload)
-			}
-			write(200, []byte("of a type that no version knows"))
-			write(kind, payload)
-		}
-		if err := out.Close(in.Count()); err != nil {
-			t.Fatal(err)
-		}
-		return file.Bytes()
-	}
-	fixtures.Golden(t, "0.1.0/snapshot.bin", file.Bytes(), read, snapshotAndRuns{*s, runs}, later)
 }

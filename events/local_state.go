@@ -5,7 +5,6 @@ package events
 import (
 	"context"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/kvroute/kvroute/internal/bus"
@@ -28,13 +27,12 @@ type Holdings struct {
 // Save writes a snapshot of the workers whose events no stream stores, so that [Subscriber.Load]
 // of a later process can continue from it. It waits until a dump of the sink is possible, at most
 // until ctx ends.
-func (s *Subscriber) Save(ctx context.Context, w io.Writer, h Holdings) error {
+func (s *Subscriber) Save(ctx context.Context, h Holdings, write func(*Snapshot) error) error {
 	for {
 		snap, done, ok := s.beginSnapshot(h, false, func(*Snapshot) bool { return true })
 		if ok {
 			defer done()
-			_, err := WriteSnapshot(w, s.conf.Scope, snap)
-			return err
+			return write(snap)
 		}
 		if !bus.Wait(ctx, 20*time.Millisecond) {
 			return fmt.Errorf("events: save: another dump is running: %w", context.Cause(ctx))
@@ -76,15 +74,11 @@ func (s *Subscriber) beginSnapshot(
 	return snap, done, ok
 }
 
-// Load restores the snapshot of an earlier process, before Run. It returns the number of
-// ranks. The state of a worker is used when [Subscriber.SetWorker] is called for the same
-// process of the worker; the caller forgets the workers for which that does not happen. The
-// error wraps [ErrSnapshot], unless it is in's; then nothing is restored.
-func (s *Subscriber) Load(in io.Reader, h Holdings) (ranks int, err error) {
-	snap, whole, err := ReadSnapshot(in, s.conf.Scope)
-	if err != nil {
-		return 0, err
-	}
+// Load restores the snapshot of an earlier process, before Run. whole is that of [Holdings].Restore. It returns
+// the number of ranks. The state of a worker is used when [Subscriber.SetWorker] is called for the same
+// process of the worker; the caller forgets the workers for which that does not happen. After an
+// error nothing is restored.
+func (s *Subscriber) Load(snap *Snapshot, whole func() error, h Holdings) (ranks int, err error) {
 	if err := h.Restore(snap, s.unknown, whole); err != nil {
 		return 0, err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvroute/kvroute/engines/publish"
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/saved"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -78,8 +79,8 @@ func TestState(t *testing.T) {
 	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 4 })
 
 	held := b.holdings(6)
-	save := func(b *bed, w io.Writer) error { return b.sub.Save(t.Context(), w, b.holdings(6)) }
-	load := func(b *bed, r io.Reader) (int, error) { return b.sub.Load(r, b.holdings(6)) }
+	save := func(b *bed, w io.Writer) error { return b.sub.Save(t.Context(), b.holdings(6), writer(w, b.scope)) }
+	load := func(b *bed, r io.Reader) (int, error) { return b.load(r, 6) }
 	var file bytes.Buffer
 	if err := save(b, &file); err != nil {
 		t.Fatal(err)
@@ -145,7 +146,7 @@ func TestState(t *testing.T) {
 	}
 	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := b.sub.Save(short, io.Discard, events.Holdings{Dump: func(*events.Snapshot, func(uint64) bool) (func(), bool) { return nil, false }}); !errors.Is(err, context.DeadlineExceeded) {
+	if err := b.sub.Save(short, events.Holdings{Dump: func(*events.Snapshot, func(uint64) bool) (func(), bool) { return nil, false }}, writer(io.Discard, scope)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a dump that is never possible becomes %v", err)
 	}
 	overtaken := held
@@ -154,7 +155,7 @@ func TestState(t *testing.T) {
 		s.Failed = func() error { return broken }
 		return done, ok
 	}
-	if err := b.sub.Save(t.Context(), io.Discard, overtaken); !errors.Is(err, broken) {
+	if err := b.sub.Save(t.Context(), overtaken, writer(io.Discard, scope)); !errors.Is(err, broken) {
 		t.Errorf("that the dump was overtaken becomes %v", err)
 	}
 	if _, err := load(fresh, strings.NewReader("KVREVTS2 and what followed then")); !errors.Is(err, events.ErrSnapshot) || !strings.Contains(err.Error(), "KVREVTS2") {
@@ -317,14 +318,14 @@ func TestWhatWaitsForItsParentIsSaved(t *testing.T) {
 	save := func(b *bed) {
 		t.Helper()
 		file.Reset()
-		if err := b.sub.Save(t.Context(), &file, b.holdings(2)); err != nil {
+		if err := b.sub.Save(t.Context(), b.holdings(2), writer(&file, b.scope)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	load := func() *bed {
 		t.Helper()
 		later := newBed(t, nc, events.SubscriberConfig{})
-		if n, err := later.sub.Load(&file, later.holdings(2)); n != 1 || err != nil {
+		if n, err := later.load(&file, 2); n != 1 || err != nil {
 			t.Fatalf("%d ranks are back, %v; want 1", n, err)
 		}
 		return later
@@ -342,6 +343,59 @@ func TestWhatWaitsForItsParentIsSaved(t *testing.T) {
 	if c := later.counts(); c["ask_dump"] != 0 {
 		t.Errorf("asked %v, want no dump", c)
 	}
+}
+
+// The blocks of side groups, and their copies, are saved.
+func TestHybridRanksAreSaved(t *testing.T) {
+	t.Parallel()
+	nc := bus(t)
+	p := startProcess(t, nc, publish.Config{WorkerID: 1, LocalIndexer: true}, 1)
+	b := newBed(t, nc, events.SubscriberConfig{})
+	running(t, b.sub.Run)
+	b.sub.SetWorker(1, source(1))
+	shape := &indexer.Shape{Block: 16, Full: 32, Sides: []indexer.SideGroup{{Group: 1, Needs: indexer.NeedsState, Block: 16}, {Group: 2, Needs: indexer.NeedsWindow, Block: 8, Tokens: 20}}}
+	for _, ev := range []indexer.Event{
+		{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1, Local: 1}, {External: 2, Local: 2}}},
+		{Kind: indexer.SideStored, Group: 1, Externals: []uint64{2, 2}, Shape: shape},
+		{Kind: indexer.SideStored, Group: 2, Externals: []uint64{11, 1, 12, 2}, Shape: shape},
+	} {
+		p.Publish(0, ev)
+	}
+	eventually(t, func() bool { return b.index.SideBlocks(1) == 4 })
+	var file bytes.Buffer
+	if err := b.sub.Save(t.Context(), b.holdings(2), writer(&file, b.scope)); err != nil {
+		t.Fatal(err)
+	}
+	later := newBed(t, nc, events.SubscriberConfig{})
+	if n, err := later.load(&file, 2); n != 1 || err != nil {
+		t.Fatalf("%d ranks are back, %v; want 1", n, err)
+	}
+	for copies := 2; copies >= 0; copies-- { // of the state
+		for _, x := range []*indexer.Index{b.index, later.index} {
+			m := indexer.Matches{Device: make([]int32, 2), Tokens: 33}
+			if x.FindMatches(&m, []uint64{1, 2}); m.Device[1] != int32(min(copies, 1)*2) {
+				t.Errorf("%d blocks can be used with %d copies of the state, of the saved index: %v", m.Device[1], copies, x == later.index)
+			}
+			x.Apply(1, indexer.Event{Kind: indexer.SideRemoved, Group: 1, Externals: []uint64{2}})
+		}
+	}
+}
+
+// writer returns a function that writes a snapshot of a scope.
+func writer(w io.Writer, scope wire.Scope) func(*events.Snapshot) error {
+	return func(s *events.Snapshot) error {
+		_, err := saved.Write(w, scope, s)
+		return err
+	}
+}
+
+// load reads a file into a bed with workers below n.
+func (b *bed) load(r io.Reader, n int) (ranks int, err error) {
+	s, whole, err := saved.Read(r, b.scope)
+	if err != nil {
+		return 0, err
+	}
+	return b.sub.Load(s, whole, b.holdings(n))
 }
 
 // holdings returns the blocks in a bed's index, of workers with numbers below n. A number in the

@@ -60,6 +60,7 @@ type bed struct {
 	t      *testing.T
 	sub    *events.Subscriber
 	counts func() map[string]int
+	scope  wire.Scope
 
 	mu      sync.Mutex
 	index   *indexer.Index
@@ -74,7 +75,7 @@ func source(started int64) events.Source {
 
 func newBed(t *testing.T, nc *nats.Conn, conf events.SubscriberConfig) *bed {
 	t.Helper()
-	b := &bed{t: t, index: indexer.New(indexer.Config{}), unknown: map[uint64]bool{}}
+	b := &bed{t: t, scope: conf.Scope, index: indexer.New(indexer.Config{}), unknown: map[uint64]bool{}}
 	b.parked = indexer.NewParked(b.index)
 	conf.Sink = func(worker uint64, dpRank uint32, ev indexer.Event) {
 		b.mu.Lock()

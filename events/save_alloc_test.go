@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/wire"
 )
 
 // The memory allocated for saving does not grow with the size of the index.
@@ -37,7 +38,7 @@ func TestSavingTakesNoMoreForALargeIndex(t *testing.T) {
 		out := counter(0)
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		if err := sub.Save(t.Context(), &out, events.Holdings{Dump: func(s *events.Snapshot, _ func(uint64) bool) (func(), bool) {
+		if err := sub.Save(t.Context(), events.Holdings{Dump: func(s *events.Snapshot, _ func(uint64) bool) (func(), bool) {
 			runs, stop := x.DumpNow()
 			s.Ranks, s.Meta.Pools = ranks, make([]events.SnapshotPool, 1)
 			s.Runs = func(yield func(int, indexer.Run) bool) {
@@ -49,7 +50,7 @@ func TestSavingTakesNoMoreForALargeIndex(t *testing.T) {
 				}
 			}
 			return stop, true
-		}}); err != nil {
+		}}, writer(&out, wire.Scope{})); err != nil {
 			t.Fatal(err)
 		}
 		runtime.ReadMemStats(&after)

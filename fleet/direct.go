@@ -16,6 +16,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/meter"
+	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -24,6 +25,8 @@ import (
 type DirectConfig struct {
 	// Router receives the workers and the events of their engines.
 	Router *router.Router
+	// Scope is that of the saved state of the engines.
+	Scope wire.Scope
 	// Subscriber receives the events of Dynamo's publishers, as in [engines.SourcesConfig].
 	// Default: such publishers are not followed.
 	Subscriber *events.Subscriber
@@ -96,6 +99,10 @@ func NewDirectWorkers(conf DirectConfig) (*DirectWorkers, error) {
 	d.sources, err = engines.NewSources(engines.SourcesConfig{
 		Sink: func(id uint64, rank uint32, ev indexer.Event) {
 			d.router.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
+		},
+		Scope: conf.Scope,
+		Sides: func(id uint64, rank uint32) []indexer.Event {
+			return d.router.Sides(router.Worker{ID: id, DPRank: rank})
 		},
 		Tokens:     d.router.StoredTokens,
 		Subscriber: conf.Subscriber,

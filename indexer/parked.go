@@ -207,7 +207,11 @@ func (p *Parked) Events() map[int][]Event {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := make(map[int][]Event, len(p.workers))
-	p.x.appendSides(all)
+	for worker := range p.x.sidesLen() {
+		if evs := p.x.Sides(worker); evs != nil {
+			all[worker] = evs
+		}
+	}
 	for worker, l := range p.workers {
 		for _, w := range l.queue {
 			all[worker] = append(all[worker], w.event)

@@ -328,22 +328,28 @@ func (x *Index) SideBlocks(worker int) int {
 // counts.
 const sidesOfEvent, maxCopies = 4096, 255
 
-// appendSides appends events that give another index the shapes of all workers and the blocks of their side groups.
-func (x *Index) appendSides(all map[int][]Event) {
+// Sides returns events that give another index the shape of a worker and the blocks of its side groups; nil without a
+// shape.
+func (x *Index) Sides(worker int) (evs []Event) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for w, s := range x.sides {
-		if s == nil {
-			continue
-		}
-		shape := s.shape
-		shape.Sides = slices.Clone(s.shape.Sides)
-		evs := append(all[w], Event{Kind: Shaped, Shape: &shape})
-		for i := range shape.Sides {
-			evs = s.appendGroup(evs, i, &shape)
-		}
-		all[w] = evs
+	s := x.sidesOf(worker)
+	if s == nil {
+		return nil
 	}
+	shape := s.shape
+	shape.Sides = slices.Clone(s.shape.Sides)
+	evs = append(evs, Event{Kind: Shaped, Shape: &shape})
+	for i := range shape.Sides {
+		evs = s.appendGroup(evs, i, &shape)
+	}
+	return evs
+}
+
+func (x *Index) sidesLen() int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return len(x.sides)
 }
 
 // appendGroup appends the blocks of a group. Each block whose predecessor counts has an event of its own.

@@ -79,6 +79,21 @@ func (r *Router) ApplyEvent(w Worker, ev indexer.Event) (known bool) {
 	return known
 }
 
+// Sides returns events that build the side groups of a worker's hybrid model, and their blocks, in another index; nil
+// if the worker or its groups are not known.
+func (r *Router) Sides(w Worker) []indexer.Event {
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	p, ord, known := r.owners[w.ID], 0, false
+	if p != nil {
+		p.read(func(c *core) { ord, known = c.find(w) })
+	}
+	if !known {
+		return nil
+	}
+	return p.known.index().Sides(ord)
+}
+
 // poolOf returns the pool of a worker process, nil if it is not in the fleet.
 func (r *Router) poolOf(id uint64) *pool {
 	r.fleet.RLock()

@@ -199,7 +199,7 @@ func (s *server) openEvents() (err error) {
 	}
 	s.faults = newWorkerFaults(s.router.SetFaults, s.log)
 	if s.direct, err = fleet.NewDirectWorkers(fleet.DirectConfig{
-		Router: s.router, Subscriber: s.events, Client: s.client, Networks: s.networks,
+		Router: s.router, Scope: s.conf.Scope, Subscriber: s.events, Client: s.client, Networks: s.networks,
 		Ended:  func(id uint64) { s.registry.Doubt(id) },
 		Faults: s.faults.set, Connected: s.connected,
 		Log: s.log, Meter: s.metrics.Meter("source"),

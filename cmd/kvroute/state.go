@@ -12,6 +12,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/saved"
 	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/router"
 )
@@ -49,8 +51,13 @@ func (s *server) loadState() (err error) {
 	if err := s.loadFile(sourceFile, s.conf.Scope.Bucket(sourceFile), s.direct.Sources().Load); err != nil {
 		return err
 	}
-	return s.loadFile(eventFile, s.conf.Scope.Bucket(eventFile),
-		func(r io.Reader) (int, error) { return s.events.Load(r, s.holdings) })
+	return s.loadFile(eventFile, s.conf.Scope.Bucket(eventFile), func(r io.Reader) (int, error) {
+		snapshot, whole, err := saved.Read(r, s.conf.Scope)
+		if err != nil {
+			return 0, err
+		}
+		return s.events.Load(snapshot, whole, s.holdings)
+	})
 }
 
 // loadFile reads a file of the folder if it exists. A damaged file, or one of another version
@@ -127,7 +134,10 @@ func (s *server) saveFile(what, name string, write func(io.Writer) error) error 
 func (s *server) saveEvents(w io.Writer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), saveWait)
 	defer cancel()
-	return s.events.Save(ctx, w, s.holdings)
+	return s.events.Save(ctx, s.holdings, func(snapshot *events.Snapshot) error {
+		_, err := saved.Write(w, s.conf.Scope, snapshot)
+		return err
+	})
 }
 
 // saveGiven writes the ids that workers gave out, if there are new ones.

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/saved"
 )
 
 // ensureState brings the state to a position of the stream, unless it has one: to that
@@ -80,7 +81,7 @@ func (d *Reader) restore(ctx context.Context, o *opened, name string, e *epoch) 
 		return nil, err
 	}
 	defer object.close()
-	s, whole, err := events.ReadSnapshot(object, d.scope)
+	s, whole, err := saved.Read(object, d.scope)
 	if err != nil {
 		return nil, err
 	}

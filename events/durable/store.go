@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/saved"
 )
 
 const (
@@ -36,7 +37,7 @@ func (d *Reader) upload(ctx context.Context, o *opened, s *events.Snapshot) (hea
 	go func() {
 		defer close(finished)
 		var err error
-		size, err = events.WriteSnapshot(w, d.scope, s)
+		size, err = saved.Write(w, d.scope, s)
 		_ = w.CloseWithError(err) // always nil
 	}()
 	info, err := o.objects.Put(ctx,

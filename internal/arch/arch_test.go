@@ -74,11 +74,12 @@ var layers = []layer{
 		{"router", "confirm tokenizer tokenizer/chat scorer slots indexer internal/engine internal/meter"},
 	}},
 	{"events of caches", []row{
-		{"engines", "engines/dynamo events indexer internal/engine internal/bus internal/meter internal/msgpack internal/reach internal/records internal/zmtp"},
+		{"engines", "engines/dynamo events events/saved indexer internal/engine internal/bus internal/meter internal/msgpack internal/reach internal/records internal/wire internal/zmtp"},
 		{"engines/dynamo", "events internal/meter internal/msgpack internal/zmtp"},
 		{"engines/publish", "engines/localindex events events/durable indexer internal/bus internal/meter internal/wire"},
 		{"engines/localindex", "events indexer"},
-		{"events/durable", "events internal/bus internal/meter internal/wire"},
+		{"events/durable", "events events/saved internal/bus internal/meter internal/wire"},
+		{"events/saved", "events indexer internal/records internal/wire"},
 		{"events", "indexer internal/bus internal/meter internal/msgpack internal/records internal/wire"},
 	}},
 	{"parts of a decision", []row{

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/saved"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -46,7 +47,7 @@ func TestGoldenIndex(t *testing.T) {
 		t.Fatal("no dump")
 	}
 	var file bytes.Buffer
-	if _, err := events.WriteSnapshot(&file, wire.Scope{}, &snap); err != nil {
+	if _, err := saved.Write(&file, wire.Scope{}, &snap); err != nil {
 		t.Fatal(err)
 	}
 	done()
@@ -56,7 +57,7 @@ func TestGoldenIndex(t *testing.T) {
 		if err != nil {
 			return out, err
 		}
-		s, whole, err := events.ReadSnapshot(bytes.NewReader(data), wire.Scope{})
+		s, whole, err := saved.Read(bytes.NewReader(data), wire.Scope{})
 		if err == nil {
 			err = state(r, func(ids []uint64) { out.Expected = ids }).Restore(s, always, whole)
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/saved"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/replica"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -91,7 +92,7 @@ func TestARouterComesBackFromAFile(t *testing.T) {
 		t.Fatal("no dump")
 	}
 	var file bytes.Buffer
-	if _, err := events.WriteSnapshot(&file, wire.Scope{}, &snap); err != nil {
+	if _, err := saved.Write(&file, wire.Scope{}, &snap); err != nil {
 		t.Fatal(err)
 	}
 	done()
@@ -108,7 +109,7 @@ func TestARouterComesBackFromAFile(t *testing.T) {
 		if cut%97 != 0 {
 			continue
 		}
-		if s, whole, err := events.ReadSnapshot(bytes.NewReader(file.Bytes()[:cut]), wire.Scope{}); err == nil {
+		if s, whole, err := saved.Read(bytes.NewReader(file.Bytes()[:cut]), wire.Scope{}); err == nil {
 			if err := target.Restore(s, always, whole); !errors.Is(err, events.ErrSnapshot) {
 				t.Fatalf("cut after %d bytes: %v", cut, err)
 			}
@@ -117,7 +118,7 @@ func TestARouterComesBackFromAFile(t *testing.T) {
 	if got := lines(t, b); !slices.Equal(got, kept) || len(expected) != 0 {
 		t.Errorf("after damaged files: %v, expected %v", got, expected)
 	}
-	s, whole, err := events.ReadSnapshot(bytes.NewReader(file.Bytes()), wire.Scope{})
+	s, whole, err := saved.Read(bytes.NewReader(file.Bytes()), wire.Scope{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events
+package saved
 
 import (
 	"encoding/binary"
@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -19,22 +20,24 @@ import (
 // Limits of the memory that a reader uses besides the index. They equal the limits of a replica's
 // state.
 const (
-	maxSnapshotRanks   = 1 << 20
-	maxSnapshotCursors = maxRanks * maxPublishers
-	maxSnapshotWorkers = 1 << 16
-	maxSnapshotPools   = 1 << 10
-	maxSnapshotParked  = 1 << 20
+	maxRanks   = 1 << 20
+	maxStates  = 1 << 18
+	maxCursors = 8 * maxStates
+	maxWaiting = 1 << 18
+	maxWorkers = 1 << 16
+	maxPools   = 1 << 10
+	maxEvents  = 1 << 20
 )
 
-// ReadSnapshot reads a scope's snapshot up to its runs. The runs are read when they are used. The
+// Read reads a scope's snapshot up to its runs. The runs are read when they are used. The
 // snapshot was complete and unchanged only if Runs has ended and the returned function then
 // returns nil. Before that, no part of it may be used.
-func ReadSnapshot(r io.Reader, scope wire.Scope) (*Snapshot, func() error, error) {
-	file, h, err := records.NewReader(r, snapshotMagic, snapshotVersion)
+func Read(r io.Reader, scope wire.Scope) (*events.Snapshot, func() error, error) {
+	file, h, err := records.NewReader(r, magic, version)
 	if err != nil {
 		return nil, nil, fmt.Errorf("events: read snapshot: %w", err)
 	}
-	in := &snapshotReader{file: file}
+	in := &reader{file: file}
 	s, err := readHeader(h, scope)
 	if err != nil {
 		return nil, nil, err
@@ -43,32 +46,41 @@ func ReadSnapshot(r io.Reader, scope wire.Scope) (*Snapshot, func() error, error
 		return nil, nil, in.err
 	}
 	s.Runs = func(yield func(int, indexer.Run) bool) {
-		if in.err == nil && !in.ended {
+		if in.err == nil {
 			in.err = in.runs(s, yield)
 		}
 	}
+	s.Owners = func(yield func(*events.Owner) bool) {
+		for in.err == nil && in.kind == recordOwner && !in.ended {
+			if in.err = in.owner(yield); in.err != nil {
+				return
+			}
+		}
+	}
 	return s, func() error {
+		for range s.Owners { // reads owners that nobody reads
+		}
 		if in.err == nil && !in.ended {
-			return badSnapshot("its runs were not read to the end")
+			return bad("its runs were not read to the end")
 		}
 		return in.err
 	}, nil
 }
 
-func readHeader(h *records.Header, scope wire.Scope) (*Snapshot, error) {
+func readHeader(h *records.Header, scope wire.Scope) (*events.Snapshot, error) {
 	u64 := func(at int) uint64 { return binary.LittleEndian.Uint64(h.Body[at:]) }
 	switch {
-	case u64(16) != snapshotSeed:
-		return nil, badSnapshot("its hashes have seed %d, want %d", u64(16), snapshotSeed)
+	case u64(16) != seed:
+		return nil, bad("its hashes have seed %d, want %d", u64(16), seed)
 	case u64(24) != scopeDigest(scope):
-		return nil, badSnapshot("it is of another scope")
+		return nil, bad("it is of another scope")
 	case u64(0) > 1<<53:
-		return nil, badSnapshot("it is of the year %d", time.UnixMilli(int64(u64(0))).Year())
+		return nil, bad("it is of the year %d", time.UnixMilli(int64(u64(0))).Year())
 	}
-	return &Snapshot{Created: time.UnixMilli(int64(u64(0))), LastSeq: u64(8)}, nil
+	return &events.Snapshot{Created: time.UnixMilli(int64(u64(0))), LastSeq: u64(8)}, nil
 }
 
-type snapshotReader struct {
+type reader struct {
 	file  *records.Reader
 	nodes uint64
 	ended bool
@@ -83,16 +95,20 @@ type snapshotReader struct {
 	cells []uint64 // the memory of the run's externals
 }
 
-// next reads a record.
-func (in *snapshotReader) next() (err error) {
-	switch in.kind, in.payload, err = in.file.Next(); {
+// next reads a record of a known type.
+func (in *reader) next() (err error) {
+	in.kind = recordBlocks + 1
+	for in.kind > recordBlocks && in.kind != records.End && err == nil {
+		in.kind, in.payload, err = in.file.Next()
+	}
+	switch {
 	case !errors.Is(err, io.EOF):
 		if err != nil {
 			err = fmt.Errorf("events: read snapshot: %w", err)
 		}
 		return err
 	case in.file.Count() != in.nodes:
-		return badSnapshot("it has %d nodes, want %d", in.nodes, in.file.Count())
+		return bad("it has %d nodes, want %d", in.nodes, in.file.Count())
 	}
 	in.ended = true
 	return nil
@@ -100,7 +116,7 @@ func (in *snapshotReader) next() (err error) {
 
 // beginning reads the records before the runs. It leaves the first record of the runs in
 // in.payload.
-func (in *snapshotReader) beginning(s *Snapshot) error {
+func (in *reader) beginning(s *events.Snapshot) error {
 	for {
 		if err := in.next(); err != nil {
 			return err
@@ -111,49 +127,49 @@ func (in *snapshotReader) beginning(s *Snapshot) error {
 		switch in.kind {
 		case recordMeta:
 			err = json.Unmarshal(in.payload, &s.Meta)
-			n, limit = len(s.Meta.Pools), maxSnapshotPools
+			n, limit = len(s.Meta.Pools), maxPools
 		case recordRank:
 			s.Ranks = append(s.Ranks, f.rank())
-			n, limit = len(s.Ranks), maxSnapshotRanks
+			n, limit = len(s.Ranks), maxRanks
 		case recordWorker:
-			var w SnapshotWorker
+			var w events.SnapshotWorker
 			err = json.Unmarshal(in.payload, &w)
 			s.Workers = append(s.Workers, w)
-			n, limit = len(s.Workers), maxSnapshotWorkers
+			n, limit = len(s.Workers), maxWorkers
 		case recordCursor:
 			s.Cursors = append(s.Cursors,
-				Cursor{RankName: f.rank(), PublisherID: f.uvarint(), EventID: f.uvarint()})
-			n, limit = len(s.Cursors), maxSnapshotCursors
+				events.Cursor{RankName: f.rank(), PublisherID: f.uvarint(), EventID: f.uvarint()})
+			n, limit = len(s.Cursors), maxCursors
 		case recordWaiting:
-			w := Waiting{PublisherID: f.uvarint()}
-			w.Event, err = decodeEvent(f.rest)
+			w := events.Waiting{PublisherID: f.uvarint()}
+			w.Event, err = events.DecodeEvent(f.rest)
 			s.Waiting = append(s.Waiting, w)
-			n, limit = len(s.Waiting), maxWaitingWorkers*maxWaitingEvents
+			n, limit = len(s.Waiting), maxWaiting
 		case recordParked:
-			var ev RouterEvent
-			ev, err = decodeEvent(in.payload)
+			var ev events.RouterEvent
+			ev, err = events.DecodeEvent(in.payload)
 			s.Parked = append(s.Parked, ev)
-			n, limit = len(s.Parked), maxSnapshotParked
+			n, limit = len(s.Parked), maxEvents
 		case recordState:
-			r := RankState{RankName: f.rank(), State: savedStates[min(f.uvarint(), uint64(len(savedStates)-1))]}
+			r := events.RankState{RankName: f.rank(), State: savedStates[min(f.uvarint(), uint64(len(savedStates)-1))]}
 			r.Missed = time.UnixMilli(int64(f.uvarint()))
 			s.States = append(s.States, r)
-			n, limit = len(s.States), maxRanks
-		case recordNode, recordHolders, recordPool, records.End:
+			n, limit = len(s.States), maxStates
+		case recordNode, recordHolders, recordPool, recordOwner, records.End:
 			in.ranks = len(s.Ranks)
 			return nil
 		}
 		if err != nil || f.bad {
-			return badSnapshot("record %d of type %d cannot be read: %v", in.file.Records(), in.kind, err)
+			return bad("record %d of type %d cannot be read: %v", in.file.Records(), in.kind, err)
 		}
 		if n > limit {
-			return badSnapshot("more than %d records or pools, up to record %d of type %d", limit, in.file.Records(), in.kind)
+			return bad("more than %d records or pools, up to record %d of type %d", limit, in.file.Records(), in.kind)
 		}
 	}
 }
 
 // runs yields the runs, beginning with the record that was read already.
-func (in *snapshotReader) runs(s *Snapshot, yield func(int, indexer.Run) bool) error {
+func (in *reader) runs(s *events.Snapshot, yield func(int, indexer.Run) bool) error {
 	pool, id := -1, uint32(0)
 	for !in.ended {
 		switch in.kind {
@@ -161,23 +177,26 @@ func (in *snapshotReader) runs(s *Snapshot, yield func(int, indexer.Run) bool) e
 			f := fields{in.payload, false}
 			n := f.uvarint()
 			if f.bad || n >= uint64(len(s.Meta.Pools)) || int(n) <= pool {
-				return badSnapshot("record %d begins pool %d of %d behind pool %d", in.file.Records(), n, len(s.Meta.Pools), pool)
+				return bad("record %d begins pool %d of %d behind pool %d", in.file.Records(), n, len(s.Meta.Pools), pool)
 			}
 			pool, id = int(n), 0
 		case recordNode:
 			if pool < 0 {
-				return badSnapshot("record %d is a node without a pool", in.file.Records())
+				return bad("record %d is a node without a pool", in.file.Records())
 			}
 			id++
 			if err := in.node(id); err != nil {
 				return err
 			}
 			if !yield(pool, in.run) {
-				return badSnapshot("its runs were not read to the end")
+				return bad("its runs were not read to the end")
 			}
 			continue // the next record is read
-		case recordMeta, recordRank, recordWorker, recordCursor, recordWaiting, recordParked, recordState, recordHolders:
-			return badSnapshot("record %d of type %d stands behind the nodes", in.file.Records(), in.kind)
+		case recordOwner:
+			return nil
+		case recordMeta, recordRank, recordWorker, recordCursor, recordWaiting, recordParked, recordState, recordHolders,
+			recordSides, recordBlocks:
+			return bad("record %d of type %d stands behind the nodes", in.file.Records(), in.kind)
 		}
 		if err := in.next(); err != nil {
 			return err
@@ -187,14 +206,14 @@ func (in *snapshotReader) runs(s *Snapshot, yield func(int, indexer.Run) bool) e
 }
 
 // node reads a run with all its holders, and the record that follows.
-func (in *snapshotReader) node(id uint32) error {
+func (in *reader) node(id uint32) error {
 	f := fields{in.payload, false}
 	parent, n := f.uvarint(), f.uvarint()
 	switch {
 	case id == 0 || parent >= uint64(id):
-		return badSnapshot("node %d of its pool has the parent %d", id, parent)
+		return bad("node %d of its pool has the parent %d", id, parent)
 	case n == 0 || n > uint64(len(f.rest)/8):
-		return badSnapshot("node %d of its pool has %d blocks", id, n)
+		return bad("node %d of its pool has %d blocks", id, n)
 	}
 	in.nodes++
 	r := &in.run
@@ -212,14 +231,14 @@ func (in *snapshotReader) node(id uint32) error {
 }
 
 // holders reads the holders in a record.
-func (in *snapshotReader) holders(f *fields) error {
+func (in *reader) holders(f *fields) error {
 	r := &in.run
 	in.cells = slices.Grow(in.cells, len(f.rest)/8) // so that the slices of this record do not move
 	for len(f.rest) > 0 {
 		rank, tier, start, n := f.uvarint(), f.uvarint(), f.uvarint(), f.uvarint()
 		if f.bad || rank >= uint64(in.ranks) || tier > uint64(indexer.External) || start > uint64(len(r.Local)) ||
 			n > uint64(len(r.Local))-start || n > uint64(len(f.rest)/8) {
-			return badSnapshot("record %d: tier %d of rank %d cannot hold %d blocks from block %d on", in.file.Records(), tier,
+			return bad("record %d: tier %d of rank %d cannot hold %d blocks from block %d on", in.file.Records(), tier,
 				rank, n, start)
 		}
 		at := len(in.cells)
@@ -246,8 +265,8 @@ func (f *fields) uvarint() uint64 {
 	return v
 }
 
-func (f *fields) rank() RankName {
-	return RankName{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint())}
+func (f *fields) rank() events.RankName {
+	return events.RankName{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint())}
 }
 
 // hashes appends n hashes. Its caller has checked that there are as many.

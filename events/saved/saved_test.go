@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package events_test
+package saved_test
 
 import (
 	"bytes"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/events/saved"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -31,6 +33,19 @@ const goldenSnapshot = "4b5652534e41503201000000f4cf269e980100002a00000000000000
 	"bc020200000007007b5ad9ca03050000000700b424015044397e06010000000092844206042600000000025cca2dfbd7e438cb4cb707b939" +
 	"ecd3e800000002650000000000000066000000000000007301bbc9ff180000000500000000000000010000000000000097ea3ab4ae4810df" +
 	"9ca18451"
+
+func unhex(t testing.TB, s string) []byte {
+	t.Helper()
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func stored(worker, id uint64) events.RouterEvent {
+	return events.RouterEvent{WorkerID: worker, EventID: id, Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: id, Local: id}}}}
+}
 
 func goldenContent() *events.Snapshot {
 	return &events.Snapshot{
@@ -62,7 +77,7 @@ func runsOf(runs ...run) iter.Seq2[int, indexer.Run] {
 
 // readAll reads a complete snapshot, and its runs.
 func readAll(data []byte, scope wire.Scope) (*events.Snapshot, []run, error) {
-	s, whole, err := events.ReadSnapshot(bytes.NewReader(data), scope)
+	s, whole, err := saved.Read(bytes.NewReader(data), scope)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -75,13 +90,69 @@ func readAll(data []byte, scope wire.Scope) (*events.Snapshot, []run, error) {
 		}
 		runs = append(runs, run{p, r})
 	}
-	return s, runs, whole()
+	_, err = ownersOf(s, whole)
+	return s, runs, err
+}
+
+// ownedBlock is a block of an owner, at its place.
+type ownedBlock struct {
+	At    events.Place
+	Block events.OwnedBlock
+}
+
+// ownersOf reads the owners of a snapshot whose runs are read, and their blocks.
+func ownersOf(s *events.Snapshot, whole func() error) (owners [][]ownedBlock, err error) {
+	for o := range s.Owners {
+		blocks := []ownedBlock{{Block: events.OwnedBlock{ID: uint64(len(o.Events)), Parts: []uint64{uint64(len(o.Info))}}}}
+		for at, b := range o.Blocks {
+			blocks = append(blocks, ownedBlock{at, *b})
+		}
+		owners = append(owners, blocks)
+	}
+	return owners, whole()
+}
+
+// randomOwners returns owners with blocks of all forms.
+func randomOwners(rng *rand.Rand) (owners []*events.Owner, want [][]ownedBlock) {
+	for range rng.IntN(4) {
+		o := &events.Owner{Info: json.RawMessage(fmt.Sprintf(`{"Worker":%d}`, rng.Uint64()))}
+		shape := &indexer.Shape{Block: 16, Full: 32, Sides: []indexer.SideGroup{{Group: 1, Needs: indexer.NeedsWindow, Block: 8, Tokens: 64}}}
+		for range rng.IntN(3) {
+			o.Events = append(o.Events, events.RouterEvent{WorkerID: 7, DPRank: 1, Event: indexer.Event{Kind: indexer.SideStored, Group: 1, Shape: shape, Externals: []uint64{rng.Uint64(), 1}}})
+		}
+		blocks := []ownedBlock{{Block: events.OwnedBlock{ID: uint64(len(o.Events)), Parts: []uint64{uint64(len(o.Info))}}}}
+		for range rng.IntN(3) {
+			at := events.Place{DPRank: rng.Uint32(), Tier: indexer.Tier(rng.IntN(4)), Group: rng.IntN(256)}
+			for range rng.IntN(2000) {
+				b := events.OwnedBlock{
+					ID: rng.Uint64(), Local: rng.Uint64(), Seed: rng.Uint64(), Parent: rng.Uint64(), Copies: 1 + rng.Uint32N(1<<32-1),
+					HasParent: rng.IntN(2) > 0, Published: rng.IntN(2) > 0,
+				}
+				switch rng.IntN(4) {
+				case 0:
+					b.Part, b.Tokens, b.Parts = true, []uint32{rng.Uint32(), 3}, []uint64{rng.Uint64()}
+				case 1:
+					b.Locals = []uint64{rng.Uint64(), rng.Uint64()}
+				}
+				blocks = append(blocks, ownedBlock{at, b})
+			}
+		}
+		o.Blocks = func(yield func(events.Place, *events.OwnedBlock) bool) {
+			for _, b := range blocks[1:] {
+				if !yield(b.At, &b.Block) {
+					return
+				}
+			}
+		}
+		owners, want = append(owners, o), append(want, blocks)
+	}
+	return owners, want
 }
 
 func TestGoldenSnapshot(t *testing.T) {
 	want := unhex(t, goldenSnapshot)
 	var got bytes.Buffer
-	if n, err := events.WriteSnapshot(&got, wire.Scope{}, goldenContent()); err != nil || n != int64(len(want)) || !bytes.Equal(got.Bytes(), want) {
+	if n, err := saved.Write(&got, wire.Scope{}, goldenContent()); err != nil || n != int64(len(want)) || !bytes.Equal(got.Bytes(), want) {
 		t.Errorf("wrote %d bytes, %v\ngot  %x\nwant %x", n, err, got.Bytes(), want)
 	}
 	s, runs, err := readAll(want, wire.Scope{})
@@ -89,7 +160,7 @@ func TestGoldenSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden := goldenContent()
-	if d := cmp.Diff(golden, s, cmpopts.IgnoreFields(events.Snapshot{}, "Runs")); d != "" {
+	if d := cmp.Diff(golden, s, cmpopts.IgnoreFields(events.Snapshot{}, "Runs", "Owners")); d != "" {
 		t.Error(d)
 	}
 	var goldenRuns []run
@@ -104,6 +175,16 @@ func TestGoldenSnapshot(t *testing.T) {
 // Every changed byte and every truncation is detected.
 func TestDamagedSnapshotsAreRefused(t *testing.T) {
 	good := unhex(t, goldenSnapshot)
+	engines := ownersFile(t)
+	for i := range engines {
+		bad := bytes.Clone(engines)
+		bad[i] ^= 1 << (i % 8)
+		for _, data := range [][]byte{bad, engines[:i]} {
+			if _, _, err := readAll(data, wire.Scope{}); !errors.Is(err, events.ErrSnapshot) {
+				t.Fatalf("byte %d of a file of engines: %v", i, err)
+			}
+		}
+	}
 	for i := range good {
 		for bit := range 8 {
 			bad := bytes.Clone(good)
@@ -129,7 +210,7 @@ func TestDamagedSnapshotsAreRefused(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	s, whole, err := events.ReadSnapshot(bytes.NewReader(good), wire.Scope{})
+	s, whole, err := saved.Read(bytes.NewReader(good), wire.Scope{})
 	if err != nil || !errors.Is(whole(), events.ErrSnapshot) {
 		t.Errorf("%v; a snapshot whose runs nobody read counts as whole", err)
 	}
@@ -140,9 +221,25 @@ func TestDamagedSnapshotsAreRefused(t *testing.T) {
 		t.Error("a snapshot that nobody read to the end counts as whole")
 	}
 	broken := errors.New("the disk")
-	if _, _, err := events.ReadSnapshot(io.MultiReader(bytes.NewReader(good[:70]), errReader{broken}), wire.Scope{}); !errors.Is(err, broken) || errors.Is(err, events.ErrSnapshot) {
+	if _, _, err := saved.Read(io.MultiReader(bytes.NewReader(good[:70]), errReader{broken}), wire.Scope{}); !errors.Is(err, broken) || errors.Is(err, events.ErrSnapshot) {
 		t.Errorf("a file that cannot be read: %v", err)
 	}
+}
+
+// ownersFile is a file of an owner with blocks of all forms.
+func ownersFile(t *testing.T) []byte {
+	owner := &events.Owner{Info: json.RawMessage(`{"Worker":7}`), Events: []events.RouterEvent{
+		{WorkerID: 7, Event: indexer.Event{Kind: indexer.SideStored, Group: 1, Externals: []uint64{102, 102}}},
+	}, Blocks: func(yield func(events.Place, *events.OwnedBlock) bool) {
+		_ = yield(events.Place{}, &events.OwnedBlock{ID: 101, Local: 5, Copies: 2, Published: true}) &&
+			yield(events.Place{}, &events.OwnedBlock{ID: 102, Local: 6, Copies: 1, Parent: 101, HasParent: true, Locals: []uint64{7, 6}}) &&
+			yield(events.Place{Tier: indexer.Disk, Group: 2}, &events.OwnedBlock{ID: 103, Copies: 1, Part: true, Tokens: []uint32{1, 2}, Parts: []uint64{9}})
+	}}
+	var file bytes.Buffer
+	if _, err := saved.Write(&file, wire.Scope{}, &events.Snapshot{Created: time.UnixMilli(1), Owners: slices.Values([]*events.Owner{owner})}); err != nil {
+		t.Fatal(err)
+	}
+	return file.Bytes()
 }
 
 type errReader struct{ err error }
@@ -169,16 +266,52 @@ func TestSenselessSnapshotsAreRefused(t *testing.T) {
 			s.Meta.Pools = make([]events.SnapshotPool, 1)
 			s.Runs = runsOf(run{1, indexer.Run{ID: 1, Local: []uint64{1}}})
 		},
+		"a block without copies": func(s *events.Snapshot) {
+			s.Owners = ownerOf(events.Place{}, events.OwnedBlock{ID: 1})
+		},
+		"a tier that is not there": func(s *events.Snapshot) {
+			s.Owners = ownerOf(events.Place{Tier: 9}, events.OwnedBlock{ID: 1, Copies: 1})
+		},
 	} {
 		s := goldenContent()
 		edit(s)
 		var file bytes.Buffer
-		if _, err := events.WriteSnapshot(&file, wire.Scope{}, s); err != nil {
+		if _, err := saved.Write(&file, wire.Scope{}, s); err != nil {
 			t.Fatal(err)
 		}
 		if _, _, err := readAll(file.Bytes(), wire.Scope{}); !errors.Is(err, events.ErrSnapshot) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+func ownerOf(at events.Place, b events.OwnedBlock) iter.Seq[*events.Owner] {
+	return slices.Values([]*events.Owner{{Info: json.RawMessage("{}"), Blocks: func(yield func(events.Place, *events.OwnedBlock) bool) { yield(at, &b) }}})
+}
+
+// A block that fits into no record is left out, and a record with more than the maximum size is refused.
+func TestLargeBlocks(t *testing.T) {
+	for n, want := range map[int]int{1 << 10: 2, 1 << 17: 1} {
+		s := goldenContent()
+		s.Owners = ownerOf(events.Place{}, events.OwnedBlock{ID: 1, Copies: 1, Published: true, Locals: make([]uint64, n)})
+		var file bytes.Buffer
+		if _, err := saved.Write(&file, wire.Scope{}, s); err != nil {
+			t.Fatal(err)
+		}
+		back, whole, err := saved.Read(&file, wire.Scope{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range back.Runs {
+		}
+		if owners, err := ownersOf(back, whole); err != nil || len(owners) != 1 || len(owners[0]) != want {
+			t.Errorf("%d hashes: %d owners, %v", n, len(owners), err)
+		}
+	}
+	huge := goldenContent()
+	huge.Owners = slices.Values([]*events.Owner{{Info: make([]byte, 1<<20+1), Blocks: func(func(events.Place, *events.OwnedBlock) bool) {}}})
+	if _, err := saved.Write(io.Discard, wire.Scope{}, huge); err == nil {
+		t.Error("a record above the maximum is written")
 	}
 }
 
@@ -219,15 +352,17 @@ func TestSnapshotsComeBack(t *testing.T) {
 				}
 			}
 		}
+		owners, wantOwners := randomOwners(rng)
+		s.Owners = slices.Values(owners)
 		var file bytes.Buffer
-		if _, err := events.WriteSnapshot(&file, wire.Scope{}, s); err != nil {
+		if _, err := saved.Write(&file, wire.Scope{}, s); err != nil {
 			t.Fatal(err)
 		}
-		back, whole, err := events.ReadSnapshot(bytes.NewReader(file.Bytes()), wire.Scope{})
+		back, whole, err := saved.Read(bytes.NewReader(file.Bytes()), wire.Scope{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d := cmp.Diff(s, back, cmpopts.IgnoreFields(events.Snapshot{}, "Runs")); d != "" {
+		if d := cmp.Diff(s, back, cmpopts.IgnoreFields(events.Snapshot{}, "Runs", "Owners")); d != "" {
 			t.Fatal(d)
 		}
 		byPool := make([][]indexer.Run, len(pools))
@@ -238,8 +373,8 @@ func TestSnapshotsComeBack(t *testing.T) {
 			}
 			byPool[p] = append(byPool[p], r)
 		}
-		if err := whole(); err != nil {
-			t.Fatal(err)
+		if got, err := ownersOf(back, whole); err != nil || !cmp.Equal(got, wantOwners) {
+			t.Fatalf("seed %d: %v; %d owners, or their blocks, are others", seed, err, len(wantOwners))
 		}
 		for p, x := range pools {
 			y, _, err := indexer.Restore(indexer.Config{}, func(yield func(indexer.Run, error) bool) {
@@ -306,7 +441,7 @@ func TestARunOfManyHolders(t *testing.T) {
 		}
 	}}
 	var file bytes.Buffer
-	if _, err := events.WriteSnapshot(&file, wire.Scope{}, s); err != nil {
+	if _, err := saved.Write(&file, wire.Scope{}, s); err != nil {
 		t.Fatal(err)
 	}
 	_, runs, err := readAll(file.Bytes(), wire.Scope{})
