@@ -5,6 +5,7 @@ package engines
 import (
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/meter"
 )
@@ -17,6 +18,7 @@ const (
 	sourceBad       = "bad"     // not readable
 	sourceForeign   = "foreign" // of a worker or rank that does not belong to the socket
 	sourceLost      = "lost"    // permanently missing
+	sourceAccepted  = "accepted"
 )
 
 // Outcomes of connections and requests to engines.
@@ -35,44 +37,81 @@ const (
 
 // sourceMetrics are the instruments of [Sources]. docs/metrics.md lists them.
 type sourceMetrics struct {
-	batches, news, leftOut meter.Counter
+	events.FeedMetrics
+
+	connections, leftOut meter.Counter
+	// Those that the ones above replace: kvroute.source.*.
+	batches, news, oldLeftOut meter.Counter
 }
 
-func newSourceMetrics(from metric.Meter, survey func() (counts map[indexer.State]int, copies int)) (*sourceMetrics, error) {
+func newSourceMetrics(
+	from metric.Meter, survey func() (counts map[events.Feed]map[indexer.State]int, copies int),
+) (*sourceMetrics, error) {
 	m := meter.New(from)
-	m.Gauge("kvroute.source.ranks", "{rank}", "Ranks with a direct connection to their engine, by the state of their known blocks.", func(o meter.Observe) {
+	all := events.NewFeedMetrics(m)
+	all.Ranks(m, func(observe func(n int, feed events.Feed, state indexer.State)) {
 		counts, _ := survey()
-		for _, state := range indexer.States() {
-			if state != indexer.StateSummary {
-				o(float64(counts[state]), "state", string(state))
+		for feed, states := range counts {
+			for state, n := range states {
+				observe(n, feed, state)
 			}
 		}
 	})
-	m.Gauge("kvroute.source.copies", "{copy}", "The largest number of copies of a block that an engine reported.", func(o meter.Observe) {
+	m.Gauge("kvroute.source.ranks", "{rank}", "Deprecated: use kvroute.events.ranks.", func(o meter.Observe) {
+		counts, _ := survey()
+		for state, n := range counts[events.FeedZMQ] {
+			o(float64(n+counts[events.FeedPoll][state]), "state", string(state))
+		}
+	})
+	copies := func(o meter.Observe) {
 		_, most := survey()
 		o(float64(most))
-	})
+	}
+	m.Gauge("kvroute.events.copies", "{copy}", "The largest number of copies of a block that an engine reported.", copies)
+	m.Gauge("kvroute.source.copies", "{copy}", "Deprecated: use kvroute.events.copies.", copies)
 	return &sourceMetrics{
-		batches: m.Counter("kvroute.source.batches", "{batch}", "Messages of engines' sockets, by outcome.", "outcome"),
+		FeedMetrics: all,
+		connections: m.Counter("kvroute.events.connections", "{event}",
+			"Changes of connections to engines, by feed and kind.", "feed", "kind"),
+		leftOut: m.Counter("kvroute.events.blocks.left_out", "{block}",
+			"Blocks of engines' events that are not indexed, by feed and reason.", "feed", "reason"),
+		batches: m.Counter("kvroute.source.batches", "{batch}", "Deprecated: use kvroute.events.received.", "outcome"),
 		news: m.Counter("kvroute.source.news", "{event}",
-			"Changes of the connections and requests to engines, by kind.", "kind"),
-		leftOut: m.Counter("kvroute.source.blocks.left_out", "{block}",
-			"Blocks of engines' events that are not indexed, by reason.", "reason"),
+			"Deprecated: use kvroute.events.connections, .queries, .query.ends and .repairs.", "kind"),
+		oldLeftOut: m.Counter("kvroute.source.blocks.left_out", "{block}",
+			"Deprecated: use kvroute.events.blocks.left_out.", "reason"),
 	}, m.Err()
 }
 
-// count adds n to the instrument of an outcome.
-func (m *sourceMetrics) count(outcome string, n int) {
+// count adds n to the instruments of an outcome. The Subscriber counts the events of Dynamo's publishers.
+func (m *sourceMetrics) count(feed events.Feed, outcome string, n int) {
 	switch outcome {
+	case sourceAccepted:
 	case sourceLive, sourceReplayed, sourceDuplicate, sourceBad, sourceForeign, sourceLost:
 		m.batches.Add(n, outcome)
 	default:
 		m.news.Add(n, outcome)
 	}
+	switch outcome {
+	case sourceLive: // counts when it is accepted
+	case sourceAccepted, sourceDuplicate, sourceBad, sourceForeign, sourceLost:
+		if feed != events.FeedPlane {
+			m.Received(feed, outcome, n)
+		}
+	case sourceConnected, sourceAway, sourceUndiscovered:
+		m.connections.Add(n, feed.String(), outcome)
+	case sourceAsked:
+		m.Happened(feed, "ask_range", n)
+	case sourceUnanswered:
+		m.Happened(feed, "unanswered", n)
+	default:
+		m.Happened(feed, outcome, n)
+	}
 }
 
-func (m *sourceMetrics) drops(d *Drops) {
+func (m *sourceMetrics) drops(feed events.Feed, d *Drops) {
 	for reason, n := range d {
-		m.leftOut.Add(n, DropReason(reason).String())
+		m.leftOut.Add(n, feed.String(), DropReason(reason).String())
+		m.oldLeftOut.Add(n, DropReason(reason).String())
 	}
 }

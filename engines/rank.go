@@ -84,7 +84,7 @@ func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *ra
 func (r *rankSource) current() indexer.State { return r.state.Load().(indexer.State) } //nolint:forcetypeassert // it holds nothing else
 
 func (r *rankSource) count(outcome string, n int) {
-	r.s.metrics.count(outcome, n)
+	r.s.metrics.count(feedOf(r.worker.Transport), outcome, n)
 	switch outcome {
 	case sourceLost:
 		r.log.Warn("events of an engine are lost; the known blocks of the rank may be wrong", "batches", n)
@@ -224,6 +224,7 @@ func (r *rankSource) apply(body []byte) (cleared bool) {
 }
 
 func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
+	r.count(sourceAccepted, 1)
 	for i := range b.Events {
 		if ev := &b.Events[i]; ev.HasRank && (i == 0 || b.Events[i-1].Rank != ev.Rank || !b.Events[i-1].HasRank) {
 			if ev.Rank < r.worker.DPStart || ev.Rank-r.worker.DPStart >= max(1, r.worker.DPSize) {
@@ -242,7 +243,7 @@ func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
 		}
 	}
 	r.engine.translate(b, out)
-	r.s.metrics.drops(&out.drops)
+	r.s.metrics.drops(feedOf(r.worker.Transport), &out.drops)
 	if out.drops[DropSize] > 0 && !r.misfit {
 		r.misfit = true
 		r.log.Error("an engine's block size neither divides the index's nor is a multiple of it",

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
@@ -22,6 +23,14 @@ type socket struct {
 	url            string // of TransportPoll
 	events, replay zmtp.Endpoint
 	replays        bool // replay is set
+}
+
+// feedOf returns the feed of a transport.
+func feedOf(transport string) events.Feed {
+	if transport == TransportPoll {
+		return events.FeedPoll
+	}
+	return events.FeedZMQ
 }
 
 // setReplay sets the replay endpoint that the worker's record names, if it names one.

@@ -112,7 +112,8 @@ type SourcesConfig struct {
 	Control func(network, address string, _ syscall.RawConn) error
 	// Log receives a line for each loss and each change. Default: none.
 	Log *slog.Logger
-	// Meter makes the instruments listed in docs/metrics.md. Default: none.
+	// Meter makes the instruments listed in docs/metrics.md. It must not be that of Subscriber, which makes some of the
+	// same names for other feeds. Default: none.
 	Meter metric.Meter
 }
 
@@ -182,9 +183,11 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 	if s.metrics, err = newSourceMetrics(conf.Meter, s.survey); err != nil {
 		return nil, err
 	}
-	s.Dynamo = dynamo.New(dynamo.Config{Subscriber: conf.Subscriber, Dialer: conf.dialer, Count: s.metrics.count, Log: conf.Log})
+	s.Dynamo = dynamo.New(dynamo.Config{Subscriber: conf.Subscriber, Dialer: conf.dialer, Count: s.countPlane, Log: conf.Log})
 	return s, nil
 }
+
+func (s *Sources) countPlane(what string, n int) { s.metrics.count(events.FeedPlane, what, n) }
 
 // Set starts to follow a worker, or starts again if its settings changed.
 func (s *Sources) Set(w EngineWorker) {
@@ -259,13 +262,21 @@ func (s *Sources) State(id uint64) indexer.State {
 	return state
 }
 
-// survey counts ranks by state, and finds the block with most copies.
-func (s *Sources) survey() (counts map[indexer.State]int, copies int) {
+// survey counts ranks by feed and state, and finds the block with most copies.
+func (s *Sources) survey() (counts map[events.Feed]map[indexer.State]int, copies int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	counts = make(map[indexer.State]int)
+	counts = make(map[events.Feed]map[indexer.State]int)
+	for _, feed := range []events.Feed{events.FeedZMQ, events.FeedPoll} {
+		counts[feed] = make(map[indexer.State]int)
+		for _, state := range indexer.States() {
+			if state != indexer.StateSummary {
+				counts[feed][state] = 0
+			}
+		}
+	}
 	for r := range s.ranks {
-		counts[r.current()]++
+		counts[feedOf(r.worker.Transport)][r.current()]++
 		copies = max(copies, int(r.copies.Load()))
 	}
 	return counts, copies
@@ -341,7 +352,7 @@ func (s *Sources) follow(ctx context.Context, wanted EngineWorker) {
 		sockets, err := s.sockets(ctx, &w)
 		if err != nil {
 			if ctx.Err() == nil {
-				s.metrics.count(sourceUndiscovered, 1)
+				s.metrics.count(feedOf(wanted.Transport), sourceUndiscovered, 1)
 				log.Log(ctx, level, "the sockets of an engine are unknown; it is asked again", "err", err)
 				level = slog.LevelDebug
 				s.setUnknown(wanted.ID, err)

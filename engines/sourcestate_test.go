@@ -72,8 +72,11 @@ func TestSourcesComeBack(t *testing.T) {
 
 	c, meter := again(file, zmqWorker(7, s))
 	agree(t, c, 0, s)
-	if n := meter.read("kvroute.source.batches", "outcome", "replayed"); n != 3 {
-		t.Errorf("%d batches were sent again, want the 3 that were missing", n)
+	if n, old := meter.read("kvroute.events.repairs", "what", "replayed"), meter.read("kvroute.source.batches", "outcome", "replayed"); n != 3 || old != 3 {
+		t.Errorf("%d batches were sent again, and %d by the deprecated counter, want the 3 that were missing", n, old)
+	}
+	if n := meter.read("kvroute.events.received", "outcome", "accepted"); n != 3 || meter.read("kvroute.events.received", "feed", "zmq") != n {
+		t.Errorf("%d batches were accepted, want 3, all of the feed zmq", n)
 	}
 	s.store(2)
 	agree(t, c, 0, s)
@@ -83,7 +86,7 @@ func TestSourcesComeBack(t *testing.T) {
 	w.BlockSize = 32
 	c, meter = again(file, w)
 	eventually(t, func() bool { return len(c.of(7, 0)) == len(s.held)/2 })
-	eventually(t, func() bool { return meter.read("kvroute.source.batches", "outcome", "replayed") == len(s.held) })
+	eventually(t, func() bool { return meter.read("kvroute.events.repairs", "what", "replayed") == len(s.held) })
 
 	// The engine is another process, with higher numbers than the previous one.
 	live, replay := s.live, s.replay

@@ -14,15 +14,15 @@ import (
 func (t *tracker) answer(now time.Time, id, publisher uint64, a *Answer) {
 	r := t.repairs.asked[id]
 	if r == nil {
-		t.count("stale", 1)
+		t.count(0, "stale", 1)
 		return
 	}
 	t.cancelQuery(r)
 	delete(t.repairs.timers, r)
 	t.dropOthers(r, a)
-	t.count(a.Kind.String(), 1)
+	t.count(r.WorkerID, a.Kind.String(), 1)
 	if src := t.workers[r.WorkerID]; publisher != 0 && !src.accepts(publisher) {
-		t.count("foreign", 1) // the record does not name it yet, or another process answers
+		t.count(r.WorkerID, "foreign", 1) // the record does not name it yet, or another process answers
 		t.retryOrGiveUp(now, r)
 		return
 	}
@@ -49,7 +49,7 @@ func (t *tracker) answer(now time.Time, id, publisher uint64, a *Answer) {
 		}
 		t.continueRepair(now, r, r.cursor() != c)
 	case a.Kind == AnswerEvents:
-		t.count("broken", 1)
+		t.count(r.WorkerID, "broken", 1)
 		r.repair.dump = true
 		t.retryOrGiveUp(now, r)
 	default:
@@ -63,7 +63,7 @@ func (t *tracker) dropOthers(r *rank, a *Answer) {
 	a.Events = slices.DeleteFunc(a.Events,
 		func(ev RouterEvent) bool { return ev.WorkerID != r.WorkerID || ev.DPRank != r.DPRank })
 	if n -= len(a.Events); n > 0 {
-		t.count("lie", n)
+		t.count(r.WorkerID, "lie", n)
 		a.Bad += n
 	}
 }

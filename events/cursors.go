@@ -195,7 +195,7 @@ func (t *tracker) repairAtStreamEnd(now time.Time, lost bool) {
 			r := t.rank(RankName{id, src.DPStart + n})
 			switch {
 			case r == nil:
-				t.count("no_room", 1)
+				t.count(id, "no_room", 1)
 			case !src.Queries:
 				t.miss(now, r, indexer.StatePartial)
 			case r.repair == nil:

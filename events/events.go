@@ -91,7 +91,7 @@ type tracker struct {
 	// has failed, and count for everything else that is counted.
 	changed func(r RankName, s indexer.State)
 	gaveUp  func(r RankName)
-	count   func(what string, n int)
+	count   func(worker uint64, what string, n int)
 
 	ranks   map[RankName]*rank
 	owned   map[uint64]map[uint32]*rank // the same, by worker and rank; never empty
@@ -415,10 +415,13 @@ func (t *tracker) markUnsure(worker uint64) {
 
 // expire drops the events that waited too long for their worker, and returns their number.
 // It ends the state partial of ranks without a recent loss.
-func (t *tracker) expire(now time.Time) (dropped int) {
+func (t *tracker) expire(now time.Time) (dropped map[Feed]int) {
+	dropped = make(map[Feed]int)
 	for key, q := range t.waiting {
 		if now.Sub(q.since) >= maxWait {
-			dropped += len(q.events)
+			for i := range q.events {
+				dropped[q.events[i].feed]++
+			}
 			delete(t.waiting, key)
 		}
 	}

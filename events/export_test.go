@@ -20,7 +20,7 @@ type Tracker struct {
 // NewTracker returns an empty Tracker.
 func NewTracker(sink Sink) Tracker {
 	t := newTracker(func(r RankName, ev indexer.Event) { sink(r.WorkerID, r.DPRank, ev) })
-	t.gaveUp, t.count = func(RankName) {}, func(string, int) {}
+	t.gaveUp, t.count = func(RankName) {}, func(uint64, string, int) {}
 	return Tracker{t, func(uint64) bool { return true }}
 }
 
@@ -58,9 +58,15 @@ func (t Tracker) Restored(now time.Time, s *Snapshot) { t.t.restore(now, s) }
 func (t Tracker) CaughtUp(now time.Time, lost bool)   { t.t.repairAtStreamEnd(now, lost) }
 
 // Known, Forget and Expire call the tracker's methods.
-func (t Tracker) Known(worker uint64)      { t.t.applyWaiting(time.Time{}, worker) }
-func (t Tracker) Forget(worker uint64)     { t.t.forget(worker) }
-func (t Tracker) Expire(now time.Time) int { return t.t.expire(now) }
+func (t Tracker) Known(worker uint64)  { t.t.applyWaiting(time.Time{}, worker) }
+func (t Tracker) Forget(worker uint64) { t.t.forget(worker) }
+func (t Tracker) Expire(now time.Time) (dropped int) {
+	for _, n := range t.t.expire(now) {
+		dropped += n
+	}
+	return dropped
+}
+
 func (t Tracker) Waiting() (workers, evs int) {
 	for _, q := range t.t.waiting {
 		evs += len(q.events)
@@ -124,8 +130,8 @@ func (s *Subscriber) Counting() func() map[string]int {
 	defer s.mu.Unlock()
 	counts := map[string]int{}
 	before := s.tracker.count
-	s.tracker.count = func(what string, n int) {
-		before(what, n)
+	s.tracker.count = func(worker uint64, what string, n int) {
+		before(worker, what, n)
 		counts[what] += n
 	}
 	return func() map[string]int {
@@ -155,7 +161,11 @@ func (t Tracker) Seed(seed uint64) Tracker {
 	t.t.repairs.rng = rand.New(rand.NewPCG(seed, 9))
 	return t
 }
-func (t Tracker) Count(count func(string, int)) { t.t.count = count }
+
+func (t Tracker) Count(count func(string, int)) {
+	t.t.count = func(_ uint64, what string, n int) { count(what, n) }
+}
+
 func (t Tracker) Changed(changed func(uint64, uint32, indexer.State)) {
 	t.t.changed = func(r RankName, s indexer.State) { changed(r.WorkerID, r.DPRank, s) }
 }

@@ -89,7 +89,7 @@ func NewFollower(conf FollowerConfig) *Follower {
 	f := &Follower{conf: conf, t: newTracker(nil)}
 	f.t.workers[0] = Source{Queries: conf.Replays}
 	f.t.gaveUp = func(RankName) { f.conf.GaveUp() }
-	f.t.count = func(what string, n int) {
+	f.t.count = func(_ uint64, what string, n int) {
 		switch what {
 		case "ask_range":
 			conf.Count("replay", n)

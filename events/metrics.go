@@ -30,10 +30,73 @@ const (
 	outcomeOther     = "other_feed" // dropped: its worker has another feed
 )
 
-// metrics are the package's instruments. docs/metrics.md lists them.
+// FeedMetrics are the instruments of all feeds. docs/metrics.md lists them.
+type FeedMetrics struct {
+	received, queries, retries, answers, repairs meter.Counter
+
+	accepted [feedSaved + 1]meter.Set // of received, by feed: made once, because such events are frequent
+}
+
+// NewFeedMetrics makes the instruments. Each feed must count with one maker only.
+func NewFeedMetrics(m *meter.Maker) FeedMetrics {
+	all := FeedMetrics{
+		received: m.Counter("kvroute.events.received", "{event}",
+			"Events of workers' caches, and batches of engines, by feed and outcome.", "feed", "outcome"),
+		queries: m.Counter("kvroute.events.queries", "{query}",
+			"Queries for missing events, by feed and by what they ask for.", "feed", "kind"),
+		retries: m.Counter("kvroute.events.query.retries", "{query}", "Queries that were not the first try.", "feed"),
+		answers: m.Counter("kvroute.events.query.ends", "{query}",
+			"Queries ended, by feed and by the answer or why there is none.", "feed", "end"),
+		repairs: m.Counter("kvroute.events.repairs", "1",
+			"What happened while ranks were repaired, other than queries.", "feed", "what"),
+	}
+	for feed := range all.accepted {
+		all.accepted[feed] = meter.NewSet("feed", Feed(feed).String(), "outcome", outcomeAccepted)
+	}
+	return all
+}
+
+// Ranks makes the gauge of ranks. observe passes the number of each feed and state.
+func (FeedMetrics) Ranks(m *meter.Maker, observe func(observe func(n int, feed Feed, state indexer.State))) {
+	m.Gauge("kvroute.events.ranks", "{rank}",
+		"Ranks whose events are followed, by feed and by how far they can be trusted.", func(o meter.Observe) {
+			observe(func(n int, feed Feed, state indexer.State) {
+				o(float64(n), "feed", feed.String(), "state", string(state))
+			})
+		})
+}
+
+// Received counts events by their outcome.
+func (m *FeedMetrics) Received(feed Feed, outcome string, n int) {
+	if outcome == outcomeAccepted {
+		m.received.AddTo(m.accepted[feed], n)
+	} else {
+		m.received.Add(n, feed.String(), outcome)
+	}
+}
+
+// Happened counts what happened in a repair.
+func (m *FeedMetrics) Happened(feed Feed, what string, n int) {
+	if kind, ok := strings.CutPrefix(what, "ask_"); ok {
+		m.queries.Add(n, feed.String(), kind)
+		return
+	}
+	switch what {
+	case "retry":
+		m.retries.Add(n, feed.String())
+	case "no_room", "spilled", "given_up", "restored", "broken", "lie", "gap", "replayed", "replay_cut", "buffer_full",
+		"restart":
+		m.repairs.Add(n, feed.String(), what)
+	default:
+		m.answers.Add(n, feed.String(), what)
+	}
+}
+
+// metrics are the instruments of a [Subscriber].
 type metrics struct {
-	events, queries, retries, answers, repairs meter.Counter
-	late                                       metric.Float64Histogram
+	FeedMetrics
+
+	late metric.Float64Histogram
 }
 
 func newMetrics(from metric.Meter, s *Subscriber) (*metrics, error) {
@@ -44,53 +107,39 @@ func newMetrics(from metric.Meter, s *Subscriber) (*metrics, error) {
 		s.mu.Unlock()
 		o(float64(blocks))
 	})
-	m.Gauge("kvroute.events.ranks", "{rank}", "Ranks whose events are followed, by how far they can be trusted.",
-		s.observeStates)
+	all := NewFeedMetrics(m)
+	all.Ranks(m, s.observeStates)
 	return &metrics{
-		events: m.Counter("kvroute.events.received", "{event}", "Events of workers' caches, by outcome.", "outcome"),
-		queries: m.Counter("kvroute.events.queries", "{query}",
-			"Queries to workers' local indexers, by what they ask for.", "kind"),
-		retries: m.Counter("kvroute.events.query.retries", "{query}", "Queries that were not the first try."),
-		answers: m.Counter("kvroute.events.query.ends", "{query}",
-			"Queries ended, by the answer or by why there is none.", "end"),
-		repairs: m.Counter("kvroute.events.repairs", "1",
-			"What happened while ranks were repaired, other than queries.", "what"),
+		FeedMetrics: all,
 		// From loopback to an index that is too old to be of use.
 		late: m.Seconds("kvroute.events.delay", "Time from a message's publication to its arrival, by the two clocks.",
 			.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5, 30),
 	}, m.Err()
 }
 
-func (s *Subscriber) observeStates(o meter.Observe) {
+func (s *Subscriber) observeStates(observe func(n int, feed Feed, state indexer.State)) {
 	const repairing = "repairing" // is shown as indexer.StateOK elsewhere
-	n := map[indexer.State]int{indexer.StateOK: 0, repairing: 0, indexer.StatePartial: 0, indexer.StateSuspect: 0}
+	n := make(map[Feed]map[indexer.State]int)
+	for _, feed := range []Feed{FeedCore, FeedDurable, FeedPlane} {
+		n[feed] = map[indexer.State]int{indexer.StateOK: 0, repairing: 0, indexer.StatePartial: 0, indexer.StateSuspect: 0}
+	}
 	s.mu.Lock()
 	for _, r := range s.tracker.ranks {
+		states := n[s.tracker.workers[r.WorkerID].Feed]
+		if states == nil {
+			states = n[FeedCore] // of no feed yet
+		}
 		if r.repair != nil && !r.repair.reread {
-			n[repairing]++
+			states[repairing]++
 		} else {
-			n[r.reported]++
+			states[r.reported]++
 		}
 	}
 	s.mu.Unlock()
-	for state, n := range n {
-		o(float64(n), "state", string(state))
-	}
-}
-
-// happened counts an outcome that a tracker reports.
-func (m *metrics) happened(what string, n int) {
-	if kind, ok := strings.CutPrefix(what, "ask_"); ok {
-		m.queries.Add(n, kind)
-		return
-	}
-	switch what {
-	case "retry":
-		m.retries.Add(n)
-	case "no_room", "spilled", "given_up", "restored", "broken", "lie":
-		m.repairs.Add(n, what)
-	default:
-		m.answers.Add(n, what)
+	for feed, states := range n {
+		for state, n := range states {
+			observe(n, feed, state)
+		}
 	}
 }
 
@@ -99,7 +148,7 @@ func (m *metrics) delay(ctx context.Context, now time.Time, publishedMS uint64) 
 }
 
 // event counts an event. Foreign and unknown ones without another outcome count as such.
-func (m *metrics) event(ev *RouterEvent, outcome string) {
+func (m *metrics) event(feed Feed, ev *RouterEvent, outcome string) {
 	switch {
 	case outcome != outcomeAccepted:
 	case ev.Foreign:
@@ -107,5 +156,5 @@ func (m *metrics) event(ev *RouterEvent, outcome string) {
 	case ev.Event.Kind == 0:
 		outcome = outcomeUnknown
 	}
-	m.events.Count(outcome)
+	m.Received(feed, outcome, 1)
 }

@@ -199,7 +199,7 @@ func (t *tracker) hold(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 func (t *tracker) addHeld(now time.Time, r *rank, publisher uint64, ev RouterEvent) {
 	rp, h := r.repair, heldEvent{publisher: publisher, ev: ev, after: t.repairs.last}
 	if w := h.weight(); len(rp.held) >= maxHeldEvents || rp.blocks+w > maxHeldBlocks || t.repairs.blocks+w > maxAllHeld {
-		t.count("spilled", len(rp.held))
+		t.count(r.WorkerID, "spilled", len(rp.held))
 		t.release(rp) // this event shows later that they are missing
 		t.requestDump(now, r)
 	}
@@ -324,7 +324,7 @@ func (t *tracker) tick(now time.Time) {
 			r.repair = &repair{dump: true, reread: true}
 			t.ready(r)
 		case rp.step == stepAsked:
-			t.count("timeout", 1)
+			t.count(r.WorkerID, "timeout", 1)
 			t.cancelQuery(r)
 			t.retryOrGiveUp(now, r)
 		default:
@@ -366,13 +366,13 @@ func (t *tracker) query(now time.Time, r *rank) ask {
 	q := Query{WorkerID: r.WorkerID, DPRank: r.DPRank}
 	if rp.dump {
 		p.queued++
-		t.count("ask_dump", 1)
+		t.count(r.WorkerID, "ask_dump", 1)
 	} else {
 		q.HasStart, q.Start = true, r.cursor().id+1
-		t.count("ask_range", 1)
+		t.count(r.WorkerID, "ask_range", 1)
 	}
 	if rp.tries > 0 {
-		t.count("retry", 1)
+		t.count(r.WorkerID, "retry", 1)
 	}
 	return ask{rp.id, q}
 }
@@ -380,7 +380,7 @@ func (t *tracker) query(now time.Time, r *rank) ask {
 // queryFailed ends a query without an answer.
 func (t *tracker) queryFailed(now time.Time, id uint64, why string) {
 	if r := t.repairs.asked[id]; r != nil {
-		t.count(why, 1)
+		t.count(r.WorkerID, why, 1)
 		t.cancelQuery(r)
 		t.retryOrGiveUp(now, r)
 	}
@@ -432,7 +432,7 @@ func (t *tracker) giveUp(now time.Time, r *rank) {
 			t.advance(r, &held[i].ev)
 		}
 	}
-	t.count("given_up", 1)
+	t.count(r.WorkerID, "given_up", 1)
 	t.gaveUp(r.RankName)
 	t.miss(now, r, indexer.StateSuspect)
 	t.planRereading(now, r)

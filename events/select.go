@@ -23,6 +23,11 @@ const (
 	feedSaved // none yet: the worker is known from an earlier process only, see [Subscriber.Load]
 )
 
+// String returns the feed's name in metrics. A query without a worker counts as one over NATS.
+func (f Feed) String() string {
+	return [...]string{"nats", "nats", "stream", "zmq", "polling", "plane", "none", "saved"}[f]
+}
+
 // Source is where the events of a worker come from. The zero Source accepts every feed and
 // rank.
 type Source struct {
@@ -84,7 +89,7 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 			t.wipe(r) // of a process that is gone
 			t.drop(r)
 		case saved:
-			t.count("restored", 1)
+			t.count(id, "restored", 1)
 			if !src.Queries {
 				t.miss(now, r, indexer.StatePartial)
 			}
@@ -140,7 +145,7 @@ func (t *tracker) setRank(now time.Time, key RankName, src Source) {
 			return // made by its first event, or at the end of the stream
 		}
 		if r = t.rank(key); r == nil {
-			t.count("no_room", 1)
+			t.count(key.WorkerID, "no_room", 1)
 			return
 		}
 	}

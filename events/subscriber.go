@@ -98,7 +98,9 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	if s.metrics, err = newMetrics(conf.Meter, s); err != nil {
 		return nil, err
 	}
-	s.tracker.count = s.metrics.happened
+	s.tracker.count = func(worker uint64, what string, n int) {
+		s.metrics.Happened(s.tracker.workers[worker].Feed, what, n)
+	}
 	s.tracker.gaveUp = func(r RankName) {
 		s.laterLocked(func() {
 			s.conf.Log.Warn("the missing events of a worker could not be requested; its known blocks stay and may be wrong",
@@ -174,7 +176,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 		checked = time.Now()
 		if dropped, err := sub.Dropped(); err == nil && dropped > lost {
 			s.conf.Log.Warn("too slow for the events; messages were dropped", "messages", dropped-lost)
-			s.metrics.events.Add(dropped-lost, outcomeSlow)
+			s.metrics.Received(FeedCore, outcomeSlow, dropped-lost)
 			lost = dropped
 			s.Audit("too slow for the events")
 		}
@@ -250,11 +252,15 @@ func (s *Subscriber) AwaitWanted(ctx context.Context, feed Feed) {
 }
 
 func (s *Subscriber) expire() {
+	var byFeed map[Feed]int
+	s.change(func(t *tracker, now time.Time) { byFeed = t.expire(now) })
 	dropped := 0
-	s.change(func(t *tracker, now time.Time) { dropped = t.expire(now) })
+	for feed, n := range byFeed {
+		s.metrics.Received(feed, outcomeDropped, n)
+		dropped += n
+	}
 	if dropped > 0 {
 		s.conf.Log.Warn("events of workers that never registered, or of publishers that their records do not name, were dropped", "events", dropped)
-		s.metrics.events.Add(dropped, outcomeDropped)
 	}
 }
 
@@ -278,12 +284,12 @@ func (s *Subscriber) applyMessage(
 ) {
 	m, err := DecodeMessage(data)
 	if err != nil {
-		s.metrics.events.Add(1, outcomeBad)
+		s.metrics.Received(feed, outcomeBad, 1)
 		s.conf.Log.Debug("a message has no events for us", "err", err)
 		m = Message{}
 	}
 	if m.Bad > 0 {
-		s.metrics.events.Add(m.Bad, outcomeBad)
+		s.metrics.Received(feed, outcomeBad, m.Bad)
 		s.conf.Log.Debug("events could not be read", "publisher", m.Envelope.PublisherID, "events", m.Bad)
 	}
 	now := s.conf.Now()
@@ -291,7 +297,9 @@ func (s *Subscriber) applyMessage(
 		s.metrics.delay(ctx, now, m.Envelope.PublishedAt)
 	}
 	if whose != nil {
+		n := len(m.Events)
 		m.Events = slices.DeleteFunc(m.Events, func(ev RouterEvent) bool { return !whose(ev.WorkerID, ev.DPRank) })
+		s.metrics.Received(feed, outcomeForeign, n-len(m.Events))
 	}
 	known := make([]bool, len(m.Events))
 	for i, ev := range m.Events {
@@ -304,11 +312,11 @@ func (s *Subscriber) applyMessage(
 	defer s.unlockAndWait()
 	for i, ev := range m.Events {
 		if s.tracker.past(m.Envelope, ev.WorkerID) {
-			s.metrics.events.Add(1, outcomeMany)
+			s.metrics.Received(feed, outcomeMany, 1)
 			continue
 		}
 		v := s.tracker.accept(now, feed, m.Envelope.PublisherID, ev, known[i])
-		s.metrics.event(&ev, v.outcome)
+		s.metrics.event(feed, &ev, v.outcome)
 		gap = gap || v.gap && !v.held
 		level, text := slog.LevelWarn, ""
 		switch {
@@ -406,7 +414,7 @@ func (s *Subscriber) part(ctx context.Context, id uint64, p AnswerPart, err erro
 	c := s.answers[id]
 	s.mu.Unlock()
 	if c == nil {
-		s.metrics.answers.Count("stale")
+		s.metrics.Happened(FeedAny, "stale", 1)
 		return false
 	}
 	var done bool
@@ -422,9 +430,7 @@ func (s *Subscriber) part(ctx context.Context, id uint64, p AnswerPart, err erro
 	now := s.conf.Now()
 	delete(s.answers, id)
 	if err == nil {
-		if n := c.answer.Bad; n > 0 {
-			s.metrics.events.Add(n, outcomeBad)
-		}
+		s.metrics.Received(s.tracker.workers[c.query.WorkerID].Feed, outcomeBad, c.answer.Bad)
 		s.tracker.answer(now, id, c.publisher, &c.answer)
 	} else {
 		why := "bad_answer"

@@ -576,7 +576,7 @@ func eventsAreLost(t *testing.T, all *stories) {
 	file := writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: lossy, address: %q, models: [sim], block_size: 16, health: {interval: 500ms}, events: {transport: zmq, endpoint: %q}}\n", address, socket))
 	k := serveAt(t, 1, "--config", file, "--nats-url", b.URL(), "--degraded-after", "3s", "--unhealthy-after", "3s", "--expired-after", "4s")
 	awaitRank := func(state string) sample {
-		return awaitMetric(t, k.At.HTTP, `^kvroute_source_ranks\{.*state="`+state+`"`, above(0))
+		return awaitMetric(t, k.At.HTTP, `^kvroute_events_ranks\{.*feed="zmq",.*state="`+state+`"`, above(0))
 	}
 	before := awaitRank("ok")
 	for i := range 12 {

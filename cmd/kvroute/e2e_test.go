@@ -617,7 +617,7 @@ func TestMetricsAreThere(t *testing.T) {
 		`kvroute_router_decisions_total{model="sim",reason="load"}`, "kvroute_router_decision_duration_seconds_bucket",
 		"kvroute_router_overlap_ratio_bucket", `kvroute_router_index_blocks{model="sim",source="events"}`, `kvroute_router_index_size_bytes{model="sim",source="events"}`, `kvroute_router_index_evicted_total{model="sim",source="history"} 0`, `kvroute_router_slots{model="sim"}`,
 		`kvroute_extproc_streams{kind="main"}`, `kvroute_router_first_tokens_total{model="sim",source="observer"}`,
-		`kvroute_events_received_total{outcome="accepted"}`, `kvroute_fleet_news_total{kind="record"}`,
+		`kvroute_events_received_total{feed="stream",outcome="accepted"}`, `kvroute_fleet_news_total{kind="record"}`,
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %s", want)

@@ -132,7 +132,7 @@ func TestEventsStraightFromAStaticEngine(t *testing.T) {
 	d := &demonstration{demo.Stack{Router: serveFile(t, file)}}
 	eventually(t, "the sockets are not found", func() bool {
 		_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
-		return strings.Contains(text, `kvroute_source_ranks{state="ok"} 2`)
+		return strings.Contains(text, `kvroute_events_ranks{feed="zmq",state="ok"} 2`)
 	})
 	complete(t, b, "something else")
 	knows(t, d, 5, a, b)
@@ -152,7 +152,7 @@ func TestEventsStraightFromRegisteredEngines(t *testing.T) {
 	d := startStack(t, 2, []string{"--speed", "50", "--kv-events", "zmq", "--kv-events-drop-every", "3"})
 	hits(t, d)
 	_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
-	if !strings.Contains(text, `kvroute_source_batches_total{outcome="replayed"}`) || strings.Contains(text, `kvroute_events_received_total{outcome="accepted"}`) {
+	if !strings.Contains(text, `kvroute_events_repairs_total{feed="zmq",what="replayed"}`) || strings.Contains(text, `kvroute_events_received_total{feed="nats",outcome="accepted"}`) {
 		t.Error("no events were replayed, or some came over the bus")
 	}
 }
@@ -220,7 +220,7 @@ func TestPublishBesideEngines(t *testing.T) {
 	hits(t, d)
 	knows(t, d, 1, d.Engines...)
 	_, text := get(t, "http://"+sidecars[0].At.HTTP+"/metrics")
-	for _, want := range []string{`kvroute_source_ranks{state="ok"} 1`, `kvroute_source_news_total{kind="restart"} 1`, "kvroute_publish_buffered_bytes 0"} {
+	for _, want := range []string{`kvroute_events_ranks{feed="zmq",state="ok"} 1`, `kvroute_events_repairs_total{feed="zmq",what="restart"} 1`, `kvroute_source_ranks{state="ok"} 1`, `kvroute_source_news_total{kind="restart"} 1`, "kvroute_publish_buffered_bytes 0"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the sidecar's metrics have no %s", want)
 		}
@@ -384,7 +384,7 @@ func TestARestartAsksEnginesForRangesOnly(t *testing.T) {
 		d.Router = spawn(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
 			"--nats-listen", "127.0.0.1:0", "--state-dir", dir, "--state-interval", "50ms")
 	}
-	replayed := func() int { return d.counter(t, "kvroute_source_batches_total", `outcome="replayed"`) }
+	replayed := func() int { return d.counter(t, "kvroute_events_repairs_total", `what="replayed"`) }
 	for i := range 10 {
 		complete(t, e, fmt.Sprint(i, " before anybody listens"))
 	}
@@ -403,7 +403,7 @@ func TestARestartAsksEnginesForRangesOnly(t *testing.T) {
 	if n := replayed(); n == 0 || n*4 > all {
 		t.Errorf("after a crash %d batches were sent again; %d at first", n, all)
 	}
-	if n := d.counter(t, "kvroute_source_news_total", `kind="restored"`); n != 1 {
+	if n := d.counter(t, "kvroute_events_repairs_total", `what="restored"`); n != 1 {
 		t.Errorf("%d ranks were restored, want 1", n)
 	}
 	// The engine was replaced meanwhile.

@@ -134,7 +134,7 @@ var theirs = map[string]string{
 	"github.com/nats-io/nats-server":         "internal/bus internal/natstest",
 	"github.com/nats-io/nats.go":             "engines/publish events events/durable fleet replicas sidecar cmd/kvroute bindings bench/demo bench/parts bench/interop internal/bus internal/natstest",
 	"github.com/prometheus/client_golang":    "internal/telemetry internal/enginesim",
-	"github.com/zeebo/xxh3":                  "indexer internal/records internal/wire engines events",
+	"github.com/zeebo/xxh3":                  "indexer internal/records internal/wire engines events events/saved",
 	"github.com/tinylib/msgp":                "engines events replicas internal/enginesim internal/msgpack",
 	"go.opentelemetry.io/otel/codes":         "outcomes",
 	"go.opentelemetry.io/otel/exporters":     "internal/telemetry",
