@@ -188,7 +188,7 @@ func (c *Comparison) Engine(ctx context.Context, id uint64) error {
 
 func routerFaults(found []engines.Fault) (faults []router.Fault) {
 	for _, f := range found {
-		faults = append(faults, router.Fault(f))
+		faults = append(faults, router.Fault{What: f.What, Text: f.Text})
 	}
 	return faults
 }

@@ -5,6 +5,7 @@ package router
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -38,9 +39,12 @@ type avoidance struct {
 	until    time.Time // the end of the latest back-off
 	trial    time.Time // the end of the latest trial period
 	trying   bool      // a back-off began, and no good response came since
+	began    time.Time // when trying was set
+	why      string    // what the worker's address answered after the last failure without a response; empty if unknown
 	strikes  int       // back-offs so far, each begun at most a minute after the one before
 	answered time.Time // last response that shows that the worker accepts connections
 	refused  time.Time // last failure without a response, if no response came since
+	proved   time.Time // last good probe of the worker's health
 	since    time.Time // first failure without a response, if no response came since
 	answers  *answers  // latest responses, by status; nil before the first one
 	// told is the number of responses with status 429 or 503 in the proxy's log, minus the number of those that clients
@@ -81,6 +85,7 @@ func (a *avoidance) probed(now time.Time, good bool, booked uint64) (ends bool) 
 		a.probeFailed = true
 		return false
 	}
+	a.proved = now
 	_, waits := a.ends(booked)
 	switch {
 	case !a.trying, !now.Before(a.until) && !waits, now.Before(a.trial), !a.probeFailed && a.refused.IsZero():
@@ -127,9 +132,17 @@ func (a *avoidance) fail(now time.Time, first time.Duration, booked uint64, legH
 	}
 	a.strikes = min(a.strikes+1, most)
 	a.wasTrying, a.blamed = a.trying, 0
+	a.begin(now)
 	a.until, a.trial, a.trying = now.Add(first<<(a.strikes-1)), time.Time{}, true
 	a.booked, a.probeFailed = booked, false
 	return true
+}
+
+// begin notes when a time begins in which the worker is avoided or tried.
+func (a *avoidance) begin(now time.Time) {
+	if !a.trying {
+		a.began = now
+	}
 }
 
 // longestPause limits the time for which a worker is avoided because it asked for a pause.
@@ -143,6 +156,7 @@ func (a *avoidance) pause(now time.Time, d time.Duration, booked uint64) (begins
 		return false
 	}
 	begins = !now.Before(a.until)
+	a.begin(now)
 	a.until, a.trial, a.trying = until, time.Time{}, true
 	a.booked, a.probeFailed, a.blamed = booked, false, 0
 	return begins
@@ -163,11 +177,14 @@ func (a *avoidance) refuses(now time.Time) bool {
 	return !a.refused.IsZero() && now.Sub(a.refused) < refusalCounts
 }
 
+// unanswered says whether the worker gave no response to a request, and neither a response nor a good probe came since.
+func (a *avoidance) unanswered() bool { return a.trying && a.refused.After(a.proved) }
+
 // cause says in words why the worker is avoided.
 func (a *avoidance) cause() string {
 	switch {
 	case !a.refused.IsZero() || a.answers == nil:
-		return "it gave no response"
+		return strings.TrimSuffix("it gave no response: "+a.why, ": ")
 	case a.answers.status == 0:
 		return "it gave no response in time"
 	}
@@ -175,7 +192,7 @@ func (a *avoidance) cause() string {
 }
 
 // gaveResponse notes that a response came.
-func (a *avoidance) gaveResponse() { a.refused, a.since = time.Time{}, time.Time{} }
+func (a *avoidance) gaveResponse() { a.refused, a.since, a.why = time.Time{}, time.Time{}, "" }
 
 // gaveNone notes a failure without a response.
 func (a *avoidance) gaveNone(now time.Time) {
@@ -205,8 +222,8 @@ func (a *avoidance) responseFault() (fault Fault, found bool) {
 		return Fault{}, false
 	}
 	return Fault{"no_response", fmt.Sprintf(
-		"the worker has given no response since %s, neither to the first request that failed nor to those that tried it again: kvroute avoids it; start it, or remove it",
-		a.since.UTC().Format(time.RFC3339))}, true
+		"the worker has given no response since %s%s, neither to the first request that failed nor to those that tried it again: kvroute avoids it; start it, or remove it",
+		a.since.UTC().Format(time.RFC3339), strings.TrimSuffix(" ("+a.why+")", " ()")), a.since}, true
 }
 
 // errorClass is a kind of response that says that a worker does not serve. Any other status is a good response:
@@ -392,7 +409,7 @@ func (r *ranks) answerFault(now time.Time, ord int) (fault Fault, found bool) {
 		if newest < a.errors {
 			compared += "; its latest error, " + a.statusText() + ", is another one"
 		}
-		fault, found = Fault{"answers_errors", fmt.Sprintf("the worker %s about %.0f of its last %.0f requests, %s; look at its log",
+		fault, found = Fault{What: "answers_errors", Text: fmt.Sprintf("the worker %s about %.0f of its last %.0f requests, %s; look at its log",
 			class.text(a.latest[class].status), a.failed[class], a.all, compared)}, true
 	}
 	return fault, found

@@ -75,6 +75,10 @@ type Config struct {
 	// Pull says when a worker copies a part of a prompt from another one.
 	Pull PullConfig
 
+	// HoldoutShare is the share of the requests, 0 to 1, that are routed round robin, so that their times to first
+	// tokens can be compared with those of the others; see [Side]. The share is drawn by conversation. Default 0.
+	HoldoutShare float64
+
 	// NoActiveBlocks ignores the blocks of requests in flight. Their prefill tokens and
 	// their number count as before.
 	NoActiveBlocks bool
@@ -240,6 +244,7 @@ func (c Config) withDefaults() (Config, error) {
 		within("GuessTTL", c.GuessTTL, 0, math.MaxInt64, "0 or more"),
 		within("AvoidFailing", c.AvoidFailing, 0, time.Hour, "0 to 1h"),
 		within("DeviceRatio", c.DeviceRatio, least, most, "a finite number above 0"),
+		within("HoldoutShare", c.HoldoutShare, 0, 1, "0 to 1"),
 		within("PrefillThroughput", c.PrefillThroughput, least, most, "a finite number above 0"),
 		within("OutputRate", c.OutputRate, 0, most, "a finite number of tokens a second, 0 or more"),
 		check("OutputRate", c.OutputRate, c.OutputRate == 0 || c.EstimateOutput, "0 without EstimateOutput"),

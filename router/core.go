@@ -182,6 +182,9 @@ func (c *core) takeSlot(in *decisionInput, ch *choice, d *Decision, hasLeg bool,
 		return false
 	}
 	c.turn++
+	if in.holdout.side == SideRoundRobin && ch.part != prefillPart {
+		c.heldTurn++
+	}
 	if ch.part == prefillPart {
 		c.legs++
 	}

@@ -36,6 +36,7 @@ type choice struct {
 	overlapBlocks int  // sum of the inputs' OverlapBlocks
 	allInputs     bool // inputs have all fields; if false, [core.complete] can fill in the others
 
+	mode         Mode
 	chosen       int // candidate
 	reason       Reason
 	policy       scorer.Policy // empty if no costs were compared
@@ -165,6 +166,9 @@ func (ch *choice) begin(now time.Time, p part, s *scorer.Settings) {
 // the time (estimates of outputs, speeds), the remembered candidates, and the counter of skipped thresholds.
 func (c *core) choose(now time.Time, in *decisionInput, p part, s *scorer.Settings, why purpose, ch *choice) error {
 	ch.begin(now, p, s)
+	if ch.mode = c.conf.Mode; in.holdout.side == SideRoundRobin {
+		ch.mode = RoundRobin
+	}
 	if err := c.eligible(in, ch); err != nil {
 		return err
 	}
@@ -186,13 +190,19 @@ func (c *core) choose(now time.Time, in *decisionInput, p part, s *scorer.Settin
 	ch.costs = slices.Grow(ch.costs[:0], len(ch.inputs))[:len(ch.inputs)]
 	clear(ch.costs)
 	bound := -1
-	if in.session != 0 && in.Pinned == nil {
+	if in.session != 0 && in.Pinned == nil && in.holdout.side != SideRoundRobin {
 		var err error
 		if bound, err = c.sessions.follow(in, ch, &c.ranks, c.conf.Sessions.Hard); err != nil {
 			return err
 		}
 	}
 	ch.reason = in.prompt.fallback
+	switch in.holdout.side { // each side has its own turns, so that both are alike in the mode RoundRobin
+	case SideRoundRobin:
+		ch.reason, ch.request.Turn = ReasonHoldout, c.heldTurn
+	case SideRouted:
+		ch.request.Turn -= c.heldTurn
+	}
 	switch {
 	case bound >= 0:
 		ch.chosen, ch.reason = bound, ReasonSession
@@ -422,7 +432,7 @@ func (c *core) leaveOutBusy(in *decisionInput, ch *choice) error {
 // chooseByMode chooses a candidate as the mode says.
 func (c *core) chooseByMode(ch *choice) {
 	reason := ReasonMode
-	switch r := &ch.request; c.conf.Mode {
+	switch r := &ch.request; ch.mode {
 	case RoundRobin:
 		reason = ReasonRoundRobin
 		ch.chosen = scorer.RoundRobin(len(ch.candidates), r.Turn)

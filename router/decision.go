@@ -21,6 +21,7 @@ const (
 	ReasonKV         Reason = "kv"          // lowest cost; some candidate holds blocks of the prompt
 	ReasonLoad       Reason = "load"        // lowest cost; no candidate holds a block of the prompt
 	ReasonRoundRobin Reason = "round-robin" // the next candidate in turn
+	ReasonHoldout    Reason = "holdout"     // the next candidate in turn, to compare round robin with the mode; see [Side]
 	ReasonMode       Reason = "mode"        // chosen by a mode that ignores caches
 	ReasonPinned     Reason = "pinned"      // the request named the worker
 	ReasonPreferred  Reason = "preferred"   // an upper router named the worker
@@ -45,6 +46,10 @@ type Decision struct {
 	Address    netip.AddrPort `json:"address"`
 	Host       string         `json:"host,omitempty"` // Host header of requests to the worker
 	Labels     Labels         `json:"labels,omitzero"`
+	// Holdout is the side of the comparison of [Config.HoldoutShare]; empty if the request takes no part.
+	// Conversation is equal for all requests of a conversation, and 0 without a side.
+	Holdout      Side   `json:"holdout,omitempty"`
+	Conversation uint64 `json:"-"`
 	// Engine is the worker's registered engine. NameRank says that the request must name the
 	// rank, because other ranks of the worker have the same address.
 	Engine    string `json:"engine,omitempty"`
@@ -98,6 +103,11 @@ type Decision struct {
 	// model of the engine.
 	CoarseTTFT    float64 `json:"coarse_ttft_ms"`
 	EstimatedTTFT float64 `json:"estimated_ttft_ms"`
+	// PrefillRate is the number of prompt tokens that the worker computes in a second, as measured; 0 until it is.
+	// ExpectedTTFT is the time to the first token at that rate, in ms: for the prompts that the worker has to compute
+	// first, and for this one. It is 0 without a rate.
+	PrefillRate  float64 `json:"prefill_rate,omitempty"`
+	ExpectedTTFT float64 `json:"expected_ttft_ms,omitempty"`
 
 	// The inputs that repeat the decision, together with Candidates: the random number, the
 	// number of requests booked before (for round-robin), the settings with the request's
@@ -238,11 +248,12 @@ func (c *core) makeDecision(
 	ord := ch.candidates[ch.chosen]
 	e := &c.entries[ord]
 	ids := &in.prompt.ids
-	d.ID, d.Time, d.Model, d.Mode, d.Reason, d.Labels = in.ID, ch.time, in.model, c.conf.Mode, ch.reason, in.Labels
+	d.ID, d.Time, d.Model, d.Mode, d.Reason, d.Labels = in.ID, ch.time, in.model, ch.mode, ch.reason, in.Labels
 	d.Worker, d.WorkerName, d.Address, d.Host = e.worker, e.info.Name, e.address(), e.info.Host
 	d.Engine, d.NameRank = e.info.Engine, e.info.wantsRank(e.worker.DPRank)
 	d.Bootstrap, d.Group = e.info.Bootstrap, e.info.Group
 	d.Panic = ch.panics
+	d.Holdout, d.Conversation = in.holdout.side, in.holdout.conversation
 	d.Prefill, d.NoLeg = leg, noLeg
 
 	d.TokenMode, d.TokenReason, d.TextBytes, d.ReusedBytes = ids.Mode, ids.Reason, ids.Size, ids.Reused
@@ -263,8 +274,11 @@ func (c *core) makeDecision(
 		d.PrefillTokens = d.toCompute(load.OverlapBlocks)
 		d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, load.ActiveRequests, c.throughput(e))
 		d.EstimatedTTFT = ch.settings.ModelTTFT(&ch.request, load)
+		if d.PrefillRate, _ = c.slots.PrefillRate(ord); d.PrefillRate > 0 {
+			d.ExpectedTTFT = float64(load.PendTokens+d.PrefillTokens) / d.PrefillRate * 1000
+		}
 	} else { // the prompt arrives computed
-		d.CoarseTTFT, d.EstimatedTTFT = leg.CoarseTTFT, leg.EstimatedTTFT
+		d.CoarseTTFT, d.EstimatedTTFT, d.ExpectedTTFT = leg.CoarseTTFT, leg.EstimatedTTFT, leg.ExpectedTTFT
 	}
 	if len(in.probed.answers) > 0 {
 		d.Member = in.member(e, &c.slots, ord)

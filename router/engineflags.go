@@ -48,10 +48,10 @@ func (r *Router) engineLocked(card *Card, pools []*pool) {
 			fallthrough
 		case f.Equal(first.EngineFlags):
 			if text := card.Prompts.Contradicts(f); text != "" {
-				faults = []Fault{{faultEngineFlags, text}}
+				faults = []Fault{{What: faultEngineFlags, Text: text}}
 			}
 		default:
-			faults = []Fault{{faultEngineFlags, fmt.Sprintf(
+			faults = []Fault{{What: faultEngineFlags, Text: fmt.Sprintf(
 				"its engine runs with %s, and worker %q of the same model with %s: kvroute makes the prompts of both as the latter does; start both with the same flags",
 				f, cmp.Or(first.Name, fmt.Sprint(first.ID)), first.EngineFlags)}}
 		}

@@ -5,6 +5,7 @@ package router
 import (
 	"cmp"
 	"slices"
+	"time"
 )
 
 // Fault is something wrong with a worker that a person must mend, as /v1/workers, `kvroute doctor`, the
@@ -12,6 +13,8 @@ import (
 type Fault struct {
 	What string `json:"what"` // one of the names in docs/workers.md, such as "block_size"
 	Text string `json:"text"` // a sentence: what was found, what was expected, what to change
+	// Since is when the fault began, if its source knows; otherwise when [Router.SetFaults] got it first.
+	Since time.Time `json:"since,omitzero"`
 }
 
 // maxFaults limits the faults of one source for one worker.
@@ -37,7 +40,16 @@ func (r *Router) setFaultsLocked(id uint64, source string, faults []Fault) {
 	if r.faults[id] == nil {
 		r.faults[id] = make(map[string][]Fault)
 	}
-	r.faults[id][source] = slices.Clone(faults[:min(len(faults), maxFaults)])
+	before, now := r.faults[id][source], slices.Clone(faults[:min(len(faults), maxFaults)])
+	for i := range now {
+		if f := &now[i]; f.Since.IsZero() {
+			f.Since = r.conf.Now()
+			if at := slices.IndexFunc(before, func(b Fault) bool { return b.What == f.What }); at >= 0 {
+				f.Since = before[at].Since
+			}
+		}
+	}
+	r.faults[id][source] = now
 }
 
 // compareFaults orders faults: those that explain others come first, then the names count, then the texts.

@@ -88,6 +88,7 @@ type decisionInput struct {
 	number         uint64    // of the booked decision; see keptDecisions
 	listCandidates bool      // people see the candidates; see [core.list]
 	completeAt     time.Time // when the input was complete
+	holdout        holdout
 
 	// decode is the worker that decodes, in the input of a prefill leg; nil in other inputs.
 	decode *WorkerInfo
@@ -172,6 +173,7 @@ func (r *Router) input(ctx context.Context, p *pool, s *scratch, why inputPurpos
 	in.overlap = overlap{} // it may be the overlap in another pool, which was compared before
 	in.Request, in.model, in.lora, in.adapter = req, p.model, s.target.lora, s.target.adapter
 	in.prompt, in.hashes, in.listCandidates = s.prompt, h, req.Explain
+	in.holdout = r.holdoutOf(in)
 	if req.Session != "" {
 		in.session = r.sessionKey(req.Session)
 	}

@@ -48,7 +48,7 @@ func newLabels(model string) *labels {
 	for _, by := range []Sign{SignTold, SignObserver, SignHeaders, SignOrder, SignRate, SignEnd} {
 		l.signs[by] = meter.NewSet("model", model, "source", string(by))
 	}
-	for _, r := range []Reason{ReasonKV, ReasonLoad, ReasonRoundRobin, ReasonMode, ReasonPinned, ReasonPreferred, ReasonSession, ReasonUnread, ReasonTokenizer} {
+	for _, r := range []Reason{ReasonKV, ReasonLoad, ReasonRoundRobin, ReasonHoldout, ReasonMode, ReasonPinned, ReasonPreferred, ReasonSession, ReasonUnread, ReasonTokenizer} {
 		l.reasons[r] = meter.NewSet("model", model, "reason", string(r))
 	}
 	return l

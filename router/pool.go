@@ -199,6 +199,7 @@ func (p *pool) setWorker(now time.Time, info *WorkerInfo) (emptied []Worker) {
 	p.purge(outdated)
 	p.update(now, func(c *core) {
 		c.setWorker(info)
+		c.noteHealth(now, info.ID)
 		p.known.begin(c, info)
 		p.updateView(c)
 	})

@@ -138,6 +138,21 @@ func (r *Router) Probed(id uint64, good bool) {
 	}
 }
 
+// Unanswered notes why a worker gave no response to a request, in words such as "connection refused", for
+// [WorkerState]. Nothing changes if the worker has responded since, or is unknown. It may be called by any number of
+// goroutines.
+func (r *Router) Unanswered(id uint64, why string) {
+	if p := r.poolOf(id); p != nil {
+		p.update(r.conf.Now(), func(c *core) {
+			for _, ord := range c.ordinals(id) {
+				if a := &c.entries[ord].avoid; !a.refused.IsZero() {
+					a.why = why
+				}
+			}
+		})
+	}
+}
+
 // poolAt returns the pool of the worker at an address, if there is exactly one; see [ranks.workersAt].
 func (r *Router) poolAt(address netip.AddrPort, host string) (at *pool, found bool) {
 	workers := 0

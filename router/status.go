@@ -31,9 +31,11 @@ type WorkerState struct {
 	Endpoint       string         `json:"event_endpoint,omitempty"`  // as registered
 	Replay         string         `json:"event_replay,omitempty"`    // as registered
 	Health         string         `json:"health"`
+	HealthSince    time.Time      `json:"health_since,omitzero"`  // when its health became what it is; zero while it is healthy
 	HealthCause    string         `json:"health_cause,omitempty"` // why its probes do not show that it is healthy, in words
 	Failing        bool           `json:"failing,omitempty"`      // avoided because it failed lately
 	AvoidedUntil   time.Time      `json:"avoided_until,omitzero"` // the end of its back-off, or of the time in which one request tries it; zero if it is not avoided
+	AvoidedSince   time.Time      `json:"avoided_since,omitzero"` // when its first back-off began; zero if it is not avoided, and gave a response or a good probe since
 	AvoidedFor     string         `json:"avoided_for,omitempty"`  // what it answered last that a worker must not, in words
 	Tried          bool           `json:"-"`                      // failing, but its back-off is over, and a request tries it
 	Refuses        bool           `json:"refuses,omitempty"`      // accepted no connection when it was last tried
@@ -169,6 +171,9 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Foreign:        c.foreign(now, e, 0),
 		}
 		s.addAvoidance(c, now, ord)
+		if s.Health != Healthy.String() {
+			s.HealthSince = e.healthSince
+		}
 		if fresh(now, e.report.requestsAt) {
 			s.EngineRunning, s.EngineWaiting = e.report.running, e.report.waiting
 		}
@@ -201,7 +206,10 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 func (s *WorkerState) addAvoidance(c *core, now time.Time, ord int) {
 	e := &c.entries[ord]
 	if s.Failing {
-		s.AvoidedUntil, s.AvoidedFor = e.avoid.end(), e.avoid.cause()
+		s.AvoidedUntil = e.avoid.end()
+	}
+	if s.Failing || e.avoid.unanswered() {
+		s.AvoidedSince, s.AvoidedFor = e.avoid.began, e.avoid.cause()
 	}
 	if fault, found := c.answerFault(now, ord); found {
 		s.Faults = append(s.Faults, fault)

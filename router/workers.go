@@ -32,28 +32,31 @@ type ranks struct {
 	changes uint64
 	splits  bool // some workers take prefill legs, and some the decode of split requests
 
-	turn uint64 // bookings so far
-	legs uint64 // those of prefill legs
+	turn     uint64 // bookings so far
+	heldTurn uint64 // those of the side round-robin, without prefill legs
+	legs     uint64 // those of prefill legs
 }
 
 // entry is the state of the worker with an ordinal. What every decision reads comes first.
 type entry struct {
-	properties scorer.Input // of info; without load
-	since      uint64       // value of ranks.changes when the worker got the ordinal
-	learned    learned      // by audit
-	report     engineReport
-	worker     Worker
-	info       *WorkerInfo
-	group      *group // last report of a router group; nil for workers, and before the first report
-	routed     uint64 // requests sent here
-	speed      speed
-	events     indexer.State // empty if it is ok
-	hasEvents  bool          // an event of the worker came
-	avoid      avoidance
-	sign       time.Time // when its last response was passed on as a sign of life
-	tries      tries     // of this worker
-	failures   uint64    // requests that it refused or failed
-	audit      audit
+	properties  scorer.Input // of info; without load
+	since       uint64       // value of ranks.changes when the worker got the ordinal
+	learned     learned      // by audit
+	report      engineReport
+	worker      Worker
+	info        *WorkerInfo
+	group       *group // last report of a router group; nil for workers, and before the first report
+	routed      uint64 // requests sent here
+	speed       speed
+	events      indexer.State // empty if it is ok
+	hasEvents   bool          // an event of the worker came
+	avoid       avoidance
+	sign        time.Time // when its last response was passed on as a sign of life
+	tries       tries     // of this worker
+	failures    uint64    // requests that it refused or failed
+	health      Health    // of info, at healthSince
+	healthSince time.Time // when its health became what it is
+	audit       audit
 }
 
 // setInfo replaces the information about a worker.
@@ -68,6 +71,15 @@ func (e *entry) setInfo(info *WorkerInfo) {
 	}
 	if info.Group != "" {
 		e.properties.Members = max(1, info.Members)
+	}
+}
+
+// noteHealth notes when the health of a worker became what it is.
+func (r *ranks) noteHealth(now time.Time, id uint64) {
+	for _, ord := range r.ordinals(id) {
+		if e := &r.entries[ord]; e.healthSince.IsZero() || e.health != e.info.Health {
+			e.health, e.healthSince = e.info.Health, now
+		}
 	}
 }
 

@@ -113,6 +113,8 @@ type Scenario struct {
 	everyStep   bool                               // tests: plan each step alone
 	slotChanged func(router.Change)                // tests: called with each change of a slot if there is one replica
 	decided     func(req int32, d router.Decision) // tests: called with each decision
+	holdout     float64                            // tests: HoldoutShare of the routers, by the sessions of the trace
+	edit        func(*router.Config)               // tests: changes the configurations of the routers
 }
 
 // Change is a change of a worker. The requests that were on a worker that

@@ -188,11 +188,15 @@ func (s *sim) config(number uint64) router.Config {
 	if s.PullCost {
 		rule = s.pullCost()
 	}
-	return router.Config{
+	conf := router.Config{
 		Scoring: scoring, Rule: rule, BlockSize: s.Trace.BlockSize, Pull: s.pullConfig(),
 		Seed: s.Seed + number, KeepDecisions: -1, PredictTTL: cmp.Or(s.Predict, -1), Split: s.split(), EstimateOutput: true, NoSpeeds: s.Rule.Oracle, Hooks: router.Hooks{Tell: s.slotChanged},
-		Now: func() time.Time { return time.Unix(0, s.now) },
+		Now: func() time.Time { return time.Unix(0, s.now) }, HoldoutShare: s.holdout,
 	}
+	if s.edit != nil {
+		s.edit(&conf)
+	}
+	return conf
 }
 
 // newReplica makes a router and registers the workers that are present.
@@ -392,8 +396,12 @@ func (s *sim) number(d *router.Decision) int { return int(d.Worker.ID - s.id(0))
 func (s *sim) decide(r *replica, req int32) (d router.Decision, waits bool, err error) {
 	state := &s.states[req]
 	start := time.Now()
+	session := ""
+	if s.holdout > 0 { // a conversation stays on one side
+		session = strconv.FormatUint(s.reqs[req].Session, 10)
+	}
 	d, waits, err = r.router.Submit(s.ctx, router.Request{
-		ID: state.id, Model: model, MayPull: s.Pull, StrictPriority: state.strict, Priority: state.jump,
+		ID: state.id, Model: model, Session: session, MayPull: s.Pull, StrictPriority: state.strict, Priority: state.jump,
 		Blocks: &router.Blocks{Local: s.local, Sequence: s.sequence, Tokens: s.reqs[req].Input},
 	})
 	if s.Timing {
