@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package outcomes makes visible what became of requests: as histograms, as a history of the last
-// minutes, as sums since the start, and as spans of traces.
+// Package outcomes makes visible what became of requests: as histograms, as histories of the last day, as sums since
+// the start, as spans of traces, and as a comparison with requests that are routed round robin.
 //
 // A [Recorder] may be used by any number of goroutines.
 package outcomes
@@ -20,35 +20,6 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-const (
-	// sampleTime is the time of one sample, and samples their number: 10 minutes.
-	sampleTime = 2 * time.Second
-	samples    = 300
-	// sampledTTFTs limits the times to first token that a sample's percentile is computed from.
-	sampledTTFTs = 512
-)
-
-// Totals are sums over requests that ended.
-type Totals struct {
-	Requests     int `json:"requests"`
-	Failed       int `json:"failed"` // no worker served the request, or the status was 500 or above
-	PromptTokens int `json:"prompt_tokens"`
-	CachedTokens int `json:"cached_tokens"` // by kvroute's index, on the workers that computed the prompts
-	// MeanCachedTokens is the mean over the candidates: what a random choice would have found, in
-	// the caches as they are.
-	MeanCachedTokens float64 `json:"mean_cached_tokens"`
-}
-
-// Sample has the requests that ended within two seconds.
-type Sample struct {
-	TimeMS int64 `json:"time_ms"` // end of the two seconds, Unix time
-	Totals
-	// Mean and 90th percentile of the time to first token in ms, of the requests whose first token
-	// was seen; 0 without one.
-	TTFT    float64 `json:"ttft_ms"`
-	TTFTP90 float64 `json:"ttft_p90_ms"`
-}
-
 // Recorder records the outcomes of requests.
 type Recorder struct {
 	now                              func() time.Time
@@ -56,10 +27,11 @@ type Recorder struct {
 
 	mu sync.Mutex
 	// mu guards the fields below.
-	totals  Totals
-	current Sample
-	ttfts   []float64 // of current, in ms
-	history []Sample  // ended samples, oldest first
+	totals Totals
+	all    *series
+	series map[Series]*series
+	sides  map[string]*sides // by model
+	charts charts
 }
 
 // New returns a recorder whose clock is now. It fails if the instruments, which docs/metrics.md lists, cannot be made.
@@ -68,7 +40,7 @@ func New(from metric.Meter, now func() time.Time) (*Recorder, error) {
 	// The boundaries are those of OpenTelemetry's conventions for GenAI.
 	seconds := []float64{.01, .02, .04, .08, .16, .32, .64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92}
 	return &Recorder{
-		now: now,
+		now: now, all: newSeries(Series{}), series: make(map[Series]*series), sides: make(map[string]*sides),
 		ttft: m.Seconds("gen_ai.server.time_to_first_token",
 			"Time from a request's arrival to its first token, of requests whose first token was seen.",
 			.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10),
@@ -115,7 +87,11 @@ func (r *Recorder) Finished(o router.Outcome) {
 	ttft := -1.
 	if seen(&o.Decision) {
 		ttft = o.FirstToken.Sub(o.Began).Seconds()
-		r.ttft.Record(ctx, ttft, metric.WithAttributes(of...))
+		about := of
+		if o.Holdout != "" {
+			about = append(slices.Clone(of), attribute.String(holdoutAttribute, string(o.Holdout)))
+		}
+		r.ttft.Record(ctx, ttft, metric.WithAttributes(about...))
 	}
 	if o.PromptTokens > 0 {
 		r.tokens.Record(ctx, float64(o.PromptTokens),
@@ -141,6 +117,9 @@ func (r *Recorder) Used(d router.Decision) {
 	}
 }
 
+// holdoutAttribute is the name of the attribute with the side of a request, of requests that have one.
+const holdoutAttribute = "kvroute.holdout"
+
 // ModelAttribute is the name of the attribute with the base model.
 const ModelAttribute = "gen_ai.request.model"
 
@@ -155,57 +134,25 @@ func attributes(d *router.Decision) []attribute.KeyValue {
 	return of
 }
 
-// add adds an outcome to the sums. ttft is below 0 if it was not seen.
+// add adds an outcome to the sums. ttft, in ms, is below 0 if it was not seen.
 func (r *Recorder) add(o *router.Outcome, ttft float64) {
+	m := measured(o, ttft)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.roll()
-	computing := o.Computing()
-	for _, t := range []*Totals{&r.totals, &r.current.Totals} {
-		t.Requests++
-		if failed(o) {
-			t.Failed++
-		}
-		t.PromptTokens += o.PromptTokens
-		t.CachedTokens += computing.CachedTokens
-		t.MeanCachedTokens += computing.MeanCachedTokens
-	}
-	if ttft >= 0 && len(r.ttfts) < sampledTTFTs {
-		r.ttfts = append(r.ttfts, ttft)
-	}
-}
-
-// roll ends the current sample if its time is over. Times without requests have no sample.
-func (r *Recorder) roll() {
 	now := r.now()
-	if now.UnixMilli() < r.current.TimeMS {
+	r.totals.add(&m.Totals)
+	held := o.Holdout == router.SideRoundRobin
+	r.all.add(now, &m, held)
+	if s := r.seriesOf(now, Series{o.Model, o.Group}); s != nil {
+		s.add(now, &m, held)
+	}
+	if ttft < 0 {
 		return
 	}
-	if r.current.Requests > 0 {
-		if n := len(r.ttfts); n > 0 {
-			sum := 0.
-			for _, t := range r.ttfts {
-				sum += t
-			}
-			slices.Sort(r.ttfts)
-			r.current.TTFT, r.current.TTFTP90 = sum/float64(n), r.ttfts[n*9/10]
-		}
-		if r.history = append(r.history, r.current); len(r.history) > samples {
-			r.history = slices.Delete(r.history, 0, len(r.history)-samples)
-		}
+	r.charts.noteTTFT(&o.Decision, ttft)
+	if o.Holdout != "" && !failed(o) {
+		r.compareSides(&o.Decision, ttft)
 	}
-	r.current = Sample{TimeMS: now.Truncate(sampleTime).Add(sampleTime).UnixMilli()}
-	r.ttfts = r.ttfts[:0]
-}
-
-// History returns the samples of the last 10 minutes, oldest first, without the current one. Two
-// seconds without an ended request have no sample.
-func (r *Recorder) History() []Sample {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.roll()
-	since := r.now().Add(-samples * sampleTime).UnixMilli()
-	return slices.DeleteFunc(slices.Clone(r.history), func(s Sample) bool { return s.TimeMS < since })
 }
 
 // Totals returns the sums since the start.

@@ -105,6 +105,9 @@ func request(o *router.Outcome) []attribute.KeyValue {
 	if o.Served.IsValid() {
 		about = append(about, attribute.String("kvroute.served.address", o.Served.String()))
 	}
+	if o.Holdout != "" {
+		about = append(about, attribute.String(holdoutAttribute, string(o.Holdout)))
+	}
 	if o.NoLeg != "" {
 		about = append(about, attribute.String("kvroute.no_prefill", string(o.NoLeg)))
 	}
