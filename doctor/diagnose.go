@@ -11,20 +11,18 @@ import (
 	"strings"
 
 	"github.com/kvroute/kvroute/api"
-	"github.com/kvroute/kvroute/confirm"
-	"github.com/kvroute/kvroute/internal/engine"
+	"github.com/kvroute/kvroute/attention"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
-	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // Severity says how serious a finding is.
 type Severity string
 
 const (
-	different Severity = "different" // replicas do not agree
-	fault     Severity = "fault"     // of one replica alone
-	note      Severity = "note"      // allowed, but possibly unexpected
+	different Severity = "different"               // replicas do not agree
+	fault              = Severity(attention.Fault) // of one replica alone
+	note               = Severity(attention.Note)  // allowed, but possibly unexpected
 )
 
 // Finding is a difference between replicas, or a fault of one.
@@ -37,6 +35,9 @@ type Finding struct {
 	Replica string            `json:"replica,omitempty"`
 	Values  map[string]string `json:"values,omitempty"`
 	Text    string            `json:"text"`
+	// Advice says what to do, if the text does not. Docs is the link to the section of the documentation about it.
+	Advice string `json:"advice,omitempty"`
+	Docs   string `json:"docs,omitempty"`
 }
 
 // String is the finding in words.
@@ -89,6 +90,17 @@ func (d *diagnosis) report(level Severity, x *Replica, what, format string, args
 	d.found = append(d.found, Finding{Level: level, What: what, Replica: x.Name, Text: fmt.Sprintf(format, args...)})
 }
 
+// add reports what needs attention at a replica.
+func (d *diagnosis) add(x *Replica, items ...attention.Item) {
+	for i := range items {
+		item := &items[i]
+		d.found = append(d.found, Finding{
+			Level: Severity(item.Level), What: item.What, Replica: x.Name, Text: item.Text,
+			Advice: item.Advice, Docs: attention.DocsOf(x.Last().Version) + attention.SectionOf(item.What),
+		})
+	}
+}
+
 // always reports whether a condition holds in every reading of a replica.
 func (x *Replica) always(is func(*Reading) bool) bool {
 	return !slices.ContainsFunc(x.readings, func(r Reading) bool { return !is(&r) })
@@ -100,25 +112,18 @@ func (d *diagnosis) checkReplica(x *Replica) {
 	if !x.always(func(r *Reading) bool { return r.RouterID == last.RouterID }) {
 		d.report(fault, x, "identity", "its answers come from several replicas, or it has just started again: is the URL that of a balancer?")
 	}
-	if x.always(func(r *Reading) bool { return !r.Bus }) {
-		d.report(fault, x, "bus", "NATS is away: it neither hears of workers nor of other replicas")
+	facts := attention.Replica{
+		BusAway: x.always(func(r *Reading) bool { return !r.Bus }), Status: last.Ready.Status, Pending: last.Pending, Refused: last.Refused,
 	}
 	for _, check := range slices.Sorted(maps.Keys(last.Ready.Checks)) {
 		if x.always(func(r *Reading) bool { return !r.Ready.Checks[check] }) && (check != "workers" || len(last.workers) > 0) {
-			d.report(fault, x, "ready", "it is %s: the check %q fails", last.Ready.Status, check)
+			facts.Failed = append(facts.Failed, check)
 		}
-	}
-	if len(last.Pending) > 0 {
-		d.report(note, x, "settings", "its configuration file has changes that need a restart: %s", strings.Join(last.Pending, ", "))
-	}
-	if last.Refused != "" {
-		d.report(fault, x, "settings", "its configuration file has changed, and cannot be used; a start would fail: %s", last.Refused)
 	}
 	if last.Envoy != nil {
-		for _, f := range last.Envoy.Faults {
-			d.report(fault, x, "envoy", "%s", f.Text)
-		}
+		facts.Envoy = last.Envoy.Faults
 	}
+	d.add(x, attention.JudgeReplica(&facts)...)
 	if x.always(func(r *Reading) bool { return len(r.workers) == 0 }) {
 		d.report(fault, x, "workers", "it knows no worker")
 	}
@@ -129,62 +134,11 @@ func (d *diagnosis) checkReplica(x *Replica) {
 	}
 }
 
-// HowToProbe tells an operator what to do if an engine that serves answers the probes of its health with an error, or
-// too late. It is empty for other causes.
-func HowToProbe(cause string) string {
-	if strings.Contains(cause, "with status") || strings.HasPrefix(cause, "timeout") {
-		return "; if its health has another path, or takes longer, set health: {path: …, timeout: …}, or health: none"
-	}
-	return ""
-}
-
-// HowToPublish tells an operator what to do when no event of a worker was ever heard. It names the sockets
-// that the worker's record has.
-func HowToPublish(w *router.WorkerState) string {
-	e := engine.Of(w.Engine)
-	if e.HowToPublish == "" {
-		e = engine.Of(engine.VLLM)
-	}
-	text := e.HowToPublish
-	if w.Endpoint != "" {
-		text = withSocket(text, `"endpoint":"`, w.Endpoint)
-		text = withSocket(text, `,"replay_endpoint":"`, w.Replay)
-	}
-	if w.NeverHeard {
-		transport := "zmq"
-		if e.Polled {
-			transport = "http_poll"
-		}
-		text += " and set events: {transport: " + transport + "} for the worker, or events: {transport: none} if it publishes none"
-	} else if w.Endpoint != "" {
-		text = fmt.Sprintf("kvroute reads %s; %s, or set events.endpoint of the worker to the engine's socket", w.Endpoint, text)
-	}
-	return text
-}
-
-// withSocket replaces the engine's address behind a key: it binds the port of the address that kvroute connects
-// to. Without an address it removes the key.
-func withSocket(text, key, address string) string {
-	before, rest, has := strings.Cut(text, key)
-	_, after, ends := strings.Cut(rest, `"`)
-	switch {
-	case !has || !ends:
-		return text
-	case address == "":
-		return before + after
-	}
-	if port := strings.LastIndexByte(address, ':'); strings.HasPrefix(address, "tcp://") && port > len("tcp:") {
-		address = "tcp://*" + address[port:]
-	}
-	return before + key + address + `"` + after
-}
-
 // checkWorkers reports each worker that has a fault, is not healthy, or has events that cannot be trusted.
 func (d *diagnosis) checkWorkers(x *Replica) {
 	last := x.Last()
 	for i := range last.workers {
 		w := &last.workers[i]
-		name := w.Worker.Label(w.Name)
 		lasting := x.always(func(r *Reading) bool {
 			return slices.ContainsFunc(r.workers, func(s api.Worker) bool {
 				return s.Worker == w.Worker && s.KVEvents == w.KVEvents
@@ -193,80 +147,14 @@ func (d *diagnosis) checkWorkers(x *Replica) {
 		if w.EventsLevel == "" { // version 0.1.0 sends only the state
 			w.EventsLevel, w.EventsText = router.EventsState(&w.WorkerState, false)
 		}
-		has := func(what string) bool {
-			return slices.ContainsFunc(w.Faults, func(f router.Fault) bool { return f.What == what })
-		}
-		switch {
-		case !lasting || w.EventsLevel != router.EventsFault || has("event_socket_refused"):
-		case w.Unheard():
-			d.report(fault, x, "events", "events of %s: %s; %s", name, w.EventsText, HowToPublish(&w.WorkerState))
-		default:
-			d.report(fault, x, "events", "events of %s are %s: %s", name, w.KVEvents, w.EventsText)
-		}
-		for _, f := range w.Faults {
-			d.report(fault, x, f.What, "worker %s has the fault %s: %s", name, f.What, f.Text)
-		}
-		switch dead := w.Health == router.Unhealthy.String() || w.Health == router.Expired.String(); {
-		case dead && !has("silent"):
-			d.report(fault, x, "health", "worker %s is %s: it gets no requests", name, w.Health)
-		case !dead && w.Health != router.Healthy.String():
-			cause := ""
-			if w.HealthCause != "" {
-				cause = ": " + w.HealthCause + HowToProbe(w.HealthCause)
-			}
-			d.report(note, x, "health", "worker %s is %s%s", name, w.Health, cause)
-		}
-		if w.Failing {
-			d.report(note, x, "health", "worker %s is avoided until %s: %s", name, w.AvoidedUntil.UTC().Format("15:04:05 UTC"), w.AvoidedFor)
-		}
+		d.add(x, attention.JudgeWorker(w, lasting)...)
 	}
 	for i := range last.left {
-		if l := &last.left[i]; l.IsFault() {
-			at := ""
-			if l.Address.IsValid() {
-				at = " at " + l.Address.String()
-			}
-			d.report(fault, x, string(l.State), "worker %s%s %s", router.Worker{ID: l.ID, DPRank: l.Rank}.Label(l.Name), at, l.Text)
+		if item, found := attention.JudgeLeft(&last.left[i]); found {
+			d.add(x, item)
 		}
 	}
-	for _, m := range last.models {
-		if m.Why != "" && m.TokenMode != tokenizer.None && m.TokenReason != tokenizer.NoTokenizer && m.TokenReason != tokenizer.Drifted {
-			d.report(note, x, "tokens", "model %s: %s", m.Model, m.Why)
-		}
-		own := func(w api.Worker) bool { return w.Model == m.Model && w.Group == "" }
-		if m.TokenReason == tokenizer.NoTokenizer && slices.ContainsFunc(last.workers, own) {
-			d.report(note, x, "tokens", "model %s has no tokenizer, so kvroute finds cached prompts only by their text: %s; "+
-				"name the folder of its tokenizer under models", m.Model, m.Why)
-		}
-		differs := false
-		for i := range m.Classes {
-			if c := &m.Classes[i]; c.Unconfirmed {
-				differs = true
-				d.report(fault, x, "tokens", "model %s: %s", m.Model, tokensDiffer(c))
-			}
-		}
-		if differs {
-			continue
-		}
-		if m.Checks == router.ChecksDrift || m.Checks == router.ChecksDiffers {
-			d.report(fault, x, "tokens", "model %s: its workers make other token ids than kvroute (%s): compare tokenizer and chat template with the engine's; kvroute tokenize shows the ids", m.Model, m.Checks)
-		}
-	}
-}
-
-// tokensDiffer says where the tokens of a class differ.
-func tokensDiffer(c *confirm.ClassState) string {
-	text := fmt.Sprintf("its workers make other tokens than kvroute for requests of the class %s (%d unconfirmed, %d confirmed)",
-		c.Class, c.Requests[confirm.Unmatched.String()], c.Requests[confirm.Confirmed.String()])
-	switch {
-	case c.Theirs != "":
-		text += fmt.Sprintf(": at token %d the engine has %q, kvroute %q", c.Position, c.Theirs, c.Ours)
-	case c.Position >= 0:
-		text += fmt.Sprintf(": the first different token is number %d (--explain-drift shows the texts)", c.Position)
-	default:
-		text += fmt.Sprintf(": the first different token is in block %d", c.Block)
-	}
-	return text + "; such requests are routed by their text. Compare profile, chat template and engine version"
+	d.add(x, attention.JudgeModels(last.models, last.workers)...)
 }
 
 // checkIdentities reports URLs behind which the same replica answers.

@@ -359,6 +359,7 @@ func TestModelsWithoutATokenizerAreNamed(t *testing.T) {
 		want := []Finding{{
 			Level: note, What: "tokens", Replica: "a",
 			Text: "model m has no tokenizer, so kvroute finds cached prompts only by their text: it is missing; name the folder of its tokenizer under models",
+			Docs: "https://github.com/kvroute/kvroute/blob/v1/docs/troubleshooting.md#tokenizerdrift",
 		}}
 		if group != "" {
 			want = nil

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attention
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+const (
+	// mostItems limits the items that are shown, and mostEvents those that are kept.
+	mostItems, mostEvents = 256, 200
+	// mostText and mostName limit texts and names, in bytes: they may come from a worker's record.
+	mostText, mostName = 1024, 128
+)
+
+// Event is something that began or ended.
+type Event struct {
+	Time  time.Time `json:"time"`
+	Level Level     `json:"level"`
+	What  string    `json:"what"` // as of an item, or "joined" and "removed" of a worker
+	*router.Worker
+	Name  string `json:"name,omitempty"`
+	Model string `json:"model,omitempty"`
+	Text  string `json:"text"` // a sentence that names the worker
+}
+
+// State is what a replica knows at one moment.
+type State struct {
+	Replica Replica
+	Workers []Worker
+	Left    []LeftWorker
+	Models  []router.ModelState
+}
+
+// items returns all that needs attention.
+func (s *State) items() (all []Item) {
+	all = JudgeReplica(&s.Replica)
+	for i := range s.Workers {
+		all = append(all, JudgeWorker(&s.Workers[i], true)...)
+	}
+	for i := range s.Left {
+		if item, found := JudgeLeft(&s.Left[i]); found {
+			all = append(all, item)
+		}
+	}
+	all = append(all, JudgeModels(s.Models, s.Workers)...)
+	sortItems(all)
+	return all
+}
+
+// key names an item among those of one moment.
+type key struct {
+	kind   Kind
+	what   string
+	worker router.Worker
+	about  string // model; of the replica the text
+}
+
+func keyOf(i *Item) key {
+	k := key{kind: i.Kind, what: i.What, about: i.Model}
+	if i.Worker != nil {
+		k.worker = *i.Worker
+	} else if i.Kind == OfReplica {
+		k.about = i.Text
+	}
+	return k
+}
+
+// open is an item that has not ended.
+type open struct {
+	Item
+	event *Event // of its beginning; nil if it began before the first observation
+}
+
+// Log notes what needs attention, and when each of these began and ended. Its memory is bounded by the number of workers
+// and models. The zero value is not ready: see [NewLog].
+type Log struct {
+	docs string
+
+	mu sync.Mutex
+	// mu guards the fields below.
+	observed bool
+	open     map[key]*open
+	workers  map[router.Worker]string // labels of the known workers
+	items    []Item                   // of the last observation
+	events   []*Event                 // oldest first
+}
+
+// NewLog returns a log. docs is the address of the documentation, as of [DocsOf].
+func NewLog(docs string) *Log {
+	return &Log{docs: docs, open: map[key]*open{}, workers: map[router.Worker]string{}}
+}
+
+// Observe compares the state with the one before. It is to be called about once a second.
+func (l *Log) Observe(now time.Time, s *State) {
+	items := s.items()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.observeWorkers(now, s)
+	still := make(map[key]*open, len(items))
+	for i := range items {
+		item := &items[i]
+		k := keyOf(item)
+		o := l.open[k]
+		item.Docs = l.docs + SectionOf(item.What)
+		item.Text, item.Name, item.Cause = clip(item.Text, mostText), clip(item.Name, mostName), clip(item.Cause, mostText)
+		if again := still[k]; again != nil { // another class of requests of the same model
+			item.Since = again.Since
+			continue
+		}
+		if o == nil {
+			o = &open{event: l.begins(now, item)}
+		} else if o.event != nil && o.Cause != item.Cause && now.Sub(o.event.Time) < 10*time.Second {
+			*o.event = *event(o.event.Time, item) // the cause was found meanwhile
+		}
+		if item.Since.IsZero() && (l.observed || !o.Since.IsZero()) {
+			if item.Since = o.Since; item.Since.IsZero() {
+				item.Since = now
+			}
+		}
+		o.Item = *item
+		still[k] = o
+	}
+	for k, o := range l.open {
+		if still[k] == nil {
+			l.ends(now, &o.Item)
+		}
+	}
+	l.open, l.items, l.observed = still, items, true
+}
+
+// observeWorkers notes workers that joined or were removed.
+func (l *Log) observeWorkers(now time.Time, s *State) {
+	known := make(map[router.Worker]string, len(s.Workers))
+	for i := range s.Workers {
+		w := &s.Workers[i]
+		if known[w.Worker] = clip(w.Worker.Label(w.Name), mostName); l.observed && l.workers[w.Worker] == "" {
+			l.add(&Event{now, Note, "joined", new(w.Worker), clip(w.Name, mostName), w.Model, known[w.Worker] + " joined"})
+		}
+	}
+	for w, label := range l.workers {
+		if known[w] != "" || slices.ContainsFunc(s.Left, func(left LeftWorker) bool { return left.ID == w.ID && left.IsFault() }) {
+			continue
+		}
+		l.add(&Event{now, Note, "removed", &w, label, "", label + " was removed"})
+	}
+	l.workers = known
+}
+
+func (l *Log) add(e *Event) {
+	e.Text = clip(e.Text, mostText)
+	l.events = append(l.events[max(0, len(l.events)+1-mostEvents):], e)
+}
+
+// begins notes the beginning of an item. What began before the first observation is no event, unless its time is known.
+func (l *Log) begins(now time.Time, i *Item) *Event {
+	if !l.observed && i.Since.IsZero() {
+		return nil
+	}
+	if !i.Since.IsZero() {
+		now = i.Since
+	}
+	e := event(now, i)
+	l.add(e)
+	return e
+}
+
+// event is the event of an item's beginning.
+func event(at time.Time, i *Item) *Event {
+	e := &Event{at, i.Level, i.What, i.Worker, clip(i.Name, mostName), i.Model, i.Text}
+	switch rest := strings.TrimPrefix(i.Cause, "it "); {
+	case i.What == "avoided" && strings.HasPrefix(rest, "gave no response: connection refused"):
+		e.Text = e.label() + " refused a request: connection refused"
+	case i.What == "avoided":
+		e.Text = e.label() + " failed a request: it " + rest
+	case i.Kind == OfLeft && i.What == "left":
+		e.Text = strings.TrimSuffix(e.label()+" left without a word: "+i.Cause, ": ")
+	}
+	e.Text = clip(e.Text, mostText)
+	return e
+}
+
+// label names the worker of an event.
+func (e *Event) label() string { return e.Worker.Label(e.Name) }
+
+// ends notes the end of an item.
+func (l *Log) ends(now time.Time, i *Item) {
+	e := &Event{now, Good, i.What, i.Worker, i.Name, i.Model, ""}
+	switch {
+	case i.Kind == OfLeft: // it came back, or left an hour ago
+		if l.workers[*i.Worker] == "" {
+			return
+		}
+		e.Text = e.label() + " came back"
+	case i.Kind == OfWorker && l.workers[*i.Worker] == "": // it is gone
+		return
+	case i.What == "avoided":
+		e.Text = e.label() + " serves again"
+	case i.What == "health":
+		e.Text = e.label() + " is healthy again"
+	case i.What == "events":
+		e.Text = "events of " + e.label() + " are complete again"
+	case i.What == "departs":
+		e.Text = e.label() + " caches what kvroute predicts again"
+	case i.Kind == OfWorker:
+		e.Text = fmt.Sprintf("%s no longer has the fault %s", e.label(), i.What)
+	default:
+		e.Text = "over: " + i.Text
+	}
+	l.add(e)
+}
+
+// Items returns what needed attention at the last observation, faults first. Of more than 256 it returns the first ones
+// and an item with their number.
+func (l *Log) Items() []Item {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := append([]Item{}, l.items...) // an empty list in JSON, not null
+	if more := len(all) - mostItems; more > 0 {
+		all = append(all[:mostItems], Item{Level: Note, Kind: OfReplica, What: "more", Text: fmt.Sprintf("and %d more", more)})
+	}
+	return all
+}
+
+// Events returns the latest events, the newest first.
+func (l *Log) Events() []Event {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := make([]Event, 0, len(l.events))
+	for _, e := range slices.Backward(l.events) {
+		all = append(all, *e)
+	}
+	slices.SortStableFunc(all, func(a, b Event) int { return b.Time.Compare(a.Time) })
+	return all
+}
