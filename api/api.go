@@ -12,11 +12,13 @@
 //	GET /v1/decisions?id=ID       JSON: one kept decision with every candidate's inputs
 //	GET /v1/decisions?limit=N     JSON: the newest ones, 20 if not said, at most 1,000
 //	GET /v1/live                  JSON: an object with replica, workers, left, models, the newest 50 decisions without
-//	                              candidates, and history, prefixes and totals where kvroute has them. With
+//	                              candidates, and other sections where kvroute has them. With
 //	                              Accept: text/event-stream a stream of server-sent events, one for each section
 //	                              at the start, and again, at most once a second, when the section has changed.
 //	                              Later events of history have only new samples. A client that reads nothing for
 //	                              10 s is disconnected. At most 256 streams, else 503
+//	GET /v1/history               JSON: what became of the requests of the last 10 minutes, hour or day, by model and group
+//	GET /openapi.yaml             docs/openapi.yaml
 //	GET /v1/index/dump            JSON lines: every cached block known, at one moment. One at a time, else
 //	                              503
 //	GET /busy_threshold           JSON: the thresholds of each model that has some
@@ -39,8 +41,8 @@
 // OpenAI's form. Any number of requests may run at once.
 //
 // A client of the API can change where requests go, so serve it inside a network only. With
-// [Config.Tokens] clients need a token, except for /healthz, /readyz, /metrics and the files of the
-// web page. Bodies must
+// [Config.Tokens] clients need a token, except for /healthz, /readyz, /metrics, /openapi.yaml and the files
+// of the web page. Bodies must
 // be of type application/json. Requests that web pages send through a browser are refused.
 package api
 
@@ -51,6 +53,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/kvroute/kvroute/docs"
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/internal/reach"
 )
@@ -75,11 +78,18 @@ func New(c Config) http.Handler {
 		write(w, status, r)
 	})
 	mux.Handle("GET /metrics", c.Metrics)
-	mux.HandleFunc("GET /v1/replica", show(c.describe))
+	mux.HandleFunc("GET /openapi.yaml", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/yaml")
+		_, _ = w.Write(docs.OpenAPI) // the client may have left
+	})
+	mux.HandleFunc("GET /v1/replica", show(c.replica))
 	mux.HandleFunc("GET /v1/workers", show(func() any { return map[string]any{"workers": c.workers(), "left": c.left()} }))
 	mux.HandleFunc("GET /v1/models", show(func() any { return map[string]any{"models": c.Router.Models()} }))
 	mux.HandleFunc("GET /v1/decisions", get(c.decisions))
 	mux.HandleFunc("GET /v1/live", newLive(&c).serve)
+	if c.Outcomes != nil {
+		mux.HandleFunc("GET /v1/history", get(c.history))
+	}
 	mux.HandleFunc("GET /v1/index/dump", c.dump)
 	mux.HandleFunc("GET /busy_threshold", show(c.thresholds))
 	mux.HandleFunc("POST /busy_threshold", post(http.StatusOK, c.setThresholds))

@@ -17,7 +17,9 @@ import (
 
 // open reports whether a path needs neither token nor checks of browsers. Probes have no token,
 // and a reader of metrics should not have one that changes routing.
-func open(path string) bool { return path == "/healthz" || path == "/readyz" || path == "/metrics" }
+func open(path string) bool {
+	return path == "/healthz" || path == "/readyz" || path == "/metrics" || path == "/openapi.yaml"
+}
 
 // withPage serves the files of the dashboard, which need neither token nor checks: they are the same
 // for everybody. Requests for their paths never reach the API, whatever the rest of the path is.

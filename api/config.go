@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/kvroute/kvroute/attention"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/prefill"
@@ -71,12 +72,21 @@ type Config struct {
 	// needed.
 	Tokens *Tokens
 
-	// History returns the samples that /v1/live serves as the section history: oldest first,
-	// each later than the one before. Prefixes and Totals return the sections of these names, as
-	// values for encoding/json. All of them are called at most once a second for all streams, and
-	// for each other request. Default: the section is absent.
-	History          func() []outcomes.Sample
-	Prefixes, Totals func() any
+	// Outcomes has what became of requests: the sections history, totals, benefit and worker_charts of /v1/live,
+	// /v1/history, and with Holdout above 0, which is [router.Config.HoldoutShare], the section holdout. Default: all of
+	// them are absent.
+	Outcomes *outcomes.Recorder
+	Holdout  float64
+	// Attention notes what needs attention: the sections attention and events of /v1/live. Each reading of the workers
+	// is passed on to it, and each call of [Config.Observe]. Default: the sections are absent.
+	Attention *attention.Log
+	// Docs is the address of the documentation of this version; see [attention.DocsOf].
+	Docs string
+	// Prefixes returns the section of this name, as a value for encoding/json. It is called at most once a second for
+	// all streams, and for each other request. Default: the section is absent.
+	Prefixes func() any
+	// Now is the clock. Default [time.Now].
+	Now func() time.Time
 	// Draining is closed when the server stops: the streams of /v1/live then end, for which
 	// [http.Server.Shutdown] waits. Default: they end with their clients.
 	Draining <-chan struct{}
@@ -85,4 +95,11 @@ type Config struct {
 	// write there.
 	ticks <-chan time.Time
 	stall time.Duration
+}
+
+func (c *Config) now() time.Time {
+	if c.Now == nil {
+		return time.Now()
+	}
+	return c.Now()
 }

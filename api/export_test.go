@@ -16,5 +16,5 @@ var Bodies = map[string]any{
 	"RoutingRequest": question{}, "BestWorker": answer{}, "PrefillLeg": leg{}, "Booking": booking{},
 	"ThresholdsOfModel": modelThresholds{}, "ThresholdsChange": modelThresholds{},
 	"WorkerID": registered{}, "WorkerRecord": registration{}, "Heartbeat": beat{},
-	"DumpHeader": dumpHeader{}, "DumpPool": dumpPool{}, "DumpEnd": dumpEnd{}, "DumpCounts": dumpEnd{}.End,
+	"History": history{}, "DumpHeader": dumpHeader{}, "DumpPool": dumpPool{}, "DumpEnd": dumpEnd{}, "DumpCounts": dumpEnd{}.End,
 }

@@ -70,13 +70,23 @@ func newLive(c *Config) *live {
 	l := &live{conf: c}
 	l.known.Store(&map[string]Decision{})
 	l.sections = []section{
-		{"replica", c.describe},
-		{"workers", c.workers},
-		{"left", c.left},
+		{"replica", c.replica},
+		{"workers", c.workers}, // before attention and events, which it changes
+		{"left", func() any { return c.left() }},
 		{"models", func() any { return c.Router.Models() }},
 		{"decisions", l.decisions},
 		{"prefixes", c.Prefixes},
-		{"totals", c.Totals},
+	}
+	if log := c.Attention; log != nil {
+		l.sections = append(l.sections, section{"attention", func() any { return log.Items() }}, section{"events", func() any { return log.Events() }})
+	}
+	if r := c.Outcomes; r != nil {
+		l.sections = append(l.sections,
+			section{"totals", func() any { return r.Totals() }}, section{"benefit", func() any { return r.Benefits() }},
+			section{"worker_charts", func() any { return r.Charts() }})
+		if c.Holdout > 0 {
+			l.sections = append(l.sections, section{"holdout", func() any { return r.Holdout(c.Holdout) }})
+		}
 	}
 	l.sections = slices.DeleteFunc(l.sections, func(s section) bool { return s.read == nil })
 	return l
@@ -109,8 +119,8 @@ func (l *live) serve(w http.ResponseWriter, req *http.Request) {
 		for _, s := range l.sections {
 			all[s.name] = s.read()
 		}
-		if l.conf.History != nil {
-			all["history"] = append([]outcomes.Sample{}, l.conf.History()...) // a list in JSON, not null
+		if l.conf.Outcomes != nil {
+			all["history"] = append([]outcomes.Sample{}, l.conf.Outcomes.History()...) // a list in JSON, not null
 		}
 		write(w, http.StatusOK, all)
 		return
@@ -198,10 +208,10 @@ func (l *live) after(old *liveState) *liveState {
 			s.parts[i] = livePart{text, s.number}
 		}
 	}
-	if l.conf.History == nil {
+	if l.conf.Outcomes == nil {
 		return s
 	}
-	history := l.conf.History()
+	history := l.conf.Outcomes.History()
 	for _, sample := range history {
 		if sample.TimeMS <= s.newest {
 			continue
@@ -236,7 +246,7 @@ func (l *live) send(out io.Writer, state *liveState, sent uint64) error {
 			list = append(list, sample.text)
 		}
 	}
-	if first := sent == 0 && state.number > 0 && l.conf.History != nil; len(list) == 0 && !first {
+	if first := sent == 0 && state.number > 0 && l.conf.Outcomes != nil; len(list) == 0 && !first {
 		return nil
 	}
 	_, err := out.Write(event("history", slices.Concat([]byte("["), bytes.Join(list, []byte(",")), []byte("]"))))

@@ -91,6 +91,34 @@ func field(t *testing.T, h http.Handler, path, name string) string {
 	return string(all[name])
 }
 
+// recorder is a recorder with a clock of its own.
+type recorder struct {
+	*outcomes.Recorder
+	now atomic.Pointer[time.Time]
+}
+
+func newOutcomes(t *testing.T) *recorder {
+	t.Helper()
+	o := new(recorder)
+	o.now.Store(new(time.UnixMilli(1_000_000_000)))
+	var err error
+	if o.Recorder, err = outcomes.New(nil, func() time.Time { return *o.now.Load() }); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// finish ends a number of requests, and then their sample.
+func (o *recorder) finish(n int) {
+	for range n {
+		now := *o.now.Load()
+		out := router.Outcome{Arrival: router.Arrival{Began: now.Add(-time.Second)}, Status: 200}
+		out.Model, out.PromptTokens, out.Freed = "m", 100, now
+		o.Finished(out)
+	}
+	o.now.Store(new(o.now.Load().Add(2 * time.Second)))
+}
+
 func decide(t *testing.T, r *router.Router, id string) {
 	t.Helper()
 	if _, err := r.BestWorker(t.Context(), router.Request{ID: id, Model: "m", Tokens: []uint32{1, 2, 3, 4}}); err != nil {
@@ -104,13 +132,13 @@ func TestLive(t *testing.T) {
 	start := time.Now()
 	r := newRouter(t, 2, func() time.Time { return start }) // nothing expires
 	decide(t, r, "a")
-	var history atomic.Pointer[[]outcomes.Sample]
-	history.Store(&[]outcomes.Sample{{TimeMS: 1, Totals: outcomes.Totals{Requests: 7}}, {TimeMS: 2}})
+	o := newOutcomes(t)
+	o.finish(7)
+	o.finish(1)
 	ticks := make(chan time.Time)
 	conf := api.Hurried(api.Config{
 		Router: r, Metrics: http.NotFoundHandler(), Scope: "n/c/e", Replica: func() api.Replica { return api.Replica{RouterID: 7} },
-		History: func() []outcomes.Sample { return *history.Load() },
-		Totals:  func() any { return map[string]int{"requests": 7} },
+		Outcomes: o.Recorder,
 	}, ticks, within)
 	h := api.New(conf)
 	s := httptest.NewServer(h)
@@ -122,27 +150,27 @@ func TestLive(t *testing.T) {
 	}
 	first := f.until("history")
 	checkSections(t, h, first)
-	if _, there := first["prefixes"]; there || first["totals"] != `{"requests":7}` || !strings.Contains(first["history"], `"requests":7`) {
+	if _, there := first["prefixes"]; there || !strings.HasPrefix(first["totals"], `{"requests":8,`) || !strings.Contains(first["history"], `"requests":7`) {
 		t.Errorf("the first state is %v", first)
 	}
 
 	decide(t, r, "b")
-	history.Store(&[]outcomes.Sample{{TimeMS: 2}, {TimeMS: 3, Totals: outcomes.Totals{Failed: 1}}})
+	o.finish(2)
 	ticks <- time.Time{}
 	second := f.until("history")
 	checkSections(t, h, second)
 	var samples []outcomes.Sample
-	if err := json.Unmarshal([]byte(second["history"]), &samples); err != nil || len(samples) != 1 || samples[0].TimeMS != 3 {
+	if err := json.Unmarshal([]byte(second["history"]), &samples); err != nil || len(samples) != 1 || samples[0].Requests != 2 {
 		t.Errorf("the new samples are %s, %v", second["history"], err)
 	}
-	if second["models"] != "" || second["totals"] != "" || !strings.Contains(second["decisions"], `"id":"b"`) {
+	if second["models"] != "" || second["worker_charts"] != "" || !strings.Contains(second["decisions"], `"id":"b"`) {
 		t.Errorf("the second state is %v", second)
 	}
 
 	// A stream that begins later gets all, one that is there only what is new.
 	late := openFeed(t, s)
 	defer late.resp.Body.Close()
-	if all := late.until("history"); len(all) != 7 || all["models"] != first["models"] || strings.Count(all["history"], "time_ms") != 2 {
+	if all := late.until("history"); len(all) != 9 || all["models"] != first["models"] || strings.Count(all["history"], "time_ms") != 3 {
 		t.Errorf("a later stream begins with %v", all)
 	}
 	time.Sleep(2 * time.Millisecond) // the clock of "replica" is in ms
@@ -194,11 +222,11 @@ func checkSections(t *testing.T, h http.Handler, events map[string]string) {
 
 // Without the header Accept the answer is one object.
 func TestLiveOnce(t *testing.T) {
-	conf := api.Config{Router: newRouter(t, 1), Metrics: http.NotFoundHandler(), Prefixes: func() any { return []int{} }, History: func() []outcomes.Sample { return nil }}
+	conf := api.Config{Router: newRouter(t, 1), Metrics: http.NotFoundHandler(), Prefixes: func() any { return []int{} }, Outcomes: newOutcomes(t).Recorder}
 	h := api.New(conf)
 	_, body := get(t, h, "/v1/live")
 	var all map[string]json.RawMessage
-	if err := json.Unmarshal([]byte(body), &all); err != nil || len(all) != 7 || string(all["history"]) != "[]" || string(all["prefixes"]) != "[]" {
+	if err := json.Unmarshal([]byte(body), &all); err != nil || len(all) != 10 || string(all["history"]) != "[]" || string(all["prefixes"]) != "[]" {
 		t.Errorf("%v: %s", err, body)
 	}
 	if want := field(t, h, "/v1/workers", "workers"); string(all["workers"]) != want {

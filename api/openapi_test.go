@@ -30,6 +30,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/attention"
 	"github.com/kvroute/kvroute/confirm"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/fleet"
@@ -140,7 +141,9 @@ func bodies() map[string]any {
 		"Decision": api.Decision{}, "Rank": router.Worker{}, "Labels": router.Labels{}, "SecondChoice": router.Second{}, "Source": router.Source{}, "Candidate": api.Candidate{}, "Usage": router.Usage{},
 		"CostSettings": scorer.Settings{}, "EngineModel": scorer.Engine{}, "Thresholds": scorer.Thresholds{}, "Override": scorer.Override{},
 		"RequestClass": confirm.ClassState{}, "ClassWorker": confirm.WorkerState{},
-		"Totals": outcomes.Totals{}, "Sample": outcomes.Sample{}, "Prefix": router.Prefix{},
+		"Totals": outcomes.Totals{}, "Sample": outcomes.Sample{}, "Benefit": outcomes.Benefit{}, "Holdout": outcomes.Holdout{}, "Comparison": outcomes.Comparison{},
+		"Times": outcomes.Times{}, "Bucket": outcomes.Bucket{}, "WorkerCharts": outcomes.Charts{}, "WorkerChart": outcomes.Chart{}, "Series": outcomes.Series{},
+		"AttentionItem": attention.Item{}, "AttentionEvent": attention.Event{}, "Prefix": router.Prefix{},
 		"PotentialLoad": router.PotentialLoad{}, "WorkerFault": router.Fault{}, "EventSource": fleet.Events{}, "Probe": fleet.Probe{},
 	}
 	maps.Copy(all, api.Bodies)
@@ -208,7 +211,14 @@ func fields(of reflect.Type) (all []reflect.StructField) {
 		if !f.Anonymous || f.Tag.Get("json") != "" {
 			continue
 		}
-		for _, inner := range fields(f.Type) {
+		of, optional := f.Type, f.Type.Kind() == reflect.Pointer
+		if optional {
+			of = of.Elem()
+		}
+		for _, inner := range fields(of) {
+			if optional { // without the struct its fields are absent
+				inner.Tag = reflect.StructTag(fmt.Sprintf(`json:"%s,omitempty"`, name(inner)))
+			}
 			if !slices.ContainsFunc(all, func(f reflect.StructField) bool { return name(f) == name(inner) }) {
 				all = append(all, inner)
 			}
@@ -239,6 +249,8 @@ func compare(s spec, schema map[string]any, of reflect.Type, names map[reflect.T
 		return nil
 	case of == reflect.TypeFor[time.Time](), of == reflect.TypeFor[netip.AddrPort](), of.Kind() == reflect.String:
 		want = "string"
+	case of == reflect.TypeFor[outcomes.Points](): // numbers, and null for one that is unknown
+		want = "array"
 	case of.Implements(reflect.TypeFor[json.Marshaler]()):
 		return []string{"has a form of its own: " + of.String()}
 	case of.Kind() == reflect.Bool:
@@ -479,8 +491,9 @@ func (c *caller) rich(handler handlerOf) {
 				Settings: map[string]any{"a": 1, "b": []string{"x"}},
 			}
 		}
-		conf.History = func() []outcomes.Sample { return []outcomes.Sample{{TimeMS: 1}} }
-		conf.Totals = func() any { return outcomes.Totals{Requests: 1} }
+		o := newOutcomes(c.t)
+		o.finish(1)
+		conf.Outcomes, conf.Holdout, conf.Docs, conf.Attention = o.Recorder, .1, attention.DocsOf("v1.0.0"), attention.NewLog(attention.DocsOf("v1.0.0"))
 		conf.Prefixes = func() any { return r.HotPrefixes() }
 	})
 	const ids = `"token_ids":[1,2,3,4,5,6,7,8]`
@@ -504,12 +517,14 @@ func (c *caller) rich(handler handlerOf) {
 	c.do(h, "POST", "/busy_threshold", `{"model":"x"}`, 404)
 	for _, path := range []string{
 		"/healthz", "/readyz", "/metrics", "/v1/replica", "/v1/models", "/v1/workers", "/v1/decisions?id=a0", "/v1/decisions?id=s", "/v1/decisions?id=g",
-		"/v1/decisions", "/v1/decisions?limit=1", "/v1/live", "/busy_threshold",
+		"/v1/decisions", "/v1/decisions?limit=1", "/v1/live", "/v1/history", "/v1/history?span=24h&model=m", "/openapi.yaml", "/busy_threshold",
 	} {
 		c.do(h, "GET", path, "", 200)
 	}
 	c.do(h, "GET", "/v1/decisions?id=none", "", 404)
 	c.do(h, "GET", "/v1/decisions?limit=0", "", 400)
+	c.do(h, "GET", "/v1/history?span=1d", "", 400)
+	c.do(h, "GET", "/v1/history?model=none", "", 404)
 	c.do(handler(newRouter(c.t, 0)), "GET", "/readyz", "", 503)
 }
 

@@ -18,7 +18,8 @@ type Replica struct {
 	Replica   string `json:"replica,omitempty"`
 	Version   string `json:"version"`
 	StartedMS int64  `json:"started_ms"`
-	NowMS     int64  `json:"now_ms"` // by its clock
+	NowMS     int64  `json:"now_ms"`         // by its clock
+	Docs      string `json:"docs,omitempty"` // address of the documentation of this version
 	Scope     string `json:"scope"`
 	HashSeed  int    `json:"hash_seed"`
 
@@ -45,14 +46,17 @@ type Replica struct {
 	Settings map[string]any `json:"settings"`
 }
 
-// describe returns the description of this replica, a [Replica].
-func (c *Config) describe() any {
+func (c *Config) replica() any { return c.describe(c.Router.Workers()) }
+
+// describe returns the description of this replica with these workers.
+func (c *Config) describe(workers []router.WorkerState) Replica {
 	var r Replica
 	if c.Replica != nil {
 		r = c.Replica()
 	}
+	r.Docs = c.Docs
 	r.NowMS, r.Scope, r.HashSeed = time.Now().UnixMilli(), c.Scope, hashSeed
-	r.Ready, _ = c.Readiness()
+	r.Ready, _ = c.readiness(workers)
 	if r.Peers == nil {
 		r.Peers = []replicas.PeerView{} // a list in JSON, not null
 	}
@@ -66,9 +70,11 @@ type Readiness struct {
 }
 
 // Readiness returns the answer of /readyz and its status.
-func (c *Config) Readiness() (r Readiness, status int) {
+func (c *Config) Readiness() (r Readiness, status int) { return c.readiness(c.Router.Workers()) }
+
+func (c *Config) readiness(workers []router.WorkerState) (r Readiness, status int) {
 	r, status = Readiness{Status: "ready", Checks: map[string]bool{}}, http.StatusOK
-	some, healthy := c.readWorkers()
+	some, healthy := readWorkers(workers)
 	for _, check := range append([]Check{
 		{Name: "workers", OK: func() bool { return some }, Required: true},
 		{Name: "healthy_workers", OK: func() bool { return healthy }},
@@ -88,11 +94,12 @@ func (c *Config) Readiness() (r Readiness, status int) {
 
 // readWorkers says whether a worker can take requests, and whether each model with such workers has one that is
 // healthy, degraded or starting: otherwise requests go to unhealthy workers.
-func (c *Config) readWorkers() (some, healthy bool) {
+func readWorkers(workers []router.WorkerState) (some, healthy bool) {
 	models := map[string]bool{} // models with workers that can take requests, and whether one of them is usable
-	for _, w := range c.Router.Workers() {
-		if !w.Draining && (usable(&w) || !w.Refuses) {
-			models[w.Model] = models[w.Model] || usable(&w)
+	for i := range workers {
+		w := &workers[i]
+		if !w.Draining && (usable(w) || !w.Refuses) {
+			models[w.Model] = models[w.Model] || usable(w)
 		}
 	}
 	healthy = true

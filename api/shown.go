@@ -3,9 +3,7 @@
 package api
 
 import (
-	"time"
-
-	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/attention"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -31,20 +29,11 @@ type Candidate struct {
 	VerdictText string `json:"verdict_text,omitempty"`
 }
 
-// Worker is the state of a worker with the judgement of its events.
-type Worker struct {
-	router.WorkerState
-
-	EventsLevel router.EventsLevel `json:"kv_events_level"`
-	EventsText  string             `json:"kv_events_text"`
-}
-
-// LeftWorker is a worker that is gone, with its departure in words.
-type LeftWorker struct {
-	fleet.Left
-
-	Text string `json:"text"`
-}
+// Worker is the state of a worker with the judgement of its events, and LeftWorker a worker that is gone.
+type (
+	Worker     = attention.Worker
+	LeftWorker = attention.LeftWorker
+)
 
 // shown adds the texts to a decision.
 func shown(d *router.Decision) Decision {
@@ -71,23 +60,42 @@ func (s Decision) brief(now *router.Decision) Decision {
 	return s
 }
 
-// workers returns all workers, each a [Worker].
+// workers returns all workers, and notes what needs attention.
 func (c *Config) workers() any {
-	list := []Worker{} // an empty list in JSON, not null
-	for _, w := range c.Router.Workers() {
-		level, text := c.Router.EventsState(&w)
-		list = append(list, Worker{w, level, text})
+	states := c.Router.Workers()
+	s := attention.State{Workers: make([]Worker, len(states)), Left: c.left(), Models: c.Router.Models()}
+	var times []float64
+	if c.Outcomes != nil {
+		times = c.Outcomes.ObserveWorkers(states)
 	}
-	return list
+	for i := range states {
+		level, text := c.Router.EventsState(&states[i])
+		s.Workers[i] = Worker{WorkerState: states[i], EventsLevel: level, EventsText: text}
+		if times != nil {
+			s.Workers[i].TTFT = times[i]
+		}
+	}
+	if c.Attention != nil {
+		r := c.describe(states)
+		s.Replica = attention.Replica{BusAway: c.Replica != nil && !r.Bus, Status: r.Ready.Status, Failed: attention.FailedChecks(r.Ready.Checks), Pending: r.Pending, Refused: r.Refused}
+		if r.Envoy != nil {
+			s.Replica.Envoy = r.Envoy.Faults
+		}
+		c.Attention.Observe(c.now(), &s)
+	}
+	return s.Workers
 }
 
-// left returns the workers that are gone, each a [LeftWorker].
-func (c *Config) left() any {
+// Observe notes what needs attention, and the load of the workers. Call it about once a second.
+func (c *Config) Observe() { c.workers() }
+
+// left returns the workers that are gone.
+func (c *Config) left() []LeftWorker {
 	list := []LeftWorker{} // an empty list in JSON, not null
 	if c.Fleet != nil {
-		now := time.Now()
+		now := c.now()
 		for _, l := range c.Fleet.Left() {
-			list = append(list, LeftWorker{l, l.Text(now)})
+			list = append(list, LeftWorker{Left: l, Text: l.Text(now)})
 		}
 	}
 	return list

@@ -66,7 +66,7 @@ func TestTheAPIWantsAToken(t *testing.T) {
 		h.ServeHTTP(w, r)
 		return w
 	}
-	open := map[string]bool{"/healthz": true, "/readyz": true, "/metrics": true}
+	open := map[string]bool{"/healthz": true, "/readyz": true, "/metrics": true, "/openapi.yaml": true}
 	all := append(patterns(t), [2]string{"GET", "/v1/nothing"}, [2]string{"DELETE", "/v1/workers"}, [2]string{"GET", "/healthz/../v1/workers"}, [2]string{"GET", "//v1/workers"})
 	for _, p := range all {
 		method, path := p[0], p[1]

@@ -262,6 +262,7 @@ func (c *config) withoutEffect(s *scorer.Settings) error {
 			kv, mode,
 		},
 		{"no-worker-speeds", kv && (s.Policy == scorer.Tokens || s.Policy == scorer.PredictedTTFT), mode + " and " + cost},
+		{"holdout-share", c.RouterMode != string(router.Direct), mode},
 		{"device-ratio", c.RouterMode == string(router.DeviceAware), mode},
 		{"router-kv-overlap-score-credit-decay", s.TrackPrefill, "no-router-track-prefill-tokens"},
 		{"router-kv-overlap-score-credit-decay", s.OverlapCredit > 0, "router-kv-overlap-score-credit 0"},
@@ -372,6 +373,7 @@ func (c *config) routing() (router.Config, error) {
 
 		InferFirstTokens: true,
 		NoSpeeds:         c.NoWorkerSpeeds,
+		HoldoutShare:     c.HoldoutShare,
 	}, nil
 }
 

@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/attention"
 	"github.com/kvroute/kvroute/bench/replay"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/extproc"
@@ -332,10 +333,12 @@ func (s *server) openHTTP() (err error) {
 		Fleet:          s.registry,
 		Tokens:         s.tokens,
 
-		Draining: draining,
-		History:  s.outcomes.History,
-		Totals:   func() any { return s.outcomes.Totals() },
-		Prefixes: func() any { return s.router.HotPrefixes() },
+		Draining:  draining,
+		Outcomes:  s.outcomes,
+		Holdout:   s.conf.HoldoutShare,
+		Attention: attention.NewLog(attention.DocsOf(telemetry.Version())),
+		Docs:      attention.DocsOf(telemetry.Version()),
+		Prefixes:  func() any { return s.router.HotPrefixes() },
 
 		OverloadStatus:  s.conf.OverloadStatus,
 		QueueWait:       s.conf.QueueWait,
@@ -343,7 +346,7 @@ func (s *server) openHTTP() (err error) {
 		RunLeg:          s.extproc.RunLeg, WorkerHeaders: s.extproc.WorkerHeaders, OneChoice: s.conf.SecondChoice == extproc.SecondNone,
 		HoldBody: s.extproc.HoldBody, ReleaseBody: s.extproc.ReleaseBody,
 	}
-	s.readiness = conf.Readiness
+	s.readiness, s.observe = conf.Readiness, conf.Observe
 	s.http = &http.Server{
 		Handler:           api.New(conf),
 		ReadHeaderTimeout: 5 * time.Second,
@@ -380,7 +383,7 @@ func (s *server) run(ctx context.Context) error {
 	parts, ctx := errgroup.WithContext(ctx)
 	runs := []func(context.Context) error{
 		s.registry.Run, s.prober.Run, s.static.run, s.followUsedBlocks, s.router.Run, s.warmUp, s.reload, s.serveEnvoy,
-		s.serveAPI, s.logStatus,
+		s.serveAPI, s.logStatus, s.observeAttention,
 	}
 	when := func(is bool, run ...func(context.Context) error) {
 		if is {

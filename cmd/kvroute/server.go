@@ -87,6 +87,7 @@ type server struct {
 	started    atomic.Bool  // the workers are known, or warmUpLimit is over
 	watch      *envoy.Watch // nil unless --envoy-admin
 	readiness  func() (api.Readiness, int)
+	observe    func()      // of the API: notes what needs attention
 	tokens     *api.Tokens // nil unless --api-token-file
 	http       *http.Server
 	grpcAt     net.Listener

@@ -71,6 +71,11 @@ func (s *server) logStatus(ctx context.Context) error {
 	return every(ctx, statusEvery, check)
 }
 
+// observeAttention notes once a second what needs attention.
+func (s *server) observeAttention(ctx context.Context) error {
+	return every(ctx, time.Second, s.observe)
+}
+
 // onChange returns a function that logs the status if it has changed. The function belongs to one
 // goroutine.
 func onChange(log *slog.Logger, status func() []any) func() {

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvroute/kvroute/doctor"
+	"github.com/kvroute/kvroute/attention"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/engine"
@@ -49,7 +49,7 @@ const silenceFault = "silence"
 // silent keeps the fault of a worker that became unhealthy. setWorker ends it.
 func (s *server) silent(info router.WorkerInfo, cause string) {
 	s.faults.set(info.ID, silenceFault, []router.Fault{{
-		What: "silent", Text: fmt.Sprintf("it gets requests only if no worker is better: %s at %s%s", cause, info.Place(), doctor.HowToProbe(cause)),
+		What: "silent", Text: fmt.Sprintf("it gets requests only if no worker is better: %s at %s%s", cause, info.Place(), attention.HowToProbe(cause)),
 	}})
 }
 
@@ -78,7 +78,7 @@ func (s *server) warnOfWorkers() {
 	for _, w := range s.router.Workers() {
 		name := w.Worker.Label(w.Name)
 		if w.NeverHeard {
-			silent[doctor.HowToPublish(&w)] = append(silent[doctor.HowToPublish(&w)], name)
+			silent[attention.HowToPublish(&w)] = append(silent[attention.HowToPublish(&w)], name)
 		}
 		at := slices.IndexFunc(s.conf.Models, func(m modelConfig) bool { return m.Name == w.Model })
 		if at >= 0 && slices.Contains(engine.Profiles(), w.Engine) {

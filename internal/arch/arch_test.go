@@ -51,9 +51,11 @@ var layers = []layer{
 	}},
 	{"interfaces", []row{
 		{"top", "api outcomes router"},
-		{"doctor", "api confirm replicas router tokenizer internal/engine"},
-		{"api", "dashboard router envoy fleet prefill replicas outcomes internal/engine internal/openai internal/reach"},
+		{"doctor", "api attention replicas router"},
+		{"api", "attention dashboard docs router envoy fleet prefill replicas outcomes internal/engine internal/openai internal/reach"},
 		{"dashboard", ""},
+		{"docs", ""},
+		{"attention", "confirm envoy fleet router tokenizer internal/engine"},
 		{"sidecar", "engines engines/publish events fleet indexer router internal/engine internal/bus internal/meter internal/reach internal/records internal/silence internal/wire"},
 		{"bindings/c", "bindings fleet"},
 		{"bindings", "engines engines/publish events fleet indexer internal/bus internal/wire"},
