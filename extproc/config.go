@@ -96,7 +96,7 @@ type Config struct {
 	// configuration.
 	MaxStreams int
 
-	// DecisionHeaders adds worker, overlap and reason to the response's headers. These
+	// DecisionHeaders adds the id, worker, overlap and reason to the response's headers. These
 	// show clients the inside of the fleet.
 	DecisionHeaders bool
 
@@ -146,6 +146,9 @@ type Config struct {
 	// Gateway's. Bodies must be buffered there.
 	ModeOverride bool
 
+	// NoResponse, if not nil, gets the id of a worker that begins to be avoided because it gave no response. It must not
+	// block.
+	NoResponse func(id uint64)
 	// AuditShare is the share of requests, 0 to 1, whose observer stream stays to the end of the response
 	// to read its usage. Default 0. kvroute reads the usage of each response that passes through it.
 	AuditShare float64

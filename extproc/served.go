@@ -48,11 +48,12 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	if s.conf.DecisionHeaders {
 		d := &s.decision
 		headers = append(headers,
+			headerRequestID, s.id,
 			"x-dynamo-worker-instance-id", fmt.Sprint(d.Worker.ID),
 			"x-dynamo-overlap-blocks", strconv.Itoa(d.OverlapBlocks),
 			"x-dynamo-reason", string(d.Reason))
 	}
-	if s.conf.ModeOverride {
+	if s.conf.ModeOverride && !s.conf.DecisionHeaders {
 		headers = append(headers, headerRequestID, s.id)
 	}
 	if s.conformance {
@@ -118,6 +119,9 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 
 // logAvoided logs a worker that is avoided because of a response, or of none (status 0).
 func (s *Server) logAvoided(w router.Avoided, status int, local bool, details string) {
+	if local && s.conf.NoResponse != nil {
+		s.conf.NoResponse(w.ID)
+	}
 	args := []any{"worker", w.ID, "rank", w.DPRank}
 	if status != 0 {
 		args = append(args, "status", status, "count", w.Failed)

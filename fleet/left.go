@@ -202,6 +202,21 @@ func (r *Registry) Doubt(id uint64) {
 	})
 }
 
+// Why probes a worker that gave no response to a request, and calls done with what its address answered, in words such
+// as "connection refused". It does not call done if the worker answers, is unknown, or cannot be probed now.
+func (r *Registry) Why(id uint64, done func(cause string)) {
+	r.locked(func(t *Table) {
+		if m := t.workers[id]; m != nil {
+			r.conf.Probe(m.info, m.record.Health, func(err error) {
+				if err != nil {
+					_, cause := causeOf(err)
+					done(cause)
+				}
+			})
+		}
+	})
+}
+
 // reportLosses makes the table probe, count and log workers that fall silent.
 func (r *Registry) reportLosses(m *meter.Maker) {
 	lost := m.Counter("kvroute.fleet.lost", "{worker}", "Workers that fell silent, by what their address answered.", "answer")

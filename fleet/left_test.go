@@ -297,3 +297,24 @@ func TestHealthHasACause(t *testing.T) {
 		seen.ID = wire.WorkerID("a")
 	}
 }
+
+// The address of a worker that gave no response says why.
+func TestWhyAWorkerGaveNoResponse(t *testing.T) {
+	d := newDeparting(t)
+	if err := d.SetStatic([]fleet.Record{{Name: "w", Address: "10.0.0.7:80", Models: []string{"m"}}}); err != nil {
+		t.Fatal(err)
+	}
+	var causes []string
+	ask := func(id uint64, err error) {
+		d.Why(id, func(cause string) { causes = append(causes, cause) })
+		d.answer(err)
+	}
+	id := d.Find("w")
+	ask(id, fmt.Errorf("dial: %w", syscall.ECONNREFUSED))
+	ask(id, context.DeadlineExceeded)
+	ask(id, nil)
+	ask(id+1, errors.New("there is no such worker"))
+	if got := strings.Join(causes, ", "); got != "connection refused, timeout: no answer to a probe of its health" {
+		t.Errorf("causes: %s", got)
+	}
+}

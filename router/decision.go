@@ -105,7 +105,7 @@ type Decision struct {
 	EstimatedTTFT float64 `json:"estimated_ttft_ms"`
 	// PrefillRate is the number of prompt tokens that the worker computes in a second, as measured; 0 until it is.
 	// ExpectedTTFT is the time to the first token at that rate, in ms: for the prompts that the worker has to compute
-	// first, and for this one. It is 0 without a rate.
+	// first, and for this one. It is 0 without a rate, and for fewer than 256 tokens, which the rate says little about.
 	PrefillRate  float64 `json:"prefill_rate,omitempty"`
 	ExpectedTTFT float64 `json:"expected_ttft_ms,omitempty"`
 
@@ -274,8 +274,9 @@ func (c *core) makeDecision(
 		d.PrefillTokens = d.toCompute(load.OverlapBlocks)
 		d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, load.ActiveRequests, c.throughput(e))
 		d.EstimatedTTFT = ch.settings.ModelTTFT(&ch.request, load)
-		if d.PrefillRate, _ = c.slots.PrefillRate(ord); d.PrefillRate > 0 {
-			d.ExpectedTTFT = float64(load.PendTokens+d.PrefillTokens) / d.PrefillRate * 1000
+		d.PrefillRate, _ = c.slots.PrefillRate(ord)
+		if tokens := load.PendTokens + d.PrefillTokens; d.PrefillRate > 0 && tokens >= leastRated {
+			d.ExpectedTTFT = float64(tokens) / d.PrefillRate * 1000
 		}
 	} else { // the prompt arrives computed
 		d.CoarseTTFT, d.EstimatedTTFT, d.ExpectedTTFT = leg.CoarseTTFT, leg.EstimatedTTFT, leg.ExpectedTTFT
@@ -297,6 +298,10 @@ func (c *core) makeDecision(
 		d.Candidates, d.Omitted = slices.Clone(list.workers), list.omitted
 	}
 }
+
+// leastRated is the number of tokens from which on a prefill rate tells the time to the first token: with fewer, most of
+// the time is that of a step and of the network.
+const leastRated = 256
 
 // toCompute is the number of prompt tokens that a worker with these cached blocks has to compute. An engine
 // computes the last token of a prompt even if all tokens are cached.

@@ -31,10 +31,9 @@ const (
 	openingBytes = 2048
 )
 
-// holdoutOf draws the side of a request.
+// holdoutOf draws the side of a request, with a HoldoutShare above 0.
 func (r *Router) holdoutOf(in *decisionInput) (h holdout) {
-	share := r.conf.HoldoutShare
-	if share == 0 || r.conf.Mode == Direct || in.Pinned != nil || in.Preferred != nil || in.Held != "" || in.prompt.fallback != "" ||
+	if r.conf.Mode == Direct || in.Pinned != nil || in.Preferred != nil || in.Held != "" || in.prompt.fallback != "" ||
 		in.Session != "" && r.conf.Sessions.TTL > 0 && r.conf.Sessions.Hard {
 		return h
 	}
@@ -42,7 +41,7 @@ func (r *Router) holdoutOf(in *decisionInput) (h holdout) {
 		return h
 	}
 	h.side = SideRouted
-	if scorer.Draw(r.conf.Seed^holdoutSeed, h.conversation) < share {
+	if scorer.Draw(r.conf.Seed^holdoutSeed, h.conversation) < r.conf.HoldoutShare {
 		h.side = SideRoundRobin
 	}
 	return h

@@ -134,6 +134,16 @@ func TestExpectedTTFT(t *testing.T) {
 	}
 	a := decided(t, r, "a", "", long)
 	b := decided(t, r, "b", "", long)
+	short := decided(t, newRouter(t, router.Config{InferFirstTokens: true, Now: c.read}, 1), "short", "abcd")
+	if c := decided(t, r, "c", "abcd"); c.ExpectedTTFT <= 200 || short.ExpectedTTFT != 0 {
+		t.Errorf("a short prompt behind long ones is expected after %v ms", c.ExpectedTTFT)
+	}
+	for _, id := range []string{"a", "b", "c"} {
+		r.Free(id)
+	}
+	if d := decided(t, r, "d", "abcd"); d.ExpectedTTFT != 0 || d.PrefillRate == 0 {
+		t.Errorf("a short prompt alone is expected after %v ms", d.ExpectedTTFT)
+	}
 	if a.PrefillRate != 10_000 || a.ExpectedTTFT != 100 || b.ExpectedTTFT != 200 {
 		t.Errorf("rate %v, expected %v and %v ms", a.PrefillRate, a.ExpectedTTFT, b.ExpectedTTFT)
 	}

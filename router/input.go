@@ -173,7 +173,9 @@ func (r *Router) input(ctx context.Context, p *pool, s *scratch, why inputPurpos
 	in.overlap = overlap{} // it may be the overlap in another pool, which was compared before
 	in.Request, in.model, in.lora, in.adapter = req, p.model, s.target.lora, s.target.adapter
 	in.prompt, in.hashes, in.listCandidates = s.prompt, h, req.Explain
-	in.holdout = r.holdoutOf(in)
+	if in.holdout = (holdout{}); r.conf.HoldoutShare > 0 {
+		in.holdout = r.holdoutOf(in)
+	}
 	if req.Session != "" {
 		in.session = r.sessionKey(req.Session)
 	}

@@ -62,10 +62,10 @@ func (d *Decision) Verdict(c *Candidate) string {
 	case c.Probed:
 		text += " (group, asked: load and blocks are those of the worker that it names)"
 	case c.SummaryAge < 0:
-		text += fmt.Sprintf(" (group of %d workers without a summary)", c.Members)
+		text += fmt.Sprintf(" (group of %s without a summary)", plural(c.Members, "worker"))
 	default:
 		age := c.SummaryAge.Round(time.Millisecond)
-		text += fmt.Sprintf(" (group of %d workers, summary %v old: load is the sum, cost has the mean)", c.Members, age)
+		text += fmt.Sprintf(" (group of %s, summary %v old: load is the sum, cost has the mean)", plural(c.Members, "worker"), age)
 	}
 	if c.UnusableBlocks > 0 {
 		text += fmt.Sprintf(" (holds %s of the prompt; its hybrid model can use %d, until a request there makes the rest usable)",

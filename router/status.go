@@ -35,7 +35,7 @@ type WorkerState struct {
 	HealthCause    string         `json:"health_cause,omitempty"` // why its probes do not show that it is healthy, in words
 	Failing        bool           `json:"failing,omitempty"`      // avoided because it failed lately
 	AvoidedUntil   time.Time      `json:"avoided_until,omitzero"` // the end of its back-off, or of the time in which one request tries it; zero if it is not avoided
-	AvoidedSince   time.Time      `json:"avoided_since,omitzero"` // when its first back-off began; zero if it is not avoided, and gave a response or a good probe since
+	AvoidedSince   time.Time      `json:"avoided_since,omitzero"` // when it began to be avoided; zero if it is not, and has responded since
 	AvoidedFor     string         `json:"avoided_for,omitempty"`  // what it answered last that a worker must not, in words
 	Tried          bool           `json:"-"`                      // failing, but its back-off is over, and a request tries it
 	Refuses        bool           `json:"refuses,omitempty"`      // accepted no connection when it was last tried
@@ -171,9 +171,6 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Foreign:        c.foreign(now, e, 0),
 		}
 		s.addAvoidance(c, now, ord)
-		if s.Health != Healthy.String() {
-			s.HealthSince = e.healthSince
-		}
 		if fresh(now, e.report.requestsAt) {
 			s.EngineRunning, s.EngineWaiting = e.report.running, e.report.waiting
 		}
@@ -202,9 +199,12 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 	return states
 }
 
-// addAvoidance adds why a worker is avoided, and the faults that its responses show.
+// addAvoidance adds since when a worker is not healthy, why it is avoided, and the faults that its responses show.
 func (s *WorkerState) addAvoidance(c *core, now time.Time, ord int) {
 	e := &c.entries[ord]
+	if s.Health != Healthy.String() {
+		s.HealthSince = e.healthSince
+	}
 	if s.Failing {
 		s.AvoidedUntil = e.avoid.end()
 	}
