@@ -17,7 +17,7 @@
 //	                              at the start, and again, at most once a second, when the section has changed.
 //	                              Later events of history have only new samples. A client that reads nothing for
 //	                              10 s is disconnected. At most 256 streams, else 503
-//	GET /v1/history               JSON: what became of the requests of the last 10 minutes, hour or day, by model and group
+//	GET /v1/history               JSON: what became of the requests of the last 10 minutes, hour or day
 //	GET /openapi.yaml             docs/openapi.yaml
 //	GET /v1/index/dump            JSON lines: every cached block known, at one moment. One at a time, else
 //	                              503

@@ -36,6 +36,7 @@ func (c *Config) history(req *http.Request) (any, *openai.Error) {
 	}
 	return history{
 		Span: spans[at].Name, StepMS: spans[at].Step.Milliseconds(), Series: of,
-		Known: append([]outcomes.Series{}, c.Outcomes.Series()...), Samples: append([]outcomes.Sample{}, samples...), // lists in JSON, not null
+		Known:   append([]outcomes.Series{}, c.Outcomes.Series()...), // lists in JSON, not null
+		Samples: append([]outcomes.Sample{}, samples...),
 	}, nil
 }

@@ -78,7 +78,8 @@ func newLive(c *Config) *live {
 		{"prefixes", c.Prefixes},
 	}
 	if log := c.Attention; log != nil {
-		l.sections = append(l.sections, section{"attention", func() any { return log.Items() }}, section{"events", func() any { return log.Events() }})
+		l.sections = append(l.sections,
+			section{"attention", func() any { return log.Items() }}, section{"events", func() any { return log.Events() }})
 	}
 	if r := c.Outcomes; r != nil {
 		l.sections = append(l.sections,

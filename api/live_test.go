@@ -6,10 +6,13 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/attention"
 	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/router"
 )
@@ -340,5 +344,80 @@ func TestLiveEndsWithTheServer(t *testing.T) {
 	close(draining)
 	if _, err := io.Copy(io.Discard, f.lines); err != nil {
 		t.Errorf("the stream ends with %v", err)
+	}
+}
+
+// A worker that refuses a request is named at the next state of the stream, with cause, time and advice. It is still
+// named after 10 minutes.
+func TestLiveNamesADeadWorker(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	start := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	var now atomic.Pointer[time.Time]
+	now.Store(&start)
+	clock := func() time.Time { return *now.Load() }
+	r, err := router.New(router.Config{Now: clock, AvoidFailing: 2 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id := range uint64(2) {
+		if err := r.SetWorker(router.WorkerInfo{ID: id + 1, Name: fmt.Sprint("w", id+1), Models: []string{"m"}, BlockSize: 4, Address: netip.MustParseAddrPort(fmt.Sprintf("10.0.0.%d:8000", id+1))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ticks := make(chan time.Time)
+	s := httptest.NewServer(api.New(api.Hurried(api.Config{
+		Router: r, Metrics: http.NotFoundHandler(), Attention: attention.NewLog(attention.DocsOf("v1.0.0")), Now: clock,
+	}, ticks, within)))
+	defer s.Close()
+	f := openFeed(t, s)
+	defer f.resp.Body.Close()
+	if first := f.until("events"); strings.Contains(first["attention"], `"worker"`) || first["events"] != "[]" {
+		t.Errorf("in the beginning: %v", first)
+	}
+	d, err := r.BestWorker(t.Context(), router.Request{ID: "a", Model: "m", Tokens: []uint32{1}, Pinned: &router.Worker{ID: 2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Served("a", router.Response{Address: d.Address, Local: true})
+	r.Unanswered(2, "connection refused")
+	r.Free("a")
+	failed := clock()
+	for _, passed := range []time.Duration{time.Second, 10 * time.Minute} {
+		now.Store(new(failed.Add(passed)))
+		ticks <- time.Time{}
+		state := f.until("attention")
+		var items []attention.Item
+		err := json.Unmarshal([]byte(state["attention"]), &items)
+		items = slices.DeleteFunc(items, func(i attention.Item) bool { return i.Kind != attention.OfWorker }) // the model has no tokenizer
+		if err != nil || len(items) != 1 {
+			t.Fatalf("%v: %s", err, state["attention"])
+		}
+		i := &items[0]
+		if i.Name != "w2" || i.ID != 2 || i.Cause != "it gave no response: connection refused" || !i.Since.Equal(failed) || i.Advice == "" || !strings.HasPrefix(i.Docs, "https://github.com/kvroute/kvroute/blob/v1.0.0/docs/") {
+			t.Errorf("after %v: %+v", passed, i)
+		}
+		if passed > time.Second {
+			continue
+		}
+		var events []attention.Event
+		if _, text := f.next(); json.Unmarshal([]byte(text), &events) != nil || len(events) != 1 || events[0].Text != "w2 refused a request: connection refused" || !events[0].Time.Equal(failed) {
+			t.Errorf("events %+v", events)
+		}
+	}
+}
+
+// /v1/history has the spans by model and group.
+func TestHistoryOfAModel(t *testing.T) {
+	o := newOutcomes(t)
+	o.finish(3)
+	h := api.New(api.Config{Router: newRouter(t, 1), Metrics: http.NotFoundHandler(), Outcomes: o.Recorder})
+	want := `{"span":"10m","step_ms":2000,"model":"m","group":"","series":[{"model":"m","group":""}],"samples":[{"time_ms":1000002000,"requests":3,"failed":0,"prompt_tokens":300,"cached_tokens":0,"mean_cached_tokens":0,"saved_ms":0,"rated":0,"ttft_ms":0,"ttft_p90_ms":0}]}`
+	if status, body := get(t, h, "/v1/history?model=m"); status != 200 || strings.TrimSpace(body) != want {
+		t.Errorf("%d %s\nwant %s", status, body, want)
+	}
+	for path, want := range map[string]int{"/v1/history": 200, "/v1/history?span=1h": 200, "/v1/history?span=24h&model=m": 200, "/v1/history?span=2h": 400, "/v1/history?model=x": 404, "/v1/history?model=m&group=g": 404} {
+		if status, body := get(t, h, path); status != want {
+			t.Errorf("%s: %d, want %d: %s", path, status, want, body)
+		}
 	}
 }

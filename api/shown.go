@@ -77,7 +77,10 @@ func (c *Config) workers() any {
 	}
 	if c.Attention != nil {
 		r := c.describe(states)
-		s.Replica = attention.Replica{BusAway: c.Replica != nil && !r.Bus, Status: r.Ready.Status, Failed: attention.FailedChecks(r.Ready.Checks), Pending: r.Pending, Refused: r.Refused}
+		s.Replica = attention.Replica{
+			BusAway: c.Replica != nil && !r.Bus, Status: r.Ready.Status, Failed: attention.FailedChecks(r.Ready.Checks),
+			Pending: r.Pending, Refused: r.Refused,
+		}
 		if r.Envoy != nil {
 			s.Replica.Envoy = r.Envoy.Faults
 		}

@@ -131,6 +131,9 @@ func SectionOf(what string) string {
 	return section
 }
 
+// Silence begins the text of the fault silent, before its cause.
+const Silence = "it gets requests only if no worker is better: "
+
 const (
 	mendWorker = "look at the process and the log of the worker; start it again, or remove it"
 	checkNATS  = "start NATS, or correct nats-url"
@@ -139,7 +142,8 @@ const (
 // JudgeReplica returns what needs attention at a replica itself.
 func JudgeReplica(r *Replica) (found []Item) {
 	add := func(level Level, what, advice, format string, args ...any) {
-		found = append(found, Item{Level: level, Kind: OfReplica, What: what, Advice: advice, Text: fmt.Sprintf(format, args...)})
+		text := fmt.Sprintf(format, args...)
+		found = append(found, Item{Level: level, Kind: OfReplica, What: what, Advice: advice, Text: text})
 	}
 	if r.BusAway {
 		add(Fault, "bus", checkNATS, "NATS is away: it neither hears of workers nor of other replicas")
@@ -148,10 +152,12 @@ func JudgeReplica(r *Replica) (found []Item) {
 		add(Fault, "ready", adviceOfCheck(check), "it is %s: the check %q fails", r.Status, check)
 	}
 	if len(r.Pending) > 0 {
-		add(Note, "settings", "restart kvroute", "its configuration file has changes that need a restart: %s", strings.Join(r.Pending, ", "))
+		add(Note, "settings", "restart kvroute", "its configuration file has changes that need a restart: %s",
+			strings.Join(r.Pending, ", "))
 	}
 	if r.Refused != "" {
-		add(Fault, "settings", "correct the file", "its configuration file has changed, and cannot be used; a start would fail: %s", r.Refused)
+		add(Fault, "settings", "correct the file",
+			"its configuration file has changed, and cannot be used; a start would fail: %s", r.Refused)
 	}
 	for _, f := range r.Envoy {
 		add(Fault, "envoy", "", "%s", f.Text)
@@ -194,11 +200,11 @@ func JudgeWorker(w *Worker, lasting bool) (found []Item) {
 		add(Fault, "events", none, w.EventsText, "", "events of %s are %s: %s", name, w.KVEvents, w.EventsText)
 	}
 	for _, f := range w.Faults {
-		advice := ""
+		advice, cause := "", f.Text
 		if f.What == "silent" {
-			advice = mendWorker
+			advice, cause = mendWorker, strings.TrimPrefix(cause, Silence)
 		}
-		add(Fault, f.What, f.Since, f.Text, advice, "worker %s has the fault %s: %s", name, f.What, f.Text)
+		add(Fault, f.What, f.Since, cause, advice, "worker %s has the fault %s: %s", name, f.What, f.Text)
 	}
 	switch dead := w.Health == router.Unhealthy.String() || w.Health == router.Expired.String(); {
 	case dead && !has("silent"):
@@ -212,12 +218,15 @@ func JudgeWorker(w *Worker, lasting bool) (found []Item) {
 	}
 	switch {
 	case w.Failing:
-		add(Note, "avoided", w.AvoidedSince, w.AvoidedFor, mendWorker, "worker %s is avoided until %s: %s", name, w.AvoidedUntil.UTC().Format("15:04:05 UTC"), w.AvoidedFor)
+		add(Note, "avoided", w.AvoidedSince, w.AvoidedFor, mendWorker, "worker %s is avoided until %s: %s",
+			name, w.AvoidedUntil.UTC().Format("15:04:05 UTC"), w.AvoidedFor)
 	case !w.AvoidedSince.IsZero() && !has("no_response"):
-		add(Note, "avoided", w.AvoidedSince, w.AvoidedFor, mendWorker, "worker %s failed and has served no request since: %s", name, w.AvoidedFor)
+		add(Note, "avoided", w.AvoidedSince, w.AvoidedFor, mendWorker,
+			"worker %s failed and has served no request since: %s", name, w.AvoidedFor)
 	}
 	if w.Audit != nil && w.Audit.Departs {
-		add(Note, "departs", time.Time{}, "", "", "worker %s caches other tokens than kvroute predicts, by the usage in its responses: kvroute reads its events again", name)
+		add(Note, "departs", time.Time{}, "", "", "worker %s caches other tokens than kvroute predicts, "+
+			"by the usage in its responses: kvroute reads its events again", name)
 	}
 	return found
 }
@@ -244,28 +253,31 @@ func JudgeLeft(l *LeftWorker) (item Item, found bool) {
 
 // JudgeModels returns what needs attention at the models of a replica's workers.
 func JudgeModels(models []router.ModelState, workers []Worker) (found []Item) {
-	add := func(level Level, what, model, advice, format string, args ...any) {
-		found = append(found, Item{Level: level, Kind: OfModel, What: what, Model: model, Advice: advice, Text: fmt.Sprintf(format, args...)})
+	const what = "tokens"
+	add := func(level Level, model, format string, args ...any) {
+		found = append(found, Item{Level: level, Kind: OfModel, What: what, Model: model, Text: fmt.Sprintf(format, args...)})
 	}
 	for i := range models {
 		m := &models[i]
-		if m.Why != "" && m.TokenMode != tokenizer.None && m.TokenReason != tokenizer.NoTokenizer && m.TokenReason != tokenizer.Drifted {
-			add(Note, "tokens", m.Model, "", "model %s: %s", m.Model, m.Why)
+		missing := m.TokenReason == tokenizer.NoTokenizer
+		if m.Why != "" && m.TokenMode != tokenizer.None && !missing && m.TokenReason != tokenizer.Drifted {
+			add(Note, m.Model, "model %s: %s", m.Model, m.Why)
 		}
 		own := func(w Worker) bool { return w.Model == m.Model && w.Group == "" }
-		if m.TokenReason == tokenizer.NoTokenizer && slices.ContainsFunc(workers, own) {
-			add(Note, "tokens", m.Model, "", "model %s has no tokenizer, so kvroute finds cached prompts only by their text: %s; "+
+		if missing && slices.ContainsFunc(workers, own) {
+			add(Note, m.Model, "model %s has no tokenizer, so kvroute finds cached prompts only by their text: %s; "+
 				"name the folder of its tokenizer under models", m.Model, m.Why)
 		}
 		differs := false
 		for i := range m.Classes {
 			if c := &m.Classes[i]; c.Unconfirmed {
 				differs = true
-				add(Fault, "tokens", m.Model, "", "model %s: %s", m.Model, tokensDiffer(c))
+				add(Fault, m.Model, "model %s: %s", m.Model, tokensDiffer(c))
 			}
 		}
 		if !differs && (m.Checks == router.ChecksDrift || m.Checks == router.ChecksDiffers) {
-			add(Fault, "tokens", m.Model, "", "model %s: its workers make other token ids than kvroute (%s): compare tokenizer and chat template with the engine's; kvroute tokenize shows the ids", m.Model, m.Checks)
+			add(Fault, m.Model, "model %s: its workers make other token ids than kvroute (%s): compare tokenizer "+
+				"and chat template with the engine's; kvroute tokenize shows the ids", m.Model, m.Checks)
 		}
 	}
 	return found
@@ -273,8 +285,8 @@ func JudgeModels(models []router.ModelState, workers []Worker) (found []Item) {
 
 // tokensDiffer says where the tokens of a class differ.
 func tokensDiffer(c *confirm.ClassState) string {
-	text := fmt.Sprintf("its workers make other tokens than kvroute for requests of the class %s (%d unconfirmed, %d confirmed)",
-		c.Class, c.Requests[confirm.Unmatched.String()], c.Requests[confirm.Confirmed.String()])
+	text := fmt.Sprintf("its workers make other tokens than kvroute for requests of the class %s "+
+		"(%d unconfirmed, %d confirmed)", c.Class, c.Requests[confirm.Unmatched.String()], c.Requests[confirm.Confirmed.String()])
 	switch {
 	case c.Theirs != "":
 		text += fmt.Sprintf(": at token %d the engine has %q, kvroute %q", c.Position, c.Theirs, c.Ours)
@@ -312,9 +324,11 @@ func HowToPublish(w *router.WorkerState) string {
 		if e.Polled {
 			transport = "http_poll"
 		}
-		text += " and set events: {transport: " + transport + "} for the worker, or events: {transport: none} if it publishes none"
+		text += " and set events: {transport: " + transport +
+			"} for the worker, or events: {transport: none} if it publishes none"
 	} else if w.Endpoint != "" {
-		text = fmt.Sprintf("kvroute reads %s; %s, or set events.endpoint of the worker to the engine's socket", w.Endpoint, text)
+		text = fmt.Sprintf("kvroute reads %s; %s, or set events.endpoint of the worker to the engine's socket",
+			w.Endpoint, text)
 	}
 	return text
 }
@@ -355,6 +369,7 @@ func FailedChecks(checks map[string]bool) []string {
 // sortItems orders items: faults first, then by what and name.
 func sortItems(items []Item) {
 	slices.SortStableFunc(items, func(a, b Item) int {
-		return cmp.Or(cmp.Compare(a.Level, b.Level), cmp.Compare(a.What, b.What), cmp.Compare(a.Model, b.Model), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.Level, b.Level), cmp.Compare(a.What, b.What), cmp.Compare(a.Model, b.Model),
+			cmp.Compare(a.Name, b.Name))
 	})
 }

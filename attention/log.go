@@ -78,8 +78,8 @@ type open struct {
 	event *Event // of its beginning; nil if it began before the first observation
 }
 
-// Log notes what needs attention, and when each of these began and ended. Its memory is bounded by the number of workers
-// and models. The zero value is not ready: see [NewLog].
+// Log notes what needs attention, and when each of these began and ended. Its memory is bounded by the number of
+// workers and models. The zero value is not ready: see [NewLog].
 type Log struct {
 	docs string
 
@@ -116,13 +116,14 @@ func (l *Log) Observe(now time.Time, s *State) {
 		}
 		if o == nil {
 			o = &open{event: l.begins(now, item)}
+			if o.Since = item.Since; l.observed && o.Since.IsZero() {
+				o.Since = now
+			}
 		} else if o.event != nil && o.Cause != item.Cause && now.Sub(o.event.Time) < 10*time.Second {
 			*o.event = *event(o.event.Time, item) // the cause was found meanwhile
 		}
-		if item.Since.IsZero() && (l.observed || !o.Since.IsZero()) {
-			if item.Since = o.Since; item.Since.IsZero() {
-				item.Since = now
-			}
+		if item.Since.IsZero() {
+			item.Since = o.Since
 		}
 		o.Item = *item
 		still[k] = o
@@ -145,7 +146,8 @@ func (l *Log) observeWorkers(now time.Time, s *State) {
 		}
 	}
 	for w, label := range l.workers {
-		if known[w] != "" || slices.ContainsFunc(s.Left, func(left LeftWorker) bool { return left.ID == w.ID && left.IsFault() }) {
+		left := func(l LeftWorker) bool { return l.ID == w.ID && l.IsFault() }
+		if known[w] != "" || slices.ContainsFunc(s.Left, left) {
 			continue
 		}
 		l.add(&Event{now, Note, "removed", &w, label, "", label + " was removed"})
@@ -179,6 +181,8 @@ func event(at time.Time, i *Item) *Event {
 		e.Text = e.label() + " refused a request: connection refused"
 	case i.What == "avoided":
 		e.Text = e.label() + " failed a request: it " + rest
+	case i.What == "silent":
+		e.Text = e.label() + " gives no sign of life: " + i.Cause
 	case i.Kind == OfLeft && i.What == "left":
 		e.Text = strings.TrimSuffix(e.label()+" left without a word: "+i.Cause, ": ")
 	}
@@ -202,6 +206,8 @@ func (l *Log) ends(now time.Time, i *Item) {
 		return
 	case i.What == "avoided":
 		e.Text = e.label() + " serves again"
+	case i.What == "silent":
+		e.Text = e.label() + " gives signs of life again"
 	case i.What == "health":
 		e.Text = e.label() + " is healthy again"
 	case i.What == "events":
@@ -223,7 +229,8 @@ func (l *Log) Items() []Item {
 	defer l.mu.Unlock()
 	all := append([]Item{}, l.items...) // an empty list in JSON, not null
 	if more := len(all) - mostItems; more > 0 {
-		all = append(all[:mostItems], Item{Level: Note, Kind: OfReplica, What: "more", Text: fmt.Sprintf("and %d more", more)})
+		text := fmt.Sprintf("and %d more", more)
+		all = append(all[:mostItems], Item{Level: Note, Kind: OfReplica, What: "more", Text: text})
 	}
 	return all
 }

@@ -24,7 +24,7 @@ type Charts struct {
 type Chart struct {
 	TTFT   Points `json:"ttft_ms"`         // mean time to the first token of the requests that ended within the step
 	Active Points `json:"active_requests"` // at the end of the step
-	KVUse  Points `json:"kv_use"`          // share of the worker's cache that requests in flight use, at the end of the step
+	KVUse  Points `json:"kv_use"`          // share of the cache that requests in flight use, at the end of the step
 }
 
 // Points are numbers in JSON; NaN is null.

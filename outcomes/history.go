@@ -24,7 +24,7 @@ func Spans() []Span {
 }
 
 // mostSeries limits the histories, so that all of them take less than 4 MB.
-const mostSeries = 48
+const mostSeries = 40
 
 // Series names a history: of the requests for a model that went to a router group, or to workers if Group is empty. The
 // zero value is that of all requests.
@@ -208,8 +208,8 @@ func (r *Recorder) Series() []Series {
 	})
 }
 
-// Benefit is an estimate of what routing by cache saves, since the start: for each request the tokens that are cached at
-// the chosen worker less the mean over all candidates. Requests that are routed round robin by
+// Benefit is an estimate of what routing by cache saves, since the start: for each request the tokens that are cached
+// at the chosen worker less the mean over all candidates. Requests that are routed round robin by
 // [router.Config.HoldoutShare] do not count.
 type Benefit struct {
 	Series

@@ -115,7 +115,8 @@ func (s *sides) compare(model string) Comparison {
 		c.Why = fmt.Sprintf("each side needs the first tokens of %d requests", leastRequests)
 		return c
 	case min(n, m) < leastShards:
-		c.Why = fmt.Sprintf("each side needs more conversations: they are in %d and %d groups, of at least %d", n, m, leastShards)
+		c.Why = fmt.Sprintf("each side needs more conversations: they are in %d and %d groups, of at least %d",
+			n, m, leastShards)
 		return c
 	}
 	difference := c.RoundRobin.Mean - c.Routed.Mean
