@@ -113,7 +113,8 @@ func (d *diagnosis) checkReplica(x *Replica) {
 		d.report(fault, x, "identity", "its answers come from several replicas, or it has just started again: is the URL that of a balancer?")
 	}
 	facts := attention.Replica{
-		BusAway: x.always(func(r *Reading) bool { return !r.Bus }), Status: last.Ready.Status, Pending: last.Pending, Refused: last.Refused,
+		BusAway: x.always(func(r *Reading) bool { return !r.Bus }), Status: last.Ready.Status,
+		Pending: last.Pending, Refused: last.Refused,
 	}
 	for _, check := range slices.Sorted(maps.Keys(last.Ready.Checks)) {
 		if x.always(func(r *Reading) bool { return !r.Ready.Checks[check] }) && (check != "workers" || len(last.workers) > 0) {

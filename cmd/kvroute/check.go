@@ -21,6 +21,7 @@ import (
 	"github.com/goccy/go-yaml/token"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/doctor"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
@@ -68,8 +69,9 @@ func checkConfig(_ context.Context, args []string, std stdio) error {
 	if err := errors.Join(errs...); err != nil {
 		return located(err, file, nil)
 	}
-	_, err = fmt.Fprintf(std.out, "the configuration is right: %d workers, %d router groups and %d models are listed\n",
-		len(c.Workers), len(c.Groups), len(c.Models))
+	_, err = fmt.Fprintf(std.out, "the configuration is right: it lists %s, %s and %s\n",
+		doctor.Counted(len(c.Workers), "worker"), doctor.Counted(len(c.Groups), "router group"),
+		doctor.Counted(len(c.Models), "model"))
 	return err
 }
 

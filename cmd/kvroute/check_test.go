@@ -196,7 +196,7 @@ func TestConfigCheckOfARightFile(t *testing.T) {
 	path := writeFile(t, fmt.Sprintf("version: 1\nstate-dir: %s/state\nworkers:\n- {name: a, models: [m], address: \"worker.example:8000\"}\n", dir))
 	for range 2 {
 		status, out, stderr := runs(t, "config", "check", "--config", path)
-		if status != 0 || out != "the configuration is right: 1 workers, 0 router groups and 0 models are listed\n" {
+		if status != 0 || out != "the configuration is right: it lists 1 worker, 0 router groups and 0 models\n" {
 			t.Errorf("status %d, printed %q and %q", status, out, stderr)
 		}
 	}
@@ -289,6 +289,11 @@ func TestCompletionInBash(t *testing.T) {
 		"completion zzz":         nil,
 		"completion ":            {"bash", "zsh", "fish"},
 		"help serve --router-te": {"--router-temperature"},
+		"serve --router-mode ":   {"kv", "round-robin", "device-aware-weighted"},
+		"serve --group-probe o":  {"on", "off"},
+		"serve --router-mode zz": nil,
+		"top --output j":         {"json"},
+		"serve --seed 1":         nil,
 	} {
 		given := strings.Split("kvroute "+words, " ")
 		script := fmt.Sprintf(`source <(kvroute completion bash); COMP_WORDS=(%s); COMP_CWORD=%d; _kvroute; printf '%%s\n' "${COMPREPLY[@]}"`, "'"+strings.Join(given, "' '")+"'", len(given)-1)

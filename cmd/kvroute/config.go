@@ -166,7 +166,7 @@ type config struct {
 	// config envoy --failover; none applies to /v1/generate, too
 	SecondChoice string `yaml:"second-choice" topic:"Envoy" default:"header"`
 
-	// add worker, overlap and reason of the decision to the response's headers, which reveals the
+	// add id, worker, overlap and reason of the decision to the response's headers, which reveals the
 	// addresses of workers
 	DecisionHeaders bool `yaml:"decision-headers"`
 

@@ -20,6 +20,9 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
+// idOfExplain says what the argument is.
+const idOfExplain = "last, the x-dynamo-request-id of a response, or the client's x-request-id"
+
 // explain prints a recent decision of a running kvroute: what the router knew of each
 // worker, why it chose one, and how long each step took.
 func explain(ctx context.Context, args []string, std stdio) error {
@@ -32,7 +35,7 @@ func explain(ctx context.Context, args []string, std stdio) error {
 		return err
 	}
 	if len(rest) != 1 {
-		return usageError("want the id of a request, as in x-dynamo-request-id, or \"last\"")
+		return usageError("want the id of a request: " + idOfExplain)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"embed"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -41,7 +42,12 @@ func printCommands(w io.Writer) {
 // printHelp lists the flags of a command: those of the router's settings by topic, in the order of
 // the configuration.
 func (c *command) printHelp(w io.Writer, fs *flag.FlagSet) {
-	fmt.Fprintf(w, "usage: kvroute %s [flags]\n\nThis command is to %s.\n\n", c.name, c.does)
+	name, meaning, _ := strings.Cut(c.argument, "  ")
+	usage := strings.TrimSpace("kvroute " + c.name + " [flags] " + name)
+	fmt.Fprintf(w, "usage: %s\n\n%s%s.\n\n", usage, strings.ToUpper(c.does[:1]), c.does[1:])
+	if meaning != "" {
+		fmt.Fprintf(w, "  %s\n        %s\n", name, meaning)
+	}
 	own := defaults()
 	topics := fs.Lookup("router-mode") != nil
 	ofTopics := maps.Collect(settings.All(&own))
@@ -167,11 +173,53 @@ func commandsWith(with string) (names []string) {
 	return names
 }
 
+// printValues prints the words that a flag accepts, one a line. It prints nothing for a flag of another kind. args are
+// a command and its flag.
+func printValues(ctx context.Context, args []string, out io.Writer) error {
+	cmd, _ := find(args)
+	if cmd == nil {
+		return nil
+	}
+	var help helpError
+	if !errors.As(cmd.run(ctx, []string{"-h"}, stdio{io.Discard, io.Discard}), &help) {
+		return nil
+	}
+	f := help.flags.Lookup(strings.TrimLeft(args[len(args)-1], "-"))
+	if f == nil {
+		return nil
+	}
+	for _, word := range enumOf(f.Usage) {
+		fmt.Fprintln(out, word)
+	}
+	return nil
+}
+
+var (
+	oneWord  = regexp.MustCompile(`^[a-z0-9_.-]+$`)
+	orBefore = regexp.MustCompile(`, | or `)
+)
+
+// enumOf returns the words that a help text begins with, as in "auto, on or off: …"; nil if it begins otherwise.
+func enumOf(help string) []string {
+	if end := strings.IndexAny(help, ":;("); end >= 0 {
+		help = help[:end]
+	}
+	words := orBefore.Split(strings.TrimSpace(help), -1)
+	if len(words) < 2 || slices.ContainsFunc(words, func(w string) bool { return !oneWord.MatchString(w) }) {
+		return nil
+	}
+	return words
+}
+
 //go:embed completion
 var shells embed.FS
 
-// completion prints the completion of a shell. It learns commands and flags from `kvroute help`.
-func completion(_ context.Context, args []string, std stdio) error {
+// completion prints the completion of a shell. It learns commands and flags from `kvroute help`, and the values of
+// flags from `kvroute completion values COMMAND --FLAG`.
+func completion(ctx context.Context, args []string, std stdio) error {
+	if len(args) > 1 && args[0] == "values" {
+		return printValues(ctx, args[1:], std.out)
+	}
 	rest, err := parseArgs(newFlagSet("completion"), args)
 	if err != nil {
 		return err

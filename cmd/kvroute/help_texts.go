@@ -82,7 +82,7 @@ func (*config) Help(setting string) string {
 	case "second-choice":
 		return "header, list or none: how Envoy learns where to send a request that its worker refuses; must fit config envoy --failover; none applies to /v1/generate, too"
 	case "decision-headers":
-		return "add worker, overlap and reason of the decision to the response's headers, which reveals the addresses of workers"
+		return "add id, worker, overlap and reason of the decision to the response's headers, which reveals the addresses of workers"
 	case "first-token":
 		return "observer or response-headers: what counts as the first token of a response; response-headers fits only workers that send their headers with it"
 	case "envoy-admin":

@@ -16,6 +16,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"strings"
 	"syscall"
 
@@ -26,9 +27,10 @@ import (
 
 // command is one subcommand. run returns when its work is done or ctx ends.
 type command struct {
-	name, does string
+	name, does string // does is an imperative sentence, without the full stop
 	run        func(ctx context.Context, args []string, io stdio) error
 	topic      string // of this command and the next ones, in the list of `kvroute help`
+	argument   string // name and meaning of what follows the flags, for the help of the command; empty if there is none
 }
 
 // stdio is where a command writes: its result to out, messages for people to err.
@@ -36,29 +38,32 @@ type stdio struct{ out, err io.Writer }
 
 func commands() []command {
 	return []command{
-		{"serve", "run the external processor", serve, "Route"},
-		{"publish", "publish an engine's cache events and register it", publish, ""},
-		{"config", "print a configuration with its defaults", printConfig, "Configure"},
-		{"config check", "check a configuration, and the files and folders that it names", checkConfig, ""},
-		{"config envoy", "print an Envoy bootstrap for kvroute", printEnvoy, ""},
-		{"tokenize", "show the tokens, blocks and hashes of a request", tokenizeFile, ""},
-		{"top", "show live what a running kvroute does", showTop, "See what a running kvroute does"},
-		{"explain", "print a recent decision of a running kvroute and its inputs", explain, ""},
-		{"doctor", "compare router replicas and report differences and faults", compareReplicas, ""},
-		{"dump", "print the index of a running kvroute as JSON lines", dump, ""},
-		{"healthcheck", "exit 0 if a URL answers 200", healthcheck, ""},
+		{"serve", "run the external processor", serve, "Route", ""},
+		{"publish", "publish an engine's cache events and register it", publish, "", ""},
+		{"config", "print a configuration with its defaults", printConfig, "Configure", ""},
+		{"config check", "check a configuration, and the files and folders that it names", checkConfig, "", ""},
+		{"config envoy", "print an Envoy bootstrap for kvroute", printEnvoy, "", ""},
+		{"tokenize", "show the tokens, blocks and hashes of a request", tokenizeFile, "", ""},
+		{"top", "show live what a running kvroute does", showTop, "See what a running kvroute does", ""},
+		{"explain", "print a recent decision of a running kvroute and its inputs", explain, "", "ID  " + idOfExplain},
+		{"doctor", "compare router replicas and report differences and faults", compareReplicas, "", ""},
+		{"dump", "print the index of a running kvroute as JSON lines", dump, "", ""},
+		{"healthcheck", "exit 0 if a URL answers 200", healthcheck, "", ""},
 		{
 			"demo", "play one load twice on Envoy and simulated workers: round robin and with kvroute",
-			elsewhere("demo", new(demo.Command)), "Try and measure",
+			elsewhere("demo", new(demo.Command)), "Try and measure", "",
 		},
-		{"engine", "run a simulated worker", elsewhere("engine", new(demo.EngineCommand)), ""},
-		{"load", "send load to an OpenAI endpoint and measure it", elsewhere("load", new(demo.LoadCommand)), ""},
+		{"engine", "run a simulated worker", elsewhere("engine", new(demo.EngineCommand)), "", ""},
+		{"load", "send load to an OpenAI endpoint and measure it", elsewhere("load", new(demo.LoadCommand)), "", ""},
 		{
 			"replay", "play a workload against simulated engines, with the real router",
-			elsewhere("replay", new(replay.Command)), "",
+			elsewhere("replay", new(replay.Command)), "", "",
 		},
-		{"completion", "print the completion of commands and flags for a shell: bash, zsh or fish", completion, "Other"},
-		{"version", "print the version", version, ""},
+		{
+			"completion", "print the completion of commands, flags and values for a shell", completion,
+			"Other", "SHELL  bash, zsh or fish",
+		},
+		{"version", "print the version", version, "", ""},
 	}
 }
 
@@ -185,9 +190,16 @@ func parseArgs(fs *flag.FlagSet, args []string) (rest []string, err error) {
 }
 
 func version(_ context.Context, args []string, io stdio) error {
-	if err := parse(newFlagSet("version"), args); err != nil {
+	fs := newFlagSet("version")
+	raw := fs.Bool("json", false, "print version, go_version and platform as JSON")
+	if err := parse(fs, args); err != nil {
 		return err
 	}
-	fmt.Fprintf(io.out, "kvroute %s\n", telemetry.Version())
-	return nil
+	if *raw {
+		return writeJSON(io.out, map[string]string{
+			"version": telemetry.Version(), "go_version": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH,
+		})
+	}
+	_, err := fmt.Fprintf(io.out, "kvroute %s\n", telemetry.Version())
+	return err
 }

@@ -264,6 +264,9 @@ func (s *server) openExtproc() (err error) {
 	conf.RouterID, conf.Networks, conf.Client, conf.Log, conf.Meter = s.id, s.networks, s.client, s.log, s.metrics.Meter("extproc")
 	conf.Started, conf.Models = s.started.Load, s.router.ServedModels
 	conf.Synced = s.sync != nil
+	conf.NoResponse = func(id uint64) {
+		s.registry.Why(id, func(cause string) { s.router.Unanswered(id, cause) })
+	}
 	if s.extproc, err = extproc.New(conf, decider); err != nil {
 		return err
 	}

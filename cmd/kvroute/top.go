@@ -26,7 +26,7 @@ func showTop(ctx context.Context, args []string, std stdio) error {
 	var from apiClient
 	from.flags(fs)
 	once := fs.Bool("once", false, "print one picture as plain text and exit")
-	output := fs.String("output", "text", "`format`: text, or json for programs. "+
+	output := fs.String("output", "text", "text or json: the form of the output. "+
 		"json prints an object on a line for each section that changes, with --once one object with all sections")
 	if err := errors.Join(parse(fs, args), from.readToken()); err != nil {
 		return err

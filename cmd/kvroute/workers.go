@@ -49,7 +49,7 @@ const silenceFault = "silence"
 // silent keeps the fault of a worker that became unhealthy. setWorker ends it.
 func (s *server) silent(info router.WorkerInfo, cause string) {
 	s.faults.set(info.ID, silenceFault, []router.Fault{{
-		What: "silent", Text: fmt.Sprintf("it gets requests only if no worker is better: %s at %s%s", cause, info.Place(), attention.HowToProbe(cause)),
+		What: "silent", Text: fmt.Sprintf("%s%s at %s%s", attention.Silence, cause, info.Place(), attention.HowToProbe(cause)),
 	}})
 }
 
