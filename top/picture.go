@@ -17,6 +17,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/attention"
 	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/router"
 )
@@ -24,8 +25,10 @@ import (
 const (
 	// window is the time over which rates are averaged, in seconds.
 	window = 10
-	// maxCell limits the characters of a cell: an id of a request fits.
-	maxCell = 40
+	// maxCell limits the characters of a cell, and maxID those of the id of a request, which fits.
+	maxCell, maxID = 40, 80
+	// maxModels limits the lines about models.
+	maxModels = 5
 )
 
 // picture is what is known of a kvroute: the sections of /v1/live. A kvroute may lack some.
@@ -35,7 +38,9 @@ type picture struct {
 	Left      []api.LeftWorker   `json:"left"`
 	Decisions []api.Decision     `json:"decisions"`
 	History   []outcomes.Sample  `json:"history"` // the newest ones, oldest first
-	Totals    map[string]float64 `json:"totals"`
+	Attention []attention.Item   `json:"attention"`
+	Benefit   []outcomes.Benefit `json:"benefit"`
+	Holdout   *outcomes.Holdout  `json:"holdout"`
 }
 
 // apply applies a JSON object of sections.
@@ -54,9 +59,13 @@ func (p *picture) apply(sections []byte) error {
 	if n.Decisions != nil {
 		p.Decisions = n.Decisions
 	}
-	if n.Totals != nil {
-		p.Totals = n.Totals
+	if n.Attention != nil {
+		p.Attention = n.Attention
 	}
+	if n.Benefit != nil {
+		p.Benefit = n.Benefit
+	}
+	p.Holdout = cmp.Or(n.Holdout, p.Holdout)
 	for _, sample := range n.History { // after a new connection known ones, too
 		if last := len(p.History) - 1; last < 0 || p.History[last].TimeMS < sample.TimeMS {
 			p.History = append(p.History, sample)
@@ -75,12 +84,7 @@ func (p *picture) head() []string {
 			first = append(first, "check failed: "+check)
 		}
 	}
-	lines := []string{strings.Join(first, "  "), p.rates(r.NowMS)}
-	if t := p.Totals; t != nil {
-		saved, all := t["cached_tokens"]-t["mean_cached_tokens"], t["prompt_tokens"]
-		lines = append(lines, fmt.Sprintf("saved against round robin  %.0fk of %.0fk prompt tokens (%s)", saved/1000,
-			all/1000, percent(saved, all)))
-	}
+	lines := append([]string{strings.Join(first, "  "), p.rates(r.NowMS)}, p.models()...)
 	if len(r.Peers) > 0 {
 		active := []string{fmt.Sprintf("active requests of replicas  %d here", r.ActiveRequests)}
 		for _, peer := range r.Peers {
@@ -92,29 +96,60 @@ func (p *picture) head() []string {
 	return append(append(lines, p.notices()...), "")
 }
 
-// maxNotices limits the lines about workers that left, and those about faults.
-const maxNotices = 5
-
-// notices returns a line for each worker that left without a word, and for each fault of a worker.
-func (p *picture) notices() []string {
-	var left, faults []string
-	for i := range p.Left {
-		if l := &p.Left[i]; l.IsFault() {
-			left = append(left, fmt.Sprintf("! %s %s", router.Worker{ID: l.ID, DPRank: l.Rank}.Label(l.Name), l.Text))
+// models returns a line for each model and router group: what routing by cache saves by estimate, and for each model
+// the measured difference from round robin.
+func (p *picture) models() (lines []string) {
+	for i := range p.Benefit {
+		b := &p.Benefit[i]
+		if i == maxModels {
+			lines = append(lines, "and "+counted(len(p.Benefit)-i, "more model"))
+			break
 		}
+		name := clip(b.Model, maxCell)
+		if b.Group != "" {
+			name += " on group " + clip(b.Group, maxCell)
+		}
+		line := fmt.Sprintf("%s  saves %s of the prefill by estimate", name, percent(b.SavedShare, 1))
+		if b.Rated > 0 {
+			line += fmt.Sprintf(", %.0f ms of each first token", b.SavedTime)
+		}
+		lines = append(lines, line)
 	}
-	for i := range p.Workers {
-		for _, f := range p.Workers[i].Faults {
-			faults = append(faults, fmt.Sprintf("! %s %s: %s", p.Workers[i].Worker.Label(p.Workers[i].Name), f.What, f.Text))
-		}
-	}
-	cut := func(lines []string, of string) []string {
-		if more := len(lines) - maxNotices; more > 0 {
-			return append(lines[:maxNotices], fmt.Sprintf("! and %d more %s", more, of))
-		}
+	if p.Holdout == nil {
 		return lines
 	}
-	return slices.Concat(cut(left, "workers that left"), cut(faults, "faults"))
+	for i := range p.Holdout.Models[:min(len(p.Holdout.Models), maxModels)] {
+		c := &p.Holdout.Models[i]
+		line := fmt.Sprintf("%s  mean TTFT %.0f ms, of round-robin requests %.0f ms",
+			clip(c.Model, maxCell), c.Routed.Mean, c.RoundRobin.Mean)
+		if c.Difference != nil {
+			line += fmt.Sprintf(": %.0f ms more, %.0f to %.0f with %.0f %% confidence",
+				*c.Difference, *c.Low, *c.High, 100*p.Holdout.Confidence)
+		} else {
+			line += " (" + c.Why + ")"
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// maxNotices limits the lines about what needs attention.
+const maxNotices = 6
+
+// notices returns a line for each item that needs attention, with what to do.
+func (p *picture) notices() (lines []string) {
+	for i := range p.Attention {
+		if i == maxNotices {
+			return append(lines, fmt.Sprintf("! and %d more", len(p.Attention)-i))
+		}
+		item := &p.Attention[i]
+		line := "! " + item.Text
+		if !item.Since.IsZero() {
+			line = "! " + item.Since.Local().Format(time.TimeOnly) + " " + item.Text
+		}
+		lines = append(lines, strings.TrimSuffix(line+"; "+item.Advice, "; "))
+	}
+	return lines
 }
 
 // rates returns the figures of the last 10 s.
@@ -240,10 +275,16 @@ func table(rows [][]string, width int) []string {
 		var text strings.Builder
 		w := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
 		for _, row := range rows {
-			for _, cell := range row[:n-1] {
-				fmt.Fprint(w, clip(cell, maxCell), "\t")
+			for i, cell := range row[:n] {
+				most, end := maxCell, "\t"
+				if rows[0][i] == "request" {
+					most = maxID
+				}
+				if i == n-1 {
+					end = "\n"
+				}
+				fmt.Fprint(w, clip(cell, most), end)
 			}
-			fmt.Fprintln(w, clip(row[n-1], maxCell))
 		}
 		_ = w.Flush() // a builder takes everything
 		lines := strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
@@ -276,4 +317,12 @@ func percent(part, of float64) string {
 		return "-"
 	}
 	return fmt.Sprintf("%.0f %%", 100*part/of)
+}
+
+// counted returns a number with its noun.
+func counted(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprint(n, " ", noun)
 }

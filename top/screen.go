@@ -121,7 +121,8 @@ func (s *screen) View() tea.View {
 	lines, foot := s.paint("", strings.Split(help, "\n")...), s.paint(bold, "? back  q quit")
 	if !s.helping {
 		lines, foot = s.tables(), s.paint(bold,
-			fmt.Sprintf("%d workers by %s  up/down scroll  s sort  ? help  q quit", len(s.Workers), orders()[s.by].name))
+			fmt.Sprintf("%s by %s  up/down scroll  s sort  ? help  q quit",
+				counted(len(s.Workers), "worker"), orders()[s.by].name))
 	}
 	if s.problem != "" {
 		foot = s.paint(red, s.problem)

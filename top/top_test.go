@@ -37,7 +37,7 @@ const (
 		"address":"10.0.0.1:8000","prompt_tokens":200,"cached_tokens":150,"mean_cached_tokens":60.5,"first_token":"2026-11-23T17:00:00.25Z"}]`
 	historyJSON = `[{"time_ms":80000,"requests":900},{"time_ms":96000,"requests":12,"ttft_ms":80,"ttft_p90_ms":140,"prompt_tokens":1000,"cached_tokens":250},
 		{"time_ms":98000,"requests":13,"failed":2,"prompt_tokens":1000,"cached_tokens":250}]`
-	totalsJSON = `{"requests":1000,"failed":3,"prompt_tokens":4000000,"cached_tokens":3000000,"mean_cached_tokens":1000000.5}`
+	benefitJSON = `[{"model":"llama","requests":9,"saved_share":0.654,"rated_requests":8,"saved_ms":41.5}]`
 )
 
 // section is a part of the feed.
@@ -54,7 +54,7 @@ func sections() []section {
 		{"workers", []byte(workersJSON)},
 		{"decisions", []byte(decisionsJSON)},
 		{"history", []byte(historyJSON)},
-		{"totals", []byte(totalsJSON)},
+		{"benefit", []byte(benefitJSON)},
 		{"prefixes", []byte(`[]`)},
 		{"new in a later version", []byte(`1`)},
 	}
@@ -86,7 +86,7 @@ func TestScreen(t *testing.T) {
 	at := time.Date(2026, 11, 23, 17, 0, 0, 0, time.UTC).Local().Format(time.TimeOnly)
 	want := `kvroute a  1.2.3  degraded  check failed: nats
 requests/s  2.5  failed/s  0.2  TTFT  mean 80 ms, p90 140 ms  cached  25 %
-saved against round robin  2000k of 4000k prompt tokens (50 %)
+llama  saves 65 % of the prefill by estimate, 42 ms of each first token
 active requests of replicas  3 here  5 of 7
 
 worker      health     active  pending   cached    routed  failed  events
@@ -118,30 +118,50 @@ func TestIncompleteEventsAreMarked(t *testing.T) {
 	}
 }
 
-// Workers that left without a word and faults of workers are named above the tables. Removed workers are not.
-func TestFaultsAreNamed(t *testing.T) {
+// What needs attention is named above the tables, with its time and what to do.
+func TestAttentionIsNamed(t *testing.T) {
 	s := &screen{}
 	s.Update(tea.WindowSizeMsg{Width: 120, Height: 40})
 	s.Update([]byte(`{"workers":[{"name":"gpu-1","health":"unhealthy","faults":[{"what":"silent","text":"connection refused"}]}],
-		"left":[{"name":"gpu-2","state":"left","text":"left 2 min ago: connection refused"},{"name":"gpu-3","state":"removed","text":"removed"}]}`))
+		"attention":[{"level":"fault","what":"silent","text":"worker gpu-1 has the fault silent: connection refused","advice":"start it","since":"2026-11-23T17:00:00Z"},{"level":"note","what":"tokens","text":"\u202emodel"}]}`))
 	got := s.View().Content
+	at := time.Date(2026, 11, 23, 17, 0, 0, 0, time.UTC).Local().Format(time.TimeOnly)
 	for _, want := range []string{
-		red + "! gpu-2 left 2 min ago: connection refused" + plain, red + "! gpu-1 silent: connection refused" + plain, "unhealthy ! silent",
+		red + "! " + at + " worker gpu-1 has the fault silent: connection refused; start it" + plain, red + "! ?model" + plain, "unhealthy ! silent",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in %q", want, got)
 		}
 	}
-	if strings.Contains(got, "gpu-3") {
-		t.Errorf("a removed worker is named: %q", got)
-	}
-	var left []string
+	var items []string
 	for i := range 9 {
-		left = append(left, fmt.Sprintf(`{"name":"w%d","state":"left","text":"left"}`, i))
+		items = append(items, fmt.Sprintf(`{"text":"item %d"}`, i))
 	}
-	s.Update([]byte(`{"left":[` + strings.Join(left, ",") + `]}`))
-	if got := s.View().Content; !strings.Contains(got, "! and 4 more workers that left") || strings.Contains(got, "w5") {
-		t.Errorf("nine workers that left: %q", got)
+	s.Update([]byte(`{"attention":[` + strings.Join(items, ",") + `]}`))
+	if got := s.View().Content; !strings.Contains(got, "! and 3 more") || strings.Contains(got, "item 6") {
+		t.Errorf("nine items: %q", got)
+	}
+}
+
+// Each model has a line of its own, with the measured difference from round robin if there is one. Ids of requests are whole.
+func TestModelsAndIds(t *testing.T) {
+	s := &screen{}
+	s.Update(tea.WindowSizeMsg{Width: 200, Height: 40})
+	id := strings.Repeat("0123456789abcdef", 4)
+	s.Update([]byte(`{"benefit":[{"model":"a","saved_share":0.5},{"model":"b","group":"g","saved_share":0.25,"rated_requests":1,"saved_ms":7},{"model":"c"},{"model":"d"},{"model":"e"},{"model":"f"}],
+		"holdout":{"share":0.1,"confidence":0.95,"models":[
+			{"model":"a","routed":{"mean_ms":84.2},"round_robin":{"mean_ms":204.6},"difference_ms":120.4,"low_ms":80.2,"high_ms":160.6},
+			{"model":"b","routed":{"mean_ms":1},"round_robin":{"mean_ms":2},"why":"each side needs the first tokens of 30 requests"}]},
+		"decisions":[{"id":"` + id + `","worker":{"worker_id":1}}]}`))
+	got := text(s)
+	for _, want := range []string{
+		"a  saves 50 % of the prefill by estimate\n", "b on group g  saves 25 % of the prefill by estimate, 7 ms of each first token\n", "and 1 more model\n",
+		"a  mean TTFT 84 ms, of round-robin requests 205 ms: 120 ms more, 80 to 161 with 95 % confidence\n",
+		"b  mean TTFT 1 ms, of round-robin requests 2 ms (each side needs the first tokens of 30 requests)\n", id,
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
 	}
 }
 

@@ -50,7 +50,7 @@ var layers = []layer{
 		{"internal/arch", ""},
 	}},
 	{"interfaces", []row{
-		{"top", "api outcomes router"},
+		{"top", "api attention outcomes router"},
 		{"doctor", "api attention replicas router"},
 		{"api", "attention dashboard docs router envoy fleet prefill replicas outcomes internal/engine internal/openai internal/reach"},
 		{"dashboard", ""},

@@ -31,10 +31,12 @@ import (
 var tokenLimits = map[string]int{
 	"confirm":            9069,
 	"api":                10560,
+	"attention":          3934,
 	"bindings":           1608,
 	"bindings/c":         1220,
 	"cmd/kvroute":        35775,
 	"dashboard":          317,
+	"docs":               110,
 	"doctor":             4676,
 	"engines":            29989,
 	"engines/localindex": 971,
