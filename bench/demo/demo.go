@@ -21,7 +21,7 @@ import (
 
 // Command is `kvroute demo`: the same load through a real Envoy, routed in several ways.
 type Command struct {
-	Keep     bool   `yaml:"keep" help:"leave everything running until Ctrl-C"`
+	Keep     bool   `yaml:"keep" help:"print the dashboard's address before each load, and afterwards leave everything running under a gentle load until Ctrl-C"`
 	Rounds   int    `yaml:"rounds" default:"1" want:"1 to 100" help:"<number> of times to play the load in each way"`
 	Report   string `yaml:"report" help:"<folder> that gets the rounds' figures, which are then printed with targets"`
 	Commit   string `yaml:"commit" help:"<commit> to name in the report"`
@@ -96,7 +96,7 @@ func (c *Command) run(ctx context.Context, fs *flag.FlagSet) {
 	}
 	if c.Keep {
 		c.invite(&running)
-		<-ctx.Done()
+		c.keepLoaded(ctx, &running)
 	}
 	bench.NoError(missed)
 }
@@ -151,6 +151,9 @@ func (c *Command) check(fs *flag.FlagSet) error {
 // play starts the processes of a way, and plays the load through its Envoy.
 func (c *Command) play(ctx context.Context, s *Stack, w *way) (played bench.Summary) {
 	bench.Within(w.title, func() { bench.NoError(w.start(ctx, s)) })
+	if c.Keep {
+		fmt.Fprintf(c.out, "%s: the dashboard is at http://%s/\n", w.title, s.Router.At.HTTP)
+	}
 	load, bar := c.load, progressBar{out: c.out, title: w.title}
 	load.URL = s.Envoy.URL()
 	played = bench.Must(bench.Load(ctx, load, func(done, total int) {
@@ -190,6 +193,22 @@ Try, twice:
   curl -i %s/v1/chat/completions -H 'content-type: application/json' \
     -d '{"model":"%s","max_tokens":8,"messages":[{"role":"user","content":"Tell me which worker has my blocks, and how it came to have them."}]}'
 `, s.Router.At.HTTP, s.Envoy.URL(), s.Router.At.HTTP, s.Envoy.AdminURL(), s.Envoy.URL(), s.Model)
+}
+
+// keepLoaded sends a gentle load until ctx ends, so that the dashboard shows something. Failed requests, as of a worker
+// that the user kills, do not end it.
+func (c *Command) keepLoaded(ctx context.Context, s *Stack) {
+	load := c.load
+	load.URL, load.Rate, load.Conversations = s.Envoy.URL(), 1, 20
+	for ctx.Err() == nil {
+		load.Seed++
+		if _, err := bench.Load(ctx, load, nil, nil); err != nil {
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
+	}
 }
 
 // progressBar shows the progress of a load: on a terminal as a bar that grows, elsewhere
