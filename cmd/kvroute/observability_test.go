@@ -61,9 +61,12 @@ func panelQueries(t *testing.T) map[string]string {
 		t.Fatal(err)
 	}
 	queries := map[string]string{}
-	fill := strings.NewReplacer("$__rate_interval", "1m", "$model", ".*", "$worker", ".*")
+	fill := strings.NewReplacer("$__rate_interval", "1m", "$job", "kvroute", "$model", ".*", "$worker", ".*")
 	for _, p := range dashboard.Panels {
 		for i, target := range p.Targets {
+			if !strings.Contains(target.Expr, `job=~"$job"`) {
+				t.Errorf("%s: the query does not select the job: %s", p.Title, target.Expr)
+			}
 			queries[fmt.Sprint(p.Title, " ", i)] = fill.Replace(target.Expr)
 		}
 	}
