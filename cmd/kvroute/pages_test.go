@@ -101,7 +101,7 @@ func TestPagesNameWhatExists(t *testing.T) {
 			}
 		}
 		for _, m := range regexp.MustCompile("`((?:kvroute|gen_ai)[._][a-z_.]+[a-z])[`{]").FindAllStringSubmatch(text, -1) {
-			if metric := m[1]; !listed[metric] && !regexp.MustCompile(`\.(h|yaml)$|^kvroute_side$|^kvroute\.v1|^kvroute\.yaml|^gen_ai\.(request|operation|usage|token)|^kvroute\.(worker\.(name|address|rank)|served|reason|no_prefill|prompt_tokens|cached_tokens|overlap_blocks|request)`).MatchString(metric) {
+			if metric := m[1]; !listed[metric] && !regexp.MustCompile(`\.(h|yaml)$|^kvroute_side$|^kvroute\.v1|^kvroute\.yaml|^gen_ai\.(request|operation|usage|token)|^kvroute\.(worker\.(name|address|rank)|served|reason|holdout|no_prefill|prompt_tokens|cached_tokens|overlap_blocks|request)`).MatchString(metric) {
 				t.Errorf("%s.md: metrics.md does not list %s", name, metric)
 			}
 		}

@@ -66,6 +66,9 @@ func TestPythonClient(t *testing.T) {
 	block = strings.Replace(block, "127.0.0.1:9003", d.Router.At.HTTP, 1)
 	test("-c", block+"\nassert event['choices'][0]['finish_reason'] == 'length', event\n")
 
+	block = strings.Replace(codeBlock(t, "library", "python"), "127.0.0.1:9003", d.Router.At.HTTP, 1)
+	test("-c", block+"\nassert overlap_blocks == 0 and router.get_potential_loads_sync([1])[0]['active_requests'] == 0\n")
+
 	file := filepath.Join(t.TempDir(), "kvroute.yaml")
 	var config strings.Builder
 	config.WriteString("version: 1\nworkers:\n")
