@@ -6,7 +6,7 @@ import "math"
 
 // histogram counts times in ms. The limits of its bins grow by 5 %, so a percentile is exact to 2.5 %.
 type histogram struct {
-	bins [bins]uint32
+	bins [bins]uint64
 	n    int
 	sum  float64 // exact
 }

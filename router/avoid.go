@@ -388,6 +388,9 @@ func (r *ranks) answerFault(now time.Time, ord int) (fault Fault, found bool) {
 	a := r.entries[ord].avoid.answers
 	var newest uint64
 	for class := range errorClasses {
+		if a == nil || a.failed[class] < leastErrors {
+			continue // before the others are counted, which takes long in a large pool
+		}
 		o := r.others(now, ord, class)
 		limit := o.limit()
 		if o.alone {

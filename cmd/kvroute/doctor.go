@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/kvroute/kvroute/api"
@@ -83,7 +84,8 @@ func printReport(out io.Writer, r *doctor.Report) error {
 	}
 	fmt.Fprintln(w)
 	for i := range r.Findings[:min(len(r.Findings), printMost)] {
-		fmt.Fprintf(w, "%-9s  %s\n", r.Findings[i].Level, r.Findings[i].String())
+		f := &r.Findings[i]
+		fmt.Fprintf(w, "%-9s  %s\n", f.Level, strings.TrimSuffix(f.String()+"; "+f.Advice, "; "))
 	}
 	if more := len(r.Findings) - printMost; more > 0 {
 		fmt.Fprintf(w, "... and %d more; --json prints all\n", more)

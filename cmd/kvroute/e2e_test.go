@@ -237,7 +237,12 @@ func settle(t *testing.T, d *demonstration) {
 
 func TestADecisionCanBeExplained(t *testing.T) {
 	d := startStack(t, 2, []string{"--speed", "20"})
-	resp, _ := reply(t, d, "POST", chatPath, chatBody(strings.Repeat("why? ", 50), 200, true), nil)
+	resp, _ := reply(t, d, "POST", chatPath, chatBody(strings.Repeat("why? ", 50), 200, true), http.Header{"X-Request-Id": {"client-1"}})
+	for _, id := range []string{resp.Header.Get("X-Dynamo-Request-Id"), "client-1"} {
+		if status, out, stderr := runs(t, "explain", "--url", "http://"+d.Router.At.HTTP, id); status != 0 || !strings.Contains(out, "request      "+resp.Header.Get("X-Dynamo-Request-Id")) {
+			t.Errorf("explain %q: status %d, %s%s", id, status, out, stderr)
+		}
+	}
 	var list struct{ Decisions []router.Decision }
 	eventually(t, "the newest decision has no end", func() bool {
 		if err := process.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/decisions?limit=1", &list); err != nil {
