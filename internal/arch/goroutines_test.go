@@ -21,7 +21,7 @@ import (
 // helpers of tests.
 var withoutRows = []string{
 	"bench", "examples", "internal/arch", "internal/enginesim", "internal/envoytest", "internal/epptest",
-	"internal/fixtures", "internal/natstest", "internal/process", "tools",
+	"internal/fixtures", "internal/kubetest", "internal/natstest", "internal/process", "tools",
 }
 
 // TestGoroutines compares the section "Goroutines" of ARCHITECTURE.md with the code, in both directions:

@@ -94,7 +94,7 @@ const (
 )
 
 // supports are bench and the simulators: packages that are no part of the product.
-var supports = strings.Fields("internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/natstest internal/process")
+var supports = strings.Fields("internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/kubetest internal/natstest internal/process")
 
 func isSupport(name string) bool {
 	return name == "bench" || strings.HasPrefix(name, "bench/") || slices.Contains(supports, name)
