@@ -243,57 +243,55 @@ func (c *Client) get(ctx context.Context, r Resource, verb string, query url.Val
 	}
 	defer resp.Body.Close()
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // what came before an error is enough
-	return nil, c.newStatusError(resp.StatusCode, text, r, verb)
+	return nil, c.newStatus(resp.StatusCode, text, r, verb)
 }
 
-// StatusError is an answer of the API server that is not a success.
-type StatusError struct {
-	Code    int    // HTTP's
-	Reason  string // such as "Forbidden" or "Expired"; empty if the server gives none
-	Message string // the server's
-	Advice  string // what to change; empty if unknown
-
-	verb string
-	of   Resource
+// statusError is an answer of the API server that is not a success.
+type statusError struct {
+	code    int    // HTTP's
+	message string // the server's
+	advice  string // what to change; empty if unknown
+	verb    string
+	of      Resource
 }
 
 // Error names the resource, what the server says, and what to change.
-func (e *StatusError) Error() string {
-	text := fmt.Sprintf("%s %s: status %d: %s", e.verb, e.of, e.Code, cmp.Or(e.Message, http.StatusText(e.Code)))
-	if e.Advice != "" {
-		text += "; " + e.Advice
+func (e *statusError) Error() string {
+	text := fmt.Sprintf("%s %s: status %d: %s", e.verb, e.of, e.code, cmp.Or(e.message, http.StatusText(e.code)))
+	if e.advice != "" {
+		text += "; " + e.advice
 	}
 	return text
 }
 
 // gone says that the server no longer has the events since the version, or the rest of the list.
-func (e *StatusError) gone() bool { return e.Code == http.StatusGone }
+func (e *statusError) gone() bool { return e.code == http.StatusGone }
 
-func (c *Client) newStatusError(code int, body []byte, r Resource, verb string) *StatusError {
-	e := &StatusError{Code: code, verb: verb, of: r}
+func (c *Client) newStatus(code int, body []byte, r Resource, verb string) *statusError {
+	e := &statusError{code: code, verb: verb, of: r}
 	var status struct {
-		Code            int
-		Message, Reason string
+		Code    int
+		Message string
 	}
 	if json.Unmarshal(body, &status) == nil {
-		e.Code, e.Message, e.Reason = cmp.Or(status.Code, code), status.Message, status.Reason
+		e.code, e.message = cmp.Or(status.Code, code), status.Message
 	} else {
-		e.Message = strings.TrimSpace(string(body[:min(len(body), 200)]))
+		e.message = strings.TrimSpace(string(body[:min(len(body), 200)]))
 	}
-	switch e.Code {
+	switch e.code {
 	case http.StatusUnauthorized:
-		e.Advice = "the server does not accept the token"
+		e.advice = "the server does not accept the token"
 		if c.conf.TokenFile != "" {
-			e.Advice += " in " + c.conf.TokenFile
+			e.advice += " in " + c.conf.TokenFile
 		}
 	case http.StatusForbidden:
 		kind := "Role in namespace " + r.Namespace
 		if r.Namespace == "" {
 			kind = "ClusterRole"
 		}
-		e.Advice = fmt.Sprintf("kvroute's service account needs a %s with the rule %s", kind, r.rule())
+		e.advice = fmt.Sprintf("kvroute's service account needs a %s with the rule %s", kind, r.rule())
 	case http.StatusNotFound:
-		e.Advice = fmt.Sprintf("the server has no resource %s of %s/%s: install its CustomResourceDefinition",
+		e.advice = fmt.Sprintf("the server has no resource %s of %s/%s: install its CustomResourceDefinition",
 			r.Name, r.Group, r.Version)
 	}
 	return e

@@ -46,8 +46,12 @@ type Metadata struct {
 	Labels          map[string]string `json:"labels"`
 	Annotations     map[string]string `json:"annotations"`
 	Owners          []Owner           `json:"ownerReferences"`
+	// Created is when the object was made.
+	Created time.Time `json:"creationTimestamp"`
 	// Deleted is when the object will be removed at the latest: in the future while its pod ends. Nil = it stays.
 	Deleted *time.Time `json:"deletionTimestamp"`
+	// GraceSeconds is the time from the deletion to Deleted.
+	GraceSeconds int `json:"deletionGracePeriodSeconds"`
 }
 
 // Owner is an object that another one belongs to.
@@ -146,7 +150,7 @@ func (s *Set[T]) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := s.listAndWatch(ctx)
-		status, hasStatus := errors.AsType[*StatusError](err)
+		status, hasStatus := errors.AsType[*statusError](err)
 		expired, most := hasStatus && status.gone(), mostWait
 		if hasStatus {
 			s.version, most = "", listWait // the server refuses to continue, or to watch at all
@@ -228,7 +232,7 @@ func (s *Set[T]) list(ctx context.Context) (objects map[string]*T, version strin
 	}
 	for {
 		page, err := s.page(ctx, query, objects)
-		if status, ok := errors.AsType[*StatusError](err); ok && status.gone() {
+		if status, ok := errors.AsType[*statusError](err); ok && status.gone() {
 			s.whole = true // changes are so many that the pages expire
 		}
 		if err != nil {
@@ -333,7 +337,7 @@ func (s *Set[T]) watch(ctx context.Context) error {
 		case err != nil:
 			return fmt.Errorf("watch %s: %w", s.resource, err)
 		case e.Type == "ERROR":
-			return s.client.newStatusError(http.StatusInternalServerError, e.Object, s.resource, "watch")
+			return s.client.newStatus(http.StatusInternalServerError, e.Object, s.resource, "watch")
 		}
 		if err := s.apply(e.Type, e.Object); err != nil {
 			s.version = "" // what the event said is lost
