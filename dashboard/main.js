@@ -12,7 +12,7 @@ const sum = (list, of) => list.reduce((total, item) => total + (of(item) ?? 0), 
 const tile = (field) => document.querySelector(`#tiles [data-field="${field}"]`)
 const several = (n, one, many = `${one}s`) => `${number(n)} ${n === 1 ? one : many}`
 
-const healths = { left: ['✕ left', 'bad'], unresolved: ['✕ no address', 'bad'], removed: ['○ removed', 'quiet'], healthy: ['● healthy', 'good'], degraded: ['▲ degraded', 'warn'], starting: ['▲ starting', 'warn'], unhealthy: ['✕ unhealthy', 'bad'], expired: ['✕ expired', 'bad'] }
+const healths = { left: ['✕ left', 'bad'], unresolved: ['✕ no address', 'bad'], removed: ['○ removed', 'quiet'], healthy: ['● healthy', 'good'], degraded: ['▲ degraded', 'warn'], starting: ['▲ starting', 'warn'], unhealthy: ['✕ unhealthy', 'bad'], expired: ['✕ expired', 'bad'], not_ready: ['○ not ready', 'quiet'] }
 const levels = { ok: ['●', 'good'], fault: ['▲', 'warn'], off: ['○', 'quiet'] } // of events, as the server judges them
 
 function health(w) {

@@ -185,7 +185,8 @@ func (p *Prober) setLocked(key probeKey, conf *Probe, t target) {
 	}
 	if old := p.targets[key]; old != nil {
 		t.next, t.open, t.fails = old.next, old.open, old.fails
-		if key.compares() && !sameSettings(old.info, t.info) {
+		becameReady := old.info.Health == router.NotReady && t.info.Health != router.NotReady
+		if key.compares() && !sameSettings(old.info, t.info) || key.kind == kindHealth && becameReady {
 			t.next = time.Time{}
 		}
 	}

@@ -84,6 +84,12 @@ type Record struct {
 	Draining      bool   `json:"draining,omitempty"`   // takes no new requests, keeps its blocks
 	StartedMS     int64  `json:"started_ms,omitempty"` // unix ms; a changed value means a restart
 
+	// NotReady says in words why the worker's platform takes the worker for not ready; empty = it is ready. A worker
+	// that is not ready gets no requests, and keeps its blocks.
+	NotReady string `json:"-"`
+	// Pod is the worker's pod, if the worker was found in Kubernetes.
+	Pod *router.Pod `json:"-"`
+
 	// Group is set if the candidate is a router group with this number of workers.
 	Group   string `json:"-"`
 	Members int    `json:"-"`
@@ -285,7 +291,7 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 		ModelCard: clip(r.ModelCard),
 		KVEvents:  r.KVEvents.Known(),
 		NoEvents:  r.Events.Transport == "none" || r.KVEvents == indexer.StateMisfit,
-		Group:     r.Group, Members: r.Members,
+		Group:     r.Group, Members: r.Members, Pod: r.Pod,
 		Engine: r.Engine, EngineVersion: clip(r.EngineVersion), Draining: r.Draining, StartedMS: r.StartedMS,
 		Events: router.EventSource{
 			Transport: r.Events.Transport, Endpoint: r.Events.Endpoint, Replay: r.Events.Replay,

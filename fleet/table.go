@@ -162,10 +162,9 @@ type member struct {
 	refused  bool          // its address refused a connection, and it was silent since
 	sign     lastSign      // its state at its last sign of life
 
-	flipped time.Time // when the result of its probes changed last
-
-	before netip.AddrPort // its address until moved
-	moved  time.Time
+	flipped time.Time      // when the result of its probes changed last
+	before  netip.AddrPort // its address until moved
+	moved   time.Time
 
 	returns [flapReturns]time.Time // its last returns from unhealthy, the newest last
 	rest    time.Time              // it is degraded until then, because it flaps
@@ -194,6 +193,10 @@ func newTable(conf *RegistryConfig) *Table {
 func (t *Table) SetStatic(now time.Time, records []Record) error {
 	next := make(map[uint64]*member, len(records))
 	for i := range records {
+		if old := t.workers[records[i].ID()]; old.isPod(&records[i]) {
+			next[old.info.ID] = old
+			continue
+		}
 		info, err := records[i].Info(t.networks)
 		if err != nil {
 			return err
@@ -206,17 +209,24 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 	}
 	for _, id := range slices.Sorted(maps.Keys(t.workers)) {
 		if t.workers[id].static && next[id] == nil {
-			t.departs(now, t.workers[id], Removed, "it is no longer configured")
+			cause := "it is no longer configured"
+			if t.workers[id].record.Pod != nil {
+				cause = "its pod was removed, or is no longer selected"
+			}
+			t.departs(now, t.workers[id], Removed, cause)
 			t.drop(id)
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(next)) {
 		m, old := next[id], t.workers[id]
+		if m == old {
+			continue
+		}
 		m.seen = now
 		if old != nil && !old.static {
 			t.leave(old)
 		}
-		if old != nil && old.static && old.probed && m.probed && old.info.Address == m.info.Address {
+		if old.isSameProcess(m) {
 			// Reading its entry again is no sign of life.
 			m.seen, m.returns, m.rest, m.info.Health = old.seen, old.returns, old.rest, old.info.Health
 			m.good, m.probe, m.answered, m.info.Refuses = old.good, old.probe, old.answered, old.info.Refuses
@@ -224,6 +234,7 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 			m.cause, m.info.HealthCause = old.cause, old.info.HealthCause
 		} else {
 			m.info.Health, m.info.Unproved = t.health(now, m), t.unproved(now, m)
+			m.info.HealthCause = m.record.NotReady
 		}
 		if t.workers[id] = m; old == nil {
 			t.returns(&m.info)
@@ -423,11 +434,14 @@ func (t *Table) judge(now time.Time, m *member) {
 	refuses := m.probe == ProbeRefused || m.refused
 	unproved, cause := t.unproved(now, m), ""
 	health := t.health(now, m)
-	if health != router.Healthy {
+	switch {
+	case m.record.NotReady != "":
+		cause = m.record.NotReady
+	case health != router.Healthy:
 		cause = m.cause
 	}
 	if health != m.info.Health || refuses != m.info.Refuses || unproved != m.info.Unproved || cause != m.info.HealthCause {
-		fell := m.info.Health < router.Unhealthy && health >= router.Unhealthy && !m.followed
+		fell := m.info.Health < router.Unhealthy && (health == router.Unhealthy || health == router.Expired) && !m.followed
 		m.info.Health, m.info.HealthCause, m.info.Refuses, m.info.Unproved = health, cause, refuses, unproved
 		if t.set(m.info); fell {
 			t.silent(m)
@@ -445,7 +459,7 @@ func (m *member) beats(now time.Time) {
 // unproved returns [router.WorkerInfo.Unproved].
 func (t *Table) unproved(now time.Time, m *member) bool {
 	switch {
-	case m.static && !m.probed, m.followed, m.refused, m.probe == ProbeUnavailable:
+	case m.static && !m.probed, m.followed, m.refused, m.probe == ProbeUnavailable, m.record.NotReady != "":
 		return false
 	}
 	return now.Sub(m.proved)-m.slack > t.ages.Degraded
@@ -453,7 +467,10 @@ func (t *Table) unproved(now time.Time, m *member) bool {
 
 // health returns the health of a worker, and notes its returns.
 func (t *Table) health(now time.Time, m *member) router.Health {
-	if m.static && !m.probed {
+	switch {
+	case m.record.NotReady != "":
+		return router.NotReady
+	case m.static && !m.probed:
 		return router.Healthy
 	}
 	switch age := now.Sub(m.seen) - m.slack; {

@@ -32,7 +32,8 @@ type WorkerState struct {
 	Replay         string         `json:"event_replay,omitempty"`    // as registered
 	Health         string         `json:"health"`
 	HealthSince    time.Time      `json:"health_since,omitzero"`  // when its health became what it is; zero while it is healthy
-	HealthCause    string         `json:"health_cause,omitempty"` // why its probes do not show that it is healthy, in words
+	HealthCause    string         `json:"health_cause,omitempty"` // why its probes do not show that it is healthy, or why it is not ready
+	Pod            *Pod           `json:"pod,omitempty"`          // nil if the worker was not found in Kubernetes
 	Failing        bool           `json:"failing,omitempty"`      // avoided because it failed lately
 	AvoidedUntil   time.Time      `json:"avoided_until,omitzero"` // the end of its back-off, or of the time in which one request tries it; zero if it is not avoided
 	AvoidedSince   time.Time      `json:"avoided_since,omitzero"` // when it began to be avoided; zero if it is not, and has responded since
@@ -147,6 +148,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Group:          info.Group,
 			Health:         c.shownHealth(now, e).String(),
 			HealthCause:    info.HealthCause,
+			Pod:            info.Pod,
 			Failing:        c.avoids(now, e),
 			Tried:          now.Before(e.avoid.trial) && !now.Before(e.avoid.until),
 			Refuses:        info.Refuses || e.avoid.refuses(now),

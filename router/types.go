@@ -32,6 +32,7 @@ import (
 	"cmp"
 	"errors"
 	"net/netip"
+	"time"
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/engine"
@@ -66,6 +67,8 @@ const (
 	Unhealthy
 	// Expired is the health of a worker that has been silent for long.
 	Expired
+	// NotReady is the health of a worker whose platform says that it serves no requests now. It is never a candidate.
+	NotReady
 
 	// expected is the health of a worker that is known from a restoration only. No status
 	// shows it.
@@ -83,6 +86,8 @@ func (h Health) String() string {
 		return "starting"
 	case Unhealthy:
 		return "unhealthy"
+	case NotReady:
+		return "not_ready"
 	default:
 		return "expired"
 	}
@@ -166,6 +171,8 @@ type WorkerInfo struct {
 	// KVSource is the address at which rank 0 serves workers that copy blocks of its cache; the port of another rank
 	// is higher by its number. It is not valid if the worker serves none.
 	KVSource netip.AddrPort `json:",omitzero"`
+	// Pod is the worker's pod in Kubernetes; nil if the worker was not found there.
+	Pod *Pod `json:",omitempty"`
 	// Group, if not empty, makes this a router group of that name. Address is the group's
 	// gateway. The group reports its load and its cache; see [Router.SetSummary].
 	// Members is the number of its workers until the first report.
@@ -174,14 +181,23 @@ type WorkerInfo struct {
 	Draining  bool  // gets no new requests, keeps its blocks
 	StartedMS int64 // a changed value means that the process restarted empty
 	Health    Health
-	// HealthCause says in words why its last probe did not show that it is healthy. It is empty for a healthy worker,
-	// and if the cause is the lack of heartbeats.
+	// HealthCause says in words why its last probe did not show that it is healthy, or why it is not ready. It is
+	// empty for a healthy worker, and if the cause is the lack of heartbeats.
 	HealthCause string `json:",omitempty"`
 	Refuses     bool   `json:",omitempty"` // the last probe of its health found that it accepts no connections
 	// Unproved says that no probe was answered and no heartbeat came lately: the worker is healthy because it
 	// answers requests, or it is not healthy and may serve all the same.
 	Unproved bool `json:",omitempty"`
 	Events   EventSource
+}
+
+// Pod names a pod of Kubernetes.
+type Pod struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	UID       string `json:"uid"`
+	// Deadline is when the pod is removed at the latest; zero unless it is being deleted.
+	Deadline time.Time `json:"deadline,omitzero"`
 }
 
 // Place names the worker's address for people, with the Host header if the worker answers requests with this one only.
