@@ -34,6 +34,7 @@ import (
 	"github.com/kvroute/kvroute/confirm"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/fleet/pods"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/outcomes"
@@ -136,7 +137,7 @@ func anyList(v any) []any {
 // bodies are values of the types of bodies, by the names of their schemas.
 func bodies() map[string]any {
 	all := map[string]any{
-		"Readiness": api.Readiness{}, "Replica": api.Replica{}, "Peer": replicas.PeerView{}, "Envoy": envoy.State{}, "EnvoyFault": envoy.Fault{},
+		"Readiness": api.Readiness{}, "Replica": api.Replica{}, "Pod": router.Pod{}, "PodSource": pods.State{}, "Peer": replicas.PeerView{}, "Envoy": envoy.State{}, "EnvoyFault": envoy.Fault{},
 		"Model": router.ModelState{}, "Worker": api.Worker{}, "ForeignLoad": router.Foreign{}, "Audit": router.AuditState{}, "GroupSummary": router.SummaryState{},
 		"Decision": api.Decision{}, "Rank": router.Worker{}, "Labels": router.Labels{}, "SecondChoice": router.Second{}, "Source": router.Source{}, "Candidate": api.Candidate{}, "Usage": router.Usage{},
 		"CostSettings": scorer.Settings{}, "EngineModel": scorer.Engine{}, "Thresholds": scorer.Thresholds{}, "Override": scorer.Override{},

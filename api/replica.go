@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/fleet/pods"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
@@ -32,6 +33,9 @@ type Replica struct {
 	Synced         bool                `json:"synced"`
 	ActiveRequests int                 `json:"active_requests"`
 	Peers          []replicas.PeerView `json:"peers"`
+
+	// Kubernetes is what each source of workers in Kubernetes has found.
+	Kubernetes []pods.State `json:"kubernetes,omitempty"`
 
 	// Envoy is what Envoy's admin endpoint says, with --envoy-admin.
 	Envoy *envoy.State `json:"envoy,omitempty"`
@@ -98,7 +102,7 @@ func readWorkers(workers []router.WorkerState) (some, healthy bool) {
 	models := map[string]bool{} // models with workers that can take requests, and whether one of them is usable
 	for i := range workers {
 		w := &workers[i]
-		if !w.Draining && (usable(w) || !w.Refuses) {
+		if !w.Draining && w.Health != router.NotReady.String() && (usable(w) || !w.Refuses) {
 			models[w.Model] = models[w.Model] || usable(w)
 		}
 	}

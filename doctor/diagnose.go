@@ -121,6 +121,15 @@ func (d *diagnosis) checkReplica(x *Replica) {
 			facts.Failed = append(facts.Failed, check)
 		}
 	}
+	for _, k := range last.Kubernetes {
+		if k.Error != "" {
+			d.report(fault, x, "kubernetes", "%s cannot be read since %s; the known workers stay: %s",
+				k.Source, k.Since.UTC().Format("15:04:05 UTC"), k.Error)
+		}
+		for _, text := range k.Problems {
+			d.report(note, x, "kubernetes", "%s: %s", k.Source, text)
+		}
+	}
 	if last.Envoy != nil {
 		facts.Envoy = last.Envoy.Faults
 	}

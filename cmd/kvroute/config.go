@@ -22,7 +22,7 @@ import (
 // see package settings. The tag own means that replicas may differ in the setting. If they differ in others,
 // they decide differently.
 //
-// "workers", "groups", "models" and "dynamo" are in the file only. Each flag is also an environment
+// "workers", "groups", "models", "kubernetes" and "dynamo" are in the file only. Each flag is also an environment
 // variable; see [variable]. Variables whose names begin with OTEL_ set traces and the names of the
 // process: see package telemetry.
 type config struct {
@@ -269,6 +269,9 @@ type config struct {
 
 	// Dynamo finds workers by the records of NVIDIA Dynamo's discovery: docs/workers.md.
 	Dynamo dynamoConfig `yaml:"dynamo,omitempty" topic:"In the file only"`
+
+	// Kubernetes finds workers by Kubernetes' API: docs/workers.md.
+	Kubernetes kubernetesConfig `yaml:"kubernetes,omitempty"`
 
 	// Models are the models whose prompts are tokenized exactly. Reloaded
 	// when the file changes.

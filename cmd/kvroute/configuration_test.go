@@ -130,14 +130,15 @@ For everybody who looks up a setting of ` + "`kvroute serve`" + `. This page is 
 		}
 		help := s.Help
 		if help == "" {
-			if kind = "list"; name == "dynamo" {
+			if kind = "list"; name == "dynamo" || name == "kubernetes" {
 				kind = "mapping"
 			}
 			help = map[string]string{
-				"dynamo":  "how NVIDIA Dynamo's records are found: see [workers.md](workers.md#dynamos-own-discovery)",
-				"models":  "the models whose prompts are tokenized exactly: see [requests.md](requests.md#models)",
-				"workers": "the workers that do not register: see [workers.md](workers.md#fields-of-a-worker)",
-				"groups":  "the router groups below this router: see [router-groups.md](router-groups.md)",
+				"dynamo":     "how NVIDIA Dynamo's records are found: see [workers.md](workers.md#dynamos-own-discovery)",
+				"kubernetes": "how workers are found by Kubernetes' API: see [workers.md](workers.md#kubernetes)",
+				"models":     "the models whose prompts are tokenized exactly: see [requests.md](requests.md#models)",
+				"workers":    "the workers that do not register: see [workers.md](workers.md#fields-of-a-worker)",
+				"groups":     "the router groups below this router: see [router-groups.md](router-groups.md)",
 			}[name]
 			if help == "" {
 				t.Errorf("%s has no help", name)
@@ -233,7 +234,7 @@ func TestConfigurationPageNamesPairs(t *testing.T) {
 	for name, s := range settings.All(&own) {
 		values := others[name]
 		switch kind := fmt.Sprint(s.Value.Type()); {
-		case values != nil || strings.Contains("version dynamo models workers nats-creds nats-nkey nats-ca nats-cert nats-key", name): // the latter need files
+		case values != nil || strings.Contains("version dynamo kubernetes models workers nats-creds nats-nkey nats-ca nats-cert nats-key", name): // the latter need files
 		case kind == "bool":
 			values = []string{fmt.Sprint(!s.Value.Bool())}
 		case kind == "time.Duration":

@@ -24,6 +24,8 @@ import (
 	"github.com/kvroute/kvroute/events/durable"
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/fleet/pods"
+	"github.com/kvroute/kvroute/internal/kube"
 	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/replicas"
@@ -103,6 +105,9 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := fleet.NewDynamo(fleet.DynamoConfig{Dir: "x", Meter: n}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pods.New(pods.Config{Client: &kube.Client{}, Meter: n}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := replicas.NewSync(nil, replicas.SyncConfig{

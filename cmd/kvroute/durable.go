@@ -79,6 +79,9 @@ func (s *server) checks() []api.Check {
 			return s.durable.Stores() || !s.events.Wants(events.FeedDurable)
 		}})
 	}
+	if s.pods != nil {
+		checks = append(checks, api.Check{Name: "kubernetes", OK: s.pods.Works})
+	}
 	return checks
 }
 
@@ -127,7 +130,7 @@ const expectFor = time.Minute
 // is not reachable no worker can register, so none is removed.
 func (s *server) forgetExpected(ctx context.Context) error {
 	return every(ctx, time.Second, func() {
-		if !s.registry.Ready() {
+		if !s.registry.Ready() || !s.podsKnown() {
 			return
 		}
 		for _, id := range s.router.RemoveExpected(s.expected.overdue()) {

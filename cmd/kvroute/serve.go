@@ -96,7 +96,7 @@ func (s *server) open() (err error) {
 	}
 	for _, open := range []func() error{
 		s.checkPorts, s.lockStateDir, s.openBus, s.openRouter, s.openSync, s.openEvents, s.openDurable, s.loadState,
-		s.openFleet, s.openGroups, s.openExtproc, s.openHTTP, s.openWatch,
+		s.openFleet, s.openKubernetes, s.openGroups, s.openExtproc, s.openHTTP, s.openWatch,
 		s.openDynamo, // last: its records must not name our listeners
 	} {
 		if err := open(); err != nil {
@@ -395,6 +395,7 @@ func (s *server) run(ctx context.Context) error {
 	}
 	wanted := s.router.WantsEvents()
 	when(s.dynamo != nil, s.dynamo.Run)
+	when(s.pods != nil, s.pods.Run)
 	when(s.watch != nil, s.watchEnvoy)
 	when(s.conf.EndpointFile != "", (&endpointFile{path: s.conf.EndpointFile, id: s.id, known: s.started.Load, workers: s.router.Workers, chosen: s.conf.SecondChoice == "list", log: s.log}).run)
 	when(wanted, s.events.Run, s.direct.Sources().Run, s.expireEvents, s.forgetExpected)

@@ -24,6 +24,7 @@ import (
 	"github.com/kvroute/kvroute/events/durable"
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/fleet/pods"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"
@@ -71,6 +72,7 @@ type server struct {
 	faults     *workerFaults
 	static     *static
 	dynamo     *fleet.Dynamo            // nil unless the file has "dynamo"
+	pods       *pods.Finder             // nil unless the file has "kubernetes"
 	sync       *replicas.Sync           // nil without --router-replica-sync
 	group      *replicas.GroupPublisher // nil without --group
 	groups     *replicas.Groups         // nil unless the file has "groups"

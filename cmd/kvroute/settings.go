@@ -38,7 +38,7 @@ func parseSettings(name string, args []string, to any) error {
 // check refuses values that no other package checks, or checks only under another name.
 func (c *config) check() error {
 	errs := []error{
-		settings.Check(c), c.checkAddresses(), c.checkModels(), c.Dynamo.check(), replicas.CheckGroups(c.Groups),
+		settings.Check(c), c.checkAddresses(), c.checkModels(), c.Dynamo.check(), c.Kubernetes.check(c.WorkerNetworks), replicas.CheckGroups(c.Groups),
 		c.checkWorkers(),
 	}
 	admin, err := url.Parse(c.EnvoyAdmin)

@@ -22,7 +22,7 @@ const (
 )
 
 // static passes the workers that do not register to the registry: those of the
-// configuration, whose addresses may be names; those of Dynamo's records; router groups.
+// configuration, whose addresses may be names; those of Dynamo's records; pods of Kubernetes; router groups.
 type static struct {
 	setAll     func([]fleet.Record) error
 	unresolved func([]fleet.Left)
@@ -34,6 +34,7 @@ type static struct {
 	configured []fleet.Record // with names
 	resolved   []fleet.Record // configured, with addresses
 	found      []fleet.Record // by Dynamo's records
+	pods       []fleet.Record // found in Kubernetes
 	groups     []fleet.Record
 	failing    map[string]time.Time // the first failed lookup, by name; without a successful one since
 }
@@ -62,7 +63,7 @@ func (s *static) set(ctx context.Context, records []fleet.Record) error {
 	return nil
 }
 
-// replace replaces the router groups, or the workers of Dynamo's records. After an error the old ones
+// replace replaces the router groups, the workers of Dynamo's records, or pods. After an error the old ones
 // stay.
 func (s *static) replace(list *[]fleet.Record, records []fleet.Record) error {
 	s.mu.Lock()
@@ -71,11 +72,11 @@ func (s *static) replace(list *[]fleet.Record, records []fleet.Record) error {
 }
 
 // replaceLocked replaces one of the lists. If two workers have one id, a worker of the configuration
-// overrides one of Dynamo's records.
+// overrides another one.
 func (s *static) replaceLocked(list *[]fleet.Record, records []fleet.Record) error {
 	before := *list
 	*list = records
-	err := s.setAll(slices.Concat(s.found, s.resolved, s.groups))
+	err := s.setAll(slices.Concat(s.found, s.pods, s.resolved, s.groups))
 	if err != nil {
 		*list = before
 	}

@@ -124,6 +124,8 @@ func (s *server) countWorkers(known []router.WorkerState) string {
 			continue
 		case w.Group != "":
 			source = "group"
+		case w.Pod != nil:
+			source = "Kubernetes"
 		case dynamo[w.ID]:
 			source = "Dynamo"
 		}
@@ -149,7 +151,7 @@ func feeds(known []router.WorkerState) (heard, unheard []string) {
 		switch {
 		case w.Unheard():
 			unheard = append(unheard, name)
-		case w.Health == router.Unhealthy.String(), w.Health == router.Expired.String():
+		case w.Health == router.Unhealthy.String(), w.Health == router.Expired.String(), w.Health == router.NotReady.String():
 		case w.Group == "" && w.Transport != "none" && w.BlockSize > 0:
 			heard = append(heard, name)
 		}

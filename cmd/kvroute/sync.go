@@ -67,6 +67,9 @@ func (s *server) replica() api.Replica {
 	}
 	r.Pending, _ = s.pending.Load().([]string)
 	r.Refused, _ = s.refused.Load().(string)
+	if s.pods != nil {
+		r.Kubernetes = s.pods.States()
+	}
 	if s.watch != nil {
 		r.Envoy = new(s.watch.State())
 	}

@@ -36,7 +36,7 @@ func (s *server) warmUp(ctx context.Context) error {
 	ctx, done := context.WithCancel(ctx)
 	defer done()
 	return every(ctx, warmUpEvery, func() {
-		fleet, late := s.registry.Ready(), time.Now().After(late)
+		fleet, late := s.registry.Ready() && s.podsKnown(), time.Now().After(late)
 		if fleet || late {
 			s.started.Store(true)
 		}

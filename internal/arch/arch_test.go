@@ -53,7 +53,7 @@ var layers = []layer{
 	{"interfaces", []row{
 		{"top", "api attention outcomes router"},
 		{"doctor", "api attention replicas router"},
-		{"api", "attention dashboard docs router envoy fleet prefill replicas outcomes internal/engine internal/openai internal/reach"},
+		{"api", "attention dashboard docs router envoy fleet fleet/pods prefill replicas outcomes internal/engine internal/openai internal/reach"},
 		{"dashboard", ""},
 		{"docs", ""},
 		{"attention", "confirm envoy fleet router tokenizer internal/engine"},
@@ -69,6 +69,7 @@ var layers = []layer{
 	}},
 	{"workers and other routers", []row{
 		{"replicas", "events fleet indexer router internal/meter internal/msgpack internal/wire"},
+		{"fleet/pods", "fleet router internal/kube internal/meter internal/wire"},
 		{"fleet", "engines engines/dynamo events indexer router internal/engine internal/bus internal/meter internal/reach internal/wire internal/zmtp"},
 		{"internal/replica", "events router"},
 		{"internal/openai", "router tokenizer tokenizer/chat internal/jsonscan"},
