@@ -55,7 +55,7 @@ func TestStoryOfAWorker(t *testing.T) {
 	w.AvoidedFor = "it gave no response: connection refused" // a probe found it
 	observe(time.Second)
 	w.Failing = false
-	for range 600 {
+	for range 599 {
 		observe(time.Second)
 		items := log.Items()
 		if len(items) != 1 || items[0].ID != 2 || items[0].Since != w.AvoidedSince || items[0].Cause != w.AvoidedFor || !strings.Contains(items[0].Text, "w2") ||
@@ -63,6 +63,8 @@ func TestStoryOfAWorker(t *testing.T) {
 			t.Fatalf("after %v: %+v", now.Sub(start), items)
 		}
 	}
+	w.Health, w.HealthSince = "degraded", now
+	observe(time.Second)
 	w.Health, w.HealthSince, w.Faults = "unhealthy", now, []router.Fault{{What: "silent", Text: attention.Silence + "connection refused at 10.0.0.2:80", Since: now}}
 	observe(time.Second)
 	if got := what(log.Items()); !slices.Equal(got, []string{"fault silent", "note avoided"}) {
@@ -87,7 +89,7 @@ func TestStoryOfAWorker(t *testing.T) {
 	}
 	want := []string{
 		"03:14:13 note w2 was removed", "03:14:12 good w2 serves again", "03:14:10 note w2 failed a request: it answered 503", "03:14:10 note w2 joined", "03:14:10 good w2 came back",
-		"03:14:08 fault w2 left without a word: connection refused", "03:14:07 fault w2 gives no sign of life: connection refused at 10.0.0.2:80", "03:04:05 note w2 refused a request: connection refused",
+		"03:14:08 fault w2 left without a word: connection refused", "03:14:07 fault w2 gives no sign of life: connection refused at 10.0.0.2:80", "03:14:06 note worker w2 is degraded", "03:04:05 note w2 refused a request: connection refused",
 	}
 	got := texts(log.Events())
 	slices.Sort(got)

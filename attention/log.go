@@ -129,7 +129,9 @@ func (l *Log) Observe(now time.Time, s *State) {
 		still[k] = o
 	}
 	for k, o := range l.open {
-		if still[k] == nil {
+		silent := k
+		silent.what = "silent"
+		if still[k] == nil && (k.what != "health" || still[silent] == nil) { // a silent worker is not healthy again
 			l.ends(now, &o.Item)
 		}
 	}
