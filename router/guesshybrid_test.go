@@ -20,6 +20,9 @@ func TestPredictionsOfHybridWorkers(t *testing.T) {
 	w := router.Worker{ID: 1}
 	state := &indexer.Shape{Block: 8, Full: 8, Sides: []indexer.SideGroup{{Group: 1, Needs: indexer.NeedsState, Block: 8}}}
 	r.ApplyEvent(w, indexer.Event{Kind: indexer.Shaped, Shape: state})
+	if got := r.Workers()[0].Hybrid; got != "known" {
+		t.Errorf("with a group of states hybrid is %q", got)
+	}
 	n := 0
 	send := func(letters string) string {
 		n++

@@ -255,7 +255,13 @@ func TestUnknownGroupsAreLearned(t *testing.T) {
 	w := newAuditWorld(t, 8)
 	one := router.Worker{ID: 1}
 	store(w.Router, one, "abcdefgh")
+	if got := w.Workers()[0].Hybrid; got != "" {
+		t.Errorf("before the groups are known the worker is hybrid: %q", got)
+	}
 	w.ApplyEvent(one, indexer.Event{Kind: indexer.Shaped, Shape: &indexer.Shape{Block: 8, Full: 8, Sides: []indexer.SideGroup{{Group: 1, Block: 8}}}})
+	if got := w.Workers()[0].Hybrid; got != "unknown" {
+		t.Errorf("with a group of an unknown kind hybrid is %q", got)
+	}
 	for range 4 {
 		if d := w.respond(prompt("abcdefghij"), func(int) int { return 4 * 8 }); d.OverlapBlocks != 0 || d.LoweredBlocks != 8 {
 			t.Errorf("%d blocks count, %d more are promised; want 0 and 8", d.OverlapBlocks, d.LoweredBlocks)

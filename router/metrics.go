@@ -113,11 +113,8 @@ func (r *Router) observeWith(k *meter.Maker) {
 				continue
 			}
 			p.each(func(ord int, _ *entry) {
-				switch ends := x.Boundaries(ord); {
-				case ends.Step == 0:
-					sums[[2]string{p.model, "unknown"}]++
-				case ends.Sides:
-					sums[[2]string{p.model, "known"}]++
+				if rule := hybridRule(x.Boundaries(ord)); rule != "" {
+					sums[[2]string{p.model, rule}]++
 				}
 			})
 		}

@@ -64,10 +64,22 @@ type WorkerState struct {
 	Failures       uint64         `json:"failures"`               // requests that it refused, failed, or answered with a status of 500 or above
 	Faults         []Fault        `json:"faults,omitempty"`       // those that explain others first, then in the order of their names
 	Audit          *AuditState    `json:"audit,omitempty"`        // its cache by its responses; nil before the first one
+	Hybrid         string         `json:"hybrid,omitempty"`       // of a hybrid model: whether the rule of its hits is "known"; with "unknown" no prompt counts as cached
 	PrefillRate    float64        `json:"prefill_rate,omitempty"` // prompt tokens a second, as measured
 	Speed          float64        `json:"speed"`                  // of prefill, compared with the pool: 1 is as fast as the median worker
 	Reorders       bool           `json:"reorders,omitempty"`     // does not compute prompts in the order of their arrival
 	Summary        *SummaryState  `json:"summary,omitempty"`
+}
+
+// hybridRule says whether the rule of a hybrid worker's hits is "known" or "unknown"; it is empty for other workers.
+func hybridRule(ends indexer.Boundaries) string {
+	switch {
+	case ends.Step == 0:
+		return "unknown"
+	case ends.Sides:
+		return "known"
+	}
+	return ""
 }
 
 // SummaryState is the state of a router group. The worker's load is the sum over the group's
@@ -170,6 +182,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Routed:         e.routed,
 			Failures:       e.failures,
 			Audit:          e.audit.state(e.learned),
+			Hybrid:         hybridRule(p.known.index().Boundaries(ord)),
 			Foreign:        c.foreign(now, e, 0),
 		}
 		s.addAvoidance(c, now, ord)
