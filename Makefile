@@ -115,12 +115,12 @@ soak: tools envoy ## play mixed load with killed processes and lost events throu
 	KVROUTE_LONG=1 KVROUTE_SOAK=$(or $(FOR),10m) go test -count=1 -timeout 0 -v -run '^(TestSoak|TestOverload|TestLargeBodiesWithinTheBudget)$$' ./cmd/kvroute
 
 .PHONY: test-browser
-test-browser: build ## test the dashboard in headless Chromium against the API, and print its processor time with 512 workers
-	@BROWSER=$$(tools/browser.sh) && export BROWSER && go vet -C bench/browser . && \
+test-browser: build ## test the dashboard in headless Chromium against the API and with axe-core, and print its processor time with 512 workers
+	@BROWSER=$$(tools/browser.sh) && AXE=$$(tools/axe.sh) && export BROWSER AXE && go vet -C bench/browser . && \
 		go test -C bench/browser -count=1 -v . | sed -n '/^=== /d; s/^ *[a-z]*_test.go:[0-9]*: //; p'
 
 .PHONY: pictures
-pictures: build envoy ## make the README's picture of the dashboard in headless Chromium, after 5 minutes of the demo's load
+pictures: build envoy ## make the documents' pictures of the dashboard in headless Chromium, under the demo's load (10 minutes; MINUTES=5 of load before the first picture)
 	@BROWSER=$$(tools/browser.sh) && export BROWSER && tools/pictures.sh
 
 .PHONY: gateway

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Line charts of the last 10 minutes. A pointer on a chart shows the figures of that moment in the legends of all charts.
-import { clock, compact, element, milliseconds, percent, put, rate } from './dom.js'
+// Line charts of 10 minutes, an hour or a day, of all models or of one. A pointer on a chart shows the figures of that
+// moment in the legends of all charts.
+import { clock, element, milliseconds, number, percent, put, rate, svg } from './dom.js'
 
-const [longest, shortest] = [600_000, 120_000] // ms that the charts show
-const step = 2_000 // ms between samples
+// The times that the charts can show, in ms, with the time between two samples and between two readings.
+const spans = {
+  '10m': { longest: 600_000, step: 2_000, every: 2_000 },
+  '1h': { longest: 3_600_000, step: 15_000, every: 5_000 },
+  '24h': { longest: 86_400_000, step: 300_000, every: 30_000 },
+}
+const live = spans['10m'] // what the feed has of all models
 const size = { height: 132, left: 52, right: 2, top: 8, bottom: 18 }
 
-const svg = (name, attributes = {}) => {
-  const e = document.createElementNS('http://www.w3.org/2000/svg', name)
-  for (const [key, value] of Object.entries(attributes)) e.setAttribute(key, value)
-  return e
-}
-
-// The lines: of(sample) returns the figure of a sample, or undefined if it has none.
+// The lines: of(sample, step) returns the figure of a sample, or undefined if it has none.
 const some = (n) => (n > 0 ? n : undefined)
 const charts = [
-  { title: 'Requests per second', show: rate, least: 1, area: true, lines: [{ name: 'ended', field: 'rate', of: (s) => s.requests / (step / 1000) }] },
+  { title: 'Requests per second', show: rate, least: 1, area: true, lines: [{ name: 'ended', field: 'rate', of: (s, step) => s.requests / (step / 1000) }] },
   {
     title: 'Time to first token', show: milliseconds, least: 10,
     lines: [{ name: 'mean', field: 'ttft_ms', of: (s) => some(s.ttft_ms) }, { name: 'p90', field: 'ttft_p90_ms', of: (s) => some(s.ttft_p90_ms) }],
@@ -62,11 +62,12 @@ class Chart {
     return Math.max(1, this.svg.clientWidth - size.left - size.right)
   }
 
-  draw(samples, now, span) {
+  draw(samples, now, span, step) {
     const { about } = this
+    this.step = step
     const width = this.width()
     const height = size.height - size.top - size.bottom
-    const highest = Math.max(0, ...samples.flatMap((s) => about.lines.map((line) => line.of(s) ?? 0)))
+    const highest = Math.max(0, ...samples.flatMap((s) => about.lines.map((line) => line.of(s, step) ?? 0)))
     const top = about.most ?? ceiling(Math.max(about.least, highest))
     const x = (time) => (size.left + width * (1 - (now - time) / span)).toFixed(1)
     const y = (value) => (size.top + height * (1 - value / top)).toFixed(1)
@@ -74,14 +75,15 @@ class Chart {
     about.lines.forEach((line, i) => {
       let [path, last, first] = ['', -Infinity, undefined]
       for (const s of samples) {
-        const value = line.of(s)
+        const value = line.of(s, step)
         if (value === undefined) continue
-        // A line breaks after 10 s without a figure. It begins with a short dash, which also shows a figure alone.
-        path += s.time_ms - last > 10_000 ? `M${x(s.time_ms)} ${y(value)}m-2 0h4m-2 0` : `L${x(s.time_ms)} ${y(value)}`
+        // A line breaks after five samples without a figure. It begins with a short dash, which also shows a figure alone.
+        path += s.time_ms - last > 5 * step ? `M${x(s.time_ms)} ${y(value)}m-2 0h4m-2 0` : `L${x(s.time_ms)} ${y(value)}`
         first ??= s.time_ms
         last = s.time_ms
       }
-      this.paths[i].setAttribute('d', path)
+      this.paths[i].setAttribute('d', path || `M${size.left} ${y(0)}h${width}`) // a line at zero if there is no figure
+      this.paths[i].classList.toggle('none', path === '')
       if (about.area) this.fillPath.setAttribute('d', path && !path.includes('M', 1) ? `${path}L${x(last)} ${y(0)}L${x(first)} ${y(0)}Z` : '')
     })
     this.grid.forEach((line, i) => {
@@ -96,62 +98,120 @@ class Chart {
       label.textContent = clock(now - span + (span * i) / 2)
     })
     const newest = samples.at(-1)
-    const words = newest ? about.lines.map((line) => `${line.name} ${about.show(line.of(newest) ?? 0)}`).join(', ') : 'no requests'
+    const words = newest ? about.lines.map((line) => `${line.name} ${about.show(line.of(newest, step) ?? 0)}`).join(', ') : 'no requests'
     this.svg.setAttribute('aria-label', `${about.title} over ${Math.round(span / 60_000)} minutes. Newest: ${words}. Highest: ${about.show(highest)}.`)
   }
 
   // read shows the figures of a sample in the legend; at is undefined for the newest one.
   read(sample, at) {
     this.about.lines.forEach((line, i) => {
-      const value = sample && line.of(sample)
-      put(this.values[i], value === undefined ? {} : { text: this.about.show(value), value })
+      const value = sample && line.of(sample, this.step)
+      put(this.values[i], value === undefined ? {} : { text: this.about.show(value), value, title: String(value) })
     })
     this.cursor.style.display = at === undefined ? 'none' : ''
     if (at !== undefined) for (const key of ['x1', 'x2']) this.cursor.setAttribute(key, this.x(at))
   }
 }
 
+// Charts shows samples of the feed, or those of GET /v1/history if a model or a longer time is selected. get(path)
+// requests a path of the API. changed is called after a selection.
 export class Charts {
-  constructor(parent) {
-    this.samples = []
-    this.dense = []
+  constructor(parent, get, changed) {
+    Object.assign(this, { get, samples: [], dense: [], span: '10m', series: null, loaded: -Infinity })
     this.charts = charts.map((about) => new Chart(about, (place) => this.hover(place)))
     this.moment = element('p', { className: 'note', id: 'moment' })
     parent.append(...this.charts.map((c) => c.figure))
     parent.append(this.moment)
     new ResizeObserver(() => this.draw(this.now)).observe(parent)
+    this.select = document.getElementById('series')
+    for (const id of ['series', 'span']) {
+      document.getElementById(id).addEventListener('change', () => {
+        this.series = JSON.parse(this.select.value)
+        this.span = document.getElementById('span').value
+        this.read = []
+        this.loaded = -Infinity
+        this.draw(this.now)
+        changed()
+      })
+    }
   }
 
-  // add appends samples that follow those it has.
+  // offer takes the models and groups that had requests: [model, group], or [model] for all groups of a model.
+  offer(pairs) {
+    const several = new Set(pairs.filter(([, group]) => group).map(([model]) => model))
+    const list = pairs.map(([model, group]) => (several.has(model) ? [model, group] : [model]))
+    const all = [null, ...[...several].map((model) => [model]), ...list]
+    const values = all.map((s) => JSON.stringify(s))
+    if (values.join() === this.offered) return
+    this.offered = values.join()
+    const words = (s) => (!s ? 'all models' : s.length === 1 ? s[0] : `${s[0]}, ${s[1] ? `group ${s[1]}` : 'no group'}`)
+    this.select.replaceChildren(...all.map((s, i) => element('option', { value: values[i] }, words(s))))
+    this.select.value = values.includes(JSON.stringify(this.series)) ? JSON.stringify(this.series) : 'null'
+  }
+
+  // shows reports whether the selection has a model, and a group if that is given.
+  shows(model, group) {
+    return !this.series || (this.series[0] === model && (this.series.length === 1 || (group ?? this.series[1]) === this.series[1]))
+  }
+
+  // all shows all models again.
+  all() {
+    if (!this.series) return
+    this.select.value = 'null'
+    this.select.dispatchEvent(new Event('change'))
+  }
+
+  // add appends samples of the feed.
   add(samples) {
     this.samples.push(...samples)
     const newest = this.samples.at(-1)?.time_ms
-    this.samples = this.samples.filter((s) => s.time_ms > newest - longest)
+    this.samples = this.samples.filter((s) => s.time_ms > newest - live.longest)
+  }
+
+  // load requests the history of the selection again if that is due.
+  async load(now) {
+    if (now - this.loaded < spans[this.span].every) return
+    this.loaded = now
+    const wanted = { span: this.span, ...(this.series && { model: this.series[0] }), ...(this.series?.length > 1 && { group: this.series[1] }) }
+    const path = `v1/history?${new URLSearchParams(wanted)}`
+    this.path = path
+    try {
+      const { samples } = await (await this.get(path)).json()
+      if (this.path !== path) return
+      this.read = samples
+      this.failed = ''
+    } catch (problem) {
+      if (this.path === path) this.failed = `The history cannot be read: ${problem.message}`
+    }
+    this.draw(this.now)
   }
 
   // draw draws the time until now, by the clock of kvroute. Times without requests have no sample: they become empty ones.
   draw(now = Date.now()) {
-    const newest = this.samples.at(-1)?.time_ms ?? now
+    const { longest, step } = spans[this.span]
+    const fed = this.span === '10m' && !this.series
+    const samples = fed ? this.samples : (this.read ?? [])
+    if (!fed) this.load(now)
+    const newest = samples.at(-1)?.time_ms ?? now
     this.now = now
+    this.step = step
     this.end = newest + step * Math.max(0, Math.floor((now - newest) / step))
-    this.span = Math.max(shortest, Math.min(longest, this.end - (this.samples[0]?.time_ms ?? this.end)))
-    const known = new Map(this.samples.map((s) => [Math.round((this.end - s.time_ms) / step), s]))
+    this.length = Math.max(longest / 5, Math.min(longest, this.end - (samples[0]?.time_ms ?? this.end)))
+    const known = new Map(samples.map((s) => [Math.round((this.end - s.time_ms) / step), s]))
     this.dense = []
-    for (let i = Math.max(0, ...known.keys()); i >= 0; i--) {
-      if (i * step <= this.span) this.dense.push(known.get(i) ?? { time_ms: this.end - i * step, requests: 0, failed: 0, prompt_tokens: 0 })
-    }
-    for (const chart of this.charts) chart.draw(this.dense, this.end, this.span)
-    this.moment.dataset.newest = this.end
+    for (let i = Math.floor(this.length / step); i >= 0; i--) this.dense.push(known.get(i) ?? { time_ms: this.end - i * step, requests: 0, failed: 0, prompt_tokens: 0 })
+    for (const chart of this.charts) chart.draw(this.dense, this.end, this.length, step)
+    Object.assign(this.moment.dataset, { newest: this.end, span: this.span, series: JSON.stringify(this.series) })
     this.hover(this.place)
   }
 
   // hover shows the figures at a place from 0 to 1 of the charts, or the newest ones.
   hover(place) {
     this.place = place
-    const time = this.end - this.span * (1 - (place ?? 1))
-    const sample = this.dense.findLast((s) => s.time_ms <= time + step / 2) ?? this.dense[0]
+    const time = this.end - this.length * (1 - (place ?? 1))
+    const sample = this.dense.findLast((s) => s.time_ms <= time + this.step / 2) ?? this.dense[0]
     for (const chart of this.charts) chart.read(sample, place === undefined ? undefined : sample?.time_ms)
-    const failed = sample?.failed ? `, ${compact(sample.failed)} failed` : ''
-    put(this.moment, sample ? { text: `${clock(sample.time_ms - step)} to ${clock(sample.time_ms)}${failed}`, value: sample.time_ms } : { text: '' })
+    const failed = sample?.failed ? `, ${number(sample.failed)} failed` : ''
+    put(this.moment, sample ? { text: this.failed || `${clock(sample.time_ms - this.step)} to ${clock(sample.time_ms)}${failed}`, value: sample.time_ms } : { text: '' })
   }
 }

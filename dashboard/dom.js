@@ -3,9 +3,25 @@
 
 export const find = (id) => document.getElementById(id)
 
+// Control characters and invisible characters of Unicode, such as those that reverse the direction of text, become
+// their code: no name can change how the text around it is read. Line breaks remain: only titles have some.
+const hidden = /[^\P{C}\n]|\p{Zl}|\p{Zp}/gu
+export const visible = (text) => text.replace(hidden, (c) => `\\u{${c.codePointAt(0).toString(16)}}`)
+
+// clip returns at most n characters of a text.
+export const clip = (text, n = 300) => (text.length > n ? `${text.slice(0, n - 1)}…` : text)
+
 // element makes an element with properties, attributes in properties.attributes, and children.
 export function element(name, { attributes = {}, ...properties } = {}, ...children) {
   const e = Object.assign(document.createElement(name), properties)
+  for (const [key, value] of Object.entries(attributes)) e.setAttribute(key, value)
+  e.append(...children.map((c) => (typeof c === 'string' ? visible(c) : c)))
+  return e
+}
+
+// svg makes an element of a drawing.
+export function svg(name, attributes = {}, ...children) {
+  const e = document.createElementNS('http://www.w3.org/2000/svg', name)
   for (const [key, value] of Object.entries(attributes)) e.setAttribute(key, value)
   e.append(...children)
   return e
@@ -17,10 +33,10 @@ export function element(name, { attributes = {}, ...properties } = {}, ...childr
 export function put(e, cell) {
   const old = e.shown ?? {}
   const { text = '–', value, tone = '', title = '', share } = cell
-  if (text !== old.text) e.textContent = text
+  if (text !== old.text) e.textContent = visible(text)
   if (value !== old.value) value === undefined ? delete e.dataset.value : (e.dataset.value = value)
   if (tone !== old.tone) tone ? (e.dataset.tone = tone) : delete e.dataset.tone
-  if (title !== old.title) e.title = title
+  if (title !== old.title) e.title = visible(title)
   if (share !== old.share) {
     e.classList.toggle('bar', share !== undefined)
     e.style.setProperty('--share', share === undefined ? 0 : Math.round(1000 * Math.min(1, share)) / 1000)
@@ -28,31 +44,62 @@ export function put(e, cell) {
   e.shown = { text, value, tone, title, share }
 }
 
-// Table keeps its rows and writes only cells that have changed. columns are {name, field, show(item), left, open}: left is
-// for texts, open makes a button of the cell. The first column names the row. key(item) identifies an item.
+// The small charts in cells, in pixels.
+const small = { width: 60, height: 18 }
+
+// trace draws a small chart of points from 0 to the highest one; null is a gap.
+function trace(path, points) {
+  if (path.points === points) return
+  path.points = points
+  const known = points.filter((p) => p !== null)
+  const top = Math.max(...known, 1e-9)
+  const x = (i) => ((small.width * i) / Math.max(1, points.length - 1)).toFixed(1)
+  let [text, gap] = ['', true]
+  points.forEach((p, i) => {
+    if (p !== null) text += `${gap ? 'M' : 'L'}${x(i)} ${(1 + (small.height - 2) * (1 - p / top)).toFixed(1)}${gap ? 'h.1' : ''}`
+    gap = p === null
+  })
+  path.setAttribute('d', text || `M0 ${small.height - 1}H${small.width}`)
+  path.classList.toggle('none', text === '')
+}
+
+// Table keeps its rows and writes only cells that have changed. columns are {name, field, show(item), left, open, points,
+// spare, wrap}: left is for texts, which wrap if wrap is set, and open makes a button of the cell. points(item) are those
+// of a small chart in the cell. A spare column is hidden while all of its figures are 0. The first column names the
+// row. key(item) identifies an item, and strong(item) says whether its row is bold.
 export class Table {
-  constructor(table, caption, columns, key) {
-    this.columns = columns
-    this.key = key
+  constructor(table, caption, columns, key, strong = () => false) {
+    Object.assign(this, { table, columns, key, strong })
     this.heads = columns.map((c) => element('th', { scope: 'col', className: c.left ? 'left' : '' }, c.name))
     this.body = table.createTBody()
     table.prepend(element('caption', { className: 'unseen' }, caption))
     table.createTHead().append(element('tr', {}, ...this.heads))
     this.empty = element('p', { className: 'note', hidden: true })
     table.after(this.empty)
-    this.table = table
   }
 
   fill(items, none) {
     const { rows } = this.body
     while (rows.length > items.length) this.body.deleteRow(-1)
     while (rows.length < items.length) this.body.append(this.row())
+    const used = this.columns.map((c) => !c.spare)
     items.forEach((item, i) => {
       const row = rows[i]
       const key = this.key(item)
       if (row.dataset.key !== key) row.dataset.key = key
-      this.columns.forEach((column, j) => put(row.cells[j].target, column.show(item)))
+      row.classList.toggle('strong', this.strong(item))
+      this.columns.forEach((column, j) => {
+        const cell = column.show(item)
+        used[j] ||= Boolean(cell.value)
+        put(row.cells[j].target, cell)
+        if (column.points) trace(row.cells[j].path, column.points(item))
+      })
     })
+    this.columns.forEach((c, j) => {
+      if (!c.spare || this.heads[j].hidden === !used[j]) return
+      for (const row of this.table.rows) row.cells[j].hidden = !used[j]
+    })
+    this.left = this.columns.filter((_, j) => !used[j]).map((c) => c.name)
     this.table.hidden = items.length === 0
     put(this.empty, { text: none ?? 'None' })
     this.empty.hidden = items.length > 0
@@ -62,11 +109,19 @@ export class Table {
     const row = element('tr')
     this.columns.forEach((column, i) => {
       const cell = i === 0 ? element('th', { scope: 'row' }) : element('td')
-      if (column.left) cell.className = 'left'
+      if (column.left) cell.className = column.wrap ? 'left wrap' : 'left'
+      cell.hidden = this.heads[i].hidden
       cell.target = cell
       if (column.open) {
         cell.target = element('button', { type: 'button', className: 'link' })
         cell.append(cell.target)
+      } else if (column.points || column.wrap) {
+        cell.target = element('span')
+        cell.append(cell.target)
+      }
+      if (column.points) {
+        cell.path = svg('path', { class: 'trace' })
+        cell.prepend(svg('svg', { ...small, 'aria-hidden': true }, cell.path))
       }
       cell.target.dataset.field = column.field
       row.append(cell)
@@ -76,35 +131,55 @@ export class Table {
 }
 
 const whole = new Intl.NumberFormat('en', { maximumFractionDigits: 0 })
-const short = new Intl.NumberFormat('en', { maximumSignificantDigits: 3 })
+const three = new Intl.NumberFormat('en', { maximumSignificantDigits: 3 })
+const four = new Intl.NumberFormat('en', { maximumSignificantDigits: 4 })
 
-// number shows a count with all digits, compact one with three significant digits from 100,000 on.
-export const number = (n) => whole.format(n)
+// exact shows a number with all its digits, for titles.
+export const exact = (n) => (Number.isInteger(n) ? whole.format(n) : String(n))
 
-export function compact(n) {
+// number shows a figure with at most four significant digits, and three from 10,000 on.
+export function number(n) {
   const size = Math.abs(n)
-  if (size < 1e5) return whole.format(n)
-  const [unit, name] = size < 1e6 ? [1e3, 'k'] : size < 1e9 ? [1e6, 'M'] : [1e9, 'G']
-  return `${short.format(n / unit)} ${name}`
+  if (size < 1e4) return four.format(n)
+  const [unit, name] = size < 999.5e3 ? [1e3, 'k'] : size < 999.5e6 ? [1e6, 'M'] : size < 999.5e9 ? [1e9, 'G'] : [1e12, 'T']
+  return `${three.format(n / unit)} ${name}`
 }
 
 export const percent = (x) => `${(100 * x).toFixed(1)} %`
 
-export const rate = (x) => (x < 10 ? x.toFixed(1) : whole.format(x))
+export const rate = (x) => (x < 10 ? x.toFixed(1) : number(Math.round(x)))
 
 // milliseconds and duration show a length of time, given in ms and in ns.
 export function milliseconds(ms) {
   const size = Math.abs(ms)
-  if (size < 1) return `${short.format(1000 * ms)} µs`
-  return size < 1e4 ? `${short.format(ms)} ms` : `${short.format(ms / 1000)} s`
+  if (size === 0) return '0 ms'
+  if (size < 1) return `${three.format(1000 * ms)} µs`
+  return size < 999.5 ? `${three.format(ms)} ms` : `${three.format(ms / 1000)} s`
 }
 export const duration = (ns) => milliseconds(ns / 1e6)
 
-export const clock = (time) => new Date(time).toLocaleTimeString('en-GB')
+const times = new Intl.DateTimeFormat('en-GB', { timeStyle: 'medium' })
+export const clock = (time) => times.format(new Date(time))
 
-// count and plain are the cells of a figure and of a text.
-export const count = (n, more) => (n === undefined ? {} : { text: number(n), value: n, ...more })
+// ago shows how long before now, in ms, a time was.
+export function ago(time, now) {
+  const seconds = Math.max(0, (now - new Date(time)) / 1000)
+  if (seconds < 60) return `${Math.floor(seconds)} s`
+  return seconds < 5400 ? `${Math.floor(seconds / 60)} min` : `${Math.floor(seconds / 3600)} h`
+}
+
+// count, length and plain are the cells of a figure, of a time in ms, and of a text. The exact figure is in the title.
+export const count = (n, more = {}) => {
+  if (n === undefined) return {}
+  const text = number(n)
+  const all = exact(n)
+  return { text, value: n, ...more, title: [text === all ? '' : all, more.title ?? ''].filter(Boolean).join(' ') }
+}
+export const length = (ms, more) => (ms === undefined ? {} : { text: milliseconds(ms), value: ms, title: `${ms} ms`, ...more })
 export const plain = (text, more) => ({ text: text || '–', value: text, ...more })
+
+// several shows a count with its noun.
+export const several = (n, one, many = `${one}s`) => `${number(n)} ${n === 1 ? one : many}`
 
 // workerName is the name that kvroute explain prints.
 export const workerName = (w, name) => (name || String(w.worker_id)) + (w.dp_rank > 0 ? `/${w.dp_rank}` : '')

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,7 +28,7 @@ type figures map[string]map[string]map[string]cell
 const readFigures = `(() => {
 	const cells = (root) => Object.fromEntries([...root.querySelectorAll('[data-field]')].map((e) => [e.dataset.field, { value: e.dataset.value ?? null, text: e.textContent }]))
 	const rows = (id) => Object.fromEntries([...document.querySelectorAll('#' + id + ' tbody tr')].map((row) => [row.dataset.key, cells(row)]))
-	const all = Object.fromEntries(['workers', 'left', 'decisions', 'prefixes', 'events', 'models', 'replicas', 'groups'].map((id) => [id, rows(id)]))
+	const all = Object.fromEntries(['workers', 'left', 'happened', 'benefit', 'decisions', 'prefixes', 'events', 'models', 'replicas', 'groups'].map((id) => [id, rows(id)]))
 	all.tiles = { '': cells(document.querySelector('#tiles')) }
 	all.charts = { '': cells(document.querySelector('#charts')) }
 	for (const id of ['ready', 'bus', 'identity', 'moment']) all[id] = { '': { '': { value: document.querySelector('#' + id).dataset.value, text: '' } } }
@@ -81,7 +82,7 @@ func (s *service) want(t *testing.T, moment string) wanted {
 	for path, into := range map[string]*object{"/v1/workers": &workers, "/v1/models": &models, "/v1/decisions?limit=50": &decisions, "/v1/replica": &replica, "/v1/live": &live} {
 		s.read(t, path, into)
 	}
-	w := wanted{"workers": {}, "left": {}, "decisions": {}, "prefixes": {}, "events": {}, "models": {}, "replicas": {}, "groups": {}}
+	w := wanted{"workers": {}, "left": {}, "happened": {}, "benefit": {}, "decisions": {}, "prefixes": {}, "events": {}, "models": {}, "replicas": {}, "groups": {}}
 	tiles := map[string]any{}
 	for i, sum := range wantWorkers(w, list(workers, "workers")) {
 		tiles[[]string{"workers", "available", "active_requests", "pend_tokens"}[i]] = sum
@@ -93,13 +94,31 @@ func (s *service) want(t *testing.T, moment string) wanted {
 	}
 	if totals, ok := live["totals"].(object); ok {
 		tiles["requests"], tiles["failed"], tiles["prompt_tokens"] = totals["requests"], totals["failed"], totals["prompt_tokens"]
-		tiles["saved"] = number(totals, "cached_tokens") - number(totals, "mean_cached_tokens")
-		tiles["cached_share"] = number(totals, "cached_tokens") / max(1, number(totals, "prompt_tokens"))
+		tiles["cached_share"] = nil
+		if prompt := number(totals, "prompt_tokens"); prompt > 0 {
+			tiles["cached_share"] = number(totals, "cached_tokens") / prompt
+		}
 	}
 	w["tiles"] = map[string]map[string]any{"": tiles}
 	w["charts"] = map[string]map[string]any{"": wantCharts(list(live, "history"), live["replica"].(object), moment)}
+	for _, e := range list(live, "events") {
+		id := ""
+		if e["worker_id"] != nil {
+			id = fmt.Sprint(e["worker_id"])
+		}
+		w["happened"][fmt.Sprintf("%s/%s/%s/%s", e["time"], id, e["what"], e["text"])] = pick(e, "time text model")
+	}
+	for _, b := range list(live, "benefit") {
+		key, err := json.Marshal([]any{b["model"], b["group"]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		row := pick(b, "saved_share saved_ms saved_tokens requests")
+		row["model"] = b["model"]
+		w["benefit"][string(key)] = row
+	}
 	for _, d := range list(decisions, "decisions") {
-		row := pick(d, "id time model reason overlap_blocks prompt_blocks prefill_tokens estimated_ttft_ms first_token")
+		row := pick(d, "id time model reason overlap_blocks prompt_blocks prefill_tokens expected_ttft_ms first_token")
 		row["worker"] = name(d["worker"], d["worker_name"])
 		w["decisions"][d["id"].(string)] = row
 	}
@@ -133,7 +152,7 @@ func (s *service) want(t *testing.T, moment string) wanted {
 // workers, and the sums of active requests and pending tokens.
 func wantWorkers(w wanted, workers []object) (sums [4]float64) {
 	for _, o := range workers {
-		row := pick(o, "model health active_requests active_blocks pend_tokens cached_blocks guessed_blocks kv_events routed failures")
+		row := pick(o, "model health active_requests active_blocks ttft_ms pend_tokens cached_blocks guessed_blocks kv_events routed failures")
 		row["name"], row["audit"] = name(o, o["name"]), nil
 		if audit, ok := o["audit"].(object); ok {
 			row["audit"] = audit["responses"]
@@ -172,17 +191,17 @@ func wantCharts(history []object, replica object, moment string) map[string]any 
 	if now := number(replica, "now_ms"); err != nil || at > now || at < now-10_000 {
 		return map[string]any{"moment " + moment: fmt.Sprint("should be about ", now)}
 	}
-	return wantSample(history, at)
+	return wantSample(history, at, 2)
 }
 
 // wantSample returns the figures of the charts at a time in ms.
-func wantSample(history []object, at float64) map[string]any {
+func wantSample(history []object, at, step float64) map[string]any {
 	row := map[string]any{"rate": 0., "ttft_ms": nil, "ttft_p90_ms": nil, "cached_share": nil, "mean_share": nil}
 	for _, sample := range history {
 		if number(sample, "time_ms") != at {
 			continue
 		}
-		row["rate"] = number(sample, "requests") / 2
+		row["rate"] = number(sample, "requests") / step
 		for _, field := range []string{"ttft_ms", "ttft_p90_ms"} {
 			if number(sample, field) > 0 {
 				row[field] = sample[field]
@@ -210,7 +229,7 @@ func differences(got figures, want wanted) (differences []string, compared int) 
 					differences = append(differences, fmt.Sprintf("%s %s %s is missing", table, key, field))
 				case (value == nil) != (c.Value == nil), value != nil && !same(*c.Value, fmt.Sprint(value)):
 					differences = append(differences, fmt.Sprintf("%s %s %s is %s, want %v", table, key, field, text(c.Value), value))
-				case counts[field] && table != "tiles" && value != nil && !same(strings.ReplaceAll(c.Text, ",", ""), *c.Value):
+				case counts[field] && table != "tiles" && value != nil && !near(c.Text, *c.Value):
 					differences = append(differences, fmt.Sprintf("%s %s %s is shown as %q, want %s", table, key, field, c.Text, *c.Value))
 				}
 			}
@@ -220,9 +239,23 @@ func differences(got figures, want wanted) (differences []string, compared int) 
 	return differences, compared
 }
 
-// counts are the fields that tables show with all their digits.
+// near reports whether a text shows a figure with at most four significant digits: a whole number below 10,000 exactly.
+func near(text, value string) bool {
+	number, unit, _ := strings.Cut(strings.ReplaceAll(text, ",", ""), " ")
+	shown, errShown := strconv.ParseFloat(number, 64)
+	figure, err := strconv.ParseFloat(value, 64)
+	if err != nil || errShown != nil || len(strings.Trim(strings.ReplaceAll(number, ".", ""), "-0")) > 4 {
+		return false
+	}
+	if math.Abs(figure) < 1e4 && figure == math.Trunc(figure) {
+		return unit == "" && shown == figure
+	}
+	return math.Abs(shown*map[string]float64{"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[unit]-figure) <= 0.00501*math.Abs(figure)
+}
+
+// counts are the fields that tables and tiles show as numbers.
 var counts = map[string]bool{
-	"active_requests": true, "active_blocks": true, "pend_tokens": true, "cached_blocks": true, "guessed_blocks": true, "routed": true, "failures": true,
+	"active_requests": true, "saved_tokens": true, "pend_tokens": true, "cached_blocks": true, "guessed_blocks": true, "routed": true, "failures": true,
 	"overlap_blocks": true, "prompt_blocks": true, "prefill_tokens": true, "blocks": true, "requests": true, "workers": true, "requests_lost": true, "level": true, "members": true,
 }
 
@@ -276,7 +309,7 @@ groups:
 	}
 	compared := s.agree(t, p)
 	s.checkTexts(t, p)
-	s.checkHistory(t, p)
+	s.checkHistory(t, p, "/v1/live", "history", 2, 120_000)
 	shown := eval[figures](p, readFigures)
 	if len(shown["workers"]) != 6 || len(shown["replicas"]) != 2 || len(shown["groups"]) != 1 || len(shown["decisions"]) != 34 || len(shown["prefixes"]) < 3 {
 		t.Errorf("the page has %d workers, %d replicas, %d groups, %d decisions and %d prefixes", len(shown["workers"]), len(shown["replicas"]), len(shown["groups"]), len(shown["decisions"]), len(shown["prefixes"]))
@@ -337,35 +370,36 @@ func (s *service) checkTexts(t *testing.T, p *page) {
 	}
 }
 
-// checkHistory points at the last sample in a chart and compares the figures of all charts with the API's.
-func (s *service) checkHistory(t *testing.T, p *page) {
+// checkHistory points at the last sample in a chart and compares the figures of all charts with those of a field of the
+// API. A sample is of step seconds, and the charts show span ms.
+func (s *service) checkHistory(t *testing.T, p *page, path, field string, step, span float64) {
 	t.Helper()
-	var live object
+	var history []object
 	until(t, "a sample", func() (string, bool) {
-		s.read(t, "/v1/live", &live)
-		return "", len(list(live, "history")) > 0
+		var from object
+		s.read(t, path, &from)
+		history = list(from, field)
+		return "", len(history) > 0
 	})
-	history := list(live, "history")
 	at := number(history[len(history)-1], "time_ms")
 	until(t, "the figures of the last sample", func() (string, bool) {
 		place := eval[struct{ X, Y, Width, Newest float64 }](p, `(() => {
 			const grid = document.querySelector('#charts svg .grid').getBoundingClientRect()
 			return { x: grid.x, y: grid.y - 20, width: grid.width, newest: +document.querySelector('#moment').dataset.newest }
 		})()`)
-		const span = 120_000 // the shortest time that the charts show
 		p.do(chromedp.MouseEvent(input.DispatchMouseEventTypeMouseMoved, place.X+place.Width*(1-(place.Newest-at)/span), place.Y))
 		got := eval[figures](p, readFigures)
-		wrong, _ := differences(got, wanted{"charts": {"": wantSample(history, at)}, "moment": {"": {"": at}}})
+		wrong, _ := differences(got, wanted{"charts": {"": wantSample(history, at, step)}, "moment": {"": {"": at}}})
 		return strings.Join(wrong, "\n"), len(wrong) == 0
 	})
-	if lines := eval[[]string](p, `[...document.querySelectorAll('#charts .path')].map((e) => e.getAttribute('d'))`); len(lines) != 5 || slices.Contains(lines, "") {
+	if lines := eval[[]string](p, `[...document.querySelectorAll('#charts .path:not(.none)')].map((e) => e.getAttribute('d'))`); len(lines) != 5 || slices.Contains(lines, "") {
 		t.Errorf("the lines of the charts are %q", lines)
 	}
 	p.do(chromedp.MouseEvent(input.DispatchMouseEventTypeMouseMoved, 1, 1))
 }
 
 func TestDifferencesCanFail(t *testing.T) {
-	value := "12"
+	value, many := "12", "12345"
 	for _, c := range []struct {
 		got  figures
 		want wanted
@@ -373,7 +407,9 @@ func TestDifferencesCanFail(t *testing.T) {
 	}{
 		{figures{"workers": {"1": {"routed": {&value, "12"}}}}, wanted{"workers": {"1": {"routed": json.Number("12")}}}, ""},
 		{figures{"workers": {"1": {"routed": {&value, "12"}}}}, wanted{"workers": {"1": {"routed": json.Number("13")}}}, "routed is 12, want 13"},
-		{figures{"workers": {"1": {"routed": {&value, "1,2"}}}}, wanted{"workers": {"1": {"routed": 12}}}, ""},
+		{figures{"workers": {"1": {"routed": {&many, "12.3 k"}}}}, wanted{"workers": {"1": {"routed": 12345}}}, ""},
+		{figures{"workers": {"1": {"routed": {&many, "12.5 k"}}}}, wanted{"workers": {"1": {"routed": 12345}}}, `shown as "12.5 k"`},
+		{figures{"workers": {"1": {"routed": {&many, "12,345"}}}}, wanted{"workers": {"1": {"routed": 12345}}}, `shown as "12,345"`},
 		{figures{"workers": {"1": {"routed": {&value, "13"}}}}, wanted{"workers": {"1": {"routed": 12}}}, `shown as "13"`},
 		{figures{"workers": {"1": {"routed": {nil, "–"}}}}, wanted{"workers": {"1": {"routed": 12}}}, "routed is nothing, want 12"},
 		{figures{"workers": {"1": {}}}, wanted{"workers": {"1": {"routed": 12}}}, "is missing"},

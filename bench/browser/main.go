@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command browser makes the picture of the dashboard for the README. The tests beside it drive the dashboard of
+// Command browser makes the pictures of the dashboard for the documents. The tests beside it drive the dashboard of
 // the built kvroute in headless Chromium, whose path is in the variable BROWSER.
 package main
 
@@ -27,8 +27,10 @@ func main() {
 	width := flag.Int64("width", 1280, "`pixels` of the window")
 	height := flag.Int64("height", 0, "`pixels` of the picture; 0 shows the whole page")
 	scheme := flag.String("scheme", "light", "light or dark")
+	wait := flag.String("wait", "#decisions tbody tr", "`selector` of what must be there before the picture")
+	click := flag.String("click", "", "`selector` of a button to click before the picture")
 	flag.Parse()
-	if err := picture(*url, *out, *scheme, *width, *height); err != nil {
+	if err := picture(*url, *out, *scheme, *wait, *click, *width, *height); err != nil {
 		fmt.Fprintln(os.Stderr, "browser:", err)
 		os.Exit(1)
 	}
@@ -54,7 +56,7 @@ func setScheme(ctx context.Context, scheme string) error {
 }
 
 // picture writes a picture of the page with 256 colours.
-func picture(url, out, scheme string, width, height int64) error {
+func picture(url, out, scheme, wait, click string, width, height int64) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	ctx, end := newBrowser(ctx)
@@ -66,8 +68,13 @@ func picture(url, out, scheme string, width, height int64) error {
 	if height > 0 {
 		shot = chromedp.CaptureScreenshot()
 	}
-	if err := chromedp.Do(ctx, chromedp.EmulateViewport(width, max(height, 900)), chromedp.Navigate(url), chromedp.WaitVisible(chromedp.CSS("#decisions tbody tr")), chromedp.Sleep(5*time.Second)); err != nil {
+	if err := chromedp.Do(ctx, chromedp.EmulateViewport(width, max(height, 900)), chromedp.Navigate(url), chromedp.WaitVisible(chromedp.CSS(wait)), chromedp.Sleep(5*time.Second)); err != nil {
 		return fmt.Errorf("%s: %w", url, err)
+	}
+	if click != "" {
+		if err := chromedp.Do(ctx, chromedp.Click(chromedp.CSS(click)), chromedp.Sleep(time.Second)); err != nil {
+			return fmt.Errorf("%s: %w", url, err)
+		}
 	}
 	taken, err := chromedp.Run(ctx, shot)
 	if err != nil {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -65,7 +66,7 @@ func (l *logs) String() string {
 // start starts the built kvroute. The test stops it.
 func start(t *testing.T, args ...string) *process {
 	t.Helper()
-	binary, err := filepath.Abs("../../.cache/bin/kvroute")
+	binary, err := filepath.Abs(cmp.Or(os.Getenv("KVROUTE_BINARY"), "../../.cache/bin/kvroute"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,10 +135,10 @@ func serve(t *testing.T, config string, flags ...string) *service {
 func (s *service) bus() string { return "file:" + filepath.Join(s.state, "nats-url") }
 
 // engines starts simulated workers, and waits until kvroute may send them requests.
-func (s *service) engines(t *testing.T, n int) {
+func (s *service) engines(t *testing.T, n int) (all []*process) {
 	t.Helper()
 	for i := range n {
-		start(t, "engine", "--name", fmt.Sprint("worker-", i+1), "--listen", "127.0.0.1:0", "--nats-url", s.bus())
+		all = append(all, start(t, "engine", "--name", fmt.Sprint("worker-", i+1), "--listen", "127.0.0.1:0", "--nats-url", s.bus()))
 	}
 	until(t, "the workers", func() (string, bool) {
 		var listed struct {
@@ -152,6 +153,7 @@ func (s *service) engines(t *testing.T, n int) {
 		}
 		return fmt.Sprint(listed), healthy == n
 	})
+	return all
 }
 
 // leave registers a worker over HTTP and deregisters it.
@@ -209,16 +211,21 @@ func (s *service) read(t *testing.T, path string, into any) {
 // chat has a worker answer a chat, whose system prompt others share.
 func (s *service) chat(t *testing.T, id string, system, turn int) {
 	t.Helper()
-	status, text := s.send(t, http.MethodPost, "/v1/generate", map[string]any{
+	if status, text := s.tryChat(t, id, system, turn); status != http.StatusOK {
+		t.Fatalf("generate: status %d: %s", status, text)
+	}
+}
+
+// tryChat is chat, and the request may fail.
+func (s *service) tryChat(t *testing.T, id string, system, turn int) (status int, text []byte) {
+	t.Helper()
+	return s.send(t, http.MethodPost, "/v1/generate", map[string]any{
 		"model": "sim", "request_id": id, "body": map[string]any{"max_tokens": 4},
 		"messages": []map[string]string{
 			{"role": "system", "content": strings.Repeat(fmt.Sprintf("You are assistant number %d of this test. ", system), 20)},
 			{"role": "user", "content": fmt.Sprintf("Question %d: which worker has the blocks of this prompt?", turn)},
 		},
 	})
-	if status != http.StatusOK {
-		t.Fatalf("generate: status %d: %s", status, text)
-	}
 }
 
 // book takes a slot that stays.

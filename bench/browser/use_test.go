@@ -123,7 +123,7 @@ func (s *service) checkCandidates(t *testing.T, p *page, id string) {
 			if c[field] != nil {
 				want = fmt.Sprint(c[field])
 			}
-			if got := row[field]; got.Value == nil || !same(*got.Value, want) || !same(got.Text, want) {
+			if got := row[field]; got.Value == nil || !same(*got.Value, want) || !near(got.Text, want) {
 				t.Errorf("%s of %s: %+v, want %s", field, name(w, c["worker_name"]), got, want)
 			}
 		}
@@ -137,11 +137,14 @@ func (s *service) checkCandidates(t *testing.T, p *page, id string) {
 	}
 	pairs := eval[map[string]string](p, `Object.fromEntries([...document.querySelectorAll('#explain-body > dl:first-of-type dt')].map((e) => [e.textContent, e.nextSibling.textContent]))`)
 	for line, want := range map[string]string{
-		"reason": fmt.Sprint(d["reason"], ": ", d["reason_text"]), "settings": fmt.Sprint(d["settings_text"]), "mode": fmt.Sprint(d["mode_text"]),
+		"kind of reason": fmt.Sprint(d["reason"]), "settings": fmt.Sprint(d["settings_text"]), "mode": fmt.Sprint(d["mode_text"]),
 	} {
 		if pairs[line] != want {
 			t.Errorf("%s is %q, want %q", line, pairs[line], want)
 		}
+	}
+	if lead := eval[string](p, `document.querySelector('#explain-body .lead').textContent`); lead != d["reason_text"] {
+		t.Errorf("the reason is %q, want %q", lead, d["reason_text"])
 	}
 	if by, ok := d["first_token_text"].(string); ok && !strings.HasSuffix(pairs["first token"], by) {
 		t.Errorf("the first token is %q, want %q", pairs["first token"], by)

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+)
+
+// The page answers: does routing help, which worker is bad, and what shall I do? A worker dies while requests come.
+func TestPageAnswersThreeQuestions(t *testing.T) {
+	s := serve(t, "")
+	engines := s.engines(t, 3)
+	p := open(t, s, 1440, 900, "light")
+	p.live()
+	p.wait(`document.querySelector('#attention').hidden`)
+	for i := range 24 {
+		s.chat(t, fmt.Sprint("chat-", i), i%3, i)
+	}
+
+	// Does it help? The headline of the model, with its meaning.
+	p.wait(`/^\d+\.\d %$/.test(document.querySelector('#benefit [data-field=saved_share]')?.textContent)`)
+	if meaning := eval[string](p, `document.querySelector('#benefit [data-field=saved_share]').title`); !strings.Contains(meaning, "An estimate") {
+		t.Errorf("the estimate is explained as %q", meaning)
+	}
+
+	// Which worker is bad, since when, and what shall I do?
+	victim := s.workerOf(t, engines[1])
+	_ = engines[1].cmd.Process.Kill() // an error: it has ended, and the test fails below
+	<-engines[1].exit
+	var failed time.Time
+	next := 0
+	until(t, "a failed request", func() (string, bool) { // it is repeated on another worker
+		next++
+		failed = time.Now()
+		status, text := s.tryChat(t, fmt.Sprint("dead-", next), 10+next, next)
+		var listed object
+		s.read(t, "/v1/workers", &listed)
+		for _, w := range list(listed, "workers") {
+			if w["name"] == victim && number(w, "failures") > 0 {
+				return "", true
+			}
+		}
+		return fmt.Sprintf("request %d: %d %s", next, status, text[:min(len(text), 200)]), false
+	})
+	p.wait(fmt.Sprintf(`[...document.querySelectorAll('#attention li')].some((li) => li.textContent.includes(%q))`, victim))
+	t.Logf("the page names a dead worker %v after its first failed request", time.Since(failed).Round(10*time.Millisecond))
+	item := eval[struct{ Text, Since, Advice, Docs string }](p, fmt.Sprintf(`(() => {
+		const li = [...document.querySelectorAll('#attention li')].find((li) => li.textContent.includes(%q))
+		return { text: li.querySelector('[data-field=text]').textContent, since: li.querySelector('.since').dataset.value ?? '', advice: li.querySelector('[data-field=advice]').textContent, docs: li.querySelector('a').href }
+	})()`, victim))
+	since, err := time.Parse(time.RFC3339, item.Since)
+	if err != nil || since.Sub(failed) > 3*time.Second || since.Before(failed.Add(-patience)) {
+		t.Errorf("the first failed request was at %v, and the page says since %s", failed.UTC(), item.Since)
+	}
+	if item.Advice == "" || !strings.Contains(item.Docs, "/docs/") {
+		t.Errorf("the item is %+v, without an advice or a link", item)
+	}
+	s.checkAttention(t, p)
+	p.wait(fmt.Sprintf(`document.querySelector('#workers tbody th').textContent === %q`, victim)) // the worst one first
+	p.wait(fmt.Sprintf(`[...document.querySelectorAll('#happened [data-field=text]')].some((e) => e.textContent.includes(%q) && e.textContent.includes('refused'))`, victim))
+	p.axe()
+	p.picture("dead-1440")
+
+	// The item filters the tables.
+	p.do(chromedp.Evaluate[chromedp.Void](fmt.Sprintf(`[...document.querySelectorAll('#attention button.text')].find((b) => b.textContent.includes(%q)).click()`, victim)))
+	p.wait(fmt.Sprintf(`document.activeElement.id === 'filter' && [...document.querySelectorAll('#workers tbody th')].every((e) => e.textContent === %q)`, victim))
+	p.do(chromedp.Evaluate[chromedp.Void](`(() => { const f = document.querySelector('#filter'); f.value = ''; f.dispatchEvent(new Event('input')) })()`))
+	p.look("dark", 390)
+	p.picture("dead-390")
+}
+
+// workerOf returns the name of a simulated worker.
+func (s *service) workerOf(t *testing.T, of *process) string {
+	t.Helper()
+	for i, arg := range of.cmd.Args {
+		if arg == "--name" {
+			return of.cmd.Args[i+1]
+		}
+	}
+	t.Fatalf("%v has no name", of.cmd.Args)
+	return ""
+}
+
+// checkAttention compares what needs attention with the API: each item alone, or with the others of its cause.
+func (s *service) checkAttention(t *testing.T, p *page) {
+	t.Helper()
+	until(t, "the items that need attention", func() (string, bool) {
+		var live object
+		s.read(t, "/v1/live", &live)
+		items := map[string][]object{}
+		for _, item := range list(live, "attention") {
+			cause := item["cause"]
+			if cause == nil {
+				cause = item["text"]
+			}
+			key := fmt.Sprint(item["kind"], "/", item["what"], "/", cause, "/", item["advice"])
+			items[key] = append(items[key], item)
+		}
+		shown := eval[[]struct{ Text, Title, Advice, Docs string }](p, `[...document.querySelectorAll('#attention li')].map((li) => ({
+			text: li.querySelector('[data-field=text]').textContent, title: li.querySelector('[data-field=text]').title,
+			advice: li.querySelector('[data-field=advice]').textContent, docs: li.querySelector('a').getAttribute('href') ?? '' }))`)
+		found := 0
+		for _, same := range items {
+			for _, li := range shown {
+				text, _ := same[0]["text"].(string)
+				advice, _ := same[0]["advice"].(string)
+				docs, _ := same[0]["docs"].(string)
+				one := len(same) == 1 && li.Text == text
+				many := len(same) > 1 && strings.HasPrefix(li.Text, fmt.Sprint(len(same), " ")) && strings.Contains(li.Title, text)
+				if (one || many) && strings.Contains(li.Advice, advice) && li.Docs == docs {
+					found++
+					break
+				}
+			}
+		}
+		return fmt.Sprintf("%d of %d items are shown: %+v", found, len(items), shown), found == len(items) && len(shown) == len(items)
+	})
+}
+
+// axe fails the test if axe-core finds a mistake of accessibility. The browser gets it past the page's policy.
+func (p *page) axe() {
+	p.t.Helper()
+	script, err := os.ReadFile(os.Getenv("AXE"))
+	if err != nil {
+		p.t.Fatalf("the variable AXE names no axe-core: %v", err)
+	}
+	p.do(chromedp.Evaluate[chromedp.Void](string(script) + "\n;undefined"))
+	p.do(chromedp.Evaluate[chromedp.Void](`(() => { window.axeFound = undefined; axe.run().then((r) => { window.axeFound = r.violations.flatMap((v) => v.nodes.map((n) => v.id + ': ' + n.html.slice(0, 200))) }) })()`))
+	p.wait(`window.axeFound`)
+	for _, mistake := range eval[[]string](p, `window.axeFound`) {
+		p.t.Errorf("axe: %s", mistake)
+	}
+}
+
+// A page without requests says what to send, and what will appear. The chosen candidate of a decision is the first
+// row, and no verdict is cut off. A decision is found by the id that a client gave it.
+func TestFirstRequestsAndTheirDecisions(t *testing.T) {
+	s := serve(t, "workers:\n- {name: \"\u202eeman \u200f\", address: \"10.0.0.1:8000\", models: [\"it's <b>$(sim)</b>\"], block_size: 16, draining: true}\n")
+	p := open(t, s, 1440, 900, "light")
+	p.live()
+	p.wait(`!document.querySelector('#first').hidden && document.querySelector('#first-a').textContent.includes('/v1/chat/completions')`)
+	const model = `it\u0027s <b>$(sim)</b>`
+	if command := eval[string](p, `document.querySelector('#first-b').textContent`); !strings.Contains(command, model) || strings.Count(command, "'") != 4 {
+		t.Errorf("the second request is %s", command)
+	}
+	p.wait(`document.querySelector('#workers tbody th').textContent === '\\u{202e}eman \\u{200f}'`)
+	if lines := eval[int](p, `document.querySelectorAll('#charts .path.none').length`); lines != 4 {
+		t.Errorf("%d lines of charts without figures are at zero, want 4", lines)
+	}
+	p.axe()
+	p.picture("first-1440")
+	p.look("dark", 390)
+	p.picture("first-390")
+	p.do(chromedp.EmulateViewport(1440, 900))
+	s.engines(t, 3)
+	for i := range 6 {
+		s.chat(t, fmt.Sprint("mine-", i), i%2, i)
+	}
+	p.wait(`document.querySelector('#first').hidden && document.querySelectorAll('#decisions tbody tr').length === 6`)
+	p.do(chromedp.Click(chromedp.CSS("#decision-id")), chromedp.KeyEvent("mine-3"), chromedp.KeyEvent(kb.Enter))
+	p.wait(`document.querySelector('#explain-body').dataset.id === 'mine-3'`)
+	s.checkCandidates(t, p, "mine-3")
+	cut := eval[[]string](p, `[...document.querySelectorAll('#explain-body [data-field=verdict]')].filter((e) => {
+		const [cell, box] = [e.parentElement.getBoundingClientRect(), e.closest('.scroll').getBoundingClientRect()]
+		return cell.right > box.right || cell.right > innerWidth || e.scrollWidth > e.parentElement.clientWidth
+	}).map((e) => e.textContent)`)
+	if len(cut) > 0 {
+		t.Errorf("verdicts are cut off: %q", cut)
+	}
+	if first := eval[string](p, `(() => { const row = document.querySelector('#explain-body tbody tr'); return row.querySelector('[data-field=verdict]').textContent + ' ' + getComputedStyle(row.cells[2]).fontWeight })()`); !strings.HasPrefix(first, "chosen") || !strings.HasSuffix(first, " 650") {
+		t.Errorf("the first candidate is %q, want the chosen one in bold", first)
+	}
+	p.axe()
+	p.picture("decision-1440")
+	p.do(chromedp.KeyEvent(kb.Escape))
+	p.wait(`!document.querySelector('#explain').open`)
+	p.allowed = "404" // the browser itself reports it
+	p.do(chromedp.Evaluate[chromedp.Void](`document.querySelector('#decision-id').value = 'unknown'`), chromedp.Click(chromedp.CSS("#search button")))
+	p.wait(`document.querySelector('#explain-error').textContent.startsWith('No decision with the id unknown')`)
+}
+
+// The charts show the history of the selected time and model, as GET /v1/history has it.
+func TestSelectionShowsItsHistory(t *testing.T) {
+	s := serve(t, "")
+	s.engines(t, 2)
+	for i := range 4 {
+		s.chat(t, fmt.Sprint("chat-", i), 0, i)
+	}
+	p := open(t, s, 1280, 900, "light")
+	p.live()
+	p.wait(`document.querySelectorAll('#series option').length === 2`)
+	p.do(chromedp.Evaluate[chromedp.Void](`for (const [id, value] of [['series', '["sim"]'], ['span', '1h']]) { const e = document.getElementById(id); e.value = value; e.dispatchEvent(new Event('change')) }`))
+	s.checkHistory(t, p, "/v1/history?span=1h&model=sim", "samples", 15, 720_000)
+	if rows := eval[int](p, `document.querySelectorAll('#workers tbody tr').length`); rows != 2 {
+		t.Errorf("%d workers of the model, want 2", rows)
+	}
+}
