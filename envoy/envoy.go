@@ -40,6 +40,8 @@ type Config struct {
 	ListenCert    string   `yaml:"tls-cert" help:"<file> with the certificate for clients; listen then speaks HTTPS only, with HTTP/2 or HTTP/1.1 by ALPN"`
 	ListenKey     string   `yaml:"tls-key" help:"<file> with the key of tls-cert"`
 	AdminAddress  string   `yaml:"admin" default:"127.0.0.1:9901" help:"<ip:port> of Envoy's administration"`
+	// StatusAddress may be open to others than the administration: clients can read there, and change nothing.
+	StatusAddress string `yaml:"status" help:"<ip:port> that serves GET requests for /ready, /stats, /stats/prometheus and /config_dump of Envoy's administration, for probes, Prometheus and kvroute's --envoy-admin in a cluster; empty serves none"`
 
 	ExtProc []string `yaml:"extproc" help:"<host:port> of a kvroute replica, or unix:/path; may be given several times (default 127.0.0.1:9002)"`
 	// Pool are all workers. Without Pool and PoolFile, Envoy answers 503 to requests that kvroute
@@ -167,6 +169,7 @@ func (c Config) values() map[string]any {
 		"c":         c,
 		"admin":     address(c.AdminAddress),
 		"listen":    address(c.ListenAddress),
+		"status":    address(c.StatusAddress),
 		"otlp":      address(c.OTLP),
 		"extproc":   addresses(c.ExtProc),
 		"pool":      addresses(c.Pool),
@@ -218,6 +221,10 @@ func (c *Config) check() (err error) {
 	}
 	want(isAddress(c.ListenAddress), "listen is %q, want ip:port", c.ListenAddress)
 	want(isAddress(c.AdminAddress), "admin is %q, want ip:port", c.AdminAddress)
+	status, portless := c.StatusAddress != "", func(a string) bool { return strings.HasSuffix(a, ":0") }
+	want(!status || isAddress(c.StatusAddress) && !portless(c.StatusAddress), "status is %q, want ip:port with a port",
+		c.StatusAddress)
+	want(!status || !portless(c.AdminAddress), "status needs a port in admin, which is %q", c.AdminAddress)
 	want(len(c.ExtProc) > 0, "extproc is empty, want the addresses of kvroute's replicas")
 	for i, a := range c.ExtProc {
 		socket, isSocket := strings.CutPrefix(a, "unix:")

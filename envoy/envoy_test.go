@@ -76,6 +76,7 @@ var configs = map[string]envoy.Config{
 	"full duplex":   {ExtProc: []string{"127.0.0.1:9002"}, BodyMode: envoy.FullDuplex},
 	"HTTP/2":        {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001"}, WorkerHTTP2: true},
 	"traces":        {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001"}, OTLP: "collector:4317"},
+	"status":        {ExtProc: []string{"127.0.0.1:9002"}, StatusAddress: "0.0.0.0:9904"},
 	"no silence":    {ExtProc: []string{"127.0.0.1:9002"}, NoSilenceTimeout: true},
 	"long silence":  {ExtProc: []string{"127.0.0.1:9002"}, SilenceTimeout: 24 * time.Hour},
 	"one choice":    {ExtProc: []string{"127.0.0.1:9002"}, Failover: envoy.NoFailover},
@@ -280,6 +281,8 @@ func TestRefusedSettings(t *testing.T) {
 	for want, c := range map[string]envoy.Config{
 		`listen is "localhost:80"`:                     {ListenAddress: "localhost:80", ExtProc: ok},
 		`admin is "x"`:                                 {AdminAddress: "x", ExtProc: ok},
+		`status is "0.0.0.0:0"`:                        {StatusAddress: "0.0.0.0:0", ExtProc: ok},
+		`status needs a port in admin`:                 {StatusAddress: "0.0.0.0:1", AdminAddress: "[::1]:0", ExtProc: ok},
 		"extproc is empty":                             {},
 		`extproc[0] is "a"`:                            {ExtProc: []string{"a"}},
 		`extproc[1] is "unix:/x"`:                      {ExtProc: []string{"a:1", "unix:/x"}},
