@@ -8,6 +8,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
+	"log"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,9 +26,11 @@ import (
 	"helm.sh/helm/v3/pkg/lint"
 	"helm.sh/helm/v3/pkg/lint/support"
 	apps "k8s.io/api/apps/v1"
+	autoscaling "k8s.io/api/autoscaling/v2"
 	core "k8s.io/api/core/v1"
 	networking "k8s.io/api/networking/v1"
 	policy "k8s.io/api/policy/v1"
+	rbac "k8s.io/api/rbac/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gatewayapi "sigs.k8s.io/gateway-api/apis/v1"
 	sigsyaml "sigs.k8s.io/yaml"
@@ -54,6 +58,7 @@ type inferencePool struct {
 // kinds returns a new object of a kind.
 func kinds(kind string) any {
 	return map[string]any{
+		"HTTPRoute": new(gatewayapi.HTTPRoute), "HorizontalPodAutoscaler": new(autoscaling.HorizontalPodAutoscaler), "Ingress": new(networking.Ingress), "Role": new(rbac.Role), "RoleBinding": new(rbac.RoleBinding), "PrometheusRule": new(monitoring.PrometheusRule),
 		"ConfigMap": new(core.ConfigMap), "Deployment": new(apps.Deployment), "EnvoyExtensionPolicy": new(gateway.EnvoyExtensionPolicy),
 		"InferencePool": new(inferencePool), "NetworkPolicy": new(networking.NetworkPolicy), "PodDisruptionBudget": new(policy.PodDisruptionBudget),
 		"Secret": new(core.Secret), "Service": new(core.Service), "ServiceAccount": new(core.ServiceAccount), "ServiceMonitor": new(monitoring.ServiceMonitor),
@@ -70,11 +75,32 @@ const everything = workers + `
 nats: {existingSecret: nats}
 apiToken: {value: "0123456789abcdef"}
 tls: {existingSecret: tls}
-envoy: {enabled: true, bootstrap: "admin: {}", extraVolumes: [{name: tls, secret: {secretName: envoy}}], extraVolumeMounts: [{name: tls, mountPath: /tls}]}
+envoy:
+  enabled: true
+  bootstrap: "port_value: 8080, port_value: 9901, port_value: 9904"
+  extraVolumes: [{name: tls, secret: {secretName: envoy}}]
+  extraVolumeMounts: [{name: tls, mountPath: /tls}]
+  extraEnv: [{name: A, value: b}]
+  autoscaling: {enabled: true}
+  service: {type: LoadBalancer, annotations: {a: b}}
+  httpRoute: {enabled: true, parentRefs: [{name: gateway, namespace: gateways}], hostnames: [llm.example.com]}
+  ingress: {enabled: true, className: nginx, hosts: [llm.example.com], tls: [{secretName: llm}], annotations: {a: b}}
+  podAnnotations: {a: b}
+  podLabels: {c: d}
+  nodeSelector: {pool: cpu}
+  tolerations: [{key: gpu, operator: Exists}]
+  affinity: {podAntiAffinity: {}}
 envoyGateway: {enabled: true, route: llm}
-inferencePool: {enabled: true}
+inferencePool: {enabled: true, selector: {app: vllm}}
+autoscaling: {enabled: true}
+tokenizers: {models: [{name: m, repository: a/b, revision: v1}, {name: Qwen/Qwen3-8B}], tokenSecret: hf}
+tracing: {endpoint: "http://collector:4317", share: "0.1"}
+extraEnv: [{name: A, value: b}]
+extraEnvFrom: [{secretRef: {name: env}}]
+prometheusRule: {enabled: true, labels: {release: prometheus}}
+dashboard: {enabled: true}
 serviceMonitor: {enabled: true, labels: {release: prometheus}}
-networkPolicy: {envoyPeers: [{namespaceSelector: {}}], apiPeers: [{podSelector: {matchLabels: {app: prometheus}}}]}
+networkPolicy: {envoyPeers: [{namespaceSelector: {}}], apiPeers: [{podSelector: {matchLabels: {app: prometheus}}}], egress: {enabled: true, rules: [{to: [{namespaceSelector: {}}]}]}}
 imagePullSecrets: [{name: registry}]
 extraArgs: [--log-level=debug]
 extraVolumes: [{name: models, persistentVolumeClaim: {claimName: models}}]
@@ -114,6 +140,7 @@ func readme(t *testing.T) string {
 
 func load(t *testing.T) *chart.Chart {
 	t.Helper()
+	log.SetOutput(io.Discard) // the loader logs each symbolic link
 	c, err := loader.Load(folder)
 	if err != nil {
 		t.Fatal(err)
@@ -124,8 +151,13 @@ func load(t *testing.T) *chart.Chart {
 // render returns the chart's objects, and the notes.
 func render(t *testing.T, text string) (objects []any, notes string, err error) {
 	t.Helper()
+	return renderAs(t, "kvroute", text)
+}
+
+func renderAs(t *testing.T, release, text string) (objects []any, notes string, err error) {
+	t.Helper()
 	c := load(t)
-	v, err := chartutil.ToRenderValues(c, values(t, text), chartutil.ReleaseOptions{Name: "kvroute", Namespace: "llm", Revision: 1, IsInstall: true}, nil)
+	v, err := chartutil.ToRenderValues(c, values(t, text), chartutil.ReleaseOptions{Name: release, Namespace: "llm", Revision: 1, IsInstall: true}, nil)
 	if err != nil {
 		return nil, "", err
 	}
@@ -138,7 +170,7 @@ func render(t *testing.T, text string) (objects []any, notes string, err error) 
 			notes = file
 			continue
 		}
-		for doc := range strings.SplitSeq(file, "\n---\n") {
+		for doc := range strings.SplitSeq("\n"+file, "\n---\n") {
 			data, err := sigsyaml.YAMLToJSONStrict([]byte(doc))
 			if err != nil {
 				t.Fatalf("%s: %v\n%s", name, err, doc)
@@ -210,11 +242,14 @@ func TestVariants(t *testing.T) {
 		values string
 		kinds  map[string]int
 	}{
-		"defaults":   {"{}", map[string]int{"ConfigMap": 1, "Deployment": 1, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 1, "ServiceAccount": 1}},
-		"workers":    {workers + `nats: {url: "nats://nats:4222"}`, map[string]int{"ConfigMap": 1, "Deployment": 1, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 1, "ServiceAccount": 1}},
-		"README":     {readme(t), map[string]int{"ConfigMap": 1, "Deployment": 1, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 1, "ServiceAccount": 1}},
-		"bare":       {"networkPolicy: {enabled: false}\npodDisruptionBudget: {enabled: false}\nreplicas: 1", map[string]int{"ConfigMap": 1, "Deployment": 1, "Service": 1, "ServiceAccount": 1}},
-		"everything": {everything, map[string]int{"ConfigMap": 2, "Deployment": 2, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 2, "ServiceAccount": 1, "Secret": 1, "ServiceMonitor": 1, "EnvoyExtensionPolicy": 1, "InferencePool": 1}},
+		"defaults": {"{}", map[string]int{"ConfigMap": 1, "Deployment": 1, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 1, "ServiceAccount": 1}},
+		"workers":  {workers + `nats: {url: "nats://nats:4222"}`, map[string]int{"ConfigMap": 1, "Deployment": 1, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 1, "ServiceAccount": 1}},
+		"README":   {readme(t), map[string]int{"ConfigMap": 1, "Deployment": 1, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 1, "ServiceAccount": 1}},
+		"bare":     {"networkPolicy: {enabled: false}\npodDisruptionBudget: {enabled: false}\nreplicas: 1", map[string]int{"ConfigMap": 1, "Deployment": 1, "Service": 1, "ServiceAccount": 1}},
+		"everything": {everything, map[string]int{
+			"ConfigMap": 3, "Deployment": 2, "NetworkPolicy": 1, "PodDisruptionBudget": 2, "Service": 3, "ServiceAccount": 1, "Secret": 1, "ServiceMonitor": 2, "EnvoyExtensionPolicy": 1, "InferencePool": 1,
+			"HTTPRoute": 1, "HorizontalPodAutoscaler": 2, "Ingress": 1, "PrometheusRule": 1,
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			objects, notes, err := render(t, c.values)
@@ -237,6 +272,9 @@ func TestVariants(t *testing.T) {
 				}
 			}
 			mounts, volumes := pod.Spec.Containers[0].VolumeMounts, pod.Spec.Volumes
+			for _, c := range pod.Spec.InitContainers {
+				mounts = append(mounts, c.VolumeMounts...)
+			}
 			if name == "everything" {
 				envoy := of[*apps.Deployment](t, objects, "kvroute-envoy").Spec.Template.Spec
 				mounts, volumes = append(mounts, envoy.Containers[0].VolumeMounts...), append(volumes, envoy.Volumes...)
@@ -299,10 +337,10 @@ func TestWrongValues(t *testing.T) {
 func TestNetworkPolicy(t *testing.T) {
 	const own, gateway, all, other = `{"podSelector":{}}`, `{"namespaceSelector":{"matchLabels":{"kubernetes.io/metadata.name":"envoy-gateway-system"}}}`, `{"namespaceSelector":{}}`, `{"namespaceSelector":{"matchLabels":{"a":"b"}}}`
 	for text, want := range map[string][2]string{
-		"{}":                             {own, own},
-		"envoyGateway: {enabled: true}":  {own + "," + gateway, own},
-		"inferencePool: {enabled: true}": {own + "," + all, own},
-		"envoyGateway: {enabled: true}\ninferencePool: {enabled: true}":                                            {own + "," + gateway + "," + all, own},
+		"{}":                            {own, own},
+		"envoyGateway: {enabled: true}": {own + "," + gateway, own},
+		"inferencePool: {enabled: true, selector: {app: vllm}}":                                                    {own + "," + all, own},
+		"envoyGateway: {enabled: true}\ninferencePool: {enabled: true, selector: {app: vllm}}":                     {own + "," + gateway + "," + all, own},
 		"envoyGateway: {enabled: true}\nnetworkPolicy: {envoyPeers: [{namespaceSelector: {matchLabels: {a: b}}}]}": {other, own},
 		"networkPolicy: {apiPeers: [{namespaceSelector: {matchLabels: {a: b}}}]}":                                  {own, other},
 	} {
