@@ -110,6 +110,10 @@ test-security: tools envoy ## replay the attacks of SECURITY.md with headers, bo
 test-helm: ## test the Helm chart with Helm's linter and Kubernetes' types (1 minute; builds Helm's module once)
 	go test -C tools/helm -count=1 .
 
+.PHONY: test-kubernetes
+test-kubernetes: build envoy ## install the Helm chart in a real etcd, kube-apiserver and controllers, with Envoy and Envoy Gateway, under load, in a network namespace of its own (4 minutes; builds Kubernetes, Helm and Envoy Gateway once: 15 to 40 minutes; ONLY=part of a variant's name)
+	@tools/kubernetes.sh $(CURDIR)/$(BIN) -only '$(ONLY)'
+
 .PHONY: soak
 soak: tools envoy ## play mixed load with killed processes and lost events through Envoy, three times the workers' capacity, and 500 bodies of 10 MB; compare the index with the engines' caches afterwards (FOR=10m)
 	KVROUTE_LONG=1 KVROUTE_SOAK=$(or $(FOR),10m) go test -count=1 -timeout 0 -v -run '^(TestSoak|TestOverload|TestLargeBodiesWithinTheBudget)$$' ./cmd/kvroute

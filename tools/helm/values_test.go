@@ -86,7 +86,8 @@ func TestTextsStayTexts(t *testing.T) {
 func TestNamesOfReleases(t *testing.T) {
 	for release, want := range map[string]string{
 		"llm": "llm-kvroute", "123": "kvroute-123-kvroute", "a.b": "a-b-kvroute", "1.kvroute": "kvroute-1-kvroute",
-		strings.Repeat("a", 53): strings.Repeat("a", 42) + "-kvroute", "kvroute" + strings.Repeat("a", 46): "kvroute" + strings.Repeat("a", 43),
+		strings.Repeat("a", 53): strings.Repeat("a", 42) + "-kvroute", "kvroute" + strings.Repeat("a",
+			46): "kvroute" + strings.Repeat("a", 43),
 	} {
 		objects, notes, err := renderAs(t, release, everything)
 		if err != nil {
@@ -139,11 +140,13 @@ func TestValuesOfTheClusterThatCannotWork(t *testing.T) {
 			t.Errorf("%s: %v, want an error that names %s", text, err, want)
 		}
 	}
-	objects, _, err := render(t, "inferencePool: {enabled: true, selector: {llm-d.ai/model: qwen}}\nextraVolumes: [{name: tls, emptyDir: {}}]\ntls: {existingSecret: tls}")
+	objects, _, err := render(t,
+		"inferencePool: {enabled: true, selector: {llm-d.ai/model: qwen}}\nextraVolumes: [{name: tls, emptyDir: {}}]\ntls: {existingSecret: tls}")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := of[*inferencePool](t, objects, "llm").Spec.Selector.MatchLabels; len(got) != 1 || got["llm-d.ai/model"] != "qwen" {
+	if got := of[*inferencePool](t, objects, "llm").Spec.Selector.MatchLabels; len(got) != 1 ||
+		got["llm-d.ai/model"] != "qwen" {
 		t.Errorf("the pool selects %v", got)
 	}
 }
@@ -169,7 +172,8 @@ envoy: {enabled: true, bootstrap: "port_value: 8080, port_value: 9901, port_valu
 			}
 			p := of[*policy.PodDisruptionBudget](t, objects, name).Spec
 			selector := labels.SelectorFromSet(p.Selector.MatchLabels)
-			if !selector.Matches(labels.Set(of[*apps.Deployment](t, objects, name).Spec.Template.Labels)) || p.UnhealthyPodEvictionPolicy == nil || *p.UnhealthyPodEvictionPolicy != policy.AlwaysAllow {
+			if !selector.Matches(labels.Set(of[*apps.Deployment](t, objects, name).Spec.Template.Labels)) ||
+				p.UnhealthyPodEvictionPolicy == nil || *p.UnhealthyPodEvictionPolicy != policy.AlwaysAllow {
 				t.Errorf("the budget of %s is %+v", name, p)
 			}
 		}
@@ -182,11 +186,13 @@ func TestObservability(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for monitor, want := range map[string]string{"prod-kvroute": "prod-kvroute", "prod-kvroute-envoy": "prod-kvroute-envoy-status"} {
+	for monitor, want := range map[string]string{"prod-kvroute": "prod-kvroute",
+		"prod-kvroute-envoy": "prod-kvroute-envoy-status"} {
 		spec := of[*monitoring.ServiceMonitor](t, objects, monitor).Spec
 		var scraped []string
 		for _, o := range objects {
-			if s, ok := o.(*core.Service); ok && labels.SelectorFromSet(spec.Selector.MatchLabels).Matches(labels.Set(s.Labels)) {
+			if s, ok := o.(*core.Service); ok &&
+				labels.SelectorFromSet(spec.Selector.MatchLabels).Matches(labels.Set(s.Labels)) {
 				scraped = append(scraped, s.Name)
 				if !slices.ContainsFunc(s.Spec.Ports, func(p core.ServicePort) bool { return p.Name == spec.Endpoints[0].Port }) {
 					t.Errorf("%s: no port %s", s.Name, spec.Endpoints[0].Port)
@@ -207,7 +213,8 @@ func TestObservability(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if dashboard.Labels["grafana_dashboard"] != "1" || strings.TrimSpace(strings.ReplaceAll(text, "prod-kvroute", "kvroute")) != strings.TrimSpace(string(original)) || text == string(original) {
+	if dashboard.Labels["grafana_dashboard"] != "1" || strings.TrimSpace(strings.ReplaceAll(text, "prod-kvroute",
+		"kvroute")) != strings.TrimSpace(string(original)) || text == string(original) {
 		t.Error("the dashboard is not that of examples/observability with the job of this release")
 	}
 	c := values(t, of[*core.ConfigMap](t, objects, "prod-kvroute").Data["kvroute.yaml"])
@@ -225,7 +232,8 @@ func TestChecksumOfSettings(t *testing.T) {
 		}
 		return of[*apps.Deployment](t, objects, "kvroute").Spec.Template.Annotations["checksum/settings"]
 	}
-	for text, same := range map[string]bool{workers: true, "config: {log-level: debug, busy-threshold: 0.9}": true, "config: {router-mode: random}": false, `nats: {url: "nats://n:4222"}`: false} {
+	for text, same := range map[string]bool{workers: true, "config: {log-level: debug, busy-threshold: 0.9}": true,
+		"config: {router-mode: random}": false, `nats: {url: "nats://n:4222"}`: false} {
 		if (sum(text) == sum("{}")) != same {
 			t.Errorf("%s: the checksum stays the same: %v, want %v", text, !same, same)
 		}
@@ -234,7 +242,8 @@ func TestChecksumOfSettings(t *testing.T) {
 
 // Clusters such as OpenShift choose the user.
 func TestUserOfTheCluster(t *testing.T) {
-	objects, _, err := render(t, "runAsUser: 0\nenvoy: {enabled: true, runAsUser: 0, bootstrap: 'port_value: 8080 port_value: 9901 port_value: 9904'}")
+	objects, _, err := render(t,
+		"runAsUser: 0\nenvoy: {enabled: true, runAsUser: 0, bootstrap: 'port_value: 8080 port_value: 9901 port_value: 9904'}")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -261,11 +270,13 @@ func TestTokenizersAreDownloaded(t *testing.T) {
 	}))
 	defer server.Close()
 	for _, c := range []struct{ models, token, want, file string }{
-		{"[{name: Qwen/Qwen3-8B}, {name: g, repository: gated/m, revision: v1}]", token, "gated/m: config.json", "gated/m/config.json"},
+		{"[{name: Qwen/Qwen3-8B}, {name: g, repository: gated/m, revision: v1}]", token, "gated/m: config.json",
+			"gated/m/config.json"},
 		{"[{name: g, repository: gated/m, revision: v1}]", "", "tokenizers.tokenSecret", ""},
 		{"[{name: Qwen/other}]", "", "Qwen/other: the revision main has none of the files", ""},
 	} {
-		objects, _, err := render(t, fmt.Sprintf("tokenizers: {endpoint: %q, models: %s, tokenSecret: %q}", server.URL, c.models, c.token))
+		objects, _, err := render(t, fmt.Sprintf("tokenizers: {endpoint: %q, models: %s, tokenSecret: %q}", server.URL,
+			c.models, c.token))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -298,7 +309,8 @@ func TestTokenizersAreDownloaded(t *testing.T) {
 			}
 		}
 		text := of[*core.ConfigMap](t, objects, "kvroute").Data["kvroute.yaml"]
-		if !strings.Contains(text, "name: Qwen/Qwen3-8B\n  tokenizer: /tokenizers/Qwen/Qwen3-8B") || !strings.Contains(text, "name: g\n  tokenizer: /tokenizers/gated/m") {
+		if !strings.Contains(text, "name: Qwen/Qwen3-8B\n  tokenizer: /tokenizers/Qwen/Qwen3-8B") || !strings.Contains(text,
+			"name: g\n  tokenizer: /tokenizers/gated/m") {
 			t.Errorf("the models are\n%s", text)
 		}
 	}
@@ -306,7 +318,9 @@ func TestTokenizersAreDownloaded(t *testing.T) {
 
 // kvroute may only list and watch what its sources need, in their namespaces, and has a token only then.
 func TestRoles(t *testing.T) {
-	const pods, slices, pools = "{[list watch] [] [pods] [] []}", "{[list watch] [discovery.k8s.io] [endpointslices] [] []}", "{[list watch] [inference.networking.k8s.io] [inferencepools] [%s] []}"
+	const pods, slices, pools = "{[list watch] [] [pods] [] []}",
+		"{[list watch] [discovery.k8s.io] [endpointslices] [] []}",
+		"{[list watch] [inference.networking.k8s.io] [inferencepools] [%s] []}"
 	for text, want := range map[string]map[string]string{
 		"{}": {},
 		"kubernetes: {sources: [{selector: app=vllm, ports: [8000]}]}":                                                     {"llm": "[" + pods + "]"},
@@ -338,7 +352,8 @@ func TestRoles(t *testing.T) {
 			t.Errorf("%s: a token is mounted: %v", text, *pod.AutomountServiceAccountToken)
 		}
 	}
-	for text, want := range map[string]string{"kubernetes: {sources: [{selector: app=vllm}]}": "ports", "kubernetes: {sources: [{service: a, inference-pool: b}]}": "oneOf", "config: {kubernetes: {}}": "config"} {
+	for text, want := range map[string]string{"kubernetes: {sources: [{selector: app=vllm}]}": "ports",
+		"kubernetes: {sources: [{service: a, inference-pool: b}]}": "oneOf", "config: {kubernetes: {}}": "config"} {
 		if _, _, err := render(t, text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", text, err, want)
 		}

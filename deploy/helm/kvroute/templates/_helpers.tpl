@@ -132,7 +132,7 @@ spec:
 {{- end }}
 {{- if not (and .Values.tls.existingSecret (include "kvroute.tokens" .)) }}{{ $_ := set $c "trusted-network" true }}{{ end }}
 {{- if .Values.inferencePool.enabled }}{{ $_ := set $c "endpoint-picker" true }}{{ end }}
-{{- if .Values.envoyGateway.enabled }}{{ $_ := set $c "mode-override" true }}{{ $_ := set $c "second-choice" "list" }}{{ end }}
+{{- if .Values.envoyGateway.enabled }}{{ $_ := set $c "mode-override" true }}{{ $_ := set $c "second-choice" (index $c "second-choice" | default "list") }}{{ end }}
 {{- if and .Values.envoy.enabled (not (hasKey $c "envoy-admin")) }}{{ $_ := set $c "envoy-admin" (printf "http://%s-envoy-status.%s.svc:%v" (include "kvroute.name" .) .Release.Namespace .Values.envoy.statusPort) }}{{ end }}
 {{- with .Values.kubernetes.sources }}{{ $_ := set $c "kubernetes" $.Values.kubernetes }}{{ end }}
 {{- with .Values.workers }}{{ $_ := set $c "workers" . }}{{ end }}
