@@ -35,6 +35,9 @@ import (
 // Config is the settings of a bootstrap, with the tags of package settings. The zero value of
 // each field means its default; ExtProc is required.
 type Config struct {
+	// Parts makes [Render] write the pieces that another Envoy configuration needs. The settings of the listener, of
+	// Envoy's administration and of its limits then have no effect. Requests without a route of these pieces do not reach kvroute.
+	Parts         bool     `yaml:"parts" help:"print pieces to add to another Envoy configuration, instead of a bootstrap"`
 	BodyMode      BodyMode `yaml:"body-mode" default:"buffered" help:"buffered, buffered-partial, streamed, streamed-ahead or full-duplex: how Envoy sends request bodies to kvroute"`
 	ListenAddress string   `yaml:"listen" default:"127.0.0.1:8080" help:"<ip:port> that takes the clients' requests; with port 0 Envoy chooses a free port"`
 	ListenCert    string   `yaml:"tls-cert" help:"<file> with the certificate for clients; listen then speaks HTTPS only, with HTTP/2 or HTTP/1.1 by ALPN"`
@@ -48,6 +51,8 @@ type Config struct {
 	// does not route. [Endpoints] writes the content of PoolFile, which must exist when Envoy starts.
 	Pool     []string `yaml:"pool" help:"<host:port> of a worker, for requests that kvroute does not route; may be given several times"`
 	PoolFile string   `yaml:"pool-file" help:"<file> with the workers instead of pool, which kvroute's --endpoint-file updates"`
+	// PoolCluster is a cluster of that other configuration. It has all workers.
+	PoolCluster string `yaml:"pool-cluster" help:"<name> of the cluster in your configuration that has all workers, with parts: instead of pool"`
 	// AllowPaths are added to the paths that [Config.Paths] returns. Envoy answers 404 to any other path.
 	AllowPaths []string `yaml:"allow-path" help:"<path> that clients may reach on workers beside the inference paths, or /path/* for all below it; may be given several times"`
 
@@ -154,7 +159,13 @@ func Render(w io.Writer, c Config) error {
 	if err := t.Execute(&text, c.values()); err != nil {
 		return fmt.Errorf("envoy: %w", err)
 	}
-	_, err = w.Write(text.Bytes())
+	all := text.String()
+	if c.Parts {
+		if all, err = writeParts(all); err != nil {
+			return err
+		}
+	}
+	_, err = io.WriteString(w, all)
 	return err
 }
 
@@ -246,6 +257,10 @@ func (c *Config) check() (err error) {
 	}
 	want(c.OTLP == "" || isHostPort(c.OTLP), "otlp is %q, want host:port", c.OTLP)
 	want(c.PoolFile == "" || len(c.Pool) == 0, "pool and pool-file are both given, want one")
+	want(c.PoolCluster == "" || c.Parts, "pool-cluster needs parts")
+	want(c.PoolCluster == "" || len(c.Pool) == 0 && c.PoolFile == "" && c.Failover != List, "pool-cluster excludes pool, pool-file and failover=list")
+	want(c.PoolCluster == "" || clusterForm.MatchString(c.PoolCluster), "pool-cluster is %q, want a name of letters, digits and ._:/|-", c.PoolCluster)
+	want(!c.Parts || c.OTLP == "", "otlp has no effect with parts: set up tracing in your own configuration")
 	for i, p := range c.AllowPaths {
 		want(allowForm.MatchString(p), "allow-path[%d] is %q, want a path such as /v1/audio/speech, or /v1/audio/* for all paths below it", i, p)
 	}
@@ -276,8 +291,9 @@ const maxSilence = 24 * time.Hour
 var (
 	hostForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$`)
 	// allowForm is a path that has the same meaning as a regular expression, except for its dots.
-	allowForm  = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+(/\*)?$|^/\*$`)
-	headerForm = regexp.MustCompile(`^[a-z0-9-]+$`)
+	allowForm   = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+(/\*)?$|^/\*$`)
+	clusterForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/|-]*$`)
+	headerForm  = regexp.MustCompile(`^[a-z0-9-]+$`)
 	// addressForm has the headers by which Envoy and workers find a worker or name a request: with one of them, a client
 	// would choose the worker's address while kvroute is away.
 	addressForm = regexp.MustCompile(`^x-(dynamo-(worker|rank|attempt|prefill|(client-)?request-id)|(gateway|llm-d)-destination|data-parallel-|prefill|kv-)`)

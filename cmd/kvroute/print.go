@@ -41,7 +41,7 @@ func printEnvoy(_ context.Context, args []string, std stdio) error {
 		c.ExtProc = []string{defaults().ExtprocAddress}
 	}
 	err := envoy.Render(std.out, c)
-	if err == nil && len(c.Pool) == 0 && c.PoolFile == "" {
+	if err == nil && len(c.Pool) == 0 && c.PoolFile == "" && c.PoolCluster == "" {
 		_, err = fmt.Fprintln(std.err, "kvroute config envoy: no pool: Envoy answers 503 to requests that kvroute does not route, "+
 			"and to all while kvroute is down; add --pool for each worker, or --pool-file")
 	}
