@@ -27,6 +27,7 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/composite/v3"
 	matchingv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/matching/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/matcher/action/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/cors/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/lua/v3"
@@ -127,10 +128,11 @@ func TestBootstrapsAreValidMessages(t *testing.T) {
 func parse(t *testing.T, text []byte) *bootstrapv3.Bootstrap {
 	t.Helper()
 	// Anchors are resolved by decoding into plain values first.
-	var plain map[string]any
-	if err := yaml.Unmarshal(text, &plain); err != nil {
-		t.Fatalf("%v\n%s", err, text)
-	}
+	return asBootstrap(t, plain(t, text))
+}
+
+func asBootstrap(t *testing.T, plain map[string]any) *bootstrapv3.Bootstrap {
+	t.Helper()
 	asJSON, err := yaml.MarshalWithOptions(plain, yaml.JSON())
 	if err != nil {
 		t.Fatal(err)

@@ -33,6 +33,7 @@ func compareReplicas(ctx context.Context, args []string, std stdio) error {
 		return nil
 	})
 	tokenFile := fs.String("api-token-file", "", "`file` whose first line is the token that opens all of them")
+	admin := fs.String("envoy-admin", "", "`URL` of an Envoy's admin endpoint: name what its configuration lacks to use kvroute")
 	asJSON := fs.Bool("json", false, "print all as JSON")
 	if err := parse(fs, args); err != nil {
 		return err
@@ -54,6 +55,9 @@ func compareReplicas(ctx context.Context, args []string, std stdio) error {
 	r, err := doctor.Examine(ctx, sources)
 	if err != nil {
 		return err
+	}
+	if *admin != "" {
+		r.ExamineEnvoy(ctx, &http.Client{}, *admin)
 	}
 	write := printReport
 	if *asJSON {

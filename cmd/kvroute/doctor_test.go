@@ -120,10 +120,10 @@ func TestTheDoctorComparesReplicas(t *testing.T) {
 // The doctor refuses contradictory flags.
 func TestTheDoctorRefuses(t *testing.T) {
 	for args, want := range map[string]string{
-		"--url nowhere": "want http://host:port", "--api-token-file /nowhere/at": "nowhere",
+		"--url nowhere": "want http://host:port", "--envoy-admin http://127.0.0.1:1": "its configuration cannot be read", "--api-token-file /nowhere/at": "nowhere",
 	} {
-		if status, _, stderr := runs(t, append([]string{"doctor"}, strings.Fields(args)...)...); status == 0 || !strings.Contains(stderr, want) {
-			t.Errorf("%s: status %d, %s", args, status, stderr)
+		if status, out, stderr := runs(t, append([]string{"doctor"}, strings.Fields(args)...)...); status == 0 || !strings.Contains(out+stderr, want) {
+			t.Errorf("%s: status %d, %s", args, status, out+stderr)
 		}
 	}
 }
