@@ -10,13 +10,16 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/kube"
 	"github.com/kvroute/kvroute/internal/meter"
 )
 
@@ -31,12 +34,17 @@ const (
 	maxDynamoRecords = 1 << 16         // ten for each of 6,000 workers
 )
 
-// DynamoConfig configures a [Dynamo]. Dir and Changed are required; the zero value of each
+// DynamoConfig configures a [Dynamo]. Changed and one of Dir, Etcd and Kubernetes are required; the zero value of each
 // other field selects its default.
 type DynamoConfig struct {
 	// Dir is the root of a file store: the DYN_FILE_KV of Dynamo's processes.
-	Dir   string
-	Rules DynamoRules
+	Dir string
+	// Etcd is the store with DYN_DISCOVERY_BACKEND=etcd.
+	Etcd DynamoEtcd
+	// Kubernetes reads the API, for DYN_DISCOVERY_BACKEND=kubernetes, in KubernetesNamespace.
+	Kubernetes          *kube.Client
+	KubernetesNamespace string
+	Rules               DynamoRules
 	// Networks are the networks that addresses may be in. Default all.
 	Networks Networks
 	// Changed receives the new view after records have changed. It must not call back.
@@ -49,9 +57,10 @@ type DynamoConfig struct {
 	Meter metric.Meter
 }
 
-// Dynamo follows the store of Dynamo's processes. It never writes to the store.
+// Dynamo follows the store of Dynamo's processes. It never writes to the store. While the store cannot be read, all
+// records stay. An unreadable record is reported, and its former content counts.
 //
-// After each reading, the table has exactly the readable records of living processes: the
+// Of etcd and of Kubernetes' API, the table has exactly the readable records of the last answer. Of a file store: after each reading, the table has exactly the readable records of living processes: the
 // file's time has changed within 10 s by kvroute's clock. The file's own time counts only
 // at its first reading. An unreadable file may be half-written: its former content counts,
 // and it is read again. If the store cannot be listed, all records stay. The table has at
@@ -98,8 +107,14 @@ func NewDynamo(conf DynamoConfig) (*Dynamo, error) {
 	return &Dynamo{conf: conf, news: news, seed: maphash.MakeSeed(), records: make(map[string]*storedRecord), limit: maxDynamoRecords}, m.Err()
 }
 
-// Run reads the store periodically until ctx ends.
+// Run follows the store until ctx ends.
 func (d *Dynamo) Run(ctx context.Context) error {
+	switch {
+	case d.conf.Etcd.on():
+		return d.followEtcd(ctx)
+	case d.conf.Kubernetes != nil:
+		return d.followKubernetes(ctx)
+	}
 	d.Read()
 	for bus.Wait(ctx, filesEvery) {
 		d.Read()
@@ -107,8 +122,11 @@ func (d *Dynamo) Run(ctx context.Context) error {
 	return nil
 }
 
-// Read reads the store once, and passes on the new view if it has changed.
+// Read reads a file store once, and passes on the new view if it has changed. It does nothing for another store.
 func (d *Dynamo) Read() {
+	if d.conf.Dir == "" {
+		return
+	}
 	before := d.over
 	d.over = 0
 	d.reading++
@@ -168,6 +186,55 @@ func (d *Dynamo) view() {
 	d.leftOut = leftOut
 	d.conf.Log.Info("Dynamo's discovery has changed", "workers", len(v.Workers), "publishers", len(v.Plane.Channels), "indexers", len(v.Plane.Indexers), "left_out", len(v.LeftOut))
 	d.conf.Changed(v)
+}
+
+// replace makes the table equal to all records of a store, by key, and reports whether it has changed.
+func (d *Dynamo) replace(all map[string][]byte) (changed bool) {
+	before := d.over
+	for key, r := range d.records {
+		if _, is := all[key]; !is {
+			changed = d.drop(key, r) || changed
+		}
+	}
+	d.over = 0
+	for _, key := range slices.Sorted(maps.Keys(all)) { // the same records are left out each time
+		changed = d.put(key, all[key]) || changed
+	}
+	d.report(before, nil)
+	return changed
+}
+
+// put stores a record that is not a file, and reports whether the table has changed.
+func (d *Dynamo) put(key string, data []byte) (changed bool) {
+	r := d.records[key]
+	sum := maphash.Bytes(d.seed, data)
+	switch {
+	case r == nil && len(d.records) >= d.limit:
+		d.over++
+		return false
+	case r == nil:
+		r = &storedRecord{}
+		d.records[key] = r
+	case r.sum == sum:
+		return false
+	}
+	r.sum = sum
+	if err := d.table.Put(key, data); err != nil {
+		d.news.Count("refused")
+		d.conf.Log.Warn("a record of Dynamo's discovery cannot be read", "err", err)
+		return false
+	}
+	r.known = true
+	return true
+}
+
+// drop removes a record, and reports whether the table has changed.
+func (d *Dynamo) drop(key string, r *storedRecord) (changed bool) {
+	delete(d.records, key)
+	if r.known {
+		d.table.Delete(key)
+	}
+	return r.known
 }
 
 // readFiles reads the folder.

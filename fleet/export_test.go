@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
@@ -64,3 +65,6 @@ func (r *Registry) BeatNow(name string) {
 func (r *Registry) Deleted(name string) {
 	r.locked(func(t *Table) { t.Delete(r.conf.Now(), wire.WorkerID(name)) })
 }
+
+// Dial replaces the client of etcd.
+func (e *DynamoEtcd) Dial(dial func(clientv3.Config) (*clientv3.Client, error)) { e.dial = dial }

@@ -3,10 +3,12 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/kube"
 )
 
 // dynamoConfig is the file's "dynamo": where the records of Dynamo's processes are, and
@@ -14,37 +16,74 @@ import (
 type dynamoConfig struct {
 	// Dir is the root of Dynamo's file store: DYN_FILE_KV of its processes.
 	Dir string `yaml:"dir,omitempty"`
+	// Etcd is Dynamo's own default, DYN_DISCOVERY_BACKEND=etcd.
+	Etcd fleet.DynamoEtcd `yaml:"etcd,omitempty"`
+	// Kubernetes is DYN_DISCOVERY_BACKEND=kubernetes.
+	Kubernetes *dynamoKubernetes `yaml:"kubernetes,omitempty"`
 
 	fleet.DynamoRules `yaml:",inline"`
 }
 
-func (c *dynamoConfig) on() bool { return c.Dir != "" }
+// dynamoKubernetes is where Dynamo's objects are. The zero value is the namespace and the API of kvroute's own pod.
+type dynamoKubernetes struct {
+	// Namespace of the pods. Empty is that of kvroute's pod.
+	Namespace string `yaml:"namespace,omitempty"`
+	// Server, CAFile and TokenFile are needed outside of a pod only.
+	Server    string `yaml:"server,omitempty"`
+	CAFile    string `yaml:"ca-file,omitempty"`
+	TokenFile string `yaml:"token-file,omitempty"`
+}
+
+func (c *dynamoConfig) on() bool {
+	return c.Dir != "" || len(c.Etcd.Endpoints) > 0 || c.Kubernetes != nil
+}
 
 // check refuses settings that are insufficient to find workers.
 func (c *dynamoConfig) check() error {
-	err := c.DynamoRules.Check()
+	stores := 0
+	for _, is := range []bool{c.Dir != "", len(c.Etcd.Endpoints) > 0, c.Kubernetes != nil} {
+		if is {
+			stores++
+		}
+	}
+	err := cmp.Or(c.DynamoRules.Check(), c.Etcd.Check())
+	if err == nil && c.Kubernetes != nil && c.Kubernetes.Server != "" {
+		if err = kube.CheckServer(c.Kubernetes.Server); err != nil {
+			err = fmt.Errorf("kubernetes.%w", err)
+		}
+	}
 	switch {
 	case err != nil:
 		return fmt.Errorf("dynamo.%w", err)
+	case stores > 1:
+		return errors.New("dynamo has more than one of dir, etcd and kubernetes, want one")
 	case !c.on() && (c.Namespace != "" || c.Frontend != "" || len(c.AddressMap) > 0):
-		return errors.New("dynamo has no dir: the folder of the records")
+		return errors.New("dynamo has no dir, etcd or kubernetes: where the records are")
 	case c.on() && c.Frontend == "" && len(c.AddressMap) == 0:
 		return errors.New("dynamo has neither frontend nor address-map: its records do not say where workers serve HTTP")
 	}
 	return nil
 }
 
-// openDynamo reads the records of Dynamo's processes once, so that their workers are known
+// openDynamo reads the records of Dynamo's processes once if they are files, so that their workers are known
 // at the start.
 func (s *server) openDynamo() (err error) {
 	c := &s.conf.Dynamo
 	if !c.on() {
 		return nil
 	}
-	if s.dynamo, err = fleet.NewDynamo(fleet.DynamoConfig{
-		Dir: c.Dir, Rules: c.DynamoRules, Networks: s.networks, Changed: s.dynamoChanged,
+	conf := fleet.DynamoConfig{
+		Dir: c.Dir, Etcd: c.Etcd, Rules: c.DynamoRules, Networks: s.networks, Changed: s.dynamoChanged,
 		Log: s.log, Meter: s.metrics.Meter("fleet"),
-	}); err != nil {
+	}
+	if k := c.Kubernetes; k != nil {
+		conf.Kubernetes, err = kube.New(kube.Config{Server: k.Server, CAFile: k.CAFile, TokenFile: k.TokenFile, Log: s.log})
+		if err != nil {
+			return fmt.Errorf("dynamo.kubernetes.%w", err)
+		}
+		conf.KubernetesNamespace = cmp.Or(k.Namespace, conf.Kubernetes.Namespace)
+	}
+	if s.dynamo, err = fleet.NewDynamo(conf); err != nil {
 		return err
 	}
 	s.dynamo.Read()
