@@ -52,7 +52,7 @@ var layers = []layer{
 	}},
 	{"interfaces", []row{
 		{"top", "api attention outcomes router"},
-		{"doctor", "api attention replicas router"},
+		{"doctor", "api attention envoy replicas router"},
 		{"api", "attention dashboard docs router envoy fleet fleet/pods prefill replicas outcomes internal/engine internal/openai internal/reach"},
 		{"dashboard", ""},
 		{"docs", ""},
