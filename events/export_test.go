@@ -227,5 +227,8 @@ func (t Tracker) Repairing(id uint64, dpRank uint32) bool {
 	return r != nil && r.repair != nil && !r.repair.reread
 }
 
+// Seed makes the times of repeated requests reproducible.
+func (f *Follower) Seed(seed uint64) { Tracker{t: f.t}.Seed(seed) }
+
 // Waits reports whether a request is due or under way.
 func (f *Follower) Waits() bool { return f.r.repair != nil }

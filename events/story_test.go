@@ -100,6 +100,7 @@ func beginStory(t *testing.T, d *datadriven.TestData) *gapStory {
 		Clear: func() { s.apply(indexer.Event{Kind: indexer.Cleared}) },
 		Count: func(string, int) {},
 	})
+	s.follower.Seed(1)
 	s.follower.Connected(s.now, false)
 	return s
 }
