@@ -3,6 +3,7 @@
 package events
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -37,6 +38,20 @@ type Waiting struct {
 // streamed reports whether the stream stores the events of a worker. That holds for unknown
 // workers as well.
 func (t *tracker) streamed(worker uint64) bool { return t.workers[worker].takes(FeedDurable) }
+
+// sources returns the workers whose events the stream stores, or the others; the Feed of the rest is
+// FeedNone.
+func (t *tracker) sources(streamed bool) map[uint64]Source {
+	all := maps.Clone(t.restored)
+	maps.Copy(all, t.workers)
+	for id, src := range all {
+		if t.streamed(id) != streamed {
+			src.Feed = FeedNone
+			all[id] = src
+		}
+	}
+	return all
+}
 
 // export fills in the Cursors, States and Waiting of a snapshot, in a fixed order: those of the
 // workers whose events the stream stores, or of the others. The cursor of a rank under repair is
@@ -89,15 +104,13 @@ func (t *tracker) restore(now time.Time, s *Snapshot) {
 		}
 	}
 	t.current = false
+	others := t.restoreWorkers(s)
 	known := func(key RankName) *rank {
-		if !t.streamed(key.WorkerID) || !t.workers[key.WorkerID].has(key.DPRank) {
+		_, other := others[key.WorkerID]
+		if other || !t.streamed(key.WorkerID) || !t.workers[key.WorkerID].has(key.DPRank) {
 			return nil
 		}
-		r := t.rank(key)
-		if r != nil {
-			t.restored[key.WorkerID] = struct{}{}
-		}
-		return r
+		return t.rank(key)
 	}
 	s.setCursors(known)
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
@@ -115,6 +128,24 @@ func (t *tracker) restore(now time.Time, s *Snapshot) {
 	}
 	t.setStates(now, s, known)
 	t.clearUnsure(now)
+}
+
+// restoreWorkers notes which workers are known from a snapshot only. It returns the workers of which the
+// snapshot has another process than the one that is known: the sink has skipped the blocks of that process.
+func (t *tracker) restoreWorkers(s *Snapshot) (others map[uint64]struct{}) {
+	others = make(map[uint64]struct{})
+	for _, w := range s.Workers {
+		saved := Source{StartedMS: w.StartedMS, Home: w.Home}
+		known, registered := t.workers[w.ID]
+		if !registered {
+			known = cmp.Or(t.restored[w.ID], saved)
+			t.restored[w.ID] = known
+		}
+		if saved != (Source{}) && !known.sameProcess(saved) {
+			others[w.ID] = struct{}{}
+		}
+	}
+	return others
 }
 
 // load adds the state of workers that an earlier process saved and that are not registered yet. It

@@ -97,8 +97,9 @@ type tracker struct {
 	owned   map[uint64]map[uint32]*rank // the same, by worker and rank; never empty
 	workers map[uint64]Source           // by setWorker or load
 	waiting map[uint64]*queue           // by worker; never empty
-	// restored are the workers of which a snapshot of the stream has named ranks.
-	restored map[uint64]struct{}
+	// restored are the workers that are known from a snapshot of the stream only, with StartedMS
+	// and Home if the snapshot has them.
+	restored map[uint64]Source
 	repairs  repairs
 	current  bool // the stream was read to its end since it was opened
 	stalled  bool // the stream stores no events: its ranks are suspect
@@ -162,7 +163,7 @@ func newTracker(sink func(r RankName, ev indexer.Event)) *tracker {
 		workers: make(map[uint64]Source),
 		waiting: make(map[uint64]*queue),
 
-		restored: make(map[uint64]struct{}),
+		restored: make(map[uint64]Source),
 	}
 	t.repairs.init(rand.New(rand.NewPCG(rand.Uint64(), 0)))
 	return t
@@ -245,7 +246,6 @@ func (t *tracker) drop(r *rank) {
 	delete(t.owned[r.WorkerID], r.DPRank)
 	if len(t.owned[r.WorkerID]) == 0 {
 		delete(t.owned, r.WorkerID)
-		delete(t.restored, r.WorkerID)
 	}
 }
 
@@ -399,6 +399,7 @@ func (t *tracker) applyWaiting(now time.Time, worker uint64) {
 func (t *tracker) forget(worker uint64) {
 	t.markUnsure(worker)
 	delete(t.waiting, worker)
+	delete(t.restored, worker)
 	for _, r := range t.ranksOf(worker) {
 		t.drop(r)
 	}

@@ -52,6 +52,11 @@ func (t Tracker) AcceptStream(now time.Time, publisher uint64, ev RouterEvent) {
 func (t Tracker) Export() *Snapshot {
 	s := &Snapshot{}
 	t.t.export(s, true)
+	for id, src := range t.t.sources(true) {
+		if src.Feed != FeedNone {
+			s.Workers = append(s.Workers, SnapshotWorker{ID: id, StartedMS: src.StartedMS, Home: src.Home})
+		}
+	}
 	return s
 }
 func (t Tracker) Restored(now time.Time, s *Snapshot) { t.t.restore(now, s) }

@@ -46,18 +46,13 @@ func (s *Subscriber) beginSnapshot(
 	h Holdings, streamed bool, begin func(*Snapshot) bool,
 ) (snap *Snapshot, done func(), ok bool) {
 	snap = &Snapshot{Created: s.conf.Now()}
-	sources := make(map[uint64]Source)
+	var sources map[uint64]Source
 	resume := s.pause(func() {
 		if ok = begin(snap); !ok {
 			return
 		}
 		s.tracker.export(snap, streamed)
-		for id, src := range s.tracker.workers {
-			if s.tracker.streamed(id) != streamed {
-				src.Feed = FeedNone
-			}
-			sources[id] = src
-		}
+		sources = s.tracker.sources(streamed)
 	})
 	defer resume()
 	if !ok {

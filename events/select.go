@@ -54,8 +54,12 @@ func (s Source) takes(feed Feed) bool {
 // worker is the same process, and its blocks are in the same index. A worker without a start time
 // must answer queries, which show whether it is the same.
 func (s Source) continues(saved Source) bool {
-	return s.Home == saved.Home && s.StartedMS == saved.StartedMS && (s.StartedMS != 0 || s.Queries) &&
-		s.Feed != FeedDurable
+	return s.sameProcess(saved) && (s.StartedMS != 0 || s.Queries) && s.Feed != FeedDurable
+}
+
+// sameProcess reports whether the sink keeps a worker's blocks when its source changes.
+func (s Source) sameProcess(old Source) bool {
+	return s.StartedMS == old.StartedMS && s.Home == old.Home
 }
 
 // accepts reports whether events of a publisher are accepted.
@@ -74,7 +78,9 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 	}
 	saved := registered && old.Feed == feedSaved
 	registered = registered && !saved
-	restarted := registered && (old.StartedMS != src.StartedMS || old.Home != src.Home)
+	restored := t.restored[id]
+	delete(t.restored, id)
+	restarted := registered && !src.sameProcess(old) || restored != (Source{}) && !src.sameProcess(restored)
 	if restarted || old.takes(FeedDurable) != src.takes(FeedDurable) {
 		t.markUnsure(id)
 	}

@@ -70,7 +70,7 @@ func newLand(t *testing.T, seed uint64, workers, nodes int, f landFaults) *land 
 	for i := range workers {
 		p := &worker{id: uint64(i) + 1, cache: fakeCache{rng: l.rng}}
 		l.workers = append(l.workers, p)
-		l.asks, l.names = append(l.asks, i%3 != 2), append(l.names, i%4 != 3)
+		l.asks, l.names = append(l.asks, i%3 != 2 && i != 7), append(l.names, i%4 != 3)
 		l.begin(p)
 	}
 	for range nodes {
@@ -365,6 +365,9 @@ func (l *land) check() error {
 // workers that can be queried, and report which other ranks are incomplete.
 func TestReplicasEqualTheWorkersCaches(t *testing.T) {
 	t.Parallel()
+	// Seeds with which a rank was said to be ok although blocks were missing: its worker's new process was
+	// registered after a replica had restored the old one from a snapshot.
+	failed := map[string][]uint64{"restarts": {342}, "new epochs": {6, 23, 135, 446}}
 	for name, f := range map[string]landFaults{
 		"a good stream": {},
 		"replicas die":  {crash: 10},
@@ -372,6 +375,7 @@ func TestReplicasEqualTheWorkersCaches(t *testing.T) {
 		"loss":          {lose: 100, crash: 5},
 		"purges":        {purge: 5, crash: 10, damage: 300},
 		"restarts":      {restart: 10, crash: 10},
+		"new epochs":    {restart: 20, crash: 30, reset: 20},
 		"liars":         {lie: 30, crash: 5, restart: 5},
 		"resets":        {reset: 5, crash: 5},
 		"answers lost":  {lose: 50, purge: 3, loseAnswers: 400, crash: 5},
@@ -379,8 +383,11 @@ func TestReplicasEqualTheWorkersCaches(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			total := map[string]int{}
+			total, tried := map[string]int{}, failed[name]
 			for seed := range seeds(30) {
+				tried = append(tried, seed)
+			}
+			for _, seed := range tried {
 				l := newLand(t, seed, 1+int(seed%8), 1+int(seed%3), f)
 				l.run(2000)
 				l.settle()
