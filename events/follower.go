@@ -392,6 +392,11 @@ func (f *Follower) giveUp(now time.Time) {
 func (f *Follower) applyHeld(now time.Time, last bool) {
 	f.rebuild = false
 	f.t.cancelQuery(f.r)
+	for i := range f.r.repair.held {
+		if f.r.repair.held[i].ev.EventID <= f.last() {
+			f.conf.Count("duplicate", 1) // the answer contained it
+		}
+	}
 	if f.t.applyHeld(f.r) > 0 && !last {
 		f.again++
 		f.request(now)

@@ -543,3 +543,18 @@ func TestFollowerIsPartialForSomeTime(t *testing.T) {
 		}
 	}
 }
+
+// A batch that waits for an answer, and is in the answer as well, counts as a duplicate.
+func TestABatchThatTheAnswerContainsIsADuplicate(t *testing.T) {
+	p, f := &process{keeps: 10}, newFollower(t, true)
+	f.Live(f.now, 0, p.body(0))
+	f.Live(f.now, 2, p.body(2)) // batch 1 is missing, so this one waits
+	id, _, _ := f.Tick(f.now)
+	for sequence := range uint64(3) {
+		f.Part(f.now, id, sequence, p.body(sequence))
+	}
+	f.End(f.now, id)
+	if len(f.applied) != 3 || f.counts["duplicate"] != 1 || f.counts["replayed"] != 2 {
+		t.Errorf("%d batches were applied, want 3; %v", len(f.applied), f.counts)
+	}
+}
