@@ -9,7 +9,8 @@ import (
 	"github.com/kvroute/kvroute/envoy"
 )
 
-// ExamineEnvoy adds what the configuration of the Envoy at an admin endpoint lacks to use kvroute, or a note that it has all.
+// ExamineEnvoy adds what the configuration of the Envoy at an admin endpoint lacks to use kvroute, or a note that it
+// has all.
 func (r *Report) ExamineEnvoy(ctx context.Context, client *http.Client, admin string) {
 	dump, err := envoy.ReadDump(ctx, client, admin)
 	var lacks []envoy.Finding

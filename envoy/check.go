@@ -137,8 +137,8 @@ func (f *extProc) cluster() string { return f.at("grpc_service", "envoy_grpc").t
 
 func (f *extProc) observes() bool { return f.object["observability_mode"] == true }
 
-// extProcs returns the filters of a connection manager that ask kvroute: those whose names or clusters have "kvroute" in
-// them, or all filters of external processors if no name has it.
+// extProcs returns the filters of a connection manager that ask kvroute: those whose names or clusters have "kvroute"
+// in them, or all filters of external processors if no name has it.
 func (m object) extProcs() (own []extProc) {
 	var all []extProc
 	for _, f := range m.objects("http_filters") {

@@ -12,7 +12,8 @@ import (
 // samplePath is the path of the request that [Check] follows.
 const samplePath = "/v1/chat/completions"
 
-// checkRoutes follows two requests through each virtual host: one before kvroute's answer, and one that has the header of it.
+// checkRoutes follows two requests through each virtual host: one before kvroute's answer, and one that has the
+// header of it.
 func (d *dumped) checkRoutes(where string, conf object, filters []extProc) {
 	served := false
 	for _, host := range conf.objects("virtual_hosts") {
@@ -78,8 +79,8 @@ func matchesPath(m object) bool {
 // sampleWorker is the only address in the header of the request that [Check] follows.
 const sampleWorker = "10.0.0.7:8000"
 
-// matchesHeader reports whether a request matches that has kvroute's header with one address, or not, and no other header
-// of kvroute.
+// matchesHeader reports whether a request matches that has kvroute's header with one address, or not, and no other
+// header of kvroute.
 func matchesHeader(h object, named bool) bool {
 	name, value := h.text("name"), h.at("string_match")
 	if name == ":method" {

@@ -36,7 +36,8 @@ import (
 // each field means its default; ExtProc is required.
 type Config struct {
 	// Parts makes [Render] write the pieces that another Envoy configuration needs. The settings of the listener, of
-	// Envoy's administration and of its limits then have no effect. Requests without a route of these pieces do not reach kvroute.
+	// Envoy's administration and of its limits then have no effect. Requests without a route of these pieces do not
+	// reach kvroute.
 	Parts         bool     `yaml:"parts" help:"print pieces to add to another Envoy configuration, instead of a bootstrap"`
 	BodyMode      BodyMode `yaml:"body-mode" default:"buffered" help:"buffered, buffered-partial, streamed, streamed-ahead or full-duplex: how Envoy sends request bodies to kvroute"`
 	ListenAddress string   `yaml:"listen" default:"127.0.0.1:8080" help:"<ip:port> that takes the clients' requests; with port 0 Envoy chooses a free port"`

@@ -13,7 +13,8 @@ type part struct {
 	fields      []string
 }
 
-// parts are in the order in which a reader adds them. The first line of the bootstrap with such a name begins the field.
+// parts are in the order in which a reader adds them. The first line of the bootstrap with such a name begins the
+// field.
 //
 //nolint:gochecknoglobals // a table
 var parts = []part{

@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"time"
@@ -27,43 +26,6 @@ const (
 	// etcdQuiet bounds how many views a starting worker causes: it writes a dozen records in some milliseconds.
 	etcdQuiet = 50 * time.Millisecond
 )
-
-// DynamoEtcd is an etcd with the records of Dynamo's processes. The zero value is none.
-type DynamoEtcd struct {
-	// Endpoints are host:port or URLs, as in ETCD_ENDPOINTS of Dynamo's processes.
-	Endpoints []string `yaml:"endpoints,omitempty"`
-	// User and the first line of PasswordFile authenticate kvroute.
-	User         string `yaml:"user,omitempty"`
-	PasswordFile string `yaml:"password-file,omitempty"`
-	// CA is a file with the authorities of etcd's certificate; it turns TLS on. Cert and Key are kvroute's own.
-	CA   string `yaml:"ca,omitempty"`
-	Cert string `yaml:"cert,omitempty"`
-	Key  string `yaml:"key,omitempty"`
-
-	dial func(clientv3.Config) (*clientv3.Client, error) // for tests; nil = clientv3.New
-}
-
-func (e *DynamoEtcd) on() bool { return len(e.Endpoints) > 0 }
-
-// Check returns an error for settings that need others.
-func (e *DynamoEtcd) Check() error {
-	switch {
-	case !e.on() && (e.User != "" || e.PasswordFile != "" || e.CA != "" || e.Cert != "" || e.Key != ""):
-		return errors.New("etcd.endpoints is missing: the addresses of etcd")
-	case (e.User == "") != (e.PasswordFile == ""):
-		return errors.New("etcd.user and etcd.password-file need each other")
-	case (e.Cert == "") != (e.Key == ""):
-		return errors.New("etcd.cert and etcd.key need each other")
-	case e.CA == "" && e.Cert != "":
-		return errors.New("etcd.cert needs etcd.ca")
-	}
-	for i, at := range e.Endpoints {
-		if at == "" || strings.ContainsAny(at, " ,") {
-			return fmt.Errorf("etcd.endpoints[%d] is %q, want host:port or a URL", i, at)
-		}
-	}
-	return nil
-}
 
 // open returns a client. It reads the files, so that renewed ones count after the next failure.
 func (e *DynamoEtcd) open() (*clientv3.Client, error) {

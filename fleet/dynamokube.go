@@ -13,7 +13,8 @@ import (
 // dynamoReady is the label of the slices whose endpoints are Dynamo's pods.
 const dynamoReady = "nvidia.com/dynamo-discovery-enabled=true"
 
-// dynamoMetadata is an object DynamoWorkerMetadata: the records of one pod, by the names of the buckets and then by key.
+// dynamoMetadata is an object DynamoWorkerMetadata: the records of one pod, by the names of the buckets and then by
+// key.
 type dynamoMetadata struct {
 	kube.Object
 	Spec struct {

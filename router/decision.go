@@ -299,8 +299,8 @@ func (c *core) makeDecision(
 	}
 }
 
-// leastRated is the number of tokens from which on a prefill rate tells the time to the first token: with fewer, most of
-// the time is that of a step and of the network.
+// leastRated is the number of tokens from which on a prefill rate tells the time to the first token: with fewer, most
+// of the time is that of a step and of the network.
 const leastRated = 256
 
 // toCompute is the number of prompt tokens that a worker with these cached blocks has to compute. An engine

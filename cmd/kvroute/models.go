@@ -95,8 +95,8 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 // hubID is the form of a model's id at Hugging Face.
 var hubID = regexp.MustCompile(`^[\w.-]+/[\w.-]+$`)
 
-// checkFolder returns an error if a model's folder cannot be read, or is a folder of Hugging Face's cache above the model's files.
-// The error says which folder to give.
+// checkFolder returns an error if a model's folder cannot be read, or is a folder of Hugging Face's cache above the
+// model's files. The error says which folder to give.
 func checkFolder(name string) error {
 	entries, err := os.ReadDir(name)
 	if errors.Is(err, fs.ErrNotExist) && hubID.MatchString(name) {
@@ -143,7 +143,8 @@ func (m *modelConfig) weights(preset string) (attention, kvRead *float64, chunk 
 	return attention, kvRead, chunkOf(data)
 }
 
-// chunkOf returns the size of a chunk of a model with chunked local attention, from its config.json; 0 if there is none.
+// chunkOf returns the size of a chunk of a model with chunked local attention, from its config.json; 0 if there is
+// none.
 func chunkOf(data []byte) int {
 	var m modelShape
 	if json.Unmarshal(data, &m) != nil {

@@ -119,8 +119,8 @@ func (f *Finder) remember(at *place, view int) *knownPlace {
 	return k
 }
 
-// rank returns the state of a place: 0 = ready, 1 = being deleted, 2 = not ready, -1 = no worker. left is the time until
-// the deadline of its deletion; 0 = there is none.
+// rank returns the state of a place: 0 = ready, 1 = being deleted, 2 = not ready, -1 = no worker. left is the time
+// until the deadline of its deletion; 0 = there is none.
 func (k *knownPlace) rank(at *place, now time.Time) (rank int, left time.Duration) {
 	left = max(0, k.deadline.Sub(now))
 	switch {

@@ -47,8 +47,8 @@ type watched struct {
 	stop     context.CancelFunc
 }
 
-// newSource returns a source that runs no watch yet. changed is called when a view is due, and count for each event of a
-// watch, with the source's name.
+// newSource returns a source that runs no watch yet. changed is called when a view is due, and count for each event
+// of a watch, with the source's name.
 func newSource(all *Config, conf *Source, changed func(), count func(name, event string)) (*source, error) {
 	namespace := cmp.Or(conf.Namespace, all.Namespace)
 	if namespace == "" {

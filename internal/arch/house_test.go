@@ -30,28 +30,31 @@ import (
 // 2 %, or plus 100 if that is more. CONTRIBUTING.md says when a limit is raised.
 var tokenLimits = map[string]int{
 	"confirm":            9069,
-	"api":                10560,
+	"api":                11302,
 	"attention":          3934,
 	"bindings":           1608,
 	"bindings/c":         1220,
-	"cmd/kvroute":        35775,
+	"cmd/kvroute":        37818,
 	"dashboard":          317,
 	"docs":               110,
-	"doctor":             4676,
-	"engines":            29989,
+	"doctor":             4110,
+	"engines":            25205,
+	"engines/dynamo":     3159,
 	"engines/localindex": 971,
-	"envoy":              5234,
-	"events":             26665,
+	"engines/publish":    2560,
+	"envoy":              8767,
+	"events":             23940,
 	"events/durable":     9800,
+	"events/saved":       4554,
 	"extproc":            20957,
-	"fleet":              25657,
+	"fleet":              28355,
 	"fleet/pods":         7513,
-	"indexer":            29860,
+	"indexer":            30322,
 	"internal/bus":       2234,
 	"internal/engine":    1109,
 	"internal/jsonscan":  2399,
 	"internal/kube":      4308,
-	"internal/meter":     1007,
+	"internal/meter":     1502,
 	"internal/msgpack":   1806,
 	"internal/openai":    18456,
 	"internal/reach":     2121,
@@ -61,26 +64,26 @@ var tokenLimits = map[string]int{
 	"internal/silence":   456,
 	"internal/telemetry": 3400,
 	"internal/wire":      711,
-	"internal/zmtp":      3118,
-	"outcomes":           2367,
+	"internal/zmtp":      3842,
+	"outcomes":           5631,
 	"prefill":            2195,
 	"replicas":           18835,
-	"router":             66198,
+	"router":             68165,
 	"scorer":             6596,
 	"sidecar":            3718,
 	"slots":              8886,
 	"tokenizer":          43955,
-	"tokenizer/chat":     25314,
+	"tokenizer/chat":     25665,
 	"tokenizer/jinja":    55700,
-	"top":                3939,
+	"top":                4217,
 }
 
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 485887
+	productLimit = 519700
 	// supportLimit limits the tokens of bench and simulators together.
-	supportLimit = 142803
+	supportLimit = 147000
 	// longLine is the number of characters above which a line is long; a tab counts as one.
 	longLine = 120
 	// longLinesLimit limits the long lines of the product, in lines out of 1,000.
@@ -92,7 +95,7 @@ const (
 	productBack, supportBack = 20, 25
 	// unusedLimit limits the exported names, in all packages together, that no other package uses.
 	// Methods and fields are not counted, and uses in tests do not count.
-	unusedLimit = 69
+	unusedLimit = 72
 )
 
 // supports are bench and the simulators: packages that are no part of the product.

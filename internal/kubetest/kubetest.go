@@ -3,8 +3,9 @@
 // Package kubetest is an API server of Kubernetes for tests: it lists, pages and watches objects in memory as
 // kube-apiserver 1.33 and 1.34 do, over HTTPS with HTTP/2, and it has their faults.
 //
-// Its answers are written after a description of those of kube-apiserver 1.34.4: the 410 of an old version, which is an
-// event of a watch with status 200; the 403 of a rule that is missing; lists in pages. It does not stream lists, as 1.33.
+// Its answers are written after a description of those of kube-apiserver 1.34.4: the 410 of an old version, which is
+// an event of a watch with status 200; the 403 of a rule that is missing; lists in pages. It does not stream lists,
+// as 1.33.
 //
 // The methods of a [Server] may be called by any number of goroutines.
 package kubetest

@@ -100,9 +100,9 @@ func (p *pod) environment(ctx context.Context, c *core.Container) []string {
 	return all
 }
 
-// rootScript makes the root of a container in a mount namespace of its own, and runs the container's command there. The
-// arguments are: root, kvroute, Envoy, folder of Envoy Gateway, resolv.conf, pairs of a volume's folder and its path up to
-// "--", and the command.
+// rootScript makes the root of a container in a mount namespace of its own, and runs the container's command there.
+// The arguments are: root, kvroute, Envoy, folder of Envoy Gateway, resolv.conf, pairs of a volume's folder and its
+// path up to "--", and the command.
 const rootScript = `root=$1 kvroute=$2 envoy=$3 bin=$4 resolver=$5
 shift 5
 mkdir -p "$root/usr" "$root/proc" "$root/dev" "$root/etc/ssl" "$root/opt/bin" "$root/var" "$root/root"

@@ -74,8 +74,8 @@ spec:
       - {name: certs, secret: {secretName: envoy-gateway}}
 `
 
-// clusterManifests returns the manifests of examples/envoy-gateway for workers that come and go: the variant that reaches any
-// address, with the Service of the workers as its pool. The chart has the policy that asks kvroute.
+// clusterManifests returns the manifests of examples/envoy-gateway for workers that come and go: the variant that
+// reaches any address, with the Service of the workers as its pool. The chart has the policy that asks kvroute.
 func (e *env) clusterManifests() (string, error) {
 	change := strings.NewReplacer("namespace: default", "namespace: "+namespace, "default/llm/http",
 		namespace+"/llm/http", "/default/kvroute/", "/"+namespace+"/kvroute/",

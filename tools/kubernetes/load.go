@@ -53,8 +53,8 @@ type clients struct {
 	done  sync.WaitGroup
 }
 
-// startLoad starts clients that send chats to an address until the load is stopped. Three of twelve read streams of some
-// seconds, and a third opens a connection for each request.
+// startLoad starts clients that send chats to an address until the load is stopped. Three of twelve read streams of
+// some seconds, and a third opens a connection for each request.
 func startLoad(ctx context.Context, t *tally, url string) *clients {
 	c := &clients{tally: t}
 	ctx, c.stop = context.WithCancel(ctx)

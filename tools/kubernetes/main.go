@@ -2,12 +2,13 @@
 
 // Command kubernetes tests deploy/helm with a real etcd, kube-apiserver and kube-controller-manager, and Helm.
 //
-// Stand-ins for the scheduler, the kubelet, kube-proxy and the cluster's DNS run in this process. They start kvroute, Envoy,
-// Envoy Gateway and simulated engines as the processes of their pods: each pod has a network namespace of its own, with the
-// address of its status, and a root with the volumes of its containers. Users, resources and network policies have no effect.
+// Stand-ins for the scheduler, the kubelet, kube-proxy and the cluster's DNS run in this process. They start kvroute,
+// Envoy, Envoy Gateway and simulated engines as the processes of their pods: each pod has a network namespace of its
+// own, with the address of its status, and a root with the volumes of its containers. Users, resources and network
+// policies have no effect.
 //
-// All of it runs in a network namespace without a way out, so no example address can be reached. Requests run from the end of an
-// installation until its removal begins. The command fails if one of them fails.
+// All of it runs in a network namespace without a way out, so no example address can be reached. Requests run from
+// the end of an installation until its removal begins. The command fails if one of them fails.
 package main
 
 import (

@@ -32,8 +32,8 @@ func sh(script string) error {
 	return nil
 }
 
-// setUpNetwork makes the bridge of the pods, and gives this namespace the addresses of Services. /run is its own, for the
-// names of the pods' namespaces.
+// setUpNetwork makes the bridge of the pods, and gives this namespace the addresses of Services. /run is its own, for
+// the names of the pods' namespaces.
 func setUpNetwork() error {
 	return sh(`mount --make-rprivate /
 mount -t tmpfs run /run
@@ -85,8 +85,8 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// endpoints returns the addresses of a Service's ready endpoints, and their port of a name. Services that publish addresses
-// that are not ready are not used here.
+// endpoints returns the addresses of a Service's ready endpoints, and their port of a name. Services that publish
+// addresses that are not ready are not used here.
 func (v *view) endpoints(service, port string) (addresses []string, number int32) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

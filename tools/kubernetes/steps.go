@@ -21,8 +21,8 @@ import (
 
 const release, namespace = "kvroute", "llm"
 
-// workers is a Deployment of simulated engines behind a headless Service. Its pods get no new requests while they end, and
-// responses in progress have 20 s.
+// workers is a Deployment of simulated engines behind a headless Service. Its pods get no new requests while they
+// end, and responses in progress have 20 s.
 const workers = `
 apiVersion: v1
 kind: Namespace
@@ -112,7 +112,8 @@ func (e *env) uninstall(ctx context.Context) error {
 	})
 }
 
-// settled waits until each Deployment of a namespace has its pods, all of the newest template and ready, and no other pod ends.
+// settled waits until each Deployment of a namespace has its pods, all of the newest template and ready, and no other
+// pod ends.
 func (e *env) settled(ctx context.Context, namespace string) error {
 	var problems []string
 	err := awaitFor(ctx, 3*time.Minute, func() string {

@@ -148,7 +148,8 @@ func (e *env) ownEnvoy(ctx context.Context, t *tally) error {
 	return e.uninstall(ctx)
 }
 
-// autoscale turns the autoscaler on, and checks that an upgrade keeps the number of pods. It applies the examples for workers.
+// autoscale turns the autoscaler on, and checks that an upgrade keeps the number of pods. It applies the examples for
+// workers.
 func (e *env) autoscale(ctx context.Context, own, bootstrap string) error {
 	on := own + "autoscaling: {enabled: true}\n"
 	if err := e.install(ctx, on, "--set-file", "envoy.bootstrap="+bootstrap); err != nil {
