@@ -21,7 +21,6 @@ func TestStatesAreTheSameEverywhere(t *testing.T) {
 	less := func(leftOut ...indexer.State) []indexer.State {
 		return slices.DeleteFunc(indexer.States(), func(s indexer.State) bool { return slices.Contains(leftOut, s) })
 	}
-	fromNATS := less(indexer.StateMisfit, indexer.StateNone, indexer.StateSummary)
 	for _, c := range []struct {
 		file, list string // the first group of the expression list is the list
 		want       []indexer.State
@@ -29,14 +28,12 @@ func TestStatesAreTheSameEverywhere(t *testing.T) {
 		{"docs/protocol.md", "(?s)### States of a rank\n.*?\\|---\\|---\\|---\\|\n(.*?)\n\n", all},
 		{"docs/observe.md", "state of the worker's cache events: (.*?), `never heard`", all},
 		{"docs/workers.md", "how well the publisher knows the cache: (.*?)\\.", less(indexer.StateSummary)},
-		{"docs/metrics.md", "followed ranks: (.*?) \\(", fromNATS},
-		{"docs/metrics.md", "ranks with direct connections: (.*?) \\(", less(indexer.StateSummary)},
+		{"docs/metrics.md", "followed ranks: (.*?) \\(", less(indexer.StateSummary)},
 		{"docs/replicas.md", "(?s)its events were never heard, or are (.*?)\\.", faulty},
 		{"docs/metrics.md", "(?s)\\[EventsLost\\].*?a rank is (.*?) for", faulty},
 		{"docs/troubleshooting.md", "### EventsLost\n\nA rank is \\[(.*?)\\]", faulty},
 		{"top/screen.go", "\nevents (.*?)never heard", all},
-		{"examples/observability/alerts.yaml", `kvroute_events_ranks\{state=~"(.*?)"`, less(indexer.StateOK, indexer.StateMisfit, indexer.StateNone, indexer.StateSummary)},
-		{"examples/observability/alerts.yaml", `kvroute_source_ranks\{state=~"(.*?)"`, faulty},
+		{"examples/observability/alerts.yaml", `kvroute_events_ranks\{state=~"(.*?)"`, faulty},
 	} {
 		found := regexp.MustCompile(c.list).FindStringSubmatch(read(t, c.file))
 		if found == nil {
