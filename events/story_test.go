@@ -269,9 +269,10 @@ func (s *gapStory) shown() string {
 	if s.follower != nil {
 		state = func(uint64, uint32) indexer.State { return s.follower.State() }
 	}
-	line := string(state(7, 0))
+	var line strings.Builder
+	line.WriteString(string(state(7, 0)))
 	if s.repairing() {
-		line += ", repairing"
+		line.WriteString(", repairing")
 	}
 	// The blocks, with runs of numbers as ranges.
 	blocks := slices.Sorted(maps.Keys(s.holds))
@@ -282,9 +283,9 @@ func (s *gapStory) shown() string {
 		for i++; i < len(blocks) && blocks[i] == fmt.Sprintf("%s%06d", letter, last+1); i++ {
 			last++
 		}
-		if line += fmt.Sprintf(" %s%d", letter, n); last > n {
-			line += fmt.Sprintf("-%d", last)
+		if line.WriteString(fmt.Sprintf(" %s%d", letter, n)); last > n {
+			line.WriteString(fmt.Sprintf("-%d", last))
 		}
 	}
-	return strings.Join(append(s.said, line), "\n") + "\n"
+	return strings.Join(append(s.said, line.String()), "\n") + "\n"
 }

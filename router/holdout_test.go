@@ -21,11 +21,12 @@ func TestHoldoutShare(t *testing.T) {
 			q.Session, q.Tokens = fmt.Sprint("s", c), []uint32{1, 2, 3, 4, 5, 6, 7, 8, uint32(turn)}
 		},
 		"chat": func(q *router.Request, c, turn int) {
-			text := fmt.Sprintf(`[{"role": "system", "content": "same"}, {"role": "user", "content": "%d"}`, c)
+			var text strings.Builder
+			text.WriteString(fmt.Sprintf(`[{"role": "system", "content": "same"}, {"role": "user", "content": "%d"}`, c))
 			for i := range turn {
-				text += fmt.Sprintf(`, {"role": "assistant", "content": "a%d"}, {"role": "user", "content": "b%d"}`, i, i)
+				text.WriteString(fmt.Sprintf(`, {"role": "assistant", "content": "a%d"}, {"role": "user", "content": "b%d"}`, i, i))
 			}
-			q.Tokens, q.Prompt = []uint32{uint32(c), uint32(turn)}, chat.Request{Messages: []byte(text + "]")}
+			q.Tokens, q.Prompt = []uint32{uint32(c), uint32(turn)}, chat.Request{Messages: []byte(text.String() + "]")}
 		},
 		"tokens": func(q *router.Request, c, turn int) {
 			q.Tokens = []uint32{uint32(c), 2, 3, 4, 5, 6, 7, 8, uint32(turn), uint32(turn)}

@@ -13,8 +13,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.uber.org/goleak"
 
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/settings"
 )
 
@@ -196,7 +198,7 @@ workers:
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if diff := cmp.Diff(c, again); diff != "" {
+	if diff := cmp.Diff(c, again, cmpopts.IgnoreUnexported(fleet.DynamoEtcd{})); diff != "" {
 		t.Errorf("after printing and reading (-want +got):\n%s\n%s", diff, out)
 	}
 }

@@ -282,16 +282,16 @@ func TestLabelsAndAnnotationsAreFieldsOfTheWorker(t *testing.T) {
 	}.String())
 	s.Put(podsPath, onePod{name: "c", ip: "10.0.0.3", ready: "True", labels: `{"app":"llm","llm-d.ai/role":"encode"}`}.String())
 	c.has("a:8000 [fd00::1]:8000, a:8002 [fd00::1]:8002, b:8001 10.0.0.2:8001")
-	got := ""
+	var got strings.Builder
 	for _, name := range []string{"a:8000", "a:8002", "b:8001"} {
 		r := c.record(name)
-		got += fmt.Sprintln(name, r.Models, r.Role, r.BlockSize, r.Taints, r.Events.Transport, r.Events.Endpoint)
+		got.WriteString(fmt.Sprintln(name, r.Models, r.Role, r.BlockSize, r.Taints, r.Events.Transport, r.Events.Endpoint))
 	}
 	if want := `a:8000 [org/Model-1] both 32 [gpu group=red] zmq tcp://*:5557
 a:8002 [org/Model-1] both 32 [gpu group=red] zmq tcp://*:5559
 b:8001 [base] prefill 16 [gpu]  
-`; got != want {
-		t.Errorf("got\n%swant\n%s", got, want)
+`; got.String() != want {
+		t.Errorf("got\n%swant\n%s", got.String(), want)
 	}
 	for _, want := range []string{
 		`pod models/a: its annotation llm-d.ai/active-ports has "9000", which is none of the ports [8000 8001 8002]: it is ignored`,
