@@ -32,6 +32,7 @@ var variants = []variant{
 		_ *tally) error {
 		return e.cycle(ctx, values+"inferencePool: {enabled: true, selector: {app: vllm}}\n")
 	}},
+	{"discovery", "kvroute finds the pods by the API, with the chart's Role: scaling, a rollout of workers", (*env).discovery},
 	{"own-envoy", "upgrade, rollouts, drain of the node, scaling, killed pods", (*env).ownEnvoy},
 	{"envoy-gateway", "Envoy Gateway programs an Envoy: upgrade, rollout, scaling, killed pods", (*env).envoyGateway},
 }
@@ -181,4 +182,45 @@ func (e *env) autoscale(ctx context.Context, own, bootstrap string) error {
 		}
 	}
 	return nil
+}
+
+// discovery finds the workers by their labels. A pod that ends gets no new requests at once, so it needs no pause
+// before it stops: requests in flight have the time of the workers' own preStop hook.
+func (e *env) discovery(ctx context.Context, t *tally) error {
+	if err := e.applyText(ctx, workers); err != nil {
+		return err
+	}
+	file, err := e.bootstrap(ctx)
+	if err != nil {
+		return err
+	}
+	text, _, _ := strings.Cut(values, "workers:\n")
+	text += `
+kubernetes:
+  sources:
+  - selector: app=vllm
+    ports: [8000]
+    worker: {models: [sim], model_card: kvroute-sim, block_size: 16, metrics: {}, events: {transport: zmq, endpoint: "tcp://*:5557", replay: "tcp://*:5657"}}
+envoy: {enabled: true}
+`
+	if err := e.install(ctx, text, "--set-file", "envoy.bootstrap="+file); err != nil {
+		return err
+	}
+	url, err := e.address(ctx, namespace, "kvroute-envoy")
+	if err != nil {
+		return err
+	}
+	load := startLoad(ctx, t, url)
+	if err := e.steps(ctx, t, []step{
+		{"more workers", func() error { return e.scale(ctx, "vllm", 5) }},
+		{"fewer workers", func() error { return e.scale(ctx, "vllm", 2) }},
+		{"rollout of workers", func() error { return e.restart(ctx, "vllm") }},
+		{"rollout of kvroute", func() error { return e.restart(ctx, "kvroute") }},
+	}); err != nil {
+		return err
+	}
+	if err := load.end(); err != nil {
+		return err
+	}
+	return e.uninstall(ctx)
 }
