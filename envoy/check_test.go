@@ -108,10 +108,10 @@ func snake(name string) string {
 	return s.String()
 }
 
-// withParts adds the pieces of --parts to the configuration of testdata/foreign.yaml, as docs/existing-envoy.md says.
+// withParts adds the pieces of --parts to the configuration of testdata/foreign/envoy.yaml, as docs/existing-envoy.md says.
 func withParts(t *testing.T, c envoy.Config) map[string]any {
 	t.Helper()
-	text, err := os.ReadFile("testdata/foreign.yaml")
+	text, err := os.ReadFile("testdata/foreign/envoy.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func withParts(t *testing.T, c envoy.Config) map[string]any {
 
 // The pieces make a configuration that is not from this project complete, and leave its other routes alone.
 func TestPartsCompleteAnotherConfiguration(t *testing.T) {
-	text, err := os.ReadFile("testdata/foreign.yaml")
+	text, err := os.ReadFile("testdata/foreign/envoy.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

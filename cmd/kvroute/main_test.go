@@ -143,7 +143,7 @@ func TestEverySettingIsAFlag(t *testing.T) {
 		if field.Anonymous {
 			continue
 		}
-		if key, _, _ := strings.Cut(field.Tag.Get("yaml"), ","); !slices.Contains([]string{"version", "workers", "models", "groups", "dynamo"}, key) {
+		if key, _, _ := strings.Cut(field.Tag.Get("yaml"), ","); !slices.Contains([]string{"version", "workers", "models", "groups", "dynamo", "kubernetes"}, key) {
 			keys = append(keys, key)
 		}
 	}

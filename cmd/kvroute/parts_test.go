@@ -21,7 +21,7 @@ import (
 func TestAnEnvoyOfYourOwnUsesKvroute(t *testing.T) {
 	t.Parallel() // mostly waits
 	d := newStack(t, 3, []string{"--speed", "20"})
-	foreign, err := os.ReadFile("../../envoy/testdata/foreign.yaml")
+	foreign, err := os.ReadFile("../../envoy/testdata/foreign/envoy.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,18 +77,18 @@ func TestAnEnvoyOfYourOwnUsesKvroute(t *testing.T) {
 
 	// The third worker is not in the cluster of the operator, and kvroute uses it. A prefix goes to its worker.
 	served := map[string]string{}
-	for i := range 24 {
-		prompt := fmt.Sprint(i%6, strings.Repeat(" the same long beginning", 40))
+	for i := range 48 {
+		prompt := fmt.Sprintf("%02d%s", i%24, strings.Repeat(" the same long beginning", 40))
 		resp, body := reply(t, d, "POST", chatPath, chatBody(prompt, 2, i%2 == 0), http.Header{"X-Dynamo-Worker": {shop}})
 		worker := resp.Header.Get("X-Sim-Worker")
 		if resp.StatusCode != http.StatusOK || resp.Header.Get("X-Dynamo-Reason") == "" || worker == "" {
 			t.Fatalf("request %d: %s, %v: %s", i, resp.Status, resp.Header, body)
 		}
-		if before := served[prompt[:1]]; before != "" && before != worker {
-			t.Errorf("prompt %d went to %s, and then to %s", i%6, before, worker)
+		if before := served[prompt[:2]]; before != "" && before != worker {
+			t.Errorf("prompt %d went to %s, and then to %s", i%24, before, worker)
 		}
-		served[prompt[:1]] = worker
-		if i == 11 {
+		served[prompt[:2]] = worker
+		if i == 23 {
 			settle(t, d)
 		}
 	}
