@@ -130,6 +130,11 @@ func (s *sides) find(group int) int {
 	return slices.IndexFunc(s.shape.Sides, func(g SideGroup) bool { return g.Group == group })
 }
 
+// short reports whether the blocks of a group are shorter than a step, so that their predecessors count.
+func (s *sides) short(group int) bool {
+	return s.shape.Sides[group].Block < s.step*s.shape.Block
+}
+
 // shape changes the shape of a worker. Groups that stay as they were keep their blocks.
 func (x *Index) shape(worker int, to *Shape) {
 	if to == nil || to.Full <= to.Block && len(to.Sides) == 0 {
@@ -260,7 +265,7 @@ func (x *Index) storeSides(worker int, ev *Event) (out Outcome) {
 	}
 	x.gate.Lock()
 	defer x.gate.Unlock()
-	short := s.shape.Sides[g].Block < s.step*s.shape.Block
+	short := s.short(g)
 	before, has := ev.Parent, ev.HasParent
 	for _, e := range ev.Externals {
 		at, groups := sideBlock{g, e}, s.held[e]
@@ -352,18 +357,21 @@ func (x *Index) sidesLen() int {
 	return len(x.sides)
 }
 
-// appendGroup appends the blocks of a group. Each block whose predecessor counts has an event of its own.
+// appendGroup appends the blocks of a group. Where predecessors count, each block has an event of its own: a reader
+// takes the block before a block in an event for its predecessor, and the blocks of a group come in no order.
 func (s *sides) appendGroup(evs []Event, group int, shape *Shape) []Event {
 	next := Event{Kind: SideStored, Group: shape.Sides[group].Group, Shape: shape}
+	short := s.short(group)
 	for e, groups := range s.held {
 		at := sideBlock{group, e}
 		if groups>>group&1 == 0 {
 			continue
 		}
 		copies := slices.Repeat([]uint64{e}, int(min(s.more[at], maxCopies))+1)
-		if before, has := s.before[at]; has {
+		if short {
+			before, has := s.before[at]
 			evs = append(evs, Event{
-				Kind: SideStored, Group: next.Group, Shape: shape, Parent: before, HasParent: true, Externals: copies,
+				Kind: SideStored, Group: next.Group, Shape: shape, Parent: before, HasParent: has, Externals: copies,
 			})
 			continue
 		}

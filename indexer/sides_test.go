@@ -214,6 +214,13 @@ func TestSidesModel(t *testing.T) {
 				}
 				x.Apply(2, ev)
 			}
+			if n%7 == 6 { // side groups are built again
+				evs := x.Sides(2)
+				x.Apply(2, indexer.Event{Kind: indexer.Shaped})
+				for _, ev := range evs {
+					x.Apply(2, ev)
+				}
+			}
 			for _, p := range prompts {
 				p += "zz"[:rng.IntN(2)]
 				m := indexer.Matches{Device: make([]int32, 4), Tokens: len(p)}
@@ -247,6 +254,63 @@ func TestSidesModel(t *testing.T) {
 	}
 	if hits < 1000 || fewer > hits/50 {
 		t.Errorf("%d hits, %d of them shorter than those of the model", hits, fewer)
+	}
+}
+
+// An index that is built again from the events of Sides has the same hits after later events. Blocks whose predecessor
+// is unknown do not become predecessors of each other: the engine may name the predecessors later.
+func TestSidesBuiltAgain(t *testing.T) {
+	const sequences, blocks, copies = 16, 8, 3
+	shape := &indexer.Shape{Block: 1, Full: 4, Sides: []indexer.SideGroup{{Group: 1, Needs: indexer.NeedsWindow, Block: 1, Tokens: 7}}}
+	x, again := indexer.New(indexer.Config{}), indexer.New(indexer.Config{})
+	apply := func(ev indexer.Event) { x.Apply(0, ev); again.Apply(0, ev) }
+	locals, ids := [sequences][]uint64{}, [sequences][]uint64{}
+	apply(indexer.Event{Kind: indexer.Shaped, Shape: shape})
+	for i := range sequences {
+		var full []indexer.Block
+		for j := range uint64(blocks) {
+			id := (uint64(i)*blocks + j + 1) * 0x9E3779B97F4A7C15
+			full = append(full, indexer.Block{External: id, Local: id ^ 77})
+			locals[i], ids[i] = append(locals[i], id^77), append(ids[i], id)
+		}
+		apply(indexer.Event{Kind: indexer.Stored, Blocks: full})
+		for range copies {
+			apply(indexer.Event{Kind: indexer.SideStored, Group: 1, Externals: ids[i][blocks-1:]})
+		}
+	}
+	rebuild := func() {
+		again.Apply(0, indexer.Event{Kind: indexer.Shaped})
+		for _, ev := range x.Sides(0) {
+			again.Apply(0, ev)
+		}
+	}
+	check := func(when string, want int32) {
+		t.Helper()
+		for i := range sequences {
+			for name, x := range map[string]*indexer.Index{"the index": x, "the one built again": again} {
+				m := indexer.Matches{Device: make([]int32, 1), Tokens: blocks + 1}
+				if x.FindMatches(&m, locals[i]); m.Device[0] != want {
+					t.Errorf("%s, sequence %d, %s: %d blocks, want %d", when, i, name, m.Device[0], want)
+				}
+			}
+		}
+	}
+	rebuild()
+	check("last blocks only", 0)
+	for i := range sequences {
+		apply(indexer.Event{Kind: indexer.SideStored, Group: 1, Externals: ids[i]})
+	}
+	check("all blocks", blocks)
+	rebuild()
+	for removed := range copies + 2 {
+		want := int32(blocks)
+		if removed > copies {
+			want = 4 // the boundary before
+		}
+		check(fmt.Sprintf("%d copies removed", removed), want)
+		for i := range sequences {
+			apply(indexer.Event{Kind: indexer.SideRemoved, Group: 1, Externals: ids[i][blocks-1:]})
+		}
 	}
 }
 
