@@ -10,13 +10,14 @@ import (
 
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/internal/fixtures"
 )
 
 // A socket that causes log lines as often as possible does not fill the log: each line appears
 // once in ten seconds, with the number of omitted lines.
 func TestAHostileSocketDoesNotFillTheLog(t *testing.T) {
 	s := simulate(t, enginesim.SocketsConfig{})
-	var log lines
+	var log fixtures.Log
 	_, c := follow(t, engines.SourcesConfig{Log: slog.New(slog.NewTextHandler(&log, nil))}, zmqWorker(7, s))
 	eventually(t, func() bool { return s.Subscribers() == 1 })
 	const n = 3000
@@ -25,9 +26,7 @@ func TestAHostileSocketDoesNotFillTheLog(t *testing.T) {
 		s.PublishFrames([]byte("kv"), binary.BigEndian.AppendUint64(nil, 10*(1-i%2)+5), body)
 	}
 	eventually(t, func() bool { c.mu.Lock(); defer c.mu.Unlock(); return c.clears >= n/2 })
-	log.mu.Lock()
-	text := log.buf.String()
-	log.mu.Unlock()
+	text := log.String()
 	if got := strings.Count(text, "\n"); got > 50 {
 		t.Errorf("%d lines, such as\n%s", got, text[:min(len(text), 1000)])
 	}

@@ -3,11 +3,8 @@
 package engines_test
 
 import (
-	"bytes"
 	"log/slog"
 	"net"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,27 +16,10 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/natstest"
 	"github.com/kvroute/kvroute/internal/wire"
 )
-
-// lines keeps a log.
-type lines struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *lines) has(text string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Contains(l.buf.String(), text)
-}
 
 // While NATS is away, a limited number of events waits. Dropped events show as a gap, and later
 // events arrive.
@@ -58,7 +38,7 @@ func TestTheBusIsAwayForAWhile(t *testing.T) {
 	sending, receiving := connect(16<<10), connect(1<<20)
 	scope := wire.Scope{Namespace: "away"}
 	var c caches
-	var log lines
+	var log fixtures.Log
 	subscriber, err := events.NewSubscriber(receiving, events.SubscriberConfig{Scope: scope, Sink: c.apply, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
@@ -86,7 +66,7 @@ func TestTheBusIsAwayForAWhile(t *testing.T) {
 	eventually(t, func() bool { return sending.IsConnected() && receiving.IsConnected() })
 	engine.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 42}}}, Tokens: seq(9000, 16)})
 	eventually(t, func() bool { _, there := c.of(7, 0)[42]; return there })
-	if !log.has("events of a worker are missing") {
+	if !log.Has("events of a worker are missing") {
 		t.Error("the gap was not reported")
 	}
 	if got := all.State(7); got != indexer.StateOK {

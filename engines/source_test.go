@@ -179,10 +179,10 @@ func TestALongAnswerIsAskedForInParts(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
 			s.store(n)
-			var log lines
+			var log fixtures.Log
 			all, c := follow(t, engines.SourcesConfig{Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))}, zmqWorker(7, s))
 			agree(t, c, 0, s)
-			if log.has("does not answer") {
+			if log.Has("does not answer") {
 				t.Error("an end was waited for as long as a whole answer")
 			}
 			s.store(1)

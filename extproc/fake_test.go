@@ -3,7 +3,6 @@
 package extproc_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -339,7 +339,7 @@ type harness struct {
 	server *extproc.Server
 	grpc   *grpc.Server
 	router *fakeRouter
-	log    *lockedBuffer
+	log    *fixtures.Log
 	reader *sdkmetric.ManualReader
 }
 
@@ -352,7 +352,7 @@ func newHarness(t *testing.T, conf extproc.Config) *harness {
 
 func newUnserved(t *testing.T, conf extproc.Config) *harness {
 	t.Helper()
-	h := &harness{router: newRouter(t), log: new(lockedBuffer), reader: sdkmetric.NewManualReader()}
+	h := &harness{router: newRouter(t), log: new(fixtures.Log), reader: sdkmetric.NewManualReader()}
 	conf.RouterID = 0xabc
 	conf.Log = slog.New(slog.NewTextHandler(h.log, nil))
 	conf.Meter = sdkmetric.NewMeterProvider(sdkmetric.WithReader(h.reader)).Meter("test")
@@ -415,24 +415,6 @@ func hasValues(set attribute.Set, values []string) bool {
 		}
 	}
 	return true
-}
-
-// lockedBuffer is a log that may be read while it is written.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }
 
 var errOther = errors.New("something else")

@@ -476,7 +476,7 @@ func TestTheBusLetsNobodyInForAWhile(t *testing.T) {
 	}
 	stop := start("other")
 	defer func() { stop() }()
-	var log lines
+	var log fixtures.Log
 	nc, err := bus.Connect(fmt.Sprintf("nats://router:secret@127.0.0.1:%d", opts.Port), "test", &bus.Access{}, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	if err != nil {
 		t.Fatal(err)
@@ -507,22 +507,4 @@ func TestTheBusLetsNobodyInForAWhile(t *testing.T) {
 	if n := strings.Count(log.String(), "level=WARN"); n > 12 {
 		t.Errorf("the log has %d warnings:\n%s", n, log.String())
 	}
-}
-
-// lines are the lines of a log that may be read while it is written.
-type lines struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }

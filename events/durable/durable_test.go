@@ -224,7 +224,7 @@ type replica struct {
 	t    *testing.T
 	nc   *nats.Conn
 	sub  *events.Subscriber
-	log  *logged
+	log  *fixtures.Log
 	stop func()
 
 	mu     sync.Mutex
@@ -249,26 +249,6 @@ func number(worker uint64) int {
 	return 10_000 + int(worker%10_007)
 }
 
-// logged keeps the lines of a log.
-type logged struct {
-	mu    sync.Mutex
-	lines strings.Builder
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.lines.Write(p)
-}
-
-func (l *logged) has(s string) bool { return l.count(s) > 0 }
-
-func (l *logged) count(s string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.lines.String(), s)
-}
-
 // newReplica returns a replica that is not running yet.
 func newReplica(t *testing.T, nc *nats.Conn, name string, conf durable.Config, hurry ...func(*durable.Timing)) *replica {
 	t.Helper()
@@ -277,7 +257,7 @@ func newReplica(t *testing.T, nc *nats.Conn, name string, conf durable.Config, h
 
 func newReplicaIn(t *testing.T, nc *nats.Conn, scope wire.Scope, name string, conf durable.Config, hurry ...func(*durable.Timing)) *replica {
 	t.Helper()
-	r := &replica{t: t, nc: nc, index: indexer.New(indexer.Config{}), log: &logged{}, names: map[int]uint64{}, states: map[uint64]indexer.State{}}
+	r := &replica{t: t, nc: nc, index: indexer.New(indexer.Config{}), log: &fixtures.Log{}, names: map[int]uint64{}, states: map[uint64]indexer.State{}}
 	r.parked = indexer.NewParked(r.index)
 	var err error
 	log := slog.New(slog.NewTextHandler(r.log, nil)).With("replica", name)
@@ -291,7 +271,7 @@ func newReplicaIn(t *testing.T, nc *nats.Conn, scope wire.Scope, name string, co
 	r.Hurry(hurry...)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("log of %s:\n%s", name, r.log.lines.String())
+			t.Logf("log of %s:\n%s", name, r.log)
 		}
 	})
 	return r
@@ -637,7 +617,7 @@ func TestAThirdReplicaHasTheFullState(t *testing.T) {
 	e.work(300) // no replica runs
 	c := startReplica(t, n.connect(), "c", conf)
 	e.mustKnow(c)
-	if !c.log.has("a snapshot is restored") {
+	if !c.log.Has("a snapshot is restored") {
 		t.Error("the replica did not start from a snapshot")
 	}
 }
@@ -725,11 +705,11 @@ func TestAForgedEpochIsRefused(t *testing.T) {
 		if _, err := kv.Put(t.Context(), "epoch", []byte(forged)); err != nil {
 			t.Fatal(err)
 		}
-		natstest.Eventually(t, func() bool { return a.log.count("is refused") == i+1 })
+		natstest.Eventually(t, func() bool { return strings.Count(a.log.String(), "is refused") == i+1 })
 		e.work(100)
 		b := startReplica(t, n.connect(), fmt.Sprint("b", i), conf)
 		e.mustKnow(a, b)
-		if n := b.log.count("is refused"); n != 1 {
+		if n := strings.Count(b.log.String(), "is refused"); n != 1 {
 			t.Errorf("a new replica logs %d refusals", n)
 		}
 	}
@@ -770,7 +750,7 @@ func TestTwoProcessesWithOneName(t *testing.T) {
 	b := startReplica(t, n.connect(), "a", durable.Config{})
 	e.workFor(300 * time.Millisecond)
 	e.mustKnow(a, b)
-	if !a.log.has("another process has this replica's name") {
+	if !a.log.Has("another process has this replica's name") {
 		t.Error("nobody says that two processes have one name")
 	}
 	if got := n.consumers(); len(got) != 2 {

@@ -251,7 +251,7 @@ func TestASlowReplica(t *testing.T) {
 	a.slow = 0
 	a.mu.Unlock()
 	e.mustKnow(a)
-	if a.log.has("restored") {
+	if a.log.Has("restored") {
 		t.Error("the slow replica needed a snapshot")
 	}
 }
@@ -280,7 +280,7 @@ func TestAReplicaThatWasAwayForLong(t *testing.T) {
 	e.mustKnow(b)
 	way.Cut(false)
 	e.mustKnow(a)
-	if !a.log.has("a snapshot is restored") {
+	if !a.log.Has("a snapshot is restored") {
 		t.Error("the replica did not load the snapshot")
 	}
 }
@@ -513,7 +513,7 @@ func TestHalfASnapshot(t *testing.T) {
 			spoil(t, n, obs, h.Object, data)
 			c := startReplica(t, n.connect(), "c", durable.Config{})
 			e.mustKnow(c)
-			if !c.log.has("a snapshot is skipped") || !c.log.has(h.Previous) {
+			if !c.log.Has("a snapshot is skipped") || !c.log.Has(h.Previous) {
 				t.Error("the log does not say what was done")
 			}
 			// The replica replaces the damaged snapshot with a good one. The damaged one is not
@@ -553,7 +553,7 @@ func TestHalfASnapshot(t *testing.T) {
 				}
 				c := startReplica(t, n.connect(), "c", durable.Config{}, func(t *durable.Timing) { t.KeepEvery = time.Hour })
 				e.mustKnow(c)
-				if !c.log.has("a snapshot is skipped") {
+				if !c.log.Has("a snapshot is skipped") {
 					t.Errorf("%s at byte %d is not noticed", what, at)
 				}
 				c.kill()
@@ -570,7 +570,7 @@ func TestHalfASnapshot(t *testing.T) {
 		}
 		b := startReplica(t, n.connect(), "b", durable.Config{})
 		e.mustKnow(b) // from the stream alone
-		if !b.log.has("a snapshot is skipped") {
+		if !b.log.Has("a snapshot is skipped") {
 			t.Error("the log does not say what was done")
 		}
 	})
@@ -775,7 +775,7 @@ func TestTheObjectStoreIsFull(t *testing.T) {
 	}
 	e := startEngines(t, n.connect(), 4)
 	a := startReplica(t, n.connect(), "a", durable.Config{SnapshotThreshold: 20})
-	e.workUntil(func() bool { return a.log.has("a snapshot failed") })
+	e.workUntil(func() bool { return a.log.Has("a snapshot failed") })
 	e.mustKnow(a)
 	if first := n.streamInfo().State.FirstSeq; first != 1 || n.hasSnapshot(1) {
 		t.Errorf("the stream was purged to %d without a snapshot", first)
@@ -804,7 +804,7 @@ func TestAWorkerLiesAboutItsID(t *testing.T) {
 		<-time.After(10 * time.Millisecond)
 	}
 	e.awaitEqual(func(w int) bool { return w != 2 }, a)
-	natstest.Eventually(t, func() bool { return a.log.has("two publishers speak for one rank") })
+	natstest.Eventually(t, func() bool { return a.log.Has("two publishers speak for one rank") })
 	b := startReplica(t, n.connect(), "b", durable.Config{})
 	e.awaitEqual(func(w int) bool { return w != 2 }, b)
 	// When the false worker is silent and the real one has cleared its cache, the state is correct

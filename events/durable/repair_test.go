@@ -135,7 +135,7 @@ func TestResetReplicasRebuild(t *testing.T) {
 	reset := conf
 	reset.ResetStates = true
 	c := e.startMember(n.connect(), "c", reset)
-	natstest.Eventually(t, func() bool { return a.log.has("began a new epoch") && b.log.has("began a new epoch") })
+	natstest.Eventually(t, func() bool { return a.log.Has("began a new epoch") && b.log.Has("began a new epoch") })
 	e.mustKnow(a, b, c) // no further event is published
 	e.workFor(100 * time.Millisecond)
 	e.mustKnow(a, b, c)
@@ -242,7 +242,7 @@ func TestStrangersAreNotHeard(t *testing.T) {
 				liar.Publish(0, indexer.Event{Kind: indexer.Cleared})
 				liars = append(liars, liar)
 			}
-			natstest.Eventually(t, func() bool { return a.log.has("a publisher speaks for a worker whose record names another one") })
+			natstest.Eventually(t, func() bool { return a.log.Has("a publisher speaks for a worker whose record names another one") })
 			for i := range uint64(50) {
 				liars[i%3].Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<60 + i, Local: i}}})
 				e.work(10)
@@ -375,7 +375,7 @@ func TestOtherEndpointsPurge(t *testing.T) {
 	c := newReplicaIn(t, n.connect(), one, "c", conf)
 	natstest.Run(t, c.Run)
 	natstest.Eventually(t, c.Ready)
-	if !c.log.has("a snapshot is restored") || !c.log.has("may be of other endpoints") || c.log.has("in no snapshot") {
+	if !c.log.Has("a snapshot is restored") || !c.log.Has("may be of other endpoints") || c.log.Has("in no snapshot") {
 		t.Error("the log does not say what happened")
 	}
 	c.isIn(indexer.StateOK, 1)

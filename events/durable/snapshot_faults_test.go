@@ -104,7 +104,7 @@ func TestSomebodyPurgesWhatAReplicaHasNotRead(t *testing.T) {
 	b.mu.Lock()
 	b.slow = 0
 	b.mu.Unlock()
-	e.workUntil(func() bool { return b.log.has("were purged") })
+	e.workUntil(func() bool { return b.log.Has("were purged") })
 	natstest.Eventually(t, b.Ready)
 	natstest.Eventually(t, func() bool {
 		b.mu.Lock()

@@ -84,7 +84,7 @@ func TestTheStoreIsFull(t *testing.T) {
 			natstest.Eventually(t, a.Stores)
 			e.mustKnow(a)
 			a.isIn(indexer.StateOK, 3)
-			if !a.log.has("JetStream does not store events") {
+			if !a.log.Has("JetStream does not store events") {
 				t.Error("the log does not report the full store")
 			}
 		})

@@ -3,7 +3,6 @@
 package pods_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/fleet/pods"
+	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/kube"
 	"github.com/kvroute/kvroute/internal/kubetest"
 )
@@ -33,7 +33,7 @@ type cluster struct {
 	t      *testing.T
 	finder *pods.Finder
 	wake   chan struct{}
-	log    *lines
+	log    *fixtures.Log
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -44,7 +44,7 @@ type cluster struct {
 
 // find runs a finder with sources. Workers without models get one.
 func find(t *testing.T, s *kubetest.Server, sources ...pods.Source) *cluster {
-	c := &cluster{Server: s, t: t, wake: make(chan struct{}, 1), log: &lines{}}
+	c := &cluster{Server: s, t: t, wake: make(chan struct{}, 1), log: &fixtures.Log{}}
 	log := slog.New(slog.NewTextHandler(c.log, nil))
 	client, err := kube.New(kube.Config{Server: s.URL, CAFile: s.CAFile, TokenFile: s.TokenFile, Log: log})
 	if err != nil {
@@ -517,23 +517,4 @@ func TestWrongSources(t *testing.T) {
 	if err := s.Check(fleet.Networks{}); err != nil {
 		t.Error(err)
 	}
-}
-
-// lines is a log.
-type lines struct {
-	mu sync.Mutex
-	// mu guards the field below.
-	text bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }

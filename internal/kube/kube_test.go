@@ -3,7 +3,6 @@
 package kube_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -19,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/kube"
 	"github.com/kvroute/kvroute/internal/kubetest"
 )
@@ -41,7 +41,7 @@ type follower struct {
 	t    *testing.T
 	set  *kube.Set[pod]
 	wake chan struct{}
-	log  *lines
+	log  *fixtures.Log
 
 	mu sync.Mutex
 	// mu guards the field below.
@@ -53,7 +53,7 @@ func pods() kube.Resource {
 }
 
 func follow(t *testing.T, s *kubetest.Server, r kube.Resource, change func(*kube.Config)) *follower {
-	f := &follower{t: t, wake: make(chan struct{}, 1), log: &lines{}, counts: map[string]int{}}
+	f := &follower{t: t, wake: make(chan struct{}, 1), log: &fixtures.Log{}, counts: map[string]int{}}
 	conf := kube.Config{Server: s.URL, CAFile: s.CAFile, TokenFile: s.TokenFile, Log: slog.New(slog.NewTextHandler(f.log, nil))}
 	if change != nil {
 		change(&conf)
@@ -390,23 +390,4 @@ func TestAnUnknownAuthorityIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.works()
-}
-
-// lines is a log.
-type lines struct {
-	mu sync.Mutex
-	// mu guards the field below.
-	text bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }

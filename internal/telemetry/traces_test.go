@@ -25,6 +25,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/telemetry"
 )
 
@@ -159,24 +160,6 @@ func (c *counts) get() map[string]int {
 	return maps.Clone(c.by)
 }
 
-// lines is a log that tests read.
-type lines struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 func setenv(t *testing.T, env map[string]string) {
 	t.Helper()
 	for _, name := range []string{"OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_SDK_DISABLED"} {
@@ -187,11 +170,11 @@ func setenv(t *testing.T, env map[string]string) {
 	}
 }
 
-func newTraces(t *testing.T, env map[string]string) (*telemetry.Traces, *counts, *lines) {
+func newTraces(t *testing.T, env map[string]string) (*telemetry.Traces, *counts, *fixtures.Log) {
 	t.Helper()
 	setenv(t, env)
 	var spans counts
-	var out lines
+	var out fixtures.Log
 	traces, err := telemetry.NewTraces(t.Context(), slog.New(slog.NewTextHandler(&out, nil)), spans.add)
 	if err != nil || traces == nil {
 		t.Fatal(traces, err)
