@@ -148,8 +148,7 @@ func (e *env) envoyGateway(ctx context.Context, t *tally) error {
 	}); err != nil {
 		return err
 	}
-	load := startLoad(ctx, t, url)
-	if err := e.steps(ctx, t, []step{
+	return e.underLoad(ctx, t, url, []step{
 		{"upgrade with another setting of kvroute", func() error {
 			return e.install(ctx, gatewayValues, "--set", "config.second-choice=header", "--set",
 				"config.router-temperature=0.1")
@@ -158,11 +157,5 @@ func (e *env) envoyGateway(ctx context.Context, t *tally) error {
 		{"more workers", func() error { return e.scale(ctx, "vllm", 5) }},
 		{"fewer workers", func() error { return e.scale(ctx, "vllm", 3) }},
 		{"a killed kvroute", func() error { return e.kill(ctx, "app.kubernetes.io/component=router") }},
-	}); err != nil {
-		return err
-	}
-	if err := load.end(); err != nil {
-		return err
-	}
-	return e.uninstall(ctx)
+	})
 }

@@ -85,6 +85,18 @@ func (e *env) install(ctx context.Context, text string, args ...string) error {
 	return e.settled(ctx, namespace)
 }
 
+// underLoad runs the steps while clients send requests to an address, and removes the release afterwards.
+func (e *env) underLoad(ctx context.Context, t *tally, url string, list []step) error {
+	load := startLoad(ctx, t, url)
+	if err := e.steps(ctx, t, list); err != nil {
+		return err
+	}
+	if err := load.end(); err != nil {
+		return err
+	}
+	return e.uninstall(ctx)
+}
+
 // uninstall removes the release, and fails if an object of it stays.
 func (e *env) uninstall(ctx context.Context) error {
 	if _, err := e.helm(ctx, "uninstall", release, "--namespace", namespace); err != nil {

@@ -120,8 +120,7 @@ func (e *env) ownEnvoy(ctx context.Context, t *tally) error {
 	if err != nil {
 		return err
 	}
-	load := startLoad(ctx, t, url)
-	if err := e.steps(ctx, t, []step{
+	return e.underLoad(ctx, t, url, []step{
 		{"upgrade with another setting of kvroute", func() error {
 			return e.install(ctx, own, "--set-file", "envoy.bootstrap="+file, "--set", "config.router-temperature=0.1")
 		}},
@@ -140,13 +139,7 @@ func (e *env) ownEnvoy(ctx context.Context, t *tally) error {
 		{"fewer workers", func() error { return e.scale(ctx, "vllm", 3) }},
 		{"autoscalers for kvroute and the workers", func() error { return e.autoscale(ctx, own, file) }},
 		{"a killed kvroute", func() error { return e.kill(ctx, "app.kubernetes.io/component=router") }},
-	}); err != nil {
-		return err
-	}
-	if err := load.end(); err != nil {
-		return err
-	}
-	return e.uninstall(ctx)
+	})
 }
 
 // autoscale turns the autoscaler on, and checks that an upgrade keeps the number of pods. It applies the examples for
@@ -210,17 +203,10 @@ envoy: {enabled: true}
 	if err != nil {
 		return err
 	}
-	load := startLoad(ctx, t, url)
-	if err := e.steps(ctx, t, []step{
+	return e.underLoad(ctx, t, url, []step{
 		{"more workers", func() error { return e.scale(ctx, "vllm", 5) }},
 		{"fewer workers", func() error { return e.scale(ctx, "vllm", 2) }},
 		{"rollout of workers", func() error { return e.restart(ctx, "vllm") }},
 		{"rollout of kvroute", func() error { return e.restart(ctx, "kvroute") }},
-	}); err != nil {
-		return err
-	}
-	if err := load.end(); err != nil {
-		return err
-	}
-	return e.uninstall(ctx)
+	})
 }
