@@ -92,7 +92,7 @@ var layers = []layer{
 		{"slots", ""},
 		{"indexer", ""},
 		{"tokenizer", "tokenizer/chat tokenizer/jinja internal/engine internal/jsonscan"},
-		{"tokenizer/chat", "tokenizer/jinja internal/engine"},
+		{"tokenizer/chat", "tokenizer/jinja internal/engine internal/jsonscan"},
 		{"tokenizer/jinja", "internal/jsonscan"},
 	}},
 	{"tools", []row{
