@@ -8,7 +8,6 @@ import (
 	"fmt"
 
 	"github.com/kvroute/kvroute/fleet"
-	"github.com/kvroute/kvroute/internal/kube"
 )
 
 // dynamoConfig is the file's "dynamo": where the records of Dynamo's processes are, and
@@ -19,19 +18,9 @@ type dynamoConfig struct {
 	// Etcd is Dynamo's own default, DYN_DISCOVERY_BACKEND=etcd.
 	Etcd fleet.DynamoEtcd `yaml:"etcd,omitempty"`
 	// Kubernetes is DYN_DISCOVERY_BACKEND=kubernetes.
-	Kubernetes *dynamoKubernetes `yaml:"kubernetes,omitempty"`
+	Kubernetes *kubernetesAPI `yaml:"kubernetes,omitempty"`
 
 	fleet.DynamoRules `yaml:",inline"`
-}
-
-// dynamoKubernetes is where Dynamo's objects are. The zero value is the namespace and the API of kvroute's own pod.
-type dynamoKubernetes struct {
-	// Namespace of the pods. Empty is that of kvroute's pod.
-	Namespace string `yaml:"namespace,omitempty"`
-	// Server, CAFile and TokenFile are needed outside of a pod only.
-	Server    string `yaml:"server,omitempty"`
-	CAFile    string `yaml:"ca-file,omitempty"`
-	TokenFile string `yaml:"token-file,omitempty"`
 }
 
 func (c *dynamoConfig) on() bool {
@@ -47,8 +36,8 @@ func (c *dynamoConfig) check() error {
 		}
 	}
 	err := cmp.Or(c.DynamoRules.Check(), c.Etcd.Check())
-	if err == nil && c.Kubernetes != nil && c.Kubernetes.Server != "" {
-		if err = kube.CheckServer(c.Kubernetes.Server); err != nil {
+	if err == nil && c.Kubernetes != nil {
+		if err = c.Kubernetes.check(); err != nil {
 			err = fmt.Errorf("kubernetes.%w", err)
 		}
 	}
@@ -77,8 +66,7 @@ func (s *server) openDynamo() (err error) {
 		Log: s.log, Meter: s.metrics.Meter("fleet"),
 	}
 	if k := c.Kubernetes; k != nil {
-		conf.Kubernetes, err = kube.New(kube.Config{Server: k.Server, CAFile: k.CAFile, TokenFile: k.TokenFile, Log: s.log})
-		if err != nil {
+		if conf.Kubernetes, err = k.client(s.log); err != nil {
 			return fmt.Errorf("dynamo.kubernetes.%w", err)
 		}
 		conf.KubernetesNamespace = cmp.Or(k.Namespace, conf.Kubernetes.Namespace)

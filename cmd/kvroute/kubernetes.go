@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"github.com/goccy/go-yaml"
 
@@ -14,9 +15,8 @@ import (
 	"github.com/kvroute/kvroute/internal/reach"
 )
 
-// kubernetesConfig is the file's "kubernetes": how workers are found by the API of Kubernetes. The zero value finds
-// none.
-type kubernetesConfig struct {
+// kubernetesAPI is where the API of Kubernetes is. The zero value is that of kvroute's own pod.
+type kubernetesAPI struct {
 	// Server is the URL of the API server; empty takes the address that Kubernetes gives each pod.
 	Server string `yaml:"server,omitempty"`
 	// CAFile is a PEM file with the authorities of the server's certificate; empty takes that of the pod, and with
@@ -24,8 +24,27 @@ type kubernetesConfig struct {
 	CAFile string `yaml:"ca-file,omitempty"`
 	// TokenFile is a file with a bearer token; empty takes that of the pod, and with server no token.
 	TokenFile string `yaml:"token-file,omitempty"`
-	// Namespace of the sources that name none; empty takes that of kvroute's pod.
+	// Namespace of the objects, unless a source names another one; empty takes that of kvroute's pod.
 	Namespace string `yaml:"namespace,omitempty"`
+}
+
+// check refuses the address of a server that is none.
+func (a *kubernetesAPI) check() error {
+	if a.Server == "" {
+		return nil
+	}
+	return kube.CheckServer(a.Server)
+}
+
+// client makes the client of the API.
+func (a *kubernetesAPI) client(log *slog.Logger) (*kube.Client, error) {
+	return kube.New(kube.Config{Server: a.Server, CAFile: a.CAFile, TokenFile: a.TokenFile, Log: log})
+}
+
+// kubernetesConfig is the file's "kubernetes": how workers are found by the API of Kubernetes. The zero value finds
+// none.
+type kubernetesConfig struct {
+	API kubernetesAPI `yaml:",inline"`
 
 	Sources []kubernetesSource `yaml:"sources,omitempty"`
 }
@@ -69,12 +88,10 @@ func (c *kubernetesConfig) check(workerNetworks string) error {
 		return nil //nolint:nilerr // checkWorkers refuses the networks
 	}
 	var errs []error
-	if c.Server != "" {
-		if err := kube.CheckServer(c.Server); err != nil {
-			errs = append(errs, fmt.Errorf("kubernetes.%w", err))
-		}
+	if err := c.API.check(); err != nil {
+		errs = append(errs, fmt.Errorf("kubernetes.%w", err))
 	}
-	if !c.on() && (c.Server != "" || c.CAFile != "" || c.TokenFile != "" || c.Namespace != "") {
+	if !c.on() && c.API != (kubernetesAPI{}) {
 		errs = append(errs, errors.New("kubernetes.sources: want at least one source of workers"))
 	}
 	for i, s := range c.sources() {
@@ -101,12 +118,12 @@ func (s *server) openKubernetes() (err error) {
 	if !c.on() {
 		return nil
 	}
-	client, err := kube.New(kube.Config{Server: c.Server, CAFile: c.CAFile, TokenFile: c.TokenFile, Log: s.log})
+	client, err := c.API.client(s.log)
 	if err != nil {
 		return fmt.Errorf("kubernetes.%w", err)
 	}
 	s.pods, err = pods.New(pods.Config{
-		Client: client, Sources: c.sources(), Namespace: c.Namespace, Networks: s.networks,
+		Client: client, Sources: c.sources(), Namespace: c.API.Namespace, Networks: s.networks,
 		Changed: func(records []fleet.Record) error {
 			fleet.AddProbes(records)
 			return s.static.replace(&s.static.pods, records)
