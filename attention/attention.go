@@ -58,7 +58,7 @@ type Item struct {
 	// Cause is the part of the text that says why, and Advice says what to do. They are empty if the text is all.
 	Cause  string `json:"cause,omitempty"`
 	Advice string `json:"advice,omitempty"`
-	// Since is when it began. It is zero if nobody knows.
+	// Since is when it began. It is zero if the time is unknown.
 	Since time.Time `json:"since,omitzero"`
 	Docs  string    `json:"docs,omitempty"` // link to the section of the documentation
 }
@@ -113,7 +113,7 @@ var docs = map[string]string{
 	"workers":        "troubleshooting.md#workers",
 }
 
-// DocsOf returns the address of the documentation of a version of kvroute: that of its tag, or of the main branch.
+// DocsOf returns the address of the documentation of a version of kvroute: of the tag of a release, else of the main branch.
 func DocsOf(version string) string {
 	ref := "main"
 	if digits, found := strings.CutPrefix(version, "v"); found && strings.Trim(digits, "0123456789.") == "" {

@@ -103,7 +103,7 @@ func TestStoryOfAWorker(t *testing.T) {
 func TestReplicaAndModels(t *testing.T) {
 	log := attention.NewLog("")
 	s := attention.State{Workers: []attention.Worker{healthy(1)}, Replica: attention.Replica{BusAway: true}}
-	for range 3 { // nobody knows since when
+	for range 3 { // the time of its beginning is unknown
 		log.Observe(start, &s)
 		if i := log.Items(); len(i) != 1 || !i[0].Since.IsZero() || len(log.Events()) != 0 {
 			t.Errorf("%+v", i)
