@@ -55,9 +55,18 @@ func bind(endpoint string, port, rank int, role zmtp.Role, handle func(*zmtp.Con
 
 // run accepts connections until ctx ends. Then it closes the socket and its connections.
 func (s *socket) run(ctx context.Context) error {
-	defer context.AfterFunc(ctx, func() { _ = s.Close() })() // Accept then ends
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	wg.Add(1)
+	stop := context.AfterFunc(ctx, func() { // Accept then ends; the port is free when run returns
+		defer wg.Done()
+		_ = s.Close()
+	})
+	defer func() {
+		if stop() {
+			wg.Done()
+		}
+	}()
 	defer s.disconnect()
 	for {
 		nc, err := s.Accept()
