@@ -4,6 +4,7 @@ package api_test
 
 import (
 	"context"
+	"encoding"
 	"encoding/json"
 	"fmt"
 	"go/ast"
@@ -248,7 +249,7 @@ func compare(s spec, schema map[string]any, of reflect.Type, names map[reflect.T
 			return []string{"has a type, want any"}
 		}
 		return nil
-	case of == reflect.TypeFor[time.Time](), of == reflect.TypeFor[netip.AddrPort](), of.Kind() == reflect.String:
+	case of.Implements(reflect.TypeFor[encoding.TextMarshaler]()), of.Kind() == reflect.String:
 		want = "string"
 	case of == reflect.TypeFor[outcomes.Points](): // numbers, and null for one that is unknown
 		want = "array"

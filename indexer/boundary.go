@@ -2,14 +2,19 @@
 
 package indexer
 
+import "math/bits"
+
 // runs is one match of a hybrid worker: it looks for the longest prefix of which all groups have what they need.
 // Positions are numbers of blocks of the index before a boundary.
 type runs struct {
-	s     *sides
-	owner int32
-	path  []pathNode
-	at    int           // the node of path that was used last
-	lo    [maxSides]int // by rule: of the blocks after this position it was checked that they are held
+	s       *sides
+	owner   int32
+	path    []pathNode
+	at      int // the node of path that was used last
+	by      int // the rule that lowered the prefix last, to the boundary before the missing block
+	missing int // the boundary before that block
+	lowered bool
+	lo      [maxSides]int // by rule: of the blocks after this position it was checked that they are held
 }
 
 // pathNode is a node on the way of a prompt, and the number of blocks before it.
@@ -43,6 +48,9 @@ func (x *Index) useBoundaries(m *Matches, local []uint64) {
 		}
 		r := runs{s: s, owner: int32(w), path: path}
 		m.Device[w] = int32(r.longest(int(m.Device[w]), m.Tokens))
+		if m.Ends != nil && r.lowered {
+			m.Ends[w].Lacks, m.Ends[w].Group = r.lacking()
+		}
 	}
 }
 
@@ -75,6 +83,7 @@ func (r *runs) longest(blocks, tokens int) int {
 		next := l
 		for i := range s.rules {
 			if next = r.usable(i, l); next < l {
+				r.by, r.missing, r.lowered = i, next, true
 				break
 			}
 		}
@@ -84,6 +93,18 @@ func (r *runs) longest(blocks, tokens int) int {
 		l = next
 	}
 	return 0
+}
+
+// lacking returns the group that lowered the prefix last, and what it needs.
+func (r *runs) lacking() (Needs, int32) {
+	g := &r.s.rules[r.by]
+	at := g.position
+	if external, ok := r.external(r.missing + r.s.step - 1); ok {
+		if missing := g.mask &^ r.s.held[external]; missing != 0 {
+			at = bits.TrailingZeros16(missing)
+		}
+	}
+	return g.Needs, int32(r.s.shape.Sides[at].Group)
 }
 
 // usable returns l if the groups of a rule have what they need there, or else the next lower boundary for which they

@@ -181,6 +181,10 @@ func (x *Index) Hybrid(worker int) bool {
 type Boundaries struct {
 	Step  int  // blocks between two boundaries; 1 without a [Shape], 0 if the rule is unknown: no prefix counts
 	Sides bool // the worker has side groups
+	// Lacks is what the side group Group needs, if a match found that it lacks a block, so that less of the full prefix
+	// can be used; NeedsUnknown otherwise.
+	Lacks Needs
+	Group int32 // number of the group in the engine
 }
 
 // Boundaries returns where the usable prefixes of a worker end.
@@ -195,7 +199,7 @@ func (x *Index) Boundaries(worker int) Boundaries {
 
 func (x *Index) boundariesOf(worker int) Boundaries {
 	if s := x.sidesOf(worker); s != nil {
-		return Boundaries{s.step, len(s.shape.Sides) > 0}
+		return Boundaries{Step: s.step, Sides: len(s.shape.Sides) > 0}
 	}
 	return Boundaries{Step: 1}
 }

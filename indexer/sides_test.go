@@ -434,13 +434,16 @@ func TestMatchOfHeldBlocks(t *testing.T) {
 		Block: 4, Full: 4, Sides: []indexer.SideGroup{{Group: 1, Needs: indexer.NeedsState, Block: 4}},
 	}})
 	ends := []indexer.Boundaries{x.Boundaries(0), x.Boundaries(1), x.Boundaries(2)}
+	lacking := slices.Clone(ends)
+	lacking[2].Lacks, lacking[2].Group = indexer.NeedsState, 1
 	for _, c := range []struct {
 		local         []uint64
 		device, whole []int32
-	}{{local, []int32{2, 0, 1}, []int32{2, 0, 2}}, {nil, make([]int32, 3), make([]int32, 3)}} {
+		ends          []indexer.Boundaries
+	}{{local, []int32{2, 0, 1}, []int32{2, 0, 2}, lacking}, {nil, make([]int32, 3), make([]int32, 3), ends}} {
 		m := indexer.Matches{Device: []int32{9, 9, 9}, Held: []int32{9, 9, 9}, Ends: make([]indexer.Boundaries, 3)}
-		if x.FindMatches(&m, c.local); !slices.Equal(m.Device, c.device) || !slices.Equal(m.Held, c.whole) || !slices.Equal(m.Ends, ends) {
-			t.Errorf("%+v, want %v and %v", m, c.device, c.whole)
+		if x.FindMatches(&m, c.local); !slices.Equal(m.Device, c.device) || !slices.Equal(m.Held, c.whole) || !slices.Equal(m.Ends, c.ends) {
+			t.Errorf("%+v, want %v, %v and %v", m, c.device, c.whole, c.ends)
 		}
 	}
 }

@@ -205,6 +205,13 @@ type Candidate struct {
 	SummaryAge time.Duration `json:"summary_age_ns,omitempty"`
 	Probed     bool          `json:"probed,omitempty"`
 
+	// Lacks is the kind of the side group that lowers OverlapBlocks, because it lacks a block, and LacksGroup the
+	// number of this group in the engine. Rule is the rule of the audit by which OverlapBlocks is lower than events
+	// promise. The three fields make a Candidate no larger: alignment leaves as many bytes unused behind Probed.
+	Lacks      Limit `json:"lacks,omitempty"`
+	Rule       Limit `json:"rule,omitempty"`
+	LacksGroup int32 `json:"lacks_group,omitempty"`
+
 	scorer.Input // of the cost; the load includes Foreign
 
 	ReportedBlocks int `json:"reported_blocks,omitempty"` // in use by the engine's own report of the last 10 s
@@ -417,6 +424,9 @@ func (c *core) list(in *decisionInput, ch *choice, l *listing) {
 		}
 		if to.Input, to.Cost = ch.inputs[at], ch.costs[at]; !ch.allInputs {
 			c.complete(ch, ord, in.hashes.sequence, &to.Input)
+		}
+		if to.UnusableBlocks > 0 || to.LoweredBlocks > 0 {
+			nameLimits(c.entries[ord].learned.rule, &in.overlap, ord, to)
 		}
 		if ch.policy == scorer.Tokens || ch.policy == scorer.PredictedTTFT || ch.policy == scorer.Weighted {
 			to.DecodeDelay = ch.settings.DecodeDelay(&ch.request, &to.Input)

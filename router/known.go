@@ -98,6 +98,9 @@ func (k *known) match(now time.Time, h *hashes, size int, s *scratch) {
 				o.pending[i] = more
 			}
 			o.blocks[i] = n
+			if len(o.whole) > 0 {
+				o.ends[i].Lacks = indexer.NeedsUnknown // of what events name
+			}
 			for t := range m.Lower {
 				twice := min(more, m.Lower[t][i])
 				m.Lower[t][i] -= twice

@@ -3,6 +3,9 @@
 package router
 
 import (
+	"fmt"
+	"slices"
+
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/scorer"
 )
@@ -51,6 +54,57 @@ func (l learned) lower(o *overlap, ord, tokens, size int, to *scorer.Input) {
 	}
 	to.LoweredBlocks = promised - to.OverlapBlocks
 	to.PendingBlocks = max(0, to.PendingBlocks-to.LoweredBlocks)
+}
+
+// Limit is what lowers the blocks that count for a candidate.
+type Limit uint8
+
+// The limits: the kinds of side groups, then the rules of the audit.
+const (
+	LimitNone Limit = iota
+	LimitWindow
+	LimitState
+	LimitChunk
+	LimitDrop
+	LimitShare
+)
+
+//nolint:gochecknoglobals // a table
+var limitNames = [...]string{"", "window", "state", "chunk", "drop", "limit"}
+
+// String returns the name of the limit in the API; empty for LimitNone.
+func (l Limit) String() string { return limitNames[l] }
+
+// MarshalText returns the name of the limit.
+func (l Limit) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
+
+// UnmarshalText sets the limit by its name. A name that is not known is an error.
+func (l *Limit) UnmarshalText(name []byte) error {
+	at := slices.Index(limitNames[:], string(name))
+	if at < 0 {
+		return fmt.Errorf("%q is not window, state, chunk, drop or limit", name)
+	}
+	*l = Limit(at)
+	return nil
+}
+
+// nameLimits names what lowers the blocks that count for a candidate. by is the rule of the audit for its worker.
+func nameLimits(by rule, o *overlap, ord int, to *Candidate) {
+	if ord < len(o.whole) {
+		ends := o.ends[ord]
+		if ends.Step == 0 {
+			by = ruleLimit
+		}
+		if to.UnusableBlocks > 0 && ends.Lacks != indexer.NeedsUnknown {
+			to.Lacks = [...]Limit{
+				indexer.NeedsWindow: LimitWindow, indexer.NeedsState: LimitState, indexer.NeedsChunk: LimitChunk,
+			}[ends.Lacks]
+			to.LacksGroup = ends.Group
+		}
+	}
+	if to.LoweredBlocks > 0 {
+		to.Rule = [...]Limit{ruleNone: LimitNone, ruleDrop: LimitDrop, ruleLimit: LimitShare}[by]
+	}
 }
 
 // learn looks for a rule in the latest responses. It reports whether the rule changed.

@@ -67,13 +67,17 @@ func (d *Decision) Verdict(c *Candidate) string {
 		age := c.SummaryAge.Round(time.Millisecond)
 		text += fmt.Sprintf(" (group of %s, summary %v old: load is the sum, cost has the mean)", plural(c.Members, "worker"), age)
 	}
-	if c.UnusableBlocks > 0 {
+	switch usable := c.OverlapBlocks + c.LoweredBlocks; {
+	case c.UnusableBlocks > 0 && c.Lacks != LimitNone:
+		text += fmt.Sprintf(" (full prefix %s, %s group %d → hit %d, until a request there makes the rest usable)",
+			plural(usable+c.UnusableBlocks, "block"), c.Lacks, c.LacksGroup, usable)
+	case c.UnusableBlocks > 0:
 		text += fmt.Sprintf(" (holds %s of the prompt; its hybrid model can use %d, until a request there makes the rest usable)",
 			plural(c.OverlapBlocks+c.UnusableBlocks, "block"), c.OverlapBlocks)
 	}
 	if c.LoweredBlocks > 0 {
-		text += fmt.Sprintf(" (its events promise %s of the prompt; by its responses kvroute counts %d)",
-			plural(c.OverlapBlocks+c.LoweredBlocks, "block"), c.OverlapBlocks)
+		text += fmt.Sprintf(" (its events promise %s of the prompt; by its responses kvroute counts %d: rule %s)",
+			plural(c.OverlapBlocks+c.LoweredBlocks, "block"), c.OverlapBlocks, c.Rule)
 	}
 	if f := c.Foreign; f != (Foreign{}) {
 		text += fmt.Sprintf(" (the load includes what kvroute did not send: %s, %d of them waiting with about %s, %s)",

@@ -49,7 +49,7 @@ var tokenLimits = map[string]int{
 	"extproc":            20957,
 	"fleet":              28355,
 	"fleet/pods":         7513,
-	"indexer":            30322,
+	"indexer":            30525,
 	"internal/bus":       2234,
 	"internal/engine":    1109,
 	"internal/jsonscan":  2399,
