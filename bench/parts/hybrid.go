@@ -14,15 +14,20 @@ import (
 
 // hybridShapes are the rows of hybrid models: workers with layers with a window of 1,024 tokens, in blocks of 16.
 func hybridShapes() []shape {
-	perWorker := func(workers, groups int) func() float64 {
-		return func() float64 { return matchTimeOf(hybridPath(workers, groups)) / float64(workers) }
+	perWorker := func(workers int, windows ...int) func() float64 {
+		return func() float64 { return matchTimeOf(hybridPath(workers, windows...)) / float64(workers) }
 	}
 	return []shape{
-		one("match 512 blocks, 8 hybrid workers, one window, each worker, p50", "µs", bench.AtMost(3), perWorker(8, 1)),
-		one("match 512 blocks, 64 hybrid workers, one window, each worker, p50", "µs", bench.AtMost(3), perWorker(64, 1)),
-		one("match 512 blocks, 8 hybrid workers, five equal windows, each worker, p50", "µs", bench.AtMost(3), perWorker(8, 5)),
+		one("match 512 blocks, 8 hybrid workers, one window, each worker, p50", "µs", bench.AtMost(3), perWorker(8, 1024)),
+		one("match 512 blocks, 64 hybrid workers, one window, each worker, p50", "µs", bench.AtMost(3), perWorker(64, 1024)),
+		one("match 512 blocks, 8 hybrid workers, five equal windows, each worker, p50", "µs",
+			bench.AtMost(3), perWorker(8, 1024, 1024, 1024, 1024, 1024)),
+		one("match 512 blocks, 8 hybrid workers, windows of 512 to 4,096, each block ÷ with one of 1,024", "×",
+			bench.AtMost(1.25), func() float64 {
+				return perWorker(8, 512, 1024, 2048, 4096)() / (512 + 1024 + 2048 + 4096) / (perWorker(8, 1024)() / 1024)
+			}),
 		one("match 512 blocks, 64 hybrid workers, allocations", "", bench.AtMost(0), func() float64 {
-			p := hybridPath(64, 1)
+			p := hybridPath(64, 1024)
 			m := indexer.Matches{Device: make([]int32, p.workers)}
 			return testing.AllocsPerRun(1000, func() { p.x.FindMatches(&m, p.local) })
 		}),
@@ -30,24 +35,24 @@ func hybridShapes() []shape {
 	}
 }
 
-// sideWindow is a group with a window of 1,024 tokens.
-func sideWindow(group int) indexer.SideGroup {
-	return indexer.SideGroup{Group: group, Needs: indexer.NeedsWindow, Block: 16, Tokens: 1024}
+// sideWindow is a group with a window of so many tokens.
+func sideWindow(group, tokens int) indexer.SideGroup {
+	return indexer.SideGroup{Group: group, Needs: indexer.NeedsWindow, Block: 16, Tokens: tokens}
 }
 
 // hybridPath is a number of hybrid workers that can use all of a prompt. Each group keeps the window before its end.
-func hybridPath(workers, groups int) prompt {
+func hybridPath(workers int, windows ...int) prompt {
 	p := fullPath(workers, differ)
 	shape := &indexer.Shape{Block: 16, Full: 16}
-	for g := range groups {
-		shape.Sides = append(shape.Sides, sideWindow(g))
+	for g, tokens := range windows {
+		shape.Sides = append(shape.Sides, sideWindow(g, tokens))
 	}
 	for w := range workers {
-		ids := make([]uint64, 0, 64)
-		for _, l := range p.local[len(p.local)-64:] {
-			ids = append(ids, mix(differ(w)^l))
-		}
-		for g := range groups {
+		for g, tokens := range windows {
+			var ids []uint64
+			for _, l := range p.local[len(p.local)-tokens/shape.Block:] {
+				ids = append(ids, mix(differ(w)^l))
+			}
 			p.x.Apply(w, indexer.Event{Kind: indexer.SideStored, Group: g, Shape: shape, Externals: ids})
 		}
 	}
@@ -82,7 +87,7 @@ func sideBytes() (mean float64) {
 func sideBytesOf(blocks int) float64 {
 	before := bench.Heap()
 	x := indexer.New(indexer.Config{})
-	shape := &indexer.Shape{Block: 16, Full: 16, Sides: []indexer.SideGroup{sideWindow(0)}}
+	shape := &indexer.Shape{Block: 16, Full: 16, Sides: []indexer.SideGroup{sideWindow(0, 1024)}}
 	ids := make([]uint64, 64)
 	for i := range blocks / len(ids) {
 		for j := range ids {
