@@ -6,13 +6,23 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/internal/reach"
+)
+
+const (
+	adminTime = 2 * time.Second // for one answer of Envoy
+	maxDump   = 16 << 20        // bytes of Envoy's configuration
+
+	headerWorker, headerFallback = "x-dynamo-worker", "x-dynamo-worker-fallback"
 )
 
 // Finding is something that an Envoy's configuration lacks.
@@ -23,9 +33,13 @@ type Finding struct {
 
 // ReadDump returns the answer of an Envoy's admin endpoint to /config_dump.
 func ReadDump(ctx context.Context, client *http.Client, admin string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, watchTime)
+	ctx, cancel := context.WithTimeout(ctx, adminTime)
 	defer cancel()
-	return reach.Get(ctx, client, "", strings.TrimRight(admin, "/")+"/config_dump", maxDump)
+	text, err := reach.Get(ctx, client, "", strings.TrimRight(admin, "/")+"/config_dump", maxDump)
+	if failure, ok := errors.AsType[*url.Error](err); ok {
+		err = failure.Err // without the URL
+	}
+	return text, err
 }
 
 // Check finds out what an Envoy's configuration lacks to use kvroute. The dump is Envoy's answer to /config_dump. Check
@@ -161,6 +175,22 @@ func (m object) extProcs() (own []extProc) {
 	return own
 }
 
+// admissions are types of filters that may refuse a request.
+var admissions = regexp.MustCompile(`\.(cors|local_ratelimit|ratelimit|rate_limit_quota|jwt_authn|ext_authz|rbac|basic_auth|api_key_auth|oauth2)\.`) //nolint:gochecknoglobals // a pattern
+
+// behind returns the names of the filters behind another one that may refuse a request.
+func (o object) behind(first string) (names []string) {
+	found := false
+	for _, f := range o.objects("http_filters") {
+		if name := f.text("name"); found && admissions.MatchString(f.at("typed_config").text("@type")) {
+			names = append(names, name)
+		} else {
+			found = found || name == first
+		}
+	}
+	return names
+}
+
 // checkManager checks a connection manager that has filters of kvroute.
 func (d *dumped) checkManager(m object, filters []extProc) {
 	where := "the listener with stat_prefix " + m.text("stat_prefix")
@@ -191,11 +221,10 @@ func (d *dumped) checkManager(m object, filters []extProc) {
 		d.note("%s ends responses that are silent for %v (stream_idle_timeout), as before a first token; kvroute config envoy sets 1h",
 			where, cmp.Or(t, 5*time.Minute))
 	}
-	conf := m.at("route_config")
-	if conf == nil {
-		conf = d.routes[m.at("rds").text("route_config_name")]
+	for _, f := range m.behind(main.name) {
+		d.note("%s has the filter %s behind kvroute's: kvroute also gets requests that it refuses; put kvroute's filters behind it", where, f)
 	}
-	d.checkRoutes(where, conf, filters)
+	d.checkRoutes(where, d.routesOf(m), filters)
 }
 
 // checkFilter checks an ext_proc filter, and its cluster.
@@ -275,4 +304,16 @@ func (m object) strips(header string) bool {
 func duration(o object, field string) (time.Duration, bool) {
 	d, err := time.ParseDuration(o.text(field))
 	return d, err == nil
+}
+
+// number reads a number as Envoy writes it: 64-bit ones are texts.
+func number(v any) (n int, ok bool) {
+	switch v := v.(type) {
+	case float64:
+		return int(v), true
+	case string:
+		_, err := fmt.Sscan(v, &n)
+		return n, err == nil
+	}
+	return 0, false
 }

@@ -189,6 +189,51 @@ func TestMissingPiecesAreNamed(t *testing.T) {
 	}
 }
 
+// What somebody does to the pieces by hand is named: routes in another order, settings of a route that kvroute's routes
+// do not have, filters that refuse requests behind kvroute's.
+func TestMisplacedPiecesAreNamed(t *testing.T) {
+	const cors, policy = "cors", `{"@type":"type.googleapis.com/envoy.extensions.filters.http.cors.v3.CorsPolicy"}`
+	type object = map[string]any
+	last := func(l []any) object { return l[len(l)-1].(object) }
+	for name, c := range map[string]struct {
+		edit func(manager, host object)
+		want string
+	}{
+		"the old route first": {func(_, host object) { oldRouteFirst(host) }, "the virtual host llm sends all requests for /v1/chat/completions by the route with the prefix /v1/, and none asks kvroute: put kvroute's routes before it\n"},
+		"a policy of the old route": {func(_, host object) {
+			last(host["routes"].([]any))["typed_per_filter_config"] = object{cors: plain(t, []byte(policy))}
+		}, "note: the virtual host llm sets cors on the route with the prefix /v1/, and not on kvroute's routes of the same path: put typed_per_filter_config on the virtual host, or on each of them\n"},
+		"a policy of the host": {func(_, host object) {
+			one := object{cors: plain(t, []byte(policy))}
+			host["typed_per_filter_config"], last(host["routes"].([]any))["typed_per_filter_config"] = one, one
+		}, ""},
+		"cors behind kvroute": {func(manager, _ object) {
+			filters := manager["http_filters"].([]any)
+			manager["http_filters"] = append(append(append([]any{}, filters[1:len(filters)-1]...), filters[0]), last(filters))
+		}, "note: the listener with stat_prefix edge has the filter cors behind kvroute's: kvroute also gets requests that it refuses; put kvroute's filters behind it\n"},
+	} {
+		all := withParts(t, envoy.Config{ExtProc: []string{"127.0.0.1:9002"}, PoolCluster: "vllm"})
+		c.edit(managerAndHost(all))
+		if got := check(t, all); got != c.want {
+			t.Errorf("%s: the findings are\n%s, want\n%s", name, got, c.want)
+		}
+	}
+}
+
+// managerAndHost returns the connection manager and the virtual host of the configuration of [withParts].
+func managerAndHost(all map[string]any) (manager, host map[string]any) {
+	first := func(of map[string]any, field string) map[string]any { return of[field].([]any)[0].(map[string]any) }
+	listener := first(all["static_resources"].(map[string]any), "listeners")
+	manager = first(first(listener, "filter_chains"), "filters")["typed_config"].(map[string]any)
+	return manager, first(manager["route_config"].(map[string]any), "virtual_hosts")
+}
+
+// oldRouteFirst puts the last route of a virtual host, which asks no kvroute, before the others.
+func oldRouteFirst(host map[string]any) {
+	routes := host["routes"].([]any)
+	host["routes"] = append([]any{routes[len(routes)-1]}, routes[:len(routes)-1]...)
+}
+
 // Nothing in a dump makes Check fail but what is no JSON.
 func TestOddDumps(t *testing.T) {
 	for _, text := range []string{`{}`, `[]`, `1`, `{"@type":"x.HttpConnectionManager","http_filters":[1,{"typed_config":{"@type":"x.ext_proc.v3.ExternalProcessor"}}]}`} {

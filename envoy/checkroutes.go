@@ -3,14 +3,22 @@
 package envoy
 
 import (
+	"cmp"
+	"fmt"
+	"maps"
+	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
 
 // samplePath is the path of the request that [Check] follows.
 const samplePath = "/v1/chat/completions"
+
+// maxDestinations limits the clusters whose requests are counted.
+const maxDestinations = 16
 
 // checkRoutes follows two requests through each virtual host: one before kvroute's answer, and one that has the
 // header of it.
@@ -28,6 +36,10 @@ func (d *dumped) checkRoutes(where string, conf object, filters []extProc) {
 				"kvroute config envoy --parts", named, samplePath, headerWorker)
 			continue
 		}
+		if reflect.DeepEqual(before, after) && d.checkOrder(named, before, host, conf, filters) {
+			continue
+		}
+		d.checkSettings(named, before, host, filters)
 		for i := range filters {
 			if filters[i].off(before, host, conf) {
 				d.report("%s turns the filter %q off for %s: add typed_per_filter_config of the last route of kvroute config envoy --parts",
@@ -35,8 +47,8 @@ func (d *dumped) checkRoutes(where string, conf object, filters []extProc) {
 			}
 		}
 		if to := targets(after); !slices.ContainsFunc(to, func(name string) bool { return d.reads(name, 2) }) {
-			d.report("%s sends requests that have the header %s to %s, which does not read it: put kvroute's routes before the route %q, "+
-				"or add its clusters", named, headerWorker, described(to), described([]string{after.text("name")}))
+			d.report("%s sends requests that have the header %s to %s, which does not read it: put kvroute's routes before the route %s, "+
+				"or add its clusters", named, headerWorker, described(to), after.title())
 		}
 		for _, r := range []object{before, after} {
 			if t, ok := duration(r.at("route"), "timeout"); (!ok || t > 0 && t < time.Minute) && r.at("route") != nil {
@@ -50,6 +62,104 @@ func (d *dumped) checkRoutes(where string, conf object, filters []extProc) {
 	if !served {
 		d.report("%s has no route for %s: add the routes of kvroute config envoy --parts", where, samplePath)
 	}
+}
+
+// checkOrder finds a route of the virtual host that stands before kvroute's routes.
+func (d *dumped) checkOrder(named string, first, host, conf object, filters []extProc) (found bool) {
+	on := func(r object) bool {
+		return slices.ContainsFunc(filters, func(f extProc) bool { return !f.off(r, host, conf) })
+	}
+	if found = !on(first) && slices.ContainsFunc(host.objects("routes"), on); found {
+		d.report("%s sends all requests for %s by the route %s, and none asks kvroute: put kvroute's routes before it", named, samplePath, first.title())
+	}
+	return found
+}
+
+// checkSettings finds what another route of the virtual host sets for filters of the same path, and the route that asks
+// kvroute does not.
+func (d *dumped) checkSettings(named string, asking, host object, filters []extProc) {
+	for _, r := range host.objects("routes") {
+		if !matchesPath(r.at("match")) || r.at("match")["headers"] != nil {
+			continue
+		}
+		for _, name := range slices.Sorted(maps.Keys(r.at("typed_per_filter_config"))) {
+			ours := slices.ContainsFunc(filters, func(f extProc) bool { return f.name == name })
+			if !ours && asking.at("typed_per_filter_config", name) == nil && host.at("typed_per_filter_config", name) == nil {
+				d.note("%s sets %s on the route %s, and not on kvroute's routes of the same path: put typed_per_filter_config on the "+
+					"virtual host, or on each of them", named, name, r.title())
+			}
+		}
+	}
+}
+
+// title names a route for a sentence.
+func (o object) title() string {
+	if name := o.text("name"); name != "" {
+		return strconv.Quote(name)
+	}
+	for _, by := range []string{"prefix", "path", "path_separated_prefix"} {
+		if value := o.at("match").text(by); value != "" {
+			return fmt.Sprintf("with the %s %s", strings.ReplaceAll(by, "_", " "), value)
+		}
+	}
+	return "with the expression " + o.at("match", "safe_regex").text("regex")
+}
+
+// destinations are names of clusters in Envoy's statistics.
+type destinations struct {
+	pools   []string // serve requests that have no worker
+	readers []string // take the worker from kvroute's header
+}
+
+// counted returns an expression of the statistics that are read: those of the filter and of the clusters. Gateways give
+// the filter another prefix, or none.
+func (d *destinations) counted() *regexp.Regexp {
+	quoted := func(names []string) string {
+		var all []string
+		for _, name := range names {
+			all = append(all, regexp.QuoteMeta(name))
+		}
+		return strings.Join(all, "|")
+	}
+	return regexp.MustCompile(`\.ext_proc\.(?:(.*)\.)?(streams_started|streams_failed|failure_mode_allowed|message_timeouts)$|` +
+		`^cluster\.(?:(` + quoted(d.pools) + `)|(worker[^.]*|` + quoted(d.readers) + `))\.upstream_rq_total$`)
+}
+
+// destinations returns the names of clusters as Envoy's statistics have them, in virtual hosts with a route that turns a
+// filter of kvroute on.
+func (d *dumped) destinations() (to destinations) {
+	for _, m := range d.managers {
+		filters, conf := m.extProcs(), d.routesOf(m)
+		for _, host := range conf.objects("virtual_hosts") {
+			asks := func(r object) bool {
+				return slices.ContainsFunc(filters, func(f extProc) bool { return !f.off(r, host, conf) })
+			}
+			if !slices.ContainsFunc(host.objects("routes"), asks) {
+				continue
+			}
+			for _, name := range append(targets(matched(host, false)), targets(matched(host, true))...) {
+				names := &to.pools
+				if d.reads(name, 2) {
+					names = &to.readers
+				}
+				for _, name := range append([]string{name}, d.inner(name)...) {
+					counted := strings.ReplaceAll(cmp.Or(d.clusters[name].text("alt_stat_name"), name), ":", "_")
+					if !slices.Contains(*names, counted) && len(*names) < maxDestinations {
+						*names = append(*names, counted)
+					}
+				}
+			}
+		}
+	}
+	return to
+}
+
+// routesOf returns the routes of a connection manager.
+func (d *dumped) routesOf(m object) object {
+	if conf := m.at("route_config"); conf != nil {
+		return conf
+	}
+	return d.routes[m.at("rds").text("route_config_name")]
 }
 
 // matched returns the first route of a virtual host that a request for samplePath takes, nil if there is none. Routes
@@ -134,12 +244,15 @@ func (d *dumped) reads(name string, depth int) bool {
 			}
 		}
 	}
-	for _, inner := range c.at("cluster_type", "typed_config").objects("clusters") {
-		if depth > 0 && d.reads(inner.text("name"), depth-1) {
-			return true
-		}
+	return depth > 0 && slices.ContainsFunc(d.inner(name), func(one string) bool { return d.reads(one, depth-1) })
+}
+
+// inner returns the clusters that a cluster is made of.
+func (d *dumped) inner(name string) (names []string) {
+	for _, one := range d.clusters[name].at("cluster_type", "typed_config").objects("clusters") {
+		names = append(names, one.text("name"))
 	}
-	return false
+	return names
 }
 
 // off reports whether a filter does not run for requests of a route.

@@ -4,16 +4,12 @@ package envoy
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/settings"
 )
 
@@ -26,13 +22,9 @@ type Settings struct {
 }
 
 const (
-	maxDump = 16 << 20 // bytes of Envoy's configuration
-
 	// Envoy's defaults.
 	messageTimeout = 200 * time.Millisecond
 	listenerBuffer = 1 << 20
-
-	headerWorker, headerFallback = "x-dynamo-worker", "x-dynamo-worker-fallback"
 )
 
 // used is what an Envoy's configuration says about kvroute. The zero value is that of an Envoy without kvroute.
@@ -42,6 +34,7 @@ type used struct {
 	buffers []int // limits of listeners
 	// Headers from which clusters take the address of a worker: the whole value, or a list of addresses.
 	single, lists map[string]bool
+	destinations
 }
 
 // filterTimes are the times of one ext_proc filter. Envoy writes durations as "2s".
@@ -49,20 +42,6 @@ type filterTimes struct {
 	Prefix  string `json:"stat_prefix"`
 	Message string `json:"message_timeout"`
 	Longest string `json:"max_message_timeout"`
-}
-
-// readSettings reads the configuration that Envoy uses.
-func (w *Watch) readSettings(ctx context.Context) (*used, error) {
-	ctx, cancel := context.WithTimeout(ctx, watchTime)
-	defer cancel()
-	text, err := reach.Get(ctx, w.conf.Client, "", strings.TrimRight(w.conf.URL, "/")+"/config_dump", maxDump)
-	if failure, ok := errors.AsType[*url.Error](err); ok {
-		return nil, failure.Err
-	}
-	if err != nil {
-		return nil, err
-	}
-	return parseDump(text)
 }
 
 // parseDump finds the settings in Envoy's answer to /config_dump, wherever they stand: gateways have them in
@@ -74,6 +53,9 @@ func parseDump(text []byte) (*used, error) {
 	}
 	u := &used{single: map[string]bool{}, lists: map[string]bool{}}
 	u.walk(dump)
+	d := dumped{routes: map[string]object{}, clusters: map[string]object{}}
+	d.walk(dump, "")
+	u.destinations = d.destinations()
 	var own []filterTimes
 	for _, f := range u.filters {
 		if f.Prefix == "kvroute" {
@@ -139,18 +121,6 @@ func (s Settings) DiffersFromBootstrap() string {
 		single:  map[string]bool{headerWorker: true, headerFallback: c.Failover == Composite},
 	}
 	return u.differs(s)
-}
-
-// number reads a number as Envoy writes it: 64-bit ones are texts.
-func number(v any) (n int, ok bool) {
-	switch v := v.(type) {
-	case float64:
-		return int(v), true
-	case string:
-		_, err := fmt.Sscan(v, &n)
-		return n, err == nil
-	}
-	return 0, false
 }
 
 // differs returns a sentence with what does not fit, "" if all fits.

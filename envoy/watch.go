@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"reflect"
 	"regexp"
 	"strconv"
 	"strings"
@@ -25,16 +26,12 @@ import (
 const (
 	// WatchEvery is the time between two calls of [Watch.Read].
 	WatchEvery = 10 * time.Second
-	watchTime  = 2 * time.Second // for one answer of Envoy
-	maxStats   = 1 << 20         // bytes of an answer
-	minute     = 6               // steps of WatchEvery
+	maxStats   = 1 << 20 // bytes of an answer
+	minute     = 6       // steps of WatchEvery
 )
 
 //nolint:gochecknoglobals // a table
 var faultNames = []string{"unanswered", "unused", "bypassed", "ignored", "settings"}
-
-// counted matches the statistics that are read. Gateways give the filter another prefix, or none.
-var counted = regexp.MustCompile(`\.ext_proc\.(?:(.*)\.)?(streams_started|streams_failed|failure_mode_allowed|message_timeouts)$|^cluster\.(worker[^.]*|pool)\.upstream_rq_total$`)
 
 // counts are numbers by the names that docs/envoy.md lists.
 type counts map[string]uint64
@@ -92,7 +89,8 @@ type Watch struct {
 
 	// Read alone uses the fields below.
 	reads   int
-	differs string // how Envoy's configuration differs from kvroute's settings
+	differs string       // how Envoy's configuration differs from kvroute's settings
+	to      destinations // by Envoy's configuration
 }
 
 // State is the result of a [Watch].
@@ -114,7 +112,7 @@ type Fault struct {
 
 // NewWatch returns a Watch. The error is that of its metrics.
 func NewWatch(c WatchConfig) (*Watch, error) {
-	w := &Watch{conf: c, total: counts{}}
+	w := &Watch{conf: c, total: counts{}, to: destinations{[]string{"pool"}, []string{"workers"}}}
 	m := meter.New(c.Meter)
 	m.Total("kvroute.envoy.counters", "{event}", "Counters of Envoy, and kvroute's own ones to compare, since the first reading.", func(o meter.Observe) {
 		w.mu.Lock()
@@ -144,10 +142,10 @@ func (w *Watch) Read(ctx context.Context) {
 	if ctx.Err() != nil {
 		return // kvroute stops
 	}
-	ours, named := w.conf.Counts()
-	if err == nil {
-		w.compare(ctx)
+	if err == nil && w.compare(ctx) {
+		now, err = w.request(ctx) // with the counters of the other clusters
 	}
+	ours, named := w.conf.Counts()
 	w.mu.Lock()
 	before, found := w.faults, map[string]string{}
 	if w.faults = found; err != nil {
@@ -171,46 +169,60 @@ func (w *Watch) Read(ctx context.Context) {
 	}
 }
 
-// compare compares Envoy's configuration with kvroute's settings, at the first reading and then once a minute.
-func (w *Watch) compare(ctx context.Context) {
+// compare compares Envoy's configuration with kvroute's settings, at the first reading and then once a minute. It
+// reports whether Envoy sends requests to other clusters than before: the history then begins again.
+func (w *Watch) compare(ctx context.Context) (other bool) {
 	w.reads++
 	if w.reads%minute != 1 {
-		return
+		return false
 	}
-	u, err := w.readSettings(ctx)
+	u := &used{}
+	text, err := ReadDump(ctx, w.conf.Client, w.conf.URL)
+	if err == nil {
+		u, err = parseDump(text)
+	}
 	if err != nil {
 		if ctx.Err() == nil {
 			w.conf.Log.Warn("Envoy's configuration cannot be read, so it is not compared with kvroute's settings", "err", err)
 		}
-		return
+		return false
 	}
 	w.differs = u.differs(w.conf.Settings)
+	if len(u.pools)+len(u.readers) == 0 || reflect.DeepEqual(u.destinations, w.to) {
+		return false
+	}
+	w.to = u.destinations
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.read, w.steps = time.Time{}, nil
+	return true
 }
 
 // request reads the counters as Envoy reports them.
 func (w *Watch) request(ctx context.Context) (counts, error) {
-	ctx, cancel := context.WithTimeout(ctx, watchTime)
+	ctx, cancel := context.WithTimeout(ctx, adminTime)
 	defer cancel()
-	text, err := reach.Get(ctx, w.conf.Client, "", strings.TrimRight(w.conf.URL, "/")+"/stats?filter="+url.QueryEscape(counted.String()), maxStats)
+	names := w.to.counted()
+	text, err := reach.Get(ctx, w.conf.Client, "", strings.TrimRight(w.conf.URL, "/")+"/stats?filter="+url.QueryEscape(names.String()), maxStats)
 	if failure, ok := errors.AsType[*url.Error](err); ok {
 		return nil, failure.Err // without the long URL
 	}
-	return parseStats(string(text))
+	return parseStats(string(text), names)
 }
 
 // parseStats adds up the counters in Envoy's text. If a filter has the prefix kvroute, only its
 // counters count.
-func parseStats(text string) (counts, error) {
+func parseStats(text string, names *regexp.Regexp) (counts, error) {
 	ours, clusters, others := counts{}, counts{}, counts{}
 	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
-		m := counted.FindStringSubmatch(name)
+		m := names.FindStringSubmatch(name)
 		n, err := strconv.ParseUint(value, 10, 64)
 		switch {
 		case m == nil || err != nil || strings.HasSuffix(m[1], "observer"):
-		case m[3] == "pool":
-			clusters["pool_requests"] += n
 		case m[3] != "":
+			clusters["pool_requests"] += n
+		case m[4] != "":
 			clusters["workers_requests"] += n
 		case m[1] == "kvroute":
 			ours[m[2]] += n

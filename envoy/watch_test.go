@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -164,6 +165,59 @@ func TestFaultsOfAnEnvoy(t *testing.T) {
 						t.Errorf("%q is %d times in the log:\n%s", line, n, &x.log)
 					}
 				}
+			}
+		})
+	}
+}
+
+// Requests are counted at the clusters to which the routes lead, whatever their names are.
+func TestClustersOfOtherNames(t *testing.T) {
+	foreign := func(edit func(host, cluster map[string]any)) any {
+		all := withParts(t, envoy.Config{ExtProc: []string{"127.0.0.1:9002"}, PoolCluster: "vllm"})
+		_, host := managerAndHost(all)
+		edit(host, all["static_resources"].(map[string]any)["clusters"].([]any)[0].(map[string]any))
+		return all
+	}
+	text, err := os.ReadFile("../examples/envoy-gateway/translated/original-destination.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gateway := asEnvoyPrints(plain(t, text))
+	as := foreign(func(_, _ map[string]any) {})
+	for name, c := range map[string]struct {
+		dump          any
+		pool, workers string // clusters that are counted
+		want          string
+	}{
+		"kvroute's routes first":        {as, "vllm", "", "ignored"},
+		"the old route first":           {foreign(func(host, _ map[string]any) { oldRouteFirst(host) }), "vllm", "", "ignored"},
+		"a name for statistics":         {foreign(func(_, cluster map[string]any) { cluster["alt_stat_name"] = "llm:8" }), "llm_8", "", "ignored"},
+		"a cluster of other routes":     {as, "shop", "", ""},
+		"Envoy Gateway":                 {gateway, "httproute/default/llm/rule/0/backend/0", "", "ignored"},
+		"Envoy Gateway, and it decides": {gateway, "httproute/default/llm/rule/0/backend/0", "kvroute-worker-first", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := newWatched(t)
+			dump, err := json.Marshal(c.dump)
+			if err != nil {
+				t.Fatal(err)
+			}
+			x.dump = string(dump)
+			count := func(n int) {
+				x.stats["cluster."+c.pool+".upstream_rq_total"] += n
+				if c.workers != "" {
+					x.stats["cluster."+c.workers+".upstream_rq_total"] += n
+				}
+			}
+			count(1000)
+			x.pass(t, 1, nothing)
+			x.pass(t, 8, func() { x.requests++; x.routed++; x.stats[filter+"streams_started"]++; count(1) })
+			limits := func(what string) bool { return what == "settings" } // of bodies
+			if got := strings.Join(slices.DeleteFunc(x.faults(), limits), " "); got != c.want {
+				t.Errorf("faults %v, want %q", x.State().Faults, c.want)
+			}
+			if n := x.State().Counts["pool_requests"]; n != 0 && n != 6 {
+				t.Errorf("%d requests of the pool in a minute", n)
 			}
 		})
 	}

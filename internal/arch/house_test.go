@@ -42,7 +42,7 @@ var tokenLimits = map[string]int{
 	"engines/dynamo":     3159,
 	"engines/localindex": 971,
 	"engines/publish":    2560,
-	"envoy":              8767,
+	"envoy":              9837,
 	"events":             23940,
 	"events/durable":     9800,
 	"events/saved":       4554,
@@ -81,7 +81,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 519700
+	productLimit = 521162
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 147000
 	// longLine is the number of characters above which a line is long; a tab counts as one.
