@@ -238,10 +238,11 @@ func TestVariants(t *testing.T) {
 	if err := build.Run(); err != nil {
 		t.Fatal(err)
 	}
-	for name, c := range map[string]struct {
+	type variant struct {
 		values string
 		kinds  map[string]int
-	}{
+	}
+	variants := map[string]variant{
 		"defaults": {"{}", map[string]int{"ConfigMap": 1, "Deployment": 1, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 1, "ServiceAccount": 1}},
 		"workers":  {workers + `nats: {url: "nats://nats:4222"}`, map[string]int{"ConfigMap": 1, "Deployment": 1, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 1, "ServiceAccount": 1}},
 		"README":   {readme(t), map[string]int{"ConfigMap": 1, "Deployment": 1, "NetworkPolicy": 1, "PodDisruptionBudget": 1, "Service": 1, "ServiceAccount": 1}},
@@ -250,7 +251,18 @@ func TestVariants(t *testing.T) {
 			"ConfigMap": 3, "Deployment": 2, "NetworkPolicy": 1, "PodDisruptionBudget": 2, "Service": 3, "ServiceAccount": 1, "Secret": 1, "ServiceMonitor": 2, "EnvoyExtensionPolicy": 1, "InferencePool": 1,
 			"HTTPRoute": 1, "HorizontalPodAutoscaler": 2, "Ingress": 1, "PrometheusRule": 1,
 		}},
-	} {
+	}
+	for _, file := range strings.Fields("dynamo-agg-router-kubernetes dynamo-deepseek-v32 llm-d-optimized-baseline llm-d-precise-prefix-cache-routing llm-d-pd-disaggregation") {
+		text, err := os.ReadFile("../../examples/migrate/" + file + ".yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		const bootstrap = `envoy: {bootstrap: "port_value: 8080, port_value: 9901, port_value: 9904", enabled: true}`
+		variants[file] = variant{strings.Replace(string(text), "envoy: {enabled: true}", bootstrap, 1), map[string]int{
+			"ConfigMap": 2, "Deployment": 2, "NetworkPolicy": 1, "PodDisruptionBudget": 2, "Role": 1, "RoleBinding": 1, "Service": 3, "ServiceAccount": 1,
+		}}
+	}
+	for name, c := range variants {
 		t.Run(name, func(t *testing.T) {
 			objects, notes, err := render(t, c.values)
 			if err != nil {
