@@ -182,7 +182,8 @@ func (r *Router) answer(ctx context.Context, s *scratch, err error, answer *Deci
 		if prompt := &s.input.prompt.ids; r.conf.Hooks.Observe != nil && (encoded || prompt.Checked != nil) {
 			silent, suspect := r.compared(t, d.Worker, prompt.Class)
 			o := Observation{
-				ID: req.ID, Card: t.card, Model: p.model, Worker: d.Worker, Group: d.Group, Address: d.Address, Host: d.Host, BlockSize: p.blockSize,
+				ID: req.ID, Card: t.card, Model: p.model, Worker: d.Worker, Group: d.Group, Address: d.Address, Host: d.Host,
+				Engine: d.Engine, BlockSize: p.blockSize,
 				Events: !s.result.booked.unreported && !silent, Suspect: suspect, Class: prompt.Class, Prompt: req.Prompt, IDs: ids,
 			}
 			if !encoded {

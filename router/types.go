@@ -257,6 +257,7 @@ type Observation struct {
 	Group     string         // the router group, if the worker is one
 	Address   netip.AddrPort // of the chosen worker
 	Host      string         // as of [Decision]
+	Engine    string         // of the chosen worker
 	BlockSize int
 	// Events says that the worker's events show which blocks it has, in a way that can be compared.
 	Events bool

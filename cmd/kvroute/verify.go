@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
@@ -119,6 +120,9 @@ func newVerifier(log *slog.Logger, checks meter.Counter, client *http.Client) *v
 func (v *verifier) observe(o router.Observation) {
 	if o.Card == nil || o.Group != "" || o.Events || len(o.Prompt.Body) > mostBody || idsPaths(o.Prompt, o.Card.Prompts) == nil {
 		return
+	}
+	if engine.Of(o.Engine).Forwards {
+		return // its address is that of a frontend, which returns no ids
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/openai"
@@ -152,8 +153,10 @@ func TestFewRequestsAreChecked(t *testing.T) {
 	if n := len(v.queue); n != firstChecks+2 {
 		t.Errorf("%d checks, want %d", n, firstChecks+2)
 	}
-	// Prompts whose body is not known, or large, are not checked.
-	o.Prompt.Body, o.Model = nil, "other"
+	// Prompts for a frontend, and those whose body is not known, or large, are not checked.
+	o.Engine, o.Model = engine.Dynamo, "other"
+	v.observe(o)
+	o.Engine, o.Prompt.Body = "", nil
 	v.observe(o)
 	o.Prompt.Body = make([]byte, mostBody+1)
 	v.observe(o)
