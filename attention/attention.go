@@ -105,6 +105,7 @@ var docs = map[string]string{
 	"left":           "workers.md#workers-that-died-or-left",
 	"models":         "requests.md#models",
 	"no_response":    "troubleshooting.md#workerfailing",
+	"probes":         "workers.md#health",
 	"ready":          "operations.md#degraded-states",
 	"settings":       "troubleshooting.md#settings-and-access",
 	"silent":         "troubleshooting.md#workerunhealthy",
@@ -192,7 +193,8 @@ func JudgeWorker(w *Worker, lasting bool) (found []Item) {
 	has := func(what string) bool {
 		return slices.ContainsFunc(w.Faults, func(f router.Fault) bool { return f.What == what })
 	}
-	switch none := (time.Time{}); {
+	none := time.Time{}
+	switch {
 	case !lasting || w.EventsLevel != router.EventsFault || has("event_socket_refused"):
 	case w.Unheard():
 		add(Fault, "events", none, w.EventsText, "", "events of %s: %s; %s", name, w.EventsText, HowToPublish(&w.WorkerState))
@@ -215,6 +217,9 @@ func JudgeWorker(w *Worker, lasting bool) (found []Item) {
 			cause = ": " + w.HealthCause + HowToProbe(w.HealthCause)
 		}
 		add(Note, "health", w.HealthSince, w.HealthCause, "", "worker %s is %s%s", name, w.Health, cause)
+	case !dead && w.HealthCause != "":
+		add(Note, "probes", none, w.HealthCause, mendWorker, "worker %s fails the probes of its health: %s%s",
+			name, w.HealthCause, HowToProbe(w.HealthCause))
 	}
 	switch {
 	case w.Failing:
@@ -225,7 +230,7 @@ func JudgeWorker(w *Worker, lasting bool) (found []Item) {
 			"worker %s failed and has served no request since: %s", name, w.AvoidedFor)
 	}
 	if w.Audit != nil && w.Audit.Departs {
-		add(Note, "departs", time.Time{}, "", "", "worker %s caches other tokens than kvroute predicts, "+
+		add(Note, "departs", none, "", "", "worker %s caches other tokens than kvroute predicts, "+
 			"by the usage in its responses: kvroute reads its events again", name)
 	}
 	return found

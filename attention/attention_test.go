@@ -130,6 +130,36 @@ func TestReplicaAndModels(t *testing.T) {
 	}
 }
 
+// A worker that misses probes is named before it is degraded. Its story has no recovery until it has recovered.
+func TestStoryOfMissedProbes(t *testing.T) {
+	log := attention.NewLog("")
+	s := attention.State{Workers: []attention.Worker{healthy(1)}}
+	w := &s.Workers[0]
+	at := func(seconds int, health, cause string, faults ...router.Fault) {
+		w.Health, w.HealthCause, w.Faults = health, cause, faults
+		log.Observe(start.Add(time.Duration(seconds)*time.Second), &s)
+	}
+	at(0, "healthy", "")
+	at(5, "healthy", "connection refused")
+	if i := log.Items(); len(i) != 1 || i[0].What != "probes" || i[0].Cause != "connection refused" || !i[0].Since.Equal(start.Add(5*time.Second)) || i[0].Advice == "" {
+		t.Errorf("after two missed probes: %+v", i)
+	}
+	at(8, "degraded", "connection refused")
+	at(15, "unhealthy", "connection refused", router.Fault{What: "silent", Text: attention.Silence + "connection refused"})
+	at(30, "healthy", "")
+	at(40, "healthy", "timeout")
+	at(43, "healthy", "")
+	got := strings.Join(texts(log.Events()), "\n")
+	if want := `03:04:48 good w1 answers probes of its health again
+03:04:45 note worker w1 fails the probes of its health: timeout; if its health has another path, or takes longer, set health: {path: …, timeout: …}, or health: none
+03:04:35 good w1 gives signs of life again
+03:04:20 fault w1 gives no sign of life: connection refused
+03:04:13 note worker w1 is degraded: connection refused
+03:04:10 note worker w1 fails the probes of its health: connection refused`; got != want {
+		t.Errorf("events\n%s\nwant\n%s", got, want)
+	}
+}
+
 // Names of any length, and any number of workers with faults, take bounded memory.
 func TestLogIsBounded(t *testing.T) {
 	log := attention.NewLog("")
@@ -166,7 +196,7 @@ func TestLogIsBounded(t *testing.T) {
 func TestSectionsExist(t *testing.T) {
 	heading := regexp.MustCompile(`(?m)^#+ (.*)$`)
 	for _, of := range []string{
-		"block_size", "answers_errors", "avoided", "bus", "departs", "envoy", "events", "health", "left", "models", "no_response", "ready", "settings", "silent", "tokens", "unresolved", "workers",
+		"block_size", "answers_errors", "avoided", "bus", "departs", "envoy", "events", "health", "left", "models", "no_response", "probes", "ready", "settings", "silent", "tokens", "unresolved", "workers",
 	} {
 		file, section, _ := strings.Cut(attention.SectionOf(of), "#")
 		text, err := os.ReadFile("../docs/" + file)

@@ -129,13 +129,22 @@ func (l *Log) Observe(now time.Time, s *State) {
 		still[k] = o
 	}
 	for k, o := range l.open {
-		silent := k
-		silent.what = "silent"
-		if still[k] == nil && (k.what != "health" || still[silent] == nil) { // a silent worker is not healthy again
+		if still[k] == nil && !worsened(k, still) {
 			l.ends(now, &o.Item)
 		}
 	}
 	l.open, l.items, l.observed = still, items, true
+}
+
+// worsened reports whether a worse item replaces one about a worker: a silent worker is not healthy again.
+func worsened(k key, still map[key]*open) bool {
+	stages := []string{"probes", "health", "silent"}
+	worse := func(what string) bool {
+		k.what = what
+		return still[k] != nil
+	}
+	at := slices.Index(stages, k.what)
+	return at >= 0 && slices.ContainsFunc(stages[at+1:], worse)
 }
 
 // observeWorkers notes workers that joined or were removed.
@@ -210,6 +219,8 @@ func (l *Log) ends(now time.Time, i *Item) {
 		e.Text = e.label() + " serves again"
 	case i.What == "silent":
 		e.Text = e.label() + " gives signs of life again"
+	case i.What == "probes":
+		e.Text = e.label() + " answers probes of its health again"
 	case i.What == "health":
 		e.Text = e.label() + " is healthy again"
 	case i.What == "events":

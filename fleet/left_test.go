@@ -298,6 +298,47 @@ func TestHealthHasACause(t *testing.T) {
 	}
 }
 
+// A healthy worker that misses two probes in a row has the cause at once, without waiting for its age. An answer ends it.
+func TestTheSecondMissedProbeHasACause(t *testing.T) {
+	now, seen := start, router.WorkerInfo{}
+	r, err := fleet.NewRegistry(nil, fleet.RegistryConfig{
+		Set: func(info router.WorkerInfo) { seen = info }, Remove: func(uint64) {}, Now: func() time.Time { return now },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	records := []fleet.Record{{Name: "w", Address: "10.0.0.7:80", Models: []string{"m"}, Health: &fleet.Probe{}}}
+	if err := r.SetStatic(records); err != nil {
+		t.Fatal(err)
+	}
+	refused, slow := fmt.Errorf("dial: %w", syscall.ECONNREFUSED), context.DeadlineExceeded
+	for i, c := range []struct {
+		result fleet.Probed
+		err    error
+		want   string
+	}{
+		{fleet.ProbeAnswered, nil, "healthy: "},
+		{fleet.ProbeRefused, refused, "healthy: "},
+		{fleet.ProbeRefused, refused, "healthy: connection refused"},
+		{fleet.ProbeAnswered, nil, "healthy: "},
+		{fleet.ProbeFailed, slow, "healthy: "},
+		{fleet.ProbeAnswered, nil, "healthy: "},
+		{fleet.ProbeFailed, slow, "healthy: "},
+		{fleet.ProbeRefused, refused, "healthy: connection refused"},
+		{fleet.ProbeRefused, refused, "degraded: connection refused"},
+	} {
+		now = now.Add(2600 * time.Millisecond)
+		r.Probed(seen.ID, c.result, c.err)
+		if got := seen.Health.String() + ": " + seen.HealthCause; got != c.want {
+			t.Errorf("probe %d: %s, want %s", i, got, c.want)
+		}
+		before := seen
+		if err := r.SetStatic(records); err != nil || seen.HealthCause != before.HealthCause { // the file was read again
+			t.Errorf("probe %d: %v; the worker is %+v", i, err, seen)
+		}
+	}
+}
+
 // The address of a worker that gave no response says why.
 func TestWhyAWorkerGaveNoResponse(t *testing.T) {
 	d := newDeparting(t)

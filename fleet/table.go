@@ -110,6 +110,8 @@ const (
 	answerCounts = time.Minute
 	// flipEvery is the time between two changes of the result of a worker's probes.
 	flipEvery = time.Second
+	// missedCounts is the number of missed probes in a row after which a worker has a HealthCause, though it is healthy.
+	missedCounts = 2
 )
 
 // Table is the set of known workers. [NewRegistry] makes one.
@@ -153,6 +155,7 @@ type member struct {
 	proved time.Time // last answered probe; without probes, last record or heartbeat
 	probe  Probed    // result of the last probe
 	cause  string    // of a result that is not ProbeAnswered, in words
+	missed int       // probes in a row that it did not answer
 	// answered is the time of the last answered request that the router reported.
 	answered time.Time
 	put      time.Time // when this process put its record; zero = never
@@ -231,7 +234,7 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 			m.seen, m.returns, m.rest, m.info.Health = old.seen, old.returns, old.rest, old.info.Health
 			m.good, m.probe, m.answered, m.info.Refuses = old.good, old.probe, old.answered, old.info.Refuses
 			m.refused, m.sign, m.proved, m.info.Unproved = old.refused, old.sign, old.proved, old.info.Unproved
-			m.cause, m.info.HealthCause = old.cause, old.info.HealthCause
+			m.cause, m.missed, m.info.HealthCause = old.cause, old.missed, old.info.HealthCause
 		} else {
 			m.info.Health, m.info.Unproved = t.health(now, m), t.unproved(now, m)
 			m.info.HealthCause = m.record.NotReady
@@ -293,7 +296,7 @@ func (t *Table) Put(now time.Time, r Record) error {
 	}
 	m.seen, m.kept = later(m.seen, now), later(m.kept, now)
 	if started {
-		m.good, m.proved, m.answered = false, time.Time{}, time.Time{}
+		m.good, m.proved, m.answered, m.missed = false, time.Time{}, time.Time{}, 0
 		t.start(now, m)
 	}
 	m.beats(now)
@@ -379,8 +382,9 @@ func (t *Table) probedFor(now time.Time, id uint64, result Probed, cause string)
 		}
 		m.flipped = now
 	}
+	m.missed++
 	if m.probe, m.cause = result, cause; result == ProbeAnswered {
-		m.seen, m.proved, m.good, m.refused = now, now, true, false
+		m.seen, m.proved, m.good, m.refused, m.missed = now, now, true, false, 0
 	}
 	t.judge(now, m)
 }
@@ -432,12 +436,8 @@ func (t *Table) drop(id uint64) {
 // judge updates the health of a worker.
 func (t *Table) judge(now time.Time, m *member) {
 	refuses := m.probe == ProbeRefused || m.refused
-	unproved, cause := t.unproved(now, m), ""
-	health := t.health(now, m)
-	switch {
-	case m.record.NotReady != "":
-		cause = m.record.NotReady
-	case health != router.Healthy:
+	unproved, health, cause := t.unproved(now, m), t.health(now, m), m.record.NotReady
+	if cause == "" && (health != router.Healthy || m.missed >= missedCounts) {
 		cause = m.cause
 	}
 	if health != m.info.Health || refuses != m.info.Refuses || unproved != m.info.Unproved || cause != m.info.HealthCause {
