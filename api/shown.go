@@ -79,7 +79,7 @@ func (c *Config) workers() any {
 		r := c.describe(states)
 		s.Replica = attention.Replica{
 			BusAway: c.Replica != nil && !r.Bus, Status: r.Ready.Status, Failed: attention.FailedChecks(r.Ready.Checks),
-			Pending: r.Pending, Refused: r.Refused,
+			Pending: r.Pending, Refused: r.Refused, Kubernetes: r.Kubernetes,
 		}
 		if r.Envoy != nil {
 			s.Replica.Envoy = r.Envoy.Faults

@@ -20,6 +20,7 @@ import (
 	"github.com/kvroute/kvroute/confirm"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/fleet/pods"
 	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
@@ -61,6 +62,10 @@ type Item struct {
 	// Since is when it began. It is zero if the time is unknown.
 	Since time.Time `json:"since,omitzero"`
 	Docs  string    `json:"docs,omitempty"` // link to the section of the documentation
+	// Also has the further items about the same worker, or about the same source of workers in Kubernetes; see [group].
+	Also []Item `json:"also,omitempty"`
+
+	source string // the source of workers in Kubernetes that the item is about
 }
 
 // Worker is the state of a worker with the judgement of its events.
@@ -85,9 +90,11 @@ type Replica struct {
 	BusAway bool     // it is not connected to NATS
 	Status  string   // of /readyz
 	Failed  []string // checks of /readyz, in order
-	Envoy   []envoy.Fault
-	Pending []string // changed settings that need a restart
-	Refused string   // why the configuration file cannot be used
+	// Kubernetes has the state of each source of workers there.
+	Kubernetes []pods.State
+	Envoy      []envoy.Fault
+	Pending    []string // changed settings that need a restart
+	Refused    string   // why the configuration file cannot be used
 }
 
 // docs are the sections of the documentation, by what.
@@ -102,6 +109,7 @@ var docs = map[string]string{
 	"envoy":          "envoy.md#is-kvroute-used",
 	"events":         "protocol.md#states-of-a-rank",
 	"health":         "workers.md#health",
+	"kubernetes":     "troubleshooting.md#workers-in-kubernetes",
 	"left":           "workers.md#workers-that-died-or-left",
 	"models":         "requests.md#models",
 	"no_response":    "troubleshooting.md#workerfailing",
@@ -138,6 +146,8 @@ const Silence = "it gets requests only if no worker is better: "
 const (
 	mendWorker = "look at the process and the log of the worker; start it again, or remove it"
 	checkNATS  = "start NATS, or correct nats-url"
+	mendSource = "grant the rule in the text, create the missing object, or let kvroute's pods reach the API server"
+	mendPod    = "correct the labels and annotations of the pod, or the source in kubernetes.sources"
 )
 
 // JudgeReplica returns what needs attention at a replica itself.
@@ -149,8 +159,12 @@ func JudgeReplica(r *Replica) (found []Item) {
 	if r.BusAway {
 		add(Fault, "bus", checkNATS, "NATS is away: it neither hears of workers nor of other replicas")
 	}
+	sources, unread := judgeSources(r.Kubernetes)
+	found = append(found, sources...)
 	for _, check := range r.Failed {
-		add(Fault, "ready", adviceOfCheck(check), "it is %s: the check %q fails", r.Status, check)
+		if check != "kubernetes" || !unread { // else the items about the sources say why
+			add(Fault, "ready", adviceOfCheck(check), "it is %s: the check %q fails", r.Status, check)
+		}
 	}
 	if len(r.Pending) > 0 {
 		add(Note, "settings", "restart kvroute", "its configuration file has changes that need a restart: %s",
@@ -164,6 +178,27 @@ func JudgeReplica(r *Replica) (found []Item) {
 		add(Fault, "envoy", "", "%s", f.Text)
 	}
 	return found
+}
+
+// judgeSources returns what needs attention at sources of workers in Kubernetes. unread: a source cannot be read.
+func judgeSources(sources []pods.State) (found []Item, unread bool) {
+	for i := range sources {
+		s := &sources[i]
+		item := Item{Kind: OfReplica, What: "kubernetes", source: s.Source}
+		if s.Error != "" {
+			unread = true
+			item.Level, item.Advice, item.Since, item.Cause = Fault, mendSource, s.Since, s.Error
+			item.Text = fmt.Sprintf("%s cannot be read since %s; the known workers stay: %s",
+				s.Source, s.Since.UTC().Format("15:04:05 UTC"), s.Error)
+			found = append(found, item)
+		}
+		item.Level, item.Advice, item.Since, item.Cause = Note, mendPod, time.Time{}, ""
+		for _, problem := range s.Problems {
+			item.Text = s.Source + ": " + problem
+			found = append(found, item)
+		}
+	}
+	return found, unread
 }
 
 // adviceOfCheck says what to do if a check of /readyz fails.
@@ -371,10 +406,55 @@ func FailedChecks(checks map[string]bool) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(checks)), func(name string) bool { return checks[name] })
 }
 
-// sortItems orders items: faults first, then by what and name.
+// Items about a worker that explain others, and those that others explain. All other items stand between them.
+//
+//nolint:gochecknoglobals // tables
+var (
+	explaining = []string{"silent", "no_response", "avoided", "probes", "health", "answers_errors"}
+	explained  = []string{"event_socket_refused", "events", "departs"}
+)
+
+// weight orders items by what they explain.
+func weight(what string) int {
+	if at := slices.Index(explaining, what); at >= 0 {
+		return at - len(explaining)
+	}
+	return 1 + slices.Index(explained, what)
+}
+
+// sortItems orders items: faults first, then those that explain others, then by what and name.
 func sortItems(items []Item) {
 	slices.SortStableFunc(items, func(a, b Item) int {
-		return cmp.Or(cmp.Compare(a.Level, b.Level), cmp.Compare(a.What, b.What), cmp.Compare(a.Model, b.Model),
-			cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.Level, b.Level), cmp.Compare(weight(a.What), weight(b.What)), cmp.Compare(a.What, b.What),
+			cmp.Compare(a.Model, b.Model), cmp.Compare(a.Name, b.Name))
 	})
+}
+
+// group makes one item of all items about a worker, and one of those about a source of workers in Kubernetes: the first
+// one, with the others in Also. Items with the text of another one are left out.
+func group(items []Item) (groups []Item) {
+	type subject struct {
+		worker router.Worker
+		source string
+	}
+	places := make(map[subject]int)
+	for i := range items {
+		item := &items[i]
+		s := subject{source: item.source}
+		if item.Kind == OfWorker {
+			s.worker = *item.Worker
+		}
+		at, known := places[s]
+		switch {
+		case item.Kind != OfWorker && item.source == "":
+			groups = append(groups, *item)
+		case !known:
+			places[s] = len(groups)
+			groups = append(groups, *item)
+		case groups[at].Text != item.Text &&
+			!slices.ContainsFunc(groups[at].Also, func(a Item) bool { return a.Text == item.Text }):
+			groups[at].Also = append(groups[at].Also, *item)
+		}
+	}
+	return groups
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/kvroute/kvroute/attention"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/fleet/pods"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -27,7 +28,11 @@ func healthy(id uint64) attention.Worker {
 // what returns the items in short.
 func what(items []attention.Item) (all []string) {
 	for i := range items {
-		all = append(all, string(items[i].Level)+" "+items[i].What)
+		text := string(items[i].Level) + " " + items[i].What
+		for _, also := range items[i].Also {
+			text += ", also " + also.What
+		}
+		all = append(all, text)
 	}
 	return all
 }
@@ -67,7 +72,7 @@ func TestStoryOfAWorker(t *testing.T) {
 	observe(time.Second)
 	w.Health, w.HealthSince, w.Faults = "unhealthy", now, []router.Fault{{What: "silent", Text: attention.Silence + "connection refused at 10.0.0.2:80", Since: now}}
 	observe(time.Second)
-	if got := what(log.Items()); !slices.Equal(got, []string{"fault silent", "note avoided"}) {
+	if got := what(log.Items()); !slices.Equal(got, []string{"fault silent, also avoided"}) {
 		t.Errorf("a dead worker: %v", got)
 	}
 	s.Left = []attention.LeftWorker{{Left: fleet.Left{ID: 2, Name: "w2", State: fleet.Lost, Time: now, Cause: "connection refused", Address: netip.MustParseAddrPort("10.0.0.2:80")}, Text: "left less than a minute ago: connection refused"}}
@@ -116,7 +121,7 @@ func TestReplicaAndModels(t *testing.T) {
 	s.Workers[0].EventsLevel, s.Workers[0].EventsText, s.Workers[0].KVEvents = router.EventsFault, "events were lost", "suspect"
 	s.Workers[0].Audit = &router.AuditState{Departs: true}
 	log.Observe(start.Add(time.Second), &s)
-	if got, want := what(log.Items()), []string{"fault bus", "fault envoy", "fault events", "fault ready", "fault settings", "fault tokens", "note departs", "note settings"}; !slices.Equal(got, want) {
+	if got, want := what(log.Items()), []string{"fault bus", "fault envoy", "fault ready", "fault settings", "fault tokens", "fault events, also departs", "note settings"}; !slices.Equal(got, want) {
 		t.Errorf("items %v, want %v", got, want)
 	}
 	for _, i := range log.Items() {
@@ -127,6 +132,52 @@ func TestReplicaAndModels(t *testing.T) {
 	log.Observe(start.Add(time.Minute), &attention.State{Workers: []attention.Worker{healthy(1)}})
 	if got := log.Events(); len(got) != 17 || len(log.Items()) != 0 || got[0].Level != attention.Good {
 		t.Errorf("%d events, %d items left", len(got), len(log.Items()))
+	}
+}
+
+// A dead worker has one item, whatever sources have found something wrong with it, and in whatever order. What explains
+// the others comes first; they keep their times, their links and their events.
+func TestADeadWorkerHasOneItem(t *testing.T) {
+	silent := router.Fault{What: "silent", Text: attention.Silence + "connection refused", Since: start.Add(15 * time.Second)}
+	sockets := router.Fault{What: "event_socket_refused", Text: "tcp://10.0.0.2:5557: connection refused", Since: start.Add(time.Second)}
+	address := router.Fault{What: "same_address", Text: "it has the address of w1"}
+	for name, c := range map[string]struct {
+		faults []router.Fault
+		change func(*attention.Worker)
+		want   string
+	}{
+		"a killed worker":               {[]router.Fault{sockets, silent}, func(w *attention.Worker) { w.AvoidedSince = start }, "fault silent, also event_socket_refused, also avoided"},
+		"in another order":              {[]router.Fault{silent, address, sockets}, func(w *attention.Worker) { w.AvoidedSince = start }, "fault silent, also same_address, also event_socket_refused, also avoided"},
+		"before its silence is a fault": {[]router.Fault{sockets}, func(w *attention.Worker) { w.Health, w.AvoidedSince = "degraded", start }, "fault event_socket_refused, also avoided, also health"},
+		"lost events":                   {nil, func(w *attention.Worker) { w.EventsLevel, w.AvoidedSince = router.EventsFault, start }, "fault health, also events, also avoided"},
+		"no response, also when tried": {
+			[]router.Fault{address, {What: "no_response", Text: "x"}}, func(w *attention.Worker) { w.Health, w.Failing, w.AvoidedSince = "healthy", true, start }, "fault no_response, also same_address, also avoided",
+		},
+		"the same twice": {[]router.Fault{silent, silent}, nil, "fault silent"},
+	} {
+		log := attention.NewLog("docs/")
+		s := attention.State{Workers: []attention.Worker{healthy(1), healthy(2), healthy(3)}}
+		log.Observe(start, &s)
+		w := &s.Workers[1]
+		w.Health, w.HealthSince, w.Faults = "unhealthy", start.Add(15*time.Second), c.faults
+		if c.change != nil {
+			c.change(w)
+		}
+		log.Observe(start.Add(20*time.Second), &s)
+		items := log.Items()
+		if got := what(items); len(got) != 1 || got[0] != c.want || items[0].ID != 2 {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+			continue
+		}
+		whole := append([]attention.Item{items[0]}, items[0].Also...)
+		for _, one := range whole {
+			if one.Docs == "" || one.Since.IsZero() || one.Name != "w2" {
+				t.Errorf("%s: %+v", name, one)
+			}
+		}
+		if events := log.Events(); len(events) != len(whole) {
+			t.Errorf("%s: %d events, want one for each cause: %q", name, len(events), texts(events))
+		}
 	}
 }
 
@@ -160,6 +211,53 @@ func TestStoryOfMissedProbes(t *testing.T) {
 	}
 }
 
+// Each source of workers in Kubernetes has one item, in the words of the source, as long as something is wrong with it.
+func TestSourcesInKubernetes(t *testing.T) {
+	log := attention.NewLog("docs/")
+	const rule = `status 403: pods is forbidden; kvroute's service account needs a Role in namespace models with the rule {apiGroups: [""], resources: [pods], verbs: [list, watch]}`
+	now, s := start, attention.State{Replica: attention.Replica{Status: "degraded", Failed: []string{"kubernetes"}}}
+	sources := func(states ...pods.State) []attention.Item {
+		s.Replica.Kubernetes = states
+		now = now.Add(time.Second)
+		log.Observe(now, &s)
+		return log.Items()
+	}
+	if got := what(sources(pods.State{Source: "pods models/app=llm"})); !slices.Equal(got, []string{"fault ready"}) {
+		t.Errorf("before the first answer: %v", got)
+	}
+	since := now
+	overlap, label := "pod models/a: pods models/app=llm selects it, too, and counts", `pod models/b: its label block-size is "large", want a number of tokens: 16 counts`
+	bad := pods.State{Source: "pods models/app=llm", Listed: true, Error: rule, Since: since, Problems: []string{label}}
+	items := sources(bad, pods.State{Source: "pods models/team=x", Listed: true, Problems: []string{overlap, label + "!"}}, pods.State{Source: "pods models/good", Listed: true, Ready: 1})
+	if got := what(items); !slices.Equal(got, []string{"fault kubernetes, also kubernetes", "note kubernetes, also kubernetes"}) {
+		t.Fatalf("items %v", got)
+	}
+	first, second := items[0], items[1]
+	if want := "pods models/app=llm cannot be read since " + since.Format("15:04:05 UTC") + "; the known workers stay: " + rule; first.Text != want || first.Cause != rule || !first.Since.Equal(since) {
+		t.Errorf("%+v, want %s", first, want)
+	}
+	if first.Also[0].Text != "pods models/app=llm: "+label || second.Text != "pods models/team=x: "+overlap || second.Also[0].Text != "pods models/team=x: "+label+"!" {
+		t.Errorf("%+v", items)
+	}
+	for _, i := range []attention.Item{first, second} {
+		if i.Kind != attention.OfReplica || i.Docs != "docs/troubleshooting.md#workers-in-kubernetes" || i.Advice == "" {
+			t.Errorf("%+v", i)
+		}
+	}
+	before := len(log.Events())
+	bad.Error = "https://10.0.0.1: connection refused" // it still fails
+	if items := sources(bad); items[0].Cause != bad.Error || len(log.Events()) != before+2 {
+		t.Errorf("%+v; events %q", items, texts(log.Events()))
+	}
+	s.Replica.Failed = nil
+	if items := sources(pods.State{Source: "pods models/app=llm", Listed: true, Ready: 2}); len(items) != 0 {
+		t.Errorf("in the end %+v", items)
+	}
+	if e := log.Events()[0]; e.Level != attention.Good || !strings.HasPrefix(e.Text, "over: pods models/app=llm") {
+		t.Errorf("%q", texts(log.Events()))
+	}
+}
+
 // Names of any length, and any number of workers with faults, take bounded memory.
 func TestLogIsBounded(t *testing.T) {
 	log := attention.NewLog("")
@@ -177,12 +275,14 @@ func TestLogIsBounded(t *testing.T) {
 		log.Observe(start.Add(time.Duration(round)*time.Second), &s)
 	}
 	items, events := log.Items(), log.Events()
-	if len(items) != 257 || items[256].What != "more" || items[256].Text != "and 744 more" || len(events) != 200 {
+	if len(items) != 257 || items[256].What != "more" || items[256].Text != "and 244 more" || len(events) != 200 {
 		t.Errorf("%d items, %d events", len(items), len(events))
 	}
 	for _, i := range items[:256] {
-		if len(i.Text) > 1100 || len(i.Name) > 200 || i.Docs == "" || i.Since.IsZero() {
-			t.Fatalf("an item has %d bytes of text and %d of name; %+v", len(i.Text), len(i.Name), i)
+		for _, one := range append([]attention.Item{i}, i.Also...) {
+			if len(one.Text) > 1100 || len(one.Name) > 200 || one.Docs == "" || one.Since.IsZero() {
+				t.Fatalf("an item has %d bytes of text and %d of name; %+v", len(one.Text), len(one.Name), i)
+			}
 		}
 	}
 	for _, e := range events {
@@ -196,7 +296,7 @@ func TestLogIsBounded(t *testing.T) {
 func TestSectionsExist(t *testing.T) {
 	heading := regexp.MustCompile(`(?m)^#+ (.*)$`)
 	for _, of := range []string{
-		"block_size", "answers_errors", "avoided", "bus", "departs", "envoy", "events", "health", "left", "models", "no_response", "probes", "ready", "settings", "silent", "tokens", "unresolved", "workers",
+		"block_size", "answers_errors", "avoided", "bus", "departs", "envoy", "events", "health", "kubernetes", "left", "models", "no_response", "probes", "ready", "settings", "silent", "tokens", "unresolved", "workers",
 	} {
 		file, section, _ := strings.Cut(attention.SectionOf(of), "#")
 		text, err := os.ReadFile("../docs/" + file)

@@ -59,7 +59,7 @@ type key struct {
 	kind   Kind
 	what   string
 	worker router.Worker
-	about  string // model; of the replica the text
+	about  string // model; of the replica the text without the cause, which may change
 }
 
 func keyOf(i *Item) key {
@@ -67,7 +67,7 @@ func keyOf(i *Item) key {
 	if i.Worker != nil {
 		k.worker = *i.Worker
 	} else if i.Kind == OfReplica {
-		k.about = i.Text
+		k.about = strings.TrimSuffix(i.Text, i.Cause)
 	}
 	return k
 }
@@ -133,7 +133,7 @@ func (l *Log) Observe(now time.Time, s *State) {
 			l.ends(now, &o.Item)
 		}
 	}
-	l.open, l.items, l.observed = still, items, true
+	l.open, l.items, l.observed = still, group(items), true
 }
 
 // worsened reports whether a worse item replaces one about a worker: a silent worker is not healthy again.
@@ -235,8 +235,8 @@ func (l *Log) ends(now time.Time, i *Item) {
 	l.add(e)
 }
 
-// Items returns what needed attention at the last observation, faults first. Of more than 256 it returns the first ones
-// and an item with their number.
+// Items returns what needed attention at the last observation, faults first: one item for each worker, and for each
+// source of workers in Kubernetes. Of more than 256 it returns the first ones and an item with their number.
 func (l *Log) Items() []Item {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -6,15 +6,24 @@ const tones = { fault: ['✕', 'bad'], note: ['▲', 'warn'], good: ['●', 'goo
 const days = new Intl.DateTimeFormat('en-GB', { day: 'numeric', month: 'short' })
 const most = 8 // items that are shown until "Show all" is pressed
 const names = 5 // workers that an item names
+const mostAlso = 5 // further causes of an item that are shown
 
 // Items of several workers with the same cause are shown as one.
 function grouped(items) {
   const groups = new Map()
   for (const item of items) {
-    const key = JSON.stringify([item.kind, item.what, item.cause ?? item.text, item.advice])
+    const key = JSON.stringify([item.kind, item.what, item.kind === 'replica' ? item.text : (item.cause ?? item.text), item.advice])
     groups.has(key) ? groups.get(key).push(item) : groups.set(key, [item])
   }
   return [...groups]
+}
+
+// further returns the further causes of an item; of several workers their names in one line.
+function further(all) {
+  if (all.length === 1) return (all[0].also ?? []).map((c) => ({ ...c, text: `Also: ${c.text}` }))
+  const causes = all.flatMap((item) => item.also ?? [])
+  if (causes.length === 0) return []
+  return [{ text: `Also: ${[...new Set(causes.map((c) => c.what))].join(', ')}`, title: causes.slice(0, 20).map((c) => c.text).join('\n') }]
 }
 
 const label = (item) => (item.worker_id ? workerName(item, item.name) : item.model || '')
@@ -55,7 +64,7 @@ export class Attention {
     this.rows = new Map()
     for (const item of items.filter((i) => i.kind === 'worker')) {
       const key = `${item.worker_id}/${item.dp_rank}`
-      this.rows.has(key) ? this.rows.get(key).push(item) : this.rows.set(key, [item])
+      this.rows.set(key, [item, ...(item.also ?? [])])
     }
   }
 
@@ -75,9 +84,9 @@ export class Attention {
   item() {
     const parts = {
       mark: element('span', { className: 'mark' }), what: element('button', { type: 'button', className: 'link text' }), since: element('span', { className: 'note since' }),
-      advice: element('span'), docs: element('a', { target: '_blank', rel: 'noreferrer' }, 'Read more'),
+      advice: element('span'), also: element('div'), docs: element('a', { target: '_blank', rel: 'noreferrer' }, 'Read more'),
     }
-    parts.element = element('li', {}, parts.mark, element('div', {}, element('p', {}, parts.what, ' ', parts.since), element('p', { className: 'advice' }, parts.advice, ' ', parts.docs)))
+    parts.element = element('li', {}, parts.mark, element('div', {}, element('p', {}, parts.what, ' ', parts.since), element('p', { className: 'advice' }, parts.advice, ' ', parts.docs), parts.also))
     parts.what.addEventListener('click', () => this.filter(parts.wanted))
     parts.what.dataset.field = 'text'
     parts.advice.dataset.field = 'advice'
@@ -99,6 +108,20 @@ export class Attention {
     parts.docs.hidden = !first.docs
     if (first.docs && parts.docs.getAttribute('href') !== first.docs) parts.docs.href = first.docs
     parts.docs.ariaLabel = `Read more about ${first.what}`
+    this.fillAlso(parts.also, further(all), now)
+  }
+
+  // fillAlso shows the further causes of an item.
+  fillAlso(list, causes, now) {
+    const shown = causes.slice(0, mostAlso)
+    if (causes.length > mostAlso) shown.push({ text: `and ${causes.length - mostAlso} more`, title: causes.slice(mostAlso).map((c) => c.text).join('\n') })
+    while (list.children.length > shown.length) list.lastChild.remove()
+    while (list.children.length < shown.length) list.append(element('p', { className: 'also' }, element('span'), ' ', element('span', { className: 'note since' })))
+    shown.forEach((c, i) => {
+      const [text, began] = list.children[i].children
+      put(text, { text: clip(c.text, 400), value: c.what, title: c.title ?? [c.text, c.advice].filter(Boolean).join('; ') })
+      put(began, { text: since(c.since, now), value: c.since })
+    })
   }
 }
 

@@ -114,20 +114,11 @@ func (d *diagnosis) checkReplica(x *Replica) {
 	}
 	facts := attention.Replica{
 		BusAway: x.always(func(r *Reading) bool { return !r.Bus }), Status: last.Ready.Status,
-		Pending: last.Pending, Refused: last.Refused,
+		Pending: last.Pending, Refused: last.Refused, Kubernetes: last.Kubernetes,
 	}
 	for _, check := range slices.Sorted(maps.Keys(last.Ready.Checks)) {
 		if x.always(func(r *Reading) bool { return !r.Ready.Checks[check] }) && (check != "workers" || len(last.workers) > 0) {
 			facts.Failed = append(facts.Failed, check)
-		}
-	}
-	for _, k := range last.Kubernetes {
-		if k.Error != "" {
-			d.report(fault, x, "kubernetes", "%s cannot be read since %s; the known workers stay: %s",
-				k.Source, k.Since.UTC().Format("15:04:05 UTC"), k.Error)
-		}
-		for _, text := range k.Problems {
-			d.report(note, x, "kubernetes", "%s: %s", k.Source, text)
 		}
 	}
 	if last.Envoy != nil {

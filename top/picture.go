@@ -133,23 +133,34 @@ func (p *picture) models() (lines []string) {
 	return lines
 }
 
-// maxNotices limits the lines about what needs attention.
-const maxNotices = 6
+// maxNotices limits the lines about what needs attention, and maxAlso the further ones of one item.
+const maxNotices, maxAlso = 6, 3
 
-// notices returns a line for each item that needs attention, with what to do.
+// notices returns a line for each item that needs attention, with what to do, and a line for each of its further causes.
 func (p *picture) notices() (lines []string) {
 	for i := range p.Attention {
-		if i == maxNotices {
+		if len(lines) >= maxNotices {
 			return append(lines, fmt.Sprintf("! and %d more", len(p.Attention)-i))
 		}
 		item := &p.Attention[i]
-		line := "! " + item.Text
-		if !item.Since.IsZero() {
-			line = "! " + item.Since.Local().Format(time.TimeOnly) + " " + item.Text
+		lines = append(lines, strings.TrimSuffix("! "+notice(item)+"; "+item.Advice, "; "))
+		for j := range item.Also {
+			if j == maxAlso {
+				lines = append(lines, fmt.Sprintf("!   and %d more", len(item.Also)-j))
+				break
+			}
+			lines = append(lines, "!   also "+notice(&item.Also[j]))
 		}
-		lines = append(lines, strings.TrimSuffix(line+"; "+item.Advice, "; "))
 	}
 	return lines
+}
+
+// notice returns the text of an item, with the time when it began.
+func notice(item *attention.Item) string {
+	if item.Since.IsZero() {
+		return item.Text
+	}
+	return item.Since.Local().Format(time.TimeOnly) + " " + item.Text
 }
 
 // rates returns the figures of the last 10 s.

@@ -123,11 +123,15 @@ func TestAttentionIsNamed(t *testing.T) {
 	s := &screen{}
 	s.Update(tea.WindowSizeMsg{Width: 120, Height: 40})
 	s.Update([]byte(`{"workers":[{"name":"gpu-1","health":"unhealthy","faults":[{"what":"silent","text":"connection refused"}]}],
-		"attention":[{"level":"fault","what":"silent","text":"worker gpu-1 has the fault silent: connection refused","advice":"start it","since":"2026-11-23T17:00:00Z"},{"level":"note","what":"tokens","text":"\u202emodel"}]}`))
+		"attention":[{"level":"fault","what":"silent","text":"worker gpu-1 has the fault silent: connection refused","advice":"start it","since":"2026-11-23T17:00:00Z",
+			"also":[{"text":"worker gpu-1 failed","since":"2026-11-23T16:59:50Z"},{"text":"b"},{"text":"c"},{"text":"d"},{"text":"e"}]},{"level":"note","what":"tokens","text":"\u202emodel"}]}`))
 	got := s.View().Content
-	at := time.Date(2026, 11, 23, 17, 0, 0, 0, time.UTC).Local().Format(time.TimeOnly)
+	at := time.Date(2026, 11, 23, 17, 0, 0, 0, time.UTC).Local()
+	before := at.Add(-10 * time.Second).Format(time.TimeOnly)
 	for _, want := range []string{
-		red + "! " + at + " worker gpu-1 has the fault silent: connection refused; start it" + plain, red + "! ?model" + plain, "unhealthy ! silent",
+		red + "! " + at.Format(time.TimeOnly) + " worker gpu-1 has the fault silent: connection refused; start it" + plain + "\n" +
+			red + "!   also " + before + " worker gpu-1 failed" + plain + "\n" + red + "!   also b" + plain + "\n" + red + "!   also c" + plain + "\n" + red + "!   and 2 more" + plain,
+		red + "! ?model" + plain, "unhealthy ! silent",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in %q", want, got)

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -63,6 +64,16 @@ func TestPageAnswersThreeQuestions(t *testing.T) {
 		t.Errorf("the item is %+v, without an advice or a link", item)
 	}
 	s.checkAttention(t, p)
+	// The worker falls silent. Until then and afterwards it has one item, with all causes.
+	of := fmt.Sprintf(`[...document.querySelectorAll('#attention li')].filter((li) => li.textContent.includes(%q))`, victim)
+	until(t, "one item with all causes", func() (string, bool) {
+		items := eval[[]string](p, of+`.map((li) => li.textContent)`)
+		if len(items) != 1 {
+			t.Fatalf("a dead worker has %d items: %q", len(items), items)
+		}
+		return items[0], strings.Contains(items[0], "silent") && eval[int](p, of+`[0].querySelectorAll('.also').length`) > 0
+	})
+	s.checkAttention(t, p)
 	p.wait(fmt.Sprintf(`document.querySelector('#workers tbody th').textContent === %q`, victim)) // the worst one first
 	p.wait(fmt.Sprintf(`[...document.querySelectorAll('#happened [data-field=text]')].some((e) => e.textContent.includes(%q) && e.textContent.includes('refused'))`, victim))
 	p.axe()
@@ -97,15 +108,19 @@ func (s *service) checkAttention(t *testing.T, p *page) {
 		items := map[string][]object{}
 		for _, item := range list(live, "attention") {
 			cause := item["cause"]
-			if cause == nil {
+			if cause == nil || item["kind"] == "replica" {
 				cause = item["text"]
 			}
 			key := fmt.Sprint(item["kind"], "/", item["what"], "/", cause, "/", item["advice"])
 			items[key] = append(items[key], item)
 		}
-		shown := eval[[]struct{ Text, Title, Advice, Docs string }](p, `[...document.querySelectorAll('#attention li')].map((li) => ({
+		shown := eval[[]struct {
+			Text, Title, Advice, Docs string
+			Also                      []string
+		}](p, `[...document.querySelectorAll('#attention li')].map((li) => ({
 			text: li.querySelector('[data-field=text]').textContent, title: li.querySelector('[data-field=text]').title,
-			advice: li.querySelector('[data-field=advice]').textContent, docs: li.querySelector('a').getAttribute('href') ?? '' }))`)
+			advice: li.querySelector('[data-field=advice]').textContent, docs: li.querySelector('a').getAttribute('href') ?? '',
+			also: [...li.querySelectorAll('.also span:first-child')].map((e) => e.textContent) }))`)
 		found := 0
 		for _, same := range items {
 			for _, li := range shown {
@@ -114,7 +129,11 @@ func (s *service) checkAttention(t *testing.T, p *page) {
 				docs, _ := same[0]["docs"].(string)
 				one := len(same) == 1 && li.Text == text
 				many := len(same) > 1 && strings.HasPrefix(li.Text, fmt.Sprint(len(same), " ")) && strings.Contains(li.Title, text)
-				if (one || many) && strings.Contains(li.Advice, advice) && li.Docs == docs {
+				var further []string
+				for _, also := range list(same[0], "also") {
+					further = append(further, fmt.Sprint("Also: ", also["text"]))
+				}
+				if one = one && slices.Equal(li.Also, further); (one || many) && strings.Contains(li.Advice, advice) && li.Docs == docs {
 					found++
 					break
 				}

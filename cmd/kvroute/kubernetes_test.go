@@ -3,13 +3,16 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/attention"
 	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/internal/kubetest"
 	"github.com/kvroute/kvroute/internal/process"
@@ -35,7 +38,8 @@ func TestWorkersOfKubernetes(t *testing.T) {
 	s.Put(podsPath, enginePod("starts", "9", "127.0.0.9", "False"))
 	s.Put(podsPath, enginePod("a", "1", host, "True"))
 	file := writeFile(t, fmt.Sprintf("version: 1\nworker-networks: 127.0.0.0/8\nkubernetes:\n  server: %s\n  ca-file: %s\n  token-file: %s\n  namespace: models\n"+
-		"  sources:\n  - {selector: app=llm, ports: [%s], worker: {models: [sim], block_size: 16, health: {interval: 10s}}}\n", s.URL, s.CAFile, s.TokenFile, port))
+		"  sources:\n  - {selector: app=llm, ports: [%s], worker: {models: [sim], block_size: 16, health: {interval: 10s}}}\n"+
+		"  - {selector: tier=spare, ports: [%s], worker: {models: [sim], block_size: 16}, labels: {block-size: block}}\n", s.URL, s.CAFile, s.TokenFile, port, port))
 	d := &demonstration{demo.Stack{Router: serveFile(t, file)}}
 	state := func() string {
 		var all []string
@@ -68,6 +72,24 @@ func TestWorkersOfKubernetes(t *testing.T) {
 	s.Put(podsPath, enginePod("a", "2", host, "True"))
 	is("models/a healthy  models/a/2")
 
+	// items waits until what needs attention has items of kind kubernetes with these words, and returns them.
+	items := func(words ...string) (found []attention.Item) {
+		t.Helper()
+		eventually(t, "no item has the words "+strings.Join(words, ", "), func() bool {
+			found = slices.DeleteFunc(needs(t, d.Router), func(i attention.Item) bool { return i.What != "kubernetes" })
+			text, err := json.Marshal(found)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(string(text), w) })
+		})
+		return found
+	}
+	s.Put(podsPath, strings.Replace(enginePod("a", "2", host, "True"), `"labels":{`, `"annotations":{"block":"large"},"labels":{"tier":"spare",`, 1))
+	if all := items("pods models/tier=spare: pod models/a: pods models/app=llm selects it, too, and counts", `its label block is \"large\", want a number of tokens`); len(all) != 1 || len(all[0].Also) != 1 || all[0].Level != attention.Note {
+		t.Errorf("two problems of one source: %+v", all)
+	}
+	s.Put(podsPath, enginePod("a", "2", host, "True"))
 	s.Refuse(func(_, verb string) int { return map[string]int{"watch": 403}[verb] })
 	var ready struct {
 		Status string
@@ -78,11 +100,24 @@ func TestWorkersOfKubernetes(t *testing.T) {
 		return err == nil && ready.Status == "degraded" && !ready.Checks["kubernetes"]
 	})
 	status, out, _ := runs(t, "doctor", "--url", "http://"+d.Router.At.HTTP)
-	if want := `rule {apiGroups: [""], resources: [pods], verbs: [list, watch]}`; status != 1 || !strings.Contains(out, want) {
+	const want = `rule {apiGroups: [""], resources: [pods], verbs: [list, watch]}`
+	if status != 1 || !strings.Contains(out, want) {
 		t.Errorf("doctor exits with %d and does not name the missing rule %s:\n%s", status, want, out)
 	}
 	is("models/a healthy  models/a/2")
+	refused := items("pods models/app=llm cannot be read since", "pods models/tier=spare cannot be read since")
+	for _, i := range refused {
+		if len(refused) != 2 || i.Level != attention.Fault || !strings.HasSuffix(i.Text, want) || !strings.Contains(out, i.Text) || i.Advice == "" || i.Since.IsZero() || !strings.HasSuffix(i.Docs, "/docs/troubleshooting.md#workers-in-kubernetes") {
+			t.Errorf("doctor says\n%s\nand the item is %+v", out, i)
+		}
+	}
+	if _, out, _ := runs(t, "top", "--once", "--url", "http://"+d.Router.At.HTTP); !strings.Contains(out, refused[0].Text) || strings.Contains(out, `the check "kubernetes" fails`) {
+		t.Errorf("top says\n%s", out)
+	}
+	s.Refuse(func(string, string) int { return 503 })
+	items("status 503")
 	s.Refuse(nil)
+	eventually(t, "the items stay", func() bool { return len(items()) == 0 })
 	s.Delete(podsPath, "a")
 	is("")
 }

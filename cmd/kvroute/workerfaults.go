@@ -70,10 +70,12 @@ func (f *workerFaults) with(source string) (ids []uint64) {
 	return ids
 }
 
-// report logs the faults of a worker that began or ended.
+// report logs the faults of a worker that began or ended. The registry has logged the beginning of a silence.
 func (f *workerFaults) report(id uint64, before, faults []router.Fault) {
 	for _, fault := range without(faults, before) {
-		f.log.Warn("a worker has a fault", "worker", id, "fault", fault.What, "text", fault.Text)
+		if fault.What != silentFault {
+			f.log.Warn("a worker has a fault", "worker", id, "fault", fault.What, "text", fault.Text)
+		}
 	}
 	for _, fault := range without(before, faults) {
 		f.log.Info("a worker's fault has ended", "worker", id, "fault", fault.What)

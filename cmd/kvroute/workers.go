@@ -43,13 +43,13 @@ func (s *server) setWorker(info router.WorkerInfo) {
 	}
 }
 
-// silenceFault is the source of the fault of workers that give no sign of life.
-const silenceFault = "silence"
+// silentFault is the fault of workers that give no sign of life, and silenceFault its source.
+const silentFault, silenceFault = "silent", "silence"
 
 // silent keeps the fault of a worker that became unhealthy. setWorker ends it.
 func (s *server) silent(info router.WorkerInfo, cause string) {
 	s.faults.set(info.ID, silenceFault, []router.Fault{{
-		What: "silent", Text: fmt.Sprintf("%s%s at %s%s", attention.Silence, cause, info.Place(), attention.HowToProbe(cause)),
+		What: silentFault, Text: fmt.Sprintf("%s%s at %s%s", attention.Silence, cause, info.Place(), attention.HowToProbe(cause)),
 	}})
 }
 

@@ -40,8 +40,8 @@ func (f *Finder) view(number int) (next time.Duration) {
 		f.findOwner(all[i])
 	}
 	problem := func(source int, text string) {
-		if st := &states[source]; !problems[text] && len(st.Problems) < shownProblems {
-			st.Problems = append(st.Problems, text)
+		if !problems[text] {
+			states[source].Problems = append(states[source].Problems, text)
 		}
 		problems[text] = true
 	}
@@ -77,6 +77,10 @@ func (f *Finder) view(number int) (next time.Duration) {
 		if k.view != number {
 			delete(f.known, uid)
 		}
+	}
+	for i := range states { // objects come in any order: each view lists the same problems
+		all := slices.Sorted(slices.Values(states[i].Problems))
+		states[i].Problems = slices.Clip(all[:min(len(all), shownProblems)])
 	}
 	f.mu.Lock()
 	f.states = states

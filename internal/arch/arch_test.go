@@ -56,7 +56,7 @@ var layers = []layer{
 		{"api", "attention dashboard docs router envoy fleet fleet/pods prefill replicas outcomes internal/engine internal/openai internal/reach"},
 		{"dashboard", ""},
 		{"docs", ""},
-		{"attention", "confirm envoy fleet router tokenizer internal/engine"},
+		{"attention", "confirm envoy fleet fleet/pods router tokenizer internal/engine"},
 		{"sidecar", "engines engines/publish events fleet indexer router internal/engine internal/bus internal/meter internal/reach internal/records internal/silence internal/wire"},
 		{"bindings/c", "bindings fleet"},
 		{"bindings", "engines engines/publish events fleet indexer internal/bus internal/wire"},
