@@ -49,6 +49,7 @@ type screen struct {
 	picture
 	width, height int // of the terminal; 0 = not known yet
 	by            int // index in orders()
+	selected      selection
 	offset        int // of the first shown worker
 	helping       bool
 	problem       string // why there is no news, or ""
@@ -63,6 +64,7 @@ const (
 
 const help = `up, down, page up, page down   scroll the workers
 s        sort the workers by name, active requests, pending tokens, ...
+m        show all models, or the next model or router group
 ?        show or hide this page
 q        quit
 
@@ -103,6 +105,8 @@ func (s *screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 			return s, tea.Quit
 		case "s":
 			s.by, s.offset = (s.by+1)%len(orders()), 0
+		case "m":
+			s.selected, s.offset = s.next(s.selected), 0
 		case "?":
 			s.helping = !s.helping
 		}
@@ -120,9 +124,13 @@ func (s *screen) View() tea.View {
 	}
 	lines, foot := s.paint("", strings.Split(help, "\n")...), s.paint(bold, "? back  q quit")
 	if !s.helping {
-		lines, foot = s.tables(), s.paint(bold,
-			fmt.Sprintf("%s by %s  up/down scroll  s sort  ? help  q quit",
-				counted(len(s.Workers), "worker"), orders()[s.by].name))
+		shown := s.of(s.selected)
+		workers := counted(len(shown.Workers), "worker")
+		if s.selected.model != "" {
+			workers += " of " + clip(s.selected.String(), maxCell)
+		}
+		lines, foot = s.tables(shown), s.paint(bold,
+			fmt.Sprintf("%s by %s  up/down scroll  s sort  m model  ? help  q quit", workers, orders()[s.by].name))
 	}
 	if s.problem != "" {
 		foot = s.paint(red, s.problem)
@@ -132,10 +140,10 @@ func (s *screen) View() tea.View {
 	return v
 }
 
-// tables returns the picture with as many workers and decisions as fit. It moves the offset to where
+// tables returns a picture with as many workers and decisions as fit. It moves the offset to where
 // there are workers. Decisions get a third of the lines, or what the workers leave.
-func (s *screen) tables() []string {
-	head, workers, decisions := s.head(), s.workerTable(s.by, s.width), s.decisionTable(s.width)
+func (s *screen) tables(shown *picture) []string {
+	head, workers, decisions := shown.head(), shown.workerTable(s.by, s.width), shown.decisionTable(s.width)
 	const others = 4 // lines: two titles, an empty one, the footer
 	rows := max(0, s.height-len(head)-others)
 	forDecisions := min(len(decisions)-1, max(rows/3, rows-(len(workers)-1)))

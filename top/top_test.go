@@ -96,7 +96,7 @@ gpu-1/1     failing         0     1200        0         2       6  ok, departs
 
 time      worker    prompt  cached  TTFT ms  reason  model  request
 ` + at + `  gpu-1/1      200    75 %      250  kv      llama  r-1
-` + strings.Repeat("\n", 11) + "3 workers by name  up/down scroll  s sort  ? help  q quit"
+` + strings.Repeat("\n", 11) + "3 workers by name  up/down scroll  s sort  m model  ? help  q quit"
 	if got != want {
 		t.Errorf("the screen is\n%s\n\nwant\n%s", got, want)
 	}
@@ -166,6 +166,40 @@ func TestModelsAndIds(t *testing.T) {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
 		}
+	}
+}
+
+// A key selects the traffic of a model, and of each of its router groups.
+func TestModelsAndGroupsAreSelected(t *testing.T) {
+	s := &screen{}
+	s.Update(tea.WindowSizeMsg{Width: 160, Height: 40})
+	s.Update([]byte(`{"workers":[{"worker_id":1,"name":"gpu-1","model":"a","health":"healthy"},{"worker_id":2,"group":"far","model":"a","health":"healthy"},{"worker_id":3,"name":"gpu-3","model":"b","health":"healthy"}],
+		"benefit":[{"model":"a","saved_share":0.1},{"model":"a","group":"far","saved_share":0.2},{"model":"a","group":"left\u202e","saved_share":0.3},{"model":"b","saved_share":0.4}],
+		"holdout":{"share":0.1,"models":[{"model":"a","why":"few"},{"model":"b","why":"few"}]},
+		"attention":[{"text":"worker gpu-3 is unhealthy"}],
+		"decisions":[{"id":"r-1","model":"a","worker":{"worker_id":1}},{"id":"r-2","model":"a","group":"far","worker":{"worker_id":2}},{"id":"r-3","model":"b","worker":{"worker_id":3}}]}`))
+	all := []string{"gpu-1 ", "group far ", "gpu-3 ", "r-1", "r-2", "r-3", "a  saves 10 %", "a on group far  saves 20 %", "a on group left?  saves 30 %", "b  saves 40 %", "a  mean TTFT", "b  mean TTFT"}
+	for _, c := range []struct{ title, shown string }{
+		{"3 workers by name", "0 1 2 3 4 5 6 7 8 9 10 11"}, {"2 workers of a by name", "0 1 3 4 6 7 8 10"}, {"1 worker of a without a group by name", "0 3 6 10"},
+		{"1 worker of a on group far by name", "1 4 7 10"}, {"0 workers of a on group left? by name", "8 10"}, {"1 worker of b by name", "2 5 9 11"}, {"3 workers by name", "0 1 2 3 4 5 6 7 8 9 10 11"},
+	} {
+		got := text(s)
+		var shown []string
+		for i, part := range all {
+			if strings.Contains(got, "\n"+part) || strings.Contains(got, "  "+part+"\n") {
+				shown = append(shown, fmt.Sprint(i))
+			}
+		}
+		if list := strings.Join(shown, " "); list != c.shown || !strings.Contains(got, "\n"+c.title+"  up/down") || !strings.Contains(got, "! worker gpu-3") {
+			t.Errorf("%s: shows %s, want %s:\n%s", c.title, list, c.shown, got)
+		}
+		s.Update(key('m'))
+	}
+	s.Update(key('m'))
+	s.Update([]byte(`{"workers":[],"benefit":[]}`)) // the selected model is gone
+	s.Update(key('m'))
+	if got := text(s); !strings.Contains(got, "0 workers by name") {
+		t.Errorf("after a model is gone:\n%s", got)
 	}
 }
 

@@ -4,6 +4,8 @@ package main
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
@@ -220,4 +222,39 @@ func TestSelectionShowsItsHistory(t *testing.T) {
 	if rows := eval[int](p, `document.querySelectorAll('#workers tbody tr').length`); rows != 2 {
 		t.Errorf("%d workers of the model, want 2", rows)
 	}
+}
+
+// A router group can be selected, as soon as it has had a request: then the charts and tables show its requests only.
+func TestARouterGroupIsSelected(t *testing.T) {
+	far := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprint(w, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")
+	}))
+	t.Cleanup(far.Close)
+	s := serve(t, fmt.Sprintf("groups: [{name: \"far <b>\", address: %q, models: [sim], block_size: 16, members: 2}]\n", strings.TrimPrefix(far.URL, "http://")))
+	for i := range 3 {
+		s.chat(t, fmt.Sprint("far-", i), 0, i)
+	}
+	s.engines(t, 2)
+	p := open(t, s, 1280, 900, "light")
+	p.live()
+	p.wait(`[...document.querySelectorAll('#series option')].some((o) => o.textContent === 'sim, group far <b>')`)
+	near := 0
+	until(t, "a request to a worker", func() (string, bool) { // workers without load are better than a group without a summary
+		s.chat(t, fmt.Sprint("near-", near), 1, near)
+		near++
+		var live object
+		s.read(t, "/v1/live", &live)
+		return fmt.Sprint(live["benefit"]), len(list(live, "benefit")) == 2
+	})
+	p.wait(`document.querySelectorAll('#series option').length === 4 && document.querySelectorAll('#workers tbody tr').length === 3`)
+	p.do(chromedp.Evaluate[chromedp.Void](`(() => { const e = document.querySelector('#series'); e.value = JSON.stringify(['sim', 'far <b>']); e.dispatchEvent(new Event('change')) })()`))
+	p.wait(`document.querySelectorAll('#workers tbody tr').length === 1 && document.querySelectorAll('#benefit tbody tr').length === 1`)
+	p.wait(`document.querySelectorAll('#decisions tbody tr').length >= 3 && [...document.querySelectorAll('#decisions tbody tr')].every((e) => e.dataset.key.startsWith('far-') || e.dataset.key.startsWith('near-'))`)
+	if workers := eval[string](p, `document.querySelector('#decisions').textContent`); strings.Contains(workers, "worker-1") || strings.Contains(workers, "worker-2") {
+		t.Errorf("decisions of the group: %s", workers)
+	}
+	s.checkHistory(t, p, "/v1/history?span=10m&model=sim&group=far+%3Cb%3E", "samples", 2, 120_000)
+	p.do(chromedp.Evaluate[chromedp.Void](`(() => { const e = document.querySelector('#series'); e.value = JSON.stringify(['sim', '']); e.dispatchEvent(new Event('change')) })()`))
+	p.wait(`document.querySelectorAll('#workers tbody tr').length === 2`)
 }
