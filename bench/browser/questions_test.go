@@ -258,3 +258,34 @@ func TestARouterGroupIsSelected(t *testing.T) {
 	p.do(chromedp.Evaluate[chromedp.Void](`(() => { const e = document.querySelector('#series'); e.value = JSON.stringify(['sim', '']); e.dispatchEvent(new Event('change')) })()`))
 	p.wait(`document.querySelectorAll('#workers tbody tr').length === 2`)
 }
+
+// Ids of clients and names of workers are text of bounded width, whatever they contain.
+func TestHostileNamesStayText(t *testing.T) {
+	const evil = "<img src=x onerror=document.title='broken'>\x1b[2J\u202e\u2028\r\n"
+	id := evil + strings.Repeat("i", 900)
+	long := "<b>\u202e" + strings.Repeat("w", 240)
+	s := serve(t, fmt.Sprintf("workers: [{name: \"%s\", address: \"10.0.0.1:8000\", models: [\"%s\", sim], block_size: 16}]\n", long, long))
+	s.book(t, id, 100)
+	if status, text := s.send(t, http.MethodPost, "/v1/best_worker", map[string]any{"model": "sim", "request_id": strings.Repeat(evil, 100), "token_ids": []int{1}}); status != http.StatusBadRequest {
+		t.Errorf("an id of 6 KB: status %d: %.200s", status, text)
+	}
+	p := open(t, s, 1280, 900, "light")
+	p.live()
+	p.wait(`document.querySelectorAll('#decisions tbody tr').length === 1 && document.querySelector('#workers tbody th').textContent.startsWith('<b>\\u{202e}www')`)
+	for _, scheme := range []string{"light", "dark"} {
+		p.look(scheme, 1280)
+		p.look(scheme, 390)
+	}
+	p.do(chromedp.Evaluate[chromedp.Void](`document.querySelector('#decisions tbody tr').click()`))
+	p.wait(`document.querySelector('#explain').open && document.querySelector('#explain-body').dataset.id`)
+	p.look("light", 390)
+	text := eval[string](p, `document.documentElement.textContent + [...document.querySelectorAll('[title]')].map((e) => e.title).join('')`)
+	for _, c := range []string{"\x1b", "\u202e", "\u2028", "\r"} {
+		if strings.Contains(text, c) {
+			t.Errorf("the page contains %q", c)
+		}
+	}
+	if n := eval[int](p, `document.querySelectorAll('main img, dialog img, main script, main b:not(.legend b)').length`); n > 0 || eval[string](p, `document.title`) != "kvroute" {
+		t.Errorf("names became %d elements", n)
+	}
+}

@@ -5,14 +5,25 @@ package main
 import (
 	"bytes"
 	"compress/gzip"
+	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
+	"net/netip"
 	"os"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
+	"google.golang.org/grpc"
+
+	"github.com/kvroute/kvroute/extproc"
+	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -102,6 +113,97 @@ func TestHostileModelFiles(t *testing.T) {
 				t.Errorf("%d MB were allocated", n>>20)
 			}
 		})
+	}
+}
+
+// Names and ids of clients and workers change neither the terminal nor the text around them, and none is longer than a
+// line: in kvroute top, kvroute explain and the log. The escape sequence, the mark that reverses the direction of text and
+// the line breaks become visible characters.
+func TestHostileNames(t *testing.T) {
+	t.Parallel() // mostly waits
+	const evil = "<b>x\x1b[2J\u202e\u2028\u009b\r\n"
+	quoted := func(text string) string {
+		b, err := json.Marshal(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	harmless := func(what, text string, longest int) {
+		t.Helper()
+		for line := range strings.Lines(text) {
+			if n := utf8.RuneCountInString(line); n > longest {
+				t.Errorf("%s: a line has %d characters, want at most %d: %.100q", what, n, longest, line)
+			}
+			if at := strings.IndexFunc(strings.TrimSuffix(line, "\n"), func(r rune) bool { return !unicode.IsPrint(r) }); at >= 0 {
+				t.Errorf("%s: %q can change the terminal", what, line[at:min(len(line), at+20)])
+			}
+		}
+	}
+	marked := "<img>\u202e" + strings.Repeat("w", 200) // the longest names of records have 256 bytes, and no control characters
+	k := serveFile(t, writeFile(t, fmt.Sprintf("version: 1\nworkers: [{name: \"%s\", address: \"127.0.0.1:1\", models: [\"%s\", short], block_size: 16, health: none}]\n", marked, marked)))
+	url := "http://" + k.At.HTTP
+	best := func(model, id string) (status int, text string) {
+		t.Helper()
+		resp, text := whole(t, http.MethodPost, url+"/v1/best_worker", fmt.Sprintf(`{"model":%s,"request_id":%s,"token_ids":[1,2,3],"required_taints":[]}`, quoted(model), quoted(id)), nil)
+		return resp.StatusCode, text
+	}
+	id := evil + strings.Repeat("i", 900)
+	if status, text := best("short", id); status != http.StatusOK {
+		t.Fatalf("status %d: %s", status, text)
+	}
+	for name, c := range map[string]struct{ model, id string }{"id": {"short", strings.Repeat(evil, 200)}, "model": {strings.Repeat(evil, 200), "unknown"}} {
+		if status, text := best(c.model, c.id); status < 400 || status > 499 || len(text) > 2000 {
+			t.Errorf("a long %s: status %d, and %d bytes: %.200s", name, status, len(text), text)
+		}
+	}
+	status, out, stderr := runs(t, "top", "--once", "--url", url)
+	if harmless("top", out, 1200); status != 0 || !strings.Contains(out, "<img>?www") || !strings.Contains(out, "<b>x?[2J") || !strings.Contains(out, "~") {
+		t.Errorf("top: %s%s", out, stderr)
+	}
+	for _, of := range []string{"last", id} {
+		status, out, stderr := runs(t, "explain", "--url", url, of)
+		if harmless("explain", out, 1400); status != 0 || !strings.Contains(out, "<b>x?[2J") || !strings.Contains(out, "<img>?www") {
+			t.Errorf("explain: %s%s", out, stderr)
+		}
+	}
+	for _, unknown := range []string{evil, strings.Repeat(evil, 200)} {
+		status, out, stderr := runs(t, "explain", "--url", url, unknown)
+		if harmless("explain of an unknown id", stderr, 400); status == 0 || out != "" {
+			t.Errorf("explain of an unknown id: status %d, %s%s", status, out, stderr)
+		}
+	}
+	lines, err := os.ReadFile(k.Log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if harmless("log", string(lines), 2000); !strings.Contains(string(lines), "<img>") {
+		t.Errorf("the log does not name the model: %s", lines)
+	}
+
+	var log bytes.Buffer
+	r, err := router.New(router.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.SetWorker(router.WorkerInfo{ID: 1, Address: netip.MustParseAddrPort("10.0.0.7:8000"), Models: []string{"sim"}, BlockSize: 16}); err != nil {
+		t.Fatal(err)
+	}
+	x, err := extproc.New(extproc.Config{MaxBodyBytes: 16 << 20, Log: telemetry.NewLogger(&log, slog.LevelDebug, "text", nil)}, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer(x.ServerOptions()...)
+	x.Register(g)
+	link := envoytest.Serve(t, g)
+	for _, model := range []string{evil, strings.Repeat(evil, 200)} {
+		e := link.Do(envoytest.Request{Path: chatPath, Body: fmt.Appendf(nil, `{"model":%s,"messages":[{"role":"user","content":"a"}]}`, quoted(model))})
+		if e.End(); e.Refusal == nil || e.Refusal.Status != http.StatusNotFound || len(e.Refusal.Body) > 2000 {
+			t.Errorf("an unknown model: %+v", e.Refusal)
+		}
+	}
+	if harmless("log of requests", log.String(), 1000); strings.Count(log.String(), "request refused") != 2 {
+		t.Errorf("the log is %s", log.String())
 	}
 }
 

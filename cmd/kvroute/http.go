@@ -69,11 +69,12 @@ func (c *apiClient) open(ctx context.Context, path, accept string) (*http.Respon
 	}
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // the beginning is enough
 	_ = resp.Body.Close()
+	address, _, _ := strings.Cut(req.URL.String(), "?") // the query may have a long id
 	var e struct{ Error struct{ Message string } }
 	if json.Unmarshal(text, &e) == nil && e.Error.Message != "" {
-		return nil, apiError(fmt.Sprintf("%s answers with status %d: %s", req.URL, resp.StatusCode, e.Error.Message))
+		return nil, apiError(fmt.Sprintf("%s answers with status %d: %s", address, resp.StatusCode, e.Error.Message))
 	}
-	return nil, c.wrongURL(fmt.Errorf("%s answers with status %d: %s", req.URL, resp.StatusCode, bytes.TrimSpace(text)))
+	return nil, c.wrongURL(fmt.Errorf("%s answers with status %d: %s", address, resp.StatusCode, bytes.TrimSpace(text)))
 }
 
 // read requests a path and decodes the answer. Numbers of unknown type keep their digits.
