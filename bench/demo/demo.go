@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/settings"
 )
 
@@ -70,6 +71,12 @@ func (c *Command) run(ctx context.Context, fs *flag.FlagSet) {
 	}
 	c.stack.Dir = bench.Must(os.MkdirTemp("", "kvroute-demo-"))
 	defer func() { _ = os.RemoveAll(c.stack.Dir) }()
+	if c.Keep { // the page stays at one address, and connects again to each way
+		port, release, err := process.HoldPort()
+		bench.NoError(err)
+		defer release()
+		c.stack.HTTP = fmt.Sprint("127.0.0.1:", port)
+	}
 	var running Stack
 	defer func() { running.Stop() }()
 	show := c.show()

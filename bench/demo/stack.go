@@ -36,7 +36,8 @@ type Stack struct {
 	EnvoyConfig envoy.Config // the addresses that are not given here are those of the children
 	// Bootstrap makes Envoy's configuration; nil renders kvroute's own.
 	Bootstrap func(envoy.Config) ([]byte, error)
-	Unrouted  bool // StartRouter does not wait until requests are decided
+	Unrouted  bool   // StartRouter does not wait until requests are decided
+	HTTP      string // address of the API of the router that is started last; empty for a free one
 
 	Bus     *bus.Server
 	Engines []*Child
@@ -131,7 +132,10 @@ func (s *Stack) StartRouter(ctx context.Context, flags ...string) error {
 			s.Router.Stop()
 			s.Router = nil
 		} else {
-			at.Extproc, at.HTTP = bench.Must(s.hold()), bench.Must(s.hold())
+			at.Extproc, at.HTTP = bench.Must(s.hold()), s.HTTP
+			if at.HTTP == "" {
+				at.HTTP = bench.Must(s.hold())
+			}
 		}
 		bench.NoError(s.serve(ctx, "kvroute", at.Extproc, at.HTTP, flags...))
 		if s.Envoy == nil {
@@ -147,8 +151,11 @@ func (s *Stack) StartRouter(ctx context.Context, flags ...string) error {
 func (s *Stack) StartReplicas(ctx context.Context, n int, flags ...string) error {
 	return bench.Try(func() {
 		for i := range n {
-			name := fmt.Sprint("kvroute-", i+1)
-			bench.NoError(s.serve(ctx, name, "127.0.0.1:0", "127.0.0.1:0", append([]string{"--replica", name}, flags...)...))
+			name, httpAt := fmt.Sprint("kvroute-", i+1), "127.0.0.1:0"
+			if i == n-1 && s.HTTP != "" {
+				httpAt = s.HTTP
+			}
+			bench.NoError(s.serve(ctx, name, "127.0.0.1:0", httpAt, append([]string{"--replica", name}, flags...)...))
 			s.Others = append(s.Others, s.Router)
 			s.EnvoyConfig.ExtProc = append(s.EnvoyConfig.ExtProc, s.Router.At.Extproc)
 		}

@@ -3,10 +3,15 @@
 package main
 
 import (
+	"bufio"
+	"context"
+	"io"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/process"
 )
 
 // The demo plays its load in several ways, and all requests succeed. The demo itself checks that
@@ -80,4 +85,49 @@ func TestDemos(t *testing.T) {
 			t.Errorf("%v: status %d, %s, want %q", flags, status, stderr, want)
 		}
 	}
+}
+
+var dashboardAt = regexp.MustCompile(`dashboard .*(http://[0-9.:]+)/`)
+
+// With --keep the dashboard has one address before each load and afterwards, when a gentle load goes on.
+func TestDemoKeepsItsDashboard(t *testing.T) {
+	t.Parallel() // mostly waits
+	if testing.Short() {
+		t.Skip("starts a real Envoy")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	reader, writer := io.Pipe()
+	var stderr strings.Builder
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		run(ctx, []string{"demo", "--keep", "--workers", "2", "--rate", "20", "--conversations", "8", "--turns", "2", "--turn-gap", "200ms"}, stdio{writer, &stderr})
+		_ = writer.Close()
+	}()
+	var addresses []string
+	for lines := bufio.NewScanner(reader); len(addresses) < 3 && lines.Scan(); {
+		if m := dashboardAt.FindStringSubmatch(lines.Text()); m != nil {
+			addresses = append(addresses, m[1])
+		}
+	}
+	go func() { _, _ = io.Copy(io.Discard, reader) }() // ends with the demo
+	if len(addresses) < 3 || addresses[0] != addresses[1] || addresses[1] != addresses[2] {
+		cancel()
+		<-ended
+		t.Fatalf("the dashboard is at %q, want one address in three lines; %s", addresses, &stderr)
+	}
+	requests := func(ctx context.Context) (n int) {
+		var live struct{ Totals struct{ Requests int } }
+		if err := process.GetJSON(ctx, addresses[0]+"/v1/live", &live); err != nil {
+			t.Error(err)
+		}
+		return live.Totals.Requests
+	}
+	before := requests(ctx)
+	if err := process.Until(ctx, process.Patience, "no request comes", func(ctx context.Context) bool { return requests(ctx) > before+1 }); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	<-ended
 }
