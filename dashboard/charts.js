@@ -53,19 +53,19 @@ class Chart {
     this.paths = about.lines.map((_, i) => svg('path', { class: `path line-${i}` }))
     this.cursor = svg('line', { class: 'cursor', y1: size.top, y2: size.height - size.bottom })
     this.svg.append(...this.grid, this.fillPath, ...this.paths.toReversed(), ...this.ticks, ...this.times, this.cursor)
-    this.svg.addEventListener('pointermove', (event) => hover((event.offsetX - size.left) / this.width()))
+    this.svg.addEventListener('pointermove', (event) => hover((event.offsetX - size.left) / this.width))
     this.svg.addEventListener('pointerleave', () => hover(undefined))
     this.figure = element('figure', {}, element('figcaption', {}, about.title), this.legend, this.svg)
   }
 
-  width() {
-    return Math.max(1, this.svg.clientWidth - size.left - size.right)
+  // measure reads the width. It is not to be called while a section is drawn: the browser would lay the page out first.
+  measure() {
+    this.width = Math.max(1, this.svg.clientWidth - size.left - size.right)
   }
 
   draw(samples, now, span, step) {
-    const { about } = this
+    const { about, width } = this
     this.step = step
-    const width = this.width()
     const height = size.height - size.top - size.bottom
     const highest = Math.max(0, ...samples.flatMap((s) => about.lines.map((line) => line.of(s, step) ?? 0)))
     const top = about.most ?? ceiling(Math.max(about.least, highest))
@@ -122,7 +122,10 @@ export class Charts {
     this.moment = element('p', { className: 'note', id: 'moment' })
     parent.append(...this.charts.map((c) => c.figure))
     parent.append(this.moment)
-    new ResizeObserver(() => this.draw(this.now)).observe(parent)
+    new ResizeObserver(() => {
+      for (const chart of this.charts) chart.measure()
+      this.draw(this.now)
+    }).observe(parent)
     this.select = document.getElementById('series')
     for (const id of ['series', 'span']) {
       document.getElementById(id).addEventListener('change', () => {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elements, tables and numbers. All text goes through textContent: names of workers and models are not trusted.
+import { soon } from './frames.js'
 
 export const find = (id) => document.getElementById(id)
 
@@ -63,46 +64,68 @@ function trace(path, points) {
   path.classList.toggle('none', text === '')
 }
 
-// Table keeps its rows and writes only cells that have changed. columns are {name, field, show(item), left, open, points,
+const part = 10 // rows that a table writes at once
+const inView = 20 // rows; a box shows fewer of them without scrolling
+
+// Table keeps its rows and writes only cells that have changed, some rows in each frame. A box of limited height has the
+// rows in view, until it is scrolled or has the pointer or the focus. columns are {name, field, show(item), left, open, points,
 // spare, wrap}: left is for texts, which wrap if wrap is set, and open makes a button of the cell. points(item) are those
 // of a small chart in the cell. A spare column is hidden while all of its figures are 0. The first column names the
 // row. key(item) identifies an item, and strong(item) says whether its row is bold.
 export class Table {
   constructor(table, caption, columns, key, strong = () => false) {
-    Object.assign(this, { table, columns, key, strong })
+    Object.assign(this, { table, columns, key, strong, items: [], written: 0 })
     this.heads = columns.map((c) => element('th', { scope: 'col', className: c.left ? 'left' : '' }, c.name))
     this.body = table.createTBody()
     table.prepend(element('caption', { className: 'unseen' }, caption))
     table.createTHead().append(element('tr', {}, ...this.heads))
     this.empty = element('p', { className: 'note', hidden: true })
     table.after(this.empty)
+    this.box = table.closest('.tall, .short')
+    for (const event of ['scroll', 'pointerenter', 'pointerleave', 'focusin', 'focusout']) {
+      this.box?.addEventListener(event, () => {
+        this.scrolled = this.box.scrollTop > 0
+        soon(this.write)
+      })
+    }
   }
 
   fill(items, none) {
-    const { rows } = this.body
-    while (rows.length > items.length) this.body.deleteRow(-1)
-    while (rows.length < items.length) this.body.append(this.row())
-    const used = this.columns.map((c) => !c.spare)
-    items.forEach((item, i) => {
-      const row = rows[i]
-      const key = this.key(item)
-      if (row.dataset.key !== key) row.dataset.key = key
-      row.classList.toggle('strong', this.strong(item))
-      this.columns.forEach((column, j) => {
-        const cell = column.show(item)
-        used[j] ||= Boolean(cell.value)
-        put(row.cells[j].target, cell)
-        if (column.points) trace(row.cells[j].path, column.points(item))
-      })
+    this.items = items
+    this.columns.forEach((column, j) => {
+      const unused = Boolean(column.spare) && !items.some((item) => column.show(item).value)
+      if (this.heads[j].hidden === unused) return
+      for (const row of this.table.rows) row.cells[j].hidden = unused
     })
-    this.columns.forEach((c, j) => {
-      if (!c.spare || this.heads[j].hidden === !used[j]) return
-      for (const row of this.table.rows) row.cells[j].hidden = !used[j]
-    })
-    this.left = this.columns.filter((_, j) => !used[j]).map((c) => c.name)
+    this.left = this.columns.filter((_, j) => this.heads[j].hidden).map((c) => c.name)
     this.table.hidden = items.length === 0
+    this.table.ariaRowCount = items.length + 1 // with the heading
     put(this.empty, { text: none ?? 'None' })
     this.empty.hidden = items.length > 0
+    this.written = 0
+    this.write()
+  }
+
+  // write writes the next rows at once, and those behind them soon.
+  write = () => {
+    const { rows } = this.body
+    const whole = !this.box || this.scrolled || this.box.matches(':hover, :focus-within')
+    const count = whole ? this.items.length : Math.min(this.items.length, inView)
+    while (rows.length > count) this.body.deleteRow(-1)
+    const end = Math.min(count, this.written + part)
+    for (; this.written < end; this.written++) this.writeRow(rows[this.written] ?? this.body.appendChild(this.row()), this.items[this.written])
+    this.written = end
+    if (end < count) soon(this.write)
+  }
+
+  writeRow(row, item) {
+    const key = this.key(item)
+    if (row.dataset.key !== key) row.dataset.key = key
+    row.classList.toggle('strong', this.strong(item))
+    this.columns.forEach((column, j) => {
+      put(row.cells[j].target, column.show(item))
+      if (column.points) trace(row.cells[j].path, column.points(item))
+    })
   }
 
   row() {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page: sections of GET /v1/live become figures and tables. Each section is drawn at most once a frame, and not while
-// the page is hidden.
+// The page: sections of GET /v1/live become figures and tables. They are drawn in parts, and not while the page is hidden.
 import { Attention, Happened } from './attention.js'
 import { benefit, drawHoldout } from './benefit.js'
 import { Charts } from './charts.js'
 import { Explain } from './explain.js'
 import { Feed } from './feed.js'
+import { soon } from './frames.js'
 import { Table, clip, clock, count, find, length, milliseconds, number, percent, plain, put, several, workerName } from './dom.js'
 import { Workers, drawLeft } from './workers.js'
 
@@ -172,26 +172,16 @@ function drawBenefit(list) {
   benefit.fill(list.filter((b) => charts.shows(b.model, b.group)), 'No request has ended yet.')
 }
 
-// The sections of the feed in the order in which they are drawn.
 const drawers = {
   replica: drawReplica, attention: (list) => attention.draw(list, now()), benefit: drawBenefit, holdout: drawHoldout, totals: drawTotals, models: drawModels,
   workers: drawWorkers, left: (list) => drawLeft(list, (texts) => workers.matches(texts)), happened: (list) => happened.draw(list, now()),
   decisions: drawDecisions, prefixes: drawPrefixes, history: () => charts.draw(data.replica?.now_ms),
 }
-const changed = new Set()
+const parts = Object.fromEntries(Object.entries(drawers).map(([name, drawer]) => [name, () => data[name] && drawer(data[name])]))
 
+// draw draws a section soon.
 function draw(name) {
-  if (changed.size === 0) requestAnimationFrame(update)
-  changed.add(name)
-}
-
-function update() {
-  const start = performance.now()
-  const names = Object.keys(drawers).filter((name) => changed.delete(name) && data[name])
-  changed.clear()
-  for (const name of names) drawers[name](data[name])
-  performance.measure('update', { start })
-  if (performance.getEntriesByName('update').length > 500) performance.clearMeasures()
+  soon(parts[name])
 }
 
 const feed = new Feed({

@@ -306,6 +306,7 @@ groups:
 	}
 	for i := range 4 {
 		s.book(t, fmt.Sprint("book-", i), 1000+100*i)
+		p.whole()
 	}
 	compared := s.agree(t, p)
 	s.checkTexts(t, p)

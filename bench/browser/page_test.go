@@ -113,6 +113,12 @@ func (p *page) live() {
 	p.wait(`document.querySelector('#connection').dataset.value === 'live' && document.querySelector('#workers tbody tr') && document.querySelector('#ready').dataset.value`)
 }
 
+// whole scrolls the boxes of tables a little: they then have all rows, also those out of view.
+func (p *page) whole() {
+	p.t.Helper()
+	p.do(chromedp.Evaluate[chromedp.Void](`document.querySelectorAll('.tall, .short').forEach((box) => box.scrollTo(0, 1))`))
+}
+
 // picture writes a screenshot of the whole page into .cache/browser.
 func (p *page) picture(name string) {
 	p.t.Helper()

@@ -110,7 +110,6 @@ func (s *service) checkCandidates(t *testing.T, p *page, id string) {
 	s.read(t, "/v1/decisions?id="+id, &d)
 	shown := eval[map[string]map[string]cell](p, `Object.fromEntries([...document.querySelectorAll('#explain-body tbody tr')].map((row) =>
 		[row.dataset.key, Object.fromEntries([...row.querySelectorAll('[data-field]')].map((e) => [e.dataset.field, { value: e.dataset.value ?? null, text: e.textContent }]))]))`)
-	candidates := list(d, "candidates")
 	if len(shown) != len(candidates) || len(candidates) == 0 {
 		t.Errorf("%d candidates, want %d", len(shown), len(candidates))
 	}
@@ -118,6 +117,8 @@ func (s *service) checkCandidates(t *testing.T, p *page, id string) {
 	for _, c := range candidates {
 		w := c["worker"].(object)
 		row := shown[fmt.Sprintf("%s/%s", w["worker_id"], w["dp_rank"])]
+	candidates := list(d, "candidates")
+	p.wait(fmt.Sprintf(`document.querySelectorAll('#explain-body tbody tr').length === %d`, len(candidates)))
 		for field := range strings.FieldsSeq("overlap_blocks pending_blocks host_blocks disk_blocks pend_tokens waiting_requests active_requests decode_tokens waiting_tokens active_blocks additional_blocks kv_use max_requests speed taint_weight decode_delay_tokens cost") {
 			want := "0"
 			if c[field] != nil {
