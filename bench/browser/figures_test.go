@@ -26,12 +26,16 @@ type cell struct {
 type figures map[string]map[string]map[string]cell
 
 const readFigures = `(() => {
-	const cells = (root) => Object.fromEntries([...root.querySelectorAll('[data-field]')].map((e) => [e.dataset.field, { value: e.dataset.value ?? null, text: e.textContent }]))
+	const cell = (e) => ({ value: e.dataset.value ?? null, text: e.textContent })
+	const cells = (root) => Object.fromEntries([...root.querySelectorAll('[data-field]')].map((e) => [e.dataset.field, cell(e)]))
 	const rows = (id) => Object.fromEntries([...document.querySelectorAll('#' + id + ' tbody tr')].map((row) => [row.dataset.key, cells(row)]))
 	const all = Object.fromEntries(['workers', 'left', 'happened', 'benefit', 'decisions', 'prefixes', 'events', 'models', 'replicas', 'groups'].map((id) => [id, rows(id)]))
 	all.tiles = { '': cells(document.querySelector('#tiles')) }
 	all.charts = { '': cells(document.querySelector('#charts')) }
-	for (const id of ['ready', 'bus', 'identity', 'moment']) all[id] = { '': { '': { value: document.querySelector('#' + id).dataset.value, text: '' } } }
+	const compared = [...document.querySelectorAll('#holdout figure')]
+	all.holdout = Object.fromEntries(compared.map((figure) => [figure.dataset.key, { difference_ms: cell(figure.querySelector('[data-field=difference_ms]')) }]))
+	all.sides = Object.fromEntries(compared.flatMap((figure) => [...figure.querySelectorAll('tbody tr')].map((row) => [figure.dataset.key + '/' + row.dataset.key, cells(row)])))
+	for (const id of ['ready', 'bus', 'identity', 'moment', 'holdout-note']) all[id] = { '': { '': { value: document.querySelector('#' + id).dataset.value, text: '' } } }
 	return all
 })()`
 
@@ -82,7 +86,7 @@ func (s *service) want(t *testing.T, moment string) wanted {
 	for path, into := range map[string]*object{"/v1/workers": &workers, "/v1/models": &models, "/v1/decisions?limit=50": &decisions, "/v1/replica": &replica, "/v1/live": &live} {
 		s.read(t, path, into)
 	}
-	w := wanted{"workers": {}, "left": {}, "happened": {}, "benefit": {}, "decisions": {}, "prefixes": {}, "events": {}, "models": {}, "replicas": {}, "groups": {}}
+	w := wanted{"workers": {}, "left": {}, "happened": {}, "benefit": {}, "decisions": {}, "prefixes": {}, "events": {}, "models": {}, "replicas": {}, "groups": {}, "holdout": {}, "sides": {}}
 	tiles := map[string]any{}
 	for i, sum := range wantWorkers(w, list(workers, "workers")) {
 		tiles[[]string{"workers", "available", "active_requests", "pend_tokens"}[i]] = sum
@@ -117,6 +121,7 @@ func (s *service) want(t *testing.T, moment string) wanted {
 		row["model"] = b["model"]
 		w["benefit"][string(key)] = row
 	}
+	wantHoldout(w, live["holdout"])
 	for _, d := range list(decisions, "decisions") {
 		row := pick(d, "id time model reason overlap_blocks prompt_blocks prefill_tokens expected_ttft_ms first_token")
 		row["worker"] = name(d["worker"], d["worker_name"])
@@ -185,6 +190,19 @@ func wantWorkers(w wanted, workers []object) (sums [4]float64) {
 	return sums
 }
 
+// wantHoldout fills in the comparisons of --holdout-share. Without it the page has none.
+func wantHoldout(w wanted, of any) {
+	holdout, _ := of.(object)
+	w["holdout-note"] = map[string]map[string]any{"": {"": holdout["share"]}}
+	for _, m := range list(holdout, "models") {
+		model := m["model"].(string)
+		w["holdout"][model] = pick(m, "difference_ms")
+		for _, side := range []string{"routed", "round_robin"} {
+			w["sides"][model+"/"+side] = pick(m[side].(object), "requests mean_ms p50_ms p90_ms p99_ms")
+		}
+	}
+}
+
 // wantCharts returns the figures of the sample of a moment. Times without requests have no sample. The moment must be now.
 func wantCharts(history []object, replica object, moment string) map[string]any {
 	at, err := strconv.ParseFloat(moment, 64)
@@ -229,6 +247,8 @@ func differences(got figures, want wanted) (differences []string, compared int) 
 					differences = append(differences, fmt.Sprintf("%s %s %s is missing", table, key, field))
 				case (value == nil) != (c.Value == nil), value != nil && !same(*c.Value, fmt.Sprint(value)):
 					differences = append(differences, fmt.Sprintf("%s %s %s is %s, want %v", table, key, field, text(c.Value), value))
+				case strings.HasSuffix(field, "_ms") && table != "holdout" && value != nil && !nearTime(c.Text, *c.Value):
+					differences = append(differences, fmt.Sprintf("%s %s %s is shown as %q, want %s ms", table, key, field, c.Text, *c.Value))
 				case counts[field] && table != "tiles" && value != nil && !near(c.Text, *c.Value):
 					differences = append(differences, fmt.Sprintf("%s %s %s is shown as %q, want %s", table, key, field, c.Text, *c.Value))
 				}
@@ -251,6 +271,15 @@ func near(text, value string) bool {
 		return unit == "" && shown == figure
 	}
 	return math.Abs(shown*map[string]float64{"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[unit]-figure) <= 0.00501*math.Abs(figure)
+}
+
+// nearTime reports whether a text shows a time, whose value is in ms, with three significant digits.
+func nearTime(text, value string) bool {
+	number, unit, _ := strings.Cut(strings.ReplaceAll(text, ",", ""), " ")
+	shown, errShown := strconv.ParseFloat(number, 64)
+	ms, err := strconv.ParseFloat(value, 64)
+	factor := map[string]float64{"µs": 1e-3, "ms": 1, "s": 1e3}[unit]
+	return err == nil && errShown == nil && factor > 0 && math.Abs(shown*factor-ms) <= 0.00501*math.Abs(ms)
 }
 
 // counts are the fields that tables and tiles show as numbers.
@@ -277,6 +306,7 @@ func same(a, b string) bool {
 func (s *service) agree(t *testing.T, p *page) (compared int) {
 	t.Helper()
 	until(t, "the figures", func() (string, bool) {
+		p.whole()
 		got := eval[figures](p, readFigures)
 		want := s.want(t, text(got["moment"][""][""].Value))
 		var wrong []string
@@ -306,7 +336,6 @@ groups:
 	}
 	for i := range 4 {
 		s.book(t, fmt.Sprint("book-", i), 1000+100*i)
-		p.whole()
 	}
 	compared := s.agree(t, p)
 	s.checkTexts(t, p)
@@ -326,12 +355,8 @@ groups:
 	if title := eval[string](p, `document.title`); title != "kvroute" {
 		t.Errorf("the title is %q", title)
 	}
-	for scheme, width := range map[string]int64{"light": 1280, "dark": 390} {
-		p.look(scheme, width)
-	}
-	for scheme, width := range map[string]int64{"dark": 1280, "light": 390} {
-		p.look(scheme, width)
-	}
+	p.wait(`document.querySelector('#charts [data-field=rate]').dataset.value === '0'`)
+	p.looks("idle")
 }
 
 // checkTexts compares the texts of the tables that the API has in words: why a worker was chosen, and the judgement of
@@ -412,6 +437,8 @@ func TestDifferencesCanFail(t *testing.T) {
 		{figures{"workers": {"1": {"routed": {&many, "12.5 k"}}}}, wanted{"workers": {"1": {"routed": 12345}}}, `shown as "12.5 k"`},
 		{figures{"workers": {"1": {"routed": {&many, "12,345"}}}}, wanted{"workers": {"1": {"routed": 12345}}}, `shown as "12,345"`},
 		{figures{"workers": {"1": {"routed": {&value, "13"}}}}, wanted{"workers": {"1": {"routed": 12}}}, `shown as "13"`},
+		{figures{"workers": {"1": {"ttft_ms": {&many, "12.3 s"}}}}, wanted{"workers": {"1": {"ttft_ms": json.Number("12345")}}}, ""},
+		{figures{"workers": {"1": {"ttft_ms": {&many, "12.3 ms"}}}}, wanted{"workers": {"1": {"ttft_ms": json.Number("12345")}}}, `shown as "12.3 ms"`},
 		{figures{"workers": {"1": {"routed": {nil, "–"}}}}, wanted{"workers": {"1": {"routed": 12}}}, "routed is nothing, want 12"},
 		{figures{"workers": {"1": {}}}, wanted{"workers": {"1": {"routed": 12}}}, "is missing"},
 		{figures{"workers": {"1": {}, "2": {}}}, wanted{"workers": {"1": {}}}, "has 2 rows, want 1"},

@@ -78,15 +78,12 @@ func TestPageAnswersThreeQuestions(t *testing.T) {
 	s.checkAttention(t, p)
 	p.wait(fmt.Sprintf(`document.querySelector('#workers tbody th').textContent === %q`, victim)) // the worst one first
 	p.wait(fmt.Sprintf(`[...document.querySelectorAll('#happened [data-field=text]')].some((e) => e.textContent.includes(%q) && e.textContent.includes('refused'))`, victim))
-	p.axe()
-	p.picture("dead-1440")
 
 	// The item filters the tables.
 	p.do(chromedp.Evaluate[chromedp.Void](fmt.Sprintf(`[...document.querySelectorAll('#attention button.text')].find((b) => b.textContent.includes(%q)).click()`, victim)))
 	p.wait(fmt.Sprintf(`document.activeElement.id === 'filter' && [...document.querySelectorAll('#workers tbody th')].every((e) => e.textContent === %q)`, victim))
 	p.do(chromedp.Evaluate[chromedp.Void](`(() => { const f = document.querySelector('#filter'); f.value = ''; f.dispatchEvent(new Event('input')) })()`))
-	p.look("dark", 390)
-	p.picture("dead-390")
+	p.looks("dead")
 }
 
 // workerOf returns the name of a simulated worker.
@@ -145,8 +142,8 @@ func (s *service) checkAttention(t *testing.T, p *page) {
 	})
 }
 
-// axe fails the test if axe-core finds a mistake of accessibility. The browser gets it past the page's policy.
-func (p *page) axe() {
+// axe returns the mistakes of accessibility that axe-core finds. The browser gets it past the page's policy.
+func (p *page) axe() []string {
 	p.t.Helper()
 	script, err := os.ReadFile(os.Getenv("AXE"))
 	if err != nil {
@@ -155,9 +152,7 @@ func (p *page) axe() {
 	p.do(chromedp.Evaluate[chromedp.Void](string(script) + "\n;undefined"))
 	p.do(chromedp.Evaluate[chromedp.Void](`(() => { window.axeFound = undefined; axe.run().then((r) => { window.axeFound = r.violations.flatMap((v) => v.nodes.map((n) => v.id + ': ' + n.html.slice(0, 200))) }) })()`))
 	p.wait(`window.axeFound`)
-	for _, mistake := range eval[[]string](p, `window.axeFound`) {
-		p.t.Errorf("axe: %s", mistake)
-	}
+	return eval[[]string](p, `window.axeFound`)
 }
 
 // A page without requests says what to send, and what will appear. The chosen candidate of a decision is the first
@@ -175,10 +170,7 @@ func TestFirstRequestsAndTheirDecisions(t *testing.T) {
 	if lines := eval[int](p, `document.querySelectorAll('#charts .path.none').length`); lines != 4 {
 		t.Errorf("%d lines of charts without figures are at zero, want 4", lines)
 	}
-	p.axe()
-	p.picture("first-1440")
-	p.look("dark", 390)
-	p.picture("first-390")
+	p.looks("empty")
 	p.do(chromedp.EmulateViewport(1440, 900))
 	s.engines(t, 3)
 	for i := range 6 {
@@ -198,8 +190,7 @@ func TestFirstRequestsAndTheirDecisions(t *testing.T) {
 	if first := eval[string](p, `(() => { const row = document.querySelector('#explain-body tbody tr'); return row.querySelector('[data-field=verdict]').textContent + ' ' + getComputedStyle(row.cells[2]).fontWeight })()`); !strings.HasPrefix(first, "chosen") || !strings.HasSuffix(first, " 650") {
 		t.Errorf("the first candidate is %q, want the chosen one in bold", first)
 	}
-	p.axe()
-	p.picture("decision-1440")
+	p.looks("decision")
 	p.do(chromedp.KeyEvent(kb.Escape))
 	p.wait(`!document.querySelector('#explain').open`)
 	p.allowed = "404" // the browser itself reports it
@@ -272,13 +263,10 @@ func TestHostileNamesStayText(t *testing.T) {
 	p := open(t, s, 1280, 900, "light")
 	p.live()
 	p.wait(`document.querySelectorAll('#decisions tbody tr').length === 1 && document.querySelector('#workers tbody th').textContent.startsWith('<b>\\u{202e}www')`)
-	for _, scheme := range []string{"light", "dark"} {
-		p.look(scheme, 1280)
-		p.look(scheme, 390)
-	}
+	p.looks("names")
 	p.do(chromedp.Evaluate[chromedp.Void](`document.querySelector('#decisions tbody tr').click()`))
 	p.wait(`document.querySelector('#explain').open && document.querySelector('#explain-body').dataset.id`)
-	p.look("light", 390)
+	p.look("names-decision", "light", 390)
 	text := eval[string](p, `document.documentElement.textContent + [...document.querySelectorAll('[title]')].map((e) => e.title).join('')`)
 	for _, c := range []string{"\x1b", "\u202e", "\u2028", "\r"} {
 		if strings.Contains(text, c) {

@@ -33,19 +33,33 @@ const faint = `(() => {
 	return [...found]
 })()`
 
-// look checks the page in a scheme at a width: nothing is wider than the window, and all text is legible. It writes a picture.
-func (p *page) look(scheme string, width int64) {
+// looks checks a state of the page in each scheme at each width.
+func (p *page) looks(state string) {
+	p.t.Helper()
+	for _, scheme := range []string{"dark", "light"} {
+		for _, width := range []int64{390, 1280} {
+			p.look(state, scheme, width)
+		}
+	}
+}
+
+// look checks the page in a scheme at a width: nothing is wider than the window, all text is legible, and axe-core finds
+// no mistake. It writes a picture.
+func (p *page) look(state, scheme string, width int64) {
 	p.t.Helper()
 	p.media(scheme)
 	p.do(chromedp.EmulateViewport(width, 900))
 	p.wait(fmt.Sprintf("innerWidth === %d", width))
 	if got := eval[int64](p, `document.documentElement.scrollWidth`); got > width {
-		p.t.Errorf("%s, %d: the page is %d pixels wide", scheme, width, got)
+		p.t.Errorf("%s, %s, %d: the page is %d pixels wide", state, scheme, width, got)
 	}
 	for _, text := range eval[[]string](p, faint) {
-		p.t.Errorf("%s, %d: contrast too low: %s", scheme, width, text)
+		p.t.Errorf("%s, %s, %d: contrast too low: %s", state, scheme, width, text)
 	}
-	p.picture(fmt.Sprintf("%s-%d", scheme, width))
+	for _, mistake := range p.axe() {
+		p.t.Errorf("%s, %s, %d: axe: %s", state, scheme, width, mistake)
+	}
+	p.picture(fmt.Sprintf("%s-%s-%d", state, scheme, width))
 }
 
 // focused describes the element with the focus.
@@ -90,10 +104,6 @@ func TestKeyboardOpensADecision(t *testing.T) {
 		t.Errorf("decision %s is open, want %s", id, at.Key)
 	}
 	s.checkCandidates(t, p, "chat-3")
-	p.look("light", 390)
-	p.picture("explain-390")
-	p.look("dark", 1280)
-	p.picture("explain-1280")
 	p.do(chromedp.KeyEvent(kb.Escape))
 	p.wait(`!document.querySelector('#explain').open`)
 	if back := eval[focused](p, readFocus); back.Key != "chat-3" {
@@ -108,6 +118,8 @@ func (s *service) checkCandidates(t *testing.T, p *page, id string) {
 	t.Helper()
 	var d object
 	s.read(t, "/v1/decisions?id="+id, &d)
+	candidates := list(d, "candidates")
+	p.wait(fmt.Sprintf(`document.querySelectorAll('#explain-body tbody tr').length === %d`, len(candidates)))
 	shown := eval[map[string]map[string]cell](p, `Object.fromEntries([...document.querySelectorAll('#explain-body tbody tr')].map((row) =>
 		[row.dataset.key, Object.fromEntries([...row.querySelectorAll('[data-field]')].map((e) => [e.dataset.field, { value: e.dataset.value ?? null, text: e.textContent }]))]))`)
 	if len(shown) != len(candidates) || len(candidates) == 0 {
@@ -117,8 +129,6 @@ func (s *service) checkCandidates(t *testing.T, p *page, id string) {
 	for _, c := range candidates {
 		w := c["worker"].(object)
 		row := shown[fmt.Sprintf("%s/%s", w["worker_id"], w["dp_rank"])]
-	candidates := list(d, "candidates")
-	p.wait(fmt.Sprintf(`document.querySelectorAll('#explain-body tbody tr').length === %d`, len(candidates)))
 		for field := range strings.FieldsSeq("overlap_blocks pending_blocks host_blocks disk_blocks pend_tokens waiting_requests active_requests decode_tokens waiting_tokens active_blocks additional_blocks kv_use max_requests speed taint_weight decode_delay_tokens cost") {
 			want := "0"
 			if c[field] != nil {
@@ -175,8 +185,8 @@ func TestTokenIsAskedForAndKeptInMemory(t *testing.T) {
 		p.wait(`document.activeElement.id === 'token'`)
 		p.do(chromedp.KeyEvent(text), chromedp.KeyEvent(kb.Enter))
 	}
-	p.wait(`!document.querySelector('#login').hidden && document.querySelector('main').hidden`)
-	p.picture("login-390")
+	p.wait(`!document.querySelector('#login').hidden && document.querySelector('#main').hidden`)
+	p.look("login", "dark", 390)
 	p.wait(`document.activeElement.id === 'token'`)
 	if wrong := eval[string](p, `document.querySelector('#login-error').textContent`); wrong != "" {
 		t.Errorf("before a token was given: %s", wrong)
@@ -207,6 +217,7 @@ func TestPageConnectsAgain(t *testing.T) {
 	p.live()
 	s.stop(t)
 	p.wait(`document.querySelector('#connection').dataset.value === 'waiting' && document.querySelector('#connection').textContent.includes('next attempt')`)
+	p.looks("away")
 	first := eval[string](p, `document.querySelector('#identity').dataset.value`)
 	again := serve(t, config, "--http-address", strings.TrimPrefix(s.url, "http://"))
 	p.live()
