@@ -186,6 +186,7 @@ func TestAStallIsNotOmitted(t *testing.T) {
 }
 
 func TestErrorsHaveKinds(t *testing.T) {
+	measured := make(chan struct{})
 	url := serve(t, func(i int, w http.ResponseWriter) bool {
 		switch i {
 		case 0:
@@ -195,13 +196,14 @@ func TestErrorsHaveKinds(t *testing.T) {
 		case 2:
 			panic(http.ErrAbortHandler)
 		case 3:
-			<-time.After(500 * time.Millisecond)
+			<-measured
 		default:
 			return false
 		}
 		return true
 	})
-	s, err := bench.Load(t.Context(), bench.LoadConfig{URL: url, Conversations: 5, Turns: 1, Rate: 20, Arrivals: "constant", Timeout: 300 * time.Millisecond}, nil, nil)
+	s, err := bench.Load(t.Context(), bench.LoadConfig{URL: url, Conversations: 5, Turns: 1, Rate: 20, Arrivals: "constant", Timeout: 5 * time.Second}, nil, nil)
+	close(measured)
 	if err != nil {
 		t.Fatal(err)
 	}

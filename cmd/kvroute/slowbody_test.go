@@ -74,8 +74,15 @@ func TestSlowBodiesAreChecked(t *testing.T) {
 		return resp.Header.Get("X-Dynamo-Reason") != ""
 	})
 	body := `{"model":"sim","kv_transfer_params":{"remote_host":"192.0.2.1"},"messages":[{"role":"user","content":"` + strings.Repeat("hello ", 120_000) + `"}]}`
-	resp, text := reply(t, d, "POST", chatPath, body, nil)
-	if resp.StatusCode != http.StatusOK || resp.Header.Get("X-Dynamo-Reason") == "" || passed.Load() > 0 {
-		t.Errorf("status %d, reason %q, %d bodies pass unchecked: %.200s", resp.StatusCode, resp.Header.Get("X-Dynamo-Reason"), passed.Load(), text)
+	eventually(t, "a slow body is not decided", func() bool { // on a busy machine a decision may take too long
+		resp, text := reply(t, d, "POST", chatPath, body, nil)
+		decided := resp.StatusCode == http.StatusOK && resp.Header.Get("X-Dynamo-Reason") != ""
+		if !decided {
+			t.Logf("status %d: %.200s", resp.StatusCode, text)
+		}
+		return decided
+	})
+	if n := passed.Load(); n > 0 {
+		t.Errorf("%d bodies pass unchecked", n)
 	}
 }
