@@ -226,7 +226,7 @@ func TestARenewedTokenIsUsed(t *testing.T) {
 	s.Put(path, podText("a", "1", "10.0.0.1"))
 	f := follow(t, s, pods(), nil)
 	f.knows("a=10.0.0.1")
-	f.until("watch", func() bool { return f.count("bookmark") > 0 })
+	f.until("watch", func() bool { return s.Watches() > 0 })
 	s.RenewToken()
 	s.EndWatches()
 	s.Put(path, podText("b", "2", "10.0.0.2"))
@@ -279,7 +279,7 @@ func TestAMissingRuleIsNamed(t *testing.T) {
 		status int
 		want   string
 	}{
-		{pods(), "list", 403, `list pods in namespace models: status 403: pods is forbidden: User "system:serviceaccount:default:kvroute" cannot list resource; ` +
+		{pods(), "list", 403, `list pods in namespace models: status 403: pods is forbidden: User "system:serviceaccount:models:kvroute" cannot list resource "pods" in API group "" in the namespace "models"; ` +
 			`kvroute's service account needs a Role in namespace models with the rule {apiGroups: [""], resources: [pods], verbs: [list, watch]}`},
 		{pods(), "watch", 403, `watch pods in namespace models: status 403`},
 		{everywhere, "list", 403, `needs a ClusterRole with the rule {apiGroups: [""], resources: [pods], verbs: [list, watch]}`},

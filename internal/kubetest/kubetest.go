@@ -3,9 +3,9 @@
 // Package kubetest is an API server of Kubernetes for tests: it lists, pages and watches objects in memory as
 // kube-apiserver 1.33 and 1.34 do, over HTTPS with HTTP/2, and it has their faults.
 //
-// Its answers are written after a description of those of kube-apiserver 1.34.4: the 410 of an old version, which is
-// an event of a watch with status 200; the 403 of a rule that is missing; lists in pages. It does not stream lists,
-// as 1.33.
+// Its answers have the form of those that tools/kubernetes-answers.py recorded from kube-apiserver 1.34.4, and from the
+// same server while it emulated 1.33; a test compares them. [Server.Replay] serves a recording itself. The server does
+// not stream lists, as 1.33.
 //
 // The methods of a [Server] may be called by any number of goroutines.
 package kubetest
@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -46,9 +47,12 @@ type Server struct {
 	objects map[string]map[string]any // by path of the resource, and namespace/name
 	events  []event
 	broken  int                         // grows when all watches end
+	abrupt  bool                        // they end without a bookmark
+	running int                         // watches
 	refuse  func(path, verb string) int // status of the answer; 0 = it is not refused
 	lists   int
 	pages   int
+	replay  *replay // answers instead of the objects; nil = none
 }
 
 type event struct {
@@ -56,6 +60,7 @@ type event struct {
 	version int
 	kind    string
 	object  map[string]any
+	before  map[string]any // the object before a change
 }
 
 // New starts a server, which ends with the test.
@@ -96,17 +101,19 @@ func (s *Server) Put(path, object string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.version++
-	meta := metadata(o)
-	meta["namespace"], meta["resourceVersion"] = namespaceOf(path), strconv.Itoa(s.version)
+	at, meta := resourceOf(path), metadata(o)
+	meta["namespace"], meta["resourceVersion"] = at.namespace, strconv.Itoa(s.version)
+	o["kind"], o["apiVersion"] = at.kind, at.version
 	if s.objects[path] == nil {
 		s.objects[path] = make(map[string]any)
 	}
 	kind, key := "ADDED", fmt.Sprint(meta["name"])
-	if s.objects[path][key] != nil {
+	before, _ := s.objects[path][key].(map[string]any)
+	if before != nil {
 		kind = "MODIFIED"
 	}
 	s.objects[path][key] = o
-	s.add(event{path, s.version, kind, o})
+	s.add(event{path, s.version, kind, o, before})
 }
 
 // Delete removes an object.
@@ -122,7 +129,7 @@ func (s *Server) Delete(path, name string) {
 	o["metadata"] = maps.Clone(metadata(o))
 	metadata(o)["resourceVersion"] = strconv.Itoa(s.version)
 	delete(s.objects[path], name)
-	s.add(event{path, s.version, "DELETED", o})
+	s.add(event{path, s.version, "DELETED", o, nil})
 }
 
 func (s *Server) add(e event) {
@@ -130,12 +137,22 @@ func (s *Server) add(e event) {
 	s.changed.Broadcast()
 }
 
-// EndWatches ends all watches in the normal way.
-func (s *Server) EndWatches() {
+// EndWatches ends all watches as after their time: with a bookmark.
+func (s *Server) EndWatches() { s.end(false) }
+
+func (s *Server) end(abrupt bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.broken++
+	s.abrupt = abrupt
 	s.changed.Broadcast()
+}
+
+// Watches returns the number of watches that run.
+func (s *Server) Watches() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.running
 }
 
 // Restart ends all watches and forgets all events, as a server that starts again does: older versions get 410.
@@ -144,7 +161,7 @@ func (s *Server) Restart() {
 	s.version++
 	s.oldest, s.events = s.version, nil
 	s.mu.Unlock()
-	s.EndWatches()
+	s.end(true)
 }
 
 // Refuse makes the server answer with the statuses that a function returns for the path and the verb (list or watch)
@@ -153,7 +170,7 @@ func (s *Server) Refuse(status func(path, verb string) int) {
 	s.mu.Lock()
 	s.refuse = status
 	s.mu.Unlock()
-	s.EndWatches()
+	s.end(true)
 }
 
 // Hang makes the server read nothing from its connections until Continue, as a stopped process.
@@ -187,6 +204,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		verb = "watch"
 	}
 	s.mu.Lock()
+	again := s.replay
+	s.mu.Unlock()
+	if again != nil {
+		again.answer(w, r)
+		return
+	}
+	s.mu.Lock()
 	defer s.mu.Unlock()
 	refused := 0
 	if s.refuse != nil {
@@ -194,26 +218,16 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case r.Header.Get("Authorization") != "Bearer "+s.token:
-		status(w, http.StatusUnauthorized, "Unauthorized", "Unauthorized")
+		refusal(w, r, http.StatusUnauthorized, verb)
 	case refused > 0:
-		status(w, refused, strings.ReplaceAll(http.StatusText(refused), " ", ""), fmt.Sprintf("%s is forbidden: User \"system:serviceaccount:default:kvroute\" cannot %s resource", filepath.Base(r.URL.Path), verb))
+		refusal(w, r, refused, verb)
 	case query.Get("resourceVersion") != "" && verb == "list":
-		status(w, http.StatusBadRequest, "BadRequest", "kubetest: a list with a version has no pages")
+		status(w, http.StatusBadRequest, `{}`, "BadRequest", "kubetest: a list with a version has no pages", "")
 	case verb == "list":
 		s.list(w, r)
 	default:
 		s.watch(w, r)
 	}
-}
-
-func status(w http.ResponseWriter, code int, reason, message string) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	fmt.Fprint(w, statusText(code, reason, message))
-}
-
-func statusText(code int, reason, message string) string {
-	return fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":%q,"reason":%q,"code":%d}`, message, reason, code)
 }
 
 // list answers with a page. The continue token is a version and the key of the next object.
@@ -224,7 +238,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) {
 		text, key, _ := strings.Cut(token, ":")
 		version, _ = strconv.Atoi(text)
 		if after = key; version < s.oldest {
-			status(w, http.StatusGone, "Expired", "The provided continue parameter is too old to display a consistent list result.")
+			refusal(w, r, http.StatusGone, "list")
 			return
 		}
 	} else {
@@ -233,23 +247,32 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) {
 	s.pages++
 	limit, _ := strconv.Atoi(query.Get("limit"))
 	limit = cmp.Or(limit, len(s.objects[r.URL.Path])+1)
-	items, next := []any{}, ""
+	items, next, at := []any{}, "", resourceOf(r.URL.Path)
 	for _, key := range slices.Sorted(maps.Keys(s.objects[r.URL.Path])) {
-		o, _ := s.objects[r.URL.Path][key].(map[string]any)
-		if key <= after || !selected(o, r) {
+		if key <= after {
 			continue
 		}
-		if len(items) == limit {
+		if len(items) == limit { // the rest may have no selected object
 			next = fmt.Sprint(version, ":", fmt.Sprint(metadata(items[limit-1])["name"]))
 			break
+		}
+		o, _ := s.objects[r.URL.Path][key].(map[string]any)
+		if !selected(o, r) {
+			continue
+		}
+		if !at.custom {
+			o = maps.Clone(o)
+			delete(o, "kind")
+			delete(o, "apiVersion")
 		}
 		items = append(items, o)
 	}
 	w.Header().Set("Content-Type", "application/json")
-	list := map[string]any{
-		"kind": "List", "apiVersion": "v1", "items": items,
-		"metadata": map[string]any{"resourceVersion": strconv.Itoa(version), "continue": next},
+	meta := map[string]any{"resourceVersion": strconv.Itoa(version)}
+	if next != "" || at.custom {
+		meta["continue"] = next
 	}
+	list := map[string]any{"kind": at.kind + "List", "apiVersion": at.version, "metadata": meta, "items": items}
 	if err := json.NewEncoder(w).Encode(list); err != nil {
 		s.t.Log("kubetest:", err) // the client has gone
 	}
@@ -260,12 +283,11 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	version, err := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	w.Header().Set("Content-Type", "application/json")
 	if err != nil || version < s.oldest {
-		fmt.Fprintf(w, `{"type":"ERROR","object":%s}`+"\n", statusText(http.StatusGone, "Expired", fmt.Sprintf("too old resource version: %d (%d)", version, s.oldest)))
+		fmt.Fprintf(w, `{"type":"ERROR","object":%s}`+"\n",
+			statusText(http.StatusGone, `{}`, "Expired", fmt.Sprintf("too old resource version: %d (%d)", version, s.oldest), ""))
 		return
 	}
 	out := http.NewResponseController(w)
-	fmt.Fprintf(w, `{"type":"BOOKMARK","object":{"kind":"Pod","metadata":{"resourceVersion":"%d"}}}`+"\n", version)
-	_ = out.Flush() // the client has gone
 	stop := make(chan struct{})
 	defer close(stop)
 	gone := r.Context().Done()
@@ -280,24 +302,48 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 		ended = true
 		s.changed.Broadcast()
 	}()
+	s.running++
+	defer func() { s.running-- }()
 	broken := s.broken
 	for sent := 0; ; {
 		for ; sent < len(s.events); sent++ {
 			e := s.events[sent]
-			if e.path != r.URL.Path || e.version <= version || !selected(e.object, r) {
+			if e.path != r.URL.Path || e.version <= version {
 				continue
 			}
-			text, err := json.Marshal(map[string]any{"type": e.kind, "object": e.object})
-			if err != nil {
-				s.t.Error("kubetest:", err)
+			kind, is, was := e.kind, selected(e.object, r), e.before != nil && selected(e.before, r)
+			switch {
+			case is && !was && kind == "MODIFIED":
+				kind = "ADDED"
+			case was && !is:
+				kind = "DELETED"
+			case !is:
+				continue
 			}
-			_, _ = w.Write(append(text, '\n')) // the client has gone
+			s.send(w, kind, e.object)
+		}
+		if s.broken != broken {
+			if at := resourceOf(r.URL.Path); !s.abrupt {
+				s.send(w, "BOOKMARK", map[string]any{
+					"kind": at.kind, "apiVersion": at.version, "metadata": map[string]any{"resourceVersion": strconv.Itoa(s.version)},
+				})
+			}
+			return
 		}
 		_ = out.Flush() // the client has gone
-		if s.changed.Wait(); ended || s.broken != broken {
+		if s.changed.Wait(); ended {
 			return
 		}
 	}
+}
+
+// send writes an event of a watch.
+func (s *Server) send(w io.Writer, kind string, object map[string]any) {
+	text, err := json.Marshal(map[string]any{"type": kind, "object": object})
+	if err != nil {
+		s.t.Error("kubetest:", err)
+	}
+	_, _ = w.Write(append(text, '\n')) // the client has gone
 }
 
 // selected says whether an object has the labels and the name that a request selects.
@@ -309,20 +355,19 @@ func selected(o map[string]any, r *http.Request) bool {
 			return false
 		}
 	}
-	name, ok := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+	name, ok := onlyName(r)
 	return !ok || meta["name"] == name
+}
+
+// onlyName returns the name of the only object that a request selects.
+func onlyName(r *http.Request) (name string, ok bool) {
+	return strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
 }
 
 func metadata(o any) map[string]any {
 	object, _ := o.(map[string]any)
 	meta, _ := object["metadata"].(map[string]any)
 	return meta
-}
-
-func namespaceOf(path string) string {
-	_, rest, _ := strings.Cut(path, "/namespaces/")
-	name, _, _ := strings.Cut(rest, "/")
-	return name
 }
 
 // gate lets connections be read while it is open.
