@@ -111,7 +111,7 @@ test-helm: ## test the Helm chart with Helm's linter and Kubernetes' types (1 mi
 	go test -C tools/helm -count=1 .
 
 .PHONY: test-kubernetes
-test-kubernetes: build envoy ## install the Helm chart in a real etcd, kube-apiserver and controllers, with Envoy and Envoy Gateway, under load, in a network namespace of its own (4 minutes; builds Kubernetes, Helm and Envoy Gateway once: 15 to 40 minutes; ONLY=part of a variant's name)
+test-kubernetes: build envoy ## install the Helm chart in a real etcd, kube-apiserver and controllers, with Envoy and Envoy Gateway, under load, in a network namespace of its own (6 minutes; builds Kubernetes, Helm and Envoy Gateway once: 15 to 40 minutes; ONLY=part of a variant's name)
 	@tools/kubernetes.sh $(CURDIR)/$(BIN) -only '$(ONLY)'
 
 .PHONY: soak

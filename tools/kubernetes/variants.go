@@ -33,6 +33,7 @@ var variants = []variant{
 		return e.cycle(ctx, values+"inferencePool: {enabled: true, selector: {app: vllm}}\n")
 	}},
 	{"discovery", "kvroute finds the pods by the API, with the chart's Role: scaling, a rollout of workers", (*env).discovery},
+	{"encrypted", "Envoy and kvroute with certificates for each other: new certificates, rollouts, a killed pod", (*env).encrypted},
 	{"own-envoy", "upgrade, rollouts, drain of the node, scaling, killed pods", (*env).ownEnvoy},
 	{"envoy-gateway", "Envoy Gateway programs an Envoy: upgrade, rollout, scaling, killed pods", (*env).envoyGateway},
 }
