@@ -114,6 +114,10 @@ test-helm: ## test the Helm chart with Helm's linter and Kubernetes' types (1 mi
 test-kubernetes: build envoy ## install the Helm chart in a real etcd, kube-apiserver and controllers, with Envoy and Envoy Gateway, under load, in a network namespace of its own (6 minutes; builds Kubernetes, Helm and Envoy Gateway once: 15 to 40 minutes; ONLY=part of a variant's name)
 	@tools/kubernetes.sh $(CURDIR)/$(BIN) -only '$(ONLY)'
 
+.PHONY: test-istio
+test-istio: build envoy ## run Istio's own control plane with the EnvoyFilter of docs/existing-envoy.md, a real Envoy and simulated workers (1 minute; builds Istio and Kubernetes once: 15 to 40 minutes)
+	@tools/istio.sh $(CURDIR)/$(BIN)
+
 .PHONY: soak
 soak: tools envoy ## play mixed load with killed processes and lost events through Envoy, three times the workers' capacity, and 500 bodies of 10 MB; compare the index with the engines' caches afterwards (FOR=10m)
 	KVROUTE_LONG=1 KVROUTE_SOAK=$(or $(FOR),10m) go test -count=1 -timeout 0 -v -run '^(TestSoak|TestOverload|TestLargeBodiesWithinTheBudget)$$' ./cmd/kvroute

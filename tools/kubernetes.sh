@@ -5,17 +5,16 @@
 # the test, tools/apiserver the programs of Kubernetes.
 # The programs are built once, into .cache/kubernetes; the first build takes 15 to 40 minutes. All of it runs in a network
 # namespace without a way out. usage: kubernetes.sh KVROUTE [FLAGS of the harness]
+# kubernetes.sh --servers only builds etcd and kube-apiserver, for istio.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD bin=$PWD/.cache/kubernetes kvroute=$1
 shift
 version=$(sed -n 's/^\tk8s.io\/kubernetes v//p' tools/apiserver/go.mod)
-unshare -rn true 2>/dev/null || {
+if [ "$kvroute" != --servers ] && ! unshare -rn true 2>/dev/null; then
 	echo "kubernetes.sh: no network namespace can be made: run it where 'unshare -rn true' works, as with kernel.apparmor_restrict_unprivileged_userns=0, or as root" >&2
 	exit 1
-}
-envoy=$(command -v envoy || true)
-[ -n "$envoy" ] || envoy=$(ls "$root"/.cache/envoy/lib/python3*/site-packages/envoy/_bin/envoy)
+fi
 # build NAME KEY FOLDER PACKAGE [FLAGS]: builds a program whose sources have the key, unless it is there.
 build() {
 	local name=$1 key=$2 folder=$3 package=$4
@@ -32,6 +31,9 @@ mkdir -p "$bin"
 v=k8s.io/component-base/version
 build servers "$(key tools/apiserver)" tools/apiserver . \
 	-ldflags "-s -w -X $v.gitVersion=v$version -X $v.gitMajor=${version%%.*} -X $v.gitMinor=$(cut -d. -f2 <<<"$version")"
+[ "$kvroute" != --servers ] || exit 0
+envoy=$(command -v envoy || true)
+[ -n "$envoy" ] || envoy=$(ls "$root"/.cache/envoy/lib/python3*/site-packages/envoy/_bin/envoy)
 build helm "$(key tools/helm)" tools/helm helm.sh/helm/v3/cmd/helm -ldflags '-s -w'
 build envoy-gateway "$(key tools/egctl)" tools/egctl github.com/envoyproxy/gateway/cmd/envoy-gateway -ldflags '-s -w'
 go build -C tools/kubernetes -trimpath -o "$bin/harness" .

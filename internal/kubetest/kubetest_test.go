@@ -183,7 +183,7 @@ func TestAnswersAreThoseOfKubeAPIServer(t *testing.T) {
 	for _, name := range []string{"kube-apiserver-1.34", "kube-apiserver-1.33"} {
 		t.Run(name, func(t *testing.T) {
 			s := kubetest.New(t)
-			transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // a test
+			transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 			defer transport.CloseIdleConnections()
 			p := &player{t: t, server: s, client: &http.Client{Transport: transport}}
 			put := func(path, name, label string) {
