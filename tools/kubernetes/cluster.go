@@ -20,6 +20,7 @@ import (
 	"time"
 
 	core "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -216,6 +217,24 @@ func (c *cluster) applyText(ctx context.Context, text string) error {
 			return ""
 		})
 		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// remove removes the objects of a text.
+func (c *cluster) remove(ctx context.Context, text string) error {
+	all, err := documents([]byte(text))
+	if err != nil {
+		return err
+	}
+	for _, u := range all {
+		resource, err := c.resource(u)
+		if err != nil {
+			return err
+		}
+		if err := resource.Delete(ctx, u.GetName(), meta.DeleteOptions{}); err != nil && !errors.IsNotFound(err) {
 			return err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"math/big"
+	"strings"
 	"time"
 
 	core "k8s.io/api/core/v1"
@@ -67,12 +68,24 @@ func (a *authority) files(file, name string) (map[string][]byte, error) {
 // secret makes or replaces a Secret.
 func (e *env) secret(ctx context.Context, name string, files map[string][]byte) error {
 	s := &core.Secret{ObjectMeta: meta.ObjectMeta{Name: name}, Data: files}
+	if files["tls.crt"] != nil {
+		s.Type = core.SecretTypeTLS
+	}
 	all := e.client.CoreV1().Secrets(namespace)
 	if _, err := all.Update(ctx, s, meta.UpdateOptions{}); err == nil {
 		return nil
 	}
 	_, err := all.Create(ctx, s, meta.CreateOptions{})
 	return err
+}
+
+// renew makes a new certificate in a Secret.
+func (e *env) renew(ctx context.Context, signer *authority, secret, file, name string) error {
+	files, err := signer.files(file, name)
+	if err != nil {
+		return err
+	}
+	return e.secret(ctx, secret, files)
 }
 
 // encrypted runs the chart's own Envoy and kvroute with certificates for each other, as the chart's README says. A
@@ -86,13 +99,7 @@ func (e *env) encrypted(ctx context.Context, t *tally) error {
 	if err != nil {
 		return err
 	}
-	renew := func(secret, file, name string) error {
-		files, err := signer.files(file, name)
-		if err != nil {
-			return err
-		}
-		return e.secret(ctx, secret, files)
-	}
+	renew := func(secret, file, name string) error { return e.renew(ctx, signer, secret, file, name) }
 	if err := renew("kvroute-tls", "tls", server); err != nil {
 		return err
 	}
@@ -133,4 +140,44 @@ envoy:
 		{"rollout of kvroute", func() error { return e.restart(ctx, "kvroute") }},
 		{"a killed kvroute", func() error { return e.kill(ctx, "app.kubernetes.io/component=router") }},
 	})
+}
+
+// gatewayTLS has Envoy Gateway use TLS to kvroute, as the chart's README says. Envoy has no certificate: Envoy Gateway
+// 1.9.1 does not send it to Envoy for external processors.
+const gatewayTLS = `
+apiVersion: gateway.networking.k8s.io/v1
+kind: BackendTLSPolicy
+metadata: {name: kvroute, namespace: llm}
+spec:
+  targetRefs: [{group: "", kind: Service, name: kvroute, sectionName: grpc-extproc}]
+  validation:
+    hostname: kvroute.llm.svc
+    caCertificateRefs: [{group: "", kind: ConfigMap, name: kvroute-ca}]
+---
+apiVersion: gateway.envoyproxy.io/v1alpha1
+kind: EnvoyProxy
+metadata: {name: kvroute, namespace: llm}
+spec:
+  backendTLS: {alpnProtocols: [h2]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: GatewayClass
+metadata: {name: envoy}
+spec:
+  controllerName: gateway.envoyproxy.io/gatewayclass-controller
+  parametersRef: {group: gateway.envoyproxy.io, kind: EnvoyProxy, name: kvroute, namespace: llm}
+`
+
+// encryptGateway makes the certificate of kvroute for gatewayTLS. It returns the values that turn TLS on.
+func (e *env) encryptGateway(ctx context.Context) (string, error) {
+	signer, err := newAuthority()
+	if err != nil {
+		return "", err
+	}
+	if err := e.renew(ctx, signer, "kvroute-tls", "tls", "kvroute."+namespace+".svc"); err != nil {
+		return "", err
+	}
+	ca := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: kvroute-ca, namespace: llm}\ndata:\n  ca.crt: |\n    " +
+		strings.ReplaceAll(string(signer.pem), "\n", "\n    ")
+	return "tls: {existingSecret: kvroute-tls}\nextraArgs: [--extproc-tls-client-ca=]\n", e.applyText(ctx, ca)
 }

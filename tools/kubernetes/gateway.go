@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -74,33 +75,51 @@ spec:
       - {name: certs, secret: {secretName: envoy-gateway}}
 `
 
-// clusterManifests returns the manifests of examples/envoy-gateway for workers that come and go: the variant that
-// reaches any address, with the Service of the workers as its pool. The chart has the policy that asks kvroute.
-func (e *env) clusterManifests() (string, error) {
-	change := strings.NewReplacer("namespace: default", "namespace: "+namespace, "default/llm/http",
-		namespace+"/llm/http", "/default/kvroute/", "/"+namespace+"/kvroute/",
-		"    - group: gateway.envoyproxy.io\n      kind: Backend\n      name: workers\n",
-		"    - name: vllm\n      port: 8000\n")
+// clusterManifests returns the manifests of examples/envoy-gateway for workers that come and go. original-destination
+// gets the Service of the workers as its pool, endpoint-override its Backends with names. The chart has the policy that
+// asks kvroute.
+func (e *env) clusterManifests(variant string) (string, error) {
+	change := []string{"namespace: default", "namespace: " + namespace, "default/llm/http", namespace + "/llm/http",
+		"/default/kvroute/", "/" + namespace + "/kvroute/", ".default.svc", "." + namespace + ".svc"}
+	files := []string{"base.yaml", variant + ".yaml"}
+	if variant == override {
+		files = append(files, variant+"-pods.yaml")
+	} else {
+		change = append(change, "    - group: gateway.envoyproxy.io\n      kind: Backend\n      name: workers\n",
+			"    - name: vllm\n      port: 8000\n")
+	}
 	var all []string
-	for _, file := range []string{"base.yaml", "original-destination.yaml"} {
+	for i, file := range files {
 		text, err := os.ReadFile(filepath.Join(e.tree, "examples/envoy-gateway", file))
 		if err != nil {
 			return "", err
 		}
 		for doc := range strings.SplitSeq(string(text), "\n---\n") {
-			if !strings.Contains(doc, "kind: EnvoyExtensionPolicy") && !strings.Contains(doc, "kind: Backend\nmetadata:") {
-				all = append(all, change.Replace(doc))
+			if i < 2 && (strings.Contains(doc, "kind: EnvoyExtensionPolicy") || strings.Contains(doc, "kind: Backend\nmetadata:")) {
+				continue
 			}
+			all = append(all, strings.NewReplacer(change...).Replace(doc))
 		}
 	}
 	return strings.Join(all, "\n---\n"), nil
 }
 
-// gatewayValues are those of the variant original-destination.
+const override = "endpoint-override"
+
+// gatewayValues are those of both variants.
 const gatewayValues = values + "envoyGateway: {enabled: true, route: llm}\n"
 
-// envoyGateway has Envoy Gateway program an Envoy with the chart's policy.
 func (e *env) envoyGateway(ctx context.Context, t *tally) error {
+	return e.gateway(ctx, t, "original-destination", "header")
+}
+
+// endpointOverride also has TLS between Envoy and kvroute.
+func (e *env) endpointOverride(ctx context.Context, t *tally) error {
+	return e.gateway(ctx, t, override, "list")
+}
+
+// gateway has Envoy Gateway program an Envoy with the chart's policy and a variant of the manifests.
+func (e *env) gateway(ctx context.Context, t *tally, variant, second string) error {
 	const system = "envoy-gateway-system"
 	if err := e.applyText(ctx,
 		workers+"---\napiVersion: v1\nkind: Namespace\nmetadata: {name: "+system+"}\n"); err != nil {
@@ -111,9 +130,17 @@ func (e *env) envoyGateway(ctx context.Context, t *tally) error {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("envoy-gateway certgen: %w: %s", err, out)
 	}
-	manifests, err := e.clusterManifests()
+	manifests, err := e.clusterManifests(variant)
 	if err != nil {
 		return err
+	}
+	text := gatewayValues
+	if variant == override {
+		tls, err := e.encryptGateway(ctx)
+		if err != nil {
+			return err
+		}
+		text, manifests = text+tls, manifests+"\n---\n"+gatewayTLS
 	}
 	if err := e.applyText(ctx, gatewaySystem); err != nil {
 		return err
@@ -121,7 +148,7 @@ func (e *env) envoyGateway(ctx context.Context, t *tally) error {
 	if err := e.applyText(ctx, manifests); err != nil {
 		return err
 	}
-	if err := e.install(ctx, gatewayValues, "--set", "config.second-choice=header"); err != nil {
+	if err := e.install(ctx, text, "--set", "config.second-choice="+second); err != nil {
 		return err
 	}
 	var url string
@@ -139,23 +166,33 @@ func (e *env) envoyGateway(ctx context.Context, t *tally) error {
 	if err := e.settled(ctx, system); err != nil {
 		return err
 	}
-	client := &http.Client{}
-	if err := await(ctx, func() string {
-		if decided, err := chat(client, url, "a first request", 8, false); err != nil || !decided {
-			return fmt.Sprintf("no request is decided: %v", err)
-		}
-		return ""
-	}); err != nil {
+	if err := e.decides(ctx, url); err != nil {
 		return err
 	}
-	return e.underLoad(ctx, t, url, []step{
+	if err := e.underLoad(ctx, t, url, []step{
 		{"upgrade with another setting of kvroute", func() error {
-			return e.install(ctx, gatewayValues, "--set", "config.second-choice=header", "--set",
+			return e.install(ctx, text, "--set", "config.second-choice="+second, "--set",
 				"config.router-temperature=0.1")
 		}},
 		{"rollout of kvroute", func() error { return e.restart(ctx, "kvroute") }},
 		{"more workers", func() error { return e.scale(ctx, "vllm", 5) }},
 		{"fewer workers", func() error { return e.scale(ctx, "vllm", 3) }},
 		{"a killed kvroute", func() error { return e.kill(ctx, "app.kubernetes.io/component=router") }},
+	}); err != nil {
+		return err
+	}
+	// The next variant has the same Gateway.
+	rest := slices.DeleteFunc(strings.Split(manifests, "\n---\n"), func(doc string) bool { return strings.Contains(doc, "\nkind: Gateway") })
+	return e.remove(ctx, strings.Join(rest, "\n---\n"))
+}
+
+// decides waits until kvroute decides a request.
+func (e *env) decides(ctx context.Context, url string) error {
+	client := &http.Client{}
+	return await(ctx, func() string {
+		if decided, err := chat(client, url, "a first request", 8, false); err != nil || !decided {
+			return fmt.Sprintf("no request is decided: %v", err)
+		}
+		return ""
 	})
 }

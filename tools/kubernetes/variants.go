@@ -36,6 +36,7 @@ var variants = []variant{
 	{"encrypted", "Envoy and kvroute with certificates for each other: new certificates, rollouts, a killed pod", (*env).encrypted},
 	{"own-envoy", "upgrade, rollouts, drain of the node, scaling, killed pods", (*env).ownEnvoy},
 	{"envoy-gateway", "Envoy Gateway programs an Envoy: upgrade, rollout, scaling, killed pods", (*env).envoyGateway},
+	{"gateway-override", "the same with endpoints that Envoy finds by names, and TLS to kvroute", (*env).endpointOverride},
 }
 
 // step is a fault, or a change of the cluster, under load.
