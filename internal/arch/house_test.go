@@ -83,7 +83,7 @@ const (
 	// much less than the sum of their limits.
 	productLimit = 522635
 	// supportLimit limits the tokens of bench and simulators together.
-	supportLimit = 147000
+	supportLimit = 148_800
 	// longLine is the number of characters above which a line is long; a tab counts as one.
 	longLine = 120
 	// longLinesLimit limits the long lines of the product, in lines out of 1,000.
@@ -95,7 +95,7 @@ const (
 	productBack, supportBack = 20, 25
 	// unusedLimit limits the exported names, in all packages together, that no other package uses.
 	// Methods and fields are not counted, and uses in tests do not count.
-	unusedLimit = 72
+	unusedLimit = 73
 )
 
 // supports are bench and the simulators: packages that are no part of the product.
