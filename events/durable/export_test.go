@@ -5,6 +5,7 @@ package durable
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -49,6 +50,15 @@ type Timing struct {
 
 // Consumer returns the name of the consumer.
 func (d *Reader) Consumer() string { return d.consumer }
+
+// OpenObject opens an object of a store for reading, and does not count its chunks before.
+func OpenObject(ctx context.Context, objects jetstream.ObjectStore, name string, stall time.Duration) (r io.Reader, done func(), err error) {
+	o, err := openObject(ctx, objects, name, time.Minute, stall)
+	if err != nil {
+		return nil, nil, err
+	}
+	return o, o.close, nil
+}
 
 // WriteKey writes a key in the same way as the head is written.
 func WriteKey(ctx context.Context, kv jetstream.KeyValue, key string, v any, revision uint64) error {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -24,7 +25,9 @@ const (
 	objectChunk = 256 << 10
 	// objectStall is how long a chunk of a snapshot may take to arrive.
 	objectStall = 10 * time.Second
-	// objectTime bounds the time to read a snapshot. Without a deadline the client sets one of 5 s.
+	// objectWait is how long one call of the client's Read waits.
+	objectWait = 200 * time.Millisecond
+	// objectTime bounds the time to read a snapshot.
 	objectTime = time.Hour
 )
 
@@ -60,8 +63,9 @@ func (d *Reader) upload(ctx context.Context, o *opened, s *events.Snapshot) (hea
 type object struct {
 	jetstream.ObjectResult
 
-	stall  *time.Timer
+	ctx    context.Context
 	cancel context.CancelFunc
+	stall  time.Duration // how long a chunk may take to arrive
 }
 
 // download opens a snapshot for reading.
@@ -81,24 +85,47 @@ func (d *Reader) download(ctx context.Context, o *opened, name string) (*object,
 	if there := state.State.Subjects[subject]; there != uint64(info.Chunks) || there == 0 {
 		return nil, fmt.Errorf("events: %w: %d of its %d chunks are in the object store", events.ErrSnapshot, there, info.Chunks)
 	}
+	return openObject(ctx, o.objects, name, d.timing.call, objectStall)
+}
+
+// openObject opens an object, which takes at most the time call.
+func openObject(ctx context.Context, objects jetstream.ObjectStore, name string, call, stall time.Duration) (*object, error) {
 	ctx, stop := context.WithTimeout(ctx, objectTime)
-	result, err := o.objects.Get(ctx, name)
+	late := time.AfterFunc(call, stop)
+	defer late.Stop()
+	result, err := objects.Get(patient{ctx}, name)
 	if err != nil {
 		stop()
 		return nil, fmt.Errorf("events: get snapshot %s: %w", name, err)
 	}
-	return &object{result, time.AfterFunc(objectStall, func() { _ = result.Close() }), stop}, nil
+	return &object{result, ctx, stop, stall}, nil
 }
 
-// Read reads the next bytes. It fails if none arrive within [objectStall].
+// patient is the context of an object. The client's Read waits until its deadline, holds a lock meanwhile that Close
+// needs, and does not see that the context ends. With a deadline that is always near, Read soon returns if nothing has
+// come, and can be called again.
+type patient struct{ context.Context }
+
+// Deadline returns the time until which a Read waits that begins now.
+func (patient) Deadline() (time.Time, bool) { return time.Now().Add(objectWait), true }
+
+// Read reads the next bytes. It fails if none arrive within the time stall, as when another replica deletes the snapshot
+// after the chunks were counted, and soon after the context has ended.
 func (r *object) Read(p []byte) (int, error) {
-	r.stall.Reset(objectStall)
-	defer r.stall.Stop()
-	return r.ObjectResult.Read(p)
+	for start := time.Now(); ; {
+		n, err := r.ObjectResult.Read(p)
+		switch {
+		case n > 0 || err != nil && !errors.Is(err, os.ErrDeadlineExceeded) || len(p) == 0:
+			return n, err
+		case r.ctx.Err() != nil:
+			return 0, r.ctx.Err()
+		case time.Since(start) > r.stall:
+			return 0, fmt.Errorf("events: %w: no chunk came for %v", events.ErrSnapshot, r.stall)
+		}
+	}
 }
 
 func (r *object) close() {
-	r.stall.Stop()
 	_ = r.Close() // the pipe to the client, which always closes
 	r.cancel()
 }

@@ -3,11 +3,17 @@
 package durable_test
 
 import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/events/durable"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/natstest"
@@ -41,6 +47,52 @@ func TestTheStoreIsDeleted(t *testing.T) {
 			a.stop()
 			e.mustKnow(startReplica(t, n.connect(), "c", durable.Config{}), b)
 		})
+	}
+}
+
+// A snapshot whose chunks are deleted after they were counted is no end of a replica: a read fails soon, also if the
+// replica stops. A snapshot that is there is read whole, however slowly.
+func TestALostChunkEndsARead(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	objects, err := n.jetStream().CreateObjectStore(t.Context(), jetstream.ObjectStoreConfig{Bucket: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := bytes.Repeat([]byte("snapshot"), 100_000)
+	info, err := objects.PutBytes(t.Context(), "one", data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, done, err := durable.OpenObject(t.Context(), objects, "one", time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("%d of %d bytes are read, %v", len(got), len(data), err)
+	}
+	done()
+	stream, err := n.jetStream().Stream(t.Context(), "OBJ_test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Purge(t.Context(), jetstream.WithPurgeSubject("$O.test.C."+info.NUID)); err != nil {
+		t.Fatal(err)
+	}
+	for stall, want := range map[time.Duration]error{time.Millisecond: events.ErrSnapshot, time.Hour: context.Canceled} {
+		ctx, stop := context.WithCancel(t.Context())
+		r, done, err := durable.OpenObject(ctx, objects, "one", stall)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if stall == time.Hour {
+			time.AfterFunc(100*time.Millisecond, stop)
+		}
+		if n, err := r.Read(make([]byte, 9)); n != 0 || !errors.Is(err, want) {
+			t.Errorf("%d bytes are read, %v, want %v", n, err, want)
+		}
+		done()
+		stop()
 	}
 }
 
