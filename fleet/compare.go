@@ -3,12 +3,12 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"hash/maphash"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -55,8 +55,18 @@ type Comparison struct {
 	seed maphash.Seed // of the lists of models
 
 	mu sync.Mutex
-	// mu guards the field below, and orders the calls of Faults.
+	// mu guards the fields below, and orders the calls of Faults.
 	workers map[uint64]*comparedWorker
+	// places and lengths find the workers that a change concerns: its cost must not grow with the fleet.
+	places  map[netip.AddrPort][]*comparedWorker // by address, in the order of their ids
+	lengths map[string]*modelLengths             // by model
+}
+
+// modelLengths has the workers of a model whose max_model_len is known.
+type modelLengths struct {
+	workers map[int]map[uint64]*comparedWorker // by max_model_len, and by id
+	most    int                                // the largest max_model_len
+	longest *comparedWorker                    // one of those with it; the faults of the others name this worker
 }
 
 // comparedWorker is a worker with what its engine reported.
@@ -71,7 +81,10 @@ type comparedWorker struct {
 
 // NewComparison returns a comparison without workers.
 func NewComparison(conf ComparisonConfig) *Comparison {
-	return &Comparison{conf: conf, seed: maphash.MakeSeed(), workers: make(map[uint64]*comparedWorker)}
+	return &Comparison{
+		conf: conf, seed: maphash.MakeSeed(), workers: make(map[uint64]*comparedWorker),
+		places: make(map[netip.AddrPort][]*comparedWorker), lengths: make(map[string]*modelLengths),
+	}
 }
 
 // isCompared reports whether an engine answers at the address of a record.
@@ -89,14 +102,33 @@ func (c *Comparison) Set(r Record, info router.WorkerInfo) {
 	}
 	w := c.workers[info.ID]
 	if w == nil {
-		w = &comparedWorker{}
+		w = &comparedWorker{info: info}
 		c.workers[info.ID] = w
 	}
-	before := w.info
+	before, length := w.info, w.length
+	if before.Models[0] != info.Models[0] {
+		c.lengthLocked(w, 0)
+	}
+	c.leaveLocked(w)
 	w.record, w.info, w.list = r, info, 0
-	c.addressesLocked(&before, &info)
-	if len(before.Models) > 0 && before.Models[0] != info.Models[0] {
-		c.lengthsLocked(before.Models[0])
+	there := c.places[info.Address]
+	at, _ := slices.BinarySearchFunc(there, info.ID, func(o *comparedWorker, id uint64) int {
+		return cmp.Compare(o.info.ID, id)
+	})
+	c.places[info.Address] = slices.Insert(there, at, w)
+	c.addressLocked(info.Address)
+	if before.Address != info.Address {
+		c.addressLocked(before.Address)
+	}
+	c.lengthLocked(w, length)
+}
+
+// leaveLocked removes a worker from those at its address.
+func (c *Comparison) leaveLocked(w *comparedWorker) {
+	at := w.info.Address
+	c.places[at] = slices.DeleteFunc(c.places[at], func(o *comparedWorker) bool { return o == w })
+	if len(c.places[at]) == 0 {
+		delete(c.places, at)
 	}
 }
 
@@ -106,7 +138,7 @@ func (c *Comparison) SetHealth(id uint64, h router.Health) {
 	defer c.mu.Unlock()
 	if w := c.workers[id]; w != nil && w.info.Health != h {
 		w.info.Health = h
-		c.addressesLocked(&w.info)
+		c.addressLocked(w.info.Address)
 	}
 }
 
@@ -123,8 +155,10 @@ func (c *Comparison) removeLocked(id uint64) {
 		return
 	}
 	delete(c.workers, id)
-	c.addressesLocked(&w.info)
-	c.lengthsLocked(w.info.Models[0])
+	c.leaveLocked(w)
+	c.addressLocked(w.info.Address)
+	w.shorter = false
+	c.lengthLocked(w, 0)
 }
 
 // Models takes the list of models of a worker's engine. An error says that it cannot be read.
@@ -158,10 +192,7 @@ func (c *Comparison) Models(id uint64, body []byte) error {
 	}
 	c.conf.Faults(id, faultsOfModels, faults)
 	c.conf.Workers.SetListed(id, models, &w.record)
-	if length := longest(models, &w.record); length != w.length {
-		w.length = length
-		c.lengthsLocked(w.info.Models[0])
-	}
+	c.lengthLocked(w, longest(models, &w.record))
 	return nil
 }
 
@@ -193,46 +224,80 @@ func routerFaults(found []engines.Fault) (faults []router.Fault) {
 	return faults
 }
 
-// lengthsLocked compares the longest requests of a model's workers.
-func (c *Comparison) lengthsLocked(model string) {
-	var longest *comparedWorker
-	for _, w := range c.workers {
-		if w.info.Models[0] == model && w.length > 0 && (longest == nil || w.length > longest.length ||
-			w.length == longest.length && w.info.ID < longest.info.ID) {
-			longest = w
+// lengthLocked notes the longest request of a worker's engine, 0 = unknown, and compares it with those of the other
+// workers of the model. It looks at all of them only if the longest of all, or the worker that has it, changes.
+func (c *Comparison) lengthLocked(w *comparedWorker, length int) {
+	if length == w.length {
+		return
+	}
+	model := w.info.Models[0]
+	of := c.lengths[model]
+	if of == nil {
+		of = &modelLengths{workers: make(map[int]map[uint64]*comparedWorker)}
+		c.lengths[model] = of
+	}
+	differed := len(of.workers) > 1
+	if delete(of.workers[w.length], w.info.ID); len(of.workers[w.length]) == 0 {
+		delete(of.workers, w.length)
+	}
+	if w.length = length; length > 0 {
+		if of.workers[length] == nil {
+			of.workers[length] = make(map[uint64]*comparedWorker)
+		}
+		of.workers[length][w.info.ID] = w
+	}
+	changed := of.chooseLongest()
+	c.shorterLocked(w, of.longest)
+	if changed && (differed || len(of.workers) > 1) {
+		for _, same := range of.workers {
+			for _, other := range same {
+				c.shorterLocked(other, of.longest)
+			}
 		}
 	}
-	for id, w := range c.workers {
-		if w.info.Models[0] != model {
-			continue
-		}
-		shorter := w.length > 0 && w.length < longest.length
-		if !shorter && !w.shorter {
-			continue
-		}
-		var faults []router.Fault
-		if shorter {
-			faults = []router.Fault{{What: faultMaxModelLen, Text: fmt.Sprintf(
-				"its engine takes at most %d tokens, and worker %s of the same model takes %d: it refuses requests that the other serves; start both with the same --max-model-len",
-				w.length, label(longest.info.ID, longest.info.Name), longest.length)}}
-		}
-		w.shorter = shorter
-		c.conf.Faults(id, faultsOfLength, faults)
+	if len(of.workers) == 0 {
+		delete(c.lengths, model)
 	}
 }
 
-// addressesLocked compares the workers at the addresses of some workers with each other. Workers that
-// get no requests are left out: they may be the same process before a restart.
-func (c *Comparison) addressesLocked(changed ...*router.WorkerInfo) {
-	at := make(map[netip.AddrPort]bool)
-	for _, info := range changed {
-		at[info.Address] = true
+// chooseLongest updates the largest length and the worker that has it. It reports whether one of them changed.
+func (of *modelLengths) chooseLongest() (changed bool) {
+	before := of.most
+	of.most = 0
+	for length := range of.workers {
+		of.most = max(of.most, length)
 	}
-	for _, id := range slices.Sorted(maps.Keys(c.workers)) {
-		w := c.workers[id]
-		if !at[w.info.Address] {
-			continue
-		}
+	named := of.longest
+	if of.most == before && named != nil && of.workers[of.most][named.info.ID] == named {
+		return false
+	}
+	of.longest = nil
+	for _, of.longest = range of.workers[of.most] {
+		break
+	}
+	return true
+}
+
+// shorterLocked compares the length of a worker with the longest one of its model, and passes on the fault.
+func (c *Comparison) shorterLocked(w, longest *comparedWorker) {
+	shorter := w.length > 0 && w.length < longest.length
+	if !shorter && !w.shorter {
+		return
+	}
+	var faults []router.Fault
+	if shorter {
+		faults = []router.Fault{{What: faultMaxModelLen, Text: fmt.Sprintf(
+			"its engine takes at most %d tokens, and worker %s of the same model takes %d: it refuses requests that the other serves; start both with the same --max-model-len",
+			w.length, label(longest.info.ID, longest.info.Name), longest.length)}}
+	}
+	w.shorter = shorter
+	c.conf.Faults(w.info.ID, faultsOfLength, faults)
+}
+
+// addressLocked compares the workers at an address with each other. Workers that
+// get no requests are left out: they may be the same process before a restart.
+func (c *Comparison) addressLocked(at netip.AddrPort) {
+	for _, w := range c.places[at] {
 		other := c.sharesLocked(&w.info)
 		if other == nil && !w.shares {
 			continue
@@ -244,7 +309,7 @@ func (c *Comparison) addressesLocked(changed ...*router.WorkerInfo) {
 				label(other.ID, other.Name), w.info.Place())}}
 		}
 		w.shares = other != nil
-		c.conf.Faults(id, faultsOfAddress, faults)
+		c.conf.Faults(w.info.ID, faultsOfAddress, faults)
 	}
 }
 
@@ -253,9 +318,9 @@ func (c *Comparison) sharesLocked(info *router.WorkerInfo) *router.WorkerInfo {
 	if info.Health > router.Degraded {
 		return nil
 	}
-	for _, id := range slices.Sorted(maps.Keys(c.workers)) {
-		o := &c.workers[id].info
-		if o.ID != info.ID && o.Address == info.Address && sameHost(o, info) && o.Health <= router.Degraded &&
+	for _, w := range c.places[info.Address] {
+		o := &w.info
+		if o.ID != info.ID && sameHost(o, info) && o.Health <= router.Degraded &&
 			o.DPStart < info.DPStart+max(1, info.DPSize) && info.DPStart < o.DPStart+max(1, o.DPSize) {
 			return o
 		}

@@ -4,6 +4,7 @@ package fleet_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -340,6 +341,95 @@ func TestOneAddressTwice(t *testing.T) {
 }
 
 // Whatever is at /v1/models, kvroute keeps the names that it knew, and no more than 256.
+// comparedFaults records the faults that a comparison passes on.
+type comparedFaults map[uint64]map[string]bool
+
+func (f comparedFaults) set(id uint64, source string, faults []router.Fault) {
+	if f[id] == nil {
+		f[id] = make(map[string]bool)
+	}
+	f[id][source] = len(faults) > 0
+}
+
+// After any changes, each worker has the faults that a comparison of all workers with each other finds.
+func TestComparisonOfChangingFleets(t *testing.T) {
+	t.Parallel()
+	found := comparedFaults{}
+	c := fleet.NewComparison(fleet.ComparisonConfig{Faults: found.set, Workers: newCompared(t).DirectWorkers})
+	rng := rand.New(rand.NewPCG(3, 4))
+	type worker struct {
+		info   router.WorkerInfo
+		length int
+	}
+	workers := map[uint64]*worker{}
+	healths := []router.Health{router.Healthy, router.Degraded, router.Unhealthy}
+	for step := range 3000 {
+		id := 1 + rng.Uint64N(12)
+		switch w := workers[id]; {
+		case w == nil || rng.IntN(4) == 0:
+			r := fleet.Record{
+				WorkerID: id, Address: fmt.Sprintf("10.0.0.%d:80", 1+rng.IntN(5)), Models: []string{fmt.Sprint("m", rng.IntN(3))}, BlockSize: 16,
+			}
+			info, err := r.Info(fleet.Networks{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			info.Health = healths[rng.IntN(len(healths))]
+			if w == nil {
+				w = &worker{}
+				workers[id] = w
+			}
+			w.info = info
+			c.Set(r, info)
+		case rng.IntN(4) == 0:
+			c.Remove(id)
+			delete(workers, id)
+			delete(found, id)
+		case rng.IntN(2) == 0:
+			w.info.Health = healths[rng.IntN(len(healths))]
+			c.SetHealth(id, w.info.Health)
+		default:
+			w.length = 1024 * rng.IntN(4)
+			if err := c.Models(id, fmt.Appendf(nil, `{"data":[{"id":%q,"max_model_len":%d}]}`, w.info.Models[0], w.length)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for id, w := range workers {
+			shorter, shares := false, false
+			for other, o := range workers {
+				shorter = shorter || o.info.Models[0] == w.info.Models[0] && 0 < w.length && w.length < o.length
+				shares = shares || other != id && o.info.Address == w.info.Address && max(o.info.Health, w.info.Health) <= router.Degraded
+			}
+			if got := found[id]["length"]; got != shorter {
+				t.Fatalf("step %d: worker %d is shorter: %v, want %v", step, id, got, shorter)
+			}
+			if got := found[id]["address"]; got != shares {
+				t.Fatalf("step %d: worker %d shares its address: %v, want %v", step, id, got, shares)
+			}
+		}
+	}
+}
+
+// A change of one worker does not read the others: it would cost seconds for each of thousands that start at once.
+func TestComparisonOfLargeFleets(t *testing.T) { // not parallel: it counts allocations
+	c := fleet.NewComparison(fleet.ComparisonConfig{Faults: comparedFaults{}.set, Workers: newCompared(t).DirectWorkers})
+	for i := range 5000 {
+		r := fleet.Record{WorkerID: uint64(i + 1), Address: fmt.Sprintf("10.1.%d.%d:80", i/250, i%250+1), Models: []string{"m"}, BlockSize: 16}
+		info, err := r.Info(fleet.Networks{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Set(r, info)
+	}
+	health := router.Healthy
+	if n := testing.AllocsPerRun(20, func() {
+		health = router.Degraded - health
+		c.SetHealth(7, health)
+	}); n > 0 {
+		t.Errorf("a change of one worker's health makes %v allocations, want 0: those were lists of all workers", n)
+	}
+}
+
 func TestOddListsOfModels(t *testing.T) {
 	t.Parallel()
 	c := newCompared(t)

@@ -3,7 +3,10 @@
 package fleet
 
 import (
+	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -14,6 +17,30 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
+
+// CheckSchedule returns an error if the schedule of the probes is no heap of all targets.
+func (p *Prober) CheckSchedule() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, t := range p.queue {
+		switch {
+		case t.at != i || p.targets[t.key] != t:
+			return fmt.Errorf("%v is at %d, and believes that it is at %d", t.key, i, t.at)
+		case i > 0 && t.next.Before(p.queue[(i-1)/2].next):
+			return fmt.Errorf("%v is due before the one above it", t.key)
+		}
+	}
+	if len(p.queue) != len(p.targets) {
+		return fmt.Errorf("%d of %d targets are in the schedule", len(p.queue), len(p.targets))
+	}
+	return nil
+}
+
+// Due returns the workers whose probes are due at a time.
+func (p *Prober) Due(now time.Time) []uint64 {
+	due, _ := p.due(now)
+	return slices.Sorted(maps.Keys(due))
+}
 
 // KeepAtMost sets the limit of records.
 func (d *Dynamo) KeepAtMost(records int) { d.limit = records }

@@ -4,6 +4,7 @@ package fleet
 
 import (
 	"cmp"
+	"container/heap"
 	"context"
 	"errors"
 	"log/slog"
@@ -92,6 +93,7 @@ type Prober struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	targets map[probeKey]*target
+	queue   schedule      // the same targets
 	near    time.Duration // a tenth of the shortest period so far: probes that are due within it are sent together
 	once    []singleProbe // not sent yet
 }
@@ -121,6 +123,8 @@ const (
 
 // target is a periodic probe of a worker.
 type target struct {
+	key   probeKey
+	at    int // its place in the schedule
 	info  *router.WorkerInfo
 	paths []string // tried in turn until one answers; the last one that answered is the first
 	every time.Duration
@@ -128,6 +132,20 @@ type target struct {
 	next  time.Time
 	open  bool // no answer yet
 	fails bool // the last answer was wrong
+}
+
+// schedule is a heap of targets by the time of the next probe: a change of one worker must not read all.
+type schedule []*target
+
+func (s schedule) Len() int           { return len(s) }
+func (s schedule) Less(i, j int) bool { return s[i].next.Before(s[j].next) }
+func (s schedule) Swap(i, j int)      { s[i], s[j] = s[j], s[i]; s[i].at, s[j].at = i, j }
+func (s *schedule) Push(t any)        { *s = append(*s, t.(*target)) }
+func (s *schedule) Pop() any {
+	last := len(*s) - 1
+	t := (*s)[last]
+	*s = slices.Delete(*s, last, last+1)
+	return t
 }
 
 // NewProber returns a prober without targets.
@@ -160,7 +178,7 @@ func (p *Prober) Compare(id uint64) {
 	defer p.mu.Unlock()
 	for _, kind := range []string{kindModels, kindEngine} {
 		if t := p.targets[probeKey{id, kind}]; t != nil {
-			t.next = time.Time{}
+			p.moveLocked(t, time.Time{})
 		}
 	}
 	p.wake()
@@ -175,23 +193,39 @@ func (p *Prober) wake() {
 }
 
 func (p *Prober) setLocked(key probeKey, conf *Probe, t target) {
+	old := p.targets[key]
 	if !conf.isSent() {
-		delete(p.targets, key)
+		if old != nil {
+			heap.Remove(&p.queue, old.at)
+			delete(p.targets, key)
+		}
 		return
 	}
-	t.limit = duration(conf.Timeout, probeTime)
+	t.key, t.limit = key, duration(conf.Timeout, probeTime)
 	if t.every = conf.every(t.every); conf.Path != "" {
 		t.paths = []string{conf.Path}
 	}
-	if old := p.targets[key]; old != nil {
-		t.next, t.open, t.fails = old.next, old.open, old.fails
-		becameReady := old.info.Health == router.NotReady && t.info.Health != router.NotReady
-		if key.compares() && !sameSettings(old.info, t.info) || key.kind == kindHealth && becameReady {
-			t.next = time.Time{}
-		}
-	}
 	p.near = min(p.near, t.every/10)
 	p.targets[key] = &t
+	if old == nil {
+		t.at = len(p.queue)
+		heap.Push(&p.queue, &t)
+		return
+	}
+	t.at, t.open, t.fails = old.at, old.open, old.fails
+	next := old.next
+	becameReady := old.info.Health == router.NotReady && t.info.Health != router.NotReady
+	if key.compares() && !sameSettings(old.info, t.info) || key.kind == kindHealth && becameReady {
+		next = time.Time{}
+	}
+	p.queue[t.at] = &t
+	p.moveLocked(&t, next)
+}
+
+// moveLocked changes the time of a target's next probe.
+func (p *Prober) moveLocked(t *target, next time.Time) {
+	t.next = next
+	heap.Fix(&p.queue, t.at)
 }
 
 // sameSettings reports whether a worker is the same process with the same settings that a [Comparison] compares.
@@ -260,17 +294,20 @@ func (p *Prober) Run(ctx context.Context) error {
 			}
 		}
 		due, wait := p.due(time.Now())
+		// The health of all workers comes first: requests can be routed before the engines have said more.
 		for _, probes := range due {
-			stateSent := make(chan struct{})
+			probes.stateSent = make(chan struct{})
 			if !start(func() {
-				defer close(stateSent)
+				defer close(probes.stateSent)
 				p.send(ctx, probes.state)
 			}) {
 				return nil
 			}
+		}
+		for _, probes := range due {
 			if len(probes.questions) > 0 && !start(func() {
 				select {
-				case <-stateSent: // its connection is free
+				case <-probes.stateSent: // its connection is free
 				case <-time.After(probeWait):
 				}
 				p.send(ctx, probes.questions)
@@ -305,21 +342,18 @@ func (p *Prober) health(ctx context.Context, host, url string) error {
 	return nil
 }
 
-// dueProbe is a probe that is sent now.
-type dueProbe struct {
-	key    probeKey
-	target target
-}
-
 // dueProbes are the probes of one worker that are due: of its health and load, and the questions to its engine about
 // itself. They are sent one after the other, so that one connection serves all. The questions wait at most probeWait
 // for the others: a slow health path does not delay the list of models.
-type dueProbes struct{ state, questions []dueProbe }
+type dueProbes struct {
+	state, questions []target
+	stateSent        chan struct{} // closed when the answers to state have come
+}
 
 // send sends probes one after the other.
-func (p *Prober) send(ctx context.Context, probes []dueProbe) {
+func (p *Prober) send(ctx context.Context, probes []target) {
 	for i := range probes {
-		p.probe(ctx, probes[i].key, probes[i].target)
+		p.probe(ctx, &probes[i])
 	}
 }
 
@@ -329,26 +363,30 @@ func (p *Prober) due(now time.Time) (due map[uint64]*dueProbes, wait time.Durati
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	due, wait = make(map[uint64]*dueProbes), time.Minute
-	for key, t := range p.targets {
-		if early := t.next.Sub(now); early < p.near {
-			t.next = now.Add(max(0, early) + t.every - t.every/16 + rand.N(t.every/8))
-			if !t.open {
-				t.open = true
-				if due[key.worker] == nil {
-					due[key.worker] = new(dueProbes)
-				}
-				list := &due[key.worker].state
-				if key.compares() {
-					list = &due[key.worker].questions
-				}
-				*list = append(*list, dueProbe{key, *t})
-			}
+	for len(p.queue) > 0 {
+		t := p.queue[0]
+		early := t.next.Sub(now)
+		if early >= p.near {
+			wait = min(wait, early)
+			break
 		}
-		wait = min(wait, t.next.Sub(now))
+		p.moveLocked(t, now.Add(max(0, early)+t.every-t.every/16+rand.N(t.every/8)))
+		if t.open {
+			continue
+		}
+		t.open = true
+		if due[t.key.worker] == nil {
+			due[t.key.worker] = new(dueProbes)
+		}
+		list := &due[t.key.worker].state
+		if t.key.compares() {
+			list = &due[t.key.worker].questions
+		}
+		*list = append(*list, *t)
 	}
 	for _, probes := range due {
-		for _, list := range [][]dueProbe{probes.state, probes.questions} {
-			slices.SortFunc(list, func(a, b dueProbe) int { return cmp.Compare(a.key.turn(), b.key.turn()) })
+		for _, list := range [][]target{probes.state, probes.questions} {
+			slices.SortFunc(list, func(a, b target) int { return cmp.Compare(a.key.turn(), b.key.turn()) })
 		}
 	}
 	return due, wait
@@ -359,8 +397,9 @@ func (k probeKey) turn() int {
 	return slices.Index([]string{kindHealth, kindMetrics, kindModels, kindEngine}, k.kind)
 }
 
-// probe sends one probe and passes on the answer.
-func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
+// probe sends one probe and passes on the answer. t is a copy.
+func (p *Prober) probe(ctx context.Context, t *target) {
+	key := t.key
 	asking, cancel := context.WithTimeout(ctx, t.limit)
 	defer cancel()
 	base := "http://" + t.info.Address.String()
@@ -403,7 +442,7 @@ func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
 			defer p.Compare(key.worker)
 		}
 		if key.kind == kindModels && outcome == "nothing said" {
-			now.next = time.Now().Add(compareEvery)
+			p.moveLocked(now, time.Now().Add(compareEvery))
 		}
 		now.open, now.fails = false, outcome == "failed"
 		if at := slices.Index(now.paths, from); at > 0 {

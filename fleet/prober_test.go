@@ -4,8 +4,10 @@ package fleet_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -138,6 +140,43 @@ func TestWorkersAreProbed(t *testing.T) {
 	<-time.After(300 * time.Millisecond)
 	if got := a.answers("a"); got != before {
 		t.Errorf("%d probes after the worker was removed", got-before)
+	}
+}
+
+// The schedule has each probe of each worker once, in any order of changes, and a probe is due once a period.
+func TestScheduleOfProbes(t *testing.T) {
+	p, err := fleet.NewProber(fleet.ProberConfig{Probed: func(uint64, fleet.Probed, error) {}, Load: func(router.WorkerInfo, map[uint32]fleet.Load) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	now := time.Now()
+	for range 2000 {
+		id := rng.Uint64N(50)
+		switch rng.IntN(4) {
+		case 0:
+			p.Remove(id)
+		case 1:
+			p.Due(now)
+			now = now.Add(time.Duration(rng.Int64N(int64(10 * time.Second))))
+		default:
+			every := fmt.Sprintf("%dms", 100+rng.IntN(60_000))
+			p.Set(fleet.Record{Health: &fleet.Probe{Interval: every}, Metrics: &fleet.Probe{Interval: every}}, router.WorkerInfo{ID: id})
+		}
+		if err := p.CheckSchedule(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id := range uint64(50) {
+		p.Remove(id)
+	}
+	p.Set(fleet.Record{Health: &fleet.Probe{Interval: "10s"}}, router.WorkerInfo{ID: 7})
+	p.Set(fleet.Record{Health: &fleet.Probe{Interval: "1h"}}, router.WorkerInfo{ID: 8})
+	if due := p.Due(now); !slices.Equal(due, []uint64{7, 8}) {
+		t.Errorf("due at first: %v, want both", due)
+	}
+	if due := p.Due(now.Add(9 * time.Second)); len(due) > 0 {
+		t.Errorf("due before the first period is over: %v", due)
 	}
 }
 

@@ -87,7 +87,7 @@ func (c *core) setWorker(info *WorkerInfo) {
 			c.speeds.changed = true
 		}
 		c.speeds.changed = c.speeds.changed || e.info.PrefillThroughput != info.PrefillThroughput
-		e.setInfo(info)
+		c.inform(ord, info)
 		c.slots.SetReorders(ord, info.Reorders)
 	}
 	for i := range max(1, info.DPSize) {

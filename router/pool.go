@@ -221,6 +221,9 @@ func (p *pool) removeWorker(now time.Time, id uint64) {
 func (p *pool) updateView(c *core) {
 	v := poolView{needsPrompts: c.conf.Mode == KV || c.queue != nil || *c.thresholds != scorer.Thresholds{}, changes: c.changes, size: c.size()}
 	for _, ord := range c.order {
+		if c.counts.group == 0 {
+			break // most pools have workers only, and a change of one must not read all
+		}
 		if name := c.entries[ord].info.Group; name != "" {
 			v.groups = append(v.groups, name)
 		}

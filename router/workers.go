@@ -31,6 +31,8 @@ type ranks struct {
 	order   []int
 	changes uint64
 	splits  bool // some workers take prefill legs, and some the decode of split requests
+	// counts are numbers of ranks by what they are: a change of one worker must not read all.
+	counts struct{ prefill, decode, group int }
 
 	turn     uint64 // bookings so far
 	heldTurn uint64 // those of the side round-robin, without prefill legs
@@ -281,6 +283,7 @@ func (r *ranks) outdated(info *WorkerInfo) (ordinals []int) {
 // add gives a rank an ordinal.
 func (r *ranks) add(w Worker, info *WorkerInfo) (ord int) {
 	r.changes++
+	r.count(info, 1)
 	e := entry{worker: w, since: r.changes}
 	e.setInfo(info)
 	if last := len(r.free) - 1; last >= 0 {
@@ -298,22 +301,38 @@ func (r *ranks) add(w Worker, info *WorkerInfo) (ord int) {
 // drop takes the ordinal of a rank back. The caller has removed its slots and sessions.
 func (r *ranks) drop(ord int) {
 	at, _ := r.search(r.entries[ord].worker)
+	r.count(r.entries[ord].info, -1)
 	r.order = slices.Delete(r.order, at, at+1)
 	r.entries[ord] = entry{}
 	r.free = append(r.free, ord)
+}
+
+// inform replaces the information about the rank with an ordinal.
+func (r *ranks) inform(ord int, info *WorkerInfo) {
+	e := &r.entries[ord]
+	r.count(e.info, -1)
+	r.count(info, 1)
+	e.setInfo(info)
+}
+
+// count adds a rank with this information to the counts, or removes it (by = -1).
+func (r *ranks) count(info *WorkerInfo, by int) {
+	if info.Role.takes(prefillPart) {
+		r.counts.prefill += by
+	}
+	if !info.Role.aggregated() && info.Role.takes(decodePart) {
+		r.counts.decode += by
+	}
+	if info.Group != "" {
+		r.counts.group += by
+	}
 }
 
 // changed notes that the workers changed, and whether the pool has workers for prefill legs and
 // workers for decodes.
 func (r *ranks) changed() {
 	r.changes++
-	prefill, decode := false, false
-	for _, ord := range r.order {
-		role := r.entries[ord].info.Role
-		prefill = prefill || role.takes(prefillPart)
-		decode = decode || !role.aggregated() && role.takes(decodePart)
-	}
-	r.splits = prefill && decode
+	r.splits = r.counts.prefill > 0 && r.counts.decode > 0
 }
 
 // size is one more than the largest ordinal so far: the length of a slice that is indexed by ordinal.
