@@ -430,6 +430,27 @@ func TestComparisonOfLargeFleets(t *testing.T) { // not parallel: it counts allo
 	}
 }
 
+// An engine that does not answer is asked for its models less often, until it answers.
+func TestSilentEnginesAreAskedRarely(t *testing.T) {
+	t.Parallel()
+	c := newCompared(t)
+	closed := httptest.NewServer(http.NotFoundHandler())
+	at := closed.Listener.Addr().String()
+	closed.Close()
+	id := c.set(fleet.Record{Name: "a", Address: at, Models: []string{"sim"}, BlockSize: 16})
+	rarely := func() bool { return time.Until(c.prober.ModelsDue(id)) > 20*time.Second }
+	natstest.Eventually(t, func() bool {
+		if rarely() {
+			return true
+		}
+		c.prober.Compare(id) // does not wait for the period
+		return false
+	})
+	l := newListing(t, fmt.Sprintf(ofSim, ""))
+	c.set(fleet.Record{Name: "a", Address: l.at, Models: []string{"sim"}, BlockSize: 16})
+	natstest.Eventually(t, func() bool { return l.calls.Load() > 0 && !rarely() })
+}
+
 func TestOddListsOfModels(t *testing.T) {
 	t.Parallel()
 	c := newCompared(t)

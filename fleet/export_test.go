@@ -42,6 +42,13 @@ func (p *Prober) Due(now time.Time) []uint64 {
 	return slices.Sorted(maps.Keys(due))
 }
 
+// ModelsDue returns when a worker's engine is asked for its models next.
+func (p *Prober) ModelsDue(id uint64) time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.targets[probeKey{id, kindModels}].next
+}
+
 // KeepAtMost sets the limit of records.
 func (d *Dynamo) KeepAtMost(records int) { d.limit = records }
 

@@ -35,6 +35,7 @@ const (
 
 	modelsEvery  = 7500 * time.Millisecond // an adapter is served within 10 s
 	compareEvery = 5 * time.Minute
+	silentEvery  = 30 * time.Second // of the list of models, while nothing answers
 )
 
 // Probed is the result of a health probe.
@@ -441,8 +442,11 @@ func (p *Prober) probe(ctx context.Context, t *target) {
 		if now.fails && outcome == "answered" && key.kind != kindMetrics {
 			defer p.Compare(key.worker)
 		}
-		if key.kind == kindModels && outcome == "nothing said" {
+		switch {
+		case key.kind == kindModels && outcome == "nothing said":
 			p.moveLocked(now, time.Now().Add(compareEvery))
+		case key.kind == kindModels && now.fails && outcome == "failed" && !isAnswer(err):
+			p.moveLocked(now, time.Now().Add(silentEvery))
 		}
 		now.open, now.fails = false, outcome == "failed"
 		if at := slices.Index(now.paths, from); at > 0 {

@@ -100,6 +100,27 @@ func (c *core) setWorker(info *WorkerInfo) {
 	c.changed()
 }
 
+// inform replaces the information about the rank with an ordinal.
+func (r *ranks) inform(ord int, info *WorkerInfo) {
+	e := &r.entries[ord]
+	r.count(e.info, -1)
+	r.count(info, 1)
+	e.setInfo(info)
+}
+
+// count adds a rank with this information to the counts, or removes it (by = -1).
+func (r *ranks) count(info *WorkerInfo, by int) {
+	if info.Role.takes(prefillPart) {
+		r.counts.prefill += by
+	}
+	if !info.Role.aggregated() && info.Role.takes(decodePart) {
+		r.counts.decode += by
+	}
+	if info.Group != "" {
+		r.counts.group += by
+	}
+}
+
 // removeWorker drops all ranks of a worker process with their slots. The caller
 // has purged their ordinals from the index.
 func (c *core) removeWorker(id uint64) {

@@ -115,7 +115,11 @@ func (r *Router) Traffic(id uint64) (inFlight int, failures uint64) {
 func (r *Router) Workers() []WorkerState {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
-	states := []WorkerState{} // an empty list in JSON, not null
+	ranks := 0
+	for _, p := range r.pools {
+		ranks += p.view.Load().size
+	}
+	states := make([]WorkerState, 0, ranks) // an empty list in JSON, not null
 	for _, p := range r.pools {
 		of := len(states)
 		states = p.appendStates(r.conf.Now(), states)

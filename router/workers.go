@@ -307,27 +307,6 @@ func (r *ranks) drop(ord int) {
 	r.free = append(r.free, ord)
 }
 
-// inform replaces the information about the rank with an ordinal.
-func (r *ranks) inform(ord int, info *WorkerInfo) {
-	e := &r.entries[ord]
-	r.count(e.info, -1)
-	r.count(info, 1)
-	e.setInfo(info)
-}
-
-// count adds a rank with this information to the counts, or removes it (by = -1).
-func (r *ranks) count(info *WorkerInfo, by int) {
-	if info.Role.takes(prefillPart) {
-		r.counts.prefill += by
-	}
-	if !info.Role.aggregated() && info.Role.takes(decodePart) {
-		r.counts.decode += by
-	}
-	if info.Group != "" {
-		r.counts.group += by
-	}
-}
-
 // changed notes that the workers changed, and whether the pool has workers for prefill legs and
 // workers for decodes.
 func (r *ranks) changed() {
