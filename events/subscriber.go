@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/beat"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -149,7 +150,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	if err := replies.SetPendingLimits(-1, 1<<30); err != nil { // the number of queries is bounded
 		return fmt.Errorf("events: set limits of answers: %w", err)
 	}
-	tick := time.NewTicker(idleEvery)
+	tick := time.NewTimer(beat.Wait(idleEvery))
 	defer tick.Stop()
 	connection, lost := s.nc.Stats().Reconnects, 0
 	expired, checked := time.Now(), time.Now()
@@ -160,6 +161,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 		case <-s.repairing:
 			bus.Wait(ctx, tickEvery)
 		case <-tick.C:
+			tick.Reset(beat.Wait(idleEvery))
 		}
 		s.tick(ctx)
 		if now := s.nc.Stats().Reconnects; now != connection && s.nc.IsConnected() {
@@ -247,7 +249,7 @@ func (s *Subscriber) Wants(feed Feed) bool {
 
 // AwaitWanted returns when there is a worker whose events come by a feed, or ctx ends.
 func (s *Subscriber) AwaitWanted(ctx context.Context, feed Feed) {
-	for !s.Wants(feed) && bus.Wait(ctx, wantedEvery) {
+	for !s.Wants(feed) && bus.Wait(ctx, beat.Wait(wantedEvery)) {
 	}
 }
 

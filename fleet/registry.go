@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvroute/kvroute/internal/beat"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"
@@ -210,7 +211,7 @@ func (r *Registry) Run(ctx context.Context) error {
 // judge updates the workers' health by their ages, until ctx ends. While the registry is
 // not ready, the cause of a silence may be NATS.
 func (r *Registry) judge(ctx context.Context) {
-	for bus.Wait(ctx, time.Second) {
+	for bus.Wait(ctx, beat.Wait(time.Second)) {
 		r.locked(func(t *Table) { t.Tick(r.conf.Now(), !r.Ready()) })
 	}
 }
@@ -251,7 +252,7 @@ func (r *Registry) watch(ctx context.Context, heartbeats <-chan *nats.Msg) error
 	checking.Go(func() { lost <- untilReplaced(watching, bucket, opened.Created) })
 	r.locked(func(t *Table) { t.Refresh(r.conf.Now()) })
 
-	tick := time.NewTicker(time.Second)
+	tick := time.NewTimer(beat.Wait(time.Second))
 	defer tick.Stop()
 	for {
 		select {
@@ -271,6 +272,7 @@ func (r *Registry) watch(ctx context.Context, heartbeats <-chan *nats.Msg) error
 		case err := <-lost:
 			return err
 		case <-tick.C:
+			tick.Reset(beat.Wait(time.Second))
 			// After a disconnection shorter than a tick, too: NATS may have lost the bucket.
 			if !r.registration.nc.IsConnected() || r.reconnected() {
 				return errAway
@@ -282,7 +284,7 @@ func (r *Registry) watch(ctx context.Context, heartbeats <-chan *nats.Msg) error
 // untilReplaced returns [errDeleted] when the bucket does not exist or was created again,
 // and nil when ctx ends. If NATS does not answer, it checks again later.
 func untilReplaced(ctx context.Context, bucket jetstream.KeyValue, created time.Time) error {
-	for bus.Wait(ctx, bucketEvery) {
+	for bus.Wait(ctx, beat.Wait(bucketEvery)) {
 		info, err := streamInfo(ctx, bucket)
 		if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrBucketNotFound) || err == nil && !info.Created.Equal(created) {
 			return errDeleted

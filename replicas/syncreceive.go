@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/beat"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -73,12 +74,14 @@ func newReceiver(s *Sync) *receiver {
 func (r *receiver) run(done <-chan struct{}, in <-chan *nats.Msg) {
 	often, rarely := min(max(r.times.presence/20, time.Millisecond),
 		100*time.Millisecond), min(max(r.times.presence/4, time.Millisecond), time.Second/2)
-	tick := time.NewTicker(rarely)
+	every := rarely
+	tick := time.NewTimer(beat.Wait(every))
 	defer tick.Stop()
 	for crowd := false; ; {
 		if now := len(r.peers) > 0; now != crowd { // only peers need precise times
 			crowd = now
-			tick.Reset(map[bool]time.Duration{false: rarely, true: often}[crowd])
+			every = map[bool]time.Duration{false: rarely, true: often}[crowd]
+			tick.Reset(beat.Wait(every))
 		}
 		select {
 		case <-done:
@@ -86,6 +89,7 @@ func (r *receiver) run(done <-chan struct{}, in <-chan *nats.Msg) {
 		case m := <-in:
 			r.message(m.Subject, m.Data)
 		case <-tick.C:
+			tick.Reset(beat.Wait(every))
 			// A peer with waiting messages is not silent, so they are handled first.
 			for range len(in) {
 				m := <-in

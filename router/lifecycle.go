@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/beat"
 	"github.com/kvroute/kvroute/slots"
 )
 
@@ -174,9 +175,9 @@ func (r *Router) finish(fl *flight, id string, end later, served bool) {
 // Run calls [Router.Tick] and [Router.Judge] until ctx ends.
 func (r *Router) Run(ctx context.Context) error {
 	const every = 15 * time.Second // less than the 30 s between two searches for expired slots
-	t := time.NewTicker(every)
+	t := time.NewTimer(beat.Wait(every))
 	defer t.Stop()
-	judge := time.NewTicker(time.Second)
+	judge := time.NewTimer(beat.Wait(time.Second))
 	defer judge.Stop()
 	var due <-chan time.Time
 	if r.conf.InferFirstTokens && r.conf.Queue.Threshold != nil {
@@ -188,8 +189,10 @@ func (r *Router) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-t.C:
+			t.Reset(beat.Wait(every))
 			r.Tick()
 		case <-judge.C:
+			judge.Reset(beat.Wait(time.Second))
 			r.Judge()
 		case <-due:
 			now := r.conf.Now()

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/beat"
 	"github.com/kvroute/kvroute/internal/settings"
 	"github.com/kvroute/kvroute/router"
 )
@@ -18,7 +19,7 @@ import (
 // tokens has changed.
 func (s *server) reload(ctx context.Context) error {
 	watch := newWatch(s.begun, s.file, s.conf.APITokenFile)
-	tick := time.NewTicker(watchEvery)
+	tick := time.NewTimer(beat.Wait(watchEvery))
 	defer tick.Stop()
 	for {
 		select {
@@ -27,6 +28,7 @@ func (s *server) reload(ctx context.Context) error {
 		case <-s.hup:
 			watch.taken()
 		case <-tick.C:
+			tick.Reset(beat.Wait(watchEvery))
 			if !watch.changed() {
 				continue
 			}

@@ -25,6 +25,7 @@ import (
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/fleet/pods"
+	"github.com/kvroute/kvroute/internal/beat"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/meter"
 	"github.com/kvroute/kvroute/internal/reach"
@@ -114,15 +115,16 @@ func newCounters(from metric.Meter) (counters, error) {
 	}, m.Err()
 }
 
-// every calls do at each tick until ctx ends.
+// every calls do once a period, at the moments of package beat, until ctx ends.
 func every(ctx context.Context, period time.Duration, do func()) error {
-	tick := time.NewTicker(period)
+	tick := time.NewTimer(beat.Wait(period))
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case <-tick.C:
 			do()
+			tick.Reset(beat.Wait(period))
 		}
 	}
 	return nil

@@ -68,14 +68,14 @@ var layers = []layer{
 		{"envoy", "internal/meter internal/openai internal/reach internal/settings"},
 	}},
 	{"workers and other routers", []row{
-		{"replicas", "events fleet indexer router internal/meter internal/msgpack internal/wire"},
+		{"replicas", "events fleet indexer router internal/beat internal/meter internal/msgpack internal/wire"},
 		{"fleet/pods", "fleet router internal/kube internal/meter internal/wire"},
-		{"fleet", "engines engines/dynamo events indexer router internal/engine internal/bus internal/kube internal/meter internal/reach internal/wire internal/zmtp"},
+		{"fleet", "engines engines/dynamo events indexer router internal/beat internal/engine internal/bus internal/kube internal/meter internal/reach internal/wire internal/zmtp"},
 		{"internal/replica", "events router"},
 		{"internal/openai", "router tokenizer tokenizer/chat internal/jsonscan"},
 	}},
 	{"decisions", []row{
-		{"router", "confirm tokenizer tokenizer/chat scorer slots indexer internal/engine internal/meter"},
+		{"router", "confirm tokenizer tokenizer/chat scorer slots indexer internal/beat internal/engine internal/meter"},
 	}},
 	{"events of caches", []row{
 		{"engines", "engines/dynamo events events/saved indexer internal/engine internal/bus internal/meter internal/msgpack internal/reach internal/records internal/wire internal/zmtp"},
@@ -84,7 +84,7 @@ var layers = []layer{
 		{"engines/localindex", "events indexer"},
 		{"events/durable", "events events/saved internal/bus internal/meter internal/wire"},
 		{"events/saved", "events indexer internal/records internal/wire"},
-		{"events", "indexer internal/bus internal/meter internal/msgpack internal/records internal/wire"},
+		{"events", "indexer internal/beat internal/bus internal/meter internal/msgpack internal/records internal/wire"},
 	}},
 	{"parts of a decision", []row{
 		{"confirm", "indexer tokenizer/chat"},
@@ -106,6 +106,7 @@ var layers = []layer{
 		{"internal/zmtp", "internal/silence"},
 		{"internal/msgpack", ""},
 		{"internal/jsonscan", ""},
+		{"internal/beat", ""},
 		{"internal/meter", ""},
 		{"internal/engine", ""},
 		{"internal/silence", ""},

@@ -50,6 +50,7 @@ var tokenLimits = map[string]int{
 	"fleet":              28355,
 	"fleet/pods":         7513,
 	"indexer":            30525,
+	"internal/beat":      260,
 	"internal/bus":       2234,
 	"internal/engine":    1109,
 	"internal/jsonscan":  2399,
