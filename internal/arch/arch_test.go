@@ -383,7 +383,7 @@ func TestPackageTableCanFail(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	got := packageTable([]pkg{{ImportPath: module + "/router", Doc: "Package router decides with a|b and [Name]."}})
-	want := "| decisions | `router/` | decides with a\\|b and Name | confirm, tokenizer, tokenizer/chat, scorer, slots, indexer, internal/engine, internal/meter |\n"
+	want := "| decisions | `router/` | decides with a\\|b and Name | confirm, tokenizer, tokenizer/chat, scorer, slots, indexer, internal/beat, internal/engine, internal/meter |\n"
 	if !strings.Contains(got, want) {
 		t.Errorf("got %s, want %s", got, want)
 	}
