@@ -22,14 +22,10 @@ const (
 // out: after a restart its prompts count as unknown.
 const blocksSize = records.Max / 2
 
-// maxSides limits the events with blocks of side groups that an owner has in a file. Further blocks are left out, so
-// that prompts need them again after a restart. Each event makes at most two records.
-const maxSides = maxEvents / 2
-
 // owner writes the records of an owner.
 func (o *writer) owner(r *events.Owner) {
 	o.record(recordOwner, func(b []byte) []byte { return append(b, r.Info...) })
-	o.events(recordSides, r.Events[:min(len(r.Events), maxSides)])
+	o.events(recordSides, r.Events)
 	var at events.Place
 	var blocks []byte
 	flush := func() {

@@ -315,32 +315,6 @@ func TestLargeBlocks(t *testing.T) {
 	}
 }
 
-// More events with blocks of side groups than a reader takes are left out, so that no reader refuses the file.
-func TestManySides(t *testing.T) {
-	one := events.RouterEvent{Event: indexer.Event{Kind: indexer.SideStored, Externals: []uint64{1}}}
-	for n, want := range map[int]int{1<<19 - 1: 1<<19 - 1, 1<<20 + 1: 1 << 19} {
-		s := goldenContent()
-		s.Owners = slices.Values([]*events.Owner{{
-			Info: json.RawMessage("{}"), Events: slices.Repeat([]events.RouterEvent{one}, n),
-			Blocks: func(func(events.Place, *events.OwnedBlock) bool) {},
-		}})
-		var file bytes.Buffer
-		if _, err := saved.Write(&file, wire.Scope{}, s); err != nil {
-			t.Fatal(err)
-		}
-		back, whole, err := saved.Read(&file, wire.Scope{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range back.Runs {
-		}
-		owners, err := ownersOf(back, whole)
-		if err != nil || len(owners) != 1 || owners[0][0].Block.ID != uint64(want) {
-			t.Errorf("%d events: %d owners, %v, want 1 with %d events", n, len(owners), err, want)
-		}
-	}
-}
-
 // Any snapshot is restored unchanged: an index with holes and several pools, cursors, waiting
 // events.
 func TestSnapshotsComeBack(t *testing.T) {

@@ -130,13 +130,22 @@ func (o *writer) record(kind byte, payload func([]byte) []byte) {
 	}
 }
 
-// events writes events, in parts because a record has a maximum size.
+// events writes events, in parts because a record has a maximum size. Blocks of side groups come last: of them, the
+// records that no reader takes are left out, so that prompts need these blocks again after a restart.
 func (o *writer) events(kind byte, all []events.RouterEvent) {
-	for _, r := range all {
-		events.Parts(r.Event, func(ev indexer.Event) {
-			r.Event = ev
-			o.record(kind, func(b []byte) []byte { return events.AppendEvent(b, &r) })
-		})
+	n := 0
+	for _, side := range [...]bool{false, true} {
+		for _, r := range all {
+			if side != (r.Event.Kind == indexer.SideStored) {
+				continue
+			}
+			events.Parts(r.Event, func(ev indexer.Event) {
+				if n++; n <= maxEvents {
+					r.Event = ev
+					o.record(kind, func(b []byte) []byte { return events.AppendEvent(b, &r) })
+				}
+			})
+		}
 	}
 }
 
