@@ -24,11 +24,16 @@ type Contents struct {
 	// number of its pool; see [indexer.Run]. They can be read once. The slices of
 	// a run are valid until the next one.
 	Runs iter.Seq2[int, indexer.Run]
+	// Parked are the events that the runs do not contain, of each worker in the order in which they are to be applied:
+	// the shape and blocks of side groups, and events that wait for a parent block. Events of workers that are not in
+	// Holders are ignored.
+	Parked []ParkedEvent
 	// Keep selects workers that a restore leaves as they are, even if they are in the
 	// contents. Nil selects none.
 	Keep func(id uint64) bool
 
-	kept map[uint64]bool // ids that Keep selects
+	kept  map[uint64]bool // ids that Keep selects
+	heard map[Worker]bool // ranks with events in Parked
 }
 
 // PoolContents names a pool and the size of its blocks in tokens.
@@ -43,9 +48,6 @@ type Dump struct {
 	// Blocks is the number of (block, owner) pairs; an owner is one tier of a rank's
 	// cache.
 	Blocks int
-	// Parked are the events that wait for a parent block, of each worker in the order in which
-	// they are to be applied. The runs do not contain them.
-	Parked []ParkedEvent
 
 	router *Router
 	pools  []poolDump
@@ -53,7 +55,7 @@ type Dump struct {
 	err    error
 }
 
-// ParkedEvent is an event that waits for an event that stores the parent of its blocks.
+// ParkedEvent is an event that no run contains.
 type ParkedEvent struct {
 	Worker Worker
 	Event  indexer.Event

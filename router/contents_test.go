@@ -293,6 +293,44 @@ func TestKeptWorkers(t *testing.T) {
 	same(t, "one of three kept", want, lines(t, b))
 }
 
+// A hybrid worker never counts for more than its side groups allow: its shape comes into use with its blocks, whether
+// they are restored or kept. The same is true of events that wait for a parent.
+func TestRestoredHybridWorkers(t *testing.T) {
+	w, shape := router.Worker{ID: 1}, &indexer.Shape{Block: 8, Full: 8, Sides: []indexer.SideGroup{{Group: 1, Needs: indexer.NeedsState, Block: 8}}}
+	local := indexer.AppendLocalHashes(nil, prompt("abcdefghi"), 8, indexer.Seed("", ""))
+	ids := indexer.AppendSequenceHashes(nil, local)
+	hybrid := func() *router.Router {
+		r := newRouter(t, router.Config{}, 1)
+		store(r, w, "abcdefg")
+		r.ApplyEvent(w, indexer.Event{Kind: indexer.SideStored, Group: 1, Shape: shape, Externals: []uint64{ids[3] + 1, ids[8] + 1}})
+		r.ApplyEvent(w, indexer.Event{Kind: indexer.Stored, HasParent: true, Parent: ids[7] + 1, Blocks: []indexer.Block{{External: ids[8] + 1, Local: local[8]}}})
+		return r
+	}
+	for _, keep := range []bool{false, true} {
+		r, from := newRouter(t, router.Config{}, 1), hybrid()
+		if keep {
+			r, from = from, r
+		}
+		d, ok := from.Dump(nil)
+		if !ok {
+			t.Fatal("a dump is under way")
+		}
+		d.Keep = func(uint64) bool { return keep }
+		_, err := r.Restore(d.Contents, nil)
+		d.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, n := decide(t, r, "abcdefghij"); n != 4 {
+			t.Errorf("kept %v: %d blocks, want the 4 before the state", keep, n)
+		}
+		r.ApplyEvent(w, indexer.Event{Kind: indexer.Stored, HasParent: true, Parent: ids[6] + 1, Blocks: []indexer.Block{{External: ids[7] + 1, Local: local[7]}}})
+		if _, n := decide(t, r, "abcdefghij"); n != 9 {
+			t.Errorf("kept %v: %d blocks when the parent came, want 9", keep, n)
+		}
+	}
+}
+
 // The memory of a dump does not grow with the index in any form.
 func TestADumpTakesNoMoreForALargeIndex(t *testing.T) {
 	fill := func(sequences int) *router.Router {

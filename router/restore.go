@@ -8,6 +8,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/kvroute/kvroute/indexer"
 )
@@ -66,6 +67,7 @@ func (r *Router) Restore(c Contents, whole func() error) (out Restored, err erro
 		err = cmp.Or(whole(), err)
 	}
 	if err == nil {
+		r.park(&c, seats, indexes)
 		r.install(&c, seats, indexes, &out)
 		return out, nil
 	}
@@ -123,8 +125,8 @@ func (r *Router) reserve(c *Contents, out *Restored) []seat {
 }
 
 // build makes an index of each pool's runs. The runs of a pool follow each other.
-func (r *Router) build(c *Contents, seats []seat, out *Restored) (map[poolKey]*indexer.Index, error) {
-	indexes := make(map[poolKey]*indexer.Index)
+func (r *Router) build(c *Contents, seats []seat, out *Restored) (map[poolKey]*eventIndex, error) {
+	indexes := make(map[poolKey]*eventIndex)
 	if c.Runs == nil {
 		return indexes, nil
 	}
@@ -166,13 +168,36 @@ func (r *Router) build(c *Contents, seats []seat, out *Restored) (map[poolKey]*i
 			return nil, err
 		}
 		out.Skipped += outcome.Refused + outcome.Conflict
-		indexes[key] = x
+		indexes[key] = newEventIndex(x)
 	}
 	return indexes, nil
 }
 
+// park applies the events that are in no run, before decisions use the indexes: without the shape of a hybrid worker
+// all its blocks would count.
+func (r *Router) park(c *Contents, seats []seat, indexes map[poolKey]*eventIndex) {
+	c.heard = make(map[Worker]bool)
+	of := make(map[Worker]seat, len(seats))
+	for i, s := range seats {
+		of[c.Holders[i]] = s
+	}
+	for i := range c.Parked {
+		s := of[c.Parked[i].Worker]
+		if s.pool == nil || s.pool.blockSize == 0 || r.conf.NoEvents { // as for an event that comes now
+			continue
+		}
+		c.heard[c.Parked[i].Worker] = true
+		x := indexes[s.pool.poolKey]
+		if x == nil {
+			x = newEventIndex(indexer.New(indexer.Config{MaxBlocks: r.conf.MaxBlocks}))
+			indexes[s.pool.poolKey] = x
+		}
+		r.metrics.applied(x.parked.Apply(r.conf.Now(), s.ord, c.Parked[i].Event))
+	}
+}
+
 // install replaces the indexes.
-func (r *Router) install(c *Contents, seats []seat, indexes map[poolKey]*indexer.Index, out *Restored) {
+func (r *Router) install(c *Contents, seats []seat, indexes map[poolKey]*eventIndex, out *Restored) {
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
 	r.confirms.InterruptAll()
@@ -181,27 +206,27 @@ func (r *Router) install(c *Contents, seats []seat, indexes map[poolKey]*indexer
 			continue
 		}
 		if x := indexes[s.pool.poolKey]; x != nil { // the worker left or restarted meanwhile
-			x.RemoveWorker(s.ord)
+			x.parked.RemoveWorker(s.ord)
 		}
 	}
 	for key, p := range r.pools {
 		x := indexes[key]
 		if x == nil {
-			x = indexer.New(indexer.Config{MaxBlocks: r.conf.MaxBlocks})
+			x = newEventIndex(indexer.New(indexer.Config{MaxBlocks: r.conf.MaxBlocks}))
 		}
-		p.carry(c.kept, x)
+		p.carry(c.kept, r.conf.Now(), x)
 		p.each(func(ord int, e *entry) {
-			p.known.shrunk.Add(int64(x.SetLimit(ord, e.info.TotalKVBlocks)))
-			e.hasEvents = e.hasEvents || x.WorkerBlocks(ord) > 0
+			p.known.shrunk.Add(int64(x.index.SetLimit(ord, e.info.TotalKVBlocks)))
+			e.hasEvents = e.hasEvents || x.index.WorkerBlocks(ord) > 0 || c.heard[e.worker]
 		})
-		p.known.events.Store(newEventIndex(x))
-		out.Blocks += x.Blocks()
+		p.known.events.Store(x)
+		out.Blocks += x.index.Blocks()
 	}
 }
 
 // carry copies the blocks of kept workers to another index, except those behind a block that
-// the worker does not hold.
-func (p *pool) carry(kept map[uint64]bool, to *indexer.Index) {
+// the worker does not hold, and their side groups and waiting events.
+func (p *pool) carry(kept map[uint64]bool, now time.Time, to *eventIndex) {
 	ordinals := make(map[int]bool)
 	p.each(func(ord int, e *entry) {
 		if kept[e.worker.ID] {
@@ -223,7 +248,14 @@ func (p *pool) carry(kept map[uint64]bool, to *indexer.Index) {
 		}
 	}) {
 		if c.Start == 0 || c.Event.HasParent {
-			to.Apply(c.Worker, c.Event)
+			to.index.Apply(c.Worker, c.Event)
+		}
+	}
+	for ord, evs := range p.known.events.Load().parked.Events() {
+		for i := range evs {
+			if ordinals[ord] {
+				to.parked.Apply(now, ord, evs[i])
+			}
 		}
 	}
 }

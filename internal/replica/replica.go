@@ -74,6 +74,10 @@ func (c *Config) restore(s *events.Snapshot, mine func(uint64) bool, whole func(
 		}
 		contents.Workers = append(contents.Workers, info)
 	}
+	for _, ev := range s.Parked {
+		at := router.Worker{ID: ev.WorkerID, DPRank: ev.DPRank}
+		contents.Parked = append(contents.Parked, router.ParkedEvent{Worker: at, Event: ev.Event})
+	}
 	out, err := c.Router.Restore(contents, whole)
 	if err != nil && !errors.Is(err, router.ErrDumping) {
 		err = fmt.Errorf("%w: %w", events.ErrSnapshot, err)
@@ -83,12 +87,6 @@ func (c *Config) restore(s *events.Snapshot, mine func(uint64) bool, whole func(
 	}
 	if err != nil {
 		return err
-	}
-	for _, ev := range s.Parked {
-		if !contents.Keep(ev.WorkerID) {
-			// The router ignores events of workers that it does not know.
-			c.Router.ApplyEvent(router.Worker{ID: ev.WorkerID, DPRank: ev.DPRank}, ev.Event)
-		}
 	}
 	c.Expect(out.Expected)
 	if s.Runs != nil {

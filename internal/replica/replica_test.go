@@ -142,3 +142,55 @@ func TestARouterComesBackFromAFile(t *testing.T) {
 		t.Errorf("%v; forgetting everything leaves %v", err, lines(t, b))
 	}
 }
+
+// A hybrid worker has the same hits after a snapshot file is restored.
+func TestHybridWorkersComeBackFromAFile(t *testing.T) {
+	tokens := make([]uint32, 16*6)
+	local := indexer.AppendLocalHashes(nil, tokens, 16, indexer.Seed("", ""))
+	stored := indexer.Event{Kind: indexer.Stored}
+	for i, l := range local[:5] {
+		stored.Blocks = append(stored.Blocks, indexer.Block{External: uint64(i + 1), Local: l})
+	}
+	shape := &indexer.Shape{Block: 16, Full: 16, Sides: []indexer.SideGroup{{Group: 1, Needs: indexer.NeedsState, Block: 16}}}
+	side := indexer.Event{Kind: indexer.SideStored, Group: 1, Shape: shape, Externals: []uint64{3}}
+	cached := func(r *router.Router) int {
+		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: tokens})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.CachedTokens
+	}
+	var file bytes.Buffer
+	var routers [2]*router.Router
+	for i := range routers {
+		r, err := router.New(router.Config{PredictTTL: -1})
+		if err == nil {
+			err = r.SetWorker(info(1, "m", 16))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		routers[i] = r
+	}
+	for _, ev := range []indexer.Event{stored, side} {
+		routers[0].ApplyEvent(router.Worker{ID: 1}, ev)
+	}
+	var snap events.Snapshot
+	snap.Created = time.UnixMilli(1755000000500)
+	done, ok := state(routers[0], nil).Dump(&snap, always)
+	if !ok {
+		t.Fatal("no dump")
+	}
+	_, err := saved.Write(&file, wire.Scope{}, &snap)
+	done()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, whole, err := saved.Read(&file, wire.Scope{})
+	if err == nil {
+		err = state(routers[1], func([]uint64) {}).Restore(s, always, whole)
+	}
+	if before, after := cached(routers[0]), cached(routers[1]); err != nil || before != 48 || after != 48 {
+		t.Errorf("%v: %d tokens hit before and %d after, want 48", err, before, after)
+	}
+}
