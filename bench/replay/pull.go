@@ -123,6 +123,8 @@ func (c *Scenario) pullCost() scorer.Rule {
 // checkPull returns an error for settings that cannot be combined with pulls.
 func (c *Scenario) checkPull() error {
 	switch {
+	case c.Pull && c.Hybrid != "":
+		return errors.New("pull cannot be combined with hybrid: copies have no blocks of side groups")
 	case c.Pull && (c.PrefillWorkers > 0 || c.Groups > 1 || c.Rule.Oracle || c.Approximate):
 		return errors.New("pull cannot be combined with prefill-workers, groups, no-kv-events and the rule oracle: leave out one of them")
 	case c.PullCost && (!c.Pull || c.Rule.Choose != nil):

@@ -77,6 +77,7 @@ func TestCostOfAPull(t *testing.T) {
 		"pull-cost needs":      {Pull: true, PullCost: true, Rule: rule(t, "random")},
 		"pull cannot be":       {Pull: true, Workers: 2, PrefillWorkers: 1},
 		"leave out one":        {Pull: true, Approximate: true},
+		"with hybrid":          {Pull: true, Hybrid: "window=64"},
 	} {
 		if s.Trace = lines(t, requests...); s.Rule.Name == "" {
 			s.Rule = rule(t, Default)
