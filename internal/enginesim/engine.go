@@ -127,10 +127,10 @@ func (c Config) withDefaults() (_ Config, err error) {
 		return c, fmt.Errorf("enginesim: Engine is %q, want vllm, sglang or trtllm", c.Engine)
 	}
 	if c.hybrid != nil && (c.Engine != VLLM || c.Sockets != nil && c.Sockets.conf.Format != VLLM) {
-		return c, errors.New("enginesim: Hybrid needs the engine and the format of events of vllm: others do not report groups")
+		return c, errors.New("--hybrid needs the engine vllm and its format of events: others do not report groups")
 	}
 	if c.hybrid != nil && c.Pulls {
-		return c, errors.New("enginesim: Pulls goes with no Hybrid: copies have no blocks of side groups")
+		return c, errors.New("--kv-pulls cannot be combined with --hybrid: copies have no blocks of side groups")
 	}
 	switch c.Role {
 	case "", rolePrefill, roleDecode:

@@ -286,10 +286,11 @@ func TestBadSettings(t *testing.T) {
 		"Bandwidth": {Bandwidth: -1},
 		"HoldTime":  {HoldTime: -1},
 
-		`Hybrid is "window"`:      {Hybrid: "window"},
-		`Hybrid is "chunk=64"`:    {Hybrid: "chunk=64"},
-		`Hybrid is "window=1"`:    {Hybrid: "window=1"},
-		"Hybrid needs the engine": {Hybrid: "window=64", Engine: enginesim.SGLang},
+		`--hybrid is "window"`:      {Hybrid: "window"},
+		`--hybrid is "chunk=64"`:    {Hybrid: "chunk=64"},
+		`--hybrid is "window=1"`:    {Hybrid: "window=1"},
+		"--kv-pulls cannot be":      {Hybrid: "window=64", Pulls: true},
+		"--hybrid needs the engine": {Hybrid: "window=64", Engine: enginesim.SGLang},
 
 		`Role is "both"`: {Role: "both", Engine: enginesim.SGLang},
 		`Role is "gpu"`:  {Role: "gpu"},

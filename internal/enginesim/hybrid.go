@@ -37,7 +37,7 @@ func parseHybrid(text string, block int) (*hybrid, int, error) {
 	kind, number, _ := strings.Cut(text, "=")
 	tokens, err := strconv.Atoi(number)
 	if err != nil || tokens < 2 || tokens > 1<<20 || kind != "window" && kind != "state" {
-		return nil, 0, fmt.Errorf("enginesim: Hybrid is %q, want window=<tokens> or state=<tokens>, from 2 to %d", text, 1<<20)
+		return nil, 0, fmt.Errorf("--hybrid is %q, want window=<tokens> or state=<tokens>, from 2 to %d", text, 1<<20)
 	}
 	h, groups := &hybrid{run: 1}, stateGroups
 	side := indexer.SideGroup{Needs: indexer.NeedsState}
