@@ -87,7 +87,7 @@ func (e *Engine) Clear(rank uint32) events.RouterEvent {
 // come after a new event for the shape. A reader that misses that event has then missed no later one.
 func (e *Engine) clear(rank uint32) events.RouterEvent {
 	if r := e.ranks[rank]; r != nil {
-		r.Layers.shape, r.Layers.told = nil, false
+		r.Layers.shape, r.Layers.shapeSent = nil, false
 		e.forget(r)
 	}
 	return events.RouterEvent{DPRank: rank, Event: indexer.Event{Kind: indexer.Cleared}}
@@ -207,7 +207,7 @@ func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 			e.remember(r, at, h)
 		}
 	}()
-	r.tell(e.opt.BlockSize, out)
+	r.sendShape(e.opt.BlockSize, out)
 	seed, reason := r.seed(ev, at)
 	size, own := ev.BlockSize, len(ev.Tokens)
 	switch {

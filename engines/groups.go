@@ -22,8 +22,8 @@ type layers struct {
 	Full  int // tokens in a block of full attention; 0 = unknown
 	Sides []indexer.SideGroup
 
-	told  bool // the index knows the shape
-	shape *indexer.Shape
+	shapeSent bool // the index knows the shape
+	shape     *indexer.Shape
 }
 
 // takeFull notes the size of the blocks of a stored event of full attention. It returns false for a block that is
@@ -31,7 +31,7 @@ type layers struct {
 func (r *engineRank) takeFull(size, index int) bool {
 	l := &r.Layers
 	if size > l.Full && (size <= index || size%index == 0) { // other sizes are not indexed
-		l.Full, l.told = size, false
+		l.Full, l.shapeSent = size, false
 	}
 	return size == l.Full || len(l.Sides) == 0
 }
@@ -51,7 +51,7 @@ func (r *engineRank) takeSide(ev *EngineEvent) bool {
 	default:
 		l.Sides[i] = g
 	}
-	l.told = false
+	l.shapeSent = false
 	return true
 }
 
@@ -60,17 +60,17 @@ func (r *engineRank) forgetSide(group int) {
 	l := &r.Layers
 	if n := len(l.Sides); n > 0 {
 		l.Sides = slices.DeleteFunc(l.Sides, func(g indexer.SideGroup) bool { return g.Group == group })
-		l.told = l.told && n == len(l.Sides)
+		l.shapeSent = l.shapeSent && n == len(l.Sides)
 	}
 }
 
-// tell tells the index the shape of a rank, if it differs from what the index knows.
-func (r *engineRank) tell(blockSize int, out *output) {
+// sendShape adds an event with the shape of a rank, if it differs from what the index knows.
+func (r *engineRank) sendShape(blockSize int, out *output) {
 	l := &r.Layers
-	if l.told || l.shape == nil && l.Full <= blockSize && len(l.Sides) == 0 {
+	if l.shapeSent || l.shape == nil && l.Full <= blockSize && len(l.Sides) == 0 {
 		return
 	}
-	l.told = true
+	l.shapeSent = true
 	full := max(l.Full, blockSize)
 	if l.shape != nil && l.shape.Full == full && slices.Equal(l.shape.Sides, l.Sides) {
 		return
@@ -86,7 +86,7 @@ func (r *engineRank) storeSide(blockSize int, ev *EngineEvent, out *output) {
 		out.drop(DropGroup, max(1, len(ev.Hashes)))
 		return
 	}
-	r.tell(blockSize, out)
+	r.sendShape(blockSize, out)
 	if needs[ev.Spec] == indexer.NeedsUnknown {
 		out.drop(DropGroupKind, max(1, len(ev.Hashes)))
 		out.unknownKind = ev.Spec

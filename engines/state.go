@@ -328,7 +328,7 @@ func (e *Engine) restore(from map[uint32]*engineRank) (evs []events.RouterEvent,
 			}
 		}
 		shape := output{rank: rank}
-		r.tell(e.opt.BlockSize, &shape)
+		r.sendShape(e.opt.BlockSize, &shape)
 		evs = append(evs, shape.events...)
 		stored, n := e.storedEvents(rank)
 		evs, orphans = append(evs, stored...), orphans+n
