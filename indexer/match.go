@@ -32,8 +32,8 @@ func (x *Index) Match(dst []int32, local []uint64) {
 	x.FindMatches(&Matches{Device: dst}, local)
 }
 
-// FindMatches fills m for the prompt with the given local hashes. It does not
-// allocate for up to 4,096 workers.
+// FindMatches fills m for the prompt with the given local hashes. For up to 4,096 workers
+// it does not allocate, except once if a hybrid worker is counted and the prompt's path has more than 64 nodes.
 func (x *Index) FindMatches(m *Matches, local []uint64) {
 	clear(m.Device)
 	clear(m.Held)
