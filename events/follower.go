@@ -50,6 +50,8 @@ type Follower struct {
 	floor  uint64 // the newest id that arrived on it, or the last one when it began: a process sends only larger ones
 	closed bool   // the port was closed before it, and no answer came since
 
+	replaced int // answers over it that were another process's than expected
+
 	// The request to the engine, while the rank has a repair.
 	requests int    // so far
 	from     uint64 // the last known id when it was sent, from which on it requests batches; 0 for all
@@ -128,7 +130,7 @@ func (f *Follower) Miss(now time.Time, s indexer.State) { f.t.miss(now, f.r, s) 
 // Connected starts a new connection. closed means that the engine's port was closed since the previous
 // connection.
 func (f *Follower) Connected(now time.Time, closed bool) {
-	f.fresh, f.floor = true, f.last()
+	f.fresh, f.floor, f.replaced = true, f.last(), 0
 	f.closed = f.floor > 0 && (closed || f.closed && f.conf.Replays)
 	if rp := f.r.repair; rp != nil {
 		f.t.release(rp) // the answer must contain these batches again; otherwise they are missing
@@ -224,6 +226,17 @@ func (f *Follower) Restart() {
 	f.conf.Clear()
 }
 
+// replace is Restart after an answer, and requests the batches of the new process. Only an engine whose answers
+// contradict each other is replaced several times over one connection: then the request waits.
+func (f *Follower) replace(now time.Time) {
+	f.Restart()
+	f.request(now)
+	if f.replaced > 0 {
+		f.t.repairs.timers[f.r] = now.Add(min(firstBackoff<<min(f.replaced-1, 8), lastBackoff))
+	}
+	f.replaced++
+}
+
 func (f *Follower) forget() {
 	clear(f.r.cursors)
 	f.closed, f.rebuild, f.holes, f.hole = false, false, 0, false
@@ -298,18 +311,16 @@ func (f *Follower) Part(now time.Time, id, sequence uint64, body []byte) (more b
 func (f *Follower) part(now time.Time, sequence uint64, body []byte) {
 	ev, first := RouterEvent{EventID: sequence + 1, Body: body}, !f.answered
 	switch {
-	case first && ev.EventID == f.from:
+	case first && f.from > 0 && ev.EventID == f.from: // the id of number 2^64-1 is 0, which is no batch's
 		f.answered, f.closed = true, false
 		if xxh3.Hash(body) != f.digest {
-			f.Restart()
-			f.request(now)
+			f.replace(now)
 		}
 		return
 	case first && ev.EventID > f.from && f.closed:
 		// The last known batch is missing from the answer and the port was closed: this is another
 		// process.
-		f.Restart()
-		f.request(now)
+		f.replace(now)
 		return
 	case first && f.rebuild && sequence > 0:
 		// The engine no longer has the first missing batches; keep the known blocks.
@@ -345,8 +356,7 @@ func (f *Follower) End(now time.Time, id uint64) {
 	switch {
 	case f.from > 0 && !f.answered:
 		// The engine does not have the last known batch: this is another process.
-		f.Restart()
-		f.request(now)
+		f.replace(now)
 		return
 	case f.rebuild && !f.answered:
 		f.Restart() // the engine has no batches, so the known ones belong to another process
