@@ -51,12 +51,12 @@ func (r *rankSource) poll(ctx context.Context) {
 			r.unavailable(&r.noEvents, nil)
 			r.log.Info("an engine returns events", "endpoint", r.at.url)
 		}
+		r.tick()
 		if len(b.Events) > 0 || b.Drops != (Drops{}) {
 			r.count(sourceLive, 1)
 			r.do(func() { r.applyPolled(&b) })
 			continue
 		}
-		r.tick()
 		bus.Wait(ctx, pollEvery)
 	}
 }
