@@ -28,11 +28,12 @@ func healthy(id uint64) attention.Worker {
 // what returns the items in short.
 func what(items []attention.Item) (all []string) {
 	for i := range items {
-		text := string(items[i].Level) + " " + items[i].What
+		var text strings.Builder
+		text.WriteString(string(items[i].Level) + " " + items[i].What)
 		for _, also := range items[i].Also {
-			text += ", also " + also.What
+			text.WriteString(", also " + also.What)
 		}
-		all = append(all, text)
+		all = append(all, text.String())
 	}
 	return all
 }

@@ -34,11 +34,12 @@ func needs(t *testing.T, of *demo.Child) []attention.Item {
 func TestAKilledWorkerHasOneItem(t *testing.T) {
 	t.Parallel() // mostly waits
 	a, b, c := bareEngine(t, "a"), bareEngine(t, "b", "--kv-events", "none"), bareEngine(t, "c", "--kv-events", "none")
-	text := "version: 1\nworkers:\n"
+	var text strings.Builder
+	text.WriteString("version: 1\nworkers:\n")
 	for _, e := range []*demo.Child{a, b, c} {
-		text += fmt.Sprintf("- {name: %s, address: %q, models: [sim], block_size: 16, events: {transport: %s}}\n", e.Name, e.At.HTTP, map[bool]string{true: "zmq", false: "none"}[e == a])
+		text.WriteString(fmt.Sprintf("- {name: %s, address: %q, models: [sim], block_size: 16, events: {transport: %s}}\n", e.Name, e.At.HTTP, map[bool]string{true: "zmq", false: "none"}[e == a]))
 	}
-	k := serveFile(t, writeFile(t, text))
+	k := serveFile(t, writeFile(t, text.String()))
 	d := &demonstration{demo.Stack{Router: k}}
 	eventually(t, "the workers are not healthy with events", func() bool {
 		notYet := func(w router.WorkerState) bool { return w.Health != "healthy" || w.Name == "a" && w.KVEvents != "ok" }
@@ -61,11 +62,12 @@ func TestAKilledWorkerHasOneItem(t *testing.T) {
 				t.Fatalf("worker %s has several items: %+v", i.Name, all)
 			}
 			items[i.Name] = i
-			text := i.Name + ": " + i.What
+			var text strings.Builder
+			text.WriteString(i.Name + ": " + i.What)
 			for _, also := range i.Also {
-				text += ", " + also.What
+				text.WriteString(", " + also.What)
 			}
-			if seen[text] = true; text == "b: probes" || text == "b: health" || text == "b: silent" {
+			if seen[text.String()] = true; text.String() == "b: probes" || text.String() == "b: health" || text.String() == "b: silent" {
 				whole(t, http.MethodPost, "http://"+k.At.HTTP+"/v1/generate", fmt.Sprintf(request, i.ID), nil) // it fails
 			}
 		}

@@ -38,7 +38,7 @@ var tokenLimits = map[string]int{
 	"dashboard":          317,
 	"docs":               110,
 	"doctor":             4110,
-	"engines":            25205,
+	"engines":            25407,
 	"engines/dynamo":     3159,
 	"engines/localindex": 971,
 	"engines/publish":    2560,
@@ -82,7 +82,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 523999
+	productLimit = 524614
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 148_800
 	// longLine is the number of characters above which a line is long; a tab counts as one.
