@@ -226,41 +226,8 @@ func splitID(hash uint64, j int) uint64 {
 		indexer.Seed("", ""))[0]
 }
 
-// appendIDs appends the index's ids of a published block.
-func appendIDs(ids []uint64, hash uint64, k *cachedBlock) []uint64 {
-	if k.Resized == nil {
-		return append(ids, hash)
-	}
-	for _, b := range appendBlocks(nil, hash, k) {
-		ids = append(ids, b.External)
-	}
-	return ids
-}
-
-// unpublish notes that the index loses a block of the other groups of a place's tier. It appends the index's ids of
-// the block to gone, unless they are there.
-func (e *Engine) unpublish(gone []uint64, r *engineRank, at place, hash uint64, there bool) []uint64 {
-	for _, p := range r.Places {
-		if p.At.Tier != at.Tier || p.At.Group == at.Group {
-			continue
-		}
-		k, _ := p.Blocks.get(hash)
-		if !k.Published {
-			continue
-		}
-		if !there {
-			gone, there = appendIDs(gone, hash, &k), true
-		}
-		e.blocks += 1 - k.weight()
-		r.register(p.At, hash, &k, false)
-		p.Blocks.set(hash, &cachedBlock{blockState: blockState{Count: k.Count}})
-	}
-	return gone
-}
-
 // take removes one copy of the block in a slot, or all copies, and appends the index's ids of the
-// blocks that are gone to gone. A prefix needs the block in all groups of full attention, so the last copy
-// in one group also unpublishes the block in the others.
+// blocks that are gone to gone.
 func (e *Engine) take(gone []uint64, r *engineRank, at place, slot int, all bool) []uint64 {
 	blocks := r.blocks(at)
 	if s := &blocks.Slots[slot]; s.Block.Count > 1 && !all {
@@ -268,10 +235,14 @@ func (e *Engine) take(gone []uint64, r *engineRank, at place, slot int, all bool
 		return gone
 	}
 	hash, k := blocks.Slots[slot].ID, blocks.at(slot)
-	if k.Published {
-		gone = appendIDs(gone, hash, &k)
+	switch {
+	case k.Published && k.Resized == nil:
+		gone = append(gone, hash)
+	case k.Published:
+		for _, b := range appendBlocks(nil, hash, &k) {
+			gone = append(gone, b.External)
+		}
 	}
-	gone = e.unpublish(gone, r, at, hash, k.Published)
 	e.blocks -= k.weight()
 	if blocks.delete(slot); blocks.n == 0 {
 		r.Places = slices.DeleteFunc(r.Places, func(p *placeBlocks) bool { return p.At == at })
